@@ -1,0 +1,201 @@
+#include "limit.hpp"
+
+#include <benchmark/benchmark.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "copy.hpp"
+#include "data.hpp"
+#include "team.hpp"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace ssmax_bench {
+namespace {
+
+// Both kernels return a number that depends on all of their work, so that none of it can be left out.
+struct LimitKernel {
+  const char* name;
+  double flops_per_round;
+  float (*fma)(index_t rounds);
+  float (*read)(const float* data, index_t size);  // four streams, each a quarter of the array
+};
+
+// Twelve chains hide the latency of an FMA (4 cycles on two ports need 8) and leave room for the constants in
+// sixteen registers; a vector type and its operations are all that differs between the targets. The chains
+// start apart, or the compiler would merge them, and the multiplier stays below 1, so that they converge.
+#define SSMAX_BENCH_LIMIT_KERNELS(suffix, attribute, Vector, lanes, set1, loadu, add, fmadd)      \
+  attribute float fma_##suffix(index_t rounds) {                                                  \
+    const Vector m = set1(0.999F);                                                                \
+    const Vector a = set1(0.001F);                                                                \
+    Vector c0 = set1(1.0F), c1 = set1(2.0F), c2 = set1(3.0F), c3 = set1(4.0F), c4 = set1(5.0F),   \
+           c5 = set1(6.0F), c6 = set1(7.0F), c7 = set1(8.0F), c8 = set1(9.0F), c9 = set1(10.0F),  \
+           c10 = set1(11.0F), c11 = set1(12.0F);                                                  \
+    for (index_t i = 0; i < rounds; ++i) {                                                        \
+      c0 = fmadd(c0, m, a), c1 = fmadd(c1, m, a), c2 = fmadd(c2, m, a), c3 = fmadd(c3, m, a);     \
+      c4 = fmadd(c4, m, a), c5 = fmadd(c5, m, a), c6 = fmadd(c6, m, a), c7 = fmadd(c7, m, a);     \
+      c8 = fmadd(c8, m, a), c9 = fmadd(c9, m, a), c10 = fmadd(c10, m, a), c11 = fmadd(c11, m, a); \
+    }                                                                                             \
+    c0 = add(add(add(c0, c1), add(c2, c3)), add(add(c4, c5), add(c6, c7)));                       \
+    float out[lanes];                                                                             \
+    const Vector total = add(c0, add(add(c8, c9), add(c10, c11)));                                \
+    __builtin_memcpy(out, &total, sizeof(out));                                                   \
+    float sum = 0.0F;                                                                             \
+    for (float value : out) sum += value;                                                         \
+    return sum;                                                                                   \
+  }                                                                                               \
+  attribute float read_##suffix(const float* data, index_t size) {                                \
+    const index_t quarter = size / 4;                                                             \
+    Vector c0 = set1(0.0F), c1 = c0, c2 = c0, c3 = c0, d0 = c0, d1 = c0, d2 = c0, d3 = c0;        \
+    for (index_t i = 0; i < quarter; i += 2 * lanes) {                                            \
+      const float* p = data + i;                                                                  \
+      c0 = add(c0, loadu(p)), d0 = add(d0, loadu(p + lanes));                                     \
+      c1 = add(c1, loadu(p + quarter)), d1 = add(d1, loadu(p + quarter + lanes));                 \
+      c2 = add(c2, loadu(p + 2 * quarter)), d2 = add(d2, loadu(p + 2 * quarter + lanes));         \
+      c3 = add(c3, loadu(p + 3 * quarter)), d3 = add(d3, loadu(p + 3 * quarter + lanes));         \
+    }                                                                                             \
+    float out[lanes];                                                                             \
+    const Vector total = add(add(add(c0, c1), add(c2, c3)), add(add(d0, d1), add(d2, d3)));       \
+    __builtin_memcpy(out, &total, sizeof(out));                                                   \
+    float sum = 0.0F;                                                                             \
+    for (float value : out) sum += value;                                                         \
+    return sum;                                                                                   \
+  }
+
+#if defined(__x86_64__)
+
+SSMAX_BENCH_LIMIT_KERNELS(avx2, __attribute__((target("avx2,fma"))), __m256, 8, _mm256_set1_ps,
+                          _mm256_loadu_ps, _mm256_add_ps, _mm256_fmadd_ps)
+SSMAX_BENCH_LIMIT_KERNELS(avx512, __attribute__((target("avx512f"))), __m512, 16, _mm512_set1_ps,
+                          _mm512_loadu_ps, _mm512_add_ps, _mm512_fmadd_ps)
+
+#endif
+
+// The vectors of the baseline: SSE2 on x86-64, NEON on AArch64.
+using Baseline = float __attribute__((vector_size(16)));
+Baseline baseline_set1(float value) { return Baseline{value, value, value, value}; }
+Baseline baseline_load(const float* data) {
+  Baseline value;
+  __builtin_memcpy(&value, data, sizeof(value));
+  return value;
+}
+Baseline baseline_add(Baseline a, Baseline b) { return a + b; }
+Baseline baseline_fma(Baseline a, Baseline b, Baseline c) { return a * b + c; }
+SSMAX_BENCH_LIMIT_KERNELS(baseline, , Baseline, 4, baseline_set1, baseline_load, baseline_add, baseline_fma)
+
+#undef SSMAX_BENCH_LIMIT_KERNELS
+
+std::vector<LimitKernel> kernels() {
+  constexpr double chains = 12;
+  std::vector<LimitKernel> all{{"baseline", 2 * 4 * chains, fma_baseline, read_baseline}};
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+    all.push_back({"avx2", 2 * 8 * chains, fma_avx2, read_avx2});
+  }
+  if (__builtin_cpu_supports("avx512f")) {
+    all.push_back({"avx512", 2 * 16 * chains, fma_avx512, read_avx512});
+  }
+#endif
+  return all;
+}
+
+// The fastest kernel for one piece of work: the limit is the machine's, whatever instructions reach it.
+LimitKernel fastest(const std::function<void(const LimitKernel&)>& work,
+                    const std::function<double(const LimitKernel&)>& amount) {
+  using Clock = std::chrono::steady_clock;
+  LimitKernel best{};
+  double best_rate = 0;
+  for (const LimitKernel& kernel : kernels()) {
+    double seconds = std::numeric_limits<double>::infinity();
+    for (int attempt = 0; attempt < 5; ++attempt) {
+      const Clock::time_point start = Clock::now();
+      work(kernel);
+      seconds = std::min(seconds, std::chrono::duration<double>(Clock::now() - start).count());
+    }
+    const double rate = amount(kernel) / seconds;
+    if (rate > best_rate) {
+      best_rate = rate;
+      best = kernel;
+    }
+  }
+  return best;
+}
+
+void fma(benchmark::State& state, int threads) {
+  constexpr index_t rounds = 200'000;
+  const LimitKernel kernel = fastest([](const LimitKernel& k) { benchmark::DoNotOptimize(k.fma(rounds)); },
+                                     [](const LimitKernel& k) { return k.flops_per_round; });
+  Team team(threads, [&kernel](int) { benchmark::DoNotOptimize(kernel.fma(rounds)); });
+  for (auto _ : state) team.run();
+  state.SetLabel(kernel.name);
+  state.counters["GFLOPS"] =
+      benchmark::Counter(kernel.flops_per_round * static_cast<double>(rounds) * threads * 1e-9,
+                         benchmark::Counter::kIsIterationInvariantRate);
+}
+
+// Each thread reads an array of its own, a small one several times over: a round is long next to its start.
+void read(benchmark::State& state, int threads, index_t bytes) {
+  const index_t size = bytes / static_cast<index_t>(sizeof(float)) / threads;
+  std::vector<Buffer> arrays;
+  for (int member = 0; member < threads; ++member) arrays.emplace_back(size, member);
+  const LimitKernel kernel =
+      fastest([&](const LimitKernel& k) { benchmark::DoNotOptimize(k.read(arrays[0].data(), size)); },
+              [](const LimitKernel&) { return 1.0; });
+  const index_t passes = std::max<index_t>(1, (index_t{128} << 20) / bytes);
+  Team team(threads, [&](int member) {
+    for (index_t pass = 0; pass < passes; ++pass) {
+      benchmark::DoNotOptimize(kernel.read(arrays[static_cast<std::size_t>(member)].data(), size));
+    }
+  });
+  for (auto _ : state) team.run();
+  state.SetLabel(kernel.name);
+  state.SetBytesProcessed(state.iterations() * passes * size * static_cast<index_t>(sizeof(float)) * threads);
+}
+
+// Bytes read and bytes written both count.
+void copy_memory(benchmark::State& state, int threads, index_t bytes) {
+  const index_t size = bytes / static_cast<index_t>(sizeof(float)) / threads;
+  std::vector<Buffer> from;
+  std::vector<Buffer> to;
+  for (int member = 0; member < threads; ++member) {
+    from.emplace_back(size, 2 * member);
+    to.emplace_back(size, 2 * member + 1);
+  }
+  Team team(threads, [&](int member) {
+    const auto i = static_cast<std::size_t>(member);
+    streaming_copy(from[i].data(), to[i].data(), size);
+  });
+  for (auto _ : state) {
+    team.run();
+    benchmark::ClobberMemory();
+  }
+  state.SetLabel("streaming stores");
+  state.SetBytesProcessed(2 * state.iterations() * size * static_cast<index_t>(sizeof(float)) * threads);
+}
+
+}  // namespace
+
+void register_limits() {
+  constexpr index_t l3_bytes = index_t{8} << 20;  // several times a core's own L2, well within an L3
+  constexpr index_t memory_bytes = index_t{256}
+                                   << 20;  // several times the largest L3 share of one core complex
+  for (int threads : {1, 2}) {
+    const std::string suffix = "_t" + std::to_string(threads);
+    benchmark::RegisterBenchmark(("limit/fma" + suffix).c_str(), fma, threads)->UseRealTime();
+    benchmark::RegisterBenchmark(("limit/read_l3" + suffix).c_str(), read, threads, l3_bytes)->UseRealTime();
+    benchmark::RegisterBenchmark(("limit/read_mem" + suffix).c_str(), read, threads, memory_bytes)
+        ->UseRealTime();
+    benchmark::RegisterBenchmark(("limit/copy_mem" + suffix).c_str(), copy_memory, threads, memory_bytes)
+        ->UseRealTime();
+  }
+}
+
+}  // namespace ssmax_bench

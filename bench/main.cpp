@@ -1,0 +1,48 @@
+// The benchmarks of ssmax. `ssmax_bench --help` lists the options. For a comparison, run them interleaved:
+//   ssmax_bench --benchmark_enable_random_interleaving=true --benchmark_repetitions=9
+//               --benchmark_report_aggregates_only=false --benchmark_out=run.json
+// and read the medians with table.py run.json.
+#include <benchmark/benchmark.h>
+
+#include <fstream>
+#include <ssmax/target.hpp>
+#include <string>
+
+#include "limit.hpp"
+#include "peers.hpp"
+#include "rope.hpp"
+#include "softmax.hpp"
+
+namespace {
+
+std::string cpu_name() {
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);) {
+    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
+  }
+  return "unknown";
+}
+
+// Context appears above the results and in the JSON.
+void describe_run() {
+  benchmark::AddCustomContext("cpu", cpu_name());
+  benchmark::AddCustomContext("ssmax target", ssmax::target_name(ssmax::active_target()));
+  for (const ssmax_bench::LoadedPeer& peer : ssmax_bench::peers()) {
+    benchmark::AddCustomContext("peer " + peer.name,
+                                peer.peer != nullptr ? peer.peer->version() : "missing: " + peer.missing);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
+  describe_run();
+  ssmax_bench::register_limits();
+  ssmax_bench::register_rows();
+  ssmax_bench::register_rows_backward();
+  ssmax_bench::register_rope();
+  benchmark::RunSpecifiedBenchmarks();
+  benchmark::Shutdown();
+}

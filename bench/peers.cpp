@@ -1,0 +1,58 @@
+#include "peers.hpp"
+
+#include <dlfcn.h>
+
+namespace ssmax_bench {
+namespace {
+
+struct KnownPeer {
+  const char* name;
+  const char* how_to_get;
+};
+
+constexpr KnownPeer known_peers[] = {
+    {"softmax_native", "configure with -DSSMAX_BENCH_PEERS=ON"},
+    {"naive", ""},
+    {"naive_native", "configure with -DSSMAX_BENCH_PEERS=ON"},
+    {"eigen", "apt install libeigen3-dev and configure with -DSSMAX_BENCH_PEERS=ON"},
+    {"eigen_native", "apt install libeigen3-dev and configure with -DSSMAX_BENCH_PEERS=ON"},
+    {"onednn", "apt install libdnnl-dev and configure with -DSSMAX_BENCH_PEERS=ON"},
+    {"torch",
+     "pip install torch==2.13.0 (or apt install libtorch-dev) and configure with -DSSMAX_BENCH_PEERS=ON and "
+     "-DCMAKE_PREFIX_PATH=$(python3 -c 'import torch; print(torch.utils.cmake_prefix_path)')"},
+};
+
+// CMake says which ones it built, as " naive eigen ": what an earlier configuration left is not loaded.
+bool built(const std::string& name) {
+  return std::string(SSMAX_BENCH_PEER_LIST).find(" " + name + " ") != std::string::npos;
+}
+
+LoadedPeer load(const KnownPeer& known) {
+  LoadedPeer loaded{known.name, nullptr, known.how_to_get};
+  if (!built(known.name)) return loaded;
+  // The run path of the benchmarks leads to the folder of the modules.
+  const std::string file = "ssmax_bench_peer_" + loaded.name + ".so";
+  void* module = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (module == nullptr) {
+    loaded.missing = dlerror();
+    return loaded;
+  }
+  using Entry = decltype(&ssmax_bench_peer);
+  loaded.peer = reinterpret_cast<Entry>(dlsym(module, "ssmax_bench_peer"))();
+  return loaded;
+}
+
+}  // namespace
+
+const std::vector<LoadedPeer>& peers() {
+  static const std::vector<LoadedPeer> all = [] {
+    // Peers are compared on one thread; an OpenMP runtime asks how many it may use only once, when loaded.
+    setenv("OMP_NUM_THREADS", "1", 1);
+    std::vector<LoadedPeer> loaded;
+    for (const KnownPeer& known : known_peers) loaded.push_back(load(known));
+    return loaded;
+  }();
+  return all;
+}
+
+}  // namespace ssmax_bench

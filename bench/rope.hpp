@@ -1,0 +1,8 @@
+// Rotary embedding.
+#pragma once
+
+namespace ssmax_bench {
+
+void register_rope();
+
+}  // namespace ssmax_bench

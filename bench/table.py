@@ -1,0 +1,232 @@
+#!/usr/bin/env python3
+"""Reads the JSON of a benchmark run and prints Markdown tables of medians with their spread, and what must hold.
+
+  ssmax_bench --benchmark_enable_random_interleaving=true --benchmark_repetitions=9 \\
+              --benchmark_report_aggregates_only=false --benchmark_out=run.json
+  table.py run.json
+
+Every figure is a median over the repetitions; the spread in small print is the lower and the upper quartile.
+The exit status is 1 if --check is given and a figure that must hold does not.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from collections import defaultdict
+
+OURS = ("softmax", "ssmax", "ssmax_bias", "softmax_native", "rope_half", "rope_interleaved")
+# Those that the goals name. The *_native ones are shown too, but are not what a user gets who sets no flag.
+PRODUCTS = ("naive", "eigen", "onednn", "torch")
+
+
+class Run:
+    """The repetitions of every benchmark: name -> counter -> values."""
+
+    def __init__(self, path):
+        with open(path, encoding="utf-8") as file:
+            data = json.load(file)
+        self.context = data["context"]
+        self.errors = {}
+        self.values = defaultdict(lambda: defaultdict(list))
+        for entry in data["benchmarks"]:
+            if entry.get("run_type") == "aggregate":
+                continue
+            name = entry["name"].removesuffix("/real_time")
+            if entry.get("error_occurred"):
+                self.errors[name] = entry["error_message"]
+                continue
+            for counter in ("ns_per_element", "GFLOPS", "bytes_per_second", "error"):
+                if counter in entry:
+                    self.values[name][counter].append(entry[counter])
+
+    def median(self, name, counter="ns_per_element"):
+        values = self.values[name][counter] if name in self.values else []
+        return statistics.median(values) if values else None
+
+    def quartiles(self, name, counter="ns_per_element"):
+        values = self.values[name][counter]
+        if len(values) < 2:
+            return values[0], values[0]
+        low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+        return low, high
+
+    def family(self, family):
+        """name of implementation -> shapes; ours first, a copy last."""
+        table = defaultdict(list)
+        for name in self.values:
+            parts = name.split("/")
+            if parts[0] == family:
+                table[parts[1]].append(parts[2])
+        return {name: table[name] for name in sorted(table, key=implementation_order)}
+
+
+def implementation_order(name):
+    return (OURS.index(name) if name in OURS else len(OURS), name == "copy", name)
+
+
+def shape_order(shape):
+    """Small blocks before large ones, short rows before long ones."""
+    if "x" not in shape:
+        return (0, 0, shape)
+    rows, n = map(int, shape.split("x"))
+    return (rows * n > 1 << 21, n, shape)
+
+
+def print_context(run):
+    context = run.context
+    repetitions = max((len(v) for counters in run.values.values() for v in counters.values()), default=0)
+    print(f"{context.get('cpu', 'unknown CPU')}, {context['num_cpus']} cores, "
+          f"target `{context.get('ssmax target', '?')}`; medians of {repetitions} repetitions, quartiles below.\n")
+    print("Peers: " + "; ".join(f"{key.removeprefix('peer ')} {value}" for key, value in sorted(context.items())
+                                if key.startswith("peer ")) + "\n")
+
+
+def print_limits(run):
+    names = [name for name in run.values if name.startswith("limit/")]
+    if not names:
+        return
+    print("| limit | 1 thread | 2 threads |\n|---|---|---|")
+    kinds = sorted({name.removeprefix("limit/").rsplit("_t", 1)[0] for name in names})
+    for kind in kinds:
+        cells = []
+        for threads in (1, 2):
+            name = f"limit/{kind}_t{threads}"
+            counter, unit, scale = ("GFLOPS", "GFLOP/s", 1) if kind == "fma" else ("bytes_per_second", "GB/s", 1e9)
+            if run.median(name, counter) is None:
+                cells.append("")
+                continue
+            low, high = (value / scale for value in run.quartiles(name, counter))
+            cells.append(f"{run.median(name, counter) / scale:.1f} {unit} <sub>{low:.1f}–{high:.1f}</sub>")
+        print(f"| {kind} | " + " | ".join(cells) + " |")
+    print()
+
+
+def print_family(run, family, ours):
+    """Nanoseconds per element; in brackets how many times as fast `ours` is."""
+    table = run.family(family)
+    if not table:
+        return
+    shapes = sorted({shape for shapes in table.values() for shape in shapes}, key=shape_order)
+    print(f"### `{family}`: ns per element (in brackets: how many times as fast `{ours}` is)\n")
+    print("| | " + " | ".join(shapes) + " |\n|---" + "|---" * len(shapes) + "|")
+    for implementation in table:
+        cells = []
+        for shape in shapes:
+            name = f"{family}/{implementation}/{shape}"
+            value = run.median(name)
+            if value is None:
+                cells.append("")
+                continue
+            low, high = run.quartiles(name)
+            own = run.median(f"{family}/{ours}/{shape}")
+            ratio = f" ({value / own:.2f}×)" if own and implementation not in OURS else ""
+            cells.append(f"{value:.3f}{ratio} <sub>{low:.3f}–{high:.3f}</sub>")
+        label = f"**{implementation}**" if implementation in OURS else implementation
+        print(f"| {label} | " + " | ".join(cells) + " |")
+    print()
+
+
+def print_accuracy(run):
+    shapes = ("1x65536", "1x1048576")
+    names = [name for name in run.family("rows") if name != "copy"]
+    if not names:
+        return
+    print("### Largest relative error of one probability\n")
+    print("| | " + " | ".join(shapes) + " |\n|---" + "|---" * len(shapes) + "|")
+    for implementation in names:
+        cells = [run.median(f"rows/{implementation}/{shape}", "error") for shape in shapes]
+        print(f"| {implementation} | " + " | ".join("" if cell is None else f"{cell:.1e}" for cell in cells) + " |")
+    print()
+
+
+class Goals:
+    """Lines of what must hold: measured, wanted, and whether it does. A figure that the run lacks is neither."""
+
+    def __init__(self):
+        self.lines = []
+
+    def at_least(self, what, value, bound, unit="×"):
+        self.add(what, value, bound, unit, "≥", lambda a, b: a >= b)
+
+    def at_most(self, what, value, bound, unit="×"):
+        self.add(what, value, bound, unit, "≤", lambda a, b: a <= b)
+
+    def add(self, what, value, bound, unit, sign, holds):
+        ok = None if value is None or bound is None else holds(value, bound)
+        self.lines.append((what, value, bound, unit, sign, ok))
+
+    def show(self):
+        print("### What must hold\n\n| what | measured | wanted | |\n|---|---|---|---|")
+        for what, value, bound, unit, sign, ok in self.lines:
+            measured = "not in this run" if value is None else f"{value:.3g}{unit}"
+            wanted = "?" if bound is None else f"{sign} {bound:.3g}{unit}"
+            print(f"| {what} | {measured} | {wanted} | {'' if ok is None else 'pass' if ok else '**FAIL**'} |")
+        print()
+
+    def all_hold(self):
+        return all(ok is not False for *_, ok in self.lines)
+
+
+def ratio(a, b):
+    return None if a is None or b is None else a / b
+
+
+def check(run):
+    goals = Goals()
+    for shape, bound in (("4096x16", 3.0), ("1024x64", 1.6), ("256x256", 1.8)):
+        own = run.median(f"rows/softmax/{shape}")
+        found = {peer: run.median(f"rows/{peer}/{shape}") for peer in PRODUCTS}
+        found = {peer: value for peer, value in found.items() if value is not None}
+        best = min(found, key=found.get, default=None)
+        goals.at_least(f"rows {shape} against the best of {', '.join(PRODUCTS)} ({best})",
+                       ratio(found.get(best), own), bound)
+    gflops = run.median("limit/fma_t1", "GFLOPS")
+    for shape in ("64x1024", "16x4096", "1x65536"):
+        own = run.median(f"rows/softmax/{shape}")
+        goals.at_least(f"rows {shape} against onednn", ratio(run.median(f"rows/onednn/{shape}"), own), 1.9)
+        bound = 0.36 * 102 / gflops if gflops else None
+        goals.at_most(f"rows {shape}, 0.36 ns × (102 / FMA GFLOP/s)", own, bound, " ns")
+    for shape in ("16384x1024", "16x1048576"):
+        own = run.median(f"rows/softmax/{shape}")
+        goals.at_most(f"rows {shape} from memory against a streaming copy",
+                      ratio(own, run.median(f"rows/copy/{shape}")), 1.3)
+    for shape in sorted(run.family("rows").get("softmax", []), key=shape_order):
+        if shape == "4096x16":
+            continue  # asked for from n = 64 on
+        for name in ("ssmax", "ssmax_bias"):
+            goals.at_most(f"rows {shape}: {name} against softmax",
+                          ratio(run.median(f"rows/{name}/{shape}"), run.median(f"rows/softmax/{shape}")), 1.02)
+    own = run.median("rows_backward/softmax/64x1024")
+    goals.at_most("rows_backward 64x1024 against a copy of its three arrays",
+                  ratio(own, run.median("rows_backward/copy/64x1024")), 1.6)
+    goals.at_least("rows_backward 64x1024 against torch", ratio(run.median("rows_backward/torch/64x1024"), own), 1.0)
+    for shape in sorted(run.family("rows").get("softmax_native", []), key=shape_order):
+        goals.at_most(f"rows {shape}: no flag against -march=native",
+                      ratio(run.median(f"rows/softmax/{shape}"), run.median(f"rows/softmax_native/{shape}")), 1.03)
+    for shape in ("1x1048576", "16x1048576"):
+        goals.at_most(f"rows {shape}: largest relative error", run.median(f"rows/softmax/{shape}", "error"), 5e-7, "")
+    goals.show()
+    return goals.all_hold()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", help="the file that --benchmark_out wrote")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a figure that must hold does not")
+    arguments = parser.parse_args()
+    run = Run(arguments.run)
+    print_context(run)
+    print_limits(run)
+    print_family(run, "rows", "softmax")
+    print_accuracy(run)
+    print_family(run, "rows_backward", "softmax")
+    print_family(run, "rope", "rope_half")
+    for name, message in run.errors.items():
+        print(f"{name}: {message}\n")
+    holds = check(run)
+    return 1 if arguments.check and not holds else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

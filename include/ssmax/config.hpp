@@ -1,0 +1,102 @@
+// Version, index type, compiler macros, and the two inline namespaces.
+//
+// Which namespace a name lives in decides what may be linked with what:
+//
+// SSMAX_DATA_NAMESPACE holds plain data that users pass through their own interfaces: views, scalings, masks,
+// options. Its name carries the version only, so that units built with other -m flags can exchange it. Every
+// member function there is SSMAX_INLINE: no out-of-line copy exists that the linker could take from a unit built
+// for a larger instruction set.
+//
+// SSMAX_CODE_NAMESPACE holds everything that is compiled to code, Rope and its tables included. Its name carries
+// version, baseline instruction set, exception mode and assertion mode, so that the linker never merges two
+// different bodies. The baseline is told apart by AVX-512, AVX2, FMA, AVX and SSE4: units that differ in smaller
+// steps (-msse3, -mbmi) share code, as they do of every other header.
+#pragma once
+
+#include <cstddef>
+
+#if defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__
+#error "ssmax needs infinities and NaN: build without -ffinite-math-only (and without -ffast-math)"
+#endif
+
+#define SSMAX_VERSION_MAJOR 0
+#define SSMAX_VERSION_MINOR 1
+#define SSMAX_VERSION_PATCH 0
+
+#if defined(__GNUC__) || defined(__clang__)
+#define SSMAX_INLINE [[gnu::always_inline]] inline
+#define SSMAX_COLD [[gnu::cold, gnu::noinline]]
+#elif defined(_MSC_VER)
+#define SSMAX_INLINE __forceinline
+#define SSMAX_COLD __declspec(noinline)
+#else
+#define SSMAX_INLINE inline
+#define SSMAX_COLD
+#endif
+
+// In front of a loop over a few registers. GCC 12 at -O2 keeps such a loop, and its arrays in memory: 7 times
+// slower.
+#if defined(__GNUC__) || defined(__clang__)
+#define SSMAX_UNROLL _Pragma("GCC unroll 16")
+#else
+#define SSMAX_UNROLL
+#endif
+
+// Index assertions in View. On in debug builds, off with NDEBUG, or as the user says.
+#ifndef SSMAX_ASSERTIONS
+#ifdef NDEBUG
+#define SSMAX_ASSERTIONS 0
+#else
+#define SSMAX_ASSERTIONS 1
+#endif
+#endif
+
+#if SSMAX_ASSERTIONS
+#include <cstdio>
+#include <cstdlib>
+#define SSMAX_ASSERT(condition)       \
+  ((condition) ? static_cast<void>(0) \
+               : (std::fprintf(stderr, "%s:%d: ssmax: %s\n", __FILE__, __LINE__, #condition), std::abort()))
+#define SSMAX_ABI_ASSERTIONS _checked
+#else
+#define SSMAX_ASSERT(condition) static_cast<void>(0)
+#define SSMAX_ABI_ASSERTIONS
+#endif
+
+#if defined(__AVX512F__) && defined(__AVX512VL__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
+#define SSMAX_ABI_BASELINE _avx512vl
+#elif defined(__AVX512F__)
+#define SSMAX_ABI_BASELINE _avx512f
+#elif defined(__AVX2__) && defined(__FMA__)
+#define SSMAX_ABI_BASELINE _avx2_fma
+#elif defined(__AVX2__)
+#define SSMAX_ABI_BASELINE _avx2
+#elif defined(__AVX__)
+#define SSMAX_ABI_BASELINE _avx
+#elif defined(__SSE4_1__)
+#define SSMAX_ABI_BASELINE _sse4
+#else
+#define SSMAX_ABI_BASELINE _baseline
+#endif
+
+#if defined(__cpp_exceptions)
+#define SSMAX_ABI_EXCEPTIONS
+#else
+#define SSMAX_ABI_EXCEPTIONS _noexcept
+#endif
+
+#define SSMAX_CONCATENATE_(a, b, c, d) a##b##c##d
+#define SSMAX_CONCATENATE(a, b, c, d) SSMAX_CONCATENATE_(a, b, c, d)
+#define SSMAX_DATA_NAMESPACE v0_1
+#define SSMAX_CODE_NAMESPACE \
+  SSMAX_CONCATENATE(v0_1, SSMAX_ABI_BASELINE, SSMAX_ABI_EXCEPTIONS, SSMAX_ABI_ASSERTIONS)
+
+namespace ssmax {
+
+inline namespace SSMAX_DATA_NAMESPACE {
+
+/// Extents, strides and counts. Signed, as in Eigen and std::span's difference type, so that i - 1 is safe.
+using index_t = std::ptrdiff_t;
+
+}  // namespace SSMAX_DATA_NAMESPACE
+}  // namespace ssmax

@@ -1,0 +1,155 @@
+// What every public call checks of its views, in O(1) and before anything is written.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+
+#include "../view.hpp"
+#include "error.hpp"
+
+namespace ssmax {
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+
+template <class T, int Rank>
+void check_view(const char* function, const char* name, const View<T, Rank>& view) {
+  for (int i = 0; i < Rank; ++i) {
+    if (view.extent(i) < 0) fail_value(function, name, "has extent", view.extent(i), "must be at least", 0);
+  }
+  if (view.empty()) return;
+  if (view.data_handle() == nullptr)
+    fail_value(function, name, "is null but has size", view.size(), "must be", 0);
+  if (view.extent(Rank - 1) > 1 && view.stride(Rank - 1) != 1) {
+    fail_value(function, name, "has last stride", view.stride(Rank - 1), "must be", 1);
+  }
+}
+
+template <class T, class U, int Rank>
+void check_same_extents(const char* function, const char* name, const View<T, Rank>& view,
+                        const char* other_name, const View<U, Rank>& other) {
+  for (int i = 0; i < Rank; ++i) {
+    if (view.extent(i) != other.extent(i)) {
+      fail_extent(function, name, i, view.extent(i), other_name, other.extent(i));
+    }
+  }
+}
+
+/// No two indices of an output may share an element: taken by rising stride, each dimension must step over
+/// what the smaller ones span.
+template <class T, int Rank>
+void check_output(const char* function, const char* name, const View<T, Rank>& view) {
+  check_view(function, name, view);
+  if (view.empty()) return;
+  std::array<int, Rank> order{};
+  for (int i = 0; i < Rank; ++i) order[static_cast<std::size_t>(i)] = i;
+  std::sort(order.begin(), order.end(),
+            [&](int a, int b) { return std::abs(view.stride(a)) < std::abs(view.stride(b)); });
+  index_t span = 1;
+  for (int i : order) {
+    if (view.extent(i) == 1) continue;
+    const index_t stride = std::abs(view.stride(i));
+    if (stride < span) {
+      fail_value(function, name, "is an output with stride", view.stride(i), "its smaller dimensions span",
+                 span);
+    }
+    span += (view.extent(i) - 1) * stride;
+  }
+}
+
+struct Bytes {
+  std::uintptr_t begin, end;
+};
+
+template <class T, int Rank>
+Bytes span_of(const View<T, Rank>& view) {
+  index_t low = 0, high = 1;
+  for (int i = 0; i < Rank; ++i) {
+    const index_t reach = (view.extent(i) - 1) * view.stride(i);
+    (reach < 0 ? low : high) += reach;
+  }
+  const auto base = reinterpret_cast<std::uintptr_t>(view.data_handle());
+  const auto size = static_cast<index_t>(sizeof(T));
+  return {base + static_cast<std::uintptr_t>(low * size), base + static_cast<std::uintptr_t>(high * size)};
+}
+
+/// Both views are columns of one matrix that do not touch, as the q, k and v of a packed projection.
+template <class T, class U, int Rank>
+bool are_separate_columns(const View<T, Rank>& a, const View<U, Rank>& b) {
+  if constexpr (Rank == 1 || sizeof(T) != sizeof(U)) {
+    return false;
+  } else {
+    index_t pitch = 0;
+    for (int i = 0; i + 1 < Rank; ++i) {
+      if (a.stride(i) != b.stride(i) || a.stride(i) < 0) return false;
+      if (a.extent(i) > 1 && (pitch == 0 || a.stride(i) < pitch)) pitch = a.stride(i);
+    }
+    if (pitch == 0) return false;
+    for (int i = 0; i + 1 < Rank; ++i) {
+      if (a.stride(i) % pitch != 0) return false;
+    }
+    const auto distance = static_cast<index_t>(reinterpret_cast<std::intptr_t>(b.data_handle()) -
+                                               reinterpret_cast<std::intptr_t>(a.data_handle()));
+    const auto size = static_cast<index_t>(sizeof(T));
+    if (distance % size != 0) return false;
+    const index_t offset = ((distance / size) % pitch + pitch) % pitch;
+    return offset >= a.extent(Rank - 1) && offset + b.extent(Rank - 1) <= pitch;
+  }
+}
+
+template <class T, int RankT, class U, int RankU>
+bool are_apart(const View<T, RankT>& a, const View<U, RankU>& b) {
+  if (a.empty() || b.empty()) return true;
+  const Bytes x = span_of(a), y = span_of(b);
+  if (x.end <= y.begin || y.end <= x.begin) return true;
+  if constexpr (RankT == RankU) {
+    return are_separate_columns(a, b);
+  } else {
+    return false;
+  }
+}
+
+[[noreturn]] SSMAX_COLD inline void fail_overlap(const char* function, const char* name, Bytes a,
+                                                 const char* other, Bytes b, const char* but) {
+  const std::uintptr_t overlap = std::min(a.end, b.end) - std::max(a.begin, b.begin);
+  fail(std::string("ssmax::") + function + ": " + name + " (" + std::to_string(a.end - a.begin) +
+       " bytes) overlaps " + other + " (" + std::to_string(b.end - b.begin) + " bytes) by " +
+       std::to_string(overlap) + " bytes" + but);
+}
+
+/// `out` lies apart from `in`. (Ranges that interleave in another way than as columns of one matrix are
+/// refused.)
+template <class T, int RankT, class U, int RankU>
+void check_apart(const char* function, const char* out_name, const View<T, RankT>& out, const char* in_name,
+                 const View<U, RankU>& in) {
+  if (!are_apart(out, in)) fail_overlap(function, out_name, span_of(out), in_name, span_of(in), "");
+}
+
+/// `out` is `in` exactly, or lies apart from it.
+template <class T, class U, int Rank>
+void check_in_place_or_apart(const char* function, const char* out_name, const View<T, Rank>& out,
+                             const char* in_name, const View<U, Rank>& in) {
+  if (are_apart(out, in)) return;
+  bool same = out.data_handle() == static_cast<const void*>(in.data_handle()) && sizeof(T) == sizeof(U);
+  for (int i = 0; i < Rank; ++i) same = same && (out.extent(i) == 1 || out.stride(i) == in.stride(i));
+  if (!same) {
+    fail_overlap(function, out_name, span_of(out), in_name, span_of(in), " without being the same view");
+  }
+}
+
+/// The same view with leading dimensions of extent 1, so that loops know one rank only.
+template <int To, class T, int Rank>
+View<T, To> with_rank(const View<T, Rank>& view) {
+  static_assert(Rank <= To, "ssmax: rows have rank 1 to 4");
+  std::array<index_t, To> extents, strides;
+  for (int i = 0; i < To; ++i) {
+    const int from = i - (To - Rank);
+    extents[static_cast<std::size_t>(i)] = from < 0 ? 1 : view.extent(from);
+    strides[static_cast<std::size_t>(i)] = from < 0 ? 0 : view.stride(from);
+  }
+  return {view.data_handle(), extents, strides};
+}
+
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace ssmax

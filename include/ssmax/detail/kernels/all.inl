@@ -1,0 +1,11 @@
+// Every kernel, in the order in which they use one another. Included once per target by detail/targets.hpp.
+// clang-format off
+#include "exp.inl"
+#include "rows.inl"
+#include "short_rows.inl"
+#include "backward.inl"
+#include "rotate.inl"
+#include "multiply_add.inl"
+#include "convert.inl"
+#include "table.inl"
+// clang-format on

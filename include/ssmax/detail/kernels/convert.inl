@@ -1,0 +1,15 @@
+// Leaves that widen half precision to float and round it back. Included once per target.
+
+template <class S, class Storage>
+void widen(const Storage* in, index_t n, float* out) {
+  index_t i = 0;
+  for (; i + S::width <= n; i += S::width) S::store(out + i, S::load_widened(in + i));
+  for (; i < n; ++i) out[i] = static_cast<float>(in[i]);
+}
+
+template <class S, class Storage>
+void narrow(const float* in, index_t n, Storage* out) {
+  index_t i = 0;
+  for (; i + S::width <= n; i += S::width) S::store_narrowed(out + i, S::load(in + i));
+  for (; i < n; ++i) out[i] = Storage(in[i]);
+}

@@ -1,0 +1,114 @@
+// Leaves of the rotary embedding. Included once per target. Per pair of vectors: four loads, two
+// multiplications, two FMAs, two stores, so it runs at the speed of loads and stores.
+
+/// (a, b) -> (a·cos - b·sin, b·cos + a·sin), or the rotation by the opposite angle.
+template <class S, bool inverse>
+SSMAX_INLINE void rotate_pair(typename S::V& a, typename S::V& b, typename S::V cosine, typename S::V sine) {
+  const typename S::V from_a = S::mul(a, sine), from_b = S::mul(b, sine);
+  a = inverse ? S::fma(a, cosine, from_b) : S::sub(S::mul(a, cosine), from_b);
+  b = inverse ? S::sub(S::mul(b, cosine), from_a) : S::fma(b, cosine, from_a);
+}
+
+template <class S, bool inverse>
+SSMAX_INLINE void rotate_half_split_rows(const typename S::Value* in, index_t in_stride,
+                                         typename S::Value* out, index_t out_stride, index_t rows,
+                                         index_t half, const typename S::Value* cosine,
+                                         const typename S::Value* sine, index_t table_stride) {
+  using T = typename S::Value;
+  using V = typename S::V;
+  constexpr index_t w = S::width;
+  for (index_t r = 0; r < rows; ++r) {
+    index_t i = 0;
+    for (; i + w <= half; i += w) {
+      V a = S::load(in + i), b = S::load(in + half + i);
+      rotate_pair<S, inverse>(a, b, S::load(cosine + i), S::load(sine + i));
+      S::store(out + i, a);
+      S::store(out + half + i, b);
+    }
+    if (i < half) {
+      const index_t count = half - i;
+      V a = S::load_part(in + i, count, T{0}), b = S::load_part(in + half + i, count, T{0});
+      rotate_pair<S, inverse>(a, b, S::load_part(cosine + i, count, T{0}),
+                              S::load_part(sine + i, count, T{0}));
+      S::store_part(out + i, a, count);
+      S::store_part(out + half + i, b, count);
+    }
+    in += in_stride;
+    out += out_stride;
+    cosine += table_stride;
+    sine += table_stride;
+  }
+}
+
+template <class S>
+void rotate_half_split(const typename S::Value* in, index_t in_stride, typename S::Value* out,
+                       index_t out_stride, index_t rows, index_t half, const typename S::Value* cosine,
+                       const typename S::Value* sine, index_t table_stride, bool inverse) {
+  if (inverse) {
+    rotate_half_split_rows<S, true>(in, in_stride, out, out_stride, rows, half, cosine, sine, table_stride);
+  } else {
+    rotate_half_split_rows<S, false>(in, in_stride, out, out_stride, rows, half, cosine, sine, table_stride);
+  }
+}
+
+/// Neighbours: the partner of each lane comes by a swap, its sine carries the sign.
+template <class S, bool inverse>
+SSMAX_INLINE typename S::V rotate_neighbours(typename S::V x, typename S::V cosine, typename S::V sine) {
+  const typename S::V partner = S::mul(S::template swap<1>(x), sine);
+  const typename S::V own = S::mul(x, cosine);
+  return inverse ? S::sub(own, partner) : S::add(own, partner);
+}
+
+template <class S, bool inverse>
+SSMAX_INLINE void rotate_interleaved_rows(const typename S::Value* in, index_t in_stride,
+                                          typename S::Value* out, index_t out_stride, index_t rows,
+                                          index_t width, const typename S::Value* cosine,
+                                          const typename S::Value* sine, index_t table_stride) {
+  using T = typename S::Value;
+  using V = typename S::V;
+  constexpr index_t w = S::width;
+  for (index_t r = 0; r < rows; ++r) {
+    index_t i = 0;
+    for (; i + w <= width; i += w) {
+      S::store(out + i,
+               rotate_neighbours<S, inverse>(S::load(in + i), S::load(cosine + i), S::load(sine + i)));
+    }
+    if (i < width) {
+      const index_t count = width - i;
+      const V x = S::load_part(in + i, count, T{0});
+      const V y = rotate_neighbours<S, inverse>(x, S::load_part(cosine + i, count, T{0}),
+                                                S::load_part(sine + i, count, T{0}));
+      S::store_part(out + i, y, count);
+    }
+    in += in_stride;
+    out += out_stride;
+    cosine += table_stride;
+    sine += table_stride;
+  }
+}
+
+template <class S>
+void rotate_interleaved(const typename S::Value* in, index_t in_stride, typename S::Value* out,
+                        index_t out_stride, index_t rows, index_t half, const typename S::Value* cosine,
+                        const typename S::Value* sine, index_t table_stride, bool inverse) {
+  if constexpr (S::width == 1) {  // one lane has no neighbour to swap with
+    const typename S::Value sign = inverse ? -1 : 1;
+    for (index_t r = 0; r < rows; ++r) {
+      for (index_t i = 0; i < 2 * half; i += 2) {
+        const typename S::Value a = in[i], b = in[i + 1];
+        out[i] = a * cosine[i] + sign * (b * sine[i]);
+        out[i + 1] = b * cosine[i + 1] + sign * (a * sine[i + 1]);
+      }
+      in += in_stride;
+      out += out_stride;
+      cosine += table_stride;
+      sine += table_stride;
+    }
+  } else if (inverse) {
+    rotate_interleaved_rows<S, true>(in, in_stride, out, out_stride, rows, 2 * half, cosine, sine,
+                                     table_stride);
+  } else {
+    rotate_interleaved_rows<S, false>(in, in_stride, out, out_stride, rows, 2 * half, cosine, sine,
+                                      table_stride);
+  }
+}

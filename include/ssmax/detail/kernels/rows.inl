@@ -1,0 +1,156 @@
+// Leaves on one row: reductions, exponentials, scaling. Included once per target.
+//
+// Reductions keep four accumulators: a load and an add or max per vector, two vectors a cycle, and a latency
+// of 4 to hide. Their callers cut long rows into blocks and add the blocks' results in double.
+
+/// True where x is not -inf, that is for NaN as well.
+template <class S>
+SSMAX_INLINE typename S::M unmasked(typename S::V x) {
+  return S::not_less(x, S::set(std::numeric_limits<typename S::Value>::lowest()));
+}
+
+template <class S>
+Extremum<typename S::Value> row_max(const typename S::Value* in, index_t n) {
+  using T = typename S::Value;
+  constexpr index_t w = S::width;
+  const typename S::V lowest = S::set(-std::numeric_limits<T>::infinity());
+  typename S::V m0 = lowest, m1 = lowest, m2 = lowest, m3 = lowest;
+  typename S::M nan = S::none();
+  index_t i = 0;
+  for (; i + 4 * w <= n; i += 4 * w) {
+    const typename S::V a = S::load(in + i), b = S::load(in + i + w);
+    const typename S::V c = S::load(in + i + 2 * w), d = S::load(in + i + 3 * w);
+    nan = S::either(nan, S::either(S::unordered(a, b), S::unordered(c, d)));
+    m0 = S::max(m0, a);
+    m1 = S::max(m1, b);
+    m2 = S::max(m2, c);
+    m3 = S::max(m3, d);
+  }
+  for (; i + w <= n; i += w) {
+    const typename S::V a = S::load(in + i);
+    nan = S::either(nan, S::unordered(a, a));
+    m0 = S::max(m0, a);
+  }
+  if (i < n) {
+    const typename S::V a = S::load_part(in + i, n - i, -std::numeric_limits<T>::infinity());
+    nan = S::either(nan, S::unordered(a, a));
+    m1 = S::max(m1, a);
+  }
+  return {S::reduce_max(S::max(S::max(m0, m1), S::max(m2, m3))), S::any(nan)};
+}
+
+template <class S>
+typename S::Value row_min_unmasked(const typename S::Value* in, index_t n) {
+  using T = typename S::Value;
+  constexpr T inf = std::numeric_limits<T>::infinity();
+  const typename S::V none = S::set(inf);
+  typename S::V smallest = none;
+  for (index_t i = 0; i < n; i += S::width) {
+    const typename S::V x = i + S::width <= n ? S::load(in + i) : S::load_part(in + i, n - i, inf);
+    smallest = S::min(smallest, S::select(unmasked<S>(x), x, none));
+  }
+  return -S::reduce_max(S::sub(S::set(T{0}), smallest));
+}
+
+template <class S, int count>
+SSMAX_INLINE typename S::V reduce_pairwise(const typename S::V* v) {
+  if constexpr (count == 1) {
+    return v[0];
+  } else {
+    return S::add(reduce_pairwise<S, count / 2>(v), reduce_pairwise<S, count / 2>(v + count / 2));
+  }
+}
+
+template <class S, bool store>
+SSMAX_INLINE typename S::Value exp_row(const typename S::Value* in, index_t n, Scale<typename S::Value> scale,
+                                       typename S::Value shift, typename S::Value* out) {
+  using T = typename S::Value;
+  constexpr index_t w = S::width;
+  const Exp<S> exp(scale, shift);
+  constexpr int chains = S::chains;
+  // Sums of sums: a lane adds at most `run` exponentials before they move on. With one long sum a block of
+  // equal logits (every addition rounds the same way) lost 1e-6 of its value in AVX2 and 1.4e-5 one lane at a
+  // time.
+  constexpr index_t step = chains * w, run = 16 * step;
+  typename S::V total = S::set(T{0}), biases[chains];
+  SSMAX_UNROLL
+  for (int k = 0; k < chains; ++k) biases[k] = exp.bias;
+  index_t i = 0;
+  while (i + step <= n) {
+    const index_t end = i + std::min(run, (n - i) / step * step);
+    typename S::V sums[chains];
+    SSMAX_UNROLL
+    for (int k = 0; k < chains; ++k) sums[k] = S::set(T{0});
+    for (; i < end; i += step) {
+      typename S::V e[chains];
+      SSMAX_UNROLL
+      for (int k = 0; k < chains; ++k) e[k] = S::load(in + i + k * w);
+      exp.template apply<chains>(e, biases);
+      SSMAX_UNROLL
+      for (int k = 0; k < chains; ++k) {
+        if constexpr (store) S::store(out + i + k * w, e[k]);
+        sums[k] = S::add(sums[k], e[k]);
+      }
+    }
+    total = S::add(total, reduce_pairwise<S, chains>(sums));
+  }
+  typename S::V rest = S::set(T{0});
+  for (; i + w <= n; i += w) {
+    const typename S::V e = exp(S::load(in + i));
+    if constexpr (store) S::store(out + i, e);
+    rest = S::add(rest, e);
+  }
+  if (i < n) {
+    const typename S::V e = exp(S::load_part(in + i, n - i, -std::numeric_limits<T>::infinity()));
+    if constexpr (store) S::store_part(out + i, e, n - i);
+    rest = S::add(rest, e);
+  }
+  return S::reduce_sum(S::add(total, rest));
+}
+
+template <class S>
+typename S::Value row_exp_store(const typename S::Value* in, index_t n, Scale<typename S::Value> scale,
+                                typename S::Value shift, typename S::Value* out) {
+  return exp_row<S, true>(in, n, scale, shift, out);
+}
+
+template <class S>
+typename S::Value row_exp_sum(const typename S::Value* in, index_t n, Scale<typename S::Value> scale,
+                              typename S::Value shift) {
+  return exp_row<S, false>(in, n, scale, shift, nullptr);
+}
+
+template <class S>
+void row_multiply(const typename S::Value* in, index_t n, typename S::Value factor, typename S::Value* out) {
+  constexpr index_t w = S::width;
+  const typename S::V f = S::set(factor);
+  index_t i = 0;
+  for (; i + 4 * w <= n; i += 4 * w) {
+    S::store(out + i, S::mul(f, S::load(in + i)));
+    S::store(out + i + w, S::mul(f, S::load(in + i + w)));
+    S::store(out + i + 2 * w, S::mul(f, S::load(in + i + 2 * w)));
+    S::store(out + i + 3 * w, S::mul(f, S::load(in + i + 3 * w)));
+  }
+  for (; i + w <= n; i += w) S::store(out + i, S::mul(f, S::load(in + i)));
+  if (i < n) S::store_part(out + i, S::mul(f, S::load_part(in + i, n - i, typename S::Value{0})), n - i);
+}
+
+/// c·(in - origin) as 2c·(in/2 - origin/2): the difference of two finite numbers may overflow, and 0·inf is NaN.
+template <class S>
+void row_affine(const typename S::Value* in, index_t n, typename S::Value origin, typename S::Value c,
+                typename S::Value offset, typename S::Value* out) {
+  using T = typename S::Value;
+  const typename S::V masked = S::set(-std::numeric_limits<T>::infinity()), half = S::set(T(0.5));
+  const typename S::V o = S::set(T(-0.5) * origin), factor = S::set(2 * c), add = S::set(offset);
+  for (index_t i = 0; i < n; i += S::width) {
+    const bool whole = i + S::width <= n;
+    const typename S::V x = whole ? S::load(in + i) : S::load_part(in + i, n - i, T{0});
+    const typename S::V y = S::fma(factor, S::fma(x, half, o), add);
+    const typename S::V kept = S::select(unmasked<S>(x), y, masked);
+    if (whole) {
+      S::store(out + i, kept);
+    } else {
+      S::store_part(out + i, kept, n - i);
+    }
+  }
+}

@@ -1,0 +1,258 @@
+// Softmax of many short rows. Included once per target.
+//
+// A short row spends its time on the way from a vector to one number and back: 3 shuffles and 3 dependent
+// maxima, twice. Two ways round it:
+//   group_rows   w rows at a time: their w partial maxima are folded into one vector that holds all w maxima,
+//   with about
+//                2 shuffles a row and no latency to wait for; one division serves w rows
+//   packed_rows  rows of 1, 2, 4, … < w elements lie side by side in a vector; swapping neighbours spreads
+//   each row's
+//                maximum and sum over its own lanes
+
+struct Maximum {
+  template <class S>
+  static typename S::V apply(typename S::V a, typename S::V b) {
+    return S::max(a, b);
+  }
+};
+
+struct Sum {
+  template <class S>
+  static typename S::V apply(typename S::V a, typename S::V b) {
+    return S::add(a, b);
+  }
+};
+
+/// Lane r of the result is the reduction of all lanes of v[r]. Halves the number of vectors at each stage.
+template <class S, class Operation, int stage = 0, int count = S::width>
+SSMAX_INLINE typename S::V fold(typename S::V* v) {
+  if constexpr (count == 1) {
+    return v[0];
+  } else {
+    SSMAX_UNROLL
+    for (int i = 0; i < count / 2; ++i) {
+      typename S::V low, high;
+      S::template fold_inputs<stage>(v[2 * i], v[2 * i + 1], low, high);
+      v[i] = Operation::template apply<S>(low, high);
+    }
+    return fold<S, Operation, stage + 1, count / 2>(v);
+  }
+}
+
+template <class S>
+SSMAX_INLINE bool shifts_exactly(typename S::V top_times_scale) {
+  return S::all(S::less(S::abs(top_times_scale), S::set(largest_shift<typename S::Value>)));
+}
+
+/// The maxima of w rows, one to a lane; `nan` gathers whether any element is NaN.
+template <class S>
+SSMAX_INLINE typename S::V group_maxima(const typename S::Value* in, index_t in_stride, index_t n,
+                                        typename S::M& nan) {
+  using V = typename S::V;
+  constexpr index_t w = S::width;
+  const V lowest = S::set(-std::numeric_limits<typename S::Value>::infinity());
+  const index_t whole = n / w * w;
+  V lanes[w];
+  for (index_t r = 0; r < w; ++r) {
+    const typename S::Value* x = in + r * in_stride;
+    V top = lowest;
+    for (index_t i = 0; i < whole; i += w) {
+      const V v = S::load(x + i);
+      nan = S::either(nan, S::unordered(v, v));
+      top = S::max(top, v);
+    }
+    if (whole < n) {
+      const V v = S::load_part(x + whole, n - whole, -std::numeric_limits<typename S::Value>::infinity());
+      nan = S::either(nan, S::unordered(v, v));
+      top = S::max(top, v);
+    }
+    lanes[r] = top;
+  }
+  return fold<S, Maximum>(lanes);
+}
+
+/// out = exponentials of w rows with a shift each; returns the rows' sums, one to a lane. `chains` rows go in
+/// step: two in AVX2 and four in AVX-512, since each of them holds a shift and a sum in a register as well.
+template <class S>
+SSMAX_INLINE typename S::V group_exponentials(const typename S::Value* in, index_t in_stride,
+                                              typename S::Value* out, index_t out_stride, index_t n,
+                                              const Exp<S>& exp, const typename S::Value* biases) {
+  using T = typename S::Value;
+  using V = typename S::V;
+  constexpr index_t w = S::width;
+  constexpr int chains = S::group_chains;
+  const index_t whole = n / w * w;
+  V lanes[w];
+  for (index_t r = 0; r < w; r += chains) {
+    V bias[chains], sum[chains], e[chains];
+    SSMAX_UNROLL
+    for (int k = 0; k < chains; ++k) {
+      bias[k] = S::set(biases[r + k]);
+      sum[k] = S::set(T{0});
+    }
+    const T* x = in + r * in_stride;
+    T* y = out + r * out_stride;
+    for (index_t i = 0; i < whole; i += w) {
+      SSMAX_UNROLL
+      for (int k = 0; k < chains; ++k) e[k] = S::load(x + k * in_stride + i);
+      exp.template apply<chains>(e, bias);
+      SSMAX_UNROLL
+      for (int k = 0; k < chains; ++k) {
+        S::store(y + k * out_stride + i, e[k]);
+        sum[k] = S::add(sum[k], e[k]);
+      }
+    }
+    if (whole < n) {
+      SSMAX_UNROLL
+      for (int k = 0; k < chains; ++k) {
+        e[k] = S::load_part(x + k * in_stride + whole, n - whole, -std::numeric_limits<T>::infinity());
+      }
+      exp.template apply<chains>(e, bias);
+      SSMAX_UNROLL
+      for (int k = 0; k < chains; ++k) {
+        S::store_part(y + k * out_stride + whole, e[k], n - whole);
+        sum[k] = S::add(sum[k], e[k]);
+      }
+    }
+    SSMAX_UNROLL
+    for (int k = 0; k < chains; ++k) lanes[r + k] = sum[k];
+  }
+  return fold<S, Sum>(lanes);
+}
+
+template <class S>
+SSMAX_INLINE void group_multiply(typename S::Value* out, index_t out_stride, index_t n,
+                                 const typename S::Value* factors) {
+  constexpr index_t w = S::width;
+  const index_t whole = n / w * w;
+  for (index_t r = 0; r < w; ++r) {
+    typename S::Value* y = out + r * out_stride;
+    const typename S::V f = S::set(factors[r]);
+    for (index_t i = 0; i < whole; i += w) S::store(y + i, S::mul(f, S::load(y + i)));
+    if (whole < n) {
+      const typename S::V v = S::load_part(y + whole, n - whole, typename S::Value{0});
+      S::store_part(y + whole, S::mul(f, v), n - whole);
+    }
+  }
+}
+
+/// Groups of w rows go through each of the three steps together: a step's groups are independent, while one
+/// group alone would wait some 40 cycles for its maxima and as long for its sums. As many as leave a batch in
+/// the first-level cache.
+template <class S>
+index_t group_rows(const typename S::Value* in, index_t in_stride, typename S::Value* out, index_t out_stride,
+                   index_t rows, index_t n, Scale<typename S::Value> scale) {
+  using T = typename S::Value;
+  using V = typename S::V;
+  constexpr index_t w = S::width;
+  constexpr index_t most_groups = 8, batch_elements = 12288 / static_cast<index_t>(sizeof(T));
+  const index_t groups = std::clamp<index_t>(batch_elements / (w * std::max<index_t>(n, 1)), 1, most_groups);
+  const V magic = S::set(ExpConstants<T>::magic);
+  const Exp<S> exp(scale, T{0});
+  T lanes[most_groups * w];
+  index_t row = 0;
+  for (bool regular = true; regular && row + w <= rows;) {
+    const index_t last = std::min(groups * w, (rows - row) / w * w);
+    index_t r = 0;
+    for (; r < last; r += w) {
+      typename S::M nan = S::none();
+      const V top = S::mul(group_maxima<S>(in + r * in_stride, in_stride, n, nan), exp.high);
+      regular = !S::any(nan) && shifts_exactly<S>(top);
+      if (!regular) break;
+      S::store(lanes + r, S::sub(magic, S::sub(S::add(top, magic), magic)));
+    }
+    const index_t count = r;
+    for (r = 0; r < count; r += w) {
+      const V sum = group_exponentials<S>(in + r * in_stride, in_stride, out + r * out_stride, out_stride, n,
+                                          exp, lanes + r);
+      S::store(lanes + r, S::div(S::set(T{1}), sum));
+    }
+    for (r = 0; r < count; r += w) group_multiply<S>(out + r * out_stride, out_stride, n, lanes + r);
+    row += count;
+    in += count * in_stride;
+    out += count * out_stride;
+  }
+  return row;
+}
+
+/// Spreads the reduction of each `n` neighbouring lanes over these lanes.
+template <class S, class Operation, int n, int distance = 1>
+SSMAX_INLINE typename S::V spread(typename S::V v) {
+  if constexpr (distance >= n) {
+    return v;
+  } else {
+    return spread<S, Operation, n, 2 * distance>(
+        Operation::template apply<S>(v, S::template swap<distance>(v)));
+  }
+}
+
+/// Normalises `count` vectors of packed rows in step. Returns false, and leaves x as it is, where a row is
+/// irregular.
+template <class S, int n, int count>
+SSMAX_INLINE bool normalise_packed(typename S::V* x, const Exp<S>& exp) {
+  using T = typename S::Value;
+  using V = typename S::V;
+  const V magic = S::set(ExpConstants<T>::magic);
+  V biases[count];
+  bool regular = true;
+  SSMAX_UNROLL
+  for (int k = 0; k < count; ++k) {
+    const V top = S::mul(spread<S, Maximum, n>(x[k]), exp.high);
+    regular = regular && !S::any(S::unordered(x[k], x[k])) && shifts_exactly<S>(top);
+    biases[k] = S::sub(magic, S::sub(S::add(top, magic), magic));
+  }
+  if (!regular) return false;
+  exp.template apply<count>(x, biases);
+  SSMAX_UNROLL
+  for (int k = 0; k < count; ++k) x[k] = S::div(x[k], spread<S, Sum, n>(x[k]));
+  return true;
+}
+
+template <class S, int n>
+SSMAX_INLINE index_t packed_rows_of(const typename S::Value* in, typename S::Value* out, index_t rows,
+                                    Scale<typename S::Value> scale) {
+  using T = typename S::Value;
+  using V = typename S::V;
+  constexpr index_t w = S::width;
+  constexpr int chains = 4;
+  const index_t count = rows * n;
+  const Exp<S> exp(scale, T{0});
+  index_t i = 0;
+  for (; i + chains * w <= count; i += chains * w) {
+    V x[chains];
+    SSMAX_UNROLL
+    for (int k = 0; k < chains; ++k) x[k] = S::load(in + i + k * w);
+    if (!normalise_packed<S, n, chains>(x, exp)) return i / n;
+    SSMAX_UNROLL
+    for (int k = 0; k < chains; ++k) S::store(out + i + k * w, x[k]);
+  }
+  for (; i < count; i += w) {
+    const index_t left = std::min(w, count - i);
+    V x = left == w ? S::load(in + i) : S::load_part(in + i, left, T{0});
+    if (!normalise_packed<S, n, 1>(&x, exp)) return i / n;
+    if (left == w) {
+      S::store(out + i, x);
+    } else {
+      S::store_part(out + i, x, left);
+    }
+  }
+  return rows;
+}
+
+template <class S>
+index_t packed_rows(const typename S::Value* in, typename S::Value* out, index_t rows, index_t n,
+                    Scale<typename S::Value> scale) {
+  if constexpr (S::width > 8) {
+    if (n == 8) return packed_rows_of<S, 8>(in, out, rows, scale);
+  }
+  if constexpr (S::width > 4) {
+    if (n == 4) return packed_rows_of<S, 4>(in, out, rows, scale);
+  }
+  if constexpr (S::width > 2) {
+    if (n == 2) return packed_rows_of<S, 2>(in, out, rows, scale);
+  }
+  if constexpr (S::width > 1) {
+    if (n == 1) return packed_rows_of<S, 1>(in, out, rows, scale);
+  }
+  return 0;
+}

@@ -1,0 +1,98 @@
+// The leaf table: every kernel that is compiled once per instruction set, as plain function pointers.
+//
+// Conventions of all leaves: lengths count elements and may be 0; pointers need only element alignment; `in`
+// and `out` may be the same array, any other overlap is the caller's error; nothing is allocated, nothing
+// throws.
+//
+// exp in the leaves is 2^(x·(scale.high + scale.low) - shift) with an integer shift, so that the shift is
+// exact, every rescaling between blocks is an exact power of two, and the only rounding of the argument is at
+// magnitude 1/2.
+#pragma once
+
+#include "../config.hpp"
+#include "../half.hpp"
+
+namespace ssmax {
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+
+/// c·log2(e) in two parts: together they hold the double product to the last bit that matters.
+template <class T>
+struct Scale {
+  T high, low;
+};
+
+/// |in·scale| of a row's maximum must stay below this for its shift to be exact with room to spare.
+template <class T>
+inline constexpr T largest_shift = T{1 << 20};
+
+template <class T>
+struct Extremum {
+  T value;
+  bool has_nan;
+};
+
+template <class T>
+struct Leaves {
+  int width;  // lanes of a vector
+
+  // ---- rows
+  /// Largest element (-inf if none), and whether any is NaN.
+  Extremum<T> (*max)(const T* in, index_t n);
+  /// Smallest element other than -inf (+inf if none).
+  T (*min_unmasked)(const T* in, index_t n);
+  /// out = 2^(in·scale - shift); returns the sum. Needs in·scale - shift <= 1 everywhere; flushes below
+  /// 2^-126.5 to 0.
+  T (*exp_store)(const T* in, index_t n, Scale<T> scale, T shift, T* out);
+  /// The sum alone.
+  T (*exp_sum)(const T* in, index_t n, Scale<T> scale, T shift);
+  /// out = factor · in.
+  void (*multiply)(const T* in, index_t n, T factor, T* out);
+  /// out = c·(in - origin) + offset; -inf stays -inf for every c.
+  void (*affine)(const T* in, index_t n, T origin, T c, T offset, T* out);
+  /// Softmax of several short rows of n elements, a vector's worth of rows at a time. Returns how many rows
+  /// are done: it stops before rows that need the general path (NaN, no finite maximum, |in·scale| >= 2^20)
+  /// and before the remainder.
+  index_t (*short_rows)(const T* in, index_t in_stride, T* out, index_t out_stride, index_t rows, index_t n,
+                        Scale<T> scale);
+  /// The same for contiguous rows of n = 1, 2, 4, … < width elements, several to a vector, remainder
+  /// included.
+  index_t (*packed_rows)(const T* in, T* out, index_t rows, index_t n, Scale<T> scale);
+
+  // ---- backward
+  T (*dot)(const T* a, const T* b, index_t n);
+  /// The sum of the elements of `in` whose log-probability is not -inf.
+  T (*sum_unmasked)(const T* in, const T* log_p, index_t n);
+  /// u = y·(dy - mean); dz = c·u; returns the sum of u·z, or 0 where z is null.
+  T (*backward)(const T* y, const T* dy, const T* z, index_t n, T mean, T c, T* dz);
+  /// u = dy - total·p, 0 where log_p is -inf; dz = c·u; returns the sum of u·z, or 0 where z is null.
+  T (*log_backward)(const T* log_p, const T* p, const T* dy, const T* z, index_t n, T total, T c, T* dz);
+
+  // ---- rotary embedding
+  /// `rows` rows of 2·half elements: (a, b) = (in[i], in[i + half]) -> (a·cos - b·sin, b·cos + a·sin). Tables
+  /// advance by table_stride a row. inverse: the rotation by the opposite angle.
+  void (*rotate_half_split)(const T* in, index_t in_stride, T* out, index_t out_stride, index_t rows,
+                            index_t half, const T* cosine, const T* sine, index_t table_stride, bool inverse);
+  /// The same for neighbours (in[2i], in[2i + 1]); tables hold every cosine twice and the sines as -sin,
+  /// +sin.
+  void (*rotate_interleaved)(const T* in, index_t in_stride, T* out, index_t out_stride, index_t rows,
+                             index_t half, const T* cosine, const T* sine, index_t table_stride,
+                             bool inverse);
+
+  // ---- attention
+  /// c[m × n] += a[m × k] · b[k × n], all row-major with unit stride along a row.
+  void (*multiply_add)(const T* a, index_t a_stride, const T* b, index_t b_stride, T* c, index_t c_stride,
+                       index_t m, index_t n, index_t k);
+};
+
+/// Storage in half precision; arithmetic stays in float.
+struct Conversions {
+  void (*widen_half)(const half* in, index_t n, float* out);
+  void (*widen_bfloat16)(const bfloat16* in, index_t n, float* out);
+  void (*narrow_half)(const float* in, index_t n, half* out);
+  void (*narrow_bfloat16)(const float* in, index_t n, bfloat16* out);
+};
+
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace ssmax

@@ -1,0 +1,51 @@
+// Walks the rows of a [batch, head, query, key] view as runs: neighbouring rows of one head that see the same
+// keys and have the same multiplier, so that a scaling is asked once per run and short rows can share
+// vectors.
+#pragma once
+
+#include "../mask.hpp"
+#include "../scaling.hpp"
+#include "check_views.hpp"
+
+namespace ssmax {
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+
+struct RowRun {
+  index_t batch, head, query;  // of the first row
+  index_t rows;
+  KeyRange keys;
+  Row row;
+};
+
+template <class M, class Visit>
+void for_each_run(const QueryShape& shape, const M& mask, Visit visit) {
+  for (index_t batch = 0; batch < shape.batch; ++batch) {
+    for (index_t head = 0; head < shape.heads; ++head) {
+      for (index_t query = 0; query < shape.queries;) {
+        const KeyRange keys = visible_keys(mask, {batch, head, query, shape});
+        index_t rows = 1;
+        if constexpr (is_uniform<M>()) {
+          rows = shape.queries;
+        } else {
+          for (; query + rows < shape.queries; ++rows) {
+            const KeyRange next = visible_keys(mask, {batch, head, query + rows, shape});
+            if (next.begin != keys.begin || next.end != keys.end) break;
+          }
+        }
+        visit(RowRun{
+            batch, head, query, rows, keys, {.head = head, .position = keys.end - 1, .n = keys.size()}});
+        query += rows;
+      }
+    }
+  }
+}
+
+template <class T>
+QueryShape query_shape(const View<T, 4>& rows) {
+  return {rows.extent(0), rows.extent(1), rows.extent(2), rows.extent(3)};
+}
+
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace ssmax

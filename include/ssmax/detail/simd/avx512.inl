@@ -1,0 +1,174 @@
+// AVX-512F: 16 floats or 8 doubles.
+// No include guard: detail/targets.hpp includes this once, inside its target region and namespace.
+
+struct F32 {
+  using Value = float;
+  using V = __m512;
+  using M = __mmask16;
+  static constexpr index_t width = 16;
+  static constexpr int chains = 8;        // exponentials in step, in one row
+  static constexpr int group_chains = 4;  // and across short rows
+
+  static V set(Value v) { return _mm512_set1_ps(v); }
+  static V load(const Value* p) { return _mm512_loadu_ps(p); }
+  static M lanes_below(index_t count) { return static_cast<M>((1u << count) - 1u); }
+  static V load_part(const Value* p, index_t count, Value fill) {
+    return _mm512_mask_loadu_ps(set(fill), lanes_below(count), p);
+  }
+  static void store(Value* p, V v) { _mm512_storeu_ps(p, v); }
+  static void store_part(Value* p, V v, index_t count) { _mm512_mask_storeu_ps(p, lanes_below(count), v); }
+
+  static V add(V a, V b) { return _mm512_add_ps(a, b); }
+  static V sub(V a, V b) { return _mm512_sub_ps(a, b); }
+  static V mul(V a, V b) { return _mm512_mul_ps(a, b); }
+  static V div(V a, V b) { return _mm512_div_ps(a, b); }
+  static V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
+  static V fused(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
+  static V max(V a, V b) { return _mm512_max_ps(a, b); }
+  static V min(V a, V b) { return _mm512_min_ps(a, b); }
+  static V abs(V a) {
+    return _mm512_castsi512_ps(_mm512_and_epi32(_mm512_castps_si512(a), _mm512_set1_epi32(0x7FFFFFFF)));
+  }
+
+  static M less(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+  static M not_less(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_NLT_UQ); }
+  static M unordered(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q); }
+  static M either(M a, M b) { return static_cast<M>(a | b); }
+  static M none() { return 0; }
+  static bool any(M m) { return m != 0; }
+  static bool all(M m) { return m == 0xFFFF; }
+  static V keep(M m, V v) { return _mm512_maskz_mov_ps(m, v); }
+  static V select(M m, V a, V b) { return _mm512_mask_blend_ps(m, b, a); }
+
+  static V shift_exponent(V p, V t) {
+    return _mm512_castsi512_ps(
+        _mm512_add_epi32(_mm512_castps_si512(p), _mm512_slli_epi32(_mm512_castps_si512(t), 23)));
+  }
+
+  static Value reduce_sum(V v) {
+    v = add(v, _mm512_shuffle_f32x4(v, v, 0x4E));
+    v = add(v, _mm512_shuffle_f32x4(v, v, 0xB1));
+    v = add(v, swap<2>(v));
+    return _mm_cvtss_f32(_mm512_castps512_ps128(add(v, swap<1>(v))));
+  }
+  static Value reduce_max(V v) {
+    v = max(v, _mm512_shuffle_f32x4(v, v, 0x4E));
+    v = max(v, _mm512_shuffle_f32x4(v, v, 0xB1));
+    v = max(v, swap<2>(v));
+    return _mm_cvtss_f32(_mm512_castps512_ps128(max(v, swap<1>(v))));
+  }
+  template <int stage>
+  static void fold_inputs(V a, V b, V& low, V& high) {
+    if constexpr (stage == 0) {
+      low = _mm512_unpacklo_ps(a, b);
+      high = _mm512_unpackhi_ps(a, b);
+    } else if constexpr (stage == 1) {
+      low = _mm512_shuffle_ps(a, b, 0x44);
+      high = _mm512_shuffle_ps(a, b, 0xEE);
+    } else {
+      low = _mm512_shuffle_f32x4(a, b, 0x88);
+      high = _mm512_shuffle_f32x4(a, b, 0xDD);
+    }
+  }
+  template <int distance>
+  static V swap(V v) {
+    if constexpr (distance == 1) return _mm512_permute_ps(v, 0xB1);
+    if constexpr (distance == 2) return _mm512_permute_ps(v, 0x4E);
+    if constexpr (distance == 4) return _mm512_shuffle_f32x4(v, v, 0xB1);
+    if constexpr (distance == 8) return _mm512_shuffle_f32x4(v, v, 0x4E);
+  }
+
+  static V load_widened(const half* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
+  static V load_widened(const bfloat16* p) {
+    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+  }
+  static void store_narrowed(half* p, V v) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+  }
+  static void store_narrowed(bfloat16* p, V v) {
+    const __m512i u = _mm512_castps_si512(v);
+    const __m512i top = _mm512_srli_epi32(u, 16);
+    const __m512i odd = _mm512_and_epi32(top, _mm512_set1_epi32(1));
+    const __m512i rounded =
+        _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7FFF)), odd), 16);
+    const __m512i quiet = _mm512_or_epi32(top, _mm512_set1_epi32(0x40));
+    const __m512i result = _mm512_mask_blend_epi32(unordered(v, v), rounded, quiet);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(result));
+  }
+};
+
+struct F64 {
+  using Value = double;
+  using V = __m512d;
+  using M = __mmask8;
+  static constexpr index_t width = 8;
+  static constexpr int chains = 8;        // exponentials in step, in one row
+  static constexpr int group_chains = 4;  // and across short rows
+
+  static V set(Value v) { return _mm512_set1_pd(v); }
+  static V load(const Value* p) { return _mm512_loadu_pd(p); }
+  static M lanes_below(index_t count) { return static_cast<M>((1u << count) - 1u); }
+  static V load_part(const Value* p, index_t count, Value fill) {
+    return _mm512_mask_loadu_pd(set(fill), lanes_below(count), p);
+  }
+  static void store(Value* p, V v) { _mm512_storeu_pd(p, v); }
+  static void store_part(Value* p, V v, index_t count) { _mm512_mask_storeu_pd(p, lanes_below(count), v); }
+
+  static V add(V a, V b) { return _mm512_add_pd(a, b); }
+  static V sub(V a, V b) { return _mm512_sub_pd(a, b); }
+  static V mul(V a, V b) { return _mm512_mul_pd(a, b); }
+  static V div(V a, V b) { return _mm512_div_pd(a, b); }
+  static V fma(V a, V b, V c) { return _mm512_fmadd_pd(a, b, c); }
+  static V fused(V a, V b, V c) { return _mm512_fmadd_pd(a, b, c); }
+  static V max(V a, V b) { return _mm512_max_pd(a, b); }
+  static V min(V a, V b) { return _mm512_min_pd(a, b); }
+  static V abs(V a) {
+    return _mm512_castsi512_pd(
+        _mm512_and_epi64(_mm512_castpd_si512(a), _mm512_set1_epi64(0x7FFFFFFFFFFFFFFF)));
+  }
+
+  static M less(V a, V b) { return _mm512_cmp_pd_mask(a, b, _CMP_LT_OQ); }
+  static M not_less(V a, V b) { return _mm512_cmp_pd_mask(a, b, _CMP_NLT_UQ); }
+  static M unordered(V a, V b) { return _mm512_cmp_pd_mask(a, b, _CMP_UNORD_Q); }
+  static M either(M a, M b) { return static_cast<M>(a | b); }
+  static M none() { return 0; }
+  static bool any(M m) { return m != 0; }
+  static bool all(M m) { return m == 0xFF; }
+  static V keep(M m, V v) { return _mm512_maskz_mov_pd(m, v); }
+  static V select(M m, V a, V b) { return _mm512_mask_blend_pd(m, b, a); }
+
+  static V shift_exponent(V p, V t) {
+    return _mm512_castsi512_pd(
+        _mm512_add_epi64(_mm512_castpd_si512(p), _mm512_slli_epi64(_mm512_castpd_si512(t), 52)));
+  }
+
+  static Value reduce_sum(V v) {
+    v = add(v, swap<4>(v));
+    v = add(v, swap<2>(v));
+    return _mm_cvtsd_f64(_mm512_castpd512_pd128(add(v, swap<1>(v))));
+  }
+  static Value reduce_max(V v) {
+    v = max(v, swap<4>(v));
+    v = max(v, swap<2>(v));
+    return _mm_cvtsd_f64(_mm512_castpd512_pd128(max(v, swap<1>(v))));
+  }
+  template <int stage>
+  static void fold_inputs(V a, V b, V& low, V& high) {
+    if constexpr (stage == 0) {
+      low = _mm512_unpacklo_pd(a, b);
+      high = _mm512_unpackhi_pd(a, b);
+    } else {
+      low = _mm512_shuffle_f64x2(a, b, 0x88);
+      high = _mm512_shuffle_f64x2(a, b, 0xDD);
+    }
+  }
+  template <int distance>
+  static V swap(V v) {
+    if constexpr (distance == 1) return _mm512_permute_pd(v, 0x55);
+    if constexpr (distance == 2) return _mm512_shuffle_f64x2(v, v, 0xB1);
+    if constexpr (distance == 4) return _mm512_shuffle_f64x2(v, v, 0x4E);
+  }
+};

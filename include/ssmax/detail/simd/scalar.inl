@@ -1,0 +1,77 @@
+// One lane at a time, in plain C++. The fallback for every processor, and what the other targets are tested
+// against. No include guard: detail/targets.hpp includes this once, inside its target's namespace.
+
+template <class Value_, class Bits, int mantissa_bits>
+struct ScalarLane {
+  using Value = Value_;
+  using V = Value;
+  using M = bool;
+  static constexpr index_t width = 1;
+  static constexpr int chains =
+      16;  // exponentials in step, in one row: here, how many sums a row is split into
+  static constexpr int group_chains = 1;  // and across short rows
+
+  static V set(Value v) { return v; }
+  static V load(const Value* p) { return *p; }
+  static V load_part(const Value*, index_t, Value fill) { return fill; }
+  static void store(Value* p, V v) { *p = v; }
+  static void store_part(Value*, V, index_t) {}
+
+  static V add(V a, V b) { return a + b; }
+  static V sub(V a, V b) { return a - b; }
+  static V mul(V a, V b) { return a * b; }
+  static V div(V a, V b) { return a / b; }
+  static V fma(V a, V b, V c) {
+    if constexpr (sizeof(Value) == 4) {
+      return fused(a, b, c);
+    } else {
+      return a * b + c;
+    }
+  }
+  // Rounded once (but for a rare double rounding): a float product is exact in double; double needs the library's fma.
+  static V fused(V a, V b, V c) {
+    if constexpr (sizeof(Value) == 4) {
+      return static_cast<Value>(static_cast<double>(a) * static_cast<double>(b) + static_cast<double>(c));
+    } else {
+      return std::fma(a, b, c);
+    }
+  }
+  static V max(V a, V b) { return a > b ? a : b; }
+  static V min(V a, V b) { return a < b ? a : b; }
+  static V abs(V a) { return a < 0 ? -a : a; }
+
+  static M less(V a, V b) { return a < b; }
+  static M not_less(V a, V b) { return !(a < b); }
+  static M unordered(V a, V b) { return a != a || b != b; }
+  static M either(M a, M b) { return a || b; }
+  static M none() { return false; }
+  static bool any(M m) { return m; }
+  static bool all(M m) { return m; }
+  static V keep(M m, V v) { return m ? v : V{0}; }
+  static V select(M m, V a, V b) { return m ? a : b; }
+
+  static V shift_exponent(V p, V t) {
+    return std::bit_cast<V>(
+        static_cast<Bits>(std::bit_cast<Bits>(p) + (std::bit_cast<Bits>(t) << mantissa_bits)));
+  }
+
+  static Value reduce_sum(V v) { return v; }
+  static Value reduce_max(V v) { return v; }
+  template <int stage>
+  static void fold_inputs(V a, V b, V& low, V& high) {
+    low = a;
+    high = b;
+  }
+  template <int distance>
+  static V swap(V v) {
+    return v;
+  }
+};
+
+struct F32 : ScalarLane<float, std::uint32_t, 23> {
+  static V load_widened(const half* p) { return static_cast<float>(*p); }
+  static V load_widened(const bfloat16* p) { return static_cast<float>(*p); }
+  static void store_narrowed(half* p, V v) { *p = half(v); }
+  static void store_narrowed(bfloat16* p, V v) { *p = bfloat16(v); }
+};
+struct F64 : ScalarLane<double, std::uint64_t, 52> {};

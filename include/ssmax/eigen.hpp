@@ -1,0 +1,146 @@
+// Eigen matrices, arrays, Map, Ref, blocks and expressions as arguments of the functors:
+//
+//   Eigen::MatrixXf p = ssmax::SSMax<float>{0.43f}(logits);                     // each row sums to 1
+//   ssmax::Softmax{}(logits, p, ssmax::Axis::columns);                          // each column does; p may be
+//   logits
+//
+// n is the number of columns (rows for Axis::columns). A compile-time vector is one row whichever way it
+// stands. Rows that are contiguous in memory (RowMajor by rows, ColMajor by columns) are worked on where they
+// lie. Everything else goes through a buffer of a few rows: the other direction, expressions, Eigen::half and
+// Eigen::bfloat16, which are computed in float. `out` must have the shape of `in`: std::invalid_argument
+// otherwise.
+//
+// row_view(matrix) and column_view(matrix) give the views that the other functions of this library take.
+#pragma once
+
+#include <Eigen/Core>
+
+#include "softmax.hpp"
+
+namespace ssmax {
+inline namespace SSMAX_CODE_NAMESPACE {
+
+template <class X>
+concept EigenDense = std::is_base_of_v<Eigen::DenseBase<X>, X>;
+
+namespace detail {
+
+template <class X>
+inline constexpr bool has_memory = (Eigen::internal::traits<std::remove_const_t<X>>::Flags &
+                                    Eigen::DirectAccessBit) != 0;
+
+/// Columns one after the other in memory, whichever of the two names its type gives them.
+template <class X>
+inline constexpr bool is_row_major = (X::Flags & Eigen::RowMajorBit) != 0;
+
+/// The matrix as views of lines that run along memory: rows of a RowMajor matrix, columns of a ColMajor one.
+template <class T, class X>
+View<T, 2> line_view(T* data, const X& matrix) {
+  const index_t lines = is_row_major<X> ? matrix.rows() : matrix.cols();
+  const index_t length = is_row_major<X> ? matrix.cols() : matrix.rows();
+  return {data, {lines, length}, {matrix.outerStride(), matrix.innerStride()}};
+}
+
+template <class In, class Out>
+void check_same_shape(const In& in, const Out& out) {
+  if (out.rows() != in.rows()) fail_extent("softmax", "out", 0, out.rows(), "logits", in.rows());
+  if (out.cols() != in.cols()) fail_extent("softmax", "out", 1, out.cols(), "logits", in.cols());
+}
+
+/// Lines that do not run along memory, expressions, and half precision: a few at a time through a row-major
+/// buffer.
+template <class S, class In, class Out>
+void softmax_through_buffer(const S& scaling, const In& in, Out& out, bool by_columns) {
+  using T = std::conditional_t<std::same_as<typename In::Scalar, double>, double, float>;
+  using Buffer = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+  const index_t lines = by_columns ? in.cols() : in.rows(), length = by_columns ? in.rows() : in.cols();
+  const index_t lines_a_time = std::clamp<index_t>(8192 / std::max<index_t>(length, 1), 16, 1024);
+  Buffer buffer;
+  for (index_t begin = 0; begin < lines; begin += lines_a_time) {
+    const index_t count = std::min(lines_a_time, lines - begin);
+    if (by_columns) {
+      buffer = in.middleCols(begin, count).transpose().template cast<T>();
+    } else {
+      buffer = in.middleRows(begin, count).template cast<T>();
+    }
+    const View<T, 2> rows(buffer.data(), {count, length});
+    softmax(rows, rows, scaling);
+    if (by_columns) {
+      out.middleCols(begin, count) = buffer.transpose().template cast<typename Out::Scalar>();
+    } else {
+      out.middleRows(begin, count) = buffer.template cast<typename Out::Scalar>();
+    }
+  }
+}
+
+template <class S, class In, class Out>
+void softmax_of_eigen(const S& scaling, const In& in, Out& out, Axis axis) {
+  using T = typename In::Scalar;
+  static_assert(std::same_as<T, typename Out::Scalar>,
+                "ssmax::softmax: logits and out have the same scalar type");
+  static_assert(std::same_as<T, float> || std::same_as<T, double> || std::same_as<T, Eigen::half> ||
+                    std::same_as<T, Eigen::bfloat16>,
+                "ssmax::softmax: scalars are float, double, Eigen::half or Eigen::bfloat16");
+  check_same_shape(in, out);
+  if constexpr (!has_memory<In>) {
+    const typename In::PlainObject evaluated = in;
+    softmax_of_eigen(scaling, evaluated, out, axis);
+  } else {
+    const bool by_columns = In::IsVectorAtCompileTime ? In::ColsAtCompileTime == 1 : axis == Axis::columns;
+    if constexpr (std::is_floating_point_v<T> && has_memory<Out> && is_row_major<In> == is_row_major<Out>) {
+      if (by_columns != is_row_major<In> && in.innerStride() == 1 && out.innerStride() == 1) {
+        softmax(line_view<const T>(in.data(), in), line_view<T>(out.data(), out), scaling);
+        return;
+      }
+    }
+    softmax_through_buffer(scaling, in, out, by_columns);
+  }
+}
+
+/// Arrays and matrices do not mix in Eigen's assignments; as matrices both are the same to us.
+template <class X>
+decltype(auto) as_matrix(X& x) {
+  if constexpr (std::is_base_of_v<Eigen::ArrayBase<std::remove_const_t<X>>, X>) {
+    return x.matrix();
+  } else {
+    return x.derived();
+  }
+}
+
+}  // namespace detail
+
+template <EigenDense X>
+struct Adaptor<X> {
+  template <class S, class Out>
+  static void apply(const S& scaling, const X& in, Out& out, Axis axis) {
+    auto&& from = detail::as_matrix(in);
+    auto&& to = detail::as_matrix(out);
+    detail::softmax_of_eigen(scaling, from, to, axis);
+  }
+  template <class S>
+  static typename X::PlainObject apply(const S& scaling, const X& in, Axis axis) {
+    typename X::PlainObject out(in.rows(), in.cols());
+    apply(scaling, in, out, axis);
+    return out;
+  }
+};
+
+/// A RowMajor matrix, map or block as rows.
+template <class X>
+requires EigenDense<std::remove_const_t<X>>
+[[nodiscard]] auto row_view(X& matrix) {
+  static_assert(detail::has_memory<X> && detail::is_row_major<X>, "ssmax::row_view: needs a RowMajor matrix");
+  return detail::line_view<std::remove_pointer_t<decltype(matrix.data())>>(matrix.data(), matrix);
+}
+
+/// A ColMajor matrix, map or block with its columns as the rows of the view.
+template <class X>
+requires EigenDense<std::remove_const_t<X>>
+[[nodiscard]] auto column_view(X& matrix) {
+  static_assert(detail::has_memory<X> && !detail::is_row_major<X>,
+                "ssmax::column_view: needs a ColMajor matrix");
+  return detail::line_view<std::remove_pointer_t<decltype(matrix.data())>>(matrix.data(), matrix);
+}
+
+}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace ssmax

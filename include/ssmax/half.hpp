@@ -1,0 +1,70 @@
+// half (IEEE binary16) and bfloat16 as storage. Arithmetic is always done in float: kernels widen a row,
+// compute, and round once on the way out, to nearest even. These scalar conversions are the definition that
+// the vector ones must meet bit for bit (NaN stays NaN; its payload is not kept).
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#include "config.hpp"
+
+namespace ssmax {
+inline namespace SSMAX_DATA_NAMESPACE {
+
+struct bfloat16 {
+  std::uint16_t bits = 0;
+
+  SSMAX_INLINE constexpr bfloat16() = default;
+  SSMAX_INLINE constexpr explicit bfloat16(float value) {
+    const auto u = std::bit_cast<std::uint32_t>(value);
+    const bool is_nan = (u & 0x7FFFFFFFu) > 0x7F800000u;
+    // Adding 0x7FFF plus the lowest kept bit rounds to nearest even; a carry runs into the exponent as it
+    // should.
+    bits = is_nan ? static_cast<std::uint16_t>((u >> 16) | 0x40u)
+                  : static_cast<std::uint16_t>((u + 0x7FFFu + ((u >> 16) & 1u)) >> 16);
+  }
+  SSMAX_INLINE constexpr operator float() const {
+    return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+  }
+};
+
+struct half {
+  std::uint16_t bits = 0;
+
+  SSMAX_INLINE constexpr half() = default;
+  SSMAX_INLINE constexpr explicit half(float value) {
+    const auto u = std::bit_cast<std::uint32_t>(value);
+    const std::uint32_t sign = (u >> 16) & 0x8000u;
+    const std::uint32_t magnitude = u & 0x7FFFFFFFu;
+    std::uint32_t result;
+    if (magnitude > 0x7F800000u) {
+      result = 0x7E00u;
+    } else if (magnitude >= 0x477FF000u) {  // 65520 and above round to infinity
+      result = 0x7C00u;
+    } else if (magnitude < 0x38800000u) {  // below 2^-14: subnormal, in units of 2^-24
+      // Adding 0.5 puts the units of 2^-24 into the last bits of a float in [0.5, 1); the addition rounds to
+      // even.
+      result = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3F000000u;
+    } else {
+      result = (magnitude - 0x38000000u + 0xFFFu + ((magnitude >> 13) & 1u)) >> 13;
+    }
+    bits = static_cast<std::uint16_t>(sign | result);
+  }
+  SSMAX_INLINE constexpr operator float() const {
+    const std::uint32_t sign = (bits & 0x8000u) << 16;
+    const std::uint32_t exponent = (bits >> 10) & 0x1Fu;
+    const std::uint32_t mantissa = bits & 0x3FFu;
+    std::uint32_t magnitude;
+    if (exponent == 0x1Fu) {
+      magnitude = 0x7F800000u | (mantissa << 13) | (mantissa != 0 ? 0x400000u : 0u);
+    } else if (exponent != 0) {
+      magnitude = ((exponent + 112u) << 23) | (mantissa << 13);
+    } else {
+      magnitude = std::bit_cast<std::uint32_t>(static_cast<float>(mantissa) * 0x1p-24f);
+    }
+    return std::bit_cast<float>(sign | magnitude);
+  }
+};
+
+}  // namespace SSMAX_DATA_NAMESPACE
+}  // namespace ssmax

@@ -1,0 +1,298 @@
+// Rotary position embedding (RoPE; Su et al., arXiv:2104.09864).
+//
+// At position p, pair i of a head's first `width` channels is turned by the angle p·ω_i, ω_i = θ^(-2i/width):
+//   (a, b) -> (a·cos - b·sin, b·cos + a·sin)
+// Pairing::half_split pairs channel i with i + width/2 (Llama in transformers, GPT-NeoX), Pairing::interleaved
+// pairs 2i with 2i + 1 (Llama's original weights, GPT-J). Channels from `width` on pass unchanged. The backward
+// is the transpose: the rotation by the opposite angle.
+//
+// Scalings of ω, to run beyond the trained length:
+//   linear(f)                ω / f (arXiv:2306.15595)
+//   ntk(f)                   θ·f^(width / (width - 2)) in place of θ
+//   yarn(f, L)               ω / f where fewer than 1 turn fits into L, ω where more than 32 do, a ramp over i
+//                            between (arXiv:2309.00071); its attention factor is Constant::yarn(f)
+//   llama3(f, L, low, high)  ω / f where fewer than `low` turns fit into L, ω where more than `high` do, a blend
+//                            between (Llama 3.1)
+//
+// Angles are formed and reduced in double and only cos and sin are rounded: at position 10^6 they err by 6e-8
+// (half an ulp of 1), as at position 1. Tables hold `positions` positions from `first_position`; others are an
+// error.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numbers>
+#include <span>
+#include <vector>
+
+#include "detail/check_views.hpp"
+#include "target.hpp"
+#include "view.hpp"
+
+namespace ssmax {
+inline namespace SSMAX_DATA_NAMESPACE {
+
+enum class Pairing { half_split, interleaved };
+
+/// How ω is changed; made by the functions named after the methods.
+struct RopeScaling {
+  enum class Method { none, linear, ntk, yarn, llama3 };
+
+  Method method = Method::none;
+  double factor = 1;
+  double original_positions = 0;
+  double low = 1;    // yarn: turns in the original length below which ω is divided; llama3: low_freq_factor
+  double high = 32;  // yarn: turns above which ω is kept; llama3: high_freq_factor
+
+  SSMAX_INLINE static constexpr RopeScaling linear(double factor) {
+    return {Method::linear, factor, 0, 1, 1};
+  }
+  SSMAX_INLINE static constexpr RopeScaling ntk(double factor) { return {Method::ntk, factor, 0, 1, 1}; }
+  SSMAX_INLINE static constexpr RopeScaling yarn(double factor, double original_positions, double low = 1,
+                                                 double high = 32) {
+    return {Method::yarn, factor, original_positions, low, high};
+  }
+  SSMAX_INLINE static constexpr RopeScaling llama3(double factor, double original_positions, double low = 1,
+                                                   double high = 4) {
+    return {Method::llama3, factor, original_positions, low, high};
+  }
+};
+
+struct RopeOptions {
+  index_t width = 0;  // channels that are rotated; even
+  double theta = 10'000;
+  Pairing pairing = Pairing::half_split;
+  RopeScaling scaling{};
+  index_t first_position = 0;
+};
+
+}  // namespace SSMAX_DATA_NAMESPACE
+
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+
+inline void check_rope(const RopeOptions& options, index_t positions) {
+  const auto require = [](bool holds, const char* what) {
+    if (!holds) fail(std::string("ssmax::Rope: ") + what);
+  };
+  if (options.width < 2 || options.width % 2 != 0) {
+    fail_value("Rope", "width", "is", options.width, "must be even and at least", 2);
+  }
+  if (positions < 1) fail_value("Rope", "positions", "are", positions, "must be at least", 1);
+  if (options.first_position > std::numeric_limits<index_t>::max() - positions) {
+    fail_value("Rope", "first_position", "is", options.first_position, "leaves no room for positions",
+               positions);
+  }
+  if (options.first_position < 0)
+    fail_value("Rope", "first_position", "is", options.first_position, "must be at least", 0);
+  require(options.theta > 1 && std::isfinite(options.theta), "theta must be finite and above 1");
+  const RopeScaling& scaling = options.scaling;
+  require(scaling.factor > 0 && std::isfinite(scaling.factor), "scaling.factor must be finite and above 0");
+  using Method = RopeScaling::Method;
+  if (scaling.method == Method::ntk) require(options.width > 2, "ntk needs a width above 2");
+  if (scaling.method == Method::yarn || scaling.method == Method::llama3) {
+    require(scaling.original_positions > 0, "scaling.original_positions must be above 0");
+    require(scaling.low > 0 && scaling.high > scaling.low, "scaling must have 0 < low < high");
+  }
+}
+
+/// ω_i for every pair.
+inline std::vector<double> rope_frequencies(const RopeOptions& options) {
+  using Method = RopeScaling::Method;
+  const RopeScaling& scaling = options.scaling;
+  const auto width = static_cast<double>(options.width);
+  const double theta = scaling.method == Method::ntk
+                           ? options.theta * std::pow(scaling.factor, width / (width - 2))
+                           : options.theta;
+  std::vector<double> frequencies(static_cast<std::size_t>(options.width / 2));
+  // The pair, as a real number, whose wavelength fits `turns` times into the original length (YaRN's ramp is
+  // over i).
+  const auto pair_with_turns = [&](double turns) {
+    return width * std::log(scaling.original_positions / (turns * 2 * std::numbers::pi)) /
+           (2 * std::log(theta));
+  };
+  for (std::size_t i = 0; i < frequencies.size(); ++i) {
+    const double omega = std::pow(theta, -2.0 * static_cast<double>(i) / width);
+    double kept = 1;  // the share of ω that is not divided by the factor
+    if (scaling.method == Method::linear) {
+      kept = 0;
+    } else if (scaling.method == Method::yarn) {
+      const double first = std::max(std::floor(pair_with_turns(scaling.high)), 0.0);
+      const double last = std::min(std::ceil(pair_with_turns(scaling.low)), width - 1);
+      const double length = std::max(last - first, 0.001);
+      kept = 1 - std::clamp((static_cast<double>(i) - first) / length, 0.0, 1.0);
+    } else if (scaling.method == Method::llama3) {
+      const double turns = scaling.original_positions * omega / (2 * std::numbers::pi);
+      kept = std::clamp((turns - scaling.low) / (scaling.high - scaling.low), 0.0, 1.0);
+    }
+    frequencies[i] = omega * kept + omega / scaling.factor * (1 - kept);
+  }
+  return frequencies;
+}
+
+}  // namespace detail
+
+/// Tables of cos and sin, T = float or double. 2·positions·(width / 2) elements, or twice that when
+/// interleaved.
+template <class T>
+class Rope {
+ public:
+  Rope(const RopeOptions& options, index_t positions) : options_(options), positions_(positions) {
+    detail::check_rope(options, positions);
+    const std::vector<double> frequencies = detail::rope_frequencies(options);
+    const index_t half = options.width / 2;
+    const bool interleaved = options.pairing == Pairing::interleaved;
+    pitch_ = interleaved ? options.width : half;
+    cosine_.resize(static_cast<std::size_t>(positions * pitch_));
+    sine_.resize(cosine_.size());
+    for (index_t p = 0; p < positions; ++p) {
+      for (index_t i = 0; i < half; ++i) {
+        const double angle =
+            static_cast<double>(options.first_position + p) * frequencies[static_cast<std::size_t>(i)];
+        const auto c = static_cast<T>(std::cos(angle)), s = static_cast<T>(std::sin(angle));
+        const auto at = static_cast<std::size_t>(p * pitch_ + (interleaved ? 2 * i : i));
+        cosine_[at] = c;
+        sine_[at] = interleaved ? -s : s;
+        if (interleaved) {
+          cosine_[at + 1] = c;
+          sine_[at + 1] = s;
+        }
+      }
+    }
+  }
+
+  [[nodiscard]] const RopeOptions& options() const { return options_; }
+  [[nodiscard]] index_t width() const { return options_.width; }
+  [[nodiscard]] index_t first_position() const { return options_.first_position; }
+  [[nodiscard]] index_t positions() const { return positions_; }
+
+  /// Rotates `rows` rows, the first at `position`, without checks. in == out is allowed, other overlap is
+  /// not.
+  void rotate(const T* in, index_t in_stride, T* out, index_t out_stride, index_t rows, index_t channels,
+              index_t position, bool inverse) const {
+    const auto at = static_cast<std::size_t>((position - options_.first_position) * pitch_);
+    const auto& leaves = detail::leaves<T>();
+    const auto leaf =
+        options_.pairing == Pairing::interleaved ? leaves.rotate_interleaved : leaves.rotate_half_split;
+    leaf(in, in_stride, out, out_stride, rows, options_.width / 2, cosine_.data() + at, sine_.data() + at,
+         pitch_, inverse);
+    if (in == out) return;
+    for (index_t r = 0; r < rows; ++r) {
+      std::copy(in + r * in_stride + options_.width, in + r * in_stride + channels,
+                out + r * out_stride + options_.width);
+    }
+  }
+
+  /// Throws unless positions [first, first + count) are in the tables and `channels` hold the width.
+  void check(const char* function, const char* name, index_t first, index_t count, index_t channels) const {
+    if (channels < options_.width) {
+      detail::fail_value(function, name, "has channels", channels, "the rope's width is", options_.width);
+    }
+    if (first < options_.first_position) {
+      detail::fail_value(function, name, "has position", first, "the rope's first is",
+                         options_.first_position);
+    }
+    const index_t last = options_.first_position + (positions_ - 1);
+    if (count > 0 && count - 1 > last - first) {
+      // Named as far as it can be counted to: first + count may overflow.
+      const index_t furthest = std::numeric_limits<index_t>::max();
+      const index_t position = first > furthest - (count - 1) ? furthest : first + (count - 1);
+      detail::fail_value(function, name, "has position", position, "the rope's last is", last);
+    }
+  }
+
+ private:
+  RopeOptions options_;
+  index_t positions_;
+  index_t pitch_ = 0;
+  std::vector<T> cosine_, sine_;
+};
+
+namespace detail {
+
+template <class T, int Rank>
+void check_rope_views(const char* function, const View<const T, Rank>& in, const View<T, Rank>& out) {
+  static_assert(Rank >= 2 && Rank <= 4, "ssmax::rope: views are [..., position, channel] of rank 2 to 4");
+  check_view(function, "in", in);
+  check_output(function, "out", out);
+  check_same_extents(function, "out", out, "in", in);
+  check_in_place_or_apart(function, "out", out, "in", in);
+}
+
+/// Neighbouring rows of consecutive positions.
+template <class T>
+void rotate_all(const View<const T, 4>& in, const View<T, 4>& out, const Rope<T>& rope, index_t start,
+                bool inverse) {
+  for (index_t b = 0; b < in.extent(0); ++b) {
+    for (index_t h = 0; h < in.extent(1); ++h) {
+      rope.rotate(&in(b, h, 0, 0), in.stride(2), &out(b, h, 0, 0), out.stride(2), in.extent(2), in.extent(3),
+                  start, inverse);
+    }
+  }
+}
+
+template <class T, int Rank>
+void rope_from(const char* function, const View<const T, Rank>& in, const View<T, Rank>& out,
+               const Rope<T>& rope, index_t start, bool inverse) {
+  check_rope_views(function, in, out);
+  rope.check(function, "in", start, in.extent(Rank - 2), in.extent(Rank - 1));
+  if (!in.empty()) rotate_all(with_rank<4>(in), with_rank<4>(out), rope, start, inverse);
+}
+
+template <class T, int Rank>
+void rope_at(const char* function, const View<const T, Rank>& in, const View<T, Rank>& out,
+             const Rope<T>& rope, std::span<const index_t> positions, bool inverse) {
+  check_rope_views(function, in, out);
+  const index_t rows = in.extent(Rank - 2);
+  if (static_cast<index_t>(positions.size()) != rows) {
+    fail_value(function, "positions", "has extent", static_cast<index_t>(positions.size()),
+               "positions of in are", rows);
+  }
+  for (index_t position : positions) rope.check(function, "positions", position, 1, in.extent(Rank - 1));
+  if (in.empty()) return;
+  const auto from = with_rank<4>(in);
+  const auto to = with_rank<4>(out);
+  for (index_t b = 0; b < from.extent(0); ++b) {
+    for (index_t h = 0; h < from.extent(1); ++h) {
+      for (index_t p = 0; p < rows; ++p) {
+        rope.rotate(&from(b, h, p, 0), from.stride(2), &to(b, h, p, 0), to.stride(2), 1, from.extent(3),
+                    positions[static_cast<std::size_t>(p)], inverse);
+      }
+    }
+  }
+}
+
+}  // namespace detail
+
+/// out = in, each row [..., position, channel] rotated to position start + its index. out may be in, or lie
+/// apart.
+template <class T, int Rank>
+void rope(std::type_identity_t<View<const T, Rank>> in, View<T, Rank> out, const Rope<T>& tables,
+          index_t start) {
+  detail::rope_from("rope", in, out, tables, start, false);
+}
+
+/// The same with a position for every index, shared by batches and heads. Every position is checked before
+/// any write.
+template <class T, int Rank>
+void rope(std::type_identity_t<View<const T, Rank>> in, View<T, Rank> out, const Rope<T>& tables,
+          std::span<const index_t> positions) {
+  detail::rope_at("rope", in, out, tables, positions, false);
+}
+
+/// The transpose: the gradient of the input from the gradient of the output.
+template <class T, int Rank>
+void rope_backward(std::type_identity_t<View<const T, Rank>> dout, View<T, Rank> din, const Rope<T>& tables,
+                   index_t start) {
+  detail::rope_from("rope_backward", dout, din, tables, start, true);
+}
+
+template <class T, int Rank>
+void rope_backward(std::type_identity_t<View<const T, Rank>> dout, View<T, Rank> din, const Rope<T>& tables,
+                   std::span<const index_t> positions) {
+  detail::rope_at("rope_backward", dout, din, tables, positions, true);
+}
+
+}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace ssmax

@@ -1,0 +1,316 @@
+// Scalings: the multiplier c of a row's logits, y = softmax(c·z), and the gradient of its parameters.
+//
+// A scaling is any callable Row -> number, so a lambda is one. Two optional members:
+//   check(head_count, largest_n)  called once per call, before anything is written; throws on bad sizes
+//   accumulate(row, dc)           adds dc · ∂c/∂parameter to the caller's arrays; this makes it learnable
+// The multiplier may be negative or zero. It is computed in double: s·ln n is never rounded to float.
+//
+//   name                  multiplier                     source
+//   Softmax               1
+//   SSMax                 s·ln n + b                     arXiv:2501.19399; with b its configuration (d)
+//   LogN                  ln n                           its configuration (c); Chiang & Cholak, arXiv:2202.12172
+//   SizeTable             s·p_n + b                      the form that its Figure 2 was learnt with
+//   QwenLogN              max(1, ln(p+1) / ln L)         Qwen, use_logn_attn
+//   Llama4Temperature     1 + a·ln(1 + floor((p+1)/F))   Llama 4, attn_temperature_tuning
+//   MinistralTemperature  1 + β·ln(1 + floor(p/L))       Ministral 3
+//   Constant              any; yarn(x) = (0.1·ln x + 1)² YaRN's attention factor, arXiv:2309.00071
+//
+// n counts the keys that the row sees, p is the 0-based position of its query. s, b and ln n multiply: adding any
+// of them to every logit would do nothing, since softmax is shift-invariant.
+#pragma once
+
+#include <cmath>
+#include <concepts>
+#include <span>
+
+#include "config.hpp"
+#include "detail/error.hpp"
+
+namespace ssmax {
+
+inline namespace SSMAX_DATA_NAMESPACE {
+
+/// What a scaling may look at: the head, the query's 0-based position, the number of keys the query sees (at
+/// least 1).
+struct Row {
+  index_t head = 0;
+  index_t position = 0;
+  index_t n = 0;
+
+  SSMAX_INLINE constexpr bool operator==(const Row&) const = default;
+};
+
+/// Which dimension of a matrix a functor normalises over: each row (the last dimension), or each column.
+enum class Axis { rows, columns };
+
+template <class S>
+concept Scaling = requires(const S& scaling, const Row& row) {
+  { scaling(row) } -> std::convertible_to<double>;
+};
+
+template <class S>
+concept LearnableScaling = Scaling<S> && requires(const S& scaling, const Row& row, double dc) {
+  scaling.accumulate(row, dc);
+};
+
+}  // namespace SSMAX_DATA_NAMESPACE
+
+inline namespace SSMAX_CODE_NAMESPACE {
+
+/// Adaptor<X> teaches the functors a container: softmax.hpp has those for spans, vectors and views, eigen.hpp
+/// those for Eigen. It offers  apply(scaling, in, out, axis)  and  apply(scaling, in, axis) -> owning result.
+template <class X>
+struct Adaptor;
+
+namespace detail {
+
+template <class S>
+SSMAX_INLINE void check_scaling(const S& scaling, index_t heads, index_t largest_n) {
+  if constexpr (requires { scaling.check(heads, largest_n); }) scaling.check(heads, largest_n);
+}
+
+template <class T>
+void check_parameter(const char* name, std::span<T> values, const char* what, index_t needed) {
+  if (static_cast<index_t>(values.size()) < needed) {
+    fail_value("scaling", name, "has extent", static_cast<index_t>(values.size()), what, needed);
+  }
+}
+
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
+
+inline namespace SSMAX_DATA_NAMESPACE {
+
+/// Makes a scaling callable on data: scaling(in, out) and out = scaling(in), for everything that has an
+/// Adaptor.
+template <class Derived>
+struct RowFunctor {
+  template <class In, class Out>
+  requires requires { sizeof(Adaptor<std::remove_cvref_t<In>>); }
+  SSMAX_INLINE void operator()(const In& in, Out&& out, Axis axis = Axis::rows) const {
+    Adaptor<std::remove_cvref_t<In>>::apply(static_cast<const Derived&>(*this), in, out, axis);
+  }
+  template <class In>
+  requires requires { sizeof(Adaptor<std::remove_cvref_t<In>>); }
+  [[nodiscard]] SSMAX_INLINE auto operator()(const In& in, Axis axis = Axis::rows) const {
+    return Adaptor<std::remove_cvref_t<In>>::apply(static_cast<const Derived&>(*this), in, axis);
+  }
+};
+
+/// c = 1: plain softmax.
+struct Softmax : RowFunctor<Softmax> {
+  using RowFunctor::operator();
+  SSMAX_INLINE constexpr double operator()(const Row&) const { return 1.0; }
+};
+
+/// c = ln n: SSMax without its s.
+struct LogN : RowFunctor<LogN> {
+  using RowFunctor::operator();
+  SSMAX_INLINE double operator()(const Row& row) const { return std::log(static_cast<double>(row.n)); }
+};
+
+/// A number or one number per head.
+template <class T>
+class PerHead {
+ public:
+  SSMAX_INLINE constexpr PerHead(T value) : value_(value) {}
+  SSMAX_INLINE constexpr PerHead(std::span<const T> values) : per_head_(true), values_(values) {}
+  SSMAX_INLINE constexpr double operator[](index_t head) const {
+    return static_cast<double>(per_head_ ? values_[static_cast<std::size_t>(head)] : value_);
+  }
+  SSMAX_INLINE void check(const char* name, index_t heads) const {
+    if (per_head_) detail::check_parameter(name, values_, "heads are", heads);
+  }
+
+ private:
+  T value_{};
+  bool per_head_ = false;
+  std::span<const T> values_{};
+};
+
+/// SSMax with somewhere to put ∂s and ∂b: ds[head] += ln n · dc, db[head] += dc.
+template <class T>
+class SSMaxGradient {
+ public:
+  SSMAX_INLINE constexpr SSMaxGradient(PerHead<T> s, PerHead<T> b, std::span<T> ds, std::span<T> db)
+      : s_(s), b_(b), ds_(ds), db_(db) {}
+
+  SSMAX_INLINE double operator()(const Row& row) const {
+    return s_[row.head] * std::log(static_cast<double>(row.n)) + b_[row.head];
+  }
+  SSMAX_INLINE void accumulate(const Row& row, double dc) const {
+    const auto head = static_cast<std::size_t>(row.head);
+    if (!ds_.empty()) ds_[head] += static_cast<T>(std::log(static_cast<double>(row.n)) * dc);
+    if (!db_.empty()) db_[head] += static_cast<T>(dc);
+  }
+  SSMAX_INLINE void check(index_t heads, index_t) const {
+    s_.check("s", heads);
+    b_.check("b", heads);
+    if (!ds_.empty()) detail::check_parameter("ds", ds_, "heads are", heads);
+    if (!db_.empty()) detail::check_parameter("db", db_, "heads are", heads);
+  }
+
+ private:
+  PerHead<T> s_, b_;
+  std::span<T> ds_, db_;
+};
+
+/// c = s·ln n + b. s and b are numbers, or spans with one number per head, which must outlive the scaling.
+template <class T = float>
+class SSMax : public RowFunctor<SSMax<T>> {
+ public:
+  using RowFunctor<SSMax<T>>::operator();
+
+  SSMAX_INLINE constexpr explicit SSMax(T s = T{1}, T b = T{0}) : s_(s), b_(b) {}
+  /// One s per head, and one b per head or, where that is empty, none.
+  SSMAX_INLINE constexpr explicit SSMax(std::span<const T> s, std::span<const T> b = {})
+      : s_(s), b_(b.empty() ? PerHead<T>(T{0}) : PerHead<T>(b)) {}
+
+  SSMAX_INLINE double operator()(const Row& row) const {
+    return s_[row.head] * std::log(static_cast<double>(row.n)) + b_[row.head];
+  }
+  SSMAX_INLINE void check(index_t heads, index_t) const {
+    s_.check("s", heads);
+    b_.check("b", heads);
+  }
+
+  /// For backward: adds to ds and db, one element per head (a single one serves head 0). db may be left out.
+  [[nodiscard]] SSMAX_INLINE SSMaxGradient<T> gradient(std::span<T> ds, std::span<T> db = {}) const {
+    return {s_, b_, ds, db};
+  }
+
+ private:
+  PerHead<T> s_, b_;
+};
+
+/// SizeTable with somewhere to put its gradients: dp[n-1] += s·dc, ds[head] += p_n·dc, db[head] += dc.
+template <class T>
+class SizeTableGradient {
+ public:
+  SSMAX_INLINE constexpr SizeTableGradient(std::span<const T> p, PerHead<T> s, PerHead<T> b, std::span<T> dp,
+                                           std::span<T> ds, std::span<T> db)
+      : p_(p), s_(s), b_(b), dp_(dp), ds_(ds), db_(db) {}
+
+  SSMAX_INLINE double operator()(const Row& row) const {
+    return s_[row.head] * static_cast<double>(p_[static_cast<std::size_t>(row.n - 1)]) + b_[row.head];
+  }
+  SSMAX_INLINE void accumulate(const Row& row, double dc) const {
+    const auto head = static_cast<std::size_t>(row.head);
+    const auto size = static_cast<std::size_t>(row.n - 1);
+    if (!dp_.empty()) dp_[size] += static_cast<T>(s_[row.head] * dc);
+    if (!ds_.empty()) ds_[head] += static_cast<T>(static_cast<double>(p_[size]) * dc);
+    if (!db_.empty()) db_[head] += static_cast<T>(dc);
+  }
+  SSMAX_INLINE void check(index_t heads, index_t largest_n) const {
+    detail::check_parameter("p", p_, "the largest n is", largest_n);
+    s_.check("s", heads);
+    b_.check("b", heads);
+    if (!dp_.empty()) detail::check_parameter("dp", dp_, "the largest n is", largest_n);
+    if (!ds_.empty()) detail::check_parameter("ds", ds_, "heads are", heads);
+    if (!db_.empty()) detail::check_parameter("db", db_, "heads are", heads);
+  }
+
+ private:
+  std::span<const T> p_;
+  PerHead<T> s_, b_;
+  std::span<T> dp_, ds_, db_;
+};
+
+/// c = s·p_n + b with a learnt p_n = p[n-1] for every size, shared by all heads.
+template <class T = float>
+class SizeTable : public RowFunctor<SizeTable<T>> {
+ public:
+  using RowFunctor<SizeTable<T>>::operator();
+
+  SSMAX_INLINE constexpr explicit SizeTable(std::span<const T> p, T s = T{1}, T b = T{0})
+      : p_(p), s_(s), b_(b) {}
+  SSMAX_INLINE constexpr SizeTable(std::span<const T> p, std::span<const T> s, std::span<const T> b = {})
+      : p_(p), s_(s), b_(b.empty() ? PerHead<T>(T{0}) : PerHead<T>(b)) {}
+
+  SSMAX_INLINE double operator()(const Row& row) const {
+    return s_[row.head] * static_cast<double>(p_[static_cast<std::size_t>(row.n - 1)]) + b_[row.head];
+  }
+  SSMAX_INLINE void check(index_t heads, index_t largest_n) const {
+    detail::check_parameter("p", p_, "the largest n is", largest_n);
+    s_.check("s", heads);
+    b_.check("b", heads);
+  }
+
+  [[nodiscard]] SSMAX_INLINE SizeTableGradient<T> gradient(std::span<T> dp, std::span<T> ds = {},
+                                                           std::span<T> db = {}) const {
+    return {p_, s_, b_, dp, ds, db};
+  }
+
+ private:
+  std::span<const T> p_;
+  PerHead<T> s_, b_;
+};
+
+/// c = max(1, ln(p+1) / ln L), L the length the model was trained at (at least 2).
+struct QwenLogN : RowFunctor<QwenLogN> {
+  index_t trained_length;
+
+  SSMAX_INLINE constexpr explicit QwenLogN(index_t length) : trained_length(length) {}
+  using RowFunctor::operator();
+  SSMAX_INLINE double operator()(const Row& row) const {
+    const auto seen = static_cast<double>(row.position + 1);
+    return row.position < trained_length ? 1.0
+                                         : std::log(seen) / std::log(static_cast<double>(trained_length));
+  }
+  SSMAX_INLINE void check(index_t, index_t) const {
+    if (trained_length < 2)
+      detail::fail_value("scaling", "trained_length", "is", trained_length, "must be at least", 2);
+  }
+};
+
+/// c = 1 + a·ln(1 + floor((p+1)/F)).
+struct Llama4Temperature : RowFunctor<Llama4Temperature> {
+  double scale;
+  index_t floor_length;
+
+  SSMAX_INLINE constexpr explicit Llama4Temperature(double a = 0.1, index_t f = 8192)
+      : scale(a), floor_length(f) {}
+  using RowFunctor::operator();
+  SSMAX_INLINE double operator()(const Row& row) const {
+    return 1.0 + scale * std::log1p(static_cast<double>((row.position + 1) / floor_length));
+  }
+  SSMAX_INLINE void check(index_t, index_t) const {
+    if (floor_length < 1)
+      detail::fail_value("scaling", "floor_length", "is", floor_length, "must be at least", 1);
+  }
+};
+
+/// c = 1 + β·ln(1 + floor(p/L)).
+struct MinistralTemperature : RowFunctor<MinistralTemperature> {
+  double scale;
+  index_t trained_length;
+
+  SSMAX_INLINE constexpr explicit MinistralTemperature(double beta = 0.1, index_t length = 16384)
+      : scale(beta), trained_length(length) {}
+  using RowFunctor::operator();
+  SSMAX_INLINE double operator()(const Row& row) const {
+    return 1.0 + scale * std::log1p(static_cast<double>(row.position / trained_length));
+  }
+  SSMAX_INLINE void check(index_t, index_t) const {
+    if (trained_length < 1)
+      detail::fail_value("scaling", "trained_length", "is", trained_length, "must be at least", 1);
+  }
+};
+
+/// The same multiplier for every row.
+struct Constant : RowFunctor<Constant> {
+  double multiplier;
+
+  SSMAX_INLINE constexpr explicit Constant(double c) : multiplier(c) {}
+  /// YaRN's factor for a context extended by `extension`. Pass it here or scale cos and sin by its root, not
+  /// both.
+  SSMAX_INLINE static Constant yarn(double extension) {
+    const double root = 0.1 * std::log(extension) + 1.0;
+    return Constant{root * root};
+  }
+  using RowFunctor::operator();
+  SSMAX_INLINE constexpr double operator()(const Row&) const { return multiplier; }
+};
+
+}  // namespace SSMAX_DATA_NAMESPACE
+}  // namespace ssmax

@@ -1,0 +1,330 @@
+// Softmax and Scalable-Softmax over rows, their logarithms, and the gradients of both.
+//
+//   softmax               y_i  = exp(c·z_i) / Σ_j exp(c·z_j)          c = scaling(row), see scaling.hpp
+//   log_softmax           y_i  = c·z_i - ln Σ_j exp(c·z_j)
+//   logsumexp             l    = ln Σ_j exp(c·z_j)
+//   softmax_backward      dz   = c·u, u = y ⊙ (dy - ⟨dy, y⟩);  dc = ⟨u, z⟩, handed to the scaling
+//   log_softmax_backward  dz   = c·u, u = dy - exp(y)·Σ dy;    dc = ⟨u, z⟩
+//
+// Rows are views of rank 1 [key], 2 [row, key], 3 [head, query, key] or 4 [batch, head, query, key] with last
+// stride 1 and free strides otherwise; a std::vector or std::span is one row. float, half and bfloat16
+// compute in float, double in double. j runs over the keys that the mask lets the row see (mask.hpp); n is
+// their number; the row's position is that of the last one. Hidden keys are never read, and get 0 (-inf in
+// log form).
+//
+// Special values: a logit of -inf is a masked key with probability 0, whatever the sign of c; it still counts
+// in n. A row with nothing visible gives 0 (log form and logsumexp: -inf) and no gradient. NaN, or +inf under
+// c > 0, in a visible logit makes its whole row NaN. Probabilities below 2^-125 of the largest
+// (2^-1021 in double) may be flushed to 0.
+//
+// Accuracy in float: exp within 1 ulp, arguments rounded at magnitude 1/2 only, sums over blocks added in
+// double. So a probability's relative error stays below 5e-7 for rows of 10^6 elements. The multiplier is not
+// rounded to float.
+//
+// `out` may be the logits' own memory, or must lie apart from it. Errors are std::invalid_argument, thrown
+// before anything is written. Nothing is allocated.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "detail/row_backward.hpp"
+#include "detail/row_forward.hpp"
+#include "detail/row_runs.hpp"
+#include "mask.hpp"
+#include "scaling.hpp"
+#include "view.hpp"
+
+namespace ssmax {
+
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+
+/// Rows up to this length are computed a vector's worth at a time: so many rows in and out fill a first-level
+/// cache.
+inline constexpr index_t longest_short_row = 256;
+
+template <class X, class Y>
+constexpr void check_storage() {
+  static_assert(Storage<std::remove_const_t<X>> && Storage<Y>,
+                "ssmax::softmax: elements are float, double, ssmax::half or ssmax::bfloat16");
+  static_assert(std::same_as<Compute<X>, Compute<Y>>, "ssmax::softmax: double goes with double only");
+}
+
+/// Checks that all forward calls share; returns the shape.
+template <class X, class Y, class S, class M>
+QueryShape check_rows(const char* function, const View<X, 4>& logits, const char* out_name,
+                      const View<Y, 4>& out, const S& scaling, const M& mask) {
+  check_view(function, "logits", logits);
+  check_output(function, out_name, out);
+  check_same_extents(function, out_name, out, "logits", logits);
+  check_in_place_or_apart(function, out_name, out, "logits", logits);
+  const QueryShape shape = query_shape(logits);
+  check_mask(mask, shape);
+  check_scaling(scaling, shape.heads, shape.keys);
+  return shape;
+}
+
+/// A run of rows that see the same n keys under the same c.
+template <class T, class X, class Y>
+void softmax_run(const Leaves<T>& leaves, const X* in, index_t in_stride, Y* out, index_t out_stride,
+                 index_t rows, index_t n, double c) {
+  if constexpr (std::same_as<X, T> && std::same_as<Y, T>) {
+    if (rows > 1 && n > longest_short_row && n <= row_block && c > 0) {
+      return softmax_block_rows<T>(leaves, in, in_stride, out, out_stride, rows, n, c);
+    }
+  }
+  while (rows > 0) {
+    index_t done = 0;
+    if constexpr (std::same_as<X, T> && std::same_as<Y, T>) {
+      if (rows > 1 && n <= longest_short_row && c > 0) {
+        const Scale<T> scale = split_scale<T>(c);
+        const bool packs = n < leaves.width && (n & (n - 1)) == 0 && in_stride == n && out_stride == n;
+        if (packs) {
+          done = leaves.packed_rows(in, out, rows, n, scale);
+        } else if (n > 1) {
+          done = leaves.short_rows(in, in_stride, out, out_stride, rows, n, scale);
+        }
+      }
+    }
+    in += done * in_stride;
+    out += done * out_stride;
+    rows -= done;
+    // What the short kernels leave, row by row; then they get another try on what follows.
+    for (index_t r = std::min<index_t>(rows, leaves.width); r > 0;
+         --r, --rows, in += in_stride, out += out_stride) {
+      softmax_row<T>(leaves, in, n, c, out);
+    }
+  }
+}
+
+/// Hidden keys of a row: everything outside [keys.begin, keys.end).
+template <class Y>
+void fill_hidden(Y* out, index_t columns, KeyRange keys, float value) {
+  fill_row(out, keys.begin, value);
+  fill_row(out + keys.end, columns - keys.end, value);
+}
+
+template <class X, class Y, class S, class M>
+void softmax_rows(const View<X, 4>& logits, const View<Y, 4>& out, const S& scaling, const M& mask) {
+  using T = Compute<X>;
+  const QueryShape shape = check_rows("softmax", logits, "out", out, scaling, mask);
+  if (out.empty()) return;
+  const Leaves<T>& leaves = detail::leaves<T>();
+  for_each_run(shape, mask, [&](const RowRun& run) {
+    Y* to = &out(run.batch, run.head, run.query, 0);
+    if (run.keys.size() < shape.keys) {
+      for (index_t r = 0; r < run.rows; ++r) fill_hidden(to + r * out.stride(2), shape.keys, run.keys, 0.0f);
+    }
+    if (run.keys.size() == 0) return;
+    const X* from = &logits(run.batch, run.head, run.query, 0) + run.keys.begin;
+    softmax_run<T>(leaves, from, logits.stride(2), to + run.keys.begin, out.stride(2), run.rows,
+                   run.keys.size(), static_cast<double>(scaling(run.row)));
+  });
+}
+
+template <class X, class Y, class S, class M>
+void log_softmax_rows(const View<X, 4>& logits, const View<Y, 4>& out, const S& scaling, const M& mask) {
+  using T = Compute<X>;
+  const QueryShape shape = check_rows("log_softmax", logits, "out", out, scaling, mask);
+  if (out.empty()) return;
+  const Leaves<T>& leaves = detail::leaves<T>();
+  for_each_run(shape, mask, [&](const RowRun& run) {
+    const double c = run.keys.size() == 0 ? 0.0 : static_cast<double>(scaling(run.row));
+    for (index_t r = 0; r < run.rows; ++r) {
+      Y* to = &out(run.batch, run.head, run.query + r, 0);
+      fill_hidden(to, shape.keys, run.keys, -std::numeric_limits<float>::infinity());
+      if (run.keys.size() == 0) continue;
+      const X* from = &logits(run.batch, run.head, run.query + r, 0);
+      log_softmax_row<T>(leaves, from + run.keys.begin, run.keys.size(), c, to + run.keys.begin);
+    }
+  });
+}
+
+}  // namespace detail
+
+/// out = softmax(c·logits), row by row. Shapes: out as logits.
+template <class X, class Y, int Rank, class S = Softmax, class M = Full>
+requires Scaling<S> && Mask<M>
+void softmax(const View<X, Rank>& logits, const View<Y, Rank>& out, const S& scaling = {},
+             const M& mask = {}) {
+  detail::check_storage<X, Y>();
+  detail::softmax_rows(detail::with_rank<4>(View<const X, Rank>(logits)), detail::with_rank<4>(out), scaling,
+                       mask);
+}
+
+/// out = log softmax(c·logits), row by row. Shapes: out as logits.
+template <class X, class Y, int Rank, class S = Softmax, class M = Full>
+requires Scaling<S> && Mask<M>
+void log_softmax(const View<X, Rank>& logits, const View<Y, Rank>& out, const S& scaling = {},
+                 const M& mask = {}) {
+  detail::check_storage<X, Y>();
+  detail::log_softmax_rows(detail::with_rank<4>(View<const X, Rank>(logits)), detail::with_rank<4>(out),
+                           scaling, mask);
+}
+
+/// out = ln Σ exp(c·logits) of every row. Shapes: out as logits without its last dimension.
+template <class X, class Y, int Rank, class S = Softmax, class M = Full>
+requires Scaling<S> && Mask<M>
+void logsumexp(const View<X, Rank>& logits, const View<Y, Rank - 1>& out, const S& scaling = {},
+               const M& mask = {}) {
+  detail::check_storage<X, Y>();
+  using T = detail::Compute<X>;
+  const auto in = detail::with_rank<4>(View<const X, Rank>(logits));
+  const auto to = detail::with_rank<3>(out);
+  detail::check_view("logsumexp", "logits", in);
+  detail::check_output("logsumexp", "out", to);
+  for (int i = 0; i < 3; ++i) {
+    if (to.extent(i) != in.extent(i))
+      detail::fail_extent("logsumexp", "out", i, to.extent(i), "logits", in.extent(i));
+  }
+  const QueryShape shape = detail::query_shape(in);
+  detail::check_mask(mask, shape);
+  detail::check_scaling(scaling, shape.heads, shape.keys);
+  if (to.empty()) return;
+  const auto& leaves = detail::leaves<T>();
+  detail::for_each_run(shape, mask, [&](const detail::RowRun& run) {
+    const double c = run.keys.size() == 0 ? 0.0 : static_cast<double>(scaling(run.row));
+    for (index_t r = 0; r < run.rows; ++r) {
+      double value = -std::numeric_limits<double>::infinity();
+      if (run.keys.size() > 0) {
+        const X* from = &in(run.batch, run.head, run.query + r, 0);
+        value = detail::logsumexp_row<T>(leaves, from + run.keys.begin, run.keys.size(), c);
+      }
+      to(run.batch, run.head, run.query + r) = static_cast<Y>(static_cast<T>(value));
+    }
+  });
+}
+
+/// The arguments of a backward, all of one shape. `out` is what the forward returned, `dout` the gradient
+/// that arrives. `logits` are needed where the scaling learns, and may stay empty otherwise. `dlogits` may be
+/// the memory of dout.
+template <class T, int Rank>
+struct RowsBackward {
+  View<const T, Rank> out{};
+  View<const T, Rank> dout{};
+  View<const T, Rank> logits{};
+  View<T, Rank> dlogits{};
+};
+
+namespace detail {
+
+template <class T, int Rank, class S, class M, class RowGradient>
+void backward_rows(const char* function, const RowsBackward<T, Rank>& rows, const S& scaling, const M& mask,
+                   RowGradient row_gradient) {
+  constexpr bool learns = LearnableScaling<S>;
+  const auto out = with_rank<4>(rows.out), dout = with_rank<4>(rows.dout), logits = with_rank<4>(rows.logits);
+  const auto dlogits = with_rank<4>(rows.dlogits);
+  check_view(function, "out", out);
+  check_view(function, "dout", dout);
+  check_output(function, "dlogits", dlogits);
+  check_same_extents(function, "dout", dout, "out", out);
+  check_same_extents(function, "dlogits", dlogits, "out", out);
+  check_in_place_or_apart(function, "dlogits", dlogits, "out", out);
+  check_in_place_or_apart(function, "dlogits", dlogits, "dout", dout);
+  if constexpr (learns) {
+    check_view(function, "logits", logits);
+    check_same_extents(function, "logits", logits, "out", out);
+    check_in_place_or_apart(function, "dlogits", dlogits, "logits", logits);
+  }
+  const QueryShape shape = query_shape(out);
+  check_mask(mask, shape);
+  check_scaling(scaling, shape.heads, shape.keys);
+  if (dlogits.empty()) return;
+  const auto& leaves = detail::leaves<Compute<T>>();
+  for_each_run(shape, mask, [&](const RowRun& run) {
+    const index_t n = run.keys.size(), begin = run.keys.begin;
+    const double c = n == 0 ? 0.0 : static_cast<double>(scaling(run.row));
+    double dc = 0;
+    for (index_t query = run.query; query < run.query + run.rows; ++query) {
+      T* to = &dlogits(run.batch, run.head, query, 0);
+      if (n > 0) {
+        const T* z = learns ? &logits(run.batch, run.head, query, 0) + begin : nullptr;
+        dc += row_gradient(leaves, &out(run.batch, run.head, query, 0) + begin,
+                           &dout(run.batch, run.head, query, 0) + begin, z, n, c, to + begin);
+      }
+      fill_hidden(to, shape.keys, run.keys, 0.0f);
+    }
+    if constexpr (learns) {
+      if (n > 0) scaling.accumulate(run.row, dc);
+    }
+  });
+}
+
+}  // namespace detail
+
+/// dlogits = c·y ⊙ (dout - ⟨dout, y⟩) with y = rows.out = softmax(c·logits). A scaling made by .gradient(…)
+/// gets dc of every row added to its arrays; hidden keys get 0. Use:  softmax_backward<float, 2>({.out = y,
+/// …}, scaling, mask).
+template <class T, int Rank, class S = Softmax, class M = Full>
+requires Scaling<S> && Mask<M>
+void softmax_backward(const RowsBackward<T, Rank>& rows, const S& scaling = {}, const M& mask = {}) {
+  detail::check_storage<T, T>();
+  using C = detail::Compute<T>;
+  detail::backward_rows(
+      "softmax_backward", rows, scaling, mask,
+      [](const detail::Leaves<C>& leaves, const T* y, const T* dy, const T* z, index_t n, double c, T* dz) {
+        return detail::softmax_backward_row<C>(leaves, y, dy, z, n, c, dz);
+      });
+}
+
+/// The same for rows.out = log_softmax(c·logits): dlogits = c·(dout - exp(out)·Σ dout). dout of a masked key
+/// is ignored.
+template <class T, int Rank, class S = Softmax, class M = Full>
+requires Scaling<S> && Mask<M>
+void log_softmax_backward(const RowsBackward<T, Rank>& rows, const S& scaling = {}, const M& mask = {}) {
+  detail::check_storage<T, T>();
+  using C = detail::Compute<T>;
+  detail::backward_rows(
+      "log_softmax_backward", rows, scaling, mask,
+      [](const detail::Leaves<C>& leaves, const T* y, const T* dy, const T* z, index_t n, double c, T* dz) {
+        return detail::log_softmax_backward_row<C>(leaves, y, dy, z, n, c, dz);
+      });
+}
+
+/// One row in anything contiguous: std::vector, std::array, std::span.
+template <std::ranges::contiguous_range In, std::ranges::contiguous_range Out, class S = Softmax>
+requires Scaling<S>
+void softmax(const In& logits, Out&& out, const S& scaling = {}) {
+  softmax(View<const std::ranges::range_value_t<In>, 1>(logits),
+          View<std::ranges::range_value_t<Out>, 1>(out), scaling);
+}
+
+template <std::ranges::contiguous_range In, std::ranges::contiguous_range Out, class S = Softmax>
+requires Scaling<S>
+void log_softmax(const In& logits, Out&& out, const S& scaling = {}) {
+  log_softmax(View<const std::ranges::range_value_t<In>, 1>(logits),
+              View<std::ranges::range_value_t<Out>, 1>(out), scaling);
+}
+
+/// Views as arguments of a functor: scaling(in, out). There is no columns form: a view says its layout
+/// itself.
+template <class T, int Rank>
+struct Adaptor<View<T, Rank>> {
+  template <class S, class Out>
+  static void apply(const S& scaling, const View<T, Rank>& in, const Out& out, Axis axis) {
+    if (axis != Axis::rows) detail::fail("ssmax: a view is normalised along its last dimension, Axis::rows");
+    softmax(in, View<typename Out::element_type, Rank>(out), scaling);
+  }
+};
+
+/// One contiguous row: scaling(in, out), and a std::vector from scaling(in).
+template <std::ranges::contiguous_range Range>
+struct Adaptor<Range> {
+  using T = std::remove_const_t<std::ranges::range_value_t<Range>>;
+
+  template <class S, class Out>
+  static void apply(const S& scaling, const Range& in, Out& out, Axis axis) {
+    if (axis != Axis::rows) detail::fail("ssmax: a span is one row, Axis::rows");
+    softmax(in, out, scaling);
+  }
+  template <class S>
+  static std::vector<T> apply(const S& scaling, const Range& in, Axis axis) {
+    std::vector<T> out(std::ranges::size(in));
+    apply(scaling, in, out, axis);
+    return out;
+  }
+};
+
+}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace ssmax

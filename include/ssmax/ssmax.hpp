@@ -1,0 +1,13 @@
+// Everything but the adaptors that need another library: for Eigen, include <ssmax/eigen.hpp> as well.
+#pragma once
+
+#include "attention.hpp"
+#include "config.hpp"
+#include "half.hpp"
+#include "mask.hpp"
+#include "online_softmax.hpp"
+#include "rope.hpp"
+#include "scaling.hpp"
+#include "softmax.hpp"
+#include "target.hpp"
+#include "view.hpp"

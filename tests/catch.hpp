@@ -1,0 +1,8 @@
+// Catch2 under either of its include paths: version 3 if it is there, else version 2.
+#pragma once
+
+#if __has_include(<catch2/catch_all.hpp>)
+#include <catch2/catch_all.hpp>
+#else
+#include <catch2/catch.hpp>
+#endif

@@ -1,0 +1,18 @@
+// Compiled several times, each time with other flags and another MIXED_FLAGS_UNIT.
+
+#include "unit.hpp"
+
+#define JOIN_EXPANDED(a, b) a##b
+#define JOIN(a, b) JOIN_EXPANDED(a, b)
+#define TEXT_EXPANDED(a) #a
+#define TEXT(a) TEXT_EXPANDED(a)
+
+UnitInterface JOIN(describe_, MIXED_FLAGS_UNIT)() {
+  const char* (*code)(ssmax::Target) = &ssmax::target_name;
+  return {.name = TEXT(MIXED_FLAGS_UNIT), .library_code = reinterpret_cast<const void*>(code)};
+}
+
+void JOIN(normalize_, MIXED_FLAGS_UNIT)(ssmax::View<const float, 2> logits, ssmax::View<float, 2> out,
+                                        const ssmax::SSMax<float>& scaling) {
+  ssmax::softmax(logits, out, scaling, ssmax::Causal{});
+}

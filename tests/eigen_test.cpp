@@ -1,0 +1,163 @@
+// The functors on Eigen's types: whatever goes in, the same numbers as the rows themselves give.
+
+#include <Eigen/Core>
+#include <cmath>
+#include <ssmax/eigen.hpp>
+#include <ssmax/ssmax.hpp>
+
+#include "catch.hpp"
+#include "target_scope.hpp"
+
+namespace {
+
+using ssmax::Axis;
+using ssmax::Softmax;
+using ssmax::SSMax;
+
+template <class T>
+using RowMajor = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+
+/// softmax(c·x) of every row, in long double.
+Eigen::MatrixXd expected(const Eigen::MatrixXd& x, double c) {
+  Eigen::MatrixXd y(x.rows(), x.cols());
+  for (Eigen::Index r = 0; r < x.rows(); ++r) {
+    const Eigen::Array<long double, 1, Eigen::Dynamic> z =
+        x.row(r).cast<long double>().array() * static_cast<long double>(c);
+    const Eigen::Array<long double, 1, Eigen::Dynamic> e = (z - z.maxCoeff()).exp();
+    y.row(r) = (e / e.sum()).cast<double>().matrix();
+  }
+  return y;
+}
+
+double ssmax_c(double s, Eigen::Index n) { return s * std::log(static_cast<double>(n)); }
+
+template <class A, class B>
+double distance(const A& a, const B& b) {
+  return (a.template cast<double>().matrix() - b.template cast<double>().matrix()).cwiseAbs().maxCoeff();
+}
+
+}  // namespace
+
+TEST_CASE("rows and columns of both storage orders", "[eigen]") {
+  const double s = 0.5;  // exact in every type
+  for (const auto& [rows, columns] :
+       {std::pair{1, 1}, {1, 9}, {9, 1}, {7, 5}, {33, 70}, {300, 40}, {3, 5000}}) {
+    const Eigen::MatrixXd x = 3 * Eigen::MatrixXd::Random(rows, columns);
+    const Eigen::MatrixXd by_rows = expected(x, ssmax_c(s, columns));
+    const Eigen::MatrixXd by_columns = expected(x.transpose(), ssmax_c(s, rows)).transpose();
+    const RowMajor<double> row_major = x;
+    CAPTURE(rows, columns);
+    const SSMax<double> ssmax{s};
+    CHECK(distance(ssmax(x), by_rows) < 1e-14);
+    CHECK(distance(ssmax(row_major), by_rows) < 1e-14);
+    CHECK(distance(ssmax(x, Axis::columns), by_columns) < 1e-14);
+    CHECK(distance(ssmax(row_major, Axis::columns), by_columns) < 1e-14);
+    CHECK(distance(SSMax<float>{0.5f}(Eigen::MatrixXf(x.cast<float>())), by_rows) < 2e-6);
+  }
+}
+
+TEST_CASE("the type of the result is the type of the argument", "[eigen]") {
+  static_assert(std::is_same_v<decltype(Softmax{}(Eigen::MatrixXf())), Eigen::MatrixXf>);
+  static_assert(std::is_same_v<decltype(Softmax{}(Eigen::ArrayXXd())), Eigen::ArrayXXd>);
+  static_assert(std::is_same_v<decltype(Softmax{}(RowMajor<float>())), RowMajor<float>>);
+  static_assert(std::is_same_v<decltype(Softmax{}(Eigen::Vector4f())), Eigen::Vector4f>);
+  CHECK(Softmax{}(Eigen::MatrixXf(0, 5)).size() == 0);
+  CHECK(Softmax{}(Eigen::MatrixXf(5, 0)).size() == 0);
+}
+
+TEST_CASE("a vector is one row, whichever way it stands", "[eigen]") {
+  const Eigen::VectorXd x = Eigen::VectorXd::Random(17);
+  const Eigen::MatrixXd y = expected(x.transpose(), 1);
+  CHECK(distance(Softmax{}(x).transpose(), y) < 1e-15);
+  CHECK(distance(Softmax{}(Eigen::RowVectorXd(x.transpose())), y) < 1e-15);
+  CHECK(distance(Softmax{}(x, Axis::columns).transpose(), y) < 1e-15);
+  const Eigen::Vector3d fixed(1, 2, 3);
+  CHECK(distance(Softmax{}(fixed).transpose(), expected(fixed.transpose(), 1)) < 1e-15);
+}
+
+TEST_CASE("expressions, arrays, Map, Ref and blocks, in and out", "[eigen]") {
+  const Eigen::MatrixXd x = Eigen::MatrixXd::Random(6, 8);
+  const Eigen::MatrixXd y = expected(x, 1);
+
+  CHECK(distance(Softmax{}(2.0 * x - x), y) < 1e-14);
+  CHECK(distance(Softmax{}(x.transpose().transpose()), y) < 1e-15);
+  CHECK(distance(Softmax{}(x.transpose()), expected(x.transpose(), 1)) < 1e-15);
+  CHECK(distance(Softmax{}(x.array() + 1.0), y) < 1e-14);
+  const Eigen::MatrixXd square = x * x.transpose();
+  CHECK(distance(Softmax{}(x * x.transpose()), expected(square, 1)) < 1e-14);
+
+  std::vector<double> memory(48, -1.0);
+  Eigen::Map<RowMajor<double>> map(memory.data(), 6, 8);
+  Softmax{}(x, map);
+  CHECK(distance(map, y) < 1e-15);
+
+  Eigen::MatrixXd whole = Eigen::MatrixXd::Constant(10, 12, -7.0);
+  Softmax{}(x, whole.block(2, 3, 6, 8));
+  CHECK(distance(whole.block(2, 3, 6, 8), y) < 1e-15);
+  whole.block(2, 3, 6, 8).setConstant(-7.0);
+  CHECK((whole.array() == -7.0).all());  // nothing outside the block was touched
+
+  Eigen::MatrixXd target(6, 8);
+  Eigen::Ref<Eigen::MatrixXd> ref(target);
+  const Eigen::Ref<const Eigen::MatrixXd> constant_ref(x);
+  Softmax{}(constant_ref, ref);
+  CHECK(distance(target, y) < 1e-15);
+
+  RowMajor<double> strided_memory = RowMajor<double>::Constant(6, 16, -7.0);
+  Eigen::Map<RowMajor<double>, 0, Eigen::Stride<Eigen::Dynamic, 2>> strided(
+      strided_memory.data(), 6, 8, Eigen::Stride<Eigen::Dynamic, 2>(16, 2));
+  Softmax{}(x, strided);
+  CHECK(distance(strided, y) < 1e-15);
+  CHECK(strided_memory(0, 1) == -7.0);
+}
+
+TEST_CASE("in place is out of place", "[eigen]") {
+  for_each_target([](const std::string& target) {
+    CAPTURE(target);
+    const Eigen::MatrixXf x = Eigen::MatrixXf::Random(37, 21);
+    for (const Axis axis : {Axis::rows, Axis::columns}) {
+      const Eigen::MatrixXf out = Softmax{}(x, axis);
+      Eigen::MatrixXf in_place = x;
+      Softmax{}(in_place, in_place, axis);
+      CHECK(in_place == out);
+    }
+  });
+}
+
+TEST_CASE("Eigen's half and bfloat16 compute in float", "[eigen]") {
+  const Eigen::MatrixXf x = 2 * Eigen::MatrixXf::Random(9, 40);
+  const auto check = [&](auto scalar, double epsilon) {
+    using T = decltype(scalar);
+    const Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic> narrow = x.cast<T>();
+    const Eigen::MatrixXd exact = expected(narrow.template cast<double>(), 1);
+    const Eigen::MatrixXd got = Softmax{}(narrow).template cast<double>();
+    CHECK(((got - exact).cwiseAbs().array() / exact.array()).maxCoeff() <=
+          epsilon / 2 * 1.001);  // rounded once
+  };
+  check(Eigen::half(), 0x1p-10);
+  check(Eigen::bfloat16(), 0x1p-7);
+}
+
+TEST_CASE("views of matrices feed the other functions", "[eigen]") {
+  const RowMajor<float> x = RowMajor<float>::Random(4, 6);
+  RowMajor<float> y(4, 6);
+  ssmax::log_softmax(ssmax::row_view(x), ssmax::row_view(y));
+  CHECK(distance(y.array().exp(), expected(x.cast<double>(), 1)) < 1e-6);
+  const Eigen::MatrixXf columns = x;
+  Eigen::MatrixXf out(4, 6);
+  ssmax::softmax(ssmax::column_view(columns), ssmax::column_view(out));
+  CHECK(distance(out.transpose(), expected(x.cast<double>().transpose(), 1)) < 1e-6);
+}
+
+TEST_CASE("another shape is refused before anything is written", "[eigen]") {
+  const Eigen::MatrixXf x = Eigen::MatrixXf::Random(4, 6);
+  Eigen::MatrixXf y = Eigen::MatrixXf::Constant(4, 7, -7.0f);
+  try {
+    Softmax{}(x, y);
+    FAIL("accepted a wider out");
+  } catch (const std::invalid_argument& error) {
+    CHECK(std::string(error.what()).find("out has extent 7 in dimension 1, logits has 6") !=
+          std::string::npos);
+  }
+  CHECK((y.array() == -7.0f).all());
+}

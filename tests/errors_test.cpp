@@ -1,0 +1,325 @@
+// Wrong arguments: std::invalid_argument that names the argument and both extents, and nothing written.
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <initializer_list>
+#include <span>
+#include <ssmax/ssmax.hpp>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "catch.hpp"
+
+namespace {
+
+using ssmax::Causal;
+using ssmax::Full;
+using ssmax::index_t;
+using ssmax::Lengths;
+using ssmax::Rope;
+using ssmax::Softmax;
+using ssmax::SSMax;
+using ssmax::View;
+
+constexpr float sentinel = -1234.5f;
+
+/// A word or number as a whole: 8 is not found in 128, nor out in dout.
+bool mentions(const std::string& message, const std::string& word) {
+  const auto part_of_word = [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_';
+  };
+  for (std::size_t at = message.find(word); at != std::string::npos; at = message.find(word, at + 1)) {
+    const bool starts = at == 0 || !part_of_word(message[at - 1]);
+    const bool ends = at + word.size() == message.size() || !part_of_word(message[at + word.size()]);
+    if (starts && ends) return true;
+  }
+  return false;
+}
+
+/// Runs a call that must be refused with a message that holds all the words.
+template <class Call>
+void check_refused(Call call, std::initializer_list<const char*> words) {
+  std::string message = "(nothing was thrown)";
+  try {
+    call();
+  } catch (const std::invalid_argument& error) {
+    message = error.what();
+  }
+  for (const char* word : words) {
+    INFO('"' << message << "\" should mention " << word);
+    CHECK(mentions(message, word));
+  }
+}
+
+/// Memory that no refused call may touch.
+struct Buffer {
+  std::vector<float> storage = std::vector<float>(1 << 12, sentinel);
+
+  template <int Rank>
+  View<float, Rank> view(std::array<index_t, Rank> extents) {
+    return {storage.data(), extents};
+  }
+  template <int Rank>
+  View<float, Rank> view(std::array<index_t, Rank> extents, std::array<index_t, Rank> strides) {
+    return {storage.data(), extents, strides};
+  }
+  bool untouched() const {
+    return std::all_of(storage.begin(), storage.end(), [](float value) { return value == sentinel; });
+  }
+};
+
+// ---- Rows
+// --------------------------------------------------------------------------------------------------------
+
+struct RowBuffers {
+  Buffer logits, out, dout, dlogits;
+
+  void check_untouched() const {
+    CHECK((logits.untouched() && out.untouched() && dout.untouched() && dlogits.untouched()));
+  }
+};
+
+TEST_CASE("softmax and log_softmax refuse shapes that do not fit", "[errors]") {
+  RowBuffers m;
+  const auto refused = [&](View<const float, 3> logits, View<float, 3> out,
+                           std::initializer_list<const char*> words) {
+    check_refused([&] { ssmax::softmax(logits, out); }, words);
+    check_refused([&] { ssmax::log_softmax(logits, out); }, words);
+  };
+  refused(m.logits.view<3>({2, 5, 8}), m.out.view<3>({2, 5, 7}), {"out", "7", "8"});
+  refused(m.logits.view<3>({2, 5, 8}), m.out.view<3>({2, 6, 8}), {"out", "5", "6"});
+  refused(m.logits.view<3>({2, 5, 8}), m.out.view<3>({3, 5, 8}), {"out", "2", "3"});
+  refused(m.logits.view<3>({2, 5, 8}, {80, 16, 2}), m.out.view<3>({2, 5, 8}), {"logits", "stride", "2", "1"});
+  refused(m.logits.view<3>({2, 5, 8}), m.out.view<3>({2, 5, 8}, {120, 24, 3}), {"out", "stride", "3", "1"});
+  m.check_untouched();
+}
+
+TEST_CASE("softmax refuses memory that overlaps other than as a whole", "[errors]") {
+  RowBuffers m;
+  const View<const float, 2> logits(m.logits.storage.data(), {4, 8});
+  check_refused(
+      [&] {
+        ssmax::softmax(logits, View<float, 2>(m.logits.storage.data() + 1, {4, 8}));
+      },
+      {"out"});
+  check_refused(
+      [&] {
+        ssmax::softmax(logits, View<float, 2>(m.logits.storage.data() + 8, {4, 8}));
+      },
+      {"out"});
+  check_refused(
+      [&] {
+        ssmax::softmax(logits, View<float, 2>(m.logits.storage.data(), {4, 8}, {16, 1}));
+      },
+      {"out"});
+  // Rows of the output on top of each other.
+  check_refused([&] { ssmax::softmax(logits, m.out.view<2>({4, 8}, {0, 1})); }, {"out"});
+  check_refused([&] { ssmax::softmax(logits, m.out.view<2>({4, 8}, {7, 1})); }, {"out"});
+  m.check_untouched();
+}
+
+TEST_CASE("logsumexp refuses another number of rows", "[errors]") {
+  RowBuffers m;
+  check_refused(
+      [&] {
+        ssmax::logsumexp(View<const float, 2>(m.logits.view<2>({5, 8})), m.out.view<1>({4}));
+      },
+      {"out", "4", "5"});
+  m.check_untouched();
+}
+
+TEST_CASE("masks and scalings that do not fit the rows are refused", "[errors]") {
+  RowBuffers m;
+  const View<const float, 3> logits = m.logits.view<3>({3, 5, 8});
+  const View<float, 3> out = m.out.view<3>({3, 5, 8});
+  const std::vector<index_t> lengths(14, 8);
+  const std::vector<float> two(2, 1.f), three(3, 1.f), table(7, 1.f);
+  const auto refused = [&](const auto& scaling, const auto& mask, std::initializer_list<const char*> words) {
+    check_refused([&] { ssmax::softmax(logits, out, scaling, mask); }, words);
+    check_refused([&] { ssmax::log_softmax(logits, out, scaling, mask); }, words);
+    check_refused([&] { ssmax::logsumexp(logits, m.out.view<2>({3, 5}), scaling, mask); }, words);
+  };
+  refused(Softmax{}, Lengths{lengths}, {"visible", "14", "15"});
+  refused(SSMax<float>{two}, Full{}, {"s", "2", "3"});
+  refused(SSMax<float>{three, two}, Full{}, {"b", "2", "3"});
+  refused(ssmax::SizeTable<float>{table}, Full{}, {"p", "7", "8"});
+  m.check_untouched();
+}
+
+TEST_CASE("backward refuses shapes that do not fit", "[errors]") {
+  RowBuffers m;
+  const auto refused = [&](const ssmax::RowsBackward<float, 2>& arguments, const auto& scaling,
+                           std::initializer_list<const char*> words) {
+    check_refused([&] { ssmax::softmax_backward<float, 2>(arguments, scaling); }, words);
+    check_refused([&] { ssmax::log_softmax_backward<float, 2>(arguments, scaling); }, words);
+  };
+  const View<float, 2> good_logits = m.logits.view<2>({4, 8}), good_out = m.out.view<2>({4, 8}),
+                       good_dout = m.dout.view<2>({4, 8}), good_dlogits = m.dlogits.view<2>({4, 8});
+  std::vector<float> ds(1), none;
+  const auto learnt = SSMax<float>{1.f}.gradient(ds);
+
+  refused({.out = m.out.view<2>({4, 7}), .dout = good_dout, .dlogits = good_dlogits}, Softmax{},
+          {"out", "7", "8"});
+  refused({.out = good_out, .dout = m.dout.view<2>({3, 8}), .dlogits = good_dlogits}, Softmax{},
+          {"dout", "3", "4"});
+  refused({.out = good_out, .dout = good_dout, .dlogits = m.dlogits.view<2>({4, 9})}, Softmax{},
+          {"dlogits", "9", "8"});
+  refused({.out = good_out, .dout = good_dout, .logits = m.logits.view<2>({6, 8}), .dlogits = good_dlogits},
+          learnt, {"logits", "6", "4"});
+  refused({.out = good_out, .dout = good_dout, .dlogits = good_dlogits}, learnt, {"logits"});
+  refused({.out = good_out, .dout = m.dout.view<2>({4, 8}, {24, 3}), .dlogits = good_dlogits}, Softmax{},
+          {"dout", "stride", "3"});
+  refused({.out = good_out,
+           .dout = good_dout,
+           .logits = good_logits,
+           .dlogits = View<float, 2>(m.logits.storage.data() + 3, {4, 8})},
+          learnt, {"dlogits"});
+  CHECK(ds[0] == 0);
+  m.check_untouched();
+}
+
+// ---- RoPE
+// --------------------------------------------------------------------------------------------------------
+
+TEST_CASE("Rope refuses widths and numbers that make no rotation", "[errors]") {
+  check_refused([] { Rope<float>({.width = 7}, 10); }, {"width", "7"});
+  check_refused([] { Rope<float>({.width = -2}, 10); }, {"width", "-2"});
+  check_refused([] { Rope<float>({.width = 8}, -1); }, {"positions", "-1"});
+  check_refused([] { Rope<float>({.width = 8, .theta = 0}, 10); }, {"theta"});
+  check_refused([] { Rope<float>({.width = 8, .theta = -10'000}, 10); }, {"theta"});
+}
+
+TEST_CASE("rope refuses shapes and positions outside of its table", "[errors]") {
+  Buffer in, out;
+  const Rope<float> table{{.width = 8, .first_position = 5}, 10};  // positions 5 ... 14
+  const View<const float, 3> x = in.view<3>({2, 4, 10});
+  const View<float, 3> y = out.view<3>({2, 4, 10});
+  const auto refused = [](auto x_view, auto y_view, const Rope<float>& rope, auto positions,
+                          std::initializer_list<const char*> words) {
+    check_refused([&] { ssmax::rope<float>(x_view, y_view, rope, positions); }, words);
+    check_refused([&] { ssmax::rope_backward<float>(x_view, y_view, rope, positions); }, words);
+  };
+  refused(x, out.view<3>({2, 4, 9}), table, index_t{5}, {"out", "9", "10"});
+  refused(x, out.view<3>({2, 3, 10}), table, index_t{5}, {"out", "3", "4"});
+  refused(View<const float, 3>(in.view<3>({2, 4, 6})), out.view<3>({2, 4, 6}), table, index_t{5},
+          {"width", "8", "6"});
+  refused(x, y, table, index_t{4}, {"4", "5"});
+  refused(x, y, table, index_t{12}, {"15"});
+
+  const std::vector<index_t> too_few{5, 6, 7};
+  refused(x, y, table, std::span<const index_t>(too_few), {"positions", "3", "4"});
+  const std::vector<index_t> too_low{5, 6, 4, 8}, too_high{5, 15, 6, 7};
+  refused(x, y, table, std::span<const index_t>(too_low), {"positions", "4"});
+  refused(x, y, table, std::span<const index_t>(too_high), {"positions", "15"});
+  CHECK((in.untouched() && out.untouched()));
+}
+
+// ---- Attention
+// ---------------------------------------------------------------------------------------------------
+
+struct AttentionBuffers {
+  Buffer q, k, v, out, lse;
+  View<float, 4> q_view = q.view<4>({2, 4, 5, 8}), k_view = k.view<4>({2, 2, 7, 8}),
+                 v_view = v.view<4>({2, 2, 7, 6});
+  View<float, 4> out_view = out.view<4>({2, 4, 5, 6});
+  View<float, 3> lse_view{};
+
+  template <class Scaling = Softmax, class Mask = Full>
+  void refused(std::initializer_list<const char*> words, const Scaling& scaling = {}, const Mask& mask = {},
+               const ssmax::AttentionOptions<float>& options = {}) {
+    check_refused(
+        [&] {
+          ssmax::attention<float>({.q = q_view, .k = k_view, .v = v_view, .out = out_view, .lse = lse_view},
+                                  scaling, mask, options);
+        },
+        words);
+    CHECK((q.untouched() && k.untouched() && v.untouched() && out.untouched() && lse.untouched()));
+  }
+};
+
+TEST_CASE("attention refuses shapes that do not fit", "[errors]") {
+  AttentionBuffers m;
+  SECTION("width of k") {
+    m.k_view = m.k.view<4>({2, 2, 7, 9});
+    m.refused({"k", "9", "8"});
+  }
+  SECTION("number of keys") {
+    m.v_view = m.v.view<4>({2, 2, 11, 6});
+    m.refused({"v", "11", "7"});
+  }
+  SECTION("batch") {
+    m.k_view = m.k.view<4>({3, 2, 7, 8});
+    m.refused({"k", "3", "2"});
+  }
+  SECTION("heads of v") {
+    m.v_view = m.v.view<4>({2, 1, 7, 6});
+    m.refused({"v", "1", "2"});
+  }
+  SECTION("q heads that no kv head serves") {
+    m.k_view = m.k.view<4>({2, 3, 7, 8});
+    m.v_view = m.v.view<4>({2, 3, 7, 6});
+    m.refused({"q", "4", "3"});
+  }
+  SECTION("no kv head") {
+    m.k_view = m.k.view<4>({2, 0, 7, 8});
+    m.v_view = m.v.view<4>({2, 0, 7, 6});
+    m.refused({"k", "0", "4"});
+  }
+  SECTION("width of out") {
+    m.out_view = m.out.view<4>({2, 4, 5, 8});
+    m.refused({"out", "8", "6"});
+  }
+  SECTION("queries of out") {
+    m.out_view = m.out.view<4>({2, 4, 9, 6});
+    m.refused({"out", "9", "5"});
+  }
+  SECTION("lse") {
+    m.lse_view = m.lse.view<3>({2, 4, 11});
+    m.refused({"lse", "11", "5"});
+  }
+  SECTION("stride of channels") {
+    m.v_view = m.v.view<4>({2, 2, 7, 6}, {252, 126, 18, 3});
+    m.refused({"v", "stride", "3"});
+  }
+  SECTION("out over q") {
+    m.out_view = View<float, 4>(m.q.storage.data() + 2, {2, 4, 5, 6});
+    m.refused({"out"});
+  }
+  SECTION("scaling") {
+    const std::vector<float> s(3, 1.f);
+    m.refused({"s", "3", "4"}, SSMax<float>{s});
+  }
+  SECTION("lengths") {
+    const std::vector<index_t> lengths(39, 7);
+    m.refused({"visible", "39", "40"}, Softmax{}, Lengths{lengths});
+  }
+}
+
+TEST_CASE("attention refuses a RoPE table that does not reach", "[errors]") {
+  AttentionBuffers m;
+  const Rope<float> wide{{.width = 10}, 20}, short_table{{.width = 8}, 6},
+      late{{.width = 8, .first_position = 1}, 20};
+  m.refused({"width", "10", "8"}, Softmax{}, Causal{}, {.rope = &wide});
+  m.refused({"6"}, Softmax{}, Causal{}, {.rope = &short_table});
+  m.refused({"1", "0"}, Softmax{}, Causal{}, {.rope = &late});
+  m.refused({"20"}, Softmax{}, Causal{}, {.rope = &late, .key_position = 15});
+}
+
+// ---- Targets
+// -----------------------------------------------------------------------------------------------------
+
+TEST_CASE("a target that this machine lacks is refused by name", "[errors]") {
+  const std::vector<ssmax::Target> available = ssmax::available_targets();
+  const ssmax::Target before = ssmax::active_target();
+  for (const auto target :
+       {ssmax::Target::scalar, ssmax::Target::avx2, ssmax::Target::avx512, ssmax::Target::neon}) {
+    if (std::find(available.begin(), available.end(), target) != available.end()) continue;
+    check_refused([&] { ssmax::set_active_target(target); }, {ssmax::target_name(target), "scalar"});
+    CHECK(ssmax::active_target() == before);
+  }
+  REQUIRE(available.size() < 4);  // no machine has both NEON and AVX, so something was refused above
+}
+
+}  // namespace

@@ -1,0 +1,223 @@
+// AVX-512 for a CPU without it: SIMDe under the intrinsics' own names, and what SIMDe 0.7.4 leaves out or
+// gets wrong, in plain loops over lanes. Only the intrinsics of detail/simd/avx512.inl, and only for tests:
+// CMake names this file in SSMAX_AVX512_EMULATION (option SSMAX_SIMDE).
+#pragma once
+
+#define SIMDE_ENABLE_NATIVE_ALIASES
+#include <simde/x86/avx512.h>
+
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <tuple>
+
+using __mmask8 = simde__mmask8;
+using __mmask16 = simde__mmask16;
+
+namespace simde_avx512 {
+
+using Floats = std::array<float, 16>;
+using Doubles = std::array<double, 8>;
+using Words = std::array<std::uint32_t, 16>;
+using Shorts = std::array<std::uint16_t, 16>;
+
+// Not templates over vector types: as template arguments those lose their attributes, and GCC warns.
+inline Floats lanes(__m512 v) {
+  Floats a;
+  std::memcpy(a.data(), &v, sizeof v);
+  return a;
+}
+inline Doubles lanes(__m512d v) {
+  Doubles a;
+  std::memcpy(a.data(), &v, sizeof v);
+  return a;
+}
+inline __m512 vector(const Floats& a) {
+  __m512 v;
+  std::memcpy(&v, a.data(), sizeof v);
+  return v;
+}
+inline __m512d vector(const Doubles& a) {
+  __m512d v;
+  std::memcpy(&v, a.data(), sizeof v);
+  return v;
+}
+
+// Hidden lanes are not touched in memory, as a vector at the end of a page needs it.
+template <class Lanes, class Value>
+Lanes mask_load(Lanes a, unsigned mask, const Value* p) {
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (mask >> i & 1u) a[i] = p[i];
+  }
+  return a;
+}
+template <class Lanes, class Value>
+void mask_store(Value* p, unsigned mask, const Lanes& a) {
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (mask >> i & 1u) p[i] = a[i];
+  }
+}
+
+template <class Lanes>
+Lanes fused_multiply_add(const Lanes& a, const Lanes& b, const Lanes& c) {
+  Lanes r;
+  for (std::size_t i = 0; i < r.size(); ++i) r[i] = std::fma(a[i], b[i], c[i]);
+  return r;
+}
+
+// Quarters of 128 bits: two of a, then two of b.
+template <class Lanes>
+Lanes shuffle_quarters(const Lanes& a, const Lanes& b, unsigned control) {
+  constexpr std::size_t quarter = std::tuple_size_v<Lanes> / 4;
+  Lanes r;
+  for (std::size_t i = 0; i < r.size(); ++i) {
+    const std::size_t place = i / quarter;
+    const std::size_t from = (control >> (2 * place) & 3u) * quarter + i % quarter;
+    r[i] = place < 2 ? a[from] : b[from];
+  }
+  return r;
+}
+
+// The CPU faults here, too.
+inline void require_alignment(const void* p) {
+  if (reinterpret_cast<std::uintptr_t>(p) % 64 != 0) {
+    std::fprintf(stderr, "simde_avx512: streamed to %p, which is not a multiple of 64\n", p);
+    std::abort();
+  }
+}
+
+inline float widen(std::uint16_t bits) {
+  const int exponent = bits >> 10 & 0x1F, mantissa = bits & 0x3FF;
+  const float sign = bits & 0x8000 ? -1.0f : 1.0f;
+  if (exponent == 0x1F) {
+    const std::uint32_t payload = static_cast<std::uint32_t>(mantissa) << 13;
+    const std::uint32_t magnitude = mantissa == 0 ? 0x7F800000u : 0x7FC00000u | payload;
+    return std::bit_cast<float>(static_cast<std::uint32_t>(bits & 0x8000) << 16 | magnitude);
+  }
+  return sign * (exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -24)
+                               : std::ldexp(static_cast<float>(mantissa + 1024), exponent - 25));
+}
+
+// To nearest even.
+inline std::uint16_t narrow(float value) {
+  const unsigned sign = std::signbit(value) ? 0x8000u : 0u;
+  const double magnitude = std::fabs(static_cast<double>(value));
+  unsigned bits;
+  if (std::isnan(value)) {
+    bits = 0x7E00u | (std::bit_cast<std::uint32_t>(value) >> 13 & 0x1FFu);
+  } else if (magnitude >= 65520.0) {
+    bits = 0x7C00u;
+  } else {
+    // A half is n units, 1024 <= n < 2048, of the last place of its binade. Below the least binade n is less;
+    // rounded up to 2048 it is the first of the next one.
+    const int binade = magnitude < 0x1p-14 ? -14 : std::ilogb(magnitude);
+    const auto n = static_cast<unsigned>(std::nearbyint(std::ldexp(magnitude, 10 - binade)));
+    bits = static_cast<unsigned>(binade + 14) * 1024u + n;
+  }
+  return static_cast<std::uint16_t>(sign | bits);
+}
+
+}  // namespace simde_avx512
+
+// ---- What SIMDe leaves out.
+// ------------------------------------------------------------------------------------
+
+inline __m512 _mm512_mask_loadu_ps(__m512 rest, __mmask16 k, const float* p) {
+  return simde_avx512::vector(simde_avx512::mask_load(simde_avx512::lanes(rest), k, p));
+}
+inline __m512d _mm512_mask_loadu_pd(__m512d rest, __mmask8 k, const double* p) {
+  return simde_avx512::vector(simde_avx512::mask_load(simde_avx512::lanes(rest), k, p));
+}
+inline void _mm512_mask_storeu_ps(float* p, __mmask16 k, __m512 v) {
+  simde_avx512::mask_store(p, k, simde_avx512::lanes(v));
+}
+inline void _mm512_mask_storeu_pd(double* p, __mmask8 k, __m512d v) {
+  simde_avx512::mask_store(p, k, simde_avx512::lanes(v));
+}
+
+inline void _mm512_stream_ps(float* p, __m512 v) {
+  simde_avx512::require_alignment(p);
+  std::memcpy(p, &v, sizeof v);
+}
+inline void _mm512_stream_pd(double* p, __m512d v) {
+  simde_avx512::require_alignment(p);
+  std::memcpy(p, &v, sizeof v);
+}
+
+inline __m512 _mm512_shuffle_f32x4(__m512 a, __m512 b, unsigned control) {
+  using namespace simde_avx512;
+  return vector(shuffle_quarters(lanes(a), lanes(b), control));
+}
+inline __m512d _mm512_shuffle_f64x2(__m512d a, __m512d b, unsigned control) {
+  using namespace simde_avx512;
+  return vector(shuffle_quarters(lanes(a), lanes(b), control));
+}
+
+// Within each quarter, the same way in all.
+inline __m512 _mm512_permute_ps(__m512 v, unsigned control) {
+  const auto a = simde_avx512::lanes(v);
+  simde_avx512::Floats r;
+  for (std::size_t i = 0; i < r.size(); ++i) r[i] = a[i / 4 * 4 + (control >> (2 * (i % 4)) & 3u)];
+  return simde_avx512::vector(r);
+}
+// Within each quarter, a bit of its own for each lane.
+inline __m512d _mm512_permute_pd(__m512d v, unsigned control) {
+  const auto a = simde_avx512::lanes(v);
+  simde_avx512::Doubles r;
+  for (std::size_t i = 0; i < r.size(); ++i) r[i] = a[i / 2 * 2 + (control >> i & 1u)];
+  return simde_avx512::vector(r);
+}
+
+inline __m512i _mm512_cvtepu16_epi32(__m256i v) {
+  simde_avx512::Shorts a;
+  std::memcpy(a.data(), &v, sizeof v);
+  simde_avx512::Words r;
+  for (std::size_t i = 0; i < r.size(); ++i) r[i] = a[i];
+  __m512i result;
+  std::memcpy(&result, r.data(), sizeof result);
+  return result;
+}
+inline __m256i _mm512_cvtepi32_epi16(__m512i v) {
+  simde_avx512::Words a;
+  std::memcpy(a.data(), &v, sizeof v);
+  simde_avx512::Shorts r;
+  for (std::size_t i = 0; i < r.size(); ++i) r[i] = static_cast<std::uint16_t>(a[i] & 0xFFFFu);
+  __m256i result;
+  std::memcpy(&result, r.data(), sizeof result);
+  return result;
+}
+
+inline __m512 _mm512_cvtph_ps(__m256i v) {
+  simde_avx512::Shorts a;
+  std::memcpy(a.data(), &v, sizeof v);
+  simde_avx512::Floats r;
+  for (std::size_t i = 0; i < r.size(); ++i) r[i] = simde_avx512::widen(a[i]);
+  return simde_avx512::vector(r);
+}
+inline __m256i _mm512_cvtps_ph(__m512 v, [[maybe_unused]] int to_nearest) {
+  const auto a = simde_avx512::lanes(v);
+  simde_avx512::Shorts r;
+  for (std::size_t i = 0; i < r.size(); ++i) r[i] = simde_avx512::narrow(a[i]);
+  __m256i result;
+  std::memcpy(&result, r.data(), sizeof result);
+  return result;
+}
+
+// ---- What SIMDe gets wrong: without the CPU's own it multiplies, rounds and adds.
+// --------------------------------
+
+#undef _mm512_fmadd_ps
+inline __m512 _mm512_fmadd_ps(__m512 a, __m512 b, __m512 c) {
+  using namespace simde_avx512;
+  return vector(fused_multiply_add(lanes(a), lanes(b), lanes(c)));
+}
+#undef _mm512_fmadd_pd
+inline __m512d _mm512_fmadd_pd(__m512d a, __m512d b, __m512d c) {
+  using namespace simde_avx512;
+  return vector(fused_multiply_add(lanes(a), lanes(b), lanes(c)));
+}

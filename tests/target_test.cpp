@@ -1,0 +1,52 @@
+// Which targets there are, and how one is chosen. SSMAX_TARGET itself is read once a process: the consumer
+// tests run programs with it set.
+
+#include <algorithm>
+#include <ssmax/ssmax.hpp>
+#include <string>
+
+#include "catch.hpp"
+#include "target_scope.hpp"
+
+using ssmax::Target;
+
+TEST_CASE("the scalar target is always there, and no target twice", "[target]") {
+  const auto targets = ssmax::available_targets();
+  REQUIRE_FALSE(targets.empty());
+  CHECK(targets.front() == Target::scalar);
+  CHECK(std::is_sorted(targets.begin(), targets.end()));
+  CHECK(std::adjacent_find(targets.begin(), targets.end()) == targets.end());
+}
+
+TEST_CASE("the active target is the one that was set", "[target]") {
+  const TargetScope scope;
+  for (const Target target : ssmax::available_targets()) {
+    ssmax::set_active_target(target);
+    CHECK(ssmax::active_target() == target);
+  }
+}
+
+TEST_CASE("each target brings its own kernels", "[target]") {
+  for_each_target([](const std::string& name) {
+    const int width = ssmax::detail::leaves<float>().width;
+    CAPTURE(name);
+    CHECK(width == (name == "scalar" ? 1 : name == "neon" ? 4 : name == "avx2" ? 8 : 16));
+    CHECK(ssmax::detail::leaves<double>().width == std::max(1, width / 2));
+  });
+}
+
+TEST_CASE("a target that is not there is refused by name", "[target]") {
+  const auto targets = ssmax::available_targets();
+  const Target before = ssmax::active_target();
+  for (const Target target : {Target::neon, Target::avx2, Target::avx512}) {
+    if (std::find(targets.begin(), targets.end(), target) != targets.end()) continue;
+    try {
+      ssmax::set_active_target(target);
+      FAIL("accepted " << ssmax::target_name(target));
+    } catch (const std::invalid_argument& error) {
+      CHECK(std::string(error.what()).find(ssmax::target_name(target)) != std::string::npos);
+      CHECK(std::string(error.what()).find("scalar") != std::string::npos);
+    }
+  }
+  CHECK(ssmax::active_target() == before);
+}
