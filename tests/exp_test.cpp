@@ -30,7 +30,7 @@ struct Sweep {
 
 /// Every `stride`-th float from -0 down to `lowest`.
 Sweep sweep(float lowest, std::uint32_t stride) {
-  const auto& leaves = ssmax::detail::leaves<float>();
+  const auto& leaves = ssmax::detail::leaves<ssmax::detail::RowLeaves<float>>();
   const auto scale = ssmax::detail::split_scale<float>(1.0);
   std::vector<float> x, y(4096);
   Sweep result;
@@ -73,7 +73,7 @@ TEST_CASE("exp is within 1 ulp at every float", "[exhaustive]") {
 TEST_CASE("exp falls to exactly 0 and keeps its sum", "[exp]") {
   for_each_target([](const std::string& target) {
     CAPTURE(target);
-    const auto& leaves = ssmax::detail::leaves<float>();
+    const auto& leaves = ssmax::detail::leaves<ssmax::detail::RowLeaves<float>>();
     const auto scale = ssmax::detail::split_scale<float>(1.0);
     const std::vector<float> x{0.0f, -87.4f, -88.0f, -1e3f, -1e30f, -INFINITY, -1.0f};
     std::vector<float> y(x.size());
@@ -81,14 +81,13 @@ TEST_CASE("exp falls to exactly 0 and keeps its sum", "[exp]") {
     CHECK(y[0] == 1.0f);
     CHECK(std::vector<float>(y.begin() + 1, y.end() - 1) == std::vector<float>(5, 0.0f));
     CHECK(sum == y.front() + y.back());
-    CHECK(leaves.exp_sum(x.data(), static_cast<index_t>(x.size()), scale, 0.0f) == sum);
   });
 }
 
 // Rounded twice, r = x·log2(e) - n costs 0.35 ulp and the two last steps 0.75; only float is swept to its last bit.
 TEST_CASE("exp in double is within 1.25 ulp", "[exp]") {
   for_each_target([](const std::string& target) {
-    const auto& leaves = ssmax::detail::leaves<double>();
+    const auto& leaves = ssmax::detail::leaves<ssmax::detail::RowLeaves<double>>();
     const auto scale = ssmax::detail::split_scale<double>(1.0);
     std::vector<double> x, y;
     for (int i = 0; i < 700'000; ++i) x.push_back(-0.001 * i - 1e-7 * (i % 977));

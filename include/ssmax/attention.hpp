@@ -140,6 +140,12 @@ void pack_keys(const T* k, index_t stride, index_t keys, index_t d, const Attent
   }
 }
 
+template <class T>
+struct AttentionLeaves {
+  const RowLeaves<T>& rows = leaves<RowLeaves<T>>();
+  const ProductLeaves<T>& products = leaves<ProductLeaves<T>>();
+};
+
 /// The queries of one block and what is known of each.
 template <class T>
 struct QueryBlock {
@@ -150,15 +156,15 @@ struct QueryBlock {
 
 /// Adds keys [begin, begin + count) to every query of the block that sees any of them.
 template <class T>
-void attend_block(const Leaves<T>& leaves, QueryBlock<T>& block, index_t begin, index_t count, index_t d,
-                  const T* v, index_t v_stride, index_t dv, AttentionWorkspace<T>& work) {
+void attend_block(const AttentionLeaves<T>& leaves, QueryBlock<T>& block, index_t begin, index_t count,
+                  index_t d, const T* v, index_t v_stride, index_t dv, AttentionWorkspace<T>& work) {
   std::fill_n(work.weights, block.rows * key_block, T{0});
-  leaves.multiply_add(work.rotated, d, work.packed_keys + begin * d, key_block, work.weights, key_block,
-                      block.rows, count, d);
+  leaves.products.multiply_add(work.rotated, d, work.packed_keys + begin * d, key_block, work.weights,
+                               key_block, block.rows, count, d);
   index_t whole = 0;  // rows just before r that see all keys of this block: their product with V is one
   const auto add_whole_rows = [&](index_t end) {
-    leaves.multiply_add(work.weights + (end - whole) * key_block, key_block, v + begin * v_stride, v_stride,
-                        work.sums + (end - whole) * dv, dv, whole, dv, count);
+    leaves.products.multiply_add(work.weights + (end - whole) * key_block, key_block, v + begin * v_stride,
+                                 v_stride, work.sums + (end - whole) * dv, dv, whole, dv, count);
     whole = 0;
   };
   for (index_t r = 0; r < block.rows; ++r) {
@@ -169,15 +175,15 @@ void attend_block(const Leaves<T>& leaves, QueryBlock<T>& block, index_t begin, 
       continue;
     }
     T* weights = work.weights + r * key_block + first;
-    const double factor = block.state[r].update(leaves, weights, last - first, weights);
+    const double factor = block.state[r].update(weights, last - first, weights);
     T* sums = work.sums + r * dv;
-    if (factor != 1) leaves.multiply(sums, dv, static_cast<T>(factor), sums);
+    if (factor != 1) leaves.rows.multiply(sums, dv, static_cast<T>(factor), sums);
     if (last - first == count) {
       ++whole;
     } else {
       add_whole_rows(r);
-      leaves.multiply_add(weights, key_block, v + (begin + first) * v_stride, v_stride, sums, dv, 1, dv,
-                          last - first);
+      leaves.products.multiply_add(weights, key_block, v + (begin + first) * v_stride, v_stride, sums, dv, 1,
+                                   dv, last - first);
     }
   }
   add_whole_rows(block.rows);
@@ -185,9 +191,9 @@ void attend_block(const Leaves<T>& leaves, QueryBlock<T>& block, index_t begin, 
 
 /// Queries [query, query + block.rows) of one head.
 template <class T, class S, class M>
-void attend_queries(const Leaves<T>& leaves, const AttentionArguments<T>& a, const S& scaling, const M& mask,
-                    const AttentionOptions<T>& options, const QueryShape& shape, index_t batch, index_t head,
-                    index_t query, AttentionWorkspace<T>& work) {
+void attend_queries(const AttentionLeaves<T>& leaves, const AttentionArguments<T>& a, const S& scaling,
+                    const M& mask, const AttentionOptions<T>& options, const QueryShape& shape, index_t batch,
+                    index_t head, index_t query, AttentionWorkspace<T>& work) {
   const index_t d = a.q.extent(3), dv = a.v.extent(3), kv_head = head / (shape.heads / a.k.extent(1));
   const double scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(std::max<index_t>(d, 1))));
   QueryBlock<T> block;
@@ -215,7 +221,7 @@ void attend_queries(const Leaves<T>& leaves, const AttentionArguments<T>& a, con
   for (index_t r = 0; r < block.rows; ++r) {
     T* out = a.out.data_handle() + batch * a.out.stride(0) + head * a.out.stride(1) +
              (query + r) * a.out.stride(2);
-    leaves.multiply(work.sums + r * dv, dv, static_cast<T>(block.state[r].finish()), out);
+    leaves.rows.multiply(work.sums + r * dv, dv, static_cast<T>(block.state[r].finish()), out);
     if (a.lse.data_handle() != nullptr) a.lse(batch, head, query + r) = static_cast<T>(block.state[r].lse());
   }
 }
@@ -231,7 +237,7 @@ void attention(const std::type_identity_t<AttentionArguments<T>>& arguments, con
   static_assert(std::same_as<T, float> || std::same_as<T, double>, "ssmax::attention: T is float or double");
   const QueryShape shape = detail::check_attention(arguments, scaling, mask, options);
   if (shape.rows() == 0) return;
-  const auto& leaves = detail::leaves<T>();
+  const detail::AttentionLeaves<T> leaves;
   const View<const T, 4>& k = arguments.k;
   const index_t group = shape.heads / std::max<index_t>(k.extent(1), 1);
   detail::AttentionWorkspace<T> work(shape.keys, k.extent(3), arguments.v.extent(3));

@@ -26,7 +26,8 @@ class OnlineSoftmax {
   /// Takes n logits in and puts their weights out (out may be in); returns the factor by which what was
   /// accumulated under earlier weights must be multiplied first. NaN, or c·z = +inf, poisons the state for
   /// good.
-  double update(const detail::Leaves<T>& leaves, const T* in, index_t n, T* out) {
+  double update(const T* in, index_t n, T* out) {
+    const auto& leaves = detail::leaves<detail::RowLeaves<T>>();
     constexpr T inf = std::numeric_limits<T>::infinity();
     const detail::Extremum<T> top = leaves.max(in, n);
     const T extreme = c_ < 0 ? leaves.min_unmasked(in, n) : top.value;

@@ -74,7 +74,7 @@ namespace detail {
 
 inline void check_rope(const RopeOptions& options, index_t positions) {
   const auto require = [](bool holds, const char* what) {
-    if (!holds) fail(std::string("ssmax::Rope: ") + what);
+    if (!holds) fail_format("ssmax::Rope: %s", what);
   };
   if (options.width < 2 || options.width % 2 != 0) {
     fail_value("Rope", "width", "is", options.width, "must be even and at least", 2);
@@ -172,7 +172,7 @@ class Rope {
   void rotate(const T* in, index_t in_stride, T* out, index_t out_stride, index_t rows, index_t channels,
               index_t position, bool inverse) const {
     const auto at = static_cast<std::size_t>((position - options_.first_position) * pitch_);
-    const auto& leaves = detail::leaves<T>();
+    const auto& leaves = detail::leaves<detail::RotaryLeaves<T>>();
     const auto leaf =
         options_.pairing == Pairing::interleaved ? leaves.rotate_interleaved : leaves.rotate_half_split;
     leaf(in, in_stride, out, out_stride, rows, options_.width / 2, cosine_.data() + at, sine_.data() + at,

@@ -67,10 +67,11 @@ QueryShape check_rows(const char* function, const View<X, 4>& logits, const char
 
 /// A run of rows that see the same n keys under the same c.
 template <class T, class X, class Y>
-void softmax_run(const Leaves<T>& leaves, const X* in, index_t in_stride, Y* out, index_t out_stride,
+void softmax_run(const RowLeaves<T>& leaves, const X* in, index_t in_stride, Y* out, index_t out_stride,
                  index_t rows, index_t n, double c) {
   if constexpr (std::same_as<X, T> && std::same_as<Y, T>) {
-    if (rows > 1 && n > longest_short_row && n <= row_block && c > 0) {
+    const bool near = 2 * rows * n * static_cast<index_t>(sizeof(T)) <= far_bytes;
+    if (near && rows > 1 && n > longest_short_row && n <= row_block && c > 0) {
       return softmax_block_rows<T>(leaves, in, in_stride, out, out_stride, rows, n, c);
     }
   }
@@ -110,7 +111,7 @@ void softmax_rows(const View<X, 4>& logits, const View<Y, 4>& out, const S& scal
   using T = Compute<X>;
   const QueryShape shape = check_rows("softmax", logits, "out", out, scaling, mask);
   if (out.empty()) return;
-  const Leaves<T>& leaves = detail::leaves<T>();
+  const RowLeaves<T>& leaves = detail::leaves<RowLeaves<T>>();
   for_each_run(shape, mask, [&](const RowRun& run) {
     Y* to = &out(run.batch, run.head, run.query, 0);
     if (run.keys.size() < shape.keys) {
@@ -128,7 +129,7 @@ void log_softmax_rows(const View<X, 4>& logits, const View<Y, 4>& out, const S& 
   using T = Compute<X>;
   const QueryShape shape = check_rows("log_softmax", logits, "out", out, scaling, mask);
   if (out.empty()) return;
-  const Leaves<T>& leaves = detail::leaves<T>();
+  const RowLeaves<T>& leaves = detail::leaves<RowLeaves<T>>();
   for_each_run(shape, mask, [&](const RowRun& run) {
     const double c = run.keys.size() == 0 ? 0.0 : static_cast<double>(scaling(run.row));
     for (index_t r = 0; r < run.rows; ++r) {
@@ -182,7 +183,7 @@ void logsumexp(const View<X, Rank>& logits, const View<Y, Rank - 1>& out, const 
   detail::check_mask(mask, shape);
   detail::check_scaling(scaling, shape.heads, shape.keys);
   if (to.empty()) return;
-  const auto& leaves = detail::leaves<T>();
+  const auto& leaves = detail::leaves<detail::RowLeaves<T>>();
   detail::for_each_run(shape, mask, [&](const detail::RowRun& run) {
     const double c = run.keys.size() == 0 ? 0.0 : static_cast<double>(scaling(run.row));
     for (index_t r = 0; r < run.rows; ++r) {
@@ -231,7 +232,7 @@ void backward_rows(const char* function, const RowsBackward<T, Rank>& rows, cons
   check_mask(mask, shape);
   check_scaling(scaling, shape.heads, shape.keys);
   if (dlogits.empty()) return;
-  const auto& leaves = detail::leaves<Compute<T>>();
+  const auto& leaves = detail::leaves<GradientLeaves<Compute<T>>>();
   for_each_run(shape, mask, [&](const RowRun& run) {
     const index_t n = run.keys.size(), begin = run.keys.begin;
     const double c = n == 0 ? 0.0 : static_cast<double>(scaling(run.row));
@@ -263,9 +264,8 @@ void softmax_backward(const RowsBackward<T, Rank>& rows, const S& scaling = {}, 
   using C = detail::Compute<T>;
   detail::backward_rows(
       "softmax_backward", rows, scaling, mask,
-      [](const detail::Leaves<C>& leaves, const T* y, const T* dy, const T* z, index_t n, double c, T* dz) {
-        return detail::softmax_backward_row<C>(leaves, y, dy, z, n, c, dz);
-      });
+      [](const detail::GradientLeaves<C>& leaves, const T* y, const T* dy, const T* z, index_t n, double c,
+         T* dz) { return detail::softmax_backward_row<C>(leaves, y, dy, z, n, c, dz); });
 }
 
 /// The same for rows.out = log_softmax(c·logits): dlogits = c·(dout - exp(out)·Σ dout). dout of a masked key
@@ -277,9 +277,8 @@ void log_softmax_backward(const RowsBackward<T, Rank>& rows, const S& scaling = 
   using C = detail::Compute<T>;
   detail::backward_rows(
       "log_softmax_backward", rows, scaling, mask,
-      [](const detail::Leaves<C>& leaves, const T* y, const T* dy, const T* z, index_t n, double c, T* dz) {
-        return detail::log_softmax_backward_row<C>(leaves, y, dy, z, n, c, dz);
-      });
+      [](const detail::GradientLeaves<C>& leaves, const T* y, const T* dy, const T* z, index_t n, double c,
+         T* dz) { return detail::log_softmax_backward_row<C>(leaves, y, dy, z, n, c, dz); });
 }
 
 /// One row in anything contiguous: std::vector, std::array, std::span.

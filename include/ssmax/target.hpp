@@ -4,8 +4,9 @@
 #pragma once
 
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
-#include <string>
+#include <cstring>
 #include <vector>
 
 #include "config.hpp"
@@ -82,21 +83,25 @@ inline bool is_available(Target target) {
 
 namespace detail {
 
-inline std::string available_target_names() {
-  std::string names;
-  for (Target target : available_targets())
-    names += (names.empty() ? "" : ", ") + std::string(target_name(target));
-  return names;
+/// Fails with what was asked for and the names of what there is.
+[[noreturn]] SSMAX_COLD inline void fail_target(const char* function, const char* wanted) {
+  char names[64] = "";
+  std::size_t length = 0;
+  for (Target target : {Target::scalar, Target::neon, Target::avx2, Target::avx512}) {
+    if (!is_available(target)) continue;
+    length += static_cast<std::size_t>(std::snprintf(names + length, sizeof(names) - length, "%s%s",
+                                                     length == 0 ? "" : ", ", target_name(target)));
+  }
+  fail_format("ssmax: %s \"%s\" is not available, this machine has %s", function, wanted, names);
 }
 
-inline Target initial_target() {
+SSMAX_COLD inline Target initial_target() {
   const char* wanted = std::getenv("SSMAX_TARGET");
-  if (wanted == nullptr || *wanted == '\0') return available_targets().back();
-  for (Target target : available_targets()) {
-    if (wanted == std::string(target_name(target))) return target;
+  const bool any = wanted == nullptr || *wanted == '\0';
+  for (Target target : {Target::avx512, Target::avx2, Target::neon, Target::scalar}) {
+    if (is_available(target) && (any || std::strcmp(wanted, target_name(target)) == 0)) return target;
   }
-  fail("ssmax: SSMAX_TARGET is \"" + std::string(wanted) + "\", this machine has " +
-       available_target_names());
+  fail_target("SSMAX_TARGET", wanted);
 }
 
 inline std::atomic<Target>& active_target_cell() {
@@ -115,59 +120,30 @@ inline std::atomic<Target>& active_target_cell() {
 /// Uses another target from now on, in every thread of units built with the same flags. For tests and
 /// measurements. Throws std::invalid_argument if the target is not available.
 inline void set_active_target(Target target) {
-  if (!detail::is_available(target)) {
-    detail::fail("ssmax::set_active_target: " + std::string(target_name(target)) +
-                 " is not available, this machine has " + detail::available_target_names());
-  }
+  if (!detail::is_available(target)) detail::fail_target("set_active_target", target_name(target));
   detail::active_target_cell().store(target, std::memory_order_relaxed);
 }
 
 namespace detail {
 
-template <class T>
-const Leaves<T>& leaves() {
-  constexpr bool is_float = sizeof(T) == sizeof(float);
-  const auto pick = [](const auto& f32, const auto& f64) -> const Leaves<T>& {
-    if constexpr (is_float) {
-      return f32;
-    } else {
-      return f64;
-    }
-  };
+/// The active target's table, as in leaves<RowLeaves<float>>().
+template <class Table>
+const Table& leaves() {
   switch (active_target()) {
 #if defined(SSMAX_HAVE_NEON)
     case Target::neon:
-      return pick(neon::leaves_of<neon::F32>, neon::leaves_of<neon::F64>);
+      return neon::LeafTable<Table>::value;
 #endif
 #if defined(SSMAX_HAVE_AVX2)
     case Target::avx2:
-      return pick(avx2::leaves_of<avx2::F32>, avx2::leaves_of<avx2::F64>);
+      return avx2::LeafTable<Table>::value;
 #endif
 #if defined(SSMAX_HAVE_AVX512)
     case Target::avx512:
-      return pick(avx512::leaves_of<avx512::F32>, avx512::leaves_of<avx512::F64>);
+      return avx512::LeafTable<Table>::value;
 #endif
     default:
-      return pick(scalar::leaves_of<scalar::F32>, scalar::leaves_of<scalar::F64>);
-  }
-}
-
-inline const Conversions& conversions() {
-  switch (active_target()) {
-#if defined(SSMAX_HAVE_NEON)
-    case Target::neon:
-      return neon::conversions;
-#endif
-#if defined(SSMAX_HAVE_AVX2)
-    case Target::avx2:
-      return avx2::conversions;
-#endif
-#if defined(SSMAX_HAVE_AVX512)
-    case Target::avx512:
-      return avx512::conversions;
-#endif
-    default:
-      return scalar::conversions;
+      return scalar::LeafTable<Table>::value;
   }
 }
 

@@ -41,19 +41,22 @@ template <class T, int Rank>
 void check_output(const char* function, const char* name, const View<T, Rank>& view) {
   check_view(function, name, view);
   if (view.empty()) return;
-  std::array<int, Rank> order{};
-  for (int i = 0; i < Rank; ++i) order[static_cast<std::size_t>(i)] = i;
-  std::sort(order.begin(), order.end(),
-            [&](int a, int b) { return std::abs(view.stride(a)) < std::abs(view.stride(b)); });
   index_t span = 1;
-  for (int i : order) {
-    if (view.extent(i) == 1) continue;
-    const index_t stride = std::abs(view.stride(i));
+  std::array<bool, Rank> seen{};
+  for (int step = 0; step < Rank; ++step) {
+    int next = -1;  // of the dimensions not seen yet, the one with the smallest stride
+    for (int i = 0; i < Rank; ++i) {
+      const bool smaller = next < 0 || std::abs(view.stride(i)) < std::abs(view.stride(next));
+      if (!seen[static_cast<std::size_t>(i)] && smaller) next = i;
+    }
+    seen[static_cast<std::size_t>(next)] = true;
+    if (view.extent(next) == 1) continue;
+    const index_t stride = std::abs(view.stride(next));
     if (stride < span) {
-      fail_value(function, name, "is an output with stride", view.stride(i), "its smaller dimensions span",
+      fail_value(function, name, "is an output with stride", view.stride(next), "its smaller dimensions span",
                  span);
     }
-    span += (view.extent(i) - 1) * stride;
+    span += (view.extent(next) - 1) * stride;
   }
 }
 
@@ -112,9 +115,9 @@ bool are_apart(const View<T, RankT>& a, const View<U, RankU>& b) {
 [[noreturn]] SSMAX_COLD inline void fail_overlap(const char* function, const char* name, Bytes a,
                                                  const char* other, Bytes b, const char* but) {
   const std::uintptr_t overlap = std::min(a.end, b.end) - std::max(a.begin, b.begin);
-  fail(std::string("ssmax::") + function + ": " + name + " (" + std::to_string(a.end - a.begin) +
-       " bytes) overlaps " + other + " (" + std::to_string(b.end - b.begin) + " bytes) by " +
-       std::to_string(overlap) + " bytes" + but);
+  fail_format("ssmax::%s: %s (%zu bytes) overlaps %s (%zu bytes) by %zu bytes%s", function, name,
+              static_cast<std::size_t>(a.end - a.begin), other, static_cast<std::size_t>(b.end - b.begin),
+              static_cast<std::size_t>(overlap), but);
 }
 
 /// `out` lies apart from `in`. (Ranges that interleave in another way than as columns of one matrix are

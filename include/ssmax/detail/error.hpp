@@ -1,14 +1,13 @@
 // Errors: one function that throws std::invalid_argument, or prints and aborts where exceptions are off.
 #pragma once
 
-#include <string>
+#include <cstdio>
 
 #include "../config.hpp"
 
 #if defined(__cpp_exceptions)
 #include <stdexcept>
 #else
-#include <cstdio>
 #include <cstdlib>
 #endif
 
@@ -16,25 +15,32 @@ namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
-[[noreturn]] SSMAX_COLD inline void fail(const std::string& message) {
+[[noreturn]] SSMAX_COLD inline void fail(const char* message) {
 #if defined(__cpp_exceptions)
   throw std::invalid_argument(message);
 #else
-  std::fprintf(stderr, "%s\n", message.c_str());
+  std::fprintf(stderr, "%s\n", message);
   std::abort();
 #endif
 }
 
+/// fail with the arguments put into `format`. (printf rather than strings: every program that includes us compiles it.)
+template <class... Values>
+[[noreturn]] SSMAX_COLD void fail_format(const char* format, Values... values) {
+  char message[512];
+  std::snprintf(message, sizeof(message), format, values...);
+  fail(message);
+}
+
 [[noreturn]] SSMAX_COLD inline void fail_extent(const char* function, const char* argument, int dimension,
                                                 index_t extent, const char* other, index_t expected) {
-  fail(std::string("ssmax::") + function + ": " + argument + " has extent " + std::to_string(extent) +
-       " in dimension " + std::to_string(dimension) + ", " + other + " has " + std::to_string(expected));
+  fail_format("ssmax::%s: %s has extent %td in dimension %d, %s has %td", function, argument, extent,
+              dimension, other, expected);
 }
 
 [[noreturn]] SSMAX_COLD inline void fail_value(const char* function, const char* argument, const char* what,
                                                index_t value, const char* requirement, index_t bound) {
-  fail(std::string("ssmax::") + function + ": " + argument + ' ' + what + ' ' + std::to_string(value) + ", " +
-       requirement + ' ' + std::to_string(bound));
+  fail_format("ssmax::%s: %s %s %td, %s %td", function, argument, what, value, requirement, bound);
 }
 
 }  // namespace detail

@@ -1,4 +1,5 @@
-// The leaf table: every kernel that is compiled once per instruction set, as plain function pointers.
+// The leaf tables: every kernel that is compiled once per instruction set, as plain function pointers. One table for
+// each use, so that a program compiles the kernels that it calls and no others.
 //
 // Conventions of all leaves: lengths count elements and may be 0; pointers need only element alignment; `in`
 // and `out` may be the same array, any other overlap is the caller's error; nothing is allocated, nothing
@@ -33,10 +34,9 @@ struct Extremum {
 };
 
 template <class T>
-struct Leaves {
+struct RowLeaves {
   int width;  // lanes of a vector
 
-  // ---- rows
   /// Largest element (-inf if none), and whether any is NaN.
   Extremum<T> (*max)(const T* in, index_t n);
   /// Smallest element other than -inf (+inf if none).
@@ -44,8 +44,6 @@ struct Leaves {
   /// out = 2^(in·scale - shift); returns the sum. Needs in·scale - shift <= 1 everywhere; flushes below
   /// 2^-126.5 to 0.
   T (*exp_store)(const T* in, index_t n, Scale<T> scale, T shift, T* out);
-  /// The sum alone.
-  T (*exp_sum)(const T* in, index_t n, Scale<T> scale, T shift);
   /// out = factor · in.
   void (*multiply)(const T* in, index_t n, T factor, T* out);
   /// out = c·(in - origin) + offset; -inf stays -inf for every c.
@@ -58,8 +56,11 @@ struct Leaves {
   /// The same for contiguous rows of n = 1, 2, 4, … < width elements, several to a vector, remainder
   /// included.
   index_t (*packed_rows)(const T* in, T* out, index_t rows, index_t n, Scale<T> scale);
+};
 
-  // ---- backward
+/// The rows' backward.
+template <class T>
+struct GradientLeaves {
   T (*dot)(const T* a, const T* b, index_t n);
   /// The sum of the elements of `in` whose log-probability is not -inf.
   T (*sum_unmasked)(const T* in, const T* log_p, index_t n);
@@ -67,8 +68,10 @@ struct Leaves {
   T (*backward)(const T* y, const T* dy, const T* z, index_t n, T mean, T c, T* dz);
   /// u = dy - total·p, 0 where log_p is -inf; dz = c·u; returns the sum of u·z, or 0 where z is null.
   T (*log_backward)(const T* log_p, const T* p, const T* dy, const T* z, index_t n, T total, T c, T* dz);
+};
 
-  // ---- rotary embedding
+template <class T>
+struct RotaryLeaves {
   /// `rows` rows of 2·half elements: (a, b) = (in[i], in[i + half]) -> (a·cos - b·sin, b·cos + a·sin). Tables
   /// advance by table_stride a row. inverse: the rotation by the opposite angle.
   void (*rotate_half_split)(const T* in, index_t in_stride, T* out, index_t out_stride, index_t rows,
@@ -78,19 +81,23 @@ struct Leaves {
   void (*rotate_interleaved)(const T* in, index_t in_stride, T* out, index_t out_stride, index_t rows,
                              index_t half, const T* cosine, const T* sine, index_t table_stride,
                              bool inverse);
+};
 
-  // ---- attention
+/// Attention's products.
+template <class T>
+struct ProductLeaves {
   /// c[m × n] += a[m × k] · b[k × n], all row-major with unit stride along a row.
   void (*multiply_add)(const T* a, index_t a_stride, const T* b, index_t b_stride, T* c, index_t c_stride,
                        index_t m, index_t n, index_t k);
 };
 
-/// Storage in half precision; arithmetic stays in float.
-struct Conversions {
-  void (*widen_half)(const half* in, index_t n, float* out);
-  void (*widen_bfloat16)(const bfloat16* in, index_t n, float* out);
-  void (*narrow_half)(const float* in, index_t n, half* out);
-  void (*narrow_bfloat16)(const float* in, index_t n, bfloat16* out);
+/// To and from storage in half precision; T is float.
+template <class T>
+struct ConversionLeaves {
+  void (*widen_half)(const half* in, index_t n, T* out);
+  void (*widen_bfloat16)(const bfloat16* in, index_t n, T* out);
+  void (*narrow_half)(const T* in, index_t n, half* out);
+  void (*narrow_bfloat16)(const T* in, index_t n, bfloat16* out);
 };
 
 }  // namespace detail

@@ -12,8 +12,8 @@ namespace detail {
 
 /// dz = c·y ⊙ (dy - ⟨dy, y⟩). Returns dc = ⟨y ⊙ (dy - ⟨dy, y⟩), z⟩, or 0 where z is null. dz may be dy or y.
 template <class T, class X>
-double softmax_backward_row(const Leaves<T>& leaves, const X* y, const X* dy, const X* z, index_t n, double c,
-                            X* dz) {
+double softmax_backward_row(const GradientLeaves<T>& leaves, const X* y, const X* dy, const X* z, index_t n,
+                            double c, X* dz) {
   T y_scratch[row_block], dy_scratch[row_block], z_scratch[row_block], dz_scratch[row_block];
   double mean = 0;
   for (index_t begin = 0; begin < n; begin += row_block) {
@@ -37,8 +37,9 @@ double softmax_backward_row(const Leaves<T>& leaves, const X* y, const X* dy, co
 /// dz = c·(dy - p·Σdy) with p = exp(log_p). Returns dc = ⟨dy - p·Σdy, z⟩, or 0 where z is null. dz may be dy
 /// or log_p.
 template <class T, class X>
-double log_softmax_backward_row(const Leaves<T>& leaves, const X* log_p, const X* dy, const X* z, index_t n,
-                                double c, X* dz) {
+double log_softmax_backward_row(const GradientLeaves<T>& leaves, const X* log_p, const X* dy, const X* z,
+                                index_t n, double c, X* dz) {
+  const auto& exponentials = detail::leaves<RowLeaves<T>>();
   T log_scratch[row_block], p_scratch[row_block], dy_scratch[row_block], z_scratch[row_block],
       dz_scratch[row_block];
   double total = 0;
@@ -51,7 +52,7 @@ double log_softmax_backward_row(const Leaves<T>& leaves, const X* log_p, const X
   for (index_t begin = 0; begin < n; begin += row_block) {
     const index_t count = std::min(row_block, n - begin);
     const T* log = widened<T>(log_p + begin, count, log_scratch);
-    leaves.exp_store(log, count, split_scale<T>(1.0), T{0}, p_scratch);
+    exponentials.exp_store(log, count, split_scale<T>(1.0), T{0}, p_scratch);
     T* to = staging<T>(dz + begin, dz_scratch);
     dc += static_cast<double>(
         leaves.log_backward(log, p_scratch, widened<T>(dy + begin, count, dy_scratch),

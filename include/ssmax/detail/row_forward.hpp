@@ -7,9 +7,12 @@
 //   recompute  the first pass keeps only the sum, the second computes the exponentials again: for a row in place,
 //              whose logits must outlive the first pass, and for storage that is not T
 //
+// Many rows of one block each go one after the other or, while they stay in the cache, overlapped.
+//
 // Tried and not kept, for results larger than the caches: stores that go past them, from a buffer or with recomputed
 // exponentials. A burst of them fills the store queue while nothing is computed: 0.39 to 0.50 ns an element for
-// 16384 rows of 1024, where plain stores take 0.34 (Zen 4; the exponentials hide what the extra traffic costs).
+// 16384 rows of 1024, where plain stores take 0.34 (Zen 4; the exponentials hide what the extra traffic costs). Nor
+// did software prefetch of the next row help: 0.45.
 #pragma once
 
 #include <algorithm>
@@ -22,6 +25,10 @@
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
+
+/// Rows whose logits and results together take more than this are taken to come from memory: half of the 32 MiB of
+/// last-level cache that eight cores of Zen 3 or 4 share.
+inline constexpr index_t far_bytes = index_t{16} << 20;
 
 /// Elements of a block: 16 KiB of float in and as much out, half of a first-level cache each.
 inline constexpr index_t row_block = 4096;
@@ -85,7 +92,7 @@ struct RowSum {
 template <class T, class X>
 class RowSource {
  public:
-  RowSource(const Leaves<T>& leaves, const X* in, index_t n, double c)
+  RowSource(const RowLeaves<T>& leaves, const X* in, index_t n, double c)
       : leaves_(leaves), in_(in), n_(n), c_(c), scale_(split_scale<T>(c)) {}
 
   index_t size() const { return n_; }
@@ -119,7 +126,7 @@ class RowSource {
   double c() const { return c_; }
 
  private:
-  const Leaves<T>& leaves_;
+  const RowLeaves<T>& leaves_;
   const X* in_;
   index_t n_;
   double c_;
@@ -128,10 +135,11 @@ class RowSource {
   T origin_{0};
 };
 
-/// The first pass. With Stage, the exponentials of the block at `begin` go to stage + begin, at shifts[begin
-/// / row_block]; without, they are only summed.
+/// The first pass. With a stage, the exponentials of the block at `begin` stay in stage + begin, under the shift
+/// shifts[begin / row_block]; without, only their sum does.
 template <class T, class X>
-RowSum<T> sum_row(const Leaves<T>& leaves, const RowSource<T, X>& source, T* scratch, T* stage, T* shifts) {
+RowSum<T> sum_row(const RowLeaves<T>& leaves, const RowSource<T, X>& source, T* scratch, T* stage,
+                  T* shifts) {
   RowSum<T> total;
   for (index_t begin = 0; begin < source.size(); begin += row_block) {
     const index_t count = std::min(row_block, source.size() - begin);
@@ -144,22 +152,18 @@ RowSum<T> sum_row(const Leaves<T>& leaves, const RowSource<T, X>& source, T* scr
       const T product = top.value * source.scale().high;
       if (!(std::abs(product) < largest_shift<T>) || !(source.scale().high > 0))
         return {.kind = RowKind::out_of_range};
-      shift = std::nearbyint(product);
+      shift = round_shift(product);
     }
-    T sum;
-    if (stage != nullptr) {
-      sum = leaves.exp_store(z, count, source.scale(), shift, stage + begin);
-      shifts[begin / row_block] = shift;
-    } else {
-      sum = leaves.exp_sum(z, count, source.scale(), shift);
-    }
+    const T sum =
+        leaves.exp_store(z, count, source.scale(), shift, stage == nullptr ? scratch : stage + begin);
+    if (stage != nullptr) shifts[begin / row_block] = shift;
     if (!masked) total.add(top.value, static_cast<double>(shift), static_cast<double>(sum));
   }
   return total;
 }
 
 template <class T, class X>
-RowSum<T> sum_row_rebasing(const Leaves<T>& leaves, RowSource<T, X>& source, T* scratch, T* stage,
+RowSum<T> sum_row_rebasing(const RowLeaves<T>& leaves, RowSource<T, X>& source, T* scratch, T* stage,
                            T* shifts) {
   RowSum<T> total;
   if (source.c() > 0) total = sum_row(leaves, source, scratch, stage, shifts);
@@ -176,7 +180,7 @@ void fill_row(Y* out, index_t n, float value) {
 
 /// out = softmax(c·in) of one row.
 template <class T, class X, class Y>
-void softmax_row(const Leaves<T>& leaves, const X* in, index_t n, double c, Y* out) {
+void softmax_row(const RowLeaves<T>& leaves, const X* in, index_t n, double c, Y* out) {
   constexpr index_t most_blocks = 1024;
   T scratch[row_block], staged[row_block];
   T shifts[most_blocks];
@@ -210,12 +214,13 @@ void softmax_row(const Leaves<T>& leaves, const X* in, index_t n, double c, Y* o
   }
 }
 
-/// Rows of one block each, one c > 0. While a row's exponentials are computed, the next row's maximum is known
-/// already and the one before waits for nothing but its multiplication, so that no row waits for a reduction: 0.28
-/// instead of 0.33 ns an element at n = 1024. A row that is not regular goes the general way.
+/// Rows of one block each, one c > 0, that stay in the cache. While a row's exponentials are computed, the next row's
+/// maximum is known already and the one before waits for nothing but its multiplication, so that no row waits for a
+/// reduction: 0.28 instead of 0.33 ns an element at n = 1024. From memory it is the other way round, 0.53 against
+/// 0.34: one row at a time is what the hardware's prefetch follows. A row that is not regular goes the general way.
 template <class T>
-void softmax_block_rows(const Leaves<T>& leaves, const T* in, index_t in_stride, T* out, index_t out_stride,
-                        index_t rows, index_t n, double c) {
+void softmax_block_rows(const RowLeaves<T>& leaves, const T* in, index_t in_stride, T* out,
+                        index_t out_stride, index_t rows, index_t n, double c) {
   const Scale<T> scale = split_scale<T>(c);
   T* waiting = nullptr;  // the row whose exponentials have yet to be multiplied by `factor`
   T factor{0};
@@ -246,7 +251,7 @@ struct RowLogSum {
 };
 
 template <class T, class X>
-RowLogSum<T> log_sum_row(const Leaves<T>& leaves, const X* in, index_t n, double c, T* scratch) {
+RowLogSum<T> log_sum_row(const RowLeaves<T>& leaves, const X* in, index_t n, double c, T* scratch) {
   RowSource<T, X> source(leaves, in, n, c);
   const RowSum<T> total = sum_row_rebasing<T, X>(leaves, source, scratch, nullptr, nullptr);
   if (total.kind != RowKind::regular) return {total.kind, T{0}, 0.0};
@@ -257,7 +262,7 @@ RowLogSum<T> log_sum_row(const Leaves<T>& leaves, const X* in, index_t n, double
 
 /// out = c·in - logsumexp(c·in) of one row.
 template <class T, class X, class Y>
-void log_softmax_row(const Leaves<T>& leaves, const X* in, index_t n, double c, Y* out) {
+void log_softmax_row(const RowLeaves<T>& leaves, const X* in, index_t n, double c, Y* out) {
   T scratch[row_block], staged[row_block];
   const RowLogSum<T> total = log_sum_row<T, X>(leaves, in, n, c, scratch);
   if (total.kind == RowKind::masked) return fill_row(out, n, -std::numeric_limits<float>::infinity());
@@ -273,7 +278,7 @@ void log_softmax_row(const Leaves<T>& leaves, const X* in, index_t n, double c, 
 
 /// ln Σ exp(c·in): -inf for a masked row, NaN for a poisoned one.
 template <class T, class X>
-double logsumexp_row(const Leaves<T>& leaves, const X* in, index_t n, double c) {
+double logsumexp_row(const RowLeaves<T>& leaves, const X* in, index_t n, double c) {
   T scratch[row_block];
   const RowLogSum<T> total = log_sum_row<T, X>(leaves, in, n, c, scratch);
   if (total.kind == RowKind::masked) return -std::numeric_limits<double>::infinity();

@@ -25,10 +25,10 @@ const T* widened(const X* in, index_t n, T* scratch) {
   if constexpr (std::same_as<X, T>) {
     return in;
   } else if constexpr (std::same_as<X, half>) {
-    conversions().widen_half(in, n, scratch);
+    leaves<ConversionLeaves<float>>().widen_half(in, n, scratch);
     return scratch;
   } else {
-    conversions().widen_bfloat16(in, n, scratch);
+    leaves<ConversionLeaves<float>>().widen_bfloat16(in, n, scratch);
     return scratch;
   }
 }
@@ -47,9 +47,9 @@ T* staging(X* out, T* scratch) {
 template <class T, class X>
 void narrow_to(X* out, index_t n, const T* staged) {
   if constexpr (std::same_as<X, half>) {
-    conversions().narrow_half(staged, n, out);
+    leaves<ConversionLeaves<float>>().narrow_half(staged, n, out);
   } else if constexpr (std::same_as<X, bfloat16>) {
-    conversions().narrow_bfloat16(staged, n, out);
+    leaves<ConversionLeaves<float>>().narrow_bfloat16(staged, n, out);
   }
 }
 

@@ -20,13 +20,8 @@ struct ExpConstants<float> {
   static constexpr float magic = 0x1.8p23f;
   static constexpr float smallest = magic - 125.0f;  // one less and 2^n·p would be subnormal
   static constexpr int degree = 6;
-  static constexpr float polynomial[] = {1.0f,
-                                         0x1.62e432p-1f,
-                                         0x1.ebfbeep-3f,
-                                         0x1.c6ae8ap-5f,
-                                         0x1.3b283ap-7f,
-                                         0x1.5f38a0p-10f,
-                                         0x1.41d520p-13f};
+  static constexpr float polynomial[] = {1.0f,           0x1.62e432p-1f,  0x1.ebfbeep-3f, 0x1.c6ae8ap-5f,
+                                         0x1.3b283ap-7f, 0x1.5f38a0p-10f, 0x1.41d520p-13f};
 };
 
 template <>

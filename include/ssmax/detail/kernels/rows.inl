@@ -9,6 +9,21 @@ SSMAX_INLINE typename S::M unmasked(typename S::V x) {
   return S::not_less(x, S::set(std::numeric_limits<typename S::Value>::lowest()));
 }
 
+/// A vector of the `left` elements from p, as many as it takes; lanes past them hold `fill`.
+template <class S>
+SSMAX_INLINE typename S::V load_up_to(const typename S::Value* p, index_t left, typename S::Value fill) {
+  return left >= S::width ? S::load(p) : S::load_part(p, std::max<index_t>(left, 0), fill);
+}
+
+template <class S>
+SSMAX_INLINE void store_up_to(typename S::Value* p, typename S::V v, index_t left) {
+  if (left >= S::width) {
+    S::store(p, v);
+  } else {
+    S::store_part(p, v, std::max<index_t>(left, 0));
+  }
+}
+
 template <class S>
 Extremum<typename S::Value> row_max(const typename S::Value* in, index_t n) {
   using T = typename S::Value;
@@ -46,7 +61,7 @@ typename S::Value row_min_unmasked(const typename S::Value* in, index_t n) {
   const typename S::V none = S::set(inf);
   typename S::V smallest = none;
   for (index_t i = 0; i < n; i += S::width) {
-    const typename S::V x = i + S::width <= n ? S::load(in + i) : S::load_part(in + i, n - i, inf);
+    const typename S::V x = load_up_to<S>(in + i, n - i, inf);
     smallest = S::min(smallest, S::select(unmasked<S>(x), x, none));
   }
   return -S::reduce_max(S::sub(S::set(T{0}), smallest));
@@ -61,18 +76,18 @@ SSMAX_INLINE typename S::V reduce_pairwise(const typename S::V* v) {
   }
 }
 
-template <class S, bool store>
-SSMAX_INLINE typename S::Value exp_row(const typename S::Value* in, index_t n, Scale<typename S::Value> scale,
-                                       typename S::Value shift, typename S::Value* out) {
+template <class S>
+typename S::Value row_exp_store(const typename S::Value* in, index_t n, Scale<typename S::Value> scale,
+                                typename S::Value shift, typename S::Value* out) {
   using T = typename S::Value;
   constexpr index_t w = S::width;
   const Exp<S> exp(scale, shift);
   constexpr int chains = S::chains;
-  // Sums of sums: a lane adds at most `run` exponentials before they move on. With one long sum a block of
-  // equal logits (every addition rounds the same way) lost 1e-6 of its value in AVX2 and 1.4e-5 one lane at a
-  // time.
+  // A lane adds at most 16 exponentials before they move on into a double. With one long sum a block of equal logits,
+  // where every addition rounds the same way, lost 1e-6 of its value in AVX2 and 1.4e-5 one lane at a time.
   constexpr index_t step = chains * w, run = 16 * step;
-  typename S::V total = S::set(T{0}), biases[chains];
+  typename S::V biases[chains];
+  double total = 0;
   SSMAX_UNROLL
   for (int k = 0; k < chains; ++k) biases[k] = exp.bias;
   index_t i = 0;
@@ -88,36 +103,19 @@ SSMAX_INLINE typename S::Value exp_row(const typename S::Value* in, index_t n, S
       exp.template apply<chains>(e, biases);
       SSMAX_UNROLL
       for (int k = 0; k < chains; ++k) {
-        if constexpr (store) S::store(out + i + k * w, e[k]);
+        S::store(out + i + k * w, e[k]);
         sums[k] = S::add(sums[k], e[k]);
       }
     }
-    total = S::add(total, reduce_pairwise<S, chains>(sums));
+    total += static_cast<double>(S::reduce_sum(reduce_pairwise<S, chains>(sums)));
   }
   typename S::V rest = S::set(T{0});
-  for (; i + w <= n; i += w) {
-    const typename S::V e = exp(S::load(in + i));
-    if constexpr (store) S::store(out + i, e);
+  for (; i < n; i += w) {
+    const typename S::V e = exp(load_up_to<S>(in + i, n - i, -std::numeric_limits<T>::infinity()));
+    store_up_to<S>(out + i, e, n - i);
     rest = S::add(rest, e);
   }
-  if (i < n) {
-    const typename S::V e = exp(S::load_part(in + i, n - i, -std::numeric_limits<T>::infinity()));
-    if constexpr (store) S::store_part(out + i, e, n - i);
-    rest = S::add(rest, e);
-  }
-  return S::reduce_sum(S::add(total, rest));
-}
-
-template <class S>
-typename S::Value row_exp_store(const typename S::Value* in, index_t n, Scale<typename S::Value> scale,
-                                typename S::Value shift, typename S::Value* out) {
-  return exp_row<S, true>(in, n, scale, shift, out);
-}
-
-template <class S>
-typename S::Value row_exp_sum(const typename S::Value* in, index_t n, Scale<typename S::Value> scale,
-                              typename S::Value shift) {
-  return exp_row<S, false>(in, n, scale, shift, nullptr);
+  return static_cast<T>(total + static_cast<double>(S::reduce_sum(rest)));
 }
 
 template <class S>
@@ -143,14 +141,8 @@ void row_affine(const typename S::Value* in, index_t n, typename S::Value origin
   const typename S::V masked = S::set(-std::numeric_limits<T>::infinity()), half = S::set(T(0.5));
   const typename S::V o = S::set(T(-0.5) * origin), factor = S::set(2 * c), add = S::set(offset);
   for (index_t i = 0; i < n; i += S::width) {
-    const bool whole = i + S::width <= n;
-    const typename S::V x = whole ? S::load(in + i) : S::load_part(in + i, n - i, T{0});
+    const typename S::V x = load_up_to<S>(in + i, n - i, T{0});
     const typename S::V y = S::fma(factor, S::fma(x, half, o), add);
-    const typename S::V kept = S::select(unmasked<S>(x), y, masked);
-    if (whole) {
-      S::store(out + i, kept);
-    } else {
-      S::store_part(out + i, kept, n - i);
-    }
+    store_up_to<S>(out + i, S::select(unmasked<S>(x), y, masked), n - i);
   }
 }

@@ -50,19 +50,19 @@ SSMAX_INLINE typename S::V group_maxima(const typename S::Value* in, index_t in_
                                         typename S::M& nan) {
   using V = typename S::V;
   constexpr index_t w = S::width;
-  const V lowest = S::set(-std::numeric_limits<typename S::Value>::infinity());
+  constexpr typename S::Value inf = std::numeric_limits<typename S::Value>::infinity();
   const index_t whole = n / w * w;
   V lanes[w];
   for (index_t r = 0; r < w; ++r) {
     const typename S::Value* x = in + r * in_stride;
-    V top = lowest;
+    V top = S::set(-inf);
     for (index_t i = 0; i < whole; i += w) {
       const V v = S::load(x + i);
       nan = S::either(nan, S::unordered(v, v));
       top = S::max(top, v);
     }
     if (whole < n) {
-      const V v = S::load_part(x + whole, n - whole, -std::numeric_limits<typename S::Value>::infinity());
+      const V v = S::load_part(x + whole, n - whole, -inf);
       nan = S::either(nan, S::unordered(v, v));
       top = S::max(top, v);
     }
@@ -81,6 +81,7 @@ SSMAX_INLINE typename S::V group_exponentials(const typename S::Value* in, index
   using V = typename S::V;
   constexpr index_t w = S::width;
   constexpr int chains = S::group_chains;
+  constexpr T inf = std::numeric_limits<T>::infinity();
   const index_t whole = n / w * w;
   V lanes[w];
   for (index_t r = 0; r < w; r += chains) {
@@ -104,9 +105,7 @@ SSMAX_INLINE typename S::V group_exponentials(const typename S::Value* in, index
     }
     if (whole < n) {
       SSMAX_UNROLL
-      for (int k = 0; k < chains; ++k) {
-        e[k] = S::load_part(x + k * in_stride + whole, n - whole, -std::numeric_limits<T>::infinity());
-      }
+      for (int k = 0; k < chains; ++k) e[k] = S::load_part(x + k * in_stride + whole, n - whole, -inf);
       exp.template apply<chains>(e, bias);
       SSMAX_UNROLL
       for (int k = 0; k < chains; ++k) {
@@ -214,27 +213,16 @@ SSMAX_INLINE index_t packed_rows_of(const typename S::Value* in, typename S::Val
   using T = typename S::Value;
   using V = typename S::V;
   constexpr index_t w = S::width;
-  constexpr int chains = 4;
+  constexpr int chains = 2;
   const index_t count = rows * n;
   const Exp<S> exp(scale, T{0});
-  index_t i = 0;
-  for (; i + chains * w <= count; i += chains * w) {
+  for (index_t i = 0; i < count; i += chains * w) {
     V x[chains];
     SSMAX_UNROLL
-    for (int k = 0; k < chains; ++k) x[k] = S::load(in + i + k * w);
+    for (int k = 0; k < chains; ++k) x[k] = load_up_to<S>(in + i + k * w, count - i - k * w, T{0});
     if (!normalise_packed<S, n, chains>(x, exp)) return i / n;
     SSMAX_UNROLL
-    for (int k = 0; k < chains; ++k) S::store(out + i + k * w, x[k]);
-  }
-  for (; i < count; i += w) {
-    const index_t left = std::min(w, count - i);
-    V x = left == w ? S::load(in + i) : S::load_part(in + i, left, T{0});
-    if (!normalise_packed<S, n, 1>(&x, exp)) return i / n;
-    if (left == w) {
-      S::store(out + i, x);
-    } else {
-      S::store_part(out + i, x, left);
-    }
+    for (int k = 0; k < chains; ++k) store_up_to<S>(out + i + k * w, x[k], count - i - k * w);
   }
   return rows;
 }

@@ -1,28 +1,58 @@
-// This target's rows of the leaf table. Included once per target, after the kernels.
+// This target's leaf tables. Included once per target, after the kernels.
 
-template <class S>
-inline constexpr Leaves<typename S::Value> leaves_of{
-    .width = static_cast<int>(S::width),
-    .max = row_max<S>,
-    .min_unmasked = row_min_unmasked<S>,
-    .exp_store = row_exp_store<S>,
-    .exp_sum = row_exp_sum<S>,
-    .multiply = row_multiply<S>,
-    .affine = row_affine<S>,
-    .short_rows = group_rows<S>,
-    .packed_rows = packed_rows<S>,
-    .dot = row_dot<S>,
-    .sum_unmasked = row_sum_unmasked<S>,
-    .backward = row_backward<S>,
-    .log_backward = row_log_backward<S>,
-    .rotate_half_split = rotate_half_split<S>,
-    .rotate_interleaved = rotate_interleaved<S>,
-    .multiply_add = multiply_add<S>,
+template <class T>
+using Lanes = std::conditional_t<sizeof(T) == sizeof(float), F32, F64>;
+
+template <class Table>
+struct LeafTable;
+
+template <class T>
+struct LeafTable<RowLeaves<T>> {
+  using S = Lanes<T>;
+  static constexpr RowLeaves<T> value{
+      .width = static_cast<int>(S::width),
+      .max = row_max<S>,
+      .min_unmasked = row_min_unmasked<S>,
+      .exp_store = row_exp_store<S>,
+      .multiply = row_multiply<S>,
+      .affine = row_affine<S>,
+      .short_rows = group_rows<S>,
+      .packed_rows = packed_rows<S>,
+  };
 };
 
-inline constexpr Conversions conversions{
-    .widen_half = widen<F32, half>,
-    .widen_bfloat16 = widen<F32, bfloat16>,
-    .narrow_half = narrow<F32, half>,
-    .narrow_bfloat16 = narrow<F32, bfloat16>,
+template <class T>
+struct LeafTable<GradientLeaves<T>> {
+  using S = Lanes<T>;
+  static constexpr GradientLeaves<T> value{
+      .dot = row_dot<S>,
+      .sum_unmasked = row_sum_unmasked<S>,
+      .backward = row_backward<S>,
+      .log_backward = row_log_backward<S>,
+  };
+};
+
+template <class T>
+struct LeafTable<RotaryLeaves<T>> {
+  using S = Lanes<T>;
+  static constexpr RotaryLeaves<T> value{
+      .rotate_half_split = rotate_half_split<S>,
+      .rotate_interleaved = rotate_interleaved<S>,
+  };
+};
+
+template <class T>
+struct LeafTable<ProductLeaves<T>> {
+  static constexpr ProductLeaves<T> value{.multiply_add = multiply_add<Lanes<T>>};
+};
+
+template <class T>
+struct LeafTable<ConversionLeaves<T>> {
+  using S = Lanes<T>;
+  static constexpr ConversionLeaves<T> value{
+      .widen_half = widen<S, half>,
+      .widen_bfloat16 = widen<S, bfloat16>,
+      .narrow_half = narrow<S, half>,
+      .narrow_bfloat16 = narrow<S, bfloat16>,
+  };
 };
