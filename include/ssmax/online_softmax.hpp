@@ -46,12 +46,13 @@ class OnlineSoftmax {
     const double factor = first ? 1 : std::exp2(shift_ - raised);
     shift_ = raised;
     T sum;
+    detail::Meanwhile<T> nothing;
     if (exact && std::abs(raised) < detail::largest_shift<double>) {
-      sum = leaves.exp_store(in, n, scale_, static_cast<T>(raised), out);
+      sum = leaves.exp_store(in, n, scale_, static_cast<T>(raised), out, nothing);
     } else {
       const double offset = (largest - raised) * std::numbers::ln2;
       leaves.affine(in, n, extreme, static_cast<T>(c_), static_cast<T>(offset), out);
-      sum = leaves.exp_store(out, n, detail::split_scale<T>(1.0), T{0}, out);
+      sum = leaves.exp_store(out, n, detail::split_scale<T>(1.0), T{0}, out, nothing);
     }
     sum_ = sum_ * factor + static_cast<double>(sum);
     return factor;

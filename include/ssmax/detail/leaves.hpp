@@ -33,6 +33,16 @@ struct Extremum {
   bool has_nan;
 };
 
+/// Work on two other rows of the same length that goes into the gaps of a row's exponentials. Those are bound by the FMA
+/// ports, the passes for maxima and products by loads and stores.
+template <class T>
+struct Meanwhile {
+  const T* next = nullptr;  // a row whose maximum is wanted, if any
+  Extremum<T> next_top{};   // and that maximum
+  T* waiting = nullptr;     // a row to be multiplied by `factor` in place, if any
+  T factor{};
+};
+
 template <class T>
 struct RowLeaves {
   int width;  // lanes of a vector
@@ -43,7 +53,7 @@ struct RowLeaves {
   T (*min_unmasked)(const T* in, index_t n);
   /// out = 2^(in·scale - shift); returns the sum. Needs in·scale - shift <= 1 everywhere; flushes below
   /// 2^-126.5 to 0.
-  T (*exp_store)(const T* in, index_t n, Scale<T> scale, T shift, T* out);
+  T (*exp_store)(const T* in, index_t n, Scale<T> scale, T shift, T* out, Meanwhile<T>& meanwhile);
   /// out = factor · in.
   void (*multiply)(const T* in, index_t n, T factor, T* out);
   /// out = c·(in - origin) + offset; -inf stays -inf for every c.

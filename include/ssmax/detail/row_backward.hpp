@@ -40,6 +40,7 @@ template <class T, class X>
 double log_softmax_backward_row(const GradientLeaves<T>& leaves, const X* log_p, const X* dy, const X* z,
                                 index_t n, double c, X* dz) {
   const auto& exponentials = detail::leaves<RowLeaves<T>>();
+  Meanwhile<T> nothing;
   T log_scratch[row_block], p_scratch[row_block], dy_scratch[row_block], z_scratch[row_block],
       dz_scratch[row_block];
   double total = 0;
@@ -52,7 +53,7 @@ double log_softmax_backward_row(const GradientLeaves<T>& leaves, const X* log_p,
   for (index_t begin = 0; begin < n; begin += row_block) {
     const index_t count = std::min(row_block, n - begin);
     const T* log = widened<T>(log_p + begin, count, log_scratch);
-    exponentials.exp_store(log, count, split_scale<T>(1.0), T{0}, p_scratch);
+    exponentials.exp_store(log, count, split_scale<T>(1.0), T{0}, p_scratch, nothing);
     T* to = staging<T>(dz + begin, dz_scratch);
     dc += static_cast<double>(
         leaves.log_backward(log, p_scratch, widened<T>(dy + begin, count, dy_scratch),

@@ -77,8 +77,24 @@ SSMAX_INLINE typename S::V reduce_pairwise(const typename S::V* v) {
 }
 
 template <class S>
+void row_multiply(const typename S::Value* in, index_t n, typename S::Value factor, typename S::Value* out) {
+  constexpr index_t w = S::width;
+  const typename S::V f = S::set(factor);
+  index_t i = 0;
+  for (; i + 4 * w <= n; i += 4 * w) {
+    S::store(out + i, S::mul(f, S::load(in + i)));
+    S::store(out + i + w, S::mul(f, S::load(in + i + w)));
+    S::store(out + i + 2 * w, S::mul(f, S::load(in + i + 2 * w)));
+    S::store(out + i + 3 * w, S::mul(f, S::load(in + i + 3 * w)));
+  }
+  for (; i + w <= n; i += w) S::store(out + i, S::mul(f, S::load(in + i)));
+  if (i < n) S::store_part(out + i, S::mul(f, S::load_part(in + i, n - i, typename S::Value{0})), n - i);
+}
+
+template <class S>
 typename S::Value row_exp_store(const typename S::Value* in, index_t n, Scale<typename S::Value> scale,
-                                typename S::Value shift, typename S::Value* out) {
+                                typename S::Value shift, typename S::Value* out,
+                                Meanwhile<typename S::Value>& meanwhile) {
   using T = typename S::Value;
   constexpr index_t w = S::width;
   const Exp<S> exp(scale, shift);
@@ -90,6 +106,11 @@ typename S::Value row_exp_store(const typename S::Value* in, index_t n, Scale<ty
   double total = 0;
   SSMAX_UNROLL
   for (int k = 0; k < chains; ++k) biases[k] = exp.bias;
+  const T* next = meanwhile.next;
+  T* waiting = meanwhile.waiting;
+  const typename S::V factor = S::set(meanwhile.factor);
+  typename S::V top = S::set(-std::numeric_limits<T>::infinity());
+  typename S::M nan = S::none();
   index_t i = 0;
   while (i + step <= n) {
     const index_t end = i + std::min(run, (n - i) / step * step);
@@ -106,9 +127,29 @@ typename S::Value row_exp_store(const typename S::Value* in, index_t n, Scale<ty
         S::store(out + i + k * w, e[k]);
         sums[k] = S::add(sums[k], e[k]);
       }
+      if (next != nullptr) {
+        SSMAX_UNROLL
+        for (int k = 0; k < chains; ++k) {
+          const typename S::V x = S::load(next + i + k * w);
+          nan = S::either(nan, S::unordered(x, x));
+          top = S::max(top, x);
+        }
+      }
+      if (waiting != nullptr) {
+        SSMAX_UNROLL
+        for (int k = 0; k < chains; ++k) {
+          T* to = waiting + i + k * w;
+          S::store(to, S::mul(factor, S::load(to)));
+        }
+      }
     }
     total += static_cast<double>(S::reduce_sum(reduce_pairwise<S, chains>(sums)));
   }
+  if (next != nullptr) {
+    const Extremum<T> last = row_max<S>(next + i, n - i);
+    meanwhile.next_top = {std::max(S::reduce_max(top), last.value), S::any(nan) || last.has_nan};
+  }
+  if (waiting != nullptr) row_multiply<S>(waiting + i, n - i, meanwhile.factor, waiting + i);
   typename S::V rest = S::set(T{0});
   for (; i < n; i += w) {
     const typename S::V e = exp(load_up_to<S>(in + i, n - i, -std::numeric_limits<T>::infinity()));
@@ -116,21 +157,6 @@ typename S::Value row_exp_store(const typename S::Value* in, index_t n, Scale<ty
     rest = S::add(rest, e);
   }
   return static_cast<T>(total + static_cast<double>(S::reduce_sum(rest)));
-}
-
-template <class S>
-void row_multiply(const typename S::Value* in, index_t n, typename S::Value factor, typename S::Value* out) {
-  constexpr index_t w = S::width;
-  const typename S::V f = S::set(factor);
-  index_t i = 0;
-  for (; i + 4 * w <= n; i += 4 * w) {
-    S::store(out + i, S::mul(f, S::load(in + i)));
-    S::store(out + i + w, S::mul(f, S::load(in + i + w)));
-    S::store(out + i + 2 * w, S::mul(f, S::load(in + i + 2 * w)));
-    S::store(out + i + 3 * w, S::mul(f, S::load(in + i + 3 * w)));
-  }
-  for (; i + w <= n; i += w) S::store(out + i, S::mul(f, S::load(in + i)));
-  if (i < n) S::store_part(out + i, S::mul(f, S::load_part(in + i, n - i, typename S::Value{0})), n - i);
 }
 
 /// c·(in - origin) as 2c·(in/2 - origin/2): the difference of two finite numbers may overflow, and 0·inf is NaN.

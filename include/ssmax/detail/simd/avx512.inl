@@ -6,7 +6,7 @@ struct F32 {
   using V = __m512;
   using M = __mmask16;
   static constexpr index_t width = 16;
-  static constexpr int chains = 8;        // exponentials in step, in one row
+  static constexpr int chains = 4;        // exponentials in step, in one row
   static constexpr int group_chains = 4;  // and across short rows
 
   static V set(Value v) { return _mm512_set1_ps(v); }
@@ -105,7 +105,7 @@ struct F64 {
   using V = __m512d;
   using M = __mmask8;
   static constexpr index_t width = 8;
-  static constexpr int chains = 8;        // exponentials in step, in one row
+  static constexpr int chains = 4;        // exponentials in step, in one row
   static constexpr int group_chains = 4;  // and across short rows
 
   static V set(Value v) { return _mm512_set1_pd(v); }

@@ -7,8 +7,7 @@ struct ScalarLane {
   using V = Value;
   using M = bool;
   static constexpr index_t width = 1;
-  static constexpr int chains =
-      16;  // exponentials in step, in one row: here, how many sums a row is split into
+  static constexpr int chains = 4;        // exponentials in step, in one row
   static constexpr int group_chains = 1;  // and across short rows
 
   static V set(Value v) { return v; }
