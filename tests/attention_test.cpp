@@ -16,6 +16,7 @@
 
 #include "catch.hpp"
 #include "reference.hpp"
+#include "target_scope.hpp"
 
 namespace {
 
@@ -39,19 +40,6 @@ constexpr T nan = std::numeric_limits<T>::quiet_NaN();
 /// Half an ulp of one.
 template <class T>
 constexpr Real rounding = std::numeric_limits<T>::epsilon() / Real(2);
-
-template <class Test>
-void for_each_target(Test test) {
-  struct Restore {
-    ssmax::Target before = ssmax::active_target();
-    ~Restore() { ssmax::set_active_target(before); }
-  };
-  const Restore restore;
-  for (const ssmax::Target target : ssmax::available_targets()) {
-    ssmax::set_active_target(target);
-    test(std::string(ssmax::target_name(target)));
-  }
-}
 
 template <class T>
 bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {

@@ -12,6 +12,7 @@
 
 #include "catch.hpp"
 #include "reference.hpp"
+#include "target_scope.hpp"
 
 namespace {
 
@@ -27,19 +28,6 @@ constexpr T nan = std::numeric_limits<T>::quiet_NaN();
 /// Half an ulp of one.
 template <class T>
 constexpr Real rounding = std::numeric_limits<T>::epsilon() / Real(2);
-
-template <class Test>
-void for_each_target(Test test) {
-  struct Restore {
-    ssmax::Target before = ssmax::active_target();
-    ~Restore() { ssmax::set_active_target(before); }
-  };
-  const Restore restore;
-  for (const ssmax::Target target : ssmax::available_targets()) {
-    ssmax::set_active_target(target);
-    test(std::string(ssmax::target_name(target)));
-  }
-}
 
 using Cut = std::vector<index_t>;  // the sizes of the blocks, one after the other
 

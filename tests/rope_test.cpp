@@ -16,6 +16,7 @@
 
 #include "catch.hpp"
 #include "reference.hpp"
+#include "target_scope.hpp"
 
 namespace {
 
@@ -35,19 +36,6 @@ constexpr std::array<Pairing, 2> pairings{Pairing::half_split, Pairing::interlea
 /// Half an ulp of one.
 template <class T>
 constexpr Real rounding = std::numeric_limits<T>::epsilon() / Real(2);
-
-template <class Test>
-void for_each_target(Test test) {
-  struct Restore {
-    ssmax::Target before = ssmax::active_target();
-    ~Restore() { ssmax::set_active_target(before); }
-  };
-  const Restore restore;
-  for (const ssmax::Target target : ssmax::available_targets()) {
-    ssmax::set_active_target(target);
-    test(std::string(ssmax::target_name(target)));
-  }
-}
 
 Pairs pairs_of(Pairing pairing) {
   return pairing == Pairing::half_split ? Pairs::half_split : Pairs::interleaved;

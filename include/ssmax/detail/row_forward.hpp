@@ -118,9 +118,9 @@ class RowSource {
       origin = c_ < 0 ? std::min(origin, leaves_.min_unmasked(z, count))
                       : std::max(origin, leaves_.max(z, count).value);
     }
-    // A row without finite logits keeps origin 0: its infinities decide by themselves.
-    origin_ = std::isfinite(origin) ? origin : (c_ > 0 ? origin : T{0});
-    if (origin_ == -inf) origin_ = T{0};
+    // Where no logit is finite there is nothing to measure from, but for +inf that has to poison the row as inf - inf.
+    const bool poisons = c_ > 0 && origin == inf;
+    origin_ = std::isfinite(origin) || poisons ? origin : T{0};
     scale_ = split_scale<T>(1.0);
     rebased_ = true;
   }
