@@ -434,6 +434,27 @@ TEST_CASE("a million normals stay within 5e-7", "[special]") {
   });
 }
 
+TEST_CASE("a multiplier that vanishes in float still leaves masked keys at 0", "[special]") {
+  for_each_target([](const std::string& target) {
+    INFO(target);
+    for (const index_t n : {3, 4, 20, 300}) {
+      std::vector<float> z(static_cast<std::size_t>(64 * n), 1.0f), y(z.size());
+      for (std::size_t i = 0; i < z.size(); i += static_cast<std::size_t>(n)) {
+        z[i] = -std::numeric_limits<float>::infinity();
+      }
+      ssmax::softmax(View<const float, 2>(z.data(), {64, n}), View<float, 2>(y.data(), {64, n}),
+                     Constant{1e-60});
+      bool right = true;
+      for (std::size_t i = 0; i < y.size(); ++i) {
+        const float share = i % static_cast<std::size_t>(n) == 0 ? 0.0f : 1.0f / static_cast<float>(n - 1);
+        right = right && std::abs(y[i] - share) <= 1e-6f * share;
+      }
+      CAPTURE(n);
+      CHECK(right);
+    }
+  });
+}
+
 TEST_CASE("equal logits share equally, however many they are", "[special]") {
   // Here a float sum errs in the same direction at every step: it drifts by 1e-5 within 1024 additions.
   for_each_target([](const std::string& target) {

@@ -78,8 +78,8 @@ void softmax_run(const RowLeaves<T>& leaves, const X* in, index_t in_stride, Y* 
   while (rows > 0) {
     index_t done = 0;
     if constexpr (std::same_as<X, T> && std::same_as<Y, T>) {
-      if (rows > 1 && n <= longest_short_row && c > 0) {
-        const Scale<T> scale = split_scale<T>(c);
+      const Scale<T> scale = split_scale<T>(c);
+      if (rows > 1 && n <= longest_short_row && scale.high > 0) {
         const bool packs = n < leaves.width && (n & (n - 1)) == 0 && in_stride == n && out_stride == n;
         if (packs) {
           done = leaves.packed_rows(in, out, rows, n, scale);
