@@ -52,7 +52,7 @@ struct RowLeaves {
   /// Smallest element other than -inf (+inf if none).
   T (*min_unmasked)(const T* in, index_t n);
   /// out = 2^(in·scale - shift); returns the sum. Needs in·scale - shift <= 1 everywhere; flushes below
-  /// 2^-126.5 to 0.
+  /// 2^-125.5 to 0.
   T (*exp_store)(const T* in, index_t n, Scale<T> scale, T shift, T* out, Meanwhile<T>& meanwhile);
   /// out = factor · in.
   void (*multiply)(const T* in, index_t n, T factor, T* out);
