@@ -40,7 +40,7 @@ class OnlineSoftmax {
       return 1;
     }
     const bool exact = c_ > 0 && scale_.high > 0 && std::abs(largest) < detail::largest_shift<double>;
-    const double block_shift = exact ? std::nearbyint(largest) : largest;
+    const double block_shift = exact ? detail::round_shift(largest) : largest;
     const bool first = sum_ == 0;
     const double raised = first ? block_shift : std::max(shift_, block_shift);
     const double factor = first ? 1 : std::exp2(shift_ - raised);

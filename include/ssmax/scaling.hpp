@@ -128,32 +128,8 @@ class PerHead {
   std::span<const T> values_{};
 };
 
-/// SSMax with somewhere to put ∂s and ∂b: ds[head] += ln n · dc, db[head] += dc.
 template <class T>
-class SSMaxGradient {
- public:
-  SSMAX_INLINE constexpr SSMaxGradient(PerHead<T> s, PerHead<T> b, std::span<T> ds, std::span<T> db)
-      : s_(s), b_(b), ds_(ds), db_(db) {}
-
-  SSMAX_INLINE double operator()(const Row& row) const {
-    return s_[row.head] * std::log(static_cast<double>(row.n)) + b_[row.head];
-  }
-  SSMAX_INLINE void accumulate(const Row& row, double dc) const {
-    const auto head = static_cast<std::size_t>(row.head);
-    if (!ds_.empty()) ds_[head] += static_cast<T>(std::log(static_cast<double>(row.n)) * dc);
-    if (!db_.empty()) db_[head] += static_cast<T>(dc);
-  }
-  SSMAX_INLINE void check(index_t heads, index_t) const {
-    s_.check("s", heads);
-    b_.check("b", heads);
-    if (!ds_.empty()) detail::check_parameter("ds", ds_, "heads are", heads);
-    if (!db_.empty()) detail::check_parameter("db", db_, "heads are", heads);
-  }
-
- private:
-  PerHead<T> s_, b_;
-  std::span<T> ds_, db_;
-};
+class SSMaxGradient;
 
 /// c = s·ln n + b. s and b are numbers, or spans with one number per head, which must outlive the scaling.
 template <class T = float>
@@ -176,45 +152,39 @@ class SSMax : public RowFunctor<SSMax<T>> {
 
   /// For backward: adds to ds and db, one element per head (a single one serves head 0). db may be left out.
   [[nodiscard]] SSMAX_INLINE SSMaxGradient<T> gradient(std::span<T> ds, std::span<T> db = {}) const {
-    return {s_, b_, ds, db};
+    return {*this, ds, db};
   }
 
  private:
   PerHead<T> s_, b_;
 };
 
-/// SizeTable with somewhere to put its gradients: dp[n-1] += s·dc, ds[head] += p_n·dc, db[head] += dc.
+/// SSMax with somewhere to put ∂s and ∂b: ds[head] += ln n · dc, db[head] += dc.
 template <class T>
-class SizeTableGradient {
+class SSMaxGradient {
  public:
-  SSMAX_INLINE constexpr SizeTableGradient(std::span<const T> p, PerHead<T> s, PerHead<T> b, std::span<T> dp,
-                                           std::span<T> ds, std::span<T> db)
-      : p_(p), s_(s), b_(b), dp_(dp), ds_(ds), db_(db) {}
+  SSMAX_INLINE constexpr SSMaxGradient(const SSMax<T>& scaling, std::span<T> ds, std::span<T> db)
+      : scaling_(scaling), ds_(ds), db_(db) {}
 
-  SSMAX_INLINE double operator()(const Row& row) const {
-    return s_[row.head] * static_cast<double>(p_[static_cast<std::size_t>(row.n - 1)]) + b_[row.head];
-  }
+  SSMAX_INLINE double operator()(const Row& row) const { return scaling_(row); }
   SSMAX_INLINE void accumulate(const Row& row, double dc) const {
     const auto head = static_cast<std::size_t>(row.head);
-    const auto size = static_cast<std::size_t>(row.n - 1);
-    if (!dp_.empty()) dp_[size] += static_cast<T>(s_[row.head] * dc);
-    if (!ds_.empty()) ds_[head] += static_cast<T>(static_cast<double>(p_[size]) * dc);
+    if (!ds_.empty()) ds_[head] += static_cast<T>(std::log(static_cast<double>(row.n)) * dc);
     if (!db_.empty()) db_[head] += static_cast<T>(dc);
   }
   SSMAX_INLINE void check(index_t heads, index_t largest_n) const {
-    detail::check_parameter("p", p_, "the largest n is", largest_n);
-    s_.check("s", heads);
-    b_.check("b", heads);
-    if (!dp_.empty()) detail::check_parameter("dp", dp_, "the largest n is", largest_n);
+    scaling_.check(heads, largest_n);
     if (!ds_.empty()) detail::check_parameter("ds", ds_, "heads are", heads);
     if (!db_.empty()) detail::check_parameter("db", db_, "heads are", heads);
   }
 
  private:
-  std::span<const T> p_;
-  PerHead<T> s_, b_;
-  std::span<T> dp_, ds_, db_;
+  SSMax<T> scaling_;
+  std::span<T> ds_, db_;
 };
+
+template <class T>
+class SizeTableGradient;
 
 /// c = s·p_n + b with a learnt p_n = p[n-1] for every size, shared by all heads.
 template <class T = float>
@@ -238,12 +208,42 @@ class SizeTable : public RowFunctor<SizeTable<T>> {
 
   [[nodiscard]] SSMAX_INLINE SizeTableGradient<T> gradient(std::span<T> dp, std::span<T> ds = {},
                                                            std::span<T> db = {}) const {
-    return {p_, s_, b_, dp, ds, db};
+    return {*this, dp, ds, db};
   }
 
  private:
+  friend class SizeTableGradient<T>;
+
   std::span<const T> p_;
   PerHead<T> s_, b_;
+};
+
+/// SizeTable with somewhere to put its gradients: dp[n-1] += s·dc, ds[head] += p_n·dc, db[head] += dc.
+template <class T>
+class SizeTableGradient {
+ public:
+  SSMAX_INLINE constexpr SizeTableGradient(const SizeTable<T>& scaling, std::span<T> dp, std::span<T> ds,
+                                           std::span<T> db)
+      : scaling_(scaling), dp_(dp), ds_(ds), db_(db) {}
+
+  SSMAX_INLINE double operator()(const Row& row) const { return scaling_(row); }
+  SSMAX_INLINE void accumulate(const Row& row, double dc) const {
+    const auto head = static_cast<std::size_t>(row.head);
+    const auto size = static_cast<std::size_t>(row.n - 1);
+    if (!dp_.empty()) dp_[size] += static_cast<T>(scaling_.s_[row.head] * dc);
+    if (!ds_.empty()) ds_[head] += static_cast<T>(static_cast<double>(scaling_.p_[size]) * dc);
+    if (!db_.empty()) db_[head] += static_cast<T>(dc);
+  }
+  SSMAX_INLINE void check(index_t heads, index_t largest_n) const {
+    scaling_.check(heads, largest_n);
+    if (!dp_.empty()) detail::check_parameter("dp", dp_, "the largest n is", largest_n);
+    if (!ds_.empty()) detail::check_parameter("ds", ds_, "heads are", heads);
+    if (!db_.empty()) detail::check_parameter("db", db_, "heads are", heads);
+  }
+
+ private:
+  SizeTable<T> scaling_;
+  std::span<T> dp_, ds_, db_;
 };
 
 /// c = max(1, ln(p+1) / ln L), L the length the model was trained at (at least 2).
