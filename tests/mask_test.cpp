@@ -1,9 +1,13 @@
-// Which keys each mask shows, and what it takes to be one.
+// Which keys each mask shows, where it puts them, and what it takes to be one.
 
 #include <algorithm>
 #include <array>
 #include <concepts>
+#include <limits>
+#include <memory>
+#include <random>
 #include <span>
+#include <ssmax/half.hpp>
 #include <ssmax/mask.hpp>
 #include <stdexcept>
 #include <string>
@@ -14,12 +18,22 @@
 namespace {
 
 using ssmax::Causal;
+using ssmax::Documents;
+using ssmax::Finite;
 using ssmax::Full;
 using ssmax::index_t;
+using ssmax::KeyLengths;
 using ssmax::KeyRange;
 using ssmax::Lengths;
+using ssmax::MaskMatrix;
+using ssmax::PrefixLM;
 using ssmax::Query;
 using ssmax::QueryShape;
+using ssmax::SlidingWindow;
+using ssmax::View;
+using ssmax::Where;
+
+constexpr index_t unlimited = std::numeric_limits<index_t>::max();
 
 struct Window {
   index_t width;
@@ -47,9 +61,23 @@ static_assert(ssmax::detail::is_uniform<Full>() && ssmax::detail::is_uniform<Uni
 static_assert(!ssmax::detail::is_uniform<Causal>() && !ssmax::detail::is_uniform<Lengths>() &&
               !ssmax::detail::is_uniform<Window>());
 
+static_assert(ssmax::Mask<SlidingWindow> && ssmax::Mask<PrefixLM> && ssmax::Mask<KeyLengths> &&
+              ssmax::Mask<Documents> && ssmax::Mask<MaskMatrix> && ssmax::Mask<Finite<float>>);
+static_assert(ssmax::Mask<decltype(Causal{} & Window{3})>);
+
+static_assert(ssmax::detail::has_predicate<MaskMatrix> && ssmax::detail::has_predicate<Finite<float>>);
+static_assert(ssmax::detail::has_predicate<ssmax::Both<Causal, MaskMatrix>> &&
+              ssmax::detail::has_predicate<ssmax::Both<MaskMatrix, Causal>>);
+static_assert(!ssmax::detail::has_predicate<Causal> && !ssmax::detail::has_predicate<Documents> &&
+              !ssmax::detail::has_predicate<ssmax::Both<Causal, Documents>>);
+static_assert(ssmax::detail::is_uniform<ssmax::Both<Full, Uniform>>() &&
+              !ssmax::detail::is_uniform<ssmax::Both<Full, Causal>>());
+
 static_assert(KeyRange{}.size() == 0 && KeyRange{3, 10}.size() == 7);
 static_assert(QueryShape{2, 3, 5, 7}.rows() == 30);
 static_assert(Causal{}.keys({0, 0, 2, {1, 1, 3, 5}}).end == 5);
+static_assert(Query{0, 0, 2, {1, 1, 3, 5}}.position() == 4 && Query{0, 0, 0, {1, 1, 5, 3}}.position() == -2);
+static_assert(ssmax::detail::visible_keys(Causal{} & SlidingWindow(1), {0, 0, 1, {1, 1, 3, 5}}).begin == 2);
 
 /// The keys that the queries see, all of which must begin at 0.
 template <class M>
@@ -90,7 +118,8 @@ TEST_CASE("lengths are counted over batch, head and query, and cut to the keys",
   CHECK(Lengths{lengths}.keys({1, 2, 1, {2, 3, 2, 6}}).end == 3);
 }
 
-std::string refusal(const Lengths& mask, const QueryShape& shape) {
+template <class M>
+std::string refusal(const M& mask, const QueryShape& shape) {
   try {
     ssmax::detail::check_mask(mask, shape);
   } catch (const std::invalid_argument& error) {
@@ -127,6 +156,447 @@ TEST_CASE("a mask of one's own need not begin at the first key", "[mask]") {
   }
   CHECK(begins == std::array<index_t, 4>{0, 0, 1, 2});
   CHECK(sizes == std::array<index_t, 4>{2, 3, 3, 3});
+}
+
+// ---- Every mask against what its definition says of each query and key. ---------------------------------------
+
+template <class Visit>
+void for_each_query(const QueryShape& shape, Visit visit) {
+  for (index_t batch = 0; batch < shape.batch; ++batch) {
+    for (index_t head = 0; head < shape.heads; ++head) {
+      for (index_t index = 0; index < shape.queries; ++index) visit(Query{batch, head, index, shape});
+    }
+  }
+}
+
+/// Calls visit with shapes of no, one and few queries and keys, as many of both or more of either.
+template <class Visit>
+void for_each_shape(Visit visit) {
+  for (const index_t queries : {0, 1, 2, 5, 8}) {
+    for (const index_t keys : {0, 1, 2, 3, 5, 8, 11}) visit(QueryShape{2, 3, queries, keys});
+  }
+}
+
+/// One letter per key of each query: 'x' where it is seen. Checks the range and n on the way.
+template <class M>
+std::string picture(const M& mask, const QueryShape& shape) {
+  std::string result;
+  for_each_query(shape, [&](const Query& query) {
+    const KeyRange range = mask.keys(query);
+    const bool is_within = 0 <= range.begin && range.begin <= range.end && range.end <= shape.keys;
+    if (!is_within) FAIL("keys " << range.begin << " to " << range.end << " of " << shape.keys);
+    std::string row(static_cast<std::size_t>(shape.keys), '.');
+    for (index_t key = range.begin; key < range.end; ++key) {
+      if (ssmax::detail::sees(mask, query, key)) row[static_cast<std::size_t>(key)] = 'x';
+    }
+    const index_t n = ssmax::detail::visible_count(mask, query, ssmax::detail::visible_keys(mask, query));
+    if (n != std::ranges::count(row, 'x')) FAIL("n is " << n << " of " << row);
+    result += row + '\n';
+  });
+  return result;
+}
+
+template <class Sees>
+std::string expected_picture(const QueryShape& shape, Sees sees) {
+  std::string result;
+  for_each_query(shape, [&](const Query& query) {
+    for (index_t key = 0; key < shape.keys; ++key) result += sees(query, key) ? 'x' : '.';
+    result += '\n';
+  });
+  return result;
+}
+
+/// The key that a query stands at, bottom-right.
+index_t stands_at(const Query& query) { return query.shape.keys - query.shape.queries + query.index; }
+
+TEST_CASE("full and causal masks show what their definitions say", "[mask]") {
+  for_each_shape([](const QueryShape& shape) {
+    CHECK(picture(Full{}, shape) == expected_picture(shape, [](const Query&, index_t) { return true; }));
+    CHECK(picture(Causal{}, shape) ==
+          expected_picture(shape, [](const Query& query, index_t key) { return key <= stands_at(query); }));
+  });
+}
+
+TEST_CASE("a sliding window shows the keys around the query's position", "[mask]") {
+  const std::vector<index_t> reaches{0, 1, 2, 3, 7, 100, unlimited - 1, unlimited};
+  for_each_shape([&](const QueryShape& shape) {
+    for (const index_t left : reaches) {
+      for (const index_t right : reaches) {
+        const SlidingWindow window(left, right);
+        INFO(left << " before, " << right << " after");
+        CHECK(refusal(window, shape) == "");
+        CHECK(picture(window, shape) == expected_picture(shape, [&](const Query& query, index_t key) {
+                const index_t distance = key - stands_at(query);
+                return distance <= right && -distance <= left;
+              }));
+      }
+    }
+    CHECK(picture(SlidingWindow(unlimited), shape) == picture(Causal{}, shape));
+    CHECK(picture(SlidingWindow(unlimited, unlimited), shape) == picture(Full{}, shape));
+  });
+}
+
+TEST_CASE("windows of no and of one key to the left", "[mask]") {
+  CHECK(picture(SlidingWindow(0), {1, 1, 3, 3}) == "x..\n.x.\n..x\n");
+  CHECK(picture(SlidingWindow(1), {1, 1, 3, 3}) == "x..\nxx.\n.xx\n");
+  CHECK(picture(SlidingWindow(0, 1), {1, 1, 3, 3}) == "xx.\n.xx\n..x\n");
+  CHECK(picture(SlidingWindow(1), {1, 1, 2, 4}) == ".xx.\n..xx\n");
+  CHECK(picture(SlidingWindow(1), {1, 1, 4, 2}) == "..\n..\nx.\nxx\n");
+}
+
+TEST_CASE("a prefix is seen by all queries, the rest causally", "[mask]") {
+  for_each_shape([](const QueryShape& shape) {
+    for (index_t length = -2; length <= 12; ++length) {
+      const std::vector<index_t> prefix{length, 3};
+      CHECK(refusal(PrefixLM(prefix), shape) == "");
+      CHECK(picture(PrefixLM(prefix), shape) == expected_picture(shape, [&](const Query& query, index_t key) {
+              return key <= stands_at(query) || key < prefix[static_cast<std::size_t>(query.batch)];
+            }));
+    }
+  });
+  const std::vector<index_t> extreme{unlimited, std::numeric_limits<index_t>::min()};
+  CHECK(picture(PrefixLM(extreme), {2, 1, 2, 2}) == "xx\nxx\nx.\nxx\n");
+}
+
+TEST_CASE("padding hides the keys behind each batch entry's length", "[mask]") {
+  for_each_shape([](const QueryShape& shape) {
+    for (index_t length = -2; length <= 12; ++length) {
+      const std::vector<index_t> lengths{2, length};
+      CHECK(refusal(KeyLengths(lengths), shape) == "");
+      CHECK(picture(KeyLengths(lengths), shape) ==
+            expected_picture(shape, [&](const Query& query, index_t key) {
+              return key < lengths[static_cast<std::size_t>(query.batch)];
+            }));
+    }
+  });
+  const std::vector<index_t> extreme{unlimited, std::numeric_limits<index_t>::min()};
+  CHECK(picture(KeyLengths(extreme), {2, 1, 1, 3}) == "xxx\n...\n");
+}
+
+// ---- Documents. -----------------------------------------------------------------------------------------------
+
+/// All ways to cut `extent` into three documents, empty ones too.
+std::vector<std::vector<index_t>> cuts(index_t extent) {
+  std::vector<std::vector<index_t>> result;
+  for (index_t first = 0; first <= extent; ++first) {
+    for (index_t second = first; second <= extent; ++second) result.push_back({0, first, second, extent});
+  }
+  return result;
+}
+
+/// An element's document, and its place and the document's size in it.
+struct InDocument {
+  std::size_t document = 0;
+  index_t offset = 0, size = 0;
+};
+
+InDocument in_document(const std::vector<index_t>& cumulative, index_t index) {
+  std::size_t document = 0;
+  while (index >= cumulative[document + 1]) ++document;
+  return {document, index - cumulative[document], cumulative[document + 1] - cumulative[document]};
+}
+
+/// How far a key of the query's own document lies from the query's position in it.
+struct Packed {
+  std::vector<index_t> queries, keys;
+
+  bool is_same(const Query& query, index_t key) const {
+    return in_document(queries, query.index).document == in_document(keys, key).document;
+  }
+  index_t position(const Query& query) const {
+    const InDocument at = in_document(queries, query.index);
+    return at.offset + keys[at.document + 1] - keys[at.document] - at.size;
+  }
+  index_t distance(const Query& query, index_t key) const {
+    return in_document(keys, key).offset - position(query);
+  }
+};
+
+template <class Visit>
+void for_each_packing(Visit visit) {
+  for (const index_t queries : {0, 1, 4}) {
+    for (const index_t keys : {0, 1, 5}) {
+      for (const auto& cumulative_queries : cuts(queries)) {
+        for (const auto& cumulative_keys : cuts(keys)) {
+          visit(QueryShape{1, 2, queries, keys}, Packed{cumulative_queries, cumulative_keys});
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("documents see themselves only, with positions of their own", "[mask]") {
+  for_each_packing([](const QueryShape& shape, const Packed& packed) {
+    const Documents whole(packed.queries, packed.keys, false), causal(packed.queries, packed.keys, true);
+    CHECK(refusal(whole, shape) == "");
+    const auto is_same = [&](const Query& query, index_t key) { return packed.is_same(query, key); };
+    const auto is_before = [&](const Query& query, index_t key) {
+      return packed.is_same(query, key) && packed.distance(query, key) <= 0;
+    };
+    CHECK(picture(whole, shape) == expected_picture(shape, is_same));
+    CHECK(picture(causal, shape) == expected_picture(shape, is_before));
+
+    std::vector<index_t> positions, expected;
+    for_each_query(shape, [&](const Query& query) {
+      positions.push_back(ssmax::detail::query_position(causal, query));
+      expected.push_back(packed.position(query));
+      for (index_t key = 0; key < shape.keys; ++key) {
+        positions.push_back(ssmax::detail::key_position(causal, query, key));
+        expected.push_back(in_document(packed.keys, key).offset);
+      }
+    });
+    CHECK(positions == expected);
+  });
+}
+
+TEST_CASE("documents of one length list serve queries and keys", "[mask]") {
+  const std::vector<index_t> cumulative{0, 2, 2, 3, 6};
+  const QueryShape shape{1, 1, 6, 6};
+  CHECK(picture(Documents(cumulative, true), shape) == "x.....\nxx....\n..x...\n...x..\n...xx.\n...xxx\n");
+  CHECK(picture(Documents(cumulative, false), shape) == "xx....\nxx....\n..x...\n...xxx\n...xxx\n...xxx\n");
+  std::vector<index_t> positions;
+  for_each_query(shape, [&](const Query& query) {
+    positions.push_back(ssmax::detail::query_position(Documents(cumulative, true), query));
+  });
+  CHECK(positions == std::vector<index_t>{0, 1, 0, 0, 1, 2});
+  CHECK(refusal(Documents(std::vector<index_t>{0}, true), {1, 1, 0, 0}) == "");
+}
+
+TEST_CASE("documents that do not fit are refused", "[mask]") {
+  using Span = std::vector<index_t>;
+  const QueryShape shape{1, 1, 6, 8};
+  const Span queries{0, 2, 6}, keys{0, 5, 8};
+  CHECK(refusal(Documents(queries, keys, true), shape) == "");
+
+  const auto queries_refusal = [&](const Span& span) { return refusal(Documents(span, keys, true), shape); };
+  const auto keys_refusal = [&](const Span& span) { return refusal(Documents(queries, span, true), shape); };
+  const std::string start = "ssmax::Documents: ";
+  CHECK(queries_refusal({}) == start + "cumulative_queries has extent 0, cumulative_keys has 3");
+  CHECK(queries_refusal({0, 1, 2, 6}) == start + "cumulative_queries has extent 4, cumulative_keys has 3");
+  CHECK(queries_refusal({1, 2, 6}) == start + "cumulative_queries begins with 1, must begin with 0");
+  CHECK(queries_refusal({-1, 2, 6}) == start + "cumulative_queries begins with -1, must begin with 0");
+  CHECK(queries_refusal({0, 2, 5}) == start + "cumulative_queries ends with 5, queries are 6");
+  CHECK(queries_refusal({0, 7, 6}) == start + "cumulative_queries falls from 7 to 6 in document 1");
+  CHECK(keys_refusal({2, 5, 8}) == start + "cumulative_keys begins with 2, must begin with 0");
+  CHECK(keys_refusal({0, -1, 8}) == start + "cumulative_keys falls from 0 to -1 in document 0");
+  CHECK(keys_refusal({0, 5, 9}) == start + "cumulative_keys ends with 9, keys are 8");
+  CHECK(refusal(Documents(Span{}, true), {1, 1, 0, 0}) ==
+        start + "cumulative_queries has extent 0, must be at least 1");
+  CHECK(refusal(Documents(queries, true), shape) == start + "cumulative_keys ends with 6, keys are 8");
+}
+
+// ---- Matrices and functions. ----------------------------------------------------------------------------------
+
+/// Bits in an order that no mask has.
+std::vector<unsigned char> some_bits(std::size_t count) {
+  std::mt19937 random(7);
+  std::vector<unsigned char> result(count);
+  for (unsigned char& bit : result) bit = static_cast<unsigned char>((random() >> 7) & 1u);
+  return result;
+}
+
+/// The strides of [batch, heads, queries, keys] with those left out that `kept` marks 0.
+std::array<index_t, 4> strides_of(const QueryShape& shape, const std::array<int, 4>& kept) {
+  const std::array<index_t, 4> extents{shape.batch, shape.heads, shape.queries, shape.keys};
+  std::array<index_t, 4> result{};
+  index_t stride = 1;
+  for (std::size_t i = 4; i-- > 0;) {
+    result[i] = kept[i] == 0 ? 0 : stride;
+    if (kept[i] != 0) stride *= extents[i];
+  }
+  return result;
+}
+
+TEST_CASE("a matrix, an additive mask and a function show what they say, broadcast or not", "[mask]") {
+  const std::vector<std::array<int, 4>> broadcasts{{1, 1, 1, 1}, {0, 0, 1, 1}, {1, 0, 0, 1},
+                                                   {0, 1, 1, 1}, {1, 1, 1, 0}, {0, 0, 0, 0}};
+  for_each_shape([&](const QueryShape& shape) {
+    const std::vector<unsigned char> bits =
+        some_bits(static_cast<std::size_t>(shape.rows() * shape.keys) + 1);
+    const std::array<index_t, 4> extents{shape.batch, shape.heads, shape.queries, shape.keys};
+    const auto storage = std::make_unique<bool[]>(bits.size());
+    std::vector<float> floats(bits.size());
+    std::vector<double> doubles(bits.size());
+    std::vector<ssmax::half> halves(bits.size());
+    std::vector<ssmax::bfloat16> bfloats(bits.size());
+    for (std::size_t i = 0; i < bits.size(); ++i) {
+      storage[i] = bits[i] != 0;
+      floats[i] = bits[i] != 0 ? static_cast<float>(i) - 3.0f : -std::numeric_limits<float>::infinity();
+      doubles[i] = static_cast<double>(floats[i]);
+      halves[i] = ssmax::half(floats[i]);
+      bfloats[i] = ssmax::bfloat16(floats[i]);
+    }
+    for (const auto& kept : broadcasts) {
+      const auto strides = strides_of(shape, kept);
+      const auto sees = [&](const Query& query, index_t key) {
+        const index_t at =
+            query.batch * strides[0] + query.head * strides[1] + query.index * strides[2] + key * strides[3];
+        return bits[static_cast<std::size_t>(at)] != 0;
+      };
+      const std::string expected = expected_picture(shape, sees);
+      const MaskMatrix matrix(View<const bool, 4>(storage.get(), extents, strides));
+      CHECK(refusal(matrix, shape) == "");
+      CHECK(picture(matrix, shape) == expected);
+      CHECK(picture(Where(sees), shape) == expected);
+      CHECK(picture(Finite(View<float, 4>(floats.data(), extents, strides)), shape) == expected);
+      CHECK(picture(Finite(View<const double, 4>(doubles.data(), extents, strides)), shape) == expected);
+      CHECK(picture(Finite(View<ssmax::half, 4>(halves.data(), extents, strides)), shape) == expected);
+      CHECK(picture(Finite(View<ssmax::bfloat16, 4>(bfloats.data(), extents, strides)), shape) == expected);
+    }
+  });
+}
+
+bool is_even(const Query&, index_t key) { return key % 2 == 0; }
+
+TEST_CASE("a plain function is a mask", "[mask]") {
+  CHECK(picture(Where(is_even), {1, 1, 1, 5}) == "x.x.x\n");
+}
+
+TEST_CASE("an additive mask hides by -inf alone", "[mask]") {
+  using Limits = std::numeric_limits<double>;
+  const std::array<double, 6> values{-Limits::infinity(), Limits::lowest(),    Limits::quiet_NaN(),
+                                     Limits::infinity(),  -Limits::infinity(), 0};
+  CHECK(picture(Finite(View<const double, 4>(values.data(), {1, 1, 1, 6})), {1, 1, 1, 6}) == ".xxx.x\n");
+}
+
+TEST_CASE("matrices of another shape are refused", "[mask]") {
+  const std::array<bool, 24> bits{};
+  const std::array<float, 24> values{};
+  const QueryShape shape{1, 2, 3, 4};
+  const auto matrix = [&](const std::array<index_t, 4>& extents) {
+    return refusal(MaskMatrix(View<const bool, 4>(bits.data(), extents)), shape);
+  };
+  CHECK(matrix({1, 2, 3, 4}) == "");
+  CHECK(matrix({2, 2, 3, 4}) ==
+        "ssmax::MaskMatrix: visible has extent 2 in dimension 0, the attention has 1");
+  CHECK(matrix({1, 1, 3, 4}) ==
+        "ssmax::MaskMatrix: visible has extent 1 in dimension 1, the attention has 2");
+  CHECK(matrix({1, 2, 4, 3}) ==
+        "ssmax::MaskMatrix: visible has extent 4 in dimension 2, the attention has 3");
+  CHECK(matrix({1, 2, 3, 0}) ==
+        "ssmax::MaskMatrix: visible has extent 0 in dimension 3, the attention has 4");
+  CHECK(refusal(Finite(View<const float, 4>(values.data(), {1, 2, 3, 5})), shape) ==
+        "ssmax::Finite: values has extent 5 in dimension 3, the attention has 4");
+  CHECK(refusal(Finite(View<const float, 4>(values.data(), {1, 2, 3, 4}, {0, 0, 1, 3})), shape) ==
+        "ssmax::Finite: values has last stride 3, must be 0 or 1");
+  CHECK(refusal(MaskMatrix(View<const bool, 4>(nullptr, {1, 2, 3, 4})), shape) ==
+        "ssmax::MaskMatrix: visible is null but has size 24, must be 0");
+  CHECK(refusal(MaskMatrix(View<const bool, 4>(nullptr, {1, 2, 0, 4})), {1, 2, 0, 4}) == "");
+}
+
+TEST_CASE("windows and spans that do not fit are refused by name", "[mask]") {
+  const QueryShape shape{3, 2, 4, 5};
+  const std::vector<index_t> two(2, 1);
+  CHECK(refusal(SlidingWindow(-1), shape) == "ssmax::SlidingWindow: left is -1, must be at least 0");
+  CHECK(refusal(SlidingWindow(2, -1), shape) == "ssmax::SlidingWindow: right is -1, must be at least 0");
+  CHECK(refusal(PrefixLM(two), shape) == "ssmax::PrefixLM: prefix has extent 2, batch entries are 3");
+  CHECK(refusal(KeyLengths(two), shape) == "ssmax::KeyLengths: lengths has extent 2, batch entries are 3");
+  CHECK(refusal(Causal{} & SlidingWindow(-1), shape) != "");
+  CHECK(refusal(SlidingWindow(-1) & Causal{}, shape) != "");
+  CHECK(refusal(Causal{} & SlidingWindow(1), shape) == "");
+}
+
+// ---- Two masks at once. ---------------------------------------------------------------------------------------
+
+/// Where both pictures have an x.
+std::string overlay(const std::string& a, const std::string& b) {
+  REQUIRE(a.size() == b.size());
+  std::string result = a;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (b[i] != 'x') result[i] = b[i];
+  }
+  return result;
+}
+
+template <class A, class B>
+void check_both(const A& a, const B& b, const QueryShape& shape) {
+  const std::string expected = overlay(picture(a, shape), picture(b, shape));
+  CHECK(picture(a & b, shape) == expected);
+  CHECK(picture(b & a, shape) == expected);
+}
+
+TEST_CASE("two masks show what both show", "[mask]") {
+  const std::vector<index_t> lengths{2, 7}, prefix{3, 1};
+  const Where odd([](const Query& query, index_t key) { return (query.index + query.head + key) % 2 == 1; });
+  const Where third([](const Query& query, index_t key) { return (query.index + 2 * key) % 3 == 0; });
+  for_each_shape([&](const QueryShape& shape) {
+    check_both(Full{}, Causal{}, shape);
+    check_both(SlidingWindow(2, 3), KeyLengths(lengths), shape);
+    check_both(SlidingWindow(2), PrefixLM(prefix), shape);
+    check_both(Causal{}, odd, shape);
+    check_both(third, odd, shape);
+    check_both(Causal{} & odd, third & KeyLengths(lengths), shape);
+    check_both(SlidingWindow(0) & Full{}, PrefixLM(prefix) & KeyLengths(lengths), shape);
+  });
+}
+
+TEST_CASE("ranges that do not meet show nothing", "[mask]") {
+  const std::vector<index_t> lengths{1};
+  CHECK(picture(SlidingWindow(0) & KeyLengths(lengths), {1, 1, 3, 3}) == "x..\n...\n...\n");
+  CHECK(picture(SlidingWindow(0) & SlidingWindow(1), {1, 1, 2, 2}) == "x.\n.x\n");
+}
+
+TEST_CASE("masks joined with documents go by the document's positions", "[mask]") {
+  const Where is_before([](const Query& query, index_t key) { return key <= query.position(); });
+  for_each_packing([&](const QueryShape& shape, const Packed& packed) {
+    const Documents whole(packed.queries, packed.keys, false), causal(packed.queries, packed.keys, true);
+    const std::string expected = picture(causal, shape);
+    CHECK(picture(whole & Causal{}, shape) == expected);
+    CHECK(picture(Causal{} & whole, shape) == expected);
+    CHECK(picture(whole & is_before, shape) == expected);
+    CHECK(picture((Full{} & whole) & (is_before & Full{}), shape) == expected);
+    for (const index_t reach : {0, 1, 2}) {
+      const auto window = [&](const Query& query, index_t key) {
+        const index_t distance = packed.is_same(query, key) ? packed.distance(query, key) : unlimited;
+        return -reach <= distance && distance <= 1;
+      };
+      CHECK(picture(SlidingWindow(reach, 1) & whole, shape) == expected_picture(shape, window));
+      CHECK(picture((whole & Full{}) & SlidingWindow(reach, 1), shape) == expected_picture(shape, window));
+    }
+  });
+}
+
+/// Says where positions are, and no more.
+struct Offset {
+  KeyRange keys(const Query& query) const { return {0, query.shape.keys}; }
+  index_t query_position(const Query& query) const { return query.index + 100; }
+  index_t key_position(const Query& query, index_t key) const { return key + 10 * query.head; }
+};
+
+TEST_CASE("positions are those of the mask that defines them", "[mask]") {
+  using ssmax::detail::key_position;
+  using ssmax::detail::query_position;
+  const Query query{0, 2, 1, {1, 3, 4, 9}};
+  CHECK(query_position(Causal{}, query) == 6);
+  CHECK(key_position(Causal{}, query, 5) == 5);
+  CHECK(query_position(Causal{} & Full{}, query) == 6);
+  CHECK(key_position(Causal{} & Full{}, query, 5) == 5);
+  CHECK(query_position(Offset{}, query) == 101);
+  CHECK(key_position(Offset{}, query, 5) == 25);
+  CHECK(query_position(Offset{} & Causal{}, query) == 101);
+  CHECK(query_position(Causal{} & Offset{}, query) == 101);
+  CHECK(key_position((Causal{} & Offset{}) & Full{}, query, 5) == 25);
+  CHECK(key_position(Full{} & (Offset{} & Causal{}), query, 5) == 25);
+}
+
+/// More than there is, and less than nothing.
+struct Careless {
+  KeyRange wanted;
+  KeyRange keys(const Query&) const { return wanted; }
+};
+
+TEST_CASE("a careless mask's range is cut to the keys", "[mask]") {
+  const Query query{0, 0, 0, {1, 1, 1, 5}};
+  const auto cut = [&](index_t begin, index_t end) {
+    const KeyRange range = ssmax::detail::visible_keys(Careless{{begin, end}}, query);
+    const KeyRange both = ssmax::detail::visible_keys(Full{} & Careless{{begin, end}}, query);
+    CHECK((both.size() == range.size() && (range.size() == 0 || both.begin == range.begin)));
+    return std::array<index_t, 2>{range.begin, range.end};
+  };
+  CHECK(cut(-3, 9) == std::array<index_t, 2>{0, 5});
+  CHECK(cut(3, 1) == std::array<index_t, 2>{3, 3});
+  CHECK(cut(7, 9) == std::array<index_t, 2>{5, 5});
+  CHECK(cut(-9, -7) == std::array<index_t, 2>{0, 0});
 }
 
 }  // namespace

@@ -6,13 +6,23 @@
 // multiplies its accumulator by the returned power of two. Shifts are integers wherever logits allow (|c·z| <
 // 7·10^5), so that rescaling is exact and the result does not depend on how the keys were cut, but for the
 // order of additions.
+//
+// AttentionState is the same for whole tensors, with the accumulator: attention over a range of the keys
+// (attention_partial in attention.hpp) gives one, merge joins two, finish turns one into out and lse. In FlashAttention's
+// letters shift, sum and o are m / ln 2, l and o. merge is exact but for one rounding of each sum: the order of merging
+// changes results by half an ulp of the total per merge, |error| <= merges · ε/2 · Σ p |v|. With SSMax, n is that of the
+// whole row: it enters with the logits.
 #pragma once
 
 #include <cmath>
 #include <limits>
 #include <numbers>
+#include <optional>
+#include <span>
 
+#include "detail/check_views.hpp"
 #include "detail/row_forward.hpp"
+#include "view.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
@@ -71,13 +81,145 @@ class OnlineSoftmax {
     return shift_ * std::numbers::ln2 + std::log(sum_);
   }
 
+  /// The state as numbers: Σ exp(c·z) = 2^shift · sum. -inf and 0 where nothing was visible, sum NaN where poisoned.
+  [[nodiscard]] double shift() const { return sum_ == 0 ? -std::numeric_limits<double>::infinity() : shift_; }
+  [[nodiscard]] double sum() const { return poisoned_ ? std::numeric_limits<double>::quiet_NaN() : sum_; }
+
+  /// Forgets all blocks.
+  void reset() { *this = OnlineSoftmax(c_, scale_); }
+
  private:
+  OnlineSoftmax(double c, const detail::Scale<T>& scale) : c_(c), scale_(scale) {}
+
   double c_;
   detail::Scale<T> scale_;
   double shift_ = 0;
   double sum_ = 0;
   bool poisoned_ = false;
 };
+
+/// Attention over some keys: for each query, Σ exp(c·z) = 2^shift · sum and Σ exp(c·z)·v = 2^shift · o. Shapes
+/// [batch, heads, queries] and [batch, heads, queries, dv]. A query that saw nothing has shift -inf and zeros.
+template <class T>
+struct AttentionState {
+  View<T, 3> shift{}, sum{};
+  View<T, 4> o{};
+};
+
+namespace detail {
+
+/// By what sums under the shift `from` must be multiplied to count under `to`.
+template <class T>
+T shift_factor(T from, T to) {
+  return from == to ? T{1} : static_cast<T>(std::exp2(static_cast<double>(from) - static_cast<double>(to)));
+}
+
+template <class T>
+void merge_row(T& shift, T& sum, T* o, T other_shift, T other_sum, const T* other_o, index_t dv) {
+  const T raised = std::max(shift, other_shift);
+  const T factor = shift_factor(shift, raised), other_factor = shift_factor(other_shift, raised);
+  shift = raised;
+  sum = sum * factor + other_sum * other_factor;
+  for (index_t c = 0; c < dv; ++c) o[c] = o[c] * factor + other_o[c] * other_factor;
+}
+
+/// What is left to do with a query's state, in double; a sink adds exp(sink) to Σ exp(c·z), and nothing to Σ exp(c·z)·v.
+struct Normalizer {
+  double factor;  // out = factor · o
+  double lse;
+
+  Normalizer(double shift, double sum)
+      : factor(sum == 0 ? 0 : 1 / sum), lse(shift * std::numbers::ln2 + std::log(sum)) {}
+  Normalizer(double shift, double sum, double sink) {
+    const double sink_shift = sink * std::numbers::log2e;
+    const double raised = std::max(shift, sink_shift);
+    const double own = shift_factor(shift, raised);
+    const double total = sum * own + shift_factor(sink_shift, raised);
+    factor = sum == 0 ? 0 : own / total;
+    lse = raised * std::numbers::ln2 + std::log(total);
+  }
+};
+
+template <class T>
+void check_state(const char* function, const char* name, const AttentionState<T>& state) {
+  check_output(function, name, state.o);
+  check_output(function, name, state.shift);
+  check_output(function, name, state.sum);
+  for (int i = 0; i < 3; ++i) {
+    if (state.shift.extent(i) != state.o.extent(i))
+      fail_extent(function, "shift", i, state.shift.extent(i), "o", state.o.extent(i));
+    if (state.sum.extent(i) != state.o.extent(i))
+      fail_extent(function, "sum", i, state.sum.extent(i), "o", state.o.extent(i));
+  }
+}
+
+}  // namespace detail
+
+/// into = attention over the keys of both. The states may be the same in nothing but their extents.
+template <class T>
+void merge(const AttentionState<T>& into, const std::type_identity_t<AttentionState<T>>& other) {
+  const char* function = "merge";
+  detail::check_state(function, "into", into);
+  detail::check_state(function, "other", other);
+  detail::check_same_extents(function, "other.o", other.o, "into.o", into.o);
+  detail::check_apart(function, "into.o", into.o, "other.o", View<const T, 4>(other.o));
+  const index_t dv = into.o.extent(3);
+  for (index_t b = 0; b < into.o.extent(0); ++b) {
+    for (index_t h = 0; h < into.o.extent(1); ++h) {
+      for (index_t i = 0; i < into.o.extent(2); ++i) {
+        T* o = into.o.data_handle() + b * into.o.stride(0) + h * into.o.stride(1) + i * into.o.stride(2);
+        const T* more =
+            other.o.data_handle() + b * other.o.stride(0) + h * other.o.stride(1) + i * other.o.stride(2);
+        detail::merge_row(into.shift(b, h, i), into.sum(b, h, i), o, other.shift(b, h, i), other.sum(b, h, i),
+                          more, dv);
+      }
+    }
+  }
+}
+
+/// into = all of them, in their order: the result does not depend on who computed which when.
+template <class T>
+void merge(const AttentionState<T>& into, std::span<const std::type_identity_t<AttentionState<T>>> others) {
+  for (const AttentionState<T>& other : others) merge(into, other);
+}
+
+/// out = o / sum, lse = ln Σ exp(c·z) if wanted, with a sink per head if given. out may be state.o.
+template <class T>
+void finish(const AttentionState<T>& state, std::type_identity_t<View<T, 4>> out,
+            std::type_identity_t<View<T, 3>> lse = {}, std::span<const std::type_identity_t<T>> sinks = {}) {
+  const char* function = "finish";
+  detail::check_state(function, "state", state);
+  detail::check_output(function, "out", out);
+  detail::check_same_extents(function, "out", out, "state.o", state.o);
+  detail::check_in_place_or_apart(function, "out", out, "state.o", View<const T, 4>(state.o));
+  const bool wants_lse = lse.data_handle() != nullptr;
+  if (wants_lse) {
+    detail::check_output(function, "lse", lse);
+    detail::check_same_extents(function, "lse", lse, "state.sum", state.sum);
+  }
+  if (!sinks.empty() && static_cast<index_t>(sinks.size()) < out.extent(1)) {
+    detail::fail_value(function, "sinks", "has extent", static_cast<index_t>(sinks.size()), "heads are",
+                       out.extent(1));
+  }
+  for (index_t b = 0; b < out.extent(0); ++b) {
+    for (index_t h = 0; h < out.extent(1); ++h) {
+      for (index_t i = 0; i < out.extent(2); ++i) {
+        const auto shift = static_cast<double>(state.shift(b, h, i)),
+                   sum = static_cast<double>(state.sum(b, h, i));
+        const detail::Normalizer normalizer =
+            sinks.empty()
+                ? detail::Normalizer(shift, sum)
+                : detail::Normalizer(shift, sum, static_cast<double>(sinks[static_cast<std::size_t>(h)]));
+        const T* o =
+            state.o.data_handle() + b * state.o.stride(0) + h * state.o.stride(1) + i * state.o.stride(2);
+        T* to = out.data_handle() + b * out.stride(0) + h * out.stride(1) + i * out.stride(2);
+        detail::leaves<detail::RowLeaves<T>>().multiply(o, out.extent(3), static_cast<T>(normalizer.factor),
+                                                        to);
+        if (wants_lse) lse(b, h, i) = static_cast<T>(normalizer.lse);
+      }
+    }
+  }
+}
 
 }  // namespace SSMAX_CODE_NAMESPACE
 }  // namespace ssmax

@@ -93,12 +93,63 @@ struct RotaryLeaves {
                              bool inverse);
 };
 
-/// Attention's products.
+/// Rows that will be read soon, to be fetched row by row along with the work.
+template <class X>
+struct Ahead {
+  const X* rows = nullptr;
+  index_t stride = 0, count = 0, bytes = 0;  // bytes of a row
+};
+
+/// Attention of few queries against keys and values in storage X. Rows of q are filled up with 0 to whole vectors.
+template <class T, class X>
+struct FewLeaves {
+  /// s[rows × keys] = q[rows × d] · k[keys × d]ᵀ
+  void (*logits)(const T* q, index_t q_stride, index_t rows, const X* k, index_t k_stride, index_t keys,
+                 index_t d, T* s, index_t s_stride, Ahead<X> ahead);
+  /// o[rows × dv] += s[rows × keys] · v[keys × dv]
+  void (*accumulate)(const T* s, index_t s_stride, index_t rows, index_t keys, const X* v, index_t v_stride,
+                     index_t dv, T* o, index_t o_stride, Ahead<X> ahead);
+};
+
+/// Vectors of queries in a group (kernels/tile.inl).
+inline constexpr int tile_vectors = 3;
+
+enum class TileChange {
+  none,
+  raised,    // some shift was: what was accumulated must be rescaled
+  irregular  // nothing was done: NaN, +inf, or a shift that an integer in T cannot hold exactly
+};
+
+/// What one vector of queries keeps of its softmax: Σ 2^x = 2^shift · sum, shift -inf while nothing was seen.
 template <class T>
-struct ProductLeaves {
-  /// c[m × n] += a[m × k] · b[k × n], all row-major with unit stride along a row.
-  void (*multiply_add)(const T* a, index_t a_stride, const T* b, index_t b_stride, T* c, index_t c_stride,
-                       index_t m, index_t n, index_t k);
+struct TileState {
+  T *shift, *sum;
+  T* factor;  // out: by what earlier weights must be multiplied
+};
+
+/// Attention's tiles. s and o are [row][group]; a group is tile_vectors · width queries, one per lane. logits and
+/// accumulate work on the first 1, 2 or 3 vectors of the group (table index + 1).
+template <class T>
+struct TileLeaves {
+  index_t rows;   // keys, or channels of V, that a pass covers: their counts are multiples of it
+  index_t width;  // queries of a vector
+
+  /// s[keys][·] = k[keys × d] · q[d][·]
+  void (*logits[tile_vectors])(const T* k, index_t d, index_t keys, const T* q, T* s);
+  /// One vector: logits of keys outside [first, last) of each lane, counted from s, become -inf.
+  void (*hide)(T* s, index_t keys, const T* first, const T* last);
+  /// One vector: logits in units of log2 become weights 2^(x - shift), in place. -inf becomes 0.
+  TileChange (*weights)(T* s, index_t keys, const TileState<T>& state);
+  /// o[rows][group] *= factor[group]
+  void (*rescale)(T* o, index_t rows, const T* factor);
+  /// o[panels · rows][·] += Vᵀ · s[keys][·]
+  void (*accumulate[tile_vectors])(const T* v_panels, index_t panel_stride, index_t panels, const T* s,
+                                   index_t keys, T* o);
+  /// out[rows][group] = out · factor[group] + in · in_factor[group]
+  void (*merge)(T* out, const T* in, index_t rows, const T* factor, const T* in_factor);
+  /// Rows of V into panels [channel / rows][key][rows], missing channels 0; false if anything is not finite.
+  bool (*pack_values)(const T* v, index_t v_stride, index_t keys, index_t channels, T* panels,
+                      index_t panel_stride);
 };
 
 /// To and from storage in half precision; T is float.

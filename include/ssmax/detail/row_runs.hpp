@@ -20,6 +20,9 @@ struct RowRun {
 
 template <class M, class Visit>
 void for_each_run(const QueryShape& shape, const M& mask, Visit visit) {
+  static_assert(
+      !has_predicate<M>,
+      "ssmax::softmax: a mask that picks single keys is for attention; write -inf to the logits instead");
   for (index_t batch = 0; batch < shape.batch; ++batch) {
     for (index_t head = 0; head < shape.heads; ++head) {
       for (index_t query = 0; query < shape.queries;) {
@@ -33,8 +36,14 @@ void for_each_run(const QueryShape& shape, const M& mask, Visit visit) {
             if (next.begin != keys.begin || next.end != keys.end) break;
           }
         }
-        visit(RowRun{
-            batch, head, query, rows, keys, {.head = head, .position = keys.end - 1, .n = keys.size()}});
+        visit(RowRun{batch,
+                     head,
+                     query,
+                     rows,
+                     keys,
+                     {.head = head,
+                      .position = key_position(mask, {batch, head, query, shape}, keys.end - 1),
+                      .n = keys.size()}});
         query += rows;
       }
     }

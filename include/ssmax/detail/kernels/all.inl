@@ -5,7 +5,8 @@
 #include "short_rows.inl"
 #include "backward.inl"
 #include "rotate.inl"
-#include "multiply_add.inl"
+#include "tile.inl"
+#include "few.inl"
 #include "convert.inl"
 #include "table.inl"
 // clang-format on

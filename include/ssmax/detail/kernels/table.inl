@@ -41,9 +41,27 @@ struct LeafTable<RotaryLeaves<T>> {
   };
 };
 
+template <class T, class X>
+struct LeafTable<FewLeaves<T, X>> {
+  using S = Lanes<T>;
+  static constexpr FewLeaves<T, X> value{.logits = few_logits<S, X>, .accumulate = few_accumulate<S, X>};
+};
+
 template <class T>
-struct LeafTable<ProductLeaves<T>> {
-  static constexpr ProductLeaves<T> value{.multiply_add = multiply_add<Lanes<T>>};
+struct LeafTable<TileLeaves<T>> {
+  using S = Lanes<T>;
+  static_assert(S::tile_vectors == tile_vectors);
+  static constexpr TileLeaves<T> value{
+      .rows = S::tile_rows,
+      .width = S::width,
+      .logits = {tile_logits<S, 1>, tile_logits<S, 2>, tile_logits<S, 3>},
+      .hide = tile_hide<S>,
+      .weights = tile_weights<S>,
+      .rescale = tile_rescale<S>,
+      .accumulate = {tile_accumulate<S, 1>, tile_accumulate<S, 2>, tile_accumulate<S, 3>},
+      .merge = tile_merge<S>,
+      .pack_values = tile_pack_values<S>,
+  };
 };
 
 template <class T>

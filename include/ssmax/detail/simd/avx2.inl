@@ -8,6 +8,7 @@ struct F32 {
   static constexpr index_t width = 8;
   static constexpr int chains = 4;        // exponentials in step, in one row
   static constexpr int group_chains = 2;  // and across short rows
+  static constexpr int tile_rows = 4, tile_vectors = 3;  // of attention's products: sums kept in registers
 
   static V set(Value v) { return _mm256_set1_ps(v); }
   static V load(const Value* p) { return _mm256_loadu_ps(p); }
@@ -107,6 +108,7 @@ struct F64 {
   static constexpr index_t width = 4;
   static constexpr int chains = 4;        // exponentials in step, in one row
   static constexpr int group_chains = 2;  // and across short rows
+  static constexpr int tile_rows = 4, tile_vectors = 3;  // of attention's products: sums kept in registers
 
   static V set(Value v) { return _mm256_set1_pd(v); }
   static V load(const Value* p) { return _mm256_loadu_pd(p); }

@@ -8,6 +8,7 @@ struct F32 {
   static constexpr index_t width = 4;
   static constexpr int chains = 4;        // exponentials in step, in one row
   static constexpr int group_chains = 2;  // and across short rows
+  static constexpr int tile_rows = 8, tile_vectors = 3;  // of attention's products: sums kept in registers
 
   static V set(Value v) { return vdupq_n_f32(v); }
   static V load(const Value* p) { return vld1q_f32(p); }
@@ -87,6 +88,7 @@ struct F64 {
   static constexpr index_t width = 2;
   static constexpr int chains = 4;        // exponentials in step, in one row
   static constexpr int group_chains = 2;  // and across short rows
+  static constexpr int tile_rows = 8, tile_vectors = 3;  // of attention's products: sums kept in registers
 
   static V set(Value v) { return vdupq_n_f64(v); }
   static V load(const Value* p) { return vld1q_f64(p); }

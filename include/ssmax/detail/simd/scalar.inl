@@ -9,6 +9,7 @@ struct ScalarLane {
   static constexpr index_t width = 1;
   static constexpr int chains = 4;        // exponentials in step, in one row
   static constexpr int group_chains = 1;  // and across short rows
+  static constexpr int tile_rows = 4, tile_vectors = 3;  // of attention's products: sums kept in registers
 
   static V set(Value v) { return v; }
   static V load(const Value* p) { return *p; }

@@ -1,0 +1,99 @@
+// What attention, its partial form and decode check before they write.
+#pragma once
+
+#include <span>
+
+#include "../check_views.hpp"
+#include "problem.hpp"
+
+namespace ssmax {
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+
+template <class V, class W>
+void check_extent(const char* function, const char* name, const V& view, int i, const char* other,
+                  const W& as, int j) {
+  if (view.extent(i) != as.extent(j)) fail_extent(function, name, i, view.extent(i), other, as.extent(j));
+}
+
+/// Queries against keys and values: extents that must agree, heads that must divide.
+template <class T, class X>
+void check_inputs(const char* function, const View<const T, 4>& q, const View<const X, 4>& k,
+                  const View<const X, 4>& v) {
+  check_view(function, "q", q);
+  check_view(function, "k", k);
+  check_view(function, "v", v);
+  check_extent(function, "k", k, 0, "q", q, 0);
+  check_extent(function, "k", k, 3, "q", q, 3);
+  for (int i = 0; i < 3; ++i) check_extent(function, "v", v, i, "k", k, i);
+  const index_t heads = q.extent(1), kv_heads = k.extent(1);
+  if (kv_heads == 0 ? heads != 0 : heads % kv_heads != 0) {
+    fail_value(function, "q", "has heads", heads, "must be a multiple of the heads of k,", kv_heads);
+  }
+}
+
+/// An output: its leading extents are those of q, and it lies apart from the inputs.
+template <class T, class X, class U, int Rank>
+void check_result(const char* function, const char* name, const View<U, Rank>& out, const View<const T, 4>& q,
+                  const View<const X, 4>& k, const View<const X, 4>& v) {
+  check_output(function, name, out);
+  for (int i = 0; i < 3; ++i) check_extent(function, name, out, i, "q", q, i);
+  if constexpr (Rank == 4) check_extent(function, name, out, 3, "v", v, 3);
+  check_apart(function, name, out, "q", q);
+  check_apart(function, name, out, "k", k);
+  check_apart(function, name, out, "v", v);
+}
+
+template <class T, class X, class A>
+void check_out_and_lse(const char* function, const View<T, 4>& out, const View<A, 3>& lse,
+                       const View<const T, 4>& q, const View<const X, 4>& k, const View<const X, 4>& v) {
+  check_result(function, "out", out, q, k, v);
+  if (lse.data_handle() == nullptr) return;
+  check_result(function, "lse", lse, q, k, v);
+  check_apart(function, "lse", lse, "out", View<const T, 4>(out));
+}
+
+template <class A>
+void check_sinks(const char* function, std::span<const A> sinks, index_t heads) {
+  if (!sinks.empty() && static_cast<index_t>(sinks.size()) < heads) {
+    fail_value(function, "sinks", "has extent", static_cast<index_t>(sinks.size()), "heads are", heads);
+  }
+}
+
+/// The mask, the scaling and the score fit every batch entry, and positions lie within the rope's tables. O(1), or
+/// O(queries + keys) for a rope under a mask that gives positions.
+template <class T, class X, class P>
+void check_policies(const char* function, const Problem<T, X>& problem, const P& policies) {
+  const index_t key_position = problem.key_position;
+  for (index_t batch = 0; batch < problem.q.extent(0); ++batch) {
+    const QueryShape shape = problem.shape(batch);
+    if (batch == 0 || !problem.keys.lengths.empty()) {
+      check_mask(policies.mask, shape);
+      check_score(policies.score, shape);
+      check_scaling(policies.scaling, shape.heads, shape.keys);
+    } else if (!P::has_positions) {
+      return;  // what holds for one entry holds for all
+    }
+    if (problem.rope == nullptr || shape.queries == 0 || shape.keys == 0) continue;
+    const Rope<Compute<T>>& rope = *problem.rope;
+    const index_t d = problem.width();
+    const KeyRange held = problem.rotate_keys ? problem.keys.held(batch) : KeyRange{};
+    if constexpr (P::has_positions) {
+      for (index_t i = 0; i < shape.queries; ++i) {
+        rope.check(function, "q", key_position + query_position(policies.mask, Query{batch, 0, i, shape}), 1,
+                   d);
+      }
+      for (index_t key = held.begin; key < held.end; ++key) {
+        rope.check(function, "k",
+                   key_position + detail::key_position(policies.mask, Query{batch, 0, 0, shape}, key), 1, d);
+      }
+    } else {
+      if (held.size() > 0) rope.check(function, "k", key_position + held.begin, held.size(), d);
+      rope.check(function, "q", key_position + shape.keys - shape.queries, shape.queries, d);
+    }
+  }
+}
+
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace ssmax

@@ -1,0 +1,267 @@
+// Attention of few queries, as in decoding: every number of K and V is used a few times only, so they are read from
+// where they lie (kernels/few.inl), and what counts is that they are read once and in order.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "../../online_softmax.hpp"
+#include "problem.hpp"
+#include "result.hpp"
+#include "workspace.hpp"
+
+namespace ssmax {
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+
+/// Up to this many queries of a kv head go this way. From there on a vector of queries is full, and the products' FMAs
+/// cost more than bringing K and V into tiles.
+inline constexpr index_t few_rows = 16;
+
+/// Keys whose logits are held at once: larger than a tile's, as what each block costs is shared by few queries.
+inline constexpr index_t few_block = 256;
+
+/// What few queries know after some keys.
+template <class A>
+struct FewState {
+  A *shift, *sum, *o;  // [rows], [rows], [rows][dv]
+
+  void reset(index_t rows, index_t dv) const {
+    std::fill_n(shift, rows, -std::numeric_limits<A>::infinity());
+    std::fill_n(sum, rows, A{0});
+    std::fill_n(o, rows * dv, A{0});
+  }
+};
+
+/// One thread's memory.
+template <class A>
+struct FewMemory {
+  FewMemory(Carver& carver, index_t, index_t d, index_t value_width)
+      : pitch((d + 15) / 16 * 16),
+        dv(value_width),
+        rows(carver.take<QueryRow>(few_rows)),
+        q(carver.take<A>(few_rows * pitch)),
+        wide(carver.take<A>(few_block * std::max(d, dv))),
+        s(carver.take<A>(few_rows * few_block)),
+        block_o(carver.take<A>(few_rows * dv)) {
+    chunk = carver.take<A>(states_size());
+    total = carver.take<A>(states_size());
+  }
+
+  index_t states_size() const { return few_rows * (dv + 2); }
+  FewState<A> state(A* states) const { return {states, states + few_rows, states + 2 * few_rows}; }
+
+  index_t pitch, dv;  // of q's rows: whole vectors of every target
+  QueryRow* rows;
+  A* q;        // [few_rows][pitch]
+  A* wide;     // [few_block] rows of K that must be rotated, or of V that are not finite
+  A* s;        // [few_rows][few_block]
+  A* block_o;  // [few_rows][dv]
+  A *chunk, *total;
+};
+
+template <class T, class X, class P>
+class FewTask {
+ public:
+  using A = Compute<T>;
+
+  using Memory = FewMemory<A>;
+
+  static index_t most_queries() { return few_rows; }
+  static index_t least_queries() { return few_rows; }
+
+  FewTask(const Problem<T, X>& problem, const P& policies, const Memory& memory)
+      : problem_(problem), policies_(policies), memory_(memory) {}
+
+  KeyRange prepare(index_t batch, index_t kv_head, index_t first, index_t count) {
+    batch_ = batch;
+    kv_head_ = kv_head;
+    count_ = count;
+    const index_t d = problem_.width();
+    KeyRange& seen = seen_ = {problem_.keys.length(batch), 0};
+    std::fill_n(memory_.q, count * memory_.pitch, A{0});
+    for (index_t r = 0; r < count; ++r) {
+      QueryRow& row = memory_.rows[r];
+      row = query_row(problem_, policies_, batch, kv_head, first + r);
+      if (row.keys.size() == 0) continue;
+      seen = {std::min(seen.begin, row.keys.begin), std::max(seen.end, row.keys.end)};
+      A* q = memory_.q + r * memory_.pitch;
+      load_query(problem_, policies_, row.query, q);
+      if constexpr (P::has_score) {
+        for (index_t c = 0; c < d; ++c) q[c] *= static_cast<A>(problem_.scale);
+      }
+      softmax_[r] = OnlineSoftmax<A>(P::has_score ? row.multiplier : problem_.scale * row.multiplier);
+    }
+    return seen;
+  }
+
+  void reset(A* states) const { memory_.state(states).reset(count_, memory_.dv); }
+
+  void attend_chunk(KeyRange keys, A* states) {
+    const FewState<A> state = memory_.state(states);
+    reset(states);
+    for (index_t r = 0; r < count_; ++r) softmax_[r].reset();
+    for (index_t begin = keys.begin / few_block * few_block; begin < keys.end; begin += few_block) {
+      const KeyRange block{std::max(begin, keys.begin), std::min(begin + few_block, keys.end)};
+      attend_block(block, state);
+    }
+    for (index_t r = 0; r < count_; ++r) {
+      // A shift is an integer or, of logits that are too large for that, any number, which A may not hold: what its
+      // rounding takes away goes to the sums, as far as they can hold that.
+      const double shift = softmax_[r].shift();
+      state.shift[r] = static_cast<A>(shift);
+      const double lost = shift - static_cast<double>(state.shift[r]);
+      const double factor = std::abs(lost) < 64 ? std::exp2(lost) : 1;
+      state.sum[r] = static_cast<A>(softmax_[r].sum() * factor);
+      A* o = state.o + r * memory_.dv;
+      if (factor != 1) leaves<RowLeaves<A>>().multiply(o, memory_.dv, static_cast<A>(factor), o);
+    }
+  }
+
+  void merge(A* totals, A* chunks) const {
+    const FewState<A> total = memory_.state(totals), chunk = memory_.state(chunks);
+    for (index_t r = 0; r < count_; ++r) {
+      merge_row(total.shift[r], total.sum[r], total.o + r * memory_.dv, chunk.shift[r], chunk.sum[r],
+                chunk.o + r * memory_.dv, memory_.dv);
+    }
+  }
+
+  void store(A* states, const Result<T>& result) const {
+    const FewState<A> state = memory_.state(states);
+    for (index_t r = 0; r < count_; ++r) {
+      result.store(memory_.rows[r].query, state.shift[r], state.sum[r], state.o + r * memory_.dv, memory_.dv);
+    }
+  }
+
+ private:
+  void attend_block(KeyRange block, const FewState<A>& state) {
+    logits(block);
+    const index_t dv = memory_.dv;
+    index_t first_alike =
+        0;  // rows from here to r see the same keys of the block: their product with V is one
+    KeyRange alike{};
+    for (index_t r = 0; r <= count_; ++r) {
+      KeyRange keys{};
+      if (r < count_) {
+        const KeyRange seen = memory_.rows[r].keys;
+        keys = {std::max(seen.begin, block.begin), std::min(seen.end, block.end)};
+        if (keys.size() < 0) keys = {};
+      }
+      if (r == count_ || keys.begin != alike.begin || keys.end != alike.end) {
+        if (alike.size() > 0) accumulate(first_alike, r - first_alike, alike, block.begin, state.o);
+        first_alike = r;
+        alike = keys;
+      }
+      if (keys.size() == 0) continue;
+      A* s = memory_.s + r * few_block + (keys.begin - block.begin);
+      if constexpr (P::has_score || P::has_predicate) apply_policies(s, keys, memory_.rows[r]);
+      const double factor = softmax_[r].update(s, keys.size(), s);
+      A* o = state.o + r * dv;
+      if (factor != 1) leaves<RowLeaves<A>>().multiply(o, dv, static_cast<A>(factor), o);
+    }
+  }
+
+  const X* first_of(const View<const X, 4>& view, index_t row) const {
+    return view.data_handle() + batch_ * view.stride(0) + kv_head_ * view.stride(1) + row * view.stride(2);
+  }
+
+  Ahead<X> ahead(const View<const X, 4>& view, index_t row, index_t count) const {
+    if (count <= 0) return {};
+    return {first_of(view, row), view.stride(2), count, view.extent(3) * static_cast<index_t>(sizeof(X))};
+  }
+
+  /// s[r][key - block.begin] for all rows and keys of the block.
+  void logits(KeyRange block) const {
+    const index_t d = problem_.width();
+    if (problem_.rope != nullptr && problem_.rotate_keys) {
+      load_keys(problem_, policies_, batch_, kv_head_, block, memory_.wide);
+      leaves<FewLeaves<A, A>>().logits(memory_.q, memory_.pitch, count_, memory_.wide, d, block.size(), d,
+                                       memory_.s, few_block, Ahead<A>{});
+      return;
+    }
+    const View<const X, 4>& k = problem_.keys.k;
+    for_each_stretch(problem_.keys, block, [&](index_t key, index_t row, index_t count) {
+      leaves<FewLeaves<A, X>>().logits(memory_.q, memory_.pitch, count_, first_of(k, row), k.stride(2), count,
+                                       d, memory_.s + (key - block.begin), few_block,
+                                       ahead(problem_.keys.v, row, count));
+    });
+  }
+
+  /// Adds the weights of rows [r, r + rows) times V over keys that all of them may see.
+  void accumulate(index_t r, index_t rows, KeyRange keys, index_t block_begin, A* o) const {
+    const index_t dv = memory_.dv;
+    A* to = o + r * dv;
+    if constexpr (P::has_predicate) {
+      to = memory_.block_o;
+      std::fill_n(to, rows * dv, A{0});
+    }
+    const View<const X, 4>& v = problem_.keys.v;
+    for_each_stretch(problem_.keys, keys, [&](index_t key, index_t row, index_t count) {
+      // Where that is another row than of key + few_block, it is fetched in vain.
+      const index_t next = key + few_block < seen_.end ? problem_.keys.row(key + few_block) : 0;
+      const index_t fetched = std::min(count, std::min(seen_.end - key - few_block, v.extent(2) - next));
+      leaves<FewLeaves<A, X>>().accumulate(memory_.s + r * few_block + (key - block_begin), few_block, rows,
+                                           count, first_of(v, row), v.stride(2), dv, to, dv,
+                                           ahead(problem_.keys.k, next, fetched));
+    });
+    if constexpr (P::has_predicate) {
+      // A weight of 0 times a NaN that the query must not see is NaN as well.
+      const bool finite = std::all_of(to, to + rows * dv, [](A x) { return std::isfinite(x); });
+      if (!finite) accumulate_apart(r, rows, keys, block_begin, to);
+      for (index_t i = 0; i < rows * dv; ++i) o[r * dv + i] += to[i];
+    }
+  }
+
+  /// The same product, with what is not finite in V given to the rows that see it and to no others.
+  void accumulate_apart(index_t r, index_t rows, KeyRange keys, index_t block_begin, A* out) const {
+    const index_t dv = memory_.dv;
+    const auto value = [&](index_t key, index_t c) {
+      return static_cast<A>(problem_.keys.v(batch_, kv_head_, problem_.keys.row(key), c));
+    };
+    for (index_t key = keys.begin; key < keys.end; ++key) {
+      for (index_t c = 0; c < dv; ++c) {
+        const A x = value(key, c);
+        memory_.wide[(key - keys.begin) * dv + c] = std::isfinite(x) ? x : A{0};
+      }
+    }
+    const A* s = memory_.s + r * few_block + (keys.begin - block_begin);
+    std::fill_n(out, rows * dv, A{0});
+    leaves<FewLeaves<A, A>>().accumulate(s, few_block, rows, keys.size(), memory_.wide, dv, dv, out, dv,
+                                         Ahead<A>{});
+    for (index_t key = keys.begin; key < keys.end; ++key) {
+      for (index_t c = 0; c < dv; ++c) {
+        const A x = value(key, c);
+        if (std::isfinite(x)) continue;
+        for (index_t i = 0; i < rows; ++i) {
+          if (sees(policies_.mask, memory_.rows[r + i].query, key))
+            out[i * dv + c] += s[i * few_block + (key - keys.begin)] * x;
+        }
+      }
+    }
+  }
+
+  /// The user's part of a row's logits: hidden keys become -inf, scores are applied.
+  void apply_policies(A* s, KeyRange keys, const QueryRow& row) const {
+    constexpr A hidden = -std::numeric_limits<A>::infinity();
+    Key key{row.query, 0, query_position(policies_.mask, row.query), 0};
+    for (key.index = keys.begin; key.index < keys.end; ++key.index, ++s) {
+      if (!sees(policies_.mask, row.query, key.index)) {
+        *s = hidden;
+      } else if constexpr (P::has_score) {
+        key.key_position = key_position(policies_.mask, row.query, key.index);
+        *s = policies_.score(*s, key);
+      }
+    }
+  }
+
+  const Problem<T, X>& problem_;
+  const P& policies_;
+  const Memory& memory_;
+  OnlineSoftmax<A> softmax_[few_rows];
+  index_t batch_ = 0, kv_head_ = 0, count_ = 0;
+  KeyRange seen_{};  // by any query
+};
+
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace ssmax

@@ -1,0 +1,139 @@
+// A call of attention as tasks: kv heads × blocks of queries and, where that leaves threads idle, × chunks of keys.
+//
+// However it is cut, every chunk's sums are formed alone and added up in the order of the keys: the same bits for every
+// executor.
+#pragma once
+
+#include <atomic>
+#include <optional>
+
+#include "few.hpp"
+#include "tile.hpp"
+
+namespace ssmax {
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+
+/// How a call is cut.
+struct Cut {
+  index_t queries = 0;  // of a task, at most
+  index_t blocks = 0;   // of queries, for each kv head
+  index_t tasks = 0;
+  index_t chunks = 1;  // of keys, each a task of its own; 1: a task takes all keys
+};
+
+/// States that wait to be merged may take this much memory; above it, keys are not split.
+inline constexpr index_t most_waiting_bytes = index_t{32} << 20;
+
+template <class Task, class T, class X>
+Cut cut_tasks(const Problem<T, X>& problem, index_t threads, index_t longest) {
+  Cut cut{.queries = Task::most_queries()};
+  const auto count = [&] {
+    cut.blocks = (problem.rows() + cut.queries - 1) / cut.queries;
+    cut.tasks = problem.q.extent(0) * problem.kv_heads() * cut.blocks;
+  };
+  count();
+  // Under a causal mask the last blocks cost the most: four tasks a thread even that out.
+  while (threads > 1 && cut.tasks < 4 * threads && cut.queries > Task::least_queries()) {
+    cut.queries /= 2;
+    count();
+  }
+  if (threads > 1 && cut.tasks < 2 * threads) {
+    const index_t chunks = (longest + key_chunk - 1) / key_chunk;
+    const index_t state =
+        cut.queries * (problem.value_width() + 8) * static_cast<index_t>(sizeof(Compute<T>));
+    if (chunks > 1 && cut.tasks * chunks * state <= most_waiting_bytes) cut.chunks = chunks;
+  }
+  return cut;
+}
+
+template <class F>
+void for_each_chunk(KeyRange keys, const F& f) {
+  for (index_t chunk = keys.begin / key_chunk; chunk * key_chunk < keys.end; ++chunk) {
+    f(chunk, KeyRange{std::max(keys.begin, chunk * key_chunk), std::min(keys.end, (chunk + 1) * key_chunk)});
+  }
+}
+
+template <class Task, class T, class X, class P, class E>
+void run_tasks(const Problem<T, X>& problem, const P& policies, const Result<T>& result, Workspace& workspace,
+               E& executor) {
+  using A = Compute<T>;
+  using Memory = typename Task::Memory;
+  const auto threads = std::max<index_t>(1, static_cast<index_t>(executor.concurrency()));
+  index_t longest = 0;
+  for (index_t batch = 0; batch < problem.q.extent(0); ++batch) {
+    longest = std::max(longest, problem.keys.length(batch));
+  }
+  const Cut cut = cut_tasks<Task>(problem, threads, longest);
+  const index_t pieces = cut.tasks * cut.chunks, lanes = std::min(threads, pieces);
+  const index_t d = problem.width(), dv = problem.value_width();
+
+  Carver count;
+  const index_t states_size = Memory(count, cut.queries, d, dv).states_size();
+  const std::size_t bytes = count.used();
+  const index_t waiting_size = cut.chunks > 1 ? pieces * states_size : 0;
+  std::byte* memory = workspace.reserve(static_cast<std::size_t>(lanes) * bytes +
+                                        static_cast<std::size_t>(waiting_size) * sizeof(A));
+  A* waiting = reinterpret_cast<A*>(memory + static_cast<std::size_t>(lanes) * bytes);
+
+  // Calls body(task, piece of its keys) for every piece of work, each thread with memory of its own. The heaviest
+  // blocks come first.
+  const auto run = [&](index_t pieces_of_task, const auto& body) {
+    std::atomic<index_t> next{0};
+    executor.run(lanes, [&](index_t lane) {
+      Carver carver(memory + static_cast<std::size_t>(lane) * bytes);
+      const Memory own(carver, cut.queries, d, dv);
+      for (index_t i = next++; i < cut.tasks * pieces_of_task; i = next++) {
+        const index_t index = i / pieces_of_task, heads = cut.tasks / cut.blocks, head = index % heads;
+        const index_t first = (cut.blocks - 1 - index / heads) * cut.queries;
+        Task task(problem, policies, own);
+        const KeyRange seen = task.prepare(head / problem.kv_heads(), head % problem.kv_heads(), first,
+                                           std::min(cut.queries, problem.rows() - first));
+        body(task, own, seen, index, i % pieces_of_task);
+      }
+    });
+  };
+
+  if (cut.chunks == 1) {
+    run(1, [&](Task& task, const Memory& own, KeyRange seen, index_t, index_t) {
+      task.reset(own.total);
+      for_each_chunk(seen, [&](index_t, KeyRange keys) {
+        task.attend_chunk(keys, own.chunk);
+        task.merge(own.total, own.chunk);
+      });
+      task.store(own.total, result);
+    });
+    return;
+  }
+  const auto waiting_states = [&](index_t task, index_t chunk) {
+    return waiting + (task * cut.chunks + chunk) * states_size;
+  };
+  run(cut.chunks, [&](Task& task, const Memory&, KeyRange seen, index_t index, index_t piece) {
+    for_each_chunk(seen, [&](index_t chunk, KeyRange keys) {
+      if (chunk == piece) task.attend_chunk(keys, waiting_states(index, chunk));
+    });
+  });
+  run(1, [&](Task& task, const Memory& own, KeyRange seen, index_t index, index_t) {
+    task.reset(own.total);
+    for_each_chunk(seen,
+                   [&](index_t chunk, KeyRange) { task.merge(own.total, waiting_states(index, chunk)); });
+    task.store(own.total, result);
+  });
+}
+
+template <class T, class X, class P, class E>
+void run_attention(const Problem<T, X>& problem, const P& policies, const Result<T>& result,
+                   Workspace* workspace, E& executor) {
+  if (problem.rows() == 0 || problem.q.extent(0) == 0 || problem.kv_heads() == 0) return;
+  Workspace own;
+  if (workspace == nullptr) workspace = &own;
+  if (problem.rows() <= few_rows) {
+    run_tasks<FewTask<T, X, P>>(problem, policies, result, *workspace, executor);
+  } else {
+    run_tasks<TileTask<T, X, P>>(problem, policies, result, *workspace, executor);
+  }
+}
+
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace ssmax

@@ -1,0 +1,189 @@
+// Attention's tiles: the logits of many queries, one per lane, against a block of keys. Included once per target.
+//
+// A group is tile_vectors vectors of queries. Everything about it is stored with the lanes last: Qᵀ [d][group], the
+// block's logits and weights S [key][group], Oᵀ [channel][group]. Thereby both products read one vector and broadcast one
+// number of K or V, K needs no transposing, and what a query keeps of its softmax sits in one lane: no kernel reduces
+// across lanes.
+
+template <class S>
+inline constexpr index_t group_width = S::tile_vectors* S::width;
+
+/// sum[r][·] = Σ_k A(r, k) · b[k][·]; A is rows of K (a[r·a_stride + k]) or a panel of V (a[k·rows + r]).
+template <class S, int vectors, bool panel>
+SSMAX_INLINE void tile_product(const typename S::Value* a, index_t a_stride, const typename S::Value* b,
+                               index_t steps, typename S::V (&sum)[S::tile_rows][vectors]) {
+  using V = typename S::V;
+  SSMAX_UNROLL
+  for (int r = 0; r < S::tile_rows; ++r) {
+    SSMAX_UNROLL
+    for (int v = 0; v < vectors; ++v) sum[r][v] = S::set(0);
+  }
+  for (index_t k = 0; k < steps; ++k) {
+    V x[vectors];
+    SSMAX_UNROLL
+    for (int v = 0; v < vectors; ++v) x[v] = S::load(b + k * group_width<S> + v * S::width);
+    SSMAX_UNROLL
+    for (int r = 0; r < S::tile_rows; ++r) {
+      const V y = S::set(panel ? a[k * S::tile_rows + r] : a[r * a_stride + k]);
+      SSMAX_UNROLL
+      for (int v = 0; v < vectors; ++v) sum[r][v] = S::fma(y, x[v], sum[r][v]);
+    }
+  }
+}
+
+template <class S, int vectors>
+void tile_logits(const typename S::Value* k, index_t d, index_t keys, const typename S::Value* q,
+                 typename S::Value* s) {
+  for (index_t key = 0; key < keys; key += S::tile_rows) {
+    typename S::V sum[S::tile_rows][vectors];
+    tile_product<S, vectors, false>(k + key * d, d, q, d, sum);
+    SSMAX_UNROLL
+    for (int r = 0; r < S::tile_rows; ++r) {
+      SSMAX_UNROLL
+      for (int v = 0; v < vectors; ++v) S::store(s + (key + r) * group_width<S> + v * S::width, sum[r][v]);
+    }
+  }
+}
+
+template <class S, int vectors>
+void tile_accumulate(const typename S::Value* v_panels, index_t panel_stride, index_t panels,
+                     const typename S::Value* s, index_t keys, typename S::Value* o) {
+  for (index_t panel = 0; panel < panels; ++panel) {
+    typename S::V sum[S::tile_rows][vectors];
+    tile_product<S, vectors, true>(v_panels + panel * panel_stride, 0, s, keys, sum);
+    SSMAX_UNROLL
+    for (int r = 0; r < S::tile_rows; ++r) {
+      typename S::Value* row = o + (panel * S::tile_rows + r) * group_width<S>;
+      SSMAX_UNROLL
+      for (int v = 0; v < vectors; ++v) {
+        S::store(row + v * S::width, S::add(S::load(row + v * S::width), sum[r][v]));
+      }
+    }
+  }
+}
+
+/// One vector of queries: hides the keys outside [first, last) of each lane, counted from s.
+template <class S>
+void tile_hide(typename S::Value* s, index_t keys, const typename S::Value* first,
+               const typename S::Value* last) {
+  using T = typename S::Value;
+  const typename S::V begin = S::load(first), end = S::load(last),
+                      hidden = S::set(-std::numeric_limits<T>::infinity());
+  for (index_t key = 0; key < keys; ++key) {
+    const typename S::V at = S::set(static_cast<T>(key));
+    T* p = s + key * group_width<S>;
+    S::store(p, S::select(S::less(at, begin), hidden, S::select(S::less(at, end), S::load(p), hidden)));
+  }
+}
+
+/// The largest logit of each lane; false if one is NaN.
+template <class S>
+SSMAX_INLINE bool tile_top(const typename S::Value* s, index_t keys, typename S::V& largest) {
+  using V = typename S::V;
+  const V lowest = S::set(-std::numeric_limits<typename S::Value>::infinity());
+  V top[4] = {lowest, lowest, lowest, lowest};
+  typename S::M nan = S::none();
+  index_t key = 0;
+  for (; key + 4 <= keys; key += 4) {
+    V x[4];
+    SSMAX_UNROLL
+    for (int i = 0; i < 4; ++i) x[i] = S::load(s + (key + i) * group_width<S>);
+    nan = S::either(nan, S::either(S::unordered(x[0], x[1]), S::unordered(x[2], x[3])));
+    SSMAX_UNROLL
+    for (int i = 0; i < 4; ++i) top[i] = S::max(top[i], x[i]);
+  }
+  for (; key < keys; ++key) {
+    const V x = S::load(s + key * group_width<S>);
+    nan = S::either(nan, S::unordered(x, x));
+    top[0] = S::max(top[0], x);
+  }
+  largest = S::max(S::max(top[0], top[1]), S::max(top[2], top[3]));
+  return !S::any(nan);
+}
+
+/// One vector of queries: their logits become weights 2^(x - shift), their states learn of them.
+template <class S>
+TileChange tile_weights(typename S::Value* s, index_t keys, const TileState<typename S::Value>& state) {
+  using T = typename S::Value;
+  using V = typename S::V;
+  V largest;
+  const bool ordered = tile_top<S>(s, keys, largest);
+  const V magic = S::set(ExpConstants<T>::magic);
+  const V before = S::load(state.shift);
+  const V raised = S::max(before, S::sub(S::add(largest, magic), magic));
+  const V base = S::select(S::less(raised, S::set(std::numeric_limits<T>::lowest())), S::set(0), raised);
+  if (!ordered || S::any(S::not_less(S::abs(base), S::set(largest_shift<T>)))) return TileChange::irregular;
+
+  const Exp2<S> power(base);
+  V sums[4] = {S::set(0), S::set(0), S::set(0), S::set(0)};
+  index_t key = 0;
+  for (; key + 4 <= keys; key += 4) {
+    V x[4];
+    SSMAX_UNROLL
+    for (int i = 0; i < 4; ++i) x[i] = S::load(s + (key + i) * group_width<S>);
+    power.template apply<4>(x);
+    SSMAX_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      sums[i] = S::add(sums[i], x[i]);
+      S::store(s + (key + i) * group_width<S>, x[i]);
+    }
+  }
+  for (; key < keys; ++key) {
+    V x = S::load(s + key * group_width<S>);
+    power.template apply<1>(&x);
+    sums[0] = S::add(sums[0], x);
+    S::store(s + key * group_width<S>, x);
+  }
+  V factor = S::sub(before, base);
+  Exp2<S>(S::set(0)).template apply<1>(&factor);
+  const V sum = S::add(S::add(sums[0], sums[1]), S::add(sums[2], sums[3]));
+  S::store(state.shift, raised);
+  S::store(state.factor, factor);
+  S::store(state.sum, S::fma(S::load(state.sum), factor, sum));
+  return S::any(S::less(before, raised)) ? TileChange::raised : TileChange::none;
+}
+
+template <class S>
+void tile_rescale(typename S::Value* o, index_t rows, const typename S::Value* factor) {
+  typename S::V f[S::tile_vectors];
+  for (int v = 0; v < S::tile_vectors; ++v) f[v] = S::load(factor + v * S::width);
+  for (index_t r = 0; r < rows; ++r) {
+    for (int v = 0; v < S::tile_vectors; ++v) {
+      typename S::Value* p = o + r * group_width<S> + v * S::width;
+      S::store(p, S::mul(S::load(p), f[v]));
+    }
+  }
+}
+
+/// out = out·factor + in·in_factor, a factor per lane.
+template <class S>
+void tile_merge(typename S::Value* out, const typename S::Value* in, index_t rows,
+                const typename S::Value* factor, const typename S::Value* in_factor) {
+  for (index_t v = 0; v < group_width<S>; v += S::width) {
+    const typename S::V f = S::load(factor + v), g = S::load(in_factor + v);
+    for (index_t at = v; at < rows * group_width<S>; at += group_width<S>) {
+      S::store(out + at, S::fma(S::load(out + at), f, S::mul(S::load(in + at), g)));
+    }
+  }
+}
+
+/// Rows of V into panels of tile_rows channels, [panel][key][channel], missing channels 0; returns whether all is finite.
+template <class S>
+bool tile_pack_values(const typename S::Value* v, index_t v_stride, index_t keys, index_t channels,
+                      typename S::Value* panels, index_t panel_stride) {
+  using T = typename S::Value;
+  constexpr index_t rows = S::tile_rows;
+  typename S::V zero = S::set(0);  // stays 0 while all is finite
+  for (index_t key = 0; key < keys; ++key) {
+    const T* row = v + key * v_stride;
+    index_t c = 0;
+    for (; c + S::width <= channels; c += S::width) zero = S::fma(S::load(row + c), S::set(0), zero);
+    if (c < channels) zero = S::fma(S::load_part(row + c, channels - c, T{0}), S::set(0), zero);
+    T* to = panels + key * rows;
+    for (c = 0; c + rows <= channels; c += rows, to += panel_stride)
+      __builtin_memcpy(to, row + c, rows * sizeof(T));
+    if (c == channels) continue;
+    for (index_t r = 0; r < rows; ++r) to[r] = c + r < channels ? row[c + r] : T{0};
+  }
+  return !S::any(S::unordered(zero, zero));
+}

@@ -1,0 +1,275 @@
+// Keys and values of the past, and attention of new queries against them.
+//
+//   KvCache<bfloat16> cache({.batch = 1, .kv_heads = 2, .width = 64, .capacity = 32'768});
+//   cache.append(k_new, v_new, &rope);                        // rotated to their positions, then stored
+//   decode<float>({.q = q_new, .out = out}, cache, scaling, Causal{}, {.rope = &rope}, pool);
+//
+// Storage is float, double, half or bfloat16, rounded to nearest even when stored; decode widens it in registers and
+// computes in float. Each sequence of the batch has a length of its own; n and positions come from it, not from the
+// call. A ring keeps the last `capacity` keys of a sequence and forgets older ones, for sliding windows.
+//
+// Prefill in chunks (append, decode, append, decode …) gives the bits of one call of attention on all of it where every
+// call has more than 16 queries per kv head, K and V are stored in the type they come in, and, in a ring, too; with fewer
+// queries, products are summed in another order: |error| <= 4·(d + 1024 + n / 1024)·ε·Σ p |v|, and in practice that of
+// attention itself.
+#pragma once
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "attention.hpp"
+
+namespace ssmax {
+inline namespace SSMAX_DATA_NAMESPACE {
+
+struct KvCacheOptions {
+  index_t batch = 1, kv_heads = 1;
+  index_t width = 0;
+  index_t value_width = 0;  // 0: as width
+  index_t capacity = 0;     // positions of a sequence
+  bool ring = false;
+};
+
+}  // namespace SSMAX_DATA_NAMESPACE
+
+inline namespace SSMAX_CODE_NAMESPACE {
+
+/// Memory: batch · kv_heads · capacity · (width + value_width) elements, allocated once.
+template <class X>
+class KvCache {
+  static_assert(detail::Storage<X>, "ssmax::KvCache: storage is float, double, half or bfloat16");
+
+ public:
+  using Compute = detail::Compute<X>;
+
+  explicit KvCache(const KvCacheOptions& options) : options_(options) {
+    if (options_.value_width == 0) options_.value_width = options_.width;
+    const auto at_least = [](const char* name, index_t value, index_t least) {
+      if (value < least) detail::fail_value("KvCache", name, "is", value, "must be at least", least);
+    };
+    at_least("batch", options_.batch, 0);
+    at_least("kv_heads", options_.kv_heads, 1);
+    at_least("width", options_.width, 1);
+    at_least("value_width", options_.value_width, 1);
+    at_least("capacity", options_.capacity, 1);
+    index_t elements = 1;
+    for (index_t extent :
+         {options_.batch, options_.kv_heads, options_.capacity, options_.width + options_.value_width}) {
+      if (extent > 0 && elements > std::numeric_limits<index_t>::max() / 16 / extent) {
+        detail::fail_value("KvCache", "capacity", "is", options_.capacity,
+                           "too many bytes; elements before it are", elements);
+      }
+      elements *= extent;
+    }
+    const index_t rows = options_.batch * options_.kv_heads * options_.capacity;
+    k_.resize(static_cast<std::size_t>(rows * options_.width));
+    v_.resize(static_cast<std::size_t>(rows * options_.value_width));
+    row_.resize(static_cast<std::size_t>(options_.width));
+    lengths_.resize(static_cast<std::size_t>(options_.batch));
+  }
+
+  [[nodiscard]] const KvCacheOptions& options() const { return options_; }
+  /// Positions that sequence b has had so far.
+  [[nodiscard]] index_t length(index_t b) const { return lengths_[static_cast<std::size_t>(b)]; }
+  /// Those of them that are still held.
+  [[nodiscard]] KeyRange stored(index_t b) const { return key_values().held(b); }
+
+  /// Appends k [batch, kv_heads, new, width] and v [batch, kv_heads, new, value_width]; counts[b] of the new positions are
+  /// real in sequence b, all of them where no counts are given. With a rope, keys are rotated to their positions. Throws
+  /// where something does not fit, a full cache included, and has then changed nothing.
+  void append(View<const Compute, 4> k, View<const Compute, 4> v, const Rope<Compute>* rope = nullptr,
+              std::span<const index_t> counts = {}) {
+    append_from(k, v, rope, counts);
+  }
+  void append(View<const X, 4> k, View<const X, 4> v, const Rope<Compute>* rope = nullptr,
+              std::span<const index_t> counts = {}) requires(!std::same_as<X, Compute>) {
+    append_from(k, v, rope, counts);
+  }
+
+  /// Forgets every sequence.
+  void clear() { std::fill(lengths_.begin(), lengths_.end(), index_t{0}); }
+
+  /// Forgets positions from `length` on of sequence b, as when speculation failed. A ring that has forgotten older ones
+  /// cannot: std::invalid_argument.
+  void truncate(index_t b, index_t length) {
+    check_sequence("KvCache::truncate", b);
+    if (length < 0 || length > this->length(b)) {
+      detail::fail_value("KvCache::truncate", "length", "is", length, "must be within 0 and",
+                         this->length(b));
+    }
+    if (length < this->length(b) && stored(b).begin > 0) {
+      detail::fail_value("KvCache::truncate", "length", "is", length,
+                         "but the ring has forgotten keys before", stored(b).begin);
+    }
+    lengths_[static_cast<std::size_t>(b)] = length;
+  }
+
+  /// What attention reads.
+  [[nodiscard]] detail::KeyValues<X> key_values() const {
+    const KvCacheOptions& o = options_;
+    return {.k = View<const X, 4>(k_.data(), {o.batch, o.kv_heads, o.capacity, o.width}),
+            .v = View<const X, 4>(v_.data(), {o.batch, o.kv_heads, o.capacity, o.value_width}),
+            .lengths = lengths_,
+            .ring = o.ring};
+  }
+
+ private:
+  void check_sequence(const char* function, index_t b) const {
+    if (b < 0 || b >= options_.batch)
+      detail::fail_value(function, "b", "is", b, "sequences are", options_.batch);
+  }
+
+  index_t count(std::span<const index_t> counts, index_t b, index_t all) const {
+    return counts.empty() ? all : counts[static_cast<std::size_t>(b)];
+  }
+
+  template <class U>
+  void check_new(const char* name, const View<const U, 4>& view, index_t width) const {
+    const char* function = "KvCache::append";
+    detail::check_view(function, name, view);
+    const auto same = [&](int i, index_t extent, const char* what) {
+      if (view.extent(i) != extent)
+        detail::fail_value(function, name, what, view.extent(i), "the cache's is", extent);
+    };
+    same(0, options_.batch, "has batch");
+    same(1, options_.kv_heads, "has heads");
+    same(3, width, "has channels");
+  }
+
+  template <class U>
+  void append_from(const View<const U, 4>& k, const View<const U, 4>& v, const Rope<Compute>* rope,
+                   std::span<const index_t> counts) {
+    const char* function = "KvCache::append";
+    check_new("k", k, options_.width);
+    check_new("v", v, options_.value_width);
+    detail::check_extent(function, "v", v, 2, "k", k, 2);
+    const index_t most = k.extent(2);
+    if (!counts.empty() && static_cast<index_t>(counts.size()) != options_.batch) {
+      detail::fail_value(function, "counts", "has extent", static_cast<index_t>(counts.size()),
+                         "sequences are", options_.batch);
+    }
+    for (index_t b = 0; b < options_.batch; ++b) {
+      const index_t added = count(counts, b, most);
+      if (added < 0 || added > most)
+        detail::fail_value(function, "counts", "has", added, "new positions are", most);
+      if (!options_.ring && added > options_.capacity - length(b)) {
+        detail::fail_value(function, "k", "would bring a sequence to length", length(b) + added,
+                           "the capacity is", options_.capacity);
+      }
+      if (rope != nullptr && added > 0) rope->check(function, "k", length(b), added, options_.width);
+    }
+    for (index_t b = 0; b < options_.batch; ++b) {
+      const index_t added = count(counts, b, most);
+      // What a ring would overwrite within this call is not stored.
+      for (index_t i = options_.ring ? std::max<index_t>(0, added - options_.capacity) : 0; i < added; ++i) {
+        for (index_t h = 0; h < options_.kv_heads; ++h)
+          store(b, h, length(b) + i, &k(b, h, i, 0), &v(b, h, i, 0), rope);
+      }
+      lengths_[static_cast<std::size_t>(b)] += added;
+    }
+  }
+
+  template <class U>
+  void store(index_t b, index_t h, index_t position, const U* k, const U* v, const Rope<Compute>* rope) {
+    const index_t row = (b * options_.kv_heads + h) * options_.capacity + key_values().row(position);
+    X* to = k_.data() + row * options_.width;
+    if (rope == nullptr) {
+      store_row(k, options_.width, to);
+    } else {
+      const Compute* wide = detail::widened(k, options_.width, row_.data());
+      rope->rotate(wide, options_.width, row_.data(), options_.width, 1, options_.width, position, false);
+      store_row(static_cast<const Compute*>(row_.data()), options_.width, to);
+    }
+    store_row(v, options_.value_width, v_.data() + row * options_.value_width);
+  }
+
+  template <class U>
+  static void store_row(const U* in, index_t n, X* out) {
+    if constexpr (std::same_as<U, X>) {
+      std::copy_n(in, n, out);
+    } else {
+      detail::narrow_to(out, n, in);
+    }
+  }
+
+  KvCacheOptions options_;
+  std::vector<X> k_, v_;
+  std::vector<Compute> row_;
+  std::vector<index_t> lengths_;
+};
+
+/// Queries q [batch, heads, new, width] at the last `new` positions of each sequence, which the cache holds already.
+template <class T>
+struct DecodeArguments {
+  View<const T, 4> q{};
+  View<T, 4> out{};
+  View<detail::Compute<T>, 3> lse{};
+};
+
+namespace detail {
+
+/// Queries that a cache can answer: their own positions have been appended, and what the mask shows is still held.
+template <class T, class X, class M>
+void check_decode(const char* function, const Problem<T, X>& problem, const M& mask) {
+  for (index_t b = 0; b < problem.q.extent(0); ++b) {
+    const QueryShape shape = problem.shape(b);
+    if (shape.queries > shape.keys) {
+      fail_value(function, "q", "has positions", shape.queries, "a sequence of the cache has", shape.keys);
+    }
+    const KeyRange held = problem.keys.held(b);
+    if (held.begin == 0) continue;
+    for (index_t h = 0; h < shape.heads; ++h) {
+      for (index_t i = 0; i < shape.queries; ++i) {
+        const KeyRange keys = visible_keys(mask, Query{b, h, i, shape});
+        if (keys.size() > 0 && keys.begin < held.begin) {
+          fail_value(function, "mask", "shows key", keys.begin, "the cache's first is", held.begin);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace detail
+
+/// out = attention of the new queries over each sequence of the cache. Options as for attention; a rope rotates the
+/// queries (the keys were rotated when they were appended), key_position must be 0.
+template <class T, class X, class S, class M, class C, class E = Serial>
+requires Scaling<S> && Mask<M> && Score<C> && Executor<E>
+void decode(const std::type_identity_t<DecodeArguments<T>>& a, const KvCache<X>& cache, const S& scaling,
+            const M& mask, const C& score, const std::type_identity_t<AttentionOptions<T>>& options = {},
+            E&& executor = E{}) {
+  static_assert(
+      std::same_as<detail::Compute<T>, detail::Compute<X>>,
+      "ssmax::decode: double queries need a cache of double, other queries one of float, half or bfloat16");
+  const char* function = "decode";
+  const detail::KeyValues<X> keys = cache.key_values();
+  detail::check_inputs(function, a.q, keys.k, keys.v);
+  detail::check_out_and_lse(function, a.out, a.lse, a.q, keys.k, keys.v);
+  detail::check_sinks(function, options.sinks, a.q.extent(1));
+  if (options.key_position != 0) {
+    detail::fail_value(function, "key_position", "is", options.key_position, "the cache's is", 0);
+  }
+  const detail::Problem<T, X> problem{.q = a.q,
+                                      .keys = keys,
+                                      .scale = detail::logit_scale(options, a.q.extent(3)),
+                                      .rope = options.rope,
+                                      .rotate_keys = false};
+  const detail::Policies<S, M, C> policies{scaling, mask, score};
+  detail::check_policies(function, problem, policies);
+  detail::check_decode(function, problem, mask);
+  const detail::Result<T> result{.out = a.out, .lse = a.lse, .sinks = options.sinks};
+  detail::run_attention(problem, policies, result, options.workspace, executor);
+}
+
+/// The same without a score.
+template <class T, class X, class S = Softmax, class M = Causal, class E = Serial>
+requires Scaling<S> && Mask<M> && Executor<E>
+void decode(const std::type_identity_t<DecodeArguments<T>>& arguments, const KvCache<X>& cache,
+            const S& scaling = {}, const M& mask = {},
+            const std::type_identity_t<AttentionOptions<T>>& options = {}, E&& executor = E{}) {
+  decode<T>(arguments, cache, scaling, mask, Identity{}, options, std::forward<E>(executor));
+}
+
+}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace ssmax

@@ -1,0 +1,72 @@
+// Masks that show any set of keys: MaskMatrix and Finite look it up, Where computes it.
+//
+// n is then counted key by key, which costs as much as looking. Where most keys are hidden, join a mask that
+// cuts the range first: Causal{} & Where(f) asks f of the keys up to the query only.
+//
+// Matrices are [batch, heads, queries, keys]. One that is the same for all heads, say, is a view of as many
+// heads with stride 0; the last stride is 1 or 0.
+#pragma once
+
+#include <concepts>
+#include <limits>
+#include <type_traits>
+#include <utility>
+
+#include "config.hpp"
+#include "detail/check_matrix.hpp"
+#include "query.hpp"
+#include "view.hpp"
+
+namespace ssmax {
+inline namespace SSMAX_DATA_NAMESPACE {
+
+/// The keys where the matrix is true.
+struct MaskMatrix {
+  View<const bool, 4> visible;
+
+  SSMAX_INLINE constexpr explicit MaskMatrix(const View<const bool, 4>& matrix) : visible(matrix) {}
+  SSMAX_INLINE constexpr KeyRange keys(const Query& query) const { return {0, query.shape.keys}; }
+  SSMAX_INLINE constexpr bool sees(const Query& query, index_t key) const {
+    return visible(query.batch, query.head, query.index, key);
+  }
+  SSMAX_INLINE void check(const QueryShape& shape) const {
+    detail::check_matrix("MaskMatrix", "visible", visible, shape);
+  }
+};
+
+/// The keys where an additive mask is not -inf. A very negative number that is finite hides nothing. What the
+/// mask adds elsewhere is the affair of the score Bias.
+template <class T>
+class Finite {
+ public:
+  SSMAX_INLINE constexpr explicit Finite(const View<const T, 4>& values) : values_(values) {}
+  SSMAX_INLINE constexpr KeyRange keys(const Query& query) const { return {0, query.shape.keys}; }
+  SSMAX_INLINE constexpr bool sees(const Query& query, index_t key) const {
+    return values_(query.batch, query.head, query.index, key) != -std::numeric_limits<float>::infinity();
+  }
+  SSMAX_INLINE void check(const QueryShape& shape) const {
+    detail::check_matrix("Finite", "values", values_, shape);
+  }
+
+ private:
+  View<const T, 4> values_;
+};
+
+template <class T>
+Finite(View<T, 4>) -> Finite<std::remove_const_t<T>>;
+
+/// The keys for which f(query, key) is true. f may be called more than once for a pair, and by several threads.
+template <class F>
+requires std::predicate<const F&, const Query&, index_t>
+class Where {
+ public:
+  SSMAX_INLINE constexpr explicit Where(F f) : f_(std::move(f)) {}
+  SSMAX_INLINE constexpr KeyRange keys(const Query& query) const { return {0, query.shape.keys}; }
+  SSMAX_INLINE constexpr bool sees(const Query& query, index_t key) const { return f_(query, key); }
+
+ private:
+  F f_;
+};
+
+}  // namespace SSMAX_DATA_NAMESPACE
+}  // namespace ssmax

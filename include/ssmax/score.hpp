@@ -1,0 +1,199 @@
+// Scores: what becomes of a logit z between q·k and the scaling, y = softmax(c·score(scale·q·k)).
+//
+//   name      z' of query i and key j                        derivative
+//   Identity  z                                              1
+//   Softcap   cap·tanh(z / cap)                              1 / cosh²(z / cap)     Gemma 2, arXiv:2408.00118
+//   Alibi     z + slope_head·(position_j - position_i)       1                      arXiv:2108.12409
+//   Bias      z + bias[batch, head, i, j]                    1
+//   a | b     b(a(z))                                        b'(a(z))·a'(z)
+//
+// A score is a type with  score(z, key)  and  score.derivative(z, key) = dz'/dz at z, for z float and double (a
+// template, to keep the precision of z; else what it returns is rounded), and, optionally,  check(shape),
+// called before anything is written. It is asked of visible keys only.
+//
+// -inf comes from a Bias and hides a key: all of these keep it. Such a key gets no weight, but counts in n,
+// which is the mask's; Finite (mask_matrix.hpp) takes it out of n as well, and keeps a NaN in it out of the row.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <concepts>
+#include <limits>
+#include <span>
+#include <type_traits>
+#include <vector>
+
+#include "config.hpp"
+#include "detail/check_matrix.hpp"
+#include "detail/error.hpp"
+#include "query.hpp"
+#include "view.hpp"
+
+namespace ssmax {
+inline namespace SSMAX_DATA_NAMESPACE {
+
+/// A key as one query sees it. Positions are the mask's: they restart where it says so.
+struct Key {
+  Query query{};
+  index_t index = 0;
+  index_t query_position = 0, key_position = 0;
+};
+
+template <class S>
+concept Score = requires(const S& score, float z, double wide_z, const Key& key) {
+  { score(z, key) } -> std::convertible_to<double>;
+  { score(wide_z, key) } -> std::convertible_to<double>;
+  { score.derivative(z, key) } -> std::convertible_to<double>;
+  { score.derivative(wide_z, key) } -> std::convertible_to<double>;
+};
+
+}  // namespace SSMAX_DATA_NAMESPACE
+
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+
+template <class S>
+SSMAX_INLINE void check_score(const S& score, const QueryShape& shape) {
+  if constexpr (requires { score.check(shape); }) score.check(shape);
+}
+
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
+
+inline namespace SSMAX_DATA_NAMESPACE {
+
+/// z' = z.
+struct Identity {
+  template <std::floating_point T>
+  SSMAX_INLINE constexpr T operator()(T z, const Key&) const {
+    return z;
+  }
+  template <std::floating_point T>
+  SSMAX_INLINE constexpr T derivative(T, const Key&) const {
+    return T{1};
+  }
+};
+
+/// z' = cap·tanh(z / cap): within ±cap, and close to z where |z| is far below it. cap is above 0 and a normal
+/// float, so that both precisions hold it (else std::invalid_argument). -inf stays -inf, as a hidden key must
+/// stay hidden; no other z becomes it.
+struct Softcap {
+  double cap;
+
+  SSMAX_INLINE constexpr explicit Softcap(double limit) : cap(limit) {}
+  template <std::floating_point T>
+  SSMAX_INLINE T operator()(T z, const Key&) const {
+    const auto limit = static_cast<T>(cap);
+    return z == -std::numeric_limits<T>::infinity() ? z : limit * std::tanh(z / limit);
+  }
+  /// 0 at ±inf.
+  template <std::floating_point T>
+  SSMAX_INLINE T derivative(T z, const Key&) const {
+    const T cosh = std::cosh(z / static_cast<T>(cap));
+    return T{1} / (cosh * cosh);
+  }
+  SSMAX_INLINE void check(const QueryShape&) const {
+    using Float = std::numeric_limits<float>;
+    if (!(cap >= static_cast<double>(Float::min()) && cap <= static_cast<double>(Float::max()))) {
+      detail::fail_format("ssmax::Softcap: cap is %g, must be above 0 and finite", cap);
+    }
+  }
+};
+
+/// z' = z + slope·(key position - query position), with one slope per head. The slopes must outlive the score.
+struct Alibi {
+  std::span<const double> slopes_per_head;
+
+  SSMAX_INLINE constexpr explicit Alibi(std::span<const double> slopes) : slopes_per_head(slopes) {}
+
+  /// The paper's slopes. 2^(-8/heads), and its powers up to 2^-8, where heads is a power of two. Else those of
+  /// the next lower power of two, then every other one of those of the next higher.
+  [[nodiscard]] SSMAX_INLINE static std::vector<double> slopes(index_t heads) {
+    if (heads < 0) detail::fail_value("Alibi::slopes", "heads", "are", heads, "must be at least", 0);
+    const auto count = static_cast<std::size_t>(heads);
+    const std::size_t lower = std::bit_floor(count);
+    std::vector<double> result(count);
+    for (std::size_t i = 0; i < count; ++i) {
+      const double power = i < lower ? static_cast<double>(i + 1) : static_cast<double>(i - lower) + 0.5;
+      result[i] = std::exp2(-8.0 * power / static_cast<double>(lower));
+    }
+    return result;
+  }
+
+  template <std::floating_point T>
+  SSMAX_INLINE constexpr T operator()(T z, const Key& key) const {
+    const auto slope = static_cast<T>(slopes_per_head[static_cast<std::size_t>(key.query.head)]);
+    return z + slope * static_cast<T>(key.key_position - key.query_position);
+  }
+  template <std::floating_point T>
+  SSMAX_INLINE constexpr T derivative(T, const Key&) const {
+    return T{1};
+  }
+  SSMAX_INLINE void check(const QueryShape& shape) const {
+    if (static_cast<index_t>(slopes_per_head.size()) != shape.heads) {
+      detail::fail_value("Alibi", "slopes", "have extent", static_cast<index_t>(slopes_per_head.size()),
+                         "heads are", shape.heads);
+    }
+  }
+};
+
+/// z' = z + bias[batch, head, query, key]: an additive mask, relative positions. Stride 0 broadcasts, the last
+/// stride is 1 or 0. T is float, double, half or bfloat16.
+template <class T>
+class Bias {
+ public:
+  SSMAX_INLINE constexpr explicit Bias(const View<const T, 4>& bias) : bias_(bias) {}
+
+  template <std::floating_point Z>
+  SSMAX_INLINE constexpr Z operator()(Z z, const Key& key) const {
+    const Query& query = key.query;
+    return z + static_cast<Z>(bias_(query.batch, query.head, query.index, key.index));
+  }
+  template <std::floating_point Z>
+  SSMAX_INLINE constexpr Z derivative(Z, const Key&) const {
+    return Z{1};
+  }
+  SSMAX_INLINE void check(const QueryShape& shape) const {
+    detail::check_matrix("Bias", "bias", bias_, shape);
+  }
+
+ private:
+  View<const T, 4> bias_;
+};
+
+template <class T>
+Bias(View<T, 4>) -> Bias<std::remove_const_t<T>>;
+
+/// First A, then B.
+template <Score A, Score B>
+class Composed {
+ public:
+  SSMAX_INLINE constexpr Composed(const A& first, const B& second) : first_(first), second_(second) {}
+
+  template <std::floating_point T>
+  SSMAX_INLINE constexpr T operator()(T z, const Key& key) const {
+    return static_cast<T>(second_(static_cast<T>(first_(z, key)), key));
+  }
+  template <std::floating_point T>
+  SSMAX_INLINE constexpr T derivative(T z, const Key& key) const {
+    const auto between = static_cast<T>(first_(z, key));
+    return static_cast<T>(second_.derivative(between, key)) * static_cast<T>(first_.derivative(z, key));
+  }
+  SSMAX_INLINE void check(const QueryShape& shape) const {
+    detail::check_score(first_, shape);
+    detail::check_score(second_, shape);
+  }
+
+ private:
+  A first_;
+  B second_;
+};
+
+/// Composed: first `a`, then `b`. (For two scores of one's own, which do not find this: Composed(a, b).)
+template <Score A, Score B>
+[[nodiscard]] SSMAX_INLINE constexpr Composed<A, B> operator|(const A& a, const B& b) {
+  return {a, b};
+}
+
+}  // namespace SSMAX_DATA_NAMESPACE
+}  // namespace ssmax

@@ -1,0 +1,310 @@
+// Executors: every call once, nested or from several threads at once, exceptions, and threads that sleep.
+
+#include <ssmax/execution.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <ctime>
+#include <mutex>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+#include "allocation_count.hpp"
+#include "catch.hpp"
+
+namespace {
+
+using ssmax::index_t;
+using ssmax::Serial;
+using ssmax::ThreadPool;
+
+/// Another's pool: from the last call to the first, on a thread of its own.
+struct Backwards {
+  int runs = 0;
+
+  index_t concurrency() const { return 1; }
+  template <class F>
+  void run(index_t n, const F& f) {
+    ++runs;
+    std::thread([&] {
+      for (index_t i = n - 1; i >= 0; --i) f(i);
+    }).join();
+  }
+};
+struct WithoutRun {
+  index_t concurrency() const { return 1; }
+};
+struct WithoutConcurrency {
+  template <class F>
+  void run(index_t, const F&) {}
+};
+
+static_assert(ssmax::Executor<Serial> && ssmax::Executor<const Serial&>);
+static_assert(ssmax::Executor<ThreadPool> && ssmax::Executor<ThreadPool&>);
+static_assert(!ssmax::Executor<const ThreadPool&>);
+static_assert(ssmax::Executor<Backwards&>);
+static_assert(!ssmax::Executor<WithoutRun> && !ssmax::Executor<WithoutConcurrency> && !ssmax::Executor<int>);
+static_assert(!std::is_copy_constructible_v<ThreadPool> && !std::is_move_constructible_v<ThreadPool>);
+static_assert(!std::is_convertible_v<index_t, ThreadPool>);
+
+const std::vector<index_t> pool_sizes{1, 2, 3, 4, 9};
+
+/// How often each index is called. The counts are not atomic: that no two threads share one, and that run's caller
+/// may read them, is for the thread sanitizer to confirm.
+template <ssmax::Executor E>
+std::vector<int> counts(E&& executor, index_t n) {
+  std::vector<int> result(static_cast<std::size_t>(n));
+  executor.run(n, [&](index_t i) { ++result[static_cast<std::size_t>(i)]; });
+  return result;
+}
+
+std::vector<int> once(index_t n) { return std::vector<int>(static_cast<std::size_t>(n), 1); }
+
+template <ssmax::Executor E>
+void check_each_once(E&& executor) {
+  for (const index_t n : {0, 1, 2, 3, 4, 5, 8, 63, 1001}) {
+    CAPTURE(n);
+    CHECK(counts(executor, n) == once(n));
+  }
+}
+
+TEST_CASE("every call is made once", "[execution]") {
+  check_each_once(Serial{});
+  for (const index_t threads : pool_sizes) {
+    CAPTURE(threads);
+    ThreadPool pool(threads);
+    CHECK(pool.concurrency() == threads);
+    check_each_once(pool);
+  }
+}
+
+TEST_CASE("an executor of one's own is used as it is", "[execution]") {
+  Backwards executor;
+  check_each_once(executor);
+  CHECK(executor.runs == 9);
+}
+
+TEST_CASE("many short runs lose no call", "[execution]") {
+  ThreadPool pool(4);
+  for (index_t run = 0; run < 3000; ++run) {
+    if (const index_t n = run % 7; counts(pool, n) != once(n)) FAIL("lost or repeated in run " << run);
+  }
+}
+
+TEST_CASE("a pool without runs ends", "[execution]") {
+  for (int i = 0; i < 20; ++i) ThreadPool pool(1 + i % 5);
+}
+
+/// The threads that make `n` calls none of which ends before all have begun.
+std::set<std::thread::id> threads_at_once(ThreadPool& pool, index_t n) {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::set<std::thread::id> threads;
+  index_t begun = 0;
+  bool all = true;
+  pool.run(n, [&](index_t) {
+    std::unique_lock lock(mutex);
+    threads.insert(std::this_thread::get_id());
+    ++begun;
+    changed.notify_all();
+    all = changed.wait_for(lock, std::chrono::seconds(20), [&] { return begun == n; }) && all;
+  });
+  CHECK(all);
+  return threads;
+}
+
+TEST_CASE("as many calls run at once as there are threads, and the caller is one of them", "[execution]") {
+  for (const index_t threads : pool_sizes) {
+    CAPTURE(threads);
+    ThreadPool pool(threads);
+    for (int repetition = 0; repetition < 3; ++repetition) {
+      const auto seen = threads_at_once(pool, threads);
+      CHECK(static_cast<index_t>(seen.size()) == threads);
+      CHECK(seen.contains(std::this_thread::get_id()));
+    }
+    CHECK(threads_at_once(pool, 1) == std::set{std::this_thread::get_id()});
+  }
+}
+
+TEST_CASE("a run inside a call is made by the thread of that call", "[execution]") {
+  for (const index_t threads : pool_sizes) {
+    CAPTURE(threads);
+    ThreadPool pool(threads);
+    std::vector<std::vector<int>> inner(7);
+    std::atomic<int> elsewhere{0};
+    pool.run(7, [&](index_t i) {
+      const auto here = std::this_thread::get_id();
+      inner[static_cast<std::size_t>(i)] = counts(pool, 11);
+      pool.run(5, [&](index_t) { elsewhere += std::this_thread::get_id() != here; });
+    });
+    for (const auto& result : inner) CHECK(result == once(11));
+    CHECK(elsewhere == 0);
+    if (threads > 1) CHECK(threads_at_once(pool, threads).size() > 1);  // the caller is outside again
+  }
+}
+
+TEST_CASE("two pools may run inside each other", "[execution]") {
+  ThreadPool a(3), b(3);
+  std::atomic<int> calls{0};
+  a.run(4, [&](index_t) { b.run(4, [&](index_t) { a.run(4, [&](index_t) { ++calls; }); }); });
+  CHECK(calls == 64);
+}
+
+struct Refused {
+  index_t index;
+};
+
+/// Runs n calls of which those from `first` on throw; returns the index that the caller is told of, or -1.
+template <ssmax::Executor E>
+index_t refused_index(E&& executor, index_t n, index_t first, std::atomic<index_t>& calls) {
+  try {
+    executor.run(n, [&](index_t i) {
+      ++calls;
+      if (i >= first) throw Refused{i};
+    });
+  } catch (const Refused& refused) {
+    return refused.index;
+  }
+  return -1;
+}
+
+TEST_CASE("an exception ends a serial run", "[execution]") {
+  std::atomic<index_t> calls{0};
+  CHECK(refused_index(Serial{}, 10, 3, calls) == 3);
+  CHECK(calls == 4);
+}
+
+TEST_CASE("an exception reaches the caller when all calls have ended", "[execution]") {
+  for (const index_t threads : pool_sizes) {
+    CAPTURE(threads);
+    ThreadPool pool(threads);
+    for (const index_t n : {1, 2, 7, 40}) {
+      std::atomic<index_t> calls{0};
+      CHECK(refused_index(pool, n, n - 1, calls) == n - 1);
+      CHECK(calls == n);
+      calls = 0;
+      CHECK(refused_index(pool, n, n / 2, calls) >= n / 2);
+      CHECK(calls == n);
+      CHECK(counts(pool, n) == once(n));  // it is as good as before
+    }
+    std::atomic<index_t> inner_calls{0}, outer_calls{0};
+    const auto nested = [&](index_t) {
+      ++outer_calls;
+      pool.run(6, [&](index_t i) {
+        ++inner_calls;
+        if (i == 2) throw std::runtime_error("inner");
+      });
+    };
+    CHECK_THROWS_WITH(pool.run(5, nested), "inner");
+    CHECK(outer_calls == 5);
+    CHECK(inner_calls == 30);
+  }
+}
+
+TEST_CASE("runs from several threads take turns", "[execution]") {
+  for (const index_t threads : {1, 3}) {
+    CAPTURE(threads);
+    ThreadPool pool(threads);
+    std::atomic<int> running{-1};  // the caller whose run it is
+    std::atomic<int> wrong{0};
+    const auto caller = [&](int self) {
+      for (int run = 0; run < 200; ++run) {
+        std::vector<int> seen(9);
+        std::atomic<index_t> left{9};
+        pool.run(9, [&](index_t i) {
+          int nobody = -1;
+          if (!running.compare_exchange_strong(nobody, self) && nobody != self) ++wrong;
+          ++seen[static_cast<std::size_t>(i)];
+          if (--left == 0) running = -1;
+        });
+        if (seen != once(9)) ++wrong;
+      }
+    };
+    std::thread first(caller, 1), second(caller, 2);
+    caller(3);
+    first.join();
+    second.join();
+    CHECK(wrong == 0);
+  }
+}
+
+TEST_CASE("no thread is busy after a run", "[execution]") {
+  ThreadPool pool(4);
+  CHECK(threads_at_once(pool, 4).size() == 4);
+  const std::clock_t before = std::clock();  // of all threads of this process
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  const double milliseconds = 1e3 * static_cast<double>(std::clock() - before) / CLOCKS_PER_SEC;
+  CAPTURE(milliseconds);
+  CHECK(milliseconds < 10);
+}
+
+TEST_CASE("a run does not allocate", "[execution]") {
+  ThreadPool pool(4);
+  std::atomic<index_t> sum{0};
+  const long before = allocation_count();
+  for (int run = 0; run < 100; ++run) {
+    pool.run(20, [&](index_t i) { pool.run(2, [&](index_t j) { sum += i + j; }); });
+  }
+  const long during = allocation_count() - before;
+  CHECK(during == 0);
+  CHECK(sum == 100 * (2 * 190 + 20));
+  CHECK(before > 0);  // or they were not counted
+}
+
+template <class Call>
+std::string refusal(Call call) {
+  try {
+    call();
+  } catch (const std::invalid_argument& error) {
+    return error.what();
+  }
+  return "(nothing was thrown)";
+}
+
+TEST_CASE("a pool has at least one thread", "[execution]") {
+  for (const index_t threads : {0, -1, -1000}) {
+    const std::string message = refusal([&] { ThreadPool pool(threads); });
+    INFO(message);
+    CHECK(message.find("ThreadPool: threads is " + std::to_string(threads) + ",") != std::string::npos);
+  }
+}
+
+#if defined(_OPENMP)
+
+using ssmax::OpenMP;
+
+static_assert(ssmax::Executor<OpenMP> && ssmax::Executor<const OpenMP&>);
+
+TEST_CASE("OpenMP makes every call once, and keeps exceptions until all have ended", "[execution]") {
+  CHECK(OpenMP{}.concurrency() == omp_get_max_threads());
+  for (const index_t threads : pool_sizes) {
+    CAPTURE(threads);
+    const OpenMP executor{threads};
+    CHECK(executor.concurrency() == threads);
+    check_each_once(executor);
+    std::atomic<index_t> calls{0};
+    CHECK(refused_index(executor, 40, 20, calls) >= 20);
+    CHECK(calls == 40);
+    calls = 0;
+    executor.run(5, [&](index_t) { executor.run(5, [&](index_t) { ++calls; }); });
+    CHECK(calls == 25);
+  }
+}
+
+TEST_CASE("OpenMP has at least one thread, and no more than it can count", "[execution]") {
+  for (const index_t threads : {index_t{0}, index_t{-1}, index_t{1} << 40}) {
+    const std::string message = refusal([&] { OpenMP{threads}; });
+    INFO(message);
+    CHECK(message.find("OpenMP: threads is " + std::to_string(threads) + ",") != std::string::npos);
+  }
+}
+
+#endif
+
+}  // namespace
