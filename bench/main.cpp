@@ -1,15 +1,21 @@
 // The benchmarks of ssmax. `ssmax_bench --help` lists the options. For a comparison, run them interleaved:
 //   ssmax_bench --benchmark_enable_random_interleaving=true --benchmark_repetitions=9
 //               --benchmark_report_aggregates_only=false --benchmark_out=run.json
-// and read the medians with table.py run.json.
+// and read the medians with table.py run.json. Attention takes most of the time: --benchmark_min_time=0.1
+// shortens its short calls (a long one is made once in each repetition), and this is the short run, of a
+// minute or two with repetitions:
+//   --benchmark_min_time=0.05
+//   "--benchmark_filter=^limit/(fma|read)|^prefill/.*_n1024_.*_t1|^decode/.*_d64_n(1024|32768)_f32_t1"
 #include <benchmark/benchmark.h>
 
 #include <fstream>
 #include <ssmax/target.hpp>
 #include <string>
 
+#include "decode.hpp"
 #include "limit.hpp"
 #include "peers.hpp"
+#include "prefill.hpp"
 #include "rope.hpp"
 #include "softmax.hpp"
 
@@ -43,6 +49,8 @@ int main(int argc, char** argv) {
   ssmax_bench::register_rows();
   ssmax_bench::register_rows_backward();
   ssmax_bench::register_rope();
+  ssmax_bench::register_prefill();
+  ssmax_bench::register_decode();
   benchmark::RunSpecifiedBenchmarks();
   benchmark::Shutdown();
 }

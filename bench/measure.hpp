@@ -24,40 +24,69 @@ struct Implementation {
   std::function<std::string(const Arguments&)> label = [](const Arguments&) { return std::string(); };
 };
 
+// Puts what a call of so many seconds amounts to into the counters.
+using Report = std::function<void(benchmark::State&, double seconds)>;
+
+inline Report nanoseconds_per_element(index_t elements) {
+  // A plain number: as a rate, the library would print it with a unit of its own.
+  return [elements](benchmark::State& state, double seconds) {
+    state.counters["ns_per_element"] = seconds * 1e9 / static_cast<double>(elements);
+  };
+}
+
+inline Report gflops(double operations) {
+  return [operations](benchmark::State& state, double seconds) {
+    state.counters["GFLOPS"] = operations * 1e-9 / seconds;
+  };
+}
+
+inline Report bytes_per_second(index_t bytes) {
+  return [bytes](benchmark::State& state, double seconds) {
+    state.counters["bytes_per_second"] = static_cast<double>(bytes) / seconds;
+  };
+}
+
+// A call this long is made for its check and its timing only: a warm-up would change but its beginning.
+inline constexpr std::chrono::milliseconds long_call{300};
+
 // Registers `family`/name/`shape`. `arguments` is asked for when the benchmark runs, so that a filtered run
 // allocates only what it needs. The result is compared once, before the first timing; a wrong one is refused.
 template <class Arguments>
 void add_benchmark(const std::string& family, const std::string& shape,
                    const Implementation<Arguments>& implementation,
-                   const std::function<Arguments()>& arguments, index_t elements) {
+                   const std::function<Arguments()>& arguments, const Report& report) {
+  using Clock = std::chrono::steady_clock;
   struct Known {
     Accuracy accuracy;
+    bool is_long;
     std::uintptr_t stack_offset;
   };
   const auto known = std::make_shared<std::optional<Known>>();
   const auto body = [=](benchmark::State& state) {
     const Arguments work = arguments();
     const Run run = implementation.prepare(work);
-    run();
     if (!known->has_value()) {
+      const Clock::time_point start = Clock::now();
+      run();
+      const bool is_long = Clock::now() - start > long_call;
+      if (run.fetch) run.fetch();
       const Accuracy accuracy = implementation.compare(work);
-      *known = Known{accuracy, best_stack_offset(run)};
+      *known = Known{accuracy, is_long, is_long ? stack_page / 2 : best_stack_offset(run)};
+    } else if (!(*known)->is_long) {
+      run();
     }
-    const auto [accuracy, stack_offset] = **known;
+    const auto [accuracy, is_long, stack_offset] = **known;
     if (!accuracy.acceptable) {
       state.SkipWithError(("wrong result, error " + std::to_string(accuracy.error)).c_str());
       return;
     }
-    // By our own clock: as a rate, the library would print it with a unit of its own.
-    using Clock = std::chrono::steady_clock;
     const Clock::time_point start = Clock::now();
     for (auto _ : state) {
       call_at(stack_offset, run);
       benchmark::ClobberMemory();
     }
-    const std::chrono::duration<double, std::nano> elapsed = Clock::now() - start;
-    state.counters["ns_per_element"] =
-        elapsed.count() / (static_cast<double>(state.iterations()) * static_cast<double>(elements));
+    const std::chrono::duration<double> elapsed = Clock::now() - start;
+    report(state, elapsed.count() / static_cast<double>(state.iterations()));
     state.counters["error"] = accuracy.error;
     state.SetLabel(implementation.label(work));
   };

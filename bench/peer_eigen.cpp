@@ -1,5 +1,8 @@
-// Eigen's array expressions, row by row. Built twice: as a plain Release build, and with -march=native.
+// Eigen's array expressions, row by row, and attention from them and two products. Built twice: as a plain
+// Release build, and with -march=native.
 #include <Eigen/Core>
+#include <cmath>
+#include <memory>
 
 #include "peers.hpp"
 
@@ -8,6 +11,9 @@ namespace {
 
 using In = Eigen::Map<const Eigen::ArrayXf>;
 using Out = Eigen::Map<Eigen::ArrayXf>;
+using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+using InMatrix = Eigen::Map<const Matrix>;
+using OutMatrix = Eigen::Map<Matrix>;
 
 class EigenPeer final : public Peer {
  public:
@@ -56,6 +62,41 @@ class EigenPeer final : public Peer {
         }
       }
     };
+  }
+
+  // All logits of a kv head at once. The query heads that share a kv head are rows of one product.
+  Run attention(const AttentionArguments& a) const override {
+    if (a.type != ElementType::f32 || a.threads != 1) return {};
+    const index_t rows = a.shape.group() * a.shape.queries;
+    return [a, rows, logits = std::make_shared<Matrix>(rows, a.shape.n)] {
+      const index_t width = a.shape.width;
+      const float scale = 1 / std::sqrt(static_cast<float>(width));
+      for (index_t kv_head = 0; kv_head < a.shape.kv_heads; ++kv_head) {
+        const index_t kv = kv_head * a.shape.n * width;
+        const InMatrix q(static_cast<const float*>(a.q) + kv_head * rows * width, rows, width);
+        const InMatrix k(static_cast<const float*>(a.k) + kv, a.shape.n, width);
+        const InMatrix v(static_cast<const float*>(a.v) + kv, a.shape.n, width);
+        logits->noalias() = scale * q * k.transpose();
+        for (index_t row = 0; row < rows; ++row) softmax_visible(a, row, *logits);
+        OutMatrix(static_cast<float*>(a.out) + kv_head * rows * width, rows, width).noalias() = *logits * v;
+      }
+    };
+  }
+
+  std::string attention_label(const AttentionArguments&) const override {
+    return "product, softmax, product";
+  }
+
+ private:
+  static void softmax_visible(const AttentionArguments& a, index_t row, Matrix& logits) {
+    const index_t position = row % a.shape.queries + a.shape.n - a.shape.queries;
+    const index_t first = a.visibility.first(position);
+    const index_t end = a.visibility.end(position, a.shape.n);
+    auto visible = logits.row(row).segment(first, end - first).array();
+    visible = (visible - visible.maxCoeff()).exp();
+    visible *= 1.0F / visible.sum();
+    logits.row(row).head(first).setZero();
+    logits.row(row).tail(a.shape.n - end).setZero();
   }
 };
 

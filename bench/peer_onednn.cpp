@@ -1,6 +1,10 @@
-// oneDNN's softmax primitive, float, one thread. Version 2 (Debian 12) describes an operation before it makes
-// its primitive, version 3 does both in one step.
+// oneDNN's softmax primitive, and attention from it and two products; float, one thread. Version 2 (Debian
+// 12) describes an operation before it makes its primitive, version 3 does both in one step.
+#include <algorithm>
+#include <cmath>
 #include <dnnl.hpp>
+#include <limits>
+#include <memory>
 #include <unordered_map>
 
 #include "peers.hpp"
@@ -62,7 +66,42 @@ class OneDnn final : public Peer {
                                           {DNNL_ARG_DIFF_SRC, memory_at(desc, a.dz)}});
   }
 
+  // All logits of a kv head at once; those that a query does not see are set to -inf. The query heads that
+  // share a kv head are rows of one product.
+  Run attention(const AttentionArguments& a) const override {
+    if (a.type != ElementType::f32 || a.threads != 1) return {};
+    const auto& [heads, kv_heads, width, n, queries] = a.shape;
+    const RowsShape shape{a.shape.group() * queries, n};
+    const auto logits = std::make_shared<Buffer>(shape.size());
+    const Run softmax = rows({shape, logits->data(), logits->data()});
+    return [a, shape, logits, softmax, width = width] {
+      const float scale = 1 / std::sqrt(static_cast<float>(width));
+      for (index_t kv_head = 0; kv_head < a.shape.kv_heads; ++kv_head) {
+        const index_t q = kv_head * shape.rows * width;
+        const index_t kv = kv_head * shape.n * width;
+        dnnl_sgemm('N', 'T', shape.rows, shape.n, width, scale, static_cast<const float*>(a.q) + q, width,
+                   static_cast<const float*>(a.k) + kv, width, 0, logits->data(), shape.n);
+        hide(a, shape, logits->data());
+        softmax();
+        dnnl_sgemm('N', 'N', shape.rows, width, shape.n, 1, logits->data(), shape.n,
+                   static_cast<const float*>(a.v) + kv, width, 0, static_cast<float*>(a.out) + q, width);
+      }
+    };
+  }
+
+  std::string attention_label(const AttentionArguments&) const override { return "sgemm, softmax, sgemm"; }
+
  private:
+  static void hide(const AttentionArguments& a, RowsShape shape, float* logits) {
+    constexpr float hidden = -std::numeric_limits<float>::infinity();
+    for (index_t row = 0; row < shape.rows; ++row) {
+      const index_t position = row % a.shape.queries + a.shape.n - a.shape.queries;
+      std::fill_n(logits + row * shape.n, a.visibility.first(position), hidden);
+      std::fill(logits + row * shape.n + a.visibility.end(position, shape.n), logits + (row + 1) * shape.n,
+                hidden);
+    }
+  }
+
   static memory::desc describe_rows(RowsShape shape) {
     return {{shape.rows, shape.n}, memory::data_type::f32, memory::format_tag::ab};
   }

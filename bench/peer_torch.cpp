@@ -1,16 +1,78 @@
-// PyTorch's kernels through their `out` variants, so that no allocation is timed; one thread, set once.
+// PyTorch's kernels, through their `out` variants where there are any, so that no allocation is timed. The
+// number of threads is set before the calls that are timed, and is one again after them.
 #include <ATen/Parallel.h>
+#include <ATen/SDPBackend.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/_fused_sdp_choice.h>
 #include <ATen/ops/_softmax.h>
 #include <ATen/ops/_softmax_backward_data.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/version.h>
+
+#include <chrono>
+#include <memory>
+#include <thread>
 
 #include "peers.hpp"
 
 namespace ssmax_bench {
 namespace {
+
+// The threads of some calls and the last result, a tensor of PyTorch's own. The number of threads is
+// OpenMP's, which oneDNN asks for too: whoever changes it must change it back.
+class Session {
+ public:
+  explicit Session(int threads) : threads_(threads) { at::set_num_threads(threads); }
+  ~Session() {
+    at::set_num_threads(1);
+    // Idle threads of OpenMP spin for some milliseconds, which the next benchmark must not pay for.
+    if (threads_ > 1 && result.defined()) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  at::Tensor result;
+
+ private:
+  int threads_;
+};
+
+// What scaled_dot_product_attention is called with.
+struct Attention {
+  at::Tensor q, k, v;
+  bool causal;
+  bool grouped;
+
+  explicit Attention(const AttentionArguments& a)
+      : causal(a.visibility.causal && a.shape.queries > 1), grouped(a.shape.group() > 1 && !a.fold) {
+    const auto& [heads, kv_heads, width, n, queries] = a.shape;
+    // Folded, the query heads that share a kv head are queries of one head: they must all see the same.
+    const bool fold = a.fold && queries == 1;
+    q = tensor(a.q, fold ? kv_heads : heads, fold ? a.shape.group() : queries, width, a.type);
+    k = tensor(a.k, kv_heads, n, width, a.type);
+    v = tensor(a.v, kv_heads, n, width, a.type);
+  }
+
+  at::Tensor operator()() const {
+    const c10::InferenceMode inference;
+    return at::scaled_dot_product_attention(q, k, v, {}, 0.0, causal, std::nullopt, grouped);
+  }
+
+  at::SDPBackend backend() const {
+    return static_cast<at::SDPBackend>(
+        at::_fused_sdp_choice(q, k, v, {}, 0.0, causal, std::nullopt, grouped));
+  }
+
+  static at::Tensor tensor(const void* data, index_t heads, index_t rows, index_t width, ElementType type) {
+    const c10::InferenceMode inference;
+    const at::ScalarType scalar = type == ElementType::f32    ? at::kFloat
+                                  : type == ElementType::bf16 ? at::kBFloat16
+                                                              : at::kHalf;
+    return at::from_blob(const_cast<void*>(data), {1, heads, rows, width}, scalar);
+  }
+};
 
 class Torch final : public Peer {
  public:
@@ -35,6 +97,29 @@ class Torch final : public Peer {
       const c10::InferenceMode inference;
       at::_softmax_backward_data_out(dz, dy, y, 1, at::kFloat);
     };
+  }
+
+  // Each result is freed before the next one is made, as in a loop of a user's.
+  Run attention(const AttentionArguments& a) const override {
+    if (a.visibility.window > 0 || (a.shape.group() > 1 && a.fold && a.shape.queries > 1)) return {};
+    const auto session = std::make_shared<Session>(a.threads);
+    Run run = [session, attention = Attention(a)] {
+      session->result.reset();
+      session->result = attention();
+    };
+    run.fetch = [session,
+                 out = Attention::tensor(a.out, a.shape.heads, a.shape.queries, a.shape.width, a.type)] {
+      const c10::InferenceMode inference;
+      out.copy_(session->result.view_as(out));
+    };
+    return run;
+  }
+
+  std::string attention_label(const AttentionArguments& a) const override {
+    const Attention attention(a);
+    const std::string way = attention.backend() == at::SDPBackend::flash_attention ? "flash" : "math";
+    if (a.shape.group() == 1) return way;
+    return way + (attention.grouped ? ", enable_gqa" : ", heads folded");
   }
 
  private:

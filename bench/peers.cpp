@@ -17,6 +17,7 @@ constexpr KnownPeer known_peers[] = {
     {"eigen", "apt install libeigen3-dev and configure with -DSSMAX_BENCH_PEERS=ON"},
     {"eigen_native", "apt install libeigen3-dev and configure with -DSSMAX_BENCH_PEERS=ON"},
     {"onednn", "apt install libdnnl-dev and configure with -DSSMAX_BENCH_PEERS=ON"},
+    {"onednn_tile", "apt install libdnnl-dev and configure with -DSSMAX_BENCH_PEERS=ON"},
     {"torch",
      "pip install torch==2.13.0 (or apt install libtorch-dev) and configure with -DSSMAX_BENCH_PEERS=ON and "
      "-DCMAKE_PREFIX_PATH=$(python3 -c 'import torch; print(torch.utils.cmake_prefix_path)')"},
@@ -46,7 +47,7 @@ LoadedPeer load(const KnownPeer& known) {
 
 const std::vector<LoadedPeer>& peers() {
   static const std::vector<LoadedPeer> all = [] {
-    // Peers are compared on one thread; an OpenMP runtime asks how many it may use only once, when loaded.
+    // One thread unless a peer asks for more; an OpenMP runtime looks only once, when it is loaded.
     setenv("OMP_NUM_THREADS", "1", 1);
     std::vector<LoadedPeer> loaded;
     for (const KnownPeer& known : known_peers) loaded.push_back(load(known));

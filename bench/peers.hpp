@@ -8,13 +8,19 @@
 #include <string>
 #include <vector>
 
+#include "attention.hpp"
 #include "data.hpp"
 
 namespace ssmax_bench {
 
 // One prepared call, ready to be timed: everything that a user would keep between calls is done. Empty where
-// a peer does not offer the work.
-using Run = std::function<void()>;
+// a peer does not offer the work. A peer that cannot write to where it is told makes `fetch` bring the result
+// of the last call there, which is not timed.
+struct Run : std::function<void()> {
+  using function::function;
+
+  std::function<void()> fetch;
+};
 
 struct RowsShape {
   index_t rows;
@@ -63,6 +69,9 @@ class Peer {
   virtual Run rows(const RowsArguments&) const { return {}; }
   virtual Run rows_backward(const RowsBackwardArguments&) const { return {}; }
   virtual Run rope(const RopeArguments&) const { return {}; }
+  virtual Run attention(const AttentionArguments&) const { return {}; }
+  // Which of its ways a peer takes.
+  virtual std::string attention_label(const AttentionArguments&) const { return {}; }
 };
 
 struct LoadedPeer {

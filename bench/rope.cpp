@@ -71,7 +71,8 @@ void register_shape(RopeShape shape) {
   const index_t elements = shape.heads * shape.width * shape.positions;
   const auto add = [&](const Implementation<RopeArguments>& implementation, RopePairing pairing) {
     add_benchmark<RopeArguments>(
-        "rope", shape.name(), implementation, [=] { return arguments(pairing); }, elements);
+        "rope", shape.name(), implementation, [=] { return arguments(pairing); },
+        nanoseconds_per_element(elements));
   };
 
   add(our_rope("rope_half", ssmax::Pairing::half_split), RopePairing::half_split);

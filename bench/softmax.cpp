@@ -9,17 +9,10 @@
 
 #include "copy.hpp"
 #include "measure.hpp"
+#include "scalings.hpp"
 
 namespace ssmax_bench {
 namespace {
-
-// The s of Figure 1 in the paper: the logits of some thousand keys are multiplied by three.
-constexpr float s = 0.43F;
-constexpr float b = 0.2F;
-
-double softmax_multiplier(index_t) { return 1.0; }
-double ssmax_multiplier(index_t n) { return static_cast<double>(s) * std::log(static_cast<double>(n)); }
-double ssmax_bias_multiplier(index_t n) { return ssmax_multiplier(n) + static_cast<double>(b); }
 
 // The arrays of a shape are made once and shared by everyone who computes on that shape.
 enum class Role { logits, out, probabilities, dout, dlogits, copy_probabilities, copy_dout, copy_dlogits };
@@ -184,7 +177,8 @@ void register_rows() {
                                 {16, 1048576}}) {
     for (const auto& implementation : rows_implementations()) {
       add_benchmark<RowsArguments>(
-          "rows", shape.name(), implementation, [shape] { return rows_arguments(shape); }, shape.size());
+          "rows", shape.name(), implementation, [shape] { return rows_arguments(shape); },
+          nanoseconds_per_element(shape.size()));
     }
   }
 }
@@ -195,7 +189,7 @@ void register_rows_backward() {
     for (const auto& implementation : backward_implementations()) {
       add_benchmark<RowsBackwardArguments>(
           "rows_backward", shape.name(), implementation, [shape] { return backward_arguments(shape); },
-          shape.size());
+          nanoseconds_per_element(shape.size()));
     }
   }
 }

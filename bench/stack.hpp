@@ -31,7 +31,8 @@ inline std::uintptr_t best_stack_offset(const Run& run) {
     const std::uintptr_t offset = stack_page / 2 + 16 * line;
     auto time = std::chrono::nanoseconds::max();
     const Clock::time_point begin = Clock::now();
-    for (int calls = 0; calls < 3 || Clock::now() - begin < std::chrono::milliseconds(8); ++calls) {
+    const auto elapsed = [begin] { return Clock::now() - begin; };
+    for (int calls = 0; calls == 0 || elapsed() < std::chrono::milliseconds(calls < 3 ? 50 : 8); ++calls) {
       const Clock::time_point start = Clock::now();
       call_at(offset, run);
       time = std::min<std::chrono::nanoseconds>(time, Clock::now() - start);

@@ -11,11 +11,13 @@ The exit status is 1 if --check is given and a figure that must hold does not.
 
 import argparse
 import json
+import re
 import statistics
 import sys
 from collections import defaultdict
 
-OURS = ("softmax", "ssmax", "ssmax_bias", "softmax_native", "rope_half", "rope_interleaved")
+OURS = ("softmax", "ssmax", "ssmax_bias", "ssmax_rope", "softmax_rope", "softmax_native", "rope_half",
+        "rope_interleaved")
 # Those that the goals name. The *_native ones are shown too, but are not what a user gets who sets no flag.
 PRODUCTS = ("naive", "eigen", "onednn", "torch")
 
@@ -28,6 +30,7 @@ class Run:
             data = json.load(file)
         self.context = data["context"]
         self.errors = {}
+        self.labels = {}
         self.values = defaultdict(lambda: defaultdict(list))
         for entry in data["benchmarks"]:
             if entry.get("run_type") == "aggregate":
@@ -36,6 +39,7 @@ class Run:
             if entry.get("error_occurred"):
                 self.errors[name] = entry["error_message"]
                 continue
+            self.labels[name] = entry.get("label", "")
             for counter in ("ns_per_element", "GFLOPS", "bytes_per_second", "error"):
                 if counter in entry:
                     self.values[name][counter].append(entry[counter])
@@ -140,6 +144,67 @@ def print_accuracy(run):
     print()
 
 
+class Attention:
+    """The third part of an attention benchmark's name, read; prefill has a mask, decode has none."""
+
+    PATTERN = re.compile(r"h(\d+)_kv(\d+)_d(\d+)_n(\d+)_(?:(full|causal|w\d+)_)?(f32|bf16|f16)_t(\d+)")
+
+    def __init__(self, shape):
+        heads, kv_heads, width, n, self.mask, self.type, threads = self.PATTERN.fullmatch(shape).groups()
+        self.shape = shape
+        self.heads, self.kv_heads, self.width, self.n, self.threads = map(int, (heads, kv_heads, width, n, threads))
+
+    def group(self):
+        """All but n: what shares a table."""
+        return self.threads, self.heads, self.kv_heads, self.width, self.mask or "", self.type
+
+    def title(self):
+        parts = [f"{self.heads} heads", f"{self.kv_heads} kv heads", f"d {self.width}", self.mask, self.type,
+                 f"{self.threads} thread" + ("s" if self.threads > 1 else "")]
+        return ", ".join(part for part in parts if part)
+
+    def cache_bytes(self):
+        return 2 * self.kv_heads * self.n * self.width * (4 if self.type == "f32" else 2)
+
+    def read_limit(self, context):
+        """Where the keys and values lie: a cache that they fill to more than a half does not hold them all."""
+        l3 = max((cache["size"] for cache in context.get("caches", []) if cache["level"] == 3), default=0)
+        return f"limit/read_{'l3' if self.cache_bytes() <= l3 / 2 else 'mem'}_t{self.threads}"
+
+
+def attention_shapes(run, family):
+    shapes = {shape for shapes in run.family(family).values() for shape in shapes}
+    return sorted(map(Attention, shapes), key=lambda a: (a.group(), a.n))
+
+
+def print_attention(run, family, counter, unit, scale, limit_of):
+    """One table for all but n; in brackets the percentage of `limit_of` a shape."""
+    shapes = attention_shapes(run, family)
+    for group in sorted({a.group() for a in shapes}):
+        columns = [a for a in shapes if a.group() == group]
+        print(f"### `{family}`: {columns[0].title()}; {unit} (of the limit)\n")
+        print("| | " + " | ".join(f"n {a.n}, {limit_of(a).removeprefix('limit/')}" for a in columns) +
+              " |\n|---" + "|---" * len(columns) + "|")
+        for implementation in run.family(family):
+            names = [f"{family}/{implementation}/{a.shape}" for a in columns]
+            if not any(name in run.values for name in names):
+                continue
+            cells = []
+            for a, name in zip(columns, names):
+                value = run.median(name, counter)
+                if value is None:
+                    cells.append("")
+                    continue
+                low, high = (quartile / scale for quartile in run.quartiles(name, counter))
+                limit = run.median(limit_of(a), counter)
+                share = f" ({100 * value / limit:.0f} %)" if limit else ""
+                cells.append(f"{value / scale:.1f}{share} <sub>{low:.1f}–{high:.1f}</sub>")
+            row = f"**{implementation}**" if implementation in OURS else implementation
+            ways = sorted({run.labels[name] for name in names if run.labels.get(name)})
+            print(f"| {row} <sub>{'; '.join(ways)}</sub> | " + " | ".join(cells) + " |")
+        print()
+
+
 class Goals:
     """Lines of what must hold: measured, wanted, and whether it does. A figure that the run lacks is neither."""
 
@@ -170,6 +235,66 @@ class Goals:
 
 def ratio(a, b):
     return None if a is None or b is None else a / b
+
+
+def percentage(a, b):
+    return None if a is None or not b else 100 * a / b
+
+
+def check_prefill(run, goals):
+    def rate(implementation, a, threads=None):
+        shape = a.shape if threads is None else a.shape.removesuffix(f"_t{a.threads}") + f"_t{threads}"
+        return run.median(f"prefill/{implementation}/{shape}", "GFLOPS")
+
+    peak = {threads: run.median(f"limit/fma_t{threads}", "GFLOPS") for threads in (1, 2)}
+    for a in attention_shapes(run, "prefill"):
+        own = rate("softmax", a)
+        if a.threads == 2:
+            if a.n >= 2048:
+                gain = ratio(peak[2], peak[1])
+                goals.at_least(f"prefill {a.shape}: gain over one thread", ratio(own, rate("softmax", a, 1)),
+                               None if gain is None else 0.97 * gain)
+            continue
+        bound = None
+        if a.mask == "full" and a.n >= 1024:
+            bound = 87 if a.width == 64 else 91
+        elif a.mask == "causal" and a.n >= 2048:
+            bound = 84 if a.width == 64 else 88
+        elif a.mask == "causal" and a.n == 1024:
+            bound = 80 if a.width == 64 else 85
+        if bound is not None:
+            goals.at_least(f"prefill {a.shape} of the FMA peak", percentage(own, peak[1]), bound, " %")
+        goals.at_least(f"prefill {a.shape} against onednn_tile", ratio(own, rate("onednn_tile", a)),
+                       1.25 if a.mask == "causal" and a.n == 512 else 1.08)
+        if a.mask in ("full", "causal"):
+            goals.at_least(f"prefill {a.shape} against torch", ratio(own, rate("torch", a)), 1.1)
+        else:
+            full = Attention(a.shape.replace(a.mask, "full"))
+            goals.at_most(f"prefill {a.shape}: time of a visible logit against full",
+                          ratio(rate("softmax", full), own), 1.15)
+        for name, most in (("ssmax", 1.01), ("softmax_rope", 1.03), ("ssmax_rope", 1.03)):
+            if a.n in (2048, 4096):
+                goals.at_most(f"prefill {a.shape}: time of {name} against softmax", ratio(own, rate(name, a)), most)
+
+
+def check_decode(run, goals):
+    for a in attention_shapes(run, "decode"):
+        if a.threads != 1:
+            continue
+        own = run.median(f"decode/softmax/{a.shape}", "bytes_per_second")
+        limit = a.read_limit(run.context)
+        in_memory = limit.startswith("limit/read_mem")
+        if a.kv_heads == a.heads:
+            # From the last-level cache nothing is asked of one kv head per head.
+            bound = None if a.n < 32768 or not in_memory else 92 if a.type == "f32" else 80
+        else:
+            bound = 65 if a.type == "f32" else 50
+        if bound is not None:
+            goals.at_least(f"decode {a.shape} of {limit.removeprefix('limit/')}",
+                           percentage(own, run.median(limit, "bytes_per_second")), bound, " %")
+        if a.kv_heads < a.heads and a.type == "f32":
+            goals.at_least(f"decode {a.shape} against torch",
+                           ratio(own, run.median(f"decode/torch/{a.shape}", "bytes_per_second")), 2.5)
 
 
 def check(run):
@@ -206,6 +331,8 @@ def check(run):
                       ratio(run.median(f"rows/softmax/{shape}"), run.median(f"rows/softmax_native/{shape}")), 1.03)
     for shape in ("1x1048576", "16x1048576"):
         goals.at_most(f"rows {shape}: largest relative error", run.median(f"rows/softmax/{shape}", "error"), 5e-7, "")
+    check_prefill(run, goals)
+    check_decode(run, goals)
     goals.show()
     return goals.all_hold()
 
@@ -222,6 +349,8 @@ def main():
     print_accuracy(run)
     print_family(run, "rows_backward", "softmax")
     print_family(run, "rope", "rope_half")
+    print_attention(run, "prefill", "GFLOPS", "GFLOP/s", 1, lambda a: f"limit/fma_t{a.threads}")
+    print_attention(run, "decode", "bytes_per_second", "GB/s", 1e9, lambda a: a.read_limit(run.context))
     for name, message in run.errors.items():
         print(f"{name}: {message}\n")
     holds = check(run)

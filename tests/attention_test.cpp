@@ -14,14 +14,27 @@
 #include <string>
 #include <vector>
 
+#include "attention_problem.hpp"
 #include "catch.hpp"
 #include "reference.hpp"
 #include "target_scope.hpp"
 
 namespace {
 
-using reference::Real;
-using reference::worse;
+using attention_problem::all_keys;
+using attention_problem::expect;
+using attention_problem::Expected;
+using attention_problem::keys_before;
+using attention_problem::name_of;
+using attention_problem::nan;
+using attention_problem::one;
+using attention_problem::Output;
+using attention_problem::Problem;
+using attention_problem::Real;
+using attention_problem::Rules;
+using attention_problem::run;
+using attention_problem::same_bits;
+using attention_problem::Shape;
 using ssmax::AttentionOptions;
 using ssmax::Causal;
 using ssmax::Constant;
@@ -34,24 +47,6 @@ using ssmax::Rope;
 using ssmax::Softmax;
 using ssmax::SSMax;
 using ssmax::View;
-
-template <class T>
-constexpr T nan = std::numeric_limits<T>::quiet_NaN();
-/// Half an ulp of one.
-template <class T>
-constexpr Real rounding = std::numeric_limits<T>::epsilon() / Real(2);
-
-template <class T>
-bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
-  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
-}
-
-// ---- Data
-// --------------------------------------------------------------------------------------------------------
-
-struct Shape {
-  index_t batch, heads, kv_heads, queries, keys, d, dv;
-};
 
 /// A tensor [batch, head, position, channel] somewhere in memory; what lies between its elements is
 /// `between`.
@@ -101,228 +96,6 @@ struct Tensor {
   }
 };
 
-/// q, k and v in [batch, head, position, channel] order.
-template <class T>
-struct Problem {
-  Shape shape;
-  std::vector<T> q, k, v;
-
-  explicit Problem(const Shape& s, double deviation = 1) : shape(s) {
-    const auto seed = static_cast<unsigned>(s.queries * 1000 + s.keys + s.d);
-    q = reference::normals<T>(static_cast<std::size_t>(s.batch * s.heads * s.queries * s.d), seed, deviation);
-    k = reference::normals<T>(static_cast<std::size_t>(s.batch * s.kv_heads * s.keys * s.d), seed + 1,
-                              deviation);
-    v = reference::normals<T>(static_cast<std::size_t>(s.batch * s.kv_heads * s.keys * s.dv), seed + 2);
-  }
-  View<const T, 4> q_view() const { return {q.data(), {shape.batch, shape.heads, shape.queries, shape.d}}; }
-  View<const T, 4> k_view() const { return {k.data(), {shape.batch, shape.kv_heads, shape.keys, shape.d}}; }
-  View<const T, 4> v_view() const { return {v.data(), {shape.batch, shape.kv_heads, shape.keys, shape.dv}}; }
-  index_t rows() const { return shape.batch * shape.heads * shape.queries; }
-};
-
-template <class T>
-struct Output {
-  std::vector<T> out, lse;
-};
-
-template <class T, class S, class M>
-Output<T> run(const Problem<T>& problem, const S& scaling, const M& mask,
-              const AttentionOptions<T>& options = {}) {
-  const Shape& s = problem.shape;
-  Output<T> result{std::vector<T>(static_cast<std::size_t>(problem.rows() * s.dv), T{-77}),
-                   std::vector<T>(static_cast<std::size_t>(problem.rows()), T{-77})};
-  ssmax::attention<T>({.q = problem.q_view(),
-                       .k = problem.k_view(),
-                       .v = problem.v_view(),
-                       .out = {result.out.data(), {s.batch, s.heads, s.queries, s.dv}},
-                       .lse = {result.lse.data(), {s.batch, s.heads, s.queries}}},
-                      scaling, mask, options);
-  return result;
-}
-
-// ---- What should come out
-// ----------------------------------------------------------------------------------------
-
-/// The rows of a tensor turned to positions start, start + 1, …, as the library documents them.
-template <class T>
-std::vector<Real> turned(const std::vector<T>& values, index_t positions, index_t channels,
-                         const Rope<T>* rope, index_t start) {
-  std::vector<Real> result;
-  if (rope == nullptr) {
-    for (const T value : values) result.push_back(Real(value));
-    return result;
-  }
-  const ssmax::RopeOptions& options = rope->options();
-  const std::vector<Real> frequencies =
-      reference::rope_frequencies(options.width, static_cast<Real>(options.theta));
-  const auto pairs = options.pairing == ssmax::Pairing::half_split ? reference::Pairs::half_split
-                                                                   : reference::Pairs::interleaved;
-  const auto width = static_cast<std::size_t>(channels);
-  for (std::size_t row = 0; row * width < values.size(); ++row) {
-    const index_t position = start + static_cast<index_t>(row) % positions;
-    const std::vector<Real> turned_row =
-        reference::rope(std::span<const T>(values).subspan(row * width, width), static_cast<Real>(position),
-                        frequencies, pairs);
-    result.insert(result.end(), turned_row.begin(), turned_row.end());
-  }
-  return result;
-}
-
-/// The same in T, with angles formed in double.
-template <class T>
-std::vector<T> turned_naively(const std::vector<T>& values, index_t positions, index_t channels,
-                              const Rope<T>* rope, index_t start) {
-  std::vector<T> result = values;
-  if (rope == nullptr) return result;
-  const ssmax::RopeOptions& options = rope->options();
-  const bool neighbours = options.pairing == ssmax::Pairing::interleaved;
-  const index_t half = options.width / 2, rows = static_cast<index_t>(values.size()) / channels;
-  for (index_t row = 0; row < rows; ++row) {
-    for (index_t i = 0; i < half; ++i) {
-      const double exponent = -2.0 * static_cast<double>(i) / static_cast<double>(options.width);
-      const double angle = static_cast<double>(start + row % positions) * std::pow(options.theta, exponent);
-      const T cosine = static_cast<T>(std::cos(angle)), sine = static_cast<T>(std::sin(angle));
-      T& a = result[static_cast<std::size_t>(row * channels + (neighbours ? 2 * i : i))];
-      T& b = result[static_cast<std::size_t>(row * channels + (neighbours ? 2 * i + 1 : i + half))];
-      const T before = a;
-      a = before * cosine - b * sine;
-      b = b * cosine + before * sine;
-    }
-  }
-  return result;
-}
-
-template <class T>
-struct Expected {
-  std::vector<Real> out, lse;  // exact
-  Output<T> naive;             // the loops that anyone would write, in T
-};
-
-/// visible(query) -> KeyRange, multiplier(head, position, n) -> c.
-template <class T, class Visible, class Multiplier>
-Expected<T> expect(const Problem<T>& problem, Visible visible, Multiplier multiplier,
-                   const AttentionOptions<T>& options = {}) {
-  const Shape& s = problem.shape;
-  const Real scale =
-      options.scale ? static_cast<Real>(*options.scale) : 1 / std::sqrt(static_cast<Real>(s.d));
-  const index_t queries = std::max<index_t>(s.queries, 1), keys = std::max<index_t>(s.keys, 1);
-  const index_t first_query = options.key_position + s.keys - s.queries;
-  const std::vector<Real> q = turned(problem.q, queries, s.d, options.rope, first_query);
-  const std::vector<Real> k = turned(problem.k, keys, s.d, options.rope, options.key_position);
-  const std::vector<T> naive_q = turned_naively(problem.q, queries, s.d, options.rope, first_query);
-  const std::vector<T> naive_k = turned_naively(problem.k, keys, s.d, options.rope, options.key_position);
-  std::vector<Real> v(problem.v.begin(), problem.v.end());
-  Expected<T> expected;
-  for (index_t batch = 0; batch < s.batch; ++batch) {
-    for (index_t head = 0; head < s.heads; ++head) {
-      const index_t kv = batch * s.kv_heads + head / (s.heads / s.kv_heads);
-      const Real* const q_head = q.data() + (batch * s.heads + head) * s.queries * s.d;
-      const Real* const k_head = k.data() + kv * s.keys * s.d;
-      const Real* const v_head = v.data() + kv * s.keys * s.dv;
-      const auto range = [&](index_t query) {
-        return visible(Query{batch, head, query, {s.batch, s.heads, s.queries, s.keys}});
-      };
-      const reference::AttentionResult exact = reference::attention<Real>(
-          {q_head, {1, 1, s.queries, s.d}}, {k_head, {1, 1, s.keys, s.d}}, {v_head, {1, 1, s.keys, s.dv}},
-          scale,
-          [&](index_t, index_t query) {
-            const KeyRange seen = range(query);
-            return reference::Keys{seen.begin, seen.end};
-          },
-          [&](index_t, index_t query, index_t n) {
-            return n == 0 ? Real(1) : multiplier(head, range(query).end - 1, n);
-          });
-      expected.out.insert(expected.out.end(), exact.out.begin(), exact.out.end());
-      expected.lse.insert(expected.lse.end(), exact.lse.begin(), exact.lse.end());
-
-      for (index_t query = 0; query < s.queries; ++query) {
-        const KeyRange seen = range(query);
-        const Real c = seen.size() == 0 ? Real(1) : multiplier(head, seen.end - 1, seen.size());
-        const T factor = static_cast<T>(c * scale);
-        std::vector<T> weights;
-        const T* const naive_q_row = naive_q.data() + ((batch * s.heads + head) * s.queries + query) * s.d;
-        const T* const naive_k_head = naive_k.data() + kv * s.keys * s.d;
-        T top = -std::numeric_limits<T>::infinity(), sum = 0;
-        for (index_t key = seen.begin; key < seen.end; ++key) {
-          T dot = 0;
-          for (index_t i = 0; i < s.d; ++i) {
-            dot += naive_q_row[i] * naive_k_head[key * s.d + i];
-          }
-          weights.push_back(factor * dot);
-          top = std::max(top, weights.back());
-        }
-        for (T& weight : weights) {
-          weight = std::exp(weight - top);
-          sum += weight;
-        }
-        for (index_t i = 0; i < s.dv; ++i) {
-          T value = 0;
-          for (index_t key = seen.begin; key < seen.end; ++key) {
-            value += weights[static_cast<std::size_t>(key - seen.begin)] / sum *
-                     static_cast<T>(v_head[key * s.dv + i]);
-          }
-          expected.naive.out.push_back(value);
-        }
-        expected.naive.lse.push_back(top + std::log(sum));
-      }
-    }
-  }
-  return expected;
-}
-
-template <class T>
-Real largest_error(const std::vector<T>& computed, const std::vector<Real>& exact) {
-  Real worst = computed.size() == exact.size() ? 0 : reference::infinity;
-  for (std::size_t i = 0; i < std::min(computed.size(), exact.size()); ++i) {
-    const Real error = Real(computed[i]) == exact[i] ? 0 : std::abs(Real(computed[i]) - exact[i]);
-    worst = worse(worst, error);
-  }
-  return worst;
-}
-
-/// At most twice the naive loop's largest error, and a few roundings of the largest value where that one was
-/// lucky. Kept as its excess over that, so that many shapes make one assertion.
-template <class T>
-struct Rule {
-  Real excess = -reference::infinity;
-  std::string where;
-
-  void take(const std::vector<T>& computed, const std::vector<T>& naive, const std::vector<Real>& exact,
-            const std::string& name) {
-    Real largest = 0;
-    for (const Real value : exact) {
-      if (std::isfinite(value)) largest = std::max(largest, std::abs(value));
-    }
-    const Real ours = largest_error(computed, exact), theirs = largest_error(naive, exact);
-    const Real over = ours - (2 * theirs + 4 * rounding<T> * (largest + 1));
-    if (over <= excess) return;
-    excess = over;
-    where = name + ": " + std::to_string(static_cast<double>(ours / rounding<T>)) + ", naive " +
-            std::to_string(static_cast<double>(theirs / rounding<T>));
-  }
-};
-
-template <class T>
-struct Rules {
-  Rule<T> out, lse;
-
-  void take(const Output<T>& output, const Expected<T>& expected, const std::string& name) {
-    out.take(output.out, expected.naive.out, expected.out, name + " out");
-    lse.take(output.lse, expected.naive.lse, expected.lse, name + " lse");
-  }
-  void check(const std::string& target) const {
-    INFO(target << ", in half ulps of one: " << out.where << "; " << lse.where);
-    CHECK(out.excess <= 0);
-    CHECK(lse.excess <= 0);
-  }
-};
-
-const auto all_keys = [](const Query& query) { return KeyRange{0, query.shape.keys}; };
-const auto keys_before = [](const Query& query) {
-  return KeyRange{0, std::max<index_t>(0, query.shape.keys - (query.shape.queries - 1 - query.index))};
-};
-const auto one = [](index_t, index_t, index_t) { return Real(1); };
-
 // ---- Shapes
 // ------------------------------------------------------------------------------------------------------
 
@@ -342,14 +115,6 @@ constexpr std::array<Shape, 13> shapes{{
     {3, 1, 1, 2, 513, 3, 1},
     {1, 2, 1, 257, 257, 3, 3},
 }};
-
-std::string name_of(const Shape& s) {
-  std::string name;
-  for (const index_t extent : {s.batch, s.heads, s.kv_heads, s.queries, s.keys, s.d, s.dv}) {
-    name += std::to_string(extent) + ' ';
-  }
-  return name;
-}
 
 template <class T, class M, class Visible>
 void check_shapes(const M& mask, Visible visible) {

@@ -18,7 +18,7 @@
 //
 // Keys are taken in blocks with an online softmax: memory is linear in the sequence (well below 1 MiB a thread at width
 // 64), keys that no query of a group sees are not computed, and hidden keys never enter a result: NaN in them stays
-// there. NaN in visible ones spreads. Accuracy: products in T, summed over 128, 1024 and all keys in turn; weights to an
+// there. NaN in visible ones spreads. Accuracy: products in T, summed over 1024 keys, then over all of them; weights to an
 // ulp. The same bits for every executor, for other strides, and however the queries are cut into calls of more than 16
 // queries per kv head. One allocation a call, none with a workspace. `out` and `lse` must lie apart from the inputs.
 // Errors are std::invalid_argument, thrown before anything is written.

@@ -11,6 +11,12 @@
 // template, to keep the precision of z; else what it returns is rounded), and, optionally,  check(shape),
 // called before anything is written. It is asked of visible keys only.
 //
+// Attention asks a score key by key, in plain code. What it can do by vectors instead, these offer besides:
+//   apply(z, n)         the same for n logits in place, whatever their keys                     Softcap
+//   slope(head)         the score adds slope·(key position - query position)                    Alibi
+//   row(query)          the score adds row[key], contiguous; null where it is not               Bias
+//   first(), second()   it is these, one after the other                                        a | b
+//
 // -inf comes from a Bias and hides a key: all of these keep it. Such a key gets no weight, but counts in n,
 // which is the mask's; Finite (mask_matrix.hpp) takes it out of n as well, and keeps a NaN in it out of the row.
 #pragma once
@@ -27,6 +33,7 @@
 #include "detail/check_matrix.hpp"
 #include "detail/error.hpp"
 #include "query.hpp"
+#include "target.hpp"
 #include "view.hpp"
 
 namespace ssmax {
@@ -92,6 +99,10 @@ struct Softcap {
     const T cosh = std::cosh(z / static_cast<T>(cap));
     return T{1} / (cosh * cosh);
   }
+  template <std::floating_point T>
+  SSMAX_INLINE void apply(T* z, index_t n) const {
+    detail::leaves<detail::ScoreLeaves<T>>().softcap(z, n, static_cast<T>(cap), z);
+  }
   SSMAX_INLINE void check(const QueryShape&) const {
     using Float = std::numeric_limits<float>;
     if (!(cap >= static_cast<double>(Float::min()) && cap <= static_cast<double>(Float::max()))) {
@@ -120,10 +131,12 @@ struct Alibi {
     return result;
   }
 
+  SSMAX_INLINE constexpr double slope(index_t head) const {
+    return slopes_per_head[static_cast<std::size_t>(head)];
+  }
   template <std::floating_point T>
   SSMAX_INLINE constexpr T operator()(T z, const Key& key) const {
-    const auto slope = static_cast<T>(slopes_per_head[static_cast<std::size_t>(key.query.head)]);
-    return z + slope * static_cast<T>(key.key_position - key.query_position);
+    return z + static_cast<T>(slope(key.query.head)) * static_cast<T>(key.key_position - key.query_position);
   }
   template <std::floating_point T>
   SSMAX_INLINE constexpr T derivative(T, const Key&) const {
@@ -152,6 +165,11 @@ class Bias {
   template <std::floating_point Z>
   SSMAX_INLINE constexpr Z derivative(Z, const Key&) const {
     return Z{1};
+  }
+  SSMAX_INLINE constexpr const T* row(const Query& query) const {
+    if (bias_.stride(3) != 1) return nullptr;
+    return bias_.data_handle() + query.batch * bias_.stride(0) + query.head * bias_.stride(1) +
+           query.index * bias_.stride(2);
   }
   SSMAX_INLINE void check(const QueryShape& shape) const {
     detail::check_matrix("Bias", "bias", bias_, shape);
@@ -183,6 +201,8 @@ class Composed {
     detail::check_score(first_, shape);
     detail::check_score(second_, shape);
   }
+  SSMAX_INLINE constexpr const A& first() const { return first_; }
+  SSMAX_INLINE constexpr const B& second() const { return second_; }
 
  private:
   A first_;

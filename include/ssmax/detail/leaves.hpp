@@ -93,22 +93,15 @@ struct RotaryLeaves {
                              bool inverse);
 };
 
-/// Rows that will be read soon, to be fetched row by row along with the work.
-template <class X>
-struct Ahead {
-  const X* rows = nullptr;
-  index_t stride = 0, count = 0, bytes = 0;  // bytes of a row
-};
-
 /// Attention of few queries against keys and values in storage X. Rows of q are filled up with 0 to whole vectors.
 template <class T, class X>
 struct FewLeaves {
   /// s[rows × keys] = q[rows × d] · k[keys × d]ᵀ
   void (*logits)(const T* q, index_t q_stride, index_t rows, const X* k, index_t k_stride, index_t keys,
-                 index_t d, T* s, index_t s_stride, Ahead<X> ahead);
+                 index_t d, T* s, index_t s_stride);
   /// o[rows × dv] += s[rows × keys] · v[keys × dv]
   void (*accumulate)(const T* s, index_t s_stride, index_t rows, index_t keys, const X* v, index_t v_stride,
-                     index_t dv, T* o, index_t o_stride, Ahead<X> ahead);
+                     index_t dv, T* o, index_t o_stride);
 };
 
 /// Vectors of queries in a group (kernels/tile.inl).
@@ -134,22 +127,40 @@ struct TileLeaves {
   index_t rows;   // keys, or channels of V, that a pass covers: their counts are multiples of it
   index_t width;  // queries of a vector
 
+  /// out[c][r] = in[r][c] (· factor[r] if given) for up to `width` rows and any number of columns.
+  void (*transpose)(const T* const* in, index_t rows, index_t columns, const T* factor, T* out,
+                    index_t out_stride);
   /// s[keys][·] = k[keys × d] · q[d][·]
-  void (*logits[tile_vectors])(const T* k, index_t d, index_t keys, const T* q, T* s);
+  void (*logits[tile_vectors])(const T* k, index_t k_stride, index_t d, index_t keys, const T* q, T* s);
   /// One vector: logits of keys outside [first, last) of each lane, counted from s, become -inf.
   void (*hide)(T* s, index_t keys, const T* first, const T* last);
   /// One vector: logits in units of log2 become weights 2^(x - shift), in place. -inf becomes 0.
   TileChange (*weights)(T* s, index_t keys, const TileState<T>& state);
   /// o[rows][group] *= factor[group]
   void (*rescale)(T* o, index_t rows, const T* factor);
-  /// o[panels · rows][·] += Vᵀ · s[keys][·]
-  void (*accumulate[tile_vectors])(const T* v_panels, index_t panel_stride, index_t panels, const T* s,
-                                   index_t keys, T* o);
+  /// o[panels · rows][·] += Vᵀ · s[keys][·]; value c of a key lies at c / rows · panel_stride + key · v_stride + c % rows.
+  void (*accumulate[tile_vectors])(const T* v, index_t v_stride, index_t panel_stride, index_t panels,
+                                   const T* s, index_t keys, T* o);
   /// out[rows][group] = out · factor[group] + in · in_factor[group]
   void (*merge)(T* out, const T* in, index_t rows, const T* factor, const T* in_factor);
-  /// Rows of V into panels [channel / rows][key][rows], missing channels 0; false if anything is not finite.
-  bool (*pack_values)(const T* v, index_t v_stride, index_t keys, index_t channels, T* panels,
+  /// Whether no number of in[rows × columns] is NaN or infinite.
+  bool (*all_finite)(const T* in, index_t stride, index_t rows, index_t columns);
+  /// Rows of V into panels [channel / rows][key][rows], missing channels 0.
+  void (*pack_values)(const T* v, index_t v_stride, index_t keys, index_t channels, T* panels,
                       index_t panel_stride);
+};
+
+/// Scores (kernels/scores.inl); all but softcap on one vector of queries of a tile.
+template <class T>
+struct ScoreLeaves {
+  /// out = cap·tanh(in / cap); -inf and NaN stay. For small in and large, relative error below 4 ulp.
+  void (*softcap)(const T* in, index_t n, T cap, T* out);
+  /// s[key][·] += slope[·] · (first[·] + key)
+  void (*ramp)(T* s, index_t keys, const T* slope, const T* first);
+  /// s[key][·] += bias[key · width + ·]
+  void (*add)(T* s, index_t keys, const T* bias);
+  /// s[key][·] *= factor[·], but -inf stays -inf
+  void (*multiply)(T* s, index_t keys, const T* factor);
 };
 
 /// To and from storage in half precision; T is float.

@@ -79,13 +79,16 @@ void check_policies(const char* function, const Problem<T, X>& problem, const P&
     const index_t d = problem.width();
     const KeyRange held = problem.rotate_keys ? problem.keys.held(batch) : KeyRange{};
     if constexpr (P::has_positions) {
-      for (index_t i = 0; i < shape.queries; ++i) {
-        rope.check(function, "q", key_position + query_position(policies.mask, Query{batch, 0, i, shape}), 1,
-                   d);
+      for (index_t head = 0; head < shape.heads; ++head) {
+        for (index_t i = 0; i < shape.queries; ++i) {
+          rope.check(function, "q", problem.rope_position(policies.mask, Query{batch, head, i, shape}), 1, d);
+        }
       }
-      for (index_t key = held.begin; key < held.end; ++key) {
-        rope.check(function, "k",
-                   key_position + detail::key_position(policies.mask, Query{batch, 0, 0, shape}, key), 1, d);
+      for (index_t head = 0; head < shape.heads; head += problem.group()) {
+        const Query first{batch, head, 0, shape};
+        for (index_t key = held.begin; key < held.end; ++key) {
+          rope.check(function, "k", key_position + detail::key_position(policies.mask, first, key), 1, d);
+        }
       }
     } else {
       if (held.size() > 0) rope.check(function, "k", key_position + held.begin, held.size(), d);

@@ -19,7 +19,7 @@ namespace detail {
 inline constexpr index_t few_rows = 16;
 
 /// Keys whose logits are held at once: larger than a tile's, as what each block costs is shared by few queries.
-inline constexpr index_t few_block = 256;
+inline constexpr index_t few_block = 512;
 
 /// What few queries know after some keys.
 template <class A>
@@ -80,13 +80,16 @@ class FewTask {
     const index_t d = problem_.width();
     KeyRange& seen = seen_ = {problem_.keys.length(batch), 0};
     std::fill_n(memory_.q, count * memory_.pitch, A{0});
-    for (index_t r = 0; r < count; ++r) {
+    const KeyRange held = problem_.keys.held(batch);
+    QueryCursor<T, X> cursor(problem_, batch, kv_head, first);
+    for (index_t r = 0; r < count; ++r, cursor.next()) {
       QueryRow& row = memory_.rows[r];
-      row = query_row(problem_, policies_, batch, kv_head, first + r);
+      row = query_row(policies_, *cursor, held);
       if (row.keys.size() == 0) continue;
       seen = {std::min(seen.begin, row.keys.begin), std::max(seen.end, row.keys.end)};
       A* q = memory_.q + r * memory_.pitch;
-      load_query(problem_, policies_, row.query, q);
+      const A* loaded = load_query(problem_, policies_, row.query, q);
+      if (loaded != q) std::copy_n(loaded, d, q);
       if constexpr (P::has_score) {
         for (index_t c = 0; c < d; ++c) q[c] *= static_cast<A>(problem_.scale);
       }
@@ -165,25 +168,19 @@ class FewTask {
     return view.data_handle() + batch_ * view.stride(0) + kv_head_ * view.stride(1) + row * view.stride(2);
   }
 
-  Ahead<X> ahead(const View<const X, 4>& view, index_t row, index_t count) const {
-    if (count <= 0) return {};
-    return {first_of(view, row), view.stride(2), count, view.extent(3) * static_cast<index_t>(sizeof(X))};
-  }
-
   /// s[r][key - block.begin] for all rows and keys of the block.
   void logits(KeyRange block) const {
     const index_t d = problem_.width();
     if (problem_.rope != nullptr && problem_.rotate_keys) {
       load_keys(problem_, policies_, batch_, kv_head_, block, memory_.wide);
       leaves<FewLeaves<A, A>>().logits(memory_.q, memory_.pitch, count_, memory_.wide, d, block.size(), d,
-                                       memory_.s, few_block, Ahead<A>{});
+                                       memory_.s, few_block);
       return;
     }
     const View<const X, 4>& k = problem_.keys.k;
     for_each_stretch(problem_.keys, block, [&](index_t key, index_t row, index_t count) {
       leaves<FewLeaves<A, X>>().logits(memory_.q, memory_.pitch, count_, first_of(k, row), k.stride(2), count,
-                                       d, memory_.s + (key - block.begin), few_block,
-                                       ahead(problem_.keys.v, row, count));
+                                       d, memory_.s + (key - block.begin), few_block);
     });
   }
 
@@ -197,12 +194,8 @@ class FewTask {
     }
     const View<const X, 4>& v = problem_.keys.v;
     for_each_stretch(problem_.keys, keys, [&](index_t key, index_t row, index_t count) {
-      // Where that is another row than of key + few_block, it is fetched in vain.
-      const index_t next = key + few_block < seen_.end ? problem_.keys.row(key + few_block) : 0;
-      const index_t fetched = std::min(count, std::min(seen_.end - key - few_block, v.extent(2) - next));
       leaves<FewLeaves<A, X>>().accumulate(memory_.s + r * few_block + (key - block_begin), few_block, rows,
-                                           count, first_of(v, row), v.stride(2), dv, to, dv,
-                                           ahead(problem_.keys.k, next, fetched));
+                                           count, first_of(v, row), v.stride(2), dv, to, dv);
     });
     if constexpr (P::has_predicate) {
       // A weight of 0 times a NaN that the query must not see is NaN as well.
@@ -226,8 +219,7 @@ class FewTask {
     }
     const A* s = memory_.s + r * few_block + (keys.begin - block_begin);
     std::fill_n(out, rows * dv, A{0});
-    leaves<FewLeaves<A, A>>().accumulate(s, few_block, rows, keys.size(), memory_.wide, dv, dv, out, dv,
-                                         Ahead<A>{});
+    leaves<FewLeaves<A, A>>().accumulate(s, few_block, rows, keys.size(), memory_.wide, dv, dv, out, dv);
     for (index_t key = keys.begin; key < keys.end; ++key) {
       for (index_t c = 0; c < dv; ++c) {
         const A x = value(key, c);
@@ -242,14 +234,27 @@ class FewTask {
 
   /// The user's part of a row's logits: hidden keys become -inf, scores are applied.
   void apply_policies(A* s, KeyRange keys, const QueryRow& row) const {
-    constexpr A hidden = -std::numeric_limits<A>::infinity();
-    Key key{row.query, 0, query_position(policies_.mask, row.query), 0};
-    for (key.index = keys.begin; key.index < keys.end; ++key.index, ++s) {
-      if (!sees(policies_.mask, row.query, key.index)) {
-        *s = hidden;
-      } else if constexpr (P::has_score) {
+    if constexpr (P::has_score) apply_score(policies_.score, s, keys, row);
+    if constexpr (P::has_predicate) {
+      for (index_t key = keys.begin; key < keys.end; ++key) {
+        if (!sees(policies_.mask, row.query, key)) s[key - keys.begin] = -std::numeric_limits<A>::infinity();
+      }
+    }
+  }
+
+  template <class C>
+  void apply_score(const C& score, A* s, KeyRange keys, const QueryRow& row) const {
+    if constexpr (requires { score.first(), score.second(); }) {
+      apply_score(score.first(), s, keys, row);
+      apply_score(score.second(), s, keys, row);
+    } else if constexpr (requires { score.apply(s, index_t{}); }) {
+      score.apply(s, keys.size());
+    } else {
+      Key key{row.query, keys.begin, query_position(policies_.mask, row.query), 0};
+      for (; key.index < keys.end; ++key.index, ++s) {
+        if (!sees(policies_.mask, row.query, key.index)) continue;
         key.key_position = key_position(policies_.mask, row.query, key.index);
-        *s = policies_.score(*s, key);
+        *s = static_cast<A>(score(*s, key));
       }
     }
   }

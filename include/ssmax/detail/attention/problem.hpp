@@ -67,6 +67,11 @@ struct Problem {
   index_t width() const { return q.extent(3); }
   index_t value_width() const { return keys.v.extent(3); }
   index_t kv_heads() const { return keys.k.extent(1); }
+  /// Where a query's rotation puts it. A cache's keys lie at their places in the sequence, whatever the mask says.
+  template <class M>
+  index_t rope_position(const M& mask, const Query& query) const {
+    return key_position + (rotate_keys ? query_position(mask, query) : query.position());
+  }
   index_t group() const {
     return q.extent(1) / std::max<index_t>(kv_heads(), 1);
   }                                                       // query heads of a kv head
@@ -91,20 +96,41 @@ struct QueryRow {
   double multiplier = 0;  // c
 };
 
-/// Row r of a kv head: its heads are neighbours, so that rows of one vector see nearly the same keys.
-template <class T, class X, class P>
-QueryRow query_row(const Problem<T, X>& problem, const P& policies, index_t batch, index_t kv_head,
-                   index_t r) {
-  const index_t group = problem.group();
-  const Query query{batch, kv_head * group + r % group, r / group, problem.shape(batch)};
+/// The queries of a kv head, one after the other: its heads are neighbours, so that rows of one vector see nearly the same
+/// keys.
+template <class T, class X>
+class QueryCursor {
+ public:
+  QueryCursor(const Problem<T, X>& problem, index_t batch, index_t kv_head, index_t row)
+      : first_head_(kv_head * problem.group()),
+        last_head_(first_head_ + problem.group() - 1),
+        query_{batch, first_head_ + row % problem.group(), row / problem.group(), problem.shape(batch)} {}
+
+  const Query& operator*() const { return query_; }
+  void next() {
+    if (query_.head++ == last_head_) {
+      query_.head = first_head_;
+      ++query_.index;
+    }
+  }
+
+ private:
+  index_t first_head_, last_head_;
+  Query query_;
+};
+
+/// What a query sees of the keys `held`, and its multiplier.
+template <class P>
+QueryRow query_row(const P& policies, const Query& query, KeyRange held) {
   const KeyRange visible = visible_keys(policies.mask, query);
   const index_t n = visible_count(policies.mask, query, visible);
   QueryRow row{query, {}, 0};
   if (n == 0) return row;
-  const KeyRange held = problem.keys.held(batch);
   row.keys = {std::max(visible.begin, held.begin), std::min(visible.end, held.end)};
   if (row.keys.size() <= 0) row.keys = {};
-  const index_t position = key_position(policies.mask, query, visible.end - 1);
+  index_t last = visible.end - 1;
+  while (!sees(policies.mask, query, last)) --last;
+  const index_t position = key_position(policies.mask, query, last);
   row.multiplier = static_cast<double>(policies.scaling(Row{query.head, position, n}));
   return row;
 }
@@ -118,18 +144,17 @@ SSMAX_INLINE void fetch(const X* p, index_t n) {
 #endif
 }
 
-/// The query itself, widened and rotated.
+/// The query itself, widened and rotated: where it lies if that is nothing, else in scratch.
 template <class T, class X, class P, class A = Compute<T>>
-void load_query(const Problem<T, X>& problem, const P& policies, const Query& query, A* out) {
-  const T* q = &problem.q(query.batch, query.head, query.index, 0);
+const A* load_query(const Problem<T, X>& problem, const P& policies, const Query& query, A* scratch) {
+  const View<const T, 4>& q = problem.q;
   const index_t d = problem.width();
-  const A* wide = widened(q, d, out);
-  if (problem.rope != nullptr) {
-    problem.rope->rotate(wide, d, out, d, 1, d, problem.key_position + query_position(policies.mask, query),
-                         false);
-  } else if (wide != out) {
-    std::copy_n(wide, d, out);
-  }
+  const A* wide = widened(
+      q.data_handle() + query.batch * q.stride(0) + query.head * q.stride(1) + query.index * q.stride(2), d,
+      scratch);
+  if (problem.rope == nullptr) return wide;
+  problem.rope->rotate(wide, d, scratch, d, 1, d, problem.rope_position(policies.mask, query), false);
+  return scratch;
 }
 
 /// Keys [range) widened and rotated, contiguous from `out`.

@@ -53,7 +53,9 @@ struct TileMemory {
         panel(key_block * leaves.rows + 64 / static_cast<index_t>(sizeof(A))),
         v(carver.take<A>(channels / leaves.rows * panel)),
         s(carver.take<A>(key_block * group)),
-        row(carver.take<A>(std::max(d, channels))),
+        pitch((std::max(d, channels) + 15) / 16 * 16),
+        staged(carver.take<A>(leaves.width * pitch)),
+        in(carver.take<const A*>(leaves.width)),
         lanes(carver.take<A>(4 * group)),
         apart(carver.take<A>(leaves.width * key_block)) {
     chunk = carver.take<A>(states_size());
@@ -78,9 +80,11 @@ struct TileMemory {
       panel;  // from one panel to the next: a cache line more than it holds, or a row's panels share a set
   A* v;       // [panel][key_block][rows of a panel]
   A* s;       // [key_block][group]
-  A* row;     // one row of q, k, v or o
-  A* lanes;   // four numbers a lane
-  A* apart;   // [width][key_block]: weights of lanes that the kernels cannot do
+  index_t pitch;
+  A* staged;         // [width][pitch]: queries on their way into lanes, results on their way out
+  const A** in;      // [width]: rows to be transposed
+  A* lanes;          // four numbers a lane
+  A* apart;          // [width][key_block]: weights of lanes that the kernels cannot do
   A *chunk, *total;  // states
 };
 
@@ -105,27 +109,41 @@ class TileTask {
     count_ = count;
     groups_ = (count + memory_.group - 1) / memory_.group;
     const index_t d = problem_.width();
+    const KeyRange held = problem_.keys.held(batch);
     KeyRange& seen = seen_ = {problem_.keys.length(batch), 0};
-    for (index_t i = 0; i < groups_ * memory_.group; ++i) {
-      A* q = memory_.q + i / memory_.group * memory_.group * d + i % memory_.group;
-      // Lanes without a query see what the last query sees, so that they need no hiding.
-      QueryRow& row = memory_.rows[i];
-      row = i < count ? query_row(problem_, policies_, batch, kv_head, first + i) : memory_.rows[count - 1];
+    QueryCursor<T, X> cursor(problem_, batch, kv_head, first);
+    for (index_t i = 0; i < groups_ * memory_.group; i += leaves_.width) {
       Column& column = memory_.columns[i / leaves_.width];
-      if (i % leaves_.width == 0) column = {{std::numeric_limits<index_t>::max(), 0}, row.keys};
-      column.all = {std::max(column.all.begin, row.keys.begin), std::min(column.all.end, row.keys.end)};
-      if (row.keys.size() > 0) {
-        column.any = {std::min(column.any.begin, row.keys.begin), std::max(column.any.end, row.keys.end)};
-        seen = {std::min(seen.begin, row.keys.begin), std::max(seen.end, row.keys.end)};
+      column = {{std::numeric_limits<index_t>::max(), 0}, {0, std::numeric_limits<index_t>::max()}};
+      for (index_t lane = 0; lane < leaves_.width; ++lane) {
+        // Lanes without a query see what the last query sees, so that they need no hiding.
+        QueryRow& row = memory_.rows[i + lane];
+        const bool exists = i + lane < count;
+        row = exists ? query_row(policies_, *cursor, held) : memory_.rows[count - 1];
+        const bool sees_any = row.keys.size() > 0;
+        column.all = {std::max(column.all.begin, row.keys.begin), std::min(column.all.end, row.keys.end)};
+        if (sees_any) {
+          column.any = {std::min(column.any.begin, row.keys.begin), std::max(column.any.end, row.keys.end)};
+          seen = {std::min(seen.begin, row.keys.begin), std::max(seen.end, row.keys.end)};
+        }
+        A* scratch = memory_.staged + lane * memory_.pitch;
+        memory_.in[lane] = scratch;
+        if (exists && sees_any) {
+          memory_.in[lane] = load_query(problem_, policies_, row.query, scratch);
+        } else {
+          std::fill_n(scratch, d, A{0});
+        }
+        const double c = P::has_score ? 1 : row.multiplier * std::numbers::log2e;
+        memory_.lanes[lane] = static_cast<A>(problem_.scale * c);
+        if (exists) cursor.next();
       }
-      if (i < count && row.keys.size() > 0) {
-        load_query(problem_, policies_, row.query, memory_.row);
-        const auto factor =
-            static_cast<A>(problem_.scale * (P::has_score ? 1 : row.multiplier * std::numbers::log2e));
-        for (index_t c = 0; c < d; ++c) q[c * memory_.group] = memory_.row[c] * factor;
-      } else {
-        for (index_t c = 0; c < d; ++c) q[c * memory_.group] = 0;
-      }
+      leaves_.transpose(memory_.in, leaves_.width, d, memory_.lanes,
+                        memory_.q + i / memory_.group * memory_.group * d + i % memory_.group, memory_.group);
+    }
+    all_ = {0, std::numeric_limits<index_t>::max()};
+    for (index_t i = 0; i < groups_ * tile_vectors; ++i) {
+      const KeyRange& column = memory_.columns[i].all;
+      all_ = {std::max(all_.begin, column.begin), std::min(all_.end, column.end)};
     }
     return seen;
   }
@@ -140,7 +158,8 @@ class TileTask {
     reset(states);
     for (index_t begin = keys.begin / key_block * key_block; begin < keys.end; begin += key_block) {
       const KeyRange block{begin, std::min(begin + key_block, problem_.keys.length(batch_))};
-      load_block({std::max(block.begin, keys.begin), std::min(block.end, keys.end)});
+      if (!point_at_block(block))
+        load_block({std::max(block.begin, keys.begin), std::min(block.end, keys.end)});
       for (index_t g = 0; g < groups_; ++g) {
         fetch_next(g, block.end);
         attend_block(g, block, memory_.state(states, g));
@@ -166,15 +185,43 @@ class TileTask {
 
   void store(A* states, const Result<T>& result) const {
     const index_t dv = problem_.value_width();
-    for (index_t i = 0; i < count_; ++i) {
+    for (index_t i = 0; i < count_; i += leaves_.width) {
       const GroupState<A> state = memory_.state(states, i / memory_.group);
-      const index_t lane = i % memory_.group;
-      for (index_t c = 0; c < dv; ++c) memory_.row[c] = state.o[c * memory_.group + lane];
-      result.store(memory_.rows[i].query, state.shift[lane], state.sum[lane], memory_.row, dv);
+      const index_t first_lane = i % memory_.group, lanes = std::min(leaves_.width, count_ - i);
+      for (index_t c = 0; c < dv; c += leaves_.width) {
+        const index_t channels = std::min(leaves_.width, dv - c);
+        for (index_t r = 0; r < channels; ++r) memory_.in[r] = state.o + (c + r) * memory_.group + first_lane;
+        leaves_.transpose(memory_.in, channels, lanes, nullptr, memory_.staged + c, memory_.pitch);
+      }
+      for (index_t lane = 0; lane < lanes; ++lane) {
+        result.store(memory_.rows[i + lane].query, state.shift[first_lane + lane],
+                     state.sum[first_lane + lane], memory_.staged + lane * memory_.pitch, dv);
+      }
     }
   }
 
  private:
+  /// A whole block can be read from where it lies, if nothing has to be done to it.
+  bool point_at_block(KeyRange block) {
+    if constexpr (std::same_as<X, A>) {
+      const KeyValues<X>& source = problem_.keys;
+      const index_t row = source.row(block.begin), dv = problem_.value_width();
+      if (problem_.rope != nullptr && problem_.rotate_keys) return false;
+      if (block.size() < key_block || row < 0 || row + key_block > source.k.extent(2)) return false;
+      if (dv % leaves_.rows != 0) return false;
+      const auto at = [&](const View<const X, 4>& view) {
+        return view.data_handle() + batch_ * view.stride(0) + kv_head_ * view.stride(1) +
+               row * view.stride(2);
+      };
+      const bool hides = P::has_predicate || block.begin < all_.begin || block.end > all_.end;
+      if (hides && !leaves_.all_finite(at(source.v), source.v.stride(2), key_block, dv)) return false;
+      block_ = {at(source.k), source.k.stride(2), at(source.v), source.v.stride(2), leaves_.rows, true};
+      return true;
+    } else {
+      return false;
+    }
+  }
+
   /// Rows of K and panels of V for the keys of a block, at their places in it; the block's other rows are 0.
   void load_block(KeyRange keys) {
     const index_t at = keys.begin % key_block, count = keys.size(), d = problem_.width(),
@@ -183,26 +230,29 @@ class TileTask {
     load_keys(problem_, policies_, batch_, kv_head_, keys, memory_.k + at * d);
     std::fill_n(memory_.k + (at + count) * d, (key_block - at - count) * d, A{0});
     if (count < key_block) std::fill_n(memory_.v, memory_.channels / leaves_.rows * memory_.panel, A{0});
-    values_are_finite_ = true;
+    bool finite = true;
     const View<const X, 4>& v = problem_.keys.v;
     A* panels = memory_.v + at * leaves_.rows;
     for_each_stretch(problem_.keys, keys, [&](index_t, index_t row, index_t rows) {
       const X* in = v.data_handle() + batch_ * v.stride(0) + kv_head_ * v.stride(1) + row * v.stride(2);
       if constexpr (std::same_as<X, A>) {
-        values_are_finite_ &= leaves_.pack_values(in, v.stride(2), rows, dv, panels, memory_.panel);
+        finite = finite && leaves_.all_finite(in, v.stride(2), rows, dv);
+        leaves_.pack_values(in, v.stride(2), rows, dv, panels, memory_.panel);
       } else {
         for (index_t i = 0; i < rows; ++i) {
-          const A* wide = widened(in + i * v.stride(2), dv, memory_.row);
-          values_are_finite_ &= leaves_.pack_values(wide, 0, 1, dv, panels + i * leaves_.rows, memory_.panel);
+          const A* wide = widened(in + i * v.stride(2), dv, memory_.staged);
+          finite = finite && leaves_.all_finite(wide, 0, 1, dv);
+          leaves_.pack_values(wide, 0, 1, dv, panels + i * leaves_.rows, memory_.panel);
         }
       }
       panels += rows * leaves_.rows;
     });
-    if (!values_are_finite_) {
+    if (!finite) {
       std::replace_if(
           memory_.v, memory_.v + memory_.channels / leaves_.rows * memory_.panel,
           [](A x) { return !std::isfinite(x); }, A{0});
     }
+    block_ = {memory_.k, d, memory_.v, leaves_.rows, memory_.panel, finite};
   }
 
   /// While group g is at work: its share of the rows of the next block, or load_block would wait for all of them (5 % of
@@ -220,36 +270,47 @@ class TileTask {
     });
   }
 
+  /// Calls f(vectors, first vector, keys) for rectangles that together make up what is needed.
+  template <class F>
+  static void for_each_rectangle(const KeyRange (&needed)[tile_vectors], index_t vectors, const F& f) {
+    KeyRange keys{};
+    for (; keys.begin < key_block; keys.begin = keys.end) {
+      keys.end = key_block;  // or the next place where something begins or ends
+      for (index_t v = 0; v < vectors; ++v) {
+        if (needed[v].begin > keys.begin) keys.end = std::min(keys.end, needed[v].begin);
+        if (needed[v].end > keys.begin) keys.end = std::min(keys.end, needed[v].end);
+      }
+      const auto needs = [&](index_t v) {
+        return needed[v].begin <= keys.begin && keys.end <= needed[v].end;
+      };
+      for (index_t v = 0; v < vectors; ++v) {
+        index_t width = 0;
+        while (v + width < vectors && needs(v + width)) ++width;
+        if (width == 0) continue;
+        f(width, v, keys);
+        v += width;
+      }
+    }
+  }
+
   /// One group against the block of keys that is loaded.
   void attend_block(index_t g, KeyRange block, const GroupState<A>& state) {
     const Column* columns = memory_.columns + g * tile_vectors;
     const index_t vectors =
         std::min<index_t>(tile_vectors, (count_ - g * memory_.group + leaves_.width - 1) / leaves_.width);
-    // What each column needs of the block, in whole passes, counted from its begin; and what all of them need.
-    KeyRange needed[tile_vectors], shared{0, key_block};
+    // What each vector of queries needs of the block, in whole passes, counted from its begin.
+    KeyRange needed[tile_vectors];
     for (index_t v = 0; v < vectors; ++v) {
       const index_t first = std::max(columns[v].any.begin, block.begin) - block.begin;
       const index_t last = std::min(columns[v].any.end, block.end) - block.begin;
-      needed[v] = first < last ? KeyRange{first / leaves_.rows * leaves_.rows,
-                                          (last + leaves_.rows - 1) / leaves_.rows * leaves_.rows}
-                               : KeyRange{};
-      shared = {std::max(shared.begin, needed[v].begin), std::min(shared.end, needed[v].end)};
+      if (first >= last) continue;
+      needed[v] = {first / leaves_.rows * leaves_.rows,
+                   (last + leaves_.rows - 1) / leaves_.rows * leaves_.rows};
     }
-    if (shared.size() < 0) shared = {};
-    const auto for_each_part = [&](const auto& f) {
-      if (shared.size() > 0) f(vectors, 0, shared);
-      for (index_t v = 0; v < vectors; ++v) {
-        if (shared.size() == 0) {
-          if (needed[v].size() > 0) f(1, v, needed[v]);
-          continue;
-        }
-        if (needed[v].begin < shared.begin) f(1, v, KeyRange{needed[v].begin, shared.begin});
-        if (shared.end < needed[v].end) f(1, v, KeyRange{shared.end, needed[v].end});
-      }
-    };
+    const auto for_each_part = [&](const auto& f) { for_each_rectangle(needed, vectors, f); };
     const index_t group = memory_.group, d = problem_.width();
     for_each_part([&](index_t width, index_t v, KeyRange keys) {
-      leaves_.logits[width - 1](memory_.k + keys.begin * d, d, keys.size(),
+      leaves_.logits[width - 1](block_.k + keys.begin * block_.k_stride, block_.k_stride, d, keys.size(),
                                 memory_.q + g * d * group + v * leaves_.width,
                                 memory_.s + keys.begin * group + v * leaves_.width);
     });
@@ -275,32 +336,91 @@ class TileTask {
     }
     if (raised) leaves_.rescale(state.o, memory_.channels, factor);
     for_each_part([&](index_t width, index_t v, KeyRange keys) {
-      leaves_.accumulate[width - 1](
-          memory_.v + keys.begin * leaves_.rows, memory_.panel, memory_.channels / leaves_.rows,
-          memory_.s + keys.begin * group + v * leaves_.width, keys.size(), state.o + v * leaves_.width);
+      leaves_.accumulate[width - 1](block_.v + keys.begin * block_.v_stride, block_.v_stride,
+                                    block_.panel_stride, memory_.channels / leaves_.rows,
+                                    memory_.s + keys.begin * group + v * leaves_.width, keys.size(),
+                                    state.o + v * leaves_.width);
     });
-    if (!values_are_finite_) accumulate_not_finite(g, block, state);
+    if (!block_.values_are_finite) accumulate_not_finite(g, block, state);
   }
 
-  /// The user's part of a logit, lane by lane: hidden keys become -inf, scores and the multiplier are applied.
+  /// The user's part of one vector's logits: hidden keys become -inf, scores and the multiplier are applied.
   void apply_policies(A* s, KeyRange keys, const QueryRow* rows) const {
-    constexpr A hidden = -std::numeric_limits<A>::infinity();
-    for (index_t lane = 0; lane < leaves_.width; ++lane) {
-      const QueryRow& row = rows[lane];
-      const A multiplier = static_cast<A>(row.multiplier * std::numbers::log2e);
-      Key key{row.query, 0, query_position(policies_.mask, row.query), 0};
-      const index_t last = std::min(keys.end, row.keys.end);
-      for (key.index = std::max(keys.begin, row.keys.begin); key.index < last; ++key.index) {
-        A& x = s[(key.index - keys.begin) * memory_.group + lane];
-        if (!sees(policies_.mask, row.query, key.index)) {
-          x = hidden;
-        } else if constexpr (P::has_score) {
-          key.key_position = key_position(policies_.mask, row.query, key.index);
-          const A z = policies_.score(x, key);
-          x = z == hidden ? hidden : z * multiplier;
+    if constexpr (P::has_score) {
+      apply_score(policies_.score, s, keys, rows);
+      for (index_t lane = 0; lane < leaves_.width; ++lane) {
+        memory_.lanes[2 * memory_.group + lane] = static_cast<A>(rows[lane].multiplier * std::numbers::log2e);
+      }
+      leaves<ScoreLeaves<A>>().multiply(s, keys.size(), memory_.lanes + 2 * memory_.group);
+    }
+    if constexpr (P::has_predicate) {
+      for_each_visible(keys, rows, [&](index_t at, index_t lane, const QueryRow& row, index_t key) {
+        if (!sees(policies_.mask, row.query, key)) {
+          s[at * memory_.group + lane] = -std::numeric_limits<A>::infinity();
         }
+      });
+    }
+  }
+
+  /// Calls f(key - keys.begin, lane, row, key) for the keys that each lane's range holds.
+  template <class F>
+  void for_each_visible(KeyRange keys, const QueryRow* rows, const F& f) const {
+    for (index_t lane = 0; lane < leaves_.width; ++lane) {
+      const KeyRange visible = rows[lane].keys;
+      const index_t last = std::min(keys.end, visible.end);
+      for (index_t key = std::max(keys.begin, visible.begin); key < last; ++key) {
+        f(key - keys.begin, lane, rows[lane], key);
       }
     }
+  }
+
+  template <class C>
+  void apply_score(const C& score, A* s, KeyRange keys, const QueryRow* rows) const {
+    constexpr bool has_positions = detail::has_key_position<std::remove_cvref_t<decltype(policies_.mask)>>;
+    if constexpr (requires { score.first(), score.second(); }) {
+      apply_score(score.first(), s, keys, rows);
+      apply_score(score.second(), s, keys, rows);
+    } else if constexpr (requires { score.apply(s, index_t{}); }) {
+      for (index_t at = 0; at < keys.size(); ++at) score.apply(s + at * memory_.group, leaves_.width);
+    } else if constexpr (!has_positions && requires { score.slope(index_t{}); }) {
+      A* slope = memory_.lanes + 2 * memory_.group;
+      A* distance = memory_.lanes + 3 * memory_.group;
+      for (index_t lane = 0; lane < leaves_.width; ++lane) {
+        slope[lane] = static_cast<A>(score.slope(rows[lane].query.head));
+        distance[lane] = static_cast<A>(keys.begin - query_position(policies_.mask, rows[lane].query));
+      }
+      leaves<ScoreLeaves<A>>().ramp(s, keys.size(), slope, distance);
+    } else if constexpr (requires {
+                           { score.row(rows->query) } -> std::same_as<const A*>;
+                         }) {
+      add_rows(score, s, keys, rows);
+    } else {
+      apply_each(score, s, keys, rows);
+    }
+  }
+
+  /// Rows of a bias are turned into lanes first.
+  template <class C>
+  void add_rows(const C& score, A* s, KeyRange keys, const QueryRow* rows) const {
+    const index_t count = std::min(keys.size(), problem_.keys.length(batch_) - keys.begin);
+    for (index_t lane = 0; lane < leaves_.width; ++lane) {
+      const A* row = score.row(rows[lane].query);
+      if (row == nullptr) return apply_each(score, s, keys, rows);
+      memory_.in[lane] = row + keys.begin;
+    }
+    leaves_.transpose(memory_.in, leaves_.width, count, nullptr, memory_.apart, leaves_.width);
+    leaves<ScoreLeaves<A>>().add(s, count, memory_.apart);
+  }
+
+  template <class C>
+  void apply_each(const C& score, A* s, KeyRange keys, const QueryRow* rows) const {
+    for_each_visible(keys, rows, [&](index_t at, index_t lane, const QueryRow& row, index_t key) {
+      const Key seen{row.query, key, query_position(policies_.mask, row.query),
+                     key_position(policies_.mask, row.query, key)};
+      if (!sees(policies_.mask, row.query, key)) return;
+      A& z = s[at * memory_.group + lane];
+      z = static_cast<A>(score(z, seen));
+    });
   }
 
   void hide(A* s, KeyRange keys, const QueryRow* rows) const {
@@ -377,13 +497,23 @@ class TileTask {
     }
   }
 
+  /// The block of keys at hand: in the task's memory or, if it needs nothing done to it, where it lies.
+  struct Block {
+    const A* k = nullptr;
+    index_t k_stride = 0;
+    const A* v = nullptr;
+    index_t v_stride = 0, panel_stride = 0;
+    bool values_are_finite = true;
+  };
+
   const Problem<T, X>& problem_;
   const P& policies_;
   const TileLeaves<A>& leaves_;
   const Memory& memory_;
   index_t batch_ = 0, kv_head_ = 0, count_ = 0, groups_ = 0;
   KeyRange seen_{};  // of any query
-  bool values_are_finite_ = true;
+  KeyRange all_{};   // by all queries, as far as ranges tell
+  Block block_{};
 };
 
 }  // namespace detail

@@ -4,9 +4,10 @@
 // Logits: a vector holds products along a key's channels; as many (query, key) pairs as a vector has lanes are summed
 // side by side, then folded into one vector of sums, so that a pair costs two shuffles. Four queries by four keys in
 // AVX-512 make 16 FMAs of 8 loads.
-// Both fetch what the other will read next, a block ahead: alone, the processor's prefetching brought a third of the
-// memory's bandwidth, as every block begins two streams anew.
 // Weights times V: vectors along the channels, 16 sums (8 where there are 16 registers).
+
+/// A block's keys are read in four streams, from its quarters in turn.
+inline constexpr index_t few_streams = 4;
 
 template <class S, class X>
 SSMAX_INLINE typename S::V load_stored(const X* p) {
@@ -28,14 +29,6 @@ SSMAX_INLINE typename S::V load_stored_part(const X* p, index_t count) {
   }
 }
 
-/// Asks for the row that comes next to be brought to the second-level cache.
-template <class X>
-SSMAX_INLINE void fetch_row(const Ahead<X>& ahead, index_t row) {
-  if (row >= ahead.count) return;
-  const char* p = reinterpret_cast<const char*>(ahead.rows + row * ahead.stride);
-  for (index_t i = 0; i < ahead.bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
-}
-
 /// s[rows][·] = q[rows × d] · k[·][d] for `count` keys, at most width / rows.
 template <class S, int rows, class X>
 SSMAX_INLINE void few_logits_block(const typename S::Value* q, index_t q_stride, const X* k, index_t k_stride,
@@ -49,15 +42,24 @@ SSMAX_INLINE void few_logits_block(const typename S::Value* q, index_t q_stride,
   SSMAX_UNROLL
   for (int i = 0; i < rows * keys; ++i) sum[i] = S::set(0);
   const auto whole = d / S::width * S::width;
-  for (index_t c = 0; c < whole; c += S::width) {
-    V x[rows];
-    SSMAX_UNROLL
-    for (int i = 0; i < rows; ++i) x[i] = S::load(q + i * q_stride + c);
+  if constexpr (rows == 1) {
+    // Key by key, in the order in which they lie: the processor's prefetching follows.
     SSMAX_UNROLL
     for (int j = 0; j < keys; ++j) {
-      const V y = load_stored<S>(key[j] + c);
+      for (index_t c = 0; c < whole; c += S::width)
+        sum[j] = S::fma(S::load(q + c), load_stored<S>(key[j] + c), sum[j]);
+    }
+  } else {
+    for (index_t c = 0; c < whole; c += S::width) {
+      V x[rows];
       SSMAX_UNROLL
-      for (int i = 0; i < rows; ++i) sum[i * keys + j] = S::fma(x[i], y, sum[i * keys + j]);
+      for (int i = 0; i < rows; ++i) x[i] = S::load(q + i * q_stride + c);
+      SSMAX_UNROLL
+      for (int j = 0; j < keys; ++j) {
+        const V y = load_stored<S>(key[j] + c);
+        SSMAX_UNROLL
+        for (int i = 0; i < rows; ++i) sum[i * keys + j] = S::fma(x[i], y, sum[i * keys + j]);
+      }
     }
   }
   if (whole < d) {
@@ -88,39 +90,40 @@ SSMAX_INLINE void few_logits_block(const typename S::Value* q, index_t q_stride,
 
 template <class S, int rows, class X>
 void few_logits_rows(const typename S::Value* q, index_t q_stride, const X* k, index_t k_stride, index_t keys,
-                     index_t d, typename S::Value* s, index_t s_stride, const Ahead<X>& ahead) {
+                     index_t d, typename S::Value* s, index_t s_stride) {
   constexpr index_t step = S::width / rows;
-  for (index_t key = 0; key < keys; key += step) {
-    for (index_t i = 0; i < step; ++i) fetch_row(ahead, key + i);
-    few_logits_block<S, rows>(q, q_stride, k + key * k_stride, k_stride, std::min(step, keys - key), d,
-                              s + key, s_stride);
+  const index_t blocks = (keys + step - 1) / step, quarter = (blocks + few_streams - 1) / few_streams;
+  for (index_t i = 0; i < quarter; ++i) {
+    for (index_t block = i; block < blocks; block += quarter) {
+      const index_t key = block * step;
+      few_logits_block<S, rows>(q, q_stride, k + key * k_stride, k_stride, std::min(step, keys - key), d,
+                                s + key, s_stride);
+    }
   }
 }
 
 template <class S, class X>
 void few_logits(const typename S::Value* q, index_t q_stride, index_t rows, const X* k, index_t k_stride,
-                index_t keys, index_t d, typename S::Value* s, index_t s_stride, Ahead<X> ahead) {
+                index_t keys, index_t d, typename S::Value* s, index_t s_stride) {
   for (index_t r = 0; r < rows;) {
     const auto* from = q + r * q_stride;
     auto* to = s + r * s_stride;
     if (S::width >= 4 && r + 4 <= rows) {
-      few_logits_rows<S, S::width >= 4 ? 4 : 1>(from, q_stride, k, k_stride, keys, d, to, s_stride, ahead);
+      few_logits_rows<S, S::width >= 4 ? 4 : 1>(from, q_stride, k, k_stride, keys, d, to, s_stride);
       r += 4;
     } else if (S::width >= 2 && r + 2 <= rows) {
-      few_logits_rows<S, S::width >= 2 ? 2 : 1>(from, q_stride, k, k_stride, keys, d, to, s_stride, ahead);
+      few_logits_rows<S, S::width >= 2 ? 2 : 1>(from, q_stride, k, k_stride, keys, d, to, s_stride);
       r += 2;
     } else {
-      few_logits_rows<S, 1>(from, q_stride, k, k_stride, keys, d, to, s_stride, ahead);
+      few_logits_rows<S, 1>(from, q_stride, k, k_stride, keys, d, to, s_stride);
       r += 1;
     }
-    ahead.count = 0;  // once is enough
   }
 }
 
 template <class S, int rows, int vectors, class X>
 SSMAX_INLINE void few_accumulate_block(const typename S::Value* s, index_t s_stride, index_t keys, const X* v,
-                                       index_t v_stride, typename S::Value* o, index_t o_stride,
-                                       const Ahead<X>& ahead) {
+                                       index_t v_stride, typename S::Value* o, index_t o_stride) {
   using V = typename S::V;
   V sum[rows][vectors];
   SSMAX_UNROLL
@@ -128,16 +131,18 @@ SSMAX_INLINE void few_accumulate_block(const typename S::Value* s, index_t s_str
     SSMAX_UNROLL
     for (int j = 0; j < vectors; ++j) sum[i][j] = S::set(0);
   }
-  for (index_t key = 0; key < keys; ++key) {
-    fetch_row(ahead, key);
-    V x[vectors];
-    SSMAX_UNROLL
-    for (int j = 0; j < vectors; ++j) x[j] = load_stored<S>(v + key * v_stride + j * S::width);
-    SSMAX_UNROLL
-    for (int i = 0; i < rows; ++i) {
-      const V weight = S::set(s[i * s_stride + key]);
+  const index_t quarter = (keys + few_streams - 1) / few_streams;
+  for (index_t first = 0; first < quarter; ++first) {
+    for (index_t key = first; key < keys; key += quarter) {
+      V x[vectors];
       SSMAX_UNROLL
-      for (int j = 0; j < vectors; ++j) sum[i][j] = S::fma(weight, x[j], sum[i][j]);
+      for (int j = 0; j < vectors; ++j) x[j] = load_stored<S>(v + key * v_stride + j * S::width);
+      SSMAX_UNROLL
+      for (int i = 0; i < rows; ++i) {
+        const V weight = S::set(s[i * s_stride + key]);
+        SSMAX_UNROLL
+        for (int j = 0; j < vectors; ++j) sum[i][j] = S::fma(weight, x[j], sum[i][j]);
+      }
     }
   }
   SSMAX_UNROLL
@@ -152,18 +157,24 @@ SSMAX_INLINE void few_accumulate_block(const typename S::Value* s, index_t s_str
 
 template <class S, int rows, class X>
 void few_accumulate_rows(const typename S::Value* s, index_t s_stride, index_t keys, const X* v,
-                         index_t v_stride, index_t dv, typename S::Value* o, index_t o_stride,
-                         Ahead<X> ahead) {
+                         index_t v_stride, index_t dv, typename S::Value* o, index_t o_stride) {
   using V = typename S::V;
-  constexpr int vectors = 2 * S::tile_rows / rows;
   index_t c = 0;
-  for (; c + vectors * S::width <= dv; c += vectors * S::width) {
-    few_accumulate_block<S, rows, vectors>(s, s_stride, keys, v + c, v_stride, o + c, o_stride, ahead);
-    ahead.count = 0;
+  if constexpr (2 * S::tile_rows / rows >= 8) {
+    for (; c + 8 * S::width <= dv; c += 8 * S::width) {
+      few_accumulate_block<S, rows, 8>(s, s_stride, keys, v + c, v_stride, o + c, o_stride);
+    }
+  }
+  if constexpr (2 * S::tile_rows / rows >= 4) {
+    for (; c + 4 * S::width <= dv; c += 4 * S::width) {
+      few_accumulate_block<S, rows, 4>(s, s_stride, keys, v + c, v_stride, o + c, o_stride);
+    }
+  }
+  for (; c + 2 * S::width <= dv; c += 2 * S::width) {
+    few_accumulate_block<S, rows, 2>(s, s_stride, keys, v + c, v_stride, o + c, o_stride);
   }
   for (; c + S::width <= dv; c += S::width) {
-    few_accumulate_block<S, rows, 1>(s, s_stride, keys, v + c, v_stride, o + c, o_stride, ahead);
-    ahead.count = 0;
+    few_accumulate_block<S, rows, 1>(s, s_stride, keys, v + c, v_stride, o + c, o_stride);
   }
   if (c == dv) return;
   V sum[rows];
@@ -180,17 +191,16 @@ void few_accumulate_rows(const typename S::Value* s, index_t s_stride, index_t k
 
 template <class S, class X>
 void few_accumulate(const typename S::Value* s, index_t s_stride, index_t rows, index_t keys, const X* v,
-                    index_t v_stride, index_t dv, typename S::Value* o, index_t o_stride, Ahead<X> ahead) {
+                    index_t v_stride, index_t dv, typename S::Value* o, index_t o_stride) {
   for (index_t r = 0; r < rows;) {
     const auto* from = s + r * s_stride;
     auto* to = o + r * o_stride;
     if (r + 4 <= rows) {
-      few_accumulate_rows<S, 4>(from, s_stride, keys, v, v_stride, dv, to, o_stride, ahead);
+      few_accumulate_rows<S, 4>(from, s_stride, keys, v, v_stride, dv, to, o_stride);
       r += 4;
     } else {
-      few_accumulate_rows<S, 1>(from, s_stride, keys, v, v_stride, dv, to, o_stride, ahead);
+      few_accumulate_rows<S, 1>(from, s_stride, keys, v, v_stride, dv, to, o_stride);
       r += 1;
     }
-    ahead.count = 0;
   }
 }

@@ -41,6 +41,17 @@ struct LeafTable<RotaryLeaves<T>> {
   };
 };
 
+template <class T>
+struct LeafTable<ScoreLeaves<T>> {
+  using S = Lanes<T>;
+  static constexpr ScoreLeaves<T> value{
+      .softcap = softcap<S>,
+      .ramp = tile_ramp<S>,
+      .add = tile_add<S>,
+      .multiply = tile_multiply<S>,
+  };
+};
+
 template <class T, class X>
 struct LeafTable<FewLeaves<T, X>> {
   using S = Lanes<T>;
@@ -54,12 +65,14 @@ struct LeafTable<TileLeaves<T>> {
   static constexpr TileLeaves<T> value{
       .rows = S::tile_rows,
       .width = S::width,
+      .transpose = transpose<S>,
       .logits = {tile_logits<S, 1>, tile_logits<S, 2>, tile_logits<S, 3>},
       .hide = tile_hide<S>,
       .weights = tile_weights<S>,
       .rescale = tile_rescale<S>,
       .accumulate = {tile_accumulate<S, 1>, tile_accumulate<S, 2>, tile_accumulate<S, 3>},
       .merge = tile_merge<S>,
+      .all_finite = all_finite<S>,
       .pack_values = tile_pack_values<S>,
   };
 };

@@ -8,23 +8,18 @@
 template <class S>
 inline constexpr index_t group_width = S::tile_vectors* S::width;
 
-/// sum[r][·] = Σ_k A(r, k) · b[k][·]; A is rows of K (a[r·a_stride + k]) or a panel of V (a[k·rows + r]).
-template <class S, int vectors, bool panel>
+/// sum[r][·] += Σ_k A(r, k) · b[k][·], key by key; A is rows of K (a[r·a_stride + k]) or columns of V (a[k·a_stride + r]).
+template <class S, int vectors, bool columns>
 SSMAX_INLINE void tile_product(const typename S::Value* a, index_t a_stride, const typename S::Value* b,
                                index_t steps, typename S::V (&sum)[S::tile_rows][vectors]) {
   using V = typename S::V;
-  SSMAX_UNROLL
-  for (int r = 0; r < S::tile_rows; ++r) {
-    SSMAX_UNROLL
-    for (int v = 0; v < vectors; ++v) sum[r][v] = S::set(0);
-  }
   for (index_t k = 0; k < steps; ++k) {
     V x[vectors];
     SSMAX_UNROLL
     for (int v = 0; v < vectors; ++v) x[v] = S::load(b + k * group_width<S> + v * S::width);
     SSMAX_UNROLL
     for (int r = 0; r < S::tile_rows; ++r) {
-      const V y = S::set(panel ? a[k * S::tile_rows + r] : a[r * a_stride + k]);
+      const V y = S::set(columns ? a[k * a_stride + r] : a[r * a_stride + k]);
       SSMAX_UNROLL
       for (int v = 0; v < vectors; ++v) sum[r][v] = S::fma(y, x[v], sum[r][v]);
     }
@@ -32,11 +27,16 @@ SSMAX_INLINE void tile_product(const typename S::Value* a, index_t a_stride, con
 }
 
 template <class S, int vectors>
-void tile_logits(const typename S::Value* k, index_t d, index_t keys, const typename S::Value* q,
-                 typename S::Value* s) {
+void tile_logits(const typename S::Value* k, index_t k_stride, index_t d, index_t keys,
+                 const typename S::Value* q, typename S::Value* s) {
   for (index_t key = 0; key < keys; key += S::tile_rows) {
     typename S::V sum[S::tile_rows][vectors];
-    tile_product<S, vectors, false>(k + key * d, d, q, d, sum);
+    SSMAX_UNROLL
+    for (int r = 0; r < S::tile_rows; ++r) {
+      SSMAX_UNROLL
+      for (int v = 0; v < vectors; ++v) sum[r][v] = S::set(0);
+    }
+    tile_product<S, vectors, false>(k + key * k_stride, k_stride, q, d, sum);
     SSMAX_UNROLL
     for (int r = 0; r < S::tile_rows; ++r) {
       SSMAX_UNROLL
@@ -45,19 +45,24 @@ void tile_logits(const typename S::Value* k, index_t d, index_t keys, const type
   }
 }
 
+/// The sums go on from what o holds: how the keys of a chunk are cut into calls, which depends on what the other queries
+/// of a group see, does not show in the bits.
 template <class S, int vectors>
-void tile_accumulate(const typename S::Value* v_panels, index_t panel_stride, index_t panels,
+void tile_accumulate(const typename S::Value* values, index_t v_stride, index_t panel_stride, index_t panels,
                      const typename S::Value* s, index_t keys, typename S::Value* o) {
   for (index_t panel = 0; panel < panels; ++panel) {
     typename S::V sum[S::tile_rows][vectors];
-    tile_product<S, vectors, true>(v_panels + panel * panel_stride, 0, s, keys, sum);
+    typename S::Value* rows = o + panel * S::tile_rows * group_width<S>;
     SSMAX_UNROLL
     for (int r = 0; r < S::tile_rows; ++r) {
-      typename S::Value* row = o + (panel * S::tile_rows + r) * group_width<S>;
       SSMAX_UNROLL
-      for (int v = 0; v < vectors; ++v) {
-        S::store(row + v * S::width, S::add(S::load(row + v * S::width), sum[r][v]));
-      }
+      for (int v = 0; v < vectors; ++v) sum[r][v] = S::load(rows + r * group_width<S> + v * S::width);
+    }
+    tile_product<S, vectors, true>(values + panel * panel_stride, v_stride, s, keys, sum);
+    SSMAX_UNROLL
+    for (int r = 0; r < S::tile_rows; ++r) {
+      SSMAX_UNROLL
+      for (int v = 0; v < vectors; ++v) S::store(rows + r * group_width<S> + v * S::width, sum[r][v]);
     }
   }
 }
@@ -110,7 +115,10 @@ TileChange tile_weights(typename S::Value* s, index_t keys, const TileState<type
   const bool ordered = tile_top<S>(s, keys, largest);
   const V magic = S::set(ExpConstants<T>::magic);
   const V before = S::load(state.shift);
-  const V raised = S::max(before, S::sub(S::add(largest, magic), magic));
+  // Only a logit that is 8 above the shift raises it: weights stay below 2^9, and after the first block hardly any of them
+  // makes what was accumulated be rescaled (1 % of the time at width 64).
+  const V nearest = S::sub(S::add(largest, magic), magic);
+  const V raised = S::select(S::less(S::add(before, S::set(8)), nearest), nearest, before);
   const V base = S::select(S::less(raised, S::set(std::numeric_limits<T>::lowest())), S::set(0), raised);
   if (!ordered || S::any(S::not_less(S::abs(base), S::set(largest_shift<T>)))) return TileChange::irregular;
 
@@ -167,23 +175,34 @@ void tile_merge(typename S::Value* out, const typename S::Value* in, index_t row
   }
 }
 
-/// Rows of V into panels of tile_rows channels, [panel][key][channel], missing channels 0; returns whether all is finite.
 template <class S>
-bool tile_pack_values(const typename S::Value* v, index_t v_stride, index_t keys, index_t channels,
+bool all_finite(const typename S::Value* in, index_t stride, index_t rows, index_t columns) {
+  typename S::V zero[4] = {S::set(0), S::set(0), S::set(0), S::set(0)};  // 0 · x is 0 while x is finite
+  for (index_t r = 0; r < rows; ++r, in += stride) {
+    index_t c = 0;
+    for (; c + 4 * S::width <= columns; c += 4 * S::width) {
+      SSMAX_UNROLL
+      for (int i = 0; i < 4; ++i) zero[i] = S::fma(S::load(in + c + i * S::width), S::set(0), zero[i]);
+    }
+    for (; c < columns; c += S::width)
+      zero[0] = S::fma(load_up_to<S>(in + c, columns - c, 0), S::set(0), zero[0]);
+  }
+  return !S::any(S::either(S::unordered(zero[0], zero[1]), S::unordered(zero[2], zero[3])));
+}
+
+/// Rows of V into panels of tile_rows channels, [panel][key][channel], missing channels 0.
+template <class S>
+void tile_pack_values(const typename S::Value* v, index_t v_stride, index_t keys, index_t channels,
                       typename S::Value* panels, index_t panel_stride) {
   using T = typename S::Value;
   constexpr index_t rows = S::tile_rows;
-  typename S::V zero = S::set(0);  // stays 0 while all is finite
   for (index_t key = 0; key < keys; ++key) {
     const T* row = v + key * v_stride;
-    index_t c = 0;
-    for (; c + S::width <= channels; c += S::width) zero = S::fma(S::load(row + c), S::set(0), zero);
-    if (c < channels) zero = S::fma(S::load_part(row + c, channels - c, T{0}), S::set(0), zero);
     T* to = panels + key * rows;
-    for (c = 0; c + rows <= channels; c += rows, to += panel_stride)
+    index_t c = 0;
+    for (; c + rows <= channels; c += rows, to += panel_stride)
       __builtin_memcpy(to, row + c, rows * sizeof(T));
     if (c == channels) continue;
     for (index_t r = 0; r < rows; ++r) to[r] = c + r < channels ? row[c + r] : T{0};
   }
-  return !S::any(S::unordered(zero, zero));
 }

@@ -6,8 +6,8 @@ struct F32 {
   using V = float32x4_t;
   using M = uint32x4_t;
   static constexpr index_t width = 4;
-  static constexpr int chains = 4;        // exponentials in step, in one row
-  static constexpr int group_chains = 2;  // and across short rows
+  static constexpr int chains = 4;                       // exponentials in step, in one row
+  static constexpr int group_chains = 2;                 // and across short rows
   static constexpr int tile_rows = 8, tile_vectors = 3;  // of attention's products: sums kept in registers
 
   static V set(Value v) { return vdupq_n_f32(v); }
@@ -51,6 +51,8 @@ struct F32 {
 
   static Value reduce_sum(V v) { return vaddvq_f32(v); }
   static Value reduce_max(V v) { return vmaxvq_f32(v); }
+  // high holds the elements that lie so far behind those of low, stage by stage.
+  static constexpr int fold_step[] = {1, 2};
   template <int stage>
   static void fold_inputs(V a, V b, V& low, V& high) {
     low = vuzp1q_f32(a, b);
@@ -86,8 +88,8 @@ struct F64 {
   using V = float64x2_t;
   using M = uint64x2_t;
   static constexpr index_t width = 2;
-  static constexpr int chains = 4;        // exponentials in step, in one row
-  static constexpr int group_chains = 2;  // and across short rows
+  static constexpr int chains = 4;                       // exponentials in step, in one row
+  static constexpr int group_chains = 2;                 // and across short rows
   static constexpr int tile_rows = 8, tile_vectors = 3;  // of attention's products: sums kept in registers
 
   static V set(Value v) { return vdupq_n_f64(v); }
@@ -128,6 +130,8 @@ struct F64 {
 
   static Value reduce_sum(V v) { return vaddvq_f64(v); }
   static Value reduce_max(V v) { return vmaxvq_f64(v); }
+  // high holds the elements that lie so far behind those of low, stage by stage.
+  static constexpr int fold_step[] = {1};
   template <int stage>
   static void fold_inputs(V a, V b, V& low, V& high) {
     low = vuzp1q_f64(a, b);

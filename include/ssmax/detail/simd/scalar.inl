@@ -7,8 +7,8 @@ struct ScalarLane {
   using V = Value;
   using M = bool;
   static constexpr index_t width = 1;
-  static constexpr int chains = 4;        // exponentials in step, in one row
-  static constexpr int group_chains = 1;  // and across short rows
+  static constexpr int chains = 4;                       // exponentials in step, in one row
+  static constexpr int group_chains = 1;                 // and across short rows
   static constexpr int tile_rows = 4, tile_vectors = 3;  // of attention's products: sums kept in registers
 
   static V set(Value v) { return v; }
@@ -57,6 +57,7 @@ struct ScalarLane {
 
   static Value reduce_sum(V v) { return v; }
   static Value reduce_max(V v) { return v; }
+  static constexpr int fold_step[] = {0};
   template <int stage>
   static void fold_inputs(V a, V b, V& low, V& high) {
     low = a;

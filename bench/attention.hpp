@@ -1,0 +1,75 @@
+// The work of attention, prefill and decode alike: shapes, what is visible, and what is counted.
+#pragma once
+
+#include <algorithm>
+#include <string>
+
+#include "data.hpp"
+
+namespace ssmax_bench {
+
+// q is [head, query, channel]; k and v are [kv head, key, channel]; one batch entry. Decode has one query, at
+// the last position.
+struct AttentionShape {
+  index_t heads;
+  index_t kv_heads;
+  index_t width;
+  index_t n;  // keys
+  index_t queries;
+
+  index_t group() const { return heads / kv_heads; }
+  index_t query_size() const { return heads * queries * width; }
+  index_t key_size() const { return kv_heads * n * width; }
+  std::string name() const {
+    return std::string("h") + std::to_string(heads) + "_kv" + std::to_string(kv_heads) + "_d" +
+           std::to_string(width) + "_n" + std::to_string(n);
+  }
+};
+
+// Keys [first(p), end(p, n)) of position p.
+struct Visibility {
+  bool causal = false;
+  index_t window = 0;  // with causal: the last so many keys, p's own included; 0 is all
+
+  index_t first(index_t position) const {
+    return window == 0 ? 0 : std::max<index_t>(0, position + 1 - window);
+  }
+  index_t end(index_t position, index_t n) const { return causal ? position + 1 : n; }
+  std::string name() const {
+    if (window > 0) return std::string("w") + std::to_string(window);
+    return causal ? "causal" : "full";
+  }
+
+  // Logits of n queries over n keys that count as work. A causal mask is agreed to count as half of them.
+  double logits(index_t n) const {
+    const auto keys = static_cast<double>(n);
+    const auto width = static_cast<double>(window);
+    if (window > 0) return width * keys - width * (width - 1) / 2;
+    return causal ? keys * keys / 2 : keys * keys;
+  }
+};
+
+enum class ElementType { f32, bf16, f16 };
+
+inline const char* name(ElementType type) {
+  return type == ElementType::f32 ? "f32" : type == ElementType::bf16 ? "bf16" : "f16";
+}
+
+inline index_t bytes(ElementType type) { return type == ElementType::f32 ? 4 : 2; }
+
+// out = softmax(q k^T / sqrt(width)) v for each head.
+struct AttentionArguments {
+  AttentionShape shape;
+  Visibility visibility;
+  ElementType type;
+  int threads;
+  // Whether a peer may take query heads that share a kv head for queries of one head. That is the faster way
+  // in PyTorch, and not the one that its users are offered.
+  bool fold;
+  const void* q = nullptr;
+  const void* k = nullptr;
+  const void* v = nullptr;
+  void* out = nullptr;
+};
+
+}  // namespace ssmax_bench

@@ -1,0 +1,69 @@
+// Queries, keys and values to attend with.
+#pragma once
+
+#include <array>
+#include <cstring>
+#include <map>
+#include <ssmax/half.hpp>
+
+#include "attention.hpp"
+
+namespace ssmax_bench {
+
+// Made once for a shape and shared by everyone who computes on it.
+class AttentionData {
+ public:
+  static const AttentionData& of(const AttentionShape& shape, ElementType type) {
+    static std::map<std::array<index_t, 6>, AttentionData> all;
+    const std::array<index_t, 6> key{shape.heads, shape.kv_heads, shape.width,
+                                     shape.n,     shape.queries,  static_cast<index_t>(type)};
+    const auto found = all.find(key);
+    if (found != all.end()) return found->second;
+    return all.emplace(key, AttentionData(shape, type)).first->second;
+  }
+
+  AttentionArguments arguments(Visibility visibility, int threads) const {
+    return {.shape = shape_,
+            .visibility = visibility,
+            .type = type_,
+            .threads = threads,
+            .fold = true,
+            .q = q_.data(),
+            .k = k_.data(),
+            .v = v_.data(),
+            .out = out_.data()};
+  }
+
+ private:
+  AttentionData(const AttentionShape& shape, ElementType type)
+      : shape_(shape),
+        type_(type),
+        q_(normal(shape.query_size(), 1)),
+        k_(normal(shape.key_size(), 2)),
+        v_(normal(shape.key_size(), 3)),
+        out_(shape.query_size(), 4) {}
+
+  // A 16-bit type takes half of a buffer of floats.
+  Buffer normal(index_t size, int seed) const {
+    Buffer floats(size, seed);
+    fill_normal(floats, static_cast<std::uint32_t>(seed));
+    if (type_ == ElementType::f32) return floats;
+    Buffer narrow((size + 1) / 2, seed);
+    for (index_t i = 0; i < size; ++i) {
+      const float value = floats.data()[i];
+      const std::uint16_t bits =
+          type_ == ElementType::bf16 ? ssmax::bfloat16(value).bits : ssmax::half(value).bits;
+      std::memcpy(reinterpret_cast<char*>(narrow.data()) + 2 * i, &bits, sizeof(bits));
+    }
+    return narrow;
+  }
+
+  AttentionShape shape_;
+  ElementType type_;
+  Buffer q_;
+  Buffer k_;
+  Buffer v_;
+  Buffer out_;
+};
+
+}  // namespace ssmax_bench

@@ -1,0 +1,140 @@
+#include "decode.hpp"
+
+#include <array>
+#include <memory>
+#include <ssmax/attention.hpp>
+#include <ssmax/execution.hpp>
+#include <ssmax/kv_cache.hpp>
+#include <ssmax/target.hpp>
+#include <utility>
+
+#include "attention_data.hpp"
+#include "measure.hpp"
+#include "reference_attention.hpp"
+#include "scalings.hpp"
+
+namespace ssmax_bench {
+namespace {
+
+using Implementations = std::vector<Implementation<AttentionArguments>>;
+
+// What a call needs that lives longer than it.
+template <class T>
+struct Session {
+  Session(const AttentionArguments& a, bool with_rope)
+      : cache({.kv_heads = a.shape.kv_heads, .width = a.shape.width, .capacity = a.shape.n}) {
+    const std::array<index_t, 4> keys{1, a.shape.kv_heads, a.shape.n, a.shape.width};
+    if (with_rope) {
+      rope = std::make_unique<ssmax::Rope<float>>(ssmax::RopeOptions{.width = a.shape.width}, a.shape.n);
+    }
+    cache.append({static_cast<const T*>(a.k), keys}, {static_cast<const T*>(a.v), keys}, rope.get());
+  }
+
+  ssmax::KvCache<T> cache;
+  std::unique_ptr<const ssmax::Rope<float>> rope;
+};
+
+template <class T, class Scaling>
+Run decode(const AttentionArguments& a, const Scaling& scaling, bool rope) {
+  const std::array<index_t, 4> rows{1, a.shape.heads, a.shape.queries, a.shape.width};
+  const ssmax::DecodeArguments<T> arguments{.q = {static_cast<const T*>(a.q), rows},
+                                            .out = {static_cast<T*>(a.out), rows}};
+  const auto session = std::make_shared<Session<T>>(a, rope);
+  if (a.threads == 1) {
+    return [=] {
+      ssmax::decode<T>(arguments, session->cache, scaling, ssmax::Causal{}, {.rope = session->rope.get()});
+    };
+  }
+  const auto pool = std::make_shared<ssmax::ThreadPool>(a.threads);
+  return [=] {
+    ssmax::decode<T>(arguments, session->cache, scaling, ssmax::Causal{}, {.rope = session->rope.get()},
+                     *pool);
+  };
+}
+
+template <class Scaling>
+Implementation<AttentionArguments> ours(const std::string& name, const Scaling& scaling,
+                                        AttentionFormula formula) {
+  return {name,
+          [=](const AttentionArguments& a) -> Run {
+            if (a.type == ElementType::bf16) return decode<ssmax::bfloat16>(a, scaling, formula.rope);
+            if (a.type == ElementType::f16) return decode<ssmax::half>(a, scaling, formula.rope);
+            return decode<float>(a, scaling, formula.rope);
+          },
+          [formula](const AttentionArguments& a) { return compare_attention(a, formula); },
+          [](const AttentionArguments&) { return std::string(ssmax::target_name(ssmax::active_target())); }};
+}
+
+// With variants on one thread in float: what a scaling costs does not depend on either.
+Implementations all_of_ours(ElementType type, int threads) {
+  Implementations all{ours("softmax", ssmax::Softmax{}, {softmax_multiplier, false})};
+  if (type != ElementType::f32 || threads > 1) return all;
+  const ssmax::SSMax<float> ssmax{s};
+  all.push_back(ours("ssmax", ssmax, {ssmax_multiplier, false}));
+  all.push_back(ours("ssmax_bias", ssmax::SSMax<float>{s, b}, {ssmax_bias_multiplier, false}));
+  all.push_back(ours("ssmax_rope", ssmax, {ssmax_multiplier, true}));
+  all.push_back(ours("softmax_rope", ssmax::Softmax{}, {softmax_multiplier, true}));
+  return all;
+}
+
+Implementation<AttentionArguments> peer_as(const std::string& name, const Peer* peer, bool fold) {
+  const auto as_asked = [fold](AttentionArguments a) {
+    a.fold = fold;
+    return a;
+  };
+  return {name, [=](const AttentionArguments& a) { return peer->attention(as_asked(a)); },
+          [](const AttentionArguments& a) {
+            return compare_attention(a, {softmax_multiplier, false});
+          },
+          [=](const AttentionArguments& a) { return peer->attention_label(as_asked(a)); }};
+}
+
+Implementations all_peers(AttentionArguments probe) {
+  probe.shape.n = 2;  // not as many as there are queries: that is no decode
+  Implementations all;
+  for (const LoadedPeer& peer : peers()) {
+    if (peer.peer == nullptr || !peer.peer->attention(probe)) continue;
+    all.push_back(peer_as(peer.name, peer.peer, true));
+    // As PyTorch means it to be called, next to the way that is faster.
+    if (peer.name == "torch" && probe.shape.group() > 1) {
+      all.push_back(peer_as("torch_gqa", peer.peer, false));
+    }
+  }
+  return all;
+}
+
+void register_shape(const AttentionShape& shape, ElementType type, int threads) {
+  const std::string benchmark = shape.name() + "_" + name(type) + "_t" + std::to_string(threads);
+  Implementations all = all_of_ours(type, threads);
+  for (auto& peer :
+       all_peers({.shape = shape, .visibility = {}, .type = type, .threads = threads, .fold = true})) {
+    all.push_back(std::move(peer));
+  }
+  for (const auto& implementation : all) {
+    add_benchmark<AttentionArguments>(
+        "decode", benchmark, implementation,
+        [=] { return AttentionData::of(shape, type).arguments({}, threads); },
+        bytes_per_second(2 * shape.key_size() * bytes(type)));
+  }
+}
+
+}  // namespace
+
+void register_decode() {
+  struct Heads {
+    index_t heads;
+    index_t kv_heads;
+    index_t width;
+  };
+  for (const auto [heads, kv_heads, width] : {Heads{12, 12, 64}, Heads{16, 2, 64}, Heads{16, 2, 128}}) {
+    for (const index_t n : {1024, 8192, 32768}) {
+      for (const ElementType type : {ElementType::f32, ElementType::bf16, ElementType::f16}) {
+        for (const int threads : {1, 2}) {
+          register_shape({heads, kv_heads, width, n, 1}, type, threads);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace ssmax_bench

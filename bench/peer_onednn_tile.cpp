@@ -1,0 +1,192 @@
+// The scheme of PyTorch 2 over oneDNN's products: tiles of 128 queries by 256 keys, an online softmax between
+// the two products of a tile, tiles that nobody sees left out. The strongest peer. Vectors are the compiler's
+// own, of 64 bytes: -march=native says what becomes of them.
+#include <dnnl.h>
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <numbers>
+#include <vector>
+
+#include "peers.hpp"
+#include "team.hpp"
+
+namespace ssmax_bench {
+namespace {
+
+constexpr index_t query_tile = 128;
+constexpr index_t key_tile = 256;
+
+using Vector = float __attribute__((vector_size(64)));
+using Integers = std::int32_t __attribute__((vector_size(64)));
+constexpr index_t lanes = 16;
+
+Vector load(const float* data) {
+  Vector value;
+  __builtin_memcpy(&value, data, sizeof(value));
+  return value;
+}
+void store(float* data, Vector value) { __builtin_memcpy(data, &value, sizeof(value)); }
+Vector all(float value) { return Vector{} + value; }
+Vector larger(Vector a, Vector b) { return a > b ? a : b; }
+
+float largest(Vector value) {
+  float max = value[0];
+  for (int i = 1; i < lanes; ++i) max = std::max(max, value[i]);
+  return max;
+}
+
+float sum(Vector value) {
+  float total = 0;
+  for (int i = 0; i < lanes; ++i) total += value[i];
+  return total;
+}
+
+// 2^x for x <= 0, within 1e-7; what is too small becomes 2^-126.
+Vector exp2(Vector x) {
+  x = larger(x, all(-126));
+  const Vector shifted = x + all(0x1.8p23F);  // the integer nearest to x is now in the last bits
+  const Vector f = x - (shifted - all(0x1.8p23F));
+  Vector y = f * all(0.00132764686F) + all(0.00967554135F);
+  y = y * f + all(0.0555071329F);
+  y = y * f + all(0.240221197F);
+  y = y * f + all(0.693146967F);
+  y = y * f + all(1.00000007F);
+  return std::bit_cast<Vector>(std::bit_cast<Integers>(y) + (std::bit_cast<Integers>(shifted) << 23));
+}
+
+struct Row {
+  float max = -std::numeric_limits<float>::infinity();
+  float sum = 0;
+};
+
+// Logits, in powers of two, to weights relative to the row's new maximum; what came before is multiplied to
+// match.
+void online_softmax(float* logits, index_t count, Row& row, float* out, index_t width) {
+  Vector max[4] = {all(row.max), all(row.max), all(row.max), all(row.max)};
+  for (index_t i = 0; i < count; i += lanes) {
+    max[i / lanes % 4] = larger(max[i / lanes % 4], load(logits + i));
+  }
+  const float new_max = largest(larger(larger(max[0], max[1]), larger(max[2], max[3])));
+  Vector total[2] = {};
+  for (index_t i = 0; i < count; i += lanes) {
+    const Vector weight = exp2(load(logits + i) - all(new_max));
+    total[i / lanes % 2] += weight;
+    store(logits + i, weight);
+  }
+  if (new_max != row.max) {
+    const float factor = std::exp2(row.max - new_max);
+    row.sum *= factor;
+    for (index_t i = 0; i < width; ++i) out[i] *= factor;
+    row.max = new_max;
+  }
+  row.sum += sum(total[0] + total[1]);
+}
+
+struct Scratch {
+  explicit Scratch(index_t width) : logits(query_tile * key_tile), out(query_tile * width, 1) {}
+
+  Buffer logits;
+  Buffer out;
+  Row rows[query_tile];
+};
+
+class Attention {
+ public:
+  explicit Attention(const AttentionArguments& a)
+      : a_(a),
+        blocks_((a.shape.queries + query_tile - 1) / query_tile),
+        team_(a.threads, [this](int member) { work(scratch_[static_cast<std::size_t>(member)]); }) {
+    for (int member = 0; member < a.threads; ++member) scratch_.emplace_back(a.shape.width);
+  }
+
+  void run() {
+    next_.store(0, std::memory_order_relaxed);
+    team_.run();
+  }
+
+ private:
+  void work(Scratch& scratch) {
+    const index_t tasks = a_.shape.heads * blocks_;
+    for (index_t task; (task = next_.fetch_add(1, std::memory_order_relaxed)) < tasks;) {
+      // The longest block of a head first.
+      attend(task / blocks_, (blocks_ - 1 - task % blocks_) * query_tile, scratch);
+    }
+  }
+
+  void attend(index_t head, index_t query, Scratch& scratch) const {
+    const auto& [heads, kv_heads, width, n, queries] = a_.shape;
+    const index_t count = std::min(query_tile, queries - query);
+    const index_t position = query + n - queries;
+    const index_t kv = head / a_.shape.group() * n * width;
+    const float* q = static_cast<const float*>(a_.q) + (head * queries + query) * width;
+    const float* k = static_cast<const float*>(a_.k) + kv;
+    const float* v = static_cast<const float*>(a_.v) + kv;
+    const float scale = std::numbers::log2e_v<float> / std::sqrt(static_cast<float>(width));
+    float* logits = scratch.logits.data();
+    float* sums = scratch.out.data();
+    std::fill_n(scratch.rows, count, Row{});
+    std::fill_n(sums, count * width, 0.0F);
+
+    const index_t end = a_.visibility.end(position + count - 1, n);
+    for (index_t key = a_.visibility.first(position) / key_tile * key_tile; key < end; key += key_tile) {
+      const index_t keys = std::min(key_tile, end - key);
+      dnnl_sgemm('N', 'T', count, keys, width, scale, q, width, k + key * width, width, 0, logits, key_tile);
+      for (index_t row = 0; row < count; ++row) {
+        hide(logits + row * key_tile, keys, a_.visibility.first(position + row) - key,
+             a_.visibility.end(position + row, n) - key);
+        online_softmax(logits + row * key_tile, keys, scratch.rows[row], sums + row * width, width);
+      }
+      dnnl_sgemm('N', 'N', count, width, keys, 1, logits, key_tile, v + key * width, width, 1, sums, width);
+    }
+
+    float* out = static_cast<float*>(a_.out) + (head * queries + query) * width;
+    for (index_t row = 0; row < count; ++row) {
+      const float reciprocal = 1 / scratch.rows[row].sum;
+      for (index_t i = 0; i < width; ++i) out[row * width + i] = sums[row * width + i] * reciprocal;
+    }
+  }
+
+  // Keys before `first` and from `end` on, and what fills the last vector.
+  static void hide(float* logits, index_t keys, index_t first, index_t end) {
+    // Far below any logit, and finite: a row that sees no key of a tile must not subtract infinities.
+    constexpr float hidden = -1e30F;
+    const index_t padded = (keys + lanes - 1) / lanes * lanes;
+    if (first > 0) std::fill_n(logits, std::min(first, padded), hidden);
+    if (end < padded) std::fill(logits + std::clamp<index_t>(end, 0, padded), logits + padded, hidden);
+  }
+
+  AttentionArguments a_;
+  index_t blocks_;
+  std::vector<Scratch> scratch_;
+  std::atomic<index_t> next_{0};
+  Team team_;  // last: its threads use the rest
+};
+
+class OneDnnTile final : public Peer {
+ public:
+  std::string version() const override {
+    const dnnl_version_t* v = dnnl_version();
+    return std::to_string(v->major) + "." + std::to_string(v->minor) + "." + std::to_string(v->patch) +
+           ", softmax with -march=native";
+  }
+
+  Run attention(const AttentionArguments& a) const override {
+    if (a.type != ElementType::f32 || a.shape.queries != a.shape.n) return {};
+    return [attention = std::make_shared<Attention>(a)] { attention->run(); };
+  }
+
+  std::string attention_label(const AttentionArguments&) const override { return "tiles of 128 x 256"; }
+};
+
+}  // namespace
+}  // namespace ssmax_bench
+
+const ssmax_bench::Peer* ssmax_bench_peer() {
+  static const ssmax_bench::OneDnnTile peer;
+  return &peer;
+}

@@ -1,0 +1,135 @@
+#include "prefill.hpp"
+
+#include <array>
+#include <memory>
+#include <ssmax/attention.hpp>
+#include <ssmax/execution.hpp>
+#include <ssmax/target.hpp>
+#include <utility>
+
+#include "attention_data.hpp"
+#include "measure.hpp"
+#include "reference_attention.hpp"
+#include "scalings.hpp"
+
+namespace ssmax_bench {
+namespace {
+
+using Implementations = std::vector<Implementation<AttentionArguments>>;
+
+ssmax::AttentionArguments<float> our_arguments(const AttentionArguments& a) {
+  const auto& [heads, kv_heads, width, n, queries] = a.shape;
+  const std::array<index_t, 4> rows{1, heads, queries, width};
+  const std::array<index_t, 4> keys{1, kv_heads, n, width};
+  return {.q = {static_cast<const float*>(a.q), rows},
+          .k = {static_cast<const float*>(a.k), keys},
+          .v = {static_cast<const float*>(a.v), keys},
+          .out = {static_cast<float*>(a.out), rows}};
+}
+
+template <class Scaling, class Mask>
+Run attend(const AttentionArguments& a, const Scaling& scaling, const Mask& mask,
+           const std::shared_ptr<const ssmax::Rope<float>>& rope) {
+  const ssmax::AttentionArguments<float> arguments = our_arguments(a);
+  if (a.threads == 1) {
+    return [=] { ssmax::attention<float>(arguments, scaling, mask, {.rope = rope.get()}); };
+  }
+  const auto pool = std::make_shared<ssmax::ThreadPool>(a.threads);
+  return [=] { ssmax::attention<float>(arguments, scaling, mask, {.rope = rope.get()}, *pool); };
+}
+
+template <class Scaling>
+Implementation<AttentionArguments> ours(const std::string& name, const Scaling& scaling,
+                                        AttentionFormula formula) {
+  return {name,
+          [=](const AttentionArguments& a) -> Run {
+            std::shared_ptr<const ssmax::Rope<float>> rope;
+            if (formula.rope) {
+              rope = std::make_shared<const ssmax::Rope<float>>(ssmax::RopeOptions{.width = a.shape.width},
+                                                                a.shape.n);
+            }
+            if (a.visibility.window > 0) {
+              return attend(a, scaling, ssmax::SlidingWindow{a.visibility.window - 1}, rope);
+            }
+            if (a.visibility.causal) return attend(a, scaling, ssmax::Causal{}, rope);
+            return attend(a, scaling, ssmax::Full{}, rope);
+          },
+          [formula](const AttentionArguments& a) { return compare_attention(a, formula); },
+          [](const AttentionArguments&) { return std::string(ssmax::target_name(ssmax::active_target())); }};
+}
+
+Implementation<AttentionArguments> plain() {
+  return ours("softmax", ssmax::Softmax{}, {softmax_multiplier, false});
+}
+
+Implementations variants() {
+  const ssmax::SSMax<float> ssmax{s};
+  return {ours("ssmax", ssmax, {ssmax_multiplier, false}),
+          ours("ssmax_bias", ssmax::SSMax<float>{s, b}, {ssmax_bias_multiplier, false}),
+          ours("ssmax_rope", ssmax, {ssmax_multiplier, true}),
+          ours("softmax_rope", ssmax::Softmax{}, {softmax_multiplier, true})};
+}
+
+// Whoever holds all logits stops where that takes minutes and gigabytes. Two threads are for the fastest.
+bool takes_part(const std::string& peer, const AttentionArguments& a) {
+  const bool is_fast = peer == "onednn_tile" || peer == "torch";
+  const index_t longest = is_fast ? 8192 : peer == "onednn" ? 4096 : 2048;
+  return a.shape.n <= longest && (a.threads == 1 || is_fast);
+}
+
+Implementations peers_for(const AttentionArguments& a) {
+  Implementations all;
+  for (const LoadedPeer& peer : peers()) {
+    if (peer.peer == nullptr || !takes_part(peer.name, a)) continue;
+    AttentionArguments probe = a;
+    probe.shape.n = probe.shape.queries = 1;
+    if (!peer.peer->attention(probe)) continue;
+    all.push_back({peer.name, [p = peer.peer](const AttentionArguments& work) { return p->attention(work); },
+                   [](const AttentionArguments& work) {
+                     return compare_attention(work, {softmax_multiplier, false});
+                   },
+                   [p = peer.peer](const AttentionArguments& work) { return p->attention_label(work); }});
+  }
+  return all;
+}
+
+void register_shape(const AttentionShape& shape, Visibility visibility, int threads) {
+  const std::string name = shape.name() + "_" + visibility.name() + "_f32_t" + std::to_string(threads);
+  Implementations all{plain()};
+  if (threads == 1 && visibility.window == 0 && (shape.n == 2048 || shape.n == 4096)) {
+    for (auto& variant : variants()) all.push_back(std::move(variant));
+  }
+  const AttentionArguments probe{
+      .shape = shape, .visibility = visibility, .type = ElementType::f32, .threads = threads, .fold = true};
+  for (auto& peer : peers_for(probe)) all.push_back(std::move(peer));
+  // A multiplication and an addition for each channel of each logit, in either product.
+  const double operations = 4 * visibility.logits(shape.n) * static_cast<double>(shape.width * shape.heads);
+  for (const auto& implementation : all) {
+    add_benchmark<AttentionArguments>(
+        "prefill", name, implementation,
+        [=] { return AttentionData::of(shape, ElementType::f32).arguments(visibility, threads); },
+        gflops(operations));
+  }
+}
+
+}  // namespace
+
+void register_prefill() {
+  struct Heads {
+    index_t heads;
+    index_t width;
+  };
+  for (const auto [heads, width] : {Heads{12, 64}, Heads{8, 128}}) {
+    for (const index_t n : {512, 1024, 2048, 4096, 8192}) {
+      const AttentionShape shape{heads, heads, width, n, n};
+      for (const int threads : {1, 2}) {
+        if (threads > 1 && n < 2048) continue;
+        register_shape(shape, Visibility{}, threads);
+        register_shape(shape, Visibility{.causal = true}, threads);
+      }
+      if (n == 8192) register_shape(shape, Visibility{.causal = true, .window = 512}, 1);
+    }
+  }
+}
+
+}  // namespace ssmax_bench

@@ -1,0 +1,8 @@
+// Attention of n queries over their own n keys.
+#pragma once
+
+namespace ssmax_bench {
+
+void register_prefill();
+
+}  // namespace ssmax_bench

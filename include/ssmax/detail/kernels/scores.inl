@@ -1,0 +1,59 @@
+// Scores that attention applies to whole vectors of logits. Included once per target.
+
+/// out = cap·tanh(in / cap), tanh u = e / (e + 2) with e = exp(2u) - 1 = (2^n - 1) + 2^n·(2^r - 1): the polynomial without
+/// its constant keeps e, and with it small logits, accurate to some ulps. -inf and NaN stay.
+template <class S>
+void softcap(const typename S::Value* in, index_t n, typename S::Value cap, typename S::Value* out) {
+  using T = typename S::Value;
+  using V = typename S::V;
+  using Constants = ExpConstants<T>;
+  constexpr T furthest = sizeof(T) == sizeof(float) ? T{30} : T{60};  // from here on tanh rounds to 1
+  const V scale = S::set(static_cast<T>(2 * 1.4426950408889634 / static_cast<double>(cap)));
+  const V magic = S::set(Constants::magic);
+  for (index_t i = 0; i < n; i += S::width) {
+    const V z = load_up_to<S>(in + i, n - i, 0);
+    const V x = S::max(S::set(-furthest), S::min(S::set(furthest), S::mul(z, scale)));
+    const V t = S::add(x, magic);
+    const V r = S::sub(x, S::sub(t, magic));
+    V p = S::set(Constants::polynomial[Constants::degree]);
+    SSMAX_UNROLL
+    for (int k = Constants::degree - 1; k > 0; --k) p = S::fma(p, r, S::set(Constants::polynomial[k]));
+    const V power = S::shift_exponent(S::set(1), t);
+    const V e = S::fma(S::mul(p, r), power, S::sub(power, S::set(1)));
+    const V capped = S::mul(S::set(cap), S::div(e, S::add(e, S::set(2))));
+    const auto keeps = S::either(S::unordered(z, z), S::less(z, S::set(std::numeric_limits<T>::lowest())));
+    store_up_to<S>(out + i, S::select(keeps, z, capped), n - i);
+  }
+}
+
+/// One vector of queries: s[key][·] += slope · (first + key).
+template <class S>
+void tile_ramp(typename S::Value* s, index_t keys, const typename S::Value* slope,
+               const typename S::Value* first) {
+  const typename S::V m = S::load(slope), begin = S::load(first);
+  for (index_t key = 0; key < keys; ++key) {
+    typename S::Value* p = s + key * group_width<S>;
+    const typename S::V distance = S::add(begin, S::set(static_cast<typename S::Value>(key)));
+    S::store(p, S::fma(m, distance, S::load(p)));
+  }
+}
+
+/// One vector of queries: s[key][·] += bias[key][·], a vector's width apart.
+template <class S>
+void tile_add(typename S::Value* s, index_t keys, const typename S::Value* bias) {
+  for (index_t key = 0; key < keys; ++key) {
+    typename S::Value* p = s + key * group_width<S>;
+    S::store(p, S::add(S::load(p), S::load(bias + key * S::width)));
+  }
+}
+
+/// One vector of queries: s[key][·] *= factor, but -inf stays -inf.
+template <class S>
+void tile_multiply(typename S::Value* s, index_t keys, const typename S::Value* factor) {
+  const typename S::V f = S::load(factor);
+  for (index_t key = 0; key < keys; ++key) {
+    typename S::Value* p = s + key * group_width<S>;
+    const typename S::V x = S::load(p);
+    S::store(p, S::select(unmasked<S>(x), S::mul(x, f), x));
+  }
+}

@@ -1,0 +1,123 @@
+// Attention under every mask that is a range of keys, and compositions of them, with SSMax: n is exactly the number of
+// keys that a query sees.
+
+#include <array>
+#include <limits>
+#include <ssmax/ssmax.hpp>
+#include <vector>
+
+#include "attention_problem.hpp"
+#include "catch.hpp"
+
+namespace {
+
+using attention_problem::check_mask;
+using attention_problem::Shape;
+using ssmax::Causal;
+using ssmax::Full;
+using ssmax::index_t;
+using ssmax::KeyLengths;
+using ssmax::KeyRange;
+using ssmax::Lengths;
+using ssmax::PrefixLM;
+using ssmax::Query;
+using ssmax::SlidingWindow;
+
+constexpr index_t unlimited = std::numeric_limits<index_t>::max();
+
+/// Few queries and many, of a kv head; more keys than queries and fewer; more keys than a chunk has.
+constexpr std::array<Shape, 6> shapes{{
+    // batch, heads, kv_heads, queries, keys, d, dv
+    {2, 4, 2, 5, 300, 8, 5},
+    {2, 4, 2, 61, 300, 9, 24},
+    {2, 4, 4, 131, 131, 3, 2},
+    {2, 3, 1, 70, 33, 8, 9},
+    {2, 2, 2, 7, 3, 5, 4},
+    {2, 1, 1, 20, 1100, 6, 12},
+}};
+
+const auto before = [](const Query& query, index_t key) { return key <= query.position(); };
+
+TEST_CASE("SSMax counts the keys of a full and of a causal mask", "[attention][masks]") {
+  for (const Shape& shape : shapes) {
+    check_mask<float>(shape, Full{}, [](const Query&, index_t) { return true; });
+    check_mask<float>(shape, Causal{}, before);
+    check_mask<double>(shape, Causal{}, before);
+  }
+}
+
+TEST_CASE("a sliding window is attended to and no more", "[attention][masks]") {
+  for (const Shape& shape : shapes) {
+    for (const index_t left : {index_t{0}, index_t{1}, index_t{2}, index_t{63}, index_t{200}, unlimited}) {
+      for (const index_t right : {index_t{0}, index_t{1}, index_t{40}, unlimited}) {
+        const auto window = [&](const Query& query, index_t key) {
+          const index_t distance = key - query.position();
+          return distance >= -left && distance <= right;
+        };
+        check_mask<float>(shape, SlidingWindow{left, right}, window);
+      }
+    }
+  }
+  check_mask<double>(shapes[1], SlidingWindow{30, 2}, [](const Query& query, index_t key) {
+    return key >= query.position() - 30 && key <= query.position() + 2;
+  });
+}
+
+TEST_CASE("a prefix of each batch entry's own is seen by all", "[attention][masks]") {
+  for (const Shape& shape : shapes) {
+    for (const auto& prefix : {std::vector<index_t>{0, 1}, {17, 1000}, {130, -4}}) {
+      check_mask<float>(shape, PrefixLM{prefix}, [&](const Query& query, index_t key) {
+        return before(query, key) || key < prefix[static_cast<std::size_t>(query.batch)];
+      });
+    }
+  }
+}
+
+TEST_CASE("padding of each batch entry's own is seen by none", "[attention][masks]") {
+  for (const Shape& shape : shapes) {
+    for (const auto& lengths : {std::vector<index_t>{0, 1}, {129, 2}, {-3, 5000}}) {
+      const auto kept = [&](const Query& query, index_t key) {
+        return key < lengths[static_cast<std::size_t>(query.batch)];
+      };
+      check_mask<float>(shape, KeyLengths{lengths}, kept);
+      check_mask<float>(shape, KeyLengths{lengths} & Causal{}, [&](const Query& query, index_t key) {
+        return kept(query, key) && before(query, key);
+      });
+    }
+  }
+}
+
+TEST_CASE("ragged rows and a window show what both show", "[attention][masks]") {
+  for (const Shape& shape : shapes) {
+    std::vector<index_t> lengths;
+    for (index_t row = 0; row < shape.batch * shape.heads * shape.queries; ++row) {
+      lengths.push_back(row % 9 == 4 ? 0 : row * 37 % (shape.keys + 1));
+    }
+    check_mask<float>(shape, Lengths{lengths} & SlidingWindow{50, 3}, [&](const Query& query, index_t key) {
+      const index_t row = (query.batch * shape.heads + query.head) * shape.queries + query.index;
+      return key < lengths[static_cast<std::size_t>(row)] && key >= query.position() - 50 &&
+             key <= query.position() + 3;
+    });
+  }
+}
+
+/// Another range for every batch entry, head and query, given carelessly.
+struct Careless {
+  KeyRange keys(const Query& query) const {
+    const index_t number = query.batch * 7 + query.head * 5 + query.index * 13;
+    return {number % 40 - 10, number % 11 == 0 ? -20 : number * 3};
+  }
+};
+
+TEST_CASE("a range of one's own may reach beyond the keys, and end before it begins", "[attention][masks]") {
+  for (const Shape& shape : shapes) {
+    const auto range = [](const Query& query, index_t key) {
+      const KeyRange keys = Careless{}.keys(query);
+      return key >= keys.begin && key < keys.end;
+    };
+    check_mask<float>(shape, Careless{}, range);
+    check_mask<double>(shape, Careless{}, range);
+  }
+}
+
+}  // namespace

@@ -1,0 +1,177 @@
+// Attention under masks that pick keys one by one: Where, MaskMatrix, Finite, one's own, and compositions, with SSMax.
+
+#include <array>
+#include <limits>
+#include <ssmax/ssmax.hpp>
+#include <vector>
+
+#include "attention_problem.hpp"
+#include "catch.hpp"
+
+namespace {
+
+using attention_problem::check_mask;
+using attention_problem::expect;
+using attention_problem::Output;
+using attention_problem::Problem;
+using attention_problem::Real;
+using attention_problem::Rules;
+using attention_problem::run;
+using attention_problem::Shape;
+using ssmax::Causal;
+using ssmax::Finite;
+using ssmax::index_t;
+using ssmax::KeyLengths;
+using ssmax::KeyRange;
+using ssmax::MaskMatrix;
+using ssmax::Query;
+using ssmax::SlidingWindow;
+using ssmax::View;
+using ssmax::Where;
+
+constexpr std::array<Shape, 5> shapes{{
+    // batch, heads, kv_heads, queries, keys, d, dv
+    {2, 4, 2, 5, 300, 8, 5},
+    {2, 4, 2, 61, 300, 9, 24},
+    {1, 3, 1, 70, 33, 8, 9},
+    {2, 2, 2, 7, 3, 5, 4},
+    {1, 2, 1, 10, 1100, 6, 3},
+}};
+
+/// Some keys of some queries, in no order, and none of every eleventh query.
+bool is_picked(const Query& query, index_t key) {
+  const index_t number = (query.batch * 5 + query.head * 3 + query.index);
+  return number % 11 != 3 && (number * 7919 + key * 104729) % 7 < 3;
+}
+
+struct Picky {
+  KeyRange keys(const Query& query) const { return {query.index % 50, query.shape.keys + 9}; }
+  bool sees(const Query& query, index_t key) const { return is_picked(query, key); }
+};
+
+/// [batch, heads, queries, keys] of bool.
+struct Matrix {
+  std::vector<char> storage;
+  std::array<index_t, 4> extents;
+
+  explicit Matrix(const Shape& s)
+      : storage(static_cast<std::size_t>(s.batch * s.heads * s.queries * s.keys)),
+        extents{s.batch, s.heads, s.queries, s.keys} {
+    for (std::size_t i = 0; i < storage.size(); ++i) storage[i] = static_cast<char>(i * i % 13 < 6);
+  }
+  const bool* data() const { return reinterpret_cast<const bool*>(storage.data()); }
+  View<const bool, 4> view() const { return {data(), extents}; }
+};
+
+TEST_CASE("a function picks keys, for SSMax to count", "[attention][masks]") {
+  for (const Shape& shape : shapes) {
+    check_mask<float>(shape, Where(is_picked), is_picked);
+    check_mask<double>(shape, Where(is_picked), is_picked);
+  }
+}
+
+TEST_CASE("a mask of one's own with a range and a predicate", "[attention][masks]") {
+  for (const Shape& shape : shapes) {
+    check_mask<float>(shape, Picky{}, [](const Query& query, index_t key) {
+      return key >= query.index % 50 && is_picked(query, key);
+    });
+  }
+}
+
+TEST_CASE("a matrix of bool picks keys, whole or broadcast", "[attention][masks]") {
+  for (const Shape& shape : shapes) {
+    const Matrix matrix(shape);
+    check_mask<float>(shape, MaskMatrix(matrix.view()), [&](const Query& query, index_t key) {
+      return matrix.view()(query.batch, query.head, query.index, key);
+    });
+    const View<const bool, 4> of_queries(matrix.data(), matrix.extents, {0, 0, shape.keys, 1});
+    check_mask<float>(shape, MaskMatrix(of_queries), [&](const Query& query, index_t key) {
+      return matrix.data()[query.index * shape.keys + key];
+    });
+    const View<const bool, 4> of_rows(matrix.data(), matrix.extents, {shape.heads, 1, 2, 0});
+    check_mask<float>(shape, MaskMatrix(of_rows), [&](const Query& query, index_t) {
+      return matrix.data()[query.batch * shape.heads + query.head + 2 * query.index];
+    });
+  }
+}
+
+template <class T>
+void check_finite(const Shape& shape) {
+  const Matrix matrix(shape);
+  std::vector<T> values;
+  for (const char visible : matrix.storage) {
+    // The lowest of float hides nothing.
+    values.push_back(visible != 0 ? T(-3e38F) : T(-std::numeric_limits<float>::infinity()));
+  }
+  const View<const T, 4> view(values.data(), matrix.extents);
+  check_mask<float>(shape, Finite(view), [&](const Query& query, index_t key) {
+    return matrix.view()(query.batch, query.head, query.index, key);
+  });
+}
+
+TEST_CASE("an additive mask picks the keys where it is not -inf", "[attention][masks]") {
+  for (const Shape& shape : shapes) {
+    check_finite<float>(shape);
+    check_finite<ssmax::bfloat16>(shape);
+  }
+}
+
+TEST_CASE("predicates and ranges compose", "[attention][masks]") {
+  for (const Shape& shape : shapes) {
+    const Matrix matrix(shape);
+    const auto in_matrix = [&](const Query& query, index_t key) {
+      return matrix.view()(query.batch, query.head, query.index, key);
+    };
+    const std::vector<index_t> lengths{shape.keys - 1, shape.keys / 2};
+    check_mask<float>(shape, MaskMatrix(matrix.view()) & Causal{}, [&](const Query& query, index_t key) {
+      return in_matrix(query, key) && key <= query.position();
+    });
+    check_mask<float>(shape, SlidingWindow{70, 3} & Where(is_picked), [&](const Query& query, index_t key) {
+      return is_picked(query, key) && key >= query.position() - 70 && key <= query.position() + 3;
+    });
+    if (shape.batch > 2) continue;
+    check_mask<float>(shape,
+                      KeyLengths{std::span(lengths).first(static_cast<std::size_t>(shape.batch))} &
+                          MaskMatrix(matrix.view()) & Where(is_picked),
+                      [&](const Query& query, index_t key) {
+                        return in_matrix(query, key) && is_picked(query, key) &&
+                               key < lengths[static_cast<std::size_t>(query.batch)];
+                      });
+  }
+}
+
+TEST_CASE("a predicate that hides nothing gives what its range gives", "[attention][masks]") {
+  for (const Shape& shape : shapes) {
+    const Problem<float> problem(shape);
+    const auto everything = Where([](const Query&, index_t) { return true; });
+    for_each_target([&](const std::string& target) {
+      INFO(target << ' ' << name_of(shape));
+      CHECK(run(problem, ssmax::SSMax<float>{0.7F}, Causal{} & everything) ==
+            run(problem, ssmax::SSMax<float>{0.7F}, Causal{}));
+    });
+  }
+}
+
+/// Scalings are told the position of the last visible key, also where the mask's range goes on behind it.
+TEST_CASE("a scaling's position is that of the last key that a predicate shows", "[attention][masks]") {
+  const auto by_position = [](const ssmax::Row& row) {
+    return 0.5 + 0.01 * static_cast<double>(row.position);
+  };
+  const auto multiplier = [&](index_t head, index_t position, index_t n) {
+    return static_cast<Real>(by_position({head, position, n}));
+  };
+  const auto some_before = [](const Query& query, index_t key) {
+    return key <= query.position() && key % 3 == 0;
+  };
+  for (const Shape& shape : shapes) {
+    const Problem<float> problem(shape);
+    const auto expected = expect(problem, some_before, multiplier);
+    for_each_target([&](const std::string& target) {
+      Rules<float> rules;
+      rules.take(run(problem, by_position, Where(some_before)), expected, name_of(shape));
+      rules.check(target);
+    });
+  }
+}
+
+}  // namespace

@@ -1,0 +1,367 @@
+// A problem for attention, what should come out of it, and how far from that a result may be.
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <concepts>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <ssmax/attention.hpp>
+#include <string>
+#include <vector>
+
+#include "catch.hpp"
+#include "reference.hpp"
+#include "target_scope.hpp"
+
+namespace attention_problem {
+
+using reference::Real;
+using ssmax::AttentionOptions;
+using ssmax::index_t;
+using ssmax::KeyRange;
+using ssmax::Query;
+using ssmax::QueryShape;
+using ssmax::View;
+
+/// What elements of T are computed in.
+template <class T>
+using Compute = std::conditional_t<std::same_as<T, double>, double, float>;
+
+template <class T>
+constexpr T nan = std::numeric_limits<T>::quiet_NaN();
+template <class T>
+constexpr T infinity = std::numeric_limits<T>::infinity();
+/// Half an ulp of one.
+template <class T>
+constexpr Real rounding = std::numeric_limits<T>::epsilon() / Real(2);
+
+template <class T>
+bool same_bits(T a, T b) {
+  return std::memcmp(&a, &b, sizeof(T)) == 0;
+}
+
+template <class T>
+bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
+}
+
+// ---- Problem and result --------------------------------------------------------------------------------------
+
+struct Shape {
+  index_t batch, heads, kv_heads, queries, keys, d, dv;
+};
+
+inline std::string name_of(const Shape& s) {
+  std::string name;
+  for (const index_t extent : {s.batch, s.heads, s.kv_heads, s.queries, s.keys, s.d, s.dv}) {
+    name += std::to_string(extent) + ' ';
+  }
+  return name;
+}
+
+/// q, k and v in [batch, head, position, channel] order.
+template <class T>
+struct Problem {
+  Shape shape;
+  std::vector<T> q, k, v;
+
+  explicit Problem(const Shape& s, double deviation = 1) : shape(s) {
+    const auto seed = static_cast<unsigned>(s.queries * 1000 + s.keys + s.d);
+    q = reference::normals<T>(static_cast<std::size_t>(s.batch * s.heads * s.queries * s.d), seed, deviation);
+    k = reference::normals<T>(static_cast<std::size_t>(s.batch * s.kv_heads * s.keys * s.d), seed + 1,
+                              deviation);
+    v = reference::normals<T>(static_cast<std::size_t>(s.batch * s.kv_heads * s.keys * s.dv), seed + 2);
+  }
+  View<const T, 4> q_view() const { return {q.data(), {shape.batch, shape.heads, shape.queries, shape.d}}; }
+  View<const T, 4> k_view() const { return {k.data(), {shape.batch, shape.kv_heads, shape.keys, shape.d}}; }
+  View<const T, 4> v_view() const { return {v.data(), {shape.batch, shape.kv_heads, shape.keys, shape.dv}}; }
+  QueryShape query_shape() const { return {shape.batch, shape.heads, shape.queries, shape.keys}; }
+  index_t rows() const { return shape.batch * shape.heads * shape.queries; }
+};
+
+template <class T>
+struct Output {
+  std::vector<T> out;
+  std::vector<Compute<T>> lse;
+
+  explicit Output(const Shape& s)
+      : out(static_cast<std::size_t>(s.batch * s.heads * s.queries * s.dv), T(-77)),
+        lse(static_cast<std::size_t>(s.batch * s.heads * s.queries), -77) {}
+  bool operator==(const Output& other) const {
+    return same_bits(out, other.out) && same_bits(lse, other.lse);
+  }
+};
+
+template <class T, class S, class M, class C, class E = ssmax::Serial>
+requires ssmax::Score<C> Output<T> run(const Problem<T>& problem, const S& scaling, const M& mask,
+                                       const C& score, const AttentionOptions<T>& options = {},
+                                       E&& executor = E{}) {
+  const Shape& s = problem.shape;
+  Output<T> result(s);
+  ssmax::attention<T>({.q = problem.q_view(),
+                       .k = problem.k_view(),
+                       .v = problem.v_view(),
+                       .out = {result.out.data(), {s.batch, s.heads, s.queries, s.dv}},
+                       .lse = {result.lse.data(), {s.batch, s.heads, s.queries}}},
+                      scaling, mask, score, options, executor);
+  return result;
+}
+
+template <class T, class S, class M, class E = ssmax::Serial>
+Output<T> run(const Problem<T>& problem, const S& scaling, const M& mask,
+              const AttentionOptions<T>& options = {}, E&& executor = E{}) {
+  return run(problem, scaling, mask, ssmax::Identity{}, options, executor);
+}
+
+// ---- What should come out ------------------------------------------------------------------------------------
+
+/// Positions, where a mask moves them.
+struct Positions {
+  std::function<index_t(const Query&)> of_query = [](const Query& query) { return query.position(); };
+  std::function<index_t(const Query&, index_t)> of_key = [](const Query&, index_t key) { return key; };
+};
+
+/// Turns every row of [batch, head, row, channel] to position(batch, head, row): exactly, as the library documents it, or
+/// in R with angles formed in double.
+template <class R, class Position>
+void turn(std::vector<R>& values, const std::array<index_t, 4>& extents, const ssmax::RopeOptions& options,
+          const Position& position) {
+  using Angle = std::conditional_t<std::same_as<R, Real>, Real, double>;
+  const bool neighbours = options.pairing == ssmax::Pairing::interleaved;
+  const index_t half = options.width / 2;
+  R* row = values.data();
+  for (index_t batch = 0; batch < extents[0]; ++batch) {
+    for (index_t head = 0; head < extents[1]; ++head) {
+      for (index_t at = 0; at < extents[2]; ++at, row += extents[3]) {
+        for (index_t i = 0; i < half; ++i) {
+          const Angle exponent = Angle(-2) * static_cast<Angle>(i) / static_cast<Angle>(options.width);
+          const Angle angle = static_cast<Angle>(position(batch, head, at)) *
+                              std::pow(static_cast<Angle>(options.theta), exponent);
+          const R cosine = static_cast<R>(std::cos(angle)), sine = static_cast<R>(std::sin(angle));
+          R& a = row[neighbours ? 2 * i : i];
+          R& b = row[neighbours ? 2 * i + 1 : i + half];
+          const R before = a;
+          a = before * cosine - b * sine;
+          b = b * cosine + before * sine;
+        }
+      }
+    }
+  }
+}
+
+/// attend, of the problem's numbers as R has them.
+template <class R, class T, class D>
+reference::Attended<R> attend(const Problem<T>& problem, const D& definition,
+                              const AttentionOptions<T>& options, const Positions& positions) {
+  const auto widened = [](const std::vector<T>& values) {
+    std::vector<R> result;
+    for (const T value : values) result.push_back(static_cast<R>(value));
+    return result;
+  };
+  std::vector<R> q = widened(problem.q), k = widened(problem.k), v = widened(problem.v);
+  const View<const T, 4> q_view = problem.q_view(), k_view = problem.k_view(), v_view = problem.v_view();
+  const auto extents = [](const View<const T, 4>& view) {
+    return std::array<index_t, 4>{view.extent(0), view.extent(1), view.extent(2), view.extent(3)};
+  };
+  if (options.rope != nullptr) {
+    const QueryShape shape = problem.query_shape();
+    turn(q, extents(q_view), options.rope->options(), [&](index_t batch, index_t head, index_t i) {
+      return options.key_position + positions.of_query({batch, head, i, shape});
+    });
+    const index_t group = problem.shape.heads / problem.shape.kv_heads;
+    turn(k, extents(k_view), options.rope->options(), [&](index_t batch, index_t head, index_t key) {
+      return options.key_position + positions.of_key({batch, head * group, 0, shape}, key);
+    });
+  }
+  return reference::attend<R>({q.data(), extents(q_view)}, {k.data(), extents(k_view)},
+                              {v.data(), extents(v_view)}, definition);
+}
+
+template <class T>
+struct Expected {
+  reference::Attended<Real> exact;
+  reference::Attended<Compute<T>> naive;  // the loops that anyone would write
+};
+
+/// visible(query) -> KeyRange or visible(query, key) -> bool; multiplier(head, position of the last visible key, n) -> c;
+/// score(z, query, key) -> z' for every type of z. The rest is in the options.
+template <class T, class Visible, class Multiplier, class Score = reference::NoScore>
+Expected<T> expect(const Problem<T>& problem, Visible visible, Multiplier multiplier,
+                   const AttentionOptions<T>& options = {}, const Score& score = {},
+                   const Positions& positions = {}) {
+  const auto sees = [&](const Query& query, index_t key) {
+    if constexpr (std::invocable<Visible, const Query&>) {
+      const KeyRange range = visible(query);
+      return key >= range.begin && key < range.end;
+    } else {
+      return visible(query, key);
+    }
+  };
+  const auto c = [&](const Query& query, index_t last, index_t n) {
+    return multiplier(query.head, positions.of_key(query, last), n);
+  };
+  const auto sink = [&](index_t head) {
+    return options.sinks.empty() ? -reference::infinity
+                                 : static_cast<Real>(options.sinks[static_cast<std::size_t>(head)]);
+  };
+  const Real scale =
+      options.scale ? static_cast<Real>(*options.scale) : 1 / std::sqrt(static_cast<Real>(problem.shape.d));
+  const reference::Definition<decltype(sees), Score, decltype(c), decltype(sink)> definition{scale, sees,
+                                                                                             score, c, sink};
+  return {attend<Real>(problem, definition, options, positions),
+          attend<Compute<T>>(problem, definition, options, positions)};
+}
+
+inline constexpr auto all_keys = [](const Query& query) { return KeyRange{0, query.shape.keys}; };
+inline constexpr auto keys_before = [](const Query& query) {
+  return KeyRange{0, std::max<index_t>(0, query.shape.keys - (query.shape.queries - 1 - query.index))};
+};
+inline constexpr auto one = [](index_t, index_t, index_t) { return Real(1); };
+
+// ---- How far off a result may be -----------------------------------------------------------------------------
+
+/// What storing a number near `value` as T may cost: nothing, but for the types that are computed in float.
+template <class T>
+Real storing(Real value) {
+  if (std::same_as<T, Compute<T>> || !std::isfinite(value) || value == 0) return 0;
+  const int bits = std::same_as<T, ssmax::half> ? 11 : 8;
+  const Real half_ulp = std::ldexp(Real(1), std::ilogb(value) - bits);
+  return std::same_as<T, ssmax::half> ? std::max(half_ulp, Real(0x1p-25)) : half_ulp;
+}
+
+template <class T>
+Real largest_error(const std::vector<T>& computed, const std::vector<Real>& exact) {
+  Real worst = computed.size() == exact.size() ? 0 : reference::infinity;
+  for (std::size_t i = 0; i < std::min(computed.size(), exact.size()); ++i) {
+    const Real value = reference::widen(computed[i]);
+    const Real error = value == exact[i] ? 0 : std::abs(value - exact[i]) - storing<T>(exact[i]);
+    worst = reference::worse(worst, error);
+  }
+  return worst;
+}
+
+/// At most twice the naive loop's largest error, and a few roundings of the largest value where that one was
+/// lucky. Kept as its excess over that, so that many shapes make one assertion.
+template <class A>
+struct Rule {
+  Real excess = -reference::infinity;
+  std::string where;
+
+  template <class T>
+  void take(const std::vector<T>& computed, const std::vector<A>& naive, const std::vector<Real>& exact,
+            const std::string& name) {
+    Real largest = 0;
+    for (const Real value : exact) {
+      if (std::isfinite(value)) largest = std::max(largest, std::abs(value));
+    }
+    const Real ours = largest_error(computed, exact), theirs = largest_error(naive, exact);
+    const Real over = ours - (2 * theirs + 4 * rounding<A> * (largest + 1));
+    if (std::isnan(excess) || over <= excess) return;
+    excess = over;
+    where = name + ": " + std::to_string(static_cast<double>(ours / rounding<A>)) + ", naive " +
+            std::to_string(static_cast<double>(theirs / rounding<A>));
+  }
+};
+
+template <class T>
+struct Rules {
+  Rule<Compute<T>> out, lse;
+
+  void take(const Output<T>& output, const Expected<T>& expected, const std::string& name) {
+    out.take(output.out, expected.naive.out, expected.exact.out, name + " out");
+    lse.take(output.lse, expected.naive.lse, expected.exact.lse, name + " lse");
+  }
+  void check(const std::string& target) const {
+    INFO(target << ", in half ulps of one: " << out.where << "; " << lse.where);
+    CHECK(out.excess <= 0);
+    CHECK(lse.excess <= 0);
+  }
+};
+
+/// Where logits are large, or products long, the rounding of one logit decides between two keys that nearly tie. Which row
+/// that hits is luck, for the naive loop as for the library: then errors are compared on average. At most twice those of
+/// the naive loop, and two roundings of the value and of one where that one was exact.
+template <class A>
+struct Average {
+  Real ours = 0, naive = 0, roundings = 0;
+
+  void take(const std::vector<A>& computed, const std::vector<A>& naively, const std::vector<Real>& exact) {
+    const auto error = [](A value, Real of) {
+      const Real distance = Real(value) == of ? 0 : std::abs(Real(value) - of);
+      return std::isnan(distance) ? reference::infinity : distance;
+    };
+    for (std::size_t i = 0; i < exact.size(); ++i) {
+      ours += error(computed[i], exact[i]);
+      naive += error(naively[i], exact[i]);
+      if (std::isfinite(exact[i])) roundings += rounding<A> * (std::abs(exact[i]) + 1);
+    }
+  }
+  bool holds() const { return ours <= 2 * naive + 2 * roundings; }
+};
+
+template <class T>
+struct Averages {
+  Average<T> out, lse;
+
+  void take(const Output<T>& output, const Expected<T>& expected) {
+    out.take(output.out, expected.naive.out, expected.exact.out);
+    lse.take(output.lse, expected.naive.lse, expected.exact.lse);
+  }
+  void check() const {
+    const auto ratio = [](const Average<T>& average) {
+      return static_cast<double>(average.ours / average.naive);
+    };
+    INFO("average errors are " << ratio(out) << " and, of lse, " << ratio(lse) << " of the naive loop's");
+    CHECK(out.holds());
+    CHECK(lse.holds());
+  }
+};
+
+// ---- SSMax against the reference -----------------------------------------------------------------------------
+
+/// Scalings of up to four heads, one of them negative and one of them zero, which tell an n from n + 1.
+template <class T>
+struct FourHeads {
+  std::vector<T> s{T(0.9), T(-0.4), T(1.2), T(0)}, b{T(0.1), T(0), T(-0.2), T(0)};
+
+  ssmax::SSMax<T> scaling() const { return ssmax::SSMax<T>{s, b}; }
+  auto multiplier() const {
+    return [this](index_t head, index_t, index_t n) {
+      const auto h = static_cast<std::size_t>(head);
+      return Real(s[h]) * std::log(static_cast<Real>(n)) + Real(b[h]);
+    };
+  }
+};
+
+/// Attention under a mask is, on every target, what the mask's definition says.
+template <class T, class M, class Visible>
+void check_mask(const Shape& shape, const M& mask, const Visible& visible,
+                const AttentionOptions<T>& options = {}, const Positions& positions = {}) {
+  const FourHeads<Compute<T>> heads;
+  const Problem<T> problem(shape);
+  const Expected<T> expected =
+      expect(problem, visible, heads.multiplier(), options, reference::NoScore{}, positions);
+  for_each_target([&](const std::string& target) {
+    Rules<T> rules;
+    rules.take(run(problem, heads.scaling(), mask, options), expected, name_of(shape));
+    rules.check(target);
+  });
+}
+
+/// The same with a score and its formula.
+template <class T, class M, class Visible, class C, class Formula>
+void check_score(const Problem<T>& problem, const M& mask, const Visible& visible, const C& score,
+                 const Formula& formula, const AttentionOptions<T>& options = {},
+                 const Positions& positions = {}) {
+  const FourHeads<Compute<T>> heads;
+  const Expected<T> expected = expect(problem, visible, heads.multiplier(), options, formula, positions);
+  for_each_target([&](const std::string& target) {
+    Rules<T> rules;
+    rules.take(run(problem, heads.scaling(), mask, score, options), expected, name_of(problem.shape));
+    rules.check(target);
+  });
+}
+
+}  // namespace attention_problem

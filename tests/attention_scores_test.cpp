@@ -1,0 +1,338 @@
+// Attention with every score, compositions and scores of one's own, and SSMax's multiplier after them.
+
+#include <array>
+#include <cmath>
+#include <limits>
+#include <ssmax/ssmax.hpp>
+#include <type_traits>
+#include <vector>
+
+#include "attention_problem.hpp"
+#include "catch.hpp"
+
+namespace {
+
+using attention_problem::all_keys;
+using attention_problem::check_score;
+using attention_problem::infinity;
+using attention_problem::keys_before;
+using attention_problem::Output;
+using attention_problem::Problem;
+using attention_problem::run;
+using attention_problem::Shape;
+using ssmax::Alibi;
+using ssmax::bfloat16;
+using ssmax::Bias;
+using ssmax::Causal;
+using ssmax::Full;
+using ssmax::half;
+using ssmax::Identity;
+using ssmax::index_t;
+using ssmax::Key;
+using ssmax::Query;
+using ssmax::Softcap;
+using ssmax::SSMax;
+using ssmax::View;
+
+constexpr std::array<Shape, 4> shapes{{
+    // batch, heads, kv_heads, queries, keys, d, dv
+    {2, 4, 2, 5, 300, 8, 5},
+    {2, 4, 2, 61, 300, 9, 24},
+    {1, 4, 1, 70, 33, 8, 9},
+    {1, 4, 4, 3, 1100, 6, 3},
+}};
+
+/// [batch, heads, queries, keys] of numbers; of those where `hides` says so, -inf.
+template <class B>
+struct Numbers {
+  std::vector<B> values;
+  std::array<index_t, 4> extents;
+
+  explicit Numbers(const Shape& s) : extents{s.batch, s.heads, s.queries, s.keys} {
+    values = reference::normals<B>(static_cast<std::size_t>(s.batch * s.heads * s.queries * s.keys), 5);
+  }
+  View<B, 4> view() { return {values.data(), extents}; }
+};
+
+/// The formula of a bias in any view.
+template <class B>
+auto plus(const View<B, 4>& bias) {
+  return [bias](auto z, const Query& query, index_t key) {
+    return z + static_cast<decltype(z)>(bias(query.batch, query.head, query.index, key));
+  };
+}
+
+constexpr double cap = 1.5;
+const auto capped = [](auto z, const Query&, index_t) {
+  using Z = decltype(z);
+  return z == -std::numeric_limits<Z>::infinity() ? z
+                                                  : static_cast<Z>(cap) * std::tanh(z / static_cast<Z>(cap));
+};
+
+const std::vector<double> slopes = Alibi::slopes(4);
+const auto nearby = [](auto z, const Query& query, index_t key) {
+  using Z = decltype(z);
+  return z + static_cast<Z>(slopes[static_cast<std::size_t>(query.head)]) *
+                 static_cast<Z>(key - query.position());
+};
+
+TEST_CASE("a softcap caps logits before SSMax multiplies them", "[attention][scores]") {
+  for (const Shape& shape : shapes) {
+    for (const double deviation : {1.0, 3.0}) {
+      check_score(Problem<float>(shape, deviation), Full{}, all_keys, Softcap(cap), capped);
+    }
+    check_score(Problem<float>(shape), Causal{}, keys_before, Softcap(cap), capped);
+    check_score(Problem<double>(shape), Causal{}, keys_before, Softcap(cap), capped);
+  }
+}
+
+TEST_CASE("ALiBi prefers what is near", "[attention][scores]") {
+  for (const Shape& shape : shapes) {
+    check_score(Problem<float>(shape), Full{}, all_keys, Alibi(slopes), nearby);
+    check_score(Problem<float>(shape), Causal{}, keys_before, Alibi(slopes), nearby);
+  }
+}
+
+template <class T, class B>
+void check_bias() {
+  for (const Shape& shape : shapes) {
+    Numbers<B> bias(shape);
+    const Problem<T> problem(shape);
+    check_score(problem, Causal{}, keys_before, Bias(bias.view()), plus(bias.view()));
+  }
+}
+
+TEST_CASE("a bias of any type is added", "[attention][scores]") {
+  check_bias<float, float>();
+  check_bias<float, half>();
+  check_bias<float, bfloat16>();
+  check_bias<float, double>();
+  check_bias<double, double>();
+}
+
+TEST_CASE("a bias may be broadcast along any of its dimensions", "[attention][scores]") {
+  for (const Shape& shape : shapes) {
+    Numbers<float> bias(shape);
+    const std::array<std::array<index_t, 4>, 5> strides{
+        {{0, 0, 0, 1}, {0, 0, shape.keys, 1}, {shape.heads, 1, 0, 0}, {0, 7, 1, 0}, {0, 0, 0, 0}}};
+    for (const auto& stride : strides) {
+      const View<const float, 4> view(bias.values.data(), bias.extents, stride);
+      check_score(Problem<float>(shape), Full{}, all_keys, Bias(view), plus(view));
+    }
+  }
+}
+
+TEST_CASE("a bias of -inf gives no weight, yet the key counts", "[attention][scores]") {
+  for (const Shape& shape : shapes) {
+    Numbers<float> bias(shape);
+    for (std::size_t i = 0; i < bias.values.size(); ++i) {
+      if (i * i % 13 < 6) bias.values[i] = -infinity<float>;
+    }
+    // Rows of nothing else, the first, the last and one between.
+    for (const index_t row : {index_t{0}, shape.queries / 2, shape.queries - 1}) {
+      for (index_t key = 0; key < shape.keys; ++key) bias.view()(0, 1, row, key) = -infinity<float>;
+    }
+    check_score(Problem<float>(shape), Full{}, all_keys, Bias(bias.view()), plus(bias.view()));
+    check_score(Problem<float>(shape), Causal{}, keys_before, Bias(bias.view()), plus(bias.view()));
+    const Output<float> output = run(Problem<float>(shape), SSMax<float>{}, Full{}, Bias(bias.view()));
+    const auto row = static_cast<std::size_t>(shape.queries + shape.queries / 2);
+    CHECK(output.lse[row] == -infinity<float>);
+    CHECK(output.out[row * static_cast<std::size_t>(shape.dv)] == 0);
+  }
+}
+
+TEST_CASE("the same -inf as a mask takes keys out of n as well", "[attention][scores]") {
+  const Shape shape = shapes[1];
+  Numbers<float> bias(shape);
+  for (std::size_t i = 0; i < bias.values.size(); ++i) {
+    if (i * i % 13 < 6) bias.values[i] = -infinity<float>;
+  }
+  const auto finite = [&](const Query& query, index_t key) {
+    return bias.view()(query.batch, query.head, query.index, key) != -infinity<float>;
+  };
+  check_score(Problem<float>(shape), ssmax::Finite(bias.view()), finite, Bias(bias.view()),
+              plus(bias.view()));
+}
+
+// ---- Compositions --------------------------------------------------------------------------------------------
+
+TEST_CASE("scores are applied from left to right, then the multiplier", "[attention][scores]") {
+  for (const Shape& shape : shapes) {
+    Numbers<float> bias(shape);
+    bias.values[7] = bias.values[bias.values.size() / 2] = -infinity<float>;
+    const auto added = plus(bias.view());
+    const Problem<float> problem(shape, 2);
+    check_score(problem, Causal{}, keys_before, Softcap(cap) | Bias(bias.view()) | Alibi(slopes),
+                [&](auto z, const Query& query, index_t key) {
+                  return nearby(added(capped(z, query, key), query, key), query, key);
+                });
+    check_score(problem, Full{}, all_keys, Alibi(slopes) | Bias(bias.view()) | Softcap(cap),
+                [&](auto z, const Query& query, index_t key) {
+                  return capped(added(nearby(z, query, key), query, key), query, key);
+                });
+  }
+}
+
+TEST_CASE("scores go with predicates, windows and rope", "[attention][scores]") {
+  const auto picked = [](const Query& query, index_t key) {
+    return (query.index * 7919 + key * 104729 + query.head) % 7 < 3;
+  };
+  for (const Shape& shape : shapes) {
+    if (shape.queries > shape.keys) continue;
+    const ssmax::Rope<float> rope({.width = 4, .theta = 100}, shape.keys + 11);
+    const ssmax::AttentionOptions<float> options{.scale = 0.2, .rope = &rope, .key_position = 11};
+    const Problem<float> problem(shape, 2);
+    const auto score = Softcap(cap) | Alibi(slopes);
+    const auto formula = [](auto z, const Query& query, index_t key) {
+      return nearby(capped(z, query, key), query, key);
+    };
+    check_score(problem, ssmax::Where(picked), picked, score, formula, options);
+    check_score(
+        problem, ssmax::SlidingWindow(100, 5),
+        [](const Query& query, index_t key) {
+          return key >= query.position() - 100 && key <= query.position() + 5;
+        },
+        score, formula, options);
+  }
+}
+
+// ---- Scores of one's own -------------------------------------------------------------------------------------
+
+/// In double alone, whatever the logits are.
+struct Double {
+  double operator()(double z, const Key& key) const {
+    return 0.1 * z * z - 0.001 * static_cast<double>(key.index);
+  }
+  double derivative(double z, const Key&) const { return 0.2 * z; }
+};
+
+/// Looks at all that a key has to tell.
+struct Curious {
+  template <class T>
+  T operator()(T z, const Key& key) const {
+    const index_t sum = key.query.batch + 2 * key.query.head + 3 * key.query.index + 5 * key.index +
+                        7 * key.query_position + 11 * key.key_position;
+    return z + static_cast<T>(sum % 17) / T(16);
+  }
+  template <class T>
+  T derivative(T, const Key&) const {
+    return T{1};
+  }
+};
+
+TEST_CASE("scores of one's own", "[attention][scores]") {
+  for (const Shape& shape : shapes) {
+    const Problem<float> problem(shape);
+    check_score(problem, Causal{}, keys_before, Curious{}, [](auto z, const Query& query, index_t key) {
+      return Curious{}(z, Key{query, key, query.position(), key});
+    });
+    check_score(problem, Full{}, all_keys, ssmax::Composed(Double{}, Curious{}),
+                [](auto z, const Query& query, index_t key) {
+                  using Z = decltype(z);
+                  const Z squared = static_cast<Z>(0.1) * z * z - static_cast<Z>(0.001) * static_cast<Z>(key);
+                  return Curious{}(squared, Key{query, key, query.position(), key});
+                });
+  }
+}
+
+/// Fails where it is asked of a key that its query does not see.
+struct Watchful {
+  std::vector<char>* asked;
+
+  template <class T>
+  T operator()(T z, const Key& key) const {
+    const Query& query = key.query;
+    (*asked)[static_cast<std::size_t>(
+        ((query.batch * query.shape.heads + query.head) * query.shape.queries + query.index) *
+            query.shape.keys +
+        key.index)] = 1;
+    return z;
+  }
+  template <class T>
+  T derivative(T, const Key&) const {
+    return T{1};
+  }
+};
+
+TEST_CASE("a score is asked of visible keys only, and of all of them", "[attention][scores]") {
+  const auto picked = [](const Query& query, index_t key) {
+    return key <= query.position() && (query.index + key + query.head) % 3 != 0;
+  };
+  for (const Shape& shape : shapes) {
+    const Problem<float> problem(shape);
+    for_each_target([&](const std::string& target) {
+      INFO(target << ' ' << name_of(shape));
+      std::vector<char> asked(static_cast<std::size_t>(problem.rows() * shape.keys)), expected = asked;
+      run(problem, SSMax<float>{}, ssmax::Where(picked), Watchful{&asked});
+      for (index_t row = 0; row < problem.rows(); ++row) {
+        const Query query{0, row / shape.queries % shape.heads, row % shape.queries, problem.query_shape()};
+        for (index_t key = 0; key < shape.keys; ++key) {
+          expected[static_cast<std::size_t>(row * shape.keys + key)] = picked(query, key);
+        }
+      }
+      CHECK(asked == expected);
+    });
+  }
+}
+
+/// Identity by another name, so that the library must go the way of scores.
+struct Nothing {
+  template <class T>
+  T operator()(T z, const Key&) const {
+    return z;
+  }
+  template <class T>
+  T derivative(T, const Key&) const {
+    return T{1};
+  }
+};
+
+TEST_CASE("a score that changes nothing is as good as none", "[attention][scores]") {
+  for (const Shape& shape : shapes) {
+    check_score(Problem<float>(shape), Causal{}, keys_before, Nothing{}, reference::NoScore{});
+    check_score(Problem<double>(shape), Causal{}, keys_before, Nothing{}, reference::NoScore{});
+  }
+}
+
+/// NaN and +inf for one key.
+struct Spoils {
+  index_t key;
+  float by;
+
+  template <class T>
+  T operator()(T z, const Key& at) const {
+    return at.index == key ? static_cast<T>(by) : z;
+  }
+  template <class T>
+  T derivative(T, const Key&) const {
+    return T{1};
+  }
+};
+
+TEST_CASE("a score's NaN and +inf spoil the rows that see the key, and no other", "[attention][scores]") {
+  for (const Shape& shape : shapes) {
+    if (shape.queries > shape.keys) continue;
+    const Problem<float> problem(shape);
+    const index_t key = shape.keys - 2;
+    for_each_target([&](const std::string& target) {
+      INFO(target << ' ' << name_of(shape));
+      const Output<float> clean = run(problem, ssmax::Softmax{}, Causal{}, Nothing{});
+      for (const float by : {attention_problem::nan<float>, infinity<float>}) {
+        const Output<float> spoiled = run(problem, ssmax::Softmax{}, Causal{}, Spoils{key, by});
+        int wrong = 0;
+        for (index_t i = 0; i < problem.rows() * shape.dv; ++i) {
+          const index_t row = i / shape.dv;
+          const auto at = static_cast<std::size_t>(i), of_row = static_cast<std::size_t>(row);
+          const bool sees = row % shape.queries >= shape.queries - 2;
+          const bool right = sees ? std::isnan(spoiled.out[at]) && std::isnan(spoiled.lse[of_row])
+                                  : attention_problem::same_bits(spoiled.out[at], clean.out[at]) &&
+                                        attention_problem::same_bits(spoiled.lse[of_row], clean.lse[of_row]);
+          wrong += right ? 0 : 1;
+        }
+        CHECK(wrong == 0);
+      }
+    });
+  }
+}
+
+}  // namespace

@@ -1,0 +1,217 @@
+// The same bits for every executor: however many threads there are, in whichever order the calls are made, and whether or
+// not keys are shared among them.
+
+#include <array>
+#include <atomic>
+#include <ssmax/ssmax.hpp>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "attention_problem.hpp"
+#include "catch.hpp"
+
+namespace {
+
+using attention_problem::AttentionOptions;
+using attention_problem::Compute;
+using attention_problem::Output;
+using attention_problem::Problem;
+using attention_problem::run;
+using attention_problem::Shape;
+using ssmax::AttentionState;
+using ssmax::Causal;
+using ssmax::Full;
+using ssmax::index_t;
+using ssmax::Query;
+using ssmax::SlidingWindow;
+using ssmax::SSMax;
+using ssmax::ThreadPool;
+
+/// One thread that claims to be many, and makes the calls from the last to the first.
+struct Reverse {
+  index_t threads;
+  index_t* runs = nullptr;
+
+  index_t concurrency() const { return threads; }
+  template <class F>
+  void run(index_t n, const F& f) const {
+    if (runs != nullptr) ++*runs;
+    for (index_t i = n; i-- > 0;) f(i);
+  }
+};
+
+/// A thread for every call.
+struct Threads {
+  index_t threads;
+
+  index_t concurrency() const { return threads; }
+  template <class F>
+  void run(index_t n, const F& f) const {
+    std::vector<std::thread> running;
+    for (index_t i = 0; i < n; ++i) running.emplace_back([&f, i] { f(i); });
+    for (std::thread& thread : running) thread.join();
+  }
+};
+
+constexpr std::array<Shape, 9> shapes{{
+    // batch, heads, kv_heads, queries, keys, d, dv
+    {1, 1, 1, 1, 1, 1, 1},
+    {2, 4, 2, 5, 300, 8, 5},
+    {2, 4, 2, 61, 300, 9, 24},
+    {1, 1, 1, 257, 257, 5, 3},
+    {1, 1, 1, 1, 5000, 16, 8},  // few tasks: keys are shared
+    {1, 4, 1, 4, 3100, 6, 5},
+    {1, 1, 1, 20, 2100, 6, 5},
+    {2, 2, 1, 50, 1500, 6, 24},
+    {1, 2, 1, 70, 33, 6, 5},
+}};
+
+template <class T, class M, class C = ssmax::Identity>
+void check_same(const Shape& shape, const M& mask, const C& score = {},
+                const AttentionOptions<T>& options = {}) {
+  static ThreadPool two(2), three(3), seven(7);
+  const Problem<T> problem(shape);
+  const SSMax<Compute<T>> scaling{Compute<T>(0.7)};
+  for_each_target([&](const std::string& target) {
+    INFO(target << ' ' << name_of(shape));
+    const Output<T> expected = run(problem, scaling, mask, score, options);
+    CHECK(run(problem, scaling, mask, score, options, two) == expected);
+    CHECK(run(problem, scaling, mask, score, options, three) == expected);
+    CHECK(run(problem, scaling, mask, score, options, seven) == expected);
+    for (const index_t threads : {1, 2, 5, 64}) {
+      CHECK(run(problem, scaling, mask, score, options, Reverse{threads}) == expected);
+    }
+  });
+}
+
+TEST_CASE("the same bits for every executor: full and causal", "[attention][threads]") {
+  for (const Shape& shape : shapes) {
+    check_same<float>(shape, Full{});
+    check_same<float>(shape, Causal{});
+  }
+  check_same<double>(shapes[2], Causal{});
+  check_same<double>(shapes[4], Causal{});
+  check_same<ssmax::half>(shapes[2], Causal{});
+  check_same<ssmax::half>(shapes[4], Causal{});
+}
+
+TEST_CASE("the same bits for every executor: windows and predicates", "[attention][threads]") {
+  const auto picked = [](const Query& query, index_t key) {
+    return (query.index * 7919 + key * 104729) % 7 < 3;
+  };
+  for (const Shape& shape : shapes) {
+    check_same<float>(shape, SlidingWindow(1200, 1));
+    check_same<float>(shape, SlidingWindow(20, 2));
+    check_same<float>(shape, ssmax::Where(picked));
+  }
+}
+
+TEST_CASE("the same bits for every executor: scores, rope and sinks", "[attention][threads]") {
+  const std::vector<float> sinks{1, -2, 0, 3};
+  const ssmax::Rope<float> rope({.width = 4}, 6000);
+  for (const Shape& shape : shapes) {
+    if (shape.d < 4) continue;
+    check_same<float>(shape, Causal{}, ssmax::Softcap(3),
+                      {.rope = &rope, .key_position = 100, .sinks = sinks});
+  }
+}
+
+TEST_CASE("the same bits where logits are huge or not finite", "[attention][threads]") {
+  static ThreadPool three(3);
+  for (const Shape& shape : shapes) {
+    Problem<float> problem(shape, 3);
+    for (std::size_t i = 0; i < problem.v.size(); i += 1000) {
+      problem.v[i] = attention_problem::infinity<float>;
+    }
+    const ssmax::Constant scaling{1e5};
+    const Output<float> expected = run(problem, scaling, Causal{});
+    INFO(name_of(shape));
+    CHECK(run(problem, scaling, Causal{}, {}, three) == expected);
+    CHECK(run(problem, scaling, Causal{}, {}, Reverse{5}) == expected);
+  }
+}
+
+TEST_CASE("partial states are the same for every executor", "[attention][threads]") {
+  ThreadPool three(3);
+  for (const Shape& s : shapes) {
+    const Problem<float> problem(s);
+    const std::array<index_t, 3> rows{s.batch, s.heads, s.queries};
+    const std::array<index_t, 4> channels{s.batch, s.heads, s.queries, s.dv};
+    const auto partial = [&](auto&& executor) {
+      Output<float> shift(s), sum(s);
+      ssmax::attention_partial<float>(
+          {.q = problem.q_view(),
+           .k = problem.k_view(),
+           .v = problem.v_view(),
+           .first_key = 100,
+           .keys = s.keys + 300,
+           .state = {{shift.lse.data(), rows}, {sum.lse.data(), rows}, {sum.out.data(), channels}}},
+          SSMax<float>{}, Full{}, {}, executor);
+      return std::array{shift, sum};
+    };
+    for_each_target([&](const std::string& target) {
+      INFO(target << ' ' << name_of(s));
+      const auto expected = partial(ssmax::Serial{});
+      CHECK(partial(three) == expected);
+      CHECK(partial(Reverse{5}) == expected);
+    });
+  }
+}
+
+TEST_CASE("threads that live for one call", "[attention][threads]") {
+  for (const Shape& shape : {shapes[2], shapes[4], shapes[7]}) {
+    const Problem<float> problem(shape);
+    INFO(name_of(shape));
+    CHECK(run(problem, SSMax<float>{}, Causal{}, {}, Threads{4}) == run(problem, SSMax<float>{}, Causal{}));
+  }
+}
+
+TEST_CASE("an executor is used, and not for nothing", "[attention][threads]") {
+  index_t runs = 0;
+  run(Problem<float>(shapes[2]), SSMax<float>{}, Causal{}, {}, Reverse{4, &runs});
+  CHECK(runs > 0);
+  runs = 0;
+  run(Problem<float>({1, 2, 1, 0, 30, 8, 5}), SSMax<float>{}, Causal{}, {}, Reverse{4, &runs});
+  CHECK(runs == 0);
+}
+
+TEST_CASE("calls from the tasks of a pool", "[attention][threads]") {
+  ThreadPool pool(3);
+  std::vector<Problem<float>> problems;
+  std::vector<Output<float>> expected, outputs;
+  for (const Shape& shape : shapes) {
+    problems.emplace_back(shape);
+    expected.push_back(run(problems.back(), SSMax<float>{}, Causal{}));
+    outputs.emplace_back(shape);
+  }
+  pool.run(static_cast<index_t>(shapes.size()), [&](index_t i) {
+    const auto at = static_cast<std::size_t>(i);
+    outputs[at] = run(problems[at], SSMax<float>{}, Causal{}, {}, pool);
+  });
+  CHECK(outputs == expected);
+}
+
+/// Throws for one key of one query.
+struct Throws {
+  template <class T>
+  T operator()(T z, const ssmax::Key& key) const {
+    if (key.query.index == 2 && key.index == 20) throw std::domain_error("no such key");
+    return z;
+  }
+  template <class T>
+  T derivative(T, const ssmax::Key&) const {
+    return T{1};
+  }
+};
+
+TEST_CASE("an exception of a score's reaches the caller", "[attention][threads]") {
+  ThreadPool pool(3);
+  for (const Shape& shape : {shapes[1], shapes[2], shapes[5]}) {
+    const Problem<float> problem(shape);
+    CHECK_THROWS_AS(run(problem, SSMax<float>{}, Full{}, Throws{}), std::domain_error);
+    CHECK_THROWS_AS(run(problem, SSMax<float>{}, Full{}, Throws{}, {}, pool), std::domain_error);
+  }
+}
+
+}  // namespace

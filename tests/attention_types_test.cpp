@@ -1,0 +1,126 @@
+// Attention over half and bfloat16: the result is that of the rounded inputs, computed in float and rounded once.
+
+#include <array>
+#include <cmath>
+#include <limits>
+#include <ssmax/ssmax.hpp>
+#include <type_traits>
+#include <vector>
+
+#include "attention_problem.hpp"
+#include "catch.hpp"
+
+namespace {
+
+using attention_problem::all_keys;
+using attention_problem::AttentionOptions;
+using attention_problem::check_mask;
+using attention_problem::check_score;
+using attention_problem::infinity;
+using attention_problem::keys_before;
+using attention_problem::Output;
+using attention_problem::Problem;
+using attention_problem::run;
+using attention_problem::Shape;
+using ssmax::bfloat16;
+using ssmax::Causal;
+using ssmax::Full;
+using ssmax::half;
+using ssmax::index_t;
+using ssmax::Query;
+using ssmax::SSMax;
+
+constexpr std::array<Shape, 7> shapes{{
+    // batch, heads, kv_heads, queries, keys, d, dv
+    {1, 1, 1, 1, 1, 1, 1},
+    {2, 4, 2, 5, 300, 8, 5},
+    {2, 4, 2, 61, 300, 9, 7},
+    {1, 3, 1, 70, 33, 17, 33},
+    {1, 2, 1, 1, 1100, 64, 48},
+    {1, 1, 1, 20, 1100, 6, 3},
+    {1, 2, 2, 3, 40, 576, 257},
+}};
+
+template <class T>
+void check_type() {
+  const std::vector<float> sinks{1, -2, 0, 3};
+  for (const Shape& shape : shapes) {
+    check_mask<T>(shape, Full{}, all_keys);
+    check_mask<T>(shape, Causal{}, keys_before, {.sinks = sinks});
+  }
+}
+
+TEST_CASE("half in and out", "[attention][types]") { check_type<half>(); }
+TEST_CASE("bfloat16 in and out", "[attention][types]") { check_type<bfloat16>(); }
+
+template <class T>
+void check_policies() {
+  const ssmax::Rope<float> rope({.width = 8, .theta = 100}, 2000);
+  const auto picked = [](const Query& query, index_t key) {
+    return (query.index * 7919 + key * 104729) % 7 < 3;
+  };
+  const auto capped = [](auto z, const Query&, index_t) {
+    using Z = decltype(z);
+    return Z(2) * std::tanh(z / Z(2));
+  };
+  for (const Shape& shape : {shapes[1], shapes[2], shapes[4]}) {
+    check_score(Problem<T>(shape), ssmax::Where(picked), picked, ssmax::Softcap(2), capped,
+                {.scale = 0.4, .rope = &rope, .key_position = 5});
+  }
+}
+
+TEST_CASE("half and bfloat16 with rope, a predicate and a score", "[attention][types]") {
+  check_policies<half>();
+  check_policies<bfloat16>();
+}
+
+/// The widened inputs in float are the same problem: only the last rounding differs.
+template <class T>
+void check_widened() {
+  for (const Shape& shape : shapes) {
+    const Problem<T> narrow(shape);
+    Problem<float> wide(shape);
+    wide.q.assign(narrow.q.begin(), narrow.q.end());
+    wide.k.assign(narrow.k.begin(), narrow.k.end());
+    wide.v.assign(narrow.v.begin(), narrow.v.end());
+    for_each_target([&](const std::string& target) {
+      INFO(target << ' ' << name_of(shape));
+      const Output<T> output = run(narrow, SSMax<float>{}, Causal{});
+      const Output<float> expected = run(wide, SSMax<float>{}, Causal{});
+      std::vector<T> rounded;
+      for (const float value : expected.out) rounded.push_back(T(value));
+      CHECK(attention_problem::same_bits(output.out, rounded));
+      CHECK(attention_problem::same_bits(output.lse, expected.lse));
+    });
+  }
+}
+
+TEST_CASE("the bits are those of float, rounded to nearest even", "[attention][types]") {
+  check_widened<half>();
+  check_widened<bfloat16>();
+}
+
+TEST_CASE("results that half cannot hold become what half has for them", "[attention][types]") {
+  for_each_target([](const std::string& target) {
+    for (const index_t queries : {1, 20}) {
+      INFO(target << ' ' << queries);
+      Problem<half> problem({1, 1, 1, queries, 3, 4, 4});
+      // Subnormal values; the largest ones; infinity that is seen.
+      for (std::size_t key = 0; key < 3; ++key) {
+        problem.v[key * 4] = half(0x3p-24F);
+        problem.v[key * 4 + 1] = half(65504.0F);
+        problem.v[key * 4 + 2] = half(-65504.0F);
+        problem.v[key * 4 + 3] = half(infinity<float>);
+      }
+      const Output<half> output = run(problem, SSMax<float>{}, Full{});
+      for (std::size_t row = 0; row < static_cast<std::size_t>(queries); ++row) {
+        CHECK(static_cast<float>(output.out[row * 4]) == 0x3p-24F);
+        CHECK(static_cast<float>(output.out[row * 4 + 1]) == 65504.0F);
+        CHECK(static_cast<float>(output.out[row * 4 + 2]) == -65504.0F);
+        CHECK(static_cast<float>(output.out[row * 4 + 3]) == infinity<float>);
+      }
+    }
+  });
+}
+
+}  // namespace

@@ -1,0 +1,176 @@
+// Memory: one allocation a call, none with a workspace that has what the call needs; and the same bits whatever lay in it.
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <ssmax/ssmax.hpp>
+#include <vector>
+
+#include "allocation_count.hpp"
+#include "attention_problem.hpp"
+#include "catch.hpp"
+
+namespace {
+
+using attention_problem::Compute;
+using attention_problem::Output;
+using attention_problem::Problem;
+using attention_problem::Shape;
+using ssmax::AttentionState;
+using ssmax::Causal;
+using ssmax::index_t;
+using ssmax::SSMax;
+using ssmax::Workspace;
+
+constexpr std::array<Shape, 5> shapes{{
+    // batch, heads, kv_heads, queries, keys, d, dv
+    {1, 1, 1, 1, 1, 1, 1},
+    {2, 4, 2, 5, 300, 8, 5},
+    {2, 4, 2, 61, 300, 9, 7},
+    {1, 1, 1, 1, 5000, 16, 8},  // keys are shared among threads
+    {1, 1, 1, 20, 5000, 16, 8},
+}};
+
+/// How often a call allocates.
+template <class F>
+long allocations(const F& call) {
+  const long before = allocation_count();
+  call();
+  return allocation_count() - before;
+}
+
+/// A call with everything that it writes to, made beforehand.
+template <class T>
+struct Call {
+  Problem<T> problem;
+  Output<T> output;
+  std::vector<float> sinks = std::vector<float>(8, 0.5F);
+  ssmax::Rope<float> rope{{.width = 2}, 6000};
+  Workspace* workspace = nullptr;
+
+  explicit Call(const Shape& shape) : problem(shape), output(shape) {}
+  template <class E = ssmax::Serial>
+  void operator()(E&& executor = E{}) {
+    const Shape& s = problem.shape;
+    const auto picked = [](const ssmax::Query& query, index_t key) { return (key + query.index) % 3 != 0; };
+    ssmax::attention<T>({.q = problem.q_view(),
+                         .k = problem.k_view(),
+                         .v = problem.v_view(),
+                         .out = {output.out.data(), {s.batch, s.heads, s.queries, s.dv}},
+                         .lse = {output.lse.data(), {s.batch, s.heads, s.queries}}},
+                        SSMax<float>{0.7F}, Causal{} & ssmax::Where(picked), ssmax::Softcap(3),
+                        {.rope = s.d > 1 ? &rope : nullptr, .sinks = sinks, .workspace = workspace},
+                        executor);
+  }
+};
+
+template <class T, class E>
+void check_allocations(E&& executor) {
+  for (const Shape& shape : shapes) {
+    INFO(name_of(shape));
+    Call<T> call(shape);
+    CHECK(allocations([&] { call(executor); }) == 1);
+    Workspace workspace;
+    CHECK(allocations([&] { Workspace(); }) == 0);
+    CHECK(workspace.size() == 0);
+    call.workspace = &workspace;
+    CHECK(allocations([&] { call(executor); }) == 1);
+    const std::size_t size = workspace.size();
+    CHECK(allocations([&] { call(executor); }) == 0);
+    CHECK(workspace.size() == size);
+  }
+}
+
+TEST_CASE("one allocation a call, none where a workspace has been here before", "[attention][workspace]") {
+  ssmax::ThreadPool pool(3);
+  for_each_target([&](const std::string& target) {
+    INFO(target);
+    check_allocations<float>(ssmax::Serial{});
+    check_allocations<ssmax::half>(ssmax::Serial{});
+    check_allocations<float>(pool);
+  });
+}
+
+TEST_CASE("a workspace grows, and keeps what it has", "[attention][workspace]") {
+  for_each_target([](const std::string& target) {
+    INFO(target);
+    Workspace workspace;
+    Call<float> small(shapes[1]), large({1, 1, 1, 61, 300, 64, 64});
+    small.workspace = large.workspace = &workspace;
+    CHECK(allocations([&] { small(); }) == 1);
+    CHECK(allocations([&] { large(); }) == 1);
+    const std::size_t size = workspace.size();
+    CHECK(allocations([&] { small(); }) == 0);
+    CHECK(allocations([&] { large(); }) == 0);
+    CHECK(workspace.size() == size);
+  });
+}
+
+TEST_CASE("what lay in a workspace makes no difference", "[attention][workspace]") {
+  for_each_target([](const std::string& target) {
+    for (const Shape& shape : shapes) {
+      INFO(target << ' ' << name_of(shape));
+      Call<float> call(shape);
+      call();
+      const Output<float> expected = call.output;
+      for (const int byte : {0x00, 0x7f, 0xff}) {  // all bytes 0xff make NaN
+        Workspace workspace;
+        std::byte* memory = workspace.reserve(std::size_t{8} << 20);
+        std::fill_n(memory, workspace.size(), static_cast<std::byte>(byte));
+        call.workspace = &workspace;
+        CHECK(allocations([&] { call(); }) == 0);
+        CHECK(call.output == expected);
+      }
+    }
+  });
+}
+
+TEST_CASE("memory is the same for one key and for many", "[attention][workspace]") {
+  for_each_target([](const std::string& target) {
+    INFO(target);
+    std::vector<std::size_t> sizes;
+    for (const index_t keys : {40, 400, 4000}) {
+      Workspace workspace;
+      Call<float> call({1, 1, 1, 40, keys, 64, 64});
+      call.workspace = &workspace;
+      call();
+      sizes.push_back(workspace.size());
+    }
+    CHECK(sizes[0] == sizes[1]);
+    CHECK(sizes[0] == sizes[2]);
+    CHECK(sizes[0] < std::size_t{1} << 20);  // as attention.hpp says
+  });
+}
+
+TEST_CASE("calls with nothing to do allocate nothing", "[attention][workspace]") {
+  Call<float> no_queries({1, 2, 1, 0, 30, 8, 5}), no_batch({0, 2, 1, 3, 30, 8, 5});
+  CHECK(allocations([&] { no_queries(); }) == 0);
+  CHECK(allocations([&] { no_batch(); }) == 0);
+}
+
+TEST_CASE("partial states allocate once, merging and finishing do not", "[attention][workspace]") {
+  for (const Shape& s : {shapes[1], shapes[2]}) {
+    const Problem<float> problem(s);
+    Output<float> output(s);
+    std::vector<float> shift(output.lse), sum(output.lse), o(output.out), more_shift(output.lse),
+        more_sum(output.lse), more_o(output.out);
+    const std::array<index_t, 3> rows{s.batch, s.heads, s.queries};
+    const std::array<index_t, 4> channels{s.batch, s.heads, s.queries, s.dv};
+    const AttentionState<float> state{{shift.data(), rows}, {sum.data(), rows}, {o.data(), channels}},
+        more{{more_shift.data(), rows}, {more_sum.data(), rows}, {more_o.data(), channels}};
+    Workspace workspace;
+    const auto partial = [&](const AttentionState<float>& to) {
+      ssmax::attention_partial<float>(
+          {.q = problem.q_view(), .k = problem.k_view(), .v = problem.v_view(), .keys = s.keys, .state = to},
+          SSMax<float>{}, Causal{}, {.workspace = &workspace});
+    };
+    CHECK(allocations([&] { partial(state); }) == 1);
+    CHECK(allocations([&] { partial(more); }) == 0);
+    CHECK(allocations([&] { ssmax::merge<float>(state, more); }) == 0);
+    CHECK(allocations([&] {
+            ssmax::finish<float>(state, {output.out.data(), channels}, {output.lse.data(), rows});
+          }) == 0);
+  }
+}
+
+}  // namespace
