@@ -99,7 +99,7 @@ void attention(const std::type_identity_t<AttentionArguments<T>>& a, const S& sc
   detail::check_out_and_lse(function, a.out, a.lse, a.q, a.k, a.v);
   detail::check_sinks(function, options.sinks, a.q.extent(1));
   const auto problem = detail::make_problem<T>(a.q, {.k = a.k, .v = a.v, .keys = a.k.extent(2)}, options);
-  const detail::Policies<S, M, C> policies{scaling, mask, score};
+  const detail::UserPolicies<detail::Compute<T>, S, M, C> policies(scaling, mask, score);
   detail::check_policies(function, problem, policies);
   const detail::Result<T> result{.out = a.out, .lse = a.lse, .sinks = options.sinks};
   detail::run_attention(problem, policies, result, options.workspace, executor);
@@ -124,7 +124,9 @@ void attention_partial(const std::type_identity_t<PartialArguments<T>>& a, const
   static_assert(detail::Storage<T>, "ssmax::attention_partial: T is float, double, half or bfloat16");
   const char* function = "attention_partial";
   detail::check_inputs(function, a.q, a.k, a.v);
-  detail::check_state(function, "state", a.state);
+  const detail::StateNames names{"state.shift", "state.sum", "state.o"};
+  detail::check_state(function, names, a.state);
+  detail::check_parts_apart(function, names, a.state);
   detail::check_result(function, "state.shift", a.state.shift, a.q, a.k, a.v);
   detail::check_result(function, "state.sum", a.state.sum, a.q, a.k, a.v);
   detail::check_result(function, "state.o", a.state.o, a.q, a.k, a.v);
@@ -134,7 +136,7 @@ void attention_partial(const std::type_identity_t<PartialArguments<T>>& a, const
   }
   const auto problem =
       detail::make_problem<T>(a.q, {.k = a.k, .v = a.v, .keys = a.keys, .first = a.first_key}, options);
-  const detail::Policies<S, M, C> policies{scaling, mask, score};
+  const detail::UserPolicies<detail::Compute<T>, S, M, C> policies(scaling, mask, score);
   detail::check_policies(function, problem, policies);
   detail::run_attention(problem, policies, detail::Result<T>{.state = a.state}, options.workspace, executor);
 }

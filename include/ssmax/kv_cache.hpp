@@ -9,9 +9,10 @@
 // call. A ring keeps the last `capacity` keys of a sequence and forgets older ones, for sliding windows.
 //
 // Prefill in chunks (append, decode, append, decode …) gives the bits of one call of attention on all of it where every
-// call has more than 16 queries per kv head, K and V are stored in the type they come in, and, in a ring, too; with fewer
-// queries, products are summed in another order: |error| <= 4·(d + 1024 + n / 1024)·ε·Σ p |v|, and in practice that of
-// attention itself.
+// call has more than 16 queries per kv head and the cache rounds nothing (it rounds what comes in another type, and keys
+// of 16 bits once they are rotated); a ring as well. With fewer queries, products are summed in another order:
+// |error| <= 4·(d + 1024 + n / 1024)·ε·Σ p |v|, and in practice that of attention itself. Queries are rotated to their
+// places in the sequence, as the keys were, also under masks whose positions restart.
 #pragma once
 
 #include <cmath>
@@ -255,7 +256,7 @@ void decode(const std::type_identity_t<DecodeArguments<T>>& a, const KvCache<X>&
                                       .scale = detail::logit_scale(options, a.q.extent(3)),
                                       .rope = options.rope,
                                       .rotate_keys = false};
-  const detail::Policies<S, M, C> policies{scaling, mask, score};
+  const detail::UserPolicies<detail::Compute<T>, S, M, C> policies(scaling, mask, score);
   detail::check_policies(function, problem, policies);
   detail::check_decode(function, problem, mask);
   const detail::Result<T> result{.out = a.out, .lse = a.lse, .sinks = options.sinks};

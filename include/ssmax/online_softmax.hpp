@@ -140,29 +140,58 @@ struct Normalizer {
   }
 };
 
+/// The parts of a state under the names that a caller knows them by.
+struct StateNames {
+  const char *shift, *sum, *o;
+};
+
 template <class T>
-void check_state(const char* function, const char* name, const AttentionState<T>& state) {
-  check_output(function, name, state.o);
-  check_output(function, name, state.shift);
-  check_output(function, name, state.sum);
+void check_state(const char* function, const StateNames& names, const AttentionState<T>& state) {
+  check_output(function, names.o, state.o);
+  check_output(function, names.shift, state.shift);
+  check_output(function, names.sum, state.sum);
   for (int i = 0; i < 3; ++i) {
-    if (state.shift.extent(i) != state.o.extent(i))
-      fail_extent(function, "shift", i, state.shift.extent(i), "o", state.o.extent(i));
-    if (state.sum.extent(i) != state.o.extent(i))
-      fail_extent(function, "sum", i, state.sum.extent(i), "o", state.o.extent(i));
+    if (state.shift.extent(i) != state.o.extent(i)) {
+      fail_extent(function, names.shift, i, state.shift.extent(i), names.o, state.o.extent(i));
+    }
+    if (state.sum.extent(i) != state.o.extent(i)) {
+      fail_extent(function, names.sum, i, state.sum.extent(i), names.o, state.o.extent(i));
+    }
   }
+}
+
+/// The parts of a state that is written do not overlap.
+template <class T>
+void check_parts_apart(const char* function, const StateNames& names, const AttentionState<T>& state) {
+  check_apart(function, names.sum, state.sum, names.shift, state.shift);
+  check_apart(function, names.shift, state.shift, names.o, state.o);
+  check_apart(function, names.sum, state.sum, names.o, state.o);
+}
+
+/// An output lies apart from every part of a state.
+template <class T, int Rank>
+void check_apart_from_state(const char* function, const char* name, const View<T, Rank>& out,
+                            const StateNames& names, const AttentionState<T>& state) {
+  check_apart(function, name, out, names.shift, state.shift);
+  check_apart(function, name, out, names.sum, state.sum);
+  check_apart(function, name, out, names.o, state.o);
 }
 
 }  // namespace detail
 
-/// into = attention over the keys of both. The states may be the same in nothing but their extents.
+/// into = attention over the keys of both. No part of one may overlap a part of the other.
 template <class T>
 void merge(const AttentionState<T>& into, const std::type_identity_t<AttentionState<T>>& other) {
   const char* function = "merge";
-  detail::check_state(function, "into", into);
-  detail::check_state(function, "other", other);
+  const detail::StateNames names{"into.shift", "into.sum", "into.o"};
+  const detail::StateNames other_names{"other.shift", "other.sum", "other.o"};
+  detail::check_state(function, names, into);
+  detail::check_state(function, other_names, other);
   detail::check_same_extents(function, "other.o", other.o, "into.o", into.o);
-  detail::check_apart(function, "into.o", into.o, "other.o", View<const T, 4>(other.o));
+  detail::check_parts_apart(function, names, into);
+  detail::check_apart_from_state(function, names.shift, into.shift, other_names, other);
+  detail::check_apart_from_state(function, names.sum, into.sum, other_names, other);
+  detail::check_apart_from_state(function, names.o, into.o, other_names, other);
   const index_t dv = into.o.extent(3);
   for (index_t b = 0; b < into.o.extent(0); ++b) {
     for (index_t h = 0; h < into.o.extent(1); ++h) {
@@ -188,14 +217,19 @@ template <class T>
 void finish(const AttentionState<T>& state, std::type_identity_t<View<T, 4>> out,
             std::type_identity_t<View<T, 3>> lse = {}, std::span<const std::type_identity_t<T>> sinks = {}) {
   const char* function = "finish";
-  detail::check_state(function, "state", state);
+  const detail::StateNames names{"state.shift", "state.sum", "state.o"};
+  detail::check_state(function, names, state);
   detail::check_output(function, "out", out);
   detail::check_same_extents(function, "out", out, "state.o", state.o);
   detail::check_in_place_or_apart(function, "out", out, "state.o", View<const T, 4>(state.o));
+  detail::check_apart(function, "out", out, "state.shift", state.shift);
+  detail::check_apart(function, "out", out, "state.sum", state.sum);
   const bool wants_lse = lse.data_handle() != nullptr;
   if (wants_lse) {
     detail::check_output(function, "lse", lse);
     detail::check_same_extents(function, "lse", lse, "state.sum", state.sum);
+    detail::check_apart(function, "lse", lse, "out", out);
+    detail::check_apart_from_state(function, "lse", lse, names, state);
   }
   if (!sinks.empty() && static_cast<index_t>(sinks.size()) < out.extent(1)) {
     detail::fail_value(function, "sinks", "has extent", static_cast<index_t>(sinks.size()), "heads are",

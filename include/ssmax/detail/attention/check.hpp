@@ -4,7 +4,7 @@
 #include <span>
 
 #include "../check_views.hpp"
-#include "problem.hpp"
+#include "user_policies.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
@@ -81,7 +81,7 @@ void check_policies(const char* function, const Problem<T, X>& problem, const P&
     if constexpr (P::has_positions) {
       for (index_t head = 0; head < shape.heads; ++head) {
         for (index_t i = 0; i < shape.queries; ++i) {
-          rope.check(function, "q", problem.rope_position(policies.mask, Query{batch, head, i, shape}), 1, d);
+          rope.check(function, "q", rope_position(problem, policies, Query{batch, head, i, shape}), 1, d);
         }
       }
       for (index_t head = 0; head < shape.heads; head += problem.group()) {

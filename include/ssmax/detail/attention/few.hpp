@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "../../online_softmax.hpp"
+#include "policies.hpp"
 #include "problem.hpp"
 #include "result.hpp"
 #include "workspace.hpp"
@@ -60,7 +61,7 @@ struct FewMemory {
   A *chunk, *total;
 };
 
-template <class T, class X, class P>
+template <class T, class X>
 class FewTask {
  public:
   using A = Compute<T>;
@@ -70,7 +71,7 @@ class FewTask {
   static index_t most_queries() { return few_rows; }
   static index_t least_queries() { return few_rows; }
 
-  FewTask(const Problem<T, X>& problem, const P& policies, const Memory& memory)
+  FewTask(const Problem<T, X>& problem, const Policies<A>& policies, const Memory& memory)
       : problem_(problem), policies_(policies), memory_(memory) {}
 
   KeyRange prepare(index_t batch, index_t kv_head, index_t first, index_t count) {
@@ -84,16 +85,16 @@ class FewTask {
     QueryCursor<T, X> cursor(problem_, batch, kv_head, first);
     for (index_t r = 0; r < count; ++r, cursor.next()) {
       QueryRow& row = memory_.rows[r];
-      row = query_row(policies_, *cursor, held);
+      row = policies_.row(*cursor, held);
       if (row.keys.size() == 0) continue;
       seen = {std::min(seen.begin, row.keys.begin), std::max(seen.end, row.keys.end)};
       A* q = memory_.q + r * memory_.pitch;
       const A* loaded = load_query(problem_, policies_, row.query, q);
       if (loaded != q) std::copy_n(loaded, d, q);
-      if constexpr (P::has_score) {
+      if (policies_.has_score) {
         for (index_t c = 0; c < d; ++c) q[c] *= static_cast<A>(problem_.scale);
       }
-      softmax_[r] = OnlineSoftmax<A>(P::has_score ? row.multiplier : problem_.scale * row.multiplier);
+      softmax_[r] = OnlineSoftmax<A>(policies_.has_score ? row.multiplier : problem_.scale * row.multiplier);
     }
     return seen;
   }
@@ -157,7 +158,7 @@ class FewTask {
       }
       if (keys.size() == 0) continue;
       A* s = memory_.s + r * few_block + (keys.begin - block.begin);
-      if constexpr (P::has_score || P::has_predicate) apply_policies(s, keys, memory_.rows[r]);
+      if (policies_.has_score || policies_.has_predicate) policies_.apply(s, keys, memory_.rows[r]);
       const double factor = softmax_[r].update(s, keys.size(), s);
       A* o = state.o + r * dv;
       if (factor != 1) leaves<RowLeaves<A>>().multiply(o, dv, static_cast<A>(factor), o);
@@ -188,7 +189,7 @@ class FewTask {
   void accumulate(index_t r, index_t rows, KeyRange keys, index_t block_begin, A* o) const {
     const index_t dv = memory_.dv;
     A* to = o + r * dv;
-    if constexpr (P::has_predicate) {
+    if (policies_.has_predicate) {
       to = memory_.block_o;
       std::fill_n(to, rows * dv, A{0});
     }
@@ -197,7 +198,7 @@ class FewTask {
       leaves<FewLeaves<A, X>>().accumulate(memory_.s + r * few_block + (key - block_begin), few_block, rows,
                                            count, first_of(v, row), v.stride(2), dv, to, dv);
     });
-    if constexpr (P::has_predicate) {
+    if (policies_.has_predicate) {
       // A weight of 0 times a NaN that the query must not see is NaN as well.
       const bool finite = std::all_of(to, to + rows * dv, [](A x) { return std::isfinite(x); });
       if (!finite) accumulate_apart(r, rows, keys, block_begin, to);
@@ -225,42 +226,15 @@ class FewTask {
         const A x = value(key, c);
         if (std::isfinite(x)) continue;
         for (index_t i = 0; i < rows; ++i) {
-          if (sees(policies_.mask, memory_.rows[r + i].query, key))
+          if (policies_.sees(memory_.rows[r + i].query, key))
             out[i * dv + c] += s[i * few_block + (key - keys.begin)] * x;
         }
       }
     }
   }
 
-  /// The user's part of a row's logits: hidden keys become -inf, scores are applied.
-  void apply_policies(A* s, KeyRange keys, const QueryRow& row) const {
-    if constexpr (P::has_score) apply_score(policies_.score, s, keys, row);
-    if constexpr (P::has_predicate) {
-      for (index_t key = keys.begin; key < keys.end; ++key) {
-        if (!sees(policies_.mask, row.query, key)) s[key - keys.begin] = -std::numeric_limits<A>::infinity();
-      }
-    }
-  }
-
-  template <class C>
-  void apply_score(const C& score, A* s, KeyRange keys, const QueryRow& row) const {
-    if constexpr (requires { score.first(), score.second(); }) {
-      apply_score(score.first(), s, keys, row);
-      apply_score(score.second(), s, keys, row);
-    } else if constexpr (requires { score.apply(s, index_t{}); }) {
-      score.apply(s, keys.size());
-    } else {
-      Key key{row.query, keys.begin, query_position(policies_.mask, row.query), 0};
-      for (; key.index < keys.end; ++key.index, ++s) {
-        if (!sees(policies_.mask, row.query, key.index)) continue;
-        key.key_position = key_position(policies_.mask, row.query, key.index);
-        *s = static_cast<A>(score(*s, key));
-      }
-    }
-  }
-
   const Problem<T, X>& problem_;
-  const P& policies_;
+  const Policies<A>& policies_;
   const Memory& memory_;
   OnlineSoftmax<A> softmax_[few_rows];
   index_t batch_ = 0, kv_head_ = 0, count_ = 0;

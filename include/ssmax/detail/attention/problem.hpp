@@ -2,13 +2,10 @@
 // sees.
 #pragma once
 
-#include <numbers>
 #include <span>
 
-#include "../../mask.hpp"
+#include "../../query.hpp"
 #include "../../rope.hpp"
-#include "../../scaling.hpp"
-#include "../../score.hpp"
 #include "../../view.hpp"
 #include "../storage.hpp"
 
@@ -67,27 +64,10 @@ struct Problem {
   index_t width() const { return q.extent(3); }
   index_t value_width() const { return keys.v.extent(3); }
   index_t kv_heads() const { return keys.k.extent(1); }
-  /// Where a query's rotation puts it. A cache's keys lie at their places in the sequence, whatever the mask says.
-  template <class M>
-  index_t rope_position(const M& mask, const Query& query) const {
-    return key_position + (rotate_keys ? query_position(mask, query) : query.position());
-  }
   index_t group() const {
     return q.extent(1) / std::max<index_t>(kv_heads(), 1);
   }                                                       // query heads of a kv head
   index_t rows() const { return q.extent(2) * group(); }  // queries of a kv head
-};
-
-/// The arguments of a call that users can extend.
-template <class S, class M, class C>
-struct Policies {
-  const S& scaling;
-  const M& mask;
-  const C& score;
-
-  static constexpr bool has_score = !std::same_as<C, Identity>;
-  static constexpr bool has_predicate = detail::has_predicate<M>;
-  static constexpr bool has_positions = defines_positions<M>;
 };
 
 struct QueryRow {
@@ -119,22 +99,6 @@ class QueryCursor {
   Query query_;
 };
 
-/// What a query sees of the keys `held`, and its multiplier.
-template <class P>
-QueryRow query_row(const P& policies, const Query& query, KeyRange held) {
-  const KeyRange visible = visible_keys(policies.mask, query);
-  const index_t n = visible_count(policies.mask, query, visible);
-  QueryRow row{query, {}, 0};
-  if (n == 0) return row;
-  row.keys = {std::max(visible.begin, held.begin), std::min(visible.end, held.end)};
-  if (row.keys.size() <= 0) row.keys = {};
-  index_t last = visible.end - 1;
-  while (!sees(policies.mask, query, last)) --last;
-  const index_t position = key_position(policies.mask, query, last);
-  row.multiplier = static_cast<double>(policies.scaling(Row{query.head, position, n}));
-  return row;
-}
-
 /// Asks for n elements to be brought to the second-level cache.
 template <class X>
 SSMAX_INLINE void fetch(const X* p, index_t n) {
@@ -142,41 +106,6 @@ SSMAX_INLINE void fetch(const X* p, index_t n) {
   constexpr index_t line = 64 / static_cast<index_t>(sizeof(X));
   for (index_t i = 0; i < n; i += line) __builtin_prefetch(p + i, 0, 2);
 #endif
-}
-
-/// The query itself, widened and rotated: where it lies if that is nothing, else in scratch.
-template <class T, class X, class P, class A = Compute<T>>
-const A* load_query(const Problem<T, X>& problem, const P& policies, const Query& query, A* scratch) {
-  const View<const T, 4>& q = problem.q;
-  const index_t d = problem.width();
-  const A* wide = widened(
-      q.data_handle() + query.batch * q.stride(0) + query.head * q.stride(1) + query.index * q.stride(2), d,
-      scratch);
-  if (problem.rope == nullptr) return wide;
-  problem.rope->rotate(wide, d, scratch, d, 1, d, problem.rope_position(policies.mask, query), false);
-  return scratch;
-}
-
-/// Keys [range) widened and rotated, contiguous from `out`.
-template <class T, class X, class P, class A = Compute<T>>
-void load_keys(const Problem<T, X>& problem, const P& policies, index_t batch, index_t kv_head,
-               KeyRange range, A* out) {
-  const View<const X, 4>& k = problem.keys.k;
-  const index_t d = k.extent(3);
-  const Query query{batch, kv_head * problem.group(), 0, problem.shape(batch)};
-  const bool rotated = problem.rope != nullptr && problem.rotate_keys;
-  for_each_stretch(problem.keys, range, [&](index_t key, index_t row, index_t count) {
-    const X* in = k.data_handle() + batch * k.stride(0) + kv_head * k.stride(1) + row * k.stride(2);
-    for (index_t i = 0; i < count; ++i, out += d) {
-      const A* wide = widened(in + i * k.stride(2), d, out);
-      if (rotated) {
-        const index_t position = problem.key_position + key_position(policies.mask, query, key + i);
-        problem.rope->rotate(wide, d, out, d, 1, d, position, false);
-      } else if (wide != out) {
-        std::copy_n(wide, d, out);
-      }
-    }
-  });
 }
 
 }  // namespace detail

@@ -54,9 +54,9 @@ void for_each_chunk(KeyRange keys, const F& f) {
   }
 }
 
-template <class Task, class T, class X, class P, class E>
-void run_tasks(const Problem<T, X>& problem, const P& policies, const Result<T>& result, Workspace& workspace,
-               E& executor) {
+template <class Task, class T, class X, class E>
+void run_tasks(const Problem<T, X>& problem, const Policies<Compute<T>>& policies, const Result<T>& result,
+               Workspace& workspace, E& executor) {
   using A = Compute<T>;
   using Memory = typename Task::Memory;
   const auto threads = std::max<index_t>(1, static_cast<index_t>(executor.concurrency()));
@@ -121,16 +121,16 @@ void run_tasks(const Problem<T, X>& problem, const P& policies, const Result<T>&
   });
 }
 
-template <class T, class X, class P, class E>
-void run_attention(const Problem<T, X>& problem, const P& policies, const Result<T>& result,
-                   Workspace* workspace, E& executor) {
+template <class T, class X, class E>
+void run_attention(const Problem<T, X>& problem, const Policies<Compute<T>>& policies,
+                   const Result<T>& result, Workspace* workspace, E& executor) {
   if (problem.rows() == 0 || problem.q.extent(0) == 0 || problem.kv_heads() == 0) return;
   Workspace own;
   if (workspace == nullptr) workspace = &own;
   if (problem.rows() <= few_rows) {
-    run_tasks<FewTask<T, X, P>>(problem, policies, result, *workspace, executor);
+    run_tasks<FewTask<T, X>>(problem, policies, result, *workspace, executor);
   } else {
-    run_tasks<TileTask<T, X, P>>(problem, policies, result, *workspace, executor);
+    run_tasks<TileTask<T, X>>(problem, policies, result, *workspace, executor);
   }
 }
 

@@ -12,83 +12,16 @@
 #include <limits>
 
 #include "../../online_softmax.hpp"
+#include "policies.hpp"
 #include "problem.hpp"
 #include "result.hpp"
-#include "workspace.hpp"
+#include "tile_memory.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
-/// What a group knows after some keys: one query per lane.
-template <class A>
-struct GroupState {
-  A *shift, *sum, *o;  // [group], [group], [channel][group]
-
-  void reset(index_t group, index_t channels) const {
-    std::fill_n(shift, group, -std::numeric_limits<A>::infinity());
-    std::fill_n(sum, group, A{0});
-    std::fill_n(o, channels * group, A{0});
-  }
-};
-
-/// A vector of queries.
-struct Column {
-  KeyRange any{};  // keys that one of them sees
-  KeyRange all{};  // keys that all of them see, as far as ranges tell
-};
-
-/// One thread's memory.
-template <class A>
-struct TileMemory {
-  TileMemory(Carver& carver, index_t queries, index_t d, index_t dv)
-      : leaves(detail::leaves<TileLeaves<A>>()),
-        group(leaves.width * tile_vectors),
-        groups((queries + group - 1) / group),
-        channels((dv + leaves.rows - 1) / leaves.rows * leaves.rows),
-        rows(carver.take<QueryRow>(groups * group)),
-        columns(carver.take<Column>(groups * tile_vectors)),
-        q(carver.take<A>(groups * d * group)),
-        k(carver.take<A>(key_block * d)),
-        panel(key_block * leaves.rows + 64 / static_cast<index_t>(sizeof(A))),
-        v(carver.take<A>(channels / leaves.rows * panel)),
-        s(carver.take<A>(key_block * group)),
-        pitch((std::max(d, channels) + 15) / 16 * 16),
-        staged(carver.take<A>(leaves.width * pitch)),
-        in(carver.take<const A*>(leaves.width)),
-        lanes(carver.take<A>(4 * group)),
-        apart(carver.take<A>(leaves.width * key_block)) {
-    chunk = carver.take<A>(states_size());
-    total = carver.take<A>(states_size());
-  }
-
-  /// The groups' states lie one behind the other.
-  index_t states_size() const { return groups * state_size(); }
-  index_t state_size() const { return group * (channels + 2); }
-  GroupState<A> state(A* states, index_t g) const {
-    A* at = states + g * state_size();
-    return {at, at + group, at + 2 * group};
-  }
-
-  const TileLeaves<A>& leaves;
-  index_t group, groups, channels;  // lanes of a group; groups; channels of V, filled up to whole panels
-  QueryRow* rows;                   // [groups · group]
-  Column* columns;                  // [groups · tile_vectors]
-  A* q;                             // [groups][d][group]
-  A* k;                             // [key_block][d]
-  index_t
-      panel;  // from one panel to the next: a cache line more than it holds, or a row's panels share a set
-  A* v;       // [panel][key_block][rows of a panel]
-  A* s;       // [key_block][group]
-  index_t pitch;
-  A* staged;         // [width][pitch]: queries on their way into lanes, results on their way out
-  const A** in;      // [width]: rows to be transposed
-  A* lanes;          // four numbers a lane
-  A* apart;          // [width][key_block]: weights of lanes that the kernels cannot do
-  A *chunk, *total;  // states
-};
-
-template <class T, class X, class P>
+template <class T, class X>
 class TileTask {
  public:
   using A = Compute<T>;
@@ -99,7 +32,7 @@ class TileTask {
   static index_t most_queries() { return 8 * least_queries(); }
   static index_t least_queries() { return leaves<TileLeaves<A>>().width * tile_vectors; }
 
-  TileTask(const Problem<T, X>& problem, const P& policies, const Memory& memory)
+  TileTask(const Problem<T, X>& problem, const Policies<A>& policies, const Memory& memory)
       : problem_(problem), policies_(policies), leaves_(memory.leaves), memory_(memory) {}
 
   /// The queries of the task, rows [first, first + count) of a kv head, and the keys that they see.
@@ -119,7 +52,7 @@ class TileTask {
         // Lanes without a query see what the last query sees, so that they need no hiding.
         QueryRow& row = memory_.rows[i + lane];
         const bool exists = i + lane < count;
-        row = exists ? query_row(policies_, *cursor, held) : memory_.rows[count - 1];
+        row = exists ? policies_.row(*cursor, held) : memory_.rows[count - 1];
         const bool sees_any = row.keys.size() > 0;
         column.all = {std::max(column.all.begin, row.keys.begin), std::min(column.all.end, row.keys.end)};
         if (sees_any) {
@@ -133,7 +66,7 @@ class TileTask {
         } else {
           std::fill_n(scratch, d, A{0});
         }
-        const double c = P::has_score ? 1 : row.multiplier * std::numbers::log2e;
+        const double c = policies_.has_score ? 1 : row.multiplier * std::numbers::log2e;
         memory_.lanes[lane] = static_cast<A>(problem_.scale * c);
         if (exists) cursor.next();
       }
@@ -213,7 +146,7 @@ class TileTask {
         return view.data_handle() + batch_ * view.stride(0) + kv_head_ * view.stride(1) +
                row * view.stride(2);
       };
-      const bool hides = P::has_predicate || block.begin < all_.begin || block.end > all_.end;
+      const bool hides = policies_.has_predicate || block.begin < all_.begin || block.end > all_.end;
       if (hides && !leaves_.all_finite(at(source.v), source.v.stride(2), key_block, dv)) return false;
       block_ = {at(source.k), source.k.stride(2), at(source.v), source.v.stride(2), leaves_.rows, true};
       return true;
@@ -323,8 +256,8 @@ class TileTask {
       const index_t lane = v * leaves_.width;
       A* s = memory_.s + needed[v].begin * group + lane;
       const QueryRow* rows = memory_.rows + g * group + lane;
-      if constexpr (P::has_score || P::has_predicate) {
-        apply_policies(s, keys, rows);
+      if (policies_.has_score || policies_.has_predicate) {
+        policies_.apply(TileColumn<A>{s, keys, rows, problem_.keys.length(batch_)}, memory_);
       }
       if (columns[v].all.begin > keys.begin || columns[v].all.end < keys.end) {
         hide(s, keys, rows);
@@ -342,85 +275,6 @@ class TileTask {
                                     state.o + v * leaves_.width);
     });
     if (!block_.values_are_finite) accumulate_not_finite(g, block, state);
-  }
-
-  /// The user's part of one vector's logits: hidden keys become -inf, scores and the multiplier are applied.
-  void apply_policies(A* s, KeyRange keys, const QueryRow* rows) const {
-    if constexpr (P::has_score) {
-      apply_score(policies_.score, s, keys, rows);
-      for (index_t lane = 0; lane < leaves_.width; ++lane) {
-        memory_.lanes[2 * memory_.group + lane] = static_cast<A>(rows[lane].multiplier * std::numbers::log2e);
-      }
-      leaves<ScoreLeaves<A>>().multiply(s, keys.size(), memory_.lanes + 2 * memory_.group);
-    }
-    if constexpr (P::has_predicate) {
-      for_each_visible(keys, rows, [&](index_t at, index_t lane, const QueryRow& row, index_t key) {
-        if (!sees(policies_.mask, row.query, key)) {
-          s[at * memory_.group + lane] = -std::numeric_limits<A>::infinity();
-        }
-      });
-    }
-  }
-
-  /// Calls f(key - keys.begin, lane, row, key) for the keys that each lane's range holds.
-  template <class F>
-  void for_each_visible(KeyRange keys, const QueryRow* rows, const F& f) const {
-    for (index_t lane = 0; lane < leaves_.width; ++lane) {
-      const KeyRange visible = rows[lane].keys;
-      const index_t last = std::min(keys.end, visible.end);
-      for (index_t key = std::max(keys.begin, visible.begin); key < last; ++key) {
-        f(key - keys.begin, lane, rows[lane], key);
-      }
-    }
-  }
-
-  template <class C>
-  void apply_score(const C& score, A* s, KeyRange keys, const QueryRow* rows) const {
-    constexpr bool has_positions = detail::has_key_position<std::remove_cvref_t<decltype(policies_.mask)>>;
-    if constexpr (requires { score.first(), score.second(); }) {
-      apply_score(score.first(), s, keys, rows);
-      apply_score(score.second(), s, keys, rows);
-    } else if constexpr (requires { score.apply(s, index_t{}); }) {
-      for (index_t at = 0; at < keys.size(); ++at) score.apply(s + at * memory_.group, leaves_.width);
-    } else if constexpr (!has_positions && requires { score.slope(index_t{}); }) {
-      A* slope = memory_.lanes + 2 * memory_.group;
-      A* distance = memory_.lanes + 3 * memory_.group;
-      for (index_t lane = 0; lane < leaves_.width; ++lane) {
-        slope[lane] = static_cast<A>(score.slope(rows[lane].query.head));
-        distance[lane] = static_cast<A>(keys.begin - query_position(policies_.mask, rows[lane].query));
-      }
-      leaves<ScoreLeaves<A>>().ramp(s, keys.size(), slope, distance);
-    } else if constexpr (requires {
-                           { score.row(rows->query) } -> std::same_as<const A*>;
-                         }) {
-      add_rows(score, s, keys, rows);
-    } else {
-      apply_each(score, s, keys, rows);
-    }
-  }
-
-  /// Rows of a bias are turned into lanes first.
-  template <class C>
-  void add_rows(const C& score, A* s, KeyRange keys, const QueryRow* rows) const {
-    const index_t count = std::min(keys.size(), problem_.keys.length(batch_) - keys.begin);
-    for (index_t lane = 0; lane < leaves_.width; ++lane) {
-      const A* row = score.row(rows[lane].query);
-      if (row == nullptr) return apply_each(score, s, keys, rows);
-      memory_.in[lane] = row + keys.begin;
-    }
-    leaves_.transpose(memory_.in, leaves_.width, count, nullptr, memory_.apart, leaves_.width);
-    leaves<ScoreLeaves<A>>().add(s, count, memory_.apart);
-  }
-
-  template <class C>
-  void apply_each(const C& score, A* s, KeyRange keys, const QueryRow* rows) const {
-    for_each_visible(keys, rows, [&](index_t at, index_t lane, const QueryRow& row, index_t key) {
-      const Key seen{row.query, key, query_position(policies_.mask, row.query),
-                     key_position(policies_.mask, row.query, key)};
-      if (!sees(policies_.mask, row.query, key)) return;
-      A& z = s[at * memory_.group + lane];
-      z = static_cast<A>(score(z, seen));
-    });
   }
 
   void hide(A* s, KeyRange keys, const QueryRow* rows) const {
@@ -490,7 +344,7 @@ class TileTask {
         if (std::isfinite(value)) continue;
         for (index_t lane = 0; lane < memory_.group; ++lane) {
           const QueryRow& row = memory_.rows[g * memory_.group + lane];
-          if (key < row.keys.begin || key >= row.keys.end || !sees(policies_.mask, row.query, key)) continue;
+          if (key < row.keys.begin || key >= row.keys.end || !policies_.sees(row.query, key)) continue;
           state.o[c * memory_.group + lane] += memory_.s[(key - block.begin) * memory_.group + lane] * value;
         }
       }
@@ -507,7 +361,7 @@ class TileTask {
   };
 
   const Problem<T, X>& problem_;
-  const P& policies_;
+  const Policies<A>& policies_;
   const TileLeaves<A>& leaves_;
   const Memory& memory_;
   index_t batch_ = 0, kv_head_ = 0, count_ = 0, groups_ = 0;

@@ -1,0 +1,84 @@
+// What one thread holds while it works on tiles.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+
+#include "problem.hpp"
+#include "workspace.hpp"
+
+namespace ssmax {
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+
+/// What a group knows after some keys: one query per lane.
+template <class A>
+struct GroupState {
+  A *shift, *sum, *o;  // [group], [group], [channel][group]
+
+  void reset(index_t group, index_t channels) const {
+    std::fill_n(shift, group, -std::numeric_limits<A>::infinity());
+    std::fill_n(sum, group, A{0});
+    std::fill_n(o, channels * group, A{0});
+  }
+};
+
+/// A vector of queries.
+struct Column {
+  KeyRange any{};  // keys that one of them sees
+  KeyRange all{};  // keys that all of them see, as far as ranges tell
+};
+
+/// One thread's memory.
+template <class A>
+struct TileMemory {
+  TileMemory(Carver& carver, index_t queries, index_t d, index_t dv)
+      : leaves(detail::leaves<TileLeaves<A>>()),
+        group(leaves.width * tile_vectors),
+        groups((queries + group - 1) / group),
+        channels((dv + leaves.rows - 1) / leaves.rows * leaves.rows),
+        rows(carver.take<QueryRow>(groups * group)),
+        columns(carver.take<Column>(groups * tile_vectors)),
+        q(carver.take<A>(groups * d * group)),
+        k(carver.take<A>(key_block * d)),
+        panel(key_block * leaves.rows + 64 / static_cast<index_t>(sizeof(A))),
+        v(carver.take<A>(channels / leaves.rows * panel)),
+        s(carver.take<A>(key_block * group)),
+        pitch((std::max(d, channels) + 15) / 16 * 16),
+        staged(carver.take<A>(leaves.width * pitch)),
+        in(carver.take<const A*>(leaves.width)),
+        lanes(carver.take<A>(4 * group)),
+        apart(carver.take<A>(leaves.width * key_block)) {
+    chunk = carver.take<A>(states_size());
+    total = carver.take<A>(states_size());
+  }
+
+  /// The groups' states lie one behind the other.
+  index_t states_size() const { return groups * state_size(); }
+  index_t state_size() const { return group * (channels + 2); }
+  GroupState<A> state(A* states, index_t g) const {
+    A* at = states + g * state_size();
+    return {at, at + group, at + 2 * group};
+  }
+
+  const TileLeaves<A>& leaves;
+  index_t group, groups, channels;  // lanes of a group; groups; channels of V, filled up to whole panels
+  QueryRow* rows;                   // [groups · group]
+  Column* columns;                  // [groups · tile_vectors]
+  A* q;                             // [groups][d][group]
+  A* k;                             // [key_block][d]
+  index_t
+      panel;  // from one panel to the next: a cache line more than it holds, or a row's panels share a set
+  A* v;       // [panel][key_block][rows of a panel]
+  A* s;       // [key_block][group]
+  index_t pitch;
+  A* staged;         // [width][pitch]: queries on their way into lanes, results on their way out
+  const A** in;      // [width]: rows to be transposed
+  A* lanes;          // four numbers a lane
+  A* apart;          // [width][key_block]: weights of lanes that the kernels cannot do
+  A *chunk, *total;  // states
+};
+
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace ssmax

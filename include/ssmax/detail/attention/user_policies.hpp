@@ -1,0 +1,162 @@
+// The policies of a call: what Policies asks, answered by the user's mask, scaling and score.
+#pragma once
+
+#include <cmath>
+#include <limits>
+#include <numbers>
+
+#include "../../mask.hpp"
+#include "../../scaling.hpp"
+#include "../../score.hpp"
+#include "policies.hpp"
+
+namespace ssmax {
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+
+template <class A, class S, class M, class C>
+class UserPolicies final : public Policies<A> {
+ public:
+  static constexpr bool has_positions = defines_positions<M>;
+
+  const S& scaling;
+  const M& mask;
+  const C& score;
+
+  UserPolicies(const S& a_scaling, const M& a_mask, const C& a_score)
+      : Policies<A>(!std::same_as<C, Identity>, detail::has_predicate<M>),
+        scaling(a_scaling),
+        mask(a_mask),
+        score(a_score) {}
+
+  QueryRow row(const Query& query, KeyRange held) const override {
+    const KeyRange visible = visible_keys(mask, query);
+    const index_t n = visible_count(mask, query, visible);
+    QueryRow result{query, {}, 0};
+    if (n == 0) return result;
+    result.keys = {std::max(visible.begin, held.begin), std::min(visible.end, held.end)};
+    if (result.keys.size() <= 0) result.keys = {};
+    index_t last = visible.end - 1;
+    while (!detail::sees(mask, query, last)) --last;
+    result.multiplier =
+        static_cast<double>(scaling(Row{query.head, detail::key_position(mask, query, last), n}));
+    return result;
+  }
+
+  index_t query_position(const Query& query) const override { return detail::query_position(mask, query); }
+  index_t key_position(const Query& query, index_t key) const override {
+    return detail::key_position(mask, query, key);
+  }
+  bool sees(const Query& query, index_t key) const override { return detail::sees(mask, query, key); }
+
+  void apply(const TileColumn<A>& column, const TileMemory<A>& memory) const override {
+    const index_t group = memory.group, width = memory.leaves.width;
+    if constexpr (!std::same_as<C, Identity>) {
+      apply_score(score, column, memory);
+      A* multiplier = memory.lanes + 2 * group;
+      for (index_t lane = 0; lane < width; ++lane) {
+        multiplier[lane] = static_cast<A>(column.rows[lane].multiplier * std::numbers::log2e);
+      }
+      leaves<ScoreLeaves<A>>().multiply(column.s, column.keys.size(), multiplier);
+    }
+    if constexpr (detail::has_predicate<M>) {
+      for_each_visible(column, width, [&](index_t at, index_t lane, const Query& query, index_t key) {
+        if (!mask.sees(query, key)) column.s[at * group + lane] = hidden;
+      });
+    }
+  }
+
+  void apply(A* s, KeyRange keys, const QueryRow& row) const override {
+    if constexpr (!std::same_as<C, Identity>) apply_score(score, s, keys, row);
+    if constexpr (detail::has_predicate<M>) {
+      for (index_t key = keys.begin; key < keys.end; ++key) {
+        if (!mask.sees(row.query, key)) s[key - keys.begin] = hidden;
+      }
+    }
+  }
+
+ private:
+  static constexpr A hidden = -std::numeric_limits<A>::infinity();
+
+  /// Calls f(key - keys.begin, lane, query, key) for the keys that each lane's range holds.
+  template <class F>
+  static void for_each_visible(const TileColumn<A>& column, index_t width, const F& f) {
+    for (index_t lane = 0; lane < width; ++lane) {
+      const QueryRow& row = column.rows[lane];
+      const index_t last = std::min(column.keys.end, row.keys.end);
+      for (index_t key = std::max(column.keys.begin, row.keys.begin); key < last; ++key) {
+        f(key - column.keys.begin, lane, row.query, key);
+      }
+    }
+  }
+
+  template <class Part>
+  void apply_score(const Part& part, const TileColumn<A>& column, const TileMemory<A>& memory) const {
+    const index_t group = memory.group, width = memory.leaves.width;
+    if constexpr (requires { part.first(), part.second(); }) {
+      apply_score(part.first(), column, memory);
+      apply_score(part.second(), column, memory);
+    } else if constexpr (requires { part.apply(column.s, width); }) {
+      for (index_t at = 0; at < column.keys.size(); ++at) part.apply(column.s + at * group, width);
+    } else if constexpr (!has_key_position<M> && requires { part.slope(width); }) {
+      A* slope = memory.lanes + 2 * group;
+      A* distance = memory.lanes + 3 * group;
+      for (index_t lane = 0; lane < width; ++lane) {
+        const Query& query = column.rows[lane].query;
+        slope[lane] = static_cast<A>(part.slope(query.head));
+        distance[lane] = static_cast<A>(column.keys.begin - query_position(query));
+      }
+      leaves<ScoreLeaves<A>>().ramp(column.s, column.keys.size(), slope, distance);
+    } else if constexpr (requires {
+                           { part.row(Query{}) } -> std::same_as<const A*>;
+                         }) {
+      add_rows(part, column, memory);
+    } else {
+      apply_each(part, column, memory);
+    }
+  }
+
+  /// Rows of a bias are turned into lanes first.
+  template <class Part>
+  void add_rows(const Part& part, const TileColumn<A>& column, const TileMemory<A>& memory) const {
+    const index_t count = std::min(column.keys.size(), column.length - column.keys.begin),
+                  width = memory.leaves.width;
+    for (index_t lane = 0; lane < width; ++lane) {
+      const A* bias = part.row(column.rows[lane].query);
+      if (bias == nullptr) return apply_each(part, column, memory);
+      memory.in[lane] = bias + column.keys.begin;
+    }
+    memory.leaves.transpose(memory.in, width, count, nullptr, memory.apart, width);
+    leaves<ScoreLeaves<A>>().add(column.s, count, memory.apart);
+  }
+
+  template <class Part>
+  void apply_each(const Part& part, const TileColumn<A>& column, const TileMemory<A>& memory) const {
+    for_each_visible(
+        column, memory.leaves.width, [&](index_t at, index_t lane, const Query& query, index_t key) {
+          if (!detail::sees(mask, query, key)) return;
+          A& z = column.s[at * memory.group + lane];
+          z = static_cast<A>(part(z, Key{query, key, query_position(query), key_position(query, key)}));
+        });
+  }
+
+  template <class Part>
+  void apply_score(const Part& part, A* s, KeyRange keys, const QueryRow& row) const {
+    if constexpr (requires { part.first(), part.second(); }) {
+      apply_score(part.first(), s, keys, row);
+      apply_score(part.second(), s, keys, row);
+    } else if constexpr (requires { part.apply(s, index_t{}); }) {
+      part.apply(s, keys.size());
+    } else {
+      const index_t position = query_position(row.query);
+      for (index_t key = keys.begin; key < keys.end; ++key, ++s) {
+        if (!detail::sees(mask, row.query, key)) continue;
+        *s = static_cast<A>(part(*s, Key{row.query, key, position, key_position(row.query, key)}));
+      }
+    }
+  }
+};
+
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace ssmax
