@@ -1,4 +1,4 @@
-# The README's first block of code is quick_start.cpp, word for word: what compiles and runs here is what people read.
+# The README shows this example, word for word: what compiles and runs here is what people read.
 file(READ "${README}" readme)
 file(READ "${EXAMPLE}" example)
 string(FIND "${readme}" "```cpp\n${example}```" position)

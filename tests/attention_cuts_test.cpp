@@ -85,24 +85,24 @@ void check_cuts(const Shape& shape, bool whole, const M& mask, const C& score = 
   });
 }
 
-TEST_CASE("queries in several calls: full", "[attention][cuts]") {
+TEST_CASE("queries in several calls: full", "[attention][cuts][slow]") {
   for (const Shape& shape : shapes) check_cuts<float>(shape, true, Full{});
   check_cuts<double>(shapes[1], true, Full{});
 }
 
-TEST_CASE("queries in several calls: causal", "[attention][cuts]") {
+TEST_CASE("queries in several calls: causal", "[attention][cuts][slow]") {
   for (const Shape& shape : shapes) check_cuts<float>(shape, false, Causal{});
   check_cuts<double>(shapes[1], false, Causal{});
   check_cuts<ssmax::half>(shapes[1], false, Causal{});
 }
 
-TEST_CASE("queries in several calls: a window", "[attention][cuts]") {
+TEST_CASE("queries in several calls: a window", "[attention][cuts][slow]") {
   for (const Shape& shape : shapes) {
     for (const index_t left : {0, 7, 50, 300, 1200}) check_cuts<float>(shape, false, SlidingWindow(left));
   }
 }
 
-TEST_CASE("queries in several calls: rope, scores and sinks", "[attention][cuts]") {
+TEST_CASE("queries in several calls: rope, scores and sinks", "[attention][cuts][slow]") {
   const std::vector<float> sinks{1, -2, 0, 3};
   const ssmax::Rope<float> rope({.width = 4}, 2000);
   for (const Shape& shape : shapes) {
@@ -111,7 +111,7 @@ TEST_CASE("queries in several calls: rope, scores and sinks", "[attention][cuts]
   }
 }
 
-TEST_CASE("queries in several calls: keys that only some rows see", "[attention][cuts]") {
+TEST_CASE("queries in several calls: keys that only some rows see", "[attention][cuts][slow]") {
   // By position, which a part knows.
   const auto picked = [](const Query& query, index_t key) {
     return key <= query.position() && (query.position() * 7919 + key * 104729) % 7 < 3;
@@ -119,7 +119,7 @@ TEST_CASE("queries in several calls: keys that only some rows see", "[attention]
   for (const Shape& shape : shapes) check_cuts<float>(shape, false, ssmax::Where(picked));
 }
 
-TEST_CASE("queries in several calls: huge logits", "[attention][cuts]") {
+TEST_CASE("queries in several calls: huge logits", "[attention][cuts][slow]") {
   for (const Shape& shape : shapes)
     check_cuts<float>(shape, false, Causal{}, ssmax::Identity{}, {.scale = 1e6});
 }

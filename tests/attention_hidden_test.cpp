@@ -127,7 +127,7 @@ TEST_CASE("what a causal mask or a window hides stays hidden", "[attention][hidd
   }
 }
 
-TEST_CASE("what padding and documents hide stays hidden", "[attention][hidden]") {
+TEST_CASE("what padding and documents hide stays hidden", "[attention][hidden][slow]") {
   for (const Shape& shape : shapes) {
     const std::vector<index_t> lengths{shape.keys - 40};
     check_hidden<float>(shape, KeyLengths{lengths},
@@ -138,7 +138,7 @@ TEST_CASE("what padding and documents hide stays hidden", "[attention][hidden]")
   }
 }
 
-TEST_CASE("what a function hides stays hidden", "[attention][hidden]") {
+TEST_CASE("what a function hides stays hidden", "[attention][hidden][slow]") {
   for (const Shape& shape : shapes) {
     check_hidden<float>(shape, Where(is_picked), is_picked);
     check_hidden<float>(shape, Where(is_far), is_far);
@@ -147,7 +147,7 @@ TEST_CASE("what a function hides stays hidden", "[attention][hidden]") {
   check_hidden<double>(shapes[3], Where(is_picked), is_picked);
 }
 
-TEST_CASE("what a matrix or -inf hides stays hidden, in compositions too", "[attention][hidden]") {
+TEST_CASE("what a matrix or -inf hides stays hidden, in compositions too", "[attention][hidden][slow]") {
   for (const Shape& shape : shapes) {
     std::vector<char> matrix;
     std::vector<float> values;
@@ -168,7 +168,7 @@ TEST_CASE("what a matrix or -inf hides stays hidden, in compositions too", "[att
   }
 }
 
-TEST_CASE("scores, sinks and rope let nothing hidden through", "[attention][hidden]") {
+TEST_CASE("scores, sinks and rope let nothing hidden through", "[attention][hidden][slow]") {
   const std::vector<float> sinks{0.5F, -2, 1, 3};
   const ssmax::Rope<float> rope({.width = 2}, 1200);
   for (const Shape& shape : shapes) {
@@ -179,7 +179,7 @@ TEST_CASE("scores, sinks and rope let nothing hidden through", "[attention][hidd
   }
 }
 
-TEST_CASE("half precision lets nothing hidden through", "[attention][hidden]") {
+TEST_CASE("half precision lets nothing hidden through", "[attention][hidden][slow]") {
   for (const Shape& shape : {shapes[0], shapes[1], shapes[3]}) {
     check_hidden<ssmax::half>(shape, Where(is_picked), is_picked);
     check_hidden<ssmax::bfloat16>(shape, Causal{},

@@ -73,19 +73,19 @@ void check_multipliers(double magnitude, const C& score, const Formula& formula)
   });
 }
 
-TEST_CASE("multipliers from nothing to a billion, of both signs", "[attention][logits]") {
+TEST_CASE("multipliers from nothing to a billion, of both signs", "[attention][logits][slow]") {
   for (const double c : {0.0, 1e-30, 1e-3, 1.0, 30.0, 1e3, 1e5, 5e5, 1e6, 1e7, 1e9}) {
     check_multipliers<float>(c, ssmax::Identity{}, reference::NoScore{});
   }
 }
 
-TEST_CASE("multipliers of double, beyond what float holds", "[attention][logits]") {
+TEST_CASE("multipliers of double, beyond what float holds", "[attention][logits][slow]") {
   for (const double c : {0.0, 1e-300, 1e6, 1e15, 1e30}) {
     check_multipliers<double>(c, ssmax::Identity{}, reference::NoScore{});
   }
 }
 
-TEST_CASE("scores meet multipliers of any size and sign", "[attention][logits]") {
+TEST_CASE("scores meet multipliers of any size and sign", "[attention][logits][slow]") {
   const auto capped = [](auto z, const Query&, index_t) {
     using Z = decltype(z);
     return Z(2) * std::tanh(z / Z(2));

@@ -38,7 +38,7 @@ constexpr std::array<Shape, 6> shapes{{
 
 const auto before = [](const Query& query, index_t key) { return key <= query.position(); };
 
-TEST_CASE("SSMax counts the keys of a full and of a causal mask", "[attention][masks]") {
+TEST_CASE("SSMax counts the keys of a full and of a causal mask", "[attention][masks][slow]") {
   for (const Shape& shape : shapes) {
     check_mask<float>(shape, Full{}, [](const Query&, index_t) { return true; });
     check_mask<float>(shape, Causal{}, before);
@@ -46,7 +46,7 @@ TEST_CASE("SSMax counts the keys of a full and of a causal mask", "[attention][m
   }
 }
 
-TEST_CASE("a sliding window is attended to and no more", "[attention][masks]") {
+TEST_CASE("a sliding window is attended to and no more", "[attention][masks][slow]") {
   for (const Shape& shape : shapes) {
     for (const index_t left : {index_t{0}, index_t{1}, index_t{2}, index_t{63}, index_t{200}, unlimited}) {
       for (const index_t right : {index_t{0}, index_t{1}, index_t{40}, unlimited}) {
@@ -63,7 +63,7 @@ TEST_CASE("a sliding window is attended to and no more", "[attention][masks]") {
   });
 }
 
-TEST_CASE("a prefix of each batch entry's own is seen by all", "[attention][masks]") {
+TEST_CASE("a prefix of each batch entry's own is seen by all", "[attention][masks][slow]") {
   for (const Shape& shape : shapes) {
     for (const auto& prefix : {std::vector<index_t>{0, 1}, {17, 1000}, {130, -4}}) {
       check_mask<float>(shape, PrefixLM{prefix}, [&](const Query& query, index_t key) {
@@ -73,7 +73,7 @@ TEST_CASE("a prefix of each batch entry's own is seen by all", "[attention][mask
   }
 }
 
-TEST_CASE("padding of each batch entry's own is seen by none", "[attention][masks]") {
+TEST_CASE("padding of each batch entry's own is seen by none", "[attention][masks][slow]") {
   for (const Shape& shape : shapes) {
     for (const auto& lengths : {std::vector<index_t>{0, 1}, {129, 2}, {-3, 5000}}) {
       const auto kept = [&](const Query& query, index_t key) {

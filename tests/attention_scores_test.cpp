@@ -76,7 +76,7 @@ const auto nearby = [](auto z, const Query& query, index_t key) {
                  static_cast<Z>(key - query.position());
 };
 
-TEST_CASE("a softcap caps logits before SSMax multiplies them", "[attention][scores]") {
+TEST_CASE("a softcap caps logits before SSMax multiplies them", "[attention][scores][slow]") {
   for (const Shape& shape : shapes) {
     for (const double deviation : {1.0, 3.0}) {
       check_score(Problem<float>(shape, deviation), Full{}, all_keys, Softcap(cap), capped);
@@ -102,7 +102,7 @@ void check_bias() {
   }
 }
 
-TEST_CASE("a bias of any type is added", "[attention][scores]") {
+TEST_CASE("a bias of any type is added", "[attention][scores][slow]") {
   check_bias<float, float>();
   check_bias<float, half>();
   check_bias<float, bfloat16>();
@@ -110,7 +110,7 @@ TEST_CASE("a bias of any type is added", "[attention][scores]") {
   check_bias<double, double>();
 }
 
-TEST_CASE("a bias may be broadcast along any of its dimensions", "[attention][scores]") {
+TEST_CASE("a bias may be broadcast along any of its dimensions", "[attention][scores][slow]") {
   for (const Shape& shape : shapes) {
     Numbers<float> bias(shape);
     const std::array<std::array<index_t, 4>, 5> strides{

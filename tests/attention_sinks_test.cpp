@@ -49,12 +49,12 @@ void check_sinks(const std::vector<T>& sinks) {
   }
 }
 
-TEST_CASE("a sink takes weight and is in the lse", "[attention][sinks]") {
+TEST_CASE("a sink takes weight and is in the lse", "[attention][sinks][slow]") {
   check_sinks<float>({0.5F, -3, 4, 0});
   check_sinks<double>({0.5, -3, 4, 0});
 }
 
-TEST_CASE("sinks that outweigh all keys, that weigh nothing, and none", "[attention][sinks]") {
+TEST_CASE("sinks that outweigh all keys, that weigh nothing, and none", "[attention][sinks][slow]") {
   check_sinks<float>({500, -500, 80, -80});
   check_sinks<float>({-infinity<float>, 1e30F, -1e30F, 3e6F});
 }

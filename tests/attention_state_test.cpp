@@ -142,7 +142,7 @@ bool is_picked(const Query& query, index_t key) {
   return query.index % 5 != 4 && (query.index * 7919 + key * 104729) % 7 < 3;
 }
 
-TEST_CASE("any cut of the keys gives the whole, with SSMax's n of the whole", "[attention][state]") {
+TEST_CASE("any cut of the keys gives the whole, with SSMax's n of the whole", "[attention][state][slow]") {
   for (const Shape& shape : shapes) {
     check_cuts<float>(shape, Full{}, all_keys);
     check_cuts<float>(shape, Causal{}, keys_before);
@@ -150,7 +150,7 @@ TEST_CASE("any cut of the keys gives the whole, with SSMax's n of the whole", "[
   }
 }
 
-TEST_CASE("any cut: windows, predicates and documents", "[attention][state]") {
+TEST_CASE("any cut: windows, predicates and documents", "[attention][state][slow]") {
   for (const Shape& shape : shapes) {
     check_cuts<float>(shape, SlidingWindow(20, 1), [](const Query& query, index_t key) {
       return key >= query.position() - 20 && key <= query.position() + 1;
@@ -379,7 +379,7 @@ TEST_CASE("NaN in one part is NaN in the whole", "[attention][state]") {
   }
 }
 
-TEST_CASE("parts with logits far apart", "[attention][state]") {
+TEST_CASE("parts with logits far apart", "[attention][state][slow]") {
   for (const Shape& shape : {shapes[0], shapes[1]}) {
     for (const float factor : {30.0F, 3e3F, 1e7F}) {
       Problem<float> problem(shape);

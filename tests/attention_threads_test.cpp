@@ -85,7 +85,7 @@ void check_same(const Shape& shape, const M& mask, const C& score = {},
   });
 }
 
-TEST_CASE("the same bits for every executor: full and causal", "[attention][threads]") {
+TEST_CASE("the same bits for every executor: full and causal", "[attention][threads][slow]") {
   for (const Shape& shape : shapes) {
     check_same<float>(shape, Full{});
     check_same<float>(shape, Causal{});
@@ -96,7 +96,7 @@ TEST_CASE("the same bits for every executor: full and causal", "[attention][thre
   check_same<ssmax::half>(shapes[4], Causal{});
 }
 
-TEST_CASE("the same bits for every executor: windows and predicates", "[attention][threads]") {
+TEST_CASE("the same bits for every executor: windows and predicates", "[attention][threads][slow]") {
   const auto picked = [](const Query& query, index_t key) {
     return (query.index * 7919 + key * 104729) % 7 < 3;
   };
@@ -107,7 +107,7 @@ TEST_CASE("the same bits for every executor: windows and predicates", "[attentio
   }
 }
 
-TEST_CASE("the same bits for every executor: scores, rope and sinks", "[attention][threads]") {
+TEST_CASE("the same bits for every executor: scores, rope and sinks", "[attention][threads][slow]") {
   const std::vector<float> sinks{1, -2, 0, 3};
   const ssmax::Rope<float> rope({.width = 4}, 6000);
   for (const Shape& shape : shapes) {

@@ -81,7 +81,8 @@ void check_allocations(E&& executor) {
   }
 }
 
-TEST_CASE("one allocation a call, none where a workspace has been here before", "[attention][workspace]") {
+TEST_CASE("one allocation a call, none where a workspace has been here before",
+          "[attention][workspace][slow]") {
   ssmax::ThreadPool pool(3);
   for_each_target([&](const std::string& target) {
     INFO(target);

@@ -396,13 +396,14 @@ void check_shapes() {
   });
 }
 
-TEST_CASE("decode is as good as a naive loop: float", "[decode]") { check_shapes<float, float>(); }
-TEST_CASE("decode is as good as a naive loop: double", "[decode]") { check_shapes<double, double>(); }
-TEST_CASE("decode from a 16-bit cache is as good as a naive loop in float on what it holds", "[decode]") {
+TEST_CASE("decode is as good as a naive loop: float", "[decode][slow]") { check_shapes<float, float>(); }
+TEST_CASE("decode is as good as a naive loop: double", "[decode][slow]") { check_shapes<double, double>(); }
+TEST_CASE("decode from a 16-bit cache is as good as a naive loop in float on what it holds",
+          "[decode][slow]") {
   SECTION("half") { check_shapes<float, half>(); }
   SECTION("bfloat16") { check_shapes<float, bfloat16>(); }
 }
-TEST_CASE("decode of 16-bit queries computes in float and rounds once", "[decode]") {
+TEST_CASE("decode of 16-bit queries computes in float and rounds once", "[decode][slow]") {
   SECTION("half") { check_shapes<half, half>(); }
   SECTION("bfloat16") { check_shapes<bfloat16, bfloat16>(); }
 }
@@ -535,7 +536,7 @@ void check_multipliers() {
   }
 }
 
-TEST_CASE("multipliers may be large, negative or zero, and so may logits", "[decode]") {
+TEST_CASE("multipliers may be large, negative or zero, and so may logits", "[decode][slow]") {
   SECTION("float") { check_multipliers<float>(); }
   SECTION("double") { check_multipliers<double>(); }
 }
@@ -758,7 +759,7 @@ index_t check_ring(const Shape& shape, index_t window, index_t capacity, Rule& r
   return different;
 }
 
-TEST_CASE("a window on a ring gives the numbers of one on a cache that holds all", "[decode]") {
+TEST_CASE("a window on a ring gives the numbers of one on a cache that holds all", "[decode][slow]") {
   for_each_target([](const std::string& target) {
     Rule rule;
     check_ring<float>({6, 2, 1, 16, 9, {300, 141}}, 50, 50, rule, false);
@@ -970,7 +971,7 @@ TEST_CASE("what was speculated and taken back leaves no trace", "[decode]") {
 
 // ---- Threads, memory
 
-TEST_CASE("any number of threads gives the same bits", "[decode]") {
+TEST_CASE("any number of threads gives the same bits", "[decode][slow]") {
   std::vector<Data<float>> all;
   for (const Shape& shape : {Shape{8, 2, 1, 16, 9, {5000, 3, 1025, 2048}}, Shape{2, 1, 1, 8, 8, {3000}},
                              Shape{3, 1, 7, 16, 8, {2500, 7}}, Shape{4, 4, 40, 8, 5, {1100, 300, 40}},

@@ -165,10 +165,6 @@ class FewTask {
     }
   }
 
-  const X* first_of(const View<const X, 4>& view, index_t row) const {
-    return view.data_handle() + batch_ * view.stride(0) + kv_head_ * view.stride(1) + row * view.stride(2);
-  }
-
   /// s[r][key - block.begin] for all rows and keys of the block.
   void logits(KeyRange block) const {
     const index_t d = problem_.width();
@@ -180,8 +176,8 @@ class FewTask {
     }
     const View<const X, 4>& k = problem_.keys.k;
     for_each_stretch(problem_.keys, block, [&](index_t key, index_t row, index_t count) {
-      leaves<FewLeaves<A, X>>().logits(memory_.q, memory_.pitch, count_, first_of(k, row), k.stride(2), count,
-                                       d, memory_.s + (key - block.begin), few_block);
+      leaves<FewLeaves<A, X>>().logits(memory_.q, memory_.pitch, count_, row_of(k, batch_, kv_head_, row),
+                                       k.stride(2), count, d, memory_.s + (key - block.begin), few_block);
     });
   }
 
@@ -196,7 +192,7 @@ class FewTask {
     const View<const X, 4>& v = problem_.keys.v;
     for_each_stretch(problem_.keys, keys, [&](index_t key, index_t row, index_t count) {
       leaves<FewLeaves<A, X>>().accumulate(memory_.s + r * few_block + (key - block_begin), few_block, rows,
-                                           count, first_of(v, row), v.stride(2), dv, to, dv);
+                                           count, row_of(v, batch_, kv_head_, row), v.stride(2), dv, to, dv);
     });
     if (policies_.has_predicate) {
       // A weight of 0 times a NaN that the query must not see is NaN as well.

@@ -51,9 +51,7 @@ const A* load_query(const Problem<T, X>& problem, const Policies<A>& policies, c
                     A* scratch) {
   const View<const T, 4>& q = problem.q;
   const index_t d = problem.width();
-  const A* wide = widened(
-      q.data_handle() + query.batch * q.stride(0) + query.head * q.stride(1) + query.index * q.stride(2), d,
-      scratch);
+  const A* wide = widened(row_of(q, query.batch, query.head, query.index), d, scratch);
   if (problem.rope == nullptr) return wide;
   problem.rope->rotate(wide, d, scratch, d, 1, d, rope_position(problem, policies, query), false);
   return scratch;
@@ -68,7 +66,7 @@ void load_keys(const Problem<T, X>& problem, const Policies<A>& policies, index_
   const Query query{batch, kv_head * problem.group(), 0, problem.shape(batch)};
   const bool rotated = problem.rope != nullptr && problem.rotate_keys;
   for_each_stretch(problem.keys, range, [&](index_t key, index_t row, index_t count) {
-    const X* in = k.data_handle() + batch * k.stride(0) + kv_head * k.stride(1) + row * k.stride(2);
+    const X* in = row_of(k, batch, kv_head, row);
     for (index_t i = 0; i < count; ++i, out += d) {
       const A* wide = widened(in + i * k.stride(2), d, out);
       if (rotated) {

@@ -1,9 +1,10 @@
 // Attention of many queries: groups of queries, one per lane, against blocks of keys (kernels/tile.inl).
 //
-// A task takes some groups of one kv head. For each block of keys, those are brought once into rows (K, rotated) and
-// panels (V) that all its groups read. A group's vectors of queries share the keys that all of them need; what only
-// some need (a causal mask's corner) is done vector by vector, what none needs is not computed. Keys that a lane does
-// not see inside of that are hidden: their logit becomes -inf, whatever it was.
+// A task takes some groups of one kv head. A block is read from where it lies or, if something has to be done to it, is
+// brought once into rows (K: widened, rotated) and panels (V) for all of the task's groups. What each vector of queries
+// needs of a block is computed in rectangles as wide as they share it (a causal mask's corner is a staircase); what none
+// needs is not computed. Keys that a lane does not see inside of that are hidden: their logit becomes -inf, whatever it
+// was.
 #pragma once
 
 #include <algorithm>
@@ -142,13 +143,11 @@ class TileTask {
       if (problem_.rope != nullptr && problem_.rotate_keys) return false;
       if (block.size() < key_block || row < 0 || row + key_block > source.k.extent(2)) return false;
       if (dv % leaves_.rows != 0) return false;
-      const auto at = [&](const View<const X, 4>& view) {
-        return view.data_handle() + batch_ * view.stride(0) + kv_head_ * view.stride(1) +
-               row * view.stride(2);
-      };
+      const X* k = row_of(source.k, batch_, kv_head_, row);
+      const X* v = row_of(source.v, batch_, kv_head_, row);
       const bool hides = policies_.has_predicate || block.begin < all_.begin || block.end > all_.end;
-      if (hides && !leaves_.all_finite(at(source.v), source.v.stride(2), key_block, dv)) return false;
-      block_ = {at(source.k), source.k.stride(2), at(source.v), source.v.stride(2), leaves_.rows, true};
+      if (hides && !leaves_.all_finite(v, source.v.stride(2), key_block, dv)) return false;
+      block_ = {k, source.k.stride(2), v, source.v.stride(2), leaves_.rows, true};
       return true;
     } else {
       return false;
@@ -167,7 +166,7 @@ class TileTask {
     const View<const X, 4>& v = problem_.keys.v;
     A* panels = memory_.v + at * leaves_.rows;
     for_each_stretch(problem_.keys, keys, [&](index_t, index_t row, index_t rows) {
-      const X* in = v.data_handle() + batch_ * v.stride(0) + kv_head_ * v.stride(1) + row * v.stride(2);
+      const X* in = row_of(v, batch_, kv_head_, row);
       if constexpr (std::same_as<X, A>) {
         finite = finite && leaves_.all_finite(in, v.stride(2), rows, dv);
         leaves_.pack_values(in, v.stride(2), rows, dv, panels, memory_.panel);
@@ -196,8 +195,7 @@ class TileTask {
                          std::min(end, begin + (g + 1) * key_block / groups_)};
     for_each_stretch(problem_.keys, share, [&](index_t, index_t row, index_t count) {
       for (const View<const X, 4>* view : {&problem_.keys.k, &problem_.keys.v}) {
-        const X* at = view->data_handle() + batch_ * view->stride(0) + kv_head_ * view->stride(1) +
-                      row * view->stride(2);
+        const X* at = row_of(*view, batch_, kv_head_, row);
         for (index_t i = 0; i < count; ++i, at += view->stride(2)) fetch(at, view->extent(3));
       }
     });
