@@ -172,9 +172,9 @@ void check_parts_apart(const char* function, const StateNames& names, const Atte
 template <class T, int Rank>
 void check_apart_from_state(const char* function, const char* name, const View<T, Rank>& out,
                             const StateNames& names, const AttentionState<T>& state) {
+  check_apart(function, name, out, names.o, state.o);
   check_apart(function, name, out, names.shift, state.shift);
   check_apart(function, name, out, names.sum, state.sum);
-  check_apart(function, name, out, names.o, state.o);
 }
 
 }  // namespace detail
@@ -189,9 +189,9 @@ void merge(const AttentionState<T>& into, const std::type_identity_t<AttentionSt
   detail::check_state(function, other_names, other);
   detail::check_same_extents(function, "other.o", other.o, "into.o", into.o);
   detail::check_parts_apart(function, names, into);
+  detail::check_apart_from_state(function, names.o, into.o, other_names, other);
   detail::check_apart_from_state(function, names.shift, into.shift, other_names, other);
   detail::check_apart_from_state(function, names.sum, into.sum, other_names, other);
-  detail::check_apart_from_state(function, names.o, into.o, other_names, other);
   const index_t dv = into.o.extent(3);
   for (index_t b = 0; b < into.o.extent(0); ++b) {
     for (index_t h = 0; h < into.o.extent(1); ++h) {
