@@ -7,7 +7,7 @@
 #include "attention_problem.hpp"
 #include "catch.hpp"
 
-namespace {
+namespace attention_cuts_test {
 
 using attention_problem::AttentionOptions;
 using attention_problem::Compute;
@@ -124,4 +124,4 @@ TEST_CASE("queries in several calls: huge logits", "[attention][cuts][slow]") {
     check_cuts<float>(shape, false, Causal{}, ssmax::Identity{}, {.scale = 1e6});
 }
 
-}  // namespace
+}  // namespace attention_cuts_test

@@ -9,7 +9,7 @@
 #include "attention_problem.hpp"
 #include "catch.hpp"
 
-namespace {
+namespace attention_documents_test {
 
 using attention_problem::check_mask;
 using attention_problem::expect;
@@ -206,4 +206,4 @@ TEST_CASE("positions beyond the rope are refused, whichever head has them", "[at
   }
 }
 
-}  // namespace
+}  // namespace attention_documents_test

@@ -11,7 +11,7 @@
 
 #include "catch.hpp"
 
-namespace {
+namespace attention_errors_test {
 
 using ssmax::AttentionOptions;
 using ssmax::AttentionState;
@@ -408,4 +408,4 @@ TEST_CASE("finish refuses what does not fit its state", "[attention][errors]") {
   }
 }
 
-}  // namespace
+}  // namespace attention_errors_test

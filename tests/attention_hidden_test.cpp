@@ -10,7 +10,7 @@
 #include "attention_problem.hpp"
 #include "catch.hpp"
 
-namespace {
+namespace attention_hidden_test {
 
 using attention_problem::AttentionOptions;
 using attention_problem::Compute;
@@ -213,4 +213,4 @@ TEST_CASE("a poisoned query spoils itself alone", "[attention][hidden]") {
   }
 }
 
-}  // namespace
+}  // namespace attention_hidden_test

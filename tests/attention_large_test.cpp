@@ -15,7 +15,7 @@
 #include <sys/mman.h>
 #endif
 
-namespace {
+namespace attention_large_test {
 
 using attention_problem::Output;
 using attention_problem::Problem;
@@ -229,4 +229,4 @@ TEST_CASE("matrices of masks and biases beyond 32 bits", "[attention][slow]") {
 
 #endif
 
-}  // namespace
+}  // namespace attention_large_test

@@ -9,7 +9,7 @@
 #include "attention_problem.hpp"
 #include "catch.hpp"
 
-namespace {
+namespace attention_layouts_test {
 
 using attention_problem::Compute;
 using attention_problem::nan;
@@ -228,4 +228,4 @@ TEST_CASE("the bits of one row do not depend on the rows around it", "[attention
   });
 }
 
-}  // namespace
+}  // namespace attention_layouts_test

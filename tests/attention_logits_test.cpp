@@ -11,7 +11,7 @@
 #include "attention_problem.hpp"
 #include "catch.hpp"
 
-namespace {
+namespace attention_logits_test {
 
 using attention_problem::all_keys;
 using attention_problem::Averages;
@@ -183,4 +183,4 @@ TEST_CASE("weights that vanish leave no trace", "[attention][logits]") {
   });
 }
 
-}  // namespace
+}  // namespace attention_logits_test

@@ -9,7 +9,7 @@
 #include "attention_problem.hpp"
 #include "catch.hpp"
 
-namespace {
+namespace attention_masks_test {
 
 using attention_problem::check_mask;
 using attention_problem::Shape;
@@ -120,4 +120,4 @@ TEST_CASE("a range of one's own may reach beyond the keys, and end before it beg
   }
 }
 
-}  // namespace
+}  // namespace attention_masks_test

@@ -8,7 +8,7 @@
 #include "attention_problem.hpp"
 #include "catch.hpp"
 
-namespace {
+namespace attention_predicates_test {
 
 using attention_problem::check_mask;
 using attention_problem::expect;
@@ -174,4 +174,4 @@ TEST_CASE("a scaling's position is that of the last key that a predicate shows",
   }
 }
 
-}  // namespace
+}  // namespace attention_predicates_test

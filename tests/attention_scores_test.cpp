@@ -10,7 +10,7 @@
 #include "attention_problem.hpp"
 #include "catch.hpp"
 
-namespace {
+namespace attention_scores_test {
 
 using attention_problem::all_keys;
 using attention_problem::check_score;
@@ -335,4 +335,4 @@ TEST_CASE("a score's NaN and +inf spoil the rows that see the key, and no other"
   }
 }
 
-}  // namespace
+}  // namespace attention_scores_test

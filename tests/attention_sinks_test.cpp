@@ -10,7 +10,7 @@
 #include "attention_problem.hpp"
 #include "catch.hpp"
 
-namespace {
+namespace attention_sinks_test {
 
 using attention_problem::all_keys;
 using attention_problem::AttentionOptions;
@@ -193,4 +193,4 @@ TEST_CASE("two keys, one of them ahead by one", "[attention][sinks]") {
   });
 }
 
-}  // namespace
+}  // namespace attention_sinks_test

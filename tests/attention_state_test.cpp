@@ -10,7 +10,7 @@
 #include "attention_problem.hpp"
 #include "catch.hpp"
 
-namespace {
+namespace attention_state_test {
 
 using attention_problem::all_keys;
 using attention_problem::AttentionOptions;
@@ -452,4 +452,4 @@ TEST_CASE("states with strides of their own", "[attention][state]") {
   CHECK(std::ranges::count(together, -55.0F) == 2 * s.batch * s.queries * s.heads);
 }
 
-}  // namespace
+}  // namespace attention_state_test

@@ -19,7 +19,7 @@
 #include "reference.hpp"
 #include "target_scope.hpp"
 
-namespace {
+namespace attention_test {
 
 using attention_problem::all_keys;
 using attention_problem::expect;
@@ -712,4 +712,4 @@ TEST_CASE("attention refuses a rope that does not reach its keys or queries", "[
   CHECK_NOTHROW(call.run(Softmax{}, Causal{}, {.rope = &enough, .key_position = 1}));
 }
 
-}  // namespace
+}  // namespace attention_test

@@ -11,7 +11,7 @@
 #include "attention_problem.hpp"
 #include "catch.hpp"
 
-namespace {
+namespace attention_threads_test {
 
 using attention_problem::AttentionOptions;
 using attention_problem::Compute;
@@ -214,4 +214,4 @@ TEST_CASE("an exception of a score's reaches the caller", "[attention][threads]"
   }
 }
 
-}  // namespace
+}  // namespace attention_threads_test

@@ -10,7 +10,7 @@
 #include "attention_problem.hpp"
 #include "catch.hpp"
 
-namespace {
+namespace attention_types_test {
 
 using attention_problem::all_keys;
 using attention_problem::AttentionOptions;
@@ -123,4 +123,4 @@ TEST_CASE("results that half cannot hold become what half has for them", "[atten
   });
 }
 
-}  // namespace
+}  // namespace attention_types_test

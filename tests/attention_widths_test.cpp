@@ -9,7 +9,7 @@
 #include "attention_problem.hpp"
 #include "catch.hpp"
 
-namespace {
+namespace attention_widths_test {
 
 using attention_problem::all_keys;
 using attention_problem::Averages;
@@ -129,4 +129,4 @@ TEST_CASE("shapes of ggml's tests, with their softcap and ALiBi", "[attention][w
   }
 }
 
-}  // namespace
+}  // namespace attention_widths_test

@@ -10,7 +10,7 @@
 #include "attention_problem.hpp"
 #include "catch.hpp"
 
-namespace {
+namespace attention_workspace_test {
 
 using attention_problem::Compute;
 using attention_problem::Output;
@@ -174,4 +174,4 @@ TEST_CASE("partial states allocate once, merging and finishing do not", "[attent
   }
 }
 
-}  // namespace
+}  // namespace attention_workspace_test

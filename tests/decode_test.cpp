@@ -22,7 +22,7 @@
 #include "reference.hpp"
 #include "target_scope.hpp"
 
-namespace {
+namespace decode_test {
 
 using reference::Real;
 using reference::worse;
@@ -1362,4 +1362,5 @@ TEST_CASE("decode refuses policies and options that do not fit, and writes nothi
                  ssmax::Bias<float>(View<const float, 4>(bias.data(), {2, 4, 3, 7})));
   }
 }
-}  // namespace
+
+}  // namespace decode_test

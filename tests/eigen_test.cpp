@@ -8,7 +8,7 @@
 #include "catch.hpp"
 #include "target_scope.hpp"
 
-namespace {
+namespace eigen_test {
 
 using ssmax::Axis;
 using ssmax::Softmax;
@@ -35,8 +35,6 @@ template <class A, class B>
 double distance(const A& a, const B& b) {
   return (a.template cast<double>().matrix() - b.template cast<double>().matrix()).cwiseAbs().maxCoeff();
 }
-
-}  // namespace
 
 TEST_CASE("rows and columns of both storage orders", "[eigen]") {
   const double s = 0.5;  // exact in every type
@@ -161,3 +159,5 @@ TEST_CASE("another shape is refused before anything is written", "[eigen]") {
   }
   CHECK((y.array() == -7.0f).all());
 }
+
+}  // namespace eigen_test

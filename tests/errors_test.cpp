@@ -12,7 +12,7 @@
 
 #include "catch.hpp"
 
-namespace {
+namespace errors_test {
 
 using ssmax::Causal;
 using ssmax::Full;
@@ -322,4 +322,4 @@ TEST_CASE("a target that this machine lacks is refused by name", "[errors]") {
   REQUIRE(available.size() < 4);  // no machine has both NEON and AVX, so something was refused above
 }
 
-}  // namespace
+}  // namespace errors_test

@@ -18,7 +18,7 @@
 #include "allocation_count.hpp"
 #include "catch.hpp"
 
-namespace {
+namespace execution_test {
 
 using ssmax::index_t;
 using ssmax::Serial;
@@ -307,4 +307,4 @@ TEST_CASE("OpenMP has at least one thread, and no more than it can count", "[exe
 
 #endif
 
-}  // namespace
+}  // namespace execution_test

@@ -11,7 +11,7 @@
 #include "catch.hpp"
 #include "target_scope.hpp"
 
-namespace {
+namespace exp_test {
 
 using ssmax::index_t;
 
@@ -50,8 +50,6 @@ Sweep sweep(float lowest, std::uint32_t stride) {
   flush();
   return result;
 }
-
-}  // namespace
 
 TEST_CASE("exp is within 1 ulp at every 1009th float", "[exp]") {
   for_each_target([](const std::string& target) {
@@ -108,3 +106,5 @@ TEST_CASE("exp in double is within 1.25 ulp", "[exp]") {
     CHECK(worst > 0.4L);
   });
 }
+
+}  // namespace exp_test

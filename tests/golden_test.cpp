@@ -14,7 +14,7 @@
 
 #include "catch.hpp"
 
-namespace {
+namespace golden_test {
 
 using ssmax::Causal;
 using ssmax::Constant;
@@ -340,4 +340,4 @@ void check_all_attention() {
 TEST_CASE("golden attention in double", "[golden]") { check_all_attention<double>(); }
 TEST_CASE("golden attention in float", "[golden]") { check_all_attention<float>(); }
 
-}  // namespace
+}  // namespace golden_test

@@ -11,7 +11,7 @@
 #include "catch.hpp"
 #include "target_scope.hpp"
 
-namespace {
+namespace half_test {
 
 using ssmax::bfloat16;
 using ssmax::half;
@@ -58,8 +58,6 @@ template <class Storage>
 bool same(Storage a, Storage b) {
   return a.bits == b.bits || (std::isnan(static_cast<float>(a)) && std::isnan(static_cast<float>(b)));
 }
-
-}  // namespace
 
 TEST_CASE("every half widens to its value and comes back", "[half]") {
   int wrong = 0;
@@ -141,3 +139,5 @@ TEST_CASE("vector conversions are the scalar ones, bit for bit", "[half]") {
     CHECK(wrong == 0);
   });
 }
+
+}  // namespace half_test

@@ -21,7 +21,7 @@
 #include "reference.hpp"
 #include "target_scope.hpp"
 
-namespace {
+namespace kv_cache_test {
 
 using reference::Real;
 using ssmax::bfloat16;
@@ -850,4 +850,4 @@ TEST_CASE("append refuses positions that the rope does not have, and changes not
   }
 }
 
-}  // namespace
+}  // namespace kv_cache_test

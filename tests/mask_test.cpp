@@ -15,7 +15,7 @@
 
 #include "catch.hpp"
 
-namespace {
+namespace mask_test {
 
 using ssmax::Causal;
 using ssmax::Documents;
@@ -599,4 +599,4 @@ TEST_CASE("a careless mask's range is cut to the keys", "[mask]") {
   CHECK(cut(-9, -7) == std::array<index_t, 2>{0, 0});
 }
 
-}  // namespace
+}  // namespace mask_test

@@ -14,7 +14,7 @@
 #include "reference.hpp"
 #include "target_scope.hpp"
 
-namespace {
+namespace online_softmax_test {
 
 using reference::Real;
 using reference::worse;
@@ -300,4 +300,4 @@ TEST_CASE("a multiplier of zero gives every visible key the same weight", "[onli
   });
 }
 
-}  // namespace
+}  // namespace online_softmax_test

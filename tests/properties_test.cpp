@@ -18,7 +18,7 @@
 #include "reference.hpp"
 #include "target_scope.hpp"
 
-namespace {
+namespace properties_test {
 
 using reference::Real;
 using reference::worse;
@@ -754,4 +754,4 @@ TEST_CASE("nothing to do is fine", "[properties]") {
   CHECK(empty_rows == std::vector<float>(3, -std::numeric_limits<float>::infinity()));
 }
 
-}  // namespace
+}  // namespace properties_test

@@ -18,7 +18,7 @@
 #include "reference.hpp"
 #include "target_scope.hpp"
 
-namespace {
+namespace rope_test {
 
 using reference::Pairs;
 using reference::Real;
@@ -586,4 +586,4 @@ TEST_CASE("calls outside of the tables or with views that do not fit write nothi
   CHECK(std::ranges::all_of(storage, [](float value) { return value == sentinel; }));
 }
 
-}  // namespace
+}  // namespace rope_test

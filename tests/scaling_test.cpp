@@ -11,7 +11,7 @@
 #include "catch.hpp"
 #include "reference.hpp"
 
-namespace {
+namespace scaling_test {
 
 using reference::relative_difference;
 using ssmax::Causal;
@@ -354,4 +354,4 @@ TEST_CASE("parameters that are too short are refused", "[scaling]") {
       std::invalid_argument);
 }
 
-}  // namespace
+}  // namespace scaling_test

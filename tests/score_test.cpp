@@ -15,7 +15,7 @@
 
 #include "catch.hpp"
 
-namespace {
+namespace score_test {
 
 using ssmax::Alibi;
 using ssmax::Bias;
@@ -298,4 +298,4 @@ TEST_CASE("both parts of a composition are checked, and a score without a check 
   CHECK(refusal(Square{}, shape) == "");
 }
 
-}  // namespace
+}  // namespace score_test

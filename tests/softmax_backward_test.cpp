@@ -11,7 +11,7 @@
 #include "gradcheck.hpp"
 #include "reference.hpp"
 
-namespace {
+namespace softmax_backward_test {
 
 using reference::relative_difference;
 using ssmax::Causal;
@@ -273,4 +273,4 @@ TEST_CASE("a single key has gradient 0 under any scaling", "[softmax_backward]")
   }
 }
 
-}  // namespace
+}  // namespace softmax_backward_test

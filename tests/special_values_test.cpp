@@ -21,7 +21,7 @@
 #include "reference.hpp"
 #include "target_scope.hpp"
 
-namespace {
+namespace special_values_test {
 
 using reference::Real;
 using reference::relative_difference;
@@ -526,4 +526,4 @@ TEST_CASE("flush-to-zero and denormals-are-zero change no ordinary result", "[sp
 }
 #endif
 
-}  // namespace
+}  // namespace special_values_test
