@@ -139,7 +139,7 @@ TEST_CASE("memory is the same for one key and for many", "[attention][workspace]
     }
     CHECK(sizes[0] == sizes[1]);
     CHECK(sizes[0] == sizes[2]);
-    CHECK(sizes[0] < std::size_t{1} << 20);  // as attention.hpp says
+    CHECK(sizes[0] < std::size_t{1} << 18);  // one group's: little is kept for few queries
   });
 }
 

@@ -16,7 +16,7 @@
 // lse_i = ln Σ_j exp(c_i · score(…)) (+ the sink's term), natural logarithm. A query that sees nothing gives out 0
 // and lse -inf.
 //
-// Keys are taken in blocks with an online softmax: memory is linear in the sequence (well below 1 MiB a thread at width
+// Keys are taken in blocks with an online softmax: memory is linear in the sequence (at most 1.1 MiB a thread at width
 // 64), keys that no query of a group sees are not computed, and hidden keys never enter a result: NaN in them stays
 // there. NaN in visible ones spreads. Accuracy: products in T, summed over 1024 keys, then over all of them; weights to an
 // ulp. The same bits for every executor, for other strides, and however the queries are cut into calls of more than 16

@@ -20,7 +20,7 @@ namespace detail {
 inline constexpr index_t few_rows = 16;
 
 /// Keys whose logits are held at once: larger than a tile's, as what each block costs is shared by few queries.
-inline constexpr index_t few_block = 512;
+inline constexpr index_t few_block = 1024;
 
 /// What few queries know after some keys.
 template <class A>

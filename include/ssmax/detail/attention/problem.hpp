@@ -104,15 +104,6 @@ class QueryCursor {
   Query query_;
 };
 
-/// Asks for n elements to be brought to the second-level cache.
-template <class X>
-SSMAX_INLINE void fetch(const X* p, index_t n) {
-#if defined(__GNUC__) || defined(__clang__)
-  constexpr index_t line = 64 / static_cast<index_t>(sizeof(X));
-  for (index_t i = 0; i < n; i += line) __builtin_prefetch(p + i, 0, 2);
-#endif
-}
-
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
 }  // namespace ssmax

@@ -27,15 +27,16 @@ inline constexpr index_t most_waiting_bytes = index_t{32} << 20;
 
 template <class Task, class T, class X>
 Cut cut_tasks(const Problem<T, X>& problem, index_t threads, index_t longest) {
-  Cut cut{.queries = Task::most_queries()};
+  const index_t unit = Task::least_queries();
+  Cut cut{.queries = std::min(Task::most_queries(), (problem.rows() + unit - 1) / unit * unit)};
   const auto count = [&] {
     cut.blocks = (problem.rows() + cut.queries - 1) / cut.queries;
     cut.tasks = problem.q.extent(0) * problem.kv_heads() * cut.blocks;
   };
   count();
   // Under a causal mask the last blocks cost the most: four tasks a thread even that out.
-  while (threads > 1 && cut.tasks < 4 * threads && cut.queries > Task::least_queries()) {
-    cut.queries /= 2;
+  while (threads > 1 && cut.tasks < 4 * threads && cut.queries > unit) {
+    cut.queries = (cut.queries / unit + 1) / 2 * unit;
     count();
   }
   if (threads > 1 && cut.tasks < 2 * threads) {
