@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <initializer_list>
+#include <limits>
 #include <ssmax/ssmax.hpp>
 #include <stdexcept>
 #include <string>
@@ -117,6 +118,8 @@ TEST_CASE("attention refuses scores and sinks that do not fit", "[attention][err
   call.refuses({"cap"}, Full{}, ssmax::Softcap(1) | ssmax::Softcap(-1));
   const std::vector<float> three_sinks(3);
   call.refuses({"sinks", "3", "4"}, Full{}, Identity{}, {.sinks = three_sinks});
+  call.refuses({"out", "overlaps sinks"}, Full{}, Identity{}, {.sinks = {call.outputs.data() + 17, 4}});
+  call.refuses({"lse", "overlaps sinks"}, Full{}, Identity{}, {.sinks = {call.outputs.data() + 512, 4}});
 }
 
 TEST_CASE("attention refuses scalings that do not fit", "[attention][errors]") {
@@ -204,6 +207,8 @@ TEST_CASE("attention_partial refuses keys that do not fit into all keys", "[atte
   SECTION("a negative number of keys") {
     call.keys = -20;
     call.refuses({"first_key", "-20"});
+    call.keys = std::numeric_limits<index_t>::min();
+    call.refuses({"first_key"});
   }
   SECTION("the last place there is") {
     call.first_key = 13;

@@ -183,4 +183,25 @@ TEST_CASE("weights that vanish leave no trace", "[attention][logits]") {
   });
 }
 
+TEST_CASE("a logit a little above a shift that is too large for the kernels", "[attention][logits]") {
+  // In units of log2 the first block's logits of query 0 are -1048579, below -2^20, and the second's -1048574, above it: the
+  // shift is raised for 8 and more, so it stays where the kernels cannot follow.
+  for (const float first : {-726819.625F, -726815.0F}) {
+    Problem<float> problem({1, 1, 1, 40, 256, 1, 1});
+    std::ranges::fill(problem.q, 0.0F);
+    problem.q[0] = 1;
+    std::ranges::fill(problem.k, -726816.0F);
+    std::fill_n(problem.k.begin(), 128, first);
+    std::ranges::fill(problem.v, 1.0F);
+    for_each_target([&](const std::string& target) {
+      INFO(target << ' ' << first);
+      const Output<float> result = run(problem, Softmax{}, Full{}, {.scale = 1.0});
+      for (const float average : result.out) CHECK(std::abs(average - 1) < 1e-5F);
+      const double n = first < -726816 ? 128 * (1 + std::exp(-3.625)) : 128 * (1 + std::exp(-1.0));
+      CHECK(std::abs(result.lse[0] - (std::max(first, -726816.0F) + std::log(n))) < 0.1);
+      CHECK(std::abs(result.lse[39] - std::log(256.0)) < 1e-5);
+    });
+  }
+}
+
 }  // namespace attention_logits_test

@@ -326,6 +326,26 @@ TEST_CASE("a span of states is merged in its order", "[attention][state]") {
   CHECK(a == expected);
 }
 
+TEST_CASE("a span with a state that does not fit is not merged at all", "[attention][state]") {
+  const Problem<float> problem(shapes[1]);
+  State<float> a = partial(problem, 0, 100, ssmax::Softmax{}, Full{}),
+               b = partial(problem, 100, 300, ssmax::Softmax{}, Full{}), other({1, 1, 1, 1, 1, 1, 1});
+  const State<float> before = a;
+  const std::array<AttentionState<float>, 2> others{b.view(), other.view()};
+  CHECK_THROWS_AS(ssmax::merge<float>(a.view(), others), std::invalid_argument);
+  CHECK(a == before);
+}
+
+TEST_CASE("a state without values has shifts and sums", "[attention][state]") {
+  for (const index_t queries : {3, 40}) {
+    const Problem<float> problem({1, 2, 1, queries, 50, 8, 0}), same({1, 2, 1, queries, 50, 8, 4});
+    const State<float> state = partial(problem, 0, 50, ssmax::Softmax{}, Full{}),
+                       expected = partial(same, 0, 50, ssmax::Softmax{}, Full{});
+    CHECK(same_bits(state.shift, expected.shift));
+    CHECK(same_bits(state.sum, expected.sum));
+  }
+}
+
 // ---- Nothing seen, and what is not finite --------------------------------------------------------------------
 
 TEST_CASE("a part that nobody sees is the neutral state", "[attention][state]") {

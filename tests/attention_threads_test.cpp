@@ -192,6 +192,22 @@ TEST_CASE("calls from the tasks of a pool", "[attention][threads]") {
   CHECK(outputs == expected);
 }
 
+TEST_CASE("keys that threads share are counted a few times, not for every piece", "[attention][threads]") {
+  const Problem<float> problem({1, 1, 1, 1, 20'000, 2, 2});
+  std::atomic<index_t> calls = 0;
+  const ssmax::Where mask([&calls](const ssmax::Query&, index_t key) {
+    ++calls;
+    return key % 2 == 0;
+  });
+  run(problem, SSMax<float>{}, mask);
+  const index_t alone = calls.exchange(0);
+  ThreadPool pool(2);
+  run(problem, SSMax<float>{}, mask, {}, pool);
+  CHECK(alone >= 20'000);
+  CHECK(static_cast<double>(calls.load()) <
+        2.1 * static_cast<double>(alone));  // each thread counts n, and who merges does
+}
+
 /// Throws for one key of one query.
 struct Throws {
   template <class T>

@@ -174,4 +174,46 @@ TEST_CASE("partial states allocate once, merging and finishing do not", "[attent
   }
 }
 
+TEST_CASE("a workspace that was moved from is an empty one", "[attention][workspace]") {
+  Workspace first;
+  Call<float> call({1, 1, 1, 40, 100, 8, 8});
+  call.workspace = &first;
+  call();
+  const std::size_t size = first.size();
+  Workspace second = std::move(first);
+  CHECK(second.size() == size);
+  CHECK(first.size() == 0);
+  const Output<float> expected = call.output;
+  call();
+  CHECK(call.output == expected);
+  first = std::move(second);
+  CHECK(second.size() == 0);
+  CHECK(allocations([&] { call(); }) == 0);
+}
+
+TEST_CASE("a part of very many keys takes the memory of the part", "[attention][workspace]") {
+  const index_t held = 4096;
+  const Problem<float> problem({1, 1, 1, 20, held, 8, 8});
+  ssmax::ThreadPool pool(2);
+  const auto call = [&](index_t first_key, index_t keys) {
+    std::vector<float> shift(20), sum(20), o(160);
+    const long long before = allocated_bytes();
+    ssmax::attention_partial<float>(
+        {.q = problem.q_view(),
+         .k = problem.k_view(),
+         .v = problem.v_view(),
+         .first_key = first_key,
+         .keys = keys,
+         .state = {{shift.data(), {1, 1, 20}}, {sum.data(), {1, 1, 20}}, {o.data(), {1, 1, 20, 8}}}},
+        ssmax::Softmax{}, ssmax::Full{}, {}, pool);
+    return std::pair(allocated_bytes() - before, o);
+  };
+  const auto expected = call(0, held);
+  for (const index_t keys : {index_t{1} << 20, index_t{1} << 60}) {
+    const auto result = call(keys / 2, keys);
+    CHECK(result.first == expected.first);
+    CHECK(attention_problem::same_bits(result.second, expected.second));
+  }
+}
+
 }  // namespace attention_workspace_test

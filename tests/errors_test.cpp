@@ -4,6 +4,7 @@
 #include <array>
 #include <cctype>
 #include <initializer_list>
+#include <limits>
 #include <span>
 #include <ssmax/ssmax.hpp>
 #include <stdexcept>
@@ -305,6 +306,9 @@ TEST_CASE("attention refuses a RoPE table that does not reach", "[errors]") {
   m.refused({"6"}, Softmax{}, Causal{}, {.rope = &short_table});
   m.refused({"1", "0"}, Softmax{}, Causal{}, {.rope = &late});
   m.refused({"20"}, Softmax{}, Causal{}, {.rope = &late, .key_position = 15});
+  constexpr ssmax::index_t furthest = std::numeric_limits<ssmax::index_t>::max();
+  m.refused({"key_position"}, Softmax{}, Causal{}, {.rope = &late, .key_position = furthest});
+  m.refused({"key_position"}, Softmax{}, Causal{}, {.rope = &late, .key_position = -furthest - 1});
 }
 
 // ---- Targets

@@ -694,6 +694,8 @@ TEST_CASE("a cache refuses options that make no sense", "[kv_cache]") {
   check({.width = -3, .capacity = 2}, {"width is -3"});
   check({.width = 2, .value_width = -1, .capacity = 2}, {"value_width is -1"});
   check({.width = 2, .capacity = 0}, {"capacity is 0"});
+  check({.width = index_t{1} << 62, .capacity = 2}, {"too many bytes"});
+  check({.width = 2, .value_width = index_t{1} << 62, .capacity = 2}, {"too many bytes"});
   check({.width = 2, .capacity = -5}, {"capacity is -5"});
   check({.batch = index_t{1} << 30, .kv_heads = 1 << 20, .width = 128, .capacity = index_t{1} << 30},
         {"capacity is 1073741824", "too many"});

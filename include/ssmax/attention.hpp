@@ -17,7 +17,7 @@
 // and lse -inf.
 //
 // Keys are taken in blocks with an online softmax: memory is linear in the sequence (at most 1.1 MiB a thread at width
-// 64), keys that no query of a group sees are not computed, and hidden keys never enter a result: NaN in them stays
+// 64, and 32 MiB where keys are split among threads), keys that no query of a group sees are not computed, and hidden keys never enter a result: NaN in them stays
 // there. NaN in visible ones spreads. Accuracy: products in T, summed over 1024 keys, then over all of them; weights to an
 // ulp. The same bits for every executor, for other strides, and however the queries are cut into calls of more than 16
 // queries per kv head. One allocation a call, none with a workspace. `out` and `lse` must lie apart from the inputs.
@@ -97,7 +97,7 @@ void attention(const std::type_identity_t<AttentionArguments<T>>& a, const S& sc
   const char* function = "attention";
   detail::check_inputs(function, a.q, a.k, a.v);
   detail::check_out_and_lse(function, a.out, a.lse, a.q, a.k, a.v);
-  detail::check_sinks(function, options.sinks, a.q.extent(1));
+  detail::check_sinks(function, options.sinks, a.out, a.lse);
   const auto problem = detail::make_problem<T>(a.q, {.k = a.k, .v = a.v, .keys = a.k.extent(2)}, options);
   const detail::UserPolicies<detail::Compute<T>, S, M, C> policies(scaling, mask, score);
   detail::check_policies(function, problem, policies);
@@ -131,7 +131,7 @@ void attention_partial(const std::type_identity_t<PartialArguments<T>>& a, const
   detail::check_result(function, "state.sum", a.state.sum, a.q, a.k, a.v);
   detail::check_result(function, "state.o", a.state.o, a.q, a.k, a.v);
   if (a.first_key < 0) detail::fail_value(function, "first_key", "is", a.first_key, "must be at least", 0);
-  if (a.first_key > a.keys - a.k.extent(2)) {
+  if (a.keys < a.k.extent(2) || a.first_key > a.keys - a.k.extent(2)) {
     detail::fail_value(function, "first_key", "is", a.first_key, "leaves no room for k in keys,", a.keys);
   }
   const auto problem =

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "attention.hpp"
+#include "detail/pages.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_DATA_NAMESPACE {
@@ -55,9 +56,9 @@ class KvCache {
     at_least("value_width", options_.value_width, 1);
     at_least("capacity", options_.capacity, 1);
     index_t elements = 1;
-    for (index_t extent :
-         {options_.batch, options_.kv_heads, options_.capacity, options_.width + options_.value_width}) {
-      if (extent > 0 && elements > std::numeric_limits<index_t>::max() / 16 / extent) {
+    for (index_t extent : {options_.batch, options_.kv_heads, options_.capacity,
+                           std::max(options_.width, options_.value_width)}) {
+      if (extent > 0 && elements > std::numeric_limits<index_t>::max() / 32 / extent) {
         detail::fail_value("KvCache", "capacity", "is", options_.capacity,
                            "too many bytes; elements before it are", elements);
       }
@@ -195,7 +196,7 @@ class KvCache {
   }
 
   KvCacheOptions options_;
-  std::vector<X> k_, v_;
+  std::vector<X, detail::HugePages<X>> k_, v_;
   std::vector<Compute> row_;
   std::vector<index_t> lengths_;
 };
@@ -247,7 +248,7 @@ void decode(const std::type_identity_t<DecodeArguments<T>>& a, const KvCache<X>&
   const detail::KeyValues<X> keys = cache.key_values();
   detail::check_inputs(function, a.q, keys.k, keys.v);
   detail::check_out_and_lse(function, a.out, a.lse, a.q, keys.k, keys.v);
-  detail::check_sinks(function, options.sinks, a.q.extent(1));
+  detail::check_sinks(function, options.sinks, a.out, a.lse);
   if (options.key_position != 0) {
     detail::fail_value(function, "key_position", "is", options.key_position, "the cache's is", 0);
   }

@@ -121,7 +121,8 @@ struct KeyLengths {
 /// Several documents packed into one sequence: a query sees keys of its own document only, and n and positions
 /// start anew in each. Document i has the queries and keys [cumulative[i], cumulative[i + 1]) of every batch
 /// entry or, where they differ, queries [cumulative_queries[i], …) and keys [cumulative_keys[i], …), aligned
-/// bottom-right within the document. A document without queries or without keys is fine.
+/// bottom-right within the document. A document may lack queries or keys (but not keys alone where there is a rope: its
+/// queries would stand before the first position).
 class Documents {
  public:
   SSMAX_INLINE constexpr Documents(std::span<const index_t> cumulative, bool causal)

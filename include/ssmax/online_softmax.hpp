@@ -177,21 +177,22 @@ void check_apart_from_state(const char* function, const char* name, const View<T
   check_apart(function, name, out, names.sum, state.sum);
 }
 
-}  // namespace detail
-
-/// into = attention over the keys of both. No part of one may overlap a part of the other.
 template <class T>
-void merge(const AttentionState<T>& into, const std::type_identity_t<AttentionState<T>>& other) {
+void check_merge(const AttentionState<T>& into, const AttentionState<T>& other) {
   const char* function = "merge";
-  const detail::StateNames names{"into.shift", "into.sum", "into.o"};
-  const detail::StateNames other_names{"other.shift", "other.sum", "other.o"};
-  detail::check_state(function, names, into);
-  detail::check_state(function, other_names, other);
-  detail::check_same_extents(function, "other.o", other.o, "into.o", into.o);
-  detail::check_parts_apart(function, names, into);
-  detail::check_apart_from_state(function, names.o, into.o, other_names, other);
-  detail::check_apart_from_state(function, names.shift, into.shift, other_names, other);
-  detail::check_apart_from_state(function, names.sum, into.sum, other_names, other);
+  const StateNames names{"into.shift", "into.sum", "into.o"};
+  const StateNames other_names{"other.shift", "other.sum", "other.o"};
+  check_state(function, names, into);
+  check_state(function, other_names, other);
+  check_same_extents(function, "other.o", other.o, "into.o", into.o);
+  check_parts_apart(function, names, into);
+  check_apart_from_state(function, names.o, into.o, other_names, other);
+  check_apart_from_state(function, names.shift, into.shift, other_names, other);
+  check_apart_from_state(function, names.sum, into.sum, other_names, other);
+}
+
+template <class T>
+void merge_state(const AttentionState<T>& into, const AttentionState<T>& other) {
   const index_t dv = into.o.extent(3);
   for (index_t b = 0; b < into.o.extent(0); ++b) {
     for (index_t h = 0; h < into.o.extent(1); ++h) {
@@ -199,17 +200,40 @@ void merge(const AttentionState<T>& into, const std::type_identity_t<AttentionSt
         T* o = into.o.data_handle() + b * into.o.stride(0) + h * into.o.stride(1) + i * into.o.stride(2);
         const T* more =
             other.o.data_handle() + b * other.o.stride(0) + h * other.o.stride(1) + i * other.o.stride(2);
-        detail::merge_row(into.shift(b, h, i), into.sum(b, h, i), o, other.shift(b, h, i), other.sum(b, h, i),
-                          more, dv);
+        merge_row(into.shift(b, h, i), into.sum(b, h, i), o, other.shift(b, h, i), other.sum(b, h, i), more,
+                  dv);
       }
     }
   }
 }
 
-/// into = all of them, in their order: the result does not depend on who computed which when.
+/// One number per head, if any, apart from what is written.
+template <class A, class T>
+void check_sinks(const char* function, std::span<const A> sinks, const View<T, 4>& out,
+                 const View<A, 3>& lse) {
+  if (sinks.empty()) return;
+  const View<const A, 1> view(sinks);
+  if (view.extent(0) < out.extent(1)) {
+    fail_value(function, "sinks", "has extent", view.extent(0), "heads are", out.extent(1));
+  }
+  check_apart(function, "out", out, "sinks", view);
+  if (lse.data_handle() != nullptr) check_apart(function, "lse", lse, "sinks", view);
+}
+
+}  // namespace detail
+
+/// into = all of them, in their order: the result does not depend on who computed which when. No part of one may overlap a
+/// part of `into`.
 template <class T>
 void merge(const AttentionState<T>& into, std::span<const std::type_identity_t<AttentionState<T>>> others) {
-  for (const AttentionState<T>& other : others) merge(into, other);
+  for (const AttentionState<T>& other : others) detail::check_merge(into, other);
+  for (const AttentionState<T>& other : others) detail::merge_state(into, other);
+}
+
+/// into = attention over the keys of both.
+template <class T>
+void merge(const AttentionState<T>& into, const std::type_identity_t<AttentionState<T>>& other) {
+  merge(into, std::span<const AttentionState<T>>(&other, 1));
 }
 
 /// out = o / sum, lse = ln Σ exp(c·z) if wanted, with a sink per head if given. out may be state.o.
@@ -231,10 +255,7 @@ void finish(const AttentionState<T>& state, std::type_identity_t<View<T, 4>> out
     detail::check_apart(function, "lse", lse, "out", out);
     detail::check_apart_from_state(function, "lse", lse, names, state);
   }
-  if (!sinks.empty() && static_cast<index_t>(sinks.size()) < out.extent(1)) {
-    detail::fail_value(function, "sinks", "has extent", static_cast<index_t>(sinks.size()), "heads are",
-                       out.extent(1));
-  }
+  detail::check_sinks(function, sinks, out, lse);
   for (index_t b = 0; b < out.extent(0); ++b) {
     for (index_t h = 0; h < out.extent(1); ++h) {
       for (index_t i = 0; i < out.extent(2); ++i) {

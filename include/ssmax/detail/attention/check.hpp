@@ -1,7 +1,7 @@
 // What attention, its partial form and decode check before they write.
 #pragma once
 
-#include <span>
+#include <limits>
 
 #include "../check_views.hpp"
 #include "user_policies.hpp"
@@ -53,18 +53,16 @@ void check_out_and_lse(const char* function, const View<T, 4>& out, const View<A
   check_apart(function, "lse", lse, "out", View<const T, 4>(out));
 }
 
-template <class A>
-void check_sinks(const char* function, std::span<const A> sinks, index_t heads) {
-  if (!sinks.empty() && static_cast<index_t>(sinks.size()) < heads) {
-    fail_value(function, "sinks", "has extent", static_cast<index_t>(sinks.size()), "heads are", heads);
-  }
-}
-
 /// The mask, the scaling and the score fit every batch entry, and positions lie within the rope's tables. O(1), or
 /// O(queries + keys) for a rope under a mask that gives positions.
 template <class T, class X, class P>
 void check_policies(const char* function, const Problem<T, X>& problem, const P& policies) {
   const index_t key_position = problem.key_position;
+  // No table is as long, and sums with smaller numbers do not overflow.
+  constexpr index_t furthest = std::numeric_limits<index_t>::max() / 4;
+  if (problem.rope != nullptr && (key_position < -furthest || key_position > furthest)) {
+    fail_value(function, "key_position", "is", key_position, "positions are at most", furthest);
+  }
   for (index_t batch = 0; batch < problem.q.extent(0); ++batch) {
     const QueryShape shape = problem.shape(batch);
     if (batch == 0 || !problem.keys.lengths.empty()) {

