@@ -17,11 +17,12 @@
 // and lse -inf.
 //
 // Keys are taken in blocks with an online softmax: memory is linear in the sequence (at most 1.1 MiB a thread at width
-// 64, and 32 MiB where keys are split among threads), keys that no query of a group sees are not computed, and hidden keys never enter a result: NaN in them stays
-// there. NaN in visible ones spreads. Accuracy: products in T, summed over 1024 keys, then over all of them; weights to an
-// ulp. The same bits for every executor, for other strides, and however the queries are cut into calls of more than 16
-// queries per kv head. One allocation a call, none with a workspace. `out` and `lse` must lie apart from the inputs.
-// Errors are std::invalid_argument, thrown before anything is written.
+// 64, and 32 MiB where keys are split among threads), keys that no query of a group sees are not computed, and hidden
+// keys never enter a result: NaN in them stays there. NaN in visible ones spreads. Accuracy: products in T, summed
+// over 1024 keys, then over all of them; weights to an ulp. The same bits for every executor, for other strides, and
+// however the queries are cut into calls of more than 16 queries per kv head. One allocation a call, none with a
+// workspace. `out` and `lse` must lie apart from the inputs. Errors are std::invalid_argument, thrown before anything
+// is written.
 #pragma once
 
 #include <cmath>

@@ -19,8 +19,7 @@ namespace detail {
 /// cost more than bringing K and V into tiles.
 inline constexpr index_t few_rows = 16;
 
-/// Keys whose logits are held at once: as long as a chunk, as what each block costs is shared by few queries (512: 5 %
-/// slower from memory).
+/// Keys whose logits are held at once: as many as a chunk has, as what each block costs is shared by few queries.
 inline constexpr index_t few_block = key_chunk;
 
 /// What few queries know after some keys.
