@@ -197,11 +197,8 @@ void merge_state(const AttentionState<T>& into, const AttentionState<T>& other) 
   for (index_t b = 0; b < into.o.extent(0); ++b) {
     for (index_t h = 0; h < into.o.extent(1); ++h) {
       for (index_t i = 0; i < into.o.extent(2); ++i) {
-        T* o = into.o.data_handle() + b * into.o.stride(0) + h * into.o.stride(1) + i * into.o.stride(2);
-        const T* more =
-            other.o.data_handle() + b * other.o.stride(0) + h * other.o.stride(1) + i * other.o.stride(2);
-        merge_row(into.shift(b, h, i), into.sum(b, h, i), o, other.shift(b, h, i), other.sum(b, h, i), more,
-                  dv);
+        merge_row(into.shift(b, h, i), into.sum(b, h, i), row_of(into.o, b, h, i), other.shift(b, h, i),
+                  other.sum(b, h, i), row_of(other.o, b, h, i), dv);
       }
     }
   }
@@ -230,7 +227,7 @@ void merge(const AttentionState<T>& into, std::span<const std::type_identity_t<A
   for (const AttentionState<T>& other : others) detail::merge_state(into, other);
 }
 
-/// into = attention over the keys of both.
+/// into = attention over the keys of both. No part of one may overlap a part of the other.
 template <class T>
 void merge(const AttentionState<T>& into, const std::type_identity_t<AttentionState<T>>& other) {
   merge(into, std::span<const AttentionState<T>>(&other, 1));
@@ -265,11 +262,9 @@ void finish(const AttentionState<T>& state, std::type_identity_t<View<T, 4>> out
             sinks.empty()
                 ? detail::Normalizer(shift, sum)
                 : detail::Normalizer(shift, sum, static_cast<double>(sinks[static_cast<std::size_t>(h)]));
-        const T* o =
-            state.o.data_handle() + b * state.o.stride(0) + h * state.o.stride(1) + i * state.o.stride(2);
-        T* to = out.data_handle() + b * out.stride(0) + h * out.stride(1) + i * out.stride(2);
-        detail::leaves<detail::RowLeaves<T>>().multiply(o, out.extent(3), static_cast<T>(normalizer.factor),
-                                                        to);
+        detail::leaves<detail::RowLeaves<T>>().multiply(detail::row_of(state.o, b, h, i), out.extent(3),
+                                                        static_cast<T>(normalizer.factor),
+                                                        detail::row_of(out, b, h, i));
         if (wants_lse) lse(b, h, i) = static_cast<T>(normalizer.lse);
       }
     }

@@ -140,6 +140,12 @@ void check_in_place_or_apart(const char* function, const char* out_name, const V
   }
 }
 
+/// The first element of a row, which need not have any.
+template <class T>
+T* row_of(const View<T, 4>& view, index_t batch, index_t head, index_t row) {
+  return view.data_handle() + batch * view.stride(0) + head * view.stride(1) + row * view.stride(2);
+}
+
 /// The same view with leading dimensions of extent 1, so that loops know one rank only.
 template <int To, class T, int Rank>
 View<T, To> with_rank(const View<T, Rank>& view) {

@@ -19,9 +19,6 @@ namespace detail {
 /// cost more than bringing K and V into tiles.
 inline constexpr index_t few_rows = 16;
 
-/// Keys whose logits are held at once: as many as a chunk has, as what each block costs is shared by few queries.
-inline constexpr index_t few_block = key_chunk;
-
 /// What few queries know after some keys.
 template <class A>
 struct FewState {
@@ -42,8 +39,8 @@ struct FewMemory {
         dv(value_width),
         rows(carver.take<QueryRow>(few_rows)),
         q(carver.take<A>(few_rows * pitch)),
-        wide(carver.take<A>(few_block * std::max(d, dv))),
-        s(carver.take<A>(few_rows * few_block)),
+        wide(carver.take<A>(key_chunk * std::max(d, dv))),
+        s(carver.take<A>(few_rows * key_chunk)),
         block_o(carver.take<A>(few_rows * dv)) {
     chunk = carver.take<A>(states_size());
     total = carver.take<A>(states_size());
@@ -55,8 +52,8 @@ struct FewMemory {
   index_t pitch, dv;  // of q's rows: whole vectors of every target
   QueryRow* rows;
   A* q;        // [few_rows][pitch]
-  A* wide;     // [few_block] rows of K that must be rotated, or of V that are not finite
-  A* s;        // [few_rows][few_block]
+  A* wide;     // [key_chunk] rows of K that must be rotated, or of V that are not finite
+  A* s;        // [few_rows][key_chunk]
   A* block_o;  // [few_rows][dv]
   A *chunk, *total;
 };
@@ -101,14 +98,12 @@ class FewTask {
 
   void reset(A* states) const { memory_.state(states).reset(count_, memory_.dv); }
 
+  /// The chunk's logits are held at once: what each part of them costs is shared by few queries.
   void attend_chunk(KeyRange keys, A* states) {
     const FewState<A> state = memory_.state(states);
     reset(states);
     for (index_t r = 0; r < count_; ++r) softmax_[r].reset();
-    for (index_t begin = keys.begin / few_block * few_block; begin < keys.end; begin += few_block) {
-      const KeyRange block{std::max(begin, keys.begin), std::min(begin + few_block, keys.end)};
-      attend_block(block, state);
-    }
+    weigh_values(keys, state.o);
     for (index_t r = 0; r < count_; ++r) {
       // A shift is an integer or, of logits that are too large for that, any number, which A may not hold: what its
       // rounding takes away goes to the sums, as far as they can hold that.
@@ -138,51 +133,48 @@ class FewTask {
   }
 
  private:
-  void attend_block(KeyRange block, const FewState<A>& state) {
-    logits(block);
-    const index_t dv = memory_.dv;
-    index_t first_alike =
-        0;  // rows from here to r see the same keys of the block: their product with V is one
+  /// o += weights · V
+  void weigh_values(KeyRange chunk, A* o) {
+    logits(chunk);
+    index_t first_alike = 0;  // rows from here to r see the same keys: their product with V is one
     KeyRange alike{};
     for (index_t r = 0; r <= count_; ++r) {
       KeyRange keys{};
       if (r < count_) {
         const KeyRange seen = memory_.rows[r].keys;
-        keys = {std::max(seen.begin, block.begin), std::min(seen.end, block.end)};
+        keys = {std::max(seen.begin, chunk.begin), std::min(seen.end, chunk.end)};
         if (keys.size() < 0) keys = {};
       }
       if (r == count_ || keys.begin != alike.begin || keys.end != alike.end) {
-        if (alike.size() > 0) accumulate(first_alike, r - first_alike, alike, block.begin, state.o);
+        if (alike.size() > 0) accumulate(first_alike, r - first_alike, alike, chunk.begin, o);
         first_alike = r;
         alike = keys;
       }
       if (keys.size() == 0) continue;
-      A* s = memory_.s + r * few_block + (keys.begin - block.begin);
+      A* s = memory_.s + r * key_chunk + (keys.begin - chunk.begin);
       if (policies_.has_score || policies_.has_predicate) policies_.apply(s, keys, memory_.rows[r]);
-      const double factor = softmax_[r].update(s, keys.size(), s);
-      A* o = state.o + r * dv;
-      if (factor != 1) leaves<RowLeaves<A>>().multiply(o, dv, static_cast<A>(factor), o);
+      softmax_[r].update(s, keys.size(), s);
     }
   }
 
-  /// s[r][key - block.begin] for all rows and keys of the block.
-  void logits(KeyRange block) const {
+  /// s[r][key - chunk.begin] for all rows and keys of the chunk.
+  void logits(KeyRange chunk) const {
     const index_t d = problem_.width();
     if (problem_.rope != nullptr && problem_.rotate_keys) {
-      load_keys(problem_, policies_, batch_, kv_head_, block, memory_.wide);
-      leaves<FewLeaves<A, A>>().logits(memory_.q, memory_.pitch, count_, memory_.wide, d, block.size(), d,
-                                       memory_.s, few_block);
+      load_keys(problem_, policies_, batch_, kv_head_, chunk, memory_.wide);
+      leaves<FewLeaves<A, A>>().logits(memory_.q, memory_.pitch, count_, memory_.wide, d, chunk.size(), d,
+                                       memory_.s, key_chunk);
       return;
     }
     const View<const X, 4>& k = problem_.keys.k;
-    for_each_stretch(problem_.keys, block, [&](index_t key, index_t row, index_t count) {
+    for_each_stretch(problem_.keys, chunk, [&](index_t key, index_t row, index_t count) {
       leaves<FewLeaves<A, X>>().logits(memory_.q, memory_.pitch, count_, row_of(k, batch_, kv_head_, row),
-                                       k.stride(2), count, d, memory_.s + (key - block.begin), few_block);
+                                       k.stride(2), count, d, memory_.s + (key - chunk.begin), key_chunk);
     });
   }
 
   /// Adds the weights of rows [r, r + rows) times V over keys that all of them may see.
-  void accumulate(index_t r, index_t rows, KeyRange keys, index_t block_begin, A* o) const {
+  void accumulate(index_t r, index_t rows, KeyRange keys, index_t chunk_begin, A* o) const {
     const index_t dv = memory_.dv;
     A* to = o + r * dv;
     if (policies_.has_predicate) {
@@ -191,19 +183,19 @@ class FewTask {
     }
     const View<const X, 4>& v = problem_.keys.v;
     for_each_stretch(problem_.keys, keys, [&](index_t key, index_t row, index_t count) {
-      leaves<FewLeaves<A, X>>().accumulate(memory_.s + r * few_block + (key - block_begin), few_block, rows,
+      leaves<FewLeaves<A, X>>().accumulate(memory_.s + r * key_chunk + (key - chunk_begin), key_chunk, rows,
                                            count, row_of(v, batch_, kv_head_, row), v.stride(2), dv, to, dv);
     });
     if (policies_.has_predicate) {
       // A weight of 0 times a NaN that the query must not see is NaN as well.
       const bool finite = std::all_of(to, to + rows * dv, [](A x) { return std::isfinite(x); });
-      if (!finite) accumulate_apart(r, rows, keys, block_begin, to);
+      if (!finite) accumulate_apart(r, rows, keys, chunk_begin, to);
       for (index_t i = 0; i < rows * dv; ++i) o[r * dv + i] += to[i];
     }
   }
 
   /// The same product, with what is not finite in V given to the rows that see it and to no others.
-  void accumulate_apart(index_t r, index_t rows, KeyRange keys, index_t block_begin, A* out) const {
+  void accumulate_apart(index_t r, index_t rows, KeyRange keys, index_t chunk_begin, A* out) const {
     const index_t dv = memory_.dv;
     const auto value = [&](index_t key, index_t c) {
       return static_cast<A>(problem_.keys.v(batch_, kv_head_, problem_.keys.row(key), c));
@@ -214,16 +206,16 @@ class FewTask {
         memory_.wide[(key - keys.begin) * dv + c] = std::isfinite(x) ? x : A{0};
       }
     }
-    const A* s = memory_.s + r * few_block + (keys.begin - block_begin);
+    const A* s = memory_.s + r * key_chunk + (keys.begin - chunk_begin);
     std::fill_n(out, rows * dv, A{0});
-    leaves<FewLeaves<A, A>>().accumulate(s, few_block, rows, keys.size(), memory_.wide, dv, dv, out, dv);
+    leaves<FewLeaves<A, A>>().accumulate(s, key_chunk, rows, keys.size(), memory_.wide, dv, dv, out, dv);
     for (index_t key = keys.begin; key < keys.end; ++key) {
       for (index_t c = 0; c < dv; ++c) {
         const A x = value(key, c);
         if (std::isfinite(x)) continue;
         for (index_t i = 0; i < rows; ++i) {
           if (policies_.sees(memory_.rows[r + i].query, key))
-            out[i * dv + c] += s[i * few_block + (key - keys.begin)] * x;
+            out[i * dv + c] += s[i * key_chunk + (key - keys.begin)] * x;
         }
       }
     }

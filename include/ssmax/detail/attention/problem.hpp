@@ -7,6 +7,7 @@
 #include "../../query.hpp"
 #include "../../rope.hpp"
 #include "../../view.hpp"
+#include "../check_views.hpp"
 #include "../storage.hpp"
 
 namespace ssmax {
@@ -37,11 +38,6 @@ struct KeyValues {
   }
   index_t row(index_t key) const { return ring ? key % k.extent(2) : key - first; }
 };
-
-template <class U>
-U* row_of(const View<U, 4>& view, index_t batch, index_t head, index_t row) {
-  return view.data_handle() + batch * view.stride(0) + head * view.stride(1) + row * view.stride(2);
-}
 
 /// Calls f(key, row, count) for every stretch of keys whose rows are neighbours.
 template <class X, class F>

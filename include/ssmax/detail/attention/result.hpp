@@ -22,7 +22,7 @@ struct Result {
     if (state.shift.data_handle() != nullptr) {
       state.shift(query.batch, query.head, query.index) = shift;
       state.sum(query.batch, query.head, query.index) = sum;
-      if (dv > 0) std::copy_n(o, dv, &state.o(query.batch, query.head, query.index, 0));
+      std::copy_n(o, dv, row_of(state.o, query.batch, query.head, query.index));
       return;
     }
     const Normalizer normalizer = sinks.empty()

@@ -48,10 +48,15 @@ Cut cut_tasks(const Problem<T, X>& problem, index_t threads, index_t chunks) {
   return cut;
 }
 
+/// What a chunk has of a range; of negative size, if nothing.
+inline KeyRange part_of(KeyRange keys, index_t chunk) {
+  return {std::max(keys.begin, chunk * key_chunk), std::min(keys.end, (chunk + 1) * key_chunk)};
+}
+
 template <class F>
 void for_each_chunk(KeyRange keys, const F& f) {
   for (index_t chunk = keys.begin / key_chunk; chunk * key_chunk < keys.end; ++chunk) {
-    f(chunk, KeyRange{std::max(keys.begin, chunk * key_chunk), std::min(keys.end, (chunk + 1) * key_chunk)});
+    f(chunk, part_of(keys, chunk));
   }
 }
 
@@ -120,9 +125,9 @@ void run_tasks(const Problem<T, X>& problem, const Policies<Compute<T>>& policie
     return waiting + (task * cut.chunks + chunk - chunks.begin) * states_size;
   };
   run(cut.chunks, [&](Task& task, const Memory&, KeyRange seen, index_t index, index_t piece) {
-    for_each_chunk(seen, [&](index_t chunk, KeyRange keys) {
-      if (chunk - chunks.begin == piece) task.attend_chunk(keys, waiting_states(index, chunk));
-    });
+    const index_t chunk = chunks.begin + piece;
+    const KeyRange keys = part_of(seen, chunk);
+    if (keys.size() > 0) task.attend_chunk(keys, waiting_states(index, chunk));
   });
   run(1, [&](Task& task, const Memory& own, KeyRange seen, index_t index, index_t) {
     task.reset(own.total);

@@ -290,7 +290,7 @@ class TileTask {
         top = std::max(top, x);
       }
       const A before = state.shift[lane], nearest = std::rint(top);
-      const A raised = before + 8 < nearest ? nearest : before;
+      const A raised = before + raise_distance < nearest ? nearest : before;
       if (!poisoned && (raised == hidden || std::abs(raised) < largest_shift<A>)) continue;
       // NaN and +inf poison the query's sum for good.
       const A factor = poisoned ? A{1} : shift_factor(before, raised);

@@ -115,10 +115,8 @@ TileChange tile_weights(typename S::Value* s, index_t keys, const TileState<type
   const bool ordered = tile_top<S>(s, keys, largest);
   const V magic = S::set(ExpConstants<T>::magic);
   const V before = S::load(state.shift);
-  // Only a logit that is 8 above the shift raises it: weights stay below 2^9, and after the first block hardly any of them
-  // makes what was accumulated be rescaled (1 % of the time at width 64).
   const V nearest = S::sub(S::add(largest, magic), magic);
-  const V raised = S::select(S::less(S::add(before, S::set(8)), nearest), nearest, before);
+  const V raised = S::select(S::less(S::add(before, S::set(raise_distance)), nearest), nearest, before);
   const V base = S::select(S::less(raised, S::set(std::numeric_limits<T>::lowest())), S::set(0), raised);
   if (!ordered || S::any(S::not_less(S::abs(base), S::set(largest_shift<T>)))) return TileChange::irregular;
 
