@@ -20,8 +20,8 @@ using Implementations = std::vector<Implementation<AttentionArguments>>;
 
 // What a call needs that lives longer than it.
 template <class T>
-struct Session {
-  Session(const AttentionArguments& a, bool with_rope)
+struct FilledCache {
+  FilledCache(const AttentionArguments& a, bool with_rope)
       : cache({.kv_heads = a.shape.kv_heads, .width = a.shape.width, .capacity = a.shape.n}) {
     const std::array<index_t, 4> keys{1, a.shape.kv_heads, a.shape.n, a.shape.width};
     if (with_rope) {
@@ -39,16 +39,15 @@ Run decode(const AttentionArguments& a, const Scaling& scaling, bool rope) {
   const std::array<index_t, 4> rows{1, a.shape.heads, a.shape.queries, a.shape.width};
   const ssmax::DecodeArguments<T> arguments{.q = {static_cast<const T*>(a.q), rows},
                                             .out = {static_cast<T*>(a.out), rows}};
-  const auto session = std::make_shared<Session<T>>(a, rope);
+  const auto filled = std::make_shared<FilledCache<T>>(a, rope);
   if (a.threads == 1) {
     return [=] {
-      ssmax::decode<T>(arguments, session->cache, scaling, ssmax::Causal{}, {.rope = session->rope.get()});
+      ssmax::decode<T>(arguments, filled->cache, scaling, ssmax::Causal{}, {.rope = filled->rope.get()});
     };
   }
   const auto pool = std::make_shared<ssmax::ThreadPool>(a.threads);
   return [=] {
-    ssmax::decode<T>(arguments, session->cache, scaling, ssmax::Causal{}, {.rope = session->rope.get()},
-                     *pool);
+    ssmax::decode<T>(arguments, filled->cache, scaling, ssmax::Causal{}, {.rope = filled->rope.get()}, *pool);
   };
 }
 

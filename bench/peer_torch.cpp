@@ -22,16 +22,16 @@ namespace {
 
 // The threads of some calls and the last result, a tensor of PyTorch's own. The number of threads is
 // OpenMP's, which oneDNN asks for too: whoever changes it must change it back.
-class Session {
+class AttentionCall {
  public:
-  explicit Session(int threads) : threads_(threads) { at::set_num_threads(threads); }
-  ~Session() {
+  explicit AttentionCall(int threads) : threads_(threads) { at::set_num_threads(threads); }
+  ~AttentionCall() {
     at::set_num_threads(1);
     // Idle threads of OpenMP spin for some milliseconds, which the next benchmark must not pay for.
     if (threads_ > 1 && result.defined()) std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
-  Session(const Session&) = delete;
-  Session& operator=(const Session&) = delete;
+  AttentionCall(const AttentionCall&) = delete;
+  AttentionCall& operator=(const AttentionCall&) = delete;
 
   at::Tensor result;
 
@@ -102,15 +102,15 @@ class Torch final : public Peer {
   // Each result is freed before the next one is made, as in a loop of a user's.
   Run attention(const AttentionArguments& a) const override {
     if (a.visibility.window > 0 || (a.shape.group() > 1 && a.fold && a.shape.queries > 1)) return {};
-    const auto session = std::make_shared<Session>(a.threads);
-    Run run = [session, attention = Attention(a)] {
-      session->result.reset();
-      session->result = attention();
+    const auto call = std::make_shared<AttentionCall>(a.threads);
+    Run run = [call, attention = Attention(a)] {
+      call->result.reset();
+      call->result = attention();
     };
-    run.fetch = [session,
+    run.fetch = [call,
                  out = Attention::tensor(a.out, a.shape.heads, a.shape.queries, a.shape.width, a.type)] {
       const c10::InferenceMode inference;
-      out.copy_(session->result.view_as(out));
+      out.copy_(call->result.view_as(out));
     };
     return run;
   }
