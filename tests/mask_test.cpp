@@ -4,19 +4,22 @@
 #include <array>
 #include <concepts>
 #include <limits>
-#include <memory>
-#include <random>
 #include <span>
-#include <ssmax/half.hpp>
 #include <ssmax/mask.hpp>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "catch.hpp"
+#include "mask_picture.hpp"
 
 namespace mask_test {
 
+using mask_picture::expected_picture;
+using mask_picture::for_each_query;
+using mask_picture::for_each_shape;
+using mask_picture::picture;
+using mask_picture::refusal;
 using ssmax::Causal;
 using ssmax::Documents;
 using ssmax::Finite;
@@ -30,7 +33,6 @@ using ssmax::PrefixLM;
 using ssmax::Query;
 using ssmax::QueryShape;
 using ssmax::SlidingWindow;
-using ssmax::View;
 using ssmax::Where;
 
 constexpr index_t unlimited = std::numeric_limits<index_t>::max();
@@ -118,16 +120,6 @@ TEST_CASE("lengths are counted over batch, head and query, and cut to the keys",
   CHECK(Lengths{lengths}.keys({1, 2, 1, {2, 3, 2, 6}}).end == 3);
 }
 
-template <class M>
-std::string refusal(const M& mask, const QueryShape& shape) {
-  try {
-    ssmax::detail::check_mask(mask, shape);
-  } catch (const std::invalid_argument& error) {
-    return error.what();
-  }
-  return "";
-}
-
 TEST_CASE("lengths for another number of rows are refused", "[mask]") {
   const std::vector<index_t> lengths(12, 1);
   CHECK(refusal(Lengths{lengths}, {2, 3, 2, 6}) == "");
@@ -159,52 +151,6 @@ TEST_CASE("a mask of one's own need not begin at the first key", "[mask]") {
 }
 
 // ---- Every mask against what its definition says of each query and key. ---------------------------------------
-
-template <class Visit>
-void for_each_query(const QueryShape& shape, Visit visit) {
-  for (index_t batch = 0; batch < shape.batch; ++batch) {
-    for (index_t head = 0; head < shape.heads; ++head) {
-      for (index_t index = 0; index < shape.queries; ++index) visit(Query{batch, head, index, shape});
-    }
-  }
-}
-
-/// Calls visit with shapes of no, one and few queries and keys, as many of both or more of either.
-template <class Visit>
-void for_each_shape(Visit visit) {
-  for (const index_t queries : {0, 1, 2, 5, 8}) {
-    for (const index_t keys : {0, 1, 2, 3, 5, 8, 11}) visit(QueryShape{2, 3, queries, keys});
-  }
-}
-
-/// One letter per key of each query: 'x' where it is seen. Checks the range and n on the way.
-template <class M>
-std::string picture(const M& mask, const QueryShape& shape) {
-  std::string result;
-  for_each_query(shape, [&](const Query& query) {
-    const KeyRange range = mask.keys(query);
-    const bool is_within = 0 <= range.begin && range.begin <= range.end && range.end <= shape.keys;
-    if (!is_within) FAIL("keys " << range.begin << " to " << range.end << " of " << shape.keys);
-    std::string row(static_cast<std::size_t>(shape.keys), '.');
-    for (index_t key = range.begin; key < range.end; ++key) {
-      if (ssmax::detail::sees(mask, query, key)) row[static_cast<std::size_t>(key)] = 'x';
-    }
-    const index_t n = ssmax::detail::visible_count(mask, query, ssmax::detail::visible_keys(mask, query));
-    if (n != std::ranges::count(row, 'x')) FAIL("n is " << n << " of " << row);
-    result += row + '\n';
-  });
-  return result;
-}
-
-template <class Sees>
-std::string expected_picture(const QueryShape& shape, Sees sees) {
-  std::string result;
-  for_each_query(shape, [&](const Query& query) {
-    for (index_t key = 0; key < shape.keys; ++key) result += sees(query, key) ? 'x' : '.';
-    result += '\n';
-  });
-  return result;
-}
 
 /// The key that a query stands at, bottom-right.
 index_t stands_at(const Query& query) { return query.shape.keys - query.shape.queries + query.index; }
@@ -383,105 +329,6 @@ TEST_CASE("documents that do not fit are refused", "[mask]") {
   CHECK(refusal(Documents(Span{}, true), {1, 1, 0, 0}) ==
         start + "cumulative_queries has extent 0, must be at least 1");
   CHECK(refusal(Documents(queries, true), shape) == start + "cumulative_keys ends with 6, keys are 8");
-}
-
-// ---- Matrices and functions. ----------------------------------------------------------------------------------
-
-/// Bits in an order that no mask has.
-std::vector<unsigned char> some_bits(std::size_t count) {
-  std::mt19937 random(7);
-  std::vector<unsigned char> result(count);
-  for (unsigned char& bit : result) bit = static_cast<unsigned char>((random() >> 7) & 1u);
-  return result;
-}
-
-/// The strides of [batch, heads, queries, keys] with those left out that `kept` marks 0.
-std::array<index_t, 4> strides_of(const QueryShape& shape, const std::array<int, 4>& kept) {
-  const std::array<index_t, 4> extents{shape.batch, shape.heads, shape.queries, shape.keys};
-  std::array<index_t, 4> result{};
-  index_t stride = 1;
-  for (std::size_t i = 4; i-- > 0;) {
-    result[i] = kept[i] == 0 ? 0 : stride;
-    if (kept[i] != 0) stride *= extents[i];
-  }
-  return result;
-}
-
-TEST_CASE("a matrix, an additive mask and a function show what they say, broadcast or not", "[mask]") {
-  const std::vector<std::array<int, 4>> broadcasts{{1, 1, 1, 1}, {0, 0, 1, 1}, {1, 0, 0, 1},
-                                                   {0, 1, 1, 1}, {1, 1, 1, 0}, {0, 0, 0, 0}};
-  for_each_shape([&](const QueryShape& shape) {
-    const std::vector<unsigned char> bits =
-        some_bits(static_cast<std::size_t>(shape.rows() * shape.keys) + 1);
-    const std::array<index_t, 4> extents{shape.batch, shape.heads, shape.queries, shape.keys};
-    const auto storage = std::make_unique<bool[]>(bits.size());
-    std::vector<float> floats(bits.size());
-    std::vector<double> doubles(bits.size());
-    std::vector<ssmax::half> halves(bits.size());
-    std::vector<ssmax::bfloat16> bfloats(bits.size());
-    for (std::size_t i = 0; i < bits.size(); ++i) {
-      storage[i] = bits[i] != 0;
-      floats[i] = bits[i] != 0 ? static_cast<float>(i) - 3.0f : -std::numeric_limits<float>::infinity();
-      doubles[i] = static_cast<double>(floats[i]);
-      halves[i] = ssmax::half(floats[i]);
-      bfloats[i] = ssmax::bfloat16(floats[i]);
-    }
-    for (const auto& kept : broadcasts) {
-      const auto strides = strides_of(shape, kept);
-      const auto sees = [&](const Query& query, index_t key) {
-        const index_t at =
-            query.batch * strides[0] + query.head * strides[1] + query.index * strides[2] + key * strides[3];
-        return bits[static_cast<std::size_t>(at)] != 0;
-      };
-      const std::string expected = expected_picture(shape, sees);
-      const MaskMatrix matrix(View<const bool, 4>(storage.get(), extents, strides));
-      CHECK(refusal(matrix, shape) == "");
-      CHECK(picture(matrix, shape) == expected);
-      CHECK(picture(Where(sees), shape) == expected);
-      CHECK(picture(Finite(View<float, 4>(floats.data(), extents, strides)), shape) == expected);
-      CHECK(picture(Finite(View<const double, 4>(doubles.data(), extents, strides)), shape) == expected);
-      CHECK(picture(Finite(View<ssmax::half, 4>(halves.data(), extents, strides)), shape) == expected);
-      CHECK(picture(Finite(View<ssmax::bfloat16, 4>(bfloats.data(), extents, strides)), shape) == expected);
-    }
-  });
-}
-
-bool is_even(const Query&, index_t key) { return key % 2 == 0; }
-
-TEST_CASE("a plain function is a mask", "[mask]") {
-  CHECK(picture(Where(is_even), {1, 1, 1, 5}) == "x.x.x\n");
-}
-
-TEST_CASE("an additive mask hides by -inf alone", "[mask]") {
-  using Limits = std::numeric_limits<double>;
-  const std::array<double, 6> values{-Limits::infinity(), Limits::lowest(),    Limits::quiet_NaN(),
-                                     Limits::infinity(),  -Limits::infinity(), 0};
-  CHECK(picture(Finite(View<const double, 4>(values.data(), {1, 1, 1, 6})), {1, 1, 1, 6}) == ".xxx.x\n");
-}
-
-TEST_CASE("matrices of another shape are refused", "[mask]") {
-  const std::array<bool, 24> bits{};
-  const std::array<float, 24> values{};
-  const QueryShape shape{1, 2, 3, 4};
-  const auto matrix = [&](const std::array<index_t, 4>& extents) {
-    return refusal(MaskMatrix(View<const bool, 4>(bits.data(), extents)), shape);
-  };
-  CHECK(matrix({1, 2, 3, 4}) == "");
-  CHECK(matrix({2, 2, 3, 4}) ==
-        "ssmax::MaskMatrix: visible has extent 2 in dimension 0, the attention has 1");
-  CHECK(matrix({1, 1, 3, 4}) ==
-        "ssmax::MaskMatrix: visible has extent 1 in dimension 1, the attention has 2");
-  CHECK(matrix({1, 2, 4, 3}) ==
-        "ssmax::MaskMatrix: visible has extent 4 in dimension 2, the attention has 3");
-  CHECK(matrix({1, 2, 3, 0}) ==
-        "ssmax::MaskMatrix: visible has extent 0 in dimension 3, the attention has 4");
-  CHECK(refusal(Finite(View<const float, 4>(values.data(), {1, 2, 3, 5})), shape) ==
-        "ssmax::Finite: values has extent 5 in dimension 3, the attention has 4");
-  CHECK(refusal(Finite(View<const float, 4>(values.data(), {1, 2, 3, 4}, {0, 0, 1, 3})), shape) ==
-        "ssmax::Finite: values has last stride 3, must be 0 or 1");
-  CHECK(refusal(MaskMatrix(View<const bool, 4>(nullptr, {1, 2, 3, 4})), shape) ==
-        "ssmax::MaskMatrix: visible is null but has size 24, must be 0");
-  CHECK(refusal(MaskMatrix(View<const bool, 4>(nullptr, {1, 2, 0, 4})), {1, 2, 0, 4}) == "");
 }
 
 TEST_CASE("windows and spans that do not fit are refused by name", "[mask]") {
