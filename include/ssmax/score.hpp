@@ -11,8 +11,16 @@
 // template, to keep the precision of z; else what it returns is rounded), and, optionally,  check(shape),
 // called before anything is written. It is asked of visible keys only.
 //
+// A score learns in one of two ways, both of them const members (it holds views of where the gradients go):
+//   parameter_derivative(z, key)     each query has one parameter θ, such as its head's slope: dz'/dθ at z. Then
+//   accumulate(query, dtheta)        gets ∂loss/∂θ of every query, one after the other          Alibi{…}.gradient(…)
+// or
+//   accumulate(key, dz)              gets ∂loss/∂z' of every visible key that has one; by one thread, unless
+//   sharing(shape)                   says what may be added at once (Sharing, below)            Bias(…).gradient(…)
+//
 // Attention asks a score key by key, in plain code. What it can do by vectors instead, these offer besides:
-//   apply(z, n)         the same for n logits in place, whatever their keys                     Softcap
+//   apply(z, n)         the same for n logits in place, whatever their keys; and, for gradients,
+//   differentiate(z', n, d)   d *= dz'/dz where apply made z'                                   Softcap
 //   slope(head)         the score adds slope·(key position - query position)                    Alibi
 //   row(query)          the score adds row[key], contiguous; null where it is not               Bias
 //   first(), second()   it is these, one after the other                                        a | b
@@ -21,6 +29,8 @@
 // which is the mask's; Finite (mask_matrix.hpp) takes it out of n as well, and keeps a NaN in it out of the row.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <concepts>
@@ -31,6 +41,7 @@
 
 #include "config.hpp"
 #include "detail/check_matrix.hpp"
+#include "detail/check_views.hpp"
 #include "detail/error.hpp"
 #include "query.hpp"
 #include "target.hpp"
@@ -46,6 +57,13 @@ struct Key {
   index_t query_position = 0, key_position = 0;
 };
 
+/// What the elements of a score's gradient gather: which calls of accumulate(key, dz) may be made at once.
+enum class Sharing {
+  one_head,  // logits of one query or of one key, of one head of one batch entry
+  heads,     // the same, of any heads and batch entries
+  any
+};
+
 template <class S>
 concept Score = requires(const S& score, float z, double wide_z, const Key& key) {
   { score(z, key) } -> std::convertible_to<double>;
@@ -58,6 +76,19 @@ concept Score = requires(const S& score, float z, double wide_z, const Key& key)
 
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
+
+/// The score has a parameter for each query, and learns it.
+template <class S>
+concept LearnsParameter = requires(const S& score, float z, const Key& key, const Query& query, double d) {
+  { score.parameter_derivative(z, key) } -> std::convertible_to<double>;
+  score.accumulate(query, d);
+};
+
+/// The score wants the gradient of every logit.
+template <class S>
+concept LearnsLogits = requires(const S& score, const Key& key, double dz) {
+  score.accumulate(key, dz);
+};
 
 template <class S>
 SSMAX_INLINE void check_score(const S& score, const QueryShape& shape) {
@@ -103,6 +134,10 @@ struct Softcap {
   SSMAX_INLINE void apply(T* z, index_t n) const {
     detail::leaves<detail::ScoreLeaves<T>>().softcap(z, n, static_cast<T>(cap), z);
   }
+  template <std::floating_point T>
+  SSMAX_INLINE void differentiate(const T* capped, index_t n, T* derivative) const {
+    detail::leaves<detail::ScoreLeaves<T>>().softcap_slope(capped, n, static_cast<T>(cap), derivative);
+  }
   SSMAX_INLINE void check(const QueryShape&) const {
     using Float = std::numeric_limits<float>;
     if (!(cap >= static_cast<double>(Float::min()) && cap <= static_cast<double>(Float::max()))) {
@@ -110,6 +145,8 @@ struct Softcap {
     }
   }
 };
+
+struct AlibiGradient;
 
 /// z' = z + slope·(key position - query position), with one slope per head. The slopes must outlive the score.
 struct Alibi {
@@ -148,7 +185,40 @@ struct Alibi {
                          "heads are", shape.heads);
     }
   }
+
+  /// For backward: adds to dslopes, one element per head.
+  [[nodiscard]] SSMAX_INLINE constexpr AlibiGradient gradient(std::span<double> dslopes) const;
 };
+
+/// Alibi with somewhere to put ∂slopes: dslopes[head] += Σ dz·(key position - query position).
+struct AlibiGradient : Alibi {
+  std::span<double> dslopes;
+
+  SSMAX_INLINE constexpr AlibiGradient(const Alibi& score, std::span<double> gradients)
+      : Alibi(score), dslopes(gradients) {}
+
+  template <std::floating_point T>
+  SSMAX_INLINE constexpr T parameter_derivative(T, const Key& key) const {
+    return static_cast<T>(key.key_position - key.query_position);
+  }
+  SSMAX_INLINE void accumulate(const Query& query, double dslope) const {
+    dslopes[static_cast<std::size_t>(query.head)] += dslope;
+  }
+  SSMAX_INLINE void check(const QueryShape& shape) const {
+    Alibi::check(shape);
+    if (static_cast<index_t>(dslopes.size()) != shape.heads) {
+      detail::fail_value("Alibi", "dslopes", "have extent", static_cast<index_t>(dslopes.size()), "heads are",
+                         shape.heads);
+    }
+  }
+};
+
+SSMAX_INLINE constexpr AlibiGradient Alibi::gradient(std::span<double> dslopes) const {
+  return {*this, dslopes};
+}
+
+template <class T, class G>
+class BiasGradient;
 
 /// z' = z + bias[batch, head, query, key]: an additive mask, relative positions. Stride 0 broadcasts, the last
 /// stride is 1 or 0. T is float, double, half or bfloat16.
@@ -175,12 +245,56 @@ class Bias {
     detail::check_matrix("Bias", "bias", bias_, shape);
   }
 
+  /// For backward: adds to dbias, of the bias' extents, float or double. A dimension of stride 0 is summed over, as
+  /// it must be where the bias is broadcast along it.
+  template <class G>
+  [[nodiscard]] SSMAX_INLINE constexpr BiasGradient<T, G> gradient(const View<G, 4>& dbias) const {
+    return {*this, dbias};
+  }
+
  private:
   View<const T, 4> bias_;
 };
 
 template <class T>
 Bias(View<T, 4>) -> Bias<std::remove_const_t<T>>;
+
+/// Bias with somewhere to put its gradient: dbias[batch, head, query, key] += dz.
+template <class T, class G>
+class BiasGradient : public Bias<T> {
+  static_assert(std::floating_point<G>, "ssmax::Bias::gradient: sums are float or double");
+
+ public:
+  SSMAX_INLINE constexpr BiasGradient(const Bias<T>& score, const View<G, 4>& dbias)
+      : Bias<T>(score), dbias_(dbias) {}
+
+  SSMAX_INLINE void accumulate(const Key& key, double dz) const {
+    const Query& query = key.query;
+    dbias_(query.batch, query.head, query.index, key.index) += static_cast<G>(dz);
+  }
+  SSMAX_INLINE Sharing sharing(const QueryShape& shape) const {
+    const auto sums = [&](int i, index_t extent) { return extent > 1 && dbias_.stride(i) == 0; };
+    const bool heads = sums(0, shape.batch) || sums(1, shape.heads);
+    const bool queries = sums(2, shape.queries), keys = sums(3, shape.keys);
+    if (keys && (queries || heads)) return Sharing::any;
+    return heads ? Sharing::heads : Sharing::one_head;
+  }
+  SSMAX_INLINE void check(const QueryShape& shape) const {
+    Bias<T>::check(shape);
+    detail::check_matrix("Bias", "dbias", View<const G, 4>(dbias_), shape);
+    // What is left where dimensions are summed over is an output as any other.
+    std::array<index_t, 4> extents{}, strides{};
+    for (int i = 0; i < 4; ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      strides[at] = dbias_.stride(i);
+      extents[at] = strides[at] == 0 ? std::min<index_t>(dbias_.extent(i), 1) : dbias_.extent(i);
+    }
+    detail::check_output("Bias", "dbias", View<G, 4>(dbias_.data_handle(), extents, strides));
+  }
+
+ private:
+  View<G, 4> dbias_;
+};
 
 /// First A, then B.
 template <Score A, Score B>

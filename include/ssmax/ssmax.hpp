@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention.hpp"
+#include "attention_backward.hpp"
 #include "config.hpp"
 #include "execution.hpp"
 #include "half.hpp"

@@ -154,11 +154,27 @@ struct TileLeaves {
                       index_t panel_stride);
 };
 
-/// Scores (kernels/scores.inl); all but softcap on one vector of queries of a tile.
+/// Attention's tiles, backward (kernels/tile_backward.inl); tiles are [key][group].
+template <class T>
+struct TileGradientLeaves {
+  /// One vector of queries: w = 2^(s - shift) in place of s, u = w·(dp - delta) in place of dp, and 0 where w is 0.
+  /// |shift| < 2^20, s - shift <= 1.
+  void (*gradients)(T* s, T* dp, index_t keys, const T* shift, const T* delta);
+  /// One vector of queries: dc[·] = Σ u·z, u = c·u·slope; where u is 0, whatever the others are, it adds and stays 0.
+  void (*score_gradients)(T* u, index_t keys, const T* z, const T* slope, const T* c, T* dc);
+  /// out[keys][pitch] += a[keys][·] · b[lanes][pitch]; pitch is whole vectors, keys a multiple of TileLeaves::rows.
+  void (*add_product)(const T* a, index_t lanes, index_t keys, const T* b, index_t pitch, T* out);
+  /// out[rows][columns] += in
+  void (*add_rows)(const T* in, index_t in_stride, index_t rows, index_t columns, T* out, index_t out_stride);
+};
+
+/// Scores (kernels/scores.inl); all but softcap's on one vector of queries of a tile.
 template <class T>
 struct ScoreLeaves {
   /// out = cap·tanh(in / cap); -inf and NaN stay. For small in and large, relative error below 4 ulp.
   void (*softcap)(const T* in, index_t n, T cap, T* out);
+  /// slope *= the softcap's derivative where it made `capped`
+  void (*softcap_slope)(const T* capped, index_t n, T cap, T* slope);
   /// s[key][·] += slope[·] · (first[·] + key)
   void (*ramp)(T* s, index_t keys, const T* slope, const T* first);
   /// s[key][·] += bias[key · width + ·]

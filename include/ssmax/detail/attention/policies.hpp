@@ -30,7 +30,7 @@ class Policies {
   virtual bool sees(const Query& query, index_t key) const = 0;
   /// Logits become what the exponential is taken of, in units of log2: scores are applied, then the multiplier if there is
   /// a score (else the queries hold it); keys that the mask hides singly become -inf.
-  virtual void apply(const TileColumn<A>& column, const TileMemory<A>& memory) const = 0;
+  virtual void apply(const TileColumn<A>& column, const LaneMemory<A>& memory) const = 0;
   /// The same for logits of one query, contiguous, but without the multiplier.
   virtual void apply(A* s, KeyRange keys, const QueryRow& row) const = 0;
 

@@ -14,6 +14,7 @@
 #include "../../online_softmax.hpp"
 #include "policies.hpp"
 #include "problem.hpp"
+#include "rectangles.hpp"
 #include "result.hpp"
 #include "tile_memory.hpp"
 
@@ -45,22 +46,17 @@ class TileTask {
     groups_ = (count + memory_.group - 1) / memory_.group;
     const index_t d = problem_.width();
     const KeyRange held = problem_.keys.held(batch);
-    KeyRange& seen = seen_ = {problem_.keys.length(batch), 0};
     QueryCursor<T, X> cursor(problem_, batch, kv_head, first);
     for (index_t i = 0; i < groups_ * memory_.group; i += leaves_.width) {
       Column& column = memory_.columns[i / leaves_.width];
-      column = {{std::numeric_limits<index_t>::max(), 0}, {0, std::numeric_limits<index_t>::max()}};
+      column = {};
       for (index_t lane = 0; lane < leaves_.width; ++lane) {
         // Lanes without a query see what the last query sees, so that they need no hiding.
         QueryRow& row = memory_.rows[i + lane];
         const bool exists = i + lane < count;
         row = exists ? policies_.row(*cursor, held) : memory_.rows[count - 1];
         const bool sees_any = row.keys.size() > 0;
-        column.all = {std::max(column.all.begin, row.keys.begin), std::min(column.all.end, row.keys.end)};
-        if (sees_any) {
-          column.any = {std::min(column.any.begin, row.keys.begin), std::max(column.any.end, row.keys.end)};
-          seen = {std::min(seen.begin, row.keys.begin), std::max(seen.end, row.keys.end)};
-        }
+        column.add(row.keys);
         A* scratch = memory_.staged + lane * memory_.pitch;
         memory_.in[lane] = scratch;
         if (exists && sees_any) {
@@ -75,12 +71,9 @@ class TileTask {
       leaves_.transpose(memory_.in, leaves_.width, d, memory_.lanes,
                         memory_.q + i / memory_.group * memory_.group * d + i % memory_.group, memory_.group);
     }
-    all_ = {0, std::numeric_limits<index_t>::max()};
-    for (index_t i = 0; i < groups_ * tile_vectors; ++i) {
-      const KeyRange& column = memory_.columns[i].all;
-      all_ = {std::max(all_.begin, column.begin), std::min(all_.end, column.end)};
-    }
-    return seen;
+    columns_ = {};
+    for (index_t i = 0; i < groups_ * tile_vectors; ++i) columns_.add(memory_.columns[i]);
+    return columns_.any;
   }
 
   /// States of queries that have seen nothing yet.
@@ -143,7 +136,7 @@ class TileTask {
       if (dv % leaves_.rows != 0) return false;
       const X* k = row_of(source.k, batch_, kv_head_, row);
       const X* v = row_of(source.v, batch_, kv_head_, row);
-      const bool hides = policies_.has_predicate || block.begin < all_.begin || block.end > all_.end;
+      const bool hides = policies_.has_predicate || columns_.hides(block);
       if (hides && !leaves_.all_finite(v, source.v.stride(2), key_block, dv)) return false;
       block_ = {k, source.k.stride(2), v, source.v.stride(2), leaves_.rows, true};
       return true;
@@ -187,46 +180,12 @@ class TileTask {
     block_ = {memory_.k, d, memory_.v, leaves_.rows, memory_.panel, finite};
   }
 
-  /// Calls f(vectors, first vector, keys) for rectangles that together make up what is needed.
-  template <class F>
-  static void for_each_rectangle(const KeyRange (&needed)[tile_vectors], index_t vectors, const F& f) {
-    KeyRange keys{};
-    for (; keys.begin < key_block; keys.begin = keys.end) {
-      keys.end = key_block;  // or the next place where something begins or ends
-      for (index_t v = 0; v < vectors; ++v) {
-        if (needed[v].begin > keys.begin) keys.end = std::min(keys.end, needed[v].begin);
-        if (needed[v].end > keys.begin) keys.end = std::min(keys.end, needed[v].end);
-      }
-      const auto needs = [&](index_t v) {
-        return needed[v].begin <= keys.begin && keys.end <= needed[v].end;
-      };
-      for (index_t v = 0; v < vectors; ++v) {
-        index_t width = 0;
-        while (v + width < vectors && needs(v + width)) ++width;
-        if (width == 0) continue;
-        f(width, v, keys);
-        v += width;
-      }
-    }
-  }
-
   /// One group against the block of keys that is loaded.
   void attend_block(index_t g, KeyRange block, const GroupState<A>& state) {
     const Column* columns = memory_.columns + g * tile_vectors;
-    const index_t vectors =
-        std::min<index_t>(tile_vectors, (count_ - g * memory_.group + leaves_.width - 1) / leaves_.width);
-    // What each vector of queries needs of the block, in whole passes, counted from its begin.
-    KeyRange needed[tile_vectors];
-    for (index_t v = 0; v < vectors; ++v) {
-      const index_t first = std::max(columns[v].any.begin, block.begin) - block.begin;
-      const index_t last = std::min(columns[v].any.end, block.end) - block.begin;
-      if (first >= last) continue;
-      needed[v] = {first / leaves_.rows * leaves_.rows,
-                   (last + leaves_.rows - 1) / leaves_.rows * leaves_.rows};
-    }
-    const auto for_each_part = [&](const auto& f) { for_each_rectangle(needed, vectors, f); };
     const index_t group = memory_.group, d = problem_.width();
-    for_each_part([&](index_t width, index_t v, KeyRange keys) {
+    const NeededKeys needed(columns, count_ - g * group, leaves_.width, block, leaves_.rows);
+    needed.for_each_rectangle(key_block, [&](index_t width, index_t v, KeyRange keys) {
       leaves_.logits[width - 1](block_.k + keys.begin * block_.k_stride, block_.k_stride, d, keys.size(),
                                 memory_.q + g * d * group + v * leaves_.width,
                                 memory_.s + keys.begin * group + v * leaves_.width);
@@ -234,41 +193,29 @@ class TileTask {
     A* factor = memory_.lanes;
     std::fill_n(factor, group, A{1});
     bool raised = false;
-    for (index_t v = 0; v < vectors; ++v) {
-      if (needed[v].size() == 0) continue;
-      const KeyRange keys{block.begin + needed[v].begin, block.begin + needed[v].end};
+    for (index_t v = 0; v < needed.vectors; ++v) {
+      if (needed.of[v].size() == 0) continue;
+      const KeyRange keys{block.begin + needed.of[v].begin, block.begin + needed.of[v].end};
       const index_t lane = v * leaves_.width;
-      A* s = memory_.s + needed[v].begin * group + lane;
+      A* s = memory_.s + needed.of[v].begin * group + lane;
       const QueryRow* rows = memory_.rows + g * group + lane;
       if (policies_.has_score || policies_.has_predicate) {
         policies_.apply(TileColumn<A>{s, keys, rows, problem_.keys.length(batch_)}, memory_);
       }
-      if (columns[v].all.begin > keys.begin || columns[v].all.end < keys.end) {
-        hide(s, keys, rows);
-      }
+      if (columns[v].hides(keys)) hide_keys(memory_, s, keys, rows);
       const TileState<A> lanes{state.shift + lane, state.sum + lane, factor + lane};
       const TileChange change = leaves_.weights(s, keys.size(), lanes);
       if (change == TileChange::irregular) irregular_weights(s, keys.size(), lanes);
       raised = raised || change != TileChange::none;
     }
     if (raised) leaves_.rescale(state.o, memory_.channels, factor);
-    for_each_part([&](index_t width, index_t v, KeyRange keys) {
+    needed.for_each_rectangle(key_block, [&](index_t width, index_t v, KeyRange keys) {
       leaves_.accumulate[width - 1](block_.v + keys.begin * block_.v_stride, block_.v_stride,
                                     block_.panel_stride, memory_.channels / leaves_.rows,
                                     memory_.s + keys.begin * group + v * leaves_.width, keys.size(),
                                     state.o + v * leaves_.width);
     });
     if (!block_.values_are_finite) accumulate_not_finite(g, block, state);
-  }
-
-  void hide(A* s, KeyRange keys, const QueryRow* rows) const {
-    A* first = memory_.lanes + 2 * memory_.group;
-    A* last = memory_.lanes + 3 * memory_.group;
-    for (index_t lane = 0; lane < leaves_.width; ++lane) {
-      first[lane] = static_cast<A>(std::clamp<index_t>(rows[lane].keys.begin - keys.begin, 0, key_block));
-      last[lane] = static_cast<A>(std::clamp<index_t>(rows[lane].keys.end - keys.begin, 0, key_block));
-    }
-    leaves_.hide(s, keys.size(), first, last);
   }
 
   /// leaves.weights where that refuses: the lanes it cannot do are done in plain double, the others as ever. A lane's
@@ -324,7 +271,8 @@ class TileTask {
   /// NaN and infinities in V, which load_block left out, for the queries that see them: a weight of 0 times a NaN that a
   /// query must not see would be NaN as well.
   void accumulate_not_finite(index_t g, KeyRange block, const GroupState<A>& state) const {
-    for (index_t key = std::max(block.begin, seen_.begin); key < std::min(block.end, seen_.end); ++key) {
+    for (index_t key = std::max(block.begin, columns_.any.begin); key < std::min(block.end, columns_.any.end);
+         ++key) {
       for (index_t c = 0; c < problem_.value_width(); ++c) {
         const A value = static_cast<A>(problem_.keys.v(batch_, kv_head_, problem_.keys.row(key), c));
         if (std::isfinite(value)) continue;
@@ -351,8 +299,7 @@ class TileTask {
   const TileLeaves<A>& leaves_;
   const Memory& memory_;
   index_t batch_ = 0, kv_head_ = 0, count_ = 0, groups_ = 0;
-  KeyRange seen_{};  // of any query
-  KeyRange all_{};   // by all queries, as far as ranges tell
+  Column columns_{};  // of all queries
   Block block_{};
 };
 

@@ -25,30 +25,64 @@ struct GroupState {
 
 /// A vector of queries.
 struct Column {
-  KeyRange any{};  // keys that one of them sees
-  KeyRange all{};  // keys that all of them see, as far as ranges tell
+  // A range that no query has been added to: any is empty, all is everything.
+  KeyRange any{std::numeric_limits<index_t>::max(), 0};  // keys that one of them sees
+  KeyRange all{0, std::numeric_limits<index_t>::max()};  // keys that all of them see, as far as ranges tell
+
+  void add(KeyRange keys) {
+    all = {std::max(all.begin, keys.begin), std::min(all.end, keys.end)};
+    if (keys.size() > 0) any = {std::min(any.begin, keys.begin), std::max(any.end, keys.end)};
+  }
+  void add(const Column& other) {
+    all = {std::max(all.begin, other.all.begin), std::min(all.end, other.all.end)};
+    any = {std::min(any.begin, other.any.begin), std::max(any.end, other.any.end)};
+  }
+  /// Some keys of the block are not for all of them, as far as ranges tell.
+  bool hides(KeyRange block) const { return block.begin < all.begin || block.end > all.end; }
+};
+
+/// What one thread needs to hold queries in lanes, in groups of whole vectors: forward and backward alike.
+template <class A>
+struct LaneMemory {
+  LaneMemory(Carver& carver, index_t queries, index_t d, index_t dv)
+      : leaves(detail::leaves<TileLeaves<A>>()),
+        group(leaves.width * tile_vectors),
+        groups((queries + group - 1) / group),
+        rows(carver.take<QueryRow>(groups * group)),
+        columns(carver.take<Column>(groups * tile_vectors)),
+        q(carver.take<A>(groups * d * group)),
+        pitch((std::max(d, dv) + 15) / 16 * 16),
+        staged(carver.take<A>(leaves.width * pitch)),
+        in(carver.take<const A*>(leaves.width)),
+        lanes(carver.take<A>(4 * group)),
+        apart(carver.take<A>(2 * leaves.width * key_block)) {}
+
+  const TileLeaves<A>& leaves;
+  index_t group, groups;  // lanes of a group; groups
+  QueryRow* rows;         // [groups · group]
+  Column* columns;        // [groups · tile_vectors]
+  A* q;                   // [groups][d][group]
+  index_t pitch;          // of rows of K or V: a multiple of every target's vectors
+  A* staged;              // [width][pitch]: queries on their way into lanes, results on their way out
+  const A** in;           // [width]: rows to be transposed
+  A* lanes;               // four numbers a lane
+  A* apart;               // [2][width][key_block]: weights of lanes that the kernels cannot do
 };
 
 /// One thread's memory.
 template <class A>
-struct TileMemory {
+struct TileMemory : LaneMemory<A> {
+  using LaneMemory<A>::leaves;
+  using LaneMemory<A>::group;
+  using LaneMemory<A>::groups;
+
   TileMemory(Carver& carver, index_t queries, index_t d, index_t dv)
-      : leaves(detail::leaves<TileLeaves<A>>()),
-        group(leaves.width * tile_vectors),
-        groups((queries + group - 1) / group),
+      : LaneMemory<A>(carver, queries, d, dv),
         channels((dv + leaves.rows - 1) / leaves.rows * leaves.rows),
-        rows(carver.take<QueryRow>(groups * group)),
-        columns(carver.take<Column>(groups * tile_vectors)),
-        q(carver.take<A>(groups * d * group)),
         k(carver.take<A>(key_block * d)),
         panel(key_block * leaves.rows + 64 / static_cast<index_t>(sizeof(A))),
         v(carver.take<A>(channels / leaves.rows * panel)),
-        s(carver.take<A>(key_block * group)),
-        pitch((std::max(d, channels) + 15) / 16 * 16),
-        staged(carver.take<A>(leaves.width * pitch)),
-        in(carver.take<const A*>(leaves.width)),
-        lanes(carver.take<A>(4 * group)),
-        apart(carver.take<A>(leaves.width * key_block)) {
+        s(carver.take<A>(key_block * group)) {
     chunk = carver.take<A>(states_size());
     total = carver.take<A>(states_size());
   }
@@ -61,21 +95,12 @@ struct TileMemory {
     return {at, at + group, at + 2 * group};
   }
 
-  const TileLeaves<A>& leaves;
-  index_t group, groups, channels;  // lanes of a group; groups; channels of V, filled up to whole panels
-  QueryRow* rows;                   // [groups · group]
-  Column* columns;                  // [groups · tile_vectors]
-  A* q;                             // [groups][d][group]
-  A* k;                             // [key_block][d]
+  index_t channels;  // of V, filled up to whole panels
+  A* k;              // [key_block][d]
   index_t
       panel;  // from one panel to the next: a cache line more than it holds, or a row's panels share a set
   A* v;       // [panel][key_block][rows of a panel]
   A* s;       // [key_block][group]
-  index_t pitch;
-  A* staged;         // [width][pitch]: queries on their way into lanes, results on their way out
-  const A** in;      // [width]: rows to be transposed
-  A* lanes;          // four numbers a lane
-  A* apart;          // [width][key_block]: weights of lanes that the kernels cannot do
   A *chunk, *total;  // states
 };
 

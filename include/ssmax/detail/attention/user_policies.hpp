@@ -14,8 +14,9 @@ namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
-template <class A, class S, class M, class C>
-class UserPolicies final : public Policies<A> {
+/// `Interface` is Policies<A>, or what asks for more (gradient_policies.hpp).
+template <class A, class S, class M, class C, class Interface = Policies<A>>
+class UserPolicies : public Interface {
  public:
   static constexpr bool has_positions = defines_positions<M>;
 
@@ -24,22 +25,19 @@ class UserPolicies final : public Policies<A> {
   const C& score;
 
   UserPolicies(const S& a_scaling, const M& a_mask, const C& a_score)
-      : Policies<A>(!std::same_as<C, Identity>, detail::has_predicate<M>),
+      : Interface(!std::same_as<C, Identity>, detail::has_predicate<M>),
         scaling(a_scaling),
         mask(a_mask),
         score(a_score) {}
 
   QueryRow row(const Query& query, KeyRange held) const override {
-    const KeyRange visible = visible_keys(mask, query);
-    const index_t n = visible_count(mask, query, visible);
     QueryRow result{query, {}, 0};
-    if (n == 0) return result;
+    const KeyRange visible = visible_keys(mask, query);
+    const Row scaled = scaled_row(query, visible);
+    if (scaled.n == 0) return result;
     result.keys = {std::max(visible.begin, held.begin), std::min(visible.end, held.end)};
     if (result.keys.size() <= 0) result.keys = {};
-    index_t last = visible.end - 1;
-    while (!detail::sees(mask, query, last)) --last;
-    result.multiplier =
-        static_cast<double>(scaling(Row{query.head, detail::key_position(mask, query, last), n}));
+    result.multiplier = static_cast<double>(scaling(scaled));
     return result;
   }
 
@@ -49,21 +47,12 @@ class UserPolicies final : public Policies<A> {
   }
   bool sees(const Query& query, index_t key) const override { return detail::sees(mask, query, key); }
 
-  void apply(const TileColumn<A>& column, const TileMemory<A>& memory) const override {
-    const index_t group = memory.group, width = memory.leaves.width;
+  void apply(const TileColumn<A>& column, const LaneMemory<A>& memory) const override {
     if constexpr (!std::same_as<C, Identity>) {
       apply_score(score, column, memory);
-      A* multiplier = memory.lanes + 2 * group;
-      for (index_t lane = 0; lane < width; ++lane) {
-        multiplier[lane] = static_cast<A>(column.rows[lane].multiplier * std::numbers::log2e);
-      }
-      leaves<ScoreLeaves<A>>().multiply(column.s, column.keys.size(), multiplier);
+      multiply(column, memory);
     }
-    if constexpr (detail::has_predicate<M>) {
-      for_each_visible(column, width, [&](index_t at, index_t lane, const Query& query, index_t key) {
-        if (!mask.sees(query, key)) column.s[at * group + lane] = hidden;
-      });
-    }
+    hide_single(column, memory);
   }
 
   void apply(A* s, KeyRange keys, const QueryRow& row) const override {
@@ -75,8 +64,34 @@ class UserPolicies final : public Policies<A> {
     }
   }
 
- private:
-  static constexpr A hidden = -std::numeric_limits<A>::infinity();
+ protected:
+  /// What the scaling is asked about, where `visible` is all of the query's range; nothing if n is 0.
+  Row scaled_row(const Query& query, KeyRange visible) const {
+    const index_t n = visible_count(mask, query, visible);
+    if (n == 0) return {};
+    index_t last = visible.end - 1;
+    while (!detail::sees(mask, query, last)) --last;
+    return {query.head, detail::key_position(mask, query, last), n};
+  }
+
+  /// Scores' results become what the exponential is taken of, in units of log2.
+  void multiply(const TileColumn<A>& column, const LaneMemory<A>& memory) const {
+    A* multiplier = memory.lanes + 2 * memory.group;
+    for (index_t lane = 0; lane < memory.leaves.width; ++lane) {
+      multiplier[lane] = static_cast<A>(column.rows[lane].multiplier * std::numbers::log2e);
+    }
+    leaves<ScoreLeaves<A>>().multiply(column.s, column.keys.size(), multiplier);
+  }
+
+  /// Keys that the mask hides singly.
+  void hide_single(const TileColumn<A>& column, const LaneMemory<A>& memory) const {
+    if constexpr (detail::has_predicate<M>) {
+      for_each_visible(column, memory.leaves.width,
+                       [&](index_t at, index_t lane, const Query& query, index_t key) {
+                         if (!mask.sees(query, key)) column.s[at * memory.group + lane] = hidden;
+                       });
+    }
+  }
 
   /// Calls f(key - keys.begin, lane, query, key) for the keys that each lane's range holds.
   template <class F>
@@ -91,7 +106,7 @@ class UserPolicies final : public Policies<A> {
   }
 
   template <class Part>
-  void apply_score(const Part& part, const TileColumn<A>& column, const TileMemory<A>& memory) const {
+  void apply_score(const Part& part, const TileColumn<A>& column, const LaneMemory<A>& memory) const {
     const index_t group = memory.group, width = memory.leaves.width;
     if constexpr (requires { part.first(), part.second(); }) {
       apply_score(part.first(), column, memory);
@@ -118,7 +133,7 @@ class UserPolicies final : public Policies<A> {
 
   /// Rows of a bias are turned into lanes first.
   template <class Part>
-  void add_rows(const Part& part, const TileColumn<A>& column, const TileMemory<A>& memory) const {
+  void add_rows(const Part& part, const TileColumn<A>& column, const LaneMemory<A>& memory) const {
     const index_t count = std::min(column.keys.size(), column.length - column.keys.begin),
                   width = memory.leaves.width;
     for (index_t lane = 0; lane < width; ++lane) {
@@ -131,7 +146,7 @@ class UserPolicies final : public Policies<A> {
   }
 
   template <class Part>
-  void apply_each(const Part& part, const TileColumn<A>& column, const TileMemory<A>& memory) const {
+  void apply_each(const Part& part, const TileColumn<A>& column, const LaneMemory<A>& memory) const {
     for_each_visible(
         column, memory.leaves.width, [&](index_t at, index_t lane, const Query& query, index_t key) {
           if (!detail::sees(mask, query, key)) return;
@@ -139,6 +154,9 @@ class UserPolicies final : public Policies<A> {
           z = static_cast<A>(part(z, Key{query, key, query_position(query), key_position(query, key)}));
         });
   }
+
+ private:
+  static constexpr A hidden = -std::numeric_limits<A>::infinity();
 
   template <class Part>
   void apply_score(const Part& part, A* s, KeyRange keys, const QueryRow& row) const {

@@ -7,6 +7,7 @@
 #include "rotate.inl"
 #include "transpose.inl"
 #include "tile.inl"
+#include "tile_backward.inl"
 #include "scores.inl"
 #include "few.inl"
 #include "convert.inl"

@@ -26,6 +26,18 @@ void softcap(const typename S::Value* in, index_t n, typename S::Value cap, type
   }
 }
 
+/// slope *= 1 - (capped / cap)², the softcap's derivative where it made `capped`.
+template <class S>
+void softcap_slope(const typename S::Value* capped, index_t n, typename S::Value cap,
+                   typename S::Value* slope) {
+  const typename S::V inverse = S::set(1 / cap), one = S::set(1);
+  for (index_t i = 0; i < n; i += S::width) {
+    const typename S::V t = S::mul(load_up_to<S>(capped + i, n - i, 0), inverse);
+    const typename S::V factor = S::sub(one, S::mul(t, t));
+    store_up_to<S>(slope + i, S::mul(load_up_to<S>(slope + i, n - i, 0), factor), n - i);
+  }
+}
+
 /// One vector of queries: s[key][·] += slope · (first + key).
 template <class S>
 void tile_ramp(typename S::Value* s, index_t keys, const typename S::Value* slope,

@@ -46,6 +46,7 @@ struct LeafTable<ScoreLeaves<T>> {
   using S = Lanes<T>;
   static constexpr ScoreLeaves<T> value{
       .softcap = softcap<S>,
+      .softcap_slope = softcap_slope<S>,
       .ramp = tile_ramp<S>,
       .add = tile_add<S>,
       .multiply = tile_multiply<S>,
@@ -74,6 +75,17 @@ struct LeafTable<TileLeaves<T>> {
       .merge = tile_merge<S>,
       .all_finite = all_finite<S>,
       .pack_values = tile_pack_values<S>,
+  };
+};
+
+template <class T>
+struct LeafTable<TileGradientLeaves<T>> {
+  using S = Lanes<T>;
+  static constexpr TileGradientLeaves<T> value{
+      .gradients = tile_gradients<S>,
+      .score_gradients = tile_score_gradients<S>,
+      .add_product = tile_add_product<S>,
+      .add_rows = tile_add_rows<S>,
   };
 };
 

@@ -11,12 +11,12 @@ inline constexpr index_t group_width = S::tile_vectors* S::width;
 /// sum[r][·] += Σ_k A(r, k) · b[k][·], key by key; A is rows of K (a[r·a_stride + k]) or columns of V (a[k·a_stride + r]).
 template <class S, int vectors, bool columns>
 SSMAX_INLINE void tile_product(const typename S::Value* a, index_t a_stride, const typename S::Value* b,
-                               index_t steps, typename S::V (&sum)[S::tile_rows][vectors]) {
+                               index_t b_stride, index_t steps, typename S::V (&sum)[S::tile_rows][vectors]) {
   using V = typename S::V;
   for (index_t k = 0; k < steps; ++k) {
     V x[vectors];
     SSMAX_UNROLL
-    for (int v = 0; v < vectors; ++v) x[v] = S::load(b + k * group_width<S> + v * S::width);
+    for (int v = 0; v < vectors; ++v) x[v] = S::load(b + k * b_stride + v * S::width);
     SSMAX_UNROLL
     for (int r = 0; r < S::tile_rows; ++r) {
       const V y = S::set(columns ? a[k * a_stride + r] : a[r * a_stride + k]);
@@ -36,7 +36,7 @@ void tile_logits(const typename S::Value* k, index_t k_stride, index_t d, index_
       SSMAX_UNROLL
       for (int v = 0; v < vectors; ++v) sum[r][v] = S::set(0);
     }
-    tile_product<S, vectors, false>(k + key * k_stride, k_stride, q, d, sum);
+    tile_product<S, vectors, false>(k + key * k_stride, k_stride, q, group_width<S>, d, sum);
     SSMAX_UNROLL
     for (int r = 0; r < S::tile_rows; ++r) {
       SSMAX_UNROLL
@@ -58,7 +58,7 @@ void tile_accumulate(const typename S::Value* values, index_t v_stride, index_t 
       SSMAX_UNROLL
       for (int v = 0; v < vectors; ++v) sum[r][v] = S::load(rows + r * group_width<S> + v * S::width);
     }
-    tile_product<S, vectors, true>(values + panel * panel_stride, v_stride, s, keys, sum);
+    tile_product<S, vectors, true>(values + panel * panel_stride, v_stride, s, group_width<S>, keys, sum);
     SSMAX_UNROLL
     for (int r = 0; r < S::tile_rows; ++r) {
       SSMAX_UNROLL

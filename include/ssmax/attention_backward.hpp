@@ -1,0 +1,138 @@
+// Attention, backward: from the gradient of `out` (and of `lse`, if wanted) to those of q, k and v, of the scaling's s and
+// b, of the score's parameters and of the sinks. What attention computes, and all names, are in attention.hpp.
+//
+//   p_ij = exp(c_i·z'_ij - lse_i), formed anew       u_ij = p_ij (⟨dout_i, v_j⟩ - δ_i),  δ_i = ⟨dout_i, out_i⟩ - dlse_i
+//   dz_ij = c_i u_ij · score'(z_ij)
+//   dq_i  = Rᵀ scale Σ_j dz_ij (R k_j)               dv_j = Σ_i p_ij dout_i
+//   dk_j  = Rᵀ scale Σ_i dz_ij (R q_i)               both over all query heads of a kv head
+//   dc_i  = Σ_j u_ij z'_ij                           handed to the scaling: SSMax{s, b}.gradient(ds, db), …; also where
+//                                                    c_i is 0 or negative
+//   dsink = -Σ_i exp(sink - lse_i) δ_i
+//
+// dq, dk and dv are written; what belongs to parameters (ds, db, dp, dslopes, dbias, dsinks) is added to, so that it may
+// gather over calls. A query that sees nothing has no gradient. Hidden keys get none, and nothing of them is read into a
+// result: NaN in them stays there. NaN in what a query sees, or in its own numbers, spreads to what depends on it.
+//
+// Tiles are formed anew from q, k and lse: memory is linear in the sequence (about 2 MiB a thread at width 64, 40 bytes a
+// query of a kv head and thread and 16 a query where something is learnt; for 16-bit types the sums in float besides).
+// Sums: products in T, over 512 keys or 480 queries, then over all of them. The same bits for every executor; no atomic
+// additions. One allocation a call, none with a workspace. Outputs must lie apart from the inputs and from each other.
+// Errors are std::invalid_argument, thrown before anything is written.
+#pragma once
+
+#include "attention.hpp"
+#include "detail/attention/backward_run.hpp"
+#include "detail/attention/user_gradient_policies.hpp"
+
+namespace ssmax {
+inline namespace SSMAX_CODE_NAMESPACE {
+
+/// What the forward read and wrote.
+template <class T>
+struct BackwardArguments {
+  View<const T, 4> q{}, k{}, v{}, out{};
+  View<const detail::Compute<T>, 3> lse{};
+};
+
+/// Shapes: those of out, lse, q, k and v. dlse and dsinks may be left out; dsinks needs options.sinks.
+template <class T>
+struct AttentionGradients {
+  View<const T, 4> dout{};
+  View<const detail::Compute<T>, 3> dlse{};
+  View<T, 4> dq{}, dk{}, dv{};
+  std::span<detail::Compute<T>> dsinks{};
+};
+
+namespace detail {
+
+template <class T>
+void check_backward(const char* function, const BackwardArguments<T>& a, const AttentionGradients<T>& g,
+                    const AttentionOptions<T>& options) {
+  using A = Compute<T>;
+  check_inputs(function, a.q, a.k, a.v);
+  const auto check_rows = [&](const char* name, const auto& view) {
+    check_view(function, name, view);
+    for (int i = 0; i < 3; ++i) check_extent(function, name, view, i, "q", a.q, i);
+  };
+  check_rows("out", a.out);
+  check_extent(function, "out", a.out, 3, "v", a.v, 3);
+  check_rows("lse", a.lse);
+  check_view(function, "dout", g.dout);
+  check_same_extents(function, "dout", g.dout, "out", a.out);
+  const bool has_dlse = g.dlse.data_handle() != nullptr;
+  if (has_dlse) check_rows("dlse", g.dlse);
+  const View<const A, 1> sinks(options.sinks), dsinks(g.dsinks);
+  if (!sinks.empty()) check_sink_count(function, "sinks", sinks.extent(0), a.q.extent(1));
+  if (!dsinks.empty()) {
+    check_sink_count(function, "dsinks", dsinks.extent(0), a.q.extent(1));
+    if (sinks.empty()) fail_value(function, "dsinks", "has extent", dsinks.extent(0), "sinks are", 0);
+  }
+  const auto check_gradient = [&](const char* name, const View<T, 4>& gradient, const char* of,
+                                  const View<const T, 4>& input) {
+    check_output(function, name, gradient);
+    check_same_extents(function, name, gradient, of, input);
+    const auto apart = [&](const char* other_name, const auto& other) {
+      check_apart(function, name, gradient, other_name, other);
+    };
+    apart("q", a.q);
+    apart("k", a.k);
+    apart("v", a.v);
+    apart("out", a.out);
+    apart("lse", a.lse);
+    apart("dout", g.dout);
+    if (has_dlse) apart("dlse", g.dlse);
+    apart("sinks", sinks);
+    apart("dsinks", dsinks);
+  };
+  check_gradient("dq", g.dq, "q", a.q);
+  check_gradient("dk", g.dk, "k", a.k);
+  check_gradient("dv", g.dv, "v", a.v);
+  check_apart(function, "dk", g.dk, "dq", View<const T, 4>(g.dq));
+  check_apart(function, "dv", g.dv, "dq", View<const T, 4>(g.dq));
+  check_apart(function, "dv", g.dv, "dk", View<const T, 4>(g.dk));
+}
+
+}  // namespace detail
+
+/// See the top of this file. Write the element type, arguments do not deduce it:
+///   attention_backward<float>({.q = q, .k = k, .v = v, .out = out, .lse = lse},
+///                             {.dout = dout, .dq = dq, .dk = dk, .dv = dv}, SSMax<float>{s, b}.gradient(ds, db),
+///                             Causal{}, Softcap{50}, {.rope = &rope}, pool);
+/// Mask, score, options are those of the forward.
+template <class T, class S, class M, class C, class E = Serial>
+requires Scaling<S> && Mask<M> && Score<C> && Executor<E>
+void attention_backward(const std::type_identity_t<BackwardArguments<T>>& a,
+                        const std::type_identity_t<AttentionGradients<T>>& g, const S& scaling, const M& mask,
+                        const C& score, const std::type_identity_t<AttentionOptions<T>>& options = {},
+                        E&& executor = E{}) {
+  static_assert(detail::Storage<T>, "ssmax::attention_backward: T is float, double, half or bfloat16");
+  const char* function = "attention_backward";
+  detail::check_backward<T>(function, a, g, options);
+  const detail::BackwardProblem<T> problem{
+      .forward = detail::make_problem<T>(a.q, {.k = a.k, .v = a.v, .keys = a.k.extent(2)}, options),
+      .out = a.out,
+      .dout = g.dout,
+      .lse = a.lse,
+      .dlse = g.dlse,
+      .dq = g.dq,
+      .dk = g.dk,
+      .dv = g.dv,
+      .sinks = options.sinks,
+      .dsinks = g.dsinks};
+  const detail::UserGradientPolicies<detail::Compute<T>, S, M, C> policies(scaling, mask, score);
+  detail::check_policies(function, problem.forward, policies);
+  detail::run_backward(problem, policies, options.workspace, executor);
+}
+
+/// The same without a score.
+template <class T, class S = Softmax, class M = Full, class E = Serial>
+requires Scaling<S> && Mask<M> && Executor<E>
+void attention_backward(const std::type_identity_t<BackwardArguments<T>>& arguments,
+                        const std::type_identity_t<AttentionGradients<T>>& gradients, const S& scaling = {},
+                        const M& mask = {}, const std::type_identity_t<AttentionOptions<T>>& options = {},
+                        E&& executor = E{}) {
+  attention_backward<T>(arguments, gradients, scaling, mask, Identity{}, options, std::forward<E>(executor));
+}
+
+}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace ssmax

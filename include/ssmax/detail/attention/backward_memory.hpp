@@ -1,0 +1,72 @@
+// What one thread holds while it goes back through tiles.
+#pragma once
+
+#include "tile_memory.hpp"
+
+namespace ssmax {
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+
+/// The pieces that a backward is cut into: so many queries of a kv head against so many keys, whose sums are formed alone
+/// and then added to those of other pieces. 480 is a multiple of every target's groups.
+inline constexpr index_t piece_queries = 480, piece_keys = 512;
+
+/// Keys of a tile: its weights and their gradients, 64 · 48 floats each, lie in a first-level cache of 32 KiB.
+inline constexpr index_t gradient_block = 64;
+
+/// What is known of a query before its pieces are gone through.
+template <class A>
+struct QueryFacts {
+  KeyRange keys{};        // that it may see; none, if there is nothing to differentiate
+  double multiplier = 0;  // c
+  A lse{}, delta{};       // delta = ⟨dout, out⟩ - dlse
+};
+
+template <class A>
+struct BackwardMemory : LaneMemory<A> {
+  using LaneMemory<A>::group;
+  using LaneMemory<A>::groups;
+
+  BackwardMemory(Carver& carver, index_t d, index_t value_width, index_t sums_count, bool has_score)
+      : LaneMemory<A>(carver, piece_queries, d, value_width),
+        d_pitch((d + 15) / 16 * 16),
+        dv_pitch((value_width + 15) / 16 * 16),
+        q_rows(carver.take<A>(piece_queries * d_pitch)),
+        dout(carver.take<A>(groups * value_width * group)),
+        dout_rows(carver.take<A>(piece_queries * dv_pitch)),
+        dq(carver.take<A>(groups * d_pitch * group)),
+        k(carver.take<A>(piece_keys * d_pitch)),
+        v(carver.take<A>(piece_keys * dv_pitch)),
+        dk(carver.take<A>(piece_keys * d_pitch)),
+        dv(carver.take<A>(piece_keys * dv_pitch)),
+        s(carver.take<A>(gradient_block * group)),
+        u(carver.take<A>(gradient_block * group)),
+        z(carver.take<A>(has_score ? gradient_block * group : 0)),
+        slope(carver.take<A>(has_score ? gradient_block * group : 0)),
+        shift(carver.take<A>(piece_queries)),
+        delta(carver.take<A>(piece_queries)),
+        base(carver.take<double>(piece_queries)),
+        regular(carver.take<bool>(piece_queries)),
+        finite(carver.take<bool>(groups)),
+        sums_of_row(sums_count),
+        sums(carver.take<double>(groups * group * sums_count)) {}
+
+  index_t d_pitch, dv_pitch;  // whole vectors of every target; what is past d and dv is 0
+  A* q_rows;                  // [queries][d_pitch], times scale and, without a score, c
+  A *dout, *dout_rows;        // [groups][dv][group], [queries][dv_pitch]
+  A* dq;                      // [groups][d_pitch][group]: sums of this piece
+  A *k, *v;                   // [keys][d_pitch], [keys][dv_pitch]
+  A *dk, *dv;                 // the same: sums of this piece
+  A *s, *u;                   // [gradient_block][group]: logits, then weights; dout·V, then gradients
+  A *z, *slope;               // the same, of a score
+  A *shift, *delta;           // [queries]
+  double* base;               // [queries]: lse in units of log2, exactly
+  bool* regular;              // [queries]: the kernels can do it
+  bool* finite;               // [groups]: q and dout hold no NaN or infinity
+  index_t sums_of_row;
+  double* sums;  // [queries][sums_of_row]: of this piece
+};
+
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace ssmax

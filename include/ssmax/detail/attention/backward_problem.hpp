@@ -1,0 +1,83 @@
+// What one call of attention's backward has to do, and where its sums are gathered.
+#pragma once
+
+#include "backward_memory.hpp"
+#include "gradient_policies.hpp"
+#include "problem.hpp"
+
+namespace ssmax {
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+
+template <class T>
+struct BackwardProblem {
+  using A = Compute<T>;
+
+  Problem<T, T> forward;
+  View<const T, 4> out, dout;
+  View<const A, 3> lse, dlse;
+  View<T, 4> dq, dk, dv;
+  std::span<const A> sinks;
+  std::span<A> dsinks;
+
+  index_t heads() const { return forward.q.extent(0) * forward.kv_heads(); }  // kv heads of all batch entries
+  index_t keys() const { return forward.keys.keys; }
+  index_t query_blocks() const { return (forward.rows() + piece_queries - 1) / piece_queries; }
+  index_t key_blocks() const { return (keys() + piece_keys - 1) / piece_keys; }
+};
+
+/// One kv head while its gradients are summed up. Sums are gathered in the results themselves or, where those are 16 bits
+/// wide, apart.
+template <class T>
+struct HeadSums {
+  using A = Compute<T>;
+  static constexpr bool apart = !std::same_as<T, A>;
+
+  HeadSums() = default;
+  HeadSums(Carver& carver, const BackwardProblem<T>& problem)
+      : facts(carver.take<QueryFacts<A>>(problem.forward.rows())),
+        seen(carver.take<KeyRange>(problem.query_blocks())),
+        d(problem.forward.width()),
+        dv(problem.forward.value_width()),
+        dq(carver.take<A>(apart ? problem.forward.rows() * d : 0)),
+        dk(carver.take<A>(apart ? problem.keys() * d : 0)),
+        dvalues(carver.take<A>(apart ? problem.keys() * dv : 0)) {}
+
+  /// The sums of query `row` of the kv head, or of one of its keys.
+  A* query_sums(const BackwardProblem<T>& problem, const Query& query, index_t row) const {
+    if constexpr (apart) {
+      return dq + row * d;
+    } else {
+      return row_of(problem.dq, query.batch, query.head, query.index);
+    }
+  }
+  A* key_sums(const BackwardProblem<T>& problem, index_t batch, index_t kv_head, index_t key) const {
+    if constexpr (apart) {
+      return dk + key * d;
+    } else {
+      return row_of(problem.dk, batch, kv_head, key);
+    }
+  }
+  A* value_sums(const BackwardProblem<T>& problem, index_t batch, index_t kv_head, index_t key) const {
+    if constexpr (apart) {
+      return dvalues + key * dv;
+    } else {
+      return row_of(problem.dv, batch, kv_head, key);
+    }
+  }
+  /// From one key's sums to the next's.
+  index_t key_stride(const View<T, 4>& gradient) const {
+    return apart ? gradient.extent(3) : gradient.stride(2);
+  }
+
+  QueryFacts<A>* facts = nullptr;  // [rows]
+  KeyRange* seen = nullptr;        // [query blocks]: by any of a block's queries
+
+ private:
+  index_t d = 0, dv = 0;
+  A *dq = nullptr, *dk = nullptr, *dvalues = nullptr;
+};
+
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace ssmax

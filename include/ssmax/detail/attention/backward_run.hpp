@@ -1,0 +1,149 @@
+// A call of attention's backward as tasks, without two of them adding to the same sum and without atomic additions.
+//
+// A kv head is a grid of pieces, blocks of queries × blocks of keys. Pieces of one row add to the same dq, those of one
+// column to the same dk and dv. Each sum takes its pieces in rising order, whoever makes them: the same bits for every
+// executor. Where there are kv heads enough, each is one task. Else pieces on an antidiagonal, which share neither row nor
+// column, are made at once, one antidiagonal after the other, for as many kv heads at a time as it takes to fill the
+// threads.
+#pragma once
+
+#include <atomic>
+#include <optional>
+
+#include "backward_task.hpp"
+
+namespace ssmax {
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+
+/// How a call is cut.
+struct BackwardCut {
+  index_t threads;   // that get memory of their own
+  index_t at_once;   // kv heads whose sums are gathered at the same time
+  bool whole_heads;  // each is one task
+
+  BackwardCut(index_t heads, index_t query_blocks, index_t key_blocks, Sharing sharing, index_t concurrency)
+      : threads(sharing == Sharing::any ? 1 : std::max<index_t>(1, concurrency)) {
+    const index_t rounds = (heads + threads - 1) / threads;
+    const bool balanced = 10 * heads >= 9 * rounds * threads;
+    whole_heads = threads == 1 || (balanced && sharing == Sharing::one_head);
+    const index_t diagonals = std::max<index_t>(1, query_blocks + key_blocks - 1);
+    // Of an antidiagonal of average length, half under a causal mask, four pieces a thread.
+    const index_t pieces = std::max<index_t>(1, query_blocks * key_blocks / diagonals);
+    at_once = whole_heads                 ? std::min(threads, heads)
+              : sharing == Sharing::heads ? 1
+                                          : std::min(heads, (8 * threads + pieces - 1) / pieces);
+  }
+};
+
+template <class T, class E>
+void run_backward(const BackwardProblem<T>& problem, const GradientPolicies<Compute<T>>& policies,
+                  Workspace* workspace, E& executor) {
+  using A = Compute<T>;
+  using Task = BackwardTask<T>;
+  const index_t heads = problem.heads(), queries = problem.query_blocks(), keys = problem.key_blocks();
+  if (heads == 0) return;
+  const QueryShape shape = problem.forward.shape(0);
+  const BackwardCut cut(heads, queries, keys, policies.sharing(shape),
+                        static_cast<index_t>(executor.concurrency()));
+  // Of each query: dc, its parameters of the score, dsink.
+  const index_t sums_of_row = 2 + policies.parameters();
+  const bool has_sums = policies.learns() || !problem.dsinks.empty();
+
+  Carver count;
+  BackwardMemory<A>(count, problem.forward.width(), problem.forward.value_width(), sums_of_row,
+                    policies.has_score);
+  const std::size_t bytes = count.used();
+  Carver count_sums;
+  HeadSums<T>(count_sums, problem);
+  const std::size_t sums_bytes = count_sums.used();
+  const std::size_t all_sums =
+      has_sums ? static_cast<std::size_t>(shape.rows() * sums_of_row) * sizeof(double) : 0;
+  Workspace own;
+  if (workspace == nullptr) workspace = &own;
+  std::byte* memory = workspace->reserve(static_cast<std::size_t>(cut.threads) * bytes +
+                                         static_cast<std::size_t>(cut.at_once) * sums_bytes + all_sums);
+  std::byte* const head_memory = memory + static_cast<std::size_t>(cut.threads) * bytes;
+  std::byte* const sums_memory = head_memory + static_cast<std::size_t>(cut.at_once) * sums_bytes;
+  double* const sums = has_sums ? reinterpret_cast<double*>(sums_memory) : nullptr;
+
+  // Calls f(task, memory of some kv head's sums, i) for i below n, each thread with memory of its own.
+  const auto run = [&](index_t n, const auto& f) {
+    std::atomic<index_t> next{0};
+    executor.run(std::min(cut.threads, n), [&](index_t lane) {
+      Carver carver(memory + static_cast<std::size_t>(lane) * bytes);
+      const BackwardMemory<A> lane_memory(carver, problem.forward.width(), problem.forward.value_width(),
+                                          sums_of_row, policies.has_score);
+      Task task(problem, policies, lane_memory, sums);
+      for (index_t i = next++; i < n; i = next++) f(task, lane, i);
+    });
+  };
+  const auto head_sums = [&](index_t slot) {
+    Carver carver(head_memory + static_cast<std::size_t>(slot) * sums_bytes);
+    return HeadSums<T>(carver, problem);
+  };
+
+  if (cut.whole_heads) {
+    run(heads, [&](Task& task, index_t lane, index_t head) {
+      task.enter(head, head_sums(lane));
+      for (index_t i = 0; i < queries; ++i) task.survey(i);
+      for (index_t j = 0; j < keys; ++j) {
+        task.clear_keys(j);
+        for (index_t i = 0; i < queries; ++i) {
+          if (task.has_piece(i, j)) task.attend(i, j);
+        }
+        task.finish_keys(j);
+      }
+      for (index_t i = 0; i < queries; ++i) task.finish_queries(i);
+    });
+  } else {
+    for (index_t first = 0; first < heads; first += cut.at_once) {
+      const index_t slots = std::min(cut.at_once, heads - first);
+      const auto run_slots = [&](index_t pieces, const auto& f) {
+        run(slots * pieces, [&](Task& task, index_t, index_t i) {
+          task.enter(first + i % slots, head_sums(i % slots));
+          f(task, i / slots);
+        });
+      };
+      run_slots(queries + keys, [&](Task& task, index_t i) {
+        if (i < queries) {
+          task.survey(i);
+        } else {
+          task.clear_keys(i - queries);
+        }
+      });
+      for (index_t diagonal = 0; diagonal < queries + keys - 1; ++diagonal) {
+        const index_t lowest = std::max<index_t>(0, diagonal - queries + 1);
+        run_slots(std::min(diagonal + 1, keys) - lowest, [&](Task& task, index_t i) {
+          const index_t j = lowest + i;
+          if (task.has_piece(diagonal - j, j)) task.attend(diagonal - j, j);
+        });
+      }
+      run_slots(queries + keys, [&](Task& task, index_t i) {
+        if (i < queries) {
+          task.finish_queries(i);
+        } else {
+          task.finish_keys(i - queries);
+        }
+      });
+    }
+  }
+
+  if (!has_sums) return;
+  Query query{0, 0, 0, shape};
+  const double* row = sums;
+  for (query.batch = 0; query.batch < shape.batch; ++query.batch) {
+    for (query.head = 0; query.head < shape.heads; ++query.head) {
+      for (query.index = 0; query.index < shape.queries; ++query.index, row += sums_of_row) {
+        policies.accumulate(query, row);
+        if (problem.dsinks.empty()) continue;
+        A& dsink = problem.dsinks[static_cast<std::size_t>(query.head)];
+        dsink += static_cast<A>(row[sums_of_row - 1]);
+      }
+    }
+  }
+}
+
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace ssmax

@@ -1,0 +1,62 @@
+// Which parts of a block of keys a group of queries needs, as rectangles, and what in them is hidden: forward and backward
+// alike.
+#pragma once
+
+#include "tile_memory.hpp"
+
+namespace ssmax {
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+
+/// What each vector of a group needs of a block, in whole passes of `pass` keys, counted from the block's begin.
+struct NeededKeys {
+  KeyRange of[tile_vectors];
+  index_t vectors;  // that hold queries
+
+  /// `columns` are the group's; it has `queries` queries, `width` to a vector.
+  NeededKeys(const Column* columns, index_t queries, index_t width, KeyRange block, index_t pass)
+      : vectors(std::min<index_t>(tile_vectors, (queries + width - 1) / width)) {
+    for (index_t v = 0; v < vectors; ++v) {
+      const index_t first = std::max(columns[v].any.begin, block.begin) - block.begin;
+      const index_t last = std::min(columns[v].any.end, block.end) - block.begin;
+      if (first < last) of[v] = {first / pass * pass, (last + pass - 1) / pass * pass};
+    }
+  }
+
+  /// Calls f(width, first vector, keys) for rectangles that together make up what is needed of `keys` keys.
+  template <class F>
+  void for_each_rectangle(index_t keys, const F& f) const {
+    KeyRange part{};
+    for (; part.begin < keys; part.begin = part.end) {
+      part.end = keys;  // or the next place where something begins or ends
+      for (index_t v = 0; v < vectors; ++v) {
+        if (of[v].begin > part.begin) part.end = std::min(part.end, of[v].begin);
+        if (of[v].end > part.begin) part.end = std::min(part.end, of[v].end);
+      }
+      const auto needs = [&](index_t v) { return of[v].begin <= part.begin && part.end <= of[v].end; };
+      for (index_t v = 0; v < vectors; ++v) {
+        index_t width = 0;
+        while (v + width < vectors && needs(v + width)) ++width;
+        if (width == 0) continue;
+        f(width, v, part);
+        v += width;
+      }
+    }
+  }
+};
+
+/// One vector of queries: logits of keys outside of each query's range become -inf.
+template <class A>
+void hide_keys(const LaneMemory<A>& memory, A* s, KeyRange keys, const QueryRow* rows) {
+  A* first = memory.lanes + 2 * memory.group;
+  A* last = memory.lanes + 3 * memory.group;
+  for (index_t lane = 0; lane < memory.leaves.width; ++lane) {
+    first[lane] = static_cast<A>(std::clamp<index_t>(rows[lane].keys.begin - keys.begin, 0, keys.size()));
+    last[lane] = static_cast<A>(std::clamp<index_t>(rows[lane].keys.end - keys.begin, 0, keys.size()));
+  }
+  memory.leaves.hide(s, keys.size(), first, last);
+}
+
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace ssmax

@@ -1,0 +1,179 @@
+// The policies of a backward: what GradientPolicies asks, answered by the user's mask, scaling and score.
+//
+// Scores that do not learn go by vectors where they can: their derivative is formed on the way forward, dz'/dz = Π of its
+// parts'. Those that learn go back part by part, key by key.
+#pragma once
+
+#include "gradient_policies.hpp"
+#include "user_policies.hpp"
+
+namespace ssmax {
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+
+/// The parameters that one query has in a score.
+template <class C>
+constexpr index_t parameters_of() {
+  if constexpr (requires(const C& score) { score.first(), score.second(); }) {
+    using First = std::remove_cvref_t<decltype(std::declval<const C&>().first())>;
+    using Second = std::remove_cvref_t<decltype(std::declval<const C&>().second())>;
+    return parameters_of<First>() + parameters_of<Second>();
+  } else {
+    return LearnsParameter<C> ? 1 : 0;
+  }
+}
+
+template <class C>
+constexpr bool learns_logits() {
+  if constexpr (requires(const C& score) { score.first(), score.second(); }) {
+    using First = std::remove_cvref_t<decltype(std::declval<const C&>().first())>;
+    using Second = std::remove_cvref_t<decltype(std::declval<const C&>().second())>;
+    return learns_logits<First>() || learns_logits<Second>();
+  } else {
+    return LearnsLogits<C>;
+  }
+}
+
+template <class C>
+Sharing sharing_of(const C& score, const QueryShape& shape) {
+  if constexpr (requires { score.first(), score.second(); }) {
+    return std::max(sharing_of(score.first(), shape), sharing_of(score.second(), shape));
+  } else if constexpr (requires { score.sharing(shape); }) {
+    return score.sharing(shape);
+  } else {
+    return LearnsLogits<C> ? Sharing::any : Sharing::one_head;
+  }
+}
+
+template <class A, class S, class M, class C>
+class UserGradientPolicies final : public UserPolicies<A, S, M, C, GradientPolicies<A>> {
+  using Base = UserPolicies<A, S, M, C, GradientPolicies<A>>;
+  static constexpr bool score_learns = parameters_of<C>() > 0 || learns_logits<C>();
+
+ public:
+  using Base::apply, Base::Base, Base::mask, Base::scaling, Base::score;
+
+  void apply(const TileColumn<A>& column, A* z, A* slope, const LaneMemory<A>& memory) const override {
+    const index_t group = memory.group, width = memory.leaves.width;
+    const auto keep = [&] {
+      for (index_t at = 0; at < column.keys.size(); ++at) {
+        std::copy_n(column.s + at * group, width, z + at * group);
+      }
+    };
+    if constexpr (score_learns) {
+      keep();
+      this->apply_score(score, column, memory);
+    } else {
+      for (index_t at = 0; at < column.keys.size(); ++at) std::fill_n(slope + at * group, width, A{1});
+      apply_and_differentiate(score, column, slope, memory);
+      keep();
+    }
+    this->multiply(column, memory);
+    this->hide_single(column, memory);
+  }
+
+  void differentiate(const TileColumn<A>& column, const ScoredColumn<A>& scored,
+                     const LaneMemory<A>& memory) const override {
+    const index_t group = memory.group, width = memory.leaves.width;
+    if constexpr (score_learns) {
+      Base::for_each_visible(column, width, [&](index_t at, index_t lane, const Query& query, index_t key) {
+        A& u = scored.u[at * group + lane];
+        if (u == 0) return;
+        double* sums = scored.sums + lane * scored.stride;
+        const Key seen{query, key, Base::query_position(query), Base::key_position(query, key)};
+        const A dz = static_cast<A>(column.rows[lane].multiplier) * u;
+        A value{};
+        const A before = differentiate(score, scored.z[at * group + lane], dz, seen, sums + 1, value);
+        sums[0] += static_cast<double>(u) * static_cast<double>(value);
+        u = before;
+      });
+    } else {
+      A* multiplier = memory.lanes;
+      A* dc = memory.lanes + width;
+      for (index_t lane = 0; lane < width; ++lane) {
+        multiplier[lane] = static_cast<A>(column.rows[lane].multiplier);
+      }
+      leaves<TileGradientLeaves<A>>().score_gradients(scored.u, column.keys.size(), scored.z, scored.slope,
+                                                      multiplier, dc);
+      for (index_t lane = 0; lane < width; ++lane) {
+        scored.sums[lane * scored.stride] += static_cast<double>(dc[lane]);
+      }
+    }
+  }
+
+  void accumulate(const Query& query, const double* sums) const override {
+    if constexpr (LearnableScaling<S>) {
+      const Row row = this->scaled_row(query, visible_keys(mask, query));
+      if (row.n > 0) scaling.accumulate(row, sums[0]);
+    }
+    accumulate(score, query, sums + 1);
+  }
+
+  bool learns() const override { return LearnableScaling<S> || parameters_of<C>() > 0; }
+  index_t parameters() const override { return parameters_of<C>(); }
+  Sharing sharing(const QueryShape& shape) const override { return sharing_of(score, shape); }
+
+ private:
+  template <class Part>
+  void apply_and_differentiate(const Part& part, const TileColumn<A>& column, A* slope,
+                               const LaneMemory<A>& memory) const {
+    const index_t group = memory.group, width = memory.leaves.width;
+    if constexpr (requires { part.first(), part.second(); }) {
+      apply_and_differentiate(part.first(), column, slope, memory);
+      apply_and_differentiate(part.second(), column, slope, memory);
+    } else if constexpr (
+        requires { part.slope(width); } || requires { part.row(Query{}); }) {
+      this->apply_score(part, column, memory);  // what is added has no derivative
+    } else if constexpr (requires {
+                           part.apply(column.s, width);
+                           part.differentiate(column.s, width, slope);
+                         }) {
+      for (index_t at = 0; at < column.keys.size(); ++at) {
+        part.apply(column.s + at * group, width);
+        part.differentiate(column.s + at * group, width, slope + at * group);
+      }
+    } else {
+      Base::for_each_visible(column, width, [&](index_t at, index_t lane, const Query& query, index_t key) {
+        if (!detail::sees(mask, query, key)) return;
+        A& z = column.s[at * group + lane];
+        const Key seen{query, key, Base::query_position(query), Base::key_position(query, key)};
+        slope[at * group + lane] *= static_cast<A>(part.derivative(z, seen));
+        z = static_cast<A>(part(z, seen));
+      });
+    }
+  }
+
+  /// From ∂loss/∂z' to ∂loss/∂z at one key; value becomes z'.
+  template <class Part>
+  static A differentiate(const Part& part, A z, A dz, const Key& key, double* parameters, A& value) {
+    if constexpr (requires { part.first(), part.second(); }) {
+      using First = std::remove_cvref_t<decltype(part.first())>;
+      A between{};
+      const A inner = differentiate(part.second(), static_cast<A>(part.first()(z, key)), dz, key,
+                                    parameters + parameters_of<First>(), value);
+      return differentiate(part.first(), z, inner, key, parameters, between);
+    } else {
+      value = static_cast<A>(part(z, key));
+      if constexpr (LearnsParameter<Part>) {
+        *parameters += static_cast<double>(dz) * static_cast<double>(part.parameter_derivative(z, key));
+      }
+      if constexpr (LearnsLogits<Part>) part.accumulate(key, static_cast<double>(dz));
+      return dz * static_cast<A>(part.derivative(z, key));
+    }
+  }
+
+  template <class Part>
+  static void accumulate(const Part& part, const Query& query, const double* parameters) {
+    if constexpr (requires { part.first(), part.second(); }) {
+      using First = std::remove_cvref_t<decltype(part.first())>;
+      accumulate(part.first(), query, parameters);
+      accumulate(part.second(), query, parameters + parameters_of<First>());
+    } else if constexpr (LearnsParameter<Part>) {
+      part.accumulate(query, *parameters);
+    }
+  }
+};
+
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace ssmax

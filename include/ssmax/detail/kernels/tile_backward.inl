@@ -1,0 +1,101 @@
+// Attention's tiles, backward: the gradient of the logits, and the products that sum over queries, which are dK and dV.
+// The other three products (logits, dout·Vᵀ, dQ) are the forward's, in tile.inl. Included once per target.
+
+/// `count` vectors of keys: w = 2^(s - shift) and u = w·(dp - delta), in place of s and dp. Where w is 0, as for hidden
+/// keys, u is 0 whatever dp is: that came from numbers that the query need not see.
+template <class S, int count>
+SSMAX_INLINE void gradient_step(const Exp2<S>& power, typename S::V delta, typename S::Value* s,
+                                typename S::Value* dp) {
+  using V = typename S::V;
+  V w[count];
+  SSMAX_UNROLL
+  for (int i = 0; i < count; ++i) w[i] = S::load(s + i * group_width<S>);
+  power.template apply<count>(w);
+  SSMAX_UNROLL
+  for (int i = 0; i < count; ++i) {
+    const V u = S::mul(w[i], S::sub(S::load(dp + i * group_width<S>), delta));
+    S::store(s + i * group_width<S>, w[i]);
+    S::store(dp + i * group_width<S>, S::keep(S::less(S::set(0), w[i]), u));
+  }
+}
+
+/// One vector of queries.
+template <class S>
+void tile_gradients(typename S::Value* s, typename S::Value* dp, index_t keys, const typename S::Value* shift,
+                    const typename S::Value* delta) {
+  const Exp2<S> power(S::load(shift));
+  const typename S::V mean = S::load(delta);
+  index_t key = 0;
+  for (; key + 4 <= keys; key += 4) {
+    gradient_step<S, 4>(power, mean, s + key * group_width<S>, dp + key * group_width<S>);
+  }
+  for (; key < keys; ++key) {
+    gradient_step<S, 1>(power, mean, s + key * group_width<S>, dp + key * group_width<S>);
+  }
+}
+
+/// One vector of queries behind a score: u becomes c·u·slope, and dc is what u·z adds up to. Where u is 0 it stays 0,
+/// whatever the others are.
+template <class S>
+void tile_score_gradients(typename S::Value* u, index_t keys, const typename S::Value* z,
+                          const typename S::Value* slope, const typename S::Value* c, typename S::Value* dc) {
+  using V = typename S::V;
+  const V multiplier = S::load(c), zero = S::set(0);
+  V sum = zero;
+  for (index_t at = 0; at < keys * group_width<S>; at += group_width<S>) {
+    const V x = S::load(u + at);
+    const auto counts = S::either(S::less(zero, S::abs(x)), S::unordered(x, x));
+    sum = S::add(sum, S::keep(counts, S::mul(x, S::load(z + at))));
+    S::store(u + at, S::keep(counts, S::mul(S::mul(x, multiplier), S::load(slope + at))));
+  }
+  S::store(dc, sum);
+}
+
+/// out[keys][pitch] += a[keys][lanes] · b[lanes][pitch]; `vectors` vectors of channels.
+template <class S, int vectors>
+SSMAX_INLINE void add_product_columns(const typename S::Value* a, index_t lanes, const typename S::Value* b,
+                                      index_t pitch, typename S::Value* out) {
+  typename S::V sum[S::tile_rows][vectors];
+  SSMAX_UNROLL
+  for (int r = 0; r < S::tile_rows; ++r) {
+    SSMAX_UNROLL
+    for (int v = 0; v < vectors; ++v) sum[r][v] = S::load(out + r * pitch + v * S::width);
+  }
+  tile_product<S, vectors, false>(a, group_width<S>, b, pitch, lanes, sum);
+  SSMAX_UNROLL
+  for (int r = 0; r < S::tile_rows; ++r) {
+    SSMAX_UNROLL
+    for (int v = 0; v < vectors; ++v) S::store(out + r * pitch + v * S::width, sum[r][v]);
+  }
+}
+
+template <class S>
+void tile_add_product(const typename S::Value* a, index_t lanes, index_t keys, const typename S::Value* b,
+                      index_t pitch, typename S::Value* out) {
+  static_assert(S::tile_vectors == 3);
+  constexpr index_t w = S::width;
+  for (index_t key = 0; key < keys; key += S::tile_rows) {
+    const typename S::Value* rows = a + key * group_width<S>;
+    typename S::Value* to = out + key * pitch;
+    index_t c = 0;
+    // Four vectors go as two and two: 8 chains alone do not fill two FMA ports.
+    for (; c + 3 * w <= pitch && c + 4 * w != pitch; c += 3 * w) {
+      add_product_columns<S, 3>(rows, lanes, b + c, pitch, to + c);
+    }
+    for (; c + 2 * w <= pitch; c += 2 * w) add_product_columns<S, 2>(rows, lanes, b + c, pitch, to + c);
+    if (c < pitch) add_product_columns<S, 1>(rows, lanes, b + c, pitch, to + c);
+  }
+}
+
+/// out += in
+template <class S>
+void tile_add_rows(const typename S::Value* in, index_t in_stride, index_t rows, index_t columns,
+                   typename S::Value* out, index_t out_stride) {
+  for (index_t r = 0; r < rows; ++r, in += in_stride, out += out_stride) {
+    for (index_t c = 0; c < columns; c += S::width) {
+      const typename S::V sum =
+          S::add(load_up_to<S>(in + c, columns - c, 0), load_up_to<S>(out + c, columns - c, 0));
+      store_up_to<S>(out + c, sum, columns - c);
+    }
+  }
+}
