@@ -336,6 +336,18 @@ TEST_CASE("huge spreads fall to 0 without NaN", "[special]") {
   });
 }
 
+TEST_CASE("whole blocks of a long row may lie too far down to count", "[special]") {
+  for_each_target([](const std::string&) {
+    std::vector<float> logits(8192, -1e6f);
+    std::fill(logits.begin() + 4096, logits.end(), 1e6f);
+    const std::vector<float> p = softmax(logits);
+    CHECK(p.front() == 0);
+    CHECK(p[4095] == 0);
+    CHECK(p[4096] == 1.0f / 4096);
+    CHECK(p.back() == 1.0f / 4096);
+  });
+}
+
 TEST_CASE("a huge common offset costs no accuracy", "[special]") {
   for_each_target([](const std::string& target) {
     INFO(target);

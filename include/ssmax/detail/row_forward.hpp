@@ -155,8 +155,12 @@ RowSum<T> sum_row(const RowLeaves<T>& leaves, const RowSource<T, X>& source, T* 
     if (top.has_nan) return {.kind = RowKind::poisoned};
     T shift = -2 * largest_shift<T>;  // of a block of nothing but -inf: its factor becomes 0
     const bool masked = top.value == -std::numeric_limits<T>::infinity();
-    if (!masked) {
-      const T product = top.value * source.scale().high;
+    const T product = top.value * source.scale().high;
+    // The largest of a rebased row is 0: this far below it exponentials are 0, under a shift of 0 as well.
+    const bool vanishes = source.rebased() && !masked && product <= -largest_shift<T>;
+    if (vanishes) {
+      shift = T{0};
+    } else if (!masked) {
       if (!(std::abs(product) < largest_shift<T>) || !(source.scale().high > 0))
         return {.kind = RowKind::out_of_range};
       shift = round_shift(product);
@@ -168,7 +172,7 @@ RowSum<T> sum_row(const RowLeaves<T>& leaves, const RowSource<T, X>& source, T* 
     const T sum = leaves.exp_store(z, count, source.scale(), shift,
                                    stage == nullptr ? scratch : stage + begin, meanwhile);
     if (stage != nullptr) shifts[begin / row_block] = shift;
-    if (!masked) total.add(top.value, static_cast<double>(shift), static_cast<double>(sum));
+    if (!masked && !vanishes) total.add(top.value, static_cast<double>(shift), static_cast<double>(sum));
     if (next_count > 0) {
       z = source.block(begin + count, next_count, scratch);
       top = ready ? meanwhile.next_top : leaves.max(z, next_count);
