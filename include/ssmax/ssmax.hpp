@@ -4,6 +4,7 @@
 #include "attention.hpp"
 #include "attention_backward.hpp"
 #include "config.hpp"
+#include "cross_entropy.hpp"
 #include "execution.hpp"
 #include "half.hpp"
 #include "kv_cache.hpp"
