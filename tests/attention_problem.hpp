@@ -151,32 +151,78 @@ void turn(std::vector<R>& values, const std::array<index_t, 4>& extents, const s
   }
 }
 
-/// attend, of the problem's numbers as R has them.
-template <class R, class T, class D>
-reference::Attended<R> attend(const Problem<T>& problem, const D& definition,
-                              const AttentionOptions<T>& options, const Positions& positions) {
-  const auto widened = [](const std::vector<T>& values) {
-    std::vector<R> result;
-    for (const T value : values) result.push_back(static_cast<R>(value));
-    return result;
+/// q, k and v as R has them, turned to their positions.
+template <class R>
+struct Inputs {
+  std::vector<R> q, k, v;
+  std::array<index_t, 4> of_q, of_k, of_v;
+
+  View<const R, 4> q_view() const { return {q.data(), of_q}; }
+  View<const R, 4> k_view() const { return {k.data(), of_k}; }
+  View<const R, 4> v_view() const { return {v.data(), of_v}; }
+};
+
+template <class R, class T>
+std::vector<R> widened(const std::vector<T>& values) {
+  std::vector<R> result;
+  for (const T value : values) result.push_back(static_cast<R>(value));
+  return result;
+}
+
+/// Turns q and k to their positions or, where sign is -1, back.
+template <class R, class T>
+void turn_both(std::vector<R>& q, std::vector<R>& k, const Problem<T>& problem,
+               const AttentionOptions<T>& options, const Positions& positions, index_t sign) {
+  if (options.rope == nullptr) return;
+  const QueryShape shape = problem.query_shape();
+  const Shape& s = problem.shape;
+  turn(q, {s.batch, s.heads, s.queries, s.d}, options.rope->options(),
+       [&](index_t batch, index_t head, index_t i) {
+         return sign * (options.key_position + positions.of_query({batch, head, i, shape}));
+       });
+  const index_t group = s.heads / s.kv_heads;
+  turn(k, {s.batch, s.kv_heads, s.keys, s.d}, options.rope->options(),
+       [&](index_t batch, index_t head, index_t key) {
+         return sign * (options.key_position + positions.of_key({batch, head * group, 0, shape}, key));
+       });
+}
+
+template <class R, class T>
+Inputs<R> inputs_of(const Problem<T>& problem, const AttentionOptions<T>& options,
+                    const Positions& positions) {
+  const Shape& s = problem.shape;
+  Inputs<R> inputs{widened<R>(problem.q),
+                   widened<R>(problem.k),
+                   widened<R>(problem.v),
+                   {s.batch, s.heads, s.queries, s.d},
+                   {s.batch, s.kv_heads, s.keys, s.d},
+                   {s.batch, s.kv_heads, s.keys, s.dv}};
+  turn_both(inputs.q, inputs.k, problem, options, positions, 1);
+  return inputs;
+}
+
+/// What the functions that `expect` takes say, for the loops of the reference.
+template <class T, class Visible, class Multiplier, class Score>
+auto define(const Problem<T>& problem, const Visible& visible, const Multiplier& multiplier,
+            const AttentionOptions<T>& options, const Score& score, const Positions& positions) {
+  const auto sees = [visible](const Query& query, index_t key) {
+    if constexpr (std::invocable<Visible, const Query&>) {
+      const KeyRange range = visible(query);
+      return key >= range.begin && key < range.end;
+    } else {
+      return visible(query, key);
+    }
   };
-  std::vector<R> q = widened(problem.q), k = widened(problem.k), v = widened(problem.v);
-  const View<const T, 4> q_view = problem.q_view(), k_view = problem.k_view(), v_view = problem.v_view();
-  const auto extents = [](const View<const T, 4>& view) {
-    return std::array<index_t, 4>{view.extent(0), view.extent(1), view.extent(2), view.extent(3)};
+  const auto c = [multiplier, positions](const Query& query, index_t last, index_t n) {
+    return multiplier(query.head, positions.of_key(query, last), n);
   };
-  if (options.rope != nullptr) {
-    const QueryShape shape = problem.query_shape();
-    turn(q, extents(q_view), options.rope->options(), [&](index_t batch, index_t head, index_t i) {
-      return options.key_position + positions.of_query({batch, head, i, shape});
-    });
-    const index_t group = problem.shape.heads / problem.shape.kv_heads;
-    turn(k, extents(k_view), options.rope->options(), [&](index_t batch, index_t head, index_t key) {
-      return options.key_position + positions.of_key({batch, head * group, 0, shape}, key);
-    });
-  }
-  return reference::attend<R>({q.data(), extents(q_view)}, {k.data(), extents(k_view)},
-                              {v.data(), extents(v_view)}, definition);
+  const auto sink = [sinks = options.sinks](index_t head) {
+    return sinks.empty() ? -reference::infinity : static_cast<Real>(sinks[static_cast<std::size_t>(head)]);
+  };
+  const Real scale =
+      options.scale ? static_cast<Real>(*options.scale) : 1 / std::sqrt(static_cast<Real>(problem.shape.d));
+  return reference::Definition<decltype(sees), Score, decltype(c), decltype(sink)>{scale, sees, score, c,
+                                                                                   sink};
 }
 
 template <class T>
@@ -191,27 +237,12 @@ template <class T, class Visible, class Multiplier, class Score = reference::NoS
 Expected<T> expect(const Problem<T>& problem, Visible visible, Multiplier multiplier,
                    const AttentionOptions<T>& options = {}, const Score& score = {},
                    const Positions& positions = {}) {
-  const auto sees = [&](const Query& query, index_t key) {
-    if constexpr (std::invocable<Visible, const Query&>) {
-      const KeyRange range = visible(query);
-      return key >= range.begin && key < range.end;
-    } else {
-      return visible(query, key);
-    }
+  const auto definition = define(problem, visible, multiplier, options, score, positions);
+  const auto attend = [&]<class R>(const Inputs<R>& inputs) {
+    return reference::attend<R>(inputs.q_view(), inputs.k_view(), inputs.v_view(), definition);
   };
-  const auto c = [&](const Query& query, index_t last, index_t n) {
-    return multiplier(query.head, positions.of_key(query, last), n);
-  };
-  const auto sink = [&](index_t head) {
-    return options.sinks.empty() ? -reference::infinity
-                                 : static_cast<Real>(options.sinks[static_cast<std::size_t>(head)]);
-  };
-  const Real scale =
-      options.scale ? static_cast<Real>(*options.scale) : 1 / std::sqrt(static_cast<Real>(problem.shape.d));
-  const reference::Definition<decltype(sees), Score, decltype(c), decltype(sink)> definition{scale, sees,
-                                                                                             score, c, sink};
-  return {attend<Real>(problem, definition, options, positions),
-          attend<Compute<T>>(problem, definition, options, positions)};
+  return {attend(inputs_of<Real>(problem, options, positions)),
+          attend(inputs_of<Compute<T>>(problem, options, positions))};
 }
 
 inline constexpr auto all_keys = [](const Query& query) { return KeyRange{0, query.shape.keys}; };
@@ -246,8 +277,9 @@ Real largest_error(const std::vector<T>& computed, const std::vector<Real>& exac
 /// lucky. Kept as its excess over that, so that many shapes make one assertion.
 template <class A>
 struct Rule {
+  Real roundings = 4;
   Real excess = -reference::infinity;
-  std::string where;
+  std::string where{};
 
   template <class T>
   void take(const std::vector<T>& computed, const std::vector<A>& naive, const std::vector<Real>& exact,
@@ -257,7 +289,7 @@ struct Rule {
       if (std::isfinite(value)) largest = std::max(largest, std::abs(value));
     }
     const Real ours = largest_error(computed, exact), theirs = largest_error(naive, exact);
-    const Real over = ours - (2 * theirs + 4 * rounding<A> * (largest + 1));
+    const Real over = ours - (2 * theirs + roundings * rounding<A> * (largest + 1));
     if (std::isnan(excess) || over <= excess) return;
     excess = over;
     where = name + ": " + std::to_string(static_cast<double>(ours / rounding<A>)) + ", naive " +

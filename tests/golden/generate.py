@@ -323,6 +323,143 @@ def attention_cases():
     return text
 
 
+# --- gradients of attention -----------------------------------------------------------------------------------
+
+G_QUERIES, G_KEYS, G_D, G_DV = 5, 7, 4, 3
+G_SLOPES = [0.25, 0.125, -0.5, 1.0]
+G_SINKS = [0.5, -1.25, 0.0, 2.0]
+G_LENGTHS = [7, 4]
+G_SCALE, G_CAP = 0.75, 1.5
+
+
+def seen_keys(mask, batch, head, query):
+    """The keys that a query sees."""
+    at = position_of(query, G_QUERIES, G_KEYS)
+    rules = {
+        "full": lambda key: True,
+        "causal": lambda key: key <= at,
+        "window": lambda key: at - 2 <= key <= at + 1,
+        "padded": lambda key: key <= at and key < G_LENGTHS[batch],
+        "picked": lambda key: (3 * query + head + 5 * key) % 4 != 1,
+        "none_for_some": lambda key: query % 2 == 0 and key >= 2,
+    }
+    return [key for key in range(G_KEYS) if rules[mask](key)]
+
+
+def softcap(z):
+    return G_CAP * torch.tanh(z / G_CAP)
+
+
+def gradients(inputs, mask, scaling, scores=(), bias=None, sinks=False, rope=None, scale=None):
+    """Attention, and the gradients of <dout, out> + <dlse, lse>; a row without a term has an lse of -inf and no part."""
+    q, k, v, dout, dlse = (values.clone() for values in inputs)
+    for values in (q, k, v):
+        values.requires_grad_(True)
+    slopes, sink, own = leaf(G_SLOPES), leaf(G_SINKS), scaling()
+    if bias is not None:
+        bias = bias.clone().requires_grad_(True)
+    factor = 1 / math.sqrt(G_D) if scale is None else scale
+    turned_q, turned_k = q, k
+    if rope is not None:
+        frequency, pairing, first = rope
+        positions = [first + position_of(i, G_QUERIES, G_KEYS) for i in range(G_QUERIES)]
+        turned_q = rotate(q, positions, frequency, pairing)
+        turned_k = rotate(k, [first + i for i in range(G_KEYS)], frequency, pairing)
+    out = torch.zeros(BATCH, Q_HEADS, G_QUERIES, G_DV, dtype=torch.float64)
+    lse = torch.full((BATCH, Q_HEADS, G_QUERIES), -math.inf, dtype=torch.float64)
+    loss = torch.zeros((), dtype=torch.float64)
+    for batch in range(BATCH):
+        for head in range(Q_HEADS):
+            kv = head // (Q_HEADS // KV_HEADS)
+            for i in range(G_QUERIES):
+                keys = seen_keys(mask, batch, head, i)
+                c = own.multiplier(head, keys[-1], len(keys)) if keys else None
+                if bias is not None:  # a key with a bias of -inf gets no weight, but counts in n
+                    added = bias.expand(BATCH, Q_HEADS, G_QUERIES, G_KEYS)[batch, head, i]
+                    keys = [key for key in keys if not math.isinf(added[key].item())]
+                if not keys and not sinks:
+                    continue
+                z = factor * (turned_k[batch, kv, keys] @ turned_q[batch, head, i])
+                for score in scores:
+                    if score == "softcap":
+                        z = softcap(z)
+                    elif score == "alibi":
+                        at = position_of(i, G_QUERIES, G_KEYS)
+                        distances = [float(key - at) for key in keys]
+                        z = z + slopes[head] * torch.tensor(distances, dtype=torch.float64)
+                    else:
+                        z = z + added[keys]
+                logits = c * z if keys else z
+                if sinks:
+                    logits = torch.cat((logits, sink[head : head + 1]))
+                weights = torch.softmax(logits, dim=-1)[: len(keys)]
+                row = weights @ v[batch, kv, keys]
+                row_lse = torch.logsumexp(logits, dim=-1)
+                out[batch, head, i], lse[batch, head, i] = row.detach(), row_lse.detach()
+                loss = loss + (row * dout[batch, head, i]).sum() + row_lse * dlse[batch, head, i]
+    loss.backward()
+    result = {"out": out, "lse": lse, "dq": q.grad, "dk": k.grad, "dv": v.grad}
+    for name in ("s", "b", "p"):
+        if getattr(own, name) is not None:
+            result["d" + name] = getattr(own, name).grad
+    if "alibi" in scores:
+        result["dslopes"] = slopes.grad
+    if bias is not None:
+        result["dbias"] = bias.grad
+    if sinks:
+        result["dsinks"] = sink.grad
+    return result
+
+
+def gradient_cases():
+    inputs = [
+        grid(torch.randn(BATCH, Q_HEADS, G_QUERIES, G_D), 32),
+        grid(torch.randn(BATCH, KV_HEADS, G_KEYS, G_D), 32),
+        grid(torch.randn(BATCH, KV_HEADS, G_KEYS, G_DV), 32),
+        grid(torch.randn(BATCH, Q_HEADS, G_QUERIES, G_DV), 32),
+        grid(torch.randn(BATCH, Q_HEADS, G_QUERIES), 32),
+    ]
+    by_head = grid(torch.randn(1, Q_HEADS, G_QUERIES, G_KEYS), 32)
+    by_head[:, :, :, 3] = -math.inf
+    by_head[:, 1, 2] = -math.inf  # a whole row
+    by_key = grid(torch.randn(BATCH, 1, 1, G_KEYS), 32)
+    text = ""
+    for name, values in zip(("q", "k", "v", "dout", "dlse"), inputs):
+        text += array(f"gradients_{name}", values)
+    text += array("gradients_slopes", G_SLOPES) + array("gradients_sinks", G_SINKS)
+    text += array("gradients_lengths", G_LENGTHS)
+    text += array("gradients_bias_by_head", by_head) + array("gradients_bias_by_key", by_key)
+
+    def with_bias():
+        return ssmax(S_HEADS, B_HEADS)
+
+    def table():
+        return size_table(P, S_HEADS, B_HEADS)
+
+    cases = {
+        "full": gradients(inputs, "full", with_bias),
+        "causal_rope": gradients(
+            inputs, "causal", with_bias, rope=(frequencies(4, 10000.0), "half_split", 0)
+        ),
+        "window_table": gradients(inputs, "window", table, ("softcap",), scale=G_SCALE),
+        "padded_alibi": gradients(inputs, "padded", with_bias, ("alibi",)),
+        "picked_bias": gradients(inputs, "picked", with_bias, ("bias",), by_head),
+        "some_sinks": gradients(inputs, "none_for_some", with_bias, sinks=True),
+        "all": gradients(
+            inputs, "causal", with_bias, ("softcap", "bias", "alibi"), by_key, True,
+            (frequencies(2, 10000.0), "interleaved", 11), G_SCALE
+        ),
+        "all_reversed": gradients(inputs, "picked", table, ("alibi", "bias", "softcap"), by_head, True),
+    }
+    for name, case in cases.items():
+        for member, values in case.items():
+            text += array(f"gradients_{name}_{member}", values)
+        members = ", ".join(f".{member} = gradients_{name}_{member}" for member in case)
+        text += f"inline constexpr GradientCase gradients_{name}{{\n    {members}}};\n"
+    return text
+
+
+
 HEAD = """// Written by generate.py from PyTorch in float64; run it again instead of editing this file.
 #pragma once
 
@@ -344,6 +481,11 @@ struct RopeCase {
 };
 struct AttentionCase {
   Values out, lse;
+};
+/// Gradients are those of <dout, out> + <dlse, lse>.
+struct GradientCase {
+  Values out, lse, dq, dk, dv;
+  Values ds{}, db{}, dp{}, dslopes{}, dbias{}, dsinks{};
 };
 
 inline constexpr double inf = std::numeric_limits<double>::infinity();
@@ -374,6 +516,10 @@ def main():
         text += f"inline constexpr int attention_{name} = {value};\n"
     text += f"inline constexpr int rope_channels = {ROPE_CHANNELS};\n"
     text += rope_cases() + attention_cases()
+    for name, value in (("queries", G_QUERIES), ("keys", G_KEYS), ("d", G_D), ("dv", G_DV)):
+        text += f"inline constexpr int gradients_{name} = {value};\n"
+    text += f"inline constexpr double gradients_scale = {G_SCALE}, gradients_cap = {G_CAP};\n"
+    text += gradient_cases()
     text += "\n}  // namespace golden\n// clang-format on\n"
     pathlib.Path(__file__).with_name("golden_values.hpp").write_text(text, encoding="ascii")
 

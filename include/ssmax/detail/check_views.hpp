@@ -76,27 +76,39 @@ Bytes span_of(const View<T, Rank>& view) {
   return {base + static_cast<std::uintptr_t>(low * size), base + static_cast<std::uintptr_t>(high * size)};
 }
 
-/// Both views are columns of one matrix that do not touch, as the q, k and v of a packed projection.
+/// Both views are columns of one matrix that do not touch, as the q, k and v of a packed projection are, whatever the
+/// order of their dimensions: some stride is the matrix' pitch, longer strides are multiples of it and the same in both,
+/// and what the shorter ones span of either view fits into a row beside the other's.
 template <class T, class U, int Rank>
 bool are_separate_columns(const View<T, Rank>& a, const View<U, Rank>& b) {
   if constexpr (Rank == 1 || sizeof(T) != sizeof(U)) {
     return false;
   } else {
-    index_t pitch = 0;
-    for (int i = 0; i + 1 < Rank; ++i) {
-      if (a.stride(i) != b.stride(i) || a.stride(i) < 0) return false;
-      if (a.extent(i) > 1 && (pitch == 0 || a.stride(i) < pitch)) pitch = a.stride(i);
-    }
-    if (pitch == 0) return false;
-    for (int i = 0; i + 1 < Rank; ++i) {
-      if (a.stride(i) % pitch != 0) return false;
-    }
     const auto distance = static_cast<index_t>(reinterpret_cast<std::intptr_t>(b.data_handle()) -
                                                reinterpret_cast<std::intptr_t>(a.data_handle()));
     const auto size = static_cast<index_t>(sizeof(T));
     if (distance % size != 0) return false;
-    const index_t offset = ((distance / size) % pitch + pitch) % pitch;
-    return offset >= a.extent(Rank - 1) && offset + b.extent(Rank - 1) <= pitch;
+    const auto fits = [&](index_t pitch) {
+      index_t span_a = 1, span_b = 1;
+      for (int i = 0; i < Rank; ++i) {
+        const index_t steps_a = a.extent(i) - 1, steps_b = b.extent(i) - 1;
+        if (steps_a == 0 && steps_b == 0) continue;
+        const index_t stride_a = a.stride(i), stride_b = b.stride(i);
+        if (stride_a < 0 || stride_b < 0) return false;
+        if (stride_a < pitch && stride_b < pitch) {
+          span_a += steps_a * stride_a;
+          span_b += steps_b * stride_b;
+        } else if (stride_a != stride_b || stride_a % pitch != 0) {
+          return false;
+        }
+      }
+      const index_t offset = ((distance / size) % pitch + pitch) % pitch;
+      return offset >= span_a && offset + span_b <= pitch;
+    };
+    for (int i = 0; i < Rank; ++i) {
+      if (a.extent(i) > 1 && a.stride(i) > 0 && fits(a.stride(i))) return true;
+    }
+    return false;
   }
 }
 

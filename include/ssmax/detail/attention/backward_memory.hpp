@@ -7,11 +7,12 @@ namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
-/// The pieces that a backward is cut into: so many queries of a kv head against so many keys, whose sums are formed alone
-/// and then added to those of other pieces. 480 is whole groups on every target. What is loaded and added up for a piece
-/// takes 10 % of its time at width 64; twice as many queries or keys save half of that and lose it, and up to 5 % more at
-/// n = 1024, to a second-level cache of 1 MB.
+/// The pieces that a backward is cut into: so many queries of a kv head against so many keys. 480 is whole groups on every
+/// target.
 inline constexpr index_t piece_queries = 480, piece_keys = 512;
+
+/// Sums over so many pieces are formed alone and then added up: longer ones would lose digits.
+inline constexpr index_t pieces_of_sum = 4;
 
 /// Keys of a tile: its weights and their gradients, 64 · 48 floats each, lie in a first-level cache of 32 KiB. (32 and 128
 /// are as fast on Zen 4.)
@@ -37,11 +38,8 @@ struct BackwardMemory : LaneMemory<A> {
         q_rows(carver.take<A>(groups * group * d_pitch)),
         dout(carver.take<A>(groups * value_width * group)),
         dout_rows(carver.take<A>(groups * group * dv_pitch)),
-        dq(carver.take<A>(groups * d_pitch * group)),
         k(carver.take<A>(piece_keys * d_pitch)),
         v(carver.take<A>(piece_keys * dv_pitch)),
-        dk(carver.take<A>(piece_keys * d_pitch)),
-        dv(carver.take<A>(piece_keys * dv_pitch)),
         s(carver.take<A>(gradient_block * group)),
         u(carver.take<A>(gradient_block * group)),
         z(carver.take<A>(has_score ? gradient_block * group : 0)),
@@ -51,21 +49,23 @@ struct BackwardMemory : LaneMemory<A> {
         base(carver.take<double>(groups * group)),
         regular(carver.take<bool>(groups * group)),
         finite(carver.take<bool>(groups)),
+        queries_are_finite(carver.take<bool>(groups * group)),
+        keys_are_finite(carver.take<bool>(piece_keys)),
         sums_of_row(sums_count),
         sums(carver.take<double>(groups * group * sums_count)) {}
 
   index_t d_pitch, dv_pitch;  // whole vectors of every target; what is past d and dv is 0
   A* q_rows;                  // [queries][d_pitch], times scale and, without a score, c
   A *dout, *dout_rows;        // [groups][dv][group], [queries][dv_pitch]
-  A* dq;                      // [groups][d_pitch][group]: sums of this piece
-  A *k, *v;                   // [keys][d_pitch], [keys][dv_pitch]
-  A *dk, *dv;                 // the same: sums of this piece
+  A *k, *v;                   // [keys][d_pitch], [keys][dv_pitch]: keys that cannot be read where they lie
   A *s, *u;                   // [gradient_block][group]: logits, then weights; dout·V, then gradients
   A *z, *slope;               // the same, of a score
   A *shift, *delta;           // [queries]
   double* base;               // [queries]: lse in units of log2, exactly
   bool* regular;              // [queries]: the kernels can do it
   bool* finite;               // [groups]: q and dout hold no NaN or infinity
+  bool *queries_are_finite,
+      *keys_are_finite;  // [queries], [keys]: where some of the group, or of the keys, are not
   index_t sums_of_row;
   double* sums;  // [queries][sums_of_row]: of this piece
 };

@@ -26,41 +26,46 @@ struct BackwardProblem {
   index_t key_blocks() const { return (keys() + piece_keys - 1) / piece_keys; }
 };
 
-/// One kv head while its gradients are summed up. Sums are gathered in the results themselves or, where those are 16 bits
-/// wide, apart.
+/// One kv head while its gradients are summed up: first over some pieces, in the kernels' own layouts, then over all of
+/// them, in the results themselves or, where those are 16 bits wide, apart.
 template <class T>
 struct HeadSums {
   using A = Compute<T>;
   static constexpr bool apart = !std::same_as<T, A>;
 
   HeadSums() = default;
-  HeadSums(Carver& carver, const BackwardProblem<T>& problem)
-      : facts(carver.take<QueryFacts<A>>(problem.forward.rows())),
-        seen(carver.take<KeyRange>(problem.query_blocks())),
-        d(problem.forward.width()),
+  HeadSums(Carver& carver, const BackwardProblem<T>& problem, const BackwardMemory<A>& memory)
+      : d(problem.forward.width()),
         dv(problem.forward.value_width()),
-        dq(carver.take<A>(apart ? problem.forward.rows() * d : 0)),
-        dk(carver.take<A>(apart ? problem.keys() * d : 0)),
-        dvalues(carver.take<A>(apart ? problem.keys() * dv : 0)) {}
+        d_pitch(memory.d_pitch),
+        dv_pitch(memory.dv_pitch),
+        facts(carver.take<QueryFacts<A>>(problem.forward.rows())),
+        seen(carver.take<KeyRange>(problem.query_blocks())),
+        dq(carver.take<A>(problem.query_blocks() * memory.groups * memory.group * d_pitch)),
+        dk(carver.take<A>(problem.key_blocks() * piece_keys * d_pitch)),
+        dvalues(carver.take<A>(problem.key_blocks() * piece_keys * dv_pitch)),
+        all_dq(carver.take<A>(apart ? problem.forward.rows() * d : 0)),
+        all_dk(carver.take<A>(apart ? problem.keys() * d : 0)),
+        all_dvalues(carver.take<A>(apart ? problem.keys() * dv : 0)) {}
 
-  /// The sums of query `row` of the kv head, or of one of its keys.
+  /// Where the sums over all pieces are, of query `row` of the kv head or of one of its keys.
   A* query_sums(const BackwardProblem<T>& problem, const Query& query, index_t row) const {
     if constexpr (apart) {
-      return dq + row * d;
+      return all_dq + row * d;
     } else {
       return row_of(problem.dq, query.batch, query.head, query.index);
     }
   }
   A* key_sums(const BackwardProblem<T>& problem, index_t batch, index_t kv_head, index_t key) const {
     if constexpr (apart) {
-      return dk + key * d;
+      return all_dk + key * d;
     } else {
       return row_of(problem.dk, batch, kv_head, key);
     }
   }
   A* value_sums(const BackwardProblem<T>& problem, index_t batch, index_t kv_head, index_t key) const {
     if constexpr (apart) {
-      return dvalues + key * dv;
+      return all_dvalues + key * dv;
     } else {
       return row_of(problem.dv, batch, kv_head, key);
     }
@@ -70,12 +75,14 @@ struct HeadSums {
     return apart ? gradient.extent(3) : gradient.stride(2);
   }
 
-  QueryFacts<A>* facts = nullptr;  // [rows]
-  KeyRange* seen = nullptr;        // [query blocks]: by any of a block's queries
+  index_t d = 0, dv = 0, d_pitch = 0, dv_pitch = 0;
+  QueryFacts<A>* facts = nullptr;       // [rows]
+  KeyRange* seen = nullptr;             // [query blocks]: by any of a block's queries
+  A* dq = nullptr;                      // [query blocks][groups][d_pitch][group]: over some pieces
+  A *dk = nullptr, *dvalues = nullptr;  // [keys][d_pitch], [keys][dv_pitch]: over some pieces
 
  private:
-  index_t d = 0, dv = 0;
-  A *dq = nullptr, *dk = nullptr, *dvalues = nullptr;
+  A *all_dq = nullptr, *all_dk = nullptr, *all_dvalues = nullptr;
 };
 
 }  // namespace detail

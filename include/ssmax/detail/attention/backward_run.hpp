@@ -50,12 +50,11 @@ void run_backward(const BackwardProblem<T>& problem, const GradientPolicies<Comp
   const index_t sums_of_row = 2 + policies.parameters();
   const bool has_sums = policies.learns() || !problem.dsinks.empty();
 
-  Carver count;
-  BackwardMemory<A>(count, problem.forward.width(), problem.forward.value_width(), sums_of_row,
-                    policies.has_score);
+  Carver count, count_sums;
+  const BackwardMemory<A> counted(count, problem.forward.width(), problem.forward.value_width(), sums_of_row,
+                                  policies.has_score);
   const std::size_t bytes = count.used();
-  Carver count_sums;
-  HeadSums<T>(count_sums, problem);
+  HeadSums<T>(count_sums, problem, counted);
   const std::size_t sums_bytes = count_sums.used();
   const std::size_t all_sums =
       has_sums ? static_cast<std::size_t>(shape.rows() * sums_of_row) * sizeof(double) : 0;
@@ -80,21 +79,19 @@ void run_backward(const BackwardProblem<T>& problem, const GradientPolicies<Comp
   };
   const auto head_sums = [&](index_t slot) {
     Carver carver(head_memory + static_cast<std::size_t>(slot) * sums_bytes);
-    return HeadSums<T>(carver, problem);
+    return HeadSums<T>(carver, problem, counted);
   };
 
   if (cut.whole_heads) {
     run(heads, [&](Task& task, index_t lane, index_t head) {
       task.enter(head, head_sums(lane));
-      for (index_t i = 0; i < queries; ++i) task.survey(i);
-      for (index_t j = 0; j < keys; ++j) {
-        task.clear_keys(j);
-        for (index_t i = 0; i < queries; ++i) {
-          if (task.has_piece(i, j)) task.attend(i, j);
-        }
-        task.finish_keys(j);
+      for (index_t j = 0; j < keys; ++j) task.clear_keys(j);
+      for (index_t i = 0; i < queries; ++i) {
+        task.survey(i);
+        for (index_t j = 0; j < keys; ++j) task.attend(i, j);
+        task.finish_queries(i);
       }
-      for (index_t i = 0; i < queries; ++i) task.finish_queries(i);
+      for (index_t j = 0; j < keys; ++j) task.finish_keys(j);
     });
   } else {
     for (index_t first = 0; first < heads; first += cut.at_once) {
@@ -114,10 +111,8 @@ void run_backward(const BackwardProblem<T>& problem, const GradientPolicies<Comp
       });
       for (index_t diagonal = 0; diagonal < queries + keys - 1; ++diagonal) {
         const index_t lowest = std::max<index_t>(0, diagonal - queries + 1);
-        run_slots(std::min(diagonal + 1, keys) - lowest, [&](Task& task, index_t i) {
-          const index_t j = lowest + i;
-          if (task.has_piece(diagonal - j, j)) task.attend(diagonal - j, j);
-        });
+        run_slots(std::min(diagonal + 1, keys) - lowest,
+                  [&](Task& task, index_t i) { task.attend(diagonal - (lowest + i), lowest + i); });
       }
       run_slots(queries + keys, [&](Task& task, index_t i) {
         if (i < queries) {

@@ -45,7 +45,7 @@ class BackwardTask {
     head_ = head;
     batch_ = head / forward_.kv_heads();
     kv_head_ = head % forward_.kv_heads();
-    loaded_keys_ = -1;
+    loaded_queries_ = -1;
   }
 
   /// Facts about a block of queries; their sums become 0.
@@ -78,6 +78,7 @@ class BackwardTask {
                                       static_cast<double>(facts.delta);
     }
     head_sums_.seen[block] = seen.any;
+    std::fill_n(queries_sums(block), sums_of_block(), A{0});
   }
 
   /// The sums of a block of keys become 0.
@@ -86,32 +87,35 @@ class BackwardTask {
       std::fill_n(head_sums_.key_sums(problem_, batch_, kv_head_, key), forward_.width(), A{0});
       std::fill_n(head_sums_.value_sums(problem_, batch_, kv_head_, key), forward_.value_width(), A{0});
     });
+    std::fill_n(head_sums_.dk + block * piece_keys * memory_.d_pitch, piece_keys * memory_.d_pitch, A{0});
+    std::fill_n(head_sums_.dvalues + block * piece_keys * memory_.dv_pitch, piece_keys * memory_.dv_pitch,
+                A{0});
   }
 
-  /// Whether a query of the block sees a key of the block.
-  bool has_piece(index_t queries, index_t keys) const {
-    const KeyRange& seen = head_sums_.seen[queries];
-    return seen.begin < (keys + 1) * piece_keys && seen.end > keys * piece_keys;
-  }
-
-  /// Adds what a block of queries and a block of keys give each other.
+  /// Adds what a block of queries and a block of keys give each other. Where this is the last piece of a sum, that is
+  /// added to the sum of all: pieces that nobody sees are to be named as well.
   void attend(index_t queries, index_t keys) {
-    load_keys(keys);
-    load_queries(queries);
-    const index_t first = keys * piece_keys, count = keys_of(keys);
-    std::fill_n(memory_.dk, count_in_passes(count) * memory_.d_pitch, A{0});
-    std::fill_n(memory_.dv, count_in_passes(count) * memory_.dv_pitch, A{0});
-    for (index_t at = 0; at < count; at += gradient_block) {
-      const KeyRange block{first + at, first + std::min(at + gradient_block, count)};
-      for (index_t g = 0; g < groups_; ++g) attend_block(g, block, at);
+    if (has_piece(queries, keys)) {
+      load_queries(queries);
+      load_keys(keys);
+      std::fill_n(memory_.sums, groups_ * memory_.group * memory_.sums_of_row, 0.0);
+      for (index_t at = 0; at < keys_of(keys); at += gradient_block) {
+        for (index_t g = 0; g < groups_; ++g) attend_block(g, at);
+      }
+      if (policies_.has_score && sums_ != nullptr) add_row_sums(queries);
     }
-    add_queries(queries);
-    gradient_leaves_.add_rows(memory_.dk, memory_.d_pitch, count, forward_.width(),
-                              head_sums_.key_sums(problem_, batch_, kv_head_, first),
-                              head_sums_.key_stride(problem_.dk));
-    gradient_leaves_.add_rows(memory_.dv, memory_.dv_pitch, count, forward_.value_width(),
-                              head_sums_.value_sums(problem_, batch_, kv_head_, first),
-                              head_sums_.key_stride(problem_.dv));
+    const auto ends = [](index_t i, index_t count) { return (i + 1) % pieces_of_sum == 0 || i + 1 == count; };
+    bool has_any = false;
+    if (ends(keys, problem_.key_blocks())) {
+      for (index_t j = keys / pieces_of_sum * pieces_of_sum; j <= keys; ++j) has_any |= has_piece(queries, j);
+      if (has_any) add_queries(queries);
+    }
+    if (ends(queries, problem_.query_blocks())) {
+      has_any = false;
+      for (index_t i = queries / pieces_of_sum * pieces_of_sum; i <= queries; ++i)
+        has_any |= has_piece(i, keys);
+      if (has_any) add_keys(keys);
+    }
   }
 
   /// From sums to dq, and to dc where no score has seen to that.
@@ -156,15 +160,23 @@ class BackwardTask {
   }
 
  private:
+  /// Keys of a piece: where they lie or, if something has to be done to them, in the task's memory.
+  struct Keys {
+    const A* k = nullptr;
+    index_t k_stride = 0;
+    const A* v = nullptr;
+    index_t v_stride = 0;
+    KeyRange range{};
+    A *dk = nullptr, *dv = nullptr;
+    bool finite = true;
+  };
+
   static constexpr A infinity = std::numeric_limits<A>::infinity();
 
   index_t queries_of(index_t block) const {
     return std::min(piece_queries, forward_.rows() - block * piece_queries);
   }
   index_t keys_of(index_t block) const { return std::min(piece_keys, problem_.keys() - block * piece_keys); }
-  index_t count_in_passes(index_t keys) const {
-    return (keys + leaves_.rows - 1) / leaves_.rows * leaves_.rows;
-  }
   double* sums_of(const Query& query) const {
     const QueryShape& shape = query.shape;
     const index_t row = (query.batch * shape.heads + query.head) * shape.queries + query.index;
@@ -176,12 +188,52 @@ class BackwardTask {
     for (index_t i = 0; i < keys_of(block); ++i) f(block * piece_keys + i);
   }
 
-  /// Rows of K and V, filled up with 0 to whole vectors and whole passes.
+  /// Whether a query of the block sees a key of the block.
+  bool has_piece(index_t queries, index_t keys) const {
+    const KeyRange& seen = head_sums_.seen[queries];
+    return seen.begin < (keys + 1) * piece_keys && seen.end > keys * piece_keys;
+  }
+
+  /// The sums over some pieces of a block of queries: [groups][d_pitch][group].
+  A* queries_sums(index_t block) const { return head_sums_.dq + block * sums_of_block(); }
+  index_t sums_of_block() const { return memory_.groups * memory_.group * memory_.d_pitch; }
+
   void load_keys(index_t block) {
-    if (block == loaded_keys_) return;
-    loaded_keys_ = block;
-    const index_t first = block * piece_keys, count = keys_of(block), padded = count_in_passes(count);
-    const index_t d = forward_.width(), dv = forward_.value_width();
+    const index_t first = block * piece_keys, count = keys_of(block);
+    keys_ = {.range = {first, first + count},
+             .dk = head_sums_.dk + first * memory_.d_pitch,
+             .dv = head_sums_.dvalues + first * memory_.dv_pitch};
+    if (!point_at_keys()) pack_keys();
+    const bool hides = policies_.has_predicate || policies_.has_score || columns_.hides(keys_.range);
+    keys_.finite = !hides || leaves_.all_finite(keys_.k, keys_.k_stride, count, forward_.width());
+    for (index_t i = 0; !keys_.finite && i < piece_keys; ++i) {
+      memory_.keys_are_finite[i] =
+          i >= count || leaves_.all_finite(keys_.k + i * keys_.k_stride, 0, 1, forward_.width());
+    }
+  }
+
+  /// Whole passes can be read from where they lie, if nothing has to be done to them.
+  bool point_at_keys() {
+    if constexpr (std::same_as<T, A>) {
+      const index_t first = keys_.range.begin;
+      if (forward_.rope != nullptr || keys_.range.size() % leaves_.rows != 0) return false;
+      if (forward_.width() % leaves_.rows != 0) return false;
+      const View<const T, 4>&k = forward_.keys.k, &v = forward_.keys.v;
+      keys_.k = row_of(k, batch_, kv_head_, first);
+      keys_.k_stride = k.stride(2);
+      keys_.v = row_of(v, batch_, kv_head_, first);
+      keys_.v_stride = v.stride(2);
+      return true;
+    } else {
+      return false;
+    }
+  }
+
+  /// Rows of K and V, filled up with 0 to whole vectors and whole passes.
+  void pack_keys() {
+    const index_t first = keys_.range.begin, count = keys_.range.size(),
+                  padded = (count + leaves_.rows - 1) / leaves_.rows * leaves_.rows;
+    const index_t dv = forward_.value_width();
     std::fill_n(memory_.k, padded * memory_.d_pitch, A{0});
     std::fill_n(memory_.v, padded * memory_.dv_pitch, A{0});
     for (index_t i = 0; i < count; ++i) {
@@ -192,11 +244,16 @@ class BackwardTask {
       const A* wide = widened(in, dv, v);
       if (wide != v) std::copy_n(wide, dv, v);
     }
-    keys_are_finite_ = leaves_.all_finite(memory_.k, memory_.d_pitch, count, d);
+    keys_.k = memory_.k;
+    keys_.k_stride = memory_.d_pitch;
+    keys_.v = memory_.v;
+    keys_.v_stride = memory_.dv_pitch;
   }
 
   /// Queries and dout, in lanes and in rows.
   void load_queries(index_t block) {
+    if (block == loaded_queries_) return;
+    loaded_queries_ = block;
     const index_t first = block * piece_queries, group = memory_.group;
     count_ = queries_of(block);
     groups_ = (count_ + group - 1) / group;
@@ -212,19 +269,25 @@ class BackwardTask {
       }
       load_query_into_rows(i, first);
     }
+    columns_ = {};
     for (index_t i = 0; i < groups_ * group; i += leaves_.width) {
       Column& column = memory_.columns[i / leaves_.width] = {};
       for (index_t lane = 0; lane < leaves_.width; ++lane) column.add(memory_.rows[i + lane].keys);
+      columns_.add(column);
       load_lanes(i);
     }
+    const auto are_finite = [&](index_t row, index_t rows) {
+      return leaves_.all_finite(memory_.q_rows + row * memory_.d_pitch, memory_.d_pitch, rows,
+                                forward_.width()) &&
+             leaves_.all_finite(memory_.dout_rows + row * memory_.dv_pitch, memory_.dv_pitch, rows,
+                                forward_.value_width());
+    };
     for (index_t g = 0; g < groups_; ++g) {
-      memory_.finite[g] = leaves_.all_finite(memory_.q_rows + g * group * memory_.d_pitch, memory_.d_pitch,
-                                             group, forward_.width()) &&
-                          leaves_.all_finite(memory_.dout_rows + g * group * memory_.dv_pitch,
-                                             memory_.dv_pitch, group, forward_.value_width());
+      memory_.finite[g] = are_finite(g * group, group);
+      for (index_t i = g * group; !memory_.finite[g] && i < (g + 1) * group; ++i) {
+        memory_.queries_are_finite[i] = are_finite(i, 1);
+      }
     }
-    std::fill_n(memory_.dq, groups_ * memory_.d_pitch * group, A{0});
-    std::fill_n(memory_.sums, groups_ * group * memory_.sums_of_row, 0.0);
   }
 
   /// Lane i: the rows of q and dout, which lanes are then made of.
@@ -278,20 +341,20 @@ class BackwardTask {
                       group);
   }
 
-  /// A group of queries against a block of keys, which lies at row `at` of the piece's.
-  void attend_block(index_t g, KeyRange block, index_t at) {
+  /// A group of queries against the keys of the piece from `at` on, as many as a tile holds.
+  void attend_block(index_t g, index_t at) {
     const Column* columns = memory_.columns + g * tile_vectors;
     const index_t group = memory_.group, width = leaves_.width, d = forward_.width(),
                   dv = forward_.value_width();
+    const KeyRange block{keys_.range.begin + at,
+                         std::min(keys_.range.begin + at + gradient_block, keys_.range.end)};
     const NeededKeys needed(columns, count_ - g * group, width, block, leaves_.rows);
-    const A* k = memory_.k + at * memory_.d_pitch;
-    const A* v = memory_.v + at * memory_.dv_pitch;
     const auto for_each_part = [&](const auto& f) { needed.for_each_rectangle(gradient_block, f); };
     for_each_part([&](index_t vectors, index_t vector, KeyRange keys) {
-      const index_t lane = vector * width;
-      leaves_.logits[vectors - 1](k + keys.begin * memory_.d_pitch, memory_.d_pitch, d, keys.size(),
+      const index_t lane = vector * width, row = at + keys.begin;
+      leaves_.logits[vectors - 1](keys_.k + row * keys_.k_stride, keys_.k_stride, d, keys.size(),
                                   memory_.q + g * d * group + lane, memory_.s + keys.begin * group + lane);
-      leaves_.logits[vectors - 1](v + keys.begin * memory_.dv_pitch, memory_.dv_pitch, dv, keys.size(),
+      leaves_.logits[vectors - 1](keys_.v + row * keys_.v_stride, keys_.v_stride, dv, keys.size(),
                                   memory_.dout + g * dv * group + lane,
                                   memory_.u + keys.begin * group + lane);
     });
@@ -301,20 +364,93 @@ class BackwardTask {
       form_gradients(g * group + vector * width, {block.begin + part.begin, block.begin + part.end},
                      part.begin * group + vector * width, columns[vector]);
     }
-    if (!memory_.finite[g] || !keys_are_finite_) return add_apart(g, needed, at);
+    A* dq = queries_sums(loaded_queries_) + g * memory_.d_pitch * group;
     for_each_part([&](index_t vectors, index_t vector, KeyRange keys) {
-      const index_t lane = vector * width, tile = keys.begin * group + lane, row = at + keys.begin;
-      gradient_leaves_.add_product(memory_.s + tile, vectors * width, keys.size(),
-                                   memory_.dout_rows + (g * group + lane) * memory_.dv_pitch,
-                                   memory_.dv_pitch, memory_.dv + row * memory_.dv_pitch);
-      gradient_leaves_.add_product(memory_.u + tile, vectors * width, keys.size(),
-                                   memory_.q_rows + (g * group + lane) * memory_.d_pitch, memory_.d_pitch,
-                                   memory_.dk + row * memory_.d_pitch);
-      leaves_.accumulate[vectors - 1](memory_.k + row * memory_.d_pitch, memory_.d_pitch, leaves_.rows,
-                                      (d + leaves_.rows - 1) / leaves_.rows, memory_.u + tile, keys.size(),
-                                      memory_.dq + g * memory_.d_pitch * group + lane);
+      const index_t lane = vector * width;
+      for_each_finite_run(
+          {lane, lane + vectors * width}, memory_.queries_are_finite + g * group, memory_.finite[g],
+          [&](KeyRange lanes) { add_lanes(g, lanes, keys, at); },
+          [&](index_t i) { add_lane(g, i, keys, at); });
+      for_each_finite_run(
+          keys, memory_.keys_are_finite + at, keys_.finite,
+          [&](KeyRange run) {
+            leaves_.accumulate[vectors - 1](keys_.k + (at + run.begin) * keys_.k_stride, keys_.k_stride,
+                                            leaves_.rows, panels(), memory_.u + run.begin * group + lane,
+                                            run.size(), dq + lane);
+          },
+          [&](index_t key) { add_key(key, lane, vectors, at, dq); });
     });
   }
+
+  /// Products of 0 with what is not finite must stay 0: rows that hold such go into the sums one by one, as if that were 0,
+  /// and then it is added where its factor is not 0. The others' bits stay what they are.
+  template <class Run, class Single>
+  static void for_each_finite_run(KeyRange range, const bool* is_finite, bool all, const Run& run,
+                                  const Single& single) {
+    if (all) return run(range);
+    while (range.begin < range.end) {
+      index_t end = range.begin;
+      while (end < range.end && is_finite[end]) ++end;
+      if (end > range.begin) run(KeyRange{range.begin, end});
+      if (end < range.end) single(end);
+      range.begin = end + 1;
+    }
+  }
+
+  /// What lanes of a group give to dv and dk of keys, which lie at row `at` + keys.begin of the piece's.
+  void add_lanes(index_t g, KeyRange lanes, KeyRange keys, index_t at) const {
+    const index_t group = memory_.group, tile = keys.begin * group + lanes.begin, row = at + keys.begin,
+                  query = g * group + lanes.begin;
+    gradient_leaves_.add_product(memory_.s + tile, lanes.size(), keys.size(),
+                                 memory_.dout_rows + query * memory_.dv_pitch, memory_.dv_pitch,
+                                 keys_.dv + row * memory_.dv_pitch);
+    gradient_leaves_.add_product(memory_.u + tile, lanes.size(), keys.size(),
+                                 memory_.q_rows + query * memory_.d_pitch, memory_.d_pitch,
+                                 keys_.dk + row * memory_.d_pitch);
+  }
+
+  void add_lane(index_t g, index_t lane, KeyRange keys, index_t at) const {
+    const index_t group = memory_.group, query = g * group + lane;
+    const auto add = [&](const A* tile, const A* row, index_t channels, A* sums, index_t pitch) {
+      const A* factors = tile + keys.begin * group + lane;
+      A* first = sums + (at + keys.begin) * pitch;
+      gradient_leaves_.add_product(factors, 1, keys.size(), finite_part(row, channels), pitch, first);
+      for (index_t c = 0; c < channels; ++c) {
+        if (std::isfinite(row[c])) continue;
+        for (index_t key = 0; key < keys.size(); ++key) {
+          if (factors[key * group] != 0) first[key * pitch + c] += factors[key * group] * row[c];
+        }
+      }
+    };
+    add(memory_.s, memory_.dout_rows + query * memory_.dv_pitch, forward_.value_width(), keys_.dv,
+        memory_.dv_pitch);
+    add(memory_.u, memory_.q_rows + query * memory_.d_pitch, forward_.width(), keys_.dk, memory_.d_pitch);
+  }
+
+  /// What a key gives to dq of `vectors` vectors of lanes.
+  void add_key(index_t key, index_t lane, index_t vectors, index_t at, A* dq) const {
+    const index_t group = memory_.group, d = forward_.width();
+    const A* k = keys_.k + (at + key) * keys_.k_stride;
+    const A* factors = memory_.u + key * group + lane;
+    leaves_.accumulate[vectors - 1](finite_part(k, d), 0, leaves_.rows, panels(), factors, 1, dq + lane);
+    for (index_t c = 0; c < d; ++c) {
+      if (std::isfinite(k[c])) continue;
+      for (index_t i = 0; i < vectors * leaves_.width; ++i) {
+        if (factors[i] != 0) dq[c * group + lane + i] += factors[i] * k[c];
+      }
+    }
+  }
+
+  /// A row with 0 for what is not finite, filled up with 0.
+  const A* finite_part(const A* row, index_t channels) const {
+    std::replace_copy_if(
+        row, row + channels, memory_.staged, [](A x) { return !std::isfinite(x); }, A{0});
+    std::fill_n(memory_.staged + channels, memory_.pitch - channels, A{0});
+    return memory_.staged;
+  }
+
+  /// Passes over the channels of K.
+  index_t panels() const { return (forward_.width() + leaves_.rows - 1) / leaves_.rows; }
 
   /// One vector of queries, lanes from `lane` on, whose tiles begin at `tile`: s becomes weights, u gradients.
   void form_gradients(index_t lane, KeyRange keys, index_t tile, const Column& column) {
@@ -322,7 +458,7 @@ class BackwardTask {
     const QueryRow* rows = memory_.rows + lane;
     const TileColumn<A> logits{s, keys, rows, problem_.keys()};
     if (policies_.has_score) {
-      policies_.apply(logits, z, slope, memory_);
+      policies_.apply_and_keep(logits, z, slope, memory_);
     } else if (policies_.has_predicate) {
       policies_.apply(logits, memory_);
     }
@@ -366,33 +502,24 @@ class BackwardTask {
     }
   }
 
-  /// The three sums where q, dout or k are not finite: 0 times that must stay 0 for keys that a query does not see.
-  void add_apart(index_t g, const NeededKeys& needed, index_t at) {
-    const index_t group = memory_.group, d = forward_.width(), dv = forward_.value_width();
-    for (index_t lane = 0; lane < std::min(group, count_ - g * group); ++lane) {
-      const KeyRange& keys = needed.of[lane / leaves_.width];
-      const A* q = memory_.q_rows + (g * group + lane) * memory_.d_pitch;
-      const A* dout = memory_.dout_rows + (g * group + lane) * memory_.dv_pitch;
-      A* dq = memory_.dq + g * memory_.d_pitch * group + lane;
-      for (index_t key = keys.begin; key < keys.end; ++key) {
-        const A p = memory_.s[key * group + lane], u = memory_.u[key * group + lane];
-        const index_t row = at + key;
-        for (index_t c = 0; p != 0 && c < dv; ++c) memory_.dv[row * memory_.dv_pitch + c] += p * dout[c];
-        for (index_t c = 0; u != 0 && c < d; ++c) {
-          memory_.dk[row * memory_.d_pitch + c] += u * q[c];
-          dq[c * group] += u * memory_.k[row * memory_.d_pitch + c];
-        }
-      }
+  /// What a score has summed up for each query of the piece.
+  void add_row_sums(index_t block) const {
+    QueryCursor<T, T> cursor(forward_, batch_, kv_head_, block * piece_queries);
+    for (index_t i = 0; i < count_; ++i, cursor.next()) {
+      double* sums = sums_of(*cursor);
+      for (index_t j = 0; j < memory_.sums_of_row; ++j) sums[j] += memory_.sums[i * memory_.sums_of_row + j];
     }
   }
 
-  /// Adds the piece's dq̃, and its sums, to those of the queries.
+  /// Adds the sums over some pieces to those of all, and begins anew.
   void add_queries(index_t block) const {
-    const index_t first = block * piece_queries, d = forward_.width(), group = memory_.group;
+    const index_t first = block * piece_queries, count = queries_of(block), d = forward_.width(),
+                  group = memory_.group;
+    A* block_sums = queries_sums(block);
     QueryCursor<T, T> cursor(forward_, batch_, kv_head_, first);
-    for (index_t i = 0; i < count_; i += leaves_.width) {
-      const A* dq = memory_.dq + i / group * memory_.d_pitch * group + i % group;
-      const index_t lanes = std::min(leaves_.width, count_ - i);
+    for (index_t i = 0; i < count; i += leaves_.width) {
+      const A* dq = block_sums + i / group * memory_.d_pitch * group + i % group;
+      const index_t lanes = std::min(leaves_.width, count - i);
       for (index_t c = 0; c < d; c += leaves_.width) {
         const index_t channels = std::min(leaves_.width, d - c);
         for (index_t r = 0; r < channels; ++r) memory_.in[r] = dq + (c + r) * group;
@@ -401,13 +528,21 @@ class BackwardTask {
       for (index_t lane = 0; lane < lanes; ++lane, cursor.next()) {
         gradient_leaves_.add_rows(memory_.staged + lane * memory_.pitch, 0, 1, d,
                                   head_sums_.query_sums(problem_, *cursor, first + i + lane), 0);
-        if (sums_ == nullptr || !policies_.has_score) continue;
-        double* sums = sums_of(*cursor);
-        for (index_t j = 0; j < memory_.sums_of_row; ++j) {
-          sums[j] += memory_.sums[(i + lane) * memory_.sums_of_row + j];
-        }
       }
     }
+    std::fill_n(block_sums, sums_of_block(), A{0});
+  }
+
+  void add_keys(index_t block) const {
+    const index_t first = block * piece_keys, count = keys_of(block);
+    const auto add = [&](A* sums, index_t pitch, index_t columns, A* all, index_t stride) {
+      gradient_leaves_.add_rows(sums + first * pitch, pitch, count, columns, all, stride);
+      std::fill_n(sums + first * pitch, count * pitch, A{0});
+    };
+    add(head_sums_.dk, memory_.d_pitch, forward_.width(),
+        head_sums_.key_sums(problem_, batch_, kv_head_, first), head_sums_.key_stride(problem_.dk));
+    add(head_sums_.dvalues, memory_.dv_pitch, forward_.value_width(),
+        head_sums_.value_sums(problem_, batch_, kv_head_, first), head_sums_.key_stride(problem_.dv));
   }
 
   const BackwardProblem<T>& problem_;
@@ -419,9 +554,10 @@ class BackwardTask {
   double* sums_;  // of every query of the call, or null
   HeadSums<T> head_sums_{};
   index_t head_ = -1, batch_ = 0, kv_head_ = 0;
-  index_t loaded_keys_ = -1;
+  index_t loaded_queries_ = -1;
   index_t count_ = 0, groups_ = 0;
-  bool keys_are_finite_ = true;
+  Column columns_{};  // of all queries of the block
+  Keys keys_{};
 };
 
 }  // namespace detail

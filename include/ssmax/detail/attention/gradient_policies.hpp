@@ -11,7 +11,7 @@ namespace detail {
 template <class A>
 struct ScoredColumn {
   A* u;            // ∂loss / ∂(c·z')
-  A *z, *slope;    // what `apply` kept: z' and dz'/dz, or z and nothing
+  A *z, *slope;    // what apply_and_keep left: z' and dz'/dz, or z and nothing
   double* sums;    // [width][sums_of_row]: dc, then the score's parameters
   index_t stride;  // of sums, from lane to lane
 };
@@ -19,10 +19,9 @@ struct ScoredColumn {
 template <class A>
 class GradientPolicies : public Policies<A> {
  public:
-  using Policies<A>::apply;
-
   /// `apply` for many queries of a score, keeping what `differentiate` needs in z and slope.
-  virtual void apply(const TileColumn<A>& column, A* z, A* slope, const LaneMemory<A>& memory) const = 0;
+  virtual void apply_and_keep(const TileColumn<A>& column, A* z, A* slope,
+                              const LaneMemory<A>& memory) const = 0;
   /// u becomes ∂loss / ∂z; dc and the gradients of the score's parameters are added to the queries' sums.
   virtual void differentiate(const TileColumn<A>& column, const ScoredColumn<A>& scored,
                              const LaneMemory<A>& memory) const = 0;

@@ -51,9 +51,10 @@ class UserGradientPolicies final : public UserPolicies<A, S, M, C, GradientPolic
   static constexpr bool score_learns = parameters_of<C>() > 0 || learns_logits<C>();
 
  public:
-  using Base::apply, Base::Base, Base::mask, Base::scaling, Base::score;
+  using Base::Base, Base::mask, Base::scaling, Base::score;
 
-  void apply(const TileColumn<A>& column, A* z, A* slope, const LaneMemory<A>& memory) const override {
+  void apply_and_keep(const TileColumn<A>& column, A* z, A* slope,
+                      const LaneMemory<A>& memory) const override {
     const index_t group = memory.group, width = memory.leaves.width;
     const auto keep = [&] {
       for (index_t at = 0; at < column.keys.size(); ++at) {

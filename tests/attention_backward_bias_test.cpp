@@ -1,0 +1,282 @@
+// The gradient of a bias, added up over every kind of broadcast, in float and double, under masks and after other scores; and
+// scores of one's own that learn.
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <ssmax/ssmax.hpp>
+#include <vector>
+
+#include "attention_backward_problem.hpp"
+#include "catch.hpp"
+#include "score_formulas.hpp"
+
+namespace attention_backward_bias_test {
+
+using attention_backward_problem::Added;
+using attention_backward_problem::Capped;
+using attention_backward_problem::check;
+using attention_backward_problem::Gradients;
+using attention_backward_problem::Problem;
+using attention_backward_problem::Result;
+using attention_backward_problem::run_backward;
+using attention_backward_problem::ScoreGradients;
+using attention_backward_problem::Then;
+using attention_problem::all_keys;
+using attention_problem::Compute;
+using attention_problem::infinity;
+using attention_problem::keys_before;
+using attention_problem::same_bits;
+using attention_problem::Shape;
+using ssmax::Bias;
+using ssmax::Causal;
+using ssmax::Full;
+using ssmax::index_t;
+using ssmax::Key;
+using ssmax::Query;
+using ssmax::Softcap;
+using ssmax::SSMax;
+using ssmax::View;
+using Extents = std::array<index_t, 4>;
+
+constexpr std::array<Shape, 4> shapes{{
+    // batch, heads, kv_heads, queries, keys, d, dv
+    {2, 4, 2, 5, 150, 8, 5},
+    {2, 4, 2, 33, 67, 9, 6},
+    {1, 4, 1, 70, 33, 8, 9},
+    {2, 2, 2, 3, 1, 2, 1},
+}};
+
+/// The strides of a contiguous view which lacks the dimensions that bits of `summed` say.
+Extents strides_without(const Extents& extents, int summed) {
+  Extents strides{};
+  index_t stride = 1;
+  for (std::size_t i = 4; i-- > 0;) {
+    if ((summed >> i & 1) != 0) continue;
+    strides[i] = stride;
+    stride *= extents[i];
+  }
+  return strides;
+}
+
+Extents extents_of(const Shape& s) { return {s.batch, s.heads, s.queries, s.keys}; }
+std::size_t size_of(const Shape& s) {
+  return static_cast<std::size_t>(s.batch * s.heads * s.queries * s.keys);
+}
+
+/// A bias of B that is broadcast along some dimensions, and a gradient that is summed over them.
+template <class T, class B, class G, class M, class Visible>
+void check_bias(const Shape& shape, int broadcast, const M& mask, const Visible& visible) {
+  const std::vector<B> values = reference::normals<B>(size_of(shape), 5);
+  const Extents extents = extents_of(shape), strides = strides_without(extents, broadcast);
+  const View<const B, 4> bias(values.data(), extents, strides);
+  index_t size = 1;
+  for (std::size_t i = 0; i < 4; ++i) size += (extents[i] - 1) * strides[i];
+  ScoreGradients<G> learnt{{}, std::vector<G>(static_cast<std::size_t>(size))};
+  const View<G, 4> dbias(learnt.dbias.data(), extents, strides);
+  INFO("broadcast along " << broadcast);
+  check(Problem<T>(shape), mask, visible, Bias(bias).gradient(dbias), Added<B>{bias, strides}, {}, {},
+        &learnt);
+}
+
+TEST_CASE("a bias learns, summed over every kind of broadcast", "[attention][backward][scores][slow]") {
+  for (const Shape& shape : shapes) {
+    for (int broadcast = 0; broadcast < 16; ++broadcast) {
+      check_bias<float, float, double>(shape, broadcast, Causal{}, keys_before);
+      check_bias<float, float, float>(shape, broadcast, Full{}, all_keys);
+    }
+  }
+  for (int broadcast = 0; broadcast < 16; ++broadcast) {
+    check_bias<double, double, double>(shapes[1], broadcast, Causal{}, keys_before);
+  }
+}
+
+TEST_CASE("a bias of any type learns, under any mask", "[attention][backward][scores]") {
+  const auto picked = [](const Query& query, index_t key) { return (query.index + 3 * key) % 5 < 3; };
+  for (const Shape& shape : shapes) {
+    check_bias<float, ssmax::half, float>(shape, 0, ssmax::Where(picked), picked);
+    check_bias<float, ssmax::bfloat16, double>(shape, 5, ssmax::Where(picked), picked);
+    check_bias<float, double, double>(shape, 1, ssmax::SlidingWindow{10, 2},
+                                      [](const Query& query, index_t key) {
+                                        return key >= query.position() - 10 && key <= query.position() + 2;
+                                      });
+    check_bias<ssmax::half, float, float>(shape, 3, Causal{}, keys_before);
+    check_bias<double, float, float>(shape, 2, Causal{}, keys_before);
+  }
+}
+
+TEST_CASE("the gradient of a bias may lie anywhere, and keeps what it does not know",
+          "[attention][backward][scores]") {
+  const Shape shape = shapes[1];
+  const std::vector<float> values = reference::normals<float>(size_of(shape), 5);
+  const Extents extents = extents_of(shape);
+  const View<const float, 4> bias(values.data(), extents);
+  for_each_target([&](const std::string& target) {
+    INFO(target);
+    const Problem<float> problem(shape);
+    std::vector<double> together(size_of(shape)), apart(2 * size_of(shape) + 10, -8);
+    run_backward(problem, SSMax<float>{}, Causal{},
+                 Bias(bias).gradient(View<double, 4>(together.data(), extents)));
+    // [query, head, batch, key] with a gap behind every row of keys; -8 is in there and beside it.
+    const index_t pitch = shape.keys + 3, of_head = pitch * shape.batch, of_query = of_head * shape.heads;
+    const View<double, 4> elsewhere(apart.data() + 5, extents, {pitch, of_head, of_query, 1});
+    run_backward(problem, SSMax<float>{}, Causal{}, Bias(bias).gradient(elsewhere));
+    int wrong = 0;
+    for (index_t row = 0; row < problem.rows(); ++row) {
+      const index_t batch = row / shape.queries / shape.heads, head = row / shape.queries % shape.heads;
+      for (index_t key = 0; key < shape.keys; ++key) {
+        double& element = elsewhere(batch, head, row % shape.queries, key);
+        const double expected = together[static_cast<std::size_t>(row * shape.keys + key)];
+        wrong += std::abs(element + 8 - expected) <= 1e-14 ? 0 : 1;
+        if (key > row % shape.queries + shape.keys - shape.queries) wrong += expected == 0 ? 0 : 1;
+        element = -8;
+      }
+    }
+    CHECK(wrong == 0);
+    CHECK(std::ranges::all_of(apart, [](double x) { return x == -8; }));
+  });
+}
+
+TEST_CASE("a bias of -inf hides a key from all gradients", "[attention][backward][scores]") {
+  for (const Shape& shape : shapes) {
+    std::vector<float> values = reference::normals<float>(size_of(shape), 5);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      if (i * i % 13 < 6) values[i] = -infinity<float>;
+    }
+    const Extents extents = extents_of(shape);
+    const View<float, 4> bias(values.data(), extents);
+    // Rows of nothing else.
+    for (const index_t row : {index_t{0}, shape.queries / 2, shape.queries - 1}) {
+      for (index_t key = 0; key < shape.keys; ++key) bias(0, 1, row, key) = -infinity<float>;
+    }
+    ScoreGradients<float> learnt{{}, std::vector<float>(values.size())};
+    const View<float, 4> dbias(learnt.dbias.data(), extents);
+    const Added<float> formula{bias, {dbias.stride(0), dbias.stride(1), dbias.stride(2), 1}};
+    const Problem<float> problem(shape);
+    check(problem, Full{}, all_keys, Bias(bias).gradient(dbias), formula, {}, {}, &learnt);
+    check(problem, Causal{}, keys_before, Softcap(3) | Bias(bias).gradient(dbias),
+          Then<Capped, Added<float>>{{3}, formula}, {}, {}, &learnt);
+    check(problem, Causal{}, keys_before, Bias(bias).gradient(dbias) | Softcap(3),
+          Then<Added<float>, Capped>{formula, {3}}, {}, {}, &learnt);
+    const auto finite = [&](const Query& query, index_t key) {
+      return bias(query.batch, query.head, query.index, key) != -infinity<float>;
+    };
+    check(problem, ssmax::Finite(View<const float, 4>(bias)), finite, Bias(bias).gradient(dbias), formula, {},
+          {}, &learnt);
+    int wrong = 0;
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      if (values[i] == -infinity<float>) wrong += learnt.dbias[i] == 0 ? 0 : 1;
+    }
+    CHECK(wrong == 0);
+  }
+}
+
+// ---- Scores of one's own that learn ----------------------------------------------------------------------------
+
+/// z' = z · w of the head: a parameter for each query.
+struct Weighted {
+  std::span<const double> w;
+  std::span<double> dw;
+
+  template <class T>
+  T operator()(T z, const Key& key) const {
+    return z * static_cast<T>(w[static_cast<std::size_t>(key.query.head)]);
+  }
+  template <class T>
+  T derivative(T, const Key& key) const {
+    return static_cast<T>(w[static_cast<std::size_t>(key.query.head)]);
+  }
+  template <class T>
+  T parameter_derivative(T z, const Key&) const {
+    return z;
+  }
+  void accumulate(const Query& query, double d) const { dw[static_cast<std::size_t>(query.head)] += d; }
+};
+
+struct WeightedFormula {
+  std::vector<double> w;
+
+  template <class Z>
+  Z operator()(Z z, const Query& query, index_t) const {
+    return z * static_cast<Z>(w[static_cast<std::size_t>(query.head)]);
+  }
+  template <class Z>
+  Z derivative(Z, const Query& query, index_t) const {
+    return static_cast<Z>(w[static_cast<std::size_t>(query.head)]);
+  }
+  template <class Z>
+  void collect(Z z, Z dz, Z size, const Query& query, index_t, Gradients<Z>& into) const {
+    into.dslopes.add(static_cast<std::size_t>(query.head), dz * z, size * std::abs(z));
+  }
+};
+
+TEST_CASE("a score of one's own with a parameter learns", "[attention][backward][scores]") {
+  for (const Shape& shape : shapes) {
+    std::vector<double> w{0.5, -0.75, 1.5, 0.25};
+    w.resize(static_cast<std::size_t>(shape.heads));
+    ScoreGradients<double> learnt{std::vector<double>(w.size())};
+    check(Problem<float>(shape), Causal{}, keys_before, Weighted{w, learnt.dslopes}, WeightedFormula{w}, {},
+          {}, &learnt);
+    check(Problem<double>(shape), Full{}, all_keys, ssmax::Composed(Softcap(2), Weighted{w, learnt.dslopes}),
+          Then<Capped, WeightedFormula>{{2}, {w}}, {}, {}, &learnt);
+  }
+}
+
+/// z' = z + table[(key - query) mod 16]: T5's kind of relative positions. It wants the gradient of every logit, and says
+/// nothing of threads.
+struct Relative {
+  std::span<const float> table;
+  std::span<double> dtable;
+
+  static std::size_t bucket(index_t key, index_t position) {
+    return static_cast<std::size_t>((key - position) % 16 + 16) % 16;
+  }
+  template <class T>
+  T operator()(T z, const Key& key) const {
+    return z + static_cast<T>(table[bucket(key.index, key.query.index)]);
+  }
+  template <class T>
+  T derivative(T, const Key&) const {
+    return T{1};
+  }
+  void accumulate(const Key& key, double dz) const { dtable[bucket(key.index, key.query.index)] += dz; }
+};
+
+struct RelativeFormula {
+  std::vector<float> table;
+
+  template <class Z>
+  Z operator()(Z z, const Query& query, index_t key) const {
+    return z + static_cast<Z>(table[Relative::bucket(key, query.index)]);
+  }
+  template <class Z>
+  Z derivative(Z, const Query&, index_t) const {
+    return 1;
+  }
+  template <class Z>
+  void collect(Z, Z dz, Z size, const Query& query, index_t key, Gradients<Z>& into) const {
+    into.dbias.add(Relative::bucket(key, query.index), dz, size);
+  }
+};
+
+TEST_CASE("a score of one's own that wants every logit's gradient learns", "[attention][backward][scores]") {
+  const std::vector<float> table = reference::normals<float>(16, 3);
+  ssmax::ThreadPool pool(3);
+  for (const Shape& shape : shapes) {
+    ScoreGradients<double> learnt{{}, std::vector<double>(16)};
+    const Relative relative{table, learnt.dbias};
+    check(Problem<float>(shape), Causal{}, keys_before, relative, RelativeFormula{table}, {}, {}, &learnt);
+    check(Problem<double>(shape), Full{}, all_keys, ssmax::Composed(relative, Softcap(2)),
+          Then<RelativeFormula, Capped>{{table}, {2}}, {}, {}, &learnt);
+    const Problem<float> problem(shape);
+    const auto by = [&](auto&& executor) {
+      std::ranges::fill(learnt.dbias, 0.0);
+      run_backward(problem, SSMax<float>{}, Causal{}, relative, {}, executor);
+      return learnt.dbias;
+    };
+    CHECK(same_bits(by(pool), by(ssmax::Serial{})));
+  }
+}
+
+}  // namespace attention_backward_bias_test

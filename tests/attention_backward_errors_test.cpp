@@ -1,0 +1,386 @@
+// What attention's backward refuses: std::invalid_argument that names the argument and both extents, before anything is
+// written.
+
+#include <algorithm>
+#include <array>
+#include <initializer_list>
+#include <ssmax/ssmax.hpp>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "catch.hpp"
+
+namespace attention_backward_errors_test {
+
+using ssmax::Alibi;
+using ssmax::AttentionGradients;
+using ssmax::AttentionOptions;
+using ssmax::BackwardArguments;
+using ssmax::Bias;
+using ssmax::Causal;
+using ssmax::Full;
+using ssmax::Identity;
+using ssmax::index_t;
+using ssmax::Softmax;
+using ssmax::SSMax;
+using ssmax::View;
+
+constexpr float untouched = -1234.5F;
+
+/// A call that fits: 2 batches, 4 heads on 2, 5 queries on 7 keys, width 8 and 6. Tests spoil one thing. Inputs lie 512
+/// numbers from each other, outputs as well.
+struct Call {
+  std::vector<float> inputs = std::vector<float>(8 * 512, 1.0F),
+                     outputs = std::vector<float>(8 * 512, untouched);
+  float* const in = inputs.data();
+  float* const to = outputs.data();
+  BackwardArguments<float> a{.q = {in, {2, 4, 5, 8}},
+                             .k = {in + 512, {2, 2, 7, 8}},
+                             .v = {in + 2 * 512, {2, 2, 7, 6}},
+                             .out = {in + 3 * 512, {2, 4, 5, 6}},
+                             .lse = {in + 4 * 512, {2, 4, 5}}};
+  AttentionGradients<float> g{.dout = {in + 5 * 512, {2, 4, 5, 6}},
+                              .dlse = {in + 6 * 512, {2, 4, 5}},
+                              .dq = {to, {2, 4, 5, 8}},
+                              .dk = {to + 512, {2, 2, 7, 8}},
+                              .dv = {to + 2 * 512, {2, 2, 7, 6}}};
+  AttentionOptions<float> options{};
+
+  template <class S = Softmax, class M = Full, class C = Identity>
+  void run(const S& scaling = {}, const M& mask = {}, const C& score = {}) {
+    ssmax::attention_backward<float>(a, g, scaling, mask, score, options);
+  }
+  template <class S = Softmax, class M = Full, class C = Identity>
+  void refuses(std::initializer_list<std::string> words, const S& scaling = {}, const M& mask = {},
+               const C& score = {}) {
+    std::string message = "(nothing was thrown)";
+    try {
+      run(scaling, mask, score);
+    } catch (const std::invalid_argument& error) {
+      message = error.what();
+    }
+    for (const std::string& word : words) {
+      INFO('"' << message << "\" should mention " << word);
+      CHECK(message.find(word) != std::string::npos);
+    }
+    INFO(message);
+    CHECK(message.find("ssmax::") == 0);
+    CHECK(std::ranges::all_of(outputs, [](float value) { return value == untouched; }));
+    CHECK(std::ranges::all_of(inputs, [](float value) { return value == 1; }));
+  }
+  void refuses_backward(std::initializer_list<std::string> words) {
+    refuses(words);
+    refuses({"ssmax::attention_backward: "});
+  }
+};
+
+TEST_CASE("backward takes a call that fits, and writes its gradients alone",
+          "[attention][backward][errors]") {
+  Call call;
+  CHECK_NOTHROW(call.run());
+  CHECK(std::ranges::count(call.outputs, untouched) == 4096 - 2 * (4 * 5 * 8 + 2 * 7 * 8 + 2 * 7 * 6));
+  CHECK(std::ranges::all_of(call.inputs, [](float value) { return value == 1; }));
+}
+
+// ---- Extents and strides ---------------------------------------------------------------------------------------
+
+template <int Rank>
+std::array<index_t, Rank> extents_of(const View<const float, Rank>& view) {
+  std::array<index_t, Rank> extents{};
+  for (int i = 0; i < Rank; ++i) extents[static_cast<std::size_t>(i)] = view.extent(i);
+  return extents;
+}
+
+/// Every extent of a view, one too large and one too small.
+template <class T, int Rank, class Get>
+void refuses_extents(const Get& get, const std::string& name) {
+  for (std::size_t i = 0; i < Rank; ++i) {
+    for (const index_t by : {1, -1}) {
+      Call call;
+      View<T, Rank>& view = get(call);
+      auto extents = extents_of(View<const float, Rank>(view));
+      const index_t expected = extents[i];
+      extents[i] += by;
+      view = {view.data_handle(), extents};
+      call.refuses_backward({name + " has extent " + std::to_string(extents[i]),
+                             "dimension " + std::to_string(i), " has " + std::to_string(expected)});
+    }
+  }
+}
+
+TEST_CASE("backward refuses each extent of what the forward gave and of gradients",
+          "[attention][backward][errors]") {
+  refuses_extents<const float, 4>(
+      [](Call & call) -> auto& { return call.a.out; }, "out");
+  refuses_extents<const float, 3>(
+      [](Call & call) -> auto& { return call.a.lse; }, "lse");
+  refuses_extents<const float, 4>(
+      [](Call & call) -> auto& { return call.g.dout; }, "dout");
+  refuses_extents<const float, 3>(
+      [](Call & call) -> auto& { return call.g.dlse; }, "dlse");
+  refuses_extents<float, 4>(
+      [](Call & call) -> auto& { return call.g.dq; }, "dq");
+  refuses_extents<float, 4>(
+      [](Call & call) -> auto& { return call.g.dk; }, "dk");
+  refuses_extents<float, 4>(
+      [](Call & call) -> auto& { return call.g.dv; }, "dv");
+}
+
+TEST_CASE("backward refuses inputs that do not fit each other", "[attention][backward][errors]") {
+  Call call;
+  SECTION("heads") {
+    call.a.k = {call.in, {2, 3, 7, 8}};
+    call.a.v = {call.in, {2, 3, 7, 6}};
+    call.refuses_backward({"q has heads 4", "multiple", "3"});
+  }
+  SECTION("batch of k") {
+    call.a.k = {call.in, {1, 2, 7, 8}};
+    call.refuses_backward({"k has extent 1 in dimension 0", "q has 2"});
+  }
+  SECTION("width of k") {
+    call.a.k = {call.in, {2, 2, 7, 4}};
+    call.refuses_backward({"k has extent 4 in dimension 3", "q has 8"});
+  }
+  SECTION("keys of v") {
+    call.a.v = {call.in, {2, 2, 6, 6}};
+    call.refuses_backward({"v has extent 6 in dimension 2", "k has 7"});
+  }
+  SECTION("a negative extent") {
+    call.a.k = {call.in, {2, 2, -7, 8}};
+    call.refuses_backward({"k", "-7"});
+  }
+}
+
+TEST_CASE("backward refuses what is not there", "[attention][backward][errors]") {
+  Call call;
+  SECTION("q") {
+    call.a.q = {nullptr, {2, 4, 5, 8}};
+    call.refuses_backward({"q is null", "320"});
+  }
+  SECTION("k") {
+    call.a.k = {nullptr, {2, 2, 7, 8}};
+    call.refuses_backward({"k is null", "224"});
+  }
+  SECTION("v") {
+    call.a.v = {nullptr, {2, 2, 7, 6}};
+    call.refuses_backward({"v is null", "168"});
+  }
+  SECTION("out") {
+    call.a.out = {nullptr, {2, 4, 5, 6}};
+    call.refuses_backward({"out is null", "240"});
+  }
+  SECTION("lse") {
+    call.a.lse = {nullptr, {2, 4, 5}};
+    call.refuses_backward({"lse is null", "40"});
+    call.a.lse = {};
+    call.refuses_backward({"lse has extent 0", "dimension 0", "2"});
+  }
+  SECTION("dout") {
+    call.g.dout = {nullptr, {2, 4, 5, 6}};
+    call.refuses_backward({"dout is null", "240"});
+    call.g.dout = {};
+    call.refuses_backward({"dout has extent 0", "2"});
+  }
+  SECTION("dq, dk, dv") {
+    call.g.dq = {nullptr, {2, 4, 5, 8}};
+    call.refuses_backward({"dq is null", "320"});
+    call.g.dq = {};
+    call.refuses_backward({"dq has extent 0", "2"});
+  }
+  SECTION("dk") {
+    call.g.dk = {nullptr, {2, 2, 7, 8}};
+    call.refuses_backward({"dk is null", "224"});
+  }
+  SECTION("dv") {
+    call.g.dv = {nullptr, {2, 2, 7, 6}};
+    call.refuses_backward({"dv is null", "168"});
+  }
+  SECTION("dlse may be left out") {
+    call.g.dlse = {};
+    CHECK_NOTHROW(call.run());
+  }
+}
+
+TEST_CASE("backward refuses strides", "[attention][backward][errors]") {
+  Call call;
+  SECTION("of channels of inputs") {
+    const View<const float, 4> apart(call.in, {2, 4, 5, 6}, {240, 60, 12, 2});
+    call.a.out = apart;
+    call.refuses_backward({"out", "stride 2", "1"});
+    call.a.out = {call.in + 3 * 512, {2, 4, 5, 6}};
+    call.g.dout = apart;
+    call.refuses_backward({"dout", "stride 2", "1"});
+  }
+  SECTION("of rows of lse") {
+    call.a.lse = {call.in, {2, 4, 5}, {20, 1, 4}};
+    call.refuses_backward({"lse", "stride 4", "1"});
+    call.a.lse = {call.in, {2, 4, 5}};
+    call.g.dlse = {call.in, {2, 4, 5}, {20, 1, 4}};
+    call.refuses_backward({"dlse", "stride 4", "1"});
+  }
+  SECTION("of channels of gradients") {
+    call.g.dq = {call.to, {2, 4, 5, 8}, {320, 80, 16, 2}};
+    call.refuses_backward({"dq", "stride 2", "1"});
+  }
+  SECTION("gradients on each other") {
+    call.g.dq = {call.to, {2, 4, 5, 8}, {140, 35, 7, 1}};
+    call.refuses_backward({"dq", "stride 7", "8"});
+  }
+  SECTION("heads of dk on each other") {
+    call.g.dk = {call.to + 512, {2, 2, 7, 8}, {56, 0, 8, 1}};
+    call.refuses_backward({"dk", "stride 0"});
+  }
+  SECTION("batches of dv on each other") {
+    call.g.dv = {call.to + 2 * 512, {2, 2, 7, 6}, {83, 42, 6, 1}};
+    call.refuses_backward({"dv", "stride 83", "84"});
+  }
+}
+
+// ---- Overlaps --------------------------------------------------------------------------------------------------
+
+TEST_CASE("backward refuses gradients on its inputs and on each other", "[attention][backward][errors]") {
+  using Floats = const View<const float, 4>&;
+  struct Gradient {
+    std::string name;
+    View<float, 4> AttentionGradients<float>::*view;
+  };
+  for (const Gradient& gradient :
+       {Gradient{"dq", &AttentionGradients<float>::dq}, Gradient{"dk", &AttentionGradients<float>::dk},
+        Gradient{"dv", &AttentionGradients<float>::dv}}) {
+    // Each input in turn ends with the gradient's first number.
+    const auto put = [&](const std::string& input, const auto& place) {
+      Call call;
+      View<float, 4>& view = call.g.*gradient.view;
+      float* const at = call.to + 6 * 512;
+      view = {at, extents_of(View<const float, 4>(view))};
+      place(call, at);
+      call.refuses_backward({gradient.name + " (", "overlaps " + input + " (", "4 bytes"});
+    };
+    const auto ending = [](Floats view, float* at) {
+      return View<const float, 4>(at + 1 - view.size(), extents_of(view));
+    };
+    put("q", [&](Call& call, float* at) { call.a.q = ending(call.a.q, at); });
+    put("k", [&](Call& call, float* at) { call.a.k = ending(call.a.k, at); });
+    put("v", [&](Call& call, float* at) { call.a.v = ending(call.a.v, at); });
+    put("out", [&](Call& call, float* at) { call.a.out = ending(call.a.out, at); });
+    put("dout", [&](Call& call, float* at) { call.g.dout = ending(call.g.dout, at); });
+    put("lse", [&](Call& call, float* at) { call.a.lse = {at - 39, {2, 4, 5}}; });
+    put("dlse", [&](Call& call, float* at) { call.g.dlse = {at - 39, {2, 4, 5}}; });
+    put("sinks", [&](Call& call, float* at) { call.options.sinks = {at - 3, 4}; });
+  }
+  Call call;
+  SECTION("dk on dq") {
+    call.g.dk = {call.to + 319, {2, 2, 7, 8}};
+    call.refuses_backward({"dk", "overlaps", "dq", "4 bytes"});
+  }
+  SECTION("dv on dq") {
+    call.g.dv = {call.to + 319, {2, 2, 7, 6}};
+    call.refuses_backward({"dv", "overlaps", "dq", "4 bytes"});
+  }
+  SECTION("dv on dk") {
+    call.g.dv = {call.to + 512 + 223, {2, 2, 7, 6}};
+    call.refuses_backward({"dv", "overlaps", "dk", "4 bytes"});
+  }
+  SECTION("dsinks on dv") {
+    std::vector<float> sinks(4);
+    call.options.sinks = sinks;
+    call.g.dsinks = {call.to + 2 * 512 + 167, 4};
+    call.refuses_backward({"dsinks", "dv", "overlaps", "4 bytes"});
+  }
+  SECTION("neighbours are no overlap") {
+    call.g.dk = {call.to + 320, {2, 2, 7, 8}};
+    call.g.dv = {call.to + 320 + 224, {2, 2, 7, 6}};
+    CHECK_NOTHROW(call.run());
+    CHECK(std::ranges::count(call.outputs, untouched) == 4096 - 320 - 224 - 168);
+  }
+}
+
+// ---- Options, scalings, masks and scores -----------------------------------------------------------------------
+
+TEST_CASE("backward refuses sinks that do not fit", "[attention][backward][errors]") {
+  Call call;
+  std::vector<float> three(3), four(4);
+  call.options.sinks = three;
+  call.refuses_backward({"sinks", "3", "4"});
+  call.options.sinks = four;
+  call.g.dsinks = three;
+  call.refuses_backward({"dsinks", "3", "4"});
+  call.options.sinks = {};
+  call.g.dsinks = four;
+  call.refuses_backward({"dsinks", "4", "sinks", "0"});
+  call.options.sinks = four;
+  call.g.dsinks = {};
+  CHECK_NOTHROW(call.run());
+}
+
+TEST_CASE("backward refuses scalings and their gradients that do not fit", "[attention][backward][errors]") {
+  Call call;
+  std::vector<float> three(3, 1.0F), four(4, 1.0F), six(6, 1.0F), seven(7, 1.0F);
+  call.refuses({"s has extent 3", "4"}, SSMax<float>{three});
+  call.refuses({"ds has extent 3", "4"}, SSMax<float>{four}.gradient(three));
+  call.refuses({"db has extent 3", "4"}, SSMax<float>{four}.gradient(four, three));
+  call.refuses({"p has extent 6", "7"}, ssmax::SizeTable<float>{six});
+  call.refuses({"dp has extent 6", "7"}, ssmax::SizeTable<float>{seven}.gradient(six));
+}
+
+TEST_CASE("backward refuses masks that do not fit", "[attention][backward][errors]") {
+  Call call;
+  const std::vector<index_t> three{1, 2, 3}, falling{0, 3, 1, 7};
+  call.refuses({"left", "-1"}, Softmax{}, ssmax::SlidingWindow(-1));
+  call.refuses({"prefix", "3", "2"}, Softmax{}, ssmax::PrefixLM{three});
+  call.refuses({"lengths", "3", "2"}, Softmax{}, ssmax::KeyLengths{three});
+  call.refuses({"visible", "3", "40"}, Softmax{}, ssmax::Lengths{three});
+  call.refuses({"cumulative_queries", "falls"}, Softmax{}, ssmax::Documents(falling, false));
+}
+
+TEST_CASE("backward refuses scores and their gradients that do not fit", "[attention][backward][errors]") {
+  Call call;
+  const std::vector<double> slopes(4);
+  std::vector<double> three(3), five(5);
+  call.refuses({"slopes", "3", "4"}, Softmax{}, Full{}, Alibi(three));
+  call.refuses({"dslopes", "3", "4"}, Softmax{}, Full{}, Alibi(slopes).gradient(three));
+  call.refuses({"dslopes", "5", "4"}, Softmax{}, Full{}, ssmax::Softcap(2) | Alibi(slopes).gradient(five));
+  call.refuses({"cap"}, Softmax{}, Full{}, ssmax::Softcap(0));
+  const std::array<index_t, 4> extents{2, 4, 5, 7};
+  const Bias bias(View<const float, 4>(call.in, extents));
+  std::vector<double> dbias(2000, -5);
+  for (std::size_t i = 0; i < 4; ++i) {
+    for (const index_t by : {1, -1}) {
+      std::array<index_t, 4> wrong = extents;
+      wrong[i] += by;
+      call.refuses({"dbias", "extent " + std::to_string(wrong[i]), "dimension " + std::to_string(i),
+                    std::to_string(extents[i])},
+                   Softmax{}, Full{}, bias.gradient(View<double, 4>(dbias.data(), wrong)));
+    }
+  }
+  const auto refuses = [&](std::initializer_list<std::string> words, const View<double, 4>& gradient) {
+    call.refuses(words, Softmax{}, Full{}, bias.gradient(gradient));
+  };
+  refuses({"dbias", "null"}, {nullptr, extents});
+  refuses({"dbias", "stride", "2"}, {dbias.data(), extents, {280, 70, 14, 2}});
+  refuses({"dbias", "stride 6", "7"}, {dbias.data(), extents, {120, 30, 6, 1}});
+  CHECK(std::ranges::all_of(dbias, [](double value) { return value == -5; }));
+  CHECK_NOTHROW(
+      call.run(Softmax{}, Full{}, bias.gradient(View<double, 4>(dbias.data(), extents, {0, 0, 0, 0}))));
+}
+
+TEST_CASE("backward refuses a rope that does not reach its keys or queries",
+          "[attention][backward][errors]") {
+  Call call;
+  const ssmax::Rope<float> wide({.width = 10}, 20), brief({.width = 8}, 6),
+      late({.width = 8, .first_position = 3}, 20), enough({.width = 8}, 7);
+  call.options.rope = &wide;
+  call.refuses_backward({"width is 10", "channels 8"});
+  call.options.rope = &brief;
+  call.refuses_backward({"position 6", "last is 5"});
+  call.options.rope = &late;
+  call.refuses_backward({"position 0", "first is 3"});
+  call.options.rope = &enough;
+  call.options.key_position = -1;
+  call.refuses_backward({"position -1", "first is 0"});
+  call.options.key_position = 0;
+  CHECK_NOTHROW(call.run());
+}
+
+}  // namespace attention_backward_errors_test

@@ -1,0 +1,294 @@
+// What is hidden never reaches a gradient: NaN and infinities in keys, values, queries and dout that nothing depends on leave
+// the bits as they were. In what is seen they spread to what depends on it, and no further.
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <ssmax/ssmax.hpp>
+#include <string>
+#include <vector>
+
+#include "attention_backward_problem.hpp"
+#include "catch.hpp"
+
+namespace attention_backward_hidden_test {
+
+using attention_backward_problem::gradients_of;
+using attention_backward_problem::Problem;
+using attention_backward_problem::Result;
+using attention_backward_problem::run_backward;
+using attention_problem::AttentionOptions;
+using attention_problem::Compute;
+using attention_problem::FourHeads;
+using attention_problem::infinity;
+using attention_problem::nan;
+using attention_problem::Output;
+using attention_problem::same_bits;
+using attention_problem::Shape;
+using reference::NoScore;
+using ssmax::Causal;
+using ssmax::Identity;
+using ssmax::index_t;
+using ssmax::KeyRange;
+using ssmax::Query;
+using ssmax::SlidingWindow;
+using ssmax::Softcap;
+using ssmax::Softmax;
+using ssmax::Where;
+
+constexpr std::array<Shape, 5> shapes{{
+    // batch, heads, kv_heads, queries, keys, d, dv
+    {2, 4, 2, 3, 150, 8, 5},
+    {2, 2, 1, 33, 140, 9, 24},
+    {1, 1, 1, 70, 33, 5, 17},
+    {1, 3, 3, 53, 53, 16, 16},
+    {1, 1, 1, 20, 600, 4, 3},
+}};
+
+bool before(const Query& query, index_t key) { return key <= query.position(); }
+
+// ---- What is hidden --------------------------------------------------------------------------------------------
+
+/// How many of the values are not the bits that they should be.
+template <class T>
+int count_changed(const std::vector<T>& values, const std::vector<T>& expected) {
+  int changed = 0;
+  for (std::size_t i = 0; i < expected.size(); ++i) changed += same_bits(values[i], expected[i]) ? 0 : 1;
+  return changed;
+}
+
+/// Everything that a backward gives.
+template <class T>
+struct All {
+  Result<T> result;
+  std::vector<Compute<T>> ds, db;
+
+  void check_same(const All& expected) const {
+    CHECK(count_changed(result.dq, expected.result.dq) == 0);
+    CHECK(count_changed(result.dk, expected.result.dk) == 0);
+    CHECK(count_changed(result.dv, expected.result.dv) == 0);
+    CHECK(count_changed(result.dsinks, expected.result.dsinks) == 0);
+    CHECK(count_changed(ds, expected.ds) == 0);
+    CHECK(count_changed(db, expected.db) == 0);
+  }
+};
+
+template <class T, class M, class C>
+All<T> run_all(const Problem<T>& problem, const M& mask, const C& score, const AttentionOptions<T>& options) {
+  const FourHeads<Compute<T>> heads;
+  std::vector<Compute<T>> ds(4), db(4);
+  Result<T> result = run_backward(problem, heads.scaling().gradient(ds, db), mask, score, options);
+  return {std::move(result), std::move(ds), std::move(db)};
+}
+
+/// Spoils the keys that no query of a kv head sees, and the queries that see nothing.
+template <class T, class Visible>
+Problem<T> spoil(const Problem<T>& clean, const Visible& visible, T poison) {
+  const Shape& s = clean.shape;
+  Problem<T> problem = clean;
+  const auto spoil_row = [&](std::vector<T>& values, index_t row, index_t width) {
+    std::fill_n(values.begin() + row * width, width, poison);
+  };
+  for (index_t row = 0; row < clean.rows(); ++row) {
+    const Query query{row / s.queries / s.heads, row / s.queries % s.heads, row % s.queries,
+                      clean.query_shape()};
+    bool sees = false;
+    for (index_t key = 0; key < s.keys; ++key) sees = sees || visible(query, key);
+    if (sees) continue;
+    spoil_row(problem.q, row, s.d);
+    spoil_row(problem.dout, row, s.dv);
+  }
+  for (index_t row = 0; row < s.batch * s.kv_heads * s.keys; ++row) {
+    bool seen = false;
+    for (index_t i = 0; i < s.heads / s.kv_heads * s.queries; ++i) {
+      const index_t head = row / s.keys % s.kv_heads * (s.heads / s.kv_heads) + i / s.queries;
+      const Query query{row / s.keys / s.kv_heads, head, i % s.queries, clean.query_shape()};
+      seen = seen || visible(query, row % s.keys);
+    }
+    if (seen) continue;
+    spoil_row(problem.k, row, s.d);
+    spoil_row(problem.v, row, s.dv);
+  }
+  return problem;
+}
+
+template <class T, class M, class Visible, class C = Identity>
+void check_hidden(const M& mask, const Visible& visible, const C& score = {},
+                  AttentionOptions<T> options = {}) {
+  const std::vector<Compute<T>> sinks(4, Compute<T>(0.5));
+  for (const Shape& shape : shapes) {
+    const Problem<T> clean(shape);
+    if (!options.sinks.empty()) options.sinks = std::span(sinks).first(static_cast<std::size_t>(shape.heads));
+    for_each_target([&](const std::string& target) {
+      INFO(target << ' ' << name_of(shape));
+      const All<T> expected = run_all(clean, mask, score, options);
+      for (const float poison : {nan<float>, infinity<float>, -infinity<float>}) {
+        run_all(spoil(clean, visible, T(poison)), mask, score, options).check_same(expected);
+      }
+      CHECK(
+          std::ranges::all_of(expected.result.dq, [](T x) { return std::isfinite(static_cast<float>(x)); }));
+      CHECK(std::ranges::any_of(expected.result.dq, [](T x) { return x != T(0); }));
+    });
+  }
+}
+
+bool is_picked(const Query& query, index_t key) {
+  return query.index % 5 != 2 && key % 11 != 3 && (query.index * 7919 + query.head + key * 104729) % 5 < 3;
+}
+
+TEST_CASE("what no query sees is not read into gradients", "[attention][backward][special]") {
+  check_hidden<float>(Causal{}, before);
+  check_hidden<float>(SlidingWindow(3, 1), [](const Query& query, index_t key) {
+    return key >= query.position() - 3 && key <= query.position() + 1;
+  });
+  check_hidden<float>(Where(is_picked), is_picked);
+  check_hidden<double>(Where(is_picked), is_picked);
+  check_hidden<ssmax::half>(Where(is_picked), is_picked);
+  check_hidden<ssmax::bfloat16>(Causal{}, before);
+}
+
+TEST_CASE("padding and what lies before a sequence is not read into gradients",
+          "[attention][backward][special]") {
+  const std::vector<index_t> lengths{25, 0};
+  const auto of_batch = [&](const Query& query, index_t key) {
+    return key < lengths[static_cast<std::size_t>(query.batch)];
+  };
+  // A span of one length for each batch entry there is.
+  struct Padding {
+    const std::vector<index_t>& lengths;
+    KeyRange keys(const Query& query) const { return {0, lengths[static_cast<std::size_t>(query.batch)]}; }
+  };
+  check_hidden<float>(Padding{lengths}, of_batch);
+  check_hidden<float>(Padding{lengths} & Where(is_picked), [&](const Query& query, index_t key) {
+    return of_batch(query, key) && is_picked(query, key);
+  });
+}
+
+TEST_CASE("scores, sinks and rope let nothing hidden into gradients", "[attention][backward][special]") {
+  const std::vector<float> sinks(4);
+  const ssmax::Rope<float> rope({.width = 4}, 700);
+  check_hidden<float>(Where(is_picked), is_picked, Softcap(3),
+                      {.rope = &rope, .key_position = 50, .sinks = sinks});
+  check_hidden<float>(Causal{}, before, Softcap(3), {.rope = &rope, .key_position = 50, .sinks = sinks});
+}
+
+TEST_CASE("another document's numbers are not read into gradients", "[attention][backward][special]") {
+  const Shape shape{1, 2, 1, 90, 90, 8, 5};
+  const std::vector<index_t> begins{0, 20, 21, 60, 90};
+  const ssmax::Documents mask(begins, true);
+  const Problem<float> clean(shape);
+  for_each_target([&](const std::string& target) {
+    const All<float> expected = run_all(clean, mask, Identity{}, {});
+    for (std::size_t document = 0; document + 1 < begins.size(); ++document) {
+      INFO(target << " document " << document);
+      // All of one document is spoiled; the others' gradients stay what they are.
+      Problem<float> problem = clean;
+      const index_t first = begins[document], count = begins[document + 1] - first;
+      for (index_t head = 0; head < 2; ++head) {
+        std::fill_n(problem.q.begin() + (head * 90 + first) * 8, count * 8, nan<float>);
+        std::fill_n(problem.dout.begin() + (head * 90 + first) * 5, count * 5, nan<float>);
+      }
+      std::fill_n(problem.k.begin() + first * 8, count * 8, nan<float>);
+      std::fill_n(problem.v.begin() + first * 5, count * 5, nan<float>);
+      const All<float> result = run_all(problem, mask, Identity{}, {});
+      const auto compare = [&](std::vector<float> values, std::vector<float> of_clean, index_t width) {
+        int kept = 0;
+        for (std::size_t i = 0; i < values.size(); ++i) {
+          const index_t position = static_cast<index_t>(i) / width % 90;
+          if (position < first || position >= first + count) continue;
+          kept += std::isnan(values[i]) ? 0 : 1;
+          values[i] = of_clean[i] = 0;
+        }
+        CHECK(kept == 0);
+        CHECK(count_changed(values, of_clean) == 0);
+      };
+      compare(result.result.dq, expected.result.dq, 8);
+      compare(result.result.dk, expected.result.dk, 8);
+      compare(result.result.dv, expected.result.dv, 5);
+    }
+  });
+}
+
+// ---- Where NaN spreads -----------------------------------------------------------------------------------------
+
+/// NaN where the reference has it, and the bits of a clean run everywhere else.
+template <class T, class A>
+void check_nan(std::vector<T> values, std::vector<T> clean, const std::vector<A>& expected) {
+  int misplaced = 0;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const bool is_nan = std::isnan(static_cast<float>(values[i]));
+    if (is_nan != std::isnan(expected[i])) ++misplaced;
+    if (is_nan) values[i] = clean[i] = T(0.0F);
+  }
+  CHECK(misplaced == 0);
+  CHECK(count_changed(values, clean) == 0);
+}
+
+template <class T, class M, class Visible>
+void check_spread(const Shape& shape, const M& mask, const Visible& visible) {
+  using Values = std::vector<T> Problem<T>::*;
+  const FourHeads<Compute<T>> heads;
+  const Problem<T> clean(shape);
+  struct Place {
+    const char* name;
+    Values values;
+    index_t width;
+  };
+  for (const Place& place :
+       {Place{"q", &Problem<T>::q, shape.d}, Place{"k", &Problem<T>::k, shape.d},
+        Place{"v", &Problem<T>::v, shape.dv}, Place{"dout", &Problem<T>::dout, shape.dv}}) {
+    const auto size = static_cast<index_t>((clean.*place.values).size());
+    for (const index_t at : {index_t{0}, size / 3 / place.width * place.width + 1, size / 2, size - 1}) {
+      Problem<T> problem = clean;
+      (problem.*place.values)[static_cast<std::size_t>(at)] = T(nan<float>);
+      const auto definition =
+          attention_problem::define<T>(problem, visible, heads.multiplier(), {}, NoScore{}, {});
+      for_each_target([&](const std::string& target) {
+        INFO(target << ' ' << name_of(shape) << place.name << " element " << at);
+        const Output<T> output = attention_problem::run<T>(problem, heads.scaling(), mask);
+        const Result<T> result =
+            attention_backward_problem::backward(problem, output, heads.scaling(), mask, Identity{});
+        const Result<T> untouched = run_backward(clean, heads.scaling(), mask);
+        const auto expected = gradients_of<Compute<T>>(problem, definition, {}, {}, &output);
+        check_nan(result.dq, untouched.dq, expected.dq);
+        check_nan(result.dk, untouched.dk, expected.dk);
+        check_nan(result.dv, untouched.dv, expected.dv);
+      });
+    }
+  }
+}
+
+TEST_CASE("NaN in what is seen spreads to what depends on it, and no further",
+          "[attention][backward][special][slow]") {
+  for (const Shape& shape : shapes) {
+    if (shape.heads == 4) continue;  // whose fourth multiplier is 0
+    check_spread<float>(shape, Causal{}, before);
+    check_spread<float>(shape, Where(is_picked), is_picked);
+    check_spread<float>(shape, SlidingWindow(5, 2), [](const Query& query, index_t key) {
+      return key >= query.position() - 5 && key <= query.position() + 2;
+    });
+  }
+  check_spread<double>(shapes[1], Causal{}, before);
+  check_spread<ssmax::half>(shapes[1], Causal{}, before);
+}
+
+TEST_CASE("NaN in dlse spoils its row", "[attention][backward][special]") {
+  const Shape shape{1, 1, 1, 33, 40, 4, 3};
+  const Problem<float> clean(shape);
+  Problem<float> problem = clean;
+  problem.dlse[20] = nan<float>;  // which sees keys 0 to 27
+  for_each_target([&](const std::string& target) {
+    INFO(target);
+    const Result<float> expected = run_backward(clean, Softmax{}, Causal{}),
+                        result = run_backward(problem, Softmax{}, Causal{});
+    std::vector<float> dq(result.dq.size()), dk(result.dk.size());
+    std::fill_n(dq.begin() + 20 * 4, 4, nan<float>);
+    std::fill_n(dk.begin(), 28 * 4, nan<float>);
+    check_nan(result.dq, expected.dq, dq);
+    check_nan(result.dk, expected.dk, dk);
+    CHECK(count_changed(result.dv, expected.dv) == 0);
+  });
+}
+
+}  // namespace attention_backward_hidden_test

@@ -1,0 +1,246 @@
+// Attention's backward under every mask: what is hidden gets nothing, and n, which ds goes by, is what is left.
+
+#include <array>
+#include <limits>
+#include <ssmax/ssmax.hpp>
+#include <vector>
+
+#include "attention_backward_problem.hpp"
+#include "catch.hpp"
+
+namespace attention_backward_masks_test {
+
+using attention_backward_problem::check;
+using attention_backward_problem::Positions;
+using attention_backward_problem::Problem;
+using attention_problem::AttentionOptions;
+using attention_problem::Shape;
+using reference::NoScore;
+using ssmax::Causal;
+using ssmax::Documents;
+using ssmax::Identity;
+using ssmax::index_t;
+using ssmax::KeyLengths;
+using ssmax::KeyRange;
+using ssmax::Lengths;
+using ssmax::PrefixLM;
+using ssmax::Query;
+using ssmax::SlidingWindow;
+using ssmax::View;
+using ssmax::Where;
+
+constexpr index_t unlimited = std::numeric_limits<index_t>::max();
+
+constexpr std::array<Shape, 6> shapes{{
+    // batch, heads, kv_heads, queries, keys, d, dv
+    {2, 4, 2, 5, 150, 8, 5},
+    {2, 4, 2, 33, 131, 9, 6},
+    {2, 3, 1, 70, 33, 8, 9},
+    {2, 2, 2, 7, 3, 5, 4},
+    {2, 4, 4, 53, 53, 3, 2},
+    {2, 1, 1, 20, 600, 4, 3},
+}};
+
+bool before(const Query& query, index_t key) { return key <= query.position(); }
+
+TEST_CASE("gradients under a sliding window", "[attention][backward][masks][slow]") {
+  for (const Shape& shape : shapes) {
+    for (const auto& [left, right] :
+         {std::array<index_t, 2>{0, 0}, {1, 0}, {20, 2}, {63, 40}, {unlimited, 0}, {3, unlimited}}) {
+      const auto window = [left, right](const Query& query, index_t key) {
+        const index_t distance = key - query.position();
+        return distance >= -left && distance <= right;
+      };
+      check(Problem<float>(shape), SlidingWindow{left, right}, window);
+    }
+  }
+  check(Problem<double>(shapes[1]), SlidingWindow{30, 2}, [](const Query& query, index_t key) {
+    return key >= query.position() - 30 && key <= query.position() + 2;
+  });
+}
+
+TEST_CASE("gradients with a prefix that all see", "[attention][backward][masks]") {
+  for (const Shape& shape : shapes) {
+    for (const auto& prefix : {std::vector<index_t>{0, 1}, {17, 1000}, {130, -4}}) {
+      check(Problem<float>(shape), PrefixLM{prefix}, [&](const Query& query, index_t key) {
+        return before(query, key) || key < prefix[static_cast<std::size_t>(query.batch)];
+      });
+    }
+  }
+}
+
+TEST_CASE("gradients with padding", "[attention][backward][masks]") {
+  for (const Shape& shape : shapes) {
+    for (const auto& lengths : {std::vector<index_t>{0, 1}, {129, 2}, {-3, 5000}}) {
+      const auto kept = [&](const Query& query, index_t key) {
+        return key < lengths[static_cast<std::size_t>(query.batch)];
+      };
+      check(Problem<float>(shape), KeyLengths{lengths}, kept);
+      check(Problem<float>(shape), KeyLengths{lengths} & Causal{},
+            [&](const Query& query, index_t key) { return kept(query, key) && before(query, key); });
+    }
+  }
+}
+
+TEST_CASE("gradients of ragged rows, and of what a window leaves of them", "[attention][backward][masks]") {
+  for (const Shape& shape : shapes) {
+    std::vector<index_t> lengths;
+    for (index_t row = 0; row < shape.batch * shape.heads * shape.queries; ++row) {
+      lengths.push_back(row % 9 == 4 ? 0 : row * 37 % (shape.keys + 1));
+    }
+    const auto visible = [&](const Query& query, index_t key) {
+      const index_t row = (query.batch * shape.heads + query.head) * shape.queries + query.index;
+      return key < lengths[static_cast<std::size_t>(row)];
+    };
+    check(Problem<float>(shape), Lengths{lengths}, visible);
+    check(Problem<float>(shape), Lengths{lengths} & SlidingWindow{50, 3},
+          [&](const Query& query, index_t key) {
+            return visible(query, key) && key >= query.position() - 50 && key <= query.position() + 3;
+          });
+  }
+}
+
+/// Another range for every batch entry, head and query, given carelessly.
+struct Careless {
+  KeyRange keys(const Query& query) const {
+    const index_t number = query.batch * 7 + query.head * 5 + query.index * 13;
+    return {number % 40 - 10, number % 11 == 0 ? -20 : number * 3};
+  }
+};
+
+TEST_CASE("gradients under ranges of one's own", "[attention][backward][masks]") {
+  for (const Shape& shape : shapes) {
+    const auto range = [](const Query& query, index_t key) {
+      const KeyRange keys = Careless{}.keys(query);
+      return key >= keys.begin && key < keys.end;
+    };
+    check(Problem<float>(shape), Careless{}, range);
+    check(Problem<double>(shape), Careless{}, range);
+  }
+}
+
+// ---- Predicates ------------------------------------------------------------------------------------------------
+
+bool is_picked(const Query& query, index_t key) {
+  return (query.index * 7919 + query.head * 31 + query.batch + key * 104729) % 5 < 2;
+}
+/// Shows keys far apart only, and to most queries of some blocks nothing.
+bool is_rare(const Query& query, index_t key) { return key % 61 == 60 && query.index % 17 < 3; }
+
+TEST_CASE("gradients where a function shows keys", "[attention][backward][masks]") {
+  for (const Shape& shape : shapes) {
+    check(Problem<float>(shape), Where(is_picked), is_picked);
+    check(Problem<float>(shape), Where(is_rare), is_rare);
+    check(Problem<double>(shape), Causal{} & Where(is_picked),
+          [](const Query& query, index_t key) { return is_picked(query, key) && before(query, key); });
+    check(Problem<ssmax::half>(shape), Where(is_picked), is_picked);
+  }
+}
+
+TEST_CASE("gradients where a matrix shows keys", "[attention][backward][masks]") {
+  for (const Shape& shape : shapes) {
+    const std::array<index_t, 4> extents{shape.batch, shape.heads, shape.queries, shape.keys};
+    std::vector<char> matrix(
+        static_cast<std::size_t>(shape.batch * shape.heads * shape.queries * shape.keys));
+    for (std::size_t i = 0; i < matrix.size(); ++i) matrix[i] = i * i % 11 < 5;
+    const bool* const bools = reinterpret_cast<const bool*>(matrix.data());
+    for (const auto& view :
+         {View<const bool, 4>(bools, extents), View<const bool, 4>(bools, extents, {0, shape.keys, 1, 1}),
+          View<const bool, 4>(bools, extents, {1, 0, 2, 0})}) {
+      const auto sees = [&](const Query& query, index_t key) {
+        return view(query.batch, query.head, query.index, key);
+      };
+      check(Problem<float>(shape), ssmax::MaskMatrix(view), sees);
+    }
+  }
+}
+
+// ---- Documents -------------------------------------------------------------------------------------------------
+
+/// Where documents begin and end, and all that follows from that, written down plainly.
+struct Packed {
+  std::vector<index_t> queries, keys;
+  bool causal;
+
+  static std::size_t document_of(const std::vector<index_t>& cumulative, index_t index) {
+    std::size_t i = 0;
+    while (index >= cumulative[i + 1]) ++i;
+    return i;
+  }
+  /// Bottom-right in the document.
+  index_t position(const Query& query) const {
+    const std::size_t i = document_of(queries, query.index);
+    return query.index - queries[i + 1] + keys[i + 1] - keys[i];
+  }
+  index_t position(index_t key) const { return key - keys[document_of(keys, key)]; }
+  bool sees(const Query& query, index_t key) const {
+    return document_of(queries, query.index) == document_of(keys, key) &&
+           (!causal || position(key) <= position(query));
+  }
+  Positions positions() const {
+    return {[this](const Query& query) { return position(query); },
+            [this](const Query&, index_t key) { return position(key); }};
+  }
+};
+
+struct Case {
+  Shape shape;
+  std::vector<index_t> queries, keys;
+};
+
+const std::array<Case, 5> cases{{
+    {{1, 4, 2, 70, 70, 8, 5}, {0, 0, 1, 1, 34, 70, 70}, {0, 0, 1, 1, 34, 70, 70}},
+    {{2, 2, 1, 61, 300, 6, 9}, {0, 1, 3, 61, 61}, {0, 100, 102, 260, 300}},
+    {{1, 4, 2, 61, 130, 8, 5}, {0, 9, 9, 41, 61}, {0, 9, 50, 110, 130}},
+    {{1, 2, 2, 7, 9, 8, 5}, {0, 1, 2, 3, 4, 5, 6, 7}, {0, 1, 3, 4, 6, 7, 8, 9}},
+    {{1, 2, 1, 50, 30, 8, 5}, {0, 20, 30, 50}, {0, 7, 30, 30}},  // more queries than keys
+}};
+
+TEST_CASE("gradients of packed documents", "[attention][backward][masks]") {
+  for (const Case& test : cases) {
+    for (const bool causal : {false, true}) {
+      const Packed packed{test.queries, test.keys, causal};
+      const auto sees = [&](const Query& query, index_t key) { return packed.sees(query, key); };
+      const Documents mask(packed.queries, packed.keys, causal);
+      check(Problem<float>(test.shape), mask, sees, Identity{}, NoScore{}, {}, packed.positions());
+      check(
+          Problem<float>(test.shape), mask & SlidingWindow{20, 2},
+          [&](const Query& query, index_t key) {
+            const index_t distance = packed.position(key) - packed.position(query);
+            return packed.sees(query, key) && distance >= -20 && distance <= 2;
+          },
+          Identity{}, NoScore{}, {}, packed.positions());
+    }
+  }
+}
+
+TEST_CASE("gradients of documents turn back by positions in the document", "[attention][backward][masks]") {
+  for (std::size_t i = 0; i + 1 < cases.size(); ++i) {
+    const Packed packed{cases[i].queries, cases[i].keys, true};
+    const auto sees = [&](const Query& query, index_t key) { return packed.sees(query, key); };
+    const ssmax::Rope<float> rope({.width = 4, .pairing = ssmax::Pairing::interleaved}, 400);
+    check(Problem<float>(cases[i].shape), Documents(packed.queries, packed.keys, true), sees, Identity{},
+          NoScore{}, {.rope = &rope, .key_position = 40}, packed.positions());
+  }
+}
+
+/// Positions of its own for every batch entry and kv head, as a mask of a user's may have them.
+struct Moved {
+  KeyRange keys(const Query& query) const { return {0, query.shape.keys}; }
+  index_t query_position(const Query& query) const { return 3 * query.index + query.head + 5; }
+  index_t key_position(const Query& query, index_t key) const {
+    return 2 * key + query.batch + 10 * (query.head / 2);
+  }
+};
+
+TEST_CASE("gradients turn back by the positions of one's own mask", "[attention][backward][masks]") {
+  const Shape shape{2, 4, 2, 40, 70, 6, 5};
+  const ssmax::Rope<double> rope({.width = 6, .theta = 100}, 400);
+  const AttentionOptions<double> options{.rope = &rope, .key_position = 7};
+  check(Problem<double>(shape), Moved{}, [](const Query&, index_t) { return true; }, Identity{}, NoScore{},
+        options,
+        {[](const Query& query) { return Moved{}.query_position(query); },
+         [](const Query& query, index_t key) { return Moved{}.key_position(query, key); }});
+}
+
+}  // namespace attention_backward_masks_test
