@@ -1,4 +1,4 @@
-// The work of attention, prefill and decode alike: shapes, what is visible, and what is counted.
+// The work of attention, prefill, decode and backward alike: shapes, what is visible, and what is counted.
 #pragma once
 
 #include <algorithm>
@@ -70,6 +70,20 @@ struct AttentionArguments {
   const void* k = nullptr;
   const void* v = nullptr;
   void* out = nullptr;
+};
+
+// dq, dk and dv of the gradient dout, as q, k, v and out; all of them float. out and lse, [head, query], are what
+// the forward gave. With s the logits are multiplied by s ln n (+ b), n the number of visible keys; ds, and db
+// where there is a b, are then wanted too. Each is one number for each head.
+struct AttentionBackwardArguments : AttentionArguments {
+  const float* lse = nullptr;
+  const float* dout = nullptr;
+  float* dq = nullptr;
+  float* dk = nullptr;
+  float* dv = nullptr;
+  const float* s = nullptr;
+  float* ds = nullptr;
+  float* db = nullptr;
 };
 
 }  // namespace ssmax_bench

@@ -12,6 +12,7 @@
 #include <ssmax/target.hpp>
 #include <string>
 
+#include "backward.hpp"
 #include "decode.hpp"
 #include "limit.hpp"
 #include "peers.hpp"
@@ -50,6 +51,7 @@ int main(int argc, char** argv) {
   ssmax_bench::register_rows_backward();
   ssmax_bench::register_rope();
   ssmax_bench::register_prefill();
+  ssmax_bench::register_backward();
   ssmax_bench::register_decode();
   benchmark::RunSpecifiedBenchmarks();
   benchmark::Shutdown();

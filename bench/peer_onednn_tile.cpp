@@ -1,6 +1,6 @@
 // The scheme of PyTorch 2 over oneDNN's products: tiles of 128 queries by 256 keys, an online softmax between
-// the two products of a tile, tiles that nobody sees left out. The strongest peer. Vectors are the compiler's
-// own, of 64 bytes: -march=native says what becomes of them.
+// the two products of a tile, tiles that nobody sees left out. Backward likewise, five products to a tile. The
+// strongest peer. Vectors are the compiler's own, of 64 bytes: -march=native says what becomes of them.
 #include <dnnl.h>
 
 #include <algorithm>
@@ -167,6 +167,155 @@ class Attention {
   Team team_;  // last: its threads use the rest
 };
 
+// The forward's scheme with tiles of keys outside, so that dk and dv stay close. The weights are computed again
+// from lse. A kv head is one task: no two threads add to the same rows.
+class AttentionBackward {
+ public:
+  explicit AttentionBackward(const AttentionBackwardArguments& a)
+      : a_(a), team_(a.threads, [this](int member) { work(scratch_[static_cast<std::size_t>(member)]); }) {
+    for (int member = 0; member < a.threads; ++member) scratch_.emplace_back(a.shape);
+  }
+
+  void run() {
+    next_.store(0, std::memory_order_relaxed);
+    team_.run();
+  }
+
+ private:
+  static constexpr index_t key_tile = 512;
+  static constexpr index_t diagonal_query_tile = 32;
+
+  struct Scratch {
+    explicit Scratch(const AttentionShape& shape)
+        : weights(query_tile * key_tile),
+          dlogits(query_tile * key_tile, 1),
+          dk(shape.width * key_tile, 2),
+          dv(shape.width * key_tile, 3),
+          lse(shape.group() * shape.queries, 4),
+          dots(shape.group() * shape.queries, 5) {}
+
+    Buffer weights;
+    Buffer dlogits;
+    Buffer dk;  // of a tile of keys, a column for each key
+    Buffer dv;
+    Buffer lse;   // in powers of two
+    Buffer dots;  // <out, dout>
+  };
+
+  void work(Scratch& scratch) {
+    for (index_t head; (head = next_.fetch_add(1, std::memory_order_relaxed)) < a_.shape.kv_heads;) {
+      differentiate(head, scratch);
+    }
+  }
+
+  // In the products that make columns of dk and dv, all vectors are full at any width. Turning them round pays
+  // where the heads are narrow and many queries share it.
+  bool by_columns() const { return a_.shape.width < 128 && a_.shape.queries > 1024; }
+
+  void differentiate(index_t kv_head, Scratch& scratch) const {
+    const auto& [heads, kv_heads, width, n, queries] = a_.shape;
+    const index_t rows = a_.shape.group() * queries;  // of all query heads of this kv head, one after another
+    prepare_rows(kv_head * rows, rows, scratch);
+    std::fill_n(a_.dq + kv_head * rows * width, rows * width, 0.0F);
+    for (index_t key = 0; key < n; key += key_tile) {
+      const index_t keys = std::min(key_tile, n - key);
+      float* dk = a_.dk + (kv_head * n + key) * width;
+      float* dv = a_.dv + (kv_head * n + key) * width;
+      const index_t size = (by_columns() ? key_tile : keys) * width;
+      std::fill_n(by_columns() ? scratch.dk.data() : dk, size, 0.0F);
+      std::fill_n(by_columns() ? scratch.dv.data() : dv, size, 0.0F);
+      for (index_t row = 0; row < rows; row += queries) add_queries(kv_head, key, row, scratch);
+      if (!by_columns()) continue;
+      transpose(scratch.dk.data(), keys, width, dk);
+      transpose(scratch.dv.data(), keys, width, dv);
+    }
+  }
+
+  void prepare_rows(index_t first_row, index_t rows, Scratch& scratch) const {
+    const index_t width = a_.shape.width;
+    const float* out = static_cast<const float*>(a_.out) + first_row * width;
+    const float* dout = a_.dout + first_row * width;
+    for (index_t row = 0; row < rows; ++row) {
+      scratch.lse.data()[row] = std::numbers::log2e_v<float> * a_.lse[first_row + row];
+      float dot = 0;
+      for (index_t i = row * width; i < (row + 1) * width; ++i) dot += out[i] * dout[i];
+      scratch.dots.data()[row] = dot;
+    }
+  }
+
+  // All queries that see keys of this tile. Those that do not see all of them go in narrower tiles, of which
+  // less is hidden.
+  void add_queries(index_t kv_head, index_t key, index_t row, Scratch& scratch) const {
+    const bool causal = a_.visibility.causal;
+    const index_t queries = a_.shape.queries;
+    for (index_t query = causal ? key : 0; query < queries;) {
+      const index_t tile = causal && query < key + key_tile ? diagonal_query_tile : query_tile;
+      const index_t count = std::min(tile, queries - query);
+      add_tile(kv_head, key, row, query, count, scratch);
+      query += count;
+    }
+  }
+
+  // Keys from `key` on and `count` queries of the query head whose rows start at `row` of the kv head's.
+  void add_tile(index_t kv_head, index_t key, index_t row, index_t query, index_t count,
+                Scratch& scratch) const {
+    const auto& [heads, kv_heads, width, n, queries] = a_.shape;
+    const index_t keys = std::min(key_tile, a_.visibility.end(query + count - 1, n) - key);
+    const index_t q_at = (kv_head * a_.shape.group() * queries + row + query) * width;
+    const index_t k_at = (kv_head * n + key) * width;
+    const float* q = static_cast<const float*>(a_.q) + q_at;
+    const float* k = static_cast<const float*>(a_.k) + k_at;
+    const float* v = static_cast<const float*>(a_.v) + k_at;
+    const float* dout = a_.dout + q_at;
+    const float scale = 1 / std::sqrt(static_cast<float>(width));
+    float* weights = scratch.weights.data();
+    float* dlogits = scratch.dlogits.data();
+
+    dnnl_sgemm('N', 'T', count, keys, width, scale * std::numbers::log2e_v<float>, q, width, k, width, 0,
+               weights, key_tile);
+    dnnl_sgemm('N', 'T', count, keys, width, 1, dout, width, v, width, 0, dlogits, key_tile);
+    for (index_t i = 0; i < count; ++i) {
+      const index_t visible = std::min(keys, a_.visibility.end(query + i, n) - key);
+      const index_t at = row + query + i;
+      softmax_backward(weights + i * key_tile, dlogits + i * key_tile, visible, keys, scratch.lse.data()[at],
+                       scratch.dots.data()[at]);
+    }
+    dnnl_sgemm('N', 'N', count, width, keys, scale, dlogits, key_tile, k, width, 1, a_.dq + q_at, width);
+    if (by_columns()) {
+      dnnl_sgemm('T', 'N', width, keys, count, scale, q, width, dlogits, key_tile, 1, scratch.dk.data(),
+                 key_tile);
+      dnnl_sgemm('T', 'N', width, keys, count, 1, dout, width, weights, key_tile, 1, scratch.dv.data(),
+                 key_tile);
+    } else {
+      dnnl_sgemm('T', 'N', keys, width, count, scale, dlogits, key_tile, q, width, 1, a_.dk + k_at, width);
+      dnnl_sgemm('T', 'N', keys, width, count, 1, weights, key_tile, dout, width, 1, a_.dv + k_at, width);
+    }
+  }
+
+  // Logits, in powers of two, to weights, and the gradients of weights to those of logits.
+  static void softmax_backward(float* logits, float* dweights, index_t visible, index_t keys, float lse,
+                               float dot) {
+    for (index_t i = 0; i < visible; i += lanes) {
+      const Vector weight = exp2(load(logits + i) - all(lse));
+      store(logits + i, weight);
+      store(dweights + i, weight * (load(dweights + i) - all(dot)));
+    }
+    std::fill(logits + visible, logits + keys, 0.0F);
+    std::fill(dweights + visible, dweights + keys, 0.0F);
+  }
+
+  static void transpose(const float* columns, index_t keys, index_t width, float* rows) {
+    for (index_t key = 0; key < keys; ++key) {
+      for (index_t i = 0; i < width; ++i) rows[key * width + i] = columns[i * key_tile + key];
+    }
+  }
+
+  AttentionBackwardArguments a_;
+  std::vector<Scratch> scratch_;
+  std::atomic<index_t> next_{0};
+  Team team_;  // last: its threads use the rest
+};
+
 class OneDnnTile final : public Peer {
  public:
   std::string version() const override {
@@ -181,6 +330,18 @@ class OneDnnTile final : public Peer {
   }
 
   std::string attention_label(const AttentionArguments&) const override { return "tiles of 128 x 256"; }
+
+  Run attention_backward(const AttentionBackwardArguments& a) const override {
+    if (a.type != ElementType::f32 || a.shape.queries != a.shape.n || a.visibility.window > 0 ||
+        a.s != nullptr) {
+      return {};
+    }
+    return [backward = std::make_shared<AttentionBackward>(a)] { backward->run(); };
+  }
+
+  std::string attention_backward_label(const AttentionBackwardArguments&) const override {
+    return "tiles of 128 x 512";
+  }
 };
 
 }  // namespace

@@ -4,23 +4,30 @@
 #include <ATen/SDPBackend.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_fused_sdp_choice.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <ATen/ops/_softmax.h>
 #include <ATen/ops/_softmax_backward_data.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <c10/core/InferenceMode.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/version.h>
 
 #include <chrono>
 #include <memory>
 #include <thread>
+#include <tuple>
+#include <vector>
 
 #include "peers.hpp"
 
 namespace ssmax_bench {
 namespace {
 
-// The threads of some calls and the last result, a tensor of PyTorch's own. The number of threads is
+// The threads of some calls and the last results, tensors of PyTorch's own. The number of threads is
 // OpenMP's, which oneDNN asks for too: whoever changes it must change it back.
 class AttentionCall {
  public:
@@ -28,12 +35,12 @@ class AttentionCall {
   ~AttentionCall() {
     at::set_num_threads(1);
     // Idle threads of OpenMP spin for some milliseconds, which the next benchmark must not pay for.
-    if (threads_ > 1 && result.defined()) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    if (threads_ > 1 && !results.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
   AttentionCall(const AttentionCall&) = delete;
   AttentionCall& operator=(const AttentionCall&) = delete;
 
-  at::Tensor result;
+  std::vector<at::Tensor> results;
 
  private:
   int threads_;
@@ -74,6 +81,80 @@ struct Attention {
   }
 };
 
+// dq, dk, dv and, with s, ds, in this order.
+std::vector<at::Tensor> gradients(const AttentionBackwardArguments& a) {
+  const auto& [heads, kv_heads, width, n, queries] = a.shape;
+  std::vector<at::Tensor> all{Attention::tensor(a.dq, heads, queries, width, a.type),
+                              Attention::tensor(a.dk, kv_heads, n, width, a.type),
+                              Attention::tensor(a.dv, kv_heads, n, width, a.type)};
+  if (a.s != nullptr) all.push_back(Attention::tensor(a.ds, heads, 1, 1, a.type));
+  return all;
+}
+
+at::Tensor gradient_of_out(const AttentionBackwardArguments& a) {
+  return Attention::tensor(a.dout, a.shape.heads, a.shape.queries, a.shape.width, a.type);
+}
+
+// The kernel that backward ends in, by itself, after its own forward.
+struct FlashBackward {
+  Attention attention;
+  at::Tensor dout, out, lse;
+
+  explicit FlashBackward(const AttentionBackwardArguments& a) : attention(a), dout(gradient_of_out(a)) {
+    const c10::InferenceMode inference;
+    std::tie(out, lse) = at::_scaled_dot_product_flash_attention_for_cpu(attention.q, attention.k,
+                                                                         attention.v, 0.0, attention.causal);
+  }
+
+  std::vector<at::Tensor> operator()() const {
+    const c10::InferenceMode inference;
+    auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+        dout, attention.q, attention.k, attention.v, out, lse, 0.0, attention.causal);
+    return {dq, dk, dv};
+  }
+};
+
+// SSMax as its users write it: the queries times s ln n, and autograd for the rest.
+struct SsmaxBackward {
+  std::vector<at::Tensor> inputs;  // q, k, v, s
+  at::Tensor dout, out;
+
+  explicit SsmaxBackward(const AttentionBackwardArguments& a) : dout(leaf(a.dout, a, a.shape.heads, false)) {
+    inputs = {leaf(a.q, a, a.shape.heads), leaf(a.k, a, a.shape.kv_heads), leaf(a.v, a, a.shape.kv_heads),
+              at::from_blob(const_cast<float*>(a.s), {1, a.shape.heads, 1, 1}).set_requires_grad(true)};
+    const bool causal = a.visibility.causal;
+    const at::Tensor visible =
+        causal ? at::arange(1, a.shape.n + 1).view({1, 1, a.shape.n, 1}) : at::full({1, 1, 1, 1}, a.shape.n);
+    const at::Tensor q = inputs[0].mul(inputs[3].mul(visible.log()));
+    out = at::scaled_dot_product_attention(q, inputs[1], inputs[2], {}, 0.0, causal);
+  }
+
+  std::vector<at::Tensor> operator()() const {
+    return torch::autograd::grad({out}, inputs, {dout}, /*retain_graph=*/true);
+  }
+
+  // Not a tensor of inference, which autograd may not keep.
+  static at::Tensor leaf(const void* data, const AttentionBackwardArguments& a, index_t heads,
+                         bool differentiate = true) {
+    return at::from_blob(const_cast<void*>(data), {1, heads, a.shape.n, a.shape.width})
+        .set_requires_grad(differentiate);
+  }
+};
+
+template <class Backward>
+Run backward_run(const AttentionBackwardArguments& a) {
+  const auto call = std::make_shared<AttentionCall>(a.threads);
+  Run run = [call, backward = Backward(a)] {
+    call->results.clear();
+    call->results = backward();
+  };
+  run.fetch = [call, wanted = gradients(a)] {
+    const c10::InferenceMode inference;
+    for (std::size_t i = 0; i < wanted.size(); ++i) wanted[i].copy_(call->results[i]);
+  };
+  return run;
+}
+
 class Torch final : public Peer {
  public:
   Torch() { at::set_num_threads(1); }
@@ -104,13 +185,13 @@ class Torch final : public Peer {
     if (a.visibility.window > 0 || (a.shape.group() > 1 && a.fold && a.shape.queries > 1)) return {};
     const auto call = std::make_shared<AttentionCall>(a.threads);
     Run run = [call, attention = Attention(a)] {
-      call->result.reset();
-      call->result = attention();
+      call->results.clear();
+      call->results.push_back(attention());
     };
     run.fetch = [call,
                  out = Attention::tensor(a.out, a.shape.heads, a.shape.queries, a.shape.width, a.type)] {
       const c10::InferenceMode inference;
-      out.copy_(call->result.view_as(out));
+      out.copy_(call->results[0].view_as(out));
     };
     return run;
   }
@@ -120,6 +201,19 @@ class Torch final : public Peer {
     const std::string way = attention.backend() == at::SDPBackend::flash_attention ? "flash" : "math";
     if (a.shape.group() == 1) return way;
     return way + (attention.grouped ? ", enable_gqa" : ", heads folded");
+  }
+
+  Run attention_backward(const AttentionBackwardArguments& a) const override {
+    if (a.type != ElementType::f32 || a.visibility.window > 0 || a.shape.group() > 1 ||
+        a.shape.queries != a.shape.n || a.db != nullptr) {
+      return {};
+    }
+    return a.s != nullptr ? backward_run<SsmaxBackward>(a) : backward_run<FlashBackward>(a);
+  }
+
+  std::string attention_backward_label(const AttentionBackwardArguments& a) const override {
+    const std::string way = attention_label(a);
+    return a.s != nullptr ? way + ", autograd" : way;
   }
 
  private:

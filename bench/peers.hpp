@@ -72,6 +72,8 @@ class Peer {
   virtual Run attention(const AttentionArguments&) const { return {}; }
   // Which of its ways a peer takes.
   virtual std::string attention_label(const AttentionArguments&) const { return {}; }
+  virtual Run attention_backward(const AttentionBackwardArguments&) const { return {}; }
+  virtual std::string attention_backward_label(const AttentionBackwardArguments&) const { return {}; }
 };
 
 struct LoadedPeer {

@@ -145,7 +145,7 @@ def print_accuracy(run):
 
 
 class Attention:
-    """The third part of an attention benchmark's name, read; prefill has a mask, decode has none."""
+    """The third part of an attention benchmark's name, read; decode has no mask."""
 
     PATTERN = re.compile(r"h(\d+)_kv(\d+)_d(\d+)_n(\d+)_(?:(full|causal|w\d+)_)?(f32|bf16|f16)_t(\d+)")
 
@@ -350,6 +350,7 @@ def main():
     print_family(run, "rows_backward", "softmax")
     print_family(run, "rope", "rope_half")
     print_attention(run, "prefill", "GFLOPS", "GFLOP/s", 1, lambda a: f"limit/fma_t{a.threads}")
+    print_attention(run, "backward", "GFLOPS", "GFLOP/s", 1, lambda a: f"limit/fma_t{a.threads}")
     print_attention(run, "decode", "bytes_per_second", "GB/s", 1e9, lambda a: a.read_limit(run.context))
     for name, message in run.errors.items():
         print(f"{name}: {message}\n")

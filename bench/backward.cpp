@@ -1,0 +1,248 @@
+#include "backward.hpp"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <map>
+#include <memory>
+#include <span>
+#include <ssmax/attention.hpp>
+#include <ssmax/attention_backward.hpp>
+#include <ssmax/execution.hpp>
+#include <ssmax/target.hpp>
+#include <tuple>
+#include <utility>
+
+#include "attention_data.hpp"
+#include "measure.hpp"
+#include "reference_backward.hpp"
+#include "scalings.hpp"
+
+namespace ssmax_bench {
+namespace {
+
+// What is differentiated: a scaling with these parameters, with or without the rotary embedding.
+struct Variant {
+  const char* name;
+  AttentionFormula formula;
+  bool s;
+  bool b;
+};
+
+constexpr Variant plain{"softmax", {softmax_multiplier, false}, false, false};
+constexpr Variant ssmax_plain{"ssmax", {ssmax_multiplier, false}, true, false};
+constexpr Variant ssmax_bias{"ssmax_bias", {ssmax_bias_multiplier, false}, true, true};
+constexpr Variant ssmax_rope{"ssmax_rope", {ssmax_multiplier, true}, true, false};
+
+using Table = std::shared_ptr<const ssmax::Rope<float>>;
+
+// Empty for a formula without it.
+Table rope_of(const AttentionFormula& formula, const AttentionShape& shape) {
+  if (!formula.rope) return nullptr;
+  return std::make_shared<const ssmax::Rope<float>>(ssmax::RopeOptions{.width = shape.width}, shape.n);
+}
+
+struct Extents {
+  std::array<index_t, 4> rows, keys;
+  std::array<index_t, 3> lse;
+
+  explicit Extents(const AttentionShape& shape)
+      : rows{1, shape.heads, shape.queries, shape.width},
+        keys{1, shape.kv_heads, shape.n, shape.width},
+        lse{1, shape.heads, shape.queries} {}
+};
+
+// What the forward gives: not timed, and made once for a shape, a mask and a formula.
+struct Forward {
+  Forward(const AttentionArguments& a, const AttentionFormula& formula)
+      : out(a.shape.query_size(), 4), lse(a.shape.heads * a.shape.queries, 5) {
+    const Extents extents(a.shape);
+    const ssmax::AttentionArguments<float> arguments{.q = {static_cast<const float*>(a.q), extents.rows},
+                                                     .k = {static_cast<const float*>(a.k), extents.keys},
+                                                     .v = {static_cast<const float*>(a.v), extents.keys},
+                                                     .out = {out.data(), extents.rows},
+                                                     .lse = {lse.data(), extents.lse}};
+    const auto scaling = [&formula](const ssmax::Row& row) { return formula.multiplier(row.n); };
+    const Table rope = rope_of(formula, a.shape);
+    if (a.visibility.causal) {
+      ssmax::attention<float>(arguments, scaling, ssmax::Causal{}, {.rope = rope.get()});
+    } else {
+      ssmax::attention<float>(arguments, scaling, ssmax::Full{}, {.rope = rope.get()});
+    }
+  }
+
+  Buffer out;
+  Buffer lse;
+};
+
+// The arrays of a shape, shared by everyone who computes on it.
+class BackwardData {
+ public:
+  static BackwardData& of(const AttentionShape& shape) {
+    static std::map<std::array<index_t, 4>, BackwardData> all;
+    return all.try_emplace({shape.heads, shape.kv_heads, shape.width, shape.n}, shape).first->second;
+  }
+
+  explicit BackwardData(const AttentionShape& shape)
+      : shape_(shape),
+        dout_(shape.query_size(), 6),
+        dq_(shape.query_size(), 7),
+        dk_(shape.key_size(), 8),
+        dv_(shape.key_size(), 9),
+        s_(shape.heads),
+        ds_(shape.heads),
+        db_(shape.heads) {
+    fill_normal(dout_, 4);
+    std::fill_n(s_.data(), shape.heads, s);
+  }
+
+  AttentionBackwardArguments arguments(const Variant& variant, Visibility visibility, int threads) {
+    AttentionBackwardArguments a{AttentionData::of(shape_, ElementType::f32).arguments(visibility, threads)};
+    const auto [multiplier, rope] = variant.formula;
+    const Forward& forward =
+        forwards_.try_emplace({visibility.causal, multiplier, rope}, a, variant.formula).first->second;
+    a.out = forward.out.data();
+    a.lse = forward.lse.data();
+    a.dout = dout_.data();
+    a.dq = forget(dq_);
+    a.dk = forget(dk_);
+    a.dv = forget(dv_);
+    if (variant.s) a.s = s_.data();
+    if (variant.s) a.ds = forget(ds_);
+    if (variant.b) a.db = forget(db_);
+    return a;
+  }
+
+ private:
+  // So that nobody is given what another one computed.
+  static float* forget(const Buffer& buffer) {
+    std::fill_n(buffer.data(), buffer.size(), std::numeric_limits<float>::quiet_NaN());
+    return buffer.data();
+  }
+
+  AttentionShape shape_;
+  Buffer dout_;
+  Buffer dq_;
+  Buffer dk_;
+  Buffer dv_;
+  Buffer s_;
+  Buffer ds_;
+  Buffer db_;
+  std::map<std::tuple<bool, double (*)(index_t), bool>, Forward> forwards_;
+};
+
+using Implementations = std::vector<Implementation<AttentionBackwardArguments>>;
+
+template <class Scaling, class Mask>
+Run differentiate(const AttentionBackwardArguments& a, const Scaling& scaling, const Mask& mask,
+                  const Table& rope) {
+  const Extents extents(a.shape);
+  const ssmax::BackwardArguments<float> arguments{.q = {static_cast<const float*>(a.q), extents.rows},
+                                                  .k = {static_cast<const float*>(a.k), extents.keys},
+                                                  .v = {static_cast<const float*>(a.v), extents.keys},
+                                                  .out = {static_cast<const float*>(a.out), extents.rows},
+                                                  .lse = {a.lse, extents.lse}};
+  const ssmax::AttentionGradients<float> gradients{.dout = {a.dout, extents.rows},
+                                                   .dq = {a.dq, extents.rows},
+                                                   .dk = {a.dk, extents.keys},
+                                                   .dv = {a.dv, extents.keys}};
+  // Those of the scaling are added to what is there.
+  const auto clear = [a] {
+    if (a.ds != nullptr) std::fill_n(a.ds, a.shape.heads, 0.0F);
+    if (a.db != nullptr) std::fill_n(a.db, a.shape.heads, 0.0F);
+  };
+  if (a.threads == 1) {
+    return [=] {
+      clear();
+      ssmax::attention_backward<float>(arguments, gradients, scaling, mask, {.rope = rope.get()});
+    };
+  }
+  const auto pool = std::make_shared<ssmax::ThreadPool>(a.threads);
+  return [=] {
+    clear();
+    ssmax::attention_backward<float>(arguments, gradients, scaling, mask, {.rope = rope.get()}, *pool);
+  };
+}
+
+template <class Scaling>
+Run differentiate(const AttentionBackwardArguments& a, const Scaling& scaling, const Table& rope) {
+  if (a.visibility.causal) return differentiate(a, scaling, ssmax::Causal{}, rope);
+  return differentiate(a, scaling, ssmax::Full{}, rope);
+}
+
+Implementation<AttentionBackwardArguments> ours(const Variant& variant) {
+  return {
+      variant.name,
+      [variant](const AttentionBackwardArguments& a) -> Run {
+        const Table rope = rope_of(variant.formula, a.shape);
+        if (!variant.s) return differentiate(a, ssmax::Softmax{}, rope);
+        const auto heads = static_cast<std::size_t>(a.shape.heads);
+        const std::span<float> db = variant.b ? std::span(a.db, heads) : std::span<float>{};
+        return differentiate(a, ssmax::SSMax<float>{s, variant.b ? b : 0}.gradient({a.ds, heads}, db), rope);
+      },
+      [variant](const AttentionBackwardArguments& a) {
+        return compare_attention_backward(a, variant.formula);
+      },
+      [](const AttentionBackwardArguments&) {
+        return std::string(ssmax::target_name(ssmax::active_target()));
+      }};
+}
+
+// Those who do plain softmax, or SSMax under the name of both.
+Implementations peers_for(const Variant& variant, const AttentionShape& shape, int threads) {
+  AttentionShape one = shape;
+  one.n = one.queries = 1;
+  const AttentionBackwardArguments probe = BackwardData::of(one).arguments(variant, Visibility{}, threads);
+  Implementations all;
+  for (const LoadedPeer& peer : peers()) {
+    if (peer.peer == nullptr || !peer.peer->attention_backward(probe)) continue;
+    all.push_back(
+        {variant.s ? peer.name + "_" + variant.name : peer.name,
+         [p = peer.peer](const AttentionBackwardArguments& a) { return p->attention_backward(a); },
+         [variant](const AttentionBackwardArguments& a) {
+           return compare_attention_backward(a, variant.formula);
+         },
+         [p = peer.peer](const AttentionBackwardArguments& a) { return p->attention_backward_label(a); }});
+  }
+  return all;
+}
+
+void register_shape(const AttentionShape& shape, Visibility visibility, int threads) {
+  const std::string name = shape.name() + "_" + visibility.name() + "_f32_t" + std::to_string(threads);
+  // A multiplication and an addition for each channel of each logit, in each of five products.
+  const double operations = 10 * visibility.logits(shape.n) * static_cast<double>(shape.width * shape.heads);
+  const auto add = [&](const Variant& variant, const Implementations& implementations) {
+    for (const auto& implementation : implementations) {
+      add_benchmark<AttentionBackwardArguments>(
+          "backward", name, implementation,
+          [=] { return BackwardData::of(shape).arguments(variant, visibility, threads); },
+          gflops(operations));
+    }
+  };
+  add(plain, {ours(plain)});
+  add(plain, peers_for(plain, shape, threads));
+  if (threads > 1 || (shape.n != 2048 && shape.n != 4096)) return;
+  for (const Variant& variant : {ssmax_plain, ssmax_bias, ssmax_rope}) add(variant, {ours(variant)});
+  add(ssmax_plain, peers_for(ssmax_plain, shape, threads));
+}
+
+}  // namespace
+
+void register_backward() {
+  struct Heads {
+    index_t heads;
+    index_t width;
+  };
+  for (const auto [heads, width] : {Heads{12, 64}, Heads{8, 128}}) {
+    for (const index_t n : {512, 1024, 2048, 4096, 8192}) {
+      const AttentionShape shape{heads, heads, width, n, n};
+      for (const int threads : {1, 2}) {
+        if (threads > 1 && n < 2048) continue;
+        register_shape(shape, Visibility{}, threads);
+        register_shape(shape, Visibility{.causal = true}, threads);
+      }
+    }
+  }
+}
+
+}  // namespace ssmax_bench

@@ -1,0 +1,8 @@
+// Gradients of attention over whole sequences.
+#pragma once
+
+namespace ssmax_bench {
+
+void register_backward();
+
+}  // namespace ssmax_bench

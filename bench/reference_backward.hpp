@@ -1,0 +1,200 @@
+// What the gradients of attention should be, in double, on some rows, and how far results are from them.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <vector>
+
+#include "reference_attention.hpp"
+
+namespace ssmax_bench {
+namespace detail {
+
+// Errors are relative to the size of the terms that make up a result.
+class BackwardReference {
+ public:
+  BackwardReference(const AttentionBackwardArguments& a, const AttentionFormula& formula)
+      : a_(a), formula_(formula), rotation_(formula.rope ? a.shape.n : 0, a.shape.width) {}
+
+  // dq of one query, and the lse that the forward gave.
+  double query_error(index_t head, index_t query) const {
+    const auto [first, end] = visible(query);
+    const std::vector<double> q = rotated(a_.q, head * a_.shape.queries + query, query);
+    const std::vector<double> dout = plain(a_.dout, head * a_.shape.queries + query);
+    std::vector<double> logits;
+    double max = -std::numeric_limits<double>::infinity();
+    for (index_t key = first; key < end; ++key) {
+      logits.push_back(multiplier(query) * dot(q, rotated(a_.k, key_row(head, key), key)));
+      max = std::max(max, logits.back());
+    }
+    double total = 0;
+    for (const double logit : logits) total += std::exp(logit - max);
+    const double lse = max + std::log(total);
+
+    std::vector<double> weights;
+    std::vector<Sum> dweights;
+    Sum mean;
+    for (index_t key = first; key < end; ++key) {
+      weights.push_back(std::exp(logits[static_cast<std::size_t>(key - first)] - lse));
+      dweights.push_back(product(dout, plain(a_.v, key_row(head, key))));
+      mean.value += weights.back() * dweights.back().value;
+      mean.size += weights.back() * dweights.back().size;
+    }
+    std::vector<Sum> dq(q.size());
+    for (index_t key = first; key < end; ++key) {
+      const auto at = static_cast<std::size_t>(key - first);
+      add(dq, multiplier(query) * weights[at], dweights[at], mean, rotated(a_.k, key_row(head, key), key));
+    }
+    const double given = static_cast<double>(a_.lse[head * a_.shape.queries + query]);
+    return worse(std::abs(given - lse) / std::max(1.0, std::abs(lse)),
+                 error(dq, rotated(a_.dq, head * a_.shape.queries + query, query)));
+  }
+
+  // dk and dv of one key. Weights and means come from the lse and the out that the forward gave: what those are
+  // worth is for query_error and compare_attention to say.
+  double key_error(index_t kv_head, index_t key) const {
+    const index_t row = kv_head * a_.shape.n + key;
+    const std::vector<double> k = rotated(a_.k, row, key);
+    const std::vector<double> v = plain(a_.v, row);
+    std::vector<Sum> dk(k.size());
+    std::vector<Sum> dv(k.size());
+    for (index_t member = 0; member < a_.shape.group(); ++member) {
+      for (index_t query = 0; query < a_.shape.queries; ++query) {
+        const auto [first, end] = visible(query);
+        if (key < first || key >= end) continue;
+        const index_t query_row = (kv_head * a_.shape.group() + member) * a_.shape.queries + query;
+        const std::vector<double> q = rotated(a_.q, query_row, query);
+        const std::vector<double> dout = plain(a_.dout, query_row);
+        const double weight =
+            std::exp(multiplier(query) * dot(q, k) - static_cast<double>(a_.lse[query_row]));
+        const Sum mean = product(dout, plain(a_.out, query_row));
+        add(dk, multiplier(query) * weight, product(dout, v), mean, q);
+        for (std::size_t i = 0; i < dv.size(); ++i) {
+          dv[i].value += weight * dout[i];
+          dv[i].size += weight * std::abs(dout[i]);
+        }
+      }
+    }
+    return worse(error(dk, rotated(a_.dk, row, key)), error(dv, plain(a_.dv, row)));
+  }
+
+  // ds and db of one head. A row's gradient of its multiplier c is <q, dq> / c, since the logits are linear in q:
+  // these sums are compared with the dq that stands there, which query_error looks at.
+  double scaling_error(index_t head) const {
+    Sum ds;
+    Sum db;
+    for (index_t query = 0; query < a_.shape.queries; ++query) {
+      const auto [first, end] = visible(query);
+      if (end - first < 2) continue;  // one key has the weight 1, whatever its logit
+      const index_t row = head * a_.shape.queries + query;
+      const Sum terms = product(plain(a_.q, row), plain(a_.dq, row));
+      const double c = formula_.multiplier(end - first);
+      const double size = std::log(static_cast<double>(end - first));
+      ds.value += size * terms.value / c;
+      ds.size += size * terms.size / std::abs(c);
+      db.value += terms.value / c;
+      db.size += terms.size / std::abs(c);
+    }
+    double off = 0;
+    if (a_.ds != nullptr) off = worse(off, std::abs(static_cast<double>(a_.ds[head]) - ds.value) / ds.size);
+    if (a_.db != nullptr) off = worse(off, std::abs(static_cast<double>(a_.db[head]) - db.value) / db.size);
+    return off;
+  }
+
+ private:
+  struct Sum {
+    double value = 0;
+    double size = 0;
+  };
+  struct Keys {
+    index_t first, end;
+  };
+
+  Keys visible(index_t query) const {
+    return {a_.visibility.first(query), a_.visibility.end(query, a_.shape.n)};
+  }
+
+  double multiplier(index_t query) const {
+    const auto [first, end] = visible(query);
+    return formula_.multiplier(end - first) / std::sqrt(static_cast<double>(a_.shape.width));
+  }
+
+  index_t key_row(index_t head, index_t key) const { return head / a_.shape.group() * a_.shape.n + key; }
+
+  std::vector<double> plain(const void* data, index_t row) const {
+    const float* floats = static_cast<const float*>(data) + row * a_.shape.width;
+    return {floats, floats + a_.shape.width};
+  }
+
+  // As q and k enter the logits, and so their gradients too: the rotation is linear and keeps lengths.
+  std::vector<double> rotated(const void* data, index_t row, index_t position) const {
+    std::vector<double> values = plain(data, row);
+    if (formula_.rope) rotation_.rotate(values, position);
+    return values;
+  }
+
+  static double dot(const std::vector<double>& a, const std::vector<double>& b) {
+    return product(a, b).value;
+  }
+
+  // The size is that of terms of any sign, and of what they add up to.
+  static Sum product(const std::vector<double>& a, const std::vector<double>& b) {
+    Sum sum;
+    double squares = 0;
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      sum.value += a[i] * b[i];
+      squares += std::pow(a[i] * b[i], 2);
+    }
+    sum.size = std::abs(sum.value) + std::sqrt(squares);
+    return sum;
+  }
+
+  // gradient += factor (dweight - mean) row
+  static void add(std::vector<Sum>& gradient, double factor, const Sum& dweight, const Sum& mean,
+                  const std::vector<double>& row) {
+    for (std::size_t i = 0; i < gradient.size(); ++i) {
+      gradient[i].value += factor * (dweight.value - mean.value) * row[i];
+      gradient[i].size += std::abs(factor * row[i]) * (dweight.size + mean.size);
+    }
+  }
+
+  // Of a row as a whole: where few terms make it up, one channel may be next to nothing, and the rotation mixes
+  // channels.
+  static double error(const std::vector<Sum>& exact, const std::vector<double>& result) {
+    double off = 0;
+    double size = 0;
+    for (std::size_t i = 0; i < exact.size(); ++i) {
+      off += std::pow(result[i] - exact[i].value, 2);
+      size += std::pow(exact[i].size, 2);
+    }
+    // SSMax without b multiplies the logits of a row that sees one key by 0.
+    return off == 0 ? 0 : std::sqrt(off / size);
+  }
+
+  AttentionBackwardArguments a_;
+  AttentionFormula formula_;
+  Rotation rotation_;
+};
+
+}  // namespace detail
+
+// Some queries and keys of every head, the first and the last among them, at other places in every head.
+inline Accuracy compare_attention_backward(const AttentionBackwardArguments& a,
+                                           const AttentionFormula& formula) {
+  const detail::BackwardReference reference(a, formula);
+  constexpr index_t count = 6;
+  double error = compare_attention(a, formula).error;
+  for (index_t head = 0; head < a.shape.heads; ++head) {
+    for (index_t i = 0; i <= count; ++i) {
+      const index_t between = (a.shape.n - 1) * i / count + (i > 0 && i < count ? 37 * head : 0);
+      const index_t position = std::min(between, a.shape.n - 1);
+      error = worse(error, reference.query_error(head, position));
+      if (head < a.shape.kv_heads) error = worse(error, reference.key_error(head, position));
+    }
+    error = worse(error, reference.scaling_error(head));
+  }
+  return {error, error <= 1e-5};
+}
+
+}  // namespace ssmax_bench
