@@ -1,0 +1,110 @@
+// What a small transformer needs besides attention, forward and backward: random numbers, parameters with
+// AdamW, dense layers by Eigen, RMS normalisation. Rows of a matrix are tokens. Every backward adds to
+// gradients, as ssmax does to ds and db. Work is cut into pieces without a look at the number of threads, so
+// that no result depends on it.
+#pragma once
+
+#include <Eigen/Core>
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <random>
+#include <ssmax/execution.hpp>
+
+namespace examples {
+
+using ssmax::index_t;
+using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+
+// Numbers from a seed. Not by <random>'s distributions, which differ between standard libraries.
+class Random {
+ public:
+  explicit Random(std::uint64_t seed) : bits_(seed) {}
+
+  index_t below(index_t end) { return static_cast<index_t>(bits_() % static_cast<std::uint64_t>(end)); }
+
+  // Of mean 0 and deviation 1, evenly spread.
+  float standard() {
+    return static_cast<float>(std::sqrt(3.0) * (0x1p-52 * static_cast<double>(bits_() >> 11) - 1));
+  }
+
+ private:
+  std::mt19937_64 bits_;
+};
+
+inline Matrix random_matrix(index_t rows, index_t columns, float deviation, Random& random) {
+  Matrix result(rows, columns);
+  for (float& x : result.reshaped<Eigen::RowMajor>()) x = deviation * random.standard();
+  return result;
+}
+
+// A matrix that is learnt, by AdamW.
+struct Parameter {
+  Matrix value, gradient, mean, square;
+  float rate, decay;
+
+  Parameter(const Matrix& start, float learning_rate, float weight_decay)
+      : value(start), rate(learning_rate), decay(weight_decay) {
+    gradient = mean = square = Matrix::Zero(start.rows(), start.cols());
+  }
+
+  // Steps count from 1; `schedule` is the part of the rate that this one gets.
+  void update(int step, float schedule) {
+    constexpr float kMean = 0.9f, kSquare = 0.98f;
+    mean += (1 - kMean) * (gradient - mean);
+    square += (1 - kSquare) * (gradient.cwiseAbs2() - square);
+    // Both began at 0 and are still so much too small.
+    const float mean_part = 1 - std::pow(kMean, static_cast<float>(step));
+    const float square_part = 1 - std::pow(kSquare, static_cast<float>(step));
+    value *= 1 - schedule * rate * decay;
+    value.array() -=
+        schedule * rate / mean_part * mean.array() / ((square.array() / square_part).sqrt() + 1e-8f);
+  }
+};
+
+// f(first, count) for the pieces of [0, size).
+template <class F>
+void in_pieces(index_t size, index_t piece, ssmax::ThreadPool& pool, const F& f) {
+  pool.run((size + piece - 1) / piece, [&](index_t i) { f(i * piece, std::min(piece, size - i * piece)); });
+}
+
+// y = x·W.
+struct Linear {
+  Parameter weights;  // [in, out]
+
+  Linear(index_t in, index_t out, float rate, float decay, Random& random)
+      : weights(random_matrix(in, out, 1 / std::sqrt(static_cast<float>(in)), random), rate, decay) {}
+
+  void forward(const Matrix& x, Matrix& y, ssmax::ThreadPool& pool) const {
+    y.resize(x.rows(), weights.value.cols());
+    in_pieces(x.rows(), 256, pool, [&](index_t first, index_t count) {
+      y.middleRows(first, count).noalias() = x.middleRows(first, count) * weights.value;
+    });
+  }
+
+  void backward(const Matrix& x, const Matrix& dy, Matrix& dx, ssmax::ThreadPool& pool) {
+    in_pieces(x.rows(), 256, pool, [&](index_t first, index_t count) {
+      dx.middleRows(first, count).noalias() += dy.middleRows(first, count) * weights.value.transpose();
+    });
+    in_pieces(x.cols(), 32, pool, [&](index_t first, index_t count) {
+      weights.gradient.middleRows(first, count).noalias() += x.middleCols(first, count).transpose() * dy;
+    });
+  }
+};
+
+// y = x / √(mean of x²) per row. It has no weights of its own: those of the layer behind it do as well.
+struct RmsNorm {
+  Eigen::VectorXf inverse;  // of the root, per row
+
+  void forward(const Matrix& x, Matrix& y) {
+    inverse = (x.rowwise().squaredNorm() / static_cast<float>(x.cols())).array().max(1e-8f).rsqrt();
+    y = inverse.asDiagonal() * x;
+  }
+
+  void backward(const Matrix& y, const Matrix& dy, Matrix& dx) const {
+    const Eigen::VectorXf along = y.cwiseProduct(dy).rowwise().mean();
+    dx += inverse.asDiagonal() * (dy - along.asDiagonal() * y);
+  }
+};
+
+}  // namespace examples
