@@ -288,6 +288,25 @@ TEST_CASE("backward refuses gradients on its inputs and on each other", "[attent
     call.g.dsinks = {call.to + 2 * 512 + 167, 4};
     call.refuses_backward({"dsinks", "dv", "overlaps", "4 bytes"});
   }
+  SECTION("dsinks on sinks and on inputs") {
+    std::vector<float> sinks(4, 1.0F);
+    call.options.sinks = sinks;
+    call.g.dsinks = sinks;
+    call.refuses_backward({"dsinks", "sinks", "overlaps", "16 bytes"});
+    call.g.dsinks = {call.in + 4 * 512 + 39, 4};
+    call.refuses_backward({"dsinks", "lse", "overlaps", "4 bytes"});
+    call.g.dsinks = {call.in + 6 * 512, 4};
+    call.refuses_backward({"dsinks", "dlse", "overlaps"});
+  }
+  SECTION("a bias' gradient on the bias") {
+    const std::array<index_t, 4> extents{2, 4, 5, 7}, strides{0, 0, 7, 1};
+    std::vector<float> bias(70, 1.0F);
+    const View<float, 4> view(bias.data(), extents, strides), shifted(bias.data() + 34, extents, strides);
+    call.refuses({"Bias", "dbias", "overlaps", "bias", "140 bytes"}, Softmax{}, Full{},
+                 ssmax::Bias(view).gradient(view));
+    call.refuses({"Bias", "dbias", "overlaps", "bias", "by 4 bytes"}, Softmax{}, Full{},
+                 ssmax::Bias(view).gradient(shifted));
+  }
   SECTION("neighbours are no overlap") {
     call.g.dk = {call.to + 320, {2, 2, 7, 8}};
     call.g.dv = {call.to + 320 + 224, {2, 2, 7, 6}};
@@ -312,6 +331,12 @@ TEST_CASE("backward refuses sinks that do not fit", "[attention][backward][error
   call.options.sinks = four;
   call.g.dsinks = {};
   CHECK_NOTHROW(call.run());
+}
+
+TEST_CASE("backward refuses a dlse that has extents and no memory", "[attention][backward][errors]") {
+  Call call;
+  call.g.dlse = {nullptr, {2, 4, 5}};
+  call.refuses_backward({"dlse", "null", "40"});
 }
 
 TEST_CASE("backward refuses scalings and their gradients that do not fit", "[attention][backward][errors]") {

@@ -236,6 +236,39 @@ TEST_CASE("gradients of a packed qkv go into columns of a packed matrix", "[atte
   });
 }
 
+TEST_CASE("columns of a packed matrix may say what they like of dimensions of one",
+          "[attention][backward][layouts]") {
+  const Shape s{2, 3, 1, 20, 20, 8, 8};
+  const Problem<float> problem(s);
+  const Output<float> output = run(problem, SSMax<float>{}, Causal{});
+  const Result<float> expected = backward(problem, output, SSMax<float>{}, Causal{}, ssmax::Identity{});
+  PackedQkv<float> gradients(s, nan<float>);
+  const auto one_head = [&](const View<float, 4>& view, index_t stride) {
+    return View<float, 4>(view.data_handle(), {2, 1, 20, 8}, {view.stride(0), stride, view.stride(2), 1});
+  };
+  const std::array<index_t, 4> of_out{2, 3, 20, 8};
+  ssmax::attention_backward<float>({.q = problem.q_view(),
+                                    .k = problem.k_view(),
+                                    .v = problem.v_view(),
+                                    .out = {output.out.data(), of_out},
+                                    .lse = {output.lse.data(), {2, 3, 20}}},
+                                   {.dout = {problem.dout.data(), of_out},
+                                    .dlse = {problem.dlse.data(), {2, 3, 20}},
+                                    .dq = gradients.q(),
+                                    .dk = one_head(gradients.k(), 20 * gradients.pitch()),
+                                    .dv = one_head(gradients.v(), -1)},
+                                   SSMax<float>{}, Causal{});
+  int wrong = 0;
+  const auto compare = [&](const View<float, 4>& view, const std::vector<float>& values) {
+    auto next = values.begin();
+    for_each(view, [&](float& element) { wrong += same_bits(element, *next++) ? 0 : 1; });
+  };
+  compare(gradients.q(), expected.dq);
+  compare(gradients.k(), expected.dk);
+  compare(gradients.v(), expected.dv);
+  CHECK(wrong == 0);
+}
+
 TEST_CASE("keys that a batch shares by a stride of zero still have gradients of their own",
           "[attention][backward][layouts]") {
   const Problem<float> problem({3, 2, 1, 5, 40, 8, 4});

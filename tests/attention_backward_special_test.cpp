@@ -34,6 +34,7 @@ using ssmax::index_t;
 using ssmax::Query;
 using ssmax::SlidingWindow;
 using ssmax::SSMax;
+using ssmax::View;
 using ssmax::Where;
 
 constexpr std::array<Shape, 5> shapes{{
@@ -46,6 +47,54 @@ constexpr std::array<Shape, 5> shapes{{
 }};
 
 bool before(const Query& query, index_t key) { return key <= query.position(); }
+
+// ---- Lanes without a query, and infinities ----------------------------------------------------------------------
+
+/// Has no value at 0, where no logit is.
+struct Reciprocal {
+  template <class T>
+  T operator()(T z, const ssmax::Key&) const {
+    return 1 / (4 * z);
+  }
+  template <class T>
+  T derivative(T z, const ssmax::Key&) const {
+    return -1 / (4 * z * z);
+  }
+};
+
+TEST_CASE("a score is not asked of what is no query", "[attention][backward][special]") {
+  Problem<float> problem({1, 1, 1, 17, 3, 2, 2});
+  for (float& x : problem.q) x = 1 + std::abs(x);
+  for (float& x : problem.k) x = 1 + std::abs(x);
+  const std::vector<float> far(3, 363'497.5F);
+  const ssmax::Bias bias(View<const float, 4>(far.data(), {1, 1, 17, 3}, {0, 0, 0, 1}));
+  for_each_target([&](const std::string& target) {
+    INFO(target);
+    const Result<float> result = run_backward(problem, SSMax<float>{}, ssmax::Full{}, Reciprocal{});
+    const Result<float> offset = run_backward(problem, SSMax<float>{}, ssmax::Full{}, bias);
+    for (const std::vector<float>& values :
+         {result.dq, result.dk, result.dv, offset.dq, offset.dk, offset.dv}) {
+      CHECK(std::ranges::all_of(values, [](float x) { return std::isfinite(x); }));
+      CHECK(std::ranges::any_of(values, [](float x) { return x != 0; }));
+    }
+  });
+}
+
+TEST_CASE("an infinite key without weight gives nothing to gradients, whatever else is hidden",
+          "[attention][backward][special]") {
+  Problem<float> problem({1, 1, 1, 2, 2, 1, 1});
+  problem.q = {1, 1};
+  problem.k = {0, -infinity<float>};
+  for_each_target([&](const std::string& target) {
+    INFO(target);
+    for (const Result<float>& result : {run_backward(problem, ssmax::Softmax{}, ssmax::Full{}),
+                                        run_backward(problem, ssmax::Softmax{}, Causal{})}) {
+      CHECK(std::isfinite(result.dq[0]));
+      CHECK(std::isfinite(result.dq[1]));
+      CHECK(result.dk[1] == 0);
+    }
+  });
+}
 
 // ---- One key, and none -----------------------------------------------------------------------------------------
 

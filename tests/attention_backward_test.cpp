@@ -181,6 +181,25 @@ TEST_CASE("without a score, a mask or a scaling, and with nothing to do", "[atte
   CHECK(result == expected);
 }
 
+TEST_CASE("without query heads, keys are turned by no rope", "[attention][backward]") {
+  const std::vector<index_t> offsets{0, 5};
+  const ssmax::Rope<float> rope({.width = 4}, 2);  // which would be too wide and too short
+  const Problem<float> problem(Shape{1, 0, 1, 5, 5, 2, 3});
+  std::vector<float> dk(10, -1.0F), dv(15, -1.0F);
+  ssmax::attention_backward<float>({.q = problem.q_view(),
+                                    .k = problem.k_view(),
+                                    .v = problem.v_view(),
+                                    .out = {nullptr, {1, 0, 5, 3}},
+                                    .lse = {nullptr, {1, 0, 5}}},
+                                   {.dout = {nullptr, {1, 0, 5, 3}},
+                                    .dq = {nullptr, {1, 0, 5, 2}},
+                                    .dk = {dk.data(), {1, 1, 5, 2}},
+                                    .dv = {dv.data(), {1, 1, 5, 3}}},
+                                   Softmax{}, ssmax::Documents(offsets, true), {.rope = &rope});
+  CHECK(std::ranges::all_of(dk, [](float x) { return same_bits(x, 0.0F); }));
+  CHECK(std::ranges::all_of(dv, [](float x) { return same_bits(x, 0.0F); }));
+}
+
 TEST_CASE("queries and values without channels", "[attention][backward]") {
   for_each_target([](const std::string& target) {
     INFO(target);

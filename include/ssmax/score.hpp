@@ -15,7 +15,8 @@
 //   parameter_derivative(z, key)     each query has one parameter θ, such as its head's slope: dz'/dθ at z. Then
 //   accumulate(query, dtheta)        gets ∂loss/∂θ of every query, one after the other          Alibi{…}.gradient(…)
 // or
-//   accumulate(key, dz)              gets ∂loss/∂z' of every visible key that has one; by one thread, unless
+//   accumulate(key, dz)              gets ∂loss/∂z' of every visible key that has one; then the whole backward runs on
+//                                    one thread, unless
 //   sharing(shape)                   says what may be added at once (Sharing, below)            Bias(…).gradient(…)
 //
 // Attention asks a score key by key, in plain code. What it can do by vectors instead, these offer besides:
@@ -57,11 +58,11 @@ struct Key {
   index_t query_position = 0, key_position = 0;
 };
 
-/// What the elements of a score's gradient gather: which calls of accumulate(key, dz) may be made at once.
+/// What an element of a score's gradient gathers: logits of
 enum class Sharing {
-  one_head,  // logits of one query or of one key, of one head of one batch entry
-  heads,     // the same, of any heads and batch entries
-  any
+  one_head,  // one query or one key, of one head of one batch entry
+  heads,     // one key, of any heads and batch entries: the kv heads then take turns
+  any        // any: one thread does it all
 };
 
 template <class S>
@@ -252,6 +253,9 @@ class Bias {
     return {*this, dbias};
   }
 
+ protected:
+  SSMAX_INLINE constexpr const View<const T, 4>& view() const { return bias_; }
+
  private:
   View<const T, 4> bias_;
 };
@@ -289,7 +293,9 @@ class BiasGradient : public Bias<T> {
       strides[at] = dbias_.stride(i);
       extents[at] = strides[at] == 0 ? std::min<index_t>(dbias_.extent(i), 1) : dbias_.extent(i);
     }
-    detail::check_output("Bias", "dbias", View<G, 4>(dbias_.data_handle(), extents, strides));
+    const View<G, 4> sums(dbias_.data_handle(), extents, strides);
+    detail::check_output("Bias", "dbias", sums);
+    detail::check_apart("Bias", "dbias", sums, "bias", this->view());
   }
 
  private:

@@ -77,8 +77,8 @@ Bytes span_of(const View<T, Rank>& view) {
 }
 
 /// Both views are columns of one matrix that do not touch, as the q, k and v of a packed projection are, whatever the
-/// order of their dimensions: some stride is the matrix' pitch, longer strides are multiples of it and the same in both,
-/// and what the shorter ones span of either view fits into a row beside the other's.
+/// order of their dimensions: some stride is the matrix' pitch, longer strides are multiples of it, and what the shorter
+/// ones span of either view fits into a row beside the other's.
 template <class T, class U, int Rank>
 bool are_separate_columns(const View<T, Rank>& a, const View<U, Rank>& b) {
   if constexpr (Rank == 1 || sizeof(T) != sizeof(U)) {
@@ -88,25 +88,24 @@ bool are_separate_columns(const View<T, Rank>& a, const View<U, Rank>& b) {
                                                reinterpret_cast<std::intptr_t>(a.data_handle()));
     const auto size = static_cast<index_t>(sizeof(T));
     if (distance % size != 0) return false;
-    const auto fits = [&](index_t pitch) {
-      index_t span_a = 1, span_b = 1;
+    // What a view spans of a row; more than there is, if it is not made of columns.
+    const auto span = [](const auto& view, index_t pitch) {
+      index_t result = 1;
       for (int i = 0; i < Rank; ++i) {
-        const index_t steps_a = a.extent(i) - 1, steps_b = b.extent(i) - 1;
-        if (steps_a == 0 && steps_b == 0) continue;
-        const index_t stride_a = a.stride(i), stride_b = b.stride(i);
-        if (stride_a < 0 || stride_b < 0) return false;
-        if (stride_a < pitch && stride_b < pitch) {
-          span_a += steps_a * stride_a;
-          span_b += steps_b * stride_b;
-        } else if (stride_a != stride_b || stride_a % pitch != 0) {
-          return false;
-        }
+        if (view.extent(i) == 1) continue;
+        const index_t stride = view.stride(i);
+        if (stride < 0 || (stride > pitch && stride % pitch != 0)) return pitch + 1;
+        if (stride < pitch) result += (view.extent(i) - 1) * stride;
       }
+      return result;
+    };
+    const auto fit = [&](index_t pitch) {
       const index_t offset = ((distance / size) % pitch + pitch) % pitch;
-      return offset >= span_a && offset + span_b <= pitch;
+      return offset >= span(a, pitch) && offset + span(b, pitch) <= pitch;
     };
     for (int i = 0; i < Rank; ++i) {
-      if (a.extent(i) > 1 && a.stride(i) > 0 && fits(a.stride(i))) return true;
+      if (a.extent(i) > 1 && a.stride(i) > 0 && fit(a.stride(i))) return true;
+      if (b.extent(i) > 1 && b.stride(i) > 0 && fit(b.stride(i))) return true;
     }
     return false;
   }

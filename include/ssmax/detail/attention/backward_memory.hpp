@@ -7,12 +7,13 @@ namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
-/// The pieces that a backward is cut into: so many queries of a kv head against so many keys. 480 is whole groups on every
-/// target.
-inline constexpr index_t piece_queries = 480, piece_keys = 512;
+/// The pieces that a backward is cut into: so many queries of a kv head against so many keys. 240 is whole groups on every
+/// target. Twice as many of either are no faster on one thread (Zen 4, 1 MB of second-level cache), and one head of 2048
+/// gains 1.4 instead of 1.55 by a second thread.
+inline constexpr index_t piece_queries = 240, piece_keys = 256;
 
 /// Sums over so many pieces are formed alone and then added up: longer ones would lose digits.
-inline constexpr index_t pieces_of_sum = 4;
+inline constexpr index_t pieces_of_sum = 8;
 
 /// Keys of a tile: its weights and their gradients, 64 · 48 floats each, lie in a first-level cache of 32 KiB. (32 and 128
 /// are as fast on Zen 4.)
@@ -38,30 +39,28 @@ struct BackwardMemory : LaneMemory<A> {
         q_rows(carver.take<A>(groups * group * d_pitch)),
         dout(carver.take<A>(groups * value_width * group)),
         dout_rows(carver.take<A>(groups * group * dv_pitch)),
-        k(carver.take<A>(piece_keys * d_pitch)),
-        v(carver.take<A>(piece_keys * dv_pitch)),
         s(carver.take<A>(gradient_block * group)),
         u(carver.take<A>(gradient_block * group)),
         z(carver.take<A>(has_score ? gradient_block * group : 0)),
         slope(carver.take<A>(has_score ? gradient_block * group : 0)),
         shift(carver.take<A>(groups * group)),
         delta(carver.take<A>(groups * group)),
+        apart_gradients(carver.take<A>(this->leaves.width * key_block)),
         base(carver.take<double>(groups * group)),
         regular(carver.take<bool>(groups * group)),
         finite(carver.take<bool>(groups)),
         queries_are_finite(carver.take<bool>(groups * group)),
-        keys_are_finite(carver.take<bool>(piece_keys)),
         sums_of_row(sums_count),
         sums(carver.take<double>(groups * group * sums_count)) {}
 
   index_t d_pitch, dv_pitch;  // whole vectors of every target; what is past d and dv is 0
   A* q_rows;                  // [queries][d_pitch], times scale and, without a score, c
   A *dout, *dout_rows;        // [groups][dv][group], [queries][dv_pitch]
-  A *k, *v;                   // [keys][d_pitch], [keys][dv_pitch]: keys that cannot be read where they lie
   A *s, *u;                   // [gradient_block][group]: logits, then weights; dout·V, then gradients
   A *z, *slope;               // the same, of a score
   A *shift, *delta;           // [queries]
-  double* base;               // [queries]: lse in units of log2, exactly
+  A* apart_gradients;         // [width][key_block]: of lanes that the kernels cannot do
+  double* base;               // [queries]: lse in units of log2
   bool* regular;              // [queries]: the kernels can do it
   bool* finite;               // [groups]: q and dout hold no NaN or infinity
   bool *queries_are_finite,

@@ -26,6 +26,13 @@ struct BackwardProblem {
   index_t key_blocks() const { return (keys() + piece_keys - 1) / piece_keys; }
 };
 
+/// Whether K and V must be brought into other rows than those they lie in: kernels take whole passes of T's own arithmetic.
+template <class T>
+bool packs_keys(const BackwardProblem<T>& problem, const TileLeaves<Compute<T>>& leaves) {
+  if (!std::same_as<T, Compute<T>> || problem.forward.rope != nullptr) return true;
+  return problem.keys() % leaves.rows != 0 || problem.forward.width() % leaves.rows != 0;
+}
+
 /// One kv head while its gradients are summed up: first over some pieces, in the kernels' own layouts, then over all of
 /// them, in the results themselves or, where those are 16 bits wide, apart.
 template <class T>
@@ -35,37 +42,39 @@ struct HeadSums {
 
   HeadSums() = default;
   HeadSums(Carver& carver, const BackwardProblem<T>& problem, const BackwardMemory<A>& memory)
-      : d(problem.forward.width()),
-        dv(problem.forward.value_width()),
-        d_pitch(memory.d_pitch),
-        dv_pitch(memory.dv_pitch),
-        facts(carver.take<QueryFacts<A>>(problem.forward.rows())),
+      : facts(carver.take<QueryFacts<A>>(problem.forward.rows())),
         seen(carver.take<KeyRange>(problem.query_blocks())),
-        dq(carver.take<A>(problem.query_blocks() * memory.groups * memory.group * d_pitch)),
-        dk(carver.take<A>(problem.key_blocks() * piece_keys * d_pitch)),
-        dvalues(carver.take<A>(problem.key_blocks() * piece_keys * dv_pitch)),
-        all_dq(carver.take<A>(apart ? problem.forward.rows() * d : 0)),
-        all_dk(carver.take<A>(apart ? problem.keys() * d : 0)),
-        all_dvalues(carver.take<A>(apart ? problem.keys() * dv : 0)) {}
+        blocks_are_finite(carver.take<bool>(problem.key_blocks())),
+        keys_are_finite(carver.take<bool>(problem.key_blocks() * piece_keys)),
+        dq(carver.take<A>(problem.query_blocks() * memory.groups * memory.group * memory.d_pitch)),
+        dk(carver.take<A>(problem.key_blocks() * piece_keys * memory.d_pitch)),
+        dvalues(carver.take<A>(problem.key_blocks() * piece_keys * memory.dv_pitch)),
+        k(carver.take<A>(
+            packs_keys(problem, memory.leaves) ? problem.key_blocks() * piece_keys * memory.d_pitch : 0)),
+        v(carver.take<A>(
+            packs_keys(problem, memory.leaves) ? problem.key_blocks() * piece_keys * memory.dv_pitch : 0)),
+        all_dq(carver.take<A>(apart ? problem.forward.rows() * problem.forward.width() : 0)),
+        all_dk(carver.take<A>(apart ? problem.keys() * problem.forward.width() : 0)),
+        all_dvalues(carver.take<A>(apart ? problem.keys() * problem.forward.value_width() : 0)) {}
 
   /// Where the sums over all pieces are, of query `row` of the kv head or of one of its keys.
   A* query_sums(const BackwardProblem<T>& problem, const Query& query, index_t row) const {
     if constexpr (apart) {
-      return all_dq + row * d;
+      return all_dq + row * problem.dq.extent(3);
     } else {
       return row_of(problem.dq, query.batch, query.head, query.index);
     }
   }
   A* key_sums(const BackwardProblem<T>& problem, index_t batch, index_t kv_head, index_t key) const {
     if constexpr (apart) {
-      return all_dk + key * d;
+      return all_dk + key * problem.dk.extent(3);
     } else {
       return row_of(problem.dk, batch, kv_head, key);
     }
   }
   A* value_sums(const BackwardProblem<T>& problem, index_t batch, index_t kv_head, index_t key) const {
     if constexpr (apart) {
-      return all_dvalues + key * dv;
+      return all_dvalues + key * problem.dv.extent(3);
     } else {
       return row_of(problem.dv, batch, kv_head, key);
     }
@@ -75,11 +84,13 @@ struct HeadSums {
     return apart ? gradient.extent(3) : gradient.stride(2);
   }
 
-  index_t d = 0, dv = 0, d_pitch = 0, dv_pitch = 0;
   QueryFacts<A>* facts = nullptr;       // [rows]
   KeyRange* seen = nullptr;             // [query blocks]: by any of a block's queries
+  bool* blocks_are_finite = nullptr;    // [key blocks]: K holds no NaN or infinity
+  bool* keys_are_finite = nullptr;      // [keys]: where some of the block are not
   A* dq = nullptr;                      // [query blocks][groups][d_pitch][group]: over some pieces
   A *dk = nullptr, *dvalues = nullptr;  // [keys][d_pitch], [keys][dv_pitch]: over some pieces
+  A *k = nullptr, *v = nullptr;         // [keys][d_pitch], [keys][dv_pitch], if they are packed
 
  private:
   A *all_dq = nullptr, *all_dk = nullptr, *all_dvalues = nullptr;

@@ -8,7 +8,6 @@
 #pragma once
 
 #include <atomic>
-#include <optional>
 
 #include "backward_task.hpp"
 
@@ -46,8 +45,8 @@ void run_backward(const BackwardProblem<T>& problem, const GradientPolicies<Comp
   const QueryShape shape = problem.forward.shape(0);
   const BackwardCut cut(heads, queries, keys, policies.sharing(shape),
                         static_cast<index_t>(executor.concurrency()));
-  // Of each query: dc, its parameters of the score, dsink.
-  const index_t sums_of_row = 2 + policies.parameters();
+  // Of each query: dc, its parameters of the score, n, its position, dsink.
+  const index_t sums_of_row = 4 + policies.parameters();
   const bool has_sums = policies.learns() || !problem.dsinks.empty();
 
   Carver count, count_sums;
@@ -85,7 +84,7 @@ void run_backward(const BackwardProblem<T>& problem, const GradientPolicies<Comp
   if (cut.whole_heads) {
     run(heads, [&](Task& task, index_t lane, index_t head) {
       task.enter(head, head_sums(lane));
-      for (index_t j = 0; j < keys; ++j) task.clear_keys(j);
+      for (index_t j = 0; j < keys; ++j) task.prepare_keys(j);
       for (index_t i = 0; i < queries; ++i) {
         task.survey(i);
         for (index_t j = 0; j < keys; ++j) task.attend(i, j);
@@ -106,7 +105,7 @@ void run_backward(const BackwardProblem<T>& problem, const GradientPolicies<Comp
         if (i < queries) {
           task.survey(i);
         } else {
-          task.clear_keys(i - queries);
+          task.prepare_keys(i - queries);
         }
       });
       for (index_t diagonal = 0; diagonal < queries + keys - 1; ++diagonal) {
@@ -129,11 +128,15 @@ void run_backward(const BackwardProblem<T>& problem, const GradientPolicies<Comp
   const double* row = sums;
   for (query.batch = 0; query.batch < shape.batch; ++query.batch) {
     for (query.head = 0; query.head < shape.heads; ++query.head) {
+      double dsink = 0;
       for (query.index = 0; query.index < shape.queries; ++query.index, row += sums_of_row) {
-        policies.accumulate(query, row);
-        if (problem.dsinks.empty()) continue;
-        A& dsink = problem.dsinks[static_cast<std::size_t>(query.head)];
-        dsink += static_cast<A>(row[sums_of_row - 1]);
+        const double* last = row + sums_of_row - 3;
+        policies.accumulate(query, {query.head, static_cast<index_t>(last[1]), static_cast<index_t>(last[0])},
+                            row);
+        dsink += last[2];
+      }
+      if (!problem.dsinks.empty()) {
+        problem.dsinks[static_cast<std::size_t>(query.head)] += static_cast<A>(dsink);
       }
     }
   }

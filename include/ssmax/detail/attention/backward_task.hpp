@@ -1,6 +1,6 @@
 // The steps of attention's backward on one kv head: facts about its queries, pieces of queries × keys, results.
 //
-//   p = 2^(s - lse), the forward's weights again, from the same products in the same order
+//   p = 2^(s - lse), the forward's weights again: s is formed as it forms them for more than few queries
 //   u = p·(dout·vᵀ - delta),  delta = ⟨dout, out⟩ - dlse      the gradient of c·z
 //   dq̃ += u·k    dk += uᵀ·(c·scale·q)    dv += pᵀ·dout         then dq = c·scale·dq̃, and dc = scale·⟨q, dq̃⟩: no further
 //                                                             pass, and no division by a c that may be 0
@@ -72,24 +72,36 @@ class BackwardTask {
       if (sums_ == nullptr) continue;
       double* sums = sums_of(*cursor);
       std::fill_n(sums, memory_.sums_of_row, 0.0);
+      sums[memory_.sums_of_row - 3] = static_cast<double>(seen_by.n);
+      sums[memory_.sums_of_row - 2] = static_cast<double>(seen_by.position);
       if (problem_.dsinks.empty() || facts.lse == -infinity) continue;
       const A sink = problem_.sinks[static_cast<std::size_t>(head)];
       sums[memory_.sums_of_row - 1] = -std::exp(static_cast<double>(sink) - static_cast<double>(facts.lse)) *
                                       static_cast<double>(facts.delta);
     }
     head_sums_.seen[block] = seen.any;
-    std::fill_n(queries_sums(block), sums_of_block(), A{0});
+    std::fill_n(queries_sums(block), sums_in_use(block), A{0});
   }
 
-  /// The sums of a block of keys become 0.
-  void clear_keys(index_t block) const {
+  /// A block of keys is brought into rows, if need be, and looked through; its sums become 0.
+  void prepare_keys(index_t block) {
+    const index_t first = block * piece_keys, count = keys_of(block), d = forward_.width();
+    if (forward_.rows() > 0) {
+      if (packs_keys(problem_, leaves_)) pack_keys(block);
+      load_keys(block);
+      bool& finite = head_sums_.blocks_are_finite[block] =
+          leaves_.all_finite(keys_.k, keys_.k_stride, count, d);
+      for (index_t i = 0; !finite && i < piece_keys; ++i) {
+        head_sums_.keys_are_finite[first + i] =
+            i >= count || leaves_.all_finite(keys_.k + i * keys_.k_stride, 0, 1, d);
+      }
+    }
     for_each_key(block, [&](index_t key) {
-      std::fill_n(head_sums_.key_sums(problem_, batch_, kv_head_, key), forward_.width(), A{0});
+      std::fill_n(head_sums_.key_sums(problem_, batch_, kv_head_, key), d, A{0});
       std::fill_n(head_sums_.value_sums(problem_, batch_, kv_head_, key), forward_.value_width(), A{0});
     });
-    std::fill_n(head_sums_.dk + block * piece_keys * memory_.d_pitch, piece_keys * memory_.d_pitch, A{0});
-    std::fill_n(head_sums_.dvalues + block * piece_keys * memory_.dv_pitch, piece_keys * memory_.dv_pitch,
-                A{0});
+    std::fill_n(head_sums_.dk + first * memory_.d_pitch, in_passes(count) * memory_.d_pitch, A{0});
+    std::fill_n(head_sums_.dvalues + first * memory_.dv_pitch, in_passes(count) * memory_.dv_pitch, A{0});
   }
 
   /// Adds what a block of queries and a block of keys give each other. Where this is the last piece of a sum, that is
@@ -98,7 +110,7 @@ class BackwardTask {
     if (has_piece(queries, keys)) {
       load_queries(queries);
       load_keys(keys);
-      std::fill_n(memory_.sums, groups_ * memory_.group * memory_.sums_of_row, 0.0);
+      if (policies_.has_score) std::fill_n(memory_.sums, groups_ * memory_.group * memory_.sums_of_row, 0.0);
       for (index_t at = 0; at < keys_of(keys); at += gradient_block) {
         for (index_t g = 0; g < groups_; ++g) attend_block(g, at);
       }
@@ -149,7 +161,7 @@ class BackwardTask {
     const index_t d = forward_.width();
     for_each_key(block, [&](index_t key) {
       A* dk = head_sums_.key_sums(problem_, batch_, kv_head_, key);
-      if (forward_.rope != nullptr && query.shape.queries > 0) {
+      if (forward_.rope != nullptr && forward_.rows() > 0) {
         const index_t position = forward_.key_position + policies_.key_position(query, key);
         forward_.rope->rotate(dk, d, dk, d, 1, d, position, true);
       }
@@ -160,15 +172,15 @@ class BackwardTask {
   }
 
  private:
-  /// Keys of a piece: where they lie or, if something has to be done to them, in the task's memory.
   struct Keys {
+    KeyRange range{};
     const A* k = nullptr;
     index_t k_stride = 0;
     const A* v = nullptr;
     index_t v_stride = 0;
-    KeyRange range{};
-    A *dk = nullptr, *dv = nullptr;
-    bool finite = true;
+    A *dk = nullptr, *dv = nullptr;  // sums over some pieces
+    bool finite = true;              // all of K
+    const bool* are_finite = nullptr;
   };
 
   static constexpr A infinity = std::numeric_limits<A>::infinity();
@@ -176,6 +188,7 @@ class BackwardTask {
   index_t queries_of(index_t block) const {
     return std::min(piece_queries, forward_.rows() - block * piece_queries);
   }
+  index_t in_passes(index_t keys) const { return (keys + leaves_.rows - 1) / leaves_.rows * leaves_.rows; }
   index_t keys_of(index_t block) const { return std::min(piece_keys, problem_.keys() - block * piece_keys); }
   double* sums_of(const Query& query) const {
     const QueryShape& shape = query.shape;
@@ -197,57 +210,44 @@ class BackwardTask {
   /// The sums over some pieces of a block of queries: [groups][d_pitch][group].
   A* queries_sums(index_t block) const { return head_sums_.dq + block * sums_of_block(); }
   index_t sums_of_block() const { return memory_.groups * memory_.group * memory_.d_pitch; }
-
-  void load_keys(index_t block) {
-    const index_t first = block * piece_keys, count = keys_of(block);
-    keys_ = {.range = {first, first + count},
-             .dk = head_sums_.dk + first * memory_.d_pitch,
-             .dv = head_sums_.dvalues + first * memory_.dv_pitch};
-    if (!point_at_keys()) pack_keys();
-    const bool hides = policies_.has_predicate || policies_.has_score || columns_.hides(keys_.range);
-    keys_.finite = !hides || leaves_.all_finite(keys_.k, keys_.k_stride, count, forward_.width());
-    for (index_t i = 0; !keys_.finite && i < piece_keys; ++i) {
-      memory_.keys_are_finite[i] =
-          i >= count || leaves_.all_finite(keys_.k + i * keys_.k_stride, 0, 1, forward_.width());
-    }
+  index_t sums_in_use(index_t block) const {
+    return (queries_of(block) + memory_.group - 1) / memory_.group * memory_.group * memory_.d_pitch;
   }
 
-  /// Whole passes can be read from where they lie, if nothing has to be done to them.
-  bool point_at_keys() {
+  /// A block of keys: where they lie or, if something has to be done to them, where that was done.
+  void load_keys(index_t block) {
+    const index_t first = block * piece_keys;
+    keys_ = {.range = {first, first + keys_of(block)},
+             .k = head_sums_.k + first * memory_.d_pitch,
+             .k_stride = memory_.d_pitch,
+             .v = head_sums_.v + first * memory_.dv_pitch,
+             .v_stride = memory_.dv_pitch,
+             .dk = head_sums_.dk + first * memory_.d_pitch,
+             .dv = head_sums_.dvalues + first * memory_.dv_pitch,
+             .finite = head_sums_.blocks_are_finite[block],
+             .are_finite = head_sums_.keys_are_finite + first};
     if constexpr (std::same_as<T, A>) {
-      const index_t first = keys_.range.begin;
-      if (forward_.rope != nullptr || keys_.range.size() % leaves_.rows != 0) return false;
-      if (forward_.width() % leaves_.rows != 0) return false;
+      if (packs_keys(problem_, leaves_)) return;
       const View<const T, 4>&k = forward_.keys.k, &v = forward_.keys.v;
       keys_.k = row_of(k, batch_, kv_head_, first);
       keys_.k_stride = k.stride(2);
       keys_.v = row_of(v, batch_, kv_head_, first);
       keys_.v_stride = v.stride(2);
-      return true;
-    } else {
-      return false;
     }
   }
 
   /// Rows of K and V, filled up with 0 to whole vectors and whole passes.
-  void pack_keys() {
-    const index_t first = keys_.range.begin, count = keys_.range.size(),
-                  padded = (count + leaves_.rows - 1) / leaves_.rows * leaves_.rows;
-    const index_t dv = forward_.value_width();
-    std::fill_n(memory_.k, padded * memory_.d_pitch, A{0});
-    std::fill_n(memory_.v, padded * memory_.dv_pitch, A{0});
-    for (index_t i = 0; i < count; ++i) {
-      A* k = memory_.k + i * memory_.d_pitch;
+  void pack_keys(index_t block) const {
+    const index_t first = block * piece_keys, count = keys_of(block), dv = forward_.value_width();
+    A* k = head_sums_.k + first * memory_.d_pitch;
+    A* v = head_sums_.v + first * memory_.dv_pitch;
+    std::fill_n(k, in_passes(count) * memory_.d_pitch, A{0});
+    std::fill_n(v, in_passes(count) * memory_.dv_pitch, A{0});
+    for (index_t i = 0; i < count; ++i, k += memory_.d_pitch, v += memory_.dv_pitch) {
       detail::load_keys(forward_, policies_, batch_, kv_head_, {first + i, first + i + 1}, k);
-      const T* in = row_of(forward_.keys.v, batch_, kv_head_, first + i);
-      A* v = memory_.v + i * memory_.dv_pitch;
-      const A* wide = widened(in, dv, v);
+      const A* wide = widened(row_of(forward_.keys.v, batch_, kv_head_, first + i), dv, v);
       if (wide != v) std::copy_n(wide, dv, v);
     }
-    keys_.k = memory_.k;
-    keys_.k_stride = memory_.d_pitch;
-    keys_.v = memory_.v;
-    keys_.v_stride = memory_.dv_pitch;
   }
 
   /// Queries and dout, in lanes and in rows.
@@ -261,7 +261,7 @@ class BackwardTask {
     for (index_t i = 0; i < groups_ * group; ++i) {
       QueryRow& row = memory_.rows[i];
       if (i >= count_) {
-        row = memory_.rows[count_ - 1];
+        row = {memory_.rows[count_ - 1].query, {}, 0};  // a lane without a query sees nothing
       } else {
         const QueryFacts<A>& facts = head_sums_.facts[first + i];
         row = {*cursor, facts.keys, facts.multiplier};
@@ -269,11 +269,9 @@ class BackwardTask {
       }
       load_query_into_rows(i, first);
     }
-    columns_ = {};
     for (index_t i = 0; i < groups_ * group; i += leaves_.width) {
       Column& column = memory_.columns[i / leaves_.width] = {};
       for (index_t lane = 0; lane < leaves_.width; ++lane) column.add(memory_.rows[i + lane].keys);
-      columns_.add(column);
       load_lanes(i);
     }
     const auto are_finite = [&](index_t row, index_t rows) {
@@ -372,7 +370,7 @@ class BackwardTask {
           [&](KeyRange lanes) { add_lanes(g, lanes, keys, at); },
           [&](index_t i) { add_lane(g, i, keys, at); });
       for_each_finite_run(
-          keys, memory_.keys_are_finite + at, keys_.finite,
+          keys, keys_.are_finite + at, keys_.finite,
           [&](KeyRange run) {
             leaves_.accumulate[vectors - 1](keys_.k + (at + run.begin) * keys_.k_stride, keys_.k_stride,
                                             leaves_.rows, panels(), memory_.u + run.begin * group + lane,
@@ -480,7 +478,7 @@ class BackwardTask {
   /// others as ever.
   void irregular_gradients(index_t lane, index_t keys, A* s, A* u) const {
     const index_t group = memory_.group, width = leaves_.width;
-    A *weights = memory_.apart, *gradients = memory_.apart + width * key_block;
+    A *weights = memory_.apart, *gradients = memory_.apart_gradients;
     for (index_t i = 0; i < width; ++i) {
       if (memory_.regular[lane + i]) continue;
       for (index_t key = 0; key < keys; ++key) {
@@ -530,7 +528,7 @@ class BackwardTask {
                                   head_sums_.query_sums(problem_, *cursor, first + i + lane), 0);
       }
     }
-    std::fill_n(block_sums, sums_of_block(), A{0});
+    std::fill_n(block_sums, sums_in_use(block), A{0});
   }
 
   void add_keys(index_t block) const {
@@ -556,7 +554,6 @@ class BackwardTask {
   index_t head_ = -1, batch_ = 0, kv_head_ = 0;
   index_t loaded_queries_ = -1;
   index_t count_ = 0, groups_ = 0;
-  Column columns_{};  // of all queries of the block
   Keys keys_{};
 };
 

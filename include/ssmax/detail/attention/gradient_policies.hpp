@@ -1,6 +1,8 @@
 // What attention's backward asks of a mask, a scaling and a score besides what the forward asks.
 #pragma once
 
+#include "../../scaling.hpp"
+#include "../../score.hpp"
 #include "policies.hpp"
 
 namespace ssmax {
@@ -25,8 +27,8 @@ class GradientPolicies : public Policies<A> {
   /// u becomes ∂loss / ∂z; dc and the gradients of the score's parameters are added to the queries' sums.
   virtual void differentiate(const TileColumn<A>& column, const ScoredColumn<A>& scored,
                              const LaneMemory<A>& memory) const = 0;
-  /// Hands a query's sums to the scaling and the score.
-  virtual void accumulate(const Query& query, const double* sums) const = 0;
+  /// Hands a query's sums to the scaling, which was asked about `row`, and the score.
+  virtual void accumulate(const Query& query, const Row& row, const double* sums) const = 0;
   /// Whether there is anyone to hand them to.
   virtual bool learns() const = 0;
   /// Parameters of the score of one query.

@@ -73,8 +73,9 @@ struct Problem {
 
 struct QueryRow {
   Query query{};
-  KeyRange keys{};        // that it may see and that are held
-  double multiplier = 0;  // c
+  KeyRange keys{};              // that it may see and that are held
+  double multiplier = 0;        // c
+  index_t n = 0, position = 0;  // what the scaling was asked about
 };
 
 /// The queries of a kv head, one after the other: its heads are neighbours, so that rows of one vector see nearly the same

@@ -55,7 +55,7 @@ struct LaneMemory {
         staged(carver.take<A>(leaves.width * pitch)),
         in(carver.take<const A*>(leaves.width)),
         lanes(carver.take<A>(4 * group)),
-        apart(carver.take<A>(2 * leaves.width * key_block)) {}
+        apart(carver.take<A>(leaves.width * key_block)) {}
 
   const TileLeaves<A>& leaves;
   index_t group, groups;  // lanes of a group; groups
@@ -66,7 +66,7 @@ struct LaneMemory {
   A* staged;              // [width][pitch]: queries on their way into lanes, results on their way out
   const A** in;           // [width]: rows to be transposed
   A* lanes;               // four numbers a lane
-  A* apart;               // [2][width][key_block]: weights of lanes that the kernels cannot do
+  A* apart;               // [width][key_block]: weights of lanes that the kernels cannot do
 };
 
 /// One thread's memory.

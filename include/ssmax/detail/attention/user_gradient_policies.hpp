@@ -102,9 +102,8 @@ class UserGradientPolicies final : public UserPolicies<A, S, M, C, GradientPolic
     }
   }
 
-  void accumulate(const Query& query, const double* sums) const override {
+  void accumulate(const Query& query, const Row& row, const double* sums) const override {
     if constexpr (LearnableScaling<S>) {
-      const Row row = this->scaled_row(query, visible_keys(mask, query));
       if (row.n > 0) scaling.accumulate(row, sums[0]);
     }
     accumulate(score, query, sums + 1);

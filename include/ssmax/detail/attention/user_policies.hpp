@@ -38,6 +38,8 @@ class UserPolicies : public Interface {
     result.keys = {std::max(visible.begin, held.begin), std::min(visible.end, held.end)};
     if (result.keys.size() <= 0) result.keys = {};
     result.multiplier = static_cast<double>(scaling(scaled));
+    result.n = scaled.n;
+    result.position = scaled.position;
     return result;
   }
 

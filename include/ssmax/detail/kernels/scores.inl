@@ -33,7 +33,7 @@ void softcap_slope(const typename S::Value* capped, index_t n, typename S::Value
   const typename S::V inverse = S::set(1 / cap), one = S::set(1);
   for (index_t i = 0; i < n; i += S::width) {
     const typename S::V t = S::mul(load_up_to<S>(capped + i, n - i, 0), inverse);
-    const typename S::V factor = S::sub(one, S::mul(t, t));
+    const typename S::V factor = S::max(S::sub(one, S::mul(t, t)), S::set(0));
     store_up_to<S>(slope + i, S::mul(load_up_to<S>(slope + i, n - i, 0), factor), n - i);
   }
 }
