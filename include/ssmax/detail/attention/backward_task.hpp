@@ -1,12 +1,9 @@
-// The steps of attention's backward on one kv head: facts about its queries, pieces of queries × keys, results.
+// The steps of attention's backward on one kv head: facts about its queries, pieces of queries × keys (backward_piece.hpp),
+// sums of them, results.
 //
-//   p = 2^(s - lse), the forward's weights again: s is formed as it forms them for more than few queries
-//   u = p·(dout·vᵀ - delta),  delta = ⟨dout, out⟩ - dlse      the gradient of c·z
-//   dq̃ += u·k    dk += uᵀ·(c·scale·q)    dv += pᵀ·dout         then dq = c·scale·dq̃, and dc = scale·⟨q, dq̃⟩: no further
-//                                                             pass, and no division by a c that may be 0
+//   dq = c·scale·dq̃, and dc = scale·⟨q, dq̃⟩: no further pass over the keys, and no division by a c that may be 0
 //
-// Behind a score, u is the gradient of z itself (times c·score'), the products hold the scale alone, and dc is summed up
-// where the logits are at hand.
+// Behind a score, dq = scale·dq̃, and dc was summed up where the logits were at hand.
 //
 // lse need not be an integer: 2^(s - lse) = 2^(s - shift)·2^(shift - lse), and the second factor goes into dout and delta.
 #pragma once
@@ -15,8 +12,8 @@
 #include <cmath>
 #include <numbers>
 
+#include "backward_piece.hpp"
 #include "backward_problem.hpp"
-#include "rectangles.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
@@ -36,6 +33,7 @@ class BackwardTask {
         leaves_(memory.leaves),
         gradient_leaves_(detail::leaves<TileGradientLeaves<A>>()),
         memory_(memory),
+        piece_(policies, memory, problem.forward.width(), problem.forward.value_width(), problem.keys()),
         sums_(sums) {}
 
   /// The kv head that the other members are about, counted over batch entries, and where its sums are.
@@ -111,9 +109,7 @@ class BackwardTask {
       load_queries(queries);
       load_keys(keys);
       if (policies_.has_score) std::fill_n(memory_.sums, groups_ * memory_.group * memory_.sums_of_row, 0.0);
-      for (index_t at = 0; at < keys_of(keys); at += gradient_block) {
-        for (index_t g = 0; g < groups_; ++g) attend_block(g, at);
-      }
+      piece_.attend(keys_, count_, queries_sums(queries));
       if (policies_.has_score && sums_ != nullptr) add_row_sums(queries);
     }
     const auto ends = [](index_t i, index_t count) { return (i + 1) % pieces_of_sum == 0 || i + 1 == count; };
@@ -172,17 +168,6 @@ class BackwardTask {
   }
 
  private:
-  struct Keys {
-    KeyRange range{};
-    const A* k = nullptr;
-    index_t k_stride = 0;
-    const A* v = nullptr;
-    index_t v_stride = 0;
-    A *dk = nullptr, *dv = nullptr;  // sums over some pieces
-    bool finite = true;              // all of K
-    const bool* are_finite = nullptr;
-  };
-
   static constexpr A infinity = std::numeric_limits<A>::infinity();
 
   index_t queries_of(index_t block) const {
@@ -339,167 +324,6 @@ class BackwardTask {
                       group);
   }
 
-  /// A group of queries against the keys of the piece from `at` on, as many as a tile holds.
-  void attend_block(index_t g, index_t at) {
-    const Column* columns = memory_.columns + g * tile_vectors;
-    const index_t group = memory_.group, width = leaves_.width, d = forward_.width(),
-                  dv = forward_.value_width();
-    const KeyRange block{keys_.range.begin + at,
-                         std::min(keys_.range.begin + at + gradient_block, keys_.range.end)};
-    const NeededKeys needed(columns, count_ - g * group, width, block, leaves_.rows);
-    const auto for_each_part = [&](const auto& f) { needed.for_each_rectangle(gradient_block, f); };
-    for_each_part([&](index_t vectors, index_t vector, KeyRange keys) {
-      const index_t lane = vector * width, row = at + keys.begin;
-      leaves_.logits[vectors - 1](keys_.k + row * keys_.k_stride, keys_.k_stride, d, keys.size(),
-                                  memory_.q + g * d * group + lane, memory_.s + keys.begin * group + lane);
-      leaves_.logits[vectors - 1](keys_.v + row * keys_.v_stride, keys_.v_stride, dv, keys.size(),
-                                  memory_.dout + g * dv * group + lane,
-                                  memory_.u + keys.begin * group + lane);
-    });
-    for (index_t vector = 0; vector < needed.vectors; ++vector) {
-      const KeyRange& part = needed.of[vector];
-      if (part.size() == 0) continue;
-      form_gradients(g * group + vector * width, {block.begin + part.begin, block.begin + part.end},
-                     part.begin * group + vector * width, columns[vector]);
-    }
-    A* dq = queries_sums(loaded_queries_) + g * memory_.d_pitch * group;
-    for_each_part([&](index_t vectors, index_t vector, KeyRange keys) {
-      const index_t lane = vector * width;
-      for_each_finite_run(
-          {lane, lane + vectors * width}, memory_.queries_are_finite + g * group, memory_.finite[g],
-          [&](KeyRange lanes) { add_lanes(g, lanes, keys, at); },
-          [&](index_t i) { add_lane(g, i, keys, at); });
-      for_each_finite_run(
-          keys, keys_.are_finite + at, keys_.finite,
-          [&](KeyRange run) {
-            leaves_.accumulate[vectors - 1](keys_.k + (at + run.begin) * keys_.k_stride, keys_.k_stride,
-                                            leaves_.rows, panels(), memory_.u + run.begin * group + lane,
-                                            run.size(), dq + lane);
-          },
-          [&](index_t key) { add_key(key, lane, vectors, at, dq); });
-    });
-  }
-
-  /// Products of 0 with what is not finite must stay 0: rows that hold such go into the sums one by one, as if that were 0,
-  /// and then it is added where its factor is not 0. The others' bits stay what they are.
-  template <class Run, class Single>
-  static void for_each_finite_run(KeyRange range, const bool* is_finite, bool all, const Run& run,
-                                  const Single& single) {
-    if (all) return run(range);
-    while (range.begin < range.end) {
-      index_t end = range.begin;
-      while (end < range.end && is_finite[end]) ++end;
-      if (end > range.begin) run(KeyRange{range.begin, end});
-      if (end < range.end) single(end);
-      range.begin = end + 1;
-    }
-  }
-
-  /// What lanes of a group give to dv and dk of keys, which lie at row `at` + keys.begin of the piece's.
-  void add_lanes(index_t g, KeyRange lanes, KeyRange keys, index_t at) const {
-    const index_t group = memory_.group, tile = keys.begin * group + lanes.begin, row = at + keys.begin,
-                  query = g * group + lanes.begin;
-    gradient_leaves_.add_product(memory_.s + tile, lanes.size(), keys.size(),
-                                 memory_.dout_rows + query * memory_.dv_pitch, memory_.dv_pitch,
-                                 keys_.dv + row * memory_.dv_pitch);
-    gradient_leaves_.add_product(memory_.u + tile, lanes.size(), keys.size(),
-                                 memory_.q_rows + query * memory_.d_pitch, memory_.d_pitch,
-                                 keys_.dk + row * memory_.d_pitch);
-  }
-
-  void add_lane(index_t g, index_t lane, KeyRange keys, index_t at) const {
-    const index_t group = memory_.group, query = g * group + lane;
-    const auto add = [&](const A* tile, const A* row, index_t channels, A* sums, index_t pitch) {
-      const A* factors = tile + keys.begin * group + lane;
-      A* first = sums + (at + keys.begin) * pitch;
-      gradient_leaves_.add_product(factors, 1, keys.size(), finite_part(row, channels), pitch, first);
-      for (index_t c = 0; c < channels; ++c) {
-        if (std::isfinite(row[c])) continue;
-        for (index_t key = 0; key < keys.size(); ++key) {
-          if (factors[key * group] != 0) first[key * pitch + c] += factors[key * group] * row[c];
-        }
-      }
-    };
-    add(memory_.s, memory_.dout_rows + query * memory_.dv_pitch, forward_.value_width(), keys_.dv,
-        memory_.dv_pitch);
-    add(memory_.u, memory_.q_rows + query * memory_.d_pitch, forward_.width(), keys_.dk, memory_.d_pitch);
-  }
-
-  /// What a key gives to dq of `vectors` vectors of lanes.
-  void add_key(index_t key, index_t lane, index_t vectors, index_t at, A* dq) const {
-    const index_t group = memory_.group, d = forward_.width();
-    const A* k = keys_.k + (at + key) * keys_.k_stride;
-    const A* factors = memory_.u + key * group + lane;
-    leaves_.accumulate[vectors - 1](finite_part(k, d), 0, leaves_.rows, panels(), factors, 1, dq + lane);
-    for (index_t c = 0; c < d; ++c) {
-      if (std::isfinite(k[c])) continue;
-      for (index_t i = 0; i < vectors * leaves_.width; ++i) {
-        if (factors[i] != 0) dq[c * group + lane + i] += factors[i] * k[c];
-      }
-    }
-  }
-
-  /// A row with 0 for what is not finite, filled up with 0.
-  const A* finite_part(const A* row, index_t channels) const {
-    std::replace_copy_if(
-        row, row + channels, memory_.staged, [](A x) { return !std::isfinite(x); }, A{0});
-    std::fill_n(memory_.staged + channels, memory_.pitch - channels, A{0});
-    return memory_.staged;
-  }
-
-  /// Passes over the channels of K.
-  index_t panels() const { return (forward_.width() + leaves_.rows - 1) / leaves_.rows; }
-
-  /// One vector of queries, lanes from `lane` on, whose tiles begin at `tile`: s becomes weights, u gradients.
-  void form_gradients(index_t lane, KeyRange keys, index_t tile, const Column& column) {
-    A *s = memory_.s + tile, *u = memory_.u + tile, *z = memory_.z + tile, *slope = memory_.slope + tile;
-    const QueryRow* rows = memory_.rows + lane;
-    const TileColumn<A> logits{s, keys, rows, problem_.keys()};
-    if (policies_.has_score) {
-      policies_.apply_and_keep(logits, z, slope, memory_);
-    } else if (policies_.has_predicate) {
-      policies_.apply(logits, memory_);
-    }
-    if (column.hides(keys)) hide_keys(memory_, s, keys, rows);
-    const bool regular =
-        std::all_of(memory_.regular + lane, memory_.regular + lane + leaves_.width, [](bool r) { return r; });
-    if (regular) {
-      gradient_leaves_.gradients(s, u, keys.size(), memory_.shift + lane, memory_.delta + lane);
-    } else {
-      irregular_gradients(lane, keys.size(), s, u);
-    }
-    if (policies_.has_score) {
-      const index_t stride = memory_.sums_of_row;
-      policies_.differentiate(logits, {u, z, slope, memory_.sums + lane * stride, stride}, memory_);
-    }
-  }
-
-  /// The same for lanes whose lse is NaN or infinite, or too large for an integer: these are done in plain double, the
-  /// others as ever.
-  void irregular_gradients(index_t lane, index_t keys, A* s, A* u) const {
-    const index_t group = memory_.group, width = leaves_.width;
-    A *weights = memory_.apart, *gradients = memory_.apart_gradients;
-    for (index_t i = 0; i < width; ++i) {
-      if (memory_.regular[lane + i]) continue;
-      for (index_t key = 0; key < keys; ++key) {
-        A& x = s[key * group + i];
-        const double w = x == -infinity ? 0 : std::exp2(static_cast<double>(x) - memory_.base[lane + i]);
-        weights[i * key_block + key] = static_cast<A>(w);
-        gradients[i * key_block + key] =
-            w == 0 ? A{0} : static_cast<A>(w) * (u[key * group + i] - memory_.delta[lane + i]);
-        x = -infinity;
-      }
-    }
-    gradient_leaves_.gradients(s, u, keys, memory_.shift + lane, memory_.delta + lane);
-    for (index_t i = 0; i < width; ++i) {
-      if (memory_.regular[lane + i]) continue;
-      for (index_t key = 0; key < keys; ++key) {
-        s[key * group + i] = weights[i * key_block + key];
-        u[key * group + i] = gradients[i * key_block + key];
-      }
-    }
-  }
-
   /// What a score has summed up for each query of the piece.
   void add_row_sums(index_t block) const {
     QueryCursor<T, T> cursor(forward_, batch_, kv_head_, block * piece_queries);
@@ -549,12 +373,13 @@ class BackwardTask {
   const TileLeaves<A>& leaves_;
   const TileGradientLeaves<A>& gradient_leaves_;
   const Memory& memory_;
+  const BackwardPiece<A> piece_;
   double* sums_;  // of every query of the call, or null
   HeadSums<T> head_sums_{};
   index_t head_ = -1, batch_ = 0, kv_head_ = 0;
   index_t loaded_queries_ = -1;
   index_t count_ = 0, groups_ = 0;
-  Keys keys_{};
+  PieceKeys<A> keys_{};
 };
 
 }  // namespace detail
