@@ -47,7 +47,7 @@ TEST_CASE("gradients under a sliding window", "[attention][backward][masks][slow
   for (const Shape& shape : shapes) {
     for (const auto& [left, right] :
          {std::array<index_t, 2>{0, 0}, {1, 0}, {20, 2}, {63, 40}, {unlimited, 0}, {3, unlimited}}) {
-      const auto window = [left, right](const Query& query, index_t key) {
+      const auto window = [left = left, right = right](const Query& query, index_t key) {
         const index_t distance = key - query.position();
         return distance >= -left && distance <= right;
       };
