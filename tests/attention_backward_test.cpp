@@ -77,8 +77,12 @@ void check_shapes() {
   }
 }
 
-TEST_CASE("gradients are as good as naive loops: float", "[attention][backward]") { check_shapes<float>(); }
-TEST_CASE("gradients are as good as naive loops: double", "[attention][backward]") { check_shapes<double>(); }
+TEST_CASE("attention's gradients are as good as naive loops: float", "[attention][backward]") {
+  check_shapes<float>();
+}
+TEST_CASE("attention's gradients are as good as naive loops: double", "[attention][backward]") {
+  check_shapes<double>();
+}
 TEST_CASE("gradients are as good as naive loops: half", "[attention][backward][slow]") {
   check_shapes<half>();
 }
