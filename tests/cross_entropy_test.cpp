@@ -520,11 +520,11 @@ void check_huge(Real largest) {
 }
 
 TEST_CASE("huge logits: float", "[cross_entropy]") { check_huge<float>(3e38L); }
-TEST_CASE("huge logits: double", "[cross_entropy]") { check_huge<double>(1e300L); }
-TEST_CASE("huge logits: half", "[cross_entropy]") { check_huge<half>(65504); }
-TEST_CASE("huge logits: bfloat16", "[cross_entropy]") { check_huge<bfloat16>(3e38L); }
+TEST_CASE("huge logits: double", "[cross_entropy][slow]") { check_huge<double>(1e300L); }
+TEST_CASE("huge logits: half", "[cross_entropy][slow]") { check_huge<half>(65504); }
+TEST_CASE("huge logits: bfloat16", "[cross_entropy][slow]") { check_huge<bfloat16>(3e38L); }
 
-TEST_CASE("stretches of a long row may lie any distance apart", "[cross_entropy]") {
+TEST_CASE("stretches of a long row may lie any distance apart", "[cross_entropy][slow]") {
   for_each_target([](const std::string& name) {
     INFO(name);
     for (const float distance : {50.f, 1e4f, 1e6f, 1e9f, 1e20f, 3e38f}) {
@@ -738,7 +738,7 @@ void check_executors() {
   });
 }
 
-TEST_CASE("cross_entropy gives the same bits for every executor", "[cross_entropy][threads]") {
+TEST_CASE("cross_entropy gives the same bits for every executor", "[cross_entropy][threads][slow]") {
   check_executors<float>();
   check_executors<half>();
 }
@@ -755,7 +755,7 @@ TEST_CASE("losses of any size add up in the same order", "[cross_entropy][thread
   CHECK(problem.run(Where::left_out, 0, true, Threads{}).loss == expected.loss);
 }
 
-TEST_CASE("cross_entropy makes as many calls as there is work", "[cross_entropy][threads]") {
+TEST_CASE("cross_entropy makes as many calls as there is work", "[cross_entropy][threads][slow]") {
   const auto calls_of = [](index_t rows, index_t classes, index_t row_that_counts = 0) {
     std::vector<index_t> runs;
     Problem<float> problem(rows, classes);
@@ -787,7 +787,7 @@ TEST_CASE("an exception of the executor's reaches the caller", "[cross_entropy][
   CHECK_THROWS_AS(problem.run(Where::apart, 0, true, Fails{}), std::domain_error);
 }
 
-TEST_CASE("cross_entropy allocates nothing", "[cross_entropy]") {
+TEST_CASE("cross_entropy allocates nothing", "[cross_entropy][slow]") {
   ThreadPool pool(3);
   for_each_target([&](const std::string& name) {
     INFO(name);
