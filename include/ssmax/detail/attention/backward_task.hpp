@@ -86,9 +86,9 @@ class BackwardTask {
     const index_t first = block * piece_keys, count = keys_of(block), d = forward_.width();
     if (forward_.rows() > 0) {
       if (packs_keys(problem_, leaves_)) pack_keys(block);
+      bool& finite = head_sums_.blocks_are_finite[block] = true;
       load_keys(block);
-      bool& finite = head_sums_.blocks_are_finite[block] =
-          leaves_.all_finite(keys_.k, keys_.k_stride, count, d);
+      finite = leaves_.all_finite(keys_.k, keys_.k_stride, count, d);
       for (index_t i = 0; !finite && i < piece_keys; ++i) {
         head_sums_.keys_are_finite[first + i] =
             i >= count || leaves_.all_finite(keys_.k + i * keys_.k_stride, 0, 1, d);
