@@ -63,8 +63,7 @@ struct BackwardMemory : LaneMemory<A> {
   double* base;               // [queries]: lse in units of log2
   bool* regular;              // [queries]: the kernels can do it
   bool* finite;               // [groups]: q and dout hold no NaN or infinity
-  bool *queries_are_finite,
-      *keys_are_finite;  // [queries], [keys]: where some of the group, or of the keys, are not
+  bool* queries_are_finite;   // [queries]: where some of the group's are not
   index_t sums_of_row;
   double* sums;  // [queries][sums_of_row]: of this piece
 };
