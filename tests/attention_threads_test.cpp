@@ -10,6 +10,7 @@
 
 #include "attention_problem.hpp"
 #include "catch.hpp"
+#include "test_executors.hpp"
 
 namespace attention_threads_test {
 
@@ -27,32 +28,8 @@ using ssmax::Query;
 using ssmax::SlidingWindow;
 using ssmax::SSMax;
 using ssmax::ThreadPool;
-
-/// One thread that claims to be many, and makes the calls from the last to the first.
-struct Reverse {
-  index_t threads;
-  index_t* runs = nullptr;
-
-  index_t concurrency() const { return threads; }
-  template <class F>
-  void run(index_t n, const F& f) const {
-    if (runs != nullptr) ++*runs;
-    for (index_t i = n; i-- > 0;) f(i);
-  }
-};
-
-/// A thread for every call.
-struct Threads {
-  index_t threads;
-
-  index_t concurrency() const { return threads; }
-  template <class F>
-  void run(index_t n, const F& f) const {
-    std::vector<std::thread> running;
-    for (index_t i = 0; i < n; ++i) running.emplace_back([&f, i] { f(i); });
-    for (std::thread& thread : running) thread.join();
-  }
-};
+using test_executors::Reverse;
+using test_executors::Threads;
 
 constexpr std::array<Shape, 9> shapes{{
     // batch, heads, kv_heads, queries, keys, d, dv
