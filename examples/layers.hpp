@@ -1,5 +1,4 @@
-// What a small transformer needs besides attention, forward and backward: random numbers, parameters with
-// AdamW, dense layers by Eigen, RMS normalisation. Rows of a matrix are tokens. Every backward adds to
+// What a small transformer needs besides attention, forward and backward: parameters with AdamW, dense layers by Eigen, RMS normalisation. Rows of a matrix are tokens. Every backward adds to
 // gradients, as ssmax does to ds and db. Work is cut into pieces without a look at the number of threads, so
 // that no result depends on it.
 #pragma once
@@ -7,30 +6,14 @@
 #include <Eigen/Core>
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
-#include <random>
 #include <ssmax/execution.hpp>
+
+#include "random.hpp"
 
 namespace examples {
 
 using ssmax::index_t;
 using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-
-// Numbers from a seed. Not by <random>'s distributions, which differ between standard libraries.
-class Random {
- public:
-  explicit Random(std::uint64_t seed) : bits_(seed) {}
-
-  index_t below(index_t end) { return static_cast<index_t>(bits_() % static_cast<std::uint64_t>(end)); }
-
-  // Of mean 0 and deviation 1, evenly spread.
-  float standard() {
-    return static_cast<float>(std::sqrt(3.0) * (0x1p-52 * static_cast<double>(bits_() >> 11) - 1));
-  }
-
- private:
-  std::mt19937_64 bits_;
-};
 
 inline Matrix random_matrix(index_t rows, index_t columns, float deviation, Random& random) {
   Matrix result(rows, columns);

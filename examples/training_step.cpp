@@ -61,13 +61,6 @@ struct Batch {
   std::vector<index_t> words, targets;  // [sequence, position]
 };
 
-// Not std::shuffle, which differs between standard libraries.
-void shuffle(std::vector<index_t>& items, Random& random) {
-  for (std::size_t i = items.size(); i > 1; --i) {
-    std::swap(items[i - 1], items[static_cast<std::size_t>(random.below(static_cast<index_t>(i)))]);
-  }
-}
-
 Batch draw_batch(index_t retrieving, index_t copying, index_t pairs, Random& random) {
   Batch batch{retrieving + copying, 4 * pairs, {}, {}};
   std::vector<index_t> words(static_cast<std::size_t>(kWords)), order(static_cast<std::size_t>(pairs));
@@ -78,8 +71,8 @@ Batch draw_batch(index_t retrieving, index_t copying, index_t pairs, Random& ran
     const bool copies = sequence >= retrieving;
     std::iota(words.begin(), words.end(), index_t{0});
     std::iota(order.begin(), order.end(), index_t{0});
-    shuffle(words, random);
-    if (!copies) shuffle(order, random);
+    examples::shuffle(words, random);
+    if (!copies) examples::shuffle(order, random);
     for (const index_t word : std::span(words).first(2 * order.size())) add(word, kIgnored);
     for (const index_t i : order) {
       const auto pair = std::span(words).subspan(2 * static_cast<std::size_t>(i));

@@ -1,0 +1,130 @@
+// SSMax in a model that has Softmax: what changes is one argument. The rest of this program shows that n is
+// right wherever attention is called from, and what goes wrong with other ways. The guide: docs/drop_in.md.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <ssmax/ssmax.hpp>
+#include <vector>
+
+#include "check.hpp"
+#include "random.hpp"
+
+namespace {
+
+using namespace ssmax;
+
+constexpr index_t kHeads = 4, kKvHeads = 2, kWidth = 32, kTokens = 96, kTrained = 1024;
+
+// [1, head, position, channel] as one array, position by position.
+struct Tensor {
+  index_t heads, tokens;
+  std::vector<float> values = std::vector<float>(static_cast<std::size_t>(heads * tokens * kWidth));
+
+  View<float, 4> view(index_t first, index_t count) {
+    return {values.data() + first * heads * kWidth,
+            {1, heads, count, kWidth},
+            {tokens * heads * kWidth, kWidth, heads * kWidth, 1}};
+  }
+  View<float, 4> view() { return view(0, tokens); }
+};
+
+Tensor random_tensor(index_t heads, index_t tokens, examples::Random& random) {
+  Tensor tensor{heads, tokens};
+  for (float& x : tensor.values) x = random.standard();
+  return tensor;
+}
+
+// A score that adds the same to every logit.
+struct Added {
+  double value;
+
+  double operator()(double logit, const Key&) const { return logit + value; }
+  double derivative(double, const Key&) const { return 1; }
+};
+
+// A layer's attention. Before, it took no scaling and passed Softmax{}.
+template <class S, class M>
+void attend(Tensor& q, Tensor& k, Tensor& v, Tensor& out, const S& scaling, const M& mask) {
+  attention<float>({.q = q.view(), .k = k.view(), .v = v.view(), .out = out.view()}, scaling, mask);
+}
+
+double largest_difference(View<float, 4> a, View<float, 4> b) {
+  double largest = 0;
+  for (index_t head = 0; head < a.extent(1); ++head) {
+    for (index_t token = 0; token < a.extent(2); ++token) {
+      for (index_t i = 0; i < kWidth; ++i) {
+        const auto difference = static_cast<double>(a(0, head, token, i) - b(0, head, token, i));
+        largest = std::max(largest, std::abs(difference));
+      }
+    }
+  }
+  return largest;
+}
+
+}  // namespace
+
+int main() {
+  examples::Random random(1);
+  examples::Check check;
+  Tensor q = random_tensor(kHeads, kTokens, random), k = random_tensor(kKvHeads, kTokens, random),
+         v = random_tensor(kKvHeads, kTokens, random);
+  Tensor before{kHeads, kTokens}, after{kHeads, kTokens}, other{kHeads, kTokens};
+
+  // Into a trained model: s so that the multiplier s·ln n is 1 on average over the trained lengths.
+  double sum = 0;
+  for (index_t n = 1; n <= kTrained; ++n) sum += std::log(static_cast<double>(n));
+  const std::vector<float> s(kHeads, static_cast<float>(kTrained / sum));
+  const SSMax<float> scaling{s};
+
+  attend(q, k, v, before, Softmax{}, Causal{});  // was
+  attend(q, k, v, after, scaling, Causal{});     // is
+  std::printf("s = %.5f for a model that was trained at %td; its multiplier at n = 1, 64, 1024, 16384:", s[0],
+              kTrained);
+  for (const index_t n : {1, 64, 1024, 16'384}) std::printf(" %.2f", scaling(Row{.n = n}));
+  std::printf("\n\n%-62s %10s\n", "the same attention as the prompt at once", "difference");
+  const auto report = [&](const char* what, double difference, bool same) {
+    std::printf("%-62s %10.1e\n", what, difference);
+    check.holds(what, same ? difference < 1e-5 : difference > 1e-3);
+  };
+
+  // A cache counts the keys of the past: n is 96 for the last token, not 1.
+  KvCache<float> cache({.kv_heads = kKvHeads, .width = kWidth, .capacity = kTokens});
+  cache.append(k.view(0, 64), v.view(0, 64));
+  for (index_t token = 64; token < kTokens; ++token) {
+    cache.append(k.view(token, 1), v.view(token, 1));
+    decode<float>({.q = q.view(token, 1), .out = other.view(token, 1)}, cache, scaling, Causal{});
+  }
+  report("token by token against a cache", largest_difference(after.view(64, 32), other.view(64, 32)), true);
+
+  // Padding behind a sequence of 64 is not counted; nor is what stands there read.
+  Tensor padded_k = k, padded_v = v;
+  std::fill(padded_k.values.begin() + 64 * kKvHeads * kWidth, padded_k.values.end(), 1e30f);
+  std::fill(padded_v.values.begin() + 64 * kKvHeads * kWidth, padded_v.values.end(), std::nanf(""));
+  const std::vector<index_t> lengths{64};
+  attend(q, padded_k, padded_v, other, scaling, Causal{} & KeyLengths{lengths});
+  report("padded behind token 64", largest_difference(after.view(0, 64), other.view(0, 64)), true);
+
+  // In a window n stops growing at its size.
+  attend(q, k, v, other, scaling, SlidingWindow{31});
+  report("in a window of 32, for the first 32 tokens",
+         largest_difference(after.view(0, 32), other.view(0, 32)), true);
+
+  std::printf("\n%-62s %10s\n", "what is not the same, and what should not be", "difference");
+  report("Softmax, in a model that was trained with it", largest_difference(before.view(), after.view()),
+         false);
+
+  // Softmax does not feel what is added to every logit, so s·ln n must not be.
+  attention<float>({.q = q.view(), .k = k.view(), .v = v.view(), .out = other.view()}, Softmax{}, Causal{},
+                   Added{std::log(96.0)});
+  report("s·ln n added to the logits: it is Softmax still", largest_difference(before.view(), other.view()),
+         true);
+  report("                            and not SSMax", largest_difference(after.view(), other.view()), false);
+
+  // One multiplier for all rows, as a kernel with a single scale has it.
+  attend(q, k, v, other, Constant{static_cast<double>(s[0]) * std::log(96.0)}, Causal{});
+  report("s·ln 96 for all rows: wrong for all but the last",
+         largest_difference(after.view(0, 95), other.view(0, 95)), false);
+  report("                      where n is 96", largest_difference(after.view(95, 1), other.view(95, 1)),
+         true);
+  return check.exit_code();
+}

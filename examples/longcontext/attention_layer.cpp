@@ -1,0 +1,86 @@
+#include "attention_layer.hpp"
+
+#include <ssmax/attention_backward.hpp>
+
+namespace longcontext {
+
+namespace {
+
+using ssmax::View;
+
+View<float, 4> by_heads(Matrix& tokens, const HeadShape& shape, index_t first_column) {
+  const index_t row = tokens.cols();
+  return {tokens.data() + first_column,
+          {shape.sequences, shape.heads, shape.length, shape.head_width},
+          {shape.length * row, shape.head_width, row, 1}};
+}
+
+View<float, 3> lse_view(Matrix& lse, const HeadShape& shape) {
+  return {lse.data(), {shape.sequences, shape.heads, shape.length}};
+}
+
+}  // namespace
+
+void attend(const HeadShape& shape, const Scaling& scaling, const ssmax::Rope<float>& rope, Matrix& qkv,
+            Matrix& heads, Matrix& lse) {
+  heads.resize(qkv.rows(), shape.width());
+  lse.resize(shape.sequences * shape.heads, shape.length);
+  const auto attend_with = [&](const auto& with) {
+    ssmax::attention<float>({.q = by_heads(qkv, shape, 0),
+                             .k = by_heads(qkv, shape, shape.width()),
+                             .v = by_heads(qkv, shape, 2 * shape.width()),
+                             .out = by_heads(heads, shape, 0),
+                             .lse = lse_view(lse, shape)},
+                            with, ssmax::Causal{}, {.rope = &rope});
+  };
+  std::visit(attend_with, scaling);
+}
+
+void attend_backward(const HeadShape& shape, const ScalingGradient& scaling, const ssmax::Rope<float>& rope,
+                     Matrix& qkv, Matrix& heads, Matrix& lse, Matrix& dheads, Matrix& dqkv) {
+  dqkv.resize(qkv.rows(), qkv.cols());
+  const auto attend_with = [&](const auto& with) {
+    ssmax::attention_backward<float>({.q = by_heads(qkv, shape, 0),
+                                      .k = by_heads(qkv, shape, shape.width()),
+                                      .v = by_heads(qkv, shape, 2 * shape.width()),
+                                      .out = by_heads(heads, shape, 0),
+                                      .lse = lse_view(lse, shape)},
+                                     {.dout = by_heads(dheads, shape, 0),
+                                      .dq = by_heads(dqkv, shape, 0),
+                                      .dk = by_heads(dqkv, shape, shape.width()),
+                                      .dv = by_heads(dqkv, shape, 2 * shape.width())},
+                                     with, ssmax::Causal{}, {.rope = &rope});
+  };
+  std::visit(attend_with, scaling);
+}
+
+// Attention over values that are 1 at the keys in question and 0 elsewhere. The first keys are enough: queries
+// are aligned with the last of them.
+std::vector<float> attention_on(const HeadShape& shape, const Scaling& scaling,
+                                const ssmax::Rope<float>& rope, Matrix& qkv, index_t first_key, index_t keys,
+                                index_t first_query, index_t queries) {
+  const index_t seen = first_query + queries;
+  const HeadShape asked{
+      .sequences = 1, .length = queries, .heads = shape.heads, .head_width = shape.head_width};
+  const HeadShape all{.sequences = 1, .length = seen, .heads = shape.heads, .head_width = shape.head_width};
+  std::vector<float> marks(static_cast<std::size_t>(seen)),
+      parts(static_cast<std::size_t>(shape.heads * queries));
+  std::fill_n(marks.begin() + first_key, keys, 1.0f);
+
+  View<float, 4> q = by_heads(qkv, asked, first_query * qkv.cols());
+  const View<float, 4> v(marks.data(), {1, shape.heads, seen, 1}, {0, 0, 1, 1});
+  const View<float, 4> out(parts.data(), {1, shape.heads, queries, 1});
+  const auto attend_with = [&](const auto& with) {
+    ssmax::attention<float>({.q = q, .k = by_heads(qkv, all, shape.width()), .v = v, .out = out}, with,
+                            ssmax::Causal{}, {.rope = &rope});
+  };
+  std::visit(attend_with, scaling);
+
+  std::vector<float> mean(static_cast<std::size_t>(shape.heads));
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    mean[i / static_cast<std::size_t>(queries)] += parts[i] / static_cast<float>(queries);
+  }
+  return mean;
+}
+
+}  // namespace longcontext

@@ -1,0 +1,35 @@
+// Where a model of these sizes meets the library: attention with any scaling, its gradient, and the attention
+// that single heads pay to some keys.
+#pragma once
+
+#include <span>
+#include <ssmax/rope.hpp>
+#include <vector>
+
+#include "configuration.hpp"
+#include "parameters.hpp"
+
+namespace longcontext {
+
+// A matrix of tokens [sequence · position, 3 · head · channel] holds queries, keys and values side by side.
+struct HeadShape {
+  index_t sequences, length, heads, head_width;
+
+  index_t width() const { return heads * head_width; }
+};
+
+// heads [token, head · channel] and lse [sequence · head, position] are resized.
+void attend(const HeadShape& shape, const Scaling& scaling, const ssmax::Rope<float>& rope, Matrix& qkv,
+            Matrix& heads, Matrix& lse);
+
+// Writes dqkv, adds to what the scaling gathers.
+void attend_backward(const HeadShape& shape, const ScalingGradient& scaling, const ssmax::Rope<float>& rope,
+                     Matrix& qkv, Matrix& heads, Matrix& lse, Matrix& dheads, Matrix& dqkv);
+
+// Of one sequence: how much of its attention each head spends on the keys [first_key, first_key + keys), from
+// the queries [first_query, first_query + queries), on average.
+std::vector<float> attention_on(const HeadShape& shape, const Scaling& scaling,
+                                const ssmax::Rope<float>& rope, Matrix& qkv, index_t first_key, index_t keys,
+                                index_t first_query, index_t queries);
+
+}  // namespace longcontext

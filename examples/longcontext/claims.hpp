@@ -1,0 +1,137 @@
+// What the paper claims, and what the study measured: differences between configurations, seed by seed.
+#pragma once
+
+#include <cmath>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "figures.hpp"
+
+namespace longcontext {
+
+// Of numbers that are positive where a claim holds, one per seed.
+struct Measured {
+  double mean = 0, error = 0;  // the standard error of the mean
+  bool all_positive = true, all_negative = true;
+
+  explicit Measured(const std::vector<double>& values) {
+    const auto count = static_cast<double>(values.size());
+    double squares = 0;
+    for (const double value : values) {
+      mean += value / count;
+      all_positive = all_positive && value > 0, all_negative = all_negative && value < 0;
+    }
+    for (const double value : values) squares += (value - mean) * (value - mean);
+    error = count > 1 ? std::sqrt(squares / (count - 1) / count) : 0;
+  }
+
+  const char* verdict() const {
+    const bool clear = std::abs(mean) > 2 * error;
+    if (clear && all_positive) return "holds";
+    return clear && all_negative ? "does not hold" : "too small to tell";
+  }
+};
+
+struct Claim {
+  int figure;
+  std::string text, measure;
+  Measured measured;
+};
+
+using Quantity = std::function<double(const Run&)>;
+
+// The quantity of one configuration less that of another, for every seed.
+inline std::vector<double> differences(const Results& results, std::string_view larger,
+                                       std::string_view smaller, const Quantity& quantity) {
+  const auto of_larger = results.of(larger), of_smaller = results.of(smaller);
+  std::vector<double> all;
+  for (std::size_t i = 0; i < of_larger.size(); ++i)
+    all.push_back(quantity(*of_larger[i]) - quantity(*of_smaller[i]));
+  return all;
+}
+
+// How much nearer to `centre` the one is than the other.
+inline std::vector<double> nearness(const Results& results, std::string_view near, std::string_view far,
+                                    std::string_view centre, const Quantity& quantity) {
+  const auto to_near = differences(results, near, centre, quantity),
+             to_far = differences(results, far, centre, quantity);
+  std::vector<double> all;
+  for (std::size_t i = 0; i < to_near.size(); ++i) all.push_back(std::abs(to_far[i]) - std::abs(to_near[i]));
+  return all;
+}
+
+// The quantities that the claims are about.
+struct Quantities {
+  Quantity training_loss, near_loss, far_loss, found_near, found_far, best_head, best_score, answered;
+};
+
+inline Quantities quantities(const Plan& plan) {
+  const index_t trained = plan.training.length;
+  const index_t longest = trained * std::ranges::max(plan.extent.contexts);
+  return {
+      .training_loss = [](const Run& run) { return last_mean(run.curve, &CurvePoint::text); },
+      .near_loss = [=](const Run& run) { return loss_between(run, 0, trained); },
+      .far_loss =
+          [=](const Run& run) { return loss_between(run, std::min(4 * trained, longest / 2), longest); },
+      .found_near = [=](const Run& run) { return found_between(run, 0, trained); },
+      .found_far = [=](const Run& run) { return found_between(run, trained + 1, longest); },
+      .best_head = [](const Run& run) { return std::ranges::max(run.evaluation.head_scores); },
+      .best_score =
+          [](const Run& run) {
+            double sum = 0;
+            for (const auto& scored : run.evaluation.scored) sum += scored.best_score;
+            return sum / static_cast<double>(run.evaluation.scored.size());
+          },
+      .answered =
+          [](const Run& run) {
+            const auto right = std::ranges::count(run.evaluation.scored, kDigits, &ScoredNeedle::digits);
+            return static_cast<double>(right) / static_cast<double>(run.evaluation.scored.size());
+          },
+  };
+}
+
+inline std::vector<Claim> claims(const Results& results) {
+  std::vector<Claim> all;
+  const Quantities q = quantities(results.plan);
+  const std::string far_loss = "loss beyond 4 × the trained length",
+                    found = "needles found beyond the trained length", training = "training loss at the end";
+  // less(…, "b", "a", …): the claim is that b's is less than a's.
+  const auto less = [&](int figure, const char* text, const std::string& measure, const char* small,
+                        const char* large, const Quantity& quantity) {
+    all.push_back({figure, text, measure + ", (" + large + ") − (" + small + ")",
+                   Measured(differences(results, large, small, quantity))});
+  };
+  const auto nearer = [&](int figure, const char* text, const std::string& measure, const char* near,
+                          const char* far, const char* centre, const Quantity& quantity) {
+    const std::string to = std::string(" − (") + centre + ")|";
+    all.push_back({figure, text, measure + ", |(" + far + ")" + to + " − |(" + near + ")" + to,
+                   Measured(nearness(results, near, far, centre, quantity))});
+  };
+  less(4, "(b) trains to a lower loss than (a)", training, "b", "a", q.training_loss);
+  less(4, "(c) trains to a lower loss than (a)", training, "c", "a", q.training_loss);
+  less(4, "(d) trains to a lower loss than (a)", training, "d", "a", q.training_loss);
+  less(4, "(d) is the lowest, below (b) too", training, "d", "b", q.training_loss);
+  nearer(4, "(c) is nearer to (b) than (a) is", training, "c", "a", "b", q.training_loss);
+  less(5, "(b) loses less than (a) far beyond the trained length", far_loss, "b", "a", q.far_loss);
+  less(5, "(c) loses less than (a) there", far_loss, "c", "a", q.far_loss);
+  less(5, "(d) is degraded there: loses more than (b)", far_loss, "b", "d", q.far_loss);
+  less(5, "(e) is weak in short contexts: loses more than (a)", "loss within the trained length", "a", "e",
+       q.near_loss);
+  nearer(5, "(f) is nearer to (b) than (a) is", far_loss, "f", "a", "b", q.far_loss);
+  less(6, "(b) finds more needles than (a)", found, "a", "b", q.found_far);
+  less(6, "(b) finds more than (c)", found, "c", "b", q.found_far);
+  less(6, "(b) finds more than (d)", found, "d", "b", q.found_far);
+  less(6, "(e) finds more than (a)", found, "a", "e", q.found_far);
+  less(6, "(e) finds fewer than (b)", found, "e", "b", q.found_far);
+  less(6, "(f) finds more than (a)", found, "a", "f", q.found_far);
+  less(6, "(f) finds fewer than (b)", found, "f", "b", q.found_far);
+  less(7, "(b)'s best head attends more to the needle than (a)'s", "best needle score of a head", "a", "b",
+       q.best_head);
+  less(8, "in single trials, (b)'s best head attends more than (a)'s", "mean of the best scores", "a", "b",
+       q.best_score);
+  less(8, "(b) answers more of these trials than (a)", "part with all digits right", "a", "b", q.answered);
+  return all;
+}
+
+}  // namespace longcontext

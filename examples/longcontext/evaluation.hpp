@@ -1,0 +1,205 @@
+// What a trained model does with contexts longer than any in training: the loss at every position, the needles
+// that it finds, and the attention that its heads pay to them. All with RoPE's θ enlarged, as in the paper.
+#pragma once
+
+#include <algorithm>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <ssmax/cross_entropy.hpp>
+#include <ssmax/execution.hpp>
+#include <vector>
+
+#include "model.hpp"
+#include "needle.hpp"
+
+namespace longcontext {
+
+inline constexpr double kThetaFactor = 50;
+
+// How much is evaluated. Contexts are multiples of the trained length.
+struct Extent {
+  std::vector<index_t> contexts{1, 2, 4, 6, 8, 12, 16};
+  index_t depths = 5;    // from 0 to 1
+  index_t trials = 8;    // per context and depth
+  index_t windows = 48;  // of text, for the loss per position
+  index_t scored = 100;  // needles whose attention is looked at, at this context:
+  index_t scored_context = 8;
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Extent, contexts, depths, trials, windows, scored, scored_context)
+
+// How often the answer was right, with greedy decoding; digits are the ones right before the first wrong one.
+struct NeedleCell {
+  index_t context;
+  double depth;
+  index_t trials, right;
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(NeedleCell, context, depth, trials, right)
+
+struct ScoredNeedle {
+  double best_score;  // of all heads
+  index_t digits;
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ScoredNeedle, best_score, digits)
+
+struct Evaluation {
+  std::vector<double> position_loss;  // [position], the mean over windows
+  std::vector<NeedleCell> needles;
+  std::vector<double> head_scores;  // [head of any layer], the needle of the paper in the middle of texts
+  std::vector<ScoredNeedle> scored;
+  std::vector<double> s, b;  // [layer · head]
+  std::vector<double> p;     // [n - 1]
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Evaluation, position_loss, needles, head_scores, scored, s, b, p)
+
+class Evaluator {
+ public:
+  Evaluator(const Model& model, std::span<const float> weights, const Corpus& corpus, index_t longest,
+            ssmax::ThreadPool& pool)
+      : model_(model),
+        weights_(weights),
+        corpus_(corpus),
+        rope_(model.rope(longest, kThetaFactor)),
+        pool_(pool) {}
+
+  // Over windows of the test's text that lie side by side, as far as there are.
+  std::vector<double> position_loss(index_t length, index_t windows) const {
+    const auto available = (static_cast<index_t>(corpus_.test.size()) - 1) / length;
+    windows = std::min(windows, available);
+    if (windows < 1) {
+      throw std::runtime_error("the test's text has " + std::to_string(corpus_.test.size()) +
+                               " tokens, fewer than one context of " + std::to_string(length));
+    }
+    Matrix losses(windows, length);
+    pool_.run(windows, [&](index_t window) {
+      const std::span text =
+          std::span(corpus_.test)
+              .subspan(static_cast<std::size_t>(window * length), static_cast<std::size_t>(length + 1));
+      Activations a;
+      model_.forward(weights_, {1, length, text.first(text.size() - 1)}, rope_, a);
+      for (index_t i = 0; i < length; ++i) {
+        const ssmax::View<const float, 2> row(a.logits.row(i).data(), {1, a.logits.cols()});
+        const auto wanted = text.subspan(static_cast<std::size_t>(i + 1), 1);
+        losses(window, i) = static_cast<float>(ssmax::cross_entropy<float>(row, wanted).loss);
+      }
+    });
+    std::vector<double> mean(static_cast<std::size_t>(length));
+    for (index_t i = 0; i < length; ++i) {
+      mean[static_cast<std::size_t>(i)] = losses.col(i).cast<double>().mean();
+    }
+    return mean;
+  }
+
+  NeedleCell needles(index_t context, double depth, index_t trials) const {
+    std::vector<index_t> digits(static_cast<std::size_t>(trials));
+    pool_.run(trials, [&](index_t trial) {
+      examples::Random random(static_cast<std::uint64_t>(context * 1'000'003 + trial * 1'009) +
+                              static_cast<std::uint64_t>(1000 * depth));
+      const std::string city = draw_city(random), number = draw_number(random);
+      Activations a;
+      digits[static_cast<std::size_t>(trial)] = answer(hide(context, depth, city, number, random), a);
+    });
+    return {context, depth, trials, std::ranges::count(digits, kDigits)};
+  }
+
+  // A needle's score by a head is the attention that the queries which produce the answer's digits spend on the
+  // needle's sentence, on average over these queries.
+  std::vector<ScoredNeedle> score_needles(index_t context, index_t trials) const {
+    std::vector<ScoredNeedle> all(static_cast<std::size_t>(trials));
+    pool_.run(trials, [&](index_t trial) {
+      examples::Random random(static_cast<std::uint64_t>(trial) + 77'777);
+      const std::string city = draw_city(random), number = draw_number(random);
+      Activations a;
+      const NeedleDocument document = hide(context, random.unit(), city, number, random);
+      const index_t digits = answer(document, a);
+      const auto scores = head_scores(document, a);
+      all[static_cast<std::size_t>(trial)] = {static_cast<double>(std::ranges::max(scores)), digits};
+    });
+    return all;
+  }
+
+  // Of the paper's own needle at half depth, the mean over texts.
+  std::vector<double> score_heads(index_t context, index_t texts) const {
+    const auto heads = static_cast<std::size_t>(model_.shape().layers * model_.shape().heads);
+    std::vector<std::vector<float>> all(static_cast<std::size_t>(texts));
+    pool_.run(texts, [&](index_t i) {
+      examples::Random random(static_cast<std::uint64_t>(i) + 55'555);
+      Activations a;
+      const NeedleDocument document = hide(context, 0.5, "Tokyo", "8106422", random);
+      answer(document, a);
+      all[static_cast<std::size_t>(i)] = head_scores(document, a);
+    });
+    std::vector<double> mean(heads);
+    for (const auto& scores : all) {
+      for (std::size_t h = 0; h < heads; ++h)
+        mean[h] += static_cast<double>(scores[h]) / static_cast<double>(texts);
+    }
+    return mean;
+  }
+
+ private:
+  NeedleDocument hide(index_t context, double depth, const std::string& city, const std::string& number,
+                      examples::Random& random) const {
+    return hide_needle(corpus_.tokenizer, corpus_.test, context, depth, city, number, random);
+  }
+
+  // The digits that are right before the first wrong one. As long as all are right, the model's own digits are
+  // those that it is given, so one forward does for decoding one by one.
+  index_t answer(const NeedleDocument& document, Activations& a) const {
+    const auto length = static_cast<index_t>(document.tokens.size());
+    model_.forward(weights_, {1, length, document.tokens}, rope_, a);
+    for (index_t digit = 0; digit < kDigits; ++digit) {
+      index_t likeliest = 0;
+      a.logits.row(document.answer - 1 + digit).maxCoeff(&likeliest);
+      if (likeliest != document.tokens[static_cast<std::size_t>(document.answer + digit)]) return digit;
+    }
+    return kDigits;
+  }
+
+  std::vector<float> head_scores(const NeedleDocument& document, Activations& a) const {
+    return model_.attention_on(weights_, rope_, a, document.needle, document.needle_size, document.answer - 1,
+                               kDigits);
+  }
+
+  const Model& model_;
+  std::span<const float> weights_;
+  const Corpus& corpus_;
+  ssmax::Rope<float> rope_;
+  ssmax::ThreadPool& pool_;
+};
+
+inline Evaluation evaluate(const Model& model, std::span<const float> weights, const Corpus& corpus,
+                           index_t trained, const Extent& extent, ssmax::ThreadPool& pool) {
+  const index_t longest = trained * std::ranges::max(extent.contexts);
+  const Evaluator evaluator(model, weights, corpus, longest, pool);
+  Evaluation result;
+  result.position_loss = evaluator.position_loss(longest, extent.windows);
+  for (const index_t multiple : extent.contexts) {
+    for (index_t i = 0; i < extent.depths; ++i) {
+      const double depth =
+          extent.depths > 1 ? static_cast<double>(i) / static_cast<double>(extent.depths - 1) : 0.5;
+      result.needles.push_back(evaluator.needles(multiple * trained, depth, extent.trials));
+    }
+  }
+  const index_t scored_context = extent.scored_context * trained;
+  result.head_scores = evaluator.score_heads(scored_context, std::max<index_t>(1, extent.scored / 10));
+  result.scored = evaluator.score_needles(scored_context, extent.scored);
+  for (index_t layer = 0; layer < model.shape().layers; ++layer) {
+    const auto [s, b, p] = model.scaling_parameters(weights, layer);
+    result.s.insert(result.s.end(), s.begin(), s.end());
+    result.b.insert(result.b.end(), b.begin(), b.end());
+    if (layer == 0) result.p.assign(p.begin(), p.end());
+  }
+  return result;
+}
+
+// Of all forwards of evaluate.
+inline double evaluation_flops(const Model& model, index_t trained, const Extent& extent) {
+  const index_t longest = trained * std::ranges::max(extent.contexts);
+  double flops = static_cast<double>(extent.windows) * model.flops(1, longest);
+  for (const index_t multiple : extent.contexts) {
+    flops += static_cast<double>(extent.depths * extent.trials) * model.flops(1, multiple * trained);
+  }
+  return flops + 1.1 * static_cast<double>(extent.scored) * model.flops(1, extent.scored_context * trained);
+}
+
+}  // namespace longcontext

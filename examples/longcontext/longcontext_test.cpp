@@ -1,0 +1,379 @@
+// The parts of longcontext: tokens, needles, gradients, exact resumption, files that are not what they should be.
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "../../tests/catch.hpp"
+#include "claims.hpp"
+#include "page.hpp"
+
+namespace {
+
+using namespace longcontext;
+namespace fs = std::filesystem;
+using Catch::Matchers::Contains;
+
+struct Folder {
+  fs::path path = fs::temp_directory_path() / ("longcontext_test_" + std::to_string(std::rand()));
+  Folder() { fs::create_directories(path); }
+  ~Folder() { fs::remove_all(path); }
+};
+
+void write(const fs::path& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
+
+const Corpus& corpus() {
+  static const Corpus read = [] {
+    const Folder folder;
+    examples::Random random(1);
+    const char* words[] = {"the", "quick", "brown", "fox",  "jumps", "over",
+                           "a",   "lazy",  "dog",   "1961", "and"};
+    for (int file = 0; file < 3; ++file) {
+      std::string text;
+      for (int i = 0; i < 1500; ++i)
+        text += std::string(words[random.below(11)]) + (random.below(9) == 0 ? ".\n" : " ");
+      write(folder.path / (std::to_string(file) + ".txt"), text);
+    }
+    return read_corpus(folder.path, 300);
+  }();
+  return read;
+}
+
+Shape small_shape() {
+  return {.layers = 2, .heads = 2, .head_width = 8, .hidden = 24, .vocabulary = 300, .theta = 100};
+}
+Training small_training() {
+  return {.length = 140, .sequences = 5, .steps = 12, .needle_part = 0.4, .rate = 1e-2};
+}
+
+constexpr Form kForms[] = {Form::softmax, Form::ssmax, Form::log_n, Form::ssmax_bias, Form::size_table};
+
+}  // namespace
+
+TEST_CASE("a tokenizer gives back every text", "[longcontext]") {
+  const Tokenizer& tokenizer = corpus().tokenizer;
+  CHECK(tokenizer.size() <= 300);
+  CHECK(tokenizer.size() > 256);
+  std::string all;
+  for (int byte = 0; byte < 256; ++byte) all += static_cast<char>(byte);
+  for (const std::string& text : {std::string(), all, std::string("The fox, 42 dogs.  Zürich\n\n x 7")}) {
+    CHECK(tokenizer.decode(tokenizer.encode(text)) == text);
+  }
+  // A common word is one token with its space; digits never join.
+  CHECK(tokenizer.encode(" brown").size() == 1);
+  CHECK(tokenizer.encode(" 1961").size() == 5);
+  CHECK(Tokenizer::learn("aaaa aaaa", 256).encode("aaaa").size() == 4);
+}
+
+TEST_CASE("a tokenizer joins the most frequent pair first", "[longcontext]") {
+  const Tokenizer tokenizer = Tokenizer::learn("ab abc abc bc", 258);
+  REQUIRE(tokenizer.merges().size() == 2);
+  CHECK(tokenizer.spelling(256) == "ab");  // 3 times, as bc, and smaller
+  CHECK(tokenizer.spelling(257) == " ab");
+  CHECK_THROWS_WITH(Tokenizer({{1, 256}}), Contains("joins tokens that it does not have"));
+}
+
+TEST_CASE("a corpus says what is wrong with a folder", "[longcontext]") {
+  const Folder folder;
+  CHECK_THROWS_WITH(read_corpus(folder.path / "none", 300), Contains("does not exist"));
+  CHECK_THROWS_WITH(read_corpus(folder.path, 300), Contains("holds no readable text"));
+  write(folder.path / "short.txt", "too short");
+  const Corpus read = read_corpus(folder.path, 256);
+  examples::Random random(1);
+  CHECK_THROWS_WITH(draw_text(read.train, 100, random), Contains("of the 100 that one sequence takes"));
+}
+
+TEST_CASE("a needle stands where it is said to stand", "[longcontext]") {
+  examples::Random random(3);
+  const Tokenizer& tokenizer = corpus().tokenizer;
+  for (const double depth : {0.0, 0.3, 1.0}) {
+    const NeedleDocument document =
+        hide_needle(tokenizer, corpus().test, 150, depth, "Tokyo", "8106422", random);
+    REQUIRE(document.tokens.size() == 150);
+    const auto text = [&](index_t first, index_t count) {
+      return tokenizer.decode({document.tokens.begin() + first, document.tokens.begin() + first + count});
+    };
+    CHECK(text(document.needle, document.needle_size) == " The special magic Tokyo number is: 8106422.");
+    CHECK(text(document.answer, kDigits) == "8106422");
+    CHECK(document.answer + kDigits == 150);
+    CHECK_THAT(text(0, document.answer),
+               Catch::Matchers::EndsWith(
+                   "\nWhat is the special magic Tokyo number?\nThe special magic Tokyo number is: "));
+    if (depth == 0) CHECK(document.needle == 0);
+  }
+  CHECK_THROWS_WITH(hide_needle(tokenizer, corpus().test, 20, 0.5, "Tokyo", "8106422", random),
+                    Contains("more than the context's 20"));
+}
+
+TEST_CASE("a needle's answer is learnt, a text whole", "[longcontext]") {
+  examples::Random random(4);
+  const Training training = small_training();
+  const Sample needle = draw_sample(corpus(), training, true, random);
+  REQUIRE(needle.targets.size() == 140);
+  CHECK(std::ranges::count(needle.targets, kIgnored) == 140 - kDigits);
+  for (std::size_t i = 0; i + 1 < 140; ++i) {
+    if (needle.targets[i] != kIgnored) CHECK(needle.targets[i] == needle.tokens[i + 1]);
+  }
+  const Sample text = draw_sample(corpus(), training, false, random);
+  REQUIRE(text.tokens.size() == 140);
+  CHECK(std::ranges::equal(std::span(text.tokens).subspan(1), std::span(text.targets).first(139)));
+}
+
+TEST_CASE("a configuration is its multiplier", "[longcontext]") {
+  const std::vector<float> s{0.5f, 2.0f}, b{0.25f, -1.0f}, p{1, 3, 5, 7};
+  const ScalingParameters<const float> learnt{s, b, p};
+  const ssmax::Row row{.head = 1, .position = 3, .n = 4};
+  const double expected[] = {1, 2 * std::log(4.0), std::log(4.0), 2 * std::log(4.0) - 1, 2 * 7 - 1};
+  for (std::size_t i = 0; i < std::size(kForms); ++i) {
+    const double value = std::visit([&](const auto& scaling) { return static_cast<double>(scaling(row)); },
+                                    make_scaling(kForms[i], learnt));
+    CHECK(value == Approx(expected[i]));
+  }
+  CHECK(configuration("f").origin == Origin::switched);
+  CHECK_THROWS_WITH(configuration("g"), Contains("no configuration 'g'"));
+}
+
+// In every tensor along its own gradient, where a missing or wrong term shows most.
+TEST_CASE("a model's gradient is that of its loss", "[longcontext]") {
+  const bool tied = GENERATE(true, false);
+  const Form form = GENERATE(from_range(std::begin(kForms), std::end(kForms)));
+  Shape shape = small_shape();
+  shape.tied = tied;
+  const Model model(shape, form, 40);
+  examples::Random random(5);
+  // Larger than at the start, where attention is too even for its gradient to be seen.
+  Values weights(static_cast<std::size_t>(model.layout().size()));
+  for (float& x : weights) x = 0.25f * random.standard();
+  Tokens tokens(2 * 40), targets(tokens.size());
+  for (auto& token : tokens) token = random.below(shape.vocabulary);
+  for (auto& token : targets) token = random.below(shape.vocabulary);
+  const auto rope = model.rope(40);
+  Activations a;
+  const auto loss = [&](std::span<const float> at, double dloss) {
+    model.forward(at, {2, 40, tokens}, rope, a);
+    const ssmax::View<float, 2> logits(a.logits.data(), {80, shape.vocabulary});
+    return ssmax::cross_entropy<float>(logits, targets, logits, {.dloss = dloss}).loss;
+  };
+  loss(weights, 1);
+  Values gradient(weights.size());
+  model.backward(weights, {2, 40, tokens}, rope, a, gradient);
+
+  for (const auto& [name, tensor, start] : model.layout().entries()) {
+    const auto direction = tensor.values(std::span<const float>(gradient));
+    double square = 0;
+    for (const float x : direction) square += static_cast<double>(x) * static_cast<double>(x);
+    INFO("form " << static_cast<int>(form) << ", " << name << ", |g| " << std::sqrt(square));
+    REQUIRE(square > 0);
+    const double step = 4e-3 / std::sqrt(square);
+    const auto moved = [&](double by) {
+      Values there = weights;
+      for (std::size_t i = 0; i < direction.size(); ++i) {
+        there[static_cast<std::size_t>(tensor.offset) + i] += static_cast<float>(by) * direction[i];
+      }
+      return loss(there, 1);
+    };
+    const auto slope = [&](double h) { return (moved(h) - moved(-h)) / (2 * h); };
+    CHECK((4 * slope(step) - slope(2 * step)) / 3 == Approx(square).epsilon(0.01));
+  }
+}
+
+TEST_CASE("attention on keys is what the formula says", "[longcontext]") {
+  const Form form = GENERATE(Form::softmax, Form::ssmax_bias);
+  const Shape shape = small_shape();
+  const Model model(shape, form, 30);
+  examples::Random random(6);
+  Values weights = model.layout().initial_values(random);
+  for (const auto& entry : model.layout().entries()) {
+    if (!entry.is_matrix()) continue;
+    for (float& x : entry.tensor.values(std::span(weights))) x *= 8;
+  }
+  const auto rope = model.rope(30);
+  Tokens tokens(30);
+  for (auto& token : tokens) token = random.below(shape.vocabulary);
+  Activations a;
+  model.forward(weights, {1, 30, tokens}, rope, a);
+  const auto all = model.attention_on(weights, rope, a, 5, 4, 20, 3);
+  REQUIRE(all.size() == 4);
+
+  const auto rotated = [&](const Matrix& qkv, index_t token, index_t column) {
+    std::vector<double> x(8);
+    for (index_t i = 0; i < 4; ++i) {
+      const double angle =
+          static_cast<double>(token) * std::pow(shape.theta, -2.0 * static_cast<double>(i) / 8);
+      const auto first = static_cast<double>(qkv(token, column + i)),
+                 second = static_cast<double>(qkv(token, column + i + 4));
+      x[static_cast<std::size_t>(i)] = first * std::cos(angle) - second * std::sin(angle);
+      x[static_cast<std::size_t>(i + 4)] = first * std::sin(angle) + second * std::cos(angle);
+    }
+    return x;
+  };
+  for (index_t layer = 0; layer < 2; ++layer) {
+    for (index_t head = 0; head < 2; ++head) {
+      double mean = 0;
+      for (index_t query = 20; query < 23; ++query) {
+        const auto n = static_cast<double>(query + 1);
+        const double c = form == Form::softmax ? 1 : std::log(n);  // s = 1, b = 0
+        const Matrix& qkv = a.layers[static_cast<std::size_t>(layer)].qkv;
+        const auto q = rotated(qkv, query, head * 8);
+        double sum = 0, part = 0;
+        for (index_t key = 0; key <= query; ++key) {
+          const auto k = rotated(qkv, key, 16 + head * 8);
+          const double weight =
+              std::exp(c * std::inner_product(q.begin(), q.end(), k.begin(), 0.0) / std::sqrt(8.0));
+          sum += weight;
+          if (key >= 5 && key < 9) part += weight;
+        }
+        mean += part / sum / 3;
+      }
+      CHECK(static_cast<double>(all[static_cast<std::size_t>(2 * layer + head)]) ==
+            Approx(mean).epsilon(1e-4));
+    }
+  }
+}
+
+TEST_CASE("training gives the same weights on any number of threads", "[longcontext]") {
+  const Model model(small_shape(), Form::ssmax, 140);
+  Values expected;
+  for (const index_t threads : {1, 2, 3}) {
+    ssmax::ThreadPool pool(threads);
+    Checkpoint state = start(configuration("b"), model, corpus(), small_training());
+    Trainer trainer(model, corpus(), pool);
+    for (int i = 0; i < 4; ++i) trainer.step(state);
+    if (expected.empty()) expected = state.weights;
+    CHECK(std::ranges::equal(state.weights, expected));
+  }
+}
+
+TEST_CASE("training that was stopped ends where it would have ended", "[longcontext]") {
+  const Folder folder;
+  const fs::path path = folder.path / "there" / "run.checkpoint";
+  const Model model(small_shape(), Form::ssmax_bias, 140);
+  ssmax::ThreadPool pool(2);
+  const Training training = small_training();
+  const Checkpoint begin = start(configuration("d"), model, corpus(), training);
+  const Checkpoint whole =
+      train(folder.path / "whole.checkpoint", "whole", begin, training.steps, model, corpus(), pool);
+  train(path, "stopped", begin, 5, model, corpus(), pool);
+  CHECK(load(path).step == 5);
+  const Checkpoint resumed = train(path, "resumed", begin, training.steps, model, corpus(), pool);
+  CHECK(std::ranges::equal(resumed.weights, whole.weights));
+  CHECK(std::ranges::equal(resumed.averages.square, whole.averages.square));
+  CHECK(resumed.curve.size() == whole.curve.size());
+  CHECK(last_mean(whole.curve, &CurvePoint::text) < whole.curve.front().text);
+
+  Training other = training;
+  other.rate *= 2;
+  CHECK_THROWS_WITH(
+      train(path, "other", start(configuration("d"), model, corpus(), other), 12, model, corpus(), pool),
+      Contains("was trained with other settings"));
+}
+
+TEST_CASE("a checkpoint that is not whole is refused", "[longcontext]") {
+  const Folder folder;
+  const fs::path path = folder.path / "run.checkpoint";
+  const Model model(small_shape(), Form::ssmax, 140);
+  const Checkpoint state = start(configuration("b"), model, corpus(), small_training());
+  save(path, state);
+  CHECK_FALSE(fs::exists(path.string() + ".unfinished"));
+  const Checkpoint loaded = load(path);
+  CHECK(std::ranges::equal(loaded.weights, state.weights));
+  CHECK(loaded.training == state.training);
+  CHECK(loaded.shape == state.shape);
+  CHECK(loaded.merges == state.merges);
+
+  const std::string whole = examples::read_file(path);
+  for (const std::size_t size :
+       {std::size_t{8}, std::size_t{20}, std::size_t{30}, whole.size() / 2, whole.size() - 1}) {
+    write(path, whole.substr(0, size));
+    CHECK_THROWS_WITH(load(path), Contains("is truncated"));
+  }
+  for (const std::size_t at : {std::size_t{16}, std::size_t{40}, whole.size() / 2, whole.size() - 1}) {
+    std::string damaged = whole;
+    damaged[at] = static_cast<char>(damaged[at] ^ 1);
+    write(path, damaged);
+    CHECK_THROWS(load(path));
+  }
+  write(path, whole + "more");
+  CHECK_THROWS_WITH(load(path), Contains("is damaged"));
+  write(path, "a picture, or whatever");
+  CHECK_THROWS_WITH(load(path), Contains("is not a checkpoint of longcontext"));
+  CHECK_THROWS_WITH(load(folder.path / "none"), Contains("does not exist"));
+}
+
+TEST_CASE("a model that was trained with Softmax goes on with SSMax", "[longcontext]") {
+  const Model softmax(small_shape(), Form::softmax, 140), model(small_shape(), Form::ssmax, 140);
+  Checkpoint from = start(configuration("a"), softmax, corpus(), small_training());
+  ssmax::ThreadPool pool(1);
+  Trainer(softmax, corpus(), pool).step(from);
+  const Checkpoint to = with_scaling(from, softmax, configuration("e"), model);
+  double mean = 0;
+  for (index_t n = 1; n <= 140; ++n) {
+    mean += static_cast<double>(model.scaling_parameters(to.weights, 1).s[1]) *
+            std::log(static_cast<double>(n)) / 140;
+  }
+  CHECK(mean == Approx(1));
+  CHECK(to.step == 1);
+  for (const auto& entry : softmax.layout().entries()) {
+    const auto& same = *std::ranges::find(model.layout().entries(), entry.name, &Layout::Entry::name);
+    CHECK(std::ranges::equal(entry.tensor.values(std::span(from.weights)),
+                             same.tensor.values(std::span(to.weights))));
+    CHECK(std::ranges::equal(entry.tensor.values(std::span(from.averages.square)),
+                             same.tensor.values(std::span(to.averages.square))));
+  }
+}
+
+TEST_CASE("AdamW decays matrices only", "[longcontext]") {
+  const Model model(small_shape(), Form::size_table, 140);
+  Checkpoint state = start(configuration("table"), model, corpus(), small_training());
+  const Values before = state.weights, gradient(before.size());
+  state.training.decay = 0.5;
+  ssmax::ThreadPool pool(2);
+  update(model.layout(), state.weights, gradient, 0, state.averages, state.training, 6, pool);
+  for (const auto& entry : model.layout().entries()) {
+    const bool is_learnt_by_scaling =
+        entry.name == "p" || entry.name.ends_with(" s") || entry.name.ends_with(" b");
+    CHECK(entry.is_matrix() == !is_learnt_by_scaling);
+    const auto at = static_cast<std::size_t>(entry.tensor.offset);
+    CHECK(state.weights[at] == Approx(entry.is_matrix() ? before[at] * (1 - 0.5f * 1e-2f) : before[at]));
+  }
+}
+
+TEST_CASE("a budget is a time", "[longcontext]") {
+  CHECK(parse_budget("90s") == 90);
+  CHECK(parse_budget("10m") == 600);
+  CHECK(parse_budget("1.5h") == 5400);
+  for (const char* wrong : {"", "10", "m", "-5m", "0s", "10 m", "10mm", "nanh", "2d"}) {
+    CHECK_THROWS_WITH(parse_budget(wrong), Contains("is not a time"));
+  }
+}
+
+TEST_CASE("sizes and settings that cannot be are refused", "[longcontext]") {
+  Shape shape = small_shape();
+  shape.head_width = 7;
+  CHECK_THROWS_WITH(Model(shape, Form::softmax, 140), Contains("head_width must be even"));
+  shape = small_shape(), shape.vocabulary = 100;
+  CHECK_THROWS_WITH(Model(shape, Form::softmax, 140), Contains("vocabulary"));
+  Training training = small_training();
+  training.needle_part = 1.5;
+  CHECK_THROWS_WITH(check(training), Contains("needle_part"));
+}
+
+TEST_CASE("claims are judged over all seeds", "[longcontext]") {
+  CHECK(Measured({0.1, 0.11, 0.12}).verdict() == std::string("holds"));
+  CHECK(Measured({-0.1, -0.11, -0.12}).verdict() == std::string("does not hold"));
+  CHECK(Measured({0.1, 0.11, -0.01}).verdict() == std::string("too small to tell"));
+  CHECK(Measured({0.01, 0.5, 0.02}).verdict() == std::string("too small to tell"));  // its error is 0.16
+  CHECK(Measured({0.0, 0.0, 0.0}).verdict() == std::string("too small to tell"));
+  CHECK(Measured({1, 2, 3}).error == Approx(1 / std::sqrt(3.0)));
+}
+
+TEST_CASE("a logarithm is found again", "[longcontext]") {
+  std::vector<double> p;
+  for (int n = 1; n <= 100; ++n) p.push_back(0.7 * std::log(n) - 2);
+  p.front() = 99;  // n = 1 has no part in it
+  const Fit exact = fit_to_logarithm(p);
+  CHECK(exact.slope == Approx(0.7));
+  CHECK(exact.intercept == Approx(-2));
+  CHECK(exact.r2 == Approx(1));
+  for (std::size_t i = 0; i < p.size(); i += 2) p[i] += 1;
+  CHECK(fit_to_logarithm(p).r2 < 0.9);
+}

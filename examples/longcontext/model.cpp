@@ -1,0 +1,164 @@
+#include "model.hpp"
+
+#include <cmath>
+
+namespace longcontext {
+
+Model::Model(const Shape& shape, Form form, index_t largest_n) : shape_(shape), form_(form) {
+  check(shape);
+  const index_t width = shape.width(), hidden = shape.hidden;
+  // Attention and predictions begin nearly uniform, x as large as what an RMSNorm makes of it, and what is added
+  // to it smaller the more often something is added. (Weights as in GPT-2, 0.02 throughout, or as large as keep
+  // sizes, 1/√inputs, were slower to find a needle.)
+  const Start mixing{0, 0.04f}, adding{0, 0.04f / std::sqrt(static_cast<float>(2 * shape.layers))};
+  const Start embedding{0, 1 / std::sqrt(static_cast<float>(width))};
+  const bool learns_b = form == Form::ssmax_bias || form == Form::size_table;
+  const bool learns_s = form == Form::ssmax || learns_b;
+
+  embedding_ = layout_.add("embedding", shape.vocabulary, width, embedding);
+  head_ = shape.tied ? Tensor{} : layout_.add("head", width, shape.vocabulary, mixing);
+  p_ = layout_.add("p", 1, form == Form::size_table ? largest_n : 0, {1, 0});
+  for (index_t i = 0; i < shape.layers; ++i) {
+    const auto add = [&](const char* name, index_t rows, index_t columns, Start start) {
+      return layout_.add("layer " + std::to_string(i) + " " + name, rows, columns, start);
+    };
+    layers_.push_back({.qkv = add("qkv", width, 3 * width, mixing),
+                       .out = add("out", width, width, adding),
+                       .gate_up = add("gate_up", width, 2 * hidden, mixing),
+                       .down = add("down", hidden, width, adding),
+                       .s = add("s", 1, learns_s ? shape.heads : 0, {1, 0}),
+                       .b = add("b", 1, learns_b ? shape.heads : 0, {0, 0})});
+  }
+}
+
+ssmax::Rope<float> Model::rope(index_t positions, double theta_factor) const {
+  return {{.width = shape_.head_width, .theta = shape_.theta * theta_factor}, positions};
+}
+
+HeadShape Model::heads(const Batch& batch) const {
+  return {batch.sequences, batch.length, shape_.heads, shape_.head_width};
+}
+
+ScalingParameters<const float> Model::scaling_parameters(std::span<const float> weights,
+                                                         index_t layer) const {
+  const Layer& at = layers_[static_cast<std::size_t>(layer)];
+  return {at.s.values(weights), at.b.values(weights), p_.values(weights)};
+}
+
+void Model::start_s(std::span<float> weights, index_t length) const {
+  double sum = 0;
+  for (index_t n = 1; n <= length; ++n) sum += std::log(static_cast<double>(n));
+  for (const Layer& layer : layers_) {
+    std::ranges::fill(layer.s.values(weights), static_cast<float>(static_cast<double>(length) / sum));
+  }
+}
+
+void Model::forward(std::span<const float> weights, const Batch& batch, const ssmax::Rope<float>& rope,
+                    Activations& a) const {
+  const index_t tokens = batch.sequences * batch.length, width = shape_.width();
+  const auto embedding = embedding_.matrix(weights);
+  // The embedding's rows are of length 1, as the head wants them.
+  const float stretch = std::sqrt(static_cast<float>(width));
+  a.x.resize(tokens, width);
+  for (index_t i = 0; i < tokens; ++i) {
+    a.x.row(i) = stretch * embedding.row(batch.tokens[static_cast<std::size_t>(i)]);
+  }
+
+  a.layers.resize(layers_.size());
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    const Layer& layer = layers_[i];
+    auto& at = a.layers[i];
+    at.attention_norm.forward(a.x, at.attention_input);
+    at.qkv.noalias() = at.attention_input * layer.qkv.matrix(weights);
+    attend(heads(batch), make_scaling(form_, scaling_parameters(weights, static_cast<index_t>(i))), rope,
+           at.qkv, at.heads, at.lse);
+    a.x.noalias() += at.heads * layer.out.matrix(weights);
+
+    at.feed_norm.forward(a.x, at.feed_input);
+    at.gate_up.noalias() = at.feed_input * layer.gate_up.matrix(weights);
+    const auto gate = at.gate_up.leftCols(shape_.hidden).array();
+    const auto up = at.gate_up.rightCols(shape_.hidden).array();
+    at.hidden = gate * gate.logistic() * up;
+    a.x.noalias() += at.hidden * layer.down.matrix(weights);
+  }
+
+  a.norm.forward(a.x, a.normal);
+  if (shape_.tied) {
+    a.logits.noalias() = a.normal * embedding.transpose();
+  } else {
+    a.logits.noalias() = a.normal * head_.matrix(weights);
+  }
+}
+
+void Model::backward(std::span<const float> weights, const Batch& batch, const ssmax::Rope<float>& rope,
+                     Activations& a, std::span<float> gradient) const {
+  const index_t width = shape_.width(), hidden = shape_.hidden;
+  auto dembedding = embedding_.matrix(gradient);
+  if (shape_.tied) {
+    a.dnormal.noalias() = a.logits * embedding_.matrix(weights);
+    dembedding.noalias() += a.logits.transpose() * a.normal;
+  } else {
+    a.dnormal.noalias() = a.logits * head_.matrix(weights).transpose();
+    head_.matrix(gradient).noalias() += a.normal.transpose() * a.logits;
+  }
+  a.dx.setZero(a.x.rows(), width);
+  a.norm.backward(a.normal, a.dnormal, a.dx);
+
+  for (std::size_t i = layers_.size(); i-- > 0;) {
+    const Layer& layer = layers_[i];
+    auto& at = a.layers[i];
+    layer.down.matrix(gradient).noalias() += at.hidden.transpose() * a.dx;
+    a.dhidden.noalias() = a.dx * layer.down.matrix(weights).transpose();
+    a.dgate_up.resize(a.x.rows(), 2 * hidden);
+    const auto gate = at.gate_up.leftCols(hidden).array(), up = at.gate_up.rightCols(hidden).array();
+    // hidden has served and takes the sigmoid.
+    at.hidden = gate.logistic();
+    const auto sigmoid = at.hidden.array(), dhidden = a.dhidden.array();
+    a.dgate_up.leftCols(hidden) = dhidden * up * sigmoid * (1 + gate * (1 - sigmoid));
+    a.dgate_up.rightCols(hidden) = dhidden * gate * sigmoid;
+    layer.gate_up.matrix(gradient).noalias() += at.feed_input.transpose() * a.dgate_up;
+    a.dnormal.noalias() = a.dgate_up * layer.gate_up.matrix(weights).transpose();
+    at.feed_norm.backward(at.feed_input, a.dnormal, a.dx);
+
+    layer.out.matrix(gradient).noalias() += at.heads.transpose() * a.dx;
+    a.dheads.noalias() = a.dx * layer.out.matrix(weights).transpose();
+    const auto learnt = scaling_parameters(weights, static_cast<index_t>(i));
+    const ScalingParameters<float> dlearnt{layer.s.values(gradient), layer.b.values(gradient),
+                                           p_.values(gradient)};
+    attend_backward(heads(batch), make_scaling_gradient(form_, learnt, dlearnt), rope, at.qkv, at.heads,
+                    at.lse, a.dheads, a.dqkv);
+    layer.qkv.matrix(gradient).noalias() += at.attention_input.transpose() * a.dqkv;
+    a.dnormal.noalias() = a.dqkv * layer.qkv.matrix(weights).transpose();
+    at.attention_norm.backward(at.attention_input, a.dnormal, a.dx);
+  }
+
+  const float stretch = std::sqrt(static_cast<float>(width));
+  for (index_t i = 0; i < a.dx.rows(); ++i) {
+    dembedding.row(batch.tokens[static_cast<std::size_t>(i)]) += stretch * a.dx.row(i);
+  }
+}
+
+std::vector<float> Model::attention_on(std::span<const float> weights, const ssmax::Rope<float>& rope,
+                                       Activations& a, index_t first_key, index_t keys, index_t first_query,
+                                       index_t queries) const {
+  std::vector<float> all;
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    const Scaling scaling = make_scaling(form_, scaling_parameters(weights, static_cast<index_t>(i)));
+    const auto of_layer =
+        longcontext::attention_on({1, a.x.rows(), shape_.heads, shape_.head_width}, scaling, rope,
+                                  a.layers[i].qkv, first_key, keys, first_query, queries);
+    all.insert(all.end(), of_layer.begin(), of_layer.end());
+  }
+  return all;
+}
+
+double Model::flops(index_t sequences, index_t length) const {
+  index_t products = shape_.width() * shape_.vocabulary;
+  for (const Layer& layer : layers_) {
+    products += layer.qkv.size() + layer.out.size() + layer.gate_up.size() + layer.down.size();
+  }
+  const index_t seen = shape_.layers * shape_.width() * length;  // half of length keys, for two products
+  return 2.0 * static_cast<double>(sequences * length) * static_cast<double>(products + seen);
+}
+
+}  // namespace longcontext

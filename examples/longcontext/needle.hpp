@@ -1,0 +1,93 @@
+// A document that hides a number in a text and asks for it at the end, in the paper's words:
+//
+//   … The special magic Tokyo number is: 8106422. …  What is the special magic Tokyo number?
+//   The special magic Tokyo number is: 8106422.
+//
+// The text is cut so that the document has the wanted number of tokens, the answer's last digit included.
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <string>
+
+#include "corpus.hpp"
+
+namespace longcontext {
+
+inline constexpr index_t kDigits = 7;
+
+inline constexpr std::array kCities{
+    "Amsterdam", "Athens",   "Bangkok",   "Barcelona", "Beijing",  "Berlin",   "Bogota",    "Boston",
+    "Brussels",  "Budapest", "Cairo",     "Caracas",   "Chicago",  "Dakar",    "Delhi",     "Dublin",
+    "Geneva",    "Hanoi",    "Havana",    "Helsinki",  "Istanbul", "Jakarta",  "Karachi",   "Kyoto",
+    "Lagos",     "Lima",     "Lisbon",    "London",    "Madrid",   "Manila",   "Melbourne", "Miami",
+    "Milan",     "Montreal", "Moscow",    "Mumbai",    "Nairobi",  "Naples",   "Osaka",     "Oslo",
+    "Paris",     "Prague",   "Quito",     "Riga",      "Rome",     "Santiago", "Seoul",     "Shanghai",
+    "Singapore", "Sofia",    "Stockholm", "Sydney",    "Taipei",   "Tehran",   "Tokyo",     "Toronto",
+    "Tunis",     "Vienna",   "Warsaw",    "Zurich"};
+
+struct NeedleDocument {
+  Tokens tokens;
+  index_t needle = 0, needle_size = 0;  // where the hidden sentence stands
+  index_t answer = 0;                   // where the first of the answer's digits stands; the other follow
+};
+
+namespace detail {
+
+struct NeedleParts {
+  Tokens needle, question, digits;
+
+  NeedleParts(const Tokenizer& tokenizer, const std::string& city, const std::string& number) {
+    const std::string name = "The special magic " + city + " number";
+    needle = tokenizer.encode(" " + name + " is: " + number + ".");
+    question = tokenizer.encode("\nWhat is the special magic " + city + " number?\n" + name + " is: ");
+    digits = tokenizer.encode(number);
+  }
+  index_t size() const { return static_cast<index_t>(needle.size() + question.size() + digits.size()); }
+};
+
+}  // namespace detail
+
+// Of a document without any text around.
+inline index_t needle_length(const Tokenizer& tokenizer, const std::string& city, const std::string& number) {
+  return detail::NeedleParts(tokenizer, city, number).size();
+}
+
+// `depth` is the part of the text that stands before the needle.
+inline NeedleDocument hide_needle(const Tokenizer& tokenizer, const Tokens& text, index_t length,
+                                  double depth, const std::string& city, const std::string& number,
+                                  examples::Random& random) {
+  const detail::NeedleParts parts(tokenizer, city, number);
+  const index_t filler = length - parts.size();
+  if (filler < 0) {
+    throw std::runtime_error("a needle and its question take " + std::to_string(length - filler) +
+                             " tokens, more than the context's " + std::to_string(length));
+  }
+  const auto hay = draw_text(text, filler, random);
+  const auto before = static_cast<index_t>(std::lround(depth * static_cast<double>(filler)));
+
+  NeedleDocument document;
+  Tokens& tokens = document.tokens;
+  tokens.assign(hay.begin(), hay.begin() + before);
+  const auto append = [&](const auto& more) { tokens.insert(tokens.end(), more.begin(), more.end()); };
+  document.needle = static_cast<index_t>(tokens.size());
+  document.needle_size = static_cast<index_t>(parts.needle.size());
+  append(parts.needle);
+  append(hay.subspan(static_cast<std::size_t>(before)));
+  append(parts.question);
+  document.answer = static_cast<index_t>(tokens.size());
+  append(parts.digits);
+  return document;
+}
+
+inline std::string draw_city(examples::Random& random) {
+  return kCities[static_cast<std::size_t>(random.below(static_cast<index_t>(kCities.size())))];
+}
+
+inline std::string draw_number(examples::Random& random) {
+  std::string number;
+  for (index_t i = 0; i < kDigits; ++i) number += static_cast<char>('0' + random.below(10));
+  return number;
+}
+
+}  // namespace longcontext

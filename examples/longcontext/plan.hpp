@@ -1,0 +1,109 @@
+// What a study trains and evaluates, cut to a budget of time.
+#pragma once
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "evaluation.hpp"
+#include "training.hpp"
+
+namespace longcontext {
+
+struct Plan {
+  Shape shape;
+  Training training;                            // of every run but for its seed and rate
+  std::vector<double> rates{5e-4, 1e-3, 2e-3};  // every configuration tries all of them and keeps the best
+  index_t sweep_steps = 0;                      // of such a try
+  std::vector<std::uint64_t> seeds{1, 2, 3};
+  double switch_part = 0.7;  // of the training, with Softmax, before (f) goes on with SSMax
+  Extent extent;
+
+  bool operator==(const Plan&) const = default;
+
+  // Where a point of the curve ends.
+  index_t switch_step() const {
+    index_t step = 1;
+    const auto points = std::llround(switch_part * static_cast<double>(kCurvePoints));
+    while (points_until(step, training.steps) < points) ++step;
+    return step;
+  }
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Plan, shape, training, rates, sweep_steps, seeds, switch_part, extent)
+
+// "90s", "10m", "2h" in seconds.
+inline double parse_budget(std::string_view text) {
+  double number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  const std::string_view unit(end, static_cast<std::size_t>(text.data() + text.size() - end));
+  const double seconds = unit == "s" ? 1 : unit == "m" ? 60 : unit == "h" ? 3600 : 0;
+  if (error != std::errc() || !(number > 0 && number < 1e6) || seconds == 0) {
+    throw std::invalid_argument("the budget '" + std::string(text) +
+                                "' is not a time such as 90s, 10m or 2h");
+  }
+  return number * seconds;
+}
+
+// The size that a budget is enough for. The largest is the default of Shape, Training and Extent.
+inline Plan sized_plan(double seconds) {
+  Plan plan;
+  if (seconds < 40 * 60) {
+    plan.shape = {.layers = 2, .heads = 4, .head_width = 16, .hidden = 176, .vocabulary = 512};
+    plan.training.length = 128;
+  }
+  if (seconds < 5 * 60) {
+    plan.shape = {.layers = 2, .heads = 2, .head_width = 8, .hidden = 32, .vocabulary = 512};
+    plan.extent.contexts = {1, 4, 16};
+    plan.extent.depths = 3;
+  }
+  return plan;
+}
+
+// Runs that take all steps: four configurations and the last part of (f) for every seed, and the table once.
+inline double full_runs(const Plan& plan) {
+  return static_cast<double>(plan.seeds.size()) * (4 + (1 - plan.switch_part)) + 1;
+}
+
+// A measured plan: a fifth of the time evaluates, a sixth tries rates, the rest trains.
+inline Plan make_plan(double seconds, const Corpus& corpus, ssmax::ThreadPool& pool) {
+  using Clock = std::chrono::steady_clock;
+  Plan plan = sized_plan(seconds);
+  const Model model(plan.shape, Form::softmax, plan.training.length);
+  Checkpoint state = start(kConfigurations.front(), model, corpus, plan.training);
+  Trainer trainer(model, corpus, pool);
+  trainer.step(state);  // allocates
+  const double patience = std::min(5.0, 0.01 * seconds);
+  const auto begin = Clock::now();
+  double elapsed = 0;
+  int steps = 0;
+  while (elapsed < patience) {
+    trainer.step(state), ++steps;
+    elapsed = std::chrono::duration<double>(Clock::now() - begin).count();
+  }
+  const double step_seconds = elapsed / steps;
+  const double flops_per_second =
+      3 * model.flops(plan.training.sequences, plan.training.length) / step_seconds;
+
+  const auto evaluations = static_cast<double>(6 * plan.seeds.size() + 1);
+  const double wanted = evaluations * evaluation_flops(model, plan.training.length, plan.extent);
+  const double part = std::min(1.0, 0.2 * seconds * flops_per_second / wanted);
+  const auto shrink = [&](index_t& count) {
+    count = std::max<index_t>(1, static_cast<index_t>(part * static_cast<double>(count)));
+  };
+  shrink(plan.extent.trials), shrink(plan.extent.windows), shrink(plan.extent.scored);
+  const double evaluating =
+      evaluations * evaluation_flops(model, plan.training.length, plan.extent) / flops_per_second;
+
+  // Five configurations try each rate for a quarter of a training.
+  const double runs = full_runs(plan) + 5 * static_cast<double>(plan.rates.size()) / 4;
+  const double steps_each = (0.95 * seconds - evaluating) / step_seconds / runs;
+  plan.training.steps = std::max<index_t>(20, static_cast<index_t>(steps_each));
+  plan.sweep_steps = std::max<index_t>(20, plan.training.steps / 4);
+  return plan;
+}
+
+}  // namespace longcontext

@@ -1,0 +1,63 @@
+// The sizes of a model and of its training. They travel as JSON in checkpoints, so that a file says what it is.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <ssmax/config.hpp>
+#include <stdexcept>
+#include <string>
+
+namespace longcontext {
+
+using ssmax::index_t;
+
+struct Shape {
+  index_t layers = 4, heads = 4, head_width = 32, hidden = 352;
+  index_t vocabulary = 1024;  // 256: bytes
+  bool tied = false;          // the head's weights are the embedding
+  double theta = 10'000;      // of RoPE, in training
+
+  index_t width() const { return heads * head_width; }
+  bool operator==(const Shape&) const = default;
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Shape, layers, heads, head_width, hidden, vocabulary, tied, theta)
+
+struct Training {
+  index_t length = 128;   // tokens of a sequence
+  index_t sequences = 4;  // of an update; few, for many updates
+  index_t steps = 5000;
+  double needle_part = 0.5;  // of the sequences that hide a needle and ask for it
+  double rate = 1e-3;
+  double decay = 0.1;  // of matrices only
+  double clip = 1;     // the largest norm of a gradient
+  std::uint64_t seed = 1;
+
+  bool operator==(const Training&) const = default;
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Training, length, sequences, steps, needle_part, rate, decay, clip, seed)
+
+inline void require(bool holds, const std::string& what) {
+  if (!holds) throw std::invalid_argument(what);
+}
+
+inline void check(const Shape& shape) {
+  require(shape.layers >= 1 && shape.layers <= 1024, "layers must lie between 1 and 1024");
+  require(shape.heads >= 1 && shape.heads <= 1024, "heads must lie between 1 and 1024");
+  require(shape.head_width >= 2 && shape.head_width <= 1024 && shape.head_width % 2 == 0,
+          "head_width must be even and lie between 2 and 1024");
+  require(shape.hidden >= 1 && shape.hidden <= 1 << 20, "hidden must lie between 1 and 2^20");
+  require(shape.vocabulary >= 256 && shape.vocabulary <= 65'536, "vocabulary must lie between 256 and 65536");
+  require(shape.theta > 0, "theta must be positive");
+}
+
+inline void check(const Training& training) {
+  require(training.length >= 1 && training.length <= 1 << 20, "length must lie between 1 and 2^20");
+  require(training.sequences >= 1 && training.sequences <= 1 << 20, "sequences must lie between 1 and 2^20");
+  require(training.steps >= 1, "steps must be at least 1");
+  require(training.needle_part >= 0 && training.needle_part <= 1, "needle_part must lie between 0 and 1");
+  require(training.rate > 0, "rate must be positive");
+  require(training.decay >= 0, "decay must not be negative");
+  require(training.clip > 0, "clip must be positive");
+}
+
+}  // namespace longcontext

@@ -1,0 +1,265 @@
+// The study: all configurations tried at the same rates, trained with the same seeds, and evaluated alike. What
+// is done lies in a folder, run by run, and is not done again: a study that was stopped goes on.
+#pragma once
+
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint.hpp"
+#include "plan.hpp"
+
+namespace longcontext {
+
+struct Run {
+  std::string configuration;
+  std::uint64_t seed = 0;
+  double rate = 0;
+  std::vector<CurvePoint> curve;
+  Evaluation evaluation;
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Run, configuration, seed, rate, curve, evaluation)
+
+struct Trial {
+  std::string configuration;
+  double rate = 0;
+  double loss = 0;  // of all sequences, over the last fifth of the steps
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Trial, configuration, rate, loss)
+
+struct Results {
+  Plan plan;
+  std::vector<Trial> trials;
+  std::vector<Run> runs;
+
+  // In the order of the seeds.
+  std::vector<const Run*> of(std::string_view name) const {
+    std::vector<const Run*> found;
+    for (const Run& run : runs) {
+      if (run.configuration == name) found.push_back(&run);
+    }
+    return found;
+  }
+};
+
+// Over the last fifth of the steps.
+inline double last_mean(const std::vector<CurvePoint>& curve, double CurvePoint::*loss) {
+  const std::size_t points = std::max<std::size_t>(1, curve.size() / 5);
+  double sum = 0;
+  for (std::size_t i = curve.size() - points; i < curve.size(); ++i) sum += curve[i].*loss;
+  return sum / static_cast<double>(points);
+}
+
+// A line a tenth of the way: loss, speed, time left.
+class TrainingReport {
+ public:
+  TrainingReport(const std::string& what, const Checkpoint& state) : first_(state.step) {
+    std::printf("%s: %td steps of %td × %td tokens, rate %g, seed %llu\n", what.c_str(), state.training.steps,
+                state.training.sequences, state.training.length, state.training.rate,
+                static_cast<unsigned long long>(state.training.seed));
+    if (first_ > 0) std::printf("  goes on after step %td\n", first_);
+    std::printf("  %8s %10s %10s %10s %8s\n", "step", "text", "answers", "tokens/s", "left");
+  }
+
+  void show(const Checkpoint& state) {
+    const Training& training = state.training;
+    if (state.step * 10 / training.steps == (state.step - 1) * 10 / training.steps || state.curve.empty()) {
+      return;
+    }
+    const double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
+    const double rate = static_cast<double>(state.step - first_) / seconds;
+    const auto tokens = static_cast<double>(training.sequences * training.length);
+    std::printf("  %8td %10.4f %10.4f %10.0f %6.0f s\n", state.step, state.curve.back().text,
+                state.curve.back().answer, rate * tokens,
+                static_cast<double>(training.steps - state.step) / rate);
+    std::fflush(stdout);
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  index_t first_;
+  Clock::time_point start_ = Clock::now();
+};
+
+// To step `last`, where a point of the curve ends, with a checkpoint at the end and every minute before, from the one at `path` if there is one.
+inline Checkpoint train(const std::filesystem::path& path, const std::string& what, Checkpoint state,
+                        index_t last, const Model& model, const Corpus& corpus, ssmax::ThreadPool& pool) {
+  using Clock = std::chrono::steady_clock;
+  if (std::filesystem::exists(path)) {
+    Checkpoint saved = load(path);
+    if (saved.configuration != state.configuration || saved.shape != state.shape ||
+        saved.training != state.training || saved.merges != state.merges) {
+      throw std::runtime_error(path.string() +
+                               " was trained with other settings or another text; move it away");
+    }
+    if (saved.step >= last) return saved;
+    state = std::move(saved);
+  }
+  TrainingReport report(what, state);
+  Trainer trainer(model, corpus, pool);
+  Losses sum;
+  auto saved = Clock::now();
+  while (state.step < last) {
+    sum += trainer.step(state);
+    const index_t steps = state.training.steps;
+    if (points_until(state.step, steps) == points_until(state.step - 1, steps)) continue;
+    state.curve.push_back({state.step, sum.mean_text(), sum.mean_answer()});
+    sum = {};
+    report.show(state);
+    if (Clock::now() - saved < std::chrono::minutes(1) && state.step < last) continue;
+    save(path, state);
+    saved = Clock::now();
+  }
+  return state;
+}
+
+// Weights learnt with Softmax under another form: what both have stays, averages included, and s begins so that
+// the multiplier is 1 on average.
+inline Checkpoint with_scaling(const Checkpoint& from, const Model& softmax, const Configuration& to,
+                               const Model& model) {
+  Checkpoint state = from;
+  state.configuration = to.name;
+  const auto size = static_cast<std::size_t>(model.layout().size());
+  for (auto* values : {&state.weights, &state.averages.mean, &state.averages.square}) {
+    const Values before = std::exchange(*values, Values(size));
+    model.layout().take_over(*values, softmax.layout(), before);
+  }
+  model.start_s(state.weights, state.training.length);
+  return state;
+}
+
+class Study {
+ public:
+  Study(std::filesystem::path folder, const Plan& plan, const Corpus& corpus, ssmax::ThreadPool& pool)
+      : folder_(std::move(folder)), corpus_(corpus), pool_(pool) {
+    results_.plan = plan;
+  }
+
+  Results run() {
+    for (const char* name : {"a", "b", "c", "d", "table"}) try_rates(configuration(name));
+    for (const std::uint64_t seed : results_.plan.seeds) {
+      const Checkpoint softmax = train_softmax(seed);
+      add(configuration("a"), softmax);
+      for (const char* name : {"b", "c", "d"})
+        add(configuration(name), train_whole(configuration(name), seed));
+      add(configuration("e"), replaced(softmax));
+      add(configuration("f"), train_switched(seed));
+    }
+    const Configuration& table = configuration("table");
+    add(table, train_whole(table, results_.plan.seeds.front()));
+    return results_;
+  }
+
+ private:
+  std::filesystem::path file(const std::string& name, const char* kind) const {
+    return folder_ / (name + kind);
+  }
+
+  Model model(Form form) const { return {results_.plan.shape, form, results_.plan.training.length}; }
+
+  Training training(const Configuration& of, std::uint64_t seed) const {
+    Training training = results_.plan.training;
+    training.seed = seed;
+    training.rate = best_rate(of.name);
+    return training;
+  }
+
+  double best_rate(std::string_view name) const {
+    const Trial* best = nullptr;
+    for (const Trial& trial : results_.trials) {
+      if (trial.configuration == name && (best == nullptr || trial.loss < best->loss)) best = &trial;
+    }
+    return best->rate;
+  }
+
+  void try_rates(const Configuration& of) {
+    const Model model = this->model(of.form);
+    for (std::size_t i = 0; i < results_.plan.rates.size(); ++i) {
+      Training training = results_.plan.training;
+      training.seed = 1000;
+      training.steps = results_.plan.sweep_steps;
+      training.rate = results_.plan.rates[i];
+      const std::string name = "rate_" + std::string(of.name) + "_" + std::to_string(i + 1);
+      const Checkpoint done =
+          train(file(name, ".checkpoint"), std::string(of.title) + ", trying a rate",
+                start(of, model, corpus_, training), training.steps, model, corpus_, pool_);
+      const double loss = (1 - training.needle_part) * last_mean(done.curve, &CurvePoint::text) +
+                          training.needle_part * last_mean(done.curve, &CurvePoint::answer);
+      results_.trials.push_back({std::string(of.name), training.rate, loss});
+    }
+    std::printf("%s: the best rate is %g\n\n", std::string(of.title).c_str(), best_rate(of.name));
+  }
+
+  static std::string name_of(const Configuration& of, std::uint64_t seed) {
+    return std::string(of.name) + "_seed" + std::to_string(seed);
+  }
+
+  Checkpoint train_whole(const Configuration& of, std::uint64_t seed) const {
+    const Model model = this->model(of.form);
+    const Training training = this->training(of, seed);
+    return train(file(name_of(of, seed), ".checkpoint"), std::string(of.title),
+                 start(of, model, corpus_, training), training.steps, model, corpus_, pool_);
+  }
+
+  // (a), which leaves a checkpoint where (f) branches off.
+  Checkpoint train_softmax(std::uint64_t seed) const {
+    const Configuration& of = configuration("a");
+    const Model model = this->model(of.form);
+    const Training training = this->training(of, seed);
+    const std::string title(of.title);
+    const Checkpoint branch =
+        train(file(name_of(of, seed) + "_branch", ".checkpoint"), title, start(of, model, corpus_, training),
+              results_.plan.switch_step(), model, corpus_, pool_);
+    return train(file(name_of(of, seed), ".checkpoint"), title, branch, training.steps, model, corpus_,
+                 pool_);
+  }
+
+  Checkpoint train_switched(std::uint64_t seed) const {
+    const Configuration &from = configuration("a"), &of = configuration("f");
+    const Model softmax = model(from.form), model = this->model(of.form);
+    const Checkpoint branch = load(file(name_of(from, seed) + "_branch", ".checkpoint"));
+    return train(file(name_of(of, seed), ".checkpoint"), std::string(of.title),
+                 with_scaling(branch, softmax, of, model), branch.training.steps, model, corpus_, pool_);
+  }
+
+  Checkpoint replaced(const Checkpoint& softmax) const {
+    const Configuration& of = configuration("e");
+    return with_scaling(softmax, model(Form::softmax), of, model(of.form));
+  }
+
+  // Evaluated, or as it was evaluated before.
+  void add(const Configuration& of, const Checkpoint& state) {
+    const auto path = file(name_of(of, state.training.seed), ".json");
+    if (std::filesystem::exists(path)) {
+      results_.runs.push_back(nlohmann::json::parse(examples::read_file(path)).get<Run>());
+      return;
+    }
+    const Model model = this->model(of.form);
+    Run run{std::string(of.name), state.training.seed, state.training.rate, state.curve, {}};
+    const auto begin = std::chrono::steady_clock::now();
+    // The table has no p for longer contexts.
+    if (of.form == Form::size_table) {
+      const auto [s, b, p] = model.scaling_parameters(state.weights, 0);
+      run.evaluation.p.assign(p.begin(), p.end());
+    } else {
+      run.evaluation =
+          evaluate(model, state.weights, corpus_, state.training.length, results_.plan.extent, pool_);
+    }
+    std::printf("  evaluated in %.0f s\n\n",
+                std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    write_file(path, nlohmann::json(run).dump() + "\n");
+    results_.runs.push_back(std::move(run));
+  }
+
+  std::filesystem::path folder_;
+  const Corpus& corpus_;
+  ssmax::ThreadPool& pool_;
+  Results results_;
+};
+
+}  // namespace longcontext

@@ -1,0 +1,156 @@
+// Training: the sequences of an update are cut into pieces, each with a forward and a backward of its own on
+// one thread, and their gradients are added up in the order of the pieces. So nothing depends on the number of
+// threads; nor on a stop, for a step's sequences are drawn from the seed and the step alone.
+#pragma once
+
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <ssmax/cross_entropy.hpp>
+#include <ssmax/execution.hpp>
+#include <vector>
+
+#include "checkpoint.hpp"
+#include "model.hpp"
+#include "needle.hpp"
+
+namespace longcontext {
+
+// Sums over sequences of their mean losses: of text, and of the digits that answer.
+struct Losses {
+  double text = 0, answer = 0;
+  index_t texts = 0, answers = 0;
+
+  Losses& operator+=(const Losses& other) {
+    text += other.text, answer += other.answer;
+    texts += other.texts, answers += other.answers;
+    return *this;
+  }
+  double mean_text() const { return text / static_cast<double>(std::max<index_t>(texts, 1)); }
+  double mean_answer() const { return answer / static_cast<double>(std::max<index_t>(answers, 1)); }
+};
+
+inline constexpr index_t kIgnored = -100;  // a target that is not learnt
+
+// A sequence, and what is to be predicted from each of its tokens: all of a text, but of a document with a
+// needle only the answer, as in fine-tuning on questions, which may stand anywhere. (With all of the tokens to
+// learn, the seven digits were drowned: Softmax and SSMax found no needle in 1000 updates of 4096 tokens.)
+struct Sample {
+  Tokens tokens, targets;
+  bool has_needle;
+};
+
+inline Sample draw_sample(const Corpus& corpus, const Training& training, bool with_needle,
+                          examples::Random& random) {
+  const index_t count = training.length + 1;
+  if (!with_needle) {
+    const auto text = draw_text(corpus.train, count, random);
+    return {{text.begin(), text.end() - 1}, {text.begin() + 1, text.end()}, false};
+  }
+  const std::string city = draw_city(random), number = draw_number(random);
+  const index_t shortest = needle_length(corpus.tokenizer, city, number);
+  const index_t length = shortest + random.below(std::max<index_t>(1, count - shortest + 1));
+  const NeedleDocument document =
+      hide_needle(corpus.tokenizer, corpus.train, length, random.unit(), city, number, random);
+  // Text behind the answer fills the sequence.
+  const auto rest = draw_text(corpus.train, count - length, random);
+  Sample sample{document.tokens, document.tokens, true};
+  sample.tokens.insert(sample.tokens.end(), rest.begin(), rest.end());
+  sample.tokens.pop_back();
+  sample.targets.erase(sample.targets.begin());
+  std::fill_n(sample.targets.begin(), document.answer - 1, kIgnored);
+  sample.targets.resize(sample.tokens.size(), kIgnored);
+  return sample;
+}
+
+// Of a model and a state of training; steps count from 1.
+class Trainer {
+ public:
+  Trainer(const Model& model, const Corpus& corpus, ssmax::ThreadPool& pool)
+      : model_(model), corpus_(corpus), pool_(pool) {}
+
+  Losses step(Checkpoint& state) {
+    const Training& training = state.training;
+    const index_t pieces = (training.sequences + kPiece - 1) / kPiece;
+    pieces_.resize(static_cast<std::size_t>(pieces));
+    if (rope_.positions() < training.length) rope_ = model_.rope(training.length);
+    state.step += 1;
+
+    examples::Random random(training.seed * 0x9e3779b97f4a7c15 + static_cast<std::uint64_t>(state.step));
+    const auto needles =
+        static_cast<index_t>(std::lround(training.needle_part * static_cast<double>(training.sequences)));
+    for (index_t i = 0; i < pieces; ++i) {
+      Piece& piece = pieces_[static_cast<std::size_t>(i)];
+      piece.samples.clear();
+      for (index_t k = i * kPiece; k < std::min((i + 1) * kPiece, training.sequences); ++k) {
+        piece.samples.push_back(draw_sample(corpus_, training, k < needles, random));
+      }
+    }
+
+    pool_.run(pieces, [&](index_t i) { run(pieces_[static_cast<std::size_t>(i)], state); });
+    std::vector<std::span<float>> gradients;
+    for (Piece& piece : pieces_) gradients.emplace_back(piece.gradient);
+    const double norm = add_up(gradients, pool_);
+    update(model_.layout(), state.weights, gradients.front(), norm, state.averages, training, state.step,
+           pool_);
+    Losses losses;
+    for (const Piece& piece : pieces_) losses += piece.losses;
+    return losses;
+  }
+
+ private:
+  static constexpr index_t kPiece = 2;  // sequences
+
+  struct Piece {
+    std::vector<Sample> samples;
+    Activations activations;
+    Values gradient;
+    Losses losses;
+  };
+
+  void run(Piece& piece, const Checkpoint& state) const {
+    const index_t length = state.training.length, vocabulary = model_.shape().vocabulary;
+    const auto sequences = static_cast<index_t>(piece.samples.size());
+    Tokens tokens;
+    for (const Sample& sample : piece.samples) {
+      tokens.insert(tokens.end(), sample.tokens.begin(), sample.tokens.end());
+    }
+    const Batch batch{sequences, length, tokens};
+    Activations& a = piece.activations;
+    model_.forward(state.weights, batch, rope_, a);
+
+    piece.losses = {};
+    for (index_t i = 0; i < sequences; ++i) {
+      const Sample& sample = piece.samples[static_cast<std::size_t>(i)];
+      const ssmax::View<float, 2> logits(a.logits.row(i * length).data(), {length, vocabulary});
+      const double part = 1 / static_cast<double>(state.training.sequences);
+      const double loss =
+          ssmax::cross_entropy<float>(logits, sample.targets, logits, {.ignored = kIgnored, .dloss = part})
+              .loss;
+      piece.losses +=
+          sample.has_needle ? Losses{.answer = loss, .answers = 1} : Losses{.text = loss, .texts = 1};
+    }
+
+    piece.gradient.assign(static_cast<std::size_t>(model_.layout().size()), 0.0f);
+    model_.backward(state.weights, batch, rope_, a, piece.gradient);
+  }
+
+  const Model& model_;
+  const Corpus& corpus_;
+  ssmax::ThreadPool& pool_;
+  ssmax::Rope<float> rope_ = model_.rope(1);
+  std::vector<Piece> pieces_;
+};
+
+inline Checkpoint start(const Configuration& configuration, const Model& model, const Corpus& corpus,
+                        const Training& training) {
+  check(training);
+  examples::Random random(training.seed);
+  Checkpoint state{std::string(configuration.name), model.shape(), training, corpus.tokenizer.merges()};
+  state.weights = model.layout().initial_values(random);
+  state.averages.mean.resize(state.weights.size());
+  state.averages.square.resize(state.weights.size());
+  return state;
+}
+
+}  // namespace longcontext
