@@ -1,6 +1,6 @@
-// What a small transformer needs besides attention, forward and backward: parameters with AdamW, dense layers by Eigen, RMS normalisation. Rows of a matrix are tokens. Every backward adds to
-// gradients, as ssmax does to ds and db. Work is cut into pieces without a look at the number of threads, so
-// that no result depends on it.
+// What a small transformer needs besides attention, forward and backward: AdamW, dense layers by Eigen, RMS
+// normalisation. Rows of a matrix are tokens. Every backward adds to gradients, as ssmax does to ds and db. Work
+// is cut into pieces without a look at the number of threads, so that no result depends on it.
 #pragma once
 
 #include <Eigen/Core>
@@ -21,27 +21,38 @@ inline Matrix random_matrix(index_t rows, index_t columns, float deviation, Rand
   return result;
 }
 
-// A matrix that is learnt, by AdamW.
+// How AdamW averages gradients and their squares, and how far and how it moves.
+struct AdamW {
+  double rate, decay, mean = 0.9, square = 0.95;
+};
+
+// Arrays of one size; steps count from 1.
+template <class Weights, class Gradient>
+void update(Weights&& weights, const Gradient& gradient, Weights&& mean, Weights&& square, const AdamW& adam,
+            index_t step) {
+  mean += static_cast<float>(1 - adam.mean) * (gradient - mean);
+  square += static_cast<float>(1 - adam.square) * (gradient.square() - square);
+  // Both began at 0 and are still so much too small.
+  const auto rate = static_cast<float>(adam.rate / (1 - std::pow(adam.mean, static_cast<double>(step))));
+  const auto grown = static_cast<float>(1 / (1 - std::pow(adam.square, static_cast<double>(step))));
+  weights *= static_cast<float>(1 - adam.rate * adam.decay);
+  weights -= rate * mean / ((grown * square).sqrt() + 1e-8f);
+}
+
+// A matrix that is learnt.
 struct Parameter {
   Matrix value, gradient, mean, square;
-  float rate, decay;
+  double rate, decay;
 
-  Parameter(const Matrix& start, float learning_rate, float weight_decay)
+  Parameter(const Matrix& start, double learning_rate, double weight_decay)
       : value(start), rate(learning_rate), decay(weight_decay) {
     gradient = mean = square = Matrix::Zero(start.rows(), start.cols());
   }
 
-  // Steps count from 1; `schedule` is the part of the rate that this one gets.
-  void update(int step, float schedule) {
-    constexpr float kMean = 0.9f, kSquare = 0.98f;
-    mean += (1 - kMean) * (gradient - mean);
-    square += (1 - kSquare) * (gradient.cwiseAbs2() - square);
-    // Both began at 0 and are still so much too small.
-    const float mean_part = 1 - std::pow(kMean, static_cast<float>(step));
-    const float square_part = 1 - std::pow(kSquare, static_cast<float>(step));
-    value *= 1 - schedule * rate * decay;
-    value.array() -=
-        schedule * rate / mean_part * mean.array() / ((square.array() / square_part).sqrt() + 1e-8f);
+  // `schedule` is the part of the rate that this step gets.
+  void update(index_t step, double schedule) {
+    examples::update(value.array(), gradient.array(), mean.array(), square.array(),
+                     {.rate = schedule * rate, .decay = decay, .square = 0.98}, step);
   }
 };
 
@@ -55,7 +66,7 @@ void in_pieces(index_t size, index_t piece, ssmax::ThreadPool& pool, const F& f)
 struct Linear {
   Parameter weights;  // [in, out]
 
-  Linear(index_t in, index_t out, float rate, float decay, Random& random)
+  Linear(index_t in, index_t out, double rate, double decay, Random& random)
       : weights(random_matrix(in, out, 1 / std::sqrt(static_cast<float>(in)), random), rate, decay) {}
 
   void forward(const Matrix& x, Matrix& y, ssmax::ThreadPool& pool) const {

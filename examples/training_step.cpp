@@ -40,9 +40,9 @@ constexpr index_t kFewestPairs = 4, kMostPairs = 16;  // of a sequence in traini
 constexpr index_t kLongest = 4;                       // times that in the evaluation
 constexpr index_t kSequences = 32;                    // of a batch
 constexpr index_t kIgnored = -100;                    // the target of a word that cannot be known
-constexpr float kRate = 1e-2f, kDecay = 0.2f;
+constexpr double kRate = 1e-2, kDecay = 0.2;
 // Attention as a whole hangs on s and b, so they move by less.
-constexpr float kScalingRate = 1e-3f;
+constexpr double kScalingRate = 1e-3;
 constexpr int kCheckSteps = 400;
 constexpr double kCheckFactor = 10;
 
@@ -266,9 +266,9 @@ class Model {
 // ---- Training and evaluation. ---------------------------------------------------------------------------
 
 // Up during the first 50 steps, down during the last two thirds.
-float schedule(int step, int steps) {
-  const float left = 1 - static_cast<float>(step) / static_cast<float>(steps);
-  return std::min({1.0f, static_cast<float>(step) / 50, 1.5f * left + 0.01f});
+double schedule(int step, int steps) {
+  const double left = 1 - static_cast<double>(step) / steps;
+  return std::min({1.0, step / 50.0, 1.5 * left + 0.01});
 }
 
 template <class Scaling>

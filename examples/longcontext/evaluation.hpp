@@ -1,5 +1,6 @@
 // What a trained model does with contexts longer than any in training: the loss at every position, the needles
-// that it finds, and the attention that its heads pay to them. All with RoPE's θ enlarged, as in the paper.
+// that it finds, and the attention that its heads pay to them. RoPE's θ may be enlarged, as in the
+// paper.
 #pragma once
 
 #include <algorithm>
@@ -9,12 +10,11 @@
 #include <ssmax/execution.hpp>
 #include <vector>
 
+#include "../progress.hpp"
 #include "model.hpp"
 #include "needle.hpp"
 
 namespace longcontext {
-
-inline constexpr double kThetaFactor = 50;
 
 // How much is evaluated. Contexts are multiples of the trained length.
 struct Extent {
@@ -24,8 +24,12 @@ struct Extent {
   index_t windows = 48;  // of text, for the loss per position
   index_t scored = 100;  // needles whose attention is looked at, at this context:
   index_t scored_context = 8;
+  double theta_factor = 50;  // of RoPE's θ, without training on it
+
+  bool operator==(const Extent&) const = default;
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Extent, contexts, depths, trials, windows, scored, scored_context)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Extent, contexts, depths, trials, windows, scored, scored_context,
+                                   theta_factor)
 
 // How often the answer was right, with greedy decoding; digits are the ones right before the first wrong one.
 struct NeedleCell {
@@ -53,13 +57,9 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Evaluation, position_loss, needles, head_scor
 
 class Evaluator {
  public:
-  Evaluator(const Model& model, std::span<const float> weights, const Corpus& corpus, index_t longest,
-            ssmax::ThreadPool& pool)
-      : model_(model),
-        weights_(weights),
-        corpus_(corpus),
-        rope_(model.rope(longest, kThetaFactor)),
-        pool_(pool) {}
+  Evaluator(const Model& model, std::span<const float> weights, const Corpus& corpus,
+            const ssmax::Rope<float>& rope, ssmax::ThreadPool& pool)
+      : model_(model), weights_(weights), corpus_(corpus), rope_(rope), pool_(pool) {}
 
   // Over windows of the test's text that lie side by side, as far as there are.
   std::vector<double> position_loss(index_t length, index_t windows) const {
@@ -163,21 +163,35 @@ class Evaluator {
   const Model& model_;
   std::span<const float> weights_;
   const Corpus& corpus_;
-  ssmax::Rope<float> rope_;
+  const ssmax::Rope<float>& rope_;
   ssmax::ThreadPool& pool_;
 };
+
+// Of all forwards of evaluate.
+inline double evaluation_flops(const Model& model, index_t trained, const Extent& extent) {
+  const index_t longest = trained * std::ranges::max(extent.contexts);
+  double flops = static_cast<double>(extent.windows) * model.flops(1, longest);
+  for (const index_t multiple : extent.contexts) {
+    flops += static_cast<double>(extent.depths * extent.trials) * model.flops(1, multiple * trained);
+  }
+  return flops + 1.1 * static_cast<double>(extent.scored) * model.flops(1, extent.scored_context * trained);
+}
 
 inline Evaluation evaluate(const Model& model, std::span<const float> weights, const Corpus& corpus,
                            index_t trained, const Extent& extent, ssmax::ThreadPool& pool) {
   const index_t longest = trained * std::ranges::max(extent.contexts);
-  const Evaluator evaluator(model, weights, corpus, longest, pool);
+  const auto rope = model.rope(longest, extent.theta_factor);
+  const Evaluator evaluator(model, weights, corpus, rope, pool);
+  examples::Progress progress(evaluation_flops(model, trained, extent));
   Evaluation result;
   result.position_loss = evaluator.position_loss(longest, extent.windows);
+  progress.advance(static_cast<double>(extent.windows) * model.flops(1, longest));
   for (const index_t multiple : extent.contexts) {
     for (index_t i = 0; i < extent.depths; ++i) {
       const double depth =
           extent.depths > 1 ? static_cast<double>(i) / static_cast<double>(extent.depths - 1) : 0.5;
       result.needles.push_back(evaluator.needles(multiple * trained, depth, extent.trials));
+      progress.advance(static_cast<double>(extent.trials) * model.flops(1, multiple * trained));
     }
   }
   const index_t scored_context = extent.scored_context * trained;
@@ -190,16 +204,6 @@ inline Evaluation evaluate(const Model& model, std::span<const float> weights, c
     if (layer == 0) result.p.assign(p.begin(), p.end());
   }
   return result;
-}
-
-// Of all forwards of evaluate.
-inline double evaluation_flops(const Model& model, index_t trained, const Extent& extent) {
-  const index_t longest = trained * std::ranges::max(extent.contexts);
-  double flops = static_cast<double>(extent.windows) * model.flops(1, longest);
-  for (const index_t multiple : extent.contexts) {
-    flops += static_cast<double>(extent.depths * extent.trials) * model.flops(1, multiple * trained);
-  }
-  return flops + 1.1 * static_cast<double>(extent.scored) * model.flops(1, extent.scored_context * trained);
 }
 
 }  // namespace longcontext

@@ -137,6 +137,10 @@ int main(int argc, char** argv) {
       *app.add_subcommand("evaluate", "Loss and needles of a checkpoint in ever longer contexts");
   add_text(evaluate, options);
   evaluate.add_option("checkpoint", options.checkpoint)->required();
+  evaluate
+      .add_option("--theta-factor", options.extent.theta_factor, "RoPE's θ becomes so many times as large")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
   evaluate.callback([&] { run_evaluate(options); });
 
   try {

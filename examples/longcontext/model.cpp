@@ -7,25 +7,30 @@ namespace longcontext {
 Model::Model(const Shape& shape, Form form, index_t largest_n) : shape_(shape), form_(form) {
   check(shape);
   const index_t width = shape.width(), hidden = shape.hidden;
-  // Attention and predictions begin nearly uniform, x as large as what an RMSNorm makes of it, and what is added
-  // to it smaller the more often something is added. (Weights as in GPT-2, 0.02 throughout, or as large as keep
-  // sizes, 1/√inputs, were slower to find a needle.)
-  const Start mixing{0, 0.04f}, adding{0, 0.04f / std::sqrt(static_cast<float>(2 * shape.layers))};
-  const Start embedding{0, 1 / std::sqrt(static_cast<float>(width))};
+  // Products keep sizes as they are, but what is added to x is smaller the more layers add to it, and
+  // attention and predictions begin nearly uniform: then no multiplier of the logits has a bad start. (With small
+  // weights throughout, as in GPT-2, needles were found later or not at all; with queries and keys of full size,
+  // SSMax, whose multiplier begins at ln n, was the slower one.)
+  const auto keeping = [](index_t inputs) { return Start{0, 1 / std::sqrt(static_cast<float>(inputs))}; };
+  const auto adding = [&](index_t inputs) {
+    return Start{0, keeping(inputs).deviation / std::sqrt(static_cast<float>(shape.layers))};
+  };
+  const Start even{0, 0.04f};
   const bool learns_b = form == Form::ssmax_bias || form == Form::size_table;
   const bool learns_s = form == Form::ssmax || learns_b;
 
-  embedding_ = layout_.add("embedding", shape.vocabulary, width, embedding);
-  head_ = shape.tied ? Tensor{} : layout_.add("head", width, shape.vocabulary, mixing);
+  embedding_ = layout_.add("embedding", shape.vocabulary, width, keeping(width));
+  head_ = shape.tied ? Tensor{} : layout_.add("head", width, shape.vocabulary, even);
   p_ = layout_.add("p", 1, form == Form::size_table ? largest_n : 0, {1, 0});
   for (index_t i = 0; i < shape.layers; ++i) {
     const auto add = [&](const char* name, index_t rows, index_t columns, Start start) {
       return layout_.add("layer " + std::to_string(i) + " " + name, rows, columns, start);
     };
-    layers_.push_back({.qkv = add("qkv", width, 3 * width, mixing),
-                       .out = add("out", width, width, adding),
-                       .gate_up = add("gate_up", width, 2 * hidden, mixing),
-                       .down = add("down", hidden, width, adding),
+    layers_.push_back({.queries_keys = add("queries_keys", width, 2 * width, even),
+                       .values = add("values", width, width, keeping(width)),
+                       .out = add("out", width, width, adding(width)),
+                       .gate_up = add("gate_up", width, 2 * hidden, keeping(width)),
+                       .down = add("down", hidden, width, adding(hidden)),
                        .s = add("s", 1, learns_s ? shape.heads : 0, {1, 0}),
                        .b = add("b", 1, learns_b ? shape.heads : 0, {0, 0})});
   }
@@ -69,7 +74,9 @@ void Model::forward(std::span<const float> weights, const Batch& batch, const ss
     const Layer& layer = layers_[i];
     auto& at = a.layers[i];
     at.attention_norm.forward(a.x, at.attention_input);
-    at.qkv.noalias() = at.attention_input * layer.qkv.matrix(weights);
+    at.qkv.resize(tokens, 3 * width);
+    at.qkv.leftCols(2 * width).noalias() = at.attention_input * layer.queries_keys.matrix(weights);
+    at.qkv.rightCols(width).noalias() = at.attention_input * layer.values.matrix(weights);
     attend(heads(batch), make_scaling(form_, scaling_parameters(weights, static_cast<index_t>(i))), rope,
            at.qkv, at.heads, at.lse);
     a.x.noalias() += at.heads * layer.out.matrix(weights);
@@ -127,8 +134,11 @@ void Model::backward(std::span<const float> weights, const Batch& batch, const s
                                            p_.values(gradient)};
     attend_backward(heads(batch), make_scaling_gradient(form_, learnt, dlearnt), rope, at.qkv, at.heads,
                     at.lse, a.dheads, a.dqkv);
-    layer.qkv.matrix(gradient).noalias() += at.attention_input.transpose() * a.dqkv;
-    a.dnormal.noalias() = a.dqkv * layer.qkv.matrix(weights).transpose();
+    const auto dqueries_keys = a.dqkv.leftCols(2 * width), dvalues = a.dqkv.rightCols(width);
+    layer.queries_keys.matrix(gradient).noalias() += at.attention_input.transpose() * dqueries_keys;
+    layer.values.matrix(gradient).noalias() += at.attention_input.transpose() * dvalues;
+    a.dnormal.noalias() = dqueries_keys * layer.queries_keys.matrix(weights).transpose();
+    a.dnormal.noalias() += dvalues * layer.values.matrix(weights).transpose();
     at.attention_norm.backward(at.attention_input, a.dnormal, a.dx);
   }
 
@@ -155,7 +165,8 @@ std::vector<float> Model::attention_on(std::span<const float> weights, const ssm
 double Model::flops(index_t sequences, index_t length) const {
   index_t products = shape_.width() * shape_.vocabulary;
   for (const Layer& layer : layers_) {
-    products += layer.qkv.size() + layer.out.size() + layer.gate_up.size() + layer.down.size();
+    products += layer.queries_keys.size() + layer.values.size() + layer.out.size() + layer.gate_up.size() +
+                layer.down.size();
   }
   const index_t seen = shape_.layers * shape_.width() * length;  // half of length keys, for two products
   return 2.0 * static_cast<double>(sequences * length) * static_cast<double>(products + seen);

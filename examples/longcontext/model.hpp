@@ -70,7 +70,7 @@ class Model {
 
  private:
   struct Layer {
-    Tensor qkv, out, gate_up, down, s, b;
+    Tensor queries_keys, values, out, gate_up, down, s, b;
   };
 
   HeadShape heads(const Batch& batch) const;

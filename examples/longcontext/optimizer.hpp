@@ -1,4 +1,4 @@
-// AdamW (β 0.9 and 0.95, decay on matrices only) behind a clip of the gradient's norm.
+// AdamW with decay on matrices only, behind a clip of the gradient's norm.
 #pragma once
 
 #include <cmath>
@@ -42,24 +42,15 @@ inline double add_up(std::span<const std::span<float>> gradients, ssmax::ThreadP
 inline void update(const Layout& layout, std::span<float> weights, std::span<const float> gradient,
                    double norm, Averages& averages, const Training& training, index_t step,
                    ssmax::ThreadPool& pool) {
-  constexpr double kMean = 0.9, kSquare = 0.95;
   const auto clip = static_cast<float>(norm > training.clip ? training.clip / norm : 1);
   const double rate = training.rate * schedule(step, training.steps);
-  // The averages began at 0 and are still so much too small.
-  const auto count = static_cast<double>(step);
-  const auto mean_rate = static_cast<float>(rate / (1 - std::pow(kMean, count)));
-  const auto square_part = static_cast<float>(1 / (1 - std::pow(kSquare, count)));
-
   const auto& entries = layout.entries();
   pool.run(static_cast<index_t>(entries.size()), [&](index_t i) {
     const auto& entry = entries[static_cast<std::size_t>(i)];
-    const auto of = [&](auto& all) { return entry.tensor.matrix(std::span(all)).array(); };
-    const auto g = clip * of(gradient);
-    auto mean = of(averages.mean), square = of(averages.square), w = of(weights);
-    mean += static_cast<float>(1 - kMean) * (g - mean);
-    square += static_cast<float>(1 - kSquare) * (g.square() - square);
-    if (entry.is_matrix()) w *= static_cast<float>(1 - rate * training.decay);
-    w -= mean_rate * mean / ((square_part * square).sqrt() + 1e-8f);
+    const auto of = [&](std::span<float> all) { return entry.tensor.matrix(all).array(); };
+    examples::update(of(weights), clip * entry.tensor.matrix(gradient).array(), of(averages.mean),
+                     of(averages.square), {.rate = rate, .decay = entry.is_matrix() ? training.decay : 0},
+                     step);
   });
 }
 

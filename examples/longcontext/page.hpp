@@ -70,7 +70,7 @@ inline std::string setup(const Results& results, const Corpus& corpus, const std
       "(0.9, 0.95), decay " +
       number("%g", plan.training.decay) + " on matrices, clip " + number("%g", plan.training.clip) +
       ", rates as below. (f) leaves (a) after " + number("%g", 100 * plan.switch_part) +
-      " % of the updates. Contexts are evaluated with θ × " + number("%g", kThetaFactor) + ".\n";
+      " % of the updates. Contexts are evaluated with θ × " + number("%g", plan.extent.theta_factor) + ".\n";
   text +=
       "\nEvery configuration tried the same rates for " + std::to_string(plan.sweep_steps) +
       " updates and keeps the one with the lowest training loss at the end ((e) and (f) have (a)'s):\n\n| |";

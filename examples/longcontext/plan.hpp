@@ -17,7 +17,7 @@ namespace longcontext {
 struct Plan {
   Shape shape;
   Training training;                            // of every run but for its seed and rate
-  std::vector<double> rates{5e-4, 1e-3, 2e-3};  // every configuration tries all of them and keeps the best
+  std::vector<double> rates{1e-3, 2e-3, 4e-3};  // every configuration tries all of them and keeps the best
   index_t sweep_steps = 0;                      // of such a try
   std::vector<std::uint64_t> seeds{1, 2, 3};
   double switch_part = 0.7;  // of the training, with Softmax, before (f) goes on with SSMax

@@ -55,15 +55,16 @@ inline double last_mean(const std::vector<CurvePoint>& curve, double CurvePoint:
   return sum / static_cast<double>(points);
 }
 
-// A line a tenth of the way: loss, speed, time left.
+// A line a tenth of the way: losses, speed, time left.
 class TrainingReport {
  public:
-  TrainingReport(const std::string& what, const Checkpoint& state) : first_(state.step) {
+  TrainingReport(const std::string& what, const Checkpoint& state, const Model& model)
+      : first_(state.step), flops_(3 * model.flops(state.training.sequences, state.training.length)) {
     std::printf("%s: %td steps of %td × %td tokens, rate %g, seed %llu\n", what.c_str(), state.training.steps,
                 state.training.sequences, state.training.length, state.training.rate,
                 static_cast<unsigned long long>(state.training.seed));
     if (first_ > 0) std::printf("  goes on after step %td\n", first_);
-    std::printf("  %8s %10s %10s %10s %8s\n", "step", "text", "answers", "tokens/s", "left");
+    std::printf("  %8s %10s %10s %10s %10s %8s\n", "step", "text", "answers", "tokens/s", "GFLOP/s", "left");
   }
 
   void show(const Checkpoint& state) {
@@ -74,8 +75,8 @@ class TrainingReport {
     const double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
     const double rate = static_cast<double>(state.step - first_) / seconds;
     const auto tokens = static_cast<double>(training.sequences * training.length);
-    std::printf("  %8td %10.4f %10.4f %10.0f %6.0f s\n", state.step, state.curve.back().text,
-                state.curve.back().answer, rate * tokens,
+    std::printf("  %8td %10.4f %10.4f %10.0f %10.1f %6.0f s\n", state.step, state.curve.back().text,
+                state.curve.back().answer, rate * tokens, 1e-9 * rate * flops_,
                 static_cast<double>(training.steps - state.step) / rate);
     std::fflush(stdout);
   }
@@ -83,6 +84,7 @@ class TrainingReport {
  private:
   using Clock = std::chrono::steady_clock;
   index_t first_;
+  double flops_;  // of a step
   Clock::time_point start_ = Clock::now();
 };
 
@@ -100,7 +102,7 @@ inline Checkpoint train(const std::filesystem::path& path, const std::string& wh
     if (saved.step >= last) return saved;
     state = std::move(saved);
   }
-  TrainingReport report(what, state);
+  TrainingReport report(what, state, model);
   Trainer trainer(model, corpus, pool);
   Losses sum;
   auto saved = Clock::now();

@@ -33,7 +33,7 @@ struct Losses {
 inline constexpr index_t kIgnored = -100;  // a target that is not learnt
 
 // A sequence, and what is to be predicted from each of its tokens: all of a text, but of a document with a
-// needle only the answer, as in fine-tuning on questions, which may stand anywhere. (With all of the tokens to
+// needle only the answer, as in fine-tuning on questions; of such documents there may be several. (With all of the tokens to
 // learn, the seven digits were drowned: Softmax and SSMax found no needle in 1000 updates of 4096 tokens.)
 struct Sample {
   Tokens tokens, targets;
@@ -47,18 +47,25 @@ inline Sample draw_sample(const Corpus& corpus, const Training& training, bool w
     const auto text = draw_text(corpus.train, count, random);
     return {{text.begin(), text.end() - 1}, {text.begin() + 1, text.end()}, false};
   }
-  const std::string city = draw_city(random), number = draw_number(random);
-  const index_t shortest = needle_length(corpus.tokenizer, city, number);
-  const index_t length = shortest + random.below(std::max<index_t>(1, count - shortest + 1));
-  const NeedleDocument document =
-      hide_needle(corpus.tokenizer, corpus.train, length, random.unit(), city, number, random);
-  // Text behind the answer fills the sequence.
-  const auto rest = draw_text(corpus.train, count - length, random);
-  Sample sample{document.tokens, document.tokens, true};
-  sample.tokens.insert(sample.tokens.end(), rest.begin(), rest.end());
+  Sample sample{{}, {}, true};
+  for (;;) {
+    const std::string city = draw_city(random), number = draw_number(random);
+    const index_t left = count - static_cast<index_t>(sample.tokens.size());
+    const index_t shortest = needle_length(corpus.tokenizer, city, number);
+    if (left < shortest && !sample.tokens.empty()) {
+      const auto rest = draw_text(corpus.train, left, random);
+      sample.tokens.insert(sample.tokens.end(), rest.begin(), rest.end());
+      break;
+    }
+    const index_t length = std::min(left, shortest + random.below(std::max<index_t>(1, left - shortest + 1)));
+    const NeedleDocument document =
+        hide_needle(corpus.tokenizer, corpus.train, length, random.unit(), city, number, random);
+    const std::size_t answer = sample.tokens.size() + static_cast<std::size_t>(document.answer);
+    sample.tokens.insert(sample.tokens.end(), document.tokens.begin(), document.tokens.end());
+    sample.targets.resize(answer - 1, kIgnored);
+    sample.targets.insert(sample.targets.end(), sample.tokens.end() - kDigits, sample.tokens.end());
+  }
   sample.tokens.pop_back();
-  sample.targets.erase(sample.targets.begin());
-  std::fill_n(sample.targets.begin(), document.answer - 1, kIgnored);
   sample.targets.resize(sample.tokens.size(), kIgnored);
   return sample;
 }
