@@ -36,6 +36,17 @@ void attend(const HeadShape& shape, const Scaling& scaling, const ssmax::Rope<fl
   std::visit(attend_with, scaling);
 }
 
+void attend(const HeadShape& shape, const Scaling& scaling, const ssmax::Rope<float>& rope, Matrix& qkv,
+            Matrix& heads, Cache& cache) {
+  heads.resize(qkv.rows(), shape.width());
+  cache.append(by_heads(qkv, shape, shape.width()), by_heads(qkv, shape, 2 * shape.width()), &rope);
+  const auto attend_with = [&](const auto& with) {
+    ssmax::decode<float>({.q = by_heads(qkv, shape, 0), .out = by_heads(heads, shape, 0)}, cache, with,
+                         ssmax::Causal{}, {.rope = &rope});
+  };
+  std::visit(attend_with, scaling);
+}
+
 void attend_backward(const HeadShape& shape, const ScalingGradient& scaling, const ssmax::Rope<float>& rope,
                      Matrix& qkv, Matrix& heads, Matrix& lse, Matrix& dheads, Matrix& dqkv) {
   dqkv.resize(qkv.rows(), qkv.cols());

@@ -1,8 +1,9 @@
-// Where a model of these sizes meets the library: attention with any scaling, its gradient, and the attention
-// that single heads pay to some keys.
+// Where the model meets the library: attention with any scaling, its gradient, attention against a cache, and how
+// much of it single heads pay to some keys.
 #pragma once
 
 #include <span>
+#include <ssmax/kv_cache.hpp>
 #include <ssmax/rope.hpp>
 #include <vector>
 
@@ -21,6 +22,11 @@ struct HeadShape {
 // heads [token, head · channel] and lse [sequence · head, position] are resized.
 void attend(const HeadShape& shape, const Scaling& scaling, const ssmax::Rope<float>& rope, Matrix& qkv,
             Matrix& heads, Matrix& lse);
+
+// The same for tokens that continue one sequence, whose past is in the cache; it takes them up.
+using Cache = ssmax::KvCache<float>;
+void attend(const HeadShape& shape, const Scaling& scaling, const ssmax::Rope<float>& rope, Matrix& qkv,
+            Matrix& heads, Cache& cache);
 
 // Writes dqkv, adds to what the scaling gathers.
 void attend_backward(const HeadShape& shape, const ScalingGradient& scaling, const ssmax::Rope<float>& rope,

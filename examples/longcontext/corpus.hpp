@@ -10,6 +10,7 @@
 
 #include "../random.hpp"
 #include "../text.hpp"
+#include "files.hpp"
 #include "tokenizer.hpp"
 
 namespace longcontext {
@@ -18,6 +19,7 @@ struct Corpus {
   Tokenizer tokenizer;
   Tokens train, test;
   std::size_t files = 0, bytes = 0;
+  std::uint64_t identity = 0;  // of the text
 };
 
 // Files are taken in an order that depends on nothing but their names, since neighbours are alike.
@@ -40,7 +42,7 @@ inline Corpus read_corpus(const std::filesystem::path& path, index_t vocabulary)
   Tokens train_tokens = tokenizer.encode(train);
   Tokens test_tokens = tokenizer.encode(std::string_view(text).substr(cut));
   return {std::move(tokenizer), std::move(train_tokens), std::move(test_tokens), documents.size(),
-          text.size()};
+          text.size(),          checksum(text)};
 }
 
 // `count` tokens that begin anywhere.

@@ -31,7 +31,7 @@ struct Extent {
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Extent, contexts, depths, trials, windows, scored, scored_context,
                                    theta_factor)
 
-// How often the answer was right, with greedy decoding; digits are the ones right before the first wrong one.
+// How often the answer was right, with greedy decoding.
 struct NeedleCell {
   index_t context;
   double depth;
@@ -41,7 +41,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(NeedleCell, context, depth, trials, right)
 
 struct ScoredNeedle {
   double best_score;  // of all heads
-  index_t digits;
+  index_t digits;     // right before the first wrong one
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ScoredNeedle, best_score, digits)
 
@@ -57,18 +57,15 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Evaluation, position_loss, needles, head_scor
 
 class Evaluator {
  public:
+  // The same seed asks the same needles in the same texts.
   Evaluator(const Model& model, std::span<const float> weights, const Corpus& corpus,
-            const ssmax::Rope<float>& rope, ssmax::ThreadPool& pool)
-      : model_(model), weights_(weights), corpus_(corpus), rope_(rope), pool_(pool) {}
+            const ssmax::Rope<float>& rope, std::uint64_t seed, ssmax::ThreadPool& pool)
+      : model_(model), weights_(weights), corpus_(corpus), rope_(rope), seed_(seed), pool_(pool) {}
 
   // Over windows of the test's text that lie side by side, as far as there are.
   std::vector<double> position_loss(index_t length, index_t windows) const {
     const auto available = (static_cast<index_t>(corpus_.test.size()) - 1) / length;
     windows = std::min(windows, available);
-    if (windows < 1) {
-      throw std::runtime_error("the test's text has " + std::to_string(corpus_.test.size()) +
-                               " tokens, fewer than one context of " + std::to_string(length));
-    }
     Matrix losses(windows, length);
     pool_.run(windows, [&](index_t window) {
       const std::span text =
@@ -92,8 +89,7 @@ class Evaluator {
   NeedleCell needles(index_t context, double depth, index_t trials) const {
     std::vector<index_t> digits(static_cast<std::size_t>(trials));
     pool_.run(trials, [&](index_t trial) {
-      examples::Random random(static_cast<std::uint64_t>(context * 1'000'003 + trial * 1'009) +
-                              static_cast<std::uint64_t>(1000 * depth));
+      examples::Random random = draw(context, std::lround(1000 * depth), trial);
       const std::string city = draw_city(random), number = draw_number(random);
       Activations a;
       digits[static_cast<std::size_t>(trial)] = answer(hide(context, depth, city, number, random), a);
@@ -106,7 +102,7 @@ class Evaluator {
   std::vector<ScoredNeedle> score_needles(index_t context, index_t trials) const {
     std::vector<ScoredNeedle> all(static_cast<std::size_t>(trials));
     pool_.run(trials, [&](index_t trial) {
-      examples::Random random(static_cast<std::uint64_t>(trial) + 77'777);
+      examples::Random random = draw(context, 1001, trial);
       const std::string city = draw_city(random), number = draw_number(random);
       Activations a;
       const NeedleDocument document = hide(context, random.unit(), city, number, random);
@@ -122,7 +118,7 @@ class Evaluator {
     const auto heads = static_cast<std::size_t>(model_.shape().layers * model_.shape().heads);
     std::vector<std::vector<float>> all(static_cast<std::size_t>(texts));
     pool_.run(texts, [&](index_t i) {
-      examples::Random random(static_cast<std::uint64_t>(i) + 55'555);
+      examples::Random random = draw(context, 1002, i);
       Activations a;
       const NeedleDocument document = hide(context, 0.5, "Tokyo", "8106422", random);
       answer(document, a);
@@ -137,6 +133,11 @@ class Evaluator {
   }
 
  private:
+  examples::Random draw(index_t context, index_t kind, index_t trial) const {
+    return examples::Random(checksum(std::to_string(seed_) + " " + std::to_string(context) + " " +
+                                     std::to_string(kind) + " " + std::to_string(trial)));
+  }
+
   NeedleDocument hide(index_t context, double depth, const std::string& city, const std::string& number,
                       examples::Random& random) const {
     return hide_needle(corpus_.tokenizer, corpus_.test, context, depth, city, number, random);
@@ -164,6 +165,7 @@ class Evaluator {
   std::span<const float> weights_;
   const Corpus& corpus_;
   const ssmax::Rope<float>& rope_;
+  std::uint64_t seed_;
   ssmax::ThreadPool& pool_;
 };
 
@@ -177,11 +179,26 @@ inline double evaluation_flops(const Model& model, index_t trained, const Extent
   return flops + 1.1 * static_cast<double>(extent.scored) * model.flops(1, extent.scored_context * trained);
 }
 
+// What training and evaluation will ask of a text, asked before either begins.
+inline void check_text(const Corpus& corpus, index_t trained, const Extent& extent) {
+  const auto test = static_cast<index_t>(corpus.test.size());
+  const index_t longest = trained * std::ranges::max(extent.contexts),
+                needle = longest_needle(corpus.tokenizer);
+  require(test > longest, "the text leaves " + std::to_string(test) +
+                              " tokens for tests, where a context takes " + std::to_string(longest) +
+                              "; use more text");
+  require(needle <= trained * std::ranges::min(extent.contexts),
+          "a needle and its question take up to " + std::to_string(needle) +
+              " tokens, more than a context of " + std::to_string(trained) +
+              "; use longer ones, or a larger vocabulary");
+}
+
 inline Evaluation evaluate(const Model& model, std::span<const float> weights, const Corpus& corpus,
-                           index_t trained, const Extent& extent, ssmax::ThreadPool& pool) {
+                           index_t trained, const Extent& extent, std::uint64_t seed,
+                           ssmax::ThreadPool& pool) {
   const index_t longest = trained * std::ranges::max(extent.contexts);
   const auto rope = model.rope(longest, extent.theta_factor);
-  const Evaluator evaluator(model, weights, corpus, rope, pool);
+  const Evaluator evaluator(model, weights, corpus, rope, seed, pool);
   examples::Progress progress(evaluation_flops(model, trained, extent));
   Evaluation result;
   result.position_loss = evaluator.position_loss(longest, extent.windows);

@@ -235,7 +235,7 @@ inline std::string scored_needles(const Results& results) {
 
 }  // namespace detail
 
-// folder/figure_1.csv … figure_8.csv and, where gnuplot is installed, PNG and SVG of each.
+// folder/figure_1.csv … figure_8.csv, the scripts that draw them and, where gnuplot is installed, PNG and SVG.
 inline void draw_figures(const Results& results, const std::filesystem::path& folder) {
   const std::vector<std::string> tables{detail::fading(),
                                         detail::learnt_sizes(results),
@@ -245,27 +245,32 @@ inline void draw_figures(const Results& results, const std::filesystem::path& fo
                                         detail::needle_accuracy(results),
                                         detail::head_scores(results),
                                         detail::scored_needles(results)};
+  const Plan& plan = results.plan;
+  const Fit fit = fit_to_logarithm(results.of("table").front()->evaluation.p);
+  char settings[512];
+  std::snprintf(settings, sizeof settings,
+                "# Written with the figures' numbers.\ntrained = %td\ndepths = %td\ntheta_factor = %g\n"
+                "scored_context = %td\nslope = %.6g\nintercept = %.6g\nr2 = %.6g\n",
+                plan.training.length, plan.extent.depths, plan.extent.theta_factor,
+                plan.extent.scored_context, fit.slope, fit.intercept, fit.r2);
+  write_file(folder / "settings.gp", settings);
+  const std::filesystem::path scripts = std::filesystem::path(LONGCONTEXT_FOLDER) / "figures";
+  write_file(folder / "style.gp", examples::read_file(scripts / "style.gp"));
   for (std::size_t i = 0; i < tables.size(); ++i) {
-    write_file(folder / ("figure_" + std::to_string(i + 1) + ".csv"), tables[i]);
+    const std::string name = "figure_" + std::to_string(i + 1);
+    write_file(folder / (name + ".csv"), tables[i]);
+    write_file(folder / (name + ".gp"), examples::read_file(scripts / (name + ".gp")));
   }
   if (!examples::detail::has_gnuplot()) {
     std::printf("No pictures: gnuplot was not found. Install it with `sudo apt install gnuplot-nox`\n");
     return;
   }
-  const Fit fit = fit_to_logarithm(results.of("table").front()->evaluation.p);
-  char settings[256];
-  std::snprintf(settings, sizeof settings,
-                "trained = %td; depths = %td; slope = %.4f; intercept = %.4f; r2 = %.4f",
-                results.plan.training.length, results.plan.extent.depths, fit.slope, fit.intercept, fit.r2);
-  const std::filesystem::path scripts = std::filesystem::absolute(LONGCONTEXT_FIGURES);
   const examples::detail::InFolder inside(folder);
   for (std::size_t i = 1; i <= tables.size(); ++i) {
-    const std::string name = "figure_" + std::to_string(i);
     for (const char* format : {"png", "svg"}) {
-      const std::string assignments = std::string(settings) + "; name = '" + name + "'; format = '" + format +
-                                      "'; scripts = '" + scripts.string() + "'";
+      const std::string name = "figure_" + std::to_string(i);
       const std::string command =
-          "gnuplot -e \"" + assignments + "\" \"" + (scripts / (name + ".gp")).string() + "\"";
+          std::string("gnuplot -e \"format = '") + format + "'; name = '" + name + "'\" " + name + ".gp";
       if (std::system(command.c_str()) != 0) throw std::runtime_error("gnuplot failed on " + name + ".gp");
     }
   }

@@ -1,10 +1,13 @@
 // The parts of longcontext: tokens, needles, gradients, exact resumption, files that are not what they should be.
 #include <filesystem>
 #include <fstream>
+#include <numeric>
+#include <random>
 #include <string>
 
 #include "../../tests/catch.hpp"
 #include "claims.hpp"
+#include "generation.hpp"
 #include "page.hpp"
 
 namespace {
@@ -13,9 +16,15 @@ using namespace longcontext;
 namespace fs = std::filesystem;
 using Catch::Matchers::Contains;
 
+// New, and gone afterwards.
 struct Folder {
-  fs::path path = fs::temp_directory_path() / ("longcontext_test_" + std::to_string(std::rand()));
-  Folder() { fs::create_directories(path); }
+  fs::path path;
+  Folder() {
+    std::random_device random;
+    do {
+      path = fs::temp_directory_path() / ("longcontext_test_" + std::to_string(random()));
+    } while (!fs::create_directory(path));
+  }
   ~Folder() { fs::remove_all(path); }
 };
 
@@ -176,6 +185,35 @@ TEST_CASE("a model's gradient is that of its loss", "[longcontext]") {
   }
 }
 
+TEST_CASE("token by token a model says what it says at once", "[longcontext]") {
+  const Form form = GENERATE(from_range(std::begin(kForms), std::end(kForms)));
+  const Model model(small_shape(), form, 30);
+  examples::Random random(7);
+  Values weights(static_cast<std::size_t>(model.layout().size()));
+  for (float& x : weights) x = 0.25f * random.standard();
+  const auto rope = model.rope(30);
+  Tokens tokens(30);
+  for (auto& token : tokens) token = random.below(model.shape().vocabulary);
+  Activations whole, parts;
+  model.forward(weights, {1, 30, tokens}, rope, whole);
+  std::vector<Cache> caches = model.caches(30);
+  model.forward(weights, {1, 20, std::span(tokens).first(20)}, rope, parts, caches);
+  CHECK(parts.logits.isApprox(whole.logits.topRows(20), 1e-5f));
+  for (index_t i = 20; i < 30; ++i) {
+    model.forward(weights, {1, 1, std::span(tokens).subspan(static_cast<std::size_t>(i), 1)}, rope, parts,
+                  caches);
+    CHECK(parts.logits.row(0).isApprox(whole.logits.row(i), 1e-4f));
+  }
+
+  Tokens said;
+  continue_text(model, weights, rope, std::span(tokens).first(25), 5,
+                [&](index_t token) { said.push_back(token); });
+  REQUIRE(said.size() == 5);
+  index_t likeliest = 0;
+  whole.logits.row(24).maxCoeff(&likeliest);
+  CHECK(said.front() == likeliest);
+}
+
 TEST_CASE("attention on keys is what the formula says", "[longcontext]") {
   const Form form = GENERATE(Form::softmax, Form::ssmax_bias);
   const Shape shape = small_shape();
@@ -248,23 +286,77 @@ TEST_CASE("training that was stopped ends where it would have ended", "[longcont
   const fs::path path = folder.path / "there" / "run.checkpoint";
   const Model model(small_shape(), Form::ssmax_bias, 140);
   ssmax::ThreadPool pool(2);
-  const Training training = small_training();
+  Training training = small_training();
+  training.steps = 120;  // two or three for each point of the curve
   const Checkpoint begin = start(configuration("d"), model, corpus(), training);
   const Checkpoint whole =
       train(folder.path / "whole.checkpoint", "whole", begin, training.steps, model, corpus(), pool);
-  train(path, "stopped", begin, 5, model, corpus(), pool);
-  CHECK(load(path).step == 5);
+  const Checkpoint stopped = train(path, "stopped", begin, 60, model, corpus(), pool);
+  CHECK(stopped.step == 60);
+  CHECK(load(path).step == 60);
   const Checkpoint resumed = train(path, "resumed", begin, training.steps, model, corpus(), pool);
   CHECK(std::ranges::equal(resumed.weights, whole.weights));
+  CHECK(std::ranges::equal(resumed.averages.mean, whole.averages.mean));
   CHECK(std::ranges::equal(resumed.averages.square, whole.averages.square));
-  CHECK(resumed.curve.size() == whole.curve.size());
+  REQUIRE(whole.curve.size() == kCurvePoints);
+  CHECK(std::ranges::equal(resumed.curve, whole.curve, {}, &CurvePoint::text, &CurvePoint::text));
+  CHECK(std::ranges::equal(resumed.curve, whole.curve, {}, &CurvePoint::answer, &CurvePoint::answer));
   CHECK(last_mean(whole.curve, &CurvePoint::text) < whole.curve.front().text);
 
   Training other = training;
   other.rate *= 2;
   CHECK_THROWS_WITH(
-      train(path, "other", start(configuration("d"), model, corpus(), other), 12, model, corpus(), pool),
+      train(path, "other", start(configuration("d"), model, corpus(), other), 120, model, corpus(), pool),
       Contains("was trained with other settings"));
+  other.rate = 1e30;
+  CHECK_THROWS_WITH(train(folder.path / "diverged.checkpoint", "(d)",
+                          start(configuration("d"), model, corpus(), other), 120, model, corpus(), pool),
+                    Contains("(d) diverged before step"));
+}
+
+TEST_CASE("a study that was stopped ends with the same page", "[longcontext]") {
+  const Folder folder;
+  Plan plan;
+  plan.shape = small_shape();
+  plan.training = small_training();
+  plan.training.steps = 50;
+  plan.budget = "1s";
+  plan.rates = {1e-2, 1e30};
+  plan.sweep_steps = 10;
+  plan.seeds = {1, 2};
+  plan.extent = {
+      .contexts = {1, 2, 4}, .depths = 2, .trials = 1, .windows = 2, .scored = 2, .scored_context = 2};
+  check(plan);
+  check_text(corpus(), plan.training.length, plan.extent);
+  ssmax::ThreadPool pool(2);
+  const auto page_of = [&](const char* name) {
+    return page(Study(folder.path / name, plan, corpus(), pool).run(), corpus(), "`words`");
+  };
+  const std::string whole = page_of("whole");
+  CHECK_THAT(whole, Contains("| diverged |") && !Contains("{") && !Contains("nan"));
+  // In every table all rows have as many cells.
+  std::istringstream lines(whole);
+  for (std::string line, before; std::getline(lines, line); before = line) {
+    if (!line.starts_with("|") || !before.starts_with("|")) continue;
+    INFO(line);
+    CHECK(std::ranges::count(line, '|') == std::ranges::count(before, '|'));
+  }
+
+  fs::copy(folder.path / "whole", folder.path / "stopped");
+  for (const char* lost : {"f_seed1.checkpoint", "f_seed1.json", "b_seed2.checkpoint", "b_seed2.json",
+                           "a_seed2.checkpoint", "a_seed2.json", "rate_c_1.checkpoint", "e_seed1.json"}) {
+    CHECK(fs::remove(folder.path / "stopped" / lost));
+  }
+  CHECK(page_of("stopped") == whole);
+
+  const Results results = Study(folder.path / "whole", plan, corpus(), pool).run();
+  const auto& f = results.of("f").front()->curve;
+  const auto& a = results.of("a").front()->curve;
+  REQUIRE(f.size() == a.size());
+  CHECK(f[34].text == a[34].text);  // 70 % are (a)'s
+  CHECK(f[40].text != a[40].text);
+  plan.switch_part = 0.5;
+  CHECK_THROWS_WITH(page_of("whole"), Contains("is of another plan or text"));
 }
 
 TEST_CASE("a checkpoint that is not whole is refused", "[longcontext]") {
@@ -279,18 +371,20 @@ TEST_CASE("a checkpoint that is not whole is refused", "[longcontext]") {
   CHECK(loaded.training == state.training);
   CHECK(loaded.shape == state.shape);
   CHECK(loaded.merges == state.merges);
+  CHECK(loaded.text == corpus().identity);
 
   const std::string whole = examples::read_file(path);
   for (const std::size_t size :
-       {std::size_t{8}, std::size_t{20}, std::size_t{30}, whole.size() / 2, whole.size() - 1}) {
+       {std::size_t{8}, std::size_t{20}, std::size_t{40}, whole.size() / 2, whole.size() - 1}) {
     write(path, whole.substr(0, size));
     CHECK_THROWS_WITH(load(path), Contains("is truncated"));
   }
-  for (const std::size_t at : {std::size_t{16}, std::size_t{40}, whole.size() / 2, whole.size() - 1}) {
+  for (const std::size_t at :
+       {std::size_t{16}, std::size_t{24}, std::size_t{40}, whole.size() / 2, whole.size() - 1}) {
     std::string damaged = whole;
     damaged[at] = static_cast<char>(damaged[at] ^ 1);
     write(path, damaged);
-    CHECK_THROWS(load(path));
+    CHECK_THROWS_WITH(load(path), Contains("run.checkpoint is damaged"));
   }
   write(path, whole + "more");
   CHECK_THROWS_WITH(load(path), Contains("is damaged"));
@@ -321,19 +415,45 @@ TEST_CASE("a model that was trained with Softmax goes on with SSMax", "[longcont
   }
 }
 
-TEST_CASE("AdamW decays matrices only", "[longcontext]") {
+// By hand: two steps of one weight, with a rate of 0.1.
+TEST_CASE("AdamW does what its formula says", "[longcontext]") {
+  Eigen::ArrayXf weights(2), gradient(2), mean = Eigen::ArrayXf::Zero(2), square = mean;
+  weights << 1, -2;
+  gradient << 0.5f, -3;
+  const examples::AdamW adam{.rate = 0.1, .decay = 0.2, .mean = 0.9, .square = 0.95};
+  examples::update(weights, gradient, mean, square, adam, 1);
+  // The first step goes by the rate, whatever the gradient's size.
+  CHECK(weights[0] == Approx(1 * 0.98 - 0.1));
+  CHECK(weights[1] == Approx(-2 * 0.98 + 0.1));
+  gradient << -1, 0;
+  examples::update(weights, gradient, mean, square, adam, 2);
+  const double m = (0.9 * 0.1 * 0.5 + 0.1 * -1) / (1 - 0.81),
+               v = (0.95 * 0.05 * 0.25 + 0.05 * 1) / (1 - 0.9025);
+  CHECK(weights[0] == Approx((0.98 - 0.1) * 0.98 - 0.1 * m / std::sqrt(v)));
+}
+
+TEST_CASE("an update clips the gradient and decays matrices only", "[longcontext]") {
   const Model model(small_shape(), Form::size_table, 140);
   Checkpoint state = start(configuration("table"), model, corpus(), small_training());
-  const Values before = state.weights, gradient(before.size());
-  state.training.decay = 0.5;
+  const Values before = state.weights;
+  Values gradient(before.size(), 0.25f), same = gradient;
   ssmax::ThreadPool pool(2);
-  update(model.layout(), state.weights, gradient, 0, state.averages, state.training, 6, pool);
+  const std::span<float> pieces[] = {gradient, same};
+  const double norm = add_up(pieces, pool);
+  CHECK(gradient[7] == 0.5f);
+  CHECK(norm == Approx(0.5 * std::sqrt(static_cast<double>(before.size()))));
+  state.training.decay = 0.5;
+  state.training.clip = norm / 4;
+  update(model.layout(), state.weights, gradient, norm, state.averages, state.training, 6, pool);
   for (const auto& entry : model.layout().entries()) {
     const bool is_learnt_by_scaling =
         entry.name == "p" || entry.name.ends_with(" s") || entry.name.ends_with(" b");
     CHECK(entry.is_matrix() == !is_learnt_by_scaling);
     const auto at = static_cast<std::size_t>(entry.tensor.offset);
-    CHECK(state.weights[at] == Approx(entry.is_matrix() ? before[at] * (1 - 0.5f * 1e-2f) : before[at]));
+    CHECK(state.averages.mean[at] == Approx(0.1 * 0.5 / 4));
+    const double decayed = static_cast<double>(before[at]) * (entry.is_matrix() ? 1 - 0.5 * 1e-2 : 1);
+    const double moved = 1e-2 * (0.1 / (1 - std::pow(0.9, 6))) / std::sqrt(0.05 / (1 - std::pow(0.95, 6)));
+    CHECK(state.weights[at] == Approx(decayed - moved).epsilon(1e-5));
   }
 }
 
@@ -359,6 +479,9 @@ TEST_CASE("sizes and settings that cannot be are refused", "[longcontext]") {
 
 TEST_CASE("claims are judged over all seeds", "[longcontext]") {
   CHECK(Measured({0.1, 0.11, 0.12}).verdict() == std::string("holds"));
+  CHECK(Measured({0.1, 0.11}).least_errors() == 6.31);
+  CHECK(Measured({0.1, 0.11, 0.12}).least_errors() == 2.92);
+  CHECK(Measured({1.0}).verdict() == std::string("too small to tell"));
   CHECK(Measured({-0.1, -0.11, -0.12}).verdict() == std::string("does not hold"));
   CHECK(Measured({0.1, 0.11, -0.01}).verdict() == std::string("too small to tell"));
   CHECK(Measured({0.01, 0.5, 0.02}).verdict() == std::string("too small to tell"));  // its error is 0.16

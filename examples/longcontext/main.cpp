@@ -8,6 +8,7 @@
 #include <string>
 #include <thread>
 
+#include "generation.hpp"
 #include "page.hpp"
 
 namespace {
@@ -16,8 +17,10 @@ using namespace longcontext;
 namespace fs = std::filesystem;
 
 struct Options {
-  fs::path text, work = "longcontext", docs = "docs", checkpoint;
-  std::string text_name, budget = "2h", configuration = "b";
+  fs::path text, work = "longcontext_study", docs = "docs", checkpoint;
+  std::string text_name, budget = "2h", configuration = "b", city = "Tokyo", number = "8106422";
+  index_t context = 1024;
+  double depth = 0.5;
   index_t threads = std::clamp<index_t>(std::thread::hardware_concurrency(), 1, 8);
   Shape shape;
   Training training;
@@ -32,29 +35,27 @@ Corpus corpus_of(const Options& options, index_t vocabulary) {
   return corpus;
 }
 
-// The plan of the study in the folder, or a new one.
-Plan plan_of(const Options& options, const Corpus& corpus, ssmax::ThreadPool& pool) {
-  const fs::path path = options.work / "plan.json";
-  if (fs::exists(path)) {
-    std::printf("The study in %s goes on; another folder begins a new one.\n", options.work.string().c_str());
-    return nlohmann::json::parse(examples::read_file(path)).get<Plan>();
-  }
-  const Plan plan = make_plan(parse_budget(options.budget), corpus, pool);
-  write_file(path, nlohmann::json(plan).dump(2) + "\n");
-  return plan;
-}
-
+// The study in the folder goes on; without one, a new plan is made.
 void run_all(const Options& options) {
   ssmax::ThreadPool pool(options.threads);
-  const Corpus corpus = corpus_of(options, sized_plan(parse_budget(options.budget)).shape.vocabulary);
-  const Plan plan = plan_of(options, corpus, pool);
+  const fs::path path = options.work / "plan.json";
+  const bool goes_on = fs::exists(path);
+  Plan plan = goes_on ? read_json<Plan>(path) : sized_plan(parse_budget(options.budget));
+  const Corpus corpus = corpus_of(options, plan.shape.vocabulary);
+  if (goes_on) {
+    std::printf("The study in %s, of %s, goes on; another folder begins a new one.\n\n",
+                options.work.string().c_str(), plan.budget.c_str());
+  } else {
+    plan = make_plan(options.budget, corpus, pool);
+    write_file(path, nlohmann::json(plan).dump(2) + "\n");
+  }
+  check(plan);
   const Results results = Study(options.work, plan, corpus, pool).run();
   draw_figures(results, options.docs / "paper");
-  const fs::path path = options.docs / "paper.md";
-  const std::string name =
-      options.text_name.empty() ? "`" + options.text.filename().string() + "`" : options.text_name;
-  write_file(path, page(results, corpus, name, "longcontext all --budget " + options.budget));
-  std::printf("Page: %s\n", path.string().c_str());
+  const std::string file_name = fs::absolute(options.text / "").parent_path().filename().string();
+  const std::string name = options.text_name.empty() ? "`" + file_name + "`" : options.text_name;
+  write_file(options.docs / "paper.md", page(results, corpus, name));
+  std::printf("Page: %s\n", (options.docs / "paper.md").string().c_str());
 }
 
 void run_train(const Options& options) {
@@ -64,36 +65,92 @@ void run_train(const Options& options) {
     throw std::invalid_argument("(e) and (f) begin with (a); `all` trains them");
   const Corpus corpus = corpus_of(options, options.shape.vocabulary);
   const Model model(options.shape, of.form, options.training.length);
+  check_text(corpus, options.training.length, {.contexts = {1}});
   train(options.checkpoint, std::string(of.title), start(of, model, corpus, options.training),
         options.training.steps, model, corpus, pool);
 }
 
+// A checkpoint, and the text that it was trained on.
+struct Trained {
+  Checkpoint state;
+  Corpus corpus;
+  Model model;
+
+  explicit Trained(const Options& options)
+      : state(load(options.checkpoint)),
+        corpus(corpus_of(options, state.shape.vocabulary)),
+        model(state.shape, configuration(state.configuration).form, state.training.length) {
+    if (corpus.identity != state.text) {
+      throw std::runtime_error(options.checkpoint.string() + " was trained on another text than " +
+                               options.text.string());
+    }
+    if (static_cast<index_t>(state.weights.size()) != model.layout().size()) {
+      throw std::runtime_error(options.checkpoint.string() + " has " + std::to_string(state.weights.size()) +
+                               " weights, its model " + std::to_string(model.layout().size()));
+    }
+  }
+};
+
 void run_evaluate(const Options& options) {
   ssmax::ThreadPool pool(options.threads);
-  const Checkpoint state = load(options.checkpoint);
-  const Configuration& of = configuration(state.configuration);
-  if (of.form == Form::size_table) throw std::invalid_argument("a table of sizes ends at the trained length");
-  const Corpus corpus = corpus_of(options, state.shape.vocabulary);
-  if (corpus.tokenizer.merges() != state.merges)
-    throw std::runtime_error("the checkpoint was trained on another text");
-  const index_t trained = state.training.length;
-  const Model model(state.shape, of.form, trained);
-  const Evaluation found = evaluate(model, state.weights, corpus, trained, options.extent, pool);
-  const Run run{state.configuration, state.training.seed, state.training.rate, state.curve, found};
+  const Trained trained(options);
+  const Checkpoint& state = trained.state;
+  const index_t length = state.training.length;
+  if (trained.model.form() == Form::size_table) {
+    throw std::invalid_argument("a table of sizes ends at the trained length");
+  }
+  check_text(trained.corpus, length, options.extent);
+  const Evaluation found = evaluate(trained.model, state.weights, trained.corpus, length, options.extent,
+                                    state.training.seed, pool);
+  const Run run{0, state.configuration, state.training.seed, state.training.rate, state.curve, found};
   std::printf("%8s %8s %10s %10s\n", "context", "", "loss", "needles");
   index_t before = 0;
   for (const index_t multiple : options.extent.contexts) {
-    const index_t context = multiple * trained;
+    const index_t context = multiple * length;
     std::printf("%8td %7td× %10.4f %9.0f %%\n", context, multiple, loss_between(run, before, context),
                 100 * found_between(run, context, context));
     before = context;
   }
 }
 
+// Hides a needle in a text that the model has not seen, and lets it answer.
+void run_ask(const Options& options) {
+  const Trained trained(options);
+  examples::Random random(options.training.seed);
+  const NeedleDocument document = hide_needle(trained.corpus.tokenizer, trained.corpus.test, options.context,
+                                              options.depth, options.city, options.number, random);
+  const auto rope = trained.model.rope(options.context, options.extent.theta_factor);
+  const Tokenizer& tokenizer = trained.corpus.tokenizer;
+  const auto print = [&](index_t first, index_t count) {
+    const auto size = static_cast<index_t>(document.tokens.size());
+    const index_t begin = std::max<index_t>(0, first), end = std::min(first + count, size);
+    std::printf("%s",
+                tokenizer.decode({document.tokens.begin() + begin, document.tokens.begin() + end}).c_str());
+  };
+  std::printf("%td tokens, the needle is number %td: …", options.context, document.needle);
+  print(document.needle - 20, document.needle_size + 40);
+  std::printf("…\n\n…");
+  print(document.answer - 60, 60);
+  const std::span prompt = std::span(document.tokens).first(static_cast<std::size_t>(document.answer));
+  const index_t digits = options.context - document.answer;
+  continue_text(trained.model, trained.state.weights, rope, prompt, digits, [&](index_t token) {
+    std::printf("%s", tokenizer.spelling(token).c_str());
+    std::fflush(stdout);
+  });
+  std::printf("\n");
+}
+
 void add_text(CLI::App& command, Options& options) {
   command.add_option("--text", options.text, "A text file or a folder of them; fetch_text.sh fetches one")
       ->required();
-  command.add_option("--threads", options.threads)->capture_default_str()->check(CLI::Range(1, 1024));
+}
+
+void add_threads(CLI::App& command, Options& options) {
+  command
+      .add_option("--threads", options.threads,
+                  "Training takes no more than half as many as sequences of an update")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1024));
 }
 
 }  // namespace
@@ -107,6 +164,7 @@ int main(int argc, char** argv) {
   CLI::App& all =
       *app.add_subcommand("all", "Train, evaluate, draw, and write the page; goes on where it was stopped");
   add_text(all, options);
+  add_threads(all, options);
   all.add_option("--text-name", options.text_name, "What the page calls the text");
   all.add_option("--budget", options.budget, "Time for it: 90s, 10m, 2h")->capture_default_str();
   all.add_option("--work", options.work, "Folder for checkpoints and results")->capture_default_str();
@@ -116,6 +174,7 @@ int main(int argc, char** argv) {
   CLI::App& train =
       *app.add_subcommand("train", "Train one configuration; goes on with the checkpoint if there is one");
   add_text(train, options);
+  add_threads(train, options);
   train.add_option("checkpoint", options.checkpoint)->required();
   train.add_option("--configuration", options.configuration, "a, b, c, d or table")->capture_default_str();
   train.add_option("--steps", options.training.steps)->capture_default_str();
@@ -130,18 +189,34 @@ int main(int argc, char** argv) {
   train.add_option("--head-width", options.shape.head_width)->capture_default_str();
   train.add_option("--hidden", options.shape.hidden, "Width of SwiGLU")->capture_default_str();
   train.add_option("--vocabulary", options.shape.vocabulary, "256 for bytes")->capture_default_str();
-  train.add_flag("!--untied", options.shape.tied, "A head of its own instead of the embedding");
+  train.add_flag("--tied", options.shape.tied, "The embedding is the head as well");
   train.callback([&] { run_train(options); });
 
   CLI::App& evaluate =
       *app.add_subcommand("evaluate", "Loss and needles of a checkpoint in ever longer contexts");
   add_text(evaluate, options);
+  add_threads(evaluate, options);
   evaluate.add_option("checkpoint", options.checkpoint)->required();
   evaluate
       .add_option("--theta-factor", options.extent.theta_factor, "RoPE's θ becomes so many times as large")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
   evaluate.callback([&] { run_evaluate(options); });
+
+  CLI::App& ask = *app.add_subcommand("ask", "Hide a needle, ask for it, and show the answer");
+  add_text(ask, options);
+  ask.add_option("checkpoint", options.checkpoint)->required();
+  ask.add_option("--context", options.context, "Tokens, answer included")->capture_default_str();
+  ask.add_option("--depth", options.depth, "Part of the text before the needle")
+      ->capture_default_str()
+      ->check(CLI::Range(0.0, 1.0));
+  ask.add_option("--city", options.city)->capture_default_str();
+  ask.add_option("--number", options.number)->capture_default_str();
+  ask.add_option("--theta-factor", options.extent.theta_factor, "RoPE's θ becomes so many times as large")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  ask.add_option("--seed", options.training.seed, "Of the text around it")->capture_default_str();
+  ask.callback([&] { run_ask(options); });
 
   try {
     CLI11_PARSE(app, argc, argv);

@@ -40,6 +40,11 @@ ssmax::Rope<float> Model::rope(index_t positions, double theta_factor) const {
   return {{.width = shape_.head_width, .theta = shape_.theta * theta_factor}, positions};
 }
 
+std::vector<Cache> Model::caches(index_t capacity) const {
+  return std::vector<Cache>(
+      layers_.size(), Cache({.kv_heads = shape_.heads, .width = shape_.head_width, .capacity = capacity}));
+}
+
 HeadShape Model::heads(const Batch& batch) const {
   return {batch.sequences, batch.length, shape_.heads, shape_.head_width};
 }
@@ -59,7 +64,7 @@ void Model::start_s(std::span<float> weights, index_t length) const {
 }
 
 void Model::forward(std::span<const float> weights, const Batch& batch, const ssmax::Rope<float>& rope,
-                    Activations& a) const {
+                    Activations& a, std::span<Cache> caches) const {
   const index_t tokens = batch.sequences * batch.length, width = shape_.width();
   const auto embedding = embedding_.matrix(weights);
   // The embedding's rows are of length 1, as the head wants them.
@@ -77,8 +82,12 @@ void Model::forward(std::span<const float> weights, const Batch& batch, const ss
     at.qkv.resize(tokens, 3 * width);
     at.qkv.leftCols(2 * width).noalias() = at.attention_input * layer.queries_keys.matrix(weights);
     at.qkv.rightCols(width).noalias() = at.attention_input * layer.values.matrix(weights);
-    attend(heads(batch), make_scaling(form_, scaling_parameters(weights, static_cast<index_t>(i))), rope,
-           at.qkv, at.heads, at.lse);
+    const Scaling scaling = make_scaling(form_, scaling_parameters(weights, static_cast<index_t>(i)));
+    if (caches.empty()) {
+      attend(heads(batch), scaling, rope, at.qkv, at.heads, at.lse);
+    } else {
+      attend(heads(batch), scaling, rope, at.qkv, at.heads, caches[i]);
+    }
     a.x.noalias() += at.heads * layer.out.matrix(weights);
 
     at.feed_norm.forward(a.x, at.feed_input);

@@ -45,9 +45,11 @@ class Model {
 
   ssmax::Rope<float> rope(index_t positions, double theta_factor = 1) const;
 
-  // Leaves logits [token, vocabulary].
+  // Leaves logits [token, vocabulary]. With a cache for every layer, one sequence goes on where they end.
   void forward(std::span<const float> weights, const Batch& batch, const ssmax::Rope<float>& rope,
-               Activations& a) const;
+               Activations& a, std::span<Cache> caches = {}) const;
+
+  std::vector<Cache> caches(index_t capacity) const;
 
   // With the logits' gradient in their place; adds to the gradient of the weights.
   void backward(std::span<const float> weights, const Batch& batch, const ssmax::Rope<float>& rope,

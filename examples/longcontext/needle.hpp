@@ -53,6 +53,13 @@ inline index_t needle_length(const Tokenizer& tokenizer, const std::string& city
   return detail::NeedleParts(tokenizer, city, number).size();
 }
 
+// The longest of a document without any text around.
+inline index_t longest_needle(const Tokenizer& tokenizer) {
+  index_t longest = 0;
+  for (const char* city : kCities) longest = std::max(longest, needle_length(tokenizer, city, "0123456"));
+  return longest;
+}
+
 // `depth` is the part of the text that stands before the needle.
 inline NeedleDocument hide_needle(const Tokenizer& tokenizer, const Tokens& text, index_t length,
                                   double depth, const std::string& city, const std::string& number,

@@ -1,7 +1,8 @@
-// The page that puts the paper's claims beside what was measured.
+// The page that puts the paper's claims beside what was measured. Its words are in paper.md.in.
 #pragma once
 
 #include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -11,10 +12,40 @@ namespace longcontext {
 
 namespace detail {
 
+using Fields = std::map<std::string, std::string>;
+
+// Every {name} becomes its field; a name without one is an error.
+inline std::string fill(const std::string& form, const Fields& fields) {
+  std::string text;
+  for (std::size_t at = 0; at < form.size();) {
+    const std::size_t open = form.find('{', at), close = form.find('}', open);
+    text += form.substr(at, open - at);
+    if (close == std::string::npos) break;
+    const auto field = fields.find(form.substr(open + 1, close - open - 1));
+    if (field == fields.end())
+      throw std::logic_error("the page has no " + form.substr(open, close - open + 1));
+    text += field->second;
+    at = close + 1;
+  }
+  return text;
+}
+
 inline std::string number(const char* format, double value) {
   char text[64];
   std::snprintf(text, sizeof text, format, value);
   return text;
+}
+
+inline std::string millions(double value) { return number("%.2f", value / 1e6) + " million"; }
+
+inline std::string row(const std::vector<std::string>& cells) {
+  std::string text = "|";
+  for (const auto& cell : cells) text += " " + cell + " |";
+  return text + "\n";
+}
+
+inline std::string header(const std::vector<std::string>& cells) {
+  return row(cells) + row(std::vector<std::string>(cells.size(), "---"));
 }
 
 // The mean over seeds, and from which to which.
@@ -28,141 +59,108 @@ inline std::string spread(const std::vector<const Run*>& runs, const Quantity& q
 
 inline std::string claims_table(const Results& results, int figure) {
   std::string text =
-      "\n| the paper's claim | measured as | mean over the seeds ± its standard error | "
-      "|\n|---|---|---|---|\n";
-  bool any = false;
+      header({"the paper's claim", "measured as", "mean over the seeds ± its standard error", ""});
   for (const Claim& claim : claims(results)) {
     if (claim.figure != figure) continue;
-    any = true;
-    text += "| " + claim.text + " | " + claim.measure + " | " + number("%+.4f", claim.measured.mean) + " ± " +
-            number("%.4f", claim.measured.error) + " | **" + claim.measured.verdict() + "** |\n";
+    text += row({claim.text, claim.measure,
+                 number("%+.4f", claim.measured.mean) + " ± " + number("%.4f", claim.measured.error),
+                 "**" + std::string(claim.measured.verdict()) + "**"});
   }
-  return any ? text : "";
+  return text;
 }
 
-inline std::string picture(int figure, const std::string& title) {
-  const std::string name = "paper/figure_" + std::to_string(figure);
-  return "\n## Figure " + std::to_string(figure) + ": " + title + "\n\n![" + title + "](" + name +
-         ".png)\n\n([" + "numbers](" + name + ".csv), [SVG](" + name + ".svg))\n";
-}
-
-inline std::string setup(const Results& results, const Corpus& corpus, const std::string& text_name) {
-  const Plan& plan = results.plan;
-  const Model model(plan.shape, Form::softmax, plan.training.length);
-  const auto tokens =
-      static_cast<double>(plan.training.steps * plan.training.sequences * plan.training.length);
-  std::string text =
-      "A decoder of " + std::to_string(plan.shape.layers) + " layers with " +
-      std::to_string(plan.shape.heads) + " heads of " + std::to_string(plan.shape.head_width) + ", width " +
-      std::to_string(plan.shape.width()) + ", SwiGLU of " + std::to_string(plan.shape.hidden) +
-      ", RoPE with θ = " + number("%g", plan.shape.theta) + ", " + std::to_string(plan.shape.vocabulary) +
-      " byte-pair tokens and an embedding that is the head as well: " +
-      number("%.2f", static_cast<double>(model.layout().size()) / 1e6) +
-      " million weights. Text: " + text_name + ", " +
-      number("%.1f", static_cast<double>(corpus.bytes) / 1e6) + " MB in " + std::to_string(corpus.files) +
-      " files, " + number("%.2f", static_cast<double>(corpus.train.size()) / 1e6) +
-      " million tokens to train on and " + number("%.2f", static_cast<double>(corpus.test.size()) / 1e6) +
-      " to test. Every run: " + std::to_string(plan.training.steps) + " updates of " +
-      std::to_string(plan.training.sequences) + " sequences of " + std::to_string(plan.training.length) +
-      " tokens, " + number("%.1f", tokens / 1e6) + " million in all, of which a part of " +
-      number("%g", plan.training.needle_part) +
-      " hides a needle and asks for it (learnt from the answer's digits alone, as in fine-tuning). AdamW "
-      "(0.9, 0.95), decay " +
-      number("%g", plan.training.decay) + " on matrices, clip " + number("%g", plan.training.clip) +
-      ", rates as below. (f) leaves (a) after " + number("%g", 100 * plan.switch_part) +
-      " % of the updates. Contexts are evaluated with θ × " + number("%g", plan.extent.theta_factor) + ".\n";
-  text +=
-      "\nEvery configuration tried the same rates for " + std::to_string(plan.sweep_steps) +
-      " updates and keeps the one with the lowest training loss at the end ((e) and (f) have (a)'s):\n\n| |";
-  for (const double rate : plan.rates) text += " " + number("%g", rate) + " |";
-  text += "\n|---|";
-  for (std::size_t i = 0; i < plan.rates.size(); ++i) text += "---|";
-  for (std::size_t i = 0; i < results.trials.size(); ++i) {
-    const Trial& trial = results.trials[i];
-    if (i % plan.rates.size() == 0)
-      text += "\n| " + std::string(configuration(trial.configuration).title) + " |";
-    bool is_best = true;
-    for (const Trial& other : results.trials) {
-      if (other.configuration == trial.configuration && other.loss < trial.loss) is_best = false;
+inline std::string rates_table(const Results& results) {
+  std::vector<std::string> cells{"training loss at the rate"};
+  for (const double rate : results.plan.rates) cells.push_back(number("%g", rate));
+  std::string text = header(cells);
+  for (const auto& each : kConfigurations) {
+    if (each.origin != Origin::scratch) continue;
+    cells = {std::string(each.title)};
+    for (const Trial& trial : results.trials) {
+      if (trial.configuration != each.name) continue;
+      const std::string loss = std::isinf(trial.loss) ? "diverged" : number("%.4f", trial.loss);
+      cells.push_back(&trial == results.best_trial(each.name) ? "**" + loss + "**" : loss);
     }
-    text += is_best ? " **" + number("%.4f", trial.loss) + "** |" : " " + number("%.4f", trial.loss) + " |";
+    text += row(cells);
   }
-  return text + "\n";
+  return text;
 }
 
 inline std::string summary(const Results& results) {
   const Quantities q = quantities(results.plan);
-  std::string text =
-      "\n| mean (least – most of the seeds) | training loss, text | test loss within the trained length | "
-      "beyond 4 × that "
-      "| needles found within the trained length | beyond it |\n|---|---|---|---|---|---|\n";
+  std::string text = header({"mean (least – most of the seeds)", "training loss, text",
+                             "test loss within the trained length", "beyond 4 × that",
+                             "needles found within the trained length", "beyond it"});
   for_each_evaluated([&](const Configuration& each) {
     const auto runs = results.of(each.name);
-    text += "| " + std::string(each.title);
-    for (const Quantity& quantity : {q.training_loss, q.near_loss, q.far_loss})
-      text += " | " + spread(runs, quantity, "%.3f");
-    for (const Quantity& quantity : {q.found_near, q.found_far})
-      text += " | " + spread(runs, quantity, "%.2f");
-    text += " |\n";
+    std::vector<std::string> cells{std::string(each.title)};
+    for (const Quantity& loss : {q.training_loss, q.near_loss, q.far_loss})
+      cells.push_back(spread(runs, loss, "%.3f"));
+    for (const Quantity& found : {q.found_near, q.found_far}) cells.push_back(spread(runs, found, "%.2f"));
+    text += row(cells);
   });
   return text;
 }
 
 }  // namespace detail
 
-inline std::string page(const Results& results, const Corpus& corpus, const std::string& text_name,
-                        const std::string& command) {
-  using detail::number, detail::picture, detail::claims_table;
+inline std::string page(const Results& results, const Corpus& corpus, const std::string& text_name) {
+  using detail::number, detail::millions;
+  const Plan& plan = results.plan;
+  const Training& training = plan.training;
+  const Model model(plan.shape, Form::softmax, training.length);
+  const auto weights = static_cast<double>(model.layout().size());
+  const auto tokens = static_cast<double>(training.steps * training.sequences * training.length);
+  constexpr double kPaperUpdate = 2048.0 * 1024;  // tokens
   const Fit fit = fit_to_logarithm(results.of("table").front()->evaluation.p);
-  const std::string seeds = std::to_string(results.plan.seeds.size());
-  std::string text =
-      "# The paper in miniature\n\nWritten by `" + command +
-      "`: six small transformers, trained by this library alone, against the claims of "
-      "[Scalable-Softmax Is Superior for Attention](https://arxiv.org/abs/2501.19399). All six had the same "
-      "budget, the same " +
-      seeds +
-      " seeds and the same rates to choose from; nothing was set for one of them.\n\n"
-      "A claim *holds* (*does not hold*) if all seeds agree on its sign and the mean is over two standard "
-      "errors from 0; "
-      "otherwise the difference is *too small to tell* here. The model is a thousandth of the paper's and "
-      "saw a "
-      "millionth of its tokens: what holds here is evidence, what does not is none against the paper.\n\n";
-  text += "## What was trained\n\n" + detail::setup(results, corpus, text_name);
-  text += "\n## In one table\n" + detail::summary(results);
+  const char* logarithm = fit.slope <= 0  ? "does not hold"
+                          : fit.r2 >= 0.9 ? "holds"
+                                          : "holds in direction only";
 
-  text += picture(1, "attention fading") +
-          "\nOf n logits all are −2 but one, which is +3. The library's functors on both curves; nothing is "
-          "trained. Under "
-          "Softmax the one's probability goes to 0 as n grows, under SSMax to 1: **holds**, by arithmetic.\n";
-  text += picture(2, "the multiplier that is learnt for every size") +
-          "\nWith the multiplier s·p_n + b and a p_n of its own for every n, the paper found p_n ≈ a₁ ln n + "
-          "a₂. Here: a₁ = " +
-          number("%.3f", fit.slope) + ", a₂ = " + number("%.3f", fit.intercept) +
-          ", R² = " + number("%.3f", fit.r2) + " over n = 2 … " +
-          std::to_string(results.plan.training.length) + ", one seed: **" +
-          (fit.r2 >= 0.9 && fit.slope > 0 ? "holds"
-           : fit.slope > 0                ? "holds in direction only"
-                                          : "does not hold") +
-          "** (R² of 0.9 or more is called a logarithm).\n";
-  text += picture(3, "how large a logit must be") +
-          "\nThe others lie evenly between 0 and 1. Softmax asks for a larger z_max the more there are; "
-          "SSMax for no more than 1 + "
-          "1/s, whatever n: **holds**, by arithmetic.\n";
-  text += picture(4, "learning curves") + claims_table(results, 4);
-  text += picture(5, "loss at each position") + claims_table(results, 5);
-  text += picture(6, "a needle in a haystack") + "\nGreedy decoding, all seven digits right; " +
-          std::to_string(results.plan.extent.trials) + " × " + seeds +
-          " trials a cell, texts that were not trained on.\n" + claims_table(results, 6);
-  text += picture(7, "needle scores of heads") + "\nThe paper's needle in the middle of a context of " +
-          std::to_string(results.plan.extent.scored_context) +
-          " × the trained length. A head's score is the attention that the queries which produce the "
-          "answer's digits spend on the "
-          "needle's sentence; the paper's own formula was not at hand.\n" +
-          claims_table(results, 7);
-  text += picture(8, "best needle scores of single trials") +
-          "\nRandom city, number and depth, the same context; the picture is of the first seed.\n" +
-          claims_table(results, 8);
-  return text;
+  detail::Fields fields{
+      {"command", "longcontext all --budget " + plan.budget},
+      {"seeds", std::to_string(plan.seeds.size())},
+      {"errors", number("%.1f", Measured(std::vector<double>(plan.seeds.size())).least_errors())},
+      {"weights", millions(weights)},
+      {"updates", number("%.1f", tokens / kPaperUpdate)},
+      {"layers", std::to_string(plan.shape.layers)},
+      {"heads", std::to_string(plan.shape.heads)},
+      {"head_width", std::to_string(plan.shape.head_width)},
+      {"hidden", std::to_string(plan.shape.hidden)},
+      {"theta", number("%g", plan.shape.theta)},
+      {"head", plan.shape.tied ? "the embedding is the head as well" : "embedding and head apart"},
+      {"text", text_name},
+      {"megabytes", number("%.1f", static_cast<double>(corpus.bytes) / 1e6)},
+      {"files", std::to_string(corpus.files)},
+      {"train", millions(static_cast<double>(corpus.train.size()))},
+      {"test", millions(static_cast<double>(corpus.test.size()))},
+      {"vocabulary", std::to_string(plan.shape.vocabulary)},
+      {"steps", std::to_string(training.steps)},
+      {"sequences", std::to_string(training.sequences)},
+      {"length", std::to_string(training.length)},
+      {"tokens", millions(tokens)},
+      {"needle_part", number("%g %%", 100 * training.needle_part)},
+      {"decay", number("%g", training.decay)},
+      {"clip", number("%g", training.clip)},
+      {"switch", number("%g %%", 100 * plan.switch_part)},
+      {"longest", std::to_string(training.length * std::ranges::max(plan.extent.contexts))},
+      {"theta_factor", number("%g", plan.extent.theta_factor)},
+      {"sweep_steps", std::to_string(plan.sweep_steps)},
+      {"rates", detail::rates_table(results)},
+      {"summary", detail::summary(results)},
+      {"slope", number("%.3f", fit.slope)},
+      {"intercept", number("%.3f", fit.intercept)},
+      {"r2", number("%.3f", fit.r2)},
+      {"logarithm", logarithm},
+      {"trials", std::to_string(plan.extent.trials)},
+      {"scored_context", std::to_string(plan.extent.scored_context)}};
+  for (int figure = 1; figure <= 8; ++figure) {
+    const std::string n = std::to_string(figure), file = "paper/figure_" + n;
+    fields["figure " + n] =
+        "![Figure " + n + "](" + file + ".png)\n\n[Numbers](" + file + ".csv), [SVG](" + file + ".svg)";
+    fields["claims " + n] = detail::claims_table(results, figure);
+  }
+  return detail::fill(examples::read_file(std::filesystem::path(LONGCONTEXT_FOLDER) / "paper.md.in"), fields);
 }
 
 }  // namespace longcontext

@@ -16,9 +16,11 @@ namespace longcontext {
 
 struct Plan {
   Shape shape;
-  Training training;                            // of every run but for its seed and rate
-  std::vector<double> rates{1e-3, 2e-3, 4e-3};  // every configuration tries all of them and keeps the best
-  index_t sweep_steps = 0;                      // of such a try
+  Training training;  // of every run but for its seed and rate
+  std::string budget;
+  std::vector<double> rates{5e-4, 1e-3, 2e-3,
+                            4e-3};  // every configuration tries all of them and keeps the best
+  index_t sweep_steps = 0;          // of such a try
   std::vector<std::uint64_t> seeds{1, 2, 3};
   double switch_part = 0.7;  // of the training, with Softmax, before (f) goes on with SSMax
   Extent extent;
@@ -33,7 +35,20 @@ struct Plan {
     return step;
   }
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Plan, shape, training, rates, sweep_steps, seeds, switch_part, extent)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Plan, shape, training, budget, rates, sweep_steps, seeds, switch_part,
+                                   extent)
+
+inline void check(const Plan& plan) {
+  check(plan.shape), check(plan.training);
+  require(!plan.rates.empty() && !plan.seeds.empty(), "a plan needs rates and seeds");
+  require(plan.sweep_steps >= 1, "sweep_steps must be at least 1");
+  require(plan.switch_part > 0 && plan.switch_part < 1, "switch_part must lie between 0 and 1");
+  require(!plan.extent.contexts.empty() && std::ranges::min(plan.extent.contexts) >= 1,
+          "contexts must be at least 1");
+  require(std::min({plan.extent.depths, plan.extent.trials, plan.extent.windows, plan.extent.scored,
+                    plan.extent.scored_context}) >= 1,
+          "depths, trials, windows and what is scored must be at least 1");
+}
 
 // "90s", "10m", "2h" in seconds.
 inline double parse_budget(std::string_view text) {
@@ -69,9 +84,12 @@ inline double full_runs(const Plan& plan) {
 }
 
 // A measured plan: a fifth of the time evaluates, a sixth tries rates, the rest trains.
-inline Plan make_plan(double seconds, const Corpus& corpus, ssmax::ThreadPool& pool) {
+inline Plan make_plan(const std::string& budget, const Corpus& corpus, ssmax::ThreadPool& pool) {
   using Clock = std::chrono::steady_clock;
+  const double seconds = parse_budget(budget);
   Plan plan = sized_plan(seconds);
+  plan.budget = budget;
+  check_text(corpus, plan.training.length, plan.extent);
   const Model model(plan.shape, Form::softmax, plan.training.length);
   Checkpoint state = start(kConfigurations.front(), model, corpus, plan.training);
   Trainer trainer(model, corpus, pool);
@@ -100,9 +118,15 @@ inline Plan make_plan(double seconds, const Corpus& corpus, ssmax::ThreadPool& p
 
   // Five configurations try each rate for a quarter of a training.
   const double runs = full_runs(plan) + 5 * static_cast<double>(plan.rates.size()) / 4;
-  const double steps_each = (0.95 * seconds - evaluating) / step_seconds / runs;
-  plan.training.steps = std::max<index_t>(20, static_cast<index_t>(steps_each));
-  plan.sweep_steps = std::max<index_t>(20, plan.training.steps / 4);
+  constexpr double kFewestSteps = 4 * kCurvePoints;  // a point of every curve, those of tries included
+  const double affordable = (0.95 * seconds - evaluating) / step_seconds / runs;
+  if (affordable < kFewestSteps) {
+    const double least = seconds * kFewestSteps / std::max(affordable, 1.0);
+    throw std::invalid_argument("the budget " + budget + " is too small for this machine; try " +
+                                std::to_string(std::llround(least) + 1) + "s");
+  }
+  plan.training.steps = static_cast<index_t>(affordable);
+  plan.sweep_steps = plan.training.steps / 4;
   return plan;
 }
 

@@ -5,9 +5,8 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
-#include <map>
+#include <limits>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,25 +16,35 @@
 namespace longcontext {
 
 struct Run {
+  std::uint64_t study = 0;  // the identity of plan and text
   std::string configuration;
   std::uint64_t seed = 0;
   double rate = 0;
   std::vector<CurvePoint> curve;
   Evaluation evaluation;
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Run, configuration, seed, rate, curve, evaluation)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Run, study, configuration, seed, rate, curve, evaluation)
 
 struct Trial {
   std::string configuration;
   double rate = 0;
-  double loss = 0;  // of all sequences, over the last fifth of the steps
+  double loss = 0;  // of all sequences, over the last fifth of the steps; infinite where it diverged
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Trial, configuration, rate, loss)
 
 struct Results {
   Plan plan;
   std::vector<Trial> trials;
   std::vector<Run> runs;
+
+  // Of one configuration; nothing where every rate diverged.
+  const Trial* best_trial(std::string_view name) const {
+    const Trial* best = nullptr;
+    for (const Trial& trial : trials) {
+      if (trial.configuration != name || std::isinf(trial.loss)) continue;
+      if (best == nullptr || trial.loss < best->loss) best = &trial;
+    }
+    return best;
+  }
 
   // In the order of the seeds.
   std::vector<const Run*> of(std::string_view name) const {
@@ -46,6 +55,16 @@ struct Results {
     return found;
   }
 };
+
+// What write_file wrote; an error names the file.
+template <class T>
+T read_json(const std::filesystem::path& path) {
+  try {
+    return nlohmann::json::parse(examples::read_file(path)).template get<T>();
+  } catch (const nlohmann::json::exception& error) {
+    throw std::runtime_error(path.string() + " is not what this program writes: " + error.what());
+  }
+}
 
 // Over the last fifth of the steps.
 inline double last_mean(const std::vector<CurvePoint>& curve, double CurvePoint::*loss) {
@@ -88,6 +107,10 @@ class TrainingReport {
   Clock::time_point start_ = Clock::now();
 };
 
+struct Diverged : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 // To step `last`, where a point of the curve ends, with a checkpoint at the end and every minute before, from the one at `path` if there is one.
 inline Checkpoint train(const std::filesystem::path& path, const std::string& what, Checkpoint state,
                         index_t last, const Model& model, const Corpus& corpus, ssmax::ThreadPool& pool) {
@@ -95,7 +118,7 @@ inline Checkpoint train(const std::filesystem::path& path, const std::string& wh
   if (std::filesystem::exists(path)) {
     Checkpoint saved = load(path);
     if (saved.configuration != state.configuration || saved.shape != state.shape ||
-        saved.training != state.training || saved.merges != state.merges) {
+        saved.training != state.training || saved.merges != state.merges || saved.text != state.text) {
       throw std::runtime_error(path.string() +
                                " was trained with other settings or another text; move it away");
     }
@@ -112,6 +135,10 @@ inline Checkpoint train(const std::filesystem::path& path, const std::string& wh
     if (points_until(state.step, steps) == points_until(state.step - 1, steps)) continue;
     state.curve.push_back({state.step, sum.mean_text(), sum.mean_answer()});
     sum = {};
+    if (!std::isfinite(state.curve.back().text + state.curve.back().answer)) {
+      throw Diverged(what + " diverged before step " + std::to_string(state.step) + ", at the rate " +
+                     std::to_string(state.training.rate));
+    }
     report.show(state);
     if (Clock::now() - saved < std::chrono::minutes(1) && state.step < last) continue;
     save(path, state);
@@ -140,6 +167,7 @@ class Study {
   Study(std::filesystem::path folder, const Plan& plan, const Corpus& corpus, ssmax::ThreadPool& pool)
       : folder_(std::move(folder)), corpus_(corpus), pool_(pool) {
     results_.plan = plan;
+    identity_ = checksum(nlohmann::json(plan).dump() + std::to_string(corpus.identity));
   }
 
   Results run() {
@@ -167,15 +195,13 @@ class Study {
   Training training(const Configuration& of, std::uint64_t seed) const {
     Training training = results_.plan.training;
     training.seed = seed;
-    training.rate = best_rate(of.name);
+    training.rate = best_rate(of);
     return training;
   }
 
-  double best_rate(std::string_view name) const {
-    const Trial* best = nullptr;
-    for (const Trial& trial : results_.trials) {
-      if (trial.configuration == name && (best == nullptr || trial.loss < best->loss)) best = &trial;
-    }
+  double best_rate(const Configuration& of) const {
+    const Trial* best = results_.best_trial(of.name);
+    if (best == nullptr) throw Diverged(std::string(of.title) + " diverged at every rate");
     return best->rate;
   }
 
@@ -187,14 +213,19 @@ class Study {
       training.steps = results_.plan.sweep_steps;
       training.rate = results_.plan.rates[i];
       const std::string name = "rate_" + std::string(of.name) + "_" + std::to_string(i + 1);
-      const Checkpoint done =
-          train(file(name, ".checkpoint"), std::string(of.title) + ", trying a rate",
-                start(of, model, corpus_, training), training.steps, model, corpus_, pool_);
-      const double loss = (1 - training.needle_part) * last_mean(done.curve, &CurvePoint::text) +
-                          training.needle_part * last_mean(done.curve, &CurvePoint::answer);
+      double loss = std::numeric_limits<double>::infinity();
+      try {
+        const Checkpoint done =
+            train(file(name, ".checkpoint"), std::string(of.title) + ", trying a rate",
+                  start(of, model, corpus_, training), training.steps, model, corpus_, pool_);
+        loss = (1 - training.needle_part) * last_mean(done.curve, &CurvePoint::text) +
+               training.needle_part * last_mean(done.curve, &CurvePoint::answer);
+      } catch (const Diverged& diverged) {
+        std::printf("  %s\n", diverged.what());
+      }
       results_.trials.push_back({std::string(of.name), training.rate, loss});
     }
-    std::printf("%s: the best rate is %g\n\n", std::string(of.title).c_str(), best_rate(of.name));
+    std::printf("%s: the best rate is %g\n\n", std::string(of.title).c_str(), best_rate(of));
   }
 
   static std::string name_of(const Configuration& of, std::uint64_t seed) {
@@ -238,22 +269,23 @@ class Study {
   void add(const Configuration& of, const Checkpoint& state) {
     const auto path = file(name_of(of, state.training.seed), ".json");
     if (std::filesystem::exists(path)) {
-      results_.runs.push_back(nlohmann::json::parse(examples::read_file(path)).get<Run>());
-      return;
+      results_.runs.push_back(read_json<Run>(path));
+      if (results_.runs.back().study == identity_) return;
+      throw std::runtime_error(path.string() + " is of another plan or text; move it away");
     }
     const Model model = this->model(of.form);
-    Run run{std::string(of.name), state.training.seed, state.training.rate, state.curve, {}};
-    const auto begin = std::chrono::steady_clock::now();
-    // The table has no p for longer contexts.
-    if (of.form == Form::size_table) {
-      const auto [s, b, p] = model.scaling_parameters(state.weights, 0);
+    Run run{identity_, std::string(of.name), state.training.seed, state.training.rate, state.curve, {}};
+    if (of.form == Form::size_table) {  // which has no p for longer contexts
+      const auto p = model.scaling_parameters(state.weights, 0).p;
       run.evaluation.p.assign(p.begin(), p.end());
     } else {
-      run.evaluation =
-          evaluate(model, state.weights, corpus_, state.training.length, results_.plan.extent, pool_);
+      const auto begin = std::chrono::steady_clock::now();
+      run.evaluation = evaluate(model, state.weights, corpus_, state.training.length, results_.plan.extent,
+                                state.training.seed, pool_);
+      const auto took = std::chrono::steady_clock::now() - begin;
+      std::printf("  %s evaluated in %.0f s\n\n", std::string(of.title).c_str(),
+                  std::chrono::duration<double>(took).count());
     }
-    std::printf("  evaluated in %.0f s\n\n",
-                std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
     write_file(path, nlohmann::json(run).dump() + "\n");
     results_.runs.push_back(std::move(run));
   }
@@ -262,6 +294,7 @@ class Study {
   const Corpus& corpus_;
   ssmax::ThreadPool& pool_;
   Results results_;
+  std::uint64_t identity_;
 };
 
 }  // namespace longcontext

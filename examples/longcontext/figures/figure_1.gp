@@ -1,4 +1,4 @@
-load scripts.'/style.gp'
+load 'style.gp'
 set title 'Figure 1. Attention fading: z = (-2, ..., -2, +3)'
 set xlabel 'n, the number of logits'
 set ylabel 'largest probability'

@@ -1,4 +1,4 @@
-load scripts.'/style.gp'
+load 'style.gp'
 set title 'Figure 2. The multiplier that is learnt for every size'
 set xlabel 'n, the number of keys'
 set ylabel 'p_n'

@@ -1,4 +1,4 @@
-load scripts.'/style.gp'
+load 'style.gp'
 set title 'Figure 3. How large must a logit be? z = (0, 1/(n-2), ..., 1, z_{max})'
 set xlabel 'z_{max}'
 set ylabel 'probability of z_{max}'

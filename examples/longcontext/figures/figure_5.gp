@@ -1,5 +1,5 @@
-load scripts.'/style.gp'
-set title 'Figure 5. Loss at each position, RoPE θ × 50, no retraining'
+load 'style.gp'
+set title sprintf('Figure 5. Loss at each position, RoPE θ × %g, no retraining', theta_factor)
 set xlabel 'position'
 set ylabel 'loss (nats a token)'
 set logscale x 2

@@ -1,4 +1,4 @@
-load scripts.'/style.gp'
+load 'style.gp'
 set palette defined (0 '#b2182b', 0.5 '#fddbc7', 0.75 '#d1e5f0', 1 '#2166ac')
 set cbrange [0:1]
 set cblabel 'needles found'

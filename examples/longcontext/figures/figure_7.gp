@@ -1,5 +1,5 @@
-load scripts.'/style.gp'
-set title 'Figure 7. Attention of single heads on the needle while answering, context 8 × trained'
+load 'style.gp'
+set title sprintf('Figure 7. Needle scores of heads, context %d × trained', scored_context)
 set xlabel 'head, by its score'
 set ylabel 'needle score'
 set key outside right center

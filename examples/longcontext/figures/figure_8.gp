@@ -1,4 +1,4 @@
-load scripts.'/style.gp'
+load 'style.gp'
 set xlabel 'trial, by its score'
 set ylabel 'best needle score'
 set yrange [0:1.05]

@@ -1,4 +1,6 @@
-# What all figures share. The program sets name, format (png or svg), trained, and the fit of figure 2.
+# What all figures share. To draw one: gnuplot -e "format = 'png'; name = 'figure_1'" figure_1.gp
+set encoding utf8
+load 'settings.gp'
 wide = (name eq 'figure_6' || name eq 'figure_8') ? 1100 : 900
 high = wide == 1100 ? 640 : 560
 if (format eq 'png') { set terminal pngcairo size wide,high font 'Sans,13' } \
