@@ -166,17 +166,17 @@ TEST_CASE("a model's gradient is that of its loss", "[longcontext]") {
   Values gradient(weights.size());
   model.backward(weights, {2, 40, tokens}, rope, a, gradient);
 
-  for (const auto& [name, tensor, start] : model.layout().entries()) {
-    const auto direction = tensor.values(std::span<const float>(gradient));
+  for (const auto& entry : model.layout().entries()) {
+    const auto direction = entry.tensor.values(std::span<const float>(gradient));
     double square = 0;
     for (const float x : direction) square += static_cast<double>(x) * static_cast<double>(x);
-    INFO("form " << static_cast<int>(form) << ", " << name << ", |g| " << std::sqrt(square));
+    INFO("form " << static_cast<int>(form) << ", " << entry.name << ", |g| " << std::sqrt(square));
     REQUIRE(square > 0);
     const double step = 4e-3 / std::sqrt(square);
     const auto moved = [&](double by) {
       Values there = weights;
       for (std::size_t i = 0; i < direction.size(); ++i) {
-        there[static_cast<std::size_t>(tensor.offset) + i] += static_cast<float>(by) * direction[i];
+        there[static_cast<std::size_t>(entry.tensor.offset) + i] += static_cast<float>(by) * direction[i];
       }
       return loss(there, 1);
     };
