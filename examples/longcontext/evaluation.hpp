@@ -47,13 +47,14 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ScoredNeedle, best_score, digits)
 
 struct Evaluation {
   std::vector<double> position_loss;  // [position], the mean over windows
-  std::vector<NeedleCell> needles;
+  std::vector<NeedleCell> needles, needles_at_trained_theta;
   std::vector<double> head_scores;  // [head of any layer], the needle of the paper in the middle of texts
   std::vector<ScoredNeedle> scored;
   std::vector<double> s, b;  // [layer · head]
   std::vector<double> p;     // [n - 1]
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Evaluation, position_loss, needles, head_scores, scored, s, b, p)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Evaluation, position_loss, needles, needles_at_trained_theta, head_scores,
+                                   scored, s, b, p)
 
 class Evaluator {
  public:
@@ -174,7 +175,7 @@ inline double evaluation_flops(const Model& model, index_t trained, const Extent
   const index_t longest = trained * std::ranges::max(extent.contexts);
   double flops = static_cast<double>(extent.windows) * model.flops(1, longest);
   for (const index_t multiple : extent.contexts) {
-    flops += static_cast<double>(extent.depths * extent.trials) * model.flops(1, multiple * trained);
+    flops += 2 * static_cast<double>(extent.depths * extent.trials) * model.flops(1, multiple * trained);
   }
   return flops + 1.1 * static_cast<double>(extent.scored) * model.flops(1, extent.scored_context * trained);
 }
@@ -198,7 +199,9 @@ inline Evaluation evaluate(const Model& model, std::span<const float> weights, c
                            ssmax::ThreadPool& pool) {
   const index_t longest = trained * std::ranges::max(extent.contexts);
   const auto rope = model.rope(longest, extent.theta_factor);
+  const auto trained_rope = model.rope(longest);
   const Evaluator evaluator(model, weights, corpus, rope, seed, pool);
+  const Evaluator at_trained_theta(model, weights, corpus, trained_rope, seed, pool);
   examples::Progress progress(evaluation_flops(model, trained, extent));
   Evaluation result;
   result.position_loss = evaluator.position_loss(longest, extent.windows);
@@ -208,7 +211,9 @@ inline Evaluation evaluate(const Model& model, std::span<const float> weights, c
       const double depth =
           extent.depths > 1 ? static_cast<double>(i) / static_cast<double>(extent.depths - 1) : 0.5;
       result.needles.push_back(evaluator.needles(multiple * trained, depth, extent.trials));
-      progress.advance(static_cast<double>(extent.trials) * model.flops(1, multiple * trained));
+      result.needles_at_trained_theta.push_back(
+          at_trained_theta.needles(multiple * trained, depth, extent.trials));
+      progress.advance(2 * static_cast<double>(extent.trials) * model.flops(1, multiple * trained));
     }
   }
   const index_t scored_context = extent.scored_context * trained;

@@ -64,17 +64,16 @@ inline double mean_over(const std::vector<const Run*>& runs, const std::function
 }
 
 // Of the positions [first, last) of a context.
-inline double loss_between(const Run& run, index_t first, index_t last) {
-  const auto& loss = run.evaluation.position_loss;
+inline double loss_between(const std::vector<double>& loss, index_t first, index_t last) {
   double sum = 0;
   for (index_t i = first; i < last; ++i) sum += loss[static_cast<std::size_t>(i)];
   return sum / static_cast<double>(last - first);
 }
 
 // The part of needles that was found at any depth, in contexts from one length to another.
-inline double found_between(const Run& run, index_t shortest, index_t longest) {
+inline double found_between(const std::vector<NeedleCell>& cells, index_t shortest, index_t longest) {
   index_t right = 0, trials = 0;
-  for (const NeedleCell& cell : run.evaluation.needles) {
+  for (const NeedleCell& cell : cells) {
     if (cell.context < shortest || cell.context > longest) continue;
     right += cell.right, trials += cell.trials;
   }
@@ -179,7 +178,7 @@ inline std::string position_losses(const Results& results) {
   for (index_t first = 8; first < length;) {
     const index_t last = std::min(length, first + std::max<index_t>(1, first / 4));
     add_line(table, std::sqrt(static_cast<double>(first * last)), results,
-             [&](const Run& run) { return loss_between(run, first, last); });
+             [&](const Run& run) { return loss_between(run.evaluation.position_loss, first, last); });
     first = last;
   }
   return table.text();

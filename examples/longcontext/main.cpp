@@ -102,13 +102,14 @@ void run_evaluate(const Options& options) {
   check_text(trained.corpus, length, options.extent);
   const Evaluation found = evaluate(trained.model, state.weights, trained.corpus, length, options.extent,
                                     state.training.seed, pool);
-  const Run run{0, state.configuration, state.training.seed, state.training.rate, state.curve, found};
-  std::printf("%8s %8s %10s %10s\n", "context", "", "loss", "needles");
+  std::printf("%8s %8s %10s %10s %18s\n", "context", "", "loss", "needles", "with θ as trained");
   index_t before = 0;
   for (const index_t multiple : options.extent.contexts) {
     const index_t context = multiple * length;
-    std::printf("%8td %7td× %10.4f %9.0f %%\n", context, multiple, loss_between(run, before, context),
-                100 * found_between(run, context, context));
+    std::printf("%8td %7td× %10.4f %8.0f %% %15.0f %%\n", context, multiple,
+                loss_between(found.position_loss, before, context),
+                100 * found_between(found.needles, context, context),
+                100 * found_between(found.needles_at_trained_theta, context, context));
     before = context;
   }
 }

@@ -88,15 +88,16 @@ inline std::string rates_table(const Results& results) {
 
 inline std::string summary(const Results& results) {
   const Quantities q = quantities(results.plan);
-  std::string text = header({"mean (least – most of the seeds)", "training loss, text",
-                             "test loss within the trained length", "beyond 4 × that",
-                             "needles found within the trained length", "beyond it"});
+  std::string text = header(
+      {"mean (least – most of the seeds)", "training loss, text", "test loss within the trained length",
+       "beyond 4 × that", "needles found within the trained length", "beyond it", "beyond it, θ as trained"});
   for_each_evaluated([&](const Configuration& each) {
     const auto runs = results.of(each.name);
     std::vector<std::string> cells{std::string(each.title)};
     for (const Quantity& loss : {q.training_loss, q.near_loss, q.far_loss})
       cells.push_back(spread(runs, loss, "%.3f"));
-    for (const Quantity& found : {q.found_near, q.found_far}) cells.push_back(spread(runs, found, "%.2f"));
+    for (const Quantity& found : {q.found_near, q.found_far, q.found_far_at_trained_theta})
+      cells.push_back(spread(runs, found, "%.2f"));
     text += row(cells);
   });
   return text;
