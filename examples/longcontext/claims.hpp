@@ -78,7 +78,7 @@ struct Quantities {
 
 inline Quantities quantities(const Plan& plan) {
   const index_t trained = plan.training.length;
-  const index_t longest = trained * std::ranges::max(plan.extent.contexts);
+  const index_t longest = plan.extent.longest(trained);
   return {
       .training_loss = [](const Run& run) { return last_mean(run.curve, &CurvePoint::text); },
       .near_loss = [=](const Run& run) { return loss_between(run.evaluation.position_loss, 0, trained); },

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <algorithm>
-#include <mutex>
 #include <nlohmann/json.hpp>
 #include <ssmax/cross_entropy.hpp>
 #include <ssmax/execution.hpp>
@@ -27,6 +26,8 @@ struct Extent {
   double theta_factor = 50;  // of RoPE's θ, without training on it
 
   bool operator==(const Extent&) const = default;
+  // In tokens, for a model that was trained at so many.
+  index_t longest(index_t trained) const { return trained * std::ranges::max(contexts); }
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Extent, contexts, depths, trials, windows, scored, scored_context,
                                    theta_factor)
@@ -172,7 +173,7 @@ class Evaluator {
 
 // Of all forwards of evaluate.
 inline double evaluation_flops(const Model& model, index_t trained, const Extent& extent) {
-  const index_t longest = trained * std::ranges::max(extent.contexts);
+  const index_t longest = extent.longest(trained);
   double flops = static_cast<double>(extent.windows) * model.flops(1, longest);
   for (const index_t multiple : extent.contexts) {
     flops += 2 * static_cast<double>(extent.depths * extent.trials) * model.flops(1, multiple * trained);
@@ -183,8 +184,7 @@ inline double evaluation_flops(const Model& model, index_t trained, const Extent
 // What training and evaluation will ask of a text, asked before either begins.
 inline void check_text(const Corpus& corpus, index_t trained, const Extent& extent) {
   const auto test = static_cast<index_t>(corpus.test.size());
-  const index_t longest = trained * std::ranges::max(extent.contexts),
-                needle = longest_needle(corpus.tokenizer);
+  const index_t longest = extent.longest(trained), needle = longest_needle(corpus.tokenizer);
   require(test > longest, "the text leaves " + std::to_string(test) +
                               " tokens for tests, where a context takes " + std::to_string(longest) +
                               "; use more text");
@@ -197,7 +197,7 @@ inline void check_text(const Corpus& corpus, index_t trained, const Extent& exte
 inline Evaluation evaluate(const Model& model, std::span<const float> weights, const Corpus& corpus,
                            index_t trained, const Extent& extent, std::uint64_t seed,
                            ssmax::ThreadPool& pool) {
-  const index_t longest = trained * std::ranges::max(extent.contexts);
+  const index_t longest = extent.longest(trained);
   const auto rope = model.rope(longest, extent.theta_factor);
   const auto trained_rope = model.rope(longest);
   const Evaluator evaluator(model, weights, corpus, rope, seed, pool);

@@ -144,7 +144,7 @@ inline std::string page(const Results& results, const Corpus& corpus, const std:
       {"decay", number("%g", training.decay)},
       {"clip", number("%g", training.clip)},
       {"switch", number("%g %%", 100 * plan.switch_part)},
-      {"longest", std::to_string(training.length * std::ranges::max(plan.extent.contexts))},
+      {"longest", std::to_string(plan.extent.longest(training.length))},
       {"theta_factor", number("%g", plan.extent.theta_factor)},
       {"sweep_steps", std::to_string(plan.sweep_steps)},
       {"rates", detail::rates_table(results)},

@@ -68,7 +68,6 @@ inline Plan sized_plan(double seconds) {
   Plan plan;
   if (seconds < 40 * 60) {
     plan.shape = {.layers = 2, .heads = 4, .head_width = 16, .hidden = 176, .vocabulary = 512};
-    plan.training.length = 128;
   }
   if (seconds < 5 * 60) {
     plan.shape = {.layers = 2, .heads = 2, .head_width = 8, .hidden = 32, .vocabulary = 512};

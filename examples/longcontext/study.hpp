@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint.hpp"
 #include "plan.hpp"
+#include "training_run.hpp"
 
 namespace longcontext {
 
@@ -72,94 +72,6 @@ inline double last_mean(const std::vector<CurvePoint>& curve, double CurvePoint:
   double sum = 0;
   for (std::size_t i = curve.size() - points; i < curve.size(); ++i) sum += curve[i].*loss;
   return sum / static_cast<double>(points);
-}
-
-// A line a tenth of the way: losses, speed, time left.
-class TrainingReport {
- public:
-  TrainingReport(const std::string& what, const Checkpoint& state, const Model& model)
-      : first_(state.step), flops_(3 * model.flops(state.training.sequences, state.training.length)) {
-    std::printf("%s: %td steps of %td × %td tokens, rate %g, seed %llu\n", what.c_str(), state.training.steps,
-                state.training.sequences, state.training.length, state.training.rate,
-                static_cast<unsigned long long>(state.training.seed));
-    if (first_ > 0) std::printf("  goes on after step %td\n", first_);
-    std::printf("  %8s %10s %10s %10s %10s %8s\n", "step", "text", "answers", "tokens/s", "GFLOP/s", "left");
-  }
-
-  void show(const Checkpoint& state) {
-    const Training& training = state.training;
-    if (state.step * 10 / training.steps == (state.step - 1) * 10 / training.steps || state.curve.empty()) {
-      return;
-    }
-    const double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
-    const double rate = static_cast<double>(state.step - first_) / seconds;
-    const auto tokens = static_cast<double>(training.sequences * training.length);
-    std::printf("  %8td %10.4f %10.4f %10.0f %10.1f %6.0f s\n", state.step, state.curve.back().text,
-                state.curve.back().answer, rate * tokens, 1e-9 * rate * flops_,
-                static_cast<double>(training.steps - state.step) / rate);
-    std::fflush(stdout);
-  }
-
- private:
-  using Clock = std::chrono::steady_clock;
-  index_t first_;
-  double flops_;  // of a step
-  Clock::time_point start_ = Clock::now();
-};
-
-struct Diverged : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-
-// To step `last`, where a point of the curve ends, with a checkpoint at the end and every minute before, from the one at `path` if there is one.
-inline Checkpoint train(const std::filesystem::path& path, const std::string& what, Checkpoint state,
-                        index_t last, const Model& model, const Corpus& corpus, ssmax::ThreadPool& pool) {
-  using Clock = std::chrono::steady_clock;
-  if (std::filesystem::exists(path)) {
-    Checkpoint saved = load(path);
-    if (saved.configuration != state.configuration || saved.shape != state.shape ||
-        saved.training != state.training || saved.merges != state.merges || saved.text != state.text) {
-      throw std::runtime_error(path.string() +
-                               " was trained with other settings or another text; move it away");
-    }
-    if (saved.step >= last) return saved;
-    state = std::move(saved);
-  }
-  TrainingReport report(what, state, model);
-  Trainer trainer(model, corpus, pool);
-  Losses sum;
-  auto saved = Clock::now();
-  while (state.step < last) {
-    sum += trainer.step(state);
-    const index_t steps = state.training.steps;
-    if (points_until(state.step, steps) == points_until(state.step - 1, steps)) continue;
-    state.curve.push_back({state.step, sum.mean_text(), sum.mean_answer()});
-    sum = {};
-    if (!std::isfinite(state.curve.back().text + state.curve.back().answer)) {
-      throw Diverged(what + " diverged before step " + std::to_string(state.step) + ", at the rate " +
-                     std::to_string(state.training.rate));
-    }
-    report.show(state);
-    if (Clock::now() - saved < std::chrono::minutes(1) && state.step < last) continue;
-    save(path, state);
-    saved = Clock::now();
-  }
-  return state;
-}
-
-// Weights learnt with Softmax under another form: what both have stays, averages included, and s begins so that
-// the multiplier is 1 on average.
-inline Checkpoint with_scaling(const Checkpoint& from, const Model& softmax, const Configuration& to,
-                               const Model& model) {
-  Checkpoint state = from;
-  state.configuration = to.name;
-  const auto size = static_cast<std::size_t>(model.layout().size());
-  for (auto* values : {&state.weights, &state.averages.mean, &state.averages.square}) {
-    const Values before = std::exchange(*values, Values(size));
-    model.layout().take_over(*values, softmax.layout(), before);
-  }
-  model.start_s(state.weights, state.training.length);
-  return state;
 }
 
 class Study {

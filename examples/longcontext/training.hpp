@@ -3,9 +3,7 @@
 // threads; nor on a stop, for a step's sequences are drawn from the seed and the step alone.
 #pragma once
 
-#include <chrono>
 #include <cmath>
-#include <cstdio>
 #include <set>
 #include <ssmax/cross_entropy.hpp>
 #include <ssmax/execution.hpp>
