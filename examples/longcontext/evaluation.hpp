@@ -1,6 +1,5 @@
 // What a trained model does with contexts longer than any in training: the loss at every position, the needles
-// that it finds, and the attention that its heads pay to them. RoPE's θ may be enlarged, as in the
-// paper.
+// that it finds, and the attention that its heads pay to them. RoPE's θ may be enlarged.
 #pragma once
 
 #include <algorithm>
@@ -23,14 +22,12 @@ struct Extent {
   index_t windows = 48;  // of text, for the loss per position
   index_t scored = 100;  // needles whose attention is looked at, at this context:
   index_t scored_context = 8;
-  double theta_factor = 50;  // of RoPE's θ, without training on it
 
   bool operator==(const Extent&) const = default;
   // In tokens, for a model that was trained at so many.
   index_t longest(index_t trained) const { return trained * std::ranges::max(contexts); }
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Extent, contexts, depths, trials, windows, scored, scored_context,
-                                   theta_factor)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Extent, contexts, depths, trials, windows, scored, scored_context)
 
 // How often the answer was right, with greedy decoding.
 struct NeedleCell {
@@ -46,28 +43,44 @@ struct ScoredNeedle {
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ScoredNeedle, best_score, digits)
 
-struct Evaluation {
-  std::vector<double> position_loss;  // [position], the mean over windows
-  std::vector<NeedleCell> needles, needles_at_trained_theta;
-  std::vector<double> head_scores;  // [head of any layer], the needle of the paper in the middle of texts
-  std::vector<ScoredNeedle> scored;
-  std::vector<double> s, b;  // [layer · head]
-  std::vector<double> p;     // [n - 1]
-};
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Evaluation, position_loss, needles, needles_at_trained_theta, head_scores,
-                                   scored, s, b, p)
+// Texts that score_heads looks at.
+inline index_t scored_texts(const Extent& extent) { return std::max<index_t>(1, extent.scored / 10); }
+
+// Of the forwards of needles, and of all that a study asks of a model.
+inline double needle_flops(const Model& model, index_t trained, const Extent& extent) {
+  double flops = 0;
+  for (const index_t multiple : extent.contexts) {
+    flops += static_cast<double>(extent.depths * extent.trials) * model.flops(1, multiple * trained);
+  }
+  return flops;
+}
+
+inline double evaluation_flops(const Model& model, index_t trained, const Extent& extent) {
+  const double windows = static_cast<double>(extent.windows) * model.flops(1, extent.longest(trained));
+  const double scores = static_cast<double>(extent.scored + scored_texts(extent)) *
+                        model.flops(1, extent.scored_context * trained);
+  return windows + 2 * needle_flops(model, trained, extent) + scores;
+}
 
 class Evaluator {
  public:
-  // The same seed asks the same needles in the same texts.
-  Evaluator(const Model& model, std::span<const float> weights, const Corpus& corpus,
-            const ssmax::Rope<float>& rope, std::uint64_t seed, ssmax::ThreadPool& pool)
-      : model_(model), weights_(weights), corpus_(corpus), rope_(rope), seed_(seed), pool_(pool) {}
+  // Of a model that was trained at this length. The same seed asks the same needles in the same texts.
+  Evaluator(const Model& model, std::span<const float> weights, double theta_factor, const Corpus& corpus,
+            index_t trained, const Extent& extent, std::uint64_t seed, ssmax::ThreadPool& pool)
+      : model_(model),
+        weights_(weights),
+        corpus_(corpus),
+        trained_(trained),
+        extent_(extent),
+        seed_(seed),
+        pool_(pool),
+        rope_(model.rope(extent.longest(trained), theta_factor)) {}
 
   // Over windows of the test's text that lie side by side, as far as there are.
-  std::vector<double> position_loss(index_t length, index_t windows) const {
+  std::vector<double> position_loss() const {
+    const index_t length = extent_.longest(trained_);
     const auto available = (static_cast<index_t>(corpus_.test.size()) - 1) / length;
-    windows = std::min(windows, available);
+    const index_t windows = std::min(extent_.windows, available);
     Matrix losses(windows, length);
     pool_.run(windows, [&](index_t window) {
       const std::span text =
@@ -88,22 +101,26 @@ class Evaluator {
     return mean;
   }
 
-  NeedleCell needles(index_t context, double depth, index_t trials) const {
-    std::vector<index_t> digits(static_cast<std::size_t>(trials));
-    pool_.run(trials, [&](index_t trial) {
-      examples::Random random = draw(context, std::lround(1000 * depth), trial);
-      const std::string city = draw_city(random), number = draw_number(random);
-      Activations a;
-      digits[static_cast<std::size_t>(trial)] = answer(hide(context, depth, city, number, random), a);
-    });
-    return {context, depth, trials, std::ranges::count(digits, kDigits)};
+  std::vector<NeedleCell> needles() const {
+    std::vector<NeedleCell> cells;
+    examples::Progress progress(needle_flops(model_, trained_, extent_));
+    for (const index_t multiple : extent_.contexts) {
+      for (index_t i = 0; i < extent_.depths; ++i) {
+        const double depth =
+            extent_.depths > 1 ? static_cast<double>(i) / static_cast<double>(extent_.depths - 1) : 0.5;
+        cells.push_back(needles(multiple * trained_, depth));
+        progress.advance(static_cast<double>(extent_.trials) * model_.flops(1, multiple * trained_));
+      }
+    }
+    return cells;
   }
 
   // A needle's score by a head is the attention that the queries which produce the answer's digits spend on the
   // needle's sentence, on average over these queries.
-  std::vector<ScoredNeedle> score_needles(index_t context, index_t trials) const {
-    std::vector<ScoredNeedle> all(static_cast<std::size_t>(trials));
-    pool_.run(trials, [&](index_t trial) {
+  std::vector<ScoredNeedle> score_needles() const {
+    const index_t context = extent_.scored_context * trained_;
+    std::vector<ScoredNeedle> all(static_cast<std::size_t>(extent_.scored));
+    pool_.run(extent_.scored, [&](index_t trial) {
       examples::Random random = draw(context, 1001, trial);
       const std::string city = draw_city(random), number = draw_number(random);
       Activations a;
@@ -116,7 +133,8 @@ class Evaluator {
   }
 
   // Of the paper's own needle at half depth, the mean over texts.
-  std::vector<double> score_heads(index_t context, index_t texts) const {
+  std::vector<double> score_heads() const {
+    const index_t context = extent_.scored_context * trained_, texts = scored_texts(extent_);
     const auto heads = static_cast<std::size_t>(model_.shape().layers * model_.shape().heads);
     std::vector<std::vector<float>> all(static_cast<std::size_t>(texts));
     pool_.run(texts, [&](index_t i) {
@@ -135,6 +153,17 @@ class Evaluator {
   }
 
  private:
+  NeedleCell needles(index_t context, double depth) const {
+    std::vector<index_t> digits(static_cast<std::size_t>(extent_.trials));
+    pool_.run(extent_.trials, [&](index_t trial) {
+      examples::Random random = draw(context, std::lround(1000 * depth), trial);
+      const std::string city = draw_city(random), number = draw_number(random);
+      Activations a;
+      digits[static_cast<std::size_t>(trial)] = answer(hide(context, depth, city, number, random), a);
+    });
+    return {context, depth, extent_.trials, std::ranges::count(digits, kDigits)};
+  }
+
   examples::Random draw(index_t context, index_t kind, index_t trial) const {
     return examples::Random(checksum(std::to_string(seed_) + " " + std::to_string(context) + " " +
                                      std::to_string(kind) + " " + std::to_string(trial)));
@@ -166,20 +195,12 @@ class Evaluator {
   const Model& model_;
   std::span<const float> weights_;
   const Corpus& corpus_;
-  const ssmax::Rope<float>& rope_;
+  index_t trained_;
+  Extent extent_;
   std::uint64_t seed_;
   ssmax::ThreadPool& pool_;
+  ssmax::Rope<float> rope_;
 };
-
-// Of all forwards of evaluate.
-inline double evaluation_flops(const Model& model, index_t trained, const Extent& extent) {
-  const index_t longest = extent.longest(trained);
-  double flops = static_cast<double>(extent.windows) * model.flops(1, longest);
-  for (const index_t multiple : extent.contexts) {
-    flops += 2 * static_cast<double>(extent.depths * extent.trials) * model.flops(1, multiple * trained);
-  }
-  return flops + 1.1 * static_cast<double>(extent.scored) * model.flops(1, extent.scored_context * trained);
-}
 
 // What training and evaluation will ask of a text, asked before either begins.
 inline void check_text(const Corpus& corpus, index_t trained, const Extent& extent) {
@@ -192,40 +213,6 @@ inline void check_text(const Corpus& corpus, index_t trained, const Extent& exte
           "a needle and its question take up to " + std::to_string(needle) +
               " tokens, more than a context of " + std::to_string(trained) +
               "; use longer ones, or a larger vocabulary");
-}
-
-inline Evaluation evaluate(const Model& model, std::span<const float> weights, const Corpus& corpus,
-                           index_t trained, const Extent& extent, std::uint64_t seed,
-                           ssmax::ThreadPool& pool) {
-  const index_t longest = extent.longest(trained);
-  const auto rope = model.rope(longest, extent.theta_factor);
-  const auto trained_rope = model.rope(longest);
-  const Evaluator evaluator(model, weights, corpus, rope, seed, pool);
-  const Evaluator at_trained_theta(model, weights, corpus, trained_rope, seed, pool);
-  examples::Progress progress(evaluation_flops(model, trained, extent));
-  Evaluation result;
-  result.position_loss = evaluator.position_loss(longest, extent.windows);
-  progress.advance(static_cast<double>(extent.windows) * model.flops(1, longest));
-  for (const index_t multiple : extent.contexts) {
-    for (index_t i = 0; i < extent.depths; ++i) {
-      const double depth =
-          extent.depths > 1 ? static_cast<double>(i) / static_cast<double>(extent.depths - 1) : 0.5;
-      result.needles.push_back(evaluator.needles(multiple * trained, depth, extent.trials));
-      result.needles_at_trained_theta.push_back(
-          at_trained_theta.needles(multiple * trained, depth, extent.trials));
-      progress.advance(2 * static_cast<double>(extent.trials) * model.flops(1, multiple * trained));
-    }
-  }
-  const index_t scored_context = extent.scored_context * trained;
-  result.head_scores = evaluator.score_heads(scored_context, std::max<index_t>(1, extent.scored / 10));
-  result.scored = evaluator.score_needles(scored_context, extent.scored);
-  for (index_t layer = 0; layer < model.shape().layers; ++layer) {
-    const auto [s, b, p] = model.scaling_parameters(weights, layer);
-    result.s.insert(result.s.end(), s.begin(), s.end());
-    result.b.insert(result.b.end(), b.begin(), b.end());
-    if (layer == 0) result.p.assign(p.begin(), p.end());
-  }
-  return result;
 }
 
 }  // namespace longcontext

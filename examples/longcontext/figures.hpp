@@ -250,8 +250,8 @@ inline void draw_figures(const Results& results, const std::filesystem::path& fo
   std::snprintf(settings, sizeof settings,
                 "# Written with the figures' numbers.\ntrained = %td\ndepths = %td\ntheta_factor = %g\n"
                 "scored_context = %td\nslope = %.6g\nintercept = %.6g\nr2 = %.6g\n",
-                plan.training.length, plan.extent.depths, plan.extent.theta_factor,
-                plan.extent.scored_context, fit.slope, fit.intercept, fit.r2);
+                plan.training.length, plan.extent.depths, plan.theta_factor, plan.extent.scored_context,
+                fit.slope, fit.intercept, fit.r2);
   write_file(folder / "settings.gp", settings);
   const std::filesystem::path scripts = std::filesystem::path(LONGCONTEXT_FOLDER) / "figures";
   write_file(folder / "style.gp", examples::read_file(scripts / "style.gp"));

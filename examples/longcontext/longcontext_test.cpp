@@ -343,8 +343,9 @@ TEST_CASE("a study that was stopped ends with the same page", "[longcontext]") {
   }
 
   fs::copy(folder.path / "whole", folder.path / "stopped");
-  for (const char* lost : {"f_seed1.checkpoint", "f_seed1.json", "b_seed2.checkpoint", "b_seed2.json",
-                           "a_seed2.checkpoint", "a_seed2.json", "rate_c_1.checkpoint", "e_seed1.json"}) {
+  for (const char* lost :
+       {"f_seed1.checkpoint", "f_seed1.json", "b_seed2.checkpoint", "b_seed2.json", "a_seed2.checkpoint",
+        "a_seed2.json", "rate_c_1.checkpoint", "e_seed1.json", "e_seed1_tuned.checkpoint"}) {
     CHECK(fs::remove(folder.path / "stopped" / lost));
   }
   CHECK(page_of("stopped") == whole);
@@ -413,6 +414,25 @@ TEST_CASE("a model that was trained with Softmax goes on with SSMax", "[longcont
     CHECK(std::ranges::equal(entry.tensor.values(std::span(from.averages.square)),
                              same.tensor.values(std::span(to.averages.square))));
   }
+}
+
+TEST_CASE("fine-tuning begins with the weights and is new in all else", "[longcontext]") {
+  const Model model(small_shape(), Form::ssmax, 140);
+  Checkpoint from = start(configuration("b"), model, corpus(), small_training());
+  ssmax::ThreadPool pool(1);
+  Trainer(model, corpus(), pool).step(from);
+  from.curve.push_back({1, 2, 3});
+  Training tuning = small_training();
+  tuning.rate = 1e-4;
+  const Checkpoint to = start_tuning(from, tuning, 50);
+  CHECK(to.weights == from.weights);
+  CHECK(to.shape.theta == 50 * from.shape.theta);
+  CHECK(to.training == tuning);
+  CHECK((to.configuration == "b" && to.step == 0 && to.curve.empty()));
+  CHECK(to.averages.mean == Values(from.weights.size()));
+  CHECK(to.averages.square == Values(from.weights.size()));
+  tuning.rate = 0;
+  CHECK_THROWS_WITH(start_tuning(from, tuning, 50), Contains("rate must be positive"));
 }
 
 // By hand: two steps of one weight, with a rate of 0.1.

@@ -17,7 +17,7 @@ using namespace longcontext;
 namespace fs = std::filesystem;
 
 struct Options {
-  fs::path text, work = "longcontext_study", docs = "docs", checkpoint;
+  fs::path text, work = "longcontext_study", docs = "docs", checkpoint, tuned;
   std::string text_name, budget = "2h", configuration = "b", city = "Tokyo", number = "8106422";
   index_t context = 1024;
   double depth = 0.5;
@@ -25,6 +25,7 @@ struct Options {
   Shape shape;
   Training training;
   Extent extent;
+  double theta_factor = 1;
 };
 
 Corpus corpus_of(const Options& options, index_t vocabulary) {
@@ -91,6 +92,16 @@ struct Trained {
   }
 };
 
+void run_tune(const Options& options) {
+  ssmax::ThreadPool pool(options.threads);
+  const Trained from(options);
+  Training tuning = options.training;
+  tuning.length = from.state.training.length;
+  const Checkpoint begin = start_tuning(from.state, tuning, options.theta_factor);
+  const Model model(begin.shape, from.model.form(), tuning.length);
+  train(options.tuned, "fine-tuning", begin, tuning.steps, model, from.corpus, pool);
+}
+
 void run_evaluate(const Options& options) {
   ssmax::ThreadPool pool(options.threads);
   const Trained trained(options);
@@ -100,16 +111,16 @@ void run_evaluate(const Options& options) {
     throw std::invalid_argument("a table of sizes ends at the trained length");
   }
   check_text(trained.corpus, length, options.extent);
-  const Evaluation found = evaluate(trained.model, state.weights, trained.corpus, length, options.extent,
-                                    state.training.seed, pool);
-  std::printf("%8s %8s %10s %10s %18s\n", "context", "", "loss", "needles", "with θ as trained");
+  const Evaluator evaluator(trained.model, state.weights, options.theta_factor, trained.corpus, length,
+                            options.extent, state.training.seed, pool);
+  const auto loss = evaluator.position_loss();
+  const auto needles = evaluator.needles();
+  std::printf("%8s %8s %10s %10s\n", "context", "", "loss", "needles");
   index_t before = 0;
   for (const index_t multiple : options.extent.contexts) {
     const index_t context = multiple * length;
-    std::printf("%8td %7td× %10.4f %8.0f %% %15.0f %%\n", context, multiple,
-                loss_between(found.position_loss, before, context),
-                100 * found_between(found.needles, context, context),
-                100 * found_between(found.needles_at_trained_theta, context, context));
+    std::printf("%8td %7td× %10.4f %8.0f %%\n", context, multiple, loss_between(loss, before, context),
+                100 * found_between(needles, context, context));
     before = context;
   }
 }
@@ -120,7 +131,7 @@ void run_ask(const Options& options) {
   examples::Random random(options.training.seed);
   const NeedleDocument document = hide_needle(trained.corpus.tokenizer, trained.corpus.test, options.context,
                                               options.depth, options.city, options.number, random);
-  const auto rope = trained.model.rope(options.context, options.extent.theta_factor);
+  const auto rope = trained.model.rope(options.context, options.theta_factor);
   const Tokenizer& tokenizer = trained.corpus.tokenizer;
   const auto print = [&](index_t first, index_t count) {
     const auto size = static_cast<index_t>(document.tokens.size());
@@ -146,10 +157,25 @@ void add_text(CLI::App& command, Options& options) {
       ->required();
 }
 
+void add_training(CLI::App& command, Options& options) {
+  command.add_option("--steps", options.training.steps)->capture_default_str();
+  command.add_option("--sequences", options.training.sequences, "Of an update")->capture_default_str();
+  command.add_option("--needles", options.training.needle_part, "Part of the sequences with a needle")
+      ->capture_default_str();
+  command.add_option("--rate", options.training.rate)->capture_default_str();
+  command.add_option("--seed", options.training.seed)->capture_default_str();
+}
+
+void add_theta_factor(CLI::App& command, Options& options) {
+  command.add_option("--theta-factor", options.theta_factor, "RoPE's θ becomes so many times as large")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+}
+
 void add_threads(CLI::App& command, Options& options) {
   command
       .add_option("--threads", options.threads,
-                  "Training takes no more than half as many as sequences of an update")
+                  "Training takes no more than there are sequences in an update")
       ->capture_default_str()
       ->check(CLI::Range(1, 1024));
 }
@@ -178,30 +204,33 @@ int main(int argc, char** argv) {
   add_threads(train, options);
   train.add_option("checkpoint", options.checkpoint)->required();
   train.add_option("--configuration", options.configuration, "a, b, c, d or table")->capture_default_str();
-  train.add_option("--steps", options.training.steps)->capture_default_str();
   train.add_option("--length", options.training.length, "Tokens of a sequence")->capture_default_str();
-  train.add_option("--sequences", options.training.sequences, "Of an update")->capture_default_str();
-  train.add_option("--needles", options.training.needle_part, "Part of the sequences with a needle")
-      ->capture_default_str();
-  train.add_option("--rate", options.training.rate)->capture_default_str();
-  train.add_option("--seed", options.training.seed)->capture_default_str();
+  add_training(train, options);
   train.add_option("--layers", options.shape.layers)->capture_default_str();
   train.add_option("--heads", options.shape.heads)->capture_default_str();
   train.add_option("--head-width", options.shape.head_width)->capture_default_str();
   train.add_option("--hidden", options.shape.hidden, "Width of SwiGLU")->capture_default_str();
   train.add_option("--vocabulary", options.shape.vocabulary, "256 for bytes")->capture_default_str();
+  train.add_option("--theta", options.shape.theta, "Of RoPE")->capture_default_str();
   train.add_flag("--tied", options.shape.tied, "The embedding is the head as well");
   train.callback([&] { run_train(options); });
+
+  CLI::App& tune =
+      *app.add_subcommand("tune", "Fine-tune a checkpoint to another RoPE and save it as a new one");
+  add_text(tune, options);
+  add_threads(tune, options);
+  tune.add_option("checkpoint", options.checkpoint)->required();
+  tune.add_option("tuned", options.tuned)->required();
+  add_theta_factor(tune, options);
+  add_training(tune, options);
+  tune.callback([&] { run_tune(options); });
 
   CLI::App& evaluate =
       *app.add_subcommand("evaluate", "Loss and needles of a checkpoint in ever longer contexts");
   add_text(evaluate, options);
   add_threads(evaluate, options);
   evaluate.add_option("checkpoint", options.checkpoint)->required();
-  evaluate
-      .add_option("--theta-factor", options.extent.theta_factor, "RoPE's θ becomes so many times as large")
-      ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+  add_theta_factor(evaluate, options);
   evaluate.callback([&] { run_evaluate(options); });
 
   CLI::App& ask = *app.add_subcommand("ask", "Hide a needle, ask for it, and show the answer");
@@ -213,9 +242,7 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(0.0, 1.0));
   ask.add_option("--city", options.city)->capture_default_str();
   ask.add_option("--number", options.number)->capture_default_str();
-  ask.add_option("--theta-factor", options.extent.theta_factor, "RoPE's θ becomes so many times as large")
-      ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+  add_theta_factor(ask, options);
   ask.add_option("--seed", options.training.seed, "Of the text around it")->capture_default_str();
   ask.callback([&] { run_ask(options); });
 

@@ -88,15 +88,16 @@ inline std::string rates_table(const Results& results) {
 
 inline std::string summary(const Results& results) {
   const Quantities q = quantities(results.plan);
-  std::string text = header(
-      {"mean (least – most of the seeds)", "training loss, text", "test loss within the trained length",
-       "beyond 4 × that", "needles found within the trained length", "beyond it", "beyond it, θ as trained"});
+  std::string text = header({"mean (least – most of the seeds)", "training loss, text",
+                             "test loss within the trained length", "beyond 4 × that",
+                             "needles found within the trained length", "beyond it",
+                             "beyond it, not fine-tuned, θ as trained"});
   for_each_evaluated([&](const Configuration& each) {
     const auto runs = results.of(each.name);
     std::vector<std::string> cells{std::string(each.title)};
     for (const Quantity& loss : {q.training_loss, q.near_loss, q.far_loss})
       cells.push_back(spread(runs, loss, "%.3f"));
-    for (const Quantity& found : {q.found_near, q.found_far, q.found_far_at_trained_theta})
+    for (const Quantity& found : {q.found_near, q.found_far, q.found_far_before})
       cells.push_back(spread(runs, found, "%.2f"));
     text += row(cells);
   });
@@ -145,7 +146,8 @@ inline std::string page(const Results& results, const Corpus& corpus, const std:
       {"clip", number("%g", training.clip)},
       {"switch", number("%g %%", 100 * plan.switch_part)},
       {"longest", std::to_string(plan.extent.longest(training.length))},
-      {"theta_factor", number("%g", plan.extent.theta_factor)},
+      {"theta_factor", number("%g", plan.theta_factor)},
+      {"tuning_steps", std::to_string(plan.tuning_steps())},
       {"sweep_steps", std::to_string(plan.sweep_steps)},
       {"rates", detail::rates_table(results)},
       {"summary", detail::summary(results)},

@@ -18,14 +18,19 @@ struct Plan {
   Shape shape;
   Training training;  // of every run but for its seed and rate
   std::string budget;
-  std::vector<double> rates{5e-4, 1e-3, 2e-3,
-                            4e-3};  // every configuration tries all of them and keeps the best
-  index_t sweep_steps = 0;          // of such a try
+  std::vector<double> rates{5e-4, 1e-3, 2e-3};  // every configuration tries all of them and keeps the best
+  index_t sweep_steps = 0;                      // of such a try
   std::vector<std::uint64_t> seeds{1, 2, 3};
   double switch_part = 0.7;  // of the training, with Softmax, before (f) goes on with SSMax
+  double theta_factor = 50;  // RoPE's θ, enlarged for contexts longer than those trained
+  double tuning_part = 0.1;  // so many more updates fine-tune a trained model to that θ
   Extent extent;
 
   bool operator==(const Plan&) const = default;
+
+  index_t tuning_steps() const {
+    return std::max<index_t>(1, std::llround(tuning_part * static_cast<double>(training.steps)));
+  }
 
   // Where a point of the curve ends.
   index_t switch_step() const {
@@ -36,13 +41,15 @@ struct Plan {
   }
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Plan, shape, training, budget, rates, sweep_steps, seeds, switch_part,
-                                   extent)
+                                   theta_factor, tuning_part, extent)
 
 inline void check(const Plan& plan) {
   check(plan.shape), check(plan.training);
   require(!plan.rates.empty() && !plan.seeds.empty(), "a plan needs rates and seeds");
   require(plan.sweep_steps >= 1, "sweep_steps must be at least 1");
   require(plan.switch_part > 0 && plan.switch_part < 1, "switch_part must lie between 0 and 1");
+  require(plan.theta_factor > 0, "theta_factor must be positive");
+  require(plan.tuning_part > 0 && plan.tuning_part <= 1, "tuning_part must lie above 0 and not above 1");
   require(!plan.extent.contexts.empty() && std::ranges::min(plan.extent.contexts) >= 1,
           "contexts must be at least 1");
   require(std::min({plan.extent.depths, plan.extent.trials, plan.extent.windows, plan.extent.scored,
@@ -67,19 +74,21 @@ inline double parse_budget(std::string_view text) {
 inline Plan sized_plan(double seconds) {
   Plan plan;
   if (seconds < 40 * 60) {
-    plan.shape = {.layers = 2, .heads = 4, .head_width = 16, .hidden = 176, .vocabulary = 512};
+    plan.shape = {.layers = 2, .heads = 4, .head_width = 16, .hidden = 176, .theta = 1250};
+    plan.training.length = 128, plan.training.sequences = 4;
   }
   if (seconds < 5 * 60) {
-    plan.shape = {.layers = 2, .heads = 2, .head_width = 8, .hidden = 32, .vocabulary = 512};
+    plan.shape = {.layers = 2, .heads = 2, .head_width = 8, .hidden = 32, .theta = 1250};
     plan.extent.contexts = {1, 4, 16};
     plan.extent.depths = 3;
   }
   return plan;
 }
 
-// Runs that take all steps: four configurations and the last part of (f) for every seed, and the table once.
+// How often all steps are taken: by four configurations and the last part of (f) for every seed, and by the table
+// once; then by the fine-tuning of six.
 inline double full_runs(const Plan& plan) {
-  return static_cast<double>(plan.seeds.size()) * (4 + (1 - plan.switch_part)) + 1;
+  return static_cast<double>(plan.seeds.size()) * (4 + (1 - plan.switch_part) + 6 * plan.tuning_part) + 1;
 }
 
 // A measured plan: a fifth of the time evaluates, a sixth tries rates, the rest trains.

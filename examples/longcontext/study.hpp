@@ -15,6 +15,19 @@
 
 namespace longcontext {
 
+// What became of a model. Where nothing is said of fine-tuning, there was none.
+struct Evaluation {
+  std::vector<double> position_loss;       // θ enlarged: [position], the mean over windows
+  std::vector<NeedleCell> needles_before;  // θ as trained
+  std::vector<NeedleCell> needles;         // θ enlarged, fine-tuned; and so are the scores:
+  std::vector<double> head_scores;  // [head of any layer], the needle of the paper in the middle of texts
+  std::vector<ScoredNeedle> scored;
+  std::vector<double> s, b;  // [layer · head]
+  std::vector<double> p;     // [n - 1]
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Evaluation, position_loss, needles_before, needles, head_scores, scored, s,
+                                   b, p)
+
 struct Run {
   std::uint64_t study = 0;  // the identity of plan and text
   std::string configuration;
@@ -177,6 +190,47 @@ class Study {
     return with_scaling(softmax, model(Form::softmax), of, model(of.form));
   }
 
+  // With RoPE's θ enlarged, by half the rate, on the same mixture of text and needles.
+  Checkpoint tuned(const Configuration& of, const Checkpoint& from) const {
+    const Checkpoint begin = start_tuning(from, tuning(from.training), results_.plan.theta_factor);
+    const Model model(begin.shape, of.form, begin.training.length);
+    return train(file(name_of(of, from.training.seed) + "_tuned", ".checkpoint"),
+                 std::string(of.title) + ", fine-tuned", begin, begin.training.steps, model, corpus_, pool_);
+  }
+
+  Training tuning(Training training) const {
+    training.steps = results_.plan.tuning_steps();
+    training.rate /= 2;
+    training.seed += 1'000'000;  // other samples
+    return training;
+  }
+
+  Evaluation evaluate(const Model& model, const Checkpoint& state, const Checkpoint& tuned) const {
+    const Extent& extent = results_.plan.extent;
+    const index_t length = state.training.length;
+    const auto evaluator = [&](const Model& of, std::span<const float> weights, double theta_factor) {
+      return Evaluator(of, weights, theta_factor, corpus_, length, extent, state.training.seed, pool_);
+    };
+    const Model tuned_model(tuned.shape, model.form(), length);
+    const Evaluator far = evaluator(model, state.weights, results_.plan.theta_factor),
+                    as_trained = evaluator(model, state.weights, 1),
+                    fine_tuned = evaluator(tuned_model, tuned.weights, 1);
+    Evaluation result{.position_loss = far.position_loss(),
+                      .needles_before = as_trained.needles(),
+                      .needles = fine_tuned.needles(),
+                      .head_scores = fine_tuned.score_heads(),
+                      .scored = fine_tuned.score_needles(),
+                      .s = {},
+                      .b = {},
+                      .p = {}};
+    for (index_t layer = 0; layer < model.shape().layers; ++layer) {
+      const auto [s, b, p] = model.scaling_parameters(state.weights, layer);
+      result.s.insert(result.s.end(), s.begin(), s.end());
+      result.b.insert(result.b.end(), b.begin(), b.end());
+    }
+    return result;
+  }
+
   // Evaluated, or as it was evaluated before.
   void add(const Configuration& of, const Checkpoint& state) {
     const auto path = file(name_of(of, state.training.seed), ".json");
@@ -191,9 +245,9 @@ class Study {
       const auto p = model.scaling_parameters(state.weights, 0).p;
       run.evaluation.p.assign(p.begin(), p.end());
     } else {
+      const Checkpoint tuned = this->tuned(of, state);
       const auto begin = std::chrono::steady_clock::now();
-      run.evaluation = evaluate(model, state.weights, corpus_, state.training.length, results_.plan.extent,
-                                state.training.seed, pool_);
+      run.evaluation = evaluate(model, state, tuned);
       const auto took = std::chrono::steady_clock::now() - begin;
       std::printf("  %s evaluated in %.0f s\n\n", std::string(of.title).c_str(),
                   std::chrono::duration<double>(took).count());

@@ -102,4 +102,15 @@ inline Checkpoint with_scaling(const Checkpoint& from, const Model& softmax, con
   return state;
 }
 
+// Fine-tuning: a training of its own that begins with the weights of another, RoPE's θ being so many times as large.
+inline Checkpoint start_tuning(const Checkpoint& from, const Training& tuning, double theta_factor) {
+  check(tuning);
+  Checkpoint state{from.configuration, from.shape, tuning, from.merges, from.text};
+  state.shape.theta *= theta_factor;
+  state.weights = from.weights;
+  state.averages.mean.resize(state.weights.size());
+  state.averages.square.resize(state.weights.size());
+  return state;
+}
+
 }  // namespace longcontext
