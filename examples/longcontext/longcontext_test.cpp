@@ -319,6 +319,8 @@ TEST_CASE("a study that was stopped ends with the same page", "[longcontext]") {
   Plan plan;
   plan.shape = small_shape();
   plan.training = small_training();
+  plan.training.needle_part = 0;
+  plan.tuning = plan.extension = small_training();
   plan.training.steps = 50;
   plan.budget = "1s";
   plan.rates = {1e-2, 1e30};
@@ -343,9 +345,9 @@ TEST_CASE("a study that was stopped ends with the same page", "[longcontext]") {
   }
 
   fs::copy(folder.path / "whole", folder.path / "stopped");
-  for (const char* lost :
-       {"f_seed1.checkpoint", "f_seed1.json", "b_seed2.checkpoint", "b_seed2.json", "a_seed2.checkpoint",
-        "a_seed2.json", "rate_c_1.checkpoint", "e_seed1.json", "e_seed1_tuned.checkpoint"}) {
+  for (const char* lost : {"f_seed1.checkpoint", "f_seed1.json", "b_seed2.checkpoint", "b_seed2.json",
+                           "a_seed2.checkpoint", "a_seed2.json", "rate_c_1.checkpoint", "e_seed1.json",
+                           "e_seed1_tuned.checkpoint", "c_seed1.json", "c_seed1_extended.checkpoint"}) {
     CHECK(fs::remove(folder.path / "stopped" / lost));
   }
   CHECK(page_of("stopped") == whole);

@@ -175,7 +175,7 @@ void add_theta_factor(CLI::App& command, Options& options) {
 void add_threads(CLI::App& command, Options& options) {
   command
       .add_option("--threads", options.threads,
-                  "Training takes no more than there are sequences in an update")
+                  "Training takes no more than half as many as sequences of an update")
       ->capture_default_str()
       ->check(CLI::Range(1, 1024));
 }

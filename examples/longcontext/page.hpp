@@ -88,16 +88,15 @@ inline std::string rates_table(const Results& results) {
 
 inline std::string summary(const Results& results) {
   const Quantities q = quantities(results.plan);
-  std::string text = header({"mean (least – most of the seeds)", "training loss, text",
-                             "test loss within the trained length", "beyond 4 × that",
-                             "needles found within the trained length", "beyond it",
-                             "beyond it, not fine-tuned, θ as trained"});
+  std::string text = header(
+      {"mean (least – most of the seeds)", "training loss, text", "test loss within the trained length",
+       "beyond 4 × that", "needles found within the trained length", "beyond it", "beyond it, θ as trained"});
   for_each_evaluated([&](const Configuration& each) {
     const auto runs = results.of(each.name);
     std::vector<std::string> cells{std::string(each.title)};
     for (const Quantity& loss : {q.training_loss, q.near_loss, q.far_loss})
       cells.push_back(spread(runs, loss, "%.3f"));
-    for (const Quantity& found : {q.found_near, q.found_far, q.found_far_before})
+    for (const Quantity& found : {q.found_near, q.found_far, q.found_far_tuned})
       cells.push_back(spread(runs, found, "%.2f"));
     text += row(cells);
   });
@@ -141,13 +140,15 @@ inline std::string page(const Results& results, const Corpus& corpus, const std:
       {"sequences", std::to_string(training.sequences)},
       {"length", std::to_string(training.length)},
       {"tokens", millions(tokens)},
-      {"needle_part", number("%g %%", 100 * training.needle_part)},
+      {"needle_part", number("%g %%", 100 * plan.tuning.needle_part)},
       {"decay", number("%g", training.decay)},
       {"clip", number("%g", training.clip)},
       {"switch", number("%g %%", 100 * plan.switch_part)},
       {"longest", std::to_string(plan.extent.longest(training.length))},
       {"theta_factor", number("%g", plan.theta_factor)},
-      {"tuning_steps", std::to_string(plan.tuning_steps())},
+      {"tuning_steps", std::to_string(plan.tuning.steps)},
+      {"tuning_rate", number("%g", plan.tuning.rate)},
+      {"extension_steps", std::to_string(plan.extension.steps)},
       {"sweep_steps", std::to_string(plan.sweep_steps)},
       {"rates", detail::rates_table(results)},
       {"summary", detail::summary(results)},

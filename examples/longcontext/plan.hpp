@@ -16,21 +16,18 @@ namespace longcontext {
 
 struct Plan {
   Shape shape;
-  Training training;  // of every run but for its seed and rate
+  Training training{.needle_part = 0};  // of every run but for its seed and rate: text alone
+  Training tuning{.rate = 1e-3};        // of every trained model but for its seed: text and needles
+  Training extension{.rate = 1e-3};     // of every tuned model: the same with RoPE's θ enlarged
   std::string budget;
-  std::vector<double> rates{5e-4, 1e-3, 2e-3};  // every configuration tries all of them and keeps the best
+  std::vector<double> rates{1e-3, 2e-3, 4e-3};  // every configuration tries all of them and keeps the best
   index_t sweep_steps = 0;                      // of such a try
-  std::vector<std::uint64_t> seeds{1, 2, 3};
+  std::vector<std::uint64_t> seeds{1, 2, 3, 4, 5};
   double switch_part = 0.7;  // of the training, with Softmax, before (f) goes on with SSMax
   double theta_factor = 50;  // RoPE's θ, enlarged for contexts longer than those trained
-  double tuning_part = 0.1;  // so many more updates fine-tune a trained model to that θ
   Extent extent;
 
   bool operator==(const Plan&) const = default;
-
-  index_t tuning_steps() const {
-    return std::max<index_t>(1, std::llround(tuning_part * static_cast<double>(training.steps)));
-  }
 
   // Where a point of the curve ends.
   index_t switch_step() const {
@@ -40,16 +37,15 @@ struct Plan {
     return step;
   }
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Plan, shape, training, budget, rates, sweep_steps, seeds, switch_part,
-                                   theta_factor, tuning_part, extent)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Plan, shape, training, tuning, extension, budget, rates, sweep_steps,
+                                   seeds, switch_part, theta_factor, extent)
 
 inline void check(const Plan& plan) {
-  check(plan.shape), check(plan.training);
+  check(plan.shape), check(plan.training), check(plan.tuning), check(plan.extension);
   require(!plan.rates.empty() && !plan.seeds.empty(), "a plan needs rates and seeds");
   require(plan.sweep_steps >= 1, "sweep_steps must be at least 1");
   require(plan.switch_part > 0 && plan.switch_part < 1, "switch_part must lie between 0 and 1");
   require(plan.theta_factor > 0, "theta_factor must be positive");
-  require(plan.tuning_part > 0 && plan.tuning_part <= 1, "tuning_part must lie above 0 and not above 1");
   require(!plan.extent.contexts.empty() && std::ranges::min(plan.extent.contexts) >= 1,
           "contexts must be at least 1");
   require(std::min({plan.extent.depths, plan.extent.trials, plan.extent.windows, plan.extent.scored,
@@ -73,25 +69,37 @@ inline double parse_budget(std::string_view text) {
 // The size that a budget is enough for. The largest is the default of Shape, Training and Extent.
 inline Plan sized_plan(double seconds) {
   Plan plan;
-  if (seconds < 40 * 60) {
-    plan.shape = {.layers = 2, .heads = 4, .head_width = 16, .hidden = 176, .theta = 1250};
-    plan.training.length = 128, plan.training.sequences = 4;
+  if (seconds < 90 * 60) {
+    plan.shape = {.layers = 2, .heads = 4, .head_width = 16, .hidden = 176};
   }
   if (seconds < 5 * 60) {
-    plan.shape = {.layers = 2, .heads = 2, .head_width = 8, .hidden = 32, .theta = 1250};
+    plan.shape = {.layers = 2, .heads = 2, .head_width = 8, .hidden = 32};
+    plan.seeds = {1, 2, 3};
     plan.extent.contexts = {1, 4, 16};
     plan.extent.depths = 3;
   }
   return plan;
 }
 
-// How often all steps are taken: by four configurations and the last part of (f) for every seed, and by the table
-// once; then by the fine-tuning of six.
-inline double full_runs(const Plan& plan) {
-  return static_cast<double>(plan.seeds.size()) * (4 + (1 - plan.switch_part) + 6 * plan.tuning_part) + 1;
+// The steps of all parts follow from those of training.
+inline void set_steps(Plan& plan, index_t steps) {
+  const auto part = [&](double of) {
+    return std::max<index_t>(1, std::llround(of * static_cast<double>(steps)));
+  };
+  plan.training.steps = steps;
+  plan.sweep_steps = part(0.25);
+  plan.tuning.steps = part(0.5);
+  plan.extension.steps = part(0.02);
 }
 
-// A measured plan: a fifth of the time evaluates, a sixth tries rates, the rest trains.
+// So many times its steps of training does a plan take in all: five configurations try every rate; four are trained
+// with every seed, besides the last part of (f), and the table with one; then six are tuned and extended.
+inline double whole_trainings(const Plan& plan) {
+  const double tries = 0.25 * 5 * static_cast<double>(plan.rates.size());
+  return tries + static_cast<double>(plan.seeds.size()) * (4 + (1 - plan.switch_part) + 6 * 0.52) + 1;
+}
+
+// A measured plan: no more than a fifth of the time evaluates, the rest trains.
 inline Plan make_plan(const std::string& budget, const Corpus& corpus, ssmax::ThreadPool& pool) {
   using Clock = std::chrono::steady_clock;
   const double seconds = parse_budget(budget);
@@ -114,7 +122,7 @@ inline Plan make_plan(const std::string& budget, const Corpus& corpus, ssmax::Th
   const double flops_per_second =
       3 * model.flops(plan.training.sequences, plan.training.length) / step_seconds;
 
-  const auto evaluations = static_cast<double>(6 * plan.seeds.size() + 1);
+  const auto evaluations = static_cast<double>(6 * plan.seeds.size());
   const double wanted = evaluations * evaluation_flops(model, plan.training.length, plan.extent);
   const double part = std::min(1.0, 0.2 * seconds * flops_per_second / wanted);
   const auto shrink = [&](index_t& count) {
@@ -124,17 +132,14 @@ inline Plan make_plan(const std::string& budget, const Corpus& corpus, ssmax::Th
   const double evaluating =
       evaluations * evaluation_flops(model, plan.training.length, plan.extent) / flops_per_second;
 
-  // Five configurations try each rate for a quarter of a training.
-  const double runs = full_runs(plan) + 5 * static_cast<double>(plan.rates.size()) / 4;
   constexpr double kFewestSteps = 4 * kCurvePoints;  // a point of every curve, those of tries included
-  const double affordable = (0.95 * seconds - evaluating) / step_seconds / runs;
+  const double affordable = (0.95 * seconds - evaluating) / step_seconds / whole_trainings(plan);
   if (affordable < kFewestSteps) {
     const double least = seconds * kFewestSteps / std::max(affordable, 1.0);
     throw std::invalid_argument("the budget " + budget + " is too small for this machine; try " +
                                 std::to_string(std::llround(least) + 1) + "s");
   }
-  plan.training.steps = static_cast<index_t>(affordable);
-  plan.sweep_steps = plan.training.steps / 4;
+  set_steps(plan, static_cast<index_t>(affordable));
   return plan;
 }
 

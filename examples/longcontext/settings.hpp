@@ -15,7 +15,7 @@ struct Shape {
   index_t layers = 2, heads = 4, head_width = 32, hidden = 352;
   index_t vocabulary = 512;  // 256: bytes
   bool tied = false;         // the head's weights are the embedding
-  double theta = 2500;  // of RoPE, in training: the paper's 10,000 for its 1024 tokens, for a quarter of them
+  double theta = 1250;       // of RoPE, in training: to 128 tokens what the paper's 10,000 is to its 1024
 
   index_t width() const { return heads * head_width; }
   bool operator==(const Shape&) const = default;
@@ -23,8 +23,8 @@ struct Shape {
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Shape, layers, heads, head_width, hidden, vocabulary, tied, theta)
 
 struct Training {
-  index_t length = 256;   // tokens of a sequence
-  index_t sequences = 2;  // of an update; few, for many updates
+  index_t length = 128;   // tokens of a sequence
+  index_t sequences = 4;  // of an update; few, for many updates
   index_t steps = 5000;
   double needle_part = 0.5;  // of the sequences that hide a needle and ask for it
   double rate = 1e-3;

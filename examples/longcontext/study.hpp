@@ -1,4 +1,4 @@
-// The study: all configurations tried at the same rates, trained with the same seeds, and evaluated alike. What
+// The study: all configurations tried at the same rates, trained and tuned with the same seeds, and evaluated alike. What
 // is done lies in a folder, run by run, and is not done again: a study that was stopped goes on.
 #pragma once
 
@@ -15,18 +15,16 @@
 
 namespace longcontext {
 
-// What became of a model. Where nothing is said of fine-tuning, there was none.
+// What became of a model: trained, then tuned to needles, then to an enlarged θ of RoPE.
 struct Evaluation {
-  std::vector<double> position_loss;       // θ enlarged: [position], the mean over windows
-  std::vector<NeedleCell> needles_before;  // θ as trained
-  std::vector<NeedleCell> needles;         // θ enlarged, fine-tuned; and so are the scores:
+  std::vector<double> position_loss;      // trained, at the enlarged θ: [position], the mean over windows
+  std::vector<NeedleCell> needles_tuned;  // tuned, at its own θ
+  std::vector<NeedleCell> needles;        // tuned to the enlarged θ, as in what follows
   std::vector<double> head_scores;  // [head of any layer], the needle of the paper in the middle of texts
   std::vector<ScoredNeedle> scored;
-  std::vector<double> s, b;  // [layer · head]
-  std::vector<double> p;     // [n - 1]
+  std::vector<double> p;  // [n - 1], of the table alone
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Evaluation, position_loss, needles_before, needles, head_scores, scored, s,
-                                   b, p)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Evaluation, position_loss, needles_tuned, needles, head_scores, scored, p)
 
 struct Run {
   std::uint64_t study = 0;  // the identity of plan and text
@@ -41,7 +39,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Run, study, configuration, seed, rate, curve,
 struct Trial {
   std::string configuration;
   double rate = 0;
-  double loss = 0;  // of all sequences, over the last fifth of the steps; infinite where it diverged
+  double loss = 0;  // over the last fifth of the steps; infinite where it diverged
 };
 
 struct Results {
@@ -143,8 +141,7 @@ class Study {
         const Checkpoint done =
             train(file(name, ".checkpoint"), std::string(of.title) + ", trying a rate",
                   start(of, model, corpus_, training), training.steps, model, corpus_, pool_);
-        loss = (1 - training.needle_part) * last_mean(done.curve, &CurvePoint::text) +
-               training.needle_part * last_mean(done.curve, &CurvePoint::answer);
+        loss = last_mean(done.curve, &CurvePoint::text);
       } catch (const Diverged& diverged) {
         std::printf("  %s\n", diverged.what());
       }
@@ -190,44 +187,37 @@ class Study {
     return with_scaling(softmax, model(Form::softmax), of, model(of.form));
   }
 
-  // With RoPE's θ enlarged, by half the rate, on the same mixture of text and needles.
-  Checkpoint tuned(const Configuration& of, const Checkpoint& from) const {
-    const Checkpoint begin = start_tuning(from, tuning(from.training), results_.plan.theta_factor);
-    const Model model(begin.shape, of.form, begin.training.length);
-    return train(file(name_of(of, from.training.seed) + "_tuned", ".checkpoint"),
-                 std::string(of.title) + ", fine-tuned", begin, begin.training.steps, model, corpus_, pool_);
+  // What follows on `from`, of the same seed but with other samples.
+  Checkpoint tune(const Configuration& of, const Checkpoint& from, Training tuning, double theta_factor,
+                  std::uint64_t seed, const std::string& kind) const {
+    tuning.seed = from.training.seed + 1000;
+    const Checkpoint begin = start_tuning(from, tuning, theta_factor);
+    const Model model(begin.shape, of.form, tuning.length);
+    return train(file(name_of(of, seed) + "_" + kind, ".checkpoint"), std::string(of.title) + ", " + kind,
+                 begin, tuning.steps, model, corpus_, pool_);
   }
 
-  Training tuning(Training training) const {
-    training.steps = results_.plan.tuning_steps();
-    training.rate /= 2;
-    training.seed += 1'000'000;  // other samples
-    return training;
-  }
-
-  Evaluation evaluate(const Model& model, const Checkpoint& state, const Checkpoint& tuned) const {
-    const Extent& extent = results_.plan.extent;
-    const index_t length = state.training.length;
-    const auto evaluator = [&](const Model& of, std::span<const float> weights, double theta_factor) {
-      return Evaluator(of, weights, theta_factor, corpus_, length, extent, state.training.seed, pool_);
+  Evaluation evaluate(const Configuration& of, const Checkpoint& trained) const {
+    const Plan& plan = results_.plan;
+    const std::uint64_t seed = trained.training.seed;
+    const Checkpoint tuned = tune(of, trained, plan.tuning, 1, seed, "tuned"),
+                     extended = tune(of, tuned, plan.extension, plan.theta_factor, seed, "extended");
+    const auto begin = std::chrono::steady_clock::now();
+    const Model model = this->model(of.form), extended_model(extended.shape, of.form, plan.training.length);
+    const auto evaluator = [&](const Model& of_form, const Checkpoint& state, double theta_factor) {
+      return Evaluator(of_form, state.weights, theta_factor, corpus_, plan.training.length, plan.extent, seed,
+                       pool_);
     };
-    const Model tuned_model(tuned.shape, model.form(), length);
-    const Evaluator far = evaluator(model, state.weights, results_.plan.theta_factor),
-                    as_trained = evaluator(model, state.weights, 1),
-                    fine_tuned = evaluator(tuned_model, tuned.weights, 1);
-    Evaluation result{.position_loss = far.position_loss(),
-                      .needles_before = as_trained.needles(),
-                      .needles = fine_tuned.needles(),
-                      .head_scores = fine_tuned.score_heads(),
-                      .scored = fine_tuned.score_needles(),
-                      .s = {},
-                      .b = {},
+    const Evaluator on_needles = evaluator(extended_model, extended, 1);
+    Evaluation result{.position_loss = evaluator(model, trained, plan.theta_factor).position_loss(),
+                      .needles_tuned = evaluator(model, tuned, 1).needles(),
+                      .needles = on_needles.needles(),
+                      .head_scores = on_needles.score_heads(),
+                      .scored = on_needles.score_needles(),
                       .p = {}};
-    for (index_t layer = 0; layer < model.shape().layers; ++layer) {
-      const auto [s, b, p] = model.scaling_parameters(state.weights, layer);
-      result.s.insert(result.s.end(), s.begin(), s.end());
-      result.b.insert(result.b.end(), b.begin(), b.end());
-    }
+    const auto took = std::chrono::steady_clock::now() - begin;
+    std::printf("  %s evaluated in %.0f s\n\n", std::string(of.title).c_str(),
+                std::chrono::duration<double>(took).count());
     return result;
   }
 
@@ -239,18 +229,12 @@ class Study {
       if (results_.runs.back().study == identity_) return;
       throw std::runtime_error(path.string() + " is of another plan or text; move it away");
     }
-    const Model model = this->model(of.form);
     Run run{identity_, std::string(of.name), state.training.seed, state.training.rate, state.curve, {}};
     if (of.form == Form::size_table) {  // which has no p for longer contexts
-      const auto p = model.scaling_parameters(state.weights, 0).p;
+      const auto p = model(of.form).scaling_parameters(state.weights, 0).p;
       run.evaluation.p.assign(p.begin(), p.end());
     } else {
-      const Checkpoint tuned = this->tuned(of, state);
-      const auto begin = std::chrono::steady_clock::now();
-      run.evaluation = evaluate(model, state, tuned);
-      const auto took = std::chrono::steady_clock::now() - begin;
-      std::printf("  %s evaluated in %.0f s\n\n", std::string(of.title).c_str(),
-                  std::chrono::duration<double>(took).count());
+      run.evaluation = evaluate(of, state);
     }
     write_file(path, nlohmann::json(run).dump() + "\n");
     results_.runs.push_back(std::move(run));

@@ -102,7 +102,7 @@ inline Checkpoint with_scaling(const Checkpoint& from, const Model& softmax, con
   return state;
 }
 
-// Fine-tuning: a training of its own that begins with the weights of another, RoPE's θ being so many times as large.
+// A training of its own that begins with the weights of another, RoPE's θ being so many times as large.
 inline Checkpoint start_tuning(const Checkpoint& from, const Training& tuning, double theta_factor) {
   check(tuning);
   Checkpoint state{from.configuration, from.shape, tuning, from.merges, from.text};
