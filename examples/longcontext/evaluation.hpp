@@ -17,7 +17,7 @@ namespace longcontext {
 // How much is evaluated. Contexts are multiples of the trained length.
 struct Extent {
   std::vector<index_t> contexts{1, 2, 4, 6, 8, 12, 16};
-  index_t depths = 5;    // from 0 to 1
+  index_t depths = 5;    // from 0 to 1, both included
   index_t trials = 8;    // per context and depth
   index_t windows = 48;  // of text, for the loss per position
   index_t scored = 100;  // needles whose attention is looked at, at this context:
@@ -106,8 +106,7 @@ class Evaluator {
     examples::Progress progress(needle_flops(model_, trained_, extent_));
     for (const index_t multiple : extent_.contexts) {
       for (index_t i = 0; i < extent_.depths; ++i) {
-        const double depth =
-            extent_.depths > 1 ? static_cast<double>(i) / static_cast<double>(extent_.depths - 1) : 0.5;
+        const double depth = static_cast<double>(i) / static_cast<double>(extent_.depths - 1);
         cells.push_back(needles(multiple * trained_, depth));
         progress.advance(static_cast<double>(extent_.trials) * model_.flops(1, multiple * trained_));
       }

@@ -38,7 +38,7 @@ const Corpus& corpus() {
                            "a",   "lazy",  "dog",   "1961", "and"};
     for (int file = 0; file < 3; ++file) {
       std::string text;
-      for (int i = 0; i < 1500; ++i)
+      for (int i = 0; i < 3000; ++i)
         text += std::string(words[random.below(11)]) + (random.below(9) == 0 ? ".\n" : " ");
       write(folder.path / (std::to_string(file) + ".txt"), text);
     }
@@ -319,15 +319,14 @@ TEST_CASE("a study that was stopped ends with the same page", "[longcontext]") {
   Plan plan;
   plan.shape = small_shape();
   plan.training = small_training();
-  plan.training.needle_part = 0;
-  plan.tuning = plan.extension = small_training();
+  plan.extension = small_training();
   plan.training.steps = 50;
   plan.budget = "1s";
   plan.rates = {1e-2, 1e30};
   plan.sweep_steps = 10;
   plan.seeds = {1, 2};
   plan.extent = {
-      .contexts = {1, 2, 4}, .depths = 2, .trials = 1, .windows = 2, .scored = 2, .scored_context = 2};
+      .contexts = {1, 2, 8}, .depths = 2, .trials = 1, .windows = 2, .scored = 2, .scored_context = 2};
   check(plan);
   check_text(corpus(), plan.training.length, plan.extent);
   ssmax::ThreadPool pool(2);
@@ -347,7 +346,7 @@ TEST_CASE("a study that was stopped ends with the same page", "[longcontext]") {
   fs::copy(folder.path / "whole", folder.path / "stopped");
   for (const char* lost : {"f_seed1.checkpoint", "f_seed1.json", "b_seed2.checkpoint", "b_seed2.json",
                            "a_seed2.checkpoint", "a_seed2.json", "rate_c_1.checkpoint", "e_seed1.json",
-                           "e_seed1_tuned.checkpoint", "c_seed1.json", "c_seed1_extended.checkpoint"}) {
+                           "e_seed1_extended.checkpoint", "c_seed1.json", "c_seed1_extended.checkpoint"}) {
     CHECK(fs::remove(folder.path / "stopped" / lost));
   }
   CHECK(page_of("stopped") == whole);
@@ -429,6 +428,7 @@ TEST_CASE("fine-tuning begins with the weights and is new in all else", "[longco
   const Checkpoint to = start_tuning(from, tuning, 50);
   CHECK(to.weights == from.weights);
   CHECK(to.shape.theta == 50 * from.shape.theta);
+  tuning.seed = from.training.seed + 1000;  // other samples
   CHECK(to.training == tuning);
   CHECK((to.configuration == "b" && to.step == 0 && to.curve.empty()));
   CHECK(to.averages.mean == Values(from.weights.size()));
@@ -496,7 +496,24 @@ TEST_CASE("sizes and settings that cannot be are refused", "[longcontext]") {
   CHECK_THROWS_WITH(Model(shape, Form::softmax, 140), Contains("vocabulary"));
   Training training = small_training();
   training.needle_part = 1.5;
-  CHECK_THROWS_WITH(check(training), Contains("needle_part"));
+  CHECK_THROWS_WITH(check(training), Contains("needle_part must lie between"));
+  training.needle_part = 0.3;  // of five
+  CHECK_THROWS_WITH(check(training), Contains("must be a whole number of them"));
+
+  Plan plan;
+  plan.sweep_steps = 1;
+  CHECK_NOTHROW(check(plan));
+  const auto refused = [&](const auto& spoil, const char* why) {
+    Plan spoilt = plan;
+    spoil(spoilt);
+    CHECK_THROWS_WITH(check(spoilt), Contains(why));
+  };
+  refused([](Plan& p) { p.rates.clear(); }, "needs rates and seeds");
+  refused([](Plan& p) { p.theta_factor = 0; }, "theta must lie above 1");
+  refused([](Plan& p) { p.extent.contexts = {1, 8, 4}; }, "must begin with 1, rise");
+  refused([](Plan& p) { p.extent.contexts = {1, 2}; }, "end above 4");
+  refused([](Plan& p) { p.extent.scored_context = 17; }, "must not be above all contexts");
+  refused([](Plan& p) { p.extent.depths = 1; }, "depths must be at least 2");
 }
 
 TEST_CASE("claims are judged over all seeds", "[longcontext]") {
@@ -509,6 +526,72 @@ TEST_CASE("claims are judged over all seeds", "[longcontext]") {
   CHECK(Measured({0.01, 0.5, 0.02}).verdict() == std::string("too small to tell"));  // its error is 0.16
   CHECK(Measured({0.0, 0.0, 0.0}).verdict() == std::string("too small to tell"));
   CHECK(Measured({1, 2, 3}).error == Approx(1 / std::sqrt(3.0)));
+}
+
+TEST_CASE("losses are those of windows that lie side by side", "[longcontext]") {
+  const Model model(small_shape(), Form::ssmax, 50);
+  examples::Random random(8);
+  Values weights(static_cast<std::size_t>(model.layout().size()));
+  for (float& x : weights) x = 0.25f * random.standard();
+  const Extent extent{.contexts = {1, 2}, .windows = 3};
+  ssmax::ThreadPool pool(2);
+  for (const double factor : {1.0, 50.0}) {
+    const auto found = Evaluator(model, weights, factor, corpus(), 50, extent, 1, pool).position_loss();
+    REQUIRE(found.size() == 100);
+    const auto rope = model.rope(100, factor);
+    std::vector<double> expected(100);
+    for (std::size_t window = 0; window < 3; ++window) {
+      const auto text = std::span(corpus().test).subspan(100 * window, 101);
+      Activations a;
+      model.forward(weights, {1, 100, text.first(100)}, rope, a);
+      for (std::size_t i = 0; i < 100; ++i) {
+        const auto row = a.logits.row(static_cast<index_t>(i)).cast<double>().array();
+        expected[i] += (std::log(row.exp().sum()) - row[text[i + 1]]) / 3;
+      }
+    }
+    for (std::size_t i = 0; i < 100; ++i) CHECK(found[i] == Approx(expected[i]).epsilon(1e-4));
+  }
+}
+
+// Every number is a configuration's own, so that no two could be exchanged.
+TEST_CASE("a claim compares what it says", "[longcontext]") {
+  Results results;
+  results.plan.seeds = {1, 2, 3};
+  const auto add = [&](const char* name, double near, double far, index_t found, double score) {
+    for (const std::uint64_t seed : results.plan.seeds) {
+      const double shift = 1e-3 * static_cast<double>(seed);
+      Run run{.configuration = name, .seed = seed, .curve = {{1, near + shift, 0}}, .evaluation = {}};
+      run.evaluation.position_loss.assign(128 * 16, far + shift);
+      std::fill_n(run.evaluation.position_loss.begin(), 128, near + shift);
+      run.evaluation.needles = {{128, 0.5, 100, 100}, {256, 0.5, 100, found}, {2048, 0.5, 100, found}};
+      run.evaluation.needles_before = {{128, 0.5, 100, 100}, {256, 0.5, 100, 0}};
+      run.evaluation.head_scores = {0.1, score + shift};
+      run.evaluation.scored = {{score, found > 50 ? kDigits : 3}, {score, 0}};
+      results.runs.push_back(run);
+    }
+  };
+  // As the paper has it.
+  add("a", 3.20, 5.0, 10, 0.10), add("b", 3.10, 3.2, 90, 0.90), add("c", 3.12, 3.3, 70, 0.70);
+  add("d", 3.05, 4.5, 60, 0.60), add("e", 3.40, 4.0, 40, 0.40), add("f", 3.15, 3.4, 50, 0.50);
+  const auto all = claims(results);
+  CHECK(all.size() == 38);
+  for (const Claim& claim : all) {
+    INFO(claim.text << ", " << claim.measure << ": " << claim.measured.mean);
+    CHECK(claim.measured.verdict() == std::string("holds"));
+  }
+  CHECK(all[0].measured.mean == Approx(0.1));  // (a) − (b)
+  CHECK(all[6].measured.mean == Approx(1.8));  // far
+  // All the other way round.
+  for (Run& run : results.runs) {
+    if (run.configuration == "a") {
+      run.configuration = "b";
+    } else if (run.configuration == "b") {
+      run.configuration = "a";
+    }
+  }
+  const auto other = claims(results);
+  for (const std::size_t i : {0, 1, 6, 7, 12})
+    CHECK(other[i].measured.verdict() == std::string("does not hold"));
 }
 
 TEST_CASE("a logarithm is found again", "[longcontext]") {

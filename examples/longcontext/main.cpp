@@ -24,7 +24,6 @@ struct Options {
   index_t threads = std::clamp<index_t>(std::thread::hardware_concurrency(), 1, 8);
   Shape shape;
   Training training;
-  Extent extent;
   double theta_factor = 1;
 };
 
@@ -42,7 +41,9 @@ void run_all(const Options& options) {
   const fs::path path = options.work / "plan.json";
   const bool goes_on = fs::exists(path);
   Plan plan = goes_on ? read_json<Plan>(path) : sized_plan(parse_budget(options.budget));
+  if (goes_on) check(plan);
   const Corpus corpus = corpus_of(options, plan.shape.vocabulary);
+  check_text(corpus, plan.training.length, plan.extent);
   if (goes_on) {
     std::printf("The study in %s, of %s, goes on; another folder begins a new one.\n\n",
                 options.work.string().c_str(), plan.budget.c_str());
@@ -50,7 +51,6 @@ void run_all(const Options& options) {
     plan = make_plan(options.budget, corpus, pool);
     write_file(path, nlohmann::json(plan).dump(2) + "\n");
   }
-  check(plan);
   const Results results = Study(options.work, plan, corpus, pool).run();
   draw_figures(results, options.docs / "paper");
   const std::string file_name = fs::absolute(options.text / "").parent_path().filename().string();
@@ -64,6 +64,7 @@ void run_train(const Options& options) {
   const Configuration& of = configuration(options.configuration);
   if (of.origin != Origin::scratch)
     throw std::invalid_argument("(e) and (f) begin with (a); `all` trains them");
+  check(options.shape), check(options.training);
   const Corpus corpus = corpus_of(options, options.shape.vocabulary);
   const Model model(options.shape, of.form, options.training.length);
   check_text(corpus, options.training.length, {.contexts = {1}});
@@ -93,6 +94,7 @@ struct Trained {
 };
 
 void run_tune(const Options& options) {
+  check(options.training);
   ssmax::ThreadPool pool(options.threads);
   const Trained from(options);
   Training tuning = options.training;
@@ -110,14 +112,15 @@ void run_evaluate(const Options& options) {
   if (trained.model.form() == Form::size_table) {
     throw std::invalid_argument("a table of sizes ends at the trained length");
   }
-  check_text(trained.corpus, length, options.extent);
+  const Extent extent;
+  check_text(trained.corpus, length, extent);
   const Evaluator evaluator(trained.model, state.weights, options.theta_factor, trained.corpus, length,
-                            options.extent, state.training.seed, pool);
+                            extent, state.training.seed, pool);
   const auto loss = evaluator.position_loss();
   const auto needles = evaluator.needles();
   std::printf("%8s %8s %10s %10s\n", "context", "", "loss", "needles");
   index_t before = 0;
-  for (const index_t multiple : options.extent.contexts) {
+  for (const index_t multiple : extent.contexts) {
     const index_t context = multiple * length;
     std::printf("%8td %7td× %10.4f %8.0f %%\n", context, multiple, loss_between(loss, before, context),
                 100 * found_between(needles, context, context));
@@ -145,11 +148,13 @@ void run_ask(const Options& options) {
   print(document.answer - 60, 60);
   const std::span prompt = std::span(document.tokens).first(static_cast<std::size_t>(document.answer));
   const index_t digits = options.context - document.answer;
+  std::string said;
   continue_text(trained.model, trained.state.weights, rope, prompt, digits, [&](index_t token) {
     std::printf("%s", tokenizer.spelling(token).c_str());
     std::fflush(stdout);
+    said += tokenizer.spelling(token);
   });
-  std::printf("\n");
+  std::printf("\n\n%s\n", said == options.number ? "That is right." : "That is wrong.");
 }
 
 void add_text(CLI::App& command, Options& options) {
@@ -163,7 +168,6 @@ void add_training(CLI::App& command, Options& options) {
   command.add_option("--needles", options.training.needle_part, "Part of the sequences with a needle")
       ->capture_default_str();
   command.add_option("--rate", options.training.rate)->capture_default_str();
-  command.add_option("--seed", options.training.seed)->capture_default_str();
 }
 
 void add_theta_factor(CLI::App& command, Options& options) {
@@ -206,6 +210,7 @@ int main(int argc, char** argv) {
   train.add_option("--configuration", options.configuration, "a, b, c, d or table")->capture_default_str();
   train.add_option("--length", options.training.length, "Tokens of a sequence")->capture_default_str();
   add_training(train, options);
+  train.add_option("--seed", options.training.seed)->capture_default_str();
   train.add_option("--layers", options.shape.layers)->capture_default_str();
   train.add_option("--heads", options.shape.heads)->capture_default_str();
   train.add_option("--head-width", options.shape.head_width)->capture_default_str();
@@ -215,8 +220,8 @@ int main(int argc, char** argv) {
   train.add_flag("--tied", options.shape.tied, "The embedding is the head as well");
   train.callback([&] { run_train(options); });
 
-  CLI::App& tune =
-      *app.add_subcommand("tune", "Fine-tune a checkpoint to another RoPE and save it as a new one");
+  CLI::App& tune = *app.add_subcommand(
+      "tune", "Fine-tune a checkpoint, to another RoPE if wanted, and save it as a new one");
   add_text(tune, options);
   add_threads(tune, options);
   tune.add_option("checkpoint", options.checkpoint)->required();

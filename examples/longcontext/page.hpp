@@ -70,7 +70,7 @@ inline std::string claims_table(const Results& results, int figure) {
 }
 
 inline std::string rates_table(const Results& results) {
-  std::vector<std::string> cells{"training loss at the rate"};
+  std::vector<std::string> cells{"training loss of text at the rate"};
   for (const double rate : results.plan.rates) cells.push_back(number("%g", rate));
   std::string text = header(cells);
   for (const auto& each : kConfigurations) {
@@ -96,7 +96,7 @@ inline std::string summary(const Results& results) {
     std::vector<std::string> cells{std::string(each.title)};
     for (const Quantity& loss : {q.training_loss, q.near_loss, q.far_loss})
       cells.push_back(spread(runs, loss, "%.3f"));
-    for (const Quantity& found : {q.found_near, q.found_far, q.found_far_tuned})
+    for (const Quantity& found : {q.found_near, q.found_far, q.found_far_before})
       cells.push_back(spread(runs, found, "%.2f"));
     text += row(cells);
   });
@@ -140,14 +140,12 @@ inline std::string page(const Results& results, const Corpus& corpus, const std:
       {"sequences", std::to_string(training.sequences)},
       {"length", std::to_string(training.length)},
       {"tokens", millions(tokens)},
-      {"needle_part", number("%g %%", 100 * plan.tuning.needle_part)},
+      {"needle_part", number("%g %%", 100 * training.needle_part)},
       {"decay", number("%g", training.decay)},
       {"clip", number("%g", training.clip)},
       {"switch", number("%g %%", 100 * plan.switch_part)},
       {"longest", std::to_string(plan.extent.longest(training.length))},
       {"theta_factor", number("%g", plan.theta_factor)},
-      {"tuning_steps", std::to_string(plan.tuning.steps)},
-      {"tuning_rate", number("%g", plan.tuning.rate)},
       {"extension_steps", std::to_string(plan.extension.steps)},
       {"sweep_steps", std::to_string(plan.sweep_steps)},
       {"rates", detail::rates_table(results)},

@@ -16,11 +16,10 @@ namespace longcontext {
 
 struct Plan {
   Shape shape;
-  Training training{.needle_part = 0};  // of every run but for its seed and rate: text alone
-  Training tuning{.rate = 1e-3};        // of every trained model but for its seed: text and needles
-  Training extension{.rate = 1e-3};     // of every tuned model: the same with RoPE's θ enlarged
+  Training training;   // of every run but for seed and rate
+  Training extension;  // of every trained model but for those: a short one, with RoPE's θ enlarged
   std::string budget;
-  std::vector<double> rates{1e-3, 2e-3, 4e-3};  // every configuration tries all of them and keeps the best
+  std::vector<double> rates{5e-4, 1e-3, 2e-3};  // every configuration tries all of them and keeps the best
   index_t sweep_steps = 0;                      // of such a try
   std::vector<std::uint64_t> seeds{1, 2, 3, 4, 5};
   double switch_part = 0.7;  // of the training, with Softmax, before (f) goes on with SSMax
@@ -37,20 +36,26 @@ struct Plan {
     return step;
   }
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Plan, shape, training, tuning, extension, budget, rates, sweep_steps,
-                                   seeds, switch_part, theta_factor, extent)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Plan, shape, training, extension, budget, rates, sweep_steps, seeds,
+                                   switch_part, theta_factor, extent)
 
 inline void check(const Plan& plan) {
-  check(plan.shape), check(plan.training), check(plan.tuning), check(plan.extension);
+  check(plan.shape), check(plan.training), check(plan.extension);
   require(!plan.rates.empty() && !plan.seeds.empty(), "a plan needs rates and seeds");
   require(plan.sweep_steps >= 1, "sweep_steps must be at least 1");
   require(plan.switch_part > 0 && plan.switch_part < 1, "switch_part must lie between 0 and 1");
-  require(plan.theta_factor > 0, "theta_factor must be positive");
-  require(!plan.extent.contexts.empty() && std::ranges::min(plan.extent.contexts) >= 1,
-          "contexts must be at least 1");
-  require(std::min({plan.extent.depths, plan.extent.trials, plan.extent.windows, plan.extent.scored,
-                    plan.extent.scored_context}) >= 1,
-          "depths, trials, windows and what is scored must be at least 1");
+  Shape extended = plan.shape;
+  extended.theta *= plan.theta_factor;
+  check(extended);
+  const auto& contexts = plan.extent.contexts;
+  require(
+      contexts.size() > 1 && contexts.front() == 1 && std::ranges::is_sorted(contexts) && contexts.back() > 4,
+      "contexts must begin with 1, rise, and end above 4");
+  require(plan.extent.scored_context <= contexts.back(), "scored_context must not be above all contexts");
+  require(plan.extent.depths >= 2, "depths must be at least 2");
+  require(std::min(
+              {plan.extent.trials, plan.extent.windows, plan.extent.scored, plan.extent.scored_context}) >= 1,
+          "trials, windows and what is scored must be at least 1");
 }
 
 // "90s", "10m", "2h" in seconds.
@@ -88,15 +93,14 @@ inline void set_steps(Plan& plan, index_t steps) {
   };
   plan.training.steps = steps;
   plan.sweep_steps = part(0.25);
-  plan.tuning.steps = part(0.5);
   plan.extension.steps = part(0.02);
 }
 
 // So many times its steps of training does a plan take in all: five configurations try every rate; four are trained
-// with every seed, besides the last part of (f), and the table with one; then six are tuned and extended.
+// with every seed, besides the last part of (f), and the table with one; then six are extended.
 inline double whole_trainings(const Plan& plan) {
   const double tries = 0.25 * 5 * static_cast<double>(plan.rates.size());
-  return tries + static_cast<double>(plan.seeds.size()) * (4 + (1 - plan.switch_part) + 6 * 0.52) + 1;
+  return tries + static_cast<double>(plan.seeds.size()) * (4 + (1 - plan.switch_part) + 6 * 0.02) + 1;
 }
 
 // A measured plan: no more than a fifth of the time evaluates, the rest trains.
@@ -105,7 +109,6 @@ inline Plan make_plan(const std::string& budget, const Corpus& corpus, ssmax::Th
   const double seconds = parse_budget(budget);
   Plan plan = sized_plan(seconds);
   plan.budget = budget;
-  check_text(corpus, plan.training.length, plan.extent);
   const Model model(plan.shape, Form::softmax, plan.training.length);
   Checkpoint state = start(kConfigurations.front(), model, corpus, plan.training);
   Trainer trainer(model, corpus, pool);

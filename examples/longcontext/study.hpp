@@ -1,5 +1,6 @@
-// The study: all configurations tried at the same rates, trained and tuned with the same seeds, and evaluated alike. What
-// is done lies in a folder, run by run, and is not done again: a study that was stopped goes on.
+// The study: all configurations tried at the same rates, trained with the same seeds, and evaluated alike. What
+// is done lies in a folder, run by run, and is not done again: a study that was stopped goes on. (A rate that
+// diverged leaves nothing, and diverges again.)
 #pragma once
 
 #include <chrono>
@@ -15,16 +16,16 @@
 
 namespace longcontext {
 
-// What became of a model: trained, then tuned to needles, then to an enlarged θ of RoPE.
+// What became of a model: trained, then extended, that is, accustomed to an enlarged θ of RoPE.
 struct Evaluation {
-  std::vector<double> position_loss;      // trained, at the enlarged θ: [position], the mean over windows
-  std::vector<NeedleCell> needles_tuned;  // tuned, at its own θ
-  std::vector<NeedleCell> needles;        // tuned to the enlarged θ, as in what follows
+  std::vector<double> position_loss;       // trained, at the enlarged θ: [position], the mean over windows
+  std::vector<NeedleCell> needles_before;  // trained, at its own θ
+  std::vector<NeedleCell> needles;         // extended, as in what follows
   std::vector<double> head_scores;  // [head of any layer], the needle of the paper in the middle of texts
   std::vector<ScoredNeedle> scored;
   std::vector<double> p;  // [n - 1], of the table alone
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Evaluation, position_loss, needles_tuned, needles, head_scores, scored, p)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Evaluation, position_loss, needles_before, needles, head_scores, scored, p)
 
 struct Run {
   std::uint64_t study = 0;  // the identity of plan and text
@@ -141,6 +142,7 @@ class Study {
         const Checkpoint done =
             train(file(name, ".checkpoint"), std::string(of.title) + ", trying a rate",
                   start(of, model, corpus_, training), training.steps, model, corpus_, pool_);
+        // Not of the answers: when a model begins to find needles is luck.
         loss = last_mean(done.curve, &CurvePoint::text);
       } catch (const Diverged& diverged) {
         std::printf("  %s\n", diverged.what());
@@ -187,21 +189,20 @@ class Study {
     return with_scaling(softmax, model(Form::softmax), of, model(of.form));
   }
 
-  // What follows on `from`, of the same seed but with other samples.
-  Checkpoint tune(const Configuration& of, const Checkpoint& from, Training tuning, double theta_factor,
-                  std::uint64_t seed, const std::string& kind) const {
-    tuning.seed = from.training.seed + 1000;
-    const Checkpoint begin = start_tuning(from, tuning, theta_factor);
-    const Model model(begin.shape, of.form, tuning.length);
-    return train(file(name_of(of, seed) + "_" + kind, ".checkpoint"), std::string(of.title) + ", " + kind,
-                 begin, tuning.steps, model, corpus_, pool_);
+  // Accustomed to the enlarged θ, by half the rate.
+  Checkpoint extended(const Configuration& of, const Checkpoint& trained) const {
+    Training extension = results_.plan.extension;
+    extension.rate = trained.training.rate / 2;
+    const Checkpoint begin = start_tuning(trained, extension, results_.plan.theta_factor);
+    const Model model(begin.shape, of.form, extension.length);
+    return train(file(name_of(of, trained.training.seed) + "_extended", ".checkpoint"),
+                 std::string(of.title) + ", extended", begin, extension.steps, model, corpus_, pool_);
   }
 
   Evaluation evaluate(const Configuration& of, const Checkpoint& trained) const {
     const Plan& plan = results_.plan;
     const std::uint64_t seed = trained.training.seed;
-    const Checkpoint tuned = tune(of, trained, plan.tuning, 1, seed, "tuned"),
-                     extended = tune(of, tuned, plan.extension, plan.theta_factor, seed, "extended");
+    const Checkpoint extended = this->extended(of, trained);
     const auto begin = std::chrono::steady_clock::now();
     const Model model = this->model(of.form), extended_model(extended.shape, of.form, plan.training.length);
     const auto evaluator = [&](const Model& of_form, const Checkpoint& state, double theta_factor) {
@@ -210,7 +211,7 @@ class Study {
     };
     const Evaluator on_needles = evaluator(extended_model, extended, 1);
     Evaluation result{.position_loss = evaluator(model, trained, plan.theta_factor).position_loss(),
-                      .needles_tuned = evaluator(model, tuned, 1).needles(),
+                      .needles_before = evaluator(model, trained, 1).needles(),
                       .needles = on_needles.needles(),
                       .head_scores = on_needles.score_heads(),
                       .scored = on_needles.score_needles(),

@@ -50,8 +50,8 @@ struct Diverged : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// To step `last`, where a point of the curve ends, from the checkpoint at `path` if there is one; with another at the
-// end and every minute before.
+// To step `last`, where a point of the curve ends, from the checkpoint at `path` if there is one. Leaves another at the
+// end and, where a point of the curve ends, once a minute before.
 inline Checkpoint train(const std::filesystem::path& path, const std::string& what, Checkpoint state,
                         index_t last, const Model& model, const Corpus& corpus, ssmax::ThreadPool& pool) {
   using Clock = std::chrono::steady_clock;
@@ -102,9 +102,10 @@ inline Checkpoint with_scaling(const Checkpoint& from, const Model& softmax, con
   return state;
 }
 
-// A training of its own that begins with the weights of another, RoPE's θ being so many times as large.
-inline Checkpoint start_tuning(const Checkpoint& from, const Training& tuning, double theta_factor) {
+// A training that begins with the weights of another, on other samples, RoPE's θ being so many times as large.
+inline Checkpoint start_tuning(const Checkpoint& from, Training tuning, double theta_factor) {
   check(tuning);
+  tuning.seed = from.training.seed + 1000;
   Checkpoint state{from.configuration, from.shape, tuning, from.merges, from.text};
   state.shape.theta *= theta_factor;
   state.weights = from.weights;
