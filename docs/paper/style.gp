@@ -13,5 +13,6 @@ set tics nomirror
 set key right top Left reverse samplen 2
 # (a) to (f), safe for the colour-blind
 array colour[6] = ['#1f5fbf', '#d62728', '#e69f00', '#8c564b', '#7f7f7f', '#009e73']
+below = "set key outside bottom center horizontal maxrows 3 Left reverse"
 array configuration[6] = ['(a) Softmax', '(b) SSMax', '(c) SSMax without s', '(d) SSMax with b', \
                           '(e) replaced after training', '(f) switched in training']

@@ -2,7 +2,7 @@ load 'style.gp'
 set xlabel 'trial, by its score'
 set ylabel 'best needle score'
 set yrange [0:1.05]
-set key right top font ',11'
+set key left bottom font ',11'
 set xrange [0:100]
 set xtics 25
 set multiplot layout 2,3 title 'Figure 8. The best head of every trial, and what became of the answer' font ',15'
