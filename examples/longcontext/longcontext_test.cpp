@@ -590,7 +590,7 @@ TEST_CASE("a claim compares what it says", "[longcontext]") {
     }
   }
   const auto other = claims(results);
-  for (const std::size_t i : {0, 1, 6, 7, 12})
+  for (const std::size_t i : std::vector<std::size_t>{0, 1, 6, 7, 12})
     CHECK(other[i].measured.verdict() == std::string("does not hold"));
 }
 
