@@ -319,7 +319,7 @@ TEST_CASE("a study that was stopped ends with the same page", "[longcontext]") {
   Plan plan;
   plan.shape = small_shape();
   plan.training = small_training();
-  plan.extension = small_training();
+  plan.extension_steps = 12;
   plan.training.steps = 50;
   plan.budget = "1s";
   plan.rates = {1e-2, 1e30};
@@ -417,24 +417,24 @@ TEST_CASE("a model that was trained with Softmax goes on with SSMax", "[longcont
   }
 }
 
-TEST_CASE("fine-tuning begins with the weights and is new in all else", "[longcontext]") {
+TEST_CASE("an extension begins with the weights and is new in all else", "[longcontext]") {
   const Model model(small_shape(), Form::ssmax, 140);
   Checkpoint from = start(configuration("b"), model, corpus(), small_training());
   ssmax::ThreadPool pool(1);
   Trainer(model, corpus(), pool).step(from);
   from.curve.push_back({1, 2, 3});
-  Training tuning = small_training();
-  tuning.rate = 1e-4;
-  const Checkpoint to = start_tuning(from, tuning, 50);
+  Training extension = small_training();
+  extension.rate = 1e-4;
+  const Checkpoint to = start_extension(from, extension, 50);
   CHECK(to.weights == from.weights);
   CHECK(to.shape.theta == 50 * from.shape.theta);
-  tuning.seed = from.training.seed + 1000;  // other samples
-  CHECK(to.training == tuning);
+  extension.seed = from.training.seed + 1000;  // other samples
+  CHECK(to.training == extension);
   CHECK((to.configuration == "b" && to.step == 0 && to.curve.empty()));
   CHECK(to.averages.mean == Values(from.weights.size()));
   CHECK(to.averages.square == Values(from.weights.size()));
-  tuning.rate = 0;
-  CHECK_THROWS_WITH(start_tuning(from, tuning, 50), Contains("rate must be positive"));
+  extension.rate = 0;
+  CHECK_THROWS_WITH(start_extension(from, extension, 50), Contains("rate must be positive"));
 }
 
 // By hand: two steps of one weight, with a rate of 0.1.
@@ -501,7 +501,7 @@ TEST_CASE("sizes and settings that cannot be are refused", "[longcontext]") {
   CHECK_THROWS_WITH(check(training), Contains("must be a whole number of them"));
 
   Plan plan;
-  plan.sweep_steps = 1;
+  plan.sweep_steps = plan.extension_steps = 1;
   CHECK_NOTHROW(check(plan));
   const auto refused = [&](const auto& spoil, const char* why) {
     Plan spoilt = plan;

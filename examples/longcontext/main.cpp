@@ -17,7 +17,7 @@ using namespace longcontext;
 namespace fs = std::filesystem;
 
 struct Options {
-  fs::path text, work = "longcontext_study", docs = "docs", checkpoint, tuned;
+  fs::path text, work = "longcontext_study", docs = "docs", checkpoint, extended;
   std::string text_name, budget = "2h", configuration = "b", city = "Tokyo", number = "8106422";
   index_t context = 1024;
   double depth = 0.5;
@@ -93,15 +93,15 @@ struct Trained {
   }
 };
 
-void run_tune(const Options& options) {
+void run_extend(const Options& options) {
   check(options.training);
   ssmax::ThreadPool pool(options.threads);
   const Trained from(options);
-  Training tuning = options.training;
-  tuning.length = from.state.training.length;
-  const Checkpoint begin = start_tuning(from.state, tuning, options.theta_factor);
-  const Model model(begin.shape, from.model.form(), tuning.length);
-  train(options.tuned, "fine-tuning", begin, tuning.steps, model, from.corpus, pool);
+  Training extension = options.training;
+  extension.length = from.state.training.length;
+  const Checkpoint begin = start_extension(from.state, extension, options.theta_factor);
+  const Model model(begin.shape, from.model.form(), extension.length);
+  train(options.extended, "extension", begin, extension.steps, model, from.corpus, pool);
 }
 
 void run_evaluate(const Options& options) {
@@ -220,15 +220,15 @@ int main(int argc, char** argv) {
   train.add_flag("--tied", options.shape.tied, "The embedding is the head as well");
   train.callback([&] { run_train(options); });
 
-  CLI::App& tune = *app.add_subcommand(
-      "tune", "Fine-tune a checkpoint, to another RoPE if wanted, and save it as a new one");
-  add_text(tune, options);
-  add_threads(tune, options);
-  tune.add_option("checkpoint", options.checkpoint)->required();
-  tune.add_option("tuned", options.tuned)->required();
-  add_theta_factor(tune, options);
-  add_training(tune, options);
-  tune.callback([&] { run_tune(options); });
+  CLI::App& extend =
+      *app.add_subcommand("extend", "Train a checkpoint on, at a larger θ, and save it as a new one");
+  add_text(extend, options);
+  add_threads(extend, options);
+  extend.add_option("checkpoint", options.checkpoint)->required();
+  extend.add_option("extended", options.extended)->required();
+  add_theta_factor(extend, options);
+  add_training(extend, options);
+  extend.callback([&] { run_extend(options); });
 
   CLI::App& evaluate =
       *app.add_subcommand("evaluate", "Loss and needles of a checkpoint in ever longer contexts");

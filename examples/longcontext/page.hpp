@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <map>
+#include <numbers>
 #include <string>
 #include <vector>
 
@@ -118,6 +119,11 @@ inline std::string page(const Results& results, const Corpus& corpus, const std:
                           : fit.r2 >= 0.9 ? "holds"
                                           : "holds in direction only";
 
+  // Of the wavelength that is as long as a training sequence, by the enlarged θ.
+  const auto stretch = [&](double theta) {
+    const double turn = static_cast<double>(training.length) / (2 * std::numbers::pi);
+    return std::pow(turn, std::log(plan.theta_factor) / std::log(theta));
+  };
   detail::Fields fields{
       {"command", "longcontext all --budget " + plan.budget},
       {"seeds", std::to_string(plan.seeds.size())},
@@ -145,8 +151,10 @@ inline std::string page(const Results& results, const Corpus& corpus, const std:
       {"clip", number("%g", training.clip)},
       {"switch", number("%g %%", 100 * plan.switch_part)},
       {"longest", std::to_string(plan.extent.longest(training.length))},
+      {"stretch", number("%.1f", stretch(plan.shape.theta))},
+      {"stretch_at_10000", number("%.1f", stretch(10'000))},
       {"theta_factor", number("%g", plan.theta_factor)},
-      {"extension_steps", std::to_string(plan.extension.steps)},
+      {"extension_steps", std::to_string(plan.extension_steps)},
       {"sweep_steps", std::to_string(plan.sweep_steps)},
       {"rates", detail::rates_table(results)},
       {"summary", detail::summary(results)},

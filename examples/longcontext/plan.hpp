@@ -16,11 +16,11 @@ namespace longcontext {
 
 struct Plan {
   Shape shape;
-  Training training;   // of every run but for seed and rate
-  Training extension;  // of every trained model but for those: a short one, with RoPE's θ enlarged
+  Training training;  // of every run but for seed and rate
   std::string budget;
   std::vector<double> rates{5e-4, 1e-3, 2e-3};  // every configuration tries all of them and keeps the best
   index_t sweep_steps = 0;                      // of such a try
+  index_t extension_steps = 0;                  // after training, at the enlarged θ
   std::vector<std::uint64_t> seeds{1, 2, 3, 4, 5};
   double switch_part = 0.7;  // of the training, with Softmax, before (f) goes on with SSMax
   double theta_factor = 50;  // RoPE's θ, enlarged for contexts longer than those trained
@@ -36,13 +36,14 @@ struct Plan {
     return step;
   }
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Plan, shape, training, extension, budget, rates, sweep_steps, seeds,
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Plan, shape, training, budget, rates, sweep_steps, extension_steps, seeds,
                                    switch_part, theta_factor, extent)
 
 inline void check(const Plan& plan) {
-  check(plan.shape), check(plan.training), check(plan.extension);
+  check(plan.shape), check(plan.training);
   require(!plan.rates.empty() && !plan.seeds.empty(), "a plan needs rates and seeds");
-  require(plan.sweep_steps >= 1, "sweep_steps must be at least 1");
+  require(std::min(plan.sweep_steps, plan.extension_steps) >= 1,
+          "sweep_steps and extension_steps must be at least 1");
   require(plan.switch_part > 0 && plan.switch_part < 1, "switch_part must lie between 0 and 1");
   Shape extended = plan.shape;
   extended.theta *= plan.theta_factor;
@@ -86,21 +87,15 @@ inline Plan sized_plan(double seconds) {
   return plan;
 }
 
-// The steps of all parts follow from those of training.
-inline void set_steps(Plan& plan, index_t steps) {
-  const auto part = [&](double of) {
-    return std::max<index_t>(1, std::llround(of * static_cast<double>(steps)));
-  };
-  plan.training.steps = steps;
-  plan.sweep_steps = part(0.25);
-  plan.extension.steps = part(0.02);
-}
+// Of the steps of a training, what a try of a rate takes, and what an extension takes.
+inline constexpr double kTryPart = 0.25, kExtensionPart = 0.02;
 
 // So many times its steps of training does a plan take in all: five configurations try every rate; four are trained
 // with every seed, besides the last part of (f), and the table with one; then six are extended.
 inline double whole_trainings(const Plan& plan) {
-  const double tries = 0.25 * 5 * static_cast<double>(plan.rates.size());
-  return tries + static_cast<double>(plan.seeds.size()) * (4 + (1 - plan.switch_part) + 6 * 0.02) + 1;
+  const double tries = kTryPart * 5 * static_cast<double>(plan.rates.size());
+  return tries + static_cast<double>(plan.seeds.size()) * (4 + (1 - plan.switch_part) + 6 * kExtensionPart) +
+         1;
 }
 
 // A measured plan: no more than a fifth of the time evaluates, the rest trains.
@@ -142,7 +137,9 @@ inline Plan make_plan(const std::string& budget, const Corpus& corpus, ssmax::Th
     throw std::invalid_argument("the budget " + budget + " is too small for this machine; try " +
                                 std::to_string(std::llround(least) + 1) + "s");
   }
-  set_steps(plan, static_cast<index_t>(affordable));
+  plan.training.steps = static_cast<index_t>(affordable);
+  plan.sweep_steps = std::llround(kTryPart * affordable);
+  plan.extension_steps = std::llround(kExtensionPart * affordable);
   return plan;
 }
 

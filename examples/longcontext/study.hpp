@@ -191,9 +191,10 @@ class Study {
 
   // Accustomed to the enlarged θ, by half the rate.
   Checkpoint extended(const Configuration& of, const Checkpoint& trained) const {
-    Training extension = results_.plan.extension;
-    extension.rate = trained.training.rate / 2;
-    const Checkpoint begin = start_tuning(trained, extension, results_.plan.theta_factor);
+    Training extension = trained.training;
+    extension.steps = results_.plan.extension_steps;
+    extension.rate /= 2;
+    const Checkpoint begin = start_extension(trained, extension, results_.plan.theta_factor);
     const Model model(begin.shape, of.form, extension.length);
     return train(file(name_of(of, trained.training.seed) + "_extended", ".checkpoint"),
                  std::string(of.title) + ", extended", begin, extension.steps, model, corpus_, pool_);

@@ -103,10 +103,10 @@ inline Checkpoint with_scaling(const Checkpoint& from, const Model& softmax, con
 }
 
 // A training that begins with the weights of another, on other samples, RoPE's θ being so many times as large.
-inline Checkpoint start_tuning(const Checkpoint& from, Training tuning, double theta_factor) {
-  check(tuning);
-  tuning.seed = from.training.seed + 1000;
-  Checkpoint state{from.configuration, from.shape, tuning, from.merges, from.text};
+inline Checkpoint start_extension(const Checkpoint& from, Training extension, double theta_factor) {
+  check(extension);
+  extension.seed = from.training.seed + 1000;
+  Checkpoint state{from.configuration, from.shape, extension, from.merges, from.text};
   state.shape.theta *= theta_factor;
   state.weights = from.weights;
   state.averages.mean.resize(state.weights.size());
