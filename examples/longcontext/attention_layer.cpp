@@ -11,12 +11,12 @@ using ssmax::View;
 View<float, 4> by_heads(Matrix& tokens, const HeadShape& shape, index_t first_column) {
   const index_t row = tokens.cols();
   return {tokens.data() + first_column,
-          {shape.sequences, shape.heads, shape.length, shape.head_width},
-          {shape.length * row, shape.head_width, row, 1}};
+          {1, shape.heads, shape.length, shape.head_width},
+          {0, shape.head_width, row, 1}};
 }
 
 View<float, 3> lse_view(Matrix& lse, const HeadShape& shape) {
-  return {lse.data(), {shape.sequences, shape.heads, shape.length}};
+  return {lse.data(), {1, shape.heads, shape.length}};
 }
 
 }  // namespace
@@ -24,7 +24,7 @@ View<float, 3> lse_view(Matrix& lse, const HeadShape& shape) {
 void attend(const HeadShape& shape, const Scaling& scaling, const ssmax::Rope<float>& rope, Matrix& qkv,
             Matrix& heads, Matrix& lse) {
   heads.resize(qkv.rows(), shape.width());
-  lse.resize(shape.sequences * shape.heads, shape.length);
+  lse.resize(shape.heads, shape.length);
   const auto attend_with = [&](const auto& with) {
     ssmax::attention<float>({.q = by_heads(qkv, shape, 0),
                              .k = by_heads(qkv, shape, shape.width()),
@@ -71,9 +71,8 @@ std::vector<float> attention_on(const HeadShape& shape, const Scaling& scaling,
                                 const ssmax::Rope<float>& rope, Matrix& qkv, index_t first_key, index_t keys,
                                 index_t first_query, index_t queries) {
   const index_t seen = first_query + queries;
-  const HeadShape asked{
-      .sequences = 1, .length = queries, .heads = shape.heads, .head_width = shape.head_width};
-  const HeadShape all{.sequences = 1, .length = seen, .heads = shape.heads, .head_width = shape.head_width};
+  const HeadShape asked{.length = queries, .heads = shape.heads, .head_width = shape.head_width};
+  const HeadShape all{.length = seen, .heads = shape.heads, .head_width = shape.head_width};
   std::vector<float> marks(static_cast<std::size_t>(seen)),
       parts(static_cast<std::size_t>(shape.heads * queries));
   std::fill_n(marks.begin() + first_key, keys, 1.0f);

@@ -12,18 +12,18 @@
 
 namespace longcontext {
 
-// A matrix of tokens [sequence · position, 3 · head · channel] holds queries, keys and values side by side.
+// A matrix of one sequence [position, 3 · head · channel] holds queries, keys and values side by side.
 struct HeadShape {
-  index_t sequences, length, heads, head_width;
+  index_t length, heads, head_width;
 
   index_t width() const { return heads * head_width; }
 };
 
-// heads [token, head · channel] and lse [sequence · head, position] are resized.
+// heads [position, head · channel] and lse [head, position] are resized.
 void attend(const HeadShape& shape, const Scaling& scaling, const ssmax::Rope<float>& rope, Matrix& qkv,
             Matrix& heads, Matrix& lse);
 
-// The same for tokens that continue one sequence, whose past is in the cache; it takes them up.
+// The same for tokens that continue a sequence, whose past is in the cache; it takes them up.
 using Cache = ssmax::KvCache<float>;
 void attend(const HeadShape& shape, const Scaling& scaling, const ssmax::Rope<float>& rope, Matrix& qkv,
             Matrix& heads, Cache& cache);
@@ -32,7 +32,7 @@ void attend(const HeadShape& shape, const Scaling& scaling, const ssmax::Rope<fl
 void attend_backward(const HeadShape& shape, const ScalingGradient& scaling, const ssmax::Rope<float>& rope,
                      Matrix& qkv, Matrix& heads, Matrix& lse, Matrix& dheads, Matrix& dqkv);
 
-// Of one sequence: how much of its attention each head spends on the keys [first_key, first_key + keys), from
+// How much of its attention each head spends on the keys [first_key, first_key + keys), from
 // the queries [first_query, first_query + queries), on average.
 std::vector<float> attention_on(const HeadShape& shape, const Scaling& scaling,
                                 const ssmax::Rope<float>& rope, Matrix& qkv, index_t first_key, index_t keys,

@@ -50,15 +50,15 @@ inline index_t scored_texts(const Extent& extent) { return std::max<index_t>(1, 
 inline double needle_flops(const Model& model, index_t trained, const Extent& extent) {
   double flops = 0;
   for (const index_t multiple : extent.contexts) {
-    flops += static_cast<double>(extent.depths * extent.trials) * model.flops(1, multiple * trained);
+    flops += static_cast<double>(extent.depths * extent.trials) * model.flops(multiple * trained);
   }
   return flops;
 }
 
 inline double evaluation_flops(const Model& model, index_t trained, const Extent& extent) {
-  const double windows = static_cast<double>(extent.windows) * model.flops(1, extent.longest(trained));
+  const double windows = static_cast<double>(extent.windows) * model.flops(extent.longest(trained));
   const double scores = static_cast<double>(extent.scored + scored_texts(extent)) *
-                        model.flops(1, extent.scored_context * trained);
+                        model.flops(extent.scored_context * trained);
   return windows + 2 * needle_flops(model, trained, extent) + scores;
 }
 
@@ -87,7 +87,7 @@ class Evaluator {
           std::span(corpus_.test)
               .subspan(static_cast<std::size_t>(window * length), static_cast<std::size_t>(length + 1));
       Activations a;
-      model_.forward(weights_, {1, length, text.first(text.size() - 1)}, rope_, a);
+      model_.forward(weights_, text.first(text.size() - 1), rope_, a);
       for (index_t i = 0; i < length; ++i) {
         const ssmax::View<const float, 2> row(a.logits.row(i).data(), {1, a.logits.cols()});
         const auto wanted = text.subspan(static_cast<std::size_t>(i + 1), 1);
@@ -108,7 +108,7 @@ class Evaluator {
       for (index_t i = 0; i < extent_.depths; ++i) {
         const double depth = static_cast<double>(i) / static_cast<double>(extent_.depths - 1);
         cells.push_back(needles(multiple * trained_, depth));
-        progress.advance(static_cast<double>(extent_.trials) * model_.flops(1, multiple * trained_));
+        progress.advance(static_cast<double>(extent_.trials) * model_.flops(multiple * trained_));
       }
     }
     return cells;
@@ -170,14 +170,13 @@ class Evaluator {
 
   NeedleDocument hide(index_t context, double depth, const std::string& city, const std::string& number,
                       examples::Random& random) const {
-    return hide_needle(corpus_.tokenizer, corpus_.test, context, depth, city, number, random);
+    return hide_needle(Needle(corpus_.tokenizer, city, number), corpus_.test, context, depth, random);
   }
 
   // The digits that are right before the first wrong one. As long as all are right, the model's own digits are
   // those that it is given, so one forward does for decoding one by one.
   index_t answer(const NeedleDocument& document, Activations& a) const {
-    const auto length = static_cast<index_t>(document.tokens.size());
-    model_.forward(weights_, {1, length, document.tokens}, rope_, a);
+    model_.forward(weights_, document.tokens, rope_, a);
     for (index_t digit = 0; digit < kDigits; ++digit) {
       index_t likeliest = 0;
       a.logits.row(document.answer - 1 + digit).maxCoeff(&likeliest);

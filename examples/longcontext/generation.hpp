@@ -12,12 +12,12 @@ void continue_text(const Model& model, std::span<const float> weights, const ssm
   const auto prompt_size = static_cast<index_t>(prompt.size());
   std::vector<Cache> caches = model.caches(prompt_size + count);
   Activations a;
-  model.forward(weights, {1, prompt_size, prompt}, rope, a, caches);
+  model.forward(weights, prompt, rope, a, caches);
   for (index_t i = 0; i < count; ++i) {
     index_t likeliest = 0;
     a.logits.row(a.logits.rows() - 1).maxCoeff(&likeliest);
     shown(likeliest);
-    if (i + 1 < count) model.forward(weights, {1, 1, std::span(&likeliest, 1)}, rope, a, caches);
+    if (i + 1 < count) model.forward(weights, std::span(&likeliest, 1), rope, a, caches);
   }
 }
 

@@ -96,7 +96,7 @@ TEST_CASE("a needle stands where it is said to stand", "[longcontext]") {
   const Tokenizer& tokenizer = corpus().tokenizer;
   for (const double depth : {0.0, 0.3, 1.0}) {
     const NeedleDocument document =
-        hide_needle(tokenizer, corpus().test, 150, depth, "Tokyo", "8106422", random);
+        hide_needle(Needle(tokenizer, "Tokyo", "8106422"), corpus().test, 150, depth, random);
     REQUIRE(document.tokens.size() == 150);
     const auto text = [&](index_t first, index_t count) {
       return tokenizer.decode({document.tokens.begin() + first, document.tokens.begin() + first + count});
@@ -109,7 +109,7 @@ TEST_CASE("a needle stands where it is said to stand", "[longcontext]") {
                    "\nWhat is the special magic Tokyo number?\nThe special magic Tokyo number is: "));
     if (depth == 0) CHECK(document.needle == 0);
   }
-  CHECK_THROWS_WITH(hide_needle(tokenizer, corpus().test, 20, 0.5, "Tokyo", "8106422", random),
+  CHECK_THROWS_WITH(hide_needle(Needle(tokenizer, "Tokyo", "8106422"), corpus().test, 20, 0.5, random),
                     Contains("more than the context's 20"));
 }
 
@@ -147,24 +147,24 @@ TEST_CASE("a model's gradient is that of its loss", "[longcontext]") {
   const Form form = GENERATE(from_range(std::begin(kForms), std::end(kForms)));
   Shape shape = small_shape();
   shape.tied = tied;
-  const Model model(shape, form, 40);
+  const Model model(shape, form, 80);
   examples::Random random(5);
   // Larger than at the start, where attention is too even for its gradient to be seen.
   Values weights(static_cast<std::size_t>(model.layout().size()));
   for (float& x : weights) x = 0.25f * random.standard();
-  Tokens tokens(2 * 40), targets(tokens.size());
+  Tokens tokens(80), targets(tokens.size());
   for (auto& token : tokens) token = random.below(shape.vocabulary);
   for (auto& token : targets) token = random.below(shape.vocabulary);
-  const auto rope = model.rope(40);
+  const auto rope = model.rope(80);
   Activations a;
   const auto loss = [&](std::span<const float> at, double dloss) {
-    model.forward(at, {2, 40, tokens}, rope, a);
+    model.forward(at, tokens, rope, a);
     const ssmax::View<float, 2> logits(a.logits.data(), {80, shape.vocabulary});
     return ssmax::cross_entropy<float>(logits, targets, logits, {.dloss = dloss}).loss;
   };
   loss(weights, 1);
   Values gradient(weights.size());
-  model.backward(weights, {2, 40, tokens}, rope, a, gradient);
+  model.backward(weights, tokens, rope, a, gradient);
 
   for (const auto& entry : model.layout().entries()) {
     const auto direction = entry.tensor.values(std::span<const float>(gradient));
@@ -195,13 +195,12 @@ TEST_CASE("token by token a model says what it says at once", "[longcontext]") {
   Tokens tokens(30);
   for (auto& token : tokens) token = random.below(model.shape().vocabulary);
   Activations whole, parts;
-  model.forward(weights, {1, 30, tokens}, rope, whole);
+  model.forward(weights, tokens, rope, whole);
   std::vector<Cache> caches = model.caches(30);
-  model.forward(weights, {1, 20, std::span(tokens).first(20)}, rope, parts, caches);
+  model.forward(weights, std::span(tokens).first(20), rope, parts, caches);
   CHECK(parts.logits.isApprox(whole.logits.topRows(20), 1e-5f));
   for (index_t i = 20; i < 30; ++i) {
-    model.forward(weights, {1, 1, std::span(tokens).subspan(static_cast<std::size_t>(i), 1)}, rope, parts,
-                  caches);
+    model.forward(weights, std::span(tokens).subspan(static_cast<std::size_t>(i), 1), rope, parts, caches);
     CHECK(parts.logits.row(0).isApprox(whole.logits.row(i), 1e-4f));
   }
 
@@ -228,7 +227,7 @@ TEST_CASE("attention on keys is what the formula says", "[longcontext]") {
   Tokens tokens(30);
   for (auto& token : tokens) token = random.below(shape.vocabulary);
   Activations a;
-  model.forward(weights, {1, 30, tokens}, rope, a);
+  model.forward(weights, tokens, rope, a);
   const auto all = model.attention_on(weights, rope, a, 5, 4, 20, 3);
   REQUIRE(all.size() == 4);
 
@@ -543,7 +542,7 @@ TEST_CASE("losses are those of windows that lie side by side", "[longcontext]") 
     for (std::size_t window = 0; window < 3; ++window) {
       const auto text = std::span(corpus().test).subspan(100 * window, 101);
       Activations a;
-      model.forward(weights, {1, 100, text.first(100)}, rope, a);
+      model.forward(weights, text.first(100), rope, a);
       for (std::size_t i = 0; i < 100; ++i) {
         const auto row = a.logits.row(static_cast<index_t>(i)).cast<double>().array();
         expected[i] += (std::log(row.exp().sum()) - row[text[i + 1]]) / 3;
@@ -557,14 +556,16 @@ TEST_CASE("losses are those of windows that lie side by side", "[longcontext]") 
 TEST_CASE("a claim compares what it says", "[longcontext]") {
   Results results;
   results.plan.seeds = {1, 2, 3};
+  const index_t trained = results.plan.training.length, longest = results.plan.extent.longest(trained);
   const auto add = [&](const char* name, double near, double far, index_t found, double score) {
     for (const std::uint64_t seed : results.plan.seeds) {
       const double shift = 1e-3 * static_cast<double>(seed);
       Run run{.configuration = name, .seed = seed, .curve = {{1, near + shift, 0}}, .evaluation = {}};
-      run.evaluation.position_loss.assign(128 * 16, far + shift);
-      std::fill_n(run.evaluation.position_loss.begin(), 128, near + shift);
-      run.evaluation.needles = {{128, 0.5, 100, 100}, {256, 0.5, 100, found}, {2048, 0.5, 100, found}};
-      run.evaluation.needles_before = {{128, 0.5, 100, 100}, {256, 0.5, 100, 0}};
+      run.evaluation.position_loss.assign(static_cast<std::size_t>(longest), far + shift);
+      std::fill_n(run.evaluation.position_loss.begin(), trained, near + shift);
+      run.evaluation.needles = {
+          {trained, 0.5, 100, 100}, {2 * trained, 0.5, 100, found}, {longest, 0.5, 100, found}};
+      run.evaluation.needles_before = {{trained, 0.5, 100, 100}, {2 * trained, 0.5, 100, 0}};
       run.evaluation.head_scores = {0.1, score + shift};
       run.evaluation.scored = {{score, found > 50 ? kDigits : 3}, {score, 0}};
       results.runs.push_back(run);

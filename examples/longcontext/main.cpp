@@ -131,11 +131,11 @@ void run_evaluate(const Options& options) {
 // Hides a needle in a text that the model has not seen, and lets it answer.
 void run_ask(const Options& options) {
   const Trained trained(options);
-  examples::Random random(options.training.seed);
-  const NeedleDocument document = hide_needle(trained.corpus.tokenizer, trained.corpus.test, options.context,
-                                              options.depth, options.city, options.number, random);
-  const auto rope = trained.model.rope(options.context, options.theta_factor);
   const Tokenizer& tokenizer = trained.corpus.tokenizer;
+  examples::Random random(options.training.seed);
+  const NeedleDocument document = hide_needle(Needle(tokenizer, options.city, options.number),
+                                              trained.corpus.test, options.context, options.depth, random);
+  const auto rope = trained.model.rope(options.context, options.theta_factor);
   const auto print = [&](index_t first, index_t count) {
     const auto size = static_cast<index_t>(document.tokens.size());
     const index_t begin = std::max<index_t>(0, first), end = std::min(first + count, size);
@@ -177,9 +177,7 @@ void add_theta_factor(CLI::App& command, Options& options) {
 }
 
 void add_threads(CLI::App& command, Options& options) {
-  command
-      .add_option("--threads", options.threads,
-                  "Training takes no more than half as many as sequences of an update")
+  command.add_option("--threads", options.threads, "Training takes no more than an update has sequences")
       ->capture_default_str()
       ->check(CLI::Range(1, 1024));
 }

@@ -45,9 +45,7 @@ std::vector<Cache> Model::caches(index_t capacity) const {
       layers_.size(), Cache({.kv_heads = shape_.heads, .width = shape_.head_width, .capacity = capacity}));
 }
 
-HeadShape Model::heads(const Batch& batch) const {
-  return {batch.sequences, batch.length, shape_.heads, shape_.head_width};
-}
+HeadShape Model::heads(index_t length) const { return {length, shape_.heads, shape_.head_width}; }
 
 ScalingParameters<const float> Model::scaling_parameters(std::span<const float> weights,
                                                          index_t layer) const {
@@ -63,15 +61,15 @@ void Model::start_s(std::span<float> weights, index_t length) const {
   }
 }
 
-void Model::forward(std::span<const float> weights, const Batch& batch, const ssmax::Rope<float>& rope,
-                    Activations& a, std::span<Cache> caches) const {
-  const index_t tokens = batch.sequences * batch.length, width = shape_.width();
+void Model::forward(std::span<const float> weights, std::span<const index_t> tokens,
+                    const ssmax::Rope<float>& rope, Activations& a, std::span<Cache> caches) const {
+  const index_t length = static_cast<index_t>(tokens.size()), width = shape_.width();
   const auto embedding = embedding_.matrix(weights);
   // The embedding's rows are of length 1, as the head wants them.
   const float stretch = std::sqrt(static_cast<float>(width));
-  a.x.resize(tokens, width);
-  for (index_t i = 0; i < tokens; ++i) {
-    a.x.row(i) = stretch * embedding.row(batch.tokens[static_cast<std::size_t>(i)]);
+  a.x.resize(length, width);
+  for (index_t i = 0; i < length; ++i) {
+    a.x.row(i) = stretch * embedding.row(tokens[static_cast<std::size_t>(i)]);
   }
 
   a.layers.resize(layers_.size());
@@ -79,14 +77,14 @@ void Model::forward(std::span<const float> weights, const Batch& batch, const ss
     const Layer& layer = layers_[i];
     auto& at = a.layers[i];
     at.attention_norm.forward(a.x, at.attention_input);
-    at.qkv.resize(tokens, 3 * width);
+    at.qkv.resize(length, 3 * width);
     at.qkv.leftCols(2 * width).noalias() = at.attention_input * layer.queries_keys.matrix(weights);
     at.qkv.rightCols(width).noalias() = at.attention_input * layer.values.matrix(weights);
     const Scaling scaling = make_scaling(form_, scaling_parameters(weights, static_cast<index_t>(i)));
     if (caches.empty()) {
-      attend(heads(batch), scaling, rope, at.qkv, at.heads, at.lse);
+      attend(heads(length), scaling, rope, at.qkv, at.heads, at.lse);
     } else {
-      attend(heads(batch), scaling, rope, at.qkv, at.heads, caches[i]);
+      attend(heads(length), scaling, rope, at.qkv, at.heads, caches[i]);
     }
     a.x.noalias() += at.heads * layer.out.matrix(weights);
 
@@ -106,8 +104,8 @@ void Model::forward(std::span<const float> weights, const Batch& batch, const ss
   }
 }
 
-void Model::backward(std::span<const float> weights, const Batch& batch, const ssmax::Rope<float>& rope,
-                     Activations& a, std::span<float> gradient) const {
+void Model::backward(std::span<const float> weights, std::span<const index_t> tokens,
+                     const ssmax::Rope<float>& rope, Activations& a, std::span<float> gradient) const {
   const index_t width = shape_.width(), hidden = shape_.hidden;
   auto dembedding = embedding_.matrix(gradient);
   if (shape_.tied) {
@@ -141,7 +139,7 @@ void Model::backward(std::span<const float> weights, const Batch& batch, const s
     const auto learnt = scaling_parameters(weights, static_cast<index_t>(i));
     const ScalingParameters<float> dlearnt{layer.s.values(gradient), layer.b.values(gradient),
                                            p_.values(gradient)};
-    attend_backward(heads(batch), make_scaling_gradient(form_, learnt, dlearnt), rope, at.qkv, at.heads,
+    attend_backward(heads(a.x.rows()), make_scaling_gradient(form_, learnt, dlearnt), rope, at.qkv, at.heads,
                     at.lse, a.dheads, a.dqkv);
     const auto dqueries_keys = a.dqkv.leftCols(2 * width), dvalues = a.dqkv.rightCols(width);
     layer.queries_keys.matrix(gradient).noalias() += at.attention_input.transpose() * dqueries_keys;
@@ -153,7 +151,7 @@ void Model::backward(std::span<const float> weights, const Batch& batch, const s
 
   const float stretch = std::sqrt(static_cast<float>(width));
   for (index_t i = 0; i < a.dx.rows(); ++i) {
-    dembedding.row(batch.tokens[static_cast<std::size_t>(i)]) += stretch * a.dx.row(i);
+    dembedding.row(tokens[static_cast<std::size_t>(i)]) += stretch * a.dx.row(i);
   }
 }
 
@@ -163,22 +161,21 @@ std::vector<float> Model::attention_on(std::span<const float> weights, const ssm
   std::vector<float> all;
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     const Scaling scaling = make_scaling(form_, scaling_parameters(weights, static_cast<index_t>(i)));
-    const auto of_layer =
-        longcontext::attention_on({1, a.x.rows(), shape_.heads, shape_.head_width}, scaling, rope,
-                                  a.layers[i].qkv, first_key, keys, first_query, queries);
+    const auto of_layer = longcontext::attention_on(heads(a.x.rows()), scaling, rope, a.layers[i].qkv,
+                                                    first_key, keys, first_query, queries);
     all.insert(all.end(), of_layer.begin(), of_layer.end());
   }
   return all;
 }
 
-double Model::flops(index_t sequences, index_t length) const {
+double Model::flops(index_t length) const {
   index_t products = shape_.width() * shape_.vocabulary;
   for (const Layer& layer : layers_) {
     products += layer.queries_keys.size() + layer.values.size() + layer.out.size() + layer.gate_up.size() +
                 layer.down.size();
   }
   const index_t seen = shape_.layers * shape_.width() * length;  // half of length keys, for two products
-  return 2.0 * static_cast<double>(sequences * length) * static_cast<double>(products + seen);
+  return 2.0 * static_cast<double>(length) * static_cast<double>(products + seen);
 }
 
 }  // namespace longcontext

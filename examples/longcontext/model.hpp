@@ -16,13 +16,7 @@
 
 namespace longcontext {
 
-// Tokens [sequence, position].
-struct Batch {
-  index_t sequences, length;
-  std::span<const index_t> tokens;
-};
-
-// What a forward leaves for its backward, and what a backward works with.
+// What the forward of a sequence leaves for its backward, and what a backward works with.
 struct Activations {
   struct Layer {
     examples::RmsNorm attention_norm, feed_norm;
@@ -45,17 +39,17 @@ class Model {
 
   ssmax::Rope<float> rope(index_t positions, double theta_factor = 1) const;
 
-  // Leaves logits [token, vocabulary]. With a cache for every layer, one sequence goes on where they end.
-  void forward(std::span<const float> weights, const Batch& batch, const ssmax::Rope<float>& rope,
-               Activations& a, std::span<Cache> caches = {}) const;
+  // Leaves logits [token, vocabulary]. With a cache for every layer, the tokens go on where these end.
+  void forward(std::span<const float> weights, std::span<const index_t> tokens,
+               const ssmax::Rope<float>& rope, Activations& a, std::span<Cache> caches = {}) const;
 
   std::vector<Cache> caches(index_t capacity) const;
 
   // With the logits' gradient in their place; adds to the gradient of the weights.
-  void backward(std::span<const float> weights, const Batch& batch, const ssmax::Rope<float>& rope,
-                Activations& a, std::span<float> gradient) const;
+  void backward(std::span<const float> weights, std::span<const index_t> tokens,
+                const ssmax::Rope<float>& rope, Activations& a, std::span<float> gradient) const;
 
-  // After forward with one sequence: the attention of all heads, layer by layer, as attention_on has it.
+  // After forward: the attention of all heads, layer by layer, as attention_on has it.
   std::vector<float> attention_on(std::span<const float> weights, const ssmax::Rope<float>& rope,
                                   Activations& a, index_t first_key, index_t keys, index_t first_query,
                                   index_t queries) const;
@@ -66,16 +60,16 @@ class Model {
   // For models that were trained with Softmax: the multiplier s · ln n is 1 on average over n = 1 … length.
   void start_s(std::span<float> weights, index_t length) const;
 
-  // Of a forward; a backward has twice as many. Products of weights with tokens, and of queries, keys and values
+  // Of the forward of a sequence; a backward has twice as many. Products of weights with tokens, and of queries, keys and values
   // that see each other.
-  double flops(index_t sequences, index_t length) const;
+  double flops(index_t length) const;
 
  private:
   struct Layer {
     Tensor queries_keys, values, out, gate_up, down, s, b;
   };
 
-  HeadShape heads(const Batch& batch) const;
+  HeadShape heads(index_t length) const;
 
   Shape shape_;
   Form form_;

@@ -26,46 +26,35 @@ inline constexpr std::array kCities{
     "Singapore", "Sofia",    "Stockholm", "Sydney",    "Taipei",   "Tehran",   "Tokyo",     "Toronto",
     "Tunis",     "Vienna",   "Warsaw",    "Zurich"};
 
+struct Needle {
+  Tokens sentence, question, digits;
+
+  Needle(const Tokenizer& tokenizer, const std::string& city, const std::string& number) {
+    const std::string name = "The special magic " + city + " number";
+    sentence = tokenizer.encode(" " + name + " is: " + number + ".");
+    question = tokenizer.encode("\nWhat is the special magic " + city + " number?\n" + name + " is: ");
+    digits = tokenizer.encode(number);
+  }
+  // Of a document without any text around.
+  index_t size() const { return static_cast<index_t>(sentence.size() + question.size() + digits.size()); }
+};
+
 struct NeedleDocument {
   Tokens tokens;
   index_t needle = 0, needle_size = 0;  // where the hidden sentence stands
   index_t answer = 0;                   // where the first of the answer's digits stands; the other follow
 };
 
-namespace detail {
-
-struct NeedleParts {
-  Tokens needle, question, digits;
-
-  NeedleParts(const Tokenizer& tokenizer, const std::string& city, const std::string& number) {
-    const std::string name = "The special magic " + city + " number";
-    needle = tokenizer.encode(" " + name + " is: " + number + ".");
-    question = tokenizer.encode("\nWhat is the special magic " + city + " number?\n" + name + " is: ");
-    digits = tokenizer.encode(number);
-  }
-  index_t size() const { return static_cast<index_t>(needle.size() + question.size() + digits.size()); }
-};
-
-}  // namespace detail
-
-// Of a document without any text around.
-inline index_t needle_length(const Tokenizer& tokenizer, const std::string& city, const std::string& number) {
-  return detail::NeedleParts(tokenizer, city, number).size();
-}
-
-// The longest of a document without any text around.
 inline index_t longest_needle(const Tokenizer& tokenizer) {
   index_t longest = 0;
-  for (const char* city : kCities) longest = std::max(longest, needle_length(tokenizer, city, "0123456"));
+  for (const char* city : kCities) longest = std::max(longest, Needle(tokenizer, city, "0123456").size());
   return longest;
 }
 
 // `depth` is the part of the text that stands before the needle.
-inline NeedleDocument hide_needle(const Tokenizer& tokenizer, const Tokens& text, index_t length,
-                                  double depth, const std::string& city, const std::string& number,
+inline NeedleDocument hide_needle(const Needle& needle, const Tokens& text, index_t length, double depth,
                                   examples::Random& random) {
-  const detail::NeedleParts parts(tokenizer, city, number);
-  const index_t filler = length - parts.size();
+  const index_t filler = length - needle.size();
   if (filler < 0) {
     throw std::runtime_error("a needle and its question take " + std::to_string(length - filler) +
                              " tokens, more than the context's " + std::to_string(length));
@@ -78,12 +67,12 @@ inline NeedleDocument hide_needle(const Tokenizer& tokenizer, const Tokens& text
   tokens.assign(hay.begin(), hay.begin() + before);
   const auto append = [&](const auto& more) { tokens.insert(tokens.end(), more.begin(), more.end()); };
   document.needle = static_cast<index_t>(tokens.size());
-  document.needle_size = static_cast<index_t>(parts.needle.size());
-  append(parts.needle);
+  document.needle_size = static_cast<index_t>(needle.sentence.size());
+  append(needle.sentence);
   append(hay.subspan(static_cast<std::size_t>(before)));
-  append(parts.question);
+  append(needle.question);
   document.answer = static_cast<index_t>(tokens.size());
-  append(parts.digits);
+  append(needle.digits);
   return document;
 }
 

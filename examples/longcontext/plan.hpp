@@ -118,7 +118,7 @@ inline Plan make_plan(const std::string& budget, const Corpus& corpus, ssmax::Th
   }
   const double step_seconds = elapsed / steps;
   const double flops_per_second =
-      3 * model.flops(plan.training.sequences, plan.training.length) / step_seconds;
+      3 * static_cast<double>(plan.training.sequences) * model.flops(plan.training.length) / step_seconds;
 
   const auto evaluations = static_cast<double>(6 * plan.seeds.size());
   const double wanted = evaluations * evaluation_flops(model, plan.training.length, plan.extent);

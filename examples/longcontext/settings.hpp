@@ -17,8 +17,8 @@ struct Shape {
   index_t vocabulary = 512;  // 256: bytes
   bool tied = false;         // the head's weights are the embedding
   // Of RoPE, in training. With θ · F, a pair of wavelength λ turns (λ / 2π)^(ln F / ln θ) times as slowly. For F = 50
-  // and λ the trained length that is 8.5 here, and 8.7 in the paper; 3.6 for 128 tokens and the paper's 10,000.
-  double theta = 250;
+  // and λ the trained length that is 8.8 here, and 8.7 in the paper; 4.8 for 256 tokens and the paper's 10,000.
+  double theta = 800;
 
   index_t width() const { return heads * head_width; }
   bool operator==(const Shape&) const = default;
@@ -26,8 +26,8 @@ struct Shape {
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Shape, layers, heads, head_width, hidden, vocabulary, tied, theta)
 
 struct Training {
-  index_t length = 128;   // tokens of a sequence
-  index_t sequences = 4;  // of an update; few, for many updates
+  index_t length = 256;   // tokens of a sequence
+  index_t sequences = 2;  // of an update; few, for many updates
   index_t steps = 5000;
   double needle_part = 0.5;  // of the sequences that hide a needle and ask for it
   double rate = 1e-3;

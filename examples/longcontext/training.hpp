@@ -1,6 +1,6 @@
-// Training: the sequences of an update are cut into pieces, each with a forward and a backward of its own on
-// one thread, and their gradients are added up in the order of the pieces. So nothing depends on the number of
-// threads; nor on a stop, for a step's sequences are drawn from the seed and the step alone.
+// Training: every sequence of an update has a forward and a backward of its own on one thread, and their
+// gradients are added up in the order of the sequences. So nothing depends on the number of threads; nor on a
+// stop, for a sequence is drawn from the seed, the step and its place in the step alone.
 #pragma once
 
 #include <cmath>
@@ -51,17 +51,16 @@ inline Sample draw_sample(const Corpus& corpus, const Training& training, bool w
   for (;;) {
     std::string city = draw_city(random);
     while (!asked.insert(city).second) city = draw_city(random);
-    const std::string number = draw_number(random);
+    const Needle needle(corpus.tokenizer, city, draw_number(random));
     const index_t left = count - static_cast<index_t>(sample.tokens.size());
-    const index_t shortest = needle_length(corpus.tokenizer, city, number);
+    const index_t shortest = needle.size();
     if (left < shortest && !sample.tokens.empty()) {
       const auto rest = draw_text(corpus.train, left, random);
       sample.tokens.insert(sample.tokens.end(), rest.begin(), rest.end());
       break;
     }
     const index_t length = std::min(left, shortest + random.below(std::max<index_t>(1, left - shortest + 1)));
-    const NeedleDocument document =
-        hide_needle(corpus.tokenizer, corpus.train, length, random.unit(), city, number, random);
+    const NeedleDocument document = hide_needle(needle, corpus.train, length, random.unit(), random);
     const std::size_t answer = sample.tokens.size() + static_cast<std::size_t>(document.answer);
     sample.tokens.insert(sample.tokens.end(), document.tokens.begin(), document.tokens.end());
     sample.targets.resize(answer - 1, kIgnored);
@@ -80,76 +79,61 @@ class Trainer {
 
   Losses step(Checkpoint& state) {
     const Training& training = state.training;
-    const index_t pieces = (training.sequences + kPiece - 1) / kPiece;
-    pieces_.resize(static_cast<std::size_t>(pieces));
+    sequences_.resize(static_cast<std::size_t>(training.sequences));
     if (rope_.positions() < training.length) rope_ = model_.rope(training.length);
     state.step += 1;
 
-    examples::Random random(training.seed * 0x9e3779b97f4a7c15 + static_cast<std::uint64_t>(state.step));
     const auto needles =
         static_cast<index_t>(std::lround(training.needle_part * static_cast<double>(training.sequences)));
-    for (index_t i = 0; i < pieces; ++i) {
-      Piece& piece = pieces_[static_cast<std::size_t>(i)];
-      piece.samples.clear();
-      for (index_t k = i * kPiece; k < std::min((i + 1) * kPiece, training.sequences); ++k) {
-        piece.samples.push_back(draw_sample(corpus_, training, k < needles, random));
-      }
-    }
-
-    pool_.run(pieces, [&](index_t i) { run(pieces_[static_cast<std::size_t>(i)], state); });
+    pool_.run(training.sequences, [&](index_t i) {
+      examples::Random random = draw(training.seed, state.step, i);
+      run(draw_sample(corpus_, training, i < needles, random), state,
+          sequences_[static_cast<std::size_t>(i)]);
+    });
     std::vector<std::span<float>> gradients;
-    for (Piece& piece : pieces_) gradients.emplace_back(piece.gradient);
+    for (Sequence& sequence : sequences_) gradients.emplace_back(sequence.gradient);
     const double norm = add_up(gradients, pool_);
     update(model_.layout(), state.weights, gradients.front(), norm, state.averages, training, state.step,
            pool_);
     Losses losses;
-    for (const Piece& piece : pieces_) losses += piece.losses;
+    for (const Sequence& sequence : sequences_) losses += sequence.losses;
     return losses;
   }
 
  private:
-  // Sequences. One would serve twice as many threads, and is 9 % slower on two.
-  static constexpr index_t kPiece = 2;
-
-  struct Piece {
-    std::vector<Sample> samples;
+  struct Sequence {
     Activations activations;
     Values gradient;
     Losses losses;
   };
 
-  void run(Piece& piece, const Checkpoint& state) const {
-    const index_t length = state.training.length, vocabulary = model_.shape().vocabulary;
-    const auto sequences = static_cast<index_t>(piece.samples.size());
-    Tokens tokens;
-    for (const Sample& sample : piece.samples) {
-      tokens.insert(tokens.end(), sample.tokens.begin(), sample.tokens.end());
-    }
-    const Batch batch{sequences, length, tokens};
-    Activations& a = piece.activations;
-    model_.forward(state.weights, batch, rope_, a);
+  static examples::Random draw(std::uint64_t seed, index_t step, index_t sequence) {
+    constexpr std::uint64_t kSpread = 0x9e3779b97f4a7c15;
+    return examples::Random((seed * kSpread + static_cast<std::uint64_t>(step)) * kSpread +
+                            static_cast<std::uint64_t>(sequence));
+  }
 
-    piece.losses = {};
-    for (index_t i = 0; i < sequences; ++i) {
-      const Sample& sample = piece.samples[static_cast<std::size_t>(i)];
-      const ssmax::View<float, 2> logits(a.logits.row(i * length).data(), {length, vocabulary});
-      const double part = 1 / static_cast<double>(state.training.sequences);
-      const double loss =
-          ssmax::cross_entropy<float>(logits, sample.targets, logits, {.ignored = kIgnored, .dloss = part})
-              .loss;
-      piece.losses +=
-          sample.has_needle ? Losses{.answer = loss, .answers = 1} : Losses{.text = loss, .texts = 1};
-    }
+  void run(const Sample& sample, const Checkpoint& state, Sequence& sequence) const {
+    const index_t length = state.training.length;
+    Activations& a = sequence.activations;
+    model_.forward(state.weights, sample.tokens, rope_, a);
 
-    piece.gradient.assign(static_cast<std::size_t>(model_.layout().size()), 0.0f);
-    model_.backward(state.weights, batch, rope_, a, piece.gradient);
+    const ssmax::View<float, 2> logits(a.logits.data(), {length, model_.shape().vocabulary});
+    const double part = 1 / static_cast<double>(state.training.sequences);
+    const double loss =
+        ssmax::cross_entropy<float>(logits, sample.targets, logits, {.ignored = kIgnored, .dloss = part})
+            .loss;
+    sequence.losses =
+        sample.has_needle ? Losses{.answer = loss, .answers = 1} : Losses{.text = loss, .texts = 1};
+    sequence.gradient.assign(static_cast<std::size_t>(model_.layout().size()), 0.0f);
+    model_.backward(state.weights, sample.tokens, rope_, a, sequence.gradient);
   }
 
   const Model& model_;
   const Corpus& corpus_;
   ssmax::ThreadPool& pool_;
   ssmax::Rope<float> rope_ = model_.rope(1);
-  std::vector<Piece> pieces_;
+  std::vector<Sequence> sequences_;
 };
 
 inline Checkpoint start(const Configuration& configuration, const Model& model, const Corpus& corpus,
