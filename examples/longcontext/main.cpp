@@ -53,6 +53,7 @@ void run_all(const Options& options) {
   }
   const Results results = Study(options.work, plan, corpus, pool).run();
   draw_figures(results, options.docs / "paper");
+  write_file(options.docs / "paper" / "plan.json", nlohmann::json(plan).dump(2) + "\n");
   const std::string file_name = fs::absolute(options.text / "").parent_path().filename().string();
   const std::string name = options.text_name.empty() ? "`" + file_name + "`" : options.text_name;
   write_file(options.docs / "paper.md", page(results, corpus, name));
@@ -244,7 +245,10 @@ int main(int argc, char** argv) {
       ->capture_default_str()
       ->check(CLI::Range(0.0, 1.0));
   ask.add_option("--city", options.city)->capture_default_str();
-  ask.add_option("--number", options.number)->capture_default_str();
+  ask.add_option("--number", options.number)->capture_default_str()->check([](const std::string& number) {
+    const bool digits = !number.empty() && number.find_first_not_of("0123456789") == std::string::npos;
+    return std::string(digits ? "" : "must consist of digits");
+  });
   add_theta_factor(ask, options);
   ask.add_option("--seed", options.training.seed, "Of the text around it")->capture_default_str();
   ask.callback([&] { run_ask(options); });

@@ -1,7 +1,7 @@
 // A document that hides a number in a text and asks for it at the end, in the paper's words:
 //
 //   … The special magic Tokyo number is: 8106422. …  What is the special magic Tokyo number?
-//   The special magic Tokyo number is: 8106422.
+//   The special magic Tokyo number is: 8106422
 //
 // The text is cut so that the document has the wanted number of tokens, the answer's last digit included.
 #pragma once
@@ -11,6 +11,7 @@
 #include <string>
 
 #include "corpus.hpp"
+#include "settings.hpp"
 
 namespace longcontext {
 
@@ -54,11 +55,10 @@ inline index_t longest_needle(const Tokenizer& tokenizer) {
 // `depth` is the part of the text that stands before the needle.
 inline NeedleDocument hide_needle(const Needle& needle, const Tokens& text, index_t length, double depth,
                                   examples::Random& random) {
+  require(depth >= 0 && depth <= 1, "depth must lie between 0 and 1");
+  require(needle.size() <= length, "a needle and its question take " + std::to_string(needle.size()) +
+                                       " tokens, more than the context's " + std::to_string(length));
   const index_t filler = length - needle.size();
-  if (filler < 0) {
-    throw std::runtime_error("a needle and its question take " + std::to_string(length - filler) +
-                             " tokens, more than the context's " + std::to_string(length));
-  }
   const auto hay = draw_text(text, filler, random);
   const auto before = static_cast<index_t>(std::lround(depth * static_cast<double>(filler)));
 

@@ -22,7 +22,7 @@ inline double schedule(index_t step, index_t steps) {
   return std::min({1.0, 20 * part, 5 * (1 - part) + 1.0 / static_cast<double>(steps)});
 }
 
-// Adds up the gradients of several pieces, in their order, into the first; returns the norm of the sum.
+// Adds up the gradients of several sequences, in their order, into the first; returns the norm of the sum.
 inline double add_up(std::span<const std::span<float>> gradients, ssmax::ThreadPool& pool) {
   constexpr index_t kPart = 1 << 15;
   const auto size = static_cast<index_t>(gradients.front().size());

@@ -65,7 +65,7 @@ inline std::string claims_table(const Results& results, int figure) {
     if (claim.figure != figure) continue;
     text += row({claim.text, claim.measure,
                  number("%+.4f", claim.measured.mean) + " ± " + number("%.4f", claim.measured.error),
-                 "**" + std::string(claim.measured.verdict()) + "**"});
+                 "**" + std::string(claim.verdict()) + "**"});
   }
   return text;
 }
@@ -89,19 +89,23 @@ inline std::string rates_table(const Results& results) {
 
 inline std::string summary(const Results& results) {
   const Quantities q = quantities(results.plan);
-  std::string text = header(
-      {"mean (least – most of the seeds)", "training loss, text", "test loss within the trained length",
-       "beyond 4 × that", "needles found within the trained length", "beyond it", "beyond it, θ as trained"});
-  for_each_evaluated([&](const Configuration& each) {
-    const auto runs = results.of(each.name);
-    std::vector<std::string> cells{std::string(each.title)};
-    for (const Quantity& loss : {q.training_loss, q.near_loss, q.far_loss})
-      cells.push_back(spread(runs, loss, "%.3f"));
-    for (const Quantity& found : {q.found_near, q.found_far, q.found_far_before})
-      cells.push_back(spread(runs, found, "%.2f"));
-    text += row(cells);
-  });
-  return text;
+  const auto table = [&](const std::vector<std::string>& titles, const std::vector<Quantity>& of,
+                         const char* format) {
+    std::string text = header(titles);
+    for_each_evaluated([&](const Configuration& each) {
+      std::vector<std::string> cells{std::string(each.title)};
+      for (const Quantity& quantity : of) cells.push_back(spread(results.of(each.name), quantity, format));
+      text += row(cells);
+    });
+    return text;
+  };
+  return table({"loss", "training, text", "training, answers", "test, within the trained length",
+                "test, beyond 4 × that"},
+               {q.training_loss, q.answer_loss, q.near_loss, q.far_loss}, "%.3f") +
+         "\n" +
+         table({"needles found", "trained, within the trained length", "trained, beyond it",
+                "extended, within the trained length", "extended, beyond it"},
+               {q.found_near_before, q.found_far_before, q.found_near, q.found_far}, "%.2f");
 }
 
 }  // namespace detail
@@ -118,6 +122,11 @@ inline std::string page(const Results& results, const Corpus& corpus, const std:
   const char* logarithm = fit.slope <= 0  ? "does not hold"
                           : fit.r2 >= 0.9 ? "holds"
                                           : "holds in direction only";
+
+  const auto largest_chosen = std::ranges::count_if(kConfigurations, [&](const Configuration& each) {
+    return each.origin == Origin::scratch &&
+           results.best_trial(each.name)->rate == std::ranges::max(plan.rates);
+  });
 
   // Of the wavelength that is as long as a training sequence, by the enlarged θ.
   const auto stretch = [&](double theta) {
@@ -163,6 +172,11 @@ inline std::string page(const Results& results, const Corpus& corpus, const std:
       {"r2", number("%.3f", fit.r2)},
       {"logarithm", logarithm},
       {"trials", std::to_string(plan.extent.trials)},
+      {"windows", std::to_string(plan.extent.windows)},
+      {"scored", std::to_string(plan.extent.scored)},
+      {"claims", std::to_string(claims(results).size())},
+      {"largest_chosen", std::to_string(largest_chosen)},
+      {"longest_multiple", std::to_string(plan.extent.contexts.back())},
       {"scored_context", std::to_string(plan.extent.scored_context)}};
   for (int figure = 1; figure <= 8; ++figure) {
     const std::string n = std::to_string(figure), file = "paper/figure_" + n;

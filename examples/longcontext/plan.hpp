@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -30,10 +32,8 @@ struct Plan {
 
   // Where a point of the curve ends.
   index_t switch_step() const {
-    index_t step = 1;
     const auto points = std::llround(switch_part * static_cast<double>(kCurvePoints));
-    while (points_until(step, training.steps) < points) ++step;
-    return step;
+    return (points * training.steps + kCurvePoints - 1) / kCurvePoints;
   }
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Plan, shape, training, budget, rates, sweep_steps, extension_steps, seeds,
@@ -44,14 +44,19 @@ inline void check(const Plan& plan) {
   require(!plan.rates.empty() && !plan.seeds.empty(), "a plan needs rates and seeds");
   require(std::min(plan.sweep_steps, plan.extension_steps) >= 1,
           "sweep_steps and extension_steps must be at least 1");
-  require(plan.switch_part > 0 && plan.switch_part < 1, "switch_part must lie between 0 and 1");
+  require(std::max(plan.sweep_steps, plan.extension_steps) <= kMostSteps,
+          "sweep_steps and extension_steps must not be above 10^12");
+  require(plan.switch_part >= 1.0 / kCurvePoints && plan.switch_part <= 1 - 1.0 / kCurvePoints,
+          "switch_part must lie between 0.02 and 0.98");
+  require(std::set(plan.seeds.begin(), plan.seeds.end()).size() == plan.seeds.size(),
+          "every seed must be another");
   Shape extended = plan.shape;
   extended.theta *= plan.theta_factor;
   check(extended);
   const auto& contexts = plan.extent.contexts;
-  require(
-      contexts.size() > 1 && contexts.front() == 1 && std::ranges::is_sorted(contexts) && contexts.back() > 4,
-      "contexts must begin with 1, rise, and end above 4");
+  require(contexts.size() > 1 && contexts.front() == 1 && contexts.back() > 4 && contexts.back() <= 1 << 20 &&
+              std::ranges::adjacent_find(contexts, std::greater_equal<>()) == contexts.end(),
+          "contexts must begin with 1, rise, and end above 4 and not above 2^20");
   require(plan.extent.scored_context <= contexts.back(), "scored_context must not be above all contexts");
   require(plan.extent.depths >= 2, "depths must be at least 2");
   require(std::min(
@@ -81,14 +86,14 @@ inline Plan sized_plan(double seconds) {
   if (seconds < 5 * 60) {
     plan.shape = {.layers = 2, .heads = 2, .head_width = 8, .hidden = 32};
     plan.seeds = {1, 2, 3};
-    plan.extent.contexts = {1, 4, 16};
+    plan.extent.contexts = {1, 4, 12};
     plan.extent.depths = 3;
   }
   return plan;
 }
 
 // Of the steps of a training, what a try of a rate takes, and what an extension takes.
-inline constexpr double kTryPart = 0.25, kExtensionPart = 0.02;
+inline constexpr double kTryPart = 0.25, kExtensionPart = 0.03;
 
 // So many times its steps of training does a plan take in all: five configurations try every rate; four are trained
 // with every seed, besides the last part of (f), and the table with one; then six are extended.
@@ -98,7 +103,7 @@ inline double whole_trainings(const Plan& plan) {
          1;
 }
 
-// A measured plan: no more than a fifth of the time evaluates, the rest trains.
+// A measured plan: a fifth of the time evaluates, unless less will do or even the least takes more; the rest trains.
 inline Plan make_plan(const std::string& budget, const Corpus& corpus, ssmax::ThreadPool& pool) {
   using Clock = std::chrono::steady_clock;
   const double seconds = parse_budget(budget);
@@ -133,7 +138,7 @@ inline Plan make_plan(const std::string& budget, const Corpus& corpus, ssmax::Th
   constexpr double kFewestSteps = 4 * kCurvePoints;  // a point of every curve, those of tries included
   const double affordable = (0.95 * seconds - evaluating) / step_seconds / whole_trainings(plan);
   if (affordable < kFewestSteps) {
-    const double least = seconds * kFewestSteps / std::max(affordable, 1.0);
+    const double least = (evaluating + kFewestSteps * step_seconds * whole_trainings(plan)) / 0.95;
     throw std::invalid_argument("the budget " + budget + " is too small for this machine; try " +
                                 std::to_string(std::llround(least) + 1) + "s");
   }

@@ -39,6 +39,8 @@ struct Training {
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Training, length, sequences, steps, needle_part, rate, decay, clip, seed)
 
+inline constexpr index_t kMostSteps = 1'000'000'000'000;
+
 inline void require(bool holds, const std::string& what) {
   if (!holds) throw std::invalid_argument(what);
 }
@@ -56,7 +58,7 @@ inline void check(const Shape& shape) {
 inline void check(const Training& training) {
   require(training.length >= 1 && training.length <= 1 << 20, "length must lie between 1 and 2^20");
   require(training.sequences >= 1 && training.sequences <= 1 << 20, "sequences must lie between 1 and 2^20");
-  require(training.steps >= 1, "steps must be at least 1");
+  require(training.steps >= 1 && training.steps <= kMostSteps, "steps must lie between 1 and 10^12");
   require(training.needle_part >= 0 && training.needle_part <= 1, "needle_part must lie between 0 and 1");
   const double needles = training.needle_part * static_cast<double>(training.sequences);
   require(

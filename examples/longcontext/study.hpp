@@ -91,11 +91,13 @@ class Study {
   Study(std::filesystem::path folder, const Plan& plan, const Corpus& corpus, ssmax::ThreadPool& pool)
       : folder_(std::move(folder)), corpus_(corpus), pool_(pool) {
     results_.plan = plan;
-    identity_ = checksum(nlohmann::json(plan).dump() + std::to_string(corpus.identity));
+    identity_ = checksum(std::string(detail::kSignature) + nlohmann::json(plan).dump() +
+                         std::to_string(corpus.identity));
   }
 
   Results run() {
     for (const char* name : {"a", "b", "c", "d", "table"}) try_rates(configuration(name));
+    begin_ = Clock::now();
     for (const std::uint64_t seed : results_.plan.seeds) {
       const Checkpoint softmax = train_softmax(seed);
       add(configuration("a"), softmax);
@@ -110,6 +112,8 @@ class Study {
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   std::filesystem::path file(const std::string& name, const char* kind) const {
     return folder_ / (name + kind);
   }
@@ -204,7 +208,6 @@ class Study {
     const Plan& plan = results_.plan;
     const std::uint64_t seed = trained.training.seed;
     const Checkpoint extended = this->extended(of, trained);
-    const auto begin = std::chrono::steady_clock::now();
     const Model model = this->model(of.form), extended_model(extended.shape, of.form, plan.training.length);
     const auto evaluator = [&](const Model& of_form, const Checkpoint& state, double theta_factor) {
       return Evaluator(of_form, state.weights, theta_factor, corpus_, plan.training.length, plan.extent, seed,
@@ -217,9 +220,6 @@ class Study {
                       .head_scores = on_needles.score_heads(),
                       .scored = on_needles.score_needles(),
                       .p = {}};
-    const auto took = std::chrono::steady_clock::now() - begin;
-    std::printf("  %s evaluated in %.0f s\n\n", std::string(of.title).c_str(),
-                std::chrono::duration<double>(took).count());
     return result;
   }
 
@@ -240,6 +240,16 @@ class Study {
     }
     write_file(path, nlohmann::json(run).dump() + "\n");
     results_.runs.push_back(std::move(run));
+    report();
+  }
+
+  void report() {
+    done_here_ += 1;
+    const std::size_t done = results_.runs.size(), all = 6 * results_.plan.seeds.size() + 1;
+    const double seconds = std::chrono::duration<double>(Clock::now() - begin_).count();
+    std::printf("%zu of %zu models are done, about %.0f s left\n\n", done, all,
+                seconds / static_cast<double>(done_here_) * static_cast<double>(all - done));
+    std::fflush(stdout);
   }
 
   std::filesystem::path folder_;
@@ -247,6 +257,8 @@ class Study {
   ssmax::ThreadPool& pool_;
   Results results_;
   std::uint64_t identity_;
+  Clock::time_point begin_{};  // of the models, after all rates were tried
+  std::size_t done_here_ = 0;  // not in an earlier process
 };
 
 }  // namespace longcontext

@@ -140,8 +140,7 @@ inline Checkpoint start(const Configuration& configuration, const Model& model, 
                         const Training& training) {
   check(training);
   examples::Random random(training.seed);
-  Checkpoint state{std::string(configuration.name), model.shape(), training, corpus.tokenizer.merges(),
-                   corpus.identity};
+  Checkpoint state{std::string(configuration.name), model.shape(), training, corpus.identity};
   state.weights = model.layout().initial_values(random);
   state.averages.mean.resize(state.weights.size());
   state.averages.square.resize(state.weights.size());

@@ -13,7 +13,7 @@
 
 namespace longcontext {
 
-// A line a tenth of the way: losses, speed, time left.
+// A line for every tenth of the way, and for every minute or so: losses, speed, time left.
 class TrainingReport {
  public:
   TrainingReport(const std::string& what, const Checkpoint& state, const Model& model)
@@ -28,9 +28,9 @@ class TrainingReport {
 
   void show(const Checkpoint& state) {
     const Training& training = state.training;
-    if (state.step * 10 / training.steps == (state.step - 1) * 10 / training.steps || state.curve.empty()) {
-      return;
-    }
+    const bool is_tenth = state.step * 10 / training.steps > (state.step - 1) * 10 / training.steps;
+    if (!is_tenth && Clock::now() - shown_ < std::chrono::minutes(1)) return;
+    shown_ = Clock::now();
     const double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
     const double rate = static_cast<double>(state.step - first_) / seconds;
     const auto tokens = static_cast<double>(training.sequences * training.length);
@@ -44,7 +44,7 @@ class TrainingReport {
   using Clock = std::chrono::steady_clock;
   index_t first_;
   double flops_;  // of a step
-  Clock::time_point start_ = Clock::now();
+  Clock::time_point start_ = Clock::now(), shown_ = start_;
 };
 
 struct Diverged : std::runtime_error {
@@ -59,7 +59,8 @@ inline Checkpoint train(const std::filesystem::path& path, const std::string& wh
   if (std::filesystem::exists(path)) {
     Checkpoint saved = load(path);
     if (saved.configuration != state.configuration || saved.shape != state.shape ||
-        saved.training != state.training || saved.merges != state.merges || saved.text != state.text) {
+        saved.training != state.training || saved.text != state.text ||
+        saved.weights.size() != state.weights.size()) {
       throw std::runtime_error(path.string() +
                                " was trained with other settings or another text; move it away");
     }
@@ -107,7 +108,7 @@ inline Checkpoint with_scaling(const Checkpoint& from, const Model& softmax, con
 inline Checkpoint start_extension(const Checkpoint& from, Training extension, double theta_factor) {
   check(extension);
   extension.seed = from.training.seed + 1000;
-  Checkpoint state{from.configuration, from.shape, extension, from.merges, from.text};
+  Checkpoint state{from.configuration, from.shape, extension, from.text};
   state.shape.theta *= theta_factor;
   state.weights = from.weights;
   state.averages.mean.resize(state.weights.size());
