@@ -10,7 +10,7 @@ set ylabel 'depth'
 set yrange [1 + 0.5 / (depths - 1) : -0.5 / (depths - 1)]
 set ytics 0.5
 set xtics font ',11'
-set multiplot layout 2,3 title 'Figure 6. A needle in a haystack: how often all digits are right, θ × '.sprintf('%g', theta_factor) font ',15'
+set multiplot layout 2,3 title 'Figure 6. A needle in a haystack: how often all digits are right, extended to θ × '.sprintf('%g', theta_factor) font ',15'
 do for [i = 1:6] {
   set title configuration[i]
   # Contexts stand side by side, whatever their lengths.

@@ -16,7 +16,7 @@ namespace longcontext {
 
 // How much is evaluated. Contexts are multiples of the trained length.
 struct Extent {
-  std::vector<index_t> contexts{1, 2, 4, 6, 8, 10, 12};
+  std::vector<index_t> contexts{1, 2, 4, 6, 8, 12, 16};
   index_t depths = 5;    // from 0 to 1, both included
   index_t trials = 8;    // per context and depth
   index_t windows = 48;  // of text, for the loss per position
