@@ -165,8 +165,9 @@ inline std::string learning_curves(const Results& results) {
   Table table(titles("tokens"));
   const auto& points = results.of("a").front()->curve;
   const Training& training = results.plan.training;
+  const auto tokens = static_cast<double>(training.sequences * training.length);
   for (std::size_t i = 0; i < points.size(); ++i) {
-    add_line(table, static_cast<double>(points[i].step * training.sequences * training.length), results,
+    add_line(table, static_cast<double>(points[i].step) * tokens, results,
              [&](const Run& run) { return run.curve[i].text; });
   }
   return table.text();

@@ -99,12 +99,12 @@ inline std::string summary(const Results& results) {
     });
     return text;
   };
-  return table({"loss", "training, text", "training, answers", "test, within the trained length",
-                "test, beyond 4 × that"},
+  return table({"loss", "training, text", "training, answers",
+                "test, at the enlarged θ, within the trained length", "beyond 4 × that"},
                {q.training_loss, q.answer_loss, q.near_loss, q.far_loss}, "%.3f") +
          "\n" +
-         table({"needles found", "trained, within the trained length", "trained, beyond it",
-                "extended, within the trained length", "extended, beyond it"},
+         table({"needles found", "trained, at its own θ, within the trained length", "beyond it",
+                "extended, at the enlarged θ, within the trained length", "beyond it"},
                {q.found_near_before, q.found_far_before, q.found_near, q.found_far}, "%.2f");
 }
 
@@ -116,7 +116,8 @@ inline std::string page(const Results& results, const Corpus& corpus, const std:
   const Training& training = plan.training;
   const Model model(plan.shape, Form::softmax, training.length);
   const auto weights = static_cast<double>(model.layout().size());
-  const auto tokens = static_cast<double>(training.steps * training.sequences * training.length);
+  const auto tokens =
+      static_cast<double>(training.steps) * static_cast<double>(training.sequences * training.length);
   constexpr double kPaperUpdate = 2048.0 * 1024;  // tokens
   const Fit fit = fit_to_logarithm(results.of("table").front()->evaluation.p);
   const char* logarithm = fit.slope <= 0  ? "does not hold"

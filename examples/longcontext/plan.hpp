@@ -20,9 +20,9 @@ struct Plan {
   Shape shape;
   Training training;  // of every run but for seed and rate
   std::string budget;
-  std::vector<double> rates{5e-4, 1e-3, 2e-3};  // every configuration tries all of them and keeps the best
-  index_t sweep_steps = 0;                      // of such a try
-  index_t extension_steps = 0;                  // after training, at the enlarged θ
+  std::vector<double> rates{2.5e-4, 5e-4, 1e-3};  // every configuration tries all of them and keeps the best
+  index_t sweep_steps = 0;                        // of such a try
+  index_t extension_steps = 0;                    // after training, at the enlarged θ
   std::vector<std::uint64_t> seeds{1, 2, 3, 4, 5};
   double switch_part = 0.7;  // of the training, with Softmax, before (f) goes on with SSMax
   double theta_factor = 50;  // RoPE's θ, enlarged for contexts longer than those trained
@@ -84,6 +84,7 @@ inline Plan sized_plan(double seconds) {
   if (seconds < 90 * 60) {
     plan.shape = {.layers = 2, .heads = 4, .head_width = 16, .hidden = 176, .theta = 250};
     plan.training.length = 128, plan.training.sequences = 4;
+    plan.rates = {5e-4, 1e-3, 2e-3};
   }
   if (seconds < 5 * 60) {
     plan.shape = {.layers = 2, .heads = 2, .head_width = 8, .hidden = 32, .theta = 250};
