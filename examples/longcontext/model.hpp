@@ -60,8 +60,8 @@ class Model {
   // For models that were trained with Softmax: the multiplier s · ln n is 1 on average over n = 1 … length.
   void start_s(std::span<float> weights, index_t length) const;
 
-  // Of the forward of a sequence; a backward has twice as many. Products of weights with tokens, and of queries, keys and values
-  // that see each other.
+  // Of the forward of a sequence; a backward has twice as many. Products of weights with tokens, and of queries,
+  // keys and values that see each other.
   double flops(index_t length) const;
 
  private:

@@ -17,7 +17,8 @@ struct Shape {
   index_t vocabulary = 512;  // 256: bytes
   bool tied = false;         // the head's weights are the embedding
   // Of RoPE, in training. With θ · F, a pair of wavelength λ turns (λ / 2π)^(ln F / ln θ) times as slowly. For F = 50
-  // and λ the trained length that is 8.8 here, 8.5 for 128 tokens and θ = 250, and 8.7 in the paper; 4.8 here with its 10,000.
+  // and λ the trained length that is 8.8 here, 8.5 for 128 tokens and θ = 250, and 8.7 in the paper, whose 10,000
+  // would make 4.8 here.
   double theta = 800;
 
   index_t width() const { return heads * head_width; }
