@@ -32,8 +32,8 @@ void attend(const HeadShape& shape, const Scaling& scaling, const ssmax::Rope<fl
 void attend_backward(const HeadShape& shape, const ScalingGradient& scaling, const ssmax::Rope<float>& rope,
                      Matrix& qkv, Matrix& heads, Matrix& lse, Matrix& dheads, Matrix& dqkv);
 
-// How much of its attention each head spends on the keys [first_key, first_key + keys), from
-// the queries [first_query, first_query + queries), on average.
+// How much of its attention each head spends on the keys [first_key, first_key + keys), from the queries
+// [first_query, first_query + queries), on average.
 std::vector<float> attention_on(const HeadShape& shape, const Scaling& scaling,
                                 const ssmax::Rope<float>& rope, Matrix& qkv, index_t first_key, index_t keys,
                                 index_t first_query, index_t queries);

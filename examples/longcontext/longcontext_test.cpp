@@ -511,8 +511,10 @@ TEST_CASE("sizes and settings that cannot be are refused", "[longcontext]") {
     CHECK_THROWS_WITH(check(spoilt), Contains(why));
   };
   refused([](Plan& p) { p.rates.clear(); }, "needs rates and seeds");
+  refused([](Plan& p) { p.rates = {1e-3, -1e-3}; }, "rates must be positive");
   refused([](Plan& p) { p.seeds = {1, 2, 1}; }, "every seed must be another");
-  refused([](Plan& p) { p.sweep_steps = kMostSteps + 1; }, "sweep_steps and extension_steps must not be");
+  refused([](Plan& p) { p.sweep_steps = kMostSteps + 1; },
+          "sweep_steps and extension_steps must lie between 1");
   refused([](Plan& p) { p.training.steps = kMostSteps + 1; }, "steps must lie between");
   refused([](Plan& p) { p.switch_part = 0.01; }, "switch_part must lie between 0.02");
   refused([](Plan& p) { p.theta_factor = 0; }, "theta must lie above 1");

@@ -42,10 +42,9 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Plan, shape, training, budget, rates, sweep_s
 inline void check(const Plan& plan) {
   check(plan.shape), check(plan.training);
   require(!plan.rates.empty() && !plan.seeds.empty(), "a plan needs rates and seeds");
-  require(std::min(plan.sweep_steps, plan.extension_steps) >= 1,
-          "sweep_steps and extension_steps must be at least 1");
-  require(std::max(plan.sweep_steps, plan.extension_steps) <= kMostSteps,
-          "sweep_steps and extension_steps must not be above 10^12");
+  require(std::ranges::min(plan.rates) > 0, "rates must be positive");
+  const auto [fewest, most] = std::minmax(plan.sweep_steps, plan.extension_steps);
+  require(fewest >= 1 && most <= kMostSteps, "sweep_steps and extension_steps must lie between 1 and 10^12");
   require(plan.switch_part >= 1.0 / kCurvePoints && plan.switch_part <= 1 - 1.0 / kCurvePoints,
           "switch_part must lie between 0.02 and 0.98");
   require(std::set(plan.seeds.begin(), plan.seeds.end()).size() == plan.seeds.size(),
@@ -125,8 +124,7 @@ inline Plan make_plan(const std::string& budget, const Corpus& corpus, ssmax::Th
     elapsed = std::chrono::duration<double>(Clock::now() - begin).count();
   }
   const double step_seconds = elapsed / steps;
-  const double flops_per_second =
-      3 * static_cast<double>(plan.training.sequences) * model.flops(plan.training.length) / step_seconds;
+  const double flops_per_second = step_flops(model, plan.training) / step_seconds;
 
   const auto evaluations = static_cast<double>(6 * plan.seeds.size());
   const double wanted = evaluations * evaluation_flops(model, plan.training.length, plan.extent);

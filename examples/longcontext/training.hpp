@@ -71,6 +71,11 @@ inline Sample draw_sample(const Corpus& corpus, const Training& training, bool w
   return sample;
 }
 
+// Forward and backward of all sequences of an update.
+inline double step_flops(const Model& model, const Training& training) {
+  return 3 * static_cast<double>(training.sequences) * model.flops(training.length);
+}
+
 // Of a model and a state of training; steps count from 1.
 class Trainer {
  public:

@@ -17,8 +17,7 @@ namespace longcontext {
 class TrainingReport {
  public:
   TrainingReport(const std::string& what, const Checkpoint& state, const Model& model)
-      : first_(state.step),
-        flops_(3 * static_cast<double>(state.training.sequences) * model.flops(state.training.length)) {
+      : first_(state.step), flops_(step_flops(model, state.training)) {
     std::printf("%s: %td steps of %td × %td tokens, rate %g, seed %llu\n", what.c_str(), state.training.steps,
                 state.training.sequences, state.training.length, state.training.rate,
                 static_cast<unsigned long long>(state.training.seed));
