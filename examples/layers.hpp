@@ -35,8 +35,8 @@ void update(Weights&& weights, const Gradient& gradient, Weights&& mean, Weights
   // Both began at 0 and are still so much too small.
   const auto rate = static_cast<float>(adam.rate / (1 - std::pow(adam.mean, static_cast<double>(step))));
   const auto grown = static_cast<float>(1 / (1 - std::pow(adam.square, static_cast<double>(step))));
-  weights *= static_cast<float>(1 - adam.rate * adam.decay);
-  weights -= rate * mean / ((grown * square).sqrt() + 1e-8f);
+  const auto kept = static_cast<float>(1 - adam.rate * adam.decay);
+  weights = kept * weights - rate * mean / ((grown * square).sqrt() + 1e-8f);
 }
 
 // A matrix that is learnt.

@@ -4,6 +4,26 @@
 
 namespace longcontext {
 
+namespace {
+
+// Of hidden = gate · sigmoid(gate) · up, where gate and up [token, gate | up] give way to their gradients and the
+// gradient of hidden serves as memory. A row at a time, which stays in the cache.
+void swiglu_backward(Matrix& dhidden, Matrix& gate_up) {
+  const index_t hidden = dhidden.cols();
+  Eigen::Array<float, 1, Eigen::Dynamic> sigmoid(hidden), slope(hidden);
+  for (index_t i = 0; i < dhidden.rows(); ++i) {
+    auto gate = gate_up.row(i).head(hidden).array(), up = gate_up.row(i).tail(hidden).array();
+    auto along = dhidden.row(i).array();
+    sigmoid = gate.logistic();
+    slope = up * (1 + gate * (1 - sigmoid));
+    along *= sigmoid;
+    up = along * gate;
+    gate = along * slope;
+  }
+}
+
+}  // namespace
+
 Model::Model(const Shape& shape, Form form, index_t largest_n) : shape_(shape), form_(form) {
   check(shape);
   const index_t width = shape.width(), hidden = shape.hidden;
@@ -106,44 +126,42 @@ void Model::forward(std::span<const float> weights, std::span<const index_t> tok
 
 void Model::backward(std::span<const float> weights, std::span<const index_t> tokens,
                      const ssmax::Rope<float>& rope, Activations& a, std::span<float> gradient) const {
-  const index_t width = shape_.width(), hidden = shape_.hidden;
+  const index_t width = shape_.width();
   auto dembedding = embedding_.matrix(gradient);
   if (shape_.tied) {
     a.dnormal.noalias() = a.logits * embedding_.matrix(weights);
-    dembedding.noalias() += a.logits.transpose() * a.normal;
+    dembedding.noalias() = a.logits.transpose() * a.normal;
   } else {
     a.dnormal.noalias() = a.logits * head_.matrix(weights).transpose();
-    head_.matrix(gradient).noalias() += a.normal.transpose() * a.logits;
+    head_.matrix(gradient).noalias() = a.normal.transpose() * a.logits;
+    dembedding.setZero();
   }
+  std::ranges::fill(p_.values(gradient), 0.0f);
   a.dx.setZero(a.x.rows(), width);
   a.norm.backward(a.normal, a.dnormal, a.dx);
 
   for (std::size_t i = layers_.size(); i-- > 0;) {
     const Layer& layer = layers_[i];
     auto& at = a.layers[i];
-    layer.down.matrix(gradient).noalias() += at.hidden.transpose() * a.dx;
-    a.dhidden.noalias() = a.dx * layer.down.matrix(weights).transpose();
-    a.dgate_up.resize(a.x.rows(), 2 * hidden);
-    const auto gate = at.gate_up.leftCols(hidden).array(), up = at.gate_up.rightCols(hidden).array();
-    // hidden has served and takes the sigmoid.
-    at.hidden = gate.logistic();
-    const auto sigmoid = at.hidden.array(), dhidden = a.dhidden.array();
-    a.dgate_up.leftCols(hidden) = dhidden * up * sigmoid * (1 + gate * (1 - sigmoid));
-    a.dgate_up.rightCols(hidden) = dhidden * gate * sigmoid;
-    layer.gate_up.matrix(gradient).noalias() += at.feed_input.transpose() * a.dgate_up;
-    a.dnormal.noalias() = a.dgate_up * layer.gate_up.matrix(weights).transpose();
+    layer.down.matrix(gradient).noalias() = at.hidden.transpose() * a.dx;
+    at.hidden.noalias() = a.dx * layer.down.matrix(weights).transpose();
+    swiglu_backward(at.hidden, at.gate_up);
+    layer.gate_up.matrix(gradient).noalias() = at.feed_input.transpose() * at.gate_up;
+    a.dnormal.noalias() = at.gate_up * layer.gate_up.matrix(weights).transpose();
     at.feed_norm.backward(at.feed_input, a.dnormal, a.dx);
 
-    layer.out.matrix(gradient).noalias() += at.heads.transpose() * a.dx;
+    layer.out.matrix(gradient).noalias() = at.heads.transpose() * a.dx;
     a.dheads.noalias() = a.dx * layer.out.matrix(weights).transpose();
     const auto learnt = scaling_parameters(weights, static_cast<index_t>(i));
     const ScalingParameters<float> dlearnt{layer.s.values(gradient), layer.b.values(gradient),
                                            p_.values(gradient)};
+    std::ranges::fill(dlearnt.s, 0.0f);
+    std::ranges::fill(dlearnt.b, 0.0f);
     attend_backward(heads(a.x.rows()), make_scaling_gradient(form_, learnt, dlearnt), rope, at.qkv, at.heads,
                     at.lse, a.dheads, a.dqkv);
     const auto dqueries_keys = a.dqkv.leftCols(2 * width), dvalues = a.dqkv.rightCols(width);
-    layer.queries_keys.matrix(gradient).noalias() += at.attention_input.transpose() * dqueries_keys;
-    layer.values.matrix(gradient).noalias() += at.attention_input.transpose() * dvalues;
+    layer.queries_keys.matrix(gradient).noalias() = at.attention_input.transpose() * dqueries_keys;
+    layer.values.matrix(gradient).noalias() = at.attention_input.transpose() * dvalues;
     a.dnormal.noalias() = dqueries_keys * layer.queries_keys.matrix(weights).transpose();
     a.dnormal.noalias() += dvalues * layer.values.matrix(weights).transpose();
     at.attention_norm.backward(at.attention_input, a.dnormal, a.dx);

@@ -25,7 +25,7 @@ struct Activations {
   std::vector<Layer> layers;
   examples::RmsNorm norm;
   Matrix x, normal, logits;
-  Matrix dx, dnormal, dheads, dqkv, dhidden, dgate_up;
+  Matrix dx, dnormal, dheads, dqkv;
 };
 
 class Model {
@@ -45,7 +45,7 @@ class Model {
 
   std::vector<Cache> caches(index_t capacity) const;
 
-  // With the logits' gradient in their place; adds to the gradient of the weights.
+  // With the logits' gradient in their place; writes the gradient of the weights and consumes the activations.
   void backward(std::span<const float> weights, std::span<const index_t> tokens,
                 const ssmax::Rope<float>& rope, Activations& a, std::span<float> gradient) const;
 

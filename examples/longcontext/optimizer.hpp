@@ -22,18 +22,20 @@ inline double schedule(index_t step, index_t steps) {
   return std::min({1.0, 20 * part, 5 * (1 - part) + 1.0 / static_cast<double>(steps)});
 }
 
+// What one call works on: four arrays of so many floats stay in a core's second cache.
+inline constexpr index_t kPiece = 1 << 13;
+
 // Adds up the gradients of several sequences, in their order, into the first; returns the norm of the sum.
 inline double add_up(std::span<const std::span<float>> gradients, ssmax::ThreadPool& pool) {
-  constexpr index_t kPart = 1 << 15;
   const auto size = static_cast<index_t>(gradients.front().size());
-  std::vector<double> squares(static_cast<std::size_t>((size + kPart - 1) / kPart));
-  examples::in_pieces(size, kPart, pool, [&](index_t first, index_t count) {
+  std::vector<double> squares(static_cast<std::size_t>((size + kPiece - 1) / kPiece));
+  examples::in_pieces(size, kPiece, pool, [&](index_t first, index_t count) {
     const auto part = [&](std::span<float> all) {
       return Eigen::Map<Eigen::ArrayXf>(all.data() + first, count);
     };
     auto sum = part(gradients.front());
     for (const auto& gradient : gradients.subspan(1)) sum += part(gradient);
-    squares[static_cast<std::size_t>(first / kPart)] = static_cast<double>(sum.square().sum());
+    squares[static_cast<std::size_t>(first / kPiece)] = static_cast<double>(sum.square().sum());
   });
   return std::sqrt(std::accumulate(squares.begin(), squares.end(), 0.0));
 }
@@ -44,13 +46,26 @@ inline void update(const Layout& layout, std::span<float> weights, std::span<con
                    ssmax::ThreadPool& pool) {
   const auto clip = static_cast<float>(norm > training.clip ? training.clip / norm : 1);
   const double rate = training.rate * schedule(step, training.steps);
-  const auto& entries = layout.entries();
-  pool.run(static_cast<index_t>(entries.size()), [&](index_t i) {
-    const auto& entry = entries[static_cast<std::size_t>(i)];
-    const auto of = [&](std::span<float> all) { return entry.tensor.matrix(all).array(); };
-    examples::update(of(weights), clip * entry.tensor.matrix(gradient).array(), of(averages.mean),
-                     of(averages.square), {.rate = rate, .decay = entry.is_matrix() ? training.decay : 0},
-                     step);
+  struct Piece {
+    index_t first, count;
+    double decay;
+  };
+  std::vector<Piece> pieces;
+  for (const auto& entry : layout.entries()) {
+    const index_t offset = entry.tensor.offset, size = entry.tensor.size();
+    const double decay = entry.is_matrix() ? training.decay : 0;
+    for (index_t done = 0; done < size; done += kPiece) {
+      pieces.push_back({offset + done, std::min(kPiece, size - done), decay});
+    }
+  }
+  pool.run(static_cast<index_t>(pieces.size()), [&](index_t i) {
+    const auto [first, count, decay] = pieces[static_cast<std::size_t>(i)];
+    const auto of = [&](std::span<float> all) {
+      return Eigen::Map<Eigen::ArrayXf>(all.data() + first, count);
+    };
+    const Eigen::Map<const Eigen::ArrayXf> slope(gradient.data() + first, count);
+    examples::update(of(weights), clip * slope, of(averages.mean), of(averages.square),
+                     {.rate = rate, .decay = decay}, step);
   });
 }
 

@@ -3,6 +3,7 @@
 // stop, for a sequence is drawn from the seed, the step and its place in the step alone.
 #pragma once
 
+#include <atomic>
 #include <cmath>
 #include <set>
 #include <ssmax/cross_entropy.hpp>
@@ -84,16 +85,21 @@ class Trainer {
 
   Losses step(Checkpoint& state) {
     const Training& training = state.training;
+    const index_t lanes = std::min(training.sequences, pool_.concurrency());
+    activations_.resize(static_cast<std::size_t>(lanes));
     sequences_.resize(static_cast<std::size_t>(training.sequences));
     if (rope_.positions() < training.length) rope_ = model_.rope(training.length);
     state.step += 1;
 
     const auto needles =
         static_cast<index_t>(std::lround(training.needle_part * static_cast<double>(training.sequences)));
-    pool_.run(training.sequences, [&](index_t i) {
-      examples::Random random = draw(training.seed, state.step, i);
-      run(draw_sample(corpus_, training, i < needles, random), state,
-          sequences_[static_cast<std::size_t>(i)]);
+    std::atomic<index_t> next = 0;
+    pool_.run(lanes, [&](index_t lane) {
+      for (index_t i = next++; i < training.sequences; i = next++) {
+        examples::Random random = draw(training.seed, state.step, i);
+        run(draw_sample(corpus_, training, i < needles, random), state,
+            activations_[static_cast<std::size_t>(lane)], sequences_[static_cast<std::size_t>(i)]);
+      }
     });
     std::vector<std::span<float>> gradients;
     for (Sequence& sequence : sequences_) gradients.emplace_back(sequence.gradient);
@@ -107,7 +113,6 @@ class Trainer {
 
  private:
   struct Sequence {
-    Activations activations;
     Values gradient;
     Losses losses;
   };
@@ -118,9 +123,8 @@ class Trainer {
                             static_cast<std::uint64_t>(sequence));
   }
 
-  void run(const Sample& sample, const Checkpoint& state, Sequence& sequence) const {
+  void run(const Sample& sample, const Checkpoint& state, Activations& a, Sequence& sequence) const {
     const index_t length = state.training.length;
-    Activations& a = sequence.activations;
     model_.forward(state.weights, sample.tokens, rope_, a);
 
     const ssmax::View<float, 2> logits(a.logits.data(), {length, model_.shape().vocabulary});
@@ -130,7 +134,7 @@ class Trainer {
             .loss;
     sequence.losses =
         sample.has_needle ? Losses{.answer = loss, .answers = 1} : Losses{.text = loss, .texts = 1};
-    sequence.gradient.assign(static_cast<std::size_t>(model_.layout().size()), 0.0f);
+    sequence.gradient.resize(static_cast<std::size_t>(model_.layout().size()));
     model_.backward(state.weights, sample.tokens, rope_, a, sequence.gradient);
   }
 
@@ -138,6 +142,7 @@ class Trainer {
   const Corpus& corpus_;
   ssmax::ThreadPool& pool_;
   ssmax::Rope<float> rope_ = model_.rope(1);
+  std::vector<Activations> activations_;  // of each thread
   std::vector<Sequence> sequences_;
 };
 
