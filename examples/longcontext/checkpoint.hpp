@@ -41,7 +41,7 @@ struct Checkpoint {
 namespace detail {
 
 // Its number grows with every change after which an earlier training would not go on as it began.
-inline constexpr std::string_view kSignature = "SSMAXLC2";
+inline constexpr std::string_view kSignature = "SSMAXLC3";
 
 template <class T>
 std::string_view bytes_of(const T& values) {

@@ -145,6 +145,18 @@ TEST_CASE("a configuration is its multiplier", "[longcontext]") {
   CHECK_THROWS_WITH(configuration("g"), Contains("no configuration 'g'"));
 }
 
+TEST_CASE("blocks of a tensor's columns begin as they are told", "[longcontext]") {
+  Layout layout;
+  layout.add("before", 3, 1, {{1, 0}});
+  const Tensor tensor = layout.add("blocks", 1000, 6, {{0, 1}, {5, 0}, {0, 2}});
+  examples::Random random(8);
+  const Values all = layout.initial_values(random);
+  const auto blocks = tensor.matrix(std::span(all));
+  CHECK(blocks.leftCols(2).squaredNorm() / 2000 == Approx(1).epsilon(0.1));
+  CHECK((blocks.middleCols(2, 2).array() == 5).all());
+  CHECK(blocks.rightCols(2).squaredNorm() / 2000 == Approx(4).epsilon(0.1));
+}
+
 // In every tensor along its own gradient, where a missing or wrong term shows most.
 TEST_CASE("a model's gradient is that of its loss", "[longcontext]") {
   const bool tied = GENERATE(true, false);
@@ -167,7 +179,7 @@ TEST_CASE("a model's gradient is that of its loss", "[longcontext]") {
     return ssmax::cross_entropy<float>(logits, targets, logits, {.dloss = dloss}).loss;
   };
   loss(weights, 1);
-  Values gradient(weights.size());
+  Values gradient(weights.size(), 1.0f);  // written, not added to
   model.backward(weights, tokens, rope, a, gradient);
 
   for (const auto& entry : model.layout().entries()) {

@@ -39,20 +39,19 @@ Model::Model(const Shape& shape, Form form, index_t largest_n) : shape_(shape), 
   const bool learns_b = form == Form::ssmax_bias || form == Form::size_table;
   const bool learns_s = form == Form::ssmax || learns_b;
 
-  embedding_ = layout_.add("embedding", shape.vocabulary, width, keeping(width));
-  head_ = shape.tied ? Tensor{} : layout_.add("head", width, shape.vocabulary, even);
-  p_ = layout_.add("p", 1, form == Form::size_table ? largest_n : 0, {1, 0});
+  embedding_ = layout_.add("embedding", shape.vocabulary, width, {keeping(width)});
+  head_ = shape.tied ? Tensor{} : layout_.add("head", width, shape.vocabulary, {even});
+  p_ = layout_.add("p", 1, form == Form::size_table ? largest_n : 0, {{1, 0}});
   for (index_t i = 0; i < shape.layers; ++i) {
-    const auto add = [&](const char* name, index_t rows, index_t columns, Start start) {
-      return layout_.add("layer " + std::to_string(i) + " " + name, rows, columns, start);
+    const auto add = [&](const char* name, index_t rows, index_t columns, const std::vector<Start>& starts) {
+      return layout_.add("layer " + std::to_string(i) + " " + name, rows, columns, starts);
     };
-    layers_.push_back({.queries_keys = add("queries_keys", width, 2 * width, even),
-                       .values = add("values", width, width, keeping(width)),
-                       .out = add("out", width, width, adding(width)),
-                       .gate_up = add("gate_up", width, 2 * hidden, keeping(width)),
-                       .down = add("down", hidden, width, adding(hidden)),
-                       .s = add("s", 1, learns_s ? shape.heads : 0, {1, 0}),
-                       .b = add("b", 1, learns_b ? shape.heads : 0, {0, 0})});
+    layers_.push_back({.qkv = add("qkv", width, 3 * width, {even, even, keeping(width)}),
+                       .out = add("out", width, width, {adding(width)}),
+                       .gate_up = add("gate_up", width, 2 * hidden, {keeping(width)}),
+                       .down = add("down", hidden, width, {adding(hidden)}),
+                       .s = add("s", 1, learns_s ? shape.heads : 0, {{1, 0}}),
+                       .b = add("b", 1, learns_b ? shape.heads : 0, {{0, 0}})});
   }
 }
 
@@ -97,9 +96,7 @@ void Model::forward(std::span<const float> weights, std::span<const index_t> tok
     const Layer& layer = layers_[i];
     auto& at = a.layers[i];
     at.attention_norm.forward(a.x, at.attention_input);
-    at.qkv.resize(length, 3 * width);
-    at.qkv.leftCols(2 * width).noalias() = at.attention_input * layer.queries_keys.matrix(weights);
-    at.qkv.rightCols(width).noalias() = at.attention_input * layer.values.matrix(weights);
+    at.qkv.noalias() = at.attention_input * layer.qkv.matrix(weights);
     const Scaling scaling = make_scaling(form_, scaling_parameters(weights, static_cast<index_t>(i)));
     if (caches.empty()) {
       attend(heads(length), scaling, rope, at.qkv, at.heads, at.lse);
@@ -159,11 +156,8 @@ void Model::backward(std::span<const float> weights, std::span<const index_t> to
     std::ranges::fill(dlearnt.b, 0.0f);
     attend_backward(heads(a.x.rows()), make_scaling_gradient(form_, learnt, dlearnt), rope, at.qkv, at.heads,
                     at.lse, a.dheads, a.dqkv);
-    const auto dqueries_keys = a.dqkv.leftCols(2 * width), dvalues = a.dqkv.rightCols(width);
-    layer.queries_keys.matrix(gradient).noalias() = at.attention_input.transpose() * dqueries_keys;
-    layer.values.matrix(gradient).noalias() = at.attention_input.transpose() * dvalues;
-    a.dnormal.noalias() = dqueries_keys * layer.queries_keys.matrix(weights).transpose();
-    a.dnormal.noalias() += dvalues * layer.values.matrix(weights).transpose();
+    layer.qkv.matrix(gradient).noalias() = at.attention_input.transpose() * a.dqkv;
+    a.dnormal.noalias() = a.dqkv * layer.qkv.matrix(weights).transpose();
     at.attention_norm.backward(at.attention_input, a.dnormal, a.dx);
   }
 
@@ -189,8 +183,7 @@ std::vector<float> Model::attention_on(std::span<const float> weights, const ssm
 double Model::flops(index_t length) const {
   index_t products = shape_.width() * shape_.vocabulary;
   for (const Layer& layer : layers_) {
-    products += layer.queries_keys.size() + layer.values.size() + layer.out.size() + layer.gate_up.size() +
-                layer.down.size();
+    products += layer.qkv.size() + layer.out.size() + layer.gate_up.size() + layer.down.size();
   }
   const index_t seen = shape_.layers * shape_.width() * length;  // half of length keys, for two products
   return 2.0 * static_cast<double>(length) * static_cast<double>(products + seen);

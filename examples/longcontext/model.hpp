@@ -66,7 +66,7 @@ class Model {
 
  private:
   struct Layer {
-    Tensor queries_keys, values, out, gate_up, down, s, b;
+    Tensor qkv, out, gate_up, down, s, b;
   };
 
   HeadShape heads(index_t length) const;

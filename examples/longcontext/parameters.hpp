@@ -43,18 +43,18 @@ class Layout {
   struct Entry {
     std::string name;
     Tensor tensor;
-    Start start;
+    std::vector<Start> starts;  // of blocks of columns, equally wide
 
     // Weight decay is for matrices: not for s, b and p.
     bool is_matrix() const { return tensor.rows > 1 && tensor.columns > 1; }
   };
 
   // A tensor without elements takes no place.
-  Tensor add(const std::string& name, index_t rows, index_t columns, Start start) {
+  Tensor add(const std::string& name, index_t rows, index_t columns, const std::vector<Start>& starts) {
     constexpr index_t line = 16;  // floats of a cache line, where every tensor begins
     const Tensor tensor{size_, rows, columns};
     size_ += (tensor.size() + line - 1) / line * line;
-    if (tensor.size() > 0) entries_.push_back({name, tensor, start});
+    if (tensor.size() > 0) entries_.push_back({name, tensor, starts});
     return tensor;
   }
 
@@ -63,9 +63,14 @@ class Layout {
 
   Values initial_values(examples::Random& random) const {
     Values all(static_cast<std::size_t>(size_));
-    for (const auto& [name, tensor, start] : entries_) {
-      for (float& x : tensor.values(std::span(all))) {
-        x = start.deviation == 0 ? start.constant : start.deviation * random.standard();
+    for (const auto& [name, tensor, starts] : entries_) {
+      const index_t block = tensor.columns / static_cast<index_t>(starts.size());
+      auto matrix = tensor.matrix(std::span(all));
+      for (index_t row = 0; row < matrix.rows(); ++row) {
+        for (index_t column = 0; column < matrix.cols(); ++column) {
+          const Start& start = starts[static_cast<std::size_t>(column / block)];
+          matrix(row, column) = start.deviation == 0 ? start.constant : start.deviation * random.standard();
+        }
       }
     }
     return all;
