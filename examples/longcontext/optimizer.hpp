@@ -47,25 +47,22 @@ inline void update(const Layout& layout, std::span<float> weights, std::span<con
   const auto clip = static_cast<float>(norm > training.clip ? training.clip / norm : 1);
   const double rate = training.rate * schedule(step, training.steps);
   struct Piece {
-    index_t first, count;
+    Tensor tensor;
     double decay;
   };
   std::vector<Piece> pieces;
   for (const auto& entry : layout.entries()) {
-    const index_t offset = entry.tensor.offset, size = entry.tensor.size();
-    const double decay = entry.is_matrix() ? training.decay : 0;
-    for (index_t done = 0; done < size; done += kPiece) {
-      pieces.push_back({offset + done, std::min(kPiece, size - done), decay});
+    const index_t size = entry.tensor.size();
+    for (index_t first = 0; first < size; first += kPiece) {
+      pieces.push_back({{entry.tensor.offset + first, 1, std::min(kPiece, size - first)},
+                        entry.is_matrix() ? training.decay : 0});
     }
   }
   pool.run(static_cast<index_t>(pieces.size()), [&](index_t i) {
-    const auto [first, count, decay] = pieces[static_cast<std::size_t>(i)];
-    const auto of = [&](std::span<float> all) {
-      return Eigen::Map<Eigen::ArrayXf>(all.data() + first, count);
-    };
-    const Eigen::Map<const Eigen::ArrayXf> slope(gradient.data() + first, count);
-    examples::update(of(weights), clip * slope, of(averages.mean), of(averages.square),
-                     {.rate = rate, .decay = decay}, step);
+    const Piece& piece = pieces[static_cast<std::size_t>(i)];
+    const auto of = [&](std::span<float> all) { return piece.tensor.matrix(all).array(); };
+    examples::update(of(weights), clip * piece.tensor.matrix(gradient).array(), of(averages.mean),
+                     of(averages.square), {.rate = rate, .decay = piece.decay}, step);
   });
 }
 
