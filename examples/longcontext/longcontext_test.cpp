@@ -493,7 +493,8 @@ TEST_CASE("an update clips the gradient and decays matrices only", "[longcontext
       const auto at = static_cast<std::size_t>(entry.tensor.offset + i);
       CHECK(state.averages.mean[at] == Approx(0.1 * 0.5 / 4));
       const double decayed = static_cast<double>(before[at]) * (entry.is_matrix() ? 1 - 0.5 * 1e-2 : 1);
-      CHECK(std::abs(static_cast<double>(state.weights[at]) - (decayed - moved)) < 1e-7);
+      const double roundings = 3e-7;  // of weights below 1
+      CHECK(std::abs(static_cast<double>(state.weights[at]) - (decayed - moved)) < roundings);
     }
   }
 }

@@ -28,9 +28,9 @@ Model::Model(const Shape& shape, Form form, index_t largest_n) : shape_(shape), 
   check(shape);
   const index_t width = shape.width(), hidden = shape.hidden;
   // Products keep sizes as they are, but what is added to x is smaller the more layers add to it, and
-  // attention and predictions begin nearly uniform: then no multiplier of the logits has a bad start. (With small
-  // weights throughout, as in GPT-2, needles were found later or not at all; with queries and keys of full size,
-  // SSMax, whose multiplier begins at ln n, was the slower one.)
+  // attention and predictions begin nearly uniform, whatever multiplies the logits. (With small weights throughout,
+  // as in GPT-2, needles were found later or not at all; with queries and keys of full size SSMax, whose multiplier
+  // begins at ln n, was the slower one. It still is, if less: docs/paper_tried.md.)
   const auto keeping = [](index_t inputs) { return Start{0, 1 / std::sqrt(static_cast<float>(inputs))}; };
   const auto adding = [&](index_t inputs) {
     return Start{0, keeping(inputs).deviation / std::sqrt(static_cast<float>(shape.layers))};

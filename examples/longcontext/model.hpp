@@ -45,7 +45,8 @@ class Model {
 
   std::vector<Cache> caches(index_t capacity) const;
 
-  // With the logits' gradient in their place; writes the gradient of the weights and consumes the activations.
+  // With the logits' gradient in their place; consumes the activations and writes the gradient of every tensor. What lies
+  // between tensors stays as it is: 0, if the norm of the whole array is to be the gradient's.
   void backward(std::span<const float> weights, std::span<const index_t> tokens,
                 const ssmax::Rope<float>& rope, Activations& a, std::span<float> gradient) const;
 
