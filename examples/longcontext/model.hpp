@@ -45,8 +45,8 @@ class Model {
 
   std::vector<Cache> caches(index_t capacity) const;
 
-  // With the logits' gradient in their place; consumes the activations and writes the gradient of every tensor. What lies
-  // between tensors stays as it is: 0, if the norm of the whole array is to be the gradient's.
+  // With the logits' gradient in their place. Consumes the activations; writes the gradient of every tensor, not
+  // what lies between them.
   void backward(std::span<const float> weights, std::span<const index_t> tokens,
                 const ssmax::Rope<float>& rope, Activations& a, std::span<float> gradient) const;
 
