@@ -54,12 +54,12 @@ struct Model {
   std::vector<double> sinks, s, b, p, slopes, bias;
   std::vector<double> ds, db, dp, dslopes, dbias;
 
-  explicit Model(const Shape& shape)
-      : problem(shape, 0.8), ds(4), db(4), dp(16), dslopes(static_cast<std::size_t>(shape.heads)) {
+  explicit Model(const Shape& shape) : problem(shape, 0.8), dp(16) {
     const auto heads = static_cast<std::size_t>(shape.heads);
+    for (std::vector<double>* gradient : {&ds, &db, &dslopes}) gradient->resize(heads);
     sinks = reference::normals<double>(heads, 21);
-    s = reference::normals<double>(4, 22, 0.5, 0.5);
-    b = reference::normals<double>(4, 23, 0.5);
+    s = reference::normals<double>(heads, 22, 0.5, 0.5);
+    b = reference::normals<double>(heads, 23, 0.5);
     p = reference::normals<double>(16, 24, 0.5, 1);
     slopes = reference::normals<double>(heads, 25, 0.3);
     bias = reference::normals<double>(

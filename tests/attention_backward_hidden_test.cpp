@@ -76,8 +76,8 @@ struct All {
 
 template <class T, class M, class C>
 All<T> run_all(const Problem<T>& problem, const M& mask, const C& score, const AttentionOptions<T>& options) {
-  const FourHeads<Compute<T>> heads;
-  std::vector<Compute<T>> ds(4), db(4);
+  const FourHeads<Compute<T>> heads(problem.shape.heads);
+  std::vector<Compute<T>> ds(heads.s.size()), db(heads.s.size());
   Result<T> result = run_backward(problem, heads.scaling().gradient(ds, db), mask, score, options);
   return {std::move(result), std::move(ds), std::move(db)};
 }
@@ -228,7 +228,7 @@ void check_nan(std::vector<T> values, std::vector<T> clean, const std::vector<A>
 template <class T, class M, class Visible>
 void check_spread(const Shape& shape, const M& mask, const Visible& visible) {
   using Values = std::vector<T> Problem<T>::*;
-  const FourHeads<Compute<T>> heads;
+  const FourHeads<Compute<T>> heads(shape.heads);
   const Problem<T> clean(shape);
   struct Place {
     const char* name;

@@ -141,8 +141,9 @@ template <class R, class D>
 Gradients<R> differentiate(const attention_problem::Inputs<R>& inputs, const std::vector<R>& dout,
                            const std::vector<R>& dlse, const reference::Attended<R>& forward,
                            const D& definition) {
+  using std::abs, std::exp, std::isfinite;  // of R, where that is a type of the caller's
   constexpr bool scored = !std::is_same_v<std::remove_cvref_t<decltype(definition.score)>, NoScore>;
-  constexpr R lowest = -std::numeric_limits<R>::infinity();
+  const R lowest = -std::numeric_limits<R>::infinity();
   const auto at = [](index_t i) { return static_cast<std::size_t>(i); };
   const auto [batches, heads, queries, d] = inputs.of_q;
   const index_t kv_heads = inputs.of_k[1], keys = inputs.of_k[2], dv = inputs.of_v[3];
@@ -162,13 +163,13 @@ Gradients<R> differentiate(const attention_problem::Inputs<R>& inputs, const std
     R inner = dlse.empty() ? R{0} : -dlse[at(row)];
     for (index_t i = 0; i < dv && n > 0; ++i) inner += dout[at(row * dv + i)] * forward.out[at(row * dv + i)];
     if (sink != lowest)
-      result.dsinks.add(at(query.head), -std::exp(sink - lse) * inner,
-                        std::exp(sink - lse) * std::abs(inner) * (1 + std::abs(lse)));
+      result.dsinks.add(at(query.head), -exp(sink - lse) * inner,
+                        exp(sink - lse) * abs(inner) * (1 + abs(lse)));
     result.n.push_back(n);
-    if (std::isfinite(lse)) result.largest_lse = std::max(result.largest_lse, std::abs(lse));
+    if (isfinite(lse)) result.largest_lse = std::max(result.largest_lse, abs(lse));
     result.dc.add(at(row), 0, 0);
     if (n == 0) continue;
-    const Real c = definition.multiplier(query, seen.back(), n);
+    const auto c = definition.multiplier(query, seen.back(), n);
     const R* q = inputs.q.data() + row * d;
     for (const index_t key : seen) {
       const index_t of_key = (query.batch * kv_heads + query.head / group) * keys + key;
@@ -180,13 +181,13 @@ Gradients<R> differentiate(const attention_problem::Inputs<R>& inputs, const std
       const R score = definition.score(z, query, key);
       if (score == lowest) continue;
       const R logit = scored ? by * score : static_cast<R>(c * definition.scale) * dot;
-      const R p = std::exp(logit - lse), u = p * (dp - inner);
+      const R p = exp(logit - lse), u = p * (dp - inner);
       // A rounding of the lse, and those of both terms of the difference.
-      const R size = std::abs(u) * (1 + std::abs(lse)) + p * (std::abs(dp) + std::abs(inner));
-      result.dc.add(at(row), u * score, size * std::abs(score));
+      const R size = abs(u) * (1 + abs(lse)) + p * (abs(dp) + abs(inner));
+      result.dc.add(at(row), u * score, size * abs(score));
       R dz = by * u;
       if constexpr (scored) {
-        definition.score.collect(z, dz, std::abs(by) * size, query, key, result);
+        definition.score.collect(z, dz, abs(by) * size, query, key, result);
         dz *= definition.score.derivative(z, query, key);
       }
       dz *= scale;
@@ -354,7 +355,7 @@ void check(const Problem<T>& problem, const M& mask, const Visible& visible, con
            const Formula& formula = {}, const AttentionOptions<T>& options = {},
            const Positions& positions = {}, ScoreGradients<G>* learnt = nullptr) {
   using A = Compute<T>;
-  const attention_problem::FourHeads<A> heads;
+  const attention_problem::FourHeads<A> heads(problem.shape.heads);
   const auto expected = expect(problem, visible, heads.multiplier(), options, formula, positions);
   const auto head_count = static_cast<std::size_t>(problem.shape.heads);
   for_each_target([&](const std::string& target) {

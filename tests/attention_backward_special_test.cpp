@@ -104,7 +104,7 @@ void check_single() {
     const Problem<T> problem(shape, 1, Dlse::left_out);
     for_each_target([&](const std::string& target) {
       INFO(target << ' ' << name_of(shape));
-      std::vector<T> ds(4), db(4);
+      std::vector<T> ds(static_cast<std::size_t>(shape.heads)), db(ds.size());
       // c is 0 there, and ln n.
       const Result<T> zero = run_backward(problem, SSMax<T>{T(2)}.gradient(ds, db), SlidingWindow(0));
       const auto is_zero = [](T x) { return x == 0; };

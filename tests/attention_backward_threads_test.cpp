@@ -266,7 +266,7 @@ struct Prepared {
         output(shape),
         result(problem) {
     const auto heads = static_cast<std::size_t>(shape.heads);
-    for (auto* values : {&sinks, &dsinks}) values->resize(heads);
+    for (auto* values : {&sinks, &ds, &db, &dsinks}) values->resize(heads);
     slopes.resize(heads);
     dslopes.resize(heads);
     options.rope = shape.d > 1 ? &rope : nullptr;

@@ -106,8 +106,9 @@ TEST_CASE("queries in several calls: rope, scores and sinks", "[attention][cuts]
   const std::vector<float> sinks{1, -2, 0, 3};
   const ssmax::Rope<float> rope({.width = 4}, 2000);
   for (const Shape& shape : shapes) {
-    check_cuts<float>(shape, false, Causal{}, ssmax::Softcap(3),
-                      {.rope = &rope, .key_position = 9, .sinks = sinks});
+    check_cuts<float>(
+        shape, false, Causal{}, ssmax::Softcap(3),
+        {.rope = &rope, .key_position = 9, .sinks = attention_problem::for_heads_of(shape, sinks)});
   }
 }
 

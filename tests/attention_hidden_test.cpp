@@ -175,7 +175,7 @@ TEST_CASE("scores, sinks and rope let nothing hidden through", "[attention][hidd
     check_hidden<float>(
         shape, Where(is_picked) & Causal{},
         [](const Query& query, index_t key) { return is_picked(query, key) && key <= query.position(); },
-        ssmax::Softcap(5), {.rope = &rope, .sinks = sinks});
+        ssmax::Softcap(5), {.rope = &rope, .sinks = attention_problem::for_heads_of(shape, sinks)});
   }
 }
 

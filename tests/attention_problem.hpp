@@ -7,6 +7,7 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <span>
 #include <ssmax/attention.hpp>
 #include <string>
 #include <vector>
@@ -59,6 +60,12 @@ inline std::string name_of(const Shape& s) {
     name += std::to_string(extent) + ' ';
   }
   return name;
+}
+
+/// Of numbers for more heads, those for a shape's.
+template <class T>
+std::span<const T> for_heads_of(const Shape& shape, const std::vector<T>& values) {
+  return std::span(values).first(static_cast<std::size_t>(shape.heads));
 }
 
 /// q, k and v in [batch, head, position, channel] order.
@@ -358,6 +365,11 @@ template <class T>
 struct FourHeads {
   std::vector<T> s{T(0.9), T(-0.4), T(1.2), T(0)}, b{T(0.1), T(0), T(-0.2), T(0)};
 
+  /// The first `count` of them.
+  explicit FourHeads(index_t count = 4) {
+    s.resize(static_cast<std::size_t>(count));
+    b.resize(static_cast<std::size_t>(count));
+  }
   ssmax::SSMax<T> scaling() const { return ssmax::SSMax<T>{s, b}; }
   auto multiplier() const {
     return [this](index_t head, index_t, index_t n) {
@@ -371,7 +383,7 @@ struct FourHeads {
 template <class T, class M, class Visible>
 void check_mask(const Shape& shape, const M& mask, const Visible& visible,
                 const AttentionOptions<T>& options = {}, const Positions& positions = {}) {
-  const FourHeads<Compute<T>> heads;
+  const FourHeads<Compute<T>> heads(shape.heads);
   const Problem<T> problem(shape);
   const Expected<T> expected =
       expect(problem, visible, heads.multiplier(), options, reference::NoScore{}, positions);
@@ -387,7 +399,7 @@ template <class T, class M, class Visible, class C, class Formula>
 void check_score(const Problem<T>& problem, const M& mask, const Visible& visible, const C& score,
                  const Formula& formula, const AttentionOptions<T>& options = {},
                  const Positions& positions = {}) {
-  const FourHeads<Compute<T>> heads;
+  const FourHeads<Compute<T>> heads(problem.shape.heads);
   const Expected<T> expected = expect(problem, visible, heads.multiplier(), options, formula, positions);
   for_each_target([&](const std::string& target) {
     Rules<T> rules;

@@ -119,7 +119,7 @@ std::vector<std::vector<index_t>> cuts(index_t keys) {
 template <class T, class M, class Visible, class C = Identity, class Formula = reference::NoScore>
 void check_cuts(const Shape& shape, const M& mask, const Visible& visible, const C& score = {},
                 const Formula& formula = {}, const AttentionOptions<T>& options = {}) {
-  const FourHeads<T> heads;
+  const FourHeads<T> heads(shape.heads);
   const Problem<T> problem(shape);
   const Expected<T> expected = expect(problem, visible, heads.multiplier(), options, formula);
   const std::vector<T> sinks(options.sinks.begin(), options.sinks.end());
@@ -173,8 +173,9 @@ TEST_CASE("any cut: rope, scores and sinks", "[attention][state]") {
   };
   for (const Shape& shape : shapes) {
     const auto heads = std::span(slopes).first(static_cast<std::size_t>(shape.heads));
-    check_cuts<float>(shape, Causal{}, keys_before, ssmax::Softcap(3) | ssmax::Alibi(heads), formula,
-                      {.rope = &rope, .key_position = 50, .sinks = sinks});
+    check_cuts<float>(
+        shape, Causal{}, keys_before, ssmax::Softcap(3) | ssmax::Alibi(heads), formula,
+        {.rope = &rope, .key_position = 50, .sinks = attention_problem::for_heads_of(shape, sinks)});
   }
 }
 
@@ -191,9 +192,10 @@ TEST_CASE("a matrix speaks of all keys, not of the part", "[attention][state]") 
 }
 
 TEST_CASE("one part, finished, has the bits of attention", "[attention][state]") {
-  const std::vector<float> sinks{1, -2, 0, 3};
-  const FourHeads<float> heads;
+  const std::vector<float> of_four{1, -2, 0, 3};
   for (const Shape& shape : shapes) {
+    const FourHeads<float> heads(shape.heads);
+    const std::vector<float> sinks(of_four.begin(), of_four.begin() + shape.heads);
     const Problem<float> problem(shape);
     for_each_target([&](const std::string& target) {
       INFO(target << ' ' << name_of(shape));
@@ -208,8 +210,8 @@ TEST_CASE("one part, finished, has the bits of attention", "[attention][state]")
 }
 
 TEST_CASE("half and bfloat16 have states of float", "[attention][state]") {
-  const FourHeads<float> heads;
   for (const Shape& shape : shapes) {
+    const FourHeads<float> heads(shape.heads);
     const Problem<ssmax::half> narrow(shape);
     Problem<float> wide(shape);
     wide.q.assign(narrow.q.begin(), narrow.q.end());
@@ -266,7 +268,7 @@ void check_orders(double deviation) {
     const Problem<T> problem(shape, deviation);
     Problem<T> absolute = problem;
     for (T& value : absolute.v) value = std::abs(value);
-    const FourHeads<T> heads;
+    const FourHeads<T> heads(shape.heads);
     constexpr index_t count = 7;
     for_each_target([&](const std::string& target) {
       std::vector<State<T>> parts;
@@ -303,7 +305,7 @@ TEST_CASE("each merge costs one rounding of the sums, in any order", "[attention
 TEST_CASE("merging two states does not depend on which is first", "[attention][state]") {
   for (const Shape& shape : shapes) {
     const Problem<float> problem(shape, 3);
-    const FourHeads<float> heads;
+    const FourHeads<float> heads(shape.heads);
     const index_t half_way = shape.keys / 2;
     const State<float> a = partial(problem, 0, half_way, heads.scaling(), Causal{});
     const State<float> b = partial(problem, half_way, shape.keys, heads.scaling(), Causal{});
@@ -349,8 +351,8 @@ TEST_CASE("a state without values has shifts and sums", "[attention][state]") {
 // ---- Nothing seen, and what is not finite --------------------------------------------------------------------
 
 TEST_CASE("a part that nobody sees is the neutral state", "[attention][state]") {
-  const FourHeads<float> heads;
   for (const Shape& shape : shapes) {
+    const FourHeads<float> heads(shape.heads);
     const Problem<float> problem(shape);
     for_each_target([&](const std::string& target) {
       INFO(target << ' ' << name_of(shape));
@@ -368,7 +370,7 @@ TEST_CASE("a part that nobody sees is the neutral state", "[attention][state]") 
         const Output<float> output = finished(empty);
         CHECK(std::ranges::all_of(output.out, [](float x) { return x == 0; }));
         CHECK(std::ranges::all_of(output.lse, [](float x) { return x == -infinity<float>; }));
-        const Output<float> with_sinks = finished(empty, std::vector<float>(4, 1.5F));
+        const Output<float> with_sinks = finished(empty, std::vector<float>(heads.s.size(), 1.5F));
         CHECK(std::ranges::all_of(with_sinks.out, [](float x) { return x == 0; }));
         CHECK(std::ranges::all_of(with_sinks.lse, [](float x) { return x == 1.5F; }));
       }

@@ -89,8 +89,9 @@ TEST_CASE("the same bits for every executor: scores, rope and sinks", "[attentio
   const ssmax::Rope<float> rope({.width = 4}, 6000);
   for (const Shape& shape : shapes) {
     if (shape.d < 4) continue;
-    check_same<float>(shape, Causal{}, ssmax::Softcap(3),
-                      {.rope = &rope, .key_position = 100, .sinks = sinks});
+    check_same<float>(
+        shape, Causal{}, ssmax::Softcap(3),
+        {.rope = &rope, .key_position = 100, .sinks = attention_problem::for_heads_of(shape, sinks)});
   }
 }
 

@@ -46,7 +46,7 @@ void check_type() {
   const std::vector<float> sinks{1, -2, 0, 3};
   for (const Shape& shape : shapes) {
     check_mask<T>(shape, Full{}, all_keys);
-    check_mask<T>(shape, Causal{}, keys_before, {.sinks = sinks});
+    check_mask<T>(shape, Causal{}, keys_before, {.sinks = attention_problem::for_heads_of(shape, sinks)});
   }
 }
 

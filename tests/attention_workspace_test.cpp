@@ -44,11 +44,12 @@ template <class T>
 struct Call {
   Problem<T> problem;
   Output<T> output;
-  std::vector<float> sinks = std::vector<float>(8, 0.5F);
+  std::vector<float> sinks;
   ssmax::Rope<float> rope{{.width = 2}, 6000};
   Workspace* workspace = nullptr;
 
-  explicit Call(const Shape& shape) : problem(shape), output(shape) {}
+  explicit Call(const Shape& shape)
+      : problem(shape), output(shape), sinks(static_cast<std::size_t>(shape.heads), 0.5F) {}
   template <class E = ssmax::Serial>
   void operator()(E&& executor = E{}) {
     const Shape& s = problem.shape;

@@ -647,8 +647,9 @@ TEST_CASE("scores know positions of each sequence", "[decode]") {
 }
 
 TEST_CASE("sinks and the scale", "[decode]") {
-  const std::vector<float> sinks{0.5F, -3, 8, 0, -std::numeric_limits<float>::infinity(), 2};
+  const std::vector<float> of_many{0.5F, -3, 8, 0, -std::numeric_limits<float>::infinity(), 2};
   for (const Shape& shape : few_and_many) {
+    const std::vector<float> sinks(of_many.begin(), of_many.begin() + shape.heads);
     const Data<float> data(shape);
     const auto nothing_for_some = [](const Query& query, index_t key) {
       return key <= query.position() && query.head != 2;

@@ -160,4 +160,111 @@ TEST_CASE("another shape is refused before anything is written", "[eigen]") {
   CHECK((y.array() == -7.0f).all());
 }
 
+/// Calls Softmax{}(in, out), which must be refused with nothing of `memory` changed.
+template <class In, class Out, class Memory>
+void check_overlap_refused(const In& in, Out&& out, const Memory& memory, Axis axis = Axis::rows) {
+  const Memory before = memory;
+  std::string message = "(nothing was thrown)";
+  try {
+    Softmax{}(in, out, axis);
+  } catch (const std::invalid_argument& error) {
+    message = error.what();
+  }
+  CAPTURE(message);
+  CHECK(message.find("softmax: out (") != std::string::npos);
+  CHECK(message.find("overlaps logits (") != std::string::npos);
+  CHECK((memory.array() == before.array()).all());
+}
+
+TEST_CASE("an out that overlaps the logits other than as a whole is refused", "[eigen]") {
+  for (const Axis axis : {Axis::rows, Axis::columns}) {
+    Eigen::MatrixXf m = Eigen::MatrixXf::Random(100, 100);
+    check_overlap_refused(m.transpose(), m, m, axis);
+    check_overlap_refused(m, m.transpose(), m, axis);
+    check_overlap_refused(m.block(0, 0, 60, 60), m.block(3, 5, 60, 60), m, axis);
+    Eigen::MatrixXf tall = Eigen::MatrixXf::Random(300, 20);
+    check_overlap_refused(tall.topRows(200), tall.middleRows(7, 200), tall, axis);
+    RowMajor<double> wide = RowMajor<double>::Random(20, 300);
+    check_overlap_refused(wide.leftCols(200), wide.middleCols(7, 200), wide, axis);
+    Eigen::Matrix<Eigen::half, Eigen::Dynamic, Eigen::Dynamic> narrow = tall.cast<Eigen::half>();
+    check_overlap_refused(narrow.topRows(200), narrow.middleRows(7, 200), narrow, axis);
+    // The same memory under other strides, which only a Map can say.
+    Eigen::Map<Eigen::MatrixXf, 0, Eigen::OuterStride<>> as_two(m.data(), 50, 40, Eigen::OuterStride<>(100)),
+        as_one(m.data(), 50, 40, Eigen::OuterStride<>(50));
+    check_overlap_refused(as_two, as_one, m, axis);
+    Eigen::Ref<Eigen::MatrixXf> ref(m);
+    check_overlap_refused(ref.topRows(50), ref.bottomRows(51).topRows(50), m, axis);
+  }
+  Eigen::VectorXd vector = Eigen::VectorXd::Random(40);
+  check_overlap_refused(vector.head(20), vector.segment(1, 20), vector);
+  Eigen::Map<Eigen::VectorXd, 0, Eigen::InnerStride<>> even(vector.data(), 20, Eigen::InnerStride<>(2));
+  check_overlap_refused(vector.head(20), even, vector);
+}
+
+TEST_CASE("an out that is the logits, or lies apart from them, is accepted", "[eigen]") {
+  for (const Axis axis : {Axis::rows, Axis::columns}) {
+    const auto exact = [&](const Eigen::MatrixXf& x) {
+      const Eigen::MatrixXd wide = x.cast<double>();
+      return axis == Axis::rows ? expected(wide, 1)
+                                : Eigen::MatrixXd(expected(wide.transpose(), 1).transpose());
+    };
+    const Eigen::MatrixXf x = Eigen::MatrixXf::Random(300, 20);
+    Eigen::MatrixXf m = x;
+    Softmax{}(m.block(7, 2, 200, 9), m.block(7, 2, 200, 9), axis);
+    CHECK(distance(m.block(7, 2, 200, 9), exact(x.block(7, 2, 200, 9))) < 1e-6);
+    m = x;
+    Softmax{}(m.transpose(), m.transpose(), axis);
+    CHECK(distance(m.transpose(), exact(x.transpose())) < 1e-6);
+    m = x;
+    Eigen::Ref<Eigen::MatrixXf> ref(m);
+    Softmax{}(m, ref, axis);
+    CHECK(distance(m, exact(x)) < 1e-6);
+
+    // Blocks side by side, and above each other, of one matrix.
+    m = x;
+    Softmax{}(m.leftCols(10), m.rightCols(10), axis);
+    CHECK(distance(m.rightCols(10), exact(x.leftCols(10))) < 1e-6);
+    m = x;
+    Softmax{}(m.topRows(150), m.bottomRows(150), axis);
+    CHECK(distance(m.bottomRows(150), exact(x.topRows(150))) < 1e-6);
+    // Every other column, and every other row.
+    m = x;
+    const Eigen::OuterStride<> two_columns(600);
+    Eigen::Map<Eigen::MatrixXf, 0, Eigen::OuterStride<>> even(m.data(), 300, 10, two_columns),
+        odd(m.data() + 300, 300, 10, two_columns);
+    const Eigen::MatrixXf even_before = even;
+    Softmax{}(even, odd, axis);
+    CHECK(distance(odd, exact(even_before)) < 1e-6);
+    CHECK(even == even_before);
+    m = x;
+    using Strides = Eigen::Stride<Eigen::Dynamic, 2>;
+    Eigen::Map<Eigen::MatrixXf, 0, Strides> even_rows(m.data(), 150, 20, Strides(300, 2)),
+        odd_rows(m.data() + 1, 150, 20, Strides(300, 2));
+    const Eigen::MatrixXf even_rows_before = even_rows;
+    Softmax{}(even_rows, odd_rows, axis);
+    CHECK(distance(odd_rows, exact(even_rows_before)) < 1e-6);
+    CHECK(even_rows == even_rows_before);
+  }
+}
+
+TEST_CASE("expressions of out's own memory are worked out before it is written", "[eigen]") {
+  for (const Axis axis : {Axis::rows, Axis::columns}) {
+    const Eigen::MatrixXf x = Eigen::MatrixXf::Random(400, 31);
+    const auto check = [&](const Eigen::MatrixXf& logits, auto call) {
+      Eigen::MatrixXf m = x, apart(x.rows(), x.cols());
+      Softmax{}(logits, apart, axis);
+      call(m);
+      CHECK(m == apart);
+    };
+    check(2 * x, [&](Eigen::MatrixXf& m) { Softmax{}(2 * m, m, axis); });
+    check(x.colwise().reverse(), [&](Eigen::MatrixXf& m) { Softmax{}(m.colwise().reverse(), m, axis); });
+    // `out` without memory of its own: written from the last row on.
+    Eigen::MatrixXf m = x, apart(x.rows(), x.cols());
+    Softmax{}(x, apart, axis);
+    auto reversed = m.colwise().reverse();
+    Softmax{}(m, reversed, axis);
+    CHECK(reversed == apart);
+  }
+}
+
 }  // namespace eigen_test

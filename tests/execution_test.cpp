@@ -7,13 +7,22 @@
 #include <chrono>
 #include <condition_variable>
 #include <ctime>
+#include <fstream>
+#include <limits>
 #include <mutex>
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <type_traits>
 #include <vector>
+
+#if defined(__linux__)
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#endif
 
 #include "allocation_count.hpp"
 #include "catch.hpp"
@@ -268,12 +277,60 @@ std::string refusal(Call call) {
 }
 
 TEST_CASE("a pool has at least one thread", "[execution]") {
-  for (const index_t threads : {0, -1, -1000}) {
+  for (const index_t threads :
+       {index_t{0}, index_t{-1}, index_t{-1000}, std::numeric_limits<index_t>::min()}) {
     const std::string message = refusal([&] { ThreadPool pool(threads); });
     INFO(message);
     CHECK(message.find("ThreadPool: threads is " + std::to_string(threads) + ",") != std::string::npos);
   }
 }
+
+#if defined(__linux__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+
+int running_threads() {
+  std::ifstream status("/proc/self/status");
+  std::string word;
+  while (status >> word && word != "Threads:") continue;
+  int threads = 0;
+  status >> threads;
+  return threads;
+}
+
+/// In a process of its own with room for a few stacks more: 0 if a pool of `threads` ends with std::system_error and leaves
+/// no thread behind. An emulator has threads of its own, and the system counts a joined thread a moment longer.
+int status_of_pool_beyond_memory(index_t threads) {
+  const pid_t child = fork();
+  if (child == 0) {
+    std::ifstream pages("/proc/self/statm");
+    rlim_t used = 0;
+    pages >> used;
+    const rlim_t room = used * static_cast<rlim_t>(sysconf(_SC_PAGESIZE)) + (rlim_t{64} << 20);
+    const rlimit limit{room, room};
+    if (setrlimit(RLIMIT_AS, &limit) != 0) _exit(2);
+    const int before = running_threads();
+    try {
+      ThreadPool pool(threads);
+      _exit(3);
+    } catch (const std::system_error&) {
+      for (int tries = 0; tries < 1000 && running_threads() > before; ++tries) usleep(10000);
+      _exit(running_threads() == before ? 0 : 4);
+    } catch (...) {
+      _exit(5);
+    }
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+TEST_CASE("more threads than the system gives are a system_error, and those begun are joined",
+          "[execution]") {
+  CHECK(status_of_pool_beyond_memory(index_t{1} << 20) == 0);
+  CHECK(status_of_pool_beyond_memory(std::numeric_limits<int>::max()) == 0);
+  CHECK(status_of_pool_beyond_memory(std::numeric_limits<index_t>::max()) == 0);
+}
+
+#endif
 
 #if defined(_OPENMP)
 

@@ -44,24 +44,28 @@ struct Window {
     return {std::max<index_t>(0, causal.end - width), causal.end};
   }
 };
-struct ReturnsLength {
-  index_t keys(const Query&) const { return 0; }
-};
-struct ChangesItself {
-  KeyRange keys(const Query&) { return {}; }
-};
-struct Uniform {
-  static constexpr bool uniform = true;
+struct SameKeys {
   KeyRange keys(const Query&) const { return {1, 2}; }
 };
+/// Has what SameKeys has but for the fast path, which it does not inherit.
+struct ByQuery : SameKeys {
+  KeyRange keys(const Query& query) const { return {0, query.index}; }
+};
+
+}  // namespace mask_test
+
+template <>
+inline constexpr ssmax::FastPath ssmax::fast_path<mask_test::SameKeys> = ssmax::FastPath::same_keys;
+
+namespace mask_test {
 
 static_assert(ssmax::Mask<Full> && ssmax::Mask<Causal> && ssmax::Mask<Lengths>);
-static_assert(ssmax::Mask<Window> && ssmax::Mask<Uniform>);
-static_assert(!ssmax::Mask<ReturnsLength> && !ssmax::Mask<ChangesItself> && !ssmax::Mask<int>);
+static_assert(ssmax::Mask<Window> && ssmax::Mask<SameKeys> && ssmax::Mask<ByQuery>);
+static_assert(!ssmax::Mask<int> && !ssmax::Mask<KeyRange>);
 
-static_assert(ssmax::detail::is_uniform<Full>() && ssmax::detail::is_uniform<Uniform>());
-static_assert(!ssmax::detail::is_uniform<Causal>() && !ssmax::detail::is_uniform<Lengths>() &&
-              !ssmax::detail::is_uniform<Window>());
+static_assert(ssmax::detail::shows_same_keys<Full> && ssmax::detail::shows_same_keys<SameKeys>);
+static_assert(!ssmax::detail::shows_same_keys<Causal> && !ssmax::detail::shows_same_keys<Lengths> &&
+              !ssmax::detail::shows_same_keys<Window> && !ssmax::detail::shows_same_keys<ByQuery>);
 
 static_assert(ssmax::Mask<SlidingWindow> && ssmax::Mask<PrefixLM> && ssmax::Mask<KeyLengths> &&
               ssmax::Mask<Documents> && ssmax::Mask<MaskMatrix> && ssmax::Mask<Finite<float>>);
@@ -72,8 +76,8 @@ static_assert(ssmax::detail::has_predicate<ssmax::Both<Causal, MaskMatrix>> &&
               ssmax::detail::has_predicate<ssmax::Both<MaskMatrix, Causal>>);
 static_assert(!ssmax::detail::has_predicate<Causal> && !ssmax::detail::has_predicate<Documents> &&
               !ssmax::detail::has_predicate<ssmax::Both<Causal, Documents>>);
-static_assert(ssmax::detail::is_uniform<ssmax::Both<Full, Uniform>>() &&
-              !ssmax::detail::is_uniform<ssmax::Both<Full, Causal>>());
+static_assert(ssmax::detail::shows_same_keys<ssmax::Both<Full, SameKeys>> &&
+              !ssmax::detail::shows_same_keys<ssmax::Both<Full, Causal>>);
 
 static_assert(KeyRange{}.size() == 0 && KeyRange{3, 10}.size() == 7);
 static_assert(QueryShape{2, 3, 5, 7}.rows() == 30);

@@ -108,7 +108,7 @@ Real logsumexp(const Row<T>& row) {
     if (!any || scaled > largest) largest = scaled;
     any = true;
   }
-  if (!any) return -infinity;
+  if (!any || largest == -infinity) return -infinity;
   Real sum = 0;
   for (index_t key = 0; key < row.size(); ++key) {
     if (row.sees(key)) sum += std::exp(row.multiplier * row.logit(key) - largest);
@@ -128,6 +128,7 @@ std::vector<Real> softmax(const Row<T>& row) {
     }
     return y;
   }
+  if (lse == -infinity) return y;  // every c·z is -inf, if there is any
   Real reference_logit = 0;
   bool any = false;
   for (index_t key = 0; key < row.size(); ++key) {
@@ -156,7 +157,7 @@ std::vector<Real> log_softmax(const Row<T>& row) {
   for (index_t key = row.visible.begin; key < row.visible.end; ++key) {
     if (std::isnan(lse)) {
       log_y[static_cast<std::size_t>(key)] = not_a_number;
-    } else if (row.sees(key)) {
+    } else if (row.sees(key) && lse != -infinity) {
       log_y[static_cast<std::size_t>(key)] = row.multiplier * row.logit(key) - lse;
     }
   }
@@ -320,7 +321,8 @@ struct Attended {
 template <class R, class D>
 Attended<R> attend(ssmax::View<const R, 4> q, ssmax::View<const R, 4> k, ssmax::View<const R, 4> v,
                    const D& definition) {
-  constexpr R lowest = -std::numeric_limits<R>::infinity();
+  using std::exp, std::log;  // of R, where that is a type of the caller's
+  const R lowest = -std::numeric_limits<R>::infinity();
   const index_t group = q.extent(1) / std::max<index_t>(k.extent(1), 1);
   const ssmax::QueryShape shape{q.extent(0), q.extent(1), q.extent(2), k.extent(2)};
   Attended<R> result;
@@ -331,7 +333,7 @@ Attended<R> attend(ssmax::View<const R, 4> q, ssmax::View<const R, 4> k, ssmax::
       if (definition.visible(query, key)) keys.push_back(key);
     }
     const auto n = static_cast<index_t>(keys.size());
-    const Real c = n == 0 ? Real(0) : definition.multiplier(query, keys.back(), n);
+    const auto c = n == 0 ? 0 : definition.multiplier(query, keys.back(), n);
     const R sink = static_cast<R>(definition.sink(query.head));
     std::vector<R> weights;
     R top = sink, sum = 0;
@@ -349,10 +351,10 @@ Attended<R> attend(ssmax::View<const R, 4> q, ssmax::View<const R, 4> k, ssmax::
       top = std::max(top, weights.back());
     }
     for (R& weight : weights) {
-      weight = weight == lowest ? R{0} : std::exp(weight - top);
+      weight = weight == lowest ? R{0} : exp(weight - top);
       sum += weight;
     }
-    if (sink != lowest) sum += std::exp(sink - top);
+    if (sink != lowest) sum += exp(sink - top);
     for (index_t channel = 0; channel < v.extent(3); ++channel) {
       R value = 0;
       for (std::size_t i = 0; i < keys.size() && sum != 0; ++i) {
@@ -360,7 +362,7 @@ Attended<R> attend(ssmax::View<const R, 4> q, ssmax::View<const R, 4> k, ssmax::
       }
       result.out.push_back(value);
     }
-    result.lse.push_back(sum == 0 ? lowest : top + std::log(sum));
+    result.lse.push_back(sum == 0 ? lowest : top + log(sum));
   };
   for (query.batch = 0; query.batch < shape.batch; ++query.batch) {
     for (query.head = 0; query.head < shape.heads; ++query.head) {

@@ -35,9 +35,6 @@ struct Square {
   double operator()(double z, const Key&) const { return z * z; }
   double derivative(double z, const Key&) const { return 2 * z; }
 };
-struct WithoutDerivative {
-  double operator()(double z, const Key&) const { return z; }
-};
 struct IgnoresItsKey {
   double operator()(double z) const { return z; }
   double derivative(double) const { return 1; }
@@ -46,7 +43,7 @@ struct IgnoresItsKey {
 static_assert(ssmax::Score<Identity> && ssmax::Score<Softcap> && ssmax::Score<Alibi>);
 static_assert(ssmax::Score<Bias<float>> && ssmax::Score<Bias<double>> && ssmax::Score<Bias<ssmax::half>>);
 static_assert(ssmax::Score<Square> && ssmax::Score<ssmax::Composed<Square, Softcap>>);
-static_assert(!ssmax::Score<WithoutDerivative> && !ssmax::Score<IgnoresItsKey> && !ssmax::Score<int>);
+static_assert(!ssmax::Score<ssmax::Causal> && !ssmax::Score<IgnoresItsKey> && !ssmax::Score<int>);
 
 /// The precision of z is that of the result.
 template <class S>

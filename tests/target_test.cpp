@@ -18,6 +18,17 @@ TEST_CASE("the scalar target is always there, and no target twice", "[target]") 
   CHECK(std::adjacent_find(targets.begin(), targets.end()) == targets.end());
 }
 
+#if defined(SSMAX_HAVE_CPUID)
+TEST_CASE("the processor's own answers are those of the compiler's run-time library", "[target]") {
+  __builtin_cpu_init();
+  const auto processor = ssmax::detail::ask_processor();
+  // (Not every compiler knows the name f16c; every processor with AVX2 and FMA has it.)
+  CHECK(processor.avx2_fma_f16c ==
+        (__builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0));
+  CHECK(processor.avx512f == (__builtin_cpu_supports("avx512f") != 0));
+}
+#endif
+
 TEST_CASE("the active target is the one that was set", "[target]") {
   const TargetScope scope;
   for (const Target target : ssmax::available_targets()) {

@@ -12,17 +12,20 @@
 //   score   Identity, Softcap, Alibi, Bias, … or the user's own (score.hpp)
 //   c_i     scaling({head, position, n}): n visible keys, position of the last of them (scaling.hpp)
 //   mask    Full, Causal (bottom-right), SlidingWindow, Documents, … or the user's own (mask.hpp)
-//   sinks   if given, one number per head: softmax's denominator has one term more, exp(sink)
+//   sinks   if given, one number per head: softmax's denominator has one term more, exp(sink). -inf is no sink, +inf
+//           takes everything (out 0, lse +inf), NaN spreads
 // lse_i = ln Σ_j exp(c_i · score(…)) (+ the sink's term), natural logarithm. A query that sees nothing gives out 0
 // and lse -inf.
 //
 // Keys are taken in blocks with an online softmax: memory is linear in the sequence (at most 1.1 MiB a thread at width
 // 64, and 32 MiB where keys are split among threads), keys that no query of a group sees are not computed, and hidden
 // keys never enter a result: NaN in them stays there. NaN in visible ones spreads. Accuracy: products in T, summed
-// over 1024 keys, then over all of them; weights to an ulp. The same bits for every executor, for other strides, and
-// however the queries are cut into calls of more than 16 queries per kv head. One allocation a call, none with a
-// workspace. `out` and `lse` must lie apart from the inputs. Errors are std::invalid_argument, thrown before anything
-// is written.
+// over 1024 keys, then over all of them; weights to an ulp. That is for rounding to nearest: in the other modes
+// (fesetround) out is within 5e-5 of Σ p |v|, lse within 5e-5·(1 + |lse|), in double 5e-11, where logits are ordinary.
+// The same bits for every executor, for other strides, and however the queries are cut into calls of more than 16
+// queries per kv head. One allocation a call, none with a workspace. `out` and `lse` must lie apart from the inputs.
+// lse is left out as View{} alone: null with extents is an error. Errors are std::invalid_argument, thrown before
+// anything is written.
 #pragma once
 
 #include <cmath>
@@ -31,6 +34,7 @@
 
 #include "detail/attention/check.hpp"
 #include "detail/attention/run.hpp"
+#include "detail/attention/untyped.hpp"
 #include "execution.hpp"
 #include "mask.hpp"
 #include "online_softmax.hpp"
@@ -131,6 +135,9 @@ void attention_partial(const std::type_identity_t<PartialArguments<T>>& a, const
   detail::check_result(function, "state.shift", a.state.shift, a.q, a.k, a.v);
   detail::check_result(function, "state.sum", a.state.sum, a.q, a.k, a.v);
   detail::check_result(function, "state.o", a.state.o, a.q, a.k, a.v);
+  if (a.keys > detail::most_counted) {
+    detail::fail_value(function, "keys", "are", a.keys, "must be at most", detail::most_counted);
+  }
   if (a.first_key < 0) detail::fail_value(function, "first_key", "is", a.first_key, "must be at least", 0);
   if (a.keys < a.k.extent(2) || a.first_key > a.keys - a.k.extent(2)) {
     detail::fail_value(function, "first_key", "is", a.first_key, "leaves no room for k in keys,", a.keys);

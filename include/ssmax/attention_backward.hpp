@@ -7,7 +7,7 @@
 //   dk_j  = Rᵀ scale Σ_i dz_ij (R q_i)               both over all query heads of a kv head
 //   dc_i  = Σ_j u_ij z'_ij                           handed to the scaling: SSMax{s, b}.gradient(ds, db), …; also where
 //                                                    c_i is 0 or negative
-//   dsink = -Σ_i exp(sink - lse_i) δ_i
+//   dsink = -Σ_i exp(sink - lse_i) δ_i               0 for a sink of -inf; Σ_i dlse_i, the limit, for one of +inf
 //
 // dq, dk and dv are written; what belongs to parameters (ds, db, dp, dslopes, dbias, dsinks) is added to, so that it may
 // gather over calls. A query that sees nothing has no gradient (but its sink may have one, through lse). Hidden keys get none, and nothing of them is read into a
@@ -40,7 +40,8 @@ struct BackwardArguments {
   View<const detail::Compute<T>, 3> lse{};
 };
 
-/// Shapes: those of out, lse, q, k and v. dlse and dsinks may be left out; dsinks needs options.sinks.
+/// Shapes: those of out, lse, q, k and v. dlse (as View{}) and dsinks may be left out; dsinks, one number per head, needs
+/// options.sinks.
 template <class T>
 struct AttentionGradients {
   View<const T, 4> dout{};
@@ -65,7 +66,7 @@ void check_backward(const char* function, const BackwardArguments<T>& a, const A
   check_rows("lse", a.lse);
   check_view(function, "dout", g.dout);
   check_same_extents(function, "dout", g.dout, "out", a.out);
-  const bool has_dlse = g.dlse.data_handle() != nullptr || g.dlse.extent(0) != 0;
+  const bool has_dlse = is_given(g.dlse);
   if (has_dlse) check_rows("dlse", g.dlse);
   const View<const A, 1> sinks(options.sinks), dsinks(g.dsinks);
   if (!sinks.empty()) check_sink_count(function, "sinks", sinks.extent(0), a.q.extent(1));

@@ -1,4 +1,4 @@
-// Version, index type, compiler macros, and the two inline namespaces.
+// Version, what a compiler must offer, index type, compiler macros, and the two inline namespaces.
 //
 // Which namespace a name lives in decides what may be linked with what:
 //
@@ -13,15 +13,39 @@
 // steps (-msse3, -mbmi) share code, as they do of every other header.
 #pragma once
 
+#if __cplusplus <= 201703L && (!defined(_MSVC_LANG) || _MSVC_LANG <= 201703L)
+// No such file. GCC and Clang go on after #error, and print a thousand more; here they stop.
+#include "ssmax needs C++20, as in -std=c++20"
+#endif
+
 #include <cstddef>
+
+// The one place that names the version: CMake reads these three lines, the namespaces below are made of them.
+#define SSMAX_VERSION_MAJOR 0
+#define SSMAX_VERSION_MINOR 1
+#define SSMAX_VERSION_PATCH 0
+
+/// To be compared in #if: 1.2.3 is 10203.
+#define SSMAX_VERSION (SSMAX_VERSION_MAJOR * 10000 + SSMAX_VERSION_MINOR * 100 + SSMAX_VERSION_PATCH)
 
 #if defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__
 #error "ssmax needs infinities and NaN: build without -ffinite-math-only (and without -ffast-math)"
 #endif
 
-#define SSMAX_VERSION_MAJOR 0
-#define SSMAX_VERSION_MINOR 1
-#define SSMAX_VERSION_PATCH 0
+// The kernels round by adding and subtracting a large number, which takes float's and double's own precision.
+// (16 changes the precision of _Float16 only.)
+#if defined(__FLT_EVAL_METHOD__) && __FLT_EVAL_METHOD__ != 0 && __FLT_EVAL_METHOD__ != 16
+#error "ssmax needs float and double in their own precision: build 32-bit x86 with -msse2 -mfpmath=sse"
+#endif
+
+// Whether the standard library has std::thread, and so whether there is a ThreadPool. WASI, for one, has none.
+#ifndef SSMAX_HAS_THREADS
+#if defined(__STDCPP_THREADS__) && (!defined(__GLIBCXX__) || defined(_GLIBCXX_HAS_GTHREADS))
+#define SSMAX_HAS_THREADS 1
+#else
+#define SSMAX_HAS_THREADS 0
+#endif
+#endif
 
 #if defined(__GNUC__) || defined(__clang__)
 #define SSMAX_INLINE [[gnu::always_inline]] inline
@@ -87,9 +111,9 @@
 
 #define SSMAX_CONCATENATE_(a, b, c, d) a##b##c##d
 #define SSMAX_CONCATENATE(a, b, c, d) SSMAX_CONCATENATE_(a, b, c, d)
-#define SSMAX_DATA_NAMESPACE v0_1
+#define SSMAX_DATA_NAMESPACE SSMAX_CONCATENATE(v, SSMAX_VERSION_MAJOR, _, SSMAX_VERSION_MINOR)
 #define SSMAX_CODE_NAMESPACE \
-  SSMAX_CONCATENATE(v0_1, SSMAX_ABI_BASELINE, SSMAX_ABI_EXCEPTIONS, SSMAX_ABI_ASSERTIONS)
+  SSMAX_CONCATENATE(SSMAX_DATA_NAMESPACE, SSMAX_ABI_BASELINE, SSMAX_ABI_EXCEPTIONS, SSMAX_ABI_ASSERTIONS)
 
 namespace ssmax {
 

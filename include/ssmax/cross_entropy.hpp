@@ -21,14 +21,13 @@
 //
 // The executor's calls take rows; how many each takes, and the order in which losses are added, depends on
 // the extents alone, so that every executor gives the same bits. The loss is the same with and without
-// dlogits, too. dlogits may be the logits' own memory, or must lie apart from it; it may be left out. Errors
+// dlogits, too. dlogits may be the logits' own memory, or must lie apart from it; it may be left out, as View{}. Errors
 // are std::invalid_argument, thrown before anything is written. Nothing is allocated.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numbers>
 #include <span>
 #include <type_traits>
 
@@ -60,17 +59,6 @@ namespace detail {
 inline constexpr index_t most_loss_calls = 256;
 inline constexpr index_t least_call_logits = 16'384;
 
-/// ln Σ exp(z) - z_target, where the row's sum is regular.
-template <class T, class X>
-double row_loss(const RowSource<T, X>& source, const RowSum<T>& total, T target_logit) {
-  // ln 2 in two parts and one rounding: shift · ln 2 and the logit may be large and nearly the same.
-  constexpr double ln2_low = 2.3190468138462996e-17;
-  const double origin = source.rebased() ? static_cast<double>(source.origin()) : 0.0;
-  const double distance =
-      std::fma(total.shift, std::numbers::ln2, origin - static_cast<double>(target_logit));
-  return std::max(distance + total.shift * ln2_low + std::log(total.sum), 0.0);
-}
-
 /// dz = factor · (softmax(z) - onehot(target)) of one row, unless dz is null; returns the row's loss. dz may be z.
 template <class T, class X>
 double cross_entropy_row(const RowLeaves<T>& leaves, const X* z, index_t n, index_t target, double factor,
@@ -99,7 +87,7 @@ double cross_entropy_row(const RowLeaves<T>& leaves, const X* z, index_t n, inde
     return settled(std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<float>::quiet_NaN());
   }
   if (n == 1) return settled(0.0, 0.0f);
-  const double loss = row_loss(source, total, target_logit);
+  const double loss = log_sum_above(source, total, target_logit);
   if (dz == nullptr) return loss;
 
   for (index_t begin = 0; begin < n; begin += row_block) {
@@ -155,8 +143,7 @@ CrossEntropy cross_entropy(const std::type_identity_t<View<const T, 2>>& logits,
   using C = detail::Compute<T>;
   const char* function = "cross_entropy";
   const index_t rows = logits.extent(0), classes = logits.extent(1);
-  const bool wants_gradient =
-      dlogits.data_handle() != nullptr || dlogits.extent(0) != 0 || dlogits.extent(1) != 0;
+  const bool wants_gradient = detail::is_given(dlogits);
   detail::check_view(function, "logits", logits);
   const auto targets_size = static_cast<index_t>(targets.size());
   if (targets_size != rows) detail::fail_extent(function, "targets", 0, targets_size, "logits", rows);

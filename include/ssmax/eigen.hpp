@@ -7,8 +7,13 @@
 // n is the number of columns (rows for Axis::columns). A compile-time vector is one row whichever way it
 // stands. Rows that are contiguous in memory (RowMajor by rows, ColMajor by columns) are worked on where they
 // lie. Everything else goes through a buffer of a few rows: the other direction, expressions, Eigen::half and
-// Eigen::bfloat16, which are computed in float. `out` must have the shape of `in`: std::invalid_argument
-// otherwise.
+// Eigen::bfloat16, which are computed in float.
+//
+// `out` must have the shape of `in`, and be the same matrix (the same memory and strides) or lie apart from it:
+// std::invalid_argument otherwise, before anything is written. softmax(m.transpose(), m) is refused, and so are
+// two blocks that overlap. Memory that interleaves without sharing an element is accepted where both are columns,
+// or both are rows, of one matrix. An expression, as 2 * m, is worked out first, so that out may be m; and where
+// `out` is one without memory of its own, as m.reverse(), the logits are copied first.
 //
 // row_view(matrix) and column_view(matrix) give the views that the other functions of this library take.
 #pragma once
@@ -20,8 +25,16 @@
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 
+namespace detail {
+template <class Derived>
+void take_dense(const Eigen::DenseBase<Derived>&);
+}
+
+/// What derives from DenseBase of any type: of its own, or of Block as the result of head() does.
 template <class X>
-concept EigenDense = std::is_base_of_v<Eigen::DenseBase<X>, X>;
+concept EigenDense = requires(const X& x) {
+  detail::take_dense(x);
+};
 
 namespace detail {
 
@@ -47,8 +60,15 @@ void check_same_shape(const In& in, const Out& out) {
   if (out.cols() != in.cols()) fail_extent("softmax", "out", 1, out.cols(), "logits", in.cols());
 }
 
-/// Lines that do not run along memory, expressions, and half precision: a few at a time through a row-major
-/// buffer.
+/// Every element of what has memory, whatever its strides.
+template <class X>
+auto element_view(X& matrix) {
+  return View<std::remove_pointer_t<decltype(matrix.data())>, 2>(
+      matrix.data(), {matrix.rows(), matrix.cols()}, {matrix.rowStride(), matrix.colStride()});
+}
+
+/// Lines that do not run along memory and half precision: a few at a time through a row-major buffer. `out` is
+/// `in` or lies apart from it.
 template <class S, class In, class Out>
 void softmax_through_buffer(const S& scaling, const In& in, Out& out, bool by_columns) {
   using T = std::conditional_t<std::same_as<typename In::Scalar, double>, double, float>;
@@ -93,14 +113,21 @@ void softmax_of_eigen(const S& scaling, const In& in, Out& out, Axis axis) {
         return;
       }
     }
-    softmax_through_buffer(scaling, in, out, by_columns);
+    if constexpr (has_memory<Out>) {
+      check_in_place_or_apart("softmax", "out", element_view(out), "logits", element_view(in));
+      softmax_through_buffer(scaling, in, out, by_columns);
+    } else {  // m.reverse() or m(rows, columns): which memory it writes to cannot be told
+      const typename In::PlainObject apart = in;
+      softmax_through_buffer(scaling, apart, out, by_columns);
+    }
   }
 }
 
 /// Arrays and matrices do not mix in Eigen's assignments; as matrices both are the same to us.
 template <class X>
 decltype(auto) as_matrix(X& x) {
-  if constexpr (std::is_base_of_v<Eigen::ArrayBase<std::remove_const_t<X>>, X>) {
+  if constexpr (std::same_as<typename Eigen::internal::traits<std::remove_const_t<X>>::XprKind,
+                             Eigen::ArrayXpr>) {
     return x.matrix();
   } else {
     return x.derived();

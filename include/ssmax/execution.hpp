@@ -1,7 +1,7 @@
 // Executors: who makes the calls that a function splits its work into.
 //
 //   Serial      the caller, one call after the other; what every function uses unless told otherwise
-//   ThreadPool  the caller and threads that sleep between runs
+//   ThreadPool  the caller and threads that sleep between runs; only where the platform has std::thread
 //   OpenMP      an OpenMP team; only in units compiled with OpenMP
 //
 // One's own is a class with  concurrency()  and  run(n, f), for instance around the pool that a program has already:
@@ -18,13 +18,17 @@
 // compiled to code lies behind them, in detail/pool.hpp and detail/guarded_calls.hpp.
 #pragma once
 
+#include <algorithm>
 #include <concepts>
 #include <type_traits>
 
 #include "config.hpp"
 #include "detail/error.hpp"
 #include "detail/guarded_calls.hpp"
+
+#if SSMAX_HAS_THREADS
 #include "detail/pool.hpp"
+#endif
 
 #if defined(_OPENMP)
 #include <omp.h>
@@ -43,14 +47,33 @@ struct SomeCall {
 
 }  // namespace shared
 
-/// concurrency() is how many calls run at once at most, at least 1. run(n, f) calls f(0) … f(n-1), each once, in any
-/// order and on any threads, and returns when all have ended and what they wrote can be read; n may be 0. The calls do
-/// not wait for each other. An exception of a call should reach the caller of run, once no call runs any more.
+/// concurrency() is how many calls run at once at most; below 1 counts as 1, above 4096 as 4096. run(n, f) calls
+/// f(0) … f(n-1), each once, in any order and on any threads, and returns when all have ended and what they wrote can be
+/// read; n may be 0. The calls do not wait for each other. An exception of a call should reach the caller of run, once
+/// no call runs any more.
 template <class E>
 concept Executor = requires(std::remove_reference_t<E>& executor, index_t n, const shared::SomeCall& f) {
   { executor.concurrency() } -> std::convertible_to<index_t>;
   executor.run(n, f);
 };
+
+}  // namespace SSMAX_DATA_NAMESPACE
+
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+
+/// How many calls at once a function cuts its work for, each with memory of its own. No machine runs more.
+inline constexpr index_t most_concurrency = 4096;
+
+template <class E>
+index_t threads_of(E& executor) {
+  return std::clamp<index_t>(static_cast<index_t>(executor.concurrency()), 1, most_concurrency);
+}
+
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
+
+inline namespace SSMAX_DATA_NAMESPACE {
 
 /// Makes the calls in order. An exception ends the run at once.
 struct Serial {
@@ -62,17 +85,22 @@ struct Serial {
   }
 };
 
+#if SSMAX_HAS_THREADS
+
 /// `threads` threads, at least 1, of which the caller of run is one. Between runs the others sleep.
 ///
 /// Runs from several threads take turns. A run from inside a call, of this pool or of another, is made by the thread
 /// that asks for it, alone; a call must not wait for a run of another thread, whose turn may never come. If calls
 /// throw, the others are still made, then one of the exceptions is thrown. run does not allocate. A pool can be
 /// neither copied nor moved, and must outlive its runs. (Where the C library keeps threads in a library of their
-/// own, as glibc did before 2.34, link it: Threads::Threads in CMake.)
+/// own, as glibc did before 2.34, link it; in CMake ssmax::ssmax does.)
 class ThreadPool {
  public:
-  /// Throws std::invalid_argument if threads < 1, std::system_error if the system gives no more threads.
+  /// Throws std::invalid_argument if threads < 1, std::system_error if the system gives no more threads; those it gave
+  /// are then joined.
   SSMAX_INLINE explicit ThreadPool(index_t threads) : ThreadPool() { detail::start_workers(state_, threads); }
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
   SSMAX_INLINE ~ThreadPool() { detail::end_workers(state_); }
 
   SSMAX_INLINE index_t concurrency() const { return static_cast<index_t>(state_.workers.size()) + 1; }
@@ -92,6 +120,8 @@ class ThreadPool {
 
   shared::PoolState state_;
 };
+
+#endif
 
 }  // namespace SSMAX_DATA_NAMESPACE
 

@@ -3,7 +3,6 @@
 // the vector ones must meet bit for bit (NaN stays NaN; its payload is not kept).
 #pragma once
 
-#include <bit>
 #include <cstdint>
 
 #include "config.hpp"
@@ -16,7 +15,7 @@ struct bfloat16 {
 
   SSMAX_INLINE constexpr bfloat16() = default;
   SSMAX_INLINE constexpr explicit bfloat16(float value) {
-    const auto u = std::bit_cast<std::uint32_t>(value);
+    const auto u = __builtin_bit_cast(std::uint32_t, value);
     const bool is_nan = (u & 0x7FFFFFFFu) > 0x7F800000u;
     // Adding 0x7FFF plus the lowest kept bit rounds to nearest even; a carry runs into the exponent as it
     // should.
@@ -24,7 +23,7 @@ struct bfloat16 {
                   : static_cast<std::uint16_t>((u + 0x7FFFu + ((u >> 16) & 1u)) >> 16);
   }
   SSMAX_INLINE constexpr operator float() const {
-    return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+    return __builtin_bit_cast(float, static_cast<std::uint32_t>(bits) << 16);
   }
 };
 
@@ -33,7 +32,7 @@ struct half {
 
   SSMAX_INLINE constexpr half() = default;
   SSMAX_INLINE constexpr explicit half(float value) {
-    const auto u = std::bit_cast<std::uint32_t>(value);
+    const auto u = __builtin_bit_cast(std::uint32_t, value);
     const std::uint32_t sign = (u >> 16) & 0x8000u;
     const std::uint32_t magnitude = u & 0x7FFFFFFFu;
     std::uint32_t result;
@@ -44,7 +43,7 @@ struct half {
     } else if (magnitude < 0x38800000u) {  // below 2^-14: subnormal, in units of 2^-24
       // Adding 0.5 puts the units of 2^-24 into the last bits of a float in [0.5, 1); the addition rounds to
       // even.
-      result = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3F000000u;
+      result = __builtin_bit_cast(std::uint32_t, __builtin_bit_cast(float, magnitude) + 0.5f) - 0x3F000000u;
     } else {
       result = (magnitude - 0x38000000u + 0xFFFu + ((magnitude >> 13) & 1u)) >> 13;
     }
@@ -60,9 +59,9 @@ struct half {
     } else if (exponent != 0) {
       magnitude = ((exponent + 112u) << 23) | (mantissa << 13);
     } else {
-      magnitude = std::bit_cast<std::uint32_t>(static_cast<float>(mantissa) * 0x1p-24f);
+      magnitude = __builtin_bit_cast(std::uint32_t, static_cast<float>(mantissa) * 0x1p-24f);
     }
-    return std::bit_cast<float>(sign | magnitude);
+    return __builtin_bit_cast(float, sign | magnitude);
   }
 };
 

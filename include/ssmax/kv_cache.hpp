@@ -37,7 +37,8 @@ struct KvCacheOptions {
 
 inline namespace SSMAX_CODE_NAMESPACE {
 
-/// Memory: batch · kv_heads · capacity · (width + value_width) elements, allocated once.
+/// Memory: batch · kv_heads · capacity · (width + value_width) elements, allocated once. Throws std::invalid_argument where
+/// these cannot be counted, std::bad_alloc where they cannot be had.
 template <class X>
 class KvCache {
   static_assert(detail::Storage<X>, "ssmax::KvCache: storage is float, double, half or bfloat16");
@@ -58,11 +59,11 @@ class KvCache {
     index_t elements = 1;
     for (index_t extent : {options_.batch, options_.kv_heads, options_.capacity,
                            std::max(options_.width, options_.value_width)}) {
-      if (extent > 0 && elements > std::numeric_limits<index_t>::max() / 32 / extent) {
+      if (extent > std::numeric_limits<index_t>::max() / 32 / elements) {
         detail::fail_value("KvCache", "capacity", "is", options_.capacity,
                            "too many bytes; elements before it are", elements);
       }
-      elements *= extent;
+      elements *= std::max<index_t>(extent, 1);
     }
     const index_t rows = options_.batch * options_.kv_heads * options_.capacity;
     k_.resize(static_cast<std::size_t>(rows * options_.width));
@@ -155,9 +156,10 @@ class KvCache {
       const index_t added = count(counts, b, most);
       if (added < 0 || added > most)
         detail::fail_value(function, "counts", "has", added, "new positions are", most);
-      if (!options_.ring && added > options_.capacity - length(b)) {
+      const index_t longest = options_.ring ? detail::most_counted : options_.capacity;
+      if (added > longest - length(b)) {
         detail::fail_value(function, "k", "would bring a sequence to length", length(b) + added,
-                           "the capacity is", options_.capacity);
+                           options_.ring ? "it must be at most" : "the capacity is", longest);
       }
       if (rope != nullptr && added > 0) rope->check(function, "k", length(b), added, options_.width);
     }

@@ -29,10 +29,11 @@ inline namespace SSMAX_DATA_NAMESPACE {
 
 /// Every key: n = keys.
 struct Full {
-  static constexpr bool uniform = true;
-
   SSMAX_INLINE constexpr KeyRange keys(const Query& query) const { return {0, query.shape.keys}; }
 };
+
+template <>
+inline constexpr FastPath fast_path<Full> = FastPath::same_keys;
 
 /// Keys up to the query's own position: n = max(0, p + 1).
 struct Causal {
@@ -208,8 +209,6 @@ class Both {
                 "ssmax: of two masks joined by &, only one may define positions");
 
  public:
-  static constexpr bool uniform = detail::is_uniform<A>() && detail::is_uniform<B>();
-
   SSMAX_INLINE constexpr Both(const A& a, const B& b) : a_(a), b_(b) {}
 
   SSMAX_INLINE constexpr KeyRange keys(const Query& query) const {
@@ -256,6 +255,10 @@ class Both {
   A a_;
   B b_;
 };
+
+template <Mask A, Mask B>
+inline constexpr FastPath fast_path<Both<A, B>> =
+    detail::shows_same_keys<A>&& detail::shows_same_keys<B> ? FastPath::same_keys : FastPath::none;
 
 /// Both: the keys that `a` and `b` show. (For two masks of one's own, which do not find this: Both(a, b).)
 template <Mask A, Mask B>

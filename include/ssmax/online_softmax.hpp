@@ -31,38 +31,45 @@ template <class T>
 class OnlineSoftmax {
  public:
   /// c multiplies every logit of this query. May be 0 or negative.
-  explicit OnlineSoftmax(double c = 1) : c_(c), scale_(detail::split_scale<T>(c)) {}
+  explicit OnlineSoftmax(double c = 1) : c_(c), multiplier_(c) {}
 
   /// Takes n logits in and puts their weights out (out may be in); returns the factor by which what was
-  /// accumulated under earlier weights must be multiplied first. NaN, or c·z = +inf, poisons the state for
-  /// good.
+  /// accumulated under earlier weights must be multiplied first. NaN, c·z = +inf, or a c that is not finite
+  /// poisons the state for good; c·z·log2 e is +inf or -inf where a double cannot hold it.
   double update(const T* in, index_t n, T* out) {
     const auto& leaves = detail::leaves<detail::RowLeaves<T>>();
     constexpr T inf = std::numeric_limits<T>::infinity();
-    const detail::Extremum<T> top = leaves.max(in, n);
-    const T extreme = c_ < 0 ? leaves.min_unmasked(in, n) : top.value;
-    const double largest = c_ * static_cast<double>(extreme) * std::numbers::log2e;
-    poisoned_ = poisoned_ || top.has_nan || std::isnan(c_) || (top.value == inf && c_ >= 0) ||
-                (std::isfinite(extreme) && !(largest < std::numeric_limits<double>::infinity()));
-    if (poisoned_ || !std::isfinite(extreme) ||
-        !std::isfinite(largest)) {  // the rest: nothing but weights of 0
+    const T* z = in;
+    if (c_ < 0) {
+      leaves.affine(in, n, T{0}, T{-1}, T{0}, out);
+      z = out;
+    }
+    const detail::Extremum<T> top = leaves.max(z, n);
+    const double largest = std::abs(c_) * static_cast<double>(top.value) * std::numbers::log2e;
+    poisoned_ = poisoned_ || top.has_nan || !std::isfinite(c_) || top.value == inf ||
+                (top.value != -inf && !(largest < std::numeric_limits<double>::infinity()));
+    if (poisoned_ || !std::isfinite(largest)) {  // the rest: nothing but weights of 0
       std::fill_n(out, n, T{0});
       return 1;
     }
-    const bool exact = c_ > 0 && scale_.high > 0 && std::abs(largest) < detail::largest_shift<double>;
+    const bool exact = std::abs(largest) < detail::largest_shift<double>;
     const double block_shift = exact ? detail::round_shift(largest) : largest;
     const bool first = sum_ == 0;
     const double raised = first ? block_shift : std::max(shift_, block_shift);
     const double factor = first ? 1 : std::exp2(shift_ - raised);
     shift_ = raised;
-    T sum;
+    const T unit = std::abs(multiplier_.direction);
+    const bool direct = exact && std::abs(raised) < detail::largest_shift<double>;
+    if (!direct || unit != 1) {
+      leaves.affine(z, n, direct ? T{0} : top.value, unit, T{0}, out);
+      z = out;
+    }
     detail::Meanwhile<T> nothing;
-    if (exact && std::abs(raised) < detail::largest_shift<double>) {
-      sum = leaves.exp_store(in, n, scale_, static_cast<T>(raised), out, nothing);
-    } else {
-      const double offset = (largest - raised) * std::numbers::ln2;
-      leaves.affine(in, n, extreme, static_cast<T>(c_), static_cast<T>(offset), out);
-      sum = leaves.exp_store(out, n, detail::split_scale<T>(1.0), T{0}, out, nothing);
+    T sum = leaves.exp_store(z, n, multiplier_.scale, direct ? static_cast<T>(raised) : T{0}, out, nothing);
+    if (!direct && largest != raised) {
+      const auto lowered = static_cast<T>(std::exp2(largest - raised));
+      leaves.multiply(out, n, lowered, out);
+      sum *= lowered;
     }
     sum_ = sum_ * factor + static_cast<double>(sum);
     return factor;
@@ -86,13 +93,11 @@ class OnlineSoftmax {
   [[nodiscard]] double sum() const { return poisoned_ ? std::numeric_limits<double>::quiet_NaN() : sum_; }
 
   /// Forgets all blocks.
-  void reset() { *this = OnlineSoftmax(c_, scale_); }
+  void reset() { *this = OnlineSoftmax(c_); }
 
  private:
-  OnlineSoftmax(double c, const detail::Scale<T>& scale) : c_(c), scale_(scale) {}
-
   double c_;
-  detail::Scale<T> scale_;
+  detail::Multiplier<T> multiplier_;
   double shift_ = 0;
   double sum_ = 0;
   bool poisoned_ = false;
@@ -205,7 +210,7 @@ void merge_state(const AttentionState<T>& into, const AttentionState<T>& other) 
 }
 
 inline void check_sink_count(const char* function, const char* name, index_t count, index_t heads) {
-  if (count < heads) fail_value(function, name, "has extent", count, "heads are", heads);
+  if (count != heads) fail_value(function, name, "has extent", count, "heads are", heads);
 }
 
 /// One number per head, if any, apart from what is written.
@@ -216,7 +221,7 @@ void check_sinks(const char* function, std::span<const A> sinks, const View<T, 4
   const View<const A, 1> view(sinks);
   check_sink_count(function, "sinks", view.extent(0), out.extent(1));
   check_apart(function, "out", out, "sinks", view);
-  if (lse.data_handle() != nullptr) check_apart(function, "lse", lse, "sinks", view);
+  check_apart(function, "lse", lse, "sinks", view);
 }
 
 }  // namespace detail
@@ -235,7 +240,7 @@ void merge(const AttentionState<T>& into, const std::type_identity_t<AttentionSt
   merge(into, std::span<const AttentionState<T>>(&other, 1));
 }
 
-/// out = o / sum, lse = ln Σ exp(c·z) if wanted, with a sink per head if given. out may be state.o.
+/// out = o / sum, lse = ln Σ exp(c·z) if wanted (not View{}), with a sink per head if given. out may be state.o.
 template <class T>
 void finish(const AttentionState<T>& state, std::type_identity_t<View<T, 4>> out,
             std::type_identity_t<View<T, 3>> lse = {}, std::span<const std::type_identity_t<T>> sinks = {}) {
@@ -247,7 +252,7 @@ void finish(const AttentionState<T>& state, std::type_identity_t<View<T, 4>> out
   detail::check_in_place_or_apart(function, "out", out, "state.o", View<const T, 4>(state.o));
   detail::check_apart(function, "out", out, "state.shift", state.shift);
   detail::check_apart(function, "out", out, "state.sum", state.sum);
-  const bool wants_lse = lse.data_handle() != nullptr;
+  const bool wants_lse = detail::is_given(lse);
   if (wants_lse) {
     detail::check_output(function, "lse", lse);
     detail::check_same_extents(function, "lse", lse, "state.sum", state.sum);

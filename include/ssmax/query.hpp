@@ -10,13 +10,18 @@
 //                                            as far as that tells kv heads apart, may be looked at
 //   Query aligned(query) const               the query moved to the key it stands at, for the masks joined by &
 //   void check(shape) const                  called before anything is written; throws if the mask does not fit
-//   static constexpr bool uniform = true     all queries see the same keys (short rows then go several at a time)
+//
+// A member of these names with another signature is an error of the compiler. Where all queries see the same keys, short
+// rows go several at a time if the mask asks for it (FastPath::same_keys in fast_path.hpp).
 #pragma once
 
 #include <algorithm>
 #include <concepts>
+#include <utility>
 
 #include "config.hpp"
+#include "detail/optional_member.hpp"
+#include "fast_path.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_DATA_NAMESPACE {
@@ -49,52 +54,50 @@ struct Query {
   SSMAX_INLINE constexpr index_t position() const { return index + shape.keys - shape.queries + shift; }
 };
 
-template <class M>
-concept Mask = requires(const M& mask, const Query& query) {
-  { mask.keys(query) } -> std::same_as<KeyRange>;
-};
-
 }  // namespace SSMAX_DATA_NAMESPACE
 
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
+SSMAX_OPTIONAL_MEMBER(has_keys, "mask", keys, std::same_as<KeyRange>, "KeyRange keys(const Query&) const",
+                      std::declval<const Query&>())
 /// The mask does not show all keys of its range.
-template <class M>
-constexpr bool has_predicate = requires(const M& mask, const Query& query, index_t key) {
-  { mask.sees(query, key) } -> std::convertible_to<bool>;
-};
+SSMAX_OPTIONAL_MEMBER(has_predicate, "mask", sees, std::same_as<bool>,
+                      "bool sees(const Query&, index_t key) const", std::declval<const Query&>(), index_t{})
+SSMAX_OPTIONAL_MEMBER(has_query_position, "mask", query_position, std::same_as<index_t>,
+                      "index_t query_position(const Query&) const", std::declval<const Query&>())
+SSMAX_OPTIONAL_MEMBER(has_key_position, "mask", key_position, std::same_as<index_t>,
+                      "index_t key_position(const Query&, index_t key) const", std::declval<const Query&>(),
+                      index_t{})
+SSMAX_OPTIONAL_MEMBER(has_alignment, "mask", aligned, std::same_as<Query>,
+                      "Query aligned(const Query&) const", std::declval<const Query&>())
+SSMAX_OPTIONAL_MEMBER(has_mask_check, "mask", check, std::same_as<void>,
+                      "void check(const QueryShape&) const", std::declval<const QueryShape&>())
 
 template <class M>
-constexpr bool has_query_position = requires(const M& mask, const Query& query) {
-  { mask.query_position(query) } -> std::convertible_to<index_t>;
-};
-
-template <class M>
-constexpr bool has_key_position = requires(const M& mask, const Query& query, index_t key) {
-  { mask.key_position(query, key) } -> std::convertible_to<index_t>;
-};
-
-template <class M>
-constexpr bool has_alignment = requires(const M& mask, const Query& query) {
-  { mask.aligned(query) } -> std::same_as<Query>;
-};
-
-template <class M>
-constexpr bool defines_positions = has_query_position<M> || has_key_position<M> || has_alignment<M>;
-
-template <class M>
-constexpr bool is_uniform() {
-  if constexpr (requires { M::uniform; }) {
-    return M::uniform;
+consteval bool is_mask() {
+  if constexpr (has_keys<M>) {
+    static_assert(fast_path<M> == FastPath::none || fast_path<M> == FastPath::same_keys,
+                  "ssmax: the fast path of a mask is FastPath::same_keys");
+    // Each of them refuses a member of its name that does not fit.
+    (void)has_predicate<M>, (void)has_query_position<M>, (void)has_key_position<M>;
+    (void)has_alignment<M>, (void)has_mask_check<M>;
+    return true;
   } else {
     return false;
   }
 }
 
 template <class M>
+constexpr bool defines_positions = has_query_position<M> || has_key_position<M> || has_alignment<M>;
+
+/// All queries of a batch entry and head see the same keys.
+template <class M>
+constexpr bool shows_same_keys = fast_path<M> == FastPath::same_keys;
+
+template <class M>
 SSMAX_INLINE void check_mask(const M& mask, const QueryShape& shape) {
-  if constexpr (requires { mask.check(shape); }) mask.check(shape);
+  if constexpr (has_mask_check<M>) mask.check(shape);
 }
 
 /// The range of the keys that a query sees, cut to those that exist: a user's mask may say more, or end before
@@ -158,4 +161,12 @@ SSMAX_INLINE constexpr Query aligned(const M& mask, const Query& query) {
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
+
+inline namespace SSMAX_DATA_NAMESPACE {
+
+/// A type that says which keys a query sees: the top of this file.
+template <class M>
+concept Mask = detail::is_mask<M>();
+
+}  // namespace SSMAX_DATA_NAMESPACE
 }  // namespace ssmax

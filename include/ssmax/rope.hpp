@@ -80,7 +80,12 @@ inline void check_rope(const RopeOptions& options, index_t positions) {
     fail_value("Rope", "width", "is", options.width, "must be even and at least", 2);
   }
   if (positions < 1) fail_value("Rope", "positions", "are", positions, "must be at least", 1);
-  if (options.first_position > std::numeric_limits<index_t>::max() - positions) {
+  constexpr index_t most = std::numeric_limits<index_t>::max();
+  if (positions > most / static_cast<index_t>(sizeof(double)) / options.width) {
+    fail_format("ssmax::Rope: positions are %td and width is %td, a table's bytes must be at most %td",
+                positions, options.width, most);
+  }
+  if (options.first_position > most - positions) {
     fail_value("Rope", "first_position", "is", options.first_position, "leaves no room for positions",
                positions);
   }
@@ -134,7 +139,8 @@ inline std::vector<double> rope_frequencies(const RopeOptions& options) {
 }  // namespace detail
 
 /// Tables of cos and sin, T = float or double. 2·positions·(width / 2) elements, or twice that when
-/// interleaved.
+/// interleaved. Throws std::invalid_argument where options do not fit or positions·width cannot be counted in bytes,
+/// std::bad_alloc where the memory cannot be had.
 template <class T>
 class Rope {
  public:

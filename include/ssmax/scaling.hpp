@@ -1,8 +1,10 @@
 // Scalings: the multiplier c of a row's logits, y = softmax(c·z), and the gradient of its parameters.
 //
 // A scaling is any callable Row -> number, so a lambda is one. Two optional members:
-//   check(head_count, largest_n)  called once per call, before anything is written; throws on bad sizes
-//   accumulate(row, dc)           adds dc · ∂c/∂parameter to the caller's arrays; this makes it learnable
+//   void check(index_t heads, index_t largest_n) const   called before anything is written; throws on bad sizes
+//   void accumulate(const Row&, double dc) const         adds dc · ∂c/∂parameter to the caller's arrays; this makes it
+//                                                        learnable
+// A member of these names with another signature, or an operator() that is not const, is an error of the compiler.
 // The multiplier may be negative or zero. It is computed in double: s·ln n is never rounded to float.
 //
 //   name                  multiplier                     source
@@ -22,9 +24,13 @@
 #include <cmath>
 #include <concepts>
 #include <span>
+#include <type_traits>
+#include <utility>
 
 #include "config.hpp"
 #include "detail/error.hpp"
+#include "detail/optional_member.hpp"
+#include "view.hpp"
 
 namespace ssmax {
 
@@ -43,15 +49,41 @@ struct Row {
 /// Which dimension of a matrix a functor normalises over: each row (the last dimension), or each column.
 enum class Axis { rows, columns };
 
-template <class S>
-concept Scaling = requires(const S& scaling, const Row& row) {
-  { scaling(row) } -> std::convertible_to<double>;
-};
+}  // namespace SSMAX_DATA_NAMESPACE
+
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+
+SSMAX_OPTIONAL_MEMBER(has_scaling_check, "scaling", check, std::same_as<void>,
+                      "void check(index_t heads, index_t largest_n) const", index_t{}, index_t{})
+SSMAX_OPTIONAL_MEMBER(learns_multiplier, "scaling", accumulate, std::same_as<void>,
+                      "void accumulate(const Row&, double dc) const", std::declval<const Row&>(), double{})
 
 template <class S>
-concept LearnableScaling = Scaling<S> && requires(const S& scaling, const Row& row, double dc) {
-  scaling.accumulate(row, dc);
-};
+consteval bool is_scaling() {
+  constexpr bool fits = requires(const S& scaling, const Row& row) {
+    { scaling(row) } -> std::convertible_to<double>;
+  };
+  constexpr bool nearly_fits = requires(S & scaling, const Row& row) {
+    { scaling(row) } -> std::convertible_to<double>;
+  };
+  static_assert(fits || !nearly_fits, "ssmax: the operator()(const Row&) of a scaling must be const");
+  // Each of them refuses a member of its name that does not fit.
+  if constexpr (fits) (void)has_scaling_check<S>, (void)learns_multiplier<S>;
+  return fits;
+}
+
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
+
+inline namespace SSMAX_DATA_NAMESPACE {
+
+/// A type that gives the multiplier of a row: the top of this file.
+template <class S>
+concept Scaling = detail::is_scaling<S>();
+
+template <class S>
+concept LearnableScaling = Scaling<S> && detail::learns_multiplier<S>;
 
 }  // namespace SSMAX_DATA_NAMESPACE
 
@@ -66,14 +98,21 @@ namespace detail {
 
 template <class S>
 SSMAX_INLINE void check_scaling(const S& scaling, index_t heads, index_t largest_n) {
-  if constexpr (requires { scaling.check(heads, largest_n); }) scaling.check(heads, largest_n);
+  if constexpr (has_scaling_check<S>) scaling.check(heads, largest_n);
 }
 
+/// One element per head.
 template <class T>
-void check_parameter(const char* name, std::span<T> values, const char* what, index_t needed) {
-  if (static_cast<index_t>(values.size()) < needed) {
-    fail_value("scaling", name, "has extent", static_cast<index_t>(values.size()), what, needed);
-  }
+void check_per_head(const char* name, std::span<T> values, index_t heads) {
+  const auto extent = static_cast<index_t>(values.size());
+  if (extent != heads) fail_value("scaling", name, "has extent", extent, "heads are", heads);
+}
+
+/// One element for each n from 1 to the largest, or more.
+template <class T>
+void check_table(const char* name, std::span<T> values, index_t largest_n) {
+  const auto extent = static_cast<index_t>(values.size());
+  if (extent < largest_n) fail_value("scaling", name, "has extent", extent, "the largest n is", largest_n);
 }
 
 }  // namespace detail
@@ -119,7 +158,12 @@ class PerHead {
     return static_cast<double>(per_head_ ? values_[static_cast<std::size_t>(head)] : value_);
   }
   SSMAX_INLINE void check(const char* name, index_t heads) const {
-    if (per_head_) detail::check_parameter(name, values_, "heads are", heads);
+    if (per_head_) detail::check_per_head(name, values_, heads);
+  }
+  /// A gradient that is left out, has one element per head, or the one of a number that all heads share.
+  SSMAX_INLINE void check_gradient(const char* name, std::span<T> gradient, index_t heads) const {
+    const bool of_number = !per_head_ && gradient.size() == 1;
+    if (!gradient.empty() && !of_number) detail::check_per_head(name, gradient, heads);
   }
 
  private:
@@ -128,19 +172,42 @@ class PerHead {
   std::span<const T> values_{};
 };
 
+namespace shared {
+
+/// Adds to a gradient's element of a head, or to its only one.
+template <class T>
+SSMAX_INLINE constexpr void add_to_head(std::span<T> gradient, index_t head, double value) {
+  if (gradient.empty()) return;
+  gradient[gradient.size() == 1 ? 0 : static_cast<std::size_t>(head)] += static_cast<T>(value);
+}
+
+/// What a std::vector, std::array or std::span holds.
+template <class Range>
+using ElementOf =
+    typename decltype(std::span(std::declval<std::add_lvalue_reference_t<Range>>()))::value_type;
+
+}  // namespace shared
+
 template <class T>
 class SSMaxGradient;
 
-/// c = s·ln n + b. s and b are numbers, or spans with one number per head, which must outlive the scaling.
+/// c = s·ln n + b. s and b are numbers, or spans with one number per head, which must outlive the scaling. (Rows of
+/// rank 1 and 2 have one head.)
 template <class T = float>
 class SSMax : public RowFunctor<SSMax<T>> {
  public:
   using RowFunctor<SSMax<T>>::operator();
 
-  SSMAX_INLINE constexpr explicit SSMax(T s = T{1}, T b = T{0}) : s_(s), b_(b) {}
+  SSMAX_INLINE constexpr explicit SSMax(std::type_identity_t<T> s = T{1}, std::type_identity_t<T> b = T{0})
+      : s_(s), b_(b) {}
   /// One s per head, and one b per head or, where that is empty, none.
   SSMAX_INLINE constexpr explicit SSMax(std::span<const T> s, std::span<const T> b = {})
       : s_(s), b_(b.empty() ? PerHead<T>(T{0}) : PerHead<T>(b)) {}
+  // clang-format off
+  template <class... Range>
+  requires(shared::Temporary<Range, const T> || ...)
+  explicit SSMax(Range&&...) = delete;  // a temporary ends before the scaling is used: give the vector a name
+  // clang-format on
 
   SSMAX_INLINE double operator()(const Row& row) const {
     return s_[row.head] * std::log(static_cast<double>(row.n)) + b_[row.head];
@@ -150,14 +217,26 @@ class SSMax : public RowFunctor<SSMax<T>> {
     b_.check("b", heads);
   }
 
-  /// For backward: adds to ds and db, one element per head (a single one serves head 0). db may be left out.
+  /// For backward: adds to ds and db, which have one element per head. That of a number has one element in all, to
+  /// which every head adds, or one per head as well. Either may be left out: {}.
   [[nodiscard]] SSMAX_INLINE SSMaxGradient<T> gradient(std::span<T> ds, std::span<T> db = {}) const {
     return {*this, ds, db};
   }
 
  private:
+  friend class SSMaxGradient<T>;
+
   PerHead<T> s_, b_;
 };
+
+template <class T>
+requires(std::is_constructible_v<double, T>) SSMax(T)
+->SSMax<T>;
+template <class T>
+requires(std::is_constructible_v<double, T>) SSMax(T, T)
+->SSMax<T>;
+template <class S, class... B>
+SSMax(S&&, B&&...) -> SSMax<shared::ElementOf<S>>;
 
 /// SSMax with somewhere to put ∂s and ∂b: ds[head] += ln n · dc, db[head] += dc.
 template <class T>
@@ -168,14 +247,13 @@ class SSMaxGradient {
 
   SSMAX_INLINE double operator()(const Row& row) const { return scaling_(row); }
   SSMAX_INLINE void accumulate(const Row& row, double dc) const {
-    const auto head = static_cast<std::size_t>(row.head);
-    if (!ds_.empty()) ds_[head] += static_cast<T>(std::log(static_cast<double>(row.n)) * dc);
-    if (!db_.empty()) db_[head] += static_cast<T>(dc);
+    if (!ds_.empty()) shared::add_to_head(ds_, row.head, std::log(static_cast<double>(row.n)) * dc);
+    shared::add_to_head(db_, row.head, dc);
   }
   SSMAX_INLINE void check(index_t heads, index_t largest_n) const {
     scaling_.check(heads, largest_n);
-    if (!ds_.empty()) detail::check_parameter("ds", ds_, "heads are", heads);
-    if (!db_.empty()) detail::check_parameter("db", db_, "heads are", heads);
+    scaling_.s_.check_gradient("ds", ds_, heads);
+    scaling_.b_.check_gradient("db", db_, heads);
   }
 
  private:
@@ -186,7 +264,8 @@ class SSMaxGradient {
 template <class T>
 class SizeTableGradient;
 
-/// c = s·p_n + b with a learnt p_n = p[n-1] for every size, shared by all heads.
+/// c = s·p_n + b with a learnt p_n = p[n-1] for every size, shared by all heads: at least the largest n of them. s and b
+/// as in SSMax. The spans must outlive the scaling.
 template <class T = float>
 class SizeTable : public RowFunctor<SizeTable<T>> {
  public:
@@ -196,16 +275,23 @@ class SizeTable : public RowFunctor<SizeTable<T>> {
       : p_(p), s_(s), b_(b) {}
   SSMAX_INLINE constexpr SizeTable(std::span<const T> p, std::span<const T> s, std::span<const T> b = {})
       : p_(p), s_(s), b_(b.empty() ? PerHead<T>(T{0}) : PerHead<T>(b)) {}
+  // clang-format off
+  template <class... Range>
+  requires(shared::Temporary<Range, const T> || ...)
+  explicit SizeTable(Range&&...) = delete;  // a temporary ends before the scaling is used: give the vector a name
+  // clang-format on
 
   SSMAX_INLINE double operator()(const Row& row) const {
     return s_[row.head] * static_cast<double>(p_[static_cast<std::size_t>(row.n - 1)]) + b_[row.head];
   }
   SSMAX_INLINE void check(index_t heads, index_t largest_n) const {
-    detail::check_parameter("p", p_, "the largest n is", largest_n);
+    detail::check_table("p", p_, largest_n);
     s_.check("s", heads);
     b_.check("b", heads);
   }
 
+  /// For backward: adds to dp, of p's extent or at least the largest n, and to ds and db as SSMax does. Each may be left
+  /// out: {}.
   [[nodiscard]] SSMAX_INLINE SizeTableGradient<T> gradient(std::span<T> dp, std::span<T> ds = {},
                                                            std::span<T> db = {}) const {
     return {*this, dp, ds, db};
@@ -218,6 +304,9 @@ class SizeTable : public RowFunctor<SizeTable<T>> {
   PerHead<T> s_, b_;
 };
 
+template <class P, class... S>
+SizeTable(P&&, S&&...) -> SizeTable<shared::ElementOf<P>>;
+
 /// SizeTable with somewhere to put its gradients: dp[n-1] += s·dc, ds[head] += p_n·dc, db[head] += dc.
 template <class T>
 class SizeTableGradient {
@@ -228,17 +317,16 @@ class SizeTableGradient {
 
   SSMAX_INLINE double operator()(const Row& row) const { return scaling_(row); }
   SSMAX_INLINE void accumulate(const Row& row, double dc) const {
-    const auto head = static_cast<std::size_t>(row.head);
     const auto size = static_cast<std::size_t>(row.n - 1);
     if (!dp_.empty()) dp_[size] += static_cast<T>(scaling_.s_[row.head] * dc);
-    if (!ds_.empty()) ds_[head] += static_cast<T>(static_cast<double>(scaling_.p_[size]) * dc);
-    if (!db_.empty()) db_[head] += static_cast<T>(dc);
+    shared::add_to_head(ds_, row.head, static_cast<double>(scaling_.p_[size]) * dc);
+    shared::add_to_head(db_, row.head, dc);
   }
   SSMAX_INLINE void check(index_t heads, index_t largest_n) const {
     scaling_.check(heads, largest_n);
-    if (!dp_.empty()) detail::check_parameter("dp", dp_, "the largest n is", largest_n);
-    if (!ds_.empty()) detail::check_parameter("ds", ds_, "heads are", heads);
-    if (!db_.empty()) detail::check_parameter("db", db_, "heads are", heads);
+    if (!dp_.empty()) detail::check_table("dp", dp_, largest_n);
+    scaling_.s_.check_gradient("ds", ds_, heads);
+    scaling_.b_.check_gradient("db", db_, heads);
   }
 
  private:

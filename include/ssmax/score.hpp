@@ -7,24 +7,7 @@
 //   Bias      z + bias[batch, head, i, j]                    1
 //   a | b     b(a(z))                                        b'(a(z))·a'(z)
 //
-// A score is a type with  score(z, key)  and  score.derivative(z, key) = dz'/dz at z, for z float and double (a
-// template, to keep the precision of z; else what it returns is rounded), and, optionally,  check(shape),
-// called before anything is written. It is asked of visible keys only.
-//
-// A score learns in one of two ways, both of them const members (it holds views of where the gradients go):
-//   parameter_derivative(z, key)     each query has one parameter θ, such as its head's slope: dz'/dθ at z. Then
-//   accumulate(query, dtheta)        gets ∂loss/∂θ of every query, one after the other          Alibi{…}.gradient(…)
-// or
-//   accumulate(key, dz)              gets ∂loss/∂z' of every visible key that has one; then the whole backward runs on
-//                                    one thread, unless
-//   sharing(shape)                   says what may be added at once (Sharing, below)            Bias(…).gradient(…)
-//
-// Attention asks a score key by key, in plain code. What it can do by vectors instead, these offer besides:
-//   apply(z, n)         the same for n logits in place, whatever their keys; and, for gradients,
-//   differentiate(z', n, d)   d *= dz'/dz where apply made z'                                   Softcap
-//   slope(head)         the score adds slope·(key position - query position)                    Alibi
-//   row(query)          the score adds row[key], contiguous; null where it is not               Bias
-//   first(), second()   it is these, one after the other                                        a | b
+// key.hpp says what it takes to be one.
 //
 // -inf comes from a Bias and hides a key: all of these keep it. Such a key gets no weight, but counts in n,
 // which is the mask's; Finite (mask_matrix.hpp) takes it out of n as well, and keeps a NaN in it out of the row.
@@ -38,62 +21,26 @@
 #include <limits>
 #include <span>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "config.hpp"
 #include "detail/check_matrix.hpp"
 #include "detail/check_views.hpp"
 #include "detail/error.hpp"
+#include "fast_path.hpp"
+#include "key.hpp"
 #include "query.hpp"
 #include "target.hpp"
 #include "view.hpp"
 
 namespace ssmax {
-inline namespace SSMAX_DATA_NAMESPACE {
-
-/// A key as one query sees it. Positions are the mask's: they restart where it says so.
-struct Key {
-  Query query{};
-  index_t index = 0;
-  index_t query_position = 0, key_position = 0;
-};
-
-/// What an element of a score's gradient gathers: logits of
-enum class Sharing {
-  one_head,  // one query or one key, of one head of one batch entry
-  heads,     // one key, of any heads and batch entries: the kv heads then take turns
-  any        // any: one thread does it all
-};
-
-template <class S>
-concept Score = requires(const S& score, float z, double wide_z, const Key& key) {
-  { score(z, key) } -> std::convertible_to<double>;
-  { score(wide_z, key) } -> std::convertible_to<double>;
-  { score.derivative(z, key) } -> std::convertible_to<double>;
-  { score.derivative(wide_z, key) } -> std::convertible_to<double>;
-};
-
-}  // namespace SSMAX_DATA_NAMESPACE
-
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
-/// The score has a parameter for each query, and learns it.
-template <class S>
-concept LearnsParameter = requires(const S& score, float z, const Key& key, const Query& query, double d) {
-  { score.parameter_derivative(z, key) } -> std::convertible_to<double>;
-  score.accumulate(query, d);
-};
-
-/// The score wants the gradient of every logit.
-template <class S>
-concept LearnsLogits = requires(const S& score, const Key& key, double dz) {
-  score.accumulate(key, dz);
-};
-
 template <class S>
 SSMAX_INLINE void check_score(const S& score, const QueryShape& shape) {
-  if constexpr (requires { score.check(shape); }) score.check(shape);
+  if constexpr (has_score_check<S>) score.check(shape);
 }
 
 }  // namespace detail
@@ -147,6 +94,9 @@ struct Softcap {
   }
 };
 
+template <>
+inline constexpr FastPath fast_path<Softcap> = FastPath::elementwise;
+
 struct AlibiGradient;
 
 /// z' = z + slope·(key position - query position), with one slope per head. The slopes must outlive the score.
@@ -159,6 +109,8 @@ struct Alibi {
   /// the next lower power of two, then every other one of those of the next higher.
   [[nodiscard]] SSMAX_INLINE static std::vector<double> slopes(index_t heads) {
     if (heads < 0) detail::fail_value("Alibi::slopes", "heads", "are", heads, "must be at least", 0);
+    constexpr index_t most = std::numeric_limits<index_t>::max() / static_cast<index_t>(sizeof(double));
+    if (heads > most) detail::fail_value("Alibi::slopes", "heads", "are", heads, "must be at most", most);
     const auto count = static_cast<std::size_t>(heads);
     const std::size_t lower = std::bit_floor(count);
     std::vector<double> result(count);
@@ -213,6 +165,11 @@ struct AlibiGradient : Alibi {
     }
   }
 };
+
+template <>
+inline constexpr FastPath fast_path<Alibi> = FastPath::distance;
+template <>
+inline constexpr FastPath fast_path<AlibiGradient> = FastPath::distance;
 
 SSMAX_INLINE constexpr AlibiGradient Alibi::gradient(std::span<double> dslopes) const {
   return {*this, dslopes};
@@ -302,6 +259,11 @@ class BiasGradient : public Bias<T> {
   View<G, 4> dbias_;
 };
 
+template <class T>
+inline constexpr FastPath fast_path<Bias<T>> = FastPath::row;
+template <class T, class G>
+inline constexpr FastPath fast_path<BiasGradient<T, G>> = FastPath::row;
+
 /// First A, then B.
 template <Score A, Score B>
 class Composed {
@@ -328,6 +290,15 @@ class Composed {
   A first_;
   B second_;
 };
+
+namespace shared {
+
+template <class C>
+inline constexpr bool is_composed = false;
+template <Score A, Score B>
+inline constexpr bool is_composed<Composed<A, B>> = true;
+
+}  // namespace shared
 
 /// Composed: first `a`, then `b`. (For two scores of one's own, which do not find this: Composed(a, b).)
 template <Score A, Score B>

@@ -12,20 +12,30 @@
 // their number; the row's position is that of the last one. Hidden keys are never read, and get 0 (-inf in
 // log form).
 //
+// logsumexp of rank 2 to 4 writes one number a row; of one row it returns the number.
+//
 // Special values: a logit of -inf is a masked key with probability 0, whatever the sign of c; it still counts
-// in n. A row with nothing visible gives 0 (log form and logsumexp: -inf) and no gradient. NaN, or +inf under
-// c > 0, in a visible logit makes its whole row NaN. Probabilities below 2^-125 of the largest
-// (2^-1021 in double) may be flushed to 0.
+// in n. A row with nothing visible gives 0 (log form and logsumexp: -inf) and no gradient. NaN in a visible logit,
+// +inf in one under c >= 0, and a c that is NaN or infinite make the whole row NaN; +inf under c < 0 gets
+// probability 0. Probabilities below 2^-125 of the largest (2^-1021 in double) may be flushed to 0, and a
+// log-probability or gradient beyond what the result's type holds is infinite. Apart from that any finite logits
+// and any finite c, of either sign, of 0 or of 1e308, give the right answer: where c·z is out of reach, equal
+// largest c·z share, and the others get 0.
 //
-// Accuracy in float: exp within 1 ulp, arguments rounded at magnitude 1/2 only, sums over blocks added in
-// double. So a probability's relative error stays below 5e-7 for rows of 10^6 elements. The multiplier is not
-// rounded to float.
+// Accuracy, for every such c: exp within 1 ulp, arguments rounded at magnitude 1/2 only, sums over blocks added in
+// double; the multiplier is not rounded to float (but for one rounding in log form and gradients).
+//   a probability's relative error   below 5e-7 in float, for rows of 10^6 elements; below 2e-15 in double
+//   log_softmax, logsumexp           within 5e-7·(1 + |result|) in float, 1e-15·(1 + |result|) in double; no
+//                                    log-probability is above 0
+// These bounds are for rounding to nearest. In the other modes (fesetround) results of ordinary logits stay finite,
+// and within 5e-5 in float, 5e-11 in double.
 //
-// `out` may be the logits' own memory, or must lie apart from it. Errors are std::invalid_argument, thrown
-// before anything is written. Nothing is allocated.
+// `out` may be the logits' own memory, or must lie apart from it; that of logsumexp must lie apart. Errors are
+// std::invalid_argument, thrown before anything is written. Nothing is allocated.
 #pragma once
 
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "detail/row_backward.hpp"
@@ -39,10 +49,6 @@ namespace ssmax {
 
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
-
-/// Rows up to this length are computed a vector's worth at a time: so many rows in and out fill a first-level
-/// cache.
-inline constexpr index_t longest_short_row = 256;
 
 template <class X, class Y>
 constexpr void check_storage() {
@@ -69,17 +75,20 @@ QueryShape check_rows(const char* function, const View<X, 4>& logits, const char
 template <class T, class X, class Y>
 void softmax_run(const RowLeaves<T>& leaves, const X* in, index_t in_stride, Y* out, index_t out_stride,
                  index_t rows, index_t n, double c) {
+  const Multiplier<T> multiplier(c);
   if constexpr (std::same_as<X, T> && std::same_as<Y, T>) {
-    const bool near = 2 * rows * n * static_cast<index_t>(sizeof(T)) <= far_bytes;
-    if (near && rows > 1 && n > longest_short_row && n <= row_block && c > 0) {
-      return softmax_block_rows<T>(leaves, in, in_stride, out, out_stride, rows, n, c);
+    const bool is_block = n > (rows == 1 ? 1 : leaves.longest_short_row) && n <= row_block;
+    if (is_block && multiplier.is_plain()) {
+      // One lane waits for its exponentials, wherever the rows lie.
+      const bool near = leaves.width == 1 || 2 * rows * n * static_cast<index_t>(sizeof(T)) <= far_bytes;
+      return softmax_block_rows<T>(leaves, in, in_stride, out, out_stride, rows, n, c, near && rows > 1);
     }
   }
   while (rows > 0) {
     index_t done = 0;
     if constexpr (std::same_as<X, T> && std::same_as<Y, T>) {
-      const Scale<T> scale = split_scale<T>(c);
-      if (rows > 1 && n <= longest_short_row && scale.high > 0) {
+      const Scale<T> scale = multiplier.scale;
+      if (rows > 1 && n <= leaves.longest_short_row && multiplier.is_plain()) {
         const bool packs = n < leaves.width && (n & (n - 1)) == 0 && in_stride == n && out_stride == n;
         if (packs) {
           done = leaves.packed_rows(in, out, rows, n, scale);
@@ -142,6 +151,37 @@ void log_softmax_rows(const View<X, 4>& logits, const View<Y, 4>& out, const S& 
   });
 }
 
+template <class X, class Y, class S, class M>
+void logsumexp_rows(const View<X, 4>& logits, const View<Y, 3>& out, const S& scaling, const M& mask) {
+  using T = Compute<X>;
+  check_view("logsumexp", "logits", logits);
+  check_output("logsumexp", "out", out);
+  for (int i = 0; i < 3; ++i) {
+    if (out.extent(i) != logits.extent(i))
+      fail_extent("logsumexp", "out", i, out.extent(i), "logits", logits.extent(i));
+  }
+  // As rows of one key, so that results between the logits' rows are told apart from them.
+  const View<Y, 4> results(out.data_handle(), {out.extent(0), out.extent(1), out.extent(2), 1},
+                           {out.stride(0), out.stride(1), out.stride(2), 1});
+  check_apart("logsumexp", "out", results, "logits", logits);
+  const QueryShape shape = query_shape(logits);
+  check_mask(mask, shape);
+  check_scaling(scaling, shape.heads, shape.keys);
+  if (out.empty()) return;
+  const RowLeaves<T>& leaves = detail::leaves<RowLeaves<T>>();
+  for_each_run(shape, mask, [&](const RowRun& run) {
+    const double c = run.keys.size() == 0 ? 0.0 : static_cast<double>(scaling(run.row));
+    for (index_t r = 0; r < run.rows; ++r) {
+      double value = -std::numeric_limits<double>::infinity();
+      if (run.keys.size() > 0) {
+        const X* from = &logits(run.batch, run.head, run.query + r, 0);
+        value = logsumexp_row<T>(leaves, from + run.keys.begin, run.keys.size(), c);
+      }
+      out(run.batch, run.head, run.query + r) = static_cast<Y>(static_cast<T>(value));
+    }
+  });
+}
+
 }  // namespace detail
 
 /// out = softmax(c·logits), row by row. Shapes: out as logits.
@@ -164,41 +204,31 @@ void log_softmax(const View<X, Rank>& logits, const View<Y, Rank>& out, const S&
                            scaling, mask);
 }
 
-/// out = ln Σ exp(c·logits) of every row. Shapes: out as logits without its last dimension.
+/// out = ln Σ exp(c·logits) of every row. Shapes: out as logits without its last dimension. out must lie apart
+/// from the logits.
 template <class X, class Y, int Rank, class S = Softmax, class M = Full>
 requires Scaling<S> && Mask<M>
 void logsumexp(const View<X, Rank>& logits, const View<Y, Rank - 1>& out, const S& scaling = {},
                const M& mask = {}) {
   detail::check_storage<X, Y>();
-  using T = detail::Compute<X>;
-  const auto in = detail::with_rank<4>(View<const X, Rank>(logits));
-  const auto to = detail::with_rank<3>(out);
-  detail::check_view("logsumexp", "logits", in);
-  detail::check_output("logsumexp", "out", to);
-  for (int i = 0; i < 3; ++i) {
-    if (to.extent(i) != in.extent(i))
-      detail::fail_extent("logsumexp", "out", i, to.extent(i), "logits", in.extent(i));
-  }
-  const QueryShape shape = detail::query_shape(in);
-  detail::check_mask(mask, shape);
-  detail::check_scaling(scaling, shape.heads, shape.keys);
-  if (to.empty()) return;
-  const auto& leaves = detail::leaves<detail::RowLeaves<T>>();
-  detail::for_each_run(shape, mask, [&](const detail::RowRun& run) {
-    const double c = run.keys.size() == 0 ? 0.0 : static_cast<double>(scaling(run.row));
-    for (index_t r = 0; r < run.rows; ++r) {
-      double value = -std::numeric_limits<double>::infinity();
-      if (run.keys.size() > 0) {
-        const X* from = &in(run.batch, run.head, run.query + r, 0);
-        value = detail::logsumexp_row<T>(leaves, from + run.keys.begin, run.keys.size(), c);
-      }
-      to(run.batch, run.head, run.query + r) = static_cast<Y>(static_cast<T>(value));
-    }
-  });
+  detail::logsumexp_rows(detail::with_rank<4>(View<const X, Rank>(logits)), detail::with_rank<3>(out),
+                         scaling, mask);
+}
+
+/// ln Σ exp(c·logits) of one row: a float, or a double of double.
+template <class X, class S = Softmax, class M = Full>
+requires Scaling<S> && Mask<M>
+[[nodiscard]] detail::Compute<X> logsumexp(const View<X, 1>& logits, const S& scaling = {},
+                                           const M& mask = {}) {
+  detail::Compute<X> value{};
+  detail::check_storage<X, detail::Compute<X>>();
+  detail::logsumexp_rows(detail::with_rank<4>(View<const X, 1>(logits)),
+                         View<detail::Compute<X>, 3>(&value, {1, 1, 1}), scaling, mask);
+  return value;
 }
 
 /// The arguments of a backward, all of one shape. `out` is what the forward returned, `dout` the gradient
-/// that arrives. `logits` are needed where the scaling learns, and may stay empty otherwise. `dlogits` may be
+/// that arrives. `logits` are needed where the scaling learns, and may be left out otherwise. `dlogits` may be
 /// the memory of dout.
 template <class T, int Rank>
 struct RowsBackward {
@@ -223,9 +253,11 @@ void backward_rows(const char* function, const RowsBackward<T, Rank>& rows, cons
   check_same_extents(function, "dlogits", dlogits, "out", out);
   check_in_place_or_apart(function, "dlogits", dlogits, "out", out);
   check_in_place_or_apart(function, "dlogits", dlogits, "dout", dout);
-  if constexpr (learns) {
+  if (learns || is_given(rows.logits)) {
     check_view(function, "logits", logits);
     check_same_extents(function, "logits", logits, "out", out);
+  }
+  if constexpr (learns) {
     check_in_place_or_apart(function, "dlogits", dlogits, "logits", logits);
   }
   const QueryShape shape = query_shape(out);
@@ -235,22 +267,35 @@ void backward_rows(const char* function, const RowsBackward<T, Rank>& rows, cons
   const auto& leaves = detail::leaves<GradientLeaves<Compute<T>>>();
   for_each_run(shape, mask, [&](const RowRun& run) {
     const index_t n = run.keys.size(), begin = run.keys.begin;
-    const double c = n == 0 ? 0.0 : static_cast<double>(scaling(run.row));
+    const GradientFactor<Compute<T>> factor(n == 0 ? 0.0 : static_cast<double>(scaling(run.row)));
     double dc = 0;
     for (index_t query = run.query; query < run.query + run.rows; ++query) {
       T* to = &dlogits(run.batch, run.head, query, 0);
       if (n > 0) {
         const T* z = learns ? &logits(run.batch, run.head, query, 0) + begin : nullptr;
         dc += row_gradient(leaves, &out(run.batch, run.head, query, 0) + begin,
-                           &dout(run.batch, run.head, query, 0) + begin, z, n, c, to + begin);
+                           &dout(run.batch, run.head, query, 0) + begin, z, n, factor, to + begin);
       }
       fill_hidden(to, shape.keys, run.keys, 0.0f);
     }
     if constexpr (learns) {
-      if (n > 0) scaling.accumulate(run.row, dc);
+      if (n > 0) scaling.accumulate(run.row, factor.sign() * dc);
     }
   });
 }
+
+/// Has rows and columns, and an adaptor of its own.
+template <class X>
+concept MatrixLike = requires(X& x) {
+  x.cols();
+};
+
+/// One row: what a std::span can be made of, as std::vector, std::array, std::span, an array. (Not every library that
+/// has std::span has std::ranges::contiguous_range, or refuses a matrix.)
+template <class R>
+concept Contiguous = !MatrixLike<R> && requires(R & range) {
+  std::span(range);
+};
 
 }  // namespace detail
 
@@ -261,11 +306,7 @@ template <class T, int Rank, class S = Softmax, class M = Full>
 requires Scaling<S> && Mask<M>
 void softmax_backward(const RowsBackward<T, Rank>& rows, const S& scaling = {}, const M& mask = {}) {
   detail::check_storage<T, T>();
-  using C = detail::Compute<T>;
-  detail::backward_rows(
-      "softmax_backward", rows, scaling, mask,
-      [](const detail::GradientLeaves<C>& leaves, const T* y, const T* dy, const T* z, index_t n, double c,
-         T* dz) { return detail::softmax_backward_row<C>(leaves, y, dy, z, n, c, dz); });
+  detail::backward_rows("softmax_backward", rows, scaling, mask, detail::SoftmaxGradient{});
 }
 
 /// The same for rows.out = log_softmax(c·logits): dlogits = c·(dout - exp(out)·Σ dout). dout of a masked key
@@ -274,26 +315,27 @@ template <class T, int Rank, class S = Softmax, class M = Full>
 requires Scaling<S> && Mask<M>
 void log_softmax_backward(const RowsBackward<T, Rank>& rows, const S& scaling = {}, const M& mask = {}) {
   detail::check_storage<T, T>();
-  using C = detail::Compute<T>;
-  detail::backward_rows(
-      "log_softmax_backward", rows, scaling, mask,
-      [](const detail::GradientLeaves<C>& leaves, const T* y, const T* dy, const T* z, index_t n, double c,
-         T* dz) { return detail::log_softmax_backward_row<C>(leaves, y, dy, z, n, c, dz); });
+  detail::backward_rows("log_softmax_backward", rows, scaling, mask, detail::LogSoftmaxGradient{});
 }
 
 /// One row in anything contiguous: std::vector, std::array, std::span.
-template <std::ranges::contiguous_range In, std::ranges::contiguous_range Out, class S = Softmax>
+template <detail::Contiguous In, detail::Contiguous Out, class S = Softmax>
 requires Scaling<S>
 void softmax(const In& logits, Out&& out, const S& scaling = {}) {
-  softmax(View<const std::ranges::range_value_t<In>, 1>(logits),
-          View<std::ranges::range_value_t<Out>, 1>(out), scaling);
+  softmax(View<const shared::ElementOf<In>, 1>(logits), View<shared::ElementOf<Out>, 1>(out), scaling);
 }
 
-template <std::ranges::contiguous_range In, std::ranges::contiguous_range Out, class S = Softmax>
+template <detail::Contiguous In, detail::Contiguous Out, class S = Softmax>
 requires Scaling<S>
 void log_softmax(const In& logits, Out&& out, const S& scaling = {}) {
-  log_softmax(View<const std::ranges::range_value_t<In>, 1>(logits),
-              View<std::ranges::range_value_t<Out>, 1>(out), scaling);
+  log_softmax(View<const shared::ElementOf<In>, 1>(logits), View<shared::ElementOf<Out>, 1>(out), scaling);
+}
+
+/// A std::vector<float> gives a float, as does half precision; double gives a double.
+template <detail::Contiguous In, class S = Softmax>
+requires Scaling<S>
+[[nodiscard]] auto logsumexp(const In& logits, const S& scaling = {}) {
+  return logsumexp(View<const shared::ElementOf<In>, 1>(logits), scaling);
 }
 
 /// Views as arguments of a functor: scaling(in, out). There is no columns form: a view says its layout
@@ -308,9 +350,9 @@ struct Adaptor<View<T, Rank>> {
 };
 
 /// One contiguous row: scaling(in, out), and a std::vector from scaling(in).
-template <std::ranges::contiguous_range Range>
+template <detail::Contiguous Range>
 struct Adaptor<Range> {
-  using T = std::remove_const_t<std::ranges::range_value_t<Range>>;
+  using T = shared::ElementOf<Range>;
 
   template <class S, class Out>
   static void apply(const S& scaling, const Range& in, Out& out, Axis axis) {
@@ -319,7 +361,7 @@ struct Adaptor<Range> {
   }
   template <class S>
   static std::vector<T> apply(const S& scaling, const Range& in, Axis axis) {
-    std::vector<T> out(std::ranges::size(in));
+    std::vector<T> out(std::size(in));
     apply(scaling, in, out, axis);
     return out;
   }

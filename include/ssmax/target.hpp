@@ -11,11 +11,8 @@
 
 #include "config.hpp"
 #include "detail/error.hpp"
+#include "detail/processor.hpp"
 #include "detail/targets.hpp"
-
-#if defined(SSMAX_HAVE_AVX2)
-#include <cpuid.h>
-#endif
 
 namespace ssmax {
 inline namespace SSMAX_DATA_NAMESPACE {
@@ -35,13 +32,6 @@ inline namespace SSMAX_CODE_NAMESPACE {
 
 namespace detail {
 
-#if defined(SSMAX_HAVE_AVX2)
-inline bool has_f16c() {
-  unsigned a, b, c, d;
-  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
-}
-#endif
-
 inline bool is_available(Target target) {
   switch (target) {
     case Target::scalar:
@@ -54,7 +44,7 @@ inline bool is_available(Target target) {
 #endif
     case Target::avx2:
 #if defined(SSMAX_HAVE_AVX2)
-      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
+      return ask_processor().avx2_fma_f16c;
 #else
       return false;
 #endif
@@ -62,7 +52,7 @@ inline bool is_available(Target target) {
 #if defined(SSMAX_AVX512_EMULATION)
       return true;
 #elif defined(SSMAX_HAVE_AVX512)
-      return __builtin_cpu_supports("avx512f");
+      return ask_processor().avx512f;
 #else
       return false;
 #endif

@@ -3,9 +3,15 @@
 // Element (i0, …, ik) lies at data[i0·stride(0) + … + ik·stride(k)]. Strides count elements, may be 0
 // (broadcast, for inputs only) and are free but for the last one, which must be 1 wherever a kernel takes the
 // view. Member names are those of std::mdspan.
+//
+// Extents and strides are taken as they are; every function that takes views refuses what cannot be: negative
+// extents, more elements than half of what index_t counts (an extent of 0 counting as 1), strides that reach over
+// more bytes than index_t counts. A view that may be left out is left out only by View{}: null with an extent other
+// than 0 is an error.
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <span>
 #include <type_traits>
 
@@ -13,6 +19,22 @@
 
 namespace ssmax {
 inline namespace SSMAX_DATA_NAMESPACE {
+
+template <class T, int Rank>
+class View;
+
+namespace shared {
+
+/// What a span of T can be made of.
+template <class Range, class T>
+concept Row = std::is_constructible_v<std::span<T>, std::add_lvalue_reference_t<Range>>;
+
+/// A row that owns its elements and ends with the expression it stands in: a span of it would dangle.
+template <class Range, class T>
+concept Temporary = Row<Range, T> && !std::is_lvalue_reference_v<Range> &&
+                    !std::ranges::enable_borrowed_range<std::remove_cvref_t<Range>>;
+
+}  // namespace shared
 
 template <class T, int Rank>
 class View {
@@ -30,7 +52,8 @@ class View {
     index_t stride = 1;
     for (int i = Rank - 1; i >= 0; --i) {
       strides_[static_cast<std::size_t>(i)] = stride;
-      stride *= extent(i);
+      // Absurd extents may wrap here; what takes the view then refuses the extents.
+      stride = static_cast<index_t>(static_cast<std::size_t>(stride) * static_cast<std::size_t>(extent(i)));
     }
   }
 
@@ -38,10 +61,28 @@ class View {
       : data_(data), extents_(extents), strides_(strides) {}
 
   /// Anything contiguous (std::vector, std::array, std::span) as one row.
-  template <class Range>
-  requires(Rank == 1 && std::is_constructible_v<std::span<T>, Range&>) SSMAX_INLINE
-      constexpr View(Range&& range)
+  template <shared::Row<T> Range>
+  requires(Rank == 1 && !shared::Temporary<Range, T>) SSMAX_INLINE constexpr View(Range&& range)
       : View(std::span<T>(range).data(), {static_cast<index_t>(std::span<T>(range).size())}) {}
+
+  // What is wrong where a view is wanted, so that the compiler says why. (It shows a deleted function's line.)
+  // clang-format off
+  template <shared::Row<T> Range>
+  requires(Rank == 1 && shared::Temporary<Range, T>)
+  View(Range&&) = delete;  // the view of a temporary would dangle: give the vector a name
+  // clang-format on
+  template <shared::Row<T> Range>
+  requires(Rank >= 3) SSMAX_INLINE constexpr View(Range&&) {
+    static_assert(std::is_void_v<Range>,
+                  "ssmax::View: a vector has no extents: write {data, {batch, heads, positions, channels}}");
+  }
+  template <class U, int OtherRank>
+  requires(Rank >= 3 && OtherRank != Rank) SSMAX_INLINE constexpr View(const View<U, OtherRank>&) {
+    static_assert(
+        OtherRank == Rank,
+        "ssmax::View: the rank differs: tensors of attention are [batch, heads, positions, channels], "
+        "lse is [batch, heads, positions]");
+  }
 
   /// View<T> to View<const T>.
   SSMAX_INLINE constexpr operator View<const T, Rank>() const requires(!std::is_const_v<T>) {
@@ -52,12 +93,19 @@ class View {
   SSMAX_INLINE constexpr index_t extent(int i) const { return extents_[static_cast<std::size_t>(i)]; }
   SSMAX_INLINE constexpr index_t stride(int i) const { return strides_[static_cast<std::size_t>(i)]; }
   SSMAX_INLINE constexpr T* data_handle() const { return data_; }
+  /// The number of elements; modulo 2^64 (2^32) where index_t does not count as far.
   SSMAX_INLINE constexpr index_t size() const {
-    index_t size = 1;
-    for (index_t e : extents_) size *= e;
-    return size;
+    std::size_t size = 1;
+    for (index_t e : extents_) size *= static_cast<std::size_t>(e);
+    return static_cast<index_t>(size);
   }
-  SSMAX_INLINE constexpr bool empty() const { return size() == 0; }
+  /// Some extent is 0.
+  SSMAX_INLINE constexpr bool empty() const {
+    bool empty = false;
+    SSMAX_UNROLL
+    for (int i = 0; i < Rank; ++i) empty |= extent(i) == 0;
+    return empty;
+  }
 
   template <class... Index>
   requires(sizeof...(Index) == Rank) SSMAX_INLINE constexpr T& operator()(Index... index) const {

@@ -3,7 +3,7 @@
 
 #include "../query.hpp"
 #include "../view.hpp"
-#include "error.hpp"
+#include "check_views.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
@@ -24,6 +24,7 @@ void check_matrix(const char* function, const char* name, const View<const T, 4>
   if (matrix.data_handle() == nullptr) {
     fail_value(function, name, "is null but has size", matrix.size(), "must be", 0);
   }
+  check_reach(function, name, matrix);
   const index_t stride = matrix.stride(3);
   if (shape.keys > 1 && stride != 1 && stride != 0) {
     fail_value(function, name, "has last stride", stride, "must be 0 or", 1);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <limits>
 
 #include "../view.hpp"
 #include "error.hpp"
@@ -12,10 +13,74 @@ namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
+/// Of what a call counts, at most so many: sums with smaller numbers do not overflow.
+inline constexpr index_t most_counted = std::numeric_limits<index_t>::max() / 2;
+
+/// The view was not left out. (Null with extents was not: it is an error.)
+template <class T, int Rank>
+bool is_given(const View<T, Rank>& view) {
+  bool given = view.data_handle() != nullptr;
+  for (int i = 0; i < Rank; ++i) given = given || view.extent(i) != 0;
+  return given;
+}
+
+[[noreturn]] SSMAX_COLD inline void fail_reach(const char* function, const char* name, int dimension,
+                                               index_t extent, index_t stride, index_t most) {
+  fail_format("ssmax::%s: %s has extent %td and stride %td in dimension %d, its bytes must be at most %td",
+              function, name, extent, stride, dimension, most);
+}
+
+/// The bytes from the first element to the end of the last one can be counted, and each stride's.
+template <class T, int Rank>
+void check_reach(const char* function, const char* name, const View<T, Rank>& view) {
+  constexpr index_t most = std::numeric_limits<index_t>::max();
+  index_t left = most / static_cast<index_t>(sizeof(T)) - 1;
+  const index_t longest = left;
+  for (int i = 0; i < Rank; ++i) {
+    const index_t stride = view.stride(i), steps = view.extent(i) - 1;
+    const bool fits =
+        stride >= -longest && stride <= longest && (steps == 0 || std::abs(stride) <= left / steps);
+    if (!fits) fail_reach(function, name, i, view.extent(i), stride, most);
+    left -= steps * std::abs(stride);
+  }
+}
+
+/// Extents that are not negative, and whose product can be counted: with 1 for 0, so that any of them can be multiplied.
+template <class T, int Rank>
+void check_extents(const char* function, const char* name, const View<T, Rank>& view) {
+  index_t elements = 1;
+  for (int i = 0; i < Rank; ++i) {
+    const index_t extent = view.extent(i);
+    if (extent < 0) fail_value(function, name, "has extent", extent, "must be at least", 0);
+    if (extent > most_counted / elements) {
+      fail_format("ssmax::%s: %s has extent %td in dimension %d after %td elements, they must be at most %td",
+                  function, name, extent, i, elements, most_counted);
+    }
+    elements *= std::max<index_t>(extent, 1);
+  }
+}
+
+/// Extents and strides are so small that no product of theirs overflows, which costs less to ask.
+template <class T, int Rank>
+bool is_small(const View<T, Rank>& view) {
+  static_assert(Rank <= 4 && sizeof(T) <= 8);
+  constexpr int digits = std::numeric_limits<index_t>::digits;
+  constexpr int of_extent = digits / 4,
+                of_stride = digits - 6 - of_extent;  // 4 extents of 8 bytes: 5 digits, and one
+  std::size_t extents = 0, strides = 0;
+  SSMAX_UNROLL
+  for (int i = 0; i < Rank; ++i) {
+    extents |= static_cast<std::size_t>(view.extent(i));
+    strides |= static_cast<std::size_t>(view.stride(i) < 0 ? ~view.stride(i) : view.stride(i));
+  }
+  return extents >> of_extent == 0 && strides >> of_stride == 0;
+}
+
 template <class T, int Rank>
 void check_view(const char* function, const char* name, const View<T, Rank>& view) {
-  for (int i = 0; i < Rank; ++i) {
-    if (view.extent(i) < 0) fail_value(function, name, "has extent", view.extent(i), "must be at least", 0);
+  if (!is_small(view)) {
+    check_extents(function, name, view);
+    if (!view.empty()) check_reach(function, name, view);
   }
   if (view.empty()) return;
   if (view.data_handle() == nullptr)
@@ -84,8 +149,8 @@ bool are_separate_columns(const View<T, Rank>& a, const View<U, Rank>& b) {
   if constexpr (Rank == 1 || sizeof(T) != sizeof(U)) {
     return false;
   } else {
-    const auto distance = static_cast<index_t>(reinterpret_cast<std::intptr_t>(b.data_handle()) -
-                                               reinterpret_cast<std::intptr_t>(a.data_handle()));
+    const auto distance = static_cast<index_t>(reinterpret_cast<std::uintptr_t>(b.data_handle()) -
+                                               reinterpret_cast<std::uintptr_t>(a.data_handle()));
     const auto size = static_cast<index_t>(sizeof(T));
     if (distance % size != 0) return false;
     // What a view spans of a row; more than there is, if it is not made of columns.
@@ -125,10 +190,10 @@ bool are_apart(const View<T, RankT>& a, const View<U, RankU>& b) {
 
 [[noreturn]] SSMAX_COLD inline void fail_overlap(const char* function, const char* name, Bytes a,
                                                  const char* other, Bytes b, const char* but) {
-  const std::uintptr_t overlap = std::min(a.end, b.end) - std::max(a.begin, b.begin);
-  fail_format("ssmax::%s: %s (%zu bytes) overlaps %s (%zu bytes) by %zu bytes%s", function, name,
-              static_cast<std::size_t>(a.end - a.begin), other, static_cast<std::size_t>(b.end - b.begin),
-              static_cast<std::size_t>(overlap), but);
+  const std::size_t overlap = std::min(a.end, b.end) - std::max(a.begin, b.begin);
+  const std::size_t a_bytes = a.end - a.begin, b_bytes = b.end - b.begin;
+  fail_format("ssmax::%s: %s (%zu bytes) overlaps %s (%zu bytes) by %zu bytes%s", function, name, a_bytes,
+              other, b_bytes, overlap, but);
 }
 
 /// `out` lies apart from `in`. (Ranges that interleave in another way than as columns of one matrix are

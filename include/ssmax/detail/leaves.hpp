@@ -51,16 +51,19 @@ template <class T>
 struct RowLeaves {
   int width;  // lanes of a vector
 
+  /// Rows up to this length go to short_rows and packed_rows: a vector's worth of them, in and out, fills a first-level
+  /// cache. Vectors of one lane hold no more than one row: up to 4 elements, short_rows saves them a call for each row.
+  index_t longest_short_row;
+
   /// Largest element (-inf if none), and whether any is NaN.
   Extremum<T> (*max)(const T* in, index_t n);
-  /// Smallest element other than -inf (+inf if none).
-  T (*min_unmasked)(const T* in, index_t n);
   /// out = 2^(in·scale - shift); returns the sum. Needs in·scale - shift <= 1 everywhere; flushes below
   /// 2^-125.5 to 0.
   T (*exp_store)(const T* in, index_t n, Scale<T> scale, T shift, T* out, Meanwhile<T>& meanwhile);
   /// out = factor · in.
   void (*multiply)(const T* in, index_t n, T factor, T* out);
-  /// out = c·(in - origin) + offset; -inf stays -inf for every c.
+  /// out = c·(in - origin) + offset; -inf stays -inf for every c. Rounds the difference, the product with the
+  /// offset, and nothing else.
   void (*affine)(const T* in, index_t n, T origin, T c, T offset, T* out);
   /// Softmax of several short rows of n elements, a vector's worth of rows at a time. Returns how many rows
   /// are done: it stops before rows that need the general path (NaN, no finite maximum, |in·scale| >= 2^20)

@@ -45,6 +45,8 @@ struct PoolState {
 
   std::vector<std::thread> workers;
 
+  PoolState(const PoolState&) = delete;
+  PoolState& operator=(const PoolState&) = delete;
   SSMAX_INLINE PoolState() = default;
   SSMAX_INLINE ~PoolState() = default;
 };
@@ -92,7 +94,6 @@ struct PoolWorker {
 
 inline void start_workers(shared::PoolState& pool, index_t threads) {
   if (threads < 1) fail_value("ThreadPool", "threads", "is", threads, "must be at least", 1);
-  pool.workers.reserve(static_cast<std::size_t>(threads - 1));
   for (index_t i = 1; i < threads; ++i) pool.workers.emplace_back(PoolWorker{pool});
 }
 

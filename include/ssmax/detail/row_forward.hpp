@@ -50,6 +50,38 @@ Scale<T> split_scale(double c) {
   }
 }
 
+/// c as direction · c', so that the logits times `direction`, which is exact, are to be multiplied by a c' > 0
+/// that T holds with bits to spare. direction is 1 for the multipliers of everyday, -1 for their negatives;
+/// beyond 2^64 and below 2^-64 a power of two comes with it. 0 and what T cannot tell from 0 or from infinity
+/// (no two logits of T are near enough) become the smallest and the largest c'.
+template <class T>
+struct Multiplier {
+  static constexpr double step = 0x1p64;
+
+  T direction = 1;
+  Scale<T> scale;
+
+  explicit Multiplier(double c) {
+    if (c >= 1 / step && c <= step) {
+      scale = split_scale<T>(c);
+      return;
+    }
+    const double unit = unit_of(c);
+    direction = static_cast<T>(c < 0 ? -unit : unit);
+    scale = split_scale<T>(std::clamp(std::abs(c) / unit, static_cast<double>(std::numeric_limits<T>::min()),
+                                      static_cast<double>(std::numeric_limits<T>::max()) / 4));
+  }
+
+  /// The power of two that comes with the direction of c.
+  static double unit_of(double c) {
+    const double size = std::abs(c);
+    return size > step ? step : size < 1 / step ? 1 / step : 1;
+  }
+
+  /// The logits are read as they are.
+  bool is_plain() const { return direction == 1; }
+};
+
 /// To the nearest integer, for |product| < largest_shift. (std::nearbyint is a call into libm without SSE4.1.)
 template <class T>
 T round_shift(T product) {
@@ -60,11 +92,11 @@ T round_shift(T product) {
 enum class RowKind {
   regular,
   masked,       // nothing but -inf: every probability is 0
-  poisoned,     // NaN, or +inf with c > 0: every probability is NaN
-  out_of_range  // needs rebasing: c <= 0, or logits too large for an exact shift
+  poisoned,     // NaN, or +inf with c >= 0: every probability is NaN
+  out_of_range  // needs rebasing: logits too large for an exact shift
 };
 
-/// Σ exp(c·z) = 2^shift · sum, where `origin` is the logit with the largest c·z.
+/// Σ exp(c·z) = 2^shift · sum, where `origin` is what the source's blocks hold of the logit with the largest c·z.
 template <class T>
 struct RowSum {
   RowKind kind = RowKind::masked;
@@ -88,55 +120,64 @@ struct RowSum {
   }
 };
 
-/// A row of logits as the blocks that the leaves read.
+/// A row of logits as the blocks that the leaves read: direction·z, see Multiplier.
 ///
-/// Once rebased, its logits are c·(z - origin), which are at most 0, and its scale is log2(e) alone. That
-/// takes any c and any finite logit, but rounds the difference; the direct way does not.
+/// Once rebased they are direction·(z - origin), where no logit's c·z is larger than that of the origin. The
+/// difference is exact for all logits whose weights count: rebasing is for |c·z·log2(e)| >= 2^20, and there they
+/// are within a factor of 2 of the origin.
 template <class T, class X>
 class RowSource {
  public:
   RowSource(const RowLeaves<T>& leaves, const X* in, index_t n, double c)
-      : leaves_(leaves), in_(in), n_(n), c_(c), scale_(split_scale<T>(c)) {}
+      : leaves_(leaves), in_(in), n_(n), c_(c), multiplier_(c) {}
 
   index_t size() const { return n_; }
-  Scale<T> scale() const { return scale_; }
+  Scale<T> scale() const { return multiplier_.scale; }
+  double c() const { return c_; }
+  bool is_plain() const { return multiplier_.is_plain() || rebased_; }
   bool rebased() const { return rebased_; }
+  T origin() const { return origin_; }
 
   const T* block(index_t begin, index_t count, T* scratch) const {
-    const T* z = widened<T>(in_ + begin, count, scratch);
-    if (!rebased_) return z;
-    leaves_.affine(z, count, origin_, static_cast<T>(c_), T{0}, scratch);
-    return scratch;
+    return turned(begin, count, multiplier_.direction, scratch);
   }
 
-  void rebase(T* scratch) {
+  /// Finds the origin. Returns what the row is, `regular` where it has one.
+  RowKind rebase(T* scratch) {
     constexpr T inf = std::numeric_limits<T>::infinity();
-    T origin = c_ < 0 ? inf : -inf;
+    const T sign = c_ < 0 ? T{-1} : T{1};
+    T top = -inf;
     for (index_t begin = 0; begin < n_; begin += row_block) {
       const index_t count = std::min(row_block, n_ - begin);
-      const T* z = widened<T>(in_ + begin, count, scratch);
-      origin = c_ < 0 ? std::min(origin, leaves_.min_unmasked(z, count))
-                      : std::max(origin, leaves_.max(z, count).value);
+      const Extremum<T> found = leaves_.max(turned(begin, count, sign, scratch), count);
+      if (found.has_nan || found.value == inf) return RowKind::poisoned;
+      top = std::max(top, found.value);
     }
-    // Where no logit is finite there is nothing to measure from, but for +inf that has to poison the row as inf - inf.
-    const bool poisons = c_ > 0 && origin == inf;
-    origin_ = std::isfinite(origin) || poisons ? origin : T{0};
-    scale_ = split_scale<T>(1.0);
+    if (top == -inf) return RowKind::masked;
+    origin_ = sign * top;
     rebased_ = true;
+    return RowKind::regular;
   }
 
   /// Whether blocks are the caller's own memory, one after the other.
-  bool in_place() const { return std::same_as<X, T> && !rebased_; }
+  bool in_place() const { return std::same_as<X, T> && multiplier_.is_plain() && !rebased_; }
 
-  T origin() const { return origin_; }
-  double c() const { return c_; }
+  /// The logit that a block holds as `value`.
+  T logit(T value) const { return rebased_ ? origin_ : value / multiplier_.direction; }
 
  private:
+  const T* turned(index_t begin, index_t count, T factor, T* scratch) const {
+    const T* z = widened<T>(in_ + begin, count, scratch);
+    if (factor == 1 && !rebased_) return z;
+    leaves_.affine(z, count, origin_, factor, T{0}, scratch);
+    return scratch;
+  }
+
   const RowLeaves<T>& leaves_;
   const X* in_;
   index_t n_;
   double c_;
-  Scale<T> scale_;
+  Multiplier<T> multiplier_;
   bool rebased_ = false;
   T origin_{0};
 };
@@ -147,47 +188,50 @@ template <class T, class X>
 RowSum<T> sum_row(const RowLeaves<T>& leaves, const RowSource<T, X>& source, T* scratch, T* stage,
                   T* shifts) {
   RowSum<T> total;
+  bool left_out = false;  // a block whose logits lie far down; times direction they may even be -inf
   const index_t n = source.size();
   const T* z = source.block(0, std::min(row_block, n), scratch);
   Extremum<T> top = leaves.max(z, std::min(row_block, n));
   for (index_t begin = 0; begin < n; begin += row_block) {
     const index_t count = std::min(row_block, n - begin), next_count = std::min(row_block, n - begin - count);
     if (top.has_nan) return {.kind = RowKind::poisoned};
-    T shift = -2 * largest_shift<T>;  // of a block of nothing but -inf: its factor becomes 0
     const bool masked = top.value == -std::numeric_limits<T>::infinity();
     const T product = top.value * source.scale().high;
-    // The largest of a rebased row is 0: this far below it exponentials are 0, under a shift of 0 as well.
-    const bool vanishes = source.rebased() && !masked && product <= -largest_shift<T>;
-    if (vanishes) {
-      shift = T{0};
-    } else if (!masked) {
-      if (!(std::abs(product) < largest_shift<T>) || !(source.scale().high > 0))
-        return {.kind = RowKind::out_of_range};
-      shift = round_shift(product);
-    }
+    if (!masked && !(product < largest_shift<T>)) return {.kind = RowKind::out_of_range};
+    const bool counts = product > -largest_shift<T>;  // else weights are 0 under any shift that others have
+    left_out = left_out || !(counts || (masked && source.is_plain()));
+    // A row in place is one block: here, before it is overwritten.
+    if (left_out && n <= row_block && !source.rebased()) return {.kind = RowKind::out_of_range};
+    const T shift = counts ? round_shift(product) : T{0};
     // The next block's maximum is found on the way where that block is as long and lies ready in the cache; from memory
     // one stream at a time is faster, as with softmax_block_rows.
     const bool ready = source.in_place() && next_count == count && n <= longest_near_row;
     Meanwhile<T> meanwhile{.next = ready ? z + count : nullptr};
     const T sum = leaves.exp_store(z, count, source.scale(), shift,
                                    stage == nullptr ? scratch : stage + begin, meanwhile);
-    if (stage != nullptr) shifts[begin / row_block] = shift;
-    if (!masked && !vanishes) total.add(top.value, static_cast<double>(shift), static_cast<double>(sum));
+    if (stage != nullptr)
+      shifts[begin / row_block] = counts ? shift : -2 * largest_shift<T>;  // a factor of 0
+    if (counts) total.add(top.value, static_cast<double>(shift), static_cast<double>(sum));
     if (next_count > 0) {
       z = source.block(begin + count, next_count, scratch);
       top = ready ? meanwhile.next_top : leaves.max(z, next_count);
     }
   }
+  // Rightly so where the others are 2^11 or more above it, further than exponentials reach.
+  const bool others_above =
+      total.kind == RowKind::regular && total.shift >= 2048 - static_cast<double>(largest_shift<T>);
+  if (left_out && !others_above) return {.kind = RowKind::out_of_range};
   return total;
 }
 
 template <class T, class X>
 RowSum<T> sum_row_rebasing(const RowLeaves<T>& leaves, RowSource<T, X>& source, T* scratch, T* stage,
                            T* shifts) {
-  RowSum<T> total;
-  if (source.c() > 0) total = sum_row(leaves, source, scratch, stage, shifts);
-  if (source.c() > 0 && total.kind != RowKind::out_of_range) return total;
-  source.rebase(scratch);
+  if (!std::isfinite(source.c())) return {.kind = RowKind::poisoned};
+  const RowSum<T> total = sum_row(leaves, source, scratch, stage, shifts);
+  if (total.kind != RowKind::out_of_range) return total;
+  const RowKind kind = source.rebase(scratch);
+  if (kind != RowKind::regular) return {.kind = kind};
   return sum_row(leaves, source, scratch, stage, shifts);
 }
 
@@ -234,34 +278,56 @@ void softmax_row(const RowLeaves<T>& leaves, const X* in, index_t n, double c, Y
   }
 }
 
-/// Rows of one block each, one c > 0, that stay in the cache. The next row's maximum and the product of the row before
-/// are worked out in the gaps of a row's exponentials, and no row waits for a reduction: 0.25 instead of 0.33 ns an
-/// element at n = 1024. From memory it is the other way round, 0.53 against 0.34: one row at a time is what the
-/// hardware's prefetch follows. A row that is not regular goes the general way.
+/// Rows of one block each and n > 1 elements, one plain c. A row that is not regular goes the general way.
+///
+/// `overlaps`: the next row's maximum and the product of the row before are worked out in the gaps of a row's
+/// exponentials, and no row waits for a reduction: 0.25 instead of 0.33 ns an element at n = 1024, where rows stay in the
+/// cache. From memory it is the other way round, 0.53 against 0.34: one row at a time is what the hardware's prefetch
+/// follows.
 template <class T>
 void softmax_block_rows(const RowLeaves<T>& leaves, const T* in, index_t in_stride, T* out,
-                        index_t out_stride, index_t rows, index_t n, double c) {
-  const Scale<T> scale = split_scale<T>(c);
+                        index_t out_stride, index_t rows, index_t n, double c, bool overlaps) {
+  const Scale<T> scale = Multiplier<T>(c).scale;
   Meanwhile<T> meanwhile{.next_top = leaves.max(in, n)};
   for (index_t r = 0; r < rows; ++r, in += in_stride, out += out_stride) {
+    const bool is_last = r + 1 == rows;
     const Extremum<T> top = meanwhile.next_top;
     const T product = top.value * scale.high;
-    if (top.has_nan || !(std::abs(product) < largest_shift<T>) || !(scale.high > 0)) {
+    const bool regular = !top.has_nan && std::abs(product) < largest_shift<T>;
+    if (regular) {
+      meanwhile.next = overlaps && !is_last ? in + in_stride : nullptr;
+      const T sum = leaves.exp_store(in, n, scale, round_shift(product), out, meanwhile);
+      if (overlaps) {
+        meanwhile.waiting = out;
+        meanwhile.factor = T{1} / sum;
+        continue;
+      }
+      leaves.multiply(out, n, T{1} / sum, out);
+    } else {
       softmax_row<T>(leaves, in, n, c, out);
-      if (r + 1 < rows) meanwhile.next_top = leaves.max(in + in_stride, n);
-      continue;
     }
-    meanwhile.next = r + 1 < rows ? in + in_stride : nullptr;
-    const T sum = leaves.exp_store(in, n, scale, round_shift(product), out, meanwhile);
-    meanwhile.waiting = out;
-    meanwhile.factor = T{1} / sum;
+    if (!is_last) meanwhile.next_top = leaves.max(in + in_stride, n);
   }
   if (meanwhile.waiting != nullptr)
     leaves.multiply(meanwhile.waiting, n, meanwhile.factor, meanwhile.waiting);
 }
 
-/// origin and the log of Σ exp(c·(z - origin)): together the row's logsumexp, and apart what its log form
-/// needs.
+/// ln Σ exp(c·z) - c·logit, at least 0: `logit` is one of the row's, which need not be rounded for their
+/// difference. The sum must be regular.
+template <class T, class X>
+double log_sum_above(const RowSource<T, X>& source, const RowSum<T>& total, T logit) {
+  // ln 2 in two parts, the product in two parts, and one rounding of their difference: both may be large and
+  // nearly the same.
+  constexpr double ln2_low = 2.3190468138462996e-17;
+  const double c = source.c(), z = static_cast<double>(logit), origin = static_cast<double>(source.origin());
+  const double product = source.rebased() ? c * (z - origin) : c * z;
+  const bool rounds = !source.rebased() && std::isfinite(product);  // a class at -inf has a loss of +inf
+  const double lost = rounds ? std::fma(c, z, -product) : 0.0;
+  const double distance = std::fma(total.shift, std::numbers::ln2, -product);
+  return std::max(distance + (total.shift * ln2_low - lost) + std::log(total.sum), 0.0);
+}
+
+/// A row's ln Σ exp(c·(z - origin)), where `origin` is the logit with the largest c·z.
 template <class T>
 struct RowLogSum {
   RowKind kind;
@@ -274,9 +340,26 @@ RowLogSum<T> log_sum_row(const RowLeaves<T>& leaves, const X* in, index_t n, dou
   RowSource<T, X> source(leaves, in, n, c);
   const RowSum<T> total = sum_row_rebasing<T, X>(leaves, source, scratch, nullptr, nullptr);
   if (total.kind != RowKind::regular) return {total.kind, T{0}, 0.0};
-  const double log_total = std::numbers::ln2 * total.shift + std::log(total.sum);
-  if (source.rebased()) return {total.kind, source.origin(), log_total};
-  return {total.kind, total.origin, log_total - c * static_cast<double>(total.origin)};
+  const T origin = source.logit(total.origin);
+  return {total.kind, origin, n == 1 ? 0.0 : log_sum_above(source, total, origin)};
+}
+
+/// out = c·(in - origin) - log_sum of a block, for a c of any size.
+template <class T>
+void log_block(const RowLeaves<T>& leaves, const T* in, index_t count, double c, const RowLogSum<T>& total,
+               T* out) {
+  const auto near_c = static_cast<T>(c);
+  if (Multiplier<T>::unit_of(c) == 1) {
+    leaves.affine(in, count, total.origin, near_c, static_cast<T>(-total.log_sum), out);
+    return;
+  }
+  // Neither T nor the difference of two of its numbers need hold what c multiplies.
+  const double half = std::abs(c) < 1 ? 0.5 : 1.0;
+  for (index_t i = 0; i < count; ++i) {
+    const double distance = static_cast<double>(in[i]) * half - static_cast<double>(total.origin) * half;
+    const bool masked = in[i] == -std::numeric_limits<T>::infinity();
+    out[i] = masked ? in[i] : static_cast<T>(std::min(c / half * distance, 0.0) - total.log_sum);
+  }
 }
 
 /// out = c·in - logsumexp(c·in) of one row.
@@ -289,8 +372,7 @@ void log_softmax_row(const RowLeaves<T>& leaves, const X* in, index_t n, double 
   for (index_t begin = 0; begin < n; begin += row_block) {
     const index_t count = std::min(row_block, n - begin);
     T* to = staging<T>(out + begin, staged);
-    leaves.affine(widened<T>(in + begin, count, scratch), count, total.origin, static_cast<T>(c),
-                  static_cast<T>(-total.log_sum), to);
+    log_block(leaves, widened<T>(in + begin, count, scratch), count, c, total, to);
     narrow_to<T>(out + begin, count, to);
   }
 }
@@ -302,7 +384,7 @@ double logsumexp_row(const RowLeaves<T>& leaves, const X* in, index_t n, double 
   const RowLogSum<T> total = log_sum_row<T, X>(leaves, in, n, c, scratch);
   if (total.kind == RowKind::masked) return -std::numeric_limits<double>::infinity();
   if (total.kind != RowKind::regular) return std::numeric_limits<double>::quiet_NaN();
-  return c * static_cast<double>(total.origin) + total.log_sum;
+  return std::fma(c, static_cast<double>(total.origin), total.log_sum);
 }
 
 }  // namespace detail

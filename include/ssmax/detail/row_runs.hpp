@@ -15,7 +15,7 @@ struct RowRun {
   index_t batch, head, query;  // of the first row
   index_t rows;
   KeyRange keys;
-  Row row;
+  Row row;  // n = 0, and no position, where there is no key to ask the mask about
 };
 
 template <class M, class Visit>
@@ -28,7 +28,7 @@ void for_each_run(const QueryShape& shape, const M& mask, Visit visit) {
       for (index_t query = 0; query < shape.queries;) {
         const KeyRange keys = visible_keys(mask, {batch, head, query, shape});
         index_t rows = 1;
-        if constexpr (is_uniform<M>()) {
+        if constexpr (shows_same_keys<M>) {
           rows = shape.queries;
         } else {
           for (; query + rows < shape.queries; ++rows) {
@@ -36,14 +36,9 @@ void for_each_run(const QueryShape& shape, const M& mask, Visit visit) {
             if (next.begin != keys.begin || next.end != keys.end) break;
           }
         }
-        visit(RowRun{batch,
-                     head,
-                     query,
-                     rows,
-                     keys,
-                     {.head = head,
-                      .position = key_position(mask, {batch, head, query, shape}, keys.end - 1),
-                      .n = keys.size()}});
+        Row row{.head = head, .n = keys.size()};
+        if (row.n > 0) row.position = key_position(mask, {batch, head, query, shape}, keys.end - 1);
+        visit(RowRun{batch, head, query, rows, keys, row});
         query += rows;
       }
     }

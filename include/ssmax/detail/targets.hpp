@@ -9,7 +9,6 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -52,6 +51,8 @@ namespace scalar {
 #include "simd/scalar.inl"
 //
 #include "kernels/all.inl"
+//
+#include "simd/scalar_exp.inl"
 }  // namespace scalar
 
 #if defined(SSMAX_HAVE_NEON)

@@ -9,6 +9,7 @@
 
 #include <atomic>
 
+#include "../../execution.hpp"
 #include "backward_task.hpp"
 
 namespace ssmax {
@@ -21,14 +22,16 @@ struct BackwardCut {
   index_t at_once;   // kv heads whose sums are gathered at the same time
   bool whole_heads;  // each is one task
 
-  BackwardCut(index_t heads, index_t query_blocks, index_t key_blocks, Sharing sharing, index_t concurrency)
-      : threads(sharing == Sharing::any ? 1 : std::max<index_t>(1, concurrency)) {
+  BackwardCut(index_t heads, index_t query_blocks, index_t key_blocks, Sharing sharing, index_t most_threads)
+      : threads(sharing == Sharing::any ? 1 : most_threads) {
     const index_t rounds = (heads + threads - 1) / threads;
-    const bool balanced = 10 * heads >= 9 * rounds * threads;
+    const bool balanced = heads >= 9 * (rounds * threads - heads);  // at most a tenth of them idle
     whole_heads = threads == 1 || (balanced && sharing == Sharing::one_head);
     const index_t diagonals = std::max<index_t>(1, query_blocks + key_blocks - 1);
     // Of an antidiagonal of average length, half under a causal mask, four pieces a thread.
-    const index_t pieces = std::max<index_t>(1, query_blocks * key_blocks / diagonals);
+    const double all_pieces = static_cast<double>(query_blocks) * static_cast<double>(key_blocks);
+    const auto pieces =
+        std::max<index_t>(1, static_cast<index_t>(all_pieces / static_cast<double>(diagonals)));
     at_once = whole_heads                 ? std::min(threads, heads)
               : sharing == Sharing::heads ? 1
                                           : std::min(heads, (8 * threads + pieces - 1) / pieces);
@@ -41,10 +44,11 @@ void run_backward(const BackwardProblem<T>& problem, const GradientPolicies<Comp
   using A = Compute<T>;
   using Task = BackwardTask<T>;
   const index_t heads = problem.heads(), queries = problem.query_blocks(), keys = problem.key_blocks();
-  if (heads == 0) return;
+  if (heads == 0 || queries + keys == 0) return;
   const QueryShape shape = problem.forward.shape(0);
-  const BackwardCut cut(heads, queries, keys, policies.sharing(shape),
-                        static_cast<index_t>(executor.concurrency()));
+  const BackwardCut cut(heads, queries, keys, policies.sharing(shape), threads_of(executor));
+  const index_t lanes =
+      std::min(cut.threads, cut.whole_heads ? heads : cut.at_once * std::min(queries + keys, cut.threads));
   // Of each query: dc, its parameters of the score, n, its position, dsink.
   const index_t sums_of_row = 4 + policies.parameters();
   const bool has_sums = policies.learns() || !problem.dsinks.empty();
@@ -55,20 +59,22 @@ void run_backward(const BackwardProblem<T>& problem, const GradientPolicies<Comp
   const std::size_t bytes = count.used();
   HeadSums<T>(count_sums, problem, counted);
   const std::size_t sums_bytes = count_sums.used();
-  const std::size_t all_sums =
-      has_sums ? static_cast<std::size_t>(shape.rows() * sums_of_row) * sizeof(double) : 0;
+  const std::size_t sums_of_rows = multiply_bytes(static_cast<std::size_t>(shape.rows()),
+                                                  static_cast<std::size_t>(sums_of_row) * sizeof(double));
+  const std::size_t lane_bytes = multiply_bytes(static_cast<std::size_t>(lanes), bytes);
+  const std::size_t head_bytes = multiply_bytes(static_cast<std::size_t>(cut.at_once), sums_bytes);
   Workspace own;
   if (workspace == nullptr) workspace = &own;
-  std::byte* memory = workspace->reserve(static_cast<std::size_t>(cut.threads) * bytes +
-                                         static_cast<std::size_t>(cut.at_once) * sums_bytes + all_sums);
-  std::byte* const head_memory = memory + static_cast<std::size_t>(cut.threads) * bytes;
-  std::byte* const sums_memory = head_memory + static_cast<std::size_t>(cut.at_once) * sums_bytes;
+  std::byte* memory =
+      workspace->reserve(add_bytes(add_bytes(lane_bytes, head_bytes), has_sums ? sums_of_rows : 0));
+  std::byte* const head_memory = memory + lane_bytes;
+  std::byte* const sums_memory = head_memory + head_bytes;
   double* const sums = has_sums ? reinterpret_cast<double*>(sums_memory) : nullptr;
 
   // Calls f(task, memory of some kv head's sums, i) for i below n, each thread with memory of its own.
   const auto run = [&](index_t n, const auto& f) {
     std::atomic<index_t> next{0};
-    executor.run(std::min(cut.threads, n), [&](index_t lane) {
+    executor.run(std::min(lanes, n), [&](index_t lane) {
       Carver carver(memory + static_cast<std::size_t>(lane) * bytes);
       const BackwardMemory<A> lane_memory(carver, problem.forward.width(), problem.forward.value_width(),
                                           sums_of_row, policies.has_score);

@@ -72,10 +72,13 @@ class BackwardTask {
       std::fill_n(sums, memory_.sums_of_row, 0.0);
       sums[memory_.sums_of_row - 3] = static_cast<double>(seen_by.n);
       sums[memory_.sums_of_row - 2] = static_cast<double>(seen_by.position);
-      if (problem_.dsinks.empty() || facts.lse == -infinity) continue;
+      if (problem_.dsinks.empty()) continue;
       const A sink = problem_.sinks[static_cast<std::size_t>(head)];
-      sums[memory_.sums_of_row - 1] = -std::exp(static_cast<double>(sink) - static_cast<double>(facts.lse)) *
-                                      static_cast<double>(facts.delta);
+      if (sink == -infinity) continue;
+      // A sink that takes everything has the lse for its own, +inf also.
+      const double share =
+          sink == facts.lse ? 1 : std::exp(static_cast<double>(sink) - static_cast<double>(facts.lse));
+      sums[memory_.sums_of_row - 1] = -share * static_cast<double>(facts.delta);
     }
     head_sums_.seen[block] = seen.any;
     std::fill_n(queries_sums(block), sums_in_use(block), A{0});

@@ -48,7 +48,7 @@ template <class T, class X, class A>
 void check_out_and_lse(const char* function, const View<T, 4>& out, const View<A, 3>& lse,
                        const View<const T, 4>& q, const View<const X, 4>& k, const View<const X, 4>& v) {
   check_result(function, "out", out, q, k, v);
-  if (lse.data_handle() == nullptr) return;
+  if (!is_given(lse)) return;
   check_result(function, "lse", lse, q, k, v);
   check_apart(function, "lse", lse, "out", View<const T, 4>(out));
 }

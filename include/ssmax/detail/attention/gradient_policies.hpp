@@ -37,7 +37,6 @@ class GradientPolicies : public Policies<A> {
 
  protected:
   using Policies<A>::Policies;
-  ~GradientPolicies() = default;
 };
 
 }  // namespace detail

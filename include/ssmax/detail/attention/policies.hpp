@@ -23,6 +23,10 @@ class Policies {
  public:
   const bool has_score, has_predicate;
 
+  Policies(const Policies&) = delete;
+  Policies& operator=(const Policies&) = delete;
+  virtual ~Policies() = default;
+
   /// What a query sees of the keys `held`, and its multiplier.
   virtual QueryRow row(const Query& query, KeyRange held) const = 0;
   virtual index_t query_position(const Query& query) const = 0;
@@ -36,7 +40,6 @@ class Policies {
 
  protected:
   Policies(bool scores, bool predicates) : has_score(scores), has_predicate(predicates) {}
-  ~Policies() = default;
 };
 
 /// Where a query's rotation puts it. A cache's keys lie at their places in the sequence, whatever the mask says.

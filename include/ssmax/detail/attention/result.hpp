@@ -1,7 +1,12 @@
 // Where results go: normalised to out and lse, or as a state to be merged with others.
 #pragma once
 
+#include <algorithm>
+#include <span>
+
 #include "../../online_softmax.hpp"
+#include "../../query.hpp"
+#include "../check_views.hpp"
 #include "../storage.hpp"
 
 namespace ssmax {

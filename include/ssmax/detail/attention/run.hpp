@@ -8,6 +8,7 @@
 #include <limits>
 #include <optional>
 
+#include "../../execution.hpp"
 #include "few.hpp"
 #include "tile.hpp"
 
@@ -43,7 +44,7 @@ Cut cut_tasks(const Problem<T, X>& problem, index_t threads, index_t chunks) {
   if (threads > 1 && cut.tasks < 2 * threads) {
     const index_t state =
         cut.queries * (problem.value_width() + 8) * static_cast<index_t>(sizeof(Compute<T>));
-    if (chunks > 1 && cut.tasks * chunks * state <= most_waiting_bytes) cut.chunks = chunks;
+    if (chunks > 1 && chunks <= most_waiting_bytes / state / cut.tasks) cut.chunks = chunks;
   }
   return cut;
 }
@@ -65,7 +66,7 @@ void run_tasks(const Problem<T, X>& problem, const Policies<Compute<T>>& policie
                Workspace& workspace, E& executor) {
   using A = Compute<T>;
   using Memory = typename Task::Memory;
-  const auto threads = std::max<index_t>(1, static_cast<index_t>(executor.concurrency()));
+  const index_t threads = threads_of(executor);
   KeyRange chunks{std::numeric_limits<index_t>::max(), 0};  // that hold keys of any batch entry
   for (index_t batch = 0; batch < problem.q.extent(0); ++batch) {
     const KeyRange held = problem.keys.held(batch);
@@ -81,9 +82,10 @@ void run_tasks(const Problem<T, X>& problem, const Policies<Compute<T>>& policie
   const index_t states_size = Memory(count, cut.queries, d, dv).states_size();
   const std::size_t bytes = count.used();
   const index_t waiting_size = cut.chunks > 1 ? pieces * states_size : 0;
-  std::byte* memory = workspace.reserve(static_cast<std::size_t>(lanes) * bytes +
-                                        static_cast<std::size_t>(waiting_size) * sizeof(A));
-  A* waiting = reinterpret_cast<A*>(memory + static_cast<std::size_t>(lanes) * bytes);
+  const std::size_t lane_bytes = multiply_bytes(static_cast<std::size_t>(lanes), bytes);
+  std::byte* memory =
+      workspace.reserve(add_bytes(lane_bytes, static_cast<std::size_t>(waiting_size) * sizeof(A)));
+  A* waiting = reinterpret_cast<A*>(memory + lane_bytes);
 
   // Calls body(task, piece of its keys) for every piece of work, each thread with memory of its own. The heaviest
   // blocks come first.

@@ -14,7 +14,7 @@ namespace detail {
 /// The parameters that one query has in a score.
 template <class C>
 constexpr index_t parameters_of() {
-  if constexpr (requires(const C& score) { score.first(), score.second(); }) {
+  if constexpr (shared::is_composed<C>) {
     using First = std::remove_cvref_t<decltype(std::declval<const C&>().first())>;
     using Second = std::remove_cvref_t<decltype(std::declval<const C&>().second())>;
     return parameters_of<First>() + parameters_of<Second>();
@@ -25,7 +25,7 @@ constexpr index_t parameters_of() {
 
 template <class C>
 constexpr bool learns_logits() {
-  if constexpr (requires(const C& score) { score.first(), score.second(); }) {
+  if constexpr (shared::is_composed<C>) {
     using First = std::remove_cvref_t<decltype(std::declval<const C&>().first())>;
     using Second = std::remove_cvref_t<decltype(std::declval<const C&>().second())>;
     return learns_logits<First>() || learns_logits<Second>();
@@ -36,9 +36,9 @@ constexpr bool learns_logits() {
 
 template <class C>
 Sharing sharing_of(const C& score, const QueryShape& shape) {
-  if constexpr (requires { score.first(), score.second(); }) {
+  if constexpr (shared::is_composed<C>) {
     return std::max(sharing_of(score.first(), shape), sharing_of(score.second(), shape));
-  } else if constexpr (requires { score.sharing(shape); }) {
+  } else if constexpr (has_sharing<C>) {
     return score.sharing(shape);
   } else {
     return LearnsLogits<C> ? Sharing::any : Sharing::one_head;
@@ -118,16 +118,12 @@ class UserGradientPolicies final : public UserPolicies<A, S, M, C, GradientPolic
   void apply_and_differentiate(const Part& part, const TileColumn<A>& column, A* slope,
                                const LaneMemory<A>& memory) const {
     const index_t group = memory.group, width = memory.leaves.width;
-    if constexpr (requires { part.first(), part.second(); }) {
+    if constexpr (shared::is_composed<Part>) {
       apply_and_differentiate(part.first(), column, slope, memory);
       apply_and_differentiate(part.second(), column, slope, memory);
-    } else if constexpr (
-        requires { part.slope(width); } || requires { part.row(Query{}); }) {
+    } else if constexpr (fast_path<Part> == FastPath::distance || fast_path<Part> == FastPath::row) {
       this->apply_score(part, column, memory);  // what is added has no derivative
-    } else if constexpr (requires {
-                           part.apply(column.s, width);
-                           part.differentiate(column.s, width, slope);
-                         }) {
+    } else if constexpr (fast_path<Part> == FastPath::elementwise) {
       for (index_t at = 0; at < column.keys.size(); ++at) {
         part.apply(column.s + at * group, width);
         part.differentiate(column.s + at * group, width, slope + at * group);
@@ -146,7 +142,7 @@ class UserGradientPolicies final : public UserPolicies<A, S, M, C, GradientPolic
   /// From ∂loss/∂z' to ∂loss/∂z at one key; value becomes z'.
   template <class Part>
   static A differentiate(const Part& part, A z, A dz, const Key& key, double* parameters, A& value) {
-    if constexpr (requires { part.first(), part.second(); }) {
+    if constexpr (shared::is_composed<Part>) {
       using First = std::remove_cvref_t<decltype(part.first())>;
       A between{};
       const A inner = differentiate(part.second(), static_cast<A>(part.first()(z, key)), dz, key,
@@ -164,7 +160,7 @@ class UserGradientPolicies final : public UserPolicies<A, S, M, C, GradientPolic
 
   template <class Part>
   static void accumulate(const Part& part, const Query& query, const double* parameters) {
-    if constexpr (requires { part.first(), part.second(); }) {
+    if constexpr (shared::is_composed<Part>) {
       using First = std::remove_cvref_t<decltype(part.first())>;
       accumulate(part.first(), query, parameters);
       accumulate(part.second(), query, parameters + parameters_of<First>());

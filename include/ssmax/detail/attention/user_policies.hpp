@@ -110,12 +110,12 @@ class UserPolicies : public Interface {
   template <class Part>
   void apply_score(const Part& part, const TileColumn<A>& column, const LaneMemory<A>& memory) const {
     const index_t group = memory.group, width = memory.leaves.width;
-    if constexpr (requires { part.first(), part.second(); }) {
+    if constexpr (shared::is_composed<Part>) {
       apply_score(part.first(), column, memory);
       apply_score(part.second(), column, memory);
-    } else if constexpr (requires { part.apply(column.s, width); }) {
+    } else if constexpr (fast_path<Part> == FastPath::elementwise) {
       for (index_t at = 0; at < column.keys.size(); ++at) part.apply(column.s + at * group, width);
-    } else if constexpr (!has_key_position<M> && requires { part.slope(width); }) {
+    } else if constexpr (fast_path<Part> == FastPath::distance && !has_key_position<M>) {
       A* slope = memory.lanes + 2 * group;
       A* distance = memory.lanes + 3 * group;
       for (index_t lane = 0; lane < width; ++lane) {
@@ -124,27 +124,29 @@ class UserPolicies : public Interface {
         distance[lane] = static_cast<A>(column.keys.begin - query_position(query));
       }
       leaves<ScoreLeaves<A>>().ramp(column.s, column.keys.size(), slope, distance);
-    } else if constexpr (requires {
-                           { part.row(Query{}) } -> std::same_as<const A*>;
-                         }) {
+    } else if constexpr (fast_path<Part> == FastPath::row) {
       add_rows(part, column, memory);
     } else {
       apply_each(part, column, memory);
     }
   }
 
-  /// Rows of a bias are turned into lanes first.
+  /// Rows of A are turned into lanes first; others are added key by key.
   template <class Part>
   void add_rows(const Part& part, const TileColumn<A>& column, const LaneMemory<A>& memory) const {
-    const index_t count = std::min(column.keys.size(), column.length - column.keys.begin),
-                  width = memory.leaves.width;
-    for (index_t lane = 0; lane < width; ++lane) {
-      const A* bias = part.row(column.rows[lane].query);
-      if (bias == nullptr) return apply_each(part, column, memory);
-      memory.in[lane] = bias + column.keys.begin;
+    if constexpr (!std::same_as<decltype(part.row(Query{})), const A*>) {
+      apply_each(part, column, memory);
+    } else {
+      const index_t count = std::min(column.keys.size(), column.length - column.keys.begin),
+                    width = memory.leaves.width;
+      for (index_t lane = 0; lane < width; ++lane) {
+        const A* numbers = part.row(column.rows[lane].query);
+        if (numbers == nullptr) return apply_each(part, column, memory);
+        memory.in[lane] = numbers + column.keys.begin;
+      }
+      memory.leaves.transpose(memory.in, width, count, nullptr, memory.apart, width);
+      leaves<ScoreLeaves<A>>().add(column.s, count, memory.apart);
     }
-    memory.leaves.transpose(memory.in, width, count, nullptr, memory.apart, width);
-    leaves<ScoreLeaves<A>>().add(column.s, count, memory.apart);
   }
 
   template <class Part>
@@ -162,10 +164,10 @@ class UserPolicies : public Interface {
 
   template <class Part>
   void apply_score(const Part& part, A* s, KeyRange keys, const QueryRow& row) const {
-    if constexpr (requires { part.first(), part.second(); }) {
+    if constexpr (shared::is_composed<Part>) {
       apply_score(part.first(), s, keys, row);
       apply_score(part.second(), s, keys, row);
-    } else if constexpr (requires { part.apply(s, index_t{}); }) {
+    } else if constexpr (fast_path<Part> == FastPath::elementwise) {
       part.apply(s, keys.size());
     } else {
       const index_t position = query_position(row.query);

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstddef>
+#include <limits>
 #include <memory>
 #include <new>
 #include <utility>
 
 #include "../../config.hpp"
+#include "../error.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
@@ -16,6 +18,9 @@ inline namespace SSMAX_CODE_NAMESPACE {
 class Workspace {
  public:
   Workspace() = default;
+  ~Workspace() = default;
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
   Workspace(Workspace&& other) noexcept
       : memory_(std::move(other.memory_)), size_(std::exchange(other.size_, 0)) {}
   Workspace& operator=(Workspace&& other) noexcept {
@@ -26,8 +31,11 @@ class Workspace {
 
   [[nodiscard]] std::size_t size() const { return size_; }
 
-  /// At least `bytes`, aligned to a cache line.
+  /// At least `bytes`, aligned to a cache line. Throws std::invalid_argument where they are more than index_t counts,
+  /// std::bad_alloc where they cannot be had.
   std::byte* reserve(std::size_t bytes) {
+    constexpr auto most = static_cast<std::size_t>(std::numeric_limits<index_t>::max() / 64 * 64);
+    if (bytes > most) detail::fail_format("ssmax: a call needs memory of more than %zu bytes", most);
     if (bytes > size_) {
       memory_.reset();
       size_ = 0;
@@ -49,6 +57,17 @@ class Workspace {
 
 namespace detail {
 
+/// a + b and a · b or, where these cannot be counted, more than any workspace gives.
+constexpr std::size_t add_bytes(std::size_t a, std::size_t b) {
+  constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
+  return b <= most - a ? a + b : most;
+}
+constexpr std::size_t multiply_bytes(std::size_t a, std::size_t b) {
+  constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
+  const bool small = (a | b) >> std::numeric_limits<std::size_t>::digits / 2 == 0;  // no division
+  return small || a <= most / b ? a * b : most;
+}
+
 /// Hands out aligned pieces of a block of memory, or, without one, counts what they would take.
 class Carver {
  public:
@@ -57,7 +76,8 @@ class Carver {
   template <class U>
   U* take(index_t count) {
     const std::size_t at = used_;
-    used_ += (static_cast<std::size_t>(count) * sizeof(U) + 63) / 64 * 64;
+    const std::size_t bytes = multiply_bytes(static_cast<std::size_t>(count), sizeof(U));
+    used_ = add_bytes(used_, add_bytes(bytes, 63) / 64 * 64);
     return memory_ == nullptr ? nullptr : reinterpret_cast<U*>(memory_ + at);
   }
   [[nodiscard]] std::size_t used() const { return used_; }

@@ -101,7 +101,7 @@ void few_logits_rows(const typename S::Value* q, index_t q_stride, const X* k, i
       if (count == step) {
         __builtin_memcpy(to, lanes + i * step, sizeof(T) * step);
       } else {
-        for (index_t j = 0; j < count; ++j) to[j] = lanes[i * step + j];
+        for (index_t j = 0; j < count; ++j) to[j] = lanes[index_t{i} * step + j];
       }
     }
   }

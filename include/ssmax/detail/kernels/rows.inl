@@ -54,19 +54,6 @@ Extremum<typename S::Value> row_max(const typename S::Value* in, index_t n) {
   return {S::reduce_max(S::max(S::max(m0, m1), S::max(m2, m3))), S::any(nan)};
 }
 
-template <class S>
-typename S::Value row_min_unmasked(const typename S::Value* in, index_t n) {
-  using T = typename S::Value;
-  constexpr T inf = std::numeric_limits<T>::infinity();
-  const typename S::V none = S::set(inf);
-  typename S::V smallest = none;
-  for (index_t i = 0; i < n; i += S::width) {
-    const typename S::V x = load_up_to<S>(in + i, n - i, inf);
-    smallest = S::min(smallest, S::select(unmasked<S>(x), x, none));
-  }
-  return -S::reduce_max(S::sub(S::set(T{0}), smallest));
-}
-
 template <class S, int count>
 SSMAX_INLINE typename S::V reduce_pairwise(const typename S::V* v) {
   if constexpr (count == 1) {
@@ -159,16 +146,18 @@ typename S::Value row_exp_store(const typename S::Value* in, index_t n, Scale<ty
   return static_cast<T>(total + static_cast<double>(S::reduce_sum(rest)));
 }
 
-/// c·(in - origin) as 2c·(in/2 - origin/2): the difference of two finite numbers may overflow, and 0·inf is NaN.
+/// c·(in - origin) + offset. Where |c| < 1, as 2c·(in/2 - origin/2): the difference of two finite numbers may
+/// overflow although the product does not.
 template <class S>
 void row_affine(const typename S::Value* in, index_t n, typename S::Value origin, typename S::Value c,
                 typename S::Value offset, typename S::Value* out) {
   using T = typename S::Value;
-  const typename S::V masked = S::set(-std::numeric_limits<T>::infinity()), half = S::set(T(0.5));
-  const typename S::V o = S::set(T(-0.5) * origin), factor = S::set(2 * c), add = S::set(offset);
+  const T size = std::abs(c) < 1 ? T(0.5) : T(1);
+  const typename S::V masked = S::set(-std::numeric_limits<T>::infinity()), part = S::set(size);
+  const typename S::V o = S::set(-size * origin), factor = S::set(c / size), add = S::set(offset);
   for (index_t i = 0; i < n; i += S::width) {
     const typename S::V x = load_up_to<S>(in + i, n - i, T{0});
-    const typename S::V y = S::fma(factor, S::fma(x, half, o), add);
+    const typename S::V y = S::fma(factor, S::fma(x, part, o), add);
     store_up_to<S>(out + i, S::select(unmasked<S>(x), y, masked), n - i);
   }
 }

@@ -30,7 +30,7 @@ SSMAX_INLINE typename S::V fold(typename S::V* v) {
     return v[0];
   } else {
     SSMAX_UNROLL
-    for (int i = 0; i < count / 2; ++i) {
+    for (index_t i = 0; i < count / 2; ++i) {
       typename S::V low, high;
       S::template fold_inputs<stage>(v[2 * i], v[2 * i + 1], low, high);
       v[i] = Operation::template apply<S>(low, high);

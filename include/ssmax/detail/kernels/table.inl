@@ -11,8 +11,8 @@ struct LeafTable<RowLeaves<T>> {
   using S = Lanes<T>;
   static constexpr RowLeaves<T> value{
       .width = static_cast<int>(S::width),
+      .longest_short_row = S::width > 1 ? 256 : 4,
       .max = row_max<S>,
-      .min_unmasked = row_min_unmasked<S>,
       .exp_store = row_exp_store<S>,
       .multiply = row_multiply<S>,
       .affine = row_affine<S>,

@@ -21,28 +21,14 @@ struct ScalarLane {
   static V sub(V a, V b) { return a - b; }
   static V mul(V a, V b) { return a * b; }
   static V div(V a, V b) { return a / b; }
-  static V fma(V a, V b, V c) {
-    if constexpr (sizeof(Value) == 4) {
-      return fused(a, b, c);
-    } else {
-      return a * b + c;
-    }
-  }
-  // Rounded once (but for a rare double rounding): a float product is exact in double; double needs the library's fma.
-  static V fused(V a, V b, V c) {
-    if constexpr (sizeof(Value) == 4) {
-      return static_cast<Value>(static_cast<double>(a) * static_cast<double>(b) + static_cast<double>(c));
-    } else {
-      return std::fma(a, b, c);
-    }
-  }
+  static V fma(V a, V b, V c) { return a * b + c; }
   static V max(V a, V b) { return a > b ? a : b; }
   static V min(V a, V b) { return a < b ? a : b; }
   static V abs(V a) { return a < 0 ? -a : a; }
 
   static M less(V a, V b) { return a < b; }
   static M not_less(V a, V b) { return !(a < b); }
-  static M unordered(V a, V b) { return a != a || b != b; }
+  static M unordered(V a, V b) { return std::isnan(a) || std::isnan(b); }
   static M either(M a, M b) { return a || b; }
   static M none() { return false; }
   static bool any(M m) { return m; }
@@ -51,8 +37,8 @@ struct ScalarLane {
   static V select(M m, V a, V b) { return m ? a : b; }
 
   static V shift_exponent(V p, V t) {
-    return std::bit_cast<V>(
-        static_cast<Bits>(std::bit_cast<Bits>(p) + (std::bit_cast<Bits>(t) << mantissa_bits)));
+    return __builtin_bit_cast(
+        V, static_cast<Bits>(__builtin_bit_cast(Bits, p) + (__builtin_bit_cast(Bits, t) << mantissa_bits)));
   }
 
   static Value reduce_sum(V v) { return v; }

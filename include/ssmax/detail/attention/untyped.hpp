@@ -1,0 +1,103 @@
+// What calls without their element type match, so that the compiler names the remedy.
+//
+// The arguments of attention are braces, which deduce no type. Braces convert to the structs here, whose members take
+// anything. The first template parameter, a number, keeps these functions out of every call that writes a type.
+#pragma once
+
+#include <initializer_list>
+
+#include "../../config.hpp"
+
+namespace ssmax {
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+
+struct Anything {
+  Anything() = default;
+  template <class Value>
+  Anything(const Value&);
+  template <class T>
+  Anything(T*, std::initializer_list<index_t>,
+           std::initializer_list<index_t> = {});  // what a view is made of
+};
+
+/// The members of AttentionArguments, PartialArguments, BackwardArguments and DecodeArguments.
+struct UntypedArguments {
+  Anything q{}, k{}, v{}, out{}, lse{}, first_key{}, keys{}, state{};
+};
+struct UntypedGradients {
+  Anything dout{}, dlse{}, dq{}, dk{}, dv{}, dsinks{};
+};
+struct UntypedOptions {
+  Anything scale{}, rope{}, key_position{}, sinks{}, workspace{};
+};
+
+}  // namespace detail
+
+#define SSMAX_UNTYPED(function) \
+  "ssmax::" function ": write the element type, as in " function "<float>({.q = q, ...})"
+
+template <int type = 0, class... More>
+void attention(const detail::UntypedArguments&, const More&...) {
+  static_assert(type != 0, SSMAX_UNTYPED("attention"));
+}
+template <int type = 0, class S, class M, class... E>
+void attention(const detail::UntypedArguments&, const S&, const M&, const detail::UntypedOptions&,
+               const E&...) {
+  static_assert(type != 0, SSMAX_UNTYPED("attention"));
+}
+template <int type = 0, class S, class M, class C, class... E>
+void attention(const detail::UntypedArguments&, const S&, const M&, const C&, const detail::UntypedOptions&,
+               const E&...) {
+  static_assert(type != 0, SSMAX_UNTYPED("attention"));
+}
+
+template <int type = 0, class... More>
+void attention_partial(const detail::UntypedArguments&, const More&...) {
+  static_assert(type != 0, SSMAX_UNTYPED("attention_partial"));
+}
+template <int type = 0, class S, class M, class... E>
+void attention_partial(const detail::UntypedArguments&, const S&, const M&, const detail::UntypedOptions&,
+                       const E&...) {
+  static_assert(type != 0, SSMAX_UNTYPED("attention_partial"));
+}
+template <int type = 0, class S, class M, class C, class... E>
+void attention_partial(const detail::UntypedArguments&, const S&, const M&, const C&,
+                       const detail::UntypedOptions&, const E&...) {
+  static_assert(type != 0, SSMAX_UNTYPED("attention_partial"));
+}
+
+template <int type = 0, class... More>
+void attention_backward(const detail::UntypedArguments&, const detail::UntypedGradients&, const More&...) {
+  static_assert(type != 0, SSMAX_UNTYPED("attention_backward"));
+}
+template <int type = 0, class S, class M, class... E>
+void attention_backward(const detail::UntypedArguments&, const detail::UntypedGradients&, const S&, const M&,
+                        const detail::UntypedOptions&, const E&...) {
+  static_assert(type != 0, SSMAX_UNTYPED("attention_backward"));
+}
+template <int type = 0, class S, class M, class C, class... E>
+void attention_backward(const detail::UntypedArguments&, const detail::UntypedGradients&, const S&, const M&,
+                        const C&, const detail::UntypedOptions&, const E&...) {
+  static_assert(type != 0, SSMAX_UNTYPED("attention_backward"));
+}
+
+template <int type = 0, class Cache, class... More>
+void decode(const detail::UntypedArguments&, const Cache&, const More&...) {
+  static_assert(type != 0, SSMAX_UNTYPED("decode"));
+}
+template <int type = 0, class Cache, class S, class M, class... E>
+void decode(const detail::UntypedArguments&, const Cache&, const S&, const M&, const detail::UntypedOptions&,
+            const E&...) {
+  static_assert(type != 0, SSMAX_UNTYPED("decode"));
+}
+template <int type = 0, class Cache, class S, class M, class C, class... E>
+void decode(const detail::UntypedArguments&, const Cache&, const S&, const M&, const C&,
+            const detail::UntypedOptions&, const E&...) {
+  static_assert(type != 0, SSMAX_UNTYPED("decode"));
+}
+
+#undef SSMAX_UNTYPED
+
+}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace ssmax

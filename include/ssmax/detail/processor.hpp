@@ -1,0 +1,61 @@
+// What an x86-64 processor and its operating system offer the kernels, asked of the processor itself.
+// (__builtin_cpu_supports is filled in by the compiler's run-time library, and some builds of it leave it empty.)
+#pragma once
+
+#include "../config.hpp"
+
+#if (defined(__GNUC__) || defined(__clang__)) && defined(__x86_64__)
+#define SSMAX_HAVE_CPUID 1
+
+#include <cpuid.h>
+
+#include <cstdint>
+
+namespace ssmax {
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+
+/// Each says that the instructions are there and that the operating system keeps their registers.
+struct Processor {
+  bool avx2_fma_f16c = false;
+  bool avx512f = false;
+};
+
+/// The registers that the operating system keeps when it switches threads, a bit for each kind (XCR0). Only where
+/// CPUID says OSXSAVE.
+inline std::uint64_t kept_registers() {
+  std::uint32_t low, high;
+  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return std::uint64_t{high} << 32 | low;
+}
+
+inline Processor ask_processor() {
+  // Leaf 1.
+  constexpr unsigned ecx_fma = 1u << 12, ecx_osxsave = 1u << 27, ecx_avx = 1u << 28, ecx_f16c = 1u << 29;
+  // Leaf 7, subleaf 0.
+  constexpr unsigned ebx_avx2 = 1u << 5, ebx_avx512f = 1u << 16;
+  constexpr std::uint64_t ymm = 1u << 1 | 1u << 2;  // XMM and the upper halves of YMM
+#if defined(__APPLE__)
+  constexpr std::uint64_t zmm = ymm;  // macOS sets the other bits when a thread first uses the registers
+#else
+  constexpr std::uint64_t zmm = ymm | 1u << 5 | 1u << 6 | 1u << 7;  // masks, upper halves of ZMM, ZMM16 to 31
+#endif
+
+  Processor found;
+  unsigned eax, ebx, ecx, edx;
+  if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0 || (ecx & ecx_osxsave) == 0) return found;
+  const std::uint64_t kept = kept_registers();
+  if ((kept & ymm) != ymm || (ecx & ecx_avx) == 0) return found;
+  const bool fma_f16c = (ecx & ecx_fma) != 0 && (ecx & ecx_f16c) != 0;
+
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return found;
+  found.avx2_fma_f16c = fma_f16c && (ebx & ebx_avx2) != 0;
+  found.avx512f = (kept & zmm) == zmm && (ebx & ebx_avx512f) != 0;
+  return found;
+}
+
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace ssmax
+
+#endif

@@ -1,0 +1,326 @@
+// Types of the user's whose members or bases look like a fast path: each is computed by its own formula, forward with few
+// and with many queries, backward, and over rows. And types that ask for a fast path by name.
+
+#include <array>
+#include <cmath>
+#include <functional>
+#include <ssmax/ssmax.hpp>
+#include <vector>
+
+#include "attention_backward_problem.hpp"
+#include "attention_problem.hpp"
+#include "catch.hpp"
+#include "reference.hpp"
+#include "target_scope.hpp"
+
+namespace fast_path_test {
+
+using attention_problem::Shape;
+using reference::Real;
+using ssmax::FastPath;
+using ssmax::index_t;
+using ssmax::Key;
+using ssmax::KeyRange;
+using ssmax::Query;
+using ssmax::View;
+
+/// Few queries, many queries, and as many of them as make whole vectors.
+constexpr std::array<Shape, 3> shapes{{
+    // batch, heads, kv_heads, queries, keys, d, dv
+    {1, 4, 2, 3, 40, 8, 5},
+    {2, 4, 4, 37, 50, 8, 4},
+    {1, 4, 1, 48, 140, 5, 8},
+}};
+
+// ---- Scores --------------------------------------------------------------------------------------------------
+
+/// What all of them make of a logit, and nothing that a fast path of the library's computes.
+template <class Z>
+Z curve(Z z, index_t head, index_t key) {
+  return z / 2 + z * z / 8 + static_cast<Z>(head + key % 3) / 4;
+}
+template <class Z>
+Z curve_derivative(Z z) {
+  return Z(0.5) + z / 4;
+}
+
+struct Curve {
+  template <class Z>
+  Z operator()(Z z, const Key& key) const {
+    return curve(z, key.query.head, key.index);
+  }
+  template <class Z>
+  Z derivative(Z z, const Key&) const {
+    return curve_derivative(z);
+  }
+};
+
+/// The same as a formula that shares nothing with the library.
+struct Formula {
+  template <class Z>
+  Z operator()(Z z, const Query& query, index_t key) const {
+    return curve(z, query.head, key);
+  }
+  template <class Z>
+  Z derivative(Z z, const Query&, index_t) const {
+    return curve_derivative(z);
+  }
+  template <class Z>
+  void collect(Z, Z, Z, const Query&, index_t, attention_backward_problem::Gradients<Z>&) const {}
+};
+
+struct HasSlope : Curve {
+  double slope(int head) const { return 100.0 * head; }
+};
+struct HasSlopeFunctor : Curve {
+  std::function<double(index_t)> slope = [](index_t) { return 100.0; };
+};
+struct HasRowNumber : Curve {
+  int row(const Query& query) const { return static_cast<int>(query.index); }
+};
+struct HasRow : Curve {
+  const float* row(const Query&) const { return numbers.data(); }
+  std::vector<float> numbers = std::vector<float>(200, 50.0f);
+};
+struct HasApply : Curve {
+  template <class T>
+  void apply(T* z, index_t n) const {
+    for (index_t i = 0; i < n; ++i) z[i] = 7;
+  }
+  template <class T>
+  void differentiate(const T*, index_t n, T* d) const {
+    for (index_t i = 0; i < n; ++i) d[i] = 7;
+  }
+};
+struct HasApplyWithDefault : Curve {
+  template <class T>
+  void apply(T* z, index_t n, int times = 3) const {
+    for (index_t i = 0; i < n; ++i) z[i] *= static_cast<T>(times);
+  }
+};
+struct HasParts : Curve {
+  ssmax::Softcap first() const { return ssmax::Softcap(1); }
+  ssmax::Softcap second() const { return ssmax::Softcap(2); }
+};
+
+/// A class that has a fast path itself, with another formula.
+template <class Base>
+struct From : Base, Curve {
+  explicit From(const Base& base) : Base(base) {}
+  using Curve::operator();
+  using Curve::derivative;
+};
+
+template <class C>
+void check_own_formula(const C& score) {
+  for (const Shape& shape : shapes) {
+    attention_problem::check_score(attention_problem::Problem<float>(shape), ssmax::Causal{},
+                                   attention_problem::keys_before, score, Formula{});
+    attention_backward_problem::check(attention_backward_problem::Problem<float>(shape), ssmax::Causal{},
+                                      attention_problem::keys_before, score, Formula{});
+  }
+}
+
+TEST_CASE("a score with members that look like a fast path has its own formula", "[attention][fast_path]") {
+  SECTION("slope") { check_own_formula(HasSlope{}); }
+  SECTION("slope, a data member") { check_own_formula(HasSlopeFunctor{}); }
+  SECTION("row, a number") { check_own_formula(HasRowNumber{}); }
+  SECTION("row, a pointer") { check_own_formula(HasRow{}); }
+  SECTION("apply and differentiate") { check_own_formula(HasApply{}); }
+  SECTION("apply with a third argument") { check_own_formula(HasApplyWithDefault{}); }
+  SECTION("first and second") { check_own_formula(HasParts{}); }
+}
+
+TEST_CASE("a score does not inherit a fast path", "[attention][fast_path]") {
+  const std::vector<double> slopes = ssmax::Alibi::slopes(4);
+  const std::vector<float> zeros(1, 0.0f);
+  const ssmax::Softcap cap(0.5);
+  SECTION("Alibi") { check_own_formula(From<ssmax::Alibi>(ssmax::Alibi(slopes))); }
+  SECTION("Softcap") { check_own_formula(From<ssmax::Softcap>(cap)); }
+  SECTION("a | b") { check_own_formula(From<ssmax::Composed<ssmax::Softcap, ssmax::Softcap>>(cap | cap)); }
+}
+
+TEST_CASE("a score derived from Bias has its own formula", "[attention][fast_path]") {
+  for (const Shape& s : shapes) {
+    std::vector<float> numbers(static_cast<std::size_t>(s.heads * s.keys), 9.0f);
+    const View<const float, 4> bias(numbers.data(), {s.batch, s.heads, s.queries, s.keys}, {0, s.keys, 0, 1});
+    const From<ssmax::Bias<float>> score{ssmax::Bias<float>(bias)};
+    attention_problem::check_score(attention_problem::Problem<float>(s), ssmax::Full{},
+                                   attention_problem::all_keys, score, Formula{});
+    attention_backward_problem::check(attention_backward_problem::Problem<float>(s), ssmax::Full{},
+                                      attention_problem::all_keys, score, Formula{});
+  }
+}
+
+// ---- Scores that ask -----------------------------------------------------------------------------------------
+
+/// z / 2, by vectors. Counts the calls of each way.
+struct Halved {
+  int* alone;
+  int* together;
+
+  template <class Z>
+  Z operator()(Z z, const Key&) const {
+    ++*alone;
+    return z / 2;
+  }
+  template <class Z>
+  Z derivative(Z, const Key&) const {
+    ++*alone;
+    return Z(0.5);
+  }
+  template <class T>
+  void apply(T* z, index_t n) const {
+    ++*together;
+    for (index_t i = 0; i < n; ++i) z[i] /= 2;
+  }
+  template <class T>
+  void differentiate(const T*, index_t n, T* d) const {
+    ++*together;
+    for (index_t i = 0; i < n; ++i) d[i] /= 2;
+  }
+};
+
+/// Alibi with slopes of the heads' numbers.
+struct Leaning {
+  int* alone;
+  int* together;
+
+  template <class Z>
+  Z operator()(Z z, const Key& key) const {
+    ++*alone;
+    return z + static_cast<Z>(slope(key.query.head)) * static_cast<Z>(key.key_position - key.query_position);
+  }
+  template <class Z>
+  Z derivative(Z, const Key&) const {
+    ++*alone;
+    return Z(1);
+  }
+  double slope(index_t head) const {
+    ++*together;
+    return 0.01 * static_cast<double>(head);
+  }
+};
+
+/// A number for each key.
+struct Favoured {
+  int* alone;
+  int* together;
+  const float* numbers;
+
+  template <class Z>
+  Z operator()(Z z, const Key& key) const {
+    ++*alone;
+    return z + static_cast<Z>(numbers[key.index]);
+  }
+  template <class Z>
+  Z derivative(Z, const Key&) const {
+    ++*alone;
+    return Z(1);
+  }
+  const float* row(const Query&) const {
+    ++*together;
+    return numbers;
+  }
+};
+
+}  // namespace fast_path_test
+
+template <>
+inline constexpr ssmax::FastPath ssmax::fast_path<fast_path_test::Halved> = ssmax::FastPath::elementwise;
+template <>
+inline constexpr ssmax::FastPath ssmax::fast_path<fast_path_test::Leaning> = ssmax::FastPath::distance;
+template <>
+inline constexpr ssmax::FastPath ssmax::fast_path<fast_path_test::Favoured> = ssmax::FastPath::row;
+
+namespace fast_path_test {
+
+TEST_CASE("a score that asks for a fast path gets it", "[attention][fast_path]") {
+  const Shape many = shapes[1];
+  int alone = 0, together = 0;
+  const auto check = [&](const auto& score, const auto& formula) {
+    using attention_problem::all_keys;
+    alone = together = 0;
+    attention_problem::check_score(attention_problem::Problem<float>(many), ssmax::Full{}, all_keys, score,
+                                   formula);
+    CHECK(together > 0);
+    CHECK((alone == 0 || alone < together));  // `slope` is what the formula asks as well
+    const attention_backward_problem::Problem<float> problem(many);
+    together = 0;
+    attention_backward_problem::run_backward(problem, ssmax::Softmax{}, ssmax::Full{}, score);
+    CHECK(together > 0);
+    // With few queries, too, the result is what the formula says.
+    attention_problem::check_score(attention_problem::Problem<float>(shapes[0]), ssmax::Full{}, all_keys,
+                                   score, formula);
+  };
+  SECTION("elementwise") {
+    check(Halved{&alone, &together}, [](auto z, const Query&, index_t) { return z / 2; });
+  }
+  SECTION("distance") {
+    check(Leaning{&alone, &together}, [](auto z, const Query& query, index_t key) {
+      using Z = decltype(z);
+      return z +
+             static_cast<Z>(0.01 * static_cast<double>(query.head)) * static_cast<Z>(key - query.position());
+    });
+  }
+  SECTION("row") {
+    const auto numbers = reference::normals<float>(200, 3);
+    check(Favoured{&alone, &together, numbers.data()}, [&](auto z, const Query&, index_t key) {
+      return z + static_cast<decltype(z)>(numbers[static_cast<std::size_t>(key)]);
+    });
+  }
+}
+
+// ---- Masks ---------------------------------------------------------------------------------------------------
+
+/// Two keys more with every query.
+constexpr auto stairs = [](const Query& query) {
+  return KeyRange{0, std::min<index_t>(query.shape.keys, 2 * query.index + 1)};
+};
+
+struct HasUniform {
+  static constexpr bool uniform = true;
+  KeyRange keys(const Query& query) const { return stairs(query); }
+};
+struct HasUniformFunction {
+  static constexpr bool uniform() { return true; }
+  KeyRange keys(const Query& query) const { return stairs(query); }
+};
+struct FromFull : ssmax::Full {
+  KeyRange keys(const Query& query) const { return stairs(query); }
+};
+
+template <class M>
+void check_own_keys(const M& mask) {
+  for (const Shape& shape : shapes) {
+    attention_problem::check_mask<float>(shape, mask, stairs);
+    attention_backward_problem::check(attention_backward_problem::Problem<float>(shape), mask, stairs);
+  }
+  constexpr index_t rows = 9, keys = 12;
+  const auto logits = reference::normals<float>(rows * keys, 1);
+  const View<const float, 2> in(logits.data(), {rows, keys});
+  for_each_target([&](const std::string& target) {
+    std::vector<float> values(rows * keys);
+    const View<float, 2> out(values.data(), {rows, keys});
+    ssmax::softmax(in, out, ssmax::Softmax{}, mask);
+    for (index_t row = 0; row < rows; ++row) {
+      const KeyRange seen = stairs(Query{0, 0, row, {1, 1, rows, keys}});
+      Real sum = 0;
+      for (index_t key = seen.begin; key < seen.end; ++key) sum += std::exp(static_cast<Real>(in(row, key)));
+      for (index_t key = 0; key < keys; ++key) {
+        const Real expected = key < seen.end ? std::exp(static_cast<Real>(in(row, key))) / sum : 0;
+        INFO(target << ": row " << row << ", key " << key);
+        CHECK(std::abs(static_cast<Real>(out(row, key)) - expected) <= 5e-7L * expected);
+      }
+    }
+  });
+}
+
+TEST_CASE("a mask that looks as if all queries saw the same keys is asked for each",
+          "[attention][fast_path]") {
+  SECTION("a member uniform") { check_own_keys(HasUniform{}); }
+  SECTION("a static function uniform") { check_own_keys(HasUniformFunction{}); }
+  SECTION("derived from Full") { check_own_keys(FromFull{}); }
+}
+
+}  // namespace fast_path_test

@@ -1,0 +1,205 @@
+// What should come out of a case: the references' loops, computed in numbers that carry their own bounds.
+#include "../attention_backward_problem.hpp"
+#include "attention.hpp"
+
+namespace fuzz {
+namespace {
+
+using attention_backward_problem::Gradients;
+
+/// The score by its definition, part by part.
+struct Formula {
+  const AttentionCase* c;
+
+  template <class R>
+  R after(Part part, R z, const Query& q, index_t key) const {
+    const DrawnScore& s = c->score;
+    switch (part) {
+      case Part::softcap: {
+        const R limit = static_cast<R>(s.cap);
+        return z == -std::numeric_limits<R>::infinity() ? z : limit * tanh(z / limit);
+      }
+      case Part::alibi:
+        return z +
+               static_cast<R>(s.slopes[static_cast<std::size_t>(q.head)]) * static_cast<R>(distance(q, key));
+      case Part::bias:
+        return z + static_cast<R>(s.bias_at(q, key));
+      default:
+        return own_score(z, q.head, q.index, key, distance(q, key));
+    }
+  }
+  template <class R>
+  R slope(Part part, R z) const {
+    if (part == Part::own) return own_derivative(z);
+    if (part != Part::softcap) return R(1);
+    const R t = tanh(z / static_cast<R>(c->score.cap));
+    return (R(1) - t) * (R(1) + t);
+  }
+  index_t distance(const Query& q, index_t key) const {
+    return c->mask.key_position(q.batch, key) - c->mask.query_position(q);
+  }
+
+  template <class R>
+  R operator()(R z, const Query& q, index_t key) const {
+    for (const Part part : c->score.parts) z = after(part, z, q, key);
+    return z;
+  }
+  template <class R>
+  R derivative(R z, const Query& q, index_t key) const {
+    R product = 1;
+    for (const Part part : c->score.parts) {
+      product *= slope(part, z);
+      z = after(part, z, q, key);
+    }
+    return product;
+  }
+  /// dz arrives at the last part.
+  template <class R>
+  void collect(R z, R dz, R size, const Query& q, index_t key, Gradients<R>& into) const {
+    std::vector<R> before;
+    for (const Part part : c->score.parts) {
+      before.push_back(z);
+      z = after(part, z, q, key);
+    }
+    const DrawnScore& s = c->score;
+    for (std::size_t i = before.size(); i-- > 0;) {
+      const Part part = s.parts[i];
+      if (part == Part::alibi) {
+        into.dslopes.add(static_cast<std::size_t>(q.head), dz * static_cast<R>(distance(q, key)), size);
+      } else if (part == Part::bias) {
+        const auto& t = s.strides;
+        into.dbias.add(static_cast<std::size_t>(q.batch * t[0] + q.head * t[1] + q.index * t[2] + key * t[3]),
+                       dz, size);
+      }
+      dz *= slope(part, before[i]);
+    }
+  }
+};
+
+/// The case as reference::attend takes it.
+struct Definition {
+  const AttentionCase* c;
+  Real scale;
+  Formula score;
+
+  explicit Definition(const AttentionCase& a) : c(&a), scale(a.logit_scale()), score{&a} {}
+  bool visible(const Query& q, index_t key) const { return c->mask.sees(q, key); }
+  Bounded multiplier(const Query& q, index_t last, index_t n) const {
+    return c->scaling.formula({q.head, c->mask.key_position(q.batch, last), n});
+  }
+  Real sink(index_t head) const {
+    return c->sinks.empty() ? -reference::infinity
+                            : static_cast<Real>(c->sinks[static_cast<std::size_t>(head)]);
+  }
+};
+
+std::vector<Bounded> exact(const std::vector<double>& values) { return {values.begin(), values.end()}; }
+
+/// Turns rows [batch, head, row, d] to their positions or, where sign is -1, back.
+template <class Position>
+void turn(std::vector<Bounded>& values, const std::array<index_t, 4>& extents,
+          const ssmax::RopeOptions& options, index_t sign, const Position& position) {
+  const index_t half = options.width / 2;
+  const bool neighbours = options.pairing == ssmax::Pairing::interleaved;
+  Bounded* row = values.data();
+  for (index_t batch = 0; batch < extents[0]; ++batch) {
+    for (index_t head = 0; head < extents[1]; ++head) {
+      for (index_t at = 0; at < extents[2]; ++at, row += extents[3]) {
+        for (index_t i = 0; i < half; ++i) {
+          const Real omega = std::pow(static_cast<Real>(options.theta),
+                                      -2 * static_cast<Real>(i) / static_cast<Real>(options.width)) /
+                             static_cast<Real>(options.scaling.factor);
+          const Real angle = static_cast<Real>(position(batch, head, at)) * omega;
+          // Angles are formed in double.
+          const Real error = Bounded::unit + std::abs(angle) * 0x1p-51L;
+          const Bounded cosine(std::cos(angle), error),
+              sine(static_cast<Real>(sign) * std::sin(angle), error);
+          Bounded& a = row[neighbours ? 2 * i : i];
+          Bounded& b = row[neighbours ? 2 * i + 1 : i + half];
+          const Bounded before = a;
+          a = before * cosine - b * sine;
+          b = b * cosine + before * sine;
+        }
+      }
+    }
+  }
+}
+
+void turn_both(const AttentionCase& c, std::vector<Bounded>& q, std::vector<Bounded>& k, index_t sign) {
+  if (!c.rope) return;
+  turn(q, c.q_extents(), *c.rope, sign, [&](index_t batch, index_t head, index_t i) {
+    const Query query{batch, head, i, c.mask.shape};
+    // A cache's keys stand where they were appended, whatever the mask says.
+    if (!c.rotates_keys) return i + c.mask.keys[static_cast<std::size_t>(batch)] - c.queries;
+    return c.key_position + c.mask.query_position(query);
+  });
+  if (!c.rotates_keys) return;
+  turn(k, c.k_extents(), *c.rope, sign,
+       [&](index_t batch, index_t, index_t key) { return c.key_position + c.mask.key_position(batch, key); });
+}
+
+attention_problem::Inputs<Bounded> inputs_of(const AttentionCase& c) {
+  attention_problem::Inputs<Bounded> inputs{exact(c.q),    exact(c.k),    exact(c.v),
+                                            c.q_extents(), c.k_extents(), c.v_extents()};
+  turn_both(c, inputs.q, inputs.k, 1);
+  return inputs;
+}
+
+void set_unit(const AttentionCase& c) {
+  Bounded::unit = static_cast<Real>(unit_of(c.element));
+  Bounded::flushed = is_wide(c.element) ? 0x1p-1010L : 0x1p-118L;
+}
+
+}  // namespace
+
+Forward expect_forward(const AttentionCase& c) {
+  set_unit(c);
+  const auto inputs = inputs_of(c);
+  auto attended =
+      reference::attend<Bounded>(inputs.q_view(), inputs.k_view(), inputs.v_view(), Definition(c));
+  return {std::move(attended.out), std::move(attended.lse)};
+}
+
+Backward expect_backward(const AttentionCase& c, const std::vector<double>& out) {
+  set_unit(c);
+  const auto inputs = inputs_of(c);
+  const Definition definition(c);
+  auto forward = reference::attend<Bounded>(inputs.q_view(), inputs.k_view(), inputs.v_view(), definition);
+  if (c.element == Element::f16 || c.element == Element::bf16) forward.out = exact(out);
+  auto g = attention_backward_problem::differentiate<Bounded>(inputs, exact(c.dout), exact(c.dlse), forward,
+                                                              definition);
+  turn_both(c, g.dq, g.dk, -1);
+  return {std::move(g.dq),
+          std::move(g.dk),
+          std::move(g.dv),
+          std::move(g.dc.values),
+          std::move(g.dsinks.values),
+          std::move(g.dslopes.values),
+          std::move(g.dbias.values)};
+}
+
+void check_scaling_gradients(const AttentionCase& c, const std::vector<Bounded>& dc,
+                             const std::string& where) {
+  for (const ParameterGradient& gradient : c.scaling.gradients) {
+    std::vector<Bounded> expected(gradient.size);
+    Bounded::unit = static_cast<Real>(std::max(unit_of(c.element), unit_of(gradient.element)));
+    Query q{0, 0, 0, c.mask.shape};
+    std::size_t row = 0;
+    for (q.batch = 0; q.batch < c.batch; ++q.batch) {
+      for (q.head = 0; q.head < c.heads; ++q.head) {
+        for (q.index = 0; q.index < c.queries; ++q.index, ++row) {
+          Row scaled{q.head, 0, 0};
+          for (index_t key = 0; key < c.keys; ++key) {
+            if (!c.mask.sees(q, key)) continue;
+            ++scaled.n;
+            scaled.position = c.mask.key_position(q.batch, key);
+          }
+          if (scaled.n > 0) expected[gradient.index(scaled)] += Bounded(gradient.weight(scaled)) * dc[row];
+        }
+      }
+    }
+    check_values(where + " " + gradient.name, gradient.values(), expected, gradient.element);
+  }
+}
+
+}  // namespace fuzz

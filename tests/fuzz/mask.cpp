@@ -1,0 +1,353 @@
+#include "mask.hpp"
+
+#include <functional>
+#include <limits>
+
+#include "element.hpp"
+#include "user_types.hpp"
+
+namespace fuzz {
+namespace {
+
+using ssmax::View;
+
+/// The library's or the user's mask M, and what its spans point to.
+template <class M>
+class Held final : public AnyMask {
+ public:
+  Held(M mask, std::shared_ptr<const void> memory) : mask_(std::move(mask)), memory_(std::move(memory)) {}
+
+  KeyRange keys(const Query& query) const override { return mask_.keys(query); }
+  bool sees(const Query& query, index_t key) const override { return ssmax::detail::sees(mask_, query, key); }
+  index_t query_position(const Query& query) const override {
+    return ssmax::detail::query_position(mask_, query);
+  }
+  index_t key_position(const Query& query, index_t key) const override {
+    return ssmax::detail::key_position(mask_, query, key);
+  }
+  Query aligned(const Query& query) const override { return ssmax::detail::aligned(mask_, query); }
+  void check(const QueryShape& shape) const override { ssmax::detail::check_mask(mask_, shape); }
+
+ private:
+  M mask_;
+  std::shared_ptr<const void> memory_;
+};
+
+template <class M>
+void hold(DrawnMask& drawn, const M& mask, std::shared_ptr<const void> memory = nullptr) {
+  drawn.mask = std::make_shared<Held<M>>(mask, std::move(memory));
+  drawn.full = std::is_same_v<M, ssmax::Full>;
+  drawn.predicate = ssmax::detail::has_predicate<M>;
+  drawn.positions = ssmax::detail::defines_positions<M>;
+}
+
+using Sees = std::function<bool(const Query&, index_t key)>;
+
+/// One part of a mask's definition, with p the key that the query stands at.
+struct Definition {
+  Sees sees = [](const Query&, index_t) { return true; };
+  std::function<index_t(const Query&)> query_position, key_stood_at;
+  std::function<index_t(const Query&, index_t)> key_position;
+};
+
+index_t standing(const Query& q) { return q.index + q.shape.keys - q.shape.queries; }
+
+std::shared_ptr<std::vector<index_t>> lengths(Random& random, index_t count, index_t keys) {
+  auto result = std::make_shared<std::vector<index_t>>();
+  for (index_t i = 0; i < count; ++i) {
+    result->push_back(random.chance(0.1) ? random.pick<index_t>({-1, 0, keys, keys + 3})
+                                         : random.between(0, keys));
+  }
+  return result;
+}
+
+/// Rising bounds of `documents` documents in `extent` elements; some are empty.
+std::vector<index_t> bounds(Random& random, index_t documents, index_t extent) {
+  std::vector<index_t> result{0};
+  for (index_t i = 1; i < documents; ++i) result.push_back(random.between(0, extent));
+  result.push_back(extent);
+  std::sort(result.begin(), result.end());
+  return result;
+}
+
+std::size_t document_of(const std::vector<index_t>& bounds, index_t index) {
+  for (std::size_t i = 0; i + 1 < bounds.size(); ++i) {
+    if (index >= bounds[i] && index < bounds[i + 1]) return i;
+  }
+  return 0;
+}
+
+struct TwoBounds {
+  std::vector<index_t> queries, keys;
+};
+
+struct Matrix {
+  std::unique_ptr<bool[]> shown;
+  std::vector<float> added;
+  std::array<index_t, 4> strides{};
+};
+
+}  // namespace
+
+DrawnMask draw_mask(Random& random, QueryShape shape, const std::vector<index_t>& keys,
+                    const MaskNeeds& needs) {
+  DrawnMask drawn;
+  drawn.shape = shape;
+  drawn.keys = keys;
+  bool same_keys = true;
+  for (const index_t of_entry : keys) same_keys = same_keys && of_entry == shape.keys;
+  Definition definition;
+
+  const auto window = [&] {
+    const index_t most = std::max<index_t>(shape.keys, 1);
+    index_t left = random.chance(0.1) ? std::numeric_limits<index_t>::max() : random.between(0, most);
+    if (needs.ring > 0) left = random.between(0, std::max<index_t>(needs.ring - shape.queries, 0));
+    const index_t right = random.chance(0.5)   ? 0
+                          : random.chance(0.1) ? std::numeric_limits<index_t>::max()
+                                               : random.between(0, most);
+    drawn.words += "SlidingWindow(" + std::to_string(left) + ", " + std::to_string(right) + ")";
+    return ssmax::SlidingWindow(left, right);
+  };
+  const auto in_window = [](ssmax::SlidingWindow w, index_t p, index_t key) {
+    return (key >= p || p - key <= w.left) && (key <= p || key - p <= w.right);
+  };
+  const auto matrix = [&] {
+    auto result = std::make_shared<Matrix>();
+    const bool broadcast[] = {random.chance(0.2), random.chance(0.2), random.chance(0.1),
+                              random.chance(0.05)};
+    const index_t extents[] = {shape.batch, shape.heads, shape.queries, shape.keys};
+    index_t stride = 1;
+    for (std::size_t i = 4; i-- > 0;) {
+      if (broadcast[i]) continue;
+      result->strides[i] = stride;
+      stride *= std::max<index_t>(extents[i], 1);
+    }
+    result->shown = std::make_unique<bool[]>(static_cast<std::size_t>(stride));
+    const double share = random.pick({0.1, 0.5, 0.9});
+    for (index_t i = 0; i < stride; ++i) {
+      const bool shown = random.chance(share);
+      result->shown[static_cast<std::size_t>(i)] = shown;
+      result->added.push_back(shown ? static_cast<float>(random.normal())
+                                    : -std::numeric_limits<float>::infinity());
+    }
+    return result;
+  };
+  const auto extents = [&] {
+    return std::array<index_t, 4>{shape.batch, shape.heads, shape.queries, shape.keys};
+  };
+  const auto matrix_sees = [](const std::shared_ptr<Matrix>& m) -> Sees {
+    return [m](const Query& q, index_t key) {
+      const auto& s = m->strides;
+      return m->shown[static_cast<std::size_t>(q.batch * s[0] + q.head * s[1] + q.index * s[2] + key * s[3])];
+    };
+  };
+  const auto documents = [&](bool causal) {
+    auto two = std::make_shared<TwoBounds>();
+    const index_t count = random.between(1, 4);
+    two->keys = bounds(random, count, shape.keys);
+    const bool alike = shape.queries == shape.keys && random.chance(0.6);
+    two->queries = alike ? two->keys : bounds(random, count, shape.queries);
+    const auto at = [two](const Query& q) {
+      const std::size_t d = document_of(two->queries, q.index);
+      return two->keys[d + 1] - 1 - (two->queries[d + 1] - 1 - q.index);
+    };
+    definition.sees = [two, at, causal](const Query& q, index_t key) {
+      const std::size_t d = document_of(two->queries, q.index);
+      return key >= two->keys[d] && key < two->keys[d + 1] && (!causal || key <= at(q));
+    };
+    definition.key_stood_at = at;
+    definition.query_position = [two, at](const Query& q) {
+      return at(q) - two->keys[document_of(two->queries, q.index)];
+    };
+    definition.key_position = [two](const Query&, index_t key) {
+      return key - two->keys[document_of(two->keys, key)];
+    };
+    drawn.words += std::string("Documents(queries");
+    for (const index_t bound : two->queries) drawn.words += " " + std::to_string(bound);
+    drawn.words += ", keys";
+    for (const index_t bound : two->keys) drawn.words += " " + std::to_string(bound);
+    drawn.words += causal ? ", causal)" : ")";
+    const bool one = alike && random.chance(0.5);
+    return std::pair(
+        one ? ssmax::Documents(two->keys, causal) : ssmax::Documents(two->queries, two->keys, causal), two);
+  };
+  const auto causal_sees = [](const Query& q, index_t key) { return key <= standing(q); };
+
+  const auto choose = [&]() -> int {
+    if (needs.ring > 0) return 3;
+    for (;;) {
+      const auto kind = static_cast<int>(random.between(0, 17));
+      if (needs.ranges_only && kind >= 10) continue;
+      if (!same_keys && (kind == 6 || kind == 7 || kind == 10 || kind == 11 || kind == 13 || kind >= 15))
+        continue;
+      if (!same_keys && kind == 2) continue;
+      return kind;
+    }
+  };
+  switch (choose()) {
+    case 0:
+      drawn.words = "Full";
+      hold(drawn, ssmax::Full{});
+      break;
+    case 2: {
+      auto of_rows = lengths(random, shape.rows(), shape.keys);
+      drawn.words = "Lengths";
+      hold(drawn, ssmax::Lengths(*of_rows), of_rows);
+      definition.sees = [of_rows](const Query& q, index_t key) {
+        return key < (*of_rows)[static_cast<std::size_t>(
+                         (q.batch * q.shape.heads + q.head) * q.shape.queries + q.index)];
+      };
+      break;
+    }
+    case 3: {
+      const ssmax::SlidingWindow w = window();
+      hold(drawn, w);
+      definition.sees = [=](const Query& q, index_t key) { return in_window(w, standing(q), key); };
+      break;
+    }
+    case 4: {
+      auto prefix = lengths(random, shape.batch, shape.keys);
+      drawn.words = "PrefixLM";
+      hold(drawn, ssmax::PrefixLM(*prefix), prefix);
+      definition.sees = [=](const Query& q, index_t key) {
+        return key < (*prefix)[static_cast<std::size_t>(q.batch)] || key <= standing(q);
+      };
+      break;
+    }
+    case 5: {
+      auto held = lengths(random, shape.batch, shape.keys);
+      const bool causal = random.chance(0.5);
+      drawn.words = causal ? "KeyLengths & Causal" : "KeyLengths";
+      if (causal) {
+        hold(drawn, ssmax::KeyLengths(*held) & ssmax::Causal{}, held);
+      } else {
+        hold(drawn, ssmax::KeyLengths(*held), held);
+      }
+      definition.sees = [=](const Query& q, index_t key) {
+        return key < (*held)[static_cast<std::size_t>(q.batch)] && (!causal || key <= standing(q));
+      };
+      break;
+    }
+    case 6: {
+      const auto [mask, memory] = documents(random.chance(0.6));
+      hold(drawn, mask, memory);
+      break;
+    }
+    case 7: {
+      const ssmax::SlidingWindow w = window();
+      drawn.words += " & ";
+      const auto [mask, memory] = documents(random.chance(0.6));
+      hold(drawn, w & mask, memory);
+      definition.sees = [=, own = definition.sees, at = definition.key_stood_at](
+                            const Query& q, index_t key) { return own(q, key) && in_window(w, at(q), key); };
+      break;
+    }
+    case 8:
+      drawn.words = "the user's range, odd rows backwards and beyond the keys";
+      hold(drawn, OwnRange{});
+      definition.sees = [](const Query& q, index_t key) {
+        const KeyRange range = OwnRange{}.keys(q);
+        return key >= range.begin && key < range.end;
+      };
+      break;
+    case 9:
+      drawn.words = "the user's positions";
+      hold(drawn, OwnPositions{});
+      definition.sees = causal_sees;
+      definition.query_position = [](const Query& q) { return OwnPositions{}.query_position(q); };
+      definition.key_position = [](const Query& q, index_t key) {
+        return OwnPositions{}.key_position(q, key);
+      };
+      break;
+    case 10: {
+      auto m = matrix();
+      const bool causal = random.chance(0.4);
+      drawn.words = causal ? "Causal & MaskMatrix" : "MaskMatrix";
+      const ssmax::MaskMatrix mask(View<const bool, 4>(m->shown.get(), extents(), m->strides));
+      definition.sees = matrix_sees(m);
+      if (causal) {
+        hold(drawn, ssmax::Causal{} & mask, m);
+        definition.sees = [own = definition.sees](const Query& q, index_t key) {
+          return own(q, key) && key <= standing(q);
+        };
+      } else {
+        hold(drawn, mask, m);
+      }
+      break;
+    }
+    case 11: {
+      auto m = matrix();
+      drawn.words = "Finite";
+      hold(drawn, ssmax::Finite<float>(View<const float, 4>(m->added.data(), extents(), m->strides)), m);
+      definition.sees = matrix_sees(m);
+      break;
+    }
+    case 12: {
+      drawn.words = "Where";
+      const index_t salt = random.between(0, 1000);
+      const auto shown = [salt](const Query& q, index_t key) {
+        return ((q.batch * 31 + q.head * 17 + q.index * 7 + key * 13 + salt) % 5) != 0;
+      };
+      hold(drawn, ssmax::Where(shown));
+      definition.sees = shown;
+      break;
+    }
+    case 13: {
+      auto m = matrix();
+      const auto [mask, memory] = documents(random.chance(0.6));
+      drawn.words += " & MaskMatrix";
+      auto both =
+          std::make_shared<std::pair<std::shared_ptr<const void>, std::shared_ptr<const void>>>(m, memory);
+      hold(drawn, mask & ssmax::MaskMatrix(View<const bool, 4>(m->shown.get(), extents(), m->strides)), both);
+      definition.sees = [one = definition.sees, other = matrix_sees(m)](const Query& q, index_t key) {
+        return one(q, key) && other(q, key);
+      };
+      break;
+    }
+    case 14:
+      drawn.words = "the user's predicate";
+      hold(drawn, OwnPredicate{});
+      definition.sees = [](const Query& q, index_t key) {
+        const KeyRange range = OwnRange{}.keys(q);
+        return key >= range.begin && key < range.end && OwnPredicate{}.sees(q, key);
+      };
+      break;
+    case 15:
+      drawn.words = "the user's positions and predicate";
+      hold(drawn, OwnPositionsAndPredicate{});
+      definition.sees = [](const Query& q, index_t key) {
+        return key <= standing(q) && OwnPredicate{}.sees(q, key);
+      };
+      definition.query_position = [](const Query& q) { return OwnPositions{}.query_position(q); };
+      definition.key_position = [](const Query& q, index_t key) {
+        return OwnPositions{}.key_position(q, key);
+      };
+      break;
+    default:
+      drawn.words = "Causal";
+      hold(drawn, ssmax::Causal{});
+      definition.sees = causal_sees;
+  }
+
+  Query query;
+  for (query.batch = 0; query.batch < shape.batch; ++query.batch) {
+    query.shape = shape;
+    query.shape.keys = keys[static_cast<std::size_t>(query.batch)];
+    for (query.head = 0; query.head < shape.heads; ++query.head) {
+      for (query.index = 0; query.index < shape.queries; ++query.index) {
+        for (index_t key = 0; key < shape.keys; ++key) {
+          drawn.visible.push_back(key < query.shape.keys && definition.sees(query, key) ? 1 : 0);
+        }
+        drawn.of_query.push_back(definition.query_position ? definition.query_position(query)
+                                                           : standing(query));
+      }
+    }
+    query.head = query.index = 0;
+    for (index_t key = 0; key < shape.keys; ++key) {
+      drawn.of_key.push_back(definition.key_position ? definition.key_position(query, key) : key);
+    }
+  }
+  return drawn;
+}
+
+}  // namespace fuzz

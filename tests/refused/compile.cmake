@@ -1,0 +1,27 @@
+cmake_minimum_required(VERSION 3.25)
+
+# Compiles ${SOURCE}. Without a ${CASE} it must compile; with one it must fail, and ${WORDS} must be found among the
+# first lines of the message, after those that only say which file includes which.
+set(lines_read 12)
+set(command ${COMPILER} -std=c++20 -fsyntax-only -I${INCLUDE} ${SOURCE})
+if(CASE)
+  list(APPEND command -D${CASE})
+endif()
+execute_process(COMMAND ${command} RESULT_VARIABLE status ERROR_VARIABLE message)
+if(NOT CASE)
+  if(NOT status EQUAL 0)
+    message(FATAL_ERROR "It should compile:\n${message}")
+  endif()
+  return()
+endif()
+if(status EQUAL 0)
+  message(FATAL_ERROR "${CASE} compiled, where the compiler should have said: ${WORDS}")
+endif()
+# What lists are made of in CMake would cut the lines elsewhere.
+string(REGEX REPLACE "[][;]" "|" text "${message}")
+string(REPLACE "\n" ";" lines "${text}")
+list(FILTER lines EXCLUDE REGEX "^(In file included |  +)from .*[,:]$")
+list(SUBLIST lines 0 ${lines_read} lines)
+if(NOT "${lines}" MATCHES "${WORDS}")
+  message(FATAL_ERROR "${CASE} is refused, but its first ${lines_read} lines lack: ${WORDS}\n${message}")
+endif()
