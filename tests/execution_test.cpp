@@ -297,7 +297,7 @@ int running_threads() {
 }
 
 /// In a process of its own with room for a few stacks more: 0 if a pool of `threads` ends with std::system_error and leaves
-/// no thread behind. An emulator has threads of its own, and the system counts a joined thread a moment longer.
+/// no thread behind. The system counts a joined thread a moment longer. [slow]: an emulator may set no limit and take minutes.
 int status_of_pool_beyond_memory(index_t threads) {
   const pid_t child = fork();
   if (child == 0) {
@@ -324,7 +324,7 @@ int status_of_pool_beyond_memory(index_t threads) {
 }
 
 TEST_CASE("more threads than the system gives are a system_error, and those begun are joined",
-          "[execution]") {
+          "[execution][slow]") {
   CHECK(status_of_pool_beyond_memory(index_t{1} << 20) == 0);
   CHECK(status_of_pool_beyond_memory(std::numeric_limits<int>::max()) == 0);
   CHECK(status_of_pool_beyond_memory(std::numeric_limits<index_t>::max()) == 0);
