@@ -1,5 +1,6 @@
 // What must hold for any rows: accuracy next to a naive loop, agreement of all targets, invariances, in place
 // as out of place, and not one element written outside. Over sizes around every vector width and block.
+// [long_double]: minutes where long double is emulated.
 
 #include <algorithm>
 #include <array>
@@ -243,16 +244,16 @@ void check_all_probabilities() {
   SECTION("zero") { check_probabilities<T>(0, 0); }
 }
 
-TEST_CASE("probabilities are as good as a naive loop's: float", "[properties]") {
+TEST_CASE("probabilities are as good as a naive loop's: float", "[properties][long_double]") {
   check_all_probabilities<float>();
 }
-TEST_CASE("probabilities are as good as a naive loop's: double", "[properties]") {
+TEST_CASE("probabilities are as good as a naive loop's: double", "[properties][long_double]") {
   check_all_probabilities<double>();
 }
-TEST_CASE("probabilities are as good as a naive loop's: half", "[properties]") {
+TEST_CASE("probabilities are as good as a naive loop's: half", "[properties][long_double]") {
   check_all_probabilities<half>();
 }
-TEST_CASE("probabilities are as good as a naive loop's: bfloat16", "[properties]") {
+TEST_CASE("probabilities are as good as a naive loop's: bfloat16", "[properties][long_double]") {
   check_all_probabilities<bfloat16>();
 }
 
@@ -313,7 +314,7 @@ void check_gradients() {
   });
 }
 
-TEST_CASE("gradients are as good as a naive loop's", "[properties]") {
+TEST_CASE("gradients are as good as a naive loop's", "[properties][long_double]") {
   SECTION("float") { check_gradients<float>(); }
   SECTION("double") { check_gradients<double>(); }
   SECTION("half") { check_gradients<half>(); }
@@ -367,7 +368,7 @@ void check_logarithms() {
   });
 }
 
-TEST_CASE("log_softmax and logsumexp against the reference", "[properties]") {
+TEST_CASE("log_softmax and logsumexp against the reference", "[properties][long_double]") {
   SECTION("float") { check_logarithms<float>(); }
   SECTION("double") { check_logarithms<double>(); }
   SECTION("half") { check_logarithms<half>(); }
