@@ -154,7 +154,7 @@ struct Layer {
     x += added;
   }
 
-  // dx comes as the gradient of what forward left in x, and leaves as that of what it found there.
+  // dx comes as the gradient of what forward left in x, and kernels as that of what it found there.
   void backward(Matrix& dx, const Batch& batch, const ssmax::Rope<float>& rope, ssmax::ThreadPool& pool) {
     const Matrix zero = Matrix::Zero(dx.rows(), kWidth);
     Matrix dheads = zero, dq = zero, dk = zero, dv = zero, dnormal = zero;

@@ -30,13 +30,13 @@ struct Sweep {
 
 /// Every `stride`-th float from -0 down to `lowest`.
 Sweep sweep(float lowest, std::uint32_t stride) {
-  const auto& leaves = ssmax::detail::leaves<ssmax::detail::RowLeaves<float>>();
+  const auto& kernels = ssmax::detail::kernels<ssmax::detail::RowKernels<float>>();
   ssmax::detail::Meanwhile<float> nothing;
   const auto scale = ssmax::detail::split_scale<float>(1.0);
   std::vector<float> x, y(4096);
   Sweep result;
   const auto flush = [&] {
-    leaves.exp_store(x.data(), static_cast<index_t>(x.size()), scale, 0.0f, y.data(), nothing);
+    kernels.exp_store(x.data(), static_cast<index_t>(x.size()), scale, 0.0f, y.data(), nothing);
     for (std::size_t i = 0; i < x.size(); ++i) {
       const double error = ulps(y[i], std::exp(static_cast<double>(x[i])));
       if (!(error <= result.worst)) result = {error, x[i]};
@@ -72,13 +72,13 @@ TEST_CASE("exp is within 1 ulp at every float", "[exhaustive]") {
 TEST_CASE("exp falls to exactly 0 and keeps its sum", "[exp]") {
   for_each_target([](const std::string& target) {
     CAPTURE(target);
-    const auto& leaves = ssmax::detail::leaves<ssmax::detail::RowLeaves<float>>();
+    const auto& kernels = ssmax::detail::kernels<ssmax::detail::RowKernels<float>>();
     ssmax::detail::Meanwhile<float> nothing;
     const auto scale = ssmax::detail::split_scale<float>(1.0);
     const std::vector<float> x{0.0f, -87.4f, -88.0f, -1e3f, -1e30f, -INFINITY, -1.0f};
     std::vector<float> y(x.size());
     const float sum =
-        leaves.exp_store(x.data(), static_cast<index_t>(x.size()), scale, 0.0f, y.data(), nothing);
+        kernels.exp_store(x.data(), static_cast<index_t>(x.size()), scale, 0.0f, y.data(), nothing);
     CHECK(y[0] == 1.0f);
     CHECK(std::vector<float>(y.begin() + 1, y.end() - 1) == std::vector<float>(5, 0.0f));
     CHECK(sum == y.front() + y.back());
@@ -88,13 +88,13 @@ TEST_CASE("exp falls to exactly 0 and keeps its sum", "[exp]") {
 // Rounded twice, r = x·log2(e) - n costs 0.35 ulp and the two last steps 0.75; only float is swept to its last bit.
 TEST_CASE("exp in double is within 1.25 ulp", "[exp]") {
   for_each_target([](const std::string& target) {
-    const auto& leaves = ssmax::detail::leaves<ssmax::detail::RowLeaves<double>>();
+    const auto& kernels = ssmax::detail::kernels<ssmax::detail::RowKernels<double>>();
     ssmax::detail::Meanwhile<double> nothing;
     const auto scale = ssmax::detail::split_scale<double>(1.0);
     std::vector<double> x, y;
     for (int i = 0; i < 700'000; ++i) x.push_back(-0.001 * i - 1e-7 * (i % 977));
     y.resize(x.size());
-    leaves.exp_store(x.data(), static_cast<index_t>(x.size()), scale, 0.0, y.data(), nothing);
+    kernels.exp_store(x.data(), static_cast<index_t>(x.size()), scale, 0.0, y.data(), nothing);
     long double worst = 0;
     for (std::size_t i = 0; i < x.size(); ++i) {
       const long double exact = std::exp(static_cast<long double>(x[i]));

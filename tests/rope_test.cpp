@@ -242,7 +242,7 @@ TEST_CASE("no rows are rotated without complaint", "[rope]") {
 // ---- Far positions
 // -----------------------------------------------------------------------------------------------
 
-/// cos and sin of every pair at a position: what (1, 0) turns to. The leaves add only a product by one and a
+/// cos and sin of every pair at a position: what (1, 0) turns to. The kernels add only a product by one and a
 /// difference with zero, so this is what the tables hold.
 template <class T>
 struct Turns {

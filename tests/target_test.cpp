@@ -39,10 +39,10 @@ TEST_CASE("the active target is the one that was set", "[target]") {
 
 TEST_CASE("each target brings its own kernels", "[target]") {
   for_each_target([](const std::string& name) {
-    const int width = ssmax::detail::leaves<ssmax::detail::RowLeaves<float>>().width;
+    const int width = ssmax::detail::kernels<ssmax::detail::RowKernels<float>>().width;
     CAPTURE(name);
     CHECK(width == (name == "scalar" ? 1 : name == "neon" ? 4 : name == "avx2" ? 8 : 16));
-    CHECK(ssmax::detail::leaves<ssmax::detail::RowLeaves<double>>().width == std::max(1, width / 2));
+    CHECK(ssmax::detail::kernels<ssmax::detail::RowKernels<double>>().width == std::max(1, width / 2));
   });
 }
 

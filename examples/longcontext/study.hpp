@@ -1,6 +1,6 @@
 // The study: all configurations tried at the same rates, trained with the same seeds, and evaluated alike. What
 // is done lies in a folder, run by run, and is not done again: a study that was stopped goes on. (A rate that
-// diverged leaves nothing, and diverges again.)
+// diverged kernels nothing, and diverges again.)
 #pragma once
 
 #include <chrono>
@@ -167,7 +167,7 @@ class Study {
                  start(of, model, corpus_, training), training.steps, model, corpus_, pool_);
   }
 
-  // (a), which leaves a checkpoint where (f) branches off.
+  // (a), which kernels a checkpoint where (f) branches off.
   Checkpoint train_softmax(std::uint64_t seed) const {
     const Configuration& of = configuration("a");
     const Model model = this->model(of.form);

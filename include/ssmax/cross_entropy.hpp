@@ -61,13 +61,13 @@ inline constexpr index_t least_call_logits = 16'384;
 
 /// dz = factor · (softmax(z) - onehot(target)) of one row, unless dz is null; returns the row's loss. dz may be z.
 template <class T, class X>
-double cross_entropy_row(const RowLeaves<T>& leaves, const X* z, index_t n, index_t target, double factor,
+double cross_entropy_row(const RowKernels<T>& kernels, const X* z, index_t n, index_t target, double factor,
                          X* dz) {
   constexpr index_t most_blocks = 1024;
   T scratch[row_block], staged[row_block];
   T shifts[most_blocks];
   const auto target_logit = static_cast<T>(z[target]);
-  RowSource<T, X> source(leaves, z, n, 1.0);
+  RowSource<T, X> source(kernels, z, n, 1.0);
 
   T* stage = nullptr;  // where the exponentials of the whole row are kept, if anywhere
   if (dz != nullptr) {
@@ -77,7 +77,7 @@ double cross_entropy_row(const RowLeaves<T>& leaves, const X* z, index_t n, inde
       if (n <= row_block) stage = staged;
     }
   }
-  const RowSum<T> total = sum_row_rebasing(leaves, source, scratch, stage, shifts);
+  const RowSum<T> total = sum_row_rebasing(kernels, source, scratch, stage, shifts);
   const auto settled = [&](double loss, float gradient) {
     if (dz != nullptr) fill_row(dz, n, gradient);
     return loss;
@@ -100,13 +100,13 @@ double cross_entropy_row(const RowLeaves<T>& leaves, const X* z, index_t n, inde
       shift = static_cast<int>(static_cast<double>(shifts[begin / row_block]) - total.shift);
     } else {
       Meanwhile<T> nothing;
-      leaves.exp_store(source.block(begin, count, scratch), count, source.scale(),
-                       static_cast<T>(total.shift), to, nothing);
+      kernels.exp_store(source.block(begin, count, scratch), count, source.scale(),
+                        static_cast<T>(total.shift), to, nothing);
     }
     // The target's is worked out apart, in double: p - 1 from a rounded p would leave a remainder where p is 1.
     const bool holds_target = target >= begin && target < begin + count;
     const double weight = holds_target ? static_cast<double>(exponentials[target - begin]) : 0.0;
-    leaves.multiply(exponentials, count, static_cast<T>(std::ldexp(factor / total.sum, shift)), to);
+    kernels.multiply(exponentials, count, static_cast<T>(std::ldexp(factor / total.sum, shift)), to);
     if (holds_target)
       to[target - begin] = static_cast<T>(factor * (std::ldexp(weight, shift) / total.sum - 1));
     narrow_to<T>(dz + begin, count, to);
@@ -161,7 +161,7 @@ CrossEntropy cross_entropy(const std::type_identity_t<View<const T, 2>>& logits,
   const index_t rows_of_call =
       std::max(up(rows, detail::most_loss_calls), up(detail::least_call_logits, classes));
   const index_t calls = up(rows, rows_of_call);
-  const auto& leaves = detail::leaves<detail::RowLeaves<C>>();
+  const auto& kernels = detail::kernels<detail::RowKernels<C>>();
   double losses[detail::most_loss_calls];
   executor.run(calls, [&](index_t call) {
     double sum = 0;
@@ -169,7 +169,7 @@ CrossEntropy cross_entropy(const std::type_identity_t<View<const T, 2>>& logits,
       const index_t target = targets[static_cast<std::size_t>(row)];
       T* to = wants_gradient ? &dlogits(row, 0) : nullptr;
       if (target != options.ignored) {
-        sum += detail::cross_entropy_row<C>(leaves, &logits(row, 0), classes, target, factor, to);
+        sum += detail::cross_entropy_row<C>(kernels, &logits(row, 0), classes, target, factor, to);
       } else if (wants_gradient) {
         detail::fill_row(to, classes, 0.0f);
       }

@@ -37,14 +37,14 @@ class OnlineSoftmax {
   /// accumulated under earlier weights must be multiplied first. NaN, c·z = +inf, or a c that is not finite
   /// poisons the state for good; c·z·log2 e is +inf or -inf where a double cannot hold it.
   double update(const T* in, index_t n, T* out) {
-    const auto& leaves = detail::leaves<detail::RowLeaves<T>>();
+    const auto& kernels = detail::kernels<detail::RowKernels<T>>();
     constexpr T inf = std::numeric_limits<T>::infinity();
     const T* z = in;
     if (c_ < 0) {
-      leaves.affine(in, n, T{0}, T{-1}, T{0}, out);
+      kernels.affine(in, n, T{0}, T{-1}, T{0}, out);
       z = out;
     }
-    const detail::Extremum<T> top = leaves.max(z, n);
+    const detail::Extremum<T> top = kernels.max(z, n);
     const double largest = std::abs(c_) * static_cast<double>(top.value) * std::numbers::log2e;
     poisoned_ = poisoned_ || top.has_nan || !std::isfinite(c_) || top.value == inf ||
                 (top.value != -inf && !(largest < std::numeric_limits<double>::infinity()));
@@ -61,14 +61,14 @@ class OnlineSoftmax {
     const T unit = std::abs(multiplier_.direction);
     const bool direct = exact && std::abs(raised) < detail::largest_shift<double>;
     if (!direct || unit != 1) {
-      leaves.affine(z, n, direct ? T{0} : top.value, unit, T{0}, out);
+      kernels.affine(z, n, direct ? T{0} : top.value, unit, T{0}, out);
       z = out;
     }
     detail::Meanwhile<T> nothing;
-    T sum = leaves.exp_store(z, n, multiplier_.scale, direct ? static_cast<T>(raised) : T{0}, out, nothing);
+    T sum = kernels.exp_store(z, n, multiplier_.scale, direct ? static_cast<T>(raised) : T{0}, out, nothing);
     if (!direct && largest != raised) {
       const auto lowered = static_cast<T>(std::exp2(largest - raised));
-      leaves.multiply(out, n, lowered, out);
+      kernels.multiply(out, n, lowered, out);
       sum *= lowered;
     }
     sum_ = sum_ * factor + static_cast<double>(sum);
@@ -269,9 +269,9 @@ void finish(const AttentionState<T>& state, std::type_identity_t<View<T, 4>> out
             sinks.empty()
                 ? detail::Normalizer(shift, sum)
                 : detail::Normalizer(shift, sum, static_cast<double>(sinks[static_cast<std::size_t>(h)]));
-        detail::leaves<detail::RowLeaves<T>>().multiply(detail::row_of(state.o, b, h, i), out.extent(3),
-                                                        static_cast<T>(normalizer.factor),
-                                                        detail::row_of(out, b, h, i));
+        detail::kernels<detail::RowKernels<T>>().multiply(detail::row_of(state.o, b, h, i), out.extent(3),
+                                                          static_cast<T>(normalizer.factor),
+                                                          detail::row_of(out, b, h, i));
         if (wants_lse) lse(b, h, i) = static_cast<T>(normalizer.lse);
       }
     }

@@ -27,7 +27,7 @@
 #include <vector>
 
 #include "detail/check_views.hpp"
-#include "target.hpp"
+#include "detail/kernels/rope.hpp"
 #include "view.hpp"
 
 namespace ssmax {
@@ -178,9 +178,9 @@ class Rope {
   void rotate(const T* in, index_t in_stride, T* out, index_t out_stride, index_t rows, index_t channels,
               index_t position, bool inverse) const {
     const auto at = static_cast<std::size_t>((position - options_.first_position) * pitch_);
-    const auto& leaves = detail::leaves<detail::RotaryLeaves<T>>();
+    const auto& kernels = detail::kernels<detail::RopeKernels<T>>();
     const auto leaf =
-        options_.pairing == Pairing::interleaved ? leaves.rotate_interleaved : leaves.rotate_half_split;
+        options_.pairing == Pairing::interleaved ? kernels.rotate_interleaved : kernels.rotate_half_split;
     leaf(in, in_stride, out, out_stride, rows, options_.width / 2, cosine_.data() + at, sine_.data() + at,
          pitch_, inverse);
     if (in == out) return;

@@ -28,10 +28,10 @@
 #include "detail/check_matrix.hpp"
 #include "detail/check_views.hpp"
 #include "detail/error.hpp"
+#include "detail/kernels/scores.hpp"
 #include "fast_path.hpp"
 #include "key.hpp"
 #include "query.hpp"
-#include "target.hpp"
 #include "view.hpp"
 
 namespace ssmax {
@@ -80,11 +80,11 @@ struct Softcap {
   }
   template <std::floating_point T>
   SSMAX_INLINE void apply(T* z, index_t n) const {
-    detail::leaves<detail::ScoreLeaves<T>>().softcap(z, n, static_cast<T>(cap), z);
+    detail::kernels<detail::ScoreKernels<T>>().softcap(z, n, static_cast<T>(cap), z);
   }
   template <std::floating_point T>
   SSMAX_INLINE void differentiate(const T* capped, index_t n, T* derivative) const {
-    detail::leaves<detail::ScoreLeaves<T>>().softcap_slope(capped, n, static_cast<T>(cap), derivative);
+    detail::kernels<detail::ScoreKernels<T>>().softcap_slope(capped, n, static_cast<T>(cap), derivative);
   }
   SSMAX_INLINE void check(const QueryShape&) const {
     using Float = std::numeric_limits<float>;

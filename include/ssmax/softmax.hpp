@@ -38,6 +38,7 @@
 #include <utility>
 #include <vector>
 
+#include "detail/kernels/short_rows.hpp"
 #include "detail/row_backward.hpp"
 #include "detail/row_forward.hpp"
 #include "detail/row_runs.hpp"
@@ -73,27 +74,27 @@ QueryShape check_rows(const char* function, const View<X, 4>& logits, const char
 
 /// A run of rows that see the same n keys under the same c.
 template <class T, class X, class Y>
-void softmax_run(const RowLeaves<T>& leaves, const X* in, index_t in_stride, Y* out, index_t out_stride,
-                 index_t rows, index_t n, double c) {
+void softmax_run(const RowKernels<T>& kernels, const ShortRowKernels<T>& short_rows, const X* in,
+                 index_t in_stride, Y* out, index_t out_stride, index_t rows, index_t n, double c) {
   const Multiplier<T> multiplier(c);
   if constexpr (std::same_as<X, T> && std::same_as<Y, T>) {
-    const bool is_block = n > (rows == 1 ? 1 : leaves.longest_short_row) && n <= row_block;
+    const bool is_block = n > (rows == 1 ? 1 : short_rows.longest) && n <= row_block;
     if (is_block && multiplier.is_plain()) {
       // One lane waits for its exponentials, wherever the rows lie.
-      const bool near = leaves.width == 1 || 2 * rows * n * static_cast<index_t>(sizeof(T)) <= far_bytes;
-      return softmax_block_rows<T>(leaves, in, in_stride, out, out_stride, rows, n, c, near && rows > 1);
+      const bool near = kernels.width == 1 || 2 * rows * n * static_cast<index_t>(sizeof(T)) <= far_bytes;
+      return softmax_block_rows<T>(kernels, in, in_stride, out, out_stride, rows, n, c, near && rows > 1);
     }
   }
   while (rows > 0) {
     index_t done = 0;
     if constexpr (std::same_as<X, T> && std::same_as<Y, T>) {
       const Scale<T> scale = multiplier.scale;
-      if (rows > 1 && n <= leaves.longest_short_row && multiplier.is_plain()) {
-        const bool packs = n < leaves.width && (n & (n - 1)) == 0 && in_stride == n && out_stride == n;
+      if (rows > 1 && n <= short_rows.longest && multiplier.is_plain()) {
+        const bool packs = n < kernels.width && (n & (n - 1)) == 0 && in_stride == n && out_stride == n;
         if (packs) {
-          done = leaves.packed_rows(in, out, rows, n, scale);
+          done = short_rows.packed(in, out, rows, n, scale);
         } else if (n > 1) {
-          done = leaves.short_rows(in, in_stride, out, out_stride, rows, n, scale);
+          done = short_rows.group(in, in_stride, out, out_stride, rows, n, scale);
         }
       }
     }
@@ -101,9 +102,9 @@ void softmax_run(const RowLeaves<T>& leaves, const X* in, index_t in_stride, Y* 
     out += done * out_stride;
     rows -= done;
     // What the short kernels leave, row by row; then they get another try on what follows.
-    for (index_t r = std::min<index_t>(rows, leaves.width); r > 0;
+    for (index_t r = std::min<index_t>(rows, kernels.width); r > 0;
          --r, --rows, in += in_stride, out += out_stride) {
-      softmax_row<T>(leaves, in, n, c, out);
+      softmax_row<T>(kernels, in, n, c, out);
     }
   }
 }
@@ -120,7 +121,8 @@ void softmax_rows(const View<X, 4>& logits, const View<Y, 4>& out, const S& scal
   using T = Compute<X>;
   const QueryShape shape = check_rows("softmax", logits, "out", out, scaling, mask);
   if (out.empty()) return;
-  const RowLeaves<T>& leaves = detail::leaves<RowLeaves<T>>();
+  const RowKernels<T>& kernels = detail::kernels<RowKernels<T>>();
+  const ShortRowKernels<T>& short_rows = detail::kernels<ShortRowKernels<T>>();
   for_each_run(shape, mask, [&](const RowRun& run) {
     Y* to = &out(run.batch, run.head, run.query, 0);
     if (run.keys.size() < shape.keys) {
@@ -128,7 +130,7 @@ void softmax_rows(const View<X, 4>& logits, const View<Y, 4>& out, const S& scal
     }
     if (run.keys.size() == 0) return;
     const X* from = &logits(run.batch, run.head, run.query, 0) + run.keys.begin;
-    softmax_run<T>(leaves, from, logits.stride(2), to + run.keys.begin, out.stride(2), run.rows,
+    softmax_run<T>(kernels, short_rows, from, logits.stride(2), to + run.keys.begin, out.stride(2), run.rows,
                    run.keys.size(), static_cast<double>(scaling(run.row)));
   });
 }
@@ -138,7 +140,7 @@ void log_softmax_rows(const View<X, 4>& logits, const View<Y, 4>& out, const S& 
   using T = Compute<X>;
   const QueryShape shape = check_rows("log_softmax", logits, "out", out, scaling, mask);
   if (out.empty()) return;
-  const RowLeaves<T>& leaves = detail::leaves<RowLeaves<T>>();
+  const RowKernels<T>& kernels = detail::kernels<RowKernels<T>>();
   for_each_run(shape, mask, [&](const RowRun& run) {
     const double c = run.keys.size() == 0 ? 0.0 : static_cast<double>(scaling(run.row));
     for (index_t r = 0; r < run.rows; ++r) {
@@ -146,7 +148,7 @@ void log_softmax_rows(const View<X, 4>& logits, const View<Y, 4>& out, const S& 
       fill_hidden(to, shape.keys, run.keys, -std::numeric_limits<float>::infinity());
       if (run.keys.size() == 0) continue;
       const X* from = &logits(run.batch, run.head, run.query + r, 0);
-      log_softmax_row<T>(leaves, from + run.keys.begin, run.keys.size(), c, to + run.keys.begin);
+      log_softmax_row<T>(kernels, from + run.keys.begin, run.keys.size(), c, to + run.keys.begin);
     }
   });
 }
@@ -168,14 +170,14 @@ void logsumexp_rows(const View<X, 4>& logits, const View<Y, 3>& out, const S& sc
   check_mask(mask, shape);
   check_scaling(scaling, shape.heads, shape.keys);
   if (out.empty()) return;
-  const RowLeaves<T>& leaves = detail::leaves<RowLeaves<T>>();
+  const RowKernels<T>& kernels = detail::kernels<RowKernels<T>>();
   for_each_run(shape, mask, [&](const RowRun& run) {
     const double c = run.keys.size() == 0 ? 0.0 : static_cast<double>(scaling(run.row));
     for (index_t r = 0; r < run.rows; ++r) {
       double value = -std::numeric_limits<double>::infinity();
       if (run.keys.size() > 0) {
         const X* from = &logits(run.batch, run.head, run.query + r, 0);
-        value = logsumexp_row<T>(leaves, from + run.keys.begin, run.keys.size(), c);
+        value = logsumexp_row<T>(kernels, from + run.keys.begin, run.keys.size(), c);
       }
       out(run.batch, run.head, run.query + r) = static_cast<Y>(static_cast<T>(value));
     }
@@ -264,7 +266,6 @@ void backward_rows(const char* function, const RowsBackward<T, Rank>& rows, cons
   check_mask(mask, shape);
   check_scaling(scaling, shape.heads, shape.keys);
   if (dlogits.empty()) return;
-  const auto& leaves = detail::leaves<GradientLeaves<Compute<T>>>();
   for_each_run(shape, mask, [&](const RowRun& run) {
     const index_t n = run.keys.size(), begin = run.keys.begin;
     const GradientFactor<Compute<T>> factor(n == 0 ? 0.0 : static_cast<double>(scaling(run.row)));
@@ -273,7 +274,7 @@ void backward_rows(const char* function, const RowsBackward<T, Rank>& rows, cons
       T* to = &dlogits(run.batch, run.head, query, 0);
       if (n > 0) {
         const T* z = learns ? &logits(run.batch, run.head, query, 0) + begin : nullptr;
-        dc += row_gradient(leaves, &out(run.batch, run.head, query, 0) + begin,
+        dc += row_gradient(&out(run.batch, run.head, query, 0) + begin,
                            &dout(run.batch, run.head, query, 0) + begin, z, n, factor, to + begin);
       }
       fill_hidden(to, shape.keys, run.keys, 0.0f);
@@ -306,7 +307,8 @@ template <class T, int Rank, class S = Softmax, class M = Full>
 requires Scaling<S> && Mask<M>
 void softmax_backward(const RowsBackward<T, Rank>& rows, const S& scaling = {}, const M& mask = {}) {
   detail::check_storage<T, T>();
-  detail::backward_rows("softmax_backward", rows, scaling, mask, detail::SoftmaxGradient{});
+  detail::backward_rows("softmax_backward", rows, scaling, mask,
+                        detail::SoftmaxGradient<detail::Compute<T>>{});
 }
 
 /// The same for rows.out = log_softmax(c·logits): dlogits = c·(dout - exp(out)·Σ dout). dout of a masked key
@@ -315,7 +317,8 @@ template <class T, int Rank, class S = Softmax, class M = Full>
 requires Scaling<S> && Mask<M>
 void log_softmax_backward(const RowsBackward<T, Rank>& rows, const S& scaling = {}, const M& mask = {}) {
   detail::check_storage<T, T>();
-  detail::backward_rows("log_softmax_backward", rows, scaling, mask, detail::LogSoftmaxGradient{});
+  detail::backward_rows("log_softmax_backward", rows, scaling, mask,
+                        detail::LogSoftmaxGradient<detail::Compute<T>>{});
 }
 
 /// One row in anything contiguous: std::vector, std::array, std::span.

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "config.hpp"
+#include "detail/dispatch/instruction_sets.hpp"
+#include "detail/dispatch/processor.hpp"
 #include "detail/error.hpp"
-#include "detail/processor.hpp"
-#include "detail/targets.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_DATA_NAMESPACE {
@@ -114,29 +114,5 @@ inline void set_active_target(Target target) {
   detail::active_target_cell().store(target, std::memory_order_relaxed);
 }
 
-namespace detail {
-
-/// The active target's table, as in leaves<RowLeaves<float>>().
-template <class Table>
-const Table& leaves() {
-  switch (active_target()) {
-#if defined(SSMAX_HAVE_NEON)
-    case Target::neon:
-      return neon::LeafTable<Table>::value;
-#endif
-#if defined(SSMAX_HAVE_AVX2)
-    case Target::avx2:
-      return avx2::LeafTable<Table>::value;
-#endif
-#if defined(SSMAX_HAVE_AVX512)
-    case Target::avx512:
-      return avx512::LeafTable<Table>::value;
-#endif
-    default:
-      return scalar::LeafTable<Table>::value;
-  }
-}
-
-}  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
 }  // namespace ssmax

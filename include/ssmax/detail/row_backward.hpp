@@ -5,13 +5,15 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/dot.hpp"
+#include "kernels/row_gradients.hpp"
 #include "row_forward.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
-/// A row's multiplier c as the leaves take it, which compute dz = factor·u and ⟨u, sign·z⟩.
+/// A row's multiplier c as the kernels take it, which compute dz = factor·u and ⟨u, sign·z⟩.
 template <class T>
 class GradientFactor {
  public:
@@ -22,13 +24,13 @@ class GradientFactor {
   T factor() const { return factor_; }
 
   /// The logits of a block, times -1 where c is negative: +inf is then a logit with weight 0, and must become the -inf
-  /// that the leaves know as such. Null if there are none.
+  /// that the kernels know as such. Null if there are none.
   template <class X>
   const T* logits(const X* z, index_t count, T* scratch) const {
     if (z == nullptr) return nullptr;
     const T* wide = widened<T>(z, count, scratch);
     if (c_ < 0) {
-      leaves<RowLeaves<T>>().affine(wide, count, T{0}, T{-1}, T{0}, scratch);
+      kernels<RowKernels<T>>().affine(wide, count, T{0}, T{-1}, T{0}, scratch);
       return scratch;
     }
     return wide;
@@ -51,25 +53,29 @@ class GradientFactor {
 };
 
 /// dz = c·y ⊙ (dy - ⟨dy, y⟩). Returns ⟨y ⊙ (dy - ⟨dy, y⟩), sign·z⟩, or 0 where z is null. dz may be dy or y.
+template <class T>
 struct SoftmaxGradient {
-  template <class T, class X>
-  SSMAX_INLINE double operator()(const GradientLeaves<T>& leaves, const X* y, const X* dy, const X* z,
-                                 index_t n, const GradientFactor<T>& factor, X* dz) const {
+  const RowGradientKernels<T>& kernels = detail::kernels<RowGradientKernels<T>>();
+  const DotKernels<T>& dots = detail::kernels<DotKernels<T>>();
+
+  template <class X>
+  SSMAX_INLINE double operator()(const X* y, const X* dy, const X* z, index_t n,
+                                 const GradientFactor<T>& factor, X* dz) const {
     T y_scratch[row_block], dy_scratch[row_block], z_scratch[row_block], dz_scratch[row_block];
     double mean = 0;
     for (index_t begin = 0; begin < n; begin += row_block) {
       const index_t count = std::min(row_block, n - begin);
-      mean += static_cast<double>(leaves.dot(widened<T>(y + begin, count, y_scratch),
-                                             widened<T>(dy + begin, count, dy_scratch), count));
+      mean += static_cast<double>(dots.dot(widened<T>(y + begin, count, y_scratch),
+                                           widened<T>(dy + begin, count, dy_scratch), count));
     }
     double dc = 0;
     for (index_t begin = 0; begin < n; begin += row_block) {
       const index_t count = std::min(row_block, n - begin);
       T* to = staging<T>(dz + begin, dz_scratch);
       const T* logits = factor.logits(z == nullptr ? nullptr : z + begin, count, z_scratch);
-      dc += static_cast<double>(leaves.backward(widened<T>(y + begin, count, y_scratch),
-                                                widened<T>(dy + begin, count, dy_scratch), logits, count,
-                                                static_cast<T>(mean), factor.factor(), to));
+      dc += static_cast<double>(kernels.backward(widened<T>(y + begin, count, y_scratch),
+                                                 widened<T>(dy + begin, count, dy_scratch), logits, count,
+                                                 static_cast<T>(mean), factor.factor(), to));
       factor.finish(to, count);
       narrow_to<T>(dz + begin, count, to);
     }
@@ -79,19 +85,22 @@ struct SoftmaxGradient {
 
 /// dz = c·(dy - p·Σdy) with p = exp(log_p). Returns ⟨dy - p·Σdy, sign·z⟩, or 0 where z is null. dz may be dy
 /// or log_p.
+template <class T>
 struct LogSoftmaxGradient {
-  template <class T, class X>
-  SSMAX_INLINE double operator()(const GradientLeaves<T>& leaves, const X* log_p, const X* dy, const X* z,
-                                 index_t n, const GradientFactor<T>& factor, X* dz) const {
-    const auto& rows = detail::leaves<RowLeaves<T>>();
+  const RowGradientKernels<T>& kernels = detail::kernels<RowGradientKernels<T>>();
+  const RowKernels<T>& rows = detail::kernels<RowKernels<T>>();
+
+  template <class X>
+  SSMAX_INLINE double operator()(const X* log_p, const X* dy, const X* z, index_t n,
+                                 const GradientFactor<T>& factor, X* dz) const {
     Meanwhile<T> nothing;
     T log_scratch[row_block], p_scratch[row_block], dy_scratch[row_block], z_scratch[row_block],
         dz_scratch[row_block];
     double total = 0;
     for (index_t begin = 0; begin < n; begin += row_block) {
       const index_t count = std::min(row_block, n - begin);
-      total += static_cast<double>(leaves.sum_unmasked(widened<T>(dy + begin, count, dy_scratch),
-                                                       widened<T>(log_p + begin, count, log_scratch), count));
+      total += static_cast<double>(kernels.sum_unmasked(
+          widened<T>(dy + begin, count, dy_scratch), widened<T>(log_p + begin, count, log_scratch), count));
     }
     double dc = 0;
     for (index_t begin = 0; begin < n; begin += row_block) {
@@ -100,9 +109,9 @@ struct LogSoftmaxGradient {
       rows.exp_store(log, count, split_scale<T>(1.0), T{0}, p_scratch, nothing);
       T* to = staging<T>(dz + begin, dz_scratch);
       const T* logits = factor.logits(z == nullptr ? nullptr : z + begin, count, z_scratch);
-      dc +=
-          static_cast<double>(leaves.log_backward(log, p_scratch, widened<T>(dy + begin, count, dy_scratch),
-                                                  logits, count, static_cast<T>(total), factor.factor(), to));
+      dc += static_cast<double>(kernels.log_backward(log, p_scratch,
+                                                     widened<T>(dy + begin, count, dy_scratch), logits, count,
+                                                     static_cast<T>(total), factor.factor(), to));
       factor.finish(to, count);
       narrow_to<T>(dz + begin, count, to);
     }

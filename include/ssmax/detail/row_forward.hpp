@@ -20,6 +20,7 @@
 #include <limits>
 #include <numbers>
 
+#include "kernels/rows.hpp"
 #include "storage.hpp"
 
 namespace ssmax {
@@ -120,7 +121,7 @@ struct RowSum {
   }
 };
 
-/// A row of logits as the blocks that the leaves read: direction·z, see Multiplier.
+/// A row of logits as the blocks that the kernels read: direction·z, see Multiplier.
 ///
 /// Once rebased they are direction·(z - origin), where no logit's c·z is larger than that of the origin. The
 /// difference is exact for all logits whose weights count: rebasing is for |c·z·log2(e)| >= 2^20, and there they
@@ -128,8 +129,8 @@ struct RowSum {
 template <class T, class X>
 class RowSource {
  public:
-  RowSource(const RowLeaves<T>& leaves, const X* in, index_t n, double c)
-      : leaves_(leaves), in_(in), n_(n), c_(c), multiplier_(c) {}
+  RowSource(const RowKernels<T>& kernels, const X* in, index_t n, double c)
+      : kernels_(kernels), in_(in), n_(n), c_(c), multiplier_(c) {}
 
   index_t size() const { return n_; }
   Scale<T> scale() const { return multiplier_.scale; }
@@ -149,7 +150,7 @@ class RowSource {
     T top = -inf;
     for (index_t begin = 0; begin < n_; begin += row_block) {
       const index_t count = std::min(row_block, n_ - begin);
-      const Extremum<T> found = leaves_.max(turned(begin, count, sign, scratch), count);
+      const Extremum<T> found = kernels_.max(turned(begin, count, sign, scratch), count);
       if (found.has_nan || found.value == inf) return RowKind::poisoned;
       top = std::max(top, found.value);
     }
@@ -169,11 +170,11 @@ class RowSource {
   const T* turned(index_t begin, index_t count, T factor, T* scratch) const {
     const T* z = widened<T>(in_ + begin, count, scratch);
     if (factor == 1 && !rebased_) return z;
-    leaves_.affine(z, count, origin_, factor, T{0}, scratch);
+    kernels_.affine(z, count, origin_, factor, T{0}, scratch);
     return scratch;
   }
 
-  const RowLeaves<T>& leaves_;
+  const RowKernels<T>& kernels_;
   const X* in_;
   index_t n_;
   double c_;
@@ -185,13 +186,13 @@ class RowSource {
 /// The first pass. With a stage, the exponentials of the block at `begin` stay in stage + begin, under the shift
 /// shifts[begin / row_block]; without, only their sum does.
 template <class T, class X>
-RowSum<T> sum_row(const RowLeaves<T>& leaves, const RowSource<T, X>& source, T* scratch, T* stage,
+RowSum<T> sum_row(const RowKernels<T>& kernels, const RowSource<T, X>& source, T* scratch, T* stage,
                   T* shifts) {
   RowSum<T> total;
   bool left_out = false;  // a block whose logits lie far down; times direction they may even be -inf
   const index_t n = source.size();
   const T* z = source.block(0, std::min(row_block, n), scratch);
-  Extremum<T> top = leaves.max(z, std::min(row_block, n));
+  Extremum<T> top = kernels.max(z, std::min(row_block, n));
   for (index_t begin = 0; begin < n; begin += row_block) {
     const index_t count = std::min(row_block, n - begin), next_count = std::min(row_block, n - begin - count);
     if (top.has_nan) return {.kind = RowKind::poisoned};
@@ -207,14 +208,14 @@ RowSum<T> sum_row(const RowLeaves<T>& leaves, const RowSource<T, X>& source, T* 
     // one stream at a time is faster, as with softmax_block_rows.
     const bool ready = source.in_place() && next_count == count && n <= longest_near_row;
     Meanwhile<T> meanwhile{.next = ready ? z + count : nullptr};
-    const T sum = leaves.exp_store(z, count, source.scale(), shift,
-                                   stage == nullptr ? scratch : stage + begin, meanwhile);
+    const T sum = kernels.exp_store(z, count, source.scale(), shift,
+                                    stage == nullptr ? scratch : stage + begin, meanwhile);
     if (stage != nullptr)
       shifts[begin / row_block] = counts ? shift : -2 * largest_shift<T>;  // a factor of 0
     if (counts) total.add(top.value, static_cast<double>(shift), static_cast<double>(sum));
     if (next_count > 0) {
       z = source.block(begin + count, next_count, scratch);
-      top = ready ? meanwhile.next_top : leaves.max(z, next_count);
+      top = ready ? meanwhile.next_top : kernels.max(z, next_count);
     }
   }
   // Rightly so where the others are 2^11 or more above it, further than exponentials reach.
@@ -225,14 +226,14 @@ RowSum<T> sum_row(const RowLeaves<T>& leaves, const RowSource<T, X>& source, T* 
 }
 
 template <class T, class X>
-RowSum<T> sum_row_rebasing(const RowLeaves<T>& leaves, RowSource<T, X>& source, T* scratch, T* stage,
+RowSum<T> sum_row_rebasing(const RowKernels<T>& kernels, RowSource<T, X>& source, T* scratch, T* stage,
                            T* shifts) {
   if (!std::isfinite(source.c())) return {.kind = RowKind::poisoned};
-  const RowSum<T> total = sum_row(leaves, source, scratch, stage, shifts);
+  const RowSum<T> total = sum_row(kernels, source, scratch, stage, shifts);
   if (total.kind != RowKind::out_of_range) return total;
   const RowKind kind = source.rebase(scratch);
   if (kind != RowKind::regular) return {.kind = kind};
-  return sum_row(leaves, source, scratch, stage, shifts);
+  return sum_row(kernels, source, scratch, stage, shifts);
 }
 
 /// Writes what a row without a regular sum holds.
@@ -243,11 +244,11 @@ void fill_row(Y* out, index_t n, float value) {
 
 /// out = softmax(c·in) of one row.
 template <class T, class X, class Y>
-void softmax_row(const RowLeaves<T>& leaves, const X* in, index_t n, double c, Y* out) {
+void softmax_row(const RowKernels<T>& kernels, const X* in, index_t n, double c, Y* out) {
   constexpr index_t most_blocks = 1024;
   T scratch[row_block], staged[row_block];
   T shifts[most_blocks];
-  RowSource<T, X> source(leaves, in, n, c);
+  RowSource<T, X> source(kernels, in, n, c);
   const bool in_place = static_cast<const void*>(in) == static_cast<const void*>(out);
 
   T* stage = nullptr;  // where the exponentials of the whole row are kept, if anywhere
@@ -256,7 +257,7 @@ void softmax_row(const RowLeaves<T>& leaves, const X* in, index_t n, double c, Y
   } else {
     if (n <= row_block) stage = staged;
   }
-  const RowSum<T> total = sum_row_rebasing(leaves, source, scratch, stage, shifts);
+  const RowSum<T> total = sum_row_rebasing(kernels, source, scratch, stage, shifts);
   if (total.kind == RowKind::masked) return fill_row(out, n, 0.0f);
   if (total.kind != RowKind::regular) return fill_row(out, n, std::numeric_limits<float>::quiet_NaN());
   if (n == 1) return fill_row(out, n, 1.0f);  // e · (1 / e) may miss 1 by an ulp
@@ -267,12 +268,12 @@ void softmax_row(const RowLeaves<T>& leaves, const X* in, index_t n, double c, Y
     T* to = staging<T>(out + begin, staged);
     if (stage != nullptr) {
       const auto shift = static_cast<double>(shifts[begin / row_block]) - total.shift;
-      leaves.multiply(stage + begin, count, static_cast<T>(std::ldexp(factor, static_cast<int>(shift))), to);
+      kernels.multiply(stage + begin, count, static_cast<T>(std::ldexp(factor, static_cast<int>(shift))), to);
     } else {
       Meanwhile<T> nothing;
-      leaves.exp_store(source.block(begin, count, scratch), count, source.scale(),
-                       static_cast<T>(total.shift), to, nothing);
-      leaves.multiply(to, count, static_cast<T>(factor), to);
+      kernels.exp_store(source.block(begin, count, scratch), count, source.scale(),
+                        static_cast<T>(total.shift), to, nothing);
+      kernels.multiply(to, count, static_cast<T>(factor), to);
     }
     narrow_to<T>(out + begin, count, to);
   }
@@ -285,10 +286,10 @@ void softmax_row(const RowLeaves<T>& leaves, const X* in, index_t n, double c, Y
 /// cache. From memory it is the other way round, 0.53 against 0.34: one row at a time is what the hardware's prefetch
 /// follows.
 template <class T>
-void softmax_block_rows(const RowLeaves<T>& leaves, const T* in, index_t in_stride, T* out,
+void softmax_block_rows(const RowKernels<T>& kernels, const T* in, index_t in_stride, T* out,
                         index_t out_stride, index_t rows, index_t n, double c, bool overlaps) {
   const Scale<T> scale = Multiplier<T>(c).scale;
-  Meanwhile<T> meanwhile{.next_top = leaves.max(in, n)};
+  Meanwhile<T> meanwhile{.next_top = kernels.max(in, n)};
   for (index_t r = 0; r < rows; ++r, in += in_stride, out += out_stride) {
     const bool is_last = r + 1 == rows;
     const Extremum<T> top = meanwhile.next_top;
@@ -296,20 +297,20 @@ void softmax_block_rows(const RowLeaves<T>& leaves, const T* in, index_t in_stri
     const bool regular = !top.has_nan && std::abs(product) < largest_shift<T>;
     if (regular) {
       meanwhile.next = overlaps && !is_last ? in + in_stride : nullptr;
-      const T sum = leaves.exp_store(in, n, scale, round_shift(product), out, meanwhile);
+      const T sum = kernels.exp_store(in, n, scale, round_shift(product), out, meanwhile);
       if (overlaps) {
         meanwhile.waiting = out;
         meanwhile.factor = T{1} / sum;
         continue;
       }
-      leaves.multiply(out, n, T{1} / sum, out);
+      kernels.multiply(out, n, T{1} / sum, out);
     } else {
-      softmax_row<T>(leaves, in, n, c, out);
+      softmax_row<T>(kernels, in, n, c, out);
     }
-    if (!is_last) meanwhile.next_top = leaves.max(in + in_stride, n);
+    if (!is_last) meanwhile.next_top = kernels.max(in + in_stride, n);
   }
   if (meanwhile.waiting != nullptr)
-    leaves.multiply(meanwhile.waiting, n, meanwhile.factor, meanwhile.waiting);
+    kernels.multiply(meanwhile.waiting, n, meanwhile.factor, meanwhile.waiting);
 }
 
 /// ln Σ exp(c·z) - c·logit, at least 0: `logit` is one of the row's, which need not be rounded for their
@@ -336,9 +337,9 @@ struct RowLogSum {
 };
 
 template <class T, class X>
-RowLogSum<T> log_sum_row(const RowLeaves<T>& leaves, const X* in, index_t n, double c, T* scratch) {
-  RowSource<T, X> source(leaves, in, n, c);
-  const RowSum<T> total = sum_row_rebasing<T, X>(leaves, source, scratch, nullptr, nullptr);
+RowLogSum<T> log_sum_row(const RowKernels<T>& kernels, const X* in, index_t n, double c, T* scratch) {
+  RowSource<T, X> source(kernels, in, n, c);
+  const RowSum<T> total = sum_row_rebasing<T, X>(kernels, source, scratch, nullptr, nullptr);
   if (total.kind != RowKind::regular) return {total.kind, T{0}, 0.0};
   const T origin = source.logit(total.origin);
   return {total.kind, origin, n == 1 ? 0.0 : log_sum_above(source, total, origin)};
@@ -346,11 +347,11 @@ RowLogSum<T> log_sum_row(const RowLeaves<T>& leaves, const X* in, index_t n, dou
 
 /// out = c·(in - origin) - log_sum of a block, for a c of any size.
 template <class T>
-void log_block(const RowLeaves<T>& leaves, const T* in, index_t count, double c, const RowLogSum<T>& total,
+void log_block(const RowKernels<T>& kernels, const T* in, index_t count, double c, const RowLogSum<T>& total,
                T* out) {
   const auto near_c = static_cast<T>(c);
   if (Multiplier<T>::unit_of(c) == 1) {
-    leaves.affine(in, count, total.origin, near_c, static_cast<T>(-total.log_sum), out);
+    kernels.affine(in, count, total.origin, near_c, static_cast<T>(-total.log_sum), out);
     return;
   }
   // Neither T nor the difference of two of its numbers need hold what c multiplies.
@@ -364,24 +365,24 @@ void log_block(const RowLeaves<T>& leaves, const T* in, index_t count, double c,
 
 /// out = c·in - logsumexp(c·in) of one row.
 template <class T, class X, class Y>
-void log_softmax_row(const RowLeaves<T>& leaves, const X* in, index_t n, double c, Y* out) {
+void log_softmax_row(const RowKernels<T>& kernels, const X* in, index_t n, double c, Y* out) {
   T scratch[row_block], staged[row_block];
-  const RowLogSum<T> total = log_sum_row<T, X>(leaves, in, n, c, scratch);
+  const RowLogSum<T> total = log_sum_row<T, X>(kernels, in, n, c, scratch);
   if (total.kind == RowKind::masked) return fill_row(out, n, -std::numeric_limits<float>::infinity());
   if (total.kind != RowKind::regular) return fill_row(out, n, std::numeric_limits<float>::quiet_NaN());
   for (index_t begin = 0; begin < n; begin += row_block) {
     const index_t count = std::min(row_block, n - begin);
     T* to = staging<T>(out + begin, staged);
-    log_block(leaves, widened<T>(in + begin, count, scratch), count, c, total, to);
+    log_block(kernels, widened<T>(in + begin, count, scratch), count, c, total, to);
     narrow_to<T>(out + begin, count, to);
   }
 }
 
 /// ln Σ exp(c·in): -inf for a masked row, NaN for a poisoned one.
 template <class T, class X>
-double logsumexp_row(const RowLeaves<T>& leaves, const X* in, index_t n, double c) {
+double logsumexp_row(const RowKernels<T>& kernels, const X* in, index_t n, double c) {
   T scratch[row_block];
-  const RowLogSum<T> total = log_sum_row<T, X>(leaves, in, n, c, scratch);
+  const RowLogSum<T> total = log_sum_row<T, X>(kernels, in, n, c, scratch);
   if (total.kind == RowKind::masked) return -std::numeric_limits<double>::infinity();
   if (total.kind != RowKind::regular) return std::numeric_limits<double>::quiet_NaN();
   return std::fma(c, static_cast<double>(total.origin), total.log_sum);

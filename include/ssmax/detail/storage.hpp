@@ -5,7 +5,7 @@
 #include <type_traits>
 
 #include "../half.hpp"
-#include "../target.hpp"
+#include "kernels/convert.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
@@ -25,10 +25,10 @@ const T* widened(const X* in, index_t n, T* scratch) {
   if constexpr (std::same_as<X, T>) {
     return in;
   } else if constexpr (std::same_as<X, half>) {
-    leaves<ConversionLeaves<float>>().widen_half(in, n, scratch);
+    kernels<ConversionKernels<float>>().widen_half(in, n, scratch);
     return scratch;
   } else {
-    leaves<ConversionLeaves<float>>().widen_bfloat16(in, n, scratch);
+    kernels<ConversionKernels<float>>().widen_bfloat16(in, n, scratch);
     return scratch;
   }
 }
@@ -47,9 +47,9 @@ T* staging(X* out, T* scratch) {
 template <class T, class X>
 void narrow_to(X* out, index_t n, const T* staged) {
   if constexpr (std::same_as<X, half>) {
-    leaves<ConversionLeaves<float>>().narrow_half(staged, n, out);
+    kernels<ConversionKernels<float>>().narrow_half(staged, n, out);
   } else if constexpr (std::same_as<X, bfloat16>) {
-    leaves<ConversionLeaves<float>>().narrow_bfloat16(staged, n, out);
+    kernels<ConversionKernels<float>>().narrow_bfloat16(staged, n, out);
   }
 }
 

@@ -45,7 +45,7 @@ struct BackwardMemory : LaneMemory<A> {
         slope(carver.take<A>(has_score ? gradient_block * group : 0)),
         shift(carver.take<A>(groups * group)),
         delta(carver.take<A>(groups * group)),
-        apart_gradients(carver.take<A>(this->leaves.width * key_block)),
+        apart_gradients(carver.take<A>(this->kernels.width * key_block)),
         base(carver.take<double>(groups * group)),
         regular(carver.take<bool>(groups * group)),
         finite(carver.take<bool>(groups)),

@@ -11,6 +11,7 @@
 #include <cmath>
 #include <limits>
 
+#include "../kernels/prefill_backward.hpp"
 #include "backward_memory.hpp"
 #include "gradient_policies.hpp"
 #include "rectangles.hpp"
@@ -38,8 +39,8 @@ class BackwardPiece {
   BackwardPiece(const GradientPolicies<A>& policies, const BackwardMemory<A>& memory, index_t d, index_t dv,
                 index_t length)
       : policies_(policies),
-        leaves_(memory.leaves),
-        gradient_leaves_(detail::leaves<TileGradientLeaves<A>>()),
+        kernels_(memory.kernels),
+        gradient_kernels_(detail::kernels<PrefillBackwardKernels<A>>()),
         memory_(memory),
         d_(d),
         dv_(dv),
@@ -61,18 +62,18 @@ class BackwardPiece {
   /// A group of queries against the keys of the piece from `at` on, as many as a tile holds.
   void attend_block(const PieceKeys<A>& piece, index_t g, index_t queries, index_t at, A* dq) const {
     const Column* columns = memory_.columns + g * tile_vectors;
-    const index_t group = memory_.group, width = leaves_.width;
+    const index_t group = memory_.group, width = kernels_.width;
     const KeyRange block{piece.range.begin + at,
                          std::min(piece.range.begin + at + gradient_block, piece.range.end)};
-    const NeededKeys needed(columns, queries - g * group, width, block, leaves_.rows);
+    const NeededKeys needed(columns, queries - g * group, width, block, kernels_.rows);
     const auto for_each_part = [&](const auto& f) { needed.for_each_rectangle(gradient_block, f); };
     for_each_part([&](index_t vectors, index_t vector, KeyRange keys) {
       const index_t lane = vector * width, row = at + keys.begin;
-      leaves_.logits[vectors - 1](piece.k + row * piece.k_stride, piece.k_stride, d_, keys.size(),
-                                  memory_.q + g * d_ * group + lane, memory_.s + keys.begin * group + lane);
-      leaves_.logits[vectors - 1](piece.v + row * piece.v_stride, piece.v_stride, dv_, keys.size(),
-                                  memory_.dout + g * dv_ * group + lane,
-                                  memory_.u + keys.begin * group + lane);
+      kernels_.logits[vectors - 1](piece.k + row * piece.k_stride, piece.k_stride, d_, keys.size(),
+                                   memory_.q + g * d_ * group + lane, memory_.s + keys.begin * group + lane);
+      kernels_.logits[vectors - 1](piece.v + row * piece.v_stride, piece.v_stride, dv_, keys.size(),
+                                   memory_.dout + g * dv_ * group + lane,
+                                   memory_.u + keys.begin * group + lane);
     });
     for (index_t vector = 0; vector < needed.vectors; ++vector) {
       const KeyRange& part = needed.of[vector];
@@ -89,9 +90,9 @@ class BackwardPiece {
       for_each_finite_run(
           keys, piece.are_finite + at, piece.finite,
           [&](KeyRange run) {
-            leaves_.accumulate[vectors - 1](piece.k + (at + run.begin) * piece.k_stride, piece.k_stride,
-                                            leaves_.rows, panels(), memory_.u + run.begin * group + lane,
-                                            run.size(), dq + lane);
+            kernels_.accumulate[vectors - 1](piece.k + (at + run.begin) * piece.k_stride, piece.k_stride,
+                                             kernels_.rows, panels(), memory_.u + run.begin * group + lane,
+                                             run.size(), dq + lane);
           },
           [&](index_t key) { add_key(piece, key, lane, vectors, at, dq); });
     });
@@ -116,12 +117,12 @@ class BackwardPiece {
   void add_lanes(const PieceKeys<A>& piece, index_t g, KeyRange lanes, KeyRange keys, index_t at) const {
     const index_t group = memory_.group, tile = keys.begin * group + lanes.begin, row = at + keys.begin,
                   query = g * group + lanes.begin;
-    gradient_leaves_.add_product(memory_.s + tile, lanes.size(), keys.size(),
-                                 memory_.dout_rows + query * memory_.dv_pitch, memory_.dv_pitch,
-                                 piece.dv + row * memory_.dv_pitch);
-    gradient_leaves_.add_product(memory_.u + tile, lanes.size(), keys.size(),
-                                 memory_.q_rows + query * memory_.d_pitch, memory_.d_pitch,
-                                 piece.dk + row * memory_.d_pitch);
+    gradient_kernels_.add_product(memory_.s + tile, lanes.size(), keys.size(),
+                                  memory_.dout_rows + query * memory_.dv_pitch, memory_.dv_pitch,
+                                  piece.dv + row * memory_.dv_pitch);
+    gradient_kernels_.add_product(memory_.u + tile, lanes.size(), keys.size(),
+                                  memory_.q_rows + query * memory_.d_pitch, memory_.d_pitch,
+                                  piece.dk + row * memory_.d_pitch);
   }
 
   void add_lane(const PieceKeys<A>& piece, index_t g, index_t lane, KeyRange keys, index_t at) const {
@@ -129,7 +130,7 @@ class BackwardPiece {
     const auto add = [&](const A* tile, const A* row, index_t channels, A* sums, index_t pitch) {
       const A* factors = tile + keys.begin * group + lane;
       A* first = sums + (at + keys.begin) * pitch;
-      gradient_leaves_.add_product(factors, 1, keys.size(), finite_part(row, channels), pitch, first);
+      gradient_kernels_.add_product(factors, 1, keys.size(), finite_part(row, channels), pitch, first);
       for (index_t c = 0; c < channels; ++c) {
         if (std::isfinite(row[c])) continue;
         for (index_t key = 0; key < keys.size(); ++key) {
@@ -147,10 +148,10 @@ class BackwardPiece {
     const index_t group = memory_.group;
     const A* k = piece.k + (at + key) * piece.k_stride;
     const A* factors = memory_.u + key * group + lane;
-    leaves_.accumulate[vectors - 1](finite_part(k, d_), 0, leaves_.rows, panels(), factors, 1, dq + lane);
+    kernels_.accumulate[vectors - 1](finite_part(k, d_), 0, kernels_.rows, panels(), factors, 1, dq + lane);
     for (index_t c = 0; c < d_; ++c) {
       if (std::isfinite(k[c])) continue;
-      for (index_t i = 0; i < vectors * leaves_.width; ++i) {
+      for (index_t i = 0; i < vectors * kernels_.width; ++i) {
         if (factors[i] != 0) dq[c * group + lane + i] += factors[i] * k[c];
       }
     }
@@ -165,7 +166,7 @@ class BackwardPiece {
   }
 
   /// Passes over the channels of K.
-  index_t panels() const { return (d_ + leaves_.rows - 1) / leaves_.rows; }
+  index_t panels() const { return (d_ + kernels_.rows - 1) / kernels_.rows; }
 
   /// One vector of queries, lanes from `lane` on, whose tiles begin at `tile`: s becomes weights, u gradients.
   void form_gradients(index_t lane, KeyRange keys, index_t tile, const Column& column) const {
@@ -178,10 +179,10 @@ class BackwardPiece {
       policies_.apply(logits, memory_);
     }
     if (column.hides(keys)) hide_keys(memory_, s, keys, rows);
-    const bool regular =
-        std::all_of(memory_.regular + lane, memory_.regular + lane + leaves_.width, [](bool r) { return r; });
+    const bool regular = std::all_of(memory_.regular + lane, memory_.regular + lane + kernels_.width,
+                                     [](bool r) { return r; });
     if (regular) {
-      gradient_leaves_.gradients(s, u, keys.size(), memory_.shift + lane, memory_.delta + lane);
+      gradient_kernels_.gradients(s, u, keys.size(), memory_.shift + lane, memory_.delta + lane);
     } else {
       irregular_gradients(lane, keys.size(), s, u);
     }
@@ -194,7 +195,7 @@ class BackwardPiece {
   /// The same for lanes whose lse is NaN or infinite, or too large for an integer: these are done in plain double, the
   /// others as ever.
   void irregular_gradients(index_t lane, index_t keys, A* s, A* u) const {
-    const index_t group = memory_.group, width = leaves_.width;
+    const index_t group = memory_.group, width = kernels_.width;
     A *weights = memory_.apart, *gradients = memory_.apart_gradients;
     for (index_t i = 0; i < width; ++i) {
       if (memory_.regular[lane + i]) continue;
@@ -207,7 +208,7 @@ class BackwardPiece {
         x = -infinity;
       }
     }
-    gradient_leaves_.gradients(s, u, keys, memory_.shift + lane, memory_.delta + lane);
+    gradient_kernels_.gradients(s, u, keys, memory_.shift + lane, memory_.delta + lane);
     for (index_t i = 0; i < width; ++i) {
       if (memory_.regular[lane + i]) continue;
       for (index_t key = 0; key < keys; ++key) {
@@ -218,8 +219,8 @@ class BackwardPiece {
   }
 
   const GradientPolicies<A>& policies_;
-  const TileLeaves<A>& leaves_;
-  const TileGradientLeaves<A>& gradient_leaves_;
+  const PrefillKernels<A>& kernels_;
+  const PrefillBackwardKernels<A>& gradient_kernels_;
   const BackwardMemory<A>& memory_;
   index_t d_, dv_;
   index_t length_;  // keys there are

@@ -28,9 +28,9 @@ struct BackwardProblem {
 
 /// Whether K and V must be brought into other rows than those they lie in: kernels take whole passes of T's own arithmetic.
 template <class T>
-bool packs_keys(const BackwardProblem<T>& problem, const TileLeaves<Compute<T>>& leaves) {
+bool packs_keys(const BackwardProblem<T>& problem, const PrefillKernels<Compute<T>>& kernels) {
   if (!std::same_as<T, Compute<T>> || problem.forward.rope != nullptr) return true;
-  return problem.keys() % leaves.rows != 0 || problem.forward.width() % leaves.rows != 0;
+  return problem.keys() % kernels.rows != 0 || problem.forward.width() % kernels.rows != 0;
 }
 
 /// One kv head while its gradients are summed up: first over some pieces, in the kernels' own layouts, then over all of
@@ -50,9 +50,9 @@ struct HeadSums {
         dk(carver.take<A>(problem.key_blocks() * piece_keys * memory.d_pitch)),
         dvalues(carver.take<A>(problem.key_blocks() * piece_keys * memory.dv_pitch)),
         k(carver.take<A>(
-            packs_keys(problem, memory.leaves) ? problem.key_blocks() * piece_keys * memory.d_pitch : 0)),
+            packs_keys(problem, memory.kernels) ? problem.key_blocks() * piece_keys * memory.d_pitch : 0)),
         v(carver.take<A>(
-            packs_keys(problem, memory.leaves) ? problem.key_blocks() * piece_keys * memory.dv_pitch : 0)),
+            packs_keys(problem, memory.kernels) ? problem.key_blocks() * piece_keys * memory.dv_pitch : 0)),
         all_dq(carver.take<A>(apart ? problem.forward.rows() * problem.forward.width() : 0)),
         all_dk(carver.take<A>(apart ? problem.keys() * problem.forward.width() : 0)),
         all_dvalues(carver.take<A>(apart ? problem.keys() * problem.forward.value_width() : 0)) {}

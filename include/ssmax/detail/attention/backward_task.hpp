@@ -12,6 +12,8 @@
 #include <cmath>
 #include <numbers>
 
+#include "../kernels/dot.hpp"
+#include "../kernels/rows.hpp"
 #include "backward_piece.hpp"
 #include "backward_problem.hpp"
 
@@ -30,8 +32,8 @@ class BackwardTask {
       : problem_(problem),
         forward_(problem.forward),
         policies_(policies),
-        leaves_(memory.leaves),
-        gradient_leaves_(detail::leaves<TileGradientLeaves<A>>()),
+        kernels_(memory.kernels),
+        gradient_kernels_(detail::kernels<PrefillBackwardKernels<A>>()),
         memory_(memory),
         piece_(policies, memory, problem.forward.width(), problem.forward.value_width(), problem.keys()),
         sums_(sums) {}
@@ -60,7 +62,7 @@ class BackwardTask {
       if (facts.lse == -infinity) facts.keys = {};
       if (seen_by.keys.size() > 0) {
         A *wide = memory_.staged, *other = memory_.staged + memory_.pitch;
-        facts.delta = detail::leaves<GradientLeaves<A>>().dot(
+        facts.delta = detail::kernels<DotKernels<A>>().dot(
             widened(row_of(problem_.dout, batch, head, index), dv, wide),
             widened(row_of(problem_.out, batch, head, index), dv, other), dv);
       }
@@ -88,13 +90,13 @@ class BackwardTask {
   void prepare_keys(index_t block) {
     const index_t first = block * piece_keys, count = keys_of(block), d = forward_.width();
     if (forward_.rows() > 0) {
-      if (packs_keys(problem_, leaves_)) pack_keys(block);
+      if (packs_keys(problem_, kernels_)) pack_keys(block);
       bool& finite = head_sums_.blocks_are_finite[block] = true;
       load_keys(block);
-      finite = leaves_.all_finite(keys_.k, keys_.k_stride, count, d);
+      finite = kernels_.all_finite(keys_.k, keys_.k_stride, count, d);
       for (index_t i = 0; !finite && i < piece_keys; ++i) {
         head_sums_.keys_are_finite[first + i] =
-            i >= count || leaves_.all_finite(keys_.k + i * keys_.k_stride, 0, 1, d);
+            i >= count || kernels_.all_finite(keys_.k + i * keys_.k_stride, 0, 1, d);
       }
     }
     for_each_key(block, [&](index_t key) {
@@ -140,11 +142,11 @@ class BackwardTask {
       if (sums_ != nullptr && !policies_.has_score && has_keys) {
         const A* q = load_query(forward_, policies_, *cursor, memory_.staged);
         sums_of(*cursor)[0] =
-            forward_.scale * static_cast<double>(detail::leaves<GradientLeaves<A>>().dot(q, sums, d));
+            forward_.scale * static_cast<double>(detail::kernels<DotKernels<A>>().dot(q, sums, d));
       }
       if (has_keys) {
         const double factor = policies_.has_score ? forward_.scale : forward_.scale * facts.multiplier;
-        detail::leaves<RowLeaves<A>>().multiply(sums, d, static_cast<A>(factor), sums);
+        detail::kernels<RowKernels<A>>().multiply(sums, d, static_cast<A>(factor), sums);
         if (forward_.rope != nullptr) {
           forward_.rope->rotate(sums, d, sums, d, 1, d, rope_position(forward_, policies_, *cursor), true);
         }
@@ -176,7 +178,7 @@ class BackwardTask {
   index_t queries_of(index_t block) const {
     return std::min(piece_queries, forward_.rows() - block * piece_queries);
   }
-  index_t in_passes(index_t keys) const { return (keys + leaves_.rows - 1) / leaves_.rows * leaves_.rows; }
+  index_t in_passes(index_t keys) const { return (keys + kernels_.rows - 1) / kernels_.rows * kernels_.rows; }
   index_t keys_of(index_t block) const { return std::min(piece_keys, problem_.keys() - block * piece_keys); }
   double* sums_of(const Query& query) const {
     const QueryShape& shape = query.shape;
@@ -215,7 +217,7 @@ class BackwardTask {
              .finite = head_sums_.blocks_are_finite[block],
              .are_finite = head_sums_.keys_are_finite + first};
     if constexpr (std::same_as<T, A>) {
-      if (packs_keys(problem_, leaves_)) return;
+      if (packs_keys(problem_, kernels_)) return;
       const View<const T, 4>&k = forward_.keys.k, &v = forward_.keys.v;
       keys_.k = row_of(k, batch_, kv_head_, first);
       keys_.k_stride = k.stride(2);
@@ -257,16 +259,16 @@ class BackwardTask {
       }
       load_query_into_rows(i, first);
     }
-    for (index_t i = 0; i < groups_ * group; i += leaves_.width) {
-      Column& column = memory_.columns[i / leaves_.width] = {};
-      for (index_t lane = 0; lane < leaves_.width; ++lane) column.add(memory_.rows[i + lane].keys);
+    for (index_t i = 0; i < groups_ * group; i += kernels_.width) {
+      Column& column = memory_.columns[i / kernels_.width] = {};
+      for (index_t lane = 0; lane < kernels_.width; ++lane) column.add(memory_.rows[i + lane].keys);
       load_lanes(i);
     }
     const auto are_finite = [&](index_t row, index_t rows) {
-      return leaves_.all_finite(memory_.q_rows + row * memory_.d_pitch, memory_.d_pitch, rows,
-                                forward_.width()) &&
-             leaves_.all_finite(memory_.dout_rows + row * memory_.dv_pitch, memory_.dv_pitch, rows,
-                                forward_.value_width());
+      return kernels_.all_finite(memory_.q_rows + row * memory_.d_pitch, memory_.d_pitch, rows,
+                                 forward_.width()) &&
+             kernels_.all_finite(memory_.dout_rows + row * memory_.dv_pitch, memory_.dv_pitch, rows,
+                                 forward_.value_width());
     };
     for (index_t g = 0; g < groups_; ++g) {
       memory_.finite[g] = are_finite(g * group, group);
@@ -303,7 +305,7 @@ class BackwardTask {
     }
     memory_.delta[i] = static_cast<A>(factor * static_cast<double>(facts.delta));
     const T* in = row_of(problem_.dout, row.query.batch, row.query.head, row.query.index);
-    detail::leaves<RowLeaves<A>>().multiply(widened(in, dv, dout), dv, static_cast<A>(factor), dout);
+    detail::kernels<RowKernels<A>>().multiply(widened(in, dv, dout), dv, static_cast<A>(factor), dout);
   }
 
   /// A vector of lanes. Then the rows of q become what dk takes of them.
@@ -311,20 +313,21 @@ class BackwardTask {
     const index_t group = memory_.group, d = forward_.width(), dv = forward_.value_width();
     const index_t g = i / group, lane_of_group = i % group;
     A* factor = memory_.lanes;
-    for (index_t lane = 0; lane < leaves_.width; ++lane) {
+    for (index_t lane = 0; lane < kernels_.width; ++lane) {
       memory_.in[lane] = memory_.q_rows + (i + lane) * memory_.d_pitch;
       const double c = policies_.has_score ? 1 : memory_.rows[i + lane].multiplier * std::numbers::log2e;
       factor[lane] = static_cast<A>(forward_.scale * c);
     }
-    leaves_.transpose(memory_.in, leaves_.width, d, factor, memory_.q + g * d * group + lane_of_group, group);
-    for (index_t lane = 0; lane < leaves_.width; ++lane) {
+    kernels_.transpose(memory_.in, kernels_.width, d, factor, memory_.q + g * d * group + lane_of_group,
+                       group);
+    for (index_t lane = 0; lane < kernels_.width; ++lane) {
       A* q = memory_.q_rows + (i + lane) * memory_.d_pitch;
       const double c = policies_.has_score ? 1 : memory_.rows[i + lane].multiplier;
-      detail::leaves<RowLeaves<A>>().multiply(q, d, static_cast<A>(forward_.scale * c), q);
+      detail::kernels<RowKernels<A>>().multiply(q, d, static_cast<A>(forward_.scale * c), q);
       memory_.in[lane] = memory_.dout_rows + (i + lane) * memory_.dv_pitch;
     }
-    leaves_.transpose(memory_.in, leaves_.width, dv, nullptr, memory_.dout + g * dv * group + lane_of_group,
-                      group);
+    kernels_.transpose(memory_.in, kernels_.width, dv, nullptr, memory_.dout + g * dv * group + lane_of_group,
+                       group);
   }
 
   /// What a score has summed up for each query of the piece.
@@ -342,17 +345,17 @@ class BackwardTask {
                   group = memory_.group;
     A* block_sums = queries_sums(block);
     QueryCursor<T, T> cursor(forward_, batch_, kv_head_, first);
-    for (index_t i = 0; i < count; i += leaves_.width) {
+    for (index_t i = 0; i < count; i += kernels_.width) {
       const A* dq = block_sums + i / group * memory_.d_pitch * group + i % group;
-      const index_t lanes = std::min(leaves_.width, count - i);
-      for (index_t c = 0; c < d; c += leaves_.width) {
-        const index_t channels = std::min(leaves_.width, d - c);
+      const index_t lanes = std::min(kernels_.width, count - i);
+      for (index_t c = 0; c < d; c += kernels_.width) {
+        const index_t channels = std::min(kernels_.width, d - c);
         for (index_t r = 0; r < channels; ++r) memory_.in[r] = dq + (c + r) * group;
-        leaves_.transpose(memory_.in, channels, lanes, nullptr, memory_.staged + c, memory_.pitch);
+        kernels_.transpose(memory_.in, channels, lanes, nullptr, memory_.staged + c, memory_.pitch);
       }
       for (index_t lane = 0; lane < lanes; ++lane, cursor.next()) {
-        gradient_leaves_.add_rows(memory_.staged + lane * memory_.pitch, 0, 1, d,
-                                  head_sums_.query_sums(problem_, *cursor, first + i + lane), 0);
+        gradient_kernels_.add_rows(memory_.staged + lane * memory_.pitch, 0, 1, d,
+                                   head_sums_.query_sums(problem_, *cursor, first + i + lane), 0);
       }
     }
     std::fill_n(block_sums, sums_in_use(block), A{0});
@@ -361,7 +364,7 @@ class BackwardTask {
   void add_keys(index_t block) const {
     const index_t first = block * piece_keys, count = keys_of(block);
     const auto add = [&](A* sums, index_t pitch, index_t columns, A* all, index_t stride) {
-      gradient_leaves_.add_rows(sums + first * pitch, pitch, count, columns, all, stride);
+      gradient_kernels_.add_rows(sums + first * pitch, pitch, count, columns, all, stride);
       std::fill_n(sums + first * pitch, count * pitch, A{0});
     };
     add(head_sums_.dk, memory_.d_pitch, forward_.width(),
@@ -373,8 +376,8 @@ class BackwardTask {
   const BackwardProblem<T>& problem_;
   const Problem<T, T>& forward_;
   const GradientPolicies<A>& policies_;
-  const TileLeaves<A>& leaves_;
-  const TileGradientLeaves<A>& gradient_leaves_;
+  const PrefillKernels<A>& kernels_;
+  const PrefillBackwardKernels<A>& gradient_kernels_;
   const Memory& memory_;
   const BackwardPiece<A> piece_;
   double* sums_;  // of every query of the call, or null

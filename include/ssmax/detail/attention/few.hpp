@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "../../online_softmax.hpp"
+#include "../kernels/decode.hpp"
 #include "policies.hpp"
 #include "problem.hpp"
 #include "result.hpp"
@@ -113,7 +114,7 @@ class FewTask {
       const double factor = std::abs(lost) < 64 ? std::exp2(lost) : 1;
       state.sum[r] = static_cast<A>(softmax_[r].sum() * factor);
       A* o = state.o + r * memory_.dv;
-      if (factor != 1) leaves<RowLeaves<A>>().multiply(o, memory_.dv, static_cast<A>(factor), o);
+      if (factor != 1) kernels<RowKernels<A>>().multiply(o, memory_.dv, static_cast<A>(factor), o);
     }
   }
 
@@ -162,14 +163,15 @@ class FewTask {
     const index_t d = problem_.width();
     if (problem_.rope != nullptr && problem_.rotate_keys) {
       load_keys(problem_, policies_, batch_, kv_head_, chunk, memory_.wide);
-      leaves<FewLeaves<A, A>>().logits(memory_.q, memory_.pitch, count_, memory_.wide, d, chunk.size(), d,
-                                       memory_.s, key_chunk);
+      kernels<DecodeKernels<A, A>>().logits(memory_.q, memory_.pitch, count_, memory_.wide, d, chunk.size(),
+                                            d, memory_.s, key_chunk);
       return;
     }
     const View<const X, 4>& k = problem_.keys.k;
     for_each_stretch(problem_.keys, chunk, [&](index_t key, index_t row, index_t count) {
-      leaves<FewLeaves<A, X>>().logits(memory_.q, memory_.pitch, count_, row_of(k, batch_, kv_head_, row),
-                                       k.stride(2), count, d, memory_.s + (key - chunk.begin), key_chunk);
+      kernels<DecodeKernels<A, X>>().logits(memory_.q, memory_.pitch, count_,
+                                            row_of(k, batch_, kv_head_, row), k.stride(2), count, d,
+                                            memory_.s + (key - chunk.begin), key_chunk);
     });
   }
 
@@ -183,8 +185,9 @@ class FewTask {
     }
     const View<const X, 4>& v = problem_.keys.v;
     for_each_stretch(problem_.keys, keys, [&](index_t key, index_t row, index_t count) {
-      leaves<FewLeaves<A, X>>().accumulate(memory_.s + r * key_chunk + (key - chunk_begin), key_chunk, rows,
-                                           count, row_of(v, batch_, kv_head_, row), v.stride(2), dv, to, dv);
+      kernels<DecodeKernels<A, X>>().accumulate(memory_.s + r * key_chunk + (key - chunk_begin), key_chunk,
+                                                rows, count, row_of(v, batch_, kv_head_, row), v.stride(2),
+                                                dv, to, dv);
     });
     if (policies_.has_predicate) {
       // A weight of 0 times a NaN that the query must not see is NaN as well.
@@ -208,7 +211,7 @@ class FewTask {
     }
     const A* s = memory_.s + r * key_chunk + (keys.begin - chunk_begin);
     std::fill_n(out, rows * dv, A{0});
-    leaves<FewLeaves<A, A>>().accumulate(s, key_chunk, rows, keys.size(), memory_.wide, dv, dv, out, dv);
+    kernels<DecodeKernels<A, A>>().accumulate(s, key_chunk, rows, keys.size(), memory_.wide, dv, dv, out, dv);
     for (index_t key = keys.begin; key < keys.end; ++key) {
       for (index_t c = 0; c < dv; ++c) {
         const A x = value(key, c);

@@ -50,11 +50,11 @@ template <class A>
 void hide_keys(const LaneMemory<A>& memory, A* s, KeyRange keys, const QueryRow* rows) {
   A* first = memory.lanes + 2 * memory.group;
   A* last = memory.lanes + 3 * memory.group;
-  for (index_t lane = 0; lane < memory.leaves.width; ++lane) {
+  for (index_t lane = 0; lane < memory.kernels.width; ++lane) {
     first[lane] = static_cast<A>(std::clamp<index_t>(rows[lane].keys.begin - keys.begin, 0, keys.size()));
     last[lane] = static_cast<A>(std::clamp<index_t>(rows[lane].keys.end - keys.begin, 0, keys.size()));
   }
-  memory.leaves.hide(s, keys.size(), first, last);
+  memory.kernels.hide(s, keys.size(), first, last);
 }
 
 }  // namespace detail

@@ -7,6 +7,7 @@
 #include "../../online_softmax.hpp"
 #include "../../query.hpp"
 #include "../check_views.hpp"
+#include "../kernels/rows.hpp"
 #include "../storage.hpp"
 
 namespace ssmax {
@@ -36,7 +37,7 @@ struct Result {
     if (dv > 0) {
       T* to = &out(query.batch, query.head, query.index, 0);
       A* wide = staging<A>(to, o);
-      leaves<RowLeaves<A>>().multiply(o, dv, static_cast<A>(normalizer.factor), wide);
+      kernels<RowKernels<A>>().multiply(o, dv, static_cast<A>(normalizer.factor), wide);
       narrow_to(to, dv, wide);
     }
     if (lse.data_handle() != nullptr)

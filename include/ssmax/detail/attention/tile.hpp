@@ -33,10 +33,10 @@ class TileTask {
   /// their states no longer fit a second-level cache of 1 MB, and 48 are no better. Fetching ahead (the next block, the
   /// task's queries, the rows of its results; at once or strewn among the products) changed nothing.
   static index_t most_queries() { return 24 * least_queries(); }
-  static index_t least_queries() { return leaves<TileLeaves<A>>().width * tile_vectors; }
+  static index_t least_queries() { return kernels<PrefillKernels<A>>().width * tile_vectors; }
 
   TileTask(const Problem<T, X>& problem, const Policies<A>& policies, const Memory& memory)
-      : problem_(problem), policies_(policies), leaves_(memory.leaves), memory_(memory) {}
+      : problem_(problem), policies_(policies), kernels_(memory.kernels), memory_(memory) {}
 
   /// The queries of the task, rows [first, first + count) of a kv head, and the keys that they see.
   KeyRange prepare(index_t batch, index_t kv_head, index_t first, index_t count) {
@@ -47,10 +47,10 @@ class TileTask {
     const index_t d = problem_.width();
     const KeyRange held = problem_.keys.held(batch);
     QueryCursor<T, X> cursor(problem_, batch, kv_head, first);
-    for (index_t i = 0; i < groups_ * memory_.group; i += leaves_.width) {
-      Column& column = memory_.columns[i / leaves_.width];
+    for (index_t i = 0; i < groups_ * memory_.group; i += kernels_.width) {
+      Column& column = memory_.columns[i / kernels_.width];
       column = {};
-      for (index_t lane = 0; lane < leaves_.width; ++lane) {
+      for (index_t lane = 0; lane < kernels_.width; ++lane) {
         // Lanes without a query see what the last query sees, so that they need no hiding.
         QueryRow& row = memory_.rows[i + lane];
         const bool exists = i + lane < count;
@@ -68,8 +68,9 @@ class TileTask {
         memory_.lanes[lane] = static_cast<A>(problem_.scale * c);
         if (exists) cursor.next();
       }
-      leaves_.transpose(memory_.in, leaves_.width, d, memory_.lanes,
-                        memory_.q + i / memory_.group * memory_.group * d + i % memory_.group, memory_.group);
+      kernels_.transpose(memory_.in, kernels_.width, d, memory_.lanes,
+                         memory_.q + i / memory_.group * memory_.group * d + i % memory_.group,
+                         memory_.group);
     }
     columns_ = {};
     for (index_t i = 0; i < groups_ * tile_vectors; ++i) columns_.add(memory_.columns[i]);
@@ -104,19 +105,19 @@ class TileTask {
         total.shift[i] = shift;
         total.sum[i] = total.sum[i] * factor[i] + chunk.sum[i] * chunk_factor[i];
       }
-      leaves_.merge(total.o, chunk.o, memory_.channels, factor, chunk_factor);
+      kernels_.merge(total.o, chunk.o, memory_.channels, factor, chunk_factor);
     }
   }
 
   void store(A* states, const Result<T>& result) const {
     const index_t dv = problem_.value_width();
-    for (index_t i = 0; i < count_; i += leaves_.width) {
+    for (index_t i = 0; i < count_; i += kernels_.width) {
       const GroupState<A> state = memory_.state(states, i / memory_.group);
-      const index_t first_lane = i % memory_.group, lanes = std::min(leaves_.width, count_ - i);
-      for (index_t c = 0; c < dv; c += leaves_.width) {
-        const index_t channels = std::min(leaves_.width, dv - c);
+      const index_t first_lane = i % memory_.group, lanes = std::min(kernels_.width, count_ - i);
+      for (index_t c = 0; c < dv; c += kernels_.width) {
+        const index_t channels = std::min(kernels_.width, dv - c);
         for (index_t r = 0; r < channels; ++r) memory_.in[r] = state.o + (c + r) * memory_.group + first_lane;
-        leaves_.transpose(memory_.in, channels, lanes, nullptr, memory_.staged + c, memory_.pitch);
+        kernels_.transpose(memory_.in, channels, lanes, nullptr, memory_.staged + c, memory_.pitch);
       }
       for (index_t lane = 0; lane < lanes; ++lane) {
         result.store(memory_.rows[i + lane].query, state.shift[first_lane + lane],
@@ -133,12 +134,12 @@ class TileTask {
       const index_t row = source.row(block.begin), dv = problem_.value_width();
       if (problem_.rope != nullptr && problem_.rotate_keys) return false;
       if (block.size() < key_block || row < 0 || row + key_block > source.k.extent(2)) return false;
-      if (dv % leaves_.rows != 0) return false;
+      if (dv % kernels_.rows != 0) return false;
       const X* k = row_of(source.k, batch_, kv_head_, row);
       const X* v = row_of(source.v, batch_, kv_head_, row);
       const bool hides = policies_.has_predicate || columns_.hides(block);
-      if (hides && !leaves_.all_finite(v, source.v.stride(2), key_block, dv)) return false;
-      block_ = {k, source.k.stride(2), v, source.v.stride(2), leaves_.rows, true};
+      if (hides && !kernels_.all_finite(v, source.v.stride(2), key_block, dv)) return false;
+      block_ = {k, source.k.stride(2), v, source.v.stride(2), kernels_.rows, true};
       return true;
     } else {
       return false;
@@ -152,43 +153,43 @@ class TileTask {
     std::fill_n(memory_.k, at * d, A{0});
     load_keys(problem_, policies_, batch_, kv_head_, keys, memory_.k + at * d);
     std::fill_n(memory_.k + (at + count) * d, (key_block - at - count) * d, A{0});
-    if (count < key_block) std::fill_n(memory_.v, memory_.channels / leaves_.rows * memory_.panel, A{0});
+    if (count < key_block) std::fill_n(memory_.v, memory_.channels / kernels_.rows * memory_.panel, A{0});
     bool finite = true;
     const View<const X, 4>& v = problem_.keys.v;
-    A* panels = memory_.v + at * leaves_.rows;
+    A* panels = memory_.v + at * kernels_.rows;
     for_each_stretch(problem_.keys, keys, [&](index_t, index_t row, index_t rows) {
       const X* in = row_of(v, batch_, kv_head_, row);
       if constexpr (std::same_as<X, A>) {
-        finite = finite && leaves_.all_finite(in, v.stride(2), rows, dv);
-        leaves_.pack_values(in, v.stride(2), rows, dv, panels, memory_.panel);
+        finite = finite && kernels_.all_finite(in, v.stride(2), rows, dv);
+        kernels_.pack_values(in, v.stride(2), rows, dv, panels, memory_.panel);
       } else {
         for (index_t i = 0; i < rows; ++i) {
           const A* wide = widened(in + i * v.stride(2), dv, memory_.staged);
-          finite = finite && leaves_.all_finite(wide, 0, 1, dv);
-          leaves_.pack_values(wide, 0, 1, dv, panels + i * leaves_.rows, memory_.panel);
+          finite = finite && kernels_.all_finite(wide, 0, 1, dv);
+          kernels_.pack_values(wide, 0, 1, dv, panels + i * kernels_.rows, memory_.panel);
         }
       }
-      panels += rows * leaves_.rows;
+      panels += rows * kernels_.rows;
     });
     if (!finite) {
-      for (index_t c = 0; c < memory_.channels; c += leaves_.rows) {
-        A* panel = memory_.v + c / leaves_.rows * memory_.panel;
+      for (index_t c = 0; c < memory_.channels; c += kernels_.rows) {
+        A* panel = memory_.v + c / kernels_.rows * memory_.panel;
         std::replace_if(
-            panel, panel + key_block * leaves_.rows, [](A x) { return !std::isfinite(x); }, A{0});
+            panel, panel + key_block * kernels_.rows, [](A x) { return !std::isfinite(x); }, A{0});
       }
     }
-    block_ = {memory_.k, d, memory_.v, leaves_.rows, memory_.panel, finite};
+    block_ = {memory_.k, d, memory_.v, kernels_.rows, memory_.panel, finite};
   }
 
   /// One group against the block of keys that is loaded.
   void attend_block(index_t g, KeyRange block, const GroupState<A>& state) {
     const Column* columns = memory_.columns + g * tile_vectors;
     const index_t group = memory_.group, d = problem_.width();
-    const NeededKeys needed(columns, count_ - g * group, leaves_.width, block, leaves_.rows);
+    const NeededKeys needed(columns, count_ - g * group, kernels_.width, block, kernels_.rows);
     needed.for_each_rectangle(key_block, [&](index_t width, index_t v, KeyRange keys) {
-      leaves_.logits[width - 1](block_.k + keys.begin * block_.k_stride, block_.k_stride, d, keys.size(),
-                                memory_.q + g * d * group + v * leaves_.width,
-                                memory_.s + keys.begin * group + v * leaves_.width);
+      kernels_.logits[width - 1](block_.k + keys.begin * block_.k_stride, block_.k_stride, d, keys.size(),
+                                 memory_.q + g * d * group + v * kernels_.width,
+                                 memory_.s + keys.begin * group + v * kernels_.width);
     });
     A* factor = memory_.lanes;
     std::fill_n(factor, group, A{1});
@@ -196,7 +197,7 @@ class TileTask {
     for (index_t v = 0; v < needed.vectors; ++v) {
       if (needed.of[v].size() == 0) continue;
       const KeyRange keys{block.begin + needed.of[v].begin, block.begin + needed.of[v].end};
-      const index_t lane = v * leaves_.width;
+      const index_t lane = v * kernels_.width;
       A* s = memory_.s + needed.of[v].begin * group + lane;
       const QueryRow* rows = memory_.rows + g * group + lane;
       if (policies_.has_score || policies_.has_predicate) {
@@ -204,21 +205,21 @@ class TileTask {
       }
       if (columns[v].hides(keys)) hide_keys(memory_, s, keys, rows);
       const TileState<A> lanes{state.shift + lane, state.sum + lane, factor + lane};
-      const TileChange change = leaves_.weights(s, keys.size(), lanes);
+      const TileChange change = kernels_.weights(s, keys.size(), lanes);
       if (change == TileChange::irregular) irregular_weights(s, keys.size(), lanes);
       raised = raised || change != TileChange::none;
     }
-    if (raised) leaves_.rescale(state.o, memory_.channels, factor);
+    if (raised) kernels_.rescale(state.o, memory_.channels, factor);
     needed.for_each_rectangle(key_block, [&](index_t width, index_t v, KeyRange keys) {
-      leaves_.accumulate[width - 1](block_.v + keys.begin * block_.v_stride, block_.v_stride,
-                                    block_.panel_stride, memory_.channels / leaves_.rows,
-                                    memory_.s + keys.begin * group + v * leaves_.width, keys.size(),
-                                    state.o + v * leaves_.width);
+      kernels_.accumulate[width - 1](block_.v + keys.begin * block_.v_stride, block_.v_stride,
+                                     block_.panel_stride, memory_.channels / kernels_.rows,
+                                     memory_.s + keys.begin * group + v * kernels_.width, keys.size(),
+                                     state.o + v * kernels_.width);
     });
     if (!block_.values_are_finite) accumulate_not_finite(g, block, state);
   }
 
-  /// leaves.weights where that refuses: the lanes it cannot do are done in plain double, the others as ever. A lane's
+  /// kernels.weights where that refuses: the lanes it cannot do are done in plain double, the others as ever. A lane's
   /// shift is raised by the same rule, or a lane that the kernel refuses might be taken for one that it can do.
   void irregular_weights(A* s, index_t keys, const TileState<A>& state) const {
     constexpr A hidden = -std::numeric_limits<A>::infinity();
@@ -228,7 +229,7 @@ class TileTask {
     };
     Lane apart[64];
     index_t count = 0;
-    for (index_t lane = 0; lane < leaves_.width; ++lane) {
+    for (index_t lane = 0; lane < kernels_.width; ++lane) {
       A top = hidden;
       bool poisoned = false;
       for (index_t key = 0; key < keys; ++key) {
@@ -256,7 +257,7 @@ class TileTask {
           factor};
       state.shift[lane] = hidden;
     }
-    leaves_.weights(s, keys, state);
+    kernels_.weights(s, keys, state);
     for (index_t i = 0; i < count; ++i) {
       const Lane& lane = apart[i];
       state.shift[lane.index] = lane.shift;
@@ -296,7 +297,7 @@ class TileTask {
 
   const Problem<T, X>& problem_;
   const Policies<A>& policies_;
-  const TileLeaves<A>& leaves_;
+  const PrefillKernels<A>& kernels_;
   const Memory& memory_;
   index_t batch_ = 0, kv_head_ = 0, count_ = 0, groups_ = 0;
   Column columns_{};  // of all queries

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "../kernels/prefill.hpp"
 #include "problem.hpp"
 #include "workspace.hpp"
 
@@ -45,19 +46,19 @@ struct Column {
 template <class A>
 struct LaneMemory {
   LaneMemory(Carver& carver, index_t queries, index_t d, index_t dv)
-      : leaves(detail::leaves<TileLeaves<A>>()),
-        group(leaves.width * tile_vectors),
+      : kernels(detail::kernels<PrefillKernels<A>>()),
+        group(kernels.width * tile_vectors),
         groups((queries + group - 1) / group),
         rows(carver.take<QueryRow>(groups * group)),
         columns(carver.take<Column>(groups * tile_vectors)),
         q(carver.take<A>(groups * d * group)),
         pitch((std::max(d, dv) + 15) / 16 * 16),
-        staged(carver.take<A>(leaves.width * pitch)),
-        in(carver.take<const A*>(leaves.width)),
+        staged(carver.take<A>(kernels.width * pitch)),
+        in(carver.take<const A*>(kernels.width)),
         lanes(carver.take<A>(4 * group)),
-        apart(carver.take<A>(leaves.width * key_block)) {}
+        apart(carver.take<A>(kernels.width * key_block)) {}
 
-  const TileLeaves<A>& leaves;
+  const PrefillKernels<A>& kernels;
   index_t group, groups;  // lanes of a group; groups
   QueryRow* rows;         // [groups · group]
   Column* columns;        // [groups · tile_vectors]
@@ -72,16 +73,16 @@ struct LaneMemory {
 /// One thread's memory.
 template <class A>
 struct TileMemory : LaneMemory<A> {
-  using LaneMemory<A>::leaves;
+  using LaneMemory<A>::kernels;
   using LaneMemory<A>::group;
   using LaneMemory<A>::groups;
 
   TileMemory(Carver& carver, index_t queries, index_t d, index_t dv)
       : LaneMemory<A>(carver, queries, d, dv),
-        channels((dv + leaves.rows - 1) / leaves.rows * leaves.rows),
+        channels((dv + kernels.rows - 1) / kernels.rows * kernels.rows),
         k(carver.take<A>(key_block * d)),
-        panel(key_block * leaves.rows + 64 / static_cast<index_t>(sizeof(A))),
-        v(carver.take<A>(channels / leaves.rows * panel)),
+        panel(key_block * kernels.rows + 64 / static_cast<index_t>(sizeof(A))),
+        v(carver.take<A>(channels / kernels.rows * panel)),
         s(carver.take<A>(key_block * group)) {
     chunk = carver.take<A>(states_size());
     total = carver.take<A>(states_size());

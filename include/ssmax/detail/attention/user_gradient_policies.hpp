@@ -4,6 +4,7 @@
 // parts'. Those that learn go back part by part, key by key.
 #pragma once
 
+#include "../kernels/prefill_backward.hpp"
 #include "gradient_policies.hpp"
 #include "user_policies.hpp"
 
@@ -55,7 +56,7 @@ class UserGradientPolicies final : public UserPolicies<A, S, M, C, GradientPolic
 
   void apply_and_keep(const TileColumn<A>& column, A* z, A* slope,
                       const LaneMemory<A>& memory) const override {
-    const index_t group = memory.group, width = memory.leaves.width;
+    const index_t group = memory.group, width = memory.kernels.width;
     const auto keep = [&] {
       for (index_t at = 0; at < column.keys.size(); ++at) {
         std::copy_n(column.s + at * group, width, z + at * group);
@@ -75,7 +76,7 @@ class UserGradientPolicies final : public UserPolicies<A, S, M, C, GradientPolic
 
   void differentiate(const TileColumn<A>& column, const ScoredColumn<A>& scored,
                      const LaneMemory<A>& memory) const override {
-    const index_t group = memory.group, width = memory.leaves.width;
+    const index_t group = memory.group, width = memory.kernels.width;
     if constexpr (score_learns) {
       Base::for_each_visible(column, width, [&](index_t at, index_t lane, const Query& query, index_t key) {
         A& u = scored.u[at * group + lane];
@@ -94,8 +95,8 @@ class UserGradientPolicies final : public UserPolicies<A, S, M, C, GradientPolic
       for (index_t lane = 0; lane < width; ++lane) {
         multiplier[lane] = static_cast<A>(column.rows[lane].multiplier);
       }
-      leaves<TileGradientLeaves<A>>().score_gradients(scored.u, column.keys.size(), scored.z, scored.slope,
-                                                      multiplier, dc);
+      kernels<PrefillBackwardKernels<A>>().score_gradients(scored.u, column.keys.size(), scored.z,
+                                                           scored.slope, multiplier, dc);
       for (index_t lane = 0; lane < width; ++lane) {
         scored.sums[lane * scored.stride] += static_cast<double>(dc[lane]);
       }
@@ -117,7 +118,7 @@ class UserGradientPolicies final : public UserPolicies<A, S, M, C, GradientPolic
   template <class Part>
   void apply_and_differentiate(const Part& part, const TileColumn<A>& column, A* slope,
                                const LaneMemory<A>& memory) const {
-    const index_t group = memory.group, width = memory.leaves.width;
+    const index_t group = memory.group, width = memory.kernels.width;
     if constexpr (shared::is_composed<Part>) {
       apply_and_differentiate(part.first(), column, slope, memory);
       apply_and_differentiate(part.second(), column, slope, memory);

@@ -8,6 +8,7 @@
 #include "../../mask.hpp"
 #include "../../scaling.hpp"
 #include "../../score.hpp"
+#include "../kernels/scores.hpp"
 #include "policies.hpp"
 
 namespace ssmax {
@@ -79,16 +80,16 @@ class UserPolicies : public Interface {
   /// Scores' results become what the exponential is taken of, in units of log2.
   void multiply(const TileColumn<A>& column, const LaneMemory<A>& memory) const {
     A* multiplier = memory.lanes + 2 * memory.group;
-    for (index_t lane = 0; lane < memory.leaves.width; ++lane) {
+    for (index_t lane = 0; lane < memory.kernels.width; ++lane) {
       multiplier[lane] = static_cast<A>(column.rows[lane].multiplier * std::numbers::log2e);
     }
-    leaves<ScoreLeaves<A>>().multiply(column.s, column.keys.size(), multiplier);
+    kernels<ScoreKernels<A>>().multiply(column.s, column.keys.size(), multiplier);
   }
 
   /// Keys that the mask hides singly.
   void hide_single(const TileColumn<A>& column, const LaneMemory<A>& memory) const {
     if constexpr (detail::has_predicate<M>) {
-      for_each_visible(column, memory.leaves.width,
+      for_each_visible(column, memory.kernels.width,
                        [&](index_t at, index_t lane, const Query& query, index_t key) {
                          if (!mask.sees(query, key)) column.s[at * memory.group + lane] = hidden;
                        });
@@ -109,7 +110,7 @@ class UserPolicies : public Interface {
 
   template <class Part>
   void apply_score(const Part& part, const TileColumn<A>& column, const LaneMemory<A>& memory) const {
-    const index_t group = memory.group, width = memory.leaves.width;
+    const index_t group = memory.group, width = memory.kernels.width;
     if constexpr (shared::is_composed<Part>) {
       apply_score(part.first(), column, memory);
       apply_score(part.second(), column, memory);
@@ -123,7 +124,7 @@ class UserPolicies : public Interface {
         slope[lane] = static_cast<A>(part.slope(query.head));
         distance[lane] = static_cast<A>(column.keys.begin - query_position(query));
       }
-      leaves<ScoreLeaves<A>>().ramp(column.s, column.keys.size(), slope, distance);
+      kernels<ScoreKernels<A>>().ramp(column.s, column.keys.size(), slope, distance);
     } else if constexpr (fast_path<Part> == FastPath::row) {
       add_rows(part, column, memory);
     } else {
@@ -138,21 +139,21 @@ class UserPolicies : public Interface {
       apply_each(part, column, memory);
     } else {
       const index_t count = std::min(column.keys.size(), column.length - column.keys.begin),
-                    width = memory.leaves.width;
+                    width = memory.kernels.width;
       for (index_t lane = 0; lane < width; ++lane) {
         const A* numbers = part.row(column.rows[lane].query);
         if (numbers == nullptr) return apply_each(part, column, memory);
         memory.in[lane] = numbers + column.keys.begin;
       }
-      memory.leaves.transpose(memory.in, width, count, nullptr, memory.apart, width);
-      leaves<ScoreLeaves<A>>().add(column.s, count, memory.apart);
+      memory.kernels.transpose(memory.in, width, count, nullptr, memory.apart, width);
+      kernels<ScoreKernels<A>>().add(column.s, count, memory.apart);
     }
   }
 
   template <class Part>
   void apply_each(const Part& part, const TileColumn<A>& column, const LaneMemory<A>& memory) const {
     for_each_visible(
-        column, memory.leaves.width, [&](index_t at, index_t lane, const Query& query, index_t key) {
+        column, memory.kernels.width, [&](index_t at, index_t lane, const Query& query, index_t key) {
           if (!detail::sees(mask, query, key)) return;
           A& z = column.s[at * memory.group + lane];
           z = static_cast<A>(part(z, Key{query, key, query_position(query), key_position(query, key)}));

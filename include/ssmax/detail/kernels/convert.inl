@@ -13,3 +13,14 @@ void narrow(const float* in, index_t n, Storage* out) {
   for (; i + S::width <= n; i += S::width) S::store_narrowed(out + i, S::load(in + i));
   for (; i < n; ++i) out[i] = Storage(in[i]);
 }
+
+template <class T>
+struct KernelTable<ConversionKernels<T>> {
+  using S = Lanes<T>;
+  static constexpr ConversionKernels<T> value{
+      .widen_half = widen<S, half>,
+      .widen_bfloat16 = widen<S, bfloat16>,
+      .narrow_half = narrow<S, half>,
+      .narrow_bfloat16 = narrow<S, bfloat16>,
+  };
+};

@@ -3,27 +3,6 @@
 // Reductions keep four accumulators: a load and an add or max per vector, two vectors a cycle, and a latency
 // of 4 to hide. Their callers cut long rows into blocks and add the blocks' results in double.
 
-/// True where x is not -inf, that is for NaN as well.
-template <class S>
-SSMAX_INLINE typename S::M unmasked(typename S::V x) {
-  return S::not_less(x, S::set(std::numeric_limits<typename S::Value>::lowest()));
-}
-
-/// A vector of the `left` elements from p, as many as it takes; lanes past them hold `fill`.
-template <class S>
-SSMAX_INLINE typename S::V load_up_to(const typename S::Value* p, index_t left, typename S::Value fill) {
-  return left >= S::width ? S::load(p) : S::load_part(p, std::max<index_t>(left, 0), fill);
-}
-
-template <class S>
-SSMAX_INLINE void store_up_to(typename S::Value* p, typename S::V v, index_t left) {
-  if (left >= S::width) {
-    S::store(p, v);
-  } else {
-    S::store_part(p, v, std::max<index_t>(left, 0));
-  }
-}
-
 template <class S>
 Extremum<typename S::Value> row_max(const typename S::Value* in, index_t n) {
   using T = typename S::Value;
@@ -52,15 +31,6 @@ Extremum<typename S::Value> row_max(const typename S::Value* in, index_t n) {
     m1 = S::max(m1, a);
   }
   return {S::reduce_max(S::max(S::max(m0, m1), S::max(m2, m3))), S::any(nan)};
-}
-
-template <class S, int count>
-SSMAX_INLINE typename S::V reduce_pairwise(const typename S::V* v) {
-  if constexpr (count == 1) {
-    return v[0];
-  } else {
-    return S::add(reduce_pairwise<S, count / 2>(v), reduce_pairwise<S, count / 2>(v + count / 2));
-  }
 }
 
 template <class S>
@@ -161,3 +131,15 @@ void row_affine(const typename S::Value* in, index_t n, typename S::Value origin
     store_up_to<S>(out + i, S::select(unmasked<S>(x), y, masked), n - i);
   }
 }
+
+template <class T>
+struct KernelTable<RowKernels<T>> {
+  using S = Lanes<T>;
+  static constexpr RowKernels<T> value{
+      .width = static_cast<int>(S::width),
+      .max = row_max<S>,
+      .exp_store = row_exp_store<S>,
+      .multiply = row_multiply<S>,
+      .affine = row_affine<S>,
+  };
+};

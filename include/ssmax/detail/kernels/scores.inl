@@ -69,3 +69,15 @@ void tile_multiply(typename S::Value* s, index_t keys, const typename S::Value* 
     S::store(p, S::select(unmasked<S>(x), S::mul(x, f), x));
   }
 }
+
+template <class T>
+struct KernelTable<ScoreKernels<T>> {
+  using S = Lanes<T>;
+  static constexpr ScoreKernels<T> value{
+      .softcap = softcap<S>,
+      .softcap_slope = softcap_slope<S>,
+      .ramp = tile_ramp<S>,
+      .add = tile_add<S>,
+      .multiply = tile_multiply<S>,
+  };
+};

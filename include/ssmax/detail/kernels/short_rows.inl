@@ -9,36 +9,6 @@
 //   each row's
 //                maximum and sum over its own lanes
 
-struct Maximum {
-  template <class S>
-  static typename S::V apply(typename S::V a, typename S::V b) {
-    return S::max(a, b);
-  }
-};
-
-struct Sum {
-  template <class S>
-  static typename S::V apply(typename S::V a, typename S::V b) {
-    return S::add(a, b);
-  }
-};
-
-/// Lane r of the result is the reduction of all lanes of v[r]. Halves the number of vectors at each stage.
-template <class S, class Operation, int stage = 0, int count = S::width>
-SSMAX_INLINE typename S::V fold(typename S::V* v) {
-  if constexpr (count == 1) {
-    return v[0];
-  } else {
-    SSMAX_UNROLL
-    for (index_t i = 0; i < count / 2; ++i) {
-      typename S::V low, high;
-      S::template fold_inputs<stage>(v[2 * i], v[2 * i + 1], low, high);
-      v[i] = Operation::template apply<S>(low, high);
-    }
-    return fold<S, Operation, stage + 1, count / 2>(v);
-  }
-}
-
 template <class S>
 SSMAX_INLINE bool shifts_exactly(typename S::V top_times_scale) {
   return S::all(S::less(S::abs(top_times_scale), S::set(largest_shift<typename S::Value>)));
@@ -244,3 +214,13 @@ index_t packed_rows(const typename S::Value* in, typename S::Value* out, index_t
   }
   return 0;
 }
+
+template <class T>
+struct KernelTable<ShortRowKernels<T>> {
+  using S = Lanes<T>;
+  static constexpr ShortRowKernels<T> value{
+      .longest = S::width > 1 ? 256 : 4,
+      .group = group_rows<S>,
+      .packed = packed_rows<S>,
+  };
+};

@@ -1,5 +1,6 @@
 // AVX2 + FMA + F16C: 8 floats or 4 doubles.
-// No include guard: detail/targets.hpp includes this once, inside its target region and namespace.
+// Included once, inside its target's namespace and region (dispatch/for_each_target.inl).
+#pragma once
 
 struct F32 {
   using Value = float;

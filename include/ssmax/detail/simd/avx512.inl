@@ -1,5 +1,6 @@
 // AVX-512F: 16 floats or 8 doubles.
-// No include guard: detail/targets.hpp includes this once, inside its target region and namespace.
+// Included once, inside its target's namespace and region (dispatch/for_each_target.inl).
+#pragma once
 
 struct F32 {
   using Value = float;

@@ -1,5 +1,6 @@
 // NEON on AArch64: 4 floats or 2 doubles. Part loads and stores go lane by lane: a tail is at most 3 lanes.
-// No include guard: detail/targets.hpp includes this once, inside its target's namespace.
+// Included once, inside its target's namespace and region (dispatch/for_each_target.inl).
+#pragma once
 
 struct F32 {
   using Value = float;

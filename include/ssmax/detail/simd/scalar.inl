@@ -1,5 +1,6 @@
 // One lane at a time, in plain C++. The fallback for every processor, and what the other targets are tested
-// against. No include guard: detail/targets.hpp includes this once, inside its target's namespace.
+// against. Included once, inside its target's namespace and region (dispatch/for_each_target.inl).
+#pragma once
 
 template <class Value_, class Bits, int mantissa_bits>
 struct ScalarLane {

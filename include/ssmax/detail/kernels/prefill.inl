@@ -5,9 +5,6 @@
 // number of K or V, K needs no transposing, and what a query keeps of its softmax sits in one lane: no kernel reduces
 // across lanes.
 
-template <class S>
-inline constexpr index_t group_width = S::tile_vectors* S::width;
-
 /// sum[r][·] += Σ_k A(r, k) · b[k][·], key by key; A is rows of K (a[r·a_stride + k]) or columns of V (a[k·a_stride + r]).
 template <class S, int vectors, bool columns>
 SSMAX_INLINE void tile_product(const typename S::Value* a, index_t a_stride, const typename S::Value* b,
@@ -204,3 +201,22 @@ void tile_pack_values(const typename S::Value* v, index_t v_stride, index_t keys
     for (index_t r = 0; r < rows; ++r) to[r] = c + r < channels ? row[c + r] : T{0};
   }
 }
+
+template <class T>
+struct KernelTable<PrefillKernels<T>> {
+  using S = Lanes<T>;
+  static_assert(S::tile_vectors == tile_vectors);
+  static constexpr PrefillKernels<T> value{
+      .rows = S::tile_rows,
+      .width = S::width,
+      .transpose = transpose<S>,
+      .logits = {tile_logits<S, 1>, tile_logits<S, 2>, tile_logits<S, 3>},
+      .hide = tile_hide<S>,
+      .weights = tile_weights<S>,
+      .rescale = tile_rescale<S>,
+      .accumulate = {tile_accumulate<S, 1>, tile_accumulate<S, 2>, tile_accumulate<S, 3>},
+      .merge = tile_merge<S>,
+      .all_finite = all_finite<S>,
+      .pack_values = tile_pack_values<S>,
+  };
+};

@@ -99,3 +99,14 @@ void tile_add_rows(const typename S::Value* in, index_t in_stride, index_t rows,
     }
   }
 }
+
+template <class T>
+struct KernelTable<PrefillBackwardKernels<T>> {
+  using S = Lanes<T>;
+  static constexpr PrefillBackwardKernels<T> value{
+      .gradients = tile_gradients<S>,
+      .score_gradients = tile_score_gradients<S>,
+      .add_product = tile_add_product<S>,
+      .add_rows = tile_add_rows<S>,
+  };
+};

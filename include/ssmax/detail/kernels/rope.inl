@@ -112,3 +112,12 @@ void rotate_interleaved(const typename S::Value* in, index_t in_stride, typename
                                       table_stride);
   }
 }
+
+template <class T>
+struct KernelTable<RopeKernels<T>> {
+  using S = Lanes<T>;
+  static constexpr RopeKernels<T> value{
+      .rotate_half_split = rotate_half_split<S>,
+      .rotate_interleaved = rotate_interleaved<S>,
+  };
+};

@@ -205,3 +205,9 @@ void few_accumulate(const typename S::Value* s, index_t s_stride, index_t rows, 
   for (; r < rows; ++r)
     few_accumulate_rows<S, 1>(s + r * s_stride, s_stride, keys, v, v_stride, dv, o + r * o_stride, o_stride);
 }
+
+template <class T, class X>
+struct KernelTable<DecodeKernels<T, X>> {
+  using S = Lanes<T>;
+  static constexpr DecodeKernels<T, X> value{.logits = few_logits<S, X>, .accumulate = few_accumulate<S, X>};
+};

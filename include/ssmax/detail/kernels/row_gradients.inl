@@ -1,22 +1,5 @@
 // Leaves of the rows' backward. Included once per target.
 
-template <class S>
-typename S::Value row_dot(const typename S::Value* a, const typename S::Value* b, index_t n) {
-  using T = typename S::Value;
-  constexpr index_t w = S::width;
-  typename S::V s0 = S::set(T{0}), s1 = s0, s2 = s0, s3 = s0;
-  index_t i = 0;
-  for (; i + 4 * w <= n; i += 4 * w) {
-    s0 = S::fma(S::load(a + i), S::load(b + i), s0);
-    s1 = S::fma(S::load(a + i + w), S::load(b + i + w), s1);
-    s2 = S::fma(S::load(a + i + 2 * w), S::load(b + i + 2 * w), s2);
-    s3 = S::fma(S::load(a + i + 3 * w), S::load(b + i + 3 * w), s3);
-  }
-  for (; i + w <= n; i += w) s0 = S::fma(S::load(a + i), S::load(b + i), s0);
-  if (i < n) s1 = S::fma(S::load_part(a + i, n - i, T{0}), S::load_part(b + i, n - i, T{0}), s1);
-  return S::reduce_sum(S::add(S::add(s0, s1), S::add(s2, s3)));
-}
-
 /// The sum of the elements whose log-probability is not -inf.
 template <class S>
 typename S::Value row_sum_unmasked(const typename S::Value* in, const typename S::Value* log_p, index_t n) {
@@ -112,3 +95,13 @@ typename S::Value row_log_backward(const typename S::Value* log_p, const typenam
   }
   return S::reduce_sum(gradient.sum);
 }
+
+template <class T>
+struct KernelTable<RowGradientKernels<T>> {
+  using S = Lanes<T>;
+  static constexpr RowGradientKernels<T> value{
+      .sum_unmasked = row_sum_unmasked<S>,
+      .backward = row_backward<S>,
+      .log_backward = row_log_backward<S>,
+  };
+};

@@ -2,7 +2,7 @@
 // (__builtin_cpu_supports is filled in by the compiler's run-time library, and some builds of it leave it empty.)
 #pragma once
 
-#include "../config.hpp"
+#include "../../config.hpp"
 
 #if (defined(__GNUC__) || defined(__clang__)) && defined(__x86_64__)
 #define SSMAX_HAVE_CPUID 1

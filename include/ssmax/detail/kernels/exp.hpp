@@ -1,0 +1,39 @@
+// The exponential of a vector.
+//
+// exp is 2^(x·(scale.high + scale.low) - shift) with an integer shift, so that the shift is exact, every rescaling
+// between blocks is an exact power of two, and the only rounding of the argument is at magnitude 1/2.
+#pragma once
+
+#include "lanes.hpp"
+
+namespace ssmax {
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+
+/// c·log2(e) in two parts: together they hold the double product to the last bit that matters.
+template <class T>
+struct Scale {
+  T high, low;
+};
+
+/// |in·scale| of a row's maximum must stay below this for its shift to be exact with room to spare.
+template <class T>
+inline constexpr T largest_shift = T{1 << 20};
+
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace ssmax
+
+#define SSMAX_KERNELS "../kernels/exp.inl"
+#include "../dispatch/for_each_target.inl"
+#undef SSMAX_KERNELS
+
+namespace ssmax {
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+namespace scalar {
+#include "../simd/scalar_exp.inl"
+}  // namespace scalar
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace ssmax

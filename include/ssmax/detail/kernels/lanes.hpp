@@ -1,0 +1,19 @@
+// Parts of vectors, and reductions: what the texts of all kernels build on.
+#pragma once
+
+#include "../dispatch/kernels.hpp"
+
+namespace ssmax {
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+
+/// Vectors of queries in a group (prefill.inl).
+inline constexpr int tile_vectors = 3;
+
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace ssmax
+
+#define SSMAX_KERNELS "../kernels/lanes.inl"
+#include "../dispatch/for_each_target.inl"
+#undef SSMAX_KERNELS

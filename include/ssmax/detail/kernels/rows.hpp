@@ -1,0 +1,48 @@
+// Kernels on one row: its maximum, its exponentials, multiples.
+#pragma once
+
+#include "exp.hpp"
+
+namespace ssmax {
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+
+template <class T>
+struct Extremum {
+  T value;
+  bool has_nan;
+};
+
+/// Work on two other rows of the same length that goes into the gaps of a row's exponentials. Those are bound by the FMA
+/// ports, the passes for maxima and products by loads and stores.
+template <class T>
+struct Meanwhile {
+  const T* next = nullptr;  // a row whose maximum is wanted, if any
+  Extremum<T> next_top{};   // and that maximum
+  T* waiting = nullptr;     // a row to be multiplied by `factor` in place, if any
+  T factor{};
+};
+
+template <class T>
+struct RowKernels {
+  int width;  // lanes of a vector
+
+  /// Largest element (-inf if none), and whether any is NaN.
+  Extremum<T> (*max)(const T* in, index_t n);
+  /// out = 2^(in·scale - shift); returns the sum. Needs in·scale - shift <= 1 everywhere; flushes below
+  /// 2^-125.5 to 0.
+  T (*exp_store)(const T* in, index_t n, Scale<T> scale, T shift, T* out, Meanwhile<T>& meanwhile);
+  /// out = factor · in.
+  void (*multiply)(const T* in, index_t n, T factor, T* out);
+  /// out = c·(in - origin) + offset; -inf stays -inf for every c. Rounds the difference, the product with the
+  /// offset, and nothing else.
+  void (*affine)(const T* in, index_t n, T origin, T c, T offset, T* out);
+};
+
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace ssmax
+
+#define SSMAX_KERNELS "../kernels/rows.inl"
+#include "../dispatch/for_each_target.inl"
+#undef SSMAX_KERNELS

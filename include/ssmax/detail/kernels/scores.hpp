@@ -1,0 +1,31 @@
+// Scores on vectors of logits.
+#pragma once
+
+#include "exp.hpp"
+
+namespace ssmax {
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+
+/// Scores (kernels/scores.inl); all but softcap's on one vector of queries of a tile.
+template <class T>
+struct ScoreKernels {
+  /// out = cap·tanh(in / cap); -inf and NaN stay. For small in and large, relative error below 4 ulp.
+  void (*softcap)(const T* in, index_t n, T cap, T* out);
+  /// slope *= the softcap's derivative where it made `capped`
+  void (*softcap_slope)(const T* capped, index_t n, T cap, T* slope);
+  /// s[key][·] += slope[·] · (first[·] + key)
+  void (*ramp)(T* s, index_t keys, const T* slope, const T* first);
+  /// s[key][·] += bias[key · width + ·]
+  void (*add)(T* s, index_t keys, const T* bias);
+  /// s[key][·] *= factor[·], but -inf stays -inf
+  void (*multiply)(T* s, index_t keys, const T* factor);
+};
+
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace ssmax
+
+#define SSMAX_KERNELS "../kernels/scores.inl"
+#include "../dispatch/for_each_target.inl"
+#undef SSMAX_KERNELS
