@@ -260,10 +260,10 @@ TEST_CASE("a workspace refuses more bytes than can be counted", "[arguments]") {
         static_cast<std::size_t>(-1));
   CHECK(ssmax::detail::add_bytes(static_cast<std::size_t>(-1), 1) == static_cast<std::size_t>(-1));
   CHECK(ssmax::detail::add_bytes(3, ssmax::detail::multiply_bytes(4, 5)) == 23);
-  ssmax::detail::Carver carver;
-  carver.take<double>(most);
-  carver.take<double>(1);
-  CHECK(carver.used() > static_cast<std::size_t>(most));
+  ssmax::detail::Arena arena;
+  arena.take<double>(most);
+  arena.take<double>(1);
+  CHECK(arena.used() > static_cast<std::size_t>(most));
 }
 
 // ---- Executors -------------------------------------------------------------------------------------------------

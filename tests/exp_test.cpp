@@ -31,7 +31,7 @@ struct Sweep {
 /// Every `stride`-th float from -0 down to `lowest`.
 Sweep sweep(float lowest, std::uint32_t stride) {
   const auto& kernels = ssmax::detail::kernels<ssmax::detail::RowKernels<float>>();
-  ssmax::detail::Meanwhile<float> nothing;
+  ssmax::detail::OverlappedWork<float> nothing;
   const auto scale = ssmax::detail::split_scale<float>(1.0);
   std::vector<float> x, y(4096);
   Sweep result;
@@ -73,7 +73,7 @@ TEST_CASE("exp falls to exactly 0 and keeps its sum", "[exp]") {
   for_each_target([](const std::string& target) {
     CAPTURE(target);
     const auto& kernels = ssmax::detail::kernels<ssmax::detail::RowKernels<float>>();
-    ssmax::detail::Meanwhile<float> nothing;
+    ssmax::detail::OverlappedWork<float> nothing;
     const auto scale = ssmax::detail::split_scale<float>(1.0);
     const std::vector<float> x{0.0f, -87.4f, -88.0f, -1e3f, -1e30f, -INFINITY, -1.0f};
     std::vector<float> y(x.size());
@@ -89,7 +89,7 @@ TEST_CASE("exp falls to exactly 0 and keeps its sum", "[exp]") {
 TEST_CASE("exp in double is within 1.25 ulp", "[exp]") {
   for_each_target([](const std::string& target) {
     const auto& kernels = ssmax::detail::kernels<ssmax::detail::RowKernels<double>>();
-    ssmax::detail::Meanwhile<double> nothing;
+    ssmax::detail::OverlappedWork<double> nothing;
     const auto scale = ssmax::detail::split_scale<double>(1.0);
     std::vector<double> x, y;
     for (int i = 0; i < 700'000; ++i) x.push_back(-0.001 * i - 1e-7 * (i % 977));

@@ -33,7 +33,7 @@
 #include <span>
 
 #include "detail/attention/check.hpp"
-#include "detail/attention/run.hpp"
+#include "detail/attention/forward/schedule.hpp"
 #include "detail/attention/untyped.hpp"
 #include "execution.hpp"
 #include "mask.hpp"
@@ -42,6 +42,7 @@
 #include "scaling.hpp"
 #include "score.hpp"
 #include "view.hpp"
+#include "workspace.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
@@ -104,10 +105,10 @@ void attention(const std::type_identity_t<AttentionArguments<T>>& a, const S& sc
   detail::check_out_and_lse(function, a.out, a.lse, a.q, a.k, a.v);
   detail::check_sinks(function, options.sinks, a.out, a.lse);
   const auto problem = detail::make_problem<T>(a.q, {.k = a.k, .v = a.v, .keys = a.k.extent(2)}, options);
-  const detail::UserPolicies<detail::Compute<T>, S, M, C> policies(scaling, mask, score);
-  detail::check_policies(function, problem, policies);
+  const detail::UserVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
+  detail::check_policies(function, problem, variant);
   const detail::Result<T> result{.out = a.out, .lse = a.lse, .sinks = options.sinks};
-  detail::run_attention(problem, policies, result, options.workspace, executor);
+  detail::run_attention(problem, variant, result, options.workspace, executor);
 }
 
 /// The same without a score.
@@ -144,9 +145,9 @@ void attention_partial(const std::type_identity_t<PartialArguments<T>>& a, const
   }
   const auto problem =
       detail::make_problem<T>(a.q, {.k = a.k, .v = a.v, .keys = a.keys, .first = a.first_key}, options);
-  const detail::UserPolicies<detail::Compute<T>, S, M, C> policies(scaling, mask, score);
-  detail::check_policies(function, problem, policies);
-  detail::run_attention(problem, policies, detail::Result<T>{.state = a.state}, options.workspace, executor);
+  const detail::UserVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
+  detail::check_policies(function, problem, variant);
+  detail::run_attention(problem, variant, detail::Result<T>{.state = a.state}, options.workspace, executor);
 }
 
 template <class T, class S = Softmax, class M = Full, class E = Serial>

@@ -27,8 +27,8 @@
 #pragma once
 
 #include "attention.hpp"
-#include "detail/attention/backward_run.hpp"
-#include "detail/attention/user_gradient_policies.hpp"
+#include "detail/attention/backward/schedule.hpp"
+#include "detail/attention/backward/user_variant.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
@@ -135,9 +135,9 @@ void attention_backward(const std::type_identity_t<BackwardArguments<T>>& a,
       .dv = g.dv,
       .sinks = options.sinks,
       .dsinks = g.dsinks};
-  const detail::UserGradientPolicies<detail::Compute<T>, S, M, C> policies(scaling, mask, score);
-  detail::check_policies(function, problem.forward, policies);
-  detail::run_backward(problem, policies, options.workspace, executor);
+  const detail::UserGradientVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
+  detail::check_policies(function, problem.forward, variant);
+  detail::run_backward(problem, variant, options.workspace, executor);
 }
 
 /// The same without a score.

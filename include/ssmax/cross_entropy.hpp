@@ -31,8 +31,8 @@
 #include <span>
 #include <type_traits>
 
-#include "detail/check_views.hpp"
-#include "detail/row_forward.hpp"
+#include "detail/checks/views.hpp"
+#include "detail/rows/forward.hpp"
 #include "execution.hpp"
 #include "view.hpp"
 
@@ -99,7 +99,7 @@ double cross_entropy_row(const RowKernels<T>& kernels, const X* z, index_t n, in
       exponentials = stage + begin;
       shift = static_cast<int>(static_cast<double>(shifts[begin / row_block]) - total.shift);
     } else {
-      Meanwhile<T> nothing;
+      OverlappedWork<T> nothing;
       kernels.exp_store(source.block(begin, count, scratch), count, source.scale(),
                         static_cast<T>(total.shift), to, nothing);
     }

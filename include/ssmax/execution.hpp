@@ -15,7 +15,7 @@
 //   };
 //
 // The executors are data that any two units may exchange, a ThreadPool too: their members are inlined, and what is
-// compiled to code lies behind them, in detail/pool.hpp and detail/guarded_calls.hpp.
+// compiled to code lies behind them, in detail/threads.
 #pragma once
 
 #include <algorithm>
@@ -23,11 +23,11 @@
 #include <type_traits>
 
 #include "config.hpp"
-#include "detail/error.hpp"
-#include "detail/guarded_calls.hpp"
+#include "detail/checks/error.hpp"
+#include "detail/threads/guarded_calls.hpp"
 
 #if SSMAX_HAS_THREADS
-#include "detail/pool.hpp"
+#include "detail/threads/pool.hpp"
 #endif
 
 #if defined(_OPENMP)

@@ -24,7 +24,7 @@
 #include <utility>
 
 #include "config.hpp"
-#include "detail/optional_member.hpp"
+#include "detail/checks/optional_member.hpp"
 #include "fast_path.hpp"
 #include "query.hpp"
 

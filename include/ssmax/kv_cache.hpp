@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "attention.hpp"
-#include "detail/pages.hpp"
+#include "detail/memory/pages.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_DATA_NAMESPACE {
@@ -259,11 +259,11 @@ void decode(const std::type_identity_t<DecodeArguments<T>>& a, const KvCache<X>&
                                       .scale = detail::logit_scale(options, a.q.extent(3)),
                                       .rope = options.rope,
                                       .rotate_keys = false};
-  const detail::UserPolicies<detail::Compute<T>, S, M, C> policies(scaling, mask, score);
-  detail::check_policies(function, problem, policies);
+  const detail::UserVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
+  detail::check_policies(function, problem, variant);
   detail::check_decode(function, problem, mask);
   const detail::Result<T> result{.out = a.out, .lse = a.lse, .sinks = options.sinks};
-  detail::run_attention(problem, policies, result, options.workspace, executor);
+  detail::run_attention(problem, variant, result, options.workspace, executor);
 }
 
 /// The same without a score.

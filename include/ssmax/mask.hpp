@@ -20,7 +20,7 @@
 #include <span>
 
 #include "config.hpp"
-#include "detail/error.hpp"
+#include "detail/checks/error.hpp"
 #include "mask_matrix.hpp"
 #include "query.hpp"
 

@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "config.hpp"
-#include "detail/check_matrix.hpp"
+#include "detail/checks/matrix.hpp"
 #include "query.hpp"
 #include "view.hpp"
 

@@ -20,7 +20,7 @@
 #include <utility>
 
 #include "config.hpp"
-#include "detail/optional_member.hpp"
+#include "detail/checks/optional_member.hpp"
 #include "fast_path.hpp"
 
 namespace ssmax {

@@ -26,7 +26,7 @@
 #include <span>
 #include <vector>
 
-#include "detail/check_views.hpp"
+#include "detail/checks/views.hpp"
 #include "detail/kernels/rope.hpp"
 #include "view.hpp"
 

@@ -28,8 +28,8 @@
 #include <utility>
 
 #include "config.hpp"
-#include "detail/error.hpp"
-#include "detail/optional_member.hpp"
+#include "detail/checks/error.hpp"
+#include "detail/checks/optional_member.hpp"
 #include "view.hpp"
 
 namespace ssmax {

@@ -25,9 +25,9 @@
 #include <vector>
 
 #include "config.hpp"
-#include "detail/check_matrix.hpp"
-#include "detail/check_views.hpp"
-#include "detail/error.hpp"
+#include "detail/checks/error.hpp"
+#include "detail/checks/matrix.hpp"
+#include "detail/checks/views.hpp"
 #include "detail/kernels/scores.hpp"
 #include "fast_path.hpp"
 #include "key.hpp"

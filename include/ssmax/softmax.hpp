@@ -39,9 +39,9 @@
 #include <vector>
 
 #include "detail/kernels/short_rows.hpp"
-#include "detail/row_backward.hpp"
-#include "detail/row_forward.hpp"
-#include "detail/row_runs.hpp"
+#include "detail/rows/backward.hpp"
+#include "detail/rows/forward.hpp"
+#include "detail/rows/groups.hpp"
 #include "mask.hpp"
 #include "scaling.hpp"
 #include "view.hpp"
@@ -123,7 +123,7 @@ void softmax_rows(const View<X, 4>& logits, const View<Y, 4>& out, const S& scal
   if (out.empty()) return;
   const RowKernels<T>& kernels = detail::kernels<RowKernels<T>>();
   const ShortRowKernels<T>& short_rows = detail::kernels<ShortRowKernels<T>>();
-  for_each_run(shape, mask, [&](const RowRun& run) {
+  for_each_group(shape, mask, [&](const RowGroup& run) {
     Y* to = &out(run.batch, run.head, run.query, 0);
     if (run.keys.size() < shape.keys) {
       for (index_t r = 0; r < run.rows; ++r) fill_hidden(to + r * out.stride(2), shape.keys, run.keys, 0.0f);
@@ -141,7 +141,7 @@ void log_softmax_rows(const View<X, 4>& logits, const View<Y, 4>& out, const S& 
   const QueryShape shape = check_rows("log_softmax", logits, "out", out, scaling, mask);
   if (out.empty()) return;
   const RowKernels<T>& kernels = detail::kernels<RowKernels<T>>();
-  for_each_run(shape, mask, [&](const RowRun& run) {
+  for_each_group(shape, mask, [&](const RowGroup& run) {
     const double c = run.keys.size() == 0 ? 0.0 : static_cast<double>(scaling(run.row));
     for (index_t r = 0; r < run.rows; ++r) {
       Y* to = &out(run.batch, run.head, run.query + r, 0);
@@ -171,7 +171,7 @@ void logsumexp_rows(const View<X, 4>& logits, const View<Y, 3>& out, const S& sc
   check_scaling(scaling, shape.heads, shape.keys);
   if (out.empty()) return;
   const RowKernels<T>& kernels = detail::kernels<RowKernels<T>>();
-  for_each_run(shape, mask, [&](const RowRun& run) {
+  for_each_group(shape, mask, [&](const RowGroup& run) {
     const double c = run.keys.size() == 0 ? 0.0 : static_cast<double>(scaling(run.row));
     for (index_t r = 0; r < run.rows; ++r) {
       double value = -std::numeric_limits<double>::infinity();
@@ -266,7 +266,7 @@ void backward_rows(const char* function, const RowsBackward<T, Rank>& rows, cons
   check_mask(mask, shape);
   check_scaling(scaling, shape.heads, shape.keys);
   if (dlogits.empty()) return;
-  for_each_run(shape, mask, [&](const RowRun& run) {
+  for_each_group(shape, mask, [&](const RowGroup& run) {
     const index_t n = run.keys.size(), begin = run.keys.begin;
     const GradientFactor<Compute<T>> factor(n == 0 ? 0.0 : static_cast<double>(scaling(run.row)));
     double dc = 0;

@@ -16,3 +16,4 @@
 #include "softmax.hpp"
 #include "target.hpp"
 #include "view.hpp"
+#include "workspace.hpp"

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "config.hpp"
+#include "detail/checks/error.hpp"
 #include "detail/dispatch/instruction_sets.hpp"
 #include "detail/dispatch/processor.hpp"
-#include "detail/error.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_DATA_NAMESPACE {

@@ -3,8 +3,8 @@
 
 #include <limits>
 
-#include "../check_views.hpp"
-#include "user_policies.hpp"
+#include "../checks/views.hpp"
+#include "user_variant.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
@@ -56,7 +56,7 @@ void check_out_and_lse(const char* function, const View<T, 4>& out, const View<A
 /// The mask, the scaling and the score fit every batch entry, and positions lie within the rope's tables. O(1), or
 /// O(queries + keys) for a rope under a mask that gives positions.
 template <class T, class X, class P>
-void check_policies(const char* function, const Problem<T, X>& problem, const P& policies) {
+void check_policies(const char* function, const Problem<T, X>& problem, const P& variant) {
   const index_t key_position = problem.key_position;
   // No table is as long, and sums with smaller numbers do not overflow.
   constexpr index_t furthest = std::numeric_limits<index_t>::max() / 4;
@@ -66,9 +66,9 @@ void check_policies(const char* function, const Problem<T, X>& problem, const P&
   for (index_t batch = 0; batch < problem.q.extent(0); ++batch) {
     const QueryShape shape = problem.shape(batch);
     if (batch == 0 || !problem.keys.lengths.empty()) {
-      check_mask(policies.mask, shape);
-      check_score(policies.score, shape);
-      check_scaling(policies.scaling, shape.heads, shape.keys);
+      check_mask(variant.mask, shape);
+      check_score(variant.score, shape);
+      check_scaling(variant.scaling, shape.heads, shape.keys);
     } else if (!P::has_positions) {
       return;  // what holds for one entry holds for all
     }
@@ -79,13 +79,13 @@ void check_policies(const char* function, const Problem<T, X>& problem, const P&
     if constexpr (P::has_positions) {
       for (index_t head = 0; head < shape.heads; ++head) {
         for (index_t i = 0; i < shape.queries; ++i) {
-          rope.check(function, "q", rope_position(problem, policies, Query{batch, head, i, shape}), 1, d);
+          rope.check(function, "q", rope_position(problem, variant, Query{batch, head, i, shape}), 1, d);
         }
       }
       for (index_t head = 0; head < shape.heads; head += problem.group()) {
         const Query first{batch, head, 0, shape};
         for (index_t key = held.begin; key < held.end; ++key) {
-          rope.check(function, "k", key_position + detail::key_position(policies.mask, first, key), 1, d);
+          rope.check(function, "k", key_position + detail::key_position(variant.mask, first, key), 1, d);
         }
       }
     } else {

@@ -7,8 +7,8 @@
 #include "../../query.hpp"
 #include "../../rope.hpp"
 #include "../../view.hpp"
-#include "../check_views.hpp"
-#include "../storage.hpp"
+#include "../checks/views.hpp"
+#include "../memory/storage.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {

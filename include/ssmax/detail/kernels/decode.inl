@@ -7,18 +7,18 @@
 // Weights times V: vectors along the channels, 16 sums (8 where there are 16 registers).
 
 // K and V are read in the order in which they lie: from memory in huge pages that brings 30 GB/s of 32. (In pages of 4 KiB
-// 17 of 24, where four streams at a time would bring 23; but they bring 28 in huge pages, which a cache has: pages.hpp.)
+// 17 of 24, where four streams at a time would bring 23; but they bring 28 in huge pages, which a cache has: memory/pages.hpp.)
 
 /// Queries for which K and V are read once. Eight with AVX-512's registers were slower, in cache (16 instead of 19 GB/s) and
 /// from memory (10 instead of 12), and so was fetching ahead.
 template <class S>
-inline constexpr int few_most_rows = S::width < 4 ? static_cast<int>(S::width) : 4;
+inline constexpr int decode_most_rows = S::width < 4 ? static_cast<int>(S::width) : 4;
 
 /// Rows up to this wide may be read side by side, so that queries are loaded once for several keys, and V in passes over
 /// its channels; the processor's prefetching still follows. Wider ones are read one after the other, each whole: 22 GB/s
 /// instead of 12 from memory at width 128 with four queries, though 40 instead of 45 in the cache; two at a time: 16 and 38.
 template <class S>
-inline constexpr index_t few_narrow = 4 * S::width;
+inline constexpr index_t decode_narrow = 4 * S::width;
 
 template <class S, class X>
 SSMAX_INLINE typename S::V load_stored(const X* p) {
@@ -42,8 +42,8 @@ SSMAX_INLINE typename S::V load_stored_part(const X* p, index_t count) {
 
 /// s[rows][·] = q[rows × d] · k[·][d] for width / rows keys at a time.
 template <class S, int rows, class X>
-void few_logits_rows(const typename S::Value* q, index_t q_stride, const X* k, index_t k_stride, index_t keys,
-                     index_t d, typename S::Value* s, index_t s_stride) {
+void decode_logits_rows(const typename S::Value* q, index_t q_stride, const X* k, index_t k_stride,
+                        index_t keys, index_t d, typename S::Value* s, index_t s_stride) {
   using T = typename S::Value;
   using V = typename S::V;
   constexpr int step = static_cast<int>(S::width) / rows;
@@ -56,7 +56,7 @@ void few_logits_rows(const typename S::Value* q, index_t q_stride, const X* k, i
     V sum[rows * step];
     SSMAX_UNROLL
     for (int i = 0; i < rows * step; ++i) sum[i] = S::set(0);
-    if (rows == 1 || d > few_narrow<S>) {
+    if (rows == 1 || d > decode_narrow<S>) {
       SSMAX_UNROLL
       for (int j = 0; j < step; ++j) {
         for (index_t c = 0; c < whole; c += S::width) {
@@ -108,24 +108,25 @@ void few_logits_rows(const typename S::Value* q, index_t q_stride, const X* k, i
 }
 
 template <class S, class X>
-void few_logits(const typename S::Value* q, index_t q_stride, index_t rows, const X* k, index_t k_stride,
-                index_t keys, index_t d, typename S::Value* s, index_t s_stride) {
+void decode_logits(const typename S::Value* q, index_t q_stride, index_t rows, const X* k, index_t k_stride,
+                   index_t keys, index_t d, typename S::Value* s, index_t s_stride) {
   index_t r = 0;
-  if constexpr (few_most_rows<S> >= 4) {
+  if constexpr (decode_most_rows<S> >= 4) {
     for (; r + 4 <= rows; r += 4)
-      few_logits_rows<S, 4>(q + r * q_stride, q_stride, k, k_stride, keys, d, s + r * s_stride, s_stride);
+      decode_logits_rows<S, 4>(q + r * q_stride, q_stride, k, k_stride, keys, d, s + r * s_stride, s_stride);
   }
-  if constexpr (few_most_rows<S> >= 2) {
+  if constexpr (decode_most_rows<S> >= 2) {
     for (; r + 2 <= rows; r += 2)
-      few_logits_rows<S, 2>(q + r * q_stride, q_stride, k, k_stride, keys, d, s + r * s_stride, s_stride);
+      decode_logits_rows<S, 2>(q + r * q_stride, q_stride, k, k_stride, keys, d, s + r * s_stride, s_stride);
   }
   for (; r < rows; ++r)
-    few_logits_rows<S, 1>(q + r * q_stride, q_stride, k, k_stride, keys, d, s + r * s_stride, s_stride);
+    decode_logits_rows<S, 1>(q + r * q_stride, q_stride, k, k_stride, keys, d, s + r * s_stride, s_stride);
 }
 
 template <class S, int rows, int vectors, class X>
-SSMAX_INLINE void few_accumulate_block(const typename S::Value* s, index_t s_stride, index_t keys, const X* v,
-                                       index_t v_stride, typename S::Value* o, index_t o_stride) {
+SSMAX_INLINE void decode_accumulate_block(const typename S::Value* s, index_t s_stride, index_t keys,
+                                          const X* v, index_t v_stride, typename S::Value* o,
+                                          index_t o_stride) {
   using V = typename S::V;
   V sum[rows][vectors];
   SSMAX_UNROLL
@@ -155,25 +156,25 @@ SSMAX_INLINE void few_accumulate_block(const typename S::Value* s, index_t s_str
 }
 
 template <class S, int rows, class X>
-void few_accumulate_rows(const typename S::Value* s, index_t s_stride, index_t keys, const X* v,
-                         index_t v_stride, index_t dv, typename S::Value* o, index_t o_stride) {
+void decode_accumulate_rows(const typename S::Value* s, index_t s_stride, index_t keys, const X* v,
+                            index_t v_stride, index_t dv, typename S::Value* o, index_t o_stride) {
   using V = typename S::V;
   index_t c = 0;
   if constexpr (2 * S::tile_rows / rows >= 8) {
     for (; c + 8 * S::width <= dv; c += 8 * S::width) {
-      few_accumulate_block<S, rows, 8>(s, s_stride, keys, v + c, v_stride, o + c, o_stride);
+      decode_accumulate_block<S, rows, 8>(s, s_stride, keys, v + c, v_stride, o + c, o_stride);
     }
   }
   if constexpr (2 * S::tile_rows / rows >= 4) {
     for (; c + 4 * S::width <= dv; c += 4 * S::width) {
-      few_accumulate_block<S, rows, 4>(s, s_stride, keys, v + c, v_stride, o + c, o_stride);
+      decode_accumulate_block<S, rows, 4>(s, s_stride, keys, v + c, v_stride, o + c, o_stride);
     }
   }
   for (; c + 2 * S::width <= dv; c += 2 * S::width) {
-    few_accumulate_block<S, rows, 2>(s, s_stride, keys, v + c, v_stride, o + c, o_stride);
+    decode_accumulate_block<S, rows, 2>(s, s_stride, keys, v + c, v_stride, o + c, o_stride);
   }
   for (; c + S::width <= dv; c += S::width) {
-    few_accumulate_block<S, rows, 1>(s, s_stride, keys, v + c, v_stride, o + c, o_stride);
+    decode_accumulate_block<S, rows, 1>(s, s_stride, keys, v + c, v_stride, o + c, o_stride);
   }
   if (c == dv) return;
   V sum[rows];
@@ -189,25 +190,27 @@ void few_accumulate_rows(const typename S::Value* s, index_t s_stride, index_t k
 }
 
 template <class S, class X>
-void few_accumulate(const typename S::Value* s, index_t s_stride, index_t rows, index_t keys, const X* v,
-                    index_t v_stride, index_t dv, typename S::Value* o, index_t o_stride) {
+void decode_accumulate(const typename S::Value* s, index_t s_stride, index_t rows, index_t keys, const X* v,
+                       index_t v_stride, index_t dv, typename S::Value* o, index_t o_stride) {
   index_t r = 0;
-  if constexpr (few_most_rows<S> >= 4) {
-    for (; dv <= few_narrow<S> && r + 4 <= rows; r += 4)
-      few_accumulate_rows<S, 4>(s + r * s_stride, s_stride, keys, v, v_stride, dv, o + r * o_stride,
-                                o_stride);
+  if constexpr (decode_most_rows<S> >= 4) {
+    for (; dv <= decode_narrow<S> && r + 4 <= rows; r += 4)
+      decode_accumulate_rows<S, 4>(s + r * s_stride, s_stride, keys, v, v_stride, dv, o + r * o_stride,
+                                   o_stride);
   }
-  if constexpr (few_most_rows<S> >= 2) {
+  if constexpr (decode_most_rows<S> >= 2) {
     for (; r + 2 <= rows; r += 2)
-      few_accumulate_rows<S, 2>(s + r * s_stride, s_stride, keys, v, v_stride, dv, o + r * o_stride,
-                                o_stride);
+      decode_accumulate_rows<S, 2>(s + r * s_stride, s_stride, keys, v, v_stride, dv, o + r * o_stride,
+                                   o_stride);
   }
   for (; r < rows; ++r)
-    few_accumulate_rows<S, 1>(s + r * s_stride, s_stride, keys, v, v_stride, dv, o + r * o_stride, o_stride);
+    decode_accumulate_rows<S, 1>(s + r * s_stride, s_stride, keys, v, v_stride, dv, o + r * o_stride,
+                                 o_stride);
 }
 
 template <class T, class X>
 struct KernelTable<DecodeKernels<T, X>> {
   using S = Lanes<T>;
-  static constexpr DecodeKernels<T, X> value{.logits = few_logits<S, X>, .accumulate = few_accumulate<S, X>};
+  static constexpr DecodeKernels<T, X> value{.logits = decode_logits<S, X>,
+                                             .accumulate = decode_accumulate<S, X>};
 };

@@ -7,7 +7,7 @@ namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
-/// Attention's tiles, backward (kernels/tile_backward.inl); tiles are [key][group].
+/// Attention's tiles, backward (prefill_backward.inl); tiles are [key][group].
 template <class T>
 struct PrefillBackwardKernels {
   /// One vector of queries: w = 2^(s - shift) in place of s, u = w·(dp - delta) in place of dp, and 0 where w is 0.

@@ -1,5 +1,5 @@
 // Attention's tiles, backward: the gradient of the logits, and the products that sum over queries, which are dK and dV.
-// The other three products (logits, dout·Vᵀ, dQ) are the forward's, in tile.inl. Included once per target.
+// The other three products (logits, dout·Vᵀ, dQ) are the forward's, in prefill.inl. Included once per target.
 
 /// `count` vectors of keys: w = 2^(s - shift) and u = w·(dp - delta), in place of s and dp. Where w is 0, as for hidden
 /// keys, u is 0 whatever dp is: that came from numbers that the query need not see.

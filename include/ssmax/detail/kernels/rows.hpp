@@ -16,7 +16,7 @@ struct Extremum {
 /// Work on two other rows of the same length that goes into the gaps of a row's exponentials. Those are bound by the FMA
 /// ports, the passes for maxima and products by loads and stores.
 template <class T>
-struct Meanwhile {
+struct OverlappedWork {
   const T* next = nullptr;  // a row whose maximum is wanted, if any
   Extremum<T> next_top{};   // and that maximum
   T* waiting = nullptr;     // a row to be multiplied by `factor` in place, if any
@@ -31,7 +31,7 @@ struct RowKernels {
   Extremum<T> (*max)(const T* in, index_t n);
   /// out = 2^(in·scale - shift); returns the sum. Needs in·scale - shift <= 1 everywhere; flushes below
   /// 2^-125.5 to 0.
-  T (*exp_store)(const T* in, index_t n, Scale<T> scale, T shift, T* out, Meanwhile<T>& meanwhile);
+  T (*exp_store)(const T* in, index_t n, Scale<T> scale, T shift, T* out, OverlappedWork<T>& overlapped);
   /// out = factor · in.
   void (*multiply)(const T* in, index_t n, T factor, T* out);
   /// out = c·(in - origin) + offset; -inf stays -inf for every c. Rounds the difference, the product with the

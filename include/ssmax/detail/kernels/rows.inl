@@ -51,7 +51,7 @@ void row_multiply(const typename S::Value* in, index_t n, typename S::Value fact
 template <class S>
 typename S::Value row_exp_store(const typename S::Value* in, index_t n, Scale<typename S::Value> scale,
                                 typename S::Value shift, typename S::Value* out,
-                                Meanwhile<typename S::Value>& meanwhile) {
+                                OverlappedWork<typename S::Value>& overlapped) {
   using T = typename S::Value;
   constexpr index_t w = S::width;
   const Exp<S> exp(scale, shift);
@@ -63,9 +63,9 @@ typename S::Value row_exp_store(const typename S::Value* in, index_t n, Scale<ty
   double total = 0;
   SSMAX_UNROLL
   for (int k = 0; k < chains; ++k) biases[k] = exp.bias;
-  const T* next = meanwhile.next;
-  T* waiting = meanwhile.waiting;
-  const typename S::V factor = S::set(meanwhile.factor);
+  const T* next = overlapped.next;
+  T* waiting = overlapped.waiting;
+  const typename S::V factor = S::set(overlapped.factor);
   typename S::V top = S::set(-std::numeric_limits<T>::infinity());
   typename S::M nan = S::none();
   index_t i = 0;
@@ -104,9 +104,9 @@ typename S::Value row_exp_store(const typename S::Value* in, index_t n, Scale<ty
   }
   if (next != nullptr) {
     const Extremum<T> last = row_max<S>(next + i, n - i);
-    meanwhile.next_top = {std::max(S::reduce_max(top), last.value), S::any(nan) || last.has_nan};
+    overlapped.next_top = {std::max(S::reduce_max(top), last.value), S::any(nan) || last.has_nan};
   }
-  if (waiting != nullptr) row_multiply<S>(waiting + i, n - i, meanwhile.factor, waiting + i);
+  if (waiting != nullptr) row_multiply<S>(waiting + i, n - i, overlapped.factor, waiting + i);
   typename S::V rest = S::set(T{0});
   for (; i < n; i += w) {
     const typename S::V e = exp(load_up_to<S>(in + i, n - i, -std::numeric_limits<T>::infinity()));

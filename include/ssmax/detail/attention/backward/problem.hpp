@@ -1,9 +1,9 @@
 // What one call of attention's backward has to do, and where its sums are gathered.
 #pragma once
 
-#include "backward_memory.hpp"
-#include "gradient_policies.hpp"
-#include "problem.hpp"
+#include "../problem.hpp"
+#include "scratch.hpp"
+#include "variant.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
@@ -41,21 +41,21 @@ struct HeadSums {
   static constexpr bool apart = !std::same_as<T, A>;
 
   HeadSums() = default;
-  HeadSums(Carver& carver, const BackwardProblem<T>& problem, const BackwardMemory<A>& memory)
-      : facts(carver.take<QueryFacts<A>>(problem.forward.rows())),
-        seen(carver.take<KeyRange>(problem.query_blocks())),
-        blocks_are_finite(carver.take<bool>(problem.key_blocks())),
-        keys_are_finite(carver.take<bool>(problem.key_blocks() * piece_keys)),
-        dq(carver.take<A>(problem.query_blocks() * memory.groups * memory.group * memory.d_pitch)),
-        dk(carver.take<A>(problem.key_blocks() * piece_keys * memory.d_pitch)),
-        dvalues(carver.take<A>(problem.key_blocks() * piece_keys * memory.dv_pitch)),
-        k(carver.take<A>(
+  HeadSums(Arena& arena, const BackwardProblem<T>& problem, const BackwardScratch<A>& memory)
+      : facts(arena.take<QueryFacts<A>>(problem.forward.rows())),
+        seen(arena.take<KeyRange>(problem.query_blocks())),
+        blocks_are_finite(arena.take<bool>(problem.key_blocks())),
+        keys_are_finite(arena.take<bool>(problem.key_blocks() * piece_keys)),
+        dq(arena.take<A>(problem.query_blocks() * memory.groups * memory.group * memory.d_pitch)),
+        dk(arena.take<A>(problem.key_blocks() * piece_keys * memory.d_pitch)),
+        dvalues(arena.take<A>(problem.key_blocks() * piece_keys * memory.dv_pitch)),
+        k(arena.take<A>(
             packs_keys(problem, memory.kernels) ? problem.key_blocks() * piece_keys * memory.d_pitch : 0)),
-        v(carver.take<A>(
+        v(arena.take<A>(
             packs_keys(problem, memory.kernels) ? problem.key_blocks() * piece_keys * memory.dv_pitch : 0)),
-        all_dq(carver.take<A>(apart ? problem.forward.rows() * problem.forward.width() : 0)),
-        all_dk(carver.take<A>(apart ? problem.keys() * problem.forward.width() : 0)),
-        all_dvalues(carver.take<A>(apart ? problem.keys() * problem.forward.value_width() : 0)) {}
+        all_dq(arena.take<A>(apart ? problem.forward.rows() * problem.forward.width() : 0)),
+        all_dk(arena.take<A>(apart ? problem.keys() * problem.forward.width() : 0)),
+        all_dvalues(arena.take<A>(apart ? problem.keys() * problem.forward.value_width() : 0)) {}
 
   /// Where the sums over all pieces are, of query `row` of the kv head or of one of its keys.
   A* query_sums(const BackwardProblem<T>& problem, const Query& query, index_t row) const {

@@ -1,12 +1,12 @@
-// The policies of a backward: what GradientPolicies asks, answered by the user's mask, scaling and score.
+// What GradientVariant asks of a backward, answered by the user's mask, scaling and score.
 //
 // Scores that do not learn go by vectors where they can: their derivative is formed on the way forward, dz'/dz = Π of its
 // parts'. Those that learn go back part by part, key by key.
 #pragma once
 
-#include "../kernels/prefill_backward.hpp"
-#include "gradient_policies.hpp"
-#include "user_policies.hpp"
+#include "../../kernels/prefill_backward.hpp"
+#include "../user_variant.hpp"
+#include "variant.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
@@ -47,15 +47,15 @@ Sharing sharing_of(const C& score, const QueryShape& shape) {
 }
 
 template <class A, class S, class M, class C>
-class UserGradientPolicies final : public UserPolicies<A, S, M, C, GradientPolicies<A>> {
-  using Base = UserPolicies<A, S, M, C, GradientPolicies<A>>;
+class UserGradientVariant final : public UserVariant<A, S, M, C, GradientVariant<A>> {
+  using Base = UserVariant<A, S, M, C, GradientVariant<A>>;
   static constexpr bool score_learns = parameters_of<C>() > 0 || learns_logits<C>();
 
  public:
   using Base::Base, Base::mask, Base::scaling, Base::score;
 
   void apply_and_keep(const TileColumn<A>& column, A* z, A* slope,
-                      const LaneMemory<A>& memory) const override {
+                      const LaneScratch<A>& memory) const override {
     const index_t group = memory.group, width = memory.kernels.width;
     const auto keep = [&] {
       for (index_t at = 0; at < column.keys.size(); ++at) {
@@ -75,7 +75,7 @@ class UserGradientPolicies final : public UserPolicies<A, S, M, C, GradientPolic
   }
 
   void differentiate(const TileColumn<A>& column, const ScoredColumn<A>& scored,
-                     const LaneMemory<A>& memory) const override {
+                     const LaneScratch<A>& memory) const override {
     const index_t group = memory.group, width = memory.kernels.width;
     if constexpr (score_learns) {
       Base::for_each_visible(column, width, [&](index_t at, index_t lane, const Query& query, index_t key) {
@@ -117,7 +117,7 @@ class UserGradientPolicies final : public UserPolicies<A, S, M, C, GradientPolic
  private:
   template <class Part>
   void apply_and_differentiate(const Part& part, const TileColumn<A>& column, A* slope,
-                               const LaneMemory<A>& memory) const {
+                               const LaneScratch<A>& memory) const {
     const index_t group = memory.group, width = memory.kernels.width;
     if constexpr (shared::is_composed<Part>) {
       apply_and_differentiate(part.first(), column, slope, memory);

@@ -18,8 +18,8 @@
 #include <utility>
 #include <vector>
 
-#include "../config.hpp"
-#include "error.hpp"
+#include "../../config.hpp"
+#include "../checks/error.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_DATA_NAMESPACE {

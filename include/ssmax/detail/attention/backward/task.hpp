@@ -1,4 +1,4 @@
-// The steps of attention's backward on one kv head: facts about its queries, pieces of queries × keys (backward_piece.hpp),
+// The steps of attention's backward on one kv head: facts about its queries, pieces of queries × keys (block.hpp),
 // sums of them, results.
 //
 //   dq = c·scale·dq̃, and dc = scale·⟨q, dq̃⟩: no further pass over the keys, and no division by a c that may be 0
@@ -12,10 +12,10 @@
 #include <cmath>
 #include <numbers>
 
-#include "../kernels/dot.hpp"
-#include "../kernels/rows.hpp"
-#include "backward_piece.hpp"
-#include "backward_problem.hpp"
+#include "../../kernels/dot.hpp"
+#include "../../kernels/rows.hpp"
+#include "block.hpp"
+#include "problem.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
@@ -25,17 +25,17 @@ template <class T>
 class BackwardTask {
  public:
   using A = Compute<T>;
-  using Memory = BackwardMemory<A>;
+  using Memory = BackwardScratch<A>;
 
-  BackwardTask(const BackwardProblem<T>& problem, const GradientPolicies<A>& policies, const Memory& memory,
+  BackwardTask(const BackwardProblem<T>& problem, const GradientVariant<A>& variant, const Memory& memory,
                double* sums)
       : problem_(problem),
         forward_(problem.forward),
-        policies_(policies),
+        variant_(variant),
         kernels_(memory.kernels),
         gradient_kernels_(detail::kernels<PrefillBackwardKernels<A>>()),
         memory_(memory),
-        piece_(policies, memory, problem.forward.width(), problem.forward.value_width(), problem.keys()),
+        piece_(variant, memory, problem.forward.width(), problem.forward.value_width(), problem.keys()),
         sums_(sums) {}
 
   /// The kv head that the other members are about, counted over batch entries, and where its sums are.
@@ -56,7 +56,7 @@ class BackwardTask {
     QueryCursor<T, T> cursor(forward_, batch_, kv_head_, first);
     for (index_t row = first; row < first + queries_of(block); ++row, cursor.next()) {
       const auto& [batch, head, index, shape, shift] = *cursor;
-      const QueryRow seen_by = policies_.row(*cursor, held);
+      const QueryRow seen_by = variant_.row(*cursor, held);
       QueryFacts<A>& facts = head_sums_.facts[row] = {seen_by.keys, seen_by.multiplier};
       facts.lse = problem_.lse(batch, head, index);
       if (facts.lse == -infinity) facts.keys = {};
@@ -113,9 +113,9 @@ class BackwardTask {
     if (has_piece(queries, keys)) {
       load_queries(queries);
       load_keys(keys);
-      if (policies_.has_score) std::fill_n(memory_.sums, groups_ * memory_.group * memory_.sums_of_row, 0.0);
+      if (variant_.has_score) std::fill_n(memory_.sums, groups_ * memory_.group * memory_.sums_of_row, 0.0);
       piece_.attend(keys_, count_, queries_sums(queries));
-      if (policies_.has_score && sums_ != nullptr) add_row_sums(queries);
+      if (variant_.has_score && sums_ != nullptr) add_row_sums(queries);
     }
     const auto ends = [](index_t i, index_t count) { return (i + 1) % pieces_of_sum == 0 || i + 1 == count; };
     bool has_any = false;
@@ -139,16 +139,16 @@ class BackwardTask {
       const QueryFacts<A>& facts = head_sums_.facts[row];
       A* sums = head_sums_.query_sums(problem_, *cursor, row);
       const bool has_keys = facts.keys.size() > 0;
-      if (sums_ != nullptr && !policies_.has_score && has_keys) {
-        const A* q = load_query(forward_, policies_, *cursor, memory_.staged);
+      if (sums_ != nullptr && !variant_.has_score && has_keys) {
+        const A* q = load_query(forward_, variant_, *cursor, memory_.staged);
         sums_of(*cursor)[0] =
             forward_.scale * static_cast<double>(detail::kernels<DotKernels<A>>().dot(q, sums, d));
       }
       if (has_keys) {
-        const double factor = policies_.has_score ? forward_.scale : forward_.scale * facts.multiplier;
+        const double factor = variant_.has_score ? forward_.scale : forward_.scale * facts.multiplier;
         detail::kernels<RowKernels<A>>().multiply(sums, d, static_cast<A>(factor), sums);
         if (forward_.rope != nullptr) {
-          forward_.rope->rotate(sums, d, sums, d, 1, d, rope_position(forward_, policies_, *cursor), true);
+          forward_.rope->rotate(sums, d, sums, d, 1, d, rope_position(forward_, variant_, *cursor), true);
         }
       }
       const auto& [batch, head, index, shape, shift] = *cursor;
@@ -163,7 +163,7 @@ class BackwardTask {
     for_each_key(block, [&](index_t key) {
       A* dk = head_sums_.key_sums(problem_, batch_, kv_head_, key);
       if (forward_.rope != nullptr && forward_.rows() > 0) {
-        const index_t position = forward_.key_position + policies_.key_position(query, key);
+        const index_t position = forward_.key_position + variant_.key_position(query, key);
         forward_.rope->rotate(dk, d, dk, d, 1, d, position, true);
       }
       narrow_to(row_of(problem_.dk, batch_, kv_head_, key), d, dk);
@@ -234,7 +234,7 @@ class BackwardTask {
     std::fill_n(k, in_passes(count) * memory_.d_pitch, A{0});
     std::fill_n(v, in_passes(count) * memory_.dv_pitch, A{0});
     for (index_t i = 0; i < count; ++i, k += memory_.d_pitch, v += memory_.dv_pitch) {
-      detail::load_keys(forward_, policies_, batch_, kv_head_, {first + i, first + i + 1}, k);
+      detail::load_keys(forward_, variant_, batch_, kv_head_, {first + i, first + i + 1}, k);
       const A* wide = widened(row_of(forward_.keys.v, batch_, kv_head_, first + i), dv, v);
       if (wide != v) std::copy_n(wide, dv, v);
     }
@@ -292,7 +292,7 @@ class BackwardTask {
     const QueryRow& row = memory_.rows[i];
     if (i >= count_ || row.keys.size() == 0) return;
     const QueryFacts<A>& facts = head_sums_.facts[first + i];
-    const A* wide = load_query(forward_, policies_, row.query, q);
+    const A* wide = load_query(forward_, variant_, row.query, q);
     if (wide != q) std::copy_n(wide, d, q);
     const double lse = static_cast<double>(facts.lse) * std::numbers::log2e;
     const double shift = std::rint(lse);
@@ -315,14 +315,14 @@ class BackwardTask {
     A* factor = memory_.lanes;
     for (index_t lane = 0; lane < kernels_.width; ++lane) {
       memory_.in[lane] = memory_.q_rows + (i + lane) * memory_.d_pitch;
-      const double c = policies_.has_score ? 1 : memory_.rows[i + lane].multiplier * std::numbers::log2e;
+      const double c = variant_.has_score ? 1 : memory_.rows[i + lane].multiplier * std::numbers::log2e;
       factor[lane] = static_cast<A>(forward_.scale * c);
     }
     kernels_.transpose(memory_.in, kernels_.width, d, factor, memory_.q + g * d * group + lane_of_group,
                        group);
     for (index_t lane = 0; lane < kernels_.width; ++lane) {
       A* q = memory_.q_rows + (i + lane) * memory_.d_pitch;
-      const double c = policies_.has_score ? 1 : memory_.rows[i + lane].multiplier;
+      const double c = variant_.has_score ? 1 : memory_.rows[i + lane].multiplier;
       detail::kernels<RowKernels<A>>().multiply(q, d, static_cast<A>(forward_.scale * c), q);
       memory_.in[lane] = memory_.dout_rows + (i + lane) * memory_.dv_pitch;
     }
@@ -375,17 +375,17 @@ class BackwardTask {
 
   const BackwardProblem<T>& problem_;
   const Problem<T, T>& forward_;
-  const GradientPolicies<A>& policies_;
+  const GradientVariant<A>& variant_;
   const PrefillKernels<A>& kernels_;
   const PrefillBackwardKernels<A>& gradient_kernels_;
   const Memory& memory_;
-  const BackwardPiece<A> piece_;
+  const BackwardBlock<A> piece_;
   double* sums_;  // of every query of the call, or null
   HeadSums<T> head_sums_{};
   index_t head_ = -1, batch_ = 0, kv_head_ = 0;
   index_t loaded_queries_ = -1;
   index_t count_ = 0, groups_ = 0;
-  PieceKeys<A> keys_{};
+  BlockKeys<A> keys_{};
 };
 
 }  // namespace detail

@@ -8,16 +8,17 @@
 #include <limits>
 #include <optional>
 
-#include "../../execution.hpp"
-#include "few.hpp"
-#include "tile.hpp"
+#include "../../../execution.hpp"
+#include "../../../workspace.hpp"
+#include "decode.hpp"
+#include "prefill.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
 /// How a call is cut.
-struct Cut {
+struct Partition {
   index_t queries = 0;  // of a task, at most
   index_t blocks = 0;   // of queries, for each kv head
   index_t tasks = 0;
@@ -28,9 +29,9 @@ struct Cut {
 inline constexpr index_t most_waiting_bytes = index_t{32} << 20;
 
 template <class Task, class T, class X>
-Cut cut_tasks(const Problem<T, X>& problem, index_t threads, index_t chunks) {
+Partition partition_tasks(const Problem<T, X>& problem, index_t threads, index_t chunks) {
   const index_t unit = Task::least_queries();
-  Cut cut{.queries = std::min(Task::most_queries(), (problem.rows() + unit - 1) / unit * unit)};
+  Partition cut{.queries = std::min(Task::most_queries(), (problem.rows() + unit - 1) / unit * unit)};
   const auto count = [&] {
     cut.blocks = (problem.rows() + cut.queries - 1) / cut.queries;
     cut.tasks = problem.q.extent(0) * problem.kv_heads() * cut.blocks;
@@ -62,7 +63,7 @@ void for_each_chunk(KeyRange keys, const F& f) {
 }
 
 template <class Task, class T, class X, class E>
-void run_tasks(const Problem<T, X>& problem, const Policies<Compute<T>>& policies, const Result<T>& result,
+void run_tasks(const Problem<T, X>& problem, const Variant<Compute<T>>& variant, const Result<T>& result,
                Workspace& workspace, E& executor) {
   using A = Compute<T>;
   using Memory = typename Task::Memory;
@@ -74,11 +75,11 @@ void run_tasks(const Problem<T, X>& problem, const Policies<Compute<T>>& policie
     chunks = {std::min(chunks.begin, held.begin / key_chunk),
               std::max(chunks.end, (held.end - 1) / key_chunk + 1)};
   }
-  const Cut cut = cut_tasks<Task>(problem, threads, chunks.size());
+  const Partition cut = partition_tasks<Task>(problem, threads, chunks.size());
   const index_t pieces = cut.tasks * cut.chunks, lanes = std::min(threads, pieces);
   const index_t d = problem.width(), dv = problem.value_width();
 
-  Carver count;
+  Arena count;
   const index_t states_size = Memory(count, cut.queries, d, dv).states_size();
   const std::size_t bytes = count.used();
   const index_t waiting_size = cut.chunks > 1 ? pieces * states_size : 0;
@@ -92,8 +93,8 @@ void run_tasks(const Problem<T, X>& problem, const Policies<Compute<T>>& policie
   const auto run = [&](index_t pieces_of_task, const auto& body) {
     std::atomic<index_t> next{0};
     executor.run(lanes, [&](index_t lane) {
-      Carver carver(memory + static_cast<std::size_t>(lane) * bytes);
-      const Memory own(carver, cut.queries, d, dv);
+      Arena arena(memory + static_cast<std::size_t>(lane) * bytes);
+      const Memory own(arena, cut.queries, d, dv);
       std::optional<Task> task;
       KeyRange seen{};
       index_t prepared = -1;
@@ -102,7 +103,7 @@ void run_tasks(const Problem<T, X>& problem, const Policies<Compute<T>>& policie
         if (index != prepared) {
           const index_t heads = cut.tasks / cut.blocks, head = index % heads;
           const index_t first = (cut.blocks - 1 - index / heads) * cut.queries;
-          task.emplace(problem, policies, own);
+          task.emplace(problem, variant, own);
           seen = task->prepare(head / problem.kv_heads(), head % problem.kv_heads(), first,
                                std::min(cut.queries, problem.rows() - first));
           prepared = index;
@@ -140,15 +141,15 @@ void run_tasks(const Problem<T, X>& problem, const Policies<Compute<T>>& policie
 }
 
 template <class T, class X, class E>
-void run_attention(const Problem<T, X>& problem, const Policies<Compute<T>>& policies,
-                   const Result<T>& result, Workspace* workspace, E& executor) {
+void run_attention(const Problem<T, X>& problem, const Variant<Compute<T>>& variant, const Result<T>& result,
+                   Workspace* workspace, E& executor) {
   if (problem.rows() == 0 || problem.q.extent(0) == 0 || problem.kv_heads() == 0) return;
   Workspace own;
   if (workspace == nullptr) workspace = &own;
-  if (problem.rows() <= few_rows) {
-    run_tasks<FewTask<T, X>>(problem, policies, result, *workspace, executor);
+  if (problem.rows() <= decode_rows) {
+    run_tasks<DecodeTask<T, X>>(problem, variant, result, *workspace, executor);
   } else {
-    run_tasks<TileTask<T, X>>(problem, policies, result, *workspace, executor);
+    run_tasks<PrefillTask<T, X>>(problem, variant, result, *workspace, executor);
   }
 }
 

@@ -4,8 +4,8 @@
 #include <concepts>
 #include <type_traits>
 
-#include "../half.hpp"
-#include "kernels/convert.hpp"
+#include "../../half.hpp"
+#include "../kernels/convert.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {

@@ -5,7 +5,7 @@
 // pool may have been made by a unit without exceptions.
 #pragma once
 
-#include "../config.hpp"
+#include "../../config.hpp"
 
 #if defined(__cpp_exceptions)
 #include <atomic>

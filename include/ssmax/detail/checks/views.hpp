@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <limits>
 
-#include "../view.hpp"
+#include "../../view.hpp"
 #include "error.hpp"
 
 namespace ssmax {

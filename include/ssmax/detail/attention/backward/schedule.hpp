@@ -9,8 +9,8 @@
 
 #include <atomic>
 
-#include "../../execution.hpp"
-#include "backward_task.hpp"
+#include "../../../execution.hpp"
+#include "task.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
@@ -39,23 +39,23 @@ struct BackwardCut {
 };
 
 template <class T, class E>
-void run_backward(const BackwardProblem<T>& problem, const GradientPolicies<Compute<T>>& policies,
+void run_backward(const BackwardProblem<T>& problem, const GradientVariant<Compute<T>>& variant,
                   Workspace* workspace, E& executor) {
   using A = Compute<T>;
   using Task = BackwardTask<T>;
   const index_t heads = problem.heads(), queries = problem.query_blocks(), keys = problem.key_blocks();
   if (heads == 0 || queries + keys == 0) return;
   const QueryShape shape = problem.forward.shape(0);
-  const BackwardCut cut(heads, queries, keys, policies.sharing(shape), threads_of(executor));
+  const BackwardCut cut(heads, queries, keys, variant.sharing(shape), threads_of(executor));
   const index_t lanes =
       std::min(cut.threads, cut.whole_heads ? heads : cut.at_once * std::min(queries + keys, cut.threads));
   // Of each query: dc, its parameters of the score, n, its position, dsink.
-  const index_t sums_of_row = 4 + policies.parameters();
-  const bool has_sums = policies.learns() || !problem.dsinks.empty();
+  const index_t sums_of_row = 4 + variant.parameters();
+  const bool has_sums = variant.learns() || !problem.dsinks.empty();
 
-  Carver count, count_sums;
-  const BackwardMemory<A> counted(count, problem.forward.width(), problem.forward.value_width(), sums_of_row,
-                                  policies.has_score);
+  Arena count, count_sums;
+  const BackwardScratch<A> counted(count, problem.forward.width(), problem.forward.value_width(), sums_of_row,
+                                   variant.has_score);
   const std::size_t bytes = count.used();
   HeadSums<T>(count_sums, problem, counted);
   const std::size_t sums_bytes = count_sums.used();
@@ -75,16 +75,16 @@ void run_backward(const BackwardProblem<T>& problem, const GradientPolicies<Comp
   const auto run = [&](index_t n, const auto& f) {
     std::atomic<index_t> next{0};
     executor.run(std::min(lanes, n), [&](index_t lane) {
-      Carver carver(memory + static_cast<std::size_t>(lane) * bytes);
-      const BackwardMemory<A> lane_memory(carver, problem.forward.width(), problem.forward.value_width(),
-                                          sums_of_row, policies.has_score);
-      Task task(problem, policies, lane_memory, sums);
+      Arena arena(memory + static_cast<std::size_t>(lane) * bytes);
+      const BackwardScratch<A> lane_memory(arena, problem.forward.width(), problem.forward.value_width(),
+                                           sums_of_row, variant.has_score);
+      Task task(problem, variant, lane_memory, sums);
       for (index_t i = next++; i < n; i = next++) f(task, lane, i);
     });
   };
   const auto head_sums = [&](index_t slot) {
-    Carver carver(head_memory + static_cast<std::size_t>(slot) * sums_bytes);
-    return HeadSums<T>(carver, problem, counted);
+    Arena arena(head_memory + static_cast<std::size_t>(slot) * sums_bytes);
+    return HeadSums<T>(arena, problem, counted);
   };
 
   if (cut.whole_heads) {
@@ -137,8 +137,8 @@ void run_backward(const BackwardProblem<T>& problem, const GradientPolicies<Comp
       double dsink = 0;
       for (query.index = 0; query.index < shape.queries; ++query.index, row += sums_of_row) {
         const double* last = row + sums_of_row - 3;
-        policies.accumulate(query, {query.head, static_cast<index_t>(last[1]), static_cast<index_t>(last[0])},
-                            row);
+        variant.accumulate(query, {query.head, static_cast<index_t>(last[1]), static_cast<index_t>(last[0])},
+                           row);
         dsink += last[2];
       }
       if (!problem.dsinks.empty()) {

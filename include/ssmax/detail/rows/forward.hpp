@@ -20,8 +20,8 @@
 #include <limits>
 #include <numbers>
 
-#include "kernels/rows.hpp"
-#include "storage.hpp"
+#include "../kernels/rows.hpp"
+#include "../memory/storage.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
@@ -207,15 +207,15 @@ RowSum<T> sum_row(const RowKernels<T>& kernels, const RowSource<T, X>& source, T
     // The next block's maximum is found on the way where that block is as long and lies ready in the cache; from memory
     // one stream at a time is faster, as with softmax_block_rows.
     const bool ready = source.in_place() && next_count == count && n <= longest_near_row;
-    Meanwhile<T> meanwhile{.next = ready ? z + count : nullptr};
+    OverlappedWork<T> overlapped{.next = ready ? z + count : nullptr};
     const T sum = kernels.exp_store(z, count, source.scale(), shift,
-                                    stage == nullptr ? scratch : stage + begin, meanwhile);
+                                    stage == nullptr ? scratch : stage + begin, overlapped);
     if (stage != nullptr)
       shifts[begin / row_block] = counts ? shift : -2 * largest_shift<T>;  // a factor of 0
     if (counts) total.add(top.value, static_cast<double>(shift), static_cast<double>(sum));
     if (next_count > 0) {
       z = source.block(begin + count, next_count, scratch);
-      top = ready ? meanwhile.next_top : kernels.max(z, next_count);
+      top = ready ? overlapped.next_top : kernels.max(z, next_count);
     }
   }
   // Rightly so where the others are 2^11 or more above it, further than exponentials reach.
@@ -270,7 +270,7 @@ void softmax_row(const RowKernels<T>& kernels, const X* in, index_t n, double c,
       const auto shift = static_cast<double>(shifts[begin / row_block]) - total.shift;
       kernels.multiply(stage + begin, count, static_cast<T>(std::ldexp(factor, static_cast<int>(shift))), to);
     } else {
-      Meanwhile<T> nothing;
+      OverlappedWork<T> nothing;
       kernels.exp_store(source.block(begin, count, scratch), count, source.scale(),
                         static_cast<T>(total.shift), to, nothing);
       kernels.multiply(to, count, static_cast<T>(factor), to);
@@ -289,28 +289,28 @@ template <class T>
 void softmax_block_rows(const RowKernels<T>& kernels, const T* in, index_t in_stride, T* out,
                         index_t out_stride, index_t rows, index_t n, double c, bool overlaps) {
   const Scale<T> scale = Multiplier<T>(c).scale;
-  Meanwhile<T> meanwhile{.next_top = kernels.max(in, n)};
+  OverlappedWork<T> overlapped{.next_top = kernels.max(in, n)};
   for (index_t r = 0; r < rows; ++r, in += in_stride, out += out_stride) {
     const bool is_last = r + 1 == rows;
-    const Extremum<T> top = meanwhile.next_top;
+    const Extremum<T> top = overlapped.next_top;
     const T product = top.value * scale.high;
     const bool regular = !top.has_nan && std::abs(product) < largest_shift<T>;
     if (regular) {
-      meanwhile.next = overlaps && !is_last ? in + in_stride : nullptr;
-      const T sum = kernels.exp_store(in, n, scale, round_shift(product), out, meanwhile);
+      overlapped.next = overlaps && !is_last ? in + in_stride : nullptr;
+      const T sum = kernels.exp_store(in, n, scale, round_shift(product), out, overlapped);
       if (overlaps) {
-        meanwhile.waiting = out;
-        meanwhile.factor = T{1} / sum;
+        overlapped.waiting = out;
+        overlapped.factor = T{1} / sum;
         continue;
       }
       kernels.multiply(out, n, T{1} / sum, out);
     } else {
       softmax_row<T>(kernels, in, n, c, out);
     }
-    if (!is_last) meanwhile.next_top = kernels.max(in + in_stride, n);
+    if (!is_last) overlapped.next_top = kernels.max(in + in_stride, n);
   }
-  if (meanwhile.waiting != nullptr)
-    kernels.multiply(meanwhile.waiting, n, meanwhile.factor, meanwhile.waiting);
+  if (overlapped.waiting != nullptr)
+    kernels.multiply(overlapped.waiting, n, overlapped.factor, overlapped.waiting);
 }
 
 /// ln Σ exp(c·z) - c·logit, at least 0: `logit` is one of the row's, which need not be rounded for their

@@ -1,7 +1,7 @@
 // What one thread holds while it goes back through tiles.
 #pragma once
 
-#include "tile_memory.hpp"
+#include "../forward/prefill_scratch.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
@@ -28,30 +28,30 @@ struct QueryFacts {
 };
 
 template <class A>
-struct BackwardMemory : LaneMemory<A> {
-  using LaneMemory<A>::group;
-  using LaneMemory<A>::groups;
+struct BackwardScratch : LaneScratch<A> {
+  using LaneScratch<A>::group;
+  using LaneScratch<A>::groups;
 
-  BackwardMemory(Carver& carver, index_t d, index_t value_width, index_t sums_count, bool has_score)
-      : LaneMemory<A>(carver, piece_queries, d, value_width),
+  BackwardScratch(Arena& arena, index_t d, index_t value_width, index_t sums_count, bool has_score)
+      : LaneScratch<A>(arena, piece_queries, d, value_width),
         d_pitch((d + 15) / 16 * 16),
         dv_pitch((value_width + 15) / 16 * 16),
-        q_rows(carver.take<A>(groups * group * d_pitch)),
-        dout(carver.take<A>(groups * value_width * group)),
-        dout_rows(carver.take<A>(groups * group * dv_pitch)),
-        s(carver.take<A>(gradient_block * group)),
-        u(carver.take<A>(gradient_block * group)),
-        z(carver.take<A>(has_score ? gradient_block * group : 0)),
-        slope(carver.take<A>(has_score ? gradient_block * group : 0)),
-        shift(carver.take<A>(groups * group)),
-        delta(carver.take<A>(groups * group)),
-        apart_gradients(carver.take<A>(this->kernels.width * key_block)),
-        base(carver.take<double>(groups * group)),
-        regular(carver.take<bool>(groups * group)),
-        finite(carver.take<bool>(groups)),
-        queries_are_finite(carver.take<bool>(groups * group)),
+        q_rows(arena.take<A>(groups * group * d_pitch)),
+        dout(arena.take<A>(groups * value_width * group)),
+        dout_rows(arena.take<A>(groups * group * dv_pitch)),
+        s(arena.take<A>(gradient_block * group)),
+        u(arena.take<A>(gradient_block * group)),
+        z(arena.take<A>(has_score ? gradient_block * group : 0)),
+        slope(arena.take<A>(has_score ? gradient_block * group : 0)),
+        shift(arena.take<A>(groups * group)),
+        delta(arena.take<A>(groups * group)),
+        apart_gradients(arena.take<A>(this->kernels.width * key_block)),
+        base(arena.take<double>(groups * group)),
+        regular(arena.take<bool>(groups * group)),
+        finite(arena.take<bool>(groups)),
+        queries_are_finite(arena.take<bool>(groups * group)),
         sums_of_row(sums_count),
-        sums(carver.take<double>(groups * group * sums_count)) {}
+        sums(arena.take<double>(groups * group * sums_count)) {}
 
   index_t d_pitch, dv_pitch;  // whole vectors of every target; what is past d and dv is 0
   A* q_rows;                  // [queries][d_pitch], times scale and, without a score, c

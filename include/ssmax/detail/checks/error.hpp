@@ -3,7 +3,7 @@
 
 #include <cstdio>
 
-#include "../config.hpp"
+#include "../../config.hpp"
 
 #if defined(__cpp_exceptions)
 #include <stdexcept>

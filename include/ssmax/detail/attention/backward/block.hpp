@@ -11,10 +11,10 @@
 #include <cmath>
 #include <limits>
 
-#include "../kernels/prefill_backward.hpp"
-#include "backward_memory.hpp"
-#include "gradient_policies.hpp"
-#include "rectangles.hpp"
+#include "../../kernels/prefill_backward.hpp"
+#include "../rectangles.hpp"
+#include "scratch.hpp"
+#include "variant.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
@@ -22,7 +22,7 @@ namespace detail {
 
 /// The keys of a piece.
 template <class A>
-struct PieceKeys {
+struct BlockKeys {
   KeyRange range{};
   const A* k = nullptr;
   index_t k_stride = 0;
@@ -34,11 +34,11 @@ struct PieceKeys {
 };
 
 template <class A>
-class BackwardPiece {
+class BackwardBlock {
  public:
-  BackwardPiece(const GradientPolicies<A>& policies, const BackwardMemory<A>& memory, index_t d, index_t dv,
+  BackwardBlock(const GradientVariant<A>& variant, const BackwardScratch<A>& memory, index_t d, index_t dv,
                 index_t length)
-      : policies_(policies),
+      : variant_(variant),
         kernels_(memory.kernels),
         gradient_kernels_(detail::kernels<PrefillBackwardKernels<A>>()),
         memory_(memory),
@@ -47,7 +47,7 @@ class BackwardPiece {
         length_(length) {}
 
   /// Adds what the memory's queries and the keys give each other; dq is [groups][d_pitch][group].
-  void attend(const PieceKeys<A>& keys, index_t queries, A* dq) const {
+  void attend(const BlockKeys<A>& keys, index_t queries, A* dq) const {
     const index_t group = memory_.group;
     for (index_t at = 0; at < keys.range.size(); at += gradient_block) {
       for (index_t g = 0; g * group < queries; ++g) {
@@ -60,7 +60,7 @@ class BackwardPiece {
   static constexpr A infinity = std::numeric_limits<A>::infinity();
 
   /// A group of queries against the keys of the piece from `at` on, as many as a tile holds.
-  void attend_block(const PieceKeys<A>& piece, index_t g, index_t queries, index_t at, A* dq) const {
+  void attend_block(const BlockKeys<A>& piece, index_t g, index_t queries, index_t at, A* dq) const {
     const Column* columns = memory_.columns + g * tile_vectors;
     const index_t group = memory_.group, width = kernels_.width;
     const KeyRange block{piece.range.begin + at,
@@ -114,7 +114,7 @@ class BackwardPiece {
   }
 
   /// What lanes of a group give to dv and dk of keys, which lie at row `at` + keys.begin of the piece's.
-  void add_lanes(const PieceKeys<A>& piece, index_t g, KeyRange lanes, KeyRange keys, index_t at) const {
+  void add_lanes(const BlockKeys<A>& piece, index_t g, KeyRange lanes, KeyRange keys, index_t at) const {
     const index_t group = memory_.group, tile = keys.begin * group + lanes.begin, row = at + keys.begin,
                   query = g * group + lanes.begin;
     gradient_kernels_.add_product(memory_.s + tile, lanes.size(), keys.size(),
@@ -125,7 +125,7 @@ class BackwardPiece {
                                   piece.dk + row * memory_.d_pitch);
   }
 
-  void add_lane(const PieceKeys<A>& piece, index_t g, index_t lane, KeyRange keys, index_t at) const {
+  void add_lane(const BlockKeys<A>& piece, index_t g, index_t lane, KeyRange keys, index_t at) const {
     const index_t group = memory_.group, query = g * group + lane;
     const auto add = [&](const A* tile, const A* row, index_t channels, A* sums, index_t pitch) {
       const A* factors = tile + keys.begin * group + lane;
@@ -143,7 +143,7 @@ class BackwardPiece {
   }
 
   /// What a key gives to dq of `vectors` vectors of lanes.
-  void add_key(const PieceKeys<A>& piece, index_t key, index_t lane, index_t vectors, index_t at,
+  void add_key(const BlockKeys<A>& piece, index_t key, index_t lane, index_t vectors, index_t at,
                A* dq) const {
     const index_t group = memory_.group;
     const A* k = piece.k + (at + key) * piece.k_stride;
@@ -173,10 +173,10 @@ class BackwardPiece {
     A *s = memory_.s + tile, *u = memory_.u + tile, *z = memory_.z + tile, *slope = memory_.slope + tile;
     const QueryRow* rows = memory_.rows + lane;
     const TileColumn<A> logits{s, keys, rows, length_};
-    if (policies_.has_score) {
-      policies_.apply_and_keep(logits, z, slope, memory_);
-    } else if (policies_.has_predicate) {
-      policies_.apply(logits, memory_);
+    if (variant_.has_score) {
+      variant_.apply_and_keep(logits, z, slope, memory_);
+    } else if (variant_.has_predicate) {
+      variant_.apply(logits, memory_);
     }
     if (column.hides(keys)) hide_keys(memory_, s, keys, rows);
     const bool regular = std::all_of(memory_.regular + lane, memory_.regular + lane + kernels_.width,
@@ -186,9 +186,9 @@ class BackwardPiece {
     } else {
       irregular_gradients(lane, keys.size(), s, u);
     }
-    if (policies_.has_score) {
+    if (variant_.has_score) {
       const index_t stride = memory_.sums_of_row;
-      policies_.differentiate(logits, {u, z, slope, memory_.sums + lane * stride, stride}, memory_);
+      variant_.differentiate(logits, {u, z, slope, memory_.sums + lane * stride, stride}, memory_);
     }
   }
 
@@ -218,10 +218,10 @@ class BackwardPiece {
     }
   }
 
-  const GradientPolicies<A>& policies_;
+  const GradientVariant<A>& variant_;
   const PrefillKernels<A>& kernels_;
   const PrefillBackwardKernels<A>& gradient_kernels_;
-  const BackwardMemory<A>& memory_;
+  const BackwardScratch<A>& memory_;
   index_t d_, dv_;
   index_t length_;  // keys there are
 };

@@ -3,15 +3,15 @@
 // vectors.
 #pragma once
 
-#include "../mask.hpp"
-#include "../scaling.hpp"
-#include "check_views.hpp"
+#include "../../mask.hpp"
+#include "../../scaling.hpp"
+#include "../checks/views.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
-struct RowRun {
+struct RowGroup {
   index_t batch, head, query;  // of the first row
   index_t rows;
   KeyRange keys;
@@ -19,7 +19,7 @@ struct RowRun {
 };
 
 template <class M, class Visit>
-void for_each_run(const QueryShape& shape, const M& mask, Visit visit) {
+void for_each_group(const QueryShape& shape, const M& mask, Visit visit) {
   static_assert(
       !has_predicate<M>,
       "ssmax::softmax: a mask that picks single keys is for attention; write -inf to the logits instead");
@@ -38,7 +38,7 @@ void for_each_run(const QueryShape& shape, const M& mask, Visit visit) {
         }
         Row row{.head = head, .n = keys.size()};
         if (row.n > 0) row.position = key_position(mask, {batch, head, query, shape}, keys.end - 1);
-        visit(RowRun{batch, head, query, rows, keys, row});
+        visit(RowGroup{batch, head, query, rows, keys, row});
         query += rows;
       }
     }

@@ -1,4 +1,4 @@
-// Attention of many queries: groups of queries, one per lane, against blocks of keys (kernels/tile.inl).
+// Attention of many queries: groups of queries, one per lane, against blocks of keys (kernels/prefill.inl).
 //
 // A task takes some groups of one kv head. A block is read from where it lies or, if something has to be done to it, is
 // brought once into rows (K: widened, rotated) and panels (V) for all of the task's groups. What each vector of queries
@@ -11,23 +11,23 @@
 #include <cmath>
 #include <limits>
 
-#include "../../online_softmax.hpp"
-#include "policies.hpp"
-#include "problem.hpp"
-#include "rectangles.hpp"
-#include "result.hpp"
-#include "tile_memory.hpp"
+#include "../../../online_softmax.hpp"
+#include "../problem.hpp"
+#include "../rectangles.hpp"
+#include "../variant.hpp"
+#include "epilogue.hpp"
+#include "prefill_scratch.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
 template <class T, class X>
-class TileTask {
+class PrefillTask {
  public:
   using A = Compute<T>;
 
-  using Memory = TileMemory<A>;
+  using Memory = PrefillScratch<A>;
 
   /// Queries of the largest task: K and V come to it once for all of them. 24 groups are 1.5 to 2 % faster than 8, though
   /// their states no longer fit a second-level cache of 1 MB, and 48 are no better. Fetching ahead (the next block, the
@@ -35,8 +35,8 @@ class TileTask {
   static index_t most_queries() { return 24 * least_queries(); }
   static index_t least_queries() { return kernels<PrefillKernels<A>>().width * tile_vectors; }
 
-  TileTask(const Problem<T, X>& problem, const Policies<A>& policies, const Memory& memory)
-      : problem_(problem), policies_(policies), kernels_(memory.kernels), memory_(memory) {}
+  PrefillTask(const Problem<T, X>& problem, const Variant<A>& variant, const Memory& memory)
+      : problem_(problem), variant_(variant), kernels_(memory.kernels), memory_(memory) {}
 
   /// The queries of the task, rows [first, first + count) of a kv head, and the keys that they see.
   KeyRange prepare(index_t batch, index_t kv_head, index_t first, index_t count) {
@@ -54,17 +54,17 @@ class TileTask {
         // Lanes without a query see what the last query sees, so that they need no hiding.
         QueryRow& row = memory_.rows[i + lane];
         const bool exists = i + lane < count;
-        row = exists ? policies_.row(*cursor, held) : memory_.rows[count - 1];
+        row = exists ? variant_.row(*cursor, held) : memory_.rows[count - 1];
         const bool sees_any = row.keys.size() > 0;
         column.add(row.keys);
         A* scratch = memory_.staged + lane * memory_.pitch;
         memory_.in[lane] = scratch;
         if (exists && sees_any) {
-          memory_.in[lane] = load_query(problem_, policies_, row.query, scratch);
+          memory_.in[lane] = load_query(problem_, variant_, row.query, scratch);
         } else {
           std::fill_n(scratch, d, A{0});
         }
-        const double c = policies_.has_score ? 1 : row.multiplier * std::numbers::log2e;
+        const double c = variant_.has_score ? 1 : row.multiplier * std::numbers::log2e;
         memory_.lanes[lane] = static_cast<A>(problem_.scale * c);
         if (exists) cursor.next();
       }
@@ -137,7 +137,7 @@ class TileTask {
       if (dv % kernels_.rows != 0) return false;
       const X* k = row_of(source.k, batch_, kv_head_, row);
       const X* v = row_of(source.v, batch_, kv_head_, row);
-      const bool hides = policies_.has_predicate || columns_.hides(block);
+      const bool hides = variant_.has_predicate || columns_.hides(block);
       if (hides && !kernels_.all_finite(v, source.v.stride(2), key_block, dv)) return false;
       block_ = {k, source.k.stride(2), v, source.v.stride(2), kernels_.rows, true};
       return true;
@@ -151,7 +151,7 @@ class TileTask {
     const index_t at = keys.begin % key_block, count = keys.size(), d = problem_.width(),
                   dv = problem_.value_width();
     std::fill_n(memory_.k, at * d, A{0});
-    load_keys(problem_, policies_, batch_, kv_head_, keys, memory_.k + at * d);
+    load_keys(problem_, variant_, batch_, kv_head_, keys, memory_.k + at * d);
     std::fill_n(memory_.k + (at + count) * d, (key_block - at - count) * d, A{0});
     if (count < key_block) std::fill_n(memory_.v, memory_.channels / kernels_.rows * memory_.panel, A{0});
     bool finite = true;
@@ -200,8 +200,8 @@ class TileTask {
       const index_t lane = v * kernels_.width;
       A* s = memory_.s + needed.of[v].begin * group + lane;
       const QueryRow* rows = memory_.rows + g * group + lane;
-      if (policies_.has_score || policies_.has_predicate) {
-        policies_.apply(TileColumn<A>{s, keys, rows, problem_.keys.length(batch_)}, memory_);
+      if (variant_.has_score || variant_.has_predicate) {
+        variant_.apply(TileColumn<A>{s, keys, rows, problem_.keys.length(batch_)}, memory_);
       }
       if (columns[v].hides(keys)) hide_keys(memory_, s, keys, rows);
       const TileState<A> lanes{state.shift + lane, state.sum + lane, factor + lane};
@@ -279,7 +279,7 @@ class TileTask {
         if (std::isfinite(value)) continue;
         for (index_t lane = 0; lane < std::min(memory_.group, count_ - g * memory_.group); ++lane) {
           const QueryRow& row = memory_.rows[g * memory_.group + lane];
-          if (key < row.keys.begin || key >= row.keys.end || !policies_.sees(row.query, key)) continue;
+          if (key < row.keys.begin || key >= row.keys.end || !variant_.sees(row.query, key)) continue;
           state.o[c * memory_.group + lane] += memory_.s[(key - block.begin) * memory_.group + lane] * value;
         }
       }
@@ -296,7 +296,7 @@ class TileTask {
   };
 
   const Problem<T, X>& problem_;
-  const Policies<A>& policies_;
+  const Variant<A>& variant_;
   const PrefillKernels<A>& kernels_;
   const Memory& memory_;
   index_t batch_ = 0, kv_head_ = 0, count_ = 0, groups_ = 0;

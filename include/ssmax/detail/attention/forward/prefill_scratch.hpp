@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <limits>
 
-#include "../kernels/prefill.hpp"
-#include "problem.hpp"
-#include "workspace.hpp"
+#include "../../kernels/prefill.hpp"
+#include "../../memory/arena.hpp"
+#include "../problem.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
@@ -44,19 +44,19 @@ struct Column {
 
 /// What one thread needs to hold queries in lanes, in groups of whole vectors: forward and backward alike.
 template <class A>
-struct LaneMemory {
-  LaneMemory(Carver& carver, index_t queries, index_t d, index_t dv)
+struct LaneScratch {
+  LaneScratch(Arena& arena, index_t queries, index_t d, index_t dv)
       : kernels(detail::kernels<PrefillKernels<A>>()),
         group(kernels.width * tile_vectors),
         groups((queries + group - 1) / group),
-        rows(carver.take<QueryRow>(groups * group)),
-        columns(carver.take<Column>(groups * tile_vectors)),
-        q(carver.take<A>(groups * d * group)),
+        rows(arena.take<QueryRow>(groups * group)),
+        columns(arena.take<Column>(groups * tile_vectors)),
+        q(arena.take<A>(groups * d * group)),
         pitch((std::max(d, dv) + 15) / 16 * 16),
-        staged(carver.take<A>(kernels.width * pitch)),
-        in(carver.take<const A*>(kernels.width)),
-        lanes(carver.take<A>(4 * group)),
-        apart(carver.take<A>(kernels.width * key_block)) {}
+        staged(arena.take<A>(kernels.width * pitch)),
+        in(arena.take<const A*>(kernels.width)),
+        lanes(arena.take<A>(4 * group)),
+        apart(arena.take<A>(kernels.width * key_block)) {}
 
   const PrefillKernels<A>& kernels;
   index_t group, groups;  // lanes of a group; groups
@@ -72,20 +72,20 @@ struct LaneMemory {
 
 /// One thread's memory.
 template <class A>
-struct TileMemory : LaneMemory<A> {
-  using LaneMemory<A>::kernels;
-  using LaneMemory<A>::group;
-  using LaneMemory<A>::groups;
+struct PrefillScratch : LaneScratch<A> {
+  using LaneScratch<A>::kernels;
+  using LaneScratch<A>::group;
+  using LaneScratch<A>::groups;
 
-  TileMemory(Carver& carver, index_t queries, index_t d, index_t dv)
-      : LaneMemory<A>(carver, queries, d, dv),
+  PrefillScratch(Arena& arena, index_t queries, index_t d, index_t dv)
+      : LaneScratch<A>(arena, queries, d, dv),
         channels((dv + kernels.rows - 1) / kernels.rows * kernels.rows),
-        k(carver.take<A>(key_block * d)),
+        k(arena.take<A>(key_block * d)),
         panel(key_block * kernels.rows + 64 / static_cast<index_t>(sizeof(A))),
-        v(carver.take<A>(channels / kernels.rows * panel)),
-        s(carver.take<A>(key_block * group)) {
-    chunk = carver.take<A>(states_size());
-    total = carver.take<A>(states_size());
+        v(arena.take<A>(channels / kernels.rows * panel)),
+        s(arena.take<A>(key_block * group)) {
+    chunk = arena.take<A>(states_size());
+    total = arena.take<A>(states_size());
   }
 
   /// The groups' states lie one behind the other.

@@ -10,7 +10,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "../config.hpp"
+#include "../../config.hpp"
 
 /// Defines  trait<P>: P has the member  name(arguments…) const,  and what it returns satisfies `returns`. `policy` says
 /// what P is, `signature` how the member must be declared.

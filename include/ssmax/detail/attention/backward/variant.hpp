@@ -1,9 +1,9 @@
 // What attention's backward asks of a mask, a scaling and a score besides what the forward asks.
 #pragma once
 
-#include "../../scaling.hpp"
-#include "../../score.hpp"
-#include "policies.hpp"
+#include "../../../scaling.hpp"
+#include "../../../score.hpp"
+#include "../variant.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
@@ -19,14 +19,14 @@ struct ScoredColumn {
 };
 
 template <class A>
-class GradientPolicies : public Policies<A> {
+class GradientVariant : public Variant<A> {
  public:
   /// `apply` for many queries of a score, keeping what `differentiate` needs in z and slope.
   virtual void apply_and_keep(const TileColumn<A>& column, A* z, A* slope,
-                              const LaneMemory<A>& memory) const = 0;
+                              const LaneScratch<A>& memory) const = 0;
   /// u becomes ∂loss / ∂z; dc and the gradients of the score's parameters are added to the queries' sums.
   virtual void differentiate(const TileColumn<A>& column, const ScoredColumn<A>& scored,
-                             const LaneMemory<A>& memory) const = 0;
+                             const LaneScratch<A>& memory) const = 0;
   /// Hands a query's sums to the scaling, which was asked about `row`, and the score.
   virtual void accumulate(const Query& query, const Row& row, const double* sums) const = 0;
   /// Whether there is anyone to hand them to.
@@ -36,7 +36,7 @@ class GradientPolicies : public Policies<A> {
   virtual Sharing sharing(const QueryShape& shape) const = 0;
 
  protected:
-  using Policies<A>::Policies;
+  using Variant<A>::Variant;
 };
 
 }  // namespace detail

@@ -1,16 +1,16 @@
 // Attention of few queries, as in decoding: every number of K and V is used a few times only, so they are read from
-// where they lie (kernels/few.inl), and what counts is that they are read once and in order.
+// where they lie (kernels/decode.inl), and what counts is that they are read once and in order.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 
-#include "../../online_softmax.hpp"
-#include "../kernels/decode.hpp"
-#include "policies.hpp"
-#include "problem.hpp"
-#include "result.hpp"
-#include "workspace.hpp"
+#include "../../../online_softmax.hpp"
+#include "../../kernels/decode.hpp"
+#include "../../memory/arena.hpp"
+#include "../problem.hpp"
+#include "../variant.hpp"
+#include "epilogue.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
@@ -18,7 +18,7 @@ namespace detail {
 
 /// Up to this many queries of a kv head go this way. From there on a vector of queries is full, and the products' FMAs
 /// cost more than bringing K and V into tiles.
-inline constexpr index_t few_rows = 16;
+inline constexpr index_t decode_rows = 16;
 
 /// What few queries know after some keys.
 template <class A>
@@ -34,43 +34,43 @@ struct FewState {
 
 /// One thread's memory.
 template <class A>
-struct FewMemory {
-  FewMemory(Carver& carver, index_t, index_t d, index_t value_width)
+struct DecodeScratch {
+  DecodeScratch(Arena& arena, index_t, index_t d, index_t value_width)
       : pitch((d + 15) / 16 * 16),
         dv(value_width),
-        rows(carver.take<QueryRow>(few_rows)),
-        q(carver.take<A>(few_rows * pitch)),
-        wide(carver.take<A>(key_chunk * std::max(d, dv))),
-        s(carver.take<A>(few_rows * key_chunk)),
-        block_o(carver.take<A>(few_rows * dv)) {
-    chunk = carver.take<A>(states_size());
-    total = carver.take<A>(states_size());
+        rows(arena.take<QueryRow>(decode_rows)),
+        q(arena.take<A>(decode_rows * pitch)),
+        wide(arena.take<A>(key_chunk * std::max(d, dv))),
+        s(arena.take<A>(decode_rows * key_chunk)),
+        block_o(arena.take<A>(decode_rows * dv)) {
+    chunk = arena.take<A>(states_size());
+    total = arena.take<A>(states_size());
   }
 
-  index_t states_size() const { return few_rows * (dv + 2); }
-  FewState<A> state(A* states) const { return {states, states + few_rows, states + 2 * few_rows}; }
+  index_t states_size() const { return decode_rows * (dv + 2); }
+  FewState<A> state(A* states) const { return {states, states + decode_rows, states + 2 * decode_rows}; }
 
   index_t pitch, dv;  // of q's rows: whole vectors of every target
   QueryRow* rows;
-  A* q;        // [few_rows][pitch]
+  A* q;        // [decode_rows][pitch]
   A* wide;     // [key_chunk] rows of K that must be rotated, or of V that are not finite
-  A* s;        // [few_rows][key_chunk]
-  A* block_o;  // [few_rows][dv]
+  A* s;        // [decode_rows][key_chunk]
+  A* block_o;  // [decode_rows][dv]
   A *chunk, *total;
 };
 
 template <class T, class X>
-class FewTask {
+class DecodeTask {
  public:
   using A = Compute<T>;
 
-  using Memory = FewMemory<A>;
+  using Memory = DecodeScratch<A>;
 
-  static index_t most_queries() { return few_rows; }
-  static index_t least_queries() { return few_rows; }
+  static index_t most_queries() { return decode_rows; }
+  static index_t least_queries() { return decode_rows; }
 
-  FewTask(const Problem<T, X>& problem, const Policies<A>& policies, const Memory& memory)
-      : problem_(problem), policies_(policies), memory_(memory) {}
+  DecodeTask(const Problem<T, X>& problem, const Variant<A>& variant, const Memory& memory)
+      : problem_(problem), variant_(variant), memory_(memory) {}
 
   KeyRange prepare(index_t batch, index_t kv_head, index_t first, index_t count) {
     batch_ = batch;
@@ -83,16 +83,16 @@ class FewTask {
     QueryCursor<T, X> cursor(problem_, batch, kv_head, first);
     for (index_t r = 0; r < count; ++r, cursor.next()) {
       QueryRow& row = memory_.rows[r];
-      row = policies_.row(*cursor, held);
+      row = variant_.row(*cursor, held);
       if (row.keys.size() == 0) continue;
       seen = {std::min(seen.begin, row.keys.begin), std::max(seen.end, row.keys.end)};
       A* q = memory_.q + r * memory_.pitch;
-      const A* loaded = load_query(problem_, policies_, row.query, q);
+      const A* loaded = load_query(problem_, variant_, row.query, q);
       if (loaded != q) std::copy_n(loaded, d, q);
-      if (policies_.has_score) {
+      if (variant_.has_score) {
         for (index_t c = 0; c < d; ++c) q[c] *= static_cast<A>(problem_.scale);
       }
-      softmax_[r] = OnlineSoftmax<A>(policies_.has_score ? row.multiplier : problem_.scale * row.multiplier);
+      softmax_[r] = OnlineSoftmax<A>(variant_.has_score ? row.multiplier : problem_.scale * row.multiplier);
     }
     return seen;
   }
@@ -153,7 +153,7 @@ class FewTask {
       }
       if (keys.size() == 0) continue;
       A* s = memory_.s + r * key_chunk + (keys.begin - chunk.begin);
-      if (policies_.has_score || policies_.has_predicate) policies_.apply(s, keys, memory_.rows[r]);
+      if (variant_.has_score || variant_.has_predicate) variant_.apply(s, keys, memory_.rows[r]);
       softmax_[r].update(s, keys.size(), s);
     }
   }
@@ -162,7 +162,7 @@ class FewTask {
   void logits(KeyRange chunk) const {
     const index_t d = problem_.width();
     if (problem_.rope != nullptr && problem_.rotate_keys) {
-      load_keys(problem_, policies_, batch_, kv_head_, chunk, memory_.wide);
+      load_keys(problem_, variant_, batch_, kv_head_, chunk, memory_.wide);
       kernels<DecodeKernels<A, A>>().logits(memory_.q, memory_.pitch, count_, memory_.wide, d, chunk.size(),
                                             d, memory_.s, key_chunk);
       return;
@@ -179,7 +179,7 @@ class FewTask {
   void accumulate(index_t r, index_t rows, KeyRange keys, index_t chunk_begin, A* o) const {
     const index_t dv = memory_.dv;
     A* to = o + r * dv;
-    if (policies_.has_predicate) {
+    if (variant_.has_predicate) {
       to = memory_.block_o;
       std::fill_n(to, rows * dv, A{0});
     }
@@ -189,7 +189,7 @@ class FewTask {
                                                 rows, count, row_of(v, batch_, kv_head_, row), v.stride(2),
                                                 dv, to, dv);
     });
-    if (policies_.has_predicate) {
+    if (variant_.has_predicate) {
       // A weight of 0 times a NaN that the query must not see is NaN as well.
       const bool finite = std::all_of(to, to + rows * dv, [](A x) { return std::isfinite(x); });
       if (!finite) accumulate_apart(r, rows, keys, chunk_begin, to);
@@ -217,7 +217,7 @@ class FewTask {
         const A x = value(key, c);
         if (std::isfinite(x)) continue;
         for (index_t i = 0; i < rows; ++i) {
-          if (policies_.sees(memory_.rows[r + i].query, key))
+          if (variant_.sees(memory_.rows[r + i].query, key))
             out[i * dv + c] += s[i * key_chunk + (key - keys.begin)] * x;
         }
       }
@@ -225,9 +225,9 @@ class FewTask {
   }
 
   const Problem<T, X>& problem_;
-  const Policies<A>& policies_;
+  const Variant<A>& variant_;
   const Memory& memory_;
-  OnlineSoftmax<A> softmax_[few_rows];
+  OnlineSoftmax<A> softmax_[decode_rows];
   index_t batch_ = 0, kv_head_ = 0, count_ = 0;
 };
 

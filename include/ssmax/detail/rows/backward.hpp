@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/dot.hpp"
-#include "kernels/row_gradients.hpp"
-#include "row_forward.hpp"
+#include "../kernels/dot.hpp"
+#include "../kernels/row_gradients.hpp"
+#include "forward.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
@@ -93,7 +93,7 @@ struct LogSoftmaxGradient {
   template <class X>
   SSMAX_INLINE double operator()(const X* log_p, const X* dy, const X* z, index_t n,
                                  const GradientFactor<T>& factor, X* dz) const {
-    Meanwhile<T> nothing;
+    OverlappedWork<T> nothing;
     T log_scratch[row_block], p_scratch[row_block], dy_scratch[row_block], z_scratch[row_block],
         dz_scratch[row_block];
     double total = 0;

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <new>
 
-#include "../config.hpp"
+#include "../../config.hpp"
 
 #if defined(__linux__)
 #include <sys/mman.h>

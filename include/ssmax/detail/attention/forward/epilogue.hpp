@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <span>
 
-#include "../../online_softmax.hpp"
-#include "../../query.hpp"
-#include "../check_views.hpp"
-#include "../kernels/rows.hpp"
-#include "../storage.hpp"
+#include "../../../online_softmax.hpp"
+#include "../../../query.hpp"
+#include "../../checks/views.hpp"
+#include "../../kernels/rows.hpp"
+#include "../../memory/storage.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {

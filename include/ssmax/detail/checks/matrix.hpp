@@ -1,9 +1,9 @@
 // What is checked of a matrix with one element per query and key: a mask's or a bias.
 #pragma once
 
-#include "../query.hpp"
-#include "../view.hpp"
-#include "check_views.hpp"
+#include "../../query.hpp"
+#include "../../view.hpp"
+#include "views.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
