@@ -30,8 +30,12 @@
 // These bounds are for rounding to nearest. In the other modes (fesetround) results of ordinary logits stay finite,
 // and within 5e-5 in float, 5e-11 in double.
 //
+// An executor (execution.hpp) shares the rows among its threads; results and gradients are the same bits for every one.
+// Its threads ask the scaling and the mask; a scaling that learns is told by the caller's thread alone.
+//
 // `out` may be the logits' own memory, or must lie apart from it; that of logsumexp must lie apart. Errors are
-// std::invalid_argument, thrown before anything is written. Nothing is allocated.
+// std::invalid_argument, thrown before anything is written. Nothing is allocated, but for 8 bytes a row where a scaling
+// learns from rows that threads share.
 #pragma once
 
 #include <span>
@@ -42,6 +46,7 @@
 #include "detail/rows/backward.hpp"
 #include "detail/rows/forward.hpp"
 #include "detail/rows/groups.hpp"
+#include "execution.hpp"
 #include "mask.hpp"
 #include "scaling.hpp"
 #include "view.hpp"
@@ -72,13 +77,14 @@ QueryShape check_rows(const char* function, const View<X, 4>& logits, const char
   return shape;
 }
 
-/// A run of rows that see the same n keys under the same c.
+/// Rows that see the same n keys under the same c; `alone` if they are one row that no neighbour sees the keys of.
 template <class T, class X, class Y>
-void softmax_run(const RowKernels<T>& kernels, const ShortRowKernels<T>& short_rows, const X* in,
-                 index_t in_stride, Y* out, index_t out_stride, index_t rows, index_t n, double c) {
+void softmax_group(const RowKernels<T>& kernels, const ShortRowKernels<T>& short_rows, const X* in,
+                   index_t in_stride, Y* out, index_t out_stride, index_t rows, index_t n, double c,
+                   bool alone) {
   const Multiplier<T> multiplier(c);
   if constexpr (std::same_as<X, T> && std::same_as<Y, T>) {
-    const bool is_block = n > (rows == 1 ? 1 : short_rows.longest) && n <= row_block;
+    const bool is_block = n > (alone ? 1 : short_rows.longest) && n <= row_block;
     if (is_block && multiplier.is_plain()) {
       // One lane waits for its exponentials, wherever the rows lie.
       const bool near = kernels.width == 1 || 2 * rows * n * static_cast<index_t>(sizeof(T)) <= far_bytes;
@@ -89,7 +95,7 @@ void softmax_run(const RowKernels<T>& kernels, const ShortRowKernels<T>& short_r
     index_t done = 0;
     if constexpr (std::same_as<X, T> && std::same_as<Y, T>) {
       const Scale<T> scale = multiplier.scale;
-      if (rows > 1 && n <= short_rows.longest && multiplier.is_plain()) {
+      if (!alone && n <= short_rows.longest && multiplier.is_plain()) {
         const bool packs = n < kernels.width && (n & (n - 1)) == 0 && in_stride == n && out_stride == n;
         if (packs) {
           done = short_rows.packed(in, out, rows, n, scale);
@@ -116,45 +122,50 @@ void fill_hidden(Y* out, index_t columns, KeyRange keys, float value) {
   fill_row(out + keys.end, columns - keys.end, value);
 }
 
-template <class X, class Y, class S, class M>
-void softmax_rows(const View<X, 4>& logits, const View<Y, 4>& out, const S& scaling, const M& mask) {
+template <class X, class Y, class S, class M, class E>
+void softmax_rows(const View<X, 4>& logits, const View<Y, 4>& out, const S& scaling, const M& mask,
+                  E& executor) {
   using T = Compute<X>;
   const QueryShape shape = check_rows("softmax", logits, "out", out, scaling, mask);
   if (out.empty()) return;
   const RowKernels<T>& kernels = detail::kernels<RowKernels<T>>();
   const ShortRowKernels<T>& short_rows = detail::kernels<ShortRowKernels<T>>();
-  for_each_group(shape, mask, [&](const RowGroup& run) {
-    Y* to = &out(run.batch, run.head, run.query, 0);
-    if (run.keys.size() < shape.keys) {
-      for (index_t r = 0; r < run.rows; ++r) fill_hidden(to + r * out.stride(2), shape.keys, run.keys, 0.0f);
+  for_each_group(shape, mask, executor, [&](const RowGroup& group) {
+    Y* to = &out(group.batch, group.head, group.query, 0);
+    if (group.keys.size() < shape.keys) {
+      for (index_t r = 0; r < group.rows; ++r)
+        fill_hidden(to + r * out.stride(2), shape.keys, group.keys, 0.0f);
     }
-    if (run.keys.size() == 0) return;
-    const X* from = &logits(run.batch, run.head, run.query, 0) + run.keys.begin;
-    softmax_run<T>(kernels, short_rows, from, logits.stride(2), to + run.keys.begin, out.stride(2), run.rows,
-                   run.keys.size(), static_cast<double>(scaling(run.row)));
+    if (group.keys.size() == 0) return;
+    const X* from = &logits(group.batch, group.head, group.query, 0) + group.keys.begin;
+    softmax_group<T>(kernels, short_rows, from, logits.stride(2), to + group.keys.begin, out.stride(2),
+                     group.rows, group.keys.size(), static_cast<double>(scaling(group.row)),
+                     group.group_rows == 1);
   });
 }
 
-template <class X, class Y, class S, class M>
-void log_softmax_rows(const View<X, 4>& logits, const View<Y, 4>& out, const S& scaling, const M& mask) {
+template <class X, class Y, class S, class M, class E>
+void log_softmax_rows(const View<X, 4>& logits, const View<Y, 4>& out, const S& scaling, const M& mask,
+                      E& executor) {
   using T = Compute<X>;
   const QueryShape shape = check_rows("log_softmax", logits, "out", out, scaling, mask);
   if (out.empty()) return;
   const RowKernels<T>& kernels = detail::kernels<RowKernels<T>>();
-  for_each_group(shape, mask, [&](const RowGroup& run) {
-    const double c = run.keys.size() == 0 ? 0.0 : static_cast<double>(scaling(run.row));
-    for (index_t r = 0; r < run.rows; ++r) {
-      Y* to = &out(run.batch, run.head, run.query + r, 0);
-      fill_hidden(to, shape.keys, run.keys, -std::numeric_limits<float>::infinity());
-      if (run.keys.size() == 0) continue;
-      const X* from = &logits(run.batch, run.head, run.query + r, 0);
-      log_softmax_row<T>(kernels, from + run.keys.begin, run.keys.size(), c, to + run.keys.begin);
+  for_each_group(shape, mask, executor, [&](const RowGroup& group) {
+    const double c = group.keys.size() == 0 ? 0.0 : static_cast<double>(scaling(group.row));
+    for (index_t r = 0; r < group.rows; ++r) {
+      Y* to = &out(group.batch, group.head, group.query + r, 0);
+      fill_hidden(to, shape.keys, group.keys, -std::numeric_limits<float>::infinity());
+      if (group.keys.size() == 0) continue;
+      const X* from = &logits(group.batch, group.head, group.query + r, 0);
+      log_softmax_row<T>(kernels, from + group.keys.begin, group.keys.size(), c, to + group.keys.begin);
     }
   });
 }
 
-template <class X, class Y, class S, class M>
-void logsumexp_rows(const View<X, 4>& logits, const View<Y, 3>& out, const S& scaling, const M& mask) {
+template <class X, class Y, class S, class M, class E>
+void logsumexp_rows(const View<X, 4>& logits, const View<Y, 3>& out, const S& scaling, const M& mask,
+                    E& executor) {
   using T = Compute<X>;
   check_view("logsumexp", "logits", logits);
   check_output("logsumexp", "out", out);
@@ -171,15 +182,15 @@ void logsumexp_rows(const View<X, 4>& logits, const View<Y, 3>& out, const S& sc
   check_scaling(scaling, shape.heads, shape.keys);
   if (out.empty()) return;
   const RowKernels<T>& kernels = detail::kernels<RowKernels<T>>();
-  for_each_group(shape, mask, [&](const RowGroup& run) {
-    const double c = run.keys.size() == 0 ? 0.0 : static_cast<double>(scaling(run.row));
-    for (index_t r = 0; r < run.rows; ++r) {
+  for_each_group(shape, mask, executor, [&](const RowGroup& group) {
+    const double c = group.keys.size() == 0 ? 0.0 : static_cast<double>(scaling(group.row));
+    for (index_t r = 0; r < group.rows; ++r) {
       double value = -std::numeric_limits<double>::infinity();
-      if (run.keys.size() > 0) {
-        const X* from = &logits(run.batch, run.head, run.query + r, 0);
-        value = logsumexp_row<T>(kernels, from + run.keys.begin, run.keys.size(), c);
+      if (group.keys.size() > 0) {
+        const X* from = &logits(group.batch, group.head, group.query + r, 0);
+        value = logsumexp_row<T>(kernels, from + group.keys.begin, group.keys.size(), c);
       }
-      out(run.batch, run.head, run.query + r) = static_cast<Y>(static_cast<T>(value));
+      out(group.batch, group.head, group.query + r) = static_cast<Y>(static_cast<T>(value));
     }
   });
 }
@@ -187,34 +198,34 @@ void logsumexp_rows(const View<X, 4>& logits, const View<Y, 3>& out, const S& sc
 }  // namespace detail
 
 /// out = softmax(c·logits), row by row. Shapes: out as logits.
-template <class X, class Y, int Rank, class S = Softmax, class M = Full>
-requires Scaling<S> && Mask<M>
-void softmax(const View<X, Rank>& logits, const View<Y, Rank>& out, const S& scaling = {},
-             const M& mask = {}) {
+template <class X, class Y, int Rank, class S = Softmax, class M = Full, class E = Serial>
+requires Scaling<S> && Mask<M> && Executor<E>
+void softmax(const View<X, Rank>& logits, const View<Y, Rank>& out, const S& scaling = {}, const M& mask = {},
+             E&& executor = E{}) {
   detail::check_storage<X, Y>();
   detail::softmax_rows(detail::with_rank<4>(View<const X, Rank>(logits)), detail::with_rank<4>(out), scaling,
-                       mask);
+                       mask, executor);
 }
 
 /// out = log softmax(c·logits), row by row. Shapes: out as logits.
-template <class X, class Y, int Rank, class S = Softmax, class M = Full>
-requires Scaling<S> && Mask<M>
+template <class X, class Y, int Rank, class S = Softmax, class M = Full, class E = Serial>
+requires Scaling<S> && Mask<M> && Executor<E>
 void log_softmax(const View<X, Rank>& logits, const View<Y, Rank>& out, const S& scaling = {},
-                 const M& mask = {}) {
+                 const M& mask = {}, E&& executor = E{}) {
   detail::check_storage<X, Y>();
   detail::log_softmax_rows(detail::with_rank<4>(View<const X, Rank>(logits)), detail::with_rank<4>(out),
-                           scaling, mask);
+                           scaling, mask, executor);
 }
 
 /// out = ln Σ exp(c·logits) of every row. Shapes: out as logits without its last dimension. out must lie apart
 /// from the logits.
-template <class X, class Y, int Rank, class S = Softmax, class M = Full>
-requires Scaling<S> && Mask<M>
+template <class X, class Y, int Rank, class S = Softmax, class M = Full, class E = Serial>
+requires Scaling<S> && Mask<M> && Executor<E>
 void logsumexp(const View<X, Rank>& logits, const View<Y, Rank - 1>& out, const S& scaling = {},
-               const M& mask = {}) {
+               const M& mask = {}, E&& executor = E{}) {
   detail::check_storage<X, Y>();
   detail::logsumexp_rows(detail::with_rank<4>(View<const X, Rank>(logits)), detail::with_rank<3>(out),
-                         scaling, mask);
+                         scaling, mask, executor);
 }
 
 /// ln Σ exp(c·logits) of one row: a float, or a double of double.
@@ -223,9 +234,10 @@ requires Scaling<S> && Mask<M>
 [[nodiscard]] detail::Compute<X> logsumexp(const View<X, 1>& logits, const S& scaling = {},
                                            const M& mask = {}) {
   detail::Compute<X> value{};
+  Serial serial;
   detail::check_storage<X, detail::Compute<X>>();
   detail::logsumexp_rows(detail::with_rank<4>(View<const X, 1>(logits)),
-                         View<detail::Compute<X>, 3>(&value, {1, 1, 1}), scaling, mask);
+                         View<detail::Compute<X>, 3>(&value, {1, 1, 1}), scaling, mask, serial);
   return value;
 }
 
@@ -242,9 +254,9 @@ struct RowsBackward {
 
 namespace detail {
 
-template <class T, int Rank, class S, class M, class RowGradient>
+template <class T, int Rank, class S, class M, class E, class RowGradient>
 void backward_rows(const char* function, const RowsBackward<T, Rank>& rows, const S& scaling, const M& mask,
-                   RowGradient row_gradient) {
+                   E& executor, RowGradient row_gradient) {
   constexpr bool learns = LearnableScaling<S>;
   const auto out = with_rank<4>(rows.out), dout = with_rank<4>(rows.dout), logits = with_rank<4>(rows.logits);
   const auto dlogits = with_rank<4>(rows.dlogits);
@@ -266,23 +278,46 @@ void backward_rows(const char* function, const RowsBackward<T, Rank>& rows, cons
   check_mask(mask, shape);
   check_scaling(scaling, shape.heads, shape.keys);
   if (dlogits.empty()) return;
-  for_each_group(shape, mask, [&](const RowGroup& run) {
-    const index_t n = run.keys.size(), begin = run.keys.begin;
-    const GradientFactor<Compute<T>> factor(n == 0 ? 0.0 : static_cast<double>(scaling(run.row)));
+  // A scaling learns from the groups one after the other, in their order: calls that share the rows leave it theirs.
+  std::vector<double> dc_of_rows;
+  if (learns && threads_of(executor) > 1) {
+    dc_of_rows.resize(static_cast<std::size_t>(shape.batch * shape.heads * shape.queries));
+  }
+  const auto dc_of = [&](const RowGroup& group, index_t query) -> double& {
+    return dc_of_rows[static_cast<std::size_t>((group.batch * shape.heads + group.head) * shape.queries +
+                                               query)];
+  };
+  for_each_group(shape, mask, executor, [&](const RowGroup& group) {
+    const index_t n = group.keys.size(), begin = group.keys.begin;
+    const GradientFactor<Compute<T>> factor(n == 0 ? 0.0 : static_cast<double>(scaling(group.row)));
     double dc = 0;
-    for (index_t query = run.query; query < run.query + run.rows; ++query) {
-      T* to = &dlogits(run.batch, run.head, query, 0);
+    for (index_t query = group.query; query < group.query + group.rows; ++query) {
+      T* to = &dlogits(group.batch, group.head, query, 0);
       if (n > 0) {
-        const T* z = learns ? &logits(run.batch, run.head, query, 0) + begin : nullptr;
-        dc += row_gradient(&out(run.batch, run.head, query, 0) + begin,
-                           &dout(run.batch, run.head, query, 0) + begin, z, n, factor, to + begin);
+        const T* z = learns ? &logits(group.batch, group.head, query, 0) + begin : nullptr;
+        const double dc_of_row =
+            row_gradient(&out(group.batch, group.head, query, 0) + begin,
+                         &dout(group.batch, group.head, query, 0) + begin, z, n, factor, to + begin);
+        if (!dc_of_rows.empty()) dc_of(group, query) = dc_of_row;
+        dc += dc_of_row;
       }
-      fill_hidden(to, shape.keys, run.keys, 0.0f);
+      fill_hidden(to, shape.keys, group.keys, 0.0f);
     }
     if constexpr (learns) {
-      if (n > 0) scaling.accumulate(run.row, factor.sign() * dc);
+      if (n > 0 && dc_of_rows.empty()) scaling.accumulate(group.row, factor.sign() * dc);
     }
   });
+  if constexpr (learns) {
+    if (dc_of_rows.empty()) return;
+    Serial serial;
+    for_each_group(shape, mask, serial, [&](const RowGroup& group) {
+      if (group.row.n == 0) return;
+      double dc = 0;
+      for (index_t r = 0; r < group.rows; ++r) dc += dc_of(group, group.query + r);
+      const GradientFactor<Compute<T>> factor(static_cast<double>(scaling(group.row)));
+      scaling.accumulate(group.row, factor.sign() * dc);
+    });
+  }
 }
 
 /// Has rows and columns, and an adaptor of its own.
@@ -303,21 +338,23 @@ concept Contiguous = !MatrixLike<R> && requires(R & range) {
 /// dlogits = c·y ⊙ (dout - ⟨dout, y⟩) with y = rows.out = softmax(c·logits). A scaling made by .gradient(…)
 /// gets dc of every row added to its arrays; hidden keys get 0. Use:  softmax_backward<float, 2>({.out = y,
 /// …}, scaling, mask).
-template <class T, int Rank, class S = Softmax, class M = Full>
-requires Scaling<S> && Mask<M>
-void softmax_backward(const RowsBackward<T, Rank>& rows, const S& scaling = {}, const M& mask = {}) {
+template <class T, int Rank, class S = Softmax, class M = Full, class E = Serial>
+requires Scaling<S> && Mask<M> && Executor<E>
+void softmax_backward(const RowsBackward<T, Rank>& rows, const S& scaling = {}, const M& mask = {},
+                      E&& executor = E{}) {
   detail::check_storage<T, T>();
-  detail::backward_rows("softmax_backward", rows, scaling, mask,
+  detail::backward_rows("softmax_backward", rows, scaling, mask, executor,
                         detail::SoftmaxGradient<detail::Compute<T>>{});
 }
 
 /// The same for rows.out = log_softmax(c·logits): dlogits = c·(dout - exp(out)·Σ dout). dout of a masked key
 /// is ignored.
-template <class T, int Rank, class S = Softmax, class M = Full>
-requires Scaling<S> && Mask<M>
-void log_softmax_backward(const RowsBackward<T, Rank>& rows, const S& scaling = {}, const M& mask = {}) {
+template <class T, int Rank, class S = Softmax, class M = Full, class E = Serial>
+requires Scaling<S> && Mask<M> && Executor<E>
+void log_softmax_backward(const RowsBackward<T, Rank>& rows, const S& scaling = {}, const M& mask = {},
+                          E&& executor = E{}) {
   detail::check_storage<T, T>();
-  detail::backward_rows("log_softmax_backward", rows, scaling, mask,
+  detail::backward_rows("log_softmax_backward", rows, scaling, mask, executor,
                         detail::LogSoftmaxGradient<detail::Compute<T>>{});
 }
 

@@ -3,6 +3,7 @@
 #include <ssmax/softmax.hpp>
 
 #include "../reference.hpp"
+#include "executor.hpp"
 #include "kinds.hpp"
 #include "targets.hpp"
 
@@ -22,6 +23,7 @@ struct RowsCase {
   Layout of_logits, of_out, of_y, of_dout;
   bool in_place;  // forward: over the logits; backward: over dout
   bool inherits_uniform;
+  AnyExecutor executor;
 
   /// Calls f(row index, query, row for the scaling, keys) for every row.
   template <class F>
@@ -63,7 +65,8 @@ struct RowsCase {
     return text + (in_place ? ", in place" : "") + "\n  mask " +
            (inherits_uniform ? "that inherits from Full" : mask.words) + "; scaling " + scaling.words +
            ", c from " + number(lowest) + " to " + number(highest) + "\n  logits " + of_logits.words() +
-           "; out " + of_out.words() + "; y " + of_y.words() + "; dout " + of_dout.words();
+           "; out " + of_out.words() + "; y " + of_y.words() + "; dout " + of_dout.words() + "; " +
+           executor.words();
   }
 };
 
@@ -204,9 +207,9 @@ void call_forward(const RowsCase& c, const Tensor<X>& logits, const Tensor<Y>& o
   with_row_mask<Rank>(c, [&](const auto& mask) {
     switch (c.function) {
       case Function::softmax:
-        return ssmax::softmax(in, to, scaling, mask);
+        return ssmax::softmax(in, to, scaling, mask, c.executor);
       case Function::log_softmax:
-        return ssmax::log_softmax(in, to, scaling, mask);
+        return ssmax::log_softmax(in, to, scaling, mask, c.executor);
       default:
         if constexpr (Rank > 1) {
           const View<Y, 3> all = lse.trailing();
@@ -215,7 +218,8 @@ void call_forward(const RowsCase& c, const Tensor<X>& logits, const Tensor<Y>& o
             extents[static_cast<std::size_t>(i)] = all.extent(4 - Rank + i);
             strides[static_cast<std::size_t>(i)] = all.stride(4 - Rank + i);
           }
-          ssmax::logsumexp(in, View<Y, Rank - 1>(all.data_handle(), extents, strides), scaling, mask);
+          ssmax::logsumexp(in, View<Y, Rank - 1>(all.data_handle(), extents, strides), scaling, mask,
+                           c.executor);
         }
     }
   });
@@ -303,9 +307,9 @@ void run_backward(const RowsCase& c) {
           .out = y.view(), .dout = dout.view(), .logits = logits.view(), .dlogits = into.view()};
       with_row_mask<4>(c, [&](const auto& mask) {
         if (c.function == Function::softmax_backward) {
-          ssmax::softmax_backward<T, 4>(rows, scaling, mask);
+          ssmax::softmax_backward<T, 4>(rows, scaling, mask, c.executor);
         } else {
-          ssmax::log_softmax_backward<T, 4>(rows, scaling, mask);
+          ssmax::log_softmax_backward<T, 4>(rows, scaling, mask, c.executor);
         }
       });
     };
@@ -390,6 +394,7 @@ RowsCase draw_rows(Random& random, const Options& options) {
     });
   }
   c.in_place = c.in == c.out && c.function != Function::logsumexp && random.chance(0.3);
+  c.executor = draw_executor(random);
   return c;
 }
 

@@ -1,8 +1,9 @@
-// Walks the rows of a [batch, head, query, key] view as runs: neighbouring rows of one head that see the same
-// keys and have the same multiplier, so that a scaling is asked once per run and short rows can share
-// vectors.
+// Walks the rows of a [batch, head, query, key] view in groups: neighbouring rows of one head that see the same
+// keys and have the same multiplier, so that a scaling is asked once per group and short rows can share
+// vectors. With an executor that has threads, its calls share the rows.
 #pragma once
 
+#include "../../execution.hpp"
 #include "../../mask.hpp"
 #include "../../scaling.hpp"
 #include "../checks/views.hpp"
@@ -11,38 +12,96 @@ namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
+/// Rows of a group that are visited together: all of them, or what one call has of them.
 struct RowGroup {
   index_t batch, head, query;  // of the first row
   index_t rows;
+  index_t group_rows;  // of the whole group
   KeyRange keys;
   Row row;  // n = 0, and no position, where there is no key to ask the mask about
 };
 
+/// Calls cut a group at multiples of so many rows from its beginning: then the same rows share vectors, and have the same
+/// bits, as where nothing is cut. A multiple of the lanes of every target.
+inline constexpr index_t row_cut = 64;
+
+/// A call of an executor takes at least so many logits, some microseconds of work.
+inline constexpr index_t least_row_call = 16'384;
+
+/// The first query after `query` that sees other keys than it.
+template <class M>
+index_t end_of_group(const M& mask, const Query& query, KeyRange keys) {
+  if constexpr (shows_same_keys<M>) return query.shape.queries;
+  Query next = query;
+  for (++next.index; next.index < query.shape.queries; ++next.index) {
+    const KeyRange other = visible_keys(mask, next);
+    if (other.begin != keys.begin || other.end != keys.end) break;
+  }
+  return next.index;
+}
+
+/// The first of the queries up to `query` that see what it sees.
+template <class M>
+index_t begin_of_group(const M& mask, const Query& query, KeyRange keys) {
+  if constexpr (shows_same_keys<M>) return 0;
+  Query first = query;
+  for (; first.index > 0; --first.index) {
+    Query before = first;
+    --before.index;
+    const KeyRange other = visible_keys(mask, before);
+    if (other.begin != keys.begin || other.end != keys.end) break;
+  }
+  return first.index;
+}
+
+/// Visits what queries [begin, end) of a head begin: the parts of groups, row_cut rows or the rest of a group each, whose
+/// first row is one of them.
 template <class M, class Visit>
-void for_each_group(const QueryShape& shape, const M& mask, Visit visit) {
+void visit_groups(const QueryShape& shape, const M& mask, index_t batch, index_t head, index_t begin,
+                  index_t end, const Visit& visit) {
+  for (index_t query = begin; query < end;) {
+    const Query asked{batch, head, query, shape};
+    const KeyRange keys = visible_keys(mask, asked);
+    const index_t group_begin = query == begin ? begin_of_group(mask, asked, keys) : query;
+    const index_t group_end = end_of_group(mask, asked, keys);
+    const auto up_to_cut = [&](index_t at) {
+      return std::min(group_end, group_begin + (at - group_begin + row_cut - 1) / row_cut * row_cut);
+    };
+    const index_t first = up_to_cut(query), last = group_end <= end ? group_end : up_to_cut(end);
+    if (first < last) {
+      Row row{.head = head, .n = keys.size()};
+      if (row.n > 0) row.position = key_position(mask, asked, keys.end - 1);
+      visit(RowGroup{batch, head, first, last - first, group_end - group_begin, keys, row});
+    }
+    query = group_end;
+  }
+}
+
+template <class M, class E, class Visit>
+void for_each_group(const QueryShape& shape, const M& mask, E& executor, const Visit& visit) {
   static_assert(
       !has_predicate<M>,
       "ssmax::softmax: a mask that picks single keys is for attention; write -inf to the logits instead");
-  for (index_t batch = 0; batch < shape.batch; ++batch) {
-    for (index_t head = 0; head < shape.heads; ++head) {
-      for (index_t query = 0; query < shape.queries;) {
-        const KeyRange keys = visible_keys(mask, {batch, head, query, shape});
-        index_t rows = 1;
-        if constexpr (shows_same_keys<M>) {
-          rows = shape.queries;
-        } else {
-          for (; query + rows < shape.queries; ++rows) {
-            const KeyRange next = visible_keys(mask, {batch, head, query + rows, shape});
-            if (next.begin != keys.begin || next.end != keys.end) break;
-          }
-        }
-        Row row{.head = head, .n = keys.size()};
-        if (row.n > 0) row.position = key_position(mask, {batch, head, query, shape}, keys.end - 1);
-        visit(RowGroup{batch, head, query, rows, keys, row});
-        query += rows;
-      }
-    }
+  const auto up = [](index_t a, index_t b) { return (a + b - 1) / b; };
+  const index_t heads = shape.batch * shape.heads, threads = threads_of(executor);
+  if (heads == 0 || shape.queries == 0) return;
+  // Pieces of heads, four calls a thread.
+  index_t rows_of_call = heads * shape.queries;
+  if (threads > 1) {
+    rows_of_call =
+        std::max(up(rows_of_call, 4 * threads), up(least_row_call, std::max<index_t>(shape.keys, 1)));
   }
+  const index_t rows_of_piece = std::min(up(rows_of_call, row_cut) * row_cut, shape.queries);
+  const index_t pieces_of_head = up(shape.queries, rows_of_piece), pieces = heads * pieces_of_head;
+  const index_t pieces_of_call = up(rows_of_call, rows_of_piece);
+  executor.run(up(pieces, pieces_of_call), [&](index_t call) {
+    const index_t last = std::min(pieces, (call + 1) * pieces_of_call);
+    for (index_t piece = call * pieces_of_call; piece < last; ++piece) {
+      const index_t head = piece / pieces_of_head, begin = piece % pieces_of_head * rows_of_piece;
+      visit_groups(shape, mask, head / shape.heads, head % shape.heads, begin,
+                   std::min(begin + rows_of_piece, shape.queries), visit);
+    }
+  });
 }
 
 template <class T>
