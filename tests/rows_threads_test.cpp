@@ -93,7 +93,7 @@ template <class T, class M>
 void check_mask(const std::string& name, const Shape& shape, const std::vector<T>& logits, const M& mask) {
   INFO(name);
   const Result<T> expected = run(shape, logits, mask, ssmax::Serial{});
-  for (const index_t threads : {1, 2, 3, 7, 100}) {
+  for (const index_t threads : {2, 7, 100}) {
     INFO(threads << " threads, last call first");
     compare(expected, run(shape, logits, mask, Reverse{threads}));
   }
