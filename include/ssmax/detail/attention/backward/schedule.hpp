@@ -10,6 +10,7 @@
 #include <atomic>
 
 #include "../../../execution.hpp"
+#include "../../../workspace.hpp"
 #include "task.hpp"
 
 namespace ssmax {
