@@ -14,6 +14,7 @@
 
 #include "attention_backward_problem.hpp"
 #include "catch.hpp"
+#include "refusal.hpp"
 #include "test_executors.hpp"
 
 namespace arguments_test {
@@ -43,12 +44,7 @@ constexpr index_t root = index_t{1} << (4 * sizeof(index_t));
 
 template <class F>
 void refused(std::initializer_list<std::string> words, const F& call) {
-  std::string message = "(nothing was thrown)";
-  try {
-    call();
-  } catch (const std::invalid_argument& error) {
-    message = error.what();
-  }
+  const std::string message = refusal(call);
   for (const std::string& word : words) {
     INFO('"' << message << "\" should mention " << word);
     CHECK(message.find(word) != std::string::npos);

@@ -26,6 +26,7 @@
 
 #include "allocation_count.hpp"
 #include "catch.hpp"
+#include "refusal.hpp"
 
 namespace execution_test {
 
@@ -264,16 +265,6 @@ TEST_CASE("a run does not allocate", "[execution]") {
   CHECK(during == 0);
   CHECK(sum == 100 * (2 * 190 + 20));
   CHECK(before > 0);  // or they were not counted
-}
-
-template <class Call>
-std::string refusal(Call call) {
-  try {
-    call();
-  } catch (const std::invalid_argument& error) {
-    return error.what();
-  }
-  return "(nothing was thrown)";
 }
 
 TEST_CASE("a pool has at least one thread", "[execution]") {

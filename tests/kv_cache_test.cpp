@@ -19,6 +19,7 @@
 #include "allocation_count.hpp"
 #include "catch.hpp"
 #include "reference.hpp"
+#include "refusal.hpp"
 #include "target_scope.hpp"
 
 namespace kv_cache_test {
@@ -116,16 +117,6 @@ struct Contents {
     return lengths == other.lengths && same(k, other.k) && same(v, other.v);
   }
 };
-
-template <class Call>
-std::string refusal(Call call) {
-  try {
-    call();
-  } catch (const std::invalid_argument& error) {
-    return error.what();
-  }
-  return "(nothing was thrown)";
-}
 
 bool contains_all(const std::string& message, std::initializer_list<const char*> parts) {
   return std::ranges::all_of(parts,

@@ -12,6 +12,7 @@
 
 #include "catch.hpp"
 #include "reference.hpp"
+#include "refusal.hpp"
 #include "target_scope.hpp"
 
 namespace logsumexp_test {
@@ -71,17 +72,6 @@ TEST_CASE("logsumexp of one row under a mask, and of no key", "[logsumexp]") {
   CHECK(ssmax::logsumexp(std::vector<float>{}) == -std::numeric_limits<float>::infinity());
   const std::vector<index_t> two_rows{1, 2};
   CHECK_THROWS_AS(ssmax::logsumexp(row, Softmax{}, Lengths{two_rows}), std::invalid_argument);
-}
-
-/// The message of a refused call; empty where nothing was thrown.
-template <class Call>
-std::string refusal(Call call) {
-  try {
-    call();
-  } catch (const std::invalid_argument& error) {
-    return error.what();
-  }
-  return "";
 }
 
 TEST_CASE("out of logsumexp lies apart from the logits", "[logsumexp][errors]") {

@@ -9,9 +9,10 @@
 //                                                    c_i is 0 or negative
 //   dsink = -Σ_i exp(sink - lse_i) δ_i               0 for a sink of -inf; Σ_i dlse_i, the limit, for one of +inf
 //
-// dq, dk and dv are written; what belongs to parameters (ds, db, dp, dslopes, dbias, dsinks) is added to, so that it may
-// gather over calls. A query that sees nothing has no gradient (but its sink may have one, through lse). Hidden keys get none, and nothing of them is read into a
-// result: NaN in them stays there. NaN in what a query sees, or in its own numbers, spreads to what depends on it.
+// dq, dk and dv are written; what belongs to parameters (ds, db, dp, dslopes, dbias, dsinks) is added to, so that it
+// may gather over calls. A query that sees nothing has no gradient (but its sink may have one, through lse). Hidden
+// keys get none, and nothing of them is read into a result: NaN in them stays there. NaN in what a query sees, or in
+// its own numbers, spreads to what depends on it.
 //
 // Memory is linear in the sequence: for every kv head at work (as many as threads, or fewer) 4·d + 32 bytes a query and
 // 4·(d + dv) a key, which is 26 MiB at width 64 with 32768 of both; as much again for keys under a rope, and more where
