@@ -32,12 +32,12 @@
 #include <optional>
 #include <span>
 
+#include "attention_state.hpp"
 #include "detail/attention/check.hpp"
-#include "detail/attention/forward/schedule.hpp"
+#include "detail/attention/forward/driver.hpp"
 #include "detail/attention/untyped.hpp"
 #include "execution.hpp"
 #include "mask.hpp"
-#include "online_softmax.hpp"
 #include "rope.hpp"
 #include "scaling.hpp"
 #include "score.hpp"
@@ -79,12 +79,17 @@ double logit_scale(const AttentionOptions<T>& options, index_t d) {
 }
 
 template <class T>
+RopeTables<Compute<T>> rope_tables(const AttentionOptions<T>& options) {
+  return options.rope == nullptr ? RopeTables<Compute<T>>{} : options.rope->tables();
+}
+
+template <class T>
 Problem<T, T> make_problem(const View<const T, 4>& q, const KeyValues<T>& keys,
                            const AttentionOptions<T>& options) {
   return {.q = q,
           .keys = keys,
           .scale = logit_scale(options, q.extent(3)),
-          .rope = options.rope,
+          .rope = rope_tables(options),
           .rotate_keys = true,
           .key_position = options.key_position};
 }
@@ -106,9 +111,9 @@ void attention(const std::type_identity_t<AttentionArguments<T>>& a, const S& sc
   detail::check_sinks(function, options.sinks, a.out, a.lse);
   const auto problem = detail::make_problem<T>(a.q, {.k = a.k, .v = a.v, .keys = a.k.extent(2)}, options);
   const detail::UserVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
-  detail::check_policies(function, problem, variant);
+  detail::check_policies(function, problem, options.rope, variant);
   const detail::Result<T> result{.out = a.out, .lse = a.lse, .sinks = options.sinks};
-  detail::run_attention(problem, variant, result, options.workspace, executor);
+  compiled::run_attention(problem, variant, result, options.workspace, detail::AnyExecutor(executor));
 }
 
 /// The same without a score.
@@ -146,8 +151,9 @@ void attention_partial(const std::type_identity_t<PartialArguments<T>>& a, const
   const auto problem =
       detail::make_problem<T>(a.q, {.k = a.k, .v = a.v, .keys = a.keys, .first = a.first_key}, options);
   const detail::UserVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
-  detail::check_policies(function, problem, variant);
-  detail::run_attention(problem, variant, detail::Result<T>{.state = a.state}, options.workspace, executor);
+  detail::check_policies(function, problem, options.rope, variant);
+  compiled::run_attention(problem, variant, detail::Result<T>{.state = a.state}, options.workspace,
+                          detail::AnyExecutor(executor));
 }
 
 template <class T, class S = Softmax, class M = Full, class E = Serial>

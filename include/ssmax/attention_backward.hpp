@@ -28,7 +28,7 @@
 #pragma once
 
 #include "attention.hpp"
-#include "detail/attention/backward/schedule.hpp"
+#include "detail/attention/backward/driver.hpp"
 #include "detail/attention/backward/user_variant.hpp"
 
 namespace ssmax {
@@ -137,8 +137,8 @@ void attention_backward(const std::type_identity_t<BackwardArguments<T>>& a,
       .sinks = options.sinks,
       .dsinks = g.dsinks};
   const detail::UserGradientVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
-  detail::check_policies(function, problem.forward, variant);
-  detail::run_backward(problem, variant, options.workspace, executor);
+  detail::check_policies(function, problem.forward, options.rope, variant);
+  compiled::run_backward(problem, variant, options.workspace, detail::AnyExecutor(executor));
 }
 
 /// The same without a score.

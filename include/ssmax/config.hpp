@@ -8,9 +8,15 @@
 // for a larger instruction set.
 //
 // SSMAX_CODE_NAMESPACE holds everything that is compiled to code, Rope and its tables included. Its name carries
-// version, baseline instruction set, exception mode and assertion mode, so that the linker never merges two
-// different bodies. The baseline is told apart by AVX-512, AVX2, FMA, AVX and SSE4: units that differ in smaller
-// steps (-msse3, -mbmi) share code, as they do of every other header.
+// version, baseline instruction set, exception mode, assertion mode and whether the kernels come with the unit, so
+// that the linker never merges two different bodies. The baseline is told apart by AVX-512, AVX2, FMA, AVX and SSE4:
+// units that differ in smaller steps (-msse3, -mbmi) share code, as they do of every other header.
+//
+// SSMAX_COMPILED_NAMESPACE holds the kernels and the drivers, the loops that call them. Header-only, that is the code
+// namespace: every unit compiles what it calls. With SSMAX_COMPILED, which the CMake target ssmax::compiled sets, they
+// are declared here and compiled in that library, once, whatever the flags of the units that call them; its name
+// carries the version only. What passes between a unit and the library is plain data (namespace shared). Units of both
+// kinds may be linked into one program.
 #pragma once
 
 #if __cplusplus <= 201703L && (!defined(_MSVC_LANG) || _MSVC_LANG <= 201703L)
@@ -56,6 +62,13 @@
 #else
 #define SSMAX_INLINE inline
 #define SSMAX_COLD
+#endif
+
+// Of the names that pass between a unit and ssmax::compiled as a shared library, also under -fvisibility=hidden.
+#if (defined(__GNUC__) || defined(__clang__)) && !defined(_WIN32)
+#define SSMAX_VISIBLE [[gnu::visibility("default")]]
+#else
+#define SSMAX_VISIBLE
 #endif
 
 // In front of a loop over a few registers. GCC 12 at -O2 keeps such a loop, and its arrays in memory: 7 times
@@ -109,11 +122,45 @@
 #define SSMAX_ABI_EXCEPTIONS _noexcept
 #endif
 
-#define SSMAX_CONCATENATE_(a, b, c, d) a##b##c##d
-#define SSMAX_CONCATENATE(a, b, c, d) SSMAX_CONCATENATE_(a, b, c, d)
-#define SSMAX_DATA_NAMESPACE SSMAX_CONCATENATE(v, SSMAX_VERSION_MAJOR, _, SSMAX_VERSION_MINOR)
-#define SSMAX_CODE_NAMESPACE \
-  SSMAX_CONCATENATE(SSMAX_DATA_NAMESPACE, SSMAX_ABI_BASELINE, SSMAX_ABI_EXCEPTIONS, SSMAX_ABI_ASSERTIONS)
+// Where the kernels are: linked, or in the unit, less those for the instruction sets that SSMAX_NO_AVX512, SSMAX_NO_AVX2
+// and SSMAX_NO_NEON leave out (to compile faster).
+#if defined(SSMAX_COMPILED)
+#define SSMAX_ABI_KERNELS _linked
+#elif defined(SSMAX_NO_NEON) || (defined(SSMAX_NO_AVX2) && defined(SSMAX_NO_AVX512))
+#define SSMAX_ABI_KERNELS _scalar
+#elif defined(SSMAX_NO_AVX512)
+#define SSMAX_ABI_KERNELS _no_avx512
+#elif defined(SSMAX_NO_AVX2)
+#define SSMAX_ABI_KERNELS _no_avx2
+#else
+#define SSMAX_ABI_KERNELS
+#endif
+
+#define SSMAX_CONCATENATE_(a, b, c, d, e) a##b##c##d##e
+#define SSMAX_CONCATENATE(a, b, c, d, e) SSMAX_CONCATENATE_(a, b, c, d, e)
+#define SSMAX_DATA_NAMESPACE SSMAX_CONCATENATE(v, SSMAX_VERSION_MAJOR, _, SSMAX_VERSION_MINOR, )
+#define SSMAX_CODE_NAMESPACE                                                                              \
+  SSMAX_CONCATENATE(SSMAX_DATA_NAMESPACE, SSMAX_ABI_BASELINE, SSMAX_ABI_EXCEPTIONS, SSMAX_ABI_ASSERTIONS, \
+                    SSMAX_ABI_KERNELS)
+#if defined(SSMAX_COMPILED)
+#define SSMAX_COMPILED_NAMESPACE SSMAX_CONCATENATE(SSMAX_DATA_NAMESPACE, _library, , , )
+#else
+#define SSMAX_COMPILED_NAMESPACE SSMAX_CODE_NAMESPACE
+#endif
+
+// Whether this unit compiles drivers: every one does, header-only; with SSMAX_COMPILED, the library's own.
+#if !defined(SSMAX_COMPILED) || defined(SSMAX_LIBRARY_UNIT)
+#define SSMAX_COMPILES_DRIVERS 1
+#else
+#define SSMAX_COMPILES_DRIVERS 0
+#endif
+
+// In front of their functions that are not templates.
+#if defined(SSMAX_COMPILED)
+#define SSMAX_ONCE
+#else
+#define SSMAX_ONCE inline
+#endif
 
 namespace ssmax {
 
@@ -122,5 +169,16 @@ inline namespace SSMAX_DATA_NAMESPACE {
 /// Extents, strides and counts. Signed, as in Eigen and std::span's difference type, so that i - 1 is safe.
 using index_t = std::ptrdiff_t;
 
+/// Data that the library's own parts hand each other.
+namespace SSMAX_VISIBLE shared {}
+
 }  // namespace SSMAX_DATA_NAMESPACE
+
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+
+using namespace shared;
+
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
 }  // namespace ssmax

@@ -10,7 +10,7 @@
 namespace ssmax {
 inline namespace SSMAX_DATA_NAMESPACE {
 
-struct bfloat16 {
+struct SSMAX_VISIBLE bfloat16 {
   std::uint16_t bits = 0;
 
   SSMAX_INLINE constexpr bfloat16() = default;
@@ -27,7 +27,7 @@ struct bfloat16 {
   }
 };
 
-struct half {
+struct SSMAX_VISIBLE half {
   std::uint16_t bits = 0;
 
   SSMAX_INLINE constexpr half() = default;

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "attention.hpp"
+#include "detail/memory/conversion.hpp"
 #include "detail/memory/pages.hpp"
 
 namespace ssmax {
@@ -182,7 +183,8 @@ class KvCache {
       store_row(k, options_.width, to);
     } else {
       const Compute* wide = detail::widened(k, options_.width, row_.data());
-      rope->rotate(wide, options_.width, row_.data(), options_.width, 1, options_.width, position, false);
+      detail::rotate(rope->tables(), wide, options_.width, row_.data(), options_.width, 1, options_.width,
+                     position, false);
       store_row(static_cast<const Compute*>(row_.data()), options_.width, to);
     }
     store_row(v, options_.value_width, v_.data() + row * options_.value_width);
@@ -257,13 +259,13 @@ void decode(const std::type_identity_t<DecodeArguments<T>>& a, const KvCache<X>&
   const detail::Problem<T, X> problem{.q = a.q,
                                       .keys = keys,
                                       .scale = detail::logit_scale(options, a.q.extent(3)),
-                                      .rope = options.rope,
+                                      .rope = detail::rope_tables(options),
                                       .rotate_keys = false};
   const detail::UserVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
-  detail::check_policies(function, problem, variant);
+  detail::check_policies(function, problem, options.rope, variant);
   detail::check_decode(function, problem, mask);
   const detail::Result<T> result{.out = a.out, .lse = a.lse, .sinks = options.sinks};
-  detail::run_attention(problem, variant, result, options.workspace, executor);
+  compiled::run_attention(problem, variant, result, options.workspace, detail::AnyExecutor(executor));
 }
 
 /// The same without a score.

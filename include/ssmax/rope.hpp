@@ -67,6 +67,17 @@ struct RopeOptions {
   index_t first_position = 0;
 };
 
+namespace SSMAX_VISIBLE shared {
+
+/// A Rope's tables: pitch numbers a position, from first_position on.
+template <class T>
+struct RopeTables {
+  const T *cosine = nullptr, *sine = nullptr;
+  index_t pitch = 0, width = 0, first_position = 0;
+  Pairing pairing{};
+};
+
+}  // namespace shared
 }  // namespace SSMAX_DATA_NAMESPACE
 
 inline namespace SSMAX_CODE_NAMESPACE {
@@ -136,6 +147,23 @@ inline std::vector<double> rope_frequencies(const RopeOptions& options) {
   return frequencies;
 }
 
+/// Rotates `rows` rows, the first at `position`, without checks. in == out is allowed, other overlap is not.
+template <class T>
+void rotate(const RopeTables<T>& rope, const T* in, index_t in_stride, T* out, index_t out_stride,
+            index_t rows, index_t channels, index_t position, bool inverse) {
+  const index_t at = (position - rope.first_position) * rope.pitch;
+  const auto& kernels = detail::kernels<RopeKernels<T>>();
+  const auto kernel =
+      rope.pairing == Pairing::interleaved ? kernels.rotate_interleaved : kernels.rotate_half_split;
+  kernel(in, in_stride, out, out_stride, rows, rope.width / 2, rope.cosine + at, rope.sine + at, rope.pitch,
+         inverse);
+  if (in == out) return;
+  for (index_t r = 0; r < rows; ++r) {
+    std::copy(in + r * in_stride + rope.width, in + r * in_stride + channels,
+              out + r * out_stride + rope.width);
+  }
+}
+
 }  // namespace detail
 
 /// Tables of cos and sin, T = float or double. 2·positions·(width / 2) elements, or twice that when
@@ -173,21 +201,9 @@ class Rope {
   [[nodiscard]] index_t first_position() const { return options_.first_position; }
   [[nodiscard]] index_t positions() const { return positions_; }
 
-  /// Rotates `rows` rows, the first at `position`, without checks. in == out is allowed, other overlap is
-  /// not.
-  void rotate(const T* in, index_t in_stride, T* out, index_t out_stride, index_t rows, index_t channels,
-              index_t position, bool inverse) const {
-    const auto at = static_cast<std::size_t>((position - options_.first_position) * pitch_);
-    const auto& kernels = detail::kernels<detail::RopeKernels<T>>();
-    const auto leaf =
-        options_.pairing == Pairing::interleaved ? kernels.rotate_interleaved : kernels.rotate_half_split;
-    leaf(in, in_stride, out, out_stride, rows, options_.width / 2, cosine_.data() + at, sine_.data() + at,
-         pitch_, inverse);
-    if (in == out) return;
-    for (index_t r = 0; r < rows; ++r) {
-      std::copy(in + r * in_stride + options_.width, in + r * in_stride + channels,
-                out + r * out_stride + options_.width);
-    }
+  /// What attention's drivers take.
+  [[nodiscard]] shared::RopeTables<T> tables() const {
+    return {cosine_.data(), sine_.data(), pitch_, options_.width, options_.first_position, options_.pairing};
   }
 
   /// Throws unless positions [first, first + count) are in the tables and `channels` hold the width.
@@ -228,12 +244,12 @@ void check_rope_views(const char* function, const View<const T, Rank>& in, const
 
 /// Neighbouring rows of consecutive positions.
 template <class T>
-void rotate_all(const View<const T, 4>& in, const View<T, 4>& out, const Rope<T>& rope, index_t start,
+void rotate_all(const View<const T, 4>& in, const View<T, 4>& out, const RopeTables<T>& rope, index_t start,
                 bool inverse) {
   for (index_t b = 0; b < in.extent(0); ++b) {
     for (index_t h = 0; h < in.extent(1); ++h) {
-      rope.rotate(&in(b, h, 0, 0), in.stride(2), &out(b, h, 0, 0), out.stride(2), in.extent(2), in.extent(3),
-                  start, inverse);
+      rotate(rope, &in(b, h, 0, 0), in.stride(2), &out(b, h, 0, 0), out.stride(2), in.extent(2), in.extent(3),
+             start, inverse);
     }
   }
 }
@@ -243,7 +259,7 @@ void rope_from(const char* function, const View<const T, Rank>& in, const View<T
                const Rope<T>& rope, index_t start, bool inverse) {
   check_rope_views(function, in, out);
   rope.check(function, "in", start, in.extent(Rank - 2), in.extent(Rank - 1));
-  if (!in.empty()) rotate_all(with_rank<4>(in), with_rank<4>(out), rope, start, inverse);
+  if (!in.empty()) rotate_all(with_rank<4>(in), with_rank<4>(out), rope.tables(), start, inverse);
 }
 
 template <class T, int Rank>
@@ -262,8 +278,8 @@ void rope_at(const char* function, const View<const T, Rank>& in, const View<T, 
   for (index_t b = 0; b < from.extent(0); ++b) {
     for (index_t h = 0; h < from.extent(1); ++h) {
       for (index_t p = 0; p < rows; ++p) {
-        rope.rotate(&from(b, h, p, 0), from.stride(2), &to(b, h, p, 0), to.stride(2), 1, from.extent(3),
-                    positions[static_cast<std::size_t>(p)], inverse);
+        rotate(rope.tables(), &from(b, h, p, 0), from.stride(2), &to(b, h, p, 0), to.stride(2), 1,
+               from.extent(3), positions[static_cast<std::size_t>(p)], inverse);
       }
     }
   }

@@ -38,13 +38,13 @@
 // learns from rows that threads share.
 #pragma once
 
+#include <numeric>
 #include <span>
 #include <utility>
 #include <vector>
 
-#include "detail/kernels/short_rows.hpp"
-#include "detail/rows/backward.hpp"
-#include "detail/rows/forward.hpp"
+#include "detail/rows/driver.hpp"
+#include "detail/rows/fill.hpp"
 #include "detail/rows/groups.hpp"
 #include "execution.hpp"
 #include "mask.hpp"
@@ -77,59 +77,13 @@ QueryShape check_rows(const char* function, const View<X, 4>& logits, const char
   return shape;
 }
 
-/// Rows that see the same n keys under the same c; `alone` if they are one row that no neighbour sees the keys of.
-template <class T, class X, class Y>
-void softmax_group(const RowKernels<T>& kernels, const ShortRowKernels<T>& short_rows, const X* in,
-                   index_t in_stride, Y* out, index_t out_stride, index_t rows, index_t n, double c,
-                   bool alone) {
-  const Multiplier<T> multiplier(c);
-  if constexpr (std::same_as<X, T> && std::same_as<Y, T>) {
-    const bool is_block = n > (alone ? 1 : short_rows.longest) && n <= row_block;
-    if (is_block && multiplier.is_plain()) {
-      // One lane waits for its exponentials, wherever the rows lie.
-      const bool near = kernels.width == 1 || 2 * rows * n * static_cast<index_t>(sizeof(T)) <= far_bytes;
-      return softmax_block_rows<T>(kernels, in, in_stride, out, out_stride, rows, n, c, near && rows > 1);
-    }
-  }
-  while (rows > 0) {
-    index_t done = 0;
-    if constexpr (std::same_as<X, T> && std::same_as<Y, T>) {
-      const Scale<T> scale = multiplier.scale;
-      if (!alone && n <= short_rows.longest && multiplier.is_plain()) {
-        const bool packs = n < kernels.width && (n & (n - 1)) == 0 && in_stride == n && out_stride == n;
-        if (packs) {
-          done = short_rows.packed(in, out, rows, n, scale);
-        } else if (n > 1) {
-          done = short_rows.group(in, in_stride, out, out_stride, rows, n, scale);
-        }
-      }
-    }
-    in += done * in_stride;
-    out += done * out_stride;
-    rows -= done;
-    // What the short kernels leave, row by row; then they get another try on what follows.
-    for (index_t r = std::min<index_t>(rows, kernels.width); r > 0;
-         --r, --rows, in += in_stride, out += out_stride) {
-      softmax_row<T>(kernels, in, n, c, out);
-    }
-  }
-}
-
-/// Hidden keys of a row: everything outside [keys.begin, keys.end).
-template <class Y>
-void fill_hidden(Y* out, index_t columns, KeyRange keys, float value) {
-  fill_row(out, keys.begin, value);
-  fill_row(out + keys.end, columns - keys.end, value);
-}
-
 template <class X, class Y, class S, class M, class E>
 void softmax_rows(const View<X, 4>& logits, const View<Y, 4>& out, const S& scaling, const M& mask,
                   E& executor) {
   using T = Compute<X>;
   const QueryShape shape = check_rows("softmax", logits, "out", out, scaling, mask);
   if (out.empty()) return;
-  const RowKernels<T>& kernels = detail::kernels<RowKernels<T>>();
-  const ShortRowKernels<T>& short_rows = detail::kernels<ShortRowKernels<T>>();
+  const SoftmaxKernels<T> tables{kernels<RowKernels<T>>(), kernels<ShortRowKernels<T>>()};
   for_each_group(shape, mask, executor, [&](const RowGroup& group) {
     Y* to = &out(group.batch, group.head, group.query, 0);
     if (group.keys.size() < shape.keys) {
@@ -138,9 +92,9 @@ void softmax_rows(const View<X, 4>& logits, const View<Y, 4>& out, const S& scal
     }
     if (group.keys.size() == 0) return;
     const X* from = &logits(group.batch, group.head, group.query, 0) + group.keys.begin;
-    softmax_group<T>(kernels, short_rows, from, logits.stride(2), to + group.keys.begin, out.stride(2),
-                     group.rows, group.keys.size(), static_cast<double>(scaling(group.row)),
-                     group.group_rows == 1);
+    compiled::softmax_group(tables, from, logits.stride(2), to + group.keys.begin, out.stride(2), group.rows,
+                            group.keys.size(), static_cast<double>(scaling(group.row)),
+                            group.group_rows == 1);
   });
 }
 
@@ -158,7 +112,8 @@ void log_softmax_rows(const View<X, 4>& logits, const View<Y, 4>& out, const S& 
       fill_hidden(to, shape.keys, group.keys, -std::numeric_limits<float>::infinity());
       if (group.keys.size() == 0) continue;
       const X* from = &logits(group.batch, group.head, group.query + r, 0);
-      log_softmax_row<T>(kernels, from + group.keys.begin, group.keys.size(), c, to + group.keys.begin);
+      compiled::log_softmax_row(kernels, from + group.keys.begin, group.keys.size(), c,
+                                to + group.keys.begin);
     }
   });
 }
@@ -188,7 +143,7 @@ void logsumexp_rows(const View<X, 4>& logits, const View<Y, 3>& out, const S& sc
       double value = -std::numeric_limits<double>::infinity();
       if (group.keys.size() > 0) {
         const X* from = &logits(group.batch, group.head, group.query + r, 0);
-        value = logsumexp_row<T>(kernels, from + group.keys.begin, group.keys.size(), c);
+        value = compiled::logsumexp_row(kernels, from + group.keys.begin, group.keys.size(), c);
       }
       out(group.batch, group.head, group.query + r) = static_cast<Y>(static_cast<T>(value));
     }
@@ -254,9 +209,10 @@ struct RowsBackward {
 
 namespace detail {
 
-template <class T, int Rank, class S, class M, class E, class RowGradient>
+/// `gradient` is the driver of a group's rows.
+template <class T, int Rank, class S, class M, class E, class Gradient>
 void backward_rows(const char* function, const RowsBackward<T, Rank>& rows, const S& scaling, const M& mask,
-                   E& executor, RowGradient row_gradient) {
+                   E& executor, const Gradient& gradient) {
   constexpr bool learns = LearnableScaling<S>;
   const auto out = with_rank<4>(rows.out), dout = with_rank<4>(rows.dout), logits = with_rank<4>(rows.logits);
   const auto dlogits = with_rank<4>(rows.dlogits);
@@ -283,28 +239,39 @@ void backward_rows(const char* function, const RowsBackward<T, Rank>& rows, cons
   if (learns && threads_of(executor) > 1) {
     dc_of_rows.resize(static_cast<std::size_t>(shape.batch * shape.heads * shape.queries));
   }
-  const auto dc_of = [&](const RowGroup& group, index_t query) -> double& {
-    return dc_of_rows[static_cast<std::size_t>((group.batch * shape.heads + group.head) * shape.queries +
-                                               query)];
+  // The first row's of a group.
+  const auto dc_of = [&](const RowGroup& group) {
+    return dc_of_rows.data() + ((group.batch * shape.heads + group.head) * shape.queries + group.query);
   };
+  using C = Compute<T>;
+  const SoftmaxGradientKernels<C> tables{kernels<RowKernels<C>>(), kernels<DotKernels<C>>(),
+                                         kernels<RowGradientKernels<C>>()};
   for_each_group(shape, mask, executor, [&](const RowGroup& group) {
-    const index_t n = group.keys.size(), begin = group.keys.begin;
-    const GradientFactor<Compute<T>> factor(n == 0 ? 0.0 : static_cast<double>(scaling(group.row)));
+    const auto first = [&](const auto& view) {
+      return row_of(view, group.batch, group.head, group.query) + group.keys.begin;
+    };
+    const GradientRows<T> work{.out = first(out),
+                               .dout = first(dout),
+                               .logits = learns ? first(logits) : nullptr,
+                               .dlogits = first(dlogits),
+                               .out_stride = out.stride(2),
+                               .dout_stride = dout.stride(2),
+                               .logits_stride = learns ? logits.stride(2) : 0,
+                               .dlogits_stride = dlogits.stride(2),
+                               .rows = group.rows,
+                               .n = group.keys.size()};
     double dc = 0;
-    for (index_t query = group.query; query < group.query + group.rows; ++query) {
-      T* to = &dlogits(group.batch, group.head, query, 0);
-      if (n > 0) {
-        const T* z = learns ? &logits(group.batch, group.head, query, 0) + begin : nullptr;
-        const double dc_of_row =
-            row_gradient(&out(group.batch, group.head, query, 0) + begin,
-                         &dout(group.batch, group.head, query, 0) + begin, z, n, factor, to + begin);
-        if (!dc_of_rows.empty()) dc_of(group, query) = dc_of_row;
-        dc += dc_of_row;
+    if (work.n > 0) {
+      const auto c = static_cast<double>(scaling(group.row));
+      dc = gradient(tables, work, c, dc_of_rows.empty() ? nullptr : dc_of(group));
+    }
+    if (work.n < shape.keys) {
+      for (index_t r = 0; r < group.rows; ++r) {
+        fill_hidden(&dlogits(group.batch, group.head, group.query + r, 0), shape.keys, group.keys, 0.0f);
       }
-      fill_hidden(to, shape.keys, group.keys, 0.0f);
     }
     if constexpr (learns) {
-      if (n > 0 && dc_of_rows.empty()) scaling.accumulate(group.row, factor.sign() * dc);
+      if (work.n > 0 && dc_of_rows.empty()) scaling.accumulate(group.row, dc);
     }
   });
   if constexpr (learns) {
@@ -312,10 +279,8 @@ void backward_rows(const char* function, const RowsBackward<T, Rank>& rows, cons
     Serial serial;
     for_each_group(shape, mask, serial, [&](const RowGroup& group) {
       if (group.row.n == 0) return;
-      double dc = 0;
-      for (index_t r = 0; r < group.rows; ++r) dc += dc_of(group, group.query + r);
-      const GradientFactor<Compute<T>> factor(static_cast<double>(scaling(group.row)));
-      scaling.accumulate(group.row, factor.sign() * dc);
+      const double* first = dc_of(group);
+      scaling.accumulate(group.row, std::accumulate(first, first + group.rows, 0.0));
     });
   }
 }
@@ -343,8 +308,7 @@ requires Scaling<S> && Mask<M> && Executor<E>
 void softmax_backward(const RowsBackward<T, Rank>& rows, const S& scaling = {}, const M& mask = {},
                       E&& executor = E{}) {
   detail::check_storage<T, T>();
-  detail::backward_rows("softmax_backward", rows, scaling, mask, executor,
-                        detail::SoftmaxGradient<detail::Compute<T>>{});
+  detail::backward_rows("softmax_backward", rows, scaling, mask, executor, compiled::softmax_gradient<T>);
 }
 
 /// The same for rows.out = log_softmax(c·logits): dlogits = c·(dout - exp(out)·Σ dout). dout of a masked key
@@ -355,7 +319,7 @@ void log_softmax_backward(const RowsBackward<T, Rank>& rows, const S& scaling = 
                           E&& executor = E{}) {
   detail::check_storage<T, T>();
   detail::backward_rows("log_softmax_backward", rows, scaling, mask, executor,
-                        detail::LogSoftmaxGradient<detail::Compute<T>>{});
+                        compiled::log_softmax_gradient<T>);
 }
 
 /// One row in anything contiguous: std::vector, std::array, std::span.

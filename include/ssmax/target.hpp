@@ -5,14 +5,10 @@
 
 #include <atomic>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <vector>
 
 #include "config.hpp"
 #include "detail/checks/error.hpp"
-#include "detail/dispatch/instruction_sets.hpp"
-#include "detail/dispatch/processor.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_DATA_NAMESPACE {
@@ -22,6 +18,17 @@ enum class Target { scalar, neon, avx2, avx512 };
 
 }  // namespace SSMAX_DATA_NAMESPACE
 
+inline namespace SSMAX_COMPILED_NAMESPACE {
+namespace SSMAX_VISIBLE compiled {
+
+/// This build holds the target's kernels, and this processor runs them.
+SSMAX_ONCE bool is_available(Target target);
+/// The target in use: at first the best that is available, or what SSMAX_TARGET names.
+SSMAX_ONCE std::atomic<Target>& active_target_cell();
+
+}  // namespace compiled
+}  // namespace SSMAX_COMPILED_NAMESPACE
+
 inline namespace SSMAX_CODE_NAMESPACE {
 
 /// "scalar", "neon", "avx2", "avx512".
@@ -30,43 +37,11 @@ inline namespace SSMAX_CODE_NAMESPACE {
   return names[static_cast<int>(target)];
 }
 
-namespace detail {
-
-inline bool is_available(Target target) {
-  switch (target) {
-    case Target::scalar:
-      return true;
-    case Target::neon:
-#if defined(SSMAX_HAVE_NEON)
-      return true;
-#else
-      return false;
-#endif
-    case Target::avx2:
-#if defined(SSMAX_HAVE_AVX2)
-      return ask_processor().avx2_fma_f16c;
-#else
-      return false;
-#endif
-    case Target::avx512:
-#if defined(SSMAX_AVX512_EMULATION)
-      return true;
-#elif defined(SSMAX_HAVE_AVX512)
-      return ask_processor().avx512f;
-#else
-      return false;
-#endif
-  }
-  return false;
-}
-
-}  // namespace detail
-
 /// Every target that this build holds and this processor runs, in rising order of preference.
 [[nodiscard]] inline std::vector<Target> available_targets() {
   std::vector<Target> targets;
   for (Target target : {Target::scalar, Target::neon, Target::avx2, Target::avx512}) {
-    if (detail::is_available(target)) targets.push_back(target);
+    if (compiled::is_available(target)) targets.push_back(target);
   }
   return targets;
 }
@@ -78,25 +53,11 @@ namespace detail {
   char names[64] = "";
   std::size_t length = 0;
   for (Target target : {Target::scalar, Target::neon, Target::avx2, Target::avx512}) {
-    if (!is_available(target)) continue;
+    if (!compiled::is_available(target)) continue;
     length += static_cast<std::size_t>(std::snprintf(names + length, sizeof(names) - length, "%s%s",
                                                      length == 0 ? "" : ", ", target_name(target)));
   }
   fail_format("ssmax: %s \"%s\" is not available, this machine has %s", function, wanted, names);
-}
-
-SSMAX_COLD inline Target initial_target() {
-  const char* wanted = std::getenv("SSMAX_TARGET");
-  const bool any = wanted == nullptr || *wanted == '\0';
-  for (Target target : {Target::avx512, Target::avx2, Target::neon, Target::scalar}) {
-    if (is_available(target) && (any || std::strcmp(wanted, target_name(target)) == 0)) return target;
-  }
-  fail_target("SSMAX_TARGET", wanted);
-}
-
-inline std::atomic<Target>& active_target_cell() {
-  static std::atomic<Target> cell{initial_target()};
-  return cell;
 }
 
 }  // namespace detail
@@ -104,15 +65,19 @@ inline std::atomic<Target>& active_target_cell() {
 /// The target in use. Throws std::invalid_argument if SSMAX_TARGET names one that is unknown or that this
 /// machine lacks.
 [[nodiscard]] inline Target active_target() {
-  return detail::active_target_cell().load(std::memory_order_relaxed);
+  return compiled::active_target_cell().load(std::memory_order_relaxed);
 }
 
 /// Uses another target from now on, in every thread of units built with the same flags. For tests and
 /// measurements. Throws std::invalid_argument if the target is not available.
 inline void set_active_target(Target target) {
-  if (!detail::is_available(target)) detail::fail_target("set_active_target", target_name(target));
-  detail::active_target_cell().store(target, std::memory_order_relaxed);
+  if (!compiled::is_available(target)) detail::fail_target("set_active_target", target_name(target));
+  compiled::active_target_cell().store(target, std::memory_order_relaxed);
 }
 
 }  // namespace SSMAX_CODE_NAMESPACE
 }  // namespace ssmax
+
+#if !defined(SSMAX_COMPILED)
+#include "detail/dispatch/active_target.hpp"
+#endif

@@ -27,11 +27,11 @@ namespace shared {
 
 /// What a span of T can be made of.
 template <class Range, class T>
-concept Row = std::is_constructible_v<std::span<T>, std::add_lvalue_reference_t<Range>>;
+concept RangeOf = std::is_constructible_v<std::span<T>, std::add_lvalue_reference_t<Range>>;
 
 /// A row that owns its elements and ends with the expression it stands in: a span of it would dangle.
 template <class Range, class T>
-concept Temporary = Row<Range, T> && !std::is_lvalue_reference_v<Range> &&
+concept Temporary = RangeOf<Range, T> && !std::is_lvalue_reference_v<Range> &&
                     !std::ranges::enable_borrowed_range<std::remove_cvref_t<Range>>;
 
 }  // namespace shared
@@ -61,17 +61,17 @@ class View {
       : data_(data), extents_(extents), strides_(strides) {}
 
   /// Anything contiguous (std::vector, std::array, std::span) as one row.
-  template <shared::Row<T> Range>
+  template <shared::RangeOf<T> Range>
   requires(Rank == 1 && !shared::Temporary<Range, T>) SSMAX_INLINE constexpr View(Range&& range)
       : View(std::span<T>(range).data(), {static_cast<index_t>(std::span<T>(range).size())}) {}
 
   // What is wrong where a view is wanted, so that the compiler says why. (It shows a deleted function's line.)
   // clang-format off
-  template <shared::Row<T> Range>
+  template <shared::RangeOf<T> Range>
   requires(Rank == 1 && shared::Temporary<Range, T>)
   View(Range&&) = delete;  // the view of a temporary would dangle: give the vector a name
   // clang-format on
-  template <shared::Row<T> Range>
+  template <shared::RangeOf<T> Range>
   requires(Rank >= 3) SSMAX_INLINE constexpr View(Range&&) {
     static_assert(std::is_void_v<Range>,
                   "ssmax::View: a vector has no extents: write {data, {batch, heads, positions, channels}}");

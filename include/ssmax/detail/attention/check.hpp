@@ -56,11 +56,12 @@ void check_out_and_lse(const char* function, const View<T, 4>& out, const View<A
 /// The mask, the scaling and the score fit every batch entry, and positions lie within the rope's tables. O(1), or
 /// O(queries + keys) for a rope under a mask that gives positions.
 template <class T, class X, class P>
-void check_policies(const char* function, const Problem<T, X>& problem, const P& variant) {
+void check_policies(const char* function, const Problem<T, X>& problem, const Rope<Compute<T>>* rope,
+                    const P& variant) {
   const index_t key_position = problem.key_position;
   // No table is as long, and sums with smaller numbers do not overflow.
   constexpr index_t furthest = std::numeric_limits<index_t>::max() / 4;
-  if (problem.rope != nullptr && (key_position < -furthest || key_position > furthest)) {
+  if (rope != nullptr && (key_position < -furthest || key_position > furthest)) {
     fail_value(function, "key_position", "is", key_position, "positions are at most", furthest);
   }
   for (index_t batch = 0; batch < problem.q.extent(0); ++batch) {
@@ -72,25 +73,24 @@ void check_policies(const char* function, const Problem<T, X>& problem, const P&
     } else if (!P::has_positions) {
       return;  // what holds for one entry holds for all
     }
-    if (problem.rope == nullptr || shape.queries == 0 || shape.keys == 0) continue;
-    const Rope<Compute<T>>& rope = *problem.rope;
+    if (rope == nullptr || shape.queries == 0 || shape.keys == 0) continue;
     const index_t d = problem.width();
     const KeyRange held = problem.rotate_keys ? problem.keys.held(batch) : KeyRange{};
     if constexpr (P::has_positions) {
       for (index_t head = 0; head < shape.heads; ++head) {
         for (index_t i = 0; i < shape.queries; ++i) {
-          rope.check(function, "q", rope_position(problem, variant, Query{batch, head, i, shape}), 1, d);
+          rope->check(function, "q", rope_position(problem, variant, Query{batch, head, i, shape}), 1, d);
         }
       }
       for (index_t head = 0; head < shape.heads; head += problem.group()) {
         const Query first{batch, head, 0, shape};
         for (index_t key = held.begin; key < held.end; ++key) {
-          rope.check(function, "k", key_position + detail::key_position(variant.mask, first, key), 1, d);
+          rope->check(function, "k", key_position + detail::key_position(variant.mask, first, key), 1, d);
         }
       }
     } else {
-      if (held.size() > 0) rope.check(function, "k", key_position + held.begin, held.size(), d);
-      rope.check(function, "q", key_position + shape.keys - shape.queries, shape.queries, d);
+      if (held.size() > 0) rope->check(function, "k", key_position + held.begin, held.size(), d);
+      rope->check(function, "q", key_position + shape.keys - shape.queries, shape.queries, d);
     }
   }
 }

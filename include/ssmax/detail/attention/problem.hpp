@@ -11,8 +11,8 @@
 #include "../memory/storage.hpp"
 
 namespace ssmax {
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+inline namespace SSMAX_DATA_NAMESPACE {
+namespace SSMAX_VISIBLE shared {
 
 /// Keys are summed in blocks, blocks in chunks, chunks into the result, at the same places whatever the queries, the
 /// threads and the way a sequence was cut into calls: that is what makes the bits the same. 128 keys of logits for 48
@@ -29,15 +29,50 @@ struct KeyValues {
   index_t first = 0;                   // the key that row 0 holds
   bool ring = false;                   // key i lies in row i % capacity, older ones are gone
 
-  index_t length(index_t batch) const {
+  SSMAX_INLINE index_t length(index_t batch) const {
     return lengths.empty() ? keys : lengths[static_cast<std::size_t>(batch)];
   }
-  KeyRange held(index_t batch) const {
+  SSMAX_INLINE KeyRange held(index_t batch) const {
     const index_t end = ring ? length(batch) : std::min(length(batch), first + k.extent(2));
     return {ring ? std::max<index_t>(0, end - k.extent(2)) : first, end};
   }
-  index_t row(index_t key) const { return ring ? key % k.extent(2) : key - first; }
+  SSMAX_INLINE index_t row(index_t key) const { return ring ? key % k.extent(2) : key - first; }
 };
+
+template <class T, class X>
+struct Problem {
+  View<const T, 4> q;
+  KeyValues<X> keys;
+  double scale = 1;
+  RopeTables<Compute<T>> rope{};
+  bool rotate_keys = true;  // a cache's were when they were stored
+  index_t key_position = 0;
+
+  SSMAX_INLINE bool has_rope() const { return rope.cosine != nullptr; }
+  SSMAX_INLINE QueryShape shape(index_t batch) const {
+    return {q.extent(0), q.extent(1), q.extent(2), keys.length(batch)};
+  }
+  SSMAX_INLINE index_t width() const { return q.extent(3); }
+  SSMAX_INLINE index_t value_width() const { return keys.v.extent(3); }
+  SSMAX_INLINE index_t kv_heads() const { return keys.k.extent(1); }
+  /// Query heads of a kv head.
+  SSMAX_INLINE index_t group() const { return q.extent(1) / std::max<index_t>(kv_heads(), 1); }
+  /// Queries of a kv head.
+  SSMAX_INLINE index_t rows() const { return q.extent(2) * group(); }
+};
+
+struct QueryRow {
+  Query query{};
+  KeyRange keys{};              // that it may see and that are held
+  double multiplier = 0;        // c
+  index_t n = 0, position = 0;  // what the scaling was asked about
+};
+
+}  // namespace shared
+}  // namespace SSMAX_DATA_NAMESPACE
+
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
 
 /// Calls f(key, row, count) for every stretch of keys whose rows are neighbours.
 template <class X, class F>
@@ -49,34 +84,6 @@ void for_each_stretch(const KeyValues<X>& keys, KeyRange range, const F& f) {
     range.begin += count;
   }
 }
-
-template <class T, class X>
-struct Problem {
-  View<const T, 4> q;
-  KeyValues<X> keys;
-  double scale = 1;
-  const Rope<Compute<T>>* rope = nullptr;
-  bool rotate_keys = true;  // a cache's were when they were stored
-  index_t key_position = 0;
-
-  QueryShape shape(index_t batch) const {
-    return {q.extent(0), q.extent(1), q.extent(2), keys.length(batch)};
-  }
-  index_t width() const { return q.extent(3); }
-  index_t value_width() const { return keys.v.extent(3); }
-  index_t kv_heads() const { return keys.k.extent(1); }
-  index_t group() const {
-    return q.extent(1) / std::max<index_t>(kv_heads(), 1);
-  }                                                       // query heads of a kv head
-  index_t rows() const { return q.extent(2) * group(); }  // queries of a kv head
-};
-
-struct QueryRow {
-  Query query{};
-  KeyRange keys{};              // that it may see and that are held
-  double multiplier = 0;        // c
-  index_t n = 0, position = 0;  // what the scaling was asked about
-};
 
 /// The queries of a kv head, one after the other: its heads are neighbours, so that rows of one vector see nearly the same
 /// keys.

@@ -50,7 +50,7 @@ class UserVariant : public Interface {
   }
   bool sees(const Query& query, index_t key) const override { return detail::sees(mask, query, key); }
 
-  void apply(const TileColumn<A>& column, const LaneScratch<A>& memory) const override {
+  void apply(const TileColumn<A>& column, const ColumnScratch<A>& memory) const override {
     if constexpr (!std::same_as<C, Identity>) {
       apply_score(score, column, memory);
       multiply(column, memory);
@@ -78,7 +78,7 @@ class UserVariant : public Interface {
   }
 
   /// Scores' results become what the exponential is taken of, in units of log2.
-  void multiply(const TileColumn<A>& column, const LaneScratch<A>& memory) const {
+  void multiply(const TileColumn<A>& column, const ColumnScratch<A>& memory) const {
     A* multiplier = memory.lanes + 2 * memory.group;
     for (index_t lane = 0; lane < memory.kernels.width; ++lane) {
       multiplier[lane] = static_cast<A>(column.rows[lane].multiplier * std::numbers::log2e);
@@ -87,7 +87,7 @@ class UserVariant : public Interface {
   }
 
   /// Keys that the mask hides singly.
-  void hide_single(const TileColumn<A>& column, const LaneScratch<A>& memory) const {
+  void hide_single(const TileColumn<A>& column, const ColumnScratch<A>& memory) const {
     if constexpr (detail::has_predicate<M>) {
       for_each_visible(column, memory.kernels.width,
                        [&](index_t at, index_t lane, const Query& query, index_t key) {
@@ -109,7 +109,7 @@ class UserVariant : public Interface {
   }
 
   template <class Part>
-  void apply_score(const Part& part, const TileColumn<A>& column, const LaneScratch<A>& memory) const {
+  void apply_score(const Part& part, const TileColumn<A>& column, const ColumnScratch<A>& memory) const {
     const index_t group = memory.group, width = memory.kernels.width;
     if constexpr (shared::is_composed<Part>) {
       apply_score(part.first(), column, memory);
@@ -134,7 +134,7 @@ class UserVariant : public Interface {
 
   /// Rows of A are turned into lanes first; others are added key by key.
   template <class Part>
-  void add_rows(const Part& part, const TileColumn<A>& column, const LaneScratch<A>& memory) const {
+  void add_rows(const Part& part, const TileColumn<A>& column, const ColumnScratch<A>& memory) const {
     if constexpr (!std::same_as<decltype(part.row(Query{})), const A*>) {
       apply_each(part, column, memory);
     } else {
@@ -151,7 +151,7 @@ class UserVariant : public Interface {
   }
 
   template <class Part>
-  void apply_each(const Part& part, const TileColumn<A>& column, const LaneScratch<A>& memory) const {
+  void apply_each(const Part& part, const TileColumn<A>& column, const ColumnScratch<A>& memory) const {
     for_each_visible(
         column, memory.kernels.width, [&](index_t at, index_t lane, const Query& query, index_t key) {
           if (!detail::sees(mask, query, key)) return;

@@ -2,12 +2,12 @@
 // each element type instead of for every combination of policies, and a call costs 2 ns a query or a column of a tile.
 #pragma once
 
-#include "forward/prefill_scratch.hpp"
+#include "../kernels/prefill.hpp"
 #include "problem.hpp"
 
 namespace ssmax {
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+inline namespace SSMAX_DATA_NAMESPACE {
+namespace SSMAX_VISIBLE shared {
 
 /// One vector of queries against some keys: logit (key, lane) lies at s[(key - keys.begin) · group + lane].
 template <class A>
@@ -18,6 +18,16 @@ struct TileColumn {
   index_t length;
 };
 
+/// Memory of one thread, for what is done to a column.
+template <class A>
+struct ColumnScratch {
+  const PrefillKernels<A>& kernels;
+  index_t group;  // lanes of a group
+  const A** in;   // [width]: rows to be transposed
+  A* lanes;       // [4][group]
+  A* apart;       // [width][key_block]
+};
+
 template <class A>
 class Variant {
  public:
@@ -25,7 +35,6 @@ class Variant {
 
   Variant(const Variant&) = delete;
   Variant& operator=(const Variant&) = delete;
-  virtual ~Variant() = default;
 
   /// What a query sees of the keys `held`, and its multiplier.
   virtual QueryRow row(const Query& query, KeyRange held) const = 0;
@@ -34,51 +43,25 @@ class Variant {
   virtual bool sees(const Query& query, index_t key) const = 0;
   /// Logits become what the exponential is taken of, in units of log2: scores are applied, then the multiplier if there is
   /// a score (else the queries hold it); keys that the mask hides singly become -inf.
-  virtual void apply(const TileColumn<A>& column, const LaneScratch<A>& memory) const = 0;
+  virtual void apply(const TileColumn<A>& column, const ColumnScratch<A>& memory) const = 0;
   /// The same for logits of one query, contiguous, but without the multiplier.
   virtual void apply(A* s, KeyRange keys, const QueryRow& row) const = 0;
 
  protected:
-  Variant(bool scores, bool predicates) : has_score(scores), has_predicate(predicates) {}
+  SSMAX_INLINE Variant(bool scores, bool predicates) : has_score(scores), has_predicate(predicates) {}
+  SSMAX_INLINE ~Variant() = default;
 };
+
+}  // namespace shared
+}  // namespace SSMAX_DATA_NAMESPACE
+
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
 
 /// Where a query's rotation puts it. A cache's keys lie at their places in the sequence, whatever the mask says.
 template <class T, class X, class A = Compute<T>>
 index_t rope_position(const Problem<T, X>& problem, const Variant<A>& variant, const Query& query) {
   return problem.key_position + (problem.rotate_keys ? variant.query_position(query) : query.position());
-}
-
-/// The query itself, widened and rotated: where it lies if that is nothing, else in scratch.
-template <class T, class X, class A = Compute<T>>
-const A* load_query(const Problem<T, X>& problem, const Variant<A>& variant, const Query& query, A* scratch) {
-  const View<const T, 4>& q = problem.q;
-  const index_t d = problem.width();
-  const A* wide = widened(row_of(q, query.batch, query.head, query.index), d, scratch);
-  if (problem.rope == nullptr) return wide;
-  problem.rope->rotate(wide, d, scratch, d, 1, d, rope_position(problem, variant, query), false);
-  return scratch;
-}
-
-/// Keys [range) widened and rotated, contiguous from `out`.
-template <class T, class X, class A = Compute<T>>
-void load_keys(const Problem<T, X>& problem, const Variant<A>& variant, index_t batch, index_t kv_head,
-               KeyRange range, A* out) {
-  const View<const X, 4>& k = problem.keys.k;
-  const index_t d = k.extent(3);
-  const Query query{batch, kv_head * problem.group(), 0, problem.shape(batch)};
-  const bool rotated = problem.rope != nullptr && problem.rotate_keys;
-  for_each_stretch(problem.keys, range, [&](index_t key, index_t row, index_t count) {
-    const X* in = row_of(k, batch, kv_head, row);
-    for (index_t i = 0; i < count; ++i, out += d) {
-      const A* wide = widened(in + i * k.stride(2), d, out);
-      if (rotated) {
-        const index_t position = problem.key_position + variant.key_position(query, key + i);
-        problem.rope->rotate(wide, d, out, d, 1, d, position, false);
-      } else if (wide != out) {
-        std::copy_n(wide, d, out);
-      }
-    }
-  });
 }
 
 }  // namespace detail

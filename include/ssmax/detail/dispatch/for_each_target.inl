@@ -1,5 +1,5 @@
-// Includes SSMAX_KERNELS, the text of some kernels, once for each instruction set: into a namespace of its own, compiled
-// for it whatever the flags of the unit. The only place that opens target regions.
+// Includes SSMAX_KERNELS, the text of some kernels, once for each instruction set that this unit compiles: into a
+// namespace of its own, compiled for it whatever the flags of the unit. The only place that opens target regions.
 //
 // Inside a region: no standard header, no lambda (GCC does not give it the region's target), and only feature names
 // that both compilers know. In GCC also tune=generic: what -march=native tunes for (Zen 3, to GCC 12 on a Zen 4) made
@@ -10,13 +10,15 @@ namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
+#if defined(SSMAX_COMPILES_SCALAR)
 namespace scalar {
 #include "../simd/scalar.inl"
 //
 #include SSMAX_KERNELS
 }  // namespace scalar
+#endif
 
-#if defined(SSMAX_HAVE_NEON)
+#if defined(SSMAX_COMPILES_NEON)
 namespace neon {
 #include "../simd/neon.inl"
 //
@@ -24,7 +26,7 @@ namespace neon {
 }  // namespace neon
 #endif
 
-#if defined(SSMAX_HAVE_AVX2)
+#if defined(SSMAX_COMPILES_AVX2)
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
 #else
@@ -43,7 +45,7 @@ namespace avx2 {
 #endif
 #endif
 
-#if defined(SSMAX_HAVE_AVX512)
+#if defined(SSMAX_COMPILES_AVX512)
 #if defined(SSMAX_AVX512_EMULATION)
 #elif defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx512f"))), apply_to = function)

@@ -1,4 +1,5 @@
-// The instruction sets that a build holds kernels for: SSMAX_HAVE_NEON, SSMAX_HAVE_AVX2, SSMAX_HAVE_AVX512.
+// The instruction sets that a build holds kernels for, SSMAX_HAVE_…, and those whose kernels this unit compiles,
+// SSMAX_COMPILES_…: all of them, header-only; with SSMAX_COMPILED the library's units have one each.
 #pragma once
 
 #include "../../config.hpp"
@@ -6,10 +7,25 @@
 #if (defined(__GNUC__) || defined(__clang__)) && defined(__x86_64__)
 // SSMAX_AVX512_EMULATION, in a test build, is a header whose names replace the intrinsics of AVX-512: those of AVX2 stay
 // out.
-#if !defined(SSMAX_AVX512_EMULATION)
+#if !defined(SSMAX_AVX512_EMULATION) && !defined(SSMAX_NO_AVX2)
 #define SSMAX_HAVE_AVX2 1
 #endif
+#if !defined(SSMAX_NO_AVX512)
 #define SSMAX_HAVE_AVX512 1
-#elif (defined(__GNUC__) || defined(__clang__)) && defined(__aarch64__)
+#endif
+#elif (defined(__GNUC__) || defined(__clang__)) && defined(__aarch64__) && !defined(SSMAX_NO_NEON)
 #define SSMAX_HAVE_NEON 1
+#endif
+
+#if !defined(SSMAX_COMPILED) || defined(SSMAX_LIBRARY_SCALAR)
+#define SSMAX_COMPILES_SCALAR 1
+#endif
+#if defined(SSMAX_HAVE_NEON) && (!defined(SSMAX_COMPILED) || defined(SSMAX_LIBRARY_NEON))
+#define SSMAX_COMPILES_NEON 1
+#endif
+#if defined(SSMAX_HAVE_AVX2) && (!defined(SSMAX_COMPILED) || defined(SSMAX_LIBRARY_AVX2))
+#define SSMAX_COMPILES_AVX2 1
+#endif
+#if defined(SSMAX_HAVE_AVX512) && (!defined(SSMAX_COMPILED) || defined(SSMAX_LIBRARY_AVX512))
+#define SSMAX_COMPILES_AVX512 1
 #endif

@@ -4,8 +4,8 @@
 #include "lanes.hpp"
 
 namespace ssmax {
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+inline namespace SSMAX_DATA_NAMESPACE {
+namespace SSMAX_VISIBLE shared {
 
 /// To and from storage in half precision; T is float.
 template <class T>
@@ -16,8 +16,8 @@ struct ConversionKernels {
   void (*narrow_bfloat16)(const T* in, index_t n, bfloat16* out);
 };
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace shared
+}  // namespace SSMAX_DATA_NAMESPACE
 }  // namespace ssmax
 
 #define SSMAX_KERNELS "../kernels/convert.inl"

@@ -4,8 +4,8 @@
 #include "lanes.hpp"
 
 namespace ssmax {
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+inline namespace SSMAX_DATA_NAMESPACE {
+namespace SSMAX_VISIBLE shared {
 
 /// Attention of few queries against keys and values in storage X. Rows of q are filled up with 0 to whole vectors.
 template <class T, class X>
@@ -18,8 +18,8 @@ struct DecodeKernels {
                      index_t dv, T* o, index_t o_stride);
 };
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace shared
+}  // namespace SSMAX_DATA_NAMESPACE
 }  // namespace ssmax
 
 #define SSMAX_KERNELS "../kernels/decode.inl"

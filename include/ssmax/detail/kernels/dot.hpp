@@ -4,16 +4,16 @@
 #include "lanes.hpp"
 
 namespace ssmax {
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+inline namespace SSMAX_DATA_NAMESPACE {
+namespace SSMAX_VISIBLE shared {
 
 template <class T>
 struct DotKernels {
   T (*dot)(const T* a, const T* b, index_t n);
 };
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace shared
+}  // namespace SSMAX_DATA_NAMESPACE
 }  // namespace ssmax
 
 #define SSMAX_KERNELS "../kernels/dot.inl"

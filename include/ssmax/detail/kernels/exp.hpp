@@ -7,8 +7,8 @@
 #include "lanes.hpp"
 
 namespace ssmax {
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+inline namespace SSMAX_DATA_NAMESPACE {
+namespace SSMAX_VISIBLE shared {
 
 /// c·log2(e) in two parts: together they hold the double product to the last bit that matters.
 template <class T>
@@ -20,14 +20,15 @@ struct Scale {
 template <class T>
 inline constexpr T largest_shift = T{1 << 20};
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace shared
+}  // namespace SSMAX_DATA_NAMESPACE
 }  // namespace ssmax
 
 #define SSMAX_KERNELS "../kernels/exp.inl"
 #include "../dispatch/for_each_target.inl"
 #undef SSMAX_KERNELS
 
+#if defined(SSMAX_COMPILES_SCALAR)
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
@@ -37,3 +38,4 @@ namespace scalar {
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
 }  // namespace ssmax
+#endif

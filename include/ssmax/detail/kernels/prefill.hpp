@@ -5,8 +5,8 @@
 #include "transpose.hpp"
 
 namespace ssmax {
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+inline namespace SSMAX_DATA_NAMESPACE {
+namespace SSMAX_VISIBLE shared {
 
 /// Attention's tiles raise a shift only for a logit this far above it: weights stay below 2^9, and after the first block
 /// hardly any of them makes what was accumulated be rescaled (1 % of the time at width 64).
@@ -55,8 +55,8 @@ struct PrefillKernels {
                       index_t panel_stride);
 };
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace shared
+}  // namespace SSMAX_DATA_NAMESPACE
 }  // namespace ssmax
 
 #define SSMAX_KERNELS "../kernels/prefill.inl"

@@ -4,8 +4,8 @@
 #include "prefill.hpp"
 
 namespace ssmax {
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+inline namespace SSMAX_DATA_NAMESPACE {
+namespace SSMAX_VISIBLE shared {
 
 /// Attention's tiles, backward (prefill_backward.inl); tiles are [key][group].
 template <class T>
@@ -21,8 +21,8 @@ struct PrefillBackwardKernels {
   void (*add_rows)(const T* in, index_t in_stride, index_t rows, index_t columns, T* out, index_t out_stride);
 };
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace shared
+}  // namespace SSMAX_DATA_NAMESPACE
 }  // namespace ssmax
 
 #define SSMAX_KERNELS "../kernels/prefill_backward.inl"

@@ -4,8 +4,8 @@
 #include "exp.hpp"
 
 namespace ssmax {
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+inline namespace SSMAX_DATA_NAMESPACE {
+namespace SSMAX_VISIBLE shared {
 
 template <class T>
 struct Extremum {
@@ -39,8 +39,8 @@ struct RowKernels {
   void (*affine)(const T* in, index_t n, T origin, T c, T offset, T* out);
 };
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace shared
+}  // namespace SSMAX_DATA_NAMESPACE
 }  // namespace ssmax
 
 #define SSMAX_KERNELS "../kernels/rows.inl"

@@ -4,8 +4,8 @@
 #include "exp.hpp"
 
 namespace ssmax {
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+inline namespace SSMAX_DATA_NAMESPACE {
+namespace SSMAX_VISIBLE shared {
 
 /// Scores (kernels/scores.inl); all but softcap's on one vector of queries of a tile.
 template <class T>
@@ -22,8 +22,8 @@ struct ScoreKernels {
   void (*multiply)(T* s, index_t keys, const T* factor);
 };
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace shared
+}  // namespace SSMAX_DATA_NAMESPACE
 }  // namespace ssmax
 
 #define SSMAX_KERNELS "../kernels/scores.inl"

@@ -4,8 +4,8 @@
 #include "exp.hpp"
 
 namespace ssmax {
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+inline namespace SSMAX_DATA_NAMESPACE {
+namespace SSMAX_VISIBLE shared {
 
 template <class T>
 struct ShortRowKernels {
@@ -23,8 +23,8 @@ struct ShortRowKernels {
   index_t (*packed)(const T* in, T* out, index_t rows, index_t n, Scale<T> scale);
 };
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace shared
+}  // namespace SSMAX_DATA_NAMESPACE
 }  // namespace ssmax
 
 #define SSMAX_KERNELS "../kernels/short_rows.inl"

@@ -5,9 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "../kernels/dot.hpp"
-#include "../kernels/row_gradients.hpp"
-#include "forward.hpp"
+#include "driver.hpp"
+#include "row.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
@@ -53,29 +52,25 @@ class GradientFactor {
 };
 
 /// dz = c·y ⊙ (dy - ⟨dy, y⟩). Returns ⟨y ⊙ (dy - ⟨dy, y⟩), sign·z⟩, or 0 where z is null. dz may be dy or y.
-template <class T>
 struct SoftmaxGradient {
-  const RowGradientKernels<T>& kernels = detail::kernels<RowGradientKernels<T>>();
-  const DotKernels<T>& dots = detail::kernels<DotKernels<T>>();
-
-  template <class X>
-  SSMAX_INLINE double operator()(const X* y, const X* dy, const X* z, index_t n,
-                                 const GradientFactor<T>& factor, X* dz) const {
+  template <class T, class X>
+  SSMAX_INLINE static double row(const SoftmaxGradientKernels<T>& kernels, const X* y, const X* dy,
+                                 const X* z, index_t n, const GradientFactor<T>& factor, X* dz) {
     T y_scratch[row_block], dy_scratch[row_block], z_scratch[row_block], dz_scratch[row_block];
     double mean = 0;
     for (index_t begin = 0; begin < n; begin += row_block) {
       const index_t count = std::min(row_block, n - begin);
-      mean += static_cast<double>(dots.dot(widened<T>(y + begin, count, y_scratch),
-                                           widened<T>(dy + begin, count, dy_scratch), count));
+      mean += static_cast<double>(kernels.dot.dot(widened<T>(y + begin, count, y_scratch),
+                                                  widened<T>(dy + begin, count, dy_scratch), count));
     }
     double dc = 0;
     for (index_t begin = 0; begin < n; begin += row_block) {
       const index_t count = std::min(row_block, n - begin);
       T* to = staging<T>(dz + begin, dz_scratch);
       const T* logits = factor.logits(z == nullptr ? nullptr : z + begin, count, z_scratch);
-      dc += static_cast<double>(kernels.backward(widened<T>(y + begin, count, y_scratch),
-                                                 widened<T>(dy + begin, count, dy_scratch), logits, count,
-                                                 static_cast<T>(mean), factor.factor(), to));
+      dc += static_cast<double>(kernels.gradients.backward(widened<T>(y + begin, count, y_scratch),
+                                                           widened<T>(dy + begin, count, dy_scratch), logits,
+                                                           count, static_cast<T>(mean), factor.factor(), to));
       factor.finish(to, count);
       narrow_to<T>(dz + begin, count, to);
     }
@@ -85,33 +80,29 @@ struct SoftmaxGradient {
 
 /// dz = c·(dy - p·Σdy) with p = exp(log_p). Returns ⟨dy - p·Σdy, sign·z⟩, or 0 where z is null. dz may be dy
 /// or log_p.
-template <class T>
 struct LogSoftmaxGradient {
-  const RowGradientKernels<T>& kernels = detail::kernels<RowGradientKernels<T>>();
-  const RowKernels<T>& rows = detail::kernels<RowKernels<T>>();
-
-  template <class X>
-  SSMAX_INLINE double operator()(const X* log_p, const X* dy, const X* z, index_t n,
-                                 const GradientFactor<T>& factor, X* dz) const {
+  template <class T, class X>
+  SSMAX_INLINE static double row(const SoftmaxGradientKernels<T>& kernels, const X* log_p, const X* dy,
+                                 const X* z, index_t n, const GradientFactor<T>& factor, X* dz) {
     OverlappedWork<T> nothing;
     T log_scratch[row_block], p_scratch[row_block], dy_scratch[row_block], z_scratch[row_block],
         dz_scratch[row_block];
     double total = 0;
     for (index_t begin = 0; begin < n; begin += row_block) {
       const index_t count = std::min(row_block, n - begin);
-      total += static_cast<double>(kernels.sum_unmasked(
+      total += static_cast<double>(kernels.gradients.sum_unmasked(
           widened<T>(dy + begin, count, dy_scratch), widened<T>(log_p + begin, count, log_scratch), count));
     }
     double dc = 0;
     for (index_t begin = 0; begin < n; begin += row_block) {
       const index_t count = std::min(row_block, n - begin);
       const T* log = widened<T>(log_p + begin, count, log_scratch);
-      rows.exp_store(log, count, split_scale<T>(1.0), T{0}, p_scratch, nothing);
+      kernels.rows.exp_store(log, count, split_scale<T>(1.0), T{0}, p_scratch, nothing);
       T* to = staging<T>(dz + begin, dz_scratch);
       const T* logits = factor.logits(z == nullptr ? nullptr : z + begin, count, z_scratch);
-      dc += static_cast<double>(kernels.log_backward(log, p_scratch,
-                                                     widened<T>(dy + begin, count, dy_scratch), logits, count,
-                                                     static_cast<T>(total), factor.factor(), to));
+      dc += static_cast<double>(
+          kernels.gradients.log_backward(log, p_scratch, widened<T>(dy + begin, count, dy_scratch), logits,
+                                         count, static_cast<T>(total), factor.factor(), to));
       factor.finish(to, count);
       narrow_to<T>(dz + begin, count, to);
     }
@@ -119,6 +110,41 @@ struct LogSoftmaxGradient {
   }
 };
 
+/// The rows of a group, which share c; see driver.hpp.
+template <class Gradient, class T, class X>
+double gradient_of_rows(const SoftmaxGradientKernels<T>& kernels, const GradientRows<X>& rows, double c,
+                        double* dc) {
+  const GradientFactor<T> factor(c);
+  double sum = 0;
+  for (index_t r = 0; r < rows.rows; ++r) {
+    const X* logits = rows.logits == nullptr ? nullptr : rows.logits + r * rows.logits_stride;
+    const double dc_of_row =
+        Gradient::row(kernels, rows.out + r * rows.out_stride, rows.dout + r * rows.dout_stride, logits,
+                      rows.n, factor, rows.dlogits + r * rows.dlogits_stride);
+    if (dc != nullptr) dc[r] = factor.sign() * dc_of_row;
+    sum += dc_of_row;
+  }
+  return factor.sign() * sum;
+}
+
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
+
+inline namespace SSMAX_COMPILED_NAMESPACE {
+namespace SSMAX_VISIBLE compiled {
+
+template <class X>
+double softmax_gradient(const shared::SoftmaxGradientKernels<shared::Compute<X>>& kernels,
+                        const shared::GradientRows<X>& rows, double c, double* dc) {
+  return detail::gradient_of_rows<detail::SoftmaxGradient>(kernels, rows, c, dc);
+}
+
+template <class X>
+double log_softmax_gradient(const shared::SoftmaxGradientKernels<shared::Compute<X>>& kernels,
+                            const shared::GradientRows<X>& rows, double c, double* dc) {
+  return detail::gradient_of_rows<detail::LogSoftmaxGradient>(kernels, rows, c, dc);
+}
+
+}  // namespace compiled
+}  // namespace SSMAX_COMPILED_NAMESPACE
 }  // namespace ssmax

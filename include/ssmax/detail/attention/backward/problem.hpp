@@ -1,101 +1,28 @@
-// What one call of attention's backward has to do, and where its sums are gathered.
+// What one call of attention's backward has to do.
 #pragma once
 
+#include <span>
+
 #include "../problem.hpp"
-#include "scratch.hpp"
-#include "variant.hpp"
 
 namespace ssmax {
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+inline namespace SSMAX_DATA_NAMESPACE {
+namespace SSMAX_VISIBLE shared {
 
 template <class T>
 struct BackwardProblem {
-  using A = Compute<T>;
-
   Problem<T, T> forward;
   View<const T, 4> out, dout;
-  View<const A, 3> lse, dlse;
+  View<const Compute<T>, 3> lse, dlse;
   View<T, 4> dq, dk, dv;
-  std::span<const A> sinks;
-  std::span<A> dsinks;
+  std::span<const Compute<T>> sinks;
+  std::span<Compute<T>> dsinks;
 
-  index_t heads() const { return forward.q.extent(0) * forward.kv_heads(); }  // kv heads of all batch entries
-  index_t keys() const { return forward.keys.keys; }
-  index_t query_blocks() const { return (forward.rows() + piece_queries - 1) / piece_queries; }
-  index_t key_blocks() const { return (keys() + piece_keys - 1) / piece_keys; }
+  /// kv heads of all batch entries.
+  SSMAX_INLINE index_t heads() const { return forward.q.extent(0) * forward.kv_heads(); }
+  SSMAX_INLINE index_t keys() const { return forward.keys.keys; }
 };
 
-/// Whether K and V must be brought into other rows than those they lie in: kernels take whole passes of T's own arithmetic.
-template <class T>
-bool packs_keys(const BackwardProblem<T>& problem, const PrefillKernels<Compute<T>>& kernels) {
-  if (!std::same_as<T, Compute<T>> || problem.forward.rope != nullptr) return true;
-  return problem.keys() % kernels.rows != 0 || problem.forward.width() % kernels.rows != 0;
-}
-
-/// One kv head while its gradients are summed up: first over some pieces, in the kernels' own layouts, then over all of
-/// them, in the results themselves or, where those are 16 bits wide, apart.
-template <class T>
-struct HeadSums {
-  using A = Compute<T>;
-  static constexpr bool apart = !std::same_as<T, A>;
-
-  HeadSums() = default;
-  HeadSums(Arena& arena, const BackwardProblem<T>& problem, const BackwardScratch<A>& memory)
-      : facts(arena.take<QueryFacts<A>>(problem.forward.rows())),
-        seen(arena.take<KeyRange>(problem.query_blocks())),
-        blocks_are_finite(arena.take<bool>(problem.key_blocks())),
-        keys_are_finite(arena.take<bool>(problem.key_blocks() * piece_keys)),
-        dq(arena.take<A>(problem.query_blocks() * memory.groups * memory.group * memory.d_pitch)),
-        dk(arena.take<A>(problem.key_blocks() * piece_keys * memory.d_pitch)),
-        dvalues(arena.take<A>(problem.key_blocks() * piece_keys * memory.dv_pitch)),
-        k(arena.take<A>(
-            packs_keys(problem, memory.kernels) ? problem.key_blocks() * piece_keys * memory.d_pitch : 0)),
-        v(arena.take<A>(
-            packs_keys(problem, memory.kernels) ? problem.key_blocks() * piece_keys * memory.dv_pitch : 0)),
-        all_dq(arena.take<A>(apart ? problem.forward.rows() * problem.forward.width() : 0)),
-        all_dk(arena.take<A>(apart ? problem.keys() * problem.forward.width() : 0)),
-        all_dvalues(arena.take<A>(apart ? problem.keys() * problem.forward.value_width() : 0)) {}
-
-  /// Where the sums over all pieces are, of query `row` of the kv head or of one of its keys.
-  A* query_sums(const BackwardProblem<T>& problem, const Query& query, index_t row) const {
-    if constexpr (apart) {
-      return all_dq + row * problem.dq.extent(3);
-    } else {
-      return row_of(problem.dq, query.batch, query.head, query.index);
-    }
-  }
-  A* key_sums(const BackwardProblem<T>& problem, index_t batch, index_t kv_head, index_t key) const {
-    if constexpr (apart) {
-      return all_dk + key * problem.dk.extent(3);
-    } else {
-      return row_of(problem.dk, batch, kv_head, key);
-    }
-  }
-  A* value_sums(const BackwardProblem<T>& problem, index_t batch, index_t kv_head, index_t key) const {
-    if constexpr (apart) {
-      return all_dvalues + key * problem.dv.extent(3);
-    } else {
-      return row_of(problem.dv, batch, kv_head, key);
-    }
-  }
-  /// From one key's sums to the next's.
-  index_t key_stride(const View<T, 4>& gradient) const {
-    return apart ? gradient.extent(3) : gradient.stride(2);
-  }
-
-  QueryFacts<A>* facts = nullptr;       // [rows]
-  KeyRange* seen = nullptr;             // [query blocks]: by any of a block's queries
-  bool* blocks_are_finite = nullptr;    // [key blocks]: K holds no NaN or infinity
-  bool* keys_are_finite = nullptr;      // [keys]: where some of the block are not
-  A* dq = nullptr;                      // [query blocks][groups][d_pitch][group]: over some pieces
-  A *dk = nullptr, *dvalues = nullptr;  // [keys][d_pitch], [keys][dv_pitch]: over some pieces
-  A *k = nullptr, *v = nullptr;         // [keys][d_pitch], [keys][dv_pitch], if they are packed
-
- private:
-  A *all_dq = nullptr, *all_dk = nullptr, *all_dvalues = nullptr;
-};
-
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace shared
+}  // namespace SSMAX_DATA_NAMESPACE
 }  // namespace ssmax

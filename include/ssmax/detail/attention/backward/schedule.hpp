@@ -9,8 +9,7 @@
 
 #include <atomic>
 
-#include "../../../execution.hpp"
-#include "../../../workspace.hpp"
+#include "driver.hpp"
 #include "task.hpp"
 
 namespace ssmax {
@@ -39,15 +38,23 @@ struct BackwardCut {
   }
 };
 
-template <class T, class E>
-void run_backward(const BackwardProblem<T>& problem, const GradientVariant<Compute<T>>& variant,
-                  Workspace* workspace, E& executor) {
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
+
+inline namespace SSMAX_COMPILED_NAMESPACE {
+namespace SSMAX_VISIBLE compiled {
+
+template <class T>
+void run_backward(const shared::BackwardProblem<T>& problem,
+                  const shared::GradientVariant<shared::Compute<T>>& variant, Workspace* workspace,
+                  const shared::AnyExecutor& executor) {
+  using namespace detail;
   using A = Compute<T>;
   using Task = BackwardTask<T>;
-  const index_t heads = problem.heads(), queries = problem.query_blocks(), keys = problem.key_blocks();
+  const index_t heads = problem.heads(), queries = query_blocks(problem), keys = key_blocks(problem);
   if (heads == 0 || queries + keys == 0) return;
   const QueryShape shape = problem.forward.shape(0);
-  const BackwardCut cut(heads, queries, keys, variant.sharing(shape), threads_of(executor));
+  const BackwardCut cut(heads, queries, keys, variant.sharing(shape), executor.concurrency());
   const index_t lanes =
       std::min(cut.threads, cut.whole_heads ? heads : cut.at_once * std::min(queries + keys, cut.threads));
   // Of each query: dc, its parameters of the score, n, its position, dsink.
@@ -149,6 +156,6 @@ void run_backward(const BackwardProblem<T>& problem, const GradientVariant<Compu
   }
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace compiled
+}  // namespace SSMAX_COMPILED_NAMESPACE
 }  // namespace ssmax

@@ -14,8 +14,9 @@
 
 #include "../../kernels/dot.hpp"
 #include "../../kernels/rows.hpp"
+#include "../load.hpp"
 #include "block.hpp"
-#include "problem.hpp"
+#include "sums.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
@@ -119,11 +120,11 @@ class BackwardTask {
     }
     const auto ends = [](index_t i, index_t count) { return (i + 1) % pieces_of_sum == 0 || i + 1 == count; };
     bool has_any = false;
-    if (ends(keys, problem_.key_blocks())) {
+    if (ends(keys, key_blocks(problem_))) {
       for (index_t j = keys / pieces_of_sum * pieces_of_sum; j <= keys; ++j) has_any |= has_piece(queries, j);
       if (has_any) add_queries(queries);
     }
-    if (ends(queries, problem_.query_blocks())) {
+    if (ends(queries, query_blocks(problem_))) {
       has_any = false;
       for (index_t i = queries / pieces_of_sum * pieces_of_sum; i <= queries; ++i)
         has_any |= has_piece(i, keys);
@@ -147,8 +148,8 @@ class BackwardTask {
       if (has_keys) {
         const double factor = variant_.has_score ? forward_.scale : forward_.scale * facts.multiplier;
         detail::kernels<RowKernels<A>>().multiply(sums, d, static_cast<A>(factor), sums);
-        if (forward_.rope != nullptr) {
-          forward_.rope->rotate(sums, d, sums, d, 1, d, rope_position(forward_, variant_, *cursor), true);
+        if (forward_.has_rope()) {
+          rotate(forward_.rope, sums, d, sums, d, 1, d, rope_position(forward_, variant_, *cursor), true);
         }
       }
       const auto& [batch, head, index, shape, shift] = *cursor;
@@ -162,9 +163,9 @@ class BackwardTask {
     const index_t d = forward_.width();
     for_each_key(block, [&](index_t key) {
       A* dk = head_sums_.key_sums(problem_, batch_, kv_head_, key);
-      if (forward_.rope != nullptr && forward_.rows() > 0) {
+      if (forward_.has_rope() && forward_.rows() > 0) {
         const index_t position = forward_.key_position + variant_.key_position(query, key);
-        forward_.rope->rotate(dk, d, dk, d, 1, d, position, true);
+        rotate(forward_.rope, dk, d, dk, d, 1, d, position, true);
       }
       narrow_to(row_of(problem_.dk, batch_, kv_head_, key), d, dk);
       narrow_to(row_of(problem_.dv, batch_, kv_head_, key), forward_.value_width(),

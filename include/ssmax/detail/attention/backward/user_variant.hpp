@@ -55,7 +55,7 @@ class UserGradientVariant final : public UserVariant<A, S, M, C, GradientVariant
   using Base::Base, Base::mask, Base::scaling, Base::score;
 
   void apply_and_keep(const TileColumn<A>& column, A* z, A* slope,
-                      const LaneScratch<A>& memory) const override {
+                      const ColumnScratch<A>& memory) const override {
     const index_t group = memory.group, width = memory.kernels.width;
     const auto keep = [&] {
       for (index_t at = 0; at < column.keys.size(); ++at) {
@@ -75,7 +75,7 @@ class UserGradientVariant final : public UserVariant<A, S, M, C, GradientVariant
   }
 
   void differentiate(const TileColumn<A>& column, const ScoredColumn<A>& scored,
-                     const LaneScratch<A>& memory) const override {
+                     const ColumnScratch<A>& memory) const override {
     const index_t group = memory.group, width = memory.kernels.width;
     if constexpr (score_learns) {
       Base::for_each_visible(column, width, [&](index_t at, index_t lane, const Query& query, index_t key) {
@@ -117,7 +117,7 @@ class UserGradientVariant final : public UserVariant<A, S, M, C, GradientVariant
  private:
   template <class Part>
   void apply_and_differentiate(const Part& part, const TileColumn<A>& column, A* slope,
-                               const LaneScratch<A>& memory) const {
+                               const ColumnScratch<A>& memory) const {
     const index_t group = memory.group, width = memory.kernels.width;
     if constexpr (shared::is_composed<Part>) {
       apply_and_differentiate(part.first(), column, slope, memory);

@@ -6,8 +6,8 @@
 #include "../variant.hpp"
 
 namespace ssmax {
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+inline namespace SSMAX_DATA_NAMESPACE {
+namespace SSMAX_VISIBLE shared {
 
 /// One vector of queries behind a score, as the forward part of the backward left it. All are [key][group].
 template <class A>
@@ -23,10 +23,10 @@ class GradientVariant : public Variant<A> {
  public:
   /// `apply` for many queries of a score, keeping what `differentiate` needs in z and slope.
   virtual void apply_and_keep(const TileColumn<A>& column, A* z, A* slope,
-                              const LaneScratch<A>& memory) const = 0;
+                              const ColumnScratch<A>& memory) const = 0;
   /// u becomes ∂loss / ∂z; dc and the gradients of the score's parameters are added to the queries' sums.
   virtual void differentiate(const TileColumn<A>& column, const ScoredColumn<A>& scored,
-                             const LaneScratch<A>& memory) const = 0;
+                             const ColumnScratch<A>& memory) const = 0;
   /// Hands a query's sums to the scaling, which was asked about `row`, and the score.
   virtual void accumulate(const Query& query, const Row& row, const double* sums) const = 0;
   /// Whether there is anyone to hand them to.
@@ -37,8 +37,9 @@ class GradientVariant : public Variant<A> {
 
  protected:
   using Variant<A>::Variant;
+  SSMAX_INLINE ~GradientVariant() = default;
 };
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace shared
+}  // namespace SSMAX_DATA_NAMESPACE
 }  // namespace ssmax

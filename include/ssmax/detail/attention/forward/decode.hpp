@@ -8,7 +8,9 @@
 #include "../../../online_softmax.hpp"
 #include "../../kernels/decode.hpp"
 #include "../../memory/arena.hpp"
+#include "../load.hpp"
 #include "../problem.hpp"
+#include "../state.hpp"
 #include "../variant.hpp"
 #include "epilogue.hpp"
 
@@ -129,7 +131,8 @@ class DecodeTask {
   void store(A* states, const Result<T>& result) const {
     const FewState<A> state = memory_.state(states);
     for (index_t r = 0; r < count_; ++r) {
-      result.store(memory_.rows[r].query, state.shift[r], state.sum[r], state.o + r * memory_.dv, memory_.dv);
+      store_result(result, memory_.rows[r].query, state.shift[r], state.sum[r], state.o + r * memory_.dv,
+                   memory_.dv);
     }
   }
 
@@ -161,7 +164,7 @@ class DecodeTask {
   /// s[r][key - chunk.begin] for all rows and keys of the chunk.
   void logits(KeyRange chunk) const {
     const index_t d = problem_.width();
-    if (problem_.rope != nullptr && problem_.rotate_keys) {
+    if (problem_.has_rope() && problem_.rotate_keys) {
       load_keys(problem_, variant_, batch_, kv_head_, chunk, memory_.wide);
       kernels<DecodeKernels<A, A>>().logits(memory_.q, memory_.pitch, count_, memory_.wide, d, chunk.size(),
                                             d, memory_.s, key_chunk);

@@ -11,9 +11,10 @@
 #include <cmath>
 #include <limits>
 
-#include "../../../online_softmax.hpp"
+#include "../load.hpp"
 #include "../problem.hpp"
 #include "../rectangles.hpp"
+#include "../state.hpp"
 #include "../variant.hpp"
 #include "epilogue.hpp"
 #include "prefill_scratch.hpp"
@@ -120,7 +121,7 @@ class PrefillTask {
         kernels_.transpose(memory_.in, channels, lanes, nullptr, memory_.staged + c, memory_.pitch);
       }
       for (index_t lane = 0; lane < lanes; ++lane) {
-        result.store(memory_.rows[i + lane].query, state.shift[first_lane + lane],
+        store_result(result, memory_.rows[i + lane].query, state.shift[first_lane + lane],
                      state.sum[first_lane + lane], memory_.staged + lane * memory_.pitch, dv);
       }
     }
@@ -132,7 +133,7 @@ class PrefillTask {
     if constexpr (std::same_as<X, A>) {
       const KeyValues<X>& source = problem_.keys;
       const index_t row = source.row(block.begin), dv = problem_.value_width();
-      if (problem_.rope != nullptr && problem_.rotate_keys) return false;
+      if (problem_.has_rope() && problem_.rotate_keys) return false;
       if (block.size() < key_block || row < 0 || row + key_block > source.k.extent(2)) return false;
       if (dv % kernels_.rows != 0) return false;
       const X* k = row_of(source.k, batch_, kv_head_, row);

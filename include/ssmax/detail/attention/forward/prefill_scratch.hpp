@@ -4,9 +4,8 @@
 #include <algorithm>
 #include <limits>
 
-#include "../../kernels/prefill.hpp"
 #include "../../memory/arena.hpp"
-#include "../problem.hpp"
+#include "../variant.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
@@ -44,30 +43,31 @@ struct Column {
 
 /// What one thread needs to hold queries in lanes, in groups of whole vectors: forward and backward alike.
 template <class A>
-struct LaneScratch {
+struct LaneScratch : ColumnScratch<A> {
+  using ColumnScratch<A>::kernels;
+  using ColumnScratch<A>::group;
+
   LaneScratch(Arena& arena, index_t queries, index_t d, index_t dv)
-      : kernels(detail::kernels<PrefillKernels<A>>()),
-        group(kernels.width * tile_vectors),
+      : ColumnScratch<A>(column_scratch(arena, detail::kernels<PrefillKernels<A>>())),
         groups((queries + group - 1) / group),
         rows(arena.take<QueryRow>(groups * group)),
         columns(arena.take<Column>(groups * tile_vectors)),
         q(arena.take<A>(groups * d * group)),
         pitch((std::max(d, dv) + 15) / 16 * 16),
-        staged(arena.take<A>(kernels.width * pitch)),
-        in(arena.take<const A*>(kernels.width)),
-        lanes(arena.take<A>(4 * group)),
-        apart(arena.take<A>(kernels.width * key_block)) {}
+        staged(arena.take<A>(kernels.width * pitch)) {}
 
-  const PrefillKernels<A>& kernels;
-  index_t group, groups;  // lanes of a group; groups
-  QueryRow* rows;         // [groups · group]
-  Column* columns;        // [groups · tile_vectors]
-  A* q;                   // [groups][d][group]
-  index_t pitch;          // of rows of K or V: a multiple of every target's vectors
-  A* staged;              // [width][pitch]: queries on their way into lanes, results on their way out
-  const A** in;           // [width]: rows to be transposed
-  A* lanes;               // four numbers a lane
-  A* apart;               // [width][key_block]: weights of lanes that the kernels cannot do
+  static ColumnScratch<A> column_scratch(Arena& arena, const PrefillKernels<A>& kernels) {
+    const index_t group = kernels.width * tile_vectors;
+    return {kernels, group, arena.take<const A*>(kernels.width), arena.take<A>(4 * group),
+            arena.take<A>(kernels.width * key_block)};
+  }
+
+  index_t groups;
+  QueryRow* rows;   // [groups · group]
+  Column* columns;  // [groups · tile_vectors]
+  A* q;             // [groups][d][group]
+  index_t pitch;    // of rows of K or V: a multiple of every target's vectors
+  A* staged;        // [width][pitch]: queries on their way into lanes, results on their way out
 };
 
 /// One thread's memory.

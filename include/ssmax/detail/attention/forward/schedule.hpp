@@ -8,9 +8,8 @@
 #include <limits>
 #include <optional>
 
-#include "../../../execution.hpp"
-#include "../../../workspace.hpp"
 #include "decode.hpp"
+#include "driver.hpp"
 #include "prefill.hpp"
 
 namespace ssmax {
@@ -62,12 +61,12 @@ void for_each_chunk(KeyRange keys, const F& f) {
   }
 }
 
-template <class Task, class T, class X, class E>
+template <class Task, class T, class X>
 void run_tasks(const Problem<T, X>& problem, const Variant<Compute<T>>& variant, const Result<T>& result,
-               Workspace& workspace, E& executor) {
+               Workspace& workspace, const AnyExecutor& executor) {
   using A = Compute<T>;
   using Memory = typename Task::Memory;
-  const index_t threads = threads_of(executor);
+  const index_t threads = executor.concurrency();
   KeyRange chunks{std::numeric_limits<index_t>::max(), 0};  // that hold keys of any batch entry
   for (index_t batch = 0; batch < problem.q.extent(0); ++batch) {
     const KeyRange held = problem.keys.held(batch);
@@ -140,19 +139,26 @@ void run_tasks(const Problem<T, X>& problem, const Variant<Compute<T>>& variant,
   });
 }
 
-template <class T, class X, class E>
-void run_attention(const Problem<T, X>& problem, const Variant<Compute<T>>& variant, const Result<T>& result,
-                   Workspace* workspace, E& executor) {
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
+
+inline namespace SSMAX_COMPILED_NAMESPACE {
+namespace SSMAX_VISIBLE compiled {
+
+template <class T, class X>
+void run_attention(const shared::Problem<T, X>& problem, const shared::Variant<shared::Compute<T>>& variant,
+                   const shared::Result<T>& result, Workspace* workspace,
+                   const shared::AnyExecutor& executor) {
   if (problem.rows() == 0 || problem.q.extent(0) == 0 || problem.kv_heads() == 0) return;
   Workspace own;
   if (workspace == nullptr) workspace = &own;
-  if (problem.rows() <= decode_rows) {
-    run_tasks<DecodeTask<T, X>>(problem, variant, result, *workspace, executor);
+  if (problem.rows() <= detail::decode_rows) {
+    detail::run_tasks<detail::DecodeTask<T, X>>(problem, variant, result, *workspace, executor);
   } else {
-    run_tasks<PrefillTask<T, X>>(problem, variant, result, *workspace, executor);
+    detail::run_tasks<detail::PrefillTask<T, X>>(problem, variant, result, *workspace, executor);
   }
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace compiled
+}  // namespace SSMAX_COMPILED_NAMESPACE
 }  // namespace ssmax

@@ -1,0 +1,25 @@
+// The driver of attention's backward: compiled once for each element type.
+#pragma once
+
+#include "../../../workspace.hpp"
+#include "../../threads/any_executor.hpp"
+#include "problem.hpp"
+#include "variant.hpp"
+
+namespace ssmax {
+inline namespace SSMAX_COMPILED_NAMESPACE {
+namespace SSMAX_VISIBLE compiled {
+
+/// Arguments have been checked. Without a workspace, one allocation.
+template <class T>
+void run_backward(const shared::BackwardProblem<T>& problem,
+                  const shared::GradientVariant<shared::Compute<T>>& variant, Workspace* workspace,
+                  const shared::AnyExecutor& executor);
+
+}  // namespace compiled
+}  // namespace SSMAX_COMPILED_NAMESPACE
+}  // namespace ssmax
+
+#if SSMAX_COMPILES_DRIVERS
+#include "schedule.hpp"
+#endif

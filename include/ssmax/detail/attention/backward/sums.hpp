@@ -1,0 +1,93 @@
+// Where the sums of attention's backward are gathered.
+#pragma once
+
+#include "../../kernels/prefill.hpp"
+#include "problem.hpp"
+#include "scratch.hpp"
+
+namespace ssmax {
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+
+template <class T>
+index_t query_blocks(const BackwardProblem<T>& problem) {
+  return (problem.forward.rows() + piece_queries - 1) / piece_queries;
+}
+template <class T>
+index_t key_blocks(const BackwardProblem<T>& problem) {
+  return (problem.keys() + piece_keys - 1) / piece_keys;
+}
+
+/// Whether K and V must be brought into other rows than those they lie in: kernels take whole passes of T's own arithmetic.
+template <class T>
+bool packs_keys(const BackwardProblem<T>& problem, const PrefillKernels<Compute<T>>& kernels) {
+  if (!std::same_as<T, Compute<T>> || problem.forward.has_rope()) return true;
+  return problem.keys() % kernels.rows != 0 || problem.forward.width() % kernels.rows != 0;
+}
+
+/// One kv head while its gradients are summed up: first over some pieces, in the kernels' own layouts, then over all of
+/// them, in the results themselves or, where those are 16 bits wide, apart.
+template <class T>
+struct HeadSums {
+  using A = Compute<T>;
+  static constexpr bool apart = !std::same_as<T, A>;
+
+  HeadSums() = default;
+  HeadSums(Arena& arena, const BackwardProblem<T>& problem, const BackwardScratch<A>& memory)
+      : facts(arena.take<QueryFacts<A>>(problem.forward.rows())),
+        seen(arena.take<KeyRange>(query_blocks(problem))),
+        blocks_are_finite(arena.take<bool>(key_blocks(problem))),
+        keys_are_finite(arena.take<bool>(key_blocks(problem) * piece_keys)),
+        dq(arena.take<A>(query_blocks(problem) * memory.groups * memory.group * memory.d_pitch)),
+        dk(arena.take<A>(key_blocks(problem) * piece_keys * memory.d_pitch)),
+        dvalues(arena.take<A>(key_blocks(problem) * piece_keys * memory.dv_pitch)),
+        k(arena.take<A>(
+            packs_keys(problem, memory.kernels) ? key_blocks(problem) * piece_keys * memory.d_pitch : 0)),
+        v(arena.take<A>(
+            packs_keys(problem, memory.kernels) ? key_blocks(problem) * piece_keys * memory.dv_pitch : 0)),
+        all_dq(arena.take<A>(apart ? problem.forward.rows() * problem.forward.width() : 0)),
+        all_dk(arena.take<A>(apart ? problem.keys() * problem.forward.width() : 0)),
+        all_dvalues(arena.take<A>(apart ? problem.keys() * problem.forward.value_width() : 0)) {}
+
+  /// Where the sums over all pieces are, of query `row` of the kv head or of one of its keys.
+  A* query_sums(const BackwardProblem<T>& problem, const Query& query, index_t row) const {
+    if constexpr (apart) {
+      return all_dq + row * problem.dq.extent(3);
+    } else {
+      return row_of(problem.dq, query.batch, query.head, query.index);
+    }
+  }
+  A* key_sums(const BackwardProblem<T>& problem, index_t batch, index_t kv_head, index_t key) const {
+    if constexpr (apart) {
+      return all_dk + key * problem.dk.extent(3);
+    } else {
+      return row_of(problem.dk, batch, kv_head, key);
+    }
+  }
+  A* value_sums(const BackwardProblem<T>& problem, index_t batch, index_t kv_head, index_t key) const {
+    if constexpr (apart) {
+      return all_dvalues + key * problem.dv.extent(3);
+    } else {
+      return row_of(problem.dv, batch, kv_head, key);
+    }
+  }
+  /// From one key's sums to the next's.
+  index_t key_stride(const View<T, 4>& gradient) const {
+    return apart ? gradient.extent(3) : gradient.stride(2);
+  }
+
+  QueryFacts<A>* facts = nullptr;       // [rows]
+  KeyRange* seen = nullptr;             // [query blocks]: by any of a block's queries
+  bool* blocks_are_finite = nullptr;    // [key blocks]: K holds no NaN or infinity
+  bool* keys_are_finite = nullptr;      // [keys]: where some of the block are not
+  A* dq = nullptr;                      // [query blocks][groups][d_pitch][group]: over some pieces
+  A *dk = nullptr, *dvalues = nullptr;  // [keys][d_pitch], [keys][dv_pitch]: over some pieces
+  A *k = nullptr, *v = nullptr;         // [keys][d_pitch], [keys][dv_pitch], if they are packed
+
+ private:
+  A *all_dq = nullptr, *all_dk = nullptr, *all_dvalues = nullptr;
+};
+
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace ssmax

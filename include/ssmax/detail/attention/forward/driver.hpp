@@ -1,0 +1,26 @@
+// The driver of attention, for few queries and for many: compiled once for each pair of element types.
+#pragma once
+
+#include "../../../workspace.hpp"
+#include "../../threads/any_executor.hpp"
+#include "../problem.hpp"
+#include "../result.hpp"
+#include "../variant.hpp"
+
+namespace ssmax {
+inline namespace SSMAX_COMPILED_NAMESPACE {
+namespace SSMAX_VISIBLE compiled {
+
+/// Arguments have been checked. Without a workspace, one allocation.
+template <class T, class X>
+void run_attention(const shared::Problem<T, X>& problem, const shared::Variant<shared::Compute<T>>& variant,
+                   const shared::Result<T>& result, Workspace* workspace,
+                   const shared::AnyExecutor& executor);
+
+}  // namespace compiled
+}  // namespace SSMAX_COMPILED_NAMESPACE
+}  // namespace ssmax
+
+#if SSMAX_COMPILES_DRIVERS
+#include "schedule.hpp"
+#endif

@@ -1,0 +1,24 @@
+// Where results go: normalised to out and lse, or as a state to be merged with others.
+#pragma once
+
+#include <span>
+
+#include "../../attention_state.hpp"
+#include "../../view.hpp"
+#include "../memory/storage.hpp"
+
+namespace ssmax {
+inline namespace SSMAX_DATA_NAMESPACE {
+namespace SSMAX_VISIBLE shared {
+
+template <class T>
+struct Result {
+  View<T, 4> out{};
+  View<Compute<T>, 3> lse{};
+  std::span<const Compute<T>> sinks{};
+  AttentionState<Compute<T>> state{};  // if given, the rest is not
+};
+
+}  // namespace shared
+}  // namespace SSMAX_DATA_NAMESPACE
+}  // namespace ssmax

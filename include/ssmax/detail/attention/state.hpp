@@ -1,0 +1,49 @@
+// The state of one query's softmax, Σ exp(c·z) = 2^shift · sum and o = Σ exp(c·z)·v / 2^shift: how two are combined, and
+// what is left to do at the end.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "../../config.hpp"
+
+namespace ssmax {
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+
+/// By what sums under the shift `from` must be multiplied to count under `to`.
+template <class T>
+T shift_factor(T from, T to) {
+  return from == to ? T{1} : static_cast<T>(std::exp2(static_cast<double>(from) - static_cast<double>(to)));
+}
+
+template <class T>
+void merge_row(T& shift, T& sum, T* o, T other_shift, T other_sum, const T* other_o, index_t dv) {
+  const T raised = std::max(shift, other_shift);
+  const T factor = shift_factor(shift, raised), other_factor = shift_factor(other_shift, raised);
+  shift = raised;
+  sum = sum * factor + other_sum * other_factor;
+  for (index_t c = 0; c < dv; ++c) o[c] = o[c] * factor + other_o[c] * other_factor;
+}
+
+/// What is left to do with a query's state, in double; a sink adds exp(sink) to Σ exp(c·z), and nothing to Σ exp(c·z)·v.
+struct Normalizer {
+  double factor;  // out = factor · o
+  double lse;
+
+  Normalizer(double shift, double sum)
+      : factor(sum == 0 ? 0 : 1 / sum), lse(shift * std::numbers::ln2 + std::log(sum)) {}
+  Normalizer(double shift, double sum, double sink) {
+    const double sink_shift = sink * std::numbers::log2e;
+    const double raised = std::max(shift, sink_shift);
+    const double own = shift_factor(shift, raised);
+    const double total = sum * own + shift_factor(sink_shift, raised);
+    factor = sum == 0 ? 0 : own / total;
+    lse = raised * std::numbers::ln2 + std::log(total);
+  }
+};
+
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace ssmax

@@ -1,0 +1,49 @@
+// An executor of any type behind one, so that drivers are compiled once and not for every executor.
+#pragma once
+
+#include "../../execution.hpp"
+
+namespace ssmax {
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+
+template <class F>
+void call_one(const void* f, index_t index) {
+  (*static_cast<const F*>(f))(index);
+}
+
+template <class E>
+void run_calls(const void* executor, index_t n, void (*call)(const void* f, index_t index), const void* f) {
+  static_cast<E*>(const_cast<void*>(executor))->run(n, [call, f](index_t index) { call(f, index); });
+}
+
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
+
+inline namespace SSMAX_DATA_NAMESPACE {
+namespace SSMAX_VISIBLE shared {
+
+/// Refers to an executor, which must outlive it. How its run is called is compiled by the unit that knows its type.
+class AnyExecutor {
+ public:
+  template <class E>
+  SSMAX_INLINE explicit AnyExecutor(E& executor)
+      : executor_(&executor), run_(detail::run_calls<E>), concurrency_(detail::threads_of(executor)) {}
+
+  /// Between 1 and 4096.
+  SSMAX_INLINE index_t concurrency() const { return concurrency_; }
+
+  template <class F>
+  SSMAX_INLINE void run(index_t n, const F& f) const {
+    run_(executor_, n, detail::call_one<F>, &f);
+  }
+
+ private:
+  const void* executor_;
+  void (*run_)(const void* executor, index_t n, void (*call)(const void* f, index_t index), const void* f);
+  index_t concurrency_;
+};
+
+}  // namespace shared
+}  // namespace SSMAX_DATA_NAMESPACE
+}  // namespace ssmax
