@@ -6,6 +6,7 @@
 #include <cmath>
 #include <initializer_list>
 #include <limits>
+#include <ssmax/detail/memory/arena.hpp>
 #include <ssmax/ssmax.hpp>
 #include <stdexcept>
 #include <string>

@@ -745,7 +745,8 @@ index_t check_ring(const Shape& shape, index_t window, index_t capacity, Rule& r
       const index_t b = row / (shape.heads * shape.queries);
       float* const q = stored.q.data() + row * shape.d;
       const index_t at = plain.length(b) - shape.queries + row % shape.queries;
-      rope.rotate(q, shape.d, q, shape.d, 1, shape.d, at, false);
+      ssmax::rope(ssmax::View<const float, 2>(q, {1, shape.d}), ssmax::View<float, 2>(q, {1, shape.d}), rope,
+                  at);
     }
     const Plan plan{
         .visible = [&](const Query& query,

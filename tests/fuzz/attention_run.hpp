@@ -228,7 +228,8 @@ void run_decode(AttentionCase c) {
           for (index_t i = 0; i < c.d; ++i)
             turned.push_back(static_cast<A>(k[static_cast<std::size_t>(row * c.d + i)]));
           if (there && rope != nullptr)
-            rope->rotate(turned.data(), c.d, turned.data(), c.d, 1, c.d, key, false);
+            ssmax::rope(ssmax::View<const A, 2>(turned.data(), {1, c.d}),
+                        ssmax::View<A, 2>(turned.data(), {1, c.d}), *rope, key);
           for (index_t i = 0; i < c.d; ++i) {
             double& value = c.k[static_cast<std::size_t>(row * c.d + i)];
             value = there ? widen(held.k(b, h, held.row(key), i)) : nan;

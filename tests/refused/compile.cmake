@@ -3,7 +3,7 @@ cmake_minimum_required(VERSION 3.25)
 # Compiles ${SOURCE}. Without a ${CASE} it must compile; with one it must fail, and ${WORDS} must be found among the
 # first lines of the message, after those that only say which file includes which.
 set(lines_read 12)
-set(command ${COMPILER} -std=c++20 -fsyntax-only -I${INCLUDE} ${SOURCE})
+set(command ${COMPILER} -std=c++20 -DSSMAX_COMPILED -fsyntax-only -I${INCLUDE} ${SOURCE})
 if(CASE)
   list(APPEND command -D${CASE})
 endif()

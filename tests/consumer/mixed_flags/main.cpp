@@ -1,6 +1,7 @@
 // Units with other flags in one binary: each keeps its own copy of the library's code (the linker must not
-// give AVX-512 code to the plain unit), and all compute the same.
+// give AVX-512 code to the plain unit), and all compute the same, whether they hold the kernels or link them.
 
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <vector>
@@ -10,6 +11,8 @@
 namespace {
 
 using Normalize = void (*)(ssmax::View<const float, 2>, ssmax::View<float, 2>, const ssmax::SSMax<float>&);
+using Attend = void (*)(ssmax::View<const float, 4>, ssmax::View<const float, 4>, ssmax::View<float, 4>,
+                        ssmax::ThreadPool&, ssmax::Workspace&);
 
 constexpr ssmax::index_t rows = 7;
 constexpr ssmax::index_t keys = 61;
@@ -18,7 +21,11 @@ bool all_good = true;
 std::vector<UnitInterface> seen;
 std::vector<float> expected;
 
-void check(UnitInterface unit, Normalize normalize) {
+// One pool and one workspace, made here, used by all units.
+ssmax::ThreadPool pool(2);
+ssmax::Workspace workspace;
+
+void check(UnitInterface unit, Normalize normalize, Attend attend) {
   for (const UnitInterface& other : seen) {
     if (unit.library_code == other.library_code) {
       std::printf("%s and %s share one copy of the library\n", unit.name, other.name);
@@ -33,6 +40,12 @@ void check(UnitInterface unit, Normalize normalize) {
   normalize(ssmax::View<const float, 2>(logits.data(), {rows, keys}),
             ssmax::View<float, 2>(out.data(), {rows, keys}), ssmax::SSMax<float>{0.43F, 0.1F});
 
+  std::vector<float> attended(logits.size());
+  constexpr std::array<ssmax::index_t, 4> shape{1, 1, keys, rows};
+  attend(ssmax::View<const float, 4>(logits.data(), shape), ssmax::View<const float, 4>(logits.data(), shape),
+         ssmax::View<float, 4>(attended.data(), shape), pool, workspace);
+  out.insert(out.end(), attended.begin(), attended.end());
+
   if (expected.empty()) expected = out;
   float worst = 0.0F;
   for (std::size_t i = 0; i < out.size(); ++i) worst = std::max(worst, std::abs(out[i] - expected[i]));
@@ -42,14 +55,24 @@ void check(UnitInterface unit, Normalize normalize) {
 
 }  // namespace
 
+#define check_unit(name) check(describe_##name(), normalize_##name, attend_##name)
+
 int main() {
-  check(describe_plain(), normalize_plain);
-  check(describe_no_exceptions(), normalize_no_exceptions);
 #ifdef MIXED_FLAGS_HAS_avx2
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) check(describe_avx2(), normalize_avx2);
+  const ssmax::detail::Processor processor = ssmax::detail::ask_processor();
+#endif
+  check_unit(plain);
+  check_unit(no_exceptions);
+  check_unit(compiled);
+  check_unit(compiled_no_exceptions);
+#ifdef MIXED_FLAGS_HAS_avx2
+  if (processor.avx2_fma_f16c) check_unit(avx2);
 #endif
 #ifdef MIXED_FLAGS_HAS_avx512
-  if (__builtin_cpu_supports("avx512f")) check(describe_avx512(), normalize_avx512);
+  if (processor.avx512f) {
+    check_unit(avx512);
+    check_unit(compiled_avx512);
+  }
 #endif
   return all_good ? 0 : 1;
 }

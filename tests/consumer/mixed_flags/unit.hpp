@@ -13,9 +13,14 @@ struct UnitInterface {
 #define SSMAX_TEST_UNIT(unit)                                                          \
   UnitInterface describe_##unit();                                                     \
   void normalize_##unit(ssmax::View<const float, 2> logits, ssmax::View<float, 2> out, \
-                        const ssmax::SSMax<float>& scaling)
+                        const ssmax::SSMax<float>& scaling);                           \
+  void attend_##unit(ssmax::View<const float, 4> q, ssmax::View<const float, 4> kv,    \
+                     ssmax::View<float, 4> out, ssmax::ThreadPool& pool, ssmax::Workspace& workspace)
 
 SSMAX_TEST_UNIT(plain);
 SSMAX_TEST_UNIT(no_exceptions);
 SSMAX_TEST_UNIT(avx2);
 SSMAX_TEST_UNIT(avx512);
+SSMAX_TEST_UNIT(compiled);
+SSMAX_TEST_UNIT(compiled_no_exceptions);
+SSMAX_TEST_UNIT(compiled_avx512);

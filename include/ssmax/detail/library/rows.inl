@@ -1,0 +1,43 @@
+// A unit of ssmax::compiled: the drivers of rows.
+
+#include "../rows/cross_entropy.hpp"
+#include "../rows/driver.hpp"
+
+namespace ssmax {
+inline namespace SSMAX_COMPILED_NAMESPACE {
+namespace SSMAX_VISIBLE compiled {
+
+using namespace shared;
+
+#define SSMAX_INSTANTIATE(X, Y)                                                                           \
+  template void softmax_group(const SoftmaxKernels<Compute<X>>&, const X*, index_t, Y*, index_t, index_t, \
+                              index_t, double, bool);                                                     \
+  template void log_softmax_row(const RowKernels<Compute<X>>&, const X*, index_t, double, Y*);
+SSMAX_INSTANTIATE(float, float)
+SSMAX_INSTANTIATE(float, half)
+SSMAX_INSTANTIATE(float, bfloat16)
+SSMAX_INSTANTIATE(half, float)
+SSMAX_INSTANTIATE(half, half)
+SSMAX_INSTANTIATE(half, bfloat16)
+SSMAX_INSTANTIATE(bfloat16, float)
+SSMAX_INSTANTIATE(bfloat16, half)
+SSMAX_INSTANTIATE(bfloat16, bfloat16)
+SSMAX_INSTANTIATE(double, double)
+#undef SSMAX_INSTANTIATE
+
+#define SSMAX_INSTANTIATE(X)                                                                              \
+  template double logsumexp_row(const RowKernels<Compute<X>>&, const X*, index_t, double);                \
+  template double softmax_gradient(const SoftmaxGradientKernels<Compute<X>>&, const GradientRows<X>&,     \
+                                   double, double*);                                                      \
+  template double log_softmax_gradient(const SoftmaxGradientKernels<Compute<X>>&, const GradientRows<X>&, \
+                                       double, double*);                                                  \
+  template double cross_entropy_row(const RowKernels<Compute<X>>&, const X*, index_t, index_t, double, X*);
+SSMAX_INSTANTIATE(float)
+SSMAX_INSTANTIATE(half)
+SSMAX_INSTANTIATE(bfloat16)
+SSMAX_INSTANTIATE(double)
+#undef SSMAX_INSTANTIATE
+
+}  // namespace compiled
+}  // namespace SSMAX_COMPILED_NAMESPACE
+}  // namespace ssmax

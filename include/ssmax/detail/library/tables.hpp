@@ -1,0 +1,36 @@
+// The tables that ssmax::compiled holds, one of each for every instruction set.
+#pragma once
+
+#include "../kernels/convert.hpp"
+#include "../kernels/decode.hpp"
+#include "../kernels/dot.hpp"
+#include "../kernels/prefill.hpp"
+#include "../kernels/prefill_backward.hpp"
+#include "../kernels/rope.hpp"
+#include "../kernels/row_gradients.hpp"
+#include "../kernels/rows.hpp"
+#include "../kernels/scores.hpp"
+#include "../kernels/short_rows.hpp"
+
+#define SSMAX_TABLES_OF(T, apply)                                                                  \
+  apply(RowKernels<T>) apply(ShortRowKernels<T>) apply(DotKernels<T>) apply(RowGradientKernels<T>) \
+      apply(RopeKernels<T>) apply(PrefillKernels<T>) apply(PrefillBackwardKernels<T>) apply(ScoreKernels<T>)
+
+/// apply(type) for every table.
+#define SSMAX_FOR_EACH_TABLE(apply)                                                                    \
+  SSMAX_TABLES_OF(float, apply)                                                                        \
+  SSMAX_TABLES_OF(double, apply)                                                                       \
+  apply(ConversionKernels<float>) apply(DecodeKernels<float, float>) apply(DecodeKernels<float, half>) \
+      apply(DecodeKernels<float, bfloat16>) apply(DecodeKernels<double, double>)
+
+namespace ssmax {
+inline namespace SSMAX_COMPILED_NAMESPACE {
+namespace SSMAX_VISIBLE compiled {
+
+/// Compiled in the unit of its target.
+template <Target target, class Table>
+const Table& kernel_table();
+
+}  // namespace compiled
+}  // namespace SSMAX_COMPILED_NAMESPACE
+}  // namespace ssmax
