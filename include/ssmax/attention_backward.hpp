@@ -20,8 +20,8 @@
 // workspace. The same bits for every executor, without atomic additions.
 //
 // Accuracy: products in T, summed over 2048 keys or 1920 queries, then over all of them. A weight is as good as lse: one of
-// 1000 in float is rounded by 3e-5, and so is every weight of its row. dc adds up u·z and does not know that Σ u is 0: what
-// rounding `out` to 16 bits leaves of that sum counts by the size of the logits.
+// 1000 in float is rounded by 3e-5, and so is every weight of its row. dc = Σ u·z cancels, as Σ u = 0: where `out` was
+// rounded to 16 bits, Σ u is not quite 0, and dc errs by that times the size of the logits.
 //
 // Outputs must lie apart from the inputs and from each other; columns of one packed matrix do. (ds, db, dslopes and the like
 // are not compared with tensors.) Errors are std::invalid_argument, thrown before anything is written.

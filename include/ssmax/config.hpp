@@ -71,7 +71,7 @@
 #define SSMAX_VISIBLE
 #endif
 
-// In front of a loop over a few registers. GCC 12 at -O2 keeps such a loop, and its arrays in memory: 7 times
+// Fully unrolls a loop over a few registers. GCC 12 at -O2 otherwise keeps the loop and its array in memory: 7 times
 // slower.
 #if defined(__GNUC__) || defined(__clang__)
 #define SSMAX_UNROLL _Pragma("GCC unroll 16")

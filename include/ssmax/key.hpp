@@ -38,10 +38,10 @@ struct Key {
   index_t query_position = 0, key_position = 0;
 };
 
-/// What an element of a score's gradient gathers: logits of
+/// Which logits add into one element of a score's gradient. It limits what may be computed at once.
 enum class Sharing {
-  one_head,  // one query or one key, of one head of one batch entry
-  heads,     // one key, of any heads and batch entries: the kv heads then take turns
+  one_head,  // those of one query or one key, in one head of one batch entry
+  heads,     // those of one key, in any heads and batch entries: kv heads take turns
   any        // any: one thread does it all
 };
 

@@ -5,9 +5,8 @@
 // and, optionally,
 //   bool sees(query, key) const              which keys of that range it sees (default: all). n is their number
 //   index_t query_position(query) const      positions, for all that goes by them (RoPE, ALiBi, scalings), where
-//   index_t key_position(query, key) const   they are not query.position() and key. A key has one position for
-//                                            queries of a kv head: only batch and shape of `query`, and its head
-//                                            as far as that tells kv heads apart, may be looked at
+//   index_t key_position(query, key) const   they are not query.position() and key. A key's position may depend
+//                                            on the query's batch, shape and kv head, and on nothing else of it
 //   Query aligned(query) const               the query moved to the key it stands at, for the masks joined by &
 //   void check(shape) const                  called before anything is written; throws if the mask does not fit
 //

@@ -23,7 +23,7 @@ struct NeededKeys {
     }
   }
 
-  /// Calls f(width, first vector, keys) for rectangles that together make up what is needed of `keys` keys.
+  /// Calls f(vector count, first vector, key range) for rectangles that together cover the needed logits of `keys` keys.
   template <class F>
   void for_each_rectangle(index_t keys, const F& f) const {
     KeyRange part{};

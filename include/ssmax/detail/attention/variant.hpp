@@ -41,8 +41,8 @@ class Variant {
   virtual index_t query_position(const Query& query) const = 0;
   virtual index_t key_position(const Query& query, index_t key) const = 0;
   virtual bool sees(const Query& query, index_t key) const = 0;
-  /// Logits become what the exponential is taken of, in units of log2: scores are applied, then the multiplier if there is
-  /// a score (else the queries hold it); keys that the mask hides singly become -inf.
+  /// Applies the score, then the multiplier c if there is a score (else the queries hold it), in place: the result is in
+  /// units of log2. Logits of keys that the mask hides singly become -inf.
   virtual void apply(const TileColumn<A>& column, const ColumnScratch<A>& memory) const = 0;
   /// The same for logits of one query, contiguous, but without the multiplier.
   virtual void apply(A* s, KeyRange keys, const QueryRow& row) const = 0;

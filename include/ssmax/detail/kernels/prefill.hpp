@@ -8,8 +8,8 @@ namespace ssmax {
 inline namespace SSMAX_DATA_NAMESPACE {
 namespace SSMAX_VISIBLE shared {
 
-/// Attention's tiles raise a shift only for a logit this far above it: weights stay below 2^9, and after the first block
-/// hardly any of them makes what was accumulated be rescaled (1 % of the time at width 64).
+/// A shift is raised, and what was accumulated rescaled, only for a logit more than this above it, in units of log2.
+/// Weights stay below 2^9. After the first block it hardly ever happens (1 % of the time at width 64).
 inline constexpr int raise_distance = 8;
 
 enum class TileChange {

@@ -13,13 +13,13 @@ struct Extremum {
   bool has_nan;
 };
 
-/// Work on two other rows of the same length that goes into the gaps of a row's exponentials. Those are bound by the FMA
-/// ports, the passes for maxima and products by loads and stores.
+/// Work on two other rows of the same length, done between one row's exponentials: the maximum of `next`, and
+/// `waiting` *= factor. Null leaves either out. Exponentials are bound by the FMA units, this by loads and stores.
 template <class T>
 struct OverlappedWork {
-  const T* next = nullptr;  // a row whose maximum is wanted, if any
-  Extremum<T> next_top{};   // and that maximum
-  T* waiting = nullptr;     // a row to be multiplied by `factor` in place, if any
+  const T* next = nullptr;
+  Extremum<T> next_top{};  // out: the maximum of `next`
+  T* waiting = nullptr;
   T factor{};
 };
 

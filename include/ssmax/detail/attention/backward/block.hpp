@@ -98,8 +98,8 @@ class BackwardBlock {
     });
   }
 
-  /// Products of 0 with what is not finite must stay 0: rows that hold such go into the sums one by one, as if that were 0,
-  /// and then it is added where its factor is not 0. The others' bits stay what they are.
+  /// 0 · NaN and 0 · infinity must be 0 in the sums. Rows with such elements are added one by one: their finite elements
+  /// first, then each other element where its factor is not 0. Sums of other rows keep their bits.
   template <class Run, class Single>
   static void for_each_finite_run(KeyRange range, const bool* is_finite, bool all, const Run& run,
                                   const Single& single) {

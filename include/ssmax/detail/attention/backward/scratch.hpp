@@ -7,9 +7,9 @@ namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
-/// The pieces that a backward is cut into: so many queries of a kv head against so many keys. 240 is whole groups on every
-/// target. Twice as many of either are no faster on one thread (Zen 4, 1 MB of second-level cache), and one head of 2048
-/// gains 1.4 instead of 1.55 by a second thread.
+/// A piece of a backward: queries of a kv head × keys. 240 is a multiple of every target's group. Twice as many of either
+/// are no faster on one thread (Zen 4, 1 MB of second-level cache), and slower on two: one head of 2048 queries and keys
+/// gains 1.4 by a second thread instead of 1.55.
 inline constexpr index_t piece_queries = 240, piece_keys = 256;
 
 /// Sums over so many pieces are formed alone and then added up: longer ones would lose digits.

@@ -108,8 +108,7 @@ class DecodeTask {
     for (index_t r = 0; r < count_; ++r) softmax_[r].reset();
     weigh_values(keys, state.o);
     for (index_t r = 0; r < count_; ++r) {
-      // A shift is an integer or, of logits that are too large for that, any number, which A may not hold: what its
-      // rounding takes away goes to the sums, as far as they can hold that.
+      // Rounding the shift to A takes `lost` away from it; sum and o are multiplied by 2^lost instead, where they can be.
       const double shift = softmax_[r].shift();
       state.shift[r] = static_cast<A>(shift);
       const double lost = shift - static_cast<double>(state.shift[r]);

@@ -220,8 +220,8 @@ class PrefillTask {
     if (!block_.values_are_finite) accumulate_not_finite(g, block, state);
   }
 
-  /// kernels.weights where that refuses: the lanes it cannot do are done in plain double, the others as ever. A lane's
-  /// shift is raised by the same rule, or a lane that the kernel refuses might be taken for one that it can do.
+  /// kernels.weights, where some lanes have NaN, +inf or |shift| >= 2^20: those are computed here, in double, the others
+  /// by the kernel. Shifts are raised by the kernel's own rule.
   void irregular_weights(A* s, index_t keys, const TileState<A>& state) const {
     constexpr A hidden = -std::numeric_limits<A>::infinity();
     struct Lane {
