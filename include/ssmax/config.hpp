@@ -122,9 +122,11 @@
 #define SSMAX_ABI_EXCEPTIONS _noexcept
 #endif
 
-// Where the kernels are: linked, or in the unit, less those for the instruction sets that SSMAX_NO_AVX512, SSMAX_NO_AVX2
+// Where the kernels are: in the library, which shares no code with its users; linked; or in the unit, less those for the instruction sets that SSMAX_NO_AVX512, SSMAX_NO_AVX2
 // and SSMAX_NO_NEON leave out (to compile faster).
-#if defined(SSMAX_COMPILED)
+#if defined(SSMAX_LIBRARY_UNIT)
+#define SSMAX_ABI_KERNELS _library
+#elif defined(SSMAX_COMPILED)
 #define SSMAX_ABI_KERNELS _linked
 #elif defined(SSMAX_NO_NEON) || (defined(SSMAX_NO_AVX2) && defined(SSMAX_NO_AVX512))
 #define SSMAX_ABI_KERNELS _scalar

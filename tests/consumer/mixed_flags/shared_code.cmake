@@ -7,6 +7,8 @@ set(all_functions "")
 foreach(object IN LISTS OBJECTS)
   execute_process(COMMAND ${NM} --defined-only ${object} OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
   string(REGEX MATCHALL " [WTi] _ZNK?5ssmax[^\n]*" functions "${symbols}")
+  # A variable, one for the whole program.
+  list(FILTER functions EXCLUDE REGEX "inside_pool_call")
   if(NOT functions)
     message(FATAL_ERROR "${object} defines no function of the library: this test compares nothing")
   endif()

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numbers>
 
 #include "../../config.hpp"
@@ -11,6 +12,20 @@
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
+
+/// The states of some queries after some keys: shift and sum are [queries], o is [queries · channels] in an order of the
+/// owner's.
+template <class A>
+struct SoftmaxState {
+  A *shift, *sum, *o;
+
+  /// Nothing has been seen.
+  void reset(index_t queries, index_t channels) const {
+    std::fill_n(shift, queries, -std::numeric_limits<A>::infinity());
+    std::fill_n(sum, queries, A{0});
+    std::fill_n(o, queries * channels, A{0});
+  }
+};
 
 /// By what sums under the shift `from` must be multiplied to count under `to`.
 template <class T>

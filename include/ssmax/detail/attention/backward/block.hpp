@@ -12,6 +12,8 @@
 #include <limits>
 
 #include "../../kernels/prefill_backward.hpp"
+#include "../nonfinite/gradients.hpp"
+#include "../nonfinite/rows.hpp"
 #include "../rectangles.hpp"
 #include "scratch.hpp"
 #include "variant.hpp"
@@ -57,8 +59,6 @@ class BackwardBlock {
   }
 
  private:
-  static constexpr A infinity = std::numeric_limits<A>::infinity();
-
   /// A group of queries against the keys of the piece from `at` on, as many as a tile holds.
   void attend_block(const BlockKeys<A>& piece, index_t g, index_t queries, index_t at, A* dq) const {
     const Column* columns = memory_.columns + g * tile_vectors;
@@ -98,21 +98,6 @@ class BackwardBlock {
     });
   }
 
-  /// 0 · NaN and 0 · infinity must be 0 in the sums. Rows with such elements are added one by one: their finite elements
-  /// first, then each other element where its factor is not 0. Sums of other rows keep their bits.
-  template <class Run, class Single>
-  static void for_each_finite_run(KeyRange range, const bool* is_finite, bool all, const Run& run,
-                                  const Single& single) {
-    if (all) return run(range);
-    while (range.begin < range.end) {
-      index_t end = range.begin;
-      while (end < range.end && is_finite[end]) ++end;
-      if (end > range.begin) run(KeyRange{range.begin, end});
-      if (end < range.end) single(end);
-      range.begin = end + 1;
-    }
-  }
-
   /// What lanes of a group give to dv and dk of keys, which lie at row `at` + keys.begin of the piece's.
   void add_lanes(const BlockKeys<A>& piece, index_t g, KeyRange lanes, KeyRange keys, index_t at) const {
     const index_t group = memory_.group, tile = keys.begin * group + lanes.begin, row = at + keys.begin,
@@ -130,7 +115,8 @@ class BackwardBlock {
     const auto add = [&](const A* tile, const A* row, index_t channels, A* sums, index_t pitch) {
       const A* factors = tile + keys.begin * group + lane;
       A* first = sums + (at + keys.begin) * pitch;
-      gradient_kernels_.add_product(factors, 1, keys.size(), finite_part(row, channels), pitch, first);
+      gradient_kernels_.add_product(factors, 1, keys.size(), finite_part(memory_, row, channels), pitch,
+                                    first);
       for (index_t c = 0; c < channels; ++c) {
         if (std::isfinite(row[c])) continue;
         for (index_t key = 0; key < keys.size(); ++key) {
@@ -148,21 +134,14 @@ class BackwardBlock {
     const index_t group = memory_.group;
     const A* k = piece.k + (at + key) * piece.k_stride;
     const A* factors = memory_.u + key * group + lane;
-    kernels_.accumulate[vectors - 1](finite_part(k, d_), 0, kernels_.rows, panels(), factors, 1, dq + lane);
+    kernels_.accumulate[vectors - 1](finite_part(memory_, k, d_), 0, kernels_.rows, panels(), factors, 1,
+                                     dq + lane);
     for (index_t c = 0; c < d_; ++c) {
       if (std::isfinite(k[c])) continue;
       for (index_t i = 0; i < vectors * kernels_.width; ++i) {
         if (factors[i] != 0) dq[c * group + lane + i] += factors[i] * k[c];
       }
     }
-  }
-
-  /// A row with 0 for what is not finite, filled up with 0.
-  const A* finite_part(const A* row, index_t channels) const {
-    std::replace_copy_if(
-        row, row + channels, memory_.staged, [](A x) { return !std::isfinite(x); }, A{0});
-    std::fill_n(memory_.staged + channels, memory_.pitch - channels, A{0});
-    return memory_.staged;
   }
 
   /// Passes over the channels of K.
@@ -184,37 +163,11 @@ class BackwardBlock {
     if (regular) {
       gradient_kernels_.gradients(s, u, keys.size(), memory_.shift + lane, memory_.delta + lane);
     } else {
-      irregular_gradients(lane, keys.size(), s, u);
+      irregular_gradients(memory_, lane, keys.size(), s, u);
     }
     if (variant_.has_score) {
       const index_t stride = memory_.sums_of_row;
       variant_.differentiate(logits, {u, z, slope, memory_.sums + lane * stride, stride}, memory_);
-    }
-  }
-
-  /// The same for lanes whose lse is NaN or infinite, or too large for an integer: these are done in plain double, the
-  /// others as ever.
-  void irregular_gradients(index_t lane, index_t keys, A* s, A* u) const {
-    const index_t group = memory_.group, width = kernels_.width;
-    A *weights = memory_.apart, *gradients = memory_.apart_gradients;
-    for (index_t i = 0; i < width; ++i) {
-      if (memory_.regular[lane + i]) continue;
-      for (index_t key = 0; key < keys; ++key) {
-        A& x = s[key * group + i];
-        const double w = x == -infinity ? 0 : std::exp2(static_cast<double>(x) - memory_.base[lane + i]);
-        weights[i * key_block + key] = static_cast<A>(w);
-        gradients[i * key_block + key] =
-            w == 0 ? A{0} : static_cast<A>(w) * (u[key * group + i] - memory_.delta[lane + i]);
-        x = -infinity;
-      }
-    }
-    gradient_kernels_.gradients(s, u, keys, memory_.shift + lane, memory_.delta + lane);
-    for (index_t i = 0; i < width; ++i) {
-      if (memory_.regular[lane + i]) continue;
-      for (index_t key = 0; key < keys; ++key) {
-        s[key * group + i] = weights[i * key_block + key];
-        u[key * group + i] = gradients[i * key_block + key];
-      }
     }
   }
 

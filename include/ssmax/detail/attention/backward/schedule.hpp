@@ -57,8 +57,7 @@ void run_backward(const shared::BackwardProblem<T>& problem,
   const BackwardCut cut(heads, queries, keys, variant.sharing(shape), executor.concurrency());
   const index_t lanes =
       std::min(cut.threads, cut.whole_heads ? heads : cut.at_once * std::min(queries + keys, cut.threads));
-  // Of each query: dc, its parameters of the score, n, its position, dsink.
-  const index_t sums_of_row = 4 + variant.parameters();
+  const index_t sums_of_row = 1 + variant.parameters();
   const bool has_sums = variant.learns() || !problem.dsinks.empty();
 
   Arena count, count_sums;
@@ -67,8 +66,8 @@ void run_backward(const shared::BackwardProblem<T>& problem,
   const std::size_t bytes = count.used();
   HeadSums<T>(count_sums, problem, counted);
   const std::size_t sums_bytes = count_sums.used();
-  const std::size_t sums_of_rows = multiply_bytes(static_cast<std::size_t>(shape.rows()),
-                                                  static_cast<std::size_t>(sums_of_row) * sizeof(double));
+  const auto row_bytes = static_cast<std::size_t>(sums_of_row) * sizeof(double) + sizeof(QueryReport);
+  const std::size_t sums_of_rows = multiply_bytes(static_cast<std::size_t>(shape.rows()), row_bytes);
   const std::size_t lane_bytes = multiply_bytes(static_cast<std::size_t>(lanes), bytes);
   const std::size_t head_bytes = multiply_bytes(static_cast<std::size_t>(cut.at_once), sums_bytes);
   Workspace own;
@@ -76,8 +75,11 @@ void run_backward(const shared::BackwardProblem<T>& problem,
   std::byte* memory =
       workspace->reserve(add_bytes(add_bytes(lane_bytes, head_bytes), has_sums ? sums_of_rows : 0));
   std::byte* const head_memory = memory + lane_bytes;
-  std::byte* const sums_memory = head_memory + head_bytes;
-  double* const sums = has_sums ? reinterpret_cast<double*>(sums_memory) : nullptr;
+  CallSums sums;
+  if (has_sums) {
+    sums.sums = reinterpret_cast<double*>(head_memory + head_bytes);
+    sums.reports = reinterpret_cast<QueryReport*>(sums.sums + shape.rows() * sums_of_row);
+  }
 
   // Calls f(task, memory of some kv head's sums, i) for i below n, each thread with memory of its own.
   const auto run = [&](index_t n, const auto& f) {
@@ -139,15 +141,14 @@ void run_backward(const shared::BackwardProblem<T>& problem,
 
   if (!has_sums) return;
   Query query{0, 0, 0, shape};
-  const double* row = sums;
+  const double* row = sums.sums;
+  const QueryReport* report = sums.reports;
   for (query.batch = 0; query.batch < shape.batch; ++query.batch) {
     for (query.head = 0; query.head < shape.heads; ++query.head) {
       double dsink = 0;
-      for (query.index = 0; query.index < shape.queries; ++query.index, row += sums_of_row) {
-        const double* last = row + sums_of_row - 3;
-        variant.accumulate(query, {query.head, static_cast<index_t>(last[1]), static_cast<index_t>(last[0])},
-                           row);
-        dsink += last[2];
+      for (query.index = 0; query.index < shape.queries; ++query.index, row += sums_of_row, ++report) {
+        variant.accumulate(query, {query.head, report->position, report->n}, row);
+        dsink += report->dsink;
       }
       if (!problem.dsinks.empty()) {
         problem.dsinks[static_cast<std::size_t>(query.head)] += static_cast<A>(dsink);

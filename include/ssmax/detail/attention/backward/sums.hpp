@@ -25,6 +25,20 @@ bool packs_keys(const BackwardProblem<T>& problem, const PrefillKernels<Compute<
   return problem.keys() % kernels.rows != 0 || problem.forward.width() % kernels.rows != 0;
 }
 
+/// What a query leaves for the end of the call: what the scaling was asked about, and its share of the sink's gradient.
+struct QueryReport {
+  index_t n = 0, position = 0;
+  double dsink = 0;
+};
+
+/// Numbers of all queries of a call, where anything is learnt.
+struct CallSums {
+  double* sums = nullptr;  // [queries][sums_of_row]: dc, then the score's parameters
+  QueryReport* reports = nullptr;
+
+  explicit operator bool() const { return sums != nullptr; }
+};
+
 /// One kv head while its gradients are summed up: first over some pieces, in the kernels' own layouts, then over all of
 /// them, in the results themselves or, where those are 16 bits wide, apart.
 template <class T>

@@ -29,7 +29,7 @@ class BackwardTask {
   using Memory = BackwardScratch<A>;
 
   BackwardTask(const BackwardProblem<T>& problem, const GradientVariant<A>& variant, const Memory& memory,
-               double* sums)
+               const CallSums& sums)
       : problem_(problem),
         forward_(problem.forward),
         variant_(variant),
@@ -70,18 +70,16 @@ class BackwardTask {
       if (problem_.dlse.data_handle() != nullptr) facts.delta -= problem_.dlse(batch, head, index);
       seen.add(facts.keys);
       std::fill_n(head_sums_.query_sums(problem_, *cursor, row), d, A{0});
-      if (sums_ == nullptr) continue;
-      double* sums = sums_of(*cursor);
-      std::fill_n(sums, memory_.sums_of_row, 0.0);
-      sums[memory_.sums_of_row - 3] = static_cast<double>(seen_by.n);
-      sums[memory_.sums_of_row - 2] = static_cast<double>(seen_by.position);
+      if (!sums_) continue;
+      std::fill_n(sums_of(*cursor), memory_.sums_of_row, 0.0);
+      QueryReport& report = sums_.reports[place_of(*cursor)] = {seen_by.n, seen_by.position, 0};
       if (problem_.dsinks.empty()) continue;
       const A sink = problem_.sinks[static_cast<std::size_t>(head)];
       if (sink == -infinity) continue;
       // A sink that takes everything has the lse for its own, +inf also.
       const double share =
           sink == facts.lse ? 1 : std::exp(static_cast<double>(sink) - static_cast<double>(facts.lse));
-      sums[memory_.sums_of_row - 1] = -share * static_cast<double>(facts.delta);
+      report.dsink = -share * static_cast<double>(facts.delta);
     }
     head_sums_.seen[block] = seen.any;
     std::fill_n(queries_sums(block), sums_in_use(block), A{0});
@@ -116,7 +114,7 @@ class BackwardTask {
       load_keys(keys);
       if (variant_.has_score) std::fill_n(memory_.sums, groups_ * memory_.group * memory_.sums_of_row, 0.0);
       piece_.attend(keys_, count_, queries_sums(queries));
-      if (variant_.has_score && sums_ != nullptr) add_row_sums(queries);
+      if (variant_.has_score && sums_) add_row_sums(queries);
     }
     const auto ends = [](index_t i, index_t count) { return (i + 1) % pieces_of_sum == 0 || i + 1 == count; };
     bool has_any = false;
@@ -140,7 +138,7 @@ class BackwardTask {
       const QueryFacts<A>& facts = head_sums_.facts[row];
       A* sums = head_sums_.query_sums(problem_, *cursor, row);
       const bool has_keys = facts.keys.size() > 0;
-      if (sums_ != nullptr && !variant_.has_score && has_keys) {
+      if (sums_ && !variant_.has_score && has_keys) {
         const A* q = load_query(forward_, variant_, *cursor, memory_.staged);
         sums_of(*cursor)[0] =
             forward_.scale * static_cast<double>(detail::kernels<DotKernels<A>>().dot(q, sums, d));
@@ -181,11 +179,11 @@ class BackwardTask {
   }
   index_t in_passes(index_t keys) const { return (keys + kernels_.rows - 1) / kernels_.rows * kernels_.rows; }
   index_t keys_of(index_t block) const { return std::min(piece_keys, problem_.keys() - block * piece_keys); }
-  double* sums_of(const Query& query) const {
+  static index_t place_of(const Query& query) {
     const QueryShape& shape = query.shape;
-    const index_t row = (query.batch * shape.heads + query.head) * shape.queries + query.index;
-    return sums_ + row * memory_.sums_of_row;
+    return (query.batch * shape.heads + query.head) * shape.queries + query.index;
   }
+  double* sums_of(const Query& query) const { return sums_.sums + place_of(query) * memory_.sums_of_row; }
 
   template <class F>
   void for_each_key(index_t block, const F& f) const {
@@ -381,7 +379,7 @@ class BackwardTask {
   const PrefillBackwardKernels<A>& gradient_kernels_;
   const Memory& memory_;
   const BackwardBlock<A> piece_;
-  double* sums_;  // of every query of the call, or null
+  CallSums sums_;  // null where nothing is learnt
   HeadSums<T> head_sums_{};
   index_t head_ = -1, batch_ = 0, kv_head_ = 0;
   index_t loaded_queries_ = -1;

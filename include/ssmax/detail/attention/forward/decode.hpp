@@ -22,18 +22,6 @@ namespace detail {
 /// cost more than bringing K and V into tiles.
 inline constexpr index_t decode_rows = 16;
 
-/// What few queries know after some keys.
-template <class A>
-struct FewState {
-  A *shift, *sum, *o;  // [rows], [rows], [rows][dv]
-
-  void reset(index_t rows, index_t dv) const {
-    std::fill_n(shift, rows, -std::numeric_limits<A>::infinity());
-    std::fill_n(sum, rows, A{0});
-    std::fill_n(o, rows * dv, A{0});
-  }
-};
-
 /// One thread's memory.
 template <class A>
 struct DecodeScratch {
@@ -50,7 +38,7 @@ struct DecodeScratch {
   }
 
   index_t states_size() const { return decode_rows * (dv + 2); }
-  FewState<A> state(A* states) const { return {states, states + decode_rows, states + 2 * decode_rows}; }
+  SoftmaxState<A> state(A* states) const { return {states, states + decode_rows, states + 2 * decode_rows}; }
 
   index_t pitch, dv;  // of q's rows: whole vectors of every target
   QueryRow* rows;
@@ -103,7 +91,7 @@ class DecodeTask {
 
   /// The chunk's logits are held at once: what each part of them costs is shared by few queries.
   void attend_chunk(KeyRange keys, A* states) {
-    const FewState<A> state = memory_.state(states);
+    const SoftmaxState<A> state = memory_.state(states);
     reset(states);
     for (index_t r = 0; r < count_; ++r) softmax_[r].reset();
     weigh_values(keys, state.o);
@@ -120,7 +108,7 @@ class DecodeTask {
   }
 
   void merge(A* totals, A* chunks) const {
-    const FewState<A> total = memory_.state(totals), chunk = memory_.state(chunks);
+    const SoftmaxState<A> total = memory_.state(totals), chunk = memory_.state(chunks);
     for (index_t r = 0; r < count_; ++r) {
       merge_row(total.shift[r], total.sum[r], total.o + r * memory_.dv, chunk.shift[r], chunk.sum[r],
                 chunk.o + r * memory_.dv, memory_.dv);
@@ -128,7 +116,7 @@ class DecodeTask {
   }
 
   void store(A* states, const Result<T>& result) const {
-    const FewState<A> state = memory_.state(states);
+    const SoftmaxState<A> state = memory_.state(states);
     for (index_t r = 0; r < count_; ++r) {
       store_result(result, memory_.rows[r].query, state.shift[r], state.sum[r], state.o + r * memory_.dv,
                    memory_.dv);

@@ -12,6 +12,7 @@
 #include <limits>
 
 #include "../load.hpp"
+#include "../nonfinite/weights.hpp"
 #include "../problem.hpp"
 #include "../rectangles.hpp"
 #include "../state.hpp"
@@ -98,7 +99,7 @@ class PrefillTask {
     A* factor = memory_.lanes;
     A* chunk_factor = memory_.lanes + memory_.group;
     for (index_t g = 0; g < groups_; ++g) {
-      const GroupState<A> total = memory_.state(totals, g), chunk = memory_.state(chunks, g);
+      const SoftmaxState<A> total = memory_.state(totals, g), chunk = memory_.state(chunks, g);
       for (index_t i = 0; i < memory_.group; ++i) {
         const A shift = std::max(total.shift[i], chunk.shift[i]);
         factor[i] = shift_factor(total.shift[i], shift);
@@ -113,7 +114,7 @@ class PrefillTask {
   void store(A* states, const Result<T>& result) const {
     const index_t dv = problem_.value_width();
     for (index_t i = 0; i < count_; i += kernels_.width) {
-      const GroupState<A> state = memory_.state(states, i / memory_.group);
+      const SoftmaxState<A> state = memory_.state(states, i / memory_.group);
       const index_t first_lane = i % memory_.group, lanes = std::min(kernels_.width, count_ - i);
       for (index_t c = 0; c < dv; c += kernels_.width) {
         const index_t channels = std::min(kernels_.width, dv - c);
@@ -183,7 +184,7 @@ class PrefillTask {
   }
 
   /// One group against the block of keys that is loaded.
-  void attend_block(index_t g, KeyRange block, const GroupState<A>& state) {
+  void attend_block(index_t g, KeyRange block, const SoftmaxState<A>& state) {
     const Column* columns = memory_.columns + g * tile_vectors;
     const index_t group = memory_.group, d = problem_.width();
     const NeededKeys needed(columns, count_ - g * group, kernels_.width, block, kernels_.rows);
@@ -207,7 +208,7 @@ class PrefillTask {
       if (columns[v].hides(keys)) hide_keys(memory_, s, keys, rows);
       const TileState<A> lanes{state.shift + lane, state.sum + lane, factor + lane};
       const TileChange change = kernels_.weights(s, keys.size(), lanes);
-      if (change == TileChange::irregular) irregular_weights(s, keys.size(), lanes);
+      if (change == TileChange::irregular) irregular_weights(memory_, s, keys.size(), lanes);
       raised = raised || change != TileChange::none;
     }
     if (raised) kernels_.rescale(state.o, memory_.channels, factor);
@@ -220,59 +221,9 @@ class PrefillTask {
     if (!block_.values_are_finite) accumulate_not_finite(g, block, state);
   }
 
-  /// kernels.weights, where some lanes have NaN, +inf or |shift| >= 2^20: those are computed here, in double, the others
-  /// by the kernel. Shifts are raised by the kernel's own rule.
-  void irregular_weights(A* s, index_t keys, const TileState<A>& state) const {
-    constexpr A hidden = -std::numeric_limits<A>::infinity();
-    struct Lane {
-      index_t index;
-      A shift, sum, factor;
-    };
-    Lane apart[64];
-    index_t count = 0;
-    for (index_t lane = 0; lane < kernels_.width; ++lane) {
-      A top = hidden;
-      bool poisoned = false;
-      for (index_t key = 0; key < keys; ++key) {
-        const A x = s[key * memory_.group + lane];
-        poisoned = poisoned || !(x < -hidden);
-        top = std::max(top, x);
-      }
-      const A before = state.shift[lane], nearest = std::rint(top);
-      const A raised = before + raise_distance < nearest ? nearest : before;
-      if (!poisoned && (raised == hidden || std::abs(raised) < largest_shift<A>)) continue;
-      // NaN and +inf poison the query's sum for good.
-      const A factor = poisoned ? A{1} : shift_factor(before, raised);
-      double sum = 0;
-      for (index_t key = 0; key < keys; ++key) {
-        A& x = s[key * memory_.group + lane];
-        const double distance = static_cast<double>(x) - static_cast<double>(raised);
-        const A weight = poisoned || x == hidden ? A{0} : static_cast<A>(std::exp2(distance));
-        memory_.apart[count * key_block + key] = weight;
-        sum += static_cast<double>(weight);
-        x = hidden;
-      }
-      apart[count++] = {
-          lane, poisoned ? before : raised,
-          poisoned ? std::numeric_limits<A>::quiet_NaN() : state.sum[lane] * factor + static_cast<A>(sum),
-          factor};
-      state.shift[lane] = hidden;
-    }
-    kernels_.weights(s, keys, state);
-    for (index_t i = 0; i < count; ++i) {
-      const Lane& lane = apart[i];
-      state.shift[lane.index] = lane.shift;
-      state.sum[lane.index] = lane.sum;
-      state.factor[lane.index] = lane.factor;
-      for (index_t key = 0; key < keys; ++key) {
-        s[key * memory_.group + lane.index] = memory_.apart[i * key_block + key];
-      }
-    }
-  }
-
   /// NaN and infinities in V, which load_block left out, for the queries that see them: a weight of 0 times a NaN that a
   /// query must not see would be NaN as well.
-  void accumulate_not_finite(index_t g, KeyRange block, const GroupState<A>& state) const {
+  void accumulate_not_finite(index_t g, KeyRange block, const SoftmaxState<A>& state) const {
     for (index_t key = std::max(block.begin, columns_.any.begin); key < std::min(block.end, columns_.any.end);
          ++key) {
       for (index_t c = 0; c < problem_.value_width(); ++c) {

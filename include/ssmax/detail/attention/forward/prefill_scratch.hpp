@@ -5,23 +5,12 @@
 #include <limits>
 
 #include "../../memory/arena.hpp"
+#include "../state.hpp"
 #include "../variant.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
-
-/// What a group knows after some keys: one query per lane.
-template <class A>
-struct GroupState {
-  A *shift, *sum, *o;  // [group], [group], [channel][group]
-
-  void reset(index_t group, index_t channels) const {
-    std::fill_n(shift, group, -std::numeric_limits<A>::infinity());
-    std::fill_n(sum, group, A{0});
-    std::fill_n(o, channels * group, A{0});
-  }
-};
 
 /// A vector of queries.
 struct Column {
@@ -88,10 +77,10 @@ struct PrefillScratch : LaneScratch<A> {
     total = arena.take<A>(states_size());
   }
 
-  /// The groups' states lie one behind the other.
+  /// The groups' states lie one behind the other: one query a lane, o is [channel][group].
   index_t states_size() const { return groups * state_size(); }
   index_t state_size() const { return group * (channels + 2); }
-  GroupState<A> state(A* states, index_t g) const {
+  SoftmaxState<A> state(A* states, index_t g) const {
     A* at = states + g * state_size();
     return {at, at + group, at + 2 * group};
   }

@@ -1,0 +1,44 @@
+// Gradients of logits whose weights the kernel cannot form.
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include "../../kernels/prefill_backward.hpp"
+#include "../backward/scratch.hpp"
+
+namespace ssmax {
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+
+/// PrefillBackwardKernels::gradients, where some lanes have an lse that is NaN, infinite or too large for an integer:
+/// those are computed here, in double, the others by the kernel.
+template <class A>
+void irregular_gradients(const BackwardScratch<A>& memory, index_t lane, index_t keys, A* s, A* u) {
+  constexpr A infinity = std::numeric_limits<A>::infinity();
+  const index_t group = memory.group, width = memory.kernels.width;
+  A *weights = memory.apart, *gradients = memory.apart_gradients;
+  for (index_t i = 0; i < width; ++i) {
+    if (memory.regular[lane + i]) continue;
+    for (index_t key = 0; key < keys; ++key) {
+      A& x = s[key * group + i];
+      const double w = x == -infinity ? 0 : std::exp2(static_cast<double>(x) - memory.base[lane + i]);
+      weights[i * key_block + key] = static_cast<A>(w);
+      gradients[i * key_block + key] =
+          w == 0 ? A{0} : static_cast<A>(w) * (u[key * group + i] - memory.delta[lane + i]);
+      x = -infinity;
+    }
+  }
+  kernels<PrefillBackwardKernels<A>>().gradients(s, u, keys, memory.shift + lane, memory.delta + lane);
+  for (index_t i = 0; i < width; ++i) {
+    if (memory.regular[lane + i]) continue;
+    for (index_t key = 0; key < keys; ++key) {
+      s[key * group + i] = weights[i * key_block + key];
+      u[key * group + i] = gradients[i * key_block + key];
+    }
+  }
+}
+
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace ssmax

@@ -1,0 +1,39 @@
+// Sums of products some of whose rows hold NaN or infinities.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "../forward/prefill_scratch.hpp"
+
+namespace ssmax {
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+
+/// 0 · NaN and 0 · infinity must be 0 in the sums. Rows with such elements are added one by one: their finite elements
+/// first, then each other element where its factor is not 0. Sums of other rows keep their bits.
+template <class Run, class Single>
+void for_each_finite_run(KeyRange range, const bool* is_finite, bool all, const Run& run,
+                         const Single& single) {
+  if (all) return run(range);
+  while (range.begin < range.end) {
+    index_t end = range.begin;
+    while (end < range.end && is_finite[end]) ++end;
+    if (end > range.begin) run(KeyRange{range.begin, end});
+    if (end < range.end) single(end);
+    range.begin = end + 1;
+  }
+}
+
+/// A row with 0 for what is not finite, filled up with 0.
+template <class A>
+const A* finite_part(const LaneScratch<A>& memory, const A* row, index_t channels) {
+  std::replace_copy_if(
+      row, row + channels, memory.staged, [](A x) { return !std::isfinite(x); }, A{0});
+  std::fill_n(memory.staged + channels, memory.pitch - channels, A{0});
+  return memory.staged;
+}
+
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace ssmax
