@@ -1,5 +1,5 @@
-// Attention, backward: from the gradient of `out` (and of `lse`, if wanted) to those of q, k and v, of the scaling's s and
-// b, of the score's parameters and of the sinks. What attention computes, and all names, are in attention.hpp.
+// Attention, backward: from the gradient of `out` (and of `lse`, if wanted) to those of q, k and v, of the scaling's
+// s and b, of the score's parameters and of the sinks. What attention computes, and all names, are in attention.hpp.
 //
 //   p_ij = exp(c_i·z'_ij - lse_i), formed anew       u_ij = p_ij (⟨dout_i, v_j⟩ - δ_i),  δ_i = ⟨dout_i, out_i⟩ - dlse_i
 //   dz_ij = c_i u_ij · score'(z_ij)
@@ -19,12 +19,12 @@
 // sums are not of type T. Where something is learnt, 32 bytes a query of the call. One allocation a call, none with a
 // workspace. The same bits for every executor, without atomic additions.
 //
-// Accuracy: products in T, summed over 2048 keys or 1920 queries, then over all of them. A weight is as good as lse: one of
-// 1000 in float is rounded by 3e-5, and so is every weight of its row. dc = Σ u·z cancels, as Σ u = 0: where `out` was
-// rounded to 16 bits, Σ u is not quite 0, and dc errs by that times the size of the logits.
+// Accuracy: products in T, summed over 2048 keys or 1920 queries, then over all of them. A weight is as good as lse:
+// one of 1000 in float is rounded by 3e-5, and so is every weight of its row. dc = Σ u·z cancels, as Σ u = 0: where
+// `out` was rounded to 16 bits, Σ u is not quite 0, and dc errs by that times the size of the logits.
 //
-// Outputs must lie apart from the inputs and from each other; columns of one packed matrix do. (ds, db, dslopes and the like
-// are not compared with tensors.) Errors are std::invalid_argument, thrown before anything is written.
+// Outputs must lie apart from the inputs and from each other; columns of one packed matrix do. (ds, db, dslopes and
+// the like are not compared with tensors.) Errors are std::invalid_argument, thrown before anything is written.
 #pragma once
 
 #include "attention.hpp"
@@ -41,8 +41,8 @@ struct BackwardArguments {
   View<const detail::Compute<T>, 3> lse{};
 };
 
-/// Shapes: those of out, lse, q, k and v. dlse (as View{}) and dsinks may be left out; dsinks, one number per head, needs
-/// options.sinks.
+/// Shapes: those of out, lse, q, k and v. dlse (as View{}) and dsinks may be left out; dsinks, one number per head,
+/// needs options.sinks.
 template <class T>
 struct AttentionGradients {
   View<const T, 4> dout{};

@@ -1,10 +1,10 @@
 // Attention over some of the keys, to be merged with that over others: the softmax's state of every query, and the
 // accumulated values.
 //
-// attention_partial (attention.hpp) gives one for a range of the keys, merge joins two, finish turns one into out and lse.
-// In FlashAttention's letters shift, sum and o are m / ln 2, l and o. merge is exact but for one rounding of each sum: the
-// order of merging changes results by half an ulp of the total per merge, |error| <= merges · ε/2 · Σ p |v|. With SSMax, n
-// is that of the whole row: it enters with the logits.
+// attention_partial (attention.hpp) gives one for a range of the keys, merge joins two, finish turns one into out and
+// lse. In FlashAttention's letters shift, sum and o are m / ln 2, l and o. merge is exact but for one rounding of each
+// sum: the order of merging changes results by half an ulp of the total per merge, |error| <= merges · ε/2 · Σ p |v|.
+// With SSMax, n is that of the whole row: it enters with the logits.
 #pragma once
 
 #include <span>
