@@ -72,9 +72,10 @@ struct AttentionArguments {
   void* out = nullptr;
 };
 
-// dq, dk and dv of the gradient dout, as q, k, v and out; all of them float. out and lse, [head, query], are what
-// the forward gave. With s the logits are multiplied by s ln n (+ b), n the number of visible keys; ds, and db
-// where there is a b, are then wanted too. Each is one number for each head.
+// The gradients dq, dk and dv for the gradient dout of out; all of them float, laid out as q, k, v and
+// out. out and lse, [head, query], are what the forward gave. With s the logits are multiplied by
+// s ln n (+ b), n being the number of visible keys. ds, and db where there is a b, are then wanted too:
+// one number for each head.
 struct AttentionBackwardArguments : AttentionArguments {
   const float* lse = nullptr;
   const float* dout = nullptr;

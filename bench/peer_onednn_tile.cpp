@@ -1,6 +1,7 @@
 // The scheme of PyTorch 2 over oneDNN's products: tiles of 128 queries by 256 keys, an online softmax between
-// the two products of a tile, tiles that nobody sees left out. Backward likewise, five products to a tile. The
-// strongest peer. Vectors are the compiler's own, of 64 bytes: -march=native says what becomes of them.
+// the two products of a tile; tiles without a visible key are left out. The backward goes likewise, with five
+// products to a tile. The strongest peer. Vectors are the compiler's own, of 64 bytes: -march=native decides
+// what instructions become of them.
 #include <dnnl.h>
 
 #include <algorithm>
@@ -167,8 +168,9 @@ class Attention {
   Team team_;  // last: its threads use the rest
 };
 
-// The forward's scheme with tiles of keys outside, so that dk and dv stay close. The weights are computed again
-// from lse. A kv head is one task: no two threads add to the same rows.
+// The forward's scheme, but with the loop over tiles of keys outside, so that dk and dv of a tile
+// stay in the cache. The weights are computed again from lse. A kv head is one task, so that no two
+// threads add to the same rows.
 class AttentionBackward {
  public:
   explicit AttentionBackward(const AttentionBackwardArguments& a)
@@ -208,8 +210,9 @@ class AttentionBackward {
     }
   }
 
-  // In the products that make columns of dk and dv, all vectors are full at any width. Turning them round pays
-  // where the heads are narrow and many queries share it.
+  // Whether dk and dv are summed as columns, one for each key. In these products all vectors are
+  // full at any head width. Transposing the sums afterwards pays where the heads are narrow and
+  // many queries share its cost.
   bool by_columns() const { return a_.shape.width < 128 && a_.shape.queries > 1024; }
 
   void differentiate(index_t kv_head, Scratch& scratch) const {

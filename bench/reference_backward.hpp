@@ -51,8 +51,8 @@ class BackwardReference {
                  error(dq, rotated(a_.dq, head * a_.shape.queries + query, query)));
   }
 
-  // dk and dv of one key. Weights and means come from the lse and the out that the forward gave: what those are
-  // worth is for query_error and compare_attention to say.
+  // The error of dk and dv of one key. Weights and means are computed from the lse and the out that the
+  // forward gave. How good those are is for query_error and compare_attention to say.
   double key_error(index_t kv_head, index_t key) const {
     const index_t row = kv_head * a_.shape.n + key;
     const std::vector<double> k = rotated(a_.k, row, key);
@@ -79,8 +79,9 @@ class BackwardReference {
     return worse(error(dk, rotated(a_.dk, row, key)), error(dv, plain(a_.dv, row)));
   }
 
-  // ds and db of one head. A row's gradient of its multiplier c is <q, dq> / c, since the logits are linear in q:
-  // these sums are compared with the dq that stands there, which query_error looks at.
+  // The error of ds and db of one head. Since the logits are linear in q, a row's gradient of its
+  // multiplier c is <q, dq> / c. So ds and db are compared with sums over the dq that was given,
+  // which query_error checks.
   double scaling_error(index_t head) const {
     Sum ds;
     Sum db;
@@ -159,8 +160,8 @@ class BackwardReference {
     }
   }
 
-  // Of a row as a whole: where few terms make it up, one channel may be next to nothing, and the rotation mixes
-  // channels.
+  // The error of a row as a whole, not of each channel: where few terms make up the row, one channel may be
+  // next to nothing, and the rotation mixes channels.
   static double error(const std::vector<Sum>& exact, const std::vector<double>& result) {
     double off = 0;
     double size = 0;
