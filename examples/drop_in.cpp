@@ -98,7 +98,7 @@ int main() {
   }
   report("token by token against a cache", largest_difference(after.view(64, 32), other.view(64, 32)), true);
 
-  // Padding behind a sequence of 64 is not counted; nor is what stands there read. Not causal, as in an encoder:
+  // The padding behind a sequence of 64 keys is neither counted in n nor read. Not causal, as in an encoder:
   // causal queries of the sequence would not see the padding anyway.
   Tensor padded_k = k, padded_v = v, expected{kHeads, kTokens};
   std::fill(padded_k.values.begin() + 64 * kKvHeads * kWidth, padded_k.values.end(), 1e30f);

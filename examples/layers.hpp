@@ -1,6 +1,6 @@
 // What a small transformer needs besides attention, forward and backward: AdamW, dense layers by Eigen, RMS
-// normalisation. Rows of a matrix are tokens. Every backward adds to gradients, as ssmax does to ds and db. Work
-// is cut into pieces without a look at the number of threads, so that no result depends on it.
+// normalisation. Rows of a matrix are tokens. Every backward adds to gradients, as ssmax does to ds and db.
+// Work is cut into pieces that do not depend on the number of threads, so that no result does.
 #pragma once
 
 #include <Eigen/Core>

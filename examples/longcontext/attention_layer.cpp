@@ -65,8 +65,8 @@ void attend_backward(const HeadShape& shape, const ScalingGradient& scaling, con
   std::visit(attend_with, scaling);
 }
 
-// Attention over values that are 1 at the keys in question and 0 elsewhere. The first keys are enough: queries
-// are aligned with the last of them.
+// Attention over values that are 1 at the keys in question and 0 elsewhere. Only the keys up to the last
+// query are passed: queries are aligned with the last of them.
 std::vector<float> attention_on(const HeadShape& shape, const Scaling& scaling,
                                 const ssmax::Rope<float>& rope, Matrix& qkv, index_t first_key, index_t keys,
                                 index_t first_query, index_t queries) {

@@ -1,5 +1,5 @@
-// Where the model meets the library: attention with any scaling, its gradient, attention against a cache, and how
-// much of it single heads pay to some keys.
+// Where the model meets the library: attention with any scaling, its gradient, attention against a cache, and
+// how much attention single heads pay to given keys.
 #pragma once
 
 #include <span>

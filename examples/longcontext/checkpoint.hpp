@@ -1,7 +1,8 @@
 // A run of training as a file: what it is, how far it came, and everything that the next step needs.
 //
-//   8 bytes of signature, then 8 each: the size of all that follows these numbers, a checksum of it, the size of the
-//   header; the header, JSON; then weights and the optimizer's averages, floats as they lie in memory.
+//   8 bytes of signature; then numbers of 8 bytes each: the size of all that follows them, a checksum of it,
+//   the size of the header; then the header, JSON; then weights and the optimizer's averages, floats as they
+//   lie in memory.
 #pragma once
 
 #include <cstring>
@@ -16,7 +17,8 @@
 
 namespace longcontext {
 
-// A point of the curve ends where the number of points that a training has, times its part that is done, is whole.
+// The curve of a training has kCurvePoints points. One ends at every step where kCurvePoints · step / steps
+// reaches another whole number.
 inline constexpr index_t kCurvePoints = 50;
 inline index_t points_until(index_t step, index_t steps) { return step * kCurvePoints / steps; }
 

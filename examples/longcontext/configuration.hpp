@@ -41,8 +41,8 @@ inline const Configuration& configuration(std::string_view name) {
                               "'; there are a, b, c, d, e, f and table");
 }
 
-// What a layer learns of its scaling, as far as its form has it, and the gradients of that: s and b per head, p
-// per size (one for all layers).
+// What a layer learns of its scaling, as far as its form has it: s and b per head, p per size n (one for all
+// layers). Also for the gradients of these.
 template <class T>
 struct ScalingParameters {
   std::span<T> s, b, p;

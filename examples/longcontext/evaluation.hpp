@@ -1,5 +1,5 @@
-// What a trained model does with contexts longer than any in training: the loss at every position, the needles
-// that it finds, and the attention that its heads pay to them. RoPE's θ may be enlarged.
+// What a trained model does with contexts longer than any in training: the loss at every position, the
+// needles that it finds, and the attention that its heads pay to them. RoPE's θ may be enlarged.
 #pragma once
 
 #include <algorithm>
@@ -114,8 +114,8 @@ class Evaluator {
     return cells;
   }
 
-  // A needle's score by a head is the attention that the queries which produce the answer's digits spend on the
-  // needle's sentence, on average over these queries.
+  // A head's score of a needle is the attention that it pays to the needle's sentence, on average over the
+  // queries that produce the answer's digits.
   std::vector<ScoredNeedle> score_needles() const {
     const index_t context = extent_.scored_context * trained_;
     std::vector<ScoredNeedle> all(static_cast<std::size_t>(extent_.scored));
@@ -173,8 +173,8 @@ class Evaluator {
     return hide_needle(Needle(corpus_.tokenizer, city, number), corpus_.test, context, depth, random);
   }
 
-  // The digits that are right before the first wrong one. As long as all are right, the model's own digits are
-  // those that it is given, so one forward does for decoding one by one.
+  // How many digits are right before the first wrong one. The document holds the right digits; as long as the
+  // model's own are the same, one forward gives what decoding them one by one would.
   index_t answer(const NeedleDocument& document, Activations& a) const {
     model_.forward(weights_, document.tokens, rope_, a);
     for (index_t digit = 0; digit < kDigits; ++digit) {

@@ -235,7 +235,8 @@ inline std::string scored_needles(const Results& results) {
 
 }  // namespace detail
 
-// folder/figure_1.csv … figure_8.csv, the scripts that draw them and, where gnuplot is installed, PNG and SVG.
+// Writes folder/figure_1.csv … figure_8.csv, the scripts that draw them and, where gnuplot is installed,
+// the figures as PNG and SVG.
 inline void draw_figures(const Results& results, const std::filesystem::path& folder) {
   const std::vector<std::string> tables{detail::fading(),
                                         detail::learnt_sizes(results),

@@ -1,4 +1,5 @@
-// The parts of longcontext: tokens, needles, gradients, exact resumption, files that are not what they should be.
+// The parts of longcontext: tokens, needles, gradients, the exact resumption of a training, files that are
+// not what they should be.
 #include <filesystem>
 #include <fstream>
 #include <numeric>

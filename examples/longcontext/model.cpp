@@ -6,8 +6,9 @@ namespace longcontext {
 
 namespace {
 
-// Of hidden = gate · sigmoid(gate) · up, where gate and up [token, gate | up] give way to their gradients and the
-// gradient of hidden serves as memory. A row at a time, which stays in the cache.
+// The backward of hidden = gate · sigmoid(gate) · up. gate and up, [token, gate | up], are overwritten with
+// their gradients; the gradient of hidden is overwritten with intermediate results. It goes one row at a
+// time, which stays in the cache.
 void swiglu_backward(Matrix& dhidden, Matrix& gate_up) {
   const index_t hidden = dhidden.cols();
   Eigen::Array<float, 1, Eigen::Dynamic> sigmoid(hidden), slope(hidden);
@@ -27,10 +28,11 @@ void swiglu_backward(Matrix& dhidden, Matrix& gate_up) {
 Model::Model(const Shape& shape, Form form, index_t largest_n) : shape_(shape), form_(form) {
   check(shape);
   const index_t width = shape.width(), hidden = shape.hidden;
-  // Products keep sizes as they are, but what is added to x is smaller the more layers add to it, and
-  // attention and predictions begin nearly uniform, whatever multiplies the logits. (With small weights throughout,
-  // as in GPT-2, needles were found later or not at all; with queries and keys of full size SSMax, whose multiplier
-  // begins at ln n, was the slower one. It still is, if less: docs/paper_tried.md.)
+  // How the weights begin. Most products keep the size of what they multiply. Those that are added to x are
+  // smaller the more layers add to it. Those that make logits are small, so that attention and predictions
+  // begin nearly uniform, whatever multiplies the logits. (With small weights throughout, as in GPT-2,
+  // needles were found later or not at all; with queries and keys of full size SSMax, whose multiplier begins
+  // at ln n, was the slower one. It still is, if less: docs/paper_tried.md.)
   const auto keeping = [](index_t inputs) { return Start{0, 1 / std::sqrt(static_cast<float>(inputs))}; };
   const auto adding = [&](index_t inputs) {
     return Start{0, keeping(inputs).deviation / std::sqrt(static_cast<float>(shape.layers))};

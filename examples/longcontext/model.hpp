@@ -1,8 +1,8 @@
-// A decoder: embedding, layers of causal attention with RoPE and of SwiGLU, both behind an RMSNorm and added to
-// what they read, and a head whose weights may be the embedding's.
+// A decoder: embedding, layers of causal attention with RoPE and of SwiGLU, both behind an RMSNorm and added
+// to what they read, and a head whose weights may be the embedding's.
 //
-// A model has no weights of its own, but says where in an array they lie: many threads share one model and one
-// array, each with activations and a gradient of its own.
+// A model has no weights of its own, but says where in an array they lie: many threads share one model and
+// one array, each with activations and a gradient of its own.
 #pragma once
 
 #include <span>
@@ -45,8 +45,8 @@ class Model {
 
   std::vector<Cache> caches(index_t capacity) const;
 
-  // With the logits' gradient in their place. Consumes the activations; writes the gradient of every tensor, not
-  // what lies between them.
+  // Expects the logits' gradient in place of the logits. Consumes the activations. Writes the gradient of
+  // every tensor, but not what lies between tensors.
   void backward(std::span<const float> weights, std::span<const index_t> tokens,
                 const ssmax::Rope<float>& rope, Activations& a, std::span<float> gradient) const;
 
@@ -58,11 +58,12 @@ class Model {
   // s and b of a layer, and p; empty where the form has none.
   ScalingParameters<const float> scaling_parameters(std::span<const float> weights, index_t layer) const;
 
-  // For models that were trained with Softmax: the multiplier s · ln n is 1 on average over n = 1 … length.
+  // For models that were trained with Softmax: sets s so that the multiplier s·ln n is 1 on
+  // average over n = 1 … length.
   void start_s(std::span<float> weights, index_t length) const;
 
-  // Of the forward of a sequence; a backward has twice as many. Products of weights with tokens, and of queries,
-  // keys and values that see each other.
+  // Floating-point operations of the forward of a sequence; its backward has twice as many. They are the
+  // products of weights with tokens, and of queries, keys and values that see each other.
   double flops(index_t length) const;
 
  private:

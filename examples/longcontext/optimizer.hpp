@@ -25,8 +25,8 @@ inline double schedule(index_t step, index_t steps) {
 // What one call works on: four arrays of so many floats stay in a core's second cache.
 inline constexpr index_t kPiece = 1 << 13;
 
-// Adds up the gradients of several sequences, in their order, into the first; returns the norm of the sum. Between
-// tensors they hold the zeros that they began with.
+// Adds up the gradients of several sequences, in their order, into the first, and returns the norm of the
+// sum. Between tensors the arrays hold the zeros that they began with.
 inline double add_up(std::span<const std::span<float>> gradients, ssmax::ThreadPool& pool) {
   const auto size = static_cast<index_t>(gradients.front().size());
   std::vector<double> squares(static_cast<std::size_t>((size + kPiece - 1) / kPiece));

@@ -76,8 +76,8 @@ inline double parse_budget(std::string_view text) {
   return number * seconds;
 }
 
-// The size that a budget is enough for. The largest is the default of Shape, Training and Extent. With 128 tokens
-// needles are found sooner (docs/paper_tried.md).
+// The size that a budget is enough for. The largest is the default of Shape, Training and Extent. With
+// sequences of 128 tokens needles are found sooner (docs/paper_tried.md).
 inline Plan sized_plan(double seconds) {
   Plan plan;
   if (seconds < 90 * 60) {
@@ -97,15 +97,16 @@ inline Plan sized_plan(double seconds) {
 // Of the steps of a training, what a try of a rate takes, and what an extension takes.
 inline constexpr double kTryPart = 0.25, kExtensionPart = 0.02;
 
-// So many times its steps of training does a plan take in all: five configurations try every rate; four are trained
-// with every seed, besides the last part of (f), and the table with one; then six are extended.
+// How many times the steps of one training a plan takes in all. Five configurations try every rate. Four are
+// trained with every seed, as is the last part of (f); the table with one seed. Then six are extended.
 inline double whole_trainings(const Plan& plan) {
   const double tries = kTryPart * 5 * static_cast<double>(plan.rates.size());
   return tries + static_cast<double>(plan.seeds.size()) * (4 + (1 - plan.switch_part) + 6 * kExtensionPart) +
          1;
 }
 
-// A measured plan: a fifth of the time evaluates, unless less will do or even the least takes more; the rest trains.
+// A plan by a measured speed: a fifth of the time goes to evaluation, unless less is enough or even the least
+// takes more; the rest goes to training.
 inline Plan make_plan(const std::string& budget, const Corpus& corpus, ssmax::ThreadPool& pool) {
   using Clock = std::chrono::steady_clock;
   const double seconds = parse_budget(budget);

@@ -1,4 +1,4 @@
-// The sizes of a model and of its training. They travel as JSON in checkpoints, so that a file says what it is.
+// The sizes of a model and of its training. Checkpoints hold them as JSON, so that a file says what it is.
 #pragma once
 
 #include <cmath>
@@ -16,9 +16,9 @@ struct Shape {
   index_t layers = 2, heads = 4, head_width = 32, hidden = 352;
   index_t vocabulary = 512;  // 256: bytes
   bool tied = false;         // the head's weights are the embedding
-  // Of RoPE, in training. With θ · F, a pair of wavelength λ turns (λ / 2π)^(ln F / ln θ) times as slowly. For F = 50
-  // and λ the trained length that is 8.8 here, 8.5 for 128 tokens and θ = 250, and 8.7 in the paper, whose 10,000
-  // would make 4.8 here.
+  // RoPE's θ in training. With θ · F in its place, a pair of channels of wavelength λ turns
+  // (λ / 2π)^(ln F / ln θ) times as slowly. For F = 50 and a λ of the trained length that factor is 8.8
+  // here, 8.5 for 128 tokens and θ = 250, and 8.7 in the paper, whose θ of 10,000 would make it 4.8 here.
   double theta = 800;
 
   index_t width() const { return heads * head_width; }

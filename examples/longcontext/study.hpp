@@ -1,6 +1,6 @@
-// The study: all configurations tried at the same rates, trained with the same seeds, and evaluated alike. What
-// is done lies in a folder, run by run, and is not done again: a study that was stopped goes on. (A rate that
-// diverged kernels nothing, and diverges again.)
+// The study: all configurations tried at the same rates, trained with the same seeds, and evaluated alike.
+// What is done is kept in a folder, run by run, and is not done again: a study that was stopped goes on. (A
+// rate that diverged leaves nothing there, and diverges again.)
 #pragma once
 
 #include <chrono>

@@ -1,6 +1,6 @@
-// Byte-pair encoding: tokens 0–255 are bytes, every further one joins two that often stood side by side. With
-// 256 tokens it is an encoding of bytes. Text is cut before it is joined: a word or a run of signs, with the
-// space before it, or one digit, so that numbers are read and written digit by digit.
+// Byte-pair encoding: tokens 0–255 are bytes, every further one joins two that often stood side by side.
+// With 256 tokens it is an encoding of bytes. Text is cut before it is joined: a word or a run of signs, with
+// the space before it, or one digit, so that numbers are read and written digit by digit.
 #pragma once
 
 #include <algorithm>

@@ -32,9 +32,10 @@ struct Losses {
 
 inline constexpr index_t kIgnored = -100;  // a target that is not learnt
 
-// A sequence, and what is to be predicted from each of its tokens: all of a text, but of a document with a
-// needle only the answer, as in fine-tuning on questions; of such documents there may be several. (With all of the tokens to
-// learn, the seven digits were drowned: Softmax and SSMax found no needle in 1000 updates of 4096 tokens.)
+// A sequence, and what is to be predicted from each of its tokens. In a text that is every next token; in a
+// document with a needle only the answer, as in fine-tuning on questions. A sequence may hold several such
+// documents. (With all of the tokens to learn, the seven digits were drowned: Softmax and SSMax found no
+// needle in 1000 updates of 4096 tokens.)
 struct Sample {
   Tokens tokens, targets;
   bool has_needle;

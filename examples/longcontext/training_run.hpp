@@ -50,8 +50,8 @@ struct Diverged : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// To step `last`, where a point of the curve ends, from the checkpoint at `path` if there is one. Leaves another at the
-// end and, where a point of the curve ends, once a minute before.
+// Trains to step `last`, where a point of the curve ends, from the checkpoint at `path` if there is one.
+// Leaves another there at the end and, before that, once a minute where a point of the curve ends.
 inline Checkpoint train(const std::filesystem::path& path, const std::string& what, Checkpoint state,
                         index_t last, const Model& model, const Corpus& corpus, ssmax::ThreadPool& pool) {
   using Clock = std::chrono::steady_clock;
@@ -88,8 +88,8 @@ inline Checkpoint train(const std::filesystem::path& path, const std::string& wh
   return state;
 }
 
-// Weights learnt with Softmax under another form: what both have stays, averages included, and s begins so that
-// the multiplier is 1 on average.
+// Weights learnt with Softmax, to be trained further under another form. What both forms have stays, averages
+// included, and s begins so that the multiplier is 1 on average.
 inline Checkpoint with_scaling(const Checkpoint& from, const Model& softmax, const Configuration& to,
                                const Model& model) {
   Checkpoint state = from;
@@ -103,7 +103,8 @@ inline Checkpoint with_scaling(const Checkpoint& from, const Model& softmax, con
   return state;
 }
 
-// A training that begins with the weights of another, on other samples, RoPE's θ being so many times as large.
+// A training that begins with the weights of another, on other samples, with RoPE's θ
+// multiplied by theta_factor.
 inline Checkpoint start_extension(const Checkpoint& from, Training extension, double theta_factor) {
   check(extension);
   extension.seed = from.training.seed + 1000;
