@@ -24,7 +24,8 @@ namespace detail {
 #endif
 }
 
-/// fail with the arguments put into `format`. (printf rather than strings: every program that includes us compiles it.)
+/// fail with a message that has the arguments put into `format`. (By printf rather than strings, since every
+/// program that includes this library compiles it.)
 template <class... Values>
 [[noreturn]] SSMAX_COLD void fail_format(const char* format, Values... values) {
   char message[512];

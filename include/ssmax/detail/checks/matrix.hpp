@@ -9,7 +9,8 @@ namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
-/// Throws unless `matrix` is [batch, heads, queries, keys] of `shape`, with a last stride of 1 or 0 (broadcast).
+/// Throws unless `matrix` is [batch, heads, queries, keys] of `shape`, with a last
+/// stride of 1 or 0 (broadcast).
 template <class T>
 void check_matrix(const char* function, const char* name, const View<const T, 4>& matrix,
                   const QueryShape& shape) {

@@ -45,7 +45,8 @@ void check_reach(const char* function, const char* name, const View<T, Rank>& vi
   }
 }
 
-/// Extents that are not negative, and whose product can be counted: with 1 for 0, so that any of them can be multiplied.
+/// Throws unless extents are at least 0, and their product, with an extent of 0 taken as 1, is at most
+/// most_counted: so any of them can be multiplied.
 template <class T, int Rank>
 void check_extents(const char* function, const char* name, const View<T, Rank>& view) {
   index_t elements = 1;
@@ -141,9 +142,10 @@ Bytes span_of(const View<T, Rank>& view) {
   return {base + static_cast<std::uintptr_t>(low * size), base + static_cast<std::uintptr_t>(high * size)};
 }
 
-/// Both views are columns of one matrix that do not touch, as the q, k and v of a packed projection are, whatever the
-/// order of their dimensions: some stride is the matrix' pitch, longer strides are multiples of it, and what the shorter
-/// ones span of either view fits into a row beside the other's.
+/// Both views are columns of one matrix that do not touch, as the q, k and v of a packed projection
+/// are, whatever the order of their dimensions. That is: some stride is the matrix' pitch, longer
+/// strides are multiples of it, and what the shorter strides of either view span fits into a row
+/// beside what the other's span.
 template <class T, class U, int Rank>
 bool are_separate_columns(const View<T, Rank>& a, const View<U, Rank>& b) {
   if constexpr (Rank == 1 || sizeof(T) != sizeof(U)) {

@@ -1,10 +1,12 @@
-// Includes SSMAX_KERNELS, the text of some kernels, once for each instruction set that this unit compiles: into a
-// namespace of its own, compiled for it whatever the flags of the unit. The only place that opens target regions.
+// Includes SSMAX_KERNELS, the text of some kernels, once for each instruction set that this unit compiles:
+// into a namespace of its own, compiled for that instruction set whatever the flags of the unit. The only
+// place that opens target regions.
 //
-// Inside a region: no standard header, no lambda (GCC does not give it the region's target), and only feature names
-// that both compilers know. In GCC also tune=generic: what -march=native tunes for (Zen 3, to GCC 12 on a Zen 4) made
-// rows of 16 take 0.52 instead of 0.37 ns an element, and the kernels should not depend on the unit's flags. Everything
-// here is in the code namespace, so units built with other -m flags stay apart.
+// Inside a region: no standard header, no lambda (GCC does not give it the region's target), and only
+// feature names that both compilers know. In GCC also tune=generic, since the kernels should not depend
+// on the unit's flags: what -march=native tunes for (Zen 3, to GCC 12 on a Zen 4) made rows of 16 take
+// 0.52 instead of 0.37 ns an element. Everything here is in the code namespace, so units built with
+// other -m flags stay apart.
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {

@@ -1,12 +1,13 @@
-// The instruction sets that a build holds kernels for, SSMAX_HAVE_…, and those whose kernels this unit compiles,
-// SSMAX_COMPILES_…: all of them, header-only; with SSMAX_COMPILED the library's units have one each.
+// SSMAX_HAVE_…: the instruction sets that a build holds kernels for. SSMAX_COMPILES_…: those whose
+// kernels this unit compiles. Header-only that is all of them; with SSMAX_COMPILED none, but one in each of
+// the library's units of kernels.
 #pragma once
 
 #include "../../config.hpp"
 
 #if (defined(__GNUC__) || defined(__clang__)) && defined(__x86_64__)
-// SSMAX_AVX512_EMULATION, in a test build, is a header whose names replace the intrinsics of AVX-512: those of AVX2 stay
-// out.
+// SSMAX_AVX512_EMULATION, in a test build, is a header whose names replace the intrinsics of AVX-512. Kernels
+// for AVX2 then stay out.
 #if !defined(SSMAX_AVX512_EMULATION) && !defined(SSMAX_NO_AVX2)
 #define SSMAX_HAVE_AVX2 1
 #endif

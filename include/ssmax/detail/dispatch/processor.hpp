@@ -1,5 +1,6 @@
-// What an x86-64 processor and its operating system offer the kernels, asked of the processor itself.
-// (__builtin_cpu_supports is filled in by the compiler's run-time library, and some builds of it leave it empty.)
+// What an x86-64 processor and its operating system offer the kernels, asked of the processor
+// itself. (__builtin_cpu_supports is filled in by the compiler's run-time library, and some
+// builds of it leave it empty.)
 #pragma once
 
 #include "../../config.hpp"
@@ -21,8 +22,8 @@ struct Processor {
   bool avx512f = false;
 };
 
-/// The registers that the operating system keeps when it switches threads, a bit for each kind (XCR0). Only where
-/// CPUID says OSXSAVE.
+/// The registers that the operating system keeps when it switches threads, a bit for each kind (XCR0). To be
+/// asked only where CPUID says OSXSAVE.
 inline std::uint64_t kept_registers() {
   std::uint32_t low, high;
   __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));

@@ -7,7 +7,8 @@ namespace ssmax {
 inline namespace SSMAX_DATA_NAMESPACE {
 namespace SSMAX_VISIBLE shared {
 
-/// Attention of few queries against keys and values in storage X. Rows of q are filled up with 0 to whole vectors.
+/// Attention of few queries against keys and values in storage type X. Rows of q are filled
+/// up with 0 to whole vectors.
 template <class T, class X>
 struct DecodeKernels {
   /// s[rows × keys] = q[rows × d] · k[keys × d]ᵀ

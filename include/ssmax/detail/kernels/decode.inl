@@ -1,22 +1,24 @@
-// Attention of few queries: K and V are read from where they lie, in whatever type they are stored, each once for up to
-// four queries. Included once per target.
+// Attention of few queries: K and V are read from where they lie, in whatever type they are stored, each once
+// for up to four queries. Included once per target.
 //
-// Logits: a vector holds products along a key's channels; as many (query, key) pairs as a vector has lanes are summed
-// side by side, then folded into one vector of sums, so that a pair costs two shuffles. Four queries by four keys in
-// AVX-512 make 16 FMAs of 8 loads.
+// Logits: a vector holds products along a key's channels. As many (query, key) pairs as a vector has lanes
+// are summed side by side, then folded into one vector of sums, so that a pair costs two shuffles. Four
+// queries by four keys in AVX-512 make 16 FMAs of 8 loads.
 // Weights times V: vectors along the channels, 16 sums (8 where there are 16 registers).
 
-// K and V are read in the order in which they lie: from memory in huge pages that brings 30 GB/s of 32. (In pages of 4 KiB
-// 17 of 24, where four streams at a time would bring 23; but they bring 28 in huge pages, which a cache has: memory/pages.hpp.)
+// K and V are read in the order in which they lie. From memory in huge pages that brings 30 GB/s of 32. In
+// pages of 4 KiB it brings 17 of 24, where reading four streams at a time would bring 23; but in huge pages,
+// which a cache has (memory/pages.hpp), four streams bring 28.
 
-/// Queries for which K and V are read once. Eight with AVX-512's registers were slower, in cache (16 instead of 19 GB/s) and
-/// from memory (10 instead of 12), and so was fetching ahead.
+/// How many queries share one reading of K and V. Eight, with AVX-512's registers, were slower in cache (16
+/// instead of 19 GB/s) and from memory (10 instead of 12), and so was prefetching.
 template <class S>
 inline constexpr int decode_most_rows = S::width < 4 ? static_cast<int>(S::width) : 4;
 
-/// Rows up to this wide may be read side by side, so that queries are loaded once for several keys, and V in passes over
-/// its channels; the processor's prefetching still follows. Wider ones are read one after the other, each whole: 22 GB/s
-/// instead of 12 from memory at width 128 with four queries, though 40 instead of 45 in the cache; two at a time: 16 and 38.
+/// Rows up to this wide may be read side by side: rows of K, so that queries are loaded once for several
+/// keys, and V in passes, each over some of its channels. The processor's prefetching still follows. Wider
+/// ones are read one after the other, each whole. At width 128 with four queries that brings 22 GB/s instead
+/// of 12 from memory, though 40 instead of 45 in the cache; two at a time bring 16 and 38.
 template <class S>
 inline constexpr index_t decode_narrow = 4 * S::width;
 

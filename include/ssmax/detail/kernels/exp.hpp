@@ -1,7 +1,8 @@
 // The exponential of a vector.
 //
-// exp is 2^(x·(scale.high + scale.low) - shift) with an integer shift, so that the shift is exact, every rescaling
-// between blocks is an exact power of two, and the only rounding of the argument is at magnitude 1/2.
+// exp is 2^(x·(scale.high + scale.low) - shift) with an integer shift. So the shift is exact,
+// every rescaling between blocks is by an exact power of two, and the only rounding of the
+// argument is at magnitude 1/2.
 #pragma once
 
 #include "lanes.hpp"

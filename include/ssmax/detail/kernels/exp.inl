@@ -3,14 +3,17 @@
 //   t = x·high + (magic - shift)     the integer n = round(x·scale) - shift, in the low bits of t
 //   r = x·high + (magic - shift - t) + x·low   in [-1/2, 1/2]: the parts before r are exact
 //   2^r by a polynomial, then n is added to the exponent.
-// Why an integer shift and not the maximum itself: x·scale - max·scale rounds at the size of the difference, and a
-// difference of 10 already costs 4e-7 of relative error. Why degree 6 in float: degree 5 errs by 7.5e-8, which is above
-// one ulp just below 1. Why x·low: without it e^-20 errs by 4.8 ulp.
-// Coefficients: minimax for the relative error (1.9e-9 in float, 3.1e-18 in double) by a Remez exchange in 50 digits; in
-// float then searched over their roundings for the smallest error of this very arithmetic.
 //
-// Tried and not kept: a leading coefficient of 2^-13, which saves one of nine FMAs (the two FMA ports are what bounds a
-// row: 0.253 instead of 0.268 ns an element on Zen 4) but errs by 1.14 ulp, over the bound of 1.
+// Why an integer shift and not the maximum itself: x·scale - max·scale rounds at the size of the
+// difference, and a difference of 10 already costs 4e-7 of relative error.
+// Why degree 6 in float: degree 5 errs by 7.5e-8, which is above one ulp just below 1.
+// Why x·low: without it e^-20 errs by 4.8 ulp.
+// Coefficients: minimax for the relative error (1.9e-9 in float, 3.1e-18 in double) by a Remez exchange in 50
+// digits; in float then searched over their roundings for the smallest error of this very arithmetic.
+//
+// Tried and not kept: a leading coefficient of 2^-13. It saves one of nine FMAs, and the two FMA
+// ports are what bounds a row (0.253 instead of 0.268 ns an element on Zen 4); but it errs by 1.14
+// ulp, over the bound of 1.
 
 template <class T>
 struct ExpConstants;
@@ -87,8 +90,8 @@ struct Exp {
   }
 };
 
-/// 2^(x - shift) for x in units of log2, with a shift per lane: three additions in place of two of the FMAs, which go to
-/// other ports.
+/// 2^(x - shift) for x in units of log2, with a shift per lane. Two of the FMAs are replaced by three
+/// additions, which go to other ports.
 template <class S>
 struct Exp2 {
   using T = typename S::Value;

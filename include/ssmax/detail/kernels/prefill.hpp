@@ -8,8 +8,9 @@ namespace ssmax {
 inline namespace SSMAX_DATA_NAMESPACE {
 namespace SSMAX_VISIBLE shared {
 
-/// A shift is raised, and what was accumulated rescaled, only for a logit more than this above it, in units of log2.
-/// Weights stay below 2^9. After the first block it hardly ever happens (1 % of the time at width 64).
+/// In units of log2. A query's shift is raised, and what it has accumulated rescaled, only for a logit more
+/// than this above the shift. Weights stay below 2^9. After the first block it hardly ever happens (1 % of
+/// the time at width 64).
 inline constexpr int raise_distance = 8;
 
 enum class TileChange {
@@ -18,15 +19,16 @@ enum class TileChange {
   irregular  // nothing was done: NaN, +inf, or a shift that an integer in T cannot hold exactly
 };
 
-/// What one vector of queries keeps of its softmax: Σ 2^x = 2^shift · sum, shift -inf while nothing was seen.
+/// What one vector of queries keeps of its softmax: Σ 2^x = 2^shift · sum, with shift
+/// -inf while nothing was seen.
 template <class T>
 struct TileState {
   T *shift, *sum;
   T* factor;  // out: by what earlier weights must be multiplied
 };
 
-/// Attention's tiles. s and o are [row][group]; a group is tile_vectors · width queries, one per lane. logits and
-/// accumulate work on the first 1, 2 or 3 vectors of the group (table index + 1).
+/// Attention's tiles. s and o are [row][group]; a group is tile_vectors · width queries, one per lane.
+/// logits and accumulate work on the first 1, 2 or 3 vectors of the group (table index + 1).
 template <class T>
 struct PrefillKernels {
   index_t rows;   // keys, or channels of V, that a pass covers: their counts are multiples of it
@@ -43,7 +45,8 @@ struct PrefillKernels {
   TileChange (*weights)(T* s, index_t keys, const TileState<T>& state);
   /// o[rows][group] *= factor[group]
   void (*rescale)(T* o, index_t rows, const T* factor);
-  /// o[panels · rows][·] += Vᵀ · s[keys][·]; value c of a key lies at c / rows · panel_stride + key · v_stride + c % rows.
+  /// o[panels · rows][·] += Vᵀ · s[keys][·]. Value c of a key
+  /// lies at c / rows · panel_stride + key · v_stride + c % rows.
   void (*accumulate[tile_vectors])(const T* v, index_t v_stride, index_t panel_stride, index_t panels,
                                    const T* s, index_t keys, T* o);
   /// out[rows][group] = out · factor[group] + in · in_factor[group]

@@ -1,11 +1,13 @@
-// Attention's tiles: the logits of many queries, one per lane, against a block of keys. Included once per target.
+// Attention's tiles: the logits of many queries, one per lane, against a block of keys.
+// Included once per target.
 //
-// A group is tile_vectors vectors of queries. Everything about it is stored with the lanes last: Qᵀ [d][group], the
-// block's logits and weights S [key][group], Oᵀ [channel][group]. Thereby both products read one vector and broadcast one
-// number of K or V, K needs no transposing, and what a query keeps of its softmax sits in one lane: no kernel reduces
-// across lanes.
+// A group is tile_vectors vectors of queries. Everything about it is stored with the lanes last:
+// Qᵀ [d][group], the block's logits and weights S [key][group], Oᵀ [channel][group]. So both products
+// read one vector and broadcast one number of K or V, and K needs no transposing. What a query keeps of its
+// softmax sits in one lane: no kernel reduces across lanes.
 
-/// sum[r][·] += Σ_k A(r, k) · b[k][·], key by key; A is rows of K (a[r·a_stride + k]) or columns of V (a[k·a_stride + r]).
+/// sum[r][·] += Σ_k A(r, k) · b[k][·], one k after the other. A is rows of K (a[r·a_stride + k]) or
+/// columns of V (a[k·a_stride + r]).
 template <class S, int vectors, bool columns>
 SSMAX_INLINE void tile_product(const typename S::Value* a, index_t a_stride, const typename S::Value* b,
                                index_t b_stride, index_t steps, typename S::V (&sum)[S::tile_rows][vectors]) {
@@ -42,8 +44,8 @@ void tile_logits(const typename S::Value* k, index_t k_stride, index_t d, index_
   }
 }
 
-/// The sums go on from what o holds: how the keys of a chunk are cut into calls, which depends on what the other queries
-/// of a group see, does not show in the bits.
+/// The sums go on from what o holds, key by key. So the bits do not show how the keys of a chunk are cut into
+/// calls, which depends on what the other queries of a group see.
 template <class S, int vectors>
 void tile_accumulate(const typename S::Value* values, index_t v_stride, index_t panel_stride, index_t panels,
                      const typename S::Value* s, index_t keys, typename S::Value* o) {

@@ -1,8 +1,9 @@
-// Attention's tiles, backward: the gradient of the logits, and the products that sum over queries, which are dK and dV.
-// The other three products (logits, dout·Vᵀ, dQ) are the forward's, in prefill.inl. Included once per target.
+// Attention's tiles, backward: the gradient of the logits, and the products that sum over queries, which
+// are dK and dV. The other three products (logits, dout·Vᵀ, dQ) are the forward's, in prefill.inl.
+// Included once per target.
 
-/// `count` vectors of keys: w = 2^(s - shift) and u = w·(dp - delta), in place of s and dp. Where w is 0, as for hidden
-/// keys, u is 0 whatever dp is: that came from numbers that the query need not see.
+/// `count` vectors of keys: w = 2^(s - shift) in place of s, and u = w·(dp - delta) in place of dp. Where w
+/// is 0, as for hidden keys, u is 0 whatever dp is: dp came from numbers that the query need not see.
 template <class S, int count>
 SSMAX_INLINE void gradient_step(const Exp2<S>& power, typename S::V delta, typename S::Value* s,
                                 typename S::Value* dp) {
@@ -34,8 +35,8 @@ void tile_gradients(typename S::Value* s, typename S::Value* dp, index_t keys, c
   }
 }
 
-/// One vector of queries behind a score: u becomes c·u·slope, and dc is what u·z adds up to. Where u is 0 it stays 0,
-/// whatever the others are.
+/// One vector of queries behind a score: u becomes c·u·slope, and dc is what u·z adds up to. Where u is 0
+/// it adds nothing and stays 0, whatever the others are.
 template <class S>
 void tile_score_gradients(typename S::Value* u, index_t keys, const typename S::Value* z,
                           const typename S::Value* slope, const typename S::Value* c, typename S::Value* dc) {

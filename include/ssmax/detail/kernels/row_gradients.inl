@@ -16,8 +16,8 @@ typename S::Value row_sum_unmasked(const typename S::Value* in, const typename S
   return S::reduce_sum(s);
 }
 
-/// A gradient on its way out: keeps the sum of u·z and returns c·u. A masked logit is -inf with u = 0: it is
-/// raised to the lowest finite number, since 0·(-inf) would be NaN.
+/// A gradient on its way out: keeps the sum of u·z and returns c·u. A masked logit is -inf with u = 0: it
+/// is raised to the lowest finite number, since 0·(-inf) would be NaN.
 template <class S>
 struct LogitGradient {
   using T = typename S::Value;

@@ -13,8 +13,9 @@ struct Extremum {
   bool has_nan;
 };
 
-/// Work on two other rows of the same length, done between one row's exponentials: the maximum of `next`, and
-/// `waiting` *= factor. Null leaves either out. Exponentials are bound by the FMA units, this by loads and stores.
+/// Work on two other rows of the same length, done between one row's exponentials: the maximum of
+/// `next`, and `waiting` *= factor. Null leaves either out. Exponentials are bound by the FMA units,
+/// this work by loads and stores.
 template <class T>
 struct OverlappedWork {
   const T* next = nullptr;
@@ -34,8 +35,8 @@ struct RowKernels {
   T (*exp_store)(const T* in, index_t n, Scale<T> scale, T shift, T* out, OverlappedWork<T>& overlapped);
   /// out = factor · in.
   void (*multiply)(const T* in, index_t n, T factor, T* out);
-  /// out = c·(in - origin) + offset; -inf stays -inf for every c. Rounds the difference, the product with the
-  /// offset, and nothing else.
+  /// out = c·(in - origin) + offset; -inf stays -inf for every c. Rounds the difference, the product with
+  /// the offset, and nothing else.
   void (*affine)(const T* in, index_t n, T origin, T c, T offset, T* out);
 };
 

@@ -56,8 +56,9 @@ typename S::Value row_exp_store(const typename S::Value* in, index_t n, Scale<ty
   constexpr index_t w = S::width;
   const Exp<S> exp(scale, shift);
   constexpr int chains = S::chains;
-  // A lane adds at most 16 exponentials before they move on into a double. With one long sum a block of equal logits,
-  // where every addition rounds the same way, lost 1e-6 of its value in AVX2 and 1.4e-5 one lane at a time.
+  // A lane adds at most 16 exponentials before they move on into a double. With one long sum a block
+  // of equal logits, where every addition rounds the same way, lost 1e-6 of its value in AVX2 and
+  // 1.4e-5 one lane at a time.
   constexpr index_t step = chains * w, run = 16 * step;
   typename S::V biases[chains];
   double total = 0;
@@ -116,8 +117,8 @@ typename S::Value row_exp_store(const typename S::Value* in, index_t n, Scale<ty
   return static_cast<T>(total + static_cast<double>(S::reduce_sum(rest)));
 }
 
-/// c·(in - origin) + offset. Where |c| < 1, as 2c·(in/2 - origin/2): the difference of two finite numbers may
-/// overflow although the product does not.
+/// c·(in - origin) + offset. Where |c| < 1 its product is computed as 2c·(in/2 - origin/2): the difference
+/// of two finite numbers may overflow although the product does not.
 template <class S>
 void row_affine(const typename S::Value* in, index_t n, typename S::Value origin, typename S::Value c,
                 typename S::Value offset, typename S::Value* out) {

@@ -1,7 +1,8 @@
 // Scores that attention applies to whole vectors of logits. Included once per target.
 
-/// out = cap·tanh(in / cap), tanh u = e / (e + 2) with e = exp(2u) - 1 = (2^n - 1) + 2^n·(2^r - 1): the polynomial without
-/// its constant keeps e, and with it small logits, accurate to some ulps. -inf and NaN stay.
+/// out = cap·tanh(u) with u = in / cap. tanh u = e / (e + 2) with
+/// e = exp(2u) - 1 = (2^n - 1) + 2^n·(2^r - 1). The polynomial without its constant gives 2^r - 1, which
+/// keeps e, and with it small logits, accurate to some ulps. -inf and NaN stay.
 template <class S>
 void softcap(const typename S::Value* in, index_t n, typename S::Value cap, typename S::Value* out) {
   using T = typename S::Value;

@@ -9,8 +9,9 @@ namespace SSMAX_VISIBLE shared {
 
 template <class T>
 struct ShortRowKernels {
-  /// Rows up to this length come here: a vector's worth of them, in and out, fills a first-level cache. Vectors of one lane
-  /// hold no more than one row: up to 4 elements, `group` saves them a call for each row.
+  /// Rows up to this length come here: a vector's worth of them, in and out, fills a first-level cache.
+  /// Vectors of one lane hold no more than one row: there rows of up to 4 elements come here, for which
+  /// `group` saves a call for each row.
   index_t longest;
 
   /// Softmax of several short rows of n elements, a vector's worth of rows at a time. Returns how many rows

@@ -33,7 +33,8 @@ constexpr int transposed_column(int path) {
   return column;
 }
 
-/// out[c][r] = in[r][c] for up to a vector's width of rows and any number of columns; with a factor per row if given.
+/// out[c][r] = in[r][c] for up to a vector's width of rows and any number of columns; with
+/// a factor per row if given.
 template <class S>
 void transpose(const typename S::Value* const* in, index_t rows, index_t columns,
                const typename S::Value* factor, typename S::Value* out, index_t out_stride) {

@@ -1,11 +1,13 @@
-// The exponential of one lane, in place of the Exp of vectors in kernels/exp.inl. Included once, for the scalar target.
+// The exponential of one lane, in place of the Exp of vectors in kernels/exp.inl. Included
+// once, for the scalar target.
 //
-//   2^(x·scale - shift) = 2^n · 2^(j/64) · 2^(r/64)   with 64·n + j = round(64·x·scale) - 64·shift, |r| <= 1/2
+//   2^(x·scale - shift) = 2^n · 2^(j/64) · 2^(r/64)
+//   with 64·n + j = round(64·x·scale) - 64·shift, |r| <= 1/2
 //
-// One lane can read 2^(j/64) from a table. Then a polynomial of degree 2 (float) or 5 (double) does, where a vector
-// needs 6 or 11. r must hold x·scale without the rounding of that product, and there may be no fused multiply-add: float
-// computes it in double; double cuts both factors in two parts whose products are exact. Nothing here relies on a
-// product being rounded: a compiler may contract a product and a sum.
+// One lane can read 2^(j/64) from a table. Then a polynomial of degree 2 (float) or 5 (double) is enough,
+// where a vector needs 6 or 11. r must hold x·scale without the rounding of that product, and there may be
+// no fused multiply-add: float computes r in double; double cuts both factors in two parts whose products are
+// exact. Nothing here relies on a product being rounded: a compiler may contract a product and a sum.
 // Errors: 0.6 ulp in float, 1.1 ulp in double, where the table's entries are rounded as well.
 
 inline constexpr double exp_roots[64] = {

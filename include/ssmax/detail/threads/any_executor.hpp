@@ -23,7 +23,8 @@ void run_calls(const void* executor, index_t n, void (*call)(const void* f, inde
 inline namespace SSMAX_DATA_NAMESPACE {
 namespace SSMAX_VISIBLE shared {
 
-/// Refers to an executor, which must outlive it. How its run is called is compiled by the unit that knows its type.
+/// Refers to an executor, which must outlive it. The unit that knows the executor's type
+/// compiles how its run is called.
 class AnyExecutor {
  public:
   template <class E>

@@ -1,8 +1,8 @@
-// Calls whose exceptions wait: no thread of an executor may be left by one, and the caller of run may be left only
-// when no call runs any more.
+// Calls whose exceptions wait: an exception may not leave a thread of an executor, and it may reach the
+// caller of run only when no call runs any more.
 //
-// The exceptions are caught here, in code of the unit that calls run, and not by the threads that make the calls: a
-// pool may have been made by a unit without exceptions.
+// The exceptions are caught here, in code of the unit that calls run, and not by the threads that make the
+// calls: a pool may have been made by a unit without exceptions.
 #pragma once
 
 #include "../../config.hpp"

@@ -1,13 +1,14 @@
 // How the threads of a ThreadPool share the calls of one run.
 //
-// The caller publishes its calls and says how many workers it wants; a worker that wakes in time takes a place. All,
-// the caller too, then take the next index until none is left. The caller waits for the workers that took a place,
-// not for those that still sleep: it withdraws the places left over, so that a run whose calls are over sooner than
-// a thread wakes costs no waiting. Nobody spins: who has nothing to do sleeps on a condition variable.
+// The caller publishes its calls and says how many workers it wants. A worker that wakes in time takes a
+// place. All, the caller too, then take the next index until none is left. The caller waits for the
+// workers that took a place, not for those that still sleep: it withdraws the places left over, so that a
+// run whose calls are over sooner than a thread wakes costs no waiting. Nobody spins: who has nothing to
+// do sleeps on a condition variable.
 //
-// The state is data, laid out alike in every unit; the functions are compiled anew for each set of flags. So a pool
-// made by a unit with -mavx2 may be used by one without, and the reverse: a worker runs the loop of the unit that
-// made the pool, and the calls of the unit that calls run.
+// The state is data, laid out alike in every unit; the functions are compiled anew for each set of flags. So
+// a pool made by a unit with -mavx2 may be used by one without, and the reverse: a worker runs the loop of
+// the unit that made the pool, and the calls of the unit that calls run.
 #pragma once
 
 #include <algorithm>
@@ -51,8 +52,8 @@ struct PoolState {
   SSMAX_INLINE ~PoolState() = default;
 };
 
-/// This thread is inside a call of some pool. One variable for the whole program, also where libraries hide their
-/// symbols: nested runs must be found out across them.
+/// Whether this thread is inside a call of some pool. One variable for the whole program, also where
+/// libraries hide their symbols: nested runs must be found out across them.
 [[gnu::visibility("default")]] inline constinit thread_local bool inside_pool_call = false;
 
 }  // namespace shared
@@ -106,8 +107,8 @@ inline void end_workers(shared::PoolState& pool) {
   for (std::thread& worker : pool.workers) worker.join();
 }
 
-/// Makes all the calls. Inside a call of a pool they are made here and now: to wait for a turn could be to wait for
-/// oneself.
+/// Makes all the calls. Inside a call of a pool they are made here and now: to wait for a turn
+/// could be to wait for oneself.
 inline void run_on(shared::PoolState& pool, shared::PoolCalls& calls) {
   if (shared::inside_pool_call) {
     take_calls(calls);
