@@ -4,19 +4,20 @@
 //
 // SSMAX_DATA_NAMESPACE holds plain data that users pass through their own interfaces: views, scalings, masks,
 // options. Its name carries the version only, so that units built with other -m flags can exchange it. Every
-// member function there is SSMAX_INLINE: no out-of-line copy exists that the linker could take from a unit built
-// for a larger instruction set.
+// member function there is SSMAX_INLINE: no out-of-line copy exists that the linker could take from a unit
+// built for a larger instruction set.
 //
-// SSMAX_CODE_NAMESPACE holds everything that is compiled to code, Rope and its tables included. Its name carries
-// version, baseline instruction set, exception mode, assertion mode and whether the kernels come with the unit, so
-// that the linker never merges two different bodies. The baseline is told apart by AVX-512, AVX2, FMA, AVX and SSE4:
-// units that differ in smaller steps (-msse3, -mbmi) share code, as they do of every other header.
+// SSMAX_CODE_NAMESPACE holds everything that is compiled to code, Rope and its tables included. Its name
+// carries version, baseline instruction set, exception mode, assertion mode and whether the kernels come
+// with the unit, so that the linker never merges two different bodies. The baseline is told apart by
+// AVX-512, AVX2, FMA, AVX and SSE4: units that differ in smaller steps (-msse3, -mbmi) share code, as they
+// do of every other header.
 //
-// SSMAX_COMPILED_NAMESPACE holds the kernels and the drivers, the loops that call them. Header-only, that is the code
-// namespace: every unit compiles what it calls. With SSMAX_COMPILED, which the CMake target ssmax::compiled sets, they
-// are declared here and compiled in that library, once, whatever the flags of the units that call them; its name
-// carries the version only. What passes between a unit and the library is plain data (namespace shared). Units of both
-// kinds may be linked into one program.
+// SSMAX_COMPILED_NAMESPACE holds the kernels and the drivers, the loops that call them. Header-only, it is
+// the code namespace: every unit compiles what it calls. With SSMAX_COMPILED, which the CMake target
+// ssmax::compiled sets, they are declared here and compiled in that library, once, whatever the flags of the
+// units that call them; its name carries the version only. What passes between a unit and the library is
+// plain data (namespace shared). Units of both kinds may be linked into one program.
 #pragma once
 
 #if __cplusplus <= 201703L && (!defined(_MSVC_LANG) || _MSVC_LANG <= 201703L)
@@ -44,7 +45,8 @@
 #error "ssmax needs float and double in their own precision: build 32-bit x86 with -msse2 -mfpmath=sse"
 #endif
 
-// Whether the standard library has std::thread, and so whether there is a ThreadPool. WASI, for one, has none.
+// Whether the standard library has std::thread, and so whether there is a ThreadPool.
+// WASI, for one, has neither.
 #ifndef SSMAX_HAS_THREADS
 #if defined(__STDCPP_THREADS__) && (!defined(__GLIBCXX__) || defined(_GLIBCXX_HAS_GTHREADS))
 #define SSMAX_HAS_THREADS 1
@@ -64,15 +66,16 @@
 #define SSMAX_COLD
 #endif
 
-// Of the names that pass between a unit and ssmax::compiled as a shared library, also under -fvisibility=hidden.
+// For the names that pass between a unit and ssmax::compiled as a shared library: visible
+// also under -fvisibility=hidden.
 #if (defined(__GNUC__) || defined(__clang__)) && !defined(_WIN32)
 #define SSMAX_VISIBLE [[gnu::visibility("default")]]
 #else
 #define SSMAX_VISIBLE
 #endif
 
-// Fully unrolls a loop over a few registers. GCC 12 at -O2 otherwise keeps the loop and its array in memory: 7 times
-// slower.
+// Fully unrolls a loop over a few registers. GCC 12 at -O2 otherwise keeps the loop and its array in memory,
+// which is 7 times slower.
 #if defined(__GNUC__) || defined(__clang__)
 #define SSMAX_UNROLL _Pragma("GCC unroll 16")
 #else
@@ -122,8 +125,9 @@
 #define SSMAX_ABI_EXCEPTIONS _noexcept
 #endif
 
-// Where the kernels are: in the library, which shares no code with its users; linked; or in the unit, less those for the instruction sets that SSMAX_NO_AVX512, SSMAX_NO_AVX2
-// and SSMAX_NO_NEON leave out (to compile faster).
+// Where a unit's kernels are. A unit of the library itself (_library) shares no code with the library's
+// users. Other units link the library's kernels (_linked) or hold their own, without those for the
+// instruction sets that SSMAX_NO_AVX512, SSMAX_NO_AVX2 and SSMAX_NO_NEON leave out (to compile faster).
 #if defined(SSMAX_LIBRARY_UNIT)
 #define SSMAX_ABI_KERNELS _library
 #elif defined(SSMAX_COMPILED)

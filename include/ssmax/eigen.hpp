@@ -9,11 +9,11 @@
 // lie. Everything else goes through a buffer of a few rows: the other direction, expressions, Eigen::half and
 // Eigen::bfloat16, which are computed in float.
 //
-// `out` must have the shape of `in`, and be the same matrix (the same memory and strides) or lie apart from it:
-// std::invalid_argument otherwise, before anything is written. softmax(m.transpose(), m) is refused, and so are
-// two blocks that overlap. Memory that interleaves without sharing an element is accepted where both are columns,
-// or both are rows, of one matrix. An expression, as 2 * m, is worked out first, so that out may be m; and where
-// `out` is one without memory of its own, as m.reverse(), the logits are copied first.
+// `out` must have the shape of `in`, and be the same matrix (the same memory and strides) or lie apart from
+// it: std::invalid_argument otherwise, before anything is written. softmax(m.transpose(), m) is refused, and
+// so are two blocks that overlap. Memory that interleaves without sharing an element is accepted where both
+// are columns, or both are rows, of one matrix. An expression, as 2 * m, is worked out first, so that out may
+// be m; and where `out` is one without memory of its own, as m.reverse(), the logits are copied first.
 //
 // row_view(matrix) and column_view(matrix) give the views that the other functions of this library take.
 #pragma once
@@ -67,8 +67,8 @@ auto element_view(X& matrix) {
       matrix.data(), {matrix.rows(), matrix.cols()}, {matrix.rowStride(), matrix.colStride()});
 }
 
-/// Lines that do not run along memory and half precision: a few at a time through a row-major buffer. `out` is
-/// `in` or lies apart from it.
+/// For lines that do not run along memory, and for half precision: a few lines at a time go through a
+/// row-major buffer. `out` is `in` or lies apart from it.
 template <class S, class In, class Out>
 void softmax_through_buffer(const S& scaling, const In& in, Out& out, bool by_columns) {
   using T = std::conditional_t<std::same_as<typename In::Scalar, double>, double, float>;

@@ -4,7 +4,8 @@
 //   ThreadPool  the caller and threads that sleep between runs; only where the platform has std::thread
 //   OpenMP      an OpenMP team; only in units compiled with OpenMP
 //
-// One's own is a class with  concurrency()  and  run(n, f), for instance around the pool that a program has already:
+// One's own is a class with  concurrency()  and  run(n, f), for instance around the pool
+// that a program has already:
 //   struct Arena {
 //     tbb::task_arena& arena;
 //     ssmax::index_t concurrency() const { return arena.max_concurrency(); }
@@ -14,8 +15,8 @@
 //     }
 //   };
 //
-// The executors are data that any two units may exchange, a ThreadPool too: their members are inlined, and what is
-// compiled to code lies behind them, in detail/threads.
+// The executors are data that any two units may exchange, a ThreadPool too: their members are inlined, and
+// what is compiled to code lies behind them, in detail/threads.
 #pragma once
 
 #include <algorithm>
@@ -47,10 +48,10 @@ struct SomeCall {
 
 }  // namespace shared
 
-/// concurrency() is how many calls run at once at most; below 1 counts as 1, above 4096 as 4096. run(n, f) calls
-/// f(0) … f(n-1), each once, in any order and on any threads, and returns when all have ended and what they wrote can be
-/// read; n may be 0. The calls do not wait for each other. An exception of a call should reach the caller of run, once
-/// no call runs any more.
+/// concurrency() is how many calls run at once at most; below 1 counts as 1, above 4096 as 4096. run(n, f)
+/// calls f(0) … f(n-1), each once, in any order and on any threads; n may be 0. It returns when all have
+/// ended and what they wrote can be read. The calls do not wait for each other. An exception of a call should
+/// reach the caller of run, once no call runs any more.
 template <class E>
 concept Executor = requires(std::remove_reference_t<E>& executor, index_t n, const shared::SomeCall& f) {
   { executor.concurrency() } -> std::convertible_to<index_t>;
@@ -89,15 +90,15 @@ struct Serial {
 
 /// `threads` threads, at least 1, of which the caller of run is one. Between runs the others sleep.
 ///
-/// Runs from several threads take turns. A run from inside a call, of this pool or of another, is made by the thread
-/// that asks for it, alone; a call must not wait for a run of another thread, whose turn may never come. If calls
-/// throw, the others are still made, then one of the exceptions is thrown. run does not allocate. A pool can be
-/// neither copied nor moved, and must outlive its runs. (Where the C library keeps threads in a library of their
-/// own, as glibc did before 2.34, link it; in CMake ssmax::ssmax does.)
+/// Runs from several threads take turns. A run from inside a call, of this pool or of another, is made by the
+/// thread that asks for it, alone; a call must not wait for a run of another thread, whose turn may never
+/// come. If calls throw, the others are still made, then one of the exceptions is thrown. run does not
+/// allocate. A pool can be neither copied nor moved, and must outlive its runs. (Where the C library keeps
+/// threads in a library of their own, as glibc did before 2.34, link it; in CMake ssmax::ssmax does.)
 class ThreadPool {
  public:
-  /// Throws std::invalid_argument if threads < 1, std::system_error if the system gives no more threads; those it gave
-  /// are then joined.
+  /// Throws std::invalid_argument if threads < 1, std::system_error if the system gives no more threads;
+  /// those it gave are then joined.
   SSMAX_INLINE explicit ThreadPool(index_t threads) : ThreadPool() { detail::start_workers(state_, threads); }
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -149,9 +150,9 @@ void run_openmp(int threads, index_t n, const F& f) {
 
 inline namespace SSMAX_DATA_NAMESPACE {
 
-/// At most `threads` threads of OpenMP's, at least 1; by default as many as OpenMP says (OMP_NUM_THREADS). Whether
-/// they spin after a run is OpenMP's affair (OMP_WAIT_POLICY), as is what a run inside a parallel region gets.
-/// Exceptions as in ThreadPool.
+/// At most `threads` threads of OpenMP's, at least 1; by default as many as OpenMP says (OMP_NUM_THREADS).
+/// Whether they spin after a run is OpenMP's affair (OMP_WAIT_POLICY), as is what a run inside a parallel
+/// region gets. Exceptions as in ThreadPool.
 class OpenMP {
  public:
   SSMAX_INLINE explicit OpenMP(index_t threads = omp_get_max_threads())

@@ -1,22 +1,22 @@
 // Keys as a query sees them, and what it takes to be a score. score.hpp has the scores.
 //
-// A score is a type with  score(z, key)  and  score.derivative(z, key) = dz'/dz at z, both const, for z float and double
-// (a template, to keep the precision of z; else what it returns is rounded), and, optionally,
-//   void check(const QueryShape&) const          called before anything is written; throws if the score does not fit
+// A score is a type with  score(z, key)  and  score.derivative(z, key) = dz'/dz at z, both const, for z float
+// and double (a template, to keep the precision of z; else what it returns is rounded), and, optionally,
+//   void check(const QueryShape&) const  called before any write; throws if the score does not fit
 // It is asked of visible keys only.
 //
-// A score learns in one of two ways (it holds views of where the gradients go):
-//   parameter_derivative(z, key) const           each query has one parameter θ, such as its head's slope: dz'/dθ at z.
-//   void accumulate(const Query&, double) const  Then this gets ∂loss/∂θ of every query, one after the other.
-//                                                                                               Alibi{…}.gradient(…)
-// or
-//   void accumulate(const Key&, double) const    gets ∂loss/∂z' of every visible key that has one. Then the whole
-//                                                backward runs on one thread, unless
-//   Sharing sharing(const QueryShape&) const     says what may be added at once (Sharing, below)  Bias(…).gradient(…)
+// A score learns in one of two ways (it holds views of where the gradients go). Where each query has one
+// parameter θ, such as its head's slope, as Alibi{…}.gradient(…):
+//   parameter_derivative(z, key) const           dz'/dθ at z
+//   void accumulate(const Query&, double) const  gets ∂loss/∂θ of every query, one after the other
+// Or for every logit, as Bias(…).gradient(…):
+//   void accumulate(const Key&, double) const    gets ∂loss/∂z' of every visible key that has one. Then
+//                                                the whole backward runs on one thread, unless
+//   Sharing sharing(const QueryShape&) const     says what may be added at once (Sharing, below)
 // A member of these names with another signature is an error of the compiler.
 //
-// Attention asks a score key by key, in plain code, unless its type asks for a fast path (fast_path.hpp), as Softcap,
-// Alibi and Bias do.
+// Attention asks a score key by key, in plain code, unless its type asks for a fast path (fast_path.hpp), as
+// Softcap, Alibi and Bias do.
 #pragma once
 
 #include <concepts>

@@ -119,11 +119,11 @@ struct KeyLengths {
   }
 };
 
-/// Several documents packed into one sequence: a query sees keys of its own document only, and n and positions
-/// start anew in each. Document i has the queries and keys [cumulative[i], cumulative[i + 1]) of every batch
-/// entry or, where they differ, queries [cumulative_queries[i], …) and keys [cumulative_keys[i], …), aligned
-/// bottom-right within the document. A document may lack queries or keys (but not keys alone where there is a rope: its
-/// queries would stand before the first position).
+/// Several documents packed into one sequence: a query sees keys of its own document only, and n and
+/// positions start anew in each. Document i has the queries and keys [cumulative[i], cumulative[i + 1]) of
+/// every batch entry or, where they differ, queries [cumulative_queries[i], …) and keys
+/// [cumulative_keys[i], …), aligned bottom-right within the document. A document may lack queries or keys
+/// (but not keys alone where there is a rope: its queries would stand before the first position).
 class Documents {
  public:
   SSMAX_INLINE constexpr Documents(std::span<const index_t> cumulative, bool causal)
@@ -201,8 +201,8 @@ class Documents {
   bool causal_;
 };
 
-/// The keys that both masks show. Positions are those of the mask that defines them (two that do are refused):
-/// SlidingWindow & Documents is a window within each document.
+/// The keys that both masks show. Positions are those of the mask that defines them (two that do are
+/// refused): SlidingWindow & Documents is a window within each document.
 template <Mask A, Mask B>
 class Both {
   static_assert(!(detail::defines_positions<A> && detail::defines_positions<B>),

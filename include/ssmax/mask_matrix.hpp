@@ -55,7 +55,8 @@ class Finite {
 template <class T>
 Finite(View<T, 4>) -> Finite<std::remove_const_t<T>>;
 
-/// The keys for which f(query, key) is true. f may be called more than once for a pair, and by several threads.
+/// The keys for which f(query, key) is true. f may be called more than once for a
+/// pair, and by several threads.
 template <class F>
 requires std::predicate<const F&, const Query&, index_t>
 class Where {

@@ -3,9 +3,9 @@
 //
 // After any number of blocks, Σ exp(c·z) = 2^shift · sum over the keys seen so far, and the caller's
 // accumulator holds Σ exp(c·z) · v / 2^shift. A block with larger logits raises the shift; the caller then
-// multiplies its accumulator by the returned power of two. Shifts are integers wherever logits allow (|c·z| <
-// 7·10^5), so that rescaling is exact and the result does not depend on how the keys were cut, but for the
-// order of additions.
+// multiplies its accumulator by the returned power of two. Shifts are integers wherever logits allow
+// (|c·z| < 7·10^5), so that rescaling is exact and the result does not depend on how the keys were cut, but
+// for the order of additions.
 //
 // attention_state.hpp has the same for whole tensors.
 #pragma once
@@ -80,7 +80,8 @@ class OnlineSoftmax {
     return shift_ * std::numbers::ln2 + std::log(sum_);
   }
 
-  /// The state as numbers: Σ exp(c·z) = 2^shift · sum. -inf and 0 where nothing was visible, sum NaN where poisoned.
+  /// The state as numbers: Σ exp(c·z) = 2^shift · sum. shift is -inf and sum 0 where nothing was visible;
+  /// sum is NaN where poisoned.
   [[nodiscard]] double shift() const { return sum_ == 0 ? -std::numeric_limits<double>::infinity() : shift_; }
   [[nodiscard]] double sum() const { return poisoned_ ? std::numeric_limits<double>::quiet_NaN() : sum_; }
 

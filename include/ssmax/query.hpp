@@ -1,17 +1,18 @@
 // Queries, and what a mask says of them. mask.hpp has the masks.
 //
 // A mask is a type with
-//   KeyRange keys(query) const               a range that holds every key that the query sees
+//   KeyRange keys(query) const              a range that holds every key that the query sees
 // and, optionally,
-//   bool sees(query, key) const              which keys of that range it sees (default: all). n is their number
-//   index_t query_position(query) const      positions, for all that goes by them (RoPE, ALiBi, scalings), where
-//   index_t key_position(query, key) const   they are not query.position() and key. A key's position may depend
-//                                            on the query's batch, shape and kv head, and on nothing else of it
-//   Query aligned(query) const               the query moved to the key it stands at, for the masks joined by &
-//   void check(shape) const                  called before anything is written; throws if the mask does not fit
+//   bool sees(query, key) const             which of these keys it sees (default: all). n is their number
+//   index_t query_position(query) const     positions, for all that goes by them (RoPE, ALiBi, scalings),
+//   index_t key_position(query, key) const  where they are not query.position() and key. A key's position may
+//                                           depend on the query's batch, shape and kv head, and on nothing
+//                                           else of it
+//   Query aligned(query) const              the query moved to the key it stands at, for masks joined by &
+//   void check(shape) const                 called before any write; throws if the mask does not fit
 //
-// A member of these names with another signature is an error of the compiler. Where all queries see the same keys, short
-// rows go several at a time if the mask asks for it (FastPath::same_keys in fast_path.hpp).
+// A member of these names with another signature is an error of the compiler. Where all queries see the same
+// keys, short rows go several at a time if the mask asks for it (FastPath::same_keys in fast_path.hpp).
 #pragma once
 
 #include <algorithm>
@@ -99,8 +100,8 @@ SSMAX_INLINE void check_mask(const M& mask, const QueryShape& shape) {
   if constexpr (has_mask_check<M>) mask.check(shape);
 }
 
-/// The range of the keys that a query sees, cut to those that exist: a user's mask may say more, or end before
-/// it begins.
+/// The range of the keys that a query sees, cut to those that exist: a user's mask may give more, or a range
+/// that ends before it begins.
 template <class M>
 SSMAX_INLINE constexpr KeyRange visible_keys(const M& mask, const Query& query) {
   const KeyRange keys = mask.keys(query);

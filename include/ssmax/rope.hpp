@@ -1,22 +1,23 @@
 // Rotary position embedding (RoPE; Su et al., arXiv:2104.09864).
 //
-// At position p, pair i of a head's first `width` channels is turned by the angle p·ω_i, ω_i = θ^(-2i/width):
+// At position p, pair i of a head's first `width` channels is turned by the angle p·ω_i, where
+// ω_i = θ^(-2i/width):
 //   (a, b) -> (a·cos - b·sin, b·cos + a·sin)
-// Pairing::half_split pairs channel i with i + width/2 (Llama in transformers, GPT-NeoX), Pairing::interleaved
-// pairs 2i with 2i + 1 (Llama's original weights, GPT-J). Channels from `width` on pass unchanged. The backward
-// is the transpose: the rotation by the opposite angle.
+// Pairing::half_split pairs channel i with i + width/2 (Llama in transformers, GPT-NeoX),
+// Pairing::interleaved pairs 2i with 2i + 1 (Llama's original weights, GPT-J). Channels from `width` on pass
+// unchanged. The backward is the transpose: the rotation by the opposite angle.
 //
 // Scalings of ω, to run beyond the trained length:
 //   linear(f)                ω / f (arXiv:2306.15595)
 //   ntk(f)                   θ·f^(width / (width - 2)) in place of θ
-//   yarn(f, L)               ω / f where fewer than 1 turn fits into L, ω where more than 32 do, a ramp over i
-//                            between (arXiv:2309.00071); its attention factor is Constant::yarn(f)
-//   llama3(f, L, low, high)  ω / f where fewer than `low` turns fit into L, ω where more than `high` do, a blend
-//                            between (Llama 3.1)
+//   yarn(f, L)               ω / f where fewer than 1 turn fits into L, ω where more than 32 do, between
+//                            them a ramp over i (arXiv:2309.00071); its attention factor is Constant::yarn(f)
+//   llama3(f, L, low, high)  ω / f where fewer than `low` turns fit into L, ω where more than `high` do,
+//                            between them a blend (Llama 3.1)
 //
-// Angles are formed and reduced in double and only cos and sin are rounded: at position 10^6 they err by 6e-8
-// (half an ulp of 1), as at position 1. Tables hold `positions` positions from `first_position`; others are an
-// error.
+// Angles are formed and reduced in double and only cos and sin are rounded: at position 10^6 they err
+// by 6e-8 (half an ulp of 1), as at position 1. Tables hold `positions` positions from
+// `first_position`; others are an error.
 #pragma once
 
 #include <algorithm>
@@ -167,8 +168,8 @@ void rotate(const RopeTables<T>& rope, const T* in, index_t in_stride, T* out, i
 }  // namespace detail
 
 /// Tables of cos and sin, T = float or double. 2·positions·(width / 2) elements, or twice that when
-/// interleaved. Throws std::invalid_argument where options do not fit or positions·width cannot be counted in bytes,
-/// std::bad_alloc where the memory cannot be had.
+/// interleaved. Throws std::invalid_argument where options do not fit or positions·width cannot be counted
+/// in bytes, std::bad_alloc where the memory cannot be had.
 template <class T>
 class Rope {
  public:

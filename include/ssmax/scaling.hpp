@@ -1,24 +1,25 @@
 // Scalings: the multiplier c of a row's logits, y = softmax(c·z), and the gradient of its parameters.
 //
 // A scaling is any callable Row -> number, so a lambda is one. Two optional members:
-//   void check(index_t heads, index_t largest_n) const   called before anything is written; throws on bad sizes
-//   void accumulate(const Row&, double dc) const         adds dc · ∂c/∂parameter to the caller's arrays; this makes it
-//                                                        learnable
-// A member of these names with another signature, or an operator() that is not const, is an error of the compiler.
-// The multiplier may be negative or zero. It is computed in double: s·ln n is never rounded to float.
+//   void check(index_t heads, index_t largest_n) const  called before any write; throws on bad sizes
+//   void accumulate(const Row&, double dc) const        adds dc · ∂c/∂parameter to the caller's arrays;
+//                                                       this makes it learnable
+// A member of these names with another signature, or an operator() that is not const, is an
+// error of the compiler. The multiplier may be negative or zero. It is computed in double:
+// s·ln n is never rounded to float.
 //
 //   name                  multiplier                     source
 //   Softmax               1
 //   SSMax                 s·ln n + b                     arXiv:2501.19399; with b its configuration (d)
-//   LogN                  ln n                           its configuration (c); Chiang & Cholak, arXiv:2202.12172
+//   LogN                  ln n                           configuration (c); Chiang & Cholak, arXiv:2202.12172
 //   SizeTable             s·p_n + b                      the form that its Figure 2 was learnt with
 //   QwenLogN              max(1, ln(p+1) / ln L)         Qwen, use_logn_attn
 //   Llama4Temperature     1 + a·ln(1 + floor((p+1)/F))   Llama 4, attn_temperature_tuning
 //   MinistralTemperature  1 + β·ln(1 + floor(p/L))       Ministral 3
 //   Constant              any; yarn(x) = (0.1·ln x + 1)² YaRN's attention factor, arXiv:2309.00071
 //
-// n counts the keys that the row sees, p is the 0-based position of its query. s, b and ln n multiply: adding any
-// of them to every logit would do nothing, since softmax is shift-invariant.
+// n counts the keys that the row sees, p is the 0-based position of its query. s, b and ln n multiply: adding
+// any of them to every logit would do nothing, since softmax is shift-invariant.
 #pragma once
 
 #include <cmath>
@@ -191,8 +192,8 @@ using ElementOf =
 template <class T>
 class SSMaxGradient;
 
-/// c = s·ln n + b. s and b are numbers, or spans with one number per head, which must outlive the scaling. (Rows of
-/// rank 1 and 2 have one head.)
+/// c = s·ln n + b. s and b are numbers, or spans with one number per head, which must outlive the scaling.
+/// (Rows of rank 1 and 2 have one head.)
 template <class T = float>
 class SSMax : public RowFunctor<SSMax<T>> {
  public:
@@ -217,8 +218,8 @@ class SSMax : public RowFunctor<SSMax<T>> {
     b_.check("b", heads);
   }
 
-  /// For backward: adds to ds and db, which have one element per head. That of a number has one element in all, to
-  /// which every head adds, or one per head as well. Either may be left out: {}.
+  /// For backward: adds to ds and db, which have one element per head. Where s or b is a number, its gradient
+  /// may also have one element in all, to which every head adds. Either may be left out: {}.
   [[nodiscard]] SSMAX_INLINE SSMaxGradient<T> gradient(std::span<T> ds, std::span<T> db = {}) const {
     return {*this, ds, db};
   }
@@ -264,8 +265,8 @@ class SSMaxGradient {
 template <class T>
 class SizeTableGradient;
 
-/// c = s·p_n + b with a learnt p_n = p[n-1] for every size, shared by all heads: at least the largest n of them. s and b
-/// as in SSMax. The spans must outlive the scaling.
+/// c = s·p_n + b with a learnt p_n = p[n-1] for every size n, shared by all heads: p has at least as many
+/// elements as the largest n. s and b as in SSMax. The spans must outlive the scaling.
 template <class T = float>
 class SizeTable : public RowFunctor<SizeTable<T>> {
  public:
@@ -290,8 +291,8 @@ class SizeTable : public RowFunctor<SizeTable<T>> {
     b_.check("b", heads);
   }
 
-  /// For backward: adds to dp, of p's extent or at least the largest n, and to ds and db as SSMax does. Each may be left
-  /// out: {}.
+  /// For backward: adds to dp, of p's extent or at least the largest n, and to ds and db as SSMax does. Each
+  /// may be left out: {}.
   [[nodiscard]] SSMAX_INLINE SizeTableGradient<T> gradient(std::span<T> dp, std::span<T> ds = {},
                                                            std::span<T> db = {}) const {
     return {*this, dp, ds, db};

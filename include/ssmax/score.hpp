@@ -2,15 +2,16 @@
 //
 //   name      z' of query i and key j                        derivative
 //   Identity  z                                              1
-//   Softcap   cap·tanh(z / cap)                              1 / cosh²(z / cap)     Gemma 2, arXiv:2408.00118
-//   Alibi     z + slope_head·(position_j - position_i)       1                      arXiv:2108.12409
+//   Softcap   cap·tanh(z / cap)                              1 / cosh²(z / cap)  Gemma 2, arXiv:2408.00118
+//   Alibi     z + slope_head·(position_j - position_i)       1                   arXiv:2108.12409
 //   Bias      z + bias[batch, head, i, j]                    1
 //   a | b     b(a(z))                                        b'(a(z))·a'(z)
 //
 // key.hpp says what it takes to be one.
 //
-// -inf comes from a Bias and hides a key: all of these keep it. Such a key gets no weight, but counts in n,
-// which is the mask's; Finite (mask_matrix.hpp) takes it out of n as well, and keeps a NaN in it out of the row.
+// -inf comes from a Bias and hides a key: all of these keep it. Such a key gets no weight, but
+// counts in n, which is the mask's; Finite (mask_matrix.hpp) takes it out of n as well, and keeps a
+// NaN in it out of the row.
 #pragma once
 
 #include <algorithm>
@@ -60,9 +61,9 @@ struct Identity {
   }
 };
 
-/// z' = cap·tanh(z / cap): within ±cap, and close to z where |z| is far below it. cap is above 0 and a normal
-/// float, so that both precisions hold it (else std::invalid_argument). -inf stays -inf, as a hidden key must
-/// stay hidden; no other z becomes it.
+/// z' = cap·tanh(z / cap): within ±cap, and close to z where |z| is far below it. cap is above 0 and a
+/// normal float, so that both precisions hold it (else std::invalid_argument). -inf stays -inf, as a hidden
+/// key must stay hidden; no other z becomes it.
 struct Softcap {
   double cap;
 
@@ -99,14 +100,15 @@ inline constexpr FastPath fast_path<Softcap> = FastPath::elementwise;
 
 struct AlibiGradient;
 
-/// z' = z + slope·(key position - query position), with one slope per head. The slopes must outlive the score.
+/// z' = z + slope·(key position - query position), with one slope per head. The
+/// slopes must outlive the score.
 struct Alibi {
   std::span<const double> slopes_per_head;
 
   SSMAX_INLINE constexpr explicit Alibi(std::span<const double> slopes) : slopes_per_head(slopes) {}
 
-  /// The paper's slopes. 2^(-8/heads), and its powers up to 2^-8, where heads is a power of two. Else those of
-  /// the next lower power of two, then every other one of those of the next higher.
+  /// The paper's slopes. Where heads is a power of two: 2^(-8/heads), and its powers up to 2^-8. Else those
+  /// of the next lower power of two, then every other one of those of the next higher.
   [[nodiscard]] SSMAX_INLINE static std::vector<double> slopes(index_t heads) {
     if (heads < 0) detail::fail_value("Alibi::slopes", "heads", "are", heads, "must be at least", 0);
     constexpr index_t most = std::numeric_limits<index_t>::max() / static_cast<index_t>(sizeof(double));
@@ -178,8 +180,8 @@ SSMAX_INLINE constexpr AlibiGradient Alibi::gradient(std::span<double> dslopes) 
 template <class T, class G>
 class BiasGradient;
 
-/// z' = z + bias[batch, head, query, key]: an additive mask, relative positions. Stride 0 broadcasts, the last
-/// stride is 1 or 0. T is float, double, half or bfloat16.
+/// z' = z + bias[batch, head, query, key]: an additive mask, relative positions. Stride 0 broadcasts, the
+/// last stride is 1 or 0. T is float, double, half or bfloat16.
 template <class T>
 class Bias {
  public:
@@ -203,8 +205,8 @@ class Bias {
     detail::check_matrix("Bias", "bias", bias_, shape);
   }
 
-  /// For backward: adds to dbias, of the bias' extents, float or double. A dimension of stride 0 is summed over, as
-  /// it must be where the bias is broadcast along it.
+  /// For backward: adds to dbias, of the bias' extents, float or double. A dimension of stride 0 is summed
+  /// over, as it must be where the bias is broadcast along it.
   template <class G>
   [[nodiscard]] SSMAX_INLINE constexpr BiasGradient<T, G> gradient(const View<G, 4>& dbias) const {
     return {*this, dbias};

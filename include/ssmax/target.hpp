@@ -68,8 +68,9 @@ namespace detail {
   return compiled::active_target_cell().load(std::memory_order_relaxed);
 }
 
-/// Uses another target from now on, in every thread, of units built with the same flags (header-only) or of all units
-/// that link ssmax::compiled. For tests and measurements. Throws std::invalid_argument if the target is not available.
+/// Uses another target from now on, in every thread, of units built with the same flags (header-only) or of
+/// all units that link ssmax::compiled. For tests and measurements. Throws std::invalid_argument if the
+/// target is not available.
 inline void set_active_target(Target target) {
   if (!compiled::is_available(target)) detail::fail_target("set_active_target", target_name(target));
   compiled::active_target_cell().store(target, std::memory_order_relaxed);

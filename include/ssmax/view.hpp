@@ -5,9 +5,9 @@
 // view. Member names are those of std::mdspan.
 //
 // Extents and strides are taken as they are; every function that takes views refuses what cannot be: negative
-// extents, more elements than half of what index_t counts (an extent of 0 counting as 1), strides that reach over
-// more bytes than index_t counts. A view that may be left out is left out only by View{}: null with an extent other
-// than 0 is an error.
+// extents, more elements than half of what index_t counts (an extent of 0 counting as 1), strides that reach
+// over more bytes than index_t counts. A view that may be left out is left out only by View{}: null with an
+// extent other than 0 is an error.
 #pragma once
 
 #include <array>
@@ -65,7 +65,8 @@ class View {
   requires(Rank == 1 && !shared::Temporary<Range, T>) SSMAX_INLINE constexpr View(Range&& range)
       : View(std::span<T>(range).data(), {static_cast<index_t>(std::span<T>(range).size())}) {}
 
-  // What is wrong where a view is wanted, so that the compiler says why. (It shows a deleted function's line.)
+  // Takes what cannot be a view where a view is wanted, so that the compiler says why. (It shows a
+  // deleted function's line.)
   // clang-format off
   template <shared::RangeOf<T> Range>
   requires(Rank == 1 && shared::Temporary<Range, T>)

@@ -1,4 +1,5 @@
-// Memory that the caller keeps from call to call, so that calls of attention, its backward and decode allocate nothing.
+// Memory that the caller keeps from call to call, so that calls of attention, its backward
+// and decode allocate nothing.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +13,8 @@
 namespace ssmax {
 inline namespace SSMAX_DATA_NAMESPACE {
 
-/// Memory that calls of attention and decode may use one after the other, not at the same time. It grows to what a call
-/// needs and keeps that: the next call of that size or less allocates nothing.
+/// Memory that calls of attention and decode may use one after the other, not at the same time. It grows to
+/// what a call needs and keeps that: the next call of that size or less allocates nothing.
 class Workspace {
  public:
   SSMAX_INLINE Workspace() = default;
@@ -32,8 +33,8 @@ class Workspace {
 
   [[nodiscard]] SSMAX_INLINE std::size_t size() const { return size_; }
 
-  /// At least `bytes`, aligned to a cache line. Throws std::invalid_argument where they are more than index_t counts,
-  /// std::bad_alloc where they cannot be had.
+  /// At least `bytes`, aligned to a cache line. Throws std::invalid_argument where they are more than index_t
+  /// counts, std::bad_alloc where they cannot be had.
   SSMAX_INLINE std::byte* reserve(std::size_t bytes) {
     constexpr auto most = static_cast<std::size_t>(std::numeric_limits<index_t>::max() / 64 * 64);
     if (bytes > most) detail::fail_format("ssmax: a call needs memory of more than %zu bytes", most);
