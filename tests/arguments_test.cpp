@@ -26,7 +26,6 @@ using attention_backward_problem::Result;
 using attention_backward_problem::Shape;
 using attention_problem::infinity;
 using attention_problem::nan;
-using attention_problem::same_bits;
 using ssmax::AttentionState;
 using ssmax::bfloat16;
 using ssmax::Causal;

@@ -27,7 +27,6 @@ using attention_problem::all_keys;
 using attention_problem::Compute;
 using attention_problem::infinity;
 using attention_problem::keys_before;
-using attention_problem::same_bits;
 using attention_problem::Shape;
 using ssmax::Bias;
 using ssmax::Causal;

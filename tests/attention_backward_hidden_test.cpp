@@ -19,12 +19,12 @@ using attention_backward_problem::Problem;
 using attention_backward_problem::Result;
 using attention_backward_problem::run_backward;
 using attention_problem::AttentionOptions;
+using attention_problem::before;
 using attention_problem::Compute;
 using attention_problem::FourHeads;
 using attention_problem::infinity;
 using attention_problem::nan;
 using attention_problem::Output;
-using attention_problem::same_bits;
 using attention_problem::Shape;
 using reference::NoScore;
 using ssmax::Causal;
@@ -45,8 +45,6 @@ constexpr std::array<Shape, 5> shapes{{
     {1, 3, 3, 53, 53, 16, 16},
     {1, 1, 1, 20, 600, 4, 3},
 }};
-
-bool before(const Query& query, index_t key) { return key <= query.position(); }
 
 // ---- What is hidden --------------------------------------------------------------------------------------------
 

@@ -20,7 +20,6 @@ using attention_problem::nan;
 using attention_problem::Output;
 using attention_problem::Placed;
 using attention_problem::run;
-using attention_problem::same_bits;
 using attention_problem::Shape;
 using ssmax::Causal;
 using ssmax::index_t;

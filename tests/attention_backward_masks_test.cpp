@@ -7,6 +7,7 @@
 
 #include "attention_backward_problem.hpp"
 #include "catch.hpp"
+#include "own_policies.hpp"
 
 namespace attention_backward_masks_test {
 
@@ -14,7 +15,9 @@ using attention_backward_problem::check;
 using attention_backward_problem::Positions;
 using attention_backward_problem::Problem;
 using attention_problem::AttentionOptions;
+using attention_problem::before;
 using attention_problem::Shape;
+using own_policies::Careless;
 using reference::NoScore;
 using ssmax::Causal;
 using ssmax::Documents;
@@ -40,8 +43,6 @@ constexpr std::array<Shape, 6> shapes{{
     {2, 4, 4, 53, 53, 3, 2},
     {2, 1, 1, 20, 600, 4, 3},
 }};
-
-bool before(const Query& query, index_t key) { return key <= query.position(); }
 
 TEST_CASE("gradients under a sliding window", "[attention][backward][masks][slow]") {
   for (const Shape& shape : shapes) {
@@ -99,14 +100,6 @@ TEST_CASE("gradients of ragged rows, and of what a window leaves of them", "[att
           });
   }
 }
-
-/// Another range for every batch entry, head and query, given carelessly.
-struct Careless {
-  KeyRange keys(const Query& query) const {
-    const index_t number = query.batch * 7 + query.head * 5 + query.index * 13;
-    return {number % 40 - 10, number % 11 == 0 ? -20 : number * 3};
-  }
-};
 
 TEST_CASE("gradients under ranges of one's own", "[attention][backward][masks]") {
   for (const Shape& shape : shapes) {

@@ -62,7 +62,6 @@ struct Result {
         dv(problem.v.size(), T(-77)),
         dsinks(sinks) {}
   bool operator==(const Result& other) const {
-    using attention_problem::same_bits;
     return same_bits(dq, other.dq) && same_bits(dk, other.dk) && same_bits(dv, other.dv) &&
            same_bits(dsinks, other.dsinks);
   }

@@ -22,10 +22,10 @@ using attention_backward_problem::Result;
 using attention_backward_problem::run_backward;
 using attention_problem::AttentionOptions;
 using attention_problem::Average;
+using attention_problem::before;
 using attention_problem::infinity;
 using attention_problem::Output;
 using attention_problem::Real;
-using attention_problem::same_bits;
 using attention_problem::Shape;
 using ssmax::Causal;
 using ssmax::Constant;
@@ -45,8 +45,6 @@ constexpr std::array<Shape, 5> shapes{{
     {1, 3, 3, 53, 53, 16, 16},
     {1, 1, 1, 20, 600, 4, 3},
 }};
-
-bool before(const Query& query, index_t key) { return key <= query.position(); }
 
 // ---- Lanes without a query, and infinities ----------------------------------------------------------------------
 

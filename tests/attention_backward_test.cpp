@@ -10,6 +10,7 @@
 
 #include "attention_backward_problem.hpp"
 #include "catch.hpp"
+#include "own_policies.hpp"
 
 namespace attention_backward_test {
 
@@ -33,8 +34,8 @@ using attention_problem::one;
 using attention_problem::Output;
 using attention_problem::Real;
 using attention_problem::run;
-using attention_problem::same_bits;
 using attention_problem::Shape;
+using own_policies::Everything;
 using ssmax::bfloat16;
 using ssmax::Causal;
 using ssmax::Constant;
@@ -236,14 +237,6 @@ void check_scaling(const S& scaling, Multiplier multiplier, const AttentionOptio
     });
   }
 }
-
-/// A scaling of a user's own, which looks at all that it is shown.
-struct Everything {
-  double operator()(const ssmax::Row& row) const {
-    return 0.5 + 0.25 * static_cast<double>(row.head) + 0.001 * static_cast<double>(row.position) -
-           0.002 * static_cast<double>(row.n);
-  }
-};
 
 template <class T>
 void check_scalings() {

@@ -24,7 +24,6 @@ using attention_problem::AttentionOptions;
 using attention_problem::Compute;
 using attention_problem::infinity;
 using attention_problem::Output;
-using attention_problem::same_bits;
 using attention_problem::Shape;
 using ssmax::Alibi;
 using ssmax::Bias;
@@ -299,13 +298,6 @@ struct Prepared {
                                  scaling(), mask(), score(), options, executor);
   }
 };
-
-template <class F>
-long allocations(const F& call) {
-  const long before = allocation_count();
-  call();
-  return allocation_count() - before;
-}
 
 template <class T, class E>
 void check_allocations(E&& executor) {

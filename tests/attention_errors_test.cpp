@@ -6,11 +6,12 @@
 #include <initializer_list>
 #include <limits>
 #include <ssmax/ssmax.hpp>
-#include <stdexcept>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "catch.hpp"
+#include "refusal.hpp"
 
 namespace attention_errors_test {
 
@@ -30,17 +31,8 @@ struct Memory {
   std::vector<float> inputs = std::vector<float>(4096, 1.0F), outputs = std::vector<float>(4096, untouched);
 
   template <class F>
-  void refused(std::initializer_list<const char*> words, const F& call) const {
-    std::string message = "(nothing was thrown)";
-    try {
-      call();
-    } catch (const std::invalid_argument& error) {
-      message = error.what();
-    }
-    for (const char* word : words) {
-      INFO('"' << message << "\" should mention " << word);
-      CHECK(message.find(word) != std::string::npos);
-    }
+  void refused(std::initializer_list<std::string_view> words, const F& call) const {
+    check_refused(call, words);
     CHECK(std::ranges::all_of(outputs, [](float value) { return value == untouched; }));
     CHECK(std::ranges::all_of(inputs, [](float value) { return value == 1; }));
   }
@@ -56,7 +48,7 @@ struct Call : Memory {
   View<float, 3> lse{outputs.data() + 512, {2, 4, 5}};
 
   template <class M = Full, class C = Identity>
-  void refuses(std::initializer_list<const char*> words, const M& mask = {}, const C& score = {},
+  void refuses(std::initializer_list<std::string_view> words, const M& mask = {}, const C& score = {},
                const AttentionOptions<float>& options = {}) {
     refused(words, [&] {
       ssmax::attention<float>({.q = q, .k = k, .v = v, .out = out, .lse = lse}, Softmax{}, mask, score,
@@ -96,9 +88,9 @@ TEST_CASE("attention refuses matrices that do not fit", "[attention][errors]") {
     std::array<index_t, 4> extents{2, 4, 5, 7};
     ++extents[i];
     const std::string dimension = "dimension " + std::to_string(i);
-    call.refuses({"visible", dimension.c_str()}, ssmax::MaskMatrix({data, extents}));
-    call.refuses({"values", dimension.c_str()}, ssmax::Finite(View<const float, 4>(values, extents)));
-    call.refuses({"bias", dimension.c_str()}, Full{}, ssmax::Bias(View<const float, 4>(values, extents)));
+    call.refuses({"visible", dimension}, ssmax::MaskMatrix({data, extents}));
+    call.refuses({"values", dimension}, ssmax::Finite(View<const float, 4>(values, extents)));
+    call.refuses({"bias", dimension}, Full{}, ssmax::Bias(View<const float, 4>(values, extents)));
   }
   const std::array<index_t, 4> extents{2, 4, 5, 7};
   const View<const float, 4> none(nullptr, extents), strided(values, extents, {280, 70, 14, 2});
@@ -125,7 +117,7 @@ TEST_CASE("attention refuses scores and sinks that do not fit", "[attention][err
 TEST_CASE("attention refuses scalings that do not fit", "[attention][errors]") {
   Call call;
   const std::vector<float> three(3), four(4);
-  const auto refuses = [&](std::initializer_list<const char*> words, const auto& scaling) {
+  const auto refuses = [&](std::initializer_list<std::string_view> words, const auto& scaling) {
     call.refused(words, [&] {
       ssmax::attention<float>({.q = call.q, .k = call.k, .v = call.v, .out = call.out, .lse = call.lse},
                               scaling);
@@ -177,7 +169,7 @@ struct PartialCall : Memory {
         options);
   }
   template <class M = Full>
-  void refuses(std::initializer_list<const char*> words, const M& mask = {},
+  void refuses(std::initializer_list<std::string_view> words, const M& mask = {},
                const AttentionOptions<float>& options = {}) {
     refused(words, [&] { run(mask, options); });
   }
@@ -248,7 +240,7 @@ TEST_CASE("attention_partial refuses states that do not fit", "[attention][error
       std::array<index_t, 3> extents{2, 4, 5};
       --extents[i];
       call.state.shift = {call.outputs.data() + 512, extents};
-      call.refuses({"shift", ("dimension " + std::to_string(i)).c_str()});
+      call.refuses({"shift", "dimension " + std::to_string(i)});
     }
   }
   SECTION("each extent of sum") {
@@ -256,7 +248,7 @@ TEST_CASE("attention_partial refuses states that do not fit", "[attention][error
       std::array<index_t, 3> extents{2, 4, 5};
       ++extents[i];
       call.state.sum = {call.outputs.data() + 1024, extents};
-      call.refuses({"sum", ("dimension " + std::to_string(i)).c_str()});
+      call.refuses({"sum", "dimension " + std::to_string(i)});
     }
   }
   SECTION("channels of o") {
@@ -319,7 +311,7 @@ TEST_CASE("merge refuses states that do not fit each other", "[attention][errors
   Memory memory;
   const AttentionState<float> into = state_at(memory.outputs.data());
   AttentionState<float> other = state_at(memory.inputs.data());
-  const auto refuses = [&](std::initializer_list<const char*> words) {
+  const auto refuses = [&](std::initializer_list<std::string_view> words) {
     memory.refused(words, [&] { ssmax::merge<float>(into, other); });
   };
   SECTION("channels") {
@@ -361,7 +353,7 @@ TEST_CASE("finish refuses what does not fit its state", "[attention][errors]") {
   View<float, 4> out{outputs, {2, 4, 5, 6}};
   View<float, 3> lse{outputs + 512, {2, 4, 5}};
   std::vector<float> sinks(4);
-  const auto refuses = [&](std::initializer_list<const char*> words) {
+  const auto refuses = [&](std::initializer_list<std::string_view> words) {
     memory.refused(words, [&] { ssmax::finish<float>(state, out, lse, sinks); });
   };
   SECTION("each extent of out") {
@@ -369,7 +361,7 @@ TEST_CASE("finish refuses what does not fit its state", "[attention][errors]") {
       std::array<index_t, 4> extents{2, 4, 5, 6};
       ++extents[i];
       out = {outputs, extents};
-      refuses({"out has extent", ("dimension " + std::to_string(i)).c_str()});
+      refuses({"out has extent", "dimension " + std::to_string(i)});
     }
   }
   SECTION("each extent of lse") {
@@ -377,7 +369,7 @@ TEST_CASE("finish refuses what does not fit its state", "[attention][errors]") {
       std::array<index_t, 3> extents{2, 4, 5};
       --extents[i];
       lse = {outputs + 512, extents};
-      refuses({"lse has extent", ("dimension " + std::to_string(i)).c_str()});
+      refuses({"lse has extent", "dimension " + std::to_string(i)});
     }
   }
   SECTION("null out") {

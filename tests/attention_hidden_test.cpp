@@ -19,7 +19,6 @@ using attention_problem::nan;
 using attention_problem::Output;
 using attention_problem::Problem;
 using attention_problem::run;
-using attention_problem::same_bits;
 using attention_problem::Shape;
 using ssmax::Causal;
 using ssmax::index_t;

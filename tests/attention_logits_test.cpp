@@ -25,7 +25,6 @@ using attention_problem::Problem;
 using attention_problem::Real;
 using attention_problem::Rules;
 using attention_problem::run;
-using attention_problem::same_bits;
 using attention_problem::Shape;
 using ssmax::Causal;
 using ssmax::Constant;

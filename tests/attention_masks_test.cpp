@@ -8,11 +8,13 @@
 
 #include "attention_problem.hpp"
 #include "catch.hpp"
+#include "own_policies.hpp"
 
 namespace attention_masks_test {
 
 using attention_problem::check_mask;
 using attention_problem::Shape;
+using own_policies::Careless;
 using ssmax::Causal;
 using ssmax::Full;
 using ssmax::index_t;
@@ -100,14 +102,6 @@ TEST_CASE("ragged rows and a window show what both show", "[attention][masks]") 
     });
   }
 }
-
-/// Another range for every batch entry, head and query, given carelessly.
-struct Careless {
-  KeyRange keys(const Query& query) const {
-    const index_t number = query.batch * 7 + query.head * 5 + query.index * 13;
-    return {number % 40 - 10, number % 11 == 0 ? -20 : number * 3};
-  }
-};
 
 TEST_CASE("a range of one's own may reach beyond the keys, and end before it begins", "[attention][masks]") {
   for (const Shape& shape : shapes) {

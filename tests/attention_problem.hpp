@@ -4,7 +4,6 @@
 #include <array>
 #include <cmath>
 #include <concepts>
-#include <cstring>
 #include <functional>
 #include <limits>
 #include <span>
@@ -14,6 +13,7 @@
 
 #include "catch.hpp"
 #include "reference.hpp"
+#include "same_bits.hpp"
 #include "target_scope.hpp"
 
 namespace attention_problem {
@@ -37,16 +37,6 @@ constexpr T infinity = std::numeric_limits<T>::infinity();
 /// Half an ulp of one.
 template <class T>
 constexpr Real rounding = std::numeric_limits<T>::epsilon() / Real(2);
-
-template <class T>
-bool same_bits(T a, T b) {
-  return std::memcmp(&a, &b, sizeof(T)) == 0;
-}
-
-template <class T>
-bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
-  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
-}
 
 // ---- Problem and result --------------------------------------------------------------------------------------
 
@@ -256,6 +246,7 @@ inline constexpr auto all_keys = [](const Query& query) { return KeyRange{0, que
 inline constexpr auto keys_before = [](const Query& query) {
   return KeyRange{0, std::max<index_t>(0, query.shape.keys - (query.shape.queries - 1 - query.index))};
 };
+inline constexpr auto before = [](const Query& query, index_t key) { return key <= query.position(); };
 inline constexpr auto one = [](index_t, index_t, index_t) { return Real(1); };
 
 // ---- How far off a result may be -----------------------------------------------------------------------------

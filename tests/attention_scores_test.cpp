@@ -325,8 +325,8 @@ TEST_CASE("a score's NaN and +inf spoil the rows that see the key, and no other"
           const auto at = static_cast<std::size_t>(i), of_row = static_cast<std::size_t>(row);
           const bool sees = row % shape.queries >= shape.queries - 2;
           const bool right = sees ? std::isnan(spoiled.out[at]) && std::isnan(spoiled.lse[of_row])
-                                  : attention_problem::same_bits(spoiled.out[at], clean.out[at]) &&
-                                        attention_problem::same_bits(spoiled.lse[of_row], clean.lse[of_row]);
+                                  : same_bits(spoiled.out[at], clean.out[at]) &&
+                                        same_bits(spoiled.lse[of_row], clean.lse[of_row]);
           wrong += right ? 0 : 1;
         }
         CHECK(wrong == 0);

@@ -26,7 +26,6 @@ using attention_problem::Real;
 using attention_problem::rounding;
 using attention_problem::Rules;
 using attention_problem::run;
-using attention_problem::same_bits;
 using attention_problem::Shape;
 using ssmax::AttentionState;
 using ssmax::Causal;

@@ -89,8 +89,8 @@ void check_widened() {
       const Output<float> expected = run(wide, SSMax<float>{}, Causal{});
       std::vector<T> rounded;
       for (const float value : expected.out) rounded.push_back(T(value));
-      CHECK(attention_problem::same_bits(output.out, rounded));
-      CHECK(attention_problem::same_bits(output.lse, expected.lse));
+      CHECK(same_bits(output.out, rounded));
+      CHECK(same_bits(output.lse, expected.lse));
     });
   }
 }

@@ -31,14 +31,6 @@ constexpr std::array<Shape, 5> shapes{{
     {1, 1, 1, 20, 5000, 16, 8},
 }};
 
-/// How often a call allocates.
-template <class F>
-long allocations(const F& call) {
-  const long before = allocation_count();
-  call();
-  return allocation_count() - before;
-}
-
 /// A call with everything that it writes to, made beforehand.
 template <class T>
 struct Call {
@@ -213,7 +205,7 @@ TEST_CASE("a part of very many keys takes the memory of the part", "[attention][
   for (const index_t keys : {index_t{1} << 20, index_t{1} << 60}) {
     const auto result = call(keys / 2, keys);
     CHECK(result.first == expected.first);
-    CHECK(attention_problem::same_bits(result.second, expected.second));
+    CHECK(same_bits(result.second, expected.second));
   }
 }
 

@@ -2,7 +2,6 @@
 // that a scaling learns as well.
 
 #include <array>
-#include <cstring>
 #include <limits>
 #include <span>
 #include <ssmax/softmax.hpp>
@@ -13,6 +12,7 @@
 #include "allocation_count.hpp"
 #include "catch.hpp"
 #include "reference.hpp"
+#include "same_bits.hpp"
 #include "target_scope.hpp"
 #include "test_executors.hpp"
 
@@ -46,11 +46,6 @@ struct Result {
         ds(static_cast<std::size_t>(s.heads)),
         db(ds) {}
 };
-
-template <class T>
-bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
-  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
-}
 
 template <class T, class M, class E>
 Result<T> run(const Shape& shape, const std::vector<T>& logits, const M& mask, E&& executor) {
@@ -187,11 +182,6 @@ TEST_CASE("rows that threads share allocate for what is learnt alone", "[softmax
   const View<const float, 2> in(y.data(), {2000, 64});
   const View<float, 2> to(dz.data(), {2000, 64});
   const ssmax::SSMax<float> scaling{0.5f};
-  const auto allocations = [](const auto& call) {
-    const long before = allocation_count();
-    call();
-    return allocation_count() - before;
-  };
   CHECK(allocations([&] { ssmax::softmax(in, to, scaling, ssmax::Full{}, pool); }) == 0);
   const ssmax::RowsBackward<float, 2> rows{.out = in, .dout = in, .logits = in, .dlogits = to};
   CHECK(allocations([&] { ssmax::softmax_backward(rows, scaling, ssmax::Full{}, pool); }) == 0);
