@@ -1,0 +1,266 @@
+// What decode makes of scalings, multipliers, ropes, masks, scores, sinks and matrices: n and positions come from the
+// cache, each sequence has its own.
+
+#include <cmath>
+#include <limits>
+#include <ssmax/ssmax.hpp>
+#include <string>
+#include <vector>
+
+#include "catch.hpp"
+#include "decode_problem.hpp"
+#include "reference.hpp"
+#include "target_scope.hpp"
+
+namespace decode_policies_test {
+
+using decode_problem::check;
+using decode_problem::Data;
+using decode_problem::Expected;
+using decode_problem::few_and_many;
+using decode_problem::filled;
+using decode_problem::largest_error;
+using decode_problem::loops;
+using decode_problem::name_of;
+using decode_problem::Output;
+using decode_problem::Plan;
+using decode_problem::Rule;
+using decode_problem::run;
+using decode_problem::Shape;
+using reference::Real;
+using ssmax::Causal;
+using ssmax::decode;
+using ssmax::Identity;
+using ssmax::index_t;
+using ssmax::KeyLengths;
+using ssmax::KvCache;
+using ssmax::LogN;
+using ssmax::Query;
+using ssmax::Rope;
+using ssmax::SlidingWindow;
+using ssmax::Softmax;
+using ssmax::SSMax;
+using ssmax::View;
+
+// ---- n and positions come from the cache ------------------------------------------------------------------
+
+/// Distance of an output from what other policies would give.
+template <class T>
+Real distance(const Output<T>& output, const Data<T>& data, const Plan& plan) {
+  return largest_error(output.out, loops<Real>(data, plan).out);
+}
+
+template <class T>
+void check_scalings() {
+  const std::vector<T> s{T(0.43), T(1), T(-0.2), T(0), T(0.7), T(1.3)};
+  const std::vector<T> b{T(0.1), T(0), T(-0.5), T(0.7), T(1), T(-0.1)};
+  const auto ln = [](index_t n) { return std::log(static_cast<Real>(n)); };
+  const auto ssmax_of = [&](index_t head, Real size) {
+    return Real(s[static_cast<std::size_t>(head)]) * size + Real(b[static_cast<std::size_t>(head)]);
+  };
+  for (const Shape& shape : few_and_many) {
+    const Data<T> data(shape);
+    const KvCache<T> cache = filled<T>(data, nullptr, 1000);
+    const Plan log_n{.multiplier = [&](index_t, index_t, index_t n) { return ln(n); }};
+    const Plan with_s{.multiplier = [&](index_t h, index_t, index_t n) { return ssmax_of(h, ln(n)); }};
+    const auto of_row = [](const ssmax::Row& row) {
+      return 0.5 + 0.25 * static_cast<double>(row.head) + 0.001 * static_cast<double>(row.position) -
+             0.002 * static_cast<double>(row.n);
+    };
+    const Plan position{.multiplier = [&](index_t head, index_t p, index_t n) {
+      return static_cast<Real>(of_row({head, p, n}));
+    }};
+    check(data, cache, Expected<T>(data, log_n), LogN{}, Causal{}, Identity{});
+    check(data, cache, Expected<T>(data, with_s), SSMax<T>{s, b}, Causal{}, Identity{});
+    check(data, cache, Expected<T>(data, position), of_row, Causal{}, Identity{});
+
+    // Not the call's queries, not the cache's capacity, not the longest sequence.
+    const Output<T> output = run(data, cache, SSMax<T>{s, b});
+    for (const index_t wrong : {shape.queries, index_t{1000}, index_t{300}}) {
+      const Plan plan{.multiplier = [&](index_t h, index_t, index_t) { return ssmax_of(h, ln(wrong)); }};
+      CHECK(distance(output, data, plan) > 0.01L);
+    }
+    CHECK(distance(output, data, with_s) < 1e-5L);
+  }
+}
+
+TEST_CASE("n and the position that a scaling sees are those of the sequence", "[decode]") {
+  SECTION("float") { check_scalings<float>(); }
+  SECTION("double") { check_scalings<double>(); }
+}
+
+template <class T>
+void check_multipliers() {
+  for (const Shape& shape : {Shape{3, 1, 2, 16, 9, {2300, 2}}, Shape{3, 1, 7, 16, 9, {2300, 7}}}) {
+    for (const double deviation : {1.0, 4.0, 40.0}) {
+      const Data<T> data(shape, deviation);
+      const KvCache<T> cache = filled<T>(data);
+      for (const double c : {1e3, -0.5, 0.0}) {
+        const Plan plan{.multiplier = [&](index_t, index_t, index_t) { return static_cast<Real>(c); }};
+        check(data, cache, Expected<T>(data, plan), ssmax::Constant{c}, Causal{}, Identity{});
+      }
+    }
+  }
+}
+
+TEST_CASE("multipliers may be large, negative or zero, and so may logits", "[decode][slow]") {
+  SECTION("float") { check_multipliers<float>(); }
+  SECTION("double") { check_multipliers<double>(); }
+}
+
+template <class T>
+void check_ropes() {
+  const Shape long_ones{2, 1, 1, 32, 8, {1030, 1}};
+  for (const ssmax::RopeOptions& turn :
+       {ssmax::RopeOptions{.width = 16},
+        ssmax::RopeOptions{.width = 10, .pairing = ssmax::Pairing::interleaved}}) {
+    const Rope<T> rope(turn, 1030);
+    for (const Shape& shape : {few_and_many[0], few_and_many[1], long_ones}) {
+      const Data<T> data(shape);
+      check(data, filled<T>(data, &rope), Expected<T>(data, {.rope = &turn}), Softmax{}, Causal{}, Identity{},
+            {.rope = &rope});
+    }
+  }
+}
+
+TEST_CASE("queries are rotated to their positions in each sequence", "[decode]") {
+  SECTION("float") { check_ropes<float>(); }
+  SECTION("double") { check_ropes<double>(); }
+}
+
+// ---- Masks, scores, sinks ---------------------------------------------------------------------------------
+
+TEST_CASE("masks show keys of each sequence", "[decode]") {
+  const std::vector<index_t> some{4, 1, 30}, more{310, 0, 36};
+  const auto at = [](const std::vector<index_t>& values, const Query& query) {
+    return values[static_cast<std::size_t>(query.batch)];
+  };
+  const auto log_n = [](index_t, index_t, index_t n) {
+    return n == 0 ? Real(1) : std::log(static_cast<Real>(n));
+  };
+  const auto check_mask = [&](const auto& mask, const auto& visible) {
+    for (const Shape& shape : few_and_many) {
+      const Data<float> data(shape);
+      check(data, filled<float>(data), Expected<float>(data, {.visible = visible, .multiplier = log_n}),
+            LogN{}, mask, Identity{});
+    }
+  };
+  SECTION("Full") {
+    check_mask(ssmax::Full{}, [](const Query&, index_t) { return true; });
+  }
+  SECTION("SlidingWindow") {
+    check_mask(SlidingWindow{50, 1}, [](const Query& query, index_t key) {
+      return key >= query.position() - 50 && key <= query.position() + 1;
+    });
+    check_mask(SlidingWindow{0}, [](const Query& query, index_t key) { return key == query.position(); });
+  }
+  SECTION("PrefixLM") {
+    check_mask(ssmax::PrefixLM{more}, [&](const Query& query, index_t key) {
+      return key <= query.position() || key < at(more, query);
+    });
+  }
+  SECTION("KeyLengths") {
+    check_mask(KeyLengths{some}, [&](const Query& query, index_t key) { return key < at(some, query); });
+    check_mask(KeyLengths{more} & Causal{}, [&](const Query& query, index_t key) {
+      return key < at(more, query) && key <= query.position();
+    });
+  }
+  SECTION("Where, with queries that see nothing") {
+    const auto pick = [](const Query& query, index_t key) {
+      return query.head != 4 && (key % 3 == 1 || key == query.position() || key > 290);
+    };
+    check_mask(Causal{} & ssmax::Where(pick),
+               [&](const Query& query, index_t key) { return key <= query.position() && pick(query, key); });
+  }
+}
+
+// Positions restart with every document, and what a rotation does depends on differences of positions alone.
+TEST_CASE("a document's queries are rotated as its keys in the cache were", "[decode]") {
+  const ssmax::RopeOptions turn{.width = 16};
+  const Rope<float> rope(turn, 100);
+  for (const index_t queries : {2, 7}) {
+    const Data<float> data({6, 2, queries, 16, 9, {100, 100}});
+    const std::vector<index_t> ends_of_queries{0, 0, queries}, ends_of_keys{0, 60, 100};
+    const auto visible = [](const Query& query, index_t key) { return key >= 60 && key <= query.position(); };
+    const ssmax::Documents documents(ends_of_queries, ends_of_keys, true);
+    check(data, filled<float>(data), Expected<float>(data, {.visible = visible}), Softmax{}, documents,
+          Identity{});
+    check(data, filled<float>(data, &rope), Expected<float>(data, {.visible = visible, .rope = &turn}),
+          Softmax{}, documents, Identity{}, {.rope = &rope});
+  }
+}
+
+TEST_CASE("scores know positions of each sequence", "[decode]") {
+  const std::vector<double> slopes = ssmax::Alibi::slopes(6);
+  const auto alibi = [&](Real z, index_t head, index_t distance) {
+    return z + Real(slopes[static_cast<std::size_t>(head)]) * static_cast<Real>(distance);
+  };
+  const auto cap = [](Real z, index_t, index_t) { return Real(2) * std::tanh(z / 2); };
+  const auto log_n = [](index_t, index_t, index_t n) { return std::log(static_cast<Real>(n)); };
+  for (const Shape& shape : few_and_many) {
+    const Data<float> data(shape, 2);
+    const KvCache<float> cache = filled<float>(data);
+    check(data, cache, Expected<float>(data, {.multiplier = log_n, .score = alibi}), LogN{}, Causal{},
+          ssmax::Alibi{slopes});
+    check(data, cache, Expected<float>(data, {.multiplier = log_n, .score = cap}), LogN{}, Causal{},
+          ssmax::Softcap{2});
+    check(data, cache,
+          Expected<float>(
+              data, {.multiplier = log_n,
+                     .score = [&](Real z, index_t h,
+                                  index_t distance) { return alibi(cap(z, h, distance), h, distance); }}),
+          LogN{}, Causal{}, ssmax::Softcap{2} | ssmax::Alibi{slopes});
+  }
+}
+
+TEST_CASE("sinks and the scale", "[decode]") {
+  const std::vector<float> of_many{0.5F, -3, 8, 0, -std::numeric_limits<float>::infinity(), 2};
+  for (const Shape& shape : few_and_many) {
+    const std::vector<float> sinks(of_many.begin(), of_many.begin() + shape.heads);
+    const Data<float> data(shape);
+    const auto nothing_for_some = [](const Query& query, index_t key) {
+      return key <= query.position() && query.head != 2;
+    };
+    const Plan plan{.visible = nothing_for_some, .sinks = {sinks.begin(), sinks.end()}, .scale = 0.7L};
+    for_each_target([&](const std::string& target) {
+      Rule rule;
+      rule.take(run(data, filled<float>(data), Softmax{}, Causal{} & ssmax::Where(nothing_for_some),
+                    Identity{}, {.scale = 0.7, .sinks = sinks}),
+                Expected<float>(data, plan), name_of(shape));
+      rule.check(target);
+    });
+  }
+}
+
+TEST_CASE("masks and biases that are matrices, where all sequences are of one length", "[decode]") {
+  const Shape shape{4, 2, 3, 8, 5, {70, 70}};
+  const Data<float> data(shape);
+  const KvCache<float> cache = filled<float>(data);
+  const std::vector<float> bias = reference::normals<float>(2 * 4 * 3 * 70, 3);
+  const View<const float, 4> values(bias.data(), {2, 4, 3, 70});
+  std::vector<float> additive = bias;
+  for (std::size_t i = 0; i < additive.size(); i += 3) additive[i] = -std::numeric_limits<float>::infinity();
+  const View<const float, 4> holes(additive.data(), {2, 4, 3, 70});
+  const auto visible = [&](const Query& query, index_t key) {
+    return key <= query.position() && std::isfinite(holes(query.batch, query.head, query.index, key));
+  };
+  check(data, cache, Expected<float>(data, {.visible = visible}), Softmax{}, Causal{} & ssmax::Finite(holes),
+        Identity{});
+  // A bias that depends on head and distance alone, so that the reference can say it too.
+  std::vector<float> by_distance(4 * 3 * 70);
+  const View<float, 4> relative(by_distance.data(), {2, 4, 3, 70}, {0, 3 * 70, 70, 1});
+  for (index_t head = 0; head < 4; ++head) {
+    for (index_t query = 0; query < 3; ++query) {
+      for (index_t key = 0; key < 70; ++key) {
+        relative(0, head, query, key) = static_cast<float>((key - (67 + query) + head) % 5) / 4;
+      }
+    }
+  }
+  const auto score = [](Real z, index_t head, index_t distance) {
+    return z + static_cast<Real>((distance + head) % 5) / 4;
+  };
+  check(data, cache, Expected<float>(data, {.score = score}), Softmax{}, Causal{},
+        ssmax::Bias<float>(View<const float, 4>(relative)));
+}
+
+}  // namespace decode_policies_test
