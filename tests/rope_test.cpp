@@ -1,21 +1,19 @@
-// The rotary embedding against the long double reference, on every target: pairings, widths, strides,
-// positions, scalings of the frequencies, the transpose, and what it refuses.
+// The rotary embedding against the long double reference, on every target: pairings, widths, strides, positions, and
+// the transpose.
 
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
-#include <initializer_list>
 #include <limits>
-#include <numbers>
 #include <span>
 #include <ssmax/ssmax.hpp>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "catch.hpp"
 #include "reference.hpp"
+#include "rope_turns.hpp"
+#include "same_bits.hpp"
 #include "target_scope.hpp"
 
 namespace rope_test {
@@ -23,11 +21,12 @@ namespace rope_test {
 using reference::Pairs;
 using reference::Real;
 using reference::worse;
+using rope_turns::channels_of;
+using rope_turns::Turns;
 using ssmax::index_t;
 using ssmax::Pairing;
 using ssmax::Rope;
 using ssmax::RopeOptions;
-using ssmax::RopeScaling;
 using ssmax::View;
 
 constexpr std::array<index_t, 6> widths{2, 6, 10, 32, 64, 66};
@@ -39,13 +38,6 @@ constexpr Real rounding = std::numeric_limits<T>::epsilon() / Real(2);
 
 Pairs pairs_of(Pairing pairing) {
   return pairing == Pairing::half_split ? Pairs::half_split : Pairs::interleaved;
-}
-
-/// The two channels of pair i.
-std::array<std::size_t, 2> channels_of(Pairing pairing, index_t width, index_t i) {
-  const bool neighbours = pairing == Pairing::interleaved;
-  return {static_cast<std::size_t>(neighbours ? 2 * i : i),
-          static_cast<std::size_t>(neighbours ? 2 * i + 1 : i + width / 2)};
 }
 
 /// [batch, position, head, channel] in memory, seen as [batch, head, position, channel], with gaps after
@@ -96,11 +88,6 @@ struct Heads {
   std::vector<T> storage;
 };
 
-template <class T>
-bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
-}
-
 /// The largest error in units of what a rotation may cost: a rounding of each factor, product and sum, and in
 /// double those of the angle: omega, its exponent (times ln omega), and the product with the position.
 template <class T>
@@ -143,8 +130,7 @@ void for_each_shape(Visit visit) {
   }
 }
 
-// ---- Against the reference
-// ---------------------------------------------------------------------------------------
+// ---- Against the reference --------------------------------------------------------------------------------
 
 template <class T>
 void check_rotations() {
@@ -239,29 +225,7 @@ TEST_CASE("no rows are rotated without complaint", "[rope]") {
                                    rope, std::span<const index_t>{}));
 }
 
-// ---- Far positions
-// -----------------------------------------------------------------------------------------------
-
-/// cos and sin of every pair at a position: what (1, 0) turns to. The kernels add only a product by one and a
-/// difference with zero, so this is what the tables hold.
-template <class T>
-struct Turns {
-  std::vector<T> cosine, sine;
-
-  Turns(const Rope<T>& rope, index_t position) {
-    const index_t width = rope.width();
-    const Pairing pairing = rope.options().pairing;
-    std::vector<T> row(static_cast<std::size_t>(width), T{0});
-    for (index_t i = 0; i < width / 2; ++i) row[channels_of(pairing, width, i)[0]] = T{1};
-    const View<T, 2> view(row.data(), {1, width});
-    ssmax::rope<T>(view, view, rope, position);
-    for (index_t i = 0; i < width / 2; ++i) {
-      const auto [a, b] = channels_of(pairing, width, i);
-      cosine.push_back(row[a]);
-      sine.push_back(row[b]);
-    }
-  }
-};
+// ---- Far positions ----------------------------------------------------------------------------------------
 
 /// The largest absolute error of cos and sin around a position.
 template <class T>
@@ -295,8 +259,7 @@ TEST_CASE("angles stay accurate at position 10^6", "[rope]") {
   });
 }
 
-// ---- What a rotation is
-// ------------------------------------------------------------------------------------------
+// ---- What a rotation is -----------------------------------------------------------------------------------
 
 template <class T>
 Real inner(const std::vector<T>& x, const std::vector<T>& y) {
@@ -365,225 +328,6 @@ TEST_CASE("a product of query and key depends on their distance alone", "[rope]"
     CHECK(across_positions <= 1e-10L);  // 64 products of size one at angles of 10^4, which round at 2e-12
     CHECK(across_distances >= 1e-3L);
   });
-}
-
-// ---- Scalings
-// ----------------------------------------------------------------------------------------------------
-
-/// omega of every pair, read off the angle at position 1 (omega is at most 1).
-std::vector<double> frequencies_of(const RopeOptions& options) {
-  const Turns<double> turns(Rope<double>(options, 2), 1);
-  std::vector<double> frequencies;
-  for (std::size_t i = 0; i < turns.sine.size(); ++i) {
-    frequencies.push_back(std::atan2(turns.sine[i], turns.cosine[i]));
-  }
-  return frequencies;
-}
-
-double worst_ratio(const std::vector<double>& values, const std::vector<double>& expected) {
-  double worst = values.size() == expected.size() ? 0 : std::numeric_limits<double>::infinity();
-  for (std::size_t i = 0; i < std::min(values.size(), expected.size()); ++i) {
-    worst = std::max(worst, std::abs(values[i] / expected[i] - 1));
-  }
-  return worst;
-}
-
-std::vector<double> unscaled(index_t width, double theta) {
-  std::vector<double> frequencies;
-  for (const Real omega : reference::rope_frequencies(width, static_cast<Real>(theta))) {
-    frequencies.push_back(static_cast<double>(omega));
-  }
-  return frequencies;
-}
-
-constexpr double close = 2e-15;
-
-TEST_CASE("frequencies without a scaling", "[rope]") {
-  for (const double theta : {10'000.0, 500'000.0, 1.5}) {
-    CHECK(worst_ratio(frequencies_of({.width = 64, .theta = theta}), unscaled(64, theta)) <= close);
-  }
-}
-
-TEST_CASE("linear scaling stretches positions", "[rope]") {
-  std::vector<double> expected = unscaled(64, 10'000);
-  for (double& omega : expected) omega /= 3;
-  CHECK(worst_ratio(frequencies_of({.width = 64, .scaling = RopeScaling::linear(3)}), expected) <= close);
-
-  // Division by a power of two is exact: position 4p is p to the bit.
-  const Rope<float> stretched({.width = 64, .scaling = RopeScaling::linear(4)}, 401),
-      plain({.width = 64}, 101);
-  bool same = true;
-  for (index_t p = 0; p <= 100; ++p) {
-    const Turns<float> a(stretched, 4 * p), b(plain, p);
-    same = same && same_bits(a.cosine, b.cosine) && same_bits(a.sine, b.sine);
-  }
-  CHECK(same);
-}
-
-TEST_CASE("NTK scaling keeps the fastest pair and divides the slowest by the factor", "[rope]") {
-  const std::vector<double> plain = unscaled(64, 10'000);
-  const std::vector<double> scaled = frequencies_of({.width = 64, .scaling = RopeScaling::ntk(8)});
-  CHECK(scaled.front() == 1);
-  CHECK(std::abs(scaled.back() * 8 / plain.back() - 1) <= 4 * close);
-  const double theta = 10'000 * std::pow(8.0, 64.0 / 62.0);
-  CHECK(worst_ratio(scaled, unscaled(64, theta)) <= 4 * close);
-}
-
-TEST_CASE("YaRN keeps fast pairs, divides slow ones and goes in a line between", "[rope]") {
-  struct Case {
-    index_t width;
-    double theta, factor, length, low, high;
-  };
-  for (const Case& c : {Case{128, 10'000, 16, 4096, 1, 32}, Case{64, 1'000'000, 4, 32'768, 1, 32},
-                        Case{64, 10'000, 40, 4096, 2, 8}}) {
-    const std::vector<double> plain = unscaled(c.width, c.theta);
-    const std::vector<double> scaled =
-        frequencies_of({.width = c.width,
-                        .theta = c.theta,
-                        .scaling = RopeScaling::yarn(c.factor, c.length, c.low, c.high)});
-    // The pair that makes a number of turns in the original length solves L / (2 pi turns) =
-    // theta^(2i/width).
-    const auto pair = [&](double turns) {
-      return static_cast<double>(c.width) / 2 * std::log(c.length / (2 * std::numbers::pi * turns)) /
-             std::log(c.theta);
-    };
-    const double first = std::floor(pair(c.high)), last = std::ceil(pair(c.low));
-    int kept = 0, divided = 0, between = 0;
-    double worst_limit = 0, worst_between = 0;
-    for (std::size_t i = 0; i < plain.size(); ++i) {
-      const double wavelength = 2 * std::numbers::pi / plain[i];
-      const double share = (static_cast<double>(i) - first) / (last - first);
-      if (wavelength < c.length / c.high) {
-        ++kept;
-        worst_limit = std::max(worst_limit, std::abs(scaled[i] / plain[i] - 1));
-      } else if (wavelength > c.length / c.low) {
-        ++divided;
-        worst_limit = std::max(worst_limit, std::abs(scaled[i] * c.factor / plain[i] - 1));
-      } else {
-        ++between;
-        const double expected = plain[i] * (1 - share) + plain[i] / c.factor * share;
-        worst_between = std::max(worst_between, std::abs(scaled[i] / expected - 1));
-      }
-    }
-    CHECK((kept > 2 && divided > 2 && between > 2));
-    CHECK(worst_limit <= 2 * close);
-    CHECK(worst_between <= 4 * close);
-  }
-  CHECK(worst_ratio(frequencies_of({.width = 64, .scaling = RopeScaling::yarn(16, 4096)}),
-                    frequencies_of({.width = 64, .scaling = RopeScaling::yarn(16, 4096, 1, 32)})) == 0);
-}
-
-TEST_CASE("Llama 3 keeps short wavelengths, divides long ones and blends between", "[rope]") {
-  const double factor = 8, length = 8192, low = 1, high = 4;
-  const std::vector<double> plain = unscaled(128, 500'000);
-  const std::vector<double> scaled = frequencies_of(
-      {.width = 128, .theta = 500'000, .scaling = RopeScaling::llama3(factor, length, low, high)});
-  int kept = 0, divided = 0, between = 0;
-  double worst = 0;
-  for (std::size_t i = 0; i < plain.size(); ++i) {
-    const double wavelength = 2 * std::numbers::pi / plain[i];
-    double expected = plain[i];
-    if (wavelength > length / low) {
-      ++divided;
-      expected = plain[i] / factor;
-    } else if (wavelength >= length / high) {
-      ++between;
-      const double smooth = (length / wavelength - low) / (high - low);
-      expected = (1 - smooth) * plain[i] / factor + smooth * plain[i];
-    } else {
-      ++kept;
-    }
-    worst = std::max(worst, std::abs(scaled[i] / expected - 1));
-  }
-  CHECK((kept > 2 && divided > 2 && between > 2));
-  CHECK(worst <= 8 * close);
-  CHECK(worst_ratio(frequencies_of({.width = 64, .scaling = RopeScaling::llama3(8, 8192)}),
-                    frequencies_of({.width = 64, .scaling = RopeScaling::llama3(8, 8192, 1, 4)})) == 0);
-}
-
-// ---- Errors
-// ------------------------------------------------------------------------------------------------------
-
-/// The message of the std::invalid_argument, which must hold all the words.
-template <class Call>
-void check_refused(Call call, std::initializer_list<const char*> words) {
-  std::string message = "(nothing was thrown)";
-  try {
-    call();
-  } catch (const std::invalid_argument& error) {
-    message = error.what();
-  }
-  for (const char* word : words) {
-    INFO('"' << message << "\" should mention " << word);
-    CHECK(message.find(word) != std::string::npos);
-  }
-}
-
-TEST_CASE("options that make no rotation are refused", "[rope]") {
-  const auto refused = [](const RopeOptions& options, index_t positions,
-                          std::initializer_list<const char*> words) {
-    check_refused([&] { Rope<float>(options, positions); }, words);
-  };
-  constexpr double nan = std::numeric_limits<double>::quiet_NaN(),
-                   inf = std::numeric_limits<double>::infinity();
-  refused({.width = 65}, 4, {"width", "65", "even"});
-  refused({.width = 0}, 4, {"width", "0"});
-  refused({.width = 8}, 0, {"positions", "0"});
-  refused({.width = 8, .first_position = -3}, 4, {"first_position", "-3"});
-  for (const double theta : {1.0, inf, nan}) refused({.width = 8, .theta = theta}, 4, {"theta"});
-  for (const double factor : {0.0, -2.0, inf, nan}) {
-    refused({.width = 8, .scaling = RopeScaling::linear(factor)}, 4, {"factor"});
-  }
-  refused({.width = 2, .scaling = RopeScaling::ntk(2)}, 4, {"ntk", "width"});
-  refused({.width = 8, .scaling = RopeScaling::yarn(2, 0)}, 4, {"original_positions"});
-  refused({.width = 8, .scaling = RopeScaling::yarn(2, 4096, 32, 1)}, 4, {"low", "high"});
-  refused({.width = 8, .scaling = RopeScaling::llama3(2, -1)}, 4, {"original_positions"});
-  refused({.width = 8, .scaling = RopeScaling::llama3(2, 4096, 0, 4)}, 4, {"low", "high"});
-}
-
-TEST_CASE("calls outside of the tables or with views that do not fit write nothing", "[rope]") {
-  constexpr float sentinel = -1234;
-  const Rope<float> rope({.width = 8, .first_position = 5}, 10);  // positions 5 to 14
-  const std::vector<float> in(256, 1.f);
-  std::vector<float> storage(256, sentinel);
-  const auto extents = std::array<index_t, 2>{4, 10};
-  const View<const float, 2> x(in.data(), extents);
-  const View<float, 2> y(storage.data(), extents);
-  const auto refused = [&](View<const float, 2> from, View<float, 2> to, auto positions,
-                           std::initializer_list<const char*> words) {
-    check_refused([&] { ssmax::rope<float>(from, to, rope, positions); }, words);
-    check_refused([&] { ssmax::rope_backward<float>(from, to, rope, positions); }, words);
-  };
-  constexpr index_t furthest = std::numeric_limits<index_t>::max();
-  const std::string furthest_name = std::to_string(furthest);
-  SECTION("start") {
-    refused(x, y, index_t{12}, {"15", "14"});
-    refused(x, y, index_t{4}, {"4", "5"});
-    refused(x, y, index_t{-1}, {"-1", "5"});
-    refused(x, y, furthest - 1, {"position", "14"});
-  }
-  SECTION("positions: the last one is wrong") {
-    const std::vector<index_t> past{5, 6, 7, 15}, negative{5, 6, 7, -1}, far{5, 6, 7, furthest};
-    const std::vector<index_t> few{5, 6, 7}, many{5, 6, 7, 8, 9};
-    refused(x, y, std::span<const index_t>(past), {"positions", "15", "14"});
-    refused(x, y, std::span<const index_t>(negative), {"positions", "-1", "5"});
-    refused(x, y, std::span<const index_t>(far), {"positions", furthest_name.c_str(), "14"});
-    refused(x, y, std::span<const index_t>(few), {"positions", "3", "4"});
-    refused(x, y, std::span<const index_t>(many), {"positions", "5", "4"});
-  }
-  SECTION("views") {
-    refused({in.data(), {4, 7}}, {storage.data(), {4, 7}}, index_t{5}, {"channels", "7", "8"});
-    refused(x, {storage.data(), {4, 9}}, index_t{5}, {"out", "9", "10"});
-    refused(x, {storage.data(), {5, 10}}, index_t{5}, {"out", "5", "4"});
-    refused({nullptr, extents}, y, index_t{5}, {"in", "null"});
-    refused(x, {nullptr, extents}, index_t{5}, {"out", "null"});
-    refused({in.data(), extents, {20, 2}}, y, index_t{5}, {"in", "stride", "2"});
-    refused(x, {storage.data(), extents, {20, 2}}, index_t{5}, {"out", "stride", "2"});
-    refused(x, {storage.data(), extents, {9, 1}}, index_t{5}, {"out", "stride", "9"});
-    refused({storage.data() + 1, extents}, y, index_t{5}, {"out", "overlaps"});
-    refused({storage.data(), extents, {12, 1}}, y, index_t{5}, {"out", "overlaps"});
-  }
-  CHECK(std::ranges::all_of(storage, [](float value) { return value == sentinel; }));
 }
 
 }  // namespace rope_test

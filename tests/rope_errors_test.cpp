@@ -1,0 +1,91 @@
+// What a rope and its calls refuse: std::invalid_argument that names the argument, and nothing written.
+
+#include <algorithm>
+#include <array>
+#include <initializer_list>
+#include <limits>
+#include <span>
+#include <ssmax/ssmax.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "catch.hpp"
+#include "refusal.hpp"
+
+namespace rope_errors_test {
+
+using ssmax::index_t;
+using ssmax::Rope;
+using ssmax::RopeOptions;
+using ssmax::RopeScaling;
+using ssmax::View;
+
+TEST_CASE("options that make no rotation are refused", "[rope]") {
+  const auto refused = [](const RopeOptions& options, index_t positions,
+                          std::initializer_list<std::string_view> words) {
+    check_refused([&] { Rope<float>(options, positions); }, words);
+  };
+  constexpr double nan = std::numeric_limits<double>::quiet_NaN(),
+                   inf = std::numeric_limits<double>::infinity();
+  refused({.width = 65}, 4, {"width", "65", "even"});
+  refused({.width = 0}, 4, {"width", "0"});
+  refused({.width = 8}, 0, {"positions", "0"});
+  refused({.width = 8, .first_position = -3}, 4, {"first_position", "-3"});
+  for (const double theta : {1.0, inf, nan}) refused({.width = 8, .theta = theta}, 4, {"theta"});
+  for (const double factor : {0.0, -2.0, inf, nan}) {
+    refused({.width = 8, .scaling = RopeScaling::linear(factor)}, 4, {"factor"});
+  }
+  refused({.width = 2, .scaling = RopeScaling::ntk(2)}, 4, {"ntk", "width"});
+  refused({.width = 8, .scaling = RopeScaling::yarn(2, 0)}, 4, {"original_positions"});
+  refused({.width = 8, .scaling = RopeScaling::yarn(2, 4096, 32, 1)}, 4, {"low", "high"});
+  refused({.width = 8, .scaling = RopeScaling::llama3(2, -1)}, 4, {"original_positions"});
+  refused({.width = 8, .scaling = RopeScaling::llama3(2, 4096, 0, 4)}, 4, {"low", "high"});
+}
+
+TEST_CASE("calls outside of the tables or with views that do not fit write nothing", "[rope]") {
+  constexpr float sentinel = -1234;
+  const Rope<float> rope({.width = 8, .first_position = 5}, 10);  // positions 5 to 14
+  const std::vector<float> in(256, 1.f);
+  std::vector<float> storage(256, sentinel);
+  const auto extents = std::array<index_t, 2>{4, 10};
+  const View<const float, 2> x(in.data(), extents);
+  const View<float, 2> y(storage.data(), extents);
+  const auto refused = [&](View<const float, 2> from, View<float, 2> to, auto positions,
+                           std::initializer_list<std::string_view> words) {
+    check_refused([&] { ssmax::rope<float>(from, to, rope, positions); }, words);
+    check_refused([&] { ssmax::rope_backward<float>(from, to, rope, positions); }, words);
+  };
+  constexpr index_t furthest = std::numeric_limits<index_t>::max();
+  const std::string furthest_name = std::to_string(furthest);
+  SECTION("start") {
+    refused(x, y, index_t{12}, {"15", "14"});
+    refused(x, y, index_t{4}, {"4", "5"});
+    refused(x, y, index_t{-1}, {"-1", "5"});
+    refused(x, y, furthest - 1, {"position", "14"});
+  }
+  SECTION("positions: the last one is wrong") {
+    const std::vector<index_t> past{5, 6, 7, 15}, negative{5, 6, 7, -1}, far{5, 6, 7, furthest};
+    const std::vector<index_t> few{5, 6, 7}, many{5, 6, 7, 8, 9};
+    refused(x, y, std::span<const index_t>(past), {"positions", "15", "14"});
+    refused(x, y, std::span<const index_t>(negative), {"positions", "-1", "5"});
+    refused(x, y, std::span<const index_t>(far), {"positions", furthest_name, "14"});
+    refused(x, y, std::span<const index_t>(few), {"positions", "3", "4"});
+    refused(x, y, std::span<const index_t>(many), {"positions", "5", "4"});
+  }
+  SECTION("views") {
+    refused({in.data(), {4, 7}}, {storage.data(), {4, 7}}, index_t{5}, {"channels", "7", "8"});
+    refused(x, {storage.data(), {4, 9}}, index_t{5}, {"out", "9", "10"});
+    refused(x, {storage.data(), {5, 10}}, index_t{5}, {"out", "5", "4"});
+    refused({nullptr, extents}, y, index_t{5}, {"in", "null"});
+    refused(x, {nullptr, extents}, index_t{5}, {"out", "null"});
+    refused({in.data(), extents, {20, 2}}, y, index_t{5}, {"in", "stride", "2"});
+    refused(x, {storage.data(), extents, {20, 2}}, index_t{5}, {"out", "stride", "2"});
+    refused(x, {storage.data(), extents, {9, 1}}, index_t{5}, {"out", "stride", "9"});
+    refused({storage.data() + 1, extents}, y, index_t{5}, {"out", "overlaps"});
+    refused({storage.data(), extents, {12, 1}}, y, index_t{5}, {"out", "overlaps"});
+  }
+  CHECK(std::ranges::all_of(storage, [](float value) { return value == sentinel; }));
+}
+
+}  // namespace rope_errors_test

@@ -1,0 +1,43 @@
+// What the tables of a rope hold.
+#pragma once
+
+#include <array>
+#include <ssmax/rope.hpp>
+#include <vector>
+
+namespace rope_turns {
+
+using ssmax::index_t;
+using ssmax::Pairing;
+using ssmax::Rope;
+using ssmax::View;
+
+/// The two channels of pair i.
+inline std::array<std::size_t, 2> channels_of(Pairing pairing, index_t width, index_t i) {
+  const bool neighbours = pairing == Pairing::interleaved;
+  return {static_cast<std::size_t>(neighbours ? 2 * i : i),
+          static_cast<std::size_t>(neighbours ? 2 * i + 1 : i + width / 2)};
+}
+
+/// cos and sin of every pair at a position: what (1, 0) turns to. The kernels add only a product by one and a
+/// difference with zero, so this is what the tables hold.
+template <class T>
+struct Turns {
+  std::vector<T> cosine, sine;
+
+  Turns(const Rope<T>& rope, index_t position) {
+    const index_t width = rope.width();
+    const Pairing pairing = rope.options().pairing;
+    std::vector<T> row(static_cast<std::size_t>(width), T{0});
+    for (index_t i = 0; i < width / 2; ++i) row[channels_of(pairing, width, i)[0]] = T{1};
+    const View<T, 2> view(row.data(), {1, width});
+    ssmax::rope<T>(view, view, rope, position);
+    for (index_t i = 0; i < width / 2; ++i) {
+      const auto [a, b] = channels_of(pairing, width, i);
+      cosine.push_back(row[a]);
+      sine.push_back(row[b]);
+    }
+  }
+};
+
+}  // namespace rope_turns
