@@ -1,61 +1,200 @@
-// What attention_partial, merge and finish refuse, and attention's masks, scores and sinks: std::invalid_argument that names
-// the argument, before anything is written.
+// What attention refuses: std::invalid_argument that names the argument, before anything is written.
 
 #include <algorithm>
 #include <array>
 #include <initializer_list>
-#include <limits>
 #include <ssmax/ssmax.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "catch.hpp"
-#include "refusal.hpp"
+#include "untouched_memory.hpp"
 
 namespace attention_errors_test {
 
 using ssmax::AttentionOptions;
-using ssmax::AttentionState;
+using ssmax::Causal;
 using ssmax::Full;
 using ssmax::Identity;
 using ssmax::index_t;
-using ssmax::Query;
+using ssmax::Lengths;
+using ssmax::Rope;
 using ssmax::Softmax;
+using ssmax::SSMax;
 using ssmax::View;
+using untouched_memory::Memory;
+using untouched_memory::untouched;
 
-constexpr float untouched = -1234.5F;
-
-/// What lies in inputs and outputs is as it was, and the message has all of the words.
-struct Memory {
-  std::vector<float> inputs = std::vector<float>(4096, 1.0F), outputs = std::vector<float>(4096, untouched);
-
-  template <class F>
-  void refused(std::initializer_list<std::string_view> words, const F& call) const {
-    check_refused(call, words);
-    CHECK(std::ranges::all_of(outputs, [](float value) { return value == untouched; }));
-    CHECK(std::ranges::all_of(inputs, [](float value) { return value == 1; }));
-  }
-};
-
-// ---- attention ------------------------------------------------------------------------------------------------
-
-/// A call that fits: 2 batches, 4 heads on 2, 5 queries on 7 keys, width 8 and 6.
+/// A call that fits: 2 batches, 4 heads on 2, 5 queries on 7 keys, width 8 and 6. Tests spoil one thing.
 struct Call : Memory {
   View<const float, 4> q{inputs.data(), {2, 4, 5, 8}}, k{inputs.data() + 512, {2, 2, 7, 8}},
       v{inputs.data() + 1024, {2, 2, 7, 6}};
   View<float, 4> out{outputs.data(), {2, 4, 5, 6}};
   View<float, 3> lse{outputs.data() + 512, {2, 4, 5}};
 
+  template <class S = Softmax, class M = Full, class C = Identity>
+  void run(const S& scaling = {}, const M& mask = {}, const C& score = {},
+           const AttentionOptions<float>& options = {}) const {
+    ssmax::attention<float>({.q = q, .k = k, .v = v, .out = out, .lse = lse}, scaling, mask, score, options);
+  }
   template <class M = Full, class C = Identity>
   void refuses(std::initializer_list<std::string_view> words, const M& mask = {}, const C& score = {},
-               const AttentionOptions<float>& options = {}) {
-    refused(words, [&] {
-      ssmax::attention<float>({.q = q, .k = k, .v = v, .out = out, .lse = lse}, Softmax{}, mask, score,
-                              options);
-    });
+               const AttentionOptions<float>& options = {}) const {
+    refused(words, [&] { run(Softmax{}, mask, score, options); });
+  }
+  template <class S>
+  void refuses_scaling(std::initializer_list<std::string_view> words, const S& scaling) const {
+    refused(words, [&] { run(scaling); });
   }
 };
+
+TEST_CASE("attention names what does not fit and writes nothing", "[attention]") {
+  Call call;
+  SECTION("heads") {
+    call.k = {call.inputs.data(), {2, 3, 7, 8}};
+    call.v = {call.inputs.data(), {2, 3, 7, 6}};
+    call.refuses({"q has heads 4", "multiple", "3"});
+  }
+  SECTION("more kv heads than heads") {
+    call.k = {call.inputs.data(), {2, 8, 7, 8}};
+    call.v = {call.inputs.data(), {2, 8, 7, 6}};
+    call.refuses({"q has heads 4", "8"});
+  }
+  SECTION("batch of k") {
+    call.k = {call.inputs.data(), {1, 2, 7, 8}};
+    call.refuses({"k has extent 1 in dimension 0", "q has 2"});
+  }
+  SECTION("batch of v") {
+    call.v = {call.inputs.data(), {1, 2, 7, 6}};
+    call.refuses({"v has extent 1 in dimension 0", "k has 2"});
+  }
+  SECTION("width of k") {
+    call.k = {call.inputs.data(), {2, 2, 7, 4}};
+    call.refuses({"k has extent 4 in dimension 3", "q has 8"});
+  }
+  SECTION("heads of v") {
+    call.v = {call.inputs.data(), {2, 4, 7, 6}};
+    call.refuses({"v has extent 4 in dimension 1", "k has 2"});
+  }
+  SECTION("keys of v") {
+    call.v = {call.inputs.data(), {2, 2, 6, 6}};
+    call.refuses({"v has extent 6 in dimension 2", "k has 7"});
+  }
+  SECTION("each extent of out") {
+    for (std::size_t i = 0; i < 4; ++i) {
+      std::array<index_t, 4> extents{2, 4, 5, 6};
+      ++extents[i];
+      call.out = {call.outputs.data(), extents};
+      call.refuses({"out has extent", "dimension " + std::to_string(i), std::to_string(extents[i]),
+                    std::to_string(extents[i] - 1)});
+    }
+  }
+  SECTION("each extent of lse") {
+    for (std::size_t i = 0; i < 3; ++i) {
+      std::array<index_t, 3> extents{2, 4, 5};
+      --extents[i];
+      call.lse = {call.outputs.data() + 512, extents};
+      call.refuses({"lse has extent", "dimension " + std::to_string(i), std::to_string(extents[i]),
+                    std::to_string(extents[i] + 1)});
+    }
+  }
+  SECTION("a negative extent") {
+    call.k = {call.inputs.data(), {2, 2, -7, 8}};
+    call.refuses({"k", "-7"});
+  }
+  SECTION("null q") {
+    call.q = {nullptr, {2, 4, 5, 8}};
+    call.refuses({"q is null", "320"});
+  }
+  SECTION("null k") {
+    call.k = {nullptr, {2, 2, 7, 8}};
+    call.refuses({"k is null"});
+  }
+  SECTION("null v") {
+    call.v = {nullptr, {2, 2, 7, 6}};
+    call.refuses({"v is null"});
+  }
+  SECTION("null out") {
+    call.out = {nullptr, {2, 4, 5, 6}};
+    call.refuses({"out is null"});
+  }
+  SECTION("strides of channels") {
+    call.q = {call.inputs.data(), {2, 4, 5, 8}, {320, 80, 16, 2}};
+    call.refuses({"q", "stride 2", "1"});
+  }
+  SECTION("strides of channels of out") {
+    call.out = {call.outputs.data(), {2, 4, 5, 6}, {240, 60, 12, 2}};
+    call.refuses({"out", "stride 2", "1"});
+  }
+  SECTION("rows of out on each other") {
+    call.out = {call.outputs.data(), {2, 4, 5, 6}, {120, 30, 5, 1}};
+    call.refuses({"out", "stride 5", "6"});
+  }
+  SECTION("heads of lse on each other") {
+    call.lse = {call.outputs.data() + 512, {2, 4, 5}, {20, 0, 1}};
+    call.refuses({"lse", "stride 0"});
+  }
+  SECTION("lse on out") {
+    call.lse = {call.outputs.data() + 239, {2, 4, 5}};
+    call.refuses({"lse", "overlaps out", "4 bytes"});
+  }
+  SECTION("s") {
+    const std::vector<float> s(3, 1.F);
+    call.refuses_scaling({"s has extent 3", "4"}, SSMax<float>{s});
+  }
+  SECTION("p") {
+    const std::vector<float> p(6, 1.F);
+    call.refuses_scaling({"p has extent 6", "7"}, ssmax::SizeTable<float>{p});
+  }
+  SECTION("lengths") {
+    const std::vector<index_t> lengths(41, 7);
+    call.refuses({"visible has extent 41", "40"}, Lengths{lengths});
+  }
+}
+
+TEST_CASE("attention refuses to write where it reads", "[attention]") {
+  Call call;
+  float* const shared = call.outputs.data();
+  SECTION("q") {
+    call.q = {shared + 239, {2, 4, 5, 8}};
+    call.refuses({"out", "overlaps q", "4 bytes"});
+  }
+  SECTION("k") {
+    call.k = {shared + 200, {2, 2, 7, 8}};
+    call.refuses({"out", "overlaps k"});
+  }
+  SECTION("v in place") {
+    call.v = {shared, {2, 2, 7, 6}};
+    call.refuses({"out", "overlaps v"});
+  }
+  SECTION("lse") {
+    call.k = {shared + 512, {2, 2, 7, 8}};
+    call.refuses({"lse", "overlaps k"});
+  }
+  SECTION("neighbours are no overlap") {
+    call.q = {shared + 240, {2, 4, 5, 8}, {4, 4, 8, 1}};  // ends before lse begins
+    CHECK_NOTHROW(call.run());
+    CHECK(std::ranges::count(call.outputs, untouched) == 4096 - 240 - 40);
+  }
+}
+
+TEST_CASE("attention refuses a rope that does not reach its keys or queries", "[attention]") {
+  Call call;
+  const Rope<float> wide({.width = 10}, 20), brief({.width = 8}, 6),
+      late({.width = 8, .first_position = 3}, 20);
+  const Rope<float> enough({.width = 8}, 7);
+  call.refuses({"width is 10", "channels 8"}, Causal{}, Identity{}, {.rope = &wide});
+  call.refuses({"position 6", "last is 5"}, Causal{}, Identity{}, {.rope = &brief});
+  call.refuses({"position 0", "first is 3"}, Causal{}, Identity{}, {.rope = &late});
+  call.refuses({"position 23", "last is 22"}, Causal{}, Identity{}, {.rope = &late, .key_position = 17});
+  call.refuses({"position -1", "first is 0"}, Causal{}, Identity{}, {.rope = &enough, .key_position = -1});
+  // More queries than keys: the first ones would lie before position 0.
+  call.k = {call.inputs.data() + 512, {2, 2, 4, 8}};
+  call.v = {call.inputs.data() + 1024, {2, 2, 4, 6}};
+  call.refuses({"q has position -1", "first is 0"}, Causal{}, Identity{}, {.rope = &enough});
+  CHECK_NOTHROW(call.run(Softmax{}, Causal{}, Identity{}, {.rope = &enough, .key_position = 1}));
+}
 
 TEST_CASE("attention refuses windows that do not fit", "[attention][errors]") {
   Call call;
@@ -117,15 +256,9 @@ TEST_CASE("attention refuses scores and sinks that do not fit", "[attention][err
 TEST_CASE("attention refuses scalings that do not fit", "[attention][errors]") {
   Call call;
   const std::vector<float> three(3), four(4);
-  const auto refuses = [&](std::initializer_list<std::string_view> words, const auto& scaling) {
-    call.refused(words, [&] {
-      ssmax::attention<float>({.q = call.q, .k = call.k, .v = call.v, .out = call.out, .lse = call.lse},
-                              scaling);
-    });
-  };
-  refuses({"s has extent 3", "4"}, ssmax::SSMax<float>{three});
-  refuses({"b has extent 3", "4"}, ssmax::SSMax<float>{four, three});
-  refuses({"p has extent 4", "7"}, ssmax::SizeTable<float>{four});
+  call.refuses_scaling({"s has extent 3", "4"}, ssmax::SSMax<float>{three});
+  call.refuses_scaling({"b has extent 3", "4"}, ssmax::SSMax<float>{four, three});
+  call.refuses_scaling({"p has extent 4", "7"}, ssmax::SizeTable<float>{four});
 }
 
 TEST_CASE("attention refuses heads without kv heads", "[attention][errors]") {
@@ -150,259 +283,6 @@ TEST_CASE("attention refuses positions of documents that lie beyond the rope", "
   CHECK_NOTHROW(
       ssmax::attention<float>({.q = call.q, .k = call.k, .v = call.v, .out = call.out, .lse = call.lse},
                               Softmax{}, ssmax::Documents(queries, keys, true), {.rope = &enough}));
-}
-
-// ---- attention_partial ----------------------------------------------------------------------------------------
-
-/// Keys 3 … 9 of 20.
-struct PartialCall : Memory {
-  View<const float, 4> q{inputs.data(), {2, 4, 5, 8}}, k{inputs.data() + 512, {2, 2, 7, 8}},
-      v{inputs.data() + 1024, {2, 2, 7, 6}};
-  index_t first_key = 3, keys = 20;
-  AttentionState<float> state{
-      {outputs.data() + 512, {2, 4, 5}}, {outputs.data() + 1024, {2, 4, 5}}, {outputs.data(), {2, 4, 5, 6}}};
-
-  template <class M = Full>
-  void run(const M& mask = {}, const AttentionOptions<float>& options = {}) {
-    ssmax::attention_partial<float>(
-        {.q = q, .k = k, .v = v, .first_key = first_key, .keys = keys, .state = state}, Softmax{}, mask,
-        options);
-  }
-  template <class M = Full>
-  void refuses(std::initializer_list<std::string_view> words, const M& mask = {},
-               const AttentionOptions<float>& options = {}) {
-    refused(words, [&] { run(mask, options); });
-  }
-};
-
-TEST_CASE("attention_partial takes a call that fits", "[attention][errors]") {
-  PartialCall call;
-  CHECK_NOTHROW(call.run());
-  CHECK(std::ranges::count(call.outputs, untouched) == 4096 - 240 - 2 * 40);
-}
-
-TEST_CASE("attention_partial refuses keys that do not fit into all keys", "[attention][errors]") {
-  PartialCall call;
-  SECTION("before the first") {
-    call.first_key = -1;
-    call.refuses({"first_key", "-1", "0"});
-  }
-  SECTION("behind the last") {
-    call.first_key = 14;
-    call.refuses({"first_key", "14", "20"});
-  }
-  SECTION("fewer keys than the part has") {
-    call.first_key = 0;
-    call.keys = 6;
-    call.refuses({"first_key", "6"});
-  }
-  SECTION("a negative number of keys") {
-    call.keys = -20;
-    call.refuses({"first_key", "-20"});
-    call.keys = std::numeric_limits<index_t>::min();
-    call.refuses({"first_key"});
-  }
-  SECTION("the last place there is") {
-    call.first_key = 13;
-    CHECK_NOTHROW(call.run());
-  }
-}
-
-TEST_CASE("attention_partial checks masks and ropes against all keys", "[attention][errors]") {
-  PartialCall call;
-  const ssmax::Rope<float> enough({.width = 8}, 20), brief({.width = 8}, 19);
-  const std::vector<index_t> queries{0, 5}, keys{0, 7};
-  call.refuses({"cumulative_keys", "7", "20"}, ssmax::Documents(queries, keys, false));
-  call.refuses({"q has position 19", "last is 18"}, Full{}, {.rope = &brief});
-  CHECK_NOTHROW(call.run(Full{}, {.rope = &enough}));
-}
-
-TEST_CASE("attention_partial refuses states that do not fit", "[attention][errors]") {
-  PartialCall call;
-  SECTION("no state at all") {
-    call.state = {};
-    call.refuses({"state", "has extent 0", "q has 2"});
-  }
-  SECTION("null sums") {
-    call.state.sum = {nullptr, {2, 4, 5}};
-    call.refuses({"state", "null"});
-  }
-  SECTION("null shifts") {
-    call.state.shift = {nullptr, {2, 4, 5}};
-    call.refuses({"state", "null"});
-  }
-  SECTION("null o") {
-    call.state.o = {nullptr, {2, 4, 5, 6}};
-    call.refuses({"state", "null"});
-  }
-  SECTION("each extent of shift") {
-    for (std::size_t i = 0; i < 3; ++i) {
-      std::array<index_t, 3> extents{2, 4, 5};
-      --extents[i];
-      call.state.shift = {call.outputs.data() + 512, extents};
-      call.refuses({"shift", "dimension " + std::to_string(i)});
-    }
-  }
-  SECTION("each extent of sum") {
-    for (std::size_t i = 0; i < 3; ++i) {
-      std::array<index_t, 3> extents{2, 4, 5};
-      ++extents[i];
-      call.state.sum = {call.outputs.data() + 1024, extents};
-      call.refuses({"sum", "dimension " + std::to_string(i)});
-    }
-  }
-  SECTION("channels of o") {
-    call.state.o = {call.outputs.data(), {2, 4, 5, 7}};
-    call.refuses({"o has extent 7", "6"});
-  }
-  SECTION("rows of o on each other") {
-    call.state.o = {call.outputs.data(), {2, 4, 5, 6}, {120, 30, 5, 1}};
-    call.refuses({"state", "is an output with stride 5", "6"});
-  }
-  SECTION("o on the keys") {
-    call.k = {call.outputs.data() + 200, {2, 2, 7, 8}};
-    call.refuses({"state.o", "overlaps k"});
-  }
-  SECTION("sums on the queries") {
-    call.q = {call.outputs.data() + 1024 - 319, {2, 4, 5, 8}};
-    call.refuses({"state.sum", "overlaps q", "4 bytes"});
-  }
-  SECTION("shifts on the values") {
-    call.v = {call.outputs.data() + 540, {2, 2, 7, 6}};
-    call.refuses({"state.shift", "overlaps v"});
-  }
-  SECTION("sums on shifts") {
-    call.state.sum = {call.outputs.data() + 512, {2, 4, 5}};
-    call.refuses({"overlaps"});
-  }
-  SECTION("sums on o") {
-    call.state.sum = {call.outputs.data() + 239, {2, 4, 5}};
-    call.refuses({"overlaps", "4 bytes"});
-  }
-}
-
-TEST_CASE("attention_partial refuses inputs that do not fit", "[attention][errors]") {
-  PartialCall call;
-  SECTION("heads") {
-    call.q = {call.inputs.data(), {2, 3, 5, 8}};
-    call.refuses({"q has heads 3", "2"});
-  }
-  SECTION("keys of v") {
-    call.v = {call.inputs.data(), {2, 2, 6, 6}};
-    call.refuses({"v has extent 6 in dimension 2", "k has 7"});
-  }
-  SECTION("null k") {
-    call.k = {nullptr, {2, 2, 7, 8}};
-    call.refuses({"k is null"});
-  }
-  SECTION("channels of v") {
-    call.v = {call.inputs.data(), {2, 2, 7, 6}, {84, 42, 12, 2}};
-    call.refuses({"v", "stride 2"});
-  }
-}
-
-// ---- merge and finish -----------------------------------------------------------------------------------------
-
-AttentionState<float> state_at(float* memory) {
-  return {{memory, {2, 4, 5}}, {memory + 40, {2, 4, 5}}, {memory + 80, {2, 4, 5, 6}}};
-}
-
-TEST_CASE("merge refuses states that do not fit each other", "[attention][errors]") {
-  Memory memory;
-  const AttentionState<float> into = state_at(memory.outputs.data());
-  AttentionState<float> other = state_at(memory.inputs.data());
-  const auto refuses = [&](std::initializer_list<std::string_view> words) {
-    memory.refused(words, [&] { ssmax::merge<float>(into, other); });
-  };
-  SECTION("channels") {
-    other.o = {memory.inputs.data(), {2, 4, 5, 7}};
-    refuses({"other.o has extent 7", "6"});
-  }
-  SECTION("queries") {
-    other = {{memory.inputs.data(), {2, 4, 6}},
-             {memory.inputs.data(), {2, 4, 6}},
-             {memory.inputs.data(), {2, 4, 6, 6}}};
-    refuses({"other.o has extent 6 in dimension 2", "5"});
-  }
-  SECTION("sums of another extent than o") {
-    other.sum = {memory.inputs.data(), {2, 3, 5}};
-    refuses({"sum", "3", "4"});
-  }
-  SECTION("null shifts") {
-    other.shift = {nullptr, {2, 4, 5}};
-    refuses({"other", "null"});
-  }
-  SECTION("itself") {
-    other = into;
-    refuses({"into.o", "overlaps other.o"});
-  }
-  SECTION("its own sums") {
-    other.sum = into.sum;
-    refuses({"overlaps"});
-  }
-  SECTION("its own shifts") {
-    other.shift = into.shift;
-    refuses({"overlaps"});
-  }
-}
-
-TEST_CASE("finish refuses what does not fit its state", "[attention][errors]") {
-  Memory memory;
-  float* const outputs = memory.outputs.data();
-  AttentionState<float> state = state_at(memory.inputs.data());
-  View<float, 4> out{outputs, {2, 4, 5, 6}};
-  View<float, 3> lse{outputs + 512, {2, 4, 5}};
-  std::vector<float> sinks(4);
-  const auto refuses = [&](std::initializer_list<std::string_view> words) {
-    memory.refused(words, [&] { ssmax::finish<float>(state, out, lse, sinks); });
-  };
-  SECTION("each extent of out") {
-    for (std::size_t i = 0; i < 4; ++i) {
-      std::array<index_t, 4> extents{2, 4, 5, 6};
-      ++extents[i];
-      out = {outputs, extents};
-      refuses({"out has extent", "dimension " + std::to_string(i)});
-    }
-  }
-  SECTION("each extent of lse") {
-    for (std::size_t i = 0; i < 3; ++i) {
-      std::array<index_t, 3> extents{2, 4, 5};
-      --extents[i];
-      lse = {outputs + 512, extents};
-      refuses({"lse has extent", "dimension " + std::to_string(i)});
-    }
-  }
-  SECTION("null out") {
-    out = {nullptr, {2, 4, 5, 6}};
-    refuses({"out is null"});
-  }
-  SECTION("strides of out") {
-    out = {outputs, {2, 4, 5, 6}, {120, 30, 5, 1}};
-    refuses({"out", "stride 5"});
-  }
-  SECTION("too few sinks") {
-    sinks.resize(3);
-    refuses({"sinks", "3", "4"});
-  }
-  SECTION("out beside o by one") {
-    out = {memory.inputs.data() + 81, {2, 4, 5, 6}};
-    refuses({"out", "overlaps state.o"});
-  }
-  SECTION("out on the sums") {
-    state = state_at(outputs);
-    out = {outputs + 40, {2, 4, 5, 6}};
-    state.o = {memory.inputs.data(), {2, 4, 5, 6}};
-    refuses({"overlaps"});
-  }
-  SECTION("lse on out") {
-    lse = {outputs + 239, {2, 4, 5}};
-    refuses({"lse", "overlaps out", "4 bytes"});
-  }
-  SECTION("lse on o") {
-    state = state_at(outputs + 1024);
-    lse = {outputs + 1024 + 80 + 239, {2, 4, 5}};
-    refuses({"lse", "overlaps"});
-  }
 }
 
 }  // namespace attention_errors_test
