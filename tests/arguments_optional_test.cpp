@@ -1,0 +1,168 @@
+// Views and numbers that may be left out: null with extents is not left out, and there are as many numbers as heads.
+
+#include <algorithm>
+#include <array>
+#include <initializer_list>
+#include <span>
+#include <ssmax/ssmax.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "attention_backward_problem.hpp"
+#include "catch.hpp"
+#include "refusal.hpp"
+#include "small_call.hpp"
+
+namespace arguments_optional_test {
+
+using attention_backward_problem::Output;
+using attention_backward_problem::Problem;
+using attention_backward_problem::Result;
+using small_call::Call;
+using ssmax::AttentionState;
+using ssmax::Full;
+using ssmax::index_t;
+using ssmax::KvCache;
+using ssmax::Softmax;
+using ssmax::SSMax;
+using ssmax::View;
+
+// ---- Views that are left out ------------------------------------------------------------------------------
+
+TEST_CASE("null with extents is not left out", "[attention][arguments]") {
+  Call call;
+  for (const std::array<index_t, 3>& extents : {std::array<index_t, 3>{1, 2, 2}, {1, 0, 0}, {0, 0, 7}}) {
+    call.lse = {nullptr, extents};
+    call.refuses({"attention: lse"});
+  }
+  KvCache<float> cache({.kv_heads = 2, .width = 4, .capacity = 3});
+  cache.append(call.k, call.v);
+  check_refused(
+      [&] {
+        ssmax::decode<float>({.q = call.q, .out = call.out, .lse = {nullptr, {1, 2, 2}}}, cache);
+      },
+      {"decode: lse is null", "4"});
+  const AttentionState<float> state{
+      {call.in.data(), {1, 2, 2}}, {call.in.data() + 8, {1, 2, 2}}, {call.in.data() + 16, {1, 2, 2, 4}}};
+  check_refused(
+      [&] {
+        ssmax::finish<float>(state, call.out, View<float, 3>(nullptr, {1, 2, 2}));
+      },
+      {"finish: lse is null"});
+  const View<const float, 2> y(call.in.data(), {2, 4});
+  const View<float, 2> dz(call.to.data(), {2, 4});
+  check_refused(
+      [&] {
+        ssmax::softmax_backward<float, 2>({.out = y, .dout = y, .logits = {nullptr, {2, 4}}, .dlogits = dz});
+      },
+      {"softmax_backward: logits is null"});
+  check_refused(
+      [&] {
+        ssmax::log_softmax_backward<float, 2>(
+            {.out = y, .dout = y, .logits = {call.in.data(), {2, 5}}, .dlogits = dz});
+      },
+      {"log_softmax_backward: logits has extent 5"});
+  const std::vector<index_t> targets{0, 1};
+  check_refused(
+      [&] {
+        ssmax::cross_entropy<float>(y, targets, {nullptr, {2, 4}});
+      },
+      {"cross_entropy: dlogits is null"});
+  check_refused(
+      [&] {
+        ssmax::attention_backward<float>(
+            {.q = call.q, .k = call.k, .v = call.v, .out = call.q, .lse = state.sum},
+            {.dout = call.q,
+             .dlse = {nullptr, {0, 0, 2}},
+             .dq = call.out,
+             .dk = {call.to.data() + 16, {1, 2, 3, 4}},
+             .dv = {call.to.data() + 40, {1, 2, 3, 4}}});
+      },
+      {"attention_backward: dlse"});
+  CHECK(std::ranges::count(call.to, -7.0F) == 64);
+}
+
+TEST_CASE("what is left out, and what is null because it has no elements, are taken",
+          "[attention][arguments]") {
+  Call call;
+  call.lse = {};
+  CHECK_NOTHROW(
+      ssmax::attention<float>({.q = call.q, .k = call.k, .v = call.v, .out = call.out, .lse = call.lse}));
+  const View<float, 4> no_queries(nullptr, {1, 2, 0, 4});
+  CHECK_NOTHROW(ssmax::attention<float>(
+      {.q = no_queries, .k = call.k, .v = call.v, .out = no_queries, .lse = {nullptr, {1, 2, 0}}}));
+  const View<const float, 2> y(call.in.data(), {2, 4});
+  CHECK_NOTHROW(
+      ssmax::softmax_backward<float, 2>({.out = y, .dout = y, .dlogits = {call.to.data(), {2, 4}}}));
+}
+
+// ---- One number per head ----------------------------------------------------------------------------------
+
+TEST_CASE("as many numbers as heads, neither fewer nor more", "[attention][arguments]") {
+  Call call;
+  std::vector<float> one(1, 1), three(3, 1), two(2, 1), table(3, 1);
+  const auto refuses = [&](std::initializer_list<std::string_view> words, const auto& scaling,
+                           const ssmax::AttentionOptions<float>& options = {}) {
+    check_refused(
+        [&] {
+          ssmax::attention<float>({.q = call.q, .k = call.k, .v = call.v, .out = call.out}, scaling, Full{},
+                                  options);
+        },
+        words);
+  };
+  for (const std::vector<float>* wrong : {&one, &three}) {
+    const std::string extent = "has extent " + std::to_string(wrong->size());
+    refuses({"s " + extent, "heads are 2"}, SSMax{*wrong});
+    refuses({"b " + extent, "heads are 2"}, SSMax{two, *wrong});
+    refuses({"s " + extent, "heads are 2"}, ssmax::SizeTable{table, *wrong});
+    refuses({"b " + extent, "heads are 2"}, ssmax::SizeTable{table, two, *wrong});
+    refuses({"attention: sinks " + extent, "heads are 2"}, Softmax{}, {.sinks = *wrong});
+    const AttentionState<float> state{
+        {call.in.data(), {1, 2, 2}}, {call.in.data() + 8, {1, 2, 2}}, {call.in.data() + 16, {1, 2, 2, 4}}};
+    check_refused([&] { ssmax::finish<float>(state, call.out, {}, *wrong); },
+                  {"finish: sinks " + extent, "heads are 2"});
+    std::vector<float> gradient = *wrong;
+    refuses({"ds " + extent, "heads are 2"}, SSMax{two}.gradient(gradient));
+    refuses({"db " + extent, "heads are 2"}, SSMax{two, two}.gradient(two, gradient));
+    refuses({"ds " + extent, "heads are 2"}, ssmax::SizeTable{table, two}.gradient({}, gradient));
+    refuses({"db " + extent, "heads are 2"}, ssmax::SizeTable{table, two, two}.gradient({}, {}, gradient));
+  }
+  refuses({"ds has extent 3", "heads are 2"}, SSMax{0.5F}.gradient(three));
+  refuses({"db has extent 3", "heads are 2"}, SSMax{0.5F, 0.1F}.gradient({}, three));
+  refuses({"p has extent 2", "largest n is 3"}, ssmax::SizeTable{two});
+  CHECK(std::ranges::count(call.to, -7.0F) == 64);
+
+  // Rows of rank 1 and 2 have one head.
+  const View<const float, 2> z(call.in.data(), {2, 4});
+  const View<float, 2> y(call.to.data(), {2, 4});
+  check_refused([&] { ssmax::softmax(z, y, SSMax{two}); }, {"s has extent 2", "heads are 1"});
+  CHECK_NOTHROW(ssmax::softmax(z, y, SSMax{one}));
+  const std::vector<float> longer(9, 1);
+  CHECK_NOTHROW(ssmax::softmax(z, y, ssmax::SizeTable{longer}));
+}
+
+TEST_CASE("dsinks have as many numbers as heads", "[attention][backward][arguments]") {
+  const Problem<float> problem({1, 2, 2, 2, 3, 4, 4});
+  std::vector<float> sinks(2), three(3), one(1);
+  const Output<float> output = attention_problem::run(problem, Softmax{}, Full{}, {.sinks = sinks});
+  Result<float> result(problem);
+  const auto run = [&](std::span<const float> of_sinks, std::span<float> dsinks) {
+    ssmax::attention_backward<float>({.q = problem.q_view(),
+                                      .k = problem.k_view(),
+                                      .v = problem.v_view(),
+                                      .out = {output.out.data(), {1, 2, 2, 4}},
+                                      .lse = {output.lse.data(), {1, 2, 2}}},
+                                     {.dout = {problem.dout.data(), {1, 2, 2, 4}},
+                                      .dq = {result.dq.data(), {1, 2, 2, 4}},
+                                      .dk = {result.dk.data(), {1, 2, 3, 4}},
+                                      .dv = {result.dv.data(), {1, 2, 3, 4}},
+                                      .dsinks = dsinks},
+                                     Softmax{}, Full{}, {.sinks = of_sinks});
+  };
+  check_refused([&] { run(three, {}); }, {"attention_backward: sinks has extent 3", "heads are 2"});
+  check_refused([&] { run(sinks, three); }, {"attention_backward: dsinks has extent 3", "heads are 2"});
+  check_refused([&] { run(sinks, one); }, {"attention_backward: dsinks has extent 1", "heads are 2"});
+}
+
+}  // namespace arguments_optional_test
