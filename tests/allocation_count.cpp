@@ -1,5 +1,5 @@
-// operator new that counts. In a file of its own: GCC warns where it can inline operator delete but not the operator
-// new that goes with it.
+// operator new that counts. In a file of its own: GCC warns where it can inline operator delete but not the
+// operator new that goes with it.
 
 #include "allocation_count.hpp"
 

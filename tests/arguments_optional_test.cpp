@@ -1,4 +1,4 @@
-// Views and numbers that may be left out: null with extents is not left out, and there are as many numbers as heads.
+// Views and numbers that may be left out. Null with extents is not left out, and each head has its number.
 
 #include <algorithm>
 #include <array>

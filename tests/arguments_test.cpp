@@ -1,5 +1,5 @@
-// Arguments that are absurd: extents, strides, counts and threads that no machine has. They are refused by name, or do
-// what is documented; nothing overflows (which the undefined-behaviour sanitizer is asked about).
+// Arguments that are absurd: extents, strides, counts and threads that no machine has. They are refused by
+// name, or do what is documented; nothing overflows (which the undefined-behaviour sanitizer is asked about).
 
 #include <algorithm>
 #include <array>

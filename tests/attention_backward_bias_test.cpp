@@ -1,5 +1,5 @@
-// The gradient of a bias, added up over every kind of broadcast, in float and double, under masks and after other scores; and
-// scores of one's own that learn.
+// The gradient of a bias, added up over every kind of broadcast, in float and double, under masks and after
+// other scores; and scores of one's own that learn.
 
 #include <algorithm>
 #include <array>
@@ -171,7 +171,7 @@ TEST_CASE("a bias of -inf hides a key from all gradients", "[attention][backward
   }
 }
 
-// ---- Scores of one's own that learn ----------------------------------------------------------------------------
+// ---- Scores of one's own that learn -----------------------------------------------------------------------
 
 /// z' = z · w of the head: a parameter for each query.
 struct Weighted {
@@ -222,8 +222,8 @@ TEST_CASE("a score of one's own with a parameter learns", "[attention][backward]
   }
 }
 
-/// z' = z + table[(key - query) mod 16]: T5's kind of relative positions. It wants the gradient of every logit, and says
-/// nothing of threads.
+/// z' = z + table[(key - query) mod 16]: T5's kind of relative positions. It wants the gradient of every
+/// logit, and says nothing of threads.
 struct Relative {
   std::span<const float> table;
   std::span<double> dtable;

@@ -1,5 +1,5 @@
-// What attention's backward refuses: std::invalid_argument that names the argument and both extents, before anything is
-// written.
+// What attention's backward refuses: std::invalid_argument that names the argument and both extents, before
+// anything is written.
 
 #include <algorithm>
 #include <array>
@@ -30,8 +30,8 @@ using ssmax::View;
 using untouched_memory::Memory;
 using untouched_memory::untouched;
 
-/// A call that fits: 2 batches, 4 heads on 2, 5 queries on 7 keys, width 8 and 6. Tests spoil one thing. Inputs lie 512
-/// numbers from each other, outputs as well.
+/// A call that fits: 2 batches, 4 heads on 2, 5 queries on 7 keys, width 8 and 6. Tests spoil one thing.
+/// Inputs lie 512 numbers from each other, outputs as well.
 struct Call : Memory {
   float* const in = inputs.data();
   float* const to = outputs.data();
@@ -74,7 +74,7 @@ TEST_CASE("backward takes a call that fits, and writes its gradients alone",
   CHECK(std::ranges::all_of(call.inputs, [](float value) { return value == 1; }));
 }
 
-// ---- Extents and strides ---------------------------------------------------------------------------------------
+// ---- Extents and strides ----------------------------------------------------------------------------------
 
 template <int Rank>
 std::array<index_t, Rank> extents_of(const View<const float, Rank>& view) {
@@ -228,7 +228,7 @@ TEST_CASE("backward refuses strides", "[attention][backward][errors]") {
   }
 }
 
-// ---- Overlaps --------------------------------------------------------------------------------------------------
+// ---- Overlaps ---------------------------------------------------------------------------------------------
 
 TEST_CASE("backward refuses gradients on its inputs and on each other", "[attention][backward][errors]") {
   using Floats = const View<const float, 4>&;
@@ -306,7 +306,7 @@ TEST_CASE("backward refuses gradients on its inputs and on each other", "[attent
   }
 }
 
-// ---- Options, scalings, masks and scores -----------------------------------------------------------------------
+// ---- Options, scalings, masks and scores ------------------------------------------------------------------
 
 TEST_CASE("backward refuses sinks that do not fit", "[attention][backward][errors]") {
   Call call;

@@ -1,5 +1,5 @@
-// Attention's backward against finite differences of its forward in double: every input and every parameter, under a loss of
-// out and of lse.
+// Attention's backward against finite differences of its forward in double: every input and every parameter,
+// under a loss of out and of lse.
 
 #include <array>
 #include <cmath>
@@ -48,7 +48,8 @@ struct Learnt {
   std::vector<double>*values, *gradient;
 };
 
-/// A problem of which everything may vary. dout and dlse are the weights of the loss, <dout, out> + <dlse, lse>.
+/// A problem of which everything may vary. dout and dlse are the weights of the loss,
+/// <dout, out> + <dlse, lse>.
 struct Model {
   Problem<double> problem;
   std::vector<double> sinks, s, b, p, slopes, bias;
@@ -122,7 +123,8 @@ void check(Model& model, const S& scaling, const M& mask, const C& score, std::v
   });
 }
 
-/// Without anything else; with sinks; with rope of either pairing, whole and partial; with all of that and a scale.
+/// Without anything else; with sinks; with rope of either pairing, whole and partial; with all of that and a
+/// scale.
 template <class S, class M, class C>
 void check_options(Model& model, const S& scaling, const M& mask, const C& score,
                    const std::vector<Learnt>& learnt) {
@@ -135,7 +137,7 @@ void check_options(Model& model, const S& scaling, const M& mask, const C& score
         {.scale = -0.4, .rope = &part, .key_position = 20, .sinks = model.sinks});
 }
 
-// ---- Scalings --------------------------------------------------------------------------------------------------
+// ---- Scalings ---------------------------------------------------------------------------------------------
 
 template <class M>
 void check_scalings(const Shape& shape, const M& mask) {
@@ -161,7 +163,7 @@ TEST_CASE("finite differences: scalings", "[attention][backward][gradcheck][slow
   }
 }
 
-// ---- Scores ----------------------------------------------------------------------------------------------------
+// ---- Scores -----------------------------------------------------------------------------------------------
 
 /// A score of one's own that is not linear, and has neither vectors nor parameters.
 struct Bent {
@@ -209,7 +211,7 @@ TEST_CASE("finite differences: a bias and every kind of broadcast",
   }
 }
 
-// ---- Masks -----------------------------------------------------------------------------------------------------
+// ---- Masks ------------------------------------------------------------------------------------------------
 
 /// Everything at once, and SSMax alone.
 template <class M>

@@ -1,5 +1,5 @@
-// What is hidden never reaches a gradient: NaN and infinities in keys, values, queries and dout that nothing depends on leave
-// the bits as they were. In what is seen they spread to what depends on it, and no further.
+// What is hidden never reaches a gradient: NaN and infinities in keys, values, queries and dout that nothing
+// depends on leave the bits as they were. In what is seen they spread to what depends on it, and no further.
 
 #include <algorithm>
 #include <array>
@@ -46,7 +46,7 @@ constexpr std::array<Shape, 5> shapes{{
     {1, 1, 1, 20, 600, 4, 3},
 }};
 
-// ---- What is hidden --------------------------------------------------------------------------------------------
+// ---- What is hidden ---------------------------------------------------------------------------------------
 
 /// How many of the values are not the bits that they should be.
 template <class T>
@@ -208,7 +208,7 @@ TEST_CASE("another document's numbers are not read into gradients", "[attention]
   });
 }
 
-// ---- Where NaN spreads -----------------------------------------------------------------------------------------
+// ---- Where NaN spreads ------------------------------------------------------------------------------------
 
 /// NaN where the reference has it, and the bits of a clean run everywhere else.
 template <class T, class A>

@@ -1,5 +1,5 @@
-// The same gradients, bit for bit, wherever inputs and gradients lie: any strides, gaps full of NaN, columns of one packed
-// matrix; nothing is written beside the gradients, and what was in them does not matter.
+// The same gradients, bit for bit, wherever inputs and gradients lie: any strides, gaps full of NaN, columns
+// of one packed matrix; nothing is written beside the gradients, and what was in them does not matter.
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,5 @@
-// Attention's backward under every mask: what is hidden gets nothing, and n, which ds goes by, is what is left.
+// Attention's backward under every mask: what is hidden gets nothing, and n, which ds goes by, is what is
+// left.
 
 #include <array>
 #include <limits>
@@ -112,7 +113,7 @@ TEST_CASE("gradients under ranges of one's own", "[attention][backward][masks]")
   }
 }
 
-// ---- Predicates ------------------------------------------------------------------------------------------------
+// ---- Predicates -------------------------------------------------------------------------------------------
 
 bool is_picked(const Query& query, index_t key) {
   return (query.index * 7919 + query.head * 31 + query.batch + key * 104729) % 5 < 2;
@@ -148,7 +149,7 @@ TEST_CASE("gradients where a matrix shows keys", "[attention][backward][masks]")
   }
 }
 
-// ---- Documents -------------------------------------------------------------------------------------------------
+// ---- Documents --------------------------------------------------------------------------------------------
 
 /// Where documents begin and end, and all that follows from that, written down plainly.
 struct Packed {

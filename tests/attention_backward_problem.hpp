@@ -1,5 +1,5 @@
-// What attention's backward should give: the formulas written as plain loops in any precision, formulas of scores with their
-// derivatives, and how far from that a result may be.
+// What attention's backward should give: the formulas written as plain loops in any precision, formulas of
+// scores with their derivatives, and how far from that a result may be.
 #pragma once
 
 #include <algorithm>
@@ -32,7 +32,7 @@ using ssmax::index_t;
 using ssmax::Query;
 using ssmax::View;
 
-// ---- Problem and result --------------------------------------------------------------------------------------
+// ---- Problem and result -----------------------------------------------------------------------------------
 
 enum class Dlse { given, left_out };
 
@@ -107,7 +107,7 @@ Result<T> run_backward(const Problem<T>& problem, const S& scaling, const M& mas
   return run_backward(problem, scaling, mask, ssmax::Identity{}, options, executor);
 }
 
-// ---- What should come out ------------------------------------------------------------------------------------
+// ---- What should come out ---------------------------------------------------------------------------------
 
 /// Sums of terms, and those of the sizes of what their roundings are in proportion to.
 template <class R>
@@ -134,8 +134,8 @@ struct Gradients {
   Sums<R> dslopes{}, dbias{};  // of the score, where its formula has them
 };
 
-/// By the loops that anyone would write, in R: exact in long double, naive in any other type. `definition` is that of
-/// reference::attend, with a formula for its score; `forward` is what came out of it.
+/// By the loops that anyone would write, in R: exact in long double, naive in any other type. `definition` is
+/// that of reference::attend, with a formula for its score; `forward` is what came out of it.
 template <class R, class D>
 Gradients<R> differentiate(const attention_problem::Inputs<R>& inputs, const std::vector<R>& dout,
                            const std::vector<R>& dlse, const reference::Attended<R>& forward,
@@ -206,8 +206,9 @@ struct Expected {
   Gradients<Compute<T>> naive;
 };
 
-/// What should come of a forward's output. The naive loops take it as it is. The exact gradients are those of attention
-/// itself; but where `out` is stored with fewer digits than it was computed with, they are what the formulas make of it.
+/// What should come of a forward's output. The naive loops take it as it is. The exact gradients are those of
+/// attention itself; but where `out` is stored with fewer digits than it was computed with, they are what the
+/// formulas make of it.
 template <class T>
 using Expectation = std::function<Expected<T>(const Output<T>&)>;
 
@@ -266,9 +267,10 @@ Sums<R> per_head(const Gradients<R>& gradients, const Shape& shape, const Weight
 inline constexpr auto ln = [](index_t n) { return std::log(static_cast<Real>(n)); };
 inline constexpr auto unweighted = [](index_t) { return Real(1); };
 
-// ---- How far off a result may be ------------------------------------------------------------------------------
+// ---- How far off a result may be --------------------------------------------------------------------------
 
-/// Of sums over many rows and keys: at most twice the naive loop's largest error, and a rounding of the terms.
+/// Of sums over many rows and keys: at most twice the naive loop's largest error, and a rounding of the
+/// terms.
 template <class A>
 struct SumRule {
   Real excess = -reference::infinity;
@@ -337,7 +339,7 @@ struct Rules {
   }
 };
 
-// ---- SSMax against the reference ------------------------------------------------------------------------------
+// ---- SSMax against the reference --------------------------------------------------------------------------
 
 /// Where a score puts the gradients of its parameters.
 template <class G>
@@ -346,8 +348,8 @@ struct ScoreGradients {
   std::vector<G> dbias{};
 };
 
-/// The backward of SSMax under a mask and a score is, on every target, what their definitions say: all gradients, among
-/// them ds, db and those that the score was made to put into `learnt`.
+/// The backward of SSMax under a mask and a score is, on every target, what their definitions say: all
+/// gradients, among them ds, db and those that the score was made to put into `learnt`.
 template <class T, class M, class Visible, class C = ssmax::Identity, class Formula = NoScore,
           class G = double>
 void check(const Problem<T>& problem, const M& mask, const Visible& visible, const C& score = {},

@@ -1,5 +1,5 @@
-// Attention's backward with every score, compositions, scores and scalings of one's own, and sinks: gradients of q, k and v,
-// and of all that is learnt.
+// Attention's backward with every score, compositions, scores and scalings of one's own, and sinks: gradients
+// of q, k and v, and of all that is learnt.
 
 #include <algorithm>
 #include <array>
@@ -60,7 +60,7 @@ constexpr std::array<Shape, 5> shapes{{
     {2, 2, 2, 2, 1, 1, 1},
 }};
 
-// ---- Scores without parameters, and the slopes of ALiBi --------------------------------------------------------
+// ---- Scores without parameters, and the slopes of ALiBi ---------------------------------------------------
 
 TEST_CASE("gradients through a softcap", "[attention][backward][scores]") {
   for (const Shape& shape : shapes) {
@@ -123,7 +123,7 @@ TEST_CASE("slopes learn from positions in documents", "[attention][backward][sco
         {}, positions, &learnt);
 }
 
-// ---- Compositions ----------------------------------------------------------------------------------------------
+// ---- Compositions -----------------------------------------------------------------------------------------
 
 struct Biased {
   std::array<index_t, 4> extents;
@@ -185,7 +185,7 @@ TEST_CASE("gradients through scores with a predicate, a window, rope and a scale
   }
 }
 
-// ---- Of one's own ----------------------------------------------------------------------------------------------
+// ---- Of one's own -----------------------------------------------------------------------------------------
 
 /// Looks at all that a key has to tell, and is not linear.
 struct Curious {
@@ -311,7 +311,7 @@ TEST_CASE("a scaling is told of every row that sees something, once", "[attentio
   });
 }
 
-// ---- Sinks -----------------------------------------------------------------------------------------------------
+// ---- Sinks ------------------------------------------------------------------------------------------------
 
 template <class T>
 void check_sinks(const std::vector<T>& sinks) {

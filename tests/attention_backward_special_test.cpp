@@ -46,7 +46,7 @@ constexpr std::array<Shape, 5> shapes{{
     {1, 1, 1, 20, 600, 4, 3},
 }};
 
-// ---- Lanes without a query, and infinities ----------------------------------------------------------------------
+// ---- Lanes without a query, and infinities ----------------------------------------------------------------
 
 /// Has no value at 0, where no logit is.
 struct Reciprocal {
@@ -94,7 +94,7 @@ TEST_CASE("an infinite key without weight gives nothing to gradients, whatever e
   });
 }
 
-// ---- One key, and none -----------------------------------------------------------------------------------------
+// ---- One key, and none ------------------------------------------------------------------------------------
 
 template <class T>
 void check_single() {
@@ -181,7 +181,7 @@ TEST_CASE("an infinite sink takes everything, also the gradients", "[attention][
   }
 }
 
-// ---- Zeros and large numbers -----------------------------------------------------------------------------------
+// ---- Zeros and large numbers ------------------------------------------------------------------------------
 
 TEST_CASE("zeros of either sign", "[attention][backward][special]") {
   for (const Shape& shape : shapes) {

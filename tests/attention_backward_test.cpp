@@ -1,5 +1,5 @@
-// Attention's backward against long double and the naive loops in the same precision, on every target: shapes around the
-// borders of its blocks, element types, scalings, the scale, rope.
+// Attention's backward against long double and the naive loops in the same precision, on every target: shapes
+// around the borders of its blocks, element types, scalings, the scale, rope.
 
 #include <array>
 #include <cmath>
@@ -47,7 +47,7 @@ using ssmax::Rope;
 using ssmax::Softmax;
 using ssmax::SSMax;
 
-// ---- Shapes and types ------------------------------------------------------------------------------------------
+// ---- Shapes and types -------------------------------------------------------------------------------------
 
 constexpr std::array<Shape, 16> shapes{{
     // batch, heads, kv_heads, queries, keys, d, dv
@@ -218,7 +218,7 @@ TEST_CASE("queries and values without channels", "[attention][backward]") {
   });
 }
 
-// ---- Scalings and options --------------------------------------------------------------------------------------
+// ---- Scalings and options ---------------------------------------------------------------------------------
 
 constexpr std::array<Shape, 3> middle{
     {{1, 4, 2, 33, 270, 8, 6}, {2, 4, 1, 3, 50, 8, 6}, {1, 4, 4, 50, 29, 8, 6}}};
@@ -331,7 +331,7 @@ TEST_CASE("a table of sizes learns", "[attention][backward]") {
   SECTION("double") { check_size_table<double>(); }
 }
 
-// ---- Rope ------------------------------------------------------------------------------------------------------
+// ---- Rope -------------------------------------------------------------------------------------------------
 
 template <class T>
 void check_rope(const Shape& shape, const ssmax::RopeOptions& rope_options, index_t key_position) {

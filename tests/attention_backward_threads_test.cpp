@@ -1,5 +1,5 @@
-// The same gradients for every executor, bit for bit: many heads and few, short sequences and long ones, and all that is
-// learnt. And memory: one allocation a call, none with a workspace that has been here before.
+// The same gradients for every executor, bit for bit: many heads and few, short sequences and long ones, and
+// all that is learnt. And memory: one allocation a call, none with a workspace that has been here before.
 
 #include <algorithm>
 #include <array>
@@ -239,7 +239,7 @@ TEST_CASE("an exception of a score's derivative reaches the caller", "[attention
   }
 }
 
-// ---- Memory ----------------------------------------------------------------------------------------------------
+// ---- Memory -----------------------------------------------------------------------------------------------
 
 /// A backward with everything that it reads and writes made beforehand.
 template <class T>

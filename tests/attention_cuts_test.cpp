@@ -1,4 +1,5 @@
-// Queries cut into several calls give the bits of one call, as long as each has more than 16 queries per kv head.
+// Queries cut into several calls give the bits of one call, as long as each has more than 16 queries per kv
+// head.
 
 #include <array>
 #include <ssmax/ssmax.hpp>

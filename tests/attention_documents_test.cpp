@@ -1,5 +1,5 @@
-// Attention under masks that restart positions: packed documents, and one's own. n, RoPE, ALiBi and what a scaling is told
-// go by the document.
+// Attention under masks that restart positions: packed documents, and one's own. n, RoPE, ALiBi and what a
+// scaling is told go by the document.
 
 #include <array>
 #include <ssmax/ssmax.hpp>
@@ -166,7 +166,7 @@ TEST_CASE("a scaling is told the position in the document", "[attention][documen
   }
 }
 
-// ---- Positions of one's own ----------------------------------------------------------------------------------
+// ---- Positions of one's own -------------------------------------------------------------------------------
 
 /// Padding on the left, in each batch entry and head its own: positions begin behind it.
 struct LeftPadding {

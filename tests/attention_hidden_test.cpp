@@ -1,5 +1,6 @@
-// What queries do not see never reaches them: NaN and infinities in hidden keys and values leave the bits as they were,
-// under every kind of mask, for few queries and many, with scores, sinks and in every type. In visible ones they spread.
+// What queries do not see never reaches them: NaN and infinities in hidden keys and values leave the bits as
+// they were, under every kind of mask, for few queries and many, with scores, sinks and in every type. In
+// visible ones they spread.
 
 #include <array>
 #include <cmath>

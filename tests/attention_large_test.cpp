@@ -28,7 +28,7 @@ using ssmax::SlidingWindow;
 using ssmax::SSMax;
 using ssmax::View;
 
-// ---- 131072 positions ----------------------------------------------------------------------------------------
+// ---- 131072 positions -------------------------------------------------------------------------------------
 
 constexpr index_t positions = 131'072, width = 64, left = 60;
 
@@ -112,7 +112,7 @@ TEST_CASE("131072 keys for one query, shared among threads", "[attention][slow]"
   CHECK(same_bits(shared, out));
 }
 
-// ---- Offsets beyond 2^31 -------------------------------------------------------------------------------------
+// ---- Offsets beyond 2^31 ----------------------------------------------------------------------------------
 
 #if __has_include(<sys/mman.h>)
 

@@ -1,5 +1,5 @@
-// The same bits wherever tensors lie: any strides, also negative ones and zero, gaps full of NaN, columns of one packed
-// matrix; and nothing is written beside the output.
+// The same bits wherever tensors lie: any strides, also negative ones and zero, gaps full of NaN, columns of
+// one packed matrix; and nothing is written beside the output.
 
 #include <algorithm>
 #include <array>
@@ -78,7 +78,8 @@ TEST_CASE("dimensions in any order, with gaps and backwards", "[attention][layou
   });
 }
 
-/// q, k and v, [position, (q heads, kv heads, kv heads) · channels], of one projection; out may be q's columns of another.
+/// q, k and v, [position, (q heads, kv heads, kv heads) · channels], of one projection; out may be q's
+/// columns of another.
 TEST_CASE("columns of a packed qkv", "[attention][layouts]") {
   for_each_target([](const std::string& target) {
     for (const Shape& shape : shapes) {

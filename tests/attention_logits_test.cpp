@@ -1,5 +1,5 @@
-// Logits of any size and multipliers of any sign, through both ways that attention has: up to 16 queries of a kv head, and
-// more. What one query's logits are makes no difference to its neighbours.
+// Logits of any size and multipliers of any sign, through both ways that attention has: up to 16 queries of a
+// kv head, and more. What one query's logits are makes no difference to its neighbours.
 
 #include <algorithm>
 #include <array>
@@ -183,8 +183,8 @@ TEST_CASE("weights that vanish leave no trace", "[attention][logits]") {
 }
 
 TEST_CASE("a logit a little above a shift that is too large for the kernels", "[attention][logits]") {
-  // In units of log2 the first block's logits of query 0 are -1048579, below -2^20, and the second's -1048574, above it: the
-  // shift is raised for 8 and more, so it stays where the kernels cannot follow.
+  // In units of log2 the first block's logits of query 0 are -1048579, below -2^20, and the second's
+  // -1048574, above it: the shift is raised for 8 and more, so it stays where the kernels cannot follow.
   for (const float first : {-726819.625F, -726815.0F}) {
     Problem<float> problem({1, 1, 1, 40, 256, 1, 1});
     std::ranges::fill(problem.q, 0.0F);

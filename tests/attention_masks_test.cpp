@@ -1,5 +1,5 @@
-// Attention under every mask that is a range of keys, and compositions of them, with SSMax: n is exactly the number of
-// keys that a query sees.
+// Attention under every mask that is a range of keys, and compositions of them, with SSMax: n is exactly the
+// number of keys that a query sees.
 
 #include <array>
 #include <limits>

@@ -1,4 +1,4 @@
-// merge and finish: the order of merging, parts that nobody sees, what is not finite, and states anywhere in memory.
+// merge and finish: the order of merging, parts that nobody sees, what is not finite, states with strides.
 
 #include <algorithm>
 #include <array>

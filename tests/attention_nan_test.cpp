@@ -1,4 +1,4 @@
-// NaN and infinities in keys and values that a query does not see, in its own and in those of others, in padding.
+// NaN and infinities in keys, values and queries: they spread to what sees them, and no further.
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-// The same bits for [batch, position, head, channel] with gaps, columns of a packed qkv, and keys that batches share.
+// The same bits for [batch, position, head, channel], columns of a packed qkv, and keys that batches share.
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,5 @@
-// Attention under masks that pick keys one by one: Where, MaskMatrix, Finite, one's own, and compositions, with SSMax.
+// Attention under masks that pick keys one by one: Where, MaskMatrix, Finite, one's own, and compositions,
+// with SSMax.
 
 #include <array>
 #include <limits>

@@ -38,7 +38,7 @@ constexpr T infinity = std::numeric_limits<T>::infinity();
 template <class T>
 constexpr Real rounding = std::numeric_limits<T>::epsilon() / Real(2);
 
-// ---- Problem and result --------------------------------------------------------------------------------------
+// ---- Problem and result -----------------------------------------------------------------------------------
 
 struct Shape {
   index_t batch, heads, kv_heads, queries, keys, d, dv;
@@ -112,7 +112,7 @@ Output<T> run(const Problem<T>& problem, const S& scaling, const M& mask,
   return run(problem, scaling, mask, ssmax::Identity{}, options, executor);
 }
 
-// ---- What should come out ------------------------------------------------------------------------------------
+// ---- What should come out ---------------------------------------------------------------------------------
 
 /// Positions, where a mask moves them.
 struct Positions {
@@ -120,8 +120,8 @@ struct Positions {
   std::function<index_t(const Query&, index_t)> of_key = [](const Query&, index_t key) { return key; };
 };
 
-/// Turns every row of [batch, head, row, channel] to position(batch, head, row): exactly, as the library documents it, or
-/// in R with angles formed in double.
+/// Turns every row of [batch, head, row, channel] to position(batch, head, row): exactly, as the library
+/// documents it, or in R with angles formed in double.
 template <class R, class Position>
 void turn(std::vector<R>& values, const std::array<index_t, 4>& extents, const ssmax::RopeOptions& options,
           const Position& position) {
@@ -228,8 +228,8 @@ struct Expected {
   reference::Attended<Compute<T>> naive;  // the loops that anyone would write
 };
 
-/// visible(query) -> KeyRange or visible(query, key) -> bool; multiplier(head, position of the last visible key, n) -> c;
-/// score(z, query, key) -> z' for every type of z. The rest is in the options.
+/// visible(query) -> KeyRange or visible(query, key) -> bool; multiplier(head, position of the last visible
+/// key, n) -> c; score(z, query, key) -> z' for every type of z. The rest is in the options.
 template <class T, class Visible, class Multiplier, class Score = reference::NoScore>
 Expected<T> expect(const Problem<T>& problem, Visible visible, Multiplier multiplier,
                    const AttentionOptions<T>& options = {}, const Score& score = {},
@@ -249,7 +249,7 @@ inline constexpr auto keys_before = [](const Query& query) {
 inline constexpr auto before = [](const Query& query, index_t key) { return key <= query.position(); };
 inline constexpr auto one = [](index_t, index_t, index_t) { return Real(1); };
 
-// ---- How far off a result may be -----------------------------------------------------------------------------
+// ---- How far off a result may be --------------------------------------------------------------------------
 
 /// What storing a number near `value` as T may cost: nothing, but for the types that are computed in float.
 template <class T>
@@ -310,9 +310,10 @@ struct Rules {
   }
 };
 
-/// Where logits are large, or products long, the rounding of one logit decides between two keys that nearly tie. Which row
-/// that hits is luck, for the naive loop as for the library: then errors are compared on average. At most twice those of
-/// the naive loop, and two roundings of the value and of one where that one was exact.
+/// Where logits are large, or products long, the rounding of one logit decides between two keys that nearly
+/// tie. Which row that hits is luck, for the naive loop as for the library: then errors are compared on
+/// average. At most twice those of the naive loop, and two roundings of the value and of one where that one
+/// was exact.
 template <class A>
 struct Average {
   Real ours = 0, naive = 0, roundings = 0;
@@ -349,7 +350,7 @@ struct Averages {
   }
 };
 
-// ---- SSMax against the reference -----------------------------------------------------------------------------
+// ---- SSMax against the reference --------------------------------------------------------------------------
 
 /// Scalings of up to four heads, one of them negative and one of them zero, which tell an n from n + 1.
 template <class T>

@@ -154,7 +154,7 @@ TEST_CASE("the same -inf as a mask takes keys out of n as well", "[attention][sc
               plus(bias.view()));
 }
 
-// ---- Compositions --------------------------------------------------------------------------------------------
+// ---- Compositions -----------------------------------------------------------------------------------------
 
 TEST_CASE("scores are applied from left to right, then the multiplier", "[attention][scores]") {
   for (const Shape& shape : shapes) {
@@ -196,7 +196,7 @@ TEST_CASE("scores go with predicates, windows and rope", "[attention][scores]") 
   }
 }
 
-// ---- Scores of one's own -------------------------------------------------------------------------------------
+// ---- Scores of one's own ----------------------------------------------------------------------------------
 
 /// In double alone, whatever the logits are.
 struct Double {

@@ -1,5 +1,5 @@
-// A sink is one more term of the denominator: exp(sink), neither multiplied by c nor counted in n. And rows in which
-// everything is hidden, as ONNX's Attention has them: 0, not NaN.
+// A sink is one more term of the denominator: exp(sink), neither multiplied by c nor counted in n. And rows
+// in which everything is hidden, as ONNX's Attention has them: 0, not NaN.
 
 #include <array>
 #include <cmath>
@@ -119,7 +119,7 @@ TEST_CASE("an infinite sink takes everything, one that is NaN spreads", "[attent
   }
 }
 
-// ---- Small cases to be checked by eye ------------------------------------------------------------------------
+// ---- Small cases to be checked by eye ---------------------------------------------------------------------
 
 /// Two queries on two keys, as attn_mask of ONNX gives them; `copies` of them make many queries.
 struct TwoByTwo {

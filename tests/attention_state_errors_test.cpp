@@ -1,5 +1,5 @@
-// What attention_partial, merge and finish refuse: std::invalid_argument that names the argument, before anything is
-// written.
+// What attention_partial, merge and finish refuse: std::invalid_argument that names the argument, before
+// anything is written.
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-// attention_partial, merge and finish: keys in any cut are attention over all of them, with n of the whole row.
+// attention_partial, merge and finish: keys in any cut are attention over all of them, with n of the row.
 
 #include <cmath>
 #include <span>
@@ -36,7 +36,8 @@ using ssmax::Query;
 using ssmax::SlidingWindow;
 using ssmax::View;
 
-/// Where keys are cut, ends included: nowhere, at borders of blocks and beside them, anywhere, with empty parts.
+/// Where keys are cut, ends included: nowhere, at borders of blocks and beside them, anywhere, with empty
+/// parts.
 std::vector<std::vector<index_t>> cuts(index_t keys) {
   std::vector<std::vector<index_t>> result{
       {0, keys}, {0, 0, 1, 1, keys - 1, keys, keys}, {0, keys / 2, keys}};

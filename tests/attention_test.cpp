@@ -1,5 +1,5 @@
-// Attention against the long double reference and a naive loop in the same precision, on every target: shapes around
-// the borders of its blocks, scalings, options, RoPE, and masks of lengths.
+// Attention against the long double reference and a naive loop in the same precision, on every target: shapes
+// around the borders of its blocks, scalings, options, RoPE, and masks of lengths.
 
 #include <algorithm>
 #include <array>

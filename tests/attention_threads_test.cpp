@@ -1,5 +1,5 @@
-// The same bits for every executor: however many threads there are, in whichever order the calls are made, and whether or
-// not keys are shared among them.
+// The same bits for every executor: however many threads there are, in whichever order the calls are made,
+// and whether or not keys are shared among them.
 
 #include <array>
 #include <atomic>

@@ -1,4 +1,5 @@
-// Attention over half and bfloat16: the result is that of the rounded inputs, computed in float and rounded once.
+// Attention over half and bfloat16: the result is that of the rounded inputs, computed in float and rounded
+// once.
 
 #include <array>
 #include <cmath>

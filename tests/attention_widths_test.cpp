@@ -1,5 +1,5 @@
-// Heads of every width from 1 to 576, values of another, and the awkward shapes that other libraries' attention is tested
-// with.
+// Heads of every width from 1 to 576, values of another, and the awkward shapes that other libraries'
+// attention is tested with.
 
 #include <array>
 #include <ssmax/ssmax.hpp>
@@ -44,7 +44,8 @@ void check_shapes(const std::vector<Shape>& shapes, const M& mask, const Visible
   });
 }
 
-/// Every width up to a little more than two of the largest vectors, then those around the borders of what follows.
+/// Every width up to a little more than two of the largest vectors, then those around the borders of what
+/// follows.
 std::vector<index_t> widths() {
   std::vector<index_t> result;
   for (index_t width = 1; width <= 36; ++width) result.push_back(width);

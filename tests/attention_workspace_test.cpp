@@ -1,4 +1,5 @@
-// Memory: one allocation a call, none with a workspace that has what the call needs; and the same bits whatever lay in it.
+// Memory: one allocation a call, none with a workspace that has what the call needs; and the same bits
+// whatever lay in it.
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-// What cross_entropy refuses: std::invalid_argument that names the argument, before anything is read or written.
+// What cross_entropy refuses: std::invalid_argument that names the argument, before anything is written.
 
 #include <algorithm>
 #include <array>

@@ -1,5 +1,5 @@
-// A problem for cross_entropy, what should come out of it by loops in long double, and how far from that a result may
-// be.
+// A problem for cross_entropy, what should come out of it by loops in long double, and how far from that a
+// result may be.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// What a cache holds and a query does not see: it never enters a result. What it sees spreads no further than it must.
+// What a cache holds and a query does not see never enters a result. What it sees spreads no further.
 
 #include <cmath>
 #include <limits>

@@ -1,5 +1,5 @@
-// A sequence that is appended and decoded in pieces, or speculated and taken back: which bits must be those of one
-// call, and how near the others are.
+// A sequence that is appended and decoded in pieces, or speculated and taken back: which bits must be those
+// of one call, and how near the others are.
 
 #include <algorithm>
 #include <cmath>

@@ -1,5 +1,5 @@
-// What decode makes of scalings, multipliers, ropes, masks, scores, sinks and matrices: n and positions come from the
-// cache, each sequence has its own.
+// What decode makes of scalings, multipliers, ropes, masks, scores, sinks and matrices: n and positions come
+// from the cache, each sequence has its own.
 
 #include <cmath>
 #include <limits>

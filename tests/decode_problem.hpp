@@ -1,5 +1,5 @@
-// A problem for decode: sequences with lengths of their own, and a cache that holds them; what should come out of it,
-// and how far from that a result may be.
+// A problem for decode: sequences with lengths of their own, and a cache that holds them; what should come
+// out of it, and how far from that a result may be.
 #pragma once
 
 #include <algorithm>
@@ -66,7 +66,8 @@ inline std::string name_of(const Shape& s) {
   return name;
 }
 
-/// q [batch, heads, queries, d]; k and v [batch, kv_heads, longest, …], as many positions as any sequence has.
+/// q [batch, heads, queries, d]; k and v [batch, kv_heads, longest, …], as many positions as any sequence
+/// has.
 template <class T>
 struct Data {
   Shape shape;
@@ -282,9 +283,10 @@ inline Real largest(const std::vector<Real>& values) {
   return result;
 }
 
-/// At most twice the naive loop's largest error, two ulps of the largest value where that one was lucky (of lse: or of
-/// one, as the sum's relative error is the absolute one of its logarithm), and, where T is narrower than its arithmetic,
-/// the rounding of the result. Kept as the excess over that, so that many shapes make one assertion.
+/// At most twice the naive loop's largest error, two ulps of the largest value where that one was lucky (of
+/// lse: or of one, as the sum's relative error is the absolute one of its logarithm), and, where T is
+/// narrower than its arithmetic, the rounding of the result. Kept as the excess over that, so that many
+/// shapes make one assertion.
 struct Rule {
   Real excess = -reference::infinity;
   std::string where;

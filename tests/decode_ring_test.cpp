@@ -1,5 +1,5 @@
-// decode on rings: a window has the numbers of one on a cache that holds all, and keys that a ring has forgotten are
-// refused.
+// decode on rings: a window has the numbers of one on a cache that holds all, and keys that a ring has
+// forgotten are refused.
 
 #include <algorithm>
 #include <cmath>
@@ -41,8 +41,8 @@ using ssmax::SlidingWindow;
 using ssmax::Softmax;
 using ssmax::SSMax;
 
-/// Positions arrive some at a time; after each append the last of them are decoded from a ring and from a cache that
-/// holds all. Returns how many elements had other bits.
+/// Positions arrive some at a time; after each append the last of them are decoded from a ring and from a
+/// cache that holds all. Returns how many elements had other bits.
 template <class X>
 index_t check_ring(const Shape& shape, index_t window, index_t capacity, Rule& rule, bool bits) {
   const ssmax::RopeOptions turn{.width = shape.d};

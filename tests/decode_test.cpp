@@ -1,5 +1,5 @@
-// decode against the long double reference and the naive loop in the same precision, on every target: one and a few
-// new queries, sequences of their own lengths, 16-bit caches, layouts.
+// decode against the long double reference and the naive loop in the same precision, on every target: one and
+// a few new queries, sequences of their own lengths, 16-bit caches, layouts.
 
 #include <algorithm>
 #include <cmath>

@@ -43,8 +43,7 @@ struct Buffer {
   }
 };
 
-// ---- Rows
-// --------------------------------------------------------------------------------------------------------
+// ---- Rows -------------------------------------------------------------------------------------------------
 
 struct RowBuffers {
   Buffer logits, out, dout, dlogits;
@@ -154,8 +153,7 @@ TEST_CASE("backward refuses shapes that do not fit", "[errors]") {
   m.check_untouched();
 }
 
-// ---- RoPE
-// --------------------------------------------------------------------------------------------------------
+// ---- RoPE -------------------------------------------------------------------------------------------------
 
 TEST_CASE("Rope refuses widths and numbers that make no rotation", "[errors]") {
   check_refused_with_words([] { Rope<float>({.width = 7}, 10); }, {"width", "7"});
@@ -190,8 +188,7 @@ TEST_CASE("rope refuses shapes and positions outside of its table", "[errors]") 
   CHECK((in.untouched() && out.untouched()));
 }
 
-// ---- Attention
-// ---------------------------------------------------------------------------------------------------
+// ---- Attention --------------------------------------------------------------------------------------------
 
 struct AttentionBuffers {
   Buffer q, k, v, out, lse;
@@ -284,8 +281,7 @@ TEST_CASE("attention refuses a RoPE table that does not reach", "[errors]") {
   m.refused({"key_position"}, Softmax{}, Causal{}, {.rope = &late, .key_position = -furthest - 1});
 }
 
-// ---- Targets
-// -----------------------------------------------------------------------------------------------------
+// ---- Targets ----------------------------------------------------------------------------------------------
 
 TEST_CASE("a target that this machine lacks is refused by name", "[errors]") {
   const std::vector<ssmax::Target> available = ssmax::available_targets();

@@ -65,8 +65,8 @@ static_assert(!std::is_convertible_v<index_t, ThreadPool>);
 
 const std::vector<index_t> pool_sizes{1, 2, 3, 4, 9};
 
-/// How often each index is called. The counts are not atomic: that no two threads share one, and that run's caller
-/// may read them, is for the thread sanitizer to confirm.
+/// How often each index is called. The counts are not atomic: that no two threads share one, and that run's
+/// caller may read them, is for the thread sanitizer to confirm.
 template <ssmax::Executor E>
 std::vector<int> counts(E&& executor, index_t n) {
   std::vector<int> result(static_cast<std::size_t>(n));
@@ -287,8 +287,9 @@ int running_threads() {
   return threads;
 }
 
-/// In a process of its own with room for a few stacks more: 0 if a pool of `threads` ends with std::system_error and leaves
-/// no thread behind. The system counts a joined thread a moment longer. [slow]: an emulator may set no limit and take minutes.
+/// In a process of its own with room for a few stacks more: 0 if a pool of `threads` ends with
+/// std::system_error and leaves no thread behind. The system counts a joined thread a moment longer. [slow]:
+/// an emulator may set no limit and take minutes.
 int status_of_pool_beyond_memory(index_t threads) {
   const pid_t child = fork();
   if (child == 0) {

@@ -1,5 +1,6 @@
-// Types of the user's whose members or bases look like a fast path: each is computed by its own formula, forward with few
-// and with many queries, backward, and over rows. And types that ask for a fast path by name.
+// Types of the user's whose members or bases look like a fast path: each is computed by its own formula,
+// forward with few and with many queries, backward, and over rows. And types that ask for a fast path by
+// name.
 
 #include <array>
 #include <cmath>
@@ -32,7 +33,7 @@ constexpr std::array<Shape, 3> shapes{{
     {1, 4, 1, 48, 140, 5, 8},
 }};
 
-// ---- Scores --------------------------------------------------------------------------------------------------
+// ---- Scores -----------------------------------------------------------------------------------------------
 
 /// What all of them make of a logit, and nothing that a fast path of the library's computes.
 template <class Z>
@@ -152,7 +153,7 @@ TEST_CASE("a score derived from Bias has its own formula", "[attention][fast_pat
   }
 }
 
-// ---- Scores that ask -----------------------------------------------------------------------------------------
+// ---- Scores that ask --------------------------------------------------------------------------------------
 
 /// z / 2, by vectors. Counts the calls of each way.
 struct Halved {
@@ -271,7 +272,7 @@ TEST_CASE("a score that asks for a fast path gets it", "[attention][fast_path]")
   }
 }
 
-// ---- Masks ---------------------------------------------------------------------------------------------------
+// ---- Masks ------------------------------------------------------------------------------------------------
 
 /// Two keys more with every query.
 constexpr auto stairs = [](const Query& query) {

@@ -1,4 +1,4 @@
-// What KvCache's append stores: rows as they are given, rounded as the scalar conversions round, from any strides.
+// What KvCache's append stores: rows as they are, rounded as scalar conversions round, from any strides.
 
 #include <cmath>
 #include <limits>

@@ -35,7 +35,8 @@ using ssmax::View;
 /// Three appends that leave the sequences at lengths of their own.
 const std::vector<std::vector<index_t>> uneven_counts{{3, 0, 1}, {2, 4, 0}, {1, 1, 4}};
 
-/// The largest distance of a stored key from the exact rotation, relative to the length of the turned pair's row.
+/// The largest distance of a stored key from the exact rotation, relative to the length of the turned pair's
+/// row.
 template <class X>
 Real rope_error(const RopeOptions& options, index_t width, Real* unrotated) {
   const KvCacheOptions cache_options{.batch = 3, .kv_heads = 2, .width = width, .capacity = 12};
@@ -93,8 +94,8 @@ void check_rope(Real bound) {
   });
 }
 
-// Elements are below 6, their pairs below 8. Two products, a sum and the table's entries are five roundings at most of
-// numbers below 8 in the arithmetic's precision; storing is one more in the storage's.
+// Elements are below 6, their pairs below 8. Two products, a sum and the table's entries are five roundings
+// at most of numbers below 8 in the arithmetic's precision; storing is one more in the storage's.
 TEST_CASE("append rotates keys to their positions in each sequence, and no values", "[kv_cache]") {
   const Real once_float = 0x1p-24L * 8, once_double = 0x1p-53L * 8;
   SECTION("float") { check_rope<float>(5 * once_float); }

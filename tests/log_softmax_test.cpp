@@ -1,5 +1,5 @@
-// log_softmax cancels nothing: never above 0, and within a few roundings of 1 and of itself, however large the logits
-// are. On every target.
+// log_softmax cancels nothing: never above 0, and within a few roundings of 1 and of itself, however large
+// the logits are. On every target.
 
 #include <algorithm>
 #include <cmath>

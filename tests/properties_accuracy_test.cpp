@@ -1,5 +1,5 @@
-// Functions over rows are as accurate as a naive loop, over sizes around every vector width and block. [long_double]:
-// minutes where long double is emulated.
+// Functions over rows are as accurate as a naive loop, over sizes around every vector width and block.
+// [long_double]: minutes where long double is emulated.
 
 #include <algorithm>
 #include <cmath>

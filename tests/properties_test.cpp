@@ -1,5 +1,5 @@
-// What must hold for any rows: agreement of all targets, invariances, in place as out of place, any shape, and not one
-// element written outside. Over sizes around every vector width and block.
+// What must hold for any rows: agreement of all targets, invariances, in place as out of place, any shape,
+// and not one element written outside. Over sizes around every vector width and block.
 
 #include <algorithm>
 #include <array>

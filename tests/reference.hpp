@@ -290,9 +290,9 @@ AttentionResult attention(ssmax::View<const T, 4> q, ssmax::View<const T, 4> k, 
   return result;
 }
 
-/// What makes one attention differ from another, as plain functions: visible(query, key) -> bool, score(z, query, key)
-/// -> z' for every type of z, multiplier(query, last, n) -> c of the n visible keys up to `last`, sink(head) -> its logit,
-/// -infinity for none.
+/// What makes one attention differ from another, as plain functions: visible(query, key) -> bool, score(z,
+/// query, key) -> z' for every type of z, multiplier(query, last, n) -> c of the n visible keys up to `last`,
+/// sink(head) -> its logit, -infinity for none.
 template <class Visible, class Score, class Multiplier, class Sink>
 struct Definition {
   Real scale;
@@ -316,8 +316,8 @@ struct Attended {
   std::vector<R> lse;  // [batch, head, query]
 };
 
-/// Attention by the loops that anyone would write, in R: the exact result in long double, the naive one in any other type.
-/// A logit that is -inf after its score is a hidden key, which counts in n.
+/// Attention by the loops that anyone would write, in R: the exact result in long double, the naive one in
+/// any other type. A logit that is -inf after its score is a hidden key, which counts in n.
 template <class R, class D>
 Attended<R> attend(ssmax::View<const R, 4> q, ssmax::View<const R, 4> k, ssmax::View<const R, 4> v,
                    const D& definition) {

@@ -1,5 +1,5 @@
-// The rotary embedding against the long double reference, on every target: pairings, widths, strides, positions, and
-// the transpose.
+// The rotary embedding against the long double reference, on every target: pairings, widths, strides,
+// positions, and the transpose.
 
 #include <algorithm>
 #include <array>

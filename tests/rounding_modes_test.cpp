@@ -1,5 +1,5 @@
-// What the headers say of the other rounding modes: results stay finite and near, by the bounds of softmax.hpp and
-// attention.hpp. On every target.
+// What the headers say of the other rounding modes: results stay finite and near, by the bounds of
+// softmax.hpp and attention.hpp. On every target.
 
 #include <cfenv>
 #include <cmath>

@@ -1,5 +1,5 @@
-// Functions over rows with an executor: the same bits as without one, whoever makes the calls, for every mask; the sums
-// that a scaling learns as well.
+// Functions over rows with an executor: the same bits as without one, whoever makes the calls, for every
+// mask; the sums that a scaling learns as well.
 
 #include <array>
 #include <limits>

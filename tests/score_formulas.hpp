@@ -10,8 +10,8 @@
 
 namespace attention_backward_problem {
 
-/// A formula has a value, a derivative, and collect, which adds the gradients of its parameters for the gradient dz of
-/// its value, and `size`, what the roundings of dz are in proportion to.
+/// A formula has a value, a derivative, and collect, which adds the gradients of its parameters for the
+/// gradient dz of its value, and `size`, what the roundings of dz are in proportion to.
 struct Capped {
   double cap;
 

@@ -124,8 +124,7 @@ inline std::uint16_t narrow(float value) {
 
 }  // namespace simde_avx512
 
-// ---- What SIMDe leaves out.
-// ------------------------------------------------------------------------------------
+// ---- What SIMDe leaves out. -------------------------------------------------------------------------------
 
 inline __m512 _mm512_mask_loadu_ps(__m512 rest, __mmask16 k, const float* p) {
   return simde_avx512::vector(simde_avx512::mask_load(simde_avx512::lanes(rest), k, p));
@@ -208,8 +207,7 @@ inline __m256i _mm512_cvtps_ph(__m512 v, [[maybe_unused]] int to_nearest) {
   return result;
 }
 
-// ---- What SIMDe gets wrong: without the CPU's own it multiplies, rounds and adds.
-// --------------------------------
+// ---- What SIMDe gets wrong: without the CPU's own it multiplies, rounds and adds. -------------------------
 
 #undef _mm512_fmadd_ps
 inline __m512 _mm512_fmadd_ps(__m512 a, __m512 b, __m512 c) {

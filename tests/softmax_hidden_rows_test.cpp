@@ -1,5 +1,5 @@
-// Rows that see no key, in every function over rows: a mask is asked about keys that exist and are seen only, the
-// scaling about rows with n >= 1 only, and what comes out is 0 (-inf in log form).
+// Rows that see no key, in every function over rows: a mask is asked about keys that exist and are seen only,
+// the scaling about rows with n >= 1 only, and what comes out is 0 (-inf in log form).
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,5 @@
-// Multipliers of any sign and size, and logits of any size: as exact as c = 1 on ordinary logits. On every target.
+// Multipliers of any sign and size, and logits of any size: as exact as c = 1 on ordinary logits. On every
+// target.
 
 #include <algorithm>
 #include <array>

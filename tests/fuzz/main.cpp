@@ -3,7 +3,7 @@
 //
 //   ssmax_fuzz --seconds 3600 --seed 1            for an hour
 //   ssmax_fuzz --seed 1 --case 4711               one case again, in words
-//   ssmax_fuzz --kind decode --plain-names        of one kind, without the user's types with names of fast paths
+//   ssmax_fuzz --kind decode --plain-names        of one kind, no user's types with names of fast paths
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>

@@ -114,7 +114,8 @@ ExpectedRow expect_row(const RowsCase& c, std::size_t first, index_t n, referenc
   const Real u = static_cast<Real>(unit_of(c.in)), promise = static_cast<Real>(promised(c.in));
   const Real flushed = is_wide(c.in) ? 0x1p-1020L : 0x1p-124L;
   const auto count = static_cast<Real>(std::max<index_t>(keys.count(), 1));
-  // What the multiplier's rounding to double moves the logits by; twice that, as a library's log may err by an ulp.
+  // What the multiplier's rounding to double moves the logits by; twice that, as a library's log may err by
+  // an ulp.
   Real low = 0, high = 0;
   for (index_t key = keys.begin; key < keys.end; ++key) {
     if (!std::isfinite(row.logit(key))) continue;

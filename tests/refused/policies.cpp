@@ -1,4 +1,5 @@
-// Members of the user's policies that have the right name and another signature, and fast paths without their members.
+// Members of the user's policies that have the right name and another signature, and fast paths without their
+// members.
 //
 // case MASK_KEYS_NOT_CONST: the member 'keys' of a mask must be  KeyRange keys.const Query&. const
 // case MASK_KEYS_LENGTH: the member 'keys' of a mask must be
