@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
 #include <ssmax/ssmax.hpp>
 #include <vector>
 
@@ -19,12 +18,10 @@ using attention_backward_problem::Capped;
 using attention_backward_problem::check;
 using attention_backward_problem::Gradients;
 using attention_backward_problem::Problem;
-using attention_backward_problem::Result;
 using attention_backward_problem::run_backward;
 using attention_backward_problem::ScoreGradients;
 using attention_backward_problem::Then;
 using attention_problem::all_keys;
-using attention_problem::Compute;
 using attention_problem::infinity;
 using attention_problem::keys_before;
 using attention_problem::Shape;

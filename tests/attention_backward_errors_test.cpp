@@ -20,7 +20,6 @@ using ssmax::AttentionGradients;
 using ssmax::AttentionOptions;
 using ssmax::BackwardArguments;
 using ssmax::Bias;
-using ssmax::Causal;
 using ssmax::Full;
 using ssmax::Identity;
 using ssmax::index_t;

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
 #include <ssmax/ssmax.hpp>
 #include <string>
 #include <vector>

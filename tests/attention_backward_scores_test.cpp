@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
 #include <ssmax/ssmax.hpp>
 #include <vector>
 
@@ -20,7 +19,6 @@ using attention_backward_problem::Capped;
 using attention_backward_problem::check;
 using attention_backward_problem::expect;
 using attention_backward_problem::Gradients;
-using attention_backward_problem::ln;
 using attention_backward_problem::per_head;
 using attention_backward_problem::Positions;
 using attention_backward_problem::Problem;

@@ -14,16 +14,13 @@ using attention_problem::AttentionOptions;
 using attention_problem::Compute;
 using attention_problem::Output;
 using attention_problem::Problem;
-using attention_problem::run;
 using attention_problem::Shape;
 using ssmax::Causal;
 using ssmax::Full;
 using ssmax::index_t;
-using ssmax::MaskMatrix;
 using ssmax::Query;
 using ssmax::SlidingWindow;
 using ssmax::SSMax;
-using ssmax::View;
 
 /// Queries [begin, end) of all, against as many keys as bring the last of them to its position.
 template <class T, class M, class C>

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
 #include <ssmax/ssmax.hpp>
 #include <vector>
 
@@ -15,10 +14,8 @@ namespace attention_logits_test {
 
 using attention_problem::all_keys;
 using attention_problem::Averages;
-using attention_problem::Compute;
 using attention_problem::expect;
 using attention_problem::Expected;
-using attention_problem::infinity;
 using attention_problem::keys_before;
 using attention_problem::Output;
 using attention_problem::Problem;

@@ -13,7 +13,6 @@ namespace attention_predicates_test {
 
 using attention_problem::check_mask;
 using attention_problem::expect;
-using attention_problem::Output;
 using attention_problem::Problem;
 using attention_problem::Real;
 using attention_problem::Rules;

@@ -26,7 +26,6 @@ using ssmax::Bias;
 using ssmax::Causal;
 using ssmax::Full;
 using ssmax::half;
-using ssmax::Identity;
 using ssmax::index_t;
 using ssmax::Key;
 using ssmax::Query;

@@ -20,7 +20,6 @@ using attention_problem::Output;
 using attention_problem::Problem;
 using attention_problem::run;
 using attention_problem::Shape;
-using ssmax::AttentionState;
 using ssmax::Causal;
 using ssmax::Full;
 using ssmax::index_t;

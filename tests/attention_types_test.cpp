@@ -3,7 +3,6 @@
 
 #include <array>
 #include <cmath>
-#include <limits>
 #include <ssmax/ssmax.hpp>
 #include <type_traits>
 #include <vector>
@@ -14,7 +13,6 @@
 namespace attention_types_test {
 
 using attention_problem::all_keys;
-using attention_problem::AttentionOptions;
 using attention_problem::check_mask;
 using attention_problem::check_score;
 using attention_problem::infinity;

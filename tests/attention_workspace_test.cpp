@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <limits>
 #include <ssmax/ssmax.hpp>
 #include <vector>
 
@@ -13,7 +12,6 @@
 
 namespace attention_workspace_test {
 
-using attention_problem::Compute;
 using attention_problem::Output;
 using attention_problem::Problem;
 using attention_problem::Shape;

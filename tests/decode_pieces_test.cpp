@@ -14,7 +14,6 @@
 
 namespace decode_pieces_test {
 
-using decode_problem::check;
 using decode_problem::Compute;
 using decode_problem::Data;
 using decode_problem::Expected;

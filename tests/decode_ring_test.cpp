@@ -14,7 +14,6 @@
 
 namespace decode_ring_test {
 
-using decode_problem::check;
 using decode_problem::Data;
 using decode_problem::Expected;
 using decode_problem::filled;

@@ -16,7 +16,6 @@
 
 namespace decode_test {
 
-using decode_problem::check;
 using decode_problem::Data;
 using decode_problem::Expected;
 using decode_problem::few_and_many;

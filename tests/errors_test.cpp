@@ -6,7 +6,6 @@
 #include <limits>
 #include <span>
 #include <ssmax/ssmax.hpp>
-#include <stdexcept>
 #include <string_view>
 #include <vector>
 

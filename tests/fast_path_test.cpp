@@ -18,7 +18,6 @@ namespace fast_path_test {
 
 using attention_problem::Shape;
 using reference::Real;
-using ssmax::FastPath;
 using ssmax::index_t;
 using ssmax::Key;
 using ssmax::KeyRange;

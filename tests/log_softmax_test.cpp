@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <span>
 #include <ssmax/ssmax.hpp>
 #include <string>
@@ -18,7 +17,6 @@ namespace log_softmax_test {
 using reference::Real;
 using reference::worse;
 using ssmax::Constant;
-using ssmax::index_t;
 using ssmax::View;
 
 template <class T>

@@ -6,7 +6,6 @@
 #include <limits>
 #include <span>
 #include <ssmax/mask.hpp>
-#include <stdexcept>
 #include <string>
 #include <vector>
 

@@ -22,7 +22,6 @@ using ssmax::bfloat16;
 using ssmax::index_t;
 using ssmax::View;
 using test_executors::Reverse;
-using test_executors::Threads;
 
 struct Shape {
   index_t batch, heads, queries, keys;

@@ -17,7 +17,6 @@
 namespace softmax_hidden_rows_test {
 
 using reference::Real;
-using reference::worse;
 using ssmax::Documents;
 using ssmax::index_t;
 using ssmax::KeyRange;
