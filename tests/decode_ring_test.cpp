@@ -71,14 +71,12 @@ index_t check_ring(const Shape& shape, index_t window, index_t capacity, Rule& r
     if (step % 8 != 0 && position < shape.longest()) continue;
     // The reference sees what the ring has kept, rotated already: it rotates the queries itself.
     Data<float> stored(Shape{shape.heads, shape.kv_heads, shape.queries, shape.d, shape.dv, lengths});
-    const auto held = plain.key_values();
     for (index_t b = 0; b < shape.batch(); ++b) {
       for (index_t h = 0; h < shape.kv_heads; ++h) {
         for (index_t key = 0; key < plain.length(b); ++key) {
-          for (index_t c = 0; c < shape.d; ++c)
-            stored.k_row(b, h, key)[c] = static_cast<float>(held.k(b, h, key, c));
-          for (index_t c = 0; c < shape.dv; ++c)
-            stored.v_row(b, h, key)[c] = static_cast<float>(held.v(b, h, key, c));
+          const auto held = plain.stretch(b, h, key);
+          for (index_t c = 0; c < shape.d; ++c) stored.k_row(b, h, key)[c] = static_cast<float>(held.k[c]);
+          for (index_t c = 0; c < shape.dv; ++c) stored.v_row(b, h, key)[c] = static_cast<float>(held.v[c]);
         }
       }
     }

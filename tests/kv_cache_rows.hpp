@@ -34,13 +34,11 @@ struct Rows {
 /// Key and value of a position of a sequence, as far as it is held.
 template <class X>
 X key(const KvCache<X>& cache, index_t b, index_t h, index_t position, index_t c) {
-  const auto stored = cache.key_values();
-  return stored.k(b, h, stored.row(position), c);
+  return cache.stretch(b, h, position).k[c];
 }
 template <class X>
 X value(const KvCache<X>& cache, index_t b, index_t h, index_t position, index_t c) {
-  const auto stored = cache.key_values();
-  return stored.v(b, h, stored.row(position), c);
+  return cache.stretch(b, h, position).v[c];
 }
 
 /// Calls f(b, h, i, c) for every index of a shape.
@@ -76,10 +74,10 @@ struct Contents {
   std::vector<X> k, v;
 
   explicit Contents(const KvCache<X>& cache) {
-    const auto stored = cache.key_values();
-    lengths.assign(stored.lengths.begin(), stored.lengths.end());
-    k.assign(stored.k.data_handle(), stored.k.data_handle() + stored.k.size());
-    v.assign(stored.v.data_handle(), stored.v.data_handle() + stored.v.size());
+    for (index_t b = 0; b < cache.options().batch; ++b) lengths.push_back(cache.length(b));
+    const auto [keys, values] = cache.memory();
+    k.assign(keys.begin(), keys.end());
+    v.assign(values.begin(), values.end());
   }
   bool operator==(const Contents& other) const {
     return lengths == other.lengths && same_bits(k, other.k) && same_bits(v, other.v);

@@ -83,11 +83,12 @@ RopeTables<Compute<T>> rope_tables(const AttentionOptions<T>& options) {
   return options.rope == nullptr ? RopeTables<Compute<T>>{} : options.rope->tables();
 }
 
+/// `keys` must outlive it.
 template <class T>
-Problem<T, T> make_problem(const View<const T, 4>& q, const KeyValues<T>& keys,
+Problem<T, T> make_problem(const View<const T, 4>& q, const KeyShare<T>& keys,
                            const AttentionOptions<T>& options) {
   return {.q = q,
-          .keys = keys,
+          .keys = AnyKeys<T>(keys),
           .scale = logit_scale(options, q.extent(3)),
           .rope = rope_tables(options),
           .rotate_keys = true,
@@ -109,7 +110,8 @@ void attention(const std::type_identity_t<AttentionArguments<T>>& a, const S& sc
   detail::check_inputs(function, a.q, a.k, a.v);
   detail::check_out_and_lse(function, a.out, a.lse, a.q, a.k, a.v);
   detail::check_sinks(function, options.sinks, a.out, a.lse);
-  const auto problem = detail::make_problem<T>(a.q, {.k = a.k, .v = a.v, .keys = a.k.extent(2)}, options);
+  const detail::KeyShare<T> keys{.k = a.k, .v = a.v, .keys = a.k.extent(2)};
+  const auto problem = detail::make_problem<T>(a.q, keys, options);
   const detail::UserVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
   detail::check_policies(function, problem, options.rope, variant);
   const detail::Result<T> result{.out = a.out, .lse = a.lse, .sinks = options.sinks};
@@ -148,8 +150,8 @@ void attention_partial(const std::type_identity_t<PartialArguments<T>>& a, const
   if (a.keys < a.k.extent(2) || a.first_key > a.keys - a.k.extent(2)) {
     detail::fail_value(function, "first_key", "is", a.first_key, "leaves no room for k in keys,", a.keys);
   }
-  const auto problem =
-      detail::make_problem<T>(a.q, {.k = a.k, .v = a.v, .keys = a.keys, .first = a.first_key}, options);
+  const detail::KeyShare<T> keys{.k = a.k, .v = a.v, .keys = a.keys, .first = a.first_key};
+  const auto problem = detail::make_problem<T>(a.q, keys, options);
   const detail::UserVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
   detail::check_policies(function, problem, options.rope, variant);
   compiled::run_attention(problem, variant, detail::Result<T>{.state = a.state}, options.workspace,

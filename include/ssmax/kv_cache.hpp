@@ -4,8 +4,8 @@
 //   cache.append(k_new, v_new, &rope);                        // rotated to their positions, then stored
 //   decode<float>({.q = q_new, .out = out}, cache, scaling, Causal{}, {.rope = &rope}, pool);
 //
-// Storage is float, double, half or bfloat16, rounded to nearest even when stored; decode widens it in registers and
-// computes in float. Each sequence of the batch has a length of its own; n and positions come from it, not from the
+// Storage is float, double, half or bfloat16, rounded to nearest even when stored, or a type of the user's (storage.hpp);
+// decode widens it in registers and computes in float. Each sequence of the batch has a length of its own; n and positions come from it, not from the
 // call. A ring keeps the last `capacity` keys of a sequence and forgets older ones, for sliding windows.
 //
 // Prefill in chunks (append, decode, append, decode …) gives the bits of one call of attention on all of it where every
@@ -15,6 +15,7 @@
 // places in the sequence, as the keys were, also under masks whose positions restart.
 #pragma once
 
+#include <array>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -22,6 +23,7 @@
 #include "attention.hpp"
 #include "detail/memory/conversion.hpp"
 #include "detail/memory/pages.hpp"
+#include "key_source.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_DATA_NAMESPACE {
@@ -42,9 +44,12 @@ inline namespace SSMAX_CODE_NAMESPACE {
 /// these cannot be counted, std::bad_alloc where they cannot be had.
 template <class X>
 class KvCache {
-  static_assert(detail::Storage<X>, "ssmax::KvCache: storage is float, double, half or bfloat16");
+  static_assert(
+      detail::KeyStorage<X>,
+      "ssmax::KvCache: storage is float, double, half, bfloat16, or what storage.hpp asks of a type");
 
  public:
+  using Element = X;
   using Compute = detail::Compute<X>;
 
   explicit KvCache(const KvCacheOptions& options) : options_(options) {
@@ -69,7 +74,11 @@ class KvCache {
     const index_t rows = options_.batch * options_.kv_heads * options_.capacity;
     k_.resize(static_cast<std::size_t>(rows * options_.width));
     v_.resize(static_cast<std::size_t>(rows * options_.value_width));
-    row_.resize(static_cast<std::size_t>(options_.width));
+    row_.resize(static_cast<std::size_t>(std::max(options_.width, options_.value_width)));
+    if constexpr (detail::ScaledStorage<X>) {
+      k_scales_.resize(static_cast<std::size_t>(rows));
+      v_scales_.resize(static_cast<std::size_t>(rows));
+    }
     lengths_.resize(static_cast<std::size_t>(options_.batch));
   }
 
@@ -77,7 +86,9 @@ class KvCache {
   /// Positions that sequence b has had so far.
   [[nodiscard]] index_t length(index_t b) const { return lengths_[static_cast<std::size_t>(b)]; }
   /// Those of them that are still held.
-  [[nodiscard]] KeyRange stored(index_t b) const { return key_values().held(b); }
+  [[nodiscard]] KeyRange stored(index_t b) const {
+    return {options_.ring ? std::max<index_t>(0, length(b) - options_.capacity) : 0, length(b)};
+  }
 
   /// Appends k [batch, kv_heads, new, width] and v [batch, kv_heads, new, value_width]; counts[b] of the new positions are
   /// real in sequence b, all of them where no counts are given. With a rope, keys are rotated to their positions. Throws
@@ -87,7 +98,8 @@ class KvCache {
     append_from(k, v, rope, counts);
   }
   void append(View<const X, 4> k, View<const X, 4> v, const Rope<Compute>* rope = nullptr,
-              std::span<const index_t> counts = {}) requires(!std::same_as<X, Compute>) {
+              std::span<const index_t> counts = {}) requires(!std::same_as<X, Compute> &&
+                                                             !detail::ScaledStorage<X>) {
     append_from(k, v, rope, counts);
   }
 
@@ -109,16 +121,34 @@ class KvCache {
     lengths_[static_cast<std::size_t>(b)] = length;
   }
 
-  /// What attention reads.
-  [[nodiscard]] detail::KeyValues<X> key_values() const {
-    const KvCacheOptions& o = options_;
-    return {.k = View<const X, 4>(k_.data(), {o.batch, o.kv_heads, o.capacity, o.width}),
-            .v = View<const X, 4>(v_.data(), {o.batch, o.kv_heads, o.capacity, o.value_width}),
-            .lengths = lengths_,
-            .ring = o.ring};
+  // The cache as a source of keys: key_source.hpp.
+  [[nodiscard]] KeySourceShape shape() const {
+    return {options_.batch, options_.kv_heads, options_.width, options_.value_width};
   }
+  [[nodiscard]] KeyStretch<X> stretch(index_t b, index_t h, index_t key) const {
+    const index_t row = row_of(b, h, key), in_memory = options_.capacity - key % options_.capacity;
+    return {.k = k_.data() + row * options_.width,
+            .k_stride = options_.width,
+            .v = v_.data() + row * options_.value_width,
+            .v_stride = options_.value_width,
+            .count = std::min(in_memory, length(b) - key),
+            .k_scales = scales(k_scales_, row),
+            .v_scales = scales(v_scales_, row)};
+  }
+  [[nodiscard]] std::array<std::span<const X>, 2> memory() const { return {{k_, v_}}; }
 
  private:
+  using Elements = std::vector<X, detail::HugePages<X>>;
+
+  /// Where a key lies, counted over sequences and heads. (Without a ring, keys are fewer than the capacity.)
+  index_t row_of(index_t b, index_t h, index_t key) const {
+    return (b * options_.kv_heads + h) * options_.capacity + key % options_.capacity;
+  }
+
+  static const float* scales(const std::vector<float>& all, index_t row) {
+    return all.empty() ? nullptr : all.data() + row;
+  }
+
   void check_sequence(const char* function, index_t b) const {
     if (b < 0 || b >= options_.batch)
       detail::fail_value(function, "b", "is", b, "sequences are", options_.batch);
@@ -177,30 +207,37 @@ class KvCache {
 
   template <class U>
   void store(index_t b, index_t h, index_t position, const U* k, const U* v, const Rope<Compute>* rope) {
-    const index_t row = (b * options_.kv_heads + h) * options_.capacity + key_values().row(position);
-    X* to = k_.data() + row * options_.width;
+    const index_t row = row_of(b, h, position);
     if (rope == nullptr) {
-      store_row(k, options_.width, to);
+      store_row(k, options_.width, k_, k_scales_, row);
     } else {
       const Compute* wide = detail::widened(k, options_.width, row_.data());
       detail::rotate(rope->tables(), wide, options_.width, row_.data(), options_.width, 1, options_.width,
                      position, false);
-      store_row(static_cast<const Compute*>(row_.data()), options_.width, to);
+      store_row(static_cast<const Compute*>(row_.data()), options_.width, k_, k_scales_, row);
     }
-    store_row(v, options_.value_width, v_.data() + row * options_.value_width);
+    store_row(v, options_.value_width, v_, v_scales_, row);
   }
 
   template <class U>
-  static void store_row(const U* in, index_t n, X* out) {
+  void store_row(const U* in, index_t n, Elements& rows, [[maybe_unused]] std::vector<float>& scales,
+                 index_t row) {
+    X* out = rows.data() + row * n;
     if constexpr (std::same_as<U, X>) {
       std::copy_n(in, n, out);
+    } else if constexpr (detail::ScaledStorage<X>) {
+      const float scale = StorageTraits<X>::scale(in, n);
+      scales[static_cast<std::size_t>(row)] = scale;
+      std::transform(in, in + n, row_.data(), [scale](Compute x) { return x / scale; });
+      detail::narrow_to(out, n, row_.data());
     } else {
       detail::narrow_to(out, n, in);
     }
   }
 
   KvCacheOptions options_;
-  std::vector<X, detail::HugePages<X>> k_, v_;
+  Elements k_, v_;                          // [batch][kv_heads][capacity][width], [value_width]
+  std::vector<float> k_scales_, v_scales_;  // [batch][kv_heads][capacity], if rows carry a factor each
   std::vector<Compute> row_;
   std::vector<index_t> lengths_;
 };
@@ -215,6 +252,17 @@ struct DecodeArguments {
 
 namespace detail {
 
+/// An output lies apart from the memory of a source that says where it is.
+template <class T, int Rank, class K>
+void check_apart_from_source(const char* function, const char* name, const View<T, Rank>& out,
+                             const K& keys) {
+  if constexpr (requires { keys.memory(); }) {
+    const auto [k, v] = keys.memory();
+    check_apart(function, name, out, "k", View<const typename K::Element, 1>(k));
+    check_apart(function, name, out, "v", View<const typename K::Element, 1>(v));
+  }
+}
+
 /// Queries that a cache can answer: their own positions have been appended, and what the mask shows is still held.
 template <class T, class X, class M>
 void check_decode(const char* function, const Problem<T, X>& problem, const M& mask) {
@@ -223,13 +271,13 @@ void check_decode(const char* function, const Problem<T, X>& problem, const M& m
     if (shape.queries > shape.keys) {
       fail_value(function, "q", "has positions", shape.queries, "a sequence of the cache has", shape.keys);
     }
-    const KeyRange held = problem.keys.held(b);
-    if (held.begin == 0) continue;
+    const KeyRange stored = problem.keys.stored(b);
+    if (stored.begin == 0) continue;
     for (index_t h = 0; h < shape.heads; ++h) {
       for (index_t i = 0; i < shape.queries; ++i) {
         const KeyRange keys = visible_keys(mask, Query{b, h, i, shape});
-        if (keys.size() > 0 && keys.begin < held.begin) {
-          fail_value(function, "mask", "shows key", keys.begin, "the cache's first is", held.begin);
+        if (keys.size() > 0 && keys.begin < stored.begin) {
+          fail_value(function, "mask", "shows key", keys.begin, "the cache's first is", stored.begin);
         }
       }
     }
@@ -238,20 +286,23 @@ void check_decode(const char* function, const Problem<T, X>& problem, const M& m
 
 }  // namespace detail
 
-/// out = attention of the new queries over each sequence of the cache. Options as for attention; a rope rotates the
-/// queries (the keys were rotated when they were appended), key_position must be 0.
-template <class T, class X, class S, class M, class C, class E = Serial>
-requires Scaling<S> && Mask<M> && Score<C> && Executor<E>
-void decode(const std::type_identity_t<DecodeArguments<T>>& a, const KvCache<X>& cache, const S& scaling,
+/// out = attention of the new queries over each sequence of the cache, or of another source of keys. Options as for
+/// attention; a rope rotates the queries (the keys were rotated when they were appended), key_position must be 0.
+template <class T, class K, class S, class M, class C, class E = Serial>
+requires KeySource<K> && Scaling<S> && Mask<M> && Score<C> && Executor<E>
+void decode(const std::type_identity_t<DecodeArguments<T>>& a, const K& cache, const S& scaling,
             const M& mask, const C& score, const std::type_identity_t<AttentionOptions<T>>& options = {},
             E&& executor = E{}) {
+  using X = typename K::Element;
   static_assert(
       std::same_as<detail::Compute<T>, detail::Compute<X>>,
       "ssmax::decode: double queries need a cache of double, other queries one of float, half or bfloat16");
   const char* function = "decode";
-  const detail::KeyValues<X> keys = cache.key_values();
-  detail::check_inputs(function, a.q, keys.k, keys.v);
-  detail::check_out_and_lse(function, a.out, a.lse, a.q, keys.k, keys.v);
+  const detail::AnyKeys<X> keys(cache);
+  detail::check_queries(function, a.q, keys.shape());
+  detail::check_out_and_lse(function, a.out, a.lse, a.q, keys.shape().value_width);
+  detail::check_apart_from_source(function, "out", a.out, cache);
+  detail::check_apart_from_source(function, "lse", a.lse, cache);
   detail::check_sinks(function, options.sinks, a.out, a.lse);
   if (options.key_position != 0) {
     detail::fail_value(function, "key_position", "is", options.key_position, "the cache's is", 0);
@@ -269,11 +320,11 @@ void decode(const std::type_identity_t<DecodeArguments<T>>& a, const KvCache<X>&
 }
 
 /// The same without a score.
-template <class T, class X, class S = Softmax, class M = Causal, class E = Serial>
-requires Scaling<S> && Mask<M> && Executor<E>
-void decode(const std::type_identity_t<DecodeArguments<T>>& arguments, const KvCache<X>& cache,
-            const S& scaling = {}, const M& mask = {},
-            const std::type_identity_t<AttentionOptions<T>>& options = {}, E&& executor = E{}) {
+template <class T, class K, class S = Softmax, class M = Causal, class E = Serial>
+requires KeySource<K> && Scaling<S> && Mask<M> && Executor<E>
+void decode(const std::type_identity_t<DecodeArguments<T>>& arguments, const K& cache, const S& scaling = {},
+            const M& mask = {}, const std::type_identity_t<AttentionOptions<T>>& options = {},
+            E&& executor = E{}) {
   decode<T>(arguments, cache, scaling, mask, Identity{}, options, std::forward<E>(executor));
 }
 

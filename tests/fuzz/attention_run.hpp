@@ -212,7 +212,6 @@ void run_decode(AttentionCase c) {
       cache.append(View<const T, 4>(new_k.view()), View<const T, 4>(new_v.view()), rope, counts);
       for (std::size_t b = 0; b < at.size(); ++b) at[b] += counts[b];
     }
-    const auto held = cache.key_values();
     for (index_t b = 0; b < c.batch; ++b) {
       if (cache.length(b) != c.mask.keys[static_cast<std::size_t>(b)])
         throw Finding(target + ": length of the cache");
@@ -224,6 +223,7 @@ void run_decode(AttentionCase c) {
         for (index_t key = 0; key < c.keys; ++key) {
           const auto row = (b * c.kv_heads + h) * c.keys + key;
           const bool there = key >= range.begin && key < range.end;
+          const auto held = there ? cache.stretch(b, h, key) : ssmax::KeyStretch<X>{};
           std::vector<A> turned;
           for (index_t i = 0; i < c.d; ++i)
             turned.push_back(static_cast<A>(k[static_cast<std::size_t>(row * c.d + i)]));
@@ -232,14 +232,14 @@ void run_decode(AttentionCase c) {
                         ssmax::View<A, 2>(turned.data(), {1, c.d}), *rope, key);
           for (index_t i = 0; i < c.d; ++i) {
             double& value = c.k[static_cast<std::size_t>(row * c.d + i)];
-            value = there ? widen(held.k(b, h, held.row(key), i)) : nan;
+            value = there ? widen(held.k[i]) : nan;
             const double right = static_cast<double>(turned[static_cast<std::size_t>(i)]);
             if (there)
               check_value(target + " stored k", row * c.d + i, value, rounded(c.stored, right), 0, c.stored);
           }
           for (index_t i = 0; i < c.dv; ++i) {
             double& value = c.v[static_cast<std::size_t>(row * c.dv + i)];
-            value = there ? widen(held.v(b, h, held.row(key), i)) : nan;
+            value = there ? widen(held.v[i]) : nan;
             const double right = rounded(c.stored, v[static_cast<std::size_t>(row * c.dv + i)]);
             if (there) check_value(target + " stored v", row * c.dv + i, value, right, 0, c.stored);
           }

@@ -16,40 +16,59 @@ void check_extent(const char* function, const char* name, const V& view, int i, 
   if (view.extent(i) != as.extent(j)) fail_extent(function, name, i, view.extent(i), other, as.extent(j));
 }
 
-/// Queries against keys and values: extents that must agree, heads that must divide.
-template <class T, class X>
-void check_inputs(const char* function, const View<const T, 4>& q, const View<const X, 4>& k,
-                  const View<const X, 4>& v) {
+/// Queries against a source of keys: extents that must agree, heads that must divide.
+template <class T>
+void check_queries(const char* function, const View<const T, 4>& q, const KeySourceShape& keys) {
   check_view(function, "q", q);
-  check_view(function, "k", k);
-  check_view(function, "v", v);
-  check_extent(function, "k", k, 0, "q", q, 0);
-  check_extent(function, "k", k, 3, "q", q, 3);
-  for (int i = 0; i < 3; ++i) check_extent(function, "v", v, i, "k", k, i);
-  const index_t heads = q.extent(1), kv_heads = k.extent(1);
-  if (kv_heads == 0 ? heads != 0 : heads % kv_heads != 0) {
-    fail_value(function, "q", "has heads", heads, "must be a multiple of the heads of k,", kv_heads);
+  const auto same = [&](int i, index_t extent) {
+    if (extent != q.extent(i)) fail_extent(function, "k", i, extent, "q", q.extent(i));
+  };
+  same(0, keys.batch);
+  same(3, keys.width);
+  const index_t heads = q.extent(1);
+  if (keys.kv_heads == 0 ? heads != 0 : heads % keys.kv_heads != 0) {
+    fail_value(function, "q", "has heads", heads, "must be a multiple of the heads of k,", keys.kv_heads);
   }
 }
 
-/// An output: its leading extents are those of q, and it lies apart from the inputs.
-template <class T, class X, class U, int Rank>
+template <class T>
+void check_inputs(const char* function, const View<const T, 4>& q, const View<const T, 4>& k,
+                  const View<const T, 4>& v) {
+  check_view(function, "q", q);
+  check_view(function, "k", k);
+  check_view(function, "v", v);
+  check_queries(function, q, {k.extent(0), k.extent(1), k.extent(3), v.extent(3)});
+  for (int i = 0; i < 3; ++i) check_extent(function, "v", v, i, "k", k, i);
+}
+
+/// An output: its leading extents are those of q, the last one of out that of the values, and it lies apart from q.
+template <class T, class U, int Rank>
 void check_result(const char* function, const char* name, const View<U, Rank>& out, const View<const T, 4>& q,
-                  const View<const X, 4>& k, const View<const X, 4>& v) {
+                  index_t value_width) {
   check_output(function, name, out);
   for (int i = 0; i < 3; ++i) check_extent(function, name, out, i, "q", q, i);
-  if constexpr (Rank == 4) check_extent(function, name, out, 3, "v", v, 3);
+  if constexpr (Rank == 4) {
+    if (out.extent(3) != value_width) fail_extent(function, name, 3, out.extent(3), "v", value_width);
+  }
   check_apart(function, name, out, "q", q);
+}
+
+/// The same, and it lies apart from k and v.
+template <class T, class U, int Rank>
+void check_result(const char* function, const char* name, const View<U, Rank>& out, const View<const T, 4>& q,
+                  const View<const T, 4>& k, const View<const T, 4>& v) {
+  check_result(function, name, out, q, v.extent(3));
   check_apart(function, name, out, "k", k);
   check_apart(function, name, out, "v", v);
 }
 
-template <class T, class X, class A>
+/// `keys` are what check_result takes for them.
+template <class T, class A, class... Keys>
 void check_out_and_lse(const char* function, const View<T, 4>& out, const View<A, 3>& lse,
-                       const View<const T, 4>& q, const View<const X, 4>& k, const View<const X, 4>& v) {
-  check_result(function, "out", out, q, k, v);
+                       const View<const T, 4>& q, const Keys&... keys) {
+  check_result(function, "out", out, q, keys...);
   if (!is_given(lse)) return;
-  check_result(function, "lse", lse, q, k, v);
+  check_result(function, "lse", lse, q, keys...);
   check_apart(function, "lse", lse, "out", View<const T, 4>(out));
 }
 
@@ -66,16 +85,16 @@ void check_policies(const char* function, const Problem<T, X>& problem, const Ro
   }
   for (index_t batch = 0; batch < problem.q.extent(0); ++batch) {
     const QueryShape shape = problem.shape(batch);
-    if (batch == 0 || !problem.keys.lengths.empty()) {
+    if (batch == 0 || shape.keys != problem.keys.length(0)) {
       check_mask(variant.mask, shape);
       check_score(variant.score, shape);
       check_scaling(variant.scaling, shape.heads, shape.keys);
     } else if (!P::has_positions) {
-      return;  // what holds for one entry holds for all
+      continue;  // what holds for one entry holds for all of its length
     }
     if (rope == nullptr || shape.queries == 0 || shape.keys == 0) continue;
     const index_t d = problem.width();
-    const KeyRange held = problem.rotate_keys ? problem.keys.held(batch) : KeyRange{};
+    const KeyRange stored = problem.rotate_keys ? problem.keys.stored(batch) : KeyRange{};
     if constexpr (P::has_positions) {
       for (index_t head = 0; head < shape.heads; ++head) {
         for (index_t i = 0; i < shape.queries; ++i) {
@@ -84,12 +103,12 @@ void check_policies(const char* function, const Problem<T, X>& problem, const Ro
       }
       for (index_t head = 0; head < shape.heads; head += problem.group()) {
         const Query first{batch, head, 0, shape};
-        for (index_t key = held.begin; key < held.end; ++key) {
+        for (index_t key = stored.begin; key < stored.end; ++key) {
           rope->check(function, "k", key_position + detail::key_position(variant.mask, first, key), 1, d);
         }
       }
     } else {
-      if (held.size() > 0) rope->check(function, "k", key_position + held.begin, held.size(), d);
+      if (stored.size() > 0) rope->check(function, "k", key_position + stored.begin, stored.size(), d);
       rope->check(function, "q", key_position + shape.keys - shape.queries, shape.queries, d);
     }
   }

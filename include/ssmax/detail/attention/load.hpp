@@ -1,8 +1,9 @@
-// Queries and keys as the kernels take them: widened and rotated.
+// Queries, keys and values as the kernels take them: widened and rotated.
 #pragma once
 
 #include <algorithm>
 
+#include "../kernels/rows.hpp"
 #include "../memory/conversion.hpp"
 #include "variant.hpp"
 
@@ -21,24 +22,45 @@ const A* load_query(const Problem<T, X>& problem, const Variant<A>& variant, con
   return scratch;
 }
 
+/// Row i of keys or values as n elements T: where it lies, or widened and multiplied by its factor in scratch.
+template <class T, class X>
+const T* load_row(const X* rows, index_t stride, [[maybe_unused]] const float* scales, index_t i, index_t n,
+                  T* scratch) {
+  const T* wide = widened(rows + i * stride, n, scratch);
+  if constexpr (ScaledStorage<X>) {
+    kernels<RowKernels<T>>().multiply(wide, n, static_cast<T>(scales[i]), scratch);
+  }
+  return wide;
+}
+
 /// Keys [range) widened and rotated, contiguous from `out`.
 template <class T, class X, class A = Compute<T>>
 void load_keys(const Problem<T, X>& problem, const Variant<A>& variant, index_t batch, index_t kv_head,
                KeyRange range, A* out) {
-  const View<const X, 4>& k = problem.keys.k;
-  const index_t d = k.extent(3);
+  const index_t d = problem.width();
   const Query query{batch, kv_head * problem.group(), 0, problem.shape(batch)};
   const bool rotated = problem.has_rope() && problem.rotate_keys;
-  for_each_stretch(problem.keys, range, [&](index_t key, index_t row, index_t count) {
-    const X* in = row_of(k, batch, kv_head, row);
-    for (index_t i = 0; i < count; ++i, out += d) {
-      const A* wide = widened(in + i * k.stride(2), d, out);
+  for_each_stretch(problem.keys, batch, kv_head, range, [&](index_t key, const KeyStretch<X>& stretch) {
+    for (index_t i = 0; i < stretch.count; ++i, out += d) {
+      const A* wide = load_row(stretch.k, stretch.k_stride, stretch.k_scales, i, d, out);
       if (rotated) {
         const index_t position = problem.key_position + variant.key_position(query, key + i);
         rotate(problem.rope, wide, d, out, d, 1, d, position, false);
       } else if (wide != out) {
         std::copy_n(wide, d, out);
       }
+    }
+  });
+}
+
+/// Values of the keys [range) widened, contiguous from `out`.
+template <class X, class A>
+void load_values(const AnyKeys<X>& keys, index_t batch, index_t kv_head, KeyRange range, A* out) {
+  const index_t dv = keys.shape().value_width;
+  for_each_stretch(keys, batch, kv_head, range, [&](index_t, const KeyStretch<X>& stretch) {
+    for (index_t i = 0; i < stretch.count; ++i, out += dv) {
+      const A* wide = load_row(stretch.v, stretch.v_stride, stretch.v_scales, i, dv, out);
+      if (wide != out) std::copy_n(wide, dv, out);
     }
   });
 }

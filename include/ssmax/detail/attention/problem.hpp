@@ -1,14 +1,10 @@
-// What one call of attention has to do: where queries, keys and values lie, how far they reach, and what each query
-// sees.
+// What one call of attention has to do: its queries, where its keys come from, and what each query sees.
 #pragma once
-
-#include <span>
 
 #include "../../query.hpp"
 #include "../../rope.hpp"
 #include "../../view.hpp"
-#include "../checks/views.hpp"
-#include "../memory/storage.hpp"
+#include "keys.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_DATA_NAMESPACE {
@@ -20,29 +16,10 @@ namespace SSMAX_VISIBLE shared {
 /// enough for a task, little enough to share among threads.
 inline constexpr index_t key_block = 128, key_chunk = 1024;
 
-/// Keys and values in storage X, [batch, kv_heads, row, channel].
-template <class X>
-struct KeyValues {
-  View<const X, 4> k, v;
-  std::span<const index_t> lengths{};  // keys of each batch entry, if they differ
-  index_t keys = 0;                    // or of every one
-  index_t first = 0;                   // the key that row 0 holds
-  bool ring = false;                   // key i lies in row i % capacity, older ones are gone
-
-  SSMAX_INLINE index_t length(index_t batch) const {
-    return lengths.empty() ? keys : lengths[static_cast<std::size_t>(batch)];
-  }
-  SSMAX_INLINE KeyRange held(index_t batch) const {
-    const index_t end = ring ? length(batch) : std::min(length(batch), first + k.extent(2));
-    return {ring ? std::max<index_t>(0, end - k.extent(2)) : first, end};
-  }
-  SSMAX_INLINE index_t row(index_t key) const { return ring ? key % k.extent(2) : key - first; }
-};
-
 template <class T, class X>
 struct Problem {
   View<const T, 4> q;
-  KeyValues<X> keys;
+  AnyKeys<X> keys;
   double scale = 1;
   RopeTables<Compute<T>> rope{};
   bool rotate_keys = true;  // a cache's were when they were stored
@@ -53,8 +30,8 @@ struct Problem {
     return {q.extent(0), q.extent(1), q.extent(2), keys.length(batch)};
   }
   SSMAX_INLINE index_t width() const { return q.extent(3); }
-  SSMAX_INLINE index_t value_width() const { return keys.v.extent(3); }
-  SSMAX_INLINE index_t kv_heads() const { return keys.k.extent(1); }
+  SSMAX_INLINE index_t value_width() const { return keys.shape().value_width; }
+  SSMAX_INLINE index_t kv_heads() const { return keys.shape().kv_heads; }
   /// Query heads of a kv head.
   SSMAX_INLINE index_t group() const { return q.extent(1) / std::max<index_t>(kv_heads(), 1); }
   /// Queries of a kv head.
@@ -63,7 +40,7 @@ struct Problem {
 
 struct QueryRow {
   Query query{};
-  KeyRange keys{};              // that it may see and that are held
+  KeyRange keys{};              // that it may see and that are stored
   double multiplier = 0;        // c
   index_t n = 0, position = 0;  // what the scaling was asked about
 };
@@ -73,17 +50,6 @@ struct QueryRow {
 
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
-
-/// Calls f(key, row, count) for every stretch of keys whose rows are neighbours.
-template <class X, class F>
-void for_each_stretch(const KeyValues<X>& keys, KeyRange range, const F& f) {
-  while (range.begin < range.end) {
-    const index_t row = keys.row(range.begin);
-    const index_t count = std::min(range.size(), keys.k.extent(2) - row);
-    f(range.begin, row, count);
-    range.begin += count;
-  }
-}
 
 /// The queries of a kv head, one after the other: its heads are neighbours, so that rows of one vector see nearly the same
 /// keys.

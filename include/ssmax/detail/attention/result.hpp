@@ -4,8 +4,8 @@
 #include <span>
 
 #include "../../attention_state.hpp"
+#include "../../storage.hpp"
 #include "../../view.hpp"
-#include "../memory/storage.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_DATA_NAMESPACE {

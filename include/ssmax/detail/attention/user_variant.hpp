@@ -31,12 +31,12 @@ class UserVariant : public Interface {
         mask(a_mask),
         score(a_score) {}
 
-  QueryRow row(const Query& query, KeyRange held) const override {
+  QueryRow row(const Query& query, KeyRange stored) const override {
     QueryRow result{query, {}, 0};
     const KeyRange visible = visible_keys(mask, query);
     const Row scaled = scaled_row(query, visible);
     if (scaled.n == 0) return result;
-    result.keys = {std::max(visible.begin, held.begin), std::min(visible.end, held.end)};
+    result.keys = {std::max(visible.begin, stored.begin), std::min(visible.end, stored.end)};
     if (result.keys.size() <= 0) result.keys = {};
     result.multiplier = static_cast<double>(scaling(scaled));
     result.n = scaled.n;

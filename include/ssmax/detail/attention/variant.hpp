@@ -36,8 +36,8 @@ class Variant {
   Variant(const Variant&) = delete;
   Variant& operator=(const Variant&) = delete;
 
-  /// What a query sees of the keys `held`, and its multiplier.
-  virtual QueryRow row(const Query& query, KeyRange held) const = 0;
+  /// What a query sees of the keys `stored`, and its multiplier.
+  virtual QueryRow row(const Query& query, KeyRange stored) const = 0;
   virtual index_t query_position(const Query& query) const = 0;
   virtual index_t key_position(const Query& query, index_t key) const = 0;
   virtual bool sees(const Query& query, index_t key) const = 0;

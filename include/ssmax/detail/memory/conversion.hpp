@@ -1,24 +1,38 @@
 // From storage to arithmetic and back.
 #pragma once
 
+#include "../../storage.hpp"
 #include "../kernels/convert.hpp"
-#include "storage.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
-/// The block's elements as T: where they lie if they are T already, else widened into scratch.
+template <class T, class X>
+void widen(const X* in, index_t n, T* out) {
+  if constexpr (std::same_as<X, half>) {
+    kernels<ConversionKernels<T>>().widen_half(in, n, out);
+  } else {
+    kernels<ConversionKernels<T>>().widen_bfloat16(in, n, out);
+  }
+}
+
+template <class T, class X>
+void narrow(const T* in, index_t n, X* out) {
+  if constexpr (std::same_as<X, half>) {
+    kernels<ConversionKernels<T>>().narrow_half(in, n, out);
+  } else {
+    kernels<ConversionKernels<T>>().narrow_bfloat16(in, n, out);
+  }
+}
+
+/// The row's elements as T: where they lie if they are T already, else widened into scratch.
 template <class T, class X>
 const T* widened(const X* in, index_t n, T* scratch) {
   if constexpr (std::same_as<X, T>) {
     return in;
-  } else if constexpr (std::same_as<X, half>) {
-    kernels<ConversionKernels<float>>().widen_half(in, n, scratch);
-    return scratch;
   } else {
-    static_assert(std::same_as<X, bfloat16>);
-    kernels<ConversionKernels<float>>().widen_bfloat16(in, n, scratch);
+    StorageTraits<X>::load(in, n, scratch);
     return scratch;
   }
 }
@@ -34,15 +48,10 @@ T* staging(X* out, T* scratch) {
   }
 }
 
+/// Stores what was computed in staging(out, scratch).
 template <class T, class X>
 void narrow_to(X* out, index_t n, const T* staged) {
-  if constexpr (std::same_as<X, half>) {
-    kernels<ConversionKernels<float>>().narrow_half(staged, n, out);
-  } else if constexpr (std::same_as<X, bfloat16>) {
-    kernels<ConversionKernels<float>>().narrow_bfloat16(staged, n, out);
-  } else {
-    static_assert(std::same_as<X, T>);  // computed where it belongs
-  }
+  if constexpr (!std::same_as<X, T>) StorageTraits<X>::store(staged, n, out);
 }
 
 }  // namespace detail

@@ -1,8 +1,8 @@
 // The driver of cross_entropy: one row, compiled once for each element type.
 #pragma once
 
+#include "../../storage.hpp"
 #include "../kernels/rows.hpp"
-#include "../memory/storage.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_COMPILED_NAMESPACE {

@@ -2,11 +2,11 @@
 // for each element type; masks, scalings and executors are left to the callers.
 #pragma once
 
+#include "../../storage.hpp"
 #include "../kernels/dot.hpp"
 #include "../kernels/row_gradients.hpp"
 #include "../kernels/rows.hpp"
 #include "../kernels/short_rows.hpp"
-#include "../memory/storage.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_DATA_NAMESPACE {

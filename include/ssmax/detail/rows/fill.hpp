@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "../../query.hpp"
+#include "../../storage.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
@@ -11,7 +12,12 @@ namespace detail {
 
 template <class Y>
 void fill_row(Y* out, index_t n, float value) {
-  std::fill_n(out, n, static_cast<Y>(value));
+  if constexpr (BuiltInStorage<Y>) {
+    std::fill_n(out, n, static_cast<Y>(value));
+  } else if (n > 0) {
+    StorageTraits<Y>::store(&value, 1, out);
+    std::fill_n(out + 1, n - 1, *out);
+  }
 }
 
 /// Hidden keys of a row: everything outside [keys.begin, keys.end).

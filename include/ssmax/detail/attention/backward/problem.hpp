@@ -20,7 +20,7 @@ struct BackwardProblem {
 
   /// kv heads of all batch entries.
   SSMAX_INLINE index_t heads() const { return forward.q.extent(0) * forward.kv_heads(); }
-  SSMAX_INLINE index_t keys() const { return forward.keys.keys; }
+  SSMAX_INLINE index_t keys() const { return dk.extent(2); }
 };
 
 }  // namespace shared

@@ -52,12 +52,12 @@ class BackwardTask {
   /// Facts about a block of queries; their sums become 0.
   void survey(index_t block) const {
     const index_t first = block * piece_queries, d = forward_.width(), dv = forward_.value_width();
-    const KeyRange held = forward_.keys.held(batch_);
+    const KeyRange stored = forward_.keys.stored(batch_);
     Column seen;
     QueryCursor<T, T> cursor(forward_, batch_, kv_head_, first);
     for (index_t row = first; row < first + queries_of(block); ++row, cursor.next()) {
       const auto& [batch, head, index, shape, shift] = *cursor;
-      const QueryRow seen_by = variant_.row(*cursor, held);
+      const QueryRow seen_by = variant_.row(*cursor, stored);
       QueryFacts<A>& facts = head_sums_.facts[row] = {seen_by.keys, seen_by.multiplier};
       facts.lse = problem_.lse(batch, head, index);
       if (facts.lse == -infinity) facts.keys = {};
@@ -217,25 +217,25 @@ class BackwardTask {
              .are_finite = head_sums_.keys_are_finite + first};
     if constexpr (std::same_as<T, A>) {
       if (packs_keys(problem_, kernels_)) return;
-      const View<const T, 4>&k = forward_.keys.k, &v = forward_.keys.v;
-      keys_.k = row_of(k, batch_, kv_head_, first);
-      keys_.k_stride = k.stride(2);
-      keys_.v = row_of(v, batch_, kv_head_, first);
-      keys_.v_stride = v.stride(2);
+      const KeyStretch<T> stretch = forward_.keys.stretch(batch_, kv_head_, first);
+      keys_.k = stretch.k;
+      keys_.k_stride = stretch.k_stride;
+      keys_.v = stretch.v;
+      keys_.v_stride = stretch.v_stride;
     }
   }
 
   /// Rows of K and V, filled up with 0 to whole vectors and whole passes.
   void pack_keys(index_t block) const {
-    const index_t first = block * piece_keys, count = keys_of(block), dv = forward_.value_width();
+    const index_t first = block * piece_keys, count = keys_of(block);
     A* k = head_sums_.k + first * memory_.d_pitch;
     A* v = head_sums_.v + first * memory_.dv_pitch;
     std::fill_n(k, in_passes(count) * memory_.d_pitch, A{0});
     std::fill_n(v, in_passes(count) * memory_.dv_pitch, A{0});
     for (index_t i = 0; i < count; ++i, k += memory_.d_pitch, v += memory_.dv_pitch) {
-      detail::load_keys(forward_, variant_, batch_, kv_head_, {first + i, first + i + 1}, k);
-      const A* wide = widened(row_of(forward_.keys.v, batch_, kv_head_, first + i), dv, v);
-      if (wide != v) std::copy_n(wide, dv, v);
+      const KeyRange key{first + i, first + i + 1};
+      detail::load_keys(forward_, variant_, batch_, kv_head_, key, k);
+      load_values(forward_.keys, batch_, kv_head_, key, v);
     }
   }
 

@@ -43,7 +43,7 @@ struct DecodeScratch {
   index_t pitch, dv;  // of q's rows: whole vectors of every target
   QueryRow* rows;
   A* q;        // [decode_rows][pitch]
-  A* wide;     // [key_chunk] rows of K that must be rotated, or of V that are not finite
+  A* wide;     // [key_chunk] rows of K or V that cannot be read where they lie
   A* s;        // [decode_rows][key_chunk]
   A* block_o;  // [decode_rows][dv]
   A *chunk, *total;
@@ -69,11 +69,11 @@ class DecodeTask {
     const index_t d = problem_.width();
     KeyRange seen{problem_.keys.length(batch), 0};
     std::fill_n(memory_.q, count * memory_.pitch, A{0});
-    const KeyRange held = problem_.keys.held(batch);
+    const KeyRange stored = problem_.keys.stored(batch);
     QueryCursor<T, X> cursor(problem_, batch, kv_head, first);
     for (index_t r = 0; r < count; ++r, cursor.next()) {
       QueryRow& row = memory_.rows[r];
-      row = variant_.row(*cursor, held);
+      row = variant_.row(*cursor, stored);
       if (row.keys.size() == 0) continue;
       seen = {std::min(seen.begin, row.keys.begin), std::max(seen.end, row.keys.end)};
       A* q = memory_.q + r * memory_.pitch;
@@ -151,18 +151,20 @@ class DecodeTask {
   /// s[r][key - chunk.begin] for all rows and keys of the chunk.
   void logits(KeyRange chunk) const {
     const index_t d = problem_.width();
-    if (problem_.has_rope() && problem_.rotate_keys) {
+    if (!BuiltInStorage<X> || (problem_.has_rope() && problem_.rotate_keys)) {
       load_keys(problem_, variant_, batch_, kv_head_, chunk, memory_.wide);
       kernels<DecodeKernels<A, A>>().logits(memory_.q, memory_.pitch, count_, memory_.wide, d, chunk.size(),
                                             d, memory_.s, key_chunk);
       return;
     }
-    const View<const X, 4>& k = problem_.keys.k;
-    for_each_stretch(problem_.keys, chunk, [&](index_t key, index_t row, index_t count) {
-      kernels<DecodeKernels<A, X>>().logits(memory_.q, memory_.pitch, count_,
-                                            row_of(k, batch_, kv_head_, row), k.stride(2), count, d,
-                                            memory_.s + (key - chunk.begin), key_chunk);
-    });
+    if constexpr (BuiltInStorage<X>) {
+      for_each_stretch(problem_.keys, batch_, kv_head_, chunk,
+                       [&](index_t key, const KeyStretch<X>& stretch) {
+                         kernels<DecodeKernels<A, X>>().logits(memory_.q, memory_.pitch, count_, stretch.k,
+                                                               stretch.k_stride, stretch.count, d,
+                                                               memory_.s + (key - chunk.begin), key_chunk);
+                       });
+    }
   }
 
   /// Adds the weights of rows [r, r + rows) times V over keys that all of them may see.
@@ -173,12 +175,17 @@ class DecodeTask {
       to = memory_.block_o;
       std::fill_n(to, rows * dv, A{0});
     }
-    const View<const X, 4>& v = problem_.keys.v;
-    for_each_stretch(problem_.keys, keys, [&](index_t key, index_t row, index_t count) {
-      kernels<DecodeKernels<A, X>>().accumulate(memory_.s + r * key_chunk + (key - chunk_begin), key_chunk,
-                                                rows, count, row_of(v, batch_, kv_head_, row), v.stride(2),
-                                                dv, to, dv);
-    });
+    const A* s = memory_.s + r * key_chunk + (keys.begin - chunk_begin);
+    if constexpr (BuiltInStorage<X>) {
+      for_each_stretch(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const KeyStretch<X>& stretch) {
+        kernels<DecodeKernels<A, X>>().accumulate(s + (key - keys.begin), key_chunk, rows, stretch.count,
+                                                  stretch.v, stretch.v_stride, dv, to, dv);
+      });
+    } else {
+      load_values(problem_.keys, batch_, kv_head_, keys, memory_.wide);
+      kernels<DecodeKernels<A, A>>().accumulate(s, key_chunk, rows, keys.size(), memory_.wide, dv, dv, to,
+                                                dv);
+    }
     if (variant_.has_predicate) {
       // A weight of 0 times a NaN that the query must not see is NaN as well.
       const bool finite = std::all_of(to, to + rows * dv, [](A x) { return std::isfinite(x); });
@@ -190,21 +197,17 @@ class DecodeTask {
   /// The same product, with what is not finite in V given to the rows that see it and to no others.
   void accumulate_apart(index_t r, index_t rows, KeyRange keys, index_t chunk_begin, A* out) const {
     const index_t dv = memory_.dv;
-    const auto value = [&](index_t key, index_t c) {
-      return static_cast<A>(problem_.keys.v(batch_, kv_head_, problem_.keys.row(key), c));
-    };
-    for (index_t key = keys.begin; key < keys.end; ++key) {
-      for (index_t c = 0; c < dv; ++c) {
-        const A x = value(key, c);
-        memory_.wide[(key - keys.begin) * dv + c] = std::isfinite(x) ? x : A{0};
-      }
-    }
+    A* const values = memory_.wide;
+    load_values(problem_.keys, batch_, kv_head_, keys, values);
+    std::replace_if(
+        values, values + keys.size() * dv, [](A x) { return !std::isfinite(x); }, A{0});
     const A* s = memory_.s + r * key_chunk + (keys.begin - chunk_begin);
     std::fill_n(out, rows * dv, A{0});
-    kernels<DecodeKernels<A, A>>().accumulate(s, key_chunk, rows, keys.size(), memory_.wide, dv, dv, out, dv);
+    kernels<DecodeKernels<A, A>>().accumulate(s, key_chunk, rows, keys.size(), values, dv, dv, out, dv);
+    load_values(problem_.keys, batch_, kv_head_, keys, values);
     for (index_t key = keys.begin; key < keys.end; ++key) {
       for (index_t c = 0; c < dv; ++c) {
-        const A x = value(key, c);
+        const A x = values[(key - keys.begin) * dv + c];
         if (std::isfinite(x)) continue;
         for (index_t i = 0; i < rows; ++i) {
           if (variant_.sees(memory_.rows[r + i].query, key))

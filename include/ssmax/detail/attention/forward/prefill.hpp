@@ -47,7 +47,7 @@ class PrefillTask {
     count_ = count;
     groups_ = (count + memory_.group - 1) / memory_.group;
     const index_t d = problem_.width();
-    const KeyRange held = problem_.keys.held(batch);
+    stored_ = problem_.keys.stored(batch);
     QueryCursor<T, X> cursor(problem_, batch, kv_head, first);
     for (index_t i = 0; i < groups_ * memory_.group; i += kernels_.width) {
       Column& column = memory_.columns[i / kernels_.width];
@@ -56,7 +56,7 @@ class PrefillTask {
         // Lanes without a query see what the last query sees, so that they need no hiding.
         QueryRow& row = memory_.rows[i + lane];
         const bool exists = i + lane < count;
-        row = exists ? variant_.row(*cursor, held) : memory_.rows[count - 1];
+        row = exists ? variant_.row(*cursor, stored_) : memory_.rows[count - 1];
         const bool sees_any = row.keys.size() > 0;
         column.add(row.keys);
         A* scratch = memory_.staged + lane * memory_.pitch;
@@ -132,16 +132,15 @@ class PrefillTask {
   /// A whole block can be read from where it lies, if nothing has to be done to it.
   bool point_at_block(KeyRange block) {
     if constexpr (std::same_as<X, A>) {
-      const KeyValues<X>& source = problem_.keys;
-      const index_t row = source.row(block.begin), dv = problem_.value_width();
+      const index_t dv = problem_.value_width();
       if (problem_.has_rope() && problem_.rotate_keys) return false;
-      if (block.size() < key_block || row < 0 || row + key_block > source.k.extent(2)) return false;
+      if (block.size() < key_block || block.begin < stored_.begin || block.end > stored_.end) return false;
       if (dv % kernels_.rows != 0) return false;
-      const X* k = row_of(source.k, batch_, kv_head_, row);
-      const X* v = row_of(source.v, batch_, kv_head_, row);
+      const KeyStretch<X> stretch = problem_.keys.stretch(batch_, kv_head_, block.begin);
+      if (stretch.count < key_block) return false;
       const bool hides = variant_.has_predicate || columns_.hides(block);
-      if (hides && !kernels_.all_finite(v, source.v.stride(2), key_block, dv)) return false;
-      block_ = {k, source.k.stride(2), v, source.v.stride(2), kernels_.rows, true};
+      if (hides && !kernels_.all_finite(stretch.v, stretch.v_stride, key_block, dv)) return false;
+      block_ = {stretch.k, stretch.k_stride, stretch.v, stretch.v_stride, kernels_.rows, true};
       return true;
     } else {
       return false;
@@ -157,21 +156,19 @@ class PrefillTask {
     std::fill_n(memory_.k + (at + count) * d, (key_block - at - count) * d, A{0});
     if (count < key_block) std::fill_n(memory_.v, memory_.channels / kernels_.rows * memory_.panel, A{0});
     bool finite = true;
-    const View<const X, 4>& v = problem_.keys.v;
     A* panels = memory_.v + at * kernels_.rows;
-    for_each_stretch(problem_.keys, keys, [&](index_t, index_t row, index_t rows) {
-      const X* in = row_of(v, batch_, kv_head_, row);
+    for_each_stretch(problem_.keys, batch_, kv_head_, keys, [&](index_t, const KeyStretch<X>& stretch) {
       if constexpr (std::same_as<X, A>) {
-        finite = finite && kernels_.all_finite(in, v.stride(2), rows, dv);
-        kernels_.pack_values(in, v.stride(2), rows, dv, panels, memory_.panel);
+        finite = finite && kernels_.all_finite(stretch.v, stretch.v_stride, stretch.count, dv);
+        kernels_.pack_values(stretch.v, stretch.v_stride, stretch.count, dv, panels, memory_.panel);
       } else {
-        for (index_t i = 0; i < rows; ++i) {
-          const A* wide = widened(in + i * v.stride(2), dv, memory_.staged);
+        for (index_t i = 0; i < stretch.count; ++i) {
+          const A* wide = load_row(stretch.v, stretch.v_stride, stretch.v_scales, i, dv, memory_.staged);
           finite = finite && kernels_.all_finite(wide, 0, 1, dv);
           kernels_.pack_values(wide, 0, 1, dv, panels + i * kernels_.rows, memory_.panel);
         }
       }
-      panels += rows * kernels_.rows;
+      panels += stretch.count * kernels_.rows;
     });
     if (!finite) {
       for (index_t c = 0; c < memory_.channels; c += kernels_.rows) {
@@ -226,8 +223,9 @@ class PrefillTask {
   void accumulate_not_finite(index_t g, KeyRange block, const SoftmaxState<A>& state) const {
     for (index_t key = std::max(block.begin, columns_.any.begin); key < std::min(block.end, columns_.any.end);
          ++key) {
+      load_values(problem_.keys, batch_, kv_head_, {key, key + 1}, memory_.staged);
       for (index_t c = 0; c < problem_.value_width(); ++c) {
-        const A value = static_cast<A>(problem_.keys.v(batch_, kv_head_, problem_.keys.row(key), c));
+        const A value = memory_.staged[c];
         if (std::isfinite(value)) continue;
         for (index_t lane = 0; lane < std::min(memory_.group, count_ - g * memory_.group); ++lane) {
           const QueryRow& row = memory_.rows[g * memory_.group + lane];
@@ -252,6 +250,7 @@ class PrefillTask {
   const PrefillKernels<A>& kernels_;
   const Memory& memory_;
   index_t batch_ = 0, kv_head_ = 0, count_ = 0, groups_ = 0;
+  KeyRange stored_{};
   Column columns_{};  // of all queries
   Block block_{};
 };

@@ -69,10 +69,10 @@ void run_tasks(const Problem<T, X>& problem, const Variant<Compute<T>>& variant,
   const index_t threads = executor.concurrency();
   KeyRange chunks{std::numeric_limits<index_t>::max(), 0};  // that hold keys of any batch entry
   for (index_t batch = 0; batch < problem.q.extent(0); ++batch) {
-    const KeyRange held = problem.keys.held(batch);
-    if (held.size() <= 0) continue;
-    chunks = {std::min(chunks.begin, held.begin / key_chunk),
-              std::max(chunks.end, (held.end - 1) / key_chunk + 1)};
+    const KeyRange stored = problem.keys.stored(batch);
+    if (stored.size() <= 0) continue;
+    chunks = {std::min(chunks.begin, stored.begin / key_chunk),
+              std::max(chunks.end, (stored.end - 1) / key_chunk + 1)};
   }
   const Partition cut = partition_tasks<Task>(problem, threads, chunks.size());
   const index_t pieces = cut.tasks * cut.chunks, lanes = std::min(threads, pieces);

@@ -1,0 +1,61 @@
+// Where attention finds keys and values.
+//
+// A source of keys is a type with
+//   using Element                                   what they are stored in (storage.hpp)
+//   KeySourceShape shape() const                    extents of the whole
+//   index_t length(batch) const                     positions that a sequence has had: n and positions come from it
+//   KeyRange stored(batch) const                    those of them whose keys can still be read, the last ones
+//   KeyStretch<Element> stretch(batch, kv_head, key) const
+//                                                   one stored key, and those that lie behind it in memory
+// and, optionally,
+//   std::array<std::span<const Element>, 2> memory() const
+//                                                   where keys and values lie: results must not overlap it
+//
+// decode (kv_cache.hpp) takes any of them. KvCache is one, contiguous or as a ring; attention makes one of its views,
+// attention_partial one that holds a part of the keys. One of pages would look up `key` in its page table and return
+// what is left of that page. A source must not change while a call reads it; its members are called by several threads.
+#pragma once
+
+#include <concepts>
+
+#include "query.hpp"
+#include "storage.hpp"
+
+namespace ssmax {
+inline namespace SSMAX_DATA_NAMESPACE {
+
+struct KeySourceShape {
+  index_t batch = 0, kv_heads = 0;
+  index_t width = 0, value_width = 0;  // of a head
+};
+
+/// `count` >= 1 keys, the first of them the one asked for: row i lies at k + i·k_stride, its value at v + i·v_stride.
+/// Keys past the last one stored are not to be counted.
+template <class X>
+struct KeyStretch {
+  const X* k = nullptr;
+  index_t k_stride = 0;
+  const X* v = nullptr;
+  index_t v_stride = 0;
+  index_t count = 0;
+  /// Where rows carry a factor each (StorageTraits<X>::scale): [count].
+  const float *k_scales = nullptr, *v_scales = nullptr;
+};
+
+}  // namespace SSMAX_DATA_NAMESPACE
+
+inline namespace SSMAX_CODE_NAMESPACE {
+
+/// See the top of this file.
+template <class S>
+concept KeySource = requires(const S& source, index_t i) {
+  typename S::Element;
+  { source.shape() } -> std::same_as<KeySourceShape>;
+  { source.length(i) } -> std::same_as<index_t>;
+  { source.stored(i) } -> std::same_as<KeyRange>;
+  { source.stretch(i, i, i) } -> std::same_as<KeyStretch<typename S::Element>>;
+}
+&&detail::KeyStorage<typename S::Element>;
+
+}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace ssmax

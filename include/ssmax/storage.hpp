@@ -1,0 +1,119 @@
+// Storage types: what the elements of a row, of queries, keys and values are stored in.
+//
+//   float, double        computed in as they are
+//   half, bfloat16       widened to float, computed, and rounded once when stored, to nearest even
+//
+// Another type of storage is one specialisation, in namespace ssmax:
+//
+//   template <>
+//   struct StorageTraits<Int8> {
+//     using Compute = float;
+//     static void load(const Int8* in, index_t n, float* out);     // widens n elements
+//     static void store(const float* in, index_t n, Int8* out);    // rounds n elements
+//     static float scale(const float* in, index_t n);              // may be left out
+//   };
+//
+// With `scale`, what is stored of a row of keys or values is the row divided by scale(row): a KvCache keeps one such
+// float for each of them, and attention multiplies by it what load gives. Such a type is for caches alone; one
+// without `scale` serves rows, queries, keys and values. Both are compiled by the unit that uses them, so not with
+// SSMAX_COMPILED, whose drivers know the four types above and no others.
+#pragma once
+
+#include <concepts>
+#include <type_traits>
+
+#include "config.hpp"
+#include "half.hpp"
+
+namespace ssmax {
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+
+// By the kernels of detail/memory/conversion.hpp.
+template <class T, class X>
+void widen(const X* in, index_t n, T* out);
+template <class T, class X>
+void narrow(const T* in, index_t n, X* out);
+
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
+
+inline namespace SSMAX_DATA_NAMESPACE {
+
+/// See the top of this file. What specialises it not is float, or no storage type.
+template <class X>
+struct StorageTraits {
+  using Compute = float;
+};
+
+template <>
+struct StorageTraits<double> {
+  using Compute = double;
+};
+
+template <>
+struct StorageTraits<half> {
+  using Compute = float;
+  template <class T>
+  SSMAX_INLINE static void load(const half* in, index_t n, T* out) {
+    detail::widen(in, n, out);
+  }
+  template <class T>
+  SSMAX_INLINE static void store(const T* in, index_t n, half* out) {
+    detail::narrow(in, n, out);
+  }
+};
+
+template <>
+struct StorageTraits<bfloat16> {
+  using Compute = float;
+  template <class T>
+  SSMAX_INLINE static void load(const bfloat16* in, index_t n, T* out) {
+    detail::widen(in, n, out);
+  }
+  template <class T>
+  SSMAX_INLINE static void store(const T* in, index_t n, bfloat16* out) {
+    detail::narrow(in, n, out);
+  }
+};
+
+namespace SSMAX_VISIBLE shared {
+
+/// The type that rows of X are computed in.
+template <class X>
+using Compute = typename StorageTraits<std::remove_cv_t<X>>::Compute;
+
+}  // namespace shared
+}  // namespace SSMAX_DATA_NAMESPACE
+
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+
+/// The types whose kernels and drivers the library brings along.
+template <class X>
+concept BuiltInStorage =
+    std::same_as<X, float> || std::same_as<X, double> || std::same_as<X, half> || std::same_as<X, bfloat16>;
+
+template <class X>
+concept ConvertedStorage = requires(const X* in, X* out, const Compute<X>* wide, Compute<X>* to, index_t n) {
+  StorageTraits<X>::load(in, n, to);
+  StorageTraits<X>::store(wide, n, out);
+};
+
+/// Whose rows carry a factor each.
+template <class X>
+concept ScaledStorage = ConvertedStorage<X> && requires(const Compute<X>* in, index_t n) {
+  { StorageTraits<X>::scale(in, n) } -> std::convertible_to<float>;
+};
+
+/// What keys and values may be stored in.
+template <class X>
+concept KeyStorage = BuiltInStorage<X> ||((SSMAX_COMPILES_DRIVERS != 0) && ConvertedStorage<X>);
+
+/// What everything else may be stored in.
+template <class X>
+concept Storage = KeyStorage<X> && !ScaledStorage<X>;
+
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace ssmax

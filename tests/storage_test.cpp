@@ -1,0 +1,209 @@
+// A storage type of the user's, in rows, as keys and values, and with a factor for each row. Header-only: the library's
+// own drivers know its own types.
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <ssmax/ssmax.hpp>
+#include <string>
+#include <vector>
+
+#include "catch.hpp"
+#include "reference.hpp"
+#include "target_scope.hpp"
+
+namespace storage_test {
+
+/// Multiples of 1/16 in 16 bits.
+struct Fixed {
+  std::int16_t sixteenths;
+};
+/// Integers that a factor of the row multiplies.
+struct Int8 {
+  std::int8_t value;
+};
+
+}  // namespace storage_test
+
+template <>
+struct ssmax::StorageTraits<storage_test::Fixed> {
+  using Compute = float;
+  static void load(const storage_test::Fixed* in, index_t n, float* out) {
+    for (index_t i = 0; i < n; ++i) out[i] = static_cast<float>(in[i].sixteenths) / 16;
+  }
+  static void store(const float* in, index_t n, storage_test::Fixed* out) {
+    for (index_t i = 0; i < n; ++i) out[i].sixteenths = static_cast<std::int16_t>(std::lrint(in[i] * 16));
+  }
+};
+
+template <>
+struct ssmax::StorageTraits<storage_test::Int8> {
+  using Compute = float;
+  static void load(const storage_test::Int8* in, index_t n, float* out) {
+    for (index_t i = 0; i < n; ++i) out[i] = static_cast<float>(in[i].value);
+  }
+  static void store(const float* in, index_t n, storage_test::Int8* out) {
+    for (index_t i = 0; i < n; ++i) out[i].value = static_cast<std::int8_t>(std::lrint(in[i]));
+  }
+  static float scale(const float* in, index_t n) {
+    float largest = 1e-30f;
+    for (index_t i = 0; i < n; ++i) largest = std::max(largest, std::abs(in[i]));
+    return largest / 127;
+  }
+};
+
+namespace storage_test {
+
+using ssmax::Causal;
+using ssmax::index_t;
+using ssmax::KvCache;
+using ssmax::SSMax;
+using ssmax::View;
+
+static_assert(ssmax::detail::Storage<Fixed> && !ssmax::detail::Storage<int>);
+static_assert(ssmax::detail::KeyStorage<Int8> && !ssmax::detail::Storage<Int8>);
+
+std::vector<Fixed> rounded(const std::vector<float>& values) {
+  std::vector<Fixed> result(values.size());
+  ssmax::StorageTraits<Fixed>::store(values.data(), static_cast<index_t>(values.size()), result.data());
+  return result;
+}
+std::vector<float> widened(const std::vector<Fixed>& values) {
+  std::vector<float> result(values.size());
+  ssmax::StorageTraits<Fixed>::load(values.data(), static_cast<index_t>(values.size()), result.data());
+  return result;
+}
+
+template <class A, class B>
+int differences(const std::vector<A>& a, const std::vector<B>& b) {
+  int count = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if constexpr (std::same_as<A, Fixed>) {
+      count += a[i].sixteenths != b[i].sixteenths;
+    } else {
+      count += !(a[i] == b[i]);
+    }
+  }
+  return count;
+}
+
+TEST_CASE("rows of a user's storage type are the float rows, rounded by it", "[storage]") {
+  for_each_target([](const std::string& target) {
+    for (const index_t n : {1, 7, 300, 5000}) {
+      CAPTURE(target, n);
+      const index_t rows = 3;
+      const auto logits = rounded(reference::normals<float>(static_cast<std::size_t>(rows * n), 1, 3));
+      const auto wide = widened(logits);
+      std::vector<Fixed> out(logits.size());
+      std::vector<float> expected(logits.size()), lse(rows), expected_lse(rows);
+      const SSMax<float> scaling{0.3f};
+      const View<const Fixed, 2> in(logits.data(), {rows, n});
+      const View<const float, 2> wide_in(wide.data(), {rows, n});
+      ssmax::log_softmax(in, View<Fixed, 2>(out.data(), {rows, n}), scaling);
+      ssmax::log_softmax(wide_in, View<float, 2>(expected.data(), {rows, n}), scaling);
+      CHECK(differences(out, rounded(expected)) == 0);
+      ssmax::softmax(in, View<Fixed, 2>(out.data(), {rows, n}), scaling);
+      ssmax::softmax(wide_in, View<float, 2>(expected.data(), {rows, n}), scaling);
+      CHECK(differences(out, rounded(expected)) == 0);
+      ssmax::logsumexp(in, View<float, 1>(lse.data(), {rows}), scaling);
+      ssmax::logsumexp(wide_in, View<float, 1>(expected_lse.data(), {rows}), scaling);
+      CHECK(differences(lse, expected_lse) == 0);
+    }
+  });
+}
+
+constexpr index_t heads = 4, kv_heads = 2, keys = 1100, width = 10, value_width = 7;
+
+/// [1, heads, rows, channels].
+template <class T>
+View<T, 4> view(std::vector<std::remove_const_t<T>>& values, index_t h, index_t channels) {
+  return {values.data(), {1, h, static_cast<index_t>(values.size()) / (h * channels), channels}};
+}
+
+TEST_CASE("attention over a user's storage type is that over the widened numbers, rounded by it",
+          "[storage]") {
+  for_each_target([](const std::string& target) {
+    for (const index_t queries : {2, 50}) {
+      CAPTURE(target, queries);
+      const auto numbers = [](index_t h, index_t rows, index_t channels, unsigned seed) {
+        return rounded(reference::normals<float>(static_cast<std::size_t>(h * rows * channels), seed));
+      };
+      auto q = numbers(heads, queries, width, 1), k = numbers(kv_heads, keys, width, 2),
+           v = numbers(kv_heads, keys, value_width, 3);
+      auto wide_q = widened(q), wide_k = widened(k), wide_v = widened(v);
+      std::vector<Fixed> out(static_cast<std::size_t>(heads * queries * value_width));
+      std::vector<float> expected(out.size());
+      const SSMax<float> scaling{0.3f};
+      ssmax::attention<Fixed>({.q = view<const Fixed>(q, heads, width),
+                               .k = view<const Fixed>(k, kv_heads, width),
+                               .v = view<const Fixed>(v, kv_heads, value_width),
+                               .out = view<Fixed>(out, heads, value_width)},
+                              scaling, Causal{});
+      ssmax::attention<float>({.q = view<const float>(wide_q, heads, width),
+                               .k = view<const float>(wide_k, kv_heads, width),
+                               .v = view<const float>(wide_v, kv_heads, value_width),
+                               .out = view<float>(expected, heads, value_width)},
+                              scaling, Causal{});
+      CHECK(differences(out, rounded(expected)) == 0);
+    }
+  });
+}
+
+/// What a row becomes that is stored as Int8 with a factor.
+std::vector<float> quantised(std::vector<float> values, index_t n) {
+  std::vector<Int8> stored(static_cast<std::size_t>(n));
+  for (std::size_t at = 0; at < values.size(); at += static_cast<std::size_t>(n)) {
+    float* row = values.data() + at;
+    const float scale = ssmax::StorageTraits<Int8>::scale(row, n);
+    for (index_t i = 0; i < n; ++i) row[i] /= scale;
+    ssmax::StorageTraits<Int8>::store(row, n, stored.data());
+    ssmax::StorageTraits<Int8>::load(stored.data(), n, row);
+    for (index_t i = 0; i < n; ++i) row[i] *= scale;
+  }
+  return values;
+}
+
+/// Decode from a cache of X, as a ring or not.
+template <class X>
+std::vector<float> decoded(std::vector<float> k, std::vector<float> v, index_t queries, bool ring) {
+  KvCache<X> cache({.kv_heads = kv_heads,
+                    .width = width,
+                    .value_width = value_width,
+                    .capacity = ring ? 200 : keys,
+                    .ring = ring});
+  cache.append(view<const float>(k, kv_heads, width), view<const float>(v, kv_heads, value_width));
+  auto q = reference::normals<float>(static_cast<std::size_t>(heads * queries * width), 4);
+  std::vector<float> out(static_cast<std::size_t>(heads * queries * value_width));
+  ssmax::decode<float>({.q = view<const float>(q, heads, width), .out = view<float>(out, heads, value_width)},
+                       cache, SSMax<float>{0.3f}, ssmax::SlidingWindow{150});
+  return out;
+}
+
+TEST_CASE("a cache of integers with a factor for each row", "[storage][decode]") {
+  const auto numbers = [](index_t channels, unsigned seed) {
+    auto values = reference::normals<float>(static_cast<std::size_t>(kv_heads * keys * channels), seed);
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] *= static_cast<float>(1 + i / 700 % 5);
+    return values;
+  };
+  const auto k = numbers(width, 2), v = numbers(value_width, 3);
+  for_each_target([&](const std::string& target) {
+    for (const bool ring : {false, true}) {
+      for (const index_t queries : {1, 3, 40}) {
+        CAPTURE(target, ring, queries);
+        const auto expected = decoded<float>(quantised(k, width), quantised(v, value_width), queries, ring);
+        const auto out = decoded<Int8>(k, v, queries, ring);
+        double largest = 0;
+        for (std::size_t i = 0; i < out.size(); ++i) {
+          largest =
+              std::max(largest, std::abs(static_cast<double>(out[i]) - static_cast<double>(expected[i])));
+        }
+        // Few queries read a ring of float where it lies, so that sums are cut where it wraps.
+        CHECK(largest <= (ring && queries < 9 ? 1e-5 : 0));
+      }
+    }
+  });
+}
+
+}  // namespace storage_test
