@@ -230,13 +230,9 @@ Gradients<R> gradients_of(const Problem<T>& problem, const D& definition, const 
   return result;
 }
 
-/// As attention_problem::expect, with a formula for the score.
-template <class T, class Visible, class Multiplier, class Formula = NoScore>
-Expectation<T> expect(const Problem<T>& problem, const Visible& visible, const Multiplier& multiplier,
-                      const AttentionOptions<T>& options = {}, const Formula& formula = {},
-                      const Positions& positions = {}) {
-  const auto definition =
-      attention_problem::define(problem, visible, multiplier, options, formula, positions);
+template <class T, class Formula>
+Expectation<T> expect_defined(const Problem<T>& problem, const reference::Definition<Formula>& definition,
+                              const AttentionOptions<T>& options, const Positions& positions) {
   const auto gradients = [=, &problem]<class R>(R, const Output<T>* output) {
     return gradients_of<R>(problem, definition, options, positions, output);
   };
@@ -249,6 +245,16 @@ Expectation<T> expect(const Problem<T>& problem, const Visible& visible, const M
       return Expected<T>{gradients(Real(), &output), gradients(Compute<T>(), &output)};
     };
   }
+}
+
+/// As attention_problem::expect, with a formula for the score.
+template <class T, class Visible, class Multiplier, class Formula = NoScore>
+Expectation<T> expect(const Problem<T>& problem, const Visible& visible, const Multiplier& multiplier,
+                      const AttentionOptions<T>& options = {}, const Formula& formula = {},
+                      const Positions& positions = {}) {
+  return expect_defined(problem,
+                        attention_problem::define(problem, visible, multiplier, options, formula, positions),
+                        options, positions);
 }
 
 /// Σ weight(n) · dc over the rows of each head: the gradient of a parameter that heads have for themselves.

@@ -200,8 +200,9 @@ Inputs<R> inputs_of(const Problem<T>& problem, const AttentionOptions<T>& option
 
 /// What the functions that `expect` takes say, for the loops of the reference.
 template <class T, class Visible, class Multiplier, class Score>
-auto define(const Problem<T>& problem, const Visible& visible, const Multiplier& multiplier,
-            const AttentionOptions<T>& options, const Score& score, const Positions& positions) {
+reference::Definition<Score> define(const Problem<T>& problem, const Visible& visible,
+                                    const Multiplier& multiplier, const AttentionOptions<T>& options,
+                                    const Score& score, const Positions& positions) {
   const auto sees = [visible](const Query& query, index_t key) {
     if constexpr (std::invocable<Visible, const Query&>) {
       const KeyRange range = visible(query);
@@ -218,8 +219,7 @@ auto define(const Problem<T>& problem, const Visible& visible, const Multiplier&
   };
   const Real scale =
       options.scale ? static_cast<Real>(*options.scale) : 1 / std::sqrt(static_cast<Real>(problem.shape.d));
-  return reference::Definition<decltype(sees), Score, decltype(c), decltype(sink)>{scale, sees, score, c,
-                                                                                   sink};
+  return {scale, sees, score, c, sink};
 }
 
 template <class T>
@@ -228,18 +228,24 @@ struct Expected {
   reference::Attended<Compute<T>> naive;  // the loops that anyone would write
 };
 
+template <class T, class Score>
+Expected<T> expect_defined(const Problem<T>& problem, const reference::Definition<Score>& definition,
+                           const AttentionOptions<T>& options, const Positions& positions) {
+  const auto attend = [&]<class R>(const Inputs<R>& inputs) {
+    return reference::attend<R>(inputs.q_view(), inputs.k_view(), inputs.v_view(), definition);
+  };
+  return {attend(inputs_of<Real>(problem, options, positions)),
+          attend(inputs_of<Compute<T>>(problem, options, positions))};
+}
+
 /// visible(query) -> KeyRange or visible(query, key) -> bool; multiplier(head, position of the last visible
 /// key, n) -> c; score(z, query, key) -> z' for every type of z. The rest is in the options.
 template <class T, class Visible, class Multiplier, class Score = reference::NoScore>
 Expected<T> expect(const Problem<T>& problem, Visible visible, Multiplier multiplier,
                    const AttentionOptions<T>& options = {}, const Score& score = {},
                    const Positions& positions = {}) {
-  const auto definition = define(problem, visible, multiplier, options, score, positions);
-  const auto attend = [&]<class R>(const Inputs<R>& inputs) {
-    return reference::attend<R>(inputs.q_view(), inputs.k_view(), inputs.v_view(), definition);
-  };
-  return {attend(inputs_of<Real>(problem, options, positions)),
-          attend(inputs_of<Compute<T>>(problem, options, positions))};
+  return expect_defined(problem, define(problem, visible, multiplier, options, score, positions), options,
+                        positions);
 }
 
 inline constexpr auto all_keys = [](const Query& query) { return KeyRange{0, query.shape.keys}; };

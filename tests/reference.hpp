@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <functional>
 #include <limits>
 #include <numbers>
 #include <random>
@@ -293,13 +294,13 @@ AttentionResult attention(ssmax::View<const T, 4> q, ssmax::View<const T, 4> k, 
 /// What makes one attention differ from another, as plain functions: visible(query, key) -> bool, score(z,
 /// query, key) -> z' for every type of z, multiplier(query, last, n) -> c of the n visible keys up to `last`,
 /// sink(head) -> its logit, -infinity for none.
-template <class Visible, class Score, class Multiplier, class Sink>
+template <class Score>
 struct Definition {
   Real scale;
-  Visible visible;
+  std::function<bool(const ssmax::Query&, index_t)> visible;
   Score score;
-  Multiplier multiplier;
-  Sink sink;
+  std::function<Real(const ssmax::Query&, index_t, index_t)> multiplier;
+  std::function<Real(index_t)> sink;
 };
 
 /// Logits as q and k give them. Then the scale and the multiplier may be one number.
