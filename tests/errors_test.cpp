@@ -285,8 +285,7 @@ TEST_CASE("attention refuses a RoPE table that does not reach", "[errors]") {
 TEST_CASE("a target that this machine lacks is refused by name", "[errors]") {
   const std::vector<ssmax::Target> available = ssmax::available_targets();
   const ssmax::Target before = ssmax::active_target();
-  for (const auto target :
-       {ssmax::Target::scalar, ssmax::Target::avx2, ssmax::Target::avx512, ssmax::Target::neon}) {
+  for (const auto target : ssmax::detail::all_targets) {
     if (std::find(available.begin(), available.end(), target) != available.end()) continue;
     check_refused_with_words([&] { ssmax::set_active_target(target); },
                              {ssmax::target_name(target), "scalar"});

@@ -20,7 +20,7 @@ constexpr int skipped = 77;
 bool is_known_but_unavailable(std::string_view name) {
   using ssmax::Target;
   const auto has_this_name = [name](Target target) { return ssmax::target_name(target) == name; };
-  const auto all = {Target::scalar, Target::avx2, Target::avx512, Target::neon};
+  const auto& all = ssmax::detail::all_targets;
   return std::ranges::any_of(all, has_this_name) &&
          !std::ranges::any_of(ssmax::available_targets(), has_this_name);
 }

@@ -2,6 +2,7 @@
 // tests run programs with it set.
 
 #include <algorithm>
+#include <ssmax/detail/dispatch/processor.hpp>
 #include <ssmax/ssmax.hpp>
 #include <string>
 
@@ -18,7 +19,7 @@ TEST_CASE("the scalar target is always there, and no target twice", "[target]") 
   CHECK(std::adjacent_find(targets.begin(), targets.end()) == targets.end());
 }
 
-#if defined(SSMAX_HAVE_CPUID)
+#if SSMAX_IS_X86_64
 TEST_CASE("the processor's own answers are those of the compiler's run-time library", "[target]") {
   __builtin_cpu_init();
   const auto processor = ssmax::detail::ask_processor();

@@ -9,12 +9,17 @@
 
 #include "config.hpp"
 #include "detail/checks/error.hpp"
+#include "detail/dispatch/instruction_sets.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_DATA_NAMESPACE {
 
-/// In rising order of preference.
-enum class Target { scalar, neon, avx2, avx512 };
+/// scalar, neon, avx2, avx512: in rising order of preference.
+enum class Target {
+#define SSMAX_NAME(name, NAME) name,
+  SSMAX_TARGETS(SSMAX_NAME)
+#undef SSMAX_NAME
+};
 
 }  // namespace SSMAX_DATA_NAMESPACE
 
@@ -31,16 +36,30 @@ SSMAX_ONCE std::atomic<Target>& active_target_cell();
 
 inline namespace SSMAX_CODE_NAMESPACE {
 
+namespace detail {
+
+inline constexpr Target all_targets[] = {
+#define SSMAX_ELEMENT(name, NAME) Target::name,
+    SSMAX_TARGETS(SSMAX_ELEMENT)
+#undef SSMAX_ELEMENT
+};
+
+}  // namespace detail
+
 /// "scalar", "neon", "avx2", "avx512".
 [[nodiscard]] inline const char* target_name(Target target) {
-  constexpr const char* names[] = {"scalar", "neon", "avx2", "avx512"};
+  constexpr const char* names[] = {
+#define SSMAX_ELEMENT(name, NAME) #name,
+      SSMAX_TARGETS(SSMAX_ELEMENT)
+#undef SSMAX_ELEMENT
+  };
   return names[static_cast<int>(target)];
 }
 
 /// Every target that this build holds and this processor runs, in rising order of preference.
 [[nodiscard]] inline std::vector<Target> available_targets() {
   std::vector<Target> targets;
-  for (Target target : {Target::scalar, Target::neon, Target::avx2, Target::avx512}) {
+  for (Target target : detail::all_targets) {
     if (compiled::is_available(target)) targets.push_back(target);
   }
   return targets;
@@ -52,7 +71,7 @@ namespace detail {
 [[noreturn]] SSMAX_COLD inline void fail_target(const char* function, const char* wanted) {
   char names[64] = "";
   std::size_t length = 0;
-  for (Target target : {Target::scalar, Target::neon, Target::avx2, Target::avx512}) {
+  for (Target target : all_targets) {
     if (!compiled::is_available(target)) continue;
     length += static_cast<std::size_t>(std::snprintf(names + length, sizeof(names) - length, "%s%s",
                                                      length == 0 ? "" : ", ", target_name(target)));

@@ -3,9 +3,9 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 
 #include "../../target.hpp"
-#include "instruction_sets.hpp"
 #include "processor.hpp"
 
 namespace ssmax {
@@ -14,28 +14,11 @@ namespace SSMAX_VISIBLE compiled {
 
 SSMAX_ONCE bool is_available(Target target) {
   switch (target) {
-    case Target::scalar:
-      return true;
-    case Target::neon:
-#if defined(SSMAX_HAVE_NEON)
-      return true;
-#else
-      return false;
-#endif
-    case Target::avx2:
-#if defined(SSMAX_HAVE_AVX2)
-      return detail::ask_processor().avx2_fma_f16c;
-#else
-      return false;
-#endif
-    case Target::avx512:
-#if defined(SSMAX_AVX512_EMULATION)
-      return true;
-#elif defined(SSMAX_HAVE_AVX512)
-      return detail::ask_processor().avx512f;
-#else
-      return false;
-#endif
+#define SSMAX_CASE(name, NAME) \
+  case Target::name:           \
+    return SSMAX_HAVE_##NAME != 0 && detail::processor_runs(target);
+    SSMAX_TARGETS(SSMAX_CASE)
+#undef SSMAX_CASE
   }
   return false;
 }
@@ -43,7 +26,8 @@ SSMAX_ONCE bool is_available(Target target) {
 SSMAX_COLD SSMAX_ONCE Target initial_target() {
   const char* wanted = std::getenv("SSMAX_TARGET");
   const bool any = wanted == nullptr || *wanted == '\0';
-  for (Target target : {Target::avx512, Target::avx2, Target::neon, Target::scalar}) {
+  for (std::size_t i = std::size(detail::all_targets); i-- > 0;) {
+    const Target target = detail::all_targets[i];
     if (is_available(target) && (any || std::strcmp(wanted, target_name(target)) == 0)) return target;
   }
   detail::fail_target("SSMAX_TARGET", wanted);

@@ -1,32 +1,53 @@
-// SSMAX_HAVE_…: the instruction sets that a build holds kernels for. SSMAX_COMPILES_…: those whose
-// kernels this unit compiles. Header-only that is all of them; with SSMAX_COMPILED none, but one in each of
-// the library's units of kernels.
+// The instruction sets that there are kernels for. SSMAX_HAVE_…: whether a build holds them. SSMAX_COMPILES_…:
+// defined where this unit compiles them. Header-only that is each that the build holds; with SSMAX_COMPILED none,
+// but one in each of the library's units of kernels.
+//
+// Another one is a row here, what the processor must offer (processor.hpp), a region (for_each_target.inl) and its
+// operations (simd/).
 #pragma once
 
 #include "../../config.hpp"
 
+// apply(name, NAME) for each, in rising order of preference.
+#define SSMAX_TARGETS(apply) apply(scalar, SCALAR) apply(neon, NEON) apply(avx2, AVX2) apply(avx512, AVX512)
+
+#define SSMAX_HAVE_SCALAR 1
+
+#if (defined(__GNUC__) || defined(__clang__)) && defined(__aarch64__) && !defined(SSMAX_NO_NEON)
+#define SSMAX_HAVE_NEON 1
+#else
+#define SSMAX_HAVE_NEON 0
+#endif
+
 #if (defined(__GNUC__) || defined(__clang__)) && defined(__x86_64__)
+#define SSMAX_IS_X86_64 1
+#else
+#define SSMAX_IS_X86_64 0
+#endif
+
 // SSMAX_AVX512_EMULATION, in a test build, is a header whose names replace the intrinsics of AVX-512. Kernels
 // for AVX2 then stay out.
-#if !defined(SSMAX_AVX512_EMULATION) && !defined(SSMAX_NO_AVX2)
+#if SSMAX_IS_X86_64 && !defined(SSMAX_NO_AVX2) && !defined(SSMAX_AVX512_EMULATION)
 #define SSMAX_HAVE_AVX2 1
+#else
+#define SSMAX_HAVE_AVX2 0
 #endif
-#if !defined(SSMAX_NO_AVX512)
+
+#if SSMAX_IS_X86_64 && !defined(SSMAX_NO_AVX512)
 #define SSMAX_HAVE_AVX512 1
-#endif
-#elif (defined(__GNUC__) || defined(__clang__)) && defined(__aarch64__) && !defined(SSMAX_NO_NEON)
-#define SSMAX_HAVE_NEON 1
+#else
+#define SSMAX_HAVE_AVX512 0
 #endif
 
 #if !defined(SSMAX_COMPILED) || defined(SSMAX_LIBRARY_SCALAR)
 #define SSMAX_COMPILES_SCALAR 1
 #endif
-#if defined(SSMAX_HAVE_NEON) && (!defined(SSMAX_COMPILED) || defined(SSMAX_LIBRARY_NEON))
+#if SSMAX_HAVE_NEON && (!defined(SSMAX_COMPILED) || defined(SSMAX_LIBRARY_NEON))
 #define SSMAX_COMPILES_NEON 1
 #endif
-#if defined(SSMAX_HAVE_AVX2) && (!defined(SSMAX_COMPILED) || defined(SSMAX_LIBRARY_AVX2))
+#if SSMAX_HAVE_AVX2 && (!defined(SSMAX_COMPILED) || defined(SSMAX_LIBRARY_AVX2))
 #define SSMAX_COMPILES_AVX2 1
 #endif
-#if defined(SSMAX_HAVE_AVX512) && (!defined(SSMAX_COMPILED) || defined(SSMAX_LIBRARY_AVX512))
+#if SSMAX_HAVE_AVX512 && (!defined(SSMAX_COMPILED) || defined(SSMAX_LIBRARY_AVX512))
 #define SSMAX_COMPILES_AVX512 1
 #endif

@@ -39,22 +39,13 @@ namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
-namespace scalar {
-template <class Table>
-struct KernelTable;
-}
-namespace neon {
-template <class Table>
-struct KernelTable;
-}
-namespace avx2 {
-template <class Table>
-struct KernelTable;
-}
-namespace avx512 {
-template <class Table>
-struct KernelTable;
-}
+#define SSMAX_DECLARE(name, NAME) \
+  namespace name {                \
+  template <class Table>          \
+  struct KernelTable;             \
+  }
+SSMAX_TARGETS(SSMAX_DECLARE)
+#undef SSMAX_DECLARE
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
@@ -62,29 +53,36 @@ struct KernelTable;
 inline namespace SSMAX_COMPILED_NAMESPACE {
 namespace SSMAX_VISIBLE compiled {
 
+/// A target's table: every unit has its own, or the library has it in the unit of that target.
+template <Target target, class Table>
+const Table& kernel_table();
+
 /// The active target's table, as in kernels<RowKernels<float>>().
 template <class Table>
 const Table& kernels();
 
-#if !defined(SSMAX_COMPILED)
+#if !defined(SSMAX_COMPILED) || defined(SSMAX_LIBRARY_TARGET)
+template <Target target, class Table>
+const Table& kernel_table() {
+#define SSMAX_TABLE_OF(name, NAME) \
+  if constexpr (target == Target::name) return detail::name::KernelTable<Table>::value;
+  SSMAX_TARGETS(SSMAX_TABLE_OF)
+#undef SSMAX_TABLE_OF
+}
+#endif
+
+#if !defined(SSMAX_COMPILED) || defined(SSMAX_LIBRARY_DISPATCH)
 template <class Table>
 const Table& kernels() {
   switch (active_target()) {
-#if defined(SSMAX_HAVE_NEON)
-    case Target::neon:
-      return detail::neon::KernelTable<Table>::value;
-#endif
-#if defined(SSMAX_HAVE_AVX2)
-    case Target::avx2:
-      return detail::avx2::KernelTable<Table>::value;
-#endif
-#if defined(SSMAX_HAVE_AVX512)
-    case Target::avx512:
-      return detail::avx512::KernelTable<Table>::value;
-#endif
-    default:
-      return detail::scalar::KernelTable<Table>::value;
+#define SSMAX_CASE(name, NAME)                                                        \
+  case Target::name:                                                                  \
+    if constexpr (SSMAX_HAVE_##NAME != 0) return kernel_table<Target::name, Table>(); \
+    break;
+    SSMAX_TARGETS(SSMAX_CASE)
+#undef SSMAX_CASE
   }
+  return kernel_table<Target::scalar, Table>();
 }
 #endif
 

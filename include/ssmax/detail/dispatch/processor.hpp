@@ -3,18 +3,19 @@
 // builds of it leave it empty.)
 #pragma once
 
-#include "../../config.hpp"
+#include "../../target.hpp"
 
-#if (defined(__GNUC__) || defined(__clang__)) && defined(__x86_64__)
-#define SSMAX_HAVE_CPUID 1
-
+#if SSMAX_IS_X86_64
 #include <cpuid.h>
 
 #include <cstdint>
+#endif
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
+
+#if SSMAX_IS_X86_64
 
 /// Each says that the instructions are there and that the operating system keeps their registers.
 struct Processor {
@@ -55,8 +56,19 @@ inline Processor ask_processor() {
   return found;
 }
 
+#endif
+
+/// Whether this processor has the instructions of a target that the build holds kernels for.
+inline bool processor_runs([[maybe_unused]] Target target) {
+#if SSMAX_IS_X86_64
+  if (target == Target::avx2) return ask_processor().avx2_fma_f16c;
+#if !defined(SSMAX_AVX512_EMULATION)
+  if (target == Target::avx512) return ask_processor().avx512f;
+#endif
+#endif
+  return true;
+}
+
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
 }  // namespace ssmax
-
-#endif

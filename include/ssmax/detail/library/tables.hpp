@@ -22,15 +22,3 @@
   SSMAX_TABLES_OF(double, apply)                                                                       \
   apply(ConversionKernels<float>) apply(DecodeKernels<float, float>) apply(DecodeKernels<float, half>) \
       apply(DecodeKernels<float, bfloat16>) apply(DecodeKernels<double, double>)
-
-namespace ssmax {
-inline namespace SSMAX_COMPILED_NAMESPACE {
-namespace SSMAX_VISIBLE compiled {
-
-/// Compiled in the unit of its target.
-template <Target target, class Table>
-const Table& kernel_table();
-
-}  // namespace compiled
-}  // namespace SSMAX_COMPILED_NAMESPACE
-}  // namespace ssmax

@@ -237,41 +237,70 @@ RowSum<T> sum_row_rebasing(const RowKernels<T>& kernels, RowSource<T, X>& source
   return sum_row(kernels, source, scratch, stage, shifts);
 }
 
+/// A row's exponentials: summed by the first pass, then given block by block for what `out` makes of them.
+template <class T, class X, class Y>
+class ExponentialRow {
+ public:
+  /// `out` null: only the sum is wanted.
+  ExponentialRow(const RowKernels<T>& kernels, const X* in, index_t n, double c, Y* out)
+      : kernels_(kernels), source_(kernels, in, n, c), out_(out) {
+    const bool in_place = static_cast<const void*>(in) == static_cast<const void*>(out);
+    if constexpr (std::same_as<Y, T>) {
+      if (n <= row_block || (!in_place && n <= row_block * most_blocks)) stage_ = out;
+    } else {
+      if (n <= row_block && out != nullptr) stage_ = staged_;
+    }
+    total_ = sum_row_rebasing(kernels, source_, scratch_, stage_, shifts_);
+  }
+
+  const RowSource<T, X>& source() const { return source_; }
+  const RowSum<T>& total() const { return total_; }
+
+  /// Calls f(begin, count, e, shift, to): times 2^shift, e are the exponentials of a block that `total` is the sum of.
+  /// `f` puts the block's results into `to`, which may be e.
+  template <class F>
+  void for_each_block(const F& f) {
+    const index_t n = source_.size();
+    for (index_t begin = 0; begin < n; begin += row_block) {
+      const index_t count = std::min(row_block, n - begin);
+      T* to = staging<T>(out_ + begin, staged_);
+      if (stage_ != nullptr) {
+        const auto shift = static_cast<double>(shifts_[begin / row_block]) - total_.shift;
+        f(begin, count, stage_ + begin, static_cast<int>(shift), to);
+      } else {
+        OverlappedWork<T> nothing;
+        kernels_.exp_store(source_.block(begin, count, scratch_), count, source_.scale(),
+                           static_cast<T>(total_.shift), to, nothing);
+        f(begin, count, to, 0, to);
+      }
+      narrow_to<T>(out_ + begin, count, to);
+    }
+  }
+
+ private:
+  static constexpr index_t most_blocks = 1024;
+
+  const RowKernels<T>& kernels_;
+  RowSource<T, X> source_;
+  Y* out_;
+  T* stage_ = nullptr;  // where the exponentials of the whole row are kept, if anywhere
+  RowSum<T> total_;
+  T scratch_[row_block], staged_[row_block];
+  T shifts_[most_blocks];
+};
+
 /// out = softmax(c·in) of one row.
 template <class T, class X, class Y>
 void softmax_row(const RowKernels<T>& kernels, const X* in, index_t n, double c, Y* out) {
-  constexpr index_t most_blocks = 1024;
-  T scratch[row_block], staged[row_block];
-  T shifts[most_blocks];
-  RowSource<T, X> source(kernels, in, n, c);
-  const bool in_place = static_cast<const void*>(in) == static_cast<const void*>(out);
-
-  T* stage = nullptr;  // where the exponentials of the whole row are kept, if anywhere
-  if constexpr (std::same_as<Y, T>) {
-    if (n <= row_block || (!in_place && n <= row_block * most_blocks)) stage = out;
-  } else {
-    if (n <= row_block) stage = staged;
-  }
-  const RowSum<T> total = sum_row_rebasing(kernels, source, scratch, stage, shifts);
+  ExponentialRow<T, X, Y> row(kernels, in, n, c, out);
+  const RowSum<T>& total = row.total();
   if (total.kind == RowKind::masked) return fill_row(out, n, 0.0f);
   if (total.kind != RowKind::regular) return fill_row(out, n, std::numeric_limits<float>::quiet_NaN());
   if (n == 1) return fill_row(out, n, 1.0f);  // e · (1 / e) may miss 1 by an ulp
-
   const double factor = 1.0 / total.sum;
-  for (index_t begin = 0; begin < n; begin += row_block) {
-    const index_t count = std::min(row_block, n - begin);
-    T* to = staging<T>(out + begin, staged);
-    if (stage != nullptr) {
-      const auto shift = static_cast<double>(shifts[begin / row_block]) - total.shift;
-      kernels.multiply(stage + begin, count, static_cast<T>(std::ldexp(factor, static_cast<int>(shift))), to);
-    } else {
-      OverlappedWork<T> nothing;
-      kernels.exp_store(source.block(begin, count, scratch), count, source.scale(),
-                        static_cast<T>(total.shift), to, nothing);
-      kernels.multiply(to, count, static_cast<T>(factor), to);
-    }
-    narrow_to<T>(out + begin, count, to);
-  }
+  row.for_each_block([&](index_t, index_t count, const T* e, int shift, T* to) {
+    kernels.multiply(e, count, static_cast<T>(std::ldexp(factor, shift)), to);
+  });
 }
 
 /// Rows of one block each and n > 1 elements, one plain c. A row that is not regular goes the general way.
