@@ -1,30 +1,36 @@
 // Attention, forward:
 //
-//   out_i = Σ_j p_ij v_j,   p_i = softmax(c_i · score(scale · (R q_i)·(R k_j)))   over the keys j that i sees
+//   out_i = Σ_j p_ij v_j,                                   over the keys j that i sees
+//   p_i   = softmax(c_i · score(scale · (R q_i)·(R k_j)))   likewise
 //
 // Shapes: q [batch, heads, queries, d], k [batch, kv_heads, keys, d], v [batch, kv_heads, keys, dv], out
-// [batch, heads, queries, dv], lse [batch, heads, queries] if wanted. Last stride 1, other strides free, so that
-// [batch, position, head, channel] and packed qkv need no copy. heads is a multiple of kv_heads; head h reads kv
-// head h / (heads / kv_heads). T is float, double, half or bfloat16; the latter two are computed in float.
+// [batch, heads, queries, dv], lse [batch, heads, queries] if wanted. Last stride 1, other strides free,
+// so that [batch, position, head, channel] and packed qkv need no copy. heads is a multiple of kv_heads;
+// head h reads kv head h / (heads / kv_heads). T is float, double, half or bfloat16; the latter two are
+// computed in float.
 //   scale   1/√d unless given
-//   R       the rotary embedding, if given: key j at key_position + j, query i at key_position + i + keys - queries,
-//           or where the mask says
+//   R       the rotary embedding, if given: key j at key_position + j, query i at
+//           key_position + i + keys - queries, or where the mask says
 //   score   Identity, Softcap, Alibi, Bias, … or the user's own (score.hpp)
 //   c_i     scaling({head, position, n}): n visible keys, position of the last of them (scaling.hpp)
 //   mask    Full, Causal (bottom-right), SlidingWindow, Documents, … or the user's own (mask.hpp)
-//   sinks   if given, one number per head: softmax's denominator has one term more, exp(sink). -inf is no sink, +inf
-//           takes everything (out 0, lse +inf), NaN spreads
-// lse_i = ln Σ_j exp(c_i · score(…)) (+ the sink's term), natural logarithm. A query that sees nothing gives out 0
-// and lse -inf.
+//   sinks   if given, one number per head: softmax's denominator has one term more, exp(sink). -inf is no
+//           sink, +inf takes everything (out 0, lse +inf), NaN spreads
+// lse_i = ln Σ_j exp(c_i · score(…)) (+ the sink's term), natural logarithm. A query that sees nothing
+// gives out 0 and lse -inf.
 //
-// Keys are taken in blocks with an online softmax: memory is linear in the sequence (at most 1.1 MiB a thread at width
-// 64, and 32 MiB where keys are split among threads), keys that no query of a group sees are not computed, and hidden
-// keys never enter a result: NaN in them stays there. NaN in visible ones spreads. Accuracy: products in T, summed
-// over 1024 keys, then over all of them; weights to an ulp. That is for rounding to nearest: in the other modes
-// (fesetround) out is within 5e-5 of Σ p |v|, lse within 5e-5·(1 + |lse|), in double 5e-11, where logits are ordinary.
-// The same bits for every executor, for other strides, and however the queries are cut into calls of more than 16
-// queries per kv head. One allocation a call, none with a workspace. `out` and `lse` must lie apart from the inputs.
-// lse is left out as View{} alone: null with extents is an error. Errors are std::invalid_argument, thrown before
+// Keys are taken in blocks with an online softmax, so memory is linear in the sequence: at most 1.1 MiB a
+// thread at width 64, and 32 MiB where keys are split among threads. Keys that no query of a group sees are
+// not computed. Hidden keys never enter a result: NaN in them stays there. NaN in visible ones spreads.
+//
+// Accuracy: products in T, summed over 1024 keys, then over all of them; weights to an ulp. That is for
+// rounding to nearest. In the other modes (fesetround), where logits are ordinary, the error of out is at
+// most 5e-5·Σ p |v| and that of lse 5e-5·(1 + |lse|); in double, 5e-11 takes the place of 5e-5. The bits
+// are the same for every executor, for other strides, and however the queries are cut into calls of more than
+// 16 queries per kv head.
+//
+// One allocation a call, none with a workspace. `out` and `lse` must lie apart from the inputs. lse is left
+// out as View{} alone: null with extents is an error. Errors are std::invalid_argument, thrown before
 // anything is written.
 #pragma once
 
@@ -98,8 +104,8 @@ Problem<T, T> make_problem(const View<const T, 4>& q, const KeyShare<T>& keys,
 }  // namespace detail
 
 /// See the top of this file. Write the element type, arguments do not deduce it:
-///   attention<float>({.q = q, .k = k, .v = v, .out = out}, SSMax<float>{s, b}, Causal{}, Softcap{50}, {.rope = &rope},
-///                    pool);
+///   attention<float>({.q = q, .k = k, .v = v, .out = out}, SSMax<float>{s, b}, Causal{}, Softcap{50},
+///                    {.rope = &rope}, pool);
 template <class T, class S, class M, class C, class E = Serial>
 requires Scaling<S> && Mask<M> && Score<C> && Executor<E>
 void attention(const std::type_identity_t<AttentionArguments<T>>& a, const S& scaling, const M& mask,
@@ -127,8 +133,8 @@ void attention(const std::type_identity_t<AttentionArguments<T>>& arguments, con
   attention<T>(arguments, scaling, mask, Identity{}, options, std::forward<E>(executor));
 }
 
-/// Attention over a part of the keys, to be merged with that over others: the mask speaks of all `keys`, and n counts
-/// all of them that a query sees. Options as for attention; sinks are for finish.
+/// Attention over a part of the keys, to be merged with attention over the other parts. The mask speaks of
+/// all `keys`, and n counts all of them that a query sees. Options as for attention; sinks are for finish.
 template <class T, class S, class M, class C, class E = Serial>
 requires Scaling<S> && Mask<M> && Score<C> && Executor<E>
 void attention_partial(const std::type_identity_t<PartialArguments<T>>& a, const S& scaling, const M& mask,

@@ -9,9 +9,9 @@
 // in double.
 //
 // Special values: a logit of -inf is a class that cannot be, with probability 0 and gradient 0. As the target
-// it makes the loss +inf, and the gradient is what the formula says: dloss/count · (0 - 1) for the target and
-// the others' as ever. A row of nothing but -inf has loss +inf and gradient 0. NaN or +inf makes the loss NaN
-// and its own row of dlogits, no other. Finite logits may be of any size. With a single class, loss and
+// it makes the loss +inf, and the gradient is what the formula says: dloss/count · (0 - 1) for the target
+// and the others' as ever. A row of nothing but -inf has loss +inf and gradient 0. NaN or +inf makes the loss
+// NaN and its own row of dlogits, no other. Finite logits may be of any size. With a single class, loss and
 // gradient are 0 exactly. No loss is negative. Probabilities may be flushed to 0 as in softmax.hpp; the loss
 // of such a target is finite all the same, up to what a double holds.
 //
@@ -21,8 +21,8 @@
 //
 // The executor's calls take rows; how many each takes, and the order in which losses are added, depends on
 // the extents alone, so that every executor gives the same bits. The loss is the same with and without
-// dlogits, too. dlogits may be the logits' own memory, or must lie apart from it; it may be left out, as View{}. Errors
-// are std::invalid_argument, thrown before anything is written. Nothing is allocated.
+// dlogits, too. dlogits may be the logits' own memory, or must lie apart from it; it may be left out, as
+// View{}. Errors are std::invalid_argument, thrown before anything is written. Nothing is allocated.
 #pragma once
 
 #include <algorithm>
@@ -55,8 +55,8 @@ struct CrossEntropy {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
-/// The calls that rows are cut into, whatever the executor: at most so many, for their losses wait on the stack, and
-/// with at least so many logits each (some microseconds) where rows are short.
+/// Rows are cut into the same calls for every executor: at most most_loss_calls, as their losses wait on the
+/// stack, and, where rows are short, with at least least_call_logits logits each (some microseconds).
 inline constexpr index_t most_loss_calls = 256;
 inline constexpr index_t least_call_logits = 16'384;
 

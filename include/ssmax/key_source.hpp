@@ -3,7 +3,8 @@
 // A source of keys is a type with
 //   using Element                                   what they are stored in (storage.hpp)
 //   KeySourceShape shape() const                    extents of the whole
-//   index_t length(batch) const                     positions that a sequence has had: n and positions come from it
+//   index_t length(batch) const                     positions that a sequence has had:
+//                                                   n and positions come from it
 //   KeyRange stored(batch) const                    those of them whose keys can still be read, the last ones
 //   KeyStretch<Element> stretch(batch, kv_head, key) const
 //                                                   one stored key, and those that lie behind it in memory
@@ -11,9 +12,10 @@
 //   std::array<std::span<const Element>, 2> memory() const
 //                                                   where keys and values lie: results must not overlap it
 //
-// decode (kv_cache.hpp) takes any of them. KvCache is one, contiguous or as a ring; attention makes one of its views,
-// attention_partial one that holds a part of the keys. One of pages would look up `key` in its page table and return
-// what is left of that page. A source must not change while a call reads it; its members are called by several threads.
+// decode (kv_cache.hpp) takes any of them. KvCache is one, contiguous or as a ring; attention makes one of
+// its views, attention_partial one that stores a part of the keys. A source of pages would look up `key` in
+// its page table and return what is left of that page. A source must not change while a call reads it; its
+// members are called by several threads.
 #pragma once
 
 #include <concepts>
@@ -29,8 +31,8 @@ struct KeySourceShape {
   index_t width = 0, value_width = 0;  // of a head
 };
 
-/// `count` >= 1 keys, the first of them the one asked for: row i lies at k + i·k_stride, its value at v + i·v_stride.
-/// Keys past the last one stored are not to be counted.
+/// `count` >= 1 keys, beginning with the one asked for: row i lies at k + i·k_stride, its value at v +
+/// i·v_stride. Keys past the last one stored are not to be counted.
 template <class X>
 struct KeyStretch {
   const X* k = nullptr;

@@ -4,15 +4,17 @@
 //   cache.append(k_new, v_new, &rope);                        // rotated to their positions, then stored
 //   decode<float>({.q = q_new, .out = out}, cache, scaling, Causal{}, {.rope = &rope}, pool);
 //
-// Storage is float, double, half or bfloat16, rounded to nearest even when stored, or a type of the user's (storage.hpp);
-// decode widens it in registers and computes in float. Each sequence of the batch has a length of its own; n and positions come from it, not from the
-// call. A ring keeps the last `capacity` keys of a sequence and forgets older ones, for sliding windows.
+// Storage is float, double, half or bfloat16, rounded to nearest even when stored, or a type of the user's
+// (storage.hpp); decode widens it in registers and computes in float. Each sequence of the batch has a length
+// of its own; n and positions come from it, not from the call. A ring keeps the last `capacity` keys of a
+// sequence and forgets older ones, for sliding windows.
 //
-// Prefill in chunks (append, decode, append, decode …) gives the bits of one call of attention on all of it where every
-// call has more than 16 queries per kv head and the cache rounds nothing (it rounds what comes in another type, and keys
-// of 16 bits once they are rotated); a ring as well. With fewer queries, products are summed in another order:
-// |error| <= 4·(d + 1024 + n / 1024)·ε·Σ p |v|, and in practice that of attention itself. Queries are rotated to their
-// places in the sequence, as the keys were, also under masks whose positions restart.
+// Prefill in chunks (append, decode, append, decode …) gives the bits of one call of attention on all of
+// it, where every call has more than 16 queries per kv head and the cache rounds nothing. (It rounds what
+// comes in another type, and keys of 16 bits once they are rotated.) That holds for a ring as well. With
+// fewer queries, products are summed in another order: |error| <= 4·(d + 1024 + n / 1024)·ε·Σ p |v|, and
+// in practice that of attention itself. Queries are rotated to their places in the sequence, as the keys
+// were, also under masks whose positions restart.
 #pragma once
 
 #include <array>
@@ -40,8 +42,8 @@ struct KvCacheOptions {
 
 inline namespace SSMAX_CODE_NAMESPACE {
 
-/// Memory: batch · kv_heads · capacity · (width + value_width) elements, allocated once. Throws std::invalid_argument where
-/// these cannot be counted, std::bad_alloc where they cannot be had.
+/// Memory: batch · kv_heads · capacity · (width + value_width) elements, allocated once. Throws
+/// std::invalid_argument where their number overflows, std::bad_alloc where the memory cannot be had.
 template <class X>
 class KvCache {
   static_assert(
@@ -85,14 +87,15 @@ class KvCache {
   [[nodiscard]] const KvCacheOptions& options() const { return options_; }
   /// Positions that sequence b has had so far.
   [[nodiscard]] index_t length(index_t b) const { return lengths_[static_cast<std::size_t>(b)]; }
-  /// Those of them that are still held.
+  /// Those of them whose keys are still stored.
   [[nodiscard]] KeyRange stored(index_t b) const {
     return {options_.ring ? std::max<index_t>(0, length(b) - options_.capacity) : 0, length(b)};
   }
 
-  /// Appends k [batch, kv_heads, new, width] and v [batch, kv_heads, new, value_width]; counts[b] of the new positions are
-  /// real in sequence b, all of them where no counts are given. With a rope, keys are rotated to their positions. Throws
-  /// where something does not fit, a full cache included, and has then changed nothing.
+  /// Appends k [batch, kv_heads, new, width] and v [batch, kv_heads, new, value_width]. counts[b] of the
+  /// new positions are real in sequence b, all of them where no counts are given. With a rope, keys are
+  /// rotated to their positions. Throws where something does not fit, a full cache included, and has
+  /// then changed nothing.
   void append(View<const Compute, 4> k, View<const Compute, 4> v, const Rope<Compute>* rope = nullptr,
               std::span<const index_t> counts = {}) {
     append_from(k, v, rope, counts);
@@ -106,8 +109,8 @@ class KvCache {
   /// Forgets every sequence.
   void clear() { std::fill(lengths_.begin(), lengths_.end(), index_t{0}); }
 
-  /// Forgets positions from `length` on of sequence b, as when speculation failed. A ring that has forgotten older ones
-  /// cannot: std::invalid_argument.
+  /// Forgets positions from `length` on of sequence b, as when speculation failed. A ring that has forgotten
+  /// older ones cannot: std::invalid_argument.
   void truncate(index_t b, index_t length) {
     check_sequence("KvCache::truncate", b);
     if (length < 0 || length > this->length(b)) {
@@ -242,7 +245,8 @@ class KvCache {
   std::vector<index_t> lengths_;
 };
 
-/// Queries q [batch, heads, new, width] at the last `new` positions of each sequence, which the cache holds already.
+/// Queries q [batch, heads, new, width] at the last `new` positions of each sequence, whose keys have
+/// been appended already.
 template <class T>
 struct DecodeArguments {
   View<const T, 4> q{};
@@ -263,7 +267,8 @@ void check_apart_from_source(const char* function, const char* name, const View<
   }
 }
 
-/// Queries that a cache can answer: their own positions have been appended, and what the mask shows is still held.
+/// Checks that the cache can answer the queries: their own positions have been appended, and the keys that
+/// the mask shows them are still stored.
 template <class T, class X, class M>
 void check_decode(const char* function, const Problem<T, X>& problem, const M& mask) {
   for (index_t b = 0; b < problem.q.extent(0); ++b) {
@@ -286,8 +291,9 @@ void check_decode(const char* function, const Problem<T, X>& problem, const M& m
 
 }  // namespace detail
 
-/// out = attention of the new queries over each sequence of the cache, or of another source of keys. Options as for
-/// attention; a rope rotates the queries (the keys were rotated when they were appended), key_position must be 0.
+/// out = attention of the new queries over each sequence of the cache, or of another source of keys. Options
+/// as for attention. A rope rotates the queries (the keys were rotated when they were appended); key_position
+/// must be 0.
 template <class T, class K, class S, class M, class C, class E = Serial>
 requires KeySource<K> && Scaling<S> && Mask<M> && Score<C> && Executor<E>
 void decode(const std::type_identity_t<DecodeArguments<T>>& a, const K& cache, const S& scaling,

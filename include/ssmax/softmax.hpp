@@ -15,27 +15,28 @@
 // logsumexp of rank 2 to 4 writes one number a row; of one row it returns the number.
 //
 // Special values: a logit of -inf is a masked key with probability 0, whatever the sign of c; it still counts
-// in n. A row with nothing visible gives 0 (log form and logsumexp: -inf) and no gradient. NaN in a visible logit,
-// +inf in one under c >= 0, and a c that is NaN or infinite make the whole row NaN; +inf under c < 0 gets
-// probability 0. Probabilities below 2^-125 of the largest (2^-1021 in double) may be flushed to 0, and a
-// log-probability or gradient beyond what the result's type holds is infinite. Apart from that any finite logits
-// and any finite c, of either sign, of 0 or of 1e308, give the right answer: where c·z is out of reach, equal
-// largest c·z share, and the others get 0.
+// in n. A row with nothing visible gives 0 (log form and logsumexp: -inf) and no gradient. NaN in a visible
+// logit, +inf in one under c >= 0, and a c that is NaN or infinite make the whole row NaN; +inf under c < 0
+// gets probability 0. Probabilities below 2^-125 of the largest (2^-1021 in double) may be flushed to 0, and
+// a log-probability or gradient beyond what the result's type holds is infinite. Apart from that any finite
+// logits and any finite c, of either sign, of 0 or of 1e308, give the right answer: where c·z is out of
+// reach, logits with the same largest c·z share the probability equally, and the others get 0.
 //
-// Accuracy, for every such c: exp within 1 ulp, arguments rounded at magnitude 1/2 only, sums over blocks added in
-// double; the multiplier is not rounded to float (but for one rounding in log form and gradients).
+// Accuracy, for every such c: exp within 1 ulp, arguments rounded at magnitude 1/2 only, sums over blocks
+// added in double; the multiplier is not rounded to float (but for one rounding in log form and gradients).
 //   a probability's relative error   below 5e-7 in float, for rows of 10^6 elements; below 2e-15 in double
-//   log_softmax, logsumexp           within 5e-7·(1 + |result|) in float, 1e-15·(1 + |result|) in double; no
-//                                    log-probability is above 0
-// These bounds are for rounding to nearest. In the other modes (fesetround) results of ordinary logits stay finite,
-// and within 5e-5 in float, 5e-11 in double.
+//   log_softmax, logsumexp           within 5e-7·(1 + |result|) in float, 1e-15·(1 + |result|) in double;
+//                                    no log-probability is above 0
+// These bounds are for rounding to nearest. In the other modes (fesetround) results of ordinary logits stay
+// finite, and within 5e-5 in float, 5e-11 in double.
 //
-// An executor (execution.hpp) shares the rows among its threads; results and gradients are the same bits for every one.
-// Its threads ask the scaling and the mask; a scaling that learns is told by the caller's thread alone.
+// An executor (execution.hpp) shares the rows among its threads; results and gradients are the same bits for
+// every one. Its threads call the scaling and the mask; `accumulate`, of a scaling that learns, is called by
+// the caller's thread alone.
 //
-// `out` may be the logits' own memory, or must lie apart from it; that of logsumexp must lie apart. Errors are
-// std::invalid_argument, thrown before anything is written. Nothing is allocated, but for 8 bytes a row where a scaling
-// learns from rows that threads share.
+// `out` may be the logits' own memory, or must lie apart from it; that of logsumexp must lie apart. Errors
+// are std::invalid_argument, thrown before anything is written. Nothing is allocated, but for 8 bytes a row
+// where a scaling learns from rows that threads share.
 #pragma once
 
 #include <numeric>
@@ -172,8 +173,8 @@ void log_softmax(const View<X, Rank>& logits, const View<Y, Rank>& out, const S&
                            scaling, mask, executor);
 }
 
-/// out = ln Σ exp(c·logits) of every row. Shapes: out as logits without its last dimension. out must lie apart
-/// from the logits.
+/// out = ln Σ exp(c·logits) of every row. Shapes: out as logits without its last dimension. out must lie
+/// apart from the logits.
 template <class X, class Y, int Rank, class S = Softmax, class M = Full, class E = Serial>
 requires Scaling<S> && Mask<M> && Executor<E>
 void logsumexp(const View<X, Rank>& logits, const View<Y, Rank - 1>& out, const S& scaling = {},
@@ -197,8 +198,8 @@ requires Scaling<S> && Mask<M>
 }
 
 /// The arguments of a backward, all of one shape. `out` is what the forward returned, `dout` the gradient
-/// that arrives. `logits` are needed where the scaling learns, and may be left out otherwise. `dlogits` may be
-/// the memory of dout.
+/// that arrives. `logits` are needed where the scaling learns, and may be left out otherwise. `dlogits` may
+/// be the memory of dout.
 template <class T, int Rank>
 struct RowsBackward {
   View<const T, Rank> out{};
@@ -234,12 +235,13 @@ void backward_rows(const char* function, const RowsBackward<T, Rank>& rows, cons
   check_mask(mask, shape);
   check_scaling(scaling, shape.heads, shape.keys);
   if (dlogits.empty()) return;
-  // A scaling learns from the groups one after the other, in their order: calls that share the rows leave it theirs.
+  // scaling.accumulate must be called for one group after the other, in their order. Where executor calls
+  // share the rows, each writes its rows' dc here, and the caller's thread adds them up at the end.
   std::vector<double> dc_of_rows;
   if (learns && threads_of(executor) > 1) {
     dc_of_rows.resize(static_cast<std::size_t>(shape.batch * shape.heads * shape.queries));
   }
-  // The first row's of a group.
+  // Where the dc of a group's first row is.
   const auto dc_of = [&](const RowGroup& group) {
     return dc_of_rows.data() + ((group.batch * shape.heads + group.head) * shape.queries + group.query);
   };
@@ -291,8 +293,8 @@ concept MatrixLike = requires(X& x) {
   x.cols();
 };
 
-/// One row: what a std::span can be made of, as std::vector, std::array, std::span, an array. (Not every library that
-/// has std::span has std::ranges::contiguous_range, or refuses a matrix.)
+/// One row: what a std::span can be made of, as std::vector, std::array, std::span, an array. (Of the
+/// libraries that have std::span, some lack std::ranges::contiguous_range, and some accept a matrix.)
 template <class R>
 concept Contiguous = !MatrixLike<R> && requires(R & range) {
   std::span(range);
@@ -300,9 +302,9 @@ concept Contiguous = !MatrixLike<R> && requires(R & range) {
 
 }  // namespace detail
 
-/// dlogits = c·y ⊙ (dout - ⟨dout, y⟩) with y = rows.out = softmax(c·logits). A scaling made by .gradient(…)
-/// gets dc of every row added to its arrays; hidden keys get 0. Use:  softmax_backward<float, 2>({.out = y,
-/// …}, scaling, mask).
+/// dlogits = c·y ⊙ (dout - ⟨dout, y⟩) with y = rows.out = softmax(c·logits). A scaling made by
+/// .gradient(…) gets dc of every row added to its arrays; hidden keys get 0. Use:
+///   softmax_backward<float, 2>({.out = y, …}, scaling, mask)
 template <class T, int Rank, class S = Softmax, class M = Full, class E = Serial>
 requires Scaling<S> && Mask<M> && Executor<E>
 void softmax_backward(const RowsBackward<T, Rank>& rows, const S& scaling = {}, const M& mask = {},
@@ -311,8 +313,8 @@ void softmax_backward(const RowsBackward<T, Rank>& rows, const S& scaling = {}, 
   detail::backward_rows("softmax_backward", rows, scaling, mask, executor, compiled::softmax_gradient<T>);
 }
 
-/// The same for rows.out = log_softmax(c·logits): dlogits = c·(dout - exp(out)·Σ dout). dout of a masked key
-/// is ignored.
+/// The same for rows.out = log_softmax(c·logits): dlogits = c·(dout - exp(out)·Σ dout). dout of a masked
+/// key is ignored.
 template <class T, int Rank, class S = Softmax, class M = Full, class E = Serial>
 requires Scaling<S> && Mask<M> && Executor<E>
 void log_softmax_backward(const RowsBackward<T, Rank>& rows, const S& scaling = {}, const M& mask = {},

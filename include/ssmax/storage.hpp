@@ -13,9 +13,9 @@
 //     static float scale(const float* in, index_t n);              // may be left out
 //   };
 //
-// With `scale`, what is stored of a row of keys or values is the row divided by scale(row): a KvCache keeps one such
-// float for each of them, and attention multiplies by it what load gives. Such a type is for caches alone; one
-// without `scale` serves rows, queries, keys and values. Both are compiled by the unit that uses them, so not with
+// With `scale`, a row of keys or values is stored divided by scale(row). A KvCache keeps one such float for
+// each row, and attention multiplies by it what load gives. Such a type is for caches alone; one without
+// `scale` serves rows, queries, keys and values. Both are compiled by the unit that uses them, so not with
 // SSMAX_COMPILED, whose drivers know the four types above and no others.
 #pragma once
 
@@ -40,7 +40,7 @@ void narrow(const T* in, index_t n, X* out);
 
 inline namespace SSMAX_DATA_NAMESPACE {
 
-/// See the top of this file. What specialises it not is float, or no storage type.
+/// See the top of this file. A type that does not specialise it is float, or no storage type.
 template <class X>
 struct StorageTraits {
   using Compute = float;

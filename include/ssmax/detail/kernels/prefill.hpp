@@ -8,9 +8,9 @@ namespace ssmax {
 inline namespace SSMAX_DATA_NAMESPACE {
 namespace SSMAX_VISIBLE shared {
 
-/// In units of log2. A query's shift is raised, and what it has accumulated rescaled, only for a logit more
-/// than this above the shift. Weights stay below 2^9. After the first block it hardly ever happens (1 % of
-/// the time at width 64).
+/// In units of log2. A query's shift is raised, and its sums rescaled, only when a logit exceeds the shift
+/// by more than this; weights stay below 2^9. After the first block that hardly ever happens (1 % of the
+/// time at width 64).
 inline constexpr int raise_distance = 8;
 
 enum class TileChange {
