@@ -41,7 +41,8 @@ void check_inputs(const char* function, const View<const T, 4>& q, const View<co
   for (int i = 0; i < 3; ++i) check_extent(function, "v", v, i, "k", k, i);
 }
 
-/// An output: its leading extents are those of q, the last one of out that of the values, and it lies apart from q.
+/// Checks an output: its leading extents are those of q, the last one of out that of the values, and it lies
+/// apart from q.
 template <class T, class U, int Rank>
 void check_result(const char* function, const char* name, const View<U, Rank>& out, const View<const T, 4>& q,
                   index_t value_width) {
@@ -72,8 +73,8 @@ void check_out_and_lse(const char* function, const View<T, 4>& out, const View<A
   check_apart(function, "lse", lse, "out", View<const T, 4>(out));
 }
 
-/// The mask, the scaling and the score fit every batch entry, and positions lie within the rope's tables. O(1), or
-/// O(queries + keys) for a rope under a mask that gives positions.
+/// Checks that the mask, the scaling and the score fit every batch entry, and that positions lie within the
+/// rope's tables. O(1), or O(queries + keys) for a rope under a mask that gives positions.
 template <class T, class X, class P>
 void check_policies(const char* function, const Problem<T, X>& problem, const Rope<Compute<T>>* rope,
                     const P& variant) {

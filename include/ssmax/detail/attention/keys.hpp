@@ -1,5 +1,5 @@
-// A source of keys of any type behind one, so that drivers are compiled once for each element type; and the sources
-// that attention makes itself.
+// AnyKeys, which stands for a source of keys of any type, so that drivers are compiled once for each element
+// type; and the sources that attention makes itself.
 #pragma once
 
 #include "../../key_source.hpp"
@@ -29,7 +29,8 @@ KeyStretch<typename S::Element> stretch_of(const void* source, index_t batch, in
 inline namespace SSMAX_DATA_NAMESPACE {
 namespace SSMAX_VISIBLE shared {
 
-/// Refers to a source of keys, which must outlive it. Its members are compiled by the unit that knows its type.
+/// Refers to a source of keys, which must outlive it. Its members are compiled by the unit that knows
+/// the source's type.
 template <class X>
 class AnyKeys {
  public:
@@ -84,7 +85,8 @@ struct KeyShare {
   }
 };
 
-/// Calls f(key, stretch) for the stretches that the range lies in, in the order of the keys; each ends where it does.
+/// Calls f(first key, stretch) for the stretches that make up the range, in the order of the keys. The last
+/// one is cut where the range ends.
 template <class X, class F>
 void for_each_stretch(const AnyKeys<X>& keys, index_t batch, index_t kv_head, KeyRange range, const F& f) {
   while (range.begin < range.end) {

@@ -11,7 +11,7 @@ namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
-/// The query itself, widened and rotated: where it lies if that is nothing, else in scratch.
+/// A query, widened and rotated: in scratch, or where it lies if neither is needed.
 template <class T, class X, class A = Compute<T>>
 const A* load_query(const Problem<T, X>& problem, const Variant<A>& variant, const Query& query, A* scratch) {
   const View<const T, 4>& q = problem.q;
@@ -22,7 +22,8 @@ const A* load_query(const Problem<T, X>& problem, const Variant<A>& variant, con
   return scratch;
 }
 
-/// Row i of keys or values as n elements T: where it lies, or widened and multiplied by its factor in scratch.
+/// Row i of keys or values as n elements T: where it lies or, if it has to be widened (and multiplied by its
+/// factor), in scratch.
 template <class T, class X>
 const T* load_row(const X* rows, index_t stride, [[maybe_unused]] const float* scales, index_t i, index_t n,
                   T* scratch) {

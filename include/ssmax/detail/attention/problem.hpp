@@ -10,10 +10,10 @@ namespace ssmax {
 inline namespace SSMAX_DATA_NAMESPACE {
 namespace SSMAX_VISIBLE shared {
 
-/// Keys are summed in blocks, blocks in chunks, chunks into the result, at the same places whatever the queries, the
-/// threads and the way a sequence was cut into calls: that is what makes the bits the same. 128 keys of logits for 48
-/// queries are 24 KiB, which a first-level cache holds; 1024 keys of float and width 64 are 0.5 MiB, 16 µs of reading:
-/// enough for a task, little enough to share among threads.
+/// Keys are summed in blocks, blocks in chunks, chunks into the result. They are cut at the same places
+/// whatever the queries, the threads and the way a sequence was cut into calls: that is what makes the bits
+/// the same. 128 keys of logits for 48 queries are 24 KiB, which fit a first-level cache. 1024 keys of float
+/// and width 64 are 0.5 MiB, 16 µs of reading: enough for a task, little enough to share among threads.
 inline constexpr index_t key_block = 128, key_chunk = 1024;
 
 template <class T, class X>
@@ -51,8 +51,8 @@ struct QueryRow {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
-/// The queries of a kv head, one after the other: its heads are neighbours, so that rows of one vector see nearly the same
-/// keys.
+/// The queries of a kv head, one after the other, with its query heads as neighbours, so that rows of one
+/// vector see nearly the same keys.
 template <class T, class X>
 class QueryCursor {
  public:

@@ -1,5 +1,5 @@
-// Which parts of a block of keys a group of queries needs, as rectangles, and what in them is hidden: forward and backward
-// alike.
+// Which parts of a block of keys a group of queries needs, as rectangles, and what in them is hidden: for
+// forward and backward alike.
 #pragma once
 
 #include "forward/prefill_scratch.hpp"
@@ -8,7 +8,8 @@ namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
-/// What each vector of a group needs of a block, in whole passes of `pass` keys, counted from the block's begin.
+/// The keys of a block that each vector of a group needs, in whole passes of `pass` keys, counted from
+/// the block's begin.
 struct NeededKeys {
   KeyRange of[tile_vectors];
   index_t vectors;  // that hold queries
@@ -23,7 +24,8 @@ struct NeededKeys {
     }
   }
 
-  /// Calls f(vector count, first vector, key range) for rectangles that together cover the needed logits of `keys` keys.
+  /// Calls f(vector count, first vector, key range) for rectangles that together cover the needed logits
+  /// of `keys` keys.
   template <class F>
   void for_each_rectangle(index_t keys, const F& f) const {
     KeyRange part{};

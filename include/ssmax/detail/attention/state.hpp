@@ -1,5 +1,5 @@
-// The state of one query's softmax, Σ exp(c·z) = 2^shift · sum and o = Σ exp(c·z)·v / 2^shift: how two are combined, and
-// what is left to do at the end.
+// The state of one query's softmax: Σ exp(c·z) = 2^shift · sum and Σ exp(c·z)·v = 2^shift · o. How two
+// states are merged, and how one becomes a result.
 #pragma once
 
 #include <algorithm>
@@ -13,8 +13,8 @@ namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
-/// The states of some queries after some keys: shift and sum are [queries], o is [queries · channels] in an order of the
-/// owner's.
+/// The states of some queries after some keys: shift and sum are [queries], o is [queries · channels], in an
+/// order that the owner chooses.
 template <class A>
 struct SoftmaxState {
   A *shift, *sum, *o;
@@ -27,7 +27,8 @@ struct SoftmaxState {
   }
 };
 
-/// By what sums under the shift `from` must be multiplied to count under `to`.
+/// 2^(from - to): turns sums under the shift `from` into sums under `to`. 1 where they are equal,
+/// at -inf too.
 template <class T>
 T shift_factor(T from, T to) {
   return from == to ? T{1} : static_cast<T>(std::exp2(static_cast<double>(from) - static_cast<double>(to)));
@@ -42,7 +43,8 @@ void merge_row(T& shift, T& sum, T* o, T other_shift, T other_sum, const T* othe
   for (index_t c = 0; c < dv; ++c) o[c] = o[c] * factor + other_o[c] * other_factor;
 }
 
-/// What is left to do with a query's state, in double; a sink adds exp(sink) to Σ exp(c·z), and nothing to Σ exp(c·z)·v.
+/// Turns a query's state into its result, in double. A sink adds exp(sink) to Σ exp(c·z), and nothing
+/// to Σ exp(c·z)·v.
 struct Normalizer {
   double factor;  // out = factor · o
   double lse;

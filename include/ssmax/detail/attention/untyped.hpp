@@ -1,7 +1,8 @@
-// What calls without their element type match, so that the compiler names the remedy.
+// Overloads that calls without their element type match, so that the compiler names the remedy.
 //
-// The arguments of attention are braces, which deduce no type. Braces convert to the structs here, whose members take
-// anything. The first template parameter, a number, keeps these functions out of every call that writes a type.
+// The arguments of attention are braces, which deduce no type. Braces convert to the structs here, whose
+// members take anything. The first template parameter, a number, keeps these functions out of every call that
+// writes a type.
 #pragma once
 
 #include <initializer_list>

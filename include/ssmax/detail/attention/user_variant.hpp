@@ -68,7 +68,7 @@ class UserVariant : public Interface {
   }
 
  protected:
-  /// What the scaling is asked about, where `visible` is all of the query's range; nothing if n is 0.
+  /// The Row that the scaling is called with; `visible` is the query's whole range. n is 0 if it sees no key.
   Row scaled_row(const Query& query, KeyRange visible) const {
     const index_t n = visible_count(mask, query, visible);
     if (n == 0) return {};
@@ -77,7 +77,8 @@ class UserVariant : public Interface {
     return {query.head, detail::key_position(mask, query, last), n};
   }
 
-  /// Scores' results become what the exponential is taken of, in units of log2.
+  /// Multiplies what the score gave by c·log2(e), in place: logits in units of log2, as the
+  /// kernels take them.
   void multiply(const TileColumn<A>& column, const ColumnScratch<A>& memory) const {
     A* multiplier = memory.lanes + 2 * memory.group;
     for (index_t lane = 0; lane < memory.kernels.width; ++lane) {
@@ -86,7 +87,7 @@ class UserVariant : public Interface {
     kernels<ScoreKernels<A>>().multiply(column.s, column.keys.size(), multiplier);
   }
 
-  /// Keys that the mask hides singly.
+  /// Sets the logits of keys that the mask hides singly, by its member `sees`, to -inf.
   void hide_single(const TileColumn<A>& column, const ColumnScratch<A>& memory) const {
     if constexpr (detail::has_predicate<M>) {
       for_each_visible(column, memory.kernels.width,
@@ -96,7 +97,7 @@ class UserVariant : public Interface {
     }
   }
 
-  /// Calls f(key - keys.begin, lane, query, key) for the keys that each lane's range holds.
+  /// Calls f(key - keys.begin, lane, query, key) for the keys of the column that lie in each lane's range.
   template <class F>
   static void for_each_visible(const TileColumn<A>& column, index_t width, const F& f) {
     for (index_t lane = 0; lane < width; ++lane) {

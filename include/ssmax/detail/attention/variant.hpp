@@ -1,5 +1,6 @@
-// What attention's loops ask of a mask, a scaling and a score, behind one interface: those loops are compiled once for
-// each element type instead of for every combination of policies, and a call costs 2 ns a query or a column of a tile.
+// What attention's loops ask of a mask, a scaling and a score, behind one interface. So the loops are
+// compiled once for each element type instead of for every combination of the three; a virtual call costs
+// 2 ns a query or a column of a tile.
 #pragma once
 
 #include "../kernels/prefill.hpp"
@@ -36,13 +37,14 @@ class Variant {
   Variant(const Variant&) = delete;
   Variant& operator=(const Variant&) = delete;
 
-  /// What a query sees of the keys `stored`, and its multiplier.
+  /// The keys of `stored` that a query may see, its multiplier, and what the scaling was called with.
   virtual QueryRow row(const Query& query, KeyRange stored) const = 0;
   virtual index_t query_position(const Query& query) const = 0;
   virtual index_t key_position(const Query& query, index_t key) const = 0;
   virtual bool sees(const Query& query, index_t key) const = 0;
-  /// Applies the score, then the multiplier c if there is a score (else the queries hold it), in place: the result is in
-  /// units of log2. Logits of keys that the mask hides singly become -inf.
+  /// In place: applies the score, if there is one, and multiplies by c·log2(e) (without a score, the
+  /// queries were multiplied by that). The result is in units of log2. Logits of keys that the mask hides
+  /// singly become -inf.
   virtual void apply(const TileColumn<A>& column, const ColumnScratch<A>& memory) const = 0;
   /// The same for logits of one query, contiguous, but without the multiplier.
   virtual void apply(A* s, KeyRange keys, const QueryRow& row) const = 0;
@@ -58,7 +60,8 @@ class Variant {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
-/// Where a query's rotation puts it. A cache's keys lie at their places in the sequence, whatever the mask says.
+/// The position that a query is rotated to. With a cache it is the query's place in the sequence, whatever
+/// the mask says, as the cache's keys were rotated to theirs.
 template <class T, class X, class A = Compute<T>>
 index_t rope_position(const Problem<T, X>& problem, const Variant<A>& variant, const Query& query) {
   return problem.key_position + (problem.rotate_keys ? variant.query_position(query) : query.position());

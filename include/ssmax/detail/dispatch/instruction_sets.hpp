@@ -1,9 +1,9 @@
-// The instruction sets that there are kernels for. SSMAX_HAVE_…: whether a build holds them. SSMAX_COMPILES_…:
-// defined where this unit compiles them. Header-only that is each that the build holds; with SSMAX_COMPILED none,
-// but one in each of the library's units of kernels.
+// The instruction sets that there are kernels for. SSMAX_HAVE_…: whether a build has kernels for one.
+// SSMAX_COMPILES_…: defined where this unit compiles them. Header-only, a unit compiles all that the build
+// has; with SSMAX_COMPILED none, but for the library's units of kernels, which compile one each.
 //
-// Another one is a row here, what the processor must offer (processor.hpp), a region (for_each_target.inl) and its
-// operations (simd/).
+// To add one: a row here, what the processor must offer (processor.hpp), a region (for_each_target.inl) and
+// its operations (simd/).
 #pragma once
 
 #include "../../config.hpp"

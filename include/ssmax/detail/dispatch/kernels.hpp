@@ -1,11 +1,12 @@
-// The kernels that are compiled once per instruction set: tables of function pointers, and which of them is in use.
+// The kernels that are compiled once per instruction set: tables of function pointers, and the choice of one.
 //
-// Each header in detail/kernels declares a table, KernelTable<…>::value of every target's namespace, and has
-// for_each_target.inl compile its text. So a unit compiles the kernels that it calls, and no others; with SSMAX_COMPILED
-// none, and the library's tables are used.
+// Each header in detail/kernels declares a table, KernelTable<…>::value of every target's namespace, and
+// has for_each_target.inl compile its text. So a unit compiles the kernels that it calls, and no others. With
+// SSMAX_COMPILED it compiles none and uses the library's tables.
 //
-// Conventions of all kernels: lengths count elements and may be 0; pointers need only element alignment; `in` and `out`
-// may be the same array, any other overlap is the caller's error; nothing is allocated, nothing throws.
+// Conventions of all kernels: lengths count elements and may be 0; pointers need only element
+// alignment; `in` and `out` may be the same array, any other overlap is the caller's error; nothing is
+// allocated, nothing throws.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,6 @@
-// A unit of ssmax::compiled: the kernels for one instruction set, SSMAX_LIBRARY_TARGET. (Its name in capitals is
-// behind SSMAX_LIBRARY_ as well.) Empty where the platform does not know it.
+// A unit of ssmax::compiled: the kernels for one instruction set, which SSMAX_LIBRARY_TARGET names.
+// (SSMAX_LIBRARY_ with the name in capitals behind it is defined as well.) Empty where the platform does
+// not know it.
 
 #include "tables.hpp"
 

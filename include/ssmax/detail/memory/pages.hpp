@@ -14,8 +14,9 @@ namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
-/// std::allocator, aligned to cache lines; from 2 MiB on in huge pages where the system gives them on request: 200 MB are
-/// read in order at 28 instead of 19 GB/s then (Zen 4), as prefetching does not end with every 4 KiB.
+/// std::allocator, aligned to cache lines; from 2 MiB on in huge pages, where the system gives them on
+/// request. Then 200 MB are read in order at 28 instead of 19 GB/s (Zen 4), as prefetching does not end with
+/// every 4 KiB.
 template <class X>
 struct HugePages {
   using value_type = X;

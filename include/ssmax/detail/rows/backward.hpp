@@ -1,5 +1,5 @@
-// One row's gradient, any length and storage: blocks are widened as in the forward, their sums are added in
-// double.
+// One row's gradient, any length and storage: blocks are widened as in the forward, their sums
+// added in double.
 #pragma once
 
 #include <algorithm>
@@ -19,11 +19,12 @@ class GradientFactor {
   explicit GradientFactor(double c)
       : c_(c), applies_(Multiplier<T>::unit_of(c) == 1), factor_(applies_ ? static_cast<T>(c) : T{1}) {}
 
-  /// c, or 1 where T need not hold c: c·u is then left to `finish`.
+  /// c, or 1 where |c| lies outside of 2^-64 to 2^64, as T may not hold it: `finish` then multiplies by
+  /// c in double.
   T factor() const { return factor_; }
 
-  /// The logits of a block, times -1 where c is negative: +inf is then a logit with weight 0, and must become the -inf
-  /// that the kernels know as such. Null if there are none.
+  /// The logits of a block, times -1 where c is negative: a logit of +inf then has weight 0, and must become
+  /// the -inf that the kernels know as a masked key. Null if z is.
   template <class X>
   const T* logits(const X* z, index_t count, T* scratch) const {
     if (z == nullptr) return nullptr;
@@ -51,7 +52,8 @@ class GradientFactor {
   T factor_;
 };
 
-/// dz = c·y ⊙ (dy - ⟨dy, y⟩). Returns ⟨y ⊙ (dy - ⟨dy, y⟩), sign·z⟩, or 0 where z is null. dz may be dy or y.
+/// dz = c·y ⊙ (dy - ⟨dy, y⟩). Returns ⟨y ⊙ (dy - ⟨dy, y⟩), sign·z⟩, or 0 where z is null.
+/// dz may be dy or y.
 struct SoftmaxGradient {
   template <class T, class X>
   SSMAX_INLINE static double row(const SoftmaxGradientKernels<T>& kernels, const X* y, const X* dy,
@@ -78,8 +80,8 @@ struct SoftmaxGradient {
   }
 };
 
-/// dz = c·(dy - p·Σdy) with p = exp(log_p). Returns ⟨dy - p·Σdy, sign·z⟩, or 0 where z is null. dz may be dy
-/// or log_p.
+/// dz = c·(dy - p·Σdy) with p = exp(log_p). Returns ⟨dy - p·Σdy, sign·z⟩, or 0 where z is null.
+/// dz may be dy or log_p.
 struct LogSoftmaxGradient {
   template <class T, class X>
   SSMAX_INLINE static double row(const SoftmaxGradientKernels<T>& kernels, const X* log_p, const X* dy,
@@ -110,8 +112,8 @@ struct LogSoftmaxGradient {
   }
 };
 
-/// The rows of a group, which share c; see driver.hpp. Kernels and rows are copies, which no call may change, so that
-/// the loop keeps them in registers: rows of 16 take 0.9 of the time.
+/// The rows of a group, which share c; see driver.hpp. Kernels and rows are copies, which no call may change,
+/// so that the loop keeps them in registers: rows of 16 take 0.9 of the time.
 template <class Gradient, bool has_logits, class T, class X>
 double gradient_of_rows(const SoftmaxGradientKernels<T> kernels, const GradientRows<X> rows, double c,
                         double* dc) {

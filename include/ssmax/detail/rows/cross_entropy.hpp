@@ -8,7 +8,8 @@ namespace ssmax {
 inline namespace SSMAX_COMPILED_NAMESPACE {
 namespace SSMAX_VISIBLE compiled {
 
-/// dz = factor · (softmax(z) - onehot(target)) of one row, unless dz is null; returns the row's loss. dz may be z.
+/// dz = factor · (softmax(z) - onehot(target)) of one row, unless dz is null; returns the
+/// row's loss. dz may be z.
 template <class X>
 double cross_entropy_row(const shared::RowKernels<shared::Compute<X>>& kernels, const X* z, index_t n,
                          index_t target, double factor, X* dz);
@@ -45,7 +46,8 @@ double cross_entropy_row(const shared::RowKernels<shared::Compute<X>>& kernels, 
   if (dz == nullptr) return loss;
 
   row.for_each_block([&](index_t begin, index_t count, const T* e, int shift, T* to) {
-    // The target's is worked out apart, in double: p - 1 from a rounded p would leave a remainder where p is 1.
+    // The target's gradient is computed apart, in double: p - 1 of a rounded p would leave a remainder where
+    // p is 1.
     const bool holds_target = target >= begin && target < begin + count;
     const double weight = holds_target ? static_cast<double>(e[target - begin]) : 0.0;
     kernels.multiply(e, count, static_cast<T>(std::ldexp(factor / total.sum, shift)), to);

@@ -1,5 +1,5 @@
-// The drivers of rows: softmax, its logarithm, the log of its sum, and gradients of rows that share n and c. Compiled once
-// for each element type; masks, scalings and executors are left to the callers.
+// The drivers of rows: softmax, its logarithm, the log of its sum, and gradients of rows that share n and c.
+// Compiled once for each element type; masks, scalings and executors are left to the callers.
 #pragma once
 
 #include "../../storage.hpp"
@@ -42,7 +42,8 @@ struct GradientRows {
 inline namespace SSMAX_COMPILED_NAMESPACE {
 namespace SSMAX_VISIBLE compiled {
 
-/// out = softmax(c·in) of rows that see the same n keys; `alone` if they are one row that no neighbour sees the keys of.
+/// out = softmax(c·in) of rows that see the same n keys. `alone`: it is one row, whose neighbours
+/// see other keys.
 template <class X, class Y>
 void softmax_group(const shared::SoftmaxKernels<shared::Compute<X>>& kernels, const X* in, index_t in_stride,
                    Y* out, index_t out_stride, index_t rows, index_t n, double c, bool alone);
@@ -56,8 +57,8 @@ void log_softmax_row(const shared::RowKernels<shared::Compute<X>>& kernels, cons
 template <class X>
 double logsumexp_row(const shared::RowKernels<shared::Compute<X>>& kernels, const X* in, index_t n, double c);
 
-/// dlogits = c·y ⊙ (dout - ⟨dout, y⟩), y = out. Returns the sum of dc = ⟨y ⊙ (dout - ⟨dout, y⟩), logits⟩ over the rows;
-/// `dc`, unless null, gets each row's.
+/// dlogits = c·y ⊙ (dout - ⟨dout, y⟩), y = out. Returns the sum over the rows of
+/// dc = ⟨y ⊙ (dout - ⟨dout, y⟩), logits⟩; `dc`, unless null, gets each row's.
 template <class X>
 double softmax_gradient(const shared::SoftmaxGradientKernels<shared::Compute<X>>& kernels,
                         const shared::GradientRows<X>& rows, double c, double* dc);

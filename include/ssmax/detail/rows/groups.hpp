@@ -1,5 +1,5 @@
-// Walks the rows of a [batch, head, query, key] view in groups: neighbouring rows of one head that see the same
-// keys and have the same multiplier, so that a scaling is asked once per group and short rows can share
+// Walks the rows of a [batch, head, query, key] view in groups: neighbouring rows of one head that see the
+// same keys and have the same multiplier, so that a scaling is asked once per group and short rows can share
 // vectors. With an executor that has threads, its calls share the rows.
 #pragma once
 
@@ -12,7 +12,7 @@ namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
-/// Rows of a group that are visited together: all of them, or what one call has of them.
+/// Rows of a group that are visited together: all of them, or those that one call of the executor takes.
 struct RowGroup {
   index_t batch, head, query;  // of the first row
   index_t rows;
@@ -21,8 +21,9 @@ struct RowGroup {
   Row row;  // n = 0, and no position, where there is no key to ask the mask about
 };
 
-/// Calls cut a group at multiples of so many rows from its beginning: then the same rows share vectors, and have the same
-/// bits, as where nothing is cut. A multiple of the lanes of every target.
+/// Calls of an executor cut a group only at multiples of this many rows from its beginning. Then the
+/// same rows share vectors, and have the same bits, as where nothing is cut. A multiple of the lanes
+/// of every target.
 inline constexpr index_t row_cut = 64;
 
 /// A call of an executor takes at least so many logits, some microseconds of work.
@@ -54,8 +55,8 @@ index_t begin_of_group(const M& mask, const Query& query, KeyRange keys) {
   return first.index;
 }
 
-/// Visits what queries [begin, end) of a head begin: the parts of groups, row_cut rows or the rest of a group each, whose
-/// first row is one of them.
+/// Cuts groups into parts of row_cut rows, the last of a group taking the rest, and visits the parts whose
+/// first row is one of queries [begin, end) of a head. Such parts of one group are visited together.
 template <class M, class Visit>
 void visit_groups(const QueryShape& shape, const M& mask, index_t batch, index_t head, index_t begin,
                   index_t end, const Visit& visit) {

@@ -1,18 +1,18 @@
 // One row, any length, any storage, any multiplier: softmax, its logarithm, and the log of its sum.
 //
-// A row is cut into blocks that fit in the first-level cache. Each block is read once for its maximum and, while it
-// is still there, again for its exponentials, with a shift of its own; blocks are brought together by exact powers
-// of two. Two ways for a long row's result:
+// A row is cut into blocks that fit in the first-level cache. Each block is read once for its maximum and,
+// while it is still there, again for its exponentials, with a shift of its own; blocks are brought to one
+// shift by exact powers of two. Two ways for a long row's result:
 //   store      exponentials are written to `out` and multiplied there
-//   recompute  the first pass keeps only the sum, the second computes the exponentials again: for a row in place,
-//              whose logits must outlive the first pass, and for storage that is not T
+//   recompute  the first pass keeps only the sum, the second computes the exponentials again: for a row in
+//              place, whose logits must outlive the first pass, and for storage that is not T
 //
 // Many rows of one block each go one after the other or, while they stay in the cache, overlapped.
 //
-// Tried and not kept, for results larger than the caches: stores that go past them, from a buffer or with recomputed
-// exponentials. A burst of them fills the store queue while nothing is computed: 0.39 to 0.50 ns an element for
-// 16384 rows of 1024, where plain stores take 0.34 (Zen 4; the exponentials hide what the extra traffic costs). Nor
-// did software prefetch of the next row help: 0.45.
+// Tried and not kept, for results larger than the caches: stores that bypass them, from a buffer or with
+// recomputed exponentials. A burst of them fills the store queue while nothing is computed: 0.39 to 0.50 ns
+// an element for 16384 rows of 1024, where plain stores take 0.34 (Zen 4; the exponentials hide what the
+// extra traffic costs). Nor did software prefetch of the next row help: 0.45.
 #pragma once
 
 #include <algorithm>
@@ -28,11 +28,12 @@ namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
-/// Rows whose logits and results together take more than this are taken to come from memory: half of the 32 MiB of
-/// last-level cache that eight cores of Zen 3 or 4 share.
+/// Rows whose logits and results together take more than this are taken to come from memory: half of the
+/// 32 MiB of last-level cache that eight cores of Zen 3 or 4 share.
 inline constexpr index_t far_bytes = index_t{16} << 20;
 
-/// A row of up to this many elements is taken to stay in the second-level cache with its result (1 MiB of float).
+/// A row of up to this many elements is taken to stay in the second-level cache with its
+/// result (1 MiB of float).
 inline constexpr index_t longest_near_row = 131'072;
 
 /// Elements of a block: 16 KiB of float in and as much out, half of a first-level cache each.
@@ -52,10 +53,11 @@ Scale<T> split_scale(double c) {
   }
 }
 
-/// c as direction · c', so that the logits times `direction`, which is exact, are to be multiplied by a c' > 0
-/// that T holds with bits to spare. direction is 1 for the multipliers of everyday, -1 for their negatives;
-/// beyond 2^64 and below 2^-64 a power of two comes with it. 0 and what T cannot tell from 0 or from infinity
-/// (no two logits of T are near enough) become the smallest and the largest c'.
+/// Splits c into direction · c'. The blocks that kernels read are direction·z, an exact product, and are
+/// multiplied by a c' > 0 that T holds with bits to spare. direction is 1 for c from 2^-64 to 2^64, and -1
+/// for their negatives; a c of larger size has ±2^64 instead, one of smaller size ±2^-64. 0 and what T
+/// cannot tell from 0 or from infinity become the smallest and the largest c': no two logits of T are near
+/// enough to show it.
 template <class T>
 struct Multiplier {
   static constexpr double step = 0x1p64;
@@ -84,7 +86,8 @@ struct Multiplier {
   bool is_plain() const { return direction == 1; }
 };
 
-/// To the nearest integer, for |product| < largest_shift. (std::nearbyint is a call into libm without SSE4.1.)
+/// Rounds to the nearest integer, for |product| < largest_shift. (std::nearbyint is a call into
+/// libm without SSE4.1.)
 template <class T>
 T round_shift(T product) {
   constexpr T magic = sizeof(T) == sizeof(double) ? T(0x1.8p52) : T(0x1.8p23);
@@ -98,7 +101,8 @@ enum class RowKind {
   out_of_range  // needs rebasing: logits too large for an exact shift
 };
 
-/// Σ exp(c·z) = 2^shift · sum, where `origin` is what the source's blocks hold of the logit with the largest c·z.
+/// Σ exp(c·z) = 2^shift · sum. `origin` is the logit with the largest c·z, in the form that the source's
+/// blocks have (RowSource::logit turns it back).
 template <class T>
 struct RowSum {
   RowKind kind = RowKind::masked;
@@ -124,9 +128,9 @@ struct RowSum {
 
 /// A row of logits as the blocks that the kernels read: direction·z, see Multiplier.
 ///
-/// Once rebased they are direction·(z - origin), where no logit's c·z is larger than that of the origin. The
-/// difference is exact for all logits whose weights count: rebasing is for |c·z·log2(e)| >= 2^20, and there they
-/// are within a factor of 2 of the origin.
+/// Once rebased they are direction·(z - origin), where no logit's c·z is larger than that of the origin.
+/// The difference is exact for all logits whose weights count: rebasing is for |c·z·log2(e)| >= 2^20, and
+/// there they are within a factor of 2 of the origin.
 template <class T, class X>
 class RowSource {
  public:
@@ -164,7 +168,7 @@ class RowSource {
   /// Whether blocks are the caller's own memory, one after the other.
   bool in_place() const { return std::same_as<X, T> && multiplier_.is_plain() && !rebased_; }
 
-  /// The logit that a block holds as `value`.
+  /// The logit z for which a block has `value`, the largest of the row.
   T logit(T value) const { return rebased_ ? origin_ : value / multiplier_.direction; }
 
  private:
@@ -184,8 +188,8 @@ class RowSource {
   T origin_{0};
 };
 
-/// The first pass. With a stage, the exponentials of the block at `begin` stay in stage + begin, under the shift
-/// shifts[begin / row_block]; without, only their sum does.
+/// The first pass. With a stage, the exponentials of the block at `begin` stay in stage + begin, under the
+/// shift shifts[begin / row_block]; without, only their sum does.
 template <class T, class X>
 RowSum<T> sum_row(const RowKernels<T>& kernels, const RowSource<T, X>& source, T* scratch, T* stage,
                   T* shifts) {
@@ -205,8 +209,8 @@ RowSum<T> sum_row(const RowKernels<T>& kernels, const RowSource<T, X>& source, T
     // A row in place is one block: here, before it is overwritten.
     if (left_out && n <= row_block && !source.rebased()) return {.kind = RowKind::out_of_range};
     const T shift = counts ? round_shift(product) : T{0};
-    // The next block's maximum is found on the way where that block is as long and lies ready in the cache; from memory
-    // one stream at a time is faster, as with softmax_block_rows.
+    // The next block's maximum is computed among this block's exponentials, if it is as long and in the
+    // cache. From memory one stream at a time is faster, as in softmax_block_rows.
     const bool ready = source.in_place() && next_count == count && n <= longest_near_row;
     OverlappedWork<T> overlapped{.next = ready ? z + count : nullptr};
     const T sum = kernels.exp_store(z, count, source.scale(), shift,
@@ -219,7 +223,8 @@ RowSum<T> sum_row(const RowKernels<T>& kernels, const RowSource<T, X>& source, T
       top = ready ? overlapped.next_top : kernels.max(z, next_count);
     }
   }
-  // Rightly so where the others are 2^11 or more above it, further than exponentials reach.
+  // Leaving out is right where the shift of the others is at least 2^11 above: further
+  // than exponentials reach.
   const bool others_above =
       total.kind == RowKind::regular && total.shift >= 2048 - static_cast<double>(largest_shift<T>);
   if (left_out && !others_above) return {.kind = RowKind::out_of_range};
@@ -256,8 +261,8 @@ class ExponentialRow {
   const RowSource<T, X>& source() const { return source_; }
   const RowSum<T>& total() const { return total_; }
 
-  /// Calls f(begin, count, e, shift, to): times 2^shift, e are the exponentials of a block that `total` is the sum of.
-  /// `f` puts the block's results into `to`, which may be e.
+  /// Calls f(begin, count, e, shift, to) for every block: its elements e, times 2^shift, are the exponentials
+  /// that total().sum is the sum of. f writes the block's results to `to`, which may be e.
   template <class F>
   void for_each_block(const F& f) {
     const index_t n = source_.size();
@@ -305,10 +310,10 @@ void softmax_row(const RowKernels<T>& kernels, const X* in, index_t n, double c,
 
 /// Rows of one block each and n > 1 elements, one plain c. A row that is not regular goes the general way.
 ///
-/// `overlaps`: the next row's maximum and the product of the row before are worked out in the gaps of a row's
-/// exponentials, and no row waits for a reduction: 0.25 instead of 0.33 ns an element at n = 1024, where rows stay in the
-/// cache. From memory it is the other way round, 0.53 against 0.34: one row at a time is what the hardware's prefetch
-/// follows.
+/// `overlaps`: the next row's maximum and the product of the row before are computed in the gaps of a row's
+/// exponentials, and no row waits for a reduction: 0.25 instead of 0.33 ns an element at n = 1024, where rows
+/// stay in the cache. From memory it is the other way round, 0.53 against 0.34: the hardware's prefetch
+/// follows one row at a time.
 template <class T>
 void softmax_block_rows(const RowKernels<T>& kernels, const T* in, index_t in_stride, T* out,
                         index_t out_stride, index_t rows, index_t n, double c, bool overlaps) {
@@ -337,8 +342,8 @@ void softmax_block_rows(const RowKernels<T>& kernels, const T* in, index_t in_st
     kernels.multiply(overlapped.waiting, n, overlapped.factor, overlapped.waiting);
 }
 
-/// ln Σ exp(c·z) - c·logit, at least 0: `logit` is one of the row's, which need not be rounded for their
-/// difference. The sum must be regular.
+/// ln Σ exp(c·z) - c·logit, at least 0, where `logit` is one of the row's. Neither term is rounded before
+/// their difference is formed. The sum must be regular.
 template <class T, class X>
 double log_sum_above(const RowSource<T, X>& source, const RowSum<T>& total, T logit) {
   // ln 2 in two parts, the product in two parts, and one rounding of their difference: both may be large and
@@ -378,7 +383,8 @@ void log_block(const RowKernels<T>& kernels, const T* in, index_t count, double 
     kernels.affine(in, count, total.origin, near_c, static_cast<T>(-total.log_sum), out);
     return;
   }
-  // Neither T nor the difference of two of its numbers need hold what c multiplies.
+  // In double, as T may not hold c. The difference of two logits may overflow where its product with a small
+  // c does not: logits are halved first.
   const double half = std::abs(c) < 1 ? 0.5 : 1.0;
   for (index_t i = 0; i < count; ++i) {
     const double distance = static_cast<double>(in[i]) * half - static_cast<double>(total.origin) * half;

@@ -1,10 +1,12 @@
-// A piece of attention's backward: queries that lie in lanes and rows against keys, tile by tile.
+// A piece of attention's backward: some queries against some keys, tile by tile. Queries and dout are at hand
+// twice, in lanes (one query per lane of a vector) and in rows.
 //
-//   p = 2^(s - lse), the forward's weights again: s is formed as it forms them for more than few queries
+//   p = 2^(s - lse)                                          the forward's weights; s as prefill computes it
 //   u = p·(dout·vᵀ - delta),  delta = ⟨dout, out⟩ - dlse      the gradient of c·z
 //   dq̃ += u·k    dk += uᵀ·(c·scale·q)    dv += pᵀ·dout
 //
-// Behind a score, u is the gradient of z itself (times c·score') and q comes times the scale alone.
+// With a score, u is multiplied by c·score' and so becomes the gradient of z itself; dk then takes
+// scale·q, without c.
 #pragma once
 
 #include <algorithm>
@@ -59,7 +61,8 @@ class BackwardBlock {
   }
 
  private:
-  /// A group of queries against the keys of the piece from `at` on, as many as a tile holds.
+  /// One group of queries against the next keys of the piece, from its row `at` on: at most gradient_block,
+  /// as a tile has room for.
   void attend_block(const BlockKeys<A>& piece, index_t g, index_t queries, index_t at, A* dq) const {
     const Column* columns = memory_.columns + g * tile_vectors;
     const index_t group = memory_.group, width = kernels_.width;
@@ -98,7 +101,8 @@ class BackwardBlock {
     });
   }
 
-  /// What lanes of a group give to dv and dk of keys, which lie at row `at` + keys.begin of the piece's.
+  /// Adds to dv and dk of `keys` what the queries in these lanes of group g give them. Sums of these keys
+  /// begin at row `at` + keys.begin of the piece's.
   void add_lanes(const BlockKeys<A>& piece, index_t g, KeyRange lanes, KeyRange keys, index_t at) const {
     const index_t group = memory_.group, tile = keys.begin * group + lanes.begin, row = at + keys.begin,
                   query = g * group + lanes.begin;
@@ -110,6 +114,8 @@ class BackwardBlock {
                                   piece.dk + row * memory_.d_pitch);
   }
 
+  /// The same for one lane whose q or dout is not finite: finite elements first, then each other element
+  /// where its factor is not 0 (nonfinite/rows.hpp).
   void add_lane(const BlockKeys<A>& piece, index_t g, index_t lane, KeyRange keys, index_t at) const {
     const index_t group = memory_.group, query = g * group + lane;
     const auto add = [&](const A* tile, const A* row, index_t channels, A* sums, index_t pitch) {
@@ -128,7 +134,7 @@ class BackwardBlock {
     add(memory_.u, memory_.q_rows + query * memory_.d_pitch, d_, piece.dk, memory_.d_pitch);
   }
 
-  /// What a key gives to dq of `vectors` vectors of lanes.
+  /// Adds to dq, of `vectors` vectors of queries, what one key gives whose row of K is not finite.
   void add_key(const BlockKeys<A>& piece, index_t key, index_t lane, index_t vectors, index_t at,
                A* dq) const {
     const index_t group = memory_.group;
@@ -147,7 +153,8 @@ class BackwardBlock {
   /// Passes over the channels of K.
   index_t panels() const { return (d_ + kernels_.rows - 1) / kernels_.rows; }
 
-  /// One vector of queries, lanes from `lane` on, whose tiles begin at `tile`: s becomes weights, u gradients.
+  /// One vector of queries, lanes from `lane` on; its column begins at element `tile` of the tiles. s becomes
+  /// weights, u becomes gradients.
   void form_gradients(index_t lane, KeyRange keys, index_t tile, const Column& column) const {
     A *s = memory_.s + tile, *u = memory_.u + tile, *z = memory_.z + tile, *slope = memory_.slope + tile;
     const QueryRow* rows = memory_.rows + lane;

@@ -1,10 +1,11 @@
-// A call of attention's backward as tasks, without two of them adding to the same sum and without atomic additions.
+// A call of attention's backward as tasks: no two of them add to one sum at the same time, and no
+// addition is atomic.
 //
-// A kv head is a grid of pieces, blocks of queries × blocks of keys. Pieces of one row add to the same dq, those of one
-// column to the same dk and dv. Each sum takes its pieces in rising order, whoever makes them: the same bits for every
-// executor. Where there are kv heads enough, each is one task. Else pieces on an antidiagonal, which share neither row nor
-// column, are made at once, one antidiagonal after the other, for as many kv heads at a time as it takes to fill the
-// threads.
+// A kv head is a grid of pieces, each a block of queries × a block of keys. Pieces in one row of the grid
+// add to the same dq, those in one column to the same dk and dv. Each sum takes its pieces in rising order,
+// whichever thread computes them: the same bits for every executor. Where there are enough kv heads, each is
+// one task. Else the pieces of an antidiagonal, which share neither row nor column, are computed at once, one
+// antidiagonal after the other, for as many kv heads at a time as it takes to fill the threads.
 #pragma once
 
 #include <atomic>
@@ -28,7 +29,8 @@ struct BackwardCut {
     const bool balanced = heads >= 9 * (rounds * threads - heads);  // at most a tenth of them idle
     whole_heads = threads == 1 || (balanced && sharing == Sharing::one_head);
     const index_t diagonals = std::max<index_t>(1, query_blocks + key_blocks - 1);
-    // Of an antidiagonal of average length, half under a causal mask, four pieces a thread.
+    // Pieces of an antidiagonal of average length. As many kv heads are taken at once as make 8 pieces a
+    // thread: under a causal mask, half of these have nothing to do.
     const double all_pieces = static_cast<double>(query_blocks) * static_cast<double>(key_blocks);
     const auto pieces =
         std::max<index_t>(1, static_cast<index_t>(all_pieces / static_cast<double>(diagonals)));

@@ -1,4 +1,4 @@
-// What one thread holds while it goes back through tiles.
+// One thread's memory for the tiles of the backward.
 #pragma once
 
 #include "../forward/prefill_scratch.hpp"
@@ -7,16 +7,17 @@ namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
-/// A piece of a backward: queries of a kv head × keys. 240 is a multiple of every target's group. Twice as many of either
-/// are no faster on one thread (Zen 4, 1 MB of second-level cache), and slower on two: one head of 2048 queries and keys
-/// gains 1.4 by a second thread instead of 1.55.
+/// A piece of the backward: 240 queries of a kv head × 256 keys. 240 is a multiple of every target's group.
+/// Twice as many queries or keys are no faster on one thread (Zen 4, 1 MB of second-level cache), and slower
+/// on two: for one head of 2048 queries and keys, a second thread then gains a factor of 1.4 instead of 1.55.
 inline constexpr index_t piece_queries = 240, piece_keys = 256;
 
-/// Sums over so many pieces are formed alone and then added up: longer ones would lose digits.
+/// A sum over this many pieces is formed by itself and then added to the whole sum: longer ones
+/// would lose digits.
 inline constexpr index_t pieces_of_sum = 8;
 
-/// Keys of a tile: its weights and their gradients, 64 · 48 floats each, lie in a first-level cache of 32 KiB. (32 and 128
-/// are as fast on Zen 4.)
+/// Keys of a tile. Its weights and their gradients, 64 · 48 floats each, lie in a first-level cache of
+/// 32 KiB. (32 and 128 keys are as fast on Zen 4.)
 inline constexpr index_t gradient_block = 64;
 
 /// What is known of a query before its pieces are gone through.

@@ -18,14 +18,16 @@ index_t key_blocks(const BackwardProblem<T>& problem) {
   return (problem.keys() + piece_keys - 1) / piece_keys;
 }
 
-/// Whether K and V must be brought into other rows than those they lie in: kernels take whole passes of T's own arithmetic.
+/// Whether K and V must be copied into rows of HeadSums. The kernels read them in place where they are
+/// neither widened nor rotated and fill whole passes: keys and channels of K are multiples of kernels.rows.
 template <class T>
 bool packs_keys(const BackwardProblem<T>& problem, const PrefillKernels<Compute<T>>& kernels) {
   if (!std::same_as<T, Compute<T>> || problem.forward.has_rope()) return true;
   return problem.keys() % kernels.rows != 0 || problem.forward.width() % kernels.rows != 0;
 }
 
-/// What a query leaves for the end of the call: what the scaling was asked about, and its share of the sink's gradient.
+/// What a query leaves for the end of the call: n and position, which its scaling was called with, and its
+/// share of the sink's gradient.
 struct QueryReport {
   index_t n = 0, position = 0;
   double dsink = 0;
@@ -39,8 +41,9 @@ struct CallSums {
   explicit operator bool() const { return sums != nullptr; }
 };
 
-/// One kv head while its gradients are summed up: first over some pieces, in the kernels' own layouts, then over all of
-/// them, in the results themselves or, where those are 16 bits wide, apart.
+/// One kv head while its gradients are summed up: first over pieces_of_sum pieces, in the kernels' own
+/// layouts, then over all of them, in the results themselves or, where those are 16 bits wide, in arrays
+/// of T's Compute.
 template <class T>
 struct HeadSums {
   using A = Compute<T>;

@@ -1,11 +1,13 @@
-// The steps of attention's backward on one kv head: facts about its queries, pieces of queries × keys (block.hpp),
-// sums of them, results.
+// The steps of attention's backward on one kv head: facts about its queries, pieces of queries × keys
+// (block.hpp), sums of them, results.
 //
-//   dq = c·scale·dq̃, and dc = scale·⟨q, dq̃⟩: no further pass over the keys, and no division by a c that may be 0
+//   dq = c·scale·dq̃      dc = scale·⟨q, dq̃⟩
 //
-// Behind a score, dq = scale·dq̃, and dc was summed up where the logits were at hand.
+// dc takes neither another pass over the keys nor a division by c, which may be 0. With a score,
+// dq = scale·dq̃, and dc was summed up where the logits were at hand.
 //
-// lse need not be an integer: 2^(s - lse) = 2^(s - shift)·2^(shift - lse), and the second factor goes into dout and delta.
+// lse need not be an integer, as the kernels' shift is: 2^(s - lse) = 2^(s - shift)·2^(shift - lse), and the
+// second factor is multiplied into dout and delta.
 #pragma once
 
 #include <algorithm>
@@ -76,7 +78,7 @@ class BackwardTask {
       if (problem_.dsinks.empty()) continue;
       const A sink = problem_.sinks[static_cast<std::size_t>(head)];
       if (sink == -infinity) continue;
-      // A sink that takes everything has the lse for its own, +inf also.
+      // A sink that takes everything is equal to lse, also where both are +inf: its share is 1.
       const double share =
           sink == facts.lse ? 1 : std::exp(static_cast<double>(sink) - static_cast<double>(facts.lse));
       report.dsink = -share * static_cast<double>(facts.delta);
@@ -85,7 +87,8 @@ class BackwardTask {
     std::fill_n(queries_sums(block), sums_in_use(block), A{0});
   }
 
-  /// A block of keys is brought into rows, if need be, and looked through; its sums become 0.
+  /// Copies a block of keys into rows, if need be, looks for NaN and infinities in K, and sets the block's
+  /// sums to 0.
   void prepare_keys(index_t block) {
     const index_t first = block * piece_keys, count = keys_of(block), d = forward_.width();
     if (forward_.rows() > 0) {
@@ -106,8 +109,9 @@ class BackwardTask {
     std::fill_n(head_sums_.dvalues + first * memory_.dv_pitch, in_passes(count) * memory_.dv_pitch, A{0});
   }
 
-  /// Adds what a block of queries and a block of keys give each other. Where this is the last piece of a sum, that is
-  /// added to the sum of all: pieces that nobody sees are to be named as well.
+  /// Adds what a block of queries and a block of keys give each other's gradients. After the last piece of a
+  /// partial sum (pieces_of_sum), adds that to the whole sum: so this is to be called for pieces that no
+  /// query sees, too.
   void attend(index_t queries, index_t keys) {
     if (has_piece(queries, keys)) {
       load_queries(queries);
@@ -130,7 +134,7 @@ class BackwardTask {
     }
   }
 
-  /// From sums to dq, and to dc where no score has seen to that.
+  /// Turns sums into dq, and into dc where there is no score; with one, dc is summed up already.
   void finish_queries(index_t block) const {
     const index_t first = block * piece_queries, d = forward_.width();
     QueryCursor<T, T> cursor(forward_, batch_, kv_head_, first);
@@ -155,7 +159,7 @@ class BackwardTask {
     }
   }
 
-  /// From sums to dk and dv.
+  /// Turns sums into dk and dv.
   void finish_keys(index_t block) const {
     const Query query{batch_, kv_head_ * forward_.group(), 0, forward_.shape(batch_)};
     const index_t d = forward_.width();
@@ -203,7 +207,7 @@ class BackwardTask {
     return (queries_of(block) + memory_.group - 1) / memory_.group * memory_.group * memory_.d_pitch;
   }
 
-  /// A block of keys: where they lie or, if something has to be done to them, where that was done.
+  /// Points keys_ at a block of keys: where they lie or, if they were packed, at the copy.
   void load_keys(index_t block) {
     const index_t first = block * piece_keys;
     keys_ = {.range = {first, first + keys_of(block)},
@@ -277,7 +281,7 @@ class BackwardTask {
     }
   }
 
-  /// Lane i: the rows of q and dout, which lanes are then made of.
+  /// Fills row i of q and of dout, which load_lanes turns into lane i.
   void load_query_into_rows(index_t i, index_t first) {
     const index_t d = forward_.width(), dv = forward_.value_width();
     A* q = memory_.q_rows + i * memory_.d_pitch;
@@ -307,7 +311,8 @@ class BackwardTask {
     detail::kernels<RowKernels<A>>().multiply(widened(in, dv, dout), dv, static_cast<A>(factor), dout);
   }
 
-  /// A vector of lanes. Then the rows of q become what dk takes of them.
+  /// Transposes `width` rows of q and dout, from row i on, into lanes. Then multiplies these rows of q by
+  /// what dk takes of them: scale·c or, with a score, scale.
   void load_lanes(index_t i) {
     const index_t group = memory_.group, d = forward_.width(), dv = forward_.value_width();
     const index_t g = i / group, lane_of_group = i % group;
@@ -329,7 +334,7 @@ class BackwardTask {
                        group);
   }
 
-  /// What a score has summed up for each query of the piece.
+  /// Adds what the score has summed up for each query of the piece to the sums of the call.
   void add_row_sums(index_t block) const {
     QueryCursor<T, T> cursor(forward_, batch_, kv_head_, block * piece_queries);
     for (index_t i = 0; i < count_; ++i, cursor.next()) {
@@ -338,7 +343,7 @@ class BackwardTask {
     }
   }
 
-  /// Adds the sums over some pieces to those of all, and begins anew.
+  /// Adds the sums over some pieces to those over all, and sets them to 0.
   void add_queries(index_t block) const {
     const index_t first = block * piece_queries, count = queries_of(block), d = forward_.width(),
                   group = memory_.group;

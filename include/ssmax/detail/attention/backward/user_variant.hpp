@@ -1,7 +1,7 @@
 // What GradientVariant asks of a backward, answered by the user's mask, scaling and score.
 //
-// Scores that do not learn go by vectors where they can: their derivative is formed on the way forward, dz'/dz = Π of its
-// parts'. Those that learn go back part by part, key by key.
+// Scores that do not learn go by vectors where they can: dz'/dz, the product of their parts' derivatives, is
+// formed on the way forward. Those that learn go back part by part, key by key.
 #pragma once
 
 #include "../../kernels/prefill_backward.hpp"
@@ -123,7 +123,7 @@ class UserGradientVariant final : public UserVariant<A, S, M, C, GradientVariant
       apply_and_differentiate(part.first(), column, slope, memory);
       apply_and_differentiate(part.second(), column, slope, memory);
     } else if constexpr (fast_path<Part> == FastPath::distance || fast_path<Part> == FastPath::row) {
-      this->apply_score(part, column, memory);  // what is added has no derivative
+      this->apply_score(part, column, memory);  // z plus something: its derivative is 1
     } else if constexpr (fast_path<Part> == FastPath::elementwise) {
       for (index_t at = 0; at < column.keys.size(); ++at) {
         part.apply(column.s + at * group, width);

@@ -1,5 +1,5 @@
-// Attention of few queries, as in decoding: every number of K and V is used a few times only, so they are read from
-// where they lie (kernels/decode.inl), and what counts is that they are read once and in order.
+// Attention of few queries, as in decoding: every number of K and V is used a few times only. So they are
+// read from where they lie (kernels/decode.inl), and what counts is that they are read once and in order.
 #pragma once
 
 #include <algorithm>
@@ -18,8 +18,8 @@ namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
-/// Up to this many queries of a kv head go this way. From there on a vector of queries is full, and the products' FMAs
-/// cost more than bringing K and V into tiles.
+/// Up to this many queries of a kv head go this way. From there on a vector of queries is full, and the
+/// products' FMAs cost more than copying K and V into tiles.
 inline constexpr index_t decode_rows = 16;
 
 /// One thread's memory.
@@ -89,14 +89,15 @@ class DecodeTask {
 
   void reset(A* states) const { memory_.state(states).reset(count_, memory_.dv); }
 
-  /// The chunk's logits are held at once: what each part of them costs is shared by few queries.
+  /// Computes all logits of the chunk first, then weights and o: each further part of a chunk would cost
+  /// something that only few queries share.
   void attend_chunk(KeyRange keys, A* states) {
     const SoftmaxState<A> state = memory_.state(states);
     reset(states);
     for (index_t r = 0; r < count_; ++r) softmax_[r].reset();
     weigh_values(keys, state.o);
     for (index_t r = 0; r < count_; ++r) {
-      // Rounding the shift to A takes `lost` away from it; sum and o are multiplied by 2^lost instead, where they can be.
+      // Rounding the shift to A loses `lost`: sum and o are multiplied by 2^lost instead, where |lost| < 64.
       const double shift = softmax_[r].shift();
       state.shift[r] = static_cast<A>(shift);
       const double lost = shift - static_cast<double>(state.shift[r]);

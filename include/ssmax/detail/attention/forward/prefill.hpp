@@ -1,10 +1,10 @@
 // Attention of many queries: groups of queries, one per lane, against blocks of keys (kernels/prefill.inl).
 //
-// A task takes some groups of one kv head. A block is read from where it lies or, if something has to be done to it, is
-// brought once into rows (K: widened, rotated) and panels (V) for all of the task's groups. What each vector of queries
-// needs of a block is computed in rectangles as wide as they share it (a causal mask's corner is a staircase); what none
-// needs is not computed. Keys that a lane does not see inside of that are hidden: their logit becomes -inf, whatever it
-// was.
+// A task takes some groups of one kv head. A block is read from where it lies or, if something has to be done
+// to it, is copied once for all of the task's groups: K into rows (widened, rotated), V into panels. The part
+// of a block that each vector of queries needs is computed in rectangles, as wide as neighbouring vectors
+// need the same keys (a causal mask's corner is a staircase); what none needs is not computed. Keys in a
+// rectangle that a lane does not see are hidden: their logit becomes -inf, whatever it was.
 #pragma once
 
 #include <algorithm>
@@ -31,9 +31,10 @@ class PrefillTask {
 
   using Memory = PrefillScratch<A>;
 
-  /// Queries of the largest task: K and V come to it once for all of them. 24 groups are 1.5 to 2 % faster than 8, though
-  /// their states no longer fit a second-level cache of 1 MB, and 48 are no better. Fetching ahead (the next block, the
-  /// task's queries, the rows of its results; at once or strewn among the products) changed nothing.
+  /// Queries of the largest task: K and V are brought in once for all of them. 24 groups are 1.5 to 2 %
+  /// faster than 8, though their states no longer fit a second-level cache of 1 MB, and 48 are no better.
+  /// Prefetching (the next block, the task's queries, the rows of its results; at once or spread among the
+  /// products) changed nothing.
   static index_t most_queries() { return 24 * least_queries(); }
   static index_t least_queries() { return kernels<PrefillKernels<A>>().width * tile_vectors; }
 
@@ -129,7 +130,9 @@ class PrefillTask {
   }
 
  private:
-  /// A whole block can be read from where it lies, if nothing has to be done to it.
+  /// Points block_ at a block where it lies, if nothing has to be done to it: a whole block, stored in one
+  /// stretch, in the kernels' type, not to be rotated, with values that fill whole panels and are finite
+  /// where keys are hidden. Returns whether it did.
   bool point_at_block(KeyRange block) {
     if constexpr (std::same_as<X, A>) {
       const index_t dv = problem_.value_width();
@@ -218,8 +221,8 @@ class PrefillTask {
     if (!block_.values_are_finite) accumulate_not_finite(g, block, state);
   }
 
-  /// NaN and infinities in V, which load_block left out, for the queries that see them: a weight of 0 times a NaN that a
-  /// query must not see would be NaN as well.
+  /// Adds NaN and infinities in V, which load_block replaced by 0, to the queries that see them: a weight of
+  /// 0 times a NaN that a query must not see would be NaN as well.
   void accumulate_not_finite(index_t g, KeyRange block, const SoftmaxState<A>& state) const {
     for (index_t key = std::max(block.begin, columns_.any.begin); key < std::min(block.end, columns_.any.end);
          ++key) {
@@ -236,7 +239,7 @@ class PrefillTask {
     }
   }
 
-  /// The block of keys at hand: in the task's memory or, if it needs nothing done to it, where it lies.
+  /// The block of keys at hand: in the task's memory or, if nothing has to be done to it, where it lies.
   struct Block {
     const A* k = nullptr;
     index_t k_stride = 0;

@@ -1,4 +1,4 @@
-// What one thread holds while it works on tiles.
+// One thread's memory for work on tiles.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +26,7 @@ struct Column {
     all = {std::max(all.begin, other.all.begin), std::min(all.end, other.all.end)};
     any = {std::min(any.begin, other.any.begin), std::max(any.end, other.any.end)};
   }
-  /// Some keys of the block are not for all of them, as far as ranges tell.
+  /// Whether some query's range leaves out a key of the block.
   bool hides(KeyRange block) const { return block.begin < all.begin || block.end > all.end; }
 };
 

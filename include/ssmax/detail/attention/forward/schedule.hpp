@@ -1,7 +1,8 @@
-// A call of attention as tasks: kv heads × blocks of queries and, where that leaves threads idle, × chunks of keys.
+// A call of attention as tasks: kv heads × blocks of queries and, where that leaves threads idle, ×
+// chunks of keys.
 //
-// However it is cut, every chunk's sums are formed alone and added up in the order of the keys: the same bits for every
-// executor.
+// However it is cut, every chunk's sums are formed by themselves and added up in the order of the keys: the
+// same bits for every executor.
 #pragma once
 
 #include <atomic>
@@ -49,7 +50,7 @@ Partition partition_tasks(const Problem<T, X>& problem, index_t threads, index_t
   return cut;
 }
 
-/// What a chunk has of a range; of negative size, if nothing.
+/// The keys of a range that lie in a chunk; of size 0 or negative, if there are none.
 inline KeyRange part_of(KeyRange keys, index_t chunk) {
   return {std::max(keys.begin, chunk * key_chunk), std::min(keys.end, (chunk + 1) * key_chunk)};
 }
@@ -67,7 +68,7 @@ void run_tasks(const Problem<T, X>& problem, const Variant<Compute<T>>& variant,
   using A = Compute<T>;
   using Memory = typename Task::Memory;
   const index_t threads = executor.concurrency();
-  KeyRange chunks{std::numeric_limits<index_t>::max(), 0};  // that hold keys of any batch entry
+  KeyRange chunks{std::numeric_limits<index_t>::max(), 0};  // with stored keys of any batch entry
   for (index_t batch = 0; batch < problem.q.extent(0); ++batch) {
     const KeyRange stored = problem.keys.stored(batch);
     if (stored.size() <= 0) continue;
@@ -87,8 +88,8 @@ void run_tasks(const Problem<T, X>& problem, const Variant<Compute<T>>& variant,
       workspace.reserve(add_bytes(lane_bytes, static_cast<std::size_t>(waiting_size) * sizeof(A)));
   A* waiting = reinterpret_cast<A*>(memory + lane_bytes);
 
-  // Calls body(task, piece of its keys) for every piece of work, each thread with memory of its own. The heaviest
-  // blocks come first.
+  // Calls body for every piece of work, that is for every task and each of its `pieces_of_task` pieces, each
+  // thread with memory of its own. The heaviest blocks come first.
   const auto run = [&](index_t pieces_of_task, const auto& body) {
     std::atomic<index_t> next{0};
     executor.run(lanes, [&](index_t lane) {

@@ -11,8 +11,8 @@ namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
-/// PrefillBackwardKernels::gradients, where some lanes have an lse that is NaN, infinite or too large for an integer:
-/// those are computed here, in double, the others by the kernel.
+/// PrefillBackwardKernels::gradients, where some lanes have an lse that is NaN, infinite or too large for an
+/// integer in A. Those lanes are computed here, in double, the others by the kernel.
 template <class A>
 void irregular_gradients(const BackwardScratch<A>& memory, index_t lane, index_t keys, A* s, A* u) {
   constexpr A infinity = std::numeric_limits<A>::infinity();

@@ -10,8 +10,9 @@ namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
-/// 0 · NaN and 0 · infinity must be 0 in the sums. Rows with such elements are added one by one: their finite elements
-/// first, then each other element where its factor is not 0. Sums of other rows keep their bits.
+/// 0 · NaN and 0 · infinity must be 0 in the sums. Rows with such elements are added one by one:
+/// their finite elements first, then each other element where its factor is not 0. Sums of other rows
+/// keep their bits.
 template <class Run, class Single>
 void for_each_finite_run(KeyRange range, const bool* is_finite, bool all, const Run& run,
                          const Single& single) {

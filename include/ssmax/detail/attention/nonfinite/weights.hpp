@@ -12,8 +12,8 @@ namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
-/// kernels.weights, where some lanes have NaN, +inf or |shift| >= 2^20: those are computed here, in double, the others
-/// by the kernel. Shifts are raised by the kernel's own rule.
+/// kernels.weights, where some lanes have NaN, +inf or |shift| >= 2^20. Those lanes are computed here, in
+/// double, the others by the kernel. Shifts are raised by the kernel's own rule.
 template <class A>
 void irregular_weights(const ColumnScratch<A>& memory, A* s, index_t keys, const TileState<A>& state) {
   const PrefillKernels<A>& kernels = memory.kernels;
