@@ -5,10 +5,11 @@
 
 set(all_functions "")
 foreach(object IN LISTS OBJECTS)
-  execute_process(COMMAND ${NM} --defined-only ${object} OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
-  string(REGEX MATCHALL " [WTi] _ZNK?5ssmax[^\n]*" functions "${symbols}")
-  # A variable, one for the whole program.
-  list(FILTER functions EXCLUDE REGEX "inside_pool_call")
+  execute_process(COMMAND ${NM} --defined-only --format=sysv ${object} OUTPUT_VARIABLE symbols
+                  COMMAND_ERROR_IS_FATAL ANY)
+  # Name, value, class and type: variables are meant to be one for the whole program.
+  string(REGEX MATCHALL "_ZNK?5ssmax[^ |\n]* *\\|[0-9a-f]*\\| *[WTi] *\\| *FUNC" functions "${symbols}")
+  list(TRANSFORM functions REPLACE " *\\|.*" "")
   if(NOT functions)
     message(FATAL_ERROR "${object} defines no function of the library: this test compares nothing")
   endif()
