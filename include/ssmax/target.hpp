@@ -12,17 +12,6 @@
 #include "detail/dispatch/instruction_sets.hpp"
 
 namespace ssmax {
-inline namespace SSMAX_DATA_NAMESPACE {
-
-/// scalar, neon, avx2, avx512: in rising order of preference.
-enum class Target {
-#define SSMAX_NAME(name, NAME) name,
-  SSMAX_TARGETS(SSMAX_NAME)
-#undef SSMAX_NAME
-};
-
-}  // namespace SSMAX_DATA_NAMESPACE
-
 inline namespace SSMAX_COMPILED_NAMESPACE {
 namespace SSMAX_VISIBLE compiled {
 

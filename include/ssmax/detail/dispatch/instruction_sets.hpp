@@ -51,3 +51,16 @@
 #if SSMAX_HAVE_AVX512 && (!defined(SSMAX_COMPILED) || defined(SSMAX_LIBRARY_AVX512))
 #define SSMAX_COMPILES_AVX512 1
 #endif
+
+namespace ssmax {
+inline namespace SSMAX_DATA_NAMESPACE {
+
+/// scalar, neon, avx2, avx512: in rising order of preference.
+enum class Target {
+#define SSMAX_NAME(name, NAME) name,
+  SSMAX_TARGETS(SSMAX_NAME)
+#undef SSMAX_NAME
+};
+
+}  // namespace SSMAX_DATA_NAMESPACE
+}  // namespace ssmax

@@ -3,7 +3,7 @@
 // builds of it leave it empty.)
 #pragma once
 
-#include "../../target.hpp"
+#include "instruction_sets.hpp"
 
 #if SSMAX_IS_X86_64
 #include <cpuid.h>
