@@ -94,7 +94,7 @@ void check_alibi(const Shape& shape, const M& mask, const Visible& visible,
   check(Problem<T>(shape), mask, visible, Alibi(slopes), Sloped{slopes}, options);
 }
 
-TEST_CASE("the slopes of ALiBi learn", "[attention][backward][scores]") {
+TEST_CASE("the slopes of ALiBi learn", "[attention][backward][scores][slow]") {
   for (const Shape& shape : shapes) {
     check_alibi<float>(shape, Full{}, all_keys);
     check_alibi<float>(shape, Causal{}, keys_before);

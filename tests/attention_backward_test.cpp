@@ -78,10 +78,10 @@ void check_shapes() {
   }
 }
 
-TEST_CASE("attention's gradients are as good as naive loops: float", "[attention][backward]") {
+TEST_CASE("attention's gradients are as good as naive loops: float", "[attention][backward][slow]") {
   check_shapes<float>();
 }
-TEST_CASE("attention's gradients are as good as naive loops: double", "[attention][backward]") {
+TEST_CASE("attention's gradients are as good as naive loops: double", "[attention][backward][slow]") {
   check_shapes<double>();
 }
 TEST_CASE("gradients are as good as naive loops: half", "[attention][backward][slow]") {
