@@ -51,28 +51,16 @@ struct StorageTraits<double> {
   using Compute = double;
 };
 
-template <>
-struct StorageTraits<half> {
+template <class X>
+requires std::same_as<X, half> || std::same_as<X, bfloat16>
+struct StorageTraits<X> {
   using Compute = float;
   template <class T>
-  SSMAX_INLINE static void load(const half* in, index_t n, T* out) {
+  SSMAX_INLINE static void load(const X* in, index_t n, T* out) {
     detail::widen(in, n, out);
   }
   template <class T>
-  SSMAX_INLINE static void store(const T* in, index_t n, half* out) {
-    detail::narrow(in, n, out);
-  }
-};
-
-template <>
-struct StorageTraits<bfloat16> {
-  using Compute = float;
-  template <class T>
-  SSMAX_INLINE static void load(const bfloat16* in, index_t n, T* out) {
-    detail::widen(in, n, out);
-  }
-  template <class T>
-  SSMAX_INLINE static void store(const T* in, index_t n, bfloat16* out) {
+  SSMAX_INLINE static void store(const T* in, index_t n, X* out) {
     detail::narrow(in, n, out);
   }
 };
