@@ -277,6 +277,12 @@ void check_decode(const char* function, const Problem<T, X>& problem, const M& m
       fail_value(function, "q", "has positions", shape.queries, "a sequence of the cache has", shape.keys);
     }
     const KeyRange stored = problem.keys.stored(b);
+    if (shape.keys > most_counted)
+      fail_value(function, "k", "has length", shape.keys, "must be at most", most_counted);
+    if (stored.end != shape.keys)
+      fail_value(function, "k", "stores keys up to", stored.end, "the length is", shape.keys);
+    if (stored.begin < 0 || stored.begin > stored.end)
+      fail_value(function, "k", "stores keys from", stored.begin, "must be within 0 and", stored.end);
     if (stored.begin == 0) continue;
     for (index_t h = 0; h < shape.heads; ++h) {
       for (index_t i = 0; i < shape.queries; ++i) {

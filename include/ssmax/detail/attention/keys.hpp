@@ -91,6 +91,7 @@ template <class X, class F>
 void for_each_stretch(const AnyKeys<X>& keys, index_t batch, index_t kv_head, KeyRange range, const F& f) {
   while (range.begin < range.end) {
     KeyStretch<X> stretch = keys.stretch(batch, kv_head, range.begin);
+    SSMAX_ASSERT(stretch.count > 0);
     stretch.count = std::min(stretch.count, range.size());
     f(range.begin, stretch);
     range.begin += stretch.count;
