@@ -1,6 +1,7 @@
 // The paper in miniature: trains six small transformers that differ by their scaling alone, and draws the
 // paper's figures of them.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -140,8 +141,9 @@ void run_ask(const Options& options) {
   const auto print = [&](index_t first, index_t count) {
     const auto size = static_cast<index_t>(document.tokens.size());
     const index_t begin = std::max<index_t>(0, first), end = std::min(first + count, size);
-    std::printf("%s",
-                tokenizer.decode({document.tokens.begin() + begin, document.tokens.begin() + end}).c_str());
+    std::string text = tokenizer.decode({document.tokens.begin() + begin, document.tokens.begin() + end});
+    std::replace(text.begin(), text.end(), kBoundary, '\n');  // it is 0, where %s would stop
+    std::printf("%s", text.c_str());
   };
   std::printf("%td tokens, the needle is number %td: …", options.context, document.needle);
   print(document.needle - 20, document.needle_size + 40);
