@@ -338,10 +338,13 @@ Attended<R> attend(ssmax::View<const R, 4> q, ssmax::View<const R, 4> k, ssmax::
     const R sink = static_cast<R>(definition.sink(query.head));
     std::vector<R> weights;
     R top = sink, sum = 0;
+    const index_t kv_head = query.head / group, d = q.extent(3), q_step = q.stride(3), k_step = k.stride(3);
     for (const index_t key : keys) {
       R dot = 0;
-      for (index_t i = 0; i < q.extent(3); ++i) {
-        dot += q(query.batch, query.head, query.index, i) * k(query.batch, query.head / group, key, i);
+      if (d > 0) {
+        const R* of_query = &q(query.batch, query.head, query.index, 0);
+        const R* of_key = &k(query.batch, kv_head, key, 0);
+        for (index_t i = 0; i < d; ++i) dot += of_query[i * q_step] * of_key[i * k_step];
       }
       if constexpr (std::is_same_v<std::remove_cvref_t<decltype(definition.score)>, NoScore>) {
         weights.push_back(static_cast<R>(c * definition.scale) * dot);
@@ -356,12 +359,14 @@ Attended<R> attend(ssmax::View<const R, 4> q, ssmax::View<const R, 4> k, ssmax::
       sum += weight;
     }
     if (sink != lowest) sum += exp(sink - top);
-    for (index_t channel = 0; channel < v.extent(3); ++channel) {
-      R value = 0;
-      for (std::size_t i = 0; i < keys.size() && sum != 0; ++i) {
-        value += weights[i] / sum * v(query.batch, query.head / group, keys[i], channel);
+    const std::size_t first = result.out.size();
+    result.out.resize(first + static_cast<std::size_t>(v.extent(3)));
+    for (std::size_t i = 0; i < keys.size() && sum != 0; ++i) {
+      const R weight = weights[i] / sum;
+      R* out = result.out.data() + first;
+      for (index_t channel = 0; channel < v.extent(3); ++channel) {
+        *out++ += weight * v(query.batch, kv_head, keys[i], channel);
       }
-      result.out.push_back(value);
     }
     result.lse.push_back(sum == 0 ? lowest : top + log(sum));
   };
