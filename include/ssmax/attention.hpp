@@ -93,7 +93,7 @@ RopeTables<Compute<T>> rope_tables(const AttentionOptions<T>& options) {
 template <class T>
 Problem<T, T> make_problem(const View<const T, 4>& q, const KeyShare<T>& keys,
                            const AttentionOptions<T>& options) {
-  return {.q = q,
+  return {.q = addressable(q),
           .keys = AnyKeys<T>(keys),
           .scale = logit_scale(options, q.extent(3)),
           .rope = rope_tables(options),
@@ -116,11 +116,12 @@ void attention(const std::type_identity_t<AttentionArguments<T>>& a, const S& sc
   detail::check_inputs(function, a.q, a.k, a.v);
   detail::check_out_and_lse(function, a.out, a.lse, a.q, a.k, a.v);
   detail::check_sinks(function, options.sinks, a.out, a.lse);
-  const detail::KeyShare<T> keys{.k = a.k, .v = a.v, .keys = a.k.extent(2)};
+  const detail::KeyShare<T> keys{
+      .k = detail::addressable(a.k), .v = detail::addressable(a.v), .keys = a.k.extent(2)};
   const auto problem = detail::make_problem<T>(a.q, keys, options);
   const detail::UserVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
   detail::check_policies(function, problem, options.rope, variant);
-  const detail::Result<T> result{.out = a.out, .lse = a.lse, .sinks = options.sinks};
+  const detail::Result<T> result{.out = detail::addressable(a.out), .lse = a.lse, .sinks = options.sinks};
   compiled::run_attention(problem, variant, result, options.workspace, detail::AnyExecutor(executor));
 }
 
@@ -156,12 +157,13 @@ void attention_partial(const std::type_identity_t<PartialArguments<T>>& a, const
   if (a.keys < a.k.extent(2) || a.first_key > a.keys - a.k.extent(2)) {
     detail::fail_value(function, "first_key", "is", a.first_key, "leaves no room for k in keys,", a.keys);
   }
-  const detail::KeyShare<T> keys{.k = a.k, .v = a.v, .keys = a.keys, .first = a.first_key};
+  const detail::KeyShare<T> keys{
+      .k = detail::addressable(a.k), .v = detail::addressable(a.v), .keys = a.keys, .first = a.first_key};
   const auto problem = detail::make_problem<T>(a.q, keys, options);
   const detail::UserVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
   detail::check_policies(function, problem, options.rope, variant);
-  compiled::run_attention(problem, variant, detail::Result<T>{.state = a.state}, options.workspace,
-                          detail::AnyExecutor(executor));
+  compiled::run_attention(problem, variant, detail::Result<T>{.state = detail::addressable(a.state)},
+                          options.workspace, detail::AnyExecutor(executor));
 }
 
 template <class T, class S = Softmax, class M = Full, class E = Serial>

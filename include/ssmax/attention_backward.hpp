@@ -133,15 +133,16 @@ void attention_backward(const std::type_identity_t<BackwardArguments<T>>& a,
   static_assert(detail::Storage<T>, "ssmax::attention_backward: T is float, double, half or bfloat16");
   const char* function = "attention_backward";
   detail::check_backward<T>(function, a, g, options);
-  const detail::KeyShare<T> keys{.k = a.k, .v = a.v, .keys = a.k.extent(2)};
+  const detail::KeyShare<T> keys{
+      .k = detail::addressable(a.k), .v = detail::addressable(a.v), .keys = a.k.extent(2)};
   const detail::BackwardProblem<T> problem{.forward = detail::make_problem<T>(a.q, keys, options),
-                                           .out = a.out,
-                                           .dout = g.dout,
+                                           .out = detail::addressable(a.out),
+                                           .dout = detail::addressable(g.dout),
                                            .lse = a.lse,
                                            .dlse = g.dlse,
-                                           .dq = g.dq,
-                                           .dk = g.dk,
-                                           .dv = g.dv,
+                                           .dq = detail::addressable(g.dq),
+                                           .dk = detail::addressable(g.dk),
+                                           .dv = detail::addressable(g.dv),
                                            .sinks = options.sinks,
                                            .dsinks = g.dsinks};
   const detail::UserGradientVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);

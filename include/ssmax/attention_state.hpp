@@ -84,6 +84,12 @@ void check_merge(const AttentionState<T>& into, const AttentionState<T>& other) 
 }
 
 template <class T>
+AttentionState<T> addressable(const AttentionState<T>& state) {
+  return {.shift = state.shift, .sum = state.sum, .o = addressable(state.o)};
+}
+
+/// Both are addressable.
+template <class T>
 void merge_state(const AttentionState<T>& into, const AttentionState<T>& other) {
   const index_t dv = into.o.extent(3);
   for (index_t b = 0; b < into.o.extent(0); ++b) {
@@ -118,7 +124,9 @@ void check_sinks(const char* function, std::span<const A> sinks, const View<T, 4
 template <class T>
 void merge(const AttentionState<T>& into, std::span<const std::type_identity_t<AttentionState<T>>> others) {
   for (const AttentionState<T>& other : others) detail::check_merge(into, other);
-  for (const AttentionState<T>& other : others) detail::merge_state(into, other);
+  for (const AttentionState<T>& other : others) {
+    detail::merge_state(detail::addressable(into), detail::addressable(other));
+  }
 }
 
 /// into = attention over the keys of both. No part of one may overlap a part of the other.
@@ -148,6 +156,7 @@ void finish(const AttentionState<T>& state, std::type_identity_t<View<T, 4>> out
     detail::check_apart_from_state(function, "lse", lse, names, state);
   }
   detail::check_sinks(function, sinks, out, lse);
+  const View<T, 4> from = detail::addressable(state.o), to = detail::addressable(out);
   for (index_t b = 0; b < out.extent(0); ++b) {
     for (index_t h = 0; h < out.extent(1); ++h) {
       for (index_t i = 0; i < out.extent(2); ++i) {
@@ -157,9 +166,9 @@ void finish(const AttentionState<T>& state, std::type_identity_t<View<T, 4>> out
             sinks.empty()
                 ? detail::Normalizer(shift, sum)
                 : detail::Normalizer(shift, sum, static_cast<double>(sinks[static_cast<std::size_t>(h)]));
-        detail::kernels<detail::RowKernels<T>>().multiply(detail::row_of(state.o, b, h, i), out.extent(3),
+        detail::kernels<detail::RowKernels<T>>().multiply(detail::row_of(from, b, h, i), to.extent(3),
                                                           static_cast<T>(normalizer.factor),
-                                                          detail::row_of(out, b, h, i));
+                                                          detail::row_of(to, b, h, i));
         if (wants_lse) lse(b, h, i) = static_cast<T>(normalizer.lse);
       }
     }

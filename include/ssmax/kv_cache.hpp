@@ -319,7 +319,7 @@ void decode(const std::type_identity_t<DecodeArguments<T>>& a, const K& cache, c
   if (options.key_position != 0) {
     detail::fail_value(function, "key_position", "is", options.key_position, "the cache's is", 0);
   }
-  const detail::Problem<T, X> problem{.q = a.q,
+  const detail::Problem<T, X> problem{.q = detail::addressable(a.q),
                                       .keys = keys,
                                       .scale = detail::logit_scale(options, a.q.extent(3)),
                                       .rope = detail::rope_tables(options),
@@ -327,7 +327,7 @@ void decode(const std::type_identity_t<DecodeArguments<T>>& a, const K& cache, c
   const detail::UserVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
   detail::check_policies(function, problem, options.rope, variant);
   detail::check_decode(function, problem, mask);
-  const detail::Result<T> result{.out = a.out, .lse = a.lse, .sinks = options.sinks};
+  const detail::Result<T> result{.out = detail::addressable(a.out), .lse = a.lse, .sinks = options.sinks};
   compiled::run_attention(problem, variant, result, options.workspace, detail::AnyExecutor(executor));
 }
 

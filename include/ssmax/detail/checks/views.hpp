@@ -218,7 +218,19 @@ void check_in_place_or_apart(const char* function, const char* out_name, const V
   }
 }
 
-/// The first element of a row, which need not have any.
+/// The same view, but every row of a view without elements begins at its pointer: adding strides to a null
+/// pointer is undefined, even where nothing is read.
+template <class T, int Rank>
+View<T, Rank> addressable(const View<T, Rank>& view) {
+  std::array<index_t, Rank> extents, strides;
+  for (int i = 0; i < Rank; ++i) {
+    extents[static_cast<std::size_t>(i)] = view.extent(i);
+    strides[static_cast<std::size_t>(i)] = view.empty() ? 0 : view.stride(i);
+  }
+  return {view.data_handle(), extents, strides};
+}
+
+/// The first element of a row, which need not have any if the view is addressable.
 template <class T>
 T* row_of(const View<T, 4>& view, index_t batch, index_t head, index_t row) {
   return view.data_handle() + batch * view.stride(0) + head * view.stride(1) + row * view.stride(2);
