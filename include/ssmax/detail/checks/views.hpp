@@ -222,12 +222,10 @@ void check_in_place_or_apart(const char* function, const char* out_name, const V
 /// pointer is undefined, even where nothing is read.
 template <class T, int Rank>
 View<T, Rank> addressable(const View<T, Rank>& view) {
-  std::array<index_t, Rank> extents, strides;
-  for (int i = 0; i < Rank; ++i) {
-    extents[static_cast<std::size_t>(i)] = view.extent(i);
-    strides[static_cast<std::size_t>(i)] = view.empty() ? 0 : view.stride(i);
-  }
-  return {view.data_handle(), extents, strides};
+  if (!view.empty()) return view;
+  std::array<index_t, Rank> extents;
+  for (int i = 0; i < Rank; ++i) extents[static_cast<std::size_t>(i)] = view.extent(i);
+  return {view.data_handle(), extents, {}};
 }
 
 /// The first element of a row, which need not have any if the view is addressable.
