@@ -51,6 +51,10 @@
 #if SSMAX_HAVE_AVX512 && (!defined(SSMAX_COMPILED) || defined(SSMAX_LIBRARY_AVX512))
 #define SSMAX_COMPILES_AVX512 1
 #endif
+#if defined(SSMAX_COMPILES_SCALAR) || defined(SSMAX_COMPILES_NEON) || defined(SSMAX_COMPILES_AVX2) || \
+    defined(SSMAX_COMPILES_AVX512)
+#define SSMAX_COMPILES_KERNELS 1
+#endif
 
 namespace ssmax {
 inline namespace SSMAX_DATA_NAMESPACE {

@@ -4,8 +4,7 @@
 
 #include "tables.hpp"
 
-#if defined(SSMAX_COMPILES_SCALAR) || defined(SSMAX_COMPILES_NEON) || defined(SSMAX_COMPILES_AVX2) || \
-    defined(SSMAX_COMPILES_AVX512)
+#if defined(SSMAX_COMPILES_KERNELS)
 namespace ssmax {
 inline namespace SSMAX_COMPILED_NAMESPACE {
 namespace SSMAX_VISIBLE compiled {
