@@ -7,7 +7,7 @@
 //   backward   the same way back, with ssmax::attention_backward; it adds to the gradients of s and b
 //   update     AdamW; s and b are not decayed
 //
-// Model<ssmax::SSMax<float>> and Model<ssmax::Softmax> differ by nothing else. A sequence holds pairs of
+// `Model<ssmax::SSMax<float>>` and `Model<ssmax::Softmax>` differ by nothing else. A sequence holds pairs of
 // words, no word twice, and then the same pairs again: shuffled, where the second word of each must be
 // retrieved, or as they were, where every word must be copied. The contexts of the last table are longer than
 // any in training.

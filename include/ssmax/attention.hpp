@@ -1,37 +1,40 @@
-// Attention, forward:
-//
-//   out_i = Σ_j p_ij v_j,                                   over the keys j that i sees
-//   p_i   = softmax(c_i · score(scale · (R q_i)·(R k_j)))   likewise
-//
-// Shapes: q [batch, heads, queries, d], k [batch, kv_heads, keys, d], v [batch, kv_heads, keys, dv], out
-// [batch, heads, queries, dv], lse [batch, heads, queries] if wanted. Last stride 1, other strides free,
-// so that [batch, position, head, channel] and packed qkv need no copy. heads is a multiple of kv_heads;
-// head h reads kv head h / (heads / kv_heads). T is float, double, half or bfloat16; the latter two are
-// computed in float.
-//   scale   1/√d unless given
-//   R       the rotary embedding, if given: key j at key_position + j, query i at
-//           key_position + i + keys - queries, or where the mask says
-//   score   Identity, Softcap, Alibi, Bias, … or the user's own (score.hpp)
-//   c_i     scaling({head, position, n}): n visible keys, position of the last of them (scaling.hpp)
-//   mask    Full, Causal (bottom-right), SlidingWindow, Documents, … or the user's own (mask.hpp)
-//   sinks   if given, one number per head: softmax's denominator has one term more, exp(sink). -inf is no
-//           sink, +inf takes everything (out 0, lse +inf), NaN spreads
-// lse_i = ln Σ_j exp(c_i · score(…)) (+ the sink's term), natural logarithm. A query that sees nothing
-// gives out 0 and lse -inf.
-//
-// Keys are taken in blocks with an online softmax, so memory is linear in the sequence: at most 1.1 MiB a
-// thread at width 64, and 32 MiB where keys are split among threads. Keys that no query of a group sees are
-// not computed. Hidden keys never enter a result: NaN in them stays there. NaN in visible ones spreads.
-//
-// Accuracy: products in T, summed over 1024 keys, then over all of them; weights to an ulp. That is for
-// rounding to nearest. In the other modes (fesetround), where logits are ordinary, the error of out is at
-// most 5e-5·Σ p |v| and that of lse 5e-5·(1 + |lse|); in double, 5e-11 takes the place of 5e-5. The bits
-// are the same for every executor, for other strides, and however the queries are cut into calls of more than
-// 16 queries per kv head.
-//
-// One allocation a call, none with a workspace. `out` and `lse` must lie apart from the inputs. lse is left
-// out as View{} alone: null with extents is an error. Errors are std::invalid_argument, thrown before
-// anything is written.
+/// @defgroup attention Attention (attention.hpp)
+/// Attention, forward, over all keys or a part of them.
+///
+///     out_i = Σ_j p_ij v_j,                                   over the keys j that i sees
+///     p_i   = softmax(c_i · score(scale · (R q_i)·(R k_j)))   likewise
+///
+/// Shapes: q [batch, heads, queries, d], k [batch, kv_heads, keys, d], v [batch, kv_heads, keys, dv], out
+/// [batch, heads, queries, dv], lse [batch, heads, queries] if wanted. Last stride 1, other strides free,
+/// so that [batch, position, head, channel] and packed qkv need no copy. heads is a multiple of kv_heads;
+/// head h reads kv head h / (heads / kv_heads). T is float, double, half or bfloat16; the latter two are
+/// computed in float (`detail::Compute<T>`, the type of lse and sinks: float, but double for double).
+///
+///     scale   1/√d unless given
+///     R       the rotary embedding, if given: key j at key_position + j, query i at
+///             key_position + i + keys - queries, or where the mask says
+///     score   Identity, Softcap, Alibi, Bias, … or the user's own (score.hpp)
+///     c_i     scaling({head, position, n}): n visible keys, position of the last of them (scaling.hpp)
+///     mask    Full, Causal (bottom-right), SlidingWindow, Documents, … or the user's own (mask.hpp)
+///     sinks   if given, one number per head: softmax's denominator has one term more, exp(sink). -inf is no
+///             sink, +inf takes everything (out 0, lse +inf), NaN spreads
+///
+/// lse_i = ln Σ_j exp(c_i · score(…)) (+ the sink's term), natural logarithm. A query that sees nothing
+/// gives out 0 and lse -inf.
+///
+/// Keys are taken in blocks with an online softmax, so memory is linear in the sequence: at most 1.1 MiB a
+/// thread at width 64, and 32 MiB where keys are split among threads. Keys that no query of a group sees are
+/// not computed. Hidden keys never enter a result: NaN in them stays there. NaN in visible ones spreads.
+///
+/// Accuracy: products in T, summed over 1024 keys, then over all of them; weights to an ulp. That is for
+/// rounding to nearest. In the other modes (fesetround), where logits are ordinary, the error of out is at
+/// most 5e-5·Σ p |v| and that of lse 5e-5·(1 + |lse|); in double, 5e-11 takes the place of 5e-5. The bits
+/// are the same for every executor, for other strides, and however the queries are cut into calls of more
+/// than 16 queries per kv head.
+///
+/// One allocation a call, none with a workspace. `out` and `lse` must lie apart from the inputs. lse is left
+/// out as `View{}` alone: null with extents is an error. Errors are std::invalid_argument, thrown before
+/// anything is written.
 #pragma once
 
 #include <cmath>
@@ -51,30 +54,39 @@
 #include "workspace.hpp"
 
 namespace ssmax {
+/// @addtogroup attention
+/// @{
 inline namespace SSMAX_CODE_NAMESPACE {
 
+/// What attention reads and writes.
 template <class T>
 struct AttentionArguments {
-  View<const T, 4> q{}, k{}, v{};
-  View<T, 4> out{};
-  View<detail::Compute<T>, 3> lse{};
+  View<const T, 4> q{},               ///< [batch, heads, queries, d].
+      k{},                            ///< [batch, kv_heads, keys, d].
+      v{};                            ///< [batch, kv_heads, keys, dv].
+  View<T, 4> out{};                   ///< [batch, heads, queries, dv].
+  View<detail::Compute<T>, 3> lse{};  ///< [batch, heads, queries], or left out.
 };
 
+/// What may be left out. The functions of attention, its backward and decode share it.
 template <class T>
 struct AttentionOptions {
-  std::optional<double> scale{};
-  const Rope<detail::Compute<T>>* rope = nullptr;
-  index_t key_position = 0;
-  std::span<const detail::Compute<T>> sinks{};
-  Workspace* workspace = nullptr;
+  std::optional<double> scale{};                   ///< 1/√d unless given.
+  const Rope<detail::Compute<T>>* rope = nullptr;  ///< Rotates q and k on the way in.
+  index_t key_position = 0;                        ///< Of the first key, for the rope.
+  std::span<const detail::Compute<T>> sinks{};     ///< One number per head.
+  Workspace* workspace = nullptr;                  ///< Memory kept between calls.
 };
 
 /// For attention_partial: k and v hold keys [first_key, first_key + k.extent(2)) of `keys`.
 template <class T>
 struct PartialArguments {
-  View<const T, 4> q{}, k{}, v{};
-  index_t first_key = 0, keys = 0;
-  AttentionState<detail::Compute<T>> state{};
+  View<const T, 4> q{},                        ///< [batch, heads, queries, d].
+      k{},                                     ///< [batch, kv_heads, keys of the part, d].
+      v{};                                     ///< [batch, kv_heads, keys of the part, dv].
+  index_t first_key = 0,                       ///< Where the part begins.
+      keys = 0;                                ///< How many keys there are in all.
+  AttentionState<detail::Compute<T>> state{};  ///< Written: the softmax's state of every query.
 };
 
 namespace detail {
@@ -103,9 +115,11 @@ Problem<T, T> make_problem(const View<const T, 4>& q, const KeyShare<T>& keys,
 
 }  // namespace detail
 
-/// See the top of this file. Write the element type, arguments do not deduce it:
-///   attention<float>({.q = q, .k = k, .v = v, .out = out}, SSMax<float>{s, b}, Causal{}, Softcap{50},
-///                    {.rope = &rope}, pool);
+/// Attention, forward: formula, shapes and bounds are at the top of attention.hpp. Write the element type,
+/// arguments do not deduce it:
+///
+///     attention<float>({.q = q, .k = k, .v = v, .out = out}, SSMax<float>{s, b}, Causal{}, Softcap{50},
+///                      {.rope = &rope}, pool);
 template <class T, class S, class M, class C, class E = Serial>
 requires Scaling<S> && Mask<M> && Score<C> && Executor<E>
 void attention(const std::type_identity_t<AttentionArguments<T>>& a, const S& scaling, const M& mask,
@@ -166,6 +180,7 @@ void attention_partial(const std::type_identity_t<PartialArguments<T>>& a, const
                           options.workspace, detail::AnyExecutor(executor));
 }
 
+/// The same without a score.
 template <class T, class S = Softmax, class M = Full, class E = Serial>
 requires Scaling<S> && Mask<M> && Executor<E>
 void attention_partial(const std::type_identity_t<PartialArguments<T>>& arguments, const S& scaling = {},
@@ -175,4 +190,5 @@ void attention_partial(const std::type_identity_t<PartialArguments<T>>& argument
 }
 
 }  // namespace SSMAX_CODE_NAMESPACE
+/// @}
 }  // namespace ssmax

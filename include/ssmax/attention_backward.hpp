@@ -1,37 +1,38 @@
-// Attention, backward: from the gradient of `out` (and of `lse`, if wanted) to those of q, k and v, of
-// the scaling's s and b, of the score's parameters and of the sinks. What attention computes, and all
-// names, are in attention.hpp.
-//
-//   p_ij  = exp(c_i·z'_ij - lse_i)          the weights, computed again
-//   δ_i   = ⟨dout_i, out_i⟩ - dlse_i
-//   u_ij  = p_ij (⟨dout_i, v_j⟩ - δ_i)
-//   dz_ij = c_i u_ij · score'(z_ij)
-//   dq_i  = Rᵀ scale Σ_j dz_ij (R k_j)
-//   dk_j  = Rᵀ scale Σ_i dz_ij (R q_i)      over all query heads of a kv head
-//   dv_j  = Σ_i p_ij dout_i                 likewise
-//   dc_i  = Σ_j u_ij z'_ij                  also where c_i is 0 or negative; handed to the scaling:
-//                                           SSMax{s, b}.gradient(ds, db), …
-//   dsink = -Σ_i exp(sink - lse_i) δ_i      0 for a sink of -inf; Σ_i dlse_i, the limit, for one of +inf
-//
-// dq, dk and dv are written. What belongs to parameters (ds, db, dp, dslopes, dbias, dsinks) is added to, so
-// that it may gather over calls. A query that sees nothing has no gradient (but its sink may have one,
-// through lse). Hidden keys get none, and nothing of them is read into a result: NaN in them stays there. NaN
-// in what a query sees, or in its own numbers, spreads to what depends on it.
-//
-// Memory is linear in the sequence. Every kv head at work (as many as threads, or fewer) takes 4·d + 32
-// bytes a query and 4·(d + dv) a key, which is 26 MiB at width 64 with 32768 of both; as much again for
-// keys under a rope, and more where sums are not of type T. Where something is learnt, 32 bytes a query of
-// the call are added. One allocation a call, none with a workspace. The same bits for every executor,
-// without atomic additions.
-//
-// Accuracy: products are summed in T over 2048 keys or 1920 queries, then over all of them. A weight is as
-// good as lse: an lse of 1000 in float is rounded by 3e-5, and so is every weight of its row. In dc = Σ u·z
-// terms cancel, as Σ u = 0: where `out` was rounded to 16 bits, Σ u is not quite 0, and dc errs by that
-// times the size of the logits.
-//
-// Outputs must lie apart from the inputs and from each other; columns of one packed matrix do. (ds, db,
-// dslopes and the like are not compared with tensors.) Errors are std::invalid_argument, thrown before
-// anything is written.
+/// @defgroup attention_backward Attention, backward (attention_backward.hpp)
+/// Attention, backward: from the gradient of `out` (and of `lse`, if wanted) to those of q, k and v, of
+/// the scaling's s and b, of the score's parameters and of the sinks. What attention computes, and all
+/// names, are in attention.hpp.
+///
+///     p_ij  = exp(c_i·z'_ij - lse_i)        the weights, computed again
+///     δ_i   = ⟨dout_i, out_i⟩ - dlse_i
+///     u_ij  = p_ij (⟨dout_i, v_j⟩ - δ_i)
+///     dz_ij = c_i u_ij · score'(z_ij)
+///     dq_i  = Rᵀ scale Σ_j dz_ij (R k_j)
+///     dk_j  = Rᵀ scale Σ_i dz_ij (R q_i)    over all query heads of a kv head
+///     dv_j  = Σ_i p_ij dout_i               likewise
+///     dc_i  = Σ_j u_ij z'_ij                also where c_i is 0 or negative; handed to the scaling:
+///                                           SSMax{s, b}.gradient(ds, db), …
+///     dsink = -Σ_i exp(sink - lse_i) δ_i    0 for a sink of -inf; Σ_i dlse_i, the limit, for one of +inf
+///
+/// dq, dk and dv are written. What belongs to parameters (ds, db, dp, dslopes, dbias, dsinks) is added to, so
+/// that it may gather over calls. A query that sees nothing has no gradient (but its sink may have one,
+/// through lse). Hidden keys get none, and nothing of them is read into a result: NaN in them stays there.
+/// NaN in what a query sees, or in its own numbers, spreads to what depends on it.
+///
+/// Memory is linear in the sequence. Every kv head at work (as many as threads, or fewer) takes 4·d + 32
+/// bytes a query and 4·(d + dv) a key, which is 26 MiB at width 64 with 32768 of both; as much again for
+/// keys under a rope, and more where sums are not of type T. Where something is learnt, 32 bytes a query of
+/// the call are added. One allocation a call, none with a workspace. The same bits for every executor,
+/// without atomic additions.
+///
+/// Accuracy: products are summed in T over 2048 keys or 1920 queries, then over all of them. A weight is as
+/// good as lse: an lse of 1000 in float is rounded by 3e-5, and so is every weight of its row. In dc = Σ
+/// u·z terms cancel, as Σ u = 0: where `out` was rounded to 16 bits, Σ u is not quite 0, and dc errs by
+/// that times the size of the logits.
+///
+/// Outputs must lie apart from the inputs and from each other; columns of one packed matrix do. (ds, db,
+/// dslopes and the like are not compared with tensors.) Errors are std::invalid_argument, thrown before
+/// anything is written.
 #pragma once
 
 #include "attention.hpp"
@@ -39,23 +40,30 @@
 #include "detail/attention/backward/user_variant.hpp"
 
 namespace ssmax {
+/// @addtogroup attention_backward
+/// @{
 inline namespace SSMAX_CODE_NAMESPACE {
 
 /// What the forward read and wrote.
 template <class T>
 struct BackwardArguments {
-  View<const T, 4> q{}, k{}, v{}, out{};
-  View<const detail::Compute<T>, 3> lse{};
+  View<const T, 4> q{},                     ///< [batch, heads, queries, d].
+      k{},                                  ///< [batch, kv_heads, keys, d].
+      v{},                                  ///< [batch, kv_heads, keys, dv].
+      out{};                                ///< [batch, heads, queries, dv], as attention wrote it.
+  View<const detail::Compute<T>, 3> lse{};  ///< [batch, heads, queries], as attention wrote it.
 };
 
-/// Shapes: those of out, lse, q, k and v. dlse (as View{}) and dsinks may be left out. dsinks has one number
-/// per head and needs options.sinks.
+/// Shapes: those of out, lse, q, k and v. dlse (as `View{}`) and dsinks may be left out. dsinks has one
+/// number per head and needs options.sinks.
 template <class T>
 struct AttentionGradients {
-  View<const T, 4> dout{};
-  View<const detail::Compute<T>, 3> dlse{};
-  View<T, 4> dq{}, dk{}, dv{};
-  std::span<detail::Compute<T>> dsinks{};
+  View<const T, 4> dout{};                   ///< The gradient that arrives at out.
+  View<const detail::Compute<T>, 3> dlse{};  ///< The one that arrives at lse, or left out.
+  View<T, 4> dq{},                           ///< Written: the gradient of q.
+      dk{},                                  ///< Written: that of k.
+      dv{};                                  ///< Written: that of v.
+  std::span<detail::Compute<T>> dsinks{};    ///< Added to, or left out.
 };
 
 namespace detail {
@@ -118,11 +126,14 @@ void check_backward(const char* function, const BackwardArguments<T>& a, const A
 
 }  // namespace detail
 
-/// See the top of this file. Write the element type, arguments do not deduce it:
-///   attention_backward<float>({.q = q, .k = k, .v = v, .out = out, .lse = lse},
-///                             {.dout = dout, .dq = dq, .dk = dk, .dv = dv},
-///                             SSMax<float>{s, b}.gradient(ds, db), Causal{}, Softcap{50},
-///                             {.rope = &rope}, pool);
+/// Attention, backward: formulas and bounds are at the top of attention_backward.hpp. Write the element type,
+/// arguments do not deduce it:
+///
+///     attention_backward<float>({.q = q, .k = k, .v = v, .out = out, .lse = lse},
+///                               {.dout = dout, .dq = dq, .dk = dk, .dv = dv},
+///                               SSMax<float>{s, b}.gradient(ds, db), Causal{}, Softcap{50},
+///                               {.rope = &rope}, pool);
+///
 /// Mask, score, options are those of the forward.
 template <class T, class S, class M, class C, class E = Serial>
 requires Scaling<S> && Mask<M> && Score<C> && Executor<E>
@@ -161,4 +172,5 @@ void attention_backward(const std::type_identity_t<BackwardArguments<T>>& argume
 }
 
 }  // namespace SSMAX_CODE_NAMESPACE
+/// @}
 }  // namespace ssmax

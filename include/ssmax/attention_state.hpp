@@ -1,10 +1,13 @@
-// Attention over some of the keys, to be merged with that over others: the softmax's state of every query,
-// and the accumulated values.
-//
-// attention_partial (attention.hpp) gives one for a range of the keys, merge joins two, finish turns one into
-// out and lse. In FlashAttention's letters shift, sum and o are m / ln 2, l and o. merge is exact but for one
-// rounding of each sum. So the order of merging changes results by half an ulp of the total per merge:
-// |error| <= merges · ε/2 · Σ p |v|. With SSMax, n is that of the whole row: it enters with the logits.
+/// @defgroup attention_state States of attention (attention_state.hpp)
+/// @ingroup online_softmax
+/// Attention over some of the keys, to be merged with that over others: the softmax's state of every query,
+/// and the accumulated values.
+///
+/// attention_partial (attention.hpp) gives one for a range of the keys, merge joins two, finish turns one
+/// into out and lse. In FlashAttention's letters shift, sum and o are m / ln 2, l and o. merge is exact but
+/// for one rounding of each sum. So the order of merging changes results by half an ulp of the total per
+/// merge:
+/// |error| <= merges · ε/2 · Σ p |v|. With SSMax, n is that of the whole row: it enters with the logits.
 #pragma once
 
 #include <span>
@@ -16,15 +19,17 @@
 #include "view.hpp"
 
 namespace ssmax {
+/// @addtogroup attention_state
+/// @{
 inline namespace SSMAX_DATA_NAMESPACE {
 
-/// Attention over some keys: for each query, Σ exp(c·z) = 2^shift · sum and
-/// Σ exp(c·z)·v = 2^shift · o. Shapes [batch, heads, queries] and [batch, heads, queries, dv]. A query
-/// that saw nothing has shift -inf and zeros.
+/// Attention over some keys: for each query, Σ exp(c·z) = 2^shift·sum and Σ exp(c·z)·v = 2^shift·o. A
+/// query that saw nothing has shift -inf and zeros.
 template <class T>
 struct AttentionState {
-  View<T, 3> shift{}, sum{};
-  View<T, 4> o{};
+  View<T, 3> shift{},  ///< [batch, heads, queries].
+      sum{};           ///< [batch, heads, queries].
+  View<T, 4> o{};      ///< [batch, heads, queries, dv].
 };
 
 }  // namespace SSMAX_DATA_NAMESPACE
@@ -135,8 +140,8 @@ void merge(const AttentionState<T>& into, const std::type_identity_t<AttentionSt
   merge(into, std::span<const AttentionState<T>>(&other, 1));
 }
 
-/// out = o / sum and, if wanted (not View{}), lse = ln Σ exp(c·z), with a sink per head if
-/// given. out may be state.o.
+/// out = o / sum and, if wanted (not `View{}`), lse = ln Σ exp(c·z), with a sink per head if given. out may
+/// be state.o.
 template <class T>
 void finish(const AttentionState<T>& state, std::type_identity_t<View<T, 4>> out,
             std::type_identity_t<View<T, 3>> lse = {}, std::span<const std::type_identity_t<T>> sinks = {}) {
@@ -176,4 +181,5 @@ void finish(const AttentionState<T>& state, std::type_identity_t<View<T, 4>> out
 }
 
 }  // namespace SSMAX_CODE_NAMESPACE
+/// @}
 }  // namespace ssmax

@@ -1,23 +1,27 @@
-// Version, what a compiler must offer, index type, compiler macros, and the two inline namespaces.
-//
-// Which namespace a name lives in decides what may be linked with what:
-//
-// SSMAX_DATA_NAMESPACE holds plain data that users pass through their own interfaces: views, scalings, masks,
-// options. Its name carries the version only, so that units built with other -m flags can exchange it. Every
-// member function there is SSMAX_INLINE: no out-of-line copy exists that the linker could take from a unit
-// built for a larger instruction set.
-//
-// SSMAX_CODE_NAMESPACE holds everything that is compiled to code, Rope and its tables included. Its name
-// carries version, baseline instruction set, exception mode, assertion mode and whether the kernels come
-// with the unit, so that the linker never merges two different bodies. The baseline is told apart by
-// AVX-512, AVX2, FMA, AVX and SSE4: units that differ in smaller steps (-msse3, -mbmi) share code, as they
-// do of every other header.
-//
-// SSMAX_COMPILED_NAMESPACE holds the kernels and the drivers, the loops that call them. Header-only, it is
-// the code namespace: every unit compiles what it calls. With SSMAX_COMPILED, which the CMake target
-// ssmax::compiled sets, they are declared here and compiled in that library, once, whatever the flags of the
-// units that call them; its name carries the version only. What passes between a unit and the library is
-// plain data (namespace shared). Units of both kinds may be linked into one program.
+/// @defgroup config Version and macros (config.hpp)
+/// Version, what a compiler must offer, index type, compiler macros, and the inline namespaces.
+///
+/// Which namespace a name lives in decides what may be linked with what:
+///
+/// `SSMAX_DATA_NAMESPACE` holds plain data that users pass through their own interfaces: views, scalings,
+/// masks, options. Its name carries the version only, so that units built with other -m flags can exchange
+/// it. Every member function there is `SSMAX_INLINE`: no out-of-line copy exists that the linker could take
+/// from a unit built for a larger instruction set.
+///
+/// `SSMAX_CODE_NAMESPACE` holds everything that is compiled to code, Rope and its tables included. Its name
+/// carries version, baseline instruction set, exception mode, assertion mode and whether the kernels come
+/// with the unit, so that the linker never merges two different bodies. The baseline is told apart by
+/// AVX-512, AVX2, FMA, AVX and SSE4: units that differ in smaller steps (-msse3, -mbmi) share code, as they
+/// do of every other header.
+///
+/// `SSMAX_COMPILED_NAMESPACE` holds the kernels and the drivers, the loops that call them. Header-only, it is
+/// the code namespace: every unit compiles what it calls. With `SSMAX_COMPILED`, which the CMake target
+/// ssmax::compiled sets, they are declared here and compiled in that library, once, whatever the flags of the
+/// units that call them; its name carries the version only. What passes between a unit and the library is
+/// plain data (namespace shared). Units of both kinds may be linked into one program.
+///
+/// This reference leaves the inline namespaces out: what is in them is found in namespace ssmax.
+/// @{
 #pragma once
 
 #if __cplusplus <= 201703L && (!defined(_MSVC_LANG) || _MSVC_LANG <= 201703L)
@@ -28,11 +32,14 @@
 #include <cstddef>
 
 // The one place that names the version: CMake reads these three lines, the namespaces below are made of them.
+/// Rises when the interface breaks.
 #define SSMAX_VERSION_MAJOR 0
+/// Rises when something is added; before 1.0 also when the interface breaks.
 #define SSMAX_VERSION_MINOR 1
+/// Rises when something is mended.
 #define SSMAX_VERSION_PATCH 0
 
-/// To be compared in #if: 1.2.3 is 10203.
+/// To be compared in `#if`: 1.2.3 is 10203.
 #define SSMAX_VERSION (SSMAX_VERSION_MAJOR * 10000 + SSMAX_VERSION_MINOR * 100 + SSMAX_VERSION_PATCH)
 
 #if defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__
@@ -45,16 +52,18 @@
 #error "ssmax needs float and double in their own precision: build 32-bit x86 with -msse2 -mfpmath=sse"
 #endif
 
-// Whether the standard library has std::thread, and so whether there is a ThreadPool.
-// WASI, for one, has neither.
 #ifndef SSMAX_HAS_THREADS
 #if defined(__STDCPP_THREADS__) && (!defined(__GLIBCXX__) || defined(_GLIBCXX_HAS_GTHREADS))
+/// Whether the standard library has std::thread, and so whether there is a ThreadPool: 1 or 0. WASI, for one,
+/// has neither.
 #define SSMAX_HAS_THREADS 1
 #else
 #define SSMAX_HAS_THREADS 0
 #endif
 #endif
 
+/// @}
+/// @cond
 #if defined(__GNUC__) || defined(__clang__)
 #define SSMAX_INLINE [[gnu::always_inline]] inline
 #define SSMAX_COLD [[gnu::cold, gnu::noinline]]
@@ -82,15 +91,19 @@
 #define SSMAX_UNROLL
 #endif
 
-// Index assertions in View. On in debug builds, off with NDEBUG, or as the user says.
+/// @endcond
+
 #ifndef SSMAX_ASSERTIONS
 #ifdef NDEBUG
+/// Whether View checks its indices: 1 in debug builds, 0 with NDEBUG, or as the user defines it.
+/// @ingroup config
 #define SSMAX_ASSERTIONS 0
 #else
 #define SSMAX_ASSERTIONS 1
 #endif
 #endif
 
+/// @cond
 #if SSMAX_ASSERTIONS
 #include <cstdio>
 #include <cstdlib>
@@ -167,9 +180,12 @@
 #else
 #define SSMAX_ONCE inline
 #endif
+/// @endcond
 
+/// The library. What stands in a namespace within this one (detail, shared, compiled) is not for users.
 namespace ssmax {
-
+/// @addtogroup config
+/// @{
 inline namespace SSMAX_DATA_NAMESPACE {
 
 /// Extents, strides and counts. Signed, as in Eigen and std::span's difference type, so that i - 1 is safe.
@@ -187,4 +203,5 @@ using namespace shared;
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
+/// @}
 }  // namespace ssmax

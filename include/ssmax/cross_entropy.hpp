@@ -1,28 +1,29 @@
-// Cross-entropy of logits against one class a row, and its gradient: the loss that a model is trained with.
-//
-//   loss      = 1/count · Σ_i (ln Σ_j exp(z_ij) - z_i,t(i))           over the rows i that are not ignored
-//   dlogits   = dloss/count · (softmax(z_i)_j - [j = t(i)])           0 in ignored rows
-//
-// logits and dlogits are [row, class] with last stride 1, targets holds the class t(i) of every row. A row is
-// ignored if its target is options.ignored, and is then not read; count is how many are not. With count 0, or
-// without rows, the loss is 0. float, half and bfloat16 compute in float, double in double; rows are added up
-// in double.
-//
-// Special values: a logit of -inf is a class that cannot be, with probability 0 and gradient 0. As the target
-// it makes the loss +inf, and the gradient is what the formula says: dloss/count · (0 - 1) for the target
-// and the others' as ever. A row of nothing but -inf has loss +inf and gradient 0. NaN or +inf makes the loss
-// NaN and its own row of dlogits, no other. Finite logits may be of any size. With a single class, loss and
-// gradient are 0 exactly. No loss is negative. Probabilities may be flushed to 0 as in softmax.hpp; the loss
-// of such a target is finite all the same, up to what a double holds.
-//
-// Accuracy in float: a row's loss within 1e-6, or within 1e-6 of itself where it is above 1; dlogits within
-// 1e-6 of themselves, the target's within 1e-6 of dloss/count. That is where thousands of small terms meet
-// one large one; normally distributed logits give a third of it. In double 2e-15 takes the place of 1e-6.
-//
-// The executor's calls take rows; how many each takes, and the order in which losses are added, depends on
-// the extents alone, so that every executor gives the same bits. The loss is the same with and without
-// dlogits, too. dlogits may be the logits' own memory, or must lie apart from it; it may be left out, as
-// View{}. Errors are std::invalid_argument, thrown before anything is written. Nothing is allocated.
+/// @defgroup cross_entropy Cross-entropy (cross_entropy.hpp)
+/// Cross-entropy of logits against one class a row, and its gradient: the loss that a model is trained with.
+///
+///     loss      = 1/count · Σ_i (ln Σ_j exp(z_ij) - z_i,t(i))       over the rows i that are not ignored
+///     dlogits   = dloss/count · (softmax(z_i)_j - [j = t(i)])       0 in ignored rows
+///
+/// logits and dlogits are [row, class] with last stride 1, targets holds the class t(i) of every row. A row
+/// is ignored if its target is options.ignored, and is then not read; count is how many are not. With count
+/// 0, or without rows, the loss is 0. float, half and bfloat16 compute in float, double in double; rows are
+/// added up in double.
+///
+/// Special values: a logit of -inf is a class that cannot be, with probability 0 and gradient 0. As the
+/// target it makes the loss +inf, and the gradient is what the formula says: dloss/count · (0 - 1) for the
+/// target and the others' as ever. A row of nothing but -inf has loss +inf and gradient 0. NaN or +inf makes
+/// the loss NaN and its own row of dlogits, no other. Finite logits may be of any size. With a single class,
+/// loss and gradient are 0 exactly. No loss is negative. Probabilities may be flushed to 0 as in softmax.hpp;
+/// the loss of such a target is finite all the same, up to what a double holds.
+///
+/// Accuracy in float: a row's loss within 1e-6, or within 1e-6 of itself where it is above 1; dlogits within
+/// 1e-6 of themselves, the target's within 1e-6 of dloss/count. That is where thousands of small terms meet
+/// one large one; normally distributed logits give a third of it. In double 2e-15 takes the place of 1e-6.
+///
+/// The executor's calls take rows; how many each takes, and the order in which losses are added, depends on
+/// the extents alone, so that every executor gives the same bits. The loss is the same with and without
+/// dlogits, too. dlogits may be the logits' own memory, or must lie apart from it; it may be left out, as
+/// `View{}`. Errors are std::invalid_argument, thrown before anything is written. Nothing is allocated.
 #pragma once
 
 #include <algorithm>
@@ -38,16 +39,20 @@
 #include "view.hpp"
 
 namespace ssmax {
+/// @addtogroup cross_entropy
+/// @{
 inline namespace SSMAX_DATA_NAMESPACE {
 
+/// What may be left out of a call of cross_entropy.
 struct CrossEntropyOptions {
-  index_t ignored = -100;  // rows with this target count for nothing; it may be a class
-  double dloss = 1;        // the gradient that arrives at the loss
+  index_t ignored = -100;  ///< Rows with this target count for nothing; it may be a class.
+  double dloss = 1;        ///< The gradient that arrives at the loss.
 };
 
+/// What cross_entropy returns.
 struct CrossEntropy {
-  double loss;    // the mean over `count` rows
-  index_t count;  // rows that are not ignored
+  double loss;    ///< The mean over `count` rows.
+  index_t count;  ///< Rows that are not ignored.
 };
 
 }  // namespace SSMAX_DATA_NAMESPACE
@@ -77,9 +82,11 @@ inline index_t count_targets(std::span<const index_t> targets, index_t ignored, 
 
 }  // namespace detail
 
-/// See the top of this file. Write the element type, arguments do not deduce it:
-///   cross_entropy<float>(logits, targets)                         the loss
-///   cross_entropy<float>(logits, targets, logits, {}, pool)       and its gradient, over the logits
+/// The loss of logits [row, class] against targets [row] and, if wanted, its gradient: formulas and
+/// bounds are at the top of cross_entropy.hpp. Write the element type, arguments do not deduce it:
+///
+///     cross_entropy<float>(logits, targets)                         the loss
+///     cross_entropy<float>(logits, targets, logits, {}, pool)       and its gradient, over the logits
 template <class T, Executor E = Serial>
 CrossEntropy cross_entropy(const std::type_identity_t<View<const T, 2>>& logits,
                            std::span<const index_t> targets,
@@ -128,4 +135,5 @@ CrossEntropy cross_entropy(const std::type_identity_t<View<const T, 2>>& logits,
 }
 
 }  // namespace SSMAX_CODE_NAMESPACE
+/// @}
 }  // namespace ssmax

@@ -1,21 +1,22 @@
-// Eigen matrices, arrays, Map, Ref, blocks and expressions as arguments of the functors:
-//
-//   Eigen::MatrixXf p = ssmax::SSMax<float>{0.43f}(logits);                     // each row sums to 1
-//   ssmax::Softmax{}(logits, p, ssmax::Axis::columns);                          // each column does; p may be
-//   logits
-//
-// n is the number of columns (rows for Axis::columns). A compile-time vector is one row whichever way it
-// stands. Rows that are contiguous in memory (RowMajor by rows, ColMajor by columns) are worked on where they
-// lie. Everything else goes through a buffer of a few rows: the other direction, expressions, Eigen::half and
-// Eigen::bfloat16, which are computed in float.
-//
-// `out` must have the shape of `in`, and be the same matrix (the same memory and strides) or lie apart from
-// it: std::invalid_argument otherwise, before anything is written. softmax(m.transpose(), m) is refused, and
-// so are two blocks that overlap. Memory that interleaves without sharing an element is accepted where both
-// are columns, or both are rows, of one matrix. An expression, as 2 * m, is worked out first, so that out may
-// be m; and where `out` is one without memory of its own, as m.reverse(), the logits are copied first.
-//
-// row_view(matrix) and column_view(matrix) give the views that the other functions of this library take.
+/// @defgroup eigen Eigen (eigen.hpp)
+/// Eigen matrices, arrays, Map, Ref, blocks and expressions as arguments of the functors:
+///
+///     Eigen::MatrixXf p = ssmax::SSMax<float>{0.43f}(logits);   // each row sums to 1
+///     ssmax::Softmax{}(logits, p, ssmax::Axis::columns);        // each column does; p may be logits
+///
+/// n is the number of columns (rows for Axis::columns). A compile-time vector is one row whichever way it
+/// stands. Rows that are contiguous in memory (RowMajor by rows, ColMajor by columns) are worked on where
+/// they lie. Everything else goes through a buffer of a few rows: the other direction, expressions,
+/// Eigen::half and Eigen::bfloat16, which are computed in float.
+///
+/// `out` must have the shape of `in`, and be the same matrix (the same memory and strides) or lie apart from
+/// it: std::invalid_argument otherwise, before anything is written. `softmax(m.transpose(), m)` is refused,
+/// and so are two blocks that overlap. Memory that interleaves without sharing an element is accepted where
+/// both are columns, or both are rows, of one matrix. An expression, as 2 * m, is worked out first, so that
+/// out may be m; and where `out` is one without memory of its own, as m.reverse(), the logits are copied
+/// first.
+///
+/// `row_view(matrix)` and `column_view(matrix)` give the views that the other functions of this library take.
 #pragma once
 
 #include <Eigen/Core>
@@ -23,6 +24,8 @@
 #include "softmax.hpp"
 
 namespace ssmax {
+/// @addtogroup eigen
+/// @{
 inline namespace SSMAX_CODE_NAMESPACE {
 
 namespace detail {
@@ -136,14 +139,17 @@ decltype(auto) as_matrix(X& x) {
 
 }  // namespace detail
 
+/// Eigen's types as arguments of a functor.
 template <EigenDense X>
 struct Adaptor<X> {
+  /// scaling(in, out, axis).
   template <class S, class Out>
   static void apply(const S& scaling, const X& in, Out& out, Axis axis) {
     auto&& from = detail::as_matrix(in);
     auto&& to = detail::as_matrix(out);
     detail::softmax_of_eigen(scaling, from, to, axis);
   }
+  /// scaling(in, axis): a matrix or array with memory of its own.
   template <class S>
   static typename X::PlainObject apply(const S& scaling, const X& in, Axis axis) {
     typename X::PlainObject out(in.rows(), in.cols());
@@ -170,4 +176,5 @@ requires EigenDense<std::remove_const_t<X>>
 }
 
 }  // namespace SSMAX_CODE_NAMESPACE
+/// @}
 }  // namespace ssmax

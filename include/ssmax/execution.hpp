@@ -1,22 +1,26 @@
-// Executors: who makes the calls that a function splits its work into.
-//
-//   Serial      the caller, one call after the other; what every function uses unless told otherwise
-//   ThreadPool  the caller and threads that sleep between runs; only where the platform has std::thread
-//   OpenMP      an OpenMP team; only in units compiled with OpenMP
-//
-// One's own is a class with  concurrency()  and  run(n, f), for instance around the pool
-// that a program has already:
-//   struct Arena {
-//     tbb::task_arena& arena;
-//     ssmax::index_t concurrency() const { return arena.max_concurrency(); }
-//     template <class F>
-//     void run(ssmax::index_t n, const F& f) {
-//       arena.execute([&] { tbb::parallel_for(ssmax::index_t{0}, n, f); });
-//     }
-//   };
-//
-// The executors are data that any two units may exchange, a ThreadPool too: their members are inlined, and
-// what is compiled to code lies behind them, in detail/threads.
+/// @defgroup execution Executors (execution.hpp)
+/// Executors: who makes the calls that a function splits its work into.
+///
+/// | executor | who it is |
+/// |---|---|
+/// | Serial | the caller, one call after the other; what every function uses unless told otherwise |
+/// | ThreadPool | the caller and threads that sleep between runs; only where the platform has std::thread |
+/// | OpenMP | an OpenMP team; only in units compiled with OpenMP |
+///
+/// One's own is a class with `concurrency()` and `run(n, f)`, for instance around the pool
+/// that a program has already:
+///
+///     struct Arena {
+///       tbb::task_arena& arena;
+///       ssmax::index_t concurrency() const { return arena.max_concurrency(); }
+///       template <class F>
+///       void run(ssmax::index_t n, const F& f) {
+///         arena.execute([&] { tbb::parallel_for(ssmax::index_t{0}, n, f); });
+///       }
+///     };
+///
+/// The executors are data that any two units may exchange, a ThreadPool too: their members are inlined, and
+/// what is compiled to code lies behind them, in detail/threads.
 #pragma once
 
 #include <algorithm>
@@ -38,6 +42,8 @@
 #endif
 
 namespace ssmax {
+/// @addtogroup execution
+/// @{
 inline namespace SSMAX_DATA_NAMESPACE {
 namespace shared {
 
@@ -48,10 +54,10 @@ struct SomeCall {
 
 }  // namespace shared
 
-/// concurrency() is how many calls run at once at most; below 1 counts as 1, above 4096 as 4096. run(n, f)
-/// calls f(0) … f(n-1), each once, in any order and on any threads; n may be 0. It returns when all have
-/// ended and what they wrote can be read. The calls do not wait for each other. An exception of a call should
-/// reach the caller of run, once no call runs any more.
+/// A type that makes a function's calls. `concurrency()` is how many of them run at once at most; below 1
+/// counts as 1, above 4096 as 4096. `run(n, f)` calls f(0) … f(n-1), each once, in any order and on any
+/// threads; n may be 0. It returns when all have ended and what they wrote can be read. The calls do not wait
+/// for each other. An exception of a call should reach the caller of run, once no call runs any more.
 template <class E>
 concept Executor = requires(std::remove_reference_t<E>& executor, index_t n, const shared::SomeCall& f) {
   { executor.concurrency() } -> std::convertible_to<index_t>;
@@ -78,8 +84,10 @@ inline namespace SSMAX_DATA_NAMESPACE {
 
 /// Makes the calls in order. An exception ends the run at once.
 struct Serial {
+  /// 1.
   SSMAX_INLINE constexpr index_t concurrency() const { return 1; }
 
+  /// f(0), f(1) … f(n-1).
   template <class F>
   SSMAX_INLINE constexpr void run(index_t n, const F& f) const {
     for (index_t i = 0; i < n; ++i) f(i);
@@ -100,12 +108,17 @@ class ThreadPool {
   /// Throws std::invalid_argument if threads < 1, std::system_error if the system gives no more threads;
   /// those it gave are then joined.
   SSMAX_INLINE explicit ThreadPool(index_t threads) : ThreadPool() { detail::start_workers(state_, threads); }
+  /// Not copied.
   ThreadPool(const ThreadPool&) = delete;
+  /// Not copied.
   ThreadPool& operator=(const ThreadPool&) = delete;
+  /// Ends the threads and waits for them.
   SSMAX_INLINE ~ThreadPool() { detail::end_workers(state_); }
 
+  /// The number of threads, the caller of run among them.
   SSMAX_INLINE index_t concurrency() const { return static_cast<index_t>(state_.workers.size()) + 1; }
 
+  /// f(0) … f(n-1), by all threads of the pool.
   template <class F>
   SSMAX_INLINE void run(index_t n, const F& f) {
     if (n <= 0) return;
@@ -155,13 +168,16 @@ inline namespace SSMAX_DATA_NAMESPACE {
 /// region gets. Exceptions as in ThreadPool.
 class OpenMP {
  public:
+  /// Throws std::invalid_argument if threads < 1, or more than an int counts.
   SSMAX_INLINE explicit OpenMP(index_t threads = omp_get_max_threads())
       : threads_(static_cast<int>(threads)) {
     detail::check_openmp(threads);
   }
 
+  /// The number of threads.
   SSMAX_INLINE index_t concurrency() const { return threads_; }
 
+  /// f(0) … f(n-1), by a team of OpenMP's.
   template <class F>
   SSMAX_INLINE void run(index_t n, const F& f) const {
     detail::run_openmp(threads_, n, f);
@@ -175,4 +191,5 @@ class OpenMP {
 
 #endif
 
+/// @}
 }  // namespace ssmax

@@ -1,6 +1,8 @@
-// half (IEEE binary16) and bfloat16 as storage. Arithmetic is always done in float: kernels widen a row,
-// compute, and round once on the way out, to nearest even. These scalar conversions are the definition that
-// the vector ones must meet bit for bit (NaN stays NaN; its payload is not kept).
+/// @defgroup half Half precision (half.hpp)
+/// @ingroup view
+/// Storage in 16 bits: half (IEEE binary16) and bfloat16. Arithmetic is always done in float: kernels widen a
+/// row, compute, and round once on the way out, to nearest even. These scalar conversions are the definition
+/// that the vector ones must meet bit for bit (NaN stays NaN; its payload is not kept).
 #pragma once
 
 #include <cstdint>
@@ -8,12 +10,18 @@
 #include "config.hpp"
 
 namespace ssmax {
+/// @addtogroup half
+/// @{
 inline namespace SSMAX_DATA_NAMESPACE {
 
+/// The upper 16 bits of a float: 8 bits of precision, the range of float.
 struct SSMAX_VISIBLE bfloat16 {
+  /// As it lies in memory.
   std::uint16_t bits = 0;
 
+  /// Zero.
   SSMAX_INLINE constexpr bfloat16() = default;
+  /// Rounds to nearest even.
   SSMAX_INLINE constexpr explicit bfloat16(float value) {
     const auto u = __builtin_bit_cast(std::uint32_t, value);
     const bool is_nan = (u & 0x7FFFFFFFu) > 0x7F800000u;
@@ -22,15 +30,20 @@ struct SSMAX_VISIBLE bfloat16 {
     bits = is_nan ? static_cast<std::uint16_t>((u >> 16) | 0x40u)
                   : static_cast<std::uint16_t>((u + 0x7FFFu + ((u >> 16) & 1u)) >> 16);
   }
+  /// Exact.
   SSMAX_INLINE constexpr operator float() const {
     return __builtin_bit_cast(float, static_cast<std::uint32_t>(bits) << 16);
   }
 };
 
+/// IEEE binary16: 11 bits of precision, up to 65504, subnormal below 2^-14.
 struct SSMAX_VISIBLE half {
+  /// As it lies in memory.
   std::uint16_t bits = 0;
 
+  /// Zero.
   SSMAX_INLINE constexpr half() = default;
+  /// Rounds to nearest even; from 65520 on to infinity.
   SSMAX_INLINE constexpr explicit half(float value) {
     const auto u = __builtin_bit_cast(std::uint32_t, value);
     const std::uint32_t sign = (u >> 16) & 0x8000u;
@@ -49,6 +62,7 @@ struct SSMAX_VISIBLE half {
     }
     bits = static_cast<std::uint16_t>(sign | result);
   }
+  /// Exact.
   SSMAX_INLINE constexpr operator float() const {
     const std::uint32_t sign = (bits & 0x8000u) << 16;
     const std::uint32_t exponent = (bits >> 10) & 0x1Fu;
@@ -66,4 +80,5 @@ struct SSMAX_VISIBLE half {
 };
 
 }  // namespace SSMAX_DATA_NAMESPACE
+/// @}
 }  // namespace ssmax

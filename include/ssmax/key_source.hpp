@@ -1,21 +1,26 @@
-// Where attention finds keys and values.
-//
-// A source of keys is a type with
-//   using Element                                   what they are stored in (storage.hpp)
-//   KeySourceShape shape() const                    extents of the whole
-//   index_t length(batch) const                     positions that a sequence has had:
-//                                                   n and positions come from it
-//   KeyRange stored(batch) const                    those of them whose keys can still be read, the last ones
-//   KeyStretch<Element> stretch(batch, kv_head, key) const
-//                                                   one stored key, and those that lie behind it in memory
-// and, optionally,
-//   std::array<std::span<const Element>, 2> memory() const
-//                                                   where keys and values lie: results must not overlap it
-//
-// decode (kv_cache.hpp) takes any of them. KvCache is one, contiguous or as a ring; attention makes one of
-// its views, attention_partial one that stores a part of the keys. A source of pages would look up `key` in
-// its page table and return what is left of that page. A source must not change while a call reads it; its
-// members are called by several threads.
+/// @defgroup key_source Sources of keys (key_source.hpp)
+/// Where attention finds keys and values.
+///
+/// A source of keys is a type with
+///
+///     using Element                                   what they are stored in (storage.hpp)
+///     KeySourceShape shape() const                    extents of the whole
+///     index_t length(batch) const                     positions that a sequence has had:
+///                                                     n and positions come from it
+///     KeyRange stored(batch) const                    those of them whose keys can still be read, the last
+///                                                     ones
+///     KeyStretch<Element> stretch(batch, kv_head, key) const
+///                                                     one stored key, and those that lie behind it in memory
+///
+/// and, optionally,
+///
+///     std::array<std::span<const Element>, 2> memory() const
+///                                                     where keys and values lie: results must not overlap it
+///
+/// decode (kv_cache.hpp) takes any of them. KvCache is one, contiguous or as a ring; attention makes one of
+/// its views, attention_partial one that stores a part of the keys. A source of pages would look up `key` in
+/// its page table and return what is left of that page. A source must not change while a call reads it; its
+/// members are called by several threads.
 #pragma once
 
 #include <concepts>
@@ -24,31 +29,37 @@
 #include "storage.hpp"
 
 namespace ssmax {
+/// @addtogroup key_source
+/// @{
 inline namespace SSMAX_DATA_NAMESPACE {
 
+/// The extents of a source of keys.
 struct KeySourceShape {
-  index_t batch = 0, kv_heads = 0;
-  index_t width = 0, value_width = 0;  // of a head
+  index_t batch = 0,    ///< Sequences.
+      kv_heads = 0;     ///< Heads of keys and values.
+  index_t width = 0,    ///< Channels of a key, in one head.
+      value_width = 0;  ///< Channels of a value, in one head.
 };
 
-/// `count` >= 1 keys, beginning with the one asked for: row i lies at k + i·k_stride, its value at v +
-/// i·v_stride. Keys past the last one stored are not to be counted.
+/// `count` >= 1 keys, beginning with the one asked for: row i lies at k + i·k_stride, its value at
+/// v + i·v_stride. Keys past the last one stored are not to be counted.
 template <class X>
 struct KeyStretch {
-  const X* k = nullptr;
-  index_t k_stride = 0;
-  const X* v = nullptr;
-  index_t v_stride = 0;
-  index_t count = 0;
-  /// Where rows carry a factor each (StorageTraits<X>::scale): [count].
-  const float *k_scales = nullptr, *v_scales = nullptr;
+  const X* k = nullptr;  ///< The key asked for.
+  index_t k_stride = 0;  ///< Elements from one key to the next.
+  const X* v = nullptr;  ///< Its value.
+  index_t v_stride = 0;  ///< Elements from one value to the next.
+  index_t count = 0;     ///< How many keys there are.
+  /// Where rows carry a factor each (`StorageTraits<X>::scale`): those of the keys, [count].
+  const float *k_scales = nullptr,
+              *v_scales = nullptr;  ///< Those of the values.
 };
 
 }  // namespace SSMAX_DATA_NAMESPACE
 
 inline namespace SSMAX_CODE_NAMESPACE {
 
-/// See the top of this file.
+/// A type that says where keys and values lie: the top of key_source.hpp.
 template <class S>
 concept KeySource = requires(const S& source, index_t i) {
   typename S::Element;
@@ -60,4 +71,5 @@ concept KeySource = requires(const S& source, index_t i) {
 &&detail::KeyStorage<typename S::Element>;
 
 }  // namespace SSMAX_CODE_NAMESPACE
+/// @}
 }  // namespace ssmax

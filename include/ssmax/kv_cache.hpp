@@ -1,20 +1,21 @@
-// Keys and values of the past, and attention of new queries against them.
-//
-//   KvCache<bfloat16> cache({.batch = 1, .kv_heads = 2, .width = 64, .capacity = 32'768});
-//   cache.append(k_new, v_new, &rope);                        // rotated to their positions, then stored
-//   decode<float>({.q = q_new, .out = out}, cache, scaling, Causal{}, {.rope = &rope}, pool);
-//
-// Storage is float, double, half or bfloat16, rounded to nearest even when stored, or a type of the user's
-// (storage.hpp); decode widens it in registers and computes in float. Each sequence of the batch has a length
-// of its own; n and positions come from it, not from the call. A ring keeps the last `capacity` keys of a
-// sequence and forgets older ones, for sliding windows.
-//
-// Prefill in chunks (append, decode, append, decode …) gives the bits of one call of attention on all of
-// it, where every call has more than 16 queries per kv head and the cache rounds nothing. (It rounds what
-// comes in another type, and keys of 16 bits once they are rotated.) That holds for a ring as well. With
-// fewer queries, products are summed in another order: |error| <= 4·(d + 1024 + n / 1024)·ε·Σ p |v|, and
-// in practice that of attention itself. Queries are rotated to their places in the sequence, as the keys
-// were, also under masks whose positions restart.
+/// @defgroup kv_cache Cache and decoding (kv_cache.hpp)
+/// Keys and values of the past, and attention of new queries against them.
+///
+///     KvCache<bfloat16> cache({.batch = 1, .kv_heads = 2, .width = 64, .capacity = 32'768});
+///     cache.append(k_new, v_new, &rope);                        // rotated to their positions, then stored
+///     decode<float>({.q = q_new, .out = out}, cache, scaling, Causal{}, {.rope = &rope}, pool);
+///
+/// Storage is float, double, half or bfloat16, rounded to nearest even when stored, or a type of the user's
+/// (storage.hpp); decode widens it in registers and computes in float. Each sequence of the batch has a
+/// length of its own; n and positions come from it, not from the call. A ring keeps the last `capacity` keys
+/// of a sequence and forgets older ones, for sliding windows.
+///
+/// Prefill in chunks (append, decode, append, decode …) gives the bits of one call of attention on all of
+/// it, where every call has more than 16 queries per kv head and the cache rounds nothing. (It rounds what
+/// comes in another type, and keys of 16 bits once they are rotated.) That holds for a ring as well. With
+/// fewer queries, products are summed in another order: |error| <= 4·(d + 1024 + n / 1024)·ε·Σ p |v|,
+/// and in practice that of attention itself. Queries are rotated to their places in the sequence, as the keys
+/// were, also under masks whose positions restart.
 #pragma once
 
 #include <array>
@@ -28,20 +29,26 @@
 #include "key_source.hpp"
 
 namespace ssmax {
+/// @addtogroup kv_cache
+/// @{
 inline namespace SSMAX_DATA_NAMESPACE {
 
+/// The extents of a KvCache.
 struct KvCacheOptions {
-  index_t batch = 1, kv_heads = 1;
-  index_t width = 0;
-  index_t value_width = 0;  // 0: as width
-  index_t capacity = 0;     // positions of a sequence
-  bool ring = false;
+  index_t batch = 1,        ///< Sequences.
+      kv_heads = 1;         ///< Heads of keys and values.
+  index_t width = 0;        ///< Channels of a key.
+  index_t value_width = 0;  ///< Channels of a value; 0: as width.
+  index_t capacity = 0;     ///< Positions of a sequence.
+  bool ring = false;        ///< Whether a sequence may grow beyond the capacity, and forgets its oldest keys.
 };
 
 }  // namespace SSMAX_DATA_NAMESPACE
 
 inline namespace SSMAX_CODE_NAMESPACE {
 
+/// Keys and values of the past, stored as X, and a source of keys (key_source.hpp).
+///
 /// Memory: batch · kv_heads · capacity · (width + value_width) elements, allocated once. Throws
 /// std::invalid_argument where their number overflows, std::bad_alloc where the memory cannot be had.
 template <class X>
@@ -51,9 +58,10 @@ class KvCache {
       "ssmax::KvCache: storage is float, double, half, bfloat16, or what storage.hpp asks of a type");
 
  public:
-  using Element = X;
-  using Compute = detail::Compute<X>;
+  using Element = X;                   ///< What is stored.
+  using Compute = detail::Compute<X>;  ///< What it is computed in: float, or double of double.
 
+  /// Empty sequences. Throws std::invalid_argument unless heads, widths and capacity are at least 1.
   explicit KvCache(const KvCacheOptions& options) : options_(options) {
     if (options_.value_width == 0) options_.value_width = options_.width;
     const auto at_least = [](const char* name, index_t value, index_t least) {
@@ -84,6 +92,7 @@ class KvCache {
     lengths_.resize(static_cast<std::size_t>(options_.batch));
   }
 
+  /// What it was made of, value_width filled in.
   [[nodiscard]] const KvCacheOptions& options() const { return options_; }
   /// Positions that sequence b has had so far.
   [[nodiscard]] index_t length(index_t b) const { return lengths_[static_cast<std::size_t>(b)]; }
@@ -100,6 +109,7 @@ class KvCache {
               std::span<const index_t> counts = {}) {
     append_from(k, v, rope, counts);
   }
+  /// The same with keys and values as they are stored, which are not rounded unless they are rotated.
   void append(View<const X, 4> k, View<const X, 4> v, const Rope<Compute>* rope = nullptr,
               std::span<const index_t> counts = {}) requires(!std::same_as<X, Compute> &&
                                                              !detail::ScaledStorage<X>) {
@@ -124,10 +134,11 @@ class KvCache {
     lengths_[static_cast<std::size_t>(b)] = length;
   }
 
-  // The cache as a source of keys: key_source.hpp.
+  /// As a source of keys: its extents.
   [[nodiscard]] KeySourceShape shape() const {
     return {options_.batch, options_.kv_heads, options_.width, options_.value_width};
   }
+  /// As a source of keys: a key of sequence b and kv head h, and those behind it.
   [[nodiscard]] KeyStretch<X> stretch(index_t b, index_t h, index_t key) const {
     const index_t row = row_of(b, h, key), in_memory = options_.capacity - key % options_.capacity;
     return {.k = k_.data() + row * options_.width,
@@ -138,6 +149,7 @@ class KvCache {
             .k_scales = scales(k_scales_, row),
             .v_scales = scales(v_scales_, row)};
   }
+  /// As a source of keys: where keys and values lie.
   [[nodiscard]] std::array<std::span<const X>, 2> memory() const { return {{k_, v_}}; }
 
  private:
@@ -249,9 +261,9 @@ class KvCache {
 /// been appended already.
 template <class T>
 struct DecodeArguments {
-  View<const T, 4> q{};
-  View<T, 4> out{};
-  View<detail::Compute<T>, 3> lse{};
+  View<const T, 4> q{};               ///< [batch, heads, new, width].
+  View<T, 4> out{};                   ///< [batch, heads, new, value_width].
+  View<detail::Compute<T>, 3> lse{};  ///< [batch, heads, new], or left out.
 };
 
 namespace detail {
@@ -341,4 +353,5 @@ void decode(const std::type_identity_t<DecodeArguments<T>>& arguments, const K& 
 }
 
 }  // namespace SSMAX_CODE_NAMESPACE
+/// @}
 }  // namespace ssmax

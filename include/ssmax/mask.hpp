@@ -1,19 +1,21 @@
-// Masks: which keys a query sees, and with them n, their number.
-//
-//   name           a query of batch entry b at position p sees
-//   Full           every key
-//   Causal         keys … p; aligned bottom-right: the last query sees the last key
-//   Lengths        the first `visible[r]` keys of row r (ragged rows), rows counted over [batch, head, query]
-//   SlidingWindow  keys p - left … p + right
-//   PrefixLM       keys … p, and the first `prefix[b]` keys wherever it stands
-//   KeyLengths     the first `lengths[b]` keys (padding)
-//   Documents      the keys of its own document (packed sequences), all or … p; positions restart
-//   a & b          the keys that both a and b show
-//   MaskMatrix     the keys where a matrix of bool is true          (this and the next two: mask_matrix.hpp)
-//   Finite         the keys where an additive mask is not -inf
-//   Where          the keys that a function of the user's picks
-//
-// Spans must outlive the mask. query.hpp says what it takes to be one.
+/// @defgroup mask Masks (mask.hpp)
+/// Masks: which keys a query sees, and with them n, their number.
+///
+/// | mask | a query of batch entry b at position p sees |
+/// |---|---|
+/// | Full | every key |
+/// | Causal | keys … p; aligned bottom-right: the last query sees the last key |
+/// | Lengths | the first `visible[r]` keys of row r (ragged rows), rows counted over [batch, head, query] |
+/// | SlidingWindow | keys p - left … p + right |
+/// | PrefixLM | keys … p, and the first `prefix[b]` keys wherever it stands |
+/// | KeyLengths | the first `lengths[b]` keys (padding) |
+/// | Documents | the keys of its own document (packed sequences), all or … p; positions restart |
+/// | `a & b` | the keys that both a and b show |
+/// | MaskMatrix | the keys where a matrix of bool is true (this and the next two: mask_matrix.hpp) |
+/// | Finite | the keys where an additive mask is not -inf |
+/// | Where | the keys that a function of the user's picks |
+///
+/// Spans must outlive the mask. query.hpp says what it takes to be one.
 #pragma once
 
 #include <algorithm>
@@ -25,18 +27,23 @@
 #include "query.hpp"
 
 namespace ssmax {
+/// @addtogroup mask
+/// @{
 inline namespace SSMAX_DATA_NAMESPACE {
 
 /// Every key: n = keys.
 struct Full {
+  /// [0, keys).
   SSMAX_INLINE constexpr KeyRange keys(const Query& query) const { return {0, query.shape.keys}; }
 };
 
+/// All rows of a head at once.
 template <>
 inline constexpr FastPath fast_path<Full> = FastPath::same_keys;
 
 /// Keys up to the query's own position: n = max(0, p + 1).
 struct Causal {
+  /// [0, p + 1).
   SSMAX_INLINE constexpr KeyRange keys(const Query& query) const {
     return {0, std::max<index_t>(0, query.position() + 1)};
   }
@@ -44,14 +51,16 @@ struct Causal {
 
 /// The first visible[r] keys of row r = (batch·heads + head)·queries + query: ragged rows.
 struct Lengths {
-  std::span<const index_t> visible;
+  std::span<const index_t> visible;  ///< One number per row.
 
+  /// The span must outlive the mask.
   SSMAX_INLINE constexpr explicit Lengths(std::span<const index_t> lengths) : visible(lengths) {}
-  /// Values outside [0, keys] are cut to it: the check is O(1) and cannot look at them all.
+  /// [0, visible[r]). Values outside [0, keys] are cut to it: the check is O(1) and cannot look at them all.
   SSMAX_INLINE constexpr KeyRange keys(const Query& query) const {
     const auto row = (query.batch * query.shape.heads + query.head) * query.shape.queries + query.index;
     return {0, std::clamp<index_t>(visible[static_cast<std::size_t>(row)], 0, query.shape.keys)};
   }
+  /// Throws std::invalid_argument unless there is one number per row.
   SSMAX_INLINE void check(const QueryShape& shape) const {
     if (static_cast<index_t>(visible.size()) != shape.rows()) {
       detail::fail_value("Lengths", "visible", "has extent", static_cast<index_t>(visible.size()), "rows are",
@@ -64,18 +73,20 @@ struct Lengths {
 /// std::invalid_argument); the largest index_t kernels that side open. A model's "window of w tokens" counts
 /// the token itself: left = w - 1.
 struct SlidingWindow {
-  index_t left;
-  index_t right;
+  index_t left;   ///< Keys before the query's own position.
+  index_t right;  ///< Keys behind it.
 
+  /// left and right.
   SSMAX_INLINE constexpr explicit SlidingWindow(index_t keys_before, index_t keys_after = 0)
       : left(keys_before), right(keys_after) {}
-  /// Neither end is computed where it could overflow.
+  /// [p - left, p + right + 1), cut to [0, keys). Neither end is computed where it could overflow.
   SSMAX_INLINE constexpr KeyRange keys(const Query& query) const {
     const index_t position = query.position();
     const index_t last = query.shape.keys - 1;
     return {left < position ? position - left : 0,
             right < last - position ? std::max<index_t>(0, position + right + 1) : query.shape.keys};
   }
+  /// Throws std::invalid_argument if left or right is negative.
   SSMAX_INLINE void check(const QueryShape&) const {
     if (left < 0) detail::fail_value("SlidingWindow", "left", "is", left, "must be at least", 0);
     if (right < 0) detail::fail_value("SlidingWindow", "right", "is", right, "must be at least", 0);
@@ -85,13 +96,16 @@ struct SlidingWindow {
 /// Causal, but the first prefix[b] keys of batch entry b are seen by all of its queries. One value per batch
 /// entry, cut to [0, keys].
 struct PrefixLM {
-  std::span<const index_t> prefix;
+  std::span<const index_t> prefix;  ///< One number per batch entry.
 
+  /// The span must outlive the mask.
   SSMAX_INLINE constexpr explicit PrefixLM(std::span<const index_t> lengths) : prefix(lengths) {}
+  /// [0, max(p + 1, prefix[b])).
   SSMAX_INLINE constexpr KeyRange keys(const Query& query) const {
     const index_t seen_by_all = prefix[static_cast<std::size_t>(query.batch)];
     return {0, std::clamp<index_t>(seen_by_all, Causal{}.keys(query).end, query.shape.keys)};
   }
+  /// Throws std::invalid_argument unless there is one number per batch entry.
   SSMAX_INLINE void check(const QueryShape& shape) const {
     if (static_cast<index_t>(prefix.size()) != shape.batch) {
       detail::fail_value("PrefixLM", "prefix", "has extent", static_cast<index_t>(prefix.size()),
@@ -101,16 +115,19 @@ struct PrefixLM {
 };
 
 /// The first lengths[b] keys of batch entry b; the others are padding. One value per batch entry, cut to
-/// [0, keys]. Positions stay aligned with the padded keys: KeyLengths & Causal fits queries padded alike.
+/// [0, keys]. Positions stay aligned with the padded keys: `KeyLengths & Causal` fits queries padded alike.
 struct KeyLengths {
-  std::span<const index_t> lengths;
+  std::span<const index_t> lengths;  ///< One number per batch entry.
 
+  /// The span must outlive the mask.
   SSMAX_INLINE constexpr explicit KeyLengths(std::span<const index_t> keys_per_entry)
       : lengths(keys_per_entry) {}
+  /// [0, lengths[b]).
   SSMAX_INLINE constexpr KeyRange keys(const Query& query) const {
     const index_t length = lengths[static_cast<std::size_t>(query.batch)];
     return {0, std::clamp<index_t>(length, 0, query.shape.keys)};
   }
+  /// Throws std::invalid_argument unless there is one number per batch entry.
   SSMAX_INLINE void check(const QueryShape& shape) const {
     if (static_cast<index_t>(lengths.size()) != shape.batch) {
       detail::fail_value("KeyLengths", "lengths", "has extent", static_cast<index_t>(lengths.size()),
@@ -126,23 +143,29 @@ struct KeyLengths {
 /// (but not keys alone where there is a rope: its queries would stand before the first position).
 class Documents {
  public:
+  /// Queries and keys in the same places. The spans must outlive the mask.
   SSMAX_INLINE constexpr Documents(std::span<const index_t> cumulative, bool causal)
       : Documents(cumulative, cumulative, causal) {}
+  /// Queries and keys in places of their own. The spans must outlive the mask.
   SSMAX_INLINE constexpr Documents(std::span<const index_t> cumulative_queries,
                                    std::span<const index_t> cumulative_keys, bool causal)
       : queries_(cumulative_queries), keys_(cumulative_keys), causal_(causal) {}
 
+  /// Those of the query's document or, if causal, those up to its own position.
   SSMAX_INLINE constexpr KeyRange keys(const Query& query) const {
     const Place place = place_of(query);
     return {place.keys.begin, causal_ ? std::max(place.keys.begin, place.at + 1) : place.keys.end};
   }
+  /// Counted from the first key of the query's document.
   SSMAX_INLINE constexpr index_t query_position(const Query& query) const {
     const Place place = place_of(query);
     return place.at - place.keys.begin;
   }
+  /// Counted from the first key of the key's document.
   SSMAX_INLINE constexpr index_t key_position(const Query&, index_t key) const {
     return key - keys_[document_of(keys_, key)];
   }
+  /// The query, so that position() is the key it stands at: bottom-right within its document.
   SSMAX_INLINE constexpr Query aligned(const Query& query) const {
     if (queries_.data() == keys_.data()) return query;
     Query result = query;
@@ -202,26 +225,30 @@ class Documents {
 };
 
 /// The keys that both masks show. Positions are those of the mask that defines them (two that do are
-/// refused): SlidingWindow & Documents is a window within each document.
+/// refused): `SlidingWindow & Documents` is a window within each document.
 template <Mask A, Mask B>
 class Both {
   static_assert(!(detail::defines_positions<A> && detail::defines_positions<B>),
                 "ssmax: of two masks joined by &, only one may define positions");
 
  public:
+  /// `a & b` is this.
   SSMAX_INLINE constexpr Both(const A& a, const B& b) : a_(a), b_(b) {}
 
+  /// Where the ranges of both meet.
   SSMAX_INLINE constexpr KeyRange keys(const Query& query) const {
     const Query stood = stand(query);
     const KeyRange a = a_.keys(stood), b = b_.keys(stood);
     const index_t begin = std::max(a.begin, b.begin);
     return {begin, std::max(begin, std::min(a.end, b.end))};
   }
+  /// Whether both see the key.
   SSMAX_INLINE constexpr bool sees(const Query& query, index_t key) const
       requires(detail::has_predicate<A> || detail::has_predicate<B>) {
     const Query stood = stand(query);
     return detail::sees(a_, stood, key) && detail::sees(b_, stood, key);
   }
+  /// That of the mask that defines positions.
   SSMAX_INLINE constexpr index_t query_position(const Query& query) const
       requires(detail::has_query_position<A> || detail::has_query_position<B>) {
     if constexpr (detail::has_query_position<A>) {
@@ -230,6 +257,7 @@ class Both {
       return b_.query_position(query);
     }
   }
+  /// That of the mask that defines positions.
   SSMAX_INLINE constexpr index_t key_position(const Query& query, index_t key) const
       requires(detail::has_key_position<A> || detail::has_key_position<B>) {
     if constexpr (detail::has_key_position<A>) {
@@ -238,10 +266,12 @@ class Both {
       return b_.key_position(query, key);
     }
   }
+  /// The query as both masks move it.
   SSMAX_INLINE constexpr Query aligned(const Query& query) const
       requires(detail::has_alignment<A> || detail::has_alignment<B>) {
     return stand(query);
   }
+  /// The checks of both.
   SSMAX_INLINE void check(const QueryShape& shape) const {
     detail::check_mask(a_, shape);
     detail::check_mask(b_, shape);
@@ -256,15 +286,17 @@ class Both {
   B b_;
 };
 
+/// All rows of a head at once, where both masks ask for it.
 template <Mask A, Mask B>
 inline constexpr FastPath fast_path<Both<A, B>> =
     detail::shows_same_keys<A>&& detail::shows_same_keys<B> ? FastPath::same_keys : FastPath::none;
 
-/// Both: the keys that `a` and `b` show. (For two masks of one's own, which do not find this: Both(a, b).)
+/// The keys that both masks show. (For two masks of one's own, which do not find this: `Both(a, b)`.)
 template <Mask A, Mask B>
 [[nodiscard]] SSMAX_INLINE constexpr Both<A, B> operator&(const A& a, const B& b) {
   return {a, b};
 }
 
 }  // namespace SSMAX_DATA_NAMESPACE
+/// @}
 }  // namespace ssmax

@@ -1,10 +1,12 @@
-// Masks that show any set of keys: MaskMatrix and Finite look it up, Where computes it.
-//
-// n is then counted key by key, which costs as much as looking. Where most keys are hidden, join a mask that
-// cuts the range first: Causal{} & Where(f) asks f of the keys up to the query only.
-//
-// Matrices are [batch, heads, queries, keys]. One that is the same for all heads, say, is a view of as many
-// heads with stride 0; the last stride is 1 or 0.
+/// @defgroup mask_matrix Masks that show any set of keys (mask_matrix.hpp)
+/// @ingroup mask
+/// Masks that show any set of keys: MaskMatrix and Finite look it up, `Where` computes it.
+///
+/// n is then counted key by key, which costs as much as looking. Where most keys are hidden, join a mask that
+/// cuts the range first: `Causal{} & Where(f)` asks f of the keys up to the query only.
+///
+/// Matrices are [batch, heads, queries, keys]. One that is the same for all heads, say, is a view of as many
+/// heads with stride 0; the last stride is 1 or 0.
 #pragma once
 
 #include <concepts>
@@ -18,17 +20,23 @@
 #include "view.hpp"
 
 namespace ssmax {
+/// @addtogroup mask_matrix
+/// @{
 inline namespace SSMAX_DATA_NAMESPACE {
 
 /// The keys where the matrix is true.
 struct MaskMatrix {
-  View<const bool, 4> visible;
+  View<const bool, 4> visible;  ///< [batch, heads, queries, keys].
 
+  /// The matrix must outlive the mask.
   SSMAX_INLINE constexpr explicit MaskMatrix(const View<const bool, 4>& matrix) : visible(matrix) {}
+  /// [0, keys): every key is asked for.
   SSMAX_INLINE constexpr KeyRange keys(const Query& query) const { return {0, query.shape.keys}; }
+  /// Whether the matrix is true there.
   SSMAX_INLINE constexpr bool sees(const Query& query, index_t key) const {
     return visible(query.batch, query.head, query.index, key);
   }
+  /// Throws std::invalid_argument unless the matrix has the extents of the queries and keys.
   SSMAX_INLINE void check(const QueryShape& shape) const {
     detail::check_matrix("MaskMatrix", "visible", visible, shape);
   }
@@ -39,11 +47,15 @@ struct MaskMatrix {
 template <class T>
 class Finite {
  public:
+  /// The matrix must outlive the mask. T is float, double, half or bfloat16.
   SSMAX_INLINE constexpr explicit Finite(const View<const T, 4>& values) : values_(values) {}
+  /// [0, keys): every key is asked for.
   SSMAX_INLINE constexpr KeyRange keys(const Query& query) const { return {0, query.shape.keys}; }
+  /// Whether the mask is not -inf there.
   SSMAX_INLINE constexpr bool sees(const Query& query, index_t key) const {
     return values_(query.batch, query.head, query.index, key) != -std::numeric_limits<float>::infinity();
   }
+  /// Throws std::invalid_argument unless the matrix has the extents of the queries and keys.
   SSMAX_INLINE void check(const QueryShape& shape) const {
     detail::check_matrix("Finite", "values", values_, shape);
   }
@@ -52,17 +64,21 @@ class Finite {
   View<const T, 4> values_;
 };
 
+/// Of a view: T is its type of elements.
 template <class T>
 Finite(View<T, 4>) -> Finite<std::remove_const_t<T>>;
 
-/// The keys for which f(query, key) is true. f may be called more than once for a
-/// pair, and by several threads.
+/// The keys for which f(query, key) is true. f may be called more than once for a pair, and by several
+/// threads.
 template <class F>
 requires std::predicate<const F&, const Query&, index_t>
 class Where {
  public:
+  /// f takes `(const Query&, index_t key)` and returns a bool; it is copied.
   SSMAX_INLINE constexpr explicit Where(F f) : f_(std::move(f)) {}
+  /// [0, keys): every key is asked for.
   SSMAX_INLINE constexpr KeyRange keys(const Query& query) const { return {0, query.shape.keys}; }
+  /// f(query, key).
   SSMAX_INLINE constexpr bool sees(const Query& query, index_t key) const { return f_(query, key); }
 
  private:
@@ -70,4 +86,5 @@ class Where {
 };
 
 }  // namespace SSMAX_DATA_NAMESPACE
+/// @}
 }  // namespace ssmax

@@ -1,13 +1,14 @@
-// The state of a softmax whose logits arrive in blocks: what attention keeps per query instead of a row of N
-// logits.
-//
-// After any number of blocks, Σ exp(c·z) = 2^shift · sum over the keys seen so far, and the caller's
-// accumulator holds Σ exp(c·z) · v / 2^shift. A block with larger logits raises the shift; the caller then
-// multiplies its accumulator by the returned power of two. Shifts are integers wherever logits allow
-// (|c·z| < 7·10^5), so that rescaling is exact and the result does not depend on how the keys were cut, but
-// for the order of additions.
-//
-// attention_state.hpp has the same for whole tensors.
+/// @defgroup online_softmax Softmax in blocks (online_softmax.hpp)
+/// The state of a softmax whose logits arrive in blocks: what attention keeps per query instead of a row of N
+/// logits.
+///
+/// After any number of blocks, Σ exp(c·z) = 2^shift · sum over the keys seen so far, and the caller's
+/// accumulator holds Σ exp(c·z) · v / 2^shift. A block with larger logits raises the shift; the caller
+/// then multiplies its accumulator by the returned power of two. Shifts are integers wherever logits allow
+/// (|c·z| < 7·10^5), so that rescaling is exact and the result does not depend on how the keys were cut,
+/// but for the order of additions.
+///
+/// attention_state.hpp has the same for whole tensors.
 #pragma once
 
 #include <cmath>
@@ -17,8 +18,11 @@
 #include "detail/rows/row.hpp"
 
 namespace ssmax {
+/// @addtogroup online_softmax
+/// @{
 inline namespace SSMAX_CODE_NAMESPACE {
 
+/// The state of one query, T = float or double.
 template <class T>
 class OnlineSoftmax {
  public:
@@ -80,9 +84,9 @@ class OnlineSoftmax {
     return shift_ * std::numbers::ln2 + std::log(sum_);
   }
 
-  /// The state as numbers: Σ exp(c·z) = 2^shift · sum. shift is -inf and sum 0 where nothing was visible;
-  /// sum is NaN where poisoned.
+  /// The state as numbers: Σ exp(c·z) = 2^shift · sum. -inf where nothing was visible.
   [[nodiscard]] double shift() const { return sum_ == 0 ? -std::numeric_limits<double>::infinity() : shift_; }
+  /// The other one: 0 where nothing was visible, NaN where poisoned.
   [[nodiscard]] double sum() const { return poisoned_ ? std::numeric_limits<double>::quiet_NaN() : sum_; }
 
   /// Forgets all blocks.
@@ -97,4 +101,5 @@ class OnlineSoftmax {
 };
 
 }  // namespace SSMAX_CODE_NAMESPACE
+/// @}
 }  // namespace ssmax

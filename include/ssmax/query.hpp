@@ -1,18 +1,23 @@
-// Queries, and what a mask says of them. mask.hpp has the masks.
-//
-// A mask is a type with
-//   KeyRange keys(query) const              a range that holds every key that the query sees
-// and, optionally,
-//   bool sees(query, key) const             which of these keys it sees (default: all). n is their number
-//   index_t query_position(query) const     positions, for all that goes by them (RoPE, ALiBi, scalings),
-//   index_t key_position(query, key) const  where they are not query.position() and key. A key's position may
-//                                           depend on the query's batch, shape and kv head, and on nothing
-//                                           else of it
-//   Query aligned(query) const              the query moved to the key it stands at, for masks joined by &
-//   void check(shape) const                 called before any write; throws if the mask does not fit
-//
-// A member of these names with another signature is an error of the compiler. Where all queries see the same
-// keys, short rows go several at a time if the mask asks for it (FastPath::same_keys in fast_path.hpp).
+/// @defgroup query Queries, and masks of your own (query.hpp)
+/// @ingroup mask
+/// Queries, and what a mask says of them. mask.hpp has the masks.
+///
+/// A mask is a type with
+///
+///     KeyRange keys(query) const              a range that holds every key that the query sees
+///
+/// and, optionally,
+///
+///     bool sees(query, key) const             which of these keys it sees (default: all). n is their number
+///     index_t query_position(query) const     positions, for all that goes by them (RoPE, ALiBi, scalings),
+///     index_t key_position(query, key) const  where they are not query.position() and key. A key's position
+///                                             may depend on the query's batch, shape and kv head, and on
+///                                             nothing else of it
+///     Query aligned(query) const              the query moved to the key it stands at, for masks joined by &
+///     void check(shape) const                 called before any write; throws if the mask does not fit
+///
+/// A member of these names with another signature is an error of the compiler. Where all queries see the same
+/// keys, short rows go several at a time if the mask asks for it (FastPath::same_keys in fast_path.hpp).
 #pragma once
 
 #include <algorithm>
@@ -24,28 +29,37 @@
 #include "fast_path.hpp"
 
 namespace ssmax {
+/// @addtogroup query
+/// @{
 inline namespace SSMAX_DATA_NAMESPACE {
 
 /// Keys [begin, end).
 struct KeyRange {
-  index_t begin = 0;
-  index_t end = 0;
+  index_t begin = 0;  ///< The first key.
+  index_t end = 0;    ///< Behind the last key.
 
+  /// The number of keys.
   SSMAX_INLINE constexpr index_t size() const { return end - begin; }
 };
 
 /// The extents that queries are counted in. `keys` are those of the query's batch entry: a cache's sequences
 /// differ in length.
 struct QueryShape {
-  index_t batch = 1, heads = 1, queries = 0, keys = 0;
+  index_t batch = 1,  ///< Entries of the batch.
+      heads = 1,      ///< Heads of the queries.
+      queries = 0,    ///< Queries of a head, in this call.
+      keys = 0;       ///< Keys of the query's batch entry.
 
+  /// batch·heads·queries.
   SSMAX_INLINE constexpr index_t rows() const { return batch * heads * queries; }
 };
 
 /// One query, and the shape it belongs to.
 struct Query {
-  index_t batch = 0, head = 0, index = 0;
-  QueryShape shape{};
+  index_t batch = 0,   ///< Its batch entry, from 0.
+      head = 0,        ///< Its head, from 0.
+      index = 0;       ///< Its place among the queries of the call, from 0.
+  QueryShape shape{};  ///< What the query is one of.
   /// Of position(): set by a mask whose queries do not stand bottom-right, for those it is joined with.
   index_t shift = 0;
 
@@ -164,9 +178,10 @@ SSMAX_INLINE constexpr Query aligned(const M& mask, const Query& query) {
 
 inline namespace SSMAX_DATA_NAMESPACE {
 
-/// A type that says which keys a query sees: the top of this file.
+/// A type that says which keys a query sees: the top of query.hpp.
 template <class M>
 concept Mask = detail::is_mask<M>();
 
 }  // namespace SSMAX_DATA_NAMESPACE
+/// @}
 }  // namespace ssmax

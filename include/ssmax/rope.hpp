@@ -1,23 +1,28 @@
-// Rotary position embedding (RoPE; Su et al., arXiv:2104.09864).
-//
-// At position p, pair i of a head's first `width` channels is turned by the angle p·ω_i, where
-// ω_i = θ^(-2i/width):
-//   (a, b) -> (a·cos - b·sin, b·cos + a·sin)
-// Pairing::half_split pairs channel i with i + width/2 (Llama in transformers, GPT-NeoX),
-// Pairing::interleaved pairs 2i with 2i + 1 (Llama's original weights, GPT-J). Channels from `width` on pass
-// unchanged. The backward is the transpose: the rotation by the opposite angle.
-//
-// Scalings of ω, to run beyond the trained length:
-//   linear(f)                ω / f (arXiv:2306.15595)
-//   ntk(f)                   θ·f^(width / (width - 2)) in place of θ
-//   yarn(f, L)               ω / f where fewer than 1 turn fits into L, ω where more than 32 do, between
-//                            them a ramp over i (arXiv:2309.00071); its attention factor is Constant::yarn(f)
-//   llama3(f, L, low, high)  ω / f where fewer than `low` turns fit into L, ω where more than `high` do,
-//                            between them a blend (Llama 3.1)
-//
-// Angles are formed and reduced in double and only cos and sin are rounded: at position 10^6 they err
-// by 6e-8 (half an ulp of 1), as at position 1. Tables hold `positions` positions from
-// `first_position`; others are an error.
+/// @defgroup rope Rotary embedding (rope.hpp)
+/// Rotary position embedding (RoPE; Su et al., arXiv:2104.09864).
+///
+/// At position p, pair i of a head's first `width` channels is turned by the angle p·ω_i, where
+/// ω_i = θ^(-2i/width):
+///
+///     (a, b) -> (a·cos - b·sin, b·cos + a·sin)
+///
+/// Pairing::half_split pairs channel i with i + width/2 (Llama in transformers, GPT-NeoX),
+/// Pairing::interleaved pairs 2i with 2i + 1 (Llama's original weights, GPT-J). Channels from `width` on pass
+/// unchanged. The backward is the transpose: the rotation by the opposite angle.
+///
+/// Scalings of ω, to run beyond the trained length:
+///
+///     linear(f)                ω / f (arXiv:2306.15595)
+///     ntk(f)                   θ·f^(width / (width - 2)) in place of θ
+///     yarn(f, L)               ω / f where fewer than 1 turn fits into L, ω where more than 32 do, between
+///                              them a ramp over i (arXiv:2309.00071); its attention factor is
+///                              Constant::yarn(f)
+///     llama3(f, L, low, high)  ω / f where fewer than `low` turns fit into L, ω where more than `high` do,
+///                              between them a blend (Llama 3.1)
+///
+/// Angles are formed and reduced in double and only cos and sin are rounded: at position 10^6 they err
+/// by 6e-8 (half an ulp of 1), as at position 1. Tables hold `positions` positions from
+/// `first_position`; others are an error.
 #pragma once
 
 #include <algorithm>
@@ -32,40 +37,60 @@
 #include "view.hpp"
 
 namespace ssmax {
+/// @addtogroup rope
+/// @{
 inline namespace SSMAX_DATA_NAMESPACE {
 
-enum class Pairing { half_split, interleaved };
+/// Which channels are turned together.
+enum class Pairing {
+  half_split,  ///< i with i + width/2.
+  interleaved  ///< 2i with 2i + 1.
+};
 
 /// How ω is changed; made by the functions named after the methods.
 struct RopeScaling {
-  enum class Method { none, linear, ntk, yarn, llama3 };
+  /// The functions below, by name.
+  enum class Method {
+    none,    ///< ω as it is.
+    linear,  ///< ω / f.
+    ntk,     ///< Another θ.
+    yarn,    ///< ω / f, ω, or a ramp over the pairs.
+    llama3   ///< ω / f, ω, or a blend by turns.
+  };
 
-  Method method = Method::none;
-  double factor = 1;
-  double original_positions = 0;
-  double low = 1;    // yarn: turns in the original length below which ω is divided; llama3: low_freq_factor
-  double high = 32;  // yarn: turns above which ω is kept; llama3: high_freq_factor
+  Method method = Method::none;   ///< How ω is changed.
+  double factor = 1;              ///< f, above 0.
+  double original_positions = 0;  ///< L, the trained length. yarn, llama3: above 0.
+  /// yarn: turns in the original length below which ω is divided; llama3: low_freq_factor. Above 0.
+  double low = 1;
+  /// yarn: turns above which ω is kept; llama3: high_freq_factor. Above low.
+  double high = 32;
 
+  /// ω / f.
   SSMAX_INLINE static constexpr RopeScaling linear(double factor) {
     return {Method::linear, factor, 0, 1, 1};
   }
+  /// θ·f^(width / (width - 2)) in place of θ; the width is above 2.
   SSMAX_INLINE static constexpr RopeScaling ntk(double factor) { return {Method::ntk, factor, 0, 1, 1}; }
+  /// ω / f below `low` turns, ω above `high`, a ramp over the pairs between them.
   SSMAX_INLINE static constexpr RopeScaling yarn(double factor, double original_positions, double low = 1,
                                                  double high = 32) {
     return {Method::yarn, factor, original_positions, low, high};
   }
+  /// ω / f below `low` turns, ω above `high`, a blend by turns between them.
   SSMAX_INLINE static constexpr RopeScaling llama3(double factor, double original_positions, double low = 1,
                                                    double high = 4) {
     return {Method::llama3, factor, original_positions, low, high};
   }
 };
 
+/// What a Rope's tables are made for.
 struct RopeOptions {
-  index_t width = 0;  // channels that are rotated; even
-  double theta = 10'000;
-  Pairing pairing = Pairing::half_split;
-  RopeScaling scaling{};
-  index_t first_position = 0;
+  index_t width = 0;                      ///< Channels that are rotated: even, at least 2.
+  double theta = 10'000;                  ///< θ, above 1.
+  Pairing pairing = Pairing::half_split;  ///< Which channels are turned together.
+  RopeScaling scaling{};                  ///< How ω is changed.
+  index_t first_position = 0;             ///< That of the tables, at least 0.
 };
 
 namespace SSMAX_VISIBLE shared {
@@ -173,6 +198,7 @@ void rotate(const RopeTables<T>& rope, const T* in, index_t in_stride, T* out, i
 template <class T>
 class Rope {
  public:
+  /// For positions [first_position, first_position + positions), at least one.
   Rope(const RopeOptions& options, index_t positions) : options_(options), positions_(positions) {
     detail::check_rope(options, positions);
     const std::vector<double> frequencies = detail::rope_frequencies(options);
@@ -197,9 +223,13 @@ class Rope {
     }
   }
 
+  /// What it was made of.
   [[nodiscard]] const RopeOptions& options() const { return options_; }
+  /// Channels that are rotated.
   [[nodiscard]] index_t width() const { return options_.width; }
+  /// That of the tables.
   [[nodiscard]] index_t first_position() const { return options_.first_position; }
+  /// How many positions the tables hold.
   [[nodiscard]] index_t positions() const { return positions_; }
 
   /// What attention's drivers take.
@@ -288,8 +318,9 @@ void rope_at(const char* function, const View<const T, Rank>& in, const View<T, 
 
 }  // namespace detail
 
-/// out = in, each row [..., position, channel] rotated to position start + its index. out may be in, or lie
-/// apart.
+/// out = in, each row [..., position, channel] rotated to position start + its index. Views are of rank 2 to
+/// 4. out may be in, or lie apart; else, or where the tables lack a position, std::invalid_argument, thrown
+/// before any write.
 template <class T, int Rank>
 void rope(std::type_identity_t<View<const T, Rank>> in, View<T, Rank> out, const Rope<T>& tables,
           index_t start) {
@@ -311,6 +342,7 @@ void rope_backward(std::type_identity_t<View<const T, Rank>> dout, View<T, Rank>
   detail::rope_from("rope_backward", dout, din, tables, start, true);
 }
 
+/// The same with a position for every index.
 template <class T, int Rank>
 void rope_backward(std::type_identity_t<View<const T, Rank>> dout, View<T, Rank> din, const Rope<T>& tables,
                    std::span<const index_t> positions) {
@@ -318,4 +350,5 @@ void rope_backward(std::type_identity_t<View<const T, Rank>> dout, View<T, Rank>
 }
 
 }  // namespace SSMAX_CODE_NAMESPACE
+/// @}
 }  // namespace ssmax

@@ -1,25 +1,29 @@
-// Scalings: the multiplier c of a row's logits, y = softmax(c·z), and the gradient of its parameters.
-//
-// A scaling is any callable Row -> number, so a lambda is one. Two optional members:
-//   void check(index_t heads, index_t largest_n) const  called before any write; throws on bad sizes
-//   void accumulate(const Row&, double dc) const        adds dc · ∂c/∂parameter to the caller's arrays;
-//                                                       this makes it learnable
-// A member of these names with another signature, or an operator() that is not const, is an
-// error of the compiler. The multiplier may be negative or zero. It is computed in double:
-// s·ln n is never rounded to float.
-//
-//   name                  multiplier                     source
-//   Softmax               1
-//   SSMax                 s·ln n + b                     arXiv:2501.19399; with b its configuration (d)
-//   LogN                  ln n                           configuration (c); Chiang & Cholak, arXiv:2202.12172
-//   SizeTable             s·p_n + b                      the form that its Figure 2 was learnt with
-//   QwenLogN              max(1, ln(p+1) / ln L)         Qwen, use_logn_attn
-//   Llama4Temperature     1 + a·ln(1 + floor((p+1)/F))   Llama 4, attn_temperature_tuning
-//   MinistralTemperature  1 + β·ln(1 + floor(p/L))       Ministral 3
-//   Constant              any; yarn(x) = (0.1·ln x + 1)² YaRN's attention factor, arXiv:2309.00071
-//
-// n counts the keys that the row sees, p is the 0-based position of its query. s, b and ln n multiply: adding
-// any of them to every logit would do nothing, since softmax is shift-invariant.
+/// @defgroup scaling Scalings (scaling.hpp)
+/// Scalings: the multiplier c of a row's logits, y = softmax(c·z), and the gradient of its parameters.
+///
+/// A scaling is any callable Row -> number, so a lambda is one. Two optional members:
+///
+///     void check(index_t heads, index_t largest_n) const  called before any write; throws on bad sizes
+///     void accumulate(const Row&, double dc) const        adds dc·∂c/∂parameter to the caller's arrays;
+///                                                         this makes it learnable
+///
+/// A member of these names with another signature, or an operator() that is not const, is an
+/// error of the compiler. The multiplier may be negative or zero. It is computed in double:
+/// s·ln n is never rounded to float.
+///
+/// | scaling | multiplier | source |
+/// |---|---|---|
+/// | Softmax | 1 | |
+/// | SSMax | s·ln n + b | arXiv:2501.19399; with b its configuration (d) |
+/// | LogN | ln n | configuration (c); Chiang & Cholak, arXiv:2202.12172 |
+/// | SizeTable | s·p_n + b | the form that its Figure 2 was learnt with |
+/// | QwenLogN | max(1, ln(p+1) / ln L) | Qwen, use_logn_attn |
+/// | Llama4Temperature | 1 + a·ln(1 + floor((p+1)/F)) | Llama 4, attn_temperature_tuning |
+/// | MinistralTemperature | 1 + β·ln(1 + floor(p/L)) | Ministral 3 |
+/// | Constant | any; yarn(x) = (0.1·ln x + 1)² | YaRN's attention factor, arXiv:2309.00071 |
+///
+/// n counts the keys that the row sees, p is the 0-based position of its query. s, b and ln n multiply:
+/// adding any of them to every logit would do nothing, since softmax is shift-invariant.
 #pragma once
 
 #include <cmath>
@@ -34,21 +38,26 @@
 #include "view.hpp"
 
 namespace ssmax {
-
+/// @addtogroup scaling
+/// @{
 inline namespace SSMAX_DATA_NAMESPACE {
 
 /// What a scaling may look at: the head, the query's 0-based position, the number of keys the query sees (at
 /// least 1).
 struct Row {
-  index_t head = 0;
-  index_t position = 0;
-  index_t n = 0;
+  index_t head = 0;      ///< From 0.
+  index_t position = 0;  ///< Of the query, from 0.
+  index_t n = 0;         ///< How many keys the query sees.
 
+  /// All three are equal.
   SSMAX_INLINE constexpr bool operator==(const Row&) const = default;
 };
 
-/// Which dimension of a matrix a functor normalises over: each row (the last dimension), or each column.
-enum class Axis { rows, columns };
+/// Which dimension of a matrix a functor normalises over.
+enum class Axis {
+  rows,    ///< Each row: the last dimension.
+  columns  ///< Each column.
+};
 
 }  // namespace SSMAX_DATA_NAMESPACE
 
@@ -79,10 +88,11 @@ consteval bool is_scaling() {
 
 inline namespace SSMAX_DATA_NAMESPACE {
 
-/// A type that gives the multiplier of a row: the top of this file.
+/// A type that gives the multiplier of a row: the top of scaling.hpp.
 template <class S>
 concept Scaling = detail::is_scaling<S>();
 
+/// A scaling that takes the gradient of its multiplier.
 template <class S>
 concept LearnableScaling = Scaling<S> && detail::learns_multiplier<S>;
 
@@ -90,8 +100,9 @@ concept LearnableScaling = Scaling<S> && detail::learns_multiplier<S>;
 
 inline namespace SSMAX_CODE_NAMESPACE {
 
-/// Adaptor<X> teaches the functors a container: softmax.hpp has those for spans, vectors and views, eigen.hpp
-/// those for Eigen. It offers  apply(scaling, in, out, axis)  and  apply(scaling, in, axis) -> owning result.
+/// Teaches the functors a container X: softmax.hpp has those for spans, vectors and views, eigen.hpp those
+/// for Eigen. It offers `apply(scaling, in, out, axis)` and `apply(scaling, in, axis)`, which returns
+/// the result.
 template <class X>
 struct Adaptor;
 
@@ -121,15 +132,17 @@ void check_table(const char* name, std::span<T> values, index_t largest_n) {
 
 inline namespace SSMAX_DATA_NAMESPACE {
 
-/// Makes a scaling callable on data: scaling(in, out) and out = scaling(in), for everything that has an
+/// Makes a scaling callable on data: `scaling(in, out)` and `out = scaling(in)`, for everything that has an
 /// Adaptor.
 template <class Derived>
 struct RowFunctor {
+  /// out = softmax(c·in). out may be in, or lies apart from it.
   template <class In, class Out>
   requires requires { sizeof(Adaptor<std::remove_cvref_t<In>>); }
   SSMAX_INLINE void operator()(const In& in, Out&& out, Axis axis = Axis::rows) const {
     Adaptor<std::remove_cvref_t<In>>::apply(static_cast<const Derived&>(*this), in, out, axis);
   }
+  /// softmax(c·in), in a container of its own.
   template <class In>
   requires requires { sizeof(Adaptor<std::remove_cvref_t<In>>); }
   [[nodiscard]] SSMAX_INLINE auto operator()(const In& in, Axis axis = Axis::rows) const {
@@ -140,12 +153,14 @@ struct RowFunctor {
 /// c = 1: plain softmax.
 struct Softmax : RowFunctor<Softmax> {
   using RowFunctor::operator();
+  /// 1.
   SSMAX_INLINE constexpr double operator()(const Row&) const { return 1.0; }
 };
 
 /// c = ln n: SSMax without its s.
 struct LogN : RowFunctor<LogN> {
   using RowFunctor::operator();
+  /// ln n.
   SSMAX_INLINE double operator()(const Row& row) const { return std::log(static_cast<double>(row.n)); }
 };
 
@@ -153,15 +168,20 @@ struct LogN : RowFunctor<LogN> {
 template <class T>
 class PerHead {
  public:
+  /// One number for all heads.
   SSMAX_INLINE constexpr PerHead(T value) : value_(value) {}
+  /// One number per head. The span must outlive this.
   SSMAX_INLINE constexpr PerHead(std::span<const T> values) : per_head_(true), values_(values) {}
+  /// The number of a head.
   SSMAX_INLINE constexpr double operator[](index_t head) const {
     return static_cast<double>(per_head_ ? values_[static_cast<std::size_t>(head)] : value_);
   }
+  /// Throws std::invalid_argument, which says `name`, unless there is one number per head, or one for all.
   SSMAX_INLINE void check(const char* name, index_t heads) const {
     if (per_head_) detail::check_per_head(name, values_, heads);
   }
-  /// A gradient that is left out, has one element per head, or the one of a number that all heads share.
+  /// Throws unless the gradient is left out, has one element per head, or the one of a number that all heads
+  /// share.
   SSMAX_INLINE void check_gradient(const char* name, std::span<T> gradient, index_t heads) const {
     const bool of_number = !per_head_ && gradient.size() == 1;
     if (!gradient.empty() && !of_number) detail::check_per_head(name, gradient, heads);
@@ -199,20 +219,25 @@ class SSMax : public RowFunctor<SSMax<T>> {
  public:
   using RowFunctor<SSMax<T>>::operator();
 
+  /// The same s and b for all heads.
   SSMAX_INLINE constexpr explicit SSMax(std::type_identity_t<T> s = T{1}, std::type_identity_t<T> b = T{0})
       : s_(s), b_(b) {}
   /// One s per head, and one b per head or, where that is empty, none.
   SSMAX_INLINE constexpr explicit SSMax(std::span<const T> s, std::span<const T> b = {})
       : s_(s), b_(b.empty() ? PerHead<T>(T{0}) : PerHead<T>(b)) {}
+  /// @cond
   // clang-format off
   template <class... Range>
   requires(shared::Temporary<Range, const T> || ...)
   explicit SSMax(Range&&...) = delete;  // a temporary ends before the scaling is used: give the vector a name
   // clang-format on
+  /// @endcond
 
+  /// s·ln n + b.
   SSMAX_INLINE double operator()(const Row& row) const {
     return s_[row.head] * std::log(static_cast<double>(row.n)) + b_[row.head];
   }
+  /// Throws std::invalid_argument unless s and b are numbers or have one number per head.
   SSMAX_INLINE void check(index_t heads, index_t) const {
     s_.check("s", heads);
     b_.check("b", heads);
@@ -230,6 +255,7 @@ class SSMax : public RowFunctor<SSMax<T>> {
   PerHead<T> s_, b_;
 };
 
+/// @cond
 template <class T>
 requires(std::is_constructible_v<double, T>) SSMax(T)
 ->SSMax<T>;
@@ -238,19 +264,24 @@ requires(std::is_constructible_v<double, T>) SSMax(T, T)
 ->SSMax<T>;
 template <class S, class... B>
 SSMax(S&&, B&&...) -> SSMax<shared::ElementOf<S>>;
+/// @endcond
 
 /// SSMax with somewhere to put ∂s and ∂b: ds[head] += ln n · dc, db[head] += dc.
 template <class T>
 class SSMaxGradient {
  public:
+  /// `scaling.gradient(ds, db)` is this.
   SSMAX_INLINE constexpr SSMaxGradient(const SSMax<T>& scaling, std::span<T> ds, std::span<T> db)
       : scaling_(scaling), ds_(ds), db_(db) {}
 
+  /// The multiplier of the scaling.
   SSMAX_INLINE double operator()(const Row& row) const { return scaling_(row); }
+  /// Adds ∂loss/∂c of a row to the element of its head, or to the only one.
   SSMAX_INLINE void accumulate(const Row& row, double dc) const {
     if (!ds_.empty()) shared::add_to_head(ds_, row.head, std::log(static_cast<double>(row.n)) * dc);
     shared::add_to_head(db_, row.head, dc);
   }
+  /// The check of the scaling; throws also unless every gradient has its extent or is left out.
   SSMAX_INLINE void check(index_t heads, index_t largest_n) const {
     scaling_.check(heads, largest_n);
     scaling_.s_.check_gradient("ds", ds_, heads);
@@ -272,19 +303,25 @@ class SizeTable : public RowFunctor<SizeTable<T>> {
  public:
   using RowFunctor<SizeTable<T>>::operator();
 
+  /// The same s and b for all heads.
   SSMAX_INLINE constexpr explicit SizeTable(std::span<const T> p, T s = T{1}, T b = T{0})
       : p_(p), s_(s), b_(b) {}
+  /// One s per head, and one b per head or, where that is empty, none.
   SSMAX_INLINE constexpr SizeTable(std::span<const T> p, std::span<const T> s, std::span<const T> b = {})
       : p_(p), s_(s), b_(b.empty() ? PerHead<T>(T{0}) : PerHead<T>(b)) {}
+  /// @cond
   // clang-format off
   template <class... Range>
   requires(shared::Temporary<Range, const T> || ...)
   explicit SizeTable(Range&&...) = delete;  // a temporary ends before the scaling is used: give the vector a name
   // clang-format on
+  /// @endcond
 
+  /// s·p_n + b.
   SSMAX_INLINE double operator()(const Row& row) const {
     return s_[row.head] * static_cast<double>(p_[static_cast<std::size_t>(row.n - 1)]) + b_[row.head];
   }
+  /// Throws std::invalid_argument unless p reaches to the largest n, and s and b are as SSMax wants them.
   SSMAX_INLINE void check(index_t heads, index_t largest_n) const {
     detail::check_table("p", p_, largest_n);
     s_.check("s", heads);
@@ -305,24 +342,30 @@ class SizeTable : public RowFunctor<SizeTable<T>> {
   PerHead<T> s_, b_;
 };
 
+/// @cond
 template <class P, class... S>
 SizeTable(P&&, S&&...) -> SizeTable<shared::ElementOf<P>>;
+/// @endcond
 
 /// SizeTable with somewhere to put its gradients: dp[n-1] += s·dc, ds[head] += p_n·dc, db[head] += dc.
 template <class T>
 class SizeTableGradient {
  public:
+  /// `scaling.gradient(dp, ds, db)` is this.
   SSMAX_INLINE constexpr SizeTableGradient(const SizeTable<T>& scaling, std::span<T> dp, std::span<T> ds,
                                            std::span<T> db)
       : scaling_(scaling), dp_(dp), ds_(ds), db_(db) {}
 
+  /// The multiplier of the scaling.
   SSMAX_INLINE double operator()(const Row& row) const { return scaling_(row); }
+  /// Adds ∂loss/∂c of a row to the element of its head, or to the only one.
   SSMAX_INLINE void accumulate(const Row& row, double dc) const {
     const auto size = static_cast<std::size_t>(row.n - 1);
     if (!dp_.empty()) dp_[size] += static_cast<T>(scaling_.s_[row.head] * dc);
     shared::add_to_head(ds_, row.head, static_cast<double>(scaling_.p_[size]) * dc);
     shared::add_to_head(db_, row.head, dc);
   }
+  /// The check of the scaling; throws also unless every gradient has its extent or is left out.
   SSMAX_INLINE void check(index_t heads, index_t largest_n) const {
     scaling_.check(heads, largest_n);
     if (!dp_.empty()) detail::check_table("dp", dp_, largest_n);
@@ -337,15 +380,18 @@ class SizeTableGradient {
 
 /// c = max(1, ln(p+1) / ln L), L the length the model was trained at (at least 2).
 struct QwenLogN : RowFunctor<QwenLogN> {
-  index_t trained_length;
+  index_t trained_length;  ///< L.
 
+  /// L.
   SSMAX_INLINE constexpr explicit QwenLogN(index_t length) : trained_length(length) {}
   using RowFunctor::operator();
+  /// max(1, ln(p+1) / ln L).
   SSMAX_INLINE double operator()(const Row& row) const {
     const auto seen = static_cast<double>(row.position + 1);
     return row.position < trained_length ? 1.0
                                          : std::log(seen) / std::log(static_cast<double>(trained_length));
   }
+  /// Throws std::invalid_argument if L is below 2.
   SSMAX_INLINE void check(index_t, index_t) const {
     if (trained_length < 2)
       detail::fail_value("scaling", "trained_length", "is", trained_length, "must be at least", 2);
@@ -354,15 +400,18 @@ struct QwenLogN : RowFunctor<QwenLogN> {
 
 /// c = 1 + a·ln(1 + floor((p+1)/F)).
 struct Llama4Temperature : RowFunctor<Llama4Temperature> {
-  double scale;
-  index_t floor_length;
+  double scale;          ///< a.
+  index_t floor_length;  ///< F.
 
+  /// a and F.
   SSMAX_INLINE constexpr explicit Llama4Temperature(double a = 0.1, index_t f = 8192)
       : scale(a), floor_length(f) {}
   using RowFunctor::operator();
+  /// 1 + a·ln(1 + floor((p+1)/F)).
   SSMAX_INLINE double operator()(const Row& row) const {
     return 1.0 + scale * std::log1p(static_cast<double>((row.position + 1) / floor_length));
   }
+  /// Throws std::invalid_argument if F is below 1.
   SSMAX_INLINE void check(index_t, index_t) const {
     if (floor_length < 1)
       detail::fail_value("scaling", "floor_length", "is", floor_length, "must be at least", 1);
@@ -371,15 +420,18 @@ struct Llama4Temperature : RowFunctor<Llama4Temperature> {
 
 /// c = 1 + β·ln(1 + floor(p/L)).
 struct MinistralTemperature : RowFunctor<MinistralTemperature> {
-  double scale;
-  index_t trained_length;
+  double scale;            ///< β.
+  index_t trained_length;  ///< L.
 
+  /// β and L.
   SSMAX_INLINE constexpr explicit MinistralTemperature(double beta = 0.1, index_t length = 16384)
       : scale(beta), trained_length(length) {}
   using RowFunctor::operator();
+  /// 1 + β·ln(1 + floor(p/L)).
   SSMAX_INLINE double operator()(const Row& row) const {
     return 1.0 + scale * std::log1p(static_cast<double>(row.position / trained_length));
   }
+  /// Throws std::invalid_argument if L is below 1.
   SSMAX_INLINE void check(index_t, index_t) const {
     if (trained_length < 1)
       detail::fail_value("scaling", "trained_length", "is", trained_length, "must be at least", 1);
@@ -388,8 +440,9 @@ struct MinistralTemperature : RowFunctor<MinistralTemperature> {
 
 /// The same multiplier for every row.
 struct Constant : RowFunctor<Constant> {
-  double multiplier;
+  double multiplier;  ///< c.
 
+  /// c.
   SSMAX_INLINE constexpr explicit Constant(double c) : multiplier(c) {}
   /// YaRN's factor for a context extended by `extension`. Pass it here or scale cos and sin by its root, not
   /// both.
@@ -398,8 +451,10 @@ struct Constant : RowFunctor<Constant> {
     return Constant{root * root};
   }
   using RowFunctor::operator();
+  /// c.
   SSMAX_INLINE constexpr double operator()(const Row&) const { return multiplier; }
 };
 
 }  // namespace SSMAX_DATA_NAMESPACE
+/// @}
 }  // namespace ssmax

@@ -1,17 +1,19 @@
-// Scores: what becomes of a logit z between q·k and the scaling, y = softmax(c·score(scale·q·k)).
-//
-//   name      z' of query i and key j                        derivative
-//   Identity  z                                              1
-//   Softcap   cap·tanh(z / cap)                              1 / cosh²(z / cap)  Gemma 2, arXiv:2408.00118
-//   Alibi     z + slope_head·(position_j - position_i)       1                   arXiv:2108.12409
-//   Bias      z + bias[batch, head, i, j]                    1
-//   a | b     b(a(z))                                        b'(a(z))·a'(z)
-//
-// key.hpp says what it takes to be one.
-//
-// -inf comes from a Bias and hides a key: all of these keep it. Such a key gets no weight, but
-// counts in n, which is the mask's; Finite (mask_matrix.hpp) takes it out of n as well, and keeps a
-// NaN in it out of the row.
+/// @defgroup score Scores (score.hpp)
+/// Scores: what becomes of a logit z between q·k and the scaling, y = softmax(c·score(scale·q·k)).
+///
+/// | score | z' of query i and key j | derivative | |
+/// |---|---|---|---|
+/// | Identity | z | 1 | |
+/// | Softcap | cap·tanh(z / cap) | 1 / cosh²(z / cap) | Gemma 2, arXiv:2408.00118 |
+/// | Alibi | z + slope_head·(position_j - position_i) | 1 | arXiv:2108.12409 |
+/// | Bias | z + bias[batch, head, i, j] | 1 | |
+/// | a \| b | b(a(z)) | b'(a(z))·a'(z) | |
+///
+/// key.hpp says what it takes to be one.
+///
+/// -inf comes from a Bias and hides a key: all of these keep it. Such a key gets no weight, but
+/// counts in n, which is the mask's; Finite (mask_matrix.hpp) takes it out of n as well, and keeps a
+/// NaN in it out of the row.
 #pragma once
 
 #include <algorithm>
@@ -36,6 +38,8 @@
 #include "view.hpp"
 
 namespace ssmax {
+/// @addtogroup score
+/// @{
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -51,10 +55,12 @@ inline namespace SSMAX_DATA_NAMESPACE {
 
 /// z' = z.
 struct Identity {
+  /// z.
   template <std::floating_point T>
   SSMAX_INLINE constexpr T operator()(T z, const Key&) const {
     return z;
   }
+  /// 1.
   template <std::floating_point T>
   SSMAX_INLINE constexpr T derivative(T, const Key&) const {
     return T{1};
@@ -65,28 +71,33 @@ struct Identity {
 /// normal float, so that both precisions hold it (else std::invalid_argument). -inf stays -inf, as a hidden
 /// key must stay hidden; no other z becomes it.
 struct Softcap {
-  double cap;
+  double cap;  ///< Above 0, and a normal float.
 
+  /// The cap.
   SSMAX_INLINE constexpr explicit Softcap(double limit) : cap(limit) {}
+  /// cap·tanh(z / cap).
   template <std::floating_point T>
   SSMAX_INLINE T operator()(T z, const Key&) const {
     const auto limit = static_cast<T>(cap);
     return z == -std::numeric_limits<T>::infinity() ? z : limit * std::tanh(z / limit);
   }
-  /// 0 at ±inf.
+  /// 1 / cosh²(z / cap): 0 at ±inf.
   template <std::floating_point T>
   SSMAX_INLINE T derivative(T z, const Key&) const {
     const T cosh = std::cosh(z / static_cast<T>(cap));
     return T{1} / (cosh * cosh);
   }
+  /// For FastPath::elementwise: z' of n logits, in place.
   template <std::floating_point T>
   SSMAX_INLINE void apply(T* z, index_t n) const {
     detail::kernels<detail::ScoreKernels<T>>().softcap(z, n, static_cast<T>(cap), z);
   }
+  /// For FastPath::elementwise: multiplies derivative by dz'/dz of n logits that apply has capped.
   template <std::floating_point T>
   SSMAX_INLINE void differentiate(const T* capped, index_t n, T* derivative) const {
     detail::kernels<detail::ScoreKernels<T>>().softcap_slope(capped, n, static_cast<T>(cap), derivative);
   }
+  /// Throws std::invalid_argument unless the cap is above 0 and a normal float.
   SSMAX_INLINE void check(const QueryShape&) const {
     using Float = std::numeric_limits<float>;
     if (!(cap >= static_cast<double>(Float::min()) && cap <= static_cast<double>(Float::max()))) {
@@ -95,16 +106,18 @@ struct Softcap {
   }
 };
 
+/// Asks for vectors.
 template <>
 inline constexpr FastPath fast_path<Softcap> = FastPath::elementwise;
 
 struct AlibiGradient;
 
-/// z' = z + slope·(key position - query position), with one slope per head. The
-/// slopes must outlive the score.
+/// z' = z + slope·(key position - query position), with one slope per head. The slopes must outlive the
+/// score.
 struct Alibi {
-  std::span<const double> slopes_per_head;
+  std::span<const double> slopes_per_head;  ///< One number per head.
 
+  /// The slopes.
   SSMAX_INLINE constexpr explicit Alibi(std::span<const double> slopes) : slopes_per_head(slopes) {}
 
   /// The paper's slopes. Where heads is a power of two: 2^(-8/heads), and its powers up to 2^-8. Else those
@@ -123,17 +136,21 @@ struct Alibi {
     return result;
   }
 
+  /// That of a head; for FastPath::distance, too.
   SSMAX_INLINE constexpr double slope(index_t head) const {
     return slopes_per_head[static_cast<std::size_t>(head)];
   }
+  /// z + slope·(key position - query position).
   template <std::floating_point T>
   SSMAX_INLINE constexpr T operator()(T z, const Key& key) const {
     return z + static_cast<T>(slope(key.query.head)) * static_cast<T>(key.key_position - key.query_position);
   }
+  /// 1.
   template <std::floating_point T>
   SSMAX_INLINE constexpr T derivative(T, const Key&) const {
     return T{1};
   }
+  /// Throws std::invalid_argument unless there is one slope per head.
   SSMAX_INLINE void check(const QueryShape& shape) const {
     if (static_cast<index_t>(slopes_per_head.size()) != shape.heads) {
       detail::fail_value("Alibi", "slopes", "have extent", static_cast<index_t>(slopes_per_head.size()),
@@ -147,18 +164,22 @@ struct Alibi {
 
 /// Alibi with somewhere to put ∂slopes: dslopes[head] += Σ dz·(key position - query position).
 struct AlibiGradient : Alibi {
-  std::span<double> dslopes;
+  std::span<double> dslopes;  ///< One number per head, added to.
 
+  /// `score.gradient(gradients)` is this.
   SSMAX_INLINE constexpr AlibiGradient(const Alibi& score, std::span<double> gradients)
       : Alibi(score), dslopes(gradients) {}
 
+  /// dz'/dslope = key position - query position.
   template <std::floating_point T>
   SSMAX_INLINE constexpr T parameter_derivative(T, const Key& key) const {
     return static_cast<T>(key.key_position - key.query_position);
   }
+  /// Adds to the element of the query's head.
   SSMAX_INLINE void accumulate(const Query& query, double dslope) const {
     dslopes[static_cast<std::size_t>(query.head)] += dslope;
   }
+  /// Throws std::invalid_argument unless there is one slope, and one gradient, per head.
   SSMAX_INLINE void check(const QueryShape& shape) const {
     Alibi::check(shape);
     if (static_cast<index_t>(dslopes.size()) != shape.heads) {
@@ -168,14 +189,18 @@ struct AlibiGradient : Alibi {
   }
 };
 
+/// Asks for vectors.
 template <>
 inline constexpr FastPath fast_path<Alibi> = FastPath::distance;
+/// Asks for vectors.
 template <>
 inline constexpr FastPath fast_path<AlibiGradient> = FastPath::distance;
 
+/// @cond
 SSMAX_INLINE constexpr AlibiGradient Alibi::gradient(std::span<double> dslopes) const {
   return {*this, dslopes};
 }
+/// @endcond
 
 template <class T, class G>
 class BiasGradient;
@@ -185,22 +210,27 @@ class BiasGradient;
 template <class T>
 class Bias {
  public:
+  /// [batch, heads, queries, keys], which must outlive the score.
   SSMAX_INLINE constexpr explicit Bias(const View<const T, 4>& bias) : bias_(bias) {}
 
+  /// z + bias.
   template <std::floating_point Z>
   SSMAX_INLINE constexpr Z operator()(Z z, const Key& key) const {
     const Query& query = key.query;
     return z + static_cast<Z>(bias_(query.batch, query.head, query.index, key.index));
   }
+  /// 1.
   template <std::floating_point Z>
   SSMAX_INLINE constexpr Z derivative(Z, const Key&) const {
     return Z{1};
   }
+  /// For FastPath::row: the query's row of the bias, or null where it is not contiguous.
   SSMAX_INLINE constexpr const T* row(const Query& query) const {
     if (bias_.stride(3) != 1) return nullptr;
     return bias_.data_handle() + query.batch * bias_.stride(0) + query.head * bias_.stride(1) +
            query.index * bias_.stride(2);
   }
+  /// Throws std::invalid_argument unless the bias has the extents of the queries and keys.
   SSMAX_INLINE void check(const QueryShape& shape) const {
     detail::check_matrix("Bias", "bias", bias_, shape);
   }
@@ -213,12 +243,14 @@ class Bias {
   }
 
  protected:
+  /// The bias.
   SSMAX_INLINE constexpr const View<const T, 4>& view() const { return bias_; }
 
  private:
   View<const T, 4> bias_;
 };
 
+/// Of a view: T is its type of elements.
 template <class T>
 Bias(View<T, 4>) -> Bias<std::remove_const_t<T>>;
 
@@ -228,13 +260,16 @@ class BiasGradient : public Bias<T> {
   static_assert(std::floating_point<G>, "ssmax::Bias::gradient: sums are float or double");
 
  public:
+  /// `score.gradient(dbias)` is this.
   SSMAX_INLINE constexpr BiasGradient(const Bias<T>& score, const View<G, 4>& dbias)
       : Bias<T>(score), dbias_(dbias) {}
 
+  /// Adds to the element of the query and key.
   SSMAX_INLINE void accumulate(const Key& key, double dz) const {
     const Query& query = key.query;
     dbias_(query.batch, query.head, query.index, key.index) += static_cast<G>(dz);
   }
+  /// What is summed over: dimensions of stride 0.
   SSMAX_INLINE Sharing sharing(const QueryShape& shape) const {
     const auto sums = [&](int i, index_t extent) { return extent > 1 && dbias_.stride(i) == 0; };
     const bool heads = sums(0, shape.batch) || sums(1, shape.heads);
@@ -242,6 +277,8 @@ class BiasGradient : public Bias<T> {
     if (keys && (queries || heads)) return Sharing::any;
     return heads ? Sharing::heads : Sharing::one_head;
   }
+  /// Throws std::invalid_argument unless bias and dbias have the extents of the queries and keys, and lie
+  /// apart.
   SSMAX_INLINE void check(const QueryShape& shape) const {
     Bias<T>::check(shape);
     detail::check_matrix("Bias", "dbias", View<const G, 4>(dbias_), shape);
@@ -261,31 +298,39 @@ class BiasGradient : public Bias<T> {
   View<G, 4> dbias_;
 };
 
+/// Asks for vectors.
 template <class T>
 inline constexpr FastPath fast_path<Bias<T>> = FastPath::row;
+/// Asks for vectors.
 template <class T, class G>
 inline constexpr FastPath fast_path<BiasGradient<T, G>> = FastPath::row;
 
-/// First A, then B.
+/// First A, then B: z' = b(a(z)).
 template <Score A, Score B>
 class Composed {
  public:
+  /// `first | second` is this.
   SSMAX_INLINE constexpr Composed(const A& first, const B& second) : first_(first), second_(second) {}
 
+  /// b(a(z)).
   template <std::floating_point T>
   SSMAX_INLINE constexpr T operator()(T z, const Key& key) const {
     return static_cast<T>(second_(static_cast<T>(first_(z, key)), key));
   }
+  /// b'(a(z))·a'(z).
   template <std::floating_point T>
   SSMAX_INLINE constexpr T derivative(T z, const Key& key) const {
     const auto between = static_cast<T>(first_(z, key));
     return static_cast<T>(second_.derivative(between, key)) * static_cast<T>(first_.derivative(z, key));
   }
+  /// The checks of both.
   SSMAX_INLINE void check(const QueryShape& shape) const {
     detail::check_score(first_, shape);
     detail::check_score(second_, shape);
   }
+  /// a.
   SSMAX_INLINE constexpr const A& first() const { return first_; }
+  /// b.
   SSMAX_INLINE constexpr const B& second() const { return second_; }
 
  private:
@@ -302,11 +347,12 @@ inline constexpr bool is_composed<Composed<A, B>> = true;
 
 }  // namespace shared
 
-/// Composed: first `a`, then `b`. (For two scores of one's own, which do not find this: Composed(a, b).)
+/// First a, then b. (For two scores of one's own, which do not find this: `Composed(a, b)`.)
 template <Score A, Score B>
 [[nodiscard]] SSMAX_INLINE constexpr Composed<A, B> operator|(const A& a, const B& b) {
   return {a, b};
 }
 
 }  // namespace SSMAX_DATA_NAMESPACE
+/// @}
 }  // namespace ssmax

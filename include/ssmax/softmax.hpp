@@ -1,42 +1,46 @@
-// Softmax and Scalable-Softmax over rows, their logarithms, and the gradients of both.
-//
-//   softmax               y_i  = exp(c·z_i) / Σ_j exp(c·z_j)          c = scaling(row), see scaling.hpp
-//   log_softmax           y_i  = c·z_i - ln Σ_j exp(c·z_j)
-//   logsumexp             l    = ln Σ_j exp(c·z_j)
-//   softmax_backward      dz   = c·u, u = y ⊙ (dy - ⟨dy, y⟩);  dc = ⟨u, z⟩, handed to the scaling
-//   log_softmax_backward  dz   = c·u, u = dy - exp(y)·Σ dy;    dc = ⟨u, z⟩
-//
-// Rows are views of rank 1 [key], 2 [row, key], 3 [head, query, key] or 4 [batch, head, query, key] with last
-// stride 1 and free strides otherwise; a std::vector or std::span is one row. float, half and bfloat16
-// compute in float, double in double. j runs over the keys that the mask lets the row see (mask.hpp); n is
-// their number; the row's position is that of the last one. Hidden keys are never read, and get 0 (-inf in
-// log form).
-//
-// logsumexp of rank 2 to 4 writes one number a row; of one row it returns the number.
-//
-// Special values: a logit of -inf is a masked key with probability 0, whatever the sign of c; it still counts
-// in n. A row with nothing visible gives 0 (log form and logsumexp: -inf) and no gradient. NaN in a visible
-// logit, +inf in one under c >= 0, and a c that is NaN or infinite make the whole row NaN; +inf under c < 0
-// gets probability 0. Probabilities below 2^-125 of the largest (2^-1021 in double) may be flushed to 0, and
-// a log-probability or gradient beyond what the result's type holds is infinite. Apart from that any finite
-// logits and any finite c, of either sign, of 0 or of 1e308, give the right answer: where c·z is out of
-// reach, logits with the same largest c·z share the probability equally, and the others get 0.
-//
-// Accuracy, for every such c: exp within 1 ulp, arguments rounded at magnitude 1/2 only, sums over blocks
-// added in double; the multiplier is not rounded to float (but for one rounding in log form and gradients).
-//   a probability's relative error   below 5e-7 in float, for rows of 10^6 elements; below 2e-15 in double
-//   log_softmax, logsumexp           within 5e-7·(1 + |result|) in float, 1e-15·(1 + |result|) in double;
-//                                    no log-probability is above 0
-// These bounds are for rounding to nearest. In the other modes (fesetround) results of ordinary logits stay
-// finite, and within 5e-5 in float, 5e-11 in double.
-//
-// An executor (execution.hpp) shares the rows among its threads; results and gradients are the same bits for
-// every one. Its threads call the scaling and the mask; `accumulate`, of a scaling that learns, is called by
-// the caller's thread alone.
-//
-// `out` may be the logits' own memory, or must lie apart from it; that of logsumexp must lie apart. Errors
-// are std::invalid_argument, thrown before anything is written. Nothing is allocated, but for 8 bytes a row
-// where a scaling learns from rows that threads share.
+/// @defgroup softmax Rows (softmax.hpp)
+/// Softmax and Scalable-Softmax over rows, their logarithms, and the gradients of both.
+///
+///     softmax               y_i = exp(c·z_i) / Σ_j exp(c·z_j)          c = scaling(row), see scaling.hpp
+///     log_softmax           y_i = c·z_i - ln Σ_j exp(c·z_j)
+///     logsumexp             l   = ln Σ_j exp(c·z_j)
+///     softmax_backward      dz  = c·u, u = y ⊙ (dy - ⟨dy, y⟩), dc = ⟨u, z⟩, handed to the scaling
+///     log_softmax_backward  dz  = c·u, u = dy - exp(y)·Σ dy,   dc = ⟨u, z⟩
+///
+/// Rows are views of rank 1 [key], 2 [row, key], 3 [head, query, key] or 4 [batch, head, query, key] with
+/// last stride 1 and free strides otherwise; a std::vector or std::span is one row. float, half and bfloat16
+/// compute in float, double in double. j runs over the keys that the mask lets the row see (mask.hpp); n is
+/// their number; the row's position is that of the last one. Hidden keys are never read, and get 0 (-inf in
+/// log form).
+///
+/// logsumexp of rank 2 to 4 writes one number a row; of one row it returns the number.
+///
+/// Special values: a logit of -inf is a masked key with probability 0, whatever the sign of c; it still
+/// counts in n. A row with nothing visible gives 0 (log form and logsumexp: -inf) and no gradient. NaN in a
+/// visible logit, +inf in one under c >= 0, and a c that is NaN or infinite make the whole row NaN; +inf
+/// under c < 0 gets probability 0. Probabilities below 2^-125 of the largest (2^-1021 in double) may be
+/// flushed to 0, and a log-probability or gradient beyond what the result's type holds is infinite. Apart
+/// from that any finite logits and any finite c, of either sign, of 0 or of 1e308, give the right answer:
+/// where c·z is out of reach, logits with the same largest c·z share the probability equally, and the
+/// others get 0.
+///
+/// Accuracy, for every such c: exp within 1 ulp, arguments rounded at magnitude 1/2 only, sums over blocks
+/// added in double; the multiplier is not rounded to float (but for one rounding in log form and gradients).
+///
+///     a probability's relative error  below 5e-7 in float, for rows of 10^6 elements; below 2e-15 in double
+///     log_softmax, logsumexp          within 5e-7·(1 + |result|) in float, 1e-15·(1 + |result|) in double;
+///                                     no log-probability is above 0
+///
+/// These bounds are for rounding to nearest. In the other modes (fesetround) results of ordinary logits stay
+/// finite, and within 5e-5 in float, 5e-11 in double.
+///
+/// An executor (execution.hpp) shares the rows among its threads; results and gradients are the same bits for
+/// every one. Its threads call the scaling and the mask; `accumulate`, of a scaling that learns, is called by
+/// the caller's thread alone.
+///
+/// `out` may be the logits' own memory, or must lie apart from it; that of logsumexp must lie apart. Errors
+/// are std::invalid_argument, thrown before anything is written. Nothing is allocated, but for 8 bytes a row
+/// where a scaling learns from rows that threads share.
 #pragma once
 
 #include <numeric>
@@ -53,7 +57,8 @@
 #include "view.hpp"
 
 namespace ssmax {
-
+/// @addtogroup softmax
+/// @{
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -197,15 +202,13 @@ requires Scaling<S> && Mask<M>
   return value;
 }
 
-/// The arguments of a backward, all of one shape. `out` is what the forward returned, `dout` the gradient
-/// that arrives. `logits` are needed where the scaling learns, and may be left out otherwise. `dlogits` may
-/// be the memory of dout.
+/// The arguments of a backward, all of one shape. dlogits may be the memory of dout.
 template <class T, int Rank>
 struct RowsBackward {
-  View<const T, Rank> out{};
-  View<const T, Rank> dout{};
-  View<const T, Rank> logits{};
-  View<T, Rank> dlogits{};
+  View<const T, Rank> out{};     ///< What the forward returned.
+  View<const T, Rank> dout{};    ///< The gradient that arrives at out.
+  View<const T, Rank> logits{};  ///< What the forward read; may be left out where the scaling does not learn.
+  View<T, Rank> dlogits{};       ///< Written.
 };
 
 namespace detail {
@@ -304,7 +307,8 @@ concept Contiguous = !MatrixLike<R> && requires(R & range) {
 
 /// dlogits = c·y ⊙ (dout - ⟨dout, y⟩) with y = rows.out = softmax(c·logits). A scaling made by
 /// .gradient(…) gets dc of every row added to its arrays; hidden keys get 0. Use:
-///   softmax_backward<float, 2>({.out = y, …}, scaling, mask)
+///
+///     softmax_backward<float, 2>({.out = y, …}, scaling, mask)
 template <class T, int Rank, class S = Softmax, class M = Full, class E = Serial>
 requires Scaling<S> && Mask<M> && Executor<E>
 void softmax_backward(const RowsBackward<T, Rank>& rows, const S& scaling = {}, const M& mask = {},
@@ -331,23 +335,25 @@ void softmax(const In& logits, Out&& out, const S& scaling = {}) {
   softmax(View<const shared::ElementOf<In>, 1>(logits), View<shared::ElementOf<Out>, 1>(out), scaling);
 }
 
+/// One row in anything contiguous.
 template <detail::Contiguous In, detail::Contiguous Out, class S = Softmax>
 requires Scaling<S>
 void log_softmax(const In& logits, Out&& out, const S& scaling = {}) {
   log_softmax(View<const shared::ElementOf<In>, 1>(logits), View<shared::ElementOf<Out>, 1>(out), scaling);
 }
 
-/// A std::vector<float> gives a float, as does half precision; double gives a double.
+/// One row in anything contiguous: float and half precision give a float, double gives a double.
 template <detail::Contiguous In, class S = Softmax>
 requires Scaling<S>
 [[nodiscard]] auto logsumexp(const In& logits, const S& scaling = {}) {
   return logsumexp(View<const shared::ElementOf<In>, 1>(logits), scaling);
 }
 
-/// Views as arguments of a functor: scaling(in, out). There is no columns form: a view says its layout
+/// Views as arguments of a functor: `scaling(in, out)`. There is no columns form: a view says its layout
 /// itself.
 template <class T, int Rank>
 struct Adaptor<View<T, Rank>> {
+  /// out = softmax(c·in); Axis::columns throws.
   template <class S, class Out>
   static void apply(const S& scaling, const View<T, Rank>& in, const Out& out, Axis axis) {
     if (axis != Axis::rows) detail::fail("ssmax: a view is normalised along its last dimension, Axis::rows");
@@ -355,16 +361,18 @@ struct Adaptor<View<T, Rank>> {
   }
 };
 
-/// One contiguous row: scaling(in, out), and a std::vector from scaling(in).
+/// One contiguous row: `scaling(in, out)`, and a std::vector from `scaling(in)`.
 template <detail::Contiguous Range>
 struct Adaptor<Range> {
-  using T = shared::ElementOf<Range>;
+  using T = shared::ElementOf<Range>;  ///< Of the row's elements.
 
+  /// out = softmax(c·in); Axis::columns throws.
   template <class S, class Out>
   static void apply(const S& scaling, const Range& in, Out& out, Axis axis) {
     if (axis != Axis::rows) detail::fail("ssmax: a span is one row, Axis::rows");
     softmax(in, out, scaling);
   }
+  /// softmax(c·in) in a vector; Axis::columns throws.
   template <class S>
   static std::vector<T> apply(const S& scaling, const Range& in, Axis axis) {
     std::vector<T> out(std::size(in));
@@ -374,4 +382,5 @@ struct Adaptor<Range> {
 };
 
 }  // namespace SSMAX_CODE_NAMESPACE
+/// @}
 }  // namespace ssmax

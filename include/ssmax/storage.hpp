@@ -1,22 +1,24 @@
-// Storage types: what the elements of a row, of queries, keys and values are stored in.
-//
-//   float, double        computed in as they are
-//   half, bfloat16       widened to float, computed, and rounded once when stored, to nearest even
-//
-// Another type of storage is one specialisation, in namespace ssmax:
-//
-//   template <>
-//   struct StorageTraits<Int8> {
-//     using Compute = float;
-//     static void load(const Int8* in, index_t n, float* out);     // widens n elements
-//     static void store(const float* in, index_t n, Int8* out);    // rounds n elements
-//     static float scale(const float* in, index_t n);              // may be left out
-//   };
-//
-// With `scale`, a row of keys or values is stored divided by scale(row). A KvCache keeps one such float for
-// each row, and attention multiplies by it what load gives. Such a type is for caches alone; one without
-// `scale` serves rows, queries, keys and values. Both are compiled by the unit that uses them, so not with
-// SSMAX_COMPILED, whose drivers know the four types above and no others.
+/// @defgroup storage Storage types (storage.hpp)
+/// @ingroup key_source
+/// Storage types: what the elements of a row, of queries, keys and values are stored in.
+///
+///     float, double        computed in as they are
+///     half, bfloat16       widened to float, computed, and rounded once when stored, to nearest even
+///
+/// Another type of storage is one specialisation, in namespace ssmax:
+///
+///     template <>
+///     struct StorageTraits<Int8> {
+///       using Compute = float;
+///       static void load(const Int8* in, index_t n, float* out);     // widens n elements
+///       static void store(const float* in, index_t n, Int8* out);    // rounds n elements
+///       static float scale(const float* in, index_t n);              // may be left out
+///     };
+///
+/// With `scale`, a row of keys or values is stored divided by scale(row). A KvCache keeps one such float for
+/// each row, and attention multiplies by it what load gives. Such a type is for caches alone; one without
+/// `scale` serves rows, queries, keys and values. Both are compiled by the unit that uses them, so not with
+/// `SSMAX_COMPILED`, whose drivers know the four types above and no others.
 #pragma once
 
 #include <concepts>
@@ -26,6 +28,8 @@
 #include "half.hpp"
 
 namespace ssmax {
+/// @addtogroup storage
+/// @{
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -40,25 +44,30 @@ void narrow(const T* in, index_t n, X* out);
 
 inline namespace SSMAX_DATA_NAMESPACE {
 
-/// See the top of this file. A type that does not specialise it is float, or no storage type.
+/// To be specialised for a type of one's own: the top of storage.hpp. A type that does not specialise it is
+/// float, or no storage type.
 template <class X>
 struct StorageTraits {
-  using Compute = float;
+  using Compute = float;  ///< The type that rows of X are computed in.
 };
 
+/// double, computed in as it is.
 template <>
 struct StorageTraits<double> {
-  using Compute = double;
+  using Compute = double;  ///< The type that rows of double are computed in.
 };
 
+/// half and bfloat16, converted by the kernels.
 template <class X>
 requires std::same_as<X, half> || std::same_as<X, bfloat16>
 struct StorageTraits<X> {
-  using Compute = float;
+  using Compute = float;  ///< The type that rows of X are computed in.
+  /// Widens n elements.
   template <class T>
   SSMAX_INLINE static void load(const X* in, index_t n, T* out) {
     detail::widen(in, n, out);
   }
+  /// Rounds n elements to nearest even.
   template <class T>
   SSMAX_INLINE static void store(const T* in, index_t n, X* out) {
     detail::narrow(in, n, out);
@@ -104,4 +113,5 @@ concept Storage = KeyStorage<X> && !ScaledStorage<X>;
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
+/// @}
 }  // namespace ssmax

@@ -1,6 +1,7 @@
-// Which instruction set the kernels use. Chosen once, at the first call: the best that this processor has, or
-// the one named by the environment variable SSMAX_TARGET (scalar, avx2, avx512, neon). No compile flag is
-// involved.
+/// @defgroup target Instruction sets (target.hpp)
+/// Which instruction set the kernels use. Chosen once, at the first call: the best that this processor has,
+/// or the one named by the environment variable `SSMAX_TARGET` (scalar, avx2, avx512, neon). No compile flag
+/// is involved.
 #pragma once
 
 #include <atomic>
@@ -12,6 +13,8 @@
 #include "detail/dispatch/instruction_sets.hpp"
 
 namespace ssmax {
+/// @addtogroup target
+/// @{
 inline namespace SSMAX_COMPILED_NAMESPACE {
 namespace SSMAX_VISIBLE compiled {
 
@@ -85,6 +88,7 @@ inline void set_active_target(Target target) {
 }
 
 }  // namespace SSMAX_CODE_NAMESPACE
+/// @}
 }  // namespace ssmax
 
 #if !defined(SSMAX_COMPILED)

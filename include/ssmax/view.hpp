@@ -1,13 +1,14 @@
-// View<T, Rank>: a pointer, extents and strides. It owns nothing and copies in a few registers.
-//
-// Element (i0, …, ik) lies at data[i0·stride(0) + … + ik·stride(k)]. Strides count elements, may be 0
-// (broadcast, for inputs only) and are free but for the last one, which must be 1 wherever a kernel takes the
-// view. Member names are those of std::mdspan.
-//
-// Extents and strides are taken as they are; every function that takes views refuses what cannot be: negative
-// extents, more elements than half of what index_t counts (an extent of 0 counting as 1), strides that reach
-// over more bytes than index_t counts. A view that may be left out is left out only by View{}: null with an
-// extent other than 0 is an error.
+/// @defgroup view Views (view.hpp)
+/// View: a pointer, extents and strides. It owns nothing and copies in a few registers.
+///
+/// Element (i0, …, ik) lies at `data[i0·stride(0) + … + ik·stride(k)]`. Strides count elements, may be
+/// 0 (broadcast, for inputs only) and are free but for the last one, which must be 1 wherever a kernel takes
+/// the view. Member names are those of std::mdspan.
+///
+/// Extents and strides are taken as they are; every function that takes views refuses what cannot be:
+/// negative extents, more elements than half of what index_t counts (an extent of 0 counting as 1), strides
+/// that reach over more bytes than index_t counts. A view that may be left out is left out only by `View{}`:
+/// null with an extent other than 0 is an error.
 #pragma once
 
 #include <array>
@@ -18,6 +19,8 @@
 #include "config.hpp"
 
 namespace ssmax {
+/// @addtogroup view
+/// @{
 inline namespace SSMAX_DATA_NAMESPACE {
 
 template <class T, int Rank>
@@ -36,15 +39,20 @@ concept Temporary = RangeOf<Range, T> && !std::is_lvalue_reference_v<Range> &&
 
 }  // namespace shared
 
+/// `Rank` extents and strides over elements of type T (`const T` for inputs).
 template <class T, int Rank>
 class View {
   static_assert(Rank >= 1, "ssmax::View: Rank must be at least 1");
 
  public:
+  /// T, with its const.
   using element_type = T;
+  /// T without const.
   using value_type = std::remove_cv_t<T>;
+  /// One number per dimension: extents, or strides.
   using Extents = std::array<index_t, Rank>;
 
+  /// Null and without elements: what is left out.
   SSMAX_INLINE constexpr View() = default;
 
   /// Contiguous, row-major.
@@ -57,6 +65,7 @@ class View {
     }
   }
 
+  /// Any strides.
   SSMAX_INLINE constexpr View(T* data, const Extents& extents, const Extents& strides)
       : data_(data), extents_(extents), strides_(strides) {}
 
@@ -67,6 +76,7 @@ class View {
 
   // Takes what cannot be a view where a view is wanted, so that the compiler says why. (It shows a
   // deleted function's line.)
+  /// @cond
   // clang-format off
   template <shared::RangeOf<T> Range>
   requires(Rank == 1 && shared::Temporary<Range, T>)
@@ -85,14 +95,20 @@ class View {
         "lse is [batch, heads, positions]");
   }
 
-  /// View<T> to View<const T>.
+  /// @endcond
+
+  /// `View<T, Rank>` to `View<const T, Rank>`.
   SSMAX_INLINE constexpr operator View<const T, Rank>() const requires(!std::is_const_v<T>) {
     return {data_, extents_, strides_};
   }
 
+  /// The number of dimensions.
   SSMAX_INLINE static constexpr int rank() { return Rank; }
+  /// Elements along dimension i, from 0 to Rank - 1.
   SSMAX_INLINE constexpr index_t extent(int i) const { return extents_[static_cast<std::size_t>(i)]; }
+  /// Elements from one index of dimension i to the next.
   SSMAX_INLINE constexpr index_t stride(int i) const { return strides_[static_cast<std::size_t>(i)]; }
+  /// Where element (0, …, 0) lies.
   SSMAX_INLINE constexpr T* data_handle() const { return data_; }
   /// The number of elements; modulo 2^64 (2^32) where index_t does not count as far.
   SSMAX_INLINE constexpr index_t size() const {
@@ -108,6 +124,7 @@ class View {
     return empty;
   }
 
+  /// The element at one index per dimension; checked where SSMAX_ASSERTIONS is 1.
   template <class... Index>
   requires(sizeof...(Index) == Rank) SSMAX_INLINE constexpr T& operator()(Index... index) const {
     const Extents at{static_cast<index_t>(index)...};
@@ -126,4 +143,5 @@ class View {
 };
 
 }  // namespace SSMAX_DATA_NAMESPACE
+/// @}
 }  // namespace ssmax

@@ -1,5 +1,7 @@
-// Memory that the caller keeps from call to call, so that calls of attention, its backward
-// and decode allocate nothing.
+/// @defgroup workspace Memory between calls (workspace.hpp)
+/// @ingroup execution
+/// Memory that the caller keeps from call to call, so that calls of attention, its backward
+/// and decode allocate nothing.
 #pragma once
 
 #include <cstddef>
@@ -11,18 +13,26 @@
 #include "detail/checks/error.hpp"
 
 namespace ssmax {
+/// @addtogroup workspace
+/// @{
 inline namespace SSMAX_DATA_NAMESPACE {
 
 /// Memory that calls of attention and decode may use one after the other, not at the same time. It grows to
 /// what a call needs and keeps that: the next call of that size or less allocates nothing.
 class Workspace {
  public:
+  /// Without memory until the first call.
   SSMAX_INLINE Workspace() = default;
+  /// Frees the memory.
   SSMAX_INLINE ~Workspace() { free(); }
+  /// Not copied.
   Workspace(const Workspace&) = delete;
+  /// Not copied.
   Workspace& operator=(const Workspace&) = delete;
+  /// Takes the memory of other, which is left without.
   SSMAX_INLINE Workspace(Workspace&& other) noexcept
       : memory_(std::exchange(other.memory_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+  /// Frees its own memory and takes that of other.
   SSMAX_INLINE Workspace& operator=(Workspace&& other) noexcept {
     if (this == &other) return *this;
     free();
@@ -31,6 +41,7 @@ class Workspace {
     return *this;
   }
 
+  /// Bytes that it holds.
   [[nodiscard]] SSMAX_INLINE std::size_t size() const { return size_; }
 
   /// At least `bytes`, aligned to a cache line. Throws std::invalid_argument where they are more than index_t
@@ -60,4 +71,5 @@ class Workspace {
 };
 
 }  // namespace SSMAX_DATA_NAMESPACE
+/// @}
 }  // namespace ssmax

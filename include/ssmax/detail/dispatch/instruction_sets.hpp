@@ -60,6 +60,7 @@ namespace ssmax {
 inline namespace SSMAX_DATA_NAMESPACE {
 
 /// scalar, neon, avx2, avx512: in rising order of preference.
+/// @ingroup target
 enum class Target {
 #define SSMAX_NAME(name, NAME) name,
   SSMAX_TARGETS(SSMAX_NAME)
