@@ -11,8 +11,8 @@
 /// `SSMAX_CODE_NAMESPACE` holds everything that is compiled to code, Rope and its tables included. Its name
 /// carries version, baseline instruction set, exception mode, assertion mode and whether the kernels come
 /// with the unit, so that the linker never merges two different bodies. The baseline is told apart by
-/// AVX-512, AVX2, FMA, AVX and SSE4: units that differ in smaller steps (-msse3, -mbmi) share code, as they
-/// do of every other header.
+/// AVX-512, AVX2, FMA, AVX, SSE4 and WebAssembly's SIMD128: units that differ in smaller steps (-msse3,
+/// -mbmi) share code, as they do of every other header.
 ///
 /// `SSMAX_COMPILED_NAMESPACE` holds the kernels and the drivers, the loops that call them. Header-only, it is
 /// the code namespace: every unit compiles what it calls. With `SSMAX_COMPILED`, which the CMake target
@@ -128,6 +128,8 @@
 #define SSMAX_ABI_BASELINE _avx
 #elif defined(__SSE4_1__)
 #define SSMAX_ABI_BASELINE _sse4
+#elif defined(__wasm_simd128__)
+#define SSMAX_ABI_BASELINE _simd128
 #else
 #define SSMAX_ABI_BASELINE _baseline
 #endif
@@ -140,12 +142,14 @@
 
 // Where a unit's kernels are. A unit of the library itself (_library) shares no code with the library's
 // users. Other units link the library's kernels (_linked) or hold their own, without those for the
-// instruction sets that SSMAX_NO_AVX512, SSMAX_NO_AVX2 and SSMAX_NO_NEON leave out (to compile faster).
+// instruction sets that SSMAX_NO_AVX512, SSMAX_NO_AVX2, SSMAX_NO_NEON and SSMAX_NO_SIMD128 leave out (to
+// compile faster).
 #if defined(SSMAX_LIBRARY_UNIT)
 #define SSMAX_ABI_KERNELS _library
 #elif defined(SSMAX_COMPILED)
 #define SSMAX_ABI_KERNELS _linked
-#elif defined(SSMAX_NO_NEON) || (defined(SSMAX_NO_AVX2) && defined(SSMAX_NO_AVX512))
+#elif defined(SSMAX_NO_NEON) || defined(SSMAX_NO_SIMD128) || \
+    (defined(SSMAX_NO_AVX2) && defined(SSMAX_NO_AVX512))
 #define SSMAX_ABI_KERNELS _scalar
 #elif defined(SSMAX_NO_AVX512)
 #define SSMAX_ABI_KERNELS _no_avx512

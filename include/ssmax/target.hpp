@@ -1,7 +1,7 @@
 /// @defgroup target Instruction sets (target.hpp)
 /// Which instruction set the kernels use. Chosen once, at the first call: the best that this processor has,
-/// or the one named by the environment variable `SSMAX_TARGET` (scalar, avx2, avx512, neon). No compile flag
-/// is involved.
+/// or the one named by the environment variable `SSMAX_TARGET` (scalar, avx2, avx512, neon, simd128). No
+/// compile flag is involved, but for WebAssembly's -msimd128.
 #pragma once
 
 #include <atomic>
@@ -38,7 +38,7 @@ inline constexpr Target all_targets[] = {
 
 }  // namespace detail
 
-/// "scalar", "neon", "avx2", "avx512".
+/// "scalar", "neon", "simd128", "avx2", "avx512".
 [[nodiscard]] inline const char* target_name(Target target) {
   constexpr const char* names[] = {
 #define SSMAX_ELEMENT(name, NAME) #name,

@@ -28,6 +28,14 @@ namespace neon {
 }  // namespace neon
 #endif
 
+#if defined(SSMAX_COMPILES_SIMD128)
+namespace simd128 {
+#include "../simd/simd128.inl"
+//
+#include SSMAX_KERNELS
+}  // namespace simd128
+#endif
+
 #if defined(SSMAX_COMPILES_AVX2)
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)

@@ -9,7 +9,8 @@
 #include "../../config.hpp"
 
 // apply(name, NAME) for each, in rising order of preference.
-#define SSMAX_TARGETS(apply) apply(scalar, SCALAR) apply(neon, NEON) apply(avx2, AVX2) apply(avx512, AVX512)
+#define SSMAX_TARGETS(apply) \
+  apply(scalar, SCALAR) apply(neon, NEON) apply(simd128, SIMD128) apply(avx2, AVX2) apply(avx512, AVX512)
 
 #define SSMAX_HAVE_SCALAR 1
 
@@ -17,6 +18,14 @@
 #define SSMAX_HAVE_NEON 1
 #else
 #define SSMAX_HAVE_NEON 0
+#endif
+
+// WebAssembly: an engine refuses a module that has an instruction it does not know, so nothing is left to
+// choose at run time. The unit's flag decides (-msimd128).
+#if defined(__wasm_simd128__) && !defined(SSMAX_NO_SIMD128)
+#define SSMAX_HAVE_SIMD128 1
+#else
+#define SSMAX_HAVE_SIMD128 0
 #endif
 
 #if (defined(__GNUC__) || defined(__clang__)) && defined(__x86_64__)
@@ -45,21 +54,24 @@
 #if SSMAX_HAVE_NEON && (!defined(SSMAX_COMPILED) || defined(SSMAX_LIBRARY_NEON))
 #define SSMAX_COMPILES_NEON 1
 #endif
+#if SSMAX_HAVE_SIMD128 && (!defined(SSMAX_COMPILED) || defined(SSMAX_LIBRARY_SIMD128))
+#define SSMAX_COMPILES_SIMD128 1
+#endif
 #if SSMAX_HAVE_AVX2 && (!defined(SSMAX_COMPILED) || defined(SSMAX_LIBRARY_AVX2))
 #define SSMAX_COMPILES_AVX2 1
 #endif
 #if SSMAX_HAVE_AVX512 && (!defined(SSMAX_COMPILED) || defined(SSMAX_LIBRARY_AVX512))
 #define SSMAX_COMPILES_AVX512 1
 #endif
-#if defined(SSMAX_COMPILES_SCALAR) || defined(SSMAX_COMPILES_NEON) || defined(SSMAX_COMPILES_AVX2) || \
-    defined(SSMAX_COMPILES_AVX512)
+#if defined(SSMAX_COMPILES_SCALAR) || defined(SSMAX_COMPILES_NEON) || defined(SSMAX_COMPILES_SIMD128) || \
+    defined(SSMAX_COMPILES_AVX2) || defined(SSMAX_COMPILES_AVX512)
 #define SSMAX_COMPILES_KERNELS 1
 #endif
 
 namespace ssmax {
 inline namespace SSMAX_DATA_NAMESPACE {
 
-/// scalar, neon, avx2, avx512: in rising order of preference.
+/// scalar, neon, simd128, avx2, avx512: in rising order of preference.
 /// @ingroup target
 enum class Target {
 #define SSMAX_NAME(name, NAME) name,

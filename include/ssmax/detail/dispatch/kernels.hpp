@@ -34,6 +34,8 @@
 #endif
 #elif defined(SSMAX_COMPILES_NEON)
 #include <arm_neon.h>
+#elif defined(SSMAX_COMPILES_SIMD128)
+#include <wasm_simd128.h>
 #endif
 
 namespace ssmax {

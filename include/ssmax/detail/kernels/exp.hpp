@@ -29,14 +29,23 @@ inline constexpr T largest_shift = T{1 << 20};
 #include "../dispatch/for_each_target.inl"
 #undef SSMAX_KERNELS
 
-#if defined(SSMAX_COMPILES_SCALAR)
+// Targets without a fused multiply-add have one of their own.
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
+
+#if defined(SSMAX_COMPILES_SCALAR)
 namespace scalar {
 #include "../simd/scalar_exp.inl"
 }  // namespace scalar
+#endif
+
+#if defined(SSMAX_COMPILES_SIMD128)
+namespace simd128 {
+#include "../simd/simd128_exp.inl"
+}  // namespace simd128
+#endif
+
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
 }  // namespace ssmax
-#endif
