@@ -62,8 +62,8 @@ std::size_t size_of(const Shape& s) {
 }
 
 /// A bias of B that is broadcast along some dimensions, and a gradient that is summed over them.
-template <class T, class B, class G, class M, class Visible>
-void check_bias(const Shape& shape, int broadcast, const M& mask, const Visible& visible) {
+template <class T, class B, class G, class M>
+void check_bias(const Shape& shape, int broadcast, const M& mask, const attention_problem::Visible& visible) {
   const std::vector<B> values = reference::normals<B>(size_of(shape), 5);
   const Extents extents = extents_of(shape), strides = strides_without(extents, broadcast);
   const View<const B, 4> bias(values.data(), extents, strides);

@@ -25,7 +25,6 @@ using attention_problem::infinity;
 using attention_problem::nan;
 using attention_problem::Output;
 using attention_problem::Shape;
-using reference::NoScore;
 using ssmax::Causal;
 using ssmax::Identity;
 using ssmax::index_t;
@@ -239,8 +238,7 @@ void check_spread(const Shape& shape, const M& mask, const Visible& visible) {
     for (const index_t at : {index_t{0}, size / 3 / place.width * place.width + 1, size / 2, size - 1}) {
       Problem<T> problem = clean;
       (problem.*place.values)[static_cast<std::size_t>(at)] = T(nan<float>);
-      const auto definition =
-          attention_problem::define<T>(problem, visible, heads.multiplier(), {}, NoScore{}, {});
+      const auto definition = attention_problem::define<T>(problem, visible, heads.multiplier(), {}, {}, {});
       for_each_target([&](const std::string& target) {
         INFO(target << ' ' << name_of(shape) << place.name << " element " << at);
         const Output<T> output = attention_problem::run<T>(problem, heads.scaling(), mask);

@@ -19,7 +19,6 @@ using attention_problem::AttentionOptions;
 using attention_problem::before;
 using attention_problem::Shape;
 using own_policies::Careless;
-using reference::NoScore;
 using ssmax::Causal;
 using ssmax::Documents;
 using ssmax::Identity;
@@ -196,14 +195,14 @@ TEST_CASE("gradients of packed documents", "[attention][backward][masks]") {
       const Packed packed{test.queries, test.keys, causal};
       const auto sees = [&](const Query& query, index_t key) { return packed.sees(query, key); };
       const Documents mask(packed.queries, packed.keys, causal);
-      check(Problem<float>(test.shape), mask, sees, Identity{}, NoScore{}, {}, packed.positions());
+      check(Problem<float>(test.shape), mask, sees, Identity{}, {}, {}, packed.positions());
       check(
           Problem<float>(test.shape), mask & SlidingWindow{20, 2},
           [&](const Query& query, index_t key) {
             const index_t distance = packed.position(key) - packed.position(query);
             return packed.sees(query, key) && distance >= -20 && distance <= 2;
           },
-          Identity{}, NoScore{}, {}, packed.positions());
+          Identity{}, {}, {}, packed.positions());
     }
   }
 }
@@ -213,8 +212,8 @@ TEST_CASE("gradients of documents turn back by positions in the document", "[att
     const Packed packed{cases[i].queries, cases[i].keys, true};
     const auto sees = [&](const Query& query, index_t key) { return packed.sees(query, key); };
     const ssmax::Rope<float> rope({.width = 4, .pairing = ssmax::Pairing::interleaved}, 400);
-    check(Problem<float>(cases[i].shape), Documents(packed.queries, packed.keys, true), sees, Identity{},
-          NoScore{}, {.rope = &rope, .key_position = 40}, packed.positions());
+    check(Problem<float>(cases[i].shape), Documents(packed.queries, packed.keys, true), sees, Identity{}, {},
+          {.rope = &rope, .key_position = 40}, packed.positions());
   }
 }
 
@@ -231,8 +230,7 @@ TEST_CASE("gradients turn back by the positions of one's own mask", "[attention]
   const Shape shape{2, 4, 2, 40, 70, 6, 5};
   const ssmax::Rope<double> rope({.width = 6, .theta = 100}, 400);
   const AttentionOptions<double> options{.rope = &rope, .key_position = 7};
-  check(Problem<double>(shape), Moved{}, [](const Query&, index_t) { return true; }, Identity{}, NoScore{},
-        options,
+  check(Problem<double>(shape), Moved{}, [](const Query&, index_t) { return true; }, Identity{}, {}, options,
         {[](const Query& query) { return Moved{}.query_position(query); },
          [](const Query& query, index_t key) { return Moved{}.key_position(query, key); }});
 }

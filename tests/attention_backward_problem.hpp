@@ -21,12 +21,16 @@
 namespace attention_backward_problem {
 
 using attention_problem::Compute;
+using attention_problem::Multiplier;
 using attention_problem::Output;
 using attention_problem::Positions;
 using attention_problem::Real;
 using attention_problem::rounding;
 using attention_problem::Shape;
-using reference::NoScore;
+using attention_problem::Visible;
+using reference::Formula;
+using reference::Gradients;
+using reference::Sums;
 using ssmax::AttentionOptions;
 using ssmax::index_t;
 using ssmax::Query;
@@ -109,97 +113,6 @@ Result<T> run_backward(const Problem<T>& problem, const S& scaling, const M& mas
 
 // ---- What should come out ---------------------------------------------------------------------------------
 
-/// Sums of terms, and those of the sizes of what their roundings are in proportion to.
-template <class R>
-struct Sums {
-  std::vector<R> values, sizes;
-
-  void add(std::size_t at, R term, R size) {
-    if (at >= values.size()) {
-      values.resize(at + 1);
-      sizes.resize(at + 1);
-    }
-    values[at] += term;
-    sizes[at] += size;
-  }
-};
-
-template <class R>
-struct Gradients {
-  std::vector<R> dq, dk, dv;   // [batch, head, position, channel]
-  R largest_lse = 0;           // of either sign
-  Sums<R> dc{};                // of the multiplier, [batch, head, query], and
-  std::vector<index_t> n{};    // the number of keys
-  Sums<R> dsinks{};            // [head]
-  Sums<R> dslopes{}, dbias{};  // of the score, where its formula has them
-};
-
-/// By the loops that anyone would write, in R: exact in long double, naive in any other type. `definition` is
-/// that of reference::attend, with a formula for its score; `forward` is what came out of it.
-template <class R, class D>
-Gradients<R> differentiate(const attention_problem::Inputs<R>& inputs, const std::vector<R>& dout,
-                           const std::vector<R>& dlse, const reference::Attended<R>& forward,
-                           const D& definition) {
-  using std::abs, std::exp, std::isfinite;  // of R, where that is a type of the caller's
-  constexpr bool scored = !std::is_same_v<std::remove_cvref_t<decltype(definition.score)>, NoScore>;
-  const R lowest = -std::numeric_limits<R>::infinity();
-  const auto at = [](index_t i) { return static_cast<std::size_t>(i); };
-  const auto [batches, heads, queries, d] = inputs.of_q;
-  const index_t kv_heads = inputs.of_k[1], keys = inputs.of_k[2], dv = inputs.of_v[3];
-  const index_t group = heads / std::max<index_t>(kv_heads, 1);
-  const R scale = static_cast<R>(definition.scale);
-  Gradients<R> result{std::vector<R>(inputs.q.size()), std::vector<R>(inputs.k.size()),
-                      std::vector<R>(inputs.v.size())};
-  for (index_t row = 0; row < batches * heads * queries; ++row) {
-    const Query query{
-        row / queries / heads, row / queries % heads, row % queries, {batches, heads, queries, keys}};
-    std::vector<index_t> seen;
-    for (index_t key = 0; key < keys; ++key) {
-      if (definition.visible(query, key)) seen.push_back(key);
-    }
-    const auto n = static_cast<index_t>(seen.size());
-    const R lse = forward.lse[at(row)], sink = static_cast<R>(definition.sink(query.head));
-    R inner = dlse.empty() ? R{0} : -dlse[at(row)];
-    for (index_t i = 0; i < dv && n > 0; ++i) inner += dout[at(row * dv + i)] * forward.out[at(row * dv + i)];
-    if (sink != lowest)
-      result.dsinks.add(at(query.head), -exp(sink - lse) * inner,
-                        exp(sink - lse) * abs(inner) * (1 + abs(lse)));
-    result.n.push_back(n);
-    if (isfinite(lse)) result.largest_lse = std::max(result.largest_lse, abs(lse));
-    result.dc.add(at(row), 0, 0);
-    if (n == 0) continue;
-    const auto c = definition.multiplier(query, seen.back(), n);
-    const R* q = inputs.q.data() + row * d;
-    for (const index_t key : seen) {
-      const index_t of_key = (query.batch * kv_heads + query.head / group) * keys + key;
-      const R* k = inputs.k.data() + of_key * d;
-      R dot = 0, dp = 0;
-      for (index_t i = 0; i < d; ++i) dot += q[i] * k[i];
-      for (index_t i = 0; i < dv; ++i) dp += dout[at(row * dv + i)] * inputs.v[at(of_key * dv + i)];
-      const R z = scale * dot, by = static_cast<R>(c);
-      const R score = definition.score(z, query, key);
-      if (score == lowest) continue;
-      const R logit = scored ? by * score : static_cast<R>(c * definition.scale) * dot;
-      const R p = exp(logit - lse), u = p * (dp - inner);
-      // A rounding of the lse, and those of both terms of the difference.
-      const R size = abs(u) * (1 + abs(lse)) + p * (abs(dp) + abs(inner));
-      result.dc.add(at(row), u * score, size * abs(score));
-      R dz = by * u;
-      if constexpr (scored) {
-        definition.score.collect(z, dz, abs(by) * size, query, key, result);
-        dz *= definition.score.derivative(z, query, key);
-      }
-      dz *= scale;
-      for (index_t i = 0; i < d; ++i) {
-        result.dq[at(row * d + i)] += dz * k[i];
-        result.dk[at(of_key * d + i)] += dz * q[i];
-      }
-      for (index_t i = 0; i < dv; ++i) result.dv[at(of_key * dv + i)] += p * dout[at(row * dv + i)];
-    }
-  }
-  return result;
-}
-
 template <class T>
 struct Expected {
   Gradients<Real> exact;
@@ -212,27 +125,31 @@ struct Expected {
 template <class T>
 using Expectation = std::function<Expected<T>(const Output<T>&)>;
 
-template <class R, class T, class D>
-Gradients<R> gradients_of(const Problem<T>& problem, const D& definition, const AttentionOptions<T>& options,
-                          const Positions& positions, const Output<T>* output) {
+template <class R, class T>
+Gradients<R> gradients_of(const Problem<T>& problem, const reference::Definition& definition,
+                          const AttentionOptions<T>& options, const Positions& positions,
+                          const Output<T>* output) {
   using attention_problem::widened;
   const auto inputs = attention_problem::inputs_of<R>(problem, options, positions);
   reference::Attended<R> forward;
   if (std::same_as<R, Real>) {
-    forward = reference::attend<R>(inputs.q_view(), inputs.k_view(), inputs.v_view(), definition);
+    forward = reference::attend(inputs, definition);
   } else {
     forward.lse = widened<R>(output->lse);
   }
   if (output != nullptr) forward.out = widened<R>(output->out);
-  auto result =
-      differentiate<R>(inputs, widened<R>(problem.dout), widened<R>(problem.dlse), forward, definition);
+  auto result = reference::differentiate(inputs, widened<R>(problem.dout), widened<R>(problem.dlse), forward,
+                                         definition);
   attention_problem::turn_both(result.dq, result.dk, problem, options, positions, -1);
   return result;
 }
 
-template <class T, class Formula>
-Expectation<T> expect_defined(const Problem<T>& problem, const reference::Definition<Formula>& definition,
-                              const AttentionOptions<T>& options, const Positions& positions) {
+/// As attention_problem::expect.
+template <class T>
+Expectation<T> expect(const Problem<T>& problem, const Visible& visible, const Multiplier& multiplier,
+                      const AttentionOptions<T>& options = {}, const Formula& score = {},
+                      const Positions& positions = {}) {
+  const auto definition = attention_problem::define(problem, visible, multiplier, options, score, positions);
   const auto gradients = [=, &problem]<class R>(R, const Output<T>* output) {
     return gradients_of<R>(problem, definition, options, positions, output);
   };
@@ -245,16 +162,6 @@ Expectation<T> expect_defined(const Problem<T>& problem, const reference::Defini
       return Expected<T>{gradients(Real(), &output), gradients(Compute<T>(), &output)};
     };
   }
-}
-
-/// As attention_problem::expect, with a formula for the score.
-template <class T, class Visible, class Multiplier, class Formula = NoScore>
-Expectation<T> expect(const Problem<T>& problem, const Visible& visible, const Multiplier& multiplier,
-                      const AttentionOptions<T>& options = {}, const Formula& formula = {},
-                      const Positions& positions = {}) {
-  return expect_defined(problem,
-                        attention_problem::define(problem, visible, multiplier, options, formula, positions),
-                        options, positions);
 }
 
 /// Σ weight(n) · dc over the rows of each head: the gradient of a parameter that heads have for themselves.
@@ -356,8 +263,7 @@ struct ScoreGradients {
 
 /// The backward of SSMax under a mask and a score is, on every target, what their definitions say: all
 /// gradients, among them ds, db and those that the score was made to put into `learnt`.
-template <class T, class M, class Visible, class C = ssmax::Identity, class Formula = NoScore,
-          class G = double>
+template <class T, class M, class C = ssmax::Identity, class G = double>
 void check(const Problem<T>& problem, const M& mask, const Visible& visible, const C& score = {},
            const Formula& formula = {}, const AttentionOptions<T>& options = {},
            const Positions& positions = {}, ScoreGradients<G>* learnt = nullptr) {

@@ -83,8 +83,8 @@ TEST_CASE("gradients far beyond the cap are zero, not NaN", "[attention][backwar
   });
 }
 
-template <class T, class M, class Visible>
-void check_alibi(const Shape& shape, const M& mask, const Visible& visible,
+template <class T, class M>
+void check_alibi(const Shape& shape, const M& mask, const attention_problem::Visible& visible,
                  const AttentionOptions<T>& options = {}) {
   std::vector<double> slopes = Alibi::slopes(4);
   slopes.resize(static_cast<std::size_t>(shape.heads));
@@ -315,7 +315,7 @@ template <class T>
 void check_sinks(const std::vector<T>& sinks) {
   for (const Shape& shape : {shapes[0], shapes[1], shapes[2], shapes[3], Shape{2, 4, 2, 3, 0, 5, 4}}) {
     const AttentionOptions<T> options{.sinks = sinks};
-    check(Problem<T>(shape), Full{}, all_keys, Identity{}, reference::NoScore{}, options);
+    check(Problem<T>(shape), Full{}, all_keys, Identity{}, {}, options);
     check(Problem<T>(shape), Causal{}, keys_before, Softcap(2), Capped{2}, options);
   }
 }

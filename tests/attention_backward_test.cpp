@@ -223,8 +223,9 @@ TEST_CASE("queries and values without channels", "[attention][backward]") {
 constexpr std::array<Shape, 3> middle{
     {{1, 4, 2, 33, 270, 8, 6}, {2, 4, 1, 3, 50, 8, 6}, {1, 4, 4, 50, 29, 8, 6}}};
 
-template <class T, class S, class Multiplier>
-void check_scaling(const S& scaling, Multiplier multiplier, const AttentionOptions<T>& options = {}) {
+template <class T, class S>
+void check_scaling(const S& scaling, const attention_problem::Multiplier& multiplier,
+                   const AttentionOptions<T>& options = {}) {
   for (const Shape& shape : middle) {
     const Problem<T> problem(shape);
     const auto full = expect(problem, all_keys, multiplier, options);
@@ -336,7 +337,7 @@ TEST_CASE("a table of sizes learns", "[attention][backward]") {
 template <class T>
 void check_rope(const Shape& shape, const ssmax::RopeOptions& rope_options, index_t key_position) {
   const Rope<Compute<T>> rope(rope_options, shape.keys + 50);
-  check(Problem<T>(shape), Causal{}, keys_before, ssmax::Identity{}, reference::NoScore{},
+  check(Problem<T>(shape), Causal{}, keys_before, ssmax::Identity{}, {},
         {.rope = &rope, .key_position = key_position});
 }
 

@@ -157,7 +157,7 @@ TEST_CASE("a scaling is told the position in the document", "[attention][documen
         [&](index_t head, index_t position, index_t n) {
           return static_cast<Real>(scaling({head, position, n}));
         },
-        {}, reference::NoScore{}, packed.positions());
+        {}, {}, packed.positions());
     for_each_target([&](const std::string& target) {
       Rules<float> rules;
       rules.take(run(problem, scaling, packed.mask()), expected, name_of(test.shape));

@@ -12,12 +12,14 @@
 #include <vector>
 
 #include "catch.hpp"
-#include "reference.hpp"
+#include "reference_attention.hpp"
 #include "same_bits.hpp"
 #include "target_scope.hpp"
 
 namespace attention_problem {
 
+using reference::Formula;
+using reference::Inputs;
 using reference::Real;
 using ssmax::AttentionOptions;
 using ssmax::index_t;
@@ -148,17 +150,6 @@ void turn(std::vector<R>& values, const std::array<index_t, 4>& extents, const s
   }
 }
 
-/// q, k and v as R has them, turned to their positions.
-template <class R>
-struct Inputs {
-  std::vector<R> q, k, v;
-  std::array<index_t, 4> of_q, of_k, of_v;
-
-  View<const R, 4> q_view() const { return {q.data(), of_q}; }
-  View<const R, 4> k_view() const { return {k.data(), of_k}; }
-  View<const R, 4> v_view() const { return {v.data(), of_v}; }
-};
-
 template <class R, class T>
 std::vector<R> widened(const std::vector<T>& values) {
   std::vector<R> result;
@@ -198,19 +189,34 @@ Inputs<R> inputs_of(const Problem<T>& problem, const AttentionOptions<T>& option
   return inputs;
 }
 
-/// What the functions that `expect` takes say, for the loops of the reference.
-template <class T, class Visible, class Multiplier, class Score>
-reference::Definition<Score> define(const Problem<T>& problem, const Visible& visible,
-                                    const Multiplier& multiplier, const AttentionOptions<T>& options,
-                                    const Score& score, const Positions& positions) {
-  const auto sees = [visible](const Query& query, index_t key) {
-    if constexpr (std::invocable<Visible, const Query&>) {
-      const KeyRange range = visible(query);
-      return key >= range.begin && key < range.end;
+/// visible(query) -> KeyRange, or visible(query, key) -> bool.
+class Visible {
+ public:
+  template <class F>
+  Visible(const F& f) {
+    if constexpr (std::invocable<F, const Query&>) {
+      sees_ = [f](const Query& query, index_t key) {
+        const KeyRange range = f(query);
+        return key >= range.begin && key < range.end;
+      };
     } else {
-      return visible(query, key);
+      sees_ = f;
     }
-  };
+  }
+  operator const std::function<bool(const Query&, index_t)>&() const { return sees_; }
+
+ private:
+  std::function<bool(const Query&, index_t)> sees_;
+};
+
+/// multiplier(head, position of the last visible key, n) -> c.
+using Multiplier = std::function<Real(index_t, index_t, index_t)>;
+
+/// A call, as the loops of the reference take it.
+template <class T>
+reference::Definition define(const Problem<T>& problem, const Visible& visible, const Multiplier& multiplier,
+                             const AttentionOptions<T>& options, const Formula& score,
+                             const Positions& positions) {
   const auto c = [multiplier, positions](const Query& query, index_t last, index_t n) {
     return multiplier(query.head, positions.of_key(query, last), n);
   };
@@ -219,7 +225,7 @@ reference::Definition<Score> define(const Problem<T>& problem, const Visible& vi
   };
   const Real scale =
       options.scale ? static_cast<Real>(*options.scale) : 1 / std::sqrt(static_cast<Real>(problem.shape.d));
-  return {scale, sees, score, c, sink};
+  return {scale, visible, score, c, sink};
 }
 
 template <class T>
@@ -228,24 +234,13 @@ struct Expected {
   reference::Attended<Compute<T>> naive;  // the loops that anyone would write
 };
 
-template <class T, class Score>
-Expected<T> expect_defined(const Problem<T>& problem, const reference::Definition<Score>& definition,
-                           const AttentionOptions<T>& options, const Positions& positions) {
-  const auto attend = [&]<class R>(const Inputs<R>& inputs) {
-    return reference::attend<R>(inputs.q_view(), inputs.k_view(), inputs.v_view(), definition);
-  };
-  return {attend(inputs_of<Real>(problem, options, positions)),
-          attend(inputs_of<Compute<T>>(problem, options, positions))};
-}
-
-/// visible(query) -> KeyRange or visible(query, key) -> bool; multiplier(head, position of the last visible
-/// key, n) -> c; score(z, query, key) -> z' for every type of z. The rest is in the options.
-template <class T, class Visible, class Multiplier, class Score = reference::NoScore>
-Expected<T> expect(const Problem<T>& problem, Visible visible, Multiplier multiplier,
-                   const AttentionOptions<T>& options = {}, const Score& score = {},
+template <class T>
+Expected<T> expect(const Problem<T>& problem, const Visible& visible, const Multiplier& multiplier,
+                   const AttentionOptions<T>& options = {}, const Formula& score = {},
                    const Positions& positions = {}) {
-  return expect_defined(problem, define(problem, visible, multiplier, options, score, positions), options,
-                        positions);
+  const reference::Definition definition = define(problem, visible, multiplier, options, score, positions);
+  return {reference::attend(inputs_of<Real>(problem, options, positions), definition),
+          reference::attend(inputs_of<Compute<T>>(problem, options, positions), definition)};
 }
 
 inline constexpr auto all_keys = [](const Query& query) { return KeyRange{0, query.shape.keys}; };
@@ -378,13 +373,12 @@ struct FourHeads {
 };
 
 /// Attention under a mask is, on every target, what the mask's definition says.
-template <class T, class M, class Visible>
+template <class T, class M>
 void check_mask(const Shape& shape, const M& mask, const Visible& visible,
                 const AttentionOptions<T>& options = {}, const Positions& positions = {}) {
   const FourHeads<Compute<T>> heads(shape.heads);
   const Problem<T> problem(shape);
-  const Expected<T> expected =
-      expect(problem, visible, heads.multiplier(), options, reference::NoScore{}, positions);
+  const Expected<T> expected = expect(problem, visible, heads.multiplier(), options, {}, positions);
   for_each_target([&](const std::string& target) {
     Rules<T> rules;
     rules.take(run(problem, heads.scaling(), mask, options), expected, name_of(shape));
@@ -393,7 +387,7 @@ void check_mask(const Shape& shape, const M& mask, const Visible& visible,
 }
 
 /// The same with a score and its formula.
-template <class T, class M, class Visible, class C, class Formula>
+template <class T, class M, class C>
 void check_score(const Problem<T>& problem, const M& mask, const Visible& visible, const C& score,
                  const Formula& formula, const AttentionOptions<T>& options = {},
                  const Positions& positions = {}) {

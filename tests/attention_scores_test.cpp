@@ -288,8 +288,8 @@ struct Nothing {
 
 TEST_CASE("a score that changes nothing is as good as none", "[attention][scores]") {
   for (const Shape& shape : shapes) {
-    check_score(Problem<float>(shape), Causal{}, keys_before, Nothing{}, reference::NoScore{});
-    check_score(Problem<double>(shape), Causal{}, keys_before, Nothing{}, reference::NoScore{});
+    check_score(Problem<float>(shape), Causal{}, keys_before, Nothing{}, {});
+    check_score(Problem<double>(shape), Causal{}, keys_before, Nothing{}, {});
   }
 }
 

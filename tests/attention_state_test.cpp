@@ -51,9 +51,10 @@ std::vector<std::vector<index_t>> cuts(index_t keys) {
 }
 
 /// Any cut, merged in order, is as good as the whole.
-template <class T, class M, class Visible, class C = Identity, class Formula = reference::NoScore>
-void check_cuts(const Shape& shape, const M& mask, const Visible& visible, const C& score = {},
-                const Formula& formula = {}, const AttentionOptions<T>& options = {}) {
+template <class T, class M, class C = Identity>
+void check_cuts(const Shape& shape, const M& mask, const attention_problem::Visible& visible,
+                const C& score = {}, const reference::Formula& formula = {},
+                const AttentionOptions<T>& options = {}) {
   const FourHeads<T> heads(shape.heads);
   const Problem<T> problem(shape);
   const Expected<T> expected = expect(problem, visible, heads.multiplier(), options, formula);

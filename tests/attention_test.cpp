@@ -61,8 +61,8 @@ constexpr std::array<Shape, 13> shapes{{
     {1, 2, 1, 257, 257, 3, 3},
 }};
 
-template <class T, class M, class Visible>
-void check_shapes(const M& mask, Visible visible) {
+template <class T, class M>
+void check_shapes(const M& mask, const attention_problem::Visible& visible) {
   std::vector<Problem<T>> problems;
   std::vector<Expected<T>> expected;
   for (const Shape& shape : shapes) {
@@ -145,8 +145,8 @@ TEST_CASE("a few queries on many keys", "[attention]") {
 
 constexpr Shape middle{1, 4, 2, 33, 270, 8, 6};
 
-template <class T, class S, class Multiplier>
-void check_scaling(const S& scaling, Multiplier multiplier, double deviation = 1,
+template <class T, class S>
+void check_scaling(const S& scaling, const attention_problem::Multiplier& multiplier, double deviation = 1,
                    const AttentionOptions<T>& options = {}) {
   const Problem<T> problem(middle, deviation);
   const Expected<T> full = expect(problem, all_keys, multiplier, options);

@@ -26,8 +26,9 @@ using ssmax::index_t;
 using ssmax::Query;
 using ssmax::Softmax;
 
-template <class T, class M, class Visible>
-void check_shapes(const std::vector<Shape>& shapes, const M& mask, const Visible& visible) {
+template <class T, class M>
+void check_shapes(const std::vector<Shape>& shapes, const M& mask,
+                  const attention_problem::Visible& visible) {
   std::vector<Problem<T>> problems;
   std::vector<Expected<T>> expected;
   for (const Shape& shape : shapes) {

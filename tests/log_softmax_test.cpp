@@ -102,7 +102,7 @@ void check_rows() {
   });
 }
 
-TEST_CASE("rows around any mean", "[log_softmax]") {
+TEST_CASE("rows around any mean", "[log_softmax][long_double]") {
   SECTION("float") { check_rows<float>(); }
   SECTION("double") { check_rows<double>(); }
 }

@@ -134,7 +134,7 @@ void check_cuts(double mean, double deviation, std::initializer_list<double> mul
   });
 }
 
-TEST_CASE("any cut gives the weights and the lse of the row", "[online]") {
+TEST_CASE("any cut gives the weights and the lse of the row", "[online][long_double]") {
   SECTION("float") { check_cuts<float>(0, 3, {1, 0.37, 6.5, -1, -6.5, 0, 1e-30, 1e-60}); }
   SECTION("double") { check_cuts<double>(0, 3, {1, 0.37, 6.5, -1, -6.5, 0, 1e-30, 1e-320}); }
 }

@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <functional>
 #include <limits>
 #include <numbers>
 #include <random>
@@ -286,93 +285,6 @@ AttentionResult attention(ssmax::View<const T, 4> q, ssmax::View<const T, 4> k, 
         }
         result.lse.push_back(logsumexp(row));
       }
-    }
-  }
-  return result;
-}
-
-/// What makes one attention differ from another, as plain functions: visible(query, key) -> bool, score(z,
-/// query, key) -> z' for every type of z, multiplier(query, last, n) -> c of the n visible keys up to `last`,
-/// sink(head) -> its logit, -infinity for none.
-template <class Score>
-struct Definition {
-  Real scale;
-  std::function<bool(const ssmax::Query&, index_t)> visible;
-  Score score;
-  std::function<Real(const ssmax::Query&, index_t, index_t)> multiplier;
-  std::function<Real(index_t)> sink;
-};
-
-/// Logits as q and k give them. Then the scale and the multiplier may be one number.
-struct NoScore {
-  template <class R>
-  R operator()(R z, const ssmax::Query&, index_t) const {
-    return z;
-  }
-};
-
-template <class R>
-struct Attended {
-  std::vector<R> out;  // [batch, head, query, channel]
-  std::vector<R> lse;  // [batch, head, query]
-};
-
-/// Attention by the loops that anyone would write, in R: the exact result in long double, the naive one in
-/// any other type. A logit that is -inf after its score is a hidden key, which counts in n.
-template <class R, class D>
-Attended<R> attend(ssmax::View<const R, 4> q, ssmax::View<const R, 4> k, ssmax::View<const R, 4> v,
-                   const D& definition) {
-  using std::exp, std::log;  // of R, where that is a type of the caller's
-  const R lowest = -std::numeric_limits<R>::infinity();
-  const index_t group = q.extent(1) / std::max<index_t>(k.extent(1), 1);
-  const ssmax::QueryShape shape{q.extent(0), q.extent(1), q.extent(2), k.extent(2)};
-  Attended<R> result;
-  ssmax::Query query{0, 0, 0, shape};
-  const auto row = [&] {
-    std::vector<index_t> keys;
-    for (index_t key = 0; key < shape.keys; ++key) {
-      if (definition.visible(query, key)) keys.push_back(key);
-    }
-    const auto n = static_cast<index_t>(keys.size());
-    const auto c = n == 0 ? 0 : definition.multiplier(query, keys.back(), n);
-    const R sink = static_cast<R>(definition.sink(query.head));
-    std::vector<R> weights;
-    R top = sink, sum = 0;
-    const index_t kv_head = query.head / group, d = q.extent(3), q_step = q.stride(3), k_step = k.stride(3);
-    for (const index_t key : keys) {
-      R dot = 0;
-      if (d > 0) {
-        const R* of_query = &q(query.batch, query.head, query.index, 0);
-        const R* of_key = &k(query.batch, kv_head, key, 0);
-        for (index_t i = 0; i < d; ++i) dot += of_query[i * q_step] * of_key[i * k_step];
-      }
-      if constexpr (std::is_same_v<std::remove_cvref_t<decltype(definition.score)>, NoScore>) {
-        weights.push_back(static_cast<R>(c * definition.scale) * dot);
-      } else {
-        const R z = definition.score(static_cast<R>(definition.scale) * dot, query, key);
-        weights.push_back(z == lowest ? lowest : static_cast<R>(c) * z);
-      }
-      top = std::max(top, weights.back());
-    }
-    for (R& weight : weights) {
-      weight = weight == lowest ? R{0} : exp(weight - top);
-      sum += weight;
-    }
-    if (sink != lowest) sum += exp(sink - top);
-    const std::size_t first = result.out.size();
-    result.out.resize(first + static_cast<std::size_t>(v.extent(3)));
-    for (std::size_t i = 0; i < keys.size() && sum != 0; ++i) {
-      const R weight = weights[i] / sum;
-      R* out = result.out.data() + first;
-      for (index_t channel = 0; channel < v.extent(3); ++channel) {
-        *out++ += weight * v(query.batch, kv_head, keys[i], channel);
-      }
-    }
-    result.lse.push_back(sum == 0 ? lowest : top + log(sum));
-  };
-  for (query.batch = 0; query.batch < shape.batch; ++query.batch) {
-    for (query.head = 0; query.head < shape.heads; ++query.head) {
-      for (query.index = 0; query.index < shape.queries; ++query.index) row();
     }
   }
   return result;

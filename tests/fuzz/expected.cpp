@@ -9,6 +9,7 @@ using attention_backward_problem::Gradients;
 
 /// The score by its definition, part by part.
 struct Formula {
+  static constexpr bool given = true;
   const AttentionCase* c;
 
   template <class R>
@@ -138,9 +139,9 @@ void turn_both(const AttentionCase& c, std::vector<Bounded>& q, std::vector<Boun
        [&](index_t batch, index_t, index_t key) { return c.key_position + c.mask.key_position(batch, key); });
 }
 
-attention_problem::Inputs<Bounded> inputs_of(const AttentionCase& c) {
-  attention_problem::Inputs<Bounded> inputs{exact(c.q),    exact(c.k),    exact(c.v),
-                                            c.q_extents(), c.k_extents(), c.v_extents()};
+reference::Inputs<Bounded> inputs_of(const AttentionCase& c) {
+  reference::Inputs<Bounded> inputs{exact(c.q),    exact(c.k),    exact(c.v),
+                                    c.q_extents(), c.k_extents(), c.v_extents()};
   turn_both(c, inputs.q, inputs.k, 1);
   return inputs;
 }
@@ -155,8 +156,7 @@ void set_unit(const AttentionCase& c) {
 Forward expect_forward(const AttentionCase& c) {
   set_unit(c);
   const auto inputs = inputs_of(c);
-  auto attended =
-      reference::attend<Bounded>(inputs.q_view(), inputs.k_view(), inputs.v_view(), Definition(c));
+  auto attended = reference::attend(inputs, Definition(c));
   return {std::move(attended.out), std::move(attended.lse)};
 }
 
@@ -164,10 +164,9 @@ Backward expect_backward(const AttentionCase& c, const std::vector<double>& out)
   set_unit(c);
   const auto inputs = inputs_of(c);
   const Definition definition(c);
-  auto forward = reference::attend<Bounded>(inputs.q_view(), inputs.k_view(), inputs.v_view(), definition);
+  auto forward = reference::attend(inputs, definition);
   if (c.element == Element::f16 || c.element == Element::bf16) forward.out = exact(out);
-  auto g = attention_backward_problem::differentiate<Bounded>(inputs, exact(c.dout), exact(c.dlse), forward,
-                                                              definition);
+  auto g = reference::differentiate(inputs, exact(c.dout), exact(c.dlse), forward, definition);
   turn_both(c, g.dq, g.dk, -1);
   return {std::move(g.dq),
           std::move(g.dk),
