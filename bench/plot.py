@@ -77,12 +77,16 @@ def script(run, output):
     return "\n".join(lines + ["unset multiplot", ""])
 
 
+def draw(run, output):
+    subprocess.run(["gnuplot"], input=script(run, output), text=True, check=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", help="the file that --benchmark_out wrote")
     parser.add_argument("output", help="the picture")
     arguments = parser.parse_args()
-    subprocess.run(["gnuplot"], input=script(Run(arguments.run), arguments.output), text=True, check=True)
+    draw(Run(arguments.run), arguments.output)
 
 
 if __name__ == "__main__":
