@@ -22,7 +22,9 @@ index_t key_blocks(const BackwardProblem<T>& problem) {
 /// neither widened nor rotated and fill whole passes: keys and channels of K are multiples of kernels.rows.
 template <class T>
 bool packs_keys(const BackwardProblem<T>& problem, const PrefillKernels<Compute<T>>& kernels) {
-  if (!std::same_as<T, Compute<T>> || problem.forward.has_rope()) return true;
+  if (!std::same_as<T, Compute<T>> || (problem.forward.has_rope() && problem.forward.rotate_keys)) {
+    return true;
+  }
   return problem.keys() % kernels.rows != 0 || problem.forward.width() % kernels.rows != 0;
 }
 

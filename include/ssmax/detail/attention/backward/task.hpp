@@ -167,7 +167,7 @@ class BackwardTask {
     const index_t d = forward_.width();
     for_each_key(block, [&](index_t key) {
       A* dk = head_sums_.key_sums(problem_, batch_, kv_head_, key);
-      if (forward_.has_rope() && forward_.rows() > 0) {
+      if (forward_.has_rope() && forward_.rotate_keys && forward_.rows() > 0) {
         const index_t position =
             forward_.key_position + variant_.key_position(query, problem_.first_key() + key);
         rotate(forward_.rope, dk, d, dk, d, 1, d, position, true);
