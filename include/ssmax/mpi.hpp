@@ -31,6 +31,7 @@
 #pragma once
 
 #include "attention_backward.hpp"
+#include "detail/mpi/ring_backward.hpp"
 #include "detail/mpi/ring_forward.hpp"
 #include "mpi_communicator.hpp"
 #include "mpi_layout.hpp"
@@ -172,6 +173,60 @@ void attention(Communicator& comm, const Layout& layout,
                const M& mask = {}, const std::type_identity_t<AttentionOptions<T>>& options = {},
                E&& executor = E{}) {
   mpi::attention<T>(comm, layout, arguments, scaling, mask, Identity{}, options, std::forward<E>(executor));
+}
+
+/// attention_backward of attention_backward.hpp, the sequence being split over ranks as the layout says, of
+/// float or double. Collective. Every rank gets the gradients of its own rows, and all of those that scaling, score
+/// and sinks sum over queries (ds, db, dslopes, dsinks). The gradient of a Bias stays with the rank of its query.
+/// first_key, keys, first_query and queries stay 0.
+template <class T, class S, class M, class C, class E = Serial>
+requires Scaling<S> && Mask<M> && Score<C> && Executor<E>
+void attention_backward(Communicator& comm, const Layout& layout,
+                        const std::type_identity_t<BackwardArguments<T>>& a,
+                        const std::type_identity_t<AttentionGradients<T>>& g, const S& scaling, const M& mask,
+                        const C& score, const std::type_identity_t<AttentionOptions<T>>& options = {},
+                        E&& executor = E{}) {
+  static_assert(std::same_as<T, detail::Compute<T>>, "ssmax::mpi::attention_backward: T is float or double");
+  const char* function = "mpi::attention_backward";
+  const index_t n = layout.positions();
+  const detail::KeyShare<T> none{.k = {}, .v = {}, .keys = n};
+  const detail::UserGradientVariant<T, S, M, C> variant(scaling, mask, score);
+  std::int64_t policies = 0;
+  const std::string complaint = detail::complaint_of([&] {
+    detail::check_backward<T>(function, a, g, options);
+    detail::check_share(function, comm, layout, a.q, a.k);
+    const auto whole = detail::whole_problem<T>(a, none, layout, options);
+    detail::check_segments<T>(function, comm.rank(), layout, whole, a.k, a.v, options, variant);
+    policies = detail::fingerprint(variant, {a.q.extent(0), a.q.extent(1), n, n});
+  });
+  auto agreement = detail::agreement_of<T, decltype(variant)>(function, layout, a.q, a.k, a.v, options);
+  agreement.add("what scaling, mask and score say", policies);
+  agreement.add("whether dsinks are wanted", g.dsinks.empty() ? 0 : 1);
+  agreement.settle(comm, complaint);
+  if (comm.ranks() == 1) {
+    ssmax::attention_backward<T>(a, g, scaling, mask, score, options, std::forward<E>(executor));
+    return;
+  }
+  if (a.q.extent(0) == 0 || a.q.extent(1) == 0) return;
+  const index_t row = a.k.extent(0) * a.k.extent(1) * (a.k.extent(3) + a.v.extent(3));
+  const QueryShape shape{a.q.extent(0), a.q.extent(1), n, n};
+  const detail::RingPlan plan(
+      comm, layout, row * static_cast<index_t>(sizeof(T)),
+      [&](const Segment& segment) { return detail::keys_seen(variant, shape, segment.begin, segment.end); });
+  const auto whole = detail::whole_problem<T>(a, none, layout, options);
+  detail::ring_backward<T>(comm, plan, a, g, whole, variant, options, n, detail::AnyExecutor(executor));
+}
+
+/// The same without a score.
+template <class T, class S = Softmax, class M = Full, class E = Serial>
+requires Scaling<S> && Mask<M> && Executor<E>
+void attention_backward(Communicator& comm, const Layout& layout,
+                        const std::type_identity_t<BackwardArguments<T>>& arguments,
+                        const std::type_identity_t<AttentionGradients<T>>& gradients, const S& scaling = {},
+                        const M& mask = {}, const std::type_identity_t<AttentionOptions<T>>& options = {},
+                        E&& executor = E{}) {
+  mpi::attention_backward<T>(comm, layout, arguments, gradients, scaling, mask, Identity{}, options,
+                             std::forward<E>(executor));
 }
 
 /// @}
