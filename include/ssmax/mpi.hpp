@@ -33,6 +33,8 @@
 #include "attention_backward.hpp"
 #include "detail/mpi/ring_backward.hpp"
 #include "detail/mpi/ring_forward.hpp"
+#include "detail/mpi/spread_keys.hpp"
+#include "kv_cache.hpp"
 #include "mpi_communicator.hpp"
 #include "mpi_layout.hpp"
 
@@ -112,6 +114,21 @@ void check_segments(const char* function, int rank, const mpi::Layout& layout, c
     row += segment.size();
   }
   if (row == 0) check({0, 0, rank}, 0);
+}
+
+/// The cache of a rank holds what the layout gives it of the first `length` positions, in every sequence.
+template <class X>
+void check_held(const char* function, const KvCache<X>& cache, const mpi::Layout& layout, int rank,
+                index_t length) {
+  index_t held = 0;
+  for (const mpi::Segment& segment : layout.segments()) {
+    if (segment.rank == rank) held += std::max<index_t>(0, std::min(segment.end, length) - segment.begin);
+  }
+  for (index_t b = 0; b < cache.shape().batch; ++b) {
+    if (cache.length(b) != held) {
+      fail_value(function, "cache", "has length", cache.length(b), "the layout's share so far is", held);
+    }
+  }
 }
 
 }  // namespace detail
@@ -227,6 +244,97 @@ void attention_backward(Communicator& comm, const Layout& layout,
                         E&& executor = E{}) {
   mpi::attention_backward<T>(comm, layout, arguments, gradients, scaling, mask, Identity{}, options,
                              std::forward<E>(executor));
+}
+
+/// Stores new positions in the cache of this rank, which holds the positions that a layout gives it, in
+/// their order: those of k and v [batch, kv_heads, new, channels], positions first … of the sequence, that are the
+/// rank's. With a rope, keys are rotated to their positions in the sequence. A local call. Throws unless the layout has
+/// these positions and the cache holds those before them.
+template <class X>
+void append(KvCache<X>& cache, const Layout& layout, int rank, index_t first,
+            std::type_identity_t<View<const detail::Compute<X>, 4>> k,
+            std::type_identity_t<View<const detail::Compute<X>, 4>> v,
+            const Rope<detail::Compute<X>>* rope = nullptr) {
+  const char* function = "mpi::append";
+  detail::check_part(function, "first", first, k.extent(2), "leaves no room for k in the layout's positions,",
+                     "positions", layout.positions());
+  detail::check_held(function, cache, layout, rank, first);
+  std::vector<detail::Compute<X>> rotated;
+  for (const Segment& segment : layout.segments()) {
+    const index_t begin = std::max(segment.begin, first), end = std::min(segment.end, first + k.extent(2));
+    if (segment.rank != rank || begin >= end) continue;
+    auto keys = detail::rows_of(k, begin - first, end - begin);
+    if (rope != nullptr) {
+      rotated.resize(static_cast<std::size_t>(keys.size()));
+      const View<detail::Compute<X>, 4> out{rotated.data(),
+                                            {k.extent(0), k.extent(1), end - begin, k.extent(3)}};
+      ssmax::rope(keys, out, *rope, begin);
+      keys = out;
+    }
+    cache.append(keys, detail::rows_of(v, begin - first, end - begin));
+  }
+}
+
+/// decode of kv_cache.hpp, of the first `length` positions of a layout, each rank having stored its own (append).
+/// Collective; q is the same on all ranks, and so are out and lse: those of one process with one cache,
+/// bit for bit, where segments begin at multiples of 1024. Memory: the states of all chunks of 1024 keys, that is
+/// batch·heads·queries·(dv + 2) numbers for each.
+template <class T, class X, class S, class M, class C, class E = Serial>
+requires Scaling<S> && Mask<M> && Score<C> && Executor<E>
+void decode(Communicator& comm, const Layout& layout, index_t length,
+            const std::type_identity_t<DecodeArguments<T>>& a, const KvCache<X>& cache, const S& scaling,
+            const M& mask, const C& score, const std::type_identity_t<AttentionOptions<T>>& options = {},
+            E&& executor = E{}) {
+  const char* function = "mpi::decode";
+  const detail::ChunkOfKeys<KvCache<X>> none{cache, length, 0, {}};
+  const detail::Problem<T, X> whole{.q = detail::addressable(a.q),
+                                    .keys = detail::AnyKeys<X>(none),
+                                    .scale = detail::logit_scale(options, a.q.extent(3)),
+                                    .rope = detail::rope_tables(options),
+                                    .rotate_keys = false,
+                                    .mask_gives_place = false};
+  const detail::UserVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
+  const QueryShape shape{a.q.extent(0), a.q.extent(1), a.q.extent(2), length};
+  std::int64_t policies = 0;
+  const std::string complaint = detail::complaint_of([&] {
+    if (layout.ranks() != comm.ranks()) {
+      detail::fail_value(function, "layout", "has ranks", layout.ranks(), "the communicator has",
+                         comm.ranks());
+    }
+    detail::check_part(function, "length", 0, length, "must be at most the layout's positions,", "positions",
+                       layout.positions());
+    detail::check_held(function, cache, layout, comm.rank(), length);
+    detail::check_queries(function, a.q, cache.shape());
+    detail::check_out_and_lse(function, a.out, a.lse, a.q, cache.shape().value_width);
+    detail::check_sinks(function, options.sinks, a.out, a.lse);
+    if (a.q.extent(2) > length) {
+      detail::fail_value(function, "q", "has positions", a.q.extent(2), "the sequence has", length);
+    }
+    detail::check_policies(function, whole, options.rope, variant);
+    policies = detail::fingerprint(variant, shape);
+  });
+  auto agreement = detail::agreement_of<T, decltype(variant)>(
+      function, layout, a.q, View<const T, 4>{nullptr, {0, cache.shape().kv_heads, 0, 0}}, View<const T, 4>{},
+      options);
+  agreement.add("length", length);
+  agreement.add("the number of positions of q", a.q.extent(2));
+  agreement.add("what scaling, mask and score say", policies);
+  agreement.settle(comm, complaint);
+  if (shape.rows() == 0) return;
+  const detail::Result<T> result{.out = detail::addressable(a.out), .lse = a.lse, .sinks = options.sinks};
+  detail::spread_decode<T>(comm, layout, whole, cache, length, variant, result, options.workspace,
+                           detail::AnyExecutor(executor));
+}
+
+/// The same without a score.
+template <class T, class X, class S = Softmax, class M = Causal, class E = Serial>
+requires Scaling<S> && Mask<M> && Executor<E>
+void decode(Communicator& comm, const Layout& layout, index_t length,
+            const std::type_identity_t<DecodeArguments<T>>& arguments, const KvCache<X>& cache,
+            const S& scaling = {}, const M& mask = {},
+            const std::type_identity_t<AttentionOptions<T>>& options = {}, E&& executor = E{}) {
+  mpi::decode<T>(comm, layout, length, arguments, cache, scaling, mask, Identity{}, options,
+                 std::forward<E>(executor));
 }
 
 /// @}

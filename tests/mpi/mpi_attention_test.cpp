@@ -1,6 +1,7 @@
 // Attention over ranks against one process: the same bits where chunks are whole, and bounds elsewhere.
 
 #include <array>
+#include <cmath>
 #include <ssmax/mpi.hpp>
 #include <string>
 #include <vector>
@@ -62,6 +63,32 @@ TEST_CASE("Documents, 16 bits and batches give the bits of one process", "[mpi]"
   CHECK(has_same_bits<ssmax::bfloat16>(problem, layout, Documents(documents, true), Softcap{5},
                                        {.rope = &rope}));
   CHECK(has_same_bits<ssmax::bfloat16>(problem, layout, Full{}));
+}
+
+/// Against the reference in long double, however the sequence is cut.
+TEST_CASE("However a sequence is cut, attention is within its bound of the exact one", "[mpi]") {
+  const index_t n = 157;
+  const int ranks = world().ranks(), rank = world().rank();
+  const Problem<double> problem({2, 4, 2, n, n, 6, 5});
+  const auto exact = attention_problem::expect(problem, attention_problem::keys_before,
+                                               [](index_t head, index_t, index_t visible) {
+                                                 const auto h = static_cast<std::size_t>(head);
+                                                 return attention_problem::Real(strength[h]) *
+                                                            std::log(attention_problem::Real(visible)) +
+                                                        attention_problem::Real(bias[h]);
+                                               })
+                         .exact;
+  std::vector<index_t> uneven(static_cast<std::size_t>(ranks));
+  uneven[uneven.size() / 2] = n;  // the others hold nothing
+  for (const Layout& layout :
+       {Layout::zigzag(n, ranks, 1), Layout::contiguous(n, ranks, 10), Layout::contiguous(uneven)}) {
+    Share<double> share(problem, layout, rank);
+    ssmax::mpi::attention<double>(world(), layout, share.forward(), SSMax<float>{strength, bias}, Causal{});
+    CHECK(everywhere(attention_problem::largest_error(share.out, share_of(exact.out, 8, 5, layout, rank)) <
+                     1e-14L));
+    CHECK(everywhere(attention_problem::largest_error(share.lse, share_of(exact.lse, 8, 1, layout, rank)) <
+                     1e-13L));
+  }
 }
 
 }  // namespace mpi_attention_test
