@@ -78,15 +78,21 @@ struct AttentionOptions {
   Workspace* workspace = nullptr;                  ///< Memory kept between calls.
 };
 
-/// For attention_partial: k and v hold keys [first_key, first_key + k.extent(2)) of `keys`.
+/// For attention_partial: k and v hold keys [first_key, first_key + k.extent(2)) of `keys`, q holds queries
+/// [first_query, first_query + q.extent(2)) of `queries`.
 template <class T>
 struct PartialArguments {
-  View<const T, 4> q{},                        ///< [batch, heads, queries, d].
+  View<const T, 4> q{},                        ///< [batch, heads, queries of the part, d].
       k{},                                     ///< [batch, kv_heads, keys of the part, d].
       v{};                                     ///< [batch, kv_heads, keys of the part, dv].
   index_t first_key = 0,                       ///< Where the part begins.
       keys = 0;                                ///< How many keys there are in all.
   AttentionState<detail::Compute<T>> state{};  ///< Written: the softmax's state of every query.
+  index_t first_query = 0,                     ///< Where q begins.
+      queries = 0;                             ///< How many queries there are in all; 0: q holds the last.
+  /// Whether the state holds what keys before these gave. Parts that begin at multiples of 1024 keys, each
+  /// continuing the one before, give the bits of all keys at once.
+  bool continues = false;
 };
 
 namespace detail {
@@ -101,16 +107,35 @@ RopeTables<Compute<T>> rope_tables(const AttentionOptions<T>& options) {
   return options.rope == nullptr ? RopeTables<Compute<T>>{} : options.rope->tables();
 }
 
-/// `keys` must outlive it.
-template <class T>
-Problem<T, T> make_problem(const View<const T, 4>& q, const KeyShare<T>& keys,
-                           const AttentionOptions<T>& options) {
-  return {.q = addressable(q),
-          .keys = AnyKeys<T>(keys),
-          .scale = logit_scale(options, q.extent(3)),
-          .rope = rope_tables(options),
-          .rotate_keys = true,
-          .key_position = options.key_position};
+/// `keys` must outlive it. `a` says which queries q holds, if they are a part.
+template <class T, class A>
+Problem<T, T> make_problem(const A& a, const KeyShare<T>& keys, const AttentionOptions<T>& options) {
+  Problem<T, T> problem{.q = addressable(a.q),
+                        .keys = AnyKeys<T>(keys),
+                        .scale = logit_scale(options, a.q.extent(3)),
+                        .rope = rope_tables(options),
+                        .rotate_keys = true,
+                        .key_position = options.key_position};
+  if constexpr (requires { a.first_query; }) {
+    problem.first_query = a.first_query;
+    problem.queries_after = a.queries == 0 ? 0 : a.queries - a.first_query - a.q.extent(2);
+  }
+  return problem;
+}
+
+/// A part [first, first + count) lies within `all`.
+inline void check_part(const char* function, const char* first_name, index_t first, index_t count,
+                       const char* what, const char* all_name, index_t all) {
+  if (all > most_counted) fail_value(function, all_name, "are", all, "must be at most", most_counted);
+  if (first < 0) fail_value(function, first_name, "is", first, "must be at least", 0);
+  if (all < count || first > all - count) fail_value(function, first_name, "is", first, what, all);
+}
+
+template <class A>
+void check_query_part(const char* function, const A& a) {
+  if (a.queries == 0 && a.first_query >= 0 && a.first_query <= most_counted - a.q.extent(2)) return;
+  check_part(function, "first_query", a.first_query, a.q.extent(2), "leaves no room for q in queries,",
+             "queries", a.queries);
 }
 
 }  // namespace detail
@@ -132,7 +157,7 @@ void attention(const std::type_identity_t<AttentionArguments<T>>& a, const S& sc
   detail::check_sinks(function, options.sinks, a.out, a.lse);
   const detail::KeyShare<T> keys{
       .k = detail::addressable(a.k), .v = detail::addressable(a.v), .keys = a.k.extent(2)};
-  const auto problem = detail::make_problem<T>(a.q, keys, options);
+  const auto problem = detail::make_problem<T>(a, keys, options);
   const detail::UserVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
   detail::check_policies(function, problem, options.rope, variant);
   const detail::Result<T> result{.out = detail::addressable(a.out), .lse = a.lse, .sinks = options.sinks};
@@ -148,8 +173,9 @@ void attention(const std::type_identity_t<AttentionArguments<T>>& arguments, con
   attention<T>(arguments, scaling, mask, Identity{}, options, std::forward<E>(executor));
 }
 
-/// Attention over a part of the keys, to be merged with attention over the other parts. The mask speaks of
-/// all `keys`, and n counts all of them that a query sees. Options as for attention; sinks are for finish.
+/// Attention of all queries or a part of them over a part of the keys, to be merged with attention over the
+/// other parts. Mask and score speak of all `queries` and all `keys`, and n counts all keys that a query sees.
+/// Options as for attention; sinks are for finish.
 template <class T, class S, class M, class C, class E = Serial>
 requires Scaling<S> && Mask<M> && Score<C> && Executor<E>
 void attention_partial(const std::type_identity_t<PartialArguments<T>>& a, const S& scaling, const M& mask,
@@ -164,20 +190,16 @@ void attention_partial(const std::type_identity_t<PartialArguments<T>>& a, const
   detail::check_result(function, "state.shift", a.state.shift, a.q, a.k, a.v);
   detail::check_result(function, "state.sum", a.state.sum, a.q, a.k, a.v);
   detail::check_result(function, "state.o", a.state.o, a.q, a.k, a.v);
-  if (a.keys > detail::most_counted) {
-    detail::fail_value(function, "keys", "are", a.keys, "must be at most", detail::most_counted);
-  }
-  if (a.first_key < 0) detail::fail_value(function, "first_key", "is", a.first_key, "must be at least", 0);
-  if (a.keys < a.k.extent(2) || a.first_key > a.keys - a.k.extent(2)) {
-    detail::fail_value(function, "first_key", "is", a.first_key, "leaves no room for k in keys,", a.keys);
-  }
+  detail::check_part(function, "first_key", a.first_key, a.k.extent(2), "leaves no room for k in keys,",
+                     "keys", a.keys);
+  detail::check_query_part(function, a);
   const detail::KeyShare<T> keys{
       .k = detail::addressable(a.k), .v = detail::addressable(a.v), .keys = a.keys, .first = a.first_key};
-  const auto problem = detail::make_problem<T>(a.q, keys, options);
+  const auto problem = detail::make_problem<T>(a, keys, options);
   const detail::UserVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
   detail::check_policies(function, problem, options.rope, variant);
-  compiled::run_attention(problem, variant, detail::Result<T>{.state = detail::addressable(a.state)},
-                          options.workspace, detail::AnyExecutor(executor));
+  const detail::Result<T> result{.state = detail::addressable(a.state), .continues = a.continues};
+  compiled::run_attention(problem, variant, result, options.workspace, detail::AnyExecutor(executor));
 }
 
 /// The same without a score.

@@ -44,7 +44,11 @@ namespace ssmax {
 /// @{
 inline namespace SSMAX_CODE_NAMESPACE {
 
-/// What the forward read and wrote.
+/// What the forward read and wrote: of all queries and keys, or of a part of either. k and v hold keys
+/// [first_key, first_key + k.extent(2)) of `keys`, q and what has its rows hold queries
+/// [first_query, first_query + q.extent(2)) of `queries`; out and lse are those over all keys. The gradients
+/// of parts add up: dq over parts of the keys, dk and dv over parts of the queries, the parameters' over all;
+/// dsinks belong to one part of the keys only.
 template <class T>
 struct BackwardArguments {
   View<const T, 4> q{},                     ///< [batch, heads, queries, d].
@@ -52,6 +56,10 @@ struct BackwardArguments {
       v{},                                  ///< [batch, kv_heads, keys, dv].
       out{};                                ///< [batch, heads, queries, dv], as attention wrote it.
   View<const detail::Compute<T>, 3> lse{};  ///< [batch, heads, queries], as attention wrote it.
+  index_t first_key = 0,                    ///< Where k begins.
+      keys = 0,                             ///< How many keys there are in all; 0: k holds the last.
+      first_query = 0,                      ///< Where q begins.
+      queries = 0;                          ///< How many queries there are in all; 0: q holds the last.
 };
 
 /// Shapes: those of out, lse, q, k and v. dlse (as `View{}`) and dsinks may be left out. dsinks has one
@@ -73,6 +81,11 @@ void check_backward(const char* function, const BackwardArguments<T>& a, const A
                     const AttentionOptions<T>& options) {
   using A = Compute<T>;
   check_inputs(function, a.q, a.k, a.v);
+  if (a.keys != 0 || a.first_key < 0 || a.first_key > most_counted - a.k.extent(2)) {
+    check_part(function, "first_key", a.first_key, a.k.extent(2), "leaves no room for k in keys,", "keys",
+               a.keys);
+  }
+  check_query_part(function, a);
   const auto check_rows = [&](const char* name, const auto& view) {
     check_view(function, name, view);
     for (int i = 0; i < 3; ++i) check_extent(function, name, view, i, "q", a.q, i);
@@ -144,9 +157,11 @@ void attention_backward(const std::type_identity_t<BackwardArguments<T>>& a,
   static_assert(detail::Storage<T>, "ssmax::attention_backward: T is float, double, half or bfloat16");
   const char* function = "attention_backward";
   detail::check_backward<T>(function, a, g, options);
-  const detail::KeyShare<T> keys{
-      .k = detail::addressable(a.k), .v = detail::addressable(a.v), .keys = a.k.extent(2)};
-  const detail::BackwardProblem<T> problem{.forward = detail::make_problem<T>(a.q, keys, options),
+  const detail::KeyShare<T> keys{.k = detail::addressable(a.k),
+                                 .v = detail::addressable(a.v),
+                                 .keys = a.keys == 0 ? a.first_key + a.k.extent(2) : a.keys,
+                                 .first = a.first_key};
+  const detail::BackwardProblem<T> problem{.forward = detail::make_problem<T>(a, keys, options),
                                            .out = detail::addressable(a.out),
                                            .dout = detail::addressable(g.dout),
                                            .lse = a.lse,

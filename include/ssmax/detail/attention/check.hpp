@@ -93,24 +93,25 @@ void check_policies(const char* function, const Problem<T, X>& problem, const Ro
     } else if (!P::has_positions) {
       continue;  // what holds for one entry holds for all of its length
     }
-    if (rope == nullptr || shape.queries == 0 || shape.keys == 0) continue;
+    const index_t first = problem.first_query, queries = problem.q.extent(2);
+    if (rope == nullptr || queries == 0 || shape.keys == 0) continue;
     const index_t d = problem.width();
     const KeyRange stored = problem.rotate_keys ? problem.keys.stored(batch) : KeyRange{};
     if constexpr (P::has_positions) {
       for (index_t head = 0; head < shape.heads; ++head) {
-        for (index_t i = 0; i < shape.queries; ++i) {
+        for (index_t i = first; i < first + queries; ++i) {
           rope->check(function, "q", rope_position(problem, variant, Query{batch, head, i, shape}), 1, d);
         }
       }
       for (index_t head = 0; head < shape.heads; head += problem.group()) {
-        const Query first{batch, head, 0, shape};
+        const Query any{batch, head, 0, shape};
         for (index_t key = stored.begin; key < stored.end; ++key) {
-          rope->check(function, "k", key_position + detail::key_position(variant.mask, first, key), 1, d);
+          rope->check(function, "k", key_position + detail::key_position(variant.mask, any, key), 1, d);
         }
       }
     } else {
       if (stored.size() > 0) rope->check(function, "k", key_position + stored.begin, stored.size(), d);
-      rope->check(function, "q", key_position + shape.keys - shape.queries, shape.queries, d);
+      rope->check(function, "q", key_position + shape.keys - shape.queries + first, queries, d);
     }
   }
 }

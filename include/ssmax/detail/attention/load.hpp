@@ -16,7 +16,7 @@ template <class T, class X, class A = Compute<T>>
 const A* load_query(const Problem<T, X>& problem, const Variant<A>& variant, const Query& query, A* scratch) {
   const View<const T, 4>& q = problem.q;
   const index_t d = problem.width();
-  const A* wide = widened(row_of(q, query.batch, query.head, query.index), d, scratch);
+  const A* wide = widened(row_of(q, query.batch, query.head, problem.row_of(query)), d, scratch);
   if (!problem.has_rope()) return wide;
   rotate(problem.rope, wide, d, scratch, d, 1, d, rope_position(problem, variant, query), false);
   return scratch;

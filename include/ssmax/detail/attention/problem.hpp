@@ -22,13 +22,18 @@ struct Problem {
   AnyKeys<X> keys;
   double scale = 1;
   RopeTables<Compute<T>> rope{};
-  bool rotate_keys = true;  // a cache's were when they were stored
+  bool rotate_keys = true;       // a cache's were when they were stored, another rank's by that rank
+  bool mask_gives_place = true;  // where queries are rotated to; a cache's keys stand in their own order
   index_t key_position = 0;
+  /// Queries of the sequence before those of q, and behind them: a Query counts all of them.
+  index_t first_query = 0, queries_after = 0;
 
   SSMAX_INLINE bool has_rope() const { return rope.cosine != nullptr; }
   SSMAX_INLINE QueryShape shape(index_t batch) const {
-    return {q.extent(0), q.extent(1), q.extent(2), keys.length(batch)};
+    return {q.extent(0), q.extent(1), first_query + q.extent(2) + queries_after, keys.length(batch)};
   }
+  /// Where a query lies in q, and in what has a row for each query.
+  SSMAX_INLINE index_t row_of(const Query& query) const { return query.index - first_query; }
   SSMAX_INLINE index_t width() const { return q.extent(3); }
   SSMAX_INLINE index_t value_width() const { return keys.shape().value_width; }
   SSMAX_INLINE index_t kv_heads() const { return keys.shape().kv_heads; }
@@ -59,7 +64,8 @@ class QueryCursor {
   QueryCursor(const Problem<T, X>& problem, index_t batch, index_t kv_head, index_t row)
       : first_head_(kv_head * problem.group()),
         last_head_(first_head_ + problem.group() - 1),
-        query_{batch, first_head_ + row % problem.group(), row / problem.group(), problem.shape(batch)} {}
+        query_{batch, first_head_ + row % problem.group(), problem.first_query + row / problem.group(),
+               problem.shape(batch)} {}
 
   const Query& operator*() const { return query_; }
   void next() {

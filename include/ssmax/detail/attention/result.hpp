@@ -17,6 +17,7 @@ struct Result {
   View<Compute<T>, 3> lse{};
   std::span<const Compute<T>> sinks{};
   AttentionState<Compute<T>> state{};  // if given, the rest is not
+  bool continues = false;              // the state holds what keys before these gave
 };
 
 }  // namespace shared

@@ -24,7 +24,7 @@ struct Anything {
 
 /// The members of AttentionArguments, PartialArguments, BackwardArguments and DecodeArguments.
 struct UntypedArguments {
-  Anything q{}, k{}, v{}, out{}, lse{}, first_key{}, keys{}, state{};
+  Anything q{}, k{}, v{}, out{}, lse{}, first_query{}, queries{}, first_key{}, keys{}, state{}, continues{};
 };
 struct UntypedGradients {
   Anything dout{}, dlse{}, dq{}, dk{}, dv{}, dsinks{};

@@ -64,7 +64,7 @@ namespace detail {
 /// the mask says, as the cache's keys were rotated to theirs.
 template <class T, class X, class A = Compute<T>>
 index_t rope_position(const Problem<T, X>& problem, const Variant<A>& variant, const Query& query) {
-  return problem.key_position + (problem.rotate_keys ? variant.query_position(query) : query.position());
+  return problem.key_position + (problem.mask_gives_place ? variant.query_position(query) : query.position());
 }
 
 }  // namespace detail

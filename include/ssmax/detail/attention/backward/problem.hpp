@@ -9,6 +9,28 @@ namespace ssmax {
 inline namespace SSMAX_DATA_NAMESPACE {
 namespace SSMAX_VISIBLE shared {
 
+/// What a query leaves for the end of the call: n and position, which its scaling was called with, and its
+/// share of the sink's gradient.
+struct QueryReport {
+  index_t n = 0, position = 0;
+  double dsink = 0;
+};
+
+/// Numbers of all queries of a call, where anything is learnt.
+struct CallSums {
+  double* sums = nullptr;  // [queries][sums_of_row]: dc, then the score's parameters
+  QueryReport* reports = nullptr;
+
+  SSMAX_INLINE explicit operator bool() const { return sums != nullptr; }
+};
+
+/// A backward whose keys come in parts, a call for each: what it leaves from call to call lies in dq and in
+/// `kept`, and nothing is handed to scaling, score and sinks: that is left to the caller. For T = Compute<T>.
+struct BackwardStage {
+  bool first = true, last = true;
+  CallSums kept{};
+};
+
 template <class T>
 struct BackwardProblem {
   Problem<T, T> forward;
@@ -17,10 +39,13 @@ struct BackwardProblem {
   View<T, 4> dq, dk, dv;
   std::span<const Compute<T>> sinks;
   std::span<Compute<T>> dsinks;
+  BackwardStage stage{};
 
   /// kv heads of all batch entries.
   SSMAX_INLINE index_t heads() const { return forward.q.extent(0) * forward.kv_heads(); }
+  /// Those that k and v hold, and where they begin.
   SSMAX_INLINE index_t keys() const { return dk.extent(2); }
+  SSMAX_INLINE index_t first_key() const { return forward.keys.stored(0).begin; }
 };
 
 }  // namespace shared

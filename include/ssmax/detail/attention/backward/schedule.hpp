@@ -40,6 +40,29 @@ struct BackwardCut {
   }
 };
 
+/// Hands the sums of all queries, in their order, to scaling, score and sinks.
+template <class T>
+void hand_over(const BackwardProblem<T>& problem, const GradientVariant<Compute<T>>& variant,
+               const CallSums& sums) {
+  const index_t sums_of_row = 1 + variant.parameters(), first = problem.forward.first_query;
+  Query query{0, 0, 0, problem.forward.shape(0)};
+  const double* row = sums.sums;
+  const QueryReport* report = sums.reports;
+  for (query.batch = 0; query.batch < query.shape.batch; ++query.batch) {
+    for (query.head = 0; query.head < query.shape.heads; ++query.head) {
+      double dsink = 0;
+      const index_t end = first + problem.forward.q.extent(2);
+      for (query.index = first; query.index < end; ++query.index, row += sums_of_row, ++report) {
+        variant.accumulate(query, {query.head, report->position, report->n}, row);
+        dsink += report->dsink;
+      }
+      if (!problem.dsinks.empty()) {
+        problem.dsinks[static_cast<std::size_t>(query.head)] += static_cast<Compute<T>>(dsink);
+      }
+    }
+  }
+}
+
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
 
@@ -56,11 +79,13 @@ void run_backward(const shared::BackwardProblem<T>& problem,
   const index_t heads = problem.heads(), queries = query_blocks(problem), keys = key_blocks(problem);
   if (heads == 0 || queries + keys == 0) return;
   const QueryShape shape = problem.forward.shape(0);
+  const index_t rows = problem.forward.q.extent(0) * shape.heads * problem.forward.q.extent(2);
+  const BackwardStage& stage = problem.stage;
   const BackwardCut cut(heads, queries, keys, variant.sharing(shape), executor.concurrency());
   const index_t lanes =
       std::min(cut.threads, cut.whole_heads ? heads : cut.at_once * std::min(queries + keys, cut.threads));
   const index_t sums_of_row = 1 + variant.parameters();
-  const bool has_sums = variant.learns() || !problem.dsinks.empty();
+  const bool has_sums = !stage.kept && (variant.learns() || !problem.dsinks.empty());
 
   Arena count, count_sums;
   const BackwardScratch<A> counted(count, problem.forward.width(), problem.forward.value_width(), sums_of_row,
@@ -69,7 +94,7 @@ void run_backward(const shared::BackwardProblem<T>& problem,
   HeadSums<T>(count_sums, problem, counted);
   const std::size_t sums_bytes = count_sums.used();
   const auto row_bytes = static_cast<std::size_t>(sums_of_row) * sizeof(double) + sizeof(QueryReport);
-  const std::size_t sums_of_rows = multiply_bytes(static_cast<std::size_t>(shape.rows()), row_bytes);
+  const std::size_t sums_of_rows = multiply_bytes(static_cast<std::size_t>(rows), row_bytes);
   const std::size_t lane_bytes = multiply_bytes(static_cast<std::size_t>(lanes), bytes);
   const std::size_t head_bytes = multiply_bytes(static_cast<std::size_t>(cut.at_once), sums_bytes);
   Workspace own;
@@ -77,10 +102,10 @@ void run_backward(const shared::BackwardProblem<T>& problem,
   std::byte* memory =
       workspace->reserve(add_bytes(add_bytes(lane_bytes, head_bytes), has_sums ? sums_of_rows : 0));
   std::byte* const head_memory = memory + lane_bytes;
-  CallSums sums;
+  CallSums sums = stage.kept;
   if (has_sums) {
     sums.sums = reinterpret_cast<double*>(head_memory + head_bytes);
-    sums.reports = reinterpret_cast<QueryReport*>(sums.sums + shape.rows() * sums_of_row);
+    sums.reports = reinterpret_cast<QueryReport*>(sums.sums + rows * sums_of_row);
   }
 
   // Calls f(task, memory of some kv head's sums, i) for i below n, each thread with memory of its own.
@@ -141,22 +166,7 @@ void run_backward(const shared::BackwardProblem<T>& problem,
     }
   }
 
-  if (!has_sums) return;
-  Query query{0, 0, 0, shape};
-  const double* row = sums.sums;
-  const QueryReport* report = sums.reports;
-  for (query.batch = 0; query.batch < shape.batch; ++query.batch) {
-    for (query.head = 0; query.head < shape.heads; ++query.head) {
-      double dsink = 0;
-      for (query.index = 0; query.index < shape.queries; ++query.index, row += sums_of_row, ++report) {
-        variant.accumulate(query, {query.head, report->position, report->n}, row);
-        dsink += report->dsink;
-      }
-      if (!problem.dsinks.empty()) {
-        problem.dsinks[static_cast<std::size_t>(query.head)] += static_cast<A>(dsink);
-      }
-    }
-  }
+  if (has_sums) hand_over(problem, variant, sums);
 }
 
 }  // namespace compiled

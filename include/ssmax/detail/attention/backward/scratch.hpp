@@ -24,6 +24,7 @@ inline constexpr index_t gradient_block = 64;
 template <class A>
 struct QueryFacts {
   KeyRange keys{};        // that it may see; none, if there is nothing to differentiate
+  bool attends = false;   // it sees some key, of these or of other parts
   double multiplier = 0;  // c
   A lse{}, delta{};       // delta = ⟨dout, out⟩ - dlse
 };

@@ -22,24 +22,11 @@ index_t key_blocks(const BackwardProblem<T>& problem) {
 /// neither widened nor rotated and fill whole passes: keys and channels of K are multiples of kernels.rows.
 template <class T>
 bool packs_keys(const BackwardProblem<T>& problem, const PrefillKernels<Compute<T>>& kernels) {
-  if (!std::same_as<T, Compute<T>> || problem.forward.has_rope()) return true;
+  if (!std::same_as<T, Compute<T>> || (problem.forward.has_rope() && problem.forward.rotate_keys)) {
+    return true;
+  }
   return problem.keys() % kernels.rows != 0 || problem.forward.width() % kernels.rows != 0;
 }
-
-/// What a query leaves for the end of the call: n and position, which its scaling was called with, and its
-/// share of the sink's gradient.
-struct QueryReport {
-  index_t n = 0, position = 0;
-  double dsink = 0;
-};
-
-/// Numbers of all queries of a call, where anything is learnt.
-struct CallSums {
-  double* sums = nullptr;  // [queries][sums_of_row]: dc, then the score's parameters
-  QueryReport* reports = nullptr;
-
-  explicit operator bool() const { return sums != nullptr; }
-};
 
 /// One kv head while its gradients are summed up: first over pieces_of_sum pieces, in the kernels' own
 /// layouts, then over all of them, in the results themselves or, where those are 16 bits wide, in arrays
@@ -71,7 +58,7 @@ struct HeadSums {
     if constexpr (apart) {
       return all_dq + row * problem.dq.extent(3);
     } else {
-      return row_of(problem.dq, query.batch, query.head, query.index);
+      return row_of(problem.dq, query.batch, query.head, problem.forward.row_of(query));
     }
   }
   A* key_sums(const BackwardProblem<T>& problem, index_t batch, index_t kv_head, index_t key) const {

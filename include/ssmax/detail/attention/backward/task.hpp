@@ -38,7 +38,8 @@ class BackwardTask {
         kernels_(memory.kernels),
         gradient_kernels_(detail::kernels<PrefillBackwardKernels<A>>()),
         memory_(memory),
-        piece_(variant, memory, problem.forward.width(), problem.forward.value_width(), problem.keys()),
+        piece_(variant, memory, problem.forward.width(), problem.forward.value_width(),
+               problem.forward.keys.length(0)),
         sums_(sums) {}
 
   /// The kv head that the other members are about, counted over batch entries, and where its sums are.
@@ -58,12 +59,13 @@ class BackwardTask {
     Column seen;
     QueryCursor<T, T> cursor(forward_, batch_, kv_head_, first);
     for (index_t row = first; row < first + queries_of(block); ++row, cursor.next()) {
-      const auto& [batch, head, index, shape, shift] = *cursor;
+      const index_t batch = (*cursor).batch, head = (*cursor).head, index = forward_.row_of(*cursor);
       const QueryRow seen_by = variant_.row(*cursor, stored);
-      QueryFacts<A>& facts = head_sums_.facts[row] = {seen_by.keys, seen_by.multiplier};
+      QueryFacts<A>& facts = head_sums_.facts[row] = {seen_by.keys, false, seen_by.multiplier};
       facts.lse = problem_.lse(batch, head, index);
+      facts.attends = seen_by.n > 0 && facts.lse != -infinity;
       if (facts.lse == -infinity) facts.keys = {};
-      if (seen_by.keys.size() > 0) {
+      if (seen_by.n > 0) {
         A *wide = memory_.staged, *other = memory_.staged + memory_.pitch;
         facts.delta = detail::kernels<DotKernels<A>>().dot(
             widened(row_of(problem_.dout, batch, head, index), dv, wide),
@@ -71,9 +73,9 @@ class BackwardTask {
       }
       if (problem_.dlse.data_handle() != nullptr) facts.delta -= problem_.dlse(batch, head, index);
       seen.add(facts.keys);
-      std::fill_n(head_sums_.query_sums(problem_, *cursor, row), d, A{0});
+      if (problem_.stage.first) std::fill_n(head_sums_.query_sums(problem_, *cursor, row), d, A{0});
       if (!sums_) continue;
-      std::fill_n(sums_of(*cursor), memory_.sums_of_row, 0.0);
+      if (problem_.stage.first) std::fill_n(sums_of(*cursor), memory_.sums_of_row, 0.0);
       QueryReport& report = sums_.reports[place_of(*cursor)] = {seen_by.n, seen_by.position, 0};
       if (problem_.dsinks.empty()) continue;
       const A sink = problem_.sinks[static_cast<std::size_t>(head)];
@@ -136,26 +138,26 @@ class BackwardTask {
 
   /// Turns sums into dq, and into dc where there is no score; with one, dc is summed up already.
   void finish_queries(index_t block) const {
+    if (!problem_.stage.last) return;
     const index_t first = block * piece_queries, d = forward_.width();
     QueryCursor<T, T> cursor(forward_, batch_, kv_head_, first);
     for (index_t row = first; row < first + queries_of(block); ++row, cursor.next()) {
       const QueryFacts<A>& facts = head_sums_.facts[row];
       A* sums = head_sums_.query_sums(problem_, *cursor, row);
-      const bool has_keys = facts.keys.size() > 0;
-      if (sums_ && !variant_.has_score && has_keys) {
+      if (sums_ && !variant_.has_score && facts.attends) {
         const A* q = load_query(forward_, variant_, *cursor, memory_.staged);
         sums_of(*cursor)[0] =
             forward_.scale * static_cast<double>(detail::kernels<DotKernels<A>>().dot(q, sums, d));
       }
-      if (has_keys) {
+      if (facts.attends) {
         const double factor = variant_.has_score ? forward_.scale : forward_.scale * facts.multiplier;
         detail::kernels<RowKernels<A>>().multiply(sums, d, static_cast<A>(factor), sums);
         if (forward_.has_rope()) {
           rotate(forward_.rope, sums, d, sums, d, 1, d, rope_position(forward_, variant_, *cursor), true);
         }
       }
-      const auto& [batch, head, index, shape, shift] = *cursor;
-      narrow_to(row_of(problem_.dq, batch, head, index), d, sums);
+      const Query& query = *cursor;
+      narrow_to(row_of(problem_.dq, query.batch, query.head, forward_.row_of(query)), d, sums);
     }
   }
 
@@ -165,8 +167,9 @@ class BackwardTask {
     const index_t d = forward_.width();
     for_each_key(block, [&](index_t key) {
       A* dk = head_sums_.key_sums(problem_, batch_, kv_head_, key);
-      if (forward_.has_rope() && forward_.rows() > 0) {
-        const index_t position = forward_.key_position + variant_.key_position(query, key);
+      if (forward_.has_rope() && forward_.rotate_keys && forward_.rows() > 0) {
+        const index_t position =
+            forward_.key_position + variant_.key_position(query, problem_.first_key() + key);
         rotate(forward_.rope, dk, d, dk, d, 1, d, position, true);
       }
       narrow_to(row_of(problem_.dk, batch_, kv_head_, key), d, dk);
@@ -183,9 +186,8 @@ class BackwardTask {
   }
   index_t in_passes(index_t keys) const { return (keys + kernels_.rows - 1) / kernels_.rows * kernels_.rows; }
   index_t keys_of(index_t block) const { return std::min(piece_keys, problem_.keys() - block * piece_keys); }
-  static index_t place_of(const Query& query) {
-    const QueryShape& shape = query.shape;
-    return (query.batch * shape.heads + query.head) * shape.queries + query.index;
+  index_t place_of(const Query& query) const {
+    return (query.batch * query.shape.heads + query.head) * forward_.q.extent(2) + forward_.row_of(query);
   }
   double* sums_of(const Query& query) const { return sums_.sums + place_of(query) * memory_.sums_of_row; }
 
@@ -197,7 +199,8 @@ class BackwardTask {
   /// Whether a query of the block sees a key of the block.
   bool has_piece(index_t queries, index_t keys) const {
     const KeyRange& seen = head_sums_.seen[queries];
-    return seen.begin < (keys + 1) * piece_keys && seen.end > keys * piece_keys;
+    const index_t first = problem_.first_key() + keys * piece_keys;
+    return seen.begin < first + piece_keys && seen.end > first;
   }
 
   /// The sums over some pieces of a block of queries: [groups][d_pitch][group].
@@ -209,8 +212,8 @@ class BackwardTask {
 
   /// Points keys_ at a block of keys: where they lie or, if they were packed, at the copy.
   void load_keys(index_t block) {
-    const index_t first = block * piece_keys;
-    keys_ = {.range = {first, first + keys_of(block)},
+    const index_t first = block * piece_keys, key = problem_.first_key() + first;
+    keys_ = {.range = {key, key + keys_of(block)},
              .k = head_sums_.k + first * memory_.d_pitch,
              .k_stride = memory_.d_pitch,
              .v = head_sums_.v + first * memory_.dv_pitch,
@@ -221,7 +224,7 @@ class BackwardTask {
              .are_finite = head_sums_.keys_are_finite + first};
     if constexpr (std::same_as<T, A>) {
       if (packs_keys(problem_, kernels_)) return;
-      const KeyStretch<T> stretch = forward_.keys.stretch(batch_, kv_head_, first);
+      const KeyStretch<T> stretch = forward_.keys.stretch(batch_, kv_head_, key);
       keys_.k = stretch.k;
       keys_.k_stride = stretch.k_stride;
       keys_.v = stretch.v;
@@ -237,7 +240,8 @@ class BackwardTask {
     std::fill_n(k, in_passes(count) * memory_.d_pitch, A{0});
     std::fill_n(v, in_passes(count) * memory_.dv_pitch, A{0});
     for (index_t i = 0; i < count; ++i, k += memory_.d_pitch, v += memory_.dv_pitch) {
-      const KeyRange key{first + i, first + i + 1};
+      const index_t at = problem_.first_key() + first + i;
+      const KeyRange key{at, at + 1};
       detail::load_keys(forward_, variant_, batch_, kv_head_, key, k);
       load_values(forward_.keys, batch_, kv_head_, key, v);
     }
@@ -307,7 +311,7 @@ class BackwardTask {
       factor = std::exp2(shift - lse);
     }
     memory_.delta[i] = static_cast<A>(factor * static_cast<double>(facts.delta));
-    const T* in = row_of(problem_.dout, row.query.batch, row.query.head, row.query.index);
+    const T* in = row_of(problem_.dout, row.query.batch, row.query.head, forward_.row_of(row.query));
     detail::kernels<RowKernels<A>>().multiply(widened(in, dv, dout), dv, static_cast<A>(factor), dout);
   }
 

@@ -89,6 +89,20 @@ class DecodeTask {
 
   void reset(A* states) const { memory_.state(states).reset(count_, memory_.dv); }
 
+  /// States to begin with: nothing has been seen or, where the result continues one, what it holds.
+  void begin(A* states, const Result<T>& result) const {
+    reset(states);
+    if (!result.continues) return;
+    const SoftmaxState<A> state = memory_.state(states);
+    for (index_t r = 0; r < count_; ++r) {
+      const Query& query = memory_.rows[r].query;
+      const index_t row = problem_.row_of(query);
+      state.shift[r] = result.state.shift(query.batch, query.head, row);
+      state.sum[r] = result.state.sum(query.batch, query.head, row);
+      std::copy_n(row_of(result.state.o, query.batch, query.head, row), memory_.dv, state.o + r * memory_.dv);
+    }
+  }
+
   /// Computes all logits of the chunk first, then weights and o: each further part of a chunk would cost
   /// something that only few queries share.
   void attend_chunk(KeyRange keys, A* states) {
@@ -119,8 +133,9 @@ class DecodeTask {
   void store(A* states, const Result<T>& result) const {
     const SoftmaxState<A> state = memory_.state(states);
     for (index_t r = 0; r < count_; ++r) {
-      store_result(result, memory_.rows[r].query, state.shift[r], state.sum[r], state.o + r * memory_.dv,
-                   memory_.dv);
+      const Query& query = memory_.rows[r].query;
+      store_result(result, query, problem_.row_of(query), state.shift[r], state.sum[r],
+                   state.o + r * memory_.dv, memory_.dv);
     }
   }
 

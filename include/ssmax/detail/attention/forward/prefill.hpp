@@ -85,6 +85,25 @@ class PrefillTask {
     for (index_t g = 0; g < groups_; ++g) memory_.state(states, g).reset(memory_.group, memory_.channels);
   }
 
+  /// States to begin with: nothing has been seen or, where the result continues one, what it holds.
+  void begin(A* states, const Result<T>& result) const {
+    reset(states);
+    if (!result.continues) return;
+    const index_t dv = problem_.value_width();
+    for (index_t i = 0; i < count_; i += kernels_.width) {
+      const SoftmaxState<A> state = memory_.state(states, i / memory_.group);
+      const index_t first_lane = i % memory_.group, lanes = std::min(kernels_.width, count_ - i);
+      for (index_t lane = 0; lane < lanes; ++lane) {
+        const Query& query = memory_.rows[i + lane].query;
+        const index_t row = problem_.row_of(query);
+        state.shift[first_lane + lane] = result.state.shift(query.batch, query.head, row);
+        state.sum[first_lane + lane] = result.state.sum(query.batch, query.head, row);
+        memory_.in[lane] = row_of(result.state.o, query.batch, query.head, row);
+      }
+      kernels_.transpose(memory_.in, lanes, dv, nullptr, state.o + first_lane, memory_.group);
+    }
+  }
+
   /// The states after the keys of one chunk.
   void attend_chunk(KeyRange keys, A* states) {
     reset(states);
@@ -123,7 +142,8 @@ class PrefillTask {
         kernels_.transpose(memory_.in, channels, lanes, nullptr, memory_.staged + c, memory_.pitch);
       }
       for (index_t lane = 0; lane < lanes; ++lane) {
-        store_result(result, memory_.rows[i + lane].query, state.shift[first_lane + lane],
+        const Query& query = memory_.rows[i + lane].query;
+        store_result(result, query, problem_.row_of(query), state.shift[first_lane + lane],
                      state.sum[first_lane + lane], memory_.staged + lane * memory_.pitch, dv);
       }
     }

@@ -115,7 +115,7 @@ void run_tasks(const Problem<T, X>& problem, const Variant<Compute<T>>& variant,
 
   if (cut.chunks == 1) {
     run(1, [&](Task& task, const Memory& own, KeyRange seen, index_t, index_t) {
-      task.reset(own.total);
+      task.begin(own.total, result);
       for_each_chunk(seen, [&](index_t, KeyRange keys) {
         task.attend_chunk(keys, own.chunk);
         task.merge(own.total, own.chunk);
@@ -133,7 +133,7 @@ void run_tasks(const Problem<T, X>& problem, const Variant<Compute<T>>& variant,
     if (keys.size() > 0) task.attend_chunk(keys, waiting_states(index, chunk));
   });
   run(1, [&](Task& task, const Memory& own, KeyRange seen, index_t index, index_t) {
-    task.reset(own.total);
+    task.begin(own.total, result);
     for_each_chunk(seen,
                    [&](index_t chunk, KeyRange) { task.merge(own.total, waiting_states(index, chunk)); });
     task.store(own.total, result);

@@ -1,0 +1,30 @@
+// MPI's errors: exceptions with MPI's text, or, where exceptions are off, that text and an abort.
+#pragma once
+
+#include <mpi.h>
+
+#include "../checks/error.hpp"
+
+namespace ssmax {
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+
+[[noreturn]] SSMAX_COLD inline void fail_mpi(const char* call, int code) {
+  char text[MPI_MAX_ERROR_STRING + 1] = {}, message[MPI_MAX_ERROR_STRING + 128];
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  std::snprintf(message, sizeof(message), "ssmax::mpi: %s: %s", call, text);
+#if defined(__cpp_exceptions)
+  throw std::runtime_error(message);
+#else
+  fail(message);
+#endif
+}
+
+inline void check_mpi(const char* call, int code) {
+  if (code != MPI_SUCCESS) fail_mpi(call, code);
+}
+
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace ssmax

@@ -1,0 +1,172 @@
+// The pieces of keys on their way: each rank sends its own to all who need them, and receives what it needs, two
+// pieces ahead, in the order of the keys. That order is what makes the bits those of one process: a query's sums
+// take its keys from the first to the last. So a piece comes from its owner, not around a ring from neighbour to
+// neighbour, which would begin in the middle.
+//
+// MPI moves messages while it is called. So poll() is to be called between the steps of a computation.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <thread>
+#include <vector>
+
+#include "plan.hpp"
+
+namespace ssmax {
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+
+/// Requests under way. Waiting gives the processor to other ranks on the same machine.
+class Requests {
+ public:
+  explicit Requests(mpi::Communicator& comm) : comm_(comm) {}
+  Requests(const Requests&) = delete;
+  Requests& operator=(const Requests&) = delete;
+
+  static int bytes(std::size_t count) {
+    if (count > static_cast<std::size_t>(std::numeric_limits<int>::max())) {
+      fail_format("ssmax::mpi: a message has %zu bytes, MPI counts up to %d", count,
+                  std::numeric_limits<int>::max());
+    }
+    return static_cast<int>(count);
+  }
+
+  MPI_Request send(const void* data, std::size_t size, int to, int tag) {
+    MPI_Request request = MPI_REQUEST_NULL;
+    check_mpi("MPI_Isend", MPI_Isend(data, bytes(size), MPI_BYTE, to, tag, comm_.handle(), &request));
+    comm_.traffic().bytes_sent += static_cast<double>(size);
+    return request;
+  }
+  MPI_Request receive(void* data, std::size_t size, int from, int tag) {
+    MPI_Request request = MPI_REQUEST_NULL;
+    check_mpi("MPI_Irecv", MPI_Irecv(data, bytes(size), MPI_BYTE, from, tag, comm_.handle(), &request));
+    return request;
+  }
+  /// Whether it is done; then it is null.
+  static bool test(MPI_Request& request) {
+    int done = 0;
+    check_mpi("MPI_Test", MPI_Test(&request, &done, MPI_STATUS_IGNORE));
+    return done != 0;
+  }
+  /// Until done() says so; the time counts as waiting.
+  template <class Done>
+  void wait(const Done& done) {
+    if (done()) return;
+    const double start = MPI_Wtime();
+    while (!done()) std::this_thread::yield();
+    comm_.traffic().seconds_waiting += MPI_Wtime() - start;
+  }
+
+ private:
+  mpi::Communicator& comm_;
+};
+
+/// A set of requests, those that are done being left out as they are found.
+class Outgoing {
+ public:
+  void add(MPI_Request request) { requests_.push_back(request); }
+  bool done() {
+    if (requests_.empty()) return true;
+    int count = 0;
+    finished_.resize(requests_.size());
+    check_mpi("MPI_Testsome", MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count,
+                                           finished_.data(), MPI_STATUSES_IGNORE));
+    if (count != 0) std::erase(requests_, MPI_REQUEST_NULL);
+    return requests_.empty();
+  }
+
+ private:
+  std::vector<MPI_Request> requests_;
+  std::vector<int> finished_;
+};
+
+/// X: what keys travel as; a piece is k [batch, kv_heads, keys, d], then v [batch, kv_heads, keys, dv].
+template <class X>
+class KeyExchange {
+ public:
+  /// `own` are the own pieces, packed one behind the other, `row` elements to a key; `incoming` has room for two
+  /// pieces.
+  KeyExchange(mpi::Communicator& comm, const RingPlan& plan, index_t row, const X* own, X* incoming)
+      : plan_(plan), requests_(comm), row_(row), own_(own) {
+    buffers_[0] = incoming;
+    buffers_[1] = incoming + plan.longest_piece() * row;
+    const std::vector<Piece>& pieces = plan.pieces();
+    for (std::size_t i = 0; i < pieces.size(); ++i) {
+      if (plan.needs(plan.rank(), pieces[i])) steps_.push_back(i);
+    }
+    receive_next(), receive_next();
+    for (std::size_t i = 0; i < pieces.size(); ++i) {
+      if (pieces[i].keys.rank != plan.rank()) continue;
+      // Not all of them to rank 0 first.
+      for (int j = 1; j < plan.ranks(); ++j) {
+        const int to = (plan.rank() + j) % plan.ranks();
+        if (plan.needs(to, pieces[i]))
+          sends_.add(requests_.send(own_ + pieces[i].row * row_, size_of(pieces[i]), to, tag(i)));
+      }
+    }
+  }
+
+  /// The pieces that this rank needs, in the order of the keys: numbers in plan.pieces().
+  [[nodiscard]] const std::vector<std::size_t>& steps() const { return steps_; }
+
+  /// The keys of the next step; those of the step before are given up. Calls poll() while it waits.
+  template <class Poll>
+  const X* next(const Poll& poll) {
+    if (step_ > 0 && is_foreign(steps_[step_ - 1])) {
+      ++taken_;
+      receive_next();
+    }
+    const std::size_t piece = steps_[step_++];
+    if (!is_foreign(piece)) return own_ + plan_.pieces()[piece].row * row_;
+    MPI_Request& request = incoming_[taken_ % 2];
+    requests_.wait([&] {
+      poll();
+      return Requests::test(request);
+    });
+    return buffers_[taken_ % 2];
+  }
+
+  bool sent() { return sends_.done(); }
+  template <class Poll>
+  void finish(const Poll& poll) {
+    requests_.wait([&] {
+      poll();
+      return sends_.done();
+    });
+  }
+
+ private:
+  static int tag(std::size_t piece) {
+    return static_cast<int>(piece % 16384);
+  }  // MPI counts to 32767 at least
+  [[nodiscard]] std::size_t size_of(const Piece& piece) const {
+    return static_cast<std::size_t>(piece.keys.size() * row_) * sizeof(X);
+  }
+  [[nodiscard]] bool is_foreign(std::size_t piece) const {
+    return plan_.pieces()[piece].keys.rank != plan_.rank();
+  }
+  void receive_next() {
+    while (asked_step_ < steps_.size() && !is_foreign(steps_[asked_step_])) ++asked_step_;
+    if (asked_step_ == steps_.size()) return;
+    const std::size_t i = steps_[asked_step_++];
+    const Piece& piece = plan_.pieces()[i];
+    incoming_[asked_ % 2] = requests_.receive(buffers_[asked_ % 2], size_of(piece), piece.keys.rank, tag(i));
+    ++asked_;
+  }
+
+  const RingPlan& plan_;
+  Requests requests_;
+  index_t row_;
+  const X* own_;
+  X* buffers_[2];
+  MPI_Request incoming_[2]{MPI_REQUEST_NULL, MPI_REQUEST_NULL};
+  Outgoing sends_;
+  std::vector<std::size_t> steps_;
+  std::size_t step_ = 0, asked_step_ = 0;  // in steps_
+  std::size_t asked_ = 0, taken_ = 0;      // of the foreign ones
+};
+
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace ssmax

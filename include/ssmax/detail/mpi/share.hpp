@@ -1,0 +1,100 @@
+// A rank's share of a call: its rows, its keys packed for the way, its queries against a piece of keys.
+#pragma once
+
+#include "../attention/keys.hpp"
+#include "../attention/load.hpp"
+#include "plan.hpp"
+
+namespace ssmax {
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+
+/// Rows [first, first + count) of [batch, heads, positions, …].
+template <class T, int Rank>
+View<T, Rank> rows_of(const View<T, Rank>& view, index_t first, index_t count) {
+  if (view.data_handle() == nullptr) return view;
+  std::array<index_t, Rank> extents, strides;
+  for (int i = 0; i < Rank; ++i) {
+    extents[static_cast<std::size_t>(i)] = i == 2 ? count : view.extent(i);
+    strides[static_cast<std::size_t>(i)] = view.stride(i);
+  }
+  return addressable(View<T, Rank>(view.data_handle() + first * view.stride(2), extents, strides));
+}
+
+/// Packed keys of a piece, as KeyExchange has them.
+template <class X>
+KeyShare<X> key_share(const X* packed, const Piece& piece, const KeySourceShape& shape, index_t keys) {
+  const index_t count = piece.keys.size();
+  const X* v = packed + shape.batch * shape.kv_heads * count * shape.width;
+  return {.k = addressable(View<const X, 4>{packed, {shape.batch, shape.kv_heads, count, shape.width}}),
+          .v = addressable(View<const X, 4>{v, {shape.batch, shape.kv_heads, count, shape.value_width}}),
+          .keys = keys,
+          .first = piece.keys.begin};
+}
+
+/// Packs the own keys of a piece as X, widened and rotated if X is what is computed in.
+template <class T, class X>
+void pack_piece(const Problem<T, T>& whole, const Variant<Compute<T>>& variant, const View<const T, 4>& k,
+                const View<const T, 4>& v, const Piece& piece, X* out) {
+  const index_t count = piece.keys.size(), d = k.extent(3), dv = v.extent(3);
+  const KeyShare<T> keys{.k = rows_of(k, piece.row, count),
+                         .v = rows_of(v, piece.row, count),
+                         .keys = whole.keys.length(0),
+                         .first = piece.keys.begin};
+  Problem<T, T> problem = whole;
+  problem.keys = AnyKeys<T>(keys);
+  const KeyRange range{piece.keys.begin, piece.keys.end};
+  const auto for_each_head = [&](const auto& f) {
+    for (index_t b = 0; b < k.extent(0); ++b) {
+      for (index_t h = 0; h < k.extent(1); ++h) f(b, h);
+    }
+  };
+  if constexpr (std::same_as<X, Compute<T>>) {
+    for_each_head(
+        [&](index_t b, index_t h) { load_keys(problem, variant, b, h, range, out), out += count * d; });
+    for_each_head(
+        [&](index_t b, index_t h) { load_values(problem.keys, b, h, range, out), out += count * dv; });
+  } else {
+    const auto copy = [&](const View<const T, 4>& view, index_t channels) {
+      for_each_head([&](index_t b, index_t h) {
+        for (index_t i = 0; i < count; ++i) out = std::copy_n(row_of(view, b, h, i), channels, out);
+      });
+    };
+    copy(keys.k, d);
+    copy(keys.v, dv);
+  }
+}
+
+/// The queries of a segment against keys that their owner rotated. `whole` is the problem of all rows of this rank.
+template <class T, class X>
+Problem<T, X> part_of_problem(const Problem<T, T>& whole, const Share& share, index_t positions,
+                              const KeyShare<X>& keys) {
+  const index_t count = share.segment.size();
+  return {.q = rows_of(whole.q, share.row, count),
+          .keys = AnyKeys<X>(keys),
+          .scale = whole.scale,
+          .rope = whole.rope,
+          .rotate_keys = false,
+          .key_position = whole.key_position,
+          .first_query = share.segment.begin,
+          .queries_after = positions - share.segment.end};
+}
+
+/// A range that holds every key that queries [begin, end) see.
+template <class A>
+KeyRange keys_seen(const Variant<A>& variant, const QueryShape& shape, index_t begin, index_t end) {
+  KeyRange seen{shape.keys, 0};
+  for (Query query{0, 0, 0, shape}; query.batch < shape.batch; ++query.batch) {
+    for (query.head = 0; query.head < shape.heads; ++query.head) {
+      for (query.index = begin; query.index < end; ++query.index) {
+        const KeyRange keys = variant.row(query, {0, shape.keys}).keys;
+        if (keys.size() > 0) seen = {std::min(seen.begin, keys.begin), std::max(seen.end, keys.end)};
+      }
+    }
+  }
+  return seen;
+}
+
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace ssmax

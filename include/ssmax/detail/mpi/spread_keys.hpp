@@ -1,0 +1,119 @@
+// Decoding where each rank has stored the keys of its own positions: each attends to its chunks, and all fold the
+// states of all chunks in the order of the keys.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "../attention/forward/driver.hpp"
+#include "../attention/forward/epilogue.hpp"
+#include "exchange.hpp"
+
+namespace ssmax {
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+
+/// One chunk of one rank's keys as a source of keys: keys [keys.begin, keys.end) of the sequence lie in `cache` from
+/// `row` on.
+template <class K>
+struct ChunkOfKeys {
+  using Element = typename K::Element;
+
+  const K& cache;
+  index_t length_of_sequence, row;
+  KeyRange keys;
+
+  KeySourceShape shape() const { return cache.shape(); }
+  index_t length(index_t) const { return length_of_sequence; }
+  KeyRange stored(index_t) const { return keys; }
+  KeyStretch<Element> stretch(index_t batch, index_t kv_head, index_t key) const {
+    KeyStretch<Element> stretch = cache.stretch(batch, kv_head, row + key - keys.begin);
+    stretch.count = std::min(stretch.count, keys.end - key);
+    return stretch;
+  }
+};
+
+/// The chunks of the first `length` positions, in their order: whole multiples of key_chunk, cut where segments end.
+inline std::vector<Piece> chunks_of(const mpi::Layout& layout, index_t length) {
+  std::vector<Piece> chunks;
+  std::vector<index_t> rows(static_cast<std::size_t>(layout.ranks()));
+  for (const mpi::Segment& segment : layout.segments()) {
+    index_t& row = rows[static_cast<std::size_t>(segment.rank)];
+    for (index_t begin = segment.begin; begin < std::min(segment.end, length);) {
+      const index_t end = std::min({segment.end, length, (begin / key_chunk + 1) * key_chunk});
+      chunks.push_back({{begin, end, segment.rank}, row});
+      row += end - begin;
+      begin = end;
+    }
+  }
+  return chunks;
+}
+
+template <class T, class K>
+void spread_decode(mpi::Communicator& comm, const mpi::Layout& layout,
+                   const Problem<T, typename K::Element>& whole, const K& cache, index_t length,
+                   const Variant<Compute<T>>& variant, const Result<T>& result, Workspace* workspace,
+                   const AnyExecutor& executor) {
+  using A = Compute<T>;
+  using X = typename K::Element;
+  const index_t batch = whole.q.extent(0), heads = whole.q.extent(1), queries = whole.q.extent(2),
+                dv = whole.value_width(), rows = batch * heads * queries;
+  const std::vector<Piece> chunks = chunks_of(layout, length);
+  // Of each rank: its chunks one behind the other, each shift [rows], sum [rows], o [rows][dv].
+  const index_t size = rows * (dv + 2);
+  std::vector<int> bytes(static_cast<std::size_t>(comm.ranks())), first(bytes.size());
+  for (const Piece& chunk : chunks) {
+    bytes[static_cast<std::size_t>(chunk.keys.rank)] +=
+        Requests::bytes(static_cast<std::size_t>(size) * sizeof(A));
+  }
+  for (std::size_t r = 1; r < bytes.size(); ++r) first[r] = first[r - 1] + bytes[r - 1];
+  std::vector<A> states(static_cast<std::size_t>(size) * chunks.size());
+  const auto state_at = [&](A* at) {
+    return AttentionState<A>{{at, {batch, heads, queries}},
+                             {at + rows, {batch, heads, queries}},
+                             addressable(View<A, 4>{at + 2 * rows, {batch, heads, queries, dv}})};
+  };
+  const auto place_of = [&](int rank) {
+    return states.data() + first[static_cast<std::size_t>(rank)] / static_cast<int>(sizeof(A));
+  };
+  A* next = place_of(comm.rank());
+  for (const Piece& chunk : chunks) {
+    if (chunk.keys.rank != comm.rank()) continue;
+    const ChunkOfKeys<K> keys{cache, length, chunk.row, {chunk.keys.begin, chunk.keys.end}};
+    Problem<T, X> problem = whole;
+    problem.keys = AnyKeys<X>(keys);
+    compiled::run_attention(problem, variant, Result<T>{.state = state_at(next)}, workspace, executor);
+    next += size;
+  }
+  const double start = MPI_Wtime();
+  check_mpi("MPI_Allgatherv", MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, states.data(), bytes.data(),
+                                             first.data(), MPI_BYTE, comm.handle()));
+  comm.traffic().seconds_waiting += MPI_Wtime() - start;
+  comm.traffic().bytes_sent +=
+      static_cast<double>(bytes[static_cast<std::size_t>(comm.rank())]) * (comm.ranks() - 1);
+
+  std::vector<A> sums(static_cast<std::size_t>(size));
+  const AttentionState<A> total = state_at(sums.data());
+  std::fill_n(sums.begin(), rows, -std::numeric_limits<A>::infinity());
+  std::vector<A*> at;
+  for (int r = 0; r < comm.ranks(); ++r) at.push_back(place_of(r));
+  for (const Piece& chunk : chunks) {
+    A*& state = at[static_cast<std::size_t>(chunk.keys.rank)];
+    merge_state(total, state_at(state));
+    state += size;
+  }
+  for (index_t b = 0; b < batch; ++b) {
+    for (index_t h = 0; h < heads; ++h) {
+      for (index_t i = 0; i < queries; ++i) {
+        store_result(result, Query{b, h, i, {}}, i, total.shift(b, h, i), total.sum(b, h, i),
+                     row_of(total.o, b, h, i), dv);
+      }
+    }
+  }
+}
+
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace ssmax

@@ -1,0 +1,343 @@
+/// @defgroup mpi Attention over MPI (mpi.hpp)
+/// Attention of a sequence that is split over the ranks of an MPI communicator.
+///
+///     mpi::Communicator comm(MPI_COMM_WORLD);
+///     const auto layout = mpi::Layout::zigzag(n, comm.ranks());
+///     // q, k, v, out, lse: the rows of this rank, layout.count(comm.rank()) of them
+///     mpi::attention<float>(comm, layout, {.q = q, .k = k, .v = v, .out = out, .lse = lse}, SSMax<float>{s},
+///                           Causal{}, {.rope = &rope}, pool);
+///
+/// Formula, shapes and options are those of attention.hpp and attention_backward.hpp, of the whole sequence: queries and keys
+/// are counted over all ranks, in masks, scores and scalings; n is the number of keys that a query sees on all
+/// of them; positions are those of the sequence. Arguments are equal on all ranks but for the tensors, which
+/// hold the rank's positions, segment behind segment (mpi_layout.hpp).
+///
+/// Queries stay, keys and values come from their owners (rotated by them, once) in pieces of up to 8 MiB or
+/// 2048 keys, two ahead, while the piece before is computed. Pieces that no query of a rank sees are not sent
+/// to it.
+///
+/// **The same bits** as one process with any number of ranks, wherever segments begin at multiples of 1024
+/// (2048 for the gradients dq, ds, db …) and have more than 16 queries per kv head, or fewer everywhere. dk and dv
+/// are added up by their owner, its own part first, then those of the ranks behind it in turn: the same bits
+/// every time for one layout, and within R·ε·Σ|terms| of one process' with R ranks. Cut elsewhere, sums of 1024
+/// keys become sums of fewer: bounds stay those of attention.hpp.
+///
+/// Memory beyond the shares: one share of K and V (as float, where a rope turns 16 bits), 7 pieces, and the states
+/// of the queries: 2 numbers each, and a row of float where out has 16 bits.
+///
+/// Calls are collective. Shapes, layouts and policies are compared before anything else is sent; where they
+/// differ or do not fit, every rank throws the same std::invalid_argument. MPI's errors are
+/// std::runtime_error, with MPI's text.
+#pragma once
+
+#include "attention_backward.hpp"
+#include "detail/mpi/ring_backward.hpp"
+#include "detail/mpi/ring_forward.hpp"
+#include "detail/mpi/spread_keys.hpp"
+#include "kv_cache.hpp"
+#include "mpi_communicator.hpp"
+#include "mpi_layout.hpp"
+
+namespace ssmax {
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+
+/// The rank's own shapes against its share of the layout.
+template <class T>
+void check_share(const char* function, const mpi::Communicator& comm, const mpi::Layout& layout,
+                 const View<const T, 4>& q, const View<const T, 4>& k) {
+  if (layout.ranks() != comm.ranks()) {
+    fail_value(function, "layout", "has ranks", layout.ranks(), "the communicator has", comm.ranks());
+  }
+  const index_t count = layout.count(comm.rank());
+  if (q.extent(2) != count)
+    fail_value(function, "q", "has positions", q.extent(2), "the layout's share is", count);
+  if (k.extent(2) != count)
+    fail_value(function, "k", "has positions", k.extent(2), "the layout's share is", count);
+}
+
+/// What all ranks must have in common.
+template <class T, class V>
+Agreement agreement_of(const char* function, const mpi::Layout& layout, const View<const T, 4>& q,
+                       const View<const T, 4>& k, const View<const T, 4>& v,
+                       const AttentionOptions<T>& options) {
+  Agreement all(function);
+  all.add("the element type, or a type of a policy", fingerprint_of_types<T, V>());
+  all.add("the layout", fingerprint(layout));
+  all.add("the batch", q.extent(0));
+  all.add("the number of heads of q", q.extent(1));
+  all.add("the number of heads of k", k.extent(1));
+  all.add("the width of q and k", q.extent(3));
+  all.add("the width of v", v.extent(3));
+  Fingerprint scale;
+  scale.add(logit_scale(options, q.extent(3)));
+  all.add("the scale", scale.value());
+  all.add("whether there is a rope", options.rope != nullptr);
+  all.add("key_position", options.key_position);
+  Fingerprint sinks;
+  sinks.add(options.sinks.data(), options.sinks.size_bytes());
+  all.add("sinks", sinks.value());
+  return all;
+}
+
+/// The problem of all rows of this rank; `keys` stands for the whole sequence, and stores nothing.
+template <class T, class A>
+Problem<T, T> whole_problem(const A& a, const KeyShare<T>& keys, const mpi::Layout& layout,
+                            const AttentionOptions<T>& options) {
+  Problem<T, T> problem = make_problem<T>(a, keys, options);
+  problem.first_query = 0;
+  problem.queries_after = layout.positions() - a.q.extent(2);
+  return problem;
+}
+
+/// check_policies for each segment of this rank.
+template <class T, class V>
+void check_segments(const char* function, int rank, const mpi::Layout& layout, const Problem<T, T>& whole,
+                    const View<const T, 4>& k, const View<const T, 4>& v, const AttentionOptions<T>& options,
+                    const V& variant) {
+  const auto check = [&](const mpi::Segment& segment, index_t row) {
+    const KeyShare<T> keys{.k = rows_of(k, row, segment.size()),
+                           .v = rows_of(v, row, segment.size()),
+                           .keys = layout.positions(),
+                           .first = segment.begin};
+    Problem<T, T> problem = whole;
+    problem.keys = AnyKeys<T>(keys);
+    problem.q = rows_of(whole.q, row, segment.size());
+    problem.first_query = segment.begin;
+    problem.queries_after = layout.positions() - segment.end;
+    check_policies(function, problem, options.rope, variant);
+  };
+  index_t row = 0;
+  for (const mpi::Segment& segment : layout.segments()) {
+    if (segment.rank != rank) continue;
+    check(segment, row);
+    row += segment.size();
+  }
+  if (row == 0) check({0, 0, rank}, 0);
+}
+
+/// The cache of a rank holds what the layout gives it of the first `length` positions, in every sequence.
+template <class X>
+void check_held(const char* function, const KvCache<X>& cache, const mpi::Layout& layout, int rank,
+                index_t length) {
+  index_t held = 0;
+  for (const mpi::Segment& segment : layout.segments()) {
+    if (segment.rank == rank) held += std::max<index_t>(0, std::min(segment.end, length) - segment.begin);
+  }
+  for (index_t b = 0; b < cache.shape().batch; ++b) {
+    if (cache.length(b) != held) {
+      fail_value(function, "cache", "has length", cache.length(b), "the layout's share so far is", held);
+    }
+  }
+}
+
+}  // namespace detail
+
+namespace mpi {
+/// @addtogroup mpi
+/// @{
+
+/// attention of attention.hpp, the sequence being split over ranks as the layout says. Collective.
+template <class T, class S, class M, class C, class E = Serial>
+requires Scaling<S> && Mask<M> && Score<C> && Executor<E>
+void attention(Communicator& comm, const Layout& layout, const std::type_identity_t<AttentionArguments<T>>& a,
+               const S& scaling, const M& mask, const C& score,
+               const std::type_identity_t<AttentionOptions<T>>& options = {}, E&& executor = E{}) {
+  using A = detail::Compute<T>;
+  const char* function = "mpi::attention";
+  const index_t n = layout.positions();
+  const detail::KeyShare<T> none{.k = {}, .v = {}, .keys = n};
+  const detail::UserVariant<A, S, M, C> variant(scaling, mask, score);
+  std::int64_t policies = 0;
+  const std::string complaint = detail::complaint_of([&] {
+    detail::check_inputs(function, a.q, a.k, a.v);
+    detail::check_share(function, comm, layout, a.q, a.k);
+    detail::check_out_and_lse(function, a.out, a.lse, a.q, a.k, a.v);
+    detail::check_sinks(function, options.sinks, a.out, a.lse);
+    const auto whole = detail::whole_problem<T>(a, none, layout, options);
+    detail::check_segments<T>(function, comm.rank(), layout, whole, a.k, a.v, options, variant);
+    policies = detail::fingerprint(variant, {a.q.extent(0), a.q.extent(1), n, n});
+  });
+  auto agreement = detail::agreement_of<T, decltype(variant)>(function, layout, a.q, a.k, a.v, options);
+  agreement.add("what scaling, mask and score say", policies);
+  agreement.settle(comm, complaint);
+  if (comm.ranks() == 1) {
+    ssmax::attention<T>(a, scaling, mask, score, options, std::forward<E>(executor));
+    return;
+  }
+  if (a.q.extent(0) == 0 || a.q.extent(1) == 0) return;
+  const bool widens = options.rope != nullptr;
+  const index_t row = a.k.extent(0) * a.k.extent(1) * (a.k.extent(3) + a.v.extent(3));
+  const index_t size = static_cast<index_t>(widens ? sizeof(A) : sizeof(T));
+  const QueryShape shape{a.q.extent(0), a.q.extent(1), n, n};
+  const detail::RingPlan plan(comm, layout, row * size, [&](const Segment& segment) {
+    return detail::keys_seen(variant, shape, segment.begin, segment.end);
+  });
+  const auto whole = detail::whole_problem<T>(a, none, layout, options);
+  const detail::AnyExecutor any(executor);
+  if (widens) {
+    detail::ring_forward<T, A>(comm, plan, a, whole, variant, options, n, any);
+  } else {
+    detail::ring_forward<T, T>(comm, plan, a, whole, variant, options, n, any);
+  }
+}
+
+/// The same without a score.
+template <class T, class S = Softmax, class M = Full, class E = Serial>
+requires Scaling<S> && Mask<M> && Executor<E>
+void attention(Communicator& comm, const Layout& layout,
+               const std::type_identity_t<AttentionArguments<T>>& arguments, const S& scaling = {},
+               const M& mask = {}, const std::type_identity_t<AttentionOptions<T>>& options = {},
+               E&& executor = E{}) {
+  mpi::attention<T>(comm, layout, arguments, scaling, mask, Identity{}, options, std::forward<E>(executor));
+}
+
+/// attention_backward of attention_backward.hpp, the sequence being split over ranks as the layout says, of
+/// float or double. Collective. Every rank gets the gradients of its own rows, and all of those that scaling, score
+/// and sinks sum over queries (ds, db, dslopes, dsinks). The gradient of a Bias stays with the rank of its query.
+/// first_key, keys, first_query and queries stay 0.
+template <class T, class S, class M, class C, class E = Serial>
+requires Scaling<S> && Mask<M> && Score<C> && Executor<E>
+void attention_backward(Communicator& comm, const Layout& layout,
+                        const std::type_identity_t<BackwardArguments<T>>& a,
+                        const std::type_identity_t<AttentionGradients<T>>& g, const S& scaling, const M& mask,
+                        const C& score, const std::type_identity_t<AttentionOptions<T>>& options = {},
+                        E&& executor = E{}) {
+  static_assert(std::same_as<T, detail::Compute<T>>, "ssmax::mpi::attention_backward: T is float or double");
+  const char* function = "mpi::attention_backward";
+  const index_t n = layout.positions();
+  const detail::KeyShare<T> none{.k = {}, .v = {}, .keys = n};
+  const detail::UserGradientVariant<T, S, M, C> variant(scaling, mask, score);
+  std::int64_t policies = 0;
+  const std::string complaint = detail::complaint_of([&] {
+    detail::check_backward<T>(function, a, g, options);
+    detail::check_share(function, comm, layout, a.q, a.k);
+    const auto whole = detail::whole_problem<T>(a, none, layout, options);
+    detail::check_segments<T>(function, comm.rank(), layout, whole, a.k, a.v, options, variant);
+    policies = detail::fingerprint(variant, {a.q.extent(0), a.q.extent(1), n, n});
+  });
+  auto agreement = detail::agreement_of<T, decltype(variant)>(function, layout, a.q, a.k, a.v, options);
+  agreement.add("what scaling, mask and score say", policies);
+  agreement.add("whether dsinks are wanted", g.dsinks.empty() ? 0 : 1);
+  agreement.settle(comm, complaint);
+  if (comm.ranks() == 1) {
+    ssmax::attention_backward<T>(a, g, scaling, mask, score, options, std::forward<E>(executor));
+    return;
+  }
+  if (a.q.extent(0) == 0 || a.q.extent(1) == 0) return;
+  const index_t row = a.k.extent(0) * a.k.extent(1) * (a.k.extent(3) + a.v.extent(3));
+  const QueryShape shape{a.q.extent(0), a.q.extent(1), n, n};
+  const detail::RingPlan plan(
+      comm, layout, row * static_cast<index_t>(sizeof(T)),
+      [&](const Segment& segment) { return detail::keys_seen(variant, shape, segment.begin, segment.end); });
+  const auto whole = detail::whole_problem<T>(a, none, layout, options);
+  detail::ring_backward<T>(comm, plan, a, g, whole, variant, options, n, detail::AnyExecutor(executor));
+}
+
+/// The same without a score.
+template <class T, class S = Softmax, class M = Full, class E = Serial>
+requires Scaling<S> && Mask<M> && Executor<E>
+void attention_backward(Communicator& comm, const Layout& layout,
+                        const std::type_identity_t<BackwardArguments<T>>& arguments,
+                        const std::type_identity_t<AttentionGradients<T>>& gradients, const S& scaling = {},
+                        const M& mask = {}, const std::type_identity_t<AttentionOptions<T>>& options = {},
+                        E&& executor = E{}) {
+  mpi::attention_backward<T>(comm, layout, arguments, gradients, scaling, mask, Identity{}, options,
+                             std::forward<E>(executor));
+}
+
+/// Stores new positions in the cache of this rank, which holds the positions that a layout gives it, in
+/// their order: those of k and v [batch, kv_heads, new, channels], positions first … of the sequence, that are the
+/// rank's. With a rope, keys are rotated to their positions in the sequence. A local call. Throws unless the layout has
+/// these positions and the cache holds those before them.
+template <class X>
+void append(KvCache<X>& cache, const Layout& layout, int rank, index_t first,
+            std::type_identity_t<View<const detail::Compute<X>, 4>> k,
+            std::type_identity_t<View<const detail::Compute<X>, 4>> v,
+            const Rope<detail::Compute<X>>* rope = nullptr) {
+  const char* function = "mpi::append";
+  detail::check_part(function, "first", first, k.extent(2), "leaves no room for k in the layout's positions,",
+                     "positions", layout.positions());
+  detail::check_held(function, cache, layout, rank, first);
+  std::vector<detail::Compute<X>> rotated;
+  for (const Segment& segment : layout.segments()) {
+    const index_t begin = std::max(segment.begin, first), end = std::min(segment.end, first + k.extent(2));
+    if (segment.rank != rank || begin >= end) continue;
+    auto keys = detail::rows_of(k, begin - first, end - begin);
+    if (rope != nullptr) {
+      rotated.resize(static_cast<std::size_t>(keys.size()));
+      const View<detail::Compute<X>, 4> out{rotated.data(),
+                                            {k.extent(0), k.extent(1), end - begin, k.extent(3)}};
+      ssmax::rope(keys, out, *rope, begin);
+      keys = out;
+    }
+    cache.append(keys, detail::rows_of(v, begin - first, end - begin));
+  }
+}
+
+/// decode of kv_cache.hpp, of the first `length` positions of a layout, each rank having stored its own (append).
+/// Collective; q is the same on all ranks, and so are out and lse: those of one process with one cache,
+/// bit for bit, where segments begin at multiples of 1024. Memory: the states of all chunks of 1024 keys, that is
+/// batch·heads·queries·(dv + 2) numbers for each.
+template <class T, class X, class S, class M, class C, class E = Serial>
+requires Scaling<S> && Mask<M> && Score<C> && Executor<E>
+void decode(Communicator& comm, const Layout& layout, index_t length,
+            const std::type_identity_t<DecodeArguments<T>>& a, const KvCache<X>& cache, const S& scaling,
+            const M& mask, const C& score, const std::type_identity_t<AttentionOptions<T>>& options = {},
+            E&& executor = E{}) {
+  const char* function = "mpi::decode";
+  const detail::ChunkOfKeys<KvCache<X>> none{cache, length, 0, {}};
+  const detail::Problem<T, X> whole{.q = detail::addressable(a.q),
+                                    .keys = detail::AnyKeys<X>(none),
+                                    .scale = detail::logit_scale(options, a.q.extent(3)),
+                                    .rope = detail::rope_tables(options),
+                                    .rotate_keys = false,
+                                    .mask_gives_place = false};
+  const detail::UserVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
+  const QueryShape shape{a.q.extent(0), a.q.extent(1), a.q.extent(2), length};
+  std::int64_t policies = 0;
+  const std::string complaint = detail::complaint_of([&] {
+    if (layout.ranks() != comm.ranks()) {
+      detail::fail_value(function, "layout", "has ranks", layout.ranks(), "the communicator has",
+                         comm.ranks());
+    }
+    detail::check_part(function, "length", 0, length, "must be at most the layout's positions,", "positions",
+                       layout.positions());
+    detail::check_held(function, cache, layout, comm.rank(), length);
+    detail::check_queries(function, a.q, cache.shape());
+    detail::check_out_and_lse(function, a.out, a.lse, a.q, cache.shape().value_width);
+    detail::check_sinks(function, options.sinks, a.out, a.lse);
+    if (a.q.extent(2) > length) {
+      detail::fail_value(function, "q", "has positions", a.q.extent(2), "the sequence has", length);
+    }
+    detail::check_policies(function, whole, options.rope, variant);
+    policies = detail::fingerprint(variant, shape);
+  });
+  auto agreement = detail::agreement_of<T, decltype(variant)>(
+      function, layout, a.q, View<const T, 4>{nullptr, {0, cache.shape().kv_heads, 0, 0}}, View<const T, 4>{},
+      options);
+  agreement.add("length", length);
+  agreement.add("the number of positions of q", a.q.extent(2));
+  agreement.add("what scaling, mask and score say", policies);
+  agreement.settle(comm, complaint);
+  if (shape.rows() == 0) return;
+  const detail::Result<T> result{.out = detail::addressable(a.out), .lse = a.lse, .sinks = options.sinks};
+  detail::spread_decode<T>(comm, layout, whole, cache, length, variant, result, options.workspace,
+                           detail::AnyExecutor(executor));
+}
+
+/// The same without a score.
+template <class T, class X, class S = Softmax, class M = Causal, class E = Serial>
+requires Scaling<S> && Mask<M> && Executor<E>
+void decode(Communicator& comm, const Layout& layout, index_t length,
+            const std::type_identity_t<DecodeArguments<T>>& arguments, const KvCache<X>& cache,
+            const S& scaling = {}, const M& mask = {},
+            const std::type_identity_t<AttentionOptions<T>>& options = {}, E&& executor = E{}) {
+  mpi::decode<T>(comm, layout, length, arguments, cache, scaling, mask, Identity{}, options,
+                 std::forward<E>(executor));
+}
+
+/// @}
+}  // namespace mpi
+}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace ssmax

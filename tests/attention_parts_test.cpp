@@ -1,0 +1,239 @@
+// Parts of the queries and of the keys: states that continue, and gradients that add up, to those of the whole.
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <span>
+#include <ssmax/ssmax.hpp>
+#include <string>
+#include <vector>
+
+#include "attention_backward_problem.hpp"
+#include "attention_state_problem.hpp"
+#include "catch.hpp"
+#include "refusal.hpp"
+#include "target_scope.hpp"
+
+namespace attention_parts_test {
+
+using attention_backward_problem::backward;
+using attention_backward_problem::Problem;
+using attention_backward_problem::Result;
+using attention_problem::Output;
+using attention_problem::run;
+using attention_problem::Shape;
+using attention_state_problem::finished;
+using attention_state_problem::State;
+using ssmax::Alibi;
+using ssmax::AttentionOptions;
+using ssmax::Causal;
+using ssmax::Documents;
+using ssmax::Full;
+using ssmax::Identity;
+using ssmax::index_t;
+using ssmax::SlidingWindow;
+using ssmax::Softcap;
+using ssmax::SSMax;
+using ssmax::View;
+
+/// Rows [begin, end) of [batch, heads, positions, channels], or of [batch, heads, positions].
+template <class X, int Rank>
+View<X, Rank> rows(const View<X, Rank>& view, index_t begin, index_t end) {
+  std::array<index_t, Rank> extents, strides;
+  for (int i = 0; i < Rank; ++i) {
+    extents[static_cast<std::size_t>(i)] = i == 2 ? end - begin : view.extent(i);
+    strides[static_cast<std::size_t>(i)] = view.stride(i);
+  }
+  return {view.data_handle() + begin * view.stride(2), extents, strides};
+}
+
+template <class A>
+ssmax::AttentionState<A> rows(const ssmax::AttentionState<A>& state, index_t begin, index_t end) {
+  return {rows(state.shift, begin, end), rows(state.sum, begin, end), rows(state.o, begin, end)};
+}
+
+/// The state of all queries, a part of them at a time, each continued over parts of the keys.
+template <class T, class M, class C>
+State<attention_problem::Compute<T>> in_parts(const Problem<T>& problem, std::vector<index_t> queries,
+                                              std::vector<index_t> keys, const SSMax<float>& scaling,
+                                              const M& mask, const C& score,
+                                              const AttentionOptions<T>& options) {
+  State<attention_problem::Compute<T>> state(problem.shape);
+  for (std::size_t i = 0; i + 1 < queries.size(); ++i) {
+    for (std::size_t j = 0; j + 1 < keys.size(); ++j) {
+      ssmax::attention_partial<T>({.q = rows(problem.q_view(), queries[i], queries[i + 1]),
+                                   .k = rows(problem.k_view(), keys[j], keys[j + 1]),
+                                   .v = rows(problem.v_view(), keys[j], keys[j + 1]),
+                                   .first_key = keys[j],
+                                   .keys = problem.shape.keys,
+                                   .state = rows(state.view(), queries[i], queries[i + 1]),
+                                   .first_query = queries[i],
+                                   .queries = problem.shape.queries,
+                                   .continues = j > 0},
+                                  scaling, mask, score, options);
+    }
+  }
+  return state;
+}
+
+template <class T, class M, class C>
+void check_continued(const Problem<T>& problem, const M& mask, const C& score) {
+  const Shape& s = problem.shape;
+  const std::vector<float> strength{0.4f, 0.5f}, bias{0.1f, -0.2f};
+  const ssmax::Rope<attention_problem::Compute<T>> rope({.width = s.d}, 8192);
+  const AttentionOptions<T> options{.rope = &rope};
+  const SSMax<float> scaling{strength, bias};
+  const Output<T> whole = run<T>(problem, scaling, mask, score, options);
+  const auto parts = in_parts<T>(problem, {0, 40, 41 + 17, s.queries}, {0, 1024, 1024, 3072, s.keys}, scaling,
+                                 mask, score, options);
+  CHECK(finished(parts) == whole);
+}
+
+const std::vector<double> slopes = Alibi::slopes(2);
+const std::array<index_t, 4> documents{0, 900, 2000, 3300};
+
+TEST_CASE("Parts of the queries, continued over whole chunks of the keys, give the bits of the whole",
+          "[attention][state]") {
+  for_each_target([](const std::string&) {
+    const Problem<float> few({1, 2, 1, 120, 3300, 8, 5});
+    check_continued(few, Causal{}, Identity{});
+    check_continued(few, Full{}, Softcap{5});
+    check_continued(few, SlidingWindow{1500}, Alibi(slopes));
+    const Problem<double> all({2, 2, 2, 3300, 3300, 4, 3});
+    check_continued(all, Documents(documents, true), Identity{});
+  });
+}
+
+TEST_CASE("A state of few queries continues as well", "[attention][state]") {
+  for_each_target([](const std::string&) {
+    const Problem<float> problem({1, 2, 1, 8, 2500, 8, 5});
+    const Output<float> whole = run<float>(problem, SSMax<float>{0.4f}, Causal{});
+    const auto parts =
+        in_parts<float>(problem, {0, 3, 8}, {0, 2048, 2500}, SSMax<float>{0.4f}, Causal{}, Identity{}, {});
+    CHECK(finished(parts) == whole);
+  });
+}
+
+// ---- backward ---------------------------------------------------------------------------------------------
+
+struct Learnt {
+  std::vector<double> ds, db;
+};
+
+template <class V>
+double distance(const V& a, const V& b) {
+  double worst = a.size() == b.size() ? 0 : 1e300;
+  for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
+    worst = std::max(worst, std::abs(static_cast<double>(a[i]) - static_cast<double>(b[i])));
+  }
+  return worst;
+}
+
+template <class M, class C>
+void check_added_up(const Problem<double>& problem, const M& mask, const C& score) {
+  const Shape& s = problem.shape;
+  const std::vector<double> strength{0.4, 0.5}, bias{0.1, -0.2}, sinks{0.5, -1};
+  const ssmax::Rope<double> rope({.width = s.d}, 8192);
+  const AttentionOptions<double> options{.rope = &rope, .sinks = sinks};
+  const SSMax<double> scaling{strength, bias};
+  const Output<double> output = run<double>(problem, scaling, mask, score, options);
+  Learnt whole{std::vector<double>(2), std::vector<double>(2)}, sum = whole;
+  const Result<double> expected =
+      backward<double>(problem, output, scaling.gradient(whole.ds, whole.db), mask, score, options);
+
+  Result<double> added(problem, 2);
+  for (auto* gradient : {&added.dq, &added.dk, &added.dv}) std::fill(gradient->begin(), gradient->end(), 0);
+  Result<double> part(problem, 2);
+  const auto gradient = [&](Result<double>& of) {
+    return std::array<View<double, 4>, 3>{View<double, 4>{of.dq.data(), {s.batch, s.heads, s.queries, s.d}},
+                                          View<double, 4>{of.dk.data(), {s.batch, s.kv_heads, s.keys, s.d}},
+                                          View<double, 4>{of.dv.data(), {s.batch, s.kv_heads, s.keys, s.dv}}};
+  };
+  const View<const double, 4> out{output.out.data(), {s.batch, s.heads, s.queries, s.dv}},
+      dout{problem.dout.data(), {s.batch, s.heads, s.queries, s.dv}};
+  const View<const double, 3> lse{output.lse.data(), {s.batch, s.heads, s.queries}},
+      dlse{problem.dlse.data(), {s.batch, s.heads, s.queries}};
+  const std::vector<index_t> queries{0, 70, s.queries}, keys{0, 300, 300, s.keys};
+  for (std::size_t i = 0; i + 1 < queries.size(); ++i) {
+    for (std::size_t j = 0; j + 1 < keys.size(); ++j) {
+      const auto of_queries = [&](const auto& view) { return rows(view, queries[i], queries[i + 1]); };
+      const auto of_keys = [&](const auto& view) { return rows(view, keys[j], keys[j + 1]); };
+      const auto [dq, dk, dv] = gradient(part);
+      ssmax::attention_backward<double>(
+          {.q = of_queries(problem.q_view()),
+           .k = of_keys(problem.k_view()),
+           .v = of_keys(problem.v_view()),
+           .out = of_queries(out),
+           .lse = of_queries(lse),
+           .first_key = keys[j],
+           .keys = s.keys,
+           .first_query = queries[i],
+           .queries = s.queries},
+          {.dout = of_queries(dout),
+           .dlse = of_queries(dlse),
+           .dq = of_queries(dq),
+           .dk = of_keys(dk),
+           .dv = of_keys(dv),
+           .dsinks = j == 0 ? std::span<double>(added.dsinks) : std::span<double>{}},
+          scaling.gradient(sum.ds, sum.db), mask, score, options);
+      const auto add = [](const View<double, 4>& to, const View<double, 4>& from) {
+        for (index_t b = 0; b < to.extent(0); ++b)
+          for (index_t h = 0; h < to.extent(1); ++h)
+            for (index_t r = 0; r < to.extent(2); ++r)
+              for (index_t c = 0; c < to.extent(3); ++c) to(b, h, r, c) += from(b, h, r, c);
+      };
+      const auto [to_dq, to_dk, to_dv] = gradient(added);
+      add(of_queries(to_dq), of_queries(dq));
+      add(of_keys(to_dk), of_keys(dk));
+      add(of_keys(to_dv), of_keys(dv));
+    }
+  }
+  CHECK(distance(added.dq, expected.dq) < 1e-12);
+  CHECK(distance(added.dk, expected.dk) < 1e-12);
+  CHECK(distance(added.dv, expected.dv) < 1e-12);
+  CHECK(distance(added.dsinks, expected.dsinks) < 1e-11);
+  CHECK(distance(sum.ds, whole.ds) < 1e-10);
+  CHECK(distance(sum.db, whole.db) < 1e-10);
+}
+
+TEST_CASE("Gradients of parts of the queries and of the keys add up to those of the whole",
+          "[attention][backward]") {
+  for_each_target([](const std::string&) {
+    const Problem<double> problem({2, 2, 1, 310, 600, 8, 5});
+    check_added_up(problem, Causal{}, Identity{});
+    check_added_up(problem, SlidingWindow{250, 10}, Softcap{5});
+    const Problem<double> square({1, 2, 2, 500, 500, 6, 3});
+    const std::array<index_t, 4> ends{0, 100, 320, 500};
+    check_added_up(square, Documents(ends, true), Identity{});
+  });
+}
+
+TEST_CASE("A backward of parts refuses what does not fit into the whole", "[attention][backward][errors]") {
+  const Problem<double> problem({1, 1, 1, 4, 6, 2, 2});
+  const Output<double> output = run<double>(problem, ssmax::Softmax{}, Full{});
+  Result<double> result(problem);
+  const auto call = [&](index_t first_key, index_t keys, index_t first_query, index_t queries) {
+    ssmax::attention_backward<double>({.q = problem.q_view(),
+                                       .k = problem.k_view(),
+                                       .v = problem.v_view(),
+                                       .out = {output.out.data(), {1, 1, 4, 2}},
+                                       .lse = {output.lse.data(), {1, 1, 4}},
+                                       .first_key = first_key,
+                                       .keys = keys,
+                                       .first_query = first_query,
+                                       .queries = queries},
+                                      {.dout = {problem.dout.data(), {1, 1, 4, 2}},
+                                       .dq = {result.dq.data(), {1, 1, 4, 2}},
+                                       .dk = {result.dk.data(), {1, 1, 6, 2}},
+                                       .dv = {result.dv.data(), {1, 1, 6, 2}}});
+  };
+  CHECK_NOTHROW(call(1, 7, 2, 6));
+  CHECK_NOTHROW(call(1, 0, 2, 0));
+  check_refused_with_words([&] { call(-1, 7, 0, 0); }, {"first_key", "-1"});
+  check_refused_with_words([&] { call(-1, 0, 0, 0); }, {"first_key", "-1"});
+  check_refused_with_words([&] { call(2, 7, 0, 0); }, {"first_key", "2", "7"});
+  check_refused_with_words([&] { call(0, 0, -1, 0); }, {"first_query", "-1"});
+  check_refused_with_words([&] { call(0, 0, 3, 6); }, {"first_query", "3", "6"});
+}
+
+}  // namespace attention_parts_test

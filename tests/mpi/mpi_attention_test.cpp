@@ -1,0 +1,94 @@
+// Attention over ranks against one process: the same bits where chunks are whole, and bounds elsewhere.
+
+#include <array>
+#include <cmath>
+#include <ssmax/mpi.hpp>
+#include <string>
+#include <vector>
+
+#include "../catch.hpp"
+#include "mpi_problem.hpp"
+
+namespace mpi_attention_test {
+
+using namespace mpi_problem;
+using attention_problem::run;
+using ssmax::Alibi;
+using ssmax::Causal;
+using ssmax::Documents;
+using ssmax::Full;
+using ssmax::SlidingWindow;
+using ssmax::Softcap;
+using ssmax::SSMax;
+
+const std::vector<float> strength{0.4f, 0.5f, 0.3f, 0.2f}, bias{0.1f, -0.2f, 0, 0.3f}, sinks{0.5f, -1, 0, 2};
+const std::vector<double> slopes = Alibi::slopes(4);
+
+/// Whether every rank's rows of out and lse are, bit for bit, those of one process.
+template <class T, class M, class C = Identity>
+bool has_same_bits(const Problem<T>& problem, const Layout& layout, const M& mask, const C& score = {},
+                   const AttentionOptions<T>& options = {}) {
+  const auto heads = static_cast<std::size_t>(problem.shape.heads);
+  const std::vector<float> s(strength.begin(), strength.begin() + problem.shape.heads),
+      b(bias.begin(), bias.begin() + static_cast<std::ptrdiff_t>(heads));
+  const SSMax<float> scaling{s, b};
+  const Output<T> whole = run<T>(problem, scaling, mask, score, options);
+  const int rank = world().rank();
+  Share<T> share(problem, layout, rank);
+  ssmax::mpi::attention<T>(world(), layout, share.forward(), scaling, mask, score, options);
+  const Shape& shape = problem.shape;
+  const index_t outer = shape.batch * shape.heads;
+  return everywhere(same_bits(share.out, share_of(whole.out, outer, shape.dv, layout, rank)) &&
+                    same_bits(share.lse, share_of(whole.lse, outer, 1, layout, rank)));
+}
+
+TEST_CASE("Whole chunks give the bits of one process", "[mpi]") {
+  const int ranks = world().ranks();
+  const index_t n = 7 * 1024 + 300;
+  const ssmax::Rope<float> rope({.width = 8}, n);
+  const Problem<float> problem({1, 4, 2, n, n, 8, 5});
+  for (const Layout& layout : {Layout::zigzag(n, ranks, 1024), Layout::contiguous(n, ranks, 1024)}) {
+    CHECK(has_same_bits<float>(problem, layout, Causal{}, Identity{}, {.rope = &rope, .sinks = sinks}));
+    CHECK(has_same_bits<float>(problem, layout, SlidingWindow{1500}, Alibi(slopes)));
+  }
+}
+
+TEST_CASE("Documents, 16 bits and batches give the bits of one process", "[mpi]") {
+  const int ranks = world().ranks();
+  const index_t n = 3 * 1024 + 100;
+  const std::array<index_t, 4> documents{0, 900, 2000, n};
+  const ssmax::Rope<float> rope({.width = 8}, n);
+  const Problem<ssmax::bfloat16> problem({2, 2, 2, n, n, 8, 8});
+  const Layout layout = Layout::zigzag(n, ranks, 1024);
+  CHECK(has_same_bits<ssmax::bfloat16>(problem, layout, Documents(documents, true), Softcap{5},
+                                       {.rope = &rope}));
+  CHECK(has_same_bits<ssmax::bfloat16>(problem, layout, Full{}));
+}
+
+/// Against the reference in long double, however the sequence is cut.
+TEST_CASE("However a sequence is cut, attention is within its bound of the exact one", "[mpi]") {
+  const index_t n = 157;
+  const int ranks = world().ranks(), rank = world().rank();
+  const Problem<double> problem({2, 4, 2, n, n, 6, 5});
+  const auto exact = attention_problem::expect(problem, attention_problem::keys_before,
+                                               [](index_t head, index_t, index_t visible) {
+                                                 const auto h = static_cast<std::size_t>(head);
+                                                 return attention_problem::Real(strength[h]) *
+                                                            std::log(attention_problem::Real(visible)) +
+                                                        attention_problem::Real(bias[h]);
+                                               })
+                         .exact;
+  std::vector<index_t> uneven(static_cast<std::size_t>(ranks));
+  uneven[uneven.size() / 2] = n;  // the others hold nothing
+  for (const Layout& layout :
+       {Layout::zigzag(n, ranks, 1), Layout::contiguous(n, ranks, 10), Layout::contiguous(uneven)}) {
+    Share<double> share(problem, layout, rank);
+    ssmax::mpi::attention<double>(world(), layout, share.forward(), SSMax<float>{strength, bias}, Causal{});
+    CHECK(everywhere(attention_problem::largest_error(share.out, share_of(exact.out, 8, 5, layout, rank)) <
+                     1e-14L));
+    CHECK(everywhere(attention_problem::largest_error(share.lse, share_of(exact.lse, 8, 1, layout, rank)) <
+                     1e-13L));
+  }
+}
+
+}  // namespace mpi_attention_test

@@ -1,0 +1,134 @@
+// Gradients over ranks against one process: the same bits for what belongs to queries where sums are not cut, and a
+// bound for what belongs to keys.
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <ssmax/mpi.hpp>
+#include <vector>
+
+#include "../catch.hpp"
+#include "mpi_problem.hpp"
+
+namespace mpi_backward_test {
+
+using namespace mpi_problem;
+using attention_backward_problem::backward;
+using attention_backward_problem::Result;
+using attention_problem::run;
+using ssmax::Alibi;
+using ssmax::Causal;
+using ssmax::Documents;
+using ssmax::Full;
+using ssmax::SlidingWindow;
+using ssmax::Softcap;
+using ssmax::SSMax;
+
+struct Run {
+  bool same_queries = false, same_keys = false;
+  double distance_of_queries = 0, distance_of_keys = 0;  // the largest, of all ranks
+};
+
+template <class T>
+double distance(const std::vector<T>& a, const std::vector<T>& b) {
+  double worst = a.size() == b.size() ? 0 : 1e300;
+  for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
+    worst = std::max(worst, std::abs(static_cast<double>(a[i]) - static_cast<double>(b[i])));
+  }
+  MPI_Allreduce(MPI_IN_PLACE, &worst, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+  return worst;
+}
+
+/// Forward and backward of one process and over ranks.
+template <class T, class M, class C>
+Run compare(const Problem<T>& problem, const Layout& layout, const M& mask, const C& score,
+            const AttentionOptions<T>& options) {
+  const Shape& shape = problem.shape;
+  const auto heads = static_cast<std::size_t>(shape.heads);
+  const std::vector<T> s(heads, T(0.4)), b(heads, T(-0.1));
+  std::vector<T> ds(heads), db(heads), ds_here(heads), db_here(heads);
+  const SSMax<T> scaling{s, b};
+  const Output<T> output = run<T>(problem, scaling, mask, score, options);
+  const Result<T> whole = backward<T>(problem, output, scaling.gradient(ds, db), mask, score, options);
+
+  const int rank = world().rank();
+  Share<T> share(problem, layout, rank);
+  ssmax::mpi::attention<T>(world(), layout, share.forward(), scaling, mask, score, options);
+  ssmax::mpi::attention_backward<T>(
+      world(), layout,
+      {.q = share.template of_queries<const T>(share.q.data(), shape.d),
+       .k = share.template of_keys<const T>(share.k.data(), shape.d),
+       .v = share.template of_keys<const T>(share.v.data(), shape.dv),
+       .out = share.template of_queries<const T>(share.out.data(), shape.dv),
+       .lse = share.template of_rows<const T>(share.lse.data())},
+      {.dout = share.template of_queries<const T>(share.dout.data(), shape.dv),
+       .dlse = share.template of_rows<const T>(share.dlse.data()),
+       .dq = share.of_queries(share.dq.data(), shape.d),
+       .dk = share.of_keys(share.dk.data(), shape.d),
+       .dv = share.of_keys(share.dv.data(), shape.dv),
+       .dsinks = options.sinks.empty() ? std::span<T>{} : std::span<T>(share.dsinks)},
+      scaling.gradient(ds_here, db_here), mask, score, options);
+
+  const auto cut = [&](const std::vector<T>& of_whole, index_t of_heads, index_t channels) {
+    return share_of(of_whole, shape.batch * of_heads, channels, layout, rank);
+  };
+  const auto dq = cut(whole.dq, shape.heads, shape.d), dk = cut(whole.dk, shape.kv_heads, shape.d),
+             dv = cut(whole.dv, shape.kv_heads, shape.dv);
+  share.dsinks.resize(options.sinks.size());
+  Run result;
+  result.same_queries = everywhere(same_bits(share.dq, dq) && same_bits(ds_here, ds) &&
+                                   same_bits(db_here, db) && same_bits(share.dsinks, whole.dsinks));
+  result.same_keys = everywhere(same_bits(share.dk, dk) && same_bits(share.dv, dv));
+  result.distance_of_queries = std::max({distance(share.dq, dq), distance(ds_here, ds), distance(db_here, db),
+                                         distance(share.dsinks, whole.dsinks)});
+  result.distance_of_keys = std::max(distance(share.dk, dk), distance(share.dv, dv));
+  return result;
+}
+
+TEST_CASE("Where no sum is cut, gradients of queries and parameters have the bits of one process",
+          "[mpi][backward]") {
+  const index_t n = 3 * 2048 + 500;
+  const std::vector<float> sinks{0.5f, -1};
+  const std::array<index_t, 4> documents{0, 900, 4000, n};
+  const std::vector<double> slopes = Alibi::slopes(2);
+  const ssmax::Rope<float> rope({.width = 8}, n);
+  const Problem<float> problem({1, 2, 1, n, n, 8, 8});
+  const int ranks = world().ranks();
+  const auto check = [&](const Run& result) {
+    CHECK(result.same_queries);
+    CHECK(result.distance_of_keys < 1e-4);
+    if (ranks == 1) CHECK(result.same_keys);
+  };
+  check(compare<float>(problem, Layout::zigzag(n, ranks), Causal{}, Identity{},
+                       {.rope = &rope, .sinks = sinks}));
+  check(compare<float>(problem, Layout::contiguous(n, ranks), SlidingWindow{700}, Alibi(slopes) | Softcap{5},
+                       {}));
+  check(compare<float>(problem, Layout::zigzag(n, ranks), Documents(documents, true), Identity{},
+                       {.rope = &rope}));
+}
+
+TEST_CASE("However a sequence is cut, gradients agree with one process", "[mpi][backward]") {
+  const index_t n = 203;
+  const std::vector<double> sinks{0.5, -1};
+  const ssmax::Rope<double> rope({.width = 6}, n);
+  const Problem<double> problem({2, 2, 1, n, n, 6, 5});
+  const int ranks = world().ranks();
+  std::vector<index_t> uneven(static_cast<std::size_t>(ranks));
+  uneven.back() = n;  // the others hold nothing
+  for (std::size_t i = 0; i + 1 < uneven.size(); i += 2) {
+    uneven[i] = 11;
+    uneven.back() -= 11;
+  }
+  for (const Layout& layout : {Layout::zigzag(n, ranks, 1), Layout::contiguous(n, ranks, 7),
+                               Layout::contiguous(uneven), Layout::zigzag(n, ranks)}) {
+    const auto causal =
+        compare<double>(problem, layout, Causal{}, Identity{}, {.rope = &rope, .sinks = sinks});
+    CHECK(causal.distance_of_queries < 1e-11);
+    CHECK(causal.distance_of_keys < 1e-12);
+    const auto full = compare<double>(problem, layout, Full{}, Softcap{5}, {});
+    CHECK(full.distance_of_queries < 1e-11);
+    CHECK(full.distance_of_keys < 1e-12);
+  }
+}
+
+}  // namespace mpi_backward_test

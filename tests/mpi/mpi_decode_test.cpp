@@ -1,0 +1,81 @@
+// Decoding with keys spread over ranks against one cache: the same bits.
+
+#include <ssmax/mpi.hpp>
+#include <string>
+#include <vector>
+
+#include "../catch.hpp"
+#include "../refusal.hpp"
+#include "mpi_problem.hpp"
+
+namespace mpi_decode_test {
+
+using namespace mpi_problem;
+using ssmax::Causal;
+using ssmax::KvCache;
+using ssmax::SlidingWindow;
+using ssmax::Softcap;
+using ssmax::SSMax;
+
+/// Prefill of `prefilled` positions at once, then a few at a time, as X, over ranks and in one cache.
+template <class X, class M>
+void check_decode(const M& mask) {
+  const index_t n = 2 * 1024 + 700, prefilled = 2 * 1024 + 600, heads = 4, kv_heads = 2, d = 8;
+  const std::vector<float> s{0.4f, 0.5f, 0.3f, 0.2f}, sinks{0.5f, -1, 0, 2};
+  const SSMax<float> scaling{s};
+  const ssmax::Rope<float> rope({.width = d}, n);
+  const Problem<float> problem({2, heads, kv_heads, n, n, d, d});
+  const int rank = world().rank();
+  const Layout layout = Layout::zigzag(n, world().ranks(), 1024);
+  KvCache<X> whole({.batch = 2, .kv_heads = kv_heads, .width = d, .capacity = n});
+  KvCache<X> share(
+      {.batch = 2, .kv_heads = kv_heads, .width = d, .capacity = std::max<index_t>(1, layout.count(rank))});
+  index_t length = 0;
+  for (const index_t step : {prefilled, index_t{1}, index_t{2}, n - prefilled - 3}) {
+    const auto rows = [&](const View<const float, 4>& view) {
+      return ssmax::detail::rows_of(view, length, step);
+    };
+    whole.append(rows(problem.k_view()), rows(problem.v_view()), &rope);
+    ssmax::mpi::append(share, layout, rank, length, rows(problem.k_view()), rows(problem.v_view()), &rope);
+    length += step;
+    const index_t queries = step == prefilled ? 3 : step;
+    const auto q = ssmax::detail::rows_of(problem.q_view(), length - queries, queries);
+    const Output<float> sizes({2, heads, kv_heads, queries, 0, d, d});
+    Output<float> one = sizes, many = sizes;
+    const auto results = [&](Output<float>& to) {
+      return ssmax::DecodeArguments<float>{.q = q,
+                                           .out = {to.out.data(), {2, heads, queries, d}},
+                                           .lse = {to.lse.data(), {2, heads, queries}}};
+    };
+    ssmax::decode<float>(results(one), whole, scaling, mask, Softcap{5}, {.rope = &rope, .sinks = sinks});
+    ssmax::mpi::decode<float>(world(), layout, length, results(many), share, scaling, mask, Softcap{5},
+                              {.rope = &rope, .sinks = sinks});
+    CHECK(everywhere(one == many));
+  }
+}
+
+TEST_CASE("Decoding over ranks gives the bits of one cache", "[mpi][decode]") {
+  check_decode<float>(Causal{});
+  check_decode<ssmax::bfloat16>(SlidingWindow{1200});
+}
+
+TEST_CASE("A cache that does not hold a rank's share is refused", "[mpi][decode][errors]") {
+  const Layout layout = Layout::contiguous(64, world().ranks(), 1);
+  KvCache<float> cache({.width = 4, .capacity = 64});
+  const std::vector<float> k(64 * 4, 1.0f);
+  const View<const float, 4> rows{k.data(), {1, 1, 64, 4}};
+  const auto append = [&](index_t first) {
+    ssmax::mpi::append(cache, layout, world().rank(), first, rows, rows);
+  };
+  check_refused_with_words([&] { append(1); }, {"first", "1", "64"});
+  append(0);
+  check_refused_with_words([&] { append(0); }, {"cache", "length"});
+  std::vector<float> out(4);
+  const std::string message = refusal([&] {
+    ssmax::mpi::decode<float>(world(), layout, 63,
+                              {.q = {k.data(), {1, 1, 1, 4}}, .out = {out.data(), {1, 1, 1, 4}}}, cache);
+  });
+  CHECK(everywhere(mentions(message, "cache")));
+}
+
+}  // namespace mpi_decode_test

@@ -1,0 +1,152 @@
+// What does not fit, or differs between ranks, throws the same error everywhere, and nobody hangs.
+
+#include <array>
+#include <ssmax/mpi.hpp>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "../catch.hpp"
+#include "../refusal.hpp"
+#include "mpi_problem.hpp"
+
+namespace mpi_errors_test {
+
+using namespace mpi_problem;
+using ssmax::Causal;
+using ssmax::Full;
+using ssmax::Identity;
+using ssmax::SlidingWindow;
+using ssmax::Softcap;
+using ssmax::Softmax;
+
+/// A call that fits, of 40 positions; what a test changes on one rank does not.
+struct Call {
+  Problem<double> problem{{1, 2, 1, 40, 40, 4, 4}};
+  Layout layout = Layout::contiguous(40, world().ranks(), 1);
+  Share<double> share{problem, layout, world().rank()};
+  ssmax::AttentionArguments<double> arguments = share.forward();
+
+  template <class M = Full, class C = Identity>
+  std::string refused(const M& mask = {}, const C& score = {}, const AttentionOptions<double>& options = {}) {
+    return refusal(
+        [&] { ssmax::mpi::attention<double>(world(), layout, arguments, Softmax{}, mask, score, options); });
+  }
+};
+
+bool is_last() { return world().rank() == world().ranks() - 1; }
+
+/// All ranks were refused with one text that has these words, and have written nothing.
+void check_refused_alike(const Call& call, const std::string& message,
+                         std::initializer_list<const char*> words) {
+  std::array<char, 600> text{};
+  message.copy(text.data(), text.size() - 1);
+  MPI_Bcast(text.data(), static_cast<int>(text.size()), MPI_CHAR, 0, MPI_COMM_WORLD);
+  CHECK(everywhere(message == text.data()));
+  for (const char* word : words) {
+    INFO(message);
+    CHECK(everywhere(mentions(message, word)));
+  }
+  bool untouched = true;
+  for (const double x : call.share.out) untouched = untouched && x == -77;
+  CHECK(everywhere(untouched));
+}
+
+TEST_CASE("A rank whose arguments do not fit refuses for all", "[mpi][errors]") {
+  Call call;
+  if (is_last()) call.arguments.out = {call.share.out.data(), {1, 2, call.share.shape.queries, 3}};
+  check_refused_alike(call, call.refused(), {"mpi::attention", "out", "3", "4", "rank"});
+}
+
+TEST_CASE("A layout of other ranks or lengths is refused", "[mpi][errors]") {
+  Call call;
+  call.layout = Layout::contiguous(40, world().ranks() + 1, 1);
+  check_refused_alike(call, call.refused(), {"layout", "ranks"});
+  call.layout = Layout::contiguous(41 * world().ranks(), world().ranks(), 1);
+  check_refused_alike(call, call.refused(), {"positions", "layout"});
+}
+
+TEST_CASE("What differs between ranks is named", "[mpi][errors]") {
+  if (world().ranks() == 1) return;
+  SECTION("a shape") {
+    Call call;
+    if (is_last()) {
+      Share<double>& share = call.share;
+      call.arguments.q = {share.q.data(), {1, 1, share.shape.queries, 4}};
+      call.arguments.out = {share.out.data(), {1, 1, share.shape.queries, 4}};
+      call.arguments.lse = {share.lse.data(), {1, 1, share.shape.queries}};
+    }
+    check_refused_alike(call, call.refused(), {"heads", "1", "2"});
+  }
+  SECTION("the layout") {
+    Call call;
+    std::vector<index_t> lengths(static_cast<std::size_t>(world().ranks()));
+    for (int r = 0; r < world().ranks(); ++r) lengths[static_cast<std::size_t>(r)] = call.layout.count(r);
+    if (is_last()) lengths.front() += 1;
+    call.layout = Layout::contiguous(lengths);
+    check_refused_alike(call, call.refused(), {"the", "layout"});
+  }
+  SECTION("the window") {
+    Call call;
+    check_refused_alike(call, call.refused(SlidingWindow{is_last() ? 5 : 6}), {"mask"});
+  }
+  SECTION("the type of the mask") {
+    Call call;
+    check_refused_alike(call, is_last() ? call.refused(Causal{}) : call.refused(Full{}), {"type"});
+  }
+  SECTION("the score") {
+    Call call;
+    check_refused_alike(call, call.refused(Full{}, Softcap{is_last() ? 5.0 : 6.0}), {"score"});
+  }
+  SECTION("the scale") {
+    Call call;
+    check_refused_alike(call, call.refused(Full{}, Identity{}, {.scale = is_last() ? 0.5 : 0.25}), {"scale"});
+  }
+  SECTION("the function") {
+    Call call;
+    Share<double>& s = call.share;
+    const std::string message = is_last() ? call.refused() : refusal([&] {
+      ssmax::mpi::attention_backward<double>(world(), call.layout,
+                                             {.q = call.arguments.q,
+                                              .k = call.arguments.k,
+                                              .v = call.arguments.v,
+                                              .out = call.arguments.out,
+                                              .lse = call.arguments.lse},
+                                             {.dout = s.of_queries<const double>(s.dout.data(), 4),
+                                              .dq = s.of_queries(s.dq.data(), 4),
+                                              .dk = s.of_keys(s.dk.data(), 4),
+                                              .dv = s.of_keys(s.dv.data(), 4)});
+    });
+    CHECK(everywhere(mentions(message, "function")));
+  }
+}
+
+TEST_CASE("Layouts refuse what cannot be", "[mpi][errors]") {
+  check_refused_with_words([] { (void)Layout::contiguous(10, 0); }, {"ranks", "0"});
+  check_refused_with_words([] { (void)Layout::zigzag(-1, 2); }, {"positions", "-1"});
+  check_refused_with_words([] { (void)Layout::zigzag(5, 2, 0); }, {"unit", "0"});
+  const std::array<Segment, 2> gap{{{0, 3, 0}, {4, 5, 1}}}, rank{{{0, 3, 0}, {3, 5, 2}}};
+  check_refused_with_words([&] { (void)Layout(gap, 2); }, {"segment", "4", "3"});
+  check_refused_with_words([&] { (void)Layout(rank, 2); }, {"rank", "2"});
+}
+
+TEST_CASE("Layouts are even in whole units", "[mpi]") {
+  const Layout a = Layout::contiguous(10, 3, 2);
+  CHECK((a.count(0) == 4 && a.count(1) == 4 && a.count(2) == 2));
+  const Layout b = Layout::zigzag(8, 2, 1);
+  CHECK((b.segments()[3].rank == 0 && b.segments()[3].begin == 6 && b.segments()[1].rank == 1));
+  const Layout c = Layout::contiguous(100, 4);
+  CHECK((c.count(0) == 100 && c.count(1) == 0 && c.positions() == 100 && c.segments().size() == 1));
+}
+
+TEST_CASE("MPI's errors are exceptions with its text", "[mpi][errors]") {
+  try {
+    ssmax::detail::check_mpi("MPI_Isend", MPI_ERR_COUNT);
+    FAIL("nothing was thrown");
+  } catch (const std::runtime_error& error) {
+    CHECK(std::string(error.what()).find("MPI_Isend") != std::string::npos);
+    CHECK(std::string(error.what()).find("count") != std::string::npos);
+  }
+}
+
+}  // namespace mpi_errors_test

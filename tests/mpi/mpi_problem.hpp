@@ -1,0 +1,97 @@
+// A problem that every rank has as a whole, its share of it, and what one process makes of it.
+#pragma once
+
+#include <mpi.h>
+
+#include <array>
+#include <ssmax/mpi.hpp>
+#include <vector>
+
+#include "../attention_backward_problem.hpp"
+#include "../same_bits.hpp"
+
+namespace mpi_problem {
+
+using attention_backward_problem::Problem;
+using attention_problem::Output;
+using attention_problem::Shape;
+using ssmax::AttentionOptions;
+using ssmax::Identity;
+using ssmax::index_t;
+using ssmax::View;
+using ssmax::mpi::Communicator;
+using ssmax::mpi::Layout;
+using ssmax::mpi::Segment;
+
+inline Communicator& world() {
+  static Communicator comm(MPI_COMM_WORLD);
+  return comm;
+}
+
+/// The rows [batch, heads, positions, channels] of a rank, one segment behind the other.
+template <class X>
+std::vector<X> share_of(const std::vector<X>& whole, index_t outer, index_t channels, const Layout& layout,
+                        int rank) {
+  std::vector<X> share;
+  for (index_t o = 0; o < outer; ++o) {
+    for (const Segment& segment : layout.segments()) {
+      if (segment.rank != rank) continue;
+      const auto at = whole.begin() + (o * layout.positions() + segment.begin) * channels;
+      share.insert(share.end(), at, at + segment.size() * channels);
+    }
+  }
+  return share;
+}
+
+/// Whether this holds on all ranks.
+inline bool everywhere(bool here) {
+  int all = here ? 1 : 0;
+  MPI_Allreduce(MPI_IN_PLACE, &all, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+  return all != 0;
+}
+
+template <class T>
+struct Share {
+  Shape shape;
+  std::vector<T> q, k, v, out, dout, dq, dk, dv;
+  std::vector<attention_problem::Compute<T>> lse, dlse, dsinks;
+
+  Share(const Problem<T>& problem, const Layout& layout, int rank) : shape(problem.shape) {
+    shape.queries = shape.keys = layout.count(rank);
+    const auto cut = [&](const auto& whole, index_t heads, index_t channels) {
+      return share_of(whole, shape.batch * heads, channels, layout, rank);
+    };
+    q = cut(problem.q, shape.heads, shape.d);
+    k = cut(problem.k, shape.kv_heads, shape.d);
+    v = cut(problem.v, shape.kv_heads, shape.dv);
+    dout = cut(problem.dout, shape.heads, shape.dv);
+    dlse = cut(problem.dlse, shape.heads, 1);
+    out.assign(dout.size(), T(-77));
+    lse.assign(dlse.size(), -77);
+    dq.assign(q.size(), T(-77));
+    dk.assign(k.size(), T(-77));
+    dv.assign(v.size(), T(-77));
+    dsinks.resize(static_cast<std::size_t>(shape.heads));
+  }
+  template <class X>
+  View<X, 4> of_queries(X* data, index_t channels) const {
+    return {data, {shape.batch, shape.heads, shape.queries, channels}};
+  }
+  template <class X>
+  View<X, 4> of_keys(X* data, index_t channels) const {
+    return {data, {shape.batch, shape.kv_heads, shape.keys, channels}};
+  }
+  template <class X>
+  View<X, 3> of_rows(X* data) const {
+    return {data, {shape.batch, shape.heads, shape.queries}};
+  }
+  ssmax::AttentionArguments<T> forward() {
+    return {.q = of_queries<const T>(q.data(), shape.d),
+            .k = of_keys<const T>(k.data(), shape.d),
+            .v = of_keys<const T>(v.data(), shape.dv),
+            .out = of_queries(out.data(), shape.dv),
+            .lse = of_rows(lse.data())};
+  }
+};
+
+}  // namespace mpi_problem
