@@ -162,6 +162,7 @@ class BackwardTask {
 
   /// Turns sums into dk and dv.
   void finish_keys(index_t block) const {
+    if (forward_.rows() > 0 && !forward_.has_rope() && !HeadSums<T>::apart) return;  // they are there
     const Query query{batch_, kv_head_ * forward_.group(), 0, forward_.shape(batch_)};
     const index_t d = forward_.width();
     for_each_key(block, [&](index_t key) {
@@ -255,8 +256,9 @@ class BackwardTask {
     const index_t first = block * piece_queries, group = memory_.group;
     count_ = queries_of(block);
     groups_ = (count_ + group - 1) / group;
+    const index_t lanes = (count_ + kernels_.width - 1) / kernels_.width * kernels_.width;
     QueryCursor<T, T> cursor(forward_, batch_, kv_head_, first);
-    for (index_t i = 0; i < groups_ * group; ++i) {
+    for (index_t i = 0; i < lanes; ++i) {
       QueryRow& row = memory_.rows[i];
       if (i >= count_) {
         row = {memory_.rows[count_ - 1].query, {}, 0};  // a lane without a query sees nothing
@@ -266,7 +268,7 @@ class BackwardTask {
         cursor.next();
       }
     }
-    for (index_t i = 0; i < groups_ * group; i += kernels_.width) {
+    for (index_t i = 0; i < lanes; i += kernels_.width) {
       Column& column = memory_.columns[i / kernels_.width] = {};
       for (index_t lane = 0; lane < kernels_.width; ++lane) column.add(memory_.rows[i + lane].keys);
       load_lanes(i, first);
@@ -276,8 +278,9 @@ class BackwardTask {
              kernels_.all_finite(memory_.dout_rows + row * memory_.dv_pitch, 0, 1, rows * memory_.dv_pitch);
     };
     for (index_t g = 0; g < groups_; ++g) {
-      memory_.finite[g] = are_finite(g * group, group);
-      for (index_t i = g * group; !memory_.finite[g] && i < (g + 1) * group; ++i) {
+      const index_t end = std::min(lanes, (g + 1) * group);
+      memory_.finite[g] = are_finite(g * group, end - g * group);
+      for (index_t i = g * group; !memory_.finite[g] && i < end; ++i) {
         memory_.queries_are_finite[i] = are_finite(i, 1);
       }
     }
