@@ -3,14 +3,19 @@
 // something has to be done to them. The bits are those of prefill.hpp.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <cmath>
+#include <limits>
+#include <numbers>
 
+#include "../../../workspace.hpp"
+#include "../../kernels/short_attention.hpp"
+#include "../../threads/any_executor.hpp"
 #include "../load.hpp"
 #include "../nonfinite/weights.hpp"
 #include "../rectangles.hpp"
 #include "epilogue.hpp"
-
-#include "../../kernels/short_attention.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
