@@ -39,7 +39,8 @@ class BackwardTask {
         gradient_kernels_(detail::kernels<PrefillBackwardKernels<A>>()),
         memory_(memory),
         piece_(variant, memory, problem.forward.width(), problem.forward.value_width(), problem.keys()),
-        sums_(sums) {}
+        sums_(sums),
+        sums_in_place_(keys_have_one_sum()) {}
 
   /// The kv head that the other members are about, counted over batch entries, and where its sums are.
   void enter(index_t head, const HeadSums<T>& sums) {
@@ -103,8 +104,8 @@ class BackwardTask {
             i >= count || kernels_.all_finite(keys_.k + i * keys_.k_stride, 0, 1, d);
       }
     }
-    std::fill_n(head_sums_.dk + first * memory_.d_pitch, in_passes(count) * memory_.d_pitch, A{0});
-    std::fill_n(head_sums_.dvalues + first * memory_.dv_pitch, in_passes(count) * memory_.dv_pitch, A{0});
+    std::fill_n(dk_sums(first), in_passes(count) * memory_.d_pitch, A{0});
+    std::fill_n(dv_sums(first), in_passes(count) * memory_.dv_pitch, A{0});
   }
 
   /// Adds what a block of queries and a block of keys give each other's gradients. After the last piece of a
@@ -123,13 +124,13 @@ class BackwardTask {
     if (ends(keys, key_blocks(problem_))) {
       const index_t begin = keys / pieces_of_sum * pieces_of_sum;
       for (index_t j = begin; j <= keys; ++j) has_any |= has_piece(queries, j);
-      if (has_any || begin == 0) add_queries(queries, begin == 0);
+      if (has_any || begin == 0) add_queries(queries, begin == 0, keys + 1 == key_blocks(problem_));
     }
-    if (ends(queries, query_blocks(problem_))) {
+    if (!sums_in_place_ && ends(queries, query_blocks(problem_))) {
       const index_t begin = queries / pieces_of_sum * pieces_of_sum;
       has_any = false;
       for (index_t i = begin; i <= queries; ++i) has_any |= has_piece(i, keys);
-      if (has_any || begin == 0) add_keys(keys, begin == 0);
+      if (has_any || begin == 0) add_keys(keys, begin == 0, queries + 1 == query_blocks(problem_));
     }
   }
 
@@ -213,6 +214,23 @@ class BackwardTask {
     return (queries_of(block) + memory_.group - 1) / memory_.group * memory_.group * memory_.d_pitch;
   }
 
+  /// Whether sums over some pieces of queries are the sums over all of them, and results have their layout.
+  bool keys_have_one_sum() const {
+    return !HeadSums<T>::apart && query_blocks(problem_) <= pieces_of_sum &&
+           problem_.keys() % kernels_.rows == 0 && forward_.width() == memory_.d_pitch &&
+           forward_.value_width() == memory_.dv_pitch && problem_.dk.stride(2) == memory_.d_pitch &&
+           problem_.dv.stride(2) == memory_.dv_pitch;
+  }
+  /// The sums over some pieces, from a key on: [keys][d_pitch], [keys][dv_pitch].
+  A* dk_sums(index_t first) const {
+    return sums_in_place_ ? head_sums_.key_sums(problem_, batch_, kv_head_, first)
+                          : head_sums_.dk + first * memory_.d_pitch;
+  }
+  A* dv_sums(index_t first) const {
+    return sums_in_place_ ? head_sums_.value_sums(problem_, batch_, kv_head_, first)
+                          : head_sums_.dvalues + first * memory_.dv_pitch;
+  }
+
   /// Points keys_ at a block of keys: where they lie or, if they were packed, at the copy.
   void load_keys(index_t block) {
     const index_t first = block * piece_keys;
@@ -221,8 +239,8 @@ class BackwardTask {
              .k_stride = memory_.d_pitch,
              .v = head_sums_.v + first * memory_.dv_pitch,
              .v_stride = memory_.dv_pitch,
-             .dk = head_sums_.dk + first * memory_.d_pitch,
-             .dv = head_sums_.dvalues + first * memory_.dv_pitch,
+             .dk = dk_sums(first),
+             .dv = dv_sums(first),
              .finite = head_sums_.blocks_are_finite[block],
              .are_finite = head_sums_.keys_are_finite + first};
     if constexpr (std::same_as<T, A>) {
@@ -358,8 +376,9 @@ class BackwardTask {
     }
   }
 
-  /// Adds the sums over some pieces to those over all, of which the first are copied, and sets them to 0.
-  void add_queries(index_t block, bool is_first) const {
+  /// Adds the sums over some pieces to those over all, of which the first are copied, and sets them to 0 for
+  /// the next.
+  void add_queries(index_t block, bool is_first, bool is_last) const {
     const index_t first = block * piece_queries, count = queries_of(block), d = forward_.width(),
                   group = memory_.group;
     A* block_sums = queries_sums(block);
@@ -378,15 +397,15 @@ class BackwardTask {
                 head_sums_.query_sums(problem_, *cursor, first + i + lane), 0);
       }
     }
-    std::fill_n(block_sums, sums_in_use(block), A{0});
+    if (!is_last) std::fill_n(block_sums, sums_in_use(block), A{0});
   }
 
-  void add_keys(index_t block, bool is_first) const {
+  void add_keys(index_t block, bool is_first, bool is_last) const {
     const index_t first = block * piece_keys, count = keys_of(block);
     const auto add_rows = is_first ? gradient_kernels_.copy_rows : gradient_kernels_.add_rows;
     const auto add = [&](A* sums, index_t pitch, index_t columns, A* all, index_t stride) {
       add_rows(sums + first * pitch, pitch, count, columns, all, stride);
-      std::fill_n(sums + first * pitch, count * pitch, A{0});
+      if (!is_last) std::fill_n(sums + first * pitch, count * pitch, A{0});
     };
     add(head_sums_.dk, memory_.d_pitch, forward_.width(),
         head_sums_.key_sums(problem_, batch_, kv_head_, first), head_sums_.key_stride(problem_.dk));
@@ -402,6 +421,7 @@ class BackwardTask {
   const Memory& memory_;
   const BackwardBlock<A> piece_;
   CallSums sums_;  // null where nothing is learnt
+  const bool sums_in_place_;
   HeadSums<T> head_sums_{};
   index_t head_ = -1, batch_ = 0, kv_head_ = 0;
   index_t loaded_queries_ = -1;
