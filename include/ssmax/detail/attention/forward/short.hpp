@@ -259,10 +259,11 @@ class ShortTask {
   index_t k_stride_ = 0, v_stride_ = 0;
 };
 
-/// Whether every batch entry's keys are one block. Fewer queries than this go the other way: their vectors
-/// would be nearly empty.
+/// Fewer queries of a kv head go to decode.hpp: their vectors would be nearly empty.
 inline constexpr index_t short_queries = 4;
 
+/// Whether every batch entry's keys are one block. Caches go to decode.hpp, so that a sequence's bits do not
+/// depend on the lengths of the others in the batch.
 template <class T, class X>
 bool is_short(const Problem<T, X>& problem) {
   if (problem.rows() < short_queries || !problem.rotate_keys) return false;
