@@ -262,7 +262,7 @@ class ShortTask {
 /// Fewer queries of a kv head go to decode.hpp: their vectors would be nearly empty.
 inline constexpr index_t short_queries = 4;
 
-/// Whether every batch entry's keys are one block. Caches go to decode.hpp, so that a sequence's bits do not
+/// Whether every batch entry's keys are one block. Not for caches, so that a sequence's bits do not
 /// depend on the lengths of the others in the batch.
 template <class T, class X>
 bool is_short(const Problem<T, X>& problem) {
