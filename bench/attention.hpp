@@ -8,18 +8,20 @@
 
 namespace ssmax_bench {
 
-// q is [head, query, channel]; k and v are [kv head, key, channel]; one batch entry. Decode has one query, at
-// the last position.
+// q is [batch, head, query, channel]; k and v are [batch, kv head, key, channel]. Decode has one query, at the
+// last position.
 struct AttentionShape {
   index_t heads;
   index_t kv_heads;
   index_t width;
   index_t n;  // keys
   index_t queries;
+  index_t batch = 1;
 
   index_t group() const { return heads / kv_heads; }
-  index_t query_size() const { return heads * queries * width; }
-  index_t key_size() const { return kv_heads * n * width; }
+  index_t rows() const { return batch * heads * queries; }
+  index_t query_size() const { return rows() * width; }
+  index_t key_size() const { return batch * kv_heads * n * width; }
   std::string name() const {
     return std::string("h") + std::to_string(heads) + "_kv" + std::to_string(kv_heads) + "_d" +
            std::to_string(width) + "_n" + std::to_string(n);
@@ -73,7 +75,7 @@ struct AttentionArguments {
 };
 
 // The gradients dq, dk and dv for the gradient dout of out; all of them float, laid out as q, k, v and
-// out. out and lse, [head, query], are what the forward gave. With s the logits are multiplied by
+// out. out and lse, [batch, head, query], are what the forward gave. With s the logits are multiplied by
 // s ln n (+ b), n being the number of visible keys. ds, and db where there is a b, are then wanted too:
 // one number for each head.
 struct AttentionBackwardArguments : AttentionArguments {

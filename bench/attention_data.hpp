@@ -14,9 +14,14 @@ namespace ssmax_bench {
 class AttentionData {
  public:
   static const AttentionData& of(const AttentionShape& shape, ElementType type) {
-    static std::map<std::array<index_t, 6>, AttentionData> all;
-    const std::array<index_t, 6> key{shape.heads, shape.kv_heads, shape.width,
-                                     shape.n,     shape.queries,  static_cast<index_t>(type)};
+    static std::map<std::array<index_t, 7>, AttentionData> all;
+    const std::array<index_t, 7> key{shape.heads,
+                                     shape.kv_heads,
+                                     shape.width,
+                                     shape.n,
+                                     shape.queries,
+                                     shape.batch,
+                                     static_cast<index_t>(type)};
     const auto found = all.find(key);
     if (found != all.end()) return found->second;
     return all.emplace(key, AttentionData(shape, type)).first->second;

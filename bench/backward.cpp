@@ -17,6 +17,7 @@
 #include "measure.hpp"
 #include "reference_backward.hpp"
 #include "scalings.hpp"
+#include "short_shapes.hpp"
 
 namespace ssmax_bench {
 namespace {
@@ -47,15 +48,15 @@ struct Extents {
   std::array<index_t, 3> lse;
 
   explicit Extents(const AttentionShape& shape)
-      : rows{1, shape.heads, shape.queries, shape.width},
-        keys{1, shape.kv_heads, shape.n, shape.width},
-        lse{1, shape.heads, shape.queries} {}
+      : rows{shape.batch, shape.heads, shape.queries, shape.width},
+        keys{shape.batch, shape.kv_heads, shape.n, shape.width},
+        lse{shape.batch, shape.heads, shape.queries} {}
 };
 
 // What the forward gives: not timed, and made once for a shape, a mask and a formula.
 struct Forward {
   Forward(const AttentionArguments& a, const AttentionFormula& formula)
-      : out(a.shape.query_size(), 4), lse(a.shape.heads * a.shape.queries, 5) {
+      : out(a.shape.query_size(), 4), lse(a.shape.rows(), 5) {
     const Extents extents(a.shape);
     const ssmax::AttentionArguments<float> arguments{.q = {static_cast<const float*>(a.q), extents.rows},
                                                      .k = {static_cast<const float*>(a.k), extents.keys},
@@ -79,8 +80,10 @@ struct Forward {
 class BackwardData {
  public:
   static BackwardData& of(const AttentionShape& shape) {
-    static std::map<std::array<index_t, 4>, BackwardData> all;
-    return all.try_emplace({shape.heads, shape.kv_heads, shape.width, shape.n}, shape).first->second;
+    static std::map<std::array<index_t, 6>, BackwardData> all;
+    const std::array<index_t, 6> key{shape.heads, shape.kv_heads, shape.width,
+                                     shape.n,     shape.queries,  shape.batch};
+    return all.try_emplace(key, shape).first->second;
   }
 
   explicit BackwardData(const AttentionShape& shape)
@@ -241,6 +244,21 @@ void register_backward() {
         register_shape(shape, Visibility{}, threads);
         register_shape(shape, Visibility{.causal = true}, threads);
       }
+    }
+  }
+}
+
+void register_short_backward() {
+  for (const AttentionShape& shape : short_shapes) {
+    const double operations = 2.5 * short_operations(shape);
+    Implementations all{ours(plain)};
+    for (auto& peer : peers_for(plain, shape, 1)) {
+      if (peer.name == "torch") all.push_back(std::move(peer));
+    }
+    for (const auto& implementation : all) {
+      add_benchmark<AttentionBackwardArguments>(
+          "short_backward", short_name(shape), implementation,
+          [=] { return BackwardData::of(shape).arguments(plain, Visibility{}, 1); }, gflops(operations));
     }
   }
 }

@@ -4,5 +4,6 @@
 namespace ssmax_bench {
 
 void register_backward();
+void register_short_backward();
 
 }  // namespace ssmax_bench

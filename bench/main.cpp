@@ -53,6 +53,8 @@ int main(int argc, char** argv) {
   ssmax_bench::register_prefill();
   ssmax_bench::register_backward();
   ssmax_bench::register_decode();
+  ssmax_bench::register_short();
+  ssmax_bench::register_short_backward();
   benchmark::RunSpecifiedBenchmarks();
   benchmark::Shutdown();
 }

@@ -70,7 +70,7 @@ class OneDnn final : public Peer {
   // share a kv head are rows of one product.
   Run attention(const AttentionArguments& a) const override {
     if (a.type != ElementType::f32 || a.threads != 1) return {};
-    const auto& [heads, kv_heads, width, n, queries] = a.shape;
+    const auto& [heads, kv_heads, width, n, queries, batch] = a.shape;
     const RowsShape shape{a.shape.group() * queries, n};
     const auto logits = std::make_shared<Buffer>(shape.size());
     const Run softmax = rows({shape, logits->data(), logits->data()});

@@ -120,7 +120,7 @@ class Attention {
   }
 
   void attend(index_t head, index_t query, Scratch& scratch) const {
-    const auto& [heads, kv_heads, width, n, queries] = a_.shape;
+    const auto& [heads, kv_heads, width, n, queries, batch] = a_.shape;
     const index_t count = std::min(query_tile, queries - query);
     const index_t position = query + n - queries;
     const index_t kv = head / a_.shape.group() * n * width;
@@ -216,7 +216,7 @@ class AttentionBackward {
   bool by_columns() const { return a_.shape.width < 128 && a_.shape.queries > 1024; }
 
   void differentiate(index_t kv_head, Scratch& scratch) const {
-    const auto& [heads, kv_heads, width, n, queries] = a_.shape;
+    const auto& [heads, kv_heads, width, n, queries, batch] = a_.shape;
     const index_t rows = a_.shape.group() * queries;  // of all query heads of this kv head, one after another
     prepare_rows(kv_head * rows, rows, scratch);
     std::fill_n(a_.dq + kv_head * rows * width, rows * width, 0.0F);
@@ -262,7 +262,7 @@ class AttentionBackward {
   // Keys from `key` on and `count` queries of the query head whose rows start at `row` of the kv head's.
   void add_tile(index_t kv_head, index_t key, index_t row, index_t query, index_t count,
                 Scratch& scratch) const {
-    const auto& [heads, kv_heads, width, n, queries] = a_.shape;
+    const auto& [heads, kv_heads, width, n, queries, batch] = a_.shape;
     const index_t keys = std::min(key_tile, a_.visibility.end(query + count - 1, n) - key);
     const index_t q_at = (kv_head * a_.shape.group() * queries + row + query) * width;
     const index_t k_at = (kv_head * n + key) * width;

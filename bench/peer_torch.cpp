@@ -54,12 +54,12 @@ struct Attention {
 
   explicit Attention(const AttentionArguments& a)
       : causal(a.visibility.causal && a.shape.queries > 1), grouped(a.shape.group() > 1 && !a.fold) {
-    const auto& [heads, kv_heads, width, n, queries] = a.shape;
+    const auto& [heads, kv_heads, width, n, queries, batch] = a.shape;
     // Folded, the query heads that share a kv head are queries of one head: they must all see the same.
     const bool fold = a.fold && queries == 1;
-    q = tensor(a.q, fold ? kv_heads : heads, fold ? a.shape.group() : queries, width, a.type);
-    k = tensor(a.k, kv_heads, n, width, a.type);
-    v = tensor(a.v, kv_heads, n, width, a.type);
+    q = tensor(a.q, {batch, fold ? kv_heads : heads, fold ? a.shape.group() : queries, width}, a.type);
+    k = tensor(a.k, {batch, kv_heads, n, width}, a.type);
+    v = tensor(a.v, {batch, kv_heads, n, width}, a.type);
   }
 
   at::Tensor operator()() const {
@@ -72,27 +72,28 @@ struct Attention {
         at::_fused_sdp_choice(q, k, v, {}, 0.0, causal, std::nullopt, grouped));
   }
 
-  static at::Tensor tensor(const void* data, index_t heads, index_t rows, index_t width, ElementType type) {
+  static at::Tensor tensor(const void* data, at::IntArrayRef extents, ElementType type) {
     const c10::InferenceMode inference;
     const at::ScalarType scalar = type == ElementType::f32    ? at::kFloat
                                   : type == ElementType::bf16 ? at::kBFloat16
                                                               : at::kHalf;
-    return at::from_blob(const_cast<void*>(data), {1, heads, rows, width}, scalar);
+    return at::from_blob(const_cast<void*>(data), extents, scalar);
   }
 };
 
 // dq, dk, dv and, with s, ds, in this order.
 std::vector<at::Tensor> gradients(const AttentionBackwardArguments& a) {
-  const auto& [heads, kv_heads, width, n, queries] = a.shape;
-  std::vector<at::Tensor> all{Attention::tensor(a.dq, heads, queries, width, a.type),
-                              Attention::tensor(a.dk, kv_heads, n, width, a.type),
-                              Attention::tensor(a.dv, kv_heads, n, width, a.type)};
-  if (a.s != nullptr) all.push_back(Attention::tensor(a.ds, heads, 1, 1, a.type));
+  const auto& [heads, kv_heads, width, n, queries, batch] = a.shape;
+  std::vector<at::Tensor> all{Attention::tensor(a.dq, {batch, heads, queries, width}, a.type),
+                              Attention::tensor(a.dk, {batch, kv_heads, n, width}, a.type),
+                              Attention::tensor(a.dv, {batch, kv_heads, n, width}, a.type)};
+  if (a.s != nullptr) all.push_back(Attention::tensor(a.ds, {1, heads, 1, 1}, a.type));
   return all;
 }
 
 at::Tensor gradient_of_out(const AttentionBackwardArguments& a) {
-  return Attention::tensor(a.dout, a.shape.heads, a.shape.queries, a.shape.width, a.type);
+  const auto& [heads, kv_heads, width, n, queries, batch] = a.shape;
+  return Attention::tensor(a.dout, {batch, heads, queries, width}, a.type);
 }
 
 // The kernel that backward ends in, by itself, after its own forward.
@@ -188,8 +189,8 @@ class Torch final : public Peer {
       call->results.clear();
       call->results.push_back(attention());
     };
-    run.fetch = [call,
-                 out = Attention::tensor(a.out, a.shape.heads, a.shape.queries, a.shape.width, a.type)] {
+    const auto& [heads, kv_heads, width, n, queries, batch] = a.shape;
+    run.fetch = [call, out = Attention::tensor(a.out, {batch, heads, queries, width}, a.type)] {
       const c10::InferenceMode inference;
       out.copy_(call->results[0].view_as(out));
     };
@@ -204,8 +205,9 @@ class Torch final : public Peer {
   }
 
   Run attention_backward(const AttentionBackwardArguments& a) const override {
-    if (a.type != ElementType::f32 || a.visibility.window > 0 || a.shape.group() > 1 ||
-        a.shape.queries != a.shape.n || a.db != nullptr) {
+    const bool square = a.shape.queries == a.shape.n && a.shape.batch == 1;
+    if (a.type != ElementType::f32 || a.visibility.window > 0 || a.shape.group() > 1 || a.db != nullptr ||
+        (!square && (a.visibility.causal || a.s != nullptr))) {
       return {};
     }
     return a.s != nullptr ? backward_run<SsmaxBackward>(a) : backward_run<FlashBackward>(a);

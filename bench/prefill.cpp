@@ -11,6 +11,7 @@
 #include "measure.hpp"
 #include "reference_attention.hpp"
 #include "scalings.hpp"
+#include "short_shapes.hpp"
 
 namespace ssmax_bench {
 namespace {
@@ -18,9 +19,9 @@ namespace {
 using Implementations = std::vector<Implementation<AttentionArguments>>;
 
 ssmax::AttentionArguments<float> our_arguments(const AttentionArguments& a) {
-  const auto& [heads, kv_heads, width, n, queries] = a.shape;
-  const std::array<index_t, 4> rows{1, heads, queries, width};
-  const std::array<index_t, 4> keys{1, kv_heads, n, width};
+  const auto& [heads, kv_heads, width, n, queries, batch] = a.shape;
+  const std::array<index_t, 4> rows{batch, heads, queries, width};
+  const std::array<index_t, 4> keys{batch, kv_heads, n, width};
   return {.q = {static_cast<const float*>(a.q), rows},
           .k = {static_cast<const float*>(a.k), keys},
           .v = {static_cast<const float*>(a.v), keys},
@@ -128,6 +129,23 @@ void register_prefill() {
         register_shape(shape, Visibility{.causal = true}, threads);
       }
       if (n == 8192) register_shape(shape, Visibility{.causal = true, .window = 512}, 1);
+    }
+  }
+}
+
+void register_short() {
+  for (const AttentionShape& shape : short_shapes) {
+    const AttentionArguments probe{
+        .shape = shape, .visibility = {}, .type = ElementType::f32, .threads = 1, .fold = true};
+    Implementations all{plain(), variants().front()};
+    for (auto& peer : peers_for(probe)) {
+      if (peer.name == "torch") all.push_back(std::move(peer));
+    }
+    for (const auto& implementation : all) {
+      add_benchmark<AttentionArguments>(
+          "short", short_name(shape), implementation,
+          [=] { return AttentionData::of(shape, ElementType::f32).arguments({}, 1); },
+          gflops(short_operations(shape)));
     }
   }
 }

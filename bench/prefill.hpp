@@ -4,5 +4,6 @@
 namespace ssmax_bench {
 
 void register_prefill();
+void register_short();
 
 }  // namespace ssmax_bench

@@ -113,7 +113,7 @@ inline Accuracy compare_attention(const AttentionArguments& a, const AttentionFo
   const detail::Rotation rotation(formula.rope ? a.shape.n : 0, a.shape.width);
   constexpr index_t count = 6;
   double error = 0;
-  for (index_t head = 0; head < a.shape.heads; ++head) {
+  for (index_t head = 0; head < a.shape.batch * a.shape.heads; ++head) {
     for (index_t i = 0; i <= count; ++i) {
       const index_t between = (a.shape.queries - 1) * i / count + (i > 0 && i < count ? 37 * head : 0);
       const index_t query = std::min(between, a.shape.queries - 1);

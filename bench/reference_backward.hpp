@@ -186,12 +186,16 @@ inline Accuracy compare_attention_backward(const AttentionBackwardArguments& a,
   const detail::BackwardReference reference(a, formula);
   constexpr index_t count = 6;
   double error = compare_attention(a, formula).error;
-  for (index_t head = 0; head < a.shape.heads; ++head) {
+  const auto place = [](index_t head, index_t i, index_t extent) {
+    const index_t between = (extent - 1) * i / count + (i > 0 && i < count ? 37 * head : 0);
+    return std::min(between, extent - 1);
+  };
+  for (index_t head = 0; head < a.shape.batch * a.shape.heads; ++head) {
     for (index_t i = 0; i <= count; ++i) {
-      const index_t between = (a.shape.n - 1) * i / count + (i > 0 && i < count ? 37 * head : 0);
-      const index_t position = std::min(between, a.shape.n - 1);
-      error = worse(error, reference.query_error(head, position));
-      if (head < a.shape.kv_heads) error = worse(error, reference.key_error(head, position));
+      error = worse(error, reference.query_error(head, place(head, i, a.shape.queries)));
+      if (head < a.shape.batch * a.shape.kv_heads) {
+        error = worse(error, reference.key_error(head, place(head, i, a.shape.n)));
+      }
     }
     error = worse(error, reference.scaling_error(head));
   }

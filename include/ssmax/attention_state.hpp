@@ -174,7 +174,7 @@ void finish(const AttentionState<T>& state, std::type_identity_t<View<T, 4>> out
         detail::kernels<detail::RowKernels<T>>().multiply(detail::row_of(from, b, h, i), to.extent(3),
                                                           static_cast<T>(normalizer.factor),
                                                           detail::row_of(to, b, h, i));
-        if (wants_lse) lse(b, h, i) = static_cast<T>(normalizer.lse);
+        if (wants_lse) lse(b, h, i) = static_cast<T>(normalizer.lse());
       }
     }
   }

@@ -45,20 +45,23 @@ void merge_row(T& shift, T& sum, T* o, T other_shift, T other_sum, const T* othe
 
 /// Turns a query's state into its result, in double. A sink adds exp(sink) to Σ exp(c·z), and nothing
 /// to Σ exp(c·z)·v.
-struct Normalizer {
+class Normalizer {
+ public:
   double factor;  // out = factor · o
-  double lse;
 
-  Normalizer(double shift, double sum)
-      : factor(sum == 0 ? 0 : 1 / sum), lse(shift * std::numbers::ln2 + std::log(sum)) {}
+  Normalizer(double shift, double sum) : factor(sum == 0 ? 0 : 1 / sum), shift_(shift), total_(sum) {}
   Normalizer(double shift, double sum, double sink) {
     const double sink_shift = sink * std::numbers::log2e;
-    const double raised = std::max(shift, sink_shift);
-    const double own = shift_factor(shift, raised);
-    const double total = sum * own + shift_factor(sink_shift, raised);
-    factor = sum == 0 ? 0 : own / total;
-    lse = raised * std::numbers::ln2 + std::log(total);
+    shift_ = std::max(shift, sink_shift);
+    const double own = shift_factor(shift, shift_);
+    total_ = sum * own + shift_factor(sink_shift, shift_);
+    factor = sum == 0 ? 0 : own / total_;
   }
+
+  double lse() const { return shift_ * std::numbers::ln2 + std::log(total_); }
+
+ private:
+  double shift_, total_;
 };
 
 }  // namespace detail

@@ -26,7 +26,7 @@ class UserVariant : public Interface {
   const C& score;
 
   UserVariant(const S& a_scaling, const M& a_mask, const C& a_score)
-      : Interface(!std::same_as<C, Identity>, detail::has_predicate<M>),
+      : Interface(!std::same_as<C, Identity>, detail::has_predicate<M>, detail::shows_same_keys<M>),
         scaling(a_scaling),
         mask(a_mask),
         score(a_score) {}

@@ -33,6 +33,7 @@ template <class A>
 class Variant {
  public:
   const bool has_score, has_predicate;
+  const bool shows_same_keys;  // to all queries of a batch entry and head
 
   Variant(const Variant&) = delete;
   Variant& operator=(const Variant&) = delete;
@@ -50,7 +51,8 @@ class Variant {
   virtual void apply(A* s, KeyRange keys, const QueryRow& row) const = 0;
 
  protected:
-  SSMAX_INLINE Variant(bool scores, bool predicates) : has_score(scores), has_predicate(predicates) {}
+  SSMAX_INLINE Variant(bool scores, bool predicates, bool same_keys)
+      : has_score(scores), has_predicate(predicates), shows_same_keys(same_keys) {}
   SSMAX_INLINE ~Variant() = default;
 };
 

@@ -19,6 +19,12 @@ struct PrefillBackwardKernels {
   /// out[keys][pitch] += a[keys][·] · b[lanes][pitch]. pitch is whole vectors, keys a
   /// multiple of PrefillKernels::rows.
   void (*add_product)(const T* a, index_t lanes, index_t keys, const T* b, index_t pitch, T* out);
+  /// out[r][c] = in[r][c] · factor[r], and 0 up to out's pitch.
+  void (*scale_rows)(const T* const* in, index_t rows, index_t columns, const T* factor, T* out,
+                     index_t pitch);
+  /// out[rows][columns] = in
+  void (*copy_rows)(const T* in, index_t in_stride, index_t rows, index_t columns, T* out,
+                    index_t out_stride);
   /// out[rows][columns] += in
   void (*add_rows)(const T* in, index_t in_stride, index_t rows, index_t columns, T* out, index_t out_stride);
 };

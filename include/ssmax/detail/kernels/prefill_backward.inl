@@ -88,15 +88,27 @@ void tile_add_product(const typename S::Value* a, index_t lanes, index_t keys, c
   }
 }
 
-/// out += in
+/// out[r][c] = in[r][c] · factor[r], and 0 from `columns` to `pitch`, which is whole vectors.
 template <class S>
-void tile_add_rows(const typename S::Value* in, index_t in_stride, index_t rows, index_t columns,
-                   typename S::Value* out, index_t out_stride) {
+void tile_scale_rows(const typename S::Value* const* in, index_t rows, index_t columns,
+                     const typename S::Value* factor, typename S::Value* out, index_t pitch) {
+  for (index_t r = 0; r < rows; ++r, out += pitch) {
+    const typename S::V f = S::set(factor[r]);
+    for (index_t c = 0; c < pitch; c += S::width) {
+      S::store(out + c, S::mul(load_up_to<S>(in[r] + c, columns - c, 0), f));
+    }
+  }
+}
+
+/// out = in, or out += in
+template <class S, bool adds>
+void tile_copy_rows(const typename S::Value* in, index_t in_stride, index_t rows, index_t columns,
+                    typename S::Value* out, index_t out_stride) {
   for (index_t r = 0; r < rows; ++r, in += in_stride, out += out_stride) {
     for (index_t c = 0; c < columns; c += S::width) {
-      const typename S::V sum =
-          S::add(load_up_to<S>(in + c, columns - c, 0), load_up_to<S>(out + c, columns - c, 0));
-      store_up_to<S>(out + c, sum, columns - c);
+      typename S::V x = load_up_to<S>(in + c, columns - c, 0);
+      if constexpr (adds) x = S::add(x, load_up_to<S>(out + c, columns - c, 0));
+      store_up_to<S>(out + c, x, columns - c);
     }
   }
 }
@@ -108,6 +120,8 @@ struct KernelTable<PrefillBackwardKernels<T>> {
       .gradients = tile_gradients<S>,
       .score_gradients = tile_score_gradients<S>,
       .add_product = tile_add_product<S>,
-      .add_rows = tile_add_rows<S>,
+      .scale_rows = tile_scale_rows<S>,
+      .copy_rows = tile_copy_rows<S, false>,
+      .add_rows = tile_copy_rows<S, true>,
   };
 };

@@ -10,11 +10,12 @@
 #include "../kernels/row_gradients.hpp"
 #include "../kernels/rows.hpp"
 #include "../kernels/scores.hpp"
+#include "../kernels/short_attention.hpp"
 #include "../kernels/short_rows.hpp"
 
 #define SSMAX_TABLES_OF(T, apply)                                                                  \
   apply(RowKernels<T>) apply(ShortRowKernels<T>) apply(DotKernels<T>) apply(RowGradientKernels<T>) \
-      apply(RopeKernels<T>) apply(PrefillKernels<T>) apply(PrefillBackwardKernels<T>) apply(ScoreKernels<T>)
+      apply(RopeKernels<T>) apply(PrefillKernels<T>) apply(PrefillBackwardKernels<T>) apply(ScoreKernels<T>) apply(ShortAttentionKernels<T>)
 
 /// apply(type) for every table.
 #define SSMAX_FOR_EACH_TABLE(apply)                                                                    \

@@ -40,7 +40,8 @@ class BackwardTask {
         memory_(memory),
         piece_(variant, memory, problem.forward.width(), problem.forward.value_width(),
                problem.forward.keys.length(0)),
-        sums_(sums) {}
+        sums_(sums),
+        sums_in_place_(keys_have_one_sum()) {}
 
   /// The kv head that the other members are about, counted over batch entries, and where its sums are.
   void enter(index_t head, const HeadSums<T>& sums) {
@@ -52,28 +53,29 @@ class BackwardTask {
     loaded_queries_ = -1;
   }
 
-  /// Facts about a block of queries; their sums become 0.
+  /// Facts about a block of queries; the sums over its next pieces become 0.
   void survey(index_t block) const {
-    const index_t first = block * piece_queries, d = forward_.width(), dv = forward_.value_width();
+    const index_t first = block * piece_queries, dv = forward_.value_width();
     const KeyRange stored = forward_.keys.stored(batch_);
     Column seen;
+    const auto dot = detail::kernels<DotKernels<A>>().dot;
+    const bool asked_once = variant_.shows_same_keys && forward_.group() == 1;
+    QueryRow seen_by;
     QueryCursor<T, T> cursor(forward_, batch_, kv_head_, first);
     for (index_t row = first; row < first + queries_of(block); ++row, cursor.next()) {
       const index_t batch = (*cursor).batch, head = (*cursor).head, index = forward_.row_of(*cursor);
-      const QueryRow seen_by = variant_.row(*cursor, stored);
+      if (row == first || !asked_once) seen_by = variant_.row(*cursor, stored);
       QueryFacts<A>& facts = head_sums_.facts[row] = {seen_by.keys, false, seen_by.multiplier};
       facts.lse = problem_.lse(batch, head, index);
       facts.attends = seen_by.n > 0 && facts.lse != -infinity;
       if (facts.lse == -infinity) facts.keys = {};
       if (seen_by.n > 0) {
         A *wide = memory_.staged, *other = memory_.staged + memory_.pitch;
-        facts.delta = detail::kernels<DotKernels<A>>().dot(
-            widened(row_of(problem_.dout, batch, head, index), dv, wide),
-            widened(row_of(problem_.out, batch, head, index), dv, other), dv);
+        facts.delta = dot(widened(row_of(problem_.dout, batch, head, index), dv, wide),
+                          widened(row_of(problem_.out, batch, head, index), dv, other), dv);
       }
       if (problem_.dlse.data_handle() != nullptr) facts.delta -= problem_.dlse(batch, head, index);
       seen.add(facts.keys);
-      if (problem_.stage.first) std::fill_n(head_sums_.query_sums(problem_, *cursor, row), d, A{0});
       if (!sums_) continue;
       if (problem_.stage.first) std::fill_n(sums_of(*cursor), memory_.sums_of_row, 0.0);
       QueryReport& report = sums_.reports[place_of(*cursor)] = {seen_by.n, seen_by.position, 0};
@@ -89,26 +91,23 @@ class BackwardTask {
     std::fill_n(queries_sums(block), sums_in_use(block), A{0});
   }
 
-  /// Copies a block of keys into rows, if need be, looks for NaN and infinities in K, and sets the block's
-  /// sums to 0.
+  /// Copies a block of keys into rows, if need be, looks for NaN and infinities in K, and sets the sums over
+  /// the block's next pieces to 0.
   void prepare_keys(index_t block) {
     const index_t first = block * piece_keys, count = keys_of(block), d = forward_.width();
     if (forward_.rows() > 0) {
       if (packs_keys(problem_, kernels_)) pack_keys(block);
       bool& finite = head_sums_.blocks_are_finite[block] = true;
       load_keys(block);
-      finite = kernels_.all_finite(keys_.k, keys_.k_stride, count, d);
+      finite = keys_.k_stride == d ? kernels_.all_finite(keys_.k, 0, 1, count * d)
+                                   : kernels_.all_finite(keys_.k, keys_.k_stride, count, d);
       for (index_t i = 0; !finite && i < piece_keys; ++i) {
         head_sums_.keys_are_finite[first + i] =
             i >= count || kernels_.all_finite(keys_.k + i * keys_.k_stride, 0, 1, d);
       }
     }
-    for_each_key(block, [&](index_t key) {
-      std::fill_n(head_sums_.key_sums(problem_, batch_, kv_head_, key), d, A{0});
-      std::fill_n(head_sums_.value_sums(problem_, batch_, kv_head_, key), forward_.value_width(), A{0});
-    });
-    std::fill_n(head_sums_.dk + first * memory_.d_pitch, in_passes(count) * memory_.d_pitch, A{0});
-    std::fill_n(head_sums_.dvalues + first * memory_.dv_pitch, in_passes(count) * memory_.dv_pitch, A{0});
+    std::fill_n(dk_sums(first), in_passes(count) * memory_.d_pitch, A{0});
+    std::fill_n(dv_sums(first), in_passes(count) * memory_.dv_pitch, A{0});
   }
 
   /// Adds what a block of queries and a block of keys give each other's gradients. After the last piece of a
@@ -125,25 +124,29 @@ class BackwardTask {
     const auto ends = [](index_t i, index_t count) { return (i + 1) % pieces_of_sum == 0 || i + 1 == count; };
     bool has_any = false;
     if (ends(keys, key_blocks(problem_))) {
-      for (index_t j = keys / pieces_of_sum * pieces_of_sum; j <= keys; ++j) has_any |= has_piece(queries, j);
-      if (has_any) add_queries(queries);
+      const index_t begin = keys / pieces_of_sum * pieces_of_sum;
+      for (index_t j = begin; j <= keys; ++j) has_any |= has_piece(queries, j);
+      const bool is_first = begin == 0 && problem_.stage.first;
+      if (has_any || is_first) add_queries(queries, is_first, keys + 1 == key_blocks(problem_));
     }
-    if (ends(queries, query_blocks(problem_))) {
+    if (!sums_in_place_ && ends(queries, query_blocks(problem_))) {
+      const index_t begin = queries / pieces_of_sum * pieces_of_sum;
       has_any = false;
-      for (index_t i = queries / pieces_of_sum * pieces_of_sum; i <= queries; ++i)
-        has_any |= has_piece(i, keys);
-      if (has_any) add_keys(keys);
+      for (index_t i = begin; i <= queries; ++i) has_any |= has_piece(i, keys);
+      if (has_any || begin == 0) add_keys(keys, begin == 0, queries + 1 == query_blocks(problem_));
     }
   }
 
   /// Turns sums into dq, and into dc where there is no score; with one, dc is summed up already.
   void finish_queries(index_t block) const {
-    if (!problem_.stage.last) return;
     const index_t first = block * piece_queries, d = forward_.width();
+    const auto multiply = detail::kernels<RowKernels<A>>().multiply;
     QueryCursor<T, T> cursor(forward_, batch_, kv_head_, first);
     for (index_t row = first; row < first + queries_of(block); ++row, cursor.next()) {
       const QueryFacts<A>& facts = head_sums_.facts[row];
       A* sums = head_sums_.query_sums(problem_, *cursor, row);
+      if (problem_.keys() == 0 && problem_.stage.first) std::fill_n(sums, d, A{0});
+      if (!problem_.stage.last) continue;
       if (sums_ && !variant_.has_score && facts.attends) {
         const A* q = load_query(forward_, variant_, *cursor, memory_.staged);
         sums_of(*cursor)[0] =
@@ -151,7 +154,7 @@ class BackwardTask {
       }
       if (facts.attends) {
         const double factor = variant_.has_score ? forward_.scale : forward_.scale * facts.multiplier;
-        detail::kernels<RowKernels<A>>().multiply(sums, d, static_cast<A>(factor), sums);
+        multiply(sums, d, static_cast<A>(factor), sums);
         if (forward_.has_rope()) {
           rotate(forward_.rope, sums, d, sums, d, 1, d, rope_position(forward_, variant_, *cursor), true);
         }
@@ -163,10 +166,15 @@ class BackwardTask {
 
   /// Turns sums into dk and dv.
   void finish_keys(index_t block) const {
+    if (forward_.rows() > 0 && !forward_.has_rope() && !HeadSums<T>::apart) return;  // they are there
     const Query query{batch_, kv_head_ * forward_.group(), 0, forward_.shape(batch_)};
     const index_t d = forward_.width();
     for_each_key(block, [&](index_t key) {
       A* dk = head_sums_.key_sums(problem_, batch_, kv_head_, key);
+      if (forward_.rows() == 0) {
+        std::fill_n(dk, d, A{0});
+        std::fill_n(head_sums_.value_sums(problem_, batch_, kv_head_, key), forward_.value_width(), A{0});
+      }
       if (forward_.has_rope() && forward_.rotate_keys && forward_.rows() > 0) {
         const index_t position =
             forward_.key_position + variant_.key_position(query, problem_.first_key() + key);
@@ -210,6 +218,23 @@ class BackwardTask {
     return (queries_of(block) + memory_.group - 1) / memory_.group * memory_.group * memory_.d_pitch;
   }
 
+  /// Whether sums over some pieces of queries are the sums over all of them, and results have their layout.
+  bool keys_have_one_sum() const {
+    return !HeadSums<T>::apart && query_blocks(problem_) <= pieces_of_sum &&
+           problem_.keys() % kernels_.rows == 0 && forward_.width() == memory_.d_pitch &&
+           forward_.value_width() == memory_.dv_pitch && problem_.dk.stride(2) == memory_.d_pitch &&
+           problem_.dv.stride(2) == memory_.dv_pitch;
+  }
+  /// The sums over some pieces, from a key on: [keys][d_pitch], [keys][dv_pitch].
+  A* dk_sums(index_t first) const {
+    return sums_in_place_ ? head_sums_.key_sums(problem_, batch_, kv_head_, first)
+                          : head_sums_.dk + first * memory_.d_pitch;
+  }
+  A* dv_sums(index_t first) const {
+    return sums_in_place_ ? head_sums_.value_sums(problem_, batch_, kv_head_, first)
+                          : head_sums_.dvalues + first * memory_.dv_pitch;
+  }
+
   /// Points keys_ at a block of keys: where they lie or, if they were packed, at the copy.
   void load_keys(index_t block) {
     const index_t first = block * piece_keys, key = problem_.first_key() + first;
@@ -218,8 +243,8 @@ class BackwardTask {
              .k_stride = memory_.d_pitch,
              .v = head_sums_.v + first * memory_.dv_pitch,
              .v_stride = memory_.dv_pitch,
-             .dk = head_sums_.dk + first * memory_.d_pitch,
-             .dv = head_sums_.dvalues + first * memory_.dv_pitch,
+             .dk = dk_sums(first),
+             .dv = dv_sums(first),
              .finite = head_sums_.blocks_are_finite[block],
              .are_finite = head_sums_.keys_are_finite + first};
     if constexpr (std::same_as<T, A>) {
@@ -254,8 +279,9 @@ class BackwardTask {
     const index_t first = block * piece_queries, group = memory_.group;
     count_ = queries_of(block);
     groups_ = (count_ + group - 1) / group;
+    const index_t lanes = (count_ + kernels_.width - 1) / kernels_.width * kernels_.width;
     QueryCursor<T, T> cursor(forward_, batch_, kv_head_, first);
-    for (index_t i = 0; i < groups_ * group; ++i) {
+    for (index_t i = 0; i < lanes; ++i) {
       QueryRow& row = memory_.rows[i];
       if (i >= count_) {
         row = {memory_.rows[count_ - 1].query, {}, 0};  // a lane without a query sees nothing
@@ -264,43 +290,76 @@ class BackwardTask {
         row = {*cursor, facts.keys, facts.multiplier};
         cursor.next();
       }
-      load_query_into_rows(i, first);
     }
-    for (index_t i = 0; i < groups_ * group; i += kernels_.width) {
+    for (index_t i = 0; i < lanes; i += kernels_.width) {
       Column& column = memory_.columns[i / kernels_.width] = {};
       for (index_t lane = 0; lane < kernels_.width; ++lane) column.add(memory_.rows[i + lane].keys);
-      load_lanes(i);
+      load_lanes(i, first);
     }
     const auto are_finite = [&](index_t row, index_t rows) {
-      return kernels_.all_finite(memory_.q_rows + row * memory_.d_pitch, memory_.d_pitch, rows,
-                                 forward_.width()) &&
-             kernels_.all_finite(memory_.dout_rows + row * memory_.dv_pitch, memory_.dv_pitch, rows,
-                                 forward_.value_width());
+      return kernels_.all_finite(memory_.q_rows + row * memory_.d_pitch, 0, 1, rows * memory_.d_pitch) &&
+             kernels_.all_finite(memory_.dout_rows + row * memory_.dv_pitch, 0, 1, rows * memory_.dv_pitch);
     };
     for (index_t g = 0; g < groups_; ++g) {
-      memory_.finite[g] = are_finite(g * group, group);
-      for (index_t i = g * group; !memory_.finite[g] && i < (g + 1) * group; ++i) {
+      const index_t end = std::min(lanes, (g + 1) * group);
+      memory_.finite[g] = are_finite(g * group, end - g * group);
+      for (index_t i = g * group; !memory_.finite[g] && i < end; ++i) {
         memory_.queries_are_finite[i] = are_finite(i, 1);
       }
     }
   }
 
-  /// Fills row i of q and of dout, which load_lanes turns into lane i.
-  void load_query_into_rows(index_t i, index_t first) {
-    const index_t d = forward_.width(), dv = forward_.value_width();
-    A* q = memory_.q_rows + i * memory_.d_pitch;
-    A* dout = memory_.dout_rows + i * memory_.dv_pitch;
-    std::fill_n(q, memory_.d_pitch, A{0});
-    std::fill_n(dout, memory_.dv_pitch, A{0});
+  /// `width` queries and their dout, from row i on, into lanes and into rows. Rows of q are multiplied by what
+  /// dk takes of them: scale·c or, with a score, scale. A query that sees nothing is 0.
+  void load_lanes(index_t i, index_t first) {
+    const index_t group = memory_.group, width = kernels_.width, d = forward_.width(),
+                  dv = forward_.value_width();
+    const index_t lanes = i / group * group * d + i % group, dout_lanes = i / group * group * dv + i % group;
+    A *factor = memory_.lanes, *row_factor = memory_.lanes + width;
+    A* q_rows = memory_.q_rows + i * memory_.d_pitch;
+    A* dout_rows = memory_.dout_rows + i * memory_.dv_pitch;
+    const auto is_empty = [&](index_t lane) {
+      return i + lane >= count_ || memory_.rows[i + lane].keys.size() == 0;
+    };
+    for (index_t lane = 0; lane < width; ++lane) {
+      const QueryRow& row = memory_.rows[i + lane];
+      const double c = variant_.has_score ? 1 : row.multiplier;
+      row_factor[lane] = static_cast<A>(forward_.scale * c);
+      factor[lane] =
+          static_cast<A>(forward_.scale * (variant_.has_score ? 1 : row.multiplier * std::numbers::log2e));
+      A* scratch = memory_.staged + lane * memory_.pitch;
+      if (is_empty(lane)) std::fill_n(scratch, d, A{0});
+      memory_.in[lane] = is_empty(lane) ? scratch : load_query(forward_, variant_, row.query, scratch);
+    }
+    kernels_.transpose(memory_.in, width, d, factor, memory_.q + lanes, group);
+    gradient_kernels_.scale_rows(memory_.in, width, d, row_factor, q_rows, memory_.d_pitch);
+    for (index_t lane = 0; lane < width; ++lane) {
+      A* scratch = memory_.staged + lane * memory_.pitch;
+      memory_.in[lane] = scratch;
+      factor[lane] = 1;
+      if (is_empty(lane)) {
+        std::fill_n(scratch, dv, A{0});
+        normalise(i + lane, {});
+      } else {
+        const Query& query = memory_.rows[i + lane].query;
+        memory_.in[lane] =
+            widened(row_of(problem_.dout, query.batch, query.head, forward_.row_of(query)), dv, scratch);
+        factor[lane] = normalise(i + lane, head_sums_.facts[first + i + lane]);
+      }
+    }
+    gradient_kernels_.scale_rows(memory_.in, width, dv, factor, dout_rows, memory_.dv_pitch);
+    for (index_t lane = 0; lane < width; ++lane) memory_.in[lane] = dout_rows + lane * memory_.dv_pitch;
+    kernels_.transpose(memory_.in, width, dv, nullptr, memory_.dout + dout_lanes, group);
+  }
+
+  /// Sets shift and delta of row i, without facts such that its weights are 0. Returns what its dout is to be
+  /// multiplied by.
+  A normalise(index_t i, const QueryFacts<A>& facts) const {
     memory_.delta[i] = 0;
-    memory_.shift[i] = largest_shift<A> / 2;  // weights of 0
+    memory_.shift[i] = largest_shift<A> / 2;
     memory_.base[i] = 0;
     memory_.regular[i] = true;
-    const QueryRow& row = memory_.rows[i];
-    if (i >= count_ || row.keys.size() == 0) return;
-    const QueryFacts<A>& facts = head_sums_.facts[first + i];
-    const A* wide = load_query(forward_, variant_, row.query, q);
-    if (wide != q) std::copy_n(wide, d, q);
+    if (facts.keys.size() == 0) return 1;
     const double lse = static_cast<double>(facts.lse) * std::numbers::log2e;
     const double shift = std::rint(lse);
     double factor = 1;
@@ -311,31 +370,7 @@ class BackwardTask {
       factor = std::exp2(shift - lse);
     }
     memory_.delta[i] = static_cast<A>(factor * static_cast<double>(facts.delta));
-    const T* in = row_of(problem_.dout, row.query.batch, row.query.head, forward_.row_of(row.query));
-    detail::kernels<RowKernels<A>>().multiply(widened(in, dv, dout), dv, static_cast<A>(factor), dout);
-  }
-
-  /// Transposes `width` rows of q and dout, from row i on, into lanes. Then multiplies these rows of q by
-  /// what dk takes of them: scale·c or, with a score, scale.
-  void load_lanes(index_t i) {
-    const index_t group = memory_.group, d = forward_.width(), dv = forward_.value_width();
-    const index_t g = i / group, lane_of_group = i % group;
-    A* factor = memory_.lanes;
-    for (index_t lane = 0; lane < kernels_.width; ++lane) {
-      memory_.in[lane] = memory_.q_rows + (i + lane) * memory_.d_pitch;
-      const double c = variant_.has_score ? 1 : memory_.rows[i + lane].multiplier * std::numbers::log2e;
-      factor[lane] = static_cast<A>(forward_.scale * c);
-    }
-    kernels_.transpose(memory_.in, kernels_.width, d, factor, memory_.q + g * d * group + lane_of_group,
-                       group);
-    for (index_t lane = 0; lane < kernels_.width; ++lane) {
-      A* q = memory_.q_rows + (i + lane) * memory_.d_pitch;
-      const double c = variant_.has_score ? 1 : memory_.rows[i + lane].multiplier;
-      detail::kernels<RowKernels<A>>().multiply(q, d, static_cast<A>(forward_.scale * c), q);
-      memory_.in[lane] = memory_.dout_rows + (i + lane) * memory_.dv_pitch;
-    }
-    kernels_.transpose(memory_.in, kernels_.width, dv, nullptr, memory_.dout + g * dv * group + lane_of_group,
-                       group);
+    return static_cast<A>(factor);
   }
 
   /// Adds what the score has summed up for each query of the piece to the sums of the call.
@@ -347,11 +382,13 @@ class BackwardTask {
     }
   }
 
-  /// Adds the sums over some pieces to those over all, and sets them to 0.
-  void add_queries(index_t block) const {
+  /// Adds the sums over some pieces to those over all, of which the first are copied, and sets them to 0 for
+  /// the next.
+  void add_queries(index_t block, bool is_first, bool is_last) const {
     const index_t first = block * piece_queries, count = queries_of(block), d = forward_.width(),
                   group = memory_.group;
     A* block_sums = queries_sums(block);
+    const auto add_row = is_first ? gradient_kernels_.copy_rows : gradient_kernels_.add_rows;
     QueryCursor<T, T> cursor(forward_, batch_, kv_head_, first);
     for (index_t i = 0; i < count; i += kernels_.width) {
       const A* dq = block_sums + i / group * memory_.d_pitch * group + i % group;
@@ -362,18 +399,19 @@ class BackwardTask {
         kernels_.transpose(memory_.in, channels, lanes, nullptr, memory_.staged + c, memory_.pitch);
       }
       for (index_t lane = 0; lane < lanes; ++lane, cursor.next()) {
-        gradient_kernels_.add_rows(memory_.staged + lane * memory_.pitch, 0, 1, d,
-                                   head_sums_.query_sums(problem_, *cursor, first + i + lane), 0);
+        add_row(memory_.staged + lane * memory_.pitch, 0, 1, d,
+                head_sums_.query_sums(problem_, *cursor, first + i + lane), 0);
       }
     }
-    std::fill_n(block_sums, sums_in_use(block), A{0});
+    if (!is_last) std::fill_n(block_sums, sums_in_use(block), A{0});
   }
 
-  void add_keys(index_t block) const {
+  void add_keys(index_t block, bool is_first, bool is_last) const {
     const index_t first = block * piece_keys, count = keys_of(block);
+    const auto add_rows = is_first ? gradient_kernels_.copy_rows : gradient_kernels_.add_rows;
     const auto add = [&](A* sums, index_t pitch, index_t columns, A* all, index_t stride) {
-      gradient_kernels_.add_rows(sums + first * pitch, pitch, count, columns, all, stride);
-      std::fill_n(sums + first * pitch, count * pitch, A{0});
+      add_rows(sums + first * pitch, pitch, count, columns, all, stride);
+      if (!is_last) std::fill_n(sums + first * pitch, count * pitch, A{0});
     };
     add(head_sums_.dk, memory_.d_pitch, forward_.width(),
         head_sums_.key_sums(problem_, batch_, kv_head_, first), head_sums_.key_stride(problem_.dk));
@@ -389,6 +427,7 @@ class BackwardTask {
   const Memory& memory_;
   const BackwardBlock<A> piece_;
   CallSums sums_;  // null where nothing is learnt
+  const bool sums_in_place_;
   HeadSums<T> head_sums_{};
   index_t head_ = -1, batch_ = 0, kv_head_ = 0;
   index_t loaded_queries_ = -1;

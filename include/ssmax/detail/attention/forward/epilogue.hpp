@@ -14,29 +14,43 @@ namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
-/// One query, row `row` of its head: Σ exp(c·z) = 2^shift · sum, Σ exp(c·z)·v = 2^shift · o. o is overwritten.
+/// One query, row `row` of its head, Σ exp(c·z) = 2^shift · sum: writes everything but its row, which is
+/// factor · o. Returns where to put that: `scratch`, if it is then to be narrowed.
 template <class T, class A = Compute<T>>
-void store_result(const Result<T>& result, const Query& query, index_t row, A shift, A sum, A* o,
-                  index_t dv) {
+A* place_result(const Result<T>& result, const Query& query, index_t row, A shift, A sum, A* scratch,
+                A& factor) {
   const AttentionState<A>& state = result.state;
   if (state.shift.data_handle() != nullptr) {
     state.shift(query.batch, query.head, row) = shift;
     state.sum(query.batch, query.head, row) = sum;
-    std::copy_n(o, dv, row_of(state.o, query.batch, query.head, row));
-    return;
+    factor = 1;
+    return row_of(state.o, query.batch, query.head, row);
   }
   const Normalizer normalizer =
       result.sinks.empty() ? Normalizer(shift, sum)
                            : Normalizer(shift, sum, result.sinks[static_cast<std::size_t>(query.head)]);
-  if (dv > 0) {
-    T* to = &result.out(query.batch, query.head, row, 0);
-    A* wide = staging<A>(to, o);
-    kernels<RowKernels<A>>().multiply(o, dv, static_cast<A>(normalizer.factor), wide);
-    narrow_to(to, dv, wide);
-  }
   if (result.lse.data_handle() != nullptr) {
-    result.lse(query.batch, query.head, row) = static_cast<A>(normalizer.lse);
+    result.lse(query.batch, query.head, row) = static_cast<A>(normalizer.lse());
   }
+  factor = static_cast<A>(normalizer.factor);
+  return staging<A>(row_of(result.out, query.batch, query.head, row), scratch);
+}
+
+/// Narrows a query's `dv` numbers, which place_result sent to scratch.
+template <class T, class A = Compute<T>>
+void narrow_result(const Result<T>& result, const Query& query, index_t row, const A* numbers, index_t dv) {
+  if (result.state.o.data_handle() != nullptr) return;
+  narrow_to(row_of(result.out, query.batch, query.head, row), dv, numbers);
+}
+
+/// The same with Σ exp(c·z)·v = 2^shift · o, the numbers included. o is overwritten.
+template <class T, class A = Compute<T>>
+void store_result(const Result<T>& result, const Query& query, index_t row, A shift, A sum, A* o,
+                  index_t dv) {
+  A factor;
+  A* numbers = place_result(result, query, row, shift, sum, o, factor);
+  kernels<RowKernels<A>>().multiply(o, dv, factor, numbers);
+  narrow_result(result, query, row, numbers, dv);
 }
 
 }  // namespace detail

@@ -12,6 +12,7 @@
 #include "decode.hpp"
 #include "driver.hpp"
 #include "prefill.hpp"
+#include "short.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
@@ -153,7 +154,9 @@ void run_attention(const shared::Problem<T, X>& problem, const shared::Variant<s
   if (problem.rows() == 0 || problem.q.extent(0) == 0 || problem.kv_heads() == 0) return;
   Workspace own;
   if (workspace == nullptr) workspace = &own;
-  if (problem.rows() <= detail::decode_rows) {
+  if (detail::is_short(problem, result)) {
+    detail::run_short<T, X>(problem, variant, result, *workspace, executor);
+  } else if (problem.rows() <= detail::decode_rows) {
     detail::run_tasks<detail::DecodeTask<T, X>>(problem, variant, result, *workspace, executor);
   } else {
     detail::run_tasks<detail::PrefillTask<T, X>>(problem, variant, result, *workspace, executor);

@@ -1,0 +1,67 @@
+// Weights, one query per lane, times values, channels in lanes: rows of results. The weights are broadcast
+// from where they lie, so neither V nor the result is transposed. Included once per target.
+
+/// `rows` queries against `vectors` vectors of channels, key by key as in tile_accumulate: the same bits.
+template <class S, int rows, int vectors>
+SSMAX_INLINE void weigh_values_tile(const typename S::Value* s, index_t queries, index_t keys,
+                                    const typename S::Value* v, index_t v_stride, index_t first,
+                                    index_t channels, const typename S::Value* factor,
+                                    typename S::Value* const* out) {
+  using V = typename S::V;
+  V sum[rows][vectors];
+  SSMAX_UNROLL
+  for (int r = 0; r < rows; ++r) {
+    SSMAX_UNROLL
+    for (int i = 0; i < vectors; ++i) sum[r][i] = S::set(0);
+  }
+  v += first;
+  for (index_t key = 0; key < keys; ++key, s += group_width<S>, v += v_stride) {
+    V x[vectors];
+    SSMAX_UNROLL
+    for (int i = 0; i < vectors; ++i) x[i] = S::load(v + i * S::width);
+    SSMAX_UNROLL
+    for (int r = 0; r < rows; ++r) {
+      const V weight = S::set(s[r]);
+      SSMAX_UNROLL
+      for (int i = 0; i < vectors; ++i) sum[r][i] = S::fma(weight, x[i], sum[r][i]);
+    }
+  }
+  SSMAX_UNROLL
+  for (int r = 0; r < rows; ++r) {
+    if (r >= queries) break;
+    const V f = S::set(factor[r]);
+    SSMAX_UNROLL
+    for (int i = 0; i < vectors; ++i) {
+      const index_t c = first + i * S::width;
+      store_up_to<S>(out[r] + c, S::mul(sum[r][i], f), channels - c);
+    }
+  }
+}
+
+template <class S>
+void weigh_values(const typename S::Value* s, index_t queries, index_t keys, const typename S::Value* v,
+                  index_t v_stride, index_t channels, const typename S::Value* factor,
+                  typename S::Value* const* out) {
+  constexpr index_t w = S::width;
+  constexpr int rows = std::min<int>(S::tile_rows, S::width);
+  for (index_t r = 0; r < queries; r += rows) {
+    const index_t left = queries - r;
+    index_t c = 0;
+    // Four vectors go as two and two, as in tile_add_product.
+    for (; c + 2 * w < channels && (channels - c <= 3 * w || channels - c > 4 * w); c += 3 * w) {
+      weigh_values_tile<S, rows, 3>(s + r, left, keys, v, v_stride, c, channels, factor + r, out + r);
+    }
+    for (; c + w < channels; c += 2 * w) {
+      weigh_values_tile<S, rows, 2>(s + r, left, keys, v, v_stride, c, channels, factor + r, out + r);
+    }
+    if (c < channels) {
+      weigh_values_tile<S, rows, 1>(s + r, left, keys, v, v_stride, c, channels, factor + r, out + r);
+    }
+  }
+}
+
+template <class T>
+struct KernelTable<ShortAttentionKernels<T>> {
+  using S = Lanes<T>;
+  static constexpr ShortAttentionKernels<T> value{.weigh_values = weigh_values<S>};
+};
