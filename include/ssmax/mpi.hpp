@@ -7,13 +7,13 @@
 ///     mpi::attention<float>(comm, layout, {.q = q, .k = k, .v = v, .out = out, .lse = lse}, SSMax<float>{s},
 ///                           Causal{}, {.rope = &rope}, pool);
 ///
-/// Formula, shapes and options are those of attention.hpp and attention_backward.hpp, of the whole sequence: queries and keys
-/// are counted over all ranks, in masks, scores and scalings; n is the number of keys that a query sees on all
-/// of them; positions are those of the sequence. Arguments are equal on all ranks but for the tensors, which
-/// hold the rank's positions, segment behind segment (mpi_layout.hpp).
+/// Formula, shapes and options are those of attention.hpp and attention_backward.hpp, of the whole sequence:
+/// queries and keys are counted over all ranks, in masks, scores and scalings; n is the number of keys that a
+/// query sees on all of them; positions are those of the sequence. Arguments are equal on all ranks but for the
+/// tensors, which hold the rank's positions, segment behind segment (mpi_layout.hpp).
 ///
-/// Queries stay, keys and values come from their owners (rotated by them, once) in pieces of up to 8 MiB or
-/// 2048 keys, two ahead, while the piece before is computed. Pieces that no query of a rank sees are not sent
+/// Queries stay, keys and values come from their owners (rotated by them, once) in pieces of up to 8 MiB, at
+/// least 2048 keys, two ahead, while the piece before is computed. Pieces that no query of a rank sees are not sent
 /// to it.
 ///
 /// **The same bits** as one process with any number of ranks, wherever segments begin at multiples of 1024
@@ -29,6 +29,10 @@
 /// differ or do not fit, every rank throws the same std::invalid_argument. MPI's errors are
 /// std::runtime_error, with MPI's text.
 #pragma once
+
+#include <algorithm>
+#include <string>
+#include <vector>
 
 #include "attention_backward.hpp"
 #include "detail/mpi/ring_backward.hpp"
