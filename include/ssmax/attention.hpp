@@ -76,6 +76,7 @@ struct AttentionOptions {
   index_t key_position = 0;                        ///< Of the first key, for the rope.
   std::span<const detail::Compute<T>> sinks{};     ///< One number per head.
   Workspace* workspace = nullptr;                  ///< Memory kept between calls.
+  bool float_products = false;                     ///< bfloat16: widen to float first, on every processor.
 };
 
 /// For attention_partial: k and v hold keys [first_key, first_key + k.extent(2)) of `keys`.
@@ -110,7 +111,8 @@ Problem<T, T> make_problem(const View<const T, 4>& q, const KeyShare<T>& keys,
           .scale = logit_scale(options, q.extent(3)),
           .rope = rope_tables(options),
           .rotate_keys = true,
-          .key_position = options.key_position};
+          .key_position = options.key_position,
+          .float_products = options.float_products};
 }
 
 }  // namespace detail

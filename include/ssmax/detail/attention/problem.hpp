@@ -24,6 +24,7 @@ struct Problem {
   RopeTables<Compute<T>> rope{};
   bool rotate_keys = true;  // a cache's were when they were stored
   index_t key_position = 0;
+  bool float_products = false;  // of bfloat16 too
 
   SSMAX_INLINE bool has_rope() const { return rope.cosine != nullptr; }
   SSMAX_INLINE QueryShape shape(index_t batch) const {
