@@ -72,7 +72,7 @@ void pair_multiply(float* s, index_t keys, const float* factor) {
 
 /// 2^(x·multiplier - shift) of logits x, as good as bfloat16 needs it: within 1.1e-4 of itself, where rounding
 /// costs up to 2^-8 = 3.9e-3, most just above a power of two. (A quadratic's 2e-3 would add to that.)
-template <class S>
+template <class S, class P>
 struct RoundedExp2 {
   using V = typename S::V;
   using Constants = ExpConstants<float>;
@@ -97,7 +97,7 @@ struct RoundedExp2 {
     for (int i = 0; i < count; ++i) p[i] = S::fma(p[i], x[i], S::set(1));
     SSMAX_UNROLL
     for (int i = 0; i < count; ++i) {
-      x[i] = S::keep(S::not_less(t[i], S::set(Constants::smallest)), S::shift_exponent(p[i], t[i]));
+      x[i] = P::keep_shifted(S::not_less(t[i], S::set(Constants::smallest)), p[i], t[i]);
     }
   }
 };
@@ -130,7 +130,7 @@ TileChange pair_weights(float* s, index_t keys, const TileState<float>& state, b
   if (!ordered || S::any(S::not_less(S::abs(base), S::set(largest_shift<float>))))
     return TileChange::irregular;
 
-  const RoundedExp2<S> power(multiplier, base);
+  const RoundedExp2<S, P> power(multiplier, base);
   const typename P::V ones = P::ones();
   V sums[2] = {S::set(0), S::set(0)};
   index_t key = 0;

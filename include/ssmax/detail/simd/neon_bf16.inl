@@ -13,10 +13,18 @@ struct Pairs {
     __builtin_memcpy(&pair, p, sizeof(pair));
     return vdupq_n_u32(pair);
   }
-  static V ones() { return vdupq_n_u32(0x3F803F80); }
+  /// Hidden from GCC 12, which would make of bfloat16's 1 that of half precision.
+  static V ones() {
+    V v = vdupq_n_u32(0x3F803F80);
+    __asm__("" : "+w"(v));
+    return v;
+  }
   /// sum + (a.low·b.low + a.high·b.high), rounded to odd, subnormal numbers as 0.
   static float32x4_t dot(V a, V b, float32x4_t sum) {
     return vbfdotq_f32(sum, vreinterpretq_bf16_u32(a), vreinterpretq_bf16_u32(b));
+  }
+  static float32x4_t keep_shifted(uint32x4_t m, float32x4_t p, float32x4_t t) {
+    return F32::keep(m, F32::shift_exponent(p, t));
   }
   /// (low, high) of floats that are finite, 0 or normal, and at least 0: to nearest, ties up.
   static V round(float32x4_t low, float32x4_t high) {
