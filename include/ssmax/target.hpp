@@ -1,8 +1,8 @@
 /// @defgroup target Instruction sets (target.hpp)
 /// Which instruction set the kernels use. Chosen once, at the first call: the best that this processor has,
-/// or the one named by the environment variable `SSMAX_TARGET` (scalar, avx2, avx512,
-/// avx512_bf16, amx, neon, neon_bf16, simd128). No
-/// compile flag is involved, but for WebAssembly's -msimd128.
+/// or the one named by the environment variable `SSMAX_TARGET` (scalar, avx2, avx512, avx512_bf16, amx, neon,
+/// neon_bf16, simd128). No compile flag is involved, but for WebAssembly's -msimd128. On Intel's processors
+/// avx512_bf16 has to be named: it came out slower than avx512 there.
 #pragma once
 
 #include <atomic>
