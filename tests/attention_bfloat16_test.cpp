@@ -103,6 +103,38 @@ TEST_CASE("RoPE costs nothing that a multiplier could enlarge", "[attention][bfl
   });
 }
 
+/// A cache's keys were rounded after they were turned: the query alone comes in parts.
+TEST_CASE("a cache with RoPE differs from float's arithmetic by the rounding of weights",
+          "[attention][bfloat16]") {
+  constexpr index_t queries = 40, keys = 300, d = 48;
+  const ssmax::Rope<float> rope({.width = d}, keys);
+  const std::vector<float> k = reference::normals<float>(keys * d, 1),
+                           v = reference::normals<float>(keys * d, 2);
+  const std::vector<bfloat16> q = reference::normals<bfloat16>(queries * d, 3);
+  ssmax::KvCache<bfloat16> cache({.kv_heads = 1, .width = d, .capacity = keys});
+  cache.append({k.data(), {1, 1, keys, d}}, {v.data(), {1, 1, keys, d}}, &rope);
+  for_each_target_of_products([&](const std::string& target) {
+    INFO(target);
+    const auto lse_of = [&](bool float_products) {
+      std::vector<bfloat16> out(q.size());
+      std::vector<float> lse(queries);
+      ssmax::decode<bfloat16>({.q = {q.data(), {1, 1, queries, d}},
+                               .out = {out.data(), {1, 1, queries, d}},
+                               .lse = {lse.data(), {1, 1, queries}}},
+                              cache, Constant{10}, Causal{},
+                              {.rope = &rope, .float_products = float_products});
+      return lse;
+    };
+    const std::vector<float> ours = lse_of(false), in_float = lse_of(true);
+    Real worst = 0;
+    for (std::size_t i = 0; i < ours.size(); ++i) {
+      worst = std::max(worst, std::abs(Real(ours[i]) - Real(in_float[i])));
+    }
+    CHECK(worst > 0);
+    CHECK(worst <= rounded_sum);
+  });
+}
+
 TEST_CASE("float's arithmetic is an option, with the bits that it has on any target",
           "[attention][bfloat16]") {
   const Problem<bfloat16> problem({1, 2, 1, 40, 300, 64, 32});
