@@ -84,7 +84,7 @@ void check_widened() {
     wide.v.assign(narrow.v.begin(), narrow.v.end());
     for_each_target([&](const std::string& target) {
       INFO(target << ' ' << name_of(shape));
-      const Output<T> output = run(narrow, SSMax<float>{}, Causal{});
+      const Output<T> output = run(narrow, SSMax<float>{}, Causal{}, {.float_products = true});
       const Output<float> expected = run(wide, SSMax<float>{}, Causal{});
       std::vector<T> rounded;
       for (const float value : expected.out) rounded.push_back(T(value));

@@ -1,6 +1,6 @@
 // AVX-512 for a CPU without it: SIMDe under the intrinsics' own names, and what SIMDe 0.7.4 leaves out or
 // gets wrong, in plain loops over lanes. Only the intrinsics of detail/simd/avx512.inl, and only for tests:
-// CMake names this file in SSMAX_AVX512_EMULATION.
+// CMake names this file in SSMAX_AVX512_EMULATION. AMX comes with it.
 #pragma once
 
 #define SIMDE_ENABLE_NATIVE_ALIASES
@@ -15,6 +15,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <tuple>
+
+#include "emulated_amx.hpp"
 
 using __mmask8 = simde__mmask8;
 using __mmask16 = simde__mmask16;

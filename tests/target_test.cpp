@@ -27,6 +27,8 @@ TEST_CASE("the processor's own answers are those of the compiler's run-time libr
   CHECK(processor.avx2_fma_f16c ==
         (__builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0));
   CHECK(processor.avx512f == (__builtin_cpu_supports("avx512f") != 0));
+  CHECK(processor.avx512_bf16 == (__builtin_cpu_supports("avx512bf16") != 0));
+  CHECK(processor.is_intel == (__builtin_cpu_is("intel") != 0));
 }
 #endif
 
@@ -42,7 +44,10 @@ TEST_CASE("each target brings its own kernels", "[target]") {
   for_each_target([](const std::string& name) {
     const int width = ssmax::detail::kernels<ssmax::detail::RowKernels<float>>().width;
     CAPTURE(name);
-    CHECK(width == (name == "scalar" ? 1 : name == "avx2" ? 8 : name == "avx512" ? 16 : 4));
+    CHECK(width == (name == "scalar"                              ? 1
+                    : name == "avx2"                              ? 8
+                    : name.starts_with("avx512") || name == "amx" ? 16
+                                                                  : 4));
     CHECK(ssmax::detail::kernels<ssmax::detail::RowKernels<double>>().width == std::max(1, width / 2));
   });
 }
@@ -50,7 +55,8 @@ TEST_CASE("each target brings its own kernels", "[target]") {
 TEST_CASE("a target that is not there is refused by name", "[target]") {
   const auto targets = ssmax::available_targets();
   const Target before = ssmax::active_target();
-  for (const Target target : {Target::neon, Target::simd128, Target::avx2, Target::avx512}) {
+  for (const Target target : {Target::neon, Target::neon_bf16, Target::simd128, Target::avx2, Target::avx512,
+                              Target::avx512_bf16, Target::amx}) {
     if (std::find(targets.begin(), targets.end(), target) != targets.end()) continue;
     try {
       ssmax::set_active_target(target);

@@ -22,6 +22,7 @@ REFUSAL = """#if defined(SSMAX_COMPILED)
 #endif
 
 """
+KERNELS = re.compile(r"(SSMAX_(?:PAIR_|MATRIX_)?KERNELS)\b\s*(.*)")
 DIRECTIVE = re.compile(r"#\s*(\w+)\s*(.*)")
 
 
@@ -29,7 +30,7 @@ class Expansion:
     def __init__(self):
         self.once = {}  # files with #pragma once: the conditions under which their text stands
         self.conditions = []  # of each #if that is open: its line, those of its #elif, its #else
-        self.kernels = None  # what SSMAX_KERNELS stands for
+        self.kernels = {}  # what SSMAX_KERNELS and its like stand for
 
     def text_of(self, path):
         source = path.read_text()
@@ -52,11 +53,11 @@ class Expansion:
             self.conditions.pop()
         elif directive == "pragma" and rest == "once":
             return ""
-        elif directive in ("define", "undef") and rest.startswith("SSMAX_KERNELS"):
-            self.kernels = rest.removeprefix("SSMAX_KERNELS").strip()
+        elif directive in ("define", "undef") and (kernels := KERNELS.match(rest)):
+            self.kernels[kernels[1]] = kernels[2]
             return ""
         elif directive == "include":
-            name = self.kernels if rest == "SSMAX_KERNELS" else rest
+            name = self.kernels.get(rest, rest)
             included = (path.parent / name.strip('"')).resolve()
             if name.startswith('"') and included.is_file():  # config.hpp includes a message, which is none
                 return self.text_of(included)

@@ -143,7 +143,8 @@
 // Where a unit's kernels are. A unit of the library itself (_library) shares no code with the library's
 // users. Other units link the library's kernels (_linked) or hold their own, without those for the
 // instruction sets that SSMAX_NO_AVX512, SSMAX_NO_AVX2, SSMAX_NO_NEON and SSMAX_NO_SIMD128 leave out (to
-// compile faster).
+// compile faster), and without the extensions that SSMAX_NO_AVX512_BF16 (AMX with it), SSMAX_NO_AMX and
+// SSMAX_NO_NEON_BF16 leave out.
 #if defined(SSMAX_LIBRARY_UNIT)
 #define SSMAX_ABI_KERNELS _library
 #elif defined(SSMAX_COMPILED)
@@ -159,14 +160,22 @@
 #define SSMAX_ABI_KERNELS
 #endif
 
-#define SSMAX_CONCATENATE_(a, b, c, d, e) a##b##c##d##e
-#define SSMAX_CONCATENATE(a, b, c, d, e) SSMAX_CONCATENATE_(a, b, c, d, e)
-#define SSMAX_DATA_NAMESPACE SSMAX_CONCATENATE(v, SSMAX_VERSION_MAJOR, _, SSMAX_VERSION_MINOR, )
+#if defined(SSMAX_NO_AVX512_BF16) || defined(SSMAX_NO_NEON_BF16)
+#define SSMAX_ABI_EXTENSIONS _no_bf16
+#elif defined(SSMAX_NO_AMX)
+#define SSMAX_ABI_EXTENSIONS _no_amx
+#else
+#define SSMAX_ABI_EXTENSIONS
+#endif
+
+#define SSMAX_CONCATENATE_(a, b, c, d, e, f) a##b##c##d##e##f
+#define SSMAX_CONCATENATE(a, b, c, d, e, f) SSMAX_CONCATENATE_(a, b, c, d, e, f)
+#define SSMAX_DATA_NAMESPACE SSMAX_CONCATENATE(v, SSMAX_VERSION_MAJOR, _, SSMAX_VERSION_MINOR, , )
 #define SSMAX_CODE_NAMESPACE                                                                              \
   SSMAX_CONCATENATE(SSMAX_DATA_NAMESPACE, SSMAX_ABI_BASELINE, SSMAX_ABI_EXCEPTIONS, SSMAX_ABI_ASSERTIONS, \
-                    SSMAX_ABI_KERNELS)
+                    SSMAX_ABI_KERNELS, SSMAX_ABI_EXTENSIONS)
 #if defined(SSMAX_COMPILED)
-#define SSMAX_COMPILED_NAMESPACE SSMAX_CONCATENATE(SSMAX_DATA_NAMESPACE, _library, , , )
+#define SSMAX_COMPILED_NAMESPACE SSMAX_CONCATENATE(SSMAX_DATA_NAMESPACE, _library, , , , )
 #else
 #define SSMAX_COMPILED_NAMESPACE SSMAX_CODE_NAMESPACE
 #endif

@@ -336,7 +336,8 @@ void decode(const std::type_identity_t<DecodeArguments<T>>& a, const K& cache, c
                                       .scale = detail::logit_scale(options, a.q.extent(3)),
                                       .rope = detail::rope_tables(options),
                                       .rotate_keys = false,
-                                      .mask_gives_place = false};
+                                      .mask_gives_place = false,
+                                      .float_products = options.float_products};
   const detail::UserVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
   detail::check_policies(function, problem, options.rope, variant);
   detail::check_decode(function, problem, mask);

@@ -1,7 +1,8 @@
 /// @defgroup target Instruction sets (target.hpp)
 /// Which instruction set the kernels use. Chosen once, at the first call: the best that this processor has,
-/// or the one named by the environment variable `SSMAX_TARGET` (scalar, avx2, avx512, neon, simd128). No
-/// compile flag is involved, but for WebAssembly's -msimd128.
+/// or the one named by the environment variable `SSMAX_TARGET` (scalar, avx2, avx512, avx512_bf16, amx, neon,
+/// neon_bf16, simd128). No compile flag is involved, but for WebAssembly's -msimd128. On Intel's processors
+/// avx512_bf16 has to be named: it came out slower than avx512 there.
 #pragma once
 
 #include <atomic>
@@ -38,7 +39,7 @@ inline constexpr Target all_targets[] = {
 
 }  // namespace detail
 
-/// "scalar", "neon", "simd128", "avx2", "avx512".
+/// "scalar", "neon", "neon_bf16", "simd128", "avx2", "avx512", "avx512_bf16", "amx".
 [[nodiscard]] inline const char* target_name(Target target) {
   constexpr const char* names[] = {
 #define SSMAX_ELEMENT(name, NAME) #name,
@@ -61,7 +62,7 @@ namespace detail {
 
 /// Fails with what was asked for and the names of what there is.
 [[noreturn]] SSMAX_COLD inline void fail_target(const char* function, const char* wanted) {
-  char names[64] = "";
+  char names[96] = "";
   std::size_t length = 0;
   for (Target target : all_targets) {
     if (!compiled::is_available(target)) continue;

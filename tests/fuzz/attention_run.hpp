@@ -85,7 +85,8 @@ struct Settings {
             .rope = rope ? &*rope : nullptr,
             .key_position = c.key_position,
             .sinks = sinks,
-            .workspace = c.keeps_workspace ? &workspace : nullptr};
+            .workspace = c.keeps_workspace ? &workspace : nullptr,
+            .float_products = true};  // whose bounds are known operation by operation
   }
 };
 

@@ -25,6 +25,7 @@ struct Problem {
   bool rotate_keys = true;       // a cache's were when they were stored, another rank's by that rank
   bool mask_gives_place = true;  // where queries are rotated to; a cache's keys stand in their own order
   index_t key_position = 0;
+  bool float_products = false;  // of bfloat16 too
   /// Queries of the sequence before those of q, and behind them: a Query counts all of them.
   index_t first_query = 0, queries_after = 0;
 

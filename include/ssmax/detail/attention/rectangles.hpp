@@ -49,7 +49,7 @@ struct NeededKeys {
 
 /// One vector of queries: logits of keys outside of each query's range become -inf.
 template <class A>
-void hide_keys(const LaneScratch<A>& memory, A* s, KeyRange keys, const QueryRow* rows) {
+void hide_keys(const ColumnScratch<A>& memory, A* s, KeyRange keys, const QueryRow* rows) {
   A* first = memory.lanes + 2 * memory.group;
   A* last = memory.lanes + 3 * memory.group;
   for (index_t lane = 0; lane < memory.kernels.width; ++lane) {

@@ -30,7 +30,7 @@ struct UntypedGradients {
   Anything dout{}, dlse{}, dq{}, dk{}, dv{}, dsinks{};
 };
 struct UntypedOptions {
-  Anything scale{}, rope{}, key_position{}, sinks{}, workspace{};
+  Anything scale{}, rope{}, key_position{}, sinks{}, workspace{}, float_products{};
 };
 
 }  // namespace detail

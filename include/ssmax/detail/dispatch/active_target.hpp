@@ -28,7 +28,8 @@ SSMAX_COLD SSMAX_ONCE Target initial_target() {
   const bool any = wanted == nullptr || *wanted == '\0';
   for (std::size_t i = std::size(detail::all_targets); i-- > 0;) {
     const Target target = detail::all_targets[i];
-    if (is_available(target) && (any || std::strcmp(wanted, target_name(target)) == 0)) return target;
+    if (!is_available(target)) continue;
+    if (any ? detail::is_worth_it(target) : std::strcmp(wanted, target_name(target)) == 0) return target;
   }
   detail::fail_target("SSMAX_TARGET", wanted);
 }

@@ -3,14 +3,19 @@
 // has; with SSMAX_COMPILED none, but for the library's units of kernels, which compile one each.
 //
 // To add one: a row here, what the processor must offer (processor.hpp), a region (for_each_target.inl) and
-// its operations (simd/).
+// its operations (simd/). An extension adds products of bfloat16 to an instruction set and is that one in all
+// else: a row in both lists, and its region in for_each_extension.inl.
 #pragma once
 
 #include "../../config.hpp"
 
 // apply(name, NAME) for each, in rising order of preference.
-#define SSMAX_TARGETS(apply) \
-  apply(scalar, SCALAR) apply(neon, NEON) apply(simd128, SIMD128) apply(avx2, AVX2) apply(avx512, AVX512)
+#define SSMAX_TARGETS(apply)                                                                  \
+  apply(scalar, SCALAR) apply(neon, NEON) apply(neon_bf16, NEON_BF16) apply(simd128, SIMD128) \
+      apply(avx2, AVX2) apply(avx512, AVX512) apply(avx512_bf16, AVX512_BF16) apply(amx, AMX)
+
+// apply(name, the instruction set that it extends).
+#define SSMAX_EXTENSIONS(apply) apply(neon_bf16, neon) apply(avx512_bf16, avx512) apply(amx, avx512)
 
 #define SSMAX_HAVE_SCALAR 1
 
@@ -48,10 +53,43 @@
 #define SSMAX_HAVE_AVX512 0
 #endif
 
+// BFDOT. Clang before 16 has its intrinsics only where the unit's own flags allow them.
+#if SSMAX_HAVE_NEON && !defined(__clang__) && defined(__linux__) && !defined(SSMAX_NO_NEON_BF16)
+#define SSMAX_HAVE_NEON_BF16 1
+#else
+#define SSMAX_HAVE_NEON_BF16 0
+#endif
+
+#if SSMAX_HAVE_AVX512 && !defined(SSMAX_NO_AVX512_BF16)
+#define SSMAX_HAVE_AVX512_BF16 1
+#else
+#define SSMAX_HAVE_AVX512_BF16 0
+#endif
+
+// Tiles, in the way of Linux: a process asks for their registers first. Weights are rounded as for AVX512_BF16.
+#if SSMAX_HAVE_AVX512_BF16 && defined(__linux__) && !defined(SSMAX_NO_AMX)
+#define SSMAX_HAVE_AMX 1
+#else
+#define SSMAX_HAVE_AMX 0
+#endif
+
+#if SSMAX_HAVE_NEON_BF16 && (!defined(SSMAX_COMPILED) || defined(SSMAX_LIBRARY_NEON_BF16))
+#define SSMAX_COMPILES_NEON_BF16 1
+#endif
+#if SSMAX_HAVE_AMX && (!defined(SSMAX_COMPILED) || defined(SSMAX_LIBRARY_AMX))
+#define SSMAX_COMPILES_AMX 1
+#endif
+#if SSMAX_HAVE_AVX512_BF16 && (defined(SSMAX_COMPILES_AMX) || defined(SSMAX_LIBRARY_AVX512_BF16))
+#define SSMAX_COMPILES_AVX512_BF16 1
+#elif SSMAX_HAVE_AVX512_BF16 && !defined(SSMAX_COMPILED)
+#define SSMAX_COMPILES_AVX512_BF16 1
+#endif
+
 #if !defined(SSMAX_COMPILED) || defined(SSMAX_LIBRARY_SCALAR)
 #define SSMAX_COMPILES_SCALAR 1
 #endif
-#if SSMAX_HAVE_NEON && (!defined(SSMAX_COMPILED) || defined(SSMAX_LIBRARY_NEON))
+#if SSMAX_HAVE_NEON && \
+    (!defined(SSMAX_COMPILED) || defined(SSMAX_LIBRARY_NEON) || defined(SSMAX_COMPILES_NEON_BF16))
 #define SSMAX_COMPILES_NEON 1
 #endif
 #if SSMAX_HAVE_SIMD128 && (!defined(SSMAX_COMPILED) || defined(SSMAX_LIBRARY_SIMD128))
@@ -60,7 +98,8 @@
 #if SSMAX_HAVE_AVX2 && (!defined(SSMAX_COMPILED) || defined(SSMAX_LIBRARY_AVX2))
 #define SSMAX_COMPILES_AVX2 1
 #endif
-#if SSMAX_HAVE_AVX512 && (!defined(SSMAX_COMPILED) || defined(SSMAX_LIBRARY_AVX512))
+#if SSMAX_HAVE_AVX512 && \
+    (!defined(SSMAX_COMPILED) || defined(SSMAX_LIBRARY_AVX512) || defined(SSMAX_COMPILES_AVX512_BF16))
 #define SSMAX_COMPILES_AVX512 1
 #endif
 #if defined(SSMAX_COMPILES_SCALAR) || defined(SSMAX_COMPILES_NEON) || defined(SSMAX_COMPILES_SIMD128) || \
@@ -71,13 +110,26 @@
 namespace ssmax {
 inline namespace SSMAX_DATA_NAMESPACE {
 
-/// scalar, neon, simd128, avx2, avx512: in rising order of preference.
+/// scalar, neon, neon_bf16, simd128, avx2, avx512, avx512_bf16, amx: in rising order of preference.
 /// @ingroup target
 enum class Target {
 #define SSMAX_NAME(name, NAME) name,
   SSMAX_TARGETS(SSMAX_NAME)
 #undef SSMAX_NAME
 };
+
+namespace SSMAX_VISIBLE shared {
+
+/// The instruction set that a target extends, or the target itself.
+constexpr Target base_of(Target target) {
+#define SSMAX_BASE(name, base) \
+  if (target == Target::name) return Target::base;
+  SSMAX_EXTENSIONS(SSMAX_BASE)
+#undef SSMAX_BASE
+  return target;
+}
+
+}  // namespace shared
 
 }  // namespace SSMAX_DATA_NAMESPACE
 }  // namespace ssmax

@@ -53,6 +53,16 @@ SSMAX_TARGETS(SSMAX_DECLARE)
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
 
+inline namespace SSMAX_DATA_NAMESPACE {
+namespace SSMAX_VISIBLE shared {
+
+/// Tables of which an extension of an instruction set has its own. It shares all others with its base.
+template <class Table>
+inline constexpr bool has_extensions = false;
+
+}  // namespace shared
+}  // namespace SSMAX_DATA_NAMESPACE
+
 inline namespace SSMAX_COMPILED_NAMESPACE {
 namespace SSMAX_VISIBLE compiled {
 
@@ -78,9 +88,12 @@ const Table& kernel_table() {
 template <class Table>
 const Table& kernels() {
   switch (active_target()) {
-#define SSMAX_CASE(name, NAME)                                                        \
-  case Target::name:                                                                  \
-    if constexpr (SSMAX_HAVE_##NAME != 0) return kernel_table<Target::name, Table>(); \
+#define SSMAX_CASE(name, NAME)                                                                        \
+  case Target::name:                                                                                  \
+    if constexpr (SSMAX_HAVE_##NAME != 0) {                                                           \
+      using namespace shared;                                                                         \
+      return kernel_table < has_extensions<Table> ? Target::name : base_of(Target::name), Table > (); \
+    }                                                                                                 \
     break;
     SSMAX_TARGETS(SSMAX_CASE)
 #undef SSMAX_CASE

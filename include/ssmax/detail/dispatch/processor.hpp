@@ -1,5 +1,5 @@
-// What an x86-64 processor and its operating system offer the kernels, asked of the processor
-// itself. (__builtin_cpu_supports is filled in by the compiler's run-time library, and some
+// What a processor and its operating system offer the kernels: an x86-64 is asked itself, an AArch64's extensions
+// are asked of Linux. (__builtin_cpu_supports is filled in by the compiler's run-time library, and some
 // builds of it leave it empty.)
 #pragma once
 
@@ -9,6 +9,13 @@
 #include <cpuid.h>
 
 #include <cstdint>
+#endif
+#if SSMAX_HAVE_AMX && !defined(SSMAX_AVX512_EMULATION)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+#if SSMAX_HAVE_NEON_BF16
+#include <sys/auxv.h>
 #endif
 
 namespace ssmax {
@@ -21,6 +28,9 @@ namespace detail {
 struct Processor {
   bool avx2_fma_f16c = false;
   bool avx512f = false;
+  bool avx512_bf16 = false;
+  bool amx_bf16 = false;
+  bool is_intel = false;
 };
 
 /// The registers that the operating system keeps when it switches threads, a bit for each kind (XCR0). To be
@@ -43,8 +53,15 @@ inline Processor ask_processor() {
   constexpr std::uint64_t zmm = ymm | 1u << 5 | 1u << 6 | 1u << 7;  // masks, upper halves of ZMM, ZMM16 to 31
 #endif
 
+  // Subleaf 1.
+  constexpr unsigned eax_avx512_bf16 = 1u << 5;
+  constexpr unsigned edx_amx = 1u << 22 | 1u << 24;     // AMX-BF16, AMX-TILE
+  constexpr std::uint64_t tiles = 1u << 17 | 1u << 18;  // their configuration and their data
+  constexpr unsigned genu = 0x756E6547;                 // "GenuineIntel" begins so
+
   Processor found;
   unsigned eax, ebx, ecx, edx;
+  if (__get_cpuid(0, &eax, &ebx, &ecx, &edx) != 0) found.is_intel = ebx == genu;
   if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0 || (ecx & ecx_osxsave) == 0) return found;
   const std::uint64_t kept = kept_registers();
   if ((kept & ymm) != ymm || (ecx & ecx_avx) == 0) return found;
@@ -53,8 +70,22 @@ inline Processor ask_processor() {
   if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return found;
   found.avx2_fma_f16c = fma_f16c && (ebx & ebx_avx2) != 0;
   found.avx512f = (kept & zmm) == zmm && (ebx & ebx_avx512f) != 0;
+  const bool has_tiles = (kept & tiles) == tiles && (edx & edx_amx) == edx_amx;
+  if (eax < 1 || __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) == 0) return found;
+  found.avx512_bf16 = found.avx512f && (eax & eax_avx512_bf16) != 0;
+  found.amx_bf16 = found.avx512_bf16 && has_tiles;
   return found;
 }
+
+#if SSMAX_HAVE_AMX && !defined(SSMAX_AVX512_EMULATION)
+/// Linux keeps the tiles of a process that has asked for them, once for all of its threads. It refuses where a
+/// thread has an alternate stack for signals that could not hold them.
+inline bool may_use_tiles() {
+  constexpr long request_permission = 0x1023, tile_data = 18;
+  static const bool granted = ::syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+  return granted;
+}
+#endif
 
 #endif
 
@@ -64,7 +95,25 @@ inline bool processor_runs([[maybe_unused]] Target target) {
   if (target == Target::avx2) return ask_processor().avx2_fma_f16c;
 #if !defined(SSMAX_AVX512_EMULATION)
   if (target == Target::avx512) return ask_processor().avx512f;
+  if (target == Target::avx512_bf16) return ask_processor().avx512_bf16;
+#if SSMAX_HAVE_AMX
+  if (target == Target::amx) return ask_processor().amx_bf16 && may_use_tiles();
 #endif
+#endif
+#endif
+#if SSMAX_HAVE_NEON_BF16
+  constexpr unsigned long hwcap2_bf16 = 1ul << 14;
+  if (target == Target::neon_bf16) return (::getauxval(AT_HWCAP2) & hwcap2_bf16) != 0;
+#endif
+  return true;
+}
+
+/// Whether a target that the processor runs is to be chosen without being named. On Intel's processors a pair
+/// dot starts half as often as a multiply-add, and came out slower on Sapphire Rapids; on AMD's it starts as
+/// often, and does twice the work.
+inline bool is_worth_it([[maybe_unused]] Target target) {
+#if SSMAX_IS_X86_64 && !defined(SSMAX_AVX512_EMULATION)
+  if (target == Target::avx512_bf16) return !ask_processor().is_intel;
 #endif
   return true;
 }

@@ -107,7 +107,8 @@ SSMAX_INLINE bool tile_top(const typename S::Value* s, index_t keys, typename S:
 
 /// One vector of queries: their logits become weights 2^(x - shift), their states learn of them.
 template <class S>
-TileChange tile_weights(typename S::Value* s, index_t keys, const TileState<typename S::Value>& state) {
+TileChange tile_weights(typename S::Value* s, index_t keys, const TileState<typename S::Value>& state,
+                        typename S::Value* weights) {
   using T = typename S::Value;
   using V = typename S::V;
   V largest;
@@ -130,14 +131,14 @@ TileChange tile_weights(typename S::Value* s, index_t keys, const TileState<type
     SSMAX_UNROLL
     for (int i = 0; i < 4; ++i) {
       sums[i] = S::add(sums[i], x[i]);
-      S::store(s + (key + i) * group_width<S>, x[i]);
+      S::store(weights + (key + i) * group_width<S>, x[i]);
     }
   }
   for (; key < keys; ++key) {
     V x = S::load(s + key * group_width<S>);
     power.template apply<1>(&x);
     sums[0] = S::add(sums[0], x);
-    S::store(s + key * group_width<S>, x);
+    S::store(weights + key * group_width<S>, x);
   }
   V factor = S::sub(before, base);
   Exp2<S>(S::set(0)).template apply<1>(&factor);
@@ -189,13 +190,13 @@ bool all_finite(const typename S::Value* in, index_t stride, index_t rows, index
 
 /// Rows of V into panels of tile_rows channels, [panel][key][channel], missing channels 0.
 template <class S>
-void tile_pack_values(const typename S::Value* v, index_t v_stride, index_t keys, index_t channels,
-                      typename S::Value* panels, index_t panel_stride) {
+void tile_pack_values(const typename S::Value* v, index_t v_stride, index_t first, index_t keys,
+                      index_t channels, typename S::Value* panels, index_t panel_stride) {
   using T = typename S::Value;
   constexpr index_t rows = S::tile_rows;
   for (index_t key = 0; key < keys; ++key) {
     const T* row = v + key * v_stride;
-    T* to = panels + key * rows;
+    T* to = panels + (first + key) * rows;
     index_t c = 0;
     for (; c + rows <= channels; c += rows, to += panel_stride)
       __builtin_memcpy(to, row + c, rows * sizeof(T));
@@ -203,6 +204,12 @@ void tile_pack_values(const typename S::Value* v, index_t v_stride, index_t keys
     for (index_t r = 0; r < rows; ++r) to[r] = c + r < channels ? row[c + r] : T{0};
   }
 }
+
+/// No products in 16 bits.
+template <class T>
+struct KernelTable<PrefillKernels<T, bfloat16>> {
+  static constexpr PrefillKernels<T, bfloat16> value{};
+};
 
 template <class T>
 struct KernelTable<PrefillKernels<T>> {

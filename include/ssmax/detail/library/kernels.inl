@@ -13,7 +13,11 @@ using namespace shared;
 
 #define SSMAX_INSTANTIATE(...) \
   template const __VA_ARGS__& kernel_table<Target::SSMAX_LIBRARY_TARGET, __VA_ARGS__>();
+#if defined(SSMAX_LIBRARY_NEON_BF16) || defined(SSMAX_LIBRARY_AVX512_BF16) || defined(SSMAX_LIBRARY_AMX)
+SSMAX_EXTENSION_TABLES(SSMAX_INSTANTIATE)
+#else
 SSMAX_FOR_EACH_TABLE(SSMAX_INSTANTIATE)
+#endif
 #undef SSMAX_INSTANTIATE
 
 }  // namespace compiled

@@ -17,8 +17,12 @@
   apply(RowKernels<T>) apply(ShortRowKernels<T>) apply(DotKernels<T>) apply(RowGradientKernels<T>) \
       apply(RopeKernels<T>) apply(PrefillKernels<T>) apply(PrefillBackwardKernels<T>) apply(ScoreKernels<T>) apply(ShortAttentionKernels<T>)
 
+/// apply(type) for every table that an extension has.
+#define SSMAX_EXTENSION_TABLES(apply) apply(PrefillKernels<float, bfloat16>)
+
 /// apply(type) for every table.
 #define SSMAX_FOR_EACH_TABLE(apply)                                                                    \
+  SSMAX_EXTENSION_TABLES(apply)                                                                        \
   SSMAX_TABLES_OF(float, apply)                                                                        \
   SSMAX_TABLES_OF(double, apply)                                                                       \
   apply(ConversionKernels<float>) apply(DecodeKernels<float, float>) apply(DecodeKernels<float, half>) \

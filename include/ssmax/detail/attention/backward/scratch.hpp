@@ -35,7 +35,7 @@ struct BackwardScratch : LaneScratch<A> {
   using LaneScratch<A>::groups;
 
   BackwardScratch(Arena& arena, index_t d, index_t value_width, index_t sums_count, bool has_score)
-      : LaneScratch<A>(arena, piece_queries, d, value_width),
+      : LaneScratch<A>(arena, piece_queries, d, value_width, d),
         d_pitch((d + 15) / 16 * 16),
         dv_pitch((value_width + 15) / 16 * 16),
         q_rows(arena.take<A>(groups * group * d_pitch)),

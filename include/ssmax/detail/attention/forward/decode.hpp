@@ -25,7 +25,11 @@ inline constexpr index_t decode_rows = 16;
 /// One thread's memory.
 template <class A>
 struct DecodeScratch {
-  DecodeScratch(Arena& arena, index_t, index_t d, index_t value_width)
+  template <class T, class X>
+  DecodeScratch(Arena& arena, index_t, const Problem<T, X>& problem)
+      : DecodeScratch(arena, problem.width(), problem.value_width()) {}
+
+  DecodeScratch(Arena& arena, index_t d, index_t value_width)
       : pitch((d + 15) / 16 * 16),
         dv(value_width),
         rows(arena.take<QueryRow>(decode_rows)),

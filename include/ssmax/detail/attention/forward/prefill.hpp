@@ -24,12 +24,13 @@ namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
-template <class T, class X>
+/// Operands of the products are E: A, or bfloat16 where q, k and v are that and the target has such products.
+template <class T, class X, class E = Compute<T>>
 class PrefillTask {
  public:
   using A = Compute<T>;
 
-  using Memory = PrefillScratch<A>;
+  using Memory = PrefillScratch<A, E>;
 
   /// Queries of the largest task: K and V are brought in once for all of them. 24 groups are 1.5 to 2 %
   /// faster than 8, though their states no longer fit a second-level cache of 1 MB, and 48 are no better.
@@ -39,7 +40,7 @@ class PrefillTask {
   static index_t least_queries() { return kernels<PrefillKernels<A>>().width * tile_vectors; }
 
   PrefillTask(const Problem<T, X>& problem, const Variant<A>& variant, const Memory& memory)
-      : problem_(problem), variant_(variant), kernels_(memory.kernels), memory_(memory) {}
+      : problem_(problem), variant_(variant), kernels_(memory.products), memory_(memory) {}
 
   /// The queries of the task, rows [first, first + count) of a kv head, and the keys that they see.
   KeyRange prepare(index_t batch, index_t kv_head, index_t first, index_t count) {
@@ -47,7 +48,6 @@ class PrefillTask {
     kv_head_ = kv_head;
     count_ = count;
     groups_ = (count + memory_.group - 1) / memory_.group;
-    const index_t d = problem_.width();
     stored_ = problem_.keys.stored(batch);
     QueryCursor<T, X> cursor(problem_, batch, kv_head, first);
     for (index_t i = 0; i < groups_ * memory_.group; i += kernels_.width) {
@@ -61,19 +61,22 @@ class PrefillTask {
         const bool sees_any = row.keys.size() > 0;
         column.add(row.keys);
         A* scratch = memory_.staged + lane * memory_.pitch;
-        memory_.in[lane] = scratch;
-        if (exists && sees_any) {
-          memory_.in[lane] = load_query(problem_, variant_, row.query, scratch);
-        } else {
-          std::fill_n(scratch, d, A{0});
-        }
+        memory_.in[lane] = exists && sees_any ? stage_query(row.query, scratch) : scratch;
+        if (!exists || !sees_any) std::fill_n(scratch, memory_.depth / tuple, A{0});
         const double c = variant_.has_score ? 1 : row.multiplier * std::numbers::log2e;
         memory_.lanes[lane] = static_cast<A>(problem_.scale * c);
         if (exists) cursor.next();
       }
-      kernels_.transpose(memory_.in, kernels_.width, d, memory_.lanes,
-                         memory_.q + i / memory_.group * memory_.group * d + i % memory_.group,
-                         memory_.group);
+      // A pair of bfloat16 changes its place as a float does.
+      A* q = reinterpret_cast<A*>(memory_.q) + i / memory_.group * memory_.group * (memory_.depth / tuple);
+      kernels_.transpose(memory_.in, kernels_.width, memory_.depth / tuple,
+                         in_16_bits ? nullptr : memory_.lanes, q + i % memory_.group, memory_.group);
+      if constexpr (in_16_bits) {
+        for (index_t lane = 0; lane < kernels_.width; ++lane) {
+          const A c = memory_.lanes[lane];
+          memory_.multipliers[i + lane] = std::isfinite(c) ? c : std::numeric_limits<A>::quiet_NaN();
+        }
+      }
     }
     columns_ = {};
     for (index_t i = 0; i < groups_ * tile_vectors; ++i) columns_.add(memory_.columns[i]);
@@ -107,6 +110,7 @@ class PrefillTask {
   /// The states after the keys of one chunk.
   void attend_chunk(KeyRange keys, A* states) {
     reset(states);
+    const Products products(kernels_);
     for (index_t begin = keys.begin / key_block * key_block; begin < keys.end; begin += key_block) {
       const KeyRange block{begin, std::min(begin + key_block, problem_.keys.length(batch_))};
       if (!point_at_block(block))
@@ -150,11 +154,51 @@ class PrefillTask {
   }
 
  private:
+  static constexpr bool in_16_bits = !std::same_as<E, A>;
+  static constexpr index_t tuple = tuple_size<A, E>;
+
+  /// While it lives, this thread's units are ready for the kernels' products.
+  class Products {
+   public:
+    explicit Products(const PrefillKernels<A, E>& kernels) : kernels_(kernels) {
+      if (kernels_.acquire != nullptr) kernels_.acquire();
+    }
+    Products(const Products&) = delete;
+    Products& operator=(const Products&) = delete;
+    ~Products() {
+      if (kernels_.release != nullptr) kernels_.release();
+    }
+
+   private:
+    const PrefillKernels<A, E>& kernels_;
+  };
+
+  /// A query as the products take it, to be put into lanes: where it lies, or in scratch.
+  const A* stage_query(const Query& query, A* scratch) const {
+    if constexpr (in_16_bits) {
+      load_query_parts(problem_, variant_, query, memory_.depth, memory_.wide, reinterpret_cast<E*>(scratch));
+      return scratch;
+    } else {
+      return load_query(problem_, variant_, query, scratch);
+    }
+  }
+
+  /// Where the weights of a key of the block begin, in the memory of its logits.
+  E* weights_of(index_t key, index_t lane) const {
+    return reinterpret_cast<E*>(memory_.s) + tuple_at<A, E>(key, lane, memory_.group);
+  }
+
+  /// Multiplies a column's logits by their multipliers, which are 1 from then on.
+  void multiply(A* s, index_t keys, TileState<A>& lanes) const {
+    kernels_.multiply(s, keys, lanes.multiplier);
+    lanes.multiplier = nullptr;
+  }
+
   /// Points block_ at a block where it lies, if nothing has to be done to it: a whole block, stored in one
   /// stretch, in the kernels' type, not to be rotated, with values that fill whole panels and are finite
   /// where keys are hidden. Returns whether it did.
   bool point_at_block(KeyRange block) {
-    if constexpr (std::same_as<X, A>) {
+    if constexpr (std::same_as<X, A> && !in_16_bits) {
       const index_t dv = problem_.value_width();
       if (problem_.has_rope() && problem_.rotate_keys) return false;
       if (block.size() < key_block || block.begin < stored_.begin || block.end > stored_.end) return false;
@@ -172,45 +216,46 @@ class PrefillTask {
 
   /// Rows of K and panels of V for the keys of a block, at their places in it; the block's other rows are 0.
   void load_block(KeyRange keys) {
-    const index_t at = keys.begin % key_block, count = keys.size(), d = problem_.width(),
-                  dv = problem_.value_width();
-    std::fill_n(memory_.k, at * d, A{0});
-    load_keys(problem_, variant_, batch_, kv_head_, keys, memory_.k + at * d);
-    std::fill_n(memory_.k + (at + count) * d, (key_block - at - count) * d, A{0});
-    if (count < key_block) std::fill_n(memory_.v, memory_.channels / kernels_.rows * memory_.panel, A{0});
-    bool finite = true;
-    A* panels = memory_.v + at * kernels_.rows;
-    for_each_stretch(problem_.keys, batch_, kv_head_, keys, [&](index_t, const KeyStretch<X>& stretch) {
-      if constexpr (std::same_as<X, A>) {
-        finite = finite && kernels_.all_finite(stretch.v, stretch.v_stride, stretch.count, dv);
-        kernels_.pack_values(stretch.v, stretch.v_stride, stretch.count, dv, panels, memory_.panel);
+    const index_t at = keys.begin % key_block, count = keys.size(), depth = memory_.depth,
+                  dv = problem_.value_width(), panels = memory_.channels / kernels_.rows,
+                  panel = key_block * kernels_.rows;
+    std::fill_n(memory_.k, at * depth, E{});
+    if constexpr (in_16_bits) {
+      load_key_parts(problem_, variant_, batch_, kv_head_, keys, depth, memory_.wide, memory_.k + at * depth);
+    } else {
+      load_keys(problem_, variant_, batch_, kv_head_, keys, memory_.k + at * depth);
+    }
+    std::fill_n(memory_.k + (at + count) * depth, (key_block - at - count) * depth, E{});
+    if (count < key_block) std::fill_n(memory_.v, panels * memory_.panel, E{});
+    for_each_stretch(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const KeyStretch<X>& stretch) {
+      const index_t first = key % key_block;
+      if constexpr (std::same_as<X, E>) {
+        kernels_.pack_values(stretch.v, stretch.v_stride, first, stretch.count, dv, memory_.v, memory_.panel);
       } else {
         for (index_t i = 0; i < stretch.count; ++i) {
           const A* wide = load_row(stretch.v, stretch.v_stride, stretch.v_scales, i, dv, memory_.staged);
-          finite = finite && kernels_.all_finite(wide, 0, 1, dv);
-          kernels_.pack_values(wide, 0, 1, dv, panels + i * kernels_.rows, memory_.panel);
+          kernels_.pack_values(wide, 0, first + i, 1, dv, memory_.v, memory_.panel);
         }
       }
-      panels += stretch.count * kernels_.rows;
     });
+    const bool finite = kernels_.all_finite(memory_.v, memory_.panel, panels, panel);
     if (!finite) {
-      for (index_t c = 0; c < memory_.channels; c += kernels_.rows) {
-        A* panel = memory_.v + c / kernels_.rows * memory_.panel;
+      for (E* v = memory_.v; v < memory_.v + panels * memory_.panel; v += memory_.panel) {
         std::replace_if(
-            panel, panel + key_block * kernels_.rows, [](A x) { return !std::isfinite(x); }, A{0});
+            v, v + panel, [](E x) { return !std::isfinite(static_cast<A>(x)); }, E{});
       }
     }
-    block_ = {memory_.k, d, memory_.v, kernels_.rows, memory_.panel, finite};
+    block_ = {memory_.k, depth, memory_.v, kernels_.rows, memory_.panel, finite};
   }
 
   /// One group against the block of keys that is loaded.
   void attend_block(index_t g, KeyRange block, const SoftmaxState<A>& state) {
     const Column* columns = memory_.columns + g * tile_vectors;
-    const index_t group = memory_.group, d = problem_.width();
+    const index_t group = memory_.group, depth = memory_.depth;
     const NeededKeys needed(columns, count_ - g * group, kernels_.width, block, kernels_.rows);
     needed.for_each_rectangle(key_block, [&](index_t width, index_t v, KeyRange keys) {
-      kernels_.logits[width - 1](block_.k + keys.begin * block_.k_stride, block_.k_stride, d, keys.size(),
-                                 memory_.q + g * d * group + v * kernels_.width,
+      kernels_.logits[width - 1](block_.k + keys.begin * block_.k_stride, block_.k_stride, depth, keys.size(),
+                                 memory_.q + g * depth * group + v * kernels_.width * tuple,
                                  memory_.s + keys.begin * group + v * kernels_.width);
     });
     A* factor = memory_.lanes;
@@ -222,20 +267,29 @@ class PrefillTask {
       const index_t lane = v * kernels_.width;
       A* s = memory_.s + needed.of[v].begin * group + lane;
       const QueryRow* rows = memory_.rows + g * group + lane;
+      E* weights = weights_of(needed.of[v].begin, lane);
+      TileState<A> lanes{state.shift + lane, state.sum + lane, factor + lane};
+      const bool hides = columns[v].hides(keys);
+      if constexpr (in_16_bits) {
+        lanes.multiplier = memory_.multipliers + g * group + lane;
+        if (variant_.has_score || variant_.has_predicate || hides) multiply(s, keys.size(), lanes);
+      }
       if (variant_.has_score || variant_.has_predicate) {
         variant_.apply(TileColumn<A>{s, keys, rows, problem_.keys.length(batch_)}, memory_);
       }
-      if (columns[v].hides(keys)) hide_keys(memory_, s, keys, rows);
-      const TileState<A> lanes{state.shift + lane, state.sum + lane, factor + lane};
-      const TileChange change = kernels_.weights(s, keys.size(), lanes);
-      if (change == TileChange::irregular) irregular_weights(memory_, s, keys.size(), lanes);
+      if (hides) hide_keys(memory_, s, keys, rows);
+      const TileChange change = kernels_.weights(s, keys.size(), lanes, weights);
+      if (change == TileChange::irregular) {
+        if (lanes.multiplier != nullptr) multiply(s, keys.size(), lanes);
+        irregular_weights(kernels_, memory_, s, keys.size(), lanes, weights);
+      }
       raised = raised || change != TileChange::none;
     }
     if (raised) kernels_.rescale(state.o, memory_.channels, factor);
     needed.for_each_rectangle(key_block, [&](index_t width, index_t v, KeyRange keys) {
       kernels_.accumulate[width - 1](block_.v + keys.begin * block_.v_stride, block_.v_stride,
                                      block_.panel_stride, memory_.channels / kernels_.rows,
-                                     memory_.s + keys.begin * group + v * kernels_.width, keys.size(),
+                                     weights_of(keys.begin, v * kernels_.width), keys.size(),
                                      state.o + v * kernels_.width);
     });
     if (!block_.values_are_finite) accumulate_not_finite(g, block, state);
@@ -253,7 +307,7 @@ class PrefillTask {
         for (index_t lane = 0; lane < std::min(memory_.group, count_ - g * memory_.group); ++lane) {
           const QueryRow& row = memory_.rows[g * memory_.group + lane];
           if (key < row.keys.begin || key >= row.keys.end || !variant_.sees(row.query, key)) continue;
-          state.o[c * memory_.group + lane] += memory_.s[(key - block.begin) * memory_.group + lane] * value;
+          state.o[c * memory_.group + lane] += static_cast<A>(*weights_of(key - block.begin, lane)) * value;
         }
       }
     }
@@ -261,16 +315,16 @@ class PrefillTask {
 
   /// The block of keys at hand: in the task's memory or, if nothing has to be done to it, where it lies.
   struct Block {
-    const A* k = nullptr;
+    const E* k = nullptr;
     index_t k_stride = 0;
-    const A* v = nullptr;
+    const E* v = nullptr;
     index_t v_stride = 0, panel_stride = 0;
     bool values_are_finite = true;
   };
 
   const Problem<T, X>& problem_;
   const Variant<A>& variant_;
-  const PrefillKernels<A>& kernels_;
+  const PrefillKernels<A, E>& kernels_;
   const Memory& memory_;
   index_t batch_ = 0, kv_head_ = 0, count_ = 0, groups_ = 0;
   KeyRange stored_{};

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "../../memory/arena.hpp"
+#include "../parts.hpp"
 #include "../state.hpp"
 #include "../variant.hpp"
 
@@ -31,18 +32,19 @@ struct Column {
 };
 
 /// What one thread needs to hold queries in lanes, in groups of whole vectors: forward and backward alike.
-template <class A>
+template <class A, class E = A>
 struct LaneScratch : ColumnScratch<A> {
   using ColumnScratch<A>::kernels;
   using ColumnScratch<A>::group;
 
-  LaneScratch(Arena& arena, index_t queries, index_t d, index_t dv)
+  /// `depth` channels of a query in lanes.
+  LaneScratch(Arena& arena, index_t queries, index_t d, index_t dv, index_t depth)
       : ColumnScratch<A>(column_scratch(arena, detail::kernels<PrefillKernels<A>>())),
         groups((queries + group - 1) / group),
         rows(arena.take<QueryRow>(groups * group)),
         columns(arena.take<Column>(groups * tile_vectors)),
-        q(arena.take<A>(groups * d * group)),
-        pitch((std::max(d, dv) + 15) / 16 * 16),
+        q(arena.take<E>(groups * depth * group)),
+        pitch((std::max({d, dv, depth / tuple_size<A, E>}) + 15) / 16 * 16),
         staged(arena.take<A>(kernels.width * pitch)) {}
 
   static ColumnScratch<A> column_scratch(Arena& arena, const PrefillKernels<A>& kernels) {
@@ -54,25 +56,37 @@ struct LaneScratch : ColumnScratch<A> {
   index_t groups;
   QueryRow* rows;   // [groups · group]
   Column* columns;  // [groups · tile_vectors]
-  A* q;             // [groups][d][group]
+  E* q;             // [groups][depth / tuple][group][tuple]
   index_t pitch;    // of rows of K or V: a multiple of every target's vectors
   A* staged;        // [width][pitch]: queries on their way into lanes, results on their way out
 };
 
-/// One thread's memory.
-template <class A>
-struct PrefillScratch : LaneScratch<A> {
-  using LaneScratch<A>::kernels;
-  using LaneScratch<A>::group;
-  using LaneScratch<A>::groups;
+/// One thread's memory. E: see PrefillKernels.
+template <class A, class E = A>
+struct PrefillScratch : LaneScratch<A, E> {
+  using LaneScratch<A, E>::group;
+  using LaneScratch<A, E>::groups;
 
-  PrefillScratch(Arena& arena, index_t queries, index_t d, index_t dv)
-      : LaneScratch<A>(arena, queries, d, dv),
-        channels((dv + kernels.rows - 1) / kernels.rows * kernels.rows),
-        k(arena.take<A>(key_block * d)),
-        panel(key_block * kernels.rows + 64 / static_cast<index_t>(sizeof(A))),
-        v(arena.take<A>(channels / kernels.rows * panel)),
+  template <class T, class X>
+  PrefillScratch(Arena& arena, index_t queries, const Problem<T, X>& problem)
+      : PrefillScratch(arena, queries, problem.width(), problem.value_width(),
+                       product_depth<E>(problem, detail::kernels<PrefillKernels<A, E>>().depth),
+                       detail::kernels<PrefillKernels<A, E>>()) {}
+
+  PrefillScratch(Arena& arena, index_t queries, index_t d, index_t dv, index_t a_depth,
+                 const PrefillKernels<A, E>& a_products)
+      : LaneScratch<A, E>(arena, queries, d, dv, a_depth),
+        products(a_products),
+        depth(a_depth),
+        channels((dv + products.rows - 1) / products.rows * products.rows),
+        k(arena.take<E>(key_block * depth)),
+        panel(key_block * products.rows + 64 / static_cast<index_t>(sizeof(E))),
+        v(arena.take<E>(channels / products.rows * panel)),
         s(arena.take<A>(key_block * group)) {
+    if constexpr (!std::same_as<A, E>) {
+      multipliers = arena.take<A>(groups * group);
+      wide = arena.take<A>(2 * d);
+    }
     chunk = arena.take<A>(states_size());
     total = arena.take<A>(states_size());
   }
@@ -85,13 +99,17 @@ struct PrefillScratch : LaneScratch<A> {
     return {at, at + group, at + 2 * group};
   }
 
+  const PrefillKernels<A, E>& products;
+  index_t depth;     // of the product of queries and keys
   index_t channels;  // of V, filled up to whole panels
-  A* k;              // [key_block][d]
+  E* k;              // [key_block][depth]
   index_t
       panel;  // from one panel to the next: a cache line more than it holds, or a row's panels share a set
-  A* v;       // [panel][key_block][rows of a panel]
-  A* s;       // [key_block][group]
-  A *chunk, *total;  // states
+  E* v;       // [panel][key_block][rows of a panel], as pack_values has it
+  A* s;       // [key_block][group]; then the weights, in tuples
+  A* multipliers = nullptr;  // [groups · group]: of logits, where the queries do not have them
+  A* wide = nullptr;         // [2][d]: a row that is rotated, and what rounding it loses
+  A *chunk, *total;          // states
 };
 
 }  // namespace detail

@@ -78,10 +78,9 @@ void run_tasks(const Problem<T, X>& problem, const Variant<Compute<T>>& variant,
   }
   const Partition cut = partition_tasks<Task>(problem, threads, chunks.size());
   const index_t pieces = cut.tasks * cut.chunks, lanes = std::min(threads, pieces);
-  const index_t d = problem.width(), dv = problem.value_width();
 
   Arena count;
-  const index_t states_size = Memory(count, cut.queries, d, dv).states_size();
+  const index_t states_size = Memory(count, cut.queries, problem).states_size();
   const std::size_t bytes = count.used();
   const index_t waiting_size = cut.chunks > 1 ? pieces * states_size : 0;
   const std::size_t lane_bytes = multiply_bytes(static_cast<std::size_t>(lanes), bytes);
@@ -95,7 +94,7 @@ void run_tasks(const Problem<T, X>& problem, const Variant<Compute<T>>& variant,
     std::atomic<index_t> next{0};
     executor.run(lanes, [&](index_t lane) {
       Arena arena(memory + static_cast<std::size_t>(lane) * bytes);
-      const Memory own(arena, cut.queries, d, dv);
+      const Memory own(arena, cut.queries, problem);
       std::optional<Task> task;
       KeyRange seen{};
       index_t prepared = -1;
@@ -156,11 +155,19 @@ void run_attention(const shared::Problem<T, X>& problem, const shared::Variant<s
   if (workspace == nullptr) workspace = &own;
   if (detail::is_short(problem, result)) {
     detail::run_short<T, X>(problem, variant, result, *workspace, executor);
-  } else if (problem.rows() <= detail::decode_rows) {
-    detail::run_tasks<detail::DecodeTask<T, X>>(problem, variant, result, *workspace, executor);
-  } else {
-    detail::run_tasks<detail::PrefillTask<T, X>>(problem, variant, result, *workspace, executor);
+    return;
   }
+  if (problem.rows() <= detail::decode_rows) {
+    detail::run_tasks<detail::DecodeTask<T, X>>(problem, variant, result, *workspace, executor);
+    return;
+  }
+  if constexpr (std::same_as<T, bfloat16> && std::same_as<X, bfloat16>) {
+    if (!problem.float_products && detail::kernels<shared::PrefillKernels<float, bfloat16>>().rows != 0) {
+      detail::run_tasks<detail::PrefillTask<T, X, bfloat16>>(problem, variant, result, *workspace, executor);
+      return;
+    }
+  }
+  detail::run_tasks<detail::PrefillTask<T, X>>(problem, variant, result, *workspace, executor);
 }
 
 }  // namespace compiled

@@ -27,7 +27,7 @@ struct ShortScratch : LaneScratch<A> {
   using LaneScratch<A>::group;
 
   ShortScratch(Arena& arena, index_t d, index_t dv)
-      : LaneScratch<A>(arena, group_size(), d, dv),
+      : LaneScratch<A>(arena, group_size(), d, dv, d),
         k(arena.take<A>(key_block * d)),
         v_pitch((dv + 15) / 16 * 16),
         v(arena.take<A>(key_block * v_pitch)),
@@ -202,8 +202,8 @@ class ShortTask {
       variant_.apply(TileColumn<A>{s, keys, rows, length_}, memory_);
     }
     if (column.hides(keys)) hide_keys(memory_, s, keys, rows);
-    const TileChange change = kernels_.weights(s, keys.size(), state);
-    if (change == TileChange::irregular) irregular_weights(memory_, s, keys.size(), state);
+    const TileChange change = kernels_.weights(s, keys.size(), state, s);
+    if (change == TileChange::irregular) irregular_weights(kernels_, memory_, s, keys.size(), state, s);
   }
 
   /// Normalises the query in lane i. Returns where its row goes in A.

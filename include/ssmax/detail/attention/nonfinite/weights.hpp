@@ -14,9 +14,9 @@ namespace detail {
 
 /// kernels.weights, where some lanes have NaN, +inf or |shift| >= 2^20. Those lanes are computed here, in
 /// double, the others by the kernel. Shifts are raised by the kernel's own rule.
-template <class A>
-void irregular_weights(const ColumnScratch<A>& memory, A* s, index_t keys, const TileState<A>& state) {
-  const PrefillKernels<A>& kernels = memory.kernels;
+template <class A, class E>
+void irregular_weights(const PrefillKernels<A, E>& kernels, const ColumnScratch<A>& memory, A* s,
+                       index_t keys, const TileState<A>& state, E* weights) {
   constexpr A hidden = -std::numeric_limits<A>::infinity();
   struct Lane {
     index_t index;
@@ -41,7 +41,9 @@ void irregular_weights(const ColumnScratch<A>& memory, A* s, index_t keys, const
     for (index_t key = 0; key < keys; ++key) {
       A& x = s[key * memory.group + lane];
       const double distance = static_cast<double>(x) - static_cast<double>(raised);
-      const A weight = poisoned || x == hidden ? A{0} : static_cast<A>(std::exp2(distance));
+      const A weight = poisoned || x == hidden
+                           ? A{0}
+                           : static_cast<A>(static_cast<E>(static_cast<A>(std::exp2(distance))));
       memory.apart[count * key_block + key] = weight;
       sum += static_cast<double>(weight);
       x = hidden;
@@ -52,14 +54,15 @@ void irregular_weights(const ColumnScratch<A>& memory, A* s, index_t keys, const
         factor};
     state.shift[lane] = hidden;
   }
-  kernels.weights(s, keys, state);
+  kernels.weights(s, keys, state, weights);
   for (index_t i = 0; i < count; ++i) {
     const Lane& lane = apart[i];
     state.shift[lane.index] = lane.shift;
     state.sum[lane.index] = lane.sum;
     state.factor[lane.index] = lane.factor;
     for (index_t key = 0; key < keys; ++key) {
-      s[key * memory.group + lane.index] = memory.apart[i * key_block + key];
+      const A weight = memory.apart[i * key_block + key];
+      weights[tuple_at<A, E>(key, lane.index, memory.group)] = static_cast<E>(weight);
     }
   }
 }

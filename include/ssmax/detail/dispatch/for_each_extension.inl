@@ -1,0 +1,68 @@
+// Includes SSMAX_PAIR_KERNELS, the text of some kernels in pair dots of bfloat16, once for each extension that has
+// them, and SSMAX_MATRIX_KERNELS for matrix units. As for_each_target.inl does it; an extension sees the vectors
+// and kernels of the instruction set that it extends.
+
+namespace ssmax {
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+
+#if defined(SSMAX_COMPILES_NEON_BF16)
+#pragma GCC push_options
+#pragma GCC target("arch=armv8.2-a+bf16")
+namespace neon_bf16 {
+using namespace neon;
+#include "../simd/neon_bf16.inl"
+//
+#include SSMAX_PAIR_KERNELS
+}  // namespace neon_bf16
+#pragma GCC pop_options
+#endif
+
+#if defined(SSMAX_COMPILES_AVX512_BF16)
+#if defined(SSMAX_AVX512_EMULATION)
+#elif defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bf16"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bf16,tune=generic")
+#endif
+namespace avx512_bf16 {
+using namespace avx512;
+#include "../simd/avx512_bf16.inl"
+//
+#include SSMAX_PAIR_KERNELS
+}  // namespace avx512_bf16
+#if defined(SSMAX_AVX512_EMULATION)
+#elif defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+#endif
+
+#if defined(SSMAX_COMPILES_AMX)
+#if defined(SSMAX_AVX512_EMULATION)
+#elif defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bf16,amx-tile,amx-bf16"))), \
+                             apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bf16,amx-tile,amx-bf16,tune=generic")
+#endif
+namespace amx {
+using namespace avx512_bf16;
+#include "../simd/amx.inl"
+//
+#include SSMAX_MATRIX_KERNELS
+}  // namespace amx
+#if defined(SSMAX_AVX512_EMULATION)
+#elif defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+#endif
+
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace ssmax

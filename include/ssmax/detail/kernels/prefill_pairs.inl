@@ -1,0 +1,229 @@
+// Attention's tiles in pair dots of bfloat16. Included once for each extension that has them.
+//
+// The layouts are those of prefill.inl with a pair of bfloat16 in the place of a float, two neighbours of what a
+// product sums over: channels in Q [d/2][group][2] and K, keys in the weights [key/2][group][2] and V. Logits,
+// states and sums are float. K is as stored, and what it is multiplied by goes into the logits afterwards:
+// in q it would be rounded.
+
+/// sum[r][·] += Σ over pairs of A(r, pair) · b[pair][·], where A(r, pair) lies at a + r·a_stride + pair·a_step.
+template <class S, class P, int vectors>
+SSMAX_INLINE void pair_product(const bfloat16* a, index_t a_stride, index_t a_step, const bfloat16* b,
+                               index_t steps, typename S::V (&sum)[S::tile_rows][vectors]) {
+  for (index_t k = 0; k < steps; ++k, a += a_step, b += 2 * group_width<S>) {
+    typename P::V x[vectors];
+    SSMAX_UNROLL
+    for (int v = 0; v < vectors; ++v) x[v] = P::load(b + v * 2 * S::width);
+    SSMAX_UNROLL
+    for (int r = 0; r < S::tile_rows; ++r) {
+      const typename P::V y = P::set(a + r * a_stride);
+      SSMAX_UNROLL
+      for (int v = 0; v < vectors; ++v) sum[r][v] = P::dot(y, x[v], sum[r][v]);
+    }
+  }
+}
+
+template <class S, class P, int vectors>
+void pair_logits(const bfloat16* k, index_t k_stride, index_t d, index_t keys, const bfloat16* q, float* s) {
+  for (index_t key = 0; key < keys; key += S::tile_rows) {
+    typename S::V sum[S::tile_rows][vectors];
+    SSMAX_UNROLL
+    for (int r = 0; r < S::tile_rows; ++r) {
+      SSMAX_UNROLL
+      for (int v = 0; v < vectors; ++v) sum[r][v] = S::set(0);
+    }
+    pair_product<S, P, vectors>(k + key * k_stride, k_stride, 2, q, d / 2, sum);
+    SSMAX_UNROLL
+    for (int r = 0; r < S::tile_rows; ++r) {
+      SSMAX_UNROLL
+      for (int v = 0; v < vectors; ++v) S::store(s + (key + r) * group_width<S> + v * S::width, sum[r][v]);
+    }
+  }
+}
+
+/// V in panels [key/2][tile_rows][2].
+template <class S, class P, int vectors>
+void pair_accumulate(const bfloat16* values, index_t, index_t panel_stride, index_t panels,
+                     const bfloat16* weights, index_t keys, float* o) {
+  for (index_t panel = 0; panel < panels; ++panel) {
+    typename S::V sum[S::tile_rows][vectors];
+    float* rows = o + panel * S::tile_rows * group_width<S>;
+    SSMAX_UNROLL
+    for (int r = 0; r < S::tile_rows; ++r) {
+      SSMAX_UNROLL
+      for (int v = 0; v < vectors; ++v) sum[r][v] = S::load(rows + r * group_width<S> + v * S::width);
+    }
+    pair_product<S, P, vectors>(values + panel * panel_stride, 2, 2 * S::tile_rows, weights, keys / 2, sum);
+    SSMAX_UNROLL
+    for (int r = 0; r < S::tile_rows; ++r) {
+      SSMAX_UNROLL
+      for (int v = 0; v < vectors; ++v) S::store(rows + r * group_width<S> + v * S::width, sum[r][v]);
+    }
+  }
+}
+
+template <class S>
+void pair_multiply(float* s, index_t keys, const float* factor) {
+  const typename S::V f = S::load(factor);
+  for (index_t key = 0; key < keys; ++key) {
+    float* p = s + key * group_width<S>;
+    S::store(p, S::mul(S::load(p), f));
+  }
+}
+
+/// 2^(x·multiplier - shift) of logits x, as good as bfloat16 needs it: within 1.1e-4 of itself, where rounding
+/// costs up to 2^-8 = 3.9e-3, most just above a power of two. (A quadratic's 2e-3 would add to that.)
+template <class S, class P>
+struct RoundedExp2 {
+  using V = typename S::V;
+  using Constants = ExpConstants<float>;
+
+  V multiplier, bias;
+
+  SSMAX_INLINE RoundedExp2(V a_multiplier, V shift)
+      : multiplier(a_multiplier), bias(S::sub(S::set(Constants::magic), shift)) {}
+
+  template <int count>
+  SSMAX_INLINE void apply(V* x) const {
+    V t[count], p[count];
+    SSMAX_UNROLL
+    for (int i = 0; i < count; ++i) t[i] = S::fma(x[i], multiplier, bias);
+    SSMAX_UNROLL
+    for (int i = 0; i < count; ++i) x[i] = S::fma(x[i], multiplier, S::sub(bias, t[i]));
+    SSMAX_UNROLL
+    for (int i = 0; i < count; ++i) p[i] = S::fma(S::set(0x1.c2a218p-5f), x[i], S::set(0x1.f00c52p-3f));
+    SSMAX_UNROLL
+    for (int i = 0; i < count; ++i) p[i] = S::fma(p[i], x[i], S::set(0x1.62f5fap-1f));
+    SSMAX_UNROLL
+    for (int i = 0; i < count; ++i) p[i] = S::fma(p[i], x[i], S::set(1));
+    SSMAX_UNROLL
+    for (int i = 0; i < count; ++i) {
+      x[i] = P::keep_shifted(S::not_less(t[i], S::set(Constants::smallest)), p[i], t[i]);
+    }
+  }
+};
+
+/// As tile_weights, with the rounded weights in pairs, and summed as rounded: so those of a query make 1. The
+/// pair of a key lies where its logit or an earlier one lay. keys is even.
+template <class S, class P>
+TileChange pair_weights(float* s, index_t keys, const TileState<float>& state, bfloat16* weights) {
+  using V = typename S::V;
+  const V multiplier = state.multiplier == nullptr ? S::set(1) : S::load(state.multiplier);
+  V largest = S::set(0);
+  bool ordered = true;
+  if (S::any(S::less(multiplier, S::set(0)))) {  // what is largest is not so before
+    largest = S::set(-std::numeric_limits<float>::infinity());
+    for (index_t key = 0; key < keys; ++key) {
+      const V x = S::mul(S::load(s + key * group_width<S>), multiplier);
+      ordered = ordered && !S::any(S::unordered(x, x));
+      largest = S::max(largest, x);
+    }
+  } else {
+    ordered = tile_top<S>(s, keys, largest);
+    largest = S::mul(largest, multiplier);
+    ordered = ordered && !S::any(S::unordered(largest, largest));
+  }
+  const V magic = S::set(ExpConstants<float>::magic);
+  const V before = S::load(state.shift);
+  const V nearest = S::sub(S::add(largest, magic), magic);
+  const V raised = S::select(S::less(S::add(before, S::set(raise_distance)), nearest), nearest, before);
+  const V base = S::select(S::less(raised, S::set(std::numeric_limits<float>::lowest())), S::set(0), raised);
+  if (!ordered || S::any(S::not_less(S::abs(base), S::set(largest_shift<float>))))
+    return TileChange::irregular;
+
+  const RoundedExp2<S, P> power(multiplier, base);
+  const typename P::V ones = P::ones();
+  V sums[2] = {S::set(0), S::set(0)};
+  index_t key = 0;
+  for (; key + 4 <= keys; key += 4) {
+    V x[4];
+    SSMAX_UNROLL
+    for (int i = 0; i < 4; ++i) x[i] = S::load(s + (key + i) * group_width<S>);
+    power.template apply<4>(x);
+    SSMAX_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const typename P::V pair = P::round(x[2 * i], x[2 * i + 1]);
+      sums[i] = P::dot(pair, ones, sums[i]);
+      P::store(weights + (key + 2 * i) * group_width<S>, pair);
+    }
+  }
+  V factor = S::sub(before, base);
+  Exp2<S>(S::set(0)).template apply<1>(&factor);
+  S::store(state.shift, raised);
+  S::store(state.factor, factor);
+  S::store(state.sum, S::fma(S::load(state.sum), factor, S::add(sums[0], sums[1])));
+  return S::any(S::less(before, raised)) ? TileChange::raised : TileChange::none;
+}
+
+template <class S, class P>
+bool pairs_finite(const bfloat16* in, index_t stride, index_t rows, index_t columns) {
+  bool finite = true;
+  for (index_t r = 0; r < rows; ++r, in += stride) {
+    index_t c = 0;
+    for (; c + 2 * S::width <= columns; c += 2 * S::width)
+      finite = finite && !P::any_not_finite(P::load(in + c));
+    for (; c < columns; ++c) finite = finite && (in[c].bits & 0x7F80) != 0x7F80;
+  }
+  return finite;
+}
+
+/// Pairs of what is left of two rows, up to a vector of them; missing numbers are 0.
+template <class S, class P>
+SSMAX_INLINE typename P::V interleave_up_to(const bfloat16* low, const bfloat16* high, index_t left) {
+  if (left >= S::width) return P::interleave(low, high);
+  bfloat16 part[2][S::width] = {};
+  for (index_t i = 0; i < left; ++i) {
+    part[0][i] = low[i];
+    part[1][i] = high[i];
+  }
+  return P::interleave(part[0], part[1]);
+}
+
+/// Rows of V into panels [key/2][tile_rows][2]. A key whose neighbour comes with another call goes number by
+/// number.
+template <class S, class P>
+void pair_pack_values(const bfloat16* v, index_t v_stride, index_t first, index_t keys, index_t channels,
+                      bfloat16* panels, index_t panel_stride) {
+  constexpr index_t rows = S::tile_rows, piece = rows < S::width ? rows : S::width;
+  const index_t padded = (channels + rows - 1) / rows * rows;
+  for (index_t key = first; key < first + keys; ++key, v += v_stride) {
+    const bool paired = key % 2 == 0 && key + 1 < first + keys;
+    bfloat16* to = panels + key / 2 * 2 * rows;
+    if (!paired) {
+      for (index_t c = 0; c < padded; ++c) {
+        to[c / rows * panel_stride + c % rows * 2 + key % 2] = c < channels ? v[c] : bfloat16{};
+      }
+      continue;
+    }
+    for (index_t c = 0; c < padded; c += S::width) {
+      alignas(64) bfloat16 pairs[2 * S::width];
+      P::store(pairs, interleave_up_to<S, P>(v + c, v + v_stride + c, channels - c));
+      for (index_t i = 0; i < S::width && c + i < padded; i += piece) {
+        __builtin_memcpy(to + (c + i) / rows * panel_stride + (c + i) % rows * 2, pairs + 2 * i,
+                         2 * piece * sizeof(bfloat16));
+      }
+    }
+    ++key;
+    v += v_stride;
+  }
+}
+
+template <class T>
+struct KernelTable<PrefillKernels<T, bfloat16>> {
+  using S = Lanes<T>;
+  using P = Pairs;
+  static constexpr PrefillKernels<T, bfloat16> value{
+      .rows = S::tile_rows,
+      .width = S::width,
+      .depth = 2,
+      .transpose = transpose<S>,
+      .logits = {pair_logits<S, P, 1>, pair_logits<S, P, 2>, pair_logits<S, P, 3>},
+      .multiply = pair_multiply<S>,
+      .hide = tile_hide<S>,
+      .weights = pair_weights<S, P>,
+      .rescale = tile_rescale<S>,
+      .accumulate = {pair_accumulate<S, P, 1>, pair_accumulate<S, P, 2>, pair_accumulate<S, P, 3>},
+      .merge = tile_merge<S>,
+      .all_finite = pairs_finite<S, P>,
+      .pack_values = pair_pack_values<S, P>,
+  };
+};

@@ -1,0 +1,46 @@
+// AVX512_BF16: 16 pairs of bfloat16, a pair in the place of a float.
+// Included once, inside its target's namespace and region (dispatch/for_each_extension.inl).
+#pragma once
+
+struct Pairs {
+  using V = __m512i;
+
+  static V load(const bfloat16* p) { return _mm512_loadu_si512(p); }
+  static void store(bfloat16* p, V v) { _mm512_storeu_si512(p, v); }
+  /// The pair at p in every place.
+  static V set(const bfloat16* p) {
+    int pair;
+    __builtin_memcpy(&pair, p, sizeof(pair));
+    return _mm512_set1_epi32(pair);
+  }
+  static V ones() { return _mm512_set1_epi32(0x3F803F80); }
+  /// sum + a.low·b.low + a.high·b.high. Subnormal numbers count as 0.
+  static __m512 dot(V a, V b, __m512 sum) {
+    return _mm512_dpbf16_ps(sum, __builtin_bit_cast(__m512bh, a), __builtin_bit_cast(__m512bh, b));
+  }
+  /// F32::shift_exponent(p, t) in the lanes of the mask, 0 in the others: one operation less.
+  static __m512 keep_shifted(__mmask16 m, __m512 p, __m512 t) {
+    return _mm512_castsi512_ps(
+        _mm512_maskz_add_epi32(m, _mm512_castps_si512(p), _mm512_slli_epi32(_mm512_castps_si512(t), 23)));
+  }
+  /// (low, high) of floats that are finite, 0 or normal, and at least 0: to nearest, ties up.
+  static V round(__m512 low, __m512 high) {
+    const __m512i half = _mm512_set1_epi32(0x8000), top = _mm512_set1_epi32(static_cast<int>(0xFFFF0000u));
+    const __m512i a = _mm512_srli_epi32(_mm512_add_epi32(_mm512_castps_si512(low), half), 16);
+    const __m512i b = _mm512_add_epi32(_mm512_castps_si512(high), half);
+    return _mm512_ternarylogic_epi32(a, b, top, 0xF8);  // a | (b & top)
+  }
+  /// (low[i], high[i]) for 16 numbers of two rows.
+  static V interleave(const bfloat16* low, const bfloat16* high) {
+    const __m512i a = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(low)));
+    const __m512i b = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(high)));
+    return _mm512_or_si512(a, _mm512_slli_epi32(b, 16));
+  }
+  static __m512 as_floats(V v) { return _mm512_castsi512_ps(v); }
+  /// Whether some number is NaN or infinite.
+  static bool any_not_finite(V v) {
+    const __m512i low = _mm512_set1_epi32(0x7F80), high = _mm512_set1_epi32(0x7F800000);
+    return (_mm512_cmpeq_epi32_mask(_mm512_and_si512(v, low), low) |
+            _mm512_cmpeq_epi32_mask(_mm512_and_si512(v, high), high)) != 0;
+  }
+};

@@ -1,0 +1,46 @@
+// FEAT_BF16: 4 pairs of bfloat16, a pair in the place of a float.
+// Included once, inside its target's namespace and region (dispatch/for_each_extension.inl).
+#pragma once
+
+struct Pairs {
+  using V = uint32x4_t;
+
+  static V load(const bfloat16* p) { return vreinterpretq_u32_u16(vld1q_u16(&p->bits)); }
+  static void store(bfloat16* p, V v) { vst1q_u16(&p->bits, vreinterpretq_u16_u32(v)); }
+  /// The pair at p in every place.
+  static V set(const bfloat16* p) {
+    std::uint32_t pair;
+    __builtin_memcpy(&pair, p, sizeof(pair));
+    return vdupq_n_u32(pair);
+  }
+  /// Hidden from GCC 12, which would make of bfloat16's 1 that of half precision.
+  static V ones() {
+    V v = vdupq_n_u32(0x3F803F80);
+    __asm__("" : "+w"(v));
+    return v;
+  }
+  /// sum + (a.low·b.low + a.high·b.high), rounded to odd, subnormal numbers as 0.
+  static float32x4_t dot(V a, V b, float32x4_t sum) {
+    return vbfdotq_f32(sum, vreinterpretq_bf16_u32(a), vreinterpretq_bf16_u32(b));
+  }
+  static float32x4_t keep_shifted(uint32x4_t m, float32x4_t p, float32x4_t t) {
+    return F32::keep(m, F32::shift_exponent(p, t));
+  }
+  /// (low, high) of floats that are finite, 0 or normal, and at least 0: to nearest, ties up.
+  static V round(float32x4_t low, float32x4_t high) {
+    const uint32x4_t half = vdupq_n_u32(0x8000);
+    const uint32x4_t a = vaddq_u32(vreinterpretq_u32_f32(low), half);
+    const uint32x4_t b = vaddq_u32(vreinterpretq_u32_f32(high), half);
+    return vsriq_n_u32(b, a, 16);  // a's upper half under b's
+  }
+  /// (low[i], high[i]) for 4 numbers of two rows.
+  static V interleave(const bfloat16* low, const bfloat16* high) {
+    const uint16x4x2_t zipped = vzip_u16(vld1_u16(&low->bits), vld1_u16(&high->bits));
+    return vreinterpretq_u32_u16(vcombine_u16(zipped.val[0], zipped.val[1]));
+  }
+  /// Whether some number is NaN or infinite.
+  static bool any_not_finite(V v) {
+    const uint16x8_t infinite = vdupq_n_u16(0x7F80);
+    return vmaxvq_u16(vceqq_u16(vandq_u16(vreinterpretq_u16_u32(v), infinite), infinite)) != 0;
+  }
+};

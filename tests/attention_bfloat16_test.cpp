@@ -1,0 +1,275 @@
+// Attention whose products are in 16 bits: bfloat16 on targets that have pair dots or matrix units. Nothing
+// happens here on others. Errors against long double on the same inputs.
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <ssmax/ssmax.hpp>
+#include <string>
+#include <vector>
+
+#include "attention_problem.hpp"
+#include "catch.hpp"
+#include "test_executors.hpp"
+
+namespace attention_bfloat16_test {
+
+using attention_problem::all_keys;
+using attention_problem::expect;
+using attention_problem::Expected;
+using attention_problem::has_bfloat16_products;
+using attention_problem::infinity;
+using attention_problem::keys_before;
+using attention_problem::Output;
+using attention_problem::Problem;
+using attention_problem::Real;
+using attention_problem::rounded_sum;
+using attention_problem::rounded_weights;
+using attention_problem::Rules;
+using attention_problem::run;
+using attention_problem::Shape;
+using ssmax::bfloat16;
+using ssmax::Causal;
+using ssmax::Constant;
+using ssmax::Full;
+using ssmax::index_t;
+using ssmax::detail::kernels;
+
+using Products = ssmax::detail::PrefillKernels<float, bfloat16>;
+
+/// Calls the test on every target that has products of bfloat16, and says so where there is none.
+template <class Test>
+void for_each_target_of_products(Test test) {
+  bool any = false;
+  for_each_target([&](const std::string& target) {
+    if (!has_bfloat16_products()) return;
+    any = true;
+    test(target);
+  });
+  if (!any) WARN("No target of this machine has products of bfloat16: nothing was tested.");
+}
+
+constexpr std::array<Shape, 14> shapes{{
+    // batch, heads, kv_heads, queries, keys, d, dv
+    {1, 1, 1, 17, 1, 64, 64},
+    {1, 1, 1, 17, 2, 1, 1},
+    {1, 20, 1, 1, 33, 32, 32},  // one query, twenty heads
+    {1, 1, 1, 48, 128, 64, 64},
+    {2, 2, 1, 49, 129, 64, 96},
+    {1, 2, 2, 50, 257, 33, 31},
+    {1, 1, 1, 97, 300, 31, 33},
+    {1, 3, 1, 20, 140, 16, 17},
+    {1, 1, 1, 145, 70, 128, 128},
+    {1, 1, 1, 33, 1100, 80, 40},
+    {1, 1, 1, 70, 33, 5, 100},  // queries that see nothing
+    {1, 1, 1, 20, 0, 8, 8},
+    {1, 1, 1, 20, 40, 0, 8},
+    {1, 1, 1, 20, 40, 8, 0},
+}};
+
+/// The multipliers of the four heads of SSMax are of any sign, and 0.
+TEST_CASE("products of bfloat16 cost what rounding the weights costs", "[attention][bfloat16]") {
+  const std::vector<float> sinks(20, 0.5F);
+  for (const Shape& shape : shapes) {
+    const Problem<bfloat16> problem(shape);
+    const ssmax::AttentionOptions<bfloat16> options{.scale = 0.3,
+                                                    .sinks = attention_problem::for_heads_of(shape, sinks)};
+    for (const double c : {1.0, -2.5, 0.0}) {
+      const auto multiplier = [c](index_t, index_t, index_t) { return Real(c); };
+      const Expected<bfloat16> full = expect(problem, all_keys, multiplier, {.scale = 0.3});
+      const Expected<bfloat16> causal = expect(problem, keys_before, multiplier, options);
+      for_each_target_of_products([&](const std::string& target) {
+        Rules<bfloat16> rules;
+        rules.take(run(problem, Constant{c}, Full{}, {.scale = 0.3}), full, name_of(shape) + "full");
+        rules.take(run(problem, Constant{c}, Causal{}, options), causal, name_of(shape) + "causal");
+        rules.check(target);
+      });
+    }
+  }
+}
+
+/// Rounded to bfloat16, turned queries and keys would give logits an error that lse shows ten times.
+TEST_CASE("RoPE costs nothing that a multiplier could enlarge", "[attention][bfloat16]") {
+  const ssmax::Rope<float> rope({.width = 64}, 400);
+  const Problem<bfloat16> problem({1, 2, 1, 40, 300, 64, 32});
+  const auto ten = [](index_t, index_t, index_t) { return Real(10); };
+  const Expected<bfloat16> expected = expect(problem, keys_before, ten, {.rope = &rope});
+  for_each_target_of_products([&](const std::string& target) {
+    Rules<bfloat16> rules;
+    rules.take(run(problem, Constant{10}, Causal{}, {.rope = &rope}), expected, "rope");
+    rules.check(target);
+  });
+}
+
+/// A cache's keys were rounded after they were turned: the query alone comes in parts.
+TEST_CASE("a cache with RoPE differs from float's arithmetic by the rounding of weights",
+          "[attention][bfloat16]") {
+  constexpr index_t queries = 40, keys = 300, d = 48;
+  const ssmax::Rope<float> rope({.width = d}, keys);
+  const std::vector<float> k = reference::normals<float>(keys * d, 1),
+                           v = reference::normals<float>(keys * d, 2);
+  const std::vector<bfloat16> q = reference::normals<bfloat16>(queries * d, 3);
+  ssmax::KvCache<bfloat16> cache({.kv_heads = 1, .width = d, .capacity = keys});
+  cache.append({k.data(), {1, 1, keys, d}}, {v.data(), {1, 1, keys, d}}, &rope);
+  for_each_target_of_products([&](const std::string& target) {
+    INFO(target);
+    const auto lse_of = [&](bool float_products) {
+      std::vector<bfloat16> out(q.size());
+      std::vector<float> lse(queries);
+      ssmax::decode<bfloat16>({.q = {q.data(), {1, 1, queries, d}},
+                               .out = {out.data(), {1, 1, queries, d}},
+                               .lse = {lse.data(), {1, 1, queries}}},
+                              cache, Constant{10}, Causal{},
+                              {.rope = &rope, .float_products = float_products});
+      return lse;
+    };
+    const std::vector<float> ours = lse_of(false), in_float = lse_of(true);
+    Real worst = 0;
+    for (std::size_t i = 0; i < ours.size(); ++i) {
+      worst = std::max(worst, std::abs(Real(ours[i]) - Real(in_float[i])));
+    }
+    CHECK(worst > 0);
+    CHECK(worst <= rounded_sum);
+  });
+}
+
+TEST_CASE("float's arithmetic is an option, with the bits that it has on any target",
+          "[attention][bfloat16]") {
+  const Problem<bfloat16> problem({1, 2, 1, 40, 300, 64, 32});
+  Problem<float> wide(problem.shape);
+  wide.q.assign(problem.q.begin(), problem.q.end());
+  wide.k.assign(problem.k.begin(), problem.k.end());
+  wide.v.assign(problem.v.begin(), problem.v.end());
+  for_each_target_of_products([&](const std::string& target) {
+    INFO(target);
+    const Output<float> in_float = run(wide, Constant{2}, Causal{});
+    CHECK(same_bits(run(problem, Constant{2}, Causal{}, {.float_products = true}).lse, in_float.lse));
+    CHECK_FALSE(same_bits(run(problem, Constant{2}, Causal{}).lse, in_float.lse));
+  });
+}
+
+TEST_CASE("products of bfloat16 have the same bits on any number of threads", "[attention][bfloat16]") {
+  const Problem<bfloat16> problem({1, 4, 2, 100, 2300, 40, 24});
+  for_each_target_of_products([&](const std::string& target) {
+    INFO(target);
+    const Output<bfloat16> serial = run(problem, Constant{3}, Causal{});
+    ssmax::ThreadPool pool(3);
+    CHECK(run(problem, Constant{3}, Causal{}, {}, pool) == serial);
+  });
+}
+
+// ---- What is not a usual number ---------------------------------------------------------------------------
+
+TEST_CASE("NaN and infinity behind a mask stay there, in bfloat16's products too", "[attention][bfloat16]") {
+  const Shape shape{1, 1, 1, 100, 100, 32, 32};
+  const Problem<bfloat16> clean(shape);
+  for (const float poison : {std::numeric_limits<float>::quiet_NaN(), infinity<float>, -infinity<float>}) {
+    Problem<bfloat16> problem = clean;
+    for (std::size_t i = 90 * 32; i < 100 * 32; ++i) problem.k[i] = problem.v[i] = bfloat16(poison);
+    for_each_target_of_products([&](const std::string& target) {
+      INFO(target << ' ' << poison);
+      const Output<bfloat16> output = run(problem, Constant{2}, Causal{}),
+                             expected = run(clean, Constant{2}, Causal{});
+      CHECK(std::equal(output.lse.begin(), output.lse.begin() + 90, expected.lse.begin()));
+      CHECK(same_bits(std::vector(output.out.begin(), output.out.begin() + 90 * 32),
+                      std::vector(expected.out.begin(), expected.out.begin() + 90 * 32)));
+      if (std::isnan(poison)) CHECK(std::isnan(output.lse[95]));
+    });
+  }
+}
+
+TEST_CASE("an infinite value reaches the queries that see it, and no others", "[attention][bfloat16]") {
+  const Shape shape{1, 1, 1, 100, 100, 32, 32};
+  Problem<bfloat16> problem(shape);
+  problem.v[50 * 32 + 3] = bfloat16(infinity<float>);
+  for_each_target_of_products([&](const std::string& target) {
+    INFO(target);
+    const Output<bfloat16> output = run(problem, Constant{1}, Causal{});
+    for (std::size_t row = 0; row < 100; ++row) {
+      const auto value = static_cast<float>(output.out[row * 32 + 3]);
+      CHECK((row < 50 ? std::isfinite(value) : value == infinity<float>));
+      CHECK(std::isfinite(static_cast<float>(output.out[row * 32 + 4])));
+    }
+  });
+}
+
+/// The units take subnormal numbers for 0.
+TEST_CASE("subnormal numbers of bfloat16 count as 0 in products", "[attention][bfloat16]") {
+  Problem<bfloat16> problem({1, 1, 1, 20, 40, 32, 32});
+  bfloat16 subnormal;
+  subnormal.bits = 0x0001;
+  std::fill(problem.k.begin(), problem.k.end(), subnormal);
+  std::fill(problem.v.begin(), problem.v.end(), subnormal);
+  for_each_target_of_products([&](const std::string& target) {
+    INFO(target);
+    const Output<bfloat16> output = run(problem, Constant{1}, Full{});
+    for (const bfloat16 value : output.out) CHECK(static_cast<float>(value) <= static_cast<float>(subnormal));
+    for (const float lse : output.lse) CHECK(std::abs(lse - std::log(40.F)) <= 1e-6F);
+  });
+}
+
+TEST_CASE("logits that no integer shift holds are left to double", "[attention][bfloat16]") {
+  const Problem<bfloat16> problem({1, 1, 1, 40, 200, 16, 8}, 40);
+  const auto thousand = [](index_t, index_t, index_t) { return Real(1000); };
+  const Expected<bfloat16> expected = expect(problem, all_keys, thousand);
+  for_each_target_of_products([&](const std::string& target) {
+    Rules<bfloat16> rules;
+    rules.take(run(problem, Constant{1000}, Full{}), expected, "large");
+    rules.check(target);
+  });
+}
+
+// ---- The kernel of weights --------------------------------------------------------------------------------
+
+TEST_CASE("weights are 2^x rounded to bfloat16, and summed as rounded", "[attention][bfloat16]") {
+  for_each_target_of_products([&](const std::string& target) {
+    INFO(target);
+    const Products& products = kernels<Products>();
+    const index_t keys = 128, width = products.width, group = width * ssmax::detail::tile_vectors;
+    Real worst = 0, wrong_sums = 0;
+    for (int sweep = 0; sweep < 400; ++sweep) {
+      std::vector<float> s(static_cast<std::size_t>(keys * group)), logits;
+      for (std::size_t i = 0; i < s.size(); ++i)
+        s[i] = -30 + 0.09F * static_cast<float>((i * 7919 + static_cast<std::size_t>(sweep)) % 341);
+      s[5] = -infinity<float>;
+      s[6] = -1e4F;
+      logits = s;
+      std::vector<float> shift(static_cast<std::size_t>(width), -infinity<float>), sum(shift.size(), 0.F),
+          factor(sum), multiplier(sum);
+      for (std::size_t lane = 0; lane < multiplier.size(); ++lane)
+        multiplier[lane] = sweep % 2 == 0 ? 1.F : 0.37F * static_cast<float>(lane + 1);
+      auto* weights = reinterpret_cast<bfloat16*>(s.data());
+      const auto change = products.weights(
+          s.data(), keys, {shift.data(), sum.data(), factor.data(), multiplier.data()}, weights);
+      REQUIRE(change == ssmax::detail::TileChange::raised);
+      for (index_t lane = 0; lane < width; ++lane) {
+        Real total = 0;
+        for (index_t key = 0; key < keys; ++key) {
+          bfloat16 weight;
+          std::memcpy(&weight, weights + ssmax::detail::tuple_at<float, bfloat16>(key, lane, group),
+                      sizeof(weight));
+          const auto at = static_cast<std::size_t>(lane);
+          const Real x = Real(logits[static_cast<std::size_t>(key * group + lane)]) * Real(multiplier[at]) -
+                         Real(shift[at]);
+          const Real exact = std::exp2(x), value = static_cast<float>(weight);
+          total += value;
+          if (x < -125) {
+            CHECK(value <= 0x1p-124L);
+          } else {
+            worst = std::max(worst, std::abs(value / exact - 1));
+          }
+        }
+        wrong_sums = std::max(wrong_sums,
+                              std::abs(static_cast<Real>(sum[static_cast<std::size_t>(lane)]) / total - 1));
+      }
+    }
+    INFO("relative error " << static_cast<double>(worst) << ", of sums " << static_cast<double>(wrong_sums));
+    CHECK(worst <= rounded_weights / 2);
+    CHECK(worst >= 0x1p-9L);
+    CHECK(wrong_sums <= 1e-5L);
+  });
+}
+
+}  // namespace attention_bfloat16_test
