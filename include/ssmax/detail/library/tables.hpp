@@ -13,9 +13,10 @@
 #include "../kernels/short_attention.hpp"
 #include "../kernels/short_rows.hpp"
 
-#define SSMAX_TABLES_OF(T, apply)                                                                  \
-  apply(RowKernels<T>) apply(ShortRowKernels<T>) apply(DotKernels<T>) apply(RowGradientKernels<T>) \
-      apply(RopeKernels<T>) apply(PrefillKernels<T>) apply(PrefillBackwardKernels<T>) apply(ScoreKernels<T>) apply(ShortAttentionKernels<T>)
+#define SSMAX_TABLES_OF(T, apply)                                                                            \
+  apply(RowKernels<T>) apply(ShortRowKernels<T>) apply(DotKernels<T>) apply(RowGradientKernels<T>)           \
+      apply(RopeKernels<T>) apply(PrefillKernels<T>) apply(PrefillBackwardKernels<T>) apply(ScoreKernels<T>) \
+          apply(ShortAttentionKernels<T>)
 
 /// apply(type) for every table that an extension has.
 #define SSMAX_EXTENSION_TABLES(apply) apply(PrefillKernels<float, bfloat16>)
