@@ -1,37 +1,3 @@
-// Runs the tests on the target that SSMAX_TARGET names. A target which this build or this CPU lacks is
-// skipped (exit status 77, as ctest is told); a name that no target has is left to the library, which rejects
-// it.
+#include "run_tests.hpp"
 
-#if !__has_include(<catch2/catch_all.hpp>)
-#define CATCH_CONFIG_RUNNER
-#endif
-#include "catch.hpp"
-
-#include <algorithm>
-#include <cstdio>
-#include <cstdlib>
-#include <ssmax/ssmax.hpp>
-#include <string_view>
-
-namespace {
-
-constexpr int skipped = 77;
-
-bool is_known_but_unavailable(std::string_view name) {
-  using ssmax::Target;
-  const auto has_this_name = [name](Target target) { return ssmax::target_name(target) == name; };
-  const auto& all = ssmax::detail::all_targets;
-  return std::ranges::any_of(all, has_this_name) &&
-         !std::ranges::any_of(ssmax::available_targets(), has_this_name);
-}
-
-}  // namespace
-
-int main(int argc, char** argv) {
-  const char* const target = std::getenv("SSMAX_TARGET");
-  if (target != nullptr && is_known_but_unavailable(target)) {
-    std::printf("Skipped: target %s is not available on this machine.\n", target);
-    return skipped;
-  }
-  return Catch::Session().run(argc, argv);
-}
+int main(int argc, char** argv) { return run_tests(argc, argv); }

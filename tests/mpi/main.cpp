@@ -1,8 +1,7 @@
 // Every rank runs the same tests, in the same order.
-#define CATCH_CONFIG_RUNNER
 #include <mpi.h>
 
-#include "../catch.hpp"
+#include "../run_tests.hpp"
 #include "mpi_problem.hpp"
 
 int main(int argc, char** argv) {
@@ -10,7 +9,7 @@ int main(int argc, char** argv) {
   int failed = 1;
   {
     mpi_problem::world();
-    failed = Catch::Session().run(argc, argv);
+    failed = run_tests(argc, argv);
   }
   MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
   MPI_Finalize();
