@@ -148,4 +148,28 @@ TEST_CASE("short sequences: poison reaches those that see it, and no others", "[
   }
 }
 
+/// The first queries see some of the keys, those behind them all.
+struct Growing {
+  ssmax::KeyRange keys(const Query& query) const { return {0, std::min(query.index + 1, query.shape.keys)}; }
+};
+
+TEST_CASE("short sequences: poison reaches groups of queries that see all keys", "[attention][short]") {
+  const Shape shape{2, 2, 1, 150, 40, 8, 24};
+  Problem<float> problem(shape);
+  for (index_t batch = 0; batch < shape.batch; ++batch) {
+    problem.v[static_cast<std::size_t>((batch * shape.keys + 3) * shape.dv + 1)] = nan<float>;
+  }
+  for_each_target([&](const std::string& target) {
+    INFO(target);
+    const Output<float> result = run(problem, ssmax::Softmax{}, Growing{});
+    int wrong = 0;
+    for (index_t row = 0; row < problem.rows(); ++row) {
+      const bool sees = row % shape.queries >= 3;
+      wrong += std::isnan(result.out[static_cast<std::size_t>(row * shape.dv + 1)]) != sees;
+      wrong += std::isnan(result.out[static_cast<std::size_t>(row * shape.dv)]);
+    }
+    CHECK(wrong == 0);
+  });
+}
+
 }  // namespace attention_short_test

@@ -83,7 +83,8 @@ class ShortTask {
       hides |= memory_.columns[v].hides(block);
       form_weights(v * width, needed.of[v], memory_.columns[v]);
     }
-    const bool apart = hides && !values_are_finite();
+    // Once an earlier group had NaN and infinities taken out of V, they are missing for all that follow.
+    const bool apart = finite_ == Finite::no || (hides && !values_are_finite());
     for (index_t i = 0; i < count_; ++i) memory_.out[i] = place_result(i);
     for (index_t v = 0; v < needed.vectors; ++v) {
       const index_t lane = v * width, from = needed.of[v].begin;
