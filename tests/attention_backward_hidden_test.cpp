@@ -116,7 +116,7 @@ void check_hidden(const M& mask, const Visible& visible, const C& score = {},
   for (const Shape& shape : shapes) {
     const Problem<T> clean(shape);
     if (!options.sinks.empty()) options.sinks = std::span(sinks).first(static_cast<std::size_t>(shape.heads));
-    for_each_target([&](const std::string& target) {
+    for_each_target_of<T>([&](const std::string& target) {
       INFO(target << ' ' << name_of(shape));
       const All<T> expected = run_all(clean, mask, score, options);
       for (const float poison : {nan<float>, infinity<float>, -infinity<float>}) {
@@ -239,7 +239,7 @@ void check_spread(const Shape& shape, const M& mask, const Visible& visible) {
       Problem<T> problem = clean;
       (problem.*place.values)[static_cast<std::size_t>(at)] = T(nan<float>);
       const auto definition = attention_problem::define<T>(problem, visible, heads.multiplier(), {}, {}, {});
-      for_each_target([&](const std::string& target) {
+      for_each_target_of<T>([&](const std::string& target) {
         INFO(target << ' ' << name_of(shape) << place.name << " element " << at);
         const Output<T> output = attention_problem::run<T>(problem, heads.scaling(), mask);
         const Result<T> result =

@@ -271,7 +271,7 @@ void check(const Problem<T>& problem, const M& mask, const Visible& visible, con
   const attention_problem::FourHeads<A> heads(problem.shape.heads);
   const auto expected = expect(problem, visible, heads.multiplier(), options, formula, positions);
   const auto head_count = static_cast<std::size_t>(problem.shape.heads);
-  for_each_target([&](const std::string& target) {
+  for_each_target_of<T>([&](const std::string& target) {
     std::vector<A> ds(head_count), db(head_count);
     if (learnt != nullptr) {
       std::ranges::fill(learnt->dslopes, 0.0);

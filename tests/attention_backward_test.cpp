@@ -141,7 +141,7 @@ void check_widened() {
       for (const float value : values) result.push_back(T(value));
       return result;
     };
-    for_each_target([&](const std::string& target) {
+    for_each_target_of<T>([&](const std::string& target) {
       INFO(target << ' ' << name_of(shape));
       const Output<T> output = run(narrow, SSMax<float>{}, Causal{});
       Output<float> widened(shape);
@@ -230,7 +230,7 @@ void check_scaling(const S& scaling, const attention_problem::Multiplier& multip
     const Problem<T> problem(shape);
     const auto full = expect(problem, all_keys, multiplier, options);
     const auto causal = expect(problem, keys_before, multiplier, options);
-    for_each_target([&](const std::string& target) {
+    for_each_target_of<T>([&](const std::string& target) {
       Rules<T> rules;
       rules.run(problem, full, scaling, Full{}, options);
       rules.run(problem, causal, scaling, Causal{}, options);
@@ -311,7 +311,7 @@ void check_size_table() {
       }
       return sums;
     };
-    for_each_target([&](const std::string& target) {
+    for_each_target_of<T>([&](const std::string& target) {
       std::vector<T> dp(p.size()), ds(4), db(4);
       Rules<T> rules;
       const auto got =

@@ -43,7 +43,7 @@ using Products = ssmax::detail::PrefillKernels<float, bfloat16>;
 template <class Test>
 void for_each_target_of_products(Test test) {
   bool any = false;
-  for_each_target([&](const std::string& target) {
+  for_each_target_of<bfloat16>([&](const std::string& target) {
     if (!has_bfloat16_products()) return;
     any = true;
     test(target);

@@ -98,7 +98,7 @@ template <class T, class M, class Visible, class C = ssmax::Identity>
 void check_hidden(const Shape& shape, const M& mask, const Visible& visible, const C& score = {},
                   const AttentionOptions<T>& options = {}) {
   const Problem<T> clean(shape);
-  for_each_target([&](const std::string& target) {
+  for_each_target_of<T>([&](const std::string& target) {
     Count count;
     count_leaks(clean, mask, score, visible, options, count);
     INFO(target << ' ' << name_of(shape));

@@ -407,7 +407,7 @@ void check_mask(const Shape& shape, const M& mask, const Visible& visible,
   const FourHeads<Compute<T>> heads(shape.heads);
   const Problem<T> problem(shape);
   const Expected<T> expected = expect(problem, visible, heads.multiplier(), options, {}, positions);
-  for_each_target([&](const std::string& target) {
+  for_each_target_of<T>([&](const std::string& target) {
     Rules<T> rules;
     rules.take(run(problem, heads.scaling(), mask, options), expected, name_of(shape));
     rules.check(target);
@@ -421,7 +421,7 @@ void check_score(const Problem<T>& problem, const M& mask, const Visible& visibl
                  const Positions& positions = {}) {
   const FourHeads<Compute<T>> heads(problem.shape.heads);
   const Expected<T> expected = expect(problem, visible, heads.multiplier(), options, formula, positions);
-  for_each_target([&](const std::string& target) {
+  for_each_target_of<T>([&](const std::string& target) {
     Rules<T> rules;
     rules.take(run(problem, heads.scaling(), mask, score, options), expected, name_of(problem.shape));
     rules.check(target);

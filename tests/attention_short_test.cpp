@@ -90,7 +90,7 @@ void check_bits(const Shape& shape, const C& score = {}, const AttentionOptions<
   const FourHeads<Compute<T>> heads(shape.heads);
   const Problem<T> problem(shape), longer = lengthened(problem, 150);
   const std::vector<index_t> lengths(static_cast<std::size_t>(shape.batch), shape.keys);
-  for_each_target([&](const std::string& target) {
+  for_each_target_of<T>([&](const std::string& target) {
     INFO(target << ' ' << name_of(shape));
     const Output<T> result = run(problem, heads.scaling(), Full{}, score, options);
     CHECK(run(problem, heads.scaling(), Full{}, score, options, three) == result);

@@ -59,7 +59,7 @@ void check_cuts(const Shape& shape, const M& mask, const attention_problem::Visi
   const Problem<T> problem(shape);
   const Expected<T> expected = expect(problem, visible, heads.multiplier(), options, formula);
   const std::vector<T> sinks(options.sinks.begin(), options.sinks.end());
-  for_each_target([&](const std::string& target) {
+  for_each_target_of<T>([&](const std::string& target) {
     Rules<T> rules;
     for (const std::vector<index_t>& cut : cuts(shape.keys)) {
       State<T> state = partial(problem, cut[0], cut[1], heads.scaling(), mask, score, options);
@@ -153,7 +153,7 @@ TEST_CASE("half and bfloat16 have states of float", "[attention][state]") {
     wide.q.assign(narrow.q.begin(), narrow.q.end());
     wide.k.assign(narrow.k.begin(), narrow.k.end());
     wide.v.assign(narrow.v.begin(), narrow.v.end());
-    for_each_target([&](const std::string& target) {
+    for_each_target_of<ssmax::bfloat16>([&](const std::string& target) {
       INFO(target << ' ' << name_of(shape));
       const index_t half_way = shape.keys / 2;
       CHECK(partial(narrow, half_way, shape.keys, heads.scaling(), Causal{}) ==

@@ -82,7 +82,7 @@ void check_widened() {
     wide.q.assign(narrow.q.begin(), narrow.q.end());
     wide.k.assign(narrow.k.begin(), narrow.k.end());
     wide.v.assign(narrow.v.begin(), narrow.v.end());
-    for_each_target([&](const std::string& target) {
+    for_each_target_of<T>([&](const std::string& target) {
       INFO(target << ' ' << name_of(shape));
       const Output<T> output = run(narrow, SSMax<float>{}, Causal{}, {.float_products = true});
       const Output<float> expected = run(wide, SSMax<float>{}, Causal{});

@@ -106,7 +106,7 @@ void check_same_bits_in_pieces(const Shape& shape, const std::vector<index_t>& s
 }
 
 TEST_CASE("a prefill in pieces of more than 16 queries of a kv head has the bits of one", "[decode]") {
-  for_each_target([](const std::string& target) {
+  for_each_target_of<bfloat16>([](const std::string& target) {
     INFO(target);
     check_same_bits_in_pieces<float>(whole(1, 1, 8, 9, 300), {17, 40, 33, 70, 18, 23, 99}, true);
     check_same_bits_in_pieces<float>(whole(6, 2, 16, 16, 290, 2), {6, 40, 11, 128, 7, 98}, true);
@@ -126,7 +126,7 @@ void check_bounded_in_pieces(const Shape& shape, const std::vector<index_t>& ste
   const AttentionOptions<T> options{.rope = &rope};
   const Data<T> data(shape);
   const Expected<T> expected(data, {.rope = &turn});
-  for_each_target([&](const std::string& target) {
+  for_each_target_of<T>([&](const std::string& target) {
     const Output<T> together = at_once(data, Softmax{}, Causal{}, options);
     const Output<T> pieces = in_pieces<T>(data, steps, Softmax{}, Causal{}, options);
     const Real factor =

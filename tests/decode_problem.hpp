@@ -321,7 +321,7 @@ struct Rule {
 template <class T, class X, class S, class M, class C>
 void check(const Data<T>& data, const KvCache<X>& cache, const Expected<T>& expected, const S& scaling,
            const M& mask, const C& score, const AttentionOptions<T>& options = {}) {
-  for_each_target([&](const std::string& target) {
+  for_each_target_of<X>([&](const std::string& target) {
     Rule rule;
     rule.take(run(data, cache, scaling, mask, score, options), expected, name_of(data.shape));
     rule.check(target);

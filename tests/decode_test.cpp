@@ -86,7 +86,7 @@ void check_shapes() {
     all.emplace_back(shape);
     expected.emplace_back(rounded<X>(all.back()), Plan{});
   }
-  for_each_target([&](const std::string& target) {
+  for_each_target_of<X>([&](const std::string& target) {
     Rule rule;
     for (std::size_t i = 0; i < all.size(); ++i) {
       rule.take(run(all[i], filled<X>(all[i])), expected[i], name_of(all[i].shape));
@@ -136,7 +136,7 @@ void check_cost_of_storage(Real bound) {
     all.emplace_back(shape);
     expected.push_back(loops<Real>(all.back(), {.rope = &turn}));
   }
-  for_each_target([&](const std::string& target) {
+  for_each_target_of<X>([&](const std::string& target) {
     Real worst = 0;
     for (std::size_t i = 0; i < all.size(); ++i) {
       const Output<float> output = run(all[i], filled<X>(all[i], &rope), Softmax{}, Causal{}, Identity{},

@@ -152,7 +152,7 @@ double tolerance(index_t queries) { return queries * (heads / kv_heads) <= 16 ? 
 
 template <class X>
 void check_pages() {
-  for_each_target([](const std::string& target) {
+  for_each_target_of<X>([](const std::string& target) {
     // 16 queries of a kv head still read keys where they lie, 18 bring them into blocks.
     for (const index_t queries : {1, 8, 9, 40}) {
       const KvCache<X> cache = filled_cache<X>(queries);

@@ -21,6 +21,7 @@ namespace rows_threads_test {
 using ssmax::bfloat16;
 using ssmax::index_t;
 using ssmax::View;
+using ssmax::shared::AnyExecutor;
 using test_executors::Reverse;
 
 struct Shape {
@@ -46,8 +47,9 @@ struct Result {
         db(ds) {}
 };
 
-template <class T, class M, class E>
-Result<T> run(const Shape& shape, const std::vector<T>& logits, const M& mask, E&& executor) {
+/// Erased, the executor does not make each function be compiled once more.
+template <class T, class M>
+Result<T> run(const Shape& shape, const std::vector<T>& logits, const M& mask, const AnyExecutor& executor) {
   using C = ssmax::detail::Compute<T>;
   Result<T> result(shape);
   const std::vector<T> dout = reference::normals<T>(logits.size(), 3);
@@ -86,13 +88,15 @@ void compare(const Result<T>& a, const Result<T>& b) {
 template <class T, class M>
 void check_mask(const std::string& name, const Shape& shape, const std::vector<T>& logits, const M& mask) {
   INFO(name);
-  const Result<T> expected = run(shape, logits, mask, ssmax::Serial{});
+  ssmax::Serial serial;
+  const Result<T> expected = run(shape, logits, mask, AnyExecutor(serial));
   for (const index_t threads : {2, 7, 100}) {
     INFO(threads << " threads, last call first");
-    compare(expected, run(shape, logits, mask, Reverse{threads}));
+    Reverse reverse{threads};
+    compare(expected, run(shape, logits, mask, AnyExecutor(reverse)));
   }
   ssmax::ThreadPool pool(3);
-  compare(expected, run(shape, logits, mask, pool));
+  compare(expected, run(shape, logits, mask, AnyExecutor(pool)));
 }
 
 /// Rows in and out of the usual: some logits are too large for a kernel of short rows, some rows are NaN.

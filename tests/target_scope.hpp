@@ -1,8 +1,10 @@
-// Runs a test on every target that this machine has, and puts the active one back, also when the test fails.
+// Runs a test on the targets that this machine has, and puts the active one back, also when the test fails.
 #pragma once
 
+#include <ssmax/half.hpp>
 #include <ssmax/target.hpp>
 #include <string>
+#include <type_traits>
 
 #include "catch.hpp"
 
@@ -17,12 +19,29 @@ class TargetScope {
   ssmax::Target before_ = ssmax::active_target();
 };
 
+namespace target_scope {
+
 template <class Test>
-void for_each_target(Test test) {
+void for_each(bool with_extensions, Test test) {
   const TargetScope scope;
   for (const ssmax::Target target : ssmax::available_targets()) {
+    if (!with_extensions && ssmax::shared::base_of(target) != target) continue;
     ssmax::set_active_target(target);
     REQUIRE(ssmax::active_target() == target);
     test(std::string(ssmax::target_name(target)));
   }
+}
+
+}  // namespace target_scope
+
+/// Without those that extend another one by products of bfloat16: all else has the same kernels there.
+template <class Test>
+void for_each_target(Test test) {
+  target_scope::for_each(false, test);
+}
+
+/// What attends over elements of type T: with them where T is bfloat16.
+template <class T, class Test>
+void for_each_target_of(Test test) {
+  target_scope::for_each(std::is_same_v<T, ssmax::bfloat16>, test);
 }
