@@ -22,6 +22,12 @@
 /// every time for one layout, and within R·ε·Σ|terms| of one process' with R ranks. Cut elsewhere, sums of 1024
 /// keys become sums of fewer: bounds stay those of attention.hpp.
 ///
+/// **By heads**, with `layout.by_heads()`: rounds of an all-to-all, in each of which a rank gets all positions of one
+/// kv head and of its query heads, computes them as one process does, and gives the results back. Every result has the
+/// bits of one process, dk and dv too, wherever the sequence is cut. A rank computes kv heads
+/// [kv_heads·r/R, kv_heads·(r + 1)/R); without one it waits. Memory: all positions of one kv head of what goes
+/// in and out, and MPI's own.
+///
 /// Memory beyond the shares: one share of K and V (as float, where a rope turns 16 bits), 7 pieces, and the states
 /// of the queries: 2 numbers each, and a row of float where out has 16 bits.
 ///
@@ -35,6 +41,7 @@
 #include <vector>
 
 #include "attention_backward.hpp"
+#include "detail/mpi/by_heads.hpp"
 #include "detail/mpi/ring_backward.hpp"
 #include "detail/mpi/ring_forward.hpp"
 #include "detail/mpi/spread_keys.hpp"
@@ -172,12 +179,18 @@ void attention(Communicator& comm, const Layout& layout, const std::type_identit
   });
   auto agreement = detail::agreement_of<T, decltype(variant)>(function, layout, a.q, a.k, a.v, options);
   agreement.add("what scaling, mask and score say", policies);
+  agreement.add_if(a.q.extent(2) > 0, "whether lse is wanted", detail::is_given(a.lse) ? 1 : 0);
   agreement.settle(comm, complaint);
   if (comm.ranks() == 1) {
     ssmax::attention<T>(a, scaling, mask, score, options, std::forward<E>(executor));
     return;
   }
   if (a.q.extent(0) == 0 || a.q.extent(1) == 0) return;
+  const detail::AnyExecutor any(executor);
+  if (layout.is_by_heads()) {
+    detail::forward_by_heads<T>(comm, layout, a, agreement.last_agreed() != 0, variant, options, any);
+    return;
+  }
   const bool widens = options.rope != nullptr;
   const index_t row = a.k.extent(0) * a.k.extent(1) * (a.k.extent(3) + a.v.extent(3));
   const index_t size = static_cast<index_t>(widens ? sizeof(A) : sizeof(T));
@@ -186,7 +199,6 @@ void attention(Communicator& comm, const Layout& layout, const std::type_identit
     return detail::keys_seen(variant, shape, segment.begin, segment.end);
   });
   const auto whole = detail::whole_problem<T>(a, none, layout, options);
-  const detail::AnyExecutor any(executor);
   if (widens) {
     detail::ring_forward<T, A>(comm, plan, a, whole, variant, options, n, any);
   } else {
@@ -232,19 +244,25 @@ void attention_backward(Communicator& comm, const Layout& layout,
   auto agreement = detail::agreement_of<T, decltype(variant)>(function, layout, a.q, a.k, a.v, options);
   agreement.add("what scaling, mask and score say", policies);
   agreement.add("whether dsinks are wanted", g.dsinks.empty() ? 0 : 1);
+  agreement.add_if(a.q.extent(2) > 0, "whether there is dlse", detail::is_given(g.dlse) ? 1 : 0);
   agreement.settle(comm, complaint);
   if (comm.ranks() == 1) {
     ssmax::attention_backward<T>(a, g, scaling, mask, score, options, std::forward<E>(executor));
     return;
   }
   if (a.q.extent(0) == 0 || a.q.extent(1) == 0) return;
+  const detail::AnyExecutor any(executor);
+  if (layout.is_by_heads()) {
+    detail::backward_by_heads<T>(comm, layout, a, g, agreement.last_agreed() != 0, variant, options, any);
+    return;
+  }
   const index_t row = a.k.extent(0) * a.k.extent(1) * (a.k.extent(3) + a.v.extent(3));
   const QueryShape shape{a.q.extent(0), a.q.extent(1), n, n};
   const detail::RingPlan plan(
       comm, layout, row * static_cast<index_t>(sizeof(T)),
       [&](const Segment& segment) { return detail::keys_seen(variant, shape, segment.begin, segment.end); });
   const auto whole = detail::whole_problem<T>(a, none, layout, options);
-  detail::ring_backward<T>(comm, plan, a, g, whole, variant, options, n, detail::AnyExecutor(executor));
+  detail::ring_backward<T>(comm, plan, a, g, whole, variant, options, n, any);
 }
 
 /// The same without a score.

@@ -13,6 +13,10 @@
 /// Ranges begin at multiples of `unit` positions, as even in length as that allows; the last one is shorter
 /// where the unit does not divide the length, and ranges may be empty. Attention adds up 1024 keys at a time, its
 /// backward 2048: with multiples of 2048 no sum is cut.
+///
+/// A layout also says what travels in a call of attention or of its backward. Left alone, keys do, to the queries that
+/// see them. `layout.by_heads()` has the same rows, but in a call each rank gets all positions of some heads,
+/// by an all-to-all, and gives the results back: for models with at least as many kv heads as there are ranks.
 #pragma once
 
 #include <algorithm>
@@ -94,6 +98,15 @@ class Layout {
   /// All segments, in the order of the positions.
   [[nodiscard]] std::span<const Segment> segments() const { return segments_; }
 
+  /// The same segments, for attention by heads. (append and decode make no difference.)
+  [[nodiscard]] Layout by_heads() const {
+    Layout result = *this;
+    result.is_by_heads_ = true;
+    return result;
+  }
+  /// Whether heads are what travels.
+  [[nodiscard]] bool is_by_heads() const { return is_by_heads_; }
+
  private:
   static int checked_ranks(int ranks) {
     if (ranks < 1 || ranks > 1 << 24) {
@@ -126,6 +139,7 @@ class Layout {
   int ranks_;
   std::vector<index_t> counts_;  // [ranks]
   std::vector<Segment> segments_;
+  bool is_by_heads_ = false;
 };
 
 /// @}

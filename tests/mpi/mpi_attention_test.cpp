@@ -21,7 +21,8 @@ using ssmax::SlidingWindow;
 using ssmax::Softcap;
 using ssmax::SSMax;
 
-const std::vector<float> strength{0.4f, 0.5f, 0.3f, 0.2f}, bias{0.1f, -0.2f, 0, 0.3f}, sinks{0.5f, -1, 0, 2};
+const std::vector<float> strength{0.4f, 0.5f, 0.3f, 0.2f, 0.6f, 0.1f, 0.7f},
+    bias{0.1f, -0.2f, 0, 0.3f, 0.2f, -0.1f, 0}, sinks{0.5f, -1, 0, 2};
 const std::vector<double> slopes = Alibi::slopes(4);
 
 /// Whether every rank's rows of out and lse are, bit for bit, those of one process.
@@ -65,6 +66,30 @@ TEST_CASE("Documents, 16 bits and batches give the bits of one process", "[mpi]"
   CHECK(has_same_bits<ssmax::bfloat16>(problem, layout, Full{}));
 }
 
+TEST_CASE("By heads, every cut gives the bits of one process", "[mpi][heads]") {
+  const int ranks = world().ranks();
+  const index_t n = 700;
+  const ssmax::Rope<float> rope({.width = 8}, n);
+  const Problem<float> problem({2, 4, 2, n, n, 8, 5});
+  std::vector<float> numbers(4 * static_cast<std::size_t>(n * n));
+  for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<float>(i % 17) / 8 - 1;
+  const ssmax::Bias bias_of_heads(View<const float, 4>{numbers.data(), {2, 4, n, n}, {0, n * n, n, 1}});
+  std::vector<index_t> uneven(static_cast<std::size_t>(ranks));
+  uneven.back() = n;  // the others hold nothing, and get heads
+  for (const Layout& layout :
+       {Layout::zigzag(n, ranks, 1), Layout::contiguous(n, ranks), Layout::contiguous(uneven)}) {
+    CHECK(has_same_bits<float>(problem, layout.by_heads(), Causal{}, bias_of_heads,
+                               {.rope = &rope, .sinks = sinks}));
+  }
+  const Layout layout = Layout::zigzag(n, ranks, 7).by_heads();
+  CHECK(has_same_bits<float>(problem, layout, SlidingWindow{150}, Alibi(slopes) | Softcap{5}));
+  const Problem<ssmax::bfloat16> one_kv_head({1, 3, 1, n, n, 8, 8}), seven({1, 7, 7, 40, 40, 8, 8});
+  const std::array<index_t, 3> documents{0, 300, n};
+  CHECK(has_same_bits<ssmax::bfloat16>(one_kv_head, layout, Documents(documents, true), Identity{},
+                                       {.rope = &rope}));
+  CHECK(has_same_bits<ssmax::bfloat16>(seven, Layout::zigzag(40, ranks, 1).by_heads(), Full{}));
+}
+
 /// Against the reference in long double, however the sequence is cut.
 TEST_CASE("However a sequence is cut, attention is within its bound of the exact one", "[mpi]") {
   const index_t n = 157;
@@ -80,10 +105,12 @@ TEST_CASE("However a sequence is cut, attention is within its bound of the exact
                          .exact;
   std::vector<index_t> uneven(static_cast<std::size_t>(ranks));
   uneven[uneven.size() / 2] = n;  // the others hold nothing
-  for (const Layout& layout :
-       {Layout::zigzag(n, ranks, 1), Layout::contiguous(n, ranks, 10), Layout::contiguous(uneven)}) {
+  for (const Layout& layout : {Layout::zigzag(n, ranks, 1), Layout::contiguous(n, ranks, 10),
+                               Layout::contiguous(uneven), Layout::zigzag(n, ranks, 3).by_heads()}) {
     Share<double> share(problem, layout, rank);
-    ssmax::mpi::attention<double>(world(), layout, share.forward(), SSMax<float>{strength, bias}, Causal{});
+    ssmax::mpi::attention<double>(world(), layout, share.forward(),
+                                  SSMax<float>{std::span(strength).first(4), std::span(bias).first(4)},
+                                  Causal{});
     CHECK(everywhere(attention_problem::largest_error(share.out, share_of(exact.out, 8, 5, layout, rank)) <
                      1e-14L));
     CHECK(everywhere(attention_problem::largest_error(share.lse, share_of(exact.lse, 8, 1, layout, rank)) <

@@ -39,10 +39,10 @@ double distance(const std::vector<T>& a, const std::vector<T>& b) {
   return worst;
 }
 
-/// Forward and backward of one process and over ranks.
+/// Forward and backward of one process and over ranks; the latter with `score_here`.
 template <class T, class M, class C>
 Run compare(const Problem<T>& problem, const Layout& layout, const M& mask, const C& score,
-            const AttentionOptions<T>& options) {
+            const C& score_here, const AttentionOptions<T>& options) {
   const Shape& shape = problem.shape;
   const auto heads = static_cast<std::size_t>(shape.heads);
   const std::vector<T> s(heads, T(0.4)), b(heads, T(-0.1));
@@ -67,7 +67,7 @@ Run compare(const Problem<T>& problem, const Layout& layout, const M& mask, cons
        .dk = share.of_keys(share.dk.data(), shape.d),
        .dv = share.of_keys(share.dv.data(), shape.dv),
        .dsinks = options.sinks.empty() ? std::span<T>{} : std::span<T>(share.dsinks)},
-      scaling.gradient(ds_here, db_here), mask, score, options);
+      scaling.gradient(ds_here, db_here), mask, score_here, options);
 
   const auto cut = [&](const std::vector<T>& of_whole, index_t of_heads, index_t channels) {
     return share_of(of_whole, shape.batch * of_heads, channels, layout, rank);
@@ -83,6 +83,12 @@ Run compare(const Problem<T>& problem, const Layout& layout, const M& mask, cons
                                          distance(share.dsinks, whole.dsinks)});
   result.distance_of_keys = std::max(distance(share.dk, dk), distance(share.dv, dv));
   return result;
+}
+
+template <class T, class M, class C>
+Run compare(const Problem<T>& problem, const Layout& layout, const M& mask, const C& score,
+            const AttentionOptions<T>& options) {
+  return compare<T>(problem, layout, mask, score, score, options);
 }
 
 TEST_CASE("Where no sum is cut, gradients of queries and parameters have the bits of one process",
@@ -105,6 +111,27 @@ TEST_CASE("Where no sum is cut, gradients of queries and parameters have the bit
                        {}));
   check(compare<float>(problem, Layout::zigzag(n, ranks), Documents(documents, true), Identity{},
                        {.rope = &rope}));
+}
+
+TEST_CASE("By heads, all gradients have the bits of one process", "[mpi][backward][heads]") {
+  const int ranks = world().ranks();
+  const index_t n = 500;
+  const std::vector<float> sinks{0.5f, -1, 0, 2, 1, 0.25f};
+  const std::array<index_t, 3> documents{0, 200, n};
+  const std::vector<double> slopes = Alibi::slopes(6);
+  std::vector<double> dslopes(6), dslopes_here(6);
+  const ssmax::Rope<float> rope({.width = 8}, n);
+  const Problem<float> problem({2, 6, 3, n, n, 8, 5});
+  std::vector<index_t> uneven(static_cast<std::size_t>(ranks));
+  uneven.back() = n;  // the others hold nothing, and get heads
+  const auto check = [&](const Run& result) { CHECK((result.same_queries && result.same_keys)); };
+  for (const Layout& layout : {Layout::zigzag(n, ranks, 1), Layout::contiguous(uneven)}) {
+    check(compare<float>(problem, layout.by_heads(), Causal{}, Identity{}, {.rope = &rope, .sinks = sinks}));
+  }
+  check(compare<float>(problem, Layout::contiguous(n, ranks, 9).by_heads(), Documents(documents, true),
+                       Alibi(slopes).gradient(dslopes) | Softcap{5},
+                       Alibi(slopes).gradient(dslopes_here) | Softcap{5}, {.rope = &rope}));
+  CHECK(everywhere(same_bits(dslopes_here, dslopes)));
 }
 
 TEST_CASE("However a sequence is cut, gradients agree with one process", "[mpi][backward]") {

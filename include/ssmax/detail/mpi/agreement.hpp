@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -43,25 +44,29 @@ class Agreement {
     add("the function called", called.value());
   }
 
-  void add(const char* name, std::int64_t value) {
+  void add(const char* name, std::int64_t value) { add_if(true, name, value); }
+  /// The same of a rank that may have nothing to say: `agreed` is then what the others say.
+  void add_if(bool speaks, const char* name, std::int64_t value) {
     SSMAX_ASSERT(count_ < most);
     names_[count_] = name;
-    values_[count_++] = value;
+    extremes_[2 * count_] = speaks ? value : silence;
+    extremes_[2 * count_ + 1] = speaks ? -value : silence;
+    ++count_;
+  }
+  /// What was added last, once it is settled; 0 if no rank had anything to say.
+  [[nodiscard]] std::int64_t last_agreed() const {
+    const std::int64_t value = extremes_[2 * (count_ - 1)];
+    return value == silence ? 0 : value;
   }
 
   /// Collective. `complaint` is what this rank's own arguments gave, empty if they fit.
-  void settle(const mpi::Communicator& comm, const std::string& complaint) const {
-    // The maximum of x and of -x: a fixed number of them, as ranks may have called different functions.
-    std::array<std::int64_t, 2 * most + 1> extremes{};
-    for (std::size_t i = 0; i < count_; ++i) {
-      extremes[2 * i] = values_[i];
-      extremes[2 * i + 1] = -values_[i];
-    }
-    if (!complaint.empty()) extremes.back() = comm.ranks() - comm.rank();
-    check_mpi("MPI_Allreduce", MPI_Allreduce(MPI_IN_PLACE, extremes.data(), static_cast<int>(extremes.size()),
-                                             MPI_INT64_T, MPI_MAX, comm.handle()));
-    if (extremes.back() > 0) {
-      const int complaining = comm.ranks() - static_cast<int>(extremes.back());
+  void settle(const mpi::Communicator& comm, const std::string& complaint) {
+    if (!complaint.empty()) extremes_.back() = comm.ranks() - comm.rank();
+    check_mpi("MPI_Allreduce",
+              MPI_Allreduce(MPI_IN_PLACE, extremes_.data(), static_cast<int>(extremes_.size()), MPI_INT64_T,
+                            MPI_MAX, comm.handle()));
+    if (extremes_.back() > 0) {
+      const int complaining = comm.ranks() - static_cast<int>(extremes_.back());
       std::array<char, 512> text{};
       complaint.copy(text.data(), text.size() - 1);
       check_mpi("MPI_Bcast",
@@ -69,17 +74,20 @@ class Agreement {
       fail_format("%s (on rank %d)", text.data(), complaining);
     }
     for (std::size_t i = 0; i < count_; ++i) {
-      if (extremes[2 * i] == -extremes[2 * i + 1]) continue;
+      if (extremes_[2 * i] == silence || extremes_[2 * i] == -extremes_[2 * i + 1]) continue;
       fail_format("ssmax::mpi::%s: %s differs between ranks, from %td to %td", function_, names_[i],
-                  static_cast<index_t>(-extremes[2 * i + 1]), static_cast<index_t>(extremes[2 * i]));
+                  static_cast<index_t>(-extremes_[2 * i + 1]), static_cast<index_t>(extremes_[2 * i]));
     }
   }
 
  private:
   static constexpr std::size_t most = 24;
+  static constexpr std::int64_t silence = std::numeric_limits<std::int64_t>::min();
   const char* function_;
   std::array<const char*, most> names_{};
-  std::array<std::int64_t, most> values_{};
+  /// The maximum of x and of -x, a fixed number of them, as ranks may have called different functions; then whose
+  /// arguments do not fit.
+  std::array<std::int64_t, 2 * most + 1> extremes_{};
   std::size_t count_ = 0;
 };
 
@@ -100,6 +108,7 @@ std::string complaint_of(const F& call) {
 
 inline std::int64_t fingerprint(const mpi::Layout& layout) {
   Fingerprint result;
+  result.add(layout.is_by_heads());
   for (const mpi::Segment& segment : layout.segments()) {
     result.add(segment.begin), result.add(segment.end), result.add(segment.rank);
   }

@@ -24,23 +24,24 @@ class Requests {
   Requests(const Requests&) = delete;
   Requests& operator=(const Requests&) = delete;
 
-  static int bytes(std::size_t count) {
-    if (count > static_cast<std::size_t>(std::numeric_limits<int>::max())) {
-      fail_format("ssmax::mpi: a message has %zu bytes, MPI counts up to %d", count,
+  /// A number of bytes or rows, as MPI takes it.
+  static int count(std::size_t number) {
+    if (number > static_cast<std::size_t>(std::numeric_limits<int>::max())) {
+      fail_format("ssmax::mpi: a message has %zu bytes or rows, MPI counts up to %d", number,
                   std::numeric_limits<int>::max());
     }
-    return static_cast<int>(count);
+    return static_cast<int>(number);
   }
 
   MPI_Request send(const void* data, std::size_t size, int to, int tag) {
     MPI_Request request = MPI_REQUEST_NULL;
-    check_mpi("MPI_Isend", MPI_Isend(data, bytes(size), MPI_BYTE, to, tag, comm_.handle(), &request));
+    check_mpi("MPI_Isend", MPI_Isend(data, count(size), MPI_BYTE, to, tag, comm_.handle(), &request));
     comm_.traffic().bytes_sent += static_cast<double>(size);
     return request;
   }
   MPI_Request receive(void* data, std::size_t size, int from, int tag) {
     MPI_Request request = MPI_REQUEST_NULL;
-    check_mpi("MPI_Irecv", MPI_Irecv(data, bytes(size), MPI_BYTE, from, tag, comm_.handle(), &request));
+    check_mpi("MPI_Irecv", MPI_Irecv(data, count(size), MPI_BYTE, from, tag, comm_.handle(), &request));
     return request;
   }
   /// Whether it is done; then it is null.

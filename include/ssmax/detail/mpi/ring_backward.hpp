@@ -88,7 +88,7 @@ void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const Backward
                                      .dv = dv,
                                      .sinks = options.sinks,
                                      .dsinks = g.dsinks,
-                                     .stage = {first, last, kept_of[i].get()}};
+                                     .stage = {first, last, kept_of[i].from(0)}};
     compiled::run_backward(problem, variant, options.workspace, executor);
   };
   const auto without_keys = [&](bool first, bool last) {
@@ -153,7 +153,15 @@ void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const Backward
       }
     }
   }
-  if (learns) hand_over_all(comm, plan, variant, kept_of, query_shape, g.dsinks);
+  if (!learns) return;
+  hand_over_all(comm, variant, query_shape, g.dsinks, [&](index_t batch, index_t head) {
+    std::vector<KeptQueries> kept;
+    for (std::size_t i = 0; i < kept_of.size(); ++i) {
+      const mpi::Segment& segment = plan.shares()[i].segment;
+      kept.push_back({segment, kept_of[i].from((batch * query_shape.heads + head) * segment.size())});
+    }
+    return kept;
+  });
 }
 
 }  // namespace detail

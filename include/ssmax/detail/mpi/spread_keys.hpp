@@ -66,7 +66,7 @@ void spread_decode(mpi::Communicator& comm, const mpi::Layout& layout,
   std::vector<int> bytes(static_cast<std::size_t>(comm.ranks())), first(bytes.size());
   for (const Piece& chunk : chunks) {
     bytes[static_cast<std::size_t>(chunk.keys.rank)] +=
-        Requests::bytes(static_cast<std::size_t>(size) * sizeof(A));
+        Requests::count(static_cast<std::size_t>(size) * sizeof(A));
   }
   for (std::size_t r = 1; r < bytes.size(); ++r) first[r] = first[r - 1] + bytes[r - 1];
   std::vector<A> states(static_cast<std::size_t>(size) * chunks.size());

@@ -18,47 +18,54 @@ namespace detail {
 class KeptSums {
  public:
   KeptSums(bool wanted, index_t rows, index_t sums_of_row)
-      : sums_(static_cast<std::size_t>(wanted ? rows * sums_of_row : 0)),
+      : sums_of_row_(sums_of_row),
+        sums_(static_cast<std::size_t>(wanted ? rows * sums_of_row : 0)),
         reports_(static_cast<std::size_t>(wanted ? rows : 0)) {}
-  [[nodiscard]] CallSums get() {
+  /// Those of a row on; nothing, if they are not wanted.
+  [[nodiscard]] CallSums from(index_t row) {
     if (sums_.empty()) return {};
-    return {sums_.data(), reports_.data()};
+    return {sums_.data() + row * sums_of_row_, reports_.data() + row};
   }
 
  private:
+  index_t sums_of_row_;
   std::vector<double> sums_;
   std::vector<QueryReport> reports_;
 };
 
-/// Collective, where anything is learnt. One head's segment is sent at a time; kept is [shares].
-template <class A>
-void hand_over_all(const mpi::Communicator& comm, const RingPlan& plan, const GradientVariant<A>& variant,
-                   std::vector<KeptSums>& kept, const QueryShape& shape, std::span<A> dsinks) {
+/// Queries [begin, end) of a head, whose sums one rank has kept.
+struct KeptQueries {
+  mpi::Segment queries;
+  CallSums sums{};  // at the first of them, if they are this rank's
+};
+
+/// Collective, where anything is learnt. kept_of(batch, head) are all queries of a head, in their order; those of one
+/// owner are sent at a time.
+template <class A, class KeptOf>
+void hand_over_all(const mpi::Communicator& comm, const GradientVariant<A>& variant, const QueryShape& shape,
+                   std::span<A> dsinks, const KeptOf& kept_of) {
   const index_t sums_of_row = 1 + variant.parameters();
   std::vector<double> sums;
   std::vector<QueryReport> reports;
   const auto from_owner = [&](void* data, std::size_t bytes, int rank) {
-    check_mpi("MPI_Bcast", MPI_Bcast(data, Requests::bytes(bytes), MPI_BYTE, rank, comm.handle()));
+    check_mpi("MPI_Bcast", MPI_Bcast(data, Requests::count(bytes), MPI_BYTE, rank, comm.handle()));
   };
   Query query{0, 0, 0, shape};
   for (query.batch = 0; query.batch < shape.batch; ++query.batch) {
     for (query.head = 0; query.head < shape.heads; ++query.head) {
       double dsink = 0;
-      for (std::size_t s = 0; s < kept.size(); ++s) {
-        const Share& share = plan.shares()[s];
-        const auto count = static_cast<std::size_t>(share.segment.size());
+      for (const KeptQueries& kept : kept_of(query.batch, query.head)) {
+        const auto count = static_cast<std::size_t>(kept.queries.size());
         sums.resize(count * static_cast<std::size_t>(sums_of_row));
         reports.resize(count);
-        if (share.segment.rank == plan.rank()) {
-          const CallSums own = kept[s].get();
-          const index_t first = (query.batch * shape.heads + query.head) * share.segment.size();
-          std::copy_n(own.sums + first * sums_of_row, sums.size(), sums.data());
-          std::copy_n(own.reports + first, count, reports.data());
+        if (kept.queries.rank == comm.rank()) {
+          std::copy_n(kept.sums.sums, sums.size(), sums.data());
+          std::copy_n(kept.sums.reports, count, reports.data());
         }
-        from_owner(sums.data(), sums.size() * sizeof(double), share.segment.rank);
-        from_owner(reports.data(), count * sizeof(QueryReport), share.segment.rank);
+        from_owner(sums.data(), sums.size() * sizeof(double), kept.queries.rank);
+        from_owner(reports.data(), count * sizeof(QueryReport), kept.queries.rank);
         for (std::size_t i = 0; i < count; ++i) {
-          query.index = share.segment.begin + static_cast<index_t>(i);
+          query.index = kept.queries.begin + static_cast<index_t>(i);
           variant.accumulate(query, {query.head, reports[i].position, reports[i].n},
                              sums.data() + i * static_cast<std::size_t>(sums_of_row));
           dsink += reports[i].dsink;

@@ -1,0 +1,165 @@
+// Attention by heads: a rank gets all positions of some kv heads and of their query heads, computes them as one process
+// does, and gives the results back to those whose positions they are. One kv head of each rank at a time.
+#pragma once
+
+#include <array>
+#include <span>
+#include <type_traits>
+#include <vector>
+
+#include "../../attention_backward.hpp"
+#include "../memory/arena.hpp"
+#include "head_exchange.hpp"
+#include "some_heads.hpp"
+#include "sums.hpp"
+
+namespace ssmax {
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+
+/// Room for all positions of one kv head, and of the query heads that go with it.
+template <class T>
+struct WholeHeads {
+  /// Extents are those of all queries and keys; what is not wanted takes no room.
+  WholeHeads(Arena& arena, const QueryShape& shape, const KeySourceShape& keys, bool has_lse,
+             bool has_gradients, bool has_dlse) {
+    const index_t group = shape.heads / keys.kv_heads;
+    const auto rows = [&](auto& view, bool wanted, index_t heads, index_t channels) {
+      using X = std::remove_pointer_t<decltype(view.data_handle())>;
+      const index_t count = wanted ? shape.queries : 0;
+      view = {arena.take<X>(shape.batch * heads * count * channels), {shape.batch, heads, count, channels}};
+    };
+    rows(q, true, group, keys.width);
+    rows(k, true, 1, keys.width);
+    rows(v, true, 1, keys.value_width);
+    rows(out, true, group, keys.value_width);
+    rows(lse, has_lse, group, 1);
+    rows(dout, has_gradients, group, keys.value_width);
+    rows(dlse, has_dlse, group, 1);
+    rows(dq, has_gradients, group, keys.width);
+    rows(dk, has_gradients, 1, keys.width);
+    rows(dv, has_gradients, 1, keys.value_width);
+  }
+
+  View<T, 4> q, k, v, out, dout, dq, dk, dv;
+  View<Compute<T>, 4> lse, dlse;
+};
+
+/// Of each row one number, as rows of one number.
+template <class A>
+View<A, 4> as_rows(const View<A, 3>& numbers) {
+  return {numbers.data_handle(),
+          {numbers.extent(0), numbers.extent(1), numbers.extent(2), 1},
+          {numbers.stride(0), numbers.stride(1), numbers.stride(2), 1}};
+}
+template <class A>
+View<A, 3> as_numbers(const View<A, 4>& rows) {
+  if (rows.size() == 0) return {};
+  return {rows.data_handle(), {rows.extent(0), rows.extent(1), rows.extent(2)}};
+}
+
+/// The part of a head's numbers that belongs to some heads, where there are any.
+template <class A>
+std::span<A> of_heads(std::span<A> numbers, index_t first, index_t count) {
+  return numbers.empty() ? numbers
+                         : numbers.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
+}
+
+template <class T>
+WholeHeads<T> whole_heads(mpi::Communicator& comm, const QueryShape& shape, const KeySourceShape& keys,
+                          bool has_lse, bool has_gradients, bool has_dlse) {
+  Arena count;
+  WholeHeads<T>(count, shape, keys, has_lse, has_gradients, has_dlse);
+  Arena arena(comm.buffers().reserve(count.used()));
+  return {arena, shape, keys, has_lse, has_gradients, has_dlse};
+}
+
+template <class T>
+void forward_by_heads(mpi::Communicator& comm, const mpi::Layout& layout, const AttentionArguments<T>& a,
+                      bool has_lse, const Variant<Compute<T>>& variant, const AttentionOptions<T>& options,
+                      const AnyExecutor& executor) {
+  const index_t n = layout.positions(), kv_heads = a.k.extent(1), group = a.q.extent(1) / kv_heads;
+  const QueryShape shape{a.q.extent(0), a.q.extent(1), n, n};
+  const auto whole = whole_heads<T>(comm, shape, {shape.batch, kv_heads, a.k.extent(3), a.v.extent(3)},
+                                    has_lse, false, false);
+  HeadExchange exchange(comm, layout, kv_heads);
+  for (index_t round = 0; round < exchange.rounds(); ++round) {
+    exchange.gather(a.q, whole.q, round);
+    exchange.gather(a.k, whole.k, round);
+    exchange.gather(a.v, whole.v, round);
+    if (exchange.has_head(comm.rank(), round)) {
+      const index_t first = (exchange.first_of(comm.rank()) + round) * group;
+      const KeyShare<T> keys{.k = whole.k, .v = whole.v, .keys = n};
+      const auto problem = make_problem<T>(AttentionArguments<T>{.q = whole.q}, keys, options);
+      const Result<T> result{.out = addressable(whole.out),
+                             .lse = as_numbers(whole.lse),
+                             .sinks = of_heads(options.sinks, first, group)};
+      compiled::run_attention(problem,
+                              SomeHeads<Compute<T>, Variant<Compute<T>>>(variant, first, shape.heads), result,
+                              options.workspace, executor);
+    }
+    exchange.scatter(whole.out, a.out, round);
+    if (has_lse) exchange.scatter(whole.lse, as_rows(a.lse), round);
+  }
+}
+
+template <class T>
+void backward_by_heads(mpi::Communicator& comm, const mpi::Layout& layout, const BackwardArguments<T>& a,
+                       const AttentionGradients<T>& g, bool has_dlse,
+                       const GradientVariant<Compute<T>>& variant, const AttentionOptions<T>& options,
+                       const AnyExecutor& executor) {
+  using A = Compute<T>;
+  const index_t n = layout.positions(), kv_heads = a.k.extent(1), group = a.q.extent(1) / kv_heads;
+  const QueryShape shape{a.q.extent(0), a.q.extent(1), n, n};
+  const bool learns = variant.learns() || !g.dsinks.empty();
+  const auto whole = whole_heads<T>(comm, shape, {shape.batch, kv_heads, a.k.extent(3), a.v.extent(3)}, true,
+                                    true, has_dlse);
+  HeadExchange exchange(comm, layout, kv_heads);
+  std::vector<KeptSums> kept;  // [rounds]
+  for (index_t round = 0; round < exchange.rounds(); ++round) {
+    exchange.gather(a.q, whole.q, round);
+    exchange.gather(a.k, whole.k, round);
+    exchange.gather(a.v, whole.v, round);
+    exchange.gather(a.out, whole.out, round);
+    exchange.gather(as_rows(a.lse), whole.lse, round);
+    exchange.gather(g.dout, whole.dout, round);
+    if (has_dlse) exchange.gather(as_rows(g.dlse), whole.dlse, round);
+    const bool mine = exchange.has_head(comm.rank(), round);
+    kept.emplace_back(learns && mine, shape.batch * group * n, 1 + variant.parameters());
+    if (mine) {
+      const index_t first = (exchange.first_of(comm.rank()) + round) * group;
+      const KeyShare<T> keys{.k = whole.k, .v = whole.v, .keys = n};
+      const BackwardProblem<T> problem{
+          .forward = make_problem<T>(AttentionArguments<T>{.q = whole.q}, keys, options),
+          .out = whole.out,
+          .dout = whole.dout,
+          .lse = as_numbers(whole.lse),
+          .dlse = as_numbers(whole.dlse),
+          .dq = whole.dq,
+          .dk = whole.dk,
+          .dv = whole.dv,
+          .sinks = of_heads(options.sinks, first, group),
+          .dsinks = of_heads(g.dsinks, first, group),
+          .stage = {.kept = kept.back().from(0)}};
+      compiled::run_backward(problem, SomeHeadsGradient<A>(variant, first, shape.heads), options.workspace,
+                             executor);
+    }
+    exchange.scatter(whole.dq, g.dq, round);
+    exchange.scatter(whole.dk, g.dk, round);
+    exchange.scatter(whole.dv, g.dv, round);
+  }
+  if (!learns) return;
+  hand_over_all(comm, variant, shape, g.dsinks, [&](index_t batch, index_t head) {
+    const int owner = exchange.rank_of(head / group);
+    CallSums sums{};
+    if (owner == comm.rank()) {
+      const index_t round = head / group - exchange.first_of(owner);
+      sums = kept[static_cast<std::size_t>(round)].from((batch * group + head % group) * n);
+    }
+    return std::array{KeptQueries{{0, n, owner}, sums}};
+  });
+}
+
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace ssmax

@@ -1,0 +1,182 @@
+// From shares of positions to whole heads, and back: an all-to-all for each kv head of a rank. MPI takes rows from where
+// they lie and puts them where they belong, by datatypes that describe the views; nothing is packed here.
+#pragma once
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "exchange.hpp"
+
+namespace ssmax {
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+
+/// A datatype of MPI's, freed with this; null stands for no data.
+class Datatype {
+ public:
+  Datatype() = default;
+  explicit Datatype(MPI_Datatype type) : type_(type) {}
+  Datatype(Datatype&& other) noexcept : type_(std::exchange(other.type_, MPI_DATATYPE_NULL)) {}
+  Datatype& operator=(Datatype&& other) noexcept {
+    std::swap(type_, other.type_);
+    return *this;
+  }
+  ~Datatype() {
+    if (type_ != MPI_DATATYPE_NULL) MPI_Type_free(&type_);
+  }
+  [[nodiscard]] MPI_Datatype get() const { return type_; }
+
+ private:
+  MPI_Datatype type_ = MPI_DATATYPE_NULL;
+};
+
+/// What `create` makes by the call that is named, ready to be sent.
+template <class Create>
+Datatype make_datatype(const char* call, const Create& create) {
+  MPI_Datatype type = MPI_DATATYPE_NULL;
+  check_mpi(call, create(&type));
+  check_mpi("MPI_Type_commit", MPI_Type_commit(&type));
+  return Datatype(type);
+}
+
+/// Some heads of a view, in all batch entries, at their address: of each head the rows of some ranges.
+template <class X>
+Datatype rows_type(const View<X, 4>& view, index_t head, index_t heads, const std::vector<KeyRange>& ranges) {
+  const auto stride_of = [&](int i) {
+    return static_cast<MPI_Aint>(view.stride(i)) * static_cast<MPI_Aint>(sizeof(X));
+  };
+  const auto repeated = [](const Datatype& type, index_t times, MPI_Aint stride) {
+    const int count = Requests::count(static_cast<std::size_t>(times));
+    return make_datatype("MPI_Type_create_hvector", [&](MPI_Datatype* to) {
+      return MPI_Type_create_hvector(count, 1, stride, type.get(), to);
+    });
+  };
+  const auto placed = [](const std::vector<Datatype>& types, const std::vector<MPI_Aint>& places) {
+    const std::vector<int> ones(types.size(), 1);
+    std::vector<MPI_Datatype> handles;
+    for (const Datatype& type : types) handles.push_back(type.get());
+    return make_datatype("MPI_Type_create_struct", [&](MPI_Datatype* to) {
+      return MPI_Type_create_struct(static_cast<int>(ones.size()), ones.data(), places.data(), handles.data(),
+                                    to);
+    });
+  };
+  const int bytes = Requests::count(static_cast<std::size_t>(view.extent(3)) * sizeof(X));
+  const Datatype row = make_datatype(
+      "MPI_Type_contiguous", [&](MPI_Datatype* to) { return MPI_Type_contiguous(bytes, MPI_BYTE, to); });
+  std::vector<Datatype> rows;
+  std::vector<MPI_Aint> places;
+  for (const KeyRange& range : ranges) {
+    rows.push_back(repeated(row, range.size(), stride_of(2)));
+    places.push_back(range.begin * stride_of(2));
+  }
+  const Datatype of_head = placed(rows, places), of_heads = repeated(of_head, heads, stride_of(1));
+  std::vector<Datatype> all;
+  all.push_back(repeated(of_heads, view.extent(0), stride_of(0)));
+  MPI_Aint address = 0;
+  check_mpi("MPI_Get_address", MPI_Get_address(view.data_handle() + head * view.stride(1), &address));
+  return placed(all, {address});
+}
+
+/// Which kv heads a rank computes: a range of them, as even as can be. In each round every rank has one, or none.
+class HeadExchange {
+ public:
+  HeadExchange(mpi::Communicator& comm, const mpi::Layout& layout, index_t kv_heads)
+      : comm_(comm), layout_(layout), kv_heads_(kv_heads) {}
+
+  [[nodiscard]] index_t rounds() const { return (kv_heads_ + comm_.ranks() - 1) / comm_.ranks(); }
+  /// The first one of a rank; that of the rank behind it is where its range ends.
+  [[nodiscard]] index_t first_of(int rank) const { return kv_heads_ * rank / comm_.ranks(); }
+  [[nodiscard]] bool has_head(int rank, index_t round) const {
+    return first_of(rank) + round < first_of(rank + 1);
+  }
+  /// Who computes it.
+  [[nodiscard]] int rank_of(index_t kv_head) const {
+    return static_cast<int>(((kv_head + 1) * comm_.ranks() - 1) / kv_heads_);
+  }
+
+  /// Collective. `share` [batch, heads, own positions, …] goes to `whole` [batch, heads of a kv head, all positions, …]
+  /// of the ranks whose turn these heads are in this round.
+  template <class X>
+  void gather(const View<const X, 4>& share, const View<X, 4>& whole, index_t round) {
+    const index_t group = whole.extent(1);
+    index_t rows = 0;  // that go to others
+    for (int r = 0; r < comm_.ranks(); ++r) {
+      if (r != comm_.rank() && has_head(r, round)) rows += share.extent(2) * group;
+    }
+    move(types_of_share(share, group, round), types_of_whole(whole, round), rows * bytes_of_row(share));
+  }
+  /// The way back.
+  template <class X>
+  void scatter(const View<X, 4>& whole, const View<X, 4>& share, index_t round) {
+    const index_t group = whole.extent(1), others = layout_.positions() - share.extent(2);
+    const index_t rows = has_head(comm_.rank(), round) ? others * group : 0;
+    move(types_of_whole(whole, round), types_of_share(share, group, round), rows * bytes_of_row(share));
+  }
+
+ private:
+  using Types = std::vector<Datatype>;  // [ranks]
+
+  /// Of the own positions: the heads of each rank.
+  template <class X>
+  Types types_of_share(const View<X, 4>& share, index_t group, index_t round) const {
+    Types types(static_cast<std::size_t>(comm_.ranks()));
+    if (share.size() == 0) return types;
+    for (int r = 0; r < comm_.ranks(); ++r) {
+      if (!has_head(r, round)) continue;
+      types[static_cast<std::size_t>(r)] =
+          rows_type(share, (first_of(r) + round) * group, group, {{0, share.extent(2)}});
+    }
+    return types;
+  }
+  /// Of the own head: the positions of each rank.
+  template <class X>
+  Types types_of_whole(const View<X, 4>& whole, index_t round) const {
+    Types types(static_cast<std::size_t>(comm_.ranks()));
+    if (whole.size() == 0 || !has_head(comm_.rank(), round)) return types;
+    for (int r = 0; r < comm_.ranks(); ++r) {
+      std::vector<KeyRange> ranges;
+      for (const mpi::Segment& segment : layout_.segments()) {
+        if (segment.rank == r) ranges.push_back({segment.begin, segment.end});
+      }
+      if (ranges.empty()) continue;
+      types[static_cast<std::size_t>(r)] = rows_type(whole, 0, whole.extent(1), ranges);
+    }
+    return types;
+  }
+
+  template <class X>
+  static index_t bytes_of_row(const View<X, 4>& view) {
+    return view.extent(0) * view.extent(3) * static_cast<index_t>(sizeof(X));
+  }
+
+  /// What a rank has for each other one, as MPI_Ialltoallw takes it.
+  struct Side {
+    explicit Side(const Types& types) : counts(types.size()), zeros(types.size()), handles(types.size()) {
+      for (std::size_t r = 0; r < types.size(); ++r) {
+        counts[r] = types[r].get() == MPI_DATATYPE_NULL ? 0 : 1;
+        handles[r] = counts[r] == 0 ? MPI_BYTE : types[r].get();
+      }
+    }
+    std::vector<int> counts, zeros;
+    std::vector<MPI_Datatype> handles;
+  };
+
+  void move(const Types& from, const Types& to, index_t bytes_to_others) {
+    const Side out(from), in(to);
+    MPI_Request request = MPI_REQUEST_NULL;
+    check_mpi("MPI_Ialltoallw",
+              MPI_Ialltoallw(MPI_BOTTOM, out.counts.data(), out.zeros.data(), out.handles.data(), MPI_BOTTOM,
+                             in.counts.data(), in.zeros.data(), in.handles.data(), comm_.handle(), &request));
+    Requests(comm_).wait([&] { return Requests::test(request); });
+    comm_.traffic().bytes_sent += static_cast<double>(bytes_to_others);
+  }
+
+  mpi::Communicator& comm_;
+  const mpi::Layout& layout_;
+  index_t kv_heads_;
+};
+
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace ssmax
