@@ -143,11 +143,12 @@ void check_widened() {
     };
     for_each_target_of<T>([&](const std::string& target) {
       INFO(target << ' ' << name_of(shape));
-      const Output<T> output = run(narrow, SSMax<float>{}, Causal{});
+      const AttentionOptions<T> in_float{.float_products = true};
+      const Output<T> output = run(narrow, SSMax<float>{}, Causal{}, in_float);
       Output<float> widened(shape);
       widened.out.assign(output.out.begin(), output.out.end());
       widened.lse = output.lse;
-      const auto result = backward(narrow, output, SSMax<float>{}, Causal{}, ssmax::Identity{});
+      const auto result = backward(narrow, output, SSMax<float>{}, Causal{}, ssmax::Identity{}, in_float);
       const auto expected = backward(wide, widened, SSMax<float>{}, Causal{}, ssmax::Identity{});
       CHECK(same_bits(result.dq, rounded(expected.dq)));
       CHECK(same_bits(result.dk, rounded(expected.dk)));

@@ -254,7 +254,7 @@ Expected<T> expect(const Problem<T>& problem, const Visible& visible, const Mult
   Expected<T> expected{reference::attend(inputs_of<Real>(problem, options, positions), definition),
                        reference::attend(inputs_of<Compute<T>>(problem, options, positions), definition)};
   const Shape& s = problem.shape;
-  if (std::same_as<T, ssmax::bfloat16> && !options.float_products && s.queries * s.heads > 16 * s.kv_heads) {
+  if (std::same_as<T, ssmax::bfloat16> && !options.float_products && s.queries * s.heads >= 4 * s.kv_heads) {
     Inputs<Real> absolute = inputs_of<Real>(problem, options, positions);
     for (Real& value : absolute.v) value = std::abs(value);
     expected.magnitudes = reference::attend(absolute, definition).out;

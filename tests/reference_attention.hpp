@@ -47,12 +47,13 @@ struct Sums {
 
 template <class R>
 struct Gradients {
-  std::vector<R> dq, dk, dv;   // [batch, head, position, channel]
-  R largest_lse = 0;           // of either sign
-  Sums<R> dc{};                // of the multiplier, [batch, head, query], and
-  std::vector<index_t> n{};    // the number of keys
-  Sums<R> dsinks{};            // [head]
-  Sums<R> dslopes{}, dbias{};  // of the score, where its formula has them
+  std::vector<R> dq, dk, dv;                          // [batch, head, position, channel]
+  R largest_lse = 0;                                  // of either sign
+  Sums<R> dc{};                                       // of the multiplier, [batch, head, query], and
+  std::vector<index_t> n{};                           // the number of keys
+  Sums<R> dsinks{};                                   // [head]
+  Sums<R> dslopes{}, dbias{};                         // of the score, where its formula has them
+  std::vector<R> dq_sizes{}, dk_sizes{}, dv_sizes{};  // sums of their terms' sizes, in long double only
 };
 
 template <class R>
@@ -202,6 +203,12 @@ Gradients<R> differentiate(const Inputs<R>& inputs, const std::vector<R>& dout, 
   const R scale = static_cast<R>(definition.scale);
   Gradients<R> result{std::vector<R>(inputs.q.size()), std::vector<R>(inputs.k.size()),
                       std::vector<R>(inputs.v.size())};
+  constexpr bool has_sizes = std::same_as<R, Real>;
+  if constexpr (has_sizes) {
+    result.dq_sizes = result.dq;
+    result.dk_sizes = result.dk;
+    result.dv_sizes = result.dv;
+  }
   for (index_t row = 0; row < batches * heads * queries; ++row) {
     const Query query{
         row / queries / heads, row / queries % heads, row % queries, {batches, heads, queries, keys}};
@@ -253,6 +260,14 @@ Gradients<R> differentiate(const Inputs<R>& inputs, const std::vector<R>& dout, 
         result.dk[at(of_key * d + i)] += dz * q[i];
       }
       for (index_t i = 0; i < dv; ++i) result.dv[at(of_key * dv + i)] += p * dout[at(row * dv + i)];
+      if constexpr (has_sizes) {
+        for (index_t i = 0; i < d; ++i) {
+          result.dq_sizes[at(row * d + i)] += abs(dz * k[i]);
+          result.dk_sizes[at(of_key * d + i)] += abs(dz * q[i]);
+        }
+        for (index_t i = 0; i < dv; ++i)
+          result.dv_sizes[at(of_key * dv + i)] += abs(p * dout[at(row * dv + i)]);
+      }
     }
   }
   return result;

@@ -8,11 +8,19 @@
 
 #include <algorithm>
 
+#include "../kernels/prefill.hpp"
 #include "load.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
+
+/// Whether products of bfloat16 go by the target's 16-bit units.
+template <class X>
+bool multiplies_in_16_bits(const Problem<bfloat16, X>& problem) {
+  return std::same_as<X, bfloat16> && !problem.float_products &&
+         kernels<PrefillKernels<float, bfloat16>>().rows != 0;
+}
 
 /// Products that a logit takes.
 template <class T, class X>

@@ -1,6 +1,6 @@
 // Includes SSMAX_PAIR_KERNELS, the text of some kernels in pair dots of bfloat16, once for each extension that has
-// them, and SSMAX_MATRIX_KERNELS for matrix units. As for_each_target.inl does it; an extension sees the vectors
-// and kernels of the instruction set that it extends.
+// them. As for_each_target.inl does it; an extension sees the vectors and kernels of the instruction set that it
+// extends.
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
@@ -32,29 +32,6 @@ using namespace avx512;
 //
 #include SSMAX_PAIR_KERNELS
 }  // namespace avx512_bf16
-#if defined(SSMAX_AVX512_EMULATION)
-#elif defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
-#endif
-
-#if defined(SSMAX_COMPILES_AMX)
-#if defined(SSMAX_AVX512_EMULATION)
-#elif defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bf16,amx-tile,amx-bf16"))), \
-                             apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bf16,amx-tile,amx-bf16,tune=generic")
-#endif
-namespace amx {
-using namespace avx512_bf16;
-#include "../simd/amx.inl"
-//
-#include SSMAX_MATRIX_KERNELS
-}  // namespace amx
 #if defined(SSMAX_AVX512_EMULATION)
 #elif defined(__clang__)
 #pragma clang attribute pop

@@ -4,7 +4,7 @@
 //
 // To add one: a row here, what the processor must offer (processor.hpp), a region (for_each_target.inl) and
 // its operations (simd/). An extension adds products of bfloat16 to an instruction set and is that one in all
-// else: a row in both lists, and its region in for_each_extension.inl.
+// else: a row in both lists, and its region in for_each_extension.inl or for_each_matrix.inl.
 #pragma once
 
 #include "../../config.hpp"

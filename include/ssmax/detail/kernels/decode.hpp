@@ -19,6 +19,19 @@ struct DecodeKernels {
                      index_t dv, T* o, index_t o_stride);
 };
 
+/// The same by pair dots, for several queries. None where the target has no pair dots, or better ones.
+template <class T, class E>
+struct PairDecodeKernels {
+  /// As above; a row of q is `parts` rows, each filled up with 0 to q_pitch, whose logits are added.
+  void (*logits)(const E* q, index_t q_pitch, index_t parts, index_t rows, const E* k, index_t k_stride,
+                 index_t keys, index_t d, T* s, index_t s_stride) = nullptr;
+  void (*accumulate)(const E* weights, index_t stride, index_t rows, index_t keys, const E* v,
+                     index_t v_stride, index_t dv, T* o, index_t o_stride) = nullptr;
+};
+
+template <class T>
+inline constexpr bool has_extensions<PairDecodeKernels<T, bfloat16>> = true;
+
 }  // namespace shared
 }  // namespace SSMAX_DATA_NAMESPACE
 }  // namespace ssmax
@@ -26,3 +39,25 @@ struct DecodeKernels {
 #define SSMAX_KERNELS "../kernels/decode.inl"
 #include "../dispatch/for_each_target.inl"
 #undef SSMAX_KERNELS
+
+#define SSMAX_PAIR_KERNELS "../kernels/decode_pairs.inl"
+#include "../dispatch/for_each_extension.inl"
+#undef SSMAX_PAIR_KERNELS
+
+#if defined(SSMAX_COMPILES_AMX)
+namespace ssmax {
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+namespace amx {
+
+/// Several queries go by prefill's tiles: 16 of them are one tile.
+template <class T>
+struct KernelTable<PairDecodeKernels<T, bfloat16>> {
+  static constexpr PairDecodeKernels<T, bfloat16> value{};
+};
+
+}  // namespace amx
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace ssmax
+#endif

@@ -210,6 +210,12 @@ void decode_accumulate(const typename S::Value* s, index_t s_stride, index_t row
                                  o_stride);
 }
 
+/// No pair dots.
+template <class T>
+struct KernelTable<PairDecodeKernels<T, bfloat16>> {
+  static constexpr PairDecodeKernels<T, bfloat16> value{};
+};
+
 template <class T, class X>
 struct KernelTable<DecodeKernels<T, X>> {
   using S = Lanes<T>;

@@ -50,6 +50,7 @@ template <class T, class E = T>
 struct PrefillKernels {
   index_t rows = 0;   // keys, or channels of V, that a pass covers: their counts are multiples of it
   index_t width = 0;  // queries of a vector
+  index_t few = 16;   // up to so many queries of a kv head, decode's kernels are better
   index_t depth = 1;  // the channels of q and k are filled up with 0 to a multiple of it
   void (*acquire)() = nullptr;  // if given: before a thread's first product, and release after its last
   void (*release)() = nullptr;
@@ -93,7 +94,9 @@ inline constexpr bool has_extensions<PrefillKernels<T, bfloat16>> = true;
 #undef SSMAX_KERNELS
 
 #define SSMAX_PAIR_KERNELS "../kernels/prefill_pairs.inl"
-#define SSMAX_MATRIX_KERNELS "../kernels/prefill_matrix.inl"
 #include "../dispatch/for_each_extension.inl"
 #undef SSMAX_PAIR_KERNELS
+
+#define SSMAX_MATRIX_KERNELS "../kernels/prefill_matrix.inl"
+#include "../dispatch/for_each_matrix.inl"
 #undef SSMAX_MATRIX_KERNELS

@@ -29,6 +29,35 @@ struct PrefillBackwardKernels {
   void (*add_rows)(const T* in, index_t in_stride, index_t rows, index_t columns, T* out, index_t out_stride);
 };
 
+/// Where one vector of queries leaves what the products of a backward in 16 bits take.
+template <class T, class E>
+struct RoundedGradients {
+  E *weights, *gradients;  // [key][stride]
+  index_t stride;
+  E* pairs;         // [key / 2][group][2]: the gradients once more
+  const T* factor;  // of the gradients, a lane each
+  T* dc;            // out, if given: Σ u·z, of numbers that were not rounded
+};
+
+/// Attention's tiles, backward, whose products take E: what PrefillKernels<T, E> does not have. Of the
+/// targets that have those.
+template <class T, class E>
+struct RoundedBackwardKernels {
+  /// One vector of queries: s[key][·] = z[key][·] · factor - offset
+  void (*place)(const T* z, index_t keys, const T* factor, const T* offset, T* s);
+  /// One vector of queries: weights w, gradients u · factor. A u of 0 adds nothing to dc and stays 0.
+  void (*round)(const T* w, const T* u, const T* z, index_t keys, const RoundedGradients<T, E>& to);
+  /// out[keys][pitch] += a[keys][·] · b[lanes / 2][pitch][2]: keys and lanes are multiples of
+  /// PrefillKernels::rows and depth.
+  void (*add_product)(const E* a, index_t a_stride, index_t lanes, index_t keys, const E* b, index_t pitch,
+                      T* out);
+  /// out[c][2] = low[c], high[c], and 0 up to out's pitch
+  void (*pair_rows)(const E* low, const E* high, index_t columns, E* out, index_t pitch);
+};
+
+template <class T>
+inline constexpr bool has_extensions<RoundedBackwardKernels<T, bfloat16>> = true;
+
 }  // namespace shared
 }  // namespace SSMAX_DATA_NAMESPACE
 }  // namespace ssmax
@@ -36,3 +65,11 @@ struct PrefillBackwardKernels {
 #define SSMAX_KERNELS "../kernels/prefill_backward.inl"
 #include "../dispatch/for_each_target.inl"
 #undef SSMAX_KERNELS
+
+#define SSMAX_PAIR_KERNELS "../kernels/prefill_backward_pairs.inl"
+#include "../dispatch/for_each_extension.inl"
+#undef SSMAX_PAIR_KERNELS
+
+#define SSMAX_MATRIX_KERNELS "../kernels/prefill_backward_matrix.inl"
+#include "../dispatch/for_each_matrix.inl"
+#undef SSMAX_MATRIX_KERNELS

@@ -113,6 +113,12 @@ void tile_copy_rows(const typename S::Value* in, index_t in_stride, index_t rows
   }
 }
 
+/// No products in 16 bits.
+template <class T>
+struct KernelTable<RoundedBackwardKernels<T, bfloat16>> {
+  static constexpr RoundedBackwardKernels<T, bfloat16> value{};
+};
+
 template <class T>
 struct KernelTable<PrefillBackwardKernels<T>> {
   using S = Lanes<T>;

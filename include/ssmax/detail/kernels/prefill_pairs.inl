@@ -5,11 +5,12 @@
 // states and sums are float. K is as stored, and what it is multiplied by goes into the logits afterwards:
 // in q it would be rounded.
 
-/// sum[r][·] += Σ over pairs of A(r, pair) · b[pair][·], where A(r, pair) lies at a + r·a_stride + pair·a_step.
+/// sum[r][·] += Σ over pairs of A(r, pair) · b[pair][·], where A(r, pair) lies at a + r·a_stride + pair·a_step
+/// and b[pair] at b + pair·b_step.
 template <class S, class P, int vectors>
 SSMAX_INLINE void pair_product(const bfloat16* a, index_t a_stride, index_t a_step, const bfloat16* b,
-                               index_t steps, typename S::V (&sum)[S::tile_rows][vectors]) {
-  for (index_t k = 0; k < steps; ++k, a += a_step, b += 2 * group_width<S>) {
+                               index_t b_step, index_t steps, typename S::V (&sum)[S::tile_rows][vectors]) {
+  for (index_t k = 0; k < steps; ++k, a += a_step, b += b_step) {
     typename P::V x[vectors];
     SSMAX_UNROLL
     for (int v = 0; v < vectors; ++v) x[v] = P::load(b + v * 2 * S::width);
@@ -31,7 +32,7 @@ void pair_logits(const bfloat16* k, index_t k_stride, index_t d, index_t keys, c
       SSMAX_UNROLL
       for (int v = 0; v < vectors; ++v) sum[r][v] = S::set(0);
     }
-    pair_product<S, P, vectors>(k + key * k_stride, k_stride, 2, q, d / 2, sum);
+    pair_product<S, P, vectors>(k + key * k_stride, k_stride, 2, q, 2 * group_width<S>, d / 2, sum);
     SSMAX_UNROLL
     for (int r = 0; r < S::tile_rows; ++r) {
       SSMAX_UNROLL
@@ -52,7 +53,8 @@ void pair_accumulate(const bfloat16* values, index_t, index_t panel_stride, inde
       SSMAX_UNROLL
       for (int v = 0; v < vectors; ++v) sum[r][v] = S::load(rows + r * group_width<S> + v * S::width);
     }
-    pair_product<S, P, vectors>(values + panel * panel_stride, 2, 2 * S::tile_rows, weights, keys / 2, sum);
+    pair_product<S, P, vectors>(values + panel * panel_stride, 2, 2 * S::tile_rows, weights,
+                                2 * group_width<S>, keys / 2, sum);
     SSMAX_UNROLL
     for (int r = 0; r < S::tile_rows; ++r) {
       SSMAX_UNROLL

@@ -19,7 +19,9 @@
           apply(ShortAttentionKernels<T>)
 
 /// apply(type) for every table that an extension has.
-#define SSMAX_EXTENSION_TABLES(apply) apply(PrefillKernels<float, bfloat16>)
+#define SSMAX_EXTENSION_TABLES(apply)                                                   \
+  apply(PrefillKernels<float, bfloat16>) apply(RoundedBackwardKernels<float, bfloat16>) \
+      apply(PairDecodeKernels<float, bfloat16>)
 
 /// apply(type) for every table.
 #define SSMAX_FOR_EACH_TABLE(apply)                                                                    \

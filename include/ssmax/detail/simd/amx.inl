@@ -1,5 +1,5 @@
 // AMX-BF16: eight tiles of 16 rows of 64 bytes.
-// Included once, inside its target's namespace and region (dispatch/for_each_extension.inl).
+// Included once, inside its target's namespace and region (dispatch/for_each_matrix.inl).
 //
 // The numbers of tiles are written out: the instructions hold them. Tiles 0 to 3 are sums, 4 and 5 rows of A,
 // 6 and 7 pairs of B.

@@ -23,7 +23,7 @@ struct Pairs {
     return _mm512_castsi512_ps(
         _mm512_maskz_add_epi32(m, _mm512_castps_si512(p), _mm512_slli_epi32(_mm512_castps_si512(t), 23)));
   }
-  /// (low, high) of floats that are finite, 0 or normal, and at least 0: to nearest, ties up.
+  /// (low, high) of floats, NaN with a clear bit below its first: to nearest, ties away from 0.
   static V round(__m512 low, __m512 high) {
     const __m512i half = _mm512_set1_epi32(0x8000), top = _mm512_set1_epi32(static_cast<int>(0xFFFF0000u));
     const __m512i a = _mm512_srli_epi32(_mm512_add_epi32(_mm512_castps_si512(low), half), 16);
@@ -35,6 +35,19 @@ struct Pairs {
     const __m512i a = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(low)));
     const __m512i b = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(high)));
     return _mm512_or_si512(a, _mm512_slli_epi32(b, 16));
+  }
+  /// The low halves and the high ones, apart.
+  static void split(V v, bfloat16* low, bfloat16* high) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(low), _mm512_cvtepi32_epi16(v));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(high), _mm512_cvtepi32_epi16(_mm512_srli_epi32(v, 16)));
+  }
+  /// Numbers in even places of two rows, in pairs, and those in odd ones.
+  static V even(V low, V high) {
+    return _mm512_ternarylogic_epi32(_mm512_slli_epi32(high, 16), low, _mm512_set1_epi32(0xFFFF), 0xF8);
+  }
+  static V odd(V low, V high) {
+    const __m512i top = _mm512_set1_epi32(static_cast<int>(0xFFFF0000u));
+    return _mm512_ternarylogic_epi32(_mm512_srli_epi32(low, 16), high, top, 0xF8);
   }
   static __m512 as_floats(V v) { return _mm512_castsi512_ps(v); }
   /// Whether some number is NaN or infinite.

@@ -26,7 +26,7 @@ struct Pairs {
   static float32x4_t keep_shifted(uint32x4_t m, float32x4_t p, float32x4_t t) {
     return F32::keep(m, F32::shift_exponent(p, t));
   }
-  /// (low, high) of floats that are finite, 0 or normal, and at least 0: to nearest, ties up.
+  /// (low, high) of floats, NaN with a clear bit below its first: to nearest, ties away from 0.
   static V round(float32x4_t low, float32x4_t high) {
     const uint32x4_t half = vdupq_n_u32(0x8000);
     const uint32x4_t a = vaddq_u32(vreinterpretq_u32_f32(low), half);
@@ -37,6 +37,18 @@ struct Pairs {
   static V interleave(const bfloat16* low, const bfloat16* high) {
     const uint16x4x2_t zipped = vzip_u16(vld1_u16(&low->bits), vld1_u16(&high->bits));
     return vreinterpretq_u32_u16(vcombine_u16(zipped.val[0], zipped.val[1]));
+  }
+  /// The low halves and the high ones, apart.
+  static void split(V v, bfloat16* low, bfloat16* high) {
+    vst1_u16(&low->bits, vmovn_u32(v));
+    vst1_u16(&high->bits, vshrn_n_u32(v, 16));
+  }
+  /// Numbers in even places of two rows, in pairs, and those in odd ones.
+  static V even(V low, V high) {
+    return vreinterpretq_u32_u16(vtrn1q_u16(vreinterpretq_u16_u32(low), vreinterpretq_u16_u32(high)));
+  }
+  static V odd(V low, V high) {
+    return vreinterpretq_u32_u16(vtrn2q_u16(vreinterpretq_u16_u32(low), vreinterpretq_u16_u32(high)));
   }
   /// Whether some number is NaN or infinite.
   static bool any_not_finite(V v) {

@@ -24,14 +24,16 @@ namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
-/// The keys of a piece.
-template <class A>
+/// The keys of a piece. E: see PrefillKernels.
+template <class A, class E = A>
 struct BlockKeys {
   KeyRange range{};
-  const A* k = nullptr;
+  const E* k = nullptr;
   index_t k_stride = 0;
-  const A* v = nullptr;
+  const E* v = nullptr;
   index_t v_stride = 0;
+  const E* panels = nullptr;  // K once more, as pack_values has it, with 0 for what is not finite: in 16 bits
+  index_t panel_stride = 0;
   A *dk = nullptr, *dv = nullptr;    // [keys][d_pitch], [keys][dv_pitch]
   bool finite = true;                // all of K
   const bool* are_finite = nullptr;  // [keys], if not

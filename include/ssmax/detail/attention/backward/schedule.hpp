@@ -63,19 +63,12 @@ void hand_over(const BackwardProblem<T>& problem, const GradientVariant<Compute<
   }
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
-
-inline namespace SSMAX_COMPILED_NAMESPACE {
-namespace SSMAX_VISIBLE compiled {
-
-template <class T>
-void run_backward(const shared::BackwardProblem<T>& problem,
-                  const shared::GradientVariant<shared::Compute<T>>& variant, Workspace* workspace,
-                  const shared::AnyExecutor& executor) {
-  using namespace detail;
+/// Operands of the products are E: see BackwardTask.
+template <class T, class E>
+void run_backward_with(const BackwardProblem<T>& problem, const GradientVariant<Compute<T>>& variant,
+                       Workspace* workspace, const AnyExecutor& executor) {
   using A = Compute<T>;
-  using Task = BackwardTask<T>;
+  using Task = BackwardTask<T, E>;
   const index_t heads = problem.heads(), queries = query_blocks(problem), keys = key_blocks(problem);
   if (heads == 0 || queries + keys == 0) return;
   const QueryShape shape = problem.forward.shape(0);
@@ -88,10 +81,14 @@ void run_backward(const shared::BackwardProblem<T>& problem,
   const bool has_sums = !stage.kept && (variant.learns() || !problem.dsinks.empty());
 
   Arena count, count_sums;
-  const BackwardScratch<A> counted(count, problem.forward.width(), problem.forward.value_width(), sums_of_row,
-                                   variant.has_score);
+  const auto scratch = [&](Arena& arena) {
+    const index_t unit = kernels<PrefillKernels<A, E>>().depth, dv = problem.forward.value_width();
+    return BackwardScratch<A, E>(arena, problem.forward.width(), dv, product_depth<E>(problem.forward, unit),
+                                 (dv + unit - 1) / unit * unit, sums_of_row, variant.has_score);
+  };
+  const BackwardScratch<A, E> counted = scratch(count);
   const std::size_t bytes = count.used();
-  HeadSums<T>(count_sums, problem, counted);
+  HeadSums<T, E>(count_sums, problem, counted);
   const std::size_t sums_bytes = count_sums.used();
   const auto row_bytes = static_cast<std::size_t>(sums_of_row) * sizeof(double) + sizeof(QueryReport);
   const std::size_t sums_of_rows = multiply_bytes(static_cast<std::size_t>(rows), row_bytes);
@@ -113,15 +110,14 @@ void run_backward(const shared::BackwardProblem<T>& problem,
     std::atomic<index_t> next{0};
     executor.run(std::min(lanes, n), [&](index_t lane) {
       Arena arena(memory + static_cast<std::size_t>(lane) * bytes);
-      const BackwardScratch<A> lane_memory(arena, problem.forward.width(), problem.forward.value_width(),
-                                           sums_of_row, variant.has_score);
+      const BackwardScratch<A, E> lane_memory = scratch(arena);
       Task task(problem, variant, lane_memory, sums);
       for (index_t i = next++; i < n; i = next++) f(task, lane, i);
     });
   };
   const auto head_sums = [&](index_t slot) {
     Arena arena(head_memory + static_cast<std::size_t>(slot) * sums_bytes);
-    return HeadSums<T>(arena, problem, counted);
+    return HeadSums<T, E>(arena, problem, counted);
   };
 
   if (cut.whole_heads) {
@@ -167,6 +163,25 @@ void run_backward(const shared::BackwardProblem<T>& problem,
   }
 
   if (has_sums) hand_over(problem, variant, sums);
+}
+
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
+
+inline namespace SSMAX_COMPILED_NAMESPACE {
+namespace SSMAX_VISIBLE compiled {
+
+template <class T>
+void run_backward(const shared::BackwardProblem<T>& problem,
+                  const shared::GradientVariant<shared::Compute<T>>& variant, Workspace* workspace,
+                  const shared::AnyExecutor& executor) {
+  if constexpr (std::same_as<T, bfloat16>) {
+    if (detail::multiplies_in_16_bits(problem.forward)) {
+      detail::run_backward_with<T, bfloat16>(problem, variant, workspace, executor);
+      return;
+    }
+  }
+  detail::run_backward_with<T, shared::Compute<T>>(problem, variant, workspace, executor);
 }
 
 }  // namespace compiled

@@ -30,14 +30,14 @@ bool packs_keys(const BackwardProblem<T>& problem, const PrefillKernels<Compute<
 
 /// One kv head while its gradients are summed up: first over pieces_of_sum pieces, in the kernels' own
 /// layouts, then over all of them, in the results themselves or, where those are 16 bits wide, in arrays
-/// of T's Compute.
-template <class T>
+/// of T's Compute. E: see PrefillKernels.
+template <class T, class E = Compute<T>>
 struct HeadSums {
   using A = Compute<T>;
   static constexpr bool apart = !std::same_as<T, A>;
 
   HeadSums() = default;
-  HeadSums(Arena& arena, const BackwardProblem<T>& problem, const BackwardScratch<A>& memory)
+  HeadSums(Arena& arena, const BackwardProblem<T>& problem, const BackwardScratch<A, E>& memory)
       : facts(arena.take<QueryFacts<A>>(problem.forward.rows())),
         seen(arena.take<KeyRange>(query_blocks(problem))),
         blocks_are_finite(arena.take<bool>(key_blocks(problem))),
@@ -45,10 +45,15 @@ struct HeadSums {
         dq(arena.take<A>(query_blocks(problem) * memory.groups * memory.group * memory.d_pitch)),
         dk(arena.take<A>(key_blocks(problem) * piece_keys * memory.d_pitch)),
         dvalues(arena.take<A>(key_blocks(problem) * piece_keys * memory.dv_pitch)),
-        k(arena.take<A>(
-            packs_keys(problem, memory.kernels) ? key_blocks(problem) * piece_keys * memory.d_pitch : 0)),
-        v(arena.take<A>(
-            packs_keys(problem, memory.kernels) ? key_blocks(problem) * piece_keys * memory.dv_pitch : 0)),
+        k_stride(memory.in_16_bits ? memory.depth : memory.d_pitch),
+        v_stride(memory.in_16_bits ? memory.value_depth : memory.dv_pitch),
+        k(arena.take<E>(packs_keys(problem, memory.kernels) ? key_blocks(problem) * piece_keys * k_stride
+                                                            : 0)),
+        v(arena.take<E>(packs_keys(problem, memory.kernels) ? key_blocks(problem) * piece_keys * v_stride
+                                                            : 0)),
+        panel(piece_keys * memory.products.rows + 64 / static_cast<index_t>(sizeof(E))),
+        panels(arena.take<E>(
+            memory.in_16_bits ? key_blocks(problem) * (memory.d_pitch / memory.products.rows) * panel : 0)),
         all_dq(arena.take<A>(apart ? problem.forward.rows() * problem.forward.width() : 0)),
         all_dk(arena.take<A>(apart ? problem.keys() * problem.forward.width() : 0)),
         all_dvalues(arena.take<A>(apart ? problem.keys() * problem.forward.value_width() : 0)) {}
@@ -86,7 +91,10 @@ struct HeadSums {
   bool* keys_are_finite = nullptr;      // [keys]: where some of the block are not
   A* dq = nullptr;                      // [query blocks][groups][d_pitch][group]: over some pieces
   A *dk = nullptr, *dvalues = nullptr;  // [keys][d_pitch], [keys][dv_pitch]: over some pieces
-  A *k = nullptr, *v = nullptr;         // [keys][d_pitch], [keys][dv_pitch], if they are packed
+  index_t k_stride = 0, v_stride = 0;   // of packed keys and values
+  E *k = nullptr, *v = nullptr;         // [keys][k_stride], [keys][v_stride], if they are packed
+  index_t panel = 0;                    // from one panel to the next
+  E* panels = nullptr;                  // [key blocks][panels]: K as products over keys take it, in 16 bits
 
  private:
   A *all_dq = nullptr, *all_dk = nullptr, *all_dvalues = nullptr;

@@ -18,18 +18,19 @@
 #include "../../kernels/rows.hpp"
 #include "../load.hpp"
 #include "../state.hpp"
-#include "block.hpp"
+#include "rounded_block.hpp"
 #include "sums.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
-template <class T>
+/// Operands of the products are E: A, or bfloat16 where T is that and the target has such products.
+template <class T, class E = Compute<T>>
 class BackwardTask {
  public:
   using A = Compute<T>;
-  using Memory = BackwardScratch<A>;
+  using Memory = BackwardScratch<A, E>;
 
   BackwardTask(const BackwardProblem<T>& problem, const GradientVariant<A>& variant, const Memory& memory,
                const CallSums& sums)
@@ -38,14 +39,14 @@ class BackwardTask {
         variant_(variant),
         kernels_(memory.kernels),
         gradient_kernels_(detail::kernels<PrefillBackwardKernels<A>>()),
+        products_(memory.products),
         memory_(memory),
-        piece_(variant, memory, problem.forward.width(), problem.forward.value_width(),
-               problem.forward.keys.length(0)),
+        piece_(make_piece(sums)),
         sums_(sums),
         sums_in_place_(keys_have_one_sum()) {}
 
   /// The kv head that the other members are about, counted over batch entries, and where its sums are.
-  void enter(index_t head, const HeadSums<T>& sums) {
+  void enter(index_t head, const HeadSums<T, E>& sums) {
     head_sums_ = sums;
     if (head == head_) return;
     head_ = head;
@@ -102,12 +103,13 @@ class BackwardTask {
       if (packs_keys(problem_, kernels_)) pack_keys(block);
       bool& finite = head_sums_.blocks_are_finite[block] = true;
       load_keys(block);
-      finite = keys_.k_stride == d ? kernels_.all_finite(keys_.k, 0, 1, count * d)
-                                   : kernels_.all_finite(keys_.k, keys_.k_stride, count, d);
+      finite = keys_.k_stride == d ? products_.all_finite(keys_.k, 0, 1, count * d)
+                                   : products_.all_finite(keys_.k, keys_.k_stride, count, d);
       for (index_t i = 0; !finite && i < piece_keys; ++i) {
         head_sums_.keys_are_finite[first + i] =
-            i >= count || kernels_.all_finite(keys_.k + i * keys_.k_stride, 0, 1, d);
+            i >= count || products_.all_finite(keys_.k + i * keys_.k_stride, 0, 1, d);
       }
+      if constexpr (in_16_bits) pack_panels(block, finite);
     }
     std::fill_n(dk_sums(first), in_passes(count) * memory_.d_pitch, A{0});
     std::fill_n(dv_sums(first), in_passes(count) * memory_.dv_pitch, A{0});
@@ -120,9 +122,10 @@ class BackwardTask {
     if (has_piece(queries, keys)) {
       load_queries(queries);
       load_keys(keys);
-      if (variant_.has_score) std::fill_n(memory_.sums, groups_ * memory_.group * memory_.sums_of_row, 0.0);
+      const bool has_sums = in_16_bits || variant_.has_score;
+      if (has_sums) std::fill_n(memory_.sums, groups_ * memory_.group * memory_.sums_of_row, 0.0);
       piece_.attend(keys_, count_, queries_sums(queries));
-      if (variant_.has_score && sums_) add_row_sums(queries);
+      if (has_sums && sums_) add_row_sums(queries);
     }
     const auto ends = [](index_t i, index_t count) { return (i + 1) % pieces_of_sum == 0 || i + 1 == count; };
     bool has_any = false;
@@ -140,7 +143,7 @@ class BackwardTask {
     }
   }
 
-  /// Turns sums into dq, and into dc where there is no score; with one, dc is summed up already.
+  /// Turns sums into dq, and into dc where there is no score; with one, or in 16 bits, dc is summed up already.
   void finish_queries(index_t block) const {
     const index_t first = block * piece_queries, d = forward_.width();
     const auto multiply = detail::kernels<RowKernels<A>>().multiply;
@@ -150,14 +153,14 @@ class BackwardTask {
       A* sums = head_sums_.query_sums(problem_, *cursor, row);
       if (problem_.keys() == 0 && problem_.stage.first) std::fill_n(sums, d, A{0});
       if (!problem_.stage.last) continue;
-      if (sums_ && !variant_.has_score && facts.attends) {
+      if (!in_16_bits && sums_ && !variant_.has_score && facts.attends) {
         const A* q = load_query(forward_, variant_, *cursor, memory_.staged);
         sums_of(*cursor)[0] +=
             forward_.scale * static_cast<double>(detail::kernels<DotKernels<A>>().dot(q, sums, d));
       }
       if (facts.attends) {
         const double factor = variant_.has_score ? forward_.scale : forward_.scale * facts.multiplier;
-        multiply(sums, d, static_cast<A>(factor), sums);
+        if (!in_16_bits) multiply(sums, d, static_cast<A>(factor), sums);
         if (forward_.has_rope()) {
           rotate(forward_.rope, sums, d, sums, d, 1, d, rope_position(forward_, variant_, *cursor), true);
         }
@@ -169,7 +172,7 @@ class BackwardTask {
 
   /// Turns sums into dk and dv.
   void finish_keys(index_t block) const {
-    if (forward_.rows() > 0 && !forward_.has_rope() && !HeadSums<T>::apart) return;  // they are there
+    if (forward_.rows() > 0 && !forward_.has_rope() && !HeadSums<T, E>::apart) return;  // they are there
     const Query query{batch_, kv_head_ * forward_.group(), 0, forward_.shape(batch_)};
     const index_t d = forward_.width();
     for_each_key(block, [&](index_t key) {
@@ -191,11 +194,24 @@ class BackwardTask {
 
  private:
   static constexpr A infinity = std::numeric_limits<A>::infinity();
+  static constexpr bool in_16_bits = !std::same_as<E, A>;
+  static constexpr index_t tuple = tuple_size<A, E>;
+
+  auto make_piece([[maybe_unused]] const CallSums& sums) const {
+    const index_t d = forward_.width(), dv = forward_.value_width(), length = forward_.keys.length(0);
+    if constexpr (in_16_bits) {
+      return RoundedBlock<A, E>(variant_, memory_, d, dv, length, forward_.scale, static_cast<bool>(sums));
+    } else {
+      return BackwardBlock<A>(variant_, memory_, d, dv, length);
+    }
+  }
 
   index_t queries_of(index_t block) const {
     return std::min(piece_queries, forward_.rows() - block * piece_queries);
   }
-  index_t in_passes(index_t keys) const { return (keys + kernels_.rows - 1) / kernels_.rows * kernels_.rows; }
+  index_t in_passes(index_t keys) const {
+    return (keys + products_.rows - 1) / products_.rows * products_.rows;
+  }
   index_t keys_of(index_t block) const { return std::min(piece_keys, problem_.keys() - block * piece_keys); }
   index_t place_of(const Query& query) const {
     return (query.batch * query.shape.heads + query.head) * forward_.q.extent(2) + forward_.row_of(query);
@@ -229,7 +245,7 @@ class BackwardTask {
 
   /// Whether sums over some pieces of queries are the sums over all of them, and results have their layout.
   bool keys_have_one_sum() const {
-    return !HeadSums<T>::apart && query_blocks(problem_) <= pieces_of_sum &&
+    return !HeadSums<T, E>::apart && query_blocks(problem_) <= pieces_of_sum &&
            problem_.keys() % kernels_.rows == 0 && forward_.width() == memory_.d_pitch &&
            forward_.value_width() == memory_.dv_pitch && problem_.dk.stride(2) == memory_.d_pitch &&
            problem_.dv.stride(2) == memory_.dv_pitch;
@@ -248,10 +264,12 @@ class BackwardTask {
   void load_keys(index_t block) {
     const index_t first = block * piece_keys, key = problem_.first_key() + first;
     keys_ = {.range = {key, key + keys_of(block)},
-             .k = head_sums_.k + first * memory_.d_pitch,
-             .k_stride = memory_.d_pitch,
-             .v = head_sums_.v + first * memory_.dv_pitch,
-             .v_stride = memory_.dv_pitch,
+             .k = head_sums_.k + first * head_sums_.k_stride,
+             .k_stride = head_sums_.k_stride,
+             .v = head_sums_.v + first * head_sums_.v_stride,
+             .v_stride = head_sums_.v_stride,
+             .panels = panels_of(block),
+             .panel_stride = head_sums_.panel,
              .dk = dk_sums(first),
              .dv = dv_sums(first),
              .finite = head_sums_.blocks_are_finite[block],
@@ -269,17 +287,37 @@ class BackwardTask {
   /// Rows of K and V, filled up with 0 to whole vectors and whole passes.
   void pack_keys(index_t block) const {
     const index_t first = block * piece_keys, count = keys_of(block);
-    A* k = head_sums_.k + first * memory_.d_pitch;
-    A* v = head_sums_.v + first * memory_.dv_pitch;
-    std::fill_n(k, in_passes(count) * memory_.d_pitch, A{0});
-    std::fill_n(v, in_passes(count) * memory_.dv_pitch, A{0});
-    for (index_t i = 0; i < count; ++i, k += memory_.d_pitch, v += memory_.dv_pitch) {
+    E* k = head_sums_.k + first * head_sums_.k_stride;
+    E* v = head_sums_.v + first * head_sums_.v_stride;
+    std::fill_n(k, in_passes(count) * head_sums_.k_stride, E{});
+    std::fill_n(v, in_passes(count) * head_sums_.v_stride, E{});
+    for (index_t i = 0; i < count; ++i, k += head_sums_.k_stride, v += head_sums_.v_stride) {
       const index_t at = problem_.first_key() + first + i;
       const KeyRange key{at, at + 1};
-      detail::load_keys(forward_, variant_, batch_, kv_head_, key, k);
-      load_values(forward_.keys, batch_, kv_head_, key, v);
+      if constexpr (in_16_bits) {
+        load_key_parts(forward_, variant_, batch_, kv_head_, key, memory_.depth, memory_.rounded.wide, k);
+        const KeyStretch<T> stretch = forward_.keys.stretch(batch_, kv_head_, at);
+        std::copy_n(stretch.v, forward_.value_width(), v);
+      } else {
+        detail::load_keys(forward_, variant_, batch_, kv_head_, key, k);
+        load_values(forward_.keys, batch_, kv_head_, key, v);
+      }
     }
   }
+
+  /// Panels of K, or of the first part of its rotated rows, with 0 for what is not finite.
+  void pack_panels(index_t block, bool finite) const {
+    const index_t count = memory_.d_pitch / products_.rows * head_sums_.panel;
+    E* panels = panels_of(block);
+    std::fill_n(panels, count, E{});
+    products_.pack_values(keys_.k, keys_.k_stride, 0, keys_of(block), forward_.width(), panels,
+                          head_sums_.panel);
+    if (!finite) std::replace_if(panels, panels + count, is_not_finite, E{});
+  }
+  E* panels_of(index_t block) const {
+    return head_sums_.panels + block * (memory_.d_pitch / products_.rows) * head_sums_.panel;
+  }
+  static bool is_not_finite(E x) { return !std::isfinite(static_cast<A>(x)); }
 
   /// Queries and dout, in lanes and in rows.
   void load_queries(index_t block) {
@@ -303,11 +341,15 @@ class BackwardTask {
     for (index_t i = 0; i < lanes; i += kernels_.width) {
       Column& column = memory_.columns[i / kernels_.width] = {};
       for (index_t lane = 0; lane < kernels_.width; ++lane) column.add(memory_.rows[i + lane].keys);
-      load_lanes(i, first);
+      if constexpr (in_16_bits) {
+        load_lanes_in_parts(i, first);
+      } else {
+        load_lanes(i, first);
+      }
     }
     const auto are_finite = [&](index_t row, index_t rows) {
-      return kernels_.all_finite(memory_.q_rows + row * memory_.d_pitch, 0, 1, rows * memory_.d_pitch) &&
-             kernels_.all_finite(memory_.dout_rows + row * memory_.dv_pitch, 0, 1, rows * memory_.dv_pitch);
+      return products_.all_finite(memory_.q_rows + row * memory_.d_pitch, 0, 1, rows * memory_.d_pitch) &&
+             products_.all_finite(memory_.dout_rows + row * memory_.dv_pitch, 0, 1, rows * memory_.dv_pitch);
     };
     for (index_t g = 0; g < groups_; ++g) {
       const index_t end = std::min(lanes, (g + 1) * group);
@@ -316,6 +358,24 @@ class BackwardTask {
         memory_.queries_are_finite[i] = are_finite(i, 1);
       }
     }
+    if constexpr (in_16_bits) {
+      pair_queries(memory_.q_rows, memory_.d_pitch, lanes, memory_.rounded.q_pairs);
+      pair_queries(memory_.dout_rows, memory_.dv_pitch, lanes, memory_.rounded.dout_pairs);
+    }
+  }
+
+  /// Rows of queries in pairs, with 0 for what is not finite and for all that follow.
+  void pair_queries(const E* rows, index_t pitch, index_t lanes, E* pairs) const {
+    for (index_t i = 0; i < lanes; i += 2) {
+      detail::kernels<RoundedBackwardKernels<A, E>>().pair_rows(rows + i * pitch, rows + (i + 1) * pitch,
+                                                                pitch, pairs + i * pitch, pitch);
+    }
+    for (index_t i = 0; i < lanes; ++i) {
+      if (memory_.finite[i / memory_.group] || memory_.queries_are_finite[i]) continue;
+      E* pair = pairs + i / 2 * 2 * pitch;
+      std::replace_if(pair, pair + 2 * pitch, is_not_finite, E{});
+    }
+    std::fill_n(pairs + lanes * pitch, (memory_.rounded.lanes - lanes) * pitch, E{});
   }
 
   /// `width` queries and their dout, from row i on, into lanes and into rows. Rows of q are multiplied by what
@@ -361,9 +421,57 @@ class BackwardTask {
     kernels_.transpose(memory_.in, width, dv, nullptr, memory_.dout + dout_lanes, group);
   }
 
+  /// The same as products in 16 bits take them, and what logits and gradients are multiplied by instead.
+  void load_lanes_in_parts(index_t i, index_t first) {
+    const index_t group = memory_.group, width = kernels_.width, d = forward_.width(),
+                  dv = forward_.value_width();
+    const auto into_lanes = [&](const auto& load, index_t depth, E* to) {
+      for (index_t lane = 0; lane < width; ++lane) {
+        A* scratch = memory_.staged + lane * memory_.pitch;
+        E* row = reinterpret_cast<E*>(scratch);
+        std::fill_n(row, depth, E{});
+        if (memory_.rows[i + lane].keys.size() > 0) load(lane, row);
+        memory_.in[lane] = scratch;
+      }
+      // A pair of bfloat16 changes its place as a float does.
+      A* lanes = reinterpret_cast<A*>(to) + (i / group * depth / tuple * group + i % group);
+      kernels_.transpose(memory_.in, width, depth / tuple, nullptr, lanes, group);
+    };
+    const auto keep_row = [&](const E* row, index_t channels, E* to, index_t pitch) {
+      std::copy_n(row, channels, to);
+      std::fill_n(to + channels, pitch - channels, E{});
+    };
+    into_lanes(
+        [&](index_t lane, E* row) {
+          load_query_parts(forward_, variant_, memory_.rows[i + lane].query, memory_.depth,
+                           memory_.rounded.wide, row);
+        },
+        memory_.depth, memory_.q);
+    for (index_t lane = 0; lane < width; ++lane) {
+      keep_row(reinterpret_cast<const E*>(memory_.in[lane]), d, memory_.q_rows + (i + lane) * memory_.d_pitch,
+               memory_.d_pitch);
+    }
+    into_lanes(
+        [&](index_t lane, E* row) {
+          const Query& query = memory_.rows[i + lane].query;
+          std::copy_n(row_of(problem_.dout, query.batch, query.head, forward_.row_of(query)), dv, row);
+        },
+        memory_.value_depth, memory_.dout);
+    for (index_t lane = 0; lane < width; ++lane) {
+      keep_row(reinterpret_cast<const E*>(memory_.in[lane]), dv,
+               memory_.dout_rows + (i + lane) * memory_.dv_pitch, memory_.dv_pitch);
+      const QueryRow& row = memory_.rows[i + lane];
+      const double c = forward_.scale * (variant_.has_score ? 1 : row.multiplier);
+      memory_.rounded.factor[i + lane] = static_cast<A>(c);
+      memory_.rounded.multiplier[i + lane] = static_cast<A>(variant_.has_score ? c : c * std::numbers::log2e);
+      normalise(i + lane, row.keys.size() > 0 ? head_sums_.facts[first + i + lane] : QueryFacts<A>{});
+    }
+  }
+
   /// Sets shift and delta of row i, without facts such that its weights are 0. Returns what its dout is to be
-  /// multiplied by.
+  /// multiplied by: 1 in 16 bits, whose logits take the rest of lse.
   A normalise(index_t i, const QueryFacts<A>& facts) const {
+    if constexpr (in_16_bits) memory_.rounded.offset[i] = 0;
     memory_.delta[i] = 0;
     memory_.shift[i] = largest_shift<A> / 2;
     memory_.base[i] = 0;
@@ -376,7 +484,11 @@ class BackwardTask {
     memory_.base[i] = lse;
     if (memory_.regular[i]) {
       memory_.shift[i] = static_cast<A>(shift);
-      factor = std::exp2(shift - lse);
+      if constexpr (in_16_bits) {
+        memory_.rounded.offset[i] = static_cast<A>(lse - shift);
+      } else {
+        factor = std::exp2(shift - lse);
+      }
     }
     memory_.delta[i] = static_cast<A>(factor * static_cast<double>(facts.delta));
     return static_cast<A>(factor);
@@ -433,15 +545,16 @@ class BackwardTask {
   const GradientVariant<A>& variant_;
   const PrefillKernels<A>& kernels_;
   const PrefillBackwardKernels<A>& gradient_kernels_;
+  const PrefillKernels<A, E>& products_;
   const Memory& memory_;
-  const BackwardBlock<A> piece_;
+  const std::conditional_t<in_16_bits, RoundedBlock<A, E>, BackwardBlock<A>> piece_;
   CallSums sums_;  // null where nothing is learnt
   const bool sums_in_place_;
-  HeadSums<T> head_sums_{};
+  HeadSums<T, E> head_sums_{};
   index_t head_ = -1, batch_ = 0, kv_head_ = 0;
   index_t loaded_queries_ = -1;
   index_t count_ = 0, groups_ = 0;
-  BlockKeys<A> keys_{};
+  BlockKeys<A, E> keys_{};
 };
 
 }  // namespace detail

@@ -9,6 +9,7 @@
 #include "../../kernels/decode.hpp"
 #include "../../memory/arena.hpp"
 #include "../load.hpp"
+#include "../parts.hpp"
 #include "../problem.hpp"
 #include "../state.hpp"
 #include "../variant.hpp"
@@ -22,18 +23,25 @@ namespace detail {
 /// products' FMAs cost more than copying K and V into tiles.
 inline constexpr index_t decode_rows = 16;
 
-/// One thread's memory.
-template <class A>
+/// From this many on, products of bfloat16 go by the target's 16-bit units. Fewer wait for memory, in float too.
+inline constexpr index_t least_rounded_rows = 4;
+
+/// One thread's memory. E: see DecodeTask.
+template <class A, class E = A>
 struct DecodeScratch {
+  static constexpr bool in_16_bits = !std::same_as<A, E>;
+
   template <class T, class X>
   DecodeScratch(Arena& arena, index_t, const Problem<T, X>& problem)
-      : DecodeScratch(arena, problem.width(), problem.value_width()) {}
+      : DecodeScratch(arena, problem.width(), problem.value_width(), logit_parts(problem)) {}
 
-  DecodeScratch(Arena& arena, index_t d, index_t value_width)
-      : pitch((d + 15) / 16 * 16),
+  DecodeScratch(Arena& arena, index_t d, index_t value_width, index_t a_parts)
+      : pitch((d + 31) / 32 * 32),
         dv(value_width),
+        parts(a_parts),
         rows(arena.take<QueryRow>(decode_rows)),
-        q(arena.take<A>(decode_rows * pitch)),
+        q(arena.take<E>(decode_rows * (in_16_bits ? parts : 1) * pitch)),
+        weights(arena.take<E>(in_16_bits ? decode_rows * key_chunk : 0)),
         wide(arena.take<A>(key_chunk * std::max(d, dv))),
         s(arena.take<A>(decode_rows * key_chunk)),
         block_o(arena.take<A>(decode_rows * dv)) {
@@ -45,20 +53,24 @@ struct DecodeScratch {
   SoftmaxState<A> state(A* states) const { return {states, states + decode_rows, states + 2 * decode_rows}; }
 
   index_t pitch, dv;  // of q's rows: whole vectors of every target
+  index_t parts;      // rows that a query is in 16 bits
   QueryRow* rows;
-  A* q;        // [decode_rows][pitch]
+  E* q;        // [decode_rows][pitch], in 16 bits [decode_rows][parts][pitch]
+  E* weights;  // [decode_rows][key_chunk], in 16 bits
   A* wide;     // [key_chunk] rows of K or V that cannot be read where they lie
   A* s;        // [decode_rows][key_chunk]
   A* block_o;  // [decode_rows][dv]
   A *chunk, *total;
 };
 
-template <class T, class X>
+/// Operands of the products are E: A, with K and V in X, or bfloat16 where q, k and v are that and the target has
+/// pair dots. Weights are then rounded for their product with V, but their sum is that of weights in float.
+template <class T, class X, class E = Compute<T>>
 class DecodeTask {
  public:
   using A = Compute<T>;
 
-  using Memory = DecodeScratch<A>;
+  using Memory = DecodeScratch<A, E>;
 
   static index_t most_queries() { return decode_rows; }
   static index_t least_queries() { return decode_rows; }
@@ -72,7 +84,8 @@ class DecodeTask {
     count_ = count;
     const index_t d = problem_.width();
     KeyRange seen{problem_.keys.length(batch), 0};
-    std::fill_n(memory_.q, count * memory_.pitch, A{0});
+    const index_t row_size = memory_.pitch * (in_16_bits ? memory_.parts : 1);
+    std::fill_n(memory_.q, count * row_size, E{});
     const KeyRange stored = problem_.keys.stored(batch);
     QueryCursor<T, X> cursor(problem_, batch, kv_head, first);
     for (index_t r = 0; r < count; ++r, cursor.next()) {
@@ -80,11 +93,20 @@ class DecodeTask {
       row = variant_.row(*cursor, stored);
       if (row.keys.size() == 0) continue;
       seen = {std::min(seen.begin, row.keys.begin), std::max(seen.end, row.keys.end)};
-      A* q = memory_.q + r * memory_.pitch;
-      const A* loaded = load_query(problem_, variant_, row.query, q);
-      if (loaded != q) std::copy_n(loaded, d, q);
-      if (variant_.has_score) {
-        for (index_t c = 0; c < d; ++c) q[c] *= static_cast<A>(problem_.scale);
+      E* q = memory_.q + r * row_size;
+      if constexpr (in_16_bits) {
+        if (memory_.parts == 1) {
+          std::copy_n(row_of(problem_.q, row.query.batch, row.query.head, problem_.row_of(row.query)), d, q);
+        } else {
+          A* wide = memory_.wide;
+          split_row(load_query(problem_, variant_, row.query, wide), d, q, q + memory_.pitch, wide + d);
+        }
+      } else {
+        const A* loaded = load_query(problem_, variant_, row.query, q);
+        if (loaded != q) std::copy_n(loaded, d, q);
+        if (variant_.has_score) {
+          for (index_t c = 0; c < d; ++c) q[c] *= static_cast<A>(problem_.scale);
+        }
       }
       softmax_[r] = OnlineSoftmax<A>(variant_.has_score ? row.multiplier : problem_.scale * row.multiplier);
     }
@@ -144,6 +166,8 @@ class DecodeTask {
   }
 
  private:
+  static constexpr bool in_16_bits = !std::same_as<E, A>;
+
   /// o += weights · V
   void weigh_values(KeyRange chunk, A* o) {
     logits(chunk);
@@ -163,13 +187,31 @@ class DecodeTask {
       }
       if (keys.size() == 0) continue;
       A* s = memory_.s + r * key_chunk + (keys.begin - chunk.begin);
+      if (in_16_bits && variant_.has_score) {  // others have it in q
+        kernels<RowKernels<A>>().multiply(s, keys.size(), static_cast<A>(problem_.scale), s);
+      }
       if (variant_.has_score || variant_.has_predicate) variant_.apply(s, keys, memory_.rows[r]);
       softmax_[r].update(s, keys.size(), s);
+      if constexpr (in_16_bits) narrow(s, keys.size(), memory_.weights + (s - memory_.s));
     }
   }
 
   /// s[r][key - chunk.begin] for all rows and keys of the chunk.
   void logits(KeyRange chunk) const {
+    [[maybe_unused]] const index_t d = problem_.width();
+    if constexpr (in_16_bits) {
+      for_each_stretch(
+          problem_.keys, batch_, kv_head_, chunk, [&](index_t key, const KeyStretch<X>& stretch) {
+            kernels<PairDecodeKernels<A, E>>().logits(memory_.q, memory_.pitch, memory_.parts, count_,
+                                                      stretch.k, stretch.k_stride, stretch.count, d,
+                                                      memory_.s + (key - chunk.begin), key_chunk);
+          });
+    } else {
+      widened_logits(chunk);
+    }
+  }
+
+  void widened_logits(KeyRange chunk) const {
     const index_t d = problem_.width();
     if (!BuiltInStorage<X> || (problem_.has_rope() && problem_.rotate_keys)) {
       load_keys(problem_, variant_, batch_, kv_head_, chunk, memory_.wide);
@@ -195,16 +237,20 @@ class DecodeTask {
       to = memory_.block_o;
       std::fill_n(to, rows * dv, A{0});
     }
-    const A* s = memory_.s + r * key_chunk + (keys.begin - chunk_begin);
-    if constexpr (BuiltInStorage<X>) {
+    const index_t first = r * key_chunk + (keys.begin - chunk_begin);
+    if constexpr (in_16_bits) {
       for_each_stretch(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const KeyStretch<X>& stretch) {
-        kernels<DecodeKernels<A, X>>().accumulate(s + (key - keys.begin), key_chunk, rows, stretch.count,
-                                                  stretch.v, stretch.v_stride, dv, to, dv);
+        add_rounded(first + (key - keys.begin), rows, stretch.count, stretch.v, stretch.v_stride, to);
+      });
+    } else if constexpr (BuiltInStorage<X>) {
+      for_each_stretch(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const KeyStretch<X>& stretch) {
+        kernels<DecodeKernels<A, X>>().accumulate(memory_.s + first + (key - keys.begin), key_chunk, rows,
+                                                  stretch.count, stretch.v, stretch.v_stride, dv, to, dv);
       });
     } else {
       load_values(problem_.keys, batch_, kv_head_, keys, memory_.wide);
-      kernels<DecodeKernels<A, A>>().accumulate(s, key_chunk, rows, keys.size(), memory_.wide, dv, dv, to,
-                                                dv);
+      kernels<DecodeKernels<A, A>>().accumulate(memory_.s + first, key_chunk, rows, keys.size(), memory_.wide,
+                                                dv, dv, to, dv);
     }
     if (variant_.has_predicate) {
       // A weight of 0 times a NaN that the query must not see is NaN as well.
@@ -214,16 +260,34 @@ class DecodeTask {
     }
   }
 
+  /// Adds rounded weights, from number `first` on, times `count` rows of V.
+  void add_rounded(index_t first, index_t rows, index_t count, const E* v, index_t v_stride, A* to) const {
+    kernels<PairDecodeKernels<A, E>>().accumulate(memory_.weights + first, key_chunk, rows, count, v,
+                                                  v_stride, memory_.dv, to, memory_.dv);
+  }
+
   /// The same product, with what is not finite in V given to the rows that see it and to no others.
   void accumulate_apart(index_t r, index_t rows, KeyRange keys, index_t chunk_begin, A* out) const {
-    const index_t dv = memory_.dv;
+    const index_t dv = memory_.dv, first = r * key_chunk + (keys.begin - chunk_begin);
     A* const values = memory_.wide;
-    load_values(problem_.keys, batch_, kv_head_, keys, values);
-    std::replace_if(
-        values, values + keys.size() * dv, [](A x) { return !std::isfinite(x); }, A{0});
-    const A* s = memory_.s + r * key_chunk + (keys.begin - chunk_begin);
+    const A* s = memory_.s + first;
     std::fill_n(out, rows * dv, A{0});
-    kernels<DecodeKernels<A, A>>().accumulate(s, key_chunk, rows, keys.size(), values, dv, dv, out, dv);
+    if constexpr (in_16_bits) {
+      E* finite = reinterpret_cast<E*>(values);
+      for_each_stretch(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const KeyStretch<X>& stretch) {
+        for (index_t i = 0; i < stretch.count; ++i) {
+          std::replace_copy_if(
+              stretch.v + i * stretch.v_stride, stretch.v + i * stretch.v_stride + dv, finite + i * dv,
+              [](E x) { return !std::isfinite(static_cast<A>(x)); }, E{});
+        }
+        add_rounded(first + (key - keys.begin), rows, stretch.count, finite, dv, out);
+      });
+    } else {
+      load_values(problem_.keys, batch_, kv_head_, keys, values);
+      std::replace_if(
+          values, values + keys.size() * dv, [](A x) { return !std::isfinite(x); }, A{0});
+      kernels<DecodeKernels<A, A>>().accumulate(s, key_chunk, rows, keys.size(), values, dv, dv, out, dv);
+    }
     load_values(problem_.keys, batch_, kv_head_, keys, values);
     for (index_t key = keys.begin; key < keys.end; ++key) {
       for (index_t c = 0; c < dv; ++c) {

@@ -11,6 +11,7 @@
 #include <cmath>
 #include <limits>
 
+#include "../acquired_products.hpp"
 #include "../load.hpp"
 #include "../nonfinite/weights.hpp"
 #include "../problem.hpp"
@@ -110,7 +111,7 @@ class PrefillTask {
   /// The states after the keys of one chunk.
   void attend_chunk(KeyRange keys, A* states) {
     reset(states);
-    const Products products(kernels_);
+    const AcquiredProducts products(kernels_);
     for (index_t begin = keys.begin / key_block * key_block; begin < keys.end; begin += key_block) {
       const KeyRange block{begin, std::min(begin + key_block, problem_.keys.length(batch_))};
       if (!point_at_block(block))
@@ -156,22 +157,6 @@ class PrefillTask {
  private:
   static constexpr bool in_16_bits = !std::same_as<E, A>;
   static constexpr index_t tuple = tuple_size<A, E>;
-
-  /// While it lives, this thread's units are ready for the kernels' products.
-  class Products {
-   public:
-    explicit Products(const PrefillKernels<A, E>& kernels) : kernels_(kernels) {
-      if (kernels_.acquire != nullptr) kernels_.acquire();
-    }
-    Products(const Products&) = delete;
-    Products& operator=(const Products&) = delete;
-    ~Products() {
-      if (kernels_.release != nullptr) kernels_.release();
-    }
-
-   private:
-    const PrefillKernels<A, E>& kernels_;
-  };
 
   /// A query as the products take it, to be put into lanes: where it lies, or in scratch.
   const A* stage_query(const Query& query, A* scratch) const {

@@ -157,15 +157,25 @@ void run_attention(const shared::Problem<T, X>& problem, const shared::Variant<s
     detail::run_short<T, X>(problem, variant, result, *workspace, executor);
     return;
   }
+  if constexpr (std::same_as<T, bfloat16> && std::same_as<X, bfloat16>) {
+    using namespace shared;
+    if (detail::multiplies_in_16_bits(problem)) {
+      if (problem.rows() > detail::kernels<PrefillKernels<float, bfloat16>>().few) {
+        detail::run_tasks<detail::PrefillTask<T, X, bfloat16>>(problem, variant, result, *workspace,
+                                                               executor);
+        return;
+      }
+      const bool has_pair_dots = detail::kernels<PairDecodeKernels<float, bfloat16>>().logits != nullptr;
+      const bool rotates_keys = problem.has_rope() && problem.rotate_keys;
+      if (has_pair_dots && !rotates_keys && problem.rows() >= detail::least_rounded_rows) {
+        detail::run_tasks<detail::DecodeTask<T, X, bfloat16>>(problem, variant, result, *workspace, executor);
+        return;
+      }
+    }
+  }
   if (problem.rows() <= detail::decode_rows) {
     detail::run_tasks<detail::DecodeTask<T, X>>(problem, variant, result, *workspace, executor);
     return;
-  }
-  if constexpr (std::same_as<T, bfloat16> && std::same_as<X, bfloat16>) {
-    if (!problem.float_products && detail::kernels<shared::PrefillKernels<float, bfloat16>>().rows != 0) {
-      detail::run_tasks<detail::PrefillTask<T, X, bfloat16>>(problem, variant, result, *workspace, executor);
-      return;
-    }
   }
   detail::run_tasks<detail::PrefillTask<T, X>>(problem, variant, result, *workspace, executor);
 }

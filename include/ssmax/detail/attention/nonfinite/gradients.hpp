@@ -13,8 +13,8 @@ namespace detail {
 
 /// PrefillBackwardKernels::gradients, where some lanes have an lse that is NaN, infinite or too large for an
 /// integer in A. Those lanes are computed here, in double, the others by the kernel.
-template <class A>
-void irregular_gradients(const BackwardScratch<A>& memory, index_t lane, index_t keys, A* s, A* u) {
+template <class A, class E>
+void irregular_gradients(const BackwardScratch<A, E>& memory, index_t lane, index_t keys, A* s, A* u) {
   constexpr A infinity = std::numeric_limits<A>::infinity();
   const index_t group = memory.group, width = memory.kernels.width;
   A *weights = memory.apart, *gradients = memory.apart_gradients;

@@ -1,0 +1,33 @@
+// Includes SSMAX_MATRIX_KERNELS, the text of some kernels for matrix units, once for each extension that has them.
+// Behind for_each_extension.inl: it sees the pair dots, too.
+
+namespace ssmax {
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+
+#if defined(SSMAX_COMPILES_AMX)
+#if defined(SSMAX_AVX512_EMULATION)
+#elif defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bf16,amx-tile,amx-bf16"))), \
+                             apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bf16,amx-tile,amx-bf16,tune=generic")
+#endif
+namespace amx {
+using namespace avx512_bf16;
+#include "../simd/amx.inl"
+//
+#include SSMAX_MATRIX_KERNELS
+}  // namespace amx
+#if defined(SSMAX_AVX512_EMULATION)
+#elif defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+#endif
+
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace ssmax

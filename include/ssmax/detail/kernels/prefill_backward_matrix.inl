@@ -1,0 +1,26 @@
+// Attention's tiles, backward, by AMX: dK and dV take rows of weights or gradients for the unit's first operand,
+// and pairs of queries for its second. All else is as in prefill_backward_pairs.inl.
+
+/// Channels 32 by 32: 2 × 2 sums.
+template <class S>
+void matrix_add_product(const bfloat16* a, index_t a_stride, index_t lanes, index_t keys, const bfloat16* b,
+                        index_t pitch, float* out) {
+  tiles_see_memory();
+  for (index_t key = 0; key < keys; key += 32) {
+    TileOperands t{a + key * a_stride, a_stride, 16 * a_stride, 32 * a_stride, 32, b,
+                   out + key * pitch,  pitch};
+    for (index_t c = 0; c < pitch; c += 32, t.b += 64, t.c += 32) tile_product_of<2, 2, true>(t, lanes / 32);
+  }
+}
+
+template <class T>
+struct KernelTable<RoundedBackwardKernels<T, bfloat16>> {
+  using S = Lanes<T>;
+  using P = Pairs;
+  static constexpr RoundedBackwardKernels<T, bfloat16> value{
+      .place = pair_place<S>,
+      .round = pair_round<S, P>,
+      .add_product = matrix_add_product<S>,
+      .pair_rows = pair_rows<S, P>,
+  };
+};

@@ -1,0 +1,265 @@
+// The backward of attention whose products are in 16 bits: bfloat16 on targets that have pair dots or matrix units.
+// Nothing happens here on others. Errors against long double on the same inputs.
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <ssmax/ssmax.hpp>
+#include <string>
+#include <vector>
+
+#include "attention_backward_problem.hpp"
+#include "catch.hpp"
+#include "gradcheck.hpp"
+#include "test_executors.hpp"
+
+namespace attention_backward_bfloat16_test {
+
+using namespace attention_backward_problem;
+using attention_problem::all_keys;
+using attention_problem::FourHeads;
+using attention_problem::has_bfloat16_products;
+using attention_problem::infinity;
+using attention_problem::keys_before;
+using attention_problem::rounded_sum;
+using attention_problem::run;
+using ssmax::bfloat16;
+using ssmax::Causal;
+using ssmax::Constant;
+using ssmax::Full;
+using ssmax::SSMax;
+
+template <class Test>
+void for_each_target_of_products(Test test) {
+  for_each_target([&](const std::string& target) {
+    if (has_bfloat16_products()) test(target);
+  });
+}
+
+constexpr std::array<Shape, 12> shapes{{
+    // batch, heads, kv_heads, queries, keys, d, dv
+    {1, 1, 1, 1, 1, 32, 32},  // one query, one key
+    {1, 1, 1, 17, 1, 64, 64},
+    {1, 1, 1, 1, 70, 16, 8},
+    {1, 4, 2, 33, 65, 64, 32},
+    {2, 2, 1, 49, 129, 33, 31},
+    {1, 1, 1, 97, 300, 31, 33},
+    {1, 1, 1, 250, 70, 48, 80},
+    {1, 3, 1, 81, 81, 5, 100},  // three heads on one: more than a piece of queries
+    {1, 1, 1, 70, 33, 5, 16},   // queries that see nothing
+    {1, 1, 1, 20, 0, 8, 8},
+    {1, 1, 1, 20, 40, 0, 8},
+    {1, 1, 1, 20, 40, 8, 0},
+}};
+
+template <class M>
+void check_products(const Problem<bfloat16>& problem, const M& mask, const Visible& visible,
+                    const AttentionOptions<bfloat16>& options) {
+  const FourHeads<float> heads(problem.shape.heads);
+  const auto expectation = expect(problem, visible, heads.multiplier(), options);
+  for_each_target_of_products([&](const std::string& target) {
+    std::vector<float> ds(heads.s.size()), db(heads.s.size());
+    Rules<bfloat16> rules;
+    const auto got = rules.run(problem, expectation, heads.scaling().gradient(ds, db), mask, options);
+    rules.take(
+        ds, got, [&](const auto& g) { return per_head(g, problem.shape, ln); }, "ds");
+    rules.take(
+        db, got, [&](const auto& g) { return per_head(g, problem.shape, unweighted); }, "db");
+    rules.check(target);
+  });
+}
+
+TEST_CASE("gradients by products of bfloat16 cost what their roundings cost",
+          "[attention][backward][bfloat16]") {
+  const std::vector<float> sinks{0.5F, -1, 2, 0};
+  for (const Shape& shape : shapes) {
+    const AttentionOptions<bfloat16> options{.scale = 0.3,
+                                             .sinks = attention_problem::for_heads_of(shape, sinks)};
+    check_products(Problem<bfloat16>(shape), Full{}, all_keys, options);
+    check_products(Problem<bfloat16>(shape, 1, Dlse::left_out), Causal{}, keys_before, {.scale = 0.3});
+  }
+}
+
+TEST_CASE("gradients of rotated rows cost one rounding more", "[attention][backward][bfloat16]") {
+  const ssmax::Rope<float> rope({.width = 64}, 400);
+  check_products(Problem<bfloat16>({1, 2, 1, 60, 300, 64, 32}), Causal{}, keys_before, {.rope = &rope});
+}
+
+/// Each row's lse is off by what rounding its weights did to their sum, and dc by that part of itself; what the
+/// products round does not reach it.
+TEST_CASE("gradients of s and b are summed up before anything is rounded",
+          "[attention][backward][bfloat16]") {
+  const Problem<bfloat16> problem({1, 4, 2, 60, 200, 64, 32}, 2, Dlse::left_out);
+  const FourHeads<float> heads;
+  const auto expectation = expect(problem, keys_before, heads.multiplier());
+  for_each_target_of_products([&](const std::string& target) {
+    std::vector<float> ds(4), db(4);
+    Rules<bfloat16> rules;
+    const auto expected = rules.run(problem, expectation, heads.scaling().gradient(ds, db), Causal{});
+    rules.check(target);
+    const auto& dc = expected.exact.dc;
+    std::vector<Real> allowed(4), of_s(4), of_b(4);
+    for (std::size_t row = 0; row < dc.values.size(); ++row) {
+      const Real n = ln(expected.exact.n[row]);
+      // Products of bfloat16 are exact, but their sums are those of float: a part of the terms.
+      const Real error = rounded_sum * std::abs(dc.values[row]) + 8 * rounding<float> * dc.sizes[row];
+      allowed[row / 60] += std::max(n, Real(1)) * error;
+      of_s[row / 60] += n * dc.values[row];
+      of_b[row / 60] += dc.values[row];
+    }
+    for (std::size_t head = 0; head < 4; ++head) {
+      INFO(target << " head " << head << ' ' << static_cast<double>(allowed[head] / std::abs(of_s[head])));
+      CHECK(std::abs(Real(ds[head]) - of_s[head]) <= allowed[head]);
+      CHECK(std::abs(Real(db[head]) - of_b[head]) <= allowed[head]);
+    }
+  });
+}
+
+/// The loss in double on the same inputs. δ is formed from `out`, which was rounded to bfloat16.
+TEST_CASE("gradients of s and b are those of finite differences", "[attention][backward][bfloat16]") {
+  const Shape shape{1, 2, 1, 40, 90, 32, 16};
+  const Problem<bfloat16> problem(shape, 1, Dlse::left_out);
+  Problem<double> wide(shape, 1, Dlse::left_out);
+  wide.q.assign(problem.q.begin(), problem.q.end());
+  wide.k.assign(problem.k.begin(), problem.k.end());
+  wide.v.assign(problem.v.begin(), problem.v.end());
+  wide.dout.assign(problem.dout.begin(), problem.dout.end());
+  std::vector<double> parameters{0.8, 0.5, 0.1, -0.2};
+  const auto forward = [&] {
+    return run(wide, SSMax<double>{std::span(parameters).first(2), std::span(parameters).last(2)}, Causal{});
+  };
+  const auto numeric = gradcheck::finite_differences(parameters, [&] {
+    const Output<double> output = forward();
+    double loss = 0;
+    for (std::size_t i = 0; i < wide.dout.size(); ++i) loss += wide.dout[i] * output.out[i];
+    return loss;
+  });
+  // Σ u·z is off by lse's part of it, and by δ's error times the mean of z, which is below 4 here.
+  const Output<double> exact = forward();
+  double size = 0;
+  for (std::size_t i = 0; i < wide.dout.size(); ++i) size += std::abs(wide.dout[i] * exact.out[i]);
+  const std::vector<float> s{0.8F, 0.5F}, b{0.1F, -0.2F};
+  for_each_target_of_products([&](const std::string& target) {
+    std::vector<float> ds(2), db(2);
+    const SSMax<float> scaling{s, b};
+    static_cast<void>(run_backward(problem, scaling.gradient(ds, db), Causal{}));
+    for (std::size_t i = 0; i < 2; ++i) {
+      INFO(target << ' ' << ds[i] << ' ' << numeric[i] << ' ' << db[i] << ' ' << numeric[2 + i]);
+      const double allowed = 0x1p-8 * 4 * size / 2;
+      CHECK(std::abs(static_cast<double>(ds[i]) - numeric[i]) <=
+            allowed * std::log(90) + 0.01 * std::abs(numeric[i]));
+      CHECK(std::abs(static_cast<double>(db[i]) - numeric[2 + i]) <=
+            allowed + 0.01 * std::abs(numeric[2 + i]));
+    }
+  });
+}
+
+TEST_CASE("gradients by products of bfloat16 have the same bits on any number of threads",
+          "[attention][backward][bfloat16]") {
+  const Problem<bfloat16> problem({1, 4, 2, 300, 600, 40, 24});
+  const Causal mask;
+  for_each_target_of_products([&](const std::string& target) {
+    INFO(target);
+    const Result<bfloat16> serial = run_backward(problem, Constant{3}, mask);
+    ssmax::ThreadPool pool(3);
+    CHECK(run_backward(problem, Constant{3}, mask, {}, pool) == serial);
+  });
+}
+
+TEST_CASE("gradients in float's arithmetic are an option", "[attention][backward][bfloat16]") {
+  const Problem<bfloat16> problem({1, 2, 1, 40, 300, 64, 32});
+  Problem<float> wide(problem.shape);
+  wide.q.assign(problem.q.begin(), problem.q.end());
+  wide.k.assign(problem.k.begin(), problem.k.end());
+  wide.v.assign(problem.v.begin(), problem.v.end());
+  wide.dout.assign(problem.dout.begin(), problem.dout.end());
+  for_each_target_of_products([&](const std::string& target) {
+    INFO(target);
+    const Output<bfloat16> output = run(problem, Constant{2}, Causal{}, {.float_products = true});
+    Output<float> widened(problem.shape);
+    widened.out.assign(output.out.begin(), output.out.end());
+    widened.lse = output.lse;
+    const auto in_float = backward(wide, widened, Constant{2}, Causal{}, ssmax::Identity{});
+    const auto asked =
+        backward(problem, output, Constant{2}, Causal{}, ssmax::Identity{}, {.float_products = true});
+    const auto rounded = backward(problem, output, Constant{2}, Causal{}, ssmax::Identity{});
+    std::vector<bfloat16> expected;
+    for (const float value : in_float.dk) expected.push_back(bfloat16(value));
+    CHECK(same_bits(asked.dk, expected));
+    CHECK_FALSE(same_bits(rounded.dk, expected));
+  });
+}
+
+// ---- What is not a usual number ---------------------------------------------------------------------------
+
+TEST_CASE("what is not finite in a query or its dout reaches the keys that it sees, and no others",
+          "[attention][backward][bfloat16]") {
+  const Shape shape{1, 1, 1, 300, 300, 32, 32};
+  const Problem<bfloat16> clean(shape, 1, Dlse::left_out);
+  for (const float poison : {std::numeric_limits<float>::quiet_NaN(), infinity<float>, -infinity<float>}) {
+    for (const bool in_dout : {false, true}) {
+      Problem<bfloat16> problem = clean;
+      (in_dout ? problem.dout : problem.q)[100 * 32 + 7] = bfloat16(poison);
+      for_each_target_of_products([&](const std::string& target) {
+        INFO(target << ' ' << poison << ' ' << in_dout);
+        const auto result = run_backward(problem, Constant{1}, Causal{}),
+                   expected = run_backward(clean, Constant{1}, Causal{});
+        for (std::size_t i = 101 * 32; i < 300 * 32; ++i) {
+          REQUIRE(same_bits(std::vector{result.dk[i], result.dv[i]},
+                            std::vector{expected.dk[i], expected.dv[i]}));
+        }
+        if (std::isnan(poison)) CHECK(std::isnan(static_cast<float>(result.dv[50 * 32 + 7])));
+        for (std::size_t i = 0; i < 300 * 32; ++i) {
+          if (i / 32 != 100) REQUIRE(same_bits(std::vector{result.dq[i]}, std::vector{expected.dq[i]}));
+        }
+      });
+    }
+  }
+}
+
+TEST_CASE("what is not finite in K reaches the queries that see it, and no others",
+          "[attention][backward][bfloat16]") {
+  const Shape shape{1, 1, 1, 300, 300, 32, 32};
+  const Problem<bfloat16> clean(shape, 1, Dlse::left_out);
+  for (const float poison : {std::numeric_limits<float>::quiet_NaN(), infinity<float>}) {
+    Problem<bfloat16> problem = clean;
+    problem.k[200 * 32 + 7] = bfloat16(poison);
+    for_each_target_of_products([&](const std::string& target) {
+      INFO(target << ' ' << poison);
+      const auto result = run_backward(problem, Constant{1}, Causal{}),
+                 expected = run_backward(clean, Constant{1}, Causal{});
+      CHECK(std::equal(result.dq.begin(), result.dq.begin() + 200 * 32, expected.dq.begin()));
+      if (std::isnan(poison)) CHECK(std::isnan(static_cast<float>(result.dq[250 * 32 + 7])));
+    });
+  }
+}
+
+/// With any payload: rounded by its bits alone, one would be 0.
+TEST_CASE("NaN in dlse or lse reaches the gradients", "[attention][backward][bfloat16]") {
+  const std::uint32_t bits = 0x7FFFFFFF;
+  float full;
+  std::memcpy(&full, &bits, sizeof(full));
+  Problem<bfloat16> problem({1, 1, 1, 40, 60, 32, 32});
+  problem.dlse[11] = full;
+  for_each_target_of_products([&](const std::string& target) {
+    INFO(target);
+    const auto result = run_backward(problem, Constant{1}, Full{});
+    CHECK(std::isnan(static_cast<float>(result.dq[11 * 32])));
+    CHECK(std::isnan(static_cast<float>(result.dk[5])));
+    CHECK_FALSE(std::isnan(static_cast<float>(result.dq[12 * 32])));
+  });
+}
+
+/// The units take subnormal numbers for 0.
+TEST_CASE("subnormal numbers count as 0 in products of gradients", "[attention][backward][bfloat16]") {
+  Problem<bfloat16> problem({1, 1, 1, 20, 40, 32, 32});
+  std::fill(problem.q.begin(), problem.q.end(), std::numeric_limits<bfloat16>::denorm_min());
+  for_each_target_of_products([&](const std::string& target) {
+    INFO(target);
+    const auto result = run_backward(problem, Constant{1}, Full{});
+    for (const bfloat16 value : result.dk) CHECK(static_cast<float>(value) == 0);
+  });
+}
+
+}  // namespace attention_backward_bfloat16_test

@@ -1,0 +1,147 @@
+// Decoding from a bfloat16 cache for several queries of a kv head, on targets that have pair dots or matrix units.
+// Nothing happens here on others. Errors against the loops in long double on what the cache holds.
+
+#include <cmath>
+#include <limits>
+#include <ssmax/ssmax.hpp>
+#include <string>
+#include <vector>
+
+#include "attention_problem.hpp"
+#include "catch.hpp"
+#include "decode_problem.hpp"
+#include "target_scope.hpp"
+
+namespace decode_bfloat16_test {
+
+using attention_problem::has_bfloat16_products;
+using attention_problem::rounded_sum;
+using attention_problem::rounded_weights;
+using decode_problem::check;
+using decode_problem::Data;
+using decode_problem::Expected;
+using decode_problem::filled;
+using decode_problem::Output;
+using decode_problem::Plan;
+using decode_problem::run;
+using decode_problem::Shape;
+using reference::Real;
+using ssmax::AttentionOptions;
+using ssmax::bfloat16;
+using ssmax::Causal;
+using ssmax::Identity;
+using ssmax::index_t;
+using ssmax::KvCache;
+
+template <class Test>
+void for_each_target_of_products(Test test) {
+  for_each_target([&](const std::string& target) {
+    if (has_bfloat16_products()) test(target);
+  });
+}
+
+/// Whether the target takes a query of a few in 16 bits as well.
+bool is_matrix(const std::string& target) { return target == "amx"; }
+
+const std::vector<Shape> shapes{
+    // heads, kv_heads, queries, d, dv, lengths: 4 to 16 queries of a kv head
+    {4, 1, 1, 64, 64, {300}},        {8, 1, 1, 128, 128, {1025, 7}}, {10, 2, 1, 40, 33, {131}},
+    {3, 1, 2, 7, 5, {50, 2}},        {7, 1, 1, 32, 96, {1, 2, 3}},   {16, 1, 1, 33, 31, {200}},
+    {4, 2, 7, 48, 70, {160, 7, 90}},
+};
+
+TEST_CASE("decode in products of bfloat16 costs what rounding the weights costs", "[decode][bfloat16]") {
+  for (const Shape& shape : shapes) {
+    const Data<bfloat16> data(shape);
+    const KvCache<bfloat16> cache = filled<bfloat16>(data);
+    const Plan plan{.multiplier = [](index_t, index_t, index_t) { return Real(-2.5); }};
+    check(data, cache, Expected<bfloat16>(data, Plan{}), ssmax::Softmax{}, Causal{}, Identity{});
+    check(data, cache, Expected<bfloat16>(data, plan), ssmax::Constant{-2.5}, Causal{}, Identity{});
+    const Plan capped{.score = [](Real z, index_t, index_t) { return 2 * std::tanh(z / 2); }};
+    check(data, cache, Expected<bfloat16>(data, capped), ssmax::Softmax{}, Causal{}, ssmax::Softcap{2});
+  }
+}
+
+/// By pair dots a weight is summed before it is rounded: lse is float's, and out has one rounding only.
+TEST_CASE("decode by pair dots has float's lse, and up to three queries all of float", "[decode][bfloat16]") {
+  for (const index_t heads : {3, 4, 8}) {
+    const Data<bfloat16> data({heads, 1, 1, 64, 32, {700}});
+    const KvCache<bfloat16> cache = filled<bfloat16>(data);
+    const Expected<bfloat16> expected(data, Plan{});
+    for_each_target_of_products([&](const std::string& target) {
+      INFO(target << ' ' << heads);
+      const AttentionOptions<bfloat16> in_float{.float_products = true};
+      const Output<bfloat16> rounded = run(data, cache),
+                             floats = run(data, cache, ssmax::Softmax{}, Causal{}, Identity{}, in_float);
+      CHECK((rounded == floats) == (heads < 4));
+      Real worst = 0, worst_lse = 0;
+      for (std::size_t i = 0; i < rounded.out.size(); ++i) {
+        const Real stored = std::ldexp(Real(1), std::ilogb(expected.exact.out[i]) - 8);
+        worst = std::max(
+            worst, (std::abs(Real(static_cast<float>(rounded.out[i])) - expected.exact.out[i]) - stored) /
+                       expected.exact.value_sums[i]);
+      }
+      for (std::size_t i = 0; i < rounded.lse.size(); ++i) {
+        worst_lse = std::max(worst_lse, std::abs(Real(rounded.lse[i]) - expected.exact.lse[i]));
+      }
+      INFO(static_cast<double>(worst) << ' ' << static_cast<double>(worst_lse));
+      CHECK(worst <= (is_matrix(target) ? rounded_weights : 0x1p-8L + 1e-6L));
+      CHECK(worst_lse <= (is_matrix(target) && heads >= 4 ? rounded_sum : 4e-6L));
+    });
+  }
+}
+
+TEST_CASE("a rotated query loses nothing against rotated keys of a bfloat16 cache", "[decode][bfloat16]") {
+  const Data<bfloat16> data({8, 1, 1, 48, 32, {400}});
+  const ssmax::Rope<float> rope({.width = 48}, 400);
+  const KvCache<bfloat16> cache = filled<bfloat16>(data, &rope);
+  for_each_target_of_products([&](const std::string& target) {
+    INFO(target);
+    const auto lse_of = [&](bool float_products) {
+      return run(data, cache, ssmax::Constant{10}, Causal{}, Identity{},
+                 {.rope = &rope, .float_products = float_products})
+          .lse;
+    };
+    const std::vector<float> ours = lse_of(false), in_float = lse_of(true);
+    Real worst = 0;
+    for (std::size_t i = 0; i < ours.size(); ++i)
+      worst = std::max(worst, std::abs(Real(ours[i]) - Real(in_float[i])));
+    CHECK(worst <= (is_matrix(target) ? rounded_sum : 2e-3L));  // 16 bits of q, times 10
+  });
+}
+
+struct EveryThirdKeyIsHidden {
+  ssmax::KeyRange keys(const ssmax::Query& query) const { return {0, query.shape.keys}; }
+  bool sees(const ssmax::Query&, index_t key) const { return key % 3 != 0; }
+};
+
+TEST_CASE("what a query of a few does not see never enters its result", "[decode][bfloat16]") {
+  for (const Shape& shape : {Shape{8, 1, 1, 64, 40, {301}}, Shape{3, 1, 4, 32, 64, {150}}}) {
+    const Data<bfloat16> data(shape);
+    for (const float poison :
+         {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+      Data<bfloat16> bad = data;
+      for (index_t key = 0; key < shape.longest(); key += 3) {
+        std::fill_n(bad.k_row(0, 0, key), shape.d, bfloat16(poison));
+        std::fill_n(bad.v_row(0, 0, key), shape.dv, bfloat16(poison));
+      }
+      for_each_target_of_products([&](const std::string& target) {
+        INFO(target << ' ' << poison);
+        CHECK(run(bad, filled<bfloat16>(bad), ssmax::Softmax{}, EveryThirdKeyIsHidden{}) ==
+              run(data, filled<bfloat16>(data), ssmax::Softmax{}, EveryThirdKeyIsHidden{}));
+      });
+    }
+  }
+}
+
+TEST_CASE("decode in products of bfloat16 has the same bits on any number of threads", "[decode][bfloat16]") {
+  const Data<bfloat16> data({8, 1, 1, 64, 64, {3000}});
+  const KvCache<bfloat16> cache = filled<bfloat16>(data);
+  for_each_target_of_products([&](const std::string& target) {
+    INFO(target);
+    ssmax::ThreadPool pool(3);
+    CHECK(run(data, cache, ssmax::Softmax{}, Causal{}, Identity{}, {}, pool) == run(data, cache));
+  });
+}
+
+}  // namespace decode_bfloat16_test
