@@ -17,10 +17,10 @@
 /// to it.
 ///
 /// **The same bits** as one process with any number of ranks, wherever segments begin at multiples of 1024
-/// (2048 for the gradients dq, ds, db …) and have more than 16 queries per kv head, or fewer everywhere. dk and dv
-/// are added up by their owner, its own part first, then those of the ranks behind it in turn: the same bits
-/// every time for one layout, and within R·ε·Σ|terms| of one process' with R ranks. Cut elsewhere, sums of 1024
-/// keys become sums of fewer: bounds stay those of attention.hpp.
+/// (2048 for dq, ds, db …) and have more than 16 queries per kv head, or fewer everywhere. dk and dv are
+/// added up in the order of one process too, by their owner, from sums over 1920 rows (queries × heads of a kv head);
+/// a number of heads of a kv head that does not divide 1920 (7, say) gives them other bits, the same every
+/// time for one layout. Cut elsewhere, sums of 1024 keys become sums of fewer: bounds stay those of attention.hpp.
 ///
 /// **By heads**, with `layout.by_heads()`: rounds of an all-to-all, in each of which a rank gets all positions of one
 /// kv head and of its query heads, computes them as one process does, and gives the results back. Every result has the
@@ -28,8 +28,9 @@
 /// [kv_heads·r/R, kv_heads·(r + 1)/R); without one it waits. Memory: all positions of one kv head of what goes
 /// in and out, and MPI's own.
 ///
-/// Memory beyond the shares: one share of K and V (as float, where a rope turns 16 bits), 7 pieces, and the states
-/// of the queries: 2 numbers each, and a row of float where out has 16 bits.
+/// Memory beyond the shares: one share of K and V (as float, where a rope turns 16 bits), two pieces, and the states of
+/// the queries: 2 numbers each, and a row of float where out has 16 bits. In the backward, sums on their way take
+/// at most as much as another share of K and V, or 32 MiB.
 ///
 /// Calls are collective. Shapes, layouts and policies are compared before anything else is sent; where they
 /// differ or do not fit, every rank throws the same std::invalid_argument. MPI's errors are
@@ -195,7 +196,7 @@ void attention(Communicator& comm, const Layout& layout, const std::type_identit
   const index_t row = a.k.extent(0) * a.k.extent(1) * (a.k.extent(3) + a.v.extent(3));
   const index_t size = static_cast<index_t>(widens ? sizeof(A) : sizeof(T));
   const QueryShape shape{a.q.extent(0), a.q.extent(1), n, n};
-  const detail::RingPlan plan(comm, layout, row * size, [&](const Segment& segment) {
+  const detail::RingPlan plan(comm, layout, detail::travel_unit(row * size), [&](const Segment& segment) {
     return detail::keys_seen(variant, shape, segment.begin, segment.end);
   });
   const auto whole = detail::whole_problem<T>(a, none, layout, options);
@@ -237,6 +238,10 @@ void attention_backward(Communicator& comm, const Layout& layout,
     detail::check_backward<T>(function, a, g, options);
     detail::check_no_scaled_sinks(function, options);
     detail::check_share(function, comm, layout, a.q, a.k);
+    if (layout.segments().size() > 16384) {
+      detail::fail_value(function, "layout", "has segments", std::ssize(layout.segments()), "must be at most",
+                         16384);
+    }
     const auto whole = detail::whole_problem<T>(a, none, layout, options);
     detail::check_segments<T>(function, comm.rank(), layout, whole, a.k, a.v, options, variant);
     policies = detail::fingerprint(variant, {a.q.extent(0), a.q.extent(1), n, n});
@@ -256,11 +261,10 @@ void attention_backward(Communicator& comm, const Layout& layout,
     detail::backward_by_heads<T>(comm, layout, a, g, agreement.last_agreed() != 0, variant, options, any);
     return;
   }
-  const index_t row = a.k.extent(0) * a.k.extent(1) * (a.k.extent(3) + a.v.extent(3));
   const QueryShape shape{a.q.extent(0), a.q.extent(1), n, n};
-  const detail::RingPlan plan(
-      comm, layout, row * static_cast<index_t>(sizeof(T)),
-      [&](const Segment& segment) { return detail::keys_seen(variant, shape, segment.begin, segment.end); });
+  const detail::RingPlan plan(comm, layout, detail::travel_keys, [&](const Segment& segment) {
+    return detail::keys_seen(variant, shape, segment.begin, segment.end);
+  });
   const auto whole = detail::whole_problem<T>(a, none, layout, options);
   detail::ring_backward<T>(comm, plan, a, g, whole, variant, options, n, any);
 }

@@ -10,6 +10,7 @@
 #include "../../attention_backward.hpp"
 #include "../memory/arena.hpp"
 #include "head_exchange.hpp"
+#include "share.hpp"
 #include "some_heads.hpp"
 #include "sums.hpp"
 
@@ -58,13 +59,6 @@ View<A, 3> as_numbers(const View<A, 4>& rows) {
   return {rows.data_handle(), {rows.extent(0), rows.extent(1), rows.extent(2)}};
 }
 
-/// The part of a head's numbers that belongs to some heads, where there are any.
-template <class A>
-std::span<A> of_heads(std::span<A> numbers, index_t first, index_t count) {
-  return numbers.empty() ? numbers
-                         : numbers.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
-}
-
 template <class T>
 WholeHeads<T> whole_heads(mpi::Communicator& comm, const QueryShape& shape, const KeySourceShape& keys,
                           bool has_lse, bool has_gradients, bool has_dlse) {
@@ -93,7 +87,7 @@ void forward_by_heads(mpi::Communicator& comm, const mpi::Layout& layout, const 
       const auto problem = make_problem<T>(AttentionArguments<T>{.q = whole.q}, keys, options);
       const Result<T> result{.out = addressable(whole.out),
                              .lse = as_numbers(whole.lse),
-                             .sinks = of_heads(options.sinks, first, group)};
+                             .sinks = heads_of(options.sinks, first, group)};
       compiled::run_attention(problem,
                               SomeHeads<Compute<T>, Variant<Compute<T>>>(variant, first, shape.heads), result,
                               options.workspace, executor);
@@ -138,8 +132,8 @@ void backward_by_heads(mpi::Communicator& comm, const mpi::Layout& layout, const
           .dq = whole.dq,
           .dk = whole.dk,
           .dv = whole.dv,
-          .sinks = of_heads(options.sinks, first, group),
-          .dsinks = of_heads(g.dsinks, first, group),
+          .sinks = heads_of(options.sinks, first, group),
+          .dsinks = heads_of(g.dsinks, first, group),
           .stage = {.kept = kept.back().from(0)}};
       compiled::run_backward(problem, SomeHeadsGradient<A>(variant, first, shape.heads), options.workspace,
                              executor);

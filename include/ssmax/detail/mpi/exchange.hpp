@@ -138,9 +138,8 @@ class KeyExchange {
   }
 
  private:
-  static int tag(std::size_t piece) {
-    return static_cast<int>(piece % 16384);
-  }  // MPI counts to 32767 at least
+  // MPI counts tags to 32767 at least; sums of gradients have those from 8192 on.
+  static int tag(std::size_t piece) { return static_cast<int>(piece % 8192); }
   [[nodiscard]] std::size_t size_of(const Piece& piece) const {
     return static_cast<std::size_t>(piece.keys.size() * row_) * sizeof(X);
   }

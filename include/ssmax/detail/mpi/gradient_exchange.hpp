@@ -1,67 +1,69 @@
-// Gradients of keys on their way home: a rank sends what its queries give a piece to the piece's owner, who adds
-// the contributions in a fixed order, its own first, then those of the ranks behind it in turn.
+// Sums of dk and dv on their way: to whoever goes on with them, and to the owner of the keys, who adds them in the
+// order of the queries (sum_plan.hpp).
+//
+// Nobody waits for one who waits: a rank forms sums in the order of pieces, units and queries, the owner takes them in that
+// order, and parts that others go on with come first.
 #pragma once
 
+#include <array>
 #include <vector>
 
 #include "exchange.hpp"
+#include "sum_plan.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
-/// A contribution lies as a piece of keys does: dk, then dv.
+/// A sum lies as a piece of keys does, of the heads of a unit: dk, then dv.
 template <class T>
 class GradientExchange {
  public:
-  /// `buffers` have room for four pieces of `row` elements to a key. The members' add(piece, contribution) adds
-  /// to dk and dv.
-  GradientExchange(mpi::Communicator& comm, const RingPlan& plan, index_t row, T* buffers)
-      : plan_(plan), requests_(comm), row_(row) {
-    const index_t size = plan.longest_piece() * row;
-    for (int i = 0; i < 2; ++i) {
-      outgoing_[i] = buffers + i * size;
-      incoming_[i] = buffers + (2 + i) * size;
+  /// `row`: elements of a key of one kv head, in all batch entries. `outgoing` has room for `slots` sums of the longest
+  /// piece and the largest unit, `incoming` for two.
+  GradientExchange(mpi::Communicator& comm, const RingPlan& plan, const SumPlan& sums,
+                   const std::vector<HeadUnit>& units, index_t row, T* outgoing, index_t slots, T* incoming)
+      : plan_(plan), sums_(sums), units_(units), requests_(comm), row_(row), outgoing_(outgoing) {
+    for (const HeadUnit& unit : units) slot_size_ = std::max(slot_size_, unit.count);
+    slot_size_ *= plan.longest_piece() * row;
+    sending_.assign(static_cast<std::size_t>(slots), MPI_REQUEST_NULL);
+    for (std::size_t i = 0; i < incoming_.size(); ++i) {
+      incoming_[i].sum = incoming + static_cast<index_t>(i) * slot_size_;
     }
-    const std::vector<Piece>& pieces = plan.pieces();
-    own_done_.resize(pieces.size());
-    for (std::size_t i = 0; i < pieces.size(); ++i) {
-      if (pieces[i].keys.rank != plan.rank()) continue;
-      own_done_[i] = !plan.needs(plan.rank(), pieces[i]);
-      for (int j = 1; j < plan.ranks(); ++j) {
-        const int from = (plan.rank() + j) % plan.ranks();
-        if (plan.needs(from, pieces[i])) expected_.push_back({i, from});
-      }
+    for (std::size_t i = 0; i < plan.pieces().size(); ++i) {
+      if (plan.pieces()[i].keys.rank != plan.rank()) continue;
+      const std::vector<int> senders = sums.senders(plan.pieces()[i]);
+      if (!senders.empty()) own_.push_back(i);
     }
     receive_next(), receive_next();
   }
 
-  /// The owner's own contribution to a piece lies in dk and dv.
-  void own_is_done(std::size_t piece) { own_done_[piece] = true; }
-
-  /// Room for a contribution to another rank's piece. Waits until one that was sent has arrived.
+  /// Room for the next sum; what others have begun is in it. Waits until a sum that was sent from there has arrived.
+  /// add(piece, unit, sum) adds to dk and dv.
   template <class Add>
-  T* room(const Add& add) {
-    MPI_Request& request = sending_[sent_ % 2];
-    requests_.wait([&] {
-      poll(add);
-      return Requests::test(request);
-    });
-    return outgoing_[sent_ % 2];
+  T* room(const SumPart& part, std::size_t piece, std::size_t unit, const Add& add) {
+    wait_for(sending_[sent_ % sending_.size()], add);
+    T* sum = outgoing_ + static_cast<index_t>(sent_ % sending_.size()) * slot_size_;
+    if (part.from >= 0) {
+      MPI_Request begun = requests_.receive(sum, size_of(piece, unit), part.from, tag_of_share(part.share));
+      wait_for(begun, add);
+    }
+    return sum;
   }
-  void send(std::size_t piece) {
-    const mpi::Segment& keys = plan_.pieces()[piece].keys;
-    sending_[sent_ % 2] = requests_.send(outgoing_[sent_ % 2], size_of(piece), keys.rank, tag(piece));
-    ++sent_;
+  /// Sends what is in that room.
+  void send(const SumPart& part, std::size_t piece, std::size_t unit) {
+    const auto slot = sent_++ % sending_.size();
+    sending_[slot] = requests_.send(outgoing_ + static_cast<index_t>(slot) * slot_size_, size_of(piece, unit),
+                                    part.to, part.ends ? tag_of_piece(piece) : tag_of_share(part.next));
   }
 
   /// Adds what has arrived and whose turn it is.
   template <class Add>
   void poll(const Add& add) {
-    while (taken_ < expected_.size()) {
-      const std::size_t piece = expected_[taken_].piece;
-      if (!own_done_[piece] || !Requests::test(receiving_[taken_ % 2])) return;
-      add(piece, incoming_[taken_ % 2]);
+    while (taken_ < asked_) {
+      Incoming& next = incoming_[taken_ % incoming_.size()];
+      if (!Requests::test(next.request)) return;
+      add(next.piece, next.unit, next.sum);
       ++taken_;
       receive_next();
     }
@@ -70,39 +72,62 @@ class GradientExchange {
   void finish(const Add& add) {
     requests_.wait([&] {
       poll(add);
-      return taken_ == expected_.size() && Requests::test(sending_[0]) && Requests::test(sending_[1]);
+      return taken_ == asked_;
     });
+    for (MPI_Request& request : sending_) wait_for(request, add);
   }
 
  private:
-  struct Contribution {
-    std::size_t piece;
-    int from;
+  struct Incoming {
+    std::size_t piece = 0, unit = 0;
+    T* sum = nullptr;
+    MPI_Request request = MPI_REQUEST_NULL;
   };
 
-  static int tag(std::size_t piece) {
-    return 16384 + static_cast<int>(piece % 16383);
-  }  // keys have those below
-  [[nodiscard]] std::size_t size_of(std::size_t piece) const {
-    return static_cast<std::size_t>(plan_.pieces()[piece].keys.size() * row_) * sizeof(T);
+  // Sums of a piece come in their order, those that a share goes on with in the order of pieces.
+  static int tag_of_piece(std::size_t piece) { return 8192 + static_cast<int>(piece % 8192); }
+  static int tag_of_share(std::size_t share) { return 16384 + static_cast<int>(share); }
+  [[nodiscard]] std::size_t size_of(std::size_t piece, std::size_t unit) const {
+    return static_cast<std::size_t>(plan_.pieces()[piece].keys.size() * units_[unit].count * row_) *
+           sizeof(T);
+  }
+  template <class Add>
+  void wait_for(MPI_Request& request, const Add& add) {
+    requests_.wait([&] {
+      poll(add);
+      return Requests::test(request);
+    });
   }
   void receive_next() {
-    if (asked_ == expected_.size()) return;
-    const Contribution& next = expected_[asked_];
-    receiving_[asked_ % 2] =
-        requests_.receive(incoming_[asked_ % 2], size_of(next.piece), next.from, tag(next.piece));
-    ++asked_;
+    if (own_at_ == own_.size()) return;
+    const std::size_t piece = own_[own_at_];
+    if (senders_.empty()) senders_ = sums_.senders(plan_.pieces()[piece]);
+    Incoming& next = incoming_[asked_++ % incoming_.size()];
+    next.piece = piece;
+    next.unit = unit_at_;
+    next.request =
+        requests_.receive(next.sum, size_of(piece, unit_at_), senders_[sender_at_], tag_of_piece(piece));
+    if (++sender_at_ < senders_.size()) return;
+    sender_at_ = 0;
+    if (++unit_at_ < units_.size()) return;
+    unit_at_ = 0;
+    ++own_at_;
+    senders_.clear();
   }
 
   const RingPlan& plan_;
+  const SumPlan& sums_;
+  const std::vector<HeadUnit>& units_;
   Requests requests_;
   index_t row_;
-  T *outgoing_[2], *incoming_[2];
-  MPI_Request sending_[2]{MPI_REQUEST_NULL, MPI_REQUEST_NULL},
-      receiving_[2]{MPI_REQUEST_NULL, MPI_REQUEST_NULL};
-  std::vector<Contribution> expected_;
-  std::vector<bool> own_done_;  // [pieces]
-  std::size_t asked_ = 0, taken_ = 0, sent_ = 0;
+  T* outgoing_;
+  index_t slot_size_ = 0;
+  std::vector<MPI_Request> sending_;  // [slots]
+  std::array<Incoming, 2> incoming_{};
+  std::vector<std::size_t> own_;  // pieces that somebody sees
+  std::vector<int> senders_;      // of the piece that is asked for
+  std::size_t own_at_ = 0, unit_at_ = 0, sender_at_ = 0;
+  std::size_t sent_ = 0, asked_ = 0, taken_ = 0;
 };
 
 }  // namespace detail

@@ -1,6 +1,7 @@
 // Who needs which keys: the pieces that keys travel in, and the steps of a rank.
 #pragma once
 
+#include <algorithm>
 #include <limits>
 #include <vector>
 
@@ -14,8 +15,12 @@ namespace detail {
 /// Keys travel in pieces of whole multiples of this many positions, counted over the sequence. It is what the
 /// backward adds up at a time (piece_keys · pieces_of_sum), and two chunks of the forward.
 inline constexpr index_t travel_keys = 2048;
-/// So many of them as make up at most this, or one.
+/// In the forward, so many of them as make up at most this, or one.
 inline constexpr index_t travel_bytes = index_t{8} << 20;
+
+inline index_t travel_unit(index_t bytes_of_key) {
+  return travel_keys * std::max<index_t>(1, travel_bytes / std::max<index_t>(1, bytes_of_key) / travel_keys);
+}
 
 /// One segment of the layout, from where on its rows lie in the arrays of its rank.
 struct Share {
@@ -31,14 +36,12 @@ struct Piece {
 
 class RingPlan {
  public:
-  /// Collective. `seen(segment)` is a range that holds every key that the segment's queries see; it is asked of
+  /// Collective. Pieces begin at multiples of `unit`, and where segments do. `seen(segment)` is a range that holds every key that the segment's queries see; it is asked of
   /// the own segments only.
   template <class Seen>
-  RingPlan(const mpi::Communicator& comm, const mpi::Layout& layout, index_t bytes_of_key, const Seen& seen)
+  RingPlan(const mpi::Communicator& comm, const mpi::Layout& layout, index_t unit, const Seen& seen)
       : rank_(comm.rank()), ranks_(comm.ranks()) {
     std::vector<index_t> rows(static_cast<std::size_t>(comm.ranks()));
-    const index_t unit =
-        travel_keys * std::max<index_t>(1, travel_bytes / std::max<index_t>(1, bytes_of_key) / travel_keys);
     std::vector<std::int64_t> ranges;  // -begin and end of each segment's, so that the maximum joins them
     for (const mpi::Segment& segment : layout.segments()) {
       index_t& row = rows[static_cast<std::size_t>(segment.rank)];
@@ -80,6 +83,16 @@ class RingPlan {
       if (shares_[i].segment.rank == rank && sees(i, piece)) return true;
     }
     return false;
+  }
+  /// Positions of a rank.
+  [[nodiscard]] index_t count(int rank) const {
+    index_t count = 0;
+    for (const Share& share : shares_) count += share.segment.rank == rank ? share.segment.size() : 0;
+    return count;
+  }
+  /// Segments of this rank.
+  [[nodiscard]] index_t segments_of_rank() const {
+    return std::ranges::count(shares_, rank_, [](const Share& share) { return share.segment.rank; });
   }
   [[nodiscard]] index_t longest_piece() const {
     index_t longest = 0;

@@ -2,28 +2,30 @@
 // they are given goes home.
 #pragma once
 
-#include <utility>
+#include <algorithm>
 #include <vector>
 
 #include "../../attention_backward.hpp"
 #include "gradient_exchange.hpp"
 #include "ring_forward.hpp"
+#include "some_heads.hpp"
 #include "sums.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
-/// to += from
+/// Sums that wait for their turn may take as much memory as the rank's keys, or this.
+inline constexpr index_t most_sum_bytes = index_t{32} << 20;
+
+/// to += from, which is packed
 template <class T>
-void add_rows(const View<T, 4>& to, const View<const T, 4>& from) {
+void add_packed(const T* from, const View<T, 4>& to) {
+  const auto add_rows = kernels<PrefillBackwardKernels<T>>().add_rows;
+  const index_t rows = to.extent(2), width = to.extent(3);
   for (index_t b = 0; b < to.extent(0); ++b) {
-    for (index_t h = 0; h < to.extent(1); ++h) {
-      for (index_t i = 0; i < to.extent(2); ++i) {
-        T* sums = row_of(to, b, h, i);
-        const T* terms = row_of(from, b, h, i);
-        for (index_t c = 0; c < to.extent(3); ++c) sums[c] += terms[c];
-      }
+    for (index_t h = 0; h < to.extent(1); ++h, from += rows * width) {
+      add_rows(from, width, rows, width, row_of(to, b, h, 0), to.stride(2));
     }
   }
 }
@@ -33,71 +35,94 @@ void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const Backward
                    const AttentionGradients<T>& g, const Problem<T, T>& whole,
                    const GradientVariant<T>& variant, const AttentionOptions<T>& options, index_t positions,
                    const AnyExecutor& executor) {
-  const index_t local = a.q.extent(2);
+  const index_t local = a.q.extent(2), group = a.q.extent(1) / a.k.extent(1);
   const QueryShape query_shape{a.q.extent(0), a.q.extent(1), positions, positions};
   const KeySourceShape shape{a.k.extent(0), a.k.extent(1), a.k.extent(3), a.v.extent(3)};
-  const index_t row = shape.batch * shape.kv_heads * (shape.width + shape.value_width);
-  const index_t piece_size = plan.longest_piece() * row;
+  const index_t row = shape.batch * (shape.width + shape.value_width);  // of one kv head
   const bool learns = variant.learns() || !g.dsinks.empty();
 
-  T* own = pack_share<T, T>(comm, plan, whole, variant, a.k, a.v, 7);
-  T* buffers = own + local * row;
-  T* apart = buffers + 6 * piece_size;  // what a further segment of this rank gives
-  KeyExchange<T> exchange(comm, plan, row, own, buffers);
-  GradientExchange<T> gradients(comm, plan, row, buffers + 2 * piece_size);
-  const auto of_piece = [&](T* packed, const Piece& piece) {
-    const index_t count = piece.keys.size(), heads = shape.batch * shape.kv_heads;
-    return std::pair{addressable(View<T, 4>{packed, {shape.batch, shape.kv_heads, count, shape.width}}),
-                     addressable(View<T, 4>{packed + heads * count * shape.width,
-                                            {shape.batch, shape.kv_heads, count, shape.value_width}})};
-  };
-  const auto own_piece = [&](const Piece& piece) {
-    return std::pair{rows_of(g.dk, piece.row, piece.keys.size()),
-                     rows_of(g.dv, piece.row, piece.keys.size())};
-  };
-  const auto add_to_own = [&](std::size_t i, T* contribution) {
+  // All ranks take as many kv heads at once as leave room for all sums of a piece, or one.
+  const SumPlan sums(plan, group);
+  index_t largest = 0;
+  for (int r = 0; r < plan.ranks(); ++r) largest = std::max(largest, plan.count(r));
+  const index_t sum_size = plan.longest_piece() * row, bytes = static_cast<index_t>(sizeof(T)),
+                most_sums = std::max(most_sum_bytes, largest * shape.kv_heads * row * bytes) /
+                            std::max<index_t>(1, sum_size * bytes),
+                parts = sums.most_parts() + 1;
+  const std::vector<HeadUnit> units =
+      head_units(shape.kv_heads, std::clamp<index_t>(most_sums / parts, 1, shape.kv_heads));
+  const index_t at_once = std::ranges::max(units, {}, &HeadUnit::count).count;
+  const index_t slots = std::max(std::min(parts, most_sums / at_once), plan.segments_of_rank() + 2);
+
+  T* own = pack_share<T, T>(comm, plan, whole, variant, a.k, a.v, 2, (slots + 2) * at_once * sum_size);
+  T* incoming = own + local * shape.kv_heads * row;
+  T* outgoing_sums = incoming + 2 * shape.kv_heads * sum_size;
+  T* incoming_sums = outgoing_sums + slots * at_once * sum_size;
+  KeyExchange<T> exchange(comm, plan, shape.kv_heads * row, own, incoming);
+  GradientExchange<T> gradients(comm, plan, sums, units, row, outgoing_sums, slots, incoming_sums);
+  const auto add_to_own = [&](std::size_t i, std::size_t u, const T* sum) {
     const Piece& piece = plan.pieces()[i];
-    const auto [dk, dv] = own_piece(piece);
-    const auto [more_dk, more_dv] = of_piece(contribution, piece);
-    add_rows<T>(dk, more_dk);
-    add_rows<T>(dv, more_dv);
+    const HeadUnit& unit = units[u];
+    const auto own_part = [&](const View<T, 4>& view) {
+      return heads_of(rows_of(view, piece.row, piece.keys.size()), unit.first, unit.count);
+    };
+    add_packed(sum, own_part(g.dk));
+    add_packed(sum + shape.batch * unit.count * piece.keys.size() * shape.width, own_part(g.dv));
   };
   const auto poll = [&] {
     exchange.sent();
     gradients.poll(add_to_own);
   };
 
-  std::vector<KeptSums> kept_of;  // [shares], those of this rank's
+  std::vector<KeptSums> kept;  // [shares], those of this rank's: [parts][units][batch, heads, queries]
   for (const Share& share : plan.shares()) {
     const bool mine = share.segment.rank == plan.rank();
-    kept_of.emplace_back(learns && mine, query_shape.batch * query_shape.heads * share.segment.size(),
-                         1 + variant.parameters());
+    kept.emplace_back(learns && mine, query_shape.batch * query_shape.heads * share.segment.size(),
+                      1 + variant.parameters());
   }
-  const auto attend = [&](std::size_t i, const KeyShare<T>& keys, const View<T, 4>& dk, const View<T, 4>& dv,
-                          bool first, bool last) {
+  const auto place_of = [&](const Share& share, KeyRange queries, const HeadUnit& unit) {
+    return query_shape.batch *
+           ((queries.begin - share.segment.begin) * query_shape.heads + unit.first * group * queries.size());
+  };
+  // What the queries of a part get from keys, and what they add to `sum`.
+  const auto attend = [&](std::size_t i, KeyRange queries, const HeadUnit& unit, const KeyShare<T>& keys,
+                          T* sum, BackwardStage stage) {
     const Share& share = plan.shares()[i];
-    const index_t count = share.segment.size();
-    const auto rows = [&](const auto& view) { return rows_of(view, share.row, count); };
-    const BackwardProblem<T> problem{.forward = part_of_problem(whole, share, positions, keys),
-                                     .out = rows(a.out),
-                                     .dout = rows(g.dout),
-                                     .lse = rows(a.lse),
-                                     .dlse = rows(g.dlse),
-                                     .dq = rows(g.dq),
-                                     .dk = dk,
-                                     .dv = dv,
-                                     .sinks = options.sinks,
-                                     .dsinks = g.dsinks,
-                                     .stage = {first, last, kept_of[i].from(0)}};
-    compiled::run_backward(problem, variant, options.workspace, executor);
+    const Share part{{queries.begin, queries.end, plan.rank()},
+                     share.row + queries.begin - share.segment.begin};
+    const index_t first = unit.first * group, count = unit.count * group, length = keys.k.extent(2);
+    const auto rows = [&](const auto& view) {
+      return heads_of(rows_of(view, part.row, queries.size()), first, count);
+    };
+    const KeyShare<T> own_keys{.k = heads_of(keys.k, unit.first, unit.count),
+                               .v = heads_of(keys.v, unit.first, unit.count),
+                               .keys = keys.keys,
+                               .first = keys.first};
+    stage.kept = kept[i].from(place_of(share, queries, unit));
+    BackwardProblem<T> problem{
+        .forward = part_of_problem(whole, part, positions, own_keys),
+        .out = rows(a.out),
+        .dout = rows(g.dout),
+        .lse = rows(a.lse),
+        .dlse = rows(g.dlse),
+        .dq = rows(g.dq),
+        .dk = addressable(View<T, 4>{sum, {shape.batch, unit.count, length, shape.width}}),
+        .dv = addressable(View<T, 4>{sum + shape.batch * unit.count * length * shape.width,
+                                     {shape.batch, unit.count, length, shape.value_width}}),
+        .sinks = heads_of(options.sinks, first, count),
+        .dsinks = heads_of(g.dsinks, first, count),
+        .stage = stage};
+    problem.forward.q = heads_of(problem.forward.q, first, count);
+    compiled::run_backward(problem, SomeHeadsGradient<T>(variant, first, query_shape.heads),
+                           options.workspace, executor);
   };
   const auto without_keys = [&](bool first, bool last) {
-    const Piece none{};
-    const auto [dk, dv] = of_piece(own, none);
+    const KeyShare<T> none = key_share<T>(own, Piece{}, shape, positions);
     for (std::size_t i = 0; i < plan.shares().size(); ++i) {
-      if (plan.shares()[i].segment.rank == plan.rank()) {
-        attend(i, key_share<T>(own, none, shape, positions), dk, dv, first, last);
-      }
+      if (plan.shares()[i].segment.rank != plan.rank()) continue;
+      sums.for_each_part(plan.shares()[i], [&](KeyRange queries) {
+        for (const HeadUnit& unit : units) attend(i, queries, unit, none, own, {first, last});
+      });
     }
   };
   const auto clear = [&](const View<T, 4>& view) {
@@ -114,24 +139,15 @@ void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const Backward
   for (const std::size_t step : exchange.steps()) {
     const Piece& piece = plan.pieces()[step];
     const KeyShare<T> keys = key_share<T>(exchange.next(poll), piece, shape, positions);
-    const bool mine = piece.keys.rank == plan.rank();
-    const auto [dk, dv] = mine ? own_piece(piece) : of_piece(gradients.room(add_to_own), piece);
-    const auto [apart_dk, apart_dv] = of_piece(apart, piece);
-    bool is_first = true;
-    for (std::size_t i = 0; i < plan.shares().size(); ++i) {
-      if (plan.shares()[i].segment.rank != plan.rank() || !plan.sees(i, piece)) continue;
-      attend(i, keys, is_first ? dk : apart_dk, is_first ? dv : apart_dv, false, false);
-      if (!is_first) {
-        add_rows<T>(dk, apart_dk);
-        add_rows<T>(dv, apart_dv);
+    const std::vector<SumPart> parts_here = sums.parts(piece);
+    for (std::size_t u = 0; u < units.size(); ++u) {
+      for (const SumPart& part : parts_here) {
+        T* sum = gradients.room(part, step, u, add_to_own);
+        attend(part.share, part.queries, units[u], keys, sum,
+               {.first = false, .last = false, .continues = part.from >= 0});
+        gradients.send(part, step, u);
+        poll();
       }
-      is_first = false;
-      poll();
-    }
-    if (mine) {
-      gradients.own_is_done(step);
-    } else {
-      gradients.send(step);
     }
   }
   without_keys(false, true);
@@ -155,12 +171,19 @@ void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const Backward
   }
   if (!learns) return;
   hand_over_all(comm, variant, query_shape, g.dsinks, [&](index_t batch, index_t head) {
-    std::vector<KeptQueries> kept;
-    for (std::size_t i = 0; i < kept_of.size(); ++i) {
-      const mpi::Segment& segment = plan.shares()[i].segment;
-      kept.push_back({segment, kept_of[i].from((batch * query_shape.heads + head) * segment.size())});
+    const index_t kv_head = head / group;
+    const HeadUnit& unit =
+        *std::ranges::find_if(units, [&](const HeadUnit& any) { return kv_head < any.first + any.count; });
+    std::vector<KeptQueries> all;
+    for (std::size_t i = 0; i < kept.size(); ++i) {
+      const Share& share = plan.shares()[i];
+      sums.for_each_part(share, [&](KeyRange queries) {
+        const index_t row_of_head = (batch * unit.count * group + head - unit.first * group) * queries.size();
+        all.push_back({{queries.begin, queries.end, share.segment.rank},
+                       kept[i].from(place_of(share, queries, unit) + row_of_head)});
+      });
     }
-    return kept;
+    return all;
   });
 }
 

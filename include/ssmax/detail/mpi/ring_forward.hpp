@@ -14,13 +14,13 @@ namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
-/// Own keys, packed as X, and room for `extra` arrays of the longest piece.
+/// Own keys, packed as X, and room for `extra` arrays of the longest piece and `more` elements.
 template <class T, class X>
 X* pack_share(mpi::Communicator& comm, const RingPlan& plan, const Problem<T, T>& whole,
               const Variant<Compute<T>>& variant, const View<const T, 4>& k, const View<const T, 4>& v,
-              index_t extra) {
+              index_t extra, index_t more = 0) {
   const index_t row = k.extent(0) * k.extent(1) * (k.extent(3) + v.extent(3));
-  const index_t elements = (k.extent(2) + extra * plan.longest_piece()) * row;
+  const index_t elements = (k.extent(2) + extra * plan.longest_piece()) * row + more;
   X* share = reinterpret_cast<X*>(comm.buffers().reserve(static_cast<std::size_t>(elements) * sizeof(X)));
   for (const Piece& piece : plan.pieces()) {
     if (piece.keys.rank == plan.rank())

@@ -1,6 +1,9 @@
 // A rank's share of a call: its rows, its keys packed for the way, its queries against a piece of keys.
 #pragma once
 
+#include <array>
+#include <span>
+
 #include "../attention/keys.hpp"
 #include "../attention/load.hpp"
 #include "plan.hpp"
@@ -19,6 +22,25 @@ View<T, Rank> rows_of(const View<T, Rank>& view, index_t first, index_t count) {
     strides[static_cast<std::size_t>(i)] = view.stride(i);
   }
   return addressable(View<T, Rank>(view.data_handle() + first * view.stride(2), extents, strides));
+}
+
+/// Heads [first, first + count) of [batch, heads, positions, …].
+template <class T, int Rank>
+View<T, Rank> heads_of(const View<T, Rank>& view, index_t first, index_t count) {
+  if (view.data_handle() == nullptr) return view;
+  std::array<index_t, Rank> extents, strides;
+  for (int i = 0; i < Rank; ++i) {
+    extents[static_cast<std::size_t>(i)] = i == 1 ? count : view.extent(i);
+    strides[static_cast<std::size_t>(i)] = view.stride(i);
+  }
+  return addressable(View<T, Rank>(view.data_handle() + first * view.stride(1), extents, strides));
+}
+
+/// A head's numbers, where there are any.
+template <class A>
+std::span<A> heads_of(std::span<A> numbers, index_t first, index_t count) {
+  return numbers.empty() ? numbers
+                         : numbers.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
 }
 
 /// Packed keys of a piece, as KeyExchange has them.

@@ -29,6 +29,8 @@ struct CallSums {
 struct BackwardStage {
   bool first = true, last = true;
   CallSums kept{};
+  /// dk and dv hold what queries before these gave, which are at most as many rows as one sum takes.
+  bool continues = false;
 };
 
 template <class T>

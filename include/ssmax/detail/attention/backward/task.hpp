@@ -111,8 +111,10 @@ class BackwardTask {
       }
       if constexpr (in_16_bits) pack_panels(block, finite);
     }
+    if (problem_.stage.continues && sums_in_place_) return;
     std::fill_n(dk_sums(first), in_passes(count) * memory_.d_pitch, A{0});
     std::fill_n(dv_sums(first), in_passes(count) * memory_.dv_pitch, A{0});
+    if (problem_.stage.continues) load_key_sums(first, count);
   }
 
   /// Adds what a block of queries and a block of keys give each other's gradients. After the last piece of a
@@ -258,6 +260,17 @@ class BackwardTask {
   A* dv_sums(index_t first) const {
     return sums_in_place_ ? head_sums_.value_sums(problem_, batch_, kv_head_, first)
                           : head_sums_.dvalues + first * memory_.dv_pitch;
+  }
+
+  /// The sums over some pieces go on from what dk and dv hold.
+  void load_key_sums(index_t first, index_t count) const {
+    const auto load = [&](const A* all, index_t stride, index_t columns, A* sums, index_t pitch) {
+      gradient_kernels_.copy_rows(all, stride, count, columns, sums, pitch);
+    };
+    load(head_sums_.key_sums(problem_, batch_, kv_head_, first), head_sums_.key_stride(problem_.dk),
+         forward_.width(), dk_sums(first), memory_.d_pitch);
+    load(head_sums_.value_sums(problem_, batch_, kv_head_, first), head_sums_.key_stride(problem_.dv),
+         forward_.value_width(), dv_sums(first), memory_.dv_pitch);
   }
 
   /// Points keys_ at a block of keys: where they lie or, if they were packed, at the copy.
