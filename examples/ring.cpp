@@ -2,6 +2,7 @@
 //
 //     mpirun -n 4 ring 65536
 //
+// and further, if wanted, the threads of a rank, and 0 for no RoPE, whose tables take 256 bytes a position on each rank.
 // Each rank prints its memory, what it sent, and its time in computing and in waiting. Out and dq have the same
 // bits for any number of ranks, so the checksum below is the same as well.
 #include <mpi.h>
@@ -57,8 +58,10 @@ int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
   const index_t n = argc > 1 ? std::atoll(argv[1]) : 8192;
   const index_t threads = argc > 2 ? std::atoll(argv[2]) : 1;
+  const bool rotates = argc > 3 ? std::atoi(argv[3]) != 0 : true;
   if (n < 1 || threads < 1) {
-    std::fprintf(stderr, "usage: mpirun -n <ranks> ring [positions] [threads of a rank]\n");
+    std::fprintf(stderr,
+                 "usage: mpirun -n <ranks> ring [positions] [threads of a rank] [1: RoPE, 0: none]\n");
     MPI_Abort(MPI_COMM_WORLD, 2);
   }
   {
@@ -81,7 +84,8 @@ int main(int argc, char** argv) {
     const auto of_keys = [&](auto* data) {
       return View<std::remove_pointer_t<decltype(data)>, 4>{data, {1, kv_heads, rows, d}};
     };
-    const ssmax::Rope<float> rope({.width = d, .theta = 10'000}, n);
+    const ssmax::Rope<float> rope({.width = d, .theta = 10'000}, rotates ? n : 1);
+    const ssmax::AttentionOptions<float> options{.rope = rotates ? &rope : nullptr};
     const ssmax::SSMax<float> scaling{s};
     ssmax::ThreadPool pool(threads);
 
@@ -116,7 +120,7 @@ int main(int argc, char** argv) {
                                     .v = of_keys(v.data()),
                                     .out = of_queries(out.data()),
                                     .lse = {lse.data(), {1, heads, rows}}},
-                                   scaling, ssmax::Causal{}, {.rope = &rope}, pool);
+                                   scaling, ssmax::Causal{}, options, pool);
     });
     measure("backward", 5, [&] {
       std::fill(ds.begin(), ds.end(), 0.0f);
@@ -131,7 +135,7 @@ int main(int argc, char** argv) {
                                              .dq = of_queries(dq.data()),
                                              .dk = of_keys(dk.data()),
                                              .dv = of_keys(dv.data())},
-                                            scaling.gradient(ds, db), ssmax::Causal{}, {.rope = &rope}, pool);
+                                            scaling.gradient(ds, db), ssmax::Causal{}, options, pool);
     });
 
     std::uint64_t sum = 0;

@@ -1,0 +1,162 @@
+#!/usr/bin/env python3
+"""Runs the example ring, unchanged, on a cluster that is only described, by SimGrid's SMPI, and draws what it gained.
+
+  plan.py run <ring_simulated.so> --ranks 8 64 1024 --positions 4194304 --gbit 100 --out runs.csv
+  plan.py run <ring_simulated.so> --ranks 8 64 1024 --share 8192 --gbit 25 --out runs.csv
+  plan.py plot runs.csv docs/cluster.png
+
+Nothing is computed: the simulated clock goes on by the FLOP of each call at the rate that is given. Efficiency is the
+rate that ring prints, of what its ranks have together.
+"""
+
+import argparse
+import csv
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+
+PLATFORM = """<?xml version='1.0'?>
+<!DOCTYPE platform SYSTEM "https://simgrid.org/simgrid.dtd">
+<platform version="4.1">
+  <cluster id="cluster" prefix="node" suffix="" radical="0-{last}" speed="{gflops}Gf" core="{cores}"
+           bw="{bytes}GBps" lat="{hop}us" loopback_bw="{bytes}GBps" loopback_lat="{hop}us"
+           sharing_policy="SPLITDUPLEX">
+    <prop id="backward" value="{backward}"/>
+  </cluster>
+</platform>
+"""
+FIELDS = ["positions", "ranks", "gbit", "us", "gflops", "pass", "seconds", "efficiency"]
+
+
+def simulate(arguments, ranks, positions):
+    """What ring prints with so many ranks, each on a machine of its own unless `cores` says otherwise."""
+    nodes = -(-ranks // arguments.node_ranks)
+    with tempfile.TemporaryDirectory() as folder:
+        platform, hosts = pathlib.Path(folder, "platform.xml"), pathlib.Path(folder, "hosts")
+        platform.write_text(PLATFORM.format(last=nodes - 1, gflops=arguments.gflops, cores=arguments.cores,
+                                            bytes=arguments.gbit / 8, hop=arguments.us / 2,
+                                            backward=arguments.backward))
+        hosts.write_text("".join(f"node{i // arguments.node_ranks}\n" for i in range(ranks)))
+        command = ["smpirun", "-no-privatize", "-platform", platform, "-hostfile", hosts, "-np", str(ranks),
+                   "--cfg=smpi/simulate-computation:no", "--cfg=smpi/test:0", "--log=root.thres:error",
+                   "--cfg=smpi/shared-malloc-blocksize:67108864", "--cfg=contexts/stack-size:4096",
+                   arguments.program.resolve(), str(positions), "1", "0"]
+        with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True, start_new_session=True) as run:
+            text = ""
+            for line in run.stdout:
+                if arguments.only == "forward" and line.startswith("backward"):
+                    os.killpg(run.pid, signal.SIGKILL)
+                    return text
+                text += line
+    if run.returncode != 0:
+        sys.exit(f"{text}\nplan.py: the simulated run failed")
+    return text
+
+
+def ranks_shown(ranks):
+    return {0, ranks // 2, ranks - 1}
+
+
+def run(arguments):
+    rows = []
+    for ranks in arguments.ranks:
+        positions = arguments.positions or arguments.share * ranks
+        text = simulate(arguments, ranks, positions)
+        print(f"{positions} positions, {ranks} ranks of {arguments.gflops:g} GFLOP/s, {arguments.gbit:g} Gbit/s, "
+              f"{arguments.us:g} µs:")
+        for line in text.splitlines():
+            rank = re.search(r"rank (\d+) of", line)
+            # Numbers are not computed, and memory is the simulator's.
+            if rank and int(rank[1]) not in ranks_shown(ranks) or line.endswith("…") or line.startswith("checksum"):
+                continue
+            print("  " + re.sub(r", \d+ MiB of memory.*", "", line))
+        for name, seconds, rate in re.findall(r"^(forward|backward) +([\d.]+) s, ([\d.]+) GFLOP/s$", text, re.M):
+            speed = arguments.gflops * min(ranks, -(-ranks // arguments.node_ranks) * arguments.cores)
+            speed *= arguments.backward if name == "backward" else 1
+            rows.append([positions, ranks, arguments.gbit, arguments.us, arguments.gflops, name, seconds,
+                         f"{float(rate) / speed:.3f}"])
+            print(f"  {name}: {float(rate) / speed:.1%} of the ranks' rate", flush=True)
+    if arguments.out:
+        is_new = not arguments.out.exists()
+        with arguments.out.open("a", newline="") as file:
+            csv.writer(file).writerows([FIELDS] * is_new + rows)
+
+
+def plot(arguments):
+    with arguments.runs.open() as file:
+        rows = list(csv.DictReader(file))
+    ranks = sorted({int(row["ranks"]) for row in rows})
+    strong = max({row["positions"] for row in rows},
+                 key=lambda n: (len({row["ranks"] for row in rows if row["positions"] == n}), int(n)))
+    lines = [
+        "set terminal pngcairo size 1300,1000 font 'Sans,12'",
+        f"set output '{arguments.output}'",
+        "set multiplot layout 2,2 margins 0.06,0.98,0.13,0.95 spacing 0.07,0.11",
+        "set logscale x 2",
+        f"set xtics ({', '.join(map(str, ranks))})",
+        f"set xrange [{0.8 * ranks[0]}:{1.25 * ranks[-1]}]",
+        "set yrange [0:105]",
+        "set xlabel 'ranks'",
+        "set ylabel '% of the ranks together'",
+        "set grid linecolor rgb '#d8d8d8' linetype 1",
+        "set border 3",
+        "set tics nomirror",
+        "unset key",  # until the last picture: one legend for all
+    ]
+    colours = {"25": "#c03030", "100": "#e89020", "400": "#2060b0"}
+    panels = [(name, kind) for name in ("forward", "backward") for kind in ("strong", "weak")]
+    for number, (name, kind) in enumerate(panels):
+        of_kind = [row for row in rows if row["pass"] == name and (row["positions"] == strong) == (kind == "strong")]
+        plots = []
+        for gbit, colour in colours.items():
+            chosen = sorted((int(row["ranks"]), 100 * float(row["efficiency"]))
+                            for row in of_kind if float(row["gbit"]) == float(gbit))
+            if not chosen:
+                continue
+            block = f"$panel{number}_{gbit}"
+            lines += [f"{block} << END", *(f"{x} {y}" for x, y in chosen), "END"]
+            plots.append(f"{block} with linespoints pointtype 7 pointsize 0.8 linewidth 2 linecolor rgb '{colour}' "
+                         f"title '{gbit} Gbit/s'")
+        if not plots:
+            sys.exit(f"plan.py: {arguments.runs} has no {kind} scaling of the {name}")
+        share = sorted({int(row["positions"]) // int(row["ranks"]) for row in of_kind})
+        title = f"{int(strong):,} positions" if kind == "strong" else f"{share[0]:,} positions a rank"
+        lines.append(f"set title '{name}, {title}' font ',14'")
+        if number == len(panels) - 1:
+            lines.append("set key at screen 0.5,0.035 center horizontal Left reverse")
+        lines.append("plot " + ", \\\n     ".join(plots))
+    subprocess.run(["gnuplot"], input="\n".join(lines + ["unset multiplot", ""]), text=True, check=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    of_run = commands.add_parser("run", help="simulate, print what the ranks print, add to a table")
+    of_run.add_argument("program", type=pathlib.Path, help="ring_simulated.so, as CMake builds it")
+    of_run.add_argument("--ranks", type=int, nargs="+", required=True)
+    length = of_run.add_mutually_exclusive_group(required=True)
+    length.add_argument("--positions", type=int, help="of the sequence: strong scaling")
+    length.add_argument("--share", type=int, help="positions of a rank: weak scaling")
+    of_run.add_argument("--gbit", type=float, default=100, help="bandwidth of a machine, each way")
+    of_run.add_argument("--us", type=float, default=5, help="latency from machine to machine")
+    of_run.add_argument("--gflops", type=float, default=85, help="rate of a rank, forward, as ring with one rank prints")
+    of_run.add_argument("--backward", type=float, default=1, help="the backward's rate over the forward's")
+    of_run.add_argument("--node-ranks", type=int, default=1, help="ranks of a machine")
+    of_run.add_argument("--cores", type=int, default=1, help="of a machine: so many ranks compute at once")
+    of_run.add_argument("--only", choices=["forward"], help="stop before the backward")
+    of_run.add_argument("--out", type=pathlib.Path, help="a CSV that is added to")
+    of_run.set_defaults(command=run)
+    of_plot = commands.add_parser("plot", help="draw such a table")
+    of_plot.add_argument("runs", type=pathlib.Path)
+    of_plot.add_argument("output", type=pathlib.Path)
+    of_plot.set_defaults(command=plot)
+    arguments = parser.parse_args()
+    arguments.command(arguments)
+
+
+if __name__ == "__main__":
+    main()

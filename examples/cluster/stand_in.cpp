@@ -1,0 +1,182 @@
+// What takes the place of ssmax::compiled, and of a few calls of the system, where an unchanged program over MPI is
+// run by SimGrid's SMPI: nothing is computed, the simulated clock goes on by the FLOP that would have been.
+//
+// The host of a rank says how fast it is: its speed is that of the forward, its property `backward` what the
+// backward reaches of that.
+#include <mpi.h>
+#include <smpi/smpi.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <new>
+#include <simgrid/s4u/Actor.hpp>
+#include <simgrid/s4u/Host.hpp>
+#include <ssmax/mpi.hpp>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using ssmax::index_t;
+
+/// Keys that queries of one head see, added up: of every 64th of them, the others by the line between. (Masks that
+/// cut a part of the sequence at one or two places are counted well, and heads are taken to be alike.)
+double visible(const ssmax::shared::Problem<float, float>& problem,
+               const ssmax::shared::Variant<float>& variant) {
+  const index_t count = problem.q.extent(2), step = std::max<index_t>(1, (count - 1) / 64);
+  double sum = 0;
+  for (index_t batch = 0; batch < problem.q.extent(0); ++batch) {
+    const auto seen = [&](index_t i) {
+      const ssmax::Query query{batch, 0, problem.first_query + i, problem.shape(batch)};
+      const index_t keys = variant.row(query, problem.keys.stored(batch)).keys.size();
+      return static_cast<double>(std::max<index_t>(0, keys));
+    };
+    for (index_t i = 0; i < count; i += step) {
+      const index_t last = std::min(i + step, count) - 1;
+      sum += (seen(i) + seen(last)) / 2 * static_cast<double>(last - i + 1);
+    }
+  }
+  return sum;
+}
+
+void compute(double flop) {
+  if (flop > 0) smpi_execute_flops(flop);
+}
+
+}  // namespace
+
+namespace ssmax {
+inline namespace SSMAX_COMPILED_NAMESPACE {
+namespace compiled {
+
+template <>
+void run_attention(const shared::Problem<float, float>& problem, const shared::Variant<float>& variant,
+                   const shared::Result<float>&, Workspace*, const shared::AnyExecutor&) {
+  const auto products = static_cast<double>(2 * (problem.width() + problem.value_width()));
+  compute(products * static_cast<double>(problem.q.extent(1)) * visible(problem, variant));
+}
+
+template <>
+void run_backward(const shared::BackwardProblem<float>& problem,
+                  const shared::GradientVariant<float>& variant, Workspace*, const shared::AnyExecutor&) {
+  const shared::Problem<float, float>& forward = problem.forward;
+  const auto products = static_cast<double>(2 * (3 * forward.width() + 2 * forward.value_width()));
+  const char* speed = simgrid::s4u::this_actor::get_host()->get_property("backward");
+  compute(products * static_cast<double>(forward.q.extent(1)) * visible(forward, variant) /
+          (speed == nullptr ? 1 : std::atof(speed)));
+}
+
+}  // namespace compiled
+}  // namespace SSMAX_COMPILED_NAMESPACE
+}  // namespace ssmax
+
+// ---- Waiting: a rank that gives up the processor goes on when one of the messages has arrived that it has asked about.
+// So the program's requests are Messages: their names stay while SMPI's own come and go. -----------------------------
+
+namespace {
+
+struct Message {
+  MPI_Request request = MPI_REQUEST_NULL;
+};
+
+/// Of the running rank: what it has asked about in vain.
+std::vector<Message*>& awaited() {
+  static std::unordered_map<long, std::vector<Message*>> of_ranks;
+  return of_ranks[simgrid::s4u::this_actor::get_pid()];
+}
+
+MPI_Request name_of(Message* message) { return reinterpret_cast<MPI_Request>(message); }
+
+}  // namespace
+
+extern "C" int sched_yield() noexcept {
+  std::vector<MPI_Request> requests;
+  for (const Message* message : awaited()) requests.push_back(message->request);
+  int first = 0;
+  if (requests.empty()) std::abort();
+  PMPI_Waitany(static_cast<int>(requests.size()), requests.data(), &first, MPI_STATUS_IGNORE);
+  const auto arrived = awaited().begin() + first;
+  (*arrived)->request = MPI_REQUEST_NULL;
+  awaited().erase(arrived);
+  return 0;
+}
+
+extern "C" int MPI_Isend(const void* data, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm,
+                         MPI_Request* request) {
+  auto* message = new Message;
+  *request = name_of(message);
+  return PMPI_Isend(data, count, type, to, tag, comm, &message->request);
+}
+
+extern "C" int MPI_Irecv(void* data, int count, MPI_Datatype type, int from, int tag, MPI_Comm comm,
+                         MPI_Request* request) {
+  auto* message = new Message;
+  *request = name_of(message);
+  return PMPI_Irecv(data, count, type, from, tag, comm, &message->request);
+}
+
+extern "C" int MPI_Test(MPI_Request* request, int* done, MPI_Status*) {
+  *done = 1;
+  if (*request == MPI_REQUEST_NULL) return MPI_SUCCESS;
+  auto* message = reinterpret_cast<Message*>(*request);
+  if (message->request != MPI_REQUEST_NULL) {
+    const int code = PMPI_Test(&message->request, done, MPI_STATUS_IGNORE);
+    if (code != MPI_SUCCESS) return code;
+  }
+  const auto known = std::find(awaited().begin(), awaited().end(), message);
+  if (*done == 0) {
+    if (known == awaited().end()) awaited().push_back(message);
+    return MPI_SUCCESS;
+  }
+  if (known != awaited().end()) awaited().erase(known);
+  delete message;
+  *request = MPI_REQUEST_NULL;
+  return MPI_SUCCESS;
+}
+
+/// Those in front of the first one that is not done: a rank has a thousand under way for each piece.
+extern "C" int MPI_Testsome(int count, MPI_Request* requests, int* finished, int* indices, MPI_Status*) {
+  for (*finished = 0; *finished < count; ++*finished) {
+    int done = 0;
+    const int code = MPI_Test(&requests[*finished], &done, MPI_STATUS_IGNORE);
+    if (code != MPI_SUCCESS) return code;
+    if (done == 0) return MPI_SUCCESS;
+    indices[*finished] = *finished;
+  }
+  return MPI_SUCCESS;
+}
+
+// ---- Memory: large arrays of all ranks lie at the same place, and messages between them are not copied. --------
+
+namespace {
+
+constexpr std::size_t large = std::size_t{1} << 20;
+
+void* allocate(std::size_t size, std::size_t alignment) {
+  void* memory = size >= large ? smpi_shared_malloc(size, __FILE__, __LINE__)
+                               : std::aligned_alloc(alignment, (size + alignment) / alignment * alignment);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+
+void release(void* memory) {
+  std::vector<std::pair<std::size_t, std::size_t>> parts;
+  std::size_t offset = 0;
+  if (memory != nullptr && smpi_is_shared(memory, parts, &offset) != 0) {
+    smpi_shared_free(memory);
+  } else {
+    std::free(memory);
+  }
+}
+
+}  // namespace
+
+void* operator new(std::size_t size) { return allocate(size, alignof(std::max_align_t)); }
+void* operator new(std::size_t size, std::align_val_t alignment) {
+  return allocate(size, static_cast<std::size_t>(alignment));
+}
+void operator delete(void* memory) noexcept { release(memory); }
+void operator delete(void* memory, std::size_t) noexcept { release(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { release(memory); }
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { release(memory); }
