@@ -134,15 +134,18 @@ class DecodeTask {
   void attend_chunk(KeyRange keys, A* states) {
     const SoftmaxState<A> state = memory_.state(states);
     reset(states);
-    for (index_t r = 0; r < count_; ++r) softmax_[r].reset();
+    for (index_t r = 0; r < count_; ++r) {
+      softmax_[r].reset();
+      tops_[r] = 1;
+    }
     weigh_values(keys, state.o);
     for (index_t r = 0; r < count_; ++r) {
       // Rounding the shift to A loses `lost`: sum and o are multiplied by 2^lost instead, where |lost| < 64.
-      const double shift = softmax_[r].shift();
+      const double shift = softmax_[r].shift() + std::log2(tops_[r]);
       state.shift[r] = static_cast<A>(shift);
       const double lost = shift - static_cast<double>(state.shift[r]);
       const double factor = std::abs(lost) < 64 ? std::exp2(lost) : 1;
-      state.sum[r] = static_cast<A>(softmax_[r].sum() * factor);
+      state.sum[r] = static_cast<A>(softmax_[r].sum() / tops_[r] * factor);
       A* o = state.o + r * memory_.dv;
       if (factor != 1) kernels<RowKernels<A>>().multiply(o, memory_.dv, static_cast<A>(factor), o);
     }
@@ -192,8 +195,19 @@ class DecodeTask {
       }
       if (variant_.has_score || variant_.has_predicate) variant_.apply(s, keys, memory_.rows[r]);
       softmax_[r].update(s, keys.size(), s);
-      if constexpr (in_16_bits) narrow(s, keys.size(), memory_.weights + (s - memory_.s));
+      if constexpr (in_16_bits) round_weights(r, s, keys.size());
     }
+  }
+
+  /// Row r's weights s[n], divided by the largest of them and rounded: from that, rounding takes nothing.
+  void round_weights(index_t r, A* s, index_t n) {
+    const auto& row_kernels = kernels<RowKernels<A>>();
+    const A top = row_kernels.max(s, n).value;
+    if (top > 0) {
+      tops_[r] = static_cast<double>(top);
+      row_kernels.multiply(s, n, 1 / top, s);
+    }
+    narrow(s, n, memory_.weights + (s - memory_.s));
   }
 
   /// s[r][key - chunk.begin] for all rows and keys of the chunk.
@@ -305,6 +319,7 @@ class DecodeTask {
   const Variant<A>& variant_;
   const Memory& memory_;
   OnlineSoftmax<A> softmax_[decode_rows];
+  double tops_[decode_rows];  // what the weights of a row are divided by: 1, but in 16 bits
   index_t batch_ = 0, kv_head_ = 0, count_ = 0;
 };
 

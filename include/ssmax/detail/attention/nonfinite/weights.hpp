@@ -18,6 +18,7 @@ template <class A, class E>
 void irregular_weights(const PrefillKernels<A, E>& kernels, const ColumnScratch<A>& memory, A* s,
                        index_t keys, const TileState<A>& state, E* weights) {
   constexpr A hidden = -std::numeric_limits<A>::infinity();
+  constexpr bool in_16_bits = !std::same_as<A, E>;
   struct Lane {
     index_t index;
     A shift, sum, factor;
@@ -32,8 +33,8 @@ void irregular_weights(const PrefillKernels<A, E>& kernels, const ColumnScratch<
       poisoned = poisoned || !(x < -hidden);
       top = std::max(top, x);
     }
-    const A before = state.shift[lane], nearest = std::rint(top);
-    const A raised = before + raise_distance < nearest ? nearest : before;
+    const A before = state.shift[lane], nearest = in_16_bits ? top : std::rint(top);
+    const A raised = before + (in_16_bits ? 0 : raise_distance) < nearest ? nearest : before;
     if (!poisoned && (raised == hidden || std::abs(raised) < largest_shift<A>)) continue;
     // NaN and +inf poison the query's sum for good.
     const A factor = poisoned ? A{1} : shift_factor(before, raised);
