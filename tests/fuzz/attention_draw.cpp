@@ -162,13 +162,13 @@ AttentionCase draw_attention(Random& random, Call call, const Options& options) 
   }
   const index_t ring = c.ring && c.keys > c.capacity ? c.capacity : 0;
   c.mask = draw_mask(random, {c.batch, c.heads, c.queries, c.keys}, lengths, {.ring = ring});
-  c.scaling = draw_scaling(random, c.heads, c.keys, call == Call::backward && random.chance(0.5));
+  c.scaling = draw_scaling(random, c.mask.shape, call == Call::backward && random.chance(0.5));
   const bool is_16_bit = c.element == Element::f16 || c.element == Element::bf16;
   c.score = draw_score(random, c.mask,
                        {.odd_names = options.odd_names,
                         .learn = call == Call::backward && random.chance(0.5),
                         .all = !is_16_bit && (call == Call::attention || call == Call::backward) &&
-                               c.scaling.gradients.empty()});
+                               !c.scaling.learns() && !c.scaling.per_query});
 
   const double deviation = random.pick({0.1, 1.0, 1.0, 1.0, 3.0});
   const auto values = [&](const std::array<index_t, 4>& e, double size) {

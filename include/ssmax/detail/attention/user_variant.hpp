@@ -26,7 +26,8 @@ class UserVariant : public Interface {
   const C& score;
 
   UserVariant(const S& a_scaling, const M& a_mask, const C& a_score)
-      : Interface(!std::same_as<C, Identity>, detail::has_predicate<M>, detail::shows_same_keys<M>),
+      : Interface(!std::same_as<C, Identity>, detail::has_predicate<M>,
+                  detail::shows_same_keys<M> && !detail::reads_query<S>),
         scaling(a_scaling),
         mask(a_mask),
         score(a_score) {}
@@ -34,7 +35,7 @@ class UserVariant : public Interface {
   QueryRow row(const Query& query, KeyRange stored) const override {
     QueryRow result{query, {}, 0};
     const KeyRange visible = visible_keys(mask, query);
-    const Row scaled = scaled_row(query, visible);
+    const PlacedRow scaled{scaled_row(query, visible), query.batch, query.index};
     if (scaled.n == 0) return result;
     result.keys = {std::max(visible.begin, stored.begin), std::min(visible.end, stored.end)};
     if (result.keys.size() <= 0) result.keys = {};

@@ -105,7 +105,7 @@ class UserGradientVariant final : public UserVariant<A, S, M, C, GradientVariant
 
   void accumulate(const Query& query, const Row& row, const double* sums) const override {
     if constexpr (LearnableScaling<S>) {
-      if (row.n > 0) scaling.accumulate(row, sums[0]);
+      if (row.n > 0) scaling.accumulate(PlacedRow{row, query.batch, query.index}, sums[0]);
     }
     accumulate(score, query, sums + 1);
   }
