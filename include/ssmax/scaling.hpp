@@ -24,6 +24,8 @@
 /// | QwenLogN | max(1, ln(p+1) / ln L) | Qwen, use_logn_attn |
 /// | Llama4Temperature | 1 + a·ln(1 + floor((p+1)/F)) | Llama 4, attn_temperature_tuning |
 /// | MinistralTemperature | 1 + β·ln(1 + floor(p/L)) | Ministral 3 |
+/// | InklingTemperature | 1 + α·ln max(1, (p+1)/F) | Inkling, log_scaling_alpha, log_scaling_n_floor |
+/// | AdjustedSize | that of another scaling for max(floor, n + offset) | s·ln(n+1), s·ln max(2, n) |
 /// | PerQuery | c[batch, head, query] | formed outside: arXiv:2411.12892, 2506.16640, 2602.11139 |
 /// | Constant | any; yarn(x) = (0.1·ln x + 1)² | YaRN's attention factor, arXiv:2309.00071 |
 ///
@@ -31,6 +33,8 @@
 /// adding any of them to every logit would do nothing, since softmax is shift-invariant.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <concepts>
 #include <span>
@@ -487,6 +491,72 @@ struct MinistralTemperature : RowFunctor<MinistralTemperature> {
     if (trained_length < 1)
       detail::fail_value("scaling", "trained_length", "is", trained_length, "must be at least", 1);
   }
+};
+
+/// c = 1 + α·ln max(1, (p+1)/F). Inkling multiplies its position bias by it, too, as any scaling does here with
+/// what a score has made of a logit: give the bias as the score, `Bias(bias)`.
+struct InklingTemperature : RowFunctor<InklingTemperature> {
+  double alpha;          ///< α.
+  index_t floor_length;  ///< F.
+
+  /// α and F.
+  SSMAX_INLINE constexpr explicit InklingTemperature(double a = 0.1, index_t f = 128'000)
+      : alpha(a), floor_length(f) {}
+  using RowFunctor::operator();
+  /// 1 + α·ln max(1, (p+1)/F).
+  SSMAX_INLINE double operator()(const Row& row) const {
+    const double ratio = static_cast<double>(row.position + 1) / static_cast<double>(floor_length);
+    return ratio > 1 ? 1.0 + alpha * std::log(ratio) : 1.0;
+  }
+  /// Throws std::invalid_argument if F is below 1.
+  SSMAX_INLINE void check(index_t, index_t) const {
+    if (floor_length < 1)
+      detail::fail_value("scaling", "floor_length", "is", floor_length, "must be at least", 1);
+  }
+};
+
+/// Another scaling, asked about max(floor, n + offset) in place of n:
+///
+///     AdjustedSize{SSMax<float>{s}, 1}                         s·ln(n + 1)
+///     AdjustedSize{SSMax<float>{s, b}.gradient(ds, db), 0, 2}  s·ln max(2, n) + b, learnt
+template <class S>
+class AdjustedSize : public RowFunctor<AdjustedSize<S>> {
+  static_assert(Scaling<S>, "ssmax::AdjustedSize: S is a scaling");
+
+ public:
+  using RowFunctor<AdjustedSize<S>>::operator();
+
+  /// The scaling, which is copied, and what becomes of n.
+  SSMAX_INLINE constexpr explicit AdjustedSize(const S& scaling, index_t offset = 0, index_t floor = 1)
+      : scaling_(scaling), offset_(offset), floor_(floor) {}
+
+  /// The scaling's multiplier for that n.
+  template <std::derived_from<Row> R>
+  requires requires(const S& scaling, const R& row) { scaling(row); }
+  SSMAX_INLINE double operator()(const R& row) const { return static_cast<double>(scaling_(adjusted(row))); }
+  /// Adds to what the scaling learns.
+  template <std::derived_from<Row> R>
+  requires requires(const S& scaling, const R& row) { scaling.accumulate(row, 0.0); }
+  SSMAX_INLINE void accumulate(const R& row, double dc) const { scaling_.accumulate(adjusted(row), dc); }
+  /// Throws std::invalid_argument unless floor is at least 1 and the scaling fits.
+  SSMAX_INLINE void check_shape(const QueryShape& shape) const {
+    if (floor_ < 1) detail::fail_value("scaling", "floor", "is", floor_, "must be at least", 1);
+    if (offset_ > detail::most_counted)
+      detail::fail_value("scaling", "offset", "is", offset_, "must be at most", detail::most_counted);
+    QueryShape largest = shape;
+    largest.keys = adjusted(Row{.n = shape.keys}).n;
+    detail::check_scaling(scaling_, largest);
+  }
+
+ private:
+  template <class R>
+  SSMAX_INLINE constexpr R adjusted(R row) const {
+    row.n = std::max(floor_, row.n + offset_);
+    return row;
+  }
+
+  S scaling_;
+  index_t offset_, floor_;
 };
 
 template <class T, class G>

@@ -196,6 +196,7 @@ AttentionCase draw_attention(Random& random, Call call, const Options& options) 
   if (random.chance(0.25)) {
     for (index_t h = 0; h < c.heads; ++h) c.sinks.push_back(rounded(c.computed(), 2 * random.normal()));
     if (random.chance(0.2)) c.sinks[0] = -infinity;
+    c.scaled_sinks = call != Call::partial && random.chance(0.4);
   }
   c.wants_lse = call == Call::backward || random.chance(0.7);
   c.keeps_workspace = random.chance(0.5);
@@ -231,7 +232,10 @@ std::string AttentionCase::words() const {
   add("dv", dv);
   text += "\n  mask " + mask.words + "; scaling " + scaling.words + "; score " + score.words +
           (score.learns ? ", learnt" : "");
-  text += "\n  scale " + number(logit_scale()) + (sinks.empty() ? "" : "; sinks") +
+  text += "\n  scale " + number(logit_scale()) +
+          (sinks.empty()  ? ""
+           : scaled_sinks ? "; scaled sinks"
+                          : "; sinks") +
           (wants_lse ? "; lse" : "; no lse");
   if (rope) {
     text += "; rope of width " + std::to_string(rope->width) +

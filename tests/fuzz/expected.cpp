@@ -82,8 +82,10 @@ struct Definition {
   const AttentionCase* c;
   Real scale;
   Formula score;
+  bool scaled_sinks;
 
-  explicit Definition(const AttentionCase& a) : c(&a), scale(a.logit_scale()), score{&a} {}
+  explicit Definition(const AttentionCase& a)
+      : c(&a), scale(a.logit_scale()), score{&a}, scaled_sinks(a.scaled_sinks) {}
   bool visible(const Query& q, index_t key) const { return c->mask.sees(q, key); }
   Bounded multiplier(const Query& q, index_t last, index_t n) const {
     return c->scaling.formula({{q.head, c->mask.key_position(q.batch, last), n}, q.batch, q.index});

@@ -57,7 +57,18 @@ DrawnScaling parametric(Random& random, index_t heads, index_t most_keys, bool l
   const bool table = random.chance(0.25), single = random.chance(0.3), has_b = random.chance(0.5);
   a->s = values(single ? 1 : heads, 1);
   if (has_b) a->b = values(single ? 1 : heads, 0.5);
-  if (table) a->p = values(most_keys, 1);
+  const bool adjusts = random.chance(0.3);
+  const index_t offset = adjusts ? random.between(-1, 2) : 0, floor = adjusts ? random.between(1, 5) : 1;
+  const auto sized = [=](PlacedRow row) {
+    row.n = std::max(floor, row.n + offset);
+    return row;
+  };
+  if (table) a->p = values(sized({{.n = most_keys}}).n, 1);
+  const auto hold_sized = [&](const auto& scaling) {
+    if (!adjusts) return hold(drawn, scaling, a);
+    hold(drawn, ssmax::AdjustedSize{scaling, offset, floor}, a);
+    drawn.words += " of max(" + std::to_string(floor) + ", n + " + std::to_string(offset) + ")";
+  };
   const std::span<const P> s(a->s), b(a->b), p(a->p);
   const auto scaling_of = [&] {
     if (single) return ssmax::SSMax<P>(a->s[0], has_b ? a->b[0] : P(0));
@@ -72,16 +83,17 @@ DrawnScaling parametric(Random& random, index_t heads, index_t most_keys, bool l
   const auto at = [single](const std::vector<P>& array, const Row& row) {
     return array.empty() ? Real(0) : static_cast<Real>(array[single ? 0 : by_head(row)]);
   };
-  drawn.formula = [=](const Row& row) {
+  drawn.formula = [=](const PlacedRow& of_row) {
+    const PlacedRow row = sized(of_row);
     const Real size = table ? static_cast<Real>(a->p[by_size(row)]) : ln(row);
     const Real product = at(a->s, row) * size, added = at(a->b, row);
     return Bounded(product + added, 0x1p-52L * (std::abs(product) + std::abs(added)));
   };
   if (!learn) {
     if (table) {
-      hold(drawn, table_of(), a);
+      hold_sized(table_of());
     } else {
-      hold(drawn, scaling_of(), a);
+      hold_sized(scaling_of());
     }
     return drawn;
   }
@@ -95,14 +107,17 @@ DrawnScaling parametric(Random& random, index_t heads, index_t most_keys, bool l
                                [a, &array] { std::ranges::fill(array, P(0)); }, array.size(),
                                sizeof(P) == 4 ? Element::f32 : Element::f64});
   };
-  learns("ds", a->ds, by_head,
-         [=](const Row& row) { return table ? static_cast<Real>(a->p[by_size(row)]) : ln(row); });
+  learns("ds", a->ds, by_head, [=](const Row& row) {
+    return table ? static_cast<Real>(a->p[by_size(sized({row}))]) : ln(sized({row}));
+  });
   learns("db", a->db, by_head, [](const Row&) { return Real(1); });
-  learns("dp", a->dp, by_size, [=](const Row& row) { return at(a->s, row); });
+  learns(
+      "dp", a->dp, [=](const Row& row) { return by_size(sized({row})); },
+      [=](const Row& row) { return at(a->s, row); });
   if (table) {
-    hold(drawn, table_of().gradient(a->dp, a->ds, a->db), a);
+    hold_sized(table_of().gradient(a->dp, a->ds, a->db));
   } else {
-    hold(drawn, scaling_of().gradient(a->ds, a->db), a);
+    hold_sized(scaling_of().gradient(a->ds, a->db));
   }
   drawn.words += ", learnt";
   return drawn;
@@ -148,7 +163,7 @@ DrawnScaling per_query(Random& random, const QueryShape& shape, bool learn) {
 }  // namespace
 
 DrawnScaling draw_scaling(Random& random, const QueryShape& shape, bool learn) {
-  const auto kind = learn ? random.between(0, 3) : random.between(0, 11);
+  const auto kind = learn ? random.between(0, 3) : random.between(0, 12);
   DrawnScaling drawn;
   switch (kind) {
     case 0:
@@ -208,6 +223,17 @@ DrawnScaling draw_scaling(Random& random, const QueryShape& shape, bool learn) {
       drawn.words = "a lambda";
       hold(drawn, own);
       drawn.formula = [own](const Row& row) { return Bounded(own(row)); };
+      break;
+    }
+    case 10: {
+      const double alpha = random.normal();
+      const index_t length = random.between(1, 9);
+      drawn.words = "InklingTemperature(" + number(alpha) + ", " + std::to_string(length) + ")";
+      hold(drawn, ssmax::InklingTemperature{alpha, length});
+      drawn.formula = [=](const Row& row) {
+        const Real ratio = static_cast<Real>(row.position + 1) / static_cast<Real>(length);
+        return in_double(1 + Real(alpha) * std::log(std::max(ratio, Real(1))));
+      };
       break;
     }
     default:

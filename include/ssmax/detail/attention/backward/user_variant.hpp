@@ -129,7 +129,7 @@ class UserGradientVariant final : public UserVariant<A, S, M, C, GradientVariant
         part.apply(column.s + at * group, width);
         part.differentiate(column.s + at * group, width, slope + at * group);
       }
-    } else {
+    } else if (!this->stretch(part, column, slope, memory)) {
       Base::for_each_visible(column, width, [&](index_t at, index_t lane, const Query& query, index_t key) {
         if (!detail::sees(mask, query, key)) return;
         A& z = column.s[at * group + lane];
