@@ -1,0 +1,73 @@
+// What the calls of the library have in common.
+#pragma once
+
+#include <ssmax/attention.hpp>
+
+#include "masks.hpp"
+#include "rope.hpp"
+#include "scores.hpp"
+
+namespace ssmax_torch {
+
+template <class T>
+using Compute = ssmax::detail::Compute<T>;
+
+/// Checks that query, key and value fit each other; returns [batch, heads, queries, keys].
+Extents check_inputs(const Tensor& query, const Tensor& key, const Tensor& value);
+
+/// A call's options, and what they point at.
+template <class T>
+struct Options {
+  /// Sinks have one number per head; a position is the last key's at most.
+  Options(const Arguments& a, index_t heads, index_t keys) {
+    const index_t first = rope_key_position(a.rope);
+    if (first < 0 || first > ssmax::detail::most_counted - keys) {
+      fail("rope has " + std::to_string(first) + " for the position of the first key");
+    }
+    rope = rope_tables<Compute<T>>(a.rope, first + keys);
+    if (a.sinks) {
+      check_shape("sinks", *a.sinks, std::array{heads});
+      for (double sink : doubles("sinks", *a.sinks)) sinks.push_back(static_cast<Compute<T>>(sink));
+    }
+    options.scale = a.scale;
+    options.rope = rope.get();
+    options.key_position = first;
+    options.sinks = sinks;
+  }
+  Options(const Options&) = delete;
+  Options& operator=(const Options&) = delete;
+
+  std::shared_ptr<const ssmax::Rope<Compute<T>>> rope;
+  std::vector<Compute<T>> sinks;
+  ssmax::AttentionOptions<T> options;
+};
+
+/// Calls f(scaling, mask, score), none of which learns.
+template <class A, class F>
+void with_policies(const Arguments& a, const Parameters& parameters, const Extents& extents, const F& f) {
+  with_mask<A>(a, extents, [&]<class M>(const M& mask) {
+    using Any =
+        std::conditional_t<ssmax::fast_path<M> == ssmax::FastPath::same_keys, RowScaling, QueryScaling<A>>;
+    const Any scaling = make_scaling<Any, A>(a, parameters, extents);
+    with_score<A>(a, parameters, extents, [&](const auto& score) { f(scaling, mask, score); });
+  });
+}
+
+/// The same for a backward: scaling and score learn what `gradients` have room for.
+template <class A, class F>
+void with_learning_policies(const Arguments& a, const Parameters& parameters, const Extents& extents,
+                            const ParameterGradients<A>& gradients, const F& f) {
+  with_mask<A>(a, extents, [&]<class M>(const M& mask) {
+    constexpr bool same_keys = ssmax::fast_path<M> == ssmax::FastPath::same_keys;
+    using Any = std::conditional_t<same_keys, RowScaling, QueryScaling<A>>;
+    using Learning = std::conditional_t<same_keys, LearningRowScaling, LearningQueryScaling<A>>;
+    const auto run = [&](const auto& scaling) {
+      with_learning_score<A>(a, parameters, extents, gradients,
+                             [&](const auto& score) { f(scaling, mask, score); });
+    };
+    gradients.scaling_learns() ? run(make_learning_scaling<Learning, A>(a, parameters, extents, gradients))
+                               : run(make_scaling<Any, A>(a, parameters, extents));
+  });
+}
+
+}  // namespace ssmax_torch

@@ -1,0 +1,83 @@
+#include "rope.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <list>
+#include <mutex>
+#include <string>
+
+#include "tensors.hpp"
+
+namespace ssmax_torch {
+
+namespace {
+
+constexpr std::size_t rope_numbers = 9;
+
+index_t whole(const std::vector<double>& numbers, std::size_t i, const char* name) {
+  const double value = numbers[i];
+  if (!(std::abs(value) < 0x1p53)) fail("rope has " + std::to_string(value) + " for its " + name);
+  return static_cast<index_t>(value);
+}
+
+void check_count(const std::vector<double>& numbers) {
+  if (numbers.size() == rope_numbers) return;
+  fail("rope has " + std::to_string(numbers.size()) + " numbers, must have " + std::to_string(rope_numbers));
+}
+
+ssmax::RopeOptions options_of(const std::vector<double>& numbers) {
+  const index_t pairing = whole(numbers, 2, "pairing"), method = whole(numbers, 3, "method");
+  if (pairing < 0 || pairing > 1) fail("rope has pairing " + std::to_string(pairing) + ", must be 0 or 1");
+  if (method < 0 || method > 4)
+    fail("rope has method " + std::to_string(method) + ", must be within 0 and 4");
+  return {.width = whole(numbers, 0, "width"),
+          .theta = numbers[1],
+          .pairing = static_cast<ssmax::Pairing>(pairing),
+          .scaling = {static_cast<ssmax::RopeScaling::Method>(method), numbers[4], numbers[5], numbers[6],
+                      numbers[7]}};
+}
+
+template <class T>
+struct Kept {
+  std::vector<double> numbers;
+  std::shared_ptr<const ssmax::Rope<T>> rope;
+};
+
+}  // namespace
+
+index_t rope_key_position(const std::vector<double>& numbers) {
+  if (numbers.empty()) return 0;
+  check_count(numbers);
+  return whole(numbers, 8, "position of the first key");
+}
+
+template <class T>
+std::shared_ptr<const ssmax::Rope<T>> rope_tables(const std::vector<double>& numbers, index_t positions) {
+  if (numbers.empty()) return nullptr;
+  check_count(numbers);
+  static std::mutex mutex;
+  static std::list<Kept<T>> kept;  // the one asked for last first
+  const std::lock_guard lock(mutex);
+  const auto found = std::ranges::find_if(kept, [&](const Kept<T>& one) {
+    return std::equal(numbers.begin(), numbers.begin() + 8, one.numbers.begin());
+  });
+  if (found != kept.end()) {
+    kept.splice(kept.begin(), kept, found);
+    if (found->rope->positions() >= positions) return found->rope;
+  }
+  // Twice as many as now, so that tables of a sequence that grows are made seldom.
+  const auto least = static_cast<std::size_t>(std::max<index_t>(positions, 256));
+  const index_t rounded =
+      least > (std::size_t{1} << 40) ? positions : static_cast<index_t>(std::bit_ceil(least));
+  auto rope = std::make_shared<const ssmax::Rope<T>>(options_of(numbers), rounded);
+  if (found != kept.end()) kept.pop_front();
+  kept.push_front({numbers, rope});
+  if (kept.size() > 8) kept.pop_back();
+  return rope;
+}
+
+template std::shared_ptr<const ssmax::Rope<float>> rope_tables(const std::vector<double>&, index_t);
+template std::shared_ptr<const ssmax::Rope<double>> rope_tables(const std::vector<double>&, index_t);
+
+}  // namespace ssmax_torch

@@ -1,0 +1,18 @@
+"""Attention with Scalable-Softmax (SSMax, arXiv:2501.19399) for PyTorch on CPUs: fused and differentiable.
+
+>>> import torch, ssmax_torch
+>>> q, k, v = (torch.randn(1, 8, 512, 64, requires_grad=True) for _ in range(3))
+>>> s = torch.full((8,), 0.43, requires_grad=True)
+>>> out = ssmax_torch.attention(q, k, v, scaling=ssmax_torch.scaling.SSMax(s), mask=ssmax_torch.mask.Causal())
+>>> out.sum().backward()  # gradients of q, k, v and s
+
+Tensors are [batch, heads, sequence, width], as PyTorch's own ``scaled_dot_product_attention`` takes them.
+"""
+
+from . import mask, scaling, score
+from ._attention import attention, scaled_dot_product_attention
+from ._cache import KVCache
+from ._modules import SSMax
+from ._rope import Rope, RopeScaling
+
+__all__ = ["KVCache", "Rope", "RopeScaling", "SSMax", "attention", "mask", "scaled_dot_product_attention", "scaling", "score"]

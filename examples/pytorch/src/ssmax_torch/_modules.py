@@ -1,0 +1,32 @@
+"""What holds parameters."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from . import scaling
+from ._attention import attention
+
+
+class SSMax(nn.Module):
+    """Attention with SSMax, c = s · ln n + b, and the parameters s and, with ``bias``, b: [heads] each.
+
+    ``forward(query, key, value, **options)`` is ``attention`` with this scaling. s starts at ``start``: the paper's
+    models have means near 0.43; b at 0.
+    """
+
+    def __init__(self, heads: int, bias: bool = False, start: float = 0.43):
+        super().__init__()
+        self.s = nn.Parameter(torch.full((heads,), float(start)))
+        self.b = nn.Parameter(torch.zeros(heads)) if bias else None
+
+    def scaling(self) -> scaling.SSMax:
+        """The scaling that these parameters make."""
+        return scaling.SSMax(self.s, 0.0 if self.b is None else self.b)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options):
+        return attention(query, key, value, scaling=self.scaling(), **options)
+
+    def extra_repr(self) -> str:
+        return f"heads={self.s.shape[0]}, bias={self.b is not None}"

@@ -1,0 +1,141 @@
+"""Which keys a query sees, and with them n, their number.
+
+===================================  =====================================================================
+mask                                 a query of batch entry b that stands at key p sees
+===================================  =====================================================================
+``Causal()``                         keys … p; aligned bottom-right: the last query stands at the last key
+``SlidingWindow(left, right)``       keys p - left … p + right
+``PrefixLM(prefix)``                 keys … p, and the first prefix[b] keys wherever it stands
+``KeyLengths(lengths)``              the first lengths[b] keys; the others are padding
+``Documents(cu_seqlens, …)``         keys of its own document; positions and n start anew in each
+``MaskMatrix(tensor)``               where a bool tensor is true, or where an additive one is not -inf
+``a & b``                            the keys that both show
+===================================  =====================================================================
+
+A tensor may stand for ``MaskMatrix`` wherever a mask is wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+Integers = Tensor | Sequence[int]
+
+
+def _int64(name: str, values: Integers) -> Tensor:
+    tensor = torch.as_tensor(values)
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+        raise ValueError(f"{name} has dtype {tensor.dtype}, must be of integers")
+    return tensor.to(torch.int64).contiguous()
+
+
+def _one(name: str, a, b):
+    if a is not None and b is not None:
+        raise ValueError(f"two masks joined by & both have {name}")
+    return b if a is None else a
+
+
+class Mask:
+    """What ``attention`` takes as ``mask``: any of the masks below, joined."""
+
+    def __init__(
+        self,
+        *,
+        causal: bool = False,
+        window: tuple[int, int] | None = None,
+        prefix: Tensor | None = None,
+        lengths: Tensor | None = None,
+        cu_queries: Tensor | None = None,
+        cu_keys: Tensor | None = None,
+        visible: Tensor | None = None,
+        additive: Tensor | None = None,
+    ):
+        self.causal = causal
+        self.window = window
+        self.prefix = prefix
+        self.lengths = lengths
+        self.cu_queries = cu_queries
+        self.cu_keys = cu_keys
+        self.visible = visible
+        self.additive = additive
+
+    def __and__(self, other: Mask | Tensor) -> Mask:
+        a, b = self, as_mask(other)
+        visible = a.visible & b.visible if a.visible is not None and b.visible is not None else None
+        additive = a.additive + b.additive if a.additive is not None and b.additive is not None else None
+        window = a.window and b.window and tuple(min(*sides) for sides in zip(a.window, b.window))
+        return Mask(
+            causal=a.causal or b.causal,
+            window=window or a.window or b.window,
+            prefix=_one("a prefix", a.prefix, b.prefix),
+            lengths=_one("lengths", a.lengths, b.lengths),
+            cu_queries=_one("cu_seqlens", a.cu_queries, b.cu_queries),
+            cu_keys=_one("cu_seqlens", a.cu_keys, b.cu_keys),
+            visible=_one("", a.visible, b.visible) if visible is None else visible,
+            additive=_one("", a.additive, b.additive) if additive is None else additive,
+        )
+
+
+class Causal(Mask):
+    """Keys up to the query's own position; the last query stands at the last key."""
+
+    def __init__(self):
+        super().__init__(causal=True)
+
+
+class SlidingWindow(Mask):
+    """Keys p - left … p + right. A model's "window of w tokens" counts the token itself: left = w - 1."""
+
+    def __init__(self, left: int, right: int = 0):
+        super().__init__(window=(left, right))
+
+
+class PrefixLM(Mask):
+    """Causal, but the first prefix[b] keys of batch entry b are seen by all of its queries. prefix: [batch]."""
+
+    def __init__(self, prefix: Integers):
+        super().__init__(prefix=_int64("prefix", prefix))
+
+
+class KeyLengths(Mask):
+    """The first lengths[b] keys of batch entry b; the others are padding. lengths: [batch]."""
+
+    def __init__(self, lengths: Integers):
+        super().__init__(lengths=_int64("lengths", lengths))
+
+
+class Documents(Mask):
+    """Several documents packed into one sequence: document i has the queries cu_seqlens[i] … cu_seqlens[i + 1] - 1
+    of every batch entry, and the keys of the same places or, where they differ, of those in cu_seqlens_keys."""
+
+    def __init__(self, cu_seqlens: Integers, *, cu_seqlens_keys: Integers | None = None, causal: bool = True):
+        queries = _int64("cu_seqlens", cu_seqlens)
+        keys = queries if cu_seqlens_keys is None else _int64("cu_seqlens_keys", cu_seqlens_keys)
+        super().__init__(causal=causal, cu_queries=queries, cu_keys=keys)
+
+
+class MaskMatrix(Mask):
+    """A tensor that broadcasts to [batch, heads, queries, keys]: of bool, which shows keys where it is true, or of
+    floating type, which is added to the logits and hides where it is -inf. Hidden keys are not counted in n."""
+
+    def __init__(self, matrix: Tensor):
+        if matrix.dtype == torch.bool:
+            super().__init__(visible=matrix)
+        elif matrix.is_floating_point():
+            super().__init__(additive=matrix)
+        else:
+            raise ValueError(f"mask has dtype {matrix.dtype}, must be bool or of floating type")
+
+
+def as_mask(mask: Mask | Tensor | None) -> Mask:
+    """The mask that `mask` stands for."""
+    if mask is None:
+        return Mask()
+    if isinstance(mask, Tensor):
+        return MaskMatrix(mask)
+    if isinstance(mask, Mask):
+        return mask
+    raise TypeError(f"mask is a {type(mask).__name__}, must be a Mask, a tensor or None")

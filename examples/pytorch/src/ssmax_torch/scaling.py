@@ -1,0 +1,141 @@
+"""The multiplier c of a query's logits, out = softmax(c · z) v.
+
+n is the number of keys that the query sees under the mask, p its 0-based position. c is computed in float64,
+whatever the types: s · ln n is never rounded to 16 bits, and neither is the gradient of s before its sum.
+
+========================  =============================  ==================================================
+scaling                   c                              source
+========================  =============================  ==================================================
+``Softmax()``             1
+``SSMax(s, b)``           s · ln n + b                   arXiv:2501.19399; with b its configuration (d)
+``LogN()``                ln n                           configuration (c); arXiv:2202.12172
+``SizeTable(p, s, b)``    s · p[n - 1] + b               the form that the paper's Figure 2 was learnt with
+``QwenLogN(length)``      max(1, ln(p + 1) / ln length)  Qwen, ``use_logn_attn``
+``Llama4Temperature``     1 + a·ln(1 + ⌊(p + 1) / F⌋)    Llama 4, ``attn_temperature_tuning``
+``MinistralTemperature``  1 + β·ln(1 + ⌊p / L⌋)          Ministral 3, ``llama_4_scaling_beta``
+``Constant(c)``           c
+``PerQuery(c)``           c[batch, head, query]          formed outside: arXiv:2411.12892, 2506.16640, 2602.11139
+========================  =============================  ==================================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+def _number(value: float | Tensor) -> float:
+    return 0.0 if isinstance(value, Tensor) else float(value)
+
+
+def _tensor(value: float | Tensor) -> Tensor | None:
+    return value if isinstance(value, Tensor) else None
+
+
+class Scaling:
+    """What ``attention`` takes as ``scaling``."""
+
+    kind: int
+
+    def operands(self) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, list[float]]:
+        """s, b, p and c where they are tensors, and the numbers."""
+        return None, None, None, None, []
+
+
+@dataclass(frozen=True, eq=False)
+class Softmax(Scaling):
+    """c = 1."""
+
+    kind = 0
+
+
+@dataclass(frozen=True, eq=False)
+class LogN(Scaling):
+    """c = ln n."""
+
+    kind = 1
+
+
+@dataclass(frozen=True, eq=False)
+class SSMax(Scaling):
+    """c = s · ln n + b. s and b are numbers or tensors, [heads] or of no dimension, of any floating type; tensors
+    are differentiable."""
+
+    s: float | Tensor = 1.0
+    b: float | Tensor = 0.0
+    kind = 2
+
+    def operands(self):
+        return _tensor(self.s), _tensor(self.b), None, None, [_number(self.s), _number(self.b)]
+
+
+@dataclass(frozen=True, eq=False)
+class SizeTable(Scaling):
+    """c = s · p[n - 1] + b, with p [at least the largest n], shared by all heads. All three are differentiable."""
+
+    p: Tensor
+    s: float | Tensor = 1.0
+    b: float | Tensor = 0.0
+    kind = 3
+
+    def operands(self):
+        return _tensor(self.s), _tensor(self.b), self.p, None, [_number(self.s), _number(self.b)]
+
+
+@dataclass(frozen=True, eq=False)
+class QwenLogN(Scaling):
+    """c = max(1, ln(p + 1) / ln trained_length)."""
+
+    trained_length: int
+    kind = 4
+
+    def operands(self):
+        return None, None, None, None, [float(self.trained_length)]
+
+
+@dataclass(frozen=True, eq=False)
+class Llama4Temperature(Scaling):
+    """c = 1 + scale · ln(1 + ⌊(p + 1) / floor_length⌋)."""
+
+    scale: float = 0.1
+    floor_length: int = 8192
+    kind = 5
+
+    def operands(self):
+        return None, None, None, None, [float(self.scale), float(self.floor_length)]
+
+
+@dataclass(frozen=True, eq=False)
+class MinistralTemperature(Scaling):
+    """c = 1 + scale · ln(1 + ⌊p / trained_length⌋)."""
+
+    scale: float = 0.1
+    trained_length: int = 16384
+    kind = 6
+
+    def operands(self):
+        return None, None, None, None, [float(self.scale), float(self.trained_length)]
+
+
+@dataclass(frozen=True, eq=False)
+class Constant(Scaling):
+    """c = multiplier."""
+
+    multiplier: float
+    kind = 7
+
+    def operands(self):
+        return None, None, None, None, [float(self.multiplier)]
+
+
+@dataclass(frozen=True, eq=False)
+class PerQuery(Scaling):
+    """c = c[batch, head, query]: a tensor that broadcasts to [batch, heads, queries], differentiable. In another type
+    than the attention is computed in, it is converted."""
+
+    c: Tensor
+    kind = 8
+
+    def operands(self):
+        return None, None, None, self.c, []

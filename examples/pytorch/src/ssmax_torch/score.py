@@ -1,0 +1,60 @@
+"""What becomes of a logit z between q · k and the scaling: out = softmax(c · score(scale · q · k)) v.
+
+====================  ============================================  =================
+score                 z' of query i and key j
+====================  ============================================  =================
+``Softcap(cap)``      cap · tanh(z / cap)                           Gemma 2
+``Alibi(slopes)``     z + slopes[head] · (position_j - position_i)  arXiv:2108.12409
+``Bias(bias)``        z + bias[batch, head, i, j]
+``a | b``             b(a(z)), in the order of this table
+====================  ============================================  =================
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+class Score:
+    """What ``attention`` takes as ``score``: any of the scores below, one after the other."""
+
+    def __init__(self, *, softcap: float = 0.0, slopes: Tensor | None = None, bias: Tensor | None = None):
+        self.softcap = softcap
+        self.slopes = slopes
+        self.bias = bias
+
+    def __or__(self, other: Score) -> Score:
+        if other.softcap and (self.softcap or self.slopes is not None or self.bias is not None):
+            raise ValueError("score: Softcap stands first, before Alibi and Bias")
+        if self.slopes is not None and other.slopes is not None:
+            raise ValueError("score: two Alibi have one slope, their sum")
+        bias = other.bias if self.bias is None else self.bias if other.bias is None else self.bias + other.bias
+        return Score(
+            softcap=self.softcap or other.softcap,
+            slopes=other.slopes if self.slopes is None else self.slopes,
+            bias=bias,
+        )
+
+
+class Softcap(Score):
+    """cap · tanh(z / cap), within ±cap. cap is above 0."""
+
+    def __init__(self, cap: float):
+        if not cap > 0:
+            raise ValueError(f"Softcap: cap is {cap}, must be above 0")
+        super().__init__(softcap=float(cap))
+
+
+class Alibi(Score):
+    """z + slopes[head] · (key position - query position). slopes: [heads], differentiable."""
+
+    def __init__(self, slopes: Tensor):
+        super().__init__(slopes=slopes)
+
+
+class Bias(Score):
+    """z + bias, which broadcasts to [batch, heads, queries, keys] and is differentiable: gradients are summed where
+    it broadcasts. -inf gives a key no weight but leaves it in n; a mask takes it out of n as well."""
+
+    def __init__(self, bias: Tensor):
+        super().__init__(bias=bias)
