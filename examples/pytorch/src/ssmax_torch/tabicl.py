@@ -4,8 +4,8 @@
     >>> ssmax_torch.tabicl.patch(classifier.model_)  # a TabICLClassifier's or TabICLRegressor's, once it is fitted
 
 All attention of the model (columns, rows, in-context learning) is then `ssmax_torch.attention`: queries, keys and
-values are read where the projection wrote them, positions of rows are turned on the way in, and a multiplier of
-whole heads is the library's c. Parameters and their names stay what they are, so do checkpoints and training.
+values are read where the projection wrote them, positions of rows are turned on the way in, a multiplier of whole
+heads is the library's c, and the inducing points, which all columns share, are one set of queries with stride 0. Parameters and their names stay what they are, so do checkpoints and training.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from __future__ import annotations
 import math
 
 import torch
-from tabicl._model.layers import MultiheadAttention
+from tabicl._model.kv_cache import KVCacheEntry
+from tabicl._model.layers import InducedSelfAttentionBlock, MultiheadAttention
 from tabicl._model.ssmax import SSMax, SSMaxMLP
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -24,11 +25,11 @@ from .mask import Mask, as_mask
 
 def patch(model: nn.Module) -> nn.Module:
     """Switches every attention of `model`, in place, to this library; returns the model."""
-    found = [module for module in model.modules() if type(module) is MultiheadAttention]
-    if not found and not any(isinstance(module, Attention) for module in model.modules()):
+    if not any(isinstance(module, MultiheadAttention) for module in model.modules()):
         raise ValueError(f"model is a {type(model).__name__} and has no attention of TabICL")
-    for module in found:
-        module.__class__ = Attention
+    for module in model.modules():
+        if type(module) in _OURS:
+            module.__class__ = _OURS[type(module)]
     return model
 
 
@@ -44,14 +45,16 @@ class Attention(MultiheadAttention):
             q, k, v = self._project(query, key, value)
         else:  # keys were turned before they were cached
             q, k, v = self._heads(query, slice(0, self.embed_dim)), *map(_rows_of_batches, (cached_kv.key, cached_kv.value))
-        keys = k.shape[2]
-        # The library turns queries and keys on the way in, if both stand at 0 ... and nothing comes in between.
-        turns = rope is not None and cached_kv is None and not need_kv and q.shape == k.shape
+        queries, keys = q.shape[2], k.shape[2]
+        # The library turns queries and keys on the way in, unless keys are turned already or wanted turned.
+        turns = rope is not None and cached_kv is None and not need_kv and queries <= keys
         table = _table(rope) if turns and _scales_heads(self.ssmax_layer) else None
-        if rope is not None and table is None:
+        if table is not None and queries < keys:
+            q = q @ _turned_back(table, keys - queries).to(q)
+        elif rope is not None and table is None:
             q = rope.rotate_queries_or_keys(q)
             k = k if cached_kv is not None else rope.rotate_queries_or_keys(k)
-        batch = query.shape[:-2]
+        batch = cached_kv.key.shape[:-3] if cached_kv is not None else key.shape[:-2]
         kept = tuple(x.unflatten(0, batch) for x in (k, v)) if need_kv else ()
 
         c = None
@@ -59,9 +62,9 @@ class Attention(MultiheadAttention):
             c = _scaling(self.ssmax_layer, q, keys)
         elif self.ssmax_layer is not None:
             q = self.ssmax_layer(q, keys)
-        mask = _mask(attn_mask, key_padding_mask, (*batch, self.num_heads, q.shape[2], keys))
-        out = attention(q.to(k.dtype), k, v, scaling=c, mask=mask, rope=table)
-        out = self.out_proj(out.transpose(1, 2).reshape(query.shape))
+        mask = _mask(attn_mask, key_padding_mask, (*batch, self.num_heads, queries, keys))
+        out = attention(q.to(k.dtype).expand(k.shape[0], -1, -1, -1), k, v, scaling=c, mask=mask, rope=table)
+        out = self.out_proj(out.transpose(1, 2).reshape(*batch, queries, self.embed_dim))
         return (out, *kept) if kept and cached_kv is None else out
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -80,6 +83,28 @@ class Attention(MultiheadAttention):
         return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
 
+class InducedBlock(InducedSelfAttentionBlock):
+    """TabICL's block of columns. All columns have the same inducing points: they are projected and scaled once."""
+
+    def induced_attention(self, src, train_size=None):
+        return self.multihead_attn2(src, *2 * (self._hidden(src[..., :train_size, :]),))
+
+    def induced_attention_with_cache(self, src, col_cache, block_idx, train_size=None, use_cache=False, store_cache=True):
+        if use_cache:
+            return super().induced_attention_with_cache(src, col_cache, block_idx, train_size, True, False)
+        hidden = self._hidden(src[..., :train_size, :])
+        out, key, value = self.multihead_attn2(src, hidden, hidden, need_kv=True)
+        col_cache.kv[block_idx] = KVCacheEntry(key=key, value=value)
+        return out
+
+    def _hidden(self, seen: Tensor) -> Tensor:
+        one_for_all = self.ind_vectors[(None,) * (seen.dim() - 2)]
+        return self.multihead_attn1(one_for_all, seen, seen)
+
+
+_OURS = {MultiheadAttention: Attention, InducedSelfAttentionBlock: InducedBlock}
+
+
 def _rows_of_batches(x: Tensor) -> Tensor:
     """[..., heads, sequence, width] with one dimension of batches."""
     return x.flatten(0, -4)
@@ -94,6 +119,22 @@ def _table(rope: nn.Module) -> Rope | None:
     if rope.learned_freq or rope.interpolate_factor != 1 or not torch.allclose(frequencies, powers, rtol=1e-6):
         return None
     return Rope(width, theta, "interleaved" if rope.interleaved else "half_split")
+
+
+def _turned_back(table: Rope, positions: int) -> Tensor:
+    """The matrix that turns queries back by so many positions. TabICL's queries stand at 0 ..., fewer than keys or not;
+    the library's stand at the last keys."""
+    pairs = table.width // 2
+    angle = positions * table.theta ** (-torch.arange(pairs, dtype=torch.float64) / pairs)
+    a, b = (
+        torch.arange(table.width).view(pairs, 2).unbind(1)
+        if table.pairing == "interleaved"
+        else torch.arange(table.width).view(2, pairs)
+    )
+    matrix = torch.zeros(table.width, table.width, dtype=torch.float64)
+    matrix[a, a] = matrix[b, b] = angle.cos()
+    matrix[a, b], matrix[b, a] = -angle.sin(), angle.sin()
+    return matrix
 
 
 def _scales_heads(layer: nn.Module | None) -> bool:
