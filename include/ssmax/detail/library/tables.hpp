@@ -4,6 +4,7 @@
 #include "../kernels/convert.hpp"
 #include "../kernels/decode.hpp"
 #include "../kernels/dot.hpp"
+#include "../kernels/entmax.hpp"
 #include "../kernels/prefill.hpp"
 #include "../kernels/prefill_backward.hpp"
 #include "../kernels/rope.hpp"
@@ -16,7 +17,7 @@
 #define SSMAX_TABLES_OF(T, apply)                                                                            \
   apply(RowKernels<T>) apply(ShortRowKernels<T>) apply(DotKernels<T>) apply(RowGradientKernels<T>)           \
       apply(RopeKernels<T>) apply(PrefillKernels<T>) apply(PrefillBackwardKernels<T>) apply(ScoreKernels<T>) \
-          apply(ShortAttentionKernels<T>)
+          apply(ShortAttentionKernels<T>) apply(EntmaxKernels<T>)
 
 /// apply(type) for every table that an extension has.
 #define SSMAX_EXTENSION_TABLES(apply)                                                   \

@@ -33,6 +33,7 @@ struct F32 {
   static V max(V a, V b) { return _mm256_max_ps(a, b); }
   static V min(V a, V b) { return _mm256_min_ps(a, b); }
   static V abs(V a) { return _mm256_andnot_ps(set(-0.0f), a); }
+  static V sqrt(V a) { return _mm256_sqrt_ps(a); }
 
   static M less(V a, V b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
   static M not_less(V a, V b) { return _mm256_cmp_ps(a, b, _CMP_NLT_UQ); }
@@ -134,6 +135,7 @@ struct F64 {
   static V max(V a, V b) { return _mm256_max_pd(a, b); }
   static V min(V a, V b) { return _mm256_min_pd(a, b); }
   static V abs(V a) { return _mm256_andnot_pd(set(-0.0), a); }
+  static V sqrt(V a) { return _mm256_sqrt_pd(a); }
 
   static M less(V a, V b) { return _mm256_cmp_pd(a, b, _CMP_LT_OQ); }
   static M not_less(V a, V b) { return _mm256_cmp_pd(a, b, _CMP_NLT_UQ); }

@@ -27,6 +27,7 @@ struct F32 {
   static V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
   static V fused(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
   static V max(V a, V b) { return _mm512_max_ps(a, b); }
+  static V sqrt(V a) { return _mm512_sqrt_ps(a); }
   static V min(V a, V b) { return _mm512_min_ps(a, b); }
   static V abs(V a) {
     return _mm512_castsi512_ps(_mm512_and_epi32(_mm512_castps_si512(a), _mm512_set1_epi32(0x7FFFFFFF)));
@@ -129,6 +130,7 @@ struct F64 {
   static V fma(V a, V b, V c) { return _mm512_fmadd_pd(a, b, c); }
   static V fused(V a, V b, V c) { return _mm512_fmadd_pd(a, b, c); }
   static V max(V a, V b) { return _mm512_max_pd(a, b); }
+  static V sqrt(V a) { return _mm512_sqrt_pd(a); }
   static V min(V a, V b) { return _mm512_min_pd(a, b); }
   static V abs(V a) {
     return _mm512_castsi512_pd(

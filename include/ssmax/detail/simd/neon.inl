@@ -34,6 +34,7 @@ struct F32 {
   static V max(V a, V b) { return vmaxq_f32(a, b); }
   static V min(V a, V b) { return vminq_f32(a, b); }
   static V abs(V a) { return vabsq_f32(a); }
+  static V sqrt(V a) { return vsqrtq_f32(a); }
 
   static M less(V a, V b) { return vcltq_f32(a, b); }
   static M not_less(V a, V b) { return vmvnq_u32(vcltq_f32(a, b)); }
@@ -112,6 +113,7 @@ struct F64 {
   static V max(V a, V b) { return vmaxq_f64(a, b); }
   static V min(V a, V b) { return vminq_f64(a, b); }
   static V abs(V a) { return vabsq_f64(a); }
+  static V sqrt(V a) { return vsqrtq_f64(a); }
 
   static M less(V a, V b) { return vcltq_f64(a, b); }
   static M not_less(V a, V b) { return invert(vcltq_f64(a, b)); }

@@ -26,6 +26,7 @@ struct ScalarLane {
   static V max(V a, V b) { return a > b ? a : b; }
   static V min(V a, V b) { return a < b ? a : b; }
   static V abs(V a) { return a < 0 ? -a : a; }
+  static V sqrt(V a) { return std::sqrt(a); }
 
   static M less(V a, V b) { return a < b; }
   static M not_less(V a, V b) { return !(a < b); }

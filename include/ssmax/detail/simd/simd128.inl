@@ -35,6 +35,7 @@ struct F32 {
   static V max(V a, V b) { return wasm_f32x4_pmax(b, a); }
   static V min(V a, V b) { return wasm_f32x4_pmin(b, a); }
   static V abs(V a) { return wasm_f32x4_abs(a); }
+  static V sqrt(V a) { return wasm_f32x4_sqrt(a); }
 
   static M less(V a, V b) { return wasm_f32x4_lt(a, b); }
   static M not_less(V a, V b) { return wasm_v128_not(wasm_f32x4_lt(a, b)); }
@@ -130,6 +131,7 @@ struct F64 {
   static V max(V a, V b) { return wasm_f64x2_pmax(b, a); }
   static V min(V a, V b) { return wasm_f64x2_pmin(b, a); }
   static V abs(V a) { return wasm_f64x2_abs(a); }
+  static V sqrt(V a) { return wasm_f64x2_sqrt(a); }
 
   static M less(V a, V b) { return wasm_f64x2_lt(a, b); }
   static M not_less(V a, V b) { return wasm_v128_not(wasm_f64x2_lt(a, b)); }

@@ -1,0 +1,130 @@
+/// @defgroup entmax Sparse rows (entmax.hpp)
+/// Rows of which most elements are exactly 0: sparsemax and entmax-1.5, and their gradients.
+///
+///     sparsemax            y_i = max(0, c·z_i - τ)             c = scaling(row), see scaling.hpp
+///     entmax15             y_i = max(0, c·z_i / 2 - τ)²        τ such that Σ y = 1
+///     sparsemax_backward   dz  = c·u, u = w ⊙ (dy - ⟨w, dy⟩ / Σ w), w = 1 where y > 0, else 0
+///     entmax15_backward    likewise, w = √y;                   dc = ⟨u, z⟩, handed to the scaling
+///
+/// Sources: arXiv:1602.02068 (sparsemax), 1905.05702 (entmax-1.5), 2506.16640 (ASEntmax: a c that grows with ln n, as
+/// SSMax's or PerQuery's).
+///
+/// Views, element types, masks, n, executors and errors are softmax.hpp's, and so are special values: -inf is a
+/// masked key with probability 0, whatever the sign of c; a row with nothing visible gives 0; NaN, +inf under c >= 0
+/// and a c that is not finite make the row NaN. The gradient is 0 where y is 0, and dout is not read there.
+///
+/// The threshold is exact: the root of its polynomial on the support that it leaves, found by a few looks at the
+/// row without sorting it. Error of a probability: at most 1e-6·(y + √y) in float, 3e-15·(y + √y) in double, plus the
+/// rounding of the result; Σ y is within 1e-6 (3e-15) of 1. A probability that half holds as 0 is none to the
+/// backward.
+#pragma once
+
+#include "detail/rows/entmax.hpp"
+#include "softmax.hpp"
+
+namespace ssmax {
+/// @addtogroup entmax
+/// @{
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+
+template <int power, class X, class Y, class S, class M, class E>
+void entmax_rows(const char* function, const View<X, 4>& logits, const View<Y, 4>& out, const S& scaling,
+                 const M& mask, E& executor) {
+  using T = Compute<X>;
+  const QueryShape shape = check_rows(function, logits, "out", out, scaling, mask);
+  if (out.empty()) return;
+  const RowKernels<T>& rows = kernels<RowKernels<T>>();
+  const EntmaxKernels<T>& tables = kernels<EntmaxKernels<T>>();
+  for_each_group<S>(shape, mask, executor, [&](const RowGroup& group) {
+    const double c = group.keys.size() == 0 ? 0.0 : static_cast<double>(scaling(group.row));
+    for (index_t r = 0; r < group.rows; ++r) {
+      Y* to = &out(group.batch, group.head, group.query + r, 0);
+      fill_hidden(to, shape.keys, group.keys, 0.0f);
+      if (group.keys.size() == 0) continue;
+      const X* from = &logits(group.batch, group.head, group.query + r, 0);
+      entmax_row<power>(rows, tables, from + group.keys.begin, group.keys.size(), c, to + group.keys.begin);
+    }
+  });
+}
+
+/// The rows of a group, as backward_rows asks for them.
+template <int power, class T>
+double entmax_gradient(const GradientRows<T>& rows, double c, double* dc) {
+  const auto& tables = kernels<EntmaxKernels<Compute<T>>>();
+  const GradientFactor<Compute<T>> factor(c);
+  double sum = 0;
+  for (index_t r = 0; r < rows.rows; ++r) {
+    const double dc_of_row =
+        entmax_row_gradient<power>(tables, rows.out + r * rows.out_stride, rows.dout + r * rows.dout_stride,
+                                   rows.logits == nullptr ? nullptr : rows.logits + r * rows.logits_stride,
+                                   rows.n, factor, rows.dlogits + r * rows.dlogits_stride);
+    if (dc != nullptr) dc[r] = dc_of_row;
+    sum += dc_of_row;
+  }
+  return sum;
+}
+
+}  // namespace detail
+
+/// out = sparsemax(c·logits), row by row. Shapes: out as logits.
+template <class X, class Y, int Rank, class S = Softmax, class M = Full, class E = Serial>
+requires Scaling<S> && Mask<M> && Executor<E>
+void sparsemax(const View<X, Rank>& logits, const View<Y, Rank>& out, const S& scaling = {},
+               const M& mask = {}, E&& executor = E{}) {
+  detail::check_storage<X, Y>();
+  detail::entmax_rows<1>("sparsemax", detail::with_rank<4>(View<const X, Rank>(logits)),
+                         detail::with_rank<4>(out), scaling, mask, executor);
+}
+
+/// out = entmax-1.5(c·logits), row by row. Shapes: out as logits.
+template <class X, class Y, int Rank, class S = Softmax, class M = Full, class E = Serial>
+requires Scaling<S> && Mask<M> && Executor<E>
+void entmax15(const View<X, Rank>& logits, const View<Y, Rank>& out, const S& scaling = {},
+              const M& mask = {}, E&& executor = E{}) {
+  detail::check_storage<X, Y>();
+  detail::entmax_rows<2>("entmax15", detail::with_rank<4>(View<const X, Rank>(logits)),
+                         detail::with_rank<4>(out), scaling, mask, executor);
+}
+
+/// The gradient of rows.out = sparsemax(c·logits); use as softmax_backward.
+template <class T, int Rank, class S = Softmax, class M = Full, class E = Serial>
+requires Scaling<S> && Mask<M> && Executor<E>
+void sparsemax_backward(const RowsBackward<T, Rank>& rows, const S& scaling = {}, const M& mask = {},
+                        E&& executor = E{}) {
+  detail::check_storage<T, T>();
+  detail::backward_rows("sparsemax_backward", rows, scaling, mask, executor,
+                        [](const auto&, const auto& group, double c, double* dc) {
+                          return detail::entmax_gradient<1>(group, c, dc);
+                        });
+}
+
+/// The gradient of rows.out = entmax15(c·logits); use as softmax_backward.
+template <class T, int Rank, class S = Softmax, class M = Full, class E = Serial>
+requires Scaling<S> && Mask<M> && Executor<E>
+void entmax15_backward(const RowsBackward<T, Rank>& rows, const S& scaling = {}, const M& mask = {},
+                       E&& executor = E{}) {
+  detail::check_storage<T, T>();
+  detail::backward_rows("entmax15_backward", rows, scaling, mask, executor,
+                        [](const auto&, const auto& group, double c, double* dc) {
+                          return detail::entmax_gradient<2>(group, c, dc);
+                        });
+}
+
+/// One row in anything contiguous: std::vector, std::array, std::span.
+template <detail::Contiguous In, detail::Contiguous Out, class S = Softmax>
+requires Scaling<S>
+void sparsemax(const In& logits, Out&& out, const S& scaling = {}) {
+  sparsemax(View<const shared::ElementOf<In>, 1>(logits), View<shared::ElementOf<Out>, 1>(out), scaling);
+}
+
+/// One row in anything contiguous.
+template <detail::Contiguous In, detail::Contiguous Out, class S = Softmax>
+requires Scaling<S>
+void entmax15(const In& logits, Out&& out, const S& scaling = {}) {
+  entmax15(View<const shared::ElementOf<In>, 1>(logits), View<shared::ElementOf<Out>, 1>(out), scaling);
+}
+
+}  // namespace SSMAX_CODE_NAMESPACE
+/// @}
+}  // namespace ssmax
