@@ -116,7 +116,16 @@ struct Definition {
   std::function<Real(const Query&, index_t last, index_t n)>
       multiplier;                          // of the n visible keys up to `last`
   std::function<Real(index_t head)> sink;  // its logit; -infinity: none
+  bool scaled_sinks = false;               // the multiplier is the sinks', too
 };
+
+/// What the sink of a head adds to the logits of a query, which are multiplied by c if it sees any key.
+template <class R, class D, class C>
+R sink_term(const D& definition, index_t head, const C& c, bool sees_any) {
+  const R sink = static_cast<R>(definition.sink(head)), none = -std::numeric_limits<R>::infinity();
+  if (!definition.scaled_sinks || sink == none) return sink;
+  return sees_any ? static_cast<R>(c) * sink : none;
+}
 
 /// Attention by the loops that anyone would write, in R: the exact result in long double, the naive one in
 /// any other type. A logit that is -inf after its score is a hidden key, which counts in n.
@@ -136,7 +145,7 @@ Attended<R> attend(const Inputs<R>& inputs, const D& definition) {
     }
     const auto n = static_cast<index_t>(keys.size());
     const auto c = n == 0 ? 0 : definition.multiplier(query, keys.back(), n);
-    const R sink = static_cast<R>(definition.sink(query.head));
+    const R sink = sink_term<R>(definition, query.head, c, n > 0);
     std::vector<R> weights;
     R top = sink, sum = 0;
     const index_t kv_head = query.head / group, d = q.extent(3), q_step = q.stride(3), k_step = k.stride(3);
@@ -201,17 +210,23 @@ Gradients<R> differentiate(const Inputs<R>& inputs, const std::vector<R>& dout, 
       if (definition.visible(query, key)) seen.push_back(key);
     }
     const auto n = static_cast<index_t>(seen.size());
-    const R lse = forward.lse[at(row)], sink = static_cast<R>(definition.sink(query.head));
+    const auto c = n == 0 ? 0 : definition.multiplier(query, seen.back(), n);
+    const R lse = forward.lse[at(row)], sink = sink_term<R>(definition, query.head, c, n > 0);
     R inner = dlse.empty() ? R{0} : -dlse[at(row)];
     for (index_t i = 0; i < dv && n > 0; ++i) inner += dout[at(row * dv + i)] * forward.out[at(row * dv + i)];
-    if (sink != lowest)
-      result.dsinks.add(at(query.head), -exp(sink - lse) * inner,
-                        exp(sink - lse) * abs(inner) * (1 + abs(lse)));
+    result.dc.add(at(row), 0, 0);
+    if (sink != lowest) {
+      const R dsink = -exp(sink - lse) * inner, size = exp(sink - lse) * abs(inner) * (1 + abs(lse));
+      const R by = definition.scaled_sinks ? static_cast<R>(c) : R{1};
+      result.dsinks.add(at(query.head), by * dsink, abs(by) * size);
+      if (definition.scaled_sinks) {
+        const R logit = static_cast<R>(definition.sink(query.head));
+        result.dc.add(at(row), logit * dsink, abs(logit) * size);
+      }
+    }
     result.n.push_back(n);
     if (isfinite(lse)) result.largest_lse = std::max(result.largest_lse, abs(lse));
-    result.dc.add(at(row), 0, 0);
     if (n == 0) continue;
-    const auto c = definition.multiplier(query, seen.back(), n);
     const R* q = inputs.q.data() + row * d;
     for (const index_t key : seen) {
       const index_t of_key = (query.batch * kv_heads + query.head / group) * keys + key;

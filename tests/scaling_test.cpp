@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <span>
 #include <ssmax/ssmax.hpp>
 #include <stdexcept>
@@ -14,6 +15,7 @@
 namespace scaling_test {
 
 using reference::relative_difference;
+using ssmax::AdjustedSize;
 using ssmax::Causal;
 using ssmax::Constant;
 using ssmax::Full;
@@ -83,9 +85,52 @@ TEST_CASE("the multipliers of the table", "[scaling]") {
   CHECK(relative_difference(MinistralTemperature(0.5, 4)(Row{.position = 11}), 1 + 0.5 * std::log(3.0)) <=
         1e-14);
 
+  const ssmax::InklingTemperature inkling;
+  CHECK(inkling(Row{.position = 127'999}) == 1);
+  CHECK(relative_difference(inkling(Row{.position = 191'999}), 1 + 0.1 * std::log(1.5)) <= 1e-14);
+  CHECK(relative_difference(ssmax::InklingTemperature(0.5, 4)(Row{.position = 4}),
+                            1 + 0.5 * std::log(1.25)) <= 1e-14);
+
   CHECK(Constant{0.125}(Row{.n = 9}) == 0.125);
   CHECK(relative_difference(Constant::yarn(1)(Row{}), 1) <= 1e-14);
   CHECK(relative_difference(Constant::yarn(16)(Row{}), std::pow(0.1 * std::log(16.0) + 1, 2)) <= 1e-14);
+}
+
+TEST_CASE("n with an offset and a floor", "[scaling]") {
+  const std::vector<double> s{0.43, -1.5}, b{0.25, 2}, p{0, 0.5, 0.75};
+  const auto near = [](double a, double e) { return relative_difference(a, e) <= 1e-14; };
+  CHECK(near(AdjustedSize{LogN{}, 1}(Row{.n = 9}), std::log(10.0)));
+  CHECK(near(AdjustedSize{LogN{}, 0, 2}(Row{.n = 1}), std::log(2.0)));
+  CHECK(near(AdjustedSize{LogN{}, -3}(Row{.n = 2}), 0));
+  CHECK(near(AdjustedSize{SSMax<double>{s, b}, 1, 4}(Row{.head = 1, .n = 2}), -1.5 * std::log(4.0) + 2));
+  CHECK(near(AdjustedSize{SizeTable<double>{p, s}, -1}(Row{.head = 0, .n = 4}), 0.43 * 0.75));
+  CHECK(AdjustedSize{QwenLogN{4}, 7}(Row{.position = 2, .n = 9}) == 1);
+  const std::vector<double> of_query{3, 4};
+  const ssmax::PerQuery per_query(View<const double, 3>(of_query.data(), {1, 1, 2}));
+  CHECK(AdjustedSize{per_query, 1}(ssmax::PlacedRow{{.n = 9}, 0, 1}) == 4);
+
+  // As a functor, on rows; what it learns, it learns for that n.
+  const std::vector<float> z{0.5F, -1, 2};
+  CHECK(AdjustedSize{LogN{}, 7}(z) == Constant{std::log(10.0)}(z));
+  std::vector<double> ds(2), db(2), dp(3);
+  AdjustedSize{SSMax<double>{s}.gradient(ds, db), 0, 5}.accumulate(Row{.head = 1, .n = 2}, 3);
+  CHECK(near(ds[1], 3 * std::log(5.0)));
+  CHECK(db == std::vector<double>{0, 3});
+  AdjustedSize{SizeTable<double>{p}.gradient(dp), 1}.accumulate(Row{.n = 2}, 3);
+  CHECK(dp == std::vector<double>{0, 0, 3});
+  static_assert(ssmax::LearnableScaling<AdjustedSize<ssmax::SSMaxGradient<double>>> &&
+                !ssmax::LearnableScaling<AdjustedSize<LogN>>);
+  static_assert(ssmax::detail::reads_query<AdjustedSize<ssmax::PerQuery<double>>> &&
+                !ssmax::detail::reads_query<AdjustedSize<LogN>>);
+
+  std::vector<double> y(4);
+  const View<const double, 2> logits(y.data(), {1, 4});
+  const View<double, 2> out(y.data(), {1, 4});
+  CHECK_NOTHROW(ssmax::softmax(logits, out, AdjustedSize{SizeTable<double>{p}, -1}));
+  CHECK_THROWS_AS(ssmax::softmax(logits, out, AdjustedSize{SizeTable<double>{p}}), std::invalid_argument);
+  CHECK_THROWS_AS(ssmax::softmax(logits, out, AdjustedSize{LogN{}, 0, 0}), std::invalid_argument);
+  CHECK_THROWS_AS(ssmax::softmax(logits, out, AdjustedSize{LogN{}, std::numeric_limits<index_t>::max()}),
+                  std::invalid_argument);
 }
 
 /// The paper's Figure 1: z = (-2, ..., -2, +3).
@@ -340,6 +385,7 @@ TEST_CASE("parameters that are too short are refused", "[scaling]") {
   CHECK_THROWS_AS(ssmax::softmax(logits, out, QwenLogN{1}), std::invalid_argument);
   CHECK_THROWS_AS(ssmax::softmax(logits, out, Llama4Temperature(0.1, 0)), std::invalid_argument);
   CHECK_THROWS_AS(ssmax::softmax(logits, out, MinistralTemperature(0.1, 0)), std::invalid_argument);
+  CHECK_THROWS_AS(ssmax::softmax(logits, out, ssmax::InklingTemperature(0.1, 0)), std::invalid_argument);
   CHECK(std::count(y.begin(), y.end(), -7) == static_cast<std::ptrdiff_t>(y.size()));
 
   const SSMax<double> scaling{two};

@@ -53,6 +53,28 @@ struct Sloped {
   }
 };
 
+/// The scale-invariant score's.
+struct Stretched {
+  double tau;
+  Positions positions{};
+
+  template <class Z>
+  Z square(const Query& query, index_t key) const {
+    const index_t distance = positions.of_key(query, key) - positions.of_query(query);
+    return 1 + 2 * std::log(1 + static_cast<Z>(std::abs(distance)) / static_cast<Z>(tau));
+  }
+  template <class Z>
+  Z operator()(Z z, const Query& query, index_t key) const {
+    return std::sqrt(square<Z>(query, key)) * z + 1 - square<Z>(query, key);
+  }
+  template <class Z>
+  Z derivative(Z, const Query& query, index_t key) const {
+    return std::sqrt(square<Z>(query, key));
+  }
+  template <class Z>
+  void collect(Z, Z, Z, const Query&, index_t, Gradients<Z>&) const {}
+};
+
 /// A bias, whose gradient lies as `strides` say.
 template <class B>
 struct Added {

@@ -17,11 +17,12 @@
 ///     score   Identity, Softcap, Alibi, Bias, … or the user's own (score.hpp)
 ///     c_i     scaling({head, position, n}): n visible keys, position of the last of them (scaling.hpp)
 ///     mask    Full, Causal (bottom-right), SlidingWindow, Documents, … or the user's own (mask.hpp)
-///     sinks   if given, one number per head: softmax's denominator has one term more, exp(sink). -inf is no
-///             sink, +inf takes everything (out 0, lse +inf), NaN spreads
+///     sinks   if given, one number per head: softmax's denominator has one term more, exp(sink) or, with
+///             scaled_sinks, as of a key with that logit, exp(c_i·sink). -inf is no sink, +inf takes
+///             everything (out 0, lse +inf; scaled by a c above 0), NaN spreads
 ///
 /// lse_i = ln Σ_j exp(c_i · score(…)) (+ the sink's term), natural logarithm. A query that sees nothing
-/// gives out 0 and lse -inf.
+/// gives out 0 and lse -inf, or the sink; it has no c, so a scaled sink leaves it at -inf.
 ///
 /// Keys are taken in blocks with an online softmax, so memory is linear in the sequence: at most 1.1 MiB a
 /// thread at width 64, and 32 MiB where keys are split among threads. Keys that no query of a group sees are
@@ -87,6 +88,7 @@ struct AttentionOptions {
   std::span<const detail::Compute<T>> sinks{};     ///< One number per head.
   Workspace* workspace = nullptr;                  ///< Memory kept between calls.
   bool float_products = false;                     ///< bfloat16: products in float on every processor.
+  bool scaled_sinks = false;                       ///< Sinks are logits: c multiplies them, too.
 };
 
 /// For attention_partial: k and v hold keys [first_key, first_key + k.extent(2)) of `keys`, q holds queries
@@ -172,7 +174,10 @@ void attention(const std::type_identity_t<AttentionArguments<T>>& a, const S& sc
   const auto problem = detail::make_problem<T>(a, keys, options);
   const detail::UserVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
   detail::check_policies(function, problem, options.rope, variant);
-  const detail::Result<T> result{.out = detail::addressable(a.out), .lse = a.lse, .sinks = options.sinks};
+  const detail::Result<T> result{.out = detail::addressable(a.out),
+                                 .lse = a.lse,
+                                 .sinks = options.sinks,
+                                 .scaled_sinks = options.scaled_sinks};
   compiled::run_attention(problem, variant, result, options.workspace, detail::AnyExecutor(executor));
 }
 

@@ -14,6 +14,9 @@
 ///                                           SSMax{s, b}.gradient(ds, db), …
 ///     dsink = -Σ_i exp(sink - lse_i) δ_i    0 for a sink of -inf; Σ_i dlse_i, the limit, for one of +inf
 ///
+/// With scaled_sinks, w_i = -exp(c_i·sink - lse_i) δ_i, dsink = Σ_i c_i w_i, and dc_i has one term more,
+/// sink·w_i.
+///
 /// dq, dk and dv are written. What belongs to parameters (ds, db, dp, dslopes, dbias, dsinks) is added to, so
 /// that it may gather over calls. A query that sees nothing has no gradient (but its sink may have one,
 /// through lse). Hidden keys get none, and nothing of them is read into a result: NaN in them stays there.
@@ -48,7 +51,7 @@ inline namespace SSMAX_CODE_NAMESPACE {
 /// [first_key, first_key + k.extent(2)) of `keys`, q and what has its rows hold queries
 /// [first_query, first_query + q.extent(2)) of `queries`; out and lse are those over all keys. The gradients
 /// of parts add up: dq over parts of the keys, dk and dv over parts of the queries, the parameters' over all;
-/// dsinks belong to one part of the keys only.
+/// dsinks belong to one part of the keys only, and what a scaled sink adds to dc is counted with first_key 0.
 template <class T>
 struct BackwardArguments {
   View<const T, 4> q{},                     ///< [batch, heads, queries, d].
@@ -170,7 +173,8 @@ void attention_backward(const std::type_identity_t<BackwardArguments<T>>& a,
                                            .dk = detail::addressable(g.dk),
                                            .dv = detail::addressable(g.dv),
                                            .sinks = options.sinks,
-                                           .dsinks = g.dsinks};
+                                           .dsinks = g.dsinks,
+                                           .scaled_sinks = options.scaled_sinks};
   const detail::UserGradientVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
   detail::check_policies(function, problem.forward, options.rope, variant);
   compiled::run_backward(problem, variant, options.workspace, detail::AnyExecutor(executor));

@@ -15,12 +15,15 @@
 /// | none | all | nothing; what a type has that does not ask | |
 /// | elementwise | scores | z' depends on z alone | apply, differentiate |
 /// | distance | scores | z' = z + slope·(key position - query position) | slope |
+/// | distance_factor | scores | z' = a·(z - a) + 1, where a > 0 depends on abs(distance) alone | factors |
 /// | row | scores | z' = z + row[key] | row |
 /// | same_keys | masks | all queries of a batch entry and head see the same keys | |
 ///
 ///     void apply(T* z, index_t n) const                           replaces n logits by z'
 ///     void differentiate(const T* scored, index_t n, T* d) const  multiplies d by dz'/dz where apply made it
 ///     double slope(index_t head) const
+///     const T* factors<T>(index_t from, index_t count) const      a of distances from, from + 1, …, `count` of
+///                                                                 them, or null without them
 ///     const X* row(const Query&) const                            the query's row of float, double, half or
 ///                                                                 bfloat16, contiguous, or null without one
 ///
@@ -40,11 +43,12 @@ inline namespace SSMAX_DATA_NAMESPACE {
 
 /// What a score or a mask may ask for: the table at the top of fast_path.hpp.
 enum class FastPath {
-  none,         ///< Nothing.
-  elementwise,  ///< z' depends on z alone.
-  distance,     ///< z' = z + slope·(key position - query position).
-  row,          ///< z' = z + row[key].
-  same_keys     ///< All queries of a batch entry and head see the same keys.
+  none,             ///< Nothing.
+  elementwise,      ///< z' depends on z alone.
+  distance,         ///< z' = z + slope·(key position - query position).
+  distance_factor,  ///< z' = a·(z - a) + 1 with a of |query position - key position|.
+  row,              ///< z' = z + row[key].
+  same_keys         ///< All queries of a batch entry and head see the same keys.
 };
 
 /// The fast path that a type asks for. To be specialised for a type of one's own.

@@ -125,6 +125,11 @@ constexpr bool has_slope = requires(const C& score, index_t head) {
   { score.slope(head) } -> std::floating_point;
 };
 template <class C>
+constexpr bool has_factors = requires(const C& score, index_t from, index_t count) {
+  { score.template factors<float>(from, count) } -> std::same_as<const float*>;
+  { score.template factors<double>(from, count) } -> std::same_as<const double*>;
+};
+template <class C>
 constexpr bool has_row = requires(const C& score, const Query& query) {
   requires std::is_pointer_v<decltype(score.row(query))>;
   { *score.row(query) } -> std::convertible_to<double>;
@@ -140,6 +145,12 @@ consteval void check_fast_path() {
   if constexpr (fast_path<C> == FastPath::distance) {
     static_assert(has_slope<C>,
                   "ssmax: FastPath::distance needs the member  double slope(index_t head) const");
+  }
+  if constexpr (fast_path<C> == FastPath::distance_factor) {
+    static_assert(
+        has_factors<C>,
+        "ssmax: FastPath::distance_factor needs the member  const T* factors<T>(index_t from, index_t "
+        "count) const  for T = float and double");
   }
   if constexpr (fast_path<C> == FastPath::row) {
     static_assert(

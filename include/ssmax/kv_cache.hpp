@@ -341,7 +341,10 @@ void decode(const std::type_identity_t<DecodeArguments<T>>& a, const K& cache, c
   const detail::UserVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
   detail::check_policies(function, problem, options.rope, variant);
   detail::check_decode(function, problem, mask);
-  const detail::Result<T> result{.out = detail::addressable(a.out), .lse = a.lse, .sinks = options.sinks};
+  const detail::Result<T> result{.out = detail::addressable(a.out),
+                                 .lse = a.lse,
+                                 .sinks = options.sinks,
+                                 .scaled_sinks = options.scaled_sinks};
   compiled::run_attention(problem, variant, result, options.workspace, detail::AnyExecutor(executor));
 }
 

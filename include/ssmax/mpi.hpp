@@ -60,6 +60,13 @@ void check_share(const char* function, const mpi::Communicator& comm, const mpi:
     fail_value(function, "k", "has positions", k.extent(2), "the layout's share is", count);
 }
 
+/// Once a query's state is merged, no c is at hand to multiply its sink by.
+template <class T>
+void check_no_scaled_sinks(const char* function, const AttentionOptions<T>& options) {
+  if (options.scaled_sinks)
+    fail_format("ssmax::%s: scaled_sinks is for one process, must be false", function);
+}
+
 /// What all ranks must have in common.
 template <class T, class V>
 Agreement agreement_of(const char* function, const mpi::Layout& layout, const View<const T, 4>& q,
@@ -158,6 +165,7 @@ void attention(Communicator& comm, const Layout& layout, const std::type_identit
     detail::check_share(function, comm, layout, a.q, a.k);
     detail::check_out_and_lse(function, a.out, a.lse, a.q, a.k, a.v);
     detail::check_sinks(function, options.sinks, a.out, a.lse);
+    detail::check_no_scaled_sinks(function, options);
     const auto whole = detail::whole_problem<T>(a, none, layout, options);
     detail::check_segments<T>(function, comm.rank(), layout, whole, a.k, a.v, options, variant);
     policies = detail::fingerprint(variant, {a.q.extent(0), a.q.extent(1), n, n});
@@ -215,6 +223,7 @@ void attention_backward(Communicator& comm, const Layout& layout,
   std::int64_t policies = 0;
   const std::string complaint = detail::complaint_of([&] {
     detail::check_backward<T>(function, a, g, options);
+    detail::check_no_scaled_sinks(function, options);
     detail::check_share(function, comm, layout, a.q, a.k);
     const auto whole = detail::whole_problem<T>(a, none, layout, options);
     detail::check_segments<T>(function, comm.rank(), layout, whole, a.k, a.v, options, variant);
@@ -311,6 +320,7 @@ void decode(Communicator& comm, const Layout& layout, index_t length,
     detail::check_queries(function, a.q, cache.shape());
     detail::check_out_and_lse(function, a.out, a.lse, a.q, cache.shape().value_width);
     detail::check_sinks(function, options.sinks, a.out, a.lse);
+    detail::check_no_scaled_sinks(function, options);
     if (a.q.extent(2) > length) {
       detail::fail_value(function, "q", "has positions", a.q.extent(2), "the sequence has", length);
     }

@@ -79,7 +79,7 @@ QueryShape check_rows(const char* function, const View<X, 4>& logits, const char
   check_in_place_or_apart(function, out_name, out, "logits", logits);
   const QueryShape shape = query_shape(logits);
   check_mask(mask, shape);
-  check_scaling(scaling, shape.heads, shape.keys);
+  check_scaling(scaling, shape);
   return shape;
 }
 
@@ -90,7 +90,7 @@ void softmax_rows(const View<X, 4>& logits, const View<Y, 4>& out, const S& scal
   const QueryShape shape = check_rows("softmax", logits, "out", out, scaling, mask);
   if (out.empty()) return;
   const SoftmaxKernels<T> tables{kernels<RowKernels<T>>(), kernels<ShortRowKernels<T>>()};
-  for_each_group(shape, mask, executor, [&](const RowGroup& group) {
+  for_each_group<S>(shape, mask, executor, [&](const RowGroup& group) {
     Y* to = &out(group.batch, group.head, group.query, 0);
     if (group.keys.size() < shape.keys) {
       for (index_t r = 0; r < group.rows; ++r)
@@ -111,7 +111,7 @@ void log_softmax_rows(const View<X, 4>& logits, const View<Y, 4>& out, const S& 
   const QueryShape shape = check_rows("log_softmax", logits, "out", out, scaling, mask);
   if (out.empty()) return;
   const RowKernels<T>& kernels = detail::kernels<RowKernels<T>>();
-  for_each_group(shape, mask, executor, [&](const RowGroup& group) {
+  for_each_group<S>(shape, mask, executor, [&](const RowGroup& group) {
     const double c = group.keys.size() == 0 ? 0.0 : static_cast<double>(scaling(group.row));
     for (index_t r = 0; r < group.rows; ++r) {
       Y* to = &out(group.batch, group.head, group.query + r, 0);
@@ -140,10 +140,10 @@ void logsumexp_rows(const View<X, 4>& logits, const View<Y, 3>& out, const S& sc
   check_apart("logsumexp", "out", results, "logits", logits);
   const QueryShape shape = query_shape(logits);
   check_mask(mask, shape);
-  check_scaling(scaling, shape.heads, shape.keys);
+  check_scaling(scaling, shape);
   if (out.empty()) return;
   const RowKernels<T>& kernels = detail::kernels<RowKernels<T>>();
-  for_each_group(shape, mask, executor, [&](const RowGroup& group) {
+  for_each_group<S>(shape, mask, executor, [&](const RowGroup& group) {
     const double c = group.keys.size() == 0 ? 0.0 : static_cast<double>(scaling(group.row));
     for (index_t r = 0; r < group.rows; ++r) {
       double value = -std::numeric_limits<double>::infinity();
@@ -236,7 +236,7 @@ void backward_rows(const char* function, const RowsBackward<T, Rank>& rows, cons
   }
   const QueryShape shape = query_shape(out);
   check_mask(mask, shape);
-  check_scaling(scaling, shape.heads, shape.keys);
+  check_scaling(scaling, shape);
   if (dlogits.empty()) return;
   // scaling.accumulate must be called for one group after the other, in their order. Where executor calls
   // share the rows, each writes its rows' dc here, and the caller's thread adds them up at the end.
@@ -251,7 +251,7 @@ void backward_rows(const char* function, const RowsBackward<T, Rank>& rows, cons
   using C = Compute<T>;
   const SoftmaxGradientKernels<C> tables{kernels<RowKernels<C>>(), kernels<DotKernels<C>>(),
                                          kernels<RowGradientKernels<C>>()};
-  for_each_group(shape, mask, executor, [&](const RowGroup& group) {
+  for_each_group<S>(shape, mask, executor, [&](const RowGroup& group) {
     const auto first = [&](const auto& view) {
       return row_of(view, group.batch, group.head, group.query) + group.keys.begin;
     };
@@ -282,7 +282,7 @@ void backward_rows(const char* function, const RowsBackward<T, Rank>& rows, cons
   if constexpr (learns) {
     if (dc_of_rows.empty()) return;
     Serial serial;
-    for_each_group(shape, mask, serial, [&](const RowGroup& group) {
+    for_each_group<S>(shape, mask, serial, [&](const RowGroup& group) {
       if (group.row.n == 0) return;
       const double* first = dc_of(group);
       scaling.accumulate(group.row, std::accumulate(first, first + group.rows, 0.0));

@@ -32,6 +32,7 @@ struct AttentionCase {
   index_t rope_positions = 0, key_position = 0;
   std::optional<double> scale;
   std::vector<double> sinks;
+  bool scaled_sinks = false;
   bool wants_lse = true, keeps_workspace = false;
   Layout of_q, of_k, of_v, of_out, of_lse, of_dout, of_dq, of_dk, of_dv;
   bool packed = false;  // q, k and v lie in one matrix

@@ -162,13 +162,13 @@ AttentionCase draw_attention(Random& random, Call call, const Options& options) 
   }
   const index_t ring = c.ring && c.keys > c.capacity ? c.capacity : 0;
   c.mask = draw_mask(random, {c.batch, c.heads, c.queries, c.keys}, lengths, {.ring = ring});
-  c.scaling = draw_scaling(random, c.heads, c.keys, call == Call::backward && random.chance(0.5));
+  c.scaling = draw_scaling(random, c.mask.shape, call == Call::backward && random.chance(0.5));
   const bool is_16_bit = c.element == Element::f16 || c.element == Element::bf16;
   c.score = draw_score(random, c.mask,
                        {.odd_names = options.odd_names,
                         .learn = call == Call::backward && random.chance(0.5),
                         .all = !is_16_bit && (call == Call::attention || call == Call::backward) &&
-                               c.scaling.gradients.empty()});
+                               !c.scaling.learns() && !c.scaling.per_query});
 
   const double deviation = random.pick({0.1, 1.0, 1.0, 1.0, 3.0});
   const auto values = [&](const std::array<index_t, 4>& e, double size) {
@@ -196,6 +196,7 @@ AttentionCase draw_attention(Random& random, Call call, const Options& options) 
   if (random.chance(0.25)) {
     for (index_t h = 0; h < c.heads; ++h) c.sinks.push_back(rounded(c.computed(), 2 * random.normal()));
     if (random.chance(0.2)) c.sinks[0] = -infinity;
+    c.scaled_sinks = call != Call::partial && random.chance(0.4);
   }
   c.wants_lse = call == Call::backward || random.chance(0.7);
   c.keeps_workspace = random.chance(0.5);
@@ -231,7 +232,10 @@ std::string AttentionCase::words() const {
   add("dv", dv);
   text += "\n  mask " + mask.words + "; scaling " + scaling.words + "; score " + score.words +
           (score.learns ? ", learnt" : "");
-  text += "\n  scale " + number(logit_scale()) + (sinks.empty() ? "" : "; sinks") +
+  text += "\n  scale " + number(logit_scale()) +
+          (sinks.empty()  ? ""
+           : scaled_sinks ? "; scaled sinks"
+                          : "; sinks") +
           (wants_lse ? "; lse" : "; no lse");
   if (rope) {
     text += "; rope of width " + std::to_string(rope->width) +

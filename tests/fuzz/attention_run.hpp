@@ -86,21 +86,28 @@ struct Settings {
             .key_position = c.key_position,
             .sinks = sinks,
             .workspace = c.keeps_workspace ? &workspace : nullptr,
-            .float_products = true};  // whose bounds are known operation by operation
+            .float_products = true,  // whose bounds are known operation by operation
+            .scaled_sinks = c.scaled_sinks};
   }
 };
-
-inline PlainScaling plain(const AttentionCase& c) { return {c.scaling.scaling.get()}; }
 
 template <class T>
 void attend(const AttentionCase& c, const InputTensors<T>& in, const OutputTensors<T>& result,
             Settings<Compute<T>>& settings, const AnyExecutor& executor) {
   constexpr auto breadth = sizeof(T) == 2 ? Breadth::some : Breadth::all;
-  with_policies<Compute<T>, breadth>(c.mask, c.score, [&](const auto& mask, const auto& score) {
-    ssmax::attention<T>(
-        {.q = in.q(), .k = in.k(), .v = in.v(), .out = result.out.view(), .lse = result.lse_view()}, plain(c),
-        mask, score, settings.template options<T>(c), executor);
-  });
+  const auto call = [&](const auto& scaling) {
+    return [&](const auto& mask, const auto& score) {
+      ssmax::attention<T>(
+          {.q = in.q(), .k = in.k(), .v = in.v(), .out = result.out.view(), .lse = result.lse_view()},
+          scaling, mask, score, settings.template options<T>(c), executor);
+    };
+  };
+  const AnyScaling* scaling = c.scaling.scaling.get();
+  if (c.scaling.per_query) {
+    with_policies<Compute<T>, Breadth::some>(c.mask, c.score, call(PlacedScaling{scaling}));
+  } else {
+    with_policies<Compute<T>, breadth>(c.mask, c.score, call(PlainScaling{scaling}));
+  }
 }
 
 template <class T>
@@ -147,14 +154,16 @@ void run_partial(const AttentionCase& c, const Forward& expected) {
         const T* first = all.data_handle();
         return View<const T, 4>(first == nullptr ? first : first + cuts[i] * strides[2], extents, strides);
       };
-      with_policies<A, Breadth::some>(c.mask, c.score, [&](const auto& mask, const auto& score) {
-        ssmax::attention_partial<T>({.q = in.q(),
-                                     .k = part(in.k()),
-                                     .v = part(in.v()),
-                                     .first_key = cuts[i],
-                                     .keys = c.keys,
-                                     .state = parts.back().state()},
-                                    plain(c), mask, score, options, c.executor);
+      with_plain(c.scaling, [&](const auto& scaling) {
+        with_policies<A, Breadth::some>(c.mask, c.score, [&](const auto& mask, const auto& score) {
+          ssmax::attention_partial<T>({.q = in.q(),
+                                       .k = part(in.k()),
+                                       .v = part(in.v()),
+                                       .first_key = cuts[i],
+                                       .keys = c.keys,
+                                       .state = parts.back().state()},
+                                      scaling, mask, score, options, c.executor);
+        });
       });
     }
     in.check_untouched();
@@ -252,9 +261,11 @@ void run_decode(AttentionCase c) {
     q.fill(c.q);
     const OutputTensors<T> result(c), again(c);
     const auto decode = [&](const OutputTensors<T>& into, const AnyExecutor& executor) {
-      with_policies<A, Breadth::some>(c.mask, c.score, [&](const auto& mask, const auto& score) {
-        ssmax::decode<T>({.q = q.view(), .out = into.out.view(), .lse = into.lse_view()}, cache, plain(c),
-                         mask, score, settings.template options<T>(c), executor);
+      with_plain(c.scaling, [&](const auto& scaling) {
+        with_policies<A, Breadth::some>(c.mask, c.score, [&](const auto& mask, const auto& score) {
+          ssmax::decode<T>({.q = q.view(), .out = into.out.view(), .lse = into.lse_view()}, cache, scaling,
+                           mask, score, settings.template options<T>(c), executor);
+        });
       });
     };
     decode(result, c.executor);

@@ -85,19 +85,20 @@ void run_backward(const AttentionCase& c) {
         };
       };
       constexpr auto breadth = sizeof(T) == 2 ? Breadth::some : Breadth::all;
-      const bool scaling_learns = !c.scaling.gradients.empty();
-      if (scaling_learns && c.score.learns) {
-        const LearningScaling scaling{{c.scaling.scaling.get()}};
-        with_policies<A, Breadth::some, true>(c.mask, c.score, call(scaling));
-      } else if (scaling_learns) {
-        const LearningScaling scaling{{c.scaling.scaling.get()}};
-        with_policies<A, Breadth::some>(c.mask, c.score, call(scaling));
-      } else if (c.score.learns) {
-        const PlainScaling scaling = plain(c);
-        with_policies<A, breadth, true>(c.mask, c.score, call(scaling));
+      const AnyScaling* scaling = c.scaling.scaling.get();
+      if (c.scaling.learns()) {
+        with_learning(c.scaling, [&](const auto& learning) {
+          if (c.score.learns) return with_policies<A, Breadth::some, true>(c.mask, c.score, call(learning));
+          with_policies<A, Breadth::some>(c.mask, c.score, call(learning));
+        });
+      } else if (c.scaling.per_query) {
+        const PlacedScaling placed{scaling};
+        if (c.score.learns) return with_policies<A, Breadth::some, true>(c.mask, c.score, call(placed));
+        with_policies<A, Breadth::some>(c.mask, c.score, call(placed));
       } else {
-        const PlainScaling scaling = plain(c);
-        with_policies<A, breadth>(c.mask, c.score, call(scaling));
+        const PlainScaling plain{scaling};
+        if (c.score.learns) return with_policies<A, breadth, true>(c.mask, c.score, call(plain));
+        with_policies<A, breadth>(c.mask, c.score, call(plain));
       }
     };
     attend<T>(c, in, forward, settings, {});

@@ -41,7 +41,7 @@ struct RowsCase {
             keys.end = key + 1;
             any = true;
           }
-          Row scaled{q.head, 0, keys.count()};
+          PlacedRow scaled{{q.head, 0, keys.count()}, q.batch, q.index};
           if (any)
             scaled.position = inherits_uniform ? keys.end - 1 : mask.key_position(q.batch, keys.end - 1);
           f(row, scaled, keys);
@@ -52,7 +52,7 @@ struct RowsCase {
   bool is_backward() const { return function >= Function::softmax_backward; }
   std::string words() const {
     double lowest = infinity, highest = -infinity;
-    for_each_row([&](std::size_t, const Row& row, reference::Keys) {
+    for_each_row([&](std::size_t, const PlacedRow& row, reference::Keys) {
       if (row.n == 0) return;
       lowest = std::min(lowest, static_cast<double>(scaling.formula(row).value));
       highest = std::max(highest, static_cast<double>(scaling.formula(row).value));
@@ -199,31 +199,33 @@ void with_row_mask(const RowsCase& c, const F& f) {
 
 template <class X, class Y, int Rank>
 void call_forward(const RowsCase& c, const Tensor<X>& logits, const Tensor<Y>& out, const Tensor<Y>& lse) {
-  const PlainScaling scaling{c.scaling.scaling.get()};
   const auto in = last<Rank>(View<const X, 4>(logits.view()));
   View<Y, Rank> to = last<Rank>(out.view());
   if constexpr (std::is_same_v<X, Y>) {
     if (c.in_place) to = last<Rank>(logits.view());
   }
-  with_row_mask<Rank>(c, [&](const auto& mask) {
-    switch (c.function) {
-      case Function::softmax:
-        return ssmax::softmax(in, to, scaling, mask, c.executor);
-      case Function::log_softmax:
-        return ssmax::log_softmax(in, to, scaling, mask, c.executor);
-      default:
-        if constexpr (Rank > 1) {
-          const View<Y, 3> all = lse.trailing();
-          std::array<index_t, Rank - 1> extents{}, strides{};
-          for (int i = 0; i < Rank - 1; ++i) {
-            extents[static_cast<std::size_t>(i)] = all.extent(4 - Rank + i);
-            strides[static_cast<std::size_t>(i)] = all.stride(4 - Rank + i);
+  const auto call = [&](const auto& scaling) {
+    with_row_mask<Rank>(c, [&](const auto& mask) {
+      switch (c.function) {
+        case Function::softmax:
+          return ssmax::softmax(in, to, scaling, mask, c.executor);
+        case Function::log_softmax:
+          return ssmax::log_softmax(in, to, scaling, mask, c.executor);
+        default:
+          if constexpr (Rank > 1) {
+            const View<Y, 3> all = lse.trailing();
+            std::array<index_t, Rank - 1> extents{}, strides{};
+            for (int i = 0; i < Rank - 1; ++i) {
+              extents[static_cast<std::size_t>(i)] = all.extent(4 - Rank + i);
+              strides[static_cast<std::size_t>(i)] = all.stride(4 - Rank + i);
+            }
+            ssmax::logsumexp(in, View<Y, Rank - 1>(all.data_handle(), extents, strides), scaling, mask,
+                             c.executor);
           }
-          ssmax::logsumexp(in, View<Y, Rank - 1>(all.data_handle(), extents, strides), scaling, mask,
-                           c.executor);
-        }
-    }
-  });
+      }
+    });
+  };
+  with_plain(c.scaling, call);
 }
 
 void compare(const RowsCase& c, const std::string& what, const std::vector<double>& got,
@@ -242,7 +244,7 @@ struct Expected {
 
 Expected expect(const RowsCase& c) {
   Expected expected;
-  c.for_each_row([&](std::size_t row, const Row& scaled, reference::Keys keys) {
+  c.for_each_row([&](std::size_t row, const PlacedRow& scaled, reference::Keys keys) {
     const Bounded multiplier = keys.count() == 0 ? Bounded(0) : c.scaling.formula(scaled);
     const auto n = static_cast<std::size_t>(c.extents[3]);
     ExpectedRow one = expect_row(c, row * n, c.extents[3], keys, multiplier);
@@ -295,7 +297,6 @@ template <class T>
 void run_backward(const RowsCase& c) {
   const Expected expected = expect(c);
   for_each_target([&](const std::string& target) {
-    const bool learns = !c.scaling.gradients.empty();
     const Tensor<T> logits(c.extents, c.of_logits), y(c.extents, c.of_y), dout(c.extents, c.of_dout),
         out(c.extents, c.of_out);
     logits.fill(c.logits);
@@ -314,11 +315,11 @@ void run_backward(const RowsCase& c) {
         }
       });
     };
-    if (learns) {
+    if (c.scaling.learns()) {
       for (const ParameterGradient& gradient : c.scaling.gradients) gradient.clear();
-      call(LearningScaling{{c.scaling.scaling.get()}});
+      with_learning(c.scaling, call);
     } else {
-      call(PlainScaling{c.scaling.scaling.get()});
+      with_plain(c.scaling, call);
     }
     y.check_untouched("out", before);
     compare(c, target + " dlogits", into.values(), expected.values, expected.bounds);
@@ -327,7 +328,7 @@ void run_backward(const RowsCase& c) {
     for (const ParameterGradient& gradient : c.scaling.gradients) {
       std::vector<Bounded> sums(gradient.size);
       Bounded::unit = static_cast<Real>(std::max(unit_of(c.in), unit_of(gradient.element)));
-      c.for_each_row([&](std::size_t row, const Row& scaled, reference::Keys) {
+      c.for_each_row([&](std::size_t row, const PlacedRow& scaled, reference::Keys) {
         if (scaled.n > 0) sums[gradient.index(scaled)] += Bounded(gradient.weight(scaled)) * expected.dc[row];
       });
       check_values(target + " " + gradient.name, gradient.values(), sums, gradient.element);
@@ -365,7 +366,7 @@ RowsCase draw_rows(Random& random, const Options& options) {
   c.mask = draw_mask(random, shape, lengths, {.ranges_only = true});
   c.inherits_uniform = options.odd_names && random.chance(0.01);
   if (c.mask.positions || c.inherits_uniform) c.rank = 4;
-  c.scaling = draw_scaling(random, shape.heads, keys, c.is_backward() && random.chance(0.4));
+  c.scaling = draw_scaling(random, shape, c.is_backward() && random.chance(0.4));
   c.of_logits = draw_layout(random, false);
   c.of_out = draw_layout(random, false);
   c.of_y = draw_layout(random, false);

@@ -13,11 +13,9 @@ class Held final : public AnyScaling {
   Held(S scaling, std::shared_ptr<const void> memory)
       : scaling_(std::move(scaling)), memory_(std::move(memory)) {}
 
-  double multiplier(const Row& row) const override { return static_cast<double>(scaling_(row)); }
-  void check(index_t heads, index_t largest_n) const override {
-    ssmax::detail::check_scaling(scaling_, heads, largest_n);
-  }
-  void accumulate(const Row& row, double dc) const override {
+  double multiplier(const PlacedRow& row) const override { return static_cast<double>(scaling_(row)); }
+  void check(const QueryShape& shape) const override { ssmax::detail::check_scaling(scaling_, shape); }
+  void accumulate(const PlacedRow& row, double dc) const override {
     if constexpr (ssmax::LearnableScaling<S>) scaling_.accumulate(row, dc);
   }
 
@@ -59,7 +57,18 @@ DrawnScaling parametric(Random& random, index_t heads, index_t most_keys, bool l
   const bool table = random.chance(0.25), single = random.chance(0.3), has_b = random.chance(0.5);
   a->s = values(single ? 1 : heads, 1);
   if (has_b) a->b = values(single ? 1 : heads, 0.5);
-  if (table) a->p = values(most_keys, 1);
+  const bool adjusts = random.chance(0.3);
+  const index_t offset = adjusts ? random.between(-1, 2) : 0, floor = adjusts ? random.between(1, 5) : 1;
+  const auto sized = [=](PlacedRow row) {
+    row.n = std::max(floor, row.n + offset);
+    return row;
+  };
+  if (table) a->p = values(sized({{.n = most_keys}}).n, 1);
+  const auto hold_sized = [&](const auto& scaling) {
+    if (!adjusts) return hold(drawn, scaling, a);
+    hold(drawn, ssmax::AdjustedSize{scaling, offset, floor}, a);
+    drawn.words += " of max(" + std::to_string(floor) + ", n + " + std::to_string(offset) + ")";
+  };
   const std::span<const P> s(a->s), b(a->b), p(a->p);
   const auto scaling_of = [&] {
     if (single) return ssmax::SSMax<P>(a->s[0], has_b ? a->b[0] : P(0));
@@ -74,16 +83,17 @@ DrawnScaling parametric(Random& random, index_t heads, index_t most_keys, bool l
   const auto at = [single](const std::vector<P>& array, const Row& row) {
     return array.empty() ? Real(0) : static_cast<Real>(array[single ? 0 : by_head(row)]);
   };
-  drawn.formula = [=](const Row& row) {
+  drawn.formula = [=](const PlacedRow& of_row) {
+    const PlacedRow row = sized(of_row);
     const Real size = table ? static_cast<Real>(a->p[by_size(row)]) : ln(row);
     const Real product = at(a->s, row) * size, added = at(a->b, row);
     return Bounded(product + added, 0x1p-52L * (std::abs(product) + std::abs(added)));
   };
   if (!learn) {
     if (table) {
-      hold(drawn, table_of(), a);
+      hold_sized(table_of());
     } else {
-      hold(drawn, scaling_of(), a);
+      hold_sized(scaling_of());
     }
     return drawn;
   }
@@ -97,35 +107,79 @@ DrawnScaling parametric(Random& random, index_t heads, index_t most_keys, bool l
                                [a, &array] { std::ranges::fill(array, P(0)); }, array.size(),
                                sizeof(P) == 4 ? Element::f32 : Element::f64});
   };
-  learns("ds", a->ds, by_head,
-         [=](const Row& row) { return table ? static_cast<Real>(a->p[by_size(row)]) : ln(row); });
+  learns("ds", a->ds, by_head, [=](const Row& row) {
+    return table ? static_cast<Real>(a->p[by_size(sized({row}))]) : ln(sized({row}));
+  });
   learns("db", a->db, by_head, [](const Row&) { return Real(1); });
-  learns("dp", a->dp, by_size, [=](const Row& row) { return at(a->s, row); });
+  learns(
+      "dp", a->dp, [=](const Row& row) { return by_size(sized({row})); },
+      [=](const Row& row) { return at(a->s, row); });
   if (table) {
-    hold(drawn, table_of().gradient(a->dp, a->ds, a->db), a);
+    hold_sized(table_of().gradient(a->dp, a->ds, a->db));
   } else {
-    hold(drawn, scaling_of().gradient(a->ds, a->db), a);
+    hold_sized(scaling_of().gradient(a->ds, a->db));
   }
+  drawn.words += ", learnt";
+  return drawn;
+}
+
+/// A multiplier for every query, of any strides, some of which may be 0.
+template <class P>
+DrawnScaling per_query(Random& random, const QueryShape& shape, bool learn) {
+  DrawnScaling drawn;
+  drawn.per_query = true;
+  const std::array<index_t, 3> extents{shape.batch, shape.heads, shape.queries};
+  std::array<index_t, 3> strides{};
+  index_t size = 1;
+  for (const std::size_t i : {std::size_t{1}, std::size_t{2}, std::size_t{0}}) {
+    if (random.chance(0.15)) continue;  // shared
+    strides[i] = size;
+    size *= extents[i];
+  }
+  auto a = std::make_shared<Arrays<P>>();
+  for (index_t i = 0; i < size; ++i) {
+    a->p.push_back(random.chance(0.1) ? P(0) : static_cast<P>(0.5 + random.normal()));
+  }
+  const auto at = [=](const PlacedRow& row) {
+    return static_cast<std::size_t>(row.batch * strides[0] + row.head * strides[1] + row.query * strides[2]);
+  };
+  drawn.words = std::string("PerQuery<") + (sizeof(P) == 4 ? "float>" : "double>");
+  drawn.formula = [=](const PlacedRow& row) { return Bounded(a->p[at(row)]); };
+  const ssmax::PerQuery scaling(ssmax::View<const P, 3>(a->p.data(), extents, strides));
+  if (!learn) {
+    hold(drawn, scaling, a);
+    return drawn;
+  }
+  a->dp.resize(a->p.size());
+  drawn.gradients.push_back({"dc", at, [](const PlacedRow&) { return Real(1); },
+                             [a] { return std::vector<double>(a->dp.begin(), a->dp.end()); },
+                             [a] { std::ranges::fill(a->dp, P(0)); }, a->dp.size(),
+                             sizeof(P) == 4 ? Element::f32 : Element::f64});
+  hold(drawn, scaling.gradient(ssmax::View<P, 3>(a->dp.data(), extents, strides)), a);
   drawn.words += ", learnt";
   return drawn;
 }
 
 }  // namespace
 
-DrawnScaling draw_scaling(Random& random, index_t heads, index_t most_keys, bool learn) {
-  const auto kind = learn ? random.between(0, 1) : random.between(0, 9);
+DrawnScaling draw_scaling(Random& random, const QueryShape& shape, bool learn) {
+  const auto kind = learn ? random.between(0, 3) : random.between(0, 12);
   DrawnScaling drawn;
   switch (kind) {
     case 0:
-      return parametric<float>(random, heads, most_keys, learn);
+      return parametric<float>(random, shape.heads, shape.keys, learn);
     case 1:
-      return parametric<double>(random, heads, most_keys, learn);
+      return parametric<double>(random, shape.heads, shape.keys, learn);
     case 2:
+      return per_query<float>(random, shape, learn);
+    case 3:
+      return per_query<double>(random, shape, learn);
+    case 4:
       drawn.words = "LogN";
       hold(drawn, ssmax::LogN{});
       drawn.formula = [](const Row& row) { return in_double(ln(row)); };
       break;
-    case 3: {
+    case 5: {
       const index_t length = random.between(2, 40);
       drawn.words = "QwenLogN(" + std::to_string(length) + ")";
       hold(drawn, ssmax::QwenLogN{length});
@@ -135,7 +189,7 @@ DrawnScaling draw_scaling(Random& random, index_t heads, index_t most_keys, bool
       };
       break;
     }
-    case 4: {
+    case 6: {
       const double a = random.normal();
       const index_t length = random.between(1, 9);
       drawn.words = "Llama4Temperature(" + number(a) + ", " + std::to_string(length) + ")";
@@ -145,7 +199,7 @@ DrawnScaling draw_scaling(Random& random, index_t heads, index_t most_keys, bool
       };
       break;
     }
-    case 5: {
+    case 7: {
       const double beta = random.normal();
       const index_t length = random.between(1, 9);
       drawn.words = "MinistralTemperature(" + number(beta) + ", " + std::to_string(length) + ")";
@@ -155,20 +209,31 @@ DrawnScaling draw_scaling(Random& random, index_t heads, index_t most_keys, bool
       };
       break;
     }
-    case 6: {
+    case 8: {
       const double c = random.pick({0.0, -1.0, 1e-3, 0.5, 3.0, -0.7, random.normal()});
       drawn.words = "Constant(" + number(c) + ")";
       hold(drawn, ssmax::Constant{c});
       drawn.formula = [c](const Row&) { return Bounded(c); };
       break;
     }
-    case 7: {
+    case 9: {
       const auto own = [](const Row& row) {
         return 0.5f + 0.25f * static_cast<float>((row.head + row.position + 2 * row.n) % 7);
       };
       drawn.words = "a lambda";
       hold(drawn, own);
       drawn.formula = [own](const Row& row) { return Bounded(own(row)); };
+      break;
+    }
+    case 10: {
+      const double alpha = random.normal();
+      const index_t length = random.between(1, 9);
+      drawn.words = "InklingTemperature(" + number(alpha) + ", " + std::to_string(length) + ")";
+      hold(drawn, ssmax::InklingTemperature{alpha, length});
+      drawn.formula = [=](const Row& row) {
+        const Real ratio = static_cast<Real>(row.position + 1) / static_cast<Real>(length);
+        return in_double(1 + Real(alpha) * std::log(std::max(ratio, Real(1))));
+      };
       break;
     }
     default:

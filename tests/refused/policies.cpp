@@ -26,6 +26,7 @@
 // case SCORE_SHARING_ALONE: the member 'sharing' of a score goes with
 // case SCORE_ELEMENTWISE: FastPath::elementwise needs the members  void apply
 // case SCORE_DISTANCE: FastPath::distance needs the member  double slope
+// case SCORE_DISTANCE_FACTOR: FastPath::distance_factor needs the member  const T. factors
 // case SCORE_ROW: FastPath::row needs the member  const X. row
 // case SCORE_SAME_KEYS: FastPath::same_keys is for masks
 #include <functional>
@@ -131,6 +132,11 @@ struct C : SameLogit {
   void apply(float*, index_t) const {}
 #elif defined(SCORE_DISTANCE)
   double slope() const { return 1; }
+#elif defined(SCORE_DISTANCE_FACTOR)
+  template <class T>
+  T factors(index_t) const {
+    return 1;
+  }
 #elif defined(SCORE_ROW)
   int row(const Query&) const { return 0; }
 #endif
@@ -142,6 +148,9 @@ inline constexpr FastPath ssmax::fast_path<C> = FastPath::elementwise;
 #elif defined(SCORE_DISTANCE)
 template <>
 inline constexpr FastPath ssmax::fast_path<C> = FastPath::distance;
+#elif defined(SCORE_DISTANCE_FACTOR)
+template <>
+inline constexpr FastPath ssmax::fast_path<C> = FastPath::distance_factor;
 #elif defined(SCORE_ROW)
 template <>
 inline constexpr FastPath ssmax::fast_path<C> = FastPath::row;

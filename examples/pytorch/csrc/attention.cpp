@@ -1,13 +1,10 @@
-// Attention, forward.
-#include <ssmax/attention.hpp>
-
+// The operators, by the type of the queries.
 #include "call.hpp"
-#include "executor.hpp"
 #include "operators.hpp"
 
 namespace ssmax_torch {
 
-std::array<index_t, 4> check_inputs(const Tensor& query, const Tensor& key, const Tensor& value) {
+Extents check_inputs(const Tensor& query, const Tensor& key, const Tensor& value) {
   check_rank("query", query, 4);
   check_rank("key", key, 4);
   check_rank("value", value, 4);
@@ -21,38 +18,22 @@ std::array<index_t, 4> check_inputs(const Tensor& query, const Tensor& key, cons
   return {batch, heads, query.size(2), key.size(2)};
 }
 
-namespace {
-
-template <class T>
-std::pair<Tensor, Tensor> attention_of(const Tensor& query, const Tensor& key, const Tensor& value,
-                                       const Arguments& a) {
-  using A = Compute<T>;
-  const auto extents = check_inputs(query, key, value);
-  const auto [batch, heads, queries, keys] = extents;
-  const auto q = view<const T, 4>("query", query), k = view<const T, 4>("key", key),
-             v = view<const T, 4>("value", value);
-  const Parameters parameters(a, heads);
-  const AnyScaling scaling = make_scaling(a, parameters);
-  const Options<T> options(a, heads, keys);
-
-  const Tensor out = new_tensor_like(query, {batch, heads, queries, value.size(3)});
-  const Tensor lse = new_tensor(std::array{batch, heads, queries}, scalar_type<A>);
-  const ssmax::AttentionArguments<T> arguments{
-      .q = q, .k = k, .v = v, .out = view<T, 4>("out", out), .lse = view<A, 3>("lse", lse)};
-  with_mask<A>(a, extents, [&](const auto& mask) {
-    with_score<A>(a, parameters, extents, [&](const auto& score) {
-      ssmax::attention<T>(arguments, scaling, mask, score, options.options, TorchThreads{});
-    });
-  });
-  return {out, lse};
-}
-
-}  // namespace
-
 std::pair<Tensor, Tensor> attention(const Tensor& query, const Tensor& key, const Tensor& value,
                                     const Arguments& a) {
   return with_type(query,
                    [&]<class T>(std::type_identity<T>) { return attention_of<T>(query, key, value, a); });
+}
+
+Gradients attention_backward(const Tensor& grad_out, const MaybeTensor& grad_lse, const Tensor& query,
+                             const Tensor& key, const Tensor& value, const Tensor& out, const Tensor& lse,
+                             const std::vector<bool>& learn, const Arguments& a) {
+  return with_type(query, [&]<class T>(std::type_identity<T>) {
+    return attention_backward_of<T>({grad_out, grad_lse, query, key, value, out, lse, learn}, a);
+  });
+}
+
+std::pair<Tensor, Tensor> decode(const CacheInputs& in, const Arguments& a) {
+  return with_type(in.query, [&]<class T>(std::type_identity<T>) { return decode_of<T>(in, a); });
 }
 
 }  // namespace ssmax_torch

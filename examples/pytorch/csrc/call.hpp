@@ -1,9 +1,11 @@
-// What every call has in common, whatever it does: extents, options, arguments of the library.
+// What the calls of the library have in common.
 #pragma once
 
 #include <ssmax/attention.hpp>
 
-#include "policies.hpp"
+#include "masks.hpp"
+#include "rope.hpp"
+#include "scores.hpp"
 
 namespace ssmax_torch {
 
@@ -11,12 +13,12 @@ template <class T>
 using Compute = ssmax::detail::Compute<T>;
 
 /// Checks that query, key and value fit each other; returns [batch, heads, queries, keys].
-std::array<index_t, 4> check_inputs(const Tensor& query, const Tensor& key, const Tensor& value);
+Extents check_inputs(const Tensor& query, const Tensor& key, const Tensor& value);
 
 /// A call's options, and what they point at.
 template <class T>
 struct Options {
-  /// A position is the last key's at most.
+  /// Sinks have one number per head; a position is the last key's at most.
   Options(const Arguments& a, index_t heads, index_t keys) {
     const index_t first = rope_key_position(a.rope);
     if (first < 0 || first > ssmax::detail::most_counted - keys) {
@@ -39,5 +41,33 @@ struct Options {
   std::vector<Compute<T>> sinks;
   ssmax::AttentionOptions<T> options;
 };
+
+/// Calls f(scaling, mask, score), none of which learns.
+template <class A, class F>
+void with_policies(const Arguments& a, const Parameters& parameters, const Extents& extents, const F& f) {
+  with_mask<A>(a, extents, [&]<class M>(const M& mask) {
+    using Any =
+        std::conditional_t<ssmax::fast_path<M> == ssmax::FastPath::same_keys, RowScaling, QueryScaling<A>>;
+    const Any scaling = make_scaling<Any, A>(a, parameters, extents);
+    with_score<A>(a, parameters, extents, [&](const auto& score) { f(scaling, mask, score); });
+  });
+}
+
+/// The same for a backward: scaling and score learn what `gradients` have room for.
+template <class A, class F>
+void with_learning_policies(const Arguments& a, const Parameters& parameters, const Extents& extents,
+                            const ParameterGradients<A>& gradients, const F& f) {
+  with_mask<A>(a, extents, [&]<class M>(const M& mask) {
+    constexpr bool same_keys = ssmax::fast_path<M> == ssmax::FastPath::same_keys;
+    using Any = std::conditional_t<same_keys, RowScaling, QueryScaling<A>>;
+    using Learning = std::conditional_t<same_keys, LearningRowScaling, LearningQueryScaling<A>>;
+    const auto run = [&](const auto& scaling) {
+      with_learning_score<A>(a, parameters, extents, gradients,
+                             [&](const auto& score) { f(scaling, mask, score); });
+    };
+    gradients.scaling_learns() ? run(make_learning_scaling<Learning, A>(a, parameters, extents, gradients))
+                               : run(make_scaling<Any, A>(a, parameters, extents));
+  });
+}
 
 }  // namespace ssmax_torch

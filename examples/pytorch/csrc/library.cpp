@@ -7,9 +7,9 @@ namespace ssmax_torch {
 namespace {
 
 // What scaling, mask, score and options are passed as: struct Arguments, in its order.
-#define SSMAX_TORCH_ARGUMENTS                                                                  \
-  "int scaling, Tensor? s, Tensor? b, Tensor? p, float[] numbers, bool causal, int[] window, " \
-  "Tensor? prefix, Tensor? lengths, Tensor? cu_queries, Tensor? cu_keys, Tensor? visible, "    \
+#define SSMAX_TORCH_ARGUMENTS                                                                             \
+  "int scaling, Tensor? s, Tensor? b, Tensor? p, Tensor? c, float[] numbers, bool causal, int[] window, " \
+  "Tensor? prefix, Tensor? lengths, Tensor? cu_queries, Tensor? cu_keys, Tensor? visible, "               \
   "float softcap, Tensor? slopes, Tensor? bias, bool bias_hides, Tensor? sinks, float[] rope, float? scale"
 
 /// Takes an operator's arguments from the stack, one after the other, and leaves its results there.
@@ -24,6 +24,7 @@ class Stack {
   Arguments take_arguments() {
     // Braces: the members are initialised in order.
     return {static_cast<ScalingKind>(take<std::int64_t>()),
+            take<MaybeTensor>(),
             take<MaybeTensor>(),
             take<MaybeTensor>(),
             take<MaybeTensor>(),
@@ -71,6 +72,23 @@ void boxed_attention_backward(StableIValue* values, std::uint64_t, std::uint64_t
   for (std::size_t i = 0; i < gradients.size(); ++i) stack.put(i, gradients[i]);
 }
 
+void boxed_decode(StableIValue* values, std::uint64_t, std::uint64_t) {
+  Stack stack(values);
+  const auto query = stack.take<Tensor>(), keys = stack.take<Tensor>(), held = stack.take<Tensor>(),
+             lengths = stack.take<Tensor>();
+  const bool ring = stack.take<bool>();
+  const auto [out, lse] = decode({query, keys, held, lengths, ring}, stack.take_arguments());
+  stack.put(0, out);
+  stack.put(1, lse);
+}
+
+void boxed_rotate(StableIValue* values, std::uint64_t, std::uint64_t) {
+  Stack stack(values);
+  const auto rows = stack.take<Tensor>();
+  const auto rope = stack.take<std::vector<double>>();
+  stack.put(0, rotate(rows, rope, stack.take<std::int64_t>()));
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY(ssmax, library) {
@@ -79,12 +97,18 @@ STABLE_TORCH_LIBRARY(ssmax, library) {
   library.def(
       "attention_backward(Tensor grad_out, Tensor? grad_lse, Tensor query, Tensor key, Tensor value, "
       "Tensor out, Tensor lse, bool[] learn, " SSMAX_TORCH_ARGUMENTS
-      ") -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+      ") -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  library.def(
+      "decode(Tensor query, Tensor keys, Tensor values, Tensor lengths_of_cache, bool "
+      "ring, " SSMAX_TORCH_ARGUMENTS ") -> (Tensor, Tensor)");
+  library.def("rotate(Tensor rows, float[] rope, int start) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(ssmax, CPU, library) {
   library.impl("attention", boxed_attention);
   library.impl("attention_backward", boxed_attention_backward);
+  library.impl("decode", boxed_decode);
+  library.impl("rotate", boxed_rotate);
 }
 
 }  // namespace ssmax_torch

@@ -4,7 +4,7 @@
 #include <array>
 #include <utility>
 
-#include "policies.hpp"
+#include "arguments.hpp"
 
 namespace ssmax_torch {
 
@@ -12,14 +12,55 @@ namespace ssmax_torch {
 std::pair<Tensor, Tensor> attention(const Tensor& query, const Tensor& key, const Tensor& value,
                                     const Arguments& a);
 
+/// The same for queries of type T, which is float, double, half or bfloat16.
+template <class T>
+std::pair<Tensor, Tensor> attention_of(const Tensor& query, const Tensor& key, const Tensor& value,
+                                       const Arguments& a);
+
 /// What attention_backward returns. Those that were not asked for have no elements.
-enum class Gradient { query, key, value, s, b, p, slopes, bias, sinks, count };
+enum class Gradient { query, key, value, s, b, p, c, slopes, bias, sinks, count };
 using Gradients = std::array<Tensor, static_cast<std::size_t>(Gradient::count)>;
 
-/// Gradients of sums over the parameters' own dimensions; ds, db, dp and dslopes are float64. `learn` says which
-/// of s, b, p, slopes, bias, sinks want one.
+/// `learn` says which of s, b, p, c, slopes, bias, sinks want a gradient. Those of s, b and slopes have one number
+/// per head; they and that of p are float64.
 Gradients attention_backward(const Tensor& grad_out, const MaybeTensor& grad_lse, const Tensor& query,
                              const Tensor& key, const Tensor& value, const Tensor& out, const Tensor& lse,
                              const std::vector<bool>& learn, const Arguments& a);
+
+/// The arguments of attention_backward but for the last.
+struct BackwardInputs {
+  const Tensor& grad_out;
+  const MaybeTensor& grad_lse;
+  const Tensor &query, &key, &value, &out, &lse;
+  const std::vector<bool>& learn;
+};
+
+/// T is float, double, half or bfloat16.
+template <class T>
+Gradients attention_backward_of(const BackwardInputs& in, const Arguments& a);
+
+/// A cache, and queries that stand at the last positions of each sequence.
+struct CacheInputs {
+  const Tensor& query;          // [batch, heads, queries, width]
+  const Tensor &keys, &values;  // [batch, kv_heads, capacity, width]
+  const Tensor& lengths;        // [batch]: positions that each sequence has had
+  bool ring;                    // lengths may exceed the capacity: older keys are forgotten
+};
+
+/// As attention, over the keys of a cache.
+std::pair<Tensor, Tensor> decode(const CacheInputs& in, const Arguments& a);
+template <class T>
+std::pair<Tensor, Tensor> decode_of(const CacheInputs& in, const Arguments& a);
+template <>
+std::pair<Tensor, Tensor> decode_of<float>(const CacheInputs& in, const Arguments& a);
+template <>
+std::pair<Tensor, Tensor> decode_of<double>(const CacheInputs& in, const Arguments& a);
+template <>
+std::pair<Tensor, Tensor> decode_of<ssmax::half>(const CacheInputs& in, const Arguments& a);
+template <>
+std::pair<Tensor, Tensor> decode_of<ssmax::bfloat16>(const CacheInputs& in, const Arguments& a);
+
+/// Rows [batch, heads, positions, width] of float or double, rotated to positions start, start + 1, …
+Tensor rotate(const Tensor& rows, const std::vector<double>& numbers, index_t start);
 
 }  // namespace ssmax_torch

@@ -43,7 +43,7 @@ void check_rank(const char* name, const Tensor& tensor, index_t rank) {
 
 void check_last_stride(const char* name, const Tensor& tensor) {
   const index_t rank = tensor.dim();
-  if (rank == 0 || tensor.size(rank - 1) <= 1) return;
+  if (rank == 0 || tensor.size(rank - 1) <= 1 || tensor.numel() == 0) return;
   const index_t stride = tensor.stride(rank - 1);
   if (stride == 1) return;
   fail(std::string(name) + " has stride " + std::to_string(stride) +
@@ -58,6 +58,22 @@ void check_shape(const char* name, const Tensor& tensor, std::span<const index_t
     fail(std::string(name) + " has shape " + shape_of(tensor) + ", must have extent " +
          std::to_string(wanted) + " in dimension " + std::to_string(i));
   }
+}
+
+void broadcast_strides(const char* name, const Tensor& tensor, std::span<const index_t> extents,
+                       std::span<index_t> strides) {
+  const index_t rank = tensor.dim(), wanted = std::ssize(extents);
+  bool fits = rank <= wanted;
+  for (index_t i = 0; fits && i < rank; ++i) {
+    const auto at = static_cast<std::size_t>(wanted - rank + i);
+    const index_t extent = tensor.size(i);
+    fits = extent == extents[at] || extent == 1;
+    strides[at] = extent == 1 ? 0 : tensor.stride(i);
+  }
+  if (fits) return;
+  std::string text;
+  for (index_t extent : extents) text += (text.empty() ? "[" : ", ") + std::to_string(extent);
+  fail(std::string(name) + " has shape " + shape_of(tensor) + ", must broadcast to " + text + "]");
 }
 
 std::span<const index_t> integers(const char* name, const MaybeTensor& tensor) {

@@ -67,6 +67,10 @@ void check_last_stride(const char* name, const Tensor& tensor);
 /// The tensor has these extents.
 void check_shape(const char* name, const Tensor& tensor, std::span<const index_t> extents);
 
+/// The strides of a tensor that broadcasts to these extents.
+void broadcast_strides(const char* name, const Tensor& tensor, std::span<const index_t> extents,
+                       std::span<index_t> strides);
+
 /// A view of a tensor of T and of this rank, whose last dimension has stride 1.
 template <class T, int Rank>
 ssmax::View<T, Rank> view(const char* name, const Tensor& tensor) {
@@ -82,27 +86,15 @@ ssmax::View<T, Rank> view(const char* name, const Tensor& tensor) {
   return {static_cast<T*>(tensor.data_ptr()), extents, strides};
 }
 
-/// A view of [batch, heads, queries, keys] of a tensor that broadcasts to it as PyTorch does: extents of 1, and
-/// those that are left out at the front, get stride 0.
-template <class T>
-ssmax::View<T, 4> broadcast_view(const char* name, const Tensor& tensor,
-                                 const std::array<index_t, 4>& extents) {
+/// A view of these extents of a tensor that broadcasts to them as PyTorch does: extents of 1, and those that are
+/// left out at the front, get stride 0. Of keys, the last dimension of four, the stride is 1 or 0.
+template <class T, std::size_t Rank>
+ssmax::View<T, static_cast<int>(Rank)> broadcast_view(const char* name, const Tensor& tensor,
+                                                      const std::array<index_t, Rank>& extents) {
   check_type(name, tensor, scalar_type<std::remove_const_t<T>>);
-  check_last_stride(name, tensor);
-  const index_t rank = tensor.dim();
-  std::array<index_t, 4> strides{};
-  bool fits = rank <= 4;
-  for (index_t i = 0; fits && i < rank; ++i) {
-    const auto at = static_cast<std::size_t>(4 - rank + i);
-    const index_t extent = tensor.size(i);
-    fits = extent == extents[at] || extent == 1;
-    strides[at] = extent == 1 ? 0 : tensor.stride(i);
-  }
-  if (!fits) {
-    std::string wanted;
-    for (index_t extent : extents) wanted += (wanted.empty() ? "[" : ", ") + std::to_string(extent);
-    fail(std::string(name) + " has shape " + shape_of(tensor) + ", must broadcast to " + wanted + "]");
-  }
+  if (Rank == 4) check_last_stride(name, tensor);
+  std::array<index_t, Rank> strides{};
+  broadcast_strides(name, tensor, extents, strides);
   return {static_cast<T*>(tensor.data_ptr()), extents, strides};
 }
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._operators import compute_type
+from ._arguments import arguments, check_devices
+from ._operators import call_attention
 from ._rope import Rope
-from .mask import Causal, Mask, MaskMatrix, as_mask
-from .scaling import Scaling, Softmax
+from .mask import Causal, Mask, MaskMatrix
+from .scaling import Scaling
 from .score import Score
-
-_SOFTMAX = Softmax()
-_NO_SCORE = Score()
 
 
 def attention(
@@ -51,39 +49,9 @@ def attention(
     Differentiable once: query, key, value, sinks, the tensors of scaling and score, through out and lse. A mask is
     not. 16-bit types are computed in float32; a bias of another type is converted, which copies it.
     """
-    scaling = _SOFTMAX if scaling is None else scaling
-    score = _NO_SCORE if score is None else score
-    mask = as_mask(mask)
-    bias, hides = score.bias, mask.additive is not None
-    if hides:
-        bias = mask.additive if bias is None else bias + mask.additive
-    if bias is not None:
-        bias = bias.to(compute_type(query.dtype))
-    s, b, p, numbers = scaling.operands()
-    out, lse = torch.ops.ssmax.attention(
-        query,
-        key,
-        value,
-        scaling.kind,
-        s,
-        b,
-        p,
-        numbers,
-        mask.causal,
-        mask.window or (),
-        mask.prefix,
-        mask.lengths,
-        mask.cu_queries,
-        mask.cu_keys,
-        mask.visible,
-        score.softcap,
-        score.slopes,
-        bias,
-        hides,
-        sinks,
-        [] if rope is None else rope.numbers(),
-        scale,
-    )
+    check_devices(query, key, value)
+    operands = arguments(query, scaling, mask, score, sinks, rope, scale)
+    out, lse = call_attention(query, key, value, *operands)
     return (out, lse) if return_lse else out
 
 

@@ -3,12 +3,15 @@
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 torch.ops.load_library(Path(__file__).with_name("operators.so"))
 
+_attention = torch.ops.ssmax.attention.default
+_attention_backward = torch.ops.ssmax.attention_backward.default
+
 # Which arguments of ssmax::attention are learnt besides query, key and value: their places, from 0.
-_LEARNT = {"s": 4, "b": 5, "p": 6, "slopes": 16, "bias": 17, "sinks": 19}
-_ARGUMENTS = 22
+_LEARNT = {"s": 4, "b": 5, "p": 6, "c": 7, "slopes": 17, "bias": 18, "sinks": 20}
 
 
 def compute_type(dtype: torch.dtype) -> torch.dtype:
@@ -16,7 +19,7 @@ def compute_type(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _empty_like(like: torch.Tensor, shape: tuple) -> torch.Tensor:
+def _empty_like(like: Tensor, shape: tuple) -> Tensor:
     """As new_tensor_like in csrc/tensors.cpp: heads lie closer than positions where they do in `like`."""
     batch, heads, positions, width = shape
     if like.stride(1) >= like.stride(2):
@@ -32,55 +35,93 @@ def _(query, key, value, *arguments):
 
 @torch.library.register_fake("ssmax::attention_backward")
 def _(grad_out, grad_lse, query, key, value, out, lse, learn, *arguments):
-    s, b, p, slopes, bias, sinks = learn
     heads, compute = query.shape[1], compute_type(query.dtype)
-    table, given_slopes, given_bias, given_sinks = (arguments[_LEARNT[name] - 3] for name in ("p", "slopes", "bias", "sinks"))
+    given = {name: arguments[i - 3] for name, i in _LEARNT.items()}
 
-    def sums(wanted, extent, dtype=torch.float64):
-        return query.new_empty(extent if wanted else 0, dtype=dtype)
+    def sums(name, wanted):
+        shape = (0,)
+        if wanted and name in ("s", "b"):
+            shape = (heads,)
+        elif wanted and given[name] is not None:
+            shape = (heads,) if name in ("slopes", "sinks") else given[name].shape
+        return query.new_empty(shape, dtype=compute if name in ("c", "bias", "sinks") else torch.float64)
 
     return (
         *(_empty_like(tensor, tensor.shape) for tensor in (query, key, value)),
-        sums(s, heads),
-        sums(b, heads),
-        sums(p, 0 if table is None else table.shape[0]),
-        sums(slopes and given_slopes is not None, heads),
-        sums(bias and given_bias is not None, 0 if given_bias is None else given_bias.shape, compute),
-        sums(sinks and given_sinks is not None, heads, compute),
+        *(sums(name, wanted) for name, wanted in zip(_LEARNT, learn, strict=True)),
     )
+
+
+@torch.library.register_fake("ssmax::decode")
+def _(query, keys, values, *arguments):
+    out = _empty_like(query, (*query.shape[:3], values.shape[3]))
+    return out, query.new_empty(query.shape[:3], dtype=compute_type(query.dtype))
+
+
+@torch.library.register_fake("ssmax::rotate")
+def _(rows, rope, start):
+    return _empty_like(rows, rows.shape)
 
 
 def _setup_context(ctx, inputs, output):
     ctx.set_materialize_grads(False)
-    query, key, value, *arguments = inputs
-    ctx.tensor_at = [i for i, x in enumerate(arguments) if isinstance(x, torch.Tensor)]
-    ctx.arguments = [None if isinstance(x, torch.Tensor) else x for x in arguments]
-    ctx.save_for_backward(query, key, value, *output, *(arguments[i] for i in ctx.tensor_at))
+    ctx.tensor_at = [i for i, x in enumerate(inputs) if isinstance(x, Tensor)]
+    ctx.inputs = [None if isinstance(x, Tensor) else x for x in inputs]
+    ctx.save_for_backward(*output, *(inputs[i] for i in ctx.tensor_at))
 
 
 def _backward(ctx, grad_out, grad_lse):
-    query, key, value, out, lse, *tensors = ctx.saved_tensors
-    arguments = list(ctx.arguments)
+    out, lse, *tensors = ctx.saved_tensors
+    inputs = list(ctx.inputs)
     for i, tensor in zip(ctx.tensor_at, tensors, strict=True):
-        arguments[i] = tensor
+        inputs[i] = tensor
     if grad_out is None:
         grad_out = torch.zeros_like(out)
     elif grad_out.stride(3) != 1:  # as of a sum, which is expanded from one number
         grad_out = grad_out.contiguous()
     if grad_lse is not None:
         grad_lse = grad_lse.contiguous()
-    learn = [ctx.needs_input_grad[i] for i in _LEARNT.values()]
-    gradients = torch.ops.ssmax.attention_backward(
-        grad_out, grad_lse, query, key, value, out, lse, learn, *arguments
-    )
-    result = [None] * _ARGUMENTS
-    result[:3] = gradients[:3]
-    for i, wanted, gradient in zip(_LEARNT.values(), learn, gradients[3:], strict=True):
-        if wanted:
-            parameter = arguments[i - 3]
+    wanted = ctx.needs_input_grad
+    learn = [wanted[i] for i in _LEARNT.values()]
+    gradients = _attention_backward(grad_out, grad_lse, *inputs[:3], out, lse, learn, *inputs[3:])
+    result = [None] * len(inputs)
+    for i in range(3):
+        if wanted[i]:
+            result[i] = gradients[i]
+    for i, gradient in zip(_LEARNT.values(), gradients[3:], strict=True):
+        if wanted[i]:
+            parameter = inputs[i]
             whole = gradient.sum() if parameter.dim() == 0 else gradient.reshape(parameter.shape)
             result[i] = whole.to(parameter.dtype)
     return tuple(result)
 
 
+def _no_second_derivative(ctx, *gradients):
+    raise NotImplementedError("ssmax_torch.attention has no second derivative")
+
+
 torch.library.register_autograd("ssmax::attention", _backward, setup_context=_setup_context)
+torch.library.register_autograd("ssmax::attention_backward", _no_second_derivative)
+
+
+class _Attention(torch.autograd.Function):
+    """What register_autograd does, in a tenth of its time."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        with torch._C._AutoDispatchBelowAutograd():
+            output = _attention(*inputs)
+        _setup_context(ctx, inputs, output)
+        return output
+
+    backward = staticmethod(torch.autograd.function.once_differentiable(_backward))
+
+
+def call_attention(*inputs):
+    """ssmax::attention: out and lse."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return _attention(*inputs)
+    if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs):
+        return _Attention.apply(*inputs)
+    with torch._C._AutoDispatchBelowAutograd():
+        return _attention(*inputs)

@@ -14,6 +14,7 @@ scaling                   c                              source
 ``Llama4Temperature``     1 + a·ln(1 + ⌊(p + 1) / F⌋)    Llama 4, ``attn_temperature_tuning``
 ``MinistralTemperature``  1 + β·ln(1 + ⌊p / L⌋)          Ministral 3, ``llama_4_scaling_beta``
 ``Constant(c)``           c
+``PerQuery(c)``           c[batch, head, query]          formed outside: arXiv:2411.12892, 2506.16640, 2602.11139
 ========================  =============================  ==================================================
 """
 
@@ -37,9 +38,9 @@ class Scaling:
 
     kind: int
 
-    def operands(self) -> tuple[Tensor | None, Tensor | None, Tensor | None, list[float]]:
-        """s, b and p where they are tensors, and the numbers."""
-        return None, None, None, []
+    def operands(self) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, list[float]]:
+        """s, b, p and c where they are tensors, and the numbers."""
+        return None, None, None, None, []
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +67,7 @@ class SSMax(Scaling):
     kind = 2
 
     def operands(self):
-        return _tensor(self.s), _tensor(self.b), None, [_number(self.s), _number(self.b)]
+        return _tensor(self.s), _tensor(self.b), None, None, [_number(self.s), _number(self.b)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +80,7 @@ class SizeTable(Scaling):
     kind = 3
 
     def operands(self):
-        return _tensor(self.s), _tensor(self.b), self.p, [_number(self.s), _number(self.b)]
+        return _tensor(self.s), _tensor(self.b), self.p, None, [_number(self.s), _number(self.b)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +91,7 @@ class QwenLogN(Scaling):
     kind = 4
 
     def operands(self):
-        return None, None, None, [float(self.trained_length)]
+        return None, None, None, None, [float(self.trained_length)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +103,7 @@ class Llama4Temperature(Scaling):
     kind = 5
 
     def operands(self):
-        return None, None, None, [float(self.scale), float(self.floor_length)]
+        return None, None, None, None, [float(self.scale), float(self.floor_length)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +115,7 @@ class MinistralTemperature(Scaling):
     kind = 6
 
     def operands(self):
-        return None, None, None, [float(self.scale), float(self.trained_length)]
+        return None, None, None, None, [float(self.scale), float(self.trained_length)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,4 +126,16 @@ class Constant(Scaling):
     kind = 7
 
     def operands(self):
-        return None, None, None, [float(self.multiplier)]
+        return None, None, None, None, [float(self.multiplier)]
+
+
+@dataclass(frozen=True, eq=False)
+class PerQuery(Scaling):
+    """c = c[batch, head, query]: a tensor that broadcasts to [batch, heads, queries], differentiable. In another type
+    than the attention is computed in, it is converted."""
+
+    c: Tensor
+    kind = 8
+
+    def operands(self):
+        return None, None, None, self.c, []

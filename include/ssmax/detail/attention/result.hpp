@@ -16,6 +16,7 @@ struct Result {
   View<T, 4> out{};
   View<Compute<T>, 3> lse{};
   std::span<const Compute<T>> sinks{};
+  bool scaled_sinks = false;           // sinks are logits, to be multiplied by c
   AttentionState<Compute<T>> state{};  // if given, the rest is not
   bool continues = false;              // the state holds what keys before these gave
 };

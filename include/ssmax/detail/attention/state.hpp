@@ -43,7 +43,15 @@ void merge_row(T& shift, T& sum, T* o, T other_shift, T other_sum, const T* othe
   for (index_t c = 0; c < dv; ++c) o[c] = o[c] * factor + other_o[c] * other_factor;
 }
 
-/// Turns a query's state into its result, in double. A sink adds exp(sink) to Σ exp(c·z), and nothing
+/// ln of what a query's sink adds to Σ exp(c·z): the sink or, where that is a logit, c·sink. -inf is no sink, and
+/// a query that sees nothing has no c.
+inline double sink_term(double sink, bool is_scaled, double c, bool sees_any) {
+  constexpr double none = -std::numeric_limits<double>::infinity();
+  if (!is_scaled || sink == none) return sink;
+  return sees_any ? c * sink : none;
+}
+
+/// Turns a query's state into its result, in double. A sink's term adds exp(sink) to Σ exp(c·z), and nothing
 /// to Σ exp(c·z)·v.
 class Normalizer {
  public:

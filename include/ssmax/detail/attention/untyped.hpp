@@ -30,7 +30,7 @@ struct UntypedGradients {
   Anything dout{}, dlse{}, dq{}, dk{}, dv{}, dsinks{};
 };
 struct UntypedOptions {
-  Anything scale{}, rope{}, key_position{}, sinks{}, workspace{}, float_products{};
+  Anything scale{}, rope{}, key_position{}, sinks{}, workspace{}, float_products{}, scaled_sinks{};
 };
 
 }  // namespace detail

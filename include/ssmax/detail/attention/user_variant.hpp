@@ -26,7 +26,8 @@ class UserVariant : public Interface {
   const C& score;
 
   UserVariant(const S& a_scaling, const M& a_mask, const C& a_score)
-      : Interface(!std::same_as<C, Identity>, detail::has_predicate<M>, detail::shows_same_keys<M>),
+      : Interface(!std::same_as<C, Identity>, detail::has_predicate<M>,
+                  detail::shows_same_keys<M> && !detail::reads_query<S>),
         scaling(a_scaling),
         mask(a_mask),
         score(a_score) {}
@@ -34,7 +35,7 @@ class UserVariant : public Interface {
   QueryRow row(const Query& query, KeyRange stored) const override {
     QueryRow result{query, {}, 0};
     const KeyRange visible = visible_keys(mask, query);
-    const Row scaled = scaled_row(query, visible);
+    const PlacedRow scaled{scaled_row(query, visible), query.batch, query.index};
     if (scaled.n == 0) return result;
     result.keys = {std::max(visible.begin, stored.begin), std::min(visible.end, stored.end)};
     if (result.keys.size() <= 0) result.keys = {};
@@ -129,8 +130,40 @@ class UserVariant : public Interface {
     } else if constexpr (fast_path<Part> == FastPath::row) {
       add_rows(part, column, memory);
     } else {
-      apply_each(part, column, memory);
+      if (!stretch(part, column, nullptr, memory)) apply_each(part, column, memory);
     }
+  }
+
+  /// FastPath::distance_factor: z becomes z', and slope, unless null, is multiplied by dz'/dz. False, and nothing is
+  /// done, for scores that do not ask for it and where their factors are not at hand. Queries that stand side by
+  /// side read one run of factors, a place apart; those of others are turned into lanes first.
+  template <class Part>
+  bool stretch(const Part& part, const TileColumn<A>& column, A* slope,
+               const ColumnScratch<A>& memory) const {
+    if constexpr (fast_path<Part> == FastPath::distance_factor && !has_key_position<M>) {
+      const index_t count = std::min(column.keys.size(), column.length - column.keys.begin),
+                    width = memory.kernels.width;
+      const auto distance = [&](index_t lane) {  // of the first key
+        return query_position(column.rows[lane].query) - column.keys.begin;
+      };
+      const auto apply = kernels<ScoreKernels<A>>().stretch;
+      bool side_by_side = true;
+      for (index_t lane = 1; lane < width; ++lane) side_by_side &= distance(lane) == distance(0) + lane;
+      if (side_by_side) {
+        const A* factors = part.template factors<A>(distance(0) - count + 1, count + width - 1);
+        if (factors == nullptr) return false;
+        apply(column.s, slope, count, factors + count - 1, -1);
+        return true;
+      }
+      for (index_t lane = 0; lane < width; ++lane) {
+        memory.in[lane] = part.template factors<A>(-distance(lane), count);
+        if (memory.in[lane] == nullptr) return false;
+      }
+      memory.kernels.transpose(memory.in, width, count, nullptr, memory.apart, width);
+      apply(column.s, slope, count, memory.apart, width);
+      return true;
+    }
+    return false;
   }
 
   /// Rows of A are turned into lanes first; others are added key by key.

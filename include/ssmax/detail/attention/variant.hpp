@@ -33,7 +33,7 @@ template <class A>
 class Variant {
  public:
   const bool has_score, has_predicate;
-  const bool shows_same_keys;  // to all queries of a batch entry and head
+  const bool shows_same_keys;  // to all queries of a batch entry and head, and they share c
 
   Variant(const Variant&) = delete;
   Variant& operator=(const Variant&) = delete;

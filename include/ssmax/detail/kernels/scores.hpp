@@ -16,6 +16,9 @@ struct ScoreKernels {
   void (*softcap_slope)(const T* capped, index_t n, T cap, T* slope);
   /// s[key][·] += slope[·] · (first[·] + key)
   void (*ramp)(T* s, index_t keys, const T* slope, const T* first);
+  /// s[key][·] = a·(s[key][·] - a) + 1 with a = factors[key · step + ·], and slope, unless null, times a. -inf
+  /// stays.
+  void (*stretch)(T* s, T* slope, index_t keys, const T* factors, index_t step);
   /// s[key][·] += bias[key · width + ·]
   void (*add)(T* s, index_t keys, const T* bias);
   /// s[key][·] *= factor[·], but -inf stays -inf

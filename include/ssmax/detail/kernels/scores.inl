@@ -51,6 +51,21 @@ void tile_ramp(typename S::Value* s, index_t keys, const typename S::Value* slop
   }
 }
 
+/// One vector of queries: s[key][·] = a·(s[key][·] - a) + 1, a = factors[key · step + ·]; slope[key][·] *= a.
+template <class S>
+void tile_stretch(typename S::Value* s, typename S::Value* slope, index_t keys,
+                  const typename S::Value* factors, index_t step) {
+  const typename S::V one = S::set(1);
+  for (index_t key = 0; key < keys; ++key) {
+    const typename S::V a = S::load(factors + key * step);
+    typename S::Value* p = s + key * group_width<S>;
+    S::store(p, S::fma(a, S::sub(S::load(p), a), one));
+    if (slope == nullptr) continue;
+    p = slope + key * group_width<S>;
+    S::store(p, S::mul(S::load(p), a));
+  }
+}
+
 /// One vector of queries: s[key][·] += bias[key][·], a vector's width apart.
 template <class S>
 void tile_add(typename S::Value* s, index_t keys, const typename S::Value* bias) {
@@ -78,6 +93,7 @@ struct KernelTable<ScoreKernels<T>> {
       .softcap = softcap<S>,
       .softcap_slope = softcap_slope<S>,
       .ramp = tile_ramp<S>,
+      .stretch = tile_stretch<S>,
       .add = tile_add<S>,
       .multiply = tile_multiply<S>,
   };

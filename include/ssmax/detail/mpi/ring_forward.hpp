@@ -77,7 +77,7 @@ void ring_forward(mpi::Communicator& comm, const RingPlan& plan, const Attention
   }
   const Result<T> result{.out = addressable(a.out), .lse = a.lse, .sinks = options.sinks};
   for_each_row([&](index_t b, index_t h, index_t i) {
-    store_result(result, Query{b, h, i, {}}, i, state.shift(b, h, i), state.sum(b, h, i),
+    store_result(result, {Query{b, h, i, {}}}, i, state.shift(b, h, i), state.sum(b, h, i),
                  row_of(state.o, b, h, i), dv);
   });
   exchange.finish([] {});

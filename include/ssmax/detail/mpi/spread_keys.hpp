@@ -107,7 +107,7 @@ void spread_decode(mpi::Communicator& comm, const mpi::Layout& layout,
   for (index_t b = 0; b < batch; ++b) {
     for (index_t h = 0; h < heads; ++h) {
       for (index_t i = 0; i < queries; ++i) {
-        store_result(result, Query{b, h, i, {}}, i, total.shift(b, h, i), total.sum(b, h, i),
+        store_result(result, {Query{b, h, i, {}}}, i, total.shift(b, h, i), total.sum(b, h, i),
                      row_of(total.o, b, h, i), dv);
       }
     }

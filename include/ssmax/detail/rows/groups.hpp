@@ -18,7 +18,7 @@ struct RowGroup {
   index_t rows;
   index_t group_rows;  // of the whole group
   KeyRange keys;
-  Row row;  // n = 0, and no position, where there is no key to ask the mask about
+  PlacedRow row;  // of the first row; n = 0, and no position, where there is no key to ask the mask about
 };
 
 /// Calls of an executor cut a group only at multiples of this many rows from its beginning. Then the
@@ -56,21 +56,23 @@ index_t begin_of_group(const M& mask, const Query& query, KeyRange keys) {
 }
 
 /// Cuts groups into parts of row_cut rows, the last of a group taking the rest, and visits the parts whose
-/// first row is one of queries [begin, end) of a head. Such parts of one group are visited together.
-template <class M, class Visit>
+/// first row is one of queries [begin, end) of a head. Such parts of one group are visited together. Where
+/// the scaling reads which query it is asked about, every row is a group.
+template <class S, class M, class Visit>
 void visit_groups(const QueryShape& shape, const M& mask, index_t batch, index_t head, index_t begin,
                   index_t end, const Visit& visit) {
   for (index_t query = begin; query < end;) {
     const Query asked{batch, head, query, shape};
     const KeyRange keys = visible_keys(mask, asked);
-    const index_t group_begin = query == begin ? begin_of_group(mask, asked, keys) : query;
-    const index_t group_end = end_of_group(mask, asked, keys);
+    const bool begins = reads_query<S> || query != begin;
+    const index_t group_begin = begins ? query : begin_of_group(mask, asked, keys);
+    const index_t group_end = reads_query<S> ? query + 1 : end_of_group(mask, asked, keys);
     const auto up_to_cut = [&](index_t at) {
       return std::min(group_end, group_begin + (at - group_begin + row_cut - 1) / row_cut * row_cut);
     };
     const index_t first = up_to_cut(query), last = group_end <= end ? group_end : up_to_cut(end);
     if (first < last) {
-      Row row{.head = head, .n = keys.size()};
+      PlacedRow row{{.head = head, .n = keys.size()}, batch, first};
       if (row.n > 0) row.position = key_position(mask, asked, keys.end - 1);
       visit(RowGroup{batch, head, first, last - first, group_end - group_begin, keys, row});
     }
@@ -78,7 +80,7 @@ void visit_groups(const QueryShape& shape, const M& mask, index_t batch, index_t
   }
 }
 
-template <class M, class E, class Visit>
+template <class S, class M, class E, class Visit>
 void for_each_group(const QueryShape& shape, const M& mask, E& executor, const Visit& visit) {
   static_assert(
       !has_predicate<M>,
@@ -99,8 +101,8 @@ void for_each_group(const QueryShape& shape, const M& mask, E& executor, const V
     const index_t last = std::min(pieces, (call + 1) * pieces_of_call);
     for (index_t piece = call * pieces_of_call; piece < last; ++piece) {
       const index_t head = piece / pieces_of_head, begin = piece % pieces_of_head * rows_of_piece;
-      visit_groups(shape, mask, head / shape.heads, head % shape.heads, begin,
-                   std::min(begin + rows_of_piece, shape.queries), visit);
+      visit_groups<S>(shape, mask, head / shape.heads, head % shape.heads, begin,
+                      std::min(begin + rows_of_piece, shape.queries), visit);
     }
   });
 }

@@ -39,6 +39,7 @@ struct BackwardProblem {
   View<T, 4> dq, dk, dv;
   std::span<const Compute<T>> sinks;
   std::span<Compute<T>> dsinks;
+  bool scaled_sinks = false;
   BackwardStage stage{};
 
   /// kv heads of all batch entries.

@@ -17,6 +17,7 @@
 #include "../../kernels/dot.hpp"
 #include "../../kernels/rows.hpp"
 #include "../load.hpp"
+#include "../state.hpp"
 #include "block.hpp"
 #include "sums.hpp"
 
@@ -79,13 +80,15 @@ class BackwardTask {
       if (!sums_) continue;
       if (problem_.stage.first) std::fill_n(sums_of(*cursor), memory_.sums_of_row, 0.0);
       QueryReport& report = sums_.reports[place_of(*cursor)] = {seen_by.n, seen_by.position, 0};
-      if (problem_.dsinks.empty()) continue;
-      const A sink = problem_.sinks[static_cast<std::size_t>(head)];
-      if (sink == -infinity) continue;
+      if (problem_.sinks.empty()) continue;
+      const auto sink = static_cast<double>(problem_.sinks[static_cast<std::size_t>(head)]);
+      const auto lse = static_cast<double>(facts.lse);
+      const double term = sink_term(sink, problem_.scaled_sinks, seen_by.multiplier, seen_by.n > 0);
+      if (term == -infinity) continue;
       // A sink that takes everything is equal to lse, also where both are +inf: its share is 1.
-      const double share =
-          sink == facts.lse ? 1 : std::exp(static_cast<double>(sink) - static_cast<double>(facts.lse));
-      report.dsink = -share * static_cast<double>(facts.delta);
+      const double dterm = -(term == lse ? 1 : std::exp(term - lse)) * static_cast<double>(facts.delta);
+      report.dsink = problem_.scaled_sinks ? seen_by.multiplier * dterm : dterm;
+      if (adds_sinks()) sums_of(*cursor)[0] += sink * dterm;
     }
     head_sums_.seen[block] = seen.any;
     std::fill_n(queries_sums(block), sums_in_use(block), A{0});
@@ -149,7 +152,7 @@ class BackwardTask {
       if (!problem_.stage.last) continue;
       if (sums_ && !variant_.has_score && facts.attends) {
         const A* q = load_query(forward_, variant_, *cursor, memory_.staged);
-        sums_of(*cursor)[0] =
+        sums_of(*cursor)[0] +=
             forward_.scale * static_cast<double>(detail::kernels<DotKernels<A>>().dot(q, sums, d));
       }
       if (facts.attends) {
@@ -198,6 +201,12 @@ class BackwardTask {
     return (query.batch * query.shape.heads + query.head) * forward_.q.extent(2) + forward_.row_of(query);
   }
   double* sums_of(const Query& query) const { return sums_.sums + place_of(query) * memory_.sums_of_row; }
+
+  /// Whether the sinks' share of dc is this call's to add: once for all of its parts.
+  bool adds_sinks() const {
+    if (!problem_.scaled_sinks) return false;
+    return problem_.stage.kept ? problem_.stage.first : problem_.first_key() == 0;
+  }
 
   template <class F>
   void for_each_key(index_t block, const F& f) const {

@@ -105,7 +105,7 @@ class UserGradientVariant final : public UserVariant<A, S, M, C, GradientVariant
 
   void accumulate(const Query& query, const Row& row, const double* sums) const override {
     if constexpr (LearnableScaling<S>) {
-      if (row.n > 0) scaling.accumulate(row, sums[0]);
+      if (row.n > 0) scaling.accumulate(PlacedRow{row, query.batch, query.index}, sums[0]);
     }
     accumulate(score, query, sums + 1);
   }
@@ -129,7 +129,7 @@ class UserGradientVariant final : public UserVariant<A, S, M, C, GradientVariant
         part.apply(column.s + at * group, width);
         part.differentiate(column.s + at * group, width, slope + at * group);
       }
-    } else {
+    } else if (!this->stretch(part, column, slope, memory)) {
       Base::for_each_visible(column, width, [&](index_t at, index_t lane, const Query& query, index_t key) {
         if (!detail::sees(mask, query, key)) return;
         A& z = column.s[at * group + lane];

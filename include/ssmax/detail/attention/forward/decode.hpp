@@ -137,8 +137,8 @@ class DecodeTask {
   void store(A* states, const Result<T>& result) const {
     const SoftmaxState<A> state = memory_.state(states);
     for (index_t r = 0; r < count_; ++r) {
-      const Query& query = memory_.rows[r].query;
-      store_result(result, query, problem_.row_of(query), state.shift[r], state.sum[r],
+      const QueryRow& seen = memory_.rows[r];
+      store_result(result, seen, problem_.row_of(seen.query), state.shift[r], state.sum[r],
                    state.o + r * memory_.dv, memory_.dv);
     }
   }

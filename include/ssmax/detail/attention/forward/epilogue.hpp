@@ -7,6 +7,7 @@
 #include "../../checks/views.hpp"
 #include "../../kernels/rows.hpp"
 #include "../../memory/conversion.hpp"
+#include "../problem.hpp"
 #include "../result.hpp"
 #include "../state.hpp"
 
@@ -17,8 +18,9 @@ namespace detail {
 /// One query, row `row` of its head, Σ exp(c·z) = 2^shift · sum: writes everything but its row, which is
 /// factor · o. Returns where to put that: `scratch`, if it is then to be narrowed.
 template <class T, class A = Compute<T>>
-A* place_result(const Result<T>& result, const Query& query, index_t row, A shift, A sum, A* scratch,
+A* place_result(const Result<T>& result, const QueryRow& seen, index_t row, A shift, A sum, A* scratch,
                 A& factor) {
+  const Query& query = seen.query;
   const AttentionState<A>& state = result.state;
   if (state.shift.data_handle() != nullptr) {
     state.shift(query.batch, query.head, row) = shift;
@@ -26,9 +28,12 @@ A* place_result(const Result<T>& result, const Query& query, index_t row, A shif
     factor = 1;
     return row_of(state.o, query.batch, query.head, row);
   }
+  const auto sink = [&] {
+    return sink_term(result.sinks[static_cast<std::size_t>(query.head)], result.scaled_sinks, seen.multiplier,
+                     seen.n > 0);
+  };
   const Normalizer normalizer =
-      result.sinks.empty() ? Normalizer(shift, sum)
-                           : Normalizer(shift, sum, result.sinks[static_cast<std::size_t>(query.head)]);
+      result.sinks.empty() ? Normalizer(shift, sum) : Normalizer(shift, sum, sink());
   if (result.lse.data_handle() != nullptr) {
     result.lse(query.batch, query.head, row) = static_cast<A>(normalizer.lse());
   }
@@ -45,12 +50,12 @@ void narrow_result(const Result<T>& result, const Query& query, index_t row, con
 
 /// The same with Σ exp(c·z)·v = 2^shift · o, the numbers included. o is overwritten.
 template <class T, class A = Compute<T>>
-void store_result(const Result<T>& result, const Query& query, index_t row, A shift, A sum, A* o,
+void store_result(const Result<T>& result, const QueryRow& seen, index_t row, A shift, A sum, A* o,
                   index_t dv) {
   A factor;
-  A* numbers = place_result(result, query, row, shift, sum, o, factor);
+  A* numbers = place_result(result, seen, row, shift, sum, o, factor);
   kernels<RowKernels<A>>().multiply(o, dv, factor, numbers);
-  narrow_result(result, query, row, numbers, dv);
+  narrow_result(result, seen.query, row, numbers, dv);
 }
 
 }  // namespace detail

@@ -146,8 +146,8 @@ class PrefillTask {
         kernels_.transpose(memory_.in, channels, lanes, nullptr, memory_.staged + c, memory_.pitch);
       }
       for (index_t lane = 0; lane < lanes; ++lane) {
-        const Query& query = memory_.rows[i + lane].query;
-        store_result(result, query, problem_.row_of(query), state.shift[first_lane + lane],
+        const QueryRow& seen = memory_.rows[i + lane];
+        store_result(result, seen, problem_.row_of(seen.query), state.shift[first_lane + lane],
                      state.sum[first_lane + lane], memory_.staged + lane * memory_.pitch, dv);
       }
     }

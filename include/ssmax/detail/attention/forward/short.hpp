@@ -209,8 +209,8 @@ class ShortTask {
 
   /// Normalises the query in lane i. Returns where its row goes in A.
   A* place_result(index_t i) const {
-    const Query& query = memory_.rows[i].query;
-    return detail::place_result(result_, query, problem_.row_of(query), memory_.shift[i], memory_.sum[i],
+    const QueryRow& seen = memory_.rows[i];
+    return detail::place_result(result_, seen, problem_.row_of(seen.query), memory_.shift[i], memory_.sum[i],
                                 memory_.wide + i * memory_.v_pitch, memory_.factor[i]);
   }
 

@@ -1,0 +1,56 @@
+// What the operators are called with besides tensors of queries, keys and values.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "tensors.hpp"
+
+namespace ssmax_torch {
+
+/// As in ssmax_torch/scaling.py.
+enum class ScalingKind : std::int64_t {
+  softmax,
+  log_n,
+  ssmax,
+  size_table,
+  qwen,
+  llama4,
+  ministral,
+  constant,
+  per_query
+};
+
+/// The arguments that all operators share, in their order: see the schema in library.cpp.
+struct Arguments {
+  ScalingKind scaling;
+  MaybeTensor s, b, p, c;
+  std::vector<double> numbers;  // of the scaling, where there is no tensor
+  bool causal;
+  std::vector<std::int64_t> window;  // left and right, or empty
+  MaybeTensor prefix, lengths, cu_queries, cu_keys, visible;
+  double softcap;  // 0: none
+  MaybeTensor slopes, bias;
+  bool bias_hides;  // where it is -inf, a key is not counted
+  MaybeTensor sinks;
+  std::vector<double> rope;
+  std::optional<double> scale;
+};
+
+/// The numbers behind the spans of scalings and scores, in double whatever they came in. s and b have one
+/// number per head, also where the call has one for all.
+struct Parameters {
+  Parameters(const Arguments& a, index_t heads);
+
+  std::vector<double> s, b, p, slopes;
+};
+
+/// [batch, heads, queries, keys].
+using Extents = std::array<index_t, 4>;
+
+/// A number of the scaling, and one that is a length.
+double scaling_number(const Arguments& a, std::size_t i);
+index_t scaling_length(const Arguments& a, std::size_t i);
+
+}  // namespace ssmax_torch

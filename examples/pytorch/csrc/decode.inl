@@ -1,0 +1,80 @@
+// Attention of new queries over a cache, for queries of type T: the text of decode_float.cpp and
+// decode_double.cpp.
+#include <ssmax/kv_cache.hpp>
+
+#include "call.hpp"
+#include "executor.hpp"
+#include "operators.hpp"
+
+namespace ssmax_torch {
+
+namespace {
+
+/// A cache of tensors as a source of keys: sequence b has had lengths[b] keys, key i lies in row i or, in a ring
+/// of that many rows, i modulo capacity.
+template <class X>
+struct TensorKeys {
+  using Element = X;
+
+  ssmax::View<const X, 4> k, v;  // [batch, kv_heads, capacity, width]
+  std::span<const index_t> lengths;
+  bool ring;
+
+  index_t capacity() const { return k.extent(2); }
+  ssmax::KeySourceShape shape() const { return {k.extent(0), k.extent(1), k.extent(3), v.extent(3)}; }
+  index_t length(index_t b) const { return lengths[static_cast<std::size_t>(b)]; }
+  ssmax::KeyRange stored(index_t b) const {
+    return {ring ? std::max<index_t>(0, length(b) - capacity()) : 0, length(b)};
+  }
+  ssmax::KeyStretch<X> stretch(index_t b, index_t head, index_t key) const {
+    const index_t row = key % capacity();
+    return {.k = &k(b, head, row, 0),
+            .k_stride = k.stride(2),
+            .v = &v(b, head, row, 0),
+            .v_stride = v.stride(2),
+            .count = std::min(capacity() - row, length(b) - key)};
+  }
+};
+
+template <class X>
+TensorKeys<X> make_keys(const CacheInputs& in) {
+  const TensorKeys<X> keys{.k = view<const X, 4>("keys", in.keys),
+                           .v = view<const X, 4>("values", in.values),
+                           .lengths = integers("lengths", in.lengths),
+                           .ring = in.ring};
+  if (std::ssize(keys.lengths) != keys.k.extent(0)) {
+    fail("lengths has shape " + shape_of(in.lengths) + ", sequences are " + std::to_string(keys.k.extent(0)));
+  }
+  const index_t most = in.ring ? ssmax::detail::most_counted : keys.capacity();
+  for (index_t length : keys.lengths) {
+    if (length < 0 || length > most || (length > 0 && keys.capacity() == 0)) {
+      fail("lengths has " + std::to_string(length) + ", the capacity is " + std::to_string(keys.capacity()));
+    }
+  }
+  return keys;
+}
+
+}  // namespace
+
+template <class T, class X>
+std::pair<Tensor, Tensor> decode_of(const CacheInputs& in, const Arguments& a) {
+  using A = Compute<T>;
+  const TensorKeys<X> keys = make_keys<X>(in);
+  const Extents shared = check_inputs(in.query, in.keys, in.values);
+  const auto [batch, heads, queries, capacity] = shared;
+  const index_t longest = batch == 0 ? 0 : std::ranges::max(keys.lengths);
+  const Extents extents{batch, heads, queries, longest};
+  const Parameters parameters(a, heads);
+  const Options<T> options(a, heads, longest);
+
+  const Tensor out = new_tensor_like(in.query, {batch, heads, queries, in.values.size(3)});
+  const Tensor lse = new_tensor(std::array{batch, heads, queries}, scalar_type<A>);
+  const ssmax::DecodeArguments<T> arguments{
+      .q = view<const T, 4>("query", in.query), .out = view<T, 4>("out", out), .lse = view<A, 3>("lse", lse)};
+  with_policies<A>(a, parameters, extents, [&](const auto& scaling, const auto& mask, const auto& score) {
+    ssmax::decode<T>(arguments, keys, scaling, mask, score, options.options, TorchThreads{});
+  });
+  return {out, lse};
+}
+
+}  // namespace ssmax_torch

@@ -1,0 +1,25 @@
+#include "masks.hpp"
+
+namespace ssmax_torch {
+
+Ranges make_ranges(const Arguments& a) {
+  Ranges result;
+  result.causal = a.causal;
+  if (!a.window.empty()) {
+    if (a.window.size() != 2) fail("window has " + std::to_string(a.window.size()) + " numbers, must have 2");
+    result.window.emplace(a.window[0], a.window[1]);
+  }
+  if (a.prefix) result.prefix.emplace(integers("prefix", a.prefix));
+  if (a.lengths) result.lengths.emplace(integers("lengths", a.lengths));
+  return result;
+}
+
+std::optional<ssmax::Documents> make_documents(const Arguments& a) {
+  if (!a.cu_queries && !a.cu_keys) return {};
+  if (!a.cu_queries || !a.cu_keys) fail("cu_seqlens of queries and of keys are given together");
+  // What a query of a document sees besides is the affair of the other masks.
+  return ssmax::Documents(integers("cu_seqlens", a.cu_queries), integers("cu_seqlens_keys", a.cu_keys),
+                          false);
+}
+
+}  // namespace ssmax_torch

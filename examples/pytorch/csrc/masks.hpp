@@ -1,0 +1,92 @@
+// Masks that are several of the library's, joined at run time.
+#pragma once
+
+#include <algorithm>
+#include <ssmax/mask.hpp>
+
+#include "arguments.hpp"
+
+namespace ssmax_torch {
+
+/// Masks that are ranges of keys, any of them together.
+struct Ranges {
+  bool causal = false;
+  std::optional<ssmax::SlidingWindow> window;
+  std::optional<ssmax::PrefixLM> prefix;
+  std::optional<ssmax::KeyLengths> lengths;
+
+  ssmax::KeyRange keys(const ssmax::Query& query) const {
+    ssmax::KeyRange all{0, query.shape.keys};
+    const auto meet = [&](const auto& mask) {
+      const ssmax::KeyRange range = mask.keys(query);
+      all = {std::max(all.begin, range.begin), std::min(all.end, range.end)};
+    };
+    if (causal) meet(ssmax::Causal{});
+    if (window) meet(*window);
+    if (prefix) meet(*prefix);
+    if (lengths) meet(*lengths);
+    return {all.begin, std::max(all.begin, all.end)};
+  }
+  void check(const ssmax::QueryShape& shape) const {
+    if (window) window->check(shape);
+    if (prefix) prefix->check(shape);
+    if (lengths) lengths->check(shape);
+  }
+};
+
+/// Every key, or those that are no padding: short rows go several at a time.
+struct SameKeys {
+  std::optional<ssmax::KeyLengths> lengths;
+
+  ssmax::KeyRange keys(const ssmax::Query& query) const {
+    return lengths ? lengths->keys(query) : ssmax::KeyRange{0, query.shape.keys};
+  }
+  void check(const ssmax::QueryShape& shape) const {
+    if (lengths) lengths->check(shape);
+  }
+};
+
+/// Keys that a matrix shows: one of bool, and one of numbers that hides where it is -inf.
+template <class A>
+struct Matrices {
+  std::optional<ssmax::MaskMatrix> visible;
+  std::optional<ssmax::Finite<A>> finite;
+
+  ssmax::KeyRange keys(const ssmax::Query& query) const { return {0, query.shape.keys}; }
+  bool sees(const ssmax::Query& query, index_t key) const {
+    return (!visible || visible->sees(query, key)) && (!finite || finite->sees(query, key));
+  }
+  void check(const ssmax::QueryShape& shape) const {
+    if (visible) visible->check(shape);
+    if (finite) finite->check(shape);
+  }
+};
+
+Ranges make_ranges(const Arguments& a);
+std::optional<ssmax::Documents> make_documents(const Arguments& a);
+
+/// Calls f with the mask. There are four types of them, so that ranges are not asked key by key and
+/// positions are not asked where they are the keys' own.
+template <class A, class F>
+void with_mask(const Arguments& a, const Extents& extents, const F& f) {
+  const Ranges ranges = make_ranges(a);
+  const std::optional<ssmax::Documents> documents = make_documents(a);
+  Matrices<A> matrices;
+  if (a.visible) matrices.visible.emplace(broadcast_view<const bool>("mask", *a.visible, extents));
+  if (a.bias && a.bias_hides) matrices.finite.emplace(broadcast_view<const A>("mask", *a.bias, extents));
+  if (matrices.visible || matrices.finite) {
+    // Rare with documents: without them, one document has everything.
+    const std::array<index_t, 2> queries{0, extents[2]}, keys{0, extents[3]};
+    return f(ranges & documents.value_or(ssmax::Documents(queries, keys, false)) & matrices);
+  }
+  if (documents) return f(ranges & *documents);
+  // A multiplier for each query rules out the short way of rows that see the same keys.
+  if (ranges.causal || ranges.window || ranges.prefix || a.scaling == ScalingKind::per_query)
+    return f(ranges);
+  f(SameKeys{ranges.lengths});
+}
+
+}  // namespace ssmax_torch
+
+template <>
+inline constexpr ssmax::FastPath ssmax::fast_path<ssmax_torch::SameKeys> = ssmax::FastPath::same_keys;

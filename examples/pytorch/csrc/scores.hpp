@@ -1,0 +1,87 @@
+// Scores that are several of the library's, one after the other: softcap, slopes, bias.
+#pragma once
+
+#include <ssmax/score.hpp>
+
+#include "scalings.hpp"
+
+namespace ssmax_torch {
+
+/// Softcap, or nothing: what may stand before another score.
+struct MaybeSoftcap {
+  std::optional<ssmax::Softcap> cap;
+
+  template <std::floating_point T>
+  T operator()(T z, const ssmax::Key& key) const {
+    return cap ? (*cap)(z, key) : z;
+  }
+  template <std::floating_point T>
+  T derivative(T z, const ssmax::Key& key) const {
+    return cap ? cap->derivative(z, key) : T{1};
+  }
+  template <std::floating_point T>
+  void apply(T* z, index_t n) const {
+    if (cap) cap->apply(z, n);
+  }
+  template <std::floating_point T>
+  void differentiate(const T* capped, index_t n, T* d) const {
+    if (cap) cap->differentiate(capped, n, d);
+  }
+  void check(const ssmax::QueryShape& shape) const {
+    if (cap) cap->check(shape);
+  }
+};
+
+}  // namespace ssmax_torch
+
+template <>
+inline constexpr ssmax::FastPath ssmax::fast_path<ssmax_torch::MaybeSoftcap> = ssmax::FastPath::elementwise;
+
+namespace ssmax_torch {
+
+inline MaybeSoftcap make_softcap(const Arguments& a) {
+  MaybeSoftcap result;
+  if (a.softcap != 0) result.cap.emplace(a.softcap);
+  return result;
+}
+
+template <class A>
+ssmax::Bias<A> make_bias(const Arguments& a, const Extents& extents) {
+  return ssmax::Bias<A>(broadcast_view<const A>("bias", *a.bias, extents));
+}
+
+/// Calls f with the score.
+template <class A, class F>
+void with_score(const Arguments& a, const Parameters& parameters, const Extents& extents, const F& f) {
+  const MaybeSoftcap softcap = make_softcap(a);
+  const ssmax::Alibi alibi(parameters.slopes);
+  if (a.bias) {
+    const ssmax::Bias<A> bias = make_bias<A>(a, extents);
+    return a.slopes ? f(softcap | alibi | bias) : f(softcap | bias);
+  }
+  if (a.slopes) return f(softcap | alibi);
+  softcap.cap ? f(*softcap.cap) : f(ssmax::Identity{});
+}
+
+/// Calls f with the score, which learns what `gradients` have room for.
+template <class A, class F>
+void with_learning_score(const Arguments& a, const Parameters& parameters, const Extents& extents,
+                         const ParameterGradients<A>& gradients, const F& f) {
+  const bool slopes_learn = !gradients.dslopes.empty();
+  if (!gradients.dbias && !slopes_learn) return with_score<A>(a, parameters, extents, f);
+  const MaybeSoftcap softcap = make_softcap(a);
+  const ssmax::Alibi alibi(parameters.slopes);
+  if (!a.bias) return f(softcap | alibi.gradient(gradients.dslopes));
+  const ssmax::Bias<A> bias = make_bias<A>(a, extents);
+  if (!a.slopes) return f(softcap | bias.gradient(*gradients.dbias));
+  // Rare: both learn, and what nobody wants is dropped.
+  std::vector<double> dropped_slopes(slopes_learn ? 0 : parameters.slopes.size());
+  const auto dslopes = slopes_learn ? gradients.dslopes : std::span<double>(dropped_slopes);
+  const auto [batch, heads, queries, keys] = extents;
+  std::vector<A> dropped_bias;
+  if (!gradients.dbias) dropped_bias.resize(static_cast<std::size_t>(batch * heads * queries * keys));
+  const auto dbias = gradients.dbias.value_or(ssmax::View<A, 4>(dropped_bias.data(), extents));
+  f(softcap | alibi.gradient(dslopes) | bias.gradient(dbias));
+}
+
+}  // namespace ssmax_torch

@@ -1,0 +1,78 @@
+"""What the operators take: scaling, mask, score and options, in the order of csrc/arguments.hpp."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ._operators import compute_type
+from ._rope import Rope
+from .mask import Mask, as_mask
+from .scaling import Scaling, Softmax
+from .score import Score
+
+_SOFTMAX = Softmax()
+_NO_SCORE = Score()
+
+
+def check_devices(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """All three are on the CPU, or all of them without memory."""
+    if query.device.type not in ("cpu", "meta"):
+        raise ValueError(f"query is on {query.device}, must be on the CPU")
+    for name, tensor in (("key", key), ("value", value)):
+        if tensor.device != query.device:
+            raise ValueError(f"{name} is on {tensor.device}, query is on {query.device}")
+
+
+def arguments(
+    query: Tensor,
+    scaling: Scaling | None,
+    mask: Mask | Tensor | None,
+    score: Score | None,
+    sinks: Tensor | None,
+    rope: Rope | None,
+    scale: float | None,
+) -> tuple:
+    """All arguments behind query, key and value."""
+    scaling = _SOFTMAX if scaling is None else scaling
+    score = _NO_SCORE if score is None else score
+    for name, value, kind in (("scaling", scaling, Scaling), ("score", score, Score)):
+        if not isinstance(value, kind):
+            raise TypeError(f"{name} is a {type(value).__name__}, must be a {kind.__name__} or None")
+    mask = as_mask(mask)
+    s, b, p, c, numbers = scaling.operands()
+    if c is not None:
+        c = c.to(compute_type(query.dtype))
+    bias, hides = score.bias, mask.additive is not None
+    if hides:
+        bias = mask.additive if bias is None else bias + mask.additive
+    if bias is not None:
+        bias = bias.to(compute_type(query.dtype))
+    device = query.device
+    given = {"s": s, "b": b, "p": p, "c": c, "prefix": mask.prefix, "lengths": mask.lengths, "mask": mask.visible}
+    given |= {"cu_seqlens": mask.cu_queries, "cu_seqlens_keys": mask.cu_keys}
+    given |= {"slopes": score.slopes, "bias": bias, "sinks": sinks}
+    for name, tensor in given.items():
+        if tensor is not None and tensor.device != device:
+            raise ValueError(f"{name} is on {tensor.device}, query is on {device}")
+    return (
+        scaling.kind,
+        s,
+        b,
+        p,
+        c,
+        numbers,
+        mask.causal,
+        mask.window or (),
+        mask.prefix,
+        mask.lengths,
+        mask.cu_queries,
+        mask.cu_keys,
+        mask.visible,
+        score.softcap,
+        score.slopes,
+        bias,
+        hides,
+        sinks,
+        [] if rope is None else rope.numbers(),
+        scale,
+    )

@@ -1,0 +1,119 @@
+"""Keys and values of the past, and attention of new queries against them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ._arguments import arguments, check_devices
+from ._operators import compute_type
+from ._rope import Rope
+from .mask import Causal, Mask
+from .scaling import Scaling
+from .score import Score
+
+
+class KVCache:
+    """Keys and values of `batch` sequences, each with a length of its own.
+
+    Memory is batch · kv_heads · capacity · (width + value_width) elements of `dtype`, taken once: ``keys`` and
+    ``values``, [batch, kv_heads, capacity, width]. With ``ring`` a sequence may grow beyond the capacity and forgets
+    its oldest keys, as a sliding window allows. With ``rope`` keys are turned to their positions before they are
+    stored, and queries as they come. Not differentiable.
+
+    >>> cache = KVCache(1, 2, 64, capacity=4096)
+    >>> cache.append(key, value)                     # [1, 2, new, 64]
+    >>> out = cache.decode(query, scaling=scaling)   # [1, heads, new, 64]: the last `new` positions
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        kv_heads: int,
+        width: int,
+        *,
+        capacity: int,
+        value_width: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        ring: bool = False,
+        rope: Rope | None = None,
+    ):
+        if rope is not None and rope.key_position != 0:
+            raise ValueError(f"rope has key_position {rope.key_position}, a cache begins at 0")
+        self.keys = torch.zeros(batch, kv_heads, capacity, width, dtype=dtype)
+        self.values = torch.zeros(batch, kv_heads, capacity, width if value_width is None else value_width, dtype=dtype)
+        self.lengths = torch.zeros(batch, dtype=torch.int64)
+        self.ring = ring
+        self.rope = rope
+
+    @torch.no_grad()
+    def append(self, key: Tensor, value: Tensor, counts: Sequence[int] | None = None) -> None:
+        """Appends key [batch, kv_heads, new, width] and value [batch, kv_heads, new, value_width]; of sequence b only
+        the first counts[b] of them, where counts are given. Changes nothing if something does not fit."""
+        for name, new, stored in (("key", key, self.keys), ("value", value, self.values)):
+            expected = (*stored.shape[:2], key.shape[2] if key.dim() == 4 else -1, stored.shape[3])
+            if tuple(new.shape) != expected:
+                raise ValueError(f"{name} has shape {list(new.shape)}, must be {list(expected)}")
+            if new.device != stored.device:
+                raise ValueError(f"{name} is on {new.device}, the cache is on {stored.device}")
+        batch, _, new, _ = key.shape
+        added = [new] * batch if counts is None else [int(count) for count in counts]
+        if len(added) != batch:
+            raise ValueError(f"counts has {len(added)} numbers, sequences are {batch}")
+        capacity = self.keys.shape[2]
+        for b, (length, count) in enumerate(zip(self.lengths.tolist(), added, strict=True)):
+            if not 0 <= count <= new:
+                raise ValueError(f"counts has {count} for sequence {b}, new positions are {new}")
+            if length + count > capacity and not self.ring:
+                raise ValueError(f"key would bring sequence {b} to length {length + count}, the capacity is {capacity}")
+        for b, count in enumerate(added):
+            length = int(self.lengths[b])
+            rotated = key[b : b + 1, :, :count]
+            if self.rope is not None and count > 0:
+                wide = rotated.to(compute_type(rotated.dtype)).contiguous()
+                rotated = torch.ops.ssmax.rotate(wide, self.rope.numbers(), length)
+            # What a ring would overwrite within this call is not stored.
+            first = max(0, count - capacity)
+            while first < count:
+                row = (length + first) % capacity
+                fitting = min(count - first, capacity - row)
+                self.keys[b, :, row : row + fitting] = rotated[0, :, first : first + fitting]
+                self.values[b, :, row : row + fitting] = value[b, :, first : first + fitting]
+                first += fitting
+        self.lengths += torch.tensor(added, dtype=torch.int64)
+
+    @torch.no_grad()
+    def decode(
+        self,
+        query: Tensor,
+        *,
+        scaling: Scaling | None = None,
+        mask: Mask | None = None,
+        score: Score | None = None,
+        sinks: Tensor | None = None,
+        scale: float | None = None,
+        return_lse: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Attention of query [batch, heads, new, width] at the last `new` positions of each sequence, whose keys have
+        been appended already. n and positions come from the cache; the mask is ``Causal()`` by default. The other
+        arguments are those of ``attention``."""
+        mask = Causal() if mask is None else mask
+        check_devices(query, self.keys, self.values)
+        operands = arguments(query, scaling, mask, score, sinks, self.rope, scale)
+        out, lse = torch.ops.ssmax.decode(query, self.keys, self.values, self.lengths, self.ring, *operands)
+        return (out, lse) if return_lse else out
+
+    def clear(self) -> None:
+        """Forgets every sequence."""
+        self.lengths.zero_()
+
+    def truncate(self, batch: int, length: int) -> None:
+        """Forgets positions from `length` on of one sequence, as when speculation failed."""
+        held = int(self.lengths[batch])
+        if not 0 <= length <= held:
+            raise ValueError(f"length is {length}, must be within 0 and {held}")
+        if length < held > self.keys.shape[2]:
+            raise ValueError(f"length is {length}, but the ring has forgotten keys")
+        self.lengths[batch] = length

@@ -1,0 +1,44 @@
+"""Attention in the plainest PyTorch, differentiable, with every key written out: what the package is held against."""
+
+import torch
+
+
+def visible(batch, heads, queries, keys, *, causal=False, window=None, prefix=None, lengths=None, matrix=None):
+    """The mask [batch, heads, queries, keys]; queries stand bottom-right."""
+    position = torch.arange(queries)[:, None] + keys - queries
+    key = torch.arange(keys)
+    seen = torch.ones(batch, heads, queries, keys, dtype=torch.bool)
+    if causal:
+        seen = seen & (key <= position)
+    if window is not None:
+        seen = seen & (key >= position - window[0]) & (key <= position + window[1])
+    if prefix is not None:
+        ends = torch.as_tensor(prefix)[:, None, None, None]
+        seen = seen & ((key <= position) | (key < ends))
+    if lengths is not None:
+        seen = seen & (key < torch.as_tensor(lengths)[:, None, None, None])
+    return seen if matrix is None else seen & matrix
+
+
+def attention(q, k, v, seen, c, *, softcap=None, slopes=None, bias=None, sinks=None, positions=None):
+    """out and lse. c(n, p) gives the multipliers [batch, heads, queries] from n and the last visible key's position;
+    positions are those of queries [queries] and keys [keys] for the slopes."""
+    heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
+    k, v = (x.repeat_interleave(heads // x.shape[1], 1) for x in (k, v))
+    z = q @ k.transpose(2, 3) / q.shape[3] ** 0.5
+    if softcap is not None:
+        z = softcap * torch.tanh(z / softcap)
+    if slopes is not None:
+        at_query, at_key = positions or (torch.arange(queries) + keys - queries, torch.arange(keys))
+        z = z + slopes[:, None, None] * (at_key - at_query[:, None])
+    if bias is not None:
+        z = z + bias
+    n = seen.sum(-1)
+    last = torch.where(seen, torch.arange(keys), -1).amax(-1)
+    z = z * c(n.clamp(min=1).double(), last.double())[..., None]
+    z = torch.where(seen, z, -torch.inf)
+    if sinks is not None:
+        z = torch.cat([z, sinks[None, :, None, None].expand(*z.shape[:3], 1)], -1)
+    lse = z.logsumexp(-1)
+    p = torch.exp(z - torch.where(lse == -torch.inf, 0, lse)[..., None])
+    return p[..., :keys] @ v, lse

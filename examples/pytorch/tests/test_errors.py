@@ -1,0 +1,258 @@
+"""What cannot be is a Python exception that names the argument, and nothing crashes."""
+
+import itertools
+import random
+
+import pytest
+import torch
+
+from ssmax_torch import Rope, RopeScaling, attention, mask, scaled_dot_product_attention, scaling, score
+
+
+def inputs():
+    torch.manual_seed(0)
+    return torch.rand(2, 4, 6, 8), torch.rand(2, 2, 6, 8), torch.rand(2, 2, 6, 8)
+
+
+Q, K, V = inputs()
+INF, NAN = float("inf"), float("nan")
+
+WRONG = {
+    "query": [
+        lambda: attention(Q[0], K, V),
+        lambda: attention(Q.long(), K, V),
+        lambda: attention(Q.to(torch.complex64), K, V),
+        lambda: attention(Q[:, :3], K, V),
+        lambda: attention(Q.mT.contiguous().mT, K, V),
+        lambda: attention(Q[..., ::2], K[..., :4], V),
+        lambda: scaled_dot_product_attention(Q[0, 0, 0], K, V),
+    ],
+    "key": [
+        lambda: attention(Q, K[:1], V),
+        lambda: attention(Q, K[..., :4], V),
+        lambda: attention(Q, K.double(), V),
+        lambda: attention(Q, K.mT.contiguous().mT, V),
+        lambda: attention(Q, K[0, 0], V),
+        lambda: scaled_dot_product_attention(Q, K, V),
+    ],
+    "value": [
+        lambda: attention(Q, K, V[:, :, :5]),
+        lambda: attention(Q, K, V[:, :1]),
+        lambda: attention(Q, K, V.bfloat16()),
+        lambda: attention(Q, K, V.mT.contiguous().mT),
+    ],
+    "s": [
+        lambda: attention(Q, K, V, scaling=scaling.SSMax(torch.rand(3))),
+        lambda: attention(Q, K, V, scaling=scaling.SSMax(torch.rand(4, 1))),
+        lambda: attention(Q, K, V, scaling=scaling.SSMax(torch.ones(4, dtype=torch.int32))),
+    ],
+    "b": [lambda: attention(Q, K, V, scaling=scaling.SSMax(1.0, torch.rand(5)))],
+    "p": [
+        lambda: attention(Q, K, V, scaling=scaling.SizeTable(torch.rand(5))),
+        lambda: attention(Q, K, V, scaling=scaling.SizeTable(None)),
+    ],
+    "c": [
+        lambda: attention(Q, K, V, scaling=scaling.PerQuery(torch.rand(2, 4, 5))),
+        lambda: attention(Q, K, V, scaling=scaling.PerQuery(torch.rand(1, 2, 4, 6))),
+    ],
+    "trained_length": [lambda: attention(Q, K, V, scaling=scaling.QwenLogN(1))],
+    "scaling": [
+        lambda: attention(Q, K, V, scaling=scaling.QwenLogN(INF)),
+        lambda: attention(Q, K, V, scaling="ssmax"),
+        lambda: attention(Q, K, V, scaling=torch.rand(4)),
+    ],
+    "left": [lambda: attention(Q, K, V, mask=mask.SlidingWindow(-1))],
+    "right": [lambda: attention(Q, K, V, mask=mask.SlidingWindow(1, -1))],
+    "prefix": [lambda: attention(Q, K, V, mask=mask.PrefixLM([1, 2, 3])), lambda: mask.PrefixLM([1.5])],
+    "lengths": [
+        lambda: attention(Q, K, V, mask=mask.KeyLengths([1])),
+        lambda: attention(Q, K, V, mask=mask.KeyLengths(torch.ones(2, 1, dtype=torch.int64))),
+    ],
+    "cumulative": [
+        lambda: attention(Q, K, V, mask=mask.Documents([0, 4, 2, 6])),
+        lambda: attention(Q, K, V, mask=mask.Documents([1, 6])),
+        lambda: attention(Q, K, V, mask=mask.Documents([0, 5])),
+        lambda: attention(Q, K, V, mask=mask.Documents(torch.zeros(0, dtype=torch.int64))),
+        lambda: attention(Q, K, V, mask=mask.Documents([0, 6], cu_seqlens_keys=[0, 3, 6])),
+        lambda: attention(Q, K, V, mask=mask.Documents([0, -1, 6])),
+    ],
+    "cu_seqlens": [lambda: mask.Documents([0, 6]) & mask.Documents([0, 6]), lambda: mask.Documents([0.5, 6])],
+    "mask": [
+        lambda: attention(Q, K, V, mask=torch.ones(5, 6, dtype=torch.bool)),
+        lambda: attention(Q, K, V, mask=torch.ones(1, 2, 4, 6, 6, dtype=torch.bool)),
+        lambda: attention(Q, K, V, mask=torch.ones(6, 6, dtype=torch.bool).triu().T),
+        lambda: attention(Q, K, V, mask=torch.ones(6, 6, dtype=torch.int32)),
+        lambda: attention(Q, K, V, mask="causal"),
+    ],
+    "cap": [lambda: score.Softcap(0), lambda: score.Softcap(-1), lambda: score.Softcap(NAN)],
+    "slopes": [lambda: attention(Q, K, V, score=score.Alibi(torch.rand(2)))],
+    "bias": [
+        lambda: attention(Q, K, V, score=score.Bias(torch.rand(3, 6, 6))),
+        lambda: attention(Q, K, V, score=score.Bias(torch.rand(6, 6).T)),
+    ],
+    "score": [lambda: score.Bias(Q) | score.Softcap(1), lambda: attention(Q, K, V, score=mask.Causal())],
+    "sinks": [
+        lambda: attention(Q, K, V, sinks=torch.rand(5)),
+        lambda: attention(Q, K, V, sinks=torch.rand(4, 1)),
+        lambda: attention(Q, K, V, sinks=torch.ones(4, dtype=torch.int64)),
+    ],
+    "width": [lambda: attention(Q, K, V, rope=Rope(7)), lambda: attention(Q, K, V, rope=Rope(0)), lambda: attention(Q, K, V, rope=Rope(16))],
+    "rope": [
+        lambda: attention(Q, K, V, rope=Rope(8, pairing="other")),
+        lambda: attention(Q, K, V, rope=Rope(8, scaling=RopeScaling("other"))),
+        lambda: attention(Q, K, V, rope=Rope(NAN)),
+        lambda: attention(Q, K, V, rope=Rope(8, key_position=-1)),
+    ],
+    "theta": [lambda: attention(Q, K, V, rope=Rope(8, theta=NAN)), lambda: attention(Q, K, V, rope=Rope(8, theta=1.0))],
+    "dropout_p": [lambda: scaled_dot_product_attention(Q, K, V, dropout_p=0.1)],
+    "attn_mask": [lambda: scaled_dot_product_attention(Q, Q, Q, attn_mask=torch.ones(6, 6), is_causal=True)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name, call", [(name, call) for name, calls in WRONG.items() for call in calls])
+def test_the_argument_is_named(name, call):
+    with pytest.raises((ValueError, TypeError), match=rf"\b{name}"):
+        call()
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_devices(at):
+    given = [Q, K, V]
+    given[at] = given[at].to("meta")
+    with pytest.raises(ValueError, match=("query", "key", "value")[1 if at == 0 else at]):
+        attention(*given)
+    with pytest.raises(ValueError, match="is on meta"):
+        attention(Q, K, V, scaling=scaling.SSMax(torch.rand(4, device="meta")))
+
+
+def test_meta_tensors_have_shapes():
+    out, lse = attention(*(x.to("meta") for x in (Q, K, V)), return_lse=True)
+    assert out.shape == Q.shape and lse.shape == Q.shape[:3] and out.device.type == "meta"
+
+
+def test_sparse_and_nested_tensors():
+    for bad in (Q.to_sparse(), torch.nested.nested_tensor([Q[0], Q[1]])):
+        with pytest.raises((ValueError, NotImplementedError, RuntimeError)):
+            attention(bad, K, V)
+
+
+@pytest.mark.parametrize("bad", [None, 1.0, [1.0], "query", Q.numpy()])
+def test_other_objects(bad):
+    for given in ((bad, K, V), (Q, bad, V), (Q, K, bad)):
+        with pytest.raises((TypeError, ValueError, RuntimeError, AttributeError)):
+            attention(*given)
+
+
+def test_numbers_that_are_no_numbers():
+    """NaN and infinity are values, not errors."""
+    for value in (NAN, INF, -INF, 0.0, -3.0, 1e38):
+        attention(Q, K, V, scaling=scaling.SSMax(value, value))
+        attention(Q, K, V, scaling=scaling.Constant(value), scale=value)
+        attention(Q, K, V, scaling=scaling.PerQuery(torch.full((4, 6), value)))
+        attention(Q, K, V, sinks=torch.full((4,), value), score=score.Bias(torch.full((6, 6), value)))
+    assert attention(Q * NAN, K, V).isnan().all()
+
+
+def test_operators_called_by_hand():
+    """Past the Python side: nothing that a schema lets through crashes."""
+    good = (2, None, None, None, None, [1.0, 0.0], False, [], None, None, None, None, None, 0.0, None, None, False, None, [], None)  # fmt: skip
+    torch.ops.ssmax.attention(Q, K, V, *good)
+    change = {
+        0: [-1, 9, 2**62, 3, 8],
+        5: [[], [1.0]],
+        7: [[1], [1, 2, 3], [-(2**63), 2**63 - 1]],
+        8: [torch.ones(2), torch.ones(1, dtype=torch.int64)],
+        9: [torch.full((2,), -(2**63)), torch.full((2,), 2**63 - 1)],
+        10: [torch.tensor([0, 6])],
+        11: [torch.tensor([0, 6])],
+        12: [torch.ones(6, 6)],
+        13: [-1.0, NAN, INF],
+        15: [torch.ones(6, 6, dtype=torch.float64)],
+        16: [True],
+        18: [[1.0], [NAN] * 9, [1e300] * 9, [8.0, 1e4, 5.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0], [8.0, 1e4, 0, 0, 1, 0, 1, 1, 1e15]],
+        19: [NAN, INF],
+    }
+    for at, values in change.items():
+        for value in values:
+            wrong = list(good)
+            wrong[at] = value
+            try:
+                torch.ops.ssmax.attention(Q, K, V, *wrong)
+            except (ValueError, RuntimeError, MemoryError):
+                pass
+    out, lse = torch.ops.ssmax.attention(Q, K, V, *good)
+    for arguments in [
+        (out[:1], None, Q, K, V, out, lse, [False] * 7),
+        (out, lse[:, :1], Q, K, V, out, lse, [False] * 7),
+        (out, None, Q, K, V, out, lse, [True]),
+        (out, None, Q, K, V, out.double(), lse, [True] * 7),
+        (out, None, Q, K, V, out, lse.double(), [True] * 7),
+        (out.sum().expand(out.shape), None, Q, K, V, out, lse, [True] * 7),
+    ]:
+        with pytest.raises((ValueError, RuntimeError)):
+            torch.ops.ssmax.attention_backward(*arguments, *good)
+    torch.ops.ssmax.attention_backward(out, None, Q, K, V, out, lse, [True] * 7, *good)
+    operands = (*good[:6], True, *good[7:])
+    for lengths in ([7, 6], [-1, 6], [6], [2**62, 6]):
+        with pytest.raises((ValueError, RuntimeError)):
+            torch.ops.ssmax.decode(Q[:, :, :1], K, V, torch.tensor(lengths), False, *operands)
+
+
+def test_random_calls_do_not_crash():
+    """Extents, types, strides, masks and scores drawn at random: a result of the right shape, or an exception."""
+    draw = random.Random(0)
+    results = 0
+    for _ in range(400):
+        def extent(least=0, most=5):
+            return draw.choice([least, 1, 2, 3, most, 17])
+
+        def tensor(*shape, dtype=None):
+            x = torch.rand(shape).to(dtype or draw.choice([torch.float32] * 6 + [torch.float64, torch.bfloat16]))
+            kind = draw.randrange(8)
+            if kind == 0 and x.dim() >= 2:
+                return x.transpose(-1, -2).contiguous().transpose(-1, -2)
+            if kind == 1 and x.dim() >= 1 and x.shape[0] > 0:
+                return x[:1].expand(x.shape)
+            if kind == 2 and x.numel() > 0:
+                return x.flatten()[:1].as_strided(x.shape, (0,) * x.dim())
+            if kind == 3:
+                return x * NAN
+            return x.requires_grad_(draw.random() < 0.5)
+
+        batch, heads, kv_heads, queries, keys, width = extent(), extent(), draw.choice([0, 1, 2]), extent(), extent(), extent()
+        if draw.random() < 0.7 and kv_heads:
+            heads = kv_heads * draw.choice([0, 1, 2])
+        kind = draw.choice([torch.float32] * 6 + [torch.float64, torch.bfloat16, torch.float16])
+        q = tensor(batch, heads, queries, width, dtype=kind)
+        k, v = tensor(batch, kv_heads, keys, width, dtype=kind), tensor(batch, kv_heads, keys, extent(), dtype=kind)
+        what = {}
+        try:
+            if draw.random() < 0.6:
+                what["mask"] = draw.choice([
+                    lambda: mask.Causal(), lambda: mask.SlidingWindow(draw.randrange(-1, 9), draw.randrange(3)),
+                    lambda: mask.KeyLengths([draw.randrange(-3, 9) for _ in range(batch)]), lambda: mask.PrefixLM([2] * batch),
+                    lambda: mask.Documents([0, draw.randrange(9), queries], cu_seqlens_keys=[0, draw.randrange(9), keys]),
+                    lambda: torch.rand(queries, keys) < 0.5, lambda: torch.rand(heads, 1, keys).log(),
+                ])()  # fmt: skip
+            if draw.random() < 0.5:
+                what["scaling"] = draw.choice([
+                    lambda: scaling.SSMax(tensor(heads), draw.choice([0.0, tensor(heads)])), lambda: scaling.PerQuery(tensor(heads, queries)),
+                    lambda: scaling.SizeTable(tensor(keys)), lambda: scaling.LogN(), lambda: scaling.QwenLogN(draw.randrange(5)),
+                ])()  # fmt: skip
+            if draw.random() < 0.4:
+                what["score"] = draw.choice([
+                    lambda: score.Softcap(2), lambda: score.Alibi(tensor(heads)), lambda: score.Bias(tensor(heads, queries, keys)),
+                    lambda: score.Softcap(2) | score.Alibi(tensor(heads)) | score.Bias(tensor(1, keys)),
+                ])()  # fmt: skip
+            if draw.random() < 0.3:
+                what["sinks"] = tensor(heads)
+            if draw.random() < 0.3:
+                what["rope"] = Rope(draw.choice([0, 2, 3, 16]), key_position=draw.choice([0, 5]))
+            out = attention(q, k, v, **what)
+            assert out.shape == (batch, heads, queries, v.shape[3]) and out.dtype == kind
+            if out.requires_grad:
+                out.sum().backward()
+            results += 1
+        except (ValueError, RuntimeError, TypeError):
+            continue
+    assert results > 50

@@ -1,0 +1,209 @@
+"""Every scaling, mask and score, and their gradients, against the plainest PyTorch in float64."""
+
+import math
+
+import pytest
+import reference
+import torch
+
+from ssmax_torch import attention, mask, scaling, score
+
+BATCH, HEADS, KV_HEADS, QUERIES, KEYS, WIDTH, VALUE_WIDTH = 2, 4, 2, 21, 37, 8, 12
+
+
+def random(*shape, low=0.0, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return (low + torch.rand(shape, dtype=torch.float64, generator=generator)).requires_grad_()
+
+
+def inputs():
+    return (
+        random(BATCH, HEADS, QUERIES, WIDTH, low=-0.5, seed=1),
+        random(BATCH, KV_HEADS, KEYS, WIDTH, low=-0.5, seed=2),
+        random(BATCH, KV_HEADS, KEYS, VALUE_WIDTH, low=-0.5, seed=3),
+    )
+
+
+def shape_of_seen():
+    return BATCH, HEADS, QUERIES, KEYS
+
+
+def check(ours, theirs, parameters, tolerance=1e-10):
+    """out, lse and all gradients through both of them agree."""
+    generator = torch.Generator().manual_seed(9)
+    weights = [torch.rand(x.shape, dtype=x.dtype, generator=generator) for x in theirs]
+    finite = torch.isfinite(theirs[1])
+    assert torch.equal(torch.isfinite(ours[1]), finite)
+    totals = []
+    for out, lse in (ours, theirs):
+        totals.append((out * weights[0]).sum() + (torch.where(finite, lse, 0) * weights[1]).sum())
+    torch.testing.assert_close(ours[0], theirs[0], atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(ours[1][finite], theirs[1][finite], atol=tolerance, rtol=tolerance)
+    gradients = [torch.autograd.grad(total, parameters) for total in totals]
+    for mine, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(mine, other, atol=10 * tolerance, rtol=10 * tolerance)
+
+
+def ones(n, p):
+    return torch.ones_like(n)
+
+
+S, B, P, C = random(HEADS, low=0.2), random(HEADS, low=-0.2), random(KEYS), random(BATCH, HEADS, QUERIES, low=0.5)
+ONE_S, C_OF_QUERIES = random(), random(1, QUERIES)
+
+SCALINGS = {
+    "softmax": (scaling.Softmax(), ones, []),
+    "log_n": (scaling.LogN(), lambda n, p: n.log(), []),
+    "ssmax": (scaling.SSMax(S), lambda n, p: S[:, None] * n.log(), [S]),
+    "ssmax_bias": (scaling.SSMax(S, B), lambda n, p: S[:, None] * n.log() + B[:, None], [S, B]),
+    "ssmax_numbers": (scaling.SSMax(0.4, 0.1), lambda n, p: 0.4 * n.log() + 0.1, []),
+    "ssmax_one_s": (scaling.SSMax(ONE_S), lambda n, p: ONE_S * n.log(), [ONE_S]),
+    "size_table": (scaling.SizeTable(P, S, B), lambda n, p: S[:, None] * P[n.long() - 1] + B[:, None], [P, S, B]),
+    "qwen": (scaling.QwenLogN(20), lambda n, p: (torch.log(p + 1) / math.log(20)).clamp(min=1), []),
+    "llama4": (scaling.Llama4Temperature(0.1, 8), lambda n, p: 1 + 0.1 * torch.log1p((p + 1) // 8), []),
+    "ministral": (scaling.MinistralTemperature(0.1, 8), lambda n, p: 1 + 0.1 * torch.log1p(p // 8), []),
+    "constant": (scaling.Constant(0.7), lambda n, p: 0.7 * ones(n, p), []),
+    "per_query": (scaling.PerQuery(C), lambda n, p: C, [C]),
+    "per_query_broadcast": (scaling.PerQuery(C_OF_QUERIES), lambda n, p: C_OF_QUERIES.expand(BATCH, HEADS, -1), [C_OF_QUERIES]),
+}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", SCALINGS)
+def test_scaling(name, causal):
+    given, c, parameters = SCALINGS[name]
+    q, k, v = inputs()
+    seen = reference.visible(*shape_of_seen(), causal=causal)
+    ours = attention(q, k, v, scaling=given, mask=mask.Causal() if causal else None, return_lse=True)
+    check(ours, reference.attention(q, k, v, seen, c), [q, k, v, *parameters])
+
+
+MATRIX = torch.rand(1, HEADS, QUERIES, KEYS, generator=torch.Generator().manual_seed(4)) < 0.7
+ADDITIVE = torch.where(MATRIX[:, :1], torch.linspace(-1, 1, KEYS, dtype=torch.float64), -torch.inf)
+
+MASKS = {
+    "causal": (mask.Causal(), dict(causal=True)),
+    "window": (mask.SlidingWindow(5, 2), dict(window=(5, 2))),
+    "prefix": (mask.PrefixLM([3, 30]), dict(prefix=[3, 30])),
+    "lengths": (mask.KeyLengths([5, 37]), dict(lengths=[5, 37])),
+    "nothing": (mask.KeyLengths([0, 1]), dict(lengths=[0, 1])),
+    "causal & lengths": (mask.Causal() & mask.KeyLengths(torch.tensor([20, 3])), dict(causal=True, lengths=[20, 3])),
+    "windows": (mask.SlidingWindow(9, 0) & mask.SlidingWindow(5, 3), dict(window=(5, 0))),
+    "matrix": (MATRIX, dict(matrix=MATRIX)),
+    "causal & matrix": (mask.Causal() & MATRIX, dict(causal=True, matrix=MATRIX)),
+    "additive": (ADDITIVE, dict(matrix=MATRIX[:, :1])),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_mask(name):
+    given, what = MASKS[name]
+    q, k, v = inputs()
+    seen = reference.visible(*shape_of_seen(), **what)
+    bias = torch.where(seen, ADDITIVE, 0) if name == "additive" else None
+    ours = attention(q, k, v, scaling=scaling.SSMax(S, B), mask=given, return_lse=True)
+    c = SCALINGS["ssmax_bias"][1]
+    check(ours, reference.attention(q, k, v, seen, c, bias=bias), [q, k, v, S, B])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_documents(causal):
+    """Packed documents give what each of them gives alone."""
+    q, k, v = inputs()
+    queries, keys = [0, 4, 4, 15, 21], [0, 9, 12, 30, 37]
+    given = mask.Documents(queries, cu_seqlens_keys=torch.tensor(keys, dtype=torch.int32), causal=causal)
+    slopes = random(HEADS)
+    ours = attention(q, k, v, scaling=scaling.SSMax(S), mask=given, score=score.Alibi(slopes), return_lse=True)
+    parts = []
+    for i in range(len(queries) - 1):
+        at_q, at_k = slice(queries[i], queries[i + 1]), slice(keys[i], keys[i + 1])
+        length = queries[i + 1] - queries[i]
+        seen = reference.visible(BATCH, HEADS, length, keys[i + 1] - keys[i], causal=causal)
+        parts.append(
+            reference.attention(q[:, :, at_q], k[:, :, at_k], v[:, :, at_k], seen, SCALINGS["ssmax"][1], slopes=slopes)
+        )
+    theirs = [torch.cat(part, 2) for part in zip(*parts, strict=True)]
+    check(ours, theirs, [q, k, v, S, slopes])
+
+
+SLOPES, BIAS, BIAS_OF_HEADS = random(HEADS), random(BATCH, HEADS, QUERIES, KEYS), random(HEADS, QUERIES, KEYS)
+BIAS_OF_KEYS = random(BATCH, 1, 1, KEYS)
+
+SCORES = {
+    "softcap": (score.Softcap(0.7), dict(softcap=0.7)),
+    "alibi": (score.Alibi(SLOPES), dict(slopes=SLOPES)),
+    "bias": (score.Bias(BIAS), dict(bias=BIAS)),
+    "bias of heads": (score.Bias(BIAS_OF_HEADS), dict(bias=BIAS_OF_HEADS)),
+    "bias of keys": (score.Bias(BIAS_OF_KEYS), dict(bias=BIAS_OF_KEYS)),
+    "softcap | alibi": (score.Softcap(0.7) | score.Alibi(SLOPES), dict(softcap=0.7, slopes=SLOPES)),
+    "softcap | bias": (score.Softcap(0.7) | score.Bias(BIAS), dict(softcap=0.7, bias=BIAS)),
+    "all": (score.Softcap(0.7) | score.Alibi(SLOPES) | score.Bias(BIAS), dict(softcap=0.7, slopes=SLOPES, bias=BIAS)),
+    "two biases": (score.Bias(BIAS) | score.Bias(BIAS_OF_HEADS), dict(bias=BIAS + BIAS_OF_HEADS)),
+}
+
+
+@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize("name", SCORES)
+def test_score(name, learns):
+    given, what = SCORES[name]
+    parameters = [x for x in (SLOPES, BIAS, BIAS_OF_HEADS, BIAS_OF_KEYS) if x is what.get("slopes") or x is what.get("bias")]
+    if name == "two biases":
+        parameters = [BIAS, BIAS_OF_HEADS]
+    if not learns:
+        for x in parameters:
+            x.requires_grad_(False)
+    try:
+        q, k, v = inputs()
+        seen = reference.visible(*shape_of_seen(), window=(20, 0))
+        ours = attention(
+            q, k, v, scaling=scaling.SSMax(S), mask=mask.SlidingWindow(20), score=given, return_lse=True
+        )
+        theirs = reference.attention(q, k, v, seen, SCALINGS["ssmax"][1], **what)
+        check(ours, theirs, [q, k, v, S, *(parameters if learns else [])])
+    finally:
+        for x in parameters:
+            x.requires_grad_()
+
+
+def test_one_of_slopes_and_bias_learns():
+    q, k, v = inputs()
+    seen = reference.visible(*shape_of_seen())
+    for slopes, bias in ((SLOPES, BIAS.detach()), (SLOPES.detach(), BIAS)):
+        given = score.Alibi(slopes) | score.Bias(bias)
+        ours = attention(q, k, v, score=given, return_lse=True)
+        theirs = reference.attention(q, k, v, seen, ones, slopes=slopes, bias=bias)
+        check(ours, theirs, [q, k, v, slopes if slopes.requires_grad else bias])
+
+
+def test_sinks():
+    q, k, v = inputs()
+    sinks = random(HEADS)
+    seen = reference.visible(*shape_of_seen(), lengths=[0, 20])
+    ours = attention(q, k, v, scaling=scaling.SSMax(S), sinks=sinks, mask=mask.KeyLengths([0, 20]), return_lse=True)
+    theirs = reference.attention(q, k, v, seen, SCALINGS["ssmax"][1], sinks=sinks)
+    check(ours, theirs, [q, k, v, S, sinks])
+
+
+@pytest.mark.parametrize("pairing", ["half_split", "interleaved"])
+def test_rope(pairing):
+    from ssmax_torch import Rope
+
+    q, k, v = inputs()
+    width, theta, first = 6, 100.0, 3
+    omega = theta ** (-2 * torch.arange(width // 2, dtype=torch.float64) / width)
+
+    def turn(x, positions):
+        angle = positions[:, None] * omega
+        cos, sin = angle.cos(), angle.sin()
+        a, b = (x[..., :3], x[..., 3:6]) if pairing == "half_split" else (x[..., 0:6:2], x[..., 1:6:2])
+        a, b = a * cos - b * sin, b * cos + a * sin
+        turned = torch.cat([a, b], -1) if pairing == "half_split" else torch.stack([a, b], -1).flatten(-2)
+        return torch.cat([turned, x[..., 6:]], -1)
+
+    positions = first + torch.arange(KEYS, dtype=torch.float64)
+    seen = reference.visible(*shape_of_seen(), causal=True)
+    ours = attention(
+        q, k, v, mask=mask.Causal(), rope=Rope(width, theta, pairing, key_position=first), return_lse=True
+    )
+    theirs = reference.attention(turn(q, positions[KEYS - QUERIES :]), turn(k, positions), v, seen, ones)
+    check(ours, theirs, [q, k, v])

@@ -1,0 +1,124 @@
+// The scale-invariant score: a factor and an offset of every logit, by the distance of query and key.
+
+#include <array>
+#include <cmath>
+#include <limits>
+#include <ssmax/ssmax.hpp>
+#include <string>
+#include <vector>
+
+#include "attention_backward_problem.hpp"
+#include "catch.hpp"
+#include "decode_problem.hpp"
+#include "refusal.hpp"
+#include "score_formulas.hpp"
+
+namespace score_scale_invariant_test {
+
+using attention_backward_problem::Capped;
+using attention_backward_problem::Problem;
+using attention_backward_problem::Stretched;
+using attention_backward_problem::Then;
+using attention_problem::all_keys;
+using attention_problem::keys_before;
+using attention_problem::Positions;
+using attention_problem::Shape;
+using reference::Formula;
+using reference::Real;
+using ssmax::Causal;
+using ssmax::Documents;
+using ssmax::Full;
+using ssmax::index_t;
+using ssmax::Key;
+using ssmax::Query;
+using ssmax::ScaleInvariant;
+using ssmax::Softcap;
+using ssmax::View;
+
+constexpr std::array<Shape, 6> shapes{{
+    // batch, heads, kv_heads, queries, keys, d, dv
+    {2, 4, 2, 5, 300, 8, 5},     // few queries
+    {2, 4, 4, 40, 70, 9, 24},    // a short sequence; queries side by side
+    {2, 4, 2, 61, 300, 8, 8},    // many queries; two heads in a vector
+    {1, 3, 3, 80, 131, 8, 8},    // many, side by side
+    {1, 4, 1, 70, 33, 8, 9},     // some of which see nothing
+    {1, 2, 1, 300, 600, 16, 4},  // more than one piece of the backward
+}};
+
+TEST_CASE("the formula, by table and beyond it", "[score]") {
+  const auto at = [](const ScaleInvariant& score, auto z, index_t query, index_t key) {
+    return score(z, Key{{}, 0, query, key});
+  };
+  const auto square = [](double t, double tau) { return 1 + 2 * std::log(1 + t / tau); };
+  for (const index_t positions : {0, 1, 4, 4096}) {
+    const ScaleInvariant score(10, positions), narrow(0.5, positions);
+    CHECK(at(score, 3.0, 7, 7) == 3);
+    for (const index_t t : {1, 3, 4, 90, 5000}) {
+      const double a = square(static_cast<double>(t), 10);
+      CHECK(at(score, 3.0, t, 0) == Approx(std::sqrt(a) * 3 + 1 - a).epsilon(1e-14));
+      CHECK(at(score, 3.0F, 0, t) == Approx(std::sqrt(a) * 3 + 1 - a).epsilon(1e-6));
+      const double b = square(static_cast<double>(t), 0.5);
+      CHECK(at(narrow, -1.0, t, 0) == Approx(-std::sqrt(b) + 1 - b).epsilon(1e-14));
+      CHECK(narrow.derivative(2.0, Key{{}, 0, t, 0}) == Approx(std::sqrt(b)).epsilon(1e-14));
+    }
+    CHECK(at(score, -std::numeric_limits<double>::infinity(), 9, 0) ==
+          -std::numeric_limits<double>::infinity());
+  }
+  const ScaleInvariant score(10, 4);
+  CHECK(score.factors<double>(-3, 7) != nullptr);
+  CHECK(score.factors<double>(-4, 1) == nullptr);
+  CHECK(score.factors<float>(-3, 8) == nullptr);
+  CHECK(score.factors<float>(3, 1) != nullptr);
+  CHECK(score.factors<float>(4, 1) == nullptr);
+  check_refused([] { return ScaleInvariant(0); }, {"ScaleInvariant", "tau", "0"});
+  check_refused([] { return ScaleInvariant(std::nan("")); }, {"ScaleInvariant", "tau", "nan"});
+  check_refused([] { return ScaleInvariant(10, -1); }, {"ScaleInvariant", "positions", "-1"});
+}
+
+TEST_CASE("scale-invariant attention and its backward", "[attention][backward][score]") {
+  const ScaleInvariant score(10);
+  const ScaleInvariant short_table(10, 100);  // the same formula, key by key beyond it
+  for (const Shape& shape : shapes) {
+    const Problem<float> single(shape);
+    const Problem<double> twofold(shape);
+    check(single, Causal{}, keys_before, score, Formula(Stretched{10}));
+    check(single, Full{}, all_keys, short_table, Formula(Stretched{10}));
+    check(twofold, Causal{}, keys_before, short_table, Formula(Stretched{10}));
+    check(twofold, Full{}, all_keys, score, Formula(Stretched{10}));
+    check(single, Causal{}, keys_before, Softcap{3} | score, Formula(Then<Capped, Stretched>{{3}, {10}}));
+  }
+  const Problem<ssmax::bfloat16> narrow(shapes[3]);
+  attention_problem::check_score<ssmax::bfloat16>(narrow, Causal{}, keys_before, score,
+                                                  Formula(Stretched{10}));
+}
+
+TEST_CASE("distances are those of the mask's positions", "[attention][backward][score]") {
+  // Two documents that stand apart, the second after the first: positions restart.
+  const Shape shape{1, 2, 1, 60, 60, 8, 6};
+  const std::vector<index_t> begins{0, 23, 60};
+  const Documents mask(begins, true);
+  const auto begin_of = [](index_t at) { return at < 23 ? index_t{0} : index_t{23}; };
+  const auto visible = [&](const Query& query, index_t key) {
+    return key <= query.index && begin_of(key) == begin_of(query.index);
+  };
+  const Positions positions{
+      .of_query = [&](const Query& query) { return query.index - begin_of(query.index); },
+      .of_key = [&](const Query&, index_t key) { return key - begin_of(key); }};
+  const Problem<float> problem(shape);
+  check(problem, mask, visible, ScaleInvariant(10), Formula(Stretched{10, positions}), {}, positions);
+}
+
+TEST_CASE("decode's scores are scale-invariant, too", "[decode][score]") {
+  const auto formula = [](Real z, index_t, index_t distance) {
+    const Real square = 1 + 2 * std::log(1 + std::abs(static_cast<Real>(distance)) / 10);
+    return std::sqrt(square) * z + 1 - square;
+  };
+  for (const decode_problem::Shape& shape : decode_problem::few_and_many) {
+    const decode_problem::Data<float> data(shape, 2);
+    const auto cache = decode_problem::filled<float>(data);
+    decode_problem::check(data, cache, decode_problem::Expected<float>(data, {.score = formula}),
+                          ssmax::Softmax{}, Causal{}, ScaleInvariant(10));
+  }
+}
+
+}  // namespace score_scale_invariant_test
