@@ -112,7 +112,8 @@ void check_row(const std::vector<T>& z, double c, const std::string& name) {
 
 template <int power, class T>
 void check_rows(const std::string& name) {
-  for (const std::size_t n : {1, 2, 3, 7, 8, 9, 31, 100, 1000, 4095, 4096, 4097, 9000}) {
+  for (const std::size_t n :
+       std::vector<std::size_t>{1, 2, 3, 7, 8, 9, 31, 100, 1000, 4095, 4096, 4097, 9000}) {
     for (const double deviation : {0.01, 1.0, 30.0}) {
       const auto z = reference::normals<T>(n, static_cast<unsigned>(n), deviation);
       for (const double c : {1.0, 0.37, -2.0, 0.0}) check_row<power>(z, c, name);

@@ -89,7 +89,7 @@ struct AttentionOptions {
   std::span<const detail::Compute<T>> sinks{};     ///< One number per head.
   Workspace* workspace = nullptr;                  ///< Memory kept between calls.
   bool float_products = false;                     ///< bfloat16: products in float on every processor.
-  bool scaled_sinks = false;                       ///< Sinks are logits: c multiplies them, too.
+  bool scaled_sinks = false;                       ///< Sinks are logits, times c. (Not in finish.)
 };
 
 /// For attention_partial: k and v hold keys [first_key, first_key + k.extent(2)) of `keys`, q holds queries
