@@ -74,16 +74,16 @@ struct AttentionArguments {
   void* out = nullptr;
 };
 
-// The gradients dq, dk and dv for the gradient dout of out; all of them float, laid out as q, k, v and
-// out. out and lse, [batch, head, query], are what the forward gave. With s the logits are multiplied by
+// The gradients dq, dk and dv for the gradient dout of out; all of them laid out as q, k, v and out, and of
+// their type. out and lse, [batch, head, query], are what the forward gave. With s the logits are multiplied by
 // s ln n (+ b), n being the number of visible keys. ds, and db where there is a b, are then wanted too:
 // one number for each head.
 struct AttentionBackwardArguments : AttentionArguments {
   const float* lse = nullptr;
-  const float* dout = nullptr;
-  float* dq = nullptr;
-  float* dk = nullptr;
-  float* dv = nullptr;
+  const void* dout = nullptr;
+  void* dq = nullptr;
+  void* dk = nullptr;
+  void* dv = nullptr;
   const float* s = nullptr;
   float* ds = nullptr;
   float* db = nullptr;

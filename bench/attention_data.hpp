@@ -10,6 +10,21 @@
 
 namespace ssmax_bench {
 
+// Standard normal numbers. A 16-bit type takes half of a buffer of floats.
+inline Buffer normal(ElementType type, index_t size, int stagger, std::uint32_t seed) {
+  Buffer floats(size, stagger);
+  fill_normal(floats, seed);
+  if (type == ElementType::f32) return floats;
+  Buffer narrow((size + 1) / 2, stagger);
+  for (index_t i = 0; i < size; ++i) {
+    const float value = floats.data()[i];
+    const std::uint16_t bits =
+        type == ElementType::bf16 ? ssmax::bfloat16(value).bits : ssmax::half(value).bits;
+    std::memcpy(reinterpret_cast<char*>(narrow.data()) + 2 * i, &bits, sizeof(bits));
+  }
+  return narrow;
+}
+
 // Made once for a shape and shared by everyone who computes on it.
 class AttentionData {
  public:
@@ -43,25 +58,10 @@ class AttentionData {
   AttentionData(const AttentionShape& shape, ElementType type)
       : shape_(shape),
         type_(type),
-        q_(normal(shape.query_size(), 1)),
-        k_(normal(shape.key_size(), 2)),
-        v_(normal(shape.key_size(), 3)),
+        q_(normal(type, shape.query_size(), 1, 1)),
+        k_(normal(type, shape.key_size(), 2, 2)),
+        v_(normal(type, shape.key_size(), 3, 3)),
         out_(shape.query_size(), 4) {}
-
-  // A 16-bit type takes half of a buffer of floats.
-  Buffer normal(index_t size, int seed) const {
-    Buffer floats(size, seed);
-    fill_normal(floats, static_cast<std::uint32_t>(seed));
-    if (type_ == ElementType::f32) return floats;
-    Buffer narrow((size + 1) / 2, seed);
-    for (index_t i = 0; i < size; ++i) {
-      const float value = floats.data()[i];
-      const std::uint16_t bits =
-          type_ == ElementType::bf16 ? ssmax::bfloat16(value).bits : ssmax::half(value).bits;
-      std::memcpy(reinterpret_cast<char*>(narrow.data()) + 2 * i, &bits, sizeof(bits));
-    }
-    return narrow;
-  }
 
   AttentionShape shape_;
   ElementType type_;

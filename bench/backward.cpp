@@ -57,18 +57,27 @@ struct Extents {
 struct Forward {
   Forward(const AttentionArguments& a, const AttentionFormula& formula)
       : out(a.shape.query_size(), 4), lse(a.shape.rows(), 5) {
+    if (a.type == ElementType::bf16) {
+      attend<ssmax::bfloat16>(a, formula);
+    } else {
+      attend<float>(a, formula);
+    }
+  }
+
+  template <class T>
+  void attend(const AttentionArguments& a, const AttentionFormula& formula) {
     const Extents extents(a.shape);
-    const ssmax::AttentionArguments<float> arguments{.q = {static_cast<const float*>(a.q), extents.rows},
-                                                     .k = {static_cast<const float*>(a.k), extents.keys},
-                                                     .v = {static_cast<const float*>(a.v), extents.keys},
-                                                     .out = {out.data(), extents.rows},
-                                                     .lse = {lse.data(), extents.lse}};
+    const ssmax::AttentionArguments<T> arguments{.q = {static_cast<const T*>(a.q), extents.rows},
+                                                 .k = {static_cast<const T*>(a.k), extents.keys},
+                                                 .v = {static_cast<const T*>(a.v), extents.keys},
+                                                 .out = {reinterpret_cast<T*>(out.data()), extents.rows},
+                                                 .lse = {lse.data(), extents.lse}};
     const auto scaling = [&formula](const ssmax::Row& row) { return formula.multiplier(row.n); };
     const Table rope = rope_of(formula, a.shape);
     if (a.visibility.causal) {
-      ssmax::attention<float>(arguments, scaling, ssmax::Causal{}, {.rope = rope.get()});
+      ssmax::attention<T>(arguments, scaling, ssmax::Causal{}, {.rope = rope.get()});
     } else {
-      ssmax::attention<float>(arguments, scaling, ssmax::Full{}, {.rope = rope.get()});
+      ssmax::attention<T>(arguments, scaling, ssmax::Full{}, {.rope = rope.get()});
     }
   }
 
@@ -79,28 +88,33 @@ struct Forward {
 // The arrays of a shape, shared by everyone who computes on it.
 class BackwardData {
  public:
-  static BackwardData& of(const AttentionShape& shape) {
-    static std::map<std::array<index_t, 6>, BackwardData> all;
-    const std::array<index_t, 6> key{shape.heads, shape.kv_heads, shape.width,
-                                     shape.n,     shape.queries,  shape.batch};
-    return all.try_emplace(key, shape).first->second;
+  static BackwardData& of(const AttentionShape& shape, ElementType type) {
+    static std::map<std::array<index_t, 7>, BackwardData> all;
+    const std::array<index_t, 7> key{shape.heads,
+                                     shape.kv_heads,
+                                     shape.width,
+                                     shape.n,
+                                     shape.queries,
+                                     shape.batch,
+                                     static_cast<index_t>(type)};
+    return all.try_emplace(key, shape, type).first->second;
   }
 
-  explicit BackwardData(const AttentionShape& shape)
+  BackwardData(const AttentionShape& shape, ElementType type)
       : shape_(shape),
-        dout_(shape.query_size(), 6),
+        type_(type),
+        dout_(normal(type, shape.query_size(), 6, 4)),
         dq_(shape.query_size(), 7),
         dk_(shape.key_size(), 8),
         dv_(shape.key_size(), 9),
         s_(shape.heads),
         ds_(shape.heads),
         db_(shape.heads) {
-    fill_normal(dout_, 4);
     std::fill_n(s_.data(), shape.heads, s);
   }
 
   AttentionBackwardArguments arguments(const Variant& variant, Visibility visibility, int threads) {
-    AttentionBackwardArguments a{AttentionData::of(shape_, ElementType::f32).arguments(visibility, threads)};
+    AttentionBackwardArguments a{AttentionData::of(shape_, type_).arguments(visibility, threads)};
     const auto [multiplier, rope] = variant.formula;
     const Forward& forward =
         forwards_.try_emplace({visibility.causal, multiplier, rope}, a, variant.formula).first->second;
@@ -124,6 +138,7 @@ class BackwardData {
   }
 
   AttentionShape shape_;
+  ElementType type_;
   Buffer dout_;
   Buffer dq_;
   Buffer dk_;
@@ -136,19 +151,19 @@ class BackwardData {
 
 using Implementations = std::vector<Implementation<AttentionBackwardArguments>>;
 
-template <class Scaling, class Mask>
+template <class T, class Scaling, class Mask>
 Run differentiate(const AttentionBackwardArguments& a, const Scaling& scaling, const Mask& mask,
                   const Table& rope) {
   const Extents extents(a.shape);
-  const ssmax::BackwardArguments<float> arguments{.q = {static_cast<const float*>(a.q), extents.rows},
-                                                  .k = {static_cast<const float*>(a.k), extents.keys},
-                                                  .v = {static_cast<const float*>(a.v), extents.keys},
-                                                  .out = {static_cast<const float*>(a.out), extents.rows},
-                                                  .lse = {a.lse, extents.lse}};
-  const ssmax::AttentionGradients<float> gradients{.dout = {a.dout, extents.rows},
-                                                   .dq = {a.dq, extents.rows},
-                                                   .dk = {a.dk, extents.keys},
-                                                   .dv = {a.dv, extents.keys}};
+  const ssmax::BackwardArguments<T> arguments{.q = {static_cast<const T*>(a.q), extents.rows},
+                                              .k = {static_cast<const T*>(a.k), extents.keys},
+                                              .v = {static_cast<const T*>(a.v), extents.keys},
+                                              .out = {static_cast<const T*>(a.out), extents.rows},
+                                              .lse = {a.lse, extents.lse}};
+  const ssmax::AttentionGradients<T> gradients{.dout = {static_cast<const T*>(a.dout), extents.rows},
+                                               .dq = {static_cast<T*>(a.dq), extents.rows},
+                                               .dk = {static_cast<T*>(a.dk), extents.keys},
+                                               .dv = {static_cast<T*>(a.dv), extents.keys}};
   // Those of the scaling are added to what is there.
   const auto clear = [a] {
     if (a.ds != nullptr) std::fill_n(a.ds, a.shape.heads, 0.0F);
@@ -157,20 +172,26 @@ Run differentiate(const AttentionBackwardArguments& a, const Scaling& scaling, c
   if (a.threads == 1) {
     return [=] {
       clear();
-      ssmax::attention_backward<float>(arguments, gradients, scaling, mask, {.rope = rope.get()});
+      ssmax::attention_backward<T>(arguments, gradients, scaling, mask, {.rope = rope.get()});
     };
   }
   const auto pool = std::make_shared<ssmax::ThreadPool>(a.threads);
   return [=] {
     clear();
-    ssmax::attention_backward<float>(arguments, gradients, scaling, mask, {.rope = rope.get()}, *pool);
+    ssmax::attention_backward<T>(arguments, gradients, scaling, mask, {.rope = rope.get()}, *pool);
   };
+}
+
+template <class T, class Scaling>
+Run differentiate_in(const AttentionBackwardArguments& a, const Scaling& scaling, const Table& rope) {
+  if (a.visibility.causal) return differentiate<T>(a, scaling, ssmax::Causal{}, rope);
+  return differentiate<T>(a, scaling, ssmax::Full{}, rope);
 }
 
 template <class Scaling>
 Run differentiate(const AttentionBackwardArguments& a, const Scaling& scaling, const Table& rope) {
-  if (a.visibility.causal) return differentiate(a, scaling, ssmax::Causal{}, rope);
-  return differentiate(a, scaling, ssmax::Full{}, rope);
+  if (a.type == ElementType::bf16) return differentiate_in<ssmax::bfloat16>(a, scaling, rope);
+  return differentiate_in<float>(a, scaling, rope);
 }
 
 Implementation<AttentionBackwardArguments> ours(const Variant& variant) {
@@ -192,10 +213,12 @@ Implementation<AttentionBackwardArguments> ours(const Variant& variant) {
 }
 
 // Those who do plain softmax, or SSMax under the name of both.
-Implementations peers_for(const Variant& variant, const AttentionShape& shape, int threads) {
+Implementations peers_for(const Variant& variant, const AttentionShape& shape, ElementType type,
+                          int threads) {
   AttentionShape one = shape;
   one.n = one.queries = 1;
-  const AttentionBackwardArguments probe = BackwardData::of(one).arguments(variant, Visibility{}, threads);
+  const AttentionBackwardArguments probe =
+      BackwardData::of(one, type).arguments(variant, Visibility{}, threads);
   Implementations all;
   for (const LoadedPeer& peer : peers()) {
     if (peer.peer == nullptr || !peer.peer->attention_backward(probe)) continue;
@@ -210,23 +233,24 @@ Implementations peers_for(const Variant& variant, const AttentionShape& shape, i
   return all;
 }
 
-void register_shape(const AttentionShape& shape, Visibility visibility, int threads) {
-  const std::string name = shape.name() + "_" + visibility.name() + "_f32_t" + std::to_string(threads);
+void register_shape(const AttentionShape& shape, Visibility visibility, ElementType type, int threads) {
+  const std::string name =
+      shape.name() + "_" + visibility.name() + "_" + ssmax_bench::name(type) + "_t" + std::to_string(threads);
   // A multiplication and an addition for each channel of each logit, in each of five products.
   const double operations = 10 * visibility.logits(shape.n) * static_cast<double>(shape.width * shape.heads);
   const auto add = [&](const Variant& variant, const Implementations& implementations) {
     for (const auto& implementation : implementations) {
       add_benchmark<AttentionBackwardArguments>(
           "backward", name, implementation,
-          [=] { return BackwardData::of(shape).arguments(variant, visibility, threads); },
+          [=] { return BackwardData::of(shape, type).arguments(variant, visibility, threads); },
           gflops(operations));
     }
   };
   add(plain, {ours(plain)});
-  add(plain, peers_for(plain, shape, threads));
+  add(plain, peers_for(plain, shape, type, threads));
   if (threads > 1 || (shape.n != 2048 && shape.n != 4096)) return;
   for (const Variant& variant : {ssmax_plain, ssmax_bias, ssmax_rope}) add(variant, {ours(variant)});
-  add(ssmax_plain, peers_for(ssmax_plain, shape, threads));
+  add(ssmax_plain, peers_for(ssmax_plain, shape, type, threads));
 }
 
 }  // namespace
@@ -241,8 +265,10 @@ void register_backward() {
       const AttentionShape shape{heads, heads, width, n, n};
       for (const int threads : {1, 2}) {
         if (threads > 1 && n < 2048) continue;
-        register_shape(shape, Visibility{}, threads);
-        register_shape(shape, Visibility{.causal = true}, threads);
+        for (const ElementType type : {ElementType::f32, ElementType::bf16}) {
+          register_shape(shape, Visibility{}, type, threads);
+          register_shape(shape, Visibility{.causal = true}, type, threads);
+        }
       }
     }
   }
@@ -252,13 +278,14 @@ void register_short_backward() {
   for (const AttentionShape& shape : short_shapes) {
     const double operations = 2.5 * short_operations(shape);
     Implementations all{ours(plain)};
-    for (auto& peer : peers_for(plain, shape, 1)) {
+    for (auto& peer : peers_for(plain, shape, ElementType::f32, 1)) {
       if (peer.name == "torch") all.push_back(std::move(peer));
     }
     for (const auto& implementation : all) {
       add_benchmark<AttentionBackwardArguments>(
           "short_backward", short_name(shape), implementation,
-          [=] { return BackwardData::of(shape).arguments(plain, Visibility{}, 1); }, gflops(operations));
+          [=] { return BackwardData::of(shape, ElementType::f32).arguments(plain, Visibility{}, 1); },
+          gflops(operations));
     }
   }
 }

@@ -64,12 +64,13 @@ Implementation<AttentionArguments> ours(const std::string& name, const Scaling& 
           [](const AttentionArguments&) { return std::string(ssmax::target_name(ssmax::active_target())); }};
 }
 
-// With variants on one thread in float: what a scaling costs does not depend on either.
+// With variants on one thread: what a scaling costs does not depend on their number. All of them in float.
 Implementations all_of_ours(ElementType type, int threads) {
   Implementations all{ours("softmax", ssmax::Softmax{}, {softmax_multiplier, false})};
-  if (type != ElementType::f32 || threads > 1) return all;
+  if (type == ElementType::f16 || threads > 1) return all;
   const ssmax::SSMax<float> ssmax{s};
   all.push_back(ours("ssmax", ssmax, {ssmax_multiplier, false}));
+  if (type != ElementType::f32) return all;
   all.push_back(ours("ssmax_bias", ssmax::SSMax<float>{s, b}, {ssmax_bias_multiplier, false}));
   all.push_back(ours("ssmax_rope", ssmax, {ssmax_multiplier, true}));
   all.push_back(ours("softmax_rope", ssmax::Softmax{}, {softmax_multiplier, true}));

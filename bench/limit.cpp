@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <limits>
+#include <ssmax/target.hpp>
 #include <string>
 #include <vector>
 
@@ -16,6 +18,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace ssmax_bench {
@@ -107,6 +111,117 @@ std::vector<LimitKernel> kernels() {
   return all;
 }
 
+// A processor's products of bfloat16, as its target of the library: whoever may not use it has no row.
+struct ProductKernel {
+  const char* name;
+  ssmax::Target target;
+  double flops_per_round;
+  float (*run)(index_t rounds);
+};
+
+#if defined(__x86_64__)
+
+// Four sums of tiles, and for each four products the loads of two tiles of either operand from the first-level
+// cache: rows of 64 bytes, 16 of them to a tile.
+__attribute__((target("amx-tile,amx-bf16"))) float amx_products(index_t rounds) {
+  struct alignas(64) Configuration {
+    std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+  };
+  static const Configuration configuration;
+  alignas(64) static const std::array<float, 4 * 256> operands{};
+  alignas(64) std::array<float, 256> sums;
+  const float* data = operands.data();
+  _tile_loadconfig(&configuration);
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (index_t i = 0; i < rounds; ++i) {
+    _tile_loadd(4, data, 64);
+    _tile_loadd(6, data + 512, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, data + 768, 64);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_loadd(5, data + 256, 64);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  _tile_stored(0, sums.data(), 64);
+  _tile_release();
+  return sums[0];
+}
+
+// Twelve chains, as of FMAs.
+__attribute__((target("avx512f,avx512bf16"))) float avx512_dots(index_t rounds) {
+  const auto pairs = __builtin_bit_cast(__m512bh, _mm512_set1_epi32(0x3C003C00));
+  __m512 sums[12];
+  for (int i = 0; i < 12; ++i) sums[i] = _mm512_set1_ps(static_cast<float>(i));
+  for (index_t round = 0; round < rounds; ++round) {
+    for (__m512& sum : sums) sum = _mm512_dpbf16_ps(sum, pairs, pairs);
+  }
+  for (int i = 1; i < 12; ++i) sums[0] = _mm512_add_ps(sums[0], sums[i]);
+  return _mm512_cvtss_f32(sums[0]);
+}
+
+constexpr ProductKernel tile_products{"amx_bf16", ssmax::Target::amx, 4 * 2.0 * 16 * 16 * 32, amx_products};
+constexpr ProductKernel pair_dots{"dot_bf16", ssmax::Target::avx512_bf16, 12 * 2.0 * 32, avx512_dots};
+constexpr std::array product_kernels{tile_products, pair_dots};
+
+#elif defined(__aarch64__) && !defined(__clang__)
+
+__attribute__((target("arch=armv8.2-a+bf16"))) float neon_dots(index_t rounds) {
+  const bfloat16x8_t pairs = vreinterpretq_bf16_u32(vdupq_n_u32(0x3C003C00));
+  float32x4_t sums[12];
+  for (int i = 0; i < 12; ++i) sums[i] = vdupq_n_f32(static_cast<float>(i));
+  for (index_t round = 0; round < rounds; ++round) {
+    for (float32x4_t& sum : sums) sum = vbfdotq_f32(sum, pairs, pairs);
+  }
+  for (int i = 1; i < 12; ++i) sums[0] = vaddq_f32(sums[0], sums[i]);
+  return vgetq_lane_f32(sums[0], 0);
+}
+
+constexpr ProductKernel pair_dots{"dot_bf16", ssmax::Target::neon_bf16, 12 * 2.0 * 8, neon_dots};
+constexpr std::array product_kernels{pair_dots};
+
+#else
+
+constexpr std::array<ProductKernel, 0> product_kernels{};
+
+#endif
+
+void products(benchmark::State& state, const ProductKernel& kernel, int threads) {
+  constexpr index_t rounds = 200'000;
+  Team team(threads, [&kernel](int) { benchmark::DoNotOptimize(kernel.run(rounds)); });
+  for (auto _ : state) team.run();
+  state.SetLabel(ssmax::target_name(kernel.target));
+  state.counters["GFLOPS"] =
+      benchmark::Counter(kernel.flops_per_round * static_cast<double>(rounds) * threads * 1e-9,
+                         benchmark::Counter::kIsIterationInvariantRate);
+}
+
+void register_products() {
+  const std::vector<ssmax::Target> available = ssmax::available_targets();
+  for (const char* name : {"amx_bf16", "dot_bf16"}) {
+    const std::string benchmark = std::string("limit/") + name;
+    const auto kernel =
+        std::find_if(product_kernels.begin(), product_kernels.end(), [&](const ProductKernel& k) {
+          return std::string(k.name) == name &&
+                 std::find(available.begin(), available.end(), k.target) != available.end();
+        });
+    if (kernel == product_kernels.end()) {
+      benchmark::AddCustomContext(benchmark, "missing: this processor, or its system, has no such unit");
+      continue;
+    }
+    for (const int threads : {1, 2}) {
+      benchmark::RegisterBenchmark((benchmark + "_t" + std::to_string(threads)).c_str(), products, *kernel,
+                                   threads)
+          ->UseRealTime();
+    }
+  }
+}
+
 // The fastest kernel for one piece of work: the limit is the machine's, whatever instructions reach it.
 LimitKernel fastest(const std::function<void(const LimitKernel&)>& work,
                     const std::function<double(const LimitKernel&)>& amount) {
@@ -196,6 +311,7 @@ void register_limits() {
     benchmark::RegisterBenchmark(("limit/copy_mem" + suffix).c_str(), copy_memory, threads, memory_bytes)
         ->UseRealTime();
   }
+  register_products();
 }
 
 }  // namespace ssmax_bench

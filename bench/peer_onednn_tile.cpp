@@ -219,11 +219,11 @@ class AttentionBackward {
     const auto& [heads, kv_heads, width, n, queries, batch] = a_.shape;
     const index_t rows = a_.shape.group() * queries;  // of all query heads of this kv head, one after another
     prepare_rows(kv_head * rows, rows, scratch);
-    std::fill_n(a_.dq + kv_head * rows * width, rows * width, 0.0F);
+    std::fill_n(static_cast<float*>(a_.dq) + kv_head * rows * width, rows * width, 0.0F);
     for (index_t key = 0; key < n; key += key_tile) {
       const index_t keys = std::min(key_tile, n - key);
-      float* dk = a_.dk + (kv_head * n + key) * width;
-      float* dv = a_.dv + (kv_head * n + key) * width;
+      float* dk = static_cast<float*>(a_.dk) + (kv_head * n + key) * width;
+      float* dv = static_cast<float*>(a_.dv) + (kv_head * n + key) * width;
       const index_t size = (by_columns() ? key_tile : keys) * width;
       std::fill_n(by_columns() ? scratch.dk.data() : dk, size, 0.0F);
       std::fill_n(by_columns() ? scratch.dv.data() : dv, size, 0.0F);
@@ -237,7 +237,7 @@ class AttentionBackward {
   void prepare_rows(index_t first_row, index_t rows, Scratch& scratch) const {
     const index_t width = a_.shape.width;
     const float* out = static_cast<const float*>(a_.out) + first_row * width;
-    const float* dout = a_.dout + first_row * width;
+    const float* dout = static_cast<const float*>(a_.dout) + first_row * width;
     for (index_t row = 0; row < rows; ++row) {
       scratch.lse.data()[row] = std::numbers::log2e_v<float> * a_.lse[first_row + row];
       float dot = 0;
@@ -269,7 +269,7 @@ class AttentionBackward {
     const float* q = static_cast<const float*>(a_.q) + q_at;
     const float* k = static_cast<const float*>(a_.k) + k_at;
     const float* v = static_cast<const float*>(a_.v) + k_at;
-    const float* dout = a_.dout + q_at;
+    const float* dout = static_cast<const float*>(a_.dout) + q_at;
     const float scale = 1 / std::sqrt(static_cast<float>(width));
     float* weights = scratch.weights.data();
     float* dlogits = scratch.dlogits.data();
@@ -283,15 +283,18 @@ class AttentionBackward {
       softmax_backward(weights + i * key_tile, dlogits + i * key_tile, visible, keys, scratch.lse.data()[at],
                        scratch.dots.data()[at]);
     }
-    dnnl_sgemm('N', 'N', count, width, keys, scale, dlogits, key_tile, k, width, 1, a_.dq + q_at, width);
+    dnnl_sgemm('N', 'N', count, width, keys, scale, dlogits, key_tile, k, width, 1,
+               static_cast<float*>(a_.dq) + q_at, width);
     if (by_columns()) {
       dnnl_sgemm('T', 'N', width, keys, count, scale, q, width, dlogits, key_tile, 1, scratch.dk.data(),
                  key_tile);
       dnnl_sgemm('T', 'N', width, keys, count, 1, dout, width, weights, key_tile, 1, scratch.dv.data(),
                  key_tile);
     } else {
-      dnnl_sgemm('T', 'N', keys, width, count, scale, dlogits, key_tile, q, width, 1, a_.dk + k_at, width);
-      dnnl_sgemm('T', 'N', keys, width, count, 1, weights, key_tile, dout, width, 1, a_.dv + k_at, width);
+      dnnl_sgemm('T', 'N', keys, width, count, scale, dlogits, key_tile, q, width, 1,
+                 static_cast<float*>(a_.dk) + k_at, width);
+      dnnl_sgemm('T', 'N', keys, width, count, 1, weights, key_tile, dout, width, 1,
+                 static_cast<float*>(a_.dv) + k_at, width);
     }
   }
 

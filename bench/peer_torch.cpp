@@ -87,7 +87,7 @@ std::vector<at::Tensor> gradients(const AttentionBackwardArguments& a) {
   std::vector<at::Tensor> all{Attention::tensor(a.dq, {batch, heads, queries, width}, a.type),
                               Attention::tensor(a.dk, {batch, kv_heads, n, width}, a.type),
                               Attention::tensor(a.dv, {batch, kv_heads, n, width}, a.type)};
-  if (a.s != nullptr) all.push_back(Attention::tensor(a.ds, {1, heads, 1, 1}, a.type));
+  if (a.s != nullptr) all.push_back(Attention::tensor(a.ds, {1, heads, 1, 1}, ElementType::f32));
   return all;
 }
 
@@ -206,8 +206,8 @@ class Torch final : public Peer {
 
   Run attention_backward(const AttentionBackwardArguments& a) const override {
     const bool square = a.shape.queries == a.shape.n && a.shape.batch == 1;
-    if (a.type != ElementType::f32 || a.visibility.window > 0 || a.shape.group() > 1 || a.db != nullptr ||
-        (!square && (a.visibility.causal || a.s != nullptr))) {
+    if ((a.type != ElementType::f32 && a.s != nullptr) || a.visibility.window > 0 || a.shape.group() > 1 ||
+        a.db != nullptr || (!square && (a.visibility.causal || a.s != nullptr))) {
       return {};
     }
     return a.s != nullptr ? backward_run<SsmaxBackward>(a) : backward_run<FlashBackward>(a);

@@ -18,25 +18,39 @@ namespace {
 
 using Implementations = std::vector<Implementation<AttentionArguments>>;
 
-ssmax::AttentionArguments<float> our_arguments(const AttentionArguments& a) {
+template <class T>
+ssmax::AttentionArguments<T> our_arguments(const AttentionArguments& a) {
   const auto& [heads, kv_heads, width, n, queries, batch] = a.shape;
   const std::array<index_t, 4> rows{batch, heads, queries, width};
   const std::array<index_t, 4> keys{batch, kv_heads, n, width};
-  return {.q = {static_cast<const float*>(a.q), rows},
-          .k = {static_cast<const float*>(a.k), keys},
-          .v = {static_cast<const float*>(a.v), keys},
-          .out = {static_cast<float*>(a.out), rows}};
+  return {.q = {static_cast<const T*>(a.q), rows},
+          .k = {static_cast<const T*>(a.k), keys},
+          .v = {static_cast<const T*>(a.v), keys},
+          .out = {static_cast<T*>(a.out), rows}};
 }
 
-template <class Scaling, class Mask>
+template <class T, class Scaling, class Mask>
 Run attend(const AttentionArguments& a, const Scaling& scaling, const Mask& mask,
            const std::shared_ptr<const ssmax::Rope<float>>& rope) {
-  const ssmax::AttentionArguments<float> arguments = our_arguments(a);
+  const ssmax::AttentionArguments<T> arguments = our_arguments<T>(a);
   if (a.threads == 1) {
-    return [=] { ssmax::attention<float>(arguments, scaling, mask, {.rope = rope.get()}); };
+    return [=] { ssmax::attention<T>(arguments, scaling, mask, {.rope = rope.get()}); };
   }
   const auto pool = std::make_shared<ssmax::ThreadPool>(a.threads);
-  return [=] { ssmax::attention<float>(arguments, scaling, mask, {.rope = rope.get()}, *pool); };
+  return [=] { ssmax::attention<T>(arguments, scaling, mask, {.rope = rope.get()}, *pool); };
+}
+
+template <class T, class Scaling>
+Run attend(const AttentionArguments& a, const Scaling& scaling, bool with_rope) {
+  std::shared_ptr<const ssmax::Rope<float>> rope;
+  if (with_rope) {
+    rope = std::make_shared<const ssmax::Rope<float>>(ssmax::RopeOptions{.width = a.shape.width}, a.shape.n);
+  }
+  if (a.visibility.window > 0) {
+    return attend<T>(a, scaling, ssmax::SlidingWindow{a.visibility.window - 1}, rope);
+  }
+  if (a.visibility.causal) return attend<T>(a, scaling, ssmax::Causal{}, rope);
+  return attend<T>(a, scaling, ssmax::Full{}, rope);
 }
 
 template <class Scaling>
@@ -44,16 +58,8 @@ Implementation<AttentionArguments> ours(const std::string& name, const Scaling& 
                                         AttentionFormula formula) {
   return {name,
           [=](const AttentionArguments& a) -> Run {
-            std::shared_ptr<const ssmax::Rope<float>> rope;
-            if (formula.rope) {
-              rope = std::make_shared<const ssmax::Rope<float>>(ssmax::RopeOptions{.width = a.shape.width},
-                                                                a.shape.n);
-            }
-            if (a.visibility.window > 0) {
-              return attend(a, scaling, ssmax::SlidingWindow{a.visibility.window - 1}, rope);
-            }
-            if (a.visibility.causal) return attend(a, scaling, ssmax::Causal{}, rope);
-            return attend(a, scaling, ssmax::Full{}, rope);
+            if (a.type == ElementType::bf16) return attend<ssmax::bfloat16>(a, scaling, formula.rope);
+            return attend<float>(a, scaling, formula.rope);
           },
           [formula](const AttentionArguments& a) { return compare_attention(a, formula); },
           [](const AttentionArguments&) { return std::string(ssmax::target_name(ssmax::active_target())); }};
@@ -94,22 +100,22 @@ Implementations peers_for(const AttentionArguments& a) {
   return all;
 }
 
-void register_shape(const AttentionShape& shape, Visibility visibility, int threads) {
-  const std::string name = shape.name() + "_" + visibility.name() + "_f32_t" + std::to_string(threads);
+void register_shape(const AttentionShape& shape, Visibility visibility, ElementType type, int threads) {
+  const std::string name =
+      shape.name() + "_" + visibility.name() + "_" + ssmax_bench::name(type) + "_t" + std::to_string(threads);
   Implementations all{plain()};
   if (threads == 1 && visibility.window == 0 && (shape.n == 2048 || shape.n == 4096)) {
     for (auto& variant : variants()) all.push_back(std::move(variant));
   }
   const AttentionArguments probe{
-      .shape = shape, .visibility = visibility, .type = ElementType::f32, .threads = threads, .fold = true};
+      .shape = shape, .visibility = visibility, .type = type, .threads = threads, .fold = true};
   for (auto& peer : peers_for(probe)) all.push_back(std::move(peer));
   // A multiplication and an addition for each channel of each logit, in either product.
   const double operations = 4 * visibility.logits(shape.n) * static_cast<double>(shape.width * shape.heads);
   for (const auto& implementation : all) {
     add_benchmark<AttentionArguments>(
         "prefill", name, implementation,
-        [=] { return AttentionData::of(shape, ElementType::f32).arguments(visibility, threads); },
-        gflops(operations));
+        [=] { return AttentionData::of(shape, type).arguments(visibility, threads); }, gflops(operations));
   }
 }
 
@@ -125,10 +131,12 @@ void register_prefill() {
       const AttentionShape shape{heads, heads, width, n, n};
       for (const int threads : {1, 2}) {
         if (threads > 1 && n < 2048) continue;
-        register_shape(shape, Visibility{}, threads);
-        register_shape(shape, Visibility{.causal = true}, threads);
+        for (const ElementType type : {ElementType::f32, ElementType::bf16}) {
+          register_shape(shape, Visibility{}, type, threads);
+          register_shape(shape, Visibility{.causal = true}, type, threads);
+        }
       }
-      if (n == 8192) register_shape(shape, Visibility{.causal = true, .window = 512}, 1);
+      if (n == 8192) register_shape(shape, Visibility{.causal = true, .window = 512}, ElementType::f32, 1);
     }
   }
 }
