@@ -139,11 +139,11 @@ def step(call, parameters, backward: bool) -> None:
             call()
 
 
-def measure(case, n: int, backward: bool, rounds: int):
+def measure(case, n: int, backward: bool, rounds: int, clock, ways=WAYS):
     """Seconds of each way: the median over rounds that take turns. Ways that do not run are left out."""
     parameters, calls = case(n, backward)
     expected, times = None, {}
-    for way in WAYS:
+    for way in ways:
         try:
             step(calls[way], parameters, backward)
             with torch.no_grad():
@@ -156,13 +156,13 @@ def measure(case, n: int, backward: bool, rounds: int):
         times[way] = []
     for _ in range(rounds):
         for way in times:
-            start = time.perf_counter()
+            start = clock()
             step(calls[way], parameters, backward)
-            times[way].append(time.perf_counter() - start)
+            times[way].append(clock() - start)
     return {way: statistics.median(values) for way, values in times.items()}
 
 
-def overhead(rounds: int) -> None:
+def overhead(rounds: int, clock) -> None:
     """The time of a call that does nearly nothing, which is what stands before and behind the library's own work."""
     q = k = v = torch.randn(1, 1, 2, 8)
     s = scaling.SSMax(torch.ones(1))
@@ -171,10 +171,10 @@ def overhead(rounds: int) -> None:
     def time_of(call):
         times = []
         for _ in range(rounds * 10):
-            start = time.perf_counter()
+            start = clock()
             for _ in range(100):
                 call()
-            times.append((time.perf_counter() - start) / 100)
+            times.append((clock() - start) / 100)
         return statistics.median(times) * 1e6
 
     with torch.no_grad():
@@ -215,6 +215,8 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=2048)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
+    parser.add_argument("--cpu-time", action="store_true", help="on a busy machine, with one thread: time of the processor")
     parser.add_argument("--plot")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
@@ -223,17 +225,20 @@ def main() -> None:
     print("times the time of ssmax_torch. A dash: PyTorch does not do it on CPUs.\n")
     print("| | " + " | ".join(WAYS) + " |")
     print("|---" * (len(WAYS) + 1) + "|")
+    clock = time.process_time if options.cpu_time else time.perf_counter
     results = {}
     for backward in (False, True):
         for name, case in CASES.items():
-            row = results[name, options.n, backward] = measure(case, options.n, backward, options.rounds)
+            row = results[name, options.n, backward] = measure(
+                case, options.n, backward, options.rounds, clock, options.ways
+            )
             ours = row["ssmax_torch"]
             cells = [
                 "–" if way not in row else f"{row[way] * 1e3:.0f}" + (f" ({row[way] / ours:.1f})" if way != "ssmax_torch" else "")
                 for way in WAYS
             ]
             print(f"| {name}, {'forward + backward' if backward else 'forward'} | " + " | ".join(cells) + " |", flush=True)
-    overhead(options.rounds)
+    overhead(options.rounds, clock)
     if options.plot:
         draw(results, options.plot)
 
