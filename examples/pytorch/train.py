@@ -119,7 +119,7 @@ def main() -> None:
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--out", default="needle.png")
     arguments = options.parse_args()
-    lengths = [4 * MOST_PAIRS * 2**i for i in range(6)]
+    lengths = [4 * MOST_PAIRS * 2**i for i in range(5)]
     figure, axes = plt.subplots(figsize=(6, 3.5), layout="constrained")
     for ssmax in (False, True):
         model, _ = train(ssmax, arguments.steps, arguments.seed)

@@ -31,7 +31,9 @@ def randomize(module):
 def table(rows=90, columns=6):
     generator = torch.Generator().manual_seed(2)
     train = rows * 4 // 5
-    return torch.randn(1, rows, columns, generator=generator), torch.randint(0, 4, (1, train), generator=generator).float()
+    return torch.randn(1, rows, columns, generator=generator), torch.randint(
+        0, 4, (1, train), generator=generator
+    ).float()
 
 
 def small_model(kind, **options):
@@ -100,9 +102,7 @@ def test_a_whole_prediction_is_its_own():
     own = randomize(TabICL(row_rope_interleaved=False))
     ours = adapter.patch(deepcopy(own))
     x, y = table(1200, 24)
-    expected, actual = (
-        model(x, y, return_logits=False, inference_config=full_precision()) for model in (own, ours)
-    )
+    expected, actual = (model(x, y, return_logits=False, inference_config=full_precision()) for model in (own, ours))
     assert expected.std() > 1e-2
     assert (expected - actual).abs().max() <= 1e-5
     assert torch.equal(expected.argmax(-1), actual.argmax(-1))
@@ -147,7 +147,11 @@ def test_masks_are_its_own(kind):
     padding = torch.arange(11).expand(3, 5, 11) > torch.arange(3, 8)[:, None]
     causal = torch.ones(11, 11).triu(1).bool()
     for rope in (None, RotaryEmbedding(8, theta=100)):
-        for masks in ({"key_padding_mask": padding}, {"attn_mask": causal}, {"key_padding_mask": padding, "attn_mask": causal}):
+        for masks in (
+            {"key_padding_mask": padding},
+            {"attn_mask": causal},
+            {"key_padding_mask": padding, "attn_mask": causal},
+        ):
             assert_close(own(x, x, x, rope=rope, **masks), ours(x, x, x, rope=rope, **masks), list(masks))
         assert_close(own(other, x, x, rope=rope), ours(other, x, x, rope=rope), "fewer queries")
         assert_close(own(x, other, x[:, :, :7], rope=rope), ours(x, other, x[:, :, :7], rope=rope), "three inputs")

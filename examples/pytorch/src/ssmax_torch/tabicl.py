@@ -5,7 +5,8 @@
 
 All attention of the model (columns, rows, in-context learning) is then `ssmax_torch.attention`: queries, keys and
 values are read where the projection wrote them, positions of rows are turned on the way in, a multiplier of whole
-heads is the library's c, and the inducing points, which all columns share, are one set of queries with stride 0. Parameters and their names stay what they are, so do checkpoints and training.
+heads is the library's c, and the inducing points, which all columns share, are one set of queries with stride 0.
+Parameters and their names stay what they are, so do checkpoints and training.
 """
 
 from __future__ import annotations
@@ -37,14 +38,23 @@ class Attention(MultiheadAttention):
     """TabICL's multi-head attention by this library; what it holds and takes is the original's."""
 
     def forward(
-        self, query, key=None, value=None, cached_kv=None, key_padding_mask=None, attn_mask=None, rope=None, need_kv=False
+        self,
+        query,
+        key=None,
+        value=None,
+        cached_kv=None,
+        key_padding_mask=None,
+        attn_mask=None,
+        rope=None,
+        need_kv=False,
     ):
         if self.training and self.dropout:
             raise ValueError(f"ssmax: dropout is {self.dropout}, must be 0")
         if cached_kv is None:
             q, k, v = self._project(query, key, value)
         else:  # keys were turned before they were cached
-            q, k, v = self._heads(query, slice(0, self.embed_dim)), *map(_rows_of_batches, (cached_kv.key, cached_kv.value))
+            q = self._heads(query, slice(0, self.embed_dim))
+            k, v = cached_kv.key.flatten(0, -4), cached_kv.value.flatten(0, -4)
         queries, keys = q.shape[2], k.shape[2]
         # The library turns queries and keys on the way in, unless keys are turned already or wanted turned.
         turns = rope is not None and cached_kv is None and not need_kv and queries <= keys
@@ -89,7 +99,9 @@ class InducedBlock(InducedSelfAttentionBlock):
     def induced_attention(self, src, train_size=None):
         return self.multihead_attn2(src, *2 * (self._hidden(src[..., :train_size, :]),))
 
-    def induced_attention_with_cache(self, src, col_cache, block_idx, train_size=None, use_cache=False, store_cache=True):
+    def induced_attention_with_cache(
+        self, src, col_cache, block_idx, train_size=None, use_cache=False, store_cache=True
+    ):
         if use_cache:
             return super().induced_attention_with_cache(src, col_cache, block_idx, train_size, True, False)
         hidden = self._hidden(src[..., :train_size, :])
@@ -105,11 +117,6 @@ class InducedBlock(InducedSelfAttentionBlock):
 _OURS = {MultiheadAttention: Attention, InducedSelfAttentionBlock: InducedBlock}
 
 
-def _rows_of_batches(x: Tensor) -> Tensor:
-    """[..., heads, sequence, width] with one dimension of batches."""
-    return x.flatten(0, -4)
-
-
 def _table(rope: nn.Module) -> Rope | None:
     """The library's rope that turns as TabICL's does; None where its frequencies are no powers of one number."""
     frequencies = rope.freqs.detach().double()
@@ -122,8 +129,8 @@ def _table(rope: nn.Module) -> Rope | None:
 
 
 def _turned_back(table: Rope, positions: int) -> Tensor:
-    """The matrix that turns queries back by so many positions. TabICL's queries stand at 0 ..., fewer than keys or not;
-    the library's stand at the last keys."""
+    """The matrix that turns queries back by so many positions: where there are fewer queries than keys, TabICL's stand
+    at the first keys, the library's at the last."""
     pairs = table.width // 2
     angle = positions * table.theta ** (-torch.arange(pairs, dtype=torch.float64) / pairs)
     a, b = (
