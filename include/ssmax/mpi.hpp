@@ -217,10 +217,11 @@ void attention(Communicator& comm, const Layout& layout,
   mpi::attention<T>(comm, layout, arguments, scaling, mask, Identity{}, options, std::forward<E>(executor));
 }
 
-/// attention_backward of attention_backward.hpp, the sequence being split over ranks as the layout says, of
-/// float or double. Collective. Every rank gets the gradients of its own rows, and all of those that scaling, score
-/// and sinks sum over queries (ds, db, dslopes, dsinks). The gradient of a Bias stays with the rank of its query.
-/// first_key, keys, first_query and queries stay 0.
+/// attention_backward of attention_backward.hpp, the sequence being split over ranks as the layout says. T is float or
+/// double; with a layout by heads half or bfloat16 as well. Collective. Every rank gets the gradients of its own
+/// rows, and all of those that scaling, score and sinks sum over queries (ds, db, dslopes, dsinks). The gradient of a Bias,
+/// or of another score that learns from every logit, stays with the rank that computed the query: that of its row
+/// or, by heads, of its head. first_key, keys, first_query and queries stay 0.
 template <class T, class S, class M, class C, class E = Serial>
 requires Scaling<S> && Mask<M> && Score<C> && Executor<E>
 void attention_backward(Communicator& comm, const Layout& layout,
@@ -228,16 +229,21 @@ void attention_backward(Communicator& comm, const Layout& layout,
                         const std::type_identity_t<AttentionGradients<T>>& g, const S& scaling, const M& mask,
                         const C& score, const std::type_identity_t<AttentionOptions<T>>& options = {},
                         E&& executor = E{}) {
-  static_assert(std::same_as<T, detail::Compute<T>>, "ssmax::mpi::attention_backward: T is float or double");
+  static_assert(detail::Storage<T>, "ssmax::mpi::attention_backward: T is float, double, half or bfloat16");
+  using A = detail::Compute<T>;
   const char* function = "mpi::attention_backward";
   const index_t n = layout.positions();
   const detail::KeyShare<T> none{.k = {}, .v = {}, .keys = n};
-  const detail::UserGradientVariant<T, S, M, C> variant(scaling, mask, score);
+  const detail::UserGradientVariant<A, S, M, C> variant(scaling, mask, score);
   std::int64_t policies = 0;
   const std::string complaint = detail::complaint_of([&] {
     detail::check_backward<T>(function, a, g, options);
     detail::check_no_scaled_sinks(function, options);
     detail::check_share(function, comm, layout, a.q, a.k);
+    if (!std::same_as<T, A> && !layout.is_by_heads() && comm.ranks() > 1) {
+      detail::fail_format("ssmax::%s: the gradients of 16 bits go by heads, the layout goes by keys",
+                          function);
+    }
     if (layout.segments().size() > 16384) {
       detail::fail_value(function, "layout", "has segments", std::ssize(layout.segments()), "must be at most",
                          16384);
@@ -261,12 +267,14 @@ void attention_backward(Communicator& comm, const Layout& layout,
     detail::backward_by_heads<T>(comm, layout, a, g, agreement.last_agreed() != 0, variant, options, any);
     return;
   }
-  const QueryShape shape{a.q.extent(0), a.q.extent(1), n, n};
-  const detail::RingPlan plan(comm, layout, detail::travel_keys, [&](const Segment& segment) {
-    return detail::keys_seen(variant, shape, segment.begin, segment.end);
-  });
-  const auto whole = detail::whole_problem<T>(a, none, layout, options);
-  detail::ring_backward<T>(comm, plan, a, g, whole, variant, options, n, any);
+  if constexpr (std::same_as<T, A>) {
+    const QueryShape shape{a.q.extent(0), a.q.extent(1), n, n};
+    const detail::RingPlan plan(comm, layout, detail::travel_keys, [&](const Segment& segment) {
+      return detail::keys_seen(variant, shape, segment.begin, segment.end);
+    });
+    const auto whole = detail::whole_problem<T>(a, none, layout, options);
+    detail::ring_backward<T>(comm, plan, a, g, whole, variant, options, n, any);
+  }
 }
 
 /// The same without a score.

@@ -4,9 +4,11 @@
 #include <array>
 #include <cmath>
 #include <ssmax/mpi.hpp>
+#include <string>
 #include <vector>
 
 #include "../catch.hpp"
+#include "../refusal.hpp"
 #include "mpi_problem.hpp"
 
 namespace mpi_backward_test {
@@ -44,9 +46,10 @@ Run compare(const Problem<T>& problem, const Layout& layout, const M& mask, cons
             const C& score_here, const AttentionOptions<T>& options) {
   const Shape& shape = problem.shape;
   const auto heads = static_cast<std::size_t>(shape.heads);
-  const std::vector<T> s(heads, T(0.4)), b(heads, T(-0.1));
-  std::vector<T> ds(heads), db(heads), ds_here(heads), db_here(heads);
-  const SSMax<T> scaling{s, b};
+  using A = attention_problem::Compute<T>;
+  const std::vector<A> s(heads, A(0.4)), b(heads, A(-0.1));
+  std::vector<A> ds(heads), db(heads), ds_here(heads), db_here(heads);
+  const SSMax<A> scaling{s, b};
   const Output<T> output = run<T>(problem, scaling, mask, score, options);
   const Result<T> whole = backward<T>(problem, output, scaling.gradient(ds, db), mask, score, options);
 
@@ -59,13 +62,13 @@ Run compare(const Problem<T>& problem, const Layout& layout, const M& mask, cons
        .k = share.template of_keys<const T>(share.k.data(), shape.d),
        .v = share.template of_keys<const T>(share.v.data(), shape.dv),
        .out = share.template of_queries<const T>(share.out.data(), shape.dv),
-       .lse = share.template of_rows<const T>(share.lse.data())},
+       .lse = share.template of_rows<const A>(share.lse.data())},
       {.dout = share.template of_queries<const T>(share.dout.data(), shape.dv),
-       .dlse = share.template of_rows<const T>(share.dlse.data()),
+       .dlse = share.template of_rows<const A>(share.dlse.data()),
        .dq = share.of_queries(share.dq.data(), shape.d),
        .dk = share.of_keys(share.dk.data(), shape.d),
        .dv = share.of_keys(share.dv.data(), shape.dv),
-       .dsinks = options.sinks.empty() ? std::span<T>{} : std::span<T>(share.dsinks)},
+       .dsinks = options.sinks.empty() ? std::span<A>{} : std::span<A>(share.dsinks)},
       scaling.gradient(ds_here, db_here), mask, score_here, options);
 
   const auto cut = [&](const std::vector<T>& of_whole, index_t of_heads, index_t channels) {
@@ -147,6 +150,14 @@ TEST_CASE("By heads, all gradients have the bits of one process", "[mpi][backwar
                        Alibi(slopes).gradient(dslopes) | Softcap{5},
                        Alibi(slopes).gradient(dslopes_here) | Softcap{5}, {.rope = &rope}));
   CHECK(everywhere(same_bits(dslopes_here, dslopes)));
+  const Problem<ssmax::bfloat16> narrow({1, 4, 2, n, n, 8, 8});
+  check(compare<ssmax::bfloat16>(narrow, Layout::zigzag(n, ranks, 1).by_heads(), SlidingWindow{90},
+                                 Identity{}, {}));
+  if (ranks == 1) return;
+  const std::string message = refusal([&] {
+    compare<ssmax::bfloat16>(narrow, Layout::zigzag(n, ranks, 1), SlidingWindow{90}, Identity{}, {});
+  });
+  CHECK(everywhere(mentions(message, "heads")));
 }
 
 TEST_CASE("However a sequence is cut, gradients agree with one process", "[mpi][backward]") {

@@ -86,6 +86,16 @@ TEST_CASE("What differs between ranks is named", "[mpi][errors]") {
     call.layout = Layout::contiguous(lengths);
     check_refused_alike(call, call.refused(), {"the", "layout"});
   }
+  SECTION("whether heads travel") {
+    Call call;
+    if (is_last()) call.layout = call.layout.by_heads();
+    check_refused_alike(call, call.refused(), {"the", "layout"});
+  }
+  SECTION("whether lse is wanted") {
+    Call call;
+    if (is_last()) call.arguments.lse = {};
+    check_refused_alike(call, call.refused(), {"lse"});
+  }
   SECTION("the window") {
     Call call;
     check_refused_alike(call, call.refused(SlidingWindow{is_last() ? 5 : 6}), {"mask"});

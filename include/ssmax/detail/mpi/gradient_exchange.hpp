@@ -2,10 +2,12 @@
 // order of the queries (sum_plan.hpp).
 //
 // Nobody waits for one who waits: a rank forms sums in the order of pieces, units and queries, the owner takes them in that
-// order, and parts that others go on with come first.
+// order, parts that others go on with come first, and there is room for more than these.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <deque>
 #include <vector>
 
 #include "exchange.hpp"
@@ -19,8 +21,8 @@ namespace detail {
 template <class T>
 class GradientExchange {
  public:
-  /// `row`: elements of a key of one kv head, in all batch entries. `outgoing` has room for `slots` sums of the longest
-  /// piece and the largest unit, `incoming` for two.
+  /// `row`: elements of a key of one kv head, in all batch entries. `outgoing` has room for `slots` sums, more than the rank has
+  /// segments, of the longest piece and the largest unit, `incoming` for two.
   GradientExchange(mpi::Communicator& comm, const RingPlan& plan, const SumPlan& sums,
                    const std::vector<HeadUnit>& units, index_t row, T* outgoing, index_t slots, T* incoming)
       : plan_(plan), sums_(sums), units_(units), requests_(comm), row_(row), outgoing_(outgoing) {
@@ -38,23 +40,31 @@ class GradientExchange {
     receive_next(), receive_next();
   }
 
-  /// Room for the next sum; what others have begun is in it. Waits until a sum that was sent from there has arrived.
+  /// Room for the next sum; what others have begun is in it. Waits until there is any.
   /// add(piece, unit, sum) adds to dk and dv.
   template <class Add>
   T* room(const SumPart& part, std::size_t piece, std::size_t unit, const Add& add) {
-    wait_for(sending_[sent_ % sending_.size()], add);
-    T* sum = outgoing_ + static_cast<index_t>(sent_ % sending_.size()) * slot_size_;
+    requests_.wait([&] {
+      poll(add);
+      slot_ = 0;
+      while (slot_ < sending_.size() && !is_free(slot_)) ++slot_;
+      return slot_ < sending_.size();
+    });
+    T* sum = slot_at(slot_);
     if (part.from >= 0) {
       MPI_Request begun = requests_.receive(sum, size_of(piece, unit), part.from, tag_of_share(part.share));
       wait_for(begun, add);
     }
     return sum;
   }
-  /// Sends what is in that room.
+  /// Sends what is in that room; what is for this rank's own keys stays there until its turn.
   void send(const SumPart& part, std::size_t piece, std::size_t unit) {
-    const auto slot = sent_++ % sending_.size();
-    sending_[slot] = requests_.send(outgoing_ + static_cast<index_t>(slot) * slot_size_, size_of(piece, unit),
-                                    part.to, part.ends ? tag_of_piece(piece) : tag_of_share(part.next));
+    if (part.ends && part.to == plan_.rank()) {
+      staying_.push_back(slot_);
+      return;
+    }
+    sending_[slot_] = requests_.send(slot_at(slot_), size_of(piece, unit), part.to,
+                                     part.ends ? tag_of_piece(piece) : tag_of_share(part.next));
   }
 
   /// Adds what has arrived and whose turn it is.
@@ -62,8 +72,14 @@ class GradientExchange {
   void poll(const Add& add) {
     while (taken_ < asked_) {
       Incoming& next = incoming_[taken_ % incoming_.size()];
-      if (!Requests::test(next.request)) return;
-      add(next.piece, next.unit, next.sum);
+      if (next.is_own) {
+        if (staying_.empty()) return;
+        add(next.piece, next.unit, slot_at(staying_.front()));
+        staying_.pop_front();
+      } else {
+        if (!Requests::test(next.request)) return;
+        add(next.piece, next.unit, next.sum);
+      }
       ++taken_;
       receive_next();
     }
@@ -80,6 +96,7 @@ class GradientExchange {
  private:
   struct Incoming {
     std::size_t piece = 0, unit = 0;
+    bool is_own = false;
     T* sum = nullptr;
     MPI_Request request = MPI_REQUEST_NULL;
   };
@@ -90,6 +107,12 @@ class GradientExchange {
   [[nodiscard]] std::size_t size_of(std::size_t piece, std::size_t unit) const {
     return static_cast<std::size_t>(plan_.pieces()[piece].keys.size() * units_[unit].count * row_) *
            sizeof(T);
+  }
+  [[nodiscard]] T* slot_at(std::size_t slot) const {
+    return outgoing_ + static_cast<index_t>(slot) * slot_size_;
+  }
+  bool is_free(std::size_t slot) {
+    return std::ranges::find(staying_, slot) == staying_.end() && Requests::test(sending_[slot]);
   }
   template <class Add>
   void wait_for(MPI_Request& request, const Add& add) {
@@ -105,8 +128,11 @@ class GradientExchange {
     Incoming& next = incoming_[asked_++ % incoming_.size()];
     next.piece = piece;
     next.unit = unit_at_;
-    next.request =
-        requests_.receive(next.sum, size_of(piece, unit_at_), senders_[sender_at_], tag_of_piece(piece));
+    const int from = senders_[sender_at_];
+    next.is_own = from == plan_.rank();
+    if (!next.is_own) {
+      next.request = requests_.receive(next.sum, size_of(piece, unit_at_), from, tag_of_piece(piece));
+    }
     if (++sender_at_ < senders_.size()) return;
     sender_at_ = 0;
     if (++unit_at_ < units_.size()) return;
@@ -123,11 +149,12 @@ class GradientExchange {
   T* outgoing_;
   index_t slot_size_ = 0;
   std::vector<MPI_Request> sending_;  // [slots]
+  std::deque<std::size_t> staying_;   // slots, in the order of their turns
   std::array<Incoming, 2> incoming_{};
   std::vector<std::size_t> own_;  // pieces that somebody sees
   std::vector<int> senders_;      // of the piece that is asked for
   std::size_t own_at_ = 0, unit_at_ = 0, sender_at_ = 0;
-  std::size_t sent_ = 0, asked_ = 0, taken_ = 0;
+  std::size_t slot_ = 0, asked_ = 0, taken_ = 0;
 };
 
 }  // namespace detail
