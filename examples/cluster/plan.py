@@ -11,10 +11,8 @@ rate that ring prints, of what its ranks have together.
 
 import argparse
 import csv
-import os
 import pathlib
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -45,11 +43,11 @@ def simulate(arguments, ranks, positions):
                    "--cfg=smpi/simulate-computation:no", "--cfg=smpi/test:0", "--log=root.thres:error",
                    "--cfg=smpi/shared-malloc-blocksize:67108864", "--cfg=contexts/stack-size:4096",
                    arguments.program.resolve(), str(positions), "1", "0"]
-        with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True, start_new_session=True) as run:
+        with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True) as run:
             text = ""
             for line in run.stdout:
                 if arguments.only == "forward" and line.startswith("backward"):
-                    os.killpg(run.pid, signal.SIGKILL)
+                    run.terminate()
                     return text
                 text += line
     if run.returncode != 0:
@@ -86,48 +84,53 @@ def run(arguments):
             csv.writer(file).writerows([FIELDS] * is_new + rows)
 
 
+def most_ranks(rows, value):
+    """The rows that have the same value, of which the most numbers of ranks were run."""
+    values = {value(row) for row in rows}
+    best = max(sorted(values), key=lambda v: len({row["ranks"] for row in rows if value(row) == v}))
+    return best, [row for row in rows if value(row) == best]
+
+
 def plot(arguments):
     with arguments.runs.open() as file:
-        rows = list(csv.DictReader(file))
+        rows = [{key: row[key] if key == "pass" else float(row[key]) for key in FIELDS} for row in csv.DictReader(file)]
     ranks = sorted({int(row["ranks"]) for row in rows})
-    strong = max({row["positions"] for row in rows},
-                 key=lambda n: (len({row["ranks"] for row in rows if row["positions"] == n}), int(n)))
+    panels = []
+    for name in ("forward", "backward"):
+        of_pass = [row for row in rows if row["pass"] == name]
+        if of_pass:
+            positions, strong = most_ranks(of_pass, lambda row: row["positions"])
+            share, weak = most_ranks(of_pass, lambda row: row["positions"] / row["ranks"])
+            panels += [(f"{name}, {positions:,.0f} positions", strong), (f"{name}, {share:,.0f} positions a rank", weak)]
     lines = [
-        "set terminal pngcairo size 1300,1000 font 'Sans,12'",
+        f"set terminal pngcairo size 1300,{len(panels) // 2 * 460 + 80} font 'Sans,12'",
         f"set output '{arguments.output}'",
-        "set multiplot layout 2,2 margins 0.06,0.98,0.13,0.95 spacing 0.07,0.11",
+        f"set multiplot layout {len(panels) // 2},2 margins 0.06,0.98,0.22,0.92 spacing 0.07,0.11",
         "set logscale x 2",
         f"set xtics ({', '.join(map(str, ranks))})",
         f"set xrange [{0.8 * ranks[0]}:{1.25 * ranks[-1]}]",
         "set yrange [0:105]",
         "set xlabel 'ranks'",
-        "set ylabel '% of the ranks together'",
+        "set ylabel '% of the rate of all ranks'",
         "set grid linecolor rgb '#d8d8d8' linetype 1",
         "set border 3",
         "set tics nomirror",
         "unset key",  # until the last picture: one legend for all
     ]
-    colours = {"25": "#c03030", "100": "#e89020", "400": "#2060b0"}
-    panels = [(name, kind) for name in ("forward", "backward") for kind in ("strong", "weak")]
-    for number, (name, kind) in enumerate(panels):
-        of_kind = [row for row in rows if row["pass"] == name and (row["positions"] == strong) == (kind == "strong")]
+    colours = {25: "#c03030", 100: "#e89020", 400: "#2060b0"}
+    for number, (title, of_panel) in enumerate(panels):
         plots = []
         for gbit, colour in colours.items():
-            chosen = sorted((int(row["ranks"]), 100 * float(row["efficiency"]))
-                            for row in of_kind if float(row["gbit"]) == float(gbit))
+            chosen = sorted({(row["ranks"], 100 * row["efficiency"]) for row in of_panel if row["gbit"] == gbit})
             if not chosen:
                 continue
             block = f"$panel{number}_{gbit}"
             lines += [f"{block} << END", *(f"{x} {y}" for x, y in chosen), "END"]
             plots.append(f"{block} with linespoints pointtype 7 pointsize 0.8 linewidth 2 linecolor rgb '{colour}' "
                          f"title '{gbit} Gbit/s'")
-        if not plots:
-            sys.exit(f"plan.py: {arguments.runs} has no {kind} scaling of the {name}")
-        share = sorted({int(row["positions"]) // int(row["ranks"]) for row in of_kind})
-        title = f"{int(strong):,} positions" if kind == "strong" else f"{share[0]:,} positions a rank"
-        lines.append(f"set title '{name}, {title}' font ',14'")
+        lines.append(f"set title '{title}' font ',14'")
         if number == len(panels) - 1:
-            lines.append("set key at screen 0.5,0.035 center horizontal Left reverse")
+            lines.append("set key at screen 0.5,0.05 center horizontal Left reverse")
         lines.append("plot " + ", \\\n     ".join(plots))
     subprocess.run(["gnuplot"], input="\n".join(lines + ["unset multiplot", ""]), text=True, check=True)
 

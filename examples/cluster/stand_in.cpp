@@ -7,13 +7,14 @@
 #include <smpi/smpi.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <new>
 #include <simgrid/s4u/Actor.hpp>
 #include <simgrid/s4u/Host.hpp>
 #include <ssmax/mpi.hpp>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 namespace {
@@ -151,23 +152,35 @@ extern "C" int MPI_Testsome(int count, MPI_Request* requests, int* finished, int
 
 namespace {
 
-constexpr std::size_t large = std::size_t{1} << 20;
+constexpr std::size_t large = std::size_t{1} << 20, place_size = std::size_t{1} << 32;
+
+/// Addresses for the large arrays of a rank; SMPI lays them all on the same few pages.
+std::byte* place() {
+  static auto* begin = static_cast<std::byte*>(smpi_shared_malloc(place_size, __FILE__, __LINE__));
+  return begin;
+}
+
+void* allocate_large(std::size_t size, std::size_t alignment) {
+  static std::unordered_map<long, std::uintptr_t> ends;
+  std::uintptr_t& end = ends[simgrid::s4u::this_actor::get_pid()];
+  const auto begin = reinterpret_cast<std::uintptr_t>(place());
+  const std::uintptr_t at = (std::max(end, begin) + alignment - 1) / alignment * alignment;
+  if (size > begin + place_size - at) throw std::bad_alloc();
+  end = at + size;
+  return reinterpret_cast<void*>(at);
+}
 
 void* allocate(std::size_t size, std::size_t alignment) {
-  void* memory = size >= large ? smpi_shared_malloc(size, __FILE__, __LINE__)
-                               : std::aligned_alloc(alignment, (size + alignment) / alignment * alignment);
+  if (size >= large) return allocate_large(size, alignment);
+  void* memory = std::aligned_alloc(alignment, (size + alignment) / alignment * alignment);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
 
+/// Large arrays stay: there are few of them.
 void release(void* memory) {
-  std::vector<std::pair<std::size_t, std::size_t>> parts;
-  std::size_t offset = 0;
-  if (memory != nullptr && smpi_is_shared(memory, parts, &offset) != 0) {
-    smpi_shared_free(memory);
-  } else {
-    std::free(memory);
-  }
+  auto* at = static_cast<std::byte*>(memory);
+  if (at < place() || at >= place() + place_size) std::free(memory);
 }
 
 }  // namespace
