@@ -34,6 +34,7 @@ struct AttentionCase {
   std::vector<double> sinks;
   bool scaled_sinks = false;
   bool wants_lse = true, keeps_workspace = false;
+  bool float_products = true;  // or bfloat16's own, where the target has them
   Layout of_q, of_k, of_v, of_out, of_lse, of_dout, of_dq, of_dk, of_dv;
   bool packed = false;  // q, k and v lie in one matrix
   AnyExecutor executor;

@@ -86,7 +86,7 @@ struct Settings {
             .key_position = c.key_position,
             .sinks = sinks,
             .workspace = c.keeps_workspace ? &workspace : nullptr,
-            .float_products = true,  // whose bounds are known operation by operation
+            .float_products = c.float_products,
             .scaled_sinks = c.scaled_sinks};
   }
 };

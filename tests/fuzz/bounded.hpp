@@ -19,6 +19,9 @@ struct Bounded {
   /// Half an ulp of one in the precision that the library computes the present case in; below which it may
   /// flush to 0.
   static inline Real unit = 0x1p-24L, flushed = 0x1p-118L;
+  /// What rounding to bfloat16 for a product may cost each weight, or each gradient of a logit: where all is
+  /// float, 0.
+  static inline Real rounded_weight = 0;
 
   Real value = 0, error = 0;
 
@@ -54,7 +57,7 @@ struct Bounded {
   friend Bounded abs(const Bounded& x) { return {std::abs(x.value), x.error}; }
   friend Bounded exp(const Bounded& x) {
     const Real e = std::exp(x.value);
-    return {e, e * (std::expm1(std::min(x.error, Real(100))) + 2 * unit) + flushed};
+    return {e, e * (std::expm1(std::min(x.error, Real(100))) + 2 * unit + rounded_weight) + flushed};
   }
   friend Bounded log(const Bounded& x) {
     const Real least = x.value - x.error;

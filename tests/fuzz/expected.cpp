@@ -148,9 +148,25 @@ reference::Inputs<Bounded> inputs_of(const AttentionCase& c) {
   return inputs;
 }
 
+/// Whether a target of this machine has products of bfloat16.
+bool has_bfloat16_products() {
+  const TargetScope scope;
+  return std::ranges::any_of(ssmax::available_targets(), [](ssmax::Target target) {
+    ssmax::set_active_target(target);
+    return attention_problem::has_bfloat16_products();
+  });
+}
+
 void set_unit(const AttentionCase& c) {
   Bounded::unit = static_cast<Real>(unit_of(c.element));
   Bounded::flushed = is_wide(c.element) ? 0x1p-1010L : 0x1p-118L;
+  static const bool may_round = has_bfloat16_products();
+  Bounded::rounded_weight = 0;
+  if (c.float_products || !may_round) return;
+  // The bounds of attention.hpp and attention_backward.hpp, which the allowance is not to multiply: each weight
+  // and the sum of all are within this. With RoPE, one rounding more of a row that a gradient is multiplied by.
+  Bounded::rounded_weight = (0x1p-8L + 1.2e-4L) / allowance;
+  if (c.rope && c.call == Call::backward) Bounded::rounded_weight *= 1.5L;
 }
 
 }  // namespace
