@@ -23,15 +23,27 @@ struct Formula {
       case Part::alibi:
         return z +
                static_cast<R>(s.slopes[static_cast<std::size_t>(q.head)]) * static_cast<R>(distance(q, key));
+      case Part::stretch: {
+        const R a = factor<R>(q, key);
+        return a * (z - a) + R(1);
+      }
       case Part::bias:
         return z + static_cast<R>(s.bias_at(q, key));
       default:
         return own_score(z, q.head, q.index, key, distance(q, key));
     }
   }
+  /// The scale-invariant score's, as it is once the library has rounded it.
   template <class R>
-  R slope(Part part, R z) const {
+  R factor(const Query& q, index_t key) const {
+    const auto t = static_cast<Real>(std::abs(distance(q, key)));
+    const Real a = std::sqrt(1 + 2 * std::log1p(t / static_cast<Real>(c->score.tau)));
+    return R(a, Bounded::unit * a);
+  }
+  template <class R>
+  R slope(Part part, R z, const Query& q, index_t key) const {
     if (part == Part::own) return own_derivative(z);
+    if (part == Part::stretch) return factor<R>(q, key);
     if (part != Part::softcap) return R(1);
     const R t = tanh(z / static_cast<R>(c->score.cap));
     return (R(1) - t) * (R(1) + t);
@@ -49,7 +61,7 @@ struct Formula {
   R derivative(R z, const Query& q, index_t key) const {
     R product = 1;
     for (const Part part : c->score.parts) {
-      product *= slope(part, z);
+      product *= slope(part, z, q, key);
       z = after(part, z, q, key);
     }
     return product;
@@ -72,7 +84,7 @@ struct Formula {
         into.dbias.add(static_cast<std::size_t>(q.batch * t[0] + q.head * t[1] + q.index * t[2] + key * t[3]),
                        dz, size);
       }
-      dz *= slope(part, before[i]);
+      dz *= slope(part, before[i], q, key);
     }
   }
 };

@@ -18,6 +18,8 @@ std::vector<Part> parts_of(ScoreKind kind) {
     case bias_half:
     case bias_bfloat16:
       return {Part::bias};
+    case stretch:
+      return {Part::stretch};
     case softcap_alibi:
       return {Part::softcap, Part::alibi};
     case alibi_bias:
@@ -37,6 +39,7 @@ const char* name_of(ScoreKind kind) {
                                    "Bias<half>",
                                    "Bias<bfloat16>",
                                    "the user's",
+                                   "ScaleInvariant",
                                    "Softcap | Alibi",
                                    "Alibi | Bias",
                                    "(the user's | Softcap) | (Bias | Alibi)",
@@ -82,6 +85,9 @@ DrawnScore draw_score(Random& random, const DrawnMask& mask, const ScoreNeeds& n
   drawn.parts = parts_of(drawn.kind);
   drawn.learns = needs.learn && has_parameters(drawn.kind);
   drawn.cap = random.pick({0.5, 5.0, 30.0});
+  drawn.tau = random.pick({0.3, 10.0});
+  // Of some, the table ends before the distances do.
+  drawn.stretch = std::make_shared<ssmax::ScaleInvariant>(drawn.tau, random.pick<index_t>({0, 7, 100, 1000}));
   const QueryShape& shape = mask.shape;
   drawn.extents = {shape.batch, shape.heads, shape.queries, shape.keys};
   for (index_t h = 0; h < shape.heads; ++h) drawn.slopes.push_back(random.pick({0.5, 0.0, -0.25, 0.07}));

@@ -66,6 +66,12 @@ TEST_CASE("A layout of other ranks or lengths is refused", "[mpi][errors]") {
   check_refused_alike(call, call.refused(), {"positions", "layout"});
 }
 
+TEST_CASE("Sinks that c multiplies are refused", "[mpi][errors]") {
+  Call call;
+  check_refused_alike(call, call.refused(Full{}, Identity{}, {.scaled_sinks = true}),
+                      {"mpi::attention", "scaled_sinks"});
+}
+
 TEST_CASE("What differs between ranks is named", "[mpi][errors]") {
   if (world().ranks() == 1) return;
   SECTION("a shape") {
