@@ -1,0 +1,232 @@
+"""Models of `transformers` with random weights, by this library and by their own eager attention."""
+
+import pytest
+import torch
+
+hf = pytest.importorskip("transformers", reason="needs transformers: pip install 'examples/pytorch[clients]'")
+from transformers.masking_utils import create_causal_mask  # noqa: E402
+
+import ssmax_torch.transformers as adapter  # noqa: E402
+from ssmax_torch.mask import Mask  # noqa: E402
+
+adapter.register()
+
+VOCABULARY = 97
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "initializer_range": 0.3,  # large enough for attention to differ from a mean
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
+LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
+
+
+def config(name):
+    if name == "llama":
+        return hf.LlamaConfig(**SIZES)
+    if name == "llama4":  # temperature tuning in the layer without RoPE, chunks in the others
+        return hf.Llama4TextConfig(
+            **SIZES,
+            **EXPERTS,
+            intermediate_size_mlp=96,
+            no_rope_layers=[1, 0, 1],
+            layer_types=["chunked_attention", "full_attention", "chunked_attention"],
+            attention_chunk_size=10,
+            attn_temperature_tuning=True,
+            floor_scale=4,
+            attn_scale=0.5,
+        )
+    if name == "ministral3":
+        rope = {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 8,
+            "max_position_embeddings": 32,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.5,
+        }
+        return hf.Ministral3Config(**SIZES, rope_parameters=rope)
+    if name == "qwen3":
+        return hf.Qwen3Config(**SIZES)
+    if name == "gemma3":
+        return hf.Gemma3TextConfig(**SIZES, layer_types=LAYERS, sliding_window=7, query_pre_attn_scalar=16)
+    if name == "gemma2":  # attention's softcap: Gemma 3 has the option, but does not pass it on
+        return hf.Gemma2Config(
+            **SIZES, layer_types=LAYERS, sliding_window=7, query_pre_attn_scalar=16, attn_logit_softcapping=2.0
+        )
+    if name == "gpt_oss":
+        return hf.GptOssConfig(**SIZES, **EXPERTS, layer_types=LAYERS, sliding_window=7)
+    if name == "inkling":
+        return hf.InklingTextConfig(
+            **SIZES | {"num_hidden_layers": 2},
+            swa_num_attention_heads=4,
+            swa_num_key_value_heads=2,
+            swa_head_dim=16,
+            sliding_window_size=7,
+            d_rel=8,
+            rel_extent=12,
+            local_layer_ids=[0],
+            log_scaling_n_floor=4,
+            log_scaling_alpha=0.5,
+            moe_intermediate_size=32,
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            n_shared_experts=1,
+            logits_mup_width_multiplier=1.0,
+        )
+    raise AssertionError(name)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Models of this size are slower with more."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+NAMES = ["llama", "llama4", "ministral3", "qwen3", "gemma3", "gemma2", "gpt_oss", "inkling"]
+
+
+def model(name, implementation):
+    torch.manual_seed(0)
+    made = hf.AutoModelForCausalLM.from_config(config(name), attn_implementation=implementation)
+    generator = torch.Generator().manual_seed(1)
+    for parameter in made.parameters():  # sinks, norms and biases too: none is 0 or 1
+        if parameter.dim() < 2:
+            parameter.data += 0.5 * torch.randn(parameter.shape, generator=generator)
+    return made.eval()
+
+
+def tokens(batch=2, length=24):
+    return torch.randint(1, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(2))
+
+
+# Both compute in float32 and round where the other does not: 3 layers of sums over at most 96 numbers, each right to
+# 6e-8 of its terms, come out within 1e-5 of the largest; a gradient passes twice as many.
+LOGITS, GRADIENTS = 1e-5, 1e-4
+
+
+def assert_close(a, b, bound, what):
+    assert a.abs().max() > 0, what
+    assert (a - b).abs().max() <= bound * a.abs().max(), what
+
+
+@pytest.fixture
+def masks(monkeypatch):
+    """The masks of all calls of the library's attention."""
+    seen, attention = [], adapter.attention
+
+    def counted(*arguments, mask, **options):
+        seen.append(mask)
+        return attention(*arguments, mask=mask, **options)
+
+    monkeypatch.setattr(adapter, "attention", counted)
+    return seen
+
+
+def is_structural(mask):
+    return isinstance(mask, Mask) and mask.visible is None and mask.additive is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_and_gradients_are_eagers(name, masks):
+    eager, ours = model(name, "eager"), model(name, "ssmax")
+    x = tokens()
+    expected, actual = eager(x, labels=x), ours(x, labels=x)
+    assert len(masks) == ours.config.num_hidden_layers and all(map(is_structural, masks))
+    assert_close(expected.logits, actual.logits, LOGITS, "logits")
+    expected.loss.backward()
+    actual.loss.backward()
+    learning = 0
+    for (what, a), b in zip(eager.named_parameters(), ours.parameters(), strict=True):
+        assert (a.grad is None) == (b.grad is None), what
+        if a.grad is not None and a.grad.any():  # an expert that no token went to has none
+            assert_close(a.grad, b.grad, GRADIENTS, what)
+            learning += "attn" in what
+    assert learning >= 4 * ours.config.num_hidden_layers
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_generation_with_a_cache_gives_the_same_tokens(name, masks):
+    x = tokens(length=9)  # so that windows, chunks and temperatures begin on the way
+    settings = {"max_new_tokens": 16, "do_sample": False}
+    expected = model(name, "eager").generate(x, **settings)
+    ours = model(name, "ssmax")
+    assert torch.equal(expected, ours.generate(x, **settings))
+    assert all(map(is_structural, masks)) and len(masks) == 16 * ours.config.num_hidden_layers
+    assert torch.equal(expected, ours.generate(x, use_cache=False, **settings))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_is_not_seen(name, side, masks):
+    x, lengths = tokens(), torch.tensor([24, 15])
+    position = torch.arange(24) if side == "right" else torch.arange(24).flip(0)
+    padding = position < lengths[:, None]
+    x = x.where(padding, 0)
+    expected = model(name, "eager")(x, attention_mask=padding.long()).logits
+    actual = model(name, "ssmax")(x, attention_mask=padding.long()).logits
+    if side == "right" and name != "llama4":  # whose chunks begin at the first token of each row
+        assert all(map(is_structural, masks))
+    if side == "right" and name in ("llama", "ministral3", "qwen3"):  # no query is left without a key
+        padding = torch.ones_like(padding)
+    assert_close(expected[padding], actual[padding], LOGITS, "logits")
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "llama4"])
+def test_packed_sequences_do_not_see_each_other(name, masks):
+    x = tokens(batch=1)
+    position_ids = torch.cat([torch.arange(n) for n in (11, 1, 12)])[None]
+    expected = model(name, "eager")(x, position_ids=position_ids, use_cache=False).logits
+    actual = model(name, "ssmax")(x, position_ids=position_ids, use_cache=False).logits
+    assert all(map(is_structural, masks)) or name == "llama4"
+    assert_close(expected, actual, LOGITS, "logits")
+    alone = model(name, "ssmax")(x[:, 12:]).logits
+    if name != "llama4":  # whose temperature goes by the place in the whole
+        assert_close(alone, actual[:, 12:], LOGITS, "the last sequence alone")
+
+
+def test_a_static_cache_and_a_mask_of_ones_own(masks):
+    x = tokens(length=9)
+    eager, ours = model("qwen3", "eager"), model("qwen3", "ssmax")
+    settings = {"max_new_tokens": 8, "do_sample": False}
+    static = ours.generate(x, cache_implementation="static", disable_compile=True, **settings)
+    assert torch.equal(eager.generate(x, **settings), static)
+    every_other = torch.ones(9, 9, dtype=torch.bool).tril()[None, None] & (torch.arange(9) % 2 == 0)
+    additive = torch.zeros(every_other.shape).masked_fill(~every_other, float("-inf"))
+    # Eager adds whatever it gets: True would be 1.
+    assert_close(eager(x, attention_mask=additive).logits, ours(x, attention_mask=every_other).logits, LOGITS, "")
+    assert masks[-1] is every_other
+
+
+def test_masks_become_what_they_are():
+    """What `_mask` makes of transformers' masks, one by one; what it does not know stays a matrix."""
+    settings = config("llama")
+    settings._attn_implementation = "ssmax"
+    embeddings = torch.empty(2, 6, 0)
+    causal = create_causal_mask(settings, embeddings, None, None)
+    assert causal.causal and causal.window is None and causal.cu_queries is None
+    ones_own = create_causal_mask(settings, embeddings, None, None, or_mask_function=lambda b, h, q, k: k < 2)
+    assert ones_own.dtype == torch.bool and ones_own.shape == (2, 1, 6, 6) and ones_own[0, 0, 0, 1]
+
+
+def test_what_is_not_possible_is_an_error():
+    settings = config("qwen3")
+    settings.attention_dropout = 0.1
+    made = hf.AutoModelForCausalLM.from_config(settings, attn_implementation="ssmax").train()
+    with pytest.raises(ValueError, match="dropout is 0.1, must be 0"):
+        made(tokens())
