@@ -1,4 +1,4 @@
-"""TabICL 2 of its published size, with random weights, by its own code and by this library.
+"""TabICL 2 of its default size, with random weights, by its own code and by this library.
 
     python examples/pytorch/benchmark_tabicl.py --rows 1200 --columns 24 --threads 1
 

@@ -19,21 +19,25 @@ enum class ScalingKind : std::int64_t {
   llama4,
   ministral,
   constant,
-  per_query
+  per_query,
+  inkling
 };
 
 /// The arguments that all operators share, in their order: see the schema in library.cpp.
 struct Arguments {
   ScalingKind scaling;
   MaybeTensor s, b, p, c;
-  std::vector<double> numbers;  // of the scaling, where there is no tensor
+  std::vector<double> numbers;     // of the scaling, where there is no tensor
+  std::vector<std::int64_t> size;  // what is added to n, and its floor, or empty
   bool causal;
   std::vector<std::int64_t> window;  // left and right, or empty
   MaybeTensor prefix, lengths, cu_queries, cu_keys, visible;
-  double softcap;  // 0: none
+  double softcap;          // 0: none
+  double scale_invariant;  // τ; 0: none
   MaybeTensor slopes, bias;
   bool bias_hides;  // where it is -inf, a key is not counted
   MaybeTensor sinks;
+  bool scaled_sinks;
   std::vector<double> rope;
   std::optional<double> scale;
 };

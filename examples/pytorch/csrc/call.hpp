@@ -33,6 +33,7 @@ struct Options {
     options.rope = rope.get();
     options.key_position = first;
     options.sinks = sinks;
+    options.scaled_sinks = a.scaled_sinks;
   }
   Options(const Options&) = delete;
   Options& operator=(const Options&) = delete;
@@ -48,7 +49,7 @@ void with_policies(const Arguments& a, const Parameters& parameters, const Exten
   with_mask<A>(a, extents, [&]<class M>(const M& mask) {
     using Any =
         std::conditional_t<ssmax::fast_path<M> == ssmax::FastPath::same_keys, RowScaling, QueryScaling<A>>;
-    const Any scaling = make_scaling<Any, A>(a, parameters, extents);
+    const auto scaling = adjusted(a, make_scaling<Any, A>(a, parameters, extents));
     with_score<A>(a, parameters, extents, [&](const auto& score) { f(scaling, mask, score); });
   });
 }
@@ -65,8 +66,9 @@ void with_learning_policies(const Arguments& a, const Parameters& parameters, co
       with_learning_score<A>(a, parameters, extents, gradients,
                              [&](const auto& score) { f(scaling, mask, score); });
     };
-    gradients.scaling_learns() ? run(make_learning_scaling<Learning, A>(a, parameters, extents, gradients))
-                               : run(make_scaling<Any, A>(a, parameters, extents));
+    gradients.scaling_learns()
+        ? run(adjusted(a, make_learning_scaling<Learning, A>(a, parameters, extents, gradients)))
+        : run(adjusted(a, make_scaling<Any, A>(a, parameters, extents)));
   });
 }
 

@@ -7,10 +7,12 @@ namespace ssmax_torch {
 namespace {
 
 // What scaling, mask, score and options are passed as: struct Arguments, in its order.
-#define SSMAX_TORCH_ARGUMENTS                                                                             \
-  "int scaling, Tensor? s, Tensor? b, Tensor? p, Tensor? c, float[] numbers, bool causal, int[] window, " \
-  "Tensor? prefix, Tensor? lengths, Tensor? cu_queries, Tensor? cu_keys, Tensor? visible, "               \
-  "float softcap, Tensor? slopes, Tensor? bias, bool bias_hides, Tensor? sinks, float[] rope, float? scale"
+#define SSMAX_TORCH_ARGUMENTS                                                                            \
+  "int scaling, Tensor? s, Tensor? b, Tensor? p, Tensor? c, float[] numbers, int[] size, bool causal, "  \
+  "int[] window, "                                                                                       \
+  "Tensor? prefix, Tensor? lengths, Tensor? cu_queries, Tensor? cu_keys, Tensor? visible, "              \
+  "float softcap, float scale_invariant, Tensor? slopes, Tensor? bias, bool bias_hides, Tensor? sinks, " \
+  "bool scaled_sinks, float[] rope, float? scale"
 
 /// Takes an operator's arguments from the stack, one after the other, and leaves its results there.
 class Stack {
@@ -29,6 +31,7 @@ class Stack {
             take<MaybeTensor>(),
             take<MaybeTensor>(),
             take<std::vector<double>>(),
+            take<std::vector<std::int64_t>>(),
             take<bool>(),
             take<std::vector<std::int64_t>>(),
             take<MaybeTensor>(),
@@ -37,10 +40,12 @@ class Stack {
             take<MaybeTensor>(),
             take<MaybeTensor>(),
             take<double>(),
+            take<double>(),
             take<MaybeTensor>(),
             take<MaybeTensor>(),
             take<bool>(),
             take<MaybeTensor>(),
+            take<bool>(),
             take<std::vector<double>>(),
             take<std::optional<double>>()};
   }

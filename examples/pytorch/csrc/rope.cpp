@@ -1,13 +1,9 @@
 #include "rope.hpp"
 
-#include <algorithm>
-#include <bit>
 #include <cmath>
-#include <list>
-#include <mutex>
 #include <string>
 
-#include "tensors.hpp"
+#include "kept.hpp"
 
 namespace ssmax_torch {
 
@@ -38,12 +34,6 @@ ssmax::RopeOptions options_of(const std::vector<double>& numbers) {
                       numbers[7]}};
 }
 
-template <class T>
-struct Kept {
-  std::vector<double> numbers;
-  std::shared_ptr<const ssmax::Rope<T>> rope;
-};
-
 }  // namespace
 
 index_t rope_key_position(const std::vector<double>& numbers) {
@@ -56,25 +46,9 @@ template <class T>
 std::shared_ptr<const ssmax::Rope<T>> rope_tables(const std::vector<double>& numbers, index_t positions) {
   if (numbers.empty()) return nullptr;
   check_count(numbers);
-  static std::mutex mutex;
-  static std::list<Kept<T>> kept;  // the one asked for last first
-  const std::lock_guard lock(mutex);
-  const auto found = std::ranges::find_if(kept, [&](const Kept<T>& one) {
-    return std::equal(numbers.begin(), numbers.begin() + 8, one.numbers.begin());
-  });
-  if (found != kept.end()) {
-    kept.splice(kept.begin(), kept, found);
-    if (found->rope->positions() >= positions) return found->rope;
-  }
-  // Twice as many as now, so that tables of a sequence that grows are made seldom.
-  const auto least = static_cast<std::size_t>(std::max<index_t>(positions, 256));
-  const index_t rounded =
-      least > (std::size_t{1} << 40) ? positions : static_cast<index_t>(std::bit_ceil(least));
-  auto rope = std::make_shared<const ssmax::Rope<T>>(options_of(numbers), rounded);
-  if (found != kept.end()) kept.pop_front();
-  kept.push_front({numbers, rope});
-  if (kept.size() > 8) kept.pop_back();
-  return rope;
+  static Kept<std::vector<double>, ssmax::Rope<T>> kept;
+  const std::vector<double> key(numbers.begin(), numbers.begin() + 8);
+  return kept.get(key, positions, [&](index_t count) { return ssmax::Rope<T>(options_of(numbers), count); });
 }
 
 template std::shared_ptr<const ssmax::Rope<float>> rope_tables(const std::vector<double>&, index_t);

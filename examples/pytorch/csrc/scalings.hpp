@@ -41,13 +41,14 @@ class OneScaling {
 };
 
 /// Scalings of a Row, and with them those of a query: all queries that see the same keys share the former.
-using RowScaling =
-    OneScaling<ssmax::Row, ssmax::Softmax, ssmax::LogN, ssmax::SSMax<double>, ssmax::SizeTable<double>,
-               ssmax::QwenLogN, ssmax::Llama4Temperature, ssmax::MinistralTemperature, ssmax::Constant>;
+using RowScaling = OneScaling<ssmax::Row, ssmax::Softmax, ssmax::LogN, ssmax::SSMax<double>,
+                              ssmax::SizeTable<double>, ssmax::QwenLogN, ssmax::Llama4Temperature,
+                              ssmax::MinistralTemperature, ssmax::InklingTemperature, ssmax::Constant>;
 template <class A>
-using QueryScaling = OneScaling<ssmax::PlacedRow, ssmax::Softmax, ssmax::LogN, ssmax::SSMax<double>,
-                                ssmax::SizeTable<double>, ssmax::QwenLogN, ssmax::Llama4Temperature,
-                                ssmax::MinistralTemperature, ssmax::Constant, ssmax::PerQuery<A>>;
+using QueryScaling =
+    OneScaling<ssmax::PlacedRow, ssmax::Softmax, ssmax::LogN, ssmax::SSMax<double>, ssmax::SizeTable<double>,
+               ssmax::QwenLogN, ssmax::Llama4Temperature, ssmax::MinistralTemperature,
+               ssmax::InklingTemperature, ssmax::Constant, ssmax::PerQuery<A>>;
 
 /// The same for those that learn.
 using LearningRowScaling =
@@ -72,6 +73,14 @@ ssmax::PerQuery<A> make_per_query(const Arguments& a, const Extents& extents) {
   return ssmax::PerQuery<A>(broadcast_view<const A>("c", *a.c, std::array{batch, heads, queries}));
 }
 
+/// The scaling, asked about max(floor, n + offset) in place of n.
+template <class S>
+ssmax::AdjustedSize<S> adjusted(const Arguments& a, const S& scaling) {
+  if (a.size.empty()) return ssmax::AdjustedSize<S>(scaling);
+  if (a.size.size() != 2) fail("size has " + std::to_string(a.size.size()) + " numbers, must have 2");
+  return ssmax::AdjustedSize<S>(scaling, a.size[0], a.size[1]);
+}
+
 /// Any is RowScaling or QueryScaling.
 template <class Any, class A>
 Any make_scaling(const Arguments& a, const Parameters& parameters, const Extents& extents) {
@@ -90,6 +99,8 @@ Any make_scaling(const Arguments& a, const Parameters& parameters, const Extents
       return ssmax::Llama4Temperature(scaling_number(a, 0), scaling_length(a, 1));
     case ScalingKind::ministral:
       return ssmax::MinistralTemperature(scaling_number(a, 0), scaling_length(a, 1));
+    case ScalingKind::inkling:
+      return ssmax::InklingTemperature(scaling_number(a, 0), scaling_length(a, 1));
     case ScalingKind::constant:
       return ssmax::Constant(scaling_number(a, 0));
     case ScalingKind::per_query:

@@ -3,6 +3,7 @@
 
 #include <ssmax/score.hpp>
 
+#include "scale_invariant.hpp"
 #include "scalings.hpp"
 
 namespace ssmax_torch {
@@ -53,6 +54,10 @@ ssmax::Bias<A> make_bias(const Arguments& a, const Extents& extents) {
 /// Calls f with the score.
 template <class A, class F>
 void with_score(const Arguments& a, const Parameters& parameters, const Extents& extents, const F& f) {
+  if (a.scale_invariant != 0) {
+    if (a.softcap != 0 || a.slopes || a.bias) fail("score has ScaleInvariant and another, it stands alone");
+    return f(*scale_invariant(a.scale_invariant, extents[3]));
+  }
   const MaybeSoftcap softcap = make_softcap(a);
   const ssmax::Alibi alibi(parameters.slopes);
   if (a.bias) {
@@ -68,7 +73,8 @@ template <class A, class F>
 void with_learning_score(const Arguments& a, const Parameters& parameters, const Extents& extents,
                          const ParameterGradients<A>& gradients, const F& f) {
   const bool slopes_learn = !gradients.dslopes.empty();
-  if (!gradients.dbias && !slopes_learn) return with_score<A>(a, parameters, extents, f);
+  if ((!gradients.dbias && !slopes_learn) || a.scale_invariant != 0)
+    return with_score<A>(a, parameters, extents, f);
   const MaybeSoftcap softcap = make_softcap(a);
   const ssmax::Alibi alibi(parameters.slopes);
   if (!a.bias) return f(softcap | alibi.gradient(gradients.dslopes));

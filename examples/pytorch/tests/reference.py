@@ -20,25 +20,29 @@ def visible(batch, heads, queries, keys, *, causal=False, window=None, prefix=No
     return seen if matrix is None else seen & matrix
 
 
-def attention(q, k, v, seen, c, *, softcap=None, slopes=None, bias=None, sinks=None, positions=None):
-    """out and lse. c(n, p) gives the multipliers [batch, heads, queries] from n and the last visible key's position;
-    positions are those of queries [queries] and keys [keys] for the slopes."""
+def attention(q, k, v, seen, c, *, softcap=None, slopes=None, bias=None, tau=None, sinks=None, scaled_sinks=False):
+    """out and lse. c(n, p) gives the multipliers [batch, heads, queries] from n and the last visible key's position."""
     heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
     k, v = (x.repeat_interleave(heads // x.shape[1], 1) for x in (k, v))
     z = q @ k.transpose(2, 3) / q.shape[3] ** 0.5
     if softcap is not None:
         z = softcap * torch.tanh(z / softcap)
+    distance = torch.arange(keys) - (torch.arange(queries) + keys - queries)[:, None]
     if slopes is not None:
-        at_query, at_key = positions or (torch.arange(queries) + keys - queries, torch.arange(keys))
-        z = z + slopes[:, None, None] * (at_key - at_query[:, None])
+        z = z + slopes[:, None, None] * distance
+    if tau is not None:
+        a = (1 + 2 * torch.log1p(distance.abs().double() / tau)).sqrt()
+        z = a * z + 1 - a**2
     if bias is not None:
         z = z + bias
     n = seen.sum(-1)
     last = torch.where(seen, torch.arange(keys), -1).amax(-1)
-    z = z * c(n.clamp(min=1).double(), last.double())[..., None]
+    multiplier = c(n.clamp(min=1).double(), last.double())[..., None]
+    z = z * multiplier
     z = torch.where(seen, z, -torch.inf)
     if sinks is not None:
-        z = torch.cat([z, sinks[None, :, None, None].expand(*z.shape[:3], 1)], -1)
+        sink = sinks[None, :, None, None] * (multiplier if scaled_sinks else 1)
+        z = torch.cat([z, sink.expand(*z.shape[:3], 1)], -1)
     lse = z.logsumexp(-1)
     p = torch.exp(z - torch.where(lse == -torch.inf, 0, lse)[..., None])
     return p[..., :keys] @ v, lse

@@ -84,13 +84,16 @@ WRONG = {
         lambda: attention(Q, K, V, mask=torch.ones(6, 6, dtype=torch.int32)),
         lambda: attention(Q, K, V, mask="causal"),
     ],
+    "floor": [lambda: attention(Q, K, V, scaling=scaling.AdjustedSize(scaling.LogN(), 0, 0))],
+    "tau": [lambda: score.ScaleInvariant(0), lambda: score.ScaleInvariant(NAN)],
     "cap": [lambda: score.Softcap(0), lambda: score.Softcap(-1), lambda: score.Softcap(NAN)],
     "slopes": [lambda: attention(Q, K, V, score=score.Alibi(torch.rand(2)))],
     "bias": [
         lambda: attention(Q, K, V, score=score.Bias(torch.rand(3, 6, 6))),
         lambda: attention(Q, K, V, score=score.Bias(torch.rand(6, 6).T)),
     ],
-    "score": [lambda: score.Bias(Q) | score.Softcap(1), lambda: attention(Q, K, V, score=mask.Causal())],
+    "score": [lambda: score.Bias(Q) | score.Softcap(1), lambda: score.Softcap(1) | score.ScaleInvariant(),
+        lambda: attention(Q, K, V, score=score.ScaleInvariant(), mask=torch.zeros(6, 6)), lambda: attention(Q, K, V, score=mask.Causal())],
     "sinks": [
         lambda: attention(Q, K, V, sinks=torch.rand(5)),
         lambda: attention(Q, K, V, sinks=torch.rand(4, 1)),
@@ -155,22 +158,24 @@ def test_numbers_that_are_no_numbers():
 
 def test_operators_called_by_hand():
     """Past the Python side: nothing that a schema lets through crashes."""
-    good = (2, None, None, None, None, [1.0, 0.0], False, [], None, None, None, None, None, 0.0, None, None, False, None, [], None)  # fmt: skip
+    good = (2, None, None, None, None, [1.0, 0.0], [], False, [], None, None, None, None, None, 0.0, 0.0, None, None, False, None, False, [], None)  # fmt: skip
     torch.ops.ssmax.attention(Q, K, V, *good)
     change = {
         0: [-1, 9, 2**62, 3, 8],
         5: [[], [1.0]],
-        7: [[1], [1, 2, 3], [-(2**63), 2**63 - 1]],
-        8: [torch.ones(2), torch.ones(1, dtype=torch.int64)],
-        9: [torch.full((2,), -(2**63)), torch.full((2,), 2**63 - 1)],
-        10: [torch.tensor([0, 6])],
+        6: [[1], [2**63 - 1, 1], [-(2**63), 2**63 - 1], [0, 0]],
+        8: [[1], [1, 2, 3], [-(2**63), 2**63 - 1]],
+        9: [torch.ones(2), torch.ones(1, dtype=torch.int64)],
+        10: [torch.full((2,), -(2**63)), torch.full((2,), 2**63 - 1)],
         11: [torch.tensor([0, 6])],
-        12: [torch.ones(6, 6)],
-        13: [-1.0, NAN, INF],
-        15: [torch.ones(6, 6, dtype=torch.float64)],
-        16: [True],
-        18: [[1.0], [NAN] * 9, [1e300] * 9, [8.0, 1e4, 5.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0], [8.0, 1e4, 0, 0, 1, 0, 1, 1, 1e15]],
-        19: [NAN, INF],
+        12: [torch.tensor([0, 6])],
+        13: [torch.ones(6, 6)],
+        14: [-1.0, NAN, INF],
+        15: [-1.0, NAN, 1e-320],
+        17: [torch.ones(6, 6, dtype=torch.float64)],
+        18: [True],
+        21: [[1.0], [NAN] * 9, [1e300] * 9, [8.0, 1e4, 5.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0], [8.0, 1e4, 0, 0, 1, 0, 1, 1, 1e15]],
+        22: [NAN, INF],
     }
     for at, values in change.items():
         for value in values:
@@ -192,7 +197,7 @@ def test_operators_called_by_hand():
         with pytest.raises((ValueError, RuntimeError)):
             torch.ops.ssmax.attention_backward(*arguments, *good)
     torch.ops.ssmax.attention_backward(out, None, Q, K, V, out, lse, [True] * 7, *good)
-    operands = (*good[:6], True, *good[7:])
+    operands = (*good[:7], True, *good[8:])
     for lengths in ([7, 6], [-1, 6], [6], [2**62, 6]):
         with pytest.raises((ValueError, RuntimeError)):
             torch.ops.ssmax.decode(Q[:, :, :1], K, V, torch.tensor(lengths), False, *operands)
@@ -256,3 +261,14 @@ def test_random_calls_do_not_crash():
         except (ValueError, RuntimeError, TypeError):
             continue
     assert results > 50
+
+
+def test_cuda_tensors_are_refused():
+    """With tensors that have a device but no memory: no GPU is needed."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        here, there = torch.empty(1, 2, 4, 8), torch.empty(1, 2, 4, 8, device="cuda")
+        for name, given in {"query": (there, here, here), "key": (here, there, here), "value": (here, here, there)}.items():
+            with pytest.raises(ValueError, match=f"{name} is on cuda"):
+                attention(*given)

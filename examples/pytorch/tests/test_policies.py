@@ -63,6 +63,9 @@ SCALINGS = {
     "llama4": (scaling.Llama4Temperature(0.1, 8), lambda n, p: 1 + 0.1 * torch.log1p((p + 1) // 8), []),
     "ministral": (scaling.MinistralTemperature(0.1, 8), lambda n, p: 1 + 0.1 * torch.log1p(p // 8), []),
     "constant": (scaling.Constant(0.7), lambda n, p: 0.7 * ones(n, p), []),
+    "inkling": (scaling.InklingTemperature(0.1, 8), lambda n, p: 1 + 0.1 * torch.log(((p + 1) / 8).clamp(min=1)), []),
+    "offset": (scaling.AdjustedSize(scaling.SSMax(S), 1), lambda n, p: S[:, None] * (n + 1).log(), [S]),
+    "floor": (scaling.AdjustedSize(scaling.SSMax(S, B), 0, 9), lambda n, p: S[:, None] * n.clamp(min=9).log() + B[:, None], [S, B]),
     "per_query": (scaling.PerQuery(C), lambda n, p: C, [C]),
     "per_query_broadcast": (scaling.PerQuery(C_OF_QUERIES), lambda n, p: C_OF_QUERIES.expand(BATCH, HEADS, -1), [C_OF_QUERIES]),
 }
@@ -135,6 +138,7 @@ SCORES = {
     "bias": (score.Bias(BIAS), dict(bias=BIAS)),
     "bias of heads": (score.Bias(BIAS_OF_HEADS), dict(bias=BIAS_OF_HEADS)),
     "bias of keys": (score.Bias(BIAS_OF_KEYS), dict(bias=BIAS_OF_KEYS)),
+    "scale invariant": (score.ScaleInvariant(4.0), dict(tau=4.0)),
     "softcap | alibi": (score.Softcap(0.7) | score.Alibi(SLOPES), dict(softcap=0.7, slopes=SLOPES)),
     "softcap | bias": (score.Softcap(0.7) | score.Bias(BIAS), dict(softcap=0.7, bias=BIAS)),
     "all": (score.Softcap(0.7) | score.Alibi(SLOPES) | score.Bias(BIAS), dict(softcap=0.7, slopes=SLOPES, bias=BIAS)),
@@ -175,12 +179,16 @@ def test_one_of_slopes_and_bias_learns():
         check(ours, theirs, [q, k, v, slopes if slopes.requires_grad else bias])
 
 
-def test_sinks():
+@pytest.mark.parametrize("scaled", [False, True])
+def test_sinks(scaled):
     q, k, v = inputs()
     sinks = random(HEADS)
-    seen = reference.visible(*shape_of_seen(), lengths=[0, 20])
-    ours = attention(q, k, v, scaling=scaling.SSMax(S), sinks=sinks, mask=mask.KeyLengths([0, 20]), return_lse=True)
-    theirs = reference.attention(q, k, v, seen, SCALINGS["ssmax"][1], sinks=sinks)
+    lengths = [9 if scaled else 0, 20]  # a query that sees nothing has no c
+    seen = reference.visible(*shape_of_seen(), lengths=lengths)
+    ours = attention(
+        q, k, v, scaling=scaling.SSMax(S), sinks=sinks, scaled_sinks=scaled, mask=mask.KeyLengths(lengths), return_lse=True
+    )  # fmt: skip
+    theirs = reference.attention(q, k, v, seen, SCALINGS["ssmax"][1], sinks=sinks, scaled_sinks=scaled)
     check(ours, theirs, [q, k, v, S, sinks])
 
 

@@ -97,7 +97,7 @@ def test_columns_rows_and_context_are_its_own(kind, interleaved, calls):
 
 @torch.no_grad()
 def test_a_whole_prediction_is_its_own():
-    """The model of TabICL 2's size: 1,200 rows of 24 columns."""
+    """The model of TabICL's default size: 1,200 rows of 24 columns."""
     torch.manual_seed(0)
     own = randomize(TabICL(row_rope_interleaved=False))
     ours = adapter.patch(deepcopy(own))

@@ -29,6 +29,7 @@ def arguments(
     mask: Mask | Tensor | None,
     score: Score | None,
     sinks: Tensor | None,
+    scaled_sinks: bool,
     rope: Rope | None,
     scale: float | None,
 ) -> tuple:
@@ -61,6 +62,7 @@ def arguments(
         p,
         c,
         numbers,
+        scaling.size,
         mask.causal,
         mask.window or (),
         mask.prefix,
@@ -69,10 +71,12 @@ def arguments(
         mask.cu_keys,
         mask.visible,
         score.softcap,
+        score.scale_invariant,
         score.slopes,
         bias,
         hides,
         sinks,
+        scaled_sinks,
         [] if rope is None else rope.numbers(),
         scale,
     )

@@ -22,6 +22,7 @@ def attention(
     mask: Mask | Tensor | None = None,
     score: Score | None = None,
     sinks: Tensor | None = None,
+    scaled_sinks: bool = False,
     rope: Rope | None = None,
     scale: float | None = None,
     return_lse: bool = False,
@@ -37,7 +38,8 @@ def attention(
         mask: from ``ssmax_torch.mask``, or a tensor that broadcasts to [batch, heads, queries, keys]: bool, true where
             a key is seen, or of floating type, added to the logits. By default every key is seen.
         score: from ``ssmax_torch.score``.
-        sinks: [heads]: softmax's denominator has one term more, exp(sink).
+        sinks: [heads]: softmax's denominator has one term more, exp(sink) or, with ``scaled_sinks``,
+            as of a key with that logit, exp(c_i · sink).
         rope: turns queries and keys on the way in.
         scale: 1 / √d by default.
         return_lse: also return the logarithm of softmax's denominator.
@@ -50,7 +52,7 @@ def attention(
     not. 16-bit types are computed in float32; a bias of another type is converted, which copies it.
     """
     check_devices(query, key, value)
-    operands = arguments(query, scaling, mask, score, sinks, rope, scale)
+    operands = arguments(query, scaling, mask, score, sinks, scaled_sinks, rope, scale)
     out, lse = call_attention(query, key, value, *operands)
     return (out, lse) if return_lse else out
 

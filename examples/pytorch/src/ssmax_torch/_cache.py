@@ -93,6 +93,7 @@ class KVCache:
         mask: Mask | None = None,
         score: Score | None = None,
         sinks: Tensor | None = None,
+        scaled_sinks: bool = False,
         scale: float | None = None,
         return_lse: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
@@ -101,7 +102,7 @@ class KVCache:
         arguments are those of ``attention``."""
         mask = Causal() if mask is None else mask
         check_devices(query, self.keys, self.values)
-        operands = arguments(query, scaling, mask, score, sinks, self.rope, scale)
+        operands = arguments(query, scaling, mask, score, sinks, scaled_sinks, self.rope, scale)
         out, lse = torch.ops.ssmax.decode(query, self.keys, self.values, self.lengths, self.ring, *operands)
         return (out, lse) if return_lse else out
 

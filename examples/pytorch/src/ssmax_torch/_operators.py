@@ -11,7 +11,7 @@ _attention = torch.ops.ssmax.attention.default
 _attention_backward = torch.ops.ssmax.attention_backward.default
 
 # Which arguments of ssmax::attention are learnt besides query, key and value: their places, from 0.
-_LEARNT = {"s": 4, "b": 5, "p": 6, "c": 7, "slopes": 17, "bias": 18, "sinks": 20}
+_LEARNT = {"s": 4, "b": 5, "p": 6, "c": 7, "slopes": 19, "bias": 20, "sinks": 22}
 
 
 def compute_type(dtype: torch.dtype) -> torch.dtype:

@@ -13,8 +13,10 @@ scaling                   c                              source
 ``QwenLogN(length)``      max(1, ln(p + 1) / ln length)  Qwen, ``use_logn_attn``
 ``Llama4Temperature``     1 + a·ln(1 + ⌊(p + 1) / F⌋)    Llama 4, ``attn_temperature_tuning``
 ``MinistralTemperature``  1 + β·ln(1 + ⌊p / L⌋)          Ministral 3, ``llama_4_scaling_beta``
+``InklingTemperature``    1 + α·ln max(1, (p + 1) / F)   Inkling, ``log_scaling_alpha``, ``log_scaling_n_floor``
 ``Constant(c)``           c
 ``PerQuery(c)``           c[batch, head, query]          formed outside: arXiv:2411.12892, 2506.16640, 2602.11139
+``AdjustedSize(scaling)`` of max(floor, n + offset)      s · ln(n + 1), s · ln max(2, n)
 ========================  =============================  ==================================================
 """
 
@@ -37,6 +39,7 @@ class Scaling:
     """What ``attention`` takes as ``scaling``."""
 
     kind: int
+    size: tuple[int, ...] = ()
 
     def operands(self) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, list[float]]:
         """s, b, p and c where they are tensors, and the numbers."""
@@ -139,3 +142,29 @@ class PerQuery(Scaling):
 
     def operands(self):
         return None, None, None, self.c, []
+
+
+@dataclass(frozen=True, eq=False)
+class InklingTemperature(Scaling):
+    """c = 1 + alpha · ln max(1, (p + 1) / floor_length). Inkling's position bias is the score, ``Bias``: c multiplies it."""
+
+    alpha: float = 0.1
+    floor_length: int = 128_000
+    kind = 9
+
+    def operands(self):
+        return None, None, None, None, [float(self.alpha), float(self.floor_length)]
+
+
+class AdjustedSize(Scaling):
+    """Another scaling, asked about max(floor, n + offset) in place of n."""
+
+    def __init__(self, scaling: Scaling, offset: int = 0, floor: int = 1):
+        if scaling.size:
+            raise ValueError("scaling is adjusted twice")
+        self.scaling = scaling
+        self.kind = scaling.kind
+        self.size = (offset, floor)
+
+    def operands(self):
+        return self.scaling.operands()

@@ -6,6 +6,7 @@ score                 z' of query i and key j
 ``Softcap(cap)``      cap · tanh(z / cap)                           Gemma 2
 ``Alibi(slopes)``     z + slopes[head] · (position_j - position_i)  arXiv:2108.12409
 ``Bias(bias)``        z + bias[batch, head, i, j]
+``ScaleInvariant()``  a · z + 1 - a², a² = 1 + 2 ln(1 + t/τ)        arXiv:2505.17083
 ``a | b``             b(a(z)), in the order of this table
 ====================  ============================================  =================
 """
@@ -18,12 +19,22 @@ from torch import Tensor
 class Score:
     """What ``attention`` takes as ``score``: any of the scores below, one after the other."""
 
-    def __init__(self, *, softcap: float = 0.0, slopes: Tensor | None = None, bias: Tensor | None = None):
+    def __init__(
+        self,
+        *,
+        softcap: float = 0.0,
+        scale_invariant: float = 0.0,
+        slopes: Tensor | None = None,
+        bias: Tensor | None = None,
+    ):
         self.softcap = softcap
+        self.scale_invariant = scale_invariant
         self.slopes = slopes
         self.bias = bias
 
     def __or__(self, other: Score) -> Score:
+        if self.scale_invariant or other.scale_invariant:
+            raise ValueError("score: ScaleInvariant stands alone")
         if other.softcap and (self.softcap or self.slopes is not None or self.bias is not None):
             raise ValueError("score: Softcap stands first, before Alibi and Bias")
         if self.slopes is not None and other.slopes is not None:
@@ -58,3 +69,13 @@ class Bias(Score):
 
     def __init__(self, bias: Tensor):
         super().__init__(bias=bias)
+
+
+class ScaleInvariant(Score):
+    """a · z + 1 - a² with a² = 1 + 2 ln(1 + t / tau), t the distance of query and key. It stands alone: no other score,
+    and no additive mask. tau is above 0."""
+
+    def __init__(self, tau: float = 10.0):
+        if not tau > 0:
+            raise ValueError(f"ScaleInvariant: tau is {tau}, must be above 0")
+        super().__init__(scale_invariant=float(tau))
