@@ -213,6 +213,13 @@ def test_a_static_cache_and_a_mask_of_ones_own(masks):
     assert masks[-1] is every_other
 
 
+@torch.no_grad()
+def test_a_compiled_model_is_one_graph():
+    ours, x = model("gemma3", "ssmax"), tokens(length=12)
+    compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
+    assert_close(ours(x, use_cache=False).logits, compiled(x, use_cache=False).logits, LOGITS, "logits")
+
+
 def test_masks_become_what_they_are():
     """What `_mask` makes of transformers' masks, one by one; what it does not know stays a matrix."""
     settings = config("llama")
