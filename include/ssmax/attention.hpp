@@ -37,12 +37,11 @@
 /// bfloat16 on a processor with 16-bit products (targets amx, avx512_bf16, neon_bf16), four queries or more per
 /// kv head: q, k, v and the weights go into the products as bfloat16, which are summed in float. Logits, states
 /// and multipliers are float; weights are rounded once and summed as rounded. With ε = 2^-8 the error of out,
-/// before it is rounded to bfloat16, is at most 2.1 ε·Σ p |v| (measured: 6e-4 where many keys share the weight,
-/// 3e-3 where few do), that of lse at most 1.1 ε. By pair dots, up to 16 queries per kv head sum their weights
-/// before they are rounded: ε·Σ p |v|, and float's lse; with a rope on keys, they are computed in float. A rotated q or k is taken in two parts of 8 bits, so
-/// that a multiplier enlarges no more than it does in float. Subnormal numbers count as 0; an infinite number
-/// in a rotated q or k makes NaN. `float_products` in the options asks for float's arithmetic instead, within
-/// the bounds above.
+/// before it is rounded to bfloat16, is at most 2.1 ε·Σ p |v|, that of lse at most 1.1 ε. By pair dots, up to
+/// 16 queries per kv head sum their weights before they are rounded: ε·Σ p |v|, and float's lse; with a rope on
+/// keys, they are computed in float. A rotated q or k is taken in two parts of 8 bits, so that a multiplier
+/// enlarges no more than it does in float. Subnormal numbers count as 0; an infinite number in a rotated q or k
+/// makes NaN. `float_products` in the options asks for float's arithmetic instead, within the bounds above.
 ///
 /// One allocation a call, none with a workspace. `out` and `lse` must lie apart from the inputs. lse is left
 /// out as `View{}` alone: null with extents is an error. Errors are std::invalid_argument, thrown before

@@ -42,7 +42,7 @@
 /// for lse would be one more number of every state, the partial ones that are merged included.) Beside what is
 /// said above, and before they are rounded to bfloat16, the errors are at most
 ///
-///     dv   2.1 ε · Σ_i p_ij |dout_i|           (measured: 1.0 ε where one query sees the key, 0.2 ε for many)
+///     dv   2.1 ε · Σ_i p_ij |dout_i|
 ///     dq   2.1 ε · scale Σ_j |dz_ij| |k_j|     and ε more under RoPE, as norms of turned pairs
 ///     dk   2.1 ε · scale Σ_i |dz_ij| |q_i|     likewise
 ///     dc   1.1 ε · |dc_i|                      so ds, db and the like: of each row's share of them
