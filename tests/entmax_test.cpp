@@ -34,6 +34,8 @@ using Compute = ssmax::detail::Compute<T>;
 
 // ---- The definition ---------------------------------------------------------------------------------------
 
+Real power_of(Real height, int power) { return power == 1 ? height : height * height; }
+
 /// Heights above the threshold: y is their power.
 std::vector<Real> heights(const std::vector<Real>& z, Real c, int power) {
   std::vector<Real> x;
@@ -44,10 +46,10 @@ std::vector<Real> heights(const std::vector<Real>& z, Real c, int power) {
   }
   if (top == -reference::infinity) return std::vector<Real>(z.size(), 0);
   Real low = -1, high = 0;
-  for (int step = 0; step < 200; ++step) {
+  for (int step = 0; step < 70; ++step) {  // more than a long double has digits
     const Real middle = (low + high) / 2;
     Real sum = 0;
-    for (const Real value : x) sum += std::pow(std::max(value - top - middle, Real(0)), Real(power));
+    for (const Real value : x) sum += power_of(std::max(value - top - middle, Real(0)), power);
     (sum >= 1 ? low : high) = middle;
   }
   for (Real& value : x) value = std::max(value - top - low, Real(0));
@@ -98,7 +100,7 @@ void check_row(const std::vector<T>& z, double c, const std::string& name) {
   Real worst = 0, sum = 0, excess = 0;
   for (std::size_t i = 0; i < z.size(); ++i) {
     const Real got = reference::widen(y[i]), r = expected[i], error = height_error<Compute<T>>;
-    const Real exact = std::pow(r, Real(power));
+    const Real exact = power_of(r, power);
     const Real allowed = (power == 1 ? error : 2 * r * error + error * error) + storing<T>(exact);
     worst = std::max(worst, std::abs(got - exact) / allowed);
     if (!(got >= 0)) worst = reference::infinity;
@@ -128,7 +130,7 @@ void check_rows(const std::string& name) {
   }
 }
 
-TEST_CASE("sparsemax and entmax-1.5 are what their definitions say", "[entmax]") {
+TEST_CASE("sparsemax and entmax-1.5 are what their definitions say", "[entmax][slow]") {
   for_each_target([&](const std::string& target) {
     check_rows<1, float>(target + " sparsemax float");
     check_rows<2, float>(target + " entmax15 float");
@@ -252,7 +254,7 @@ void check_views(const M& mask, const std::string& name) {
       expected_ds[static_cast<std::size_t>(query.head)] += std::log(n) * dc;
       expected_db[static_cast<std::size_t>(query.head)] += dc;
       for (std::size_t i = 0; i < r.size(); ++i) {
-        const Real exact = std::pow(r[i], Real(power)), error = height_error<P>;
+        const Real exact = power_of(r[i], power), error = height_error<P>;
         const Real allowed = (power == 1 ? error : 2 * r[i] * error + error * error) + storing<T>(exact);
         worst = std::max(worst, std::abs(row_y[i] - exact) / allowed);
         const Real tolerance = (std::same_as<P, double> ? 1e-13L : 1e-5L) + storing<T>(std::abs(row_dz[i]));
