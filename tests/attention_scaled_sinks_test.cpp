@@ -80,7 +80,7 @@ void check(const Shape& shape, const M& mask, const Visible& visible, const std:
   });
 }
 
-TEST_CASE("a scaled sink is a logit, and what multiplies it learns", "[attention][backward][sinks]") {
+TEST_CASE("a scaled sink is a logit, and what multiplies it learns", "[attention][backward][sinks][slow]") {
   for (const Shape& shape : shapes) {
     check<float>(shape, Causal{}, keys_before, {0.5F, -3, 2, 0});
     check<double>(shape, Full{}, all_keys, {0.5, -infinity<double>, 2, 7});

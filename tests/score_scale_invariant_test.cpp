@@ -75,7 +75,7 @@ TEST_CASE("the formula, by table and beyond it", "[score]") {
   check_refused([] { return ScaleInvariant(10, -1); }, {"ScaleInvariant", "positions", "-1"});
 }
 
-TEST_CASE("scale-invariant attention and its backward", "[attention][backward][score]") {
+TEST_CASE("scale-invariant attention and its backward", "[attention][backward][score][slow]") {
   const ScaleInvariant score(10);
   const ScaleInvariant short_table(10, 100);  // the same formula, key by key beyond it
   for (const Shape& shape : shapes) {
