@@ -24,12 +24,13 @@ using ssmax::index_t;
 using ssmax::SSMax;
 using ssmax::View;
 
-constexpr std::array<Shape, 6> shapes{{
+constexpr std::array<Shape, 7> shapes{{
     // batch, heads, kv_heads, queries, keys, d, dv
     {2, 4, 2, 3, 290, 6, 5},
     {2, 4, 2, 37, 290, 6, 5},
     {1, 2, 2, 20, 300, 16, 32},
     {2, 2, 1, 4, 300, 16, 32},
+    {1, 2, 1, 70, 290, 16, 32},
     {1, 2, 1, 3, 1100, 7, 3},
     {1, 1, 1, 1, 1, 1, 1},
 }};

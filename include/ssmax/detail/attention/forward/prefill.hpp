@@ -157,6 +157,9 @@ class PrefillTask {
  private:
   static constexpr bool in_16_bits = !std::same_as<E, A>;
   static constexpr index_t tuple = tuple_size<A, E>;
+  /// Rows that lie far apart, as where heads lie closer than positions do, fill the first-level TLB with pages:
+  /// from four groups of queries on a copy costs less (8 heads of width 64: 1.08 times as fast with it, 32 of 128: 1.15).
+  static constexpr index_t groups_for_a_copy = 4;
 
   /// A query as the products take it, to be put into lanes: where it lies, or in scratch.
   const A* stage_query(const Query& query, A* scratch) const {
@@ -181,7 +184,7 @@ class PrefillTask {
 
   /// Points block_ at a block where it lies, if nothing has to be done to it: a whole block, stored in one
   /// stretch, in the kernels' type, not to be rotated, with values that fill whole panels and are finite
-  /// where keys are hidden. Returns whether it did.
+  /// where keys are hidden, and rows that lie close together. Returns whether it did.
   bool point_at_block(KeyRange block) {
     if constexpr (std::same_as<X, A> && !in_16_bits) {
       const index_t dv = problem_.value_width();
@@ -190,6 +193,8 @@ class PrefillTask {
       if (dv % kernels_.rows != 0) return false;
       const KeyStretch<X> stretch = problem_.keys.stretch(batch_, kv_head_, block.begin);
       if (stretch.count < key_block) return false;
+      const bool spread = stretch.k_stride >= 2 * problem_.width() || stretch.v_stride >= 2 * dv;
+      if (spread && groups_ >= groups_for_a_copy) return false;
       const bool hides = variant_.has_predicate || columns_.hides(block);
       if (hides && !kernels_.all_finite(stretch.v, stretch.v_stride, key_block, dv)) return false;
       block_ = {stretch.k, stretch.k_stride, stretch.v, stretch.v_stride, kernels_.rows, true};
