@@ -32,6 +32,7 @@ Parameters::Parameters(const Arguments& a, index_t heads) {
 }
 
 double scaling_number(const Arguments& a, std::size_t i) {
+  if (a.numbers.empty()) return 0;
   if (i >= a.numbers.size()) fail("scaling lacks a number");
   return a.numbers[i];
 }

@@ -27,7 +27,7 @@ enum class ScalingKind : std::int64_t {
 struct Arguments {
   ScalingKind scaling;
   MaybeTensor s, b, p, c;
-  std::vector<double> numbers;     // of the scaling, where there is no tensor
+  std::vector<double> numbers;     // of the scaling, where there is no tensor; empty: all are 0
   std::vector<std::int64_t> size;  // what is added to n, and its floor, or empty
   bool causal;
   std::vector<std::int64_t> window;  // left and right, or empty

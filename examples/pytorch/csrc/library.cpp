@@ -6,13 +6,14 @@
 namespace ssmax_torch {
 namespace {
 
-// What scaling, mask, score and options are passed as: struct Arguments, in its order.
-#define SSMAX_TORCH_ARGUMENTS                                                                            \
-  "int scaling, Tensor? s, Tensor? b, Tensor? p, Tensor? c, float[] numbers, int[] size, bool causal, "  \
-  "int[] window, "                                                                                       \
-  "Tensor? prefix, Tensor? lengths, Tensor? cu_queries, Tensor? cu_keys, Tensor? visible, "              \
-  "float softcap, float scale_invariant, Tensor? slopes, Tensor? bias, bool bias_hides, Tensor? sinks, " \
-  "bool scaled_sinks, float[] rope, float? scale"
+// What scaling, mask, score and options are passed as: struct Arguments, in its order. None takes PyTorch a fifth
+// of the time that an empty list takes.
+#define SSMAX_TORCH_ARGUMENTS                                                                              \
+  "int scaling, Tensor? s, Tensor? b, Tensor? p, Tensor? c, float[]? numbers, int[]? size, bool causal, "  \
+  "int[]? window, "                                                                                        \
+  "Tensor? prefix, Tensor? lengths, Tensor? cu_queries, Tensor? cu_keys, Tensor? visible, "                \
+  "float? softcap, float? scale_invariant, Tensor? slopes, Tensor? bias, bool bias_hides, Tensor? sinks, " \
+  "bool scaled_sinks, float[]? rope, float? scale"
 
 /// Takes an operator's arguments from the stack, one after the other, and leaves its results there.
 class Stack {
@@ -23,6 +24,11 @@ class Stack {
   T take() {
     return torch::stable::detail::to<T>(values_[next_++]);
   }
+  /// Nothing, or 0, for None.
+  template <class T>
+  T take_or_empty() {
+    return take<std::optional<T>>().value_or(T{});
+  }
   Arguments take_arguments() {
     // Braces: the members are initialised in order.
     return {static_cast<ScalingKind>(take<std::int64_t>()),
@@ -30,23 +36,23 @@ class Stack {
             take<MaybeTensor>(),
             take<MaybeTensor>(),
             take<MaybeTensor>(),
-            take<std::vector<double>>(),
-            take<std::vector<std::int64_t>>(),
+            take_or_empty<std::vector<double>>(),
+            take_or_empty<std::vector<std::int64_t>>(),
             take<bool>(),
-            take<std::vector<std::int64_t>>(),
+            take_or_empty<std::vector<std::int64_t>>(),
             take<MaybeTensor>(),
             take<MaybeTensor>(),
             take<MaybeTensor>(),
             take<MaybeTensor>(),
             take<MaybeTensor>(),
-            take<double>(),
-            take<double>(),
+            take_or_empty<double>(),
+            take_or_empty<double>(),
             take<MaybeTensor>(),
-            take<MaybeTensor>(),
-            take<bool>(),
             take<MaybeTensor>(),
             take<bool>(),
-            take<std::vector<double>>(),
+            take<MaybeTensor>(),
+            take<bool>(),
+            take_or_empty<std::vector<double>>(),
             take<std::optional<double>>()};
   }
   void put(std::size_t i, const Tensor& tensor) { values_[i] = torch::stable::detail::from(tensor); }

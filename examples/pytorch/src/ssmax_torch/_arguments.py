@@ -49,10 +49,20 @@ def arguments(
     if bias is not None:
         bias = bias.to(compute_type(query.dtype))
     device = query.device
-    given = {"s": s, "b": b, "p": p, "c": c, "prefix": mask.prefix, "lengths": mask.lengths, "mask": mask.visible}
-    given |= {"cu_seqlens": mask.cu_queries, "cu_seqlens_keys": mask.cu_keys}
-    given |= {"slopes": score.slopes, "bias": bias, "sinks": sinks}
-    for name, tensor in given.items():
+    for name, tensor in (
+        ("s", s),
+        ("b", b),
+        ("p", p),
+        ("c", c),
+        ("prefix", mask.prefix),
+        ("lengths", mask.lengths),
+        ("cu_seqlens", mask.cu_queries),
+        ("cu_seqlens_keys", mask.cu_keys),
+        ("mask", mask.visible),
+        ("slopes", score.slopes),
+        ("bias", bias),
+        ("sinks", sinks),
+    ):
         if tensor is not None and tensor.device != device:
             raise ValueError(f"{name} is on {tensor.device}, query is on {device}")
     return (
@@ -61,10 +71,10 @@ def arguments(
         b,
         p,
         c,
-        numbers,
+        numbers if any(numbers) else None,
         scaling.size,
         mask.causal,
-        mask.window or (),
+        mask.window,
         mask.prefix,
         mask.lengths,
         mask.cu_queries,
@@ -77,6 +87,6 @@ def arguments(
         hides,
         sinks,
         scaled_sinks,
-        [] if rope is None else rope.numbers(),
+        None if rope is None else rope.numbers(),
         scale,
     )

@@ -39,7 +39,7 @@ class Scaling:
     """What ``attention`` takes as ``scaling``."""
 
     kind: int
-    size: tuple[int, ...] = ()
+    size: tuple[int, int] | None = None
 
     def operands(self) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, list[float]]:
         """s, b, p and c where they are tensors, and the numbers."""

@@ -22,8 +22,8 @@ class Score:
     def __init__(
         self,
         *,
-        softcap: float = 0.0,
-        scale_invariant: float = 0.0,
+        softcap: float | None = None,
+        scale_invariant: float | None = None,
         slopes: Tensor | None = None,
         bias: Tensor | None = None,
     ):
