@@ -2,9 +2,9 @@
 //
 //     mpirun -n 4 ring 65536
 //
-// and further, if wanted, the threads of a rank, and 0 for no RoPE, whose tables take 256 bytes a position on each rank.
-// Each rank prints its memory, what it sent, and its time in computing and in waiting. Out and dq have the same
-// bits for any number of ranks, so the checksum below is the same as well.
+// and further, if wanted, the threads of a rank, 0 for no RoPE, whose tables take 256 bytes a position on each rank,
+// and "heads" for the layout by heads. Each rank prints its memory, what it sent, and its time in computing and in
+// waiting. Out and dq have the same bits for any number of ranks, so the checksum below is the same as well.
 #include <mpi.h>
 #include <sys/resource.h>
 
@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <ssmax/mpi.hpp>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 
@@ -59,14 +60,18 @@ int main(int argc, char** argv) {
   const index_t n = argc > 1 ? std::atoll(argv[1]) : 8192;
   const index_t threads = argc > 2 ? std::atoll(argv[2]) : 1;
   const bool rotates = argc > 3 ? std::atoi(argv[3]) != 0 : true;
-  if (n < 1 || threads < 1) {
-    std::fprintf(stderr,
-                 "usage: mpirun -n <ranks> ring [positions] [threads of a rank] [1: RoPE, 0: none]\n");
+  const std::string_view what_travels = argc > 4 ? argv[4] : "keys";
+  const bool by_heads = what_travels == "heads";
+  if (n < 1 || threads < 1 || (!by_heads && what_travels != "keys")) {
+    std::fprintf(
+        stderr,
+        "usage: mpirun -n <ranks> ring [positions] [threads of a rank] [1: RoPE, 0: none] [keys or heads]\n");
     MPI_Abort(MPI_COMM_WORLD, 2);
   }
   {
     ssmax::mpi::Communicator comm;
-    const auto layout = ssmax::mpi::Layout::zigzag(n, comm.ranks());
+    const auto zigzag = ssmax::mpi::Layout::zigzag(n, comm.ranks());
+    const auto layout = by_heads ? zigzag.by_heads() : zigzag;
     const index_t rows = layout.count(comm.rank());
     const auto share = [&](std::uint64_t tensor, index_t count_of_heads) {
       std::vector<float> values(static_cast<std::size_t>(count_of_heads * rows * d));
