@@ -12,7 +12,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <ssmax/ssmax.hpp>
+#include <ssmax/target.hpp>
 #include <string_view>
 
 namespace {
