@@ -1,40 +1,10 @@
 #include "attention_layer.hpp"
 
-#include <ssmax/attention_backward.hpp>
+#include <ssmax/attention.hpp>
+
+#include "attention_views.hpp"
 
 namespace longcontext {
-
-namespace {
-
-using ssmax::View;
-
-View<float, 4> by_heads(Matrix& tokens, const HeadShape& shape, index_t first_column) {
-  const index_t row = tokens.cols();
-  return {tokens.data() + first_column,
-          {1, shape.heads, shape.length, shape.head_width},
-          {0, shape.head_width, row, 1}};
-}
-
-View<float, 3> lse_view(Matrix& lse, const HeadShape& shape) {
-  return {lse.data(), {1, shape.heads, shape.length}};
-}
-
-}  // namespace
-
-void attend(const HeadShape& shape, const Scaling& scaling, const ssmax::Rope<float>& rope, Matrix& qkv,
-            Matrix& heads, Matrix& lse) {
-  heads.resize(qkv.rows(), shape.width());
-  lse.resize(shape.heads, shape.length);
-  const auto attend_with = [&](const auto& with) {
-    ssmax::attention<float>({.q = by_heads(qkv, shape, 0),
-                             .k = by_heads(qkv, shape, shape.width()),
-                             .v = by_heads(qkv, shape, 2 * shape.width()),
-                             .out = by_heads(heads, shape, 0),
-                             .lse = lse_view(lse, shape)},
-                            with, ssmax::Causal{}, {.rope = &rope});
-  };
-  std::visit(attend_with, scaling);
-}
 
 void attend(const HeadShape& shape, const Scaling& scaling, const ssmax::Rope<float>& rope, Matrix& qkv,
             Matrix& heads, Cache& cache) {
@@ -43,24 +13,6 @@ void attend(const HeadShape& shape, const Scaling& scaling, const ssmax::Rope<fl
   const auto attend_with = [&](const auto& with) {
     ssmax::decode<float>({.q = by_heads(qkv, shape, 0), .out = by_heads(heads, shape, 0)}, cache, with,
                          ssmax::Causal{}, {.rope = &rope});
-  };
-  std::visit(attend_with, scaling);
-}
-
-void attend_backward(const HeadShape& shape, const ScalingGradient& scaling, const ssmax::Rope<float>& rope,
-                     Matrix& qkv, Matrix& heads, Matrix& lse, Matrix& dheads, Matrix& dqkv) {
-  dqkv.resize(qkv.rows(), qkv.cols());
-  const auto attend_with = [&](const auto& with) {
-    ssmax::attention_backward<float>({.q = by_heads(qkv, shape, 0),
-                                      .k = by_heads(qkv, shape, shape.width()),
-                                      .v = by_heads(qkv, shape, 2 * shape.width()),
-                                      .out = by_heads(heads, shape, 0),
-                                      .lse = lse_view(lse, shape)},
-                                     {.dout = by_heads(dheads, shape, 0),
-                                      .dq = by_heads(dqkv, shape, 0),
-                                      .dk = by_heads(dqkv, shape, shape.width()),
-                                      .dv = by_heads(dqkv, shape, 2 * shape.width())},
-                                     with, ssmax::Causal{}, {.rope = &rope});
   };
   std::visit(attend_with, scaling);
 }
@@ -77,7 +29,8 @@ std::vector<float> attention_on(const HeadShape& shape, const Scaling& scaling,
       parts(static_cast<std::size_t>(shape.heads * queries));
   std::fill_n(marks.begin() + first_key, keys, 1.0f);
 
-  View<float, 4> q = by_heads(qkv, asked, first_query * qkv.cols());
+  using ssmax::View;
+  const View<float, 4> q = by_heads(qkv, asked, first_query * qkv.cols());
   const View<float, 4> v(marks.data(), {1, shape.heads, seen, 1}, {0, 0, 1, 1});
   const View<float, 4> out(parts.data(), {1, shape.heads, queries, 1});
   const auto attend_with = [&](const auto& with) {

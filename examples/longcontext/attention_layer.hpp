@@ -19,18 +19,18 @@ struct HeadShape {
   index_t width() const { return heads * head_width; }
 };
 
-// heads [position, head · channel] and lse [head, position] are resized.
+// heads [position, head · channel] and lse, which is for attend_backward, are resized. A program is linked with these two
+// in one process or over the ranks of MPI (attention_in_one_process.cpp, attention_over_ranks.cpp).
 void attend(const HeadShape& shape, const Scaling& scaling, const ssmax::Rope<float>& rope, Matrix& qkv,
             Matrix& heads, Matrix& lse);
-
-// The same for tokens that continue a sequence, whose past is in the cache; it takes them up.
-using Cache = ssmax::KvCache<float>;
-void attend(const HeadShape& shape, const Scaling& scaling, const ssmax::Rope<float>& rope, Matrix& qkv,
-            Matrix& heads, Cache& cache);
-
 // Writes dqkv, adds to what the scaling gathers.
 void attend_backward(const HeadShape& shape, const ScalingGradient& scaling, const ssmax::Rope<float>& rope,
                      Matrix& qkv, Matrix& heads, Matrix& lse, Matrix& dheads, Matrix& dqkv);
+
+// Attention for tokens that continue a sequence, whose past is in the cache; it takes them up.
+using Cache = ssmax::KvCache<float>;
+void attend(const HeadShape& shape, const Scaling& scaling, const ssmax::Rope<float>& rope, Matrix& qkv,
+            Matrix& heads, Cache& cache);
 
 // How much of its attention each head spends on the keys [first_key, first_key + keys), from the queries
 // [first_query, first_query + queries), on average.

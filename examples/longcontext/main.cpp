@@ -11,30 +11,20 @@
 
 #include "generation.hpp"
 #include "page.hpp"
+#include "train_command.hpp"
 
 namespace {
 
 using namespace longcontext;
 namespace fs = std::filesystem;
 
-struct Options {
-  fs::path text, work = "longcontext_study", docs = "docs", checkpoint, extended;
-  std::string text_name, budget = "2h", configuration = "b", city = "Tokyo", number = "8106422";
+struct Options : TrainOptions {
+  fs::path work = "longcontext_study", docs = "docs", extended;
+  std::string text_name, budget = "2h", city = "Tokyo", number = "8106422";
   index_t context = 1024;
   double depth = 0.5;
-  index_t threads = std::clamp<index_t>(std::thread::hardware_concurrency(), 1, 8);
-  Shape shape;
-  Training training;
   double theta_factor = 1;
 };
-
-Corpus corpus_of(const Options& options, index_t vocabulary) {
-  Corpus corpus = read_corpus(options.text, vocabulary);
-  std::printf("%s: %zu files, %zu bytes, %zu tokens to train on, %zu to test\n\n",
-              options.text.string().c_str(), corpus.files, corpus.bytes, corpus.train.size(),
-              corpus.test.size());
-  return corpus;
-}
 
 // The study in the folder goes on; without one, a new plan is made.
 void run_all(const Options& options) {
@@ -59,19 +49,6 @@ void run_all(const Options& options) {
   const std::string name = options.text_name.empty() ? "`" + file_name + "`" : options.text_name;
   write_file(options.docs / "paper.md", page(results, corpus, name));
   std::printf("Page: %s\n", (options.docs / "paper.md").string().c_str());
-}
-
-void run_train(const Options& options) {
-  ssmax::ThreadPool pool(options.threads);
-  const Configuration& of = configuration(options.configuration);
-  if (of.origin != Origin::scratch)
-    throw std::invalid_argument("(e) and (f) begin with (a); `all` trains them");
-  check(options.shape), check(options.training);
-  const Corpus corpus = corpus_of(options, options.shape.vocabulary);
-  const Model model(options.shape, of.form, options.training.length);
-  check_text(corpus, options.training.length, {.contexts = {1}});
-  train(options.checkpoint, std::string(of.title), start(of, model, corpus, options.training),
-        options.training.steps, model, corpus, pool);
 }
 
 // A checkpoint, and the text that it was trained on.
@@ -160,19 +137,6 @@ void run_ask(const Options& options) {
   std::printf("\n\n%s\n", said == options.number ? "That is right." : "That is wrong.");
 }
 
-void add_text(CLI::App& command, Options& options) {
-  command.add_option("--text", options.text, "A text file or a folder of them; fetch_text.sh fetches one")
-      ->required();
-}
-
-void add_training(CLI::App& command, Options& options) {
-  command.add_option("--steps", options.training.steps)->capture_default_str();
-  command.add_option("--sequences", options.training.sequences, "Of an update")->capture_default_str();
-  command.add_option("--needles", options.training.needle_part, "Part of the sequences with a needle")
-      ->capture_default_str();
-  command.add_option("--rate", options.training.rate)->capture_default_str();
-}
-
 void add_theta_factor(CLI::App& command, Options& options) {
   command.add_option("--theta-factor", options.theta_factor, "RoPE's θ becomes so many times as large")
       ->capture_default_str()
@@ -203,22 +167,8 @@ int main(int argc, char** argv) {
   all.add_option("--docs", options.docs, "Folder for paper.md and the figures")->capture_default_str();
   all.callback([&] { run_all(options); });
 
-  CLI::App& train =
-      *app.add_subcommand("train", "Train one configuration; goes on with the checkpoint if there is one");
-  add_text(train, options);
+  CLI::App& train = add_train(app, options);
   add_threads(train, options);
-  train.add_option("checkpoint", options.checkpoint)->required();
-  train.add_option("--configuration", options.configuration, "a, b, c, d or table")->capture_default_str();
-  train.add_option("--length", options.training.length, "Tokens of a sequence")->capture_default_str();
-  add_training(train, options);
-  train.add_option("--seed", options.training.seed)->capture_default_str();
-  train.add_option("--layers", options.shape.layers)->capture_default_str();
-  train.add_option("--heads", options.shape.heads)->capture_default_str();
-  train.add_option("--head-width", options.shape.head_width)->capture_default_str();
-  train.add_option("--hidden", options.shape.hidden, "Width of SwiGLU")->capture_default_str();
-  train.add_option("--vocabulary", options.shape.vocabulary, "256 for bytes")->capture_default_str();
-  train.add_option("--theta", options.shape.theta, "Of RoPE")->capture_default_str();
-  train.add_flag("--tied", options.shape.tied, "The embedding is the head as well");
   train.callback([&] { run_train(options); });
 
   CLI::App& extend =

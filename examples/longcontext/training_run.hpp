@@ -51,9 +51,10 @@ struct Diverged : std::runtime_error {
 };
 
 // Trains to step `last`, where a point of the curve ends, from the checkpoint at `path` if there is one.
-// Leaves another there at the end and, before that, once a minute where a point of the curve ends.
+// Leaves another there at the end and, before that, once a minute where a point of the curve ends, if it saves.
 inline Checkpoint train(const std::filesystem::path& path, const std::string& what, Checkpoint state,
-                        index_t last, const Model& model, const Corpus& corpus, ssmax::ThreadPool& pool) {
+                        index_t last, const Model& model, const Corpus& corpus, ssmax::ThreadPool& pool,
+                        bool saves = true) {
   using Clock = std::chrono::steady_clock;
   if (std::filesystem::exists(path)) {
     Checkpoint saved = load(path);
@@ -82,7 +83,7 @@ inline Checkpoint train(const std::filesystem::path& path, const std::string& wh
     }
     report.show(state);
     if (Clock::now() - saved < std::chrono::minutes(1) && state.step < last) continue;
-    save(path, state);
+    if (saves) save(path, state);
     saved = Clock::now();
   }
   return state;

@@ -10,7 +10,8 @@
 /// Formula, shapes and options are those of attention.hpp and attention_backward.hpp, of the whole sequence:
 /// queries and keys are counted over all ranks, in masks, scores and scalings; n is the number of keys that a
 /// query sees on all of them; positions are those of the sequence. Arguments are equal on all ranks but for the
-/// tensors, which hold the rank's positions, segment behind segment (mpi_layout.hpp).
+/// tensors, which hold the rank's positions, segment behind segment (mpi_layout.hpp). What policies read by query or
+/// key (the c of a PerQuery, a Bias, a mask's matrix) is that of the whole sequence, on every rank.
 ///
 /// Queries stay, keys and values come from their owners (rotated by them, once) in pieces of up to 8 MiB, at
 /// least 2048 keys, two ahead, while the piece before is computed. Pieces that no query of a rank sees are not sent
@@ -30,7 +31,8 @@
 ///
 /// Memory beyond the shares: one share of K and V (as float, where a rope turns 16 bits), two pieces, and the states of
 /// the queries: 2 numbers each, and a row of float where out has 16 bits. In the backward, sums on their way take
-/// at most as much as another share of K and V, or 32 MiB.
+/// at most as much as another share of K and V (the largest), or 32 MiB; two that come in take at most as much as two pieces
+/// of 2048 keys. Where something is learnt, 32 bytes for each query and head.
 ///
 /// Calls are collective. Shapes, layouts and policies are compared before anything else is sent; where they
 /// differ or do not fit, every rank throws the same std::invalid_argument. MPI's errors are
@@ -219,9 +221,10 @@ void attention(Communicator& comm, const Layout& layout,
 
 /// attention_backward of attention_backward.hpp, the sequence being split over ranks as the layout says. T is float or
 /// double; with a layout by heads half or bfloat16 as well. Collective. Every rank gets the gradients of its own
-/// rows, and all of those that scaling, score and sinks sum over queries (ds, db, dslopes, dsinks). The gradient of a Bias,
-/// or of another score that learns from every logit, stays with the rank that computed the query: that of its row
-/// or, by heads, of its head. first_key, keys, first_query and queries stay 0.
+/// rows, and all of those that scaling, score and sinks sum over queries (ds, db, dslopes, dsinks) or have for every one
+/// (a PerQuery's dc, of the whole sequence). The gradient of a Bias, or of another score that learns from every logit, stays
+/// with the rank that computed the query: that of its row or, by heads, of its head. first_key, keys, first_query and
+/// queries stay 0.
 template <class T, class S, class M, class C, class E = Serial>
 requires Scaling<S> && Mask<M> && Score<C> && Executor<E>
 void attention_backward(Communicator& comm, const Layout& layout,

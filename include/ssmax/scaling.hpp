@@ -564,7 +564,8 @@ class PerQueryGradient;
 
 /// c = c[batch, head, query], formed outside of the attention: what a query-aware scale gives. T is float,
 /// double, half or bfloat16. Strides are free, and stride 0 broadcasts. Queries are counted in the call: in
-/// decode the first new query is 0. Rows of rank 2 are the queries of one head, [1, 1, rows].
+/// decode the first new query is 0; over MPI they are those of the whole sequence, on every rank. Rows of rank 2 are
+/// the queries of one head, [1, 1, rows].
 template <class T>
 class PerQuery {
  public:

@@ -32,6 +32,18 @@ struct Call {
     return refusal(
         [&] { ssmax::mpi::attention<double>(world(), layout, arguments, Softmax{}, mask, score, options); });
   }
+  std::string refused_backward(const AttentionOptions<double>& options = {}) {
+    return refusal([&] {
+      ssmax::mpi::attention_backward<double>(
+          world(), layout,
+          {.q = arguments.q, .k = arguments.k, .v = arguments.v, .out = arguments.out, .lse = arguments.lse},
+          {.dout = share.of_queries<const double>(share.dout.data(), 4),
+           .dq = share.of_queries(share.dq.data(), 4),
+           .dk = share.of_keys(share.dk.data(), 4),
+           .dv = share.of_keys(share.dv.data(), 4)},
+          Softmax{}, Full{}, options);
+    });
+  }
 };
 
 bool is_last() { return world().rank() == world().ranks() - 1; }
@@ -68,8 +80,18 @@ TEST_CASE("A layout of other ranks or lengths is refused", "[mpi][errors]") {
 
 TEST_CASE("Sinks that c multiplies are refused", "[mpi][errors]") {
   Call call;
-  check_refused_alike(call, call.refused(Full{}, Identity{}, {.scaled_sinks = true}),
-                      {"mpi::attention", "scaled_sinks"});
+  const AttentionOptions<double> scaled{.scaled_sinks = true};
+  check_refused_alike(call, call.refused(Full{}, Identity{}, scaled), {"mpi::attention", "scaled_sinks"});
+  call.layout = call.layout.by_heads();
+  check_refused_alike(call, call.refused(Full{}, Identity{}, scaled), {"mpi::attention", "scaled_sinks"});
+  check_refused_alike(call, call.refused_backward(scaled), {"mpi::attention_backward", "scaled_sinks"});
+  const ssmax::KvCache<double> cache({.width = 4, .capacity = 1});
+  const std::string message = refusal([&] {
+    ssmax::mpi::decode<double>(world(), call.layout, 0,
+                               {.q = {nullptr, {1, 1, 0, 4}}, .out = {nullptr, {1, 1, 0, 4}}}, cache,
+                               Softmax{}, Causal{}, scaled);
+  });
+  check_refused_alike(call, message, {"mpi::decode", "scaled_sinks"});
 }
 
 TEST_CASE("What differs between ranks is named", "[mpi][errors]") {
@@ -120,19 +142,7 @@ TEST_CASE("What differs between ranks is named", "[mpi][errors]") {
   }
   SECTION("the function") {
     Call call;
-    Share<double>& s = call.share;
-    const std::string message = is_last() ? call.refused() : refusal([&] {
-      ssmax::mpi::attention_backward<double>(world(), call.layout,
-                                             {.q = call.arguments.q,
-                                              .k = call.arguments.k,
-                                              .v = call.arguments.v,
-                                              .out = call.arguments.out,
-                                              .lse = call.arguments.lse},
-                                             {.dout = s.of_queries<const double>(s.dout.data(), 4),
-                                              .dq = s.of_queries(s.dq.data(), 4),
-                                              .dk = s.of_keys(s.dk.data(), 4),
-                                              .dv = s.of_keys(s.dv.data(), 4)});
-    });
+    const std::string message = is_last() ? call.refused() : call.refused_backward();
     CHECK(everywhere(mentions(message, "function")));
   }
 }

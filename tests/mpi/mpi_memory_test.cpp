@@ -1,0 +1,91 @@
+// What a rank allocates beyond its shares: no more than docs/cluster.md says.
+
+#include <algorithm>
+#include <ssmax/mpi.hpp>
+#include <vector>
+
+#include "../allocation_count.hpp"
+#include "../catch.hpp"
+#include "mpi_problem.hpp"
+
+namespace mpi_memory_test {
+
+using namespace mpi_problem;
+using ssmax::SlidingWindow;
+using ssmax::SSMax;
+
+constexpr double MiB = 1 << 20;
+
+/// What a call allocates in all, in MiB, which is at least what it has at a time.
+template <class Call>
+double allocated(const Call& call) {
+  const long long before = allocated_bytes();
+  call();
+  return static_cast<double>(allocated_bytes() - before) / MiB;
+}
+
+TEST_CASE("Beyond its shares a rank takes two of K and V and 64 MiB", "[mpi][backward][memory]") {
+  const int ranks = world().ranks(), rank = world().rank();
+  if (ranks == 1) return;  // which is attention of one process
+  // Shares of 128 MiB / ranks. The window keeps it short: what is allocated does not depend on it.
+  const index_t n = 32768, heads = 8, d = 64;
+  const Layout layout = Layout::zigzag(n, ranks);
+  const index_t rows = layout.count(rank);
+  const auto elements = static_cast<std::size_t>(heads * rows * d);
+  const std::vector<float> in(elements, 0.1f), s(heads, 0.4f);
+  std::vector<float> out(elements), lse(static_cast<std::size_t>(heads * rows)), dq(elements), dk(elements),
+      dv(elements), ds(heads), db(heads);
+  const auto view = [&](auto* data) {
+    return View<std::remove_pointer_t<decltype(data)>, 4>{data, {1, heads, rows, d}};
+  };
+  const View<float, 3> lse_view{lse.data(), {1, heads, rows}};
+  const SSMax<float> scaling{s};
+  const SlidingWindow window{64};
+
+  ssmax::Workspace workspace;  // which stays as large as that
+  workspace.reserve(2 << 20);
+  const double bytes_of_key = 4 * 2.0 * heads * d, piece = 2048 * bytes_of_key / MiB,
+               share = static_cast<double>(rows) * bytes_of_key / MiB,
+               of_queries = static_cast<double>(heads * rows) / MiB, scratch = 2,
+               lists = 0.5;  // of pieces, messages, the sums of one head
+  double largest_share = share;
+  for (int r = 0; r < ranks; ++r) {
+    largest_share = std::max(largest_share, static_cast<double>(layout.count(r)) * bytes_of_key / MiB);
+  }
+  REQUIRE(piece == 8);
+
+  const double forward = scratch + allocated([&] {
+                           Communicator comm(MPI_COMM_WORLD);  // whose buffers are new
+                           ssmax::mpi::attention<float>(comm, layout,
+                                                        {.q = view(in.data()),
+                                                         .k = view(in.data()),
+                                                         .v = view(in.data()),
+                                                         .out = view(out.data()),
+                                                         .lse = lse_view},
+                                                        scaling, window, {.workspace = &workspace});
+                         });
+  CAPTURE(rank, share, forward);
+  CHECK(everywhere(forward <= share + 2 * piece + 8 * of_queries + scratch + lists));
+  CHECK(everywhere(forward <= 2 * share + 64));
+
+  const double backward =
+      scratch + allocated([&] {
+        Communicator comm(MPI_COMM_WORLD);
+        ssmax::mpi::attention_backward<float>(
+            comm, layout,
+            {.q = view(in.data()),
+             .k = view(in.data()),
+             .v = view(in.data()),
+             .out = view(static_cast<const float*>(out.data())),
+             .lse = lse_view},
+            {.dout = view(in.data()), .dq = view(dq.data()), .dk = view(dk.data()), .dv = view(dv.data())},
+            scaling.gradient(ds, db), window, {.workspace = &workspace});
+      });
+  CAPTURE(backward);
+  CHECK(everywhere(backward <=
+                   share + std::max(32.0, largest_share) + 4 * piece + 32 * of_queries + scratch + lists));
+  CHECK(everywhere(backward <= 2 * share + 64));
+  CHECK(everywhere(workspace.size() == 2 << 20));
+}
+
+}  // namespace mpi_memory_test

@@ -1,0 +1,122 @@
+// A multiplier for every query, over ranks: c and dc have all queries of the sequence, on every rank, and all of dc has the
+// bits of one process.
+
+#include <array>
+#include <ssmax/mpi.hpp>
+#include <string>
+#include <vector>
+
+#include "../catch.hpp"
+#include "../refusal.hpp"
+#include "mpi_problem.hpp"
+
+namespace mpi_per_query_test {
+
+using namespace mpi_problem;
+using attention_backward_problem::backward;
+using attention_problem::run;
+using ssmax::Causal;
+using ssmax::KvCache;
+using ssmax::PerQuery;
+
+/// Numbers of both signs for [batch, heads, queries].
+struct Multipliers {
+  std::array<index_t, 3> extents;
+  std::vector<float> values;
+
+  explicit Multipliers(const Shape& s)
+      : extents{s.batch, s.heads, s.queries},
+        values(reference::normals<float>(static_cast<std::size_t>(s.batch * s.heads * s.queries), 31, 0.8,
+                                         0.7)) {}
+  PerQuery<float> scaling() const { return PerQuery(View<const float, 3>(values.data(), extents)); }
+};
+
+void check(const Shape& shape, const Layout& layout) {
+  const Problem<float> problem(shape);
+  const Multipliers c(shape);
+  const PerQuery<float> scaling = c.scaling();
+  std::vector<float> dc(c.values.size()), dc_here = dc;
+  const auto gradient = [&](std::vector<float>& to) {
+    return scaling.gradient(View<float, 3>(to.data(), c.extents));
+  };
+  const Output<float> output = run<float>(problem, scaling, Causal{}, Identity{});
+  const auto whole = backward<float>(problem, output, gradient(dc), Causal{}, Identity{});
+
+  const int rank = world().rank();
+  Share<float> share(problem, layout, rank);
+  ssmax::mpi::attention<float>(world(), layout, share.forward(), scaling, Causal{});
+  ssmax::mpi::attention_backward<float>(world(), layout,
+                                        {.q = share.of_queries<const float>(share.q.data(), shape.d),
+                                         .k = share.of_keys<const float>(share.k.data(), shape.d),
+                                         .v = share.of_keys<const float>(share.v.data(), shape.dv),
+                                         .out = share.of_queries<const float>(share.out.data(), shape.dv),
+                                         .lse = share.of_rows<const float>(share.lse.data())},
+                                        {.dout = share.of_queries<const float>(share.dout.data(), shape.dv),
+                                         .dlse = share.of_rows<const float>(share.dlse.data()),
+                                         .dq = share.of_queries(share.dq.data(), shape.d),
+                                         .dk = share.of_keys(share.dk.data(), shape.d),
+                                         .dv = share.of_keys(share.dv.data(), shape.dv)},
+                                        gradient(dc_here), Causal{});
+
+  const auto cut = [&](const std::vector<float>& all, index_t heads, index_t channels) {
+    return share_of(all, shape.batch * heads, channels, layout, rank);
+  };
+  CHECK(everywhere(same_bits(share.out, cut(output.out, shape.heads, shape.dv))));
+  CHECK(everywhere(same_bits(share.lse, cut(output.lse, shape.heads, 1))));
+  CHECK(everywhere(same_bits(share.dq, cut(whole.dq, shape.heads, shape.d))));
+  CHECK(everywhere(same_bits(share.dk, cut(whole.dk, shape.kv_heads, shape.d))));
+  CHECK(everywhere(same_bits(share.dv, cut(whole.dv, shape.kv_heads, shape.dv))));
+  CHECK(everywhere(same_bits(dc_here, dc)));
+}
+
+TEST_CASE("A multiplier for every query gives the bits of one process", "[mpi][backward][heads]") {
+  const int ranks = world().ranks();
+  const index_t n = 2 * 2048 + 300, shorter = 300;
+  check({1, 2, 1, n, n, 8, 8}, Layout::zigzag(n, ranks));
+  check({2, 4, 2, shorter, shorter, 8, 5}, Layout::zigzag(shorter, ranks, 1).by_heads());
+}
+
+TEST_CASE("Decoding with a multiplier for every query gives the bits of one cache", "[mpi][decode]") {
+  const index_t n = 1024 + 300, queries = 3;
+  const Shape shape{1, 2, 1, queries, n, 8, 8};
+  const Problem<float> problem(shape);
+  const Multipliers c(shape);
+  const int rank = world().rank();
+  const Layout layout = Layout::contiguous(n, world().ranks(), 1024);
+  KvCache<float> whole({.width = 8, .capacity = n});
+  KvCache<float> share({.width = 8, .capacity = std::max<index_t>(1, layout.count(rank))});
+  whole.append(problem.k_view(), problem.v_view());
+  ssmax::mpi::append(share, layout, rank, 0, problem.k_view(), problem.v_view());
+  Output<float> one(shape), many(shape);
+  const auto results = [&](Output<float>& to) {
+    return ssmax::DecodeArguments<float>{.q = problem.q_view(),
+                                         .out = {to.out.data(), {1, 2, queries, 8}},
+                                         .lse = {to.lse.data(), {1, 2, queries}}};
+  };
+  ssmax::decode<float>(results(one), whole, c.scaling());
+  ssmax::mpi::decode<float>(world(), layout, n, results(many), share, c.scaling());
+  CHECK(everywhere(one == many));
+}
+
+TEST_CASE("Multipliers of a rank's own queries alone are refused", "[mpi][errors]") {
+  if (world().ranks() == 1) return;
+  const Shape shape{1, 2, 1, 41, 41, 4, 4};
+  const Problem<float> problem(shape);
+  Share<float> share(problem, Layout::contiguous(41, world().ranks(), 1), world().rank());
+  const auto refused = [&](const Multipliers& c) {
+    return refusal([&] {
+      ssmax::mpi::attention<float>(world(), Layout::contiguous(41, world().ranks(), 1), share.forward(),
+                                   c.scaling(), Causal{});
+    });
+  };
+  Shape of_share = shape;
+  of_share.queries = share.shape.queries;
+  const std::string too_few = refused(Multipliers(of_share));
+  INFO(too_few);
+  CHECK(everywhere(mentions(too_few, "c") && mentions(too_few, "41")));
+  Multipliers others(shape);
+  if (world().rank() == 0) others.values[0] += 1;
+  CHECK(everywhere(mentions(refused(others), "scaling")));
+}
+
+}  // namespace mpi_per_query_test
