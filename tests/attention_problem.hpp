@@ -9,6 +9,7 @@
 #include <span>
 #include <ssmax/attention.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "catch.hpp"
@@ -240,6 +241,20 @@ struct Expected {
 /// Whether the active target has products of bfloat16.
 inline bool has_bfloat16_products() {
   return ssmax::detail::kernels<ssmax::detail::PrefillKernels<float, ssmax::bfloat16>>().rows != 0;
+}
+
+/// Calls the test on every target that has products of bfloat16, and says once if there is none.
+template <class Test>
+void for_each_target_of_products(Test test) {
+  static bool has_said = false;
+  bool any = false;
+  for_each_target_of<ssmax::bfloat16>([&](const std::string& target) {
+    if (!has_bfloat16_products()) return;
+    any = true;
+    test(target);
+  });
+  if (any || std::exchange(has_said, true)) return;
+  WARN("No target of this machine has products of bfloat16: nothing was tested.");
 }
 
 /// What rounding the weights to bfloat16 may cost: each is within 2^-8 of itself, and so is their sum. The
