@@ -103,8 +103,8 @@ void entmax_row(const RowKernels<T>& rows, const EntmaxKernels<T>& kernels, cons
   });
 }
 
-/// dz = c·u, u = w ⊙ (dy - ⟨w, dy⟩ / Σ w), w = y^(1 - 1/power). Returns ⟨u, z⟩, or 0 where z is null. dz may be
-/// dy or y.
+/// dz = c·u, u = w ⊙ (dy - ⟨w, dy⟩ / Σ w), w = y^(1 - 1/power). Returns ⟨u, z⟩, or 0 where z is null. dz may
+/// be dy or y.
 template <int power, class T, class X>
 double entmax_row_gradient(const EntmaxKernels<T>& kernels, const X* y, const X* dy, const X* z, index_t n,
                            const GradientFactor<T>& factor, X* dz) {
