@@ -112,10 +112,10 @@ double entmax_row_gradient(const EntmaxKernels<T>& kernels, const X* y, const X*
   double sum = 0, weighed = 0;
   for (index_t begin = 0; begin < n; begin += row_block) {
     const index_t count = std::min(row_block, n - begin);
-    const SupportSums block = kernels.weigh[power - 1](widened<T>(y + begin, count, y_scratch),
-                                                       widened<T>(dy + begin, count, dy_scratch), count);
-    sum += block.sum;
-    weighed += block.squares;
+    const WeightSums block = kernels.weigh[power - 1](widened<T>(y + begin, count, y_scratch),
+                                                      widened<T>(dy + begin, count, dy_scratch), count);
+    sum += block.weights;
+    weighed += block.weighed;
   }
   const double mean = sum == 0 ? 0 : weighed / sum;
   double dc = 0;
