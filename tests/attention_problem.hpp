@@ -55,6 +55,16 @@ inline std::string name_of(const Shape& s) {
   return name;
 }
 
+/// One for each way through the drivers. All have four heads.
+constexpr std::array<Shape, 5> every_driver{{
+    // batch, heads, kv_heads, queries, keys, d, dv
+    {2, 4, 2, 5, 300, 8, 5},     // few queries
+    {2, 4, 4, 40, 70, 9, 24},    // a short sequence
+    {2, 4, 2, 61, 300, 8, 8},    // many queries
+    {1, 4, 1, 70, 33, 8, 9},     // some of which see nothing
+    {1, 4, 2, 300, 600, 16, 4},  // more than one piece of the backward
+}};
+
 /// Of numbers for more heads, those for a shape's.
 template <class T>
 std::span<const T> for_heads_of(const Shape& shape, const std::vector<T>& values) {
