@@ -315,7 +315,8 @@ class AdjustedSize : public RowFunctor<AdjustedSize<S>> {
   template <std::derived_from<Row> R>
   requires requires(const S& scaling, const R& row) { scaling.accumulate(row, 0.0); }
   SSMAX_INLINE void accumulate(const R& row, double dc) const { scaling_.accumulate(adjusted(row), dc); }
-  /// Throws std::invalid_argument unless floor is at least 1 and the scaling fits.
+  /// Throws std::invalid_argument unless floor is at least 1, offset at most half of what index_t holds, and the
+  /// scaling fits the largest n that comes of them.
   SSMAX_INLINE void check_shape(const QueryShape& shape) const {
     if (floor_ < 1) detail::fail_value("scaling", "floor", "is", floor_, "must be at least", 1);
     if (offset_ > detail::most_counted)
