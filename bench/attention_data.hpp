@@ -25,18 +25,25 @@ inline Buffer normal(ElementType type, index_t size, int stagger, std::uint32_t 
   return narrow;
 }
 
+// What data is made for once: everything that its size and its numbers depend on.
+using DataKey = std::array<index_t, 7>;
+
+inline DataKey data_key(const AttentionShape& shape, ElementType type) {
+  return {shape.heads,
+          shape.kv_heads,
+          shape.width,
+          shape.n,
+          shape.queries,
+          shape.batch,
+          static_cast<index_t>(type)};
+}
+
 // Made once for a shape and shared by everyone who computes on it.
 class AttentionData {
  public:
   static const AttentionData& of(const AttentionShape& shape, ElementType type) {
-    static std::map<std::array<index_t, 7>, AttentionData> all;
-    const std::array<index_t, 7> key{shape.heads,
-                                     shape.kv_heads,
-                                     shape.width,
-                                     shape.n,
-                                     shape.queries,
-                                     shape.batch,
-                                     static_cast<index_t>(type)};
+    static std::map<DataKey, AttentionData> all;
+    const DataKey key = data_key(shape, type);
     const auto found = all.find(key);
     if (found != all.end()) return found->second;
     return all.emplace(key, AttentionData(shape, type)).first->second;

@@ -89,15 +89,8 @@ struct Forward {
 class BackwardData {
  public:
   static BackwardData& of(const AttentionShape& shape, ElementType type) {
-    static std::map<std::array<index_t, 7>, BackwardData> all;
-    const std::array<index_t, 7> key{shape.heads,
-                                     shape.kv_heads,
-                                     shape.width,
-                                     shape.n,
-                                     shape.queries,
-                                     shape.batch,
-                                     static_cast<index_t>(type)};
-    return all.try_emplace(key, shape, type).first->second;
+    static std::map<DataKey, BackwardData> all;
+    return all.try_emplace(data_key(shape, type), shape, type).first->second;
   }
 
   BackwardData(const AttentionShape& shape, ElementType type)

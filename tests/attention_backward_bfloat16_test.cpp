@@ -18,8 +18,8 @@ namespace attention_backward_bfloat16_test {
 
 using namespace attention_backward_problem;
 using attention_problem::all_keys;
+using attention_problem::for_each_target_of_products;
 using attention_problem::FourHeads;
-using attention_problem::has_bfloat16_products;
 using attention_problem::infinity;
 using attention_problem::keys_before;
 using attention_problem::rounded_sum;
@@ -29,13 +29,6 @@ using ssmax::Causal;
 using ssmax::Constant;
 using ssmax::Full;
 using ssmax::SSMax;
-
-template <class Test>
-void for_each_target_of_products(Test test) {
-  for_each_target([&](const std::string& target) {
-    if (has_bfloat16_products()) test(target);
-  });
-}
 
 constexpr std::array<Shape, 12> shapes{{
     // batch, heads, kv_heads, queries, keys, d, dv

@@ -19,7 +19,7 @@ namespace attention_bfloat16_test {
 using attention_problem::all_keys;
 using attention_problem::expect;
 using attention_problem::Expected;
-using attention_problem::has_bfloat16_products;
+using attention_problem::for_each_target_of_products;
 using attention_problem::infinity;
 using attention_problem::keys_before;
 using attention_problem::Output;
@@ -38,18 +38,6 @@ using ssmax::index_t;
 using ssmax::detail::kernels;
 
 using Products = ssmax::detail::PrefillKernels<float, bfloat16>;
-
-/// Calls the test on every target that has products of bfloat16, and says so where there is none.
-template <class Test>
-void for_each_target_of_products(Test test) {
-  bool any = false;
-  for_each_target_of<bfloat16>([&](const std::string& target) {
-    if (!has_bfloat16_products()) return;
-    any = true;
-    test(target);
-  });
-  if (!any) WARN("No target of this machine has products of bfloat16: nothing was tested.");
-}
 
 constexpr std::array<Shape, 14> shapes{{
     // batch, heads, kv_heads, queries, keys, d, dv

@@ -6,6 +6,7 @@
 #include <span>
 #include <ssmax/ssmax.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "attention_backward_problem.hpp"
@@ -26,6 +27,7 @@ using attention_state_problem::finished;
 using attention_state_problem::State;
 using ssmax::Alibi;
 using ssmax::AttentionOptions;
+using ssmax::bfloat16;
 using ssmax::Causal;
 using ssmax::Documents;
 using ssmax::Full;
@@ -111,6 +113,19 @@ TEST_CASE("A state of few queries continues as well", "[attention][state]") {
     const auto parts =
         in_parts<float>(problem, {0, 3, 8}, {0, 2048, 2500}, SSMax<float>{0.4f}, Causal{}, Identity{}, {});
     CHECK(finished(parts) == whole);
+  });
+}
+
+TEST_CASE("Parts of the queries have the states of the whole in products of bfloat16, too",
+          "[attention][state][bfloat16]") {
+  const Problem<bfloat16> problem({1, 2, 1, 120, 300, 8, 5});
+  for_each_target_of<bfloat16>([&](const std::string& target) {
+    INFO(target);
+    const auto states = [&](std::vector<index_t> queries) {
+      return in_parts<bfloat16>(problem, std::move(queries), {0, 300}, SSMax<float>{0.4f}, Causal{},
+                                Identity{}, {});
+    };
+    CHECK(states({0, 40, 58, 120}) == states({0, 120}));
   });
 }
 

@@ -9,6 +9,7 @@
 #include <span>
 #include <ssmax/attention.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "catch.hpp"
@@ -53,6 +54,16 @@ inline std::string name_of(const Shape& s) {
   }
   return name;
 }
+
+/// One for each way through the drivers. All have four heads.
+constexpr std::array<Shape, 5> every_driver{{
+    // batch, heads, kv_heads, queries, keys, d, dv
+    {2, 4, 2, 5, 300, 8, 5},     // few queries
+    {2, 4, 4, 40, 70, 9, 24},    // a short sequence
+    {2, 4, 2, 61, 300, 8, 8},    // many queries
+    {1, 4, 1, 70, 33, 8, 9},     // some of which see nothing
+    {1, 4, 2, 300, 600, 16, 4},  // more than one piece of the backward
+}};
 
 /// Of numbers for more heads, those for a shape's.
 template <class T>
@@ -240,6 +251,20 @@ struct Expected {
 /// Whether the active target has products of bfloat16.
 inline bool has_bfloat16_products() {
   return ssmax::detail::kernels<ssmax::detail::PrefillKernels<float, ssmax::bfloat16>>().rows != 0;
+}
+
+/// Calls the test on every target that has products of bfloat16, and says once if there is none.
+template <class Test>
+void for_each_target_of_products(Test test) {
+  static bool has_said = false;
+  bool any = false;
+  for_each_target_of<ssmax::bfloat16>([&](const std::string& target) {
+    if (!has_bfloat16_products()) return;
+    any = true;
+    test(target);
+  });
+  if (any || std::exchange(has_said, true)) return;
+  WARN("No target of this machine has products of bfloat16: nothing was tested.");
 }
 
 /// What rounding the weights to bfloat16 may cost: each is within 2^-8 of itself, and so is their sum. The

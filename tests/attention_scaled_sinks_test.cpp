@@ -34,15 +34,6 @@ using ssmax::Softcap;
 using ssmax::SSMax;
 using ssmax::View;
 
-constexpr std::array<Shape, 5> shapes{{
-    // batch, heads, kv_heads, queries, keys, d, dv
-    {2, 4, 2, 5, 300, 8, 5},     // few queries
-    {2, 4, 4, 40, 70, 9, 24},    // a short sequence
-    {2, 4, 2, 61, 300, 8, 8},    // many queries
-    {1, 4, 1, 70, 33, 8, 9},     // some of which see nothing
-    {1, 4, 2, 300, 600, 16, 4},  // more than one piece of the backward
-}};
-
 /// Forward and backward are what the definition says, on every target.
 template <class T, class M, class C = Identity>
 void check(const Shape& shape, const M& mask, const Visible& visible, const std::vector<Compute<T>>& sinks,
@@ -81,7 +72,7 @@ void check(const Shape& shape, const M& mask, const Visible& visible, const std:
 }
 
 TEST_CASE("a scaled sink is a logit, and what multiplies it learns", "[attention][backward][sinks][slow]") {
-  for (const Shape& shape : shapes) {
+  for (const Shape& shape : attention_problem::every_driver) {
     check<float>(shape, Causal{}, keys_before, {0.5F, -3, 2, 0});
     check<double>(shape, Full{}, all_keys, {0.5, -infinity<double>, 2, 7});
     check<float>(shape, Causal{}, keys_before, {0.5F, -3, 2, 1}, Softcap{3},

@@ -10,11 +10,10 @@
 #include "attention_problem.hpp"
 #include "catch.hpp"
 #include "decode_problem.hpp"
-#include "target_scope.hpp"
 
 namespace decode_bfloat16_test {
 
-using attention_problem::has_bfloat16_products;
+using attention_problem::for_each_target_of_products;
 using attention_problem::rounded_sum;
 using attention_problem::rounded_weights;
 using decode_problem::check;
@@ -32,13 +31,6 @@ using ssmax::Causal;
 using ssmax::Identity;
 using ssmax::index_t;
 using ssmax::KvCache;
-
-template <class Test>
-void for_each_target_of_products(Test test) {
-  for_each_target([&](const std::string& target) {
-    if (has_bfloat16_products()) test(target);
-  });
-}
 
 /// Whether the target takes a query of a few in 16 bits as well.
 bool is_matrix(const std::string& target) { return target == "amx"; }

@@ -35,16 +35,6 @@ using ssmax::ScaleInvariant;
 using ssmax::Softcap;
 using ssmax::View;
 
-constexpr std::array<Shape, 6> shapes{{
-    // batch, heads, kv_heads, queries, keys, d, dv
-    {2, 4, 2, 5, 300, 8, 5},     // few queries
-    {2, 4, 4, 40, 70, 9, 24},    // a short sequence; queries side by side
-    {2, 4, 2, 61, 300, 8, 8},    // many queries; two heads in a vector
-    {1, 3, 3, 80, 131, 8, 8},    // many, side by side
-    {1, 4, 1, 70, 33, 8, 9},     // some of which see nothing
-    {1, 2, 1, 300, 600, 16, 4},  // more than one piece of the backward
-}};
-
 TEST_CASE("the formula, by table and beyond it", "[score]") {
   const auto at = [](const ScaleInvariant& score, auto z, index_t query, index_t key) {
     return score(z, Key{{}, 0, query, key});
@@ -78,6 +68,10 @@ TEST_CASE("the formula, by table and beyond it", "[score]") {
 TEST_CASE("scale-invariant attention and its backward", "[attention][backward][score][slow]") {
   const ScaleInvariant score(10);
   const ScaleInvariant short_table(10, 100);  // the same formula, key by key beyond it
+  // One head for each kv head: the queries of a vector stand side by side.
+  constexpr Shape side_by_side{1, 3, 3, 80, 131, 8, 8};
+  std::vector<Shape> shapes(attention_problem::every_driver.begin(), attention_problem::every_driver.end());
+  shapes.push_back(side_by_side);
   for (const Shape& shape : shapes) {
     const Problem<float> single(shape);
     const Problem<double> twofold(shape);
@@ -87,7 +81,7 @@ TEST_CASE("scale-invariant attention and its backward", "[attention][backward][s
     check(twofold, Full{}, all_keys, score, Formula(Stretched{10}));
     check(single, Causal{}, keys_before, Softcap{3} | score, Formula(Then<Capped, Stretched>{{3}, {10}}));
   }
-  const Problem<ssmax::bfloat16> narrow(shapes[3]);
+  const Problem<ssmax::bfloat16> narrow(side_by_side);
   attention_problem::check_score<ssmax::bfloat16>(narrow, Causal{}, keys_before, score,
                                                   Formula(Stretched{10}));
 }

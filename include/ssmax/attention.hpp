@@ -41,7 +41,8 @@
 /// 16 queries per kv head sum their weights before they are rounded: ε·Σ p |v|, and float's lse; with a rope on
 /// keys, they are computed in float. A rotated q or k is taken in two parts of 8 bits, so that a multiplier
 /// enlarges no more than it does in float. Subnormal numbers count as 0; an infinite number in a rotated q or k
-/// makes NaN. `float_products` in the options asks for float's arithmetic instead, within the bounds above.
+/// makes NaN. Calls with at most 128 keys, other than of a cache, are computed in float, and so is all where
+/// `float_products` in the options asks for it, within the bounds above.
 ///
 /// One allocation a call, none with a workspace. `out` and `lse` must lie apart from the inputs. lse is left
 /// out as `View{}` alone: null with extents is an error. Errors are std::invalid_argument, thrown before

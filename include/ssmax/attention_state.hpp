@@ -5,9 +5,9 @@
 ///
 /// attention_partial (attention.hpp) gives one for a range of the keys, merge joins two, finish turns one
 /// into out and lse. In FlashAttention's letters shift, sum and o are m / ln 2, l and o. merge is exact but
-/// for one rounding of each sum. So the order of merging changes results by half an ulp of the total per
-/// merge:
-/// |error| <= merges · ε/2 · Σ p |v|. With SSMax, n is that of the whole row: it enters with the logits.
+/// for one rounding of each sum, since shifts are integers. So the order of merging changes results by half an
+/// ulp of the total per merge: |error| <= merges · ε/2 · Σ p |v|. (Products of bfloat16 leave shifts that are no
+/// integers: 3/2 in place of 1/2.) With SSMax, n is that of the whole row: it enters with the logits.
 #pragma once
 
 #include <span>

@@ -1,8 +1,9 @@
 /// @defgroup half Half precision (half.hpp)
 /// @ingroup view
 /// Storage in 16 bits: half (IEEE binary16) and bfloat16. Arithmetic is done in float: kernels widen a row,
-/// compute, and round once on the way out, to nearest even. (But attention has products of bfloat16.) These scalar conversions are the definition
-/// that the vector ones must meet bit for bit (NaN stays NaN; its payload is not kept).
+/// compute, and round once on the way out, to nearest even. (But attention has products of bfloat16.) These
+/// scalar conversions are the definition that the vector ones must meet bit for bit (NaN stays NaN; its payload
+/// is not kept).
 #pragma once
 
 #include <cstdint>

@@ -219,12 +219,12 @@ void attention(Communicator& comm, const Layout& layout,
   mpi::attention<T>(comm, layout, arguments, scaling, mask, Identity{}, options, std::forward<E>(executor));
 }
 
-/// attention_backward of attention_backward.hpp, the sequence being split over ranks as the layout says. T is float or
-/// double; with a layout by heads half or bfloat16 as well. Collective. Every rank gets the gradients of its own
-/// rows, and all of those that scaling, score and sinks sum over queries (ds, db, dslopes, dsinks) or have for every one
-/// (a PerQuery's dc, of the whole sequence). The gradient of a Bias, or of another score that learns from every logit, stays
-/// with the rank that computed the query: that of its row or, by heads, of its head. first_key, keys, first_query and
-/// queries stay 0.
+/// attention_backward of attention_backward.hpp, the sequence being split over ranks as the layout says. T is
+/// float or double; with a layout by heads half or bfloat16 as well. Collective. Every rank gets the gradients
+/// of its own rows, and all of those that scaling, score and sinks sum over queries (ds, db, dslopes, dsinks) or
+/// have for every one (a PerQuery's dc, of the whole sequence). The gradient of a Bias, or of another score that
+/// learns from every logit, stays with the rank that computed the query: that of its row or, by heads, of its
+/// head. first_key, keys, first_query and queries stay 0.
 template <class T, class S, class M, class C, class E = Serial>
 requires Scaling<S> && Mask<M> && Score<C> && Executor<E>
 void attention_backward(Communicator& comm, const Layout& layout,

@@ -211,7 +211,8 @@ SSMAX_INLINE constexpr AlibiGradient Alibi::gradient(std::span<double> dslopes) 
 /// many positions as the longest context has.
 class ScaleInvariant {
  public:
-  /// τ, the distance up to which little changes, is above 0 and finite (else std::invalid_argument).
+  /// τ, the distance up to which little changes, is above 0 and finite; positions are at least 0 (else
+  /// std::invalid_argument). 0 makes no table.
   explicit ScaleInvariant(double tau = 10, index_t positions = 4096) : tau_(tau), positions_(positions) {
     if (!(tau > 0 && tau <= std::numeric_limits<double>::max())) {
       detail::fail_format("ssmax::ScaleInvariant: tau is %g, must be above 0 and finite", tau);

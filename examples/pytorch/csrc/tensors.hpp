@@ -20,7 +20,7 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using MaybeTensor = std::optional<Tensor>;
 
-/// Throws std::invalid_argument: "attention: <what>".
+/// Throws std::invalid_argument: "ssmax_torch.attention: <what>".
 [[noreturn]] void fail(const std::string& what);
 
 /// As in "[2, 8, 64, 32]".

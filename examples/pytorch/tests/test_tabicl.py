@@ -15,6 +15,8 @@ from tabicl._model.tabicl import TabICL  # noqa: E402
 
 import ssmax_torch.tabicl as adapter  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 KINDS = ["none", "ssmax", "ssmax-mlp", "ssmax-mlp-elementwise", "qassmax-mlp", "qassmax-mlp-elementwise"]
 BOUND = 1e-5  # of the largest value, which the layer norms keep near 1: both round in float32
 
@@ -54,15 +56,6 @@ def full_precision():
 def assert_close(a, b, what=""):
     assert a.shape == b.shape and a.abs().max() > 0, what
     assert (a - b).abs().max() <= BOUND * max(1, a.abs().max()), what
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Models of this size are slower with more."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

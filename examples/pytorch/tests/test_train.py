@@ -11,14 +11,7 @@ pytest.importorskip("tqdm", reason="needs tqdm: pip install 'examples/pytorch[cl
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import train  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """A model of this size is slower with more."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("ssmax", [False, True])

@@ -10,6 +10,7 @@ import ssmax_torch.transformers as adapter  # noqa: E402
 from ssmax_torch.mask import Mask  # noqa: E402
 
 adapter.register()
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 VOCABULARY = 97
 SIZES = {
@@ -87,15 +88,6 @@ def config(name):
             logits_mup_width_multiplier=1.0,
         )
     raise AssertionError(name)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Models of this size are slower with more."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 NAMES = ["llama", "llama4", "ministral3", "qwen3", "gemma3", "gemma2", "gpt_oss", "inkling"]

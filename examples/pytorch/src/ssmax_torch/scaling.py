@@ -43,7 +43,11 @@ class Scaling:
 
     def operands(self) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, list[float]]:
         """s, b, p and c where they are tensors, and the numbers."""
-        return None, None, None, None, []
+        return None, None, None, None, self.numbers()
+
+    def numbers(self) -> list[float]:
+        """As csrc/scalings.hpp asks for them."""
+        return []
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,8 +97,8 @@ class QwenLogN(Scaling):
     trained_length: int
     kind = 4
 
-    def operands(self):
-        return None, None, None, None, [float(self.trained_length)]
+    def numbers(self):
+        return [float(self.trained_length)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,8 +109,8 @@ class Llama4Temperature(Scaling):
     floor_length: int = 8192
     kind = 5
 
-    def operands(self):
-        return None, None, None, None, [float(self.scale), float(self.floor_length)]
+    def numbers(self):
+        return [float(self.scale), float(self.floor_length)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,8 +121,8 @@ class MinistralTemperature(Scaling):
     trained_length: int = 16384
     kind = 6
 
-    def operands(self):
-        return None, None, None, None, [float(self.scale), float(self.trained_length)]
+    def numbers(self):
+        return [float(self.scale), float(self.trained_length)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,8 +132,8 @@ class Constant(Scaling):
     multiplier: float
     kind = 7
 
-    def operands(self):
-        return None, None, None, None, [float(self.multiplier)]
+    def numbers(self):
+        return [float(self.multiplier)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,8 +156,8 @@ class InklingTemperature(Scaling):
     floor_length: int = 128_000
     kind = 9
 
-    def operands(self):
-        return None, None, None, None, [float(self.alpha), float(self.floor_length)]
+    def numbers(self):
+        return [float(self.alpha), float(self.floor_length)]
 
 
 class AdjustedSize(Scaling):

@@ -53,7 +53,7 @@ void load_query_parts(const Problem<T, X>& problem, const Variant<A>& variant, c
   const index_t d = problem.width(), parts = logit_parts(problem);
   std::fill(out + parts * d, out + depth, bfloat16{});
   if (parts == 1) {
-    std::copy_n(row_of(problem.q, query.batch, query.head, query.index), d, out);
+    std::copy_n(row_of(problem.q, query.batch, query.head, problem.row_of(query)), d, out);
     return;
   }
   split_row(load_query(problem, variant, query, wide), d, out, out + d, wide + d);

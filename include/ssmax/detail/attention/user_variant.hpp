@@ -6,7 +6,7 @@
 #include <numbers>
 
 #include "../../mask.hpp"
-#include "../../scaling.hpp"
+#include "../../row.hpp"
 #include "../../score.hpp"
 #include "../kernels/scores.hpp"
 #include "variant.hpp"

@@ -12,6 +12,11 @@ struct SupportSums {
   double count, sum, squares;
 };
 
+/// Over a row's support, w being dy/dx / power (1 or √y): Σ w and Σ w·dy.
+struct WeightSums {
+  double weights, weighed;
+};
+
 /// A threshold as high + low: what lies above it is small, and a rounded threshold would make all of it too
 /// large or too small.
 template <class T>
@@ -26,8 +31,7 @@ struct EntmaxKernels {
   SupportSums (*above)(const T* in, index_t n, T scale, Threshold<T> threshold);
   /// out = y
   void (*store[2])(const T* in, index_t n, T scale, Threshold<T> threshold, T* out);
-  /// With w = dy/dx / power, which is 1 or √y where y is not 0: {Σ w, Σ w·dy}, as sum and squares.
-  SupportSums (*weigh[2])(const T* y, const T* dy, index_t n);
+  WeightSums (*weigh[2])(const T* y, const T* dy, index_t n);
   /// u = w·(dy - mean): dz = c·u. Returns Σ u·z where y is not 0, or 0 where z is null.
   T (*backward[2])(const T* y, const T* dy, const T* z, index_t n, T mean, T c, T* dz);
 };

@@ -56,10 +56,10 @@ SSMAX_INLINE typename S::V entmax_weight(typename S::V y) {
 }
 
 template <class S, int power>
-SupportSums row_weigh(const typename S::Value* y, const typename S::Value* dy, index_t n) {
+WeightSums row_weigh(const typename S::Value* y, const typename S::Value* dy, index_t n) {
   using V = typename S::V;
   constexpr index_t w = S::width, run = 32 * w;
-  SupportSums total{};
+  WeightSums total{};
   for (index_t begin = 0; begin < n; begin += run) {
     const index_t end = std::min(n, begin + run);
     V sum = S::set(0), weighed = S::set(0);
@@ -70,8 +70,8 @@ SupportSums row_weigh(const typename S::Value* y, const typename S::Value* dy, i
       sum = S::add(sum, weight);
       weighed = S::add(weighed, S::keep(counts, S::mul(weight, load_up_to<S>(dy + i, end - i, 0))));
     }
-    total.sum += static_cast<double>(S::reduce_sum(sum));
-    total.squares += static_cast<double>(S::reduce_sum(weighed));
+    total.weights += static_cast<double>(S::reduce_sum(sum));
+    total.weighed += static_cast<double>(S::reduce_sum(weighed));
   }
   return total;
 }

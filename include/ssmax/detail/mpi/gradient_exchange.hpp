@@ -1,8 +1,8 @@
 // Sums of dk and dv on their way: to whoever goes on with them, and to the owner of the keys, who adds them in the
 // order of the queries (sum_plan.hpp).
 //
-// Nobody waits for one who waits: a rank forms sums in the order of pieces, units and queries, the owner takes them in that
-// order, parts that others go on with come first, and there is room for more than these.
+// Nobody waits for one who waits: a rank forms sums in the order of pieces, units and queries, the owner takes
+// them in that order, parts that others go on with come first, and there is room for more than these.
 #pragma once
 
 #include <algorithm>
@@ -21,8 +21,8 @@ namespace detail {
 template <class T>
 class GradientExchange {
  public:
-  /// `row`: elements of a key of one kv head, in all batch entries. `outgoing` has room for `slots` sums, more than the rank has
-  /// segments, of the longest piece and the largest unit, `incoming` for two.
+  /// `row`: elements of a key of one kv head, in all batch entries. `outgoing` has room for `slots` sums, more
+  /// than the rank has segments, of the longest piece and the largest unit, `incoming` for two.
   GradientExchange(mpi::Communicator& comm, const RingPlan& plan, const SumPlan& sums,
                    const std::vector<HeadUnit>& units, index_t row, T* outgoing, index_t slots, T* incoming)
       : plan_(plan), sums_(sums), units_(units), requests_(comm), row_(row), outgoing_(outgoing) {

@@ -1,5 +1,6 @@
-// From shares of positions to whole heads, and back: an all-to-all for each kv head of a rank. MPI takes rows from where
-// they lie and puts them where they belong, by datatypes that describe the views; nothing is packed here.
+// From shares of positions to whole heads, and back: an all-to-all for each kv head of a rank. MPI takes rows
+// from where they lie and puts them where they belong, by datatypes that describe the views; nothing is packed
+// here.
 #pragma once
 
 #include <algorithm>
@@ -95,8 +96,8 @@ class HeadExchange {
     return static_cast<int>(((kv_head + 1) * comm_.ranks() - 1) / kv_heads_);
   }
 
-  /// Collective. `share` [batch, heads, own positions, …] goes to `whole` [batch, heads of a kv head, all positions, …]
-  /// of the ranks whose turn these heads are in this round.
+  /// Collective. `share` [batch, heads, own positions, …] goes to `whole` [batch, heads of a kv head, all
+  /// positions, …] of the ranks whose turn these heads are in this round.
   template <class X>
   void gather(const View<const X, 4>& share, const View<X, 4>& whole, index_t round) {
     const index_t group = whole.extent(1);

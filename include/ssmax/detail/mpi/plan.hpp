@@ -36,8 +36,8 @@ struct Piece {
 
 class RingPlan {
  public:
-  /// Collective. Pieces begin at multiples of `unit`, and where segments do. `seen(segment)` is a range that holds every key that the segment's queries see; it is asked of
-  /// the own segments only.
+  /// Collective. Pieces begin at multiples of `unit`, and where segments do. `seen(segment)` is a range that
+  /// holds every key that the segment's queries see; it is asked of the own segments only.
   template <class Seen>
   RingPlan(const mpi::Communicator& comm, const mpi::Layout& layout, index_t unit, const Seen& seen)
       : rank_(comm.rank()), ranks_(comm.ranks()) {

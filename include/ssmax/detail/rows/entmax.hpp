@@ -103,8 +103,8 @@ void entmax_row(const RowKernels<T>& rows, const EntmaxKernels<T>& kernels, cons
   });
 }
 
-/// dz = c·u, u = w ⊙ (dy - ⟨w, dy⟩ / Σ w), w = y^(1 - 1/power). Returns ⟨u, z⟩, or 0 where z is null. dz may be
-/// dy or y.
+/// dz = c·u, u = w ⊙ (dy - ⟨w, dy⟩ / Σ w), w = y^(1 - 1/power). Returns ⟨u, z⟩, or 0 where z is null. dz may
+/// be dy or y.
 template <int power, class T, class X>
 double entmax_row_gradient(const EntmaxKernels<T>& kernels, const X* y, const X* dy, const X* z, index_t n,
                            const GradientFactor<T>& factor, X* dz) {
@@ -112,10 +112,10 @@ double entmax_row_gradient(const EntmaxKernels<T>& kernels, const X* y, const X*
   double sum = 0, weighed = 0;
   for (index_t begin = 0; begin < n; begin += row_block) {
     const index_t count = std::min(row_block, n - begin);
-    const SupportSums block = kernels.weigh[power - 1](widened<T>(y + begin, count, y_scratch),
-                                                       widened<T>(dy + begin, count, dy_scratch), count);
-    sum += block.sum;
-    weighed += block.squares;
+    const WeightSums block = kernels.weigh[power - 1](widened<T>(y + begin, count, y_scratch),
+                                                      widened<T>(dy + begin, count, dy_scratch), count);
+    sum += block.weights;
+    weighed += block.weighed;
   }
   const double mean = sum == 0 ? 0 : weighed / sum;
   double dc = 0;

@@ -5,7 +5,7 @@
 
 #include "../../execution.hpp"
 #include "../../mask.hpp"
-#include "../../scaling.hpp"
+#include "../../row.hpp"
 #include "../checks/views.hpp"
 
 namespace ssmax {

@@ -42,7 +42,6 @@ struct RoundedScratch {
         pairs(arena.take<E>(gradient_block * group)),
         q_pairs(arena.take<E>(lanes * d_pitch)),
         dout_pairs(arena.take<E>(lanes * dv_pitch)),
-        row(arena.take<E>(std::max(d_pitch, dv_pitch))),
         wide(arena.take<A>(2 * d_pitch)),
         multiplier(arena.take<A>(queries)),
         offset(arena.take<A>(queries)),
@@ -52,7 +51,6 @@ struct RoundedScratch {
   E *weights = nullptr, *gradients = nullptr;   // [gradient_block][lanes]
   E* pairs = nullptr;                           // [gradient_block / 2][group][2]: the gradients once more
   E *q_pairs = nullptr, *dout_pairs = nullptr;  // [lanes / 2][pitch][2]: 0 for what is not finite
-  E* row = nullptr;                             // the finite part of one
   A* wide = nullptr;                            // [2][d]: a row that is rotated, and what rounding it loses
   A *multiplier = nullptr, *offset = nullptr;   // [queries]: from z to s
   A* factor = nullptr;                          // [queries]: of gradients, for both of their products

@@ -5,20 +5,16 @@
 //
 // dc takes neither another pass over the keys nor a division by c, which may be 0. With a score,
 // dq = scale·dq̃, and dc was summed up where the logits were at hand.
-//
-// lse need not be an integer, as the kernels' shift is: 2^(s - lse) = 2^(s - shift)·2^(shift - lse), and the
-// second factor is multiplied into dout and delta.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
-#include <numbers>
 
 #include "../../kernels/dot.hpp"
 #include "../../kernels/rows.hpp"
-#include "../load.hpp"
 #include "../state.hpp"
 #include "rounded_block.hpp"
+#include "rounded_load.hpp"
 #include "sums.hpp"
 
 namespace ssmax {
@@ -41,6 +37,7 @@ class BackwardTask {
         gradient_kernels_(detail::kernels<PrefillBackwardKernels<A>>()),
         products_(memory.products),
         memory_(memory),
+        loader_(problem, variant, memory),
         piece_(make_piece(sums)),
         sums_(sums),
         sums_in_place_(keys_have_one_sum()) {}
@@ -57,39 +54,17 @@ class BackwardTask {
 
   /// Facts about a block of queries; the sums over its next pieces become 0.
   void survey(index_t block) const {
-    const index_t first = block * piece_queries, dv = forward_.value_width();
+    const index_t first = block * piece_queries;
     const KeyRange stored = forward_.keys.stored(batch_);
-    Column seen;
-    const auto dot = detail::kernels<DotKernels<A>>().dot;
     const bool asked_once = variant_.shows_same_keys && forward_.group() == 1;
+    Column seen;
     QueryRow seen_by;
     QueryCursor<T, T> cursor(forward_, batch_, kv_head_, first);
     for (index_t row = first; row < first + queries_of(block); ++row, cursor.next()) {
-      const index_t batch = (*cursor).batch, head = (*cursor).head, index = forward_.row_of(*cursor);
       if (row == first || !asked_once) seen_by = variant_.row(*cursor, stored);
-      QueryFacts<A>& facts = head_sums_.facts[row] = {seen_by.keys, false, seen_by.multiplier};
-      facts.lse = problem_.lse(batch, head, index);
-      facts.attends = seen_by.n > 0 && facts.lse != -infinity;
-      if (facts.lse == -infinity) facts.keys = {};
-      if (seen_by.n > 0) {
-        A *wide = memory_.staged, *other = memory_.staged + memory_.pitch;
-        facts.delta = dot(widened(row_of(problem_.dout, batch, head, index), dv, wide),
-                          widened(row_of(problem_.out, batch, head, index), dv, other), dv);
-      }
-      if (problem_.dlse.data_handle() != nullptr) facts.delta -= problem_.dlse(batch, head, index);
+      const QueryFacts<A>& facts = head_sums_.facts[row] = facts_of(*cursor, seen_by);
       seen.add(facts.keys);
-      if (!sums_) continue;
-      if (problem_.stage.first) std::fill_n(sums_of(*cursor), memory_.sums_of_row, 0.0);
-      QueryReport& report = sums_.reports[place_of(*cursor)] = {seen_by.n, seen_by.position, 0};
-      if (problem_.sinks.empty()) continue;
-      const auto sink = static_cast<double>(problem_.sinks[static_cast<std::size_t>(head)]);
-      const auto lse = static_cast<double>(facts.lse);
-      const double term = sink_term(sink, problem_.scaled_sinks, seen_by.multiplier, seen_by.n > 0);
-      if (term == -infinity) continue;
-      // A sink that takes everything is equal to lse, also where both are +inf: its share is 1.
-      const double dterm = -(term == lse ? 1 : std::exp(term - lse)) * static_cast<double>(facts.delta);
-      report.dsink = problem_.scaled_sinks ? seen_by.multiplier * dterm : dterm;
-      if (adds_sinks()) sums_of(*cursor)[0] += sink * dterm;
+      if (sums_) begin_sums(*cursor, seen_by, facts);
     }
     head_sums_.seen[block] = seen.any;
     std::fill_n(queries_sums(block), sums_in_use(block), A{0});
@@ -97,19 +72,11 @@ class BackwardTask {
 
   /// Copies a block of keys into rows, if need be, looks for NaN and infinities in K, and sets the sums over
   /// the block's next pieces to 0.
-  void prepare_keys(index_t block) {
-    const index_t first = block * piece_keys, count = keys_of(block), d = forward_.width();
+  void prepare_keys(index_t block) const {
+    const index_t first = block * piece_keys, count = keys_of(block);
     if (forward_.rows() > 0) {
-      if (packs_keys(problem_, kernels_)) pack_keys(block);
-      bool& finite = head_sums_.blocks_are_finite[block] = true;
-      load_keys(block);
-      finite = keys_.k_stride == d ? products_.all_finite(keys_.k, 0, 1, count * d)
-                                   : products_.all_finite(keys_.k, keys_.k_stride, count, d);
-      for (index_t i = 0; !finite && i < piece_keys; ++i) {
-        head_sums_.keys_are_finite[first + i] =
-            i >= count || products_.all_finite(keys_.k + i * keys_.k_stride, 0, 1, d);
-      }
-      if constexpr (in_16_bits) pack_panels(block, finite);
+      if (packs_keys(problem_, kernels_)) copy_keys(block);
+      find_nonfinite_keys(block);
     }
     if (problem_.stage.continues && sums_in_place_) return;
     std::fill_n(dk_sums(first), in_passes(count) * memory_.d_pitch, A{0});
@@ -123,10 +90,10 @@ class BackwardTask {
   void attend(index_t queries, index_t keys) {
     if (has_piece(queries, keys)) {
       load_queries(queries);
-      load_keys(keys);
+      const index_t count = queries_of(queries);
       const bool has_sums = in_16_bits || variant_.has_score;
-      if (has_sums) std::fill_n(memory_.sums, groups_ * memory_.group * memory_.sums_of_row, 0.0);
-      piece_.attend(keys_, count_, queries_sums(queries));
+      if (has_sums) std::fill_n(memory_.sums, in_groups(count) * memory_.sums_of_row, 0.0);
+      piece_.attend(block_keys(keys), count, queries_sums(queries));
       if (has_sums && sums_) add_row_sums(queries);
     }
     const auto ends = [](index_t i, index_t count) { return (i + 1) % pieces_of_sum == 0 || i + 1 == count; };
@@ -176,8 +143,8 @@ class BackwardTask {
   void finish_keys(index_t block) const {
     if (forward_.rows() > 0 && !forward_.has_rope() && !HeadSums<T, E>::apart) return;  // they are there
     const Query query{batch_, kv_head_ * forward_.group(), 0, forward_.shape(batch_)};
-    const index_t d = forward_.width();
-    for_each_key(block, [&](index_t key) {
+    const index_t first = block * piece_keys, d = forward_.width();
+    for (index_t key = first; key < first + keys_of(block); ++key) {
       A* dk = head_sums_.key_sums(problem_, batch_, kv_head_, key);
       if (forward_.rows() == 0) {
         std::fill_n(dk, d, A{0});
@@ -191,25 +158,29 @@ class BackwardTask {
       narrow_to(row_of(problem_.dk, batch_, kv_head_, key), d, dk);
       narrow_to(row_of(problem_.dv, batch_, kv_head_, key), forward_.value_width(),
                 head_sums_.value_sums(problem_, batch_, kv_head_, key));
-    });
+    }
   }
 
  private:
   static constexpr A infinity = std::numeric_limits<A>::infinity();
   static constexpr bool in_16_bits = !std::same_as<E, A>;
-  static constexpr index_t tuple = tuple_size<A, E>;
+  using Loader = std::conditional_t<in_16_bits, RoundedLoader<T, E>, BackwardLoader<T>>;
+  using Block = std::conditional_t<in_16_bits, RoundedBlock<A, E>, BackwardBlock<A>>;
 
-  auto make_piece([[maybe_unused]] const CallSums& sums) const {
+  Block make_piece([[maybe_unused]] const CallSums& sums) const {
     const index_t d = forward_.width(), dv = forward_.value_width(), length = forward_.keys.length(0);
     if constexpr (in_16_bits) {
-      return RoundedBlock<A, E>(variant_, memory_, d, dv, length, forward_.scale, static_cast<bool>(sums));
+      return Block(variant_, memory_, d, dv, length, forward_.scale, static_cast<bool>(sums));
     } else {
-      return BackwardBlock<A>(variant_, memory_, d, dv, length);
+      return Block(variant_, memory_, d, dv, length);
     }
   }
 
   index_t queries_of(index_t block) const {
     return std::min(piece_queries, forward_.rows() - block * piece_queries);
+  }
+  index_t in_groups(index_t queries) const {
+    return (queries + memory_.group - 1) / memory_.group * memory_.group;
   }
   index_t in_passes(index_t keys) const {
     return (keys + products_.rows - 1) / products_.rows * products_.rows;
@@ -226,9 +197,36 @@ class BackwardTask {
     return problem_.stage.kept ? problem_.stage.first : problem_.first_key() == 0;
   }
 
-  template <class F>
-  void for_each_key(index_t block, const F& f) const {
-    for (index_t i = 0; i < keys_of(block); ++i) f(block * piece_keys + i);
+  /// What is known of a query whose row the variant gave.
+  QueryFacts<A> facts_of(const Query& query, const QueryRow& seen_by) const {
+    const index_t row = forward_.row_of(query), dv = forward_.value_width();
+    QueryFacts<A> facts{seen_by.keys, false, seen_by.multiplier};
+    facts.lse = problem_.lse(query.batch, query.head, row);
+    facts.attends = seen_by.n > 0 && facts.lse != -infinity;
+    if (facts.lse == -infinity) facts.keys = {};
+    if (seen_by.n > 0) {
+      A *wide = memory_.staged, *other = memory_.staged + memory_.pitch;
+      facts.delta = detail::kernels<DotKernels<A>>().dot(
+          widened(row_of(problem_.dout, query.batch, query.head, row), dv, wide),
+          widened(row_of(problem_.out, query.batch, query.head, row), dv, other), dv);
+    }
+    if (problem_.dlse.data_handle() != nullptr) facts.delta -= problem_.dlse(query.batch, query.head, row);
+    return facts;
+  }
+
+  /// Begins a query's sums of the call, with what its sink gives them.
+  void begin_sums(const Query& query, const QueryRow& seen_by, const QueryFacts<A>& facts) const {
+    if (problem_.stage.first) std::fill_n(sums_of(query), memory_.sums_of_row, 0.0);
+    QueryReport& report = sums_.reports[place_of(query)] = {seen_by.n, seen_by.position, 0};
+    if (problem_.sinks.empty()) return;
+    const auto sink = static_cast<double>(problem_.sinks[static_cast<std::size_t>(query.head)]);
+    const auto lse = static_cast<double>(facts.lse);
+    const double term = sink_term(sink, problem_.scaled_sinks, seen_by.multiplier, seen_by.n > 0);
+    if (term == -infinity) return;
+    // A sink that takes everything is equal to lse, also where both are +inf: its share is 1.
+    const double dterm = -(term == lse ? 1 : std::exp(term - lse)) * static_cast<double>(facts.delta);
+    report.dsink = problem_.scaled_sinks ? seen_by.multiplier * dterm : dterm;
+    if (adds_sinks()) sums_of(query)[0] += sink * dterm;
   }
 
   /// Whether a query of the block sees a key of the block.
@@ -241,9 +239,7 @@ class BackwardTask {
   /// The sums over some pieces of a block of queries: [groups][d_pitch][group].
   A* queries_sums(index_t block) const { return head_sums_.dq + block * sums_of_block(); }
   index_t sums_of_block() const { return memory_.groups * memory_.group * memory_.d_pitch; }
-  index_t sums_in_use(index_t block) const {
-    return (queries_of(block) + memory_.group - 1) / memory_.group * memory_.group * memory_.d_pitch;
-  }
+  index_t sums_in_use(index_t block) const { return in_groups(queries_of(block)) * memory_.d_pitch; }
 
   /// Whether sums over some pieces of queries are the sums over all of them, and results have their layout.
   bool keys_have_one_sum() const {
@@ -273,244 +269,74 @@ class BackwardTask {
          forward_.value_width(), dv_sums(first), memory_.dv_pitch);
   }
 
-  /// Points keys_ at a block of keys: where they lie or, if they were packed, at the copy.
-  void load_keys(index_t block) {
-    const index_t first = block * piece_keys, key = problem_.first_key() + first;
-    keys_ = {.range = {key, key + keys_of(block)},
-             .k = head_sums_.k + first * head_sums_.k_stride,
-             .k_stride = head_sums_.k_stride,
-             .v = head_sums_.v + first * head_sums_.v_stride,
-             .v_stride = head_sums_.v_stride,
-             .panels = panels_of(block),
-             .panel_stride = head_sums_.panel,
-             .dk = dk_sums(first),
-             .dv = dv_sums(first),
-             .finite = head_sums_.blocks_are_finite[block],
-             .are_finite = head_sums_.keys_are_finite + first};
-    if constexpr (std::same_as<T, A>) {
-      if (packs_keys(problem_, kernels_)) return;
-      const KeyStretch<T> stretch = forward_.keys.stretch(batch_, kv_head_, key);
-      keys_.k = stretch.k;
-      keys_.k_stride = stretch.k_stride;
-      keys_.v = stretch.v;
-      keys_.v_stride = stretch.v_stride;
-    }
-  }
-
   /// Rows of K and V, filled up with 0 to whole vectors and whole passes.
-  void pack_keys(index_t block) const {
+  void copy_keys(index_t block) const {
     const index_t first = block * piece_keys, count = keys_of(block);
     E* k = head_sums_.k + first * head_sums_.k_stride;
     E* v = head_sums_.v + first * head_sums_.v_stride;
     std::fill_n(k, in_passes(count) * head_sums_.k_stride, E{});
     std::fill_n(v, in_passes(count) * head_sums_.v_stride, E{});
     for (index_t i = 0; i < count; ++i, k += head_sums_.k_stride, v += head_sums_.v_stride) {
-      const index_t at = problem_.first_key() + first + i;
-      const KeyRange key{at, at + 1};
-      if constexpr (in_16_bits) {
-        load_key_parts(forward_, variant_, batch_, kv_head_, key, memory_.depth, memory_.rounded.wide, k);
-        const KeyStretch<T> stretch = forward_.keys.stretch(batch_, kv_head_, at);
-        std::copy_n(stretch.v, forward_.value_width(), v);
-      } else {
-        detail::load_keys(forward_, variant_, batch_, kv_head_, key, k);
-        load_values(forward_.keys, batch_, kv_head_, key, v);
-      }
+      loader_.load_key(batch_, kv_head_, problem_.first_key() + first + i, k, v);
     }
   }
 
-  /// Panels of K, or of the first part of its rotated rows, with 0 for what is not finite.
-  void pack_panels(index_t block, bool finite) const {
-    const index_t count = memory_.d_pitch / products_.rows * head_sums_.panel;
-    E* panels = panels_of(block);
-    std::fill_n(panels, count, E{});
-    products_.pack_values(keys_.k, keys_.k_stride, 0, keys_of(block), forward_.width(), panels,
-                          head_sums_.panel);
-    if (!finite) std::replace_if(panels, panels + count, is_not_finite, E{});
+  /// Looks for NaN and infinities in a block of K. In 16 bits, packs its panels, which leave them out.
+  void find_nonfinite_keys(index_t block) const {
+    const index_t first = block * piece_keys, count = keys_of(block), d = forward_.width();
+    bool& finite = head_sums_.blocks_are_finite[block] = true;
+    const BlockKeys<A, E> keys = block_keys(block);
+    finite = keys.k_stride == d ? products_.all_finite(keys.k, 0, 1, count * d)
+                                : products_.all_finite(keys.k, keys.k_stride, count, d);
+    for (index_t i = 0; !finite && i < piece_keys; ++i) {
+      head_sums_.keys_are_finite[first + i] =
+          i >= count || products_.all_finite(keys.k + i * keys.k_stride, 0, 1, d);
+    }
+    if constexpr (in_16_bits) {
+      loader_.pack_panels(keys.k, keys.k_stride, count, finite, panels_of(block), head_sums_.panel);
+    }
+  }
+
+  /// A block of keys: where they lie or, if they were copied, the rows of the copy.
+  BlockKeys<A, E> block_keys(index_t block) const {
+    const index_t first = block * piece_keys, key = problem_.first_key() + first;
+    BlockKeys<A, E> keys{.range = {key, key + keys_of(block)},
+                         .k = head_sums_.k + first * head_sums_.k_stride,
+                         .k_stride = head_sums_.k_stride,
+                         .v = head_sums_.v + first * head_sums_.v_stride,
+                         .v_stride = head_sums_.v_stride,
+                         .panels = panels_of(block),
+                         .panel_stride = head_sums_.panel,
+                         .dk = dk_sums(first),
+                         .dv = dv_sums(first),
+                         .finite = head_sums_.blocks_are_finite[block],
+                         .are_finite = head_sums_.keys_are_finite + first};
+    if constexpr (std::same_as<T, A>) {
+      if (packs_keys(problem_, kernels_)) return keys;
+      const KeyStretch<T> stretch = forward_.keys.stretch(batch_, kv_head_, key);
+      keys.k = stretch.k;
+      keys.k_stride = stretch.k_stride;
+      keys.v = stretch.v;
+      keys.v_stride = stretch.v_stride;
+    }
+    return keys;
   }
   E* panels_of(index_t block) const {
     return head_sums_.panels + block * (memory_.d_pitch / products_.rows) * head_sums_.panel;
   }
-  static bool is_not_finite(E x) { return !std::isfinite(static_cast<A>(x)); }
 
-  /// Queries and dout, in lanes and in rows.
+  /// Queries and dout of a block, unless the memory holds them from its last piece.
   void load_queries(index_t block) {
     if (block == loaded_queries_) return;
     loaded_queries_ = block;
-    const index_t first = block * piece_queries, group = memory_.group;
-    count_ = queries_of(block);
-    groups_ = (count_ + group - 1) / group;
-    const index_t lanes = (count_ + kernels_.width - 1) / kernels_.width * kernels_.width;
-    QueryCursor<T, T> cursor(forward_, batch_, kv_head_, first);
-    for (index_t i = 0; i < lanes; ++i) {
-      QueryRow& row = memory_.rows[i];
-      if (i >= count_) {
-        row = {memory_.rows[count_ - 1].query, {}, 0};  // a lane without a query sees nothing
-      } else {
-        const QueryFacts<A>& facts = head_sums_.facts[first + i];
-        row = {*cursor, facts.keys, facts.multiplier};
-        cursor.next();
-      }
-    }
-    for (index_t i = 0; i < lanes; i += kernels_.width) {
-      Column& column = memory_.columns[i / kernels_.width] = {};
-      for (index_t lane = 0; lane < kernels_.width; ++lane) column.add(memory_.rows[i + lane].keys);
-      if constexpr (in_16_bits) {
-        load_lanes_in_parts(i, first);
-      } else {
-        load_lanes(i, first);
-      }
-    }
-    const auto are_finite = [&](index_t row, index_t rows) {
-      return products_.all_finite(memory_.q_rows + row * memory_.d_pitch, 0, 1, rows * memory_.d_pitch) &&
-             products_.all_finite(memory_.dout_rows + row * memory_.dv_pitch, 0, 1, rows * memory_.dv_pitch);
-    };
-    for (index_t g = 0; g < groups_; ++g) {
-      const index_t end = std::min(lanes, (g + 1) * group);
-      memory_.finite[g] = are_finite(g * group, end - g * group);
-      for (index_t i = g * group; !memory_.finite[g] && i < end; ++i) {
-        memory_.queries_are_finite[i] = are_finite(i, 1);
-      }
-    }
-    if constexpr (in_16_bits) {
-      pair_queries(memory_.q_rows, memory_.d_pitch, lanes, memory_.rounded.q_pairs);
-      pair_queries(memory_.dout_rows, memory_.dv_pitch, lanes, memory_.rounded.dout_pairs);
-    }
-  }
-
-  /// Rows of queries in pairs, with 0 for what is not finite and for all that follow.
-  void pair_queries(const E* rows, index_t pitch, index_t lanes, E* pairs) const {
-    for (index_t i = 0; i < lanes; i += 2) {
-      detail::kernels<RoundedBackwardKernels<A, E>>().pair_rows(rows + i * pitch, rows + (i + 1) * pitch,
-                                                                pitch, pairs + i * pitch, pitch);
-    }
-    for (index_t i = 0; i < lanes; ++i) {
-      if (memory_.finite[i / memory_.group] || memory_.queries_are_finite[i]) continue;
-      E* pair = pairs + i / 2 * 2 * pitch;
-      std::replace_if(pair, pair + 2 * pitch, is_not_finite, E{});
-    }
-    std::fill_n(pairs + lanes * pitch, (memory_.rounded.lanes - lanes) * pitch, E{});
-  }
-
-  /// `width` queries and their dout, from row i on, into lanes and into rows. Rows of q are multiplied by what
-  /// dk takes of them: scale·c or, with a score, scale. A query that sees nothing is 0.
-  void load_lanes(index_t i, index_t first) {
-    const index_t group = memory_.group, width = kernels_.width, d = forward_.width(),
-                  dv = forward_.value_width();
-    const index_t lanes = i / group * group * d + i % group, dout_lanes = i / group * group * dv + i % group;
-    A *factor = memory_.lanes, *row_factor = memory_.lanes + width;
-    A* q_rows = memory_.q_rows + i * memory_.d_pitch;
-    A* dout_rows = memory_.dout_rows + i * memory_.dv_pitch;
-    const auto is_empty = [&](index_t lane) {
-      return i + lane >= count_ || memory_.rows[i + lane].keys.size() == 0;
-    };
-    for (index_t lane = 0; lane < width; ++lane) {
-      const QueryRow& row = memory_.rows[i + lane];
-      const double c = variant_.has_score ? 1 : row.multiplier;
-      row_factor[lane] = static_cast<A>(forward_.scale * c);
-      factor[lane] =
-          static_cast<A>(forward_.scale * (variant_.has_score ? 1 : row.multiplier * std::numbers::log2e));
-      A* scratch = memory_.staged + lane * memory_.pitch;
-      if (is_empty(lane)) std::fill_n(scratch, d, A{0});
-      memory_.in[lane] = is_empty(lane) ? scratch : load_query(forward_, variant_, row.query, scratch);
-    }
-    kernels_.transpose(memory_.in, width, d, factor, memory_.q + lanes, group);
-    gradient_kernels_.scale_rows(memory_.in, width, d, row_factor, q_rows, memory_.d_pitch);
-    for (index_t lane = 0; lane < width; ++lane) {
-      A* scratch = memory_.staged + lane * memory_.pitch;
-      memory_.in[lane] = scratch;
-      factor[lane] = 1;
-      if (is_empty(lane)) {
-        std::fill_n(scratch, dv, A{0});
-        normalise(i + lane, {});
-      } else {
-        const Query& query = memory_.rows[i + lane].query;
-        memory_.in[lane] =
-            widened(row_of(problem_.dout, query.batch, query.head, forward_.row_of(query)), dv, scratch);
-        factor[lane] = normalise(i + lane, head_sums_.facts[first + i + lane]);
-      }
-    }
-    gradient_kernels_.scale_rows(memory_.in, width, dv, factor, dout_rows, memory_.dv_pitch);
-    for (index_t lane = 0; lane < width; ++lane) memory_.in[lane] = dout_rows + lane * memory_.dv_pitch;
-    kernels_.transpose(memory_.in, width, dv, nullptr, memory_.dout + dout_lanes, group);
-  }
-
-  /// The same as products in 16 bits take them, and what logits and gradients are multiplied by instead.
-  void load_lanes_in_parts(index_t i, index_t first) {
-    const index_t group = memory_.group, width = kernels_.width, d = forward_.width(),
-                  dv = forward_.value_width();
-    const auto into_lanes = [&](const auto& load, index_t depth, E* to) {
-      for (index_t lane = 0; lane < width; ++lane) {
-        A* scratch = memory_.staged + lane * memory_.pitch;
-        E* row = reinterpret_cast<E*>(scratch);
-        std::fill_n(row, depth, E{});
-        if (memory_.rows[i + lane].keys.size() > 0) load(lane, row);
-        memory_.in[lane] = scratch;
-      }
-      // A pair of bfloat16 changes its place as a float does.
-      A* lanes = reinterpret_cast<A*>(to) + (i / group * depth / tuple * group + i % group);
-      kernels_.transpose(memory_.in, width, depth / tuple, nullptr, lanes, group);
-    };
-    const auto keep_row = [&](const E* row, index_t channels, E* to, index_t pitch) {
-      std::copy_n(row, channels, to);
-      std::fill_n(to + channels, pitch - channels, E{});
-    };
-    into_lanes(
-        [&](index_t lane, E* row) {
-          load_query_parts(forward_, variant_, memory_.rows[i + lane].query, memory_.depth,
-                           memory_.rounded.wide, row);
-        },
-        memory_.depth, memory_.q);
-    for (index_t lane = 0; lane < width; ++lane) {
-      keep_row(reinterpret_cast<const E*>(memory_.in[lane]), d, memory_.q_rows + (i + lane) * memory_.d_pitch,
-               memory_.d_pitch);
-    }
-    into_lanes(
-        [&](index_t lane, E* row) {
-          const Query& query = memory_.rows[i + lane].query;
-          std::copy_n(row_of(problem_.dout, query.batch, query.head, forward_.row_of(query)), dv, row);
-        },
-        memory_.value_depth, memory_.dout);
-    for (index_t lane = 0; lane < width; ++lane) {
-      keep_row(reinterpret_cast<const E*>(memory_.in[lane]), dv,
-               memory_.dout_rows + (i + lane) * memory_.dv_pitch, memory_.dv_pitch);
-      const QueryRow& row = memory_.rows[i + lane];
-      const double c = forward_.scale * (variant_.has_score ? 1 : row.multiplier);
-      memory_.rounded.factor[i + lane] = static_cast<A>(c);
-      memory_.rounded.multiplier[i + lane] = static_cast<A>(variant_.has_score ? c : c * std::numbers::log2e);
-      normalise(i + lane, row.keys.size() > 0 ? head_sums_.facts[first + i + lane] : QueryFacts<A>{});
-    }
-  }
-
-  /// Sets shift and delta of row i, without facts such that its weights are 0. Returns what its dout is to be
-  /// multiplied by: 1 in 16 bits, whose logits take the rest of lse.
-  A normalise(index_t i, const QueryFacts<A>& facts) const {
-    if constexpr (in_16_bits) memory_.rounded.offset[i] = 0;
-    memory_.delta[i] = 0;
-    memory_.shift[i] = largest_shift<A> / 2;
-    memory_.base[i] = 0;
-    memory_.regular[i] = true;
-    if (facts.keys.size() == 0) return 1;
-    const double lse = static_cast<double>(facts.lse) * std::numbers::log2e;
-    const double shift = std::rint(lse);
-    double factor = 1;
-    memory_.regular[i] = std::abs(shift) < static_cast<double>(largest_shift<A>);
-    memory_.base[i] = lse;
-    if (memory_.regular[i]) {
-      memory_.shift[i] = static_cast<A>(shift);
-      if constexpr (in_16_bits) {
-        memory_.rounded.offset[i] = static_cast<A>(lse - shift);
-      } else {
-        factor = std::exp2(shift - lse);
-      }
-    }
-    memory_.delta[i] = static_cast<A>(factor * static_cast<double>(facts.delta));
-    return static_cast<A>(factor);
+    const index_t first = block * piece_queries;
+    loader_.load_queries({forward_, batch_, kv_head_, first}, queries_of(block), head_sums_.facts + first);
   }
 
   /// Adds what the score has summed up for each query of the piece to the sums of the call.
   void add_row_sums(index_t block) const {
     QueryCursor<T, T> cursor(forward_, batch_, kv_head_, block * piece_queries);
-    for (index_t i = 0; i < count_; ++i, cursor.next()) {
+    for (index_t i = 0; i < queries_of(block); ++i, cursor.next()) {
       double* sums = sums_of(*cursor);
       for (index_t j = 0; j < memory_.sums_of_row; ++j) sums[j] += memory_.sums[i * memory_.sums_of_row + j];
     }
@@ -560,14 +386,13 @@ class BackwardTask {
   const PrefillBackwardKernels<A>& gradient_kernels_;
   const PrefillKernels<A, E>& products_;
   const Memory& memory_;
-  const std::conditional_t<in_16_bits, RoundedBlock<A, E>, BackwardBlock<A>> piece_;
+  const Loader loader_;
+  const Block piece_;
   CallSums sums_;  // null where nothing is learnt
   const bool sums_in_place_;
   HeadSums<T, E> head_sums_{};
   index_t head_ = -1, batch_ = 0, kv_head_ = 0;
   index_t loaded_queries_ = -1;
-  index_t count_ = 0, groups_ = 0;
-  BlockKeys<A, E> keys_{};
 };
 
 }  // namespace detail

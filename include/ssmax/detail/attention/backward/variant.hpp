@@ -1,7 +1,7 @@
 // What attention's backward asks of a mask, a scaling and a score besides what the forward asks.
 #pragma once
 
-#include "../../../scaling.hpp"
+#include "../../../row.hpp"
 #include "../../../score.hpp"
 #include "../variant.hpp"
 

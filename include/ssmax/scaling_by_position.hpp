@@ -1,0 +1,101 @@
+/// @defgroup scaling_by_position Scalings by position (scaling_by_position.hpp)
+/// @ingroup scaling
+/// Scalings of published models that go by the position p of a query, from 0, and not by n.
+#pragma once
+
+#include <cmath>
+
+#include "config.hpp"
+#include "detail/checks/error.hpp"
+#include "row.hpp"
+
+namespace ssmax {
+/// @addtogroup scaling_by_position
+/// @{
+inline namespace SSMAX_DATA_NAMESPACE {
+
+/// c = max(1, ln(p+1) / ln L), L the length the model was trained at (at least 2).
+struct QwenLogN : RowFunctor<QwenLogN> {
+  index_t trained_length;  ///< L.
+
+  /// L.
+  SSMAX_INLINE constexpr explicit QwenLogN(index_t length) : trained_length(length) {}
+  using RowFunctor::operator();
+  /// max(1, ln(p+1) / ln L).
+  SSMAX_INLINE double operator()(const Row& row) const {
+    const auto seen = static_cast<double>(row.position + 1);
+    return row.position < trained_length ? 1.0
+                                         : std::log(seen) / std::log(static_cast<double>(trained_length));
+  }
+  /// Throws std::invalid_argument if L is below 2.
+  SSMAX_INLINE void check(index_t, index_t) const {
+    if (trained_length < 2)
+      detail::fail_value("scaling", "trained_length", "is", trained_length, "must be at least", 2);
+  }
+};
+
+/// c = 1 + a·ln(1 + floor((p+1)/F)).
+struct Llama4Temperature : RowFunctor<Llama4Temperature> {
+  double scale;          ///< a.
+  index_t floor_length;  ///< F.
+
+  /// a and F.
+  SSMAX_INLINE constexpr explicit Llama4Temperature(double a = 0.1, index_t f = 8192)
+      : scale(a), floor_length(f) {}
+  using RowFunctor::operator();
+  /// 1 + a·ln(1 + floor((p+1)/F)).
+  SSMAX_INLINE double operator()(const Row& row) const {
+    return 1.0 + scale * std::log1p(static_cast<double>((row.position + 1) / floor_length));
+  }
+  /// Throws std::invalid_argument if F is below 1.
+  SSMAX_INLINE void check(index_t, index_t) const {
+    if (floor_length < 1)
+      detail::fail_value("scaling", "floor_length", "is", floor_length, "must be at least", 1);
+  }
+};
+
+/// c = 1 + β·ln(1 + floor(p/L)).
+struct MinistralTemperature : RowFunctor<MinistralTemperature> {
+  double scale;            ///< β.
+  index_t trained_length;  ///< L.
+
+  /// β and L.
+  SSMAX_INLINE constexpr explicit MinistralTemperature(double beta = 0.1, index_t length = 16384)
+      : scale(beta), trained_length(length) {}
+  using RowFunctor::operator();
+  /// 1 + β·ln(1 + floor(p/L)).
+  SSMAX_INLINE double operator()(const Row& row) const {
+    return 1.0 + scale * std::log1p(static_cast<double>(row.position / trained_length));
+  }
+  /// Throws std::invalid_argument if L is below 1.
+  SSMAX_INLINE void check(index_t, index_t) const {
+    if (trained_length < 1)
+      detail::fail_value("scaling", "trained_length", "is", trained_length, "must be at least", 1);
+  }
+};
+
+/// c = 1 + α·ln max(1, (p+1)/F). Inkling multiplies its position bias by it, too, as any scaling does here with
+/// what a score has made of a logit: give the bias as the score, `Bias(bias)`.
+struct InklingTemperature : RowFunctor<InklingTemperature> {
+  double alpha;          ///< α.
+  index_t floor_length;  ///< F.
+
+  /// α and F.
+  SSMAX_INLINE constexpr explicit InklingTemperature(double a = 0.1, index_t f = 128'000)
+      : alpha(a), floor_length(f) {}
+  using RowFunctor::operator();
+  /// 1 + α·ln max(1, (p+1)/F).
+  SSMAX_INLINE double operator()(const Row& row) const {
+    const double ratio = static_cast<double>(row.position + 1) / static_cast<double>(floor_length);
+    return ratio > 1 ? 1.0 + alpha * std::log(ratio) : 1.0;
+  }
+  /// Throws std::invalid_argument if F is below 1.
+  SSMAX_INLINE void check(index_t, index_t) const {
+    if (floor_length < 1)
+      detail::fail_value("scaling", "floor_length", "is", floor_length, "must be at least", 1);
+  }
+};
+
+}  // namespace SSMAX_DATA_NAMESPACE
+/// @}
+}  // namespace ssmax
