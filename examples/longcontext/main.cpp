@@ -7,7 +7,6 @@
 #include <exception>
 #include <filesystem>
 #include <string>
-#include <thread>
 
 #include "generation.hpp"
 #include "page.hpp"
