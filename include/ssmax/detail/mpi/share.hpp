@@ -12,28 +12,25 @@ namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
-/// Rows [first, first + count) of [batch, heads, positions, …].
-template <class T, int Rank>
-View<T, Rank> rows_of(const View<T, Rank>& view, index_t first, index_t count) {
+/// Indices [first, first + count) of one dimension of [batch, heads, positions, …].
+template <int dimension, class T, int Rank>
+View<T, Rank> range_of(const View<T, Rank>& view, index_t first, index_t count) {
   if (view.data_handle() == nullptr) return view;
   std::array<index_t, Rank> extents, strides;
   for (int i = 0; i < Rank; ++i) {
-    extents[static_cast<std::size_t>(i)] = i == 2 ? count : view.extent(i);
+    extents[static_cast<std::size_t>(i)] = i == dimension ? count : view.extent(i);
     strides[static_cast<std::size_t>(i)] = view.stride(i);
   }
-  return addressable(View<T, Rank>(view.data_handle() + first * view.stride(2), extents, strides));
+  return addressable(View<T, Rank>(view.data_handle() + first * view.stride(dimension), extents, strides));
 }
 
-/// Heads [first, first + count) of [batch, heads, positions, …].
+template <class T, int Rank>
+View<T, Rank> rows_of(const View<T, Rank>& view, index_t first, index_t count) {
+  return range_of<2>(view, first, count);
+}
 template <class T, int Rank>
 View<T, Rank> heads_of(const View<T, Rank>& view, index_t first, index_t count) {
-  if (view.data_handle() == nullptr) return view;
-  std::array<index_t, Rank> extents, strides;
-  for (int i = 0; i < Rank; ++i) {
-    extents[static_cast<std::size_t>(i)] = i == 1 ? count : view.extent(i);
-    strides[static_cast<std::size_t>(i)] = view.stride(i);
-  }
-  return addressable(View<T, Rank>(view.data_handle() + first * view.stride(1), extents, strides));
+  return range_of<1>(view, first, count);
 }
 
 /// A head's numbers, where there are any.
