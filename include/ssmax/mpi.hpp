@@ -31,8 +31,8 @@
 ///
 /// Memory beyond the shares: one share of K and V (as float, where a rope turns 16 bits), two pieces, and the states of
 /// the queries: 2 numbers each, and a row of float where out has 16 bits. In the backward, sums on their way take
-/// at most as much as another share of K and V (the largest), or 32 MiB; two that come in take at most as much as two pieces
-/// of 2048 keys. Where something is learnt, 32 bytes for each query and head.
+/// at most as much as another share of K and V (the largest), or 32 MiB; two that come in take at most as much
+/// as two pieces of 2048 keys. Where something is learnt, 32 bytes for each query and head.
 ///
 /// Calls are collective. Shapes, layouts and policies are compared before anything else is sent; where they
 /// differ or do not fit, every rank throws the same std::invalid_argument. MPI's errors are
