@@ -16,7 +16,7 @@
 /// | elementwise | scores | z' depends on z alone | apply, differentiate |
 /// | distance | scores | z' = z + slope·(key position - query position) | slope |
 /// | distance_factor | scores | z' = a·(z - a) + 1, where a > 0 depends on abs(distance) alone | factors |
-/// | row | scores | z' = z + row[key] | row |
+/// | row | scores | z' = z + row[key] | row, gradient_row where it learns every logit |
 /// | same_keys | masks | all queries of a batch entry and head see the same keys | |
 ///
 ///     void apply(T* z, index_t n) const                           replaces n logits by z'
@@ -26,6 +26,8 @@
 ///                                                                 them, or null without them
 ///     const X* row(const Query&) const                            the query's row of float, double, half or
 ///                                                                 bfloat16, contiguous, or null without one
+///     G* gradient_row(const Query&) const                         where accumulate adds dz' of the query's keys,
+///                                                                 contiguous, for all queries or null for all
 ///
 /// apply and differentiate take T = float and double, lanes that hold no logit among them. The formula must
 /// say the same as the fast path, up to rounding: which of them is used depends on the number of queries, the

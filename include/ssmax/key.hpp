@@ -135,6 +135,14 @@ constexpr bool has_row = requires(const C& score, const Query& query) {
   { *score.row(query) } -> std::convertible_to<double>;
 };
 
+/// What FastPath::row's score learns of a query is a row as well.
+template <class C>
+concept LearnsRow = fast_path<C>
+== FastPath::row&& LearnsLogits<C> && !LearnsParameter<C> && requires(const C& score, const Query& query) {
+  requires std::is_pointer_v<decltype(score.gradient_row(query))>;
+  *score.gradient_row(query) += 0;
+};
+
 template <class C>
 consteval void check_fast_path() {
   if constexpr (fast_path<C> == FastPath::elementwise) {

@@ -343,6 +343,12 @@ class BiasGradient : public Bias<T> {
     const Query& query = key.query;
     dbias_(query.batch, query.head, query.index, key.index) += static_cast<G>(dz);
   }
+  /// For FastPath::row: the query's row of dbias, or null where it is not contiguous.
+  SSMAX_INLINE constexpr G* gradient_row(const Query& query) const {
+    if (dbias_.stride(3) != 1) return nullptr;
+    return dbias_.data_handle() + query.batch * dbias_.stride(0) + query.head * dbias_.stride(1) +
+           query.index * dbias_.stride(2);
+  }
   /// What is summed over: dimensions of stride 0.
   SSMAX_INLINE Sharing sharing(const QueryShape& shape) const {
     const auto sums = [&](int i, index_t extent) { return extent > 1 && dbias_.stride(i) == 0; };

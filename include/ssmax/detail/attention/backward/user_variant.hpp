@@ -1,7 +1,8 @@
 // What GradientVariant asks of a backward, answered by the user's mask, scaling and score.
 //
 // Scores that do not learn go by vectors where they can: dz'/dz, the product of their parts' derivatives, is
-// formed on the way forward. Those that learn go back part by part, key by key.
+// formed on the way forward. So do those whose last part is all that learns and has rows to add to (a Bias).
+// Others that learn go back part by part, key by key.
 #pragma once
 
 #include "../../kernels/prefill_backward.hpp"
@@ -35,6 +36,18 @@ constexpr bool learns_logits() {
   }
 }
 
+/// Whether all that the score learns is the row of its last part.
+template <class C>
+constexpr bool learns_row() {
+  if constexpr (shared::is_composed<C>) {
+    using First = std::remove_cvref_t<decltype(std::declval<const C&>().first())>;
+    using Second = std::remove_cvref_t<decltype(std::declval<const C&>().second())>;
+    return parameters_of<First>() == 0 && !learns_logits<First>() && learns_row<Second>();
+  } else {
+    return LearnsRow<C>;
+  }
+}
+
 template <class C>
 Sharing sharing_of(const C& score, const QueryShape& shape) {
   if constexpr (shared::is_composed<C>) {
@@ -62,13 +75,18 @@ class UserGradientVariant final : public UserVariant<A, S, M, C, GradientVariant
         std::copy_n(column.s + at * group, width, z + at * group);
       }
     };
+    if constexpr (!score_learns || learns_row<C>()) {
+      if (goes_by_vectors(column)) {
+        for (index_t at = 0; at < column.keys.size(); ++at) std::fill_n(slope + at * group, width, A{1});
+        apply_and_differentiate(score, column, slope, memory);
+        keep();
+      }
+    }
     if constexpr (score_learns) {
-      keep();
-      this->apply_score(score, column, memory);
-    } else {
-      for (index_t at = 0; at < column.keys.size(); ++at) std::fill_n(slope + at * group, width, A{1});
-      apply_and_differentiate(score, column, slope, memory);
-      keep();
+      if (!goes_by_vectors(column)) {
+        keep();
+        this->apply_score(score, column, memory);
+      }
     }
     this->multiply(column, memory);
     this->hide_single(column, memory);
@@ -76,30 +94,11 @@ class UserGradientVariant final : public UserVariant<A, S, M, C, GradientVariant
 
   void differentiate(const TileColumn<A>& column, const ScoredColumn<A>& scored,
                      const ColumnScratch<A>& memory) const override {
-    const index_t group = memory.group, width = memory.kernels.width;
+    if constexpr (!score_learns || learns_row<C>()) {
+      if (goes_by_vectors(column)) differentiate_by_vectors(column, scored, memory);
+    }
     if constexpr (score_learns) {
-      Base::for_each_visible(column, width, [&](index_t at, index_t lane, const Query& query, index_t key) {
-        A& u = scored.u[at * group + lane];
-        if (u == 0) return;
-        double* sums = scored.sums + lane * scored.stride;
-        const Key seen{query, key, Base::query_position(query), Base::key_position(query, key)};
-        const A dz = static_cast<A>(column.rows[lane].multiplier) * u;
-        A value{};
-        const A before = differentiate(score, scored.z[at * group + lane], dz, seen, sums + 1, value);
-        sums[0] += static_cast<double>(u) * static_cast<double>(value);
-        u = before;
-      });
-    } else {
-      A* multiplier = memory.lanes;
-      A* dc = memory.lanes + width;
-      for (index_t lane = 0; lane < width; ++lane) {
-        multiplier[lane] = static_cast<A>(column.rows[lane].multiplier);
-      }
-      kernels<PrefillBackwardKernels<A>>().score_gradients(scored.u, column.keys.size(), scored.z,
-                                                           scored.slope, multiplier, dc);
-      for (index_t lane = 0; lane < width; ++lane) {
-        scored.sums[lane * scored.stride] += static_cast<double>(dc[lane]);
-      }
+      if (!goes_by_vectors(column)) differentiate_each(column, scored, memory);
     }
   }
 
@@ -115,6 +114,73 @@ class UserGradientVariant final : public UserVariant<A, S, M, C, GradientVariant
   Sharing sharing(const QueryShape& shape) const override { return sharing_of(score, shape); }
 
  private:
+  bool goes_by_vectors([[maybe_unused]] const TileColumn<A>& column) const {
+    if constexpr (learns_row<C>()) {
+      return gradient_row(score, column.rows[0].query) != nullptr;
+    } else {
+      return !score_learns;
+    }
+  }
+
+  /// Where dz' of the query's keys is added to.
+  template <class Part>
+  static auto* gradient_row(const Part& part, const Query& query) {
+    if constexpr (shared::is_composed<Part>) {
+      return gradient_row(part.second(), query);
+    } else {
+      return part.gradient_row(query);
+    }
+  }
+
+  void differentiate_by_vectors(const TileColumn<A>& column, const ScoredColumn<A>& scored,
+                                const ColumnScratch<A>& memory) const {
+    const index_t width = memory.kernels.width;
+    A* multiplier = memory.lanes;
+    A* dc = memory.lanes + width;
+    for (index_t lane = 0; lane < width; ++lane) {
+      multiplier[lane] = static_cast<A>(column.rows[lane].multiplier);
+    }
+    if constexpr (learns_row<C>()) add_rows_of_gradient(column, scored.u, multiplier, memory.group, width);
+    kernels<PrefillBackwardKernels<A>>().score_gradients(scored.u, column.keys.size(), scored.z, scored.slope,
+                                                         multiplier, dc);
+    for (index_t lane = 0; lane < width; ++lane) {
+      scored.sums[lane * scored.stride] += static_cast<double>(dc[lane]);
+    }
+  }
+
+  /// Adds c·u = dz' of each query's keys to its row.
+  void add_rows_of_gradient(const TileColumn<A>& column, const A* u, const A* multiplier, index_t group,
+                            index_t width) const {
+    for (index_t lane = 0; lane < width; ++lane) {
+      const QueryRow& row = column.rows[lane];
+      const index_t last = std::min(column.keys.end, row.keys.end);
+      auto* gradients = gradient_row(score, row.query);
+      for (index_t key = std::max(column.keys.begin, row.keys.begin); key < last; ++key) {
+        const A du = u[(key - column.keys.begin) * group + lane];
+        // 0 where the mask hides the key, also if c is infinite.
+        if (du != 0)
+          gradients[key] += static_cast<std::remove_pointer_t<decltype(gradients)>>(multiplier[lane] * du);
+      }
+    }
+  }
+
+  void differentiate_each(const TileColumn<A>& column, const ScoredColumn<A>& scored,
+                          const ColumnScratch<A>& memory) const {
+    const index_t group = memory.group;
+    Base::for_each_visible(
+        column, memory.kernels.width, [&](index_t at, index_t lane, const Query& query, index_t key) {
+          A& u = scored.u[at * group + lane];
+          if (u == 0) return;
+          double* sums = scored.sums + lane * scored.stride;
+          const Key seen{query, key, Base::query_position(query), Base::key_position(query, key)};
+          const A dz = static_cast<A>(column.rows[lane].multiplier) * u;
+          A value{};
+          const A before = differentiate_key(score, scored.z[at * group + lane], dz, seen, sums + 1, value);
+          sums[0] += static_cast<double>(u) * static_cast<double>(value);
+          u = before;
+        });
+  }
+
   template <class Part>
   void apply_and_differentiate(const Part& part, const TileColumn<A>& column, A* slope,
                                const ColumnScratch<A>& memory) const {
@@ -142,13 +208,13 @@ class UserGradientVariant final : public UserVariant<A, S, M, C, GradientVariant
 
   /// From ∂loss/∂z' to ∂loss/∂z at one key; value becomes z'.
   template <class Part>
-  static A differentiate(const Part& part, A z, A dz, const Key& key, double* parameters, A& value) {
+  static A differentiate_key(const Part& part, A z, A dz, const Key& key, double* parameters, A& value) {
     if constexpr (shared::is_composed<Part>) {
       using First = std::remove_cvref_t<decltype(part.first())>;
       A between{};
-      const A inner = differentiate(part.second(), static_cast<A>(part.first()(z, key)), dz, key,
-                                    parameters + parameters_of<First>(), value);
-      return differentiate(part.first(), z, inner, key, parameters, between);
+      const A inner = differentiate_key(part.second(), static_cast<A>(part.first()(z, key)), dz, key,
+                                        parameters + parameters_of<First>(), value);
+      return differentiate_key(part.first(), z, inner, key, parameters, between);
     } else {
       value = static_cast<A>(part(z, key));
       if constexpr (LearnsParameter<Part>) {
