@@ -143,6 +143,12 @@ concept LearnsRow = fast_path<C>
   *score.gradient_row(query) += 0;
 };
 
+/// A member `gradient_row` of any form.
+template <class C>
+constexpr bool names_gradient_row = requires {
+  &C::gradient_row;
+};
+
 template <class C>
 consteval void check_fast_path() {
   if constexpr (fast_path<C> == FastPath::elementwise) {
@@ -165,6 +171,10 @@ consteval void check_fast_path() {
         has_row<C>,
         "ssmax: FastPath::row needs the member  const X* row(const Query&) const,  X a type of number");
   }
+  static_assert(
+      !names_gradient_row<C> || LearnsRow<C>,
+      "ssmax: the member 'gradient_row' of a score must be  G* gradient_row(const Query&) const,  G a "
+      "type of number,  and goes with FastPath::row and  void accumulate(const Key&, double) const");
   static_assert(fast_path<C> != FastPath::same_keys, "ssmax: FastPath::same_keys is for masks");
 }
 

@@ -28,6 +28,7 @@
 // case SCORE_DISTANCE: FastPath::distance needs the member  double slope
 // case SCORE_DISTANCE_FACTOR: FastPath::distance_factor needs the member  const T. factors
 // case SCORE_ROW: FastPath::row needs the member  const X. row
+// case SCORE_GRADIENT_ROW: the member 'gradient_row' of a score must be
 // case SCORE_SAME_KEYS: FastPath::same_keys is for masks
 #include <functional>
 #include <ssmax/mask.hpp>
@@ -139,6 +140,10 @@ struct C : SameLogit {
   }
 #elif defined(SCORE_ROW)
   int row(const Query&) const { return 0; }
+#elif defined(SCORE_GRADIENT_ROW)
+  void accumulate(const Key&, double) const {}
+  const float* row(const Query&) const { return nullptr; }
+  float gradient_row(const Query&) const { return 0; }
 #endif
 };
 #endif
@@ -151,7 +156,7 @@ inline constexpr FastPath ssmax::fast_path<C> = FastPath::distance;
 #elif defined(SCORE_DISTANCE_FACTOR)
 template <>
 inline constexpr FastPath ssmax::fast_path<C> = FastPath::distance_factor;
-#elif defined(SCORE_ROW)
+#elif defined(SCORE_ROW) || defined(SCORE_GRADIENT_ROW)
 template <>
 inline constexpr FastPath ssmax::fast_path<C> = FastPath::row;
 #elif defined(SCORE_SAME_KEYS)
