@@ -135,13 +135,16 @@ constexpr bool has_row = requires(const C& score, const Query& query) {
   { *score.row(query) } -> std::convertible_to<double>;
 };
 
-/// What FastPath::row's score learns of a query is a row as well.
 template <class C>
-concept LearnsRow = fast_path<C>
-== FastPath::row&& LearnsLogits<C> && !LearnsParameter<C> && requires(const C& score, const Query& query) {
+constexpr bool has_gradient_row = requires(const C& score, const Query& query) {
   requires std::is_pointer_v<decltype(score.gradient_row(query))>;
   *score.gradient_row(query) += 0;
 };
+
+/// What FastPath::row's score learns of a query is a row as well.
+template <class C>
+concept LearnsRow = (fast_path<C> == FastPath::row) && LearnsLogits<C> &&
+                    !LearnsParameter<C> && has_gradient_row<C>;
 
 /// A member `gradient_row` of any form.
 template <class C>

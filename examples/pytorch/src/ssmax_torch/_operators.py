@@ -13,9 +13,7 @@ _attention_backward = torch.ops.ssmax.attention_backward.default
 
 # Which arguments of ssmax::attention are learnt besides query, key and value: their places, from 0.
 _LEARNT = {"s": 4, "b": 5, "p": 6, "c": 7, "slopes": 19, "bias": 20, "sinks": 22}
-
-
-_learnt = operator.itemgetter(*_LEARNT.values())
+_may_learn = operator.itemgetter(0, 1, 2, *_LEARNT.values())
 
 
 def compute_type(dtype: torch.dtype) -> torch.dtype:
@@ -125,7 +123,7 @@ def call_attention(*inputs):
     """ssmax::attention: out and lse."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return _attention(*inputs)
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*inputs[:3], *_learnt(inputs))):
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in _may_learn(inputs)):
         return _Attention.apply(*inputs)
     with torch._C._AutoDispatchBelowAutograd():
         return _attention(*inputs)
