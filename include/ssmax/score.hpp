@@ -300,9 +300,7 @@ class Bias {
   }
   /// For FastPath::row: the query's row of the bias, or null where it is not contiguous.
   SSMAX_INLINE constexpr const T* row(const Query& query) const {
-    if (bias_.stride(3) != 1) return nullptr;
-    return bias_.data_handle() + query.batch * bias_.stride(0) + query.head * bias_.stride(1) +
-           query.index * bias_.stride(2);
+    return bias_.stride(3) == 1 ? detail::row_of(bias_, query.batch, query.head, query.index) : nullptr;
   }
   /// Throws std::invalid_argument unless the bias has the extents of the queries and keys.
   SSMAX_INLINE void check(const QueryShape& shape) const {
@@ -345,9 +343,7 @@ class BiasGradient : public Bias<T> {
   }
   /// For FastPath::row: the query's row of dbias, or null where it is not contiguous.
   SSMAX_INLINE constexpr G* gradient_row(const Query& query) const {
-    if (dbias_.stride(3) != 1) return nullptr;
-    return dbias_.data_handle() + query.batch * dbias_.stride(0) + query.head * dbias_.stride(1) +
-           query.index * dbias_.stride(2);
+    return dbias_.stride(3) == 1 ? detail::row_of(dbias_, query.batch, query.head, query.index) : nullptr;
   }
   /// What is summed over: dimensions of stride 0.
   SSMAX_INLINE Sharing sharing(const QueryShape& shape) const {
