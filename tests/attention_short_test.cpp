@@ -98,7 +98,9 @@ void check_bits(const Shape& shape, const C& score = {}, const AttentionOptions<
     CHECK(run(problem, heads.scaling(), KeyLengths{lengths}, score, options) == result);
     // Fewer queries against more keys go by keys; queries stand at other positions.
     if (shape.queries * shape.heads / shape.kv_heads <= 16 || options.rope != nullptr) return;
-    CHECK(run(longer, heads.scaling(), KeyLengths{lengths}, score, options) == result);
+    AttentionOptions<T> in_float = options;  // as short sequences are
+    in_float.float_products = true;
+    CHECK(run(longer, heads.scaling(), KeyLengths{lengths}, score, in_float) == result);
   });
 }
 
