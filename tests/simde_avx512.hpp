@@ -209,6 +209,13 @@ inline __m256i _mm512_cvtps_ph(__m512 v, [[maybe_unused]] int to_nearest) {
   return result;
 }
 
+/// Towards minus infinity alone: x - floor(x), and 0 for an infinite x.
+inline __m512 _mm512_reduce_ps(__m512 a, int) {
+  auto x = simde_avx512::lanes(a);
+  for (float& value : x) value = std::isinf(value) ? 0 : value - std::floor(value);
+  return simde_avx512::vector(x);
+}
+
 // ---- What SIMDe gets wrong: without the CPU's own it multiplies, rounds and adds. -------------------------
 
 #undef _mm512_fmadd_ps

@@ -12,29 +12,24 @@ void matrix_release() {
   _tile_release();
 }
 
-/// Vectors two by two; an odd one with twice as many keys at a time.
+/// 32 keys after the other, so that what is not in the first-level cache is read once.
 template <class S, int vectors>
 void matrix_logits(const bfloat16* k, index_t k_stride, index_t d, index_t keys, const bfloat16* q,
                    float* s) {
   constexpr index_t group = group_width<S>;
   tiles_see_memory();
-  TileOperands t{k, k_stride, 16 * k_stride, 32 * k_stride, 32, q, s, group};
-  if constexpr (vectors >= 2) {
-    for (index_t key = 0; key < keys; key += 32, t.a += 32 * k_stride, t.c += 32 * group) {
-      tile_product_of<2, 2, false>(t, d / 32);
+  index_t key = 0, lane = 0;
+  tile_strips<false>(keys / 32 * vectors, d / 32, group, [&] {
+    const TileOperands t{k + key * k_stride,    k_stride, 16 * k_stride, 32, q + 2 * lane,
+                         s + key * group + lane};
+    lane += S::width;
+    if (lane == vectors * S::width) {
+      lane = 0;
+      key += 32;
     }
-  }
-  if constexpr (vectors % 2 == 1) {
-    constexpr index_t lane = (vectors - 1) * S::width;
-    t.a = k;
-    t.b = q + 2 * lane;
-    t.c = s + lane;
-    index_t key = 0;
-    for (; key + 64 <= keys; key += 64, t.a += 64 * k_stride, t.c += 64 * group) {
-      tile_product_of<4, 1, false>(t, d / 32);
-    }
-    if (key < keys) tile_product_of<2, 1, false>(t, d / 32);
-  }
+    return t;
+  });
+  tiles_see_memory();
 }
 
 /// V in panels [key/32][32 channels][32 keys].
@@ -43,23 +38,18 @@ void matrix_accumulate(const bfloat16* values, index_t, index_t panel_stride, in
                        const bfloat16* weights, index_t keys, float* o) {
   constexpr index_t group = group_width<S>;
   tiles_see_memory();
-  TileOperands t{values, 32, 16 * 32, panel_stride, 32 * 32, weights, o, group};
-  if constexpr (vectors >= 2) {
-    for (index_t panel = 0; panel < panels; ++panel, t.a += panel_stride, t.c += 32 * group) {
-      tile_product_of<2, 2, true>(t, keys / 32);
+  index_t panel = 0, lane = 0;
+  tile_strips<true>(panels * vectors, keys / 32, group, [&] {
+    const TileOperands t{values + panel * panel_stride, 32, 16 * 32, 32 * 32, weights + 2 * lane,
+                         o + panel * 32 * group + lane};
+    lane += S::width;
+    if (lane == vectors * S::width) {
+      lane = 0;
+      ++panel;
     }
-  }
-  if constexpr (vectors % 2 == 1) {
-    constexpr index_t lane = (vectors - 1) * S::width;
-    t.a = values;
-    t.b = weights + 2 * lane;
-    t.c = o + lane;
-    index_t panel = 0;
-    for (; panel + 2 <= panels; panel += 2, t.a += 2 * panel_stride, t.c += 64 * group) {
-      tile_product_of<4, 1, true>(t, keys / 32);
-    }
-    if (panel < panels) tile_product_of<2, 1, true>(t, keys / 32);
-  }
+    return t;
+  });
+  tiles_see_memory();
 }
 
 /// Rows of V into panels [key/32][32 channels][32 keys]: 32 whole keys in pairs, which are then transposed as

@@ -72,84 +72,56 @@ void pair_multiply(float* s, index_t keys, const float* factor) {
   }
 }
 
-/// 2^(x·multiplier - shift) of logits x, as good as bfloat16 needs it: within 1.1e-4 of itself, where rounding
-/// costs up to 2^-8 = 3.9e-3, most just above a power of two. (A quadratic's 2e-3 would add to that.)
-template <class S, class P>
-struct RoundedExp2 {
-  using V = typename S::V;
-  using Constants = ExpConstants<float>;
-
-  V multiplier, back;
-
-  SSMAX_INLINE RoundedExp2(V a_multiplier, V shift)
-      : multiplier(a_multiplier), back(S::sub(S::set(0), shift)) {}
-
-  template <int count>
-  SSMAX_INLINE void apply(V* x) const {
-    const V magic = S::set(Constants::magic);
-    V t[count], p[count];
-    SSMAX_UNROLL
-    for (int i = 0; i < count; ++i) x[i] = S::fma(x[i], multiplier, back);
-    SSMAX_UNROLL
-    for (int i = 0; i < count; ++i) t[i] = S::add(x[i], magic);
-    SSMAX_UNROLL
-    for (int i = 0; i < count; ++i) x[i] = S::sub(x[i], S::sub(t[i], magic));
-    SSMAX_UNROLL
-    for (int i = 0; i < count; ++i) p[i] = S::fma(S::set(0x1.c2a218p-5f), x[i], S::set(0x1.f00c52p-3f));
-    SSMAX_UNROLL
-    for (int i = 0; i < count; ++i) p[i] = S::fma(p[i], x[i], S::set(0x1.62f5fap-1f));
-    SSMAX_UNROLL
-    for (int i = 0; i < count; ++i) p[i] = S::fma(p[i], x[i], S::set(1));
-    SSMAX_UNROLL
-    for (int i = 0; i < count; ++i) {
-      x[i] = P::keep_shifted(S::not_less(t[i], S::set(Constants::smallest)), p[i], t[i]);
-    }
+/// The largest of logits · multiplier in each lane; false if one is NaN.
+template <class S>
+SSMAX_INLINE bool pair_top(const float* s, index_t keys, typename S::V multiplier, typename S::V& largest) {
+  if (!S::any(S::less(multiplier, S::set(0)))) {
+    const bool ordered = tile_top<S>(s, keys, largest);
+    largest = S::mul(largest, multiplier);
+    return ordered;
   }
-};
+  bool ordered = true;  // what is largest is not so before
+  largest = S::set(-std::numeric_limits<float>::infinity());
+  for (index_t key = 0; key < keys; ++key) {
+    const typename S::V x = S::mul(S::load(s + key * group_width<S>), multiplier);
+    ordered = ordered && !S::any(S::unordered(x, x));
+    largest = S::max(largest, x);
+  }
+  return ordered;
+}
 
 /// As tile_weights, with the rounded weights in pairs, and summed as rounded: so those of a query make 1. The
 /// shift is the largest logit itself: the largest weight is 1, and rounding takes nothing from it. (Under a shift to
-/// the nearest integer, with logits of deviation 4 and 8, out erred by up to 1.25 times as much, PyTorch's less.)
-/// So a block that has a larger one costs a rescaling. The pair of a key lies where its logit or an earlier one
-/// lay. keys is even.
+/// the nearest integer, with logits of deviation 4 and 8, out erred by up to 1.25 times as much, PyTorch's less. A
+/// shift that rises only where a weight is a quarter of the sum was no faster, and a tenth slower where some do.)
+/// So a block that has a larger one costs a rescaling. The pair of a key lies where its logit or an earlier one lay.
+/// keys is a multiple of 4.
 template <class S, class P>
 TileChange pair_weights(float* s, index_t keys, const TileState<float>& state, bfloat16* weights) {
   using V = typename S::V;
   const V multiplier = state.multiplier == nullptr ? S::set(1) : S::load(state.multiplier);
-  V largest = S::set(0);
-  bool ordered = true;
-  if (S::any(S::less(multiplier, S::set(0)))) {  // what is largest is not so before
-    largest = S::set(-std::numeric_limits<float>::infinity());
-    for (index_t key = 0; key < keys; ++key) {
-      const V x = S::mul(S::load(s + key * group_width<S>), multiplier);
-      ordered = ordered && !S::any(S::unordered(x, x));
-      largest = S::max(largest, x);
-    }
-  } else {
-    ordered = tile_top<S>(s, keys, largest);
-    largest = S::mul(largest, multiplier);
-    ordered = ordered && !S::any(S::unordered(largest, largest));
-  }
+  V largest;
+  const bool ordered = pair_top<S>(s, keys, multiplier, largest);
   const V before = S::load(state.shift);
   const V raised = S::max(before, largest);
   const V base = S::select(S::less(raised, S::set(std::numeric_limits<float>::lowest())), S::set(0), raised);
-  if (!ordered || S::any(S::not_less(S::abs(base), S::set(largest_shift<float>))))
-    return TileChange::irregular;
+  const auto is_odd =
+      S::either(S::unordered(largest, largest), S::not_less(S::abs(base), S::set(largest_shift<float>)));
+  if (!ordered || S::any(is_odd)) return TileChange::irregular;
 
-  const RoundedExp2<S, P> power(multiplier, base);
+  const V back = S::sub(S::set(0), base);
   const typename P::V ones = P::ones();
   V sums[2] = {S::set(0), S::set(0)};
-  index_t key = 0;
-  for (; key + 4 <= keys; key += 4) {
+  for (index_t key = 0; key < keys; key += 4) {
     V x[4];
+    typename P::V pair[2];
     SSMAX_UNROLL
-    for (int i = 0; i < 4; ++i) x[i] = S::load(s + (key + i) * group_width<S>);
-    power.template apply<4>(x);
+    for (int i = 0; i < 4; ++i) x[i] = S::fma(S::load(s + (key + i) * group_width<S>), multiplier, back);
+    P::template exp2<2>(x, pair);
     SSMAX_UNROLL
     for (int i = 0; i < 2; ++i) {
-      const typename P::V pair = P::round(x[2 * i], x[2 * i + 1]);
-      sums[i] = P::dot(pair, ones, sums[i]);
-      P::store(weights + (key + 2 * i) * group_width<S>, pair);
+      sums[i] = P::dot(pair[i], ones, sums[i]);
+      P::store(weights + (key + 2 * i) * group_width<S>, pair[i]);
     }
   }
   V factor = S::sub(before, base);

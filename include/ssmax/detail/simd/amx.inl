@@ -18,70 +18,112 @@ alignas(64) inline constexpr TileConfiguration tile_configuration{
 /// What was stored before is in memory: GCC 12 does not know that loading a tile reads it.
 SSMAX_INLINE void tiles_see_memory() { __asm__ volatile("" ::: "memory"); }
 
-/// What a product of tiles reads and writes, in elements. C is [16·rows][·] and A [16·rows][32·steps]; B is in
-/// pairs [16·steps][·][2].
+/// What a product of tiles reads and writes, in elements. C is [32][·] and A [32][32·steps]; B is in pairs
+/// [16·steps][·][2].
 struct TileOperands {
   const bfloat16* a;
   index_t a_stride;  // from one row to the next within a tile
   index_t a_second;  // from a tile to the one beneath it
-  index_t a_third;   // and to the one beneath that two
   index_t a_step;    // to the next 32 columns
   const bfloat16* b;
   float* c;
-  index_t group;  // lanes of a row of C, pairs of a row of B
 };
 
-/// C = or += A·B for 2 × 2 tiles, or 4 × 1 or 2 × 1: four sums at a time, since a product takes as long as
-/// three others need to start, and no more loads than products.
-template <int rows, int vectors, bool adds>
-SSMAX_INLINE void tile_product_of(const TileOperands& t, index_t steps) {
-  static_assert(rows * vectors == 4 || (rows == 2 && vectors == 1));
-  const index_t c_bytes = t.group * static_cast<index_t>(sizeof(float)), b_bytes = c_bytes;
+/// Rows of C and rows of pairs of B, in bytes: both have `group` lanes.
+constexpr index_t tile_row_bytes(index_t group) { return group * static_cast<index_t>(sizeof(float)); }
+
+template <int set>
+SSMAX_INLINE void tile_store_first(float* c, index_t group) {
+  if constexpr (set == 0) _tile_stored(0, c, tile_row_bytes(group));
+  if constexpr (set == 1) _tile_stored(2, c, tile_row_bytes(group));
+}
+template <int set>
+SSMAX_INLINE void tile_store_second(float* c, index_t group) {
+  if constexpr (set == 0) _tile_stored(1, c + 16 * group, tile_row_bytes(group));
+  if constexpr (set == 1) _tile_stored(3, c + 16 * group, tile_row_bytes(group));
+}
+
+/// C = or += A·B for 32 rows of 16 lanes, in tiles 0 and 1 or 2 and 3, to be stored later. Stores what the other two
+/// hold, the rows and lanes at `before` if that is given, between its products: a store takes as long as a product.
+template <int set, bool adds>
+SSMAX_INLINE void tile_strip(const TileOperands& t, index_t steps, index_t group, float* before) {
+  const index_t b_bytes = tile_row_bytes(group), c_bytes = b_bytes;
   const index_t a_bytes = t.a_stride * static_cast<index_t>(sizeof(bfloat16));
-  float* const c1 = vectors == 2 ? t.c + 16 : t.c + 16 * t.group;
-  float* const c2 = vectors == 2 ? t.c + 16 * t.group : t.c + 32 * t.group;
-  float* const c3 = vectors == 2 ? c2 + 16 : t.c + 48 * t.group;
-  if constexpr (adds) {
+  if constexpr (adds && set == 0) {
     _tile_loadd(0, t.c, c_bytes);
-    _tile_loadd(1, c1, c_bytes);
-    if constexpr (rows * vectors == 4) {
-      _tile_loadd(2, c2, c_bytes);
-      _tile_loadd(3, c3, c_bytes);
-    }
-  } else {
+    _tile_loadd(1, t.c + 16 * group, c_bytes);
+  } else if constexpr (adds) {
+    _tile_loadd(2, t.c, c_bytes);
+    _tile_loadd(3, t.c + 16 * group, c_bytes);
+  } else if constexpr (set == 0) {
     _tile_zero(0);
     _tile_zero(1);
-    if constexpr (rows * vectors == 4) {
-      _tile_zero(2);
-      _tile_zero(3);
-    }
+  } else {
+    _tile_zero(2);
+    _tile_zero(3);
   }
   const bfloat16 *a = t.a, *b = t.b;
-  for (index_t step = 0; step < steps; ++step, a += t.a_step, b += 32 * t.group) {
+  for (index_t step = 0; step < steps; ++step, a += t.a_step, b += 32 * group) {
+    _tile_loadd(6, b, b_bytes);
+    _tile_loadd(4, a, a_bytes);
+    if constexpr (set == 0) _tile_dpbf16ps(0, 4, 6);
+    if constexpr (set == 1) _tile_dpbf16ps(2, 4, 6);
+    if (step == 0 && before != nullptr) tile_store_first<1 - set>(before, group);
+    _tile_loadd(5, a + t.a_second, a_bytes);
+    if constexpr (set == 0) _tile_dpbf16ps(1, 5, 6);
+    if constexpr (set == 1) _tile_dpbf16ps(3, 5, 6);
+    if (step == 0 && before != nullptr) tile_store_second<1 - set>(before, group);
+  }
+  if (steps == 0 && before != nullptr) {
+    tile_store_first<1 - set>(before, group);
+    tile_store_second<1 - set>(before, group);
+  }
+}
+
+/// `strips` strips: next() gives the operands of one after the other.
+template <bool adds, class F>
+SSMAX_INLINE void tile_strips(index_t strips, index_t steps, index_t group, const F& next) {
+  float* before = nullptr;
+  for (index_t left = strips; left > 0; left -= 2) {
+    const TileOperands even = next();
+    tile_strip<0, adds>(even, steps, group, before);
+    if (left == 1) {
+      tile_store_first<0>(even.c, group);
+      tile_store_second<0>(even.c, group);
+      return;
+    }
+    const TileOperands odd = next();
+    tile_strip<1, adds>(odd, steps, group, even.c);
+    before = odd.c;
+  }
+  if (before == nullptr) return;
+  tile_store_first<1>(before, group);
+  tile_store_second<1>(before, group);
+}
+
+/// C += A·B for 32 rows of 32 lanes: for long sums, with no more loads than products. (A product takes as long as
+/// three others need to start: four sums at a time.)
+SSMAX_INLINE void tile_square(const TileOperands& t, index_t steps, index_t group) {
+  const index_t b_bytes = tile_row_bytes(group), c_bytes = b_bytes;
+  const index_t a_bytes = t.a_stride * static_cast<index_t>(sizeof(bfloat16));
+  float* const below = t.c + 16 * group;
+  _tile_loadd(0, t.c, c_bytes);
+  _tile_loadd(1, t.c + 16, c_bytes);
+  _tile_loadd(2, below, c_bytes);
+  _tile_loadd(3, below + 16, c_bytes);
+  const bfloat16 *a = t.a, *b = t.b;
+  for (index_t step = 0; step < steps; ++step, a += t.a_step, b += 32 * group) {
     _tile_loadd(6, b, b_bytes);
     _tile_loadd(4, a, a_bytes);
     _tile_dpbf16ps(0, 4, 6);
-    if constexpr (vectors == 2) {
-      _tile_loadd(7, b + 32, b_bytes);
-      _tile_dpbf16ps(1, 4, 7);
-      _tile_loadd(5, a + t.a_second, a_bytes);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
-    } else {
-      _tile_loadd(5, a + t.a_second, a_bytes);
-      _tile_dpbf16ps(1, 5, 6);
-      if constexpr (rows == 4) {
-        _tile_loadd(4, a + t.a_third, a_bytes);
-        _tile_dpbf16ps(2, 4, 6);
-        _tile_loadd(5, a + t.a_third + t.a_second, a_bytes);
-        _tile_dpbf16ps(3, 5, 6);
-      }
-    }
+    _tile_loadd(7, b + 32, b_bytes);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_loadd(5, a + t.a_second, a_bytes);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
   }
   _tile_stored(0, t.c, c_bytes);
-  _tile_stored(1, c1, c_bytes);
-  if constexpr (rows * vectors == 4) {
-    _tile_stored(2, c2, c_bytes);
-    _tile_stored(3, c3, c_bytes);
-  }
+  _tile_stored(1, t.c + 16, c_bytes);
+  _tile_stored(2, below, c_bytes);
+  _tile_stored(3, below + 16, c_bytes);
 }

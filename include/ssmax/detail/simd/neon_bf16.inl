@@ -23,15 +23,32 @@ struct Pairs {
   static float32x4_t dot(V a, V b, float32x4_t sum) {
     return vbfdotq_f32(sum, vreinterpretq_bf16_u32(a), vreinterpretq_bf16_u32(b));
   }
-  static float32x4_t keep_shifted(uint32x4_t m, float32x4_t p, float32x4_t t) {
-    return F32::keep(m, F32::shift_exponent(p, t));
-  }
   /// (low, high) of floats, NaN with a clear bit below its first: to nearest, ties away from 0.
   static V round(float32x4_t low, float32x4_t high) {
     const uint32x4_t half = vdupq_n_u32(0x8000);
     const uint32x4_t a = vaddq_u32(vreinterpretq_u32_f32(low), half);
     const uint32x4_t b = vaddq_u32(vreinterpretq_u32_f32(high), half);
     return vsriq_n_u32(b, a, 16);  // a's upper half under b's
+  }
+  /// (low, high) of 2^x for vectors x <= 0, -inf too: to nearest. 2^x is known within 1.1e-4 of itself, where rounding
+  /// costs up to 2^-8 = 3.9e-3, most just above a power of two. (A quadratic's 2e-3 would add to that.)
+  template <int pairs>
+  SSMAX_INLINE static void exp2(const float32x4_t* x, V* out) {
+    using Constants = ExpConstants<float>;
+    const float32x4_t magic = F32::set(Constants::magic);
+    float32x4_t t[2 * pairs], p[2 * pairs];
+    SSMAX_UNROLL
+    for (int i = 0; i < 2 * pairs; ++i) t[i] = F32::add(x[i], magic);
+    SSMAX_UNROLL
+    for (int i = 0; i < 2 * pairs; ++i) {
+      const float32x4_t f = F32::sub(x[i], F32::sub(t[i], magic));
+      p[i] = F32::fma(F32::set(0x1.c2a218p-5f), f, F32::set(0x1.f00c52p-3f));
+      p[i] = F32::fma(p[i], f, F32::set(0x1.62f5fap-1f));
+      p[i] = F32::fma(p[i], f, F32::set(1));
+      p[i] = F32::keep(F32::not_less(t[i], F32::set(Constants::smallest)), F32::shift_exponent(p[i], t[i]));
+    }
+    SSMAX_UNROLL
+    for (int i = 0; i < pairs; ++i) out[i] = round(p[2 * i], p[2 * i + 1]);
   }
   /// (low[i], high[i]) for 4 numbers of two rows.
   static V interleave(const bfloat16* low, const bfloat16* high) {

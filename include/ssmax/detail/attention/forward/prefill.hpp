@@ -112,11 +112,16 @@ class PrefillTask {
   void attend_chunk(KeyRange keys, A* states) {
     reset(states);
     const AcquiredProducts products(kernels_);
-    for (index_t begin = keys.begin / key_block * key_block; begin < keys.end; begin += key_block) {
-      const KeyRange block{begin, std::min(begin + key_block, problem_.keys.length(batch_))};
-      if (!point_at_block(block))
-        load_block({std::max(block.begin, keys.begin), std::min(block.end, keys.end)});
-      for (index_t g = 0; g < groups_; ++g) attend_block(g, block, memory_.state(states, g));
+    const index_t length = problem_.keys.length(batch_);
+    for (index_t first = keys.begin / held_keys * held_keys; first < keys.end; first += held_keys) {
+      const KeyRange held{first, std::min(first + held_keys, length)},
+          seen{std::max(held.begin, keys.begin), std::min(held.end, keys.end)};
+      if (!point_at_keys(held)) load_held_keys(first, seen);
+      for (index_t g = 0; g < groups_; ++g) {
+        for (index_t begin = seen.begin / block_keys * block_keys; begin < seen.end; begin += block_keys) {
+          attend_block(g, {begin, std::min(begin + block_keys, length)}, memory_.state(states, g));
+        }
+      }
     }
   }
 
@@ -155,6 +160,7 @@ class PrefillTask {
   }
 
  private:
+  static constexpr index_t block_keys = Memory::block_keys, held_keys = Memory::held_keys;
   static constexpr bool in_16_bits = !std::same_as<E, A>;
   static constexpr index_t tuple = tuple_size<A, E>;
   /// Rows that lie far apart, as where heads lie closer than positions do, fill the first-level TLB with pages:
@@ -183,69 +189,100 @@ class PrefillTask {
     lanes.multiplier = nullptr;
   }
 
-  /// Points block_ at a block where it lies, if nothing has to be done to it: a whole block, stored in one
+  /// Points held_ at keys where they lie, if nothing has to be done to them: a whole block, stored in one
   /// stretch, in the kernels' type, not to be rotated, with values that fill whole panels and are finite
   /// where keys are hidden, and rows that lie close together. Returns whether it did.
-  bool point_at_block(KeyRange block) {
+  bool point_at_keys(KeyRange held) {
     if constexpr (std::same_as<X, A> && !in_16_bits) {
       const index_t dv = problem_.value_width();
       if (problem_.has_rope() && problem_.rotate_keys) return false;
-      if (block.size() < key_block || block.begin < stored_.begin || block.end > stored_.end) return false;
+      if (held.size() < held_keys || held.begin < stored_.begin || held.end > stored_.end) return false;
       if (dv % kernels_.rows != 0) return false;
-      const KeyStretch<X> stretch = problem_.keys.stretch(batch_, kv_head_, block.begin);
-      if (stretch.count < key_block) return false;
-      const bool spread = stretch.k_stride >= 2 * problem_.width() || stretch.v_stride >= 2 * dv;
-      if (spread && groups_ >= groups_for_a_copy) return false;
-      const bool hides = variant_.has_predicate || columns_.hides(block);
-      if (hides && !kernels_.all_finite(stretch.v, stretch.v_stride, key_block, dv)) return false;
-      block_ = {stretch.k, stretch.k_stride, stretch.v, stretch.v_stride, kernels_.rows, true};
+      const KeyStretch<X> stretch = problem_.keys.stretch(batch_, kv_head_, held.begin);
+      if (stretch.count < held_keys || lies_apart(stretch)) return false;
+      const bool hides = variant_.has_predicate || columns_.hides(held);
+      if (hides && !kernels_.all_finite(stretch.v, stretch.v_stride, held_keys, dv)) return false;
+      held_ = {held.begin, stretch.k, stretch.k_stride, stretch.v, stretch.v_stride, kernels_.rows, true};
       return true;
     } else {
       return false;
     }
   }
 
-  /// Rows of K and panels of V for the keys of a block, at their places in it; the block's other rows are 0.
-  void load_block(KeyRange keys) {
-    const index_t at = keys.begin % key_block, count = keys.size(), depth = memory_.depth,
-                  dv = problem_.value_width(), panels = memory_.channels / kernels_.rows,
-                  panel = key_block * kernels_.rows;
-    std::fill_n(memory_.k, at * depth, E{});
+  bool lies_apart(const KeyStretch<X>& stretch) const {
+    const bool spread =
+        stretch.k_stride >= 2 * problem_.width() || stretch.v_stride >= 2 * problem_.value_width();
+    return spread && groups_ >= groups_for_a_copy;
+  }
+
+  /// Whether the products in 16 bits can take rows of K, whole blocks of keys, from where they lie.
+  bool takes_rows_of_k(KeyRange keys) const {
     if constexpr (in_16_bits) {
-      load_key_parts(problem_, variant_, batch_, kv_head_, keys, depth, memory_.wide, memory_.k + at * depth);
+      if (logit_parts(problem_) > 1 || memory_.depth != problem_.width()) return false;
+      if (keys.begin % block_keys != 0 || keys.size() % block_keys != 0) return false;
+      const KeyStretch<X> stretch = problem_.keys.stretch(batch_, kv_head_, keys.begin);
+      return stretch.count >= keys.size() && !lies_apart(stretch);
     } else {
-      load_keys(problem_, variant_, batch_, kv_head_, keys, memory_.k + at * depth);
+      return false;
     }
-    std::fill_n(memory_.k + (at + count) * depth, (key_block - at - count) * depth, E{});
-    if (count < key_block) std::fill_n(memory_.v, panels * memory_.panel, E{});
+  }
+
+  /// Rows of K and panels of V for the keys, at their places behind key `first`; what else there is of their blocks
+  /// is 0.
+  void load_held_keys(index_t first, KeyRange keys) {
+    const index_t depth = memory_.depth, dv = problem_.value_width(),
+                  panels = memory_.channels / kernels_.rows;
+    const index_t at = keys.begin - first, begin = at / block_keys * block_keys,
+                  end = (at + keys.size() + block_keys - 1) / block_keys * block_keys;
+    held_ = {first, memory_.k, depth, memory_.v, kernels_.rows, memory_.panel, true};
+    if (takes_rows_of_k(keys)) {
+      if constexpr (in_16_bits) {
+        const KeyStretch<X> stretch = problem_.keys.stretch(batch_, kv_head_, keys.begin);
+        held_.k = stretch.k - at * stretch.k_stride;
+        held_.k_stride = stretch.k_stride;
+      }
+    } else {
+      std::fill_n(memory_.k + begin * depth, (at - begin) * depth, E{});
+      if constexpr (in_16_bits) {
+        load_key_parts(problem_, variant_, batch_, kv_head_, keys, depth, memory_.wide,
+                       memory_.k + at * depth);
+      } else {
+        load_keys(problem_, variant_, batch_, kv_head_, keys, memory_.k + at * depth);
+      }
+      std::fill_n(memory_.k + (at + keys.size()) * depth, (end - at - keys.size()) * depth, E{});
+    }
+    const index_t from = begin * kernels_.rows, panel = (end - begin) * kernels_.rows;
+    if (keys.size() < end - begin) {
+      for (index_t p = 0; p < panels; ++p) std::fill_n(memory_.v + p * memory_.panel + from, panel, E{});
+    }
     for_each_stretch(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const KeyStretch<X>& stretch) {
-      const index_t first = key % key_block;
+      const index_t row = key - first;
       if constexpr (std::same_as<X, E>) {
-        kernels_.pack_values(stretch.v, stretch.v_stride, first, stretch.count, dv, memory_.v, memory_.panel);
+        kernels_.pack_values(stretch.v, stretch.v_stride, row, stretch.count, dv, memory_.v, memory_.panel);
       } else {
         for (index_t i = 0; i < stretch.count; ++i) {
           const A* wide = load_row(stretch.v, stretch.v_stride, stretch.v_scales, i, dv, memory_.staged);
-          kernels_.pack_values(wide, 0, first + i, 1, dv, memory_.v, memory_.panel);
+          kernels_.pack_values(wide, 0, row + i, 1, dv, memory_.v, memory_.panel);
         }
       }
     });
-    const bool finite = kernels_.all_finite(memory_.v, memory_.panel, panels, panel);
-    if (!finite) {
-      for (E* v = memory_.v; v < memory_.v + panels * memory_.panel; v += memory_.panel) {
-        std::replace_if(
-            v, v + panel, [](E x) { return !std::isfinite(static_cast<A>(x)); }, E{});
-      }
+    held_.values_are_finite = kernels_.all_finite(memory_.v + from, memory_.panel, panels, panel);
+    if (held_.values_are_finite) return;
+    for (index_t p = 0; p < panels; ++p) {
+      E* v = memory_.v + p * memory_.panel + from;
+      std::replace_if(
+          v, v + panel, [](E x) { return !std::isfinite(static_cast<A>(x)); }, E{});
     }
-    block_ = {memory_.k, depth, memory_.v, kernels_.rows, memory_.panel, finite};
   }
 
-  /// One group against the block of keys that is loaded.
+  /// One group against a block of the keys that are held.
   void attend_block(index_t g, KeyRange block, const SoftmaxState<A>& state) {
     const Column* columns = memory_.columns + g * tile_vectors;
-    const index_t group = memory_.group, depth = memory_.depth;
+    const index_t group = memory_.group, depth = memory_.depth, at = block.begin - held_.first;
+    const E *k = held_.k + at * held_.k_stride, *values = held_.v + at * held_.v_stride;
     const NeededKeys needed(columns, count_ - g * group, kernels_.width, block, kernels_.rows);
-    needed.for_each_rectangle(key_block, [&](index_t width, index_t v, KeyRange keys) {
-      kernels_.logits[width - 1](block_.k + keys.begin * block_.k_stride, block_.k_stride, depth, keys.size(),
+    needed.for_each_rectangle(block_keys, [&](index_t width, index_t v, KeyRange keys) {
+      kernels_.logits[width - 1](k + keys.begin * held_.k_stride, held_.k_stride, depth, keys.size(),
                                  memory_.q + g * depth * group + v * kernels_.width * tuple,
                                  memory_.s + keys.begin * group + v * kernels_.width);
     });
@@ -277,16 +314,16 @@ class PrefillTask {
       raised = raised || change != TileChange::none;
     }
     if (raised) kernels_.rescale(state.o, memory_.channels, factor);
-    needed.for_each_rectangle(key_block, [&](index_t width, index_t v, KeyRange keys) {
-      kernels_.accumulate[width - 1](block_.v + keys.begin * block_.v_stride, block_.v_stride,
-                                     block_.panel_stride, memory_.channels / kernels_.rows,
+    needed.for_each_rectangle(block_keys, [&](index_t width, index_t v, KeyRange keys) {
+      kernels_.accumulate[width - 1](values + keys.begin * held_.v_stride, held_.v_stride, held_.panel_stride,
+                                     memory_.channels / kernels_.rows,
                                      weights_of(keys.begin, v * kernels_.width), keys.size(),
                                      state.o + v * kernels_.width);
     });
-    if (!block_.values_are_finite) accumulate_not_finite(g, block, state);
+    if (!held_.values_are_finite) accumulate_not_finite(g, block, state);
   }
 
-  /// Adds NaN and infinities in V, which load_block replaced by 0, to the queries that see them: a weight of
+  /// Adds NaN and infinities in V, which load_held_keys replaced by 0, to the queries that see them: a weight of
   /// 0 times a NaN that a query must not see would be NaN as well.
   void accumulate_not_finite(index_t g, KeyRange block, const SoftmaxState<A>& state) const {
     for (index_t key = std::max(block.begin, columns_.any.begin); key < std::min(block.end, columns_.any.end);
@@ -304,8 +341,9 @@ class PrefillTask {
     }
   }
 
-  /// The block of keys at hand: in the task's memory or, if nothing has to be done to it, where it lies.
-  struct Block {
+  /// The keys at hand: in the task's memory or, if nothing has to be done to them, where they lie.
+  struct HeldKeys {
+    index_t first = 0;  // the key whose rows these are
     const E* k = nullptr;
     index_t k_stride = 0;
     const E* v = nullptr;
@@ -320,7 +358,7 @@ class PrefillTask {
   index_t batch_ = 0, kv_head_ = 0, count_ = 0, groups_ = 0;
   KeyRange stored_{};
   Column columns_{};  // of all queries
-  Block block_{};
+  HeldKeys held_{};
 };
 
 }  // namespace detail

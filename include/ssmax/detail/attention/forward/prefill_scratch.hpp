@@ -79,10 +79,10 @@ struct PrefillScratch : LaneScratch<A, E> {
         products(a_products),
         depth(a_depth),
         channels((dv + products.rows - 1) / products.rows * products.rows),
-        k(arena.take<E>(key_block * depth)),
-        panel(key_block * products.rows + 64 / static_cast<index_t>(sizeof(E))),
+        k(arena.take<E>(held_keys * depth)),
+        panel(held_keys * products.rows + 64 / static_cast<index_t>(sizeof(E))),
         v(arena.take<E>(channels / products.rows * panel)),
-        s(arena.take<A>(key_block * group)) {
+        s(arena.take<A>(block_keys * group)) {
     if constexpr (!std::same_as<A, E>) {
       multipliers = arena.take<A>(groups * group);
       wide = arena.take<A>(2 * d);
@@ -99,14 +99,21 @@ struct PrefillScratch : LaneScratch<A, E> {
     return {at, at + group, at + 2 * group};
   }
 
+  /// Keys of a block, whose logits lie in the first-level cache with all else that a group's products take, and keys
+  /// that are held ready at once, in the second-level one. Products in 16 bits wait for memory sooner: with blocks of
+  /// 128 keys, one held at a time, AMX lost a fifth.
+  static constexpr index_t block_keys = std::same_as<A, E> ? key_block : 64,
+                           held_keys = std::same_as<A, E> ? key_block : 512;
+  static_assert(key_chunk % held_keys == 0 && held_keys % block_keys == 0);
+
   const PrefillKernels<A, E>& products;
   index_t depth;     // of the product of queries and keys
   index_t channels;  // of V, filled up to whole panels
-  E* k;              // [key_block][depth]
+  E* k;              // [held_keys][depth]
   index_t
       panel;  // from one panel to the next: a cache line more than it holds, or a row's panels share a set
-  E* v;       // [panel][key_block][rows of a panel], as pack_values has it
-  A* s;       // [key_block][group]; then the weights, in tuples
+  E* v;       // [panel][held_keys][rows of a panel], as pack_values has it
+  A* s;       // [block_keys][group]; then the weights, in tuples
   A* multipliers = nullptr;  // [groups · group]: of logits, where the queries do not have them
   A* wide = nullptr;         // [2][d]: a row that is rotated, and what rounding it loses
   A *chunk, *total;          // states
