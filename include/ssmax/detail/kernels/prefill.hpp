@@ -20,7 +20,7 @@ enum class TileChange {
   irregular  // nothing was done: NaN, +inf, or a shift that an integer in T cannot hold exactly
 };
 
-/// What one vector of queries keeps of its softmax: Σ 2^x = 2^shift · sum, with shift
+/// What a vector of queries (or some, one behind the other) keeps of its softmax: Σ 2^x = 2^shift · sum, with shift
 /// -inf while nothing was seen.
 template <class T>
 struct TileState {
@@ -66,6 +66,9 @@ struct PrefillKernels {
   void (*hide)(T* s, index_t keys, const T* first, const T* last);
   /// One vector: logits in units of log2 become weights 2^(x - shift), in the memory of s. -inf becomes 0.
   TileChange (*weights)(T* s, index_t keys, const TileState<T>& state, E* weights);
+  /// The same for the first 1, 2 or 3 vectors of a group, all or none: none where one is irregular. Products in 16 bits
+  /// only.
+  TileChange (*weights_of[tile_vectors])(T* s, index_t keys, const TileState<T>& state, E* weights) = {};
   /// o[rows][group] *= factor[group]
   void (*rescale)(T* o, index_t rows, const T* factor);
   /// o[panels · rows][·] += Vᵀ · weights[keys][·]. V is what pack_values makes of it; where E is T also rows

@@ -90,46 +90,68 @@ SSMAX_INLINE bool pair_top(const float* s, index_t keys, typename S::V multiplie
   return ordered;
 }
 
+template <class S>
+SSMAX_INLINE typename S::V pair_multiplier(const TileState<float>& state, int vector) {
+  return state.multiplier == nullptr ? S::set(1) : S::load(state.multiplier + vector * S::width);
+}
+
+/// What is subtracted from logits: the shift or, where nothing was seen, 0.
+template <class S>
+SSMAX_INLINE typename S::V pair_base(typename S::V shift) {
+  return S::select(S::less(shift, S::set(std::numeric_limits<float>::lowest())), S::set(0), shift);
+}
+
 /// As tile_weights, with the rounded weights in pairs, and summed as rounded: so those of a query make 1. The
 /// shift is the largest logit itself: the largest weight is 1, and rounding takes nothing from it. (Under a shift to
 /// the nearest integer, with logits of deviation 4 and 8, out erred by up to 1.25 times as much, PyTorch's less. A
 /// shift that rises only where a weight is a quarter of the sum was no faster, and a tenth slower where some do.)
 /// So a block that has a larger one costs a rescaling. The pair of a key lies where its logit or an earlier one lay.
 /// keys is a multiple of 4.
-template <class S, class P>
+///
+/// Shifts of all vectors come first: what follows does not wait for them.
+template <class S, class P, int vectors>
 TileChange pair_weights(float* s, index_t keys, const TileState<float>& state, bfloat16* weights) {
   using V = typename S::V;
-  const V multiplier = state.multiplier == nullptr ? S::set(1) : S::load(state.multiplier);
-  V largest;
-  const bool ordered = pair_top<S>(s, keys, multiplier, largest);
-  const V before = S::load(state.shift);
-  const V raised = S::max(before, largest);
-  const V base = S::select(S::less(raised, S::set(std::numeric_limits<float>::lowest())), S::set(0), raised);
-  const auto is_odd =
-      S::either(S::unordered(largest, largest), S::not_less(S::abs(base), S::set(largest_shift<float>)));
-  if (!ordered || S::any(is_odd)) return TileChange::irregular;
-
-  const V back = S::sub(S::set(0), base);
-  const typename P::V ones = P::ones();
-  V sums[2] = {S::set(0), S::set(0)};
-  for (index_t key = 0; key < keys; key += 4) {
-    V x[4];
-    typename P::V pair[2];
-    SSMAX_UNROLL
-    for (int i = 0; i < 4; ++i) x[i] = S::fma(S::load(s + (key + i) * group_width<S>), multiplier, back);
-    P::template exp2<2>(x, pair);
-    SSMAX_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      sums[i] = P::dot(pair[i], ones, sums[i]);
-      P::store(weights + (key + 2 * i) * group_width<S>, pair[i]);
-    }
+  V raised[vectors];
+  bool regular = true, rises = false;
+  SSMAX_UNROLL
+  for (int v = 0; v < vectors; ++v) {
+    V largest;
+    regular = pair_top<S>(s + v * S::width, keys, pair_multiplier<S>(state, v), largest) && regular;
+    const V before = S::load(state.shift + v * S::width);
+    raised[v] = S::max(before, largest);
+    const auto is_odd = S::either(S::unordered(largest, largest),
+                                  S::not_less(S::abs(pair_base<S>(raised[v])), S::set(largest_shift<float>)));
+    regular = regular && !S::any(is_odd);
+    rises = rises || S::any(S::less(before, raised[v]));
   }
-  V factor = S::sub(before, base);
-  Exp2<S>(S::set(0)).template apply<1>(&factor);
-  S::store(state.shift, raised);
-  S::store(state.factor, factor);
-  S::store(state.sum, S::fma(S::load(state.sum), factor, S::add(sums[0], sums[1])));
-  return S::any(S::less(before, raised)) ? TileChange::raised : TileChange::none;
+  if (!regular) return TileChange::irregular;
+
+  const typename P::V ones = P::ones();
+  for (int v = 0; v < vectors; ++v, s += S::width, weights += 2 * S::width) {
+    const V multiplier = pair_multiplier<S>(state, v), base = pair_base<S>(raised[v]);
+    const V back = S::sub(S::set(0), base);
+    V sums[2] = {S::set(0), S::set(0)};
+    for (index_t key = 0; key < keys; key += 4) {
+      V x[4];
+      typename P::V pair[2];
+      SSMAX_UNROLL
+      for (int i = 0; i < 4; ++i) x[i] = S::fma(S::load(s + (key + i) * group_width<S>), multiplier, back);
+      P::template exp2<2>(x, pair);
+      SSMAX_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        sums[i] = P::dot(pair[i], ones, sums[i]);
+        P::store(weights + (key + 2 * i) * group_width<S>, pair[i]);
+      }
+    }
+    float *shift = state.shift + v * S::width, *sum = state.sum + v * S::width;
+    V factor = S::sub(S::load(shift), base);
+    Exp2<S>(S::set(0)).template apply<1>(&factor);
+    S::store(state.factor + v * S::width, factor);
+    S::store(shift, raised[v]);
+    S::store(sum, S::fma(S::load(sum), factor, S::add(sums[0], sums[1])));
+  }
+  return rises ? TileChange::raised : TileChange::none;
 }
 
 template <class S, class P>
@@ -197,7 +219,8 @@ struct KernelTable<PrefillKernels<T, bfloat16>> {
       .logits = {pair_logits<S, P, 1>, pair_logits<S, P, 2>, pair_logits<S, P, 3>},
       .multiply = pair_multiply<S>,
       .hide = tile_hide<S>,
-      .weights = pair_weights<S, P>,
+      .weights = pair_weights<S, P, 1>,
+      .weights_of = {pair_weights<S, P, 1>, pair_weights<S, P, 2>, pair_weights<S, P, 3>},
       .rescale = tile_rescale<S>,
       .accumulate = {pair_accumulate<S, P, 1>, pair_accumulate<S, P, 2>, pair_accumulate<S, P, 3>},
       .merge = tile_merge<S>,

@@ -41,7 +41,11 @@ class PrefillTask {
   static index_t least_queries() { return kernels<PrefillKernels<A>>().width * tile_vectors; }
 
   PrefillTask(const Problem<T, X>& problem, const Variant<A>& variant, const Memory& memory)
-      : problem_(problem), variant_(variant), kernels_(memory.products), memory_(memory) {}
+      : problem_(problem),
+        variant_(variant),
+        kernels_(memory.products),
+        memory_(memory),
+        block_keys_(memory.block_keys) {}
 
   /// The queries of the task, rows [first, first + count) of a kv head, and the keys that they see.
   KeyRange prepare(index_t batch, index_t kv_head, index_t first, index_t count) {
@@ -118,8 +122,8 @@ class PrefillTask {
           seen{std::max(held.begin, keys.begin), std::min(held.end, keys.end)};
       if (!point_at_keys(held)) load_held_keys(first, seen);
       for (index_t g = 0; g < groups_; ++g) {
-        for (index_t begin = seen.begin / block_keys * block_keys; begin < seen.end; begin += block_keys) {
-          attend_block(g, {begin, std::min(begin + block_keys, length)}, memory_.state(states, g));
+        for (index_t begin = seen.begin / block_keys_ * block_keys_; begin < seen.end; begin += block_keys_) {
+          attend_block(g, {begin, std::min(begin + block_keys_, length)}, memory_.state(states, g));
         }
       }
     }
@@ -160,7 +164,7 @@ class PrefillTask {
   }
 
  private:
-  static constexpr index_t block_keys = Memory::block_keys, held_keys = Memory::held_keys;
+  static constexpr index_t held_keys = Memory::held_keys;
   static constexpr bool in_16_bits = !std::same_as<E, A>;
   static constexpr index_t tuple = tuple_size<A, E>;
   /// Rows that lie far apart, as where heads lie closer than positions do, fill the first-level TLB with pages:
@@ -219,7 +223,7 @@ class PrefillTask {
   bool takes_rows_of_k(KeyRange keys) const {
     if constexpr (in_16_bits) {
       if (logit_parts(problem_) > 1 || memory_.depth != problem_.width()) return false;
-      if (keys.begin % block_keys != 0 || keys.size() % block_keys != 0) return false;
+      if (keys.begin % block_keys_ != 0 || keys.size() % block_keys_ != 0) return false;
       const KeyStretch<X> stretch = problem_.keys.stretch(batch_, kv_head_, keys.begin);
       return stretch.count >= keys.size() && !lies_apart(stretch);
     } else {
@@ -232,8 +236,8 @@ class PrefillTask {
   void load_held_keys(index_t first, KeyRange keys) {
     const index_t depth = memory_.depth, dv = problem_.value_width(),
                   panels = memory_.channels / kernels_.rows;
-    const index_t at = keys.begin - first, begin = at / block_keys * block_keys,
-                  end = (at + keys.size() + block_keys - 1) / block_keys * block_keys;
+    const index_t at = keys.begin - first, begin = at / block_keys_ * block_keys_,
+                  end = (at + keys.size() + block_keys_ - 1) / block_keys_ * block_keys_;
     held_ = {first, memory_.k, depth, memory_.v, kernels_.rows, memory_.panel, true};
     if (takes_rows_of_k(keys)) {
       if constexpr (in_16_bits) {
@@ -281,13 +285,38 @@ class PrefillTask {
     const index_t group = memory_.group, depth = memory_.depth, at = block.begin - held_.first;
     const E *k = held_.k + at * held_.k_stride, *values = held_.v + at * held_.v_stride;
     const NeededKeys needed(columns, count_ - g * group, kernels_.width, block, kernels_.rows);
-    needed.for_each_rectangle(block_keys, [&](index_t width, index_t v, KeyRange keys) {
+    needed.for_each_rectangle(block_keys_, [&](index_t width, index_t v, KeyRange keys) {
       kernels_.logits[width - 1](k + keys.begin * held_.k_stride, held_.k_stride, depth, keys.size(),
                                  memory_.q + g * depth * group + v * kernels_.width * tuple,
                                  memory_.s + keys.begin * group + v * kernels_.width);
     });
     A* factor = memory_.lanes;
+    if (form_weights(g, block, needed, state, factor)) kernels_.rescale(state.o, memory_.channels, factor);
+    needed.for_each_rectangle(block_keys_, [&](index_t width, index_t v, KeyRange keys) {
+      kernels_.accumulate[width - 1](values + keys.begin * held_.v_stride, held_.v_stride, held_.panel_stride,
+                                     memory_.channels / kernels_.rows,
+                                     weights_of(keys.begin, v * kernels_.width), keys.size(),
+                                     state.o + v * kernels_.width);
+    });
+    if (!held_.values_are_finite) accumulate_not_finite(g, block, state);
+  }
+
+  /// The weights of a block of keys in the place of their logits. Returns whether earlier sums must be multiplied by
+  /// factor[group].
+  bool form_weights(index_t g, KeyRange block, const NeededKeys& needed, const SoftmaxState<A>& state,
+                    A* factor) {
+    const Column* columns = memory_.columns + g * tile_vectors;
+    const index_t group = memory_.group;
     std::fill_n(factor, group, A{1});
+    if constexpr (in_16_bits) {
+      const KeyRange all = needed.of[0];
+      if (takes_vectors_at_once(columns, block, needed)) {
+        const TileChange change = kernels_.weights_of[needed.vectors - 1](
+            memory_.s + all.begin * group, all.size(),
+            {state.shift, state.sum, factor, memory_.multipliers + g * group}, weights_of(all.begin, 0));
+        if (change != TileChange::irregular) return change == TileChange::raised;
+      }
+    }
     bool raised = false;
     for (index_t v = 0; v < needed.vectors; ++v) {
       if (needed.of[v].size() == 0) continue;
@@ -313,14 +342,18 @@ class PrefillTask {
       }
       raised = raised || change != TileChange::none;
     }
-    if (raised) kernels_.rescale(state.o, memory_.channels, factor);
-    needed.for_each_rectangle(block_keys, [&](index_t width, index_t v, KeyRange keys) {
-      kernels_.accumulate[width - 1](values + keys.begin * held_.v_stride, held_.v_stride, held_.panel_stride,
-                                     memory_.channels / kernels_.rows,
-                                     weights_of(keys.begin, v * kernels_.width), keys.size(),
-                                     state.o + v * kernels_.width);
-    });
-    if (!held_.values_are_finite) accumulate_not_finite(g, block, state);
+    return raised;
+  }
+
+  /// Whether a group's vectors need the same keys of a block, of whose logits nothing else is to be made.
+  bool takes_vectors_at_once(const Column* columns, KeyRange block, const NeededKeys& needed) const {
+    if (variant_.has_score || variant_.has_predicate || needed.of[0].size() == 0) return false;
+    const KeyRange keys{block.begin + needed.of[0].begin, block.begin + needed.of[0].end};
+    for (index_t v = 0; v < needed.vectors; ++v) {
+      const bool is_same = needed.of[v].begin == needed.of[0].begin && needed.of[v].end == needed.of[0].end;
+      if (!is_same || columns[v].hides(keys)) return false;
+    }
+    return true;
   }
 
   /// Adds NaN and infinities in V, which load_held_keys replaced by 0, to the queries that see them: a weight of
@@ -355,6 +388,7 @@ class PrefillTask {
   const Variant<A>& variant_;
   const PrefillKernels<A, E>& kernels_;
   const Memory& memory_;
+  const index_t block_keys_;
   index_t batch_ = 0, kv_head_ = 0, count_ = 0, groups_ = 0;
   KeyRange stored_{};
   Column columns_{};  // of all queries

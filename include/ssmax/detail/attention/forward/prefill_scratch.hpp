@@ -82,7 +82,8 @@ struct PrefillScratch : LaneScratch<A, E> {
         k(arena.take<E>(held_keys * depth)),
         panel(held_keys * products.rows + 64 / static_cast<index_t>(sizeof(E))),
         v(arena.take<E>(channels / products.rows * panel)),
-        s(arena.take<A>(block_keys * group)) {
+        block_keys(std::same_as<A, E> || a_depth + channels > 128 ? key_block : key_block / 2),
+        s(arena.take<A>(key_block * group)) {
     if constexpr (!std::same_as<A, E>) {
       multipliers = arena.take<A>(groups * group);
       wide = arena.take<A>(2 * d);
@@ -99,12 +100,10 @@ struct PrefillScratch : LaneScratch<A, E> {
     return {at, at + group, at + 2 * group};
   }
 
-  /// Keys of a block, whose logits lie in the first-level cache with all else that a group's products take, and keys
-  /// that are held ready at once, in the second-level one. Products in 16 bits wait for memory sooner: with blocks of
-  /// 128 keys, one held at a time, AMX lost a fifth.
-  static constexpr index_t block_keys = std::same_as<A, E> ? key_block : 64,
-                           held_keys = std::same_as<A, E> ? key_block : 512;
-  static_assert(key_chunk % held_keys == 0 && held_keys % block_keys == 0);
+  /// Keys that are held ready at once, for all groups. Products in 16 bits wait for memory sooner, so a group takes
+  /// several blocks before the next group does: its queries and its state stay in the first-level cache.
+  static constexpr index_t held_keys = std::same_as<A, E> ? key_block : 512;
+  static_assert(key_chunk % held_keys == 0 && held_keys % key_block == 0);
 
   const PrefillKernels<A, E>& products;
   index_t depth;     // of the product of queries and keys
@@ -113,7 +112,10 @@ struct PrefillScratch : LaneScratch<A, E> {
   index_t
       panel;  // from one panel to the next: a cache line more than it holds, or a row's panels share a set
   E* v;       // [panel][held_keys][rows of a panel], as pack_values has it
-  A* s;       // [block_keys][group]; then the weights, in tuples
+  /// Of a block. Products in 16 bits of width 64 and 64 keys find all that they take in a first-level cache of 48 KiB;
+  /// where they do not, 128 keys share a rescaling.
+  index_t block_keys;
+  A* s;                      // [block_keys][group]; then the weights, in tuples
   A* multipliers = nullptr;  // [groups · group]: of logits, where the queries do not have them
   A* wide = nullptr;         // [2][d]: a row that is rotated, and what rounding it loses
   A *chunk, *total;          // states
