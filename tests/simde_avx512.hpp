@@ -106,6 +106,15 @@ inline float widen(std::uint16_t bits) {
 }
 
 // To nearest even.
+/// bfloat16's bits.
+inline std::uint16_t rounded(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t top = bits >> 16;
+  if (std::isnan(value)) return static_cast<std::uint16_t>(top | 0x40u);
+  if (std::fpclassify(value) == FP_SUBNORMAL) return static_cast<std::uint16_t>(top & 0x8000u);
+  return static_cast<std::uint16_t>((bits + 0x7FFFu + (top & 1u)) >> 16);
+}
+
 inline std::uint16_t narrow(float value) {
   const unsigned sign = std::signbit(value) ? 0x8000u : 0u;
   const double magnitude = std::fabs(static_cast<double>(value));
@@ -214,6 +223,19 @@ inline __m512 _mm512_reduce_ps(__m512 a, int) {
   auto x = simde_avx512::lanes(a);
   for (float& value : x) value = std::isinf(value) ? 0 : value - std::floor(value);
   return simde_avx512::vector(x);
+}
+
+/// To nearest, ties to even, subnormal numbers as 0: low in the lower half.
+inline __m512bh _mm512_cvtne2ps_pbh(__m512 high, __m512 low) {
+  const auto a = simde_avx512::lanes(low), b = simde_avx512::lanes(high);
+  std::array<std::uint16_t, 32> r;
+  for (std::size_t i = 0; i < 16; ++i) {
+    r[i] = simde_avx512::rounded(a[i]);
+    r[i + 16] = simde_avx512::rounded(b[i]);
+  }
+  __m512bh result;
+  std::memcpy(&result, r.data(), sizeof result);
+  return result;
 }
 
 // ---- What SIMDe gets wrong: without the CPU's own it multiplies, rounds and adds. -------------------------

@@ -45,7 +45,7 @@ inline Processor ask_processor() {
   // Leaf 1.
   constexpr unsigned ecx_fma = 1u << 12, ecx_osxsave = 1u << 27, ecx_avx = 1u << 28, ecx_f16c = 1u << 29;
   // Leaf 7, subleaf 0.
-  constexpr unsigned ebx_avx2 = 1u << 5, ebx_avx512f = 1u << 16, ebx_avx512dq = 1u << 17;
+  constexpr unsigned ebx_avx2 = 1u << 5, ebx_avx512f = 1u << 16, ebx_avx512dq_bw = 1u << 17 | 1u << 30;
   constexpr std::uint64_t ymm = 1u << 1 | 1u << 2;  // XMM and the upper halves of YMM
 #if defined(__APPLE__)
   constexpr std::uint64_t zmm = ymm;  // macOS sets the other bits when a thread first uses the registers
@@ -70,10 +70,10 @@ inline Processor ask_processor() {
   if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return found;
   found.avx2_fma_f16c = fma_f16c && (ebx & ebx_avx2) != 0;
   found.avx512f = (kept & zmm) == zmm && (ebx & ebx_avx512f) != 0;
-  const bool avx512dq = found.avx512f && (ebx & ebx_avx512dq) != 0;
+  const bool has_dq_bw = found.avx512f && (ebx & ebx_avx512dq_bw) == ebx_avx512dq_bw;
   const bool has_tiles = (kept & tiles) == tiles && (edx & edx_amx) == edx_amx;
   if (eax < 1 || __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) == 0) return found;
-  found.avx512_bf16 = avx512dq && (eax & eax_avx512_bf16) != 0;
+  found.avx512_bf16 = has_dq_bw && (eax & eax_avx512_bf16) != 0;
   found.amx_bf16 = found.avx512_bf16 && has_tiles;
   return found;
 }

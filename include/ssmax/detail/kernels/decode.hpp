@@ -1,6 +1,7 @@
 // Attention of few queries.
 #pragma once
 
+#include "exp.hpp"
 #include "lanes.hpp"
 
 namespace ssmax {

@@ -42,6 +42,21 @@ SSMAX_INLINE typename S::V load_stored_part(const X* p, index_t count) {
   }
 }
 
+inline constexpr index_t asked_keys = 64;
+
+/// Asks memory for `count` numbers of the row that lies asked_keys behind p, if there is one. For one query, 16 bits
+/// arrive about as fast as they are widened and multiplied: 23 instead of 11 GB/s on an Intel with AMX (32 keys ahead:
+/// 17). Floats came 16 % slower. Elsewhere than with AVX-512 it was not measured.
+template <class S, int rows, class X>
+SSMAX_INLINE void ask_for_row(const X* p, index_t stride, index_t count) {
+  if constexpr (S::width == 16 && rows == 1 && sizeof(X) < sizeof(typename S::Value)) {
+    const auto ahead =
+        reinterpret_cast<std::uintptr_t>(p) + static_cast<std::uintptr_t>(asked_keys * stride) * sizeof(X);
+    for (std::uintptr_t at = 0; at < static_cast<std::uintptr_t>(count) * sizeof(X); at += 64)
+      __builtin_prefetch(reinterpret_cast<const void*>(ahead + at));
+  }
+}
+
 /// s[rows][·] = q[rows × d] · k[·][d] for width / rows keys at a time.
 template <class S, int rows, class X>
 void decode_logits_rows(const typename S::Value* q, index_t q_stride, const X* k, index_t k_stride,
@@ -55,6 +70,7 @@ void decode_logits_rows(const typename S::Value* q, index_t q_stride, const X* k
     const X* key[step];
     SSMAX_UNROLL
     for (int j = 0; j < step; ++j) key[j] = k + (first + std::min<index_t>(j, count - 1)) * k_stride;
+    for (int j = 0; j < step; ++j) ask_for_row<S, rows>(key[j], k_stride, d);
     V sum[rows * step];
     SSMAX_UNROLL
     for (int i = 0; i < rows * step; ++i) sum[i] = S::set(0);
@@ -137,6 +153,7 @@ SSMAX_INLINE void decode_accumulate_block(const typename S::Value* s, index_t s_
     for (int j = 0; j < vectors; ++j) sum[i][j] = S::set(0);
   }
   for (index_t key = 0; key < keys; ++key) {
+    ask_for_row<S, rows>(v + key * v_stride, v_stride, vectors * S::width);
     V x[vectors];
     SSMAX_UNROLL
     for (int j = 0; j < vectors; ++j) x[j] = load_stored<S>(v + key * v_stride + j * S::width);

@@ -39,6 +39,13 @@ struct RoundedGradients {
   T* dc;            // out, if given: Σ u·z, of numbers that were not rounded
 };
 
+/// Of one vector of queries whose logits nothing becomes of before the softmax, a lane each: s = z · multiplier - offset,
+/// w = 2^(s - shift) and u = w · (dp - delta).
+template <class T>
+struct PlainLogits {
+  const T *multiplier, *offset, *shift, *delta;
+};
+
 /// Attention's tiles, backward, whose products take E: what PrefillKernels<T, E> does not have. Of the
 /// targets that have those.
 template <class T, class E>
@@ -47,6 +54,10 @@ struct RoundedBackwardKernels {
   void (*place)(const T* z, index_t keys, const T* factor, const T* offset, T* s);
   /// One vector of queries: weights w, gradients u · factor. A u of 0 adds nothing to dc and stays 0.
   void (*round)(const T* w, const T* u, const T* z, index_t keys, const RoundedGradients<T, E>& to);
+  /// The same for plain logits z[key][·] and dp[key][·] = dout·v, by what place, gradients and round do; keys is a
+  /// multiple of 4.
+  void (*form)(const T* z, const T* dp, index_t keys, const PlainLogits<T>& logits,
+               const RoundedGradients<T, E>& to);
   /// out[keys][pitch] += a[keys][·] · b[lanes / 2][pitch][2]: keys and lanes are multiples of
   /// PrefillKernels::rows and depth.
   void (*add_product)(const E* a, index_t a_stride, index_t lanes, index_t keys, const E* b, index_t pitch,

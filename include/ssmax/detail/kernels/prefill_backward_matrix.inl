@@ -19,6 +19,7 @@ struct KernelTable<RoundedBackwardKernels<T, bfloat16>> {
   static constexpr RoundedBackwardKernels<T, bfloat16> value{
       .place = pair_place<S>,
       .round = pair_round<S, P>,
+      .form = pair_form<S, P>,
       .add_product = matrix_add_product<S>,
       .pair_rows = pair_rows<S, P>,
   };

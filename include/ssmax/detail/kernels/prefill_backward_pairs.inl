@@ -12,35 +12,63 @@ void pair_place(const float* z, index_t keys, const float* factor, const float* 
   }
 }
 
-/// NaN with one payload: rounded by its bits, another could become 0.
-template <class S>
-SSMAX_INLINE typename S::V plain_nan(typename S::V x) {
-  return S::select(S::unordered(x, x), S::set(std::numeric_limits<float>::quiet_NaN()), x);
+/// Weights w and gradients u of two keys; `sum` += Σ u·z.
+template <class S, class P>
+SSMAX_INLINE void pair_round_step(const typename S::V (&w)[2], const typename S::V (&u)[2], const float* z,
+                                  index_t key, typename S::V factor,
+                                  const RoundedGradients<float, bfloat16>& to, typename S::V& sum) {
+  typename S::V gradient[2];
+  SSMAX_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    const auto counts = P::not_zero(u[i]);
+    if (to.dc != nullptr) {
+      sum = S::add(sum, S::keep(counts, S::mul(u[i], S::load(z + (key + i) * group_width<S>))));
+    }
+    gradient[i] = S::keep(counts, S::mul(u[i], factor));
+  }
+  bfloat16 *weights = to.weights + key * to.stride, *gradients = to.gradients + key * to.stride;
+  P::round_rows(w[0], w[1], weights, weights + to.stride);
+  P::store(to.pairs + key * group_width<S>,
+           P::round_rows(gradient[0], gradient[1], gradients, gradients + to.stride));
 }
 
 template <class S, class P>
 void pair_round(const float* w, const float* u, const float* z, index_t keys,
                 const RoundedGradients<float, bfloat16>& to) {
   using V = typename S::V;
-  const V factor = S::load(to.factor), zero = S::set(0);
-  V sum = zero;
+  const V factor = S::load(to.factor);
+  V sum = S::set(0);
   for (index_t key = 0; key < keys; key += 2) {
-    V weight[2], gradient[2];
+    const index_t at = key * group_width<S>, next = at + group_width<S>;
+    pair_round_step<S, P>({S::load(w + at), S::load(w + next)}, {S::load(u + at), S::load(u + next)}, z, key,
+                          factor, to, sum);
+  }
+  if (to.dc != nullptr) S::store(to.dc, sum);
+}
+
+/// Four keys at a time, in one go over logits and dout·Vᵀ.
+template <class S, class P>
+void pair_form(const float* z, const float* dp, index_t keys, const PlainLogits<float>& logits,
+               const RoundedGradients<float, bfloat16>& to) {
+  using V = typename S::V;
+  const V multiplier = S::load(logits.multiplier), back = S::sub(S::set(0), S::load(logits.offset)),
+          delta = S::load(logits.delta), factor = S::load(to.factor);
+  const V shift = S::load(logits.shift);
+  V sum = S::set(0);
+  for (index_t key = 0; key < keys; key += 4) {
+    const float *logit = z + key * group_width<S>, *product = dp + key * group_width<S>;
+    V w[4], u[4];
     SSMAX_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      const index_t at = (key + i) * group_width<S>;
-      const V x = S::load(u + at);
-      const auto counts = S::either(S::less(zero, S::abs(x)), S::unordered(x, x));
-      if (to.dc != nullptr) sum = S::add(sum, S::keep(counts, S::mul(x, S::load(z + at))));
-      weight[i] = plain_nan<S>(S::load(w + at));
-      gradient[i] = plain_nan<S>(S::keep(counts, S::mul(x, factor)));
+    for (int i = 0; i < 4; ++i)
+      w[i] = S::sub(S::fma(S::load(logit + i * group_width<S>), multiplier, back), shift);
+    P::template exp2_float<4>(w);
+    SSMAX_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      u[i] = S::mul(w[i], S::sub(S::load(product + i * group_width<S>), delta));
+      u[i] = S::keep(S::less(S::set(0), w[i]), u[i]);
     }
-    const typename P::V gradients = P::round(gradient[0], gradient[1]);
-    bfloat16* row = to.gradients + key * to.stride;
-    P::split(P::round(weight[0], weight[1]), to.weights + key * to.stride,
-             to.weights + (key + 1) * to.stride);
-    P::split(gradients, row, row + to.stride);
-    P::store(to.pairs + key * group_width<S>, gradients);
+    pair_round_step<S, P>({w[0], w[1]}, {u[0], u[1]}, z, key, factor, to, sum);
+    pair_round_step<S, P>({w[2], w[3]}, {u[2], u[3]}, z, key + 2, factor, to, sum);
   }
   if (to.dc != nullptr) S::store(to.dc, sum);
 }
@@ -92,6 +120,7 @@ struct KernelTable<RoundedBackwardKernels<T, bfloat16>> {
   static constexpr RoundedBackwardKernels<T, bfloat16> value{
       .place = pair_place<S>,
       .round = pair_round<S, P>,
+      .form = pair_form<S, P>,
       .add_product = pair_add_product<S, P>,
       .pair_rows = pair_rows<S, P>,
   };

@@ -157,13 +157,18 @@ TileChange pair_weights(float* s, index_t keys, const TileState<float>& state, b
 template <class S, class P>
 bool pairs_finite(const bfloat16* in, index_t stride, index_t rows, index_t columns) {
   bool finite = true;
+  typename P::V largest[2] = {P::zero(), P::zero()};
   for (index_t r = 0; r < rows; ++r, in += stride) {
     index_t c = 0;
+    for (; c + 4 * S::width <= columns; c += 4 * S::width) {
+      largest[0] = P::max_magnitude(largest[0], P::load(in + c));
+      largest[1] = P::max_magnitude(largest[1], P::load(in + c + 2 * S::width));
+    }
     for (; c + 2 * S::width <= columns; c += 2 * S::width)
-      finite = finite && !P::any_not_finite(P::load(in + c));
+      largest[0] = P::max_magnitude(largest[0], P::load(in + c));
     for (; c < columns; ++c) finite = finite && (in[c].bits & 0x7F80) != 0x7F80;
   }
-  return finite;
+  return finite && !P::any_not_finite(P::max_magnitude(largest[0], largest[1]));
 }
 
 /// Pairs of what is left of two rows, up to a vector of them; missing numbers are 0.

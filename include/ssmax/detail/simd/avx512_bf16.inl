@@ -18,12 +18,6 @@ struct Pairs {
   static __m512 dot(V a, V b, __m512 sum) {
     return _mm512_dpbf16_ps(sum, __builtin_bit_cast(__m512bh, a), __builtin_bit_cast(__m512bh, b));
   }
-  /// (low, high) of floats, NaN with a clear bit below its first: to nearest, ties away from 0.
-  static V round(__m512 low, __m512 high) {
-    const __m512i half = _mm512_set1_epi32(0x8000);
-    return join(_mm512_add_epi32(_mm512_castps_si512(low), half),
-                _mm512_add_epi32(_mm512_castps_si512(high), half));
-  }
   /// (low, high) of 2^x for vectors x <= 0, -inf too: to nearest. 2^x is known within 7.5e-5 of itself.
   ///
   /// The fraction f of x is in [0, 1) and 2^f in [1, 2), where bfloat16's numbers lie 2^-7 apart: half of that is
@@ -48,16 +42,41 @@ struct Pairs {
     for (int i = 0; i < pairs; ++i)
       out[i] = join(_mm512_castps_si512(p[2 * i]), _mm512_castps_si512(p[2 * i + 1]));
   }
+  /// 2^x of vectors x, -inf too, within 2.1e-7 of itself.
+  template <int count>
+  SSMAX_INLINE static void exp2_float(__m512* x) {
+    constexpr int toward_minus_infinity = 1, no_exceptions = 8;
+    constexpr float polynomial[] = {0x1.26900cp-7f, 0x1.c95446p-5f, 0x1.ebd5a8p-3f, 0x1.62e4f6p-1f, 1};
+    __m512 f[count], p[count];
+    SSMAX_UNROLL
+    for (int i = 0; i < count; ++i) {
+      f[i] = _mm512_reduce_ps(x[i], toward_minus_infinity | no_exceptions);
+      p[i] = _mm512_set1_ps(0x1.ec320ap-10f);
+    }
+    for (const float coefficient : polynomial) {
+      SSMAX_UNROLL
+      for (int i = 0; i < count; ++i) p[i] = _mm512_fmadd_ps(p[i], f[i], _mm512_set1_ps(coefficient));
+    }
+    SSMAX_UNROLL
+    for (int i = 0; i < count; ++i) x[i] = _mm512_scalef_ps(p[i], x[i]);
+  }
+  /// Two vectors rounded to nearest, each to a row of 16 numbers. Returns their pairs (low, high).
+  static V round_rows(__m512 low, __m512 high, bfloat16* low_row, bfloat16* high_row) {
+    const __m512i rows = __builtin_bit_cast(__m512i, _mm512_cvtne2ps_pbh(high, low));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(low_row), _mm512_castsi512_si256(rows));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(high_row), _mm512_extracti64x4_epi64(rows, 1));
+    const __m512i order =
+        _mm512_set_epi32(0x1F000F, 0x1E000E, 0x1D000D, 0x1C000C, 0x1B000B, 0x1A000A, 0x190009, 0x180008,
+                         0x170007, 0x160006, 0x150005, 0x140004, 0x130003, 0x120002, 0x110001, 0x100000);
+    return _mm512_permutexvar_epi16(order, rows);
+  }
+  /// Lanes that hold another number than 0, or NaN.
+  static __mmask16 not_zero(__m512 v) { return _mm512_cmp_ps_mask(v, _mm512_setzero_ps(), _CMP_NEQ_UQ); }
   /// (low[i], high[i]) for 16 numbers of two rows.
   static V interleave(const bfloat16* low, const bfloat16* high) {
     const __m512i a = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(low)));
     const __m512i b = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(high)));
     return _mm512_or_si512(a, _mm512_slli_epi32(b, 16));
-  }
-  /// The low halves and the high ones, apart.
-  static void split(V v, bfloat16* low, bfloat16* high) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(low), _mm512_cvtepi32_epi16(v));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(high), _mm512_cvtepi32_epi16(_mm512_srli_epi32(v, 16)));
   }
   /// Numbers in even places of two rows, in pairs, and those in odd ones.
   static V even(V low, V high) {
@@ -68,6 +87,11 @@ struct Pairs {
     return _mm512_ternarylogic_epi32(_mm512_srli_epi32(low, 16), high, top, 0xF8);
   }
   static __m512 as_floats(V v) { return _mm512_castsi512_ps(v); }
+  static V zero() { return _mm512_setzero_si512(); }
+  /// The larger magnitudes, NaN above all. a has no signs.
+  static V max_magnitude(V a, V b) {
+    return _mm512_max_epu16(a, _mm512_and_si512(b, _mm512_set1_epi32(0x7FFF7FFF)));
+  }
   /// Whether some number is NaN or infinite.
   static bool any_not_finite(V v) {
     const __m512i low = _mm512_set1_epi32(0x7F80), high = _mm512_set1_epi32(0x7F800000);

@@ -23,13 +23,6 @@ struct Pairs {
   static float32x4_t dot(V a, V b, float32x4_t sum) {
     return vbfdotq_f32(sum, vreinterpretq_bf16_u32(a), vreinterpretq_bf16_u32(b));
   }
-  /// (low, high) of floats, NaN with a clear bit below its first: to nearest, ties away from 0.
-  static V round(float32x4_t low, float32x4_t high) {
-    const uint32x4_t half = vdupq_n_u32(0x8000);
-    const uint32x4_t a = vaddq_u32(vreinterpretq_u32_f32(low), half);
-    const uint32x4_t b = vaddq_u32(vreinterpretq_u32_f32(high), half);
-    return vsriq_n_u32(b, a, 16);  // a's upper half under b's
-  }
   /// (low, high) of 2^x for vectors x <= 0, -inf too: to nearest. 2^x is known within 1.1e-4 of itself, where rounding
   /// costs up to 2^-8 = 3.9e-3, most just above a power of two. (A quadratic's 2e-3 would add to that.)
   template <int pairs>
@@ -50,15 +43,23 @@ struct Pairs {
     SSMAX_UNROLL
     for (int i = 0; i < pairs; ++i) out[i] = round(p[2 * i], p[2 * i + 1]);
   }
+  /// 2^x of vectors x, -inf too, as for float.
+  template <int count>
+  SSMAX_INLINE static void exp2_float(float32x4_t* x) {
+    Exp2<F32>(F32::set(0)).template apply<count>(x);
+  }
+  /// Two vectors rounded to nearest, each to a row of 4 numbers. Returns their pairs (low, high).
+  static V round_rows(float32x4_t low, float32x4_t high, bfloat16* low_row, bfloat16* high_row) {
+    const V pairs = round(plain_nan(low), plain_nan(high));
+    split(pairs, low_row, high_row);
+    return pairs;
+  }
+  /// Lanes that hold another number than 0, or NaN.
+  static uint32x4_t not_zero(float32x4_t v) { return vmvnq_u32(vceqzq_f32(v)); }
   /// (low[i], high[i]) for 4 numbers of two rows.
   static V interleave(const bfloat16* low, const bfloat16* high) {
     const uint16x4x2_t zipped = vzip_u16(vld1_u16(&low->bits), vld1_u16(&high->bits));
     return vreinterpretq_u32_u16(vcombine_u16(zipped.val[0], zipped.val[1]));
-  }
-  /// The low halves and the high ones, apart.
-  static void split(V v, bfloat16* low, bfloat16* high) {
-    vst1_u16(&low->bits, vmovn_u32(v));
-    vst1_u16(&high->bits, vshrn_n_u32(v, 16));
   }
   /// Numbers in even places of two rows, in pairs, and those in odd ones.
   static V even(V low, V high) {
@@ -67,9 +68,33 @@ struct Pairs {
   static V odd(V low, V high) {
     return vreinterpretq_u32_u16(vtrn2q_u16(vreinterpretq_u16_u32(low), vreinterpretq_u16_u32(high)));
   }
+  static V zero() { return vdupq_n_u32(0); }
+  /// The larger magnitudes, NaN above all. a has no signs.
+  static V max_magnitude(V a, V b) {
+    const uint32x4_t magnitude = vandq_u32(b, vdupq_n_u32(0x7FFF7FFF));
+    return vreinterpretq_u32_u16(vmaxq_u16(vreinterpretq_u16_u32(a), vreinterpretq_u16_u32(magnitude)));
+  }
   /// Whether some number is NaN or infinite.
   static bool any_not_finite(V v) {
     const uint16x8_t infinite = vdupq_n_u16(0x7F80);
     return vmaxvq_u16(vceqq_u16(vandq_u16(vreinterpretq_u16_u32(v), infinite), infinite)) != 0;
+  }
+
+ private:
+  /// (low, high) of floats, NaN with a clear bit below its first: to nearest, ties away from 0.
+  static V round(float32x4_t low, float32x4_t high) {
+    const uint32x4_t half = vdupq_n_u32(0x8000);
+    const uint32x4_t a = vaddq_u32(vreinterpretq_u32_f32(low), half);
+    const uint32x4_t b = vaddq_u32(vreinterpretq_u32_f32(high), half);
+    return vsriq_n_u32(b, a, 16);  // a's upper half under b's
+  }
+  /// The low halves and the high ones, apart.
+  static void split(V v, bfloat16* low, bfloat16* high) {
+    vst1_u16(&low->bits, vmovn_u32(v));
+    vst1_u16(&high->bits, vshrn_n_u32(v, 16));
+  }
+  /// NaN with one payload: rounded by its bits, another could become 0.
+  static float32x4_t plain_nan(float32x4_t x) {
+    return F32::select(F32::unordered(x, x), F32::set(std::numeric_limits<float>::quiet_NaN()), x);
   }
 };

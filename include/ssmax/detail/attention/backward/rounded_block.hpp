@@ -114,36 +114,43 @@ class RoundedBlock {
     const A *multiplier = rounded.multiplier + lane, *offset = rounded.offset + lane;
     const QueryRow* rows = memory_.rows + lane;
     const TileColumn<A> logits{s, keys, rows, length_};
-    if (variant_.has_score || variant_.has_predicate) {
-      A *none = memory_.lanes, *one = memory_.lanes + group;
-      std::fill_n(none, group, A{0});
-      rounded_kernels_.place(z, part.size(), multiplier, none, s);
-      if (variant_.has_score) {
-        variant_.apply_and_keep(logits, z, slope, memory_);
-      } else {
-        variant_.apply(logits, memory_);
-      }
-      std::fill_n(one, group, A{1});
-      rounded_kernels_.place(s, part.size(), one, offset, s);
-    } else {
-      rounded_kernels_.place(z, part.size(), multiplier, offset, s);
-    }
-    if (column.hides(keys)) hide_keys(memory_, s, keys, rows);
+    double* sums = memory_.sums + lane * stride;
+    A* dc = learns_ && !variant_.has_score ? memory_.lanes : nullptr;
+    const index_t row = part.begin * rounded.lanes + lane;
+    const RoundedGradients<A, E> to{
+        rounded.weights + row, rounded.gradients + row,
+        rounded.lanes,         rounded.pairs + tuple_at<A, E>(part.begin, lane % group, group),
+        rounded.factor + lane, dc};
     const bool regular = std::all_of(memory_.regular + lane, memory_.regular + lane + products_.width,
                                      [](bool r) { return r; });
-    if (regular) {
-      gradient_kernels_.gradients(s, u, part.size(), memory_.shift + lane, memory_.delta + lane);
+    const bool is_plain = !variant_.has_score && !variant_.has_predicate && !column.hides(keys);
+    if (is_plain && regular) {
+      rounded_kernels_.form(z, u, part.size(),
+                            {multiplier, offset, memory_.shift + lane, memory_.delta + lane}, to);
     } else {
-      irregular_gradients(memory_, lane, part.size(), s, u);
+      if (variant_.has_score || variant_.has_predicate) {
+        A *none = memory_.lanes, *one = memory_.lanes + group;
+        std::fill_n(none, group, A{0});
+        rounded_kernels_.place(z, part.size(), multiplier, none, s);
+        if (variant_.has_score) {
+          variant_.apply_and_keep(logits, z, slope, memory_);
+        } else {
+          variant_.apply(logits, memory_);
+        }
+        std::fill_n(one, group, A{1});
+        rounded_kernels_.place(s, part.size(), one, offset, s);
+      } else {
+        rounded_kernels_.place(z, part.size(), multiplier, offset, s);
+      }
+      if (column.hides(keys)) hide_keys(memory_, s, keys, rows);
+      if (regular) {
+        gradient_kernels_.gradients(s, u, part.size(), memory_.shift + lane, memory_.delta + lane);
+      } else {
+        irregular_gradients(memory_, lane, part.size(), s, u);
+      }
+      if (variant_.has_score) variant_.differentiate(logits, {u, z, slope, sums, stride}, memory_);
+      rounded_kernels_.round(s, u, z, part.size(), to);
     }
-    double* sums = memory_.sums + lane * stride;
-    if (variant_.has_score) variant_.differentiate(logits, {u, z, slope, sums, stride}, memory_);
-    A* dc = learns_ && !variant_.has_score ? memory_.lanes : nullptr;
-    E* pairs = rounded.pairs + tuple_at<A, E>(part.begin, lane % group, group);
-    const index_t row = part.begin * rounded.lanes + lane;
-    rounded_kernels_.round(
-        s, u, z, part.size(),
-        {rounded.weights + row, rounded.gradients + row, rounded.lanes, pairs, rounded.factor + lane, dc});
     for (index_t i = 0; dc != nullptr && i < products_.width; ++i) {
       sums[i * stride] += scale_ * static_cast<double>(dc[i]);
     }
