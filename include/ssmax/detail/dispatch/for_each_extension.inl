@@ -21,7 +21,8 @@ using namespace neon;
 #if defined(SSMAX_COMPILES_AVX512_BF16)
 #if defined(SSMAX_AVX512_EMULATION)
 #elif defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512bf16"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512bf16"))), \
+                             apply_to = function)
 #else
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512bf16,tune=generic")

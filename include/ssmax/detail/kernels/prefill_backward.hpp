@@ -39,7 +39,7 @@ struct RoundedGradients {
   T* dc;            // out, if given: Σ u·z, of numbers that were not rounded
 };
 
-/// Of one vector of queries whose logits nothing becomes of before the softmax, a lane each: s = z · multiplier - offset,
+/// One vector of queries whose logits reach the softmax as they are, a lane each: s = z · multiplier - offset,
 /// w = 2^(s - shift) and u = w · (dp - delta).
 template <class T>
 struct PlainLogits {
