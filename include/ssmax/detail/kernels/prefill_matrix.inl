@@ -12,23 +12,13 @@ void matrix_release() {
   _tile_release();
 }
 
-/// 32 keys after the other, so that what is not in the first-level cache is read once.
 template <class S, int vectors>
 void matrix_logits(const bfloat16* k, index_t k_stride, index_t d, index_t keys, const bfloat16* q,
                    float* s) {
   constexpr index_t group = group_width<S>;
   tiles_see_memory();
-  index_t key = 0, lane = 0;
-  tile_strips<false>(keys / 32 * vectors, d / 32, group, [&] {
-    const TileOperands t{k + key * k_stride,    k_stride, 16 * k_stride, 32, q + 2 * lane,
-                         s + key * group + lane};
-    lane += S::width;
-    if (lane == vectors * S::width) {
-      lane = 0;
-      key += 32;
-    }
-    return t;
-  });
+  const TileOperands first{k, k_stride, 16 * k_stride, 32, q, s};
+  tile_strips<false>({first, vectors, 32 * k_stride, 32 * group}, keys / 32 * vectors, d / 32, group);
   tiles_see_memory();
 }
 
@@ -38,17 +28,8 @@ void matrix_accumulate(const bfloat16* values, index_t, index_t panel_stride, in
                        const bfloat16* weights, index_t keys, float* o) {
   constexpr index_t group = group_width<S>;
   tiles_see_memory();
-  index_t panel = 0, lane = 0;
-  tile_strips<true>(panels * vectors, keys / 32, group, [&] {
-    const TileOperands t{values + panel * panel_stride, 32, 16 * 32, 32 * 32, weights + 2 * lane,
-                         o + panel * 32 * group + lane};
-    lane += S::width;
-    if (lane == vectors * S::width) {
-      lane = 0;
-      ++panel;
-    }
-    return t;
-  });
+  const TileOperands first{values, 32, 16 * 32, 32 * 32, weights, o};
+  tile_strips<true>({first, vectors, panel_stride, 32 * group}, panels * vectors, keys / 32, group);
   tiles_see_memory();
 }
 

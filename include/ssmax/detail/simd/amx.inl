@@ -80,19 +80,41 @@ SSMAX_INLINE void tile_strip(const TileOperands& t, index_t steps, index_t group
   }
 }
 
-/// `strips` strips: next() gives the operands of one after the other.
-template <bool adds, class F>
-SSMAX_INLINE void tile_strips(index_t strips, index_t steps, index_t group, const F& next) {
+/// The operands of strips, one after the other: all lanes of 32 rows, then those of the next 32, so that rows of A that
+/// are not in the first-level cache are brought there once.
+struct TileWalk {
+  TileOperands at;
+  index_t vectors;         // of 16 lanes
+  index_t a_rows, c_rows;  // from 32 rows to the next
+  index_t vector = 0;
+
+  SSMAX_INLINE TileOperands next() {
+    const TileOperands now = at;
+    if (++vector < vectors) {
+      at.b += 32;
+      at.c += 16;
+    } else {
+      vector = 0;
+      at.a += a_rows;
+      at.b -= 32 * (vectors - 1);
+      at.c += c_rows - 16 * (vectors - 1);
+    }
+    return now;
+  }
+};
+
+template <bool adds>
+SSMAX_INLINE void tile_strips(TileWalk walk, index_t strips, index_t steps, index_t group) {
   float* before = nullptr;
   for (index_t left = strips; left > 0; left -= 2) {
-    const TileOperands even = next();
+    const TileOperands even = walk.next();
     tile_strip<0, adds>(even, steps, group, before);
     if (left == 1) {
       tile_store_first<0>(even.c, group);
       tile_store_second<0>(even.c, group);
       return;
     }
-    const TileOperands odd = next();
+    const TileOperands odd = walk.next();
     tile_strip<1, adds>(odd, steps, group, even.c);
     before = odd.c;
   }
