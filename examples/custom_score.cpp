@@ -85,6 +85,7 @@ int main() {
   // The gradient against what moving a query's or a key's channel does to the sum.
   examples::Check check;
   const auto compare = [&](const std::string& name, std::vector<double>& x, const std::vector<double>& dx) {
+    // Not query 0: it sees one key, so its dq is 0.
     for (const std::size_t i : {std::size_t{11}, std::size_t{171}, std::size_t{319}}) {
       const double before = x[i], step = 1e-5;
       x[i] = before + step;

@@ -105,8 +105,7 @@ inline float widen(std::uint16_t bits) {
                                : std::ldexp(static_cast<float>(mantissa + 1024), exponent - 25));
 }
 
-// To nearest even.
-/// bfloat16's bits.
+/// bfloat16's bits, to nearest even; subnormal numbers as 0.
 inline std::uint16_t rounded(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   const std::uint32_t top = bits >> 16;
@@ -115,6 +114,7 @@ inline std::uint16_t rounded(float value) {
   return static_cast<std::uint16_t>((bits + 0x7FFFu + (top & 1u)) >> 16);
 }
 
+// To nearest even.
 inline std::uint16_t narrow(float value) {
   const unsigned sign = std::signbit(value) ? 0x8000u : 0u;
   const double magnitude = std::fabs(static_cast<double>(value));

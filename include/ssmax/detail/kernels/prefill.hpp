@@ -20,13 +20,14 @@ enum class TileChange {
   irregular  // nothing was done: NaN, +inf, or a shift that an integer in T cannot hold exactly
 };
 
-/// What a vector of queries (or some, one behind the other) keeps of its softmax: Σ 2^x = 2^shift · sum, with shift
+/// What one vector of queries, or several neighbours, keep of its softmax: Σ 2^x = 2^shift · sum, with shift
 /// -inf while nothing was seen.
 template <class T>
 struct TileState {
   T *shift, *sum;
-  T* factor;                      // out: by what earlier weights must be multiplied
-  const T* multiplier = nullptr;  // products in 16 bits: by what logits are to be multiplied first, if given
+  T* factor;  // out: by what earlier weights must be multiplied
+  const T* multiplier =
+      nullptr;  // products in 16 bits: by what logits are to be multiplied first, if given: above 0
 };
 
 /// Numbers E in the place of one A. What a product sums over, channels in Q and keys in the weights, lies in
@@ -66,9 +67,9 @@ struct PrefillKernels {
   void (*hide)(T* s, index_t keys, const T* first, const T* last);
   /// One vector: logits in units of log2 become weights 2^(x - shift), in the memory of s. -inf becomes 0.
   TileChange (*weights)(T* s, index_t keys, const TileState<T>& state, E* weights);
-  /// The same for the first 1, 2 or 3 vectors of a group, all or none: none where one is irregular. Products in 16 bits
-  /// only.
-  TileChange (*weights_of[tile_vectors])(T* s, index_t keys, const TileState<T>& state, E* weights) = {};
+  /// The same for the first 1, 2 or 3 vectors of a group. If one is irregular, nothing is done to any. Products in 16
+  /// bits only; keys is a multiple of 4.
+  TileChange (*group_weights[tile_vectors])(T* s, index_t keys, const TileState<T>& state, E* weights) = {};
   /// o[rows][group] *= factor[group]
   void (*rescale)(T* o, index_t rows, const T* factor);
   /// o[panels · rows][·] += Vᵀ · weights[keys][·]. V is what pack_values makes of it; where E is T also rows

@@ -52,10 +52,12 @@ template <class T, class E>
 struct RoundedBackwardKernels {
   /// One vector of queries: s[key][·] = z[key][·] · factor - offset
   void (*place)(const T* z, index_t keys, const T* factor, const T* offset, T* s);
+  /// As PrefillBackwardKernels::gradients; keys is a multiple of 4.
+  void (*gradients)(T* s, T* dp, index_t keys, const T* shift, const T* delta);
   /// One vector of queries: weights w, gradients u · factor. A u of 0 adds nothing to dc and stays 0.
   void (*round)(const T* w, const T* u, const T* z, index_t keys, const RoundedGradients<T, E>& to);
-  /// The same for plain logits z[key][·] and dp[key][·] = dout·v, by what place, gradients and round do; keys is a
-  /// multiple of 4.
+  /// What place, gradients and round do to plain logits z[key][·] and dp[key][·] = dout·v, in one go and to the same
+  /// bits; keys is a multiple of 4.
   void (*form)(const T* z, const T* dp, index_t keys, const PlainLogits<T>& logits,
                const RoundedGradients<T, E>& to);
   /// out[keys][pitch] += a[keys][·] · b[lanes / 2][pitch][2]: keys and lanes are multiples of

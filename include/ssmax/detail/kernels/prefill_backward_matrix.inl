@@ -18,6 +18,7 @@ struct KernelTable<RoundedBackwardKernels<T, bfloat16>> {
   using P = Pairs;
   static constexpr RoundedBackwardKernels<T, bfloat16> value{
       .place = pair_place<S>,
+      .gradients = pair_gradients<S, P>,
       .round = pair_round<S, P>,
       .form = pair_form<S, P>,
       .add_product = matrix_add_product<S>,

@@ -46,27 +46,50 @@ void pair_round(const float* w, const float* u, const float* z, index_t keys,
   if (to.dc != nullptr) S::store(to.dc, sum);
 }
 
-/// Four keys at a time, in one go over logits and dout·Vᵀ.
+/// w = 2^(s - shift) and u = w·(dp - delta) of four keys, whose s are in w. Where w is 0, as for hidden keys, u is 0
+/// whatever dp is.
+template <class S, class P>
+SSMAX_INLINE void pair_gradient_step(const float* dp, typename S::V shift, typename S::V delta,
+                                     typename S::V (&w)[4], typename S::V (&u)[4]) {
+  SSMAX_UNROLL
+  for (int i = 0; i < 4; ++i) w[i] = S::sub(w[i], shift);
+  P::template exp2_float<4>(w);
+  SSMAX_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    u[i] = S::mul(w[i], S::sub(S::load(dp + i * group_width<S>), delta));
+    u[i] = S::keep(S::less(S::set(0), w[i]), u[i]);
+  }
+}
+
+template <class S, class P>
+void pair_gradients(float* s, float* dp, index_t keys, const float* shift, const float* delta) {
+  const typename S::V top = S::load(shift), mean = S::load(delta);
+  for (index_t at = 0; at < keys * group_width<S>; at += 4 * group_width<S>) {
+    typename S::V w[4], u[4];
+    SSMAX_UNROLL
+    for (int i = 0; i < 4; ++i) w[i] = S::load(s + at + i * group_width<S>);
+    pair_gradient_step<S, P>(dp + at, top, mean, w, u);
+    SSMAX_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      S::store(s + at + i * group_width<S>, w[i]);
+      S::store(dp + at + i * group_width<S>, u[i]);
+    }
+  }
+}
+
 template <class S, class P>
 void pair_form(const float* z, const float* dp, index_t keys, const PlainLogits<float>& logits,
                const RoundedGradients<float, bfloat16>& to) {
   using V = typename S::V;
   const V multiplier = S::load(logits.multiplier), back = S::sub(S::set(0), S::load(logits.offset)),
-          delta = S::load(logits.delta), factor = S::load(to.factor);
-  const V shift = S::load(logits.shift);
+          shift = S::load(logits.shift), delta = S::load(logits.delta), factor = S::load(to.factor);
   V sum = S::set(0);
   for (index_t key = 0; key < keys; key += 4) {
-    const float *logit = z + key * group_width<S>, *product = dp + key * group_width<S>;
+    const index_t at = key * group_width<S>;
     V w[4], u[4];
     SSMAX_UNROLL
-    for (int i = 0; i < 4; ++i)
-      w[i] = S::sub(S::fma(S::load(logit + i * group_width<S>), multiplier, back), shift);
-    P::template exp2_float<4>(w);
-    SSMAX_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      u[i] = S::mul(w[i], S::sub(S::load(product + i * group_width<S>), delta));
-      u[i] = S::keep(S::less(S::set(0), w[i]), u[i]);
-    }
+    for (int i = 0; i < 4; ++i) w[i] = S::fma(S::load(z + at + i * group_width<S>), multiplier, back);
+    pair_gradient_step<S, P>(dp + at, shift, delta, w, u);
     pair_round_step<S, P>({w[0], w[1]}, {u[0], u[1]}, z, key, factor, to, sum);
     pair_round_step<S, P>({w[2], w[3]}, {u[2], u[3]}, z, key + 2, factor, to, sum);
   }
@@ -119,6 +142,7 @@ struct KernelTable<RoundedBackwardKernels<T, bfloat16>> {
   using P = Pairs;
   static constexpr RoundedBackwardKernels<T, bfloat16> value{
       .place = pair_place<S>,
+      .gradients = pair_gradients<S, P>,
       .round = pair_round<S, P>,
       .form = pair_form<S, P>,
       .add_product = pair_add_product<S, P>,

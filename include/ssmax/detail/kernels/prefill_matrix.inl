@@ -80,7 +80,7 @@ struct KernelTable<PrefillKernels<T, bfloat16>> {
       .multiply = pair_multiply<S>,
       .hide = tile_hide<S>,
       .weights = pair_weights<S, P, 1>,
-      .weights_of = {pair_weights<S, P, 1>, pair_weights<S, P, 2>, pair_weights<S, P, 3>},
+      .group_weights = {pair_weights<S, P, 1>, pair_weights<S, P, 2>, pair_weights<S, P, 3>},
       .rescale = tile_rescale<S>,
       .accumulate = {matrix_accumulate<S, 1>, matrix_accumulate<S, 2>, matrix_accumulate<S, 3>},
       .merge = tile_merge<S>,

@@ -72,24 +72,6 @@ void pair_multiply(float* s, index_t keys, const float* factor) {
   }
 }
 
-/// The largest of logits · multiplier in each lane; false if one is NaN.
-template <class S>
-SSMAX_INLINE bool pair_top(const float* s, index_t keys, typename S::V multiplier, typename S::V& largest) {
-  if (!S::any(S::less(multiplier, S::set(0)))) {
-    const bool ordered = tile_top<S>(s, keys, largest);
-    largest = S::mul(largest, multiplier);
-    return ordered;
-  }
-  bool ordered = true;  // what is largest is not so before
-  largest = S::set(-std::numeric_limits<float>::infinity());
-  for (index_t key = 0; key < keys; ++key) {
-    const typename S::V x = S::mul(S::load(s + key * group_width<S>), multiplier);
-    ordered = ordered && !S::any(S::unordered(x, x));
-    largest = S::max(largest, x);
-  }
-  return ordered;
-}
-
 template <class S>
 SSMAX_INLINE typename S::V pair_multiplier(const TileState<float>& state, int vector) {
   return state.multiplier == nullptr ? S::set(1) : S::load(state.multiplier + vector * S::width);
@@ -102,11 +84,12 @@ SSMAX_INLINE typename S::V pair_base(typename S::V shift) {
 }
 
 /// As tile_weights, with the rounded weights in pairs, and summed as rounded: so those of a query make 1. The
-/// shift is the largest logit itself: the largest weight is 1, and rounding takes nothing from it. (Under a shift to
+/// shift is the largest logit itself: the largest weight is 1 (but for the rounding of the shift), and rounding takes
+/// nothing from it. (Under a shift to
 /// the nearest integer, with logits of deviation 4 and 8, out erred by up to 1.25 times as much, PyTorch's less. A
 /// shift that rises only where a weight is a quarter of the sum was no faster, and a tenth slower where some do.)
 /// So a block that has a larger one costs a rescaling. The pair of a key lies where its logit or an earlier one lay.
-/// keys is a multiple of 4.
+/// Multipliers are above 0; keys is a multiple of 4.
 ///
 /// Shifts of all vectors come first: what follows does not wait for them.
 template <class S, class P, int vectors>
@@ -117,7 +100,8 @@ TileChange pair_weights(float* s, index_t keys, const TileState<float>& state, b
   SSMAX_UNROLL
   for (int v = 0; v < vectors; ++v) {
     V largest;
-    regular = pair_top<S>(s + v * S::width, keys, pair_multiplier<S>(state, v), largest) && regular;
+    regular = tile_top<S>(s + v * S::width, keys, largest) && regular;
+    largest = S::mul(largest, pair_multiplier<S>(state, v));
     const V before = S::load(state.shift + v * S::width);
     raised[v] = S::max(before, largest);
     const auto is_odd = S::either(S::unordered(largest, largest),
@@ -225,7 +209,7 @@ struct KernelTable<PrefillKernels<T, bfloat16>> {
       .multiply = pair_multiply<S>,
       .hide = tile_hide<S>,
       .weights = pair_weights<S, P, 1>,
-      .weights_of = {pair_weights<S, P, 1>, pair_weights<S, P, 2>, pair_weights<S, P, 3>},
+      .group_weights = {pair_weights<S, P, 1>, pair_weights<S, P, 2>, pair_weights<S, P, 3>},
       .rescale = tile_rescale<S>,
       .accumulate = {pair_accumulate<S, P, 1>, pair_accumulate<S, P, 2>, pair_accumulate<S, P, 3>},
       .merge = tile_merge<S>,

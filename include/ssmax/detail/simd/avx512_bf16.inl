@@ -18,10 +18,10 @@ struct Pairs {
   static __m512 dot(V a, V b, __m512 sum) {
     return _mm512_dpbf16_ps(sum, __builtin_bit_cast(__m512bh, a), __builtin_bit_cast(__m512bh, b));
   }
-  /// (low, high) of 2^x for vectors x <= 0, -inf too: to nearest. 2^x is known within 7.5e-5 of itself.
+  /// (low, high) of 2^x for vectors x of about 0 at most, -inf too: to nearest. 2^x is known within 7.5e-5 of itself.
   ///
-  /// The fraction f of x is in [0, 1) and 2^f in [1, 2), where bfloat16's numbers lie 2^-7 apart: half of that is
-  /// in the polynomial, so that rounding leaves bits out.
+  /// The fraction f of x is in [0, 1) and 2^f in [1, 2), where bfloat16's numbers lie 2^-7 apart. The polynomial has half
+  /// of that, 2^-8, added: so cutting off the lower 16 bits rounds to nearest.
   template <int pairs>
   SSMAX_INLINE static void exp2(const __m512* x, V* out) {
     constexpr int toward_minus_infinity = 1, no_exceptions = 8;

@@ -23,7 +23,6 @@ class RoundedBlock {
                index_t length, double scale, bool learns)
       : variant_(variant),
         products_(memory.products),
-        gradient_kernels_(detail::kernels<PrefillBackwardKernels<A>>()),
         rounded_kernels_(detail::kernels<RoundedBackwardKernels<A, E>>()),
         memory_(memory),
         d_(d),
@@ -144,7 +143,7 @@ class RoundedBlock {
       }
       if (column.hides(keys)) hide_keys(memory_, s, keys, rows);
       if (regular) {
-        gradient_kernels_.gradients(s, u, part.size(), memory_.shift + lane, memory_.delta + lane);
+        rounded_kernels_.gradients(s, u, part.size(), memory_.shift + lane, memory_.delta + lane);
       } else {
         irregular_gradients(memory_, lane, part.size(), s, u);
       }
@@ -206,7 +205,6 @@ class RoundedBlock {
 
   const GradientVariant<A>& variant_;
   const PrefillKernels<A, E>& products_;
-  const PrefillBackwardKernels<A>& gradient_kernels_;
   const RoundedBackwardKernels<A, E>& rounded_kernels_;
   const BackwardScratch<A, E>& memory_;
   index_t d_, dv_;

@@ -1,7 +1,8 @@
 // Attention of many queries: groups of queries, one per lane, against blocks of keys (kernels/prefill.inl).
 //
-// A task takes some groups of one kv head. A block is read from where it lies or, if something has to be done
-// to it, is copied once for all of the task's groups: K into rows (widened, rotated), V into panels. The part
+// A task takes some groups of one kv head. Keys are held ready for all of them, a block of 128 or, for products in
+// 16 bits, 512, which a group takes in blocks of 64 or 128. They are read from where they lie or, if something has to
+// be done to them, copied: K into rows (widened, rotated), V into panels. In 16 bits V always is. The part
 // of a block that each vector of queries needs is computed in rectangles, as wide as neighbouring vectors
 // need the same keys (a causal mask's corner is a staircase); what none needs is not computed. Keys in a
 // rectangle that a lane does not see are hidden: their logit becomes -inf, whatever it was.
@@ -54,6 +55,7 @@ class PrefillTask {
     count_ = count;
     groups_ = (count + memory_.group - 1) / memory_.group;
     stored_ = problem_.keys.stored(batch);
+    multipliers_are_positive_ = true;
     QueryCursor<T, X> cursor(problem_, batch, kv_head, first);
     for (index_t i = 0; i < groups_ * memory_.group; i += kernels_.width) {
       Column& column = memory_.columns[i / kernels_.width];
@@ -68,7 +70,8 @@ class PrefillTask {
         A* scratch = memory_.staged + lane * memory_.pitch;
         memory_.in[lane] = exists && sees_any ? stage_query(row.query, scratch) : scratch;
         if (!exists || !sees_any) std::fill_n(scratch, memory_.depth / tuple, A{0});
-        const double c = variant_.has_score ? 1 : row.multiplier * std::numbers::log2e;
+        // A query that sees nothing has no c.
+        const double c = variant_.has_score || !sees_any ? 1 : row.multiplier * std::numbers::log2e;
         memory_.lanes[lane] = static_cast<A>(problem_.scale * c);
         if (exists) cursor.next();
       }
@@ -80,6 +83,7 @@ class PrefillTask {
         for (index_t lane = 0; lane < kernels_.width; ++lane) {
           const A c = memory_.lanes[lane];
           memory_.multipliers[i + lane] = std::isfinite(c) ? c : std::numeric_limits<A>::quiet_NaN();
+          multipliers_are_positive_ = multipliers_are_positive_ && c > 0 && std::isfinite(c);
         }
       }
     }
@@ -193,8 +197,21 @@ class PrefillTask {
     lanes.multiplier = nullptr;
   }
 
-  /// Points held_ at keys where they lie, if nothing has to be done to them: a whole block, stored in one
-  /// stretch, in the kernels' type, not to be rotated, with values that fill whole panels and are finite
+  /// The same for multipliers of 0 or less, and NaN: the kernel takes those above 0, and hidden logits are -inf behind
+  /// these alone. Which it is depends on a query's own multiplier, and so do its bits.
+  void multiply_by_others(A* s, index_t keys, TileState<A>& lanes) const {
+    A *others = memory_.lanes + memory_.group, *positive = others + kernels_.width;
+    for (index_t lane = 0; lane < kernels_.width; ++lane) {
+      const A c = lanes.multiplier[lane];
+      others[lane] = c > 0 ? 1 : c;
+      positive[lane] = c > 0 ? c : 1;
+    }
+    kernels_.multiply(s, keys, others);
+    lanes.multiplier = positive;
+  }
+
+  /// Points held_ at keys where they lie, if nothing has to be done to them. Products in float: a whole block, stored in
+  /// one stretch, in the kernels' type, not to be rotated, with values that fill whole panels and are finite
   /// where keys are hidden, and rows that lie close together. Returns whether it did.
   bool point_at_keys(KeyRange held) {
     if constexpr (std::same_as<X, A> && !in_16_bits) {
@@ -203,46 +220,49 @@ class PrefillTask {
       if (held.size() < held_keys || held.begin < stored_.begin || held.end > stored_.end) return false;
       if (dv % kernels_.rows != 0) return false;
       const KeyStretch<X> stretch = problem_.keys.stretch(batch_, kv_head_, held.begin);
-      if (stretch.count < held_keys || lies_apart(stretch)) return false;
+      if (stretch.count < held_keys) return false;
+      if (lie_apart(stretch.k_stride, problem_.width()) || lie_apart(stretch.v_stride, dv)) return false;
       const bool hides = variant_.has_predicate || columns_.hides(held);
       if (hides && !kernels_.all_finite(stretch.v, stretch.v_stride, held_keys, dv)) return false;
-      held_ = {held.begin, stretch.k, stretch.k_stride, stretch.v, stretch.v_stride, kernels_.rows, true};
+      held_ = {held.begin, held.begin,       stretch.k,     stretch.k_stride,
+               stretch.v,  stretch.v_stride, kernels_.rows, true};
       return true;
     } else {
       return false;
     }
   }
 
-  bool lies_apart(const KeyStretch<X>& stretch) const {
-    const bool spread =
-        stretch.k_stride >= 2 * problem_.width() || stretch.v_stride >= 2 * problem_.value_width();
-    return spread && groups_ >= groups_for_a_copy;
+  /// Whether rows, the first `width` numbers of every `stride`, are better copied.
+  bool lie_apart(index_t stride, index_t width) const {
+    return stride >= 2 * width && groups_ >= groups_for_a_copy;
   }
 
-  /// Whether the products in 16 bits can take rows of K, whole blocks of keys, from where they lie.
+  /// Whether the products in 16 bits can take rows of K from where they lie: not in parts, of a width that needs no
+  /// filling up, whole blocks (nothing is read behind the last key), in one stretch.
   bool takes_rows_of_k(KeyRange keys) const {
     if constexpr (in_16_bits) {
       if (logit_parts(problem_) > 1 || memory_.depth != problem_.width()) return false;
       if (keys.begin % block_keys_ != 0 || keys.size() % block_keys_ != 0) return false;
       const KeyStretch<X> stretch = problem_.keys.stretch(batch_, kv_head_, keys.begin);
-      return stretch.count >= keys.size() && !lies_apart(stretch);
+      return stretch.count >= keys.size() && !lie_apart(stretch.k_stride, problem_.width());
     } else {
       return false;
     }
   }
 
-  /// Rows of K and panels of V for the keys, at their places behind key `first`; what else there is of their blocks
-  /// is 0.
+  /// Rows of K and panels of V: key i at place i - first. The rest of the first and the last block is 0, blocks without
+  /// a key are left as they are.
   void load_held_keys(index_t first, KeyRange keys) {
     const index_t depth = memory_.depth, dv = problem_.value_width(),
                   panels = memory_.channels / kernels_.rows;
     const index_t at = keys.begin - first, begin = at / block_keys_ * block_keys_,
                   end = (at + keys.size() + block_keys_ - 1) / block_keys_ * block_keys_;
-    held_ = {first, memory_.k, depth, memory_.v, kernels_.rows, memory_.panel, true};
+    held_ = {first, first, memory_.k, depth, memory_.v, kernels_.rows, memory_.panel, true};
     if (takes_rows_of_k(keys)) {
       if constexpr (in_16_bits) {
         const KeyStretch<X> stretch = problem_.keys.stretch(batch_, kv_head_, keys.begin);
-        held_.k = stretch.k - at * stretch.k_stride;
+        held_.first_row = keys.begin;
+        held_.k = stretch.k;
         held_.k_stride = stretch.k_stride;
       }
     } else {
@@ -283,7 +303,8 @@ class PrefillTask {
   void attend_block(index_t g, KeyRange block, const SoftmaxState<A>& state) {
     const Column* columns = memory_.columns + g * tile_vectors;
     const index_t group = memory_.group, depth = memory_.depth, at = block.begin - held_.first;
-    const E *k = held_.k + at * held_.k_stride, *values = held_.v + at * held_.v_stride;
+    const E *k = held_.k + (block.begin - held_.first_row) * held_.k_stride,
+            *values = held_.v + at * held_.v_stride;
     const NeededKeys needed(columns, count_ - g * group, kernels_.width, block, kernels_.rows);
     needed.for_each_rectangle(block_keys_, [&](index_t width, index_t v, KeyRange keys) {
       kernels_.logits[width - 1](k + keys.begin * held_.k_stride, held_.k_stride, depth, keys.size(),
@@ -311,7 +332,7 @@ class PrefillTask {
     if constexpr (in_16_bits) {
       const KeyRange all = needed.of[0];
       if (takes_vectors_at_once(columns, block, needed)) {
-        const TileChange change = kernels_.weights_of[needed.vectors - 1](
+        const TileChange change = kernels_.group_weights[needed.vectors - 1](
             memory_.s + all.begin * group, all.size(),
             {state.shift, state.sum, factor, memory_.multipliers + g * group}, weights_of(all.begin, 0));
         if (change != TileChange::irregular) return change == TileChange::raised;
@@ -329,7 +350,11 @@ class PrefillTask {
       const bool hides = columns[v].hides(keys);
       if constexpr (in_16_bits) {
         lanes.multiplier = memory_.multipliers + g * group + lane;
-        if (variant_.has_score || variant_.has_predicate || hides) multiply(s, keys.size(), lanes);
+        if (variant_.has_score || variant_.has_predicate) {
+          multiply(s, keys.size(), lanes);
+        } else if (!multipliers_are_positive_) {
+          multiply_by_others(s, keys.size(), lanes);
+        }
       }
       if (variant_.has_score || variant_.has_predicate) {
         variant_.apply(TileColumn<A>{s, keys, rows, problem_.keys.length(batch_)}, memory_);
@@ -347,7 +372,8 @@ class PrefillTask {
 
   /// Whether a group's vectors need the same keys of a block, of whose logits nothing else is to be made.
   bool takes_vectors_at_once(const Column* columns, KeyRange block, const NeededKeys& needed) const {
-    if (variant_.has_score || variant_.has_predicate || needed.of[0].size() == 0) return false;
+    if (variant_.has_score || variant_.has_predicate || !multipliers_are_positive_) return false;
+    if (needed.of[0].size() == 0) return false;
     const KeyRange keys{block.begin + needed.of[0].begin, block.begin + needed.of[0].end};
     for (index_t v = 0; v < needed.vectors; ++v) {
       const bool is_same = needed.of[v].begin == needed.of[0].begin && needed.of[v].end == needed.of[0].end;
@@ -376,7 +402,8 @@ class PrefillTask {
 
   /// The keys at hand: in the task's memory or, if nothing has to be done to them, where they lie.
   struct HeldKeys {
-    index_t first = 0;  // the key whose rows these are
+    index_t first = 0;      // the key whose values are first
+    index_t first_row = 0;  // the key whose row of K is
     const E* k = nullptr;
     index_t k_stride = 0;
     const E* v = nullptr;
@@ -393,6 +420,7 @@ class PrefillTask {
   KeyRange stored_{};
   Column columns_{};  // of all queries
   HeldKeys held_{};
+  bool multipliers_are_positive_ = true;
 };
 
 }  // namespace detail

@@ -115,7 +115,7 @@ struct PrefillScratch : LaneScratch<A, E> {
   /// Of a block. Products in 16 bits of width 64 and 64 keys find all that they take in a first-level cache of 48 KiB;
   /// where they do not, 128 keys share a rescaling.
   index_t block_keys;
-  A* s;                      // [block_keys][group]; then the weights, in tuples
+  A* s;                      // [key_block][group], block_keys of them used; then the weights, in tuples
   A* multipliers = nullptr;  // [groups · group]: of logits, where the queries do not have them
   A* wide = nullptr;         // [2][d]: a row that is rotated, and what rounding it loses
   A *chunk, *total;          // states

@@ -11,7 +11,7 @@ namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
-/// PrefillBackwardKernels::gradients, where some lanes have an lse that is NaN, infinite or too large for an
+/// The kernels' gradients, where some lanes have an lse that is NaN, infinite or too large for an
 /// integer in A. Those lanes are computed here, in double, the others by the kernel.
 template <class A, class E>
 void irregular_gradients(const BackwardScratch<A, E>& memory, index_t lane, index_t keys, A* s, A* u) {
@@ -29,7 +29,12 @@ void irregular_gradients(const BackwardScratch<A, E>& memory, index_t lane, inde
       x = -infinity;
     }
   }
-  kernels<PrefillBackwardKernels<A>>().gradients(s, u, keys, memory.shift + lane, memory.delta + lane);
+  const A *shift = memory.shift + lane, *delta = memory.delta + lane;
+  if constexpr (std::same_as<A, E>) {
+    kernels<PrefillBackwardKernels<A>>().gradients(s, u, keys, shift, delta);
+  } else {
+    kernels<RoundedBackwardKernels<A, E>>().gradients(s, u, keys, shift, delta);
+  }
   for (index_t i = 0; i < width; ++i) {
     if (memory.regular[lane + i]) continue;
     for (index_t key = 0; key < keys; ++key) {
