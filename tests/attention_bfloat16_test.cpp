@@ -5,7 +5,9 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
+#include <numeric>
 #include <ssmax/ssmax.hpp>
 #include <string>
 #include <vector>
@@ -20,6 +22,7 @@ using attention_problem::all_keys;
 using attention_problem::expect;
 using attention_problem::Expected;
 using attention_problem::for_each_target_of_products;
+using attention_problem::FourHeads;
 using attention_problem::infinity;
 using attention_problem::keys_before;
 using attention_problem::Output;
@@ -258,6 +261,51 @@ TEST_CASE("weights are 2^x rounded to bfloat16, and summed as rounded", "[attent
     CHECK(worst >= 0x1p-9L);
     CHECK(wrong_sums <= 1e-5L);
   });
+}
+
+/// The last `queries` of a problem's, of one batch entry.
+Problem<bfloat16> last_queries(const Problem<bfloat16>& problem, index_t queries) {
+  Shape shape = problem.shape;
+  const index_t left_out = shape.queries - queries;
+  shape.queries = queries;
+  Problem<bfloat16> result(shape);
+  result.k = problem.k;
+  result.v = problem.v;
+  for (index_t head = 0; head < shape.heads; ++head) {
+    const auto from = problem.q.begin() + (head * problem.shape.queries + left_out) * shape.d;
+    std::copy_n(from, queries * shape.d, result.q.begin() + head * queries * shape.d);
+  }
+  return result;
+}
+
+template <class S>
+void check_cuts(const Shape& shape, const S& scaling) {
+  const Problem<bfloat16> problem(shape);
+  for_each_target_of_products([&](const std::string& target) {
+    INFO(target);
+    const Output<bfloat16> whole = run(problem, scaling, Causal{});
+    index_t differ = 0;
+    for (const index_t left_out : {1, 7, 15, 16, 31, 40, 47, 60, 77}) {
+      const index_t queries = shape.queries - left_out;
+      const Output<bfloat16> part = run(last_queries(problem, queries), scaling, Causal{});
+      for (index_t head = 0; head < shape.heads; ++head) {
+        const auto row = static_cast<std::size_t>(head * shape.queries + left_out);
+        const auto* lse = part.lse.data() + head * queries;
+        differ += queries - std::inner_product(lse, lse + queries, whole.lse.data() + row, index_t{0},
+                                               std::plus<>(), [](float a, float b) { return a == b; });
+      }
+    }
+    CHECK(differ == 0);
+  });
+}
+
+TEST_CASE("16-bit products: a query's bits do not depend on its neighbours in a vector",
+          "[attention][bfloat16]") {
+  check_cuts({1, 1, 1, 192, 192, 64, 64}, Constant{4.3});
+  check_cuts({1, 2, 2, 200, 300, 32, 32}, Constant{37});
+  check_cuts({1, 2, 2, 200, 300, 32, 32}, Constant{-3.7});
+  const FourHeads<float> heads;
+  check_cuts({1, 4, 1, 100, 150, 64, 32}, heads.scaling());
 }
 
 }  // namespace attention_bfloat16_test
