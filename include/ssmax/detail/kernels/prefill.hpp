@@ -25,9 +25,8 @@ enum class TileChange {
 template <class T>
 struct TileState {
   T *shift, *sum;
-  T* factor;  // out: by what earlier weights must be multiplied
-  const T* multiplier =
-      nullptr;  // products in 16 bits: by what logits are to be multiplied first, if given: above 0
+  T* factor;                      // out: by what earlier weights must be multiplied
+  const T* multiplier = nullptr;  // products in 16 bits, if given: of logits, above 0
 };
 
 /// Numbers E in the place of one A. What a product sums over, channels in Q and keys in the weights, lies in

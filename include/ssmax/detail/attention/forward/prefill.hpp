@@ -55,7 +55,6 @@ class PrefillTask {
     count_ = count;
     groups_ = (count + memory_.group - 1) / memory_.group;
     stored_ = problem_.keys.stored(batch);
-    multipliers_are_positive_ = true;
     QueryCursor<T, X> cursor(problem_, batch, kv_head, first);
     for (index_t i = 0; i < groups_ * memory_.group; i += kernels_.width) {
       Column& column = memory_.columns[i / kernels_.width];
@@ -73,19 +72,14 @@ class PrefillTask {
         // A query that sees nothing has no c.
         const double c = variant_.has_score || !sees_any ? 1 : row.multiplier * std::numbers::log2e;
         memory_.lanes[lane] = static_cast<A>(problem_.scale * c);
+        if constexpr (in_16_bits)
+          memory_.multipliers[i + lane] = positive_multiplier(memory_.lanes[lane], scratch);
         if (exists) cursor.next();
       }
       // A pair of bfloat16 changes its place as a float does.
       A* q = reinterpret_cast<A*>(memory_.q) + i / memory_.group * memory_.group * (memory_.depth / tuple);
       kernels_.transpose(memory_.in, kernels_.width, memory_.depth / tuple,
                          in_16_bits ? nullptr : memory_.lanes, q + i % memory_.group, memory_.group);
-      if constexpr (in_16_bits) {
-        for (index_t lane = 0; lane < kernels_.width; ++lane) {
-          const A c = memory_.lanes[lane];
-          memory_.multipliers[i + lane] = std::isfinite(c) ? c : std::numeric_limits<A>::quiet_NaN();
-          multipliers_are_positive_ = multipliers_are_positive_ && c > 0 && std::isfinite(c);
-        }
-      }
     }
     columns_ = {};
     for (index_t i = 0; i < groups_ * tile_vectors; ++i) columns_.add(memory_.columns[i]);
@@ -186,6 +180,18 @@ class PrefillTask {
     }
   }
 
+  /// A multiplier's sign, or its being 0, goes into the staged query, which rounds nothing. So what is left is above
+  /// 0, and a hidden logit is -inf before it is multiplied as after. NaN stays, infinity becomes NaN.
+  A positive_multiplier(A c, A* staged) const {
+    if (!std::isfinite(c)) return std::numeric_limits<A>::quiet_NaN();
+    if (c > 0) return c;
+    E* query = reinterpret_cast<E*>(staged);
+    const A sign = c < 0 ? -1 : 0;
+    std::transform(query, query + memory_.depth, query,
+                   [sign](E x) { return static_cast<E>(sign * static_cast<A>(x)); });
+    return c < 0 ? -c : 1;
+  }
+
   /// Where the weights of a key of the block begin, in the memory of its logits.
   E* weights_of(index_t key, index_t lane) const {
     return reinterpret_cast<E*>(memory_.s) + tuple_at<A, E>(key, lane, memory_.group);
@@ -197,21 +203,8 @@ class PrefillTask {
     lanes.multiplier = nullptr;
   }
 
-  /// The same for multipliers of 0 or less, and NaN: the kernel takes those above 0, and hidden logits are -inf behind
-  /// these alone. Which it is depends on a query's own multiplier, and so do its bits.
-  void multiply_by_others(A* s, index_t keys, TileState<A>& lanes) const {
-    A *others = memory_.lanes + memory_.group, *positive = others + kernels_.width;
-    for (index_t lane = 0; lane < kernels_.width; ++lane) {
-      const A c = lanes.multiplier[lane];
-      others[lane] = c > 0 ? 1 : c;
-      positive[lane] = c > 0 ? c : 1;
-    }
-    kernels_.multiply(s, keys, others);
-    lanes.multiplier = positive;
-  }
-
-  /// Points held_ at keys where they lie, if nothing has to be done to them. Products in float: a whole block, stored in
-  /// one stretch, in the kernels' type, not to be rotated, with values that fill whole panels and are finite
+  /// Products in float: points held_ at keys where they lie, if nothing has to be done to them: a whole block, stored
+  /// in one stretch, in the kernels' type, not to be rotated, with values that fill whole panels and are finite
   /// where keys are hidden, and rows that lie close together. Returns whether it did.
   bool point_at_keys(KeyRange held) {
     if constexpr (std::same_as<X, A> && !in_16_bits) {
@@ -237,14 +230,18 @@ class PrefillTask {
     return stride >= 2 * width && groups_ >= groups_for_a_copy;
   }
 
-  /// Whether the products in 16 bits can take rows of K from where they lie: not in parts, of a width that needs no
-  /// filling up, whole blocks (nothing is read behind the last key), in one stretch.
-  bool takes_rows_of_k(KeyRange keys) const {
+  /// Products in 16 bits: points held_ at rows of K where they lie, if they are not in parts, of a width that needs no
+  /// filling up, whole blocks (nothing is read behind the last key), in one stretch. Returns whether it did.
+  bool point_at_rows_of_k([[maybe_unused]] KeyRange keys) {
     if constexpr (in_16_bits) {
       if (logit_parts(problem_) > 1 || memory_.depth != problem_.width()) return false;
       if (keys.begin % block_keys_ != 0 || keys.size() % block_keys_ != 0) return false;
       const KeyStretch<X> stretch = problem_.keys.stretch(batch_, kv_head_, keys.begin);
-      return stretch.count >= keys.size() && !lie_apart(stretch.k_stride, problem_.width());
+      if (stretch.count < keys.size() || lie_apart(stretch.k_stride, problem_.width())) return false;
+      held_.first_row = keys.begin;
+      held_.k = stretch.k;
+      held_.k_stride = stretch.k_stride;
+      return true;
     } else {
       return false;
     }
@@ -258,14 +255,7 @@ class PrefillTask {
     const index_t at = keys.begin - first, begin = at / block_keys_ * block_keys_,
                   end = (at + keys.size() + block_keys_ - 1) / block_keys_ * block_keys_;
     held_ = {first, first, memory_.k, depth, memory_.v, kernels_.rows, memory_.panel, true};
-    if (takes_rows_of_k(keys)) {
-      if constexpr (in_16_bits) {
-        const KeyStretch<X> stretch = problem_.keys.stretch(batch_, kv_head_, keys.begin);
-        held_.first_row = keys.begin;
-        held_.k = stretch.k;
-        held_.k_stride = stretch.k_stride;
-      }
-    } else {
+    if (!point_at_rows_of_k(keys)) {
       std::fill_n(memory_.k + begin * depth, (at - begin) * depth, E{});
       if constexpr (in_16_bits) {
         load_key_parts(problem_, variant_, batch_, kv_head_, keys, depth, memory_.wide,
@@ -350,11 +340,7 @@ class PrefillTask {
       const bool hides = columns[v].hides(keys);
       if constexpr (in_16_bits) {
         lanes.multiplier = memory_.multipliers + g * group + lane;
-        if (variant_.has_score || variant_.has_predicate) {
-          multiply(s, keys.size(), lanes);
-        } else if (!multipliers_are_positive_) {
-          multiply_by_others(s, keys.size(), lanes);
-        }
+        if (variant_.has_score || variant_.has_predicate) multiply(s, keys.size(), lanes);
       }
       if (variant_.has_score || variant_.has_predicate) {
         variant_.apply(TileColumn<A>{s, keys, rows, problem_.keys.length(batch_)}, memory_);
@@ -372,8 +358,7 @@ class PrefillTask {
 
   /// Whether a group's vectors need the same keys of a block, of whose logits nothing else is to be made.
   bool takes_vectors_at_once(const Column* columns, KeyRange block, const NeededKeys& needed) const {
-    if (variant_.has_score || variant_.has_predicate || !multipliers_are_positive_) return false;
-    if (needed.of[0].size() == 0) return false;
+    if (variant_.has_score || variant_.has_predicate || needed.of[0].size() == 0) return false;
     const KeyRange keys{block.begin + needed.of[0].begin, block.begin + needed.of[0].end};
     for (index_t v = 0; v < needed.vectors; ++v) {
       const bool is_same = needed.of[v].begin == needed.of[0].begin && needed.of[v].end == needed.of[0].end;
@@ -420,7 +405,6 @@ class PrefillTask {
   KeyRange stored_{};
   Column columns_{};  // of all queries
   HeldKeys held_{};
-  bool multipliers_are_positive_ = true;
 };
 
 }  // namespace detail
