@@ -20,45 +20,25 @@ struct Pairs {
   }
   /// (low, high) of 2^x for vectors x of about 0 at most, -inf too: to nearest. 2^x is known within 7.5e-5 of itself.
   ///
-  /// The fraction f of x is in [0, 1) and 2^f in [1, 2), where bfloat16's numbers lie 2^-7 apart. The polynomial has half
-  /// of that, 2^-8, added: so cutting off the lower 16 bits rounds to nearest.
+  /// The fraction f of x is in [0, 1) and 2^f in [1, 2), where bfloat16's numbers lie 2^-7 apart. The polynomial
+  /// has half of that, 2^-8, added: so cutting off the lower 16 bits rounds to nearest.
   template <int pairs>
   SSMAX_INLINE static void exp2(const __m512* x, V* out) {
-    constexpr int toward_minus_infinity = 1, no_exceptions = 8;
-    __m512 f[2 * pairs], p[2 * pairs];
+    constexpr float polynomial[] = {0x1.3f96a4p-4f, 0x1.cefc4cp-3f, 0x1.64444cp-1f, 0x1.fff632p-1f + 0x1p-8f};
+    __m512 p[2 * pairs];
     SSMAX_UNROLL
-    for (int i = 0; i < 2 * pairs; ++i) f[i] = _mm512_reduce_ps(x[i], toward_minus_infinity | no_exceptions);
-    SSMAX_UNROLL
-    for (int i = 0; i < 2 * pairs; ++i)
-      p[i] = _mm512_fmadd_ps(_mm512_set1_ps(0x1.3f96a4p-4f), f[i], _mm512_set1_ps(0x1.cefc4cp-3f));
-    SSMAX_UNROLL
-    for (int i = 0; i < 2 * pairs; ++i) p[i] = _mm512_fmadd_ps(p[i], f[i], _mm512_set1_ps(0x1.64444cp-1f));
-    SSMAX_UNROLL
-    for (int i = 0; i < 2 * pairs; ++i)
-      p[i] = _mm512_fmadd_ps(p[i], f[i], _mm512_set1_ps(0x1.fff632p-1f + 0x1p-8f));
-    SSMAX_UNROLL
-    for (int i = 0; i < 2 * pairs; ++i) p[i] = _mm512_scalef_ps(p[i], x[i]);
+    for (int i = 0; i < 2 * pairs; ++i) p[i] = x[i];
+    scaled_polynomial(polynomial, p);
     SSMAX_UNROLL
     for (int i = 0; i < pairs; ++i)
       out[i] = join(_mm512_castps_si512(p[2 * i]), _mm512_castps_si512(p[2 * i + 1]));
   }
   /// 2^x of vectors x, -inf too, within 2.1e-7 of itself.
   template <int count>
-  SSMAX_INLINE static void exp2_float(__m512* x) {
-    constexpr int toward_minus_infinity = 1, no_exceptions = 8;
-    constexpr float polynomial[] = {0x1.26900cp-7f, 0x1.c95446p-5f, 0x1.ebd5a8p-3f, 0x1.62e4f6p-1f, 1};
-    __m512 f[count], p[count];
-    SSMAX_UNROLL
-    for (int i = 0; i < count; ++i) {
-      f[i] = _mm512_reduce_ps(x[i], toward_minus_infinity | no_exceptions);
-      p[i] = _mm512_set1_ps(0x1.ec320ap-10f);
-    }
-    for (const float coefficient : polynomial) {
-      SSMAX_UNROLL
-      for (int i = 0; i < count; ++i) p[i] = _mm512_fmadd_ps(p[i], f[i], _mm512_set1_ps(coefficient));
-    }
-    SSMAX_UNROLL
-    for (int i = 0; i < count; ++i) x[i] = _mm512_scalef_ps(p[i], x[i]);
+  SSMAX_INLINE static void exp2_float(__m512 (&x)[count]) {
+    constexpr float polynomial[] = {0x1.ec320ap-10f, 0x1.26900cp-7f, 0x1.c95446p-5f,
+                                    0x1.ebd5a8p-3f,  0x1.62e4f6p-1f, 1};
+    scaled_polynomial(polynomial, x);
   }
   /// Two vectors rounded to nearest, each to a row of 16 numbers. Returns their pairs (low, high).
   static V round_rows(__m512 low, __m512 high, bfloat16* low_row, bfloat16* high_row) {
@@ -100,6 +80,24 @@ struct Pairs {
   }
 
  private:
+  /// x becomes polynomial(f) · 2^n for x = n + f, n the integer below. The highest power's coefficient comes first.
+  template <int size, int count>
+  SSMAX_INLINE static void scaled_polynomial(const float (&polynomial)[size], __m512 (&x)[count]) {
+    constexpr int toward_minus_infinity = 1, no_exceptions = 8;
+    __m512 f[count], p[count];
+    SSMAX_UNROLL
+    for (int i = 0; i < count; ++i) {
+      f[i] = _mm512_reduce_ps(x[i], toward_minus_infinity | no_exceptions);
+      p[i] = _mm512_set1_ps(polynomial[0]);
+    }
+    SSMAX_UNROLL
+    for (int c = 1; c < size; ++c) {
+      SSMAX_UNROLL
+      for (int i = 0; i < count; ++i) p[i] = _mm512_fmadd_ps(p[i], f[i], _mm512_set1_ps(polynomial[c]));
+    }
+    SSMAX_UNROLL
+    for (int i = 0; i < count; ++i) x[i] = _mm512_scalef_ps(p[i], x[i]);
+  }
   /// The upper halves of floats: (low, high).
   static V join(__m512i low, __m512i high) {
     const __m512i top = _mm512_set1_epi32(static_cast<int>(0xFFFF0000u));
