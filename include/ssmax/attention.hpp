@@ -25,8 +25,9 @@
 /// gives out 0 and lse -inf, or the sink; it has no c, so a scaled sink leaves it at -inf.
 ///
 /// Keys are taken in blocks with an online softmax, so memory is linear in the sequence: at most 1.1 MiB a
-/// thread at width 64 (1.4 where 16-bit products take rotated keys), and 32 MiB where keys are split among threads. Keys that no query of a group sees are
-/// not computed. Hidden keys never enter a result: NaN in them stays there. NaN in visible ones spreads.
+/// thread at width 64 (1.4 where 16-bit products take rotated keys), and 32 MiB where keys are split among
+/// threads. Keys that no query of a group sees are not computed. Hidden keys never enter a result: NaN in them
+/// stays there. NaN in visible ones spreads.
 ///
 /// Accuracy: products in T, summed over 1024 keys, then over all of them; weights to an ulp. That is for
 /// rounding to nearest. In the other modes (fesetround), where logits are ordinary, the error of out is at

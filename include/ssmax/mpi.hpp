@@ -21,9 +21,9 @@
 /// (2048 for dq, ds, db …) and have more than 16 queries per kv head, or fewer everywhere. dk and dv are
 /// added up in the order of one process too, by their owner, from sums over 1920 rows (queries × heads of a kv head);
 /// a number of heads of a kv head that does not divide 1920 (7, say) gives them other bits, the same every
-/// time for one layout. bfloat16 with a rope is multiplied in float, as keys that were rotated are sent: the bits of one
-/// process with `float_products`. Cut elsewhere, sums of 1024 keys become sums of fewer: bounds stay those of
-/// attention.hpp.
+/// time for one layout. bfloat16 with a rope is multiplied in float, as keys that were rotated are sent: the
+/// bits of one process with `float_products`. Cut elsewhere, sums of 1024 keys become sums of fewer: bounds stay
+/// those of attention.hpp.
 ///
 /// **By heads**, with `layout.by_heads()`: rounds of an all-to-all, in each of which a rank gets all positions of one
 /// kv head and of its query heads, computes them as one process does, and gives the results back. Every result has the

@@ -1,7 +1,7 @@
 // Attention of few queries.
 #pragma once
 
-#include "exp.hpp"
+#include "exp.hpp"  // of simd/neon_bf16.inl
 #include "lanes.hpp"
 
 namespace ssmax {

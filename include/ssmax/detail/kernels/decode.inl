@@ -44,9 +44,9 @@ SSMAX_INLINE typename S::V load_stored_part(const X* p, index_t count) {
 
 inline constexpr index_t asked_keys = 64;
 
-/// Asks memory for `count` numbers of the row that lies asked_keys behind p. There need not be one. For one query, 16 bits
-/// arrive about as fast as they are widened and multiplied: 23 instead of 11 GB/s on an Intel with AMX (32 keys ahead:
-/// 17). Floats came 16 % slower. Elsewhere than with AVX-512 it was not measured.
+/// Asks memory for `count` numbers of the row that lies asked_keys behind p. There need not be one. For one
+/// query, 16 bits arrive about as fast as they are widened and multiplied: 23 instead of 11 GB/s on an Intel with
+/// AMX (32 keys ahead: 17). Floats came 16 % slower. Elsewhere than with AVX-512 it was not measured.
 template <class S, int rows, class X>
 SSMAX_INLINE void ask_for_row(const X* p, index_t stride, index_t count) {
   if constexpr (S::width == 16 && rows == 1 && sizeof(X) < sizeof(typename S::Value)) {

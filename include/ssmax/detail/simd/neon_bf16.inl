@@ -23,8 +23,9 @@ struct Pairs {
   static float32x4_t dot(V a, V b, float32x4_t sum) {
     return vbfdotq_f32(sum, vreinterpretq_bf16_u32(a), vreinterpretq_bf16_u32(b));
   }
-  /// (low, high) of 2^x for vectors x of about 0 at most, -inf too: to nearest. 2^x is known within 1.1e-4 of itself, where rounding
-  /// costs up to 2^-8 = 3.9e-3, most just above a power of two. (A quadratic's 2e-3 would add to that.)
+  /// (low, high) of 2^x for vectors x of about 0 at most, -inf too: to nearest. 2^x is known within 1.1e-4 of
+  /// itself, where rounding costs up to 2^-8 = 3.9e-3, most just above a power of two. (A quadratic's 2e-3 would
+  /// add to that.)
   template <int pairs>
   SSMAX_INLINE static void exp2(const float32x4_t* x, V* out) {
     using Constants = ExpConstants<float>;
