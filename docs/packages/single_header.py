@@ -57,7 +57,8 @@ class Expansion:
             self.kernels[kernels[1]] = kernels[2]
             return ""
         elif directive == "include":
-            name = self.kernels.get(rest, rest)
+            name = rest.partition("//")[0].strip()
+            name = self.kernels.get(name, name)
             included = (path.parent / name.strip('"')).resolve()
             if name.startswith('"') and included.is_file():  # config.hpp includes a message, which is none
                 return self.text_of(included)

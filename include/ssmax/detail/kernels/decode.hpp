@@ -1,7 +1,7 @@
 // Attention of few queries.
 #pragma once
 
-#include "exp.hpp"  // of simd/neon_bf16.inl
+#include "exp.hpp"  // for simd/neon_bf16.inl, whose region can include nothing
 #include "lanes.hpp"
 
 namespace ssmax {
