@@ -33,11 +33,10 @@ void matrix_accumulate(const bfloat16* values, index_t, index_t panel_stride, in
   tiles_see_memory();
 }
 
-/// Rows of V into panels [key/32][32 channels][32 keys]: 32 whole keys in pairs, which are then transposed as
-/// floats are. Other keys go number by number.
-template <class S, class P>
-void matrix_pack_values(const bfloat16* v, index_t v_stride, index_t first, index_t keys, index_t channels,
-                        bfloat16* panels, index_t panel_stride) {
+/// Rows of V into panels [key/32][32 channels][32 keys]: 32 whole keys by 8 channels at a time. Other keys go number by
+/// number.
+inline void matrix_pack_values(const bfloat16* v, index_t v_stride, index_t first, index_t keys,
+                               index_t channels, bfloat16* panels, index_t panel_stride) {
   const index_t padded = (channels + 31) / 32 * 32, last = first + keys;
   for (index_t key = first; key < last;) {
     bfloat16* to = panels + key / 32 * 32 * 32;
@@ -49,16 +48,17 @@ void matrix_pack_values(const bfloat16* v, index_t v_stride, index_t first, inde
       ++key;
       continue;
     }
-    for (index_t c = 0; c < padded; c += 16) {
-      typename S::V pairs[16];
-      for (index_t i = 0; i < 16; ++i) {
-        const bfloat16* low = row + 2 * i * v_stride + c;
-        pairs[i] = P::as_floats(interleave_up_to<S, P>(low, low + v_stride, channels - c));
+    for (index_t c = 0; c < padded; c += 8) {
+      bfloat16* tile = to + c / 32 * panel_stride + c % 32 * 32;
+      if (c + 8 <= channels) {
+        transpose_words(row + c, v_stride, tile);
+      } else {
+        bfloat16 rest[32][8] = {};
+        for (index_t i = 0; i < 32; ++i) {
+          for (index_t left = c; left < channels; ++left) rest[i][left - c] = row[i * v_stride + left];
+        }
+        transpose_words(rest[0], 8, tile);
       }
-      transpose_block<S>(pairs);
-      float* tile = reinterpret_cast<float*>(to + c / 32 * panel_stride + c % 32 * 32);
-      SSMAX_UNROLL
-      for (int i = 0; i < 16; ++i) S::store(tile + transposed_column<S>(i) * 16, pairs[i]);
     }
     key += 32;
   }
@@ -85,6 +85,6 @@ struct KernelTable<PrefillKernels<T, bfloat16>> {
       .accumulate = {matrix_accumulate<S, 1>, matrix_accumulate<S, 2>, matrix_accumulate<S, 3>},
       .merge = tile_merge<S>,
       .all_finite = pairs_finite<S, P>,
-      .pack_values = matrix_pack_values<S, P>,
+      .pack_values = matrix_pack_values,
   };
 };

@@ -149,3 +149,39 @@ SSMAX_INLINE void tile_square(const TileOperands& t, index_t steps, index_t grou
   _tile_stored(2, below, c_bytes);
   _tile_stored(3, below + 16, c_bytes);
 }
+
+SSMAX_INLINE __m128i eight_words(const bfloat16* from) {
+  return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+}
+
+/// out[channel][32 keys] = v[key][channel] for 8 channels: 24 shuffles. Each part of 128 bits holds 8 keys, which stay
+/// in it.
+SSMAX_INLINE void transpose_words(const bfloat16* v, index_t stride, bfloat16* out) {
+  __m512i key[8], pair[8], four[8];
+  SSMAX_UNROLL
+  for (int i = 0; i < 8; ++i) {
+    const bfloat16* row = v + i * stride;
+    key[i] = _mm512_castsi128_si512(eight_words(row));
+    key[i] = _mm512_inserti32x4(key[i], eight_words(row + 8 * stride), 1);
+    key[i] = _mm512_inserti32x4(key[i], eight_words(row + 16 * stride), 2);
+    key[i] = _mm512_inserti32x4(key[i], eight_words(row + 24 * stride), 3);
+  }
+  SSMAX_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    pair[i] = _mm512_unpacklo_epi16(key[2 * i], key[2 * i + 1]);
+    pair[4 + i] = _mm512_unpackhi_epi16(key[2 * i], key[2 * i + 1]);
+  }
+  SSMAX_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    four[i] = _mm512_unpacklo_epi32(pair[2 * i], pair[2 * i + 1]);
+    four[4 + i] = _mm512_unpackhi_epi32(pair[2 * i], pair[2 * i + 1]);
+  }
+  // four[2i] has two channels of keys 0 to 3 of each part, four[2i + 1] the same of keys 4 to 7.
+  constexpr int channel[4] = {0, 4, 2, 6};
+  SSMAX_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    bfloat16* to = out + channel[i] * 32;
+    _mm512_storeu_si512(to, _mm512_unpacklo_epi64(four[2 * i], four[2 * i + 1]));
+    _mm512_storeu_si512(to + 32, _mm512_unpackhi_epi64(four[2 * i], four[2 * i + 1]));
+  }
+}

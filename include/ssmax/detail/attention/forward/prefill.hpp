@@ -115,8 +115,10 @@ class PrefillTask {
     reset(states);
     const AcquiredProducts products(kernels_);
     const index_t length = problem_.keys.length(batch_);
-    for (index_t first = keys.begin / held_keys * held_keys; first < keys.end; first += held_keys) {
-      const KeyRange held{first, std::min(first + held_keys, length)},
+    // For one group nothing stays: a block that is used at once is still in the first-level cache.
+    const index_t at_once = groups_ == 1 ? block_keys_ : held_keys;
+    for (index_t first = keys.begin / at_once * at_once; first < keys.end; first += at_once) {
+      const KeyRange held{first, std::min(first + at_once, length)},
           seen{std::max(held.begin, keys.begin), std::min(held.end, keys.end)};
       if (!point_at_keys(held)) load_held_keys(first, seen);
       for (index_t g = 0; g < groups_; ++g) {
