@@ -90,6 +90,7 @@ TEST_CASE("an infinite key without weight gives nothing to gradients, whatever e
       CHECK(std::isfinite(result.dq[0]));
       CHECK(std::isfinite(result.dq[1]));
       CHECK(result.dk[1] == 0);
+      CHECK(result.dv[1] == 0);
     }
   });
 }

@@ -89,7 +89,8 @@ class BackwardBlock {
     for_each_part([&](index_t vectors, index_t vector, KeyRange keys) {
       const index_t lane = vector * width;
       for_each_finite_run(
-          {lane, lane + vectors * width}, memory_.queries_are_finite + g * group, memory_.finite[g],
+          {lane, std::min(lane + vectors * width, queries - g * group)},
+          memory_.queries_are_finite + g * group, memory_.finite[g],
           [&](KeyRange lanes) { add_lanes(piece, g, lanes, keys, at); },
           [&](index_t i) { add_lane(piece, g, i, keys, at); });
       for_each_finite_run(

@@ -22,10 +22,11 @@ inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
 /// Who the queries of a block are and which keys they see, one vector after the other; `facts` are those of the
-/// first query. Returns how many lanes that takes: lanes of the last vector without a query see nothing.
+/// first query. Returns how many lanes that takes. Lanes of the last vector without a query see nothing: hides_rest
+/// says whether keys are hidden from them; if not, what they give is to be left out of every sum.
 template <class T, class E, class A>
 index_t list_queries(const BackwardScratch<A, E>& memory, QueryCursor<T, T> cursor, index_t count,
-                     const QueryFacts<A>* facts) {
+                     const QueryFacts<A>* facts, bool hides_rest) {
   const index_t width = memory.kernels.width, lanes = (count + width - 1) / width * width;
   for (index_t i = 0; i < lanes; ++i) {
     if (i >= count) {
@@ -37,7 +38,8 @@ index_t list_queries(const BackwardScratch<A, E>& memory, QueryCursor<T, T> curs
   }
   for (index_t i = 0; i < lanes; i += width) {
     Column& column = memory.columns[i / width] = {};
-    for (index_t lane = 0; lane < width; ++lane) column.add(memory.rows[i + lane].keys);
+    const index_t real = hides_rest ? width : std::min(width, count - i);
+    for (index_t lane = 0; lane < real; ++lane) column.add(memory.rows[i + lane].keys);
   }
   return lanes;
 }
@@ -93,7 +95,7 @@ class BackwardLoader {
 
   /// `count` queries from the cursor on, and their dout; `facts` are those of the first.
   void load_queries(const QueryCursor<T, T>& cursor, index_t count, const QueryFacts<A>* facts) const {
-    const index_t lanes = list_queries(memory_, cursor, count, facts);
+    const index_t lanes = list_queries(memory_, cursor, count, facts, variant_.has_score);
     for (index_t i = 0; i < lanes; i += kernels_.width) {
       load_q(i);
       load_dout(i, facts);

@@ -26,7 +26,7 @@ class RoundedLoader {
 
   /// As BackwardLoader's.
   void load_queries(const QueryCursor<T, T>& cursor, index_t count, const QueryFacts<A>* facts) const {
-    const index_t lanes = list_queries(memory_, cursor, count, facts);
+    const index_t lanes = list_queries(memory_, cursor, count, facts, true);
     for (index_t i = 0; i < lanes; i += kernels_.width) {
       load_q(i);
       load_dout(i);
