@@ -13,17 +13,15 @@
 /// tensors, which hold the rank's positions, segment behind segment (mpi_layout.hpp). What policies read by query or
 /// key (the c of a PerQuery, a Bias, a mask's matrix) is that of the whole sequence, on every rank.
 ///
-/// Queries stay, keys and values come from their owners (rotated by them, once) in pieces of up to 8 MiB, at
-/// least 2048 keys, two ahead, while the piece before is computed. Pieces that no query of a rank sees are not sent
-/// to it.
+/// Queries stay, keys and values come from their owners (rotated by them, once; those of 16 bits by whoever gets
+/// them) in pieces of up to 8 MiB, at least 2048 keys, two ahead, while the piece before is computed. Pieces that no
+/// query of a rank sees are not sent to it.
 ///
 /// **The same bits** as one process with any number of ranks, wherever segments begin at multiples of 1024
 /// (2048 for dq, ds, db …) and have more than 16 queries per kv head, or fewer everywhere. dk and dv are
 /// added up in the order of one process too, by their owner, from sums over 1920 rows (queries × heads of a kv head);
 /// a number of heads of a kv head that does not divide 1920 (7, say) gives them other bits, the same every
-/// time for one layout. bfloat16 with a rope is multiplied in float, as keys that were rotated are sent: the
-/// bits of one process with `float_products`. Cut elsewhere, sums of 1024 keys become sums of fewer: bounds stay
-/// those of attention.hpp.
+/// time for one layout. Cut elsewhere, sums of 1024 keys become sums of fewer: bounds stay those of attention.hpp.
 ///
 /// **By heads**, with `layout.by_heads()`: rounds of an all-to-all, in each of which a rank gets all positions of one
 /// kv head and of its query heads, computes them as one process does, and gives the results back. Every result has the
@@ -31,9 +29,8 @@
 /// [kv_heads·r/R, kv_heads·(r + 1)/R); without one it waits. Memory: all positions of one kv head of what goes
 /// in and out, and MPI's own.
 ///
-/// Memory beyond the shares: one share of K and V (as float, where a rope turns 16 bits), two pieces, and the states of
-/// the queries: 2 numbers each, and a row of float where out has 16 bits. In the backward, sums on their way take
-/// at most as much as another share of K and V (the largest), or 32 MiB; two that come in take at most as much
+/// Memory beyond the shares: one share of K and V, two pieces, and the states of the queries: 2 numbers each, and a
+/// row of float where out has 16 bits. In the backward, sums on their way take at most as much as another share of K and V (the largest), or 32 MiB; two that come in take at most as much
 /// as two pieces of 2048 keys. Where something is learnt, 32 bytes for each query and head.
 ///
 /// Calls are collective. Shapes, layouts and policies are compared before anything else is sent; where they
@@ -196,19 +193,14 @@ void attention(Communicator& comm, const Layout& layout, const std::type_identit
     detail::forward_by_heads<T>(comm, layout, a, agreement.last_agreed() != 0, variant, options, any);
     return;
   }
-  const bool widens = options.rope != nullptr;
   const index_t row = a.k.extent(0) * a.k.extent(1) * (a.k.extent(3) + a.v.extent(3));
-  const index_t size = static_cast<index_t>(widens ? sizeof(A) : sizeof(T));
+  const index_t size = static_cast<index_t>(sizeof(T));
   const QueryShape shape{a.q.extent(0), a.q.extent(1), n, n};
   const detail::RingPlan plan(comm, layout, detail::travel_unit(row * size), [&](const Segment& segment) {
     return detail::keys_seen(variant, shape, segment.begin, segment.end);
   });
   const auto whole = detail::whole_problem<T>(a, none, layout, options);
-  if (widens) {
-    detail::ring_forward<T, A>(comm, plan, a, whole, variant, options, n, any);
-  } else {
-    detail::ring_forward<T, T>(comm, plan, a, whole, variant, options, n, any);
-  }
+  detail::ring_forward<T>(comm, plan, a, whole, variant, options, n, any);
 }
 
 /// The same without a score.

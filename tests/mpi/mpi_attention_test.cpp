@@ -61,9 +61,15 @@ TEST_CASE("Documents, 16 bits and batches give the bits of one process", "[mpi]"
   const ssmax::Rope<float> rope({.width = 8}, n);
   const Problem<ssmax::bfloat16> problem({2, 2, 2, n, n, 8, 8});
   const Layout layout = Layout::zigzag(n, ranks, 1024);
-  CHECK(has_same_bits<ssmax::bfloat16>(problem, layout, Documents(documents, true), Softcap{5},
-                                       {.rope = &rope, .float_products = true}));
-  CHECK(has_same_bits<ssmax::bfloat16>(problem, layout, Documents(documents, true), Softcap{5}));
+  const auto check = [&](const AttentionOptions<ssmax::bfloat16>& options) {
+    CHECK(has_same_bits<ssmax::bfloat16>(problem, layout, Documents(documents, true), Softcap{5}, options));
+  };
+  check({});
+  check({.rope = &rope});
+  check({.float_products = true});
+  check({.rope = &rope, .float_products = true});
+  const Problem<ssmax::half> half({1, 2, 1, n, n, 8, 5});
+  CHECK(has_same_bits<ssmax::half>(half, layout, Causal{}, Identity{}, {.rope = &rope}));
 }
 
 TEST_CASE("By heads, every cut gives the bits of one process", "[mpi][heads]") {

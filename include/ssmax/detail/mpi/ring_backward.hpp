@@ -54,7 +54,7 @@ void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const Backward
   const index_t at_once = std::ranges::max(units, {}, &HeadUnit::count).count;
   const index_t slots = std::max(std::min(parts, most_sums / at_once), plan.segments_of_rank() + 2);
 
-  T* own = pack_share<T, T>(comm, plan, whole, variant, a.k, a.v, 2, (slots + 2) * at_once * sum_size);
+  T* own = pack_share<T>(comm, plan, whole, variant, a.k, a.v, 2, (slots + 2) * at_once * sum_size);
   T* incoming = own + local * shape.kv_heads * row;
   T* outgoing_sums = incoming + 2 * shape.kv_heads * sum_size;
   T* incoming_sums = outgoing_sums + slots * at_once * sum_size;

@@ -14,22 +14,21 @@ namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
-/// Own keys, packed as X, and room for `extra` arrays of the longest piece and `more` elements.
-template <class T, class X>
-X* pack_share(mpi::Communicator& comm, const RingPlan& plan, const Problem<T, T>& whole,
+/// Own keys, packed, and room for `extra` arrays of the longest piece and `more` elements.
+template <class T>
+T* pack_share(mpi::Communicator& comm, const RingPlan& plan, const Problem<T, T>& whole,
               const Variant<Compute<T>>& variant, const View<const T, 4>& k, const View<const T, 4>& v,
               index_t extra, index_t more = 0) {
   const index_t row = k.extent(0) * k.extent(1) * (k.extent(3) + v.extent(3));
   const index_t elements = (k.extent(2) + extra * plan.longest_piece()) * row + more;
-  X* share = reinterpret_cast<X*>(comm.buffers().reserve(static_cast<std::size_t>(elements) * sizeof(X)));
+  T* share = reinterpret_cast<T*>(comm.buffers().reserve(static_cast<std::size_t>(elements) * sizeof(T)));
   for (const Piece& piece : plan.pieces()) {
-    if (piece.keys.rank == plan.rank())
-      pack_piece<T, X>(whole, variant, k, v, piece, share + piece.row * row);
+    if (piece.keys.rank == plan.rank()) pack_piece<T>(whole, variant, k, v, piece, share + piece.row * row);
   }
   return share;
 }
 
-template <class T, class X>
+template <class T>
 void ring_forward(mpi::Communicator& comm, const RingPlan& plan, const AttentionArguments<T>& a,
                   const Problem<T, T>& whole, const Variant<Compute<T>>& variant,
                   const AttentionOptions<T>& options, index_t positions, const AnyExecutor& executor) {
@@ -56,12 +55,12 @@ void ring_forward(mpi::Communicator& comm, const RingPlan& plan, const Attention
 
   const KeySourceShape shape{a.k.extent(0), a.k.extent(1), a.k.extent(3), dv};
   const index_t row = shape.batch * shape.kv_heads * (shape.width + dv);
-  X* own = pack_share<T, X>(comm, plan, whole, variant, a.k, a.v, 2);
-  KeyExchange<X> exchange(comm, plan, row, own, own + a.k.extent(2) * row);
+  T* own = pack_share<T>(comm, plan, whole, variant, a.k, a.v, 2);
+  KeyExchange<T> exchange(comm, plan, row, own, own + a.k.extent(2) * row);
   const auto poll = [&] { exchange.sent(); };
   for (const std::size_t step : exchange.steps()) {
     const Piece& piece = plan.pieces()[step];
-    const KeyShare<X> keys = key_share(exchange.next(poll), piece, shape, positions);
+    const KeyShare<T> keys = key_share(exchange.next(poll), piece, shape, positions);
     for (std::size_t i = 0; i < plan.shares().size(); ++i) {
       const Share& share = plan.shares()[i];
       if (share.segment.rank != plan.rank() || !plan.sees(i, piece)) continue;

@@ -40,21 +40,26 @@ std::span<A> heads_of(std::span<A> numbers, index_t first, index_t count) {
                          : numbers.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
 }
 
+/// Whether an owner rotates its keys, once. Keys of 16 bits are rotated by whoever gets them, as in one process: a
+/// rotated one has more bits, and would take a float on the way.
+template <class T>
+inline constexpr bool owner_rotates = std::same_as<T, Compute<T>>;
+
 /// Packed keys of a piece, as KeyExchange has them.
-template <class X>
-KeyShare<X> key_share(const X* packed, const Piece& piece, const KeySourceShape& shape, index_t keys) {
+template <class T>
+KeyShare<T> key_share(const T* packed, const Piece& piece, const KeySourceShape& shape, index_t keys) {
   const index_t count = piece.keys.size();
-  const X* v = packed + shape.batch * shape.kv_heads * count * shape.width;
-  return {.k = addressable(View<const X, 4>{packed, {shape.batch, shape.kv_heads, count, shape.width}}),
-          .v = addressable(View<const X, 4>{v, {shape.batch, shape.kv_heads, count, shape.value_width}}),
+  const T* v = packed + shape.batch * shape.kv_heads * count * shape.width;
+  return {.k = addressable(View<const T, 4>{packed, {shape.batch, shape.kv_heads, count, shape.width}}),
+          .v = addressable(View<const T, 4>{v, {shape.batch, shape.kv_heads, count, shape.value_width}}),
           .keys = keys,
           .first = piece.keys.begin};
 }
 
-/// Packs the own keys of a piece as X, widened and rotated if X is what is computed in.
-template <class T, class X>
+/// Packs the own keys of a piece, rotated if the owner does that.
+template <class T>
 void pack_piece(const Problem<T, T>& whole, const Variant<Compute<T>>& variant, const View<const T, 4>& k,
-                const View<const T, 4>& v, const Piece& piece, X* out) {
+                const View<const T, 4>& v, const Piece& piece, T* out) {
   const index_t count = piece.keys.size(), d = k.extent(3), dv = v.extent(3);
   const KeyShare<T> keys{.k = rows_of(k, piece.row, count),
                          .v = rows_of(v, piece.row, count),
@@ -68,7 +73,7 @@ void pack_piece(const Problem<T, T>& whole, const Variant<Compute<T>>& variant, 
       for (index_t h = 0; h < k.extent(1); ++h) f(b, h);
     }
   };
-  if constexpr (std::same_as<X, Compute<T>>) {
+  if constexpr (owner_rotates<T>) {
     for_each_head(
         [&](index_t b, index_t h) { load_keys(problem, variant, b, h, range, out), out += count * d; });
     for_each_head(
@@ -84,17 +89,18 @@ void pack_piece(const Problem<T, T>& whole, const Variant<Compute<T>>& variant, 
   }
 }
 
-/// The queries of a segment against keys that their owner rotated. `whole` is the problem of all rows of this rank.
-template <class T, class X>
-Problem<T, X> part_of_problem(const Problem<T, T>& whole, const Share& share, index_t positions,
-                              const KeyShare<X>& keys) {
+/// The queries of a segment against keys that were packed. `whole` is the problem of all rows of this rank.
+template <class T>
+Problem<T, T> part_of_problem(const Problem<T, T>& whole, const Share& share, index_t positions,
+                              const KeyShare<T>& keys) {
   const index_t count = share.segment.size();
   return {.q = rows_of(whole.q, share.row, count),
-          .keys = AnyKeys<X>(keys),
+          .keys = AnyKeys<T>(keys),
           .scale = whole.scale,
           .rope = whole.rope,
-          .rotate_keys = false,
+          .rotate_keys = !owner_rotates<T>,
           .key_position = whole.key_position,
+          .float_products = whole.float_products,
           .first_query = share.segment.begin,
           .queries_after = positions - share.segment.end};
 }
