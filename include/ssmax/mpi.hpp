@@ -21,7 +21,9 @@
 /// (2048 for dq, ds, db …) and have more than 16 queries per kv head, or fewer everywhere. dk and dv are
 /// added up in the order of one process too, by their owner, from sums over 1920 rows (queries × heads of a kv head);
 /// a number of heads of a kv head that does not divide 1920 (7, say) gives them other bits, the same every
-/// time for one layout. Cut elsewhere, sums of 1024 keys become sums of fewer: bounds stay those of attention.hpp.
+/// time for one layout. So do 16-bit products (attention_backward.hpp), which add up many rows at once, unless segments
+/// begin at multiples of 240 rows as well. Cut elsewhere, sums of 1024 keys become sums of fewer: bounds stay those of
+/// attention.hpp.
 ///
 /// **By heads**, with `layout.by_heads()`: rounds of an all-to-all, in each of which a rank gets all positions of one
 /// kv head and of its query heads, computes them as one process does, and gives the results back. Every result has the
@@ -30,8 +32,10 @@
 /// in and out, and MPI's own.
 ///
 /// Memory beyond the shares: one share of K and V, two pieces, and the states of the queries: 2 numbers each, and a
-/// row of float where out has 16 bits. In the backward, sums on their way take at most as much as another share of K and V (the largest), or 32 MiB; two that come in take at most as much
-/// as two pieces of 2048 keys. Where something is learnt, 32 bytes for each query and head.
+/// row of float where out has 16 bits. In the backward, sums on their way take at most as much as another share of K
+/// and V (the largest), or 32 MiB; two that come in take at most as much as two pieces of 2048 keys. Where results have
+/// 16 bits, sums are floats, and dq, dk and dv of the share are there as floats. Where something is learnt, 32 bytes
+/// for each query and head.
 ///
 /// Calls are collective. Shapes, layouts and policies are compared before anything else is sent; where they
 /// differ or do not fit, every rank throws the same std::invalid_argument. MPI's errors are
@@ -213,12 +217,12 @@ void attention(Communicator& comm, const Layout& layout,
   mpi::attention<T>(comm, layout, arguments, scaling, mask, Identity{}, options, std::forward<E>(executor));
 }
 
-/// attention_backward of attention_backward.hpp, the sequence being split over ranks as the layout says. T is
-/// float or double; with a layout by heads half or bfloat16 as well. Collective. Every rank gets the gradients
-/// of its own rows, and all of those that scaling, score and sinks sum over queries (ds, db, dslopes, dsinks) or
-/// have for every one (a PerQuery's dc, of the whole sequence). The gradient of a Bias, or of another score that
-/// learns from every logit, stays with the rank that computed the query: that of its row or, by heads, of its
-/// head. first_key, keys, first_query and queries stay 0.
+/// attention_backward of attention_backward.hpp, the sequence being split over ranks as the layout says. Collective.
+/// Gradients of 16 bits are sums of float, rounded once. Every rank gets the gradients of its own rows, and all of
+/// those that scaling, score and sinks sum over queries (ds, db, dslopes, dsinks) or have for every one (a PerQuery's
+/// dc, of the whole sequence). The gradient of a Bias, or of another score that learns from every logit, stays with
+/// the rank that computed the query: that of its row or, by heads, of its head. first_key, keys, first_query and
+/// queries stay 0.
 template <class T, class S, class M, class C, class E = Serial>
 requires Scaling<S> && Mask<M> && Score<C> && Executor<E>
 void attention_backward(Communicator& comm, const Layout& layout,
@@ -237,10 +241,6 @@ void attention_backward(Communicator& comm, const Layout& layout,
     detail::check_backward<T>(function, a, g, options);
     detail::check_no_scaled_sinks(function, options);
     detail::check_share(function, comm, layout, a.q, a.k);
-    if (!std::same_as<T, A> && !layout.is_by_heads() && comm.ranks() > 1) {
-      detail::fail_format("ssmax::%s: the gradients of 16 bits go by heads, the layout goes by keys",
-                          function);
-    }
     if (layout.segments().size() > 16384) {
       detail::fail_value(function, "layout", "has segments", std::ssize(layout.segments()), "must be at most",
                          16384);
@@ -264,14 +264,12 @@ void attention_backward(Communicator& comm, const Layout& layout,
     detail::backward_by_heads<T>(comm, layout, a, g, agreement.last_agreed() != 0, variant, options, any);
     return;
   }
-  if constexpr (std::same_as<T, A>) {
-    const QueryShape shape{a.q.extent(0), a.q.extent(1), n, n};
-    const detail::RingPlan plan(comm, layout, detail::travel_keys, [&](const Segment& segment) {
-      return detail::keys_seen(variant, shape, segment.begin, segment.end);
-    });
-    const auto whole = detail::whole_problem<T>(a, none, layout, options);
-    detail::ring_backward<T>(comm, plan, a, g, whole, variant, options, n, any);
-  }
+  const QueryShape shape{a.q.extent(0), a.q.extent(1), n, n};
+  const detail::RingPlan plan(comm, layout, detail::travel_keys, [&](const Segment& segment) {
+    return detail::keys_seen(variant, shape, segment.begin, segment.end);
+  });
+  const auto whole = detail::whole_problem<T>(a, none, layout, options);
+  detail::ring_backward<T>(comm, plan, a, g, whole, variant, options, n, any);
 }
 
 /// The same without a score.

@@ -10,6 +10,7 @@
 #include "../../attention_backward.hpp"
 #include "../memory/arena.hpp"
 #include "head_exchange.hpp"
+#include "reserve.hpp"
 #include "share.hpp"
 #include "some_heads.hpp"
 #include "sums.hpp"
@@ -60,22 +61,13 @@ View<A, 3> as_numbers(const View<A, 4>& rows) {
 }
 
 template <class T>
-WholeHeads<T> whole_heads(mpi::Communicator& comm, const QueryShape& shape, const KeySourceShape& keys,
-                          bool has_lse, bool has_gradients, bool has_dlse) {
-  Arena count;
-  WholeHeads<T>(count, shape, keys, has_lse, has_gradients, has_dlse);
-  Arena arena(comm.buffers().reserve(count.used()));
-  return {arena, shape, keys, has_lse, has_gradients, has_dlse};
-}
-
-template <class T>
 void forward_by_heads(mpi::Communicator& comm, const mpi::Layout& layout, const AttentionArguments<T>& a,
                       bool has_lse, const Variant<Compute<T>>& variant, const AttentionOptions<T>& options,
                       const AnyExecutor& executor) {
   const index_t n = layout.positions(), kv_heads = a.k.extent(1), group = a.q.extent(1) / kv_heads;
   const QueryShape shape{a.q.extent(0), a.q.extent(1), n, n};
-  const auto whole = whole_heads<T>(comm, shape, {shape.batch, kv_heads, a.k.extent(3), a.v.extent(3)},
-                                    has_lse, false, false);
+  const KeySourceShape keys_shape{shape.batch, kv_heads, a.k.extent(3), a.v.extent(3)};
+  const auto whole = reserve<WholeHeads<T>>(comm.buffers(), shape, keys_shape, has_lse, false, false);
   HeadExchange exchange(comm, layout, kv_heads);
   for (index_t round = 0; round < exchange.rounds(); ++round) {
     exchange.gather(a.q, whole.q, round);
@@ -105,9 +97,9 @@ void backward_by_heads(mpi::Communicator& comm, const mpi::Layout& layout, const
   using A = Compute<T>;
   const index_t n = layout.positions(), kv_heads = a.k.extent(1), group = a.q.extent(1) / kv_heads;
   const QueryShape shape{a.q.extent(0), a.q.extent(1), n, n};
+  const KeySourceShape keys_shape{shape.batch, kv_heads, a.k.extent(3), a.v.extent(3)};
   const bool learns = variant.learns() || !g.dsinks.empty();
-  const auto whole = whole_heads<T>(comm, shape, {shape.batch, kv_heads, a.k.extent(3), a.v.extent(3)}, true,
-                                    true, has_dlse);
+  const auto whole = reserve<WholeHeads<T>>(comm.buffers(), shape, keys_shape, true, true, has_dlse);
   HeadExchange exchange(comm, layout, kv_heads);
   std::vector<KeptSums> kept;  // [rounds]
   for (index_t round = 0; round < exchange.rounds(); ++round) {

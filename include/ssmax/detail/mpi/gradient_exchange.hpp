@@ -17,14 +17,14 @@ namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
-/// A sum lies as a piece of keys does, of the heads of a unit: dk, then dv.
-template <class T>
+/// A sum lies as a piece of keys does, of the heads of a unit: dk, then dv. Its numbers are A.
+template <class A>
 class GradientExchange {
  public:
   /// `row`: elements of a key of one kv head, in all batch entries. `outgoing` has room for `slots` sums, more
   /// than the rank has segments, of the longest piece and the largest unit, `incoming` for two.
   GradientExchange(mpi::Communicator& comm, const RingPlan& plan, const SumPlan& sums,
-                   const std::vector<HeadUnit>& units, index_t row, T* outgoing, index_t slots, T* incoming)
+                   const std::vector<HeadUnit>& units, index_t row, A* outgoing, index_t slots, A* incoming)
       : plan_(plan), sums_(sums), units_(units), requests_(comm), row_(row), outgoing_(outgoing) {
     for (const HeadUnit& unit : units) slot_size_ = std::max(slot_size_, unit.count);
     slot_size_ *= plan.longest_piece() * row;
@@ -43,14 +43,14 @@ class GradientExchange {
   /// Room for the next sum; what others have begun is in it. Waits until there is any.
   /// add(piece, unit, sum) adds to dk and dv.
   template <class Add>
-  T* room(const SumPart& part, std::size_t piece, std::size_t unit, const Add& add) {
+  A* room(const SumPart& part, std::size_t piece, std::size_t unit, const Add& add) {
     requests_.wait([&] {
       poll(add);
       slot_ = 0;
       while (slot_ < sending_.size() && !is_free(slot_)) ++slot_;
       return slot_ < sending_.size();
     });
-    T* sum = slot_at(slot_);
+    A* sum = slot_at(slot_);
     if (part.from >= 0) {
       MPI_Request begun = requests_.receive(sum, size_of(piece, unit), part.from, tag_of_share(part.share));
       wait_for(begun, add);
@@ -97,7 +97,7 @@ class GradientExchange {
   struct Incoming {
     std::size_t piece = 0, unit = 0;
     bool is_own = false;
-    T* sum = nullptr;
+    A* sum = nullptr;
     MPI_Request request = MPI_REQUEST_NULL;
   };
 
@@ -106,9 +106,9 @@ class GradientExchange {
   static int tag_of_share(std::size_t share) { return 16384 + static_cast<int>(share); }
   [[nodiscard]] std::size_t size_of(std::size_t piece, std::size_t unit) const {
     return static_cast<std::size_t>(plan_.pieces()[piece].keys.size() * units_[unit].count * row_) *
-           sizeof(T);
+           sizeof(A);
   }
-  [[nodiscard]] T* slot_at(std::size_t slot) const {
+  [[nodiscard]] A* slot_at(std::size_t slot) const {
     return outgoing_ + static_cast<index_t>(slot) * slot_size_;
   }
   bool is_free(std::size_t slot) {
@@ -146,7 +146,7 @@ class GradientExchange {
   const std::vector<HeadUnit>& units_;
   Requests requests_;
   index_t row_;
-  T* outgoing_;
+  A* outgoing_;
   index_t slot_size_ = 0;
   std::vector<MPI_Request> sending_;  // [slots]
   std::deque<std::size_t> staying_;   // slots, in the order of their turns

@@ -7,6 +7,7 @@
 
 #include "../../attention_backward.hpp"
 #include "gradient_exchange.hpp"
+#include "reserve.hpp"
 #include "ring_forward.hpp"
 #include "some_heads.hpp"
 #include "sums.hpp"
@@ -18,10 +19,29 @@ namespace detail {
 /// Sums that wait for their turn may take as much memory as the rank's keys, or this.
 inline constexpr index_t most_sum_bytes = index_t{32} << 20;
 
-/// to += from, which is packed
+/// What a rank has beside its shares.
 template <class T>
-void add_packed(const T* from, const View<T, 4>& to) {
-  const auto add_rows = kernels<PrefillBackwardKernels<T>>().add_rows;
+struct RingBackwardMemory {
+  using A = Compute<T>;
+  RingBackwardMemory(Arena& arena, index_t key_numbers, index_t piece_numbers, index_t outgoing_numbers,
+                     index_t incoming_numbers, const AttentionGradients<T>& g)
+      : own(arena.take<T>(key_numbers)),
+        pieces(arena.take<T>(2 * piece_numbers)),
+        outgoing_sums(arena.take<A>(outgoing_numbers)),
+        incoming_sums(arena.take<A>(incoming_numbers)),
+        dq(sums_of(arena, g.dq)),
+        dk(sums_of(arena, g.dk)),
+        dv(sums_of(arena, g.dv)) {}
+
+  T *own, *pieces;  // packed
+  A *outgoing_sums, *incoming_sums;
+  View<A, 4> dq, dk, dv;
+};
+
+/// to += from, which is packed
+template <class A>
+void add_packed(const A* from, const View<A, 4>& to) {
+  const auto add_rows = kernels<PrefillBackwardKernels<A>>().add_rows;
   const index_t rows = to.extent(2), width = to.extent(3);
   for (index_t b = 0; b < to.extent(0); ++b) {
     for (index_t h = 0; h < to.extent(1); ++h, from += rows * width) {
@@ -33,8 +53,9 @@ void add_packed(const T* from, const View<T, 4>& to) {
 template <class T>
 void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const BackwardArguments<T>& a,
                    const AttentionGradients<T>& g, const Problem<T, T>& whole,
-                   const GradientVariant<T>& variant, const AttentionOptions<T>& options, index_t positions,
-                   const AnyExecutor& executor) {
+                   const GradientVariant<Compute<T>>& variant, const AttentionOptions<T>& options,
+                   index_t positions, const AnyExecutor& executor) {
+  using A = Compute<T>;
   const index_t local = a.q.extent(2), group = a.q.extent(1) / a.k.extent(1);
   const QueryShape query_shape{a.q.extent(0), a.q.extent(1), positions, positions};
   const KeySourceShape shape{a.k.extent(0), a.k.extent(1), a.k.extent(3), a.v.extent(3)};
@@ -45,7 +66,7 @@ void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const Backward
   const SumPlan sums(plan, group);
   index_t largest = 0;
   for (int r = 0; r < plan.ranks(); ++r) largest = std::max(largest, plan.count(r));
-  const index_t sum_size = plan.longest_piece() * row, bytes = static_cast<index_t>(sizeof(T)),
+  const index_t sum_size = plan.longest_piece() * row, bytes = static_cast<index_t>(sizeof(A)),
                 most_sums = std::max(most_sum_bytes, largest * shape.kv_heads * row * bytes) /
                             std::max<index_t>(1, sum_size * bytes),
                 parts = sums.most_parts() + 1;
@@ -54,20 +75,21 @@ void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const Backward
   const index_t at_once = std::ranges::max(units, {}, &HeadUnit::count).count;
   const index_t slots = std::max(std::min(parts, most_sums / at_once), plan.segments_of_rank() + 2);
 
-  T* own = pack_share<T>(comm, plan, whole, variant, a.k, a.v, 2, (slots + 2) * at_once * sum_size);
-  T* incoming = own + local * shape.kv_heads * row;
-  T* outgoing_sums = incoming + 2 * shape.kv_heads * sum_size;
-  T* incoming_sums = outgoing_sums + slots * at_once * sum_size;
-  KeyExchange<T> exchange(comm, plan, shape.kv_heads * row, own, incoming);
-  GradientExchange<T> gradients(comm, plan, sums, units, row, outgoing_sums, slots, incoming_sums);
-  const auto add_to_own = [&](std::size_t i, std::size_t u, const T* sum) {
+  const auto memory =
+      reserve<RingBackwardMemory<T>>(comm.buffers(), local * shape.kv_heads * row, shape.kv_heads * sum_size,
+                                     slots * at_once * sum_size, 2 * at_once * sum_size, g);
+  pack_share(plan, whole, variant, a.k, a.v, memory.own);
+  KeyExchange<T> exchange(comm, plan, shape.kv_heads * row, memory.own, memory.pieces);
+  GradientExchange<A> gradients(comm, plan, sums, units, row, memory.outgoing_sums, slots,
+                                memory.incoming_sums);
+  const auto add_to_own = [&](std::size_t i, std::size_t u, const A* sum) {
     const Piece& piece = plan.pieces()[i];
     const HeadUnit& unit = units[u];
-    const auto own_part = [&](const View<T, 4>& view) {
+    const auto own_part = [&](const View<A, 4>& view) {
       return heads_of(rows_of(view, piece.row, piece.keys.size()), unit.first, unit.count);
     };
-    add_packed(sum, own_part(g.dk));
-    add_packed(sum + shape.batch * unit.count * piece.keys.size() * shape.width, own_part(g.dv));
+    add_packed(sum, own_part(memory.dk));
+    add_packed(sum + shape.batch * unit.count * piece.keys.size() * shape.width, own_part(memory.dv));
   };
   const auto poll = [&] {
     exchange.sent();
@@ -86,7 +108,7 @@ void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const Backward
   };
   // What the queries of a part get from keys, and what they add to `sum`.
   const auto attend = [&](std::size_t i, KeyRange queries, const HeadUnit& unit, const KeyShare<T>& keys,
-                          T* sum, BackwardStage stage) {
+                          A* sum, BackwardStage stage) {
     const Share& share = plan.shares()[i];
     const Share part{{queries.begin, queries.end, plan.rank()},
                      share.row + queries.begin - share.segment.begin};
@@ -99,41 +121,55 @@ void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const Backward
                                .keys = keys.keys,
                                .first = keys.first};
     stage.kept = kept[i].from(place_of(share, queries, unit));
-    BackwardProblem<T> problem{
-        .forward = part_of_problem(whole, part, positions, own_keys),
-        .out = rows(a.out),
-        .dout = rows(g.dout),
-        .lse = rows(a.lse),
-        .dlse = rows(g.dlse),
-        .dq = rows(g.dq),
-        .dk = addressable(View<T, 4>{sum, {shape.batch, unit.count, length, shape.width}}),
-        .dv = addressable(View<T, 4>{sum + shape.batch * unit.count * length * shape.width,
-                                     {shape.batch, unit.count, length, shape.value_width}}),
-        .sinks = heads_of(options.sinks, first, count),
-        .dsinks = heads_of(g.dsinks, first, count),
-        .stage = stage};
+    const StageSums<A> sums_here{
+        rows(memory.dq), addressable(View<A, 4>{sum, {shape.batch, unit.count, length, shape.width}}),
+        addressable(View<A, 4>{sum + shape.batch * unit.count * length * shape.width,
+                               {shape.batch, unit.count, length, shape.value_width}})};
+    BackwardProblem<T> problem{.forward = part_of_problem(whole, part, positions, own_keys),
+                               .out = rows(a.out),
+                               .dout = rows(g.dout),
+                               .lse = rows(a.lse),
+                               .dlse = rows(g.dlse),
+                               .dq = rows(g.dq),
+                               .dk = {},
+                               .dv = {},
+                               .sinks = heads_of(options.sinks, first, count),
+                               .dsinks = heads_of(g.dsinks, first, count),
+                               .stage = stage};
     problem.forward.q = heads_of(problem.forward.q, first, count);
-    compiled::run_backward(problem, SomeHeadsGradient<T>(variant, first, query_shape.heads),
+    if constexpr (std::same_as<T, A>) {
+      problem.dk = sums_here.dk;
+      problem.dv = sums_here.dv;
+    } else {
+      problem.sums = sums_here;
+      problem.dk = {nullptr, {shape.batch, unit.count, length, shape.width}};
+      problem.dv = {nullptr, {shape.batch, unit.count, length, shape.value_width}};
+    }
+    compiled::run_backward(problem, SomeHeadsGradient<A>(variant, first, query_shape.heads),
                            options.workspace, executor);
   };
   const auto without_keys = [&](bool first, bool last) {
-    const KeyShare<T> none = key_share<T>(own, Piece{}, shape, positions);
+    const KeyShare<T> none = key_share<T>(memory.own, Piece{}, shape, positions);
     for (std::size_t i = 0; i < plan.shares().size(); ++i) {
       if (plan.shares()[i].segment.rank != plan.rank()) continue;
       sums.for_each_part(plan.shares()[i], [&](KeyRange queries) {
-        for (const HeadUnit& unit : units) attend(i, queries, unit, none, own, {first, last});
+        for (const HeadUnit& unit : units)
+          attend(i, queries, unit, none, memory.outgoing_sums, {first, last});
       });
     }
   };
-  const auto clear = [&](const View<T, 4>& view) {
-    for (index_t b = 0; b < view.extent(0); ++b) {
-      for (index_t h = 0; h < view.extent(1); ++h) {
-        for (index_t i = 0; i < view.extent(2); ++i) std::fill_n(row_of(view, b, h, i), view.extent(3), T{0});
+  // Calls f(b, h, i) for each key of the rank.
+  const auto for_each_key = [&](const auto& f) {
+    for (index_t b = 0; b < shape.batch; ++b) {
+      for (index_t h = 0; h < shape.kv_heads; ++h) {
+        for (index_t i = 0; i < local; ++i) f(b, h, i);
       }
     }
   };
-  clear(addressable(g.dk));
-  clear(addressable(g.dv));
+  for_each_key([&](index_t b, index_t h, index_t i) {
+    std::fill_n(row_of(memory.dk, b, h, i), shape.width, A{0});
+    std::fill_n(row_of(memory.dv, b, h, i), shape.value_width, A{0});
+  });
 
   without_keys(true, false);
   for (const std::size_t step : exchange.steps()) {
@@ -142,7 +178,7 @@ void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const Backward
     const std::vector<SumPart> parts_here = sums.parts(piece);
     for (std::size_t u = 0; u < units.size(); ++u) {
       for (const SumPart& part : parts_here) {
-        T* sum = gradients.room(part, step, u, add_to_own);
+        A* sum = gradients.room(part, step, u, add_to_own);
         attend(part.share, part.queries, units[u], keys, sum,
                {.first = false, .last = false, .continues = part.from >= 0});
         gradients.send(part, step, u);
@@ -161,13 +197,19 @@ void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const Backward
         for (index_t h = 0; h < shape.kv_heads; ++h) {
           const Query query{b, h * (query_shape.heads / shape.kv_heads), 0, query_shape};
           for (index_t i = 0; i < piece.keys.size(); ++i) {
-            T* dk = row_of(g.dk, b, h, piece.row + i);
+            A* dk = row_of(memory.dk, b, h, piece.row + i);
             const index_t position = whole.key_position + variant.key_position(query, piece.keys.begin + i);
             rotate(whole.rope, dk, shape.width, dk, shape.width, 1, shape.width, position, true);
           }
         }
       }
     }
+  }
+  if constexpr (!std::same_as<T, A>) {
+    for_each_key([&](index_t b, index_t h, index_t i) {
+      narrow_to(row_of(g.dk, b, h, i), shape.width, row_of(memory.dk, b, h, i));
+      narrow_to(row_of(g.dv, b, h, i), shape.value_width, row_of(memory.dv, b, h, i));
+    });
   }
   if (!learns) return;
   hand_over_all(comm, variant, query_shape, g.dsinks, [&](index_t batch, index_t head) {

@@ -8,42 +8,41 @@
 #include "../../attention.hpp"
 #include "../attention/forward/epilogue.hpp"
 #include "exchange.hpp"
+#include "reserve.hpp"
 #include "share.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
-/// Own keys, packed, and room for `extra` arrays of the longest piece and `more` elements.
+/// What a rank has beside its shares: own keys, packed, and two pieces; a state for each query.
 template <class T>
-T* pack_share(mpi::Communicator& comm, const RingPlan& plan, const Problem<T, T>& whole,
-              const Variant<Compute<T>>& variant, const View<const T, 4>& k, const View<const T, 4>& v,
-              index_t extra, index_t more = 0) {
-  const index_t row = k.extent(0) * k.extent(1) * (k.extent(3) + v.extent(3));
-  const index_t elements = (k.extent(2) + extra * plan.longest_piece()) * row + more;
-  T* share = reinterpret_cast<T*>(comm.buffers().reserve(static_cast<std::size_t>(elements) * sizeof(T)));
-  for (const Piece& piece : plan.pieces()) {
-    if (piece.keys.rank == plan.rank()) pack_piece<T>(whole, variant, k, v, piece, share + piece.row * row);
+struct RingForwardMemory {
+  using A = Compute<T>;
+  RingForwardMemory(Arena& arena, index_t key_numbers, index_t piece_numbers, const View<T, 4>& out)
+      : own(arena.take<T>(key_numbers)), pieces(arena.take<T>(2 * piece_numbers)) {
+    const index_t batch = out.extent(0), heads = out.extent(1), local = out.extent(2);
+    const auto number_of_each = [&] {
+      return View<A, 3>{arena.take<A>(batch * heads * local), {batch, heads, local}};
+    };
+    state = {number_of_each(), number_of_each(), sums_of(arena, out)};
   }
-  return share;
-}
+
+  T *own, *pieces;
+  AttentionState<A> state{};
+};
 
 template <class T>
 void ring_forward(mpi::Communicator& comm, const RingPlan& plan, const AttentionArguments<T>& a,
                   const Problem<T, T>& whole, const Variant<Compute<T>>& variant,
                   const AttentionOptions<T>& options, index_t positions, const AnyExecutor& executor) {
   using A = Compute<T>;
-  constexpr bool in_place = std::same_as<T, A>;  // out holds Σ exp(c·z)·v until it is divided by the sum
   const index_t batch = a.q.extent(0), heads = a.q.extent(1), local = a.q.extent(2), dv = a.v.extent(3);
-  const auto rows = static_cast<std::size_t>(batch * heads * local);
-  std::vector<A> shift(rows, -std::numeric_limits<A>::infinity()), sum(rows),
-      wide(in_place ? 0 : rows * static_cast<std::size_t>(dv));
-  AttentionState<A> state{{shift.data(), {batch, heads, local}}, {sum.data(), {batch, heads, local}}};
-  if constexpr (in_place) {
-    state.o = addressable(a.out);
-  } else {
-    state.o = {wide.data(), {batch, heads, local, dv}};
-  }
+  const KeySourceShape shape{batch, a.k.extent(1), a.k.extent(3), dv};
+  const index_t row = shape.batch * shape.kv_heads * (shape.width + dv);
+  const auto memory =
+      reserve<RingForwardMemory<T>>(comm.buffers(), local * row, plan.longest_piece() * row, a.out);
+  const AttentionState<A>& state = memory.state;
   const auto for_each_row = [&](const auto& f) {
     for (index_t b = 0; b < batch; ++b) {
       for (index_t h = 0; h < heads; ++h) {
@@ -51,12 +50,13 @@ void ring_forward(mpi::Communicator& comm, const RingPlan& plan, const Attention
       }
     }
   };
-  for_each_row([&](index_t b, index_t h, index_t i) { std::fill_n(row_of(state.o, b, h, i), dv, A{0}); });
-
-  const KeySourceShape shape{a.k.extent(0), a.k.extent(1), a.k.extent(3), dv};
-  const index_t row = shape.batch * shape.kv_heads * (shape.width + dv);
-  T* own = pack_share<T>(comm, plan, whole, variant, a.k, a.v, 2);
-  KeyExchange<T> exchange(comm, plan, row, own, own + a.k.extent(2) * row);
+  for_each_row([&](index_t b, index_t h, index_t i) {
+    state.shift(b, h, i) = -std::numeric_limits<A>::infinity();
+    state.sum(b, h, i) = 0;
+    std::fill_n(row_of(state.o, b, h, i), dv, A{0});
+  });
+  pack_share(plan, whole, variant, a.k, a.v, memory.own);
+  KeyExchange<T> exchange(comm, plan, row, memory.own, memory.pieces);
   const auto poll = [&] { exchange.sent(); };
   for (const std::size_t step : exchange.steps()) {
     const Piece& piece = plan.pieces()[step];

@@ -6,6 +6,7 @@
 
 #include "../attention/keys.hpp"
 #include "../attention/load.hpp"
+#include "../memory/arena.hpp"
 #include "plan.hpp"
 
 namespace ssmax {
@@ -86,6 +87,28 @@ void pack_piece(const Problem<T, T>& whole, const Variant<Compute<T>>& variant, 
     };
     copy(keys.k, d);
     copy(keys.v, dv);
+  }
+}
+
+/// The own keys, packed.
+template <class T>
+void pack_share(const RingPlan& plan, const Problem<T, T>& whole, const Variant<Compute<T>>& variant,
+                const View<const T, 4>& k, const View<const T, 4>& v, T* out) {
+  const index_t row = k.extent(0) * k.extent(1) * (k.extent(3) + v.extent(3));
+  for (const Piece& piece : plan.pieces()) {
+    if (piece.keys.rank == plan.rank()) pack_piece(whole, variant, k, v, piece, out + piece.row * row);
+  }
+}
+
+/// Results while they are summed up: where they go or, if they have 16 bits, apart.
+template <class T>
+View<Compute<T>, 4> sums_of(Arena& arena, const View<T, 4>& result) {
+  if constexpr (std::same_as<T, Compute<T>>) {
+    return addressable(result);
+  } else {
+    return addressable(
+        View<Compute<T>, 4>{arena.take<Compute<T>>(result.size()),
+                            {result.extent(0), result.extent(1), result.extent(2), result.extent(3)}});
   }
 }
 

@@ -25,12 +25,21 @@ struct CallSums {
 };
 
 /// A backward whose keys come in parts, a call for each: what it leaves from call to call lies in dq and in
-/// `kept`, and nothing is handed to scaling, score and sinks: that is left to the caller. For T = Compute<T>.
+/// `kept`, and nothing is handed to scaling, score and sinks: that is left to the caller.
 struct BackwardStage {
   bool first = true, last = true;
   CallSums kept{};
   /// dk and dv hold what queries before these gave, which are at most as many rows as one sum takes.
   bool continues = false;
+};
+
+/// Sums of a backward in stages whose results have fewer digits. The last stage rounds dq; dk and dv, whose rows
+/// lie one behind the other, are left to the caller, before they are rotated back.
+template <class A>
+struct StageSums {
+  View<A, 4> dq{}, dk{}, dv{};
+
+  SSMAX_INLINE explicit operator bool() const { return dq.data_handle() != nullptr; }
 };
 
 template <class T>
@@ -43,6 +52,7 @@ struct BackwardProblem {
   std::span<Compute<T>> dsinks;
   bool scaled_sinks = false;
   BackwardStage stage{};
+  StageSums<Compute<T>> sums{};  // of a stage, where T is not Compute<T>
 
   /// kv heads of all batch entries.
   SSMAX_INLINE index_t heads() const { return forward.q.extent(0) * forward.kv_heads(); }

@@ -30,7 +30,7 @@ bool packs_keys(const BackwardProblem<T>& problem, const PrefillKernels<Compute<
 
 /// One kv head while its gradients are summed up: first over pieces_of_sum pieces, in the kernels' own
 /// layouts, then over all of them, in the results themselves or, where those are 16 bits wide, in arrays
-/// of T's Compute. E: see PrefillKernels.
+/// of T's Compute, which are the caller's in a backward in stages. E: see PrefillKernels.
 template <class T, class E = Compute<T>>
 struct HeadSums {
   using A = Compute<T>;
@@ -54,13 +54,15 @@ struct HeadSums {
         panel(piece_keys * memory.products.rows + 64 / static_cast<index_t>(sizeof(E))),
         panels(arena.take<E>(
             memory.in_16_bits ? key_blocks(problem) * (memory.d_pitch / memory.products.rows) * panel : 0)),
-        all_dq(arena.take<A>(apart ? problem.forward.rows() * problem.forward.width() : 0)),
-        all_dk(arena.take<A>(apart ? problem.keys() * problem.forward.width() : 0)),
-        all_dvalues(arena.take<A>(apart ? problem.keys() * problem.forward.value_width() : 0)) {}
+        all_dq(arena.take<A>(takes_all(problem) ? problem.forward.rows() * problem.forward.width() : 0)),
+        all_dk(arena.take<A>(takes_all(problem) ? problem.keys() * problem.forward.width() : 0)),
+        all_dvalues(arena.take<A>(takes_all(problem) ? problem.keys() * problem.forward.value_width() : 0)) {}
 
   /// Where the sums over all pieces are, of query `row` of the kv head or of one of its keys.
   A* query_sums(const BackwardProblem<T>& problem, const Query& query, index_t row) const {
     if constexpr (apart) {
+      if (problem.sums)
+        return row_of(problem.sums.dq, query.batch, query.head, problem.forward.row_of(query));
       return all_dq + row * problem.dq.extent(3);
     } else {
       return row_of(problem.dq, query.batch, query.head, problem.forward.row_of(query));
@@ -68,6 +70,7 @@ struct HeadSums {
   }
   A* key_sums(const BackwardProblem<T>& problem, index_t batch, index_t kv_head, index_t key) const {
     if constexpr (apart) {
+      if (problem.sums) return row_of(problem.sums.dk, batch, kv_head, key);
       return all_dk + key * problem.dk.extent(3);
     } else {
       return row_of(problem.dk, batch, kv_head, key);
@@ -75,6 +78,7 @@ struct HeadSums {
   }
   A* value_sums(const BackwardProblem<T>& problem, index_t batch, index_t kv_head, index_t key) const {
     if constexpr (apart) {
+      if (problem.sums) return row_of(problem.sums.dv, batch, kv_head, key);
       return all_dvalues + key * problem.dv.extent(3);
     } else {
       return row_of(problem.dv, batch, kv_head, key);
@@ -97,6 +101,8 @@ struct HeadSums {
   E* panels = nullptr;                  // [key blocks][panels]: K as products over keys take it, in 16 bits
 
  private:
+  static bool takes_all(const BackwardProblem<T>& problem) { return apart && !problem.sums; }
+
   A *all_dq = nullptr, *all_dk = nullptr, *all_dvalues = nullptr;
 };
 

@@ -144,6 +144,7 @@ class BackwardTask {
 
   /// Turns sums into dk and dv.
   void finish_keys(index_t block) const {
+    if (problem_.sums) return;
     if (forward_.rows() > 0 && !forward_.has_rope() && !HeadSums<T, E>::apart) return;  // they are there
     const Query query{batch_, kv_head_ * forward_.group(), 0, forward_.shape(batch_)};
     const index_t first = block * piece_keys, d = forward_.width();

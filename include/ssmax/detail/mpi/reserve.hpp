@@ -1,0 +1,22 @@
+// The memory of a call, in one reservation.
+#pragma once
+
+#include "../../workspace.hpp"
+#include "../memory/arena.hpp"
+
+namespace ssmax {
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+
+/// Memory(arena, arguments...) takes from the arena what it needs: once to count that, then from the workspace.
+template <class Memory, class... Arguments>
+Memory reserve(Workspace& workspace, const Arguments&... arguments) {
+  Arena count;
+  Memory(count, arguments...);
+  Arena arena(workspace.reserve(count.used()));
+  return Memory(arena, arguments...);
+}
+
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace ssmax
