@@ -48,6 +48,7 @@
 
 #include "attention_backward.hpp"
 #include "detail/mpi/by_heads.hpp"
+#include "detail/mpi/learnt_rows.hpp"
 #include "detail/mpi/ring_backward.hpp"
 #include "detail/mpi/ring_forward.hpp"
 #include "detail/mpi/spread_keys.hpp"
@@ -78,6 +79,16 @@ template <class T>
 void check_no_scaled_sinks(const char* function, const AttentionOptions<T>& options) {
   if (options.scaled_sinks)
     fail_format("ssmax::%s: scaled_sinks is for one process, must be false", function);
+}
+
+/// Who computes a query in a call.
+inline auto computing_rank(mpi::Communicator& comm, const mpi::Layout& layout, index_t heads,
+                           index_t kv_heads) {
+  return [&, exchange = HeadExchange(comm, layout, kv_heads),
+          group = heads / std::max<index_t>(1, kv_heads)](const Query& query) {
+    if (layout.is_by_heads()) return exchange.rank_of(query.head / group);
+    return std::ranges::upper_bound(layout.segments(), query.index, {}, &mpi::Segment::end)->rank;
+  };
 }
 
 /// What all ranks must have in common.
@@ -220,9 +231,11 @@ void attention(Communicator& comm, const Layout& layout,
 /// attention_backward of attention_backward.hpp, the sequence being split over ranks as the layout says. Collective.
 /// Gradients of 16 bits are sums of float, rounded once. Every rank gets the gradients of its own rows, and all of
 /// those that scaling, score and sinks sum over queries (ds, db, dslopes, dsinks) or have for every one (a PerQuery's
-/// dc, of the whole sequence). The gradient of a Bias, or of another score that learns from every logit, stays with
-/// the rank that computed the query: that of its row or, by heads, of its head. first_key, keys, first_query and
-/// queries stay 0.
+/// dc, a Bias' dbias, of the whole sequence). A row of dbias that many queries or heads share is added up rank by rank,
+/// in the order of their first queries: its bits are the same every time for one layout, and those of one process
+/// where one rank has all of these queries and they are not of several batch entries and heads. What a score of your
+/// own learns from every logit without a gradient_row, or with a null one, stays with the rank that computed the query:
+/// that of its row or, by heads, of its head. first_key, keys, first_query and queries stay 0.
 template <class T, class S, class M, class C, class E = Serial>
 requires Scaling<S> && Mask<M> && Score<C> && Executor<E>
 void attention_backward(Communicator& comm, const Layout& layout,
@@ -236,6 +249,8 @@ void attention_backward(Communicator& comm, const Layout& layout,
   const index_t n = layout.positions();
   const detail::KeyShare<T> none{.k = {}, .v = {}, .keys = n};
   const detail::UserGradientVariant<A, S, M, C> variant(scaling, mask, score);
+  const QueryShape shape{a.q.extent(0), a.q.extent(1), n, n};
+  detail::LearntRows<C> rows(score);
   std::int64_t policies = 0;
   const std::string complaint = detail::complaint_of([&] {
     detail::check_backward<T>(function, a, g, options);
@@ -247,10 +262,12 @@ void attention_backward(Communicator& comm, const Layout& layout,
     }
     const auto whole = detail::whole_problem<T>(a, none, layout, options);
     detail::check_segments<T>(function, comm.rank(), layout, whole, a.k, a.v, options, variant);
-    policies = detail::fingerprint(variant, {a.q.extent(0), a.q.extent(1), n, n});
+    policies = detail::fingerprint(variant, shape);
+    rows.list(shape, detail::computing_rank(comm, layout, a.q.extent(1), a.k.extent(1)));
   });
   auto agreement = detail::agreement_of<T, decltype(variant)>(function, layout, a.q, a.k, a.v, options);
   agreement.add("what scaling, mask and score say", policies);
+  agreement.add("which queries share a row of the score's gradient", rows.fingerprint());
   agreement.add("whether dsinks are wanted", g.dsinks.empty() ? 0 : 1);
   agreement.add_if(a.q.extent(2) > 0, "whether there is dlse", detail::is_given(g.dlse) ? 1 : 0);
   agreement.settle(comm, complaint);
@@ -260,16 +277,17 @@ void attention_backward(Communicator& comm, const Layout& layout,
   }
   if (a.q.extent(0) == 0 || a.q.extent(1) == 0) return;
   const detail::AnyExecutor any(executor);
+  rows.begin(comm.rank());
   if (layout.is_by_heads()) {
     detail::backward_by_heads<T>(comm, layout, a, g, agreement.last_agreed() != 0, variant, options, any);
-    return;
+  } else {
+    const detail::RingPlan plan(comm, layout, detail::travel_keys, [&](const Segment& segment) {
+      return detail::keys_seen(variant, shape, segment.begin, segment.end);
+    });
+    const auto whole = detail::whole_problem<T>(a, none, layout, options);
+    detail::ring_backward<T>(comm, plan, a, g, whole, variant, options, n, any);
   }
-  const QueryShape shape{a.q.extent(0), a.q.extent(1), n, n};
-  const detail::RingPlan plan(comm, layout, detail::travel_keys, [&](const Segment& segment) {
-    return detail::keys_seen(variant, shape, segment.begin, segment.end);
-  });
-  const auto whole = detail::whole_problem<T>(a, none, layout, options);
-  detail::ring_backward<T>(comm, plan, a, g, whole, variant, options, n, any);
+  rows.add_up(comm);
 }
 
 /// The same without a score.

@@ -54,20 +54,9 @@ Run compare(const Problem<T>& problem, const Layout& layout, const M& mask, cons
   const int rank = world().rank();
   Share<T> share(problem, layout, rank);
   ssmax::mpi::attention<T>(world(), layout, share.forward(), scaling, mask, score, options);
-  ssmax::mpi::attention_backward<T>(
-      world(), layout,
-      {.q = share.template of_queries<const T>(share.q.data(), shape.d),
-       .k = share.template of_keys<const T>(share.k.data(), shape.d),
-       .v = share.template of_keys<const T>(share.v.data(), shape.dv),
-       .out = share.template of_queries<const T>(share.out.data(), shape.dv),
-       .lse = share.template of_rows<const A>(share.lse.data())},
-      {.dout = share.template of_queries<const T>(share.dout.data(), shape.dv),
-       .dlse = share.template of_rows<const A>(share.dlse.data()),
-       .dq = share.of_queries(share.dq.data(), shape.d),
-       .dk = share.of_keys(share.dk.data(), shape.d),
-       .dv = share.of_keys(share.dv.data(), shape.dv),
-       .dsinks = options.sinks.empty() ? std::span<A>{} : std::span<A>(share.dsinks)},
-      scaling.gradient(ds_here, db_here), mask, score_here, options);
+  ssmax::mpi::attention_backward<T>(world(), layout, share.backward(),
+                                    share.gradients(!options.sinks.empty()),
+                                    scaling.gradient(ds_here, db_here), mask, score_here, options);
 
   const auto cut = [&](const std::vector<T>& of_whole, index_t of_heads, index_t channels) {
     return share_of(of_whole, shape.batch * of_heads, channels, layout, rank);

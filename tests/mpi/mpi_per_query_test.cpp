@@ -45,17 +45,7 @@ void check(const Shape& shape, const Layout& layout) {
   const int rank = world().rank();
   Share<float> share(problem, layout, rank);
   ssmax::mpi::attention<float>(world(), layout, share.forward(), scaling, Causal{});
-  ssmax::mpi::attention_backward<float>(world(), layout,
-                                        {.q = share.of_queries<const float>(share.q.data(), shape.d),
-                                         .k = share.of_keys<const float>(share.k.data(), shape.d),
-                                         .v = share.of_keys<const float>(share.v.data(), shape.dv),
-                                         .out = share.of_queries<const float>(share.out.data(), shape.dv),
-                                         .lse = share.of_rows<const float>(share.lse.data())},
-                                        {.dout = share.of_queries<const float>(share.dout.data(), shape.dv),
-                                         .dlse = share.of_rows<const float>(share.dlse.data()),
-                                         .dq = share.of_queries(share.dq.data(), shape.d),
-                                         .dk = share.of_keys(share.dk.data(), shape.d),
-                                         .dv = share.of_keys(share.dv.data(), shape.dv)},
+  ssmax::mpi::attention_backward<float>(world(), layout, share.backward(), share.gradients(),
                                         gradient(dc_here), Causal{});
 
   const auto cut = [&](const std::vector<float>& all, index_t heads, index_t channels) {

@@ -4,6 +4,7 @@
 #include <mpi.h>
 
 #include <array>
+#include <span>
 #include <ssmax/mpi.hpp>
 #include <vector>
 
@@ -91,6 +92,21 @@ struct Share {
             .v = of_keys<const T>(v.data(), shape.dv),
             .out = of_queries(out.data(), shape.dv),
             .lse = of_rows(lse.data())};
+  }
+  ssmax::BackwardArguments<T> backward() const {
+    return {.q = of_queries(q.data(), shape.d),
+            .k = of_keys(k.data(), shape.d),
+            .v = of_keys(v.data(), shape.dv),
+            .out = of_queries(out.data(), shape.dv),
+            .lse = of_rows(lse.data())};
+  }
+  ssmax::AttentionGradients<T> gradients(bool has_sinks = false) {
+    return {.dout = of_queries<const T>(dout.data(), shape.dv),
+            .dlse = of_rows<const attention_problem::Compute<T>>(dlse.data()),
+            .dq = of_queries(dq.data(), shape.d),
+            .dk = of_keys(dk.data(), shape.d),
+            .dv = of_keys(dv.data(), shape.dv),
+            .dsinks = std::span(dsinks).first(has_sinks ? dsinks.size() : 0)};
   }
 };
 

@@ -1,0 +1,144 @@
+// The gradient of a score that has a row for each query (a Bias): every rank gets all of it. A row that one rank adds to
+// is that rank's; of a row that several add to, one for many queries or heads, these are added up rank by rank.
+#pragma once
+
+#include <algorithm>
+#include <iterator>
+#include <type_traits>
+#include <unordered_map>
+#include <vector>
+
+#include "../../key.hpp"
+#include "../../score.hpp"
+#include "agreement.hpp"
+#include "exchange.hpp"
+
+namespace ssmax {
+inline namespace SSMAX_CODE_NAMESPACE {
+namespace detail {
+
+/// Calls f for each part of a score that has rows to add to.
+template <class C, class F>
+void for_each_row_learner(const C& score, const F& f) {
+  if constexpr (shared::is_composed<C>) {
+    for_each_row_learner(score.first(), f);
+    for_each_row_learner(score.second(), f);
+  } else if constexpr (LearnsRow<C>) {
+    f(score);
+  }
+}
+
+/// A rank that adds to a row.
+struct RowShare {
+  void* row;
+  std::size_t number;  // of the row, in the order of the queries that add to it first
+  int rank;
+
+  bool operator==(const RowShare&) const = default;
+};
+
+/// Who adds to which rows: row by row, the ranks in the order of their queries.
+template <class C>
+class LearntRows {
+ public:
+  /// The score must outlive it.
+  explicit LearntRows(const C& score) : score_(score) {}
+
+  /// rank_of(query) computes that query.
+  template <class RankOf>
+  void list(const QueryShape& shape, const RankOf& rank_of) {
+    keys_ = static_cast<std::size_t>(shape.keys);
+    for_each_row_learner(score_,
+                         [&](const auto& part) { shares_.push_back(shares_of(part, shape, rank_of)); });
+  }
+
+  /// Of the list, not of the rows' addresses.
+  [[nodiscard]] std::int64_t fingerprint() const {
+    Fingerprint result;
+    for (const std::vector<RowShare>& shares : shares_) {
+      for (const RowShare& share : shares) result.add(share.number), result.add(share.rank);
+    }
+    return result.value();
+  }
+
+  /// Of a row that several ranks add to, the first goes on from what it holds, the others begin with 0.
+  void begin(int rank) const {
+    for_each_row([&](const auto* first, const auto* last, auto* row) {
+      for (const RowShare* share = first + 1; share < last; ++share) {
+        if (share->rank == rank) std::fill_n(row, keys_, std::remove_pointer_t<decltype(row)>{});
+      }
+    });
+  }
+
+  /// Collective: all rows on all ranks.
+  void add_up(const mpi::Communicator& comm) const {
+    for_each_row([&](const auto* first, const auto* last, auto* row) {
+      using G = std::remove_pointer_t<decltype(row)>;
+      const auto from = [&](int rank, G* data) {
+        check_mpi("MPI_Bcast",
+                  MPI_Bcast(data, Requests::count(keys_ * sizeof(G)), MPI_BYTE, rank, comm.handle()));
+      };
+      if (last - first == 1) {
+        from(first->rank, row);
+        return;
+      }
+      std::vector<G> sum(row, row + keys_), next;
+      from(first->rank, sum.data());
+      for (const RowShare* share = first + 1; share < last; ++share) {
+        next.assign(row, row + keys_);
+        from(share->rank, next.data());
+        for (std::size_t key = 0; key < keys_; ++key) sum[key] += next[key];
+      }
+      std::copy(sum.begin(), sum.end(), row);
+    });
+  }
+
+ private:
+  template <class Part, class RankOf>
+  static std::vector<RowShare> shares_of(const Part& part, const QueryShape& shape, const RankOf& rank_of) {
+    std::unordered_map<void*, std::size_t> numbers;
+    std::vector<RowShare> all;
+    for (Query query{0, 0, 0, shape}; query.batch < shape.batch; ++query.batch) {
+      for (query.head = 0; query.head < shape.heads; ++query.head) {
+        for (query.index = 0; query.index < shape.queries; ++query.index) {
+          void* row = part.gradient_row(query);
+          if (row == nullptr) continue;
+          const RowShare share{row, numbers.try_emplace(row, numbers.size()).first->second, rank_of(query)};
+          if (all.empty() || all.back() != share) all.push_back(share);
+        }
+      }
+    }
+    std::ranges::stable_sort(all, {}, &RowShare::number);
+    std::vector<RowShare> once;
+    auto first = once.begin();  // of its row
+    once.reserve(all.size());
+    for (const RowShare& share : all) {
+      if (once.empty() || once.back().number != share.number) first = once.end();
+      if (std::find(first, once.end(), share) == once.end()) once.push_back(share);
+    }
+    return once;
+  }
+
+  /// Calls f(first, last, row) with the ranks that add to each row, and the row.
+  template <class F>
+  void for_each_row(const F& f) const {
+    std::size_t part_number = 0;
+    for_each_row_learner(score_, [&](const auto& part) {
+      using G = std::remove_pointer_t<decltype(part.gradient_row(Query{}))>;
+      const std::vector<RowShare>& shares = shares_[part_number++];
+      for (const RowShare *first = shares.data(), *end = first + shares.size(), *last = first; first < end;
+           first = last) {
+        last = std::find_if(first, end, [&](const RowShare& share) { return share.number != first->number; });
+        f(first, last, static_cast<G*>(first->row));
+      }
+    });
+  }
+
+  const C& score_;
+  std::size_t keys_ = 0;
+  std::vector<std::vector<RowShare>> shares_;  // of each part
+};
+
+}  // namespace detail
+}  // namespace SSMAX_CODE_NAMESPACE
+}  // namespace ssmax

@@ -1,0 +1,128 @@
+// The gradient of a Bias over ranks: all of it on every rank, with the bits of one process where one rank has all queries
+// of a row.
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <ssmax/mpi.hpp>
+#include <string>
+#include <vector>
+
+#include "../catch.hpp"
+#include "../refusal.hpp"
+#include "mpi_problem.hpp"
+
+namespace mpi_bias_test {
+
+using namespace mpi_problem;
+using ssmax::Bias;
+using ssmax::Causal;
+using ssmax::Softcap;
+using ssmax::SSMax;
+
+using Strides = std::array<index_t, 4>;
+
+const std::vector<float> strength{0.4f, 0.5f, 0.3f, 0.2f};
+
+/// A bias of [batch, heads, n, n] and its gradient, both with some strides.
+struct Matrix {
+  std::array<index_t, 4> extents;
+  Strides strides;
+  std::vector<float> bias, gradient;
+
+  Matrix(const Shape& s, const Strides& of_both)
+      : extents{s.batch, s.heads, s.queries, s.keys}, strides(of_both) {
+    index_t count = 1;
+    for (std::size_t i = 0; i < 4; ++i) count += (extents[i] - 1) * strides[i];
+    bias = reference::normals<float>(static_cast<std::size_t>(count), 41);
+    gradient.assign(bias.size(), 0.25f);
+  }
+  auto score() {
+    return Bias(View<const float, 4>(bias.data(), extents, strides))
+        .gradient(View<float, 4>(gradient.data(), extents, strides));
+  }
+};
+
+/// The gradient by one process, and over ranks; then(score) is the score.
+template <class Then>
+std::array<std::vector<float>, 2> gradients(const Shape& shape, const Layout& layout, const Strides& strides,
+                                            const Then& then) {
+  const Problem<float> problem(shape);
+  Matrix whole(shape, strides), here = whole;
+  const SSMax<float> scaling{std::span(strength).first(static_cast<std::size_t>(shape.heads))};
+  const auto output = attention_problem::run<float>(problem, scaling, Causal{}, then(whole.score()));
+  attention_backward_problem::backward<float>(problem, output, scaling, Causal{}, then(whole.score()));
+  Share<float> share(problem, layout, world().rank());
+  ssmax::mpi::attention<float>(world(), layout, share.forward(), scaling, Causal{}, then(here.score()));
+  ssmax::mpi::attention_backward<float>(world(), layout, share.backward(), share.gradients(), scaling,
+                                        Causal{}, then(here.score()));
+  return {whole.gradient, here.gradient};
+}
+
+const auto alone = [](const auto& bias) { return bias; };
+const auto capped = [](const auto& bias) { return bias | Softcap{5}; };
+
+void check_same(const Shape& shape, const Layout& layout, const Strides& strides) {
+  const auto check = [](const std::array<std::vector<float>, 2>& both) {
+    CHECK(everywhere(same_bits(both[1], both[0])));
+  };
+  check(gradients(shape, layout, strides, alone));
+  check(gradients(shape, layout, strides, capped));
+}
+
+/// Within sums' roundings of one process, and the same on all ranks.
+void check_close(const Shape& shape, const Layout& layout, const Strides& strides) {
+  const auto both = gradients(shape, layout, strides, alone);
+  float worst = 0;
+  for (std::size_t i = 0; i < both[0].size(); ++i) worst = std::max(worst, std::abs(both[1][i] - both[0][i]));
+  CHECK(everywhere(worst < 2e-5f));
+  std::vector<float> first = both[1];
+  MPI_Bcast(first.data(), static_cast<int>(first.size()), MPI_FLOAT, 0, MPI_COMM_WORLD);
+  CHECK(everywhere(same_bits(first, both[1])));
+}
+
+TEST_CASE("The gradient of a Bias by keys is on every rank, with the bits of one process",
+          "[mpi][backward]") {
+  const index_t n = 1024 + 200;
+  const Layout layout = Layout::contiguous(n, world().ranks(), 1024);
+  check_same({1, 2, 1, n, n, 8, 8}, layout, {2 * n * n, n * n, n, 1});
+  check_same({2, 2, 1, n, n, 8, 8}, layout, {0, n * n, n, 1});
+  check_same({1, 4, 2, n, n, 8, 8}, layout, {0, 0, n, 1});
+}
+
+TEST_CASE("The gradient of a Bias by heads is on every rank, with the bits of one process",
+          "[mpi][backward][heads]") {
+  const index_t n = 130;
+  const Layout layout = Layout::zigzag(n, world().ranks(), 1).by_heads();
+  check_same({2, 4, 4, n, n, 8, 8}, layout, {4 * n * n, n * n, n, 1});
+  check_same({2, 4, 2, n, n, 8, 8}, layout, {0, n, 0, 1});
+}
+
+TEST_CASE("A row of a Bias' gradient that ranks share is the sum of what they add",
+          "[mpi][backward][heads]") {
+  const index_t n = 130;
+  const Layout layout = Layout::zigzag(n, world().ranks(), 1);
+  check_close({2, 4, 2, n, n, 8, 8}, layout, {0, n, 0, 1});
+  check_close({2, 4, 2, n, n, 8, 8}, layout, {0, 0, 0, 1});
+  check_close({2, 4, 2, n, n, 8, 8}, layout.by_heads(), {n * n, 0, n, 1});
+}
+
+TEST_CASE("A Bias' gradient whose rows are shared differently is refused", "[mpi][backward][errors]") {
+  if (world().ranks() == 1) return;
+  const index_t n = 40;
+  const Shape shape{1, 2, 1, n, n, 4, 4};
+  const Layout layout = Layout::zigzag(n, world().ranks(), 1);
+  Share<float> share(Problem<float>(shape), layout, world().rank());
+  Matrix matrix(shape, {0, n, 0, 1});
+  const View<float, 4> dbias(matrix.gradient.data(), matrix.extents, {0, world().rank() == 0 ? n : 0, 0, 1});
+  const auto score =
+      Bias(View<const float, 4>(matrix.bias.data(), matrix.extents, matrix.strides)).gradient(dbias);
+  const std::string message = refusal([&] {
+    ssmax::mpi::attention_backward<float>(world(), layout, share.backward(), share.gradients(),
+                                          ssmax::Softmax{}, Causal{}, score);
+  });
+  INFO(message);
+  CHECK(everywhere(mentions(message, "row of the score's gradient")));
+}
+
+}  // namespace mpi_bias_test
