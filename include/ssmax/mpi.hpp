@@ -74,13 +74,6 @@ void check_share(const char* function, const mpi::Communicator& comm, const mpi:
     fail_value(function, "k", "has positions", k.extent(2), "the layout's share is", count);
 }
 
-/// Once a query's state is merged, no c is at hand to multiply its sink by.
-template <class T>
-void check_no_scaled_sinks(const char* function, const AttentionOptions<T>& options) {
-  if (options.scaled_sinks)
-    fail_format("ssmax::%s: scaled_sinks is for one process, must be false", function);
-}
-
 /// Who computes a query in a call.
 inline auto computing_rank(mpi::Communicator& comm, const mpi::Layout& layout, index_t heads,
                            index_t kv_heads) {
@@ -112,6 +105,7 @@ Agreement agreement_of(const char* function, const mpi::Layout& layout, const Vi
   Fingerprint sinks;
   sinks.add(options.sinks.data(), options.sinks.size_bytes());
   all.add("sinks", sinks.value());
+  all.add("scaled_sinks", options.scaled_sinks);
   return all;
 }
 
@@ -189,7 +183,6 @@ void attention(Communicator& comm, const Layout& layout, const std::type_identit
     detail::check_share(function, comm, layout, a.q, a.k);
     detail::check_out_and_lse(function, a.out, a.lse, a.q, a.k, a.v);
     detail::check_sinks(function, options.sinks, a.out, a.lse);
-    detail::check_no_scaled_sinks(function, options);
     const auto whole = detail::whole_problem<T>(a, none, layout, options);
     detail::check_segments<T>(function, comm.rank(), layout, whole, a.k, a.v, options, variant);
     policies = detail::fingerprint(variant, {a.q.extent(0), a.q.extent(1), n, n});
@@ -254,7 +247,6 @@ void attention_backward(Communicator& comm, const Layout& layout,
   std::int64_t policies = 0;
   const std::string complaint = detail::complaint_of([&] {
     detail::check_backward<T>(function, a, g, options);
-    detail::check_no_scaled_sinks(function, options);
     detail::check_share(function, comm, layout, a.q, a.k);
     if (layout.segments().size() > 16384) {
       detail::fail_value(function, "layout", "has segments", std::ssize(layout.segments()), "must be at most",
@@ -363,7 +355,6 @@ void decode(Communicator& comm, const Layout& layout, index_t length,
     detail::check_queries(function, a.q, cache.shape());
     detail::check_out_and_lse(function, a.out, a.lse, a.q, cache.shape().value_width);
     detail::check_sinks(function, options.sinks, a.out, a.lse);
-    detail::check_no_scaled_sinks(function, options);
     if (a.q.extent(2) > length) {
       detail::fail_value(function, "q", "has positions", a.q.extent(2), "the sequence has", length);
     }
@@ -378,7 +369,10 @@ void decode(Communicator& comm, const Layout& layout, index_t length,
   agreement.add("what scaling, mask and score say", policies);
   agreement.settle(comm, complaint);
   if (shape.rows() == 0) return;
-  const detail::Result<T> result{.out = detail::addressable(a.out), .lse = a.lse, .sinks = options.sinks};
+  const detail::Result<T> result{.out = detail::addressable(a.out),
+                                 .lse = a.lse,
+                                 .sinks = options.sinks,
+                                 .scaled_sinks = options.scaled_sinks};
   detail::spread_decode<T>(comm, layout, whole, cache, length, variant, result, options.workspace,
                            detail::AnyExecutor(executor));
 }

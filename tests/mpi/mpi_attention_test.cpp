@@ -72,6 +72,21 @@ TEST_CASE("Documents, 16 bits and batches give the bits of one process", "[mpi]"
   CHECK(has_same_bits<ssmax::half>(half, layout, Causal{}, Identity{}, {.rope = &rope}));
 }
 
+TEST_CASE("Sinks that c multiplies give the bits of one process", "[mpi][heads]") {
+  const int ranks = world().ranks();
+  const index_t n = 1024 + 300;
+  const std::array<index_t, 2> seen{n - 50, 0};  // all, or nothing
+  const AttentionOptions<float> options{.sinks = sinks, .scaled_sinks = true};
+  const Problem<float> problem({2, 4, 2, n, n, 8, 5});
+  const Layout layout = Layout::contiguous(n, ranks, 1024);
+  CHECK(has_same_bits<float>(problem, layout, Causal{}, Identity{}, options));
+  CHECK(has_same_bits<float>(problem, layout, ssmax::KeyLengths{seen}, Softcap{5}, options));
+  CHECK(has_same_bits<float>(problem, layout.by_heads(), ssmax::KeyLengths{seen}, Identity{}, options));
+  const Problem<ssmax::bfloat16> narrow({1, 4, 1, n, n, 8, 8});
+  CHECK(has_same_bits<ssmax::bfloat16>(narrow, layout, Causal{}, Identity{},
+                                       {.sinks = sinks, .scaled_sinks = true}));
+}
+
 TEST_CASE("By heads, every cut gives the bits of one process", "[mpi][heads]") {
   const int ranks = world().ranks();
   const index_t n = 700;

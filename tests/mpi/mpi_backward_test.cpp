@@ -154,6 +154,27 @@ TEST_CASE("Gradients of keys by 16-bit products keep their bits where no piece o
   CHECK(result.same_keys);
 }
 
+TEST_CASE("Gradients of sinks that c multiplies, and of c, have the bits of one process",
+          "[mpi][backward][heads]") {
+  const index_t n = 2048 + 300;
+  const int ranks = world().ranks();
+  const std::vector<float> sinks{0.5f, -1, 0, 2};
+  const std::array<index_t, 2> seen{n - 50, 0};  // all, or nothing
+  const AttentionOptions<float> options{.sinks = sinks, .scaled_sinks = true};
+  const Problem<float> problem({2, 4, 2, n, n, 8, 8});
+  const Layout layout = Layout::contiguous(n, ranks);
+  const auto check = [](const Run& result) {
+    CHECK(result.same_queries);
+    CHECK(result.same_keys);
+  };
+  check(compare<float>(problem, layout, ssmax::KeyLengths{seen}, Identity{}, options));
+  check(compare<float>(problem, layout, SlidingWindow{200}, Softcap{5}, options));
+  check(compare<float>(problem, layout.by_heads(), SlidingWindow{200}, Identity{}, options));
+  const Problem<ssmax::half> narrow({1, 4, 1, n, n, 8, 8});
+  check(compare<ssmax::half>(narrow, layout, SlidingWindow{200}, Identity{},
+                             {.sinks = sinks, .scaled_sinks = true}));
+}
+
 TEST_CASE("By heads, all gradients have the bits of one process", "[mpi][backward][heads]") {
   const int ranks = world().ranks();
   const index_t n = 500;

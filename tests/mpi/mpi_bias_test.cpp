@@ -1,5 +1,5 @@
-// The gradient of a Bias over ranks: all of it on every rank, with the bits of one process where one rank has all queries
-// of a row.
+// The gradient of a Bias over ranks: all of it on every rank, with the bits of one process where one rank has all
+// queries of a row.
 
 #include <algorithm>
 #include <array>

@@ -19,7 +19,7 @@ using ssmax::SSMax;
 
 /// Prefill of `prefilled` positions at once, then a few at a time, as X, over ranks and in one cache.
 template <class X, class M>
-void check_decode(const M& mask) {
+void check_decode(const M& mask, bool scaled_sinks) {
   const index_t n = 2 * 1024 + 700, prefilled = 2 * 1024 + 600, heads = 4, kv_heads = 2, d = 8;
   const std::vector<float> s{0.4f, 0.5f, 0.3f, 0.2f}, sinks{0.5f, -1, 0, 2};
   const SSMax<float> scaling{s};
@@ -47,16 +47,18 @@ void check_decode(const M& mask) {
                                            .out = {to.out.data(), {2, heads, queries, d}},
                                            .lse = {to.lse.data(), {2, heads, queries}}};
     };
-    ssmax::decode<float>(results(one), whole, scaling, mask, Softcap{5}, {.rope = &rope, .sinks = sinks});
+    const AttentionOptions<float> options{.rope = &rope, .sinks = sinks, .scaled_sinks = scaled_sinks};
+    ssmax::decode<float>(results(one), whole, scaling, mask, Softcap{5}, options);
     ssmax::mpi::decode<float>(world(), layout, length, results(many), share, scaling, mask, Softcap{5},
-                              {.rope = &rope, .sinks = sinks});
+                              options);
     CHECK(everywhere(one == many));
   }
 }
 
 TEST_CASE("Decoding over ranks gives the bits of one cache", "[mpi][decode]") {
-  check_decode<float>(Causal{});
-  check_decode<ssmax::bfloat16>(SlidingWindow{1200});
+  check_decode<float>(Causal{}, false);
+  check_decode<float>(Causal{}, true);
+  check_decode<ssmax::bfloat16>(SlidingWindow{1200}, true);
 }
 
 TEST_CASE("A cache that does not hold a rank's share is refused", "[mpi][decode][errors]") {

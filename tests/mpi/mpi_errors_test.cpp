@@ -78,22 +78,6 @@ TEST_CASE("A layout of other ranks or lengths is refused", "[mpi][errors]") {
   check_refused_alike(call, call.refused(), {"positions", "layout"});
 }
 
-TEST_CASE("Sinks that c multiplies are refused", "[mpi][errors]") {
-  Call call;
-  const AttentionOptions<double> scaled{.scaled_sinks = true};
-  check_refused_alike(call, call.refused(Full{}, Identity{}, scaled), {"mpi::attention", "scaled_sinks"});
-  call.layout = call.layout.by_heads();
-  check_refused_alike(call, call.refused(Full{}, Identity{}, scaled), {"mpi::attention", "scaled_sinks"});
-  check_refused_alike(call, call.refused_backward(scaled), {"mpi::attention_backward", "scaled_sinks"});
-  const ssmax::KvCache<double> cache({.width = 4, .capacity = 1});
-  const std::string message = refusal([&] {
-    ssmax::mpi::decode<double>(world(), call.layout, 0,
-                               {.q = {nullptr, {1, 1, 0, 4}}, .out = {nullptr, {1, 1, 0, 4}}}, cache,
-                               Softmax{}, Causal{}, scaled);
-  });
-  check_refused_alike(call, message, {"mpi::decode", "scaled_sinks"});
-}
-
 TEST_CASE("What differs between ranks is named", "[mpi][errors]") {
   if (world().ranks() == 1) return;
   SECTION("a shape") {
@@ -139,6 +123,11 @@ TEST_CASE("What differs between ranks is named", "[mpi][errors]") {
   SECTION("the scale") {
     Call call;
     check_refused_alike(call, call.refused(Full{}, Identity{}, {.scale = is_last() ? 0.5 : 0.25}), {"scale"});
+  }
+  SECTION("what becomes of sinks") {
+    Call call;
+    check_refused_alike(call, call.refused(Full{}, Identity{}, {.scaled_sinks = is_last()}),
+                        {"scaled_sinks"});
   }
   SECTION("the function") {
     Call call;

@@ -79,7 +79,8 @@ void forward_by_heads(mpi::Communicator& comm, const mpi::Layout& layout, const 
       const auto problem = make_problem<T>(AttentionArguments<T>{.q = whole.q}, keys, options);
       const Result<T> result{.out = addressable(whole.out),
                              .lse = as_numbers(whole.lse),
-                             .sinks = heads_of(options.sinks, first, group)};
+                             .sinks = heads_of(options.sinks, first, group),
+                             .scaled_sinks = options.scaled_sinks};
       compiled::run_attention(problem,
                               SomeHeads<Compute<T>, Variant<Compute<T>>>(variant, first, shape.heads), result,
                               options.workspace, executor);
@@ -126,6 +127,7 @@ void backward_by_heads(mpi::Communicator& comm, const mpi::Layout& layout, const
           .dv = whole.dv,
           .sinks = heads_of(options.sinks, first, group),
           .dsinks = heads_of(g.dsinks, first, group),
+          .scaled_sinks = options.scaled_sinks,
           .stage = {.kept = kept.back().from(0)}};
       compiled::run_backward(problem, SomeHeadsGradient<A>(variant, first, shape.heads), options.workspace,
                              executor);

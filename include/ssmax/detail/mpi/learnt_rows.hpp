@@ -1,5 +1,5 @@
-// The gradient of a score that has a row for each query (a Bias): every rank gets all of it. A row that one rank adds to
-// is that rank's; of a row that several add to, one for many queries or heads, these are added up rank by rank.
+// The gradient of a score that has a row for each query (a Bias): every rank gets all of it. A row that one rank adds
+// to is that rank's; what several add to a row, one for many queries or heads, is added up rank by rank.
 #pragma once
 
 #include <algorithm>

@@ -135,6 +135,7 @@ void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const Backward
                                .dv = {},
                                .sinks = heads_of(options.sinks, first, count),
                                .dsinks = heads_of(g.dsinks, first, count),
+                               .scaled_sinks = options.scaled_sinks,
                                .stage = stage};
     problem.forward.q = heads_of(problem.forward.q, first, count);
     if constexpr (std::same_as<T, A>) {

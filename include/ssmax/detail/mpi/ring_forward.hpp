@@ -39,24 +39,31 @@ void ring_forward(mpi::Communicator& comm, const RingPlan& plan, const Attention
   using A = Compute<T>;
   const index_t batch = a.q.extent(0), heads = a.q.extent(1), local = a.q.extent(2), dv = a.v.extent(3);
   const KeySourceShape shape{batch, a.k.extent(1), a.k.extent(3), dv};
-  const index_t row = shape.batch * shape.kv_heads * (shape.width + dv);
+  const index_t key_size = shape.batch * shape.kv_heads * (shape.width + dv);
   const auto memory =
-      reserve<RingForwardMemory<T>>(comm.buffers(), local * row, plan.longest_piece() * row, a.out);
+      reserve<RingForwardMemory<T>>(comm.buffers(), local * key_size, plan.longest_piece() * key_size, a.out);
   const AttentionState<A>& state = memory.state;
+  const QueryShape query_shape{batch, heads, positions, positions};
+  // Calls f(query, row) for each query of the rank.
   const auto for_each_row = [&](const auto& f) {
-    for (index_t b = 0; b < batch; ++b) {
-      for (index_t h = 0; h < heads; ++h) {
-        for (index_t i = 0; i < local; ++i) f(b, h, i);
+    for (const Share& share : plan.shares()) {
+      if (share.segment.rank != plan.rank()) continue;
+      for (index_t b = 0; b < batch; ++b) {
+        for (index_t h = 0; h < heads; ++h) {
+          for (index_t i = 0; i < share.segment.size(); ++i) {
+            f(Query{b, h, share.segment.begin + i, query_shape}, share.row + i);
+          }
+        }
       }
     }
   };
-  for_each_row([&](index_t b, index_t h, index_t i) {
-    state.shift(b, h, i) = -std::numeric_limits<A>::infinity();
-    state.sum(b, h, i) = 0;
-    std::fill_n(row_of(state.o, b, h, i), dv, A{0});
+  for_each_row([&](const Query& query, index_t row) {
+    state.shift(query.batch, query.head, row) = -std::numeric_limits<A>::infinity();
+    state.sum(query.batch, query.head, row) = 0;
+    std::fill_n(row_of(state.o, query.batch, query.head, row), dv, A{0});
   });
   pack_share(plan, whole, variant, a.k, a.v, memory.own);
-  KeyExchange<T> exchange(comm, plan, row, memory.own, memory.pieces);
+  KeyExchange<T> exchange(comm, plan, key_size, memory.own, memory.pieces);
   const auto poll = [&] { exchange.sent(); };
   for (const std::size_t step : exchange.steps()) {
     const Piece& piece = plan.pieces()[step];
@@ -74,10 +81,11 @@ void ring_forward(mpi::Communicator& comm, const RingPlan& plan, const Attention
       poll();
     }
   }
-  const Result<T> result{.out = addressable(a.out), .lse = a.lse, .sinks = options.sinks};
-  for_each_row([&](index_t b, index_t h, index_t i) {
-    store_result(result, {Query{b, h, i, {}}}, i, state.shift(b, h, i), state.sum(b, h, i),
-                 row_of(state.o, b, h, i), dv);
+  const Result<T> result{
+      .out = addressable(a.out), .lse = a.lse, .sinks = options.sinks, .scaled_sinks = options.scaled_sinks};
+  for_each_row([&](const Query& query, index_t row) {
+    store_result(result, complete_row(result, variant, query), row, state.shift(query.batch, query.head, row),
+                 state.sum(query.batch, query.head, row), row_of(state.o, query.batch, query.head, row), dv);
   });
   exchange.finish([] {});
 }

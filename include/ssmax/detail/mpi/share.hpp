@@ -6,6 +6,7 @@
 
 #include "../attention/keys.hpp"
 #include "../attention/load.hpp"
+#include "../attention/result.hpp"
 #include "../memory/arena.hpp"
 #include "plan.hpp"
 
@@ -126,6 +127,12 @@ Problem<T, T> part_of_problem(const Problem<T, T>& whole, const Share& share, in
           .float_products = whole.float_products,
           .first_query = share.segment.begin,
           .queries_after = positions - share.segment.end};
+}
+
+/// A query whose state is complete, as store_result takes it: with its multiplier where a sink needs that.
+template <class T>
+QueryRow complete_row(const Result<T>& result, const Variant<Compute<T>>& variant, const Query& query) {
+  return result.scaled_sinks ? variant.row(query, {0, query.shape.keys}) : QueryRow{.query = query};
 }
 
 /// A range that holds every key that queries [begin, end) see.

@@ -10,6 +10,7 @@
 #include "../attention/forward/driver.hpp"
 #include "../attention/forward/epilogue.hpp"
 #include "exchange.hpp"
+#include "share.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
@@ -107,8 +108,9 @@ void spread_decode(mpi::Communicator& comm, const mpi::Layout& layout,
   for (index_t b = 0; b < batch; ++b) {
     for (index_t h = 0; h < heads; ++h) {
       for (index_t i = 0; i < queries; ++i) {
-        store_result(result, {Query{b, h, i, {}}}, i, total.shift(b, h, i), total.sum(b, h, i),
-                     row_of(total.o, b, h, i), dv);
+        const Query query{b, h, i, {batch, heads, queries, length}};
+        store_result(result, complete_row(result, variant, query), i, total.shift(b, h, i),
+                     total.sum(b, h, i), row_of(total.o, b, h, i), dv);
       }
     }
   }
