@@ -37,6 +37,10 @@
 /// 16 bits, sums are floats, and dq, dk and dv of the share are there as floats. Where something is learnt, 32 bytes
 /// for each query and head.
 ///
+/// All of that is in the options' `workspace`: a call that needs no more than one before it allocates nothing but lists
+/// of pieces, messages and one head's sums. Without a workspace the communicator keeps it, and the kernels' scratch in any
+/// case. One rank alone is a call of attention.hpp and attention_backward.hpp, as is their workspace.
+///
 /// Calls are collective. Shapes, layouts and policies are compared before anything else is sent; where they
 /// differ or do not fit, every rank throws the same std::invalid_argument. MPI's errors are
 /// std::runtime_error, with MPI's text.

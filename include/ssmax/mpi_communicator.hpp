@@ -53,14 +53,16 @@ class Communicator {
   [[nodiscard]] const Traffic& traffic() const { return traffic_; }
   /// For the functions of mpi.hpp, which count here.
   [[nodiscard]] Traffic& traffic() { return traffic_; }
-  /// For the functions of mpi.hpp: their buffers, kept from call to call.
+  /// For the functions of mpi.hpp: their buffers, where no workspace is handed in. Kept from call to call.
   [[nodiscard]] Workspace& buffers() { return buffers_; }
+  /// The same: what kernels need, which is little. A call computes in many steps, and this is theirs.
+  [[nodiscard]] Workspace& scratch() { return scratch_; }
 
  private:
   MPI_Comm comm_ = MPI_COMM_NULL;
   int rank_ = 0, ranks_ = 1;
   Traffic traffic_{};
-  Workspace buffers_;
+  Workspace buffers_, scratch_;
 };
 
 /// @}

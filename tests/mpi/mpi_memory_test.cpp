@@ -11,6 +11,7 @@
 namespace mpi_memory_test {
 
 using namespace mpi_problem;
+using ssmax::Causal;
 using ssmax::SlidingWindow;
 using ssmax::SSMax;
 
@@ -42,8 +43,6 @@ TEST_CASE("Beyond its shares a rank takes two of K and V and 64 MiB", "[mpi][bac
   const SSMax<float> scaling{s};
   const SlidingWindow window{64};
 
-  ssmax::Workspace workspace;  // which stays as large as that
-  workspace.reserve(2 << 20);
   const double bytes_of_key = 4 * 2.0 * heads * d, piece = 2048 * bytes_of_key / MiB,
                share = static_cast<double>(rows) * bytes_of_key / MiB,
                of_queries = static_cast<double>(heads * rows) / MiB, scratch = 2,
@@ -54,38 +53,92 @@ TEST_CASE("Beyond its shares a rank takes two of K and V and 64 MiB", "[mpi][bac
   }
   REQUIRE(piece == 8);
 
-  const double forward = scratch + allocated([&] {
-                           Communicator comm(MPI_COMM_WORLD);  // whose buffers are new
-                           ssmax::mpi::attention<float>(comm, layout,
-                                                        {.q = view(in.data()),
-                                                         .k = view(in.data()),
-                                                         .v = view(in.data()),
-                                                         .out = view(out.data()),
-                                                         .lse = lse_view},
-                                                        scaling, window, {.workspace = &workspace});
-                         });
+  std::size_t scratch_bytes = 0;
+  const double forward = allocated([&] {
+    Communicator comm(MPI_COMM_WORLD);  // whose buffers are new
+    comm.scratch().reserve(2 << 20);    // which stays as large as that
+    ssmax::mpi::attention<float>(comm, layout,
+                                 {.q = view(in.data()),
+                                  .k = view(in.data()),
+                                  .v = view(in.data()),
+                                  .out = view(out.data()),
+                                  .lse = lse_view},
+                                 scaling, window);
+  });
   CAPTURE(rank, share, forward);
   CHECK(everywhere(forward <= share + 2 * piece + 8 * of_queries + scratch + lists));
   CHECK(everywhere(forward <= 2 * share + 64));
 
-  const double backward =
-      scratch + allocated([&] {
-        Communicator comm(MPI_COMM_WORLD);
-        ssmax::mpi::attention_backward<float>(
-            comm, layout,
-            {.q = view(in.data()),
-             .k = view(in.data()),
-             .v = view(in.data()),
-             .out = view(static_cast<const float*>(out.data())),
-             .lse = lse_view},
-            {.dout = view(in.data()), .dq = view(dq.data()), .dk = view(dk.data()), .dv = view(dv.data())},
-            scaling.gradient(ds, db), window, {.workspace = &workspace});
-      });
+  const double backward = allocated([&] {
+    Communicator comm(MPI_COMM_WORLD);
+    comm.scratch().reserve(2 << 20);
+    ssmax::mpi::attention_backward<float>(
+        comm, layout,
+        {.q = view(in.data()),
+         .k = view(in.data()),
+         .v = view(in.data()),
+         .out = view(static_cast<const float*>(out.data())),
+         .lse = lse_view},
+        {.dout = view(in.data()), .dq = view(dq.data()), .dk = view(dk.data()), .dv = view(dv.data())},
+        scaling.gradient(ds, db), window);
+    scratch_bytes = comm.scratch().size();
+  });
   CAPTURE(backward);
   CHECK(everywhere(backward <=
                    share + std::max(32.0, largest_share) + 4 * piece + 32 * of_queries + scratch + lists));
   CHECK(everywhere(backward <= 2 * share + 64));
-  CHECK(everywhere(workspace.size() == 2 << 20));
+  CHECK(everywhere(scratch_bytes == 2 << 20));
+}
+
+/// Forward, backward and decode, all with the workspace: what they allocate, in MiB.
+template <class T>
+double allocated_with(ssmax::Workspace& workspace, Communicator& comm, const Problem<T>& problem,
+                      Layout layout) {
+  const Shape& shape = problem.shape;
+  const auto heads = static_cast<std::size_t>(shape.heads);
+  const std::vector<float> s(heads, 0.4f), sinks(heads, 0.5f);
+  std::vector<float> ds(heads), db(heads), decoded(heads * static_cast<std::size_t>(shape.dv));
+  const SSMax<float> scaling{s};
+  const SlidingWindow window{64};
+  const AttentionOptions<T> options{.sinks = sinks, .workspace = &workspace};
+  Share<T> share(problem, layout, comm.rank());
+  ssmax::KvCache<float> cache({.kv_heads = shape.kv_heads,
+                               .width = shape.d,
+                               .capacity = std::max<index_t>(1, layout.count(comm.rank()))});
+  const std::vector<float> in(static_cast<std::size_t>(shape.kv_heads * shape.keys * shape.d), 0.1f);
+  const View<const float, 4> keys{in.data(), {1, shape.kv_heads, shape.keys, shape.d}};
+  ssmax::mpi::append(cache, layout, comm.rank(), 0, keys, keys);
+  return allocated([&] {
+    ssmax::mpi::attention<T>(comm, layout, share.forward(), scaling, window, options);
+    ssmax::mpi::attention_backward<T>(comm, layout, share.backward(), share.gradients(true),
+                                      scaling.gradient(ds, db), window, options);
+    ssmax::mpi::decode<float>(comm, layout, shape.keys,
+                              {.q = {in.data(), {1, shape.heads, 1, shape.d}},
+                               .out = {decoded.data(), {1, shape.heads, 1, shape.dv}}},
+                              cache, scaling, Causal{}, {.workspace = &workspace});
+  });
+}
+
+TEST_CASE("With a workspace, a second call allocates nothing large",
+          "[mpi][backward][heads][decode][memory]") {
+  if (world().ranks() == 1) return;
+  const index_t n = 4096;
+  const Problem<float> wide({1, 8, 8, n, n, 64, 64});
+  const Problem<ssmax::half> narrow({1, 8, 8, n, n, 64, 64});
+  const Layout layout = Layout::contiguous(n, world().ranks(), 512);
+  const auto check = [](const auto& problem, const Layout& by) {
+    Communicator comm(MPI_COMM_WORLD);
+    ssmax::Workspace workspace;
+    const double first = allocated_with(workspace, comm, problem, by);
+    const double second = allocated_with(workspace, comm, problem, by);
+    CAPTURE(first, second);
+    CHECK(everywhere(first > 4));
+    CHECK(everywhere(second < 0.25));
+    CHECK(everywhere(comm.buffers().size() == 0));
+  };
+  check(wide, layout);
+  check(wide, layout.by_heads());
+  check(narrow, layout);
 }
 
 }  // namespace mpi_memory_test

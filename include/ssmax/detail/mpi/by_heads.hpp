@@ -5,7 +5,6 @@
 #include <array>
 #include <span>
 #include <type_traits>
-#include <vector>
 
 #include "../../attention_backward.hpp"
 #include "../memory/arena.hpp"
@@ -22,9 +21,11 @@ namespace detail {
 /// Room for all positions of one kv head, and of the query heads that go with it.
 template <class T>
 struct WholeHeads {
-  /// Extents are those of all queries and keys; what is not wanted takes no room.
+  /// Extents are those of all queries and keys; what is not wanted takes no room. `kept_rows` queries, of all rounds,
+  /// leave sums.
   WholeHeads(Arena& arena, const QueryShape& shape, const KeySourceShape& keys, bool has_lse,
-             bool has_gradients, bool has_dlse) {
+             bool has_gradients, bool has_dlse, index_t kept_rows, index_t sums_of_row)
+      : kept(arena, kept_rows, sums_of_row) {
     const index_t group = shape.heads / keys.kv_heads;
     const auto rows = [&](auto& view, bool wanted, index_t heads, index_t channels) {
       using X = std::remove_pointer_t<decltype(view.data_handle())>;
@@ -45,6 +46,7 @@ struct WholeHeads {
 
   View<T, 4> q, k, v, out, dout, dq, dk, dv;
   View<Compute<T>, 4> lse, dlse;
+  KeptSums kept;  // [rounds][batch, heads of a kv head, positions]
 };
 
 /// Of each row one number, as rows of one number.
@@ -67,7 +69,8 @@ void forward_by_heads(mpi::Communicator& comm, const mpi::Layout& layout, const 
   const index_t n = layout.positions(), kv_heads = a.k.extent(1), group = a.q.extent(1) / kv_heads;
   const QueryShape shape{a.q.extent(0), a.q.extent(1), n, n};
   const KeySourceShape keys_shape{shape.batch, kv_heads, a.k.extent(3), a.v.extent(3)};
-  const auto whole = reserve<WholeHeads<T>>(comm.buffers(), shape, keys_shape, has_lse, false, false);
+  const auto whole =
+      reserve<WholeHeads<T>>(comm, options.workspace, shape, keys_shape, has_lse, false, false, 0, 0);
   HeadExchange exchange(comm, layout, kv_heads);
   for (index_t round = 0; round < exchange.rounds(); ++round) {
     exchange.gather(a.q, whole.q, round);
@@ -83,7 +86,7 @@ void forward_by_heads(mpi::Communicator& comm, const mpi::Layout& layout, const 
                              .scaled_sinks = options.scaled_sinks};
       compiled::run_attention(problem,
                               SomeHeads<Compute<T>, Variant<Compute<T>>>(variant, first, shape.heads), result,
-                              options.workspace, executor);
+                              &comm.scratch(), executor);
     }
     exchange.scatter(whole.out, a.out, round);
     if (has_lse) exchange.scatter(whole.lse, as_rows(a.lse), round);
@@ -100,9 +103,10 @@ void backward_by_heads(mpi::Communicator& comm, const mpi::Layout& layout, const
   const QueryShape shape{a.q.extent(0), a.q.extent(1), n, n};
   const KeySourceShape keys_shape{shape.batch, kv_heads, a.k.extent(3), a.v.extent(3)};
   const bool learns = variant.learns() || !g.dsinks.empty();
-  const auto whole = reserve<WholeHeads<T>>(comm.buffers(), shape, keys_shape, true, true, has_dlse);
   HeadExchange exchange(comm, layout, kv_heads);
-  std::vector<KeptSums> kept;  // [rounds]
+  const index_t rows = shape.batch * group * n;  // of a round
+  const auto whole = reserve<WholeHeads<T>>(comm, options.workspace, shape, keys_shape, true, true, has_dlse,
+                                            learns ? exchange.rounds() * rows : 0, 1 + variant.parameters());
   for (index_t round = 0; round < exchange.rounds(); ++round) {
     exchange.gather(a.q, whole.q, round);
     exchange.gather(a.k, whole.k, round);
@@ -111,9 +115,7 @@ void backward_by_heads(mpi::Communicator& comm, const mpi::Layout& layout, const
     exchange.gather(as_rows(a.lse), whole.lse, round);
     exchange.gather(g.dout, whole.dout, round);
     if (has_dlse) exchange.gather(as_rows(g.dlse), whole.dlse, round);
-    const bool mine = exchange.has_head(comm.rank(), round);
-    kept.emplace_back(learns && mine, shape.batch * group * n, 1 + variant.parameters());
-    if (mine) {
+    if (exchange.has_head(comm.rank(), round)) {
       const index_t first = (exchange.first_of(comm.rank()) + round) * group;
       const KeyShare<T> keys{.k = whole.k, .v = whole.v, .keys = n};
       const BackwardProblem<T> problem{
@@ -128,8 +130,8 @@ void backward_by_heads(mpi::Communicator& comm, const mpi::Layout& layout, const
           .sinks = heads_of(options.sinks, first, group),
           .dsinks = heads_of(g.dsinks, first, group),
           .scaled_sinks = options.scaled_sinks,
-          .stage = {.kept = kept.back().from(0)}};
-      compiled::run_backward(problem, SomeHeadsGradient<A>(variant, first, shape.heads), options.workspace,
+          .stage = {.kept = whole.kept.from(round * rows)}};
+      compiled::run_backward(problem, SomeHeadsGradient<A>(variant, first, shape.heads), &comm.scratch(),
                              executor);
     }
     exchange.scatter(whole.dq, g.dq, round);
@@ -142,7 +144,7 @@ void backward_by_heads(mpi::Communicator& comm, const mpi::Layout& layout, const
     CallSums sums{};
     if (owner == comm.rank()) {
       const index_t round = head / group - exchange.first_of(owner);
-      sums = kept[static_cast<std::size_t>(round)].from((batch * group + head % group) * n);
+      sums = whole.kept.from(round * rows + (batch * group + head % group) * n);
     }
     return std::array{KeptQueries{{0, n, owner}, sums}};
   });

@@ -1,7 +1,7 @@
-// The memory of a call, in one reservation.
+// The memory of a call, in one reservation: the caller's workspace or, without one, the communicator's.
 #pragma once
 
-#include "../../workspace.hpp"
+#include "../../mpi_communicator.hpp"
 #include "../memory/arena.hpp"
 
 namespace ssmax {
@@ -10,10 +10,10 @@ namespace detail {
 
 /// Memory(arena, arguments...) takes from the arena what it needs: once to count that, then from the workspace.
 template <class Memory, class... Arguments>
-Memory reserve(Workspace& workspace, const Arguments&... arguments) {
+Memory reserve(mpi::Communicator& comm, Workspace* workspace, const Arguments&... arguments) {
   Arena count;
   Memory(count, arguments...);
-  Arena arena(workspace.reserve(count.used()));
+  Arena arena((workspace != nullptr ? *workspace : comm.buffers()).reserve(count.used()));
   return Memory(arena, arguments...);
 }
 

@@ -24,18 +24,21 @@ template <class T>
 struct RingBackwardMemory {
   using A = Compute<T>;
   RingBackwardMemory(Arena& arena, index_t key_numbers, index_t piece_numbers, index_t outgoing_numbers,
-                     index_t incoming_numbers, const AttentionGradients<T>& g)
+                     index_t incoming_numbers, const AttentionGradients<T>& g, index_t kept_rows,
+                     index_t sums_of_row)
       : own(arena.take<T>(key_numbers)),
         pieces(arena.take<T>(2 * piece_numbers)),
         outgoing_sums(arena.take<A>(outgoing_numbers)),
         incoming_sums(arena.take<A>(incoming_numbers)),
         dq(sums_of(arena, g.dq)),
         dk(sums_of(arena, g.dk)),
-        dv(sums_of(arena, g.dv)) {}
+        dv(sums_of(arena, g.dv)),
+        kept(arena, kept_rows, sums_of_row) {}
 
   T *own, *pieces;  // packed
   A *outgoing_sums, *incoming_sums;
   View<A, 4> dq, dk, dv;
+  KeptSums kept;  // of each segment, [parts][units][batch, heads, queries]
 };
 
 /// to += from, which is packed
@@ -75,9 +78,10 @@ void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const Backward
   const index_t at_once = std::ranges::max(units, {}, &HeadUnit::count).count;
   const index_t slots = std::max(std::min(parts, most_sums / at_once), plan.segments_of_rank() + 2);
 
-  const auto memory =
-      reserve<RingBackwardMemory<T>>(comm.buffers(), local * shape.kv_heads * row, shape.kv_heads * sum_size,
-                                     slots * at_once * sum_size, 2 * at_once * sum_size, g);
+  const auto memory = reserve<RingBackwardMemory<T>>(
+      comm, options.workspace, local * shape.kv_heads * row, shape.kv_heads * sum_size,
+      slots * at_once * sum_size, 2 * at_once * sum_size, g,
+      learns ? query_shape.batch * query_shape.heads * local : 0, 1 + variant.parameters());
   pack_share(plan, whole, variant, a.k, a.v, memory.own);
   KeyExchange<T> exchange(comm, plan, shape.kv_heads * row, memory.own, memory.pieces);
   GradientExchange<A> gradients(comm, plan, sums, units, row, memory.outgoing_sums, slots,
@@ -96,15 +100,11 @@ void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const Backward
     gradients.poll(add_to_own);
   };
 
-  std::vector<KeptSums> kept;  // [shares], those of this rank's: [parts][units][batch, heads, queries]
-  for (const Share& share : plan.shares()) {
-    const bool mine = share.segment.rank == plan.rank();
-    kept.emplace_back(learns && mine, query_shape.batch * query_shape.heads * share.segment.size(),
-                      1 + variant.parameters());
-  }
-  const auto place_of = [&](const Share& share, KeyRange queries, const HeadUnit& unit) {
-    return query_shape.batch *
-           ((queries.begin - share.segment.begin) * query_shape.heads + unit.first * group * queries.size());
+  const auto kept_of = [&](const Share& share, KeyRange queries, const HeadUnit& unit, index_t further) {
+    if (share.segment.rank != plan.rank()) return CallSums{};
+    const index_t first = share.row + queries.begin - share.segment.begin;
+    return memory.kept.from(
+        query_shape.batch * (first * query_shape.heads + unit.first * group * queries.size()) + further);
   };
   // What the queries of a part get from keys, and what they add to `sum`.
   const auto attend = [&](std::size_t i, KeyRange queries, const HeadUnit& unit, const KeyShare<T>& keys,
@@ -120,7 +120,7 @@ void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const Backward
                                .v = heads_of(keys.v, unit.first, unit.count),
                                .keys = keys.keys,
                                .first = keys.first};
-    stage.kept = kept[i].from(place_of(share, queries, unit));
+    stage.kept = kept_of(share, queries, unit, 0);
     const StageSums<A> sums_here{
         rows(memory.dq), addressable(View<A, 4>{sum, {shape.batch, unit.count, length, shape.width}}),
         addressable(View<A, 4>{sum + shape.batch * unit.count * length * shape.width,
@@ -146,8 +146,8 @@ void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const Backward
       problem.dk = {nullptr, {shape.batch, unit.count, length, shape.width}};
       problem.dv = {nullptr, {shape.batch, unit.count, length, shape.value_width}};
     }
-    compiled::run_backward(problem, SomeHeadsGradient<A>(variant, first, query_shape.heads),
-                           options.workspace, executor);
+    compiled::run_backward(problem, SomeHeadsGradient<A>(variant, first, query_shape.heads), &comm.scratch(),
+                           executor);
   };
   const auto without_keys = [&](bool first, bool last) {
     const KeyShare<T> none = key_share<T>(memory.own, Piece{}, shape, positions);
@@ -218,12 +218,11 @@ void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const Backward
     const HeadUnit& unit =
         *std::ranges::find_if(units, [&](const HeadUnit& any) { return kv_head < any.first + any.count; });
     std::vector<KeptQueries> all;
-    for (std::size_t i = 0; i < kept.size(); ++i) {
-      const Share& share = plan.shares()[i];
+    for (const Share& share : plan.shares()) {
       sums.for_each_part(share, [&](KeyRange queries) {
         const index_t row_of_head = (batch * unit.count * group + head - unit.first * group) * queries.size();
-        all.push_back({{queries.begin, queries.end, share.segment.rank},
-                       kept[i].from(place_of(share, queries, unit) + row_of_head)});
+        all.push_back(
+            {{queries.begin, queries.end, share.segment.rank}, kept_of(share, queries, unit, row_of_head)});
       });
     }
     return all;

@@ -10,6 +10,7 @@
 #include "../attention/forward/driver.hpp"
 #include "../attention/forward/epilogue.hpp"
 #include "exchange.hpp"
+#include "reserve.hpp"
 #include "share.hpp"
 
 namespace ssmax {
@@ -52,6 +53,15 @@ inline std::vector<Piece> chunks_of(const mpi::Layout& layout, index_t length) {
   return chunks;
 }
 
+/// The states of all chunks, and their sum.
+template <class A>
+struct SpreadMemory {
+  SpreadMemory(Arena& arena, index_t chunks, index_t size)
+      : states(arena.take<A>(chunks * size)), sums(arena.take<A>(size)) {}
+
+  A *states, *sums;
+};
+
 template <class T, class K>
 void spread_decode(mpi::Communicator& comm, const mpi::Layout& layout,
                    const Problem<T, typename K::Element>& whole, const K& cache, index_t length,
@@ -70,14 +80,14 @@ void spread_decode(mpi::Communicator& comm, const mpi::Layout& layout,
         Requests::count(static_cast<std::size_t>(size) * sizeof(A));
   }
   for (std::size_t r = 1; r < bytes.size(); ++r) first[r] = first[r - 1] + bytes[r - 1];
-  std::vector<A> states(static_cast<std::size_t>(size) * chunks.size());
+  const auto memory = reserve<SpreadMemory<A>>(comm, workspace, std::ssize(chunks), size);
   const auto state_at = [&](A* at) {
     return AttentionState<A>{{at, {batch, heads, queries}},
                              {at + rows, {batch, heads, queries}},
                              addressable(View<A, 4>{at + 2 * rows, {batch, heads, queries, dv}})};
   };
   const auto place_of = [&](int rank) {
-    return states.data() + first[static_cast<std::size_t>(rank)] / static_cast<int>(sizeof(A));
+    return memory.states + first[static_cast<std::size_t>(rank)] / static_cast<int>(sizeof(A));
   };
   A* next = place_of(comm.rank());
   for (const Piece& chunk : chunks) {
@@ -85,19 +95,19 @@ void spread_decode(mpi::Communicator& comm, const mpi::Layout& layout,
     const ChunkOfKeys<K> keys{cache, length, chunk.row, {chunk.keys.begin, chunk.keys.end}};
     Problem<T, X> problem = whole;
     problem.keys = AnyKeys<X>(keys);
-    compiled::run_attention(problem, variant, Result<T>{.state = state_at(next)}, workspace, executor);
+    compiled::run_attention(problem, variant, Result<T>{.state = state_at(next)}, &comm.scratch(), executor);
     next += size;
   }
   const double start = MPI_Wtime();
-  check_mpi("MPI_Allgatherv", MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, states.data(), bytes.data(),
+  check_mpi("MPI_Allgatherv", MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, memory.states, bytes.data(),
                                              first.data(), MPI_BYTE, comm.handle()));
   comm.traffic().seconds_waiting += MPI_Wtime() - start;
   comm.traffic().bytes_sent +=
       static_cast<double>(bytes[static_cast<std::size_t>(comm.rank())]) * (comm.ranks() - 1);
 
-  std::vector<A> sums(static_cast<std::size_t>(size));
-  const AttentionState<A> total = state_at(sums.data());
-  std::fill_n(sums.begin(), rows, -std::numeric_limits<A>::infinity());
+  const AttentionState<A> total = state_at(memory.sums);
+  std::fill_n(memory.sums, rows, -std::numeric_limits<A>::infinity());
+  std::fill_n(memory.sums + rows, size - rows, A{0});
   std::vector<A*> at;
   for (int r = 0; r < comm.ranks(); ++r) at.push_back(place_of(r));
   for (const Piece& chunk : chunks) {

@@ -8,29 +8,28 @@
 
 #include "../attention/backward/problem.hpp"
 #include "../attention/backward/variant.hpp"
+#include "../memory/arena.hpp"
 #include "exchange.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
-/// The sums of a segment's queries, [batch, heads, positions], as BackwardStage keeps them.
+/// The sums of a rank's queries, as BackwardStage keeps them.
 class KeptSums {
  public:
-  KeptSums(bool wanted, index_t rows, index_t sums_of_row)
+  KeptSums(Arena& arena, index_t rows, index_t sums_of_row)
       : sums_of_row_(sums_of_row),
-        sums_(static_cast<std::size_t>(wanted ? rows * sums_of_row : 0)),
-        reports_(static_cast<std::size_t>(wanted ? rows : 0)) {}
-  /// Those of a row on; nothing, if they are not wanted.
-  [[nodiscard]] CallSums from(index_t row) {
-    if (sums_.empty()) return {};
-    return {sums_.data() + row * sums_of_row_, reports_.data() + row};
+        sums_{rows == 0 ? nullptr : arena.take<double>(rows * sums_of_row), arena.take<QueryReport>(rows)} {}
+  /// Those of a row on; nothing, if none are kept.
+  [[nodiscard]] CallSums from(index_t row) const {
+    if (!sums_) return {};
+    return {sums_.sums + row * sums_of_row_, sums_.reports + row};
   }
 
  private:
   index_t sums_of_row_;
-  std::vector<double> sums_;
-  std::vector<QueryReport> reports_;
+  CallSums sums_;
 };
 
 /// Queries [begin, end) of a head, whose sums one rank has kept.
