@@ -38,10 +38,10 @@
 /// for each query and head.
 ///
 /// All of that is in the options' `workspace`: a call that needs no more than one before it allocates nothing but lists
-/// of pieces, messages and one head's sums. Without a workspace the communicator keeps it, and the kernels' scratch in any
-/// case. One rank alone is a call of attention.hpp and attention_backward.hpp, as is their workspace.
+/// of pieces, messages and one head's sums. Without a workspace the communicator keeps it, and the kernels' scratch in
+/// any case. One rank alone is a call of attention.hpp and attention_backward.hpp, as is their workspace.
 ///
-/// Calls are collective. Shapes, layouts and policies are compared before anything else is sent; where they
+/// Calls are collective. Shapes, layouts, options and policies are compared before anything else is sent; where they
 /// differ or do not fit, every rank throws the same std::invalid_argument. MPI's errors are
 /// std::runtime_error, with MPI's text.
 #pragma once
@@ -104,12 +104,13 @@ Agreement agreement_of(const char* function, const mpi::Layout& layout, const Vi
   Fingerprint scale;
   scale.add(logit_scale(options, q.extent(3)));
   all.add("the scale", scale.value());
-  all.add("whether there is a rope", options.rope != nullptr);
+  all.add("the rope", options.rope != nullptr ? fingerprint(options.rope->options()) : 0);
   all.add("key_position", options.key_position);
   Fingerprint sinks;
   sinks.add(options.sinks.data(), options.sinks.size_bytes());
   all.add("sinks", sinks.value());
   all.add("scaled_sinks", options.scaled_sinks);
+  all.add("float_products", options.float_products);
   return all;
 }
 
@@ -368,6 +369,7 @@ void decode(Communicator& comm, const Layout& layout, index_t length,
   auto agreement = detail::agreement_of<T, decltype(variant)>(
       function, layout, a.q, View<const T, 4>{nullptr, {0, cache.shape().kv_heads, 0, 0}}, View<const T, 4>{},
       options);
+  agreement.add("the type that the cache stores", detail::fingerprint_of_types<X>());
   agreement.add("length", length);
   agreement.add("the number of positions of q", a.q.extent(2));
   agreement.add("what scaling, mask and score say", policies);

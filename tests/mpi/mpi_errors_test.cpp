@@ -129,6 +129,33 @@ TEST_CASE("What differs between ranks is named", "[mpi][errors]") {
     check_refused_alike(call, call.refused(Full{}, Identity{}, {.scaled_sinks = is_last()}),
                         {"scaled_sinks"});
   }
+  SECTION("which products are taken") {
+    Call call;
+    const AttentionOptions<double> options{.float_products = is_last()};
+    check_refused_alike(call, call.refused(Full{}, Identity{}, options),
+                        {"mpi::attention", "float_products"});
+    check_refused_alike(call, call.refused_backward(options), {"mpi::attention_backward", "float_products"});
+  }
+  SECTION("the rope") {
+    Call call;
+    const ssmax::Rope<double> rope({.width = 4, .theta = is_last() ? 10'000.0 : 500'000.0}, 40);
+    check_refused_alike(call, call.refused(Full{}, Identity{}, {.rope = &rope}), {"the", "rope"});
+  }
+  SECTION("what a cache stores") {
+    const Layout layout = Layout::contiguous(0, world().ranks());
+    const std::array<float, 4> q{};
+    std::array<float, 4> out{};
+    const auto refused = [&]<class X>(X) {
+      const ssmax::KvCache<X> cache({.width = 4, .capacity = 1});
+      return refusal([&] {
+        ssmax::mpi::decode<float>(world(), layout, 0,
+                                  {.q = {q.data(), {1, 1, 0, 4}}, .out = {out.data(), {1, 1, 0, 4}}}, cache);
+      });
+    };
+    const std::string message = is_last() ? refused(ssmax::half{}) : refused(float{});
+    INFO(message);
+    CHECK(everywhere(mentions(message, "cache")));
+  }
   SECTION("the function") {
     Call call;
     const std::string message = is_last() ? call.refused() : call.refused_backward();

@@ -12,6 +12,7 @@
 
 #include "../../mpi_communicator.hpp"
 #include "../../mpi_layout.hpp"
+#include "../../rope.hpp"
 #include "../attention/variant.hpp"
 
 namespace ssmax {
@@ -112,6 +113,16 @@ inline std::int64_t fingerprint(const mpi::Layout& layout) {
   for (const mpi::Segment& segment : layout.segments()) {
     result.add(segment.begin), result.add(segment.end), result.add(segment.rank);
   }
+  return result.value();
+}
+
+/// Of what the angles are made of.
+inline std::int64_t fingerprint(const RopeOptions& options) {
+  Fingerprint result;
+  const RopeScaling& scaling = options.scaling;
+  result.add(options.width), result.add(options.theta), result.add(options.pairing);
+  result.add(scaling.method), result.add(scaling.factor), result.add(scaling.original_positions);
+  result.add(scaling.low), result.add(scaling.high);
   return result.value();
 }
 
