@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <iterator>
 #include <type_traits>
 #include <unordered_map>
 #include <vector>
@@ -63,37 +62,52 @@ class LearntRows {
 
   /// Of a row that several ranks add to, the first goes on from what it holds, the others begin with 0.
   void begin(int rank) const {
-    for_each_row([&](const auto* first, const auto* last, auto* row) {
-      for (const RowShare* share = first + 1; share < last; ++share) {
-        if (share->rank == rank) std::fill_n(row, keys_, std::remove_pointer_t<decltype(row)>{});
-      }
+    for_each_row([&](auto* row, const std::vector<int>& ranks, bool) {
+      if (ranks.front() == rank || std::ranges::find(ranks, rank) == ranks.end()) return;
+      std::fill_n(row, keys_, std::remove_pointer_t<decltype(row)>{});
     });
   }
 
-  /// Collective: all rows on all ranks.
+  /// Collective: all rows on all ranks. Rows of the same ranks go together.
   void add_up(const mpi::Communicator& comm) const {
-    for_each_row([&](const auto* first, const auto* last, auto* row) {
+    std::vector<int> ranks_of_rows;
+    std::vector<void*> rows;
+    for_each_row([&](auto* row, const std::vector<int>& ranks, bool is_last) {
       using G = std::remove_pointer_t<decltype(row)>;
-      const auto from = [&](int rank, G* data) {
-        check_mpi("MPI_Bcast",
-                  MPI_Bcast(data, Requests::count(keys_ * sizeof(G)), MPI_BYTE, rank, comm.handle()));
-      };
-      if (last - first == 1) {
-        from(first->rank, row);
-        return;
-      }
-      std::vector<G> sum(row, row + keys_), next;
-      from(first->rank, sum.data());
-      for (const RowShare* share = first + 1; share < last; ++share) {
-        next.assign(row, row + keys_);
-        from(share->rank, next.data());
-        for (std::size_t key = 0; key < keys_; ++key) sum[key] += next[key];
-      }
-      std::copy(sum.begin(), sum.end(), row);
+      const std::size_t most = std::max<std::size_t>(1, most_bytes / (keys_ * sizeof(G)));
+      if (!rows.empty() && ranks != ranks_of_rows) add_up<G>(comm, rows, ranks_of_rows);
+      ranks_of_rows = ranks;
+      rows.push_back(row);
+      if (rows.size() == most || is_last) add_up<G>(comm, rows, ranks_of_rows);
     });
   }
 
  private:
+  static constexpr std::size_t most_bytes = std::size_t{1} << 20;  // that go together
+
+  /// Rows on all ranks, as the sum of what these ranks have; then there are no more rows.
+  template <class G>
+  void add_up(const mpi::Communicator& comm, std::vector<void*>& rows, const std::vector<int>& ranks) const {
+    std::vector<G> sums, next(rows.size() * keys_);
+    const auto for_each = [&](const auto& f) {
+      for (std::size_t i = 0; i < rows.size(); ++i) f(static_cast<G*>(rows[i]), i * keys_);
+    };
+    for (const int rank : ranks) {
+      if (rank == comm.rank()) {
+        for_each([&](const G* row, std::size_t at) { std::copy_n(row, keys_, next.data() + at); });
+      }
+      check_mpi("MPI_Bcast", MPI_Bcast(next.data(), Requests::count(next.size() * sizeof(G)), MPI_BYTE, rank,
+                                       comm.handle()));
+      if (rank == ranks.front()) {
+        sums = next;
+      } else {
+        for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += next[i];
+      }
+    }
+    for_each([&](G* row, std::size_t at) { std::copy_n(sums.data() + at, keys_, row); });
+    rows.clear();
+  }
+
   template <class Part, class RankOf>
   static std::vector<RowShare> shares_of(const Part& part, const QueryShape& shape, const RankOf& rank_of) {
     std::unordered_map<void*, std::size_t> numbers;
@@ -119,17 +133,20 @@ class LearntRows {
     return once;
   }
 
-  /// Calls f(first, last, row) with the ranks that add to each row, and the row.
+  /// Calls f(row, ranks that add to it, whether it is its part's last).
   template <class F>
   void for_each_row(const F& f) const {
     std::size_t part_number = 0;
     for_each_row_learner(score_, [&](const auto& part) {
-      using G = std::remove_pointer_t<decltype(part.gradient_row(Query{}))>;
+      using Row = decltype(part.gradient_row(Query{}));
       const std::vector<RowShare>& shares = shares_[part_number++];
-      for (const RowShare *first = shares.data(), *end = first + shares.size(), *last = first; first < end;
-           first = last) {
-        last = std::find_if(first, end, [&](const RowShare& share) { return share.number != first->number; });
-        f(first, last, static_cast<G*>(first->row));
+      std::vector<int> ranks;
+      for (std::size_t i = 0; i < shares.size(); ++i) {
+        ranks.push_back(shares[i].rank);
+        const bool is_last = i + 1 == shares.size();
+        if (!is_last && shares[i + 1].number == shares[i].number) continue;
+        f(static_cast<Row>(shares[i].row), ranks, is_last);
+        ranks.clear();
       }
     });
   }
