@@ -1,5 +1,5 @@
-// A multiplier for every query, over ranks: c and dc have all queries of the sequence, on every rank, and all of dc has the
-// bits of one process.
+// A multiplier for every query, over ranks: c and dc have all queries of the sequence, on every rank, and all of dc has
+// the bits of one process.
 
 #include <array>
 #include <ssmax/mpi.hpp>
