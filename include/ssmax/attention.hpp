@@ -66,7 +66,7 @@
 #include "view.hpp"
 #include "workspace.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 /// @addtogroup attention
 /// @{
 inline namespace SSMAX_CODE_NAMESPACE {
@@ -232,4 +232,4 @@ void attention_partial(const std::type_identity_t<PartialArguments<T>>& argument
 
 }  // namespace SSMAX_CODE_NAMESPACE
 /// @}
-}  // namespace ssmax
+SSMAX_END

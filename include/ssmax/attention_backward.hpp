@@ -60,7 +60,7 @@
 #include "detail/attention/backward/driver.hpp"
 #include "detail/attention/backward/user_variant.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 /// @addtogroup attention_backward
 /// @{
 inline namespace SSMAX_CODE_NAMESPACE {
@@ -210,4 +210,4 @@ void attention_backward(const std::type_identity_t<BackwardArguments<T>>& argume
 
 }  // namespace SSMAX_CODE_NAMESPACE
 /// @}
-}  // namespace ssmax
+SSMAX_END

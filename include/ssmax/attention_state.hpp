@@ -18,7 +18,7 @@
 #include "detail/kernels/rows.hpp"
 #include "view.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 /// @addtogroup attention_state
 /// @{
 inline namespace SSMAX_DATA_NAMESPACE {
@@ -182,4 +182,4 @@ void finish(const AttentionState<T>& state, std::type_identity_t<View<T, 4>> out
 
 }  // namespace SSMAX_CODE_NAMESPACE
 /// @}
-}  // namespace ssmax
+SSMAX_END

@@ -42,8 +42,8 @@
 /// To be compared in `#if`: 1.2.3 is 10203.
 #define SSMAX_VERSION (SSMAX_VERSION_MAJOR * 10000 + SSMAX_VERSION_MINOR * 100 + SSMAX_VERSION_PATCH)
 
-#if defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__
-#error "ssmax needs infinities and NaN: build without -ffinite-math-only (and without -ffast-math)"
+#if defined(__clang__) && __FINITE_MATH_ONLY__
+#error "ssmax by Clang needs infinities and NaN: add -fno-finite-math-only after -Ofast or -ffast-math"
 #endif
 
 // The kernels round by adding and subtracting a large number, which takes float's and double's own precision.
@@ -180,6 +180,30 @@
 #define SSMAX_COMPILED_NAMESPACE SSMAX_CODE_NAMESPACE
 #endif
 
+// Between SSMAX_BEGIN and SSMAX_END, in namespace ssmax, arithmetic is IEEE's whatever the flags of the unit
+// (-Ofast, -ffast-math or a part of them). Exception: an SSMAX_INLINE function that is inlined into the user's own
+// code takes the flags of that code.
+#if defined(__clang__)
+#define SSMAX_PUSH_ARITHMETIC _Pragma("float_control(precise, on, push)")
+#define SSMAX_POP_ARITHMETIC _Pragma("float_control(pop)")
+#elif defined(__GNUC__) &&                                                                    \
+    (__FINITE_MATH_ONLY__ || defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || \
+     defined(__NO_SIGNED_ZEROS__) || defined(__NO_TRAPPING_MATH__))
+#define SSMAX_PRAGMA(...) _Pragma(#__VA_ARGS__)
+#define SSMAX_PUSH_ARITHMETIC                                                                       \
+  SSMAX_PRAGMA(GCC push_options)                                                                    \
+  SSMAX_PRAGMA(GCC optimize("no-fast-math", "no-finite-math-only", "signed-zeros", "trapping-math", \
+                            "no-unsafe-math-optimizations", "no-associative-math", "no-reciprocal-math"))
+#define SSMAX_POP_ARITHMETIC _Pragma("GCC pop_options")
+#else
+#define SSMAX_PUSH_ARITHMETIC
+#define SSMAX_POP_ARITHMETIC
+#endif
+#define SSMAX_BEGIN SSMAX_PUSH_ARITHMETIC namespace ssmax {
+#define SSMAX_END \
+  }               \
+  SSMAX_POP_ARITHMETIC
+
 // Whether this unit compiles drivers: every one does, header-only; with SSMAX_COMPILED, the library's own.
 #if !defined(SSMAX_COMPILED) || defined(SSMAX_LIBRARY_UNIT)
 #define SSMAX_COMPILES_DRIVERS 1
@@ -196,7 +220,7 @@
 /// @endcond
 
 /// The library. What stands in a namespace within this one (detail, shared, compiled) is not for users.
-namespace ssmax {
+SSMAX_BEGIN
 /// @addtogroup config
 /// @{
 inline namespace SSMAX_DATA_NAMESPACE {
@@ -217,4 +241,4 @@ using namespace shared;
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
 /// @}
-}  // namespace ssmax
+SSMAX_END

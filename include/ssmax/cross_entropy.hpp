@@ -38,7 +38,7 @@
 #include "execution.hpp"
 #include "view.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 /// @addtogroup cross_entropy
 /// @{
 inline namespace SSMAX_DATA_NAMESPACE {
@@ -136,4 +136,4 @@ CrossEntropy cross_entropy(const std::type_identity_t<View<const T, 2>>& logits,
 
 }  // namespace SSMAX_CODE_NAMESPACE
 /// @}
-}  // namespace ssmax
+SSMAX_END

@@ -23,7 +23,7 @@
 
 #include "softmax.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 /// @addtogroup eigen
 /// @{
 inline namespace SSMAX_CODE_NAMESPACE {
@@ -177,4 +177,4 @@ requires EigenDense<std::remove_const_t<X>>
 
 }  // namespace SSMAX_CODE_NAMESPACE
 /// @}
-}  // namespace ssmax
+SSMAX_END

@@ -22,7 +22,7 @@
 #include "detail/rows/entmax.hpp"
 #include "softmax.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 /// @addtogroup entmax
 /// @{
 inline namespace SSMAX_CODE_NAMESPACE {
@@ -127,4 +127,4 @@ void entmax15(const In& logits, Out&& out, const S& scaling = {}) {
 
 }  // namespace SSMAX_CODE_NAMESPACE
 /// @}
-}  // namespace ssmax
+SSMAX_END

@@ -41,7 +41,7 @@
 #include <limits>
 #endif
 
-namespace ssmax {
+SSMAX_BEGIN
 /// @addtogroup execution
 /// @{
 inline namespace SSMAX_DATA_NAMESPACE {
@@ -192,4 +192,4 @@ class OpenMP {
 #endif
 
 /// @}
-}  // namespace ssmax
+SSMAX_END

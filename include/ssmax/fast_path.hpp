@@ -38,7 +38,7 @@
 
 #include "config.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 /// @addtogroup fast_path
 /// @{
 inline namespace SSMAX_DATA_NAMESPACE {
@@ -59,4 +59,4 @@ inline constexpr FastPath fast_path = FastPath::none;
 
 }  // namespace SSMAX_DATA_NAMESPACE
 /// @}
-}  // namespace ssmax
+SSMAX_END

@@ -10,7 +10,7 @@
 
 #include "config.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 /// @addtogroup half
 /// @{
 inline namespace SSMAX_DATA_NAMESPACE {
@@ -82,4 +82,4 @@ struct SSMAX_VISIBLE half {
 
 }  // namespace SSMAX_DATA_NAMESPACE
 /// @}
-}  // namespace ssmax
+SSMAX_END

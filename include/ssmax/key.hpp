@@ -37,7 +37,7 @@
 #include "fast_path.hpp"
 #include "query.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 /// @addtogroup key
 /// @{
 inline namespace SSMAX_DATA_NAMESPACE {
@@ -217,4 +217,4 @@ concept Score = detail::is_score<C>();
 
 }  // namespace SSMAX_DATA_NAMESPACE
 /// @}
-}  // namespace ssmax
+SSMAX_END

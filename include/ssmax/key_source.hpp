@@ -28,7 +28,7 @@
 #include "query.hpp"
 #include "storage.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 /// @addtogroup key_source
 /// @{
 inline namespace SSMAX_DATA_NAMESPACE {
@@ -72,4 +72,4 @@ concept KeySource = requires(const S& source, index_t i) {
 
 }  // namespace SSMAX_CODE_NAMESPACE
 /// @}
-}  // namespace ssmax
+SSMAX_END

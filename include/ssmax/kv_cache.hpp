@@ -29,7 +29,7 @@
 #include "detail/memory/pages.hpp"
 #include "key_source.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 /// @addtogroup kv_cache
 /// @{
 inline namespace SSMAX_DATA_NAMESPACE {
@@ -360,4 +360,4 @@ void decode(const std::type_identity_t<DecodeArguments<T>>& arguments, const K& 
 
 }  // namespace SSMAX_CODE_NAMESPACE
 /// @}
-}  // namespace ssmax
+SSMAX_END

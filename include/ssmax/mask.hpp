@@ -26,7 +26,7 @@
 #include "mask_matrix.hpp"
 #include "query.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 /// @addtogroup mask
 /// @{
 inline namespace SSMAX_DATA_NAMESPACE {
@@ -299,4 +299,4 @@ template <Mask A, Mask B>
 
 }  // namespace SSMAX_DATA_NAMESPACE
 /// @}
-}  // namespace ssmax
+SSMAX_END

@@ -19,7 +19,7 @@
 #include "query.hpp"
 #include "view.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 /// @addtogroup mask_matrix
 /// @{
 inline namespace SSMAX_DATA_NAMESPACE {
@@ -87,4 +87,4 @@ class Where {
 
 }  // namespace SSMAX_DATA_NAMESPACE
 /// @}
-}  // namespace ssmax
+SSMAX_END

@@ -60,7 +60,7 @@
 #include "mpi_communicator.hpp"
 #include "mpi_layout.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -397,4 +397,4 @@ void decode(Communicator& comm, const Layout& layout, index_t length,
 /// @}
 }  // namespace mpi
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

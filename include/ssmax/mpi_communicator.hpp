@@ -8,7 +8,7 @@
 #include "detail/mpi/call.hpp"
 #include "workspace.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace mpi {
 /// @addtogroup mpi_communicator
@@ -68,4 +68,4 @@ class Communicator {
 /// @}
 }  // namespace mpi
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

@@ -27,7 +27,7 @@
 
 #include "detail/checks/error.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace mpi {
 /// @addtogroup mpi_layout
@@ -145,4 +145,4 @@ class Layout {
 /// @}
 }  // namespace mpi
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

@@ -28,7 +28,7 @@
 #include "detail/checks/optional_member.hpp"
 #include "fast_path.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 /// @addtogroup query
 /// @{
 inline namespace SSMAX_DATA_NAMESPACE {
@@ -184,4 +184,4 @@ concept Mask = detail::is_mask<M>();
 
 }  // namespace SSMAX_DATA_NAMESPACE
 /// @}
-}  // namespace ssmax
+SSMAX_END

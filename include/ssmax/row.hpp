@@ -27,7 +27,7 @@
 #include "detail/checks/optional_member.hpp"
 #include "query.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 /// @addtogroup row
 /// @{
 inline namespace SSMAX_DATA_NAMESPACE {
@@ -155,4 +155,4 @@ struct RowFunctor {
 
 }  // namespace SSMAX_DATA_NAMESPACE
 /// @}
-}  // namespace ssmax
+SSMAX_END

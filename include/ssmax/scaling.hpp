@@ -39,7 +39,7 @@
 #include "scaling_per_query.hpp"
 #include "view.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 /// @addtogroup scaling
 /// @{
 inline namespace SSMAX_CODE_NAMESPACE {
@@ -356,4 +356,4 @@ struct Constant : RowFunctor<Constant> {
 
 }  // namespace SSMAX_DATA_NAMESPACE
 /// @}
-}  // namespace ssmax
+SSMAX_END

@@ -9,7 +9,7 @@
 #include "detail/checks/error.hpp"
 #include "row.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 /// @addtogroup scaling_by_position
 /// @{
 inline namespace SSMAX_DATA_NAMESPACE {
@@ -98,4 +98,4 @@ struct InklingTemperature : RowFunctor<InklingTemperature> {
 
 }  // namespace SSMAX_DATA_NAMESPACE
 /// @}
-}  // namespace ssmax
+SSMAX_END

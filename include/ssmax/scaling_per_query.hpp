@@ -14,7 +14,7 @@
 #include "row.hpp"
 #include "view.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -107,4 +107,4 @@ class PerQueryGradient : public PerQuery<T> {
 
 }  // namespace SSMAX_DATA_NAMESPACE
 /// @}
-}  // namespace ssmax
+SSMAX_END

@@ -38,7 +38,7 @@
 #include "query.hpp"
 #include "view.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 /// @addtogroup score
 /// @{
 inline namespace SSMAX_CODE_NAMESPACE {
@@ -431,4 +431,4 @@ template <Score A, Score B>
 
 }  // namespace SSMAX_DATA_NAMESPACE
 /// @}
-}  // namespace ssmax
+SSMAX_END

@@ -56,7 +56,7 @@
 #include "scaling.hpp"
 #include "view.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 /// @addtogroup softmax
 /// @{
 inline namespace SSMAX_CODE_NAMESPACE {
@@ -383,4 +383,4 @@ struct Adaptor<Range> {
 
 }  // namespace SSMAX_CODE_NAMESPACE
 /// @}
-}  // namespace ssmax
+SSMAX_END

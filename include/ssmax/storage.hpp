@@ -27,7 +27,7 @@
 #include "config.hpp"
 #include "half.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 /// @addtogroup storage
 /// @{
 inline namespace SSMAX_CODE_NAMESPACE {
@@ -114,4 +114,4 @@ concept Storage = KeyStorage<X> && !ScaledStorage<X>;
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
 /// @}
-}  // namespace ssmax
+SSMAX_END

@@ -13,7 +13,7 @@
 #include "detail/checks/error.hpp"
 #include "detail/dispatch/instruction_sets.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 /// @addtogroup target
 /// @{
 inline namespace SSMAX_COMPILED_NAMESPACE {
@@ -90,7 +90,7 @@ inline void set_active_target(Target target) {
 
 }  // namespace SSMAX_CODE_NAMESPACE
 /// @}
-}  // namespace ssmax
+SSMAX_END
 
 #if !defined(SSMAX_COMPILED)
 #include "detail/dispatch/active_target.hpp"

@@ -18,7 +18,7 @@
 
 #include "config.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 /// @addtogroup view
 /// @{
 inline namespace SSMAX_DATA_NAMESPACE {
@@ -144,4 +144,4 @@ class View {
 
 }  // namespace SSMAX_DATA_NAMESPACE
 /// @}
-}  // namespace ssmax
+SSMAX_END

@@ -12,7 +12,7 @@
 #include "config.hpp"
 #include "detail/checks/error.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 /// @addtogroup workspace
 /// @{
 inline namespace SSMAX_DATA_NAMESPACE {
@@ -72,4 +72,4 @@ class Workspace {
 
 }  // namespace SSMAX_DATA_NAMESPACE
 /// @}
-}  // namespace ssmax
+SSMAX_END

@@ -6,7 +6,7 @@
 #include "../checks/views.hpp"
 #include "user_variant.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -118,4 +118,4 @@ void check_policies(const char* function, const Problem<T, X>& problem, const Ro
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

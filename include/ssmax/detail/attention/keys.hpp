@@ -6,7 +6,7 @@
 #include "../../view.hpp"
 #include "../checks/views.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -100,4 +100,4 @@ void for_each_stretch(const AnyKeys<X>& keys, index_t batch, index_t kv_head, Ke
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

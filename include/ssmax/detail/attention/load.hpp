@@ -7,7 +7,7 @@
 #include "../memory/conversion.hpp"
 #include "variant.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -68,4 +68,4 @@ void load_values(const AnyKeys<X>& keys, index_t batch, index_t kv_head, KeyRang
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

@@ -11,7 +11,7 @@
 #include "../kernels/prefill.hpp"
 #include "load.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -83,4 +83,4 @@ void load_key_parts(const Problem<T, X>& problem, const Variant<A>& variant, ind
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

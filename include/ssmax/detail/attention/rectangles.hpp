@@ -4,7 +4,7 @@
 
 #include "forward/prefill_scratch.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -61,4 +61,4 @@ void hide_keys(const ColumnScratch<A>& memory, A* s, KeyRange keys, const QueryR
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

@@ -9,7 +9,7 @@
 
 #include "../../config.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -101,4 +101,4 @@ void decode(const detail::UntypedArguments&, const Cache&, const S&, const M&, c
 #undef SSMAX_UNTYPED
 
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

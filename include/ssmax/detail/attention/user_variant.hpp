@@ -11,7 +11,7 @@
 #include "../kernels/scores.hpp"
 #include "variant.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -216,4 +216,4 @@ class UserVariant : public Interface {
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

@@ -6,7 +6,7 @@
 #include "../kernels/prefill.hpp"
 #include "problem.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_DATA_NAMESPACE {
 namespace SSMAX_VISIBLE shared {
 
@@ -71,4 +71,4 @@ index_t rope_position(const Problem<T, X>& problem, const Variant<A>& variant, c
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

@@ -11,7 +11,7 @@
 #include <cstdlib>
 #endif
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -46,4 +46,4 @@ template <class... Values>
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

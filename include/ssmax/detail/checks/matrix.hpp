@@ -5,7 +5,7 @@
 #include "../../view.hpp"
 #include "views.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -34,4 +34,4 @@ void check_matrix(const char* function, const char* name, const View<const T, 4>
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

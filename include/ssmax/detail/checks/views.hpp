@@ -9,7 +9,7 @@
 #include "../../view.hpp"
 #include "error.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -249,4 +249,4 @@ View<T, To> with_rank(const View<T, Rank>& view) {
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

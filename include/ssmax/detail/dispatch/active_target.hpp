@@ -8,7 +8,7 @@
 #include "../../target.hpp"
 #include "processor.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_COMPILED_NAMESPACE {
 namespace SSMAX_VISIBLE compiled {
 
@@ -41,4 +41,4 @@ SSMAX_ONCE std::atomic<Target>& active_target_cell() {
 
 }  // namespace compiled
 }  // namespace SSMAX_COMPILED_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

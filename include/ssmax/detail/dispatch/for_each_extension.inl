@@ -2,7 +2,7 @@
 // them. As for_each_target.inl does it; an extension sees the vectors and kernels of the instruction set that it
 // extends.
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -43,4 +43,4 @@ using namespace avx512;
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

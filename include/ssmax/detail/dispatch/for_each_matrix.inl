@@ -1,7 +1,7 @@
 // Includes SSMAX_MATRIX_KERNELS, the text of some kernels for matrix units, once for each extension that has them.
 // Behind for_each_extension.inl: it sees the pair dots, too.
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -30,4 +30,4 @@ using namespace avx512_bf16;
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

@@ -8,7 +8,7 @@
 // 0.52 instead of 0.37 ns an element. Everything here is in the code namespace, so units built with
 // other -m flags stay apart.
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -78,4 +78,4 @@ namespace avx512 {
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

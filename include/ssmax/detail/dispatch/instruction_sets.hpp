@@ -107,7 +107,7 @@
 #define SSMAX_COMPILES_KERNELS 1
 #endif
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_DATA_NAMESPACE {
 
 /// scalar, neon, neon_bf16, simd128, avx2, avx512, avx512_bf16, amx: in rising order of preference.
@@ -132,4 +132,4 @@ constexpr Target base_of(Target target) {
 }  // namespace shared
 
 }  // namespace SSMAX_DATA_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

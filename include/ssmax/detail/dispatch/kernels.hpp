@@ -38,7 +38,7 @@
 #include <wasm_simd128.h>
 #endif
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -112,4 +112,4 @@ using compiled::kernels;
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

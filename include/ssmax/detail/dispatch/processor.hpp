@@ -18,7 +18,7 @@
 #include <sys/auxv.h>
 #endif
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -121,4 +121,4 @@ inline bool is_worth_it([[maybe_unused]] Target target) {
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

@@ -4,7 +4,7 @@
 #include "exp.hpp"  // for simd/neon_bf16.inl, whose region can include nothing
 #include "lanes.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_DATA_NAMESPACE {
 namespace SSMAX_VISIBLE shared {
 
@@ -35,7 +35,7 @@ inline constexpr bool has_extensions<PairDecodeKernels<T, bfloat16>> = true;
 
 }  // namespace shared
 }  // namespace SSMAX_DATA_NAMESPACE
-}  // namespace ssmax
+SSMAX_END
 
 #define SSMAX_KERNELS "../kernels/decode.inl"
 #include "../dispatch/for_each_target.inl"
@@ -46,7 +46,7 @@ inline constexpr bool has_extensions<PairDecodeKernels<T, bfloat16>> = true;
 #undef SSMAX_PAIR_KERNELS
 
 #if defined(SSMAX_COMPILES_AMX)
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 namespace amx {
@@ -60,5 +60,5 @@ struct KernelTable<PairDecodeKernels<T, bfloat16>> {
 }  // namespace amx
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END
 #endif

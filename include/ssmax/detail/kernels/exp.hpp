@@ -7,7 +7,7 @@
 
 #include "lanes.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_DATA_NAMESPACE {
 namespace SSMAX_VISIBLE shared {
 
@@ -23,14 +23,14 @@ inline constexpr T largest_shift = T{1 << 20};
 
 }  // namespace shared
 }  // namespace SSMAX_DATA_NAMESPACE
-}  // namespace ssmax
+SSMAX_END
 
 #define SSMAX_KERNELS "../kernels/exp.inl"
 #include "../dispatch/for_each_target.inl"
 #undef SSMAX_KERNELS
 
 // Targets without a fused multiply-add have one of their own.
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -48,4 +48,4 @@ namespace simd128 {
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

@@ -3,7 +3,7 @@
 
 #include "../dispatch/kernels.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_DATA_NAMESPACE {
 namespace SSMAX_VISIBLE shared {
 
@@ -12,7 +12,7 @@ inline constexpr int tile_vectors = 3;
 
 }  // namespace shared
 }  // namespace SSMAX_DATA_NAMESPACE
-}  // namespace ssmax
+SSMAX_END
 
 #define SSMAX_KERNELS "../kernels/lanes.inl"
 #include "../dispatch/for_each_target.inl"

@@ -5,7 +5,7 @@
 #include "exp.hpp"
 #include "transpose.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_DATA_NAMESPACE {
 namespace SSMAX_VISIBLE shared {
 
@@ -90,7 +90,7 @@ inline constexpr bool has_extensions<PrefillKernels<T, bfloat16>> = true;
 
 }  // namespace shared
 }  // namespace SSMAX_DATA_NAMESPACE
-}  // namespace ssmax
+SSMAX_END
 
 #define SSMAX_KERNELS "../kernels/prefill.inl"
 #include "../dispatch/for_each_target.inl"

@@ -3,7 +3,7 @@
 
 #include "prefill.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_DATA_NAMESPACE {
 namespace SSMAX_VISIBLE shared {
 
@@ -73,7 +73,7 @@ inline constexpr bool has_extensions<RoundedBackwardKernels<T, bfloat16>> = true
 
 }  // namespace shared
 }  // namespace SSMAX_DATA_NAMESPACE
-}  // namespace ssmax
+SSMAX_END
 
 #define SSMAX_KERNELS "../kernels/prefill_backward.inl"
 #include "../dispatch/for_each_target.inl"

@@ -3,7 +3,7 @@
 
 #include "lanes.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_DATA_NAMESPACE {
 namespace SSMAX_VISIBLE shared {
 
@@ -19,7 +19,7 @@ struct RowGradientKernels {
 
 }  // namespace shared
 }  // namespace SSMAX_DATA_NAMESPACE
-}  // namespace ssmax
+SSMAX_END
 
 #define SSMAX_KERNELS "../kernels/row_gradients.inl"
 #include "../dispatch/for_each_target.inl"

@@ -3,7 +3,7 @@
 
 #include "exp.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_DATA_NAMESPACE {
 namespace SSMAX_VISIBLE shared {
 
@@ -27,7 +27,7 @@ struct ScoreKernels {
 
 }  // namespace shared
 }  // namespace SSMAX_DATA_NAMESPACE
-}  // namespace ssmax
+SSMAX_END
 
 #define SSMAX_KERNELS "../kernels/scores.inl"
 #include "../dispatch/for_each_target.inl"

@@ -3,7 +3,7 @@
 
 #include "prefill.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_DATA_NAMESPACE {
 namespace SSMAX_VISIBLE shared {
 
@@ -18,7 +18,7 @@ struct ShortAttentionKernels {
 
 }  // namespace shared
 }  // namespace SSMAX_DATA_NAMESPACE
-}  // namespace ssmax
+SSMAX_END
 
 #define SSMAX_KERNELS "../kernels/short_attention.inl"
 #include "../dispatch/for_each_target.inl"

@@ -3,7 +3,7 @@
 
 #include "exp.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_DATA_NAMESPACE {
 namespace SSMAX_VISIBLE shared {
 
@@ -26,7 +26,7 @@ struct ShortRowKernels {
 
 }  // namespace shared
 }  // namespace SSMAX_DATA_NAMESPACE
-}  // namespace ssmax
+SSMAX_END
 
 #define SSMAX_KERNELS "../kernels/short_rows.inl"
 #include "../dispatch/for_each_target.inl"

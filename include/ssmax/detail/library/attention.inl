@@ -5,7 +5,7 @@
 #include "../attention/backward/driver.hpp"
 #include "../attention/forward/driver.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_COMPILED_NAMESPACE {
 namespace SSMAX_VISIBLE compiled {
 
@@ -30,4 +30,4 @@ template void run_backward(const BackwardProblem<SSMAX_LIBRARY_QUERY>&,
 
 }  // namespace compiled
 }  // namespace SSMAX_COMPILED_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

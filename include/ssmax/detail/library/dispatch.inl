@@ -4,7 +4,7 @@
 #include "../dispatch/active_target.hpp"
 #include "tables.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_COMPILED_NAMESPACE {
 namespace SSMAX_VISIBLE compiled {
 
@@ -16,4 +16,4 @@ SSMAX_FOR_EACH_TABLE(SSMAX_INSTANTIATE)
 
 }  // namespace compiled
 }  // namespace SSMAX_COMPILED_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

@@ -5,7 +5,7 @@
 #include "tables.hpp"
 
 #if defined(SSMAX_COMPILES_KERNELS)
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_COMPILED_NAMESPACE {
 namespace SSMAX_VISIBLE compiled {
 
@@ -22,5 +22,5 @@ SSMAX_FOR_EACH_TABLE(SSMAX_INSTANTIATE)
 
 }  // namespace compiled
 }  // namespace SSMAX_COMPILED_NAMESPACE
-}  // namespace ssmax
+SSMAX_END
 #endif

@@ -3,7 +3,7 @@
 #include "../rows/cross_entropy.hpp"
 #include "../rows/driver.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_COMPILED_NAMESPACE {
 namespace SSMAX_VISIBLE compiled {
 
@@ -40,4 +40,4 @@ SSMAX_INSTANTIATE(double)
 
 }  // namespace compiled
 }  // namespace SSMAX_COMPILED_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

@@ -4,7 +4,7 @@
 #include "../../storage.hpp"
 #include "../kernels/convert.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -56,4 +56,4 @@ void narrow_to(X* out, index_t n, const T* staged) {
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

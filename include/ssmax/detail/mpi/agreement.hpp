@@ -15,7 +15,7 @@
 #include "../../rope.hpp"
 #include "../attention/variant.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -158,4 +158,4 @@ std::int64_t fingerprint_of_types() {
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

@@ -14,7 +14,7 @@
 #include "some_heads.hpp"
 #include "sums.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -152,4 +152,4 @@ void backward_by_heads(mpi::Communicator& comm, const mpi::Layout& layout, const
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

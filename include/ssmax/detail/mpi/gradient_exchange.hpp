@@ -13,7 +13,7 @@
 #include "exchange.hpp"
 #include "sum_plan.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -159,4 +159,4 @@ class GradientExchange {
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

@@ -8,7 +8,7 @@
 #include "../attention/problem.hpp"
 #include "agreement.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -109,4 +109,4 @@ class RingPlan {
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

@@ -4,7 +4,7 @@
 #include "../../mpi_communicator.hpp"
 #include "../memory/arena.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -19,4 +19,4 @@ Memory reserve(mpi::Communicator& comm, Workspace* workspace, const Arguments&..
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

@@ -12,7 +12,7 @@
 #include "some_heads.hpp"
 #include "sums.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -231,4 +231,4 @@ void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const Backward
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

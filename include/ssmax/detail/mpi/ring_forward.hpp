@@ -10,7 +10,7 @@
 #include "reserve.hpp"
 #include "share.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -91,4 +91,4 @@ void ring_forward(mpi::Communicator& comm, const RingPlan& plan, const Attention
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

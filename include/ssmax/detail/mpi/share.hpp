@@ -10,7 +10,7 @@
 #include "../memory/arena.hpp"
 #include "plan.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -152,4 +152,4 @@ KeyRange keys_seen(const Variant<A>& variant, const QueryShape& shape, index_t b
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

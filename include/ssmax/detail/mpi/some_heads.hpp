@@ -7,7 +7,7 @@
 
 #include "../attention/backward/variant.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -102,4 +102,4 @@ class SomeHeadsGradient final : public SomeHeads<A, GradientVariant<A>> {
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

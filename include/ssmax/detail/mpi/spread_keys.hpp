@@ -13,7 +13,7 @@
 #include "reserve.hpp"
 #include "share.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -128,4 +128,4 @@ void spread_decode(mpi::Communicator& comm, const mpi::Layout& layout,
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

@@ -10,7 +10,7 @@
 #include "../attention/backward/scratch.hpp"
 #include "plan.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -117,4 +117,4 @@ inline std::vector<HeadUnit> head_units(index_t kv_heads, index_t most) {
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

@@ -11,7 +11,7 @@
 #include "../memory/arena.hpp"
 #include "exchange.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -77,4 +77,4 @@ void hand_over_all(const mpi::Communicator& comm, const GradientVariant<A>& vari
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

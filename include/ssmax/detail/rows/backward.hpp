@@ -8,7 +8,7 @@
 #include "driver.hpp"
 #include "row.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -158,4 +158,4 @@ double log_softmax_gradient(const shared::SoftmaxGradientKernels<shared::Compute
 
 }  // namespace compiled
 }  // namespace SSMAX_COMPILED_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

@@ -4,7 +4,7 @@
 #include "../../storage.hpp"
 #include "../kernels/rows.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_COMPILED_NAMESPACE {
 namespace SSMAX_VISIBLE compiled {
 
@@ -16,12 +16,12 @@ double cross_entropy_row(const shared::RowKernels<shared::Compute<X>>& kernels, 
 
 }  // namespace compiled
 }  // namespace SSMAX_COMPILED_NAMESPACE
-}  // namespace ssmax
+SSMAX_END
 
 #if SSMAX_COMPILES_DRIVERS
 #include "row.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_COMPILED_NAMESPACE {
 namespace SSMAX_VISIBLE compiled {
 
@@ -59,5 +59,5 @@ double cross_entropy_row(const shared::RowKernels<shared::Compute<X>>& kernels, 
 
 }  // namespace compiled
 }  // namespace SSMAX_COMPILED_NAMESPACE
-}  // namespace ssmax
+SSMAX_END
 #endif

@@ -8,7 +8,7 @@
 #include "../kernels/rows.hpp"
 #include "../kernels/short_rows.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_DATA_NAMESPACE {
 namespace SSMAX_VISIBLE shared {
 
@@ -70,7 +70,7 @@ double log_softmax_gradient(const shared::SoftmaxGradientKernels<shared::Compute
 
 }  // namespace compiled
 }  // namespace SSMAX_COMPILED_NAMESPACE
-}  // namespace ssmax
+SSMAX_END
 
 #if SSMAX_COMPILES_DRIVERS
 #include "backward.hpp"

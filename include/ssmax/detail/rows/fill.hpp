@@ -6,7 +6,7 @@
 #include "../../query.hpp"
 #include "../../storage.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -29,4 +29,4 @@ void fill_hidden(Y* out, index_t columns, KeyRange keys, float value) {
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

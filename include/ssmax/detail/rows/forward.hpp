@@ -4,7 +4,7 @@
 #include "driver.hpp"
 #include "row.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_COMPILED_NAMESPACE {
 namespace SSMAX_VISIBLE compiled {
 
@@ -79,4 +79,4 @@ double logsumexp_row(const shared::RowKernels<shared::Compute<X>>& kernels, cons
 
 }  // namespace compiled
 }  // namespace SSMAX_COMPILED_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

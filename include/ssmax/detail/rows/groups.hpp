@@ -8,7 +8,7 @@
 #include "../../row.hpp"
 #include "../checks/views.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -114,4 +114,4 @@ QueryShape query_shape(const View<T, 4>& rows) {
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

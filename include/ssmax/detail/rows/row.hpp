@@ -21,11 +21,12 @@
 #include <limits>
 #include <numbers>
 
+#include "../checks/finite.hpp"
 #include "../kernels/rows.hpp"
 #include "../memory/conversion.hpp"
 #include "fill.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -235,7 +236,7 @@ RowSum<T> sum_row(const RowKernels<T>& kernels, const RowSource<T, X>& source, T
 template <class T, class X>
 RowSum<T> sum_row_rebasing(const RowKernels<T>& kernels, RowSource<T, X>& source, T* scratch, T* stage,
                            T* shifts) {
-  if (!std::isfinite(source.c())) return {.kind = RowKind::poisoned};
+  if (!is_finite(source.c())) return {.kind = RowKind::poisoned};
   const RowSum<T> total = sum_row(kernels, source, scratch, stage, shifts);
   if (total.kind != RowKind::out_of_range) return total;
   const RowKind kind = source.rebase(scratch);
@@ -352,7 +353,7 @@ double log_sum_above(const RowSource<T, X>& source, const RowSum<T>& total, T lo
   constexpr double ln2_low = 2.3190468138462996e-17;
   const double c = source.c(), z = static_cast<double>(logit), origin = static_cast<double>(source.origin());
   const double product = source.rebased() ? c * (z - origin) : c * z;
-  const bool rounds = !source.rebased() && std::isfinite(product);  // a class at -inf has a loss of +inf
+  const bool rounds = !source.rebased() && is_finite(product);  // a class at -inf has a loss of +inf
   const double lost = rounds ? std::fma(c, z, -product) : 0.0;
   const double distance = std::fma(total.shift, std::numbers::ln2, -product);
   return std::max(distance + (total.shift * ln2_low - lost) + std::log(total.sum), 0.0);
@@ -396,4 +397,4 @@ void log_block(const RowKernels<T>& kernels, const T* in, index_t count, double 
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

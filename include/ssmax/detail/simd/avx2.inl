@@ -24,10 +24,10 @@ struct F32 {
   static void store(Value* p, V v) { _mm256_storeu_ps(p, v); }
   static void store_part(Value* p, V v, index_t count) { _mm256_maskstore_ps(p, lanes_below(count), v); }
 
-  static V add(V a, V b) { return _mm256_add_ps(a, b); }
-  static V sub(V a, V b) { return _mm256_sub_ps(a, b); }
-  static V mul(V a, V b) { return _mm256_mul_ps(a, b); }
-  static V div(V a, V b) { return _mm256_div_ps(a, b); }
+  static V add(V a, V b) { return a + b; }
+  static V sub(V a, V b) { return a - b; }
+  static V mul(V a, V b) { return a * b; }
+  static V div(V a, V b) { return a / b; }
   static V fma(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
   static V fused(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
   static V max(V a, V b) { return _mm256_max_ps(a, b); }
@@ -51,9 +51,9 @@ struct F32 {
   }
 
   static Value reduce_sum(V v) {
-    __m128 r = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-    r = _mm_add_ps(r, _mm_movehl_ps(r, r));
-    return _mm_cvtss_f32(_mm_add_ss(r, _mm_movehdup_ps(r)));
+    __m128 r = _mm256_castps256_ps128(v) + _mm256_extractf128_ps(v, 1);
+    r = r + _mm_movehl_ps(r, r);
+    return _mm_cvtss_f32(r + _mm_movehdup_ps(r));
   }
   static Value reduce_max(V v) {
     __m128 r = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
@@ -126,10 +126,10 @@ struct F64 {
   static void store(Value* p, V v) { _mm256_storeu_pd(p, v); }
   static void store_part(Value* p, V v, index_t count) { _mm256_maskstore_pd(p, lanes_below(count), v); }
 
-  static V add(V a, V b) { return _mm256_add_pd(a, b); }
-  static V sub(V a, V b) { return _mm256_sub_pd(a, b); }
-  static V mul(V a, V b) { return _mm256_mul_pd(a, b); }
-  static V div(V a, V b) { return _mm256_div_pd(a, b); }
+  static V add(V a, V b) { return a + b; }
+  static V sub(V a, V b) { return a - b; }
+  static V mul(V a, V b) { return a * b; }
+  static V div(V a, V b) { return a / b; }
   static V fma(V a, V b, V c) { return _mm256_fmadd_pd(a, b, c); }
   static V fused(V a, V b, V c) { return _mm256_fmadd_pd(a, b, c); }
   static V max(V a, V b) { return _mm256_max_pd(a, b); }
@@ -153,8 +153,8 @@ struct F64 {
   }
 
   static Value reduce_sum(V v) {
-    const __m128d r = _mm_add_pd(_mm256_castpd256_pd128(v), _mm256_extractf128_pd(v, 1));
-    return _mm_cvtsd_f64(_mm_add_sd(r, _mm_unpackhi_pd(r, r)));
+    const __m128d r = _mm256_castpd256_pd128(v) + _mm256_extractf128_pd(v, 1);
+    return _mm_cvtsd_f64(r + _mm_unpackhi_pd(r, r));
   }
   static Value reduce_max(V v) {
     const __m128d r = _mm_max_pd(_mm256_castpd256_pd128(v), _mm256_extractf128_pd(v, 1));

@@ -20,10 +20,10 @@ struct F32 {
   static void store(Value* p, V v) { _mm512_storeu_ps(p, v); }
   static void store_part(Value* p, V v, index_t count) { _mm512_mask_storeu_ps(p, lanes_below(count), v); }
 
-  static V add(V a, V b) { return _mm512_add_ps(a, b); }
-  static V sub(V a, V b) { return _mm512_sub_ps(a, b); }
-  static V mul(V a, V b) { return _mm512_mul_ps(a, b); }
-  static V div(V a, V b) { return _mm512_div_ps(a, b); }
+  static V add(V a, V b) { return a + b; }
+  static V sub(V a, V b) { return a - b; }
+  static V mul(V a, V b) { return a * b; }
+  static V div(V a, V b) { return a / b; }
   static V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
   static V fused(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
   static V max(V a, V b) { return _mm512_max_ps(a, b); }
@@ -123,10 +123,10 @@ struct F64 {
   static void store(Value* p, V v) { _mm512_storeu_pd(p, v); }
   static void store_part(Value* p, V v, index_t count) { _mm512_mask_storeu_pd(p, lanes_below(count), v); }
 
-  static V add(V a, V b) { return _mm512_add_pd(a, b); }
-  static V sub(V a, V b) { return _mm512_sub_pd(a, b); }
-  static V mul(V a, V b) { return _mm512_mul_pd(a, b); }
-  static V div(V a, V b) { return _mm512_div_pd(a, b); }
+  static V add(V a, V b) { return a + b; }
+  static V sub(V a, V b) { return a - b; }
+  static V mul(V a, V b) { return a * b; }
+  static V div(V a, V b) { return a / b; }
   static V fma(V a, V b, V c) { return _mm512_fmadd_pd(a, b, c); }
   static V fused(V a, V b, V c) { return _mm512_fmadd_pd(a, b, c); }
   static V max(V a, V b) { return _mm512_max_pd(a, b); }

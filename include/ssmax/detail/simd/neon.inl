@@ -25,10 +25,10 @@ struct F32 {
     for (index_t i = 0; i < count; ++i) p[i] = lanes[i];
   }
 
-  static V add(V a, V b) { return vaddq_f32(a, b); }
-  static V sub(V a, V b) { return vsubq_f32(a, b); }
-  static V mul(V a, V b) { return vmulq_f32(a, b); }
-  static V div(V a, V b) { return vdivq_f32(a, b); }
+  static V add(V a, V b) { return a + b; }
+  static V sub(V a, V b) { return a - b; }
+  static V mul(V a, V b) { return a * b; }
+  static V div(V a, V b) { return a / b; }
   static V fma(V a, V b, V c) { return vfmaq_f32(c, a, b); }
   static V fused(V a, V b, V c) { return vfmaq_f32(c, a, b); }
   static V max(V a, V b) { return vmaxq_f32(a, b); }
@@ -104,10 +104,10 @@ struct F64 {
     if (count > 0) vst1q_lane_f64(p, v, 0);
   }
 
-  static V add(V a, V b) { return vaddq_f64(a, b); }
-  static V sub(V a, V b) { return vsubq_f64(a, b); }
-  static V mul(V a, V b) { return vmulq_f64(a, b); }
-  static V div(V a, V b) { return vdivq_f64(a, b); }
+  static V add(V a, V b) { return a + b; }
+  static V sub(V a, V b) { return a - b; }
+  static V mul(V a, V b) { return a * b; }
+  static V div(V a, V b) { return a / b; }
   static V fma(V a, V b, V c) { return vfmaq_f64(c, a, b); }
   static V fused(V a, V b, V c) { return vfmaq_f64(c, a, b); }
   static V max(V a, V b) { return vmaxq_f64(a, b); }

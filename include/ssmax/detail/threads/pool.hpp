@@ -22,7 +22,7 @@
 #include "../../config.hpp"
 #include "../checks/error.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_DATA_NAMESPACE {
 namespace shared {  // not `detail`, which would hide the one of the code namespace
 
@@ -135,4 +135,4 @@ inline void run_on(shared::PoolState& pool, shared::PoolCalls& calls) {
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

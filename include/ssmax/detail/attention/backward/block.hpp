@@ -13,6 +13,7 @@
 #include <cmath>
 #include <limits>
 
+#include "../../checks/finite.hpp"
 #include "../../kernels/prefill_backward.hpp"
 #include "../nonfinite/gradients.hpp"
 #include "../nonfinite/rows.hpp"
@@ -20,7 +21,7 @@
 #include "scratch.hpp"
 #include "variant.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -127,7 +128,7 @@ class BackwardBlock {
       gradient_kernels_.add_product(factors, 1, keys.size(), finite_part(memory_, row, channels), pitch,
                                     first);
       for (index_t c = 0; c < channels; ++c) {
-        if (std::isfinite(row[c])) continue;
+        if (is_finite(row[c])) continue;
         for (index_t key = 0; key < keys.size(); ++key) {
           if (factors[key * group] != 0) first[key * pitch + c] += factors[key * group] * row[c];
         }
@@ -146,7 +147,7 @@ class BackwardBlock {
     kernels_.accumulate[vectors - 1](finite_part(memory_, k, d_), 0, kernels_.rows, panels(), factors, 1,
                                      dq + lane);
     for (index_t c = 0; c < d_; ++c) {
-      if (std::isfinite(k[c])) continue;
+      if (is_finite(k[c])) continue;
       for (index_t i = 0; i < vectors * kernels_.width; ++i) {
         if (factors[i] != 0) dq[c * group + lane + i] += factors[i] * k[c];
       }
@@ -191,4 +192,4 @@ class BackwardBlock {
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

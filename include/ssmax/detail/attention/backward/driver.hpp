@@ -6,7 +6,7 @@
 #include "problem.hpp"
 #include "variant.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_COMPILED_NAMESPACE {
 namespace SSMAX_VISIBLE compiled {
 
@@ -18,7 +18,7 @@ void run_backward(const shared::BackwardProblem<T>& problem,
 
 }  // namespace compiled
 }  // namespace SSMAX_COMPILED_NAMESPACE
-}  // namespace ssmax
+SSMAX_END
 
 #if SSMAX_COMPILES_DRIVERS
 #include "schedule.hpp"

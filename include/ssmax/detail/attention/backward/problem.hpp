@@ -5,7 +5,7 @@
 
 #include "../problem.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_DATA_NAMESPACE {
 namespace SSMAX_VISIBLE shared {
 
@@ -63,4 +63,4 @@ struct BackwardProblem {
 
 }  // namespace shared
 }  // namespace SSMAX_DATA_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

@@ -9,10 +9,11 @@
 //   - dc = scale · Σ u·z is summed up here, from floats.
 #pragma once
 
+#include "../../checks/finite.hpp"
 #include "../acquired_products.hpp"
 #include "block.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -180,7 +181,7 @@ class RoundedBlock {
                 index_t pitch) const {
     for (index_t c = 0; c < channels; ++c) {
       const A value = static_cast<A>(row[c]);
-      if (std::isfinite(value)) continue;
+      if (is_finite(value)) continue;
       for (index_t key = 0; key < keys; ++key) {
         const A factor = static_cast<A>(factors[key * memory_.rounded.lanes]);
         if (factor != 0) sums[key * pitch + c] += factor * value;
@@ -195,7 +196,7 @@ class RoundedBlock {
     const E* factors = memory_.rounded.gradients + key * memory_.rounded.lanes + g * group;
     for (index_t c = 0; c < d_; ++c) {
       const A value = static_cast<A>(piece.k[(at + key) * piece.k_stride + c]);
-      if (std::isfinite(value)) continue;
+      if (is_finite(value)) continue;
       for (index_t lane = lanes.begin; lane < lanes.end; ++lane) {
         const A factor = static_cast<A>(factors[lane]);
         if (factor != 0) dq[c * group + lane] += factor * value;
@@ -215,4 +216,4 @@ class RoundedBlock {
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

@@ -3,10 +3,11 @@
 // layout that these want, with 0 for what is not finite.
 #pragma once
 
+#include "../../checks/finite.hpp"
 #include "../parts.hpp"
 #include "load.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -53,7 +54,7 @@ class RoundedLoader {
   }
 
  private:
-  static bool is_not_finite(E x) { return !std::isfinite(static_cast<A>(x)); }
+  static bool is_not_finite(E x) { return !is_finite(static_cast<A>(x)); }
 
   /// A vector of queries from lane i on, in parts in lanes, by their first part in rows.
   void load_q(index_t i) const {
@@ -137,4 +138,4 @@ class RoundedLoader {
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

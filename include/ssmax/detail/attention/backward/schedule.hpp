@@ -13,7 +13,7 @@
 #include "driver.hpp"
 #include "task.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -186,4 +186,4 @@ void run_backward(const shared::BackwardProblem<T>& problem,
 
 }  // namespace compiled
 }  // namespace SSMAX_COMPILED_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

@@ -3,7 +3,7 @@
 
 #include "../forward/prefill_scratch.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -120,4 +120,4 @@ struct BackwardScratch : LaneScratch<A, E> {
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

@@ -18,7 +18,7 @@
 #include "rounded_load.hpp"
 #include "sums.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -420,4 +420,4 @@ class BackwardTask {
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

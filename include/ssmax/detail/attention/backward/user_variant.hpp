@@ -9,7 +9,7 @@
 #include "../user_variant.hpp"
 #include "variant.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -239,4 +239,4 @@ class UserGradientVariant final : public UserVariant<A, S, M, C, GradientVariant
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

@@ -5,7 +5,7 @@
 #include "../../../score.hpp"
 #include "../variant.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_DATA_NAMESPACE {
 namespace SSMAX_VISIBLE shared {
 
@@ -42,4 +42,4 @@ class GradientVariant : public Variant<A> {
 
 }  // namespace shared
 }  // namespace SSMAX_DATA_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

@@ -7,7 +7,7 @@
 #include "../result.hpp"
 #include "../variant.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_COMPILED_NAMESPACE {
 namespace SSMAX_VISIBLE compiled {
 
@@ -19,7 +19,7 @@ void run_attention(const shared::Problem<T, X>& problem, const shared::Variant<s
 
 }  // namespace compiled
 }  // namespace SSMAX_COMPILED_NAMESPACE
-}  // namespace ssmax
+SSMAX_END
 
 #if SSMAX_COMPILES_DRIVERS
 #include "schedule.hpp"

@@ -11,7 +11,7 @@
 #include "../result.hpp"
 #include "../state.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -60,4 +60,4 @@ void store_result(const Result<T>& result, const QueryRow& seen, index_t row, A 
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

@@ -9,7 +9,7 @@
 #include "../state.hpp"
 #include "../variant.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -123,4 +123,4 @@ struct PrefillScratch : LaneScratch<A, E> {
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

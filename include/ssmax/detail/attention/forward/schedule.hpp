@@ -14,7 +14,7 @@
 #include "prefill.hpp"
 #include "short.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -182,4 +182,4 @@ void run_attention(const shared::Problem<T, X>& problem, const shared::Variant<s
 
 }  // namespace compiled
 }  // namespace SSMAX_COMPILED_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

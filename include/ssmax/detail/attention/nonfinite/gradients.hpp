@@ -7,7 +7,7 @@
 #include "../../kernels/prefill_backward.hpp"
 #include "../backward/scratch.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -46,4 +46,4 @@ void irregular_gradients(const BackwardScratch<A, E>& memory, index_t lane, inde
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END

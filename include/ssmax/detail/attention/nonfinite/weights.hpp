@@ -8,7 +8,7 @@
 #include "../state.hpp"
 #include "../variant.hpp"
 
-namespace ssmax {
+SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
@@ -70,4 +70,4 @@ void irregular_weights(const PrefillKernels<A, E>& kernels, const ColumnScratch<
 
 }  // namespace detail
 }  // namespace SSMAX_CODE_NAMESPACE
-}  // namespace ssmax
+SSMAX_END
