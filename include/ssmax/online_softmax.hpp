@@ -61,7 +61,7 @@ class OnlineSoftmax {
       kernels.affine(z, n, direct ? T{0} : top.value, unit, T{0}, out);
       z = out;
     }
-    detail::OverlappedWork<T> nothing;
+    detail::OverlappedWork<T> nothing{};
     T sum = kernels.exp_store(z, n, multiplier_.scale, direct ? static_cast<T>(raised) : T{0}, out, nothing);
     if (!direct && largest != raised) {
       const auto lowered = static_cast<T>(std::exp2(largest - raised));

@@ -203,79 +203,6 @@ SSMAX_INLINE constexpr AlibiGradient Alibi::gradient(std::span<double> dslopes) 
 }
 /// @endcond
 
-/// z' = a·z + 1 - a² with a² = 1 + 2·ln(1 + t/τ), t = |query position - key position|: normally distributed logits
-/// then give every range of distances [t, 10·t] its share of the weight, however long the context is.
-///
-/// a is looked up for distances below `positions` (24 bytes each), which costs what Alibi does; beyond them it is
-/// computed key by key, which makes attention 6 times as slow. So make one score for all calls and heads, with as
-/// many positions as the longest context has.
-class ScaleInvariant {
- public:
-  /// τ, the distance up to which little changes, is above 0 and finite; positions are at least 0 (else
-  /// std::invalid_argument). 0 makes no table.
-  explicit ScaleInvariant(double tau = 10, index_t positions = 4096) : tau_(tau), positions_(positions) {
-    if (!(tau > 0 && tau <= std::numeric_limits<double>::max())) {
-      detail::fail_format("ssmax::ScaleInvariant: tau is %g, must be above 0 and finite", tau);
-    }
-    if (positions < 0)
-      detail::fail_value("ScaleInvariant", "positions", "are", positions, "must be at least", 0);
-    constexpr index_t most = std::numeric_limits<index_t>::max() / static_cast<index_t>(4 * sizeof(double));
-    if (positions > most)
-      detail::fail_value("ScaleInvariant", "positions", "are", positions, "must be at most", most);
-    for (index_t t = 1 - positions; t < positions; ++t) {
-      wide_.push_back(formula(t));
-      narrow_.push_back(static_cast<float>(wide_.back()));
-    }
-  }
-
-  /// For FastPath::distance_factor: a of distances from, from + 1, …, count of them; null where the table has not
-  /// all of them.
-  template <std::floating_point T>
-  SSMAX_INLINE const T* factors(index_t from, index_t count) const {
-    if (from <= -positions_ || from > positions_ - count) return nullptr;
-    return table<T>() + (from + positions_ - 1);
-  }
-  /// a·z + 1 - a².
-  template <std::floating_point T>
-  SSMAX_INLINE T operator()(T z, const Key& key) const {
-    const T a = factor<T>(key);
-    return a * (z - a) + T{1};
-  }
-  /// a.
-  template <std::floating_point T>
-  SSMAX_INLINE T derivative(T, const Key& key) const {
-    return factor<T>(key);
-  }
-
- private:
-  SSMAX_INLINE double formula(index_t distance) const {
-    return std::sqrt(1 + 2 * std::log1p(std::abs(static_cast<double>(distance)) / tau_));
-  }
-  template <class T>
-  SSMAX_INLINE const T* table() const {
-    if constexpr (std::same_as<T, float>) {
-      return narrow_.data();
-    } else {
-      return wide_.data();
-    }
-  }
-  template <class T>
-  SSMAX_INLINE T factor(const Key& key) const {
-    const index_t distance = key.key_position - key.query_position;
-    const T* known = factors<T>(distance, 1);
-    return known != nullptr ? *known : static_cast<T>(formula(distance));
-  }
-
-  double tau_;
-  index_t positions_;
-  std::vector<float> narrow_;  // a of distances 1 - positions to positions - 1
-  std::vector<double> wide_;
-};
-
-/// Asks for vectors.
-template <>
-inline constexpr FastPath fast_path<ScaleInvariant> = FastPath::distance_factor;
-
 template <class T, class G>
 class BiasGradient;
 
@@ -428,6 +355,88 @@ template <Score A, Score B>
 [[nodiscard]] SSMAX_INLINE constexpr Composed<A, B> operator|(const A& a, const B& b) {
   return {a, b};
 }
+
+}  // namespace SSMAX_DATA_NAMESPACE
+
+inline namespace SSMAX_CODE_NAMESPACE {
+
+/// z' = a·z + 1 - a² with a² = 1 + 2·ln(1 + t/τ), t = |query position - key position|: normally distributed logits
+/// then give every range of distances [t, 10·t] its share of the weight, however long the context is.
+///
+/// a is looked up for distances below `positions` (24 bytes each), which costs what Alibi does; beyond them it is
+/// computed key by key, which makes attention 6 times as slow. So make one score for all calls and heads, with as
+/// many positions as the longest context has. As Rope, it holds tables of its own, so its name carries the unit's flags:
+/// units built with other -m flags each make their own.
+class ScaleInvariant {
+ public:
+  /// τ, the distance up to which little changes, is above 0 and finite; positions are at least 0 (else
+  /// std::invalid_argument). 0 makes no table.
+  explicit ScaleInvariant(double tau = 10, index_t positions = 4096) : tau_(tau), positions_(positions) {
+    if (!(tau > 0 && tau <= std::numeric_limits<double>::max())) {
+      detail::fail_format("ssmax::ScaleInvariant: tau is %g, must be above 0 and finite", tau);
+    }
+    if (positions < 0)
+      detail::fail_value("ScaleInvariant", "positions", "are", positions, "must be at least", 0);
+    constexpr index_t most = std::numeric_limits<index_t>::max() / static_cast<index_t>(4 * sizeof(double));
+    if (positions > most)
+      detail::fail_value("ScaleInvariant", "positions", "are", positions, "must be at most", most);
+    for (index_t t = 1 - positions; t < positions; ++t) {
+      wide_.push_back(formula(t));
+      narrow_.push_back(static_cast<float>(wide_.back()));
+    }
+  }
+
+  /// For FastPath::distance_factor: a of distances from, from + 1, …, count of them; null where the table has not
+  /// all of them.
+  template <std::floating_point T>
+  SSMAX_INLINE const T* factors(index_t from, index_t count) const {
+    if (from <= -positions_ || from > positions_ - count) return nullptr;
+    return table<T>() + (from + positions_ - 1);
+  }
+  /// a·z + 1 - a².
+  template <std::floating_point T>
+  SSMAX_INLINE T operator()(T z, const Key& key) const {
+    const T a = factor<T>(key);
+    return a * (z - a) + T{1};
+  }
+  /// a.
+  template <std::floating_point T>
+  SSMAX_INLINE T derivative(T, const Key& key) const {
+    return factor<T>(key);
+  }
+
+ private:
+  SSMAX_INLINE double formula(index_t distance) const {
+    return std::sqrt(1 + 2 * std::log1p(std::abs(static_cast<double>(distance)) / tau_));
+  }
+  template <class T>
+  SSMAX_INLINE const T* table() const {
+    if constexpr (std::same_as<T, float>) {
+      return narrow_.data();
+    } else {
+      return wide_.data();
+    }
+  }
+  template <class T>
+  SSMAX_INLINE T factor(const Key& key) const {
+    const index_t distance = key.key_position - key.query_position;
+    const T* known = factors<T>(distance, 1);
+    return known != nullptr ? *known : static_cast<T>(formula(distance));
+  }
+
+  double tau_;
+  index_t positions_;
+  std::vector<float> narrow_;  // a of distances 1 - positions to positions - 1
+  std::vector<double> wide_;
+};
+
+}  // namespace SSMAX_CODE_NAMESPACE
+
+inline namespace SSMAX_DATA_NAMESPACE {
+
+/// Asks for vectors.
+template <>
+inline constexpr FastPath fast_path<ScaleInvariant> = FastPath::distance_factor;
 
 }  // namespace SSMAX_DATA_NAMESPACE
 /// @}

@@ -11,7 +11,7 @@ namespace detail {
 /// The keys of a block that each vector of a group needs, in whole passes of `pass` keys, counted from
 /// the block's begin.
 struct NeededKeys {
-  KeyRange of[tile_vectors];
+  KeyRange of[tile_vectors]{};
   index_t vectors;  // that hold queries
 
   /// `columns` are the group's; it has `queries` queries, `width` to a vector.

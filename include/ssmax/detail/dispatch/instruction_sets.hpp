@@ -121,7 +121,7 @@ enum class Target {
 namespace SSMAX_VISIBLE shared {
 
 /// The instruction set that a target extends, or the target itself.
-constexpr Target base_of(Target target) {
+SSMAX_INLINE constexpr Target base_of(Target target) {
 #define SSMAX_BASE(name, base) \
   if (target == Target::name) return Target::base;
   SSMAX_EXTENSIONS(SSMAX_BASE)

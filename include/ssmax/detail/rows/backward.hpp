@@ -86,7 +86,7 @@ struct LogSoftmaxGradient {
   template <class T, class X>
   SSMAX_INLINE static double row(const SoftmaxGradientKernels<T>& kernels, const X* log_p, const X* dy,
                                  const X* z, index_t n, const GradientFactor<T>& factor, X* dz) {
-    OverlappedWork<T> nothing;
+    OverlappedWork<T> nothing{};
     T log_scratch[row_block], p_scratch[row_block], dy_scratch[row_block], z_scratch[row_block],
         dz_scratch[row_block];
     double total = 0;

@@ -275,7 +275,7 @@ class ExponentialRow {
         const auto shift = static_cast<double>(shifts_[begin / row_block]) - total_.shift;
         f(begin, count, stage_ + begin, static_cast<int>(shift), to);
       } else {
-        OverlappedWork<T> nothing;
+        OverlappedWork<T> nothing{};
         kernels_.exp_store(source_.block(begin, count, scratch_), count, source_.scale(),
                            static_cast<T>(total_.shift), to, nothing);
         f(begin, count, to, 0, to);

@@ -59,7 +59,7 @@ class BackwardTask {
     const KeyRange stored = forward_.keys.stored(batch_);
     const bool asked_once = variant_.shows_same_keys && forward_.group() == 1;
     Column seen;
-    QueryRow seen_by;
+    QueryRow seen_by{};
     QueryCursor<T, T> cursor(forward_, batch_, kv_head_, first);
     for (index_t row = first; row < first + queries_of(block); ++row, cursor.next()) {
       if (row == first || !asked_once) seen_by = variant_.row(*cursor, stored);

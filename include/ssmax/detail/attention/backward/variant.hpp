@@ -36,7 +36,8 @@ class GradientVariant : public Variant<A> {
   virtual Sharing sharing(const QueryShape& shape) const = 0;
 
  protected:
-  using Variant<A>::Variant;
+  SSMAX_INLINE GradientVariant(bool scores, bool predicates, bool same_keys)
+      : Variant<A>(scores, predicates, same_keys) {}
   SSMAX_INLINE ~GradientVariant() = default;
 };
 

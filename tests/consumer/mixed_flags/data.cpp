@@ -1,0 +1,85 @@
+// Makes, copies, moves, assigns and destroys an object of every class of the data namespace. data_code.cmake reads
+// which functions of that namespace the compiler left in the object file: at -O0 all that are not always inlined.
+
+#include <array>
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+#include <ssmax/ssmax.hpp>
+
+using namespace ssmax;
+
+template <class T>
+void use(const T& made) {
+  T copy(made);
+  T moved(std::move(copy));
+  if constexpr (std::is_copy_assignable_v<T>) moved = made;
+  if constexpr (std::is_move_assignable_v<T>) moved = T(made);
+}
+
+void use_data() {
+  std::array<float, 16> numbers{};
+  std::array<double, 16> sums{};
+  std::array<index_t, 2> ends{0, 1};
+  std::array<bool, 1> bits{true};
+  const std::array<index_t, 4> one{1, 1, 1, 1};
+  const View<float, 4> view(numbers.data(), one);
+  const View<const bool, 4> matrix(bits.data(), one);
+  const View<float, 3> rows(numbers.data(), std::array<index_t, 3>{1, 1, 1});
+  use(view), use(half(1)), use(bfloat16(1)), use(KeyRange{}), use(QueryShape{}), use(Query{}), use(Key{});
+  use(Row{}), use(PlacedRow{}), use(KeySourceShape{}), use(KvCacheOptions{});
+  use(RopeScaling{}), use(RopeOptions{}), use(CrossEntropyOptions{}), use(CrossEntropy{}), use(Serial{});
+  use(AttentionState<float>{rows, rows, view}), use(KeyStretch<float>{});
+
+  use(Full{}), use(Causal{}), use(Lengths(ends)), use(SlidingWindow(1)), use(PrefixLM(ends)),
+      use(KeyLengths(ends));
+  use(Documents(ends, true)), use(MaskMatrix(matrix)), use(Finite<float>(View<const float, 4>(view)));
+  const Where where([](const Query&, index_t) { return true; });
+  use(where), use(Causal{} & KeyLengths(ends));
+  static_assert(std::is_same_v<decltype(Causal{} & KeyLengths(ends)), Both<Causal, KeyLengths>>);
+
+  const SSMax<float> scaling(0.43F, 0.1F);
+  const SizeTable<float> table(numbers);
+  const PerQuery<float> per_query{View<const float, 3>(rows)};
+  use(Softmax{}), use(LogN{}), use(PerHead<float>(1)), use(scaling), use(table),
+      use(AdjustedSize(scaling, 0, 1));
+  use(Constant(1)), use(QwenLogN(1)), use(Llama4Temperature()), use(MinistralTemperature()),
+      use(InklingTemperature());
+  use(per_query);
+  const SSMaxGradient<float> learns = scaling.gradient(std::span<float>(numbers).first(1));
+  const SizeTableGradient<float> table_learns = table.gradient(numbers);
+  const PerQueryGradient<float, float> query_learns = per_query.gradient(rows);
+  const RowFunctor<Softmax>& functor = Softmax{};
+  use(learns), use(table_learns), use(query_learns), use(functor);
+
+  const Alibi alibi(std::span<double>(sums).first(1));
+  const AlibiGradient alibi_learns = alibi.gradient(std::span<double>(sums).first(1));
+  const Bias bias{View<const float, 4>(view)};
+  const BiasGradient<float, float> bias_learns = bias.gradient(view);
+  const Composed<Softcap, ScaleInvariant> composed = Softcap(20) | ScaleInvariant(10, 4);
+  use(Identity{}), use(Softcap(20)), use(alibi), use(alibi_learns), use(bias), use(bias_learns),
+      use(composed);
+
+  // Objects with a place of their own, which are not copied.
+  Workspace workspace;
+  ThreadPool pool(2);
+#if defined(_OPENMP)
+  use(OpenMP(2));
+#endif
+  use(StorageTraits<half>{}), use(StorageTraits<bfloat16>{});
+
+  // And the data that the library's parts hand each other.
+  std::array<float, 4> out{};
+  const View<float, 4> result(out.data(), one);
+  const AttentionOptions<float> options{.workspace = &workspace};
+  attention<float>({.q = view, .k = view, .v = view, .out = result, .lse = rows}, learns, where, bias_learns,
+                   options, pool);
+  attention_backward<float>({.q = view, .k = view, .v = view, .out = result, .lse = rows},
+                            {.dout = view, .dq = result, .dk = result, .dv = result}, learns, Causal{},
+                            composed, {}, Serial{});
+  KvCache<half> cache(KvCacheOptions{.batch = 1, .kv_heads = 1, .width = 1, .capacity = 1});
+  decode<float>({.q = view, .out = result}, cache, scaling, Causal{}, composed, {}, pool);
+  softmax(View<const float, 2>(numbers.data(), {4, 4}), View<float, 2>(numbers.data(), {4, 4}), scaling,
+          Causal{});
+}
