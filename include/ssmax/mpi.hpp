@@ -338,6 +338,10 @@ void decode(Communicator& comm, const Layout& layout, index_t length,
             const std::type_identity_t<DecodeArguments<T>>& a, const KvCache<X>& cache, const S& scaling,
             const M& mask, const C& score, const std::type_identity_t<AttentionOptions<T>>& options = {},
             E&& executor = E{}) {
+  static_assert(
+      std::same_as<detail::Compute<T>, detail::Compute<X>>,
+      "ssmax::mpi::decode: double queries need a cache of double, other queries one of float, half or "
+      "bfloat16");
   const char* function = "mpi::decode";
   const detail::ChunkOfKeys<KvCache<X>> none{cache, length, 0, {}};
   const detail::Problem<T, X> whole{.q = detail::addressable(a.q),
@@ -345,7 +349,8 @@ void decode(Communicator& comm, const Layout& layout, index_t length,
                                     .scale = detail::logit_scale(options, a.q.extent(3)),
                                     .rope = detail::rope_tables(options),
                                     .rotate_keys = false,
-                                    .mask_gives_place = false};
+                                    .mask_gives_place = false,
+                                    .float_products = options.float_products};
   const detail::UserVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
   const QueryShape shape{a.q.extent(0), a.q.extent(1), a.q.extent(2), length};
   std::int64_t policies = 0;
@@ -359,7 +364,12 @@ void decode(Communicator& comm, const Layout& layout, index_t length,
     detail::check_held(function, cache, layout, comm.rank(), length);
     detail::check_queries(function, a.q, cache.shape());
     detail::check_out_and_lse(function, a.out, a.lse, a.q, cache.shape().value_width);
+    detail::check_apart_from_source(function, "out", a.out, cache);
+    detail::check_apart_from_source(function, "lse", a.lse, cache);
     detail::check_sinks(function, options.sinks, a.out, a.lse);
+    if (options.key_position != 0) {
+      detail::fail_value(function, "key_position", "is", options.key_position, "the cache's is", 0);
+    }
     if (a.q.extent(2) > length) {
       detail::fail_value(function, "q", "has positions", a.q.extent(2), "the sequence has", length);
     }
