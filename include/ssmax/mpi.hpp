@@ -47,7 +47,6 @@
 #pragma once
 
 #include <algorithm>
-#include <string>
 #include <vector>
 
 #include "attention_backward.hpp"
@@ -182,15 +181,20 @@ void attention(Communicator& comm, const Layout& layout, const std::type_identit
   const index_t n = layout.positions();
   const detail::KeyShare<T> none{.k = {}, .v = {}, .keys = n};
   const detail::UserVariant<A, S, M, C> variant(scaling, mask, score);
+  const QueryShape shape{a.q.extent(0), a.q.extent(1), n, n};
+  std::vector<KeyRange> seen;
   std::int64_t policies = 0;
-  const std::string complaint = detail::complaint_of([&] {
+  const detail::Complaint complaint = detail::complaint_of(function, [&] {
     detail::check_inputs(function, a.q, a.k, a.v);
     detail::check_share(function, comm, layout, a.q, a.k);
     detail::check_out_and_lse(function, a.out, a.lse, a.q, a.k, a.v);
     detail::check_sinks(function, options.sinks, a.out, a.lse);
     const auto whole = detail::whole_problem<T>(a, none, layout, options);
     detail::check_segments<T>(function, comm.rank(), layout, whole, a.k, a.v, options, variant);
-    policies = detail::fingerprint(variant, {a.q.extent(0), a.q.extent(1), n, n});
+    if (comm.ranks() > 1) policies = detail::fingerprint_of_ranges(variant, shape, a.k.extent(1));
+    if (comm.ranks() > 1 && !layout.is_by_heads()) {
+      seen = detail::keys_seen_by(variant, shape, layout, comm.rank());
+    }
   });
   auto agreement = detail::agreement_of<T, decltype(variant)>(function, layout, a.q, a.k, a.v, options);
   agreement.add("what scaling, mask and score say", policies);
@@ -201,19 +205,22 @@ void attention(Communicator& comm, const Layout& layout, const std::type_identit
     return;
   }
   if (a.q.extent(0) == 0 || a.q.extent(1) == 0) return;
-  const detail::AnyExecutor any(executor);
-  if (layout.is_by_heads()) {
-    detail::forward_by_heads<T>(comm, layout, a, agreement.last_agreed() != 0, variant, options, any);
-    return;
+  if (variant.has_predicate) {
+    detail::compare_by_neighbours(comm, function, variant, shape,
+                                  detail::computing_rank(comm, layout, a.q.extent(1), a.k.extent(1)));
   }
-  const index_t row = a.k.extent(0) * a.k.extent(1) * (a.k.extent(3) + a.v.extent(3));
-  const index_t size = static_cast<index_t>(sizeof(T));
-  const QueryShape shape{a.q.extent(0), a.q.extent(1), n, n};
-  const detail::RingPlan plan(comm, layout, detail::travel_unit(row * size), [&](const Segment& segment) {
-    return detail::keys_seen(variant, shape, segment.begin, segment.end);
+  detail::exchange_or_abort(comm, function, [&] {
+    const detail::AnyExecutor any(executor);
+    if (layout.is_by_heads()) {
+      detail::forward_by_heads<T>(comm, layout, a, agreement.last_agreed() != 0, variant, options, any);
+      return;
+    }
+    const index_t row = a.k.extent(0) * a.k.extent(1) * (a.k.extent(3) + a.v.extent(3));
+    const index_t size = static_cast<index_t>(sizeof(T));
+    const detail::RingPlan plan(comm, layout, detail::travel_unit(row * size), seen);
+    const auto whole = detail::whole_problem<T>(a, none, layout, options);
+    detail::ring_forward<T>(comm, plan, a, whole, variant, options, n, any);
   });
-  const auto whole = detail::whole_problem<T>(a, none, layout, options);
-  detail::ring_forward<T>(comm, plan, a, whole, variant, options, n, any);
 }
 
 /// The same without a score.
@@ -249,8 +256,9 @@ void attention_backward(Communicator& comm, const Layout& layout,
   const detail::UserGradientVariant<A, S, M, C> variant(scaling, mask, score);
   const QueryShape shape{a.q.extent(0), a.q.extent(1), n, n};
   detail::LearntRows<C> rows(score);
+  std::vector<KeyRange> seen;
   std::int64_t policies = 0;
-  const std::string complaint = detail::complaint_of([&] {
+  const detail::Complaint complaint = detail::complaint_of(function, [&] {
     detail::check_backward<T>(function, a, g, options);
     detail::check_share(function, comm, layout, a.q, a.k);
     if (layout.segments().size() > 16384) {
@@ -259,7 +267,10 @@ void attention_backward(Communicator& comm, const Layout& layout,
     }
     const auto whole = detail::whole_problem<T>(a, none, layout, options);
     detail::check_segments<T>(function, comm.rank(), layout, whole, a.k, a.v, options, variant);
-    policies = detail::fingerprint(variant, shape);
+    if (comm.ranks() > 1) policies = detail::fingerprint_of_ranges(variant, shape, a.k.extent(1));
+    if (comm.ranks() > 1 && !layout.is_by_heads()) {
+      seen = detail::keys_seen_by(variant, shape, layout, comm.rank());
+    }
     rows.list(shape, detail::computing_rank(comm, layout, a.q.extent(1), a.k.extent(1)));
   });
   auto agreement = detail::agreement_of<T, decltype(variant)>(function, layout, a.q, a.k, a.v, options);
@@ -273,18 +284,22 @@ void attention_backward(Communicator& comm, const Layout& layout,
     return;
   }
   if (a.q.extent(0) == 0 || a.q.extent(1) == 0) return;
-  const detail::AnyExecutor any(executor);
-  rows.begin(comm.rank());
-  if (layout.is_by_heads()) {
-    detail::backward_by_heads<T>(comm, layout, a, g, agreement.last_agreed() != 0, variant, options, any);
-  } else {
-    const detail::RingPlan plan(comm, layout, detail::travel_keys, [&](const Segment& segment) {
-      return detail::keys_seen(variant, shape, segment.begin, segment.end);
-    });
-    const auto whole = detail::whole_problem<T>(a, none, layout, options);
-    detail::ring_backward<T>(comm, plan, a, g, whole, variant, options, n, any);
+  if (variant.has_predicate) {
+    detail::compare_by_neighbours(comm, function, variant, shape,
+                                  detail::computing_rank(comm, layout, a.q.extent(1), a.k.extent(1)));
   }
-  rows.add_up(comm);
+  detail::exchange_or_abort(comm, function, [&] {
+    const detail::AnyExecutor any(executor);
+    rows.begin(comm.rank());
+    if (layout.is_by_heads()) {
+      detail::backward_by_heads<T>(comm, layout, a, g, agreement.last_agreed() != 0, variant, options, any);
+    } else {
+      const detail::RingPlan plan(comm, layout, detail::travel_keys, seen);
+      const auto whole = detail::whole_problem<T>(a, none, layout, options);
+      detail::ring_backward<T>(comm, plan, a, g, whole, variant, options, n, any);
+    }
+    rows.add_up(comm);
+  });
 }
 
 /// The same without a score.
@@ -354,7 +369,7 @@ void decode(Communicator& comm, const Layout& layout, index_t length,
   const detail::UserVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
   const QueryShape shape{a.q.extent(0), a.q.extent(1), a.q.extent(2), length};
   std::int64_t policies = 0;
-  const std::string complaint = detail::complaint_of([&] {
+  const detail::Complaint complaint = detail::complaint_of(function, [&] {
     if (layout.ranks() != comm.ranks()) {
       detail::fail_value(function, "layout", "has ranks", layout.ranks(), "the communicator has",
                          comm.ranks());
@@ -374,7 +389,7 @@ void decode(Communicator& comm, const Layout& layout, index_t length,
       detail::fail_value(function, "q", "has positions", a.q.extent(2), "the sequence has", length);
     }
     detail::check_policies(function, whole, options.rope, variant);
-    policies = detail::fingerprint(variant, shape);
+    if (comm.ranks() > 1) policies = detail::fingerprint_of_all(variant, shape, cache.shape().kv_heads);
   });
   auto agreement = detail::agreement_of<T, decltype(variant)>(
       function, layout, a.q, View<const T, 4>{nullptr, {0, cache.shape().kv_heads, 0, 0}}, View<const T, 4>{},
@@ -389,8 +404,10 @@ void decode(Communicator& comm, const Layout& layout, index_t length,
                                  .lse = a.lse,
                                  .sinks = options.sinks,
                                  .scaled_sinks = options.scaled_sinks};
-  detail::spread_decode<T>(comm, layout, whole, cache, length, variant, result, options.workspace,
-                           detail::AnyExecutor(executor));
+  detail::exchange_or_abort(comm, function, [&] {
+    detail::spread_decode<T>(comm, layout, whole, cache, length, variant, result, options.workspace,
+                             detail::AnyExecutor(executor));
+  });
 }
 
 /// The same without a score.

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <span>
+#include <vector>
 
 #include "../attention/keys.hpp"
 #include "../attention/load.hpp"
@@ -146,6 +147,17 @@ KeyRange keys_seen(const Variant<A>& variant, const QueryShape& shape, index_t b
         if (keys.size() > 0) seen = {std::min(seen.begin, keys.begin), std::max(seen.end, keys.end)};
       }
     }
+  }
+  return seen;
+}
+
+/// keys_seen of each segment of a rank.
+template <class A>
+std::vector<KeyRange> keys_seen_by(const Variant<A>& variant, const QueryShape& shape,
+                                   const mpi::Layout& layout, int rank) {
+  std::vector<KeyRange> seen;
+  for (const mpi::Segment& segment : layout.segments()) {
+    if (segment.rank == rank) seen.push_back(keys_seen(variant, shape, segment.begin, segment.end));
   }
   return seen;
 }
