@@ -191,7 +191,7 @@ void attention(Communicator& comm, const Layout& layout, const std::type_identit
     detail::check_sinks(function, options.sinks, a.out, a.lse);
     const auto whole = detail::whole_problem<T>(a, none, layout, options);
     detail::check_segments<T>(function, comm.rank(), layout, whole, a.k, a.v, options, variant);
-    if (comm.ranks() > 1) policies = detail::fingerprint_of_ranges(variant, shape, a.k.extent(1));
+    if (comm.ranks() > 1) policies = detail::fingerprint_of_ranges<A>(variant, shape, a.k.extent(1));
     if (comm.ranks() > 1 && !layout.is_by_heads()) {
       seen = detail::keys_seen_by(variant, shape, layout, comm.rank());
     }
@@ -206,8 +206,8 @@ void attention(Communicator& comm, const Layout& layout, const std::type_identit
   }
   if (a.q.extent(0) == 0 || a.q.extent(1) == 0) return;
   if (variant.has_predicate) {
-    detail::compare_by_neighbours(comm, function, variant, shape,
-                                  detail::computing_rank(comm, layout, a.q.extent(1), a.k.extent(1)));
+    detail::compare_by_neighbours<A>(comm, function, variant, shape,
+                                     detail::computing_rank(comm, layout, a.q.extent(1), a.k.extent(1)));
   }
   detail::exchange_or_abort(comm, function, [&] {
     const detail::AnyExecutor any(executor);
@@ -267,7 +267,7 @@ void attention_backward(Communicator& comm, const Layout& layout,
     }
     const auto whole = detail::whole_problem<T>(a, none, layout, options);
     detail::check_segments<T>(function, comm.rank(), layout, whole, a.k, a.v, options, variant);
-    if (comm.ranks() > 1) policies = detail::fingerprint_of_ranges(variant, shape, a.k.extent(1));
+    if (comm.ranks() > 1) policies = detail::fingerprint_of_ranges<A>(variant, shape, a.k.extent(1));
     if (comm.ranks() > 1 && !layout.is_by_heads()) {
       seen = detail::keys_seen_by(variant, shape, layout, comm.rank());
     }
@@ -285,8 +285,8 @@ void attention_backward(Communicator& comm, const Layout& layout,
   }
   if (a.q.extent(0) == 0 || a.q.extent(1) == 0) return;
   if (variant.has_predicate) {
-    detail::compare_by_neighbours(comm, function, variant, shape,
-                                  detail::computing_rank(comm, layout, a.q.extent(1), a.k.extent(1)));
+    detail::compare_by_neighbours<A>(comm, function, variant, shape,
+                                     detail::computing_rank(comm, layout, a.q.extent(1), a.k.extent(1)));
   }
   detail::exchange_or_abort(comm, function, [&] {
     const detail::AnyExecutor any(executor);
@@ -389,7 +389,8 @@ void decode(Communicator& comm, const Layout& layout, index_t length,
       detail::fail_value(function, "q", "has positions", a.q.extent(2), "the sequence has", length);
     }
     detail::check_policies(function, whole, options.rope, variant);
-    if (comm.ranks() > 1) policies = detail::fingerprint_of_all(variant, shape, cache.shape().kv_heads);
+    if (comm.ranks() > 1)
+      policies = detail::fingerprint_of_all<detail::Compute<T>>(variant, shape, cache.shape().kv_heads);
   });
   auto agreement = detail::agreement_of<T, decltype(variant)>(
       function, layout, a.q, View<const T, 4>{nullptr, {0, cache.shape().kv_heads, 0, 0}}, View<const T, 4>{},

@@ -1,4 +1,5 @@
-// A score that throws on the last rank in the middle of an exchange. MPI_Abort must end all ranks with the error's text.
+// A score that throws on the last rank in the middle of an exchange. MPI_Abort must end all ranks, with the error's
+// text.
 //     mpirun -n 2 ssmax_tests_mpi_abort attention|backward|heads
 #include <array>
 #include <atomic>

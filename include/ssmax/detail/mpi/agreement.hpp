@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -11,12 +12,13 @@
 #include <exception>
 #include <limits>
 #include <stdexcept>
+#include <type_traits>
 #include <utility>
 
 #include "../../mpi_communicator.hpp"
 #include "../../mpi_layout.hpp"
 #include "../../rope.hpp"
-#include "../attention/variant.hpp"
+#include "../attention/user_variant.hpp"
 
 namespace ssmax {
 inline namespace SSMAX_CODE_NAMESPACE {
@@ -222,21 +224,39 @@ void for_each_query(const QueryShape& shape, const F& f) {
   }
 }
 
-/// Adds the policies of one query: its range of keys, position, n, c, one bit for each key if the mask has `sees`, and
-/// the score of a logit at three keys: the first, the last, and one that varies with the query.
-template <class A>
-void add_query(Fingerprint& to, const Variant<A>& variant, const Query& query) {
-  const QueryRow row = variant.row(query, {0, query.shape.keys});
+/// variant.row of a query whose mask has `sees`. Adds one bit for each key of the range, and counts the bits, so that
+/// the mask is asked once for each key.
+template <class V>
+QueryRow add_visible(Fingerprint& to, const V& variant, const Query& query) {
+  QueryRow row{.query = query, .keys = visible_keys(variant.mask, query)};
+  index_t last = 0;
+  for (index_t key = row.keys.begin; key < row.keys.end;) {
+    const index_t end = std::min(row.keys.end, key + 64);
+    std::uint64_t bits = 0;
+    for (; key < end; ++key) bits = bits << 1 | static_cast<std::uint64_t>(sees(variant.mask, query, key));
+    to.add(bits);
+    row.n += std::popcount(bits);
+    if (bits != 0) last = end - 1 - std::countr_zero(bits);
+  }
+  if (row.n == 0) return {.query = query};
+  row.position = key_position(variant.mask, query, last);
+  row.multiplier = static_cast<double>(
+      variant.scaling(PlacedRow{{query.head, row.position, row.n}, query.batch, query.index}));
+  return row;
+}
+
+/// Adds the policies of one query: its range of keys, position, n, c, the visible keys if the mask has `sees`, and the
+/// score of a logit at three keys: the first, the last, and one that varies with the query.
+template <class A, class V>
+void add_query(Fingerprint& to, const V& variant, const Query& query) {
+  QueryRow row;
+  if constexpr (has_predicate<std::remove_cvref_t<decltype(variant.mask)>>) {
+    row = add_visible(to, variant, query);
+  } else {
+    row = variant.row(query, {0, query.shape.keys});
+  }
   to.add(row.keys.begin), to.add(row.keys.end), to.add(row.n), to.add(row.position), to.add(row.multiplier);
   to.add(variant.query_position(query));
-  if (variant.has_predicate) {
-    std::uint64_t bits = 0;
-    for (index_t key = row.keys.begin; key < row.keys.end; ++key) {
-      bits = bits << 1 | (variant.sees(query, key) ? 1U : 0U);
-      if ((key - row.keys.begin) % 64 == 63) to.add(bits);
-    }
-    to.add(bits);
-  }
   if (!variant.has_score || row.keys.size() == 0) return;
   const auto varying = static_cast<index_t>(static_cast<std::uint64_t>(query.index) * 2654435761U %
                                             static_cast<std::uint64_t>(row.keys.size()));
@@ -264,25 +284,25 @@ Fingerprint fingerprint_of_keys(const V& variant, const QueryShape& shape, index
 }
 
 /// Of policies, for every query.
-template <class V>
+template <class A, class V>
 std::int64_t fingerprint_of_all(const V& variant, const QueryShape& shape, index_t kv_heads) {
   Fingerprint result = fingerprint_of_keys(variant, shape, kv_heads);
-  for_each_query(shape, [&](const Query& query) { add_query(result, variant, query); });
+  for_each_query(shape, [&](const Query& query) { add_query<A>(result, variant, query); });
   return result.value();
 }
 
 /// Of policies, before queries are divided among ranks: for every query, unless the mask has `sees`. Then a query
 /// costs O(keys), and compare_by_neighbours compares the queries.
-template <class V>
+template <class A, class V>
 std::int64_t fingerprint_of_ranges(const V& variant, const QueryShape& shape, index_t kv_heads) {
   return variant.has_predicate ? fingerprint_of_keys(variant, shape, kv_heads).value()
-                               : fingerprint_of_all(variant, shape, kv_heads);
+                               : fingerprint_of_all<A>(variant, shape, kv_heads);
 }
 
-/// Collective, for a mask that has `sees`. Each rank compares its policies, for the queries that it computes, with those
-/// of the rank before it. rank_of(query) computes a query.
-template <class A, class RankOf>
-void compare_by_neighbours(const mpi::Communicator& comm, const char* function, const Variant<A>& variant,
+/// Collective, for a mask that has `sees`. Each rank compares its policies with those of the rank before it, for the
+/// queries that it computes. rank_of(query) computes a query.
+template <class A, class V, class RankOf>
+void compare_by_neighbours(const mpi::Communicator& comm, const char* function, const V& variant,
                            const QueryShape& shape, const RankOf& rank_of) {
   const int ranks = comm.ranks(), next = (comm.rank() + 1) % ranks,
             before = (comm.rank() + ranks - 1) % ranks;
@@ -291,9 +311,9 @@ void compare_by_neighbours(const mpi::Communicator& comm, const char* function, 
     for_each_query(shape, [&](const Query& query) {
       const int rank = rank_of(query);
       if (rank == comm.rank()) {
-        add_query(own, variant, query);
+        add_query<A>(own, variant, query);
       } else if (rank == next) {
-        add_query(of_next, variant, query);
+        add_query<A>(of_next, variant, query);
       }
     });
   });
