@@ -25,6 +25,10 @@
 /// begin at multiples of 240 rows as well. Cut elsewhere, sums of 1024 keys become sums of fewer: bounds stay those of
 /// attention.hpp.
 ///
+/// Exceptions, for bfloat16 on processors with 16-bit products, without `float_products`. At most 128 keys: one process
+/// computes `attention` in float, ranks by keys and `decode` use 16-bit products. More than 16 query rows (queries ×
+/// heads of a kv head) in mpi::decode: lse can differ by 1 ulp from that of `decode`.
+///
 /// **By heads**, with `layout.by_heads()`: rounds of an all-to-all, in each of which a rank gets all positions of one
 /// kv head and of its query heads, computes them as one process does, and gives the results back. Every result has the
 /// bits of one process, dk and dv too, wherever the sequence is cut. A rank computes kv heads
@@ -42,8 +46,27 @@
 /// any case. One rank alone is a call of attention.hpp and attention_backward.hpp, as is their workspace.
 ///
 /// Calls are collective. Shapes, layouts, options and policies are compared before anything else is sent; where they
-/// differ or do not fit, every rank throws the same std::invalid_argument. MPI's errors are
-/// std::runtime_error, with MPI's text.
+/// differ or do not fit, every rank throws the same std::invalid_argument.
+///
+/// | compared | by | time |
+/// |---|---|---|
+/// | each query's range of keys, position, n and c | every rank | O(batch·heads·n) |
+/// | key positions, if the mask defines positions | every rank | O(batch·kv_heads·n) |
+/// | the score of the logit 1 at three keys of each query | every rank | O(batch·heads·n) |
+/// | masks with `sees`: the above, and one bit for each key of the range | two ranks | O(batch·heads·n²/R) |
+///
+/// Queries are those of every batch entry and head. The three keys are the first, the last and one that varies with the
+/// query. The two ranks are the rank that computes the query and the rank before it.
+///
+/// `decode` compares all of the above, for its queries, on every rank. The score of other logits and keys (most of
+/// a Bias) is not compared. With `sees`, a rank's policies are not compared for queries that neither it nor the next
+/// rank computes: the result does not depend on them. One rank alone compares nothing.
+///
+/// **Errors on one rank.** If a policy throws or memory is lacking before the exchange begins, every rank throws
+/// std::runtime_error with the error's text and its rank. (A policy's std::invalid_argument stays one.) `decode`
+/// computes before its exchange, so its policies are covered. If a rank fails during the exchange of `attention` or
+/// `attention_backward`, other ranks already wait for its messages: the rank prints the text to stderr and calls
+/// MPI_Abort. MPI's errors are std::runtime_error with MPI's text before the exchange, and abort during it.
 #pragma once
 
 #include <algorithm>
@@ -345,7 +368,8 @@ void append(KvCache<X>& cache, const Layout& layout, int rank, index_t first,
 
 /// decode of kv_cache.hpp, of the first `length` positions of a layout, each rank having stored its own (append).
 /// Collective; q is the same on all ranks, and so are out and lse: those of one process with one cache,
-/// bit for bit, where segments begin at multiples of 1024. Memory: the states of all chunks of 1024 keys, that is
+/// bit for bit, where segments begin at multiples of 1024. (Exceptions for bfloat16 are above.) key_position must be 0.
+/// out and lse must not overlap the cache's memory. Memory: the states of all chunks of 1024 keys, that is
 /// batch·heads·queries·(dv + 2) numbers for each.
 template <class T, class X, class S, class M, class C, class E = Serial>
 requires Scaling<S> && Mask<M> && Score<C> && Executor<E>
