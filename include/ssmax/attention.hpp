@@ -33,7 +33,7 @@
 /// rounding to nearest. In the other modes (fesetround), where logits are ordinary, the error of out is at
 /// most 5e-5·Σ p |v| and that of lse 5e-5·(1 + |lse|); in double, 5e-11 takes the place of 5e-5. The bits
 /// are the same for every executor, for other strides, and however the queries are cut into calls of more
-/// than 16 queries per kv head.
+/// than 16 queries per kv head. Exception: bfloat16 with 16-bit products, where a call has at most 128 keys.
 ///
 /// bfloat16 on a processor with 16-bit products (targets amx, avx512_bf16, neon_bf16), four queries or more per
 /// kv head: q, k, v and the weights go into the products as bfloat16, which are summed in float. Logits, states

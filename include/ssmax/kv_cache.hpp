@@ -13,7 +13,8 @@
 ///
 /// Prefill in chunks (append, decode, append, decode …) gives the bits of one call of attention on all of
 /// it, where every call has more than 16 queries per kv head and the cache rounds nothing. (It rounds what
-/// comes in another type, and keys of 16 bits once they are rotated.) That holds for a ring as well. With
+/// comes in another type, and keys of 16 bits once they are rotated.) That holds for a ring as well. Exception:
+/// with at most 128 keys of bfloat16, decode takes 16-bit products and attention computes in float. With
 /// fewer queries, products are summed in another order: |error| <= 4·(d + 1024 + n / 1024)·ε·Σ p |v|,
 /// and in practice that of attention itself. Queries are rotated to their places in the sequence, as the keys
 /// were, also under masks whose positions restart.

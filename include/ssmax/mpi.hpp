@@ -25,6 +25,10 @@
 /// begin at multiples of 240 rows as well. Cut elsewhere, sums of 1024 keys become sums of fewer: bounds stay those of
 /// attention.hpp.
 ///
+/// Exceptions, for bfloat16 on processors with 16-bit products, without `float_products`. At most 128 keys: one process
+/// computes `attention` in float, ranks by keys and `decode` use 16-bit products. More than 16 query rows (queries ×
+/// heads of a kv head) in mpi::decode: lse can differ by 1 ulp from that of `decode`.
+///
 /// **By heads**, with `layout.by_heads()`: rounds of an all-to-all, in each of which a rank gets all positions of one
 /// kv head and of its query heads, computes them as one process does, and gives the results back. Every result has the
 /// bits of one process, dk and dv too, wherever the sequence is cut. A rank computes kv heads
@@ -42,12 +46,30 @@
 /// any case. One rank alone is a call of attention.hpp and attention_backward.hpp, as is their workspace.
 ///
 /// Calls are collective. Shapes, layouts, options and policies are compared before anything else is sent; where they
-/// differ or do not fit, every rank throws the same std::invalid_argument. MPI's errors are
-/// std::runtime_error, with MPI's text.
+/// differ or do not fit, every rank throws the same std::invalid_argument.
+///
+/// | compared | by | time |
+/// |---|---|---|
+/// | each query's range of keys, position, n and c | every rank | O(batch·heads·n) |
+/// | key positions, if the mask defines positions | every rank | O(batch·kv_heads·n) |
+/// | the score of the logit 1 at three keys of each query | every rank | O(batch·heads·n) |
+/// | masks with `sees`: the above, and one bit for each key of the range | two ranks | O(batch·heads·n²/R) |
+///
+/// Queries are those of every batch entry and head. The three keys are the first, the last and one that varies with the
+/// query. The two ranks are the rank that computes the query and the rank before it.
+///
+/// `decode` compares all of the above, for its queries, on every rank. The score of other logits and keys (most of
+/// a Bias) is not compared. With `sees`, a rank's policies are not compared for queries that neither it nor the next
+/// rank computes: the result does not depend on them. One rank alone compares nothing.
+///
+/// **Errors on one rank.** If a policy throws or memory is lacking before the exchange begins, every rank throws
+/// std::runtime_error with the error's text and its rank. (A policy's std::invalid_argument stays one.) `decode`
+/// computes before its exchange, so its policies are covered. If a rank fails during the exchange of `attention` or
+/// `attention_backward`, other ranks already wait for its messages: the rank prints the text to stderr and calls
+/// MPI_Abort. MPI's errors are std::runtime_error with MPI's text before the exchange, and abort during it.
 #pragma once
 
 #include <algorithm>
-#include <string>
 #include <vector>
 
 #include "attention_backward.hpp"
@@ -182,15 +204,20 @@ void attention(Communicator& comm, const Layout& layout, const std::type_identit
   const index_t n = layout.positions();
   const detail::KeyShare<T> none{.k = {}, .v = {}, .keys = n};
   const detail::UserVariant<A, S, M, C> variant(scaling, mask, score);
+  const QueryShape shape{a.q.extent(0), a.q.extent(1), n, n};
+  std::vector<KeyRange> seen;
   std::int64_t policies = 0;
-  const std::string complaint = detail::complaint_of([&] {
+  const detail::Complaint complaint = detail::complaint_of(function, [&] {
     detail::check_inputs(function, a.q, a.k, a.v);
     detail::check_share(function, comm, layout, a.q, a.k);
     detail::check_out_and_lse(function, a.out, a.lse, a.q, a.k, a.v);
     detail::check_sinks(function, options.sinks, a.out, a.lse);
     const auto whole = detail::whole_problem<T>(a, none, layout, options);
     detail::check_segments<T>(function, comm.rank(), layout, whole, a.k, a.v, options, variant);
-    policies = detail::fingerprint(variant, {a.q.extent(0), a.q.extent(1), n, n});
+    if (comm.ranks() > 1) policies = detail::fingerprint_of_ranges<A>(variant, shape, a.k.extent(1));
+    if (comm.ranks() > 1 && !layout.is_by_heads()) {
+      seen = detail::keys_seen_by(variant, shape, layout, comm.rank());
+    }
   });
   auto agreement = detail::agreement_of<T, decltype(variant)>(function, layout, a.q, a.k, a.v, options);
   agreement.add("what scaling, mask and score say", policies);
@@ -201,19 +228,22 @@ void attention(Communicator& comm, const Layout& layout, const std::type_identit
     return;
   }
   if (a.q.extent(0) == 0 || a.q.extent(1) == 0) return;
-  const detail::AnyExecutor any(executor);
-  if (layout.is_by_heads()) {
-    detail::forward_by_heads<T>(comm, layout, a, agreement.last_agreed() != 0, variant, options, any);
-    return;
+  if (variant.has_predicate) {
+    detail::compare_by_neighbours<A>(comm, function, variant, shape,
+                                     detail::computing_rank(comm, layout, a.q.extent(1), a.k.extent(1)));
   }
-  const index_t row = a.k.extent(0) * a.k.extent(1) * (a.k.extent(3) + a.v.extent(3));
-  const index_t size = static_cast<index_t>(sizeof(T));
-  const QueryShape shape{a.q.extent(0), a.q.extent(1), n, n};
-  const detail::RingPlan plan(comm, layout, detail::travel_unit(row * size), [&](const Segment& segment) {
-    return detail::keys_seen(variant, shape, segment.begin, segment.end);
+  detail::exchange_or_abort(comm, function, [&] {
+    const detail::AnyExecutor any(executor);
+    if (layout.is_by_heads()) {
+      detail::forward_by_heads<T>(comm, layout, a, agreement.last_agreed() != 0, variant, options, any);
+      return;
+    }
+    const index_t row = a.k.extent(0) * a.k.extent(1) * (a.k.extent(3) + a.v.extent(3));
+    const index_t size = static_cast<index_t>(sizeof(T));
+    const detail::RingPlan plan(comm, layout, detail::travel_unit(row * size), seen);
+    const auto whole = detail::whole_problem<T>(a, none, layout, options);
+    detail::ring_forward<T>(comm, plan, a, whole, variant, options, n, any);
   });
-  const auto whole = detail::whole_problem<T>(a, none, layout, options);
-  detail::ring_forward<T>(comm, plan, a, whole, variant, options, n, any);
 }
 
 /// The same without a score.
@@ -249,8 +279,9 @@ void attention_backward(Communicator& comm, const Layout& layout,
   const detail::UserGradientVariant<A, S, M, C> variant(scaling, mask, score);
   const QueryShape shape{a.q.extent(0), a.q.extent(1), n, n};
   detail::LearntRows<C> rows(score);
+  std::vector<KeyRange> seen;
   std::int64_t policies = 0;
-  const std::string complaint = detail::complaint_of([&] {
+  const detail::Complaint complaint = detail::complaint_of(function, [&] {
     detail::check_backward<T>(function, a, g, options);
     detail::check_share(function, comm, layout, a.q, a.k);
     if (layout.segments().size() > 16384) {
@@ -259,7 +290,10 @@ void attention_backward(Communicator& comm, const Layout& layout,
     }
     const auto whole = detail::whole_problem<T>(a, none, layout, options);
     detail::check_segments<T>(function, comm.rank(), layout, whole, a.k, a.v, options, variant);
-    policies = detail::fingerprint(variant, shape);
+    if (comm.ranks() > 1) policies = detail::fingerprint_of_ranges<A>(variant, shape, a.k.extent(1));
+    if (comm.ranks() > 1 && !layout.is_by_heads()) {
+      seen = detail::keys_seen_by(variant, shape, layout, comm.rank());
+    }
     rows.list(shape, detail::computing_rank(comm, layout, a.q.extent(1), a.k.extent(1)));
   });
   auto agreement = detail::agreement_of<T, decltype(variant)>(function, layout, a.q, a.k, a.v, options);
@@ -273,18 +307,22 @@ void attention_backward(Communicator& comm, const Layout& layout,
     return;
   }
   if (a.q.extent(0) == 0 || a.q.extent(1) == 0) return;
-  const detail::AnyExecutor any(executor);
-  rows.begin(comm.rank());
-  if (layout.is_by_heads()) {
-    detail::backward_by_heads<T>(comm, layout, a, g, agreement.last_agreed() != 0, variant, options, any);
-  } else {
-    const detail::RingPlan plan(comm, layout, detail::travel_keys, [&](const Segment& segment) {
-      return detail::keys_seen(variant, shape, segment.begin, segment.end);
-    });
-    const auto whole = detail::whole_problem<T>(a, none, layout, options);
-    detail::ring_backward<T>(comm, plan, a, g, whole, variant, options, n, any);
+  if (variant.has_predicate) {
+    detail::compare_by_neighbours<A>(comm, function, variant, shape,
+                                     detail::computing_rank(comm, layout, a.q.extent(1), a.k.extent(1)));
   }
-  rows.add_up(comm);
+  detail::exchange_or_abort(comm, function, [&] {
+    const detail::AnyExecutor any(executor);
+    rows.begin(comm.rank());
+    if (layout.is_by_heads()) {
+      detail::backward_by_heads<T>(comm, layout, a, g, agreement.last_agreed() != 0, variant, options, any);
+    } else {
+      const detail::RingPlan plan(comm, layout, detail::travel_keys, seen);
+      const auto whole = detail::whole_problem<T>(a, none, layout, options);
+      detail::ring_backward<T>(comm, plan, a, g, whole, variant, options, n, any);
+    }
+    rows.add_up(comm);
+  });
 }
 
 /// The same without a score.
@@ -330,7 +368,8 @@ void append(KvCache<X>& cache, const Layout& layout, int rank, index_t first,
 
 /// decode of kv_cache.hpp, of the first `length` positions of a layout, each rank having stored its own (append).
 /// Collective; q is the same on all ranks, and so are out and lse: those of one process with one cache,
-/// bit for bit, where segments begin at multiples of 1024. Memory: the states of all chunks of 1024 keys, that is
+/// bit for bit, where segments begin at multiples of 1024. (Exceptions for bfloat16 are above.) key_position must be 0.
+/// out and lse must not overlap the cache's memory. Memory: the states of all chunks of 1024 keys, that is
 /// batch·heads·queries·(dv + 2) numbers for each.
 template <class T, class X, class S, class M, class C, class E = Serial>
 requires Scaling<S> && Mask<M> && Score<C> && Executor<E>
@@ -338,6 +377,10 @@ void decode(Communicator& comm, const Layout& layout, index_t length,
             const std::type_identity_t<DecodeArguments<T>>& a, const KvCache<X>& cache, const S& scaling,
             const M& mask, const C& score, const std::type_identity_t<AttentionOptions<T>>& options = {},
             E&& executor = E{}) {
+  static_assert(
+      std::same_as<detail::Compute<T>, detail::Compute<X>>,
+      "ssmax::mpi::decode: double queries need a cache of double, other queries one of float, half or "
+      "bfloat16");
   const char* function = "mpi::decode";
   const detail::ChunkOfKeys<KvCache<X>> none{cache, length, 0, {}};
   const detail::Problem<T, X> whole{.q = detail::addressable(a.q),
@@ -345,11 +388,12 @@ void decode(Communicator& comm, const Layout& layout, index_t length,
                                     .scale = detail::logit_scale(options, a.q.extent(3)),
                                     .rope = detail::rope_tables(options),
                                     .rotate_keys = false,
-                                    .mask_gives_place = false};
+                                    .mask_gives_place = false,
+                                    .float_products = options.float_products};
   const detail::UserVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
   const QueryShape shape{a.q.extent(0), a.q.extent(1), a.q.extent(2), length};
   std::int64_t policies = 0;
-  const std::string complaint = detail::complaint_of([&] {
+  const detail::Complaint complaint = detail::complaint_of(function, [&] {
     if (layout.ranks() != comm.ranks()) {
       detail::fail_value(function, "layout", "has ranks", layout.ranks(), "the communicator has",
                          comm.ranks());
@@ -359,12 +403,18 @@ void decode(Communicator& comm, const Layout& layout, index_t length,
     detail::check_held(function, cache, layout, comm.rank(), length);
     detail::check_queries(function, a.q, cache.shape());
     detail::check_out_and_lse(function, a.out, a.lse, a.q, cache.shape().value_width);
+    detail::check_apart_from_source(function, "out", a.out, cache);
+    detail::check_apart_from_source(function, "lse", a.lse, cache);
     detail::check_sinks(function, options.sinks, a.out, a.lse);
+    if (options.key_position != 0) {
+      detail::fail_value(function, "key_position", "is", options.key_position, "the cache's is", 0);
+    }
     if (a.q.extent(2) > length) {
       detail::fail_value(function, "q", "has positions", a.q.extent(2), "the sequence has", length);
     }
     detail::check_policies(function, whole, options.rope, variant);
-    policies = detail::fingerprint(variant, shape);
+    if (comm.ranks() > 1)
+      policies = detail::fingerprint_of_all<detail::Compute<T>>(variant, shape, cache.shape().kv_heads);
   });
   auto agreement = detail::agreement_of<T, decltype(variant)>(
       function, layout, a.q, View<const T, 4>{nullptr, {0, cache.shape().kv_heads, 0, 0}}, View<const T, 4>{},
@@ -379,8 +429,10 @@ void decode(Communicator& comm, const Layout& layout, index_t length,
                                  .lse = a.lse,
                                  .sinks = options.sinks,
                                  .scaled_sinks = options.scaled_sinks};
-  detail::spread_decode<T>(comm, layout, whole, cache, length, variant, result, options.workspace,
-                           detail::AnyExecutor(executor));
+  detail::exchange_or_abort(comm, function, [&] {
+    detail::spread_decode<T>(comm, layout, whole, cache, length, variant, result, options.workspace,
+                             detail::AnyExecutor(executor));
+  });
 }
 
 /// The same without a score.

@@ -22,7 +22,8 @@ struct Traffic {
 
 /// The ranks of an MPI communicator, by a copy of it: messages of the user's are not mixed up with the
 /// library's. Calls that take one are collective, and belong to one thread (MPI_THREAD_FUNNELED); the executor's
-/// threads call no MPI. MPI's errors become std::runtime_error with MPI's text.
+/// threads call no MPI. MPI's errors become std::runtime_error with MPI's text. Exception: during an exchange they
+/// abort (mpi.hpp).
 class Communicator {
  public:
   /// Collective over `comm`. MPI must have been initialised.

@@ -80,4 +80,55 @@ TEST_CASE("A cache that does not hold a rank's share is refused", "[mpi][decode]
   CHECK(everywhere(mentions(message, "cache")));
 }
 
+TEST_CASE("mpi::decode takes float products where asked", "[mpi][decode]") {
+  using ssmax::bfloat16;
+  const index_t n = 2048, heads = 8, d = 64;
+  const Problem<bfloat16> problem({1, heads, 1, n, n, d, d});
+  const Layout layout = Layout::contiguous(n, world().ranks(), 1024);
+  KvCache<bfloat16> whole({.width = d, .capacity = n}), share = whole;
+  std::vector<float> k(problem.k.begin(), problem.k.end()), v(problem.v.begin(), problem.v.end());
+  const View<const float, 4> k_rows{k.data(), {1, 1, n, d}}, v_rows{v.data(), {1, 1, n, d}};
+  whole.append(k_rows, v_rows);
+  ssmax::mpi::append(share, layout, world().rank(), 0, k_rows, v_rows);
+  const Output<bfloat16> sizes({1, heads, 1, 1, 0, d, d});
+  Output<bfloat16> one = sizes, many = sizes;
+  const auto results = [&](Output<bfloat16>& to) {
+    return ssmax::DecodeArguments<bfloat16>{.q = ssmax::detail::rows_of(problem.q_view(), n - 1, 1),
+                                            .out = {to.out.data(), {1, heads, 1, d}},
+                                            .lse = {to.lse.data(), {1, heads, 1}}};
+  };
+  for (const bool float_products : {false, true}) {
+    const AttentionOptions<bfloat16> options{.float_products = float_products};
+    ssmax::decode<bfloat16>(results(one), whole, SSMax<float>{0.4f}, Causal{}, options);
+    ssmax::mpi::decode<bfloat16>(world(), layout, n, results(many), share, SSMax<float>{0.4f}, Causal{},
+                                 options);
+    CHECK(everywhere(one == many));
+  }
+}
+
+TEST_CASE("mpi::decode throws for outputs in the cache's memory and for a key_position",
+          "[mpi][decode][errors]") {
+  const index_t n = 64;
+  const Layout layout = Layout::contiguous(n, world().ranks(), 1);
+  KvCache<float> cache({.width = 4, .capacity = n});
+  const std::vector<float> rows(n * 4, 1.0f);
+  const View<const float, 4> keys{rows.data(), {1, 1, n, 4}};
+  ssmax::mpi::append(cache, layout, world().rank(), 0, keys, keys);
+  std::vector<float> out(4);
+  const auto refused = [&](float* to, float* lse, index_t key_position) {
+    return refusal([&] {
+      ssmax::mpi::decode<float>(
+          world(), layout, n,
+          {.q = {rows.data(), {1, 1, 1, 4}}, .out = {to, {1, 1, 1, 4}}, .lse = {lse, {1, 1, 1}}}, cache,
+          ssmax::Softmax{}, Causal{}, {.key_position = key_position});
+    });
+  };
+  const auto [k, v] = cache.memory();
+  float lse = 0;
+  float *const in_k = const_cast<float*>(k.data()), *const in_v = const_cast<float*>(v.data());
+  CHECK(everywhere(mentions(refused(in_k, &lse, 0), "out")));
+  CHECK(everywhere(mentions(refused(out.data(), in_v, 0), "lse")));
+  CHECK(everywhere(mentions(refused(out.data(), &lse, 1), "key_position")));
+}
+
 }  // namespace mpi_decode_test

@@ -6,63 +6,15 @@
 #include <string>
 #include <vector>
 
-#include "../catch.hpp"
-#include "../refusal.hpp"
-#include "mpi_problem.hpp"
+#include "mpi_call.hpp"
 
 namespace mpi_errors_test {
 
-using namespace mpi_problem;
+using namespace mpi_call;
 using ssmax::Causal;
 using ssmax::Full;
-using ssmax::Identity;
 using ssmax::SlidingWindow;
 using ssmax::Softcap;
-using ssmax::Softmax;
-
-/// A call that fits, of 40 positions; what a test changes on one rank does not.
-struct Call {
-  Problem<double> problem{{1, 2, 1, 40, 40, 4, 4}};
-  Layout layout = Layout::contiguous(40, world().ranks(), 1);
-  Share<double> share{problem, layout, world().rank()};
-  ssmax::AttentionArguments<double> arguments = share.forward();
-
-  template <class M = Full, class C = Identity>
-  std::string refused(const M& mask = {}, const C& score = {}, const AttentionOptions<double>& options = {}) {
-    return refusal(
-        [&] { ssmax::mpi::attention<double>(world(), layout, arguments, Softmax{}, mask, score, options); });
-  }
-  std::string refused_backward(const AttentionOptions<double>& options = {}) {
-    return refusal([&] {
-      ssmax::mpi::attention_backward<double>(
-          world(), layout,
-          {.q = arguments.q, .k = arguments.k, .v = arguments.v, .out = arguments.out, .lse = arguments.lse},
-          {.dout = share.of_queries<const double>(share.dout.data(), 4),
-           .dq = share.of_queries(share.dq.data(), 4),
-           .dk = share.of_keys(share.dk.data(), 4),
-           .dv = share.of_keys(share.dv.data(), 4)},
-          Softmax{}, Full{}, options);
-    });
-  }
-};
-
-bool is_last() { return world().rank() == world().ranks() - 1; }
-
-/// All ranks were refused with one text that has these words, and have written nothing.
-void check_refused_alike(const Call& call, const std::string& message,
-                         std::initializer_list<const char*> words) {
-  std::array<char, 600> text{};
-  message.copy(text.data(), text.size() - 1);
-  MPI_Bcast(text.data(), static_cast<int>(text.size()), MPI_CHAR, 0, MPI_COMM_WORLD);
-  CHECK(everywhere(message == text.data()));
-  for (const char* word : words) {
-    INFO(message);
-    CHECK(everywhere(mentions(message, word)));
-  }
-  bool untouched = true;
-  for (const double x : call.share.out) untouched = untouched && x == -77;
-  CHECK(everywhere(untouched));
-}
 
 TEST_CASE("A rank whose arguments do not fit refuses for all", "[mpi][errors]") {
   Call call;

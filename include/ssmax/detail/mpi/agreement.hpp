@@ -1,40 +1,150 @@
-// Before anything is sent: all ranks must have been called alike, and each with arguments that fit. If not, every
-// rank throws the same error.
+// Agreement of all ranks before keys, heads or states are sent. Every rank compares its arguments with the others'.
+// Where arguments differ, or one rank's call fails, every rank throws the same error.
 #pragma once
 
+#include <algorithm>
 #include <array>
-#include <cmath>
+#include <bit>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <limits>
-#include <string>
-#include <vector>
+#include <stdexcept>
+#include <type_traits>
+#include <utility>
 
 #include "../../mpi_communicator.hpp"
 #include "../../mpi_layout.hpp"
 #include "../../rope.hpp"
-#include "../attention/variant.hpp"
+#include "../attention/user_variant.hpp"
 
 SSMAX_BEGIN
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
-/// FNV-1a, cut to 62 bits so that its negative is a number too.
+/// A hash of numbers, cut to 62 bits so that its negative is a number too.
 class Fingerprint {
  public:
-  void add(const void* data, std::size_t bytes) {
-    const auto* at = static_cast<const unsigned char*>(data);
-    for (std::size_t i = 0; i < bytes; ++i) hash_ = (hash_ ^ at[i]) * 1099511628211ULL;
-  }
   template <class Number>
   void add(Number value) {
-    add(&value, sizeof(value));
+    static_assert(sizeof(Number) <= sizeof(std::uint64_t));
+    std::uint64_t word = 0;
+    std::memcpy(&word, &value, sizeof(value));
+    hash_ = (hash_ ^ word) * 0x9E3779B97F4A7C15ULL;
+    hash_ ^= hash_ >> 32;
+  }
+  void add(const void* data, std::size_t bytes) {
+    const auto* at = static_cast<const unsigned char*>(data);
+    for (std::size_t i = 0; i < bytes; ++i) add(at[i]);
   }
   [[nodiscard]] std::int64_t value() const { return static_cast<std::int64_t>(hash_ >> 2); }
 
  private:
   std::uint64_t hash_ = 14695981039346656037ULL;
 };
+
+/// Marks an exception that every rank throws.
+class IsAgreed {};
+template <class Error>
+class Agreed : public Error, public IsAgreed {
+ public:
+  using Error::Error;
+};
+
+/// The error of this rank's part of a call.
+struct Complaint {
+  enum Kind { none, argument, other };
+  Kind kind = none;
+  std::array<char, 512> text{};
+
+  /// `function` precedes the text unless the text begins with the library's name.
+  Complaint(Kind a_kind, const char* function, const char* error) : kind(a_kind) {
+    const bool has_name = std::strncmp(error, "ssmax::", 7) == 0;
+    std::snprintf(text.data(), text.size(), "%s%s%s%s", has_name ? "" : "ssmax::", has_name ? "" : function,
+                  has_name ? "" : ": ", error);
+  }
+  Complaint() = default;
+};
+
+/// Calls `call` and returns its error.
+template <class F>
+Complaint complaint_of(const char* function, const F& call) {
+#if defined(__cpp_exceptions)
+  try {
+    call();
+  } catch (const std::invalid_argument& error) {
+    return {Complaint::argument, function, error.what()};
+  } catch (const std::exception& error) {
+    return {Complaint::other, function, error.what()};
+  } catch (...) {
+    return {Complaint::other, function, "an exception that is not a std::exception"};
+  }
+#else
+  (void)function;
+  call();
+#endif
+  return {};
+}
+
+/// The contribution of a rank to a maximum that finds the first rank with an error.
+inline std::int64_t claim_of(const mpi::Communicator& comm, const Complaint& complaint) {
+  return complaint.kind == Complaint::none ? 0 : comm.ranks() - comm.rank();
+}
+
+/// Collective. `claim` is the maximum of all ranks' claims. If it is above 0, throws the error of that rank:
+/// std::invalid_argument or, for errors of other types, std::runtime_error.
+inline void throw_claimed(const mpi::Communicator& comm, std::int64_t claim, Complaint complaint) {
+  if (claim <= 0) return;
+  const int rank = comm.ranks() - static_cast<int>(claim);
+  check_mpi("MPI_Bcast", MPI_Bcast(&complaint, sizeof(complaint), MPI_BYTE, rank, comm.handle()));
+  char message[640];
+  std::snprintf(message, sizeof(message), "%s (on rank %d)", complaint.text.data(), rank);
+#if defined(__cpp_exceptions)
+  if (complaint.kind == Complaint::other) throw Agreed<std::runtime_error>(message);
+  throw Agreed<std::invalid_argument>(message);
+#else
+  fail(message);
+#endif
+}
+
+/// Collective. Every rank throws if one rank has an error.
+inline void agree(const mpi::Communicator& comm, const Complaint& complaint) {
+  std::int64_t claim = claim_of(comm, complaint);
+  check_mpi("MPI_Allreduce", MPI_Allreduce(MPI_IN_PLACE, &claim, 1, MPI_INT64_T, MPI_MAX, comm.handle()));
+  throw_claimed(comm, claim, complaint);
+}
+
+[[noreturn]] SSMAX_COLD inline void abort_all(const mpi::Communicator& comm, const char* function,
+                                              const char* error) {
+  const Complaint complaint(Complaint::other, function, error);
+  std::fprintf(stderr, "%s (on rank %d, during the exchange: MPI_Abort ends all ranks)\n",
+               complaint.text.data(), comm.rank());
+  std::fflush(stderr);
+  MPI_Abort(comm.handle(), 1);
+  std::abort();
+}
+
+/// Calls `call`, during which ranks wait for each other's messages. An error on one rank would leave the other ranks
+/// waiting: prints the error and aborts all ranks. Exception: an Agreed error is thrown, as every rank has it.
+template <class F>
+void exchange_or_abort(const mpi::Communicator& comm, const char* function, const F& call) {
+#if defined(__cpp_exceptions)
+  try {
+    call();
+  } catch (const IsAgreed&) {
+    throw;
+  } catch (const std::exception& error) {
+    abort_all(comm, function, error.what());
+  } catch (...) {
+    abort_all(comm, function, "an exception that is not a std::exception");
+  }
+#else
+  (void)comm, (void)function;
+  call();
+#endif
+}
 
 /// Numbers that must be the same on all ranks, by name.
 class Agreement {
@@ -60,23 +170,16 @@ class Agreement {
     return value == silence ? 0 : value;
   }
 
-  /// Collective. `complaint` is what this rank's own arguments gave, empty if they fit.
-  void settle(const mpi::Communicator& comm, const std::string& complaint) {
-    if (!complaint.empty()) extremes_.back() = comm.ranks() - comm.rank();
+  /// Collective. `complaint` is the error of this rank's own arguments.
+  void settle(const mpi::Communicator& comm, const Complaint& complaint) {
+    extremes_.back() = claim_of(comm, complaint);
     check_mpi("MPI_Allreduce",
               MPI_Allreduce(MPI_IN_PLACE, extremes_.data(), static_cast<int>(extremes_.size()), MPI_INT64_T,
                             MPI_MAX, comm.handle()));
-    if (extremes_.back() > 0) {
-      const int complaining = comm.ranks() - static_cast<int>(extremes_.back());
-      std::array<char, 512> text{};
-      complaint.copy(text.data(), text.size() - 1);
-      check_mpi("MPI_Bcast",
-                MPI_Bcast(text.data(), static_cast<int>(text.size()), MPI_CHAR, complaining, comm.handle()));
-      fail_format("%s (on rank %d)", text.data(), complaining);
-    }
+    throw_claimed(comm, extremes_.back(), complaint);
     for (std::size_t i = 0; i < count_; ++i) {
       if (extremes_[2 * i] == silence || extremes_[2 * i] == -extremes_[2 * i + 1]) continue;
-      fail_format("ssmax::mpi::%s: %s differs between ranks, from %td to %td", function_, names_[i],
+      fail_format("ssmax::%s: %s differs between ranks, from %td to %td", function_, names_[i],
                   static_cast<index_t>(-extremes_[2 * i + 1]), static_cast<index_t>(extremes_[2 * i]));
     }
   }
@@ -91,21 +194,6 @@ class Agreement {
   std::array<std::int64_t, 2 * most + 1> extremes_{};
   std::size_t count_ = 0;
 };
-
-/// What a call throws, if it throws std::invalid_argument.
-template <class F>
-std::string complaint_of(const F& call) {
-#if defined(__cpp_exceptions)
-  try {
-    call();
-  } catch (const std::invalid_argument& error) {
-    return error.what();
-  }
-#else
-  call();
-#endif
-  return {};
-}
 
 inline std::int64_t fingerprint(const mpi::Layout& layout) {
   Fingerprint result;
@@ -126,24 +214,121 @@ inline std::int64_t fingerprint(const RopeOptions& options) {
   return result.value();
 }
 
-/// What mask, scaling and score say of some queries: the first, the last and some between.
-template <class A>
-std::int64_t fingerprint(const Variant<A>& variant, const QueryShape& shape) {
-  Fingerprint result;
-  result.add(variant.has_score), result.add(variant.has_predicate);
-  if (shape.rows() == 0) return result.value();
-  for (index_t head = 0; head < shape.heads; ++head) {
-    for (index_t i = 0; i < 4; ++i) {
-      const Query query{0, head, i * (shape.queries - 1) / 3, shape};
-      const QueryRow row = variant.row(query, {0, shape.keys});
-      result.add(row.keys.begin), result.add(row.keys.end), result.add(row.multiplier), result.add(row.n);
-      if (row.keys.size() == 0) continue;
-      A logit = 1;
-      variant.apply(&logit, {row.keys.begin, row.keys.begin + 1}, row);
-      result.add(logit);
+/// Calls f(query) for every query of every batch entry and head.
+template <class F>
+void for_each_query(const QueryShape& shape, const F& f) {
+  for (Query query{0, 0, 0, shape}; query.batch < shape.batch; ++query.batch) {
+    for (query.head = 0; query.head < shape.heads; ++query.head) {
+      for (query.index = 0; query.index < shape.queries; ++query.index) f(std::as_const(query));
     }
   }
+}
+
+/// variant.row of a query whose mask has `sees`. Adds one bit for each key of the range, and counts the bits, so that
+/// the mask is asked once for each key.
+template <class V>
+QueryRow add_visible(Fingerprint& to, const V& variant, const Query& query) {
+  QueryRow row{.query = query, .keys = visible_keys(variant.mask, query)};
+  index_t last = 0;
+  for (index_t key = row.keys.begin; key < row.keys.end;) {
+    const index_t end = std::min(row.keys.end, key + 64);
+    std::uint64_t bits = 0;
+    for (; key < end; ++key) bits = bits << 1 | static_cast<std::uint64_t>(sees(variant.mask, query, key));
+    to.add(bits);
+    row.n += std::popcount(bits);
+    if (bits != 0) last = end - 1 - std::countr_zero(bits);
+  }
+  if (row.n == 0) return {.query = query};
+  row.position = key_position(variant.mask, query, last);
+  row.multiplier = static_cast<double>(
+      variant.scaling(PlacedRow{{query.head, row.position, row.n}, query.batch, query.index}));
+  return row;
+}
+
+/// Adds the policies of one query: its range of keys, position, n, c, the visible keys if the mask has `sees`, and the
+/// score of a logit at three keys: the first, the last, and one that varies with the query.
+template <class A, class V>
+void add_query(Fingerprint& to, const V& variant, const Query& query) {
+  QueryRow row;
+  if constexpr (has_predicate<std::remove_cvref_t<decltype(variant.mask)>>) {
+    row = add_visible(to, variant, query);
+  } else {
+    row = variant.row(query, {0, query.shape.keys});
+  }
+  to.add(row.keys.begin), to.add(row.keys.end), to.add(row.n), to.add(row.position), to.add(row.multiplier);
+  to.add(variant.query_position(query));
+  if (!variant.has_score || row.keys.size() == 0) return;
+  const auto varying = static_cast<index_t>(static_cast<std::uint64_t>(query.index) * 2654435761U %
+                                            static_cast<std::uint64_t>(row.keys.size()));
+  for (const index_t key : {row.keys.begin, row.keys.end - 1, row.keys.begin + varying}) {
+    A logit = 1;
+    variant.apply(&logit, {key, key + 1}, row);
+    to.add(logit);
+  }
+}
+
+/// Of policies: which kinds there are and the positions of keys, where the mask defines positions.
+template <class V>
+Fingerprint fingerprint_of_keys(const V& variant, const QueryShape& shape, index_t kv_heads) {
+  Fingerprint result;
+  result.add(variant.has_score), result.add(variant.has_predicate);
+  if constexpr (V::has_positions) {
+    const index_t group = std::max<index_t>(1, shape.heads / std::max<index_t>(1, kv_heads));
+    for (Query query{0, 0, 0, shape}; query.batch < shape.batch; ++query.batch) {
+      for (query.head = 0; query.head < shape.heads; query.head += group) {
+        for (index_t key = 0; key < shape.keys; ++key) result.add(variant.key_position(query, key));
+      }
+    }
+  }
+  return result;
+}
+
+/// Of policies, for every query.
+template <class A, class V>
+std::int64_t fingerprint_of_all(const V& variant, const QueryShape& shape, index_t kv_heads) {
+  Fingerprint result = fingerprint_of_keys(variant, shape, kv_heads);
+  for_each_query(shape, [&](const Query& query) { add_query<A>(result, variant, query); });
   return result.value();
+}
+
+/// Of policies, before queries are divided among ranks: for every query, unless the mask has `sees`. Then a query
+/// costs O(keys), and compare_by_neighbours compares the queries.
+template <class A, class V>
+std::int64_t fingerprint_of_ranges(const V& variant, const QueryShape& shape, index_t kv_heads) {
+  return variant.has_predicate ? fingerprint_of_keys(variant, shape, kv_heads).value()
+                               : fingerprint_of_all<A>(variant, shape, kv_heads);
+}
+
+/// Collective, for a mask that has `sees`. Each rank compares its policies with those of the rank before it, for the
+/// queries that it computes. rank_of(query) computes a query.
+template <class A, class V, class RankOf>
+void compare_by_neighbours(const mpi::Communicator& comm, const char* function, const V& variant,
+                           const QueryShape& shape, const RankOf& rank_of) {
+  const int ranks = comm.ranks(), next = (comm.rank() + 1) % ranks,
+            before = (comm.rank() + ranks - 1) % ranks;
+  Fingerprint own, of_next;
+  Complaint complaint = complaint_of(function, [&] {
+    for_each_query(shape, [&](const Query& query) {
+      const int rank = rank_of(query);
+      if (rank == comm.rank()) {
+        add_query<A>(own, variant, query);
+      } else if (rank == next) {
+        add_query<A>(of_next, variant, query);
+      }
+    });
+  });
+  agree(comm, complaint);
+  const std::int64_t sent = of_next.value();
+  std::int64_t received = 0;
+  check_mpi("MPI_Sendrecv", MPI_Sendrecv(&sent, 1, MPI_INT64_T, next, 0, &received, 1, MPI_INT64_T, before, 0,
+                                         comm.handle(), MPI_STATUS_IGNORE));
+  if (received != own.value()) {
+    char text[128];
+    std::snprintf(text, sizeof(text), "what scaling, mask and score say differs between ranks %d and %d",
+                  before, comm.rank());
+    complaint = {Complaint::argument, function, text};
+  }
+  agree(comm, complaint);
 }
 
 /// The type of something, with its name's letters.

@@ -69,8 +69,8 @@ void forward_by_heads(mpi::Communicator& comm, const mpi::Layout& layout, const 
   const index_t n = layout.positions(), kv_heads = a.k.extent(1), group = a.q.extent(1) / kv_heads;
   const QueryShape shape{a.q.extent(0), a.q.extent(1), n, n};
   const KeySourceShape keys_shape{shape.batch, kv_heads, a.k.extent(3), a.v.extent(3)};
-  const auto whole =
-      reserve<WholeHeads<T>>(comm, options.workspace, shape, keys_shape, has_lse, false, false, 0, 0);
+  const auto whole = reserve_on_all<WholeHeads<T>>(comm, "mpi::attention", options.workspace, shape,
+                                                   keys_shape, has_lse, false, false, 0, 0);
   HeadExchange exchange(comm, layout, kv_heads);
   for (index_t round = 0; round < exchange.rounds(); ++round) {
     exchange.gather(a.q, whole.q, round);
@@ -105,8 +105,9 @@ void backward_by_heads(mpi::Communicator& comm, const mpi::Layout& layout, const
   const bool learns = variant.learns() || !g.dsinks.empty();
   HeadExchange exchange(comm, layout, kv_heads);
   const index_t rows = shape.batch * group * n;  // of a round
-  const auto whole = reserve<WholeHeads<T>>(comm, options.workspace, shape, keys_shape, true, true, has_dlse,
-                                            learns ? exchange.rounds() * rows : 0, 1 + variant.parameters());
+  const auto whole = reserve_on_all<WholeHeads<T>>(
+      comm, "mpi::attention_backward", options.workspace, shape, keys_shape, true, true, has_dlse,
+      learns ? exchange.rounds() * rows : 0, 1 + variant.parameters());
   for (index_t round = 0; round < exchange.rounds(); ++round) {
     exchange.gather(a.q, whole.q, round);
     exchange.gather(a.k, whole.k, round);

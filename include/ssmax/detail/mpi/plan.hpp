@@ -36,12 +36,13 @@ struct Piece {
 
 class RingPlan {
  public:
-  /// Collective. Pieces begin at multiples of `unit`, and where segments do. `seen(segment)` is a range that
-  /// holds every key that the segment's queries see; it is asked of the own segments only.
-  template <class Seen>
-  RingPlan(const mpi::Communicator& comm, const mpi::Layout& layout, index_t unit, const Seen& seen)
+  /// Collective. Pieces begin at multiples of `unit`, and where segments do. `seen` has, for each own segment, a range
+  /// that holds every key that the segment's queries see.
+  RingPlan(const mpi::Communicator& comm, const mpi::Layout& layout, index_t unit,
+           const std::vector<KeyRange>& seen)
       : rank_(comm.rank()), ranks_(comm.ranks()) {
     std::vector<index_t> rows(static_cast<std::size_t>(comm.ranks()));
+    std::size_t own = 0;
     std::vector<std::int64_t> ranges;  // -begin and end of each segment's, so that the maximum joins them
     for (const mpi::Segment& segment : layout.segments()) {
       index_t& row = rows[static_cast<std::size_t>(segment.rank)];
@@ -52,7 +53,7 @@ class RingPlan {
         row += end - begin;
         begin = end;
       }
-      const KeyRange range = segment.rank == rank_ ? seen(segment) : KeyRange{};
+      const KeyRange range = segment.rank == rank_ ? seen[own++] : KeyRange{};
       const bool any = range.size() > 0;
       ranges.push_back(any ? -range.begin : std::numeric_limits<std::int64_t>::min());
       ranges.push_back(any ? range.end : std::numeric_limits<std::int64_t>::min());

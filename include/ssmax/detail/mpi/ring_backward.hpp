@@ -78,9 +78,9 @@ void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const Backward
   const index_t at_once = std::ranges::max(units, {}, &HeadUnit::count).count;
   const index_t slots = std::max(std::min(parts, most_sums / at_once), plan.segments_of_rank() + 2);
 
-  const auto memory = reserve<RingBackwardMemory<T>>(
-      comm, options.workspace, local * shape.kv_heads * row, shape.kv_heads * sum_size,
-      slots * at_once * sum_size, 2 * at_once * sum_size, g,
+  const auto memory = reserve_on_all<RingBackwardMemory<T>>(
+      comm, "mpi::attention_backward", options.workspace, local * shape.kv_heads * row,
+      shape.kv_heads * sum_size, slots * at_once * sum_size, 2 * at_once * sum_size, g,
       learns ? query_shape.batch * query_shape.heads * local : 0, 1 + variant.parameters());
   pack_share(plan, whole, variant, a.k, a.v, memory.own);
   KeyExchange<T> exchange(comm, plan, shape.kv_heads * row, memory.own, memory.pieces);

@@ -39,8 +39,8 @@ void ring_forward(mpi::Communicator& comm, const RingPlan& plan, const Attention
   const index_t batch = a.q.extent(0), heads = a.q.extent(1), local = a.q.extent(2), dv = a.v.extent(3);
   const KeySourceShape shape{batch, a.k.extent(1), a.k.extent(3), dv};
   const index_t key_size = shape.batch * shape.kv_heads * (shape.width + dv);
-  const auto memory = reserve<RingForwardMemory<T>>(comm, options.workspace, local * key_size,
-                                                    plan.longest_piece() * key_size, a.out);
+  const auto memory = reserve_on_all<RingForwardMemory<T>>(
+      comm, "mpi::attention", options.workspace, local * key_size, plan.longest_piece() * key_size, a.out);
   const AttentionState<A>& state = memory.state;
   const QueryShape query_shape{batch, heads, positions, positions};
   // Calls f(query, row) for each query of the rank.

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <span>
+#include <vector>
 
 #include "../attention/keys.hpp"
 #include "../attention/load.hpp"
@@ -135,17 +136,28 @@ QueryRow complete_row(const Result<T>& result, const Variant<Compute<T>>& varian
   return result.scaled_sinks ? variant.row(query, {0, query.shape.keys}) : QueryRow{.query = query};
 }
 
-/// A range that holds every key that queries [begin, end) see.
-template <class A>
-KeyRange keys_seen(const Variant<A>& variant, const QueryShape& shape, index_t begin, index_t end) {
+/// A range that holds every key that queries [begin, end) see: the union of the mask's `keys`.
+template <class V>
+KeyRange keys_seen(const V& variant, const QueryShape& shape, index_t begin, index_t end) {
   KeyRange seen{shape.keys, 0};
   for (Query query{0, 0, 0, shape}; query.batch < shape.batch; ++query.batch) {
     for (query.head = 0; query.head < shape.heads; ++query.head) {
       for (query.index = begin; query.index < end; ++query.index) {
-        const KeyRange keys = variant.row(query, {0, shape.keys}).keys;
+        const KeyRange keys = visible_keys(variant.mask, query);
         if (keys.size() > 0) seen = {std::min(seen.begin, keys.begin), std::max(seen.end, keys.end)};
       }
     }
+  }
+  return seen;
+}
+
+/// keys_seen of each segment of a rank.
+template <class V>
+std::vector<KeyRange> keys_seen_by(const V& variant, const QueryShape& shape, const mpi::Layout& layout,
+                                   int rank) {
+  std::vector<KeyRange> seen;
+  for (const mpi::Segment& segment : layout.segments()) {
+    if (segment.rank == rank) seen.push_back(keys_seen(variant, shape, segment.begin, segment.end));
   }
   return seen;
 }

@@ -80,36 +80,42 @@ void spread_decode(mpi::Communicator& comm, const mpi::Layout& layout,
         Requests::count(static_cast<std::size_t>(size) * sizeof(A));
   }
   for (std::size_t r = 1; r < bytes.size(); ++r) first[r] = first[r - 1] + bytes[r - 1];
-  const auto memory = reserve<SpreadMemory<A>>(comm, workspace, std::ssize(chunks), size);
   const auto state_at = [&](A* at) {
     return AttentionState<A>{{at, {batch, heads, queries}},
                              {at + rows, {batch, heads, queries}},
                              addressable(View<A, 4>{at + 2 * rows, {batch, heads, queries, dv}})};
   };
-  const auto place_of = [&](int rank) {
-    return memory.states + first[static_cast<std::size_t>(rank)] / static_cast<int>(sizeof(A));
+  const auto place_of = [&](A* states, int rank) {
+    return states + first[static_cast<std::size_t>(rank)] / static_cast<int>(sizeof(A));
   };
-  A* next = place_of(comm.rank());
-  for (const Piece& chunk : chunks) {
-    if (chunk.keys.rank != comm.rank()) continue;
-    const ChunkOfKeys<K> keys{cache, length, chunk.row, {chunk.keys.begin, chunk.keys.end}};
-    Problem<T, X> problem = whole;
-    problem.keys = AnyKeys<X>(keys);
-    compiled::run_attention(problem, variant, Result<T>{.state = state_at(next)}, &comm.scratch(), executor);
-    next += size;
-  }
+  A *states = nullptr, *sums = nullptr;
+  agree(comm, complaint_of("mpi::decode", [&] {
+          const auto memory = reserve<SpreadMemory<A>>(comm, workspace, std::ssize(chunks), size);
+          states = memory.states;
+          sums = memory.sums;
+          A* next = place_of(states, comm.rank());
+          for (const Piece& chunk : chunks) {
+            if (chunk.keys.rank != comm.rank()) continue;
+            const ChunkOfKeys<K> keys{cache, length, chunk.row, {chunk.keys.begin, chunk.keys.end}};
+            Problem<T, X> problem = whole;
+            problem.keys = AnyKeys<X>(keys);
+            compiled::run_attention(problem, variant, Result<T>{.state = state_at(next)}, &comm.scratch(),
+                                    executor);
+            next += size;
+          }
+        }));
   const double start = MPI_Wtime();
-  check_mpi("MPI_Allgatherv", MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, memory.states, bytes.data(),
+  check_mpi("MPI_Allgatherv", MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, states, bytes.data(),
                                              first.data(), MPI_BYTE, comm.handle()));
   comm.traffic().seconds_waiting += MPI_Wtime() - start;
   comm.traffic().bytes_sent +=
       static_cast<double>(bytes[static_cast<std::size_t>(comm.rank())]) * (comm.ranks() - 1);
 
-  const AttentionState<A> total = state_at(memory.sums);
-  std::fill_n(memory.sums, rows, -std::numeric_limits<A>::infinity());
-  std::fill_n(memory.sums + rows, size - rows, A{0});
+  const AttentionState<A> total = state_at(sums);
+  std::fill_n(sums, rows, -std::numeric_limits<A>::infinity());
+  std::fill_n(sums + rows, size - rows, A{0});
   std::vector<A*> at;
-  for (int r = 0; r < comm.ranks(); ++r) at.push_back(place_of(r));
+  for (int r = 0; r < comm.ranks(); ++r) at.push_back(place_of(states, r));
   for (const Piece& chunk : chunks) {
     A*& state = at[static_cast<std::size_t>(chunk.keys.rank)];
     merge_state(total, state_at(state));

@@ -1,0 +1,71 @@
+// A call over ranks whose arguments a test changes on one rank, and the error that all ranks must throw.
+#pragma once
+
+#include <array>
+#include <initializer_list>
+#include <ssmax/mpi.hpp>
+#include <string>
+
+#include "../catch.hpp"
+#include "../refusal.hpp"
+#include "mpi_problem.hpp"
+
+namespace mpi_call {
+
+using namespace mpi_problem;
+using ssmax::Full;
+using ssmax::Softmax;
+
+/// Valid arguments of a call with 40 positions. Tests change the arguments on one rank.
+struct Call {
+  index_t batch = 1;
+  Problem<double> problem{{batch, 2, 1, 40, 40, 4, 4}};
+  Layout layout = Layout::contiguous(40, world().ranks(), 1);
+  Share<double> share{problem, layout, world().rank()};
+  ssmax::AttentionArguments<double> arguments = share.forward();
+
+  template <class S, class M, class C = Identity>
+  void attention(const S& scaling, const M& mask, const C& score = {},
+                 const AttentionOptions<double>& options = {}) {
+    ssmax::mpi::attention<double>(world(), layout, arguments, scaling, mask, score, options);
+  }
+  template <class S, class M, class C = Identity>
+  void attention_backward(const S& scaling, const M& mask, const C& score = {},
+                          const AttentionOptions<double>& options = {}) {
+    ssmax::mpi::attention_backward<double>(
+        world(), layout,
+        {.q = arguments.q, .k = arguments.k, .v = arguments.v, .out = arguments.out, .lse = arguments.lse},
+        {.dout = share.of_queries<const double>(share.dout.data(), 4),
+         .dq = share.of_queries(share.dq.data(), 4),
+         .dk = share.of_keys(share.dk.data(), 4),
+         .dv = share.of_keys(share.dv.data(), 4)},
+        scaling, mask, score, options);
+  }
+  template <class M = Full, class C = Identity>
+  std::string refused(const M& mask = {}, const C& score = {}, const AttentionOptions<double>& options = {}) {
+    return refusal([&] { attention(Softmax{}, mask, score, options); });
+  }
+  std::string refused_backward(const AttentionOptions<double>& options = {}) {
+    return refusal([&] { attention_backward(Softmax{}, Full{}, Identity{}, options); });
+  }
+};
+
+inline bool is_last() { return world().rank() == world().ranks() - 1; }
+
+/// Checks that all ranks have the same message with these words, and that `out` is unchanged.
+inline void check_refused_alike(const Call& call, const std::string& message,
+                                std::initializer_list<const char*> words) {
+  std::array<char, 600> text{};
+  message.copy(text.data(), text.size() - 1);
+  MPI_Bcast(text.data(), static_cast<int>(text.size()), MPI_CHAR, 0, MPI_COMM_WORLD);
+  CHECK(everywhere(message == text.data()));
+  for (const char* word : words) {
+    INFO(message);
+    CHECK(everywhere(mentions(message, word)));
+  }
+  bool untouched = true;
+  for (const double x : call.share.out) untouched = untouched && x == -77;
+  CHECK(everywhere(untouched));
+}
+
+}  // namespace mpi_call
