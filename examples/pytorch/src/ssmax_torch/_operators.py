@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 torch.ops.load_library(Path(__file__).with_name("operators.so"))
 
@@ -85,7 +86,7 @@ def _backward(ctx, grad_out, grad_lse):
         grad_lse = grad_lse.contiguous()
     wanted = ctx.needs_input_grad
     learn = [wanted[i] for i in _LEARNT.values()]
-    gradients = _attention_backward(grad_out, grad_lse, *inputs[:3], out, lse, learn, *inputs[3:])
+    gradients = _call_backward(grad_out, grad_lse, *inputs[:3], out, lse, learn, *inputs[3:])
     result = [None] * len(inputs)
     for i in range(3):
         if wanted[i]:
@@ -99,7 +100,11 @@ def _backward(ctx, grad_out, grad_lse):
 
 
 def _no_second_derivative(ctx, *gradients):
-    raise NotImplementedError("ssmax_torch.attention has no second derivative")
+    raise NotImplementedError("ssmax_torch.attention: the second derivative is not implemented")
+
+
+def _no_forward_mode(ctx, *tangents):
+    raise NotImplementedError("ssmax_torch.attention: forward-mode derivatives are not implemented, use reverse mode")
 
 
 torch.library.register_autograd("ssmax::attention", _backward, setup_context=_setup_context)
@@ -107,23 +112,55 @@ torch.library.register_autograd("ssmax::attention_backward", _no_second_derivati
 
 
 class _Attention(torch.autograd.Function):
-    """What register_autograd does, in a tenth of its time."""
+    """Does what register_autograd does, in a tenth of its time, and works under torch.func."""
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(ctx, *inputs):
+    def forward(*inputs):
         with torch._C._AutoDispatchBelowAutograd():
-            output = _attention(*inputs)
-        _setup_context(ctx, inputs, output)
-        return output
+            return _attention(*inputs)
 
-    backward = staticmethod(torch.autograd.function.once_differentiable(_backward))
+    setup_context = staticmethod(_setup_context)
+    backward = staticmethod(_backward)
+    jvp = staticmethod(_no_forward_mode)
+
+
+class _AttentionBackward(torch.autograd.Function):
+    """The backward where a graph of it is recorded."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*inputs):
+        with torch._C._AutoDispatchBelowAutograd():
+            return _attention_backward(*inputs)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    backward = staticmethod(_no_second_derivative)
+    jvp = staticmethod(_no_forward_mode)
+
+
+def _transformed() -> bool:
+    """Whether a transform of torch.func or forward-mode differentiation is active."""
+    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+
+
+def _call_backward(*inputs):
+    if torch.is_grad_enabled() or _transformed():
+        return _AttentionBackward.apply(*inputs)
+    return _attention_backward(*inputs)
 
 
 def call_attention(*inputs):
     """ssmax::attention: out and lse."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return _attention(*inputs)
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in _may_learn(inputs)):
-        return _Attention.apply(*inputs)
-    with torch._C._AutoDispatchBelowAutograd():
-        return _attention(*inputs)
+    if not _transformed():
+        if torch.compiler.is_compiling():
+            return _attention(*inputs)
+        if not torch.is_grad_enabled() or not any(x is not None and x.requires_grad for x in _may_learn(inputs)):
+            with torch._C._AutoDispatchBelowAutograd():
+                return _attention(*inputs)
+    return _Attention.apply(*inputs)
