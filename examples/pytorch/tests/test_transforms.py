@@ -1,8 +1,9 @@
-"""torch.func, forward-mode and second derivatives, autocast."""
+"""torch.func, forward-mode and second derivatives, autocast, the count of operations."""
 
 import pytest
 import torch
 from torch.autograd import forward_ad
+from torch.utils.flop_counter import FlopCounterMode
 
 import ssmax_torch
 from ssmax_torch import attention, mask, scaling
@@ -113,3 +114,44 @@ def test_func_of_a_module():
     module(Q, K, V).square().sum().backward()
     for name, mine in torch.func.grad(loss)(parameters).items():
         assert torch.equal(mine, getattr(module, name).grad)
+
+
+@pytest.mark.parametrize("types", [
+    (torch.float32, torch.bfloat16, torch.float32),
+    (torch.bfloat16, torch.float32, torch.float16),
+    (torch.float32, torch.float32, torch.float32),
+    (torch.float64, torch.float64, torch.float64),
+])  # fmt: skip
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(types, dtype):
+    """The types of out and of gradients are those of PyTorch's attention."""
+    given = [x.to(kind).requires_grad_() for x, kind in zip((Q, K, V), types, strict=True)]
+    with torch.autocast("cpu", dtype):
+        out = ssmax_torch.scaled_dot_product_attention(*given)
+        theirs = torch.nn.functional.scaled_dot_product_attention(*given)
+    assert out.dtype == theirs.dtype
+    tolerance = 8 * torch.finfo(out.dtype).eps
+    torch.testing.assert_close(out, theirs, atol=tolerance, rtol=tolerance)
+    mine, other = (torch.autograd.grad(x.sum(), given) for x in (out, theirs))
+    assert [x.dtype for x in mine] == [x.dtype for x in other] == list(types)
+
+
+def test_autocast_refuses_float64_beside_others():
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ValueError, match="key has dtype bfloat16, must be float64"):
+        attention(Q.double(), K, V)
+
+
+def test_flop_counter():
+    """Counts what PyTorch counts for its own attention: every product, whatever the mask."""
+    q, k, v = (torch.rand(2, heads, n, d, requires_grad=True) for heads, n, d in ((4, 5, 8), (2, 6, 8), (2, 6, 3)))
+    with FlopCounterMode(display=False) as forward:
+        out = attention(q, k, v, mask=mask.Causal())
+    assert forward.get_total_flops() == 2 * 2 * 4 * 5 * 6 * (8 + 3)
+    with FlopCounterMode(display=False) as backward:
+        out.sum().backward()
+    assert backward.get_total_flops() == 2 * 2 * 4 * 5 * 6 * (3 * 8 + 2 * 3)
+    cache = ssmax_torch.KVCache(2, 2, 8, capacity=16, value_width=3)
+    cache.append(k.detach(), v.detach(), counts=[6, 4])
+    with FlopCounterMode(display=False) as decode:
+        cache.decode(q.detach()[:, :, :1])
+    assert decode.get_total_flops() == 2 * 4 * (6 + 4) * (8 + 3)

@@ -6,6 +6,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils.flop_counter import register_flop_formula
+
+from ._checks import check_broadcast, check_entries, check_inputs, check_parameters
 
 torch.ops.load_library(Path(__file__).with_name("operators.so"))
 
@@ -14,6 +17,9 @@ _attention_backward = torch.ops.ssmax.attention_backward.default
 
 # Which arguments of ssmax::attention are learnt besides query, key and value: their places, from 0.
 _LEARNT = {"s": 4, "b": 5, "p": 6, "c": 7, "slopes": 19, "bias": 20, "sinks": 22}
+_ENTRIES = {"prefix": 12, "lengths": 13}
+_VISIBLE = 16
+_STORED = (torch.float32, torch.float16, torch.bfloat16)  # by a cache
 _may_learn = operator.itemgetter(0, 1, 2, *_LEARNT.values())
 
 
@@ -30,14 +36,29 @@ def _empty_like(like: Tensor, shape: tuple) -> Tensor:
     return like.new_empty((batch, positions, heads, width)).transpose(1, 2)
 
 
+def _check(query: Tensor, key: Tensor, value: Tensor, *arguments: object) -> None:
+    """Throws what ssmax::attention throws for shapes and types."""
+    check_inputs(query, key, value)
+    given = {name: arguments[i - 3] for name, i in _LEARNT.items()}
+    check_parameters(query, given["s"], given["b"], given["slopes"], given["sinks"])
+    batch, heads, queries, keys = *query.shape[:3], key.shape[2]
+    check_broadcast("c", given["c"], batch, heads, queries)
+    for name, tensor in (("mask", arguments[_VISIBLE - 3]), ("bias", given["bias"])):
+        check_broadcast(name, tensor, batch, heads, queries, keys)
+    for name, i in _ENTRIES.items():
+        check_entries(name, arguments[i - 3], batch)
+
+
 @torch.library.register_fake("ssmax::attention")
 def _(query, key, value, *arguments):
+    _check(query, key, value, *arguments)
     out = _empty_like(query, (*query.shape[:3], value.shape[3]))
     return out, query.new_empty(query.shape[:3], dtype=compute_type(query.dtype))
 
 
 @torch.library.register_fake("ssmax::attention_backward")
 def _(grad_out, grad_lse, query, key, value, out, lse, learn, *arguments):
+    _check(query, key, value, *arguments)
     heads, compute = query.shape[1], compute_type(query.dtype)
     given = {name: arguments[i - 3] for name, i in _LEARNT.items()}
 
@@ -57,6 +78,7 @@ def _(grad_out, grad_lse, query, key, value, out, lse, learn, *arguments):
 
 @torch.library.register_fake("ssmax::decode")
 def _(query, keys, values, *arguments):
+    check_inputs(query, keys, values, storage=(torch.float64,) if query.dtype == torch.float64 else _STORED)
     out = _empty_like(query, (*query.shape[:3], values.shape[3]))
     return out, query.new_empty(query.shape[:3], dtype=compute_type(query.dtype))
 
@@ -64,6 +86,28 @@ def _(query, keys, values, *arguments):
 @torch.library.register_fake("ssmax::rotate")
 def _(rows, rope, start):
     return _empty_like(rows, rows.shape)
+
+
+@register_flop_formula(torch.ops.ssmax.attention)
+def _(query_shape, key_shape, value_shape, *arguments, out_shape=None, **_) -> int:
+    """As for PyTorch's own attention: two products, whatever the mask."""
+    batch, heads, queries, width = query_shape
+    return 2 * batch * heads * queries * key_shape[2] * (width + value_shape[3])
+
+
+@register_flop_formula(torch.ops.ssmax.attention_backward)
+def _(grad_out_shape, grad_lse_shape, query_shape, key_shape, value_shape, *arguments, out_shape=None, **_) -> int:
+    """As for PyTorch's own attention: five products, one of which is the logits."""
+    batch, heads, queries, width = query_shape
+    return 2 * batch * heads * queries * key_shape[2] * (3 * width + 2 * value_shape[3])
+
+
+@register_flop_formula(torch.ops.ssmax.decode, get_raw=True)
+def _(query, keys, values, lengths, *arguments, out_val=None, **_) -> int:
+    """Two products with the keys that each sequence has stored."""
+    _, heads, queries, width = query.shape
+    stored = lengths.clamp(max=keys.shape[2]).sum().item()
+    return 2 * heads * queries * stored * (width + values.shape[3])
 
 
 def _setup_context(ctx, inputs, output):
