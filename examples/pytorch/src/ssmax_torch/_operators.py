@@ -21,6 +21,11 @@ _ENTRIES = {"prefix": 12, "lengths": 13}
 _VISIBLE = 16
 _STORED = (torch.float32, torch.float16, torch.bfloat16)  # by a cache
 _may_learn = operator.itemgetter(0, 1, 2, *_LEARNT.values())
+# Where ssmax::attention takes tensors, and where it takes anything else.
+_TENSORS = (0, 1, 2, 4, 5, 6, 7, 12, 13, 14, 15, 16, 19, 20, 22)
+_OTHERS = tuple(i for i in range(26) if i not in _TENSORS)
+_tensors_of = operator.itemgetter(*_TENSORS)
+_others_of = operator.itemgetter(*_OTHERS)
 
 
 def compute_type(dtype: torch.dtype) -> torch.dtype:
@@ -112,16 +117,15 @@ def _(query, keys, values, lengths, *arguments, out_val=None, **_) -> int:
 
 def _setup_context(ctx, inputs, output):
     ctx.set_materialize_grads(False)
-    ctx.tensor_at = [i for i, x in enumerate(inputs) if isinstance(x, Tensor)]
-    ctx.inputs = [None if isinstance(x, Tensor) else x for x in inputs]
-    ctx.save_for_backward(*output, *(inputs[i] for i in ctx.tensor_at))
+    ctx.others = _others_of(inputs)
+    ctx.save_for_backward(*output, *_tensors_of(inputs))
 
 
 def _backward(ctx, grad_out, grad_lse):
     out, lse, *tensors = ctx.saved_tensors
-    inputs = list(ctx.inputs)
-    for i, tensor in zip(ctx.tensor_at, tensors, strict=True):
-        inputs[i] = tensor
+    inputs = [None] * (len(_TENSORS) + len(_OTHERS))
+    for i, x in zip(_TENSORS + _OTHERS, (*tensors, *ctx.others), strict=True):
+        inputs[i] = x
     if grad_out is None:
         grad_out = torch.zeros_like(out)
     elif grad_out.stride(3) != 1:  # as of a sum, which is expanded from one number
@@ -170,6 +174,11 @@ class _Attention(torch.autograd.Function):
     jvp = staticmethod(_no_forward_mode)
 
 
+# _Attention.apply without its inspection of forward's signature, which only default arguments and torch.func need: a
+# third of a small call's time.
+_record = super(torch.autograd.Function, _Attention).apply
+
+
 class _AttentionBackward(torch.autograd.Function):
     """The backward where a graph of it is recorded."""
 
@@ -196,15 +205,17 @@ def _transformed() -> bool:
 def _call_backward(*inputs):
     if torch.is_grad_enabled() or _transformed():
         return _AttentionBackward.apply(*inputs)
-    return _attention_backward(*inputs)
+    with torch._C._AutoDispatchBelowAutograd():
+        return _attention_backward(*inputs)
 
 
 def call_attention(*inputs):
     """ssmax::attention: out and lse."""
-    if not _transformed():
-        if torch.compiler.is_compiling():
-            return _attention(*inputs)
-        if not torch.is_grad_enabled() or not any(x is not None and x.requires_grad for x in _may_learn(inputs)):
-            with torch._C._AutoDispatchBelowAutograd():
-                return _attention(*inputs)
-    return _Attention.apply(*inputs)
+    if _transformed():
+        return _Attention.apply(*inputs)
+    if torch.compiler.is_compiling():
+        return _attention(*inputs)
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in _may_learn(inputs)):
+        return _record(*inputs)
+    with torch._C._AutoDispatchBelowAutograd():
+        return _attention(*inputs)
