@@ -55,11 +55,15 @@ def attention(
     query, key and value are cast as PyTorch's own attention casts them.
     """
     check_tensors(query, key, value)
+    out, lse = _attend(query, key, value, scaling, mask, score, sinks, scaled_sinks, rope, scale)
+    return (out, lse) if return_lse else out
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, *options: object) -> tuple[Tensor, Tensor]:
+    """attention of tensors that are checked; options as `arguments` takes them."""
     if torch.is_autocast_enabled("cpu"):
         query, key, value = _autocast(query), _autocast(key), _autocast(value)
-    operands = arguments(query, scaling, mask, score, sinks, scaled_sinks, rope, scale)
-    out, lse = call_attention(query, key, value, *operands)
-    return (out, lse) if return_lse else out
+    return call_attention(query, key, value, *arguments(query, *options))
 
 
 def _autocast(tensor: Tensor) -> Tensor:
@@ -93,14 +97,16 @@ def scaled_dot_product_attention(
             raise TypeError(f"{_NAME}: attn_mask is a {type(attn_mask).__name__}, must be a tensor or None")
         if is_causal:
             raise ValueError(f"{_NAME}: attn_mask and is_causal exclude each other")
-    for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if tensor.dim() < 2:
-            raise ValueError(f"{_NAME}: {name} has shape {list(tensor.shape)}, must have at least 2 dimensions")
+    least = 3 if enable_gqa else 2
+    if query.dim() < least or key.dim() < least or value.dim() < least:
+        raise ValueError(
+            f"{_NAME}: {_shapes(query, key, value)}, must have at least {least} dimensions where enable_gqa is {enable_gqa}"
+        )
     query, key, value = _with_heads(query, key, value) if enable_gqa else _broadcast(query, key, value)
     if key.shape[-2] != value.shape[-2]:
         raise ValueError(f"{_NAME}: value has {value.shape[-2]} positions, key has {key.shape[-2]}: must be equal")
     leading, queries, keys = query.shape[:-2], query.shape[-2], key.shape[-2]
-    query, key, value = (_four_dimensional(tensor) for tensor in (query, key, value))
+    query, key, value = _four_dimensional(query), _four_dimensional(key), _four_dimensional(value)
 
     mask = None
     variant = None if attn_mask is None else causal_variant(attn_mask)
@@ -117,21 +123,24 @@ def scaled_dot_product_attention(
             key, value, mask = key[:, :, :queries], value[:, :, :queries], Causal()
         else:
             mask = MaskMatrix(torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril())
-    out = attention(query, key, value, mask=mask, scale=scale)
-    return out.reshape(*leading, queries, out.shape[-1])
+    out, _ = _attend(query, key, value, None, mask, None, None, False, None, scale)
+    return out if len(leading) == 2 else out.reshape(*leading, queries, out.shape[-1])
+
+
+def _shapes(query: Tensor, key: Tensor, value: Tensor) -> str:
+    return f"query has shape {list(query.shape)}, key has shape {list(key.shape)}, value has shape {list(value.shape)}"
 
 
 def _broadcast(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns views whose leading dimensions are equal. Exception: one head of keys and values stays one."""
-    shapes = [tensor.shape[:-2] for tensor in (query, key, value)]
+    shapes = query.shape[:-2], key.shape[:-2], value.shape[:-2]
     if shapes[0] == shapes[1] == shapes[2]:
         return query, key, value
     try:
         leading = torch.broadcast_shapes(*shapes)
     except RuntimeError:
         raise ValueError(
-            f"{_NAME}: query has shape {list(query.shape)}, key has shape {list(key.shape)}, value has shape "
-            f"{list(value.shape)}: leading dimensions must broadcast, or enable_gqa be true"
+            f"{_NAME}: {_shapes(query, key, value)}: leading dimensions must broadcast, or enable_gqa be true"
         ) from None
     one_head = all(shape[-1:] in ((), (1,)) for shape in shapes[1:])
     shared = (*leading[:-1], 1) if one_head and leading else leading
@@ -140,11 +149,6 @@ def _broadcast(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tenso
 
 def _with_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the tensors with equal leading dimensions but for heads, and as many heads of keys as of values."""
-    for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if tensor.dim() < 3:
-            raise ValueError(
-                f"{_NAME}: {name} has shape {list(tensor.shape)}, must have at least 3 dimensions: enable_gqa is true"
-            )
     heads = query.shape[-3]
     for name, tensor in (("key", key), ("value", value)):
         if tensor.shape[-3] == 0 or heads % tensor.shape[-3] != 0:
@@ -160,8 +164,7 @@ def _with_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tens
         batch = torch.broadcast_shapes(*batches)
     except RuntimeError:
         raise ValueError(
-            f"{_NAME}: query has shape {list(query.shape)}, key has shape {list(key.shape)}, value has shape "
-            f"{list(value.shape)}: dimensions before the heads must broadcast"
+            f"{_NAME}: {_shapes(query, key, value)}: dimensions before the heads must broadcast"
         ) from None
     return tuple(_expanded(tensor, (*batch, tensor.shape[-3])) for tensor in (query, key, value))
 
