@@ -22,8 +22,9 @@ _VISIBLE = 16
 _STORED = (torch.float32, torch.float16, torch.bfloat16)  # by a cache
 _may_learn = operator.itemgetter(0, 1, 2, *_LEARNT.values())
 # Where ssmax::attention takes tensors, and where it takes anything else.
-_TENSORS = (0, 1, 2, 4, 5, 6, 7, 12, 13, 14, 15, 16, 19, 20, 22)
-_OTHERS = tuple(i for i in range(26) if i not in _TENSORS)
+_IS_TENSOR = ["Tensor" in str(argument.type) for argument in _attention._schema.arguments]
+_TENSORS = tuple(i for i, is_tensor in enumerate(_IS_TENSOR) if is_tensor)
+_OTHERS = tuple(i for i, is_tensor in enumerate(_IS_TENSOR) if not is_tensor)
 _tensors_of = operator.itemgetter(*_TENSORS)
 _others_of = operator.itemgetter(*_OTHERS)
 
@@ -123,7 +124,7 @@ def _setup_context(ctx, inputs, output):
 
 def _backward(ctx, grad_out, grad_lse):
     out, lse, *tensors = ctx.saved_tensors
-    inputs = [None] * (len(_TENSORS) + len(_OTHERS))
+    inputs = [None] * len(_IS_TENSOR)
     for i, x in zip(_TENSORS + _OTHERS, (*tensors, *ctx.others), strict=True):
         inputs[i] = x
     if grad_out is None:

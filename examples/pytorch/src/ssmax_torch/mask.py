@@ -137,7 +137,7 @@ class KeyLengths(Mask):
     """The first lengths[b] keys of batch entry b; the others are padding. lengths: [batch]."""
 
     def __init__(self, lengths: Integers):
-        if not isinstance(lengths, Tensor) and any(length < 0 for length in lengths):
+        if isinstance(lengths, Sequence) and any(length < 0 for length in lengths):
             raise ValueError(f"ssmax_torch.mask.KeyLengths: lengths is {list(lengths)}, must not be negative")
         super().__init__(lengths=_int64("lengths", lengths))
 
