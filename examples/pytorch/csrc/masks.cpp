@@ -2,15 +2,33 @@
 
 namespace ssmax_torch {
 
-Ranges make_ranges(const Arguments& a) {
+namespace {
+
+void check_entries(const char* name, std::span<const index_t> values, index_t keys, index_t most) {
+  for (std::size_t b = 0; b < values.size(); ++b) {
+    if (values[b] >= 0 && values[b] <= most) continue;
+    fail(std::string(name) + " has " + std::to_string(values[b]) + " for batch entry " + std::to_string(b) +
+         ", keys are " + std::to_string(keys));
+  }
+}
+
+}  // namespace
+
+Ranges make_ranges(const Arguments& a, index_t keys) {
   Ranges result;
   result.causal = a.causal;
   if (!a.window.empty()) {
     if (a.window.size() != 2) fail("window has " + std::to_string(a.window.size()) + " numbers, must have 2");
     result.window.emplace(a.window[0], a.window[1]);
   }
-  if (a.prefix) result.prefix.emplace(integers("prefix", a.prefix));
-  if (a.lengths) result.lengths.emplace(integers("lengths", a.lengths));
+  if (a.prefix) {
+    result.prefix.emplace(integers("prefix", a.prefix));
+    check_entries("prefix", result.prefix->prefix, keys, std::numeric_limits<index_t>::max());
+  }
+  if (a.lengths) {
+    result.lengths.emplace(integers("lengths", a.lengths));
+    check_entries("lengths", result.lengths->lengths, keys, keys);
+  }
   return result;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 #include <ssmax/mask.hpp>
 
 #include "arguments.hpp"
@@ -46,35 +47,38 @@ struct SameKeys {
   }
 };
 
-/// Keys that a matrix shows: one of bool, and one of numbers that hides where it is -inf.
+/// Keys that a matrix shows: one of bool, and one of numbers that hides where it is -inf or the lowest number.
 template <class A>
 struct Matrices {
   std::optional<ssmax::MaskMatrix> visible;
-  std::optional<ssmax::Finite<A>> finite;
+  std::optional<ssmax::View<const A, 4>> additive;
 
   ssmax::KeyRange keys(const ssmax::Query& query) const { return {0, query.shape.keys}; }
   bool sees(const ssmax::Query& query, index_t key) const {
-    return (!visible || visible->sees(query, key)) && (!finite || finite->sees(query, key));
+    return (!visible || visible->sees(query, key)) &&
+           (!additive || !((*additive)(query.batch, query.head, query.index, key) <= lowest));
   }
   void check(const ssmax::QueryShape& shape) const {
     if (visible) visible->check(shape);
-    if (finite) finite->check(shape);
   }
+
+  static constexpr A lowest = std::numeric_limits<A>::lowest();
 };
 
-Ranges make_ranges(const Arguments& a);
+/// Throws if a prefix is negative, or a length is negative or above the number of keys.
+Ranges make_ranges(const Arguments& a, index_t keys);
 std::optional<ssmax::Documents> make_documents(const Arguments& a);
 
 /// Calls f with the mask. There are four types of them, so that ranges are not asked key by key and
 /// positions are not asked where they are the keys' own.
 template <class A, class F>
 void with_mask(const Arguments& a, const Extents& extents, const F& f) {
-  const Ranges ranges = make_ranges(a);
+  const Ranges ranges = make_ranges(a, extents[3]);
   const std::optional<ssmax::Documents> documents = make_documents(a);
   Matrices<A> matrices;
   if (a.visible) matrices.visible.emplace(broadcast_view<const bool>("mask", *a.visible, extents));
-  if (a.bias && a.bias_hides) matrices.finite.emplace(broadcast_view<const A>("mask", *a.bias, extents));
-  if (matrices.visible || matrices.finite) {
+  if (a.bias && a.bias_hides) matrices.additive = broadcast_view<const A>("mask", *a.bias, extents);
+  if (matrices.visible || matrices.additive) {
     // Rare with documents: without them, one document has everything.
     const std::array<index_t, 2> queries{0, extents[2]}, keys{0, extents[3]};
     return f(ranges & documents.value_or(ssmax::Documents(queries, keys, false)) & matrices);

@@ -41,11 +41,11 @@ void check_rank(const char* name, const Tensor& tensor, index_t rank) {
        " dimensions");
 }
 
-void check_last_stride(const char* name, const Tensor& tensor) {
+void check_last_stride(const char* name, const Tensor& tensor, bool repeats) {
   const index_t rank = tensor.dim();
   if (rank == 0 || tensor.size(rank - 1) <= 1 || tensor.numel() == 0) return;
   const index_t stride = tensor.stride(rank - 1);
-  if (stride == 1) return;
+  if (stride == 1 || (repeats && stride == 0)) return;
   fail(std::string(name) + " has stride " + std::to_string(stride) +
        " in its last dimension, must be contiguous there");
 }

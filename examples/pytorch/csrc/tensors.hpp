@@ -62,8 +62,8 @@ auto with_type(const Tensor& query, const F& f) {
 
 void check_type(const char* name, const Tensor& tensor, ScalarType type);
 void check_rank(const char* name, const Tensor& tensor, index_t rank);
-/// The last dimension has stride 1, or at most one element.
-void check_last_stride(const char* name, const Tensor& tensor);
+/// The last dimension has stride 1 or at most one element or, where `repeats`, stride 0.
+void check_last_stride(const char* name, const Tensor& tensor, bool repeats = false);
 /// The tensor has these extents.
 void check_shape(const char* name, const Tensor& tensor, std::span<const index_t> extents);
 
@@ -92,7 +92,7 @@ template <class T, std::size_t Rank>
 ssmax::View<T, static_cast<int>(Rank)> broadcast_view(const char* name, const Tensor& tensor,
                                                       const std::array<index_t, Rank>& extents) {
   check_type(name, tensor, scalar_type<std::remove_const_t<T>>);
-  if (Rank == 4) check_last_stride(name, tensor);
+  if (Rank == 4) check_last_stride(name, tensor, true);
   std::array<index_t, Rank> strides{};
   broadcast_strides(name, tensor, extents, strides);
   return {static_cast<T*>(tensor.data_ptr()), extents, strides};

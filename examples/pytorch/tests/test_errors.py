@@ -61,11 +61,15 @@ WRONG = {
         lambda: attention(Q, K, V, scaling="ssmax"),
         lambda: attention(Q, K, V, scaling=torch.rand(4)),
     ],
-    "left": [lambda: attention(Q, K, V, mask=mask.SlidingWindow(-1))],
-    "right": [lambda: attention(Q, K, V, mask=mask.SlidingWindow(1, -1))],
-    "prefix": [lambda: attention(Q, K, V, mask=mask.PrefixLM([1, 2, 3])), lambda: mask.PrefixLM([1.5])],
+    "left": [lambda: attention(Q, K, V, mask=mask.SlidingWindow(-1)), lambda: mask.SlidingWindow(None)],
+    "right": [lambda: attention(Q, K, V, mask=mask.SlidingWindow(1, -1)), lambda: mask.SlidingWindow(1, 0.5)],
+    "prefix": [lambda: attention(Q, K, V, mask=mask.PrefixLM([1, 2, 3])), lambda: mask.PrefixLM([1.5]),
+        lambda: attention(Q, K, V, mask=mask.PrefixLM(torch.tensor([1, -1])))],
     "lengths": [
         lambda: attention(Q, K, V, mask=mask.KeyLengths([1])),
+        lambda: mask.KeyLengths([-1, 99]),
+        lambda: attention(Q, K, V, mask=mask.KeyLengths([6, 7])),
+        lambda: attention(Q, K, V, mask=mask.KeyLengths(torch.tensor([-1, 6]))),
         lambda: attention(Q, K, V, mask=mask.KeyLengths(torch.ones(2, 1, dtype=torch.int64))),
     ],
     "cumulative": [
@@ -80,9 +84,9 @@ WRONG = {
     "mask": [
         lambda: attention(Q, K, V, mask=torch.ones(5, 6, dtype=torch.bool)),
         lambda: attention(Q, K, V, mask=torch.ones(1, 2, 4, 6, 6, dtype=torch.bool)),
-        lambda: attention(Q, K, V, mask=torch.ones(6, 6, dtype=torch.bool).triu().T),
         lambda: attention(Q, K, V, mask=torch.ones(6, 6, dtype=torch.int32)),
         lambda: attention(Q, K, V, mask="causal"),
+        lambda: attention(Q, K, V, mask=[[True]]),
     ],
     "floor": [lambda: attention(Q, K, V, scaling=scaling.AdjustedSize(scaling.LogN(), 0, 0))],
     "tau": [lambda: score.ScaleInvariant(0), lambda: score.ScaleInvariant(NAN)],
@@ -90,7 +94,6 @@ WRONG = {
     "slopes": [lambda: attention(Q, K, V, score=score.Alibi(torch.rand(2)))],
     "bias": [
         lambda: attention(Q, K, V, score=score.Bias(torch.rand(3, 6, 6))),
-        lambda: attention(Q, K, V, score=score.Bias(torch.rand(6, 6).T)),
     ],
     "score": [lambda: score.Bias(Q) | score.Softcap(1), lambda: score.Softcap(1) | score.ScaleInvariant(),
         lambda: attention(Q, K, V, score=score.ScaleInvariant(), mask=torch.zeros(6, 6)), lambda: attention(Q, K, V, score=mask.Causal())],
@@ -108,7 +111,7 @@ WRONG = {
     ],
     "theta": [lambda: attention(Q, K, V, rope=Rope(8, theta=NAN)), lambda: attention(Q, K, V, rope=Rope(8, theta=1.0))],
     "dropout_p": [lambda: scaled_dot_product_attention(Q, K, V, dropout_p=0.1)],
-    "attn_mask": [lambda: scaled_dot_product_attention(Q, Q, Q, attn_mask=torch.ones(6, 6), is_causal=True)],
+    "attn_mask": [lambda: scaled_dot_product_attention(Q, Q, Q, [[True]]), lambda: scaled_dot_product_attention(Q, Q, Q, attn_mask=torch.ones(6, 6), is_causal=True)],
 }  # fmt: skip
 
 
@@ -133,10 +136,51 @@ def test_meta_tensors_have_shapes():
     assert out.shape == Q.shape and lse.shape == Q.shape[:3] and out.device.type == "meta"
 
 
-def test_sparse_and_nested_tensors():
-    for bad in (Q.to_sparse(), torch.nested.nested_tensor([Q[0], Q[1]])):
-        with pytest.raises((ValueError, NotImplementedError, RuntimeError)):
-            attention(bad, K, V)
+# Checked without data. Exception: p, whose extent is held against the largest n.
+BY_SHAPE = ["query", "key", "value", "s", "b", "c", "prefix", "lengths", "mask", "slopes", "bias", "sinks"]
+
+
+@pytest.mark.parametrize("name", BY_SHAPE)
+def test_fake_tensors_are_checked_as_real_ones(name):
+    """Exception: what the numbers in a tensor of prefix or lengths are is not known."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    calls = WRONG[name][:-1] if name == "prefix" else WRONG[name]
+    if name == "lengths":
+        calls = [calls[0], calls[1], calls[-1]]
+    for call in calls:
+        with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises((ValueError, TypeError), match=rf"\b{name}"):
+            call()
+
+
+def test_meta_tensors_are_checked_as_real_ones():
+    q, k, v = (x.to("meta") for x in (Q, K, V))
+    for given in ((q, k[..., :4], v), (q, k, v[:, :, :5]), (q[:, :3], k, v), (q, k.double(), v)):
+        with pytest.raises(ValueError, match="ssmax_torch.attention: "):
+            attention(*given)
+
+
+def test_lengths_are_named_with_the_keys():
+    with pytest.raises(ValueError, match=r"lengths has 99 for batch entry 1, keys are 6"):
+        attention(Q, K, V, mask=mask.KeyLengths([6, 99]))
+    with pytest.raises(ValueError, match=r"lengths is \[-1, 99\]"):
+        mask.KeyLengths([-1, 99])
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("make, kind", [
+    (lambda x: x.to_sparse(), "sparse_coo"),
+    (lambda x: torch.nested.nested_tensor([x[0], x[1]]), "nested"),
+    (lambda x: torch.nested.nested_tensor([x[0], x[1]], layout=torch.jagged), "nested"),
+    (lambda x: x.tolist(), "is a list, must be a tensor"),
+])  # fmt: skip
+@pytest.mark.parametrize("at", range(3))
+def test_tensors_that_are_not_dense(make, kind, at):
+    given = [Q, K, V]
+    given[at] = make(given[at])
+    for function in (attention, scaled_dot_product_attention):
+        with pytest.raises((ValueError, TypeError), match=f"{('query', 'key', 'value')[at]} is .*{kind}|{kind}"):
+            function(*given)
 
 
 @pytest.mark.parametrize("bad", [None, 1.0, [1.0], "query", Q.numpy()])

@@ -75,13 +75,6 @@ def test_gradcheck():
     assert torch.autograd.gradcheck(query, (q, k, v, c, bias))
 
 
-def test_second_derivatives_are_refused():
-    q, k, v = inputs()
-    (gradient,) = torch.autograd.grad(attention(q, k, v).sum(), q, create_graph=True)
-    with pytest.raises((NotImplementedError, RuntimeError)):
-        gradient.sum().backward()
-
-
 class Block(torch.nn.Module):
     """A layer of a transformer."""
 

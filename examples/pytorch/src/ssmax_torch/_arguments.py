@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
+from ._numbers import number
 from ._operators import compute_type
 from ._rope import Rope
-from .mask import Mask, as_mask
+from .mask import Mask, additive_as, as_mask
 from .scaling import Scaling, Softmax
 from .score import Score
 
@@ -14,13 +16,26 @@ _SOFTMAX = Softmax()
 _NO_SCORE = Score()
 
 
-def check_devices(query: Tensor, key: Tensor, value: Tensor) -> None:
-    """All three are on the CPU, or all of them without memory."""
+def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Throws unless all three are dense tensors on the CPU, or all of them without memory."""
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"ssmax_torch.attention: {name} is a {type(tensor).__name__}, must be a tensor")
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            kind = "nested" if tensor.is_nested else str(tensor.layout)
+            raise ValueError(f"ssmax_torch.attention: {name} is {kind}, must be a dense tensor")
     if query.device.type not in ("cpu", "meta"):
         raise ValueError(f"query is on {query.device}, must be on the CPU")
     for name, tensor in (("key", key), ("value", value)):
         if tensor.device != query.device:
             raise ValueError(f"{name} is on {tensor.device}, query is on {query.device}")
+
+
+def _readable(tensor: Tensor | None) -> Tensor | None:
+    """Returns a mask or bias with keys of stride 1 or 0: the tensor itself or, of another layout, a copy."""
+    if tensor is None or tensor.dim() == 0 or tensor.shape[-1] <= 1 or tensor.stride(-1) in (0, 1):
+        return tensor
+    return tensor.contiguous()
 
 
 def arguments(
@@ -44,10 +59,14 @@ def arguments(
     if c is not None:
         c = c.to(compute_type(query.dtype))
     bias, hides = score.bias, mask.additive is not None
-    if hides:
-        bias = mask.additive if bias is None else bias + mask.additive
     if bias is not None:
         bias = bias.to(compute_type(query.dtype))
+    if hides:
+        additive = additive_as(mask.additive, compute_type(query.dtype))
+        bias = additive if bias is None else bias + additive
+    bias, visible = _readable(bias), _readable(mask.visible)
+    if scale is not None:
+        scale = number("scale", scale) if isinstance(scale, Tensor) else scale
     device = query.device
     for name, tensor in (
         ("s", s),
@@ -58,7 +77,7 @@ def arguments(
         ("lengths", mask.lengths),
         ("cu_seqlens", mask.cu_queries),
         ("cu_seqlens_keys", mask.cu_keys),
-        ("mask", mask.visible),
+        ("mask", visible),
         ("slopes", score.slopes),
         ("bias", bias),
         ("sinks", sinks),
@@ -79,7 +98,7 @@ def arguments(
         mask.lengths,
         mask.cu_queries,
         mask.cu_keys,
-        mask.visible,
+        visible,
         score.softcap,
         score.scale_invariant,
         score.slopes,

@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._arguments import arguments, check_devices
+from ._arguments import arguments, check_tensors
 from ._operators import call_attention
 from ._rope import Rope
-from .mask import Causal, Mask, MaskMatrix
+from .mask import Causal, Mask, MaskMatrix, causal_variant
 from .scaling import Scaling
 from .score import Score
+
+_NAME = "ssmax_torch.scaled_dot_product_attention"
 
 
 def attention(
@@ -49,12 +51,26 @@ def attention(
         [batch, heads, queries], float32 (float64 for float64). A query that sees nothing gives 0 and -inf.
 
     Differentiable once: query, key, value, sinks, the tensors of scaling and score, through out and lse. A mask is
-    not. 16-bit types are computed in float32; a bias of another type is converted, which copies it.
+    not. 16-bit types are computed in float32; a bias of another type is converted, which copies it. Under autocast,
+    query, key and value are cast as PyTorch's own attention casts them.
     """
-    check_devices(query, key, value)
-    operands = arguments(query, scaling, mask, score, sinks, scaled_sinks, rope, scale)
-    out, lse = call_attention(query, key, value, *operands)
+    check_tensors(query, key, value)
+    out, lse = _attend(query, key, value, scaling, mask, score, sinks, scaled_sinks, rope, scale)
     return (out, lse) if return_lse else out
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, *options: object) -> tuple[Tensor, Tensor]:
+    """attention of tensors that are checked; options as `arguments` takes them."""
+    if torch.is_autocast_enabled("cpu"):
+        query, key, value = _autocast(query), _autocast(key), _autocast(value)
+    return call_attention(query, key, value, *arguments(query, *options))
+
+
+def _autocast(tensor: Tensor) -> Tensor:
+    """Returns the tensor in autocast's type; float64 stays."""
+    if tensor.dtype == torch.float64 or not tensor.is_floating_point():
+        return tensor
+    return tensor.to(torch.get_autocast_dtype("cpu"))
 
 
 def scaled_dot_product_attention(
@@ -67,24 +83,111 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """``torch.nn.functional.scaled_dot_product_attention`` by this library: the same arguments and meaning, is_causal
-    aligned top-left among them. query [..., queries, d] of 2 to 4 dimensions. Dropout is an error."""
+    """``torch.nn.functional.scaled_dot_product_attention`` by this library: the same arguments and meaning.
+
+    is_causal is aligned top-left. query is [..., queries, d]; leading dimensions broadcast. Strides are free: a tensor
+    whose last dimension is not contiguous is copied. Dropout is an error.
+    Exception: in a query whose mask has its type's lowest number for every key, out is 0, not the mean of the values.
+    """
+    check_tensors(query, key, value)
     if dropout_p != 0:
-        raise ValueError(f"dropout_p is {dropout_p}, must be 0")
-    if attn_mask is not None and is_causal:
-        raise ValueError("attn_mask and is_causal exclude each other")
-    rank = query.dim()
-    if not 2 <= rank <= 4:
-        raise ValueError(f"query has shape {list(query.shape)}, must have 2 to 4 dimensions")
-    query, key, value = (tensor[(None,) * (4 - tensor.dim())] for tensor in (query, key, value))
-    if not enable_gqa and key.shape[1] != query.shape[1]:
-        raise ValueError(f"key has {key.shape[1]} heads, query has {query.shape[1]}: enable_gqa is false")
-    mask = None if attn_mask is None else MaskMatrix(attn_mask)
+        raise ValueError(f"{_NAME}: dropout_p is {dropout_p}, must be 0")
+    if attn_mask is not None:
+        if not isinstance(attn_mask, Tensor):
+            raise TypeError(f"{_NAME}: attn_mask is a {type(attn_mask).__name__}, must be a tensor or None")
+        if is_causal:
+            raise ValueError(f"{_NAME}: attn_mask and is_causal exclude each other")
+    least = 3 if enable_gqa else 2
+    if query.dim() < least or key.dim() < least or value.dim() < least:
+        raise ValueError(
+            f"{_NAME}: {_shapes(query, key, value)}, must have at least {least} dimensions where enable_gqa is {enable_gqa}"
+        )
+    query, key, value = _with_heads(query, key, value) if enable_gqa else _broadcast(query, key, value)
+    if key.shape[-2] != value.shape[-2]:
+        raise ValueError(f"{_NAME}: value has {value.shape[-2]} positions, key has {key.shape[-2]}: must be equal")
+    leading, queries, keys = query.shape[:-2], query.shape[-2], key.shape[-2]
+    query, key, value = _four_dimensional(query), _four_dimensional(key), _four_dimensional(value)
+
+    mask = None
+    variant = None if attn_mask is None else causal_variant(attn_mask)
+    if variant is not None:
+        if (attn_mask.seq_len_q, attn_mask.seq_len_kv) != (queries, keys):
+            extents = [attn_mask.seq_len_q, attn_mask.seq_len_kv]
+            raise ValueError(f"{_NAME}: attn_mask is for {extents} queries and keys, must be for {[queries, keys]}")
+        is_causal = variant.name == "UPPER_LEFT"
+        mask = None if is_causal else Causal()
+    elif attn_mask is not None:
+        mask = MaskMatrix(_mask_of(attn_mask, leading))
     if is_causal:
-        queries, keys = query.shape[2], key.shape[2]
-        if queries <= keys:  # top-left: no query sees the keys behind the last query
+        if queries <= keys:  # top-left: the last query sees as many keys as there are queries
             key, value, mask = key[:, :, :queries], value[:, :, :queries], Causal()
         else:
-            mask = MaskMatrix(torch.ones(queries, keys, dtype=torch.bool).tril())
-    out = attention(query, key, value, mask=mask, scale=scale)
-    return out[(0,) * (4 - rank)]
+            mask = MaskMatrix(torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril())
+    out, _ = _attend(query, key, value, None, mask, None, None, False, None, scale)
+    return out if len(leading) == 2 else out.reshape(*leading, queries, out.shape[-1])
+
+
+def _shapes(query: Tensor, key: Tensor, value: Tensor) -> str:
+    return f"query has shape {list(query.shape)}, key has shape {list(key.shape)}, value has shape {list(value.shape)}"
+
+
+def _broadcast(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns views whose leading dimensions are equal. Exception: one head of keys and values stays one."""
+    shapes = query.shape[:-2], key.shape[:-2], value.shape[:-2]
+    if shapes[0] == shapes[1] == shapes[2]:
+        return query, key, value
+    try:
+        leading = torch.broadcast_shapes(*shapes)
+    except RuntimeError:
+        raise ValueError(
+            f"{_NAME}: {_shapes(query, key, value)}: leading dimensions must broadcast, or enable_gqa be true"
+        ) from None
+    one_head = all(shape[-1:] in ((), (1,)) for shape in shapes[1:])
+    shared = (*leading[:-1], 1) if one_head and leading else leading
+    return _expanded(query, leading), _expanded(key, shared), _expanded(value, shared)
+
+
+def _with_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the tensors with equal leading dimensions but for heads, and as many heads of keys as of values."""
+    heads = query.shape[-3]
+    for name, tensor in (("key", key), ("value", value)):
+        if tensor.shape[-3] == 0 or heads % tensor.shape[-3] != 0:
+            raise ValueError(
+                f"{_NAME}: {name} has {tensor.shape[-3]} heads, query has {heads}: query's must be a multiple of {name}'s"
+            )
+    if key.shape[-3] != value.shape[-3]:
+        key, value = (tensor.repeat_interleave(heads // tensor.shape[-3], -3) for tensor in (key, value))
+    batches = [tensor.shape[:-3] for tensor in (query, key, value)]
+    if batches[0] == batches[1] == batches[2]:
+        return query, key, value
+    try:
+        batch = torch.broadcast_shapes(*batches)
+    except RuntimeError:
+        raise ValueError(
+            f"{_NAME}: {_shapes(query, key, value)}: dimensions before the heads must broadcast"
+        ) from None
+    return tuple(_expanded(tensor, (*batch, tensor.shape[-3])) for tensor in (query, key, value))
+
+
+def _expanded(tensor: Tensor, leading: tuple) -> Tensor:
+    return tensor.expand(*leading, *tensor.shape[-2:])
+
+
+def _four_dimensional(tensor: Tensor) -> Tensor:
+    """Returns [batch, heads, positions, width] with a contiguous last dimension."""
+    if tensor.dim() > 4:
+        tensor = tensor.flatten(0, -4)
+    elif tensor.dim() < 4:
+        tensor = tensor[(None,) * (4 - tensor.dim())]
+    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] <= 1 else tensor.contiguous()
+
+
+def _mask_of(attn_mask: Tensor, leading: tuple) -> Tensor:
+    """Returns the mask with at most 4 dimensions, as _four_dimensional makes them."""
+    if not 2 <= attn_mask.dim() <= len(leading) + 2:
+        raise ValueError(
+            f"{_NAME}: attn_mask has shape {list(attn_mask.shape)}, must have 2 to {len(leading) + 2} dimensions"
+        )
+    if len(leading) <= 2 or attn_mask.dim() <= 3:
+        return attn_mask
+    return attn_mask.expand(*leading[:-1], *attn_mask.shape[-3:]).flatten(0, -4)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ._arguments import arguments, check_devices
+from ._arguments import arguments, check_tensors
 from ._operators import compute_type
 from ._rope import Rope
 from .mask import Causal, Mask
@@ -101,7 +101,7 @@ class KVCache:
         been appended already. n and positions come from the cache; the mask is ``Causal()`` by default. The other
         arguments are those of ``attention``."""
         mask = Causal() if mask is None else mask
-        check_devices(query, self.keys, self.values)
+        check_tensors(query, self.keys, self.values)
         operands = arguments(query, scaling, mask, score, sinks, scaled_sinks, self.rope, scale)
         out, lse = torch.ops.ssmax.decode(query, self.keys, self.values, self.lengths, self.ring, *operands)
         return (out, lse) if return_lse else out

@@ -5,6 +5,10 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.utils.flop_counter import register_flop_formula
+
+from ._checks import check_broadcast, check_entries, check_inputs, check_parameters
 
 torch.ops.load_library(Path(__file__).with_name("operators.so"))
 
@@ -13,7 +17,16 @@ _attention_backward = torch.ops.ssmax.attention_backward.default
 
 # Which arguments of ssmax::attention are learnt besides query, key and value: their places, from 0.
 _LEARNT = {"s": 4, "b": 5, "p": 6, "c": 7, "slopes": 19, "bias": 20, "sinks": 22}
+_ENTRIES = {"prefix": 12, "lengths": 13}
+_VISIBLE = 16
+_STORED = (torch.float32, torch.float16, torch.bfloat16)  # by a cache
 _may_learn = operator.itemgetter(0, 1, 2, *_LEARNT.values())
+# Where ssmax::attention takes tensors, and where it takes anything else.
+_IS_TENSOR = ["Tensor" in str(argument.type) for argument in _attention._schema.arguments]
+_TENSORS = tuple(i for i, is_tensor in enumerate(_IS_TENSOR) if is_tensor)
+_OTHERS = tuple(i for i, is_tensor in enumerate(_IS_TENSOR) if not is_tensor)
+_tensors_of = operator.itemgetter(*_TENSORS)
+_others_of = operator.itemgetter(*_OTHERS)
 
 
 def compute_type(dtype: torch.dtype) -> torch.dtype:
@@ -29,14 +42,29 @@ def _empty_like(like: Tensor, shape: tuple) -> Tensor:
     return like.new_empty((batch, positions, heads, width)).transpose(1, 2)
 
 
+def _check(query: Tensor, key: Tensor, value: Tensor, *arguments: object) -> None:
+    """Throws what ssmax::attention throws for shapes and types."""
+    check_inputs(query, key, value)
+    given = {name: arguments[i - 3] for name, i in _LEARNT.items()}
+    check_parameters(query, given["s"], given["b"], given["slopes"], given["sinks"])
+    batch, heads, queries, keys = *query.shape[:3], key.shape[2]
+    check_broadcast("c", given["c"], batch, heads, queries)
+    for name, tensor in (("mask", arguments[_VISIBLE - 3]), ("bias", given["bias"])):
+        check_broadcast(name, tensor, batch, heads, queries, keys)
+    for name, i in _ENTRIES.items():
+        check_entries(name, arguments[i - 3], batch)
+
+
 @torch.library.register_fake("ssmax::attention")
 def _(query, key, value, *arguments):
+    _check(query, key, value, *arguments)
     out = _empty_like(query, (*query.shape[:3], value.shape[3]))
     return out, query.new_empty(query.shape[:3], dtype=compute_type(query.dtype))
 
 
 @torch.library.register_fake("ssmax::attention_backward")
 def _(grad_out, grad_lse, query, key, value, out, lse, learn, *arguments):
+    _check(query, key, value, *arguments)
     heads, compute = query.shape[1], compute_type(query.dtype)
     given = {name: arguments[i - 3] for name, i in _LEARNT.items()}
 
@@ -56,6 +84,7 @@ def _(grad_out, grad_lse, query, key, value, out, lse, learn, *arguments):
 
 @torch.library.register_fake("ssmax::decode")
 def _(query, keys, values, *arguments):
+    check_inputs(query, keys, values, storage=(torch.float64,) if query.dtype == torch.float64 else _STORED)
     out = _empty_like(query, (*query.shape[:3], values.shape[3]))
     return out, query.new_empty(query.shape[:3], dtype=compute_type(query.dtype))
 
@@ -65,18 +94,39 @@ def _(rows, rope, start):
     return _empty_like(rows, rows.shape)
 
 
+@register_flop_formula(torch.ops.ssmax.attention)
+def _(query_shape, key_shape, value_shape, *arguments, out_shape=None, **_) -> int:
+    """As for PyTorch's own attention: two products, whatever the mask."""
+    batch, heads, queries, width = query_shape
+    return 2 * batch * heads * queries * key_shape[2] * (width + value_shape[3])
+
+
+@register_flop_formula(torch.ops.ssmax.attention_backward)
+def _(grad_out_shape, grad_lse_shape, query_shape, key_shape, value_shape, *arguments, out_shape=None, **_) -> int:
+    """As for PyTorch's own attention: five products, one of which is the logits."""
+    batch, heads, queries, width = query_shape
+    return 2 * batch * heads * queries * key_shape[2] * (3 * width + 2 * value_shape[3])
+
+
+@register_flop_formula(torch.ops.ssmax.decode, get_raw=True)
+def _(query, keys, values, lengths, *arguments, out_val=None, **_) -> int:
+    """Two products with the keys that each sequence has stored."""
+    _, heads, queries, width = query.shape
+    stored = lengths.clamp(max=keys.shape[2]).sum().item()
+    return 2 * heads * queries * stored * (width + values.shape[3])
+
+
 def _setup_context(ctx, inputs, output):
     ctx.set_materialize_grads(False)
-    ctx.tensor_at = [i for i, x in enumerate(inputs) if isinstance(x, Tensor)]
-    ctx.inputs = [None if isinstance(x, Tensor) else x for x in inputs]
-    ctx.save_for_backward(*output, *(inputs[i] for i in ctx.tensor_at))
+    ctx.others = _others_of(inputs)
+    ctx.save_for_backward(*output, *_tensors_of(inputs))
 
 
 def _backward(ctx, grad_out, grad_lse):
     out, lse, *tensors = ctx.saved_tensors
-    inputs = list(ctx.inputs)
-    for i, tensor in zip(ctx.tensor_at, tensors, strict=True):
-        inputs[i] = tensor
+    inputs = [None] * len(_IS_TENSOR)
+    for i, x in zip(_TENSORS + _OTHERS, (*tensors, *ctx.others), strict=True):
+        inputs[i] = x
     if grad_out is None:
         grad_out = torch.zeros_like(out)
     elif grad_out.stride(3) != 1:  # as of a sum, which is expanded from one number
@@ -85,7 +135,7 @@ def _backward(ctx, grad_out, grad_lse):
         grad_lse = grad_lse.contiguous()
     wanted = ctx.needs_input_grad
     learn = [wanted[i] for i in _LEARNT.values()]
-    gradients = _attention_backward(grad_out, grad_lse, *inputs[:3], out, lse, learn, *inputs[3:])
+    gradients = _call_backward(grad_out, grad_lse, *inputs[:3], out, lse, learn, *inputs[3:])
     result = [None] * len(inputs)
     for i in range(3):
         if wanted[i]:
@@ -99,7 +149,11 @@ def _backward(ctx, grad_out, grad_lse):
 
 
 def _no_second_derivative(ctx, *gradients):
-    raise NotImplementedError("ssmax_torch.attention has no second derivative")
+    raise NotImplementedError("ssmax_torch.attention: the second derivative is not implemented")
+
+
+def _no_forward_mode(ctx, *tangents):
+    raise NotImplementedError("ssmax_torch.attention: forward-mode derivatives are not implemented, use reverse mode")
 
 
 torch.library.register_autograd("ssmax::attention", _backward, setup_context=_setup_context)
@@ -107,23 +161,62 @@ torch.library.register_autograd("ssmax::attention_backward", _no_second_derivati
 
 
 class _Attention(torch.autograd.Function):
-    """What register_autograd does, in a tenth of its time."""
+    """Does what register_autograd does, in a tenth of its time, and works under torch.func."""
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(ctx, *inputs):
+    def forward(*inputs):
         with torch._C._AutoDispatchBelowAutograd():
-            output = _attention(*inputs)
-        _setup_context(ctx, inputs, output)
-        return output
+            return _attention(*inputs)
 
-    backward = staticmethod(torch.autograd.function.once_differentiable(_backward))
+    setup_context = staticmethod(_setup_context)
+    backward = staticmethod(_backward)
+    jvp = staticmethod(_no_forward_mode)
+
+
+# _Attention.apply without its inspection of forward's signature, which only default arguments and torch.func need: a
+# third of a small call's time.
+_record = super(torch.autograd.Function, _Attention).apply
+
+
+class _AttentionBackward(torch.autograd.Function):
+    """The backward where a graph of it is recorded."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*inputs):
+        with torch._C._AutoDispatchBelowAutograd():
+            return _attention_backward(*inputs)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    backward = staticmethod(_no_second_derivative)
+    jvp = staticmethod(_no_forward_mode)
+
+
+def _transformed() -> bool:
+    """Whether a transform of torch.func or forward-mode differentiation is active."""
+    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+
+
+def _call_backward(*inputs):
+    if torch.is_grad_enabled() or _transformed():
+        return _AttentionBackward.apply(*inputs)
+    with torch._C._AutoDispatchBelowAutograd():
+        return _attention_backward(*inputs)
 
 
 def call_attention(*inputs):
     """ssmax::attention: out and lse."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if _transformed():
+        return _Attention.apply(*inputs)
+    if torch.compiler.is_compiling():
         return _attention(*inputs)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in _may_learn(inputs)):
-        return _Attention.apply(*inputs)
+        return _record(*inputs)
     with torch._C._AutoDispatchBelowAutograd():
         return _attention(*inputs)

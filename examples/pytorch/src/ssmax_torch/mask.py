@@ -8,7 +8,7 @@ mask                                 a query of batch entry b that stands at key
 ``PrefixLM(prefix)``                 keys … p, and the first prefix[b] keys wherever it stands
 ``KeyLengths(lengths)``              the first lengths[b] keys; the others are padding
 ``Documents(cu_seqlens, …)``         keys of its own document; positions and n start anew in each
-``MaskMatrix(tensor)``               where a bool tensor is true, or where an additive one is not -inf
+``MaskMatrix(tensor)``               where a bool tensor is true; where an additive one is neither -inf nor its type's lowest
 ``a & b``                            the keys that both show
 ===================================  =====================================================================
 
@@ -18,9 +18,13 @@ A tensor may stand for ``MaskMatrix`` wherever a mask is wanted.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.nn.attention.bias import CausalVariant
 
 Integers = Tensor | Sequence[int]
 
@@ -30,6 +34,33 @@ def _int64(name: str, values: Integers) -> Tensor:
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
         raise ValueError(f"{name} has dtype {tensor.dtype}, must be of integers")
     return tensor.to(torch.int64).contiguous()
+
+
+def _check_integer(name: str, value: int) -> None:
+    if not hasattr(value, "__index__"):
+        raise TypeError(f"ssmax_torch.mask: {name} is a {type(value).__name__}, must be an integer")
+
+
+def additive_as(additive: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns the additive mask in `dtype`: what its own type's lowest number hides stays hidden."""
+    if additive.dtype == dtype:
+        return additive
+    lowest = torch.finfo(additive.dtype).min
+    return additive.masked_fill(additive == lowest, -torch.inf).to(dtype)
+
+
+def _sum(a: Tensor, b: Tensor) -> Tensor:
+    dtype = torch.promote_types(a.dtype, b.dtype)
+    return additive_as(a, dtype) + additive_as(b, dtype)
+
+
+def causal_variant(matrix: Tensor) -> CausalVariant | None:
+    """Returns the alignment of a ``torch.nn.attention.bias.CausalBias``, which has no data, else None."""
+    if type(matrix) in (Tensor, torch.nn.Parameter):
+        return None
+    from torch.nn.attention.bias import CausalBias
+
+    return matrix.variant if isinstance(matrix, CausalBias) else None
 
 
 def _one(name: str, a, b):
@@ -65,7 +96,7 @@ class Mask:
     def __and__(self, other: Mask | Tensor) -> Mask:
         a, b = self, as_mask(other)
         visible = a.visible & b.visible if a.visible is not None and b.visible is not None else None
-        additive = a.additive + b.additive if a.additive is not None and b.additive is not None else None
+        additive = _sum(a.additive, b.additive) if a.additive is not None and b.additive is not None else None
         window = a.window and b.window and tuple(min(*sides) for sides in zip(a.window, b.window))
         return Mask(
             causal=a.causal or b.causal,
@@ -90,6 +121,8 @@ class SlidingWindow(Mask):
     """Keys p - left … p + right. A model's "window of w tokens" counts the token itself: left = w - 1."""
 
     def __init__(self, left: int, right: int = 0):
+        for name, side in (("left", left), ("right", right)):
+            _check_integer(f"SlidingWindow: {name}", side)
         super().__init__(window=(left, right))
 
 
@@ -104,6 +137,8 @@ class KeyLengths(Mask):
     """The first lengths[b] keys of batch entry b; the others are padding. lengths: [batch]."""
 
     def __init__(self, lengths: Integers):
+        if isinstance(lengths, Sequence) and any(length < 0 for length in lengths):
+            raise ValueError(f"ssmax_torch.mask.KeyLengths: lengths is {list(lengths)}, must not be negative")
         super().__init__(lengths=_int64("lengths", lengths))
 
 
@@ -119,15 +154,24 @@ class Documents(Mask):
 
 class MaskMatrix(Mask):
     """A tensor that broadcasts to [batch, heads, queries, keys]: of bool, which shows keys where it is true, or of
-    floating type, which is added to the logits and hides where it is -inf. Hidden keys are not counted in n."""
+    floating type, which is added to the logits and hides where it is -inf or its type's lowest number,
+    ``torch.finfo(dtype).min``. Hidden keys are not counted in n. A ``torch.nn.attention.bias.CausalBias`` becomes a
+    tensor of bool."""
 
     def __init__(self, matrix: Tensor):
+        if not isinstance(matrix, Tensor):
+            raise TypeError(f"ssmax_torch.mask.MaskMatrix: matrix is a {type(matrix).__name__}, must be a tensor")
+        variant = causal_variant(matrix)
+        if variant is not None:
+            queries, keys = matrix.seq_len_q, matrix.seq_len_kv
+            last = keys - queries if variant.name == "LOWER_RIGHT" else 0
+            matrix = torch.ones(queries, keys, dtype=torch.bool, device=matrix.device).tril(last)
         if matrix.dtype == torch.bool:
             super().__init__(visible=matrix)
         elif matrix.is_floating_point():
             super().__init__(additive=matrix)
         else:
-            raise ValueError(f"mask has dtype {matrix.dtype}, must be bool or of floating type")
+            raise ValueError(f"ssmax_torch.mask.MaskMatrix: mask has dtype {matrix.dtype}, must be bool or of floating type")
 
 
 def as_mask(mask: Mask | Tensor | None) -> Mask:

@@ -26,6 +26,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ._numbers import number
+
 
 def _number(value: float | Tensor) -> float:
     return 0.0 if isinstance(value, Tensor) else float(value)
@@ -110,7 +112,7 @@ class Llama4Temperature(Scaling):
     kind = 5
 
     def numbers(self):
-        return [float(self.scale), float(self.floor_length)]
+        return [number("scale", self.scale), float(self.floor_length)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +124,7 @@ class MinistralTemperature(Scaling):
     kind = 6
 
     def numbers(self):
-        return [float(self.scale), float(self.trained_length)]
+        return [number("scale", self.scale), float(self.trained_length)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +135,7 @@ class Constant(Scaling):
     kind = 7
 
     def numbers(self):
-        return [float(self.multiplier)]
+        return [number("multiplier", self.multiplier)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +159,7 @@ class InklingTemperature(Scaling):
     kind = 9
 
     def numbers(self):
-        return [float(self.alpha), float(self.floor_length)]
+        return [number("alpha", self.alpha), float(self.floor_length)]
 
 
 class AdjustedSize(Scaling):

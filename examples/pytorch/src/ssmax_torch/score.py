@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ._numbers import number
+
 
 class Score:
     """What ``attention`` takes as ``score``: any of the scores below, one after the other."""
@@ -53,7 +55,7 @@ class Softcap(Score):
     def __init__(self, cap: float):
         if not cap > 0:
             raise ValueError(f"Softcap: cap is {cap}, must be above 0")
-        super().__init__(softcap=float(cap))
+        super().__init__(softcap=number("cap", cap))
 
 
 class Alibi(Score):
@@ -78,4 +80,4 @@ class ScaleInvariant(Score):
     def __init__(self, tau: float = 10.0):
         if not tau > 0:
             raise ValueError(f"ScaleInvariant: tau is {tau}, must be above 0")
-        super().__init__(scale_invariant=float(tau))
+        super().__init__(scale_invariant=number("tau", tau))

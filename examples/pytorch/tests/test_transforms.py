@@ -1,0 +1,157 @@
+"""torch.func, forward-mode and second derivatives, autocast, the count of operations."""
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.utils.flop_counter import FlopCounterMode
+
+import ssmax_torch
+from ssmax_torch import attention, mask, scaling
+
+
+def inputs():
+    torch.manual_seed(0)
+    return torch.randn(1, 2, 5, 4), torch.randn(1, 2, 5, 4), torch.randn(1, 2, 5, 4)
+
+
+Q, K, V = inputs()
+
+
+def out_of(query):
+    return attention(query, K, V, mask=mask.Causal())
+
+
+def gradient(loss, *at):
+    at = [x.clone().requires_grad_() for x in at]
+    return torch.autograd.grad(loss(*at), at)
+
+
+def dual_level(query):
+    with forward_ad.dual_level():
+        return out_of(forward_ad.make_dual(query, torch.ones_like(query)))
+
+
+@pytest.mark.parametrize("call", [
+    lambda: torch.func.jvp(out_of, (Q,), (torch.ones_like(Q),)),
+    lambda: torch.func.jvp(lambda s: attention(Q, K, V, scaling=scaling.SSMax(s)), (torch.ones(2),), (torch.ones(2),)),
+    lambda: torch.func.jacfwd(out_of)(Q),
+    lambda: dual_level(Q),
+    lambda: dual_level(Q.clone().requires_grad_()),
+    lambda: torch.compile(lambda: torch.func.jvp(out_of, (Q,), (torch.ones_like(Q),)), backend="eager")(),
+])  # fmt: skip
+def test_forward_mode_is_refused(call):
+    with pytest.raises(NotImplementedError, match="ssmax_torch.attention: forward-mode derivatives"):
+        call()
+
+
+def test_forward_mode_elsewhere():
+    """Without a tangent in its arguments, attention works inside a dual level."""
+    with forward_ad.dual_level():
+        assert torch.equal(out_of(Q), attention(Q, K, V, mask=mask.Causal()))
+
+
+def penalty(query):
+    query = query.clone().requires_grad_()
+    (first,) = torch.autograd.grad(out_of(query).sum(), query, create_graph=True)
+    first.square().sum().backward()
+
+
+@pytest.mark.parametrize("call", [
+    lambda: penalty(Q),
+    lambda: torch.autograd.functional.hessian(lambda q: out_of(q).sum(), Q),
+    lambda: torch.func.grad(lambda q: torch.func.grad(lambda x: out_of(x).sum())(q).sum())(Q),
+    lambda: torch.func.jacrev(torch.func.grad(lambda q: out_of(q).sum()))(Q),
+])  # fmt: skip
+def test_second_derivatives_are_refused(call):
+    with pytest.raises(NotImplementedError, match="ssmax_torch.attention: the second derivative"):
+        call()
+
+
+def test_create_graph_alone():
+    """A first derivative with create_graph has the value of one without."""
+    query = Q.clone().requires_grad_()
+    (first,) = torch.autograd.grad(out_of(query).sum(), query, create_graph=True)
+    assert torch.equal(first.detach(), gradient(lambda q: out_of(q).sum(), Q)[0])
+
+
+def test_func_grad():
+    s = torch.rand(2)
+
+    def loss(q, k, v, s):
+        out, lse = attention(q, k, v, scaling=scaling.SSMax(s), mask=mask.Causal(), return_lse=True)
+        return out.square().sum() + lse.sum()
+
+    expected = gradient(loss, Q, K, V, s)
+    for mine, other in zip(torch.func.grad(loss, argnums=(0, 1, 2, 3))(Q, K, V, s), expected, strict=True):
+        assert torch.equal(mine, other)
+
+
+def test_func_vjp():
+    out, pull = torch.func.vjp(lambda q: out_of(q), Q)
+    assert torch.equal(out, out_of(Q))
+    assert torch.equal(pull(V)[0], gradient(lambda q: (out_of(q) * V).sum(), Q)[0])
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_vmap_of_grad():
+    queries, s = torch.stack([Q, 2 * Q, -Q]), torch.tensor([0.5, 1.5])
+
+    def loss(q, s):
+        return attention(q, K, V, scaling=scaling.SSMax(s), mask=mask.Causal()).square().sum()
+
+    for i, mine in enumerate(torch.func.vmap(torch.func.grad(loss, argnums=(0, 1)), in_dims=(0, None))(queries, s)):
+        for one, q in zip(mine, queries, strict=True):
+            torch.testing.assert_close(one, gradient(loss, q, s)[i])
+
+
+def test_func_of_a_module():
+    module = ssmax_torch.SSMax(2, bias=True)
+    parameters = {name: x.detach() for name, x in module.named_parameters()}
+
+    def loss(parameters):
+        return torch.func.functional_call(module, parameters, (Q, K, V)).square().sum()
+
+    module(Q, K, V).square().sum().backward()
+    for name, mine in torch.func.grad(loss)(parameters).items():
+        assert torch.equal(mine, getattr(module, name).grad)
+
+
+@pytest.mark.parametrize("types", [
+    (torch.float32, torch.bfloat16, torch.float32),
+    (torch.bfloat16, torch.float32, torch.float16),
+    (torch.float32, torch.float32, torch.float32),
+    (torch.float64, torch.float64, torch.float64),
+])  # fmt: skip
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(types, dtype):
+    """The types of out and of gradients are those of PyTorch's attention."""
+    given = [x.to(kind).requires_grad_() for x, kind in zip((Q, K, V), types, strict=True)]
+    with torch.autocast("cpu", dtype):
+        out = ssmax_torch.scaled_dot_product_attention(*given)
+        theirs = torch.nn.functional.scaled_dot_product_attention(*given)
+    assert out.dtype == theirs.dtype
+    tolerance = 8 * torch.finfo(out.dtype).eps
+    torch.testing.assert_close(out, theirs, atol=tolerance, rtol=tolerance)
+    mine, other = (torch.autograd.grad(x.sum(), given) for x in (out, theirs))
+    assert [x.dtype for x in mine] == [x.dtype for x in other] == list(types)
+
+
+def test_autocast_refuses_float64_beside_others():
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ValueError, match="key has dtype bfloat16, must be float64"):
+        attention(Q.double(), K, V)
+
+
+def test_flop_counter():
+    """Counts what PyTorch counts for its own attention: every product, whatever the mask."""
+    q, k, v = (torch.rand(2, heads, n, d, requires_grad=True) for heads, n, d in ((4, 5, 8), (2, 6, 8), (2, 6, 3)))
+    with FlopCounterMode(display=False) as forward:
+        out = attention(q, k, v, mask=mask.Causal())
+    assert forward.get_total_flops() == 2 * 2 * 4 * 5 * 6 * (8 + 3)
+    with FlopCounterMode(display=False) as backward:
+        out.sum().backward()
+    assert backward.get_total_flops() == 2 * 2 * 4 * 5 * 6 * (3 * 8 + 2 * 3)
+    cache = ssmax_torch.KVCache(2, 2, 8, capacity=16, value_width=3)
+    cache.append(k.detach(), v.detach(), counts=[6, 4])
+    with FlopCounterMode(display=False) as decode:
+        cache.decode(q.detach()[:, :, :1])
+    assert decode.get_total_flops() == 2 * 4 * (6 + 4) * (8 + 3)
