@@ -106,14 +106,17 @@ def _structure(mask_function: Callable, queries: range, keys: range) -> Mask | N
     """The mask that the function means where it is one of transformers' own, else None."""
     if mask_function is causal_mask_function:
         return Causal()
-    # Every other that is known is and_masks of two: what is special, and causal or what is left of it.
+    # Every other known function is and_masks of two functions.
     made_by, variables = _made_by(mask_function)
     if made_by != _made_by(and_masks(causal_mask_function))[0] or len(variables["mask_functions"]) != 2:
         return None
-    overlay, rest = variables["mask_functions"]
+    first, second = variables["mask_functions"]
+    for overlay, rest in ((first, second), (second, first)):  # transformers 5.23 joins them in the other order
+        made_by, variables = _made_by(overlay)
+        if made_by == _made_by(packed_sequence_mask_function(None))[0]:
+            return _packed(variables["packed_sequence_mask"], rest, queries, keys)
+    overlay, rest = first, second
     made_by, variables = _made_by(overlay)
-    if made_by == _made_by(packed_sequence_mask_function(None))[0]:
-        return _packed(variables["packed_sequence_mask"], rest, queries, keys)
     if rest is not causal_mask_function:
         return None
     if made_by == _made_by(sliding_window_overlay(1))[0]:
