@@ -47,10 +47,15 @@ from .score import Bias, Softcap
 
 # Arguments of layers that hold tensors and do not change attention: the layer has used them before the call.
 _USED_BEFORE = {"position_ids"}
-# Types of layers and models that read the mask, or change it.
-_READ_MASK = {"indexed_attention", "doge"}
-# Types of layers that append compressed keys, and to the mask an additive mask of these.
-_APPEND_KEYS = {"compressed_sparse_attention", "heavily_compressed_attention"}
+# Types of layers and of models that read the mask, append keys to it or add it to logits of their own: these get the
+# additive matrix of `eager`.
+_READ_MASK = {
+    "indexed_attention",
+    "compressed_sparse_attention",
+    "heavily_compressed_attention",
+    "doge",
+    "bigbird_pegasus",
+}
 
 
 def register(
@@ -186,14 +191,14 @@ def _mask(
         # A static cache has keys after the last query, at an offset that is a tensor.
         aligned = isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length
         # transformers does not allow a skip for packed sequences, nor for a model that reads the mask.
-        unread = (allow_is_causal_skip or _is_packed(mask_function)) and not types & (_READ_MASK | _APPEND_KEYS)
+        unread = (allow_is_causal_skip or _is_packed(mask_function)) and not types & _READ_MASK
         if aligned and unread:
             queries, keys = range(q_offset, q_offset + q_length), range(kv_offset, kv_offset + kv_length)
             mask = _structure(mask_function, queries, keys)
             if mask is not None:
                 padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
                 return _ModelMask(_padded(mask, padding, kv_offset, kv_length), q_length, kv_length)
-    return (eager_mask if types & _APPEND_KEYS else sdpa_mask)(
+    return (eager_mask if types & _READ_MASK else sdpa_mask)(
         batch_size,
         q_length,
         kv_length,
