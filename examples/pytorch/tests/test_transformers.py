@@ -1,13 +1,21 @@
 """Models of `transformers` with random weights, by this library and by their own eager attention."""
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
+from torch import nn
 
 hf = pytest.importorskip("transformers", reason="needs transformers: pip install 'examples/pytorch[clients]'")
 from transformers.masking_utils import create_causal_mask  # noqa: E402
 
 import ssmax_torch.transformers as adapter  # noqa: E402
 from ssmax_torch.mask import Mask  # noqa: E402
+from ssmax_torch.scaling import SSMax  # noqa: E402
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import sweep_transformers as sweep  # noqa: E402
 
 adapter.register()
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -136,7 +144,7 @@ def is_structural(mask):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_and_gradients_are_eagers(name, masks):
-    eager, ours = model(name, "eager"), model(name, "ssmax")
+    eager, ours = model(name, "eager"), model(name, "ssmax_softmax")
     x = tokens()
     expected, actual = eager(x, labels=x), ours(x, labels=x)
     assert len(masks) == ours.config.num_hidden_layers and all(map(is_structural, masks))
@@ -157,7 +165,7 @@ def test_generation_with_a_cache_gives_the_same_tokens(name, masks):
     x = tokens(length=9)  # so that windows, chunks and temperatures begin on the way
     settings = {"max_new_tokens": 16, "do_sample": False}
     expected = model(name, "eager").generate(x, **settings)
-    ours = model(name, "ssmax")
+    ours = model(name, "ssmax_softmax")
     assert torch.equal(expected, ours.generate(x, **settings))
     assert all(map(is_structural, masks)) and len(masks) == 16 * ours.config.num_hidden_layers
     assert torch.equal(expected, ours.generate(x, use_cache=False, **settings))
@@ -171,7 +179,7 @@ def test_padding_is_not_seen(name, side, masks):
     padding = position < lengths[:, None]
     x = x.where(padding, 0)
     expected = model(name, "eager")(x, attention_mask=padding.long()).logits
-    actual = model(name, "ssmax")(x, attention_mask=padding.long()).logits
+    actual = model(name, "ssmax_softmax")(x, attention_mask=padding.long()).logits
     if side == "right" and name != "llama4":  # whose chunks begin at the first token of each row
         assert all(map(is_structural, masks))
     if side == "right" and name in ("llama", "ministral3", "qwen3"):  # no query is left without a key
@@ -184,17 +192,17 @@ def test_packed_sequences_do_not_see_each_other(name, masks):
     x = tokens(batch=1)
     position_ids = torch.cat([torch.arange(n) for n in (11, 1, 12)])[None]
     expected = model(name, "eager")(x, position_ids=position_ids, use_cache=False).logits
-    actual = model(name, "ssmax")(x, position_ids=position_ids, use_cache=False).logits
+    actual = model(name, "ssmax_softmax")(x, position_ids=position_ids, use_cache=False).logits
     assert all(map(is_structural, masks)) or name == "llama4"
     assert_close(expected, actual, LOGITS, "logits")
-    alone = model(name, "ssmax")(x[:, 12:]).logits
+    alone = model(name, "ssmax_softmax")(x[:, 12:]).logits
     if name != "llama4":  # whose temperature goes by the place in the whole
         assert_close(alone, actual[:, 12:], LOGITS, "the last sequence alone")
 
 
 def test_a_static_cache_and_a_mask_of_ones_own(masks):
     x = tokens(length=9)
-    eager, ours = model("qwen3", "eager"), model("qwen3", "ssmax")
+    eager, ours = model("qwen3", "eager"), model("qwen3", "ssmax_softmax")
     settings = {"max_new_tokens": 8, "do_sample": False}
     static = ours.generate(x, cache_implementation="static", disable_compile=True, **settings)
     assert torch.equal(eager.generate(x, **settings), static)
@@ -207,7 +215,7 @@ def test_a_static_cache_and_a_mask_of_ones_own(masks):
 
 @torch.no_grad()
 def test_a_compiled_model_is_one_graph():
-    ours, x = model("gemma3", "ssmax"), tokens(length=12)
+    ours, x = model("gemma3", "ssmax_softmax"), tokens(length=12)
     compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
     assert_close(ours(x, use_cache=False).logits, compiled(x, use_cache=False).logits, LOGITS, "logits")
 
@@ -215,7 +223,7 @@ def test_a_compiled_model_is_one_graph():
 def test_masks_become_what_they_are():
     """What `_mask` makes of transformers' masks, one by one; what it does not know stays a matrix."""
     settings = config("llama")
-    settings._attn_implementation = "ssmax"
+    settings._attn_implementation = "ssmax_softmax"
     embeddings = torch.empty(2, 6, 0)
     causal = create_causal_mask(settings, embeddings, None, None)
     assert causal.causal and causal.window is None and causal.cu_queries is None
@@ -226,6 +234,115 @@ def test_masks_become_what_they_are():
 def test_what_is_not_possible_is_an_error():
     settings = config("qwen3")
     settings.attention_dropout = 0.1
-    made = hf.AutoModelForCausalLM.from_config(settings, attn_implementation="ssmax").train()
+    made = hf.AutoModelForCausalLM.from_config(settings, attn_implementation="ssmax_softmax").train()
     with pytest.raises(ValueError, match="dropout is 0.1, must be 0"):
         made(tokens())
+
+
+UNUSUAL = [
+    "inkling2_text",  # sinks of each query
+    "deepseek_v32",  # indices of keys
+    "hy_v4",  # indices of keys, and sinks
+    "minimax_m3_vl_text",  # indices of blocks of keys
+    "deepseek_v4",  # compressed keys, appended to the others
+    "doge",  # a mask that the layer changes
+]
+
+
+@pytest.mark.parametrize("name", [*UNUSUAL, "mistral", "gemma3_text", "llama4_text"])
+def test_models_of_the_sweep(name):
+    if name not in hf.CONFIG_MAPPING:
+        pytest.skip(f"needs a version of transformers that has {name}")
+    results = sweep.check("causal", name, seconds=60)
+    assert isinstance(results, dict), results
+    expected = dict.fromkeys(sweep.CHECKS[:-1], "equal")
+    if name in ("inkling2_text", "deepseek_v4"):  # eager has no static cache either
+        expected["static"] = "–"
+    assert {check: sweep.cell(check, results[check]) for check in expected} == expected
+
+
+def interface(module=None, queries=6, keys=6, mask=None, name=sweep.NAME, **options):
+    """The function that models call, with one head of width 8."""
+    q, k, v = (torch.randn(1, 1, n, 8, generator=torch.Generator().manual_seed(n)) for n in (queries, keys, keys))
+    return hf.AttentionInterface()[name](module or nn.Identity(), q, k, v, mask, **options)[0]
+
+
+def test_a_tensor_that_is_not_known_is_an_error():
+    with pytest.raises(ValueError, match="Identity passes first, second, which"):
+        interface(first=torch.ones(1), second=torch.ones(1), position_ids=torch.arange(6), sliding_window=3)
+    interface(position_ids=torch.arange(6), sliding_window=3)
+
+
+def test_a_mask_for_another_number_of_keys_is_an_error():
+    settings = config("llama")
+    settings._attn_implementation = sweep.NAME
+    structured = create_causal_mask(settings, torch.empty(1, 6, 0), None, None)
+    for mask in (structured, torch.ones(1, 1, 6, 6, dtype=torch.bool)):
+        interface(mask=mask)
+        message = "attention_mask has 6 queries and 6 keys, query has {} and key has {}: must be equal"
+        with pytest.raises(ValueError, match=message.format(6, 8)):
+            interface(keys=8, mask=mask)
+        with pytest.raises(ValueError, match=message.format(4, 6)):
+            interface(queries=4, mask=mask)
+    assert torch.equal(interface(mask=torch.ones(1, 1, 1, 6, dtype=torch.bool)), interface())
+
+
+def test_no_mask_is_none():
+    """A module of transformers that passes no mask sees all keys, unless it asks for a causal mask."""
+    every = torch.ones(1, 1, 6, 6, dtype=torch.bool)
+    assert torch.equal(interface(), interface(mask=every))
+    assert torch.equal(interface(is_causal=True), interface(mask=every.tril()))
+
+
+def test_a_model_with_attention_of_its_own_is_an_error():
+    settings = hf.BloomConfig(vocab_size=VOCABULARY, hidden_size=64, n_layer=2, n_head=4)
+    made = hf.AutoModelForCausalLM.from_config(settings, attn_implementation=sweep.NAME)
+    with pytest.raises(ValueError, match="the model of BloomConfig has attention of its own"):
+        made(tokens())
+
+
+def scaled(module, query, key, value, attention_mask, scaling, **_):
+    """softmax(s · ln n · logits), in plain PyTorch, with the n of each query: the reference."""
+    key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
+    n = (attention_mask == 0).sum(dim=-1, keepdim=True).clamp_min(1)
+    logits = module.s[:, None, None] * n.log() * scaling * query @ key.mT + attention_mask
+    return (logits.softmax(dim=-1) @ value).transpose(1, 2).contiguous(), None
+
+
+hf.AttentionInterface.register("scaled_reference", scaled)
+hf.AttentionMaskInterface.register("scaled_reference", hf.AttentionMaskInterface()["eager"])
+adapter.register("ssmax", scaling=lambda module: SSMax(module.s))
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_scaling_is_learnt_by_every_layer(name, padded):
+    x = tokens()
+    shown = torch.arange(24) < torch.tensor([24, 15])[:, None]
+    made = [model(name, implementation).double() for implementation in ("scaled_reference", "ssmax")]
+    for each in made:
+        for i, layer in enumerate(each.model.layers):
+            layer.self_attn.s = nn.Parameter(torch.linspace(0.3, 0.6, 4) + 0.1 * i)
+    expected, actual = (each(x, attention_mask=shown.long() if padded else None).logits for each in made)
+    rows = shown if padded else slice(None)
+    assert_close(expected[rows], actual[rows], LOGITS, "logits")
+    for logits in (expected, actual):
+        logits[rows].square().sum().backward()
+    for a, b in zip(*(each.model.layers for each in made)):
+        assert_close(a.self_attn.s.grad, b.self_attn.s.grad, GRADIENTS, "s")
+    settings = {"max_new_tokens": 8, "do_sample": False}
+    generated = made[1].generate(x[:, :9], **settings)
+    assert torch.equal(generated, made[1].generate(x[:, :9], use_cache=False, **settings))
+    plain = model(name, sweep.NAME).double()(x).logits
+    assert (plain - actual).abs().max() > 0.1 * plain.abs().max()
+
+
+def test_the_lowest_number_of_a_mask_is_not_a_key():
+    """n leaves out keys that an additive mask hides by the lowest number of its type."""
+    module = nn.Identity()
+    module.s = torch.tensor([0.7])
+    visible = torch.ones(6, 6, dtype=torch.bool).tril()[None, None]
+    expected = interface(module, mask=visible, name="ssmax")
+    for dtype in (torch.float32, torch.bfloat16):
+        additive = torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)
+        assert_close(expected, interface(module, mask=additive, name="ssmax"), 1e-6, dtype)

@@ -9,10 +9,13 @@
 Tensors are [batch, heads, sequence, width], as PyTorch's own ``scaled_dot_product_attention`` takes them.
 """
 
+from importlib.metadata import version
+
 from . import mask, scaling, score
 from ._attention import attention, scaled_dot_product_attention
 from ._cache import KVCache
 from ._modules import SSMax
 from ._rope import Rope, RopeScaling
 
+__version__ = version("ssmax-torch")
 __all__ = ["KVCache", "Rope", "RopeScaling", "SSMax", "attention", "mask", "scaled_dot_product_attention", "scaling", "score"]

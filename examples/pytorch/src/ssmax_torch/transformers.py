@@ -1,28 +1,38 @@
-"""Models of `transformers` by one line.
+"""Models of `transformers` with the attention of this library.
 
     >>> from ssmax_torch import transformers as adapter
     >>> adapter.register()
-    >>> model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="ssmax")  # or
+    >>> model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="ssmax_softmax")  # or
+    >>> model.set_attn_implementation("ssmax_softmax")
+
+The model then computes softmax as before: its outputs are equal to those of `eager` but for rounding. `register` with
+a scaling gives an implementation another softmax. Here each layer learns s of SSMax per head:
+
+    >>> for layer in model.model.layers:
+    ...     layer.self_attn.s = nn.Parameter(torch.full((model.config.num_attention_heads,), 0.43))
+    >>> adapter.register("ssmax", scaling=lambda attention: SSMax(attention.s))
     >>> model.set_attn_implementation("ssmax")
 
-Their attention is then `ssmax_torch.attention`, forward and backward, with and without a cache. A causal mask, a
-window, chunks, packed sequences and padding at the end stay what they are: no mask of queries x keys is stored.
-Padding elsewhere is a mask of keys. What the model does with its queries (temperature tuning of Llama 4 and
-Ministral 3, Inkling's log scaling) it goes on doing itself.
+A causal mask, a window, chunks, packed sequences and padding at the end become this library's masks: no mask of
+queries x keys is stored. Padding elsewhere is a mask of keys. The model itself scales its queries (temperature tuning
+of Llama 4 and Ministral 3, Inkling's log scaling).
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from functools import cache, partial
 from inspect import getclosurevars
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import (
     and_masks,
     causal_mask_function,
     chunked_overlay,
+    eager_mask,
     packed_sequence_mask_function,
     prepare_padding_mask,
     remap_positions_for_packed_sequence,
@@ -31,18 +41,54 @@ from transformers.masking_utils import (
 )
 
 from . import attention
-from .mask import Causal, Documents, KeyLengths, Mask, SlidingWindow
+from .mask import Causal, Documents, KeyLengths, Mask, SlidingWindow, as_mask
+from .scaling import Scaling
 from .score import Bias, Softcap
 
+# Arguments of layers that hold tensors and do not change attention: the layer has used them before the call.
+_USED_BEFORE = {"position_ids"}
+# Types of layers and of models that read the mask, append keys to it or add it to logits of their own: these get the
+# additive matrix of `eager`.
+_READ_MASK = {
+    "indexed_attention",
+    "compressed_sparse_attention",
+    "heavily_compressed_attention",
+    "doge",
+    "bigbird_pegasus",
+}
 
-def register(name: str = "ssmax") -> None:
-    """Makes `attn_implementation=name` mean this library."""
-    AttentionInterface.register(name, _attention)
+
+def register(
+    name: str = "ssmax_softmax", scaling: Scaling | Callable[[nn.Module], Scaling | None] | None = None
+) -> None:
+    """Makes `attn_implementation=name` mean this library.
+
+    Args:
+        name: of the implementation.
+        scaling: c, from ``ssmax_torch.scaling``, or a function that returns c for a layer's module of attention.
+            By default c is 1: plain softmax, as the model was trained.
+    """
+    scaling_of = scaling if callable(scaling) else lambda module: scaling
+    AttentionInterface.register(name, partial(_attention, scaling_of))
     AttentionMaskInterface.register(name, _mask)
 
 
+class _ModelMask(Mask):
+    """A mask for a number of queries and keys. transformers passes it on unchanged because it has 4 dimensions."""
+
+    ndim = 4
+
+    def __init__(self, mask: Mask, queries: int, keys: int):
+        super().__init__(**vars(mask))
+        self.extents = (queries, keys)
+
+    def contiguous(self) -> _ModelMask:
+        return self
+
+
 def _attention(
-    module: torch.nn.Module,
+    scaling_of: Callable[[nn.Module], Scaling | None],
+    module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -53,23 +99,75 @@ def _attention(
     softcap: float | None = None,
     position_bias: Tensor | None = None,
     s_aux: Tensor | None = None,
+    sinks: Tensor | None = None,
+    indices: Tensor | None = None,
+    block_indices: Tensor | None = None,
     cache: object = None,
-    **_: object,
+    **others: object,
 ) -> tuple[Tensor, None]:
-    """What AttentionInterface asks for: out [batch, queries, heads, width], and no weights."""
+    """Returns out [batch, queries, heads, width] and, as weights, None: the signature of AttentionInterface."""
     if dropout:
         raise ValueError(f"ssmax: dropout is {dropout}, must be 0: set the model's attention_dropout to 0")
     if cache is not None:
         raise ValueError("ssmax: cache is paged, must be None: continuous batching has attention of its own")
-    if attention_mask is None and (getattr(module, "is_causal", True) if is_causal is None else is_causal):
-        attention_mask = Causal()
+    unknown = [name for name, x in others.items() if isinstance(x, Tensor) and name not in _USED_BEFORE]
+    if unknown:
+        raise ValueError(
+            f"ssmax: {type(module).__name__} passes {', '.join(unknown)}, which this library's attention does not support"
+        )
+    queries, keys = query.shape[2], key.shape[2]
+    mask = _checked(attention_mask, queries, keys)
+    if mask is None and is_causal:
+        mask = Causal()
+    if indices is not None:
+        mask = as_mask(mask) & _visible(indices[:, None], keys)
+    if block_indices is not None:
+        size, heads = module.indexer.block_size, query.shape[1] // block_indices.shape[1]
+        blocks = _visible(block_indices, -(-keys // size)).repeat_interleave(heads, dim=1)
+        mask = as_mask(mask) & blocks.repeat_interleave(size, dim=-1)[..., :keys]
     score = None if softcap is None else Softcap(softcap)
     if position_bias is not None:
         score = Bias(position_bias) if score is None else score | Bias(position_bias)
     # Inkling's keys and values come out of a convolution, whose last dimension is the sequence.
     query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
-    out = attention(query, key, value, mask=attention_mask, score=score, sinks=s_aux, scale=scaling)
+    out, lse = attention(
+        query,
+        key,
+        value,
+        scaling=scaling_of(module),
+        mask=mask,
+        score=score,
+        sinks=s_aux,
+        scale=scaling,
+        return_lse=True,
+    )
+    if sinks is not None:  # [batch, heads, queries, 1]: one more term exp(sink) in the denominator of each query
+        out = out * torch.sigmoid(lse[..., None] - sinks).to(out.dtype)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _checked(mask: Mask | Tensor | None, queries: int, keys: int) -> Mask | Tensor | None:
+    """Returns the mask, with -inf for the lowest numbers of an additive one. Throws if its extents are not those."""
+    if mask is None:
+        return None
+    extents = mask.extents if isinstance(mask, _ModelMask) else tuple(mask.shape[-2:])
+    broadcasts = isinstance(mask, Tensor) and extents[0] == 1
+    if extents != (queries, keys) and (extents[1] != keys or not broadcasts):
+        raise ValueError(
+            f"ssmax: attention_mask has {extents[0]} queries and {extents[1]} keys, "
+            f"query has {queries} and key has {keys}: must be equal"
+        )
+    if isinstance(mask, Tensor) and mask.is_floating_point():
+        # Models hide keys by the lowest number of a type of at most 32 bits. A hidden key must not count in n.
+        lowest = max(torch.finfo(mask.dtype).min, torch.finfo(torch.bfloat16).min)
+        mask = mask.masked_fill(mask <= lowest, float("-inf"))
+    return mask
+
+
+def _visible(indices: Tensor, extent: int) -> Tensor:
+    """Returns where indices [..., n] point to, as bool [..., extent]. Negative indices point nowhere."""
+    shown = torch.zeros(*indices.shape[:-1], extent + 1, dtype=torch.bool)
+    return shown.scatter(-1, indices.long().where(indices >= 0, extent), True)[..., :extent]
 
 
 def _mask(
@@ -79,18 +177,28 @@ def _mask(
     q_offset: int | Tensor = 0,
     kv_offset: int = 0,
     mask_function: Callable = causal_mask_function,
-    attention_mask: Tensor | None = None,
+    attention_mask: Mask | Tensor | None = None,
+    allow_is_causal_skip: bool = True,
     **options: object,
 ) -> Mask | Tensor | None:
-    """What AttentionMaskInterface asks for. A mask that is not known is a tensor of [batch, 1, queries, keys]."""
-    # A static cache has keys behind the last query, at an offset that is a tensor; a compiled model has no values
-    # to look at.
-    aligned = isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length
-    if aligned and not torch.compiler.is_compiling():
-        mask = _structure(mask_function, range(q_offset, q_offset + q_length), range(kv_offset, kv_offset + kv_length))
-        if mask is not None:
-            return _padded(mask, prepare_padding_mask(attention_mask, kv_length, kv_offset), kv_offset, kv_length)
-    return sdpa_mask(
+    """Returns the mask that AttentionMaskInterface asks for. An unknown one is a tensor [batch, 1, queries, keys]."""
+    if isinstance(attention_mask, Mask):  # `generate` has called this function before the model does
+        return attention_mask
+    config = options.get("config")
+    types = {getattr(config, "model_type", None), *(getattr(config, "layer_types", None) or ())}
+    if not torch.compiler.is_compiling():  # a compiled model has no values to look at
+        _check_interface(type(config))
+        # A static cache has keys after the last query, at an offset that is a tensor.
+        aligned = isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length
+        # transformers does not allow a skip for packed sequences, nor for a model that reads the mask.
+        unread = (allow_is_causal_skip or _is_packed(mask_function)) and not types & _READ_MASK
+        if aligned and unread:
+            queries, keys = range(q_offset, q_offset + q_length), range(kv_offset, kv_offset + kv_length)
+            mask = _structure(mask_function, queries, keys)
+            if mask is not None:
+                padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
+                return _ModelMask(_padded(mask, padding, kv_offset, kv_length), q_length, kv_length)
+    return (eager_mask if types & _READ_MASK else sdpa_mask)(
         batch_size,
         q_length,
         kv_length,
@@ -98,22 +206,34 @@ def _mask(
         kv_offset,
         mask_function,
         attention_mask,
-        **options | {"allow_is_causal_skip": False},
+        allow_is_causal_skip=False,
+        **options,
     )
+
+
+@cache
+def _check_interface(config: type) -> None:
+    """Throws if the model of this class of configurations does not call attention through AttentionInterface."""
+    model = sys.modules.get(config.__module__.replace("configuration_", "modeling_"))
+    if model is not None and "ALL_ATTENTION_FUNCTIONS" not in vars(model):
+        raise ValueError(
+            f"ssmax: the model of {config.__name__} has attention of its own, attn_implementation must be 'eager'"
+        )
 
 
 def _structure(mask_function: Callable, queries: range, keys: range) -> Mask | None:
     """The mask that the function means where it is one of transformers' own, else None."""
     if mask_function is causal_mask_function:
         return Causal()
-    # Every other that is known is and_masks of two: what is special, and causal or what is left of it.
-    made_by, variables = _made_by(mask_function)
-    if made_by != _made_by(and_masks(causal_mask_function))[0] or len(variables["mask_functions"]) != 2:
+    # Every other known function is and_masks of two functions.
+    parts = _parts(mask_function)
+    if len(parts) != 2:
         return None
-    overlay, rest = variables["mask_functions"]
+    if _is_packed(mask_function):  # transformers 5.23 has the packing first, 5.24 has it last
+        packing, rest = parts if _made_by(parts[0])[0] == _PACKING else reversed(parts)
+        return _packed(_made_by(packing)[1]["packed_sequence_mask"], rest, queries, keys)
+    overlay, rest = parts
     made_by, variables = _made_by(overlay)
-    if made_by == _made_by(packed_sequence_mask_function(None))[0]:
-        return _packed(variables["packed_sequence_mask"], rest, queries, keys)
     if rest is not causal_mask_function:
         return None
     if made_by == _made_by(sliding_window_overlay(1))[0]:
@@ -126,6 +246,19 @@ def _structure(mask_function: Callable, queries: range, keys: range) -> Mask | N
 def _made_by(function: Callable) -> tuple[object, dict]:
     """Which lines of code a mask function is, and the variables that it has from the function that made it."""
     return getattr(function, "__code__", None), dict(getclosurevars(function).nonlocals)
+
+
+_PACKING = _made_by(packed_sequence_mask_function(None))[0]
+
+
+def _parts(mask_function: Callable) -> tuple[Callable, ...]:
+    """Returns the functions that and_masks joins in this one."""
+    made_by, variables = _made_by(mask_function)
+    return variables["mask_functions"] if made_by == _made_by(and_masks(causal_mask_function))[0] else ()
+
+
+def _is_packed(mask_function: Callable) -> bool:
+    return any(_made_by(part)[0] == _PACKING for part in _parts(mask_function))
 
 
 def _packed(documents: Tensor, remapped: Callable, queries: range, keys: range) -> Mask | None:

@@ -1,0 +1,387 @@
+"""Compares every language model of transformers, with the attention of ssmax_torch, to its own eager attention.
+
+Each model is small and has random weights. The checks of a model:
+
+    logits      the output, relative to the largest logit
+    gradients   of every parameter, relative to its largest gradient, or to a thousandth of the model's largest
+    padding     the output with padding on the left and on the right, where there is no padding
+    generation  the greedy tokens, with a cache
+    static      the greedy tokens, with a static cache
+    packed      the output for three sequences in one row
+    bfloat16    the output under autocast: no further from float32 than twice the distance of eager's output
+
+An output is equal within 5e-5 of the largest logit, or within twice the distance of eager's output from float64.
+A query that sees no key is 0 in both. The tokens of generation are equal.
+
+The script prints one line per model, writes a table with --write, and exits with 1 if an output differs.
+"""
+
+import argparse
+import copy
+import inspect
+import itertools
+import re
+import signal
+import sys
+import warnings
+
+import torch
+import transformers
+from transformers.models.auto import modeling_auto
+
+import ssmax_torch.transformers as adapter
+
+NAME = "ssmax_softmax"
+KINDS = {
+    "causal": (modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, transformers.AutoModelForCausalLM),
+    "masked": (modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, transformers.AutoModelForMaskedLM),
+    "seq2seq": (modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, transformers.AutoModelForSeq2SeqLM),
+}
+CHECKS = ("logits", "gradients", "padding", "generation", "static", "packed", "bfloat16")
+BOUNDS = {"logits": 5e-5, "gradients": 1e-3, "padding": 5e-5, "packed": 5e-5}
+OWN = "attends without the interface"
+VOCABULARY, LENGTH, LARGEST = 97, 24, 40_000_000
+
+# A configuration gets every value here that its constructor has a parameter for.
+SIZES = {
+    **dict.fromkeys(("vocab_size", "src_vocab_size", "tgt_vocab_size", "unpadded_vocab_size"), VOCABULARY),
+    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "emb_dim", "embedding_size", "backbone_hidden_size"), 64),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "d_ff", "dff", "dim_ff", "decoder_ffn_dim", "encoder_ffn_dim"), 96),
+    **dict.fromkeys(("hidden_dim", "d_inner", "ffn_hidden_size", "expert_ffn_hidden_size", "block_ff_dim"), 96),
+    **dict.fromkeys(("moe_intermediate_size", "intermediate_size_mlp", "shared_expert_intermediate_size"), 32),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers"), 3),
+    **dict.fromkeys(("num_encoder_layers", "num_decoder_layers"), 3),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads"), 4),
+    **dict.fromkeys(("decoder_attention_heads", "num_encoder_attention_heads", "num_decoder_attention_heads"), 4),
+    **dict.fromkeys(("swa_num_attention_heads", "index_n_heads", "linear_num_heads", "linear_num_value_heads"), 4),
+    **dict.fromkeys(("num_key_value_heads", "swa_num_key_value_heads", "linear_num_key_heads"), 2),
+    **dict.fromkeys(("head_dim", "swa_head_dim", "d_kv", "d_head", "dim_head", "kv_channels", "index_head_dim"), 16),
+    **dict.fromkeys(("qk_nope_head_dim", "v_head_dim", "kv_lora_rank", "linear_key_head_dim", "global_head_dim"), 16),
+    **dict.fromkeys(("linear_value_head_dim", "linear_head_dim", "query_pre_attn_scalar", "q_lora_rank"), 16),
+    **dict.fromkeys(("qk_rope_head_dim", "rotary_dim", "d_rel", "o_lora_rank"), 8),
+    **dict.fromkeys(("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts", "zero_expert_num"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k", "index_topk_blocks", "top_k_experts"), 2),
+    **dict.fromkeys(("n_group", "topk_group", "n_shared_experts", "first_k_dense_replace", "o_groups"), 1),
+    **dict.fromkeys(("sliding_window", "sliding_window_size", "window_size", "local_attention"), 7),
+    **dict.fromkeys(("attention_chunk_size", "index_topk", "keep_window_size"), 10),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"), 128),
+    **dict.fromkeys(("pad_token_id", "decoder_start_token_id", "pad_index"), 0),
+    **dict.fromkeys(("bos_token_id", "eos_token_id"), VOCABULARY - 1),
+    **dict.fromkeys(("forced_eos_token_id", "forced_bos_token_id"), None),
+    **dict.fromkeys(("initializer_range", "init_std"), 0.2),  # the weights of attention differ from a mean
+    **{"vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 8, "rel_extent": 12},
+    **{"log_scaling_n_floor": 4, "index_block_size": 4, "floor_scale": 4},
+}
+# What the constructor of a configuration does not accept from SIZES, and what it needs besides.
+OF_ITS_OWN = {
+    "bamba": {"attn_layer_indices": [1]},
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "dory": {"layer_types": ["sliding_attention", "full_attention"] * 3, "num_hidden_layers": 6}
+    | {"n_input_layers": 2, "n_output_layers": 2, "n_recurrent_layers": 2},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "esm": {"vocab_size": VOCABULARY, "pad_token_id": 0},
+    "esmc": {"num_key_value_heads": 4},
+    "gemma3n_text": {"num_kv_shared_layers": 0, "layer_types": ["sliding_attention", "full_attention"] * 2}
+    | {"num_hidden_layers": 4, "intermediate_size": 96, "activation_sparsity_pattern": [0.0] * 4},
+    "gpt_neo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]]},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention", "mamba"]},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1},
+    "longcat_flash": {"num_layers": 2, "head_dim": 8},
+    "minimax_m3_vl_text": {"layer_types": ["minimax_m3_sparse", "full_attention", "minimax_m3_sparse"]},
+    "xmod": {"default_language": "en_XX"},
+    "zaya": {"num_experts_per_tok": 1},
+}
+
+
+def configuration(name):
+    """The configuration of the model `name`, small, with a layer of every type that its default has."""
+    kind = type(transformers.AutoConfig.for_model(name))
+    parameters = inspect.signature(kind.__init__).parameters
+    default = kind().to_dict()
+    optional = {"head_dim", "num_key_value_heads", "decoder_start_token_id", "bos_token_id", "eos_token_id"}
+    sizes = {key: value for key, value in SIZES.items() if key in parameters}
+    sizes = {key: value for key, value in sizes.items() if default.get(key) is not None or key in optional}
+    if "kv_lora_rank" in parameters:  # every head has keys of its own
+        sizes["num_key_value_heads"] = 4
+    layers = default.get("num_hidden_layers") or 0
+    for key in parameters:
+        types = default.get(key)
+        if isinstance(types, (list, tuple)) and layers > 3 and len(types) == layers:
+            different = list(dict.fromkeys(types))
+            sizes[key] = list(itertools.islice(itertools.cycle(different), max(3, len(different))))
+            sizes["num_hidden_layers"] = len(sizes[key])
+    return kind(**sizes | OF_ITS_OWN.get(name, {}))
+
+
+class Model:
+    """A model with eager attention and the same model with ours."""
+
+    def __init__(self, kind, name):
+        self.name, self.kind, self.rounding = name, kind, 0.0
+        settings, factory = configuration(name), KINDS[kind][1]
+        if settings.get_text_config(decoder=kind == "causal") is not settings and not settings.is_encoder_decoder:
+            raise Skipped("has images or audio")
+        if kind == "causal" and hasattr(settings, "is_decoder"):
+            settings.is_decoder, settings.is_encoder_decoder = True, False
+        with torch.device("meta"):
+            numbers = sum(p.numel() for p in factory.from_config(settings).parameters())
+        if numbers > LARGEST:
+            raise Skipped(f"its smallest configuration has {numbers:,} parameters")
+        torch.manual_seed(0)
+        self.eager = factory.from_config(configuration_copy(settings), attn_implementation="eager").eval()
+        generator = torch.Generator().manual_seed(1)
+        for parameter in self.eager.parameters():
+            if parameter.dim() < 2:  # biases, norms and sinks
+                parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
+        answer_empty_queries(sys.modules[type(self.eager).__module__])
+        self.ours = factory.from_config(configuration_copy(settings), attn_implementation=NAME).eval()
+        self.ours.load_state_dict(self.eager.state_dict())
+        accepted = inspect.signature(self.eager.forward).parameters
+        self.inputs = lambda x, **more: {"input_ids": x} | {k: v for k, v in more.items() if k in accepted}
+        self.decoder = {"decoder_input_ids": tokens(2, 9)} if kind == "seq2seq" else {}
+
+    def outputs(self, x, **more):
+        """The logits of both, and what the check compares."""
+        more = self.inputs(x, **more, **{k: v[: len(x)] for k, v in self.decoder.items()}, use_cache=False)
+        expected = self.eager(**more)[0]
+        return expected, lambda: self.ours(**more)[0]
+
+
+class Skipped(Exception):
+    """Says why a model or a check is not possible with eager attention either."""
+
+
+def answer_empty_queries(module):
+    """Makes eager attention return 0 for a query that sees no key, as ours does, and not the mean of all values."""
+    eager = getattr(module, "eager_attention_forward", None)
+
+    def forward(caller, query, key, value, attention_mask, *arguments, **options):
+        out, weights = eager(caller, query, key, value, attention_mask, *arguments, **options)
+        if isinstance(attention_mask, torch.Tensor) and attention_mask.is_floating_point():
+            sees = attention_mask.detach() > torch.finfo(torch.bfloat16).min
+            out = out * sees.any(dim=-1).transpose(1, 2)[..., None]
+        return out, weights
+
+    if eager is not None and eager.__module__ != __name__:
+        module.eager_attention_forward = forward
+
+
+def configuration_copy(settings):
+    return type(settings).from_dict(settings.to_dict())
+
+
+def tokens(batch=2, length=LENGTH):
+    return torch.randint(3, VOCABULARY - 1, (batch, length), generator=torch.Generator().manual_seed(2))
+
+
+def distance(expected, actual, where=slice(None)):
+    expected, actual = expected[where].float(), actual[where].float()
+    return float((expected - actual).abs().max() / expected.abs().max().clamp_min(1e-30))
+
+
+def logits(model):
+    expected, ours = model.outputs(tokens())
+    result = distance(expected, ours())
+    if result > BOUNDS["logits"]:
+        exact = copy.deepcopy(model.eager).double()(**model.inputs(tokens(), **model.decoder), use_cache=False)[0]
+        model.rounding = 2 * distance(exact, expected)
+    return result
+
+
+def gradients(model):
+    expected, ours = model.outputs(tokens())
+    weights = torch.randn(expected.shape, generator=torch.Generator().manual_seed(3))
+    (expected * weights).sum().backward()
+    (ours() * weights).sum().backward()
+    largest, distances = max(float(p.grad.abs().max()) for p in model.eager.parameters() if p.grad is not None), []
+    for (name, a), b in zip(model.eager.named_parameters(), model.ours.parameters(), strict=True):
+        if (a.grad is None) != (b.grad is None):
+            raise AssertionError(f"{name} has a gradient in one of both")
+        if a.grad is not None and a.numel():  # the gradient of a key's bias is 0 but for rounding
+            scale = max(float(a.grad.abs().max()), 1e-3 * largest)
+            distances.append(float((a.grad - b.grad).abs().max()) / scale)
+    return max(distances)
+
+
+def padding(model):
+    x, largest = tokens(), 0.0
+    for position in (torch.arange(LENGTH), torch.arange(LENGTH).flip(0)):
+        shown = position < torch.tensor([LENGTH, LENGTH - 9])[:, None]
+        expected, ours = model.outputs(x.where(shown, 0), attention_mask=shown.long())
+        largest = max(largest, distance(expected, ours(), slice(None) if model.decoder else shown))
+    return largest
+
+
+def generation(model, **settings):
+    if model.kind == "masked":
+        raise Skipped("does not generate")
+    x = tokens(2, 9)
+    settings |= {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False, "num_beams": 1}
+    expected = model.eager.generate(x, **settings)
+    return float((expected != model.ours.generate(x, **settings)).float().mean())
+
+
+def static(model):
+    if model.kind != "causal":
+        raise Skipped("does not generate")
+    settings = {"cache_implementation": "static", "disable_compile": True}
+    try:
+        model.eager.generate(tokens(2, 9), max_new_tokens=2, **settings)
+    except Exception as error:
+        raise Skipped("has no static cache") from error
+    return generation(model, **settings)
+
+
+def packed(model):
+    if model.kind != "causal" or "position_ids" not in inspect.signature(model.eager.forward).parameters:
+        raise Skipped("does not take position_ids")
+    positions = torch.cat([torch.arange(n) for n in (11, 1, 12)])[None]
+    expected, ours = model.outputs(tokens(1), position_ids=positions)
+    return distance(expected, ours())
+
+
+def bfloat16(model):
+    exact = model.outputs(tokens())[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded, ours = model.outputs(tokens())
+        ours = ours()
+    return distance(exact, ours) / max(distance(exact, rounded), 1e-2)
+
+
+BOUNDS |= {"generation": 0.0, "static": 0.0, "bfloat16": 2.0}
+
+
+def first_line(error):
+    return re.sub(r"\s+", " ", str(error).strip().split("\n")[0])[:160] or type(error).__name__
+
+
+def expire(*_):
+    raise TimeoutError("takes too long")
+
+
+def check(kind, name, seconds):
+    """The results of one model by check: a distance, a text that begins with "error: ", or None."""
+    calls, attention = [], adapter.attention
+    adapter.attention = lambda *arguments, **options: calls.append(1) or attention(*arguments, **options)
+    signal.signal(signal.SIGALRM, expire)
+    signal.alarm(seconds)
+    try:
+        model = Model(kind, name)
+        expected = model.outputs(tokens())[0]
+        if not expected.isfinite().all():
+            raise Skipped("eager's output is not finite")
+        results = {}
+        for each in CHECKS:
+            try:
+                with torch.set_grad_enabled(each == "gradients"):
+                    results[each] = globals()[each](model)
+                if each in ("logits", "padding", "packed") and results[each] <= model.rounding:
+                    results[each] = 0.0
+            except Skipped:
+                results[each] = None
+            except Exception as error:
+                results[each] = "error: " + first_line(error)
+        if not calls and not any(isinstance(result, str) for result in results.values()):
+            return OWN
+        return results
+    except Exception as error:
+        return first_line(error)
+    finally:
+        signal.alarm(0)
+        adapter.attention = attention
+
+
+def cell(each, result):
+    if result is None:
+        return "–"
+    if isinstance(result, str):
+        return "error"
+    return "equal" if result <= BOUNDS[each] else f"**differs: {result:.1e}**"
+
+
+def status(results):
+    """Says in a word what the results of a model are."""
+    if isinstance(results, str):
+        return results if results == OWN else "not compared"
+    errors = {result for result in results.values() if isinstance(result, str)}
+    if errors and all("has attention of its own" in error for error in errors):
+        return "refused"
+    cells = [cell(each, result) for each, result in results.items()]
+    return "differs" if any("differs" in text for text in cells) else "error" if errors else "equal"
+
+
+def document(rows):
+    """Yields the lines of the markdown file."""
+    named = {key: status(results) for key, results in rows.items()}
+    names = lambda *kinds: ", ".join(f"{name} ({kind})" for (kind, name), value in named.items() if value in kinds)
+    numbers = {value: list(named.values()).count(value) for value in ("equal", "error", "differs", "refused", OWN)}
+    yield "# Language models of transformers, compared to eager attention"
+    yield ""
+    yield f"`sweep_transformers.py` writes this file (transformers {transformers.__version__}, torch {torch.__version__})."
+    yield "`python examples/pytorch/sweep_transformers.py --help` says what each check compares. – is: eager cannot do it either."
+    yield ""
+    yield "| models | count |"
+    yield "|---|---|"
+    yield f"| equal to eager in every check | {numbers['equal']} |"
+    yield f"| equal, with an error in some checks | {numbers['error']} |"
+    yield f"| different from eager | {numbers['differs']} |"
+    yield f"| refused: attention of their own | {numbers['refused']} |"
+    yield f"| attention of their own, without an error | {numbers[OWN]} |"
+    yield ""
+    yield f"| model | kind | {' | '.join(CHECKS)} |"
+    yield "|---" * (2 + len(CHECKS)) + "|"
+    for (kind, name), results in rows.items():
+        if named[kind, name] in ("equal", "error", "differs"):
+            yield f"| {name} | {kind} | {' | '.join(cell(each, results[each]) for each in CHECKS)} |"
+    yield ""
+    yield "## Errors"
+    yield ""
+    for (kind, name), results in rows.items():
+        if named[kind, name] == "error":
+            for error in dict.fromkeys(result for result in results.values() if isinstance(result, str)):
+                yield f"- {name} ({kind}): {error.removeprefix('error: ')}"
+    yield ""
+    yield "## Models with attention of their own"
+    yield ""
+    yield f"Refused with an error: {names('refused')}."
+    yield ""
+    yield f"Not refused, and unchanged: {names(OWN)}."
+    yield ""
+    yield "## Models that the script cannot compare"
+    yield ""
+    for (kind, name), results in rows.items():
+        if named[kind, name] == "not compared":
+            yield f"- {name} ({kind}): {results}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", help="names of models (default: all)")
+    parser.add_argument("--seconds", type=int, default=60, help="for one model")
+    parser.add_argument("--write", help="a markdown file for the table")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    adapter.register(NAME)
+    todo = [(kind, name) for kind, (names, _) in KINDS.items() for name in names]
+    todo = [pair for pair in todo if not options.models or pair[1] in options.models]
+    rows, differing = {}, 0
+    for i, (kind, name) in enumerate(todo, 1):
+        rows[kind, name] = results = check(kind, name, options.seconds)
+        text = results
+        if isinstance(results, dict):
+            cells = {each: cell(each, results[each]) for each in CHECKS}
+            differing += status(results) == "differs"
+            errors = " | ".join(dict.fromkeys(r for r in results.values() if isinstance(r, str)))
+            text = " ".join(cells.values()) + (f" ({errors})" if errors else "")
+        print(f"[{i}/{len(todo)}] {kind} {name}: {text}", flush=True)
+    if options.write:
+        with open(options.write, "w") as file:
+            file.write("\n".join(document(rows)) + "\n")
+    sys.exit(differing > 0)
+
+
+if __name__ == "__main__":
+    main()
