@@ -2,6 +2,7 @@
 #pragma once
 
 #include "driver.hpp"
+#include "fused.hpp"
 #include "row.hpp"
 
 SSMAX_BEGIN
@@ -74,7 +75,7 @@ double logsumexp_row(const shared::RowKernels<shared::Compute<X>>& kernels, cons
   const RowLogSum<T> total = log_sum_row<T, X>(kernels, in, n, c, scratch);
   if (total.kind == RowKind::masked) return -std::numeric_limits<double>::infinity();
   if (total.kind != RowKind::regular) return std::numeric_limits<double>::quiet_NaN();
-  return std::fma(c, static_cast<double>(total.origin), total.log_sum);
+  return fused(c, static_cast<double>(total.origin), total.log_sum);
 }
 
 }  // namespace compiled
