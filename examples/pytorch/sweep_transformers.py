@@ -8,7 +8,8 @@ Each model is small and has random weights. The checks of a model:
     generation  the greedy tokens, with a cache
     static      the greedy tokens, with a static cache
     packed      the output for three sequences in one row
-    bfloat16    the output under autocast: no further from float32 than twice the distance of eager's output
+    bfloat16    the output under autocast: no further from float32 than twice the distance of eager's output, by the median
+                over positions: rounding sends one token in fifty to another expert
 
 An output is equal within 5e-5 of the largest logit, or within twice the distance of eager's output from float64.
 A query that sees no key is 0 in both. The tokens of generation are equal.
@@ -95,6 +96,7 @@ OF_ITS_OWN = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1},
     "longcat_flash": {"num_layers": 2, "head_dim": 8},
     "minimax_m3_vl_text": {"layer_types": ["minimax_m3_sparse", "full_attention", "minimax_m3_sparse"]},
+    "mobilebert": {"initializer_range": 0.02},  # with 0.2, logits are 1e14 and rounding them is 1e7: no backward
     "xmod": {"default_language": "en_XX"},
     "zaya": {"num_experts_per_tok": 1},
 }
@@ -263,7 +265,12 @@ def bfloat16(model):
     with torch.autocast("cpu", torch.bfloat16):
         rounded, ours = model.outputs(tokens())
         ours = ours()
-    return distance(exact, ours) / max(distance(exact, rounded), 1e-2)
+    return median_distance(exact, ours) / max(median_distance(exact, rounded), 5e-3)
+
+
+def median_distance(expected, actual):
+    distances = (expected.float() - actual.float()).abs().amax(dim=-1).flatten()
+    return float(distances.median() / expected.abs().max().clamp_min(1e-30))
 
 
 BOUNDS |= {"generation": 0.0, "static": 0.0, "bfloat16": 2.0}
@@ -384,7 +391,7 @@ def document(rows):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", help="names of models (default: all)")
-    parser.add_argument("--seconds", type=int, default=60, help="for one model")
+    parser.add_argument("--seconds", type=int, default=120, help="for one model")
     parser.add_argument("--write", help="a markdown file for the table")
     parser.add_argument("--perturb", type=float, default=1.0, help="factor of the scale, to see that models then differ")
     options = parser.parse_args()
