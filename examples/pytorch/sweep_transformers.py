@@ -380,6 +380,7 @@ def document(rows):
     yield f"Refused with an error: {names('refused')}."
     yield ""
     yield f"Not refused, and unchanged: {names(OWN)}."
+    yield "With a scaling, a model among these that has attention raises an error when it is made."
     yield ""
     yield "## Models that the script cannot compare"
     yield ""
