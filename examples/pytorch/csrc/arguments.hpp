@@ -25,11 +25,13 @@ enum class ScalingKind : std::int64_t {
 
 /// The arguments that all operators share, in their order: see the schema in library.cpp.
 struct Arguments {
+  std::optional<double> scale;
+  bool causal;
   ScalingKind scaling;
-  MaybeTensor s, b, p, c;
+  MaybeTensor s, b;
   std::vector<double> numbers;     // of the scaling, where there is no tensor; empty: all are 0
   std::vector<std::int64_t> size;  // what is added to n, and its floor, or empty
-  bool causal;
+  MaybeTensor p, c;
   std::vector<std::int64_t> window;  // left and right, or empty
   MaybeTensor prefix, lengths, cu_queries, cu_keys, visible;
   double softcap;          // 0: none
@@ -39,7 +41,6 @@ struct Arguments {
   MaybeTensor sinks;
   bool scaled_sinks;
   std::vector<double> rope;
-  std::optional<double> scale;
 };
 
 /// The numbers behind the spans of scalings and scores, in double whatever they came in. s and b have one

@@ -202,29 +202,31 @@ def test_numbers_that_are_no_numbers():
 
 def test_operators_called_by_hand():
     """Past the Python side: nothing that a schema lets through crashes."""
-    good = (2, None, None, None, None, [1.0, 0.0], [], False, [], None, None, None, None, None, 0.0, 0.0, None, None, False, None, False, [], None)  # fmt: skip
+    defaults = {a.name: a.default_value for a in torch.ops.ssmax.attention.default._schema.arguments[3:]}
+    names = list(defaults)
+    good = tuple((defaults | {"scaling": 2, "numbers": [1.0, 0.0]}).values())
     torch.ops.ssmax.attention(Q, K, V, *good)
     change = {
-        0: [-1, 9, 2**62, 3, 8],
-        5: [[], [1.0]],
-        6: [[1], [2**63 - 1, 1], [-(2**63), 2**63 - 1], [0, 0]],
-        8: [[1], [1, 2, 3], [-(2**63), 2**63 - 1]],
-        9: [torch.ones(2), torch.ones(1, dtype=torch.int64)],
-        10: [torch.full((2,), -(2**63)), torch.full((2,), 2**63 - 1)],
-        11: [torch.tensor([0, 6])],
-        12: [torch.tensor([0, 6])],
-        13: [torch.ones(6, 6)],
-        14: [-1.0, NAN, INF],
-        15: [-1.0, NAN, 1e-320],
-        17: [torch.ones(6, 6, dtype=torch.float64)],
-        18: [True],
-        21: [[1.0], [NAN] * 9, [1e300] * 9, [8.0, 1e4, 5.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0], [8.0, 1e4, 0, 0, 1, 0, 1, 1, 1e15]],
-        22: [NAN, INF],
+        "scaling": [-1, 9, 2**62, 3, 8],
+        "numbers": [[], [1.0]],
+        "size": [[], [1], [2**63 - 1, 1], [-(2**63), 2**63 - 1], [0, 0]],
+        "window": [[], [1], [1, 2, 3], [-(2**63), 2**63 - 1]],
+        "prefix": [torch.ones(2), torch.ones(1, dtype=torch.int64)],
+        "lengths": [torch.full((2,), -(2**63)), torch.full((2,), 2**63 - 1)],
+        "cu_queries": [torch.tensor([0, 6])],
+        "cu_keys": [torch.tensor([0, 6])],
+        "visible": [torch.ones(6, 6)],
+        "softcap": [0.0, -1.0, NAN, INF],
+        "scale_invariant": [0.0, -1.0, NAN, 1e-320],
+        "bias": [torch.ones(6, 6, dtype=torch.float64)],
+        "bias_hides": [True],
+        "rope": [[], [1.0], [NAN] * 9, [1e300] * 9, [8.0, 1e4, 5.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0], [8.0, 1e4, 0, 0, 1, 0, 1, 1, 1e15]],
+        "scale": [NAN, INF],
     }
-    for at, values in change.items():
+    for name, values in change.items():
         for value in values:
             wrong = list(good)
-            wrong[at] = value
+            wrong[names.index(name)] = value
             try:
                 torch.ops.ssmax.attention(Q, K, V, *wrong)
             except (ValueError, RuntimeError, MemoryError):
@@ -241,7 +243,7 @@ def test_operators_called_by_hand():
         with pytest.raises((ValueError, RuntimeError)):
             torch.ops.ssmax.attention_backward(*arguments, *good)
     torch.ops.ssmax.attention_backward(out, None, Q, K, V, out, lse, [True] * 7, *good)
-    operands = (*good[:7], True, *good[8:])
+    operands = tuple((dict(zip(names, good)) | {"causal": True}).values())
     for lengths in ([7, 6], [-1, 6], [6], [2**62, 6]):
         with pytest.raises((ValueError, RuntimeError)):
             torch.ops.ssmax.decode(Q[:, :, :1], K, V, torch.tensor(lengths), False, *operands)

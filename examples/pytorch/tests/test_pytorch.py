@@ -26,6 +26,7 @@ def parameter(*shape, dtype=torch.float32):
 
 CASES = {
     "plain": lambda: {},
+    "plain": lambda: {},
     "ssmax": lambda: dict(scaling=scaling.SSMax(parameter(4), parameter(4)), mask=mask.Causal()),
     "table": lambda: dict(scaling=scaling.SizeTable(parameter(12), parameter())),
     "query": lambda: dict(scaling=scaling.PerQuery(parameter(2, 4, 12)), mask=mask.KeyLengths([3, 12])),
@@ -41,6 +42,19 @@ def test_opcheck(name, layout):
     what = dict(dict.fromkeys(["scaling", "mask", "score", "sinks", "rope", "scale"]), scaled_sinks=False, **CASES[name]())
     q, k, v = inputs(layout=layout)
     opcheck(torch.ops.ssmax.attention.default, (q, k, v, *arguments(q, **what)))
+
+
+def test_arguments_that_are_left_out_have_their_defaults():
+    q, k, v = inputs(requires_grad=False)
+    defaults = [argument.default_value for argument in torch.ops.ssmax.attention.default._schema.arguments[3:]]
+    given = arguments(q, None, None, None, None, False, None, None)
+    assert given == (None,)
+    for a, b in zip(torch.ops.ssmax.attention(q, k, v, *given), torch.ops.ssmax.attention(q, k, v, *defaults)):
+        assert torch.equal(a, b)
+    given = arguments(q, scaling.SSMax(0.5), mask.Causal(), None, None, False, None, 0.3)
+    assert len(given) == 7
+    for a, b in zip(torch.ops.ssmax.attention(q, k, v, *given), torch.ops.ssmax.attention(q, k, v, *given, *defaults[7:])):
+        assert torch.equal(a, b)
 
 
 def test_opcheck_of_the_others():

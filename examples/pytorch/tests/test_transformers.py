@@ -261,6 +261,52 @@ def test_models_of_the_sweep(name):
     assert {check: sweep.cell(check, results[check]) for check in expected} == expected
 
 
+def test_the_sweep_reports_a_perturbed_scale():
+    results = sweep.check("causal", "llama", seconds=60, perturb=1.05)
+    assert sweep.status(results) == "differs"
+    for check in ("logits", "gradients", "padding", "packed", "bfloat16"):
+        assert "differs" in sweep.cell(check, results[check]), check
+
+
+def bert(implementation):
+    settings = hf.BertConfig(vocab_size=VOCABULARY, hidden_size=64, num_hidden_layers=2, num_attention_heads=4)
+    torch.manual_seed(0)
+    return hf.AutoModelForMaskedLM.from_config(settings, attn_implementation=implementation).eval()
+
+
+@pytest.mark.parametrize("side", ["left", "right", "none"])
+def test_padding_of_an_encoder_is_no_matrix(side, masks):
+    """At the end: lengths. Elsewhere: a row of keys for each sequence."""
+    x, lengths = tokens(), torch.tensor([24, 15 if side != "none" else 24])
+    position = torch.arange(24) if side != "left" else torch.arange(24).flip(0)
+    shown = position < lengths[:, None]
+    expected = bert("eager")(x, attention_mask=shown.long()).logits
+    actual = bert(sweep.NAME)(x, attention_mask=shown.long()).logits
+    assert_close(expected[shown], actual[shown], LOGITS, "logits")
+    assert len(masks) == 2
+    for mask in masks:
+        if side == "none":
+            assert mask is None
+        elif side == "right":
+            assert is_structural(mask) and torch.equal(mask.lengths, lengths)
+        else:
+            assert mask.visible.shape == (2, 1, 1, 24)
+
+
+IGNORE_THE_INTERFACE = [
+    lambda: hf.XLNetConfig(vocab_size=VOCABULARY, d_model=64, n_layer=2, n_head=4, d_inner=96),
+    lambda: hf.XLMConfig(vocab_size=VOCABULARY, emb_dim=64, n_layers=2, n_heads=4),
+    lambda: hf.DebertaV2Config(vocab_size=VOCABULARY, hidden_size=64, num_hidden_layers=2, num_attention_heads=4),
+]
+
+
+@pytest.mark.parametrize("settings", IGNORE_THE_INTERFACE)
+def test_a_model_that_would_ignore_a_scaling_is_an_error(settings):
+    with pytest.raises(ValueError, match="has attention of its own and ignores the scaling of 'ssmax', attn_implementation"):
+        hf.AutoModel.from_config(settings(), attn_implementation="ssmax")
+    hf.AutoModel.from_config(settings(), attn_implementation=sweep.NAME)  # softmax, as without this library
+
+
 def interface(module=None, queries=6, keys=6, mask=None, name=sweep.NAME, **options):
     """The function that models call, with one head of width 8."""
     q, k, v = (torch.randn(1, 1, n, 8, generator=torch.Generator().manual_seed(n)) for n in (queries, keys, keys))

@@ -8,26 +8,38 @@ from torch import Tensor
 from ._numbers import number
 from ._operators import compute_type
 from ._rope import Rope
-from .mask import Mask, additive_as, as_mask
+from .mask import Causal, Mask, additive_as, as_mask
 from .scaling import Scaling, Softmax
 from .score import Score
 
 _SOFTMAX = Softmax()
 _NO_SCORE = Score()
+_EVERY_KEY = Mask()
+_STRIDED = torch.strided
 
 
 def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
     """Throws unless all three are dense tensors on the CPU, or all of them without memory."""
+    on_cpu = True
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor):
             raise TypeError(f"ssmax_torch.attention: {name} is a {type(tensor).__name__}, must be a tensor")
-        if tensor.layout is not torch.strided or tensor.is_nested:
+        if tensor.layout is not _STRIDED or tensor.is_nested:
             kind = "nested" if tensor.is_nested else str(tensor.layout)
             raise ValueError(f"ssmax_torch.attention: {name} is {kind}, must be a dense tensor")
+        on_cpu = on_cpu and tensor.is_cpu
+    if on_cpu:
+        return
     if query.device.type not in ("cpu", "meta"):
         raise ValueError(f"query is on {query.device}, must be on the CPU")
     for name, tensor in (("key", key), ("value", value)):
         if tensor.device != query.device:
+            raise ValueError(f"{name} is on {tensor.device}, query is on {query.device}")
+
+
+def _check_devices(query: Tensor, tensors: tuple[tuple[str, Tensor | None], ...]) -> None:
+    for name, tensor in tensors:
+        if tensor is not None and tensor.device != query.device:
             raise ValueError(f"{name} is on {tensor.device}, query is on {query.device}")
 
 
@@ -48,14 +60,24 @@ def arguments(
     rope: Rope | None,
     scale: float | None,
 ) -> tuple:
-    """All arguments behind query, key and value."""
+    """Returns the operators' arguments after query, key and value. The common ones come first: a call
+    without the others leaves them out."""
+    if isinstance(scale, Tensor):
+        scale = number("scale", scale)
+    if scaling is None and mask is None and score is None and sinks is None and rope is None:
+        return (scale,)
     scaling = _SOFTMAX if scaling is None else scaling
     score = _NO_SCORE if score is None else score
     for name, value, kind in (("scaling", scaling, Scaling), ("score", score, Score)):
         if not isinstance(value, kind):
             raise TypeError(f"{name} is a {type(value).__name__}, must be a {kind.__name__} or None")
-    mask = as_mask(mask)
+    mask = _EVERY_KEY if mask is None else as_mask(mask)
     s, b, p, c, numbers = scaling.operands()
+    _check_devices(query, (("s", s), ("b", b)))
+    common = (scale, mask.causal, scaling.kind, s, b, numbers if any(numbers) else None, scaling.size)
+    simple = p is None and c is None and (mask is _EVERY_KEY or type(mask) is Causal)
+    if simple and score is _NO_SCORE and sinks is None and rope is None:
+        return common
     if c is not None:
         c = c.to(compute_type(query.dtype))
     bias, hides = score.bias, mask.additive is not None
@@ -65,12 +87,7 @@ def arguments(
         additive = additive_as(mask.additive, compute_type(query.dtype))
         bias = additive if bias is None else bias + additive
     bias, visible = _readable(bias), _readable(mask.visible)
-    if scale is not None:
-        scale = number("scale", scale) if isinstance(scale, Tensor) else scale
-    device = query.device
-    for name, tensor in (
-        ("s", s),
-        ("b", b),
+    tensors = (
         ("p", p),
         ("c", c),
         ("prefix", mask.prefix),
@@ -81,18 +98,12 @@ def arguments(
         ("slopes", score.slopes),
         ("bias", bias),
         ("sinks", sinks),
-    ):
-        if tensor is not None and tensor.device != device:
-            raise ValueError(f"{name} is on {tensor.device}, query is on {device}")
+    )
+    _check_devices(query, tensors)
     return (
-        scaling.kind,
-        s,
-        b,
+        *common,
         p,
         c,
-        numbers if any(numbers) else None,
-        scaling.size,
-        mask.causal,
         mask.window,
         mask.prefix,
         mask.lengths,
@@ -107,5 +118,4 @@ def arguments(
         sinks,
         scaled_sinks,
         None if rope is None else rope.numbers(),
-        scale,
     )

@@ -98,14 +98,18 @@ def scaled_dot_product_attention(
         if is_causal:
             raise ValueError(f"{_NAME}: attn_mask and is_causal exclude each other")
     least = 3 if enable_gqa else 2
-    if query.dim() < least or key.dim() < least or value.dim() < least:
+    ranks = query.dim(), key.dim(), value.dim()
+    if min(ranks) < least:
         raise ValueError(
             f"{_NAME}: {_shapes(query, key, value)}, must have at least {least} dimensions where enable_gqa is {enable_gqa}"
         )
-    query, key, value = _with_heads(query, key, value) if enable_gqa else _broadcast(query, key, value)
-    if key.shape[-2] != value.shape[-2]:
-        raise ValueError(f"{_NAME}: value has {value.shape[-2]} positions, key has {key.shape[-2]}: must be equal")
-    leading, queries, keys = query.shape[:-2], query.shape[-2], key.shape[-2]
+    leading = query.shape[:-2]
+    if ranks != (4, 4, 4) or not leading == key.shape[:2] == value.shape[:2]:
+        query, key, value = _with_heads(query, key, value) if enable_gqa else _broadcast(query, key, value)
+        leading = query.shape[:-2]
+    queries, keys, values = query.shape[-2], key.shape[-2], value.shape[-2]
+    if keys != values:
+        raise ValueError(f"{_NAME}: value has {values} positions, key has {keys}: must be equal")
     query, key, value = _four_dimensional(query), _four_dimensional(key), _four_dimensional(value)
 
     mask = None
@@ -120,7 +124,9 @@ def scaled_dot_product_attention(
         mask = MaskMatrix(_mask_of(attn_mask, leading))
     if is_causal:
         if queries <= keys:  # top-left: the last query sees as many keys as there are queries
-            key, value, mask = key[:, :, :queries], value[:, :, :queries], Causal()
+            mask = Causal()
+            if queries < keys:
+                key, value = key[:, :, :queries], value[:, :, :queries]
         else:
             mask = MaskMatrix(torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril())
     out, _ = _attend(query, key, value, None, mask, None, None, False, None, scale)
@@ -175,10 +181,11 @@ def _expanded(tensor: Tensor, leading: tuple) -> Tensor:
 
 def _four_dimensional(tensor: Tensor) -> Tensor:
     """Returns [batch, heads, positions, width] with a contiguous last dimension."""
-    if tensor.dim() > 4:
+    rank = tensor.dim()
+    if rank > 4:
         tensor = tensor.flatten(0, -4)
-    elif tensor.dim() < 4:
-        tensor = tensor[(None,) * (4 - tensor.dim())]
+    elif rank < 4:
+        tensor = tensor[(None,) * (4 - rank)]
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] <= 1 else tensor.contiguous()
 
 

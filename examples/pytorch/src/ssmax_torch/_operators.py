@@ -1,6 +1,5 @@
 """The operators of the compiled library: what they return for the compiler, and their derivatives."""
 
-import operator
 from pathlib import Path
 
 import torch
@@ -15,18 +14,11 @@ torch.ops.load_library(Path(__file__).with_name("operators.so"))
 _attention = torch.ops.ssmax.attention.default
 _attention_backward = torch.ops.ssmax.attention_backward.default
 
-# Which arguments of ssmax::attention are learnt besides query, key and value: their places, from 0.
-_LEARNT = {"s": 4, "b": 5, "p": 6, "c": 7, "slopes": 19, "bias": 20, "sinks": 22}
-_ENTRIES = {"prefix": 12, "lengths": 13}
-_VISIBLE = 16
+# What ssmax::attention takes after query, key and value, by name, with its default.
+_DEFAULTS = {argument.name: argument.default_value for argument in _attention._schema.arguments[3:]}
+# Which of them are learnt, in the order of attention_backward's results: their places, from 0.
+_LEARNT = {name: 3 + list(_DEFAULTS).index(name) for name in ("s", "b", "p", "c", "slopes", "bias", "sinks")}
 _STORED = (torch.float32, torch.float16, torch.bfloat16)  # by a cache
-_may_learn = operator.itemgetter(0, 1, 2, *_LEARNT.values())
-# Where ssmax::attention takes tensors, and where it takes anything else.
-_IS_TENSOR = ["Tensor" in str(argument.type) for argument in _attention._schema.arguments]
-_TENSORS = tuple(i for i, is_tensor in enumerate(_IS_TENSOR) if is_tensor)
-_OTHERS = tuple(i for i, is_tensor in enumerate(_IS_TENSOR) if not is_tensor)
-_tensors_of = operator.itemgetter(*_TENSORS)
-_others_of = operator.itemgetter(*_OTHERS)
 
 
 def compute_type(dtype: torch.dtype) -> torch.dtype:
@@ -42,17 +34,22 @@ def _empty_like(like: Tensor, shape: tuple) -> Tensor:
     return like.new_empty((batch, positions, heads, width)).transpose(1, 2)
 
 
+def _named(arguments: tuple) -> dict:
+    """Returns the arguments after query, key and value by name. Those that are left out have their defaults."""
+    return _DEFAULTS | dict(zip(_DEFAULTS, arguments))
+
+
 def _check(query: Tensor, key: Tensor, value: Tensor, *arguments: object) -> None:
     """Throws what ssmax::attention throws for shapes and types."""
     check_inputs(query, key, value)
-    given = {name: arguments[i - 3] for name, i in _LEARNT.items()}
+    given = _named(arguments)
     check_parameters(query, given["s"], given["b"], given["slopes"], given["sinks"])
     batch, heads, queries, keys = *query.shape[:3], key.shape[2]
     check_broadcast("c", given["c"], batch, heads, queries)
-    for name, tensor in (("mask", arguments[_VISIBLE - 3]), ("bias", given["bias"])):
+    for name, tensor in (("mask", given["visible"]), ("bias", given["bias"])):
         check_broadcast(name, tensor, batch, heads, queries, keys)
-    for name, i in _ENTRIES.items():
-        check_entries(name, arguments[i - 3], batch)
+    for name in ("prefix", "lengths"):
+        check_entries(name, given[name], batch)
 
 
 @torch.library.register_fake("ssmax::attention")
@@ -66,7 +63,7 @@ def _(query, key, value, *arguments):
 def _(grad_out, grad_lse, query, key, value, out, lse, learn, *arguments):
     _check(query, key, value, *arguments)
     heads, compute = query.shape[1], compute_type(query.dtype)
-    given = {name: arguments[i - 3] for name, i in _LEARNT.items()}
+    given = _named(arguments)
 
     def sums(name, wanted):
         shape = (0,)
@@ -118,15 +115,13 @@ def _(query, keys, values, lengths, *arguments, out_val=None, **_) -> int:
 
 def _setup_context(ctx, inputs, output):
     ctx.set_materialize_grads(False)
-    ctx.others = _others_of(inputs)
-    ctx.save_for_backward(*output, *_tensors_of(inputs))
+    ctx.others = [None if isinstance(x, Tensor) else x for x in inputs]
+    ctx.save_for_backward(*output, *(x if isinstance(x, Tensor) else None for x in inputs))
 
 
 def _backward(ctx, grad_out, grad_lse):
     out, lse, *tensors = ctx.saved_tensors
-    inputs = [None] * len(_IS_TENSOR)
-    for i, x in zip(_TENSORS + _OTHERS, (*tensors, *ctx.others), strict=True):
-        inputs[i] = x
+    inputs = [other if tensor is None else tensor for tensor, other in zip(tensors, ctx.others, strict=True)]
     if grad_out is None:
         grad_out = torch.zeros_like(out)
     elif grad_out.stride(3) != 1:  # as of a sum, which is expanded from one number
@@ -134,14 +129,14 @@ def _backward(ctx, grad_out, grad_lse):
     if grad_lse is not None:
         grad_lse = grad_lse.contiguous()
     wanted = ctx.needs_input_grad
-    learn = [wanted[i] for i in _LEARNT.values()]
+    learn = [i < len(wanted) and wanted[i] for i in _LEARNT.values()]
     gradients = _call_backward(grad_out, grad_lse, *inputs[:3], out, lse, learn, *inputs[3:])
     result = [None] * len(inputs)
     for i in range(3):
         if wanted[i]:
             result[i] = gradients[i]
-    for i, gradient in zip(_LEARNT.values(), gradients[3:], strict=True):
-        if wanted[i]:
+    for i, gradient, learns in zip(_LEARNT.values(), gradients[3:], learn, strict=True):
+        if learns:
             parameter = inputs[i]
             whole = gradient.sum() if parameter.dim() == 0 else gradient.reshape(parameter.shape)
             result[i] = whole.to(parameter.dtype)
@@ -216,7 +211,7 @@ def call_attention(*inputs):
         return _Attention.apply(*inputs)
     if torch.compiler.is_compiling():
         return _attention(*inputs)
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in _may_learn(inputs)):
+    if torch.is_grad_enabled() and torch._C._any_requires_grad(*inputs):
         return _record(*inputs)
     with torch._C._AutoDispatchBelowAutograd():
         return _attention(*inputs)

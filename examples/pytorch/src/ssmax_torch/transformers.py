@@ -13,7 +13,7 @@ a scaling gives an implementation another softmax. Here each layer learns s of S
     >>> adapter.register("ssmax", scaling=lambda attention: SSMax(attention.s))
     >>> model.set_attn_implementation("ssmax")
 
-A causal mask, a window, chunks, packed sequences and padding at the end become this library's masks: no mask of
+A causal mask, a window, chunks, packed sequences and padding at the end, also of encoders, become this library's masks: no mask of
 queries x keys is stored. Padding elsewhere is a mask of keys. The model itself scales its queries (temperature tuning
 of Llama 4 and Ministral 3, Inkling's log scaling).
 """
@@ -27,9 +27,10 @@ from inspect import getclosurevars
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import (
     and_masks,
+    bidirectional_mask_function,
     causal_mask_function,
     chunked_overlay,
     eager_mask,
@@ -67,10 +68,39 @@ def register(
         name: of the implementation.
         scaling: c, from ``ssmax_torch.scaling``, or a function that returns c for a layer's module of attention.
             By default c is 1: plain softmax, as the model was trained.
+
+    Making a model that has attention of its own and would ignore the scaling then throws ValueError.
     """
     scaling_of = scaling if callable(scaling) else lambda module: scaling
+    if scaling is None:
+        _scaled.discard(name)
+    else:
+        _scaled.add(name)
+        _check_models_when_made()
     AttentionInterface.register(name, partial(_attention, scaling_of))
     AttentionMaskInterface.register(name, _mask)
+
+
+# The names of the implementations with a scaling.
+_scaled: set[str] = set()
+
+
+@cache
+def _check_models_when_made() -> None:
+    """Installs the check of models that get an implementation with a scaling: neither attention nor masks of a model that
+    ignores the interface call this module. PyTorch calls the hook for each module that becomes part of another."""
+    nn.modules.module.register_module_module_registration_hook(_check_model)
+
+
+def _check_model(model: nn.Module, *_: object) -> None:
+    if not isinstance(model, PreTrainedModel):
+        return
+    name = model.config._attn_implementation
+    if name in _scaled and not type(model)._can_set_attn_implementation():
+        raise ValueError(
+            f"ssmax: {type(model).__name__} has attention of its own and ignores the scaling of {name!r}, "
+            "attn_implementation must be 'eager'"
+        )
 
 
 class _ModelMask(Mask):
@@ -191,12 +221,17 @@ def _mask(
         # A static cache has keys after the last query, at an offset that is a tensor.
         aligned = isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length
         # transformers does not allow a skip for packed sequences, nor for a model that reads the mask.
-        unread = (allow_is_causal_skip or _is_packed(mask_function)) and not types & _READ_MASK
-        if aligned and unread:
-            queries, keys = range(q_offset, q_offset + q_length), range(kv_offset, kv_offset + kv_length)
-            mask = _structure(mask_function, queries, keys)
+        if mask_function is bidirectional_mask_function:
+            unread = options.get("allow_is_bidirectional_skip", False)
+        else:
+            unread = aligned and (allow_is_causal_skip or _is_packed(mask_function))
+        if unread and not types & _READ_MASK:
+            keys = range(kv_offset, kv_offset + kv_length)
+            mask = _structure(mask_function, range(keys.stop - q_length, keys.stop), keys)
             if mask is not None:
                 padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
+                if mask is _EVERY_KEY and (padding is None or padding.all()):
+                    return None
                 return _ModelMask(_padded(mask, padding, kv_offset, kv_length), q_length, kv_length)
     return (eager_mask if types & _READ_MASK else sdpa_mask)(
         batch_size,
@@ -209,6 +244,9 @@ def _mask(
         allow_is_causal_skip=False,
         **options,
     )
+
+
+_EVERY_KEY = Mask()
 
 
 @cache
@@ -225,6 +263,8 @@ def _structure(mask_function: Callable, queries: range, keys: range) -> Mask | N
     """The mask that the function means where it is one of transformers' own, else None."""
     if mask_function is causal_mask_function:
         return Causal()
+    if mask_function is bidirectional_mask_function:
+        return _EVERY_KEY
     # Every other known function is and_masks of two functions.
     parts = _parts(mask_function)
     if len(parts) != 2:
