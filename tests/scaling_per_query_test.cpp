@@ -79,7 +79,7 @@ template <class T, class C>
 reference::Definition define(const Problem<T>& problem, const Visible& visible, const Multipliers<C>& c,
                              const Formula& formula) {
   reference::Definition definition = attention_problem::define(problem, visible, one, {}, formula, {});
-  definition.multiplier = [&c](const Query& query, index_t, index_t) { return c.of(query); };
+  definition.multiplier = [&c](const Query& query, index_t) { return c.of(query); };
   return definition;
 }
 
@@ -303,7 +303,8 @@ TEST_CASE("scalings of one's own that ask which query it is", "[attention][backw
                                     Learns{rows});
   REQUIRE(rows.size() == 8);
   for (index_t i = 0; i < 8; ++i) {
-    CHECK(rows[static_cast<std::size_t>(i)] == PlacedRow{{.head = i / 4, .position = 2, .n = 3}, 0, i % 4});
+    CHECK(rows[static_cast<std::size_t>(i)] ==
+          PlacedRow{{.head = i / 4, .position = std::max<index_t>(0, i % 4 - 1), .n = 3}, 0, i % 4});
   }
 }
 

@@ -15,7 +15,7 @@
 /// | PerQuery | c[batch, head, query] | formed outside: arXiv:2411.12892, 2506.16640, 2602.11139 |
 /// | Constant | any; yarn(x) = (0.1·ln x + 1)² | YaRN's attention factor, arXiv:2309.00071 |
 ///
-/// n counts the keys that the row sees, p is the 0-based position of its query. s, b and ln n multiply:
+/// n counts the keys that the row sees, p is the query's own position from 0 (row.hpp). s, b and ln n multiply:
 /// adding any of them to every logit would do nothing, since softmax is shift-invariant. c is computed in
 /// double: s·ln n is never rounded to float.
 ///
@@ -33,6 +33,7 @@
 #include "config.hpp"
 #include "detail/checks/error.hpp"
 #include "detail/checks/views.hpp"
+#include "fast_path.hpp"
 #include "query.hpp"
 #include "row.hpp"
 #include "scaling_by_position.hpp"
@@ -71,12 +72,20 @@ struct Softmax : RowFunctor<Softmax> {
   SSMAX_INLINE constexpr double operator()(const Row&) const { return 1.0; }
 };
 
+/// c depends on n alone.
+template <>
+inline constexpr FastPath fast_path<Softmax> = FastPath::by_size;
+
 /// c = ln n: SSMax without its s.
 struct LogN : RowFunctor<LogN> {
   using RowFunctor::operator();
   /// ln n.
   SSMAX_INLINE double operator()(const Row& row) const { return std::log(static_cast<double>(row.n)); }
 };
+
+/// c depends on n alone.
+template <>
+inline constexpr FastPath fast_path<LogN> = FastPath::by_size;
 
 /// A number or one number per head.
 template <class T>
@@ -169,6 +178,10 @@ class SSMax : public RowFunctor<SSMax<T>> {
   PerHead<T> s_, b_;
 };
 
+/// c depends on the head and n alone.
+template <class T>
+inline constexpr FastPath fast_path<SSMax<T>> = FastPath::by_size;
+
 /// @cond
 template <class T>
 requires(std::is_constructible_v<double, T>) SSMax(T)
@@ -206,6 +219,10 @@ class SSMaxGradient {
   SSMax<T> scaling_;
   std::span<T> ds_, db_;
 };
+
+/// c depends on the head and n alone.
+template <class T>
+inline constexpr FastPath fast_path<SSMaxGradient<T>> = FastPath::by_size;
 
 template <class T>
 class SizeTableGradient;
@@ -256,6 +273,10 @@ class SizeTable : public RowFunctor<SizeTable<T>> {
   PerHead<T> s_, b_;
 };
 
+/// c depends on the head and n alone.
+template <class T>
+inline constexpr FastPath fast_path<SizeTable<T>> = FastPath::by_size;
+
 /// @cond
 template <class P, class... S>
 SizeTable(P&&, S&&...) -> SizeTable<shared::ElementOf<P>>;
@@ -291,6 +312,10 @@ class SizeTableGradient {
   SizeTable<T> scaling_;
   std::span<T> dp_, ds_, db_;
 };
+
+/// c depends on the head and n alone.
+template <class T>
+inline constexpr FastPath fast_path<SizeTableGradient<T>> = FastPath::by_size;
 
 /// Another scaling, asked about max(floor, n + offset) in place of n:
 ///
@@ -337,6 +362,10 @@ class AdjustedSize : public RowFunctor<AdjustedSize<S>> {
   index_t offset_, floor_;
 };
 
+/// That of the scaling.
+template <class S>
+inline constexpr FastPath fast_path<AdjustedSize<S>> = fast_path<S>;
+
 /// The same multiplier for every row.
 struct Constant : RowFunctor<Constant> {
   double multiplier;  ///< c.
@@ -353,6 +382,10 @@ struct Constant : RowFunctor<Constant> {
   /// c.
   SSMAX_INLINE constexpr double operator()(const Row&) const { return multiplier; }
 };
+
+/// The same c for all rows.
+template <>
+inline constexpr FastPath fast_path<Constant> = FastPath::by_size;
 
 }  // namespace SSMAX_DATA_NAMESPACE
 /// @}

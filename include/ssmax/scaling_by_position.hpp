@@ -1,6 +1,10 @@
 /// @defgroup scaling_by_position Scalings by position (scaling_by_position.hpp)
 /// @ingroup scaling
-/// Scalings of published models that go by the position p of a query, from 0, and not by n.
+/// Scalings of published models that go by the query's own position p, from 0, and not by n. row.hpp defines p.
+///
+/// The models' code in Hugging Face differs for packed documents: Ministral 3 counts within the document
+/// (`position_ids`), as these scalings do with the mask Documents. Llama 4 and Inkling count through the documents:
+/// for their p, join masks without positions, such as Causal and a MaskMatrix of the documents.
 #pragma once
 
 #include <cmath>
