@@ -315,9 +315,9 @@ TEST_CASE("what PerQuery refuses", "[attention][backward][scaling]") {
   const auto with = [&](const std::array<index_t, 3>& extents) {
     return [&, extents] { return run(problem, PerQuery(View<const float, 3>(c.data(), extents)), Full{}); };
   };
-  check_refused_with_words(with({1, 4, 5}), {"scaling", "c", "1", "2"});
-  check_refused_with_words(with({2, 3, 5}), {"scaling", "c", "3", "4"});
-  check_refused_with_words(with({2, 4, 6}), {"scaling", "c", "6", "5"});
+  check_refused_with_words(with({1, 4, 5}), {"ssmax::attention: c", "1", "2"});
+  check_refused_with_words(with({2, 3, 5}), {"ssmax::attention: c", "3", "4"});
+  check_refused_with_words(with({2, 4, 6}), {"ssmax::attention: c", "6", "5"});
   check_refused_with_words(
       [&] {
         return run(problem, PerQuery(View<const float, 3>(nullptr, {2, 4, 5})), Full{});
@@ -328,7 +328,7 @@ TEST_CASE("what PerQuery refuses", "[attention][backward][scaling]") {
   const auto into = [&](const View<float, 3>& view) {
     return [&, view] { return backward(problem, output, PerQuery(good).gradient(view), Full{}, Identity{}); };
   };
-  check_refused_with_words(into({dc.data(), {2, 4, 6}}), {"scaling", "dc", "6", "5"});
+  check_refused_with_words(into({dc.data(), {2, 4, 6}}), {"ssmax::attention_backward: dc", "6", "5"});
   check_refused_with_words(into({c.data() + 8, {2, 4, 5}}), {"dc", "c", "overlaps"});
   check_refused_with_words(into({}), {"dc", "0", "2"});
 }

@@ -27,6 +27,9 @@
 /// The library calls a scaling once per query. Exception: it calls a scaling whose type asks for FastPath::by_size
 /// (fast_path.hpp) once for all queries that see the same keys. Short rows share vectors only then.
 ///
+/// check and check_shape may take one argument more, `const char* function` with a default: the name of the function
+/// that was called, such as "attention", for their messages.
+///
 /// A member of these names with another signature, or an operator() that is not const, is an
 /// error of the compiler.
 ///
@@ -153,9 +156,17 @@ struct Adaptor;
 namespace detail {
 
 template <class S>
-SSMAX_INLINE void check_scaling(const S& scaling, const QueryShape& shape) {
-  if constexpr (has_scaling_check<S>) scaling.check(shape.heads, shape.keys);
-  if constexpr (has_scaling_shape_check<S>) scaling.check_shape(shape);
+SSMAX_INLINE void check_scaling(const char* function, const S& scaling, const QueryShape& shape) {
+  if constexpr (requires { scaling.check(index_t{}, index_t{}, function); }) {
+    scaling.check(shape.heads, shape.keys, function);
+  } else if constexpr (has_scaling_check<S>) {
+    scaling.check(shape.heads, shape.keys);
+  }
+  if constexpr (requires { scaling.check_shape(shape, function); }) {
+    scaling.check_shape(shape, function);
+  } else if constexpr (has_scaling_shape_check<S>) {
+    scaling.check_shape(shape);
+  }
 }
 
 }  // namespace detail

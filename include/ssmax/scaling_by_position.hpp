@@ -32,9 +32,9 @@ struct QwenLogN : RowFunctor<QwenLogN> {
                                          : std::log(seen) / std::log(static_cast<double>(trained_length));
   }
   /// Throws std::invalid_argument if L is below 2.
-  SSMAX_INLINE void check(index_t, index_t) const {
+  SSMAX_INLINE void check(index_t, index_t, const char* function = "QwenLogN") const {
     if (trained_length < 2)
-      detail::fail_value("scaling", "trained_length", "is", trained_length, "must be at least", 2);
+      detail::fail_value(function, "trained_length", "is", trained_length, "must be at least", 2);
   }
 };
 
@@ -52,9 +52,9 @@ struct Llama4Temperature : RowFunctor<Llama4Temperature> {
     return 1.0 + scale * std::log1p(static_cast<double>((row.position + 1) / floor_length));
   }
   /// Throws std::invalid_argument if F is below 1.
-  SSMAX_INLINE void check(index_t, index_t) const {
+  SSMAX_INLINE void check(index_t, index_t, const char* function = "Llama4Temperature") const {
     if (floor_length < 1)
-      detail::fail_value("scaling", "floor_length", "is", floor_length, "must be at least", 1);
+      detail::fail_value(function, "floor_length", "is", floor_length, "must be at least", 1);
   }
 };
 
@@ -72,9 +72,9 @@ struct MinistralTemperature : RowFunctor<MinistralTemperature> {
     return 1.0 + scale * std::log1p(static_cast<double>(row.position / trained_length));
   }
   /// Throws std::invalid_argument if L is below 1.
-  SSMAX_INLINE void check(index_t, index_t) const {
+  SSMAX_INLINE void check(index_t, index_t, const char* function = "MinistralTemperature") const {
     if (trained_length < 1)
-      detail::fail_value("scaling", "trained_length", "is", trained_length, "must be at least", 1);
+      detail::fail_value(function, "trained_length", "is", trained_length, "must be at least", 1);
   }
 };
 
@@ -94,9 +94,9 @@ struct InklingTemperature : RowFunctor<InklingTemperature> {
     return ratio > 1 ? 1.0 + alpha * std::log(ratio) : 1.0;
   }
   /// Throws std::invalid_argument if F is below 1.
-  SSMAX_INLINE void check(index_t, index_t) const {
+  SSMAX_INLINE void check(index_t, index_t, const char* function = "InklingTemperature") const {
     if (floor_length < 1)
-      detail::fail_value("scaling", "floor_length", "is", floor_length, "must be at least", 1);
+      detail::fail_value(function, "floor_length", "is", floor_length, "must be at least", 1);
   }
 };
 
