@@ -186,8 +186,12 @@
 // (-Ofast, -ffast-math or a part of them). Exception: an SSMAX_INLINE function that is inlined into the user's own
 // code takes the flags of that code.
 #if defined(__clang__)
-#define SSMAX_PUSH_ARITHMETIC _Pragma("float_control(precise, on, push)")
-#define SSMAX_POP_ARITHMETIC _Pragma("float_control(pop)")
+// Exception: Clang warns of the pragma and ignores it where it has none for the target, WebAssembly for one.
+#define SSMAX_UNWARNED(pragma)                                                               \
+  _Pragma("clang diagnostic push") _Pragma("clang diagnostic ignored \"-Wignored-pragmas\"") \
+      pragma _Pragma("clang diagnostic pop")
+#define SSMAX_PUSH_ARITHMETIC SSMAX_UNWARNED(_Pragma("float_control(precise, on, push)"))
+#define SSMAX_POP_ARITHMETIC SSMAX_UNWARNED(_Pragma("float_control(pop)"))
 #elif defined(__GNUC__) &&                                                                    \
     (__FINITE_MATH_ONLY__ || defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || \
      defined(__NO_SIGNED_ZEROS__) || defined(__NO_TRAPPING_MATH__))
