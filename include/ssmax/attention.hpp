@@ -35,7 +35,7 @@
 /// are the same for every executor, for other strides, and however the queries are cut into calls of more
 /// than 16 queries per kv head. Exception: bfloat16 with 16-bit products, where a call has at most 128 keys.
 ///
-/// bfloat16 on a processor with 16-bit products (targets amx, avx512_bf16, neon_bf16), four queries or more per
+/// bfloat16 on a processor with 16-bit products (targets amx, avx512_bf16, neon_bf16), five queries or more per
 /// kv head: q, k, v and the weights go into the products as bfloat16, which are summed in float. Logits, states
 /// and multipliers are float; weights are rounded once and summed as rounded. With ε = 2^-8 the error of out,
 /// before it is rounded to bfloat16, is at most 2.1 ε·Σ p |v|, that of lse at most 1.1 ε. By pair dots, up to

@@ -44,8 +44,8 @@
 /// To be compared in `#if`: 1.2.3 is 10203.
 #define SSMAX_VERSION (SSMAX_VERSION_MAJOR * 10000 + SSMAX_VERSION_MINOR * 100 + SSMAX_VERSION_PATCH)
 
-#if defined(__clang__) && __FINITE_MATH_ONLY__
-#error "ssmax by Clang needs infinities and NaN: add -fno-finite-math-only after -Ofast or -ffast-math"
+#if defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__
+#error "ssmax needs infinities and NaN: add -fno-finite-math-only after -Ofast or -ffast-math"
 #endif
 
 // The kernels round by adding and subtracting a large number, which takes float's and double's own precision.
@@ -182,9 +182,10 @@
 #define SSMAX_COMPILED_NAMESPACE SSMAX_CODE_NAMESPACE
 #endif
 
-// Between SSMAX_BEGIN and SSMAX_END, in namespace ssmax, arithmetic is IEEE's whatever the flags of the unit
-// (-Ofast, -ffast-math or a part of them). Exception: an SSMAX_INLINE function that is inlined into the user's own
-// code takes the flags of that code.
+// Between SSMAX_BEGIN and SSMAX_END, in namespace ssmax, arithmetic is IEEE's whatever the flags of the unit, such as
+// -Ofast -fno-finite-math-only. Exception: an SSMAX_INLINE function that is inlined into the user's own code takes the
+// flags of that code. -ffinite-math-only cannot be switched off here: GCC 12 still compiles a < b as !(a >= b), and
+// Clang's intrinsics still promise that no operand is NaN.
 #if defined(__clang__)
 // Exception: Clang warns of the pragma and ignores it where it has none for the target, WebAssembly for one.
 #define SSMAX_UNWARNED(pragma)                                                               \
@@ -192,14 +193,13 @@
       pragma _Pragma("clang diagnostic pop")
 #define SSMAX_PUSH_ARITHMETIC SSMAX_UNWARNED(_Pragma("float_control(precise, on, push)"))
 #define SSMAX_POP_ARITHMETIC SSMAX_UNWARNED(_Pragma("float_control(pop)"))
-#elif defined(__GNUC__) &&                                                                    \
-    (__FINITE_MATH_ONLY__ || defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || \
-     defined(__NO_SIGNED_ZEROS__) || defined(__NO_TRAPPING_MATH__))
+#elif defined(__GNUC__) && (defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || \
+                            defined(__NO_SIGNED_ZEROS__) || defined(__NO_TRAPPING_MATH__))
 #define SSMAX_PRAGMA(...) _Pragma(#__VA_ARGS__)
-#define SSMAX_PUSH_ARITHMETIC                                                                       \
-  SSMAX_PRAGMA(GCC push_options)                                                                    \
-  SSMAX_PRAGMA(GCC optimize("no-fast-math", "no-finite-math-only", "signed-zeros", "trapping-math", \
-                            "no-unsafe-math-optimizations", "no-associative-math", "no-reciprocal-math"))
+#define SSMAX_PUSH_ARITHMETIC                                                                            \
+  SSMAX_PRAGMA(GCC push_options)                                                                         \
+  SSMAX_PRAGMA(GCC optimize("no-unsafe-math-optimizations", "no-associative-math", "no-reciprocal-math", \
+                            "signed-zeros", "trapping-math"))
 #define SSMAX_POP_ARITHMETIC _Pragma("GCC pop_options")
 #else
 #define SSMAX_PUSH_ARITHMETIC

@@ -6,7 +6,7 @@
 ///     decode<float>({.q = q_new, .out = out}, cache, scaling, Causal{}, {.rope = &rope}, pool);
 ///
 /// Storage is float, double, half or bfloat16, rounded to nearest even when stored, or a type of the user's
-/// (storage.hpp); decode widens it in registers and computes in float. (bfloat16 queries, four or more of a kv
+/// (storage.hpp); decode widens it in registers and computes in float. (bfloat16 queries, five or more of a kv
 /// head, take a bfloat16 cache into 16-bit products where the processor has them: attention.hpp.) Each
 /// sequence of the batch has a length of its own; n and positions come from it, not from the call. A ring
 /// keeps the last `capacity` keys of a sequence and forgets older ones, for sliding windows.

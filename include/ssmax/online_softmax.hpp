@@ -15,7 +15,6 @@
 #include <limits>
 #include <numbers>
 
-#include "detail/checks/finite.hpp"
 #include "detail/rows/row.hpp"
 
 SSMAX_BEGIN
@@ -43,9 +42,9 @@ class OnlineSoftmax {
     }
     const detail::Extremum<T> top = kernels.max(z, n);
     const double largest = std::abs(c_) * static_cast<double>(top.value) * std::numbers::log2e;
-    poisoned_ = poisoned_ || top.has_nan || !detail::is_finite(c_) || top.value == inf ||
+    poisoned_ = poisoned_ || top.has_nan || !std::isfinite(c_) || top.value == inf ||
                 (top.value != -inf && !(largest < std::numeric_limits<double>::infinity()));
-    if (poisoned_ || !detail::is_finite(largest)) {  // the rest: nothing but weights of 0
+    if (poisoned_ || !std::isfinite(largest)) {  // the rest: nothing but weights of 0
       std::fill_n(out, n, T{0});
       return 1;
     }

@@ -32,7 +32,6 @@
 #include <span>
 #include <vector>
 
-#include "detail/checks/finite.hpp"
 #include "detail/checks/views.hpp"
 #include "detail/kernels/rope.hpp"
 #include "view.hpp"
@@ -134,9 +133,9 @@ inline void check_rope(const RopeOptions& options, index_t positions) {
   }
   if (options.first_position < 0)
     fail_value("Rope", "first_position", "is", options.first_position, "must be at least", 0);
-  require(options.theta > 1 && is_finite(options.theta), "theta must be finite and above 1");
+  require(options.theta > 1 && std::isfinite(options.theta), "theta must be finite and above 1");
   const RopeScaling& scaling = options.scaling;
-  require(scaling.factor > 0 && is_finite(scaling.factor), "scaling.factor must be finite and above 0");
+  require(scaling.factor > 0 && std::isfinite(scaling.factor), "scaling.factor must be finite and above 0");
   using Method = RopeScaling::Method;
   if (scaling.method == Method::ntk) require(options.width > 2, "ntk needs a width above 2");
   if (scaling.method == Method::yarn || scaling.method == Method::llama3) {

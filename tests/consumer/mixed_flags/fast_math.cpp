@@ -12,7 +12,7 @@ int main() {
     std::size_t differing = expected.size() != actual.size();
     for (std::size_t i = 0; i < expected.size() && i < actual.size(); ++i)
       differing += expected[i] != actual[i];
-    std::printf("%s: %zu of %zu words differ\n", name, differing, expected.size());
+    std::printf("%s: %zu of %zu numbers differ\n", name, differing, expected.size());
     all_good = all_good && differing == 0;
   }
   return all_good ? 0 : 1;

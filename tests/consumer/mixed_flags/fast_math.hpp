@@ -4,5 +4,5 @@
 #include <cstdint>
 #include <vector>
 
-std::vector<std::uint32_t> results_fast_math(const char* target);
-std::vector<std::uint32_t> results_compiled(const char* target);
+std::vector<std::uint64_t> results_fast_math(const char* target);
+std::vector<std::uint64_t> results_compiled(const char* target);

@@ -1,11 +1,22 @@
 // Compiled twice, as FAST_MATH_RESULTS. The intrinsics come before the library, as in a program that has its own.
+// GCC 12 warns of its own.
 #if __has_include(<immintrin.h>)
+#if !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <immintrin.h>
+#if !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
 #endif
 
 #include <array>
-#include <cstring>
+#include <cstdint>
 #include <limits>
+#include <string_view>
+#include <vector>
 
 #include <ssmax/ssmax.hpp>
 
@@ -15,7 +26,7 @@ namespace {
 
 using ssmax::index_t;
 using ssmax::View;
-using Bits = std::vector<std::uint32_t>;
+using Bits = std::vector<std::uint64_t>;
 
 // Numbers of few bits: flags change no result of what makes them.
 template <class T>
@@ -28,11 +39,22 @@ std::vector<T> numbers(index_t count, std::uint32_t seed) {
   return result;
 }
 
+// Every NaN counts as the same one. Only the bits tell NaN under -Ofast.
 template <class T>
 void append(Bits& bits, const std::vector<T>& values) {
-  const std::size_t at = bits.size();
-  bits.resize(at + (values.size() * sizeof(T) + 3) / 4);
-  std::memcpy(bits.data() + at, values.data(), values.size() * sizeof(T));
+  for (const T x : values) {
+    std::uint64_t word;
+    if constexpr (sizeof(T) == 2) {
+      word = __builtin_bit_cast(std::uint32_t, static_cast<float>(x));
+    } else if constexpr (sizeof(T) == 4) {
+      word = __builtin_bit_cast(std::uint32_t, x);
+    } else {
+      word = __builtin_bit_cast(std::uint64_t, x);
+    }
+    const std::uint64_t magnitude = word & (sizeof(T) == 8 ? 0x7FFFFFFFFFFFFFFFu : 0x7FFFFFFFu);
+    const std::uint64_t infinity = sizeof(T) == 8 ? 0x7FF0000000000000u : 0x7F800000u;
+    bits.push_back(magnitude > infinity ? infinity + 1 : word);
+  }
 }
 
 /// SSMax attention and its gradients, causal, of 4 heads on 2, some keys or values being NaN or infinite.
@@ -44,7 +66,7 @@ void attend(Bits& bits, index_t n) {
   auto dout = numbers<T>(4 * n * d, 4);
   const float infinity = std::numeric_limits<float>::infinity();
   k[static_cast<std::size_t>(2 * n * d - 1)] = T(infinity);  // the last key of the second kv head
-  v[static_cast<std::size_t>(n * d - 1)] = T(infinity - infinity);
+  v[static_cast<std::size_t>(n * d - 1)] = T(std::numeric_limits<float>::quiet_NaN());
   std::vector<T> out(q.size()), dq(q.size()), dk(k.size()), dv(v.size());
   std::vector<Compute> lse(static_cast<std::size_t>(4 * n)), ds(4);
   const auto view = [n](std::vector<T>& x, index_t heads) { return View<T, 4>(x.data(), {1, heads, n, d}); };

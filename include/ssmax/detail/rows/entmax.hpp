@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "../checks/finite.hpp"
 #include "../kernels/entmax.hpp"
 #include "backward.hpp"
 #include "row.hpp"
@@ -50,7 +49,7 @@ double find_threshold(const Look& look) {
   for (int looks = 0; looks < most_looks; ++looks) {
     const double root = t + step_to_root<power>(at);
     double next = t + newton_step<power>(at);
-    if (root == root) {
+    if (!std::isnan(root)) {
       const SupportSums of_root = look(root);
       // A step more: sums near the root are near 1, and exact to more digits than those far above it.
       if (of_root.count == at.count) return root + step_to_root<power>(of_root);
@@ -71,7 +70,7 @@ void entmax_row(const RowKernels<T>& rows, const EntmaxKernels<T>& kernels, cons
                 Y* out) {
   T scratch[row_block], staged[row_block];
   constexpr float nan = std::numeric_limits<float>::quiet_NaN();
-  if (!is_finite(c)) return fill_row(out, n, nan);
+  if (!std::isfinite(c)) return fill_row(out, n, nan);
   RowSource<T, X> source(rows, in, n, c);
   const RowKind kind = source.rebase(scratch);
   if (kind == RowKind::masked) return fill_row(out, n, 0.0f);

@@ -30,7 +30,7 @@ struct ScalarLane {
 
   static M less(V a, V b) { return a < b; }
   static M not_less(V a, V b) { return !(a < b); }
-  static M unordered(V a, V b) { return a != a || b != b; }
+  static M unordered(V a, V b) { return std::isnan(a) || std::isnan(b); }
   static M either(M a, M b) { return a || b; }
   static M none() { return false; }
   static bool any(M m) { return m; }

@@ -13,7 +13,6 @@
 #include <cmath>
 #include <limits>
 
-#include "../../checks/finite.hpp"
 #include "../../kernels/prefill_backward.hpp"
 #include "../nonfinite/gradients.hpp"
 #include "../nonfinite/rows.hpp"
@@ -128,7 +127,7 @@ class BackwardBlock {
       gradient_kernels_.add_product(factors, 1, keys.size(), finite_part(memory_, row, channels), pitch,
                                     first);
       for (index_t c = 0; c < channels; ++c) {
-        if (is_finite(row[c])) continue;
+        if (std::isfinite(row[c])) continue;
         for (index_t key = 0; key < keys.size(); ++key) {
           if (factors[key * group] != 0) first[key * pitch + c] += factors[key * group] * row[c];
         }
@@ -147,7 +146,7 @@ class BackwardBlock {
     kernels_.accumulate[vectors - 1](finite_part(memory_, k, d_), 0, kernels_.rows, panels(), factors, 1,
                                      dq + lane);
     for (index_t c = 0; c < d_; ++c) {
-      if (is_finite(k[c])) continue;
+      if (std::isfinite(k[c])) continue;
       for (index_t i = 0; i < vectors * kernels_.width; ++i) {
         if (factors[i] != 0) dq[c * group + lane + i] += factors[i] * k[c];
       }

@@ -9,7 +9,6 @@
 //   - dc = scale · Σ u·z is summed up here, from floats.
 #pragma once
 
-#include "../../checks/finite.hpp"
 #include "../acquired_products.hpp"
 #include "block.hpp"
 
@@ -181,7 +180,7 @@ class RoundedBlock {
                 index_t pitch) const {
     for (index_t c = 0; c < channels; ++c) {
       const A value = static_cast<A>(row[c]);
-      if (is_finite(value)) continue;
+      if (std::isfinite(value)) continue;
       for (index_t key = 0; key < keys; ++key) {
         const A factor = static_cast<A>(factors[key * memory_.rounded.lanes]);
         if (factor != 0) sums[key * pitch + c] += factor * value;
@@ -196,7 +195,7 @@ class RoundedBlock {
     const E* factors = memory_.rounded.gradients + key * memory_.rounded.lanes + g * group;
     for (index_t c = 0; c < d_; ++c) {
       const A value = static_cast<A>(piece.k[(at + key) * piece.k_stride + c]);
-      if (is_finite(value)) continue;
+      if (std::isfinite(value)) continue;
       for (index_t lane = lanes.begin; lane < lanes.end; ++lane) {
         const A factor = static_cast<A>(factors[lane]);
         if (factor != 0) dq[c * group + lane] += factor * value;

@@ -3,7 +3,6 @@
 // layout that these want, with 0 for what is not finite.
 #pragma once
 
-#include "../../checks/finite.hpp"
 #include "../parts.hpp"
 #include "load.hpp"
 
@@ -54,7 +53,7 @@ class RoundedLoader {
   }
 
  private:
-  static bool is_not_finite(E x) { return !is_finite(static_cast<A>(x)); }
+  static bool is_not_finite(E x) { return !std::isfinite(static_cast<A>(x)); }
 
   /// A vector of queries from lane i on, in parts in lanes, by their first part in rows.
   void load_q(index_t i) const {

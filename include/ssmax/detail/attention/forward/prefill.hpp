@@ -12,7 +12,6 @@
 #include <cmath>
 #include <limits>
 
-#include "../../checks/finite.hpp"
 #include "../acquired_products.hpp"
 #include "../load.hpp"
 #include "../nonfinite/weights.hpp"
@@ -186,7 +185,7 @@ class PrefillTask {
   /// A multiplier's sign, or its being 0, goes into the staged query, which rounds nothing. So what is left is above
   /// 0, and a hidden logit is -inf before it is multiplied as after. NaN stays, infinity becomes NaN.
   A positive_multiplier(A c, A* staged) const {
-    if (!is_finite(c)) return std::numeric_limits<A>::quiet_NaN();
+    if (!std::isfinite(c)) return std::numeric_limits<A>::quiet_NaN();
     if (c > 0) return c;
     E* query = reinterpret_cast<E*>(staged);
     const A sign = c < 0 ? -1 : 0;
@@ -288,7 +287,7 @@ class PrefillTask {
     for (index_t p = 0; p < panels; ++p) {
       E* v = memory_.v + p * memory_.panel + from;
       std::replace_if(
-          v, v + panel, [](E x) { return !is_finite(static_cast<A>(x)); }, E{});
+          v, v + panel, [](E x) { return !std::isfinite(static_cast<A>(x)); }, E{});
     }
   }
 
@@ -378,7 +377,7 @@ class PrefillTask {
       load_values(problem_.keys, batch_, kv_head_, {key, key + 1}, memory_.staged);
       for (index_t c = 0; c < problem_.value_width(); ++c) {
         const A value = memory_.staged[c];
-        if (is_finite(value)) continue;
+        if (std::isfinite(value)) continue;
         for (index_t lane = 0; lane < std::min(memory_.group, count_ - g * memory_.group); ++lane) {
           const QueryRow& row = memory_.rows[g * memory_.group + lane];
           if (key < row.keys.begin || key >= row.keys.end || !variant_.sees(row.query, key)) continue;

@@ -10,7 +10,6 @@
 #include <numbers>
 
 #include "../../../workspace.hpp"
-#include "../../checks/finite.hpp"
 #include "../../kernels/short_attention.hpp"
 #include "../../threads/any_executor.hpp"
 #include "../load.hpp"
@@ -224,7 +223,7 @@ class ShortTask {
         for (index_t key = 0; key < length_; ++key) {
           std::replace_copy_if(
               v_ + key * v_stride_, v_ + key * v_stride_ + dv, memory_.v + key * memory_.v_pitch,
-              [](A x) { return !is_finite(x); }, A{0});
+              [](A x) { return !std::isfinite(x); }, A{0});
         }
         v_ = memory_.v;
         v_stride_ = memory_.v_pitch;
@@ -238,7 +237,7 @@ class ShortTask {
   void add_not_finite() const {
     for_each_stored_value([&](index_t key, const A* value) {
       for (index_t c = 0; c < problem_.value_width(); ++c) {
-        if (is_finite(value[c])) continue;
+        if (std::isfinite(value[c])) continue;
         for (index_t i = 0; i < count_; ++i) {
           const QueryRow& row = memory_.rows[i];
           if (key < row.keys.begin || key >= row.keys.end || !variant_.sees(row.query, key)) continue;

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "../../checks/finite.hpp"
 #include "../forward/prefill_scratch.hpp"
 
 SSMAX_BEGIN
@@ -31,7 +30,7 @@ void for_each_finite_run(KeyRange range, const bool* is_finite, bool all, const 
 template <class A>
 const A* finite_part(const LaneScratch<A>& memory, const A* row, index_t channels) {
   std::replace_copy_if(
-      row, row + channels, memory.staged, [](A x) { return !is_finite(x); }, A{0});
+      row, row + channels, memory.staged, [](A x) { return !std::isfinite(x); }, A{0});
   std::fill_n(memory.staged + channels, memory.pitch - channels, A{0});
   return memory.staged;
 }
