@@ -1,4 +1,4 @@
-// What docs/quick_start.md shows of rows and of training, and that it works: ds is what moving s does.
+// What docs/quick_start.md shows of rows, packed tensors and training, and that it works: ds is what moving s does.
 #include <cmath>
 #include <span>
 #include <ssmax/ssmax.hpp>
@@ -35,6 +35,24 @@ void attention_in_training(const Layer& x, std::span<const float> s, std::span<f
   attention_backward<float>({.q = x.q, .k = x.k, .v = x.v, .out = x.out, .lse = x.lse},
                             {.dout = x.dout, .dq = x.dq, .dk = x.dk, .dv = x.dv}, scaling.gradient(ds),
                             Causal{}, score, {.rope = &rope}, pool);
+}
+
+// One multiplication made qkv [tokens, (heads + 2·kv_heads)·d]; out [tokens, heads·d] goes into the next one.
+void packed_attention(View<const float, 2> qkv, View<float, 2> out, index_t heads, index_t kv_heads,
+                      std::span<const float> s) {
+  const auto [q, k, v] = qkv_views(qkv, heads, kv_heads);
+  attention<float>({.q = q, .k = k, .v = v, .out = heads_view(out, heads)}, SSMax<float>{s}, Causal{}, {},
+                   DefaultExecutor{});
+}
+
+// keys and values [tokens so far, kv_heads·d] are the caller's; their last rows are those of the new token.
+void next_token(View<const float, 2> q, View<const float, 2> keys, View<const float, 2> values,
+                View<float, 2> out, index_t heads, index_t kv_heads, std::span<const float> s) {
+  attention<float>({.q = heads_view(q, heads),  // one row
+                    .k = heads_view(keys, kv_heads),
+                    .v = heads_view(values, kv_heads),
+                    .out = heads_view(out, heads)},
+                   SSMax<float>{s}, Causal{});
 }
 
 namespace {
@@ -100,6 +118,26 @@ int main() {
     const double difference = loss({0.4f + step, 0.5f}, unused) - loss({0.4f - step, 0.5f}, unused);
     check.near("ds of attention", static_cast<double>(ds[0]), difference / (2 * static_cast<double>(step)),
                0.01);
+  }
+  {
+    // All tokens at once, and the last one against the keys and values of all.
+    constexpr index_t heads = 4, kv_heads = 2, tokens = 5, d = 8, channels = (heads + 2 * kv_heads) * d;
+    std::vector<float> qkv(tokens * channels), out(tokens * heads * d), last(heads * d);
+    examples::Random random(2);
+    for (float& value : qkv) value = random.standard();
+    const std::vector<float> s(heads, 0.43f);
+    packed_attention({qkv.data(), {tokens, channels}}, {out.data(), {tokens, heads * d}}, heads, kv_heads, s);
+    const auto columns = [&](index_t first_head, index_t count, index_t row, index_t rows) {
+      return View<const float, 2>(qkv.data() + row * channels + first_head * d, {rows, count * d},
+                                  {channels, 1});
+    };
+    next_token(columns(0, heads, tokens - 1, 1), columns(heads, kv_heads, 0, tokens),
+               columns(heads + kv_heads, kv_heads, 0, tokens), {last.data(), {1, heads * d}}, heads, kv_heads,
+               s);
+    for (std::size_t i = 0; i < last.size(); ++i) {
+      check.near("the last token", static_cast<double>(last[i]),
+                 static_cast<double>(out[out.size() - last.size() + i]), 1e-5);
+    }
   }
   return check.exit_code();
 }

@@ -220,7 +220,7 @@ class Visible {
   std::function<bool(const Query&, index_t)> sees_;
 };
 
-/// multiplier(head, position of the last visible key, n) -> c.
+/// multiplier(head, the query's own position, n) -> c.
 using Multiplier = std::function<Real(index_t, index_t, index_t)>;
 
 /// A call, as the loops of the reference take it.
@@ -228,8 +228,8 @@ template <class T>
 reference::Definition define(const Problem<T>& problem, const Visible& visible, const Multiplier& multiplier,
                              const AttentionOptions<T>& options, const Formula& score,
                              const Positions& positions) {
-  const auto c = [multiplier, positions](const Query& query, index_t last, index_t n) {
-    return multiplier(query.head, positions.of_key(query, last), n);
+  const auto c = [multiplier, positions](const Query& query, index_t n) {
+    return multiplier(query.head, std::max<index_t>(0, positions.of_query(query)), n);
   };
   const auto sink = [sinks = options.sinks](index_t head) {
     return sinks.empty() ? -reference::infinity : static_cast<Real>(sinks[static_cast<std::size_t>(head)]);

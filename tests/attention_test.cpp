@@ -192,7 +192,7 @@ void check_scalings() {
     check_scaling<T>(
         Constant{1e3}, [](index_t, index_t, index_t) { return Real(1000); }, 40);
   }
-  SECTION("head, position of the last visible key, and n") {
+  SECTION("head, position of the query, and n") {
     check_scaling<T>(Everything{}, [](index_t head, index_t position, index_t n) {
       return static_cast<Real>(Everything{}({head, position, n}));
     });

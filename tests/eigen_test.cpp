@@ -267,4 +267,26 @@ TEST_CASE("expressions of out's own memory are worked out before it is written",
   }
 }
 
+TEST_CASE("attention's views of RowMajor matrices and of columns", "[eigen][view]") {
+  constexpr ssmax::index_t tokens = 6, heads = 4, kv_heads = 2, d = 3;
+  RowMajor<float> qkv = RowMajor<float>::Random(tokens, (heads + 2 * kv_heads) * d);
+  const auto [q, k, v] = ssmax::qkv_views(qkv, heads, kv_heads);
+  CHECK(q.extent(1) == heads);
+  CHECK(k.extent(1) == kv_heads);
+  CHECK(&q(0, 3, 5, 2) == &qkv(5, 3 * d + 2));
+  CHECK(&k(0, 1, 2, 0) == &qkv(2, (heads + 1) * d));
+  CHECK(&v(0, 1, 4, 1) == &qkv(4, (heads + kv_heads + 1) * d + 1));
+  CHECK(ssmax::qkv_views(qkv, 2).v.extent(3) == 4);
+  // A block, and a matrix that is const.
+  auto queries = qkv.leftCols(heads * d);
+  CHECK(&ssmax::heads_view(queries, heads)(0, 3, 5, 2) == &qkv(5, 3 * d + 2));
+  const RowMajor<float>& constant = qkv;
+  const ssmax::View<const float, 4> view = ssmax::heads_view(constant, 8);
+  CHECK(&view(0, 7, 5, 2) == &qkv(5, 7 * d + 2));
+  // ColMajor: channels in rows, tokens in columns.
+  Eigen::MatrixXf columns = qkv.transpose();
+  CHECK(&ssmax::heads_view(ssmax::column_view(columns), 8)(0, 7, 5, 2) == &columns(7 * d + 2, 5));
+  CHECK_THROWS_AS(ssmax::heads_view(qkv, 7), std::invalid_argument);
+}
+
 }  // namespace eigen_test

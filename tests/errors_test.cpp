@@ -259,7 +259,7 @@ TEST_CASE("attention refuses shapes that do not fit", "[errors]") {
   }
   SECTION("scaling") {
     const std::vector<float> s(3, 1.f);
-    m.refused({"s", "3", "4"}, SSMax<float>{s});
+    m.refused({"ssmax::attention: s", "3", "4"}, SSMax<float>{s});
   }
   SECTION("lengths") {
     const std::vector<index_t> lengths(39, 7);

@@ -324,6 +324,16 @@ TEST_CASE("more threads than the system gives are a system_error, and those begu
 
 #endif
 
+TEST_CASE("the default executor follows the unit's OpenMP", "[execution]") {
+#if defined(_OPENMP)
+  static_assert(std::is_same_v<ssmax::DefaultExecutor, ssmax::OpenMP>);
+  CHECK(ssmax::DefaultExecutor{}.concurrency() == omp_get_max_threads());
+#else
+  static_assert(std::is_same_v<ssmax::DefaultExecutor, Serial>);
+#endif
+  check_each_once(ssmax::DefaultExecutor{});
+}
+
 #if defined(_OPENMP)
 
 using ssmax::OpenMP;

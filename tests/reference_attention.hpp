@@ -114,10 +114,9 @@ struct Definition {
   Real scale;
   std::function<bool(const Query&, index_t key)> visible;
   Formula score;
-  std::function<Real(const Query&, index_t last, index_t n)>
-      multiplier;                          // of the n visible keys up to `last`
-  std::function<Real(index_t head)> sink;  // its logit; -infinity: none
-  bool scaled_sinks = false;               // the multiplier is the sinks', too
+  std::function<Real(const Query&, index_t n)> multiplier;  // n: the number of visible keys
+  std::function<Real(index_t head)> sink;                   // its logit; -infinity: none
+  bool scaled_sinks = false;                                // the multiplier is the sinks', too
 };
 
 /// What the sink of a head adds to the logits of a query, which are multiplied by c if it sees any key.
@@ -145,7 +144,7 @@ Attended<R> attend(const Inputs<R>& inputs, const D& definition) {
       if (definition.visible(query, key)) keys.push_back(key);
     }
     const auto n = static_cast<index_t>(keys.size());
-    const auto c = n == 0 ? 0 : definition.multiplier(query, keys.back(), n);
+    const auto c = n == 0 ? 0 : definition.multiplier(query, n);
     const R sink = sink_term<R>(definition, query.head, c, n > 0);
     std::vector<R> weights;
     R top = sink, sum = 0;
@@ -217,7 +216,7 @@ Gradients<R> differentiate(const Inputs<R>& inputs, const std::vector<R>& dout, 
       if (definition.visible(query, key)) seen.push_back(key);
     }
     const auto n = static_cast<index_t>(seen.size());
-    const auto c = n == 0 ? 0 : definition.multiplier(query, seen.back(), n);
+    const auto c = n == 0 ? 0 : definition.multiplier(query, n);
     const R lse = forward.lse[at(row)], sink = sink_term<R>(definition, query.head, c, n > 0);
     R inner = dlse.empty() ? R{0} : -dlse[at(row)];
     for (index_t i = 0; i < dv && n > 0; ++i) inner += dout[at(row * dv + i)] * forward.out[at(row * dv + i)];

@@ -30,6 +30,10 @@ TEST_CASE("options that make no rotation are refused", "[rope]") {
                    inf = std::numeric_limits<double>::infinity();
   refused({.width = 65}, 4, {"width", "65", "even"});
   refused({.width = 0}, 4, {"width", "0"});
+  for (const index_t width :
+       {(index_t{1} << 24) + 2, index_t{1} << 30, std::numeric_limits<index_t>::max() - 1}) {
+    refused({.width = width}, 1, {"Rope", "width", std::to_string(width), "16777216"});
+  }
   refused({.width = 8}, 0, {"positions", "0"});
   refused({.width = 8, .first_position = -3}, 4, {"first_position", "-3"});
   for (const double theta : {1.0, inf, nan}) refused({.width = 8, .theta = theta}, 4, {"theta"});

@@ -79,7 +79,7 @@ template <class T, class C>
 reference::Definition define(const Problem<T>& problem, const Visible& visible, const Multipliers<C>& c,
                              const Formula& formula) {
   reference::Definition definition = attention_problem::define(problem, visible, one, {}, formula, {});
-  definition.multiplier = [&c](const Query& query, index_t, index_t) { return c.of(query); };
+  definition.multiplier = [&c](const Query& query, index_t) { return c.of(query); };
   return definition;
 }
 
@@ -303,7 +303,8 @@ TEST_CASE("scalings of one's own that ask which query it is", "[attention][backw
                                     Learns{rows});
   REQUIRE(rows.size() == 8);
   for (index_t i = 0; i < 8; ++i) {
-    CHECK(rows[static_cast<std::size_t>(i)] == PlacedRow{{.head = i / 4, .position = 2, .n = 3}, 0, i % 4});
+    CHECK(rows[static_cast<std::size_t>(i)] ==
+          PlacedRow{{.head = i / 4, .position = std::max<index_t>(0, i % 4 - 1), .n = 3}, 0, i % 4});
   }
 }
 
@@ -314,9 +315,9 @@ TEST_CASE("what PerQuery refuses", "[attention][backward][scaling]") {
   const auto with = [&](const std::array<index_t, 3>& extents) {
     return [&, extents] { return run(problem, PerQuery(View<const float, 3>(c.data(), extents)), Full{}); };
   };
-  check_refused_with_words(with({1, 4, 5}), {"scaling", "c", "1", "2"});
-  check_refused_with_words(with({2, 3, 5}), {"scaling", "c", "3", "4"});
-  check_refused_with_words(with({2, 4, 6}), {"scaling", "c", "6", "5"});
+  check_refused_with_words(with({1, 4, 5}), {"ssmax::attention: c", "1", "2"});
+  check_refused_with_words(with({2, 3, 5}), {"ssmax::attention: c", "3", "4"});
+  check_refused_with_words(with({2, 4, 6}), {"ssmax::attention: c", "6", "5"});
   check_refused_with_words(
       [&] {
         return run(problem, PerQuery(View<const float, 3>(nullptr, {2, 4, 5})), Full{});
@@ -327,7 +328,7 @@ TEST_CASE("what PerQuery refuses", "[attention][backward][scaling]") {
   const auto into = [&](const View<float, 3>& view) {
     return [&, view] { return backward(problem, output, PerQuery(good).gradient(view), Full{}, Identity{}); };
   };
-  check_refused_with_words(into({dc.data(), {2, 4, 6}}), {"scaling", "dc", "6", "5"});
+  check_refused_with_words(into({dc.data(), {2, 4, 6}}), {"ssmax::attention_backward: dc", "6", "5"});
   check_refused_with_words(into({c.data() + 8, {2, 4, 5}}), {"dc", "c", "overlaps"});
   check_refused_with_words(into({}), {"dc", "0", "2"});
 }

@@ -7,10 +7,12 @@
 #include <span>
 #include <ssmax/ssmax.hpp>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "catch.hpp"
 #include "reference.hpp"
+#include "refusal.hpp"
 
 namespace scaling_test {
 
@@ -261,6 +263,43 @@ TEST_CASE("n counts the visible keys, not the row's extent", "[scaling]") {
       CHECK(relative_difference(y[static_cast<std::size_t>(row * 9 + key)], expected) <= 1e-13);
     }
   }
+}
+
+TEST_CASE("a scaling that does not fit names the function that was called", "[scaling][errors]") {
+  const std::vector<float> three(3, 1.0F), z(4 * 4);
+  std::vector<float> y(z.size()), lse(4);
+  const View<const float, 3> logits(z.data(), {2, 2, 4});
+  const View<float, 3> out(y.data(), {2, 2, 4});
+  const auto named = [&](const auto& scaling, const std::string& said) {
+    const auto message = [&](const std::string& function) { return "ssmax::" + function + ": " + said; };
+    check_refused_with_words([&] { ssmax::softmax(logits, out, scaling); }, {message("softmax")});
+    check_refused_with_words([&] { ssmax::log_softmax(logits, out, scaling); }, {message("log_softmax")});
+    check_refused_with_words(
+        [&] {
+          ssmax::logsumexp(logits, View<float, 2>(lse.data(), {2, 2}), scaling);
+        },
+        {message("logsumexp")});
+  };
+  named(SSMax<float>{three}, "s has extent 3, heads are 2");
+  named(SSMax<float>{std::span<const float>(three).first(2), three}, "b has extent 3, heads are 2");
+  named(SSMax<float>{}.gradient(std::span<float>(y).first(3)), "ds has extent 3, heads are 2");
+  named(ssmax::SizeTable<float>{three}, "p has extent 3, the largest n is 4");
+  named(AdjustedSize{SSMax<float>{three}}, "s has extent 3, heads are 2");
+  named(AdjustedSize{LogN{}, 0, 0}, "floor is 0, must be at least 1");
+  named(QwenLogN{1}, "trained_length is 1, must be at least 2");
+  named(Llama4Temperature{0.1, 0}, "floor_length is 0, must be at least 1");
+  named(MinistralTemperature{0.1, 0}, "trained_length is 0, must be at least 1");
+  named(ssmax::InklingTemperature{0.1, 0}, "floor_length is 0, must be at least 1");
+  // One of the user's own that asks for the name, and one asked directly.
+  struct Own {
+    double operator()(const Row&) const { return 1; }
+    void check(index_t, index_t, const char* function = "Own") const {
+      throw std::invalid_argument("ssmax::" + std::string(function) + ": mine");
+    }
+  };
+  named(Own{}, "mine");
+  check_refused_with_words([&] { SSMax<float>{three}.check(2, 4); },
+                           {"ssmax::SSMax: s has extent 3, heads are 2"});
 }
 
 TEST_CASE("a lambda is a scaling", "[scaling]") {

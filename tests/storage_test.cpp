@@ -24,6 +24,13 @@ struct Fixed {
 struct Int8 {
   std::int8_t value;
 };
+/// Halves. The first channel of a row of n has the value n, which no other channel has.
+struct Watched {
+  std::int16_t halves;
+};
+struct Loads {
+  int whole = 0, others = 0;
+} loads;
 
 }  // namespace storage_test
 
@@ -35,6 +42,18 @@ struct ssmax::StorageTraits<storage_test::Fixed> {
   }
   static void store(const float* in, index_t n, storage_test::Fixed* out) {
     for (index_t i = 0; i < n; ++i) out[i].sixteenths = static_cast<std::int16_t>(std::lrint(in[i] * 16));
+  }
+};
+
+template <>
+struct ssmax::StorageTraits<storage_test::Watched> {
+  using Compute = float;
+  static void load(const storage_test::Watched* in, index_t n, float* out) {
+    ++(in[0].halves == 2 * n ? storage_test::loads.whole : storage_test::loads.others);
+    for (index_t i = 0; i < n; ++i) out[i] = static_cast<float>(in[i].halves) / 2;
+  }
+  static void store(const float* in, index_t n, storage_test::Watched* out) {
+    for (index_t i = 0; i < n; ++i) out[i].halves = static_cast<std::int16_t>(std::lrint(in[i] * 2));
   }
 };
 
@@ -201,6 +220,63 @@ TEST_CASE("a cache of integers with a factor for each row", "[storage][decode]")
         }
         // Few queries read a ring of float where it lies, so that sums are cut where it wraps.
         CHECK(largest <= (ring && queries < 9 ? 1e-5 : 0));
+      }
+    }
+  });
+}
+
+TEST_CASE("load receives the whole row of a query, key or value, from its first channel",
+          "[storage][decode]") {
+  const auto rows = [](index_t h, index_t count, index_t channels) {
+    std::vector<Watched> values(static_cast<std::size_t>(h * count * channels));
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const auto channel = static_cast<index_t>(i) % channels;
+      values[i].halves =
+          static_cast<std::int16_t>(channel == 0 ? 2 * channels : static_cast<index_t>(i) % 5 - 2);
+    }
+    return values;
+  };
+  for_each_target([&](const std::string& target) {
+    // Wide enough for every pass of a kernel, and of its tail; many queries and few, keys in several blocks.
+    for (const auto& [d, dv] : {std::array<index_t, 2>{10, 7}, {70, 130}, {300, 64}}) {
+      for (const index_t queries : {1, 2, 50}) {
+        CAPTURE(target, d, dv, queries);
+        loads = {};
+        auto q = rows(heads, queries, d), k = rows(kv_heads, keys, d), v = rows(kv_heads, keys, dv);
+        auto dout = rows(heads, queries, dv);
+        std::vector<Watched> out(dout.size()), dq(q.size()), dk(k.size()), dv_of_v(v.size());
+        std::vector<float> lse(static_cast<std::size_t>(heads * queries));
+        const View<float, 3> lse_view(lse.data(), {1, heads, queries});
+        const ssmax::Rope<float> rope({.width = 8}, keys);
+        const ssmax::AttentionOptions<Watched> options{.scale = 0.01, .rope = &rope};
+        ssmax::attention<Watched>({.q = view<const Watched>(q, heads, d),
+                                   .k = view<const Watched>(k, kv_heads, d),
+                                   .v = view<const Watched>(v, kv_heads, dv),
+                                   .out = view<Watched>(out, heads, dv),
+                                   .lse = lse_view},
+                                  SSMax<float>{0.3f}, Causal{}, options);
+        CHECK(loads.whole > 0);
+        CHECK(loads.others == 0);
+        loads = {};
+        ssmax::attention_backward<Watched>({.q = view<const Watched>(q, heads, d),
+                                            .k = view<const Watched>(k, kv_heads, d),
+                                            .v = view<const Watched>(v, kv_heads, dv),
+                                            .out = view<const Watched>(dout, heads, dv),
+                                            .lse = lse_view},
+                                           {.dout = view<const Watched>(dout, heads, dv),
+                                            .dq = view<Watched>(dq, heads, d),
+                                            .dk = view<Watched>(dk, kv_heads, d),
+                                            .dv = view<Watched>(dv_of_v, kv_heads, dv)},
+                                           SSMax<float>{0.3f}, Causal{}, options);
+        CHECK(loads.whole > 0);
+        CHECK(loads.others == 0);
+        loads = {};
+        KvCache<Watched> cache({.kv_heads = kv_heads, .width = d, .value_width = dv, .capacity = keys});
+        cache.append(view<const Watched>(k, kv_heads, d), view<const Watched>(v, kv_heads, dv));
+        ssmax::decode<Watched>({.q = view<const Watched>(q, heads, d), .out = view<Watched>(out, heads, dv)},
+                               cache, SSMax<float>{0.3f}, Causal{}, {.scale = 0.01});
+        CHECK(loads.whole > 0);
+        CHECK(loads.others == 0);
       }
     }
   });

@@ -15,7 +15,7 @@
 ///     R       the rotary embedding, if given: key j at key_position + j, query i at
 ///             key_position + i + keys - queries, or where the mask says
 ///     score   Identity, Softcap, Alibi, Bias, … or the user's own (score.hpp)
-///     c_i     scaling({head, position, n}): n visible keys, position of the last of them (scaling.hpp)
+///     c_i     scaling({head, position, n}): n visible keys, the query's own position (row.hpp)
 ///     mask    Full, Causal (bottom-right), SlidingWindow, Documents, … or the user's own (mask.hpp)
 ///     sinks   if given, one number per head: softmax's denominator has one term more, exp(sink) or, with
 ///             scaled_sinks, as of a key with that logit, exp(c_i·sink). -inf is no sink, +inf takes

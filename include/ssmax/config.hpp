@@ -3,13 +3,15 @@
 ///
 /// Which namespace a name lives in decides what may be linked with what:
 ///
-/// `SSMAX_DATA_NAMESPACE` holds plain data that users pass through their own interfaces: views, scalings,
-/// masks, options. Its name carries the version only, so that units built with other -m flags can exchange
+/// `SSMAX_DATA_NAMESPACE` holds plain data that users pass through their own interfaces: views, scalings, masks,
+/// scores, pools, workspaces, states, RopeOptions, KvCacheOptions and CrossEntropyOptions. Its name carries the version only, so that units built with other -m flags can exchange
 /// it. Every member function there is `SSMAX_INLINE`: no out-of-line copy exists that the linker could take
 /// from a unit built for a larger instruction set.
 ///
-/// `SSMAX_CODE_NAMESPACE` holds everything that is compiled to code, Rope and its tables included. Its name
-/// carries version, baseline instruction set, exception mode, assertion mode and whether the kernels come
+/// `SSMAX_CODE_NAMESPACE` holds everything that is compiled to code, and the classes that own tables or that only one
+/// call reads: Rope, KvCache, ScaleInvariant, OnlineSoftmax; AttentionArguments, PartialArguments, AttentionOptions,
+/// BackwardArguments, AttentionGradients, DecodeArguments, RowsBackward; all of mpi. Make them in the unit that uses
+/// them. Its name carries version, baseline instruction set, exception mode, assertion mode and whether the kernels come
 /// with the unit, so that the linker never merges two different bodies. The baseline is told apart by
 /// AVX-512, AVX2, FMA, AVX, SSE4 and WebAssembly's SIMD128: units that differ in smaller steps (-msse3,
 /// -mbmi) share code, as they do of every other header.
@@ -185,8 +187,12 @@
 // flags of that code. -ffinite-math-only cannot be switched off here: GCC 12 still compiles a < b as !(a >= b), and
 // Clang's intrinsics still promise that no operand is NaN.
 #if defined(__clang__)
-#define SSMAX_PUSH_ARITHMETIC _Pragma("float_control(precise, on, push)")
-#define SSMAX_POP_ARITHMETIC _Pragma("float_control(pop)")
+// Exception: Clang warns of the pragma and ignores it where it has none for the target, WebAssembly for one.
+#define SSMAX_UNWARNED(pragma)                                                               \
+  _Pragma("clang diagnostic push") _Pragma("clang diagnostic ignored \"-Wignored-pragmas\"") \
+      pragma _Pragma("clang diagnostic pop")
+#define SSMAX_PUSH_ARITHMETIC SSMAX_UNWARNED(_Pragma("float_control(precise, on, push)"))
+#define SSMAX_POP_ARITHMETIC SSMAX_UNWARNED(_Pragma("float_control(pop)"))
 #elif defined(__GNUC__) && (defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || \
                             defined(__NO_SIGNED_ZEROS__) || defined(__NO_TRAPPING_MATH__))
 #define SSMAX_PRAGMA(...) _Pragma(#__VA_ARGS__)

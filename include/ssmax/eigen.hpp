@@ -17,10 +17,15 @@
 /// first.
 ///
 /// `row_view(matrix)` and `column_view(matrix)` give the views that the other functions of this library take.
+/// `heads_view(matrix, heads)` and `qkv_views(matrix, heads, kv_heads)` give attention's views of a RowMajor matrix
+/// [tokens, channels] (heads_view.hpp). Eigen's matrices are ColMajor by default: there, keep channels in rows and
+/// tokens in columns, [channels, tokens], and write `heads_view(column_view(matrix), heads)`. The last stride of
+/// attention's views is 1, so a ColMajor matrix [tokens, channels] has to be transposed first.
 #pragma once
 
 #include <Eigen/Core>
 
+#include "heads_view.hpp"
 #include "softmax.hpp"
 
 SSMAX_BEGIN
@@ -174,6 +179,38 @@ requires EigenDense<std::remove_const_t<X>>
                 "ssmax::column_view: needs a ColMajor matrix");
   return detail::line_view<std::remove_pointer_t<decltype(matrix.data())>>(matrix.data(), matrix);
 }
+
+namespace detail {
+
+template <class X>
+auto token_view(X& matrix) {
+  static_assert(has_memory<X>, "ssmax::heads_view: needs a matrix, map or block, not an expression");
+  static_assert(is_row_major<X>,
+                "ssmax::heads_view: needs a RowMajor matrix [tokens, channels]; of a ColMajor matrix "
+                "[channels, tokens] pass column_view(matrix)");
+  return line_view<std::remove_pointer_t<decltype(matrix.data())>>(matrix.data(), matrix);
+}
+
+}  // namespace detail
+
+/// A RowMajor matrix, map or block [tokens, heads·d] as [1, heads, tokens, d].
+template <class X>
+requires EigenDense<std::remove_const_t<X>>
+[[nodiscard]] auto heads_view(X& matrix, index_t heads) {
+  return heads_view(detail::token_view(matrix), heads);
+}
+
+/// A RowMajor matrix, map or block [tokens, (heads + 2·kv_heads)·d] as q, k and v.
+template <class X>
+requires EigenDense<std::remove_const_t<X>>
+[[nodiscard]] auto qkv_views(X& matrix, index_t heads, index_t kv_heads) {
+  return qkv_views(detail::token_view(matrix), heads, kv_heads);
+}
+
+/// A RowMajor matrix, map or block [tokens, 3·heads·d] as q, k and v.
+template <class X>
+requires EigenDense<std::remove_const_t<X>>
+[[nodiscard]] auto qkv_views(X& matrix, index_t heads) { return qkv_views(matrix, heads, heads); }
 
 }  // namespace SSMAX_CODE_NAMESPACE
 /// @}

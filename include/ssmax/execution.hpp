@@ -6,6 +6,7 @@
 /// | Serial | the caller, one call after the other; what every function uses unless told otherwise |
 /// | ThreadPool | the caller and threads that sleep between runs; only where the platform has std::thread |
 /// | OpenMP | an OpenMP team; only in units compiled with OpenMP |
+/// | DefaultExecutor | OpenMP in units compiled with OpenMP, Serial in others |
 ///
 /// One's own is a class with `concurrency()` and `run(n, f)`, for instance around the pool
 /// that a program has already:
@@ -191,5 +192,18 @@ class OpenMP {
 
 #endif
 
+inline namespace SSMAX_CODE_NAMESPACE {
+
+#if defined(_OPENMP)
+/// OpenMP in a unit compiled with OpenMP, Serial in others, so that `DefaultExecutor{}` needs no `#ifdef`. It names
+/// another type in each kind of unit: do not put it into an interface or an inline function that both kinds include.
+using DefaultExecutor = OpenMP;
+#else
+/// OpenMP in a unit compiled with OpenMP, Serial in others, so that `DefaultExecutor{}` needs no `#ifdef`. It names
+/// another type in each kind of unit: do not put it into an interface or an inline function that both kinds include.
+using DefaultExecutor = Serial;
+#endif
+
+}  // namespace SSMAX_CODE_NAMESPACE
 /// @}
 SSMAX_END

@@ -1,6 +1,6 @@
 /// @defgroup fast_path Fast paths (fast_path.hpp)
-/// Fast paths: what may be done by vectors for a score, or once for many rows for a mask, in
-/// place of asking it key by key.
+/// Fast paths: what may be done by vectors for a score, or once for many rows for a mask or a scaling, in
+/// place of asking it key by key or row by row.
 ///
 /// A policy is computed by its own formula unless its type asks for a fast path by name, in namespace ssmax
 /// or the global one, before its first use:
@@ -18,6 +18,7 @@
 /// | distance_factor | scores | z' = a·(z - a) + 1, where a > 0 depends on abs(distance) alone | factors |
 /// | row | scores | z' = z + row[key] | row, gradient_row where it learns every logit |
 /// | same_keys | masks | all queries of a batch entry and head see the same keys | |
+/// | by_size | scalings | c depends on the head and n alone, not on the position | |
 ///
 ///     void apply(T* z, index_t n) const                           replaces n logits by z'
 ///     void differentiate(const T* scored, index_t n, T* d) const  multiplies d by dz'/dz where apply made it
@@ -43,14 +44,15 @@ SSMAX_BEGIN
 /// @{
 inline namespace SSMAX_DATA_NAMESPACE {
 
-/// What a score or a mask may ask for: the table at the top of fast_path.hpp.
+/// What a score, a mask or a scaling may ask for: the table at the top of fast_path.hpp.
 enum class FastPath {
   none,             ///< Nothing.
   elementwise,      ///< z' depends on z alone.
   distance,         ///< z' = z + slope·(key position - query position).
   distance_factor,  ///< z' = a·(z - a) + 1 with a of |query position - key position|.
   row,              ///< z' = z + row[key].
-  same_keys         ///< All queries of a batch entry and head see the same keys.
+  same_keys,        ///< All queries of a batch entry and head see the same keys.
+  by_size           ///< c depends on the head and n alone, not on the position.
 };
 
 /// The fast path that a type asks for. To be specialised for a type of one's own.

@@ -179,6 +179,7 @@ consteval void check_fast_path() {
       "ssmax: the member 'gradient_row' of a score must be  G* gradient_row(const Query&) const,  G a "
       "type of number,  and goes with FastPath::row and  void accumulate(const Key&, double) const");
   static_assert(fast_path<C> != FastPath::same_keys, "ssmax: FastPath::same_keys is for masks");
+  static_assert(fast_path<C> != FastPath::by_size, "ssmax: FastPath::by_size is for scalings");
 }
 
 template <class C, class Z>

@@ -70,8 +70,8 @@ struct Lengths {
 };
 
 /// Keys p - left … p + right of a query at position p, as far as they exist. Both are at least 0 (else
-/// std::invalid_argument); the largest index_t kernels that side open. A model's "window of w tokens" counts
-/// the token itself: left = w - 1.
+/// std::invalid_argument). `std::numeric_limits<index_t>::max()` leaves that side unbounded. A model's "window of w
+/// tokens" counts the token itself: left = w - 1.
 struct SlidingWindow {
   index_t left;   ///< Keys before the query's own position.
   index_t right;  ///< Keys behind it.

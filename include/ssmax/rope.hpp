@@ -86,7 +86,7 @@ struct RopeScaling {
 
 /// What a Rope's tables are made for.
 struct RopeOptions {
-  index_t width = 0;                      ///< Channels that are rotated: even, at least 2.
+  index_t width = 0;                      ///< Channels that are rotated: even, 2 to 2^24.
   double theta = 10'000;                  ///< θ, above 1.
   Pairing pairing = Pairing::half_split;  ///< Which channels are turned together.
   RopeScaling scaling{};                  ///< How ω is changed.
@@ -109,6 +109,9 @@ struct RopeTables {
 inline namespace SSMAX_CODE_NAMESPACE {
 namespace detail {
 
+/// No head is wider. Above it the constructor would allocate gigabytes before its first position.
+inline constexpr index_t most_rope_width = index_t{1} << 24;
+
 inline void check_rope(const RopeOptions& options, index_t positions) {
   const auto require = [](bool holds, const char* what) {
     if (!holds) fail_format("ssmax::Rope: %s", what);
@@ -118,6 +121,8 @@ inline void check_rope(const RopeOptions& options, index_t positions) {
   }
   if (positions < 1) fail_value("Rope", "positions", "are", positions, "must be at least", 1);
   constexpr index_t most = std::numeric_limits<index_t>::max();
+  if (options.width > most_rope_width)
+    fail_value("Rope", "width", "is", options.width, "must be at most", most_rope_width);
   if (positions > most / static_cast<index_t>(sizeof(double)) / options.width) {
     fail_format("ssmax::Rope: positions are %td and width is %td, a table's bytes must be at most %td",
                 positions, options.width, most);

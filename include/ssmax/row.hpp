@@ -10,8 +10,25 @@
 ///     void accumulate(const Row&, double dc) const        adds dc·∂c/∂parameter to the caller's arrays;
 ///                                                         this makes it learnable
 ///
-/// One that has to know which query of the call it is asked about takes a PlacedRow in place of the Row. It
-/// is asked about every query, also where many see the same keys.
+/// A scaling that has to know which query of the call a row belongs to takes a PlacedRow in place of the Row.
+///
+/// **The position of a row** is the query's own position in the sequence, from 0, whichever keys the mask shows:
+///
+/// | call | position of query i |
+/// |---|---|
+/// | attention, rows of a matrix | i + keys - queries: the last query stands at the last key |
+/// | decode | the same with the keys that the query's sequence has stored so far |
+/// | a mask with `query_position` | what the mask says: Documents counts from the document's first key |
+/// | a query before the first key | 0 |
+///
+/// `key_position` of the options moves the rope only. n is the number of visible keys and does not depend on the
+/// position.
+///
+/// The library calls a scaling once per query. Exception: it calls a scaling whose type asks for FastPath::by_size
+/// (fast_path.hpp) once for all queries that see the same keys. Short rows share vectors only then.
+///
+/// check and check_shape may take one argument more, `const char* function` with a default: the name of the function
+/// that was called, such as "attention", for their messages.
 ///
 /// A member of these names with another signature, or an operator() that is not const, is an
 /// error of the compiler.
@@ -19,12 +36,14 @@
 /// RowFunctor makes a scaling callable on data.
 #pragma once
 
+#include <algorithm>
 #include <concepts>
 #include <type_traits>
 #include <utility>
 
 #include "config.hpp"
 #include "detail/checks/optional_member.hpp"
+#include "fast_path.hpp"
 #include "query.hpp"
 
 SSMAX_BEGIN
@@ -32,12 +51,11 @@ SSMAX_BEGIN
 /// @{
 inline namespace SSMAX_DATA_NAMESPACE {
 
-/// What a scaling may look at: the head, the query's 0-based position, the number of keys the query sees (at
-/// least 1).
+/// What a scaling may look at. The top of row.hpp defines the position.
 struct Row {
   index_t head = 0;      ///< From 0.
-  index_t position = 0;  ///< Of the query, from 0.
-  index_t n = 0;         ///< How many keys the query sees.
+  index_t position = 0;  ///< The query's own position in the sequence, at least 0.
+  index_t n = 0;         ///< How many keys the query sees, at least 1.
 
   /// All three are equal.
   SSMAX_INLINE constexpr bool operator==(const Row&) const = default;
@@ -84,6 +102,16 @@ consteval bool find_reads_query() {
 template <class S>
 constexpr bool reads_query = find_reads_query<S>();
 
+/// All queries of a head that see the same keys have the same multiplier.
+template <class S>
+constexpr bool goes_by_size = fast_path<S> == FastPath::by_size && !reads_query<S>;
+
+/// The position in the Row of a query.
+template <class M>
+SSMAX_INLINE constexpr index_t row_position(const M& mask, const Query& query) {
+  return std::max<index_t>(0, query_position(mask, query));
+}
+
 template <class S>
 consteval bool is_scaling() {
   constexpr bool fits = requires(const S& scaling, const PlacedRow& row) {
@@ -93,9 +121,12 @@ consteval bool is_scaling() {
     { scaling(row) } -> std::convertible_to<double>;
   };
   static_assert(fits || !nearly_fits, "ssmax: the operator()(const Row&) of a scaling must be const");
-  // Each of them refuses a member of its name that does not fit.
-  if constexpr (fits)
+  if constexpr (fits) {
+    static_assert(fast_path<S> == FastPath::none || fast_path<S> == FastPath::by_size,
+                  "ssmax: the fast path of a scaling is FastPath::by_size");
+    // Each of them refuses a member of its name that does not fit.
     (void)has_scaling_check<S>, (void)has_scaling_shape_check<S>, (void)learns_multiplier<S>;
+  }
   return fits;
 }
 
@@ -125,9 +156,17 @@ struct Adaptor;
 namespace detail {
 
 template <class S>
-SSMAX_INLINE void check_scaling(const S& scaling, const QueryShape& shape) {
-  if constexpr (has_scaling_check<S>) scaling.check(shape.heads, shape.keys);
-  if constexpr (has_scaling_shape_check<S>) scaling.check_shape(shape);
+SSMAX_INLINE void check_scaling(const char* function, const S& scaling, const QueryShape& shape) {
+  if constexpr (requires { scaling.check(index_t{}, index_t{}, function); }) {
+    scaling.check(shape.heads, shape.keys, function);
+  } else if constexpr (has_scaling_check<S>) {
+    scaling.check(shape.heads, shape.keys);
+  }
+  if constexpr (requires { scaling.check_shape(shape, function); }) {
+    scaling.check_shape(shape, function);
+  } else if constexpr (has_scaling_shape_check<S>) {
+    scaling.check_shape(shape);
+  }
 }
 
 }  // namespace detail

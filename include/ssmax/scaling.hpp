@@ -15,7 +15,7 @@
 /// | PerQuery | c[batch, head, query] | formed outside: arXiv:2411.12892, 2506.16640, 2602.11139 |
 /// | Constant | any; yarn(x) = (0.1·ln x + 1)² | YaRN's attention factor, arXiv:2309.00071 |
 ///
-/// n counts the keys that the row sees, p is the 0-based position of its query. s, b and ln n multiply:
+/// n counts the keys that the row sees, p is the query's own position from 0 (row.hpp). s, b and ln n multiply:
 /// adding any of them to every logit would do nothing, since softmax is shift-invariant. c is computed in
 /// double: s·ln n is never rounded to float.
 ///
@@ -33,6 +33,7 @@
 #include "config.hpp"
 #include "detail/checks/error.hpp"
 #include "detail/checks/views.hpp"
+#include "fast_path.hpp"
 #include "query.hpp"
 #include "row.hpp"
 #include "scaling_by_position.hpp"
@@ -47,16 +48,16 @@ namespace detail {
 
 /// One element per head.
 template <class T>
-void check_per_head(const char* name, std::span<T> values, index_t heads) {
+void check_per_head(const char* function, const char* name, std::span<T> values, index_t heads) {
   const auto extent = static_cast<index_t>(values.size());
-  if (extent != heads) fail_value("scaling", name, "has extent", extent, "heads are", heads);
+  if (extent != heads) fail_value(function, name, "has extent", extent, "heads are", heads);
 }
 
 /// One element for each n from 1 to the largest, or more.
 template <class T>
-void check_table(const char* name, std::span<T> values, index_t largest_n) {
+void check_table(const char* function, const char* name, std::span<T> values, index_t largest_n) {
   const auto extent = static_cast<index_t>(values.size());
-  if (extent < largest_n) fail_value("scaling", name, "has extent", extent, "the largest n is", largest_n);
+  if (extent < largest_n) fail_value(function, name, "has extent", extent, "the largest n is", largest_n);
 }
 
 }  // namespace detail
@@ -71,12 +72,20 @@ struct Softmax : RowFunctor<Softmax> {
   SSMAX_INLINE constexpr double operator()(const Row&) const { return 1.0; }
 };
 
+/// c depends on n alone.
+template <>
+inline constexpr FastPath fast_path<Softmax> = FastPath::by_size;
+
 /// c = ln n: SSMax without its s.
 struct LogN : RowFunctor<LogN> {
   using RowFunctor::operator();
   /// ln n.
   SSMAX_INLINE double operator()(const Row& row) const { return std::log(static_cast<double>(row.n)); }
 };
+
+/// c depends on n alone.
+template <>
+inline constexpr FastPath fast_path<LogN> = FastPath::by_size;
 
 /// A number or one number per head.
 template <class T>
@@ -90,15 +99,16 @@ class PerHead {
   SSMAX_INLINE constexpr double operator[](index_t head) const {
     return static_cast<double>(per_head_ ? values_[static_cast<std::size_t>(head)] : value_);
   }
-  /// Throws std::invalid_argument, which says `name`, unless there is one number per head, or one for all.
-  SSMAX_INLINE void check(const char* name, index_t heads) const {
-    if (per_head_) detail::check_per_head(name, values_, heads);
+  /// Throws std::invalid_argument, which says `function` and `name`, unless there is one number per head, or one for all.
+  SSMAX_INLINE void check(const char* function, const char* name, index_t heads) const {
+    if (per_head_) detail::check_per_head(function, name, values_, heads);
   }
   /// Throws unless the gradient is left out, has one element per head, or the one of a number that all heads
   /// share.
-  SSMAX_INLINE void check_gradient(const char* name, std::span<T> gradient, index_t heads) const {
+  SSMAX_INLINE void check_gradient(const char* function, const char* name, std::span<T> gradient,
+                                   index_t heads) const {
     const bool of_number = !per_head_ && gradient.size() == 1;
-    if (!gradient.empty() && !of_number) detail::check_per_head(name, gradient, heads);
+    if (!gradient.empty() && !of_number) detail::check_per_head(function, name, gradient, heads);
   }
 
  private:
@@ -152,9 +162,9 @@ class SSMax : public RowFunctor<SSMax<T>> {
     return s_[row.head] * std::log(static_cast<double>(row.n)) + b_[row.head];
   }
   /// Throws std::invalid_argument unless s and b are numbers or have one number per head.
-  SSMAX_INLINE void check(index_t heads, index_t) const {
-    s_.check("s", heads);
-    b_.check("b", heads);
+  SSMAX_INLINE void check(index_t heads, index_t, const char* function = "SSMax") const {
+    s_.check(function, "s", heads);
+    b_.check(function, "b", heads);
   }
 
   /// For backward: adds to ds and db, which have one element per head. Where s or b is a number, its gradient
@@ -168,6 +178,10 @@ class SSMax : public RowFunctor<SSMax<T>> {
 
   PerHead<T> s_, b_;
 };
+
+/// c depends on the head and n alone.
+template <class T>
+inline constexpr FastPath fast_path<SSMax<T>> = FastPath::by_size;
 
 /// @cond
 template <class T>
@@ -196,16 +210,20 @@ class SSMaxGradient {
     shared::add_to_head(db_, row.head, dc);
   }
   /// The check of the scaling; throws also unless every gradient has its extent or is left out.
-  SSMAX_INLINE void check(index_t heads, index_t largest_n) const {
-    scaling_.check(heads, largest_n);
-    scaling_.s_.check_gradient("ds", ds_, heads);
-    scaling_.b_.check_gradient("db", db_, heads);
+  SSMAX_INLINE void check(index_t heads, index_t largest_n, const char* function = "SSMax") const {
+    scaling_.check(heads, largest_n, function);
+    scaling_.s_.check_gradient(function, "ds", ds_, heads);
+    scaling_.b_.check_gradient(function, "db", db_, heads);
   }
 
  private:
   SSMax<T> scaling_;
   std::span<T> ds_, db_;
 };
+
+/// c depends on the head and n alone.
+template <class T>
+inline constexpr FastPath fast_path<SSMaxGradient<T>> = FastPath::by_size;
 
 template <class T>
 class SizeTableGradient;
@@ -236,10 +254,10 @@ class SizeTable : public RowFunctor<SizeTable<T>> {
     return s_[row.head] * static_cast<double>(p_[static_cast<std::size_t>(row.n - 1)]) + b_[row.head];
   }
   /// Throws std::invalid_argument unless p reaches to the largest n, and s and b are as SSMax wants them.
-  SSMAX_INLINE void check(index_t heads, index_t largest_n) const {
-    detail::check_table("p", p_, largest_n);
-    s_.check("s", heads);
-    b_.check("b", heads);
+  SSMAX_INLINE void check(index_t heads, index_t largest_n, const char* function = "SizeTable") const {
+    detail::check_table(function, "p", p_, largest_n);
+    s_.check(function, "s", heads);
+    b_.check(function, "b", heads);
   }
 
   /// For backward: adds to dp, of p's extent or at least the largest n, and to ds and db as SSMax does. Each
@@ -255,6 +273,10 @@ class SizeTable : public RowFunctor<SizeTable<T>> {
   std::span<const T> p_;
   PerHead<T> s_, b_;
 };
+
+/// c depends on the head and n alone.
+template <class T>
+inline constexpr FastPath fast_path<SizeTable<T>> = FastPath::by_size;
 
 /// @cond
 template <class P, class... S>
@@ -280,17 +302,21 @@ class SizeTableGradient {
     shared::add_to_head(db_, row.head, dc);
   }
   /// The check of the scaling; throws also unless every gradient has its extent or is left out.
-  SSMAX_INLINE void check(index_t heads, index_t largest_n) const {
-    scaling_.check(heads, largest_n);
-    if (!dp_.empty()) detail::check_table("dp", dp_, largest_n);
-    scaling_.s_.check_gradient("ds", ds_, heads);
-    scaling_.b_.check_gradient("db", db_, heads);
+  SSMAX_INLINE void check(index_t heads, index_t largest_n, const char* function = "SizeTable") const {
+    scaling_.check(heads, largest_n, function);
+    if (!dp_.empty()) detail::check_table(function, "dp", dp_, largest_n);
+    scaling_.s_.check_gradient(function, "ds", ds_, heads);
+    scaling_.b_.check_gradient(function, "db", db_, heads);
   }
 
  private:
   SizeTable<T> scaling_;
   std::span<T> dp_, ds_, db_;
 };
+
+/// c depends on the head and n alone.
+template <class T>
+inline constexpr FastPath fast_path<SizeTableGradient<T>> = FastPath::by_size;
 
 /// Another scaling, asked about max(floor, n + offset) in place of n:
 ///
@@ -317,13 +343,13 @@ class AdjustedSize : public RowFunctor<AdjustedSize<S>> {
   SSMAX_INLINE void accumulate(const R& row, double dc) const { scaling_.accumulate(adjusted(row), dc); }
   /// Throws std::invalid_argument unless floor is at least 1, offset at most half of what index_t holds, and the
   /// scaling fits the largest n that comes of them.
-  SSMAX_INLINE void check_shape(const QueryShape& shape) const {
-    if (floor_ < 1) detail::fail_value("scaling", "floor", "is", floor_, "must be at least", 1);
+  SSMAX_INLINE void check_shape(const QueryShape& shape, const char* function = "AdjustedSize") const {
+    if (floor_ < 1) detail::fail_value(function, "floor", "is", floor_, "must be at least", 1);
     if (offset_ > detail::most_counted)
-      detail::fail_value("scaling", "offset", "is", offset_, "must be at most", detail::most_counted);
+      detail::fail_value(function, "offset", "is", offset_, "must be at most", detail::most_counted);
     QueryShape largest = shape;
     largest.keys = adjusted(Row{.n = shape.keys}).n;
-    detail::check_scaling(scaling_, largest);
+    detail::check_scaling(function, scaling_, largest);
   }
 
  private:
@@ -336,6 +362,10 @@ class AdjustedSize : public RowFunctor<AdjustedSize<S>> {
   S scaling_;
   index_t offset_, floor_;
 };
+
+/// That of the scaling.
+template <class S>
+inline constexpr FastPath fast_path<AdjustedSize<S>> = fast_path<S>;
 
 /// The same multiplier for every row.
 struct Constant : RowFunctor<Constant> {
@@ -353,6 +383,10 @@ struct Constant : RowFunctor<Constant> {
   /// c.
   SSMAX_INLINE constexpr double operator()(const Row&) const { return multiplier; }
 };
+
+/// The same c for all rows.
+template <>
+inline constexpr FastPath fast_path<Constant> = FastPath::by_size;
 
 }  // namespace SSMAX_DATA_NAMESPACE
 /// @}

@@ -1,6 +1,10 @@
 /// @defgroup scaling_by_position Scalings by position (scaling_by_position.hpp)
 /// @ingroup scaling
-/// Scalings of published models that go by the position p of a query, from 0, and not by n.
+/// Scalings of published models that go by the query's own position p, from 0, and not by n. row.hpp defines p.
+///
+/// The models' code in Hugging Face differs for packed documents: Ministral 3 counts within the document
+/// (`position_ids`), as these scalings do with the mask Documents. Llama 4 and Inkling count through the documents:
+/// for their p, join masks without positions, such as Causal and a MaskMatrix of the documents.
 #pragma once
 
 #include <cmath>
@@ -28,9 +32,9 @@ struct QwenLogN : RowFunctor<QwenLogN> {
                                          : std::log(seen) / std::log(static_cast<double>(trained_length));
   }
   /// Throws std::invalid_argument if L is below 2.
-  SSMAX_INLINE void check(index_t, index_t) const {
+  SSMAX_INLINE void check(index_t, index_t, const char* function = "QwenLogN") const {
     if (trained_length < 2)
-      detail::fail_value("scaling", "trained_length", "is", trained_length, "must be at least", 2);
+      detail::fail_value(function, "trained_length", "is", trained_length, "must be at least", 2);
   }
 };
 
@@ -48,9 +52,9 @@ struct Llama4Temperature : RowFunctor<Llama4Temperature> {
     return 1.0 + scale * std::log1p(static_cast<double>((row.position + 1) / floor_length));
   }
   /// Throws std::invalid_argument if F is below 1.
-  SSMAX_INLINE void check(index_t, index_t) const {
+  SSMAX_INLINE void check(index_t, index_t, const char* function = "Llama4Temperature") const {
     if (floor_length < 1)
-      detail::fail_value("scaling", "floor_length", "is", floor_length, "must be at least", 1);
+      detail::fail_value(function, "floor_length", "is", floor_length, "must be at least", 1);
   }
 };
 
@@ -68,9 +72,9 @@ struct MinistralTemperature : RowFunctor<MinistralTemperature> {
     return 1.0 + scale * std::log1p(static_cast<double>(row.position / trained_length));
   }
   /// Throws std::invalid_argument if L is below 1.
-  SSMAX_INLINE void check(index_t, index_t) const {
+  SSMAX_INLINE void check(index_t, index_t, const char* function = "MinistralTemperature") const {
     if (trained_length < 1)
-      detail::fail_value("scaling", "trained_length", "is", trained_length, "must be at least", 1);
+      detail::fail_value(function, "trained_length", "is", trained_length, "must be at least", 1);
   }
 };
 
@@ -90,9 +94,9 @@ struct InklingTemperature : RowFunctor<InklingTemperature> {
     return ratio > 1 ? 1.0 + alpha * std::log(ratio) : 1.0;
   }
   /// Throws std::invalid_argument if F is below 1.
-  SSMAX_INLINE void check(index_t, index_t) const {
+  SSMAX_INLINE void check(index_t, index_t, const char* function = "InklingTemperature") const {
     if (floor_length < 1)
-      detail::fail_value("scaling", "floor_length", "is", floor_length, "must be at least", 1);
+      detail::fail_value(function, "floor_length", "is", floor_length, "must be at least", 1);
   }
 };
 

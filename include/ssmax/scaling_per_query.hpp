@@ -20,19 +20,20 @@ namespace detail {
 
 /// [batch, heads, queries], with any strides.
 template <class T>
-void check_per_query(const char* name, const View<T, 3>& values, const QueryShape& shape) {
+void check_per_query(const char* function, const char* name, const View<T, 3>& values,
+                     const QueryShape& shape) {
   const std::array<index_t, 3> expected{shape.batch, shape.heads, shape.queries};
   for (int i = 0; i < 3; ++i) {
     const index_t extent = expected[static_cast<std::size_t>(i)];
     if (values.extent(i) != extent) {
-      fail_extent("scaling", name, i, values.extent(i), "the attention", extent);
+      fail_extent(function, name, i, values.extent(i), "the attention", extent);
     }
   }
   if (values.empty()) return;
   if (values.data_handle() == nullptr) {
-    fail_value("scaling", name, "is null but has size", values.size(), "must be", 0);
+    fail_value(function, name, "is null but has size", values.size(), "must be", 0);
   }
-  check_reach("scaling", name, values);
+  check_reach(function, name, values);
 }
 
 }  // namespace detail
@@ -60,7 +61,9 @@ class PerQuery {
     return static_cast<double>(c_(row.batch, row.head, row.query));
   }
   /// Throws std::invalid_argument unless c has the extents of the queries.
-  SSMAX_INLINE void check_shape(const QueryShape& shape) const { detail::check_per_query("c", c_, shape); }
+  SSMAX_INLINE void check_shape(const QueryShape& shape, const char* function = "PerQuery") const {
+    detail::check_per_query(function, "c", c_, shape);
+  }
 
   /// For backward: adds to dc, of c's extents, float or double. A dimension of stride 0 is summed over, as it
   /// must be where c is broadcast along it.
@@ -95,10 +98,10 @@ class PerQueryGradient : public PerQuery<T> {
     dc_(row.batch, row.head, row.query) += static_cast<G>(dc);
   }
   /// Throws std::invalid_argument unless c and dc have the extents of the queries, and lie apart.
-  SSMAX_INLINE void check_shape(const QueryShape& shape) const {
-    PerQuery<T>::check_shape(shape);
-    detail::check_per_query("dc", dc_, shape);
-    detail::check_apart("scaling", "dc", dc_, "c", this->c_);
+  SSMAX_INLINE void check_shape(const QueryShape& shape, const char* function = "PerQuery") const {
+    PerQuery<T>::check_shape(shape, function);
+    detail::check_per_query(function, "dc", dc_, shape);
+    detail::check_apart(function, "dc", dc_, "c", this->c_);
   }
 
  private:

@@ -79,7 +79,7 @@ QueryShape check_rows(const char* function, const View<X, 4>& logits, const char
   check_in_place_or_apart(function, out_name, out, "logits", logits);
   const QueryShape shape = query_shape(logits);
   check_mask(mask, shape);
-  check_scaling(scaling, shape);
+  check_scaling(function, scaling, shape);
   return shape;
 }
 
@@ -140,7 +140,7 @@ void logsumexp_rows(const View<X, 4>& logits, const View<Y, 3>& out, const S& sc
   check_apart("logsumexp", "out", results, "logits", logits);
   const QueryShape shape = query_shape(logits);
   check_mask(mask, shape);
-  check_scaling(scaling, shape);
+  check_scaling("logsumexp", scaling, shape);
   if (out.empty()) return;
   const RowKernels<T>& kernels = detail::kernels<RowKernels<T>>();
   for_each_group<S>(shape, mask, executor, [&](const RowGroup& group) {
@@ -236,7 +236,7 @@ void backward_rows(const char* function, const RowsBackward<T, Rank>& rows, cons
   }
   const QueryShape shape = query_shape(out);
   check_mask(mask, shape);
-  check_scaling(scaling, shape);
+  check_scaling(function, scaling, shape);
   if (dlogits.empty()) return;
   // scaling.accumulate must be called for one group after the other, in their order. Where executor calls
   // share the rows, each writes its rows' dc here, and the caller's thread adds them up at the end.

@@ -9,6 +9,7 @@
 #include "entmax.hpp"
 #include "execution.hpp"
 #include "half.hpp"
+#include "heads_view.hpp"
 #include "key_source.hpp"
 #include "kv_cache.hpp"
 #include "mask.hpp"

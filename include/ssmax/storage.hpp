@@ -15,6 +15,11 @@
 ///       static float scale(const float* in, index_t n);              // may be left out
 ///     };
 ///
+/// Attention, its backward, decode and KvCache::append call `load` and `store` with the whole row of a query, key or
+/// value: `in` (or `out`) points to the first channel, and n is the width. So a type may keep several elements in a
+/// block, as q8_0 does, if the width is a multiple of the block. Exception: the functions over rows of logits, such as
+/// softmax, convert a long row in parts that begin at any element.
+///
 /// With `scale`, a row of keys or values is stored divided by scale(row). A KvCache keeps one such float for
 /// each row, and attention multiplies by it what load gives. Such a type is for caches alone; one without
 /// `scale` serves rows, queries, keys and values. Both are compiled by the unit that uses them, so not with

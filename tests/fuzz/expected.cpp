@@ -99,8 +99,8 @@ struct Definition {
   explicit Definition(const AttentionCase& a)
       : c(&a), scale(a.logit_scale()), score{&a}, scaled_sinks(a.scaled_sinks) {}
   bool visible(const Query& q, index_t key) const { return c->mask.sees(q, key); }
-  Bounded multiplier(const Query& q, index_t last, index_t n) const {
-    return c->scaling.formula({{q.head, c->mask.key_position(q.batch, last), n}, q.batch, q.index});
+  Bounded multiplier(const Query& q, index_t n) const {
+    return c->scaling.formula({{q.head, c->mask.row_position(q), n}, q.batch, q.index});
   }
   Real sink(index_t head) const {
     return c->sinks.empty() ? -reference::infinity
@@ -217,12 +217,8 @@ void check_scaling_gradients(const AttentionCase& c, const std::vector<Bounded>&
     for (q.batch = 0; q.batch < c.batch; ++q.batch) {
       for (q.head = 0; q.head < c.heads; ++q.head) {
         for (q.index = 0; q.index < c.queries; ++q.index, ++row) {
-          PlacedRow scaled{{q.head, 0, 0}, q.batch, q.index};
-          for (index_t key = 0; key < c.keys; ++key) {
-            if (!c.mask.sees(q, key)) continue;
-            ++scaled.n;
-            scaled.position = c.mask.key_position(q.batch, key);
-          }
+          PlacedRow scaled{{q.head, c.mask.row_position(q), 0}, q.batch, q.index};
+          for (index_t key = 0; key < c.keys; ++key) scaled.n += c.mask.sees(q, key) ? 1 : 0;
           if (scaled.n > 0) expected[gradient.index(scaled)] += Bounded(gradient.weight(scaled)) * dc[row];
         }
       }

@@ -69,6 +69,8 @@ struct DrawnMask {
     return visible[row(q) * static_cast<std::size_t>(shape.keys) + static_cast<std::size_t>(key)] != 0;
   }
   index_t query_position(const Query& q) const { return of_query[row(q)]; }
+  /// The position that a scaling receives.
+  index_t row_position(const Query& q) const { return std::max<index_t>(0, query_position(q)); }
   index_t key_position(index_t batch, index_t key) const {
     return of_key[static_cast<std::size_t>(batch * shape.keys + key)];
   }

@@ -43,7 +43,7 @@ struct RowsCase {
           }
           PlacedRow scaled{{q.head, 0, keys.count()}, q.batch, q.index};
           if (any)
-            scaled.position = inherits_uniform ? keys.end - 1 : mask.key_position(q.batch, keys.end - 1);
+            scaled.position = inherits_uniform ? std::max<index_t>(0, q.position()) : mask.row_position(q);
           f(row, scaled, keys);
         }
       }

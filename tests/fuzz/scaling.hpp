@@ -34,6 +34,9 @@ struct PlainScaling {
 struct LearningScaling : PlainScaling {
   void accumulate(const Row& row, double dc) const { scaling->accumulate({row}, dc); }
 };
+/// The same for one that asks for FastPath::by_size.
+struct SizedScaling : PlainScaling {};
+struct LearningSizedScaling : LearningScaling {};
 /// The same for one that reads which query it is asked about.
 struct PlacedScaling {
   const AnyScaling* scaling;
@@ -60,10 +63,19 @@ struct DrawnScaling {
   std::shared_ptr<const AnyScaling> scaling;
   std::function<Bounded(const PlacedRow&)> formula;  // with the rounding of a double
   std::vector<ParameterGradient> gradients;          // none where nothing is learnt
-  bool per_query = false;
+  bool per_query = false, by_size = false;
 
   bool learns() const { return !gradients.empty(); }
 };
+
+}  // namespace fuzz
+
+template <>
+inline constexpr ssmax::FastPath ssmax::fast_path<fuzz::SizedScaling> = ssmax::FastPath::by_size;
+template <>
+inline constexpr ssmax::FastPath ssmax::fast_path<fuzz::LearningSizedScaling> = ssmax::FastPath::by_size;
+
+namespace fuzz {
 
 DrawnScaling draw_scaling(Random& random, const QueryShape& shape, bool learn);
 
@@ -71,12 +83,14 @@ DrawnScaling draw_scaling(Random& random, const QueryShape& shape, bool learn);
 template <class F>
 void with_plain(const DrawnScaling& drawn, const F& f) {
   if (drawn.per_query) return f(PlacedScaling{drawn.scaling.get()});
+  if (drawn.by_size) return f(SizedScaling{{drawn.scaling.get()}});
   f(PlainScaling{drawn.scaling.get()});
 }
 /// Calls f(scaling) with parameters to learn.
 template <class F>
 void with_learning(const DrawnScaling& drawn, const F& f) {
   if (drawn.per_query) return f(LearningPlacedScaling{{drawn.scaling.get()}});
+  if (drawn.by_size) return f(LearningSizedScaling{{{drawn.scaling.get()}}});
   f(LearningScaling{{drawn.scaling.get()}});
 }
 

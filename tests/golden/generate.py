@@ -143,7 +143,7 @@ def rows(scaling, mask, logits_values, g, keys):
                 n = visible(mask, head, query, keys)
                 if n == 0:
                     continue
-                c = own.multiplier(head, n - 1, n)  # a row's position is that of the last key it sees
+                c = own.multiplier(head, max(0, position_of(query, QUERIES, keys)), n)
                 row = getattr(torch, form)(c * logits[head, query, :n], dim=-1)
                 y[head, query, :n] = row.detach()
                 loss = loss + (row * g[head, query, :n]).sum()

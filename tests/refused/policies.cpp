@@ -15,6 +15,7 @@
 // case MASK_FAST_PATH: the fast path of a mask is FastPath::same_keys
 // case SCALING_NOT_CONST: of a scaling must be const
 // case SCALING_CHECK: the member 'check' of a scaling must be  void check
+// case SCALING_FAST_PATH: the fast path of a scaling is FastPath::by_size
 // case SCALING_ACCUMULATE: the member 'accumulate' of a scaling must be  void accumulate.const Row&, double dc. const
 // case SCORE_NOT_CONST: of a score must be const and take float and double
 // case SCORE_WITHOUT_DERIVATIVE: a score needs the member  derivative
@@ -30,6 +31,7 @@
 // case SCORE_ROW: FastPath::row needs the member  const X. row
 // case SCORE_GRADIENT_ROW: the member 'gradient_row' of a score must be
 // case SCORE_SAME_KEYS: FastPath::same_keys is for masks
+// case SCORE_BY_SIZE: FastPath::by_size is for scalings
 #include <functional>
 #include <ssmax/mask.hpp>
 #include <ssmax/scaling.hpp>
@@ -103,6 +105,10 @@ struct S : One {
 #endif
 };
 #endif
+#if defined(SCALING_FAST_PATH)
+template <>
+inline constexpr FastPath ssmax::fast_path<S> = FastPath::same_keys;
+#endif
 static_assert(Scaling<S>);
 
 #if defined(SCORE_NOT_CONST)
@@ -162,5 +168,8 @@ inline constexpr FastPath ssmax::fast_path<C> = FastPath::row;
 #elif defined(SCORE_SAME_KEYS)
 template <>
 inline constexpr FastPath ssmax::fast_path<C> = FastPath::same_keys;
+#elif defined(SCORE_BY_SIZE)
+template <>
+inline constexpr FastPath ssmax::fast_path<C> = FastPath::by_size;
 #endif
 static_assert(Score<C>);

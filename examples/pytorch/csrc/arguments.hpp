@@ -23,6 +23,20 @@ enum class ScalingKind : std::int64_t {
   inkling
 };
 
+/// Whether c depends on the head and the number of visible keys alone: FastPath::by_size.
+constexpr bool goes_by_size(ScalingKind kind) {
+  switch (kind) {
+    case ScalingKind::softmax:
+    case ScalingKind::log_n:
+    case ScalingKind::ssmax:
+    case ScalingKind::size_table:
+    case ScalingKind::constant:
+      return true;
+    default:
+      return false;
+  }
+}
+
 /// The arguments that all operators share, in their order: see the schema in library.cpp.
 struct Arguments {
   std::optional<double> scale;

@@ -84,9 +84,8 @@ void with_mask(const Arguments& a, const Extents& extents, const F& f) {
     return f(ranges & documents.value_or(ssmax::Documents(queries, keys, false)) & matrices);
   }
   if (documents) return f(ranges & *documents);
-  // A multiplier for each query rules out the short way of rows that see the same keys.
-  if (ranges.causal || ranges.window || ranges.prefix || a.scaling == ScalingKind::per_query)
-    return f(ranges);
+  // A multiplier for each query or position rules out the short way of rows that see the same keys.
+  if (ranges.causal || ranges.window || ranges.prefix || !goes_by_size(a.scaling)) return f(ranges);
   f(SameKeys{ranges.lengths});
 }
 

@@ -40,10 +40,10 @@ class OneScaling {
   std::variant<S...> choice_;
 };
 
-/// Scalings of a Row, and with them those of a query: all queries that see the same keys share the former.
+/// Scalings by size, and with them those of a position or a query: all queries that see the same keys share the
+/// former.
 using RowScaling = OneScaling<ssmax::Row, ssmax::Softmax, ssmax::LogN, ssmax::SSMax<double>,
-                              ssmax::SizeTable<double>, ssmax::QwenLogN, ssmax::Llama4Temperature,
-                              ssmax::MinistralTemperature, ssmax::InklingTemperature, ssmax::Constant>;
+                              ssmax::SizeTable<double>, ssmax::Constant>;
 template <class A>
 using QueryScaling =
     OneScaling<ssmax::PlacedRow, ssmax::Softmax, ssmax::LogN, ssmax::SSMax<double>, ssmax::SizeTable<double>,
@@ -93,18 +93,26 @@ Any make_scaling(const Arguments& a, const Parameters& parameters, const Extents
       return make_ssmax(parameters);
     case ScalingKind::size_table:
       return make_size_table(parameters);
-    case ScalingKind::qwen:
-      return ssmax::QwenLogN(scaling_length(a, 0));
-    case ScalingKind::llama4:
-      return ssmax::Llama4Temperature(scaling_number(a, 0), scaling_length(a, 1));
-    case ScalingKind::ministral:
-      return ssmax::MinistralTemperature(scaling_number(a, 0), scaling_length(a, 1));
-    case ScalingKind::inkling:
-      return ssmax::InklingTemperature(scaling_number(a, 0), scaling_length(a, 1));
     case ScalingKind::constant:
       return ssmax::Constant(scaling_number(a, 0));
-    case ScalingKind::per_query:
-      if constexpr (std::is_same_v<Any, QueryScaling<A>>) return make_per_query<A>(a, extents);
+    default:
+      break;
+  }
+  if constexpr (std::is_same_v<Any, QueryScaling<A>>) {
+    switch (a.scaling) {
+      case ScalingKind::qwen:
+        return ssmax::QwenLogN(scaling_length(a, 0));
+      case ScalingKind::llama4:
+        return ssmax::Llama4Temperature(scaling_number(a, 0), scaling_length(a, 1));
+      case ScalingKind::ministral:
+        return ssmax::MinistralTemperature(scaling_number(a, 0), scaling_length(a, 1));
+      case ScalingKind::inkling:
+        return ssmax::InklingTemperature(scaling_number(a, 0), scaling_length(a, 1));
+      case ScalingKind::per_query:
+        return make_per_query<A>(a, extents);
+      default:
+        break;
+    }
   }
   fail("scaling is of unknown kind " + std::to_string(static_cast<std::int64_t>(a.scaling)));
 }
@@ -133,3 +141,8 @@ Any make_learning_scaling(const Arguments& a, const Parameters& parameters, cons
 }
 
 }  // namespace ssmax_torch
+
+template <>
+inline constexpr ssmax::FastPath ssmax::fast_path<ssmax_torch::RowScaling> = ssmax::FastPath::by_size;
+template <>
+inline constexpr ssmax::FastPath ssmax::fast_path<ssmax_torch::LearningRowScaling> = ssmax::FastPath::by_size;

@@ -21,7 +21,7 @@ def visible(batch, heads, queries, keys, *, causal=False, window=None, prefix=No
 
 
 def attention(q, k, v, seen, c, *, softcap=None, slopes=None, bias=None, tau=None, sinks=None, scaled_sinks=False):
-    """out and lse. c(n, p) gives the multipliers [batch, heads, queries] from n and the last visible key's position."""
+    """out and lse. c(n, p) gives the multipliers [batch, heads, queries] from n and the query's own position."""
     heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
     k, v = (x.repeat_interleave(heads // x.shape[1], 1) for x in (k, v))
     z = q @ k.transpose(2, 3) / q.shape[3] ** 0.5
@@ -36,8 +36,8 @@ def attention(q, k, v, seen, c, *, softcap=None, slopes=None, bias=None, tau=Non
     if bias is not None:
         z = z + bias
     n = seen.sum(-1)
-    last = torch.where(seen, torch.arange(keys), -1).amax(-1)
-    multiplier = c(n.clamp(min=1).double(), last.double())[..., None]
+    position = (torch.arange(queries) + keys - queries).clamp(min=0).double().expand(n.shape)
+    multiplier = c(n.clamp(min=1).double(), position)[..., None]
     z = z * multiplier
     z = torch.where(seen, z, -torch.inf)
     if sinks is not None:

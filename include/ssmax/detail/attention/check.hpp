@@ -89,7 +89,7 @@ void check_policies(const char* function, const Problem<T, X>& problem, const Ro
     if (batch == 0 || shape.keys != problem.keys.length(0)) {
       check_mask(variant.mask, shape);
       check_score(variant.score, shape);
-      check_scaling(variant.scaling, shape);
+      check_scaling(function, variant.scaling, shape);
     } else if (!P::has_positions) {
       continue;  // what holds for one entry holds for all of its length
     }

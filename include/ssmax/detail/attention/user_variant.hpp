@@ -27,7 +27,7 @@ class UserVariant : public Interface {
 
   UserVariant(const S& a_scaling, const M& a_mask, const C& a_score)
       : Interface(!std::same_as<C, Identity>, detail::has_predicate<M>,
-                  detail::shows_same_keys<M> && !detail::reads_query<S>),
+                  detail::shows_same_keys<M> && detail::goes_by_size<S>),
         scaling(a_scaling),
         mask(a_mask),
         score(a_score) {}
@@ -73,9 +73,7 @@ class UserVariant : public Interface {
   Row scaled_row(const Query& query, KeyRange visible) const {
     const index_t n = visible_count(mask, query, visible);
     if (n == 0) return {};
-    index_t last = visible.end - 1;
-    while (!detail::sees(mask, query, last)) --last;
-    return {query.head, detail::key_position(mask, query, last), n};
+    return {query.head, row_position(mask, query), n};
   }
 
   /// Multiplies what the score gave by c·log2(e), in place: logits in units of log2, as the

@@ -1,4 +1,4 @@
-// Leaves that widen half precision to float and round it back. Included once per target.
+// Kernels that widen half precision to float and round it back. Included once per target.
 
 template <class S, class Storage>
 void widen(const Storage* in, index_t n, float* out) {

@@ -1,4 +1,4 @@
-// Leaves of entmax: what a threshold leaves of a row, and its gradient.
+// Kernels of entmax: a row above a threshold, and its gradient.
 #pragma once
 
 #include "exp.hpp"

@@ -1,4 +1,4 @@
-// Leaves of entmax's rows. Included once per target.
+// Kernels of entmax's rows. Included once per target.
 
 template <class S>
 SSMAX_INLINE typename S::V heights(typename S::V z, typename S::V scale,

@@ -85,11 +85,10 @@ SSMAX_INLINE typename S::V pair_base(typename S::V shift) {
 
 /// As tile_weights, with the rounded weights in pairs, and summed as rounded: so those of a query make 1. The
 /// shift is the largest logit itself: the largest weight is 1 (but for the rounding of the shift), and rounding takes
-/// nothing from it. (Under a shift to
-/// the nearest integer, with logits of deviation 4 and 8, out erred by up to 1.25 times as much, PyTorch's less. A
-/// shift that rises only where a weight is a quarter of the sum was no faster, and a tenth slower where some do.)
-/// So a block that has a larger one costs a rescaling. The pair of a key lies where its logit or an earlier one lay.
-/// Multipliers are above 0; keys is a multiple of 4.
+/// nothing from it. (Under a shift to the nearest integer, with logits of deviation 4 and 8, out erred by up to 1.25
+/// times as much, PyTorch's less. A shift that rises only where a weight is a quarter of the sum was no faster, and a
+/// tenth slower where some do.) So a block that has a larger one costs a rescaling. The pair of a key lies where its
+/// logit or an earlier one lay. Multipliers are above 0; keys is a multiple of 4.
 ///
 /// Shifts of all vectors come first: what follows does not wait for them.
 template <class S, class P, int vectors>

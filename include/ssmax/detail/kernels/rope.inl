@@ -1,4 +1,4 @@
-// Leaves of the rotary embedding. Included once per target. Per pair of vectors: four loads, two
+// Kernels of the rotary embedding. Included once per target. Per pair of vectors: four loads, two
 // multiplications, two FMAs, two stores, so it runs at the speed of loads and stores.
 
 /// (a, b) -> (a·cos - b·sin, b·cos + a·sin), or the rotation by the opposite angle.

@@ -1,4 +1,4 @@
-// Leaves of the rows' backward. Included once per target.
+// Kernels of the rows' backward. Included once per target.
 
 /// The sum of the elements whose log-probability is not -inf.
 template <class S>

@@ -1,4 +1,4 @@
-// Leaves on one row: reductions, exponentials, scaling. Included once per target.
+// Kernels on one row: reductions, exponentials, scaling. Included once per target.
 //
 // Reductions keep four accumulators: a load and an add or max per vector, two vectors a cycle, and a latency
 // of 4 to hide. Their callers cut long rows into blocks and add the blocks' results in double.

@@ -2,12 +2,10 @@
 //
 // A short row spends its time on the way from a vector to one number and back: 3 shuffles and 3 dependent
 // maxima, twice. Two ways round it:
-//   group_rows   w rows at a time: their w partial maxima are folded into one vector that holds all w maxima,
-//   with about
-//                2 shuffles a row and no latency to wait for; one division serves w rows
-//   packed_rows  rows of 1, 2, 4, … < w elements lie side by side in a vector; swapping neighbours spreads
-//   each row's
-//                maximum and sum over its own lanes
+// - group_rows: w rows at a time. Their w partial maxima are folded into one vector that holds all w maxima, with
+//   about 2 shuffles a row and no latency to wait for. One division serves w rows.
+// - packed_rows: rows of 1, 2, 4, … < w elements lie side by side in a vector. Swapping neighbours spreads each
+//   row's maximum and sum over its own lanes.
 
 template <class S>
 SSMAX_INLINE bool shifts_exactly(typename S::V top_times_scale) {

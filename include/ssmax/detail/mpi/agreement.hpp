@@ -229,17 +229,15 @@ void for_each_query(const QueryShape& shape, const F& f) {
 template <class V>
 QueryRow add_visible(Fingerprint& to, const V& variant, const Query& query) {
   QueryRow row{.query = query, .keys = visible_keys(variant.mask, query)};
-  index_t last = 0;
   for (index_t key = row.keys.begin; key < row.keys.end;) {
     const index_t end = std::min(row.keys.end, key + 64);
     std::uint64_t bits = 0;
     for (; key < end; ++key) bits = bits << 1 | static_cast<std::uint64_t>(sees(variant.mask, query, key));
     to.add(bits);
     row.n += std::popcount(bits);
-    if (bits != 0) last = end - 1 - std::countr_zero(bits);
   }
   if (row.n == 0) return {.query = query};
-  row.position = key_position(variant.mask, query, last);
+  row.position = row_position(variant.mask, query);
   row.multiplier = static_cast<double>(
       variant.scaling(PlacedRow{{query.head, row.position, row.n}, query.batch, query.index}));
   return row;

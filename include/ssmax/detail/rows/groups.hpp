@@ -1,6 +1,7 @@
 // Walks the rows of a [batch, head, query, key] view in groups: neighbouring rows of one head that see the
 // same keys and have the same multiplier, so that a scaling is asked once per group and short rows can share
-// vectors. With an executor that has threads, its calls share the rows.
+// vectors. A scaling that does not ask for FastPath::by_size has one group per row. With an executor that has
+// threads, its calls share the rows.
 #pragma once
 
 #include "../../execution.hpp"
@@ -18,7 +19,7 @@ struct RowGroup {
   index_t rows;
   index_t group_rows;  // of the whole group
   KeyRange keys;
-  PlacedRow row;  // of the first row; n = 0, and no position, where there is no key to ask the mask about
+  PlacedRow row;  // of the first row; n = 0, and no position, where the row sees no key
 };
 
 /// Calls of an executor cut a group only at multiples of this many rows from its beginning. Then the
@@ -56,24 +57,24 @@ index_t begin_of_group(const M& mask, const Query& query, KeyRange keys) {
 }
 
 /// Cuts groups into parts of row_cut rows, the last of a group taking the rest, and visits the parts whose
-/// first row is one of queries [begin, end) of a head. Such parts of one group are visited together. Where
-/// the scaling reads which query it is asked about, every row is a group.
+/// first row is one of queries [begin, end) of a head. Such parts of one group are visited together. Every row
+/// is a group unless the scaling goes by size.
 template <class S, class M, class Visit>
 void visit_groups(const QueryShape& shape, const M& mask, index_t batch, index_t head, index_t begin,
                   index_t end, const Visit& visit) {
   for (index_t query = begin; query < end;) {
     const Query asked{batch, head, query, shape};
     const KeyRange keys = visible_keys(mask, asked);
-    const bool begins = reads_query<S> || query != begin;
+    const bool begins = !goes_by_size<S> || query != begin;
     const index_t group_begin = begins ? query : begin_of_group(mask, asked, keys);
-    const index_t group_end = reads_query<S> ? query + 1 : end_of_group(mask, asked, keys);
+    const index_t group_end = goes_by_size<S> ? end_of_group(mask, asked, keys) : query + 1;
     const auto up_to_cut = [&](index_t at) {
       return std::min(group_end, group_begin + (at - group_begin + row_cut - 1) / row_cut * row_cut);
     };
     const index_t first = up_to_cut(query), last = group_end <= end ? group_end : up_to_cut(end);
     if (first < last) {
       PlacedRow row{{.head = head, .n = keys.size()}, batch, first};
-      if (row.n > 0) row.position = key_position(mask, asked, keys.end - 1);
+      if (row.n > 0) row.position = row_position(mask, asked);
       visit(RowGroup{batch, head, first, last - first, group_end - group_begin, keys, row});
     }
     query = group_end;

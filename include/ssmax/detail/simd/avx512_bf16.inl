@@ -66,7 +66,6 @@ struct Pairs {
     const __m512i top = _mm512_set1_epi32(static_cast<int>(0xFFFF0000u));
     return _mm512_ternarylogic_epi32(_mm512_srli_epi32(low, 16), high, top, 0xF8);
   }
-  static __m512 as_floats(V v) { return _mm512_castsi512_ps(v); }
   static V zero() { return _mm512_setzero_si512(); }
   /// The larger magnitudes, NaN above all. a has no signs.
   static V max_magnitude(V a, V b) {
