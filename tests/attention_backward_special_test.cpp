@@ -95,6 +95,21 @@ TEST_CASE("an infinite key without weight gives nothing to gradients, whatever e
   });
 }
 
+TEST_CASE("huge logits give finite gradients", "[attention][backward][special]") {
+  for (const Shape& shape : shapes) {
+    Problem<float> problem(shape);
+    for (float& x : problem.q) x *= 1e7F;
+    for (float& x : problem.k) x *= 1e7F;
+    for_each_target([&](const std::string& target) {
+      INFO(target << ' ' << name_of(shape));
+      const Result<float> result = run_backward(problem, ssmax::Softmax{}, Causal{});
+      for (const std::vector<float>& values : {result.dq, result.dk, result.dv}) {
+        CHECK(std::ranges::all_of(values, [](float x) { return std::isfinite(x); }));
+      }
+    });
+  }
+}
+
 // ---- One key, and none ------------------------------------------------------------------------------------
 
 template <class T>
