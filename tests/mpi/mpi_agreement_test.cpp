@@ -194,6 +194,7 @@ struct ThrowingScore {
 };
 
 TEST_CASE("A policy that throws on one rank throws on all ranks", "[mpi][errors]") {
+  if (world().ranks() == 1) return;  // A call of attention.hpp, whose error is the policy's own.
   const std::string rank = "(on rank " + std::to_string(world().ranks() - 1) + ")";
   const auto check_thrown = [&](const auto& call, const std::string& function, const std::string& text) {
     const std::string message = runtime_error_of(call);
@@ -211,7 +212,7 @@ TEST_CASE("A policy that throws on one rank throws on all ranks", "[mpi][errors]
   }
   Decoding decoding;
   check_thrown([&] { decoding.decode(Softmax{}, mask); }, "decode", "the mask's error");
-  int calls = 40;  // the comparison of policies makes twelve
+  int calls = 12;  // The comparison of policies makes twelve: the first logit of the rank's keys throws.
   check_thrown([&] { decoding.decode(Softmax{}, Causal{}, ThrowingScore{&calls}); }, "decode",
                "the score's error");
   decoding.decode();
