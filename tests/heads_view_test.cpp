@@ -59,7 +59,8 @@ TEST_CASE("heads_view has the heads of a packed tensor in front of its tokens", 
 
 TEST_CASE("qkv_views has q, k and v of one packed tensor", "[view]") {
   constexpr index_t batch = 2, tokens = 3, d = 5;
-  for (const auto& [heads, kv_heads] : {std::pair<index_t, index_t>{4, 4}, {4, 2}, {6, 1}, {1, 1}}) {
+  for (const auto& pair : {std::pair<index_t, index_t>{4, 4}, {4, 2}, {6, 1}, {1, 1}}) {
+    const index_t heads = pair.first, kv_heads = pair.second;
     CAPTURE(heads, kv_heads);
     const index_t channels = (heads + 2 * kv_heads) * d;
     std::vector<float> x = numbered(batch * tokens * channels);

@@ -14,7 +14,9 @@ class Held final : public AnyScaling {
       : scaling_(std::move(scaling)), memory_(std::move(memory)) {}
 
   double multiplier(const PlacedRow& row) const override { return static_cast<double>(scaling_(row)); }
-  void check(const QueryShape& shape) const override { ssmax::detail::check_scaling(scaling_, shape); }
+  void check(const QueryShape& shape) const override {
+    ssmax::detail::check_scaling("fuzz", scaling_, shape);
+  }
   void accumulate(const PlacedRow& row, double dc) const override {
     if constexpr (ssmax::LearnableScaling<S>) scaling_.accumulate(row, dc);
   }
