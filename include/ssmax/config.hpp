@@ -4,15 +4,15 @@
 /// Which namespace a name lives in decides what may be linked with what:
 ///
 /// `SSMAX_DATA_NAMESPACE` holds plain data that users pass through their own interfaces: views, scalings, masks,
-/// scores, pools, workspaces, states, RopeOptions, KvCacheOptions and CrossEntropyOptions. Its name carries the version only, so that units built with other -m flags can exchange
-/// it. Every member function there is `SSMAX_INLINE`: no out-of-line copy exists that the linker could take
-/// from a unit built for a larger instruction set.
+/// scores, pools, workspaces, states, RopeOptions, KvCacheOptions and CrossEntropyOptions. Its name carries the version
+/// only, so that units built with other -m flags can exchange it. Every member function there is `SSMAX_INLINE`: no
+/// out-of-line copy exists that the linker could take from a unit built for a larger instruction set.
 ///
 /// `SSMAX_CODE_NAMESPACE` holds everything that is compiled to code, and the classes that own tables or that only one
 /// call reads: Rope, KvCache, ScaleInvariant, OnlineSoftmax; AttentionArguments, PartialArguments, AttentionOptions,
 /// BackwardArguments, AttentionGradients, DecodeArguments, RowsBackward; all of mpi. Make them in the unit that uses
-/// them. Its name carries version, baseline instruction set, exception mode, assertion mode and whether the kernels come
-/// with the unit, so that the linker never merges two different bodies. The baseline is told apart by
+/// them. Its name carries version, baseline instruction set, exception mode, assertion mode and whether the kernels
+/// come with the unit, so that the linker never merges two different bodies. The baseline is told apart by
 /// AVX-512, AVX2, FMA, AVX, SSE4 and WebAssembly's SIMD128: units that differ in smaller steps (-msse3,
 /// -mbmi) share code, as they do of every other header.
 ///

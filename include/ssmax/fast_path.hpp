@@ -44,7 +44,7 @@ SSMAX_BEGIN
 /// @{
 inline namespace SSMAX_DATA_NAMESPACE {
 
-/// What a score, a mask or a scaling may ask for: the table at the top of fast_path.hpp.
+/// A score, a mask or a scaling asks for one of these: the table at the top of fast_path.hpp.
 enum class FastPath {
   none,             ///< Nothing.
   elementwise,      ///< z' depends on z alone.

@@ -51,7 +51,7 @@ SSMAX_BEGIN
 /// @{
 inline namespace SSMAX_DATA_NAMESPACE {
 
-/// What a scaling may look at. The top of row.hpp defines the position.
+/// The argument of a scaling. The top of row.hpp defines the position.
 struct Row {
   index_t head = 0;      ///< From 0.
   index_t position = 0;  ///< The query's own position in the sequence, at least 0.

@@ -99,7 +99,7 @@ class PerHead {
   SSMAX_INLINE constexpr double operator[](index_t head) const {
     return static_cast<double>(per_head_ ? values_[static_cast<std::size_t>(head)] : value_);
   }
-  /// Throws std::invalid_argument, which says `function` and `name`, unless there is one number per head, or one for all.
+  /// Throws std::invalid_argument that names `function` and `name` unless there is one number per head or for all.
   SSMAX_INLINE void check(const char* function, const char* name, index_t heads) const {
     if (per_head_) detail::check_per_head(function, name, values_, heads);
   }
@@ -363,7 +363,7 @@ class AdjustedSize : public RowFunctor<AdjustedSize<S>> {
   index_t offset_, floor_;
 };
 
-/// That of the scaling.
+/// The fast path of the scaling that it holds.
 template <class S>
 inline constexpr FastPath fast_path<AdjustedSize<S>> = fast_path<S>;
 

@@ -365,8 +365,8 @@ inline namespace SSMAX_CODE_NAMESPACE {
 ///
 /// a is looked up for distances below `positions` (24 bytes each), which costs what Alibi does; beyond them it is
 /// computed key by key, which makes attention 6 times as slow. So make one score for all calls and heads, with as
-/// many positions as the longest context has. As Rope, it holds tables of its own, so its name carries the unit's flags:
-/// units built with other -m flags each make their own.
+/// many positions as the longest context has. As Rope, it holds tables of its own, so its name carries the unit's
+/// flags: units built with other -m flags each make their own.
 class ScaleInvariant {
  public:
   /// τ, the distance up to which little changes, is above 0 and finite; positions are at least 0 (else

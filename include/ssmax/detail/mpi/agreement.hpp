@@ -265,7 +265,7 @@ void add_query(Fingerprint& to, const V& variant, const Query& query) {
   }
 }
 
-/// Of policies: which kinds there are and the positions of keys, where the mask defines positions.
+/// Returns a hash of the kinds of policies and of the positions of keys, if the mask defines positions.
 template <class V>
 Fingerprint fingerprint_of_keys(const V& variant, const QueryShape& shape, index_t kv_heads) {
   Fingerprint result;
@@ -281,7 +281,7 @@ Fingerprint fingerprint_of_keys(const V& variant, const QueryShape& shape, index
   return result;
 }
 
-/// Of policies, for every query.
+/// Returns a hash of the policies of every query.
 template <class A, class V>
 std::int64_t fingerprint_of_all(const V& variant, const QueryShape& shape, index_t kv_heads) {
   Fingerprint result = fingerprint_of_keys(variant, shape, kv_heads);
@@ -289,8 +289,8 @@ std::int64_t fingerprint_of_all(const V& variant, const QueryShape& shape, index
   return result.value();
 }
 
-/// Of policies, before queries are divided among ranks: for every query, unless the mask has `sees`. Then a query
-/// costs O(keys), and compare_by_neighbours compares the queries.
+/// Returns a hash of the policies of every query, before queries are divided among ranks. Exception: with `sees`, a
+/// query costs O(keys), so compare_by_neighbours compares the queries.
 template <class A, class V>
 std::int64_t fingerprint_of_ranges(const V& variant, const QueryShape& shape, index_t kv_heads) {
   return variant.has_predicate ? fingerprint_of_keys(variant, shape, kv_heads).value()

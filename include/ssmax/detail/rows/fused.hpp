@@ -18,8 +18,8 @@ inline double leading_half(double x) {
   return __builtin_bit_cast(double, (__builtin_bit_cast(std::uint64_t, x) + unit / 2) & ~(unit - 1));
 }
 
-/// Returns a·b + c as if the product were exact (T. J. Dekker, 1971), exactly a·b + c if c is -a·b rounded. Clang with
-/// -Ofast computes std::fma with two roundings if the unit's flags know no such instruction, SSMAX_BEGIN or not.
+/// Returns a·b + c as if the product were exact (T. J. Dekker, 1971), exactly a·b + c if c is -a·b rounded. Clang
+/// with -Ofast computes std::fma with two roundings if the unit's flags know no such instruction, SSMAX_BEGIN or not.
 inline double fused(double a, double b, double c) {
   const double product = a * b, sum = product + c;
   const double a_high = leading_half(a), a_low = a - a_high;

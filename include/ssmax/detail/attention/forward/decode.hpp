@@ -23,8 +23,8 @@ namespace detail {
 /// products' FMAs cost more than copying K and V into tiles.
 inline constexpr index_t decode_rows = 16;
 
-/// From this many on, bfloat16 is multiplied by pair dots. Float is faster for fewer: four heads on one kv head take 95 ms
-/// in float and 110 ms by pair dots (Zen 5, 32 heads, 4096 keys).
+/// From this many on, bfloat16 is multiplied by pair dots. Float is faster for fewer: four heads on one kv head take
+/// 95 ms in float and 110 ms by pair dots (Zen 5, 32 heads, 4096 keys).
 inline constexpr index_t least_rounded_rows = 5;
 
 /// One thread's memory. E: see DecodeTask.

@@ -23,7 +23,7 @@ void irregular_gradients(const BackwardScratch<A, E>& memory, index_t lane, inde
     if (memory.regular[lane + i]) continue;
     for (index_t key = 0; key < keys; ++key) {
       A& x = s[key * group + i];
-      // Of huge logits, lse is rounded by more than 1: a weight is still at most 1. min keeps NaN.
+      // The lse of huge logits is rounded by more than 1, but a weight is at most 1. min keeps NaN.
       const double base = memory.base[lane + i];
       const double w = x == -infinity ? 0 : std::min(std::exp2(static_cast<double>(x) - base), 1.0);
       weights[i * key_block + key] = static_cast<A>(w);
