@@ -12,7 +12,7 @@
 /// call reads: Rope, KvCache, ScaleInvariant, OnlineSoftmax; AttentionArguments, PartialArguments, AttentionOptions,
 /// BackwardArguments, AttentionGradients, DecodeArguments, RowsBackward; all of mpi. Make them in the unit that uses
 /// them. Its name carries version, baseline instruction set, exception mode, assertion mode and whether the kernels
-/// come with the unit, so that the linker never merges two different bodies. The baseline is told apart by
+/// come with the unit, so that the linker never merges two different bodies. The name distinguishes baselines by
 /// AVX-512, AVX2, FMA, AVX, SSE4 and WebAssembly's SIMD128: units that differ in smaller steps (-msse3,
 /// -mbmi) share code, as they do of every other header.
 ///

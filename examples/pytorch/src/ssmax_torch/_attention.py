@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -137,17 +139,19 @@ def _shapes(query: Tensor, key: Tensor, value: Tensor) -> str:
     return f"query has shape {list(query.shape)}, key has shape {list(key.shape)}, value has shape {list(value.shape)}"
 
 
+def _broadcast_shapes(shapes: Iterable, query: Tensor, key: Tensor, value: Tensor, requirement: str) -> tuple:
+    try:
+        return torch.broadcast_shapes(*shapes)
+    except RuntimeError:
+        raise ValueError(f"{_NAME}: {_shapes(query, key, value)}: {requirement}") from None
+
+
 def _broadcast(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns views whose leading dimensions are equal. Exception: one head of keys and values stays one."""
     shapes = query.shape[:-2], key.shape[:-2], value.shape[:-2]
     if shapes[0] == shapes[1] == shapes[2]:
         return query, key, value
-    try:
-        leading = torch.broadcast_shapes(*shapes)
-    except RuntimeError:
-        raise ValueError(
-            f"{_NAME}: {_shapes(query, key, value)}: leading dimensions must broadcast, or enable_gqa be true"
-        ) from None
+    leading = _broadcast_shapes(shapes, query, key, value, "leading dimensions must broadcast, or enable_gqa be true")
     one_head = all(shape[-1:] in ((), (1,)) for shape in shapes[1:])
     shared = (*leading[:-1], 1) if one_head and leading else leading
     return _expanded(query, leading), _expanded(key, shared), _expanded(value, shared)
@@ -166,12 +170,7 @@ def _with_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tens
     batches = [tensor.shape[:-3] for tensor in (query, key, value)]
     if batches[0] == batches[1] == batches[2]:
         return query, key, value
-    try:
-        batch = torch.broadcast_shapes(*batches)
-    except RuntimeError:
-        raise ValueError(
-            f"{_NAME}: {_shapes(query, key, value)}: dimensions before the heads must broadcast"
-        ) from None
+    batch = _broadcast_shapes(batches, query, key, value, "dimensions before the heads must broadcast")
     return tuple(_expanded(tensor, (*batch, tensor.shape[-3])) for tensor in (query, key, value))
 
 
