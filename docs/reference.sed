@@ -1,8 +1,5 @@
 # What Doxygen reads of a header. (sed -E)
 
-# The inline namespaces are left out: what is in them is found in namespace ssmax.
-s/^inline namespace SSMAX_[A-Z]*_NAMESPACE \{$//
-s/^}  \/\/ namespace SSMAX_[A-Z]*_NAMESPACE$//
 # Doxygen takes a #define within an enumeration for one of its names; CMakeLists.txt defines this one.
 s/^#.* SSMAX_NAME.*$//
 # The name of a header in a sentence leads to its page.

@@ -66,10 +66,9 @@
 #include "view.hpp"
 #include "workspace.hpp"
 
-SSMAX_BEGIN
 /// @addtogroup attention
 /// @{
-inline namespace SSMAX_CODE_NAMESPACE {
+SSMAX_BEGIN_CODE
 
 /// What attention reads and writes.
 template <class T>
@@ -230,6 +229,5 @@ void attention_partial(const std::type_identity_t<PartialArguments<T>>& argument
   attention_partial<T>(arguments, scaling, mask, Identity{}, options, std::forward<E>(executor));
 }
 
-}  // namespace SSMAX_CODE_NAMESPACE
-/// @}
 SSMAX_END
+/// @}

@@ -60,10 +60,9 @@
 #include "detail/attention/backward/driver.hpp"
 #include "detail/attention/backward/user_variant.hpp"
 
-SSMAX_BEGIN
 /// @addtogroup attention_backward
 /// @{
-inline namespace SSMAX_CODE_NAMESPACE {
+SSMAX_BEGIN_CODE
 
 /// What the forward read and wrote: of all queries and keys, or of a part of either. k and v hold keys
 /// [first_key, first_key + k.extent(2)) of `keys`, q and what has its rows hold queries
@@ -208,6 +207,5 @@ void attention_backward(const std::type_identity_t<BackwardArguments<T>>& argume
   attention_backward<T>(arguments, gradients, scaling, mask, Identity{}, options, std::forward<E>(executor));
 }
 
-}  // namespace SSMAX_CODE_NAMESPACE
-/// @}
 SSMAX_END
+/// @}

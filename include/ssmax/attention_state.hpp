@@ -18,10 +18,9 @@
 #include "detail/kernels/rows.hpp"
 #include "view.hpp"
 
-SSMAX_BEGIN
 /// @addtogroup attention_state
 /// @{
-inline namespace SSMAX_DATA_NAMESPACE {
+SSMAX_BEGIN_DATA
 
 /// Attention over some keys: for each query, Σ exp(c·z) = 2^shift·sum and Σ exp(c·z)·v = 2^shift·o. A
 /// query that saw nothing has shift -inf and zeros.
@@ -32,9 +31,9 @@ struct AttentionState {
   View<T, 4> o{};      ///< [batch, heads, queries, dv].
 };
 
-}  // namespace SSMAX_DATA_NAMESPACE
+SSMAX_END
 
-inline namespace SSMAX_CODE_NAMESPACE {
+SSMAX_BEGIN_CODE
 namespace detail {
 
 /// The parts of a state under the names that a caller knows them by.
@@ -180,6 +179,5 @@ void finish(const AttentionState<T>& state, std::type_identity_t<View<T, 4>> out
   }
 }
 
-}  // namespace SSMAX_CODE_NAMESPACE
-/// @}
 SSMAX_END
+/// @}

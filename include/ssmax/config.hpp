@@ -182,7 +182,7 @@
 #define SSMAX_COMPILED_NAMESPACE SSMAX_CODE_NAMESPACE
 #endif
 
-// Between SSMAX_BEGIN and SSMAX_END, in namespace ssmax, arithmetic is IEEE's whatever the flags of the unit, such as
+// SSMAX_BEGIN_… and SSMAX_END open and close the namespaces of a header. Between them, arithmetic is IEEE's whatever the flags of the unit, such as
 // -Ofast -fno-finite-math-only. Exception: an SSMAX_INLINE function that is inlined into the user's own code takes the
 // flags of that code. -ffinite-math-only cannot be switched off here: GCC 12 still compiles a < b as !(a >= b), and
 // Clang's intrinsics still promise that no operand is NaN.
@@ -205,8 +205,24 @@
 #define SSMAX_PUSH_ARITHMETIC
 #define SSMAX_POP_ARITHMETIC
 #endif
-#define SSMAX_BEGIN SSMAX_PUSH_ARITHMETIC namespace ssmax {
+#define SSMAX_BEGIN_DATA                  \
+  SSMAX_PUSH_ARITHMETIC namespace ssmax { \
+    inline namespace SSMAX_DATA_NAMESPACE {
+#define SSMAX_BEGIN_CODE                  \
+  SSMAX_PUSH_ARITHMETIC namespace ssmax { \
+    inline namespace SSMAX_CODE_NAMESPACE {
+// The library's own parts: namespaces shared, detail and compiled, which are not for users.
+#define SSMAX_BEGIN_SHARED                                             \
+  SSMAX_PUSH_ARITHMETIC namespace ssmax::inline SSMAX_DATA_NAMESPACE { \
+    namespace SSMAX_VISIBLE shared {
+#define SSMAX_BEGIN_DETAIL                                             \
+  SSMAX_PUSH_ARITHMETIC namespace ssmax::inline SSMAX_CODE_NAMESPACE { \
+    namespace detail {
+#define SSMAX_BEGIN_COMPILED                                               \
+  SSMAX_PUSH_ARITHMETIC namespace ssmax::inline SSMAX_COMPILED_NAMESPACE { \
+    namespace SSMAX_VISIBLE compiled {
 #define SSMAX_END \
+  }               \
   }               \
   SSMAX_POP_ARITHMETIC
 
@@ -226,10 +242,9 @@
 /// @endcond
 
 /// The library. What stands in a namespace within this one (detail, shared, compiled) is not for users.
-SSMAX_BEGIN
 /// @addtogroup config
 /// @{
-inline namespace SSMAX_DATA_NAMESPACE {
+SSMAX_BEGIN_DATA
 
 /// Extents, strides and counts. Signed, as in Eigen and std::span's difference type, so that i - 1 is safe.
 using index_t = std::ptrdiff_t;
@@ -237,14 +252,11 @@ using index_t = std::ptrdiff_t;
 /// Data that the library's own parts hand each other.
 namespace SSMAX_VISIBLE shared {}
 
-}  // namespace SSMAX_DATA_NAMESPACE
+SSMAX_END
 
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 using namespace shared;
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
-/// @}
 SSMAX_END
+/// @}

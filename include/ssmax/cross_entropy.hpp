@@ -38,10 +38,9 @@
 #include "execution.hpp"
 #include "view.hpp"
 
-SSMAX_BEGIN
 /// @addtogroup cross_entropy
 /// @{
-inline namespace SSMAX_DATA_NAMESPACE {
+SSMAX_BEGIN_DATA
 
 /// What may be left out of a call of cross_entropy.
 struct CrossEntropyOptions {
@@ -55,9 +54,9 @@ struct CrossEntropy {
   index_t count;  ///< Rows that are not ignored.
 };
 
-}  // namespace SSMAX_DATA_NAMESPACE
+SSMAX_END
 
-inline namespace SSMAX_CODE_NAMESPACE {
+SSMAX_BEGIN_CODE
 namespace detail {
 
 /// Rows are cut into the same calls for every executor: at most most_loss_calls, as their losses wait on the
@@ -134,6 +133,5 @@ CrossEntropy cross_entropy(const std::type_identity_t<View<const T, 2>>& logits,
   return {count == 0 ? 0.0 : total / static_cast<double>(count), count};
 }
 
-}  // namespace SSMAX_CODE_NAMESPACE
-/// @}
 SSMAX_END
+/// @}

@@ -28,10 +28,9 @@
 #include "heads_view.hpp"
 #include "softmax.hpp"
 
-SSMAX_BEGIN
 /// @addtogroup eigen
 /// @{
-inline namespace SSMAX_CODE_NAMESPACE {
+SSMAX_BEGIN_CODE
 
 namespace detail {
 template <class Derived>
@@ -212,6 +211,5 @@ template <class X>
 requires EigenDense<std::remove_const_t<X>>
 [[nodiscard]] auto qkv_views(X& matrix, index_t heads) { return qkv_views(matrix, heads, heads); }
 
-}  // namespace SSMAX_CODE_NAMESPACE
-/// @}
 SSMAX_END
+/// @}

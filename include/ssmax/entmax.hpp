@@ -22,10 +22,9 @@
 #include "detail/rows/entmax.hpp"
 #include "softmax.hpp"
 
-SSMAX_BEGIN
 /// @addtogroup entmax
 /// @{
-inline namespace SSMAX_CODE_NAMESPACE {
+SSMAX_BEGIN_CODE
 namespace detail {
 
 template <int power, class X, class Y, class S, class M, class E>
@@ -125,6 +124,5 @@ void entmax15(const In& logits, Out&& out, const S& scaling = {}) {
   entmax15(View<const shared::ElementOf<In>, 1>(logits), View<shared::ElementOf<Out>, 1>(out), scaling);
 }
 
-}  // namespace SSMAX_CODE_NAMESPACE
-/// @}
 SSMAX_END
+/// @}

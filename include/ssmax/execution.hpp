@@ -42,10 +42,9 @@
 #include <limits>
 #endif
 
-SSMAX_BEGIN
 /// @addtogroup execution
 /// @{
-inline namespace SSMAX_DATA_NAMESPACE {
+SSMAX_BEGIN_DATA
 namespace shared {
 
 /// Stands for whatever run may be given.
@@ -65,10 +64,9 @@ concept Executor = requires(std::remove_reference_t<E>& executor, index_t n, con
   executor.run(n, f);
 };
 
-}  // namespace SSMAX_DATA_NAMESPACE
+SSMAX_END
 
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// How many calls at once a function cuts its work for, each with memory of its own. No machine runs more.
 inline constexpr index_t most_concurrency = 4096;
@@ -78,10 +76,9 @@ index_t threads_of(E& executor) {
   return std::clamp<index_t>(static_cast<index_t>(executor.concurrency()), 1, most_concurrency);
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
+SSMAX_END
 
-inline namespace SSMAX_DATA_NAMESPACE {
+SSMAX_BEGIN_DATA
 
 /// Makes the calls in order. An exception ends the run at once.
 struct Serial {
@@ -138,12 +135,11 @@ class ThreadPool {
 
 #endif
 
-}  // namespace SSMAX_DATA_NAMESPACE
+SSMAX_END
 
 #if defined(_OPENMP)
 
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 inline void check_openmp(index_t threads) {
   if (threads < 1) fail_value("OpenMP", "threads", "is", threads, "must be at least", 1);
@@ -159,10 +155,9 @@ void run_openmp(int threads, index_t n, const F& f) {
   guarded.rethrow();
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
+SSMAX_END
 
-inline namespace SSMAX_DATA_NAMESPACE {
+SSMAX_BEGIN_DATA
 
 /// At most `threads` threads of OpenMP's, at least 1; by default as many as OpenMP says (OMP_NUM_THREADS).
 /// Whether they spin after a run is OpenMP's affair (OMP_WAIT_POLICY), as is what a run inside a parallel
@@ -188,11 +183,11 @@ class OpenMP {
   int threads_;
 };
 
-}  // namespace SSMAX_DATA_NAMESPACE
+SSMAX_END
 
 #endif
 
-inline namespace SSMAX_CODE_NAMESPACE {
+SSMAX_BEGIN_CODE
 
 #if defined(_OPENMP)
 /// OpenMP in a unit compiled with OpenMP, Serial in others, so that `DefaultExecutor{}` needs no `#ifdef`. It names
@@ -204,6 +199,5 @@ using DefaultExecutor = OpenMP;
 using DefaultExecutor = Serial;
 #endif
 
-}  // namespace SSMAX_CODE_NAMESPACE
-/// @}
 SSMAX_END
+/// @}

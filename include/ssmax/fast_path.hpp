@@ -39,10 +39,9 @@
 
 #include "config.hpp"
 
-SSMAX_BEGIN
 /// @addtogroup fast_path
 /// @{
-inline namespace SSMAX_DATA_NAMESPACE {
+SSMAX_BEGIN_DATA
 
 /// A score, a mask or a scaling asks for one of these: the table at the top of fast_path.hpp.
 enum class FastPath {
@@ -59,6 +58,5 @@ enum class FastPath {
 template <class Policy>
 inline constexpr FastPath fast_path = FastPath::none;
 
-}  // namespace SSMAX_DATA_NAMESPACE
-/// @}
 SSMAX_END
+/// @}

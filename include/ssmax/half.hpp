@@ -10,10 +10,9 @@
 
 #include "config.hpp"
 
-SSMAX_BEGIN
 /// @addtogroup half
 /// @{
-inline namespace SSMAX_DATA_NAMESPACE {
+SSMAX_BEGIN_DATA
 
 /// The upper 16 bits of a float: 8 bits of precision, the range of float.
 struct SSMAX_VISIBLE bfloat16 {
@@ -80,6 +79,5 @@ struct SSMAX_VISIBLE half {
   }
 };
 
-}  // namespace SSMAX_DATA_NAMESPACE
-/// @}
 SSMAX_END
+/// @}

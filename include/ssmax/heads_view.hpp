@@ -19,10 +19,9 @@
 #include "detail/checks/error.hpp"
 #include "view.hpp"
 
-SSMAX_BEGIN
 /// @addtogroup heads_view
 /// @{
-inline namespace SSMAX_DATA_NAMESPACE {
+SSMAX_BEGIN_DATA
 
 /// The result of qkv_views.
 template <class T>
@@ -32,9 +31,9 @@ struct QkvViews {
       v;         ///< [batch, kv_heads, tokens, d].
 };
 
-}  // namespace SSMAX_DATA_NAMESPACE
+SSMAX_END
 
-inline namespace SSMAX_CODE_NAMESPACE {
+SSMAX_BEGIN_CODE
 namespace detail {
 
 template <class T, int Rank>
@@ -128,6 +127,5 @@ template <class T>
   return qkv_views(qkv, heads, heads);
 }
 
-}  // namespace SSMAX_CODE_NAMESPACE
-/// @}
 SSMAX_END
+/// @}

@@ -37,10 +37,9 @@
 #include "fast_path.hpp"
 #include "query.hpp"
 
-SSMAX_BEGIN
 /// @addtogroup key
 /// @{
-inline namespace SSMAX_DATA_NAMESPACE {
+SSMAX_BEGIN_DATA
 
 /// A key as one query sees it. Positions are the mask's: they restart where it says so.
 struct Key {
@@ -57,10 +56,9 @@ enum class Sharing {
   any        ///< Any: one thread does it all.
 };
 
-}  // namespace SSMAX_DATA_NAMESPACE
+SSMAX_END
 
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 SSMAX_OPTIONAL_MEMBER(has_score_check, "score", check, std::same_as<void>,
                       "void check(const QueryShape&) const", std::declval<const QueryShape&>())
@@ -207,15 +205,13 @@ consteval bool is_score() {
   return fits;
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
+SSMAX_END
 
-inline namespace SSMAX_DATA_NAMESPACE {
+SSMAX_BEGIN_DATA
 
 /// A type that makes a new logit of one, and says its derivative: the top of key.hpp.
 template <class C>
 concept Score = detail::is_score<C>();
 
-}  // namespace SSMAX_DATA_NAMESPACE
-/// @}
 SSMAX_END
+/// @}

@@ -28,10 +28,9 @@
 #include "query.hpp"
 #include "storage.hpp"
 
-SSMAX_BEGIN
 /// @addtogroup key_source
 /// @{
-inline namespace SSMAX_DATA_NAMESPACE {
+SSMAX_BEGIN_DATA
 
 /// The extents of a source of keys.
 struct KeySourceShape {
@@ -55,9 +54,9 @@ struct KeyStretch {
               *v_scales = nullptr;  ///< Those of the values.
 };
 
-}  // namespace SSMAX_DATA_NAMESPACE
+SSMAX_END
 
-inline namespace SSMAX_CODE_NAMESPACE {
+SSMAX_BEGIN_CODE
 
 /// A type that says where keys and values lie: the top of key_source.hpp.
 template <class S>
@@ -70,6 +69,5 @@ concept KeySource = requires(const S& source, index_t i) {
 }
 &&detail::KeyStorage<typename S::Element>;
 
-}  // namespace SSMAX_CODE_NAMESPACE
-/// @}
 SSMAX_END
+/// @}

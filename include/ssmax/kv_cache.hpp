@@ -30,10 +30,9 @@
 #include "detail/memory/pages.hpp"
 #include "key_source.hpp"
 
-SSMAX_BEGIN
 /// @addtogroup kv_cache
 /// @{
-inline namespace SSMAX_DATA_NAMESPACE {
+SSMAX_BEGIN_DATA
 
 /// The extents of a KvCache.
 struct KvCacheOptions {
@@ -45,9 +44,9 @@ struct KvCacheOptions {
   bool ring = false;        ///< Whether a sequence may grow beyond the capacity, and forgets its oldest keys.
 };
 
-}  // namespace SSMAX_DATA_NAMESPACE
+SSMAX_END
 
-inline namespace SSMAX_CODE_NAMESPACE {
+SSMAX_BEGIN_CODE
 
 /// Keys and values of the past, stored as X, and a source of keys (key_source.hpp).
 ///
@@ -359,6 +358,5 @@ void decode(const std::type_identity_t<DecodeArguments<T>>& arguments, const K& 
   decode<T>(arguments, cache, scaling, mask, Identity{}, options, std::forward<E>(executor));
 }
 
-}  // namespace SSMAX_CODE_NAMESPACE
-/// @}
 SSMAX_END
+/// @}

@@ -26,10 +26,9 @@
 #include "mask_matrix.hpp"
 #include "query.hpp"
 
-SSMAX_BEGIN
 /// @addtogroup mask
 /// @{
-inline namespace SSMAX_DATA_NAMESPACE {
+SSMAX_BEGIN_DATA
 
 /// Every key: n = keys.
 struct Full {
@@ -297,6 +296,5 @@ template <Mask A, Mask B>
   return {a, b};
 }
 
-}  // namespace SSMAX_DATA_NAMESPACE
-/// @}
 SSMAX_END
+/// @}

@@ -19,10 +19,9 @@
 #include "query.hpp"
 #include "view.hpp"
 
-SSMAX_BEGIN
 /// @addtogroup mask_matrix
 /// @{
-inline namespace SSMAX_DATA_NAMESPACE {
+SSMAX_BEGIN_DATA
 
 /// The keys where the matrix is true.
 struct MaskMatrix {
@@ -85,6 +84,5 @@ class Where {
   F f_;
 };
 
-}  // namespace SSMAX_DATA_NAMESPACE
-/// @}
 SSMAX_END
+/// @}

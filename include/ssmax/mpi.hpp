@@ -82,8 +82,7 @@
 #include "mpi_communicator.hpp"
 #include "mpi_layout.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
+SSMAX_BEGIN_CODE
 namespace detail {
 
 /// The rank's own shapes against its share of the layout.
@@ -448,5 +447,5 @@ void decode(Communicator& comm, const Layout& layout, index_t length,
 
 /// @}
 }  // namespace mpi
-}  // namespace SSMAX_CODE_NAMESPACE
+
 SSMAX_END

@@ -8,8 +8,7 @@
 #include "detail/mpi/call.hpp"
 #include "workspace.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
+SSMAX_BEGIN_CODE
 namespace mpi {
 /// @addtogroup mpi_communicator
 /// @{
@@ -68,5 +67,5 @@ class Communicator {
 
 /// @}
 }  // namespace mpi
-}  // namespace SSMAX_CODE_NAMESPACE
+
 SSMAX_END

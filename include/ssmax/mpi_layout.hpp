@@ -27,8 +27,7 @@
 
 #include "detail/checks/error.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
+SSMAX_BEGIN_CODE
 namespace mpi {
 /// @addtogroup mpi_layout
 /// @{
@@ -144,5 +143,5 @@ class Layout {
 
 /// @}
 }  // namespace mpi
-}  // namespace SSMAX_CODE_NAMESPACE
+
 SSMAX_END

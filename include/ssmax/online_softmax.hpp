@@ -17,10 +17,9 @@
 
 #include "detail/rows/row.hpp"
 
-SSMAX_BEGIN
 /// @addtogroup online_softmax
 /// @{
-inline namespace SSMAX_CODE_NAMESPACE {
+SSMAX_BEGIN_CODE
 
 /// The state of one query, T = float or double.
 template <class T>
@@ -100,6 +99,5 @@ class OnlineSoftmax {
   bool poisoned_ = false;
 };
 
-}  // namespace SSMAX_CODE_NAMESPACE
-/// @}
 SSMAX_END
+/// @}

@@ -28,10 +28,9 @@
 #include "detail/checks/optional_member.hpp"
 #include "fast_path.hpp"
 
-SSMAX_BEGIN
 /// @addtogroup query
 /// @{
-inline namespace SSMAX_DATA_NAMESPACE {
+SSMAX_BEGIN_DATA
 
 /// Keys [begin, end).
 struct KeyRange {
@@ -68,10 +67,9 @@ struct Query {
   SSMAX_INLINE constexpr index_t position() const { return index + shape.keys - shape.queries + shift; }
 };
 
-}  // namespace SSMAX_DATA_NAMESPACE
+SSMAX_END
 
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 SSMAX_OPTIONAL_MEMBER(has_keys, "mask", keys, std::same_as<KeyRange>, "KeyRange keys(const Query&) const",
                       std::declval<const Query&>())
@@ -173,15 +171,13 @@ SSMAX_INLINE constexpr Query aligned(const M& mask, const Query& query) {
   }
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
+SSMAX_END
 
-inline namespace SSMAX_DATA_NAMESPACE {
+SSMAX_BEGIN_DATA
 
 /// A type that says which keys a query sees: the top of query.hpp.
 template <class M>
 concept Mask = detail::is_mask<M>();
 
-}  // namespace SSMAX_DATA_NAMESPACE
-/// @}
 SSMAX_END
+/// @}

@@ -36,10 +36,9 @@
 #include "detail/kernels/rope.hpp"
 #include "view.hpp"
 
-SSMAX_BEGIN
 /// @addtogroup rope
 /// @{
-inline namespace SSMAX_DATA_NAMESPACE {
+SSMAX_BEGIN_DATA
 
 /// Which channels are turned together.
 enum class Pairing {
@@ -104,9 +103,10 @@ struct RopeTables {
 };
 
 }  // namespace shared
-}  // namespace SSMAX_DATA_NAMESPACE
 
-inline namespace SSMAX_CODE_NAMESPACE {
+SSMAX_END
+
+SSMAX_BEGIN_CODE
 namespace detail {
 
 /// No head is wider. Above it the constructor would allocate gigabytes before its first position.
@@ -354,6 +354,5 @@ void rope_backward(std::type_identity_t<View<const T, Rank>> dout, View<T, Rank>
   detail::rope_at("rope_backward", dout, din, tables, positions, true);
 }
 
-}  // namespace SSMAX_CODE_NAMESPACE
-/// @}
 SSMAX_END
+/// @}

@@ -46,10 +46,9 @@
 #include "fast_path.hpp"
 #include "query.hpp"
 
-SSMAX_BEGIN
 /// @addtogroup row
 /// @{
-inline namespace SSMAX_DATA_NAMESPACE {
+SSMAX_BEGIN_DATA
 
 /// The argument of a scaling. The top of row.hpp defines the position.
 struct Row {
@@ -76,10 +75,9 @@ enum class Axis {
   columns  ///< Each column.
 };
 
-}  // namespace SSMAX_DATA_NAMESPACE
+SSMAX_END
 
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 SSMAX_OPTIONAL_MEMBER(has_scaling_check, "scaling", check, std::same_as<void>,
                       "void check(index_t heads, index_t largest_n) const", index_t{}, index_t{})
@@ -130,10 +128,9 @@ consteval bool is_scaling() {
   return fits;
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
+SSMAX_END
 
-inline namespace SSMAX_DATA_NAMESPACE {
+SSMAX_BEGIN_DATA
 
 /// A type that gives the multiplier of a row: the top of row.hpp.
 template <class S>
@@ -143,9 +140,9 @@ concept Scaling = detail::is_scaling<S>();
 template <class S>
 concept LearnableScaling = Scaling<S> && detail::learns_multiplier<S>;
 
-}  // namespace SSMAX_DATA_NAMESPACE
+SSMAX_END
 
-inline namespace SSMAX_CODE_NAMESPACE {
+SSMAX_BEGIN_CODE
 
 /// Teaches the functors a container X: softmax.hpp has those for spans, vectors and views, eigen.hpp those
 /// for Eigen. It offers `apply(scaling, in, out, axis)` and `apply(scaling, in, axis)`, which returns
@@ -170,9 +167,10 @@ SSMAX_INLINE void check_scaling(const char* function, const S& scaling, const Qu
 }
 
 }  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 
-inline namespace SSMAX_DATA_NAMESPACE {
+SSMAX_END
+
+SSMAX_BEGIN_DATA
 
 /// Makes a scaling callable on data: `scaling(in, out)` and `out = scaling(in)`, for everything that has an
 /// Adaptor.
@@ -192,6 +190,5 @@ struct RowFunctor {
   }
 };
 
-}  // namespace SSMAX_DATA_NAMESPACE
-/// @}
 SSMAX_END
+/// @}

@@ -40,11 +40,9 @@
 #include "scaling_per_query.hpp"
 #include "view.hpp"
 
-SSMAX_BEGIN
 /// @addtogroup scaling
 /// @{
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// One element per head.
 template <class T>
@@ -60,10 +58,9 @@ void check_table(const char* function, const char* name, std::span<T> values, in
   if (extent < largest_n) fail_value(function, name, "has extent", extent, "the largest n is", largest_n);
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
+SSMAX_END
 
-inline namespace SSMAX_DATA_NAMESPACE {
+SSMAX_BEGIN_DATA
 
 /// c = 1: plain softmax.
 struct Softmax : RowFunctor<Softmax> {
@@ -388,6 +385,5 @@ struct Constant : RowFunctor<Constant> {
 template <>
 inline constexpr FastPath fast_path<Constant> = FastPath::by_size;
 
-}  // namespace SSMAX_DATA_NAMESPACE
-/// @}
 SSMAX_END
+/// @}

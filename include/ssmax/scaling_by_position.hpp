@@ -13,10 +13,9 @@
 #include "detail/checks/error.hpp"
 #include "row.hpp"
 
-SSMAX_BEGIN
 /// @addtogroup scaling_by_position
 /// @{
-inline namespace SSMAX_DATA_NAMESPACE {
+SSMAX_BEGIN_DATA
 
 /// c = max(1, ln(p+1) / ln L), L the length the model was trained at (at least 2).
 struct QwenLogN : RowFunctor<QwenLogN> {
@@ -100,6 +99,5 @@ struct InklingTemperature : RowFunctor<InklingTemperature> {
   }
 };
 
-}  // namespace SSMAX_DATA_NAMESPACE
-/// @}
 SSMAX_END
+/// @}

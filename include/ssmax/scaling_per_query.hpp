@@ -14,9 +14,7 @@
 #include "row.hpp"
 #include "view.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// [batch, heads, queries], with any strides.
 template <class T>
@@ -36,12 +34,11 @@ void check_per_query(const char* function, const char* name, const View<T, 3>& v
   check_reach(function, name, values);
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
+SSMAX_END
 
 /// @addtogroup scaling_per_query
 /// @{
-inline namespace SSMAX_DATA_NAMESPACE {
+SSMAX_BEGIN_DATA
 
 template <class T, class G>
 class PerQueryGradient;
@@ -108,6 +105,5 @@ class PerQueryGradient : public PerQuery<T> {
   View<G, 3> dc_;
 };
 
-}  // namespace SSMAX_DATA_NAMESPACE
-/// @}
 SSMAX_END
+/// @}

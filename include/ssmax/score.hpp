@@ -38,21 +38,18 @@
 #include "query.hpp"
 #include "view.hpp"
 
-SSMAX_BEGIN
 /// @addtogroup score
 /// @{
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 template <class S>
 SSMAX_INLINE void check_score(const S& score, const QueryShape& shape) {
   if constexpr (has_score_check<S>) score.check(shape);
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
+SSMAX_END
 
-inline namespace SSMAX_DATA_NAMESPACE {
+SSMAX_BEGIN_DATA
 
 /// z' = z.
 struct Identity {
@@ -356,9 +353,9 @@ template <Score A, Score B>
   return {a, b};
 }
 
-}  // namespace SSMAX_DATA_NAMESPACE
+SSMAX_END
 
-inline namespace SSMAX_CODE_NAMESPACE {
+SSMAX_BEGIN_CODE
 
 /// z' = a·z + 1 - a² with a² = 1 + 2·ln(1 + t/τ), t = |query position - key position|: normally distributed logits
 /// then give every range of distances [t, 10·t] its share of the weight, however long the context is.
@@ -430,14 +427,13 @@ class ScaleInvariant {
   std::vector<double> wide_;
 };
 
-}  // namespace SSMAX_CODE_NAMESPACE
+SSMAX_END
 
-inline namespace SSMAX_DATA_NAMESPACE {
+SSMAX_BEGIN_DATA
 
 /// Asks for vectors.
 template <>
 inline constexpr FastPath fast_path<ScaleInvariant> = FastPath::distance_factor;
 
-}  // namespace SSMAX_DATA_NAMESPACE
-/// @}
 SSMAX_END
+/// @}

@@ -56,10 +56,9 @@
 #include "scaling.hpp"
 #include "view.hpp"
 
-SSMAX_BEGIN
 /// @addtogroup softmax
 /// @{
-inline namespace SSMAX_CODE_NAMESPACE {
+SSMAX_BEGIN_CODE
 namespace detail {
 
 template <class X, class Y>
@@ -381,6 +380,5 @@ struct Adaptor<Range> {
   }
 };
 
-}  // namespace SSMAX_CODE_NAMESPACE
-/// @}
 SSMAX_END
+/// @}

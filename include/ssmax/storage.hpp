@@ -32,11 +32,9 @@
 #include "config.hpp"
 #include "half.hpp"
 
-SSMAX_BEGIN
 /// @addtogroup storage
 /// @{
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 // By the kernels of detail/memory/conversion.hpp.
 template <class T, class X>
@@ -44,10 +42,9 @@ void widen(const X* in, index_t n, T* out);
 template <class T, class X>
 void narrow(const T* in, index_t n, X* out);
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
+SSMAX_END
 
-inline namespace SSMAX_DATA_NAMESPACE {
+SSMAX_BEGIN_DATA
 
 /// To be specialised for a type of one's own: the top of storage.hpp. A type that does not specialise it is
 /// float, or no storage type.
@@ -86,10 +83,10 @@ template <class X>
 using Compute = typename StorageTraits<std::remove_cv_t<X>>::Compute;
 
 }  // namespace shared
-}  // namespace SSMAX_DATA_NAMESPACE
 
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_END
+
+SSMAX_BEGIN_DETAIL
 
 /// The types whose kernels and drivers the library brings along.
 template <class X>
@@ -116,7 +113,5 @@ concept KeyStorage = BuiltInStorage<X> ||((SSMAX_COMPILES_DRIVERS != 0) && Conve
 template <class X>
 concept Storage = KeyStorage<X> && !ScaledStorage<X>;
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
-/// @}
 SSMAX_END
+/// @}

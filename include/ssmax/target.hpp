@@ -13,21 +13,18 @@
 #include "detail/checks/error.hpp"
 #include "detail/dispatch/instruction_sets.hpp"
 
-SSMAX_BEGIN
 /// @addtogroup target
 /// @{
-inline namespace SSMAX_COMPILED_NAMESPACE {
-namespace SSMAX_VISIBLE compiled {
+SSMAX_BEGIN_COMPILED
 
 /// This build holds the target's kernels, and this processor runs them.
 SSMAX_ONCE bool is_available(Target target);
 /// The target in use: at first the best that is available, or what SSMAX_TARGET names.
 SSMAX_ONCE std::atomic<Target>& active_target_cell();
 
-}  // namespace compiled
-}  // namespace SSMAX_COMPILED_NAMESPACE
+SSMAX_END
 
-inline namespace SSMAX_CODE_NAMESPACE {
+SSMAX_BEGIN_CODE
 
 namespace detail {
 
@@ -88,9 +85,8 @@ inline void set_active_target(Target target) {
   compiled::active_target_cell().store(target, std::memory_order_relaxed);
 }
 
-}  // namespace SSMAX_CODE_NAMESPACE
-/// @}
 SSMAX_END
+/// @}
 
 #if !defined(SSMAX_COMPILED)
 #include "detail/dispatch/active_target.hpp"

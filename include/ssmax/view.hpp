@@ -18,10 +18,9 @@
 
 #include "config.hpp"
 
-SSMAX_BEGIN
 /// @addtogroup view
 /// @{
-inline namespace SSMAX_DATA_NAMESPACE {
+SSMAX_BEGIN_DATA
 
 template <class T, int Rank>
 class View;
@@ -142,6 +141,5 @@ class View {
   Extents strides_{};
 };
 
-}  // namespace SSMAX_DATA_NAMESPACE
-/// @}
 SSMAX_END
+/// @}

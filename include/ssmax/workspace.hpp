@@ -12,10 +12,9 @@
 #include "config.hpp"
 #include "detail/checks/error.hpp"
 
-SSMAX_BEGIN
 /// @addtogroup workspace
 /// @{
-inline namespace SSMAX_DATA_NAMESPACE {
+SSMAX_BEGIN_DATA
 
 /// Memory that calls of attention and decode may use one after the other, not at the same time. It grows to
 /// what a call needs and keeps that: the next call of that size or less allocates nothing.
@@ -70,6 +69,5 @@ class Workspace {
   std::size_t size_ = 0;
 };
 
-}  // namespace SSMAX_DATA_NAMESPACE
-/// @}
 SSMAX_END
+/// @}

@@ -3,9 +3,7 @@
 
 #include "../kernels/prefill.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// While it lives, this thread's units are ready for the kernels' products.
 template <class A, class E>
@@ -24,6 +22,4 @@ class AcquiredProducts {
   const PrefillKernels<A, E>& kernels_;
 };
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

@@ -6,9 +6,7 @@
 #include "../checks/views.hpp"
 #include "user_variant.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 template <class V, class W>
 void check_extent(const char* function, const char* name, const V& view, int i, const char* other,
@@ -116,6 +114,4 @@ void check_policies(const char* function, const Problem<T, X>& problem, const Ro
   }
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

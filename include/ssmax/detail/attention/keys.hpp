@@ -6,9 +6,7 @@
 #include "../../view.hpp"
 #include "../checks/views.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 template <class S>
 index_t length_of(const void* source, index_t batch) {
@@ -23,11 +21,9 @@ KeyStretch<typename S::Element> stretch_of(const void* source, index_t batch, in
   return static_cast<const S*>(source)->stretch(batch, kv_head, key);
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
+SSMAX_END
 
-inline namespace SSMAX_DATA_NAMESPACE {
-namespace SSMAX_VISIBLE shared {
+SSMAX_BEGIN_SHARED
 
 /// Refers to a source of keys, which must outlive it. Its members are compiled by the unit that knows
 /// the source's type.
@@ -57,11 +53,9 @@ class AnyKeys {
   KeyStretch<X> (*stretch_)(const void* source, index_t batch, index_t kv_head, index_t key);
 };
 
-}  // namespace shared
-}  // namespace SSMAX_DATA_NAMESPACE
+SSMAX_END
 
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// Keys [first, first + k.extent(2)) of `keys`, in views [batch, kv_heads, key, channel].
 template <class X>
@@ -98,6 +92,4 @@ void for_each_stretch(const AnyKeys<X>& keys, index_t batch, index_t kv_head, Ke
   }
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

@@ -7,9 +7,7 @@
 #include "../memory/conversion.hpp"
 #include "variant.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// A query, widened and rotated: in scratch, or where it lies if neither is needed.
 template <class T, class X, class A = Compute<T>>
@@ -66,6 +64,4 @@ void load_values(const AnyKeys<X>& keys, index_t batch, index_t kv_head, KeyRang
   });
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

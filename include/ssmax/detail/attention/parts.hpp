@@ -11,9 +11,7 @@
 #include "../kernels/prefill.hpp"
 #include "load.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// Whether products of bfloat16 go by the target's 16-bit units.
 template <class X>
@@ -81,6 +79,4 @@ void load_key_parts(const Problem<T, X>& problem, const Variant<A>& variant, ind
   });
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

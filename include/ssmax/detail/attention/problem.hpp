@@ -6,9 +6,7 @@
 #include "../../view.hpp"
 #include "keys.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_DATA_NAMESPACE {
-namespace SSMAX_VISIBLE shared {
+SSMAX_BEGIN_SHARED
 
 /// Keys are summed in blocks, blocks in chunks, chunks into the result. They are cut at the same places
 /// whatever the queries, the threads and the way a sequence was cut into calls: that is what makes the bits
@@ -51,11 +49,9 @@ struct QueryRow {
   index_t n = 0, position = 0;  // what the scaling was asked about
 };
 
-}  // namespace shared
-}  // namespace SSMAX_DATA_NAMESPACE
+SSMAX_END
 
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// The queries of a kv head, one after the other, with its query heads as neighbours, so that rows of one
 /// vector see nearly the same keys.
@@ -81,6 +77,4 @@ class QueryCursor {
   Query query_;
 };
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

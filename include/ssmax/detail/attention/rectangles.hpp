@@ -4,9 +4,7 @@
 
 #include "forward/prefill_scratch.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// The keys of a block that each vector of a group needs, in whole passes of `pass` keys, counted from
 /// the block's begin.
@@ -59,6 +57,4 @@ void hide_keys(const ColumnScratch<A>& memory, A* s, KeyRange keys, const QueryR
   memory.kernels.hide(s, keys.size(), first, last);
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

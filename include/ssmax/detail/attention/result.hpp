@@ -7,9 +7,7 @@
 #include "../../storage.hpp"
 #include "../../view.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_DATA_NAMESPACE {
-namespace SSMAX_VISIBLE shared {
+SSMAX_BEGIN_SHARED
 
 template <class T>
 struct Result {
@@ -21,6 +19,4 @@ struct Result {
   bool continues = false;              // the state holds what keys before these gave
 };
 
-}  // namespace shared
-}  // namespace SSMAX_DATA_NAMESPACE
 SSMAX_END

@@ -9,9 +9,7 @@
 
 #include "../../config.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// The states of some queries after some keys: shift and sum are [queries], o is [queries · channels], in an
 /// order that the owner chooses.
@@ -72,6 +70,4 @@ class Normalizer {
   double shift_, total_;
 };
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

@@ -9,8 +9,7 @@
 
 #include "../../config.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
+SSMAX_BEGIN_CODE
 namespace detail {
 
 struct Anything {
@@ -100,5 +99,4 @@ void decode(const detail::UntypedArguments&, const Cache&, const S&, const M&, c
 
 #undef SSMAX_UNTYPED
 
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

@@ -11,9 +11,7 @@
 #include "../kernels/scores.hpp"
 #include "variant.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// `Interface` is Variant<A>, or what asks for more (backward/variant.hpp).
 template <class A, class S, class M, class C, class Interface = Variant<A>>
@@ -212,6 +210,4 @@ class UserVariant : public Interface {
   }
 };
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

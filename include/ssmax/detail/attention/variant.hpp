@@ -6,9 +6,7 @@
 #include "../kernels/prefill.hpp"
 #include "problem.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_DATA_NAMESPACE {
-namespace SSMAX_VISIBLE shared {
+SSMAX_BEGIN_SHARED
 
 /// One vector of queries against some keys: logit (key, lane) lies at s[(key - keys.begin) · group + lane].
 template <class A>
@@ -56,11 +54,9 @@ class Variant {
   SSMAX_INLINE ~Variant() = default;
 };
 
-}  // namespace shared
-}  // namespace SSMAX_DATA_NAMESPACE
+SSMAX_END
 
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// The position that a query is rotated to. With a cache it is the query's place in the sequence, whatever
 /// the mask says, as the cache's keys were rotated to theirs.
@@ -69,6 +65,4 @@ index_t rope_position(const Problem<T, X>& problem, const Variant<A>& variant, c
   return problem.key_position + (problem.mask_gives_place ? variant.query_position(query) : query.position());
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

@@ -11,9 +11,7 @@
 #include <cstdlib>
 #endif
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 [[noreturn]] SSMAX_COLD inline void fail(const char* message) {
 #if defined(__cpp_exceptions)
@@ -44,6 +42,4 @@ template <class... Values>
   fail_format("ssmax::%s: %s %s %td, %s %td", function, argument, what, value, requirement, bound);
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

@@ -5,9 +5,7 @@
 #include "../../view.hpp"
 #include "views.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// Throws unless `matrix` is [batch, heads, queries, keys] of `shape`, with a last
 /// stride of 1 or 0 (broadcast).
@@ -32,6 +30,4 @@ void check_matrix(const char* function, const char* name, const View<const T, 4>
   }
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

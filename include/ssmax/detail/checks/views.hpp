@@ -9,9 +9,7 @@
 #include "../../view.hpp"
 #include "error.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// Of what a call counts, at most so many: sums with smaller numbers do not overflow.
 inline constexpr index_t most_counted = std::numeric_limits<index_t>::max() / 2;
@@ -247,6 +245,4 @@ View<T, To> with_rank(const View<T, Rank>& view) {
   return {view.data_handle(), extents, strides};
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

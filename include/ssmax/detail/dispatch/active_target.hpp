@@ -8,9 +8,7 @@
 #include "../../target.hpp"
 #include "processor.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_COMPILED_NAMESPACE {
-namespace SSMAX_VISIBLE compiled {
+SSMAX_BEGIN_COMPILED
 
 SSMAX_ONCE bool is_available(Target target) {
   switch (target) {
@@ -39,6 +37,4 @@ SSMAX_ONCE std::atomic<Target>& active_target_cell() {
   return cell;
 }
 
-}  // namespace compiled
-}  // namespace SSMAX_COMPILED_NAMESPACE
 SSMAX_END

@@ -2,9 +2,7 @@
 // them. As for_each_target.inl does it; an extension sees the vectors and kernels of the instruction set that it
 // extends.
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 #if defined(SSMAX_COMPILES_NEON_BF16)
 #pragma GCC push_options
@@ -41,6 +39,4 @@ using namespace avx512;
 #endif
 #endif
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

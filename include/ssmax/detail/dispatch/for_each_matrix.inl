@@ -1,9 +1,7 @@
 // Includes SSMAX_MATRIX_KERNELS, the text of some kernels for matrix units, once for each extension that has them.
 // Behind for_each_extension.inl: it sees the pair dots, too.
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 #if defined(SSMAX_COMPILES_AMX)
 #if defined(SSMAX_AVX512_EMULATION)
@@ -28,6 +26,4 @@ using namespace avx512_bf16;
 #endif
 #endif
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

@@ -8,9 +8,7 @@
 // 0.52 instead of 0.37 ns an element. Everything here is in the code namespace, so units built with
 // other -m flags stay apart.
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 #if defined(SSMAX_COMPILES_SCALAR)
 namespace scalar {
@@ -76,6 +74,4 @@ namespace avx512 {
 #endif
 #endif
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

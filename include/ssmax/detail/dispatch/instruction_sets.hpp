@@ -107,8 +107,7 @@
 #define SSMAX_COMPILES_KERNELS 1
 #endif
 
-SSMAX_BEGIN
-inline namespace SSMAX_DATA_NAMESPACE {
+SSMAX_BEGIN_DATA
 
 /// scalar, neon, neon_bf16, simd128, avx2, avx512, avx512_bf16, amx: in rising order of preference.
 /// @ingroup target
@@ -131,5 +130,4 @@ SSMAX_INLINE constexpr Target base_of(Target target) {
 
 }  // namespace shared
 
-}  // namespace SSMAX_DATA_NAMESPACE
 SSMAX_END

@@ -38,9 +38,7 @@
 #include <wasm_simd128.h>
 #endif
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 #define SSMAX_DECLARE(name, NAME) \
   namespace name {                \
@@ -50,21 +48,17 @@ namespace detail {
 SSMAX_TARGETS(SSMAX_DECLARE)
 #undef SSMAX_DECLARE
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
+SSMAX_END
 
-inline namespace SSMAX_DATA_NAMESPACE {
-namespace SSMAX_VISIBLE shared {
+SSMAX_BEGIN_SHARED
 
 /// Tables of which an extension of an instruction set has its own. It shares all others with its base.
 template <class Table>
 inline constexpr bool has_extensions = false;
 
-}  // namespace shared
-}  // namespace SSMAX_DATA_NAMESPACE
+SSMAX_END
 
-inline namespace SSMAX_COMPILED_NAMESPACE {
-namespace SSMAX_VISIBLE compiled {
+SSMAX_BEGIN_COMPILED
 
 /// A target's table: every unit has its own, or the library has it in the unit of that target.
 template <Target target, class Table>
@@ -102,14 +96,10 @@ const Table& kernels() {
 }
 #endif
 
-}  // namespace compiled
-}  // namespace SSMAX_COMPILED_NAMESPACE
+SSMAX_END
 
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 using compiled::kernels;
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

@@ -18,9 +18,7 @@
 #include <sys/auxv.h>
 #endif
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 #if SSMAX_IS_X86_64
 
@@ -119,6 +117,4 @@ inline bool is_worth_it([[maybe_unused]] Target target) {
   return true;
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

@@ -3,9 +3,7 @@
 
 #include "lanes.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_DATA_NAMESPACE {
-namespace SSMAX_VISIBLE shared {
+SSMAX_BEGIN_SHARED
 
 /// To and from storage in half precision; T is float.
 template <class T>
@@ -16,8 +14,6 @@ struct ConversionKernels {
   void (*narrow_bfloat16)(const T* in, index_t n, bfloat16* out);
 };
 
-}  // namespace shared
-}  // namespace SSMAX_DATA_NAMESPACE
 SSMAX_END
 
 #define SSMAX_KERNELS "../kernels/convert.inl"

@@ -4,9 +4,7 @@
 #include "exp.hpp"  // for simd/neon_bf16.inl, whose region can include nothing
 #include "lanes.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_DATA_NAMESPACE {
-namespace SSMAX_VISIBLE shared {
+SSMAX_BEGIN_SHARED
 
 /// Attention of few queries against keys and values in storage type X. Rows of q are filled
 /// up with 0 to whole vectors.
@@ -33,8 +31,6 @@ struct PairDecodeKernels {
 template <class T>
 inline constexpr bool has_extensions<PairDecodeKernels<T, bfloat16>> = true;
 
-}  // namespace shared
-}  // namespace SSMAX_DATA_NAMESPACE
 SSMAX_END
 
 #define SSMAX_KERNELS "../kernels/decode.inl"
@@ -46,9 +42,7 @@ SSMAX_END
 #undef SSMAX_PAIR_KERNELS
 
 #if defined(SSMAX_COMPILES_AMX)
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 namespace amx {
 
 /// Several queries go by prefill's tiles: 16 of them are one tile.
@@ -58,7 +52,6 @@ struct KernelTable<PairDecodeKernels<T, bfloat16>> {
 };
 
 }  // namespace amx
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
+
 SSMAX_END
 #endif

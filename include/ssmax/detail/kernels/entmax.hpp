@@ -3,9 +3,7 @@
 
 #include "exp.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_DATA_NAMESPACE {
-namespace SSMAX_VISIBLE shared {
+SSMAX_BEGIN_SHARED
 
 /// What lies above a threshold: how many elements, and the sums of their heights and of the heights' squares.
 struct SupportSums {
@@ -36,8 +34,6 @@ struct EntmaxKernels {
   T (*backward[2])(const T* y, const T* dy, const T* z, index_t n, T mean, T c, T* dz);
 };
 
-}  // namespace shared
-}  // namespace SSMAX_DATA_NAMESPACE
 SSMAX_END
 
 #define SSMAX_KERNELS "../kernels/entmax.inl"

@@ -7,9 +7,7 @@
 
 #include "lanes.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_DATA_NAMESPACE {
-namespace SSMAX_VISIBLE shared {
+SSMAX_BEGIN_SHARED
 
 /// c·log2(e) in two parts: together they hold the double product to the last bit that matters.
 template <class T>
@@ -21,8 +19,6 @@ struct Scale {
 template <class T>
 inline constexpr T largest_shift = T{1 << 20};
 
-}  // namespace shared
-}  // namespace SSMAX_DATA_NAMESPACE
 SSMAX_END
 
 #define SSMAX_KERNELS "../kernels/exp.inl"
@@ -30,9 +26,7 @@ SSMAX_END
 #undef SSMAX_KERNELS
 
 // Targets without a fused multiply-add have one of their own.
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 #if defined(SSMAX_COMPILES_SCALAR)
 namespace scalar {
@@ -46,6 +40,4 @@ namespace simd128 {
 }  // namespace simd128
 #endif
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

@@ -3,15 +3,11 @@
 
 #include "../dispatch/kernels.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_DATA_NAMESPACE {
-namespace SSMAX_VISIBLE shared {
+SSMAX_BEGIN_SHARED
 
 /// Vectors of queries in a group (prefill.inl).
 inline constexpr int tile_vectors = 3;
 
-}  // namespace shared
-}  // namespace SSMAX_DATA_NAMESPACE
 SSMAX_END
 
 #define SSMAX_KERNELS "../kernels/lanes.inl"

@@ -5,9 +5,7 @@
 #include "exp.hpp"
 #include "transpose.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_DATA_NAMESPACE {
-namespace SSMAX_VISIBLE shared {
+SSMAX_BEGIN_SHARED
 
 /// In units of log2. A query's shift is raised, and its sums rescaled, only when a logit exceeds the shift
 /// by more than this; weights stay below 2^9. After the first block that hardly ever happens (1 % of the
@@ -88,8 +86,6 @@ struct PrefillKernels {
 template <class T>
 inline constexpr bool has_extensions<PrefillKernels<T, bfloat16>> = true;
 
-}  // namespace shared
-}  // namespace SSMAX_DATA_NAMESPACE
 SSMAX_END
 
 #define SSMAX_KERNELS "../kernels/prefill.inl"

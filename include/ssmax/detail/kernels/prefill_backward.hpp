@@ -3,9 +3,7 @@
 
 #include "prefill.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_DATA_NAMESPACE {
-namespace SSMAX_VISIBLE shared {
+SSMAX_BEGIN_SHARED
 
 /// Attention's tiles, backward (prefill_backward.inl); tiles are [key][group].
 template <class T>
@@ -71,8 +69,6 @@ struct RoundedBackwardKernels {
 template <class T>
 inline constexpr bool has_extensions<RoundedBackwardKernels<T, bfloat16>> = true;
 
-}  // namespace shared
-}  // namespace SSMAX_DATA_NAMESPACE
 SSMAX_END
 
 #define SSMAX_KERNELS "../kernels/prefill_backward.inl"

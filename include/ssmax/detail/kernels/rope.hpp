@@ -3,9 +3,7 @@
 
 #include "lanes.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_DATA_NAMESPACE {
-namespace SSMAX_VISIBLE shared {
+SSMAX_BEGIN_SHARED
 
 template <class T>
 struct RopeKernels {
@@ -20,8 +18,6 @@ struct RopeKernels {
                              bool inverse);
 };
 
-}  // namespace shared
-}  // namespace SSMAX_DATA_NAMESPACE
 SSMAX_END
 
 #define SSMAX_KERNELS "../kernels/rope.inl"

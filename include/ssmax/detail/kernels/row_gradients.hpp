@@ -3,9 +3,7 @@
 
 #include "lanes.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_DATA_NAMESPACE {
-namespace SSMAX_VISIBLE shared {
+SSMAX_BEGIN_SHARED
 
 template <class T>
 struct RowGradientKernels {
@@ -17,8 +15,6 @@ struct RowGradientKernels {
   T (*log_backward)(const T* log_p, const T* p, const T* dy, const T* z, index_t n, T total, T c, T* dz);
 };
 
-}  // namespace shared
-}  // namespace SSMAX_DATA_NAMESPACE
 SSMAX_END
 
 #define SSMAX_KERNELS "../kernels/row_gradients.inl"

@@ -3,9 +3,7 @@
 
 #include "exp.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_DATA_NAMESPACE {
-namespace SSMAX_VISIBLE shared {
+SSMAX_BEGIN_SHARED
 
 template <class T>
 struct Extremum {
@@ -40,8 +38,6 @@ struct RowKernels {
   void (*affine)(const T* in, index_t n, T origin, T c, T offset, T* out);
 };
 
-}  // namespace shared
-}  // namespace SSMAX_DATA_NAMESPACE
 SSMAX_END
 
 #define SSMAX_KERNELS "../kernels/rows.inl"

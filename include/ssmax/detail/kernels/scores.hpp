@@ -3,9 +3,7 @@
 
 #include "exp.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_DATA_NAMESPACE {
-namespace SSMAX_VISIBLE shared {
+SSMAX_BEGIN_SHARED
 
 /// Scores (kernels/scores.inl); all but softcap's on one vector of queries of a tile.
 template <class T>
@@ -25,8 +23,6 @@ struct ScoreKernels {
   void (*multiply)(T* s, index_t keys, const T* factor);
 };
 
-}  // namespace shared
-}  // namespace SSMAX_DATA_NAMESPACE
 SSMAX_END
 
 #define SSMAX_KERNELS "../kernels/scores.inl"

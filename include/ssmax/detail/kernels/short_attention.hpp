@@ -3,9 +3,7 @@
 
 #include "prefill.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_DATA_NAMESPACE {
-namespace SSMAX_VISIBLE shared {
+SSMAX_BEGIN_SHARED
 
 /// The second product of attention.
 template <class T>
@@ -16,8 +14,6 @@ struct ShortAttentionKernels {
                        index_t channels, const T* factor, T* const* out);
 };
 
-}  // namespace shared
-}  // namespace SSMAX_DATA_NAMESPACE
 SSMAX_END
 
 #define SSMAX_KERNELS "../kernels/short_attention.inl"

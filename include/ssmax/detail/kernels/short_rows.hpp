@@ -3,9 +3,7 @@
 
 #include "exp.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_DATA_NAMESPACE {
-namespace SSMAX_VISIBLE shared {
+SSMAX_BEGIN_SHARED
 
 template <class T>
 struct ShortRowKernels {
@@ -24,8 +22,6 @@ struct ShortRowKernels {
   index_t (*packed)(const T* in, T* out, index_t rows, index_t n, Scale<T> scale);
 };
 
-}  // namespace shared
-}  // namespace SSMAX_DATA_NAMESPACE
 SSMAX_END
 
 #define SSMAX_KERNELS "../kernels/short_rows.inl"

@@ -5,9 +5,7 @@
 #include "../attention/backward/driver.hpp"
 #include "../attention/forward/driver.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_COMPILED_NAMESPACE {
-namespace SSMAX_VISIBLE compiled {
+SSMAX_BEGIN_COMPILED
 
 using namespace shared;
 
@@ -28,6 +26,4 @@ template void run_backward(const BackwardProblem<SSMAX_LIBRARY_QUERY>&,
                            const GradientVariant<Compute<SSMAX_LIBRARY_QUERY>>&, Workspace*,
                            const AnyExecutor&);
 
-}  // namespace compiled
-}  // namespace SSMAX_COMPILED_NAMESPACE
 SSMAX_END

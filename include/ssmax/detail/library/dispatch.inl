@@ -4,9 +4,7 @@
 #include "../dispatch/active_target.hpp"
 #include "tables.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_COMPILED_NAMESPACE {
-namespace SSMAX_VISIBLE compiled {
+SSMAX_BEGIN_COMPILED
 
 using namespace shared;
 
@@ -14,6 +12,4 @@ using namespace shared;
 SSMAX_FOR_EACH_TABLE(SSMAX_INSTANTIATE)
 #undef SSMAX_INSTANTIATE
 
-}  // namespace compiled
-}  // namespace SSMAX_COMPILED_NAMESPACE
 SSMAX_END

@@ -5,9 +5,7 @@
 #include "tables.hpp"
 
 #if defined(SSMAX_COMPILES_KERNELS)
-SSMAX_BEGIN
-inline namespace SSMAX_COMPILED_NAMESPACE {
-namespace SSMAX_VISIBLE compiled {
+SSMAX_BEGIN_COMPILED
 
 using namespace shared;
 
@@ -20,7 +18,5 @@ SSMAX_FOR_EACH_TABLE(SSMAX_INSTANTIATE)
 #endif
 #undef SSMAX_INSTANTIATE
 
-}  // namespace compiled
-}  // namespace SSMAX_COMPILED_NAMESPACE
 SSMAX_END
 #endif

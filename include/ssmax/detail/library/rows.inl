@@ -3,9 +3,7 @@
 #include "../rows/cross_entropy.hpp"
 #include "../rows/driver.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_COMPILED_NAMESPACE {
-namespace SSMAX_VISIBLE compiled {
+SSMAX_BEGIN_COMPILED
 
 using namespace shared;
 
@@ -38,6 +36,4 @@ SSMAX_INSTANTIATE(bfloat16)
 SSMAX_INSTANTIATE(double)
 #undef SSMAX_INSTANTIATE
 
-}  // namespace compiled
-}  // namespace SSMAX_COMPILED_NAMESPACE
 SSMAX_END

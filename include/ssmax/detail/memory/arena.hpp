@@ -6,9 +6,7 @@
 
 #include "../../config.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// a + b and a · b or, where these cannot be counted, more than any workspace gives.
 constexpr std::size_t add_bytes(std::size_t a, std::size_t b) {
@@ -40,6 +38,4 @@ class Arena {
   std::size_t used_ = 0;
 };
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

@@ -4,9 +4,7 @@
 #include "../../storage.hpp"
 #include "../kernels/convert.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 template <class T, class X>
 void widen(const X* in, index_t n, T* out) {
@@ -54,6 +52,4 @@ void narrow_to(X* out, index_t n, const T* staged) {
   if constexpr (!std::same_as<X, T>) StorageTraits<X>::store(staged, n, out);
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

@@ -10,9 +10,7 @@
 #include <sys/mman.h>
 #endif
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// std::allocator, aligned to cache lines; from 2 MiB on in huge pages, where the system gives them on
 /// request. Then 200 MB are read in order at 28 instead of 19 GB/s (Zen 4), as prefetching does not end with
@@ -46,6 +44,4 @@ struct HugePages {
   }
 };
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

@@ -20,9 +20,7 @@
 #include "../../rope.hpp"
 #include "../attention/user_variant.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// A hash of numbers, cut to 62 bits so that its negative is a number too.
 class Fingerprint {
@@ -339,6 +337,4 @@ std::int64_t fingerprint_of_types() {
   return result.value();
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

@@ -14,9 +14,7 @@
 #include "some_heads.hpp"
 #include "sums.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// Room for all positions of one kv head, and of the query heads that go with it.
 template <class T>
@@ -151,6 +149,4 @@ void backward_by_heads(mpi::Communicator& comm, const mpi::Layout& layout, const
   });
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

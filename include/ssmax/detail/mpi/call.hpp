@@ -5,9 +5,7 @@
 
 #include "../checks/error.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 [[noreturn]] SSMAX_COLD inline void fail_mpi(const char* call, int code) {
   char text[MPI_MAX_ERROR_STRING + 1] = {}, message[MPI_MAX_ERROR_STRING + 128];
@@ -25,6 +23,4 @@ inline void check_mpi(const char* call, int code) {
   if (code != MPI_SUCCESS) fail_mpi(call, code);
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

@@ -13,9 +13,7 @@
 
 #include "plan.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// Requests under way. Waiting gives the processor to other ranks on the same machine.
 class Requests {
@@ -167,6 +165,4 @@ class KeyExchange {
   std::size_t asked_ = 0, taken_ = 0;      // of the foreign ones
 };
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

@@ -13,9 +13,7 @@
 #include "exchange.hpp"
 #include "sum_plan.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// A sum lies as a piece of keys does, of the heads of a unit: dk, then dv. Its numbers are A.
 template <class A>
@@ -157,6 +155,4 @@ class GradientExchange {
   std::size_t slot_ = 0, asked_ = 0, taken_ = 0;
 };
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

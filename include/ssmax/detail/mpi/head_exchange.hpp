@@ -9,9 +9,7 @@
 
 #include "exchange.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// A datatype of MPI's, freed with this; null stands for no data.
 class Datatype {
@@ -178,6 +176,4 @@ class HeadExchange {
   index_t kv_heads_;
 };
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

@@ -12,9 +12,7 @@
 #include "agreement.hpp"
 #include "exchange.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// Calls f for each part of a score that has rows to add to.
 template <class C, class F>
@@ -156,6 +154,4 @@ class LearntRows {
   std::vector<std::vector<RowShare>> shares_;  // of each part
 };
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

@@ -8,9 +8,7 @@
 #include "../attention/problem.hpp"
 #include "agreement.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// Keys travel in pieces of whole multiples of this many positions, counted over the sequence. It is what the
 /// backward adds up at a time (piece_keys · pieces_of_sum), and two chunks of the forward.
@@ -108,6 +106,4 @@ class RingPlan {
   std::vector<KeyRange> seen_;  // [shares]
 };
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

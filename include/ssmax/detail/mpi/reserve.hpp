@@ -7,9 +7,7 @@
 #include "../memory/arena.hpp"
 #include "agreement.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// Memory(arena, arguments...) takes from the arena what it needs: once to count that, then from the workspace.
 template <class Memory, class... Arguments>
@@ -30,6 +28,4 @@ Memory reserve_on_all(mpi::Communicator& comm, const char* function, Workspace* 
   return *memory;
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

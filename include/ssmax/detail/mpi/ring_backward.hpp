@@ -12,9 +12,7 @@
 #include "some_heads.hpp"
 #include "sums.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// Sums that wait for their turn may take as much memory as the rank's keys, or this.
 inline constexpr index_t most_sum_bytes = index_t{32} << 20;
@@ -229,6 +227,4 @@ void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const Backward
   });
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

@@ -10,9 +10,7 @@
 #include "reserve.hpp"
 #include "share.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// What a rank has beside its shares: own keys, packed, and two pieces; a state for each query.
 template <class T>
@@ -89,6 +87,4 @@ void ring_forward(mpi::Communicator& comm, const RingPlan& plan, const Attention
   exchange.finish([] {});
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

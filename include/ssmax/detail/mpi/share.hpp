@@ -11,9 +11,7 @@
 #include "../memory/arena.hpp"
 #include "plan.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// Indices [first, first + count) of one dimension of [batch, heads, positions, …].
 template <int dimension, class T, int Rank>
@@ -162,6 +160,4 @@ std::vector<KeyRange> keys_seen_by(const V& variant, const QueryShape& shape, co
   return seen;
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

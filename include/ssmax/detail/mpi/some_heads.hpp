@@ -7,9 +7,7 @@
 
 #include "../attention/backward/variant.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// `Interface` is Variant<A> or GradientVariant<A>.
 template <class A, class Interface>
@@ -100,6 +98,4 @@ class SomeHeadsGradient final : public SomeHeads<A, GradientVariant<A>> {
   Sharing sharing(const QueryShape& shape) const override { return all.sharing(Base::among_all(shape)); }
 };
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

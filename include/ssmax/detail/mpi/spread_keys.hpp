@@ -13,9 +13,7 @@
 #include "reserve.hpp"
 #include "share.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// One chunk of one rank's keys as a source of keys: keys [keys.begin, keys.end) of the sequence lie in `cache` from
 /// `row` on.
@@ -132,6 +130,4 @@ void spread_decode(mpi::Communicator& comm, const mpi::Layout& layout,
   }
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

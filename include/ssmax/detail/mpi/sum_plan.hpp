@@ -10,9 +10,7 @@
 #include "../attention/backward/scratch.hpp"
 #include "plan.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// The queries of one sum that are in one share.
 struct SumPart {
@@ -115,6 +113,4 @@ inline std::vector<HeadUnit> head_units(index_t kv_heads, index_t most) {
   return result;
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

@@ -11,9 +11,7 @@
 #include "../memory/arena.hpp"
 #include "exchange.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// The sums of a rank's queries, as BackwardStage keeps them.
 class KeptSums {
@@ -75,6 +73,4 @@ void hand_over_all(const mpi::Communicator& comm, const GradientVariant<A>& vari
   }
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

@@ -8,9 +8,7 @@
 #include "driver.hpp"
 #include "row.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// A row's multiplier c as the kernels take it, which compute dz = factor·u and ⟨u, sign·z⟩.
 template <class T>
@@ -138,11 +136,9 @@ double gradient_of_group(const SoftmaxGradientKernels<T>& kernels, const Gradien
                                 : gradient_of_rows<Gradient, true>(kernels, rows, c, dc);
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
+SSMAX_END
 
-inline namespace SSMAX_COMPILED_NAMESPACE {
-namespace SSMAX_VISIBLE compiled {
+SSMAX_BEGIN_COMPILED
 
 template <class X>
 double softmax_gradient(const shared::SoftmaxGradientKernels<shared::Compute<X>>& kernels,
@@ -156,6 +152,4 @@ double log_softmax_gradient(const shared::SoftmaxGradientKernels<shared::Compute
   return detail::gradient_of_group<detail::LogSoftmaxGradient>(kernels, rows, c, dc);
 }
 
-}  // namespace compiled
-}  // namespace SSMAX_COMPILED_NAMESPACE
 SSMAX_END

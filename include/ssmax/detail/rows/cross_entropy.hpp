@@ -4,9 +4,7 @@
 #include "../../storage.hpp"
 #include "../kernels/rows.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_COMPILED_NAMESPACE {
-namespace SSMAX_VISIBLE compiled {
+SSMAX_BEGIN_COMPILED
 
 /// dz = factor · (softmax(z) - onehot(target)) of one row, unless dz is null; returns the
 /// row's loss. dz may be z.
@@ -14,16 +12,12 @@ template <class X>
 double cross_entropy_row(const shared::RowKernels<shared::Compute<X>>& kernels, const X* z, index_t n,
                          index_t target, double factor, X* dz);
 
-}  // namespace compiled
-}  // namespace SSMAX_COMPILED_NAMESPACE
 SSMAX_END
 
 #if SSMAX_COMPILES_DRIVERS
 #include "row.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_COMPILED_NAMESPACE {
-namespace SSMAX_VISIBLE compiled {
+SSMAX_BEGIN_COMPILED
 
 template <class X>
 double cross_entropy_row(const shared::RowKernels<shared::Compute<X>>& kernels, const X* z, index_t n,
@@ -57,7 +51,5 @@ double cross_entropy_row(const shared::RowKernels<shared::Compute<X>>& kernels, 
   return loss;
 }
 
-}  // namespace compiled
-}  // namespace SSMAX_COMPILED_NAMESPACE
 SSMAX_END
 #endif

@@ -8,9 +8,7 @@
 #include "../kernels/rows.hpp"
 #include "../kernels/short_rows.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_DATA_NAMESPACE {
-namespace SSMAX_VISIBLE shared {
+SSMAX_BEGIN_SHARED
 
 /// The kernels that a call of softmax needs, looked up once.
 template <class T>
@@ -36,11 +34,9 @@ struct GradientRows {
   index_t rows, n;
 };
 
-}  // namespace shared
-}  // namespace SSMAX_DATA_NAMESPACE
+SSMAX_END
 
-inline namespace SSMAX_COMPILED_NAMESPACE {
-namespace SSMAX_VISIBLE compiled {
+SSMAX_BEGIN_COMPILED
 
 /// out = softmax(c·in) of rows that see the same n keys. `alone`: it is one row, whose neighbours
 /// see other keys.
@@ -68,8 +64,6 @@ template <class X>
 double log_softmax_gradient(const shared::SoftmaxGradientKernels<shared::Compute<X>>& kernels,
                             const shared::GradientRows<X>& rows, double c, double* dc);
 
-}  // namespace compiled
-}  // namespace SSMAX_COMPILED_NAMESPACE
 SSMAX_END
 
 #if SSMAX_COMPILES_DRIVERS

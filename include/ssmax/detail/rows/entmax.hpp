@@ -14,9 +14,7 @@
 #include "backward.hpp"
 #include "row.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// From a point to the root of F on the point's support, or NaN where there is none.
 template <int power>
@@ -132,6 +130,4 @@ double entmax_row_gradient(const EntmaxKernels<T>& kernels, const X* y, const X*
   return dc;
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

@@ -6,9 +6,7 @@
 #include "../../query.hpp"
 #include "../../storage.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 template <class Y>
 void fill_row(Y* out, index_t n, float value) {
@@ -27,6 +25,4 @@ void fill_hidden(Y* out, index_t columns, KeyRange keys, float value) {
   fill_row(out + keys.end, columns - keys.end, value);
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

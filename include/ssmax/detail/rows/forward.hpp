@@ -5,9 +5,7 @@
 #include "fused.hpp"
 #include "row.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_COMPILED_NAMESPACE {
-namespace SSMAX_VISIBLE compiled {
+SSMAX_BEGIN_COMPILED
 
 template <class X, class Y>
 void softmax_group(const shared::SoftmaxKernels<shared::Compute<X>>& tables, const X* in, index_t in_stride,
@@ -78,6 +76,4 @@ double logsumexp_row(const shared::RowKernels<shared::Compute<X>>& kernels, cons
   return fused(c, static_cast<double>(total.origin), total.log_sum);
 }
 
-}  // namespace compiled
-}  // namespace SSMAX_COMPILED_NAMESPACE
 SSMAX_END

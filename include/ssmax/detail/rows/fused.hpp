@@ -6,9 +6,7 @@
 
 #include "../../config.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 #if defined(__clang__)
 
@@ -37,6 +35,4 @@ inline double fused(double a, double b, double c) { return std::fma(a, b, c); }
 
 #endif
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

@@ -9,9 +9,7 @@
 #include "../../row.hpp"
 #include "../checks/views.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// Rows of a group that are visited together: all of them, or those that one call of the executor takes.
 struct RowGroup {
@@ -113,6 +111,4 @@ QueryShape query_shape(const View<T, 4>& rows) {
   return {rows.extent(0), rows.extent(1), rows.extent(2), rows.extent(3)};
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

@@ -26,9 +26,7 @@
 #include "fill.hpp"
 #include "fused.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// Rows whose logits and results together take more than this are taken to come from memory: half of the
 /// 32 MiB of last-level cache that eight cores of Zen 3 or 4 share.
@@ -395,6 +393,4 @@ void log_block(const RowKernels<T>& kernels, const T* in, index_t count, double 
   }
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

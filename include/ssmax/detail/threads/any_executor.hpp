@@ -3,9 +3,7 @@
 
 #include "../../execution.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 template <class F>
 void call_one(const void* f, index_t index) {
@@ -17,11 +15,9 @@ void run_calls(const void* executor, index_t n, void (*call)(const void* f, inde
   static_cast<E*>(const_cast<void*>(executor))->run(n, [call, f](index_t index) { call(f, index); });
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
+SSMAX_END
 
-inline namespace SSMAX_DATA_NAMESPACE {
-namespace SSMAX_VISIBLE shared {
+SSMAX_BEGIN_SHARED
 
 /// Refers to an executor, which must outlive it. The unit that knows the executor's type
 /// compiles how its run is called.
@@ -45,6 +41,4 @@ class AnyExecutor {
   index_t concurrency_;
 };
 
-}  // namespace shared
-}  // namespace SSMAX_DATA_NAMESPACE
 SSMAX_END

@@ -12,9 +12,7 @@
 #include <exception>
 #endif
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// f, callable by many threads at once; keeps the first exception. Without exceptions, f and nothing else.
 template <class F>
@@ -52,6 +50,4 @@ class GuardedCalls {
 #endif
 };
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

@@ -22,8 +22,7 @@
 #include "../../config.hpp"
 #include "../checks/error.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_DATA_NAMESPACE {
+SSMAX_BEGIN_DATA
 namespace shared {  // not `detail`, which would hide the one of the code namespace
 
 /// Calls 0 … n-1, of which `next` is the first that nobody has taken.
@@ -57,10 +56,10 @@ struct PoolState {
 [[gnu::visibility("default")]] inline constinit thread_local bool inside_pool_call = false;
 
 }  // namespace shared
-}  // namespace SSMAX_DATA_NAMESPACE
 
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_END
+
+SSMAX_BEGIN_DETAIL
 
 inline void take_calls(shared::PoolCalls& calls) {
   const bool outer = std::exchange(shared::inside_pool_call, true);
@@ -133,6 +132,4 @@ inline void run_on(shared::PoolState& pool, shared::PoolCalls& calls) {
   pool.rest.wait(lock, [&pool] { return pool.working == 0; });
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

@@ -20,9 +20,7 @@
 #include "scratch.hpp"
 #include "variant.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// The keys of a piece. E: see PrefillKernels.
 template <class A, class E = A>
@@ -189,6 +187,4 @@ class BackwardBlock {
   index_t length_;  // keys there are
 };
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

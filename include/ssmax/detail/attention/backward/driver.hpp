@@ -6,9 +6,7 @@
 #include "problem.hpp"
 #include "variant.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_COMPILED_NAMESPACE {
-namespace SSMAX_VISIBLE compiled {
+SSMAX_BEGIN_COMPILED
 
 /// Arguments have been checked. Without a workspace, one allocation.
 template <class T>
@@ -16,8 +14,6 @@ void run_backward(const shared::BackwardProblem<T>& problem,
                   const shared::GradientVariant<shared::Compute<T>>& variant, Workspace* workspace,
                   const shared::AnyExecutor& executor);
 
-}  // namespace compiled
-}  // namespace SSMAX_COMPILED_NAMESPACE
 SSMAX_END
 
 #if SSMAX_COMPILES_DRIVERS

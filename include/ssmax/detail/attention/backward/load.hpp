@@ -17,9 +17,7 @@
 #include "scratch.hpp"
 #include "variant.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// Who the queries of a block are and which keys they see, one vector after the other; `facts` are those of the
 /// first query. Returns how many lanes that takes. Lanes of the last vector without a query see nothing: hides_rest
@@ -173,6 +171,4 @@ class BackwardLoader {
   const BackwardScratch<A>& memory_;
 };
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

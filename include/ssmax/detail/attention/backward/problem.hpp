@@ -5,9 +5,7 @@
 
 #include "../problem.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_DATA_NAMESPACE {
-namespace SSMAX_VISIBLE shared {
+SSMAX_BEGIN_SHARED
 
 /// What a query leaves for the end of the call: n and position, which its scaling was called with, and its
 /// share of the sink's gradient.
@@ -61,6 +59,4 @@ struct BackwardProblem {
   SSMAX_INLINE index_t first_key() const { return forward.keys.stored(0).begin; }
 };
 
-}  // namespace shared
-}  // namespace SSMAX_DATA_NAMESPACE
 SSMAX_END

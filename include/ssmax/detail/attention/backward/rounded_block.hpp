@@ -12,9 +12,7 @@
 #include "../acquired_products.hpp"
 #include "block.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 template <class A, class E>
 class RoundedBlock {
@@ -213,6 +211,4 @@ class RoundedBlock {
   bool learns_;
 };
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

@@ -6,9 +6,7 @@
 #include "../parts.hpp"
 #include "load.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 template <class T, class E>
 class RoundedLoader {
@@ -135,6 +133,4 @@ class RoundedLoader {
   const BackwardScratch<A, E>& memory_;
 };
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

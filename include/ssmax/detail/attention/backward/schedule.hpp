@@ -13,9 +13,7 @@
 #include "driver.hpp"
 #include "task.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// How a call is cut.
 struct BackwardCut {
@@ -165,11 +163,9 @@ void run_backward_with(const BackwardProblem<T>& problem, const GradientVariant<
   if (has_sums) hand_over(problem, variant, sums);
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
+SSMAX_END
 
-inline namespace SSMAX_COMPILED_NAMESPACE {
-namespace SSMAX_VISIBLE compiled {
+SSMAX_BEGIN_COMPILED
 
 template <class T>
 void run_backward(const shared::BackwardProblem<T>& problem,
@@ -184,6 +180,4 @@ void run_backward(const shared::BackwardProblem<T>& problem,
   detail::run_backward_with<T, shared::Compute<T>>(problem, variant, workspace, executor);
 }
 
-}  // namespace compiled
-}  // namespace SSMAX_COMPILED_NAMESPACE
 SSMAX_END

@@ -3,9 +3,7 @@
 
 #include "../forward/prefill_scratch.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// A piece of the backward: 240 queries of a kv head × 256 keys. 240 is a multiple of every target's group.
 /// Twice as many queries or keys are no faster on one thread (Zen 4, 1 MB of second-level cache), and slower
@@ -118,6 +116,4 @@ struct BackwardScratch : LaneScratch<A, E> {
   std::conditional_t<in_16_bits, RoundedScratch<A, E>, Nothing> rounded{};
 };
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

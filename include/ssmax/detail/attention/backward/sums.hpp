@@ -5,9 +5,7 @@
 #include "problem.hpp"
 #include "scratch.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 template <class T>
 index_t query_blocks(const BackwardProblem<T>& problem) {
@@ -106,6 +104,4 @@ struct HeadSums {
   A *all_dq = nullptr, *all_dk = nullptr, *all_dvalues = nullptr;
 };
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

@@ -18,9 +18,7 @@
 #include "rounded_load.hpp"
 #include "sums.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// Operands of the products are E: A, or bfloat16 where T is that and the target has such products.
 template <class T, class E = Compute<T>>
@@ -418,6 +416,4 @@ class BackwardTask {
   index_t loaded_queries_ = -1;
 };
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

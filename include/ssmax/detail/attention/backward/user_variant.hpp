@@ -9,9 +9,7 @@
 #include "../user_variant.hpp"
 #include "variant.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// The parameters that one query has in a score.
 template <class C>
@@ -237,6 +235,4 @@ class UserGradientVariant final : public UserVariant<A, S, M, C, GradientVariant
   }
 };
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

@@ -5,9 +5,7 @@
 #include "../../../score.hpp"
 #include "../variant.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_DATA_NAMESPACE {
-namespace SSMAX_VISIBLE shared {
+SSMAX_BEGIN_SHARED
 
 /// One vector of queries behind a score, as the forward part of the backward left it. All are [key][group].
 template <class A>
@@ -41,6 +39,4 @@ class GradientVariant : public Variant<A> {
   SSMAX_INLINE ~GradientVariant() = default;
 };
 
-}  // namespace shared
-}  // namespace SSMAX_DATA_NAMESPACE
 SSMAX_END

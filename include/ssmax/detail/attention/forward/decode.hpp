@@ -15,9 +15,7 @@
 #include "../variant.hpp"
 #include "epilogue.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// Up to this many queries of a kv head go this way. From there on a vector of queries is full, and the
 /// products' FMAs cost more than copying K and V into tiles.
@@ -324,6 +322,4 @@ class DecodeTask {
   index_t batch_ = 0, kv_head_ = 0, count_ = 0;
 };
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

@@ -7,9 +7,7 @@
 #include "../result.hpp"
 #include "../variant.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_COMPILED_NAMESPACE {
-namespace SSMAX_VISIBLE compiled {
+SSMAX_BEGIN_COMPILED
 
 /// Arguments have been checked. Without a workspace, one allocation.
 template <class T, class X>
@@ -17,8 +15,6 @@ void run_attention(const shared::Problem<T, X>& problem, const shared::Variant<s
                    const shared::Result<T>& result, Workspace* workspace,
                    const shared::AnyExecutor& executor);
 
-}  // namespace compiled
-}  // namespace SSMAX_COMPILED_NAMESPACE
 SSMAX_END
 
 #if SSMAX_COMPILES_DRIVERS

@@ -11,9 +11,7 @@
 #include "../result.hpp"
 #include "../state.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// One query, row `row` of its head, Σ exp(c·z) = 2^shift · sum: writes everything but its row, which is
 /// factor · o. Returns where to put that: `scratch`, if it is then to be narrowed.
@@ -58,6 +56,4 @@ void store_result(const Result<T>& result, const QueryRow& seen, index_t row, A 
   narrow_result(result, seen.query, row, numbers, dv);
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

@@ -22,9 +22,7 @@
 #include "epilogue.hpp"
 #include "prefill_scratch.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// Operands of the products are E: A, or bfloat16 where q, k and v are that and the target has such products.
 template <class T, class X, class E = Compute<T>>
@@ -409,6 +407,4 @@ class PrefillTask {
   HeldKeys held_{};
 };
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

@@ -9,9 +9,7 @@
 #include "../state.hpp"
 #include "../variant.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// A vector of queries.
 struct Column {
@@ -121,6 +119,4 @@ struct PrefillScratch : LaneScratch<A, E> {
   A *chunk, *total;          // states
 };
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

@@ -14,9 +14,7 @@
 #include "prefill.hpp"
 #include "short.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// How a call is cut.
 struct Partition {
@@ -140,11 +138,9 @@ void run_tasks(const Problem<T, X>& problem, const Variant<Compute<T>>& variant,
   });
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
+SSMAX_END
 
-inline namespace SSMAX_COMPILED_NAMESPACE {
-namespace SSMAX_VISIBLE compiled {
+SSMAX_BEGIN_COMPILED
 
 template <class T, class X>
 void run_attention(const shared::Problem<T, X>& problem, const shared::Variant<shared::Compute<T>>& variant,
@@ -180,6 +176,4 @@ void run_attention(const shared::Problem<T, X>& problem, const shared::Variant<s
   detail::run_tasks<detail::PrefillTask<T, X>>(problem, variant, result, *workspace, executor);
 }
 
-}  // namespace compiled
-}  // namespace SSMAX_COMPILED_NAMESPACE
 SSMAX_END

@@ -17,9 +17,7 @@
 #include "../rectangles.hpp"
 #include "epilogue.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// One thread's memory: for one group of queries and one kv head.
 template <class A>
@@ -302,6 +300,4 @@ void run_short(const Problem<T, X>& problem, const Variant<Compute<T>>& variant,
   });
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

@@ -8,9 +8,7 @@
 #include "../../kernels/prefill_backward.hpp"
 #include "../backward/scratch.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// The kernels' gradients, where some lanes have an lse that is NaN, infinite or too large for an
 /// integer in A. Those lanes are computed here, in double, the others by the kernel.
@@ -47,6 +45,4 @@ void irregular_gradients(const BackwardScratch<A, E>& memory, index_t lane, inde
   }
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

@@ -6,9 +6,7 @@
 
 #include "../forward/prefill_scratch.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// 0 · NaN and 0 · infinity must be 0 in the sums. Rows with such elements are added one by one:
 /// their finite elements first, then each other element where its factor is not 0. Sums of other rows
@@ -35,6 +33,4 @@ const A* finite_part(const LaneScratch<A>& memory, const A* row, index_t channel
   return memory.staged;
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END

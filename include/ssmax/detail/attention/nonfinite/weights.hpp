@@ -8,9 +8,7 @@
 #include "../state.hpp"
 #include "../variant.hpp"
 
-SSMAX_BEGIN
-inline namespace SSMAX_CODE_NAMESPACE {
-namespace detail {
+SSMAX_BEGIN_DETAIL
 
 /// kernels.weights, where some lanes have NaN, +inf or |shift| >= 2^20. Those lanes are computed here, in
 /// double, the others by the kernel. Shifts are raised by the kernel's own rule.
@@ -68,6 +66,4 @@ void irregular_weights(const PrefillKernels<A, E>& kernels, const ColumnScratch<
   }
 }
 
-}  // namespace detail
-}  // namespace SSMAX_CODE_NAMESPACE
 SSMAX_END
