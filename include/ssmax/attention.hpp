@@ -55,9 +55,9 @@
 #include <span>
 
 #include "attention_state.hpp"
-#include "detail/attention/check.hpp"
+#include "detail/attention/call/check.hpp"
+#include "detail/attention/call/untyped.hpp"
 #include "detail/attention/forward/driver.hpp"
-#include "detail/attention/untyped.hpp"
 #include "execution.hpp"
 #include "mask.hpp"
 #include "rope.hpp"

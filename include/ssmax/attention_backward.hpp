@@ -58,7 +58,7 @@
 
 #include "attention.hpp"
 #include "detail/attention/backward/driver.hpp"
-#include "detail/attention/backward/user_variant.hpp"
+#include "detail/attention/call/user_gradient_variant.hpp"
 
 /// @addtogroup attention_backward
 /// @{

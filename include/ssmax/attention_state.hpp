@@ -13,7 +13,7 @@
 #include <span>
 #include <type_traits>
 
-#include "detail/attention/state.hpp"
+#include "detail/attention/tile/state.hpp"
 #include "detail/checks/views.hpp"
 #include "detail/kernels/rows.hpp"
 #include "view.hpp"

@@ -18,7 +18,7 @@
 #include "../../mpi_communicator.hpp"
 #include "../../mpi_layout.hpp"
 #include "../../rope.hpp"
-#include "../attention/user_variant.hpp"
+#include "../attention/call/user_variant.hpp"
 
 SSMAX_BEGIN_DETAIL
 

@@ -5,7 +5,7 @@
 #include <limits>
 #include <vector>
 
-#include "../attention/problem.hpp"
+#include "../attention/call/problem.hpp"
 #include "agreement.hpp"
 
 SSMAX_BEGIN_DETAIL

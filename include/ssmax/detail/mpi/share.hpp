@@ -5,9 +5,9 @@
 #include <span>
 #include <vector>
 
-#include "../attention/keys.hpp"
-#include "../attention/load.hpp"
-#include "../attention/result.hpp"
+#include "../attention/call/result.hpp"
+#include "../attention/keys/any_keys.hpp"
+#include "../attention/keys/load.hpp"
 #include "../memory/arena.hpp"
 #include "plan.hpp"
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <array>
 
-#include "../attention/backward/variant.hpp"
+#include "../attention/call/gradient_variant.hpp"
 
 SSMAX_BEGIN_DETAIL
 

@@ -14,11 +14,11 @@
 #include <limits>
 
 #include "../../kernels/prefill_backward.hpp"
+#include "../call/gradient_variant.hpp"
 #include "../nonfinite/gradients.hpp"
 #include "../nonfinite/rows.hpp"
-#include "../rectangles.hpp"
+#include "../tile/visibility.hpp"
 #include "scratch.hpp"
-#include "variant.hpp"
 
 SSMAX_BEGIN_DETAIL
 

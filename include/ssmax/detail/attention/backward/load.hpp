@@ -11,11 +11,11 @@
 #include <numbers>
 
 #include "../../kernels/prefill_backward.hpp"
-#include "../load.hpp"
-#include "../state.hpp"
-#include "problem.hpp"
+#include "../call/backward_problem.hpp"
+#include "../call/gradient_variant.hpp"
+#include "../keys/load.hpp"
+#include "../tile/state.hpp"
 #include "scratch.hpp"
-#include "variant.hpp"
 
 SSMAX_BEGIN_DETAIL
 

@@ -9,7 +9,7 @@
 //   - dc = scale · Σ u·z is summed up here, from floats.
 #pragma once
 
-#include "../acquired_products.hpp"
+#include "../tile/acquired_products.hpp"
 #include "block.hpp"
 
 SSMAX_BEGIN_DETAIL

@@ -3,7 +3,7 @@
 // layout that these want, with 0 for what is not finite.
 #pragma once
 
-#include "../parts.hpp"
+#include "../tile/operands.hpp"
 #include "load.hpp"
 
 SSMAX_BEGIN_DETAIL

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../../kernels/prefill.hpp"
-#include "problem.hpp"
+#include "../call/backward_problem.hpp"
 #include "scratch.hpp"
 
 SSMAX_BEGIN_DETAIL

@@ -13,7 +13,7 @@
 
 #include "../../kernels/dot.hpp"
 #include "../../kernels/rows.hpp"
-#include "../state.hpp"
+#include "../tile/state.hpp"
 #include "rounded_block.hpp"
 #include "rounded_load.hpp"
 #include "sums.hpp"

@@ -8,11 +8,11 @@
 #include "../../../online_softmax.hpp"
 #include "../../kernels/decode.hpp"
 #include "../../memory/arena.hpp"
-#include "../load.hpp"
-#include "../parts.hpp"
-#include "../problem.hpp"
-#include "../state.hpp"
-#include "../variant.hpp"
+#include "../call/problem.hpp"
+#include "../call/variant.hpp"
+#include "../keys/load.hpp"
+#include "../tile/operands.hpp"
+#include "../tile/state.hpp"
 #include "epilogue.hpp"
 
 SSMAX_BEGIN_DETAIL

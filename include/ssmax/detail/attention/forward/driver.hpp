@@ -3,9 +3,9 @@
 
 #include "../../../workspace.hpp"
 #include "../../threads/any_executor.hpp"
-#include "../problem.hpp"
-#include "../result.hpp"
-#include "../variant.hpp"
+#include "../call/problem.hpp"
+#include "../call/result.hpp"
+#include "../call/variant.hpp"
 
 SSMAX_BEGIN_COMPILED
 

@@ -7,9 +7,9 @@
 #include "../../checks/views.hpp"
 #include "../../kernels/rows.hpp"
 #include "../../memory/conversion.hpp"
-#include "../problem.hpp"
-#include "../result.hpp"
-#include "../state.hpp"
+#include "../call/problem.hpp"
+#include "../call/result.hpp"
+#include "../tile/state.hpp"
 
 SSMAX_BEGIN_DETAIL
 

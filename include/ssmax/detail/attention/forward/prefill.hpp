@@ -12,13 +12,13 @@
 #include <cmath>
 #include <limits>
 
-#include "../acquired_products.hpp"
-#include "../load.hpp"
+#include "../call/problem.hpp"
+#include "../call/variant.hpp"
+#include "../keys/load.hpp"
 #include "../nonfinite/weights.hpp"
-#include "../problem.hpp"
-#include "../rectangles.hpp"
-#include "../state.hpp"
-#include "../variant.hpp"
+#include "../tile/acquired_products.hpp"
+#include "../tile/state.hpp"
+#include "../tile/visibility.hpp"
 #include "epilogue.hpp"
 #include "prefill_scratch.hpp"
 

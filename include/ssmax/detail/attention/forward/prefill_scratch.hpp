@@ -5,59 +5,12 @@
 #include <limits>
 
 #include "../../memory/arena.hpp"
-#include "../parts.hpp"
-#include "../state.hpp"
-#include "../variant.hpp"
+#include "../call/variant.hpp"
+#include "../tile/operands.hpp"
+#include "../tile/scratch.hpp"
+#include "../tile/state.hpp"
 
 SSMAX_BEGIN_DETAIL
-
-/// A vector of queries.
-struct Column {
-  // A range that no query has been added to: any is empty, all is everything.
-  KeyRange any{std::numeric_limits<index_t>::max(), 0};  // keys that one of them sees
-  KeyRange all{0, std::numeric_limits<index_t>::max()};  // keys that all of them see, as far as ranges tell
-
-  void add(KeyRange keys) {
-    all = {std::max(all.begin, keys.begin), std::min(all.end, keys.end)};
-    if (keys.size() > 0) any = {std::min(any.begin, keys.begin), std::max(any.end, keys.end)};
-  }
-  void add(const Column& other) {
-    all = {std::max(all.begin, other.all.begin), std::min(all.end, other.all.end)};
-    any = {std::min(any.begin, other.any.begin), std::max(any.end, other.any.end)};
-  }
-  /// Whether some query's range leaves out a key of the block.
-  bool hides(KeyRange block) const { return block.begin < all.begin || block.end > all.end; }
-};
-
-/// What one thread needs to hold queries in lanes, in groups of whole vectors: forward and backward alike.
-template <class A, class E = A>
-struct LaneScratch : ColumnScratch<A> {
-  using ColumnScratch<A>::kernels;
-  using ColumnScratch<A>::group;
-
-  /// `depth` channels of a query in lanes.
-  LaneScratch(Arena& arena, index_t queries, index_t d, index_t dv, index_t depth)
-      : ColumnScratch<A>(column_scratch(arena, detail::kernels<PrefillKernels<A>>())),
-        groups((queries + group - 1) / group),
-        rows(arena.take<QueryRow>(groups * group)),
-        columns(arena.take<Column>(groups * tile_vectors)),
-        q(arena.take<E>(groups * depth * group)),
-        pitch((std::max({d, dv, depth / tuple_size<A, E>}) + 15) / 16 * 16),
-        staged(arena.take<A>(kernels.width * pitch)) {}
-
-  static ColumnScratch<A> column_scratch(Arena& arena, const PrefillKernels<A>& kernels) {
-    const index_t group = kernels.width * tile_vectors;
-    return {kernels, group, arena.take<const A*>(kernels.width), arena.take<A>(4 * group),
-            arena.take<A>(kernels.width * key_block)};
-  }
-
-  index_t groups;
-  QueryRow* rows;   // [groups · group]
-  Column* columns;  // [groups · tile_vectors]
-  E* q;             // [groups][depth / tuple][group][tuple]
-  index_t pitch;    // of rows of K or V: a multiple of every target's vectors
-  A* staged;        // [width][pitch]: queries on their way into lanes, results on their way out
-};
 
 /// One thread's memory. E: see PrefillKernels.
 template <class A, class E = A>

@@ -12,9 +12,9 @@
 #include "../../../workspace.hpp"
 #include "../../kernels/short_attention.hpp"
 #include "../../threads/any_executor.hpp"
-#include "../load.hpp"
+#include "../keys/load.hpp"
 #include "../nonfinite/weights.hpp"
-#include "../rectangles.hpp"
+#include "../tile/visibility.hpp"
 #include "epilogue.hpp"
 
 SSMAX_BEGIN_DETAIL

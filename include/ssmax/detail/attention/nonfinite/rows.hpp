@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "../forward/prefill_scratch.hpp"
+#include "../tile/scratch.hpp"
 
 SSMAX_BEGIN_DETAIL
 

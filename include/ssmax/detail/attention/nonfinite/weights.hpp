@@ -5,8 +5,8 @@
 #include <cmath>
 #include <limits>
 
-#include "../state.hpp"
-#include "../variant.hpp"
+#include "../call/variant.hpp"
+#include "../tile/state.hpp"
 
 SSMAX_BEGIN_DETAIL
 

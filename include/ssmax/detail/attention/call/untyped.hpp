@@ -7,7 +7,7 @@
 
 #include <initializer_list>
 
-#include "../../config.hpp"
+#include "../../../config.hpp"
 
 SSMAX_BEGIN_CODE
 namespace detail {

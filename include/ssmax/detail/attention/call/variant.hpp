@@ -3,7 +3,7 @@
 // 2 ns a query or a column of a tile.
 #pragma once
 
-#include "../kernels/prefill.hpp"
+#include "../../kernels/prefill.hpp"
 #include "problem.hpp"
 
 SSMAX_BEGIN_SHARED

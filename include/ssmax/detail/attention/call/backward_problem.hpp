@@ -3,7 +3,7 @@
 
 #include <span>
 
-#include "../problem.hpp"
+#include "problem.hpp"
 
 SSMAX_BEGIN_SHARED
 

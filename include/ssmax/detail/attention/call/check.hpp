@@ -3,7 +3,7 @@
 
 #include <limits>
 
-#include "../checks/views.hpp"
+#include "../../checks/views.hpp"
 #include "user_variant.hpp"
 
 SSMAX_BEGIN_DETAIL

@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
-#include "../kernels/rows.hpp"
-#include "../memory/conversion.hpp"
-#include "variant.hpp"
+#include "../../kernels/rows.hpp"
+#include "../../memory/conversion.hpp"
+#include "../call/variant.hpp"
 
 SSMAX_BEGIN_DETAIL
 

@@ -1,10 +1,10 @@
 // What one call of attention has to do: its queries, where its keys come from, and what each query sees.
 #pragma once
 
-#include "../../query.hpp"
-#include "../../rope.hpp"
-#include "../../view.hpp"
-#include "keys.hpp"
+#include "../../../query.hpp"
+#include "../../../rope.hpp"
+#include "../../../view.hpp"
+#include "../keys/any_keys.hpp"
 
 SSMAX_BEGIN_SHARED
 

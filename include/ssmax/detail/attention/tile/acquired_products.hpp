@@ -1,7 +1,7 @@
 // A thread's units of products, ready while they are needed.
 #pragma once
 
-#include "../kernels/prefill.hpp"
+#include "../../kernels/prefill.hpp"
 
 SSMAX_BEGIN_DETAIL
 

@@ -3,7 +3,7 @@
 
 #include "../../../row.hpp"
 #include "../../../score.hpp"
-#include "../variant.hpp"
+#include "variant.hpp"
 
 SSMAX_BEGIN_SHARED
 

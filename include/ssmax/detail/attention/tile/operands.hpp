@@ -8,8 +8,8 @@
 
 #include <algorithm>
 
-#include "../kernels/prefill.hpp"
-#include "load.hpp"
+#include "../../kernels/prefill.hpp"
+#include "../keys/load.hpp"
 
 SSMAX_BEGIN_DETAIL
 

@@ -2,9 +2,9 @@
 // type; and the sources that attention makes itself.
 #pragma once
 
-#include "../../key_source.hpp"
-#include "../../view.hpp"
-#include "../checks/views.hpp"
+#include "../../../key_source.hpp"
+#include "../../../view.hpp"
+#include "../../checks/views.hpp"
 
 SSMAX_BEGIN_DETAIL
 

@@ -6,8 +6,8 @@
 #pragma once
 
 #include "../../kernels/prefill_backward.hpp"
-#include "../user_variant.hpp"
-#include "variant.hpp"
+#include "gradient_variant.hpp"
+#include "user_variant.hpp"
 
 SSMAX_BEGIN_DETAIL
 

@@ -2,9 +2,30 @@
 // forward and backward alike.
 #pragma once
 
-#include "forward/prefill_scratch.hpp"
+#include <algorithm>
+#include <limits>
+
+#include "../call/variant.hpp"
 
 SSMAX_BEGIN_DETAIL
+
+/// A vector of queries.
+struct Column {
+  // A range that no query has been added to: any is empty, all is everything.
+  KeyRange any{std::numeric_limits<index_t>::max(), 0};  // keys that one of them sees
+  KeyRange all{0, std::numeric_limits<index_t>::max()};  // keys that all of them see, as far as ranges tell
+
+  void add(KeyRange keys) {
+    all = {std::max(all.begin, keys.begin), std::min(all.end, keys.end)};
+    if (keys.size() > 0) any = {std::min(any.begin, keys.begin), std::max(any.end, keys.end)};
+  }
+  void add(const Column& other) {
+    all = {std::max(all.begin, other.all.begin), std::min(all.end, other.all.end)};
+    any = {std::min(any.begin, other.any.begin), std::max(any.end, other.any.end)};
+  }
+  /// Whether some query's range leaves out a key of the block.
+  bool hides(KeyRange block) const { return block.begin < all.begin || block.end > all.end; }
+};
 
 /// The keys of a block that each vector of a group needs, in whole passes of `pass` keys, counted from
 /// the block's begin.

@@ -3,9 +3,9 @@
 
 #include <span>
 
-#include "../../attention_state.hpp"
-#include "../../storage.hpp"
-#include "../../view.hpp"
+#include "../../../attention_state.hpp"
+#include "../../../storage.hpp"
+#include "../../../view.hpp"
 
 SSMAX_BEGIN_SHARED
 

@@ -5,10 +5,10 @@
 #include <limits>
 #include <numbers>
 
-#include "../../mask.hpp"
-#include "../../row.hpp"
-#include "../../score.hpp"
-#include "../kernels/scores.hpp"
+#include "../../../mask.hpp"
+#include "../../../row.hpp"
+#include "../../../score.hpp"
+#include "../../kernels/scores.hpp"
 #include "variant.hpp"
 
 SSMAX_BEGIN_DETAIL
