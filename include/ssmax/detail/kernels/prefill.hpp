@@ -60,6 +60,8 @@ struct PrefillKernels {
   void (*logits[tile_vectors])(const E* k, index_t k_stride, index_t d, index_t keys, const E* q, T* s);
   /// One vector: s[key][·] *= factor. Products in 16 bits only; others have it in q.
   void (*multiply)(T* s, index_t keys, const T* factor) = nullptr;
+  /// One vector: s[key][·] = z[key][·] · factor - offset. The bf16 path only.
+  void (*place)(const T* z, index_t keys, const T* factor, const T* offset, T* s) = nullptr;
   /// One vector: logits of keys outside [first, last) of each lane, counted from s, become -inf.
   void (*hide)(T* s, index_t keys, const T* first, const T* last);
   /// One vector: logits in units of log2 become weights 2^(x - shift), in the memory of s. -inf becomes 0.

@@ -48,8 +48,6 @@ struct PlainLogits {
 /// targets that have those.
 template <class T, class E>
 struct RoundedBackwardKernels {
-  /// One vector of queries: s[key][·] = z[key][·] · factor - offset
-  void (*place)(const T* z, index_t keys, const T* factor, const T* offset, T* s);
   /// As PrefillBackwardKernels::gradients; keys is a multiple of 4.
   void (*gradients)(T* s, T* dp, index_t keys, const T* shift, const T* delta);
   /// One vector of queries: weights w, gradients u · factor. A u of 0 adds nothing to dc and stays 0.

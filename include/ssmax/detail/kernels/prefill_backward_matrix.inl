@@ -17,7 +17,6 @@ struct KernelTable<RoundedBackwardKernels<T, bfloat16>> {
   using S = Lanes<T>;
   using P = Pairs;
   static constexpr RoundedBackwardKernels<T, bfloat16> value{
-      .place = pair_place<S>,
       .gradients = pair_gradients<S, P>,
       .round = pair_round<S, P>,
       .form = pair_form<S, P>,

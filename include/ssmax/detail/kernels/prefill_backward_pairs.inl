@@ -4,14 +4,6 @@
 // [query/2][channel][2]. dQ sums over keys: gradients lie in pairs of keys as well, as prefill_pairs.inl's weights.
 // What is summed up for parameters is taken from floats, before they are rounded.
 
-template <class S>
-void pair_place(const float* z, index_t keys, const float* factor, const float* offset, float* s) {
-  const typename S::V f = S::load(factor), back = S::sub(S::set(0), S::load(offset));
-  for (index_t at = 0; at < keys * group_width<S>; at += group_width<S>) {
-    S::store(s + at, S::fma(S::load(z + at), f, back));
-  }
-}
-
 /// Weights w and gradients u of two keys; `sum` += Σ u·z.
 template <class S, class P>
 SSMAX_INLINE void pair_round_step(const typename S::V (&w)[2], const typename S::V (&u)[2], const float* z,
@@ -141,7 +133,6 @@ struct KernelTable<RoundedBackwardKernels<T, bfloat16>> {
   using S = Lanes<T>;
   using P = Pairs;
   static constexpr RoundedBackwardKernels<T, bfloat16> value{
-      .place = pair_place<S>,
       .gradients = pair_gradients<S, P>,
       .round = pair_round<S, P>,
       .form = pair_form<S, P>,

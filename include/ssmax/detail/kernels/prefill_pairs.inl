@@ -73,6 +73,14 @@ void pair_multiply(float* s, index_t keys, const float* factor) {
 }
 
 template <class S>
+void pair_place(const float* z, index_t keys, const float* factor, const float* offset, float* s) {
+  const typename S::V f = S::load(factor), back = S::sub(S::set(0), S::load(offset));
+  for (index_t at = 0; at < keys * group_width<S>; at += group_width<S>) {
+    S::store(s + at, S::fma(S::load(z + at), f, back));
+  }
+}
+
+template <class S>
 SSMAX_INLINE typename S::V pair_multiplier(const TileState<float>& state, int vector) {
   return state.multiplier == nullptr ? S::set(1) : S::load(state.multiplier + vector * S::width);
 }
@@ -206,6 +214,7 @@ struct KernelTable<PrefillKernels<T, bfloat16>> {
       .transpose = transpose<S>,
       .logits = {pair_logits<S, P, 1>, pair_logits<S, P, 2>, pair_logits<S, P, 3>},
       .multiply = pair_multiply<S>,
+      .place = pair_place<S>,
       .hide = tile_hide<S>,
       .weights = pair_weights<S, P, 1>,
       .group_weights = {pair_weights<S, P, 1>, pair_weights<S, P, 2>, pair_weights<S, P, 3>},

@@ -1,28 +1,31 @@
-// A piece of attention's backward: some queries against some keys, tile by tile. Queries and dout are at hand
-// twice, in lanes (one query per lane of a vector) and in rows.
+// The backward pass of a query block against a key block, tile by tile. Queries and dout are there twice: in lanes (one
+// query per lane of a vector) and in rows.
 //
 //   p = 2^(s - lse)                                          the forward's weights; s as prefill computes it
 //   u = p·(dout·vᵀ - delta),  delta = ⟨dout, out⟩ - dlse      the gradient of c·z
 //   dq̃ += u·k    dk += uᵀ·(c·scale·q)    dv += pᵀ·dout
 //
-// With a score, u is multiplied by c·score' and so becomes the gradient of z itself; dk then takes
-// scale·q, without c.
+// With a score function, u is multiplied by c·score' and so becomes the gradient of z; dk then takes scale·q, without c.
+//
+// The bf16 path (kernels/prefill_backward_pairs.inl) differs in three ways. q, k, v and dout are multiplied as stored:
+// logits are multiplied before, gradients after. Of a rotated row, dq and dk take the first part (operands.hpp).
+// Weights and gradients are rounded for the products that sum over queries or keys, and dc = scale · Σ u·z is summed
+// from floats before that. The products that sum over queries come last, for all tiles at once: fewer sums are loaded
+// and stored.
 #pragma once
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 
-#include "../../kernels/prefill_backward.hpp"
 #include "../call/gradient_variant.hpp"
 #include "../nonfinite/gradients.hpp"
 #include "../nonfinite/rows.hpp"
-#include "../tile/visibility.hpp"
+#include "../tile/acquired_products.hpp"
+#include "../tile/scores.hpp"
 #include "scratch.hpp"
 
 SSMAX_BEGIN_DETAIL
 
-/// The keys of a piece. E: see PrefillKernels.
+/// A key block. E is the type of the products' operands.
 template <class A, class E = A>
 struct BlockKeys {
   KeyRange range{};
@@ -30,161 +33,249 @@ struct BlockKeys {
   index_t k_stride = 0;
   const E* v = nullptr;
   index_t v_stride = 0;
-  const E* panels = nullptr;  // K once more, as pack_values has it, with 0 for what is not finite: in 16 bits
+  const E* panels = nullptr;  // the bf16 path: K as pack_values writes it, with 0 for NaN and infinities
   index_t panel_stride = 0;
   A *dk = nullptr, *dv = nullptr;    // [keys][d_pitch], [keys][dv_pitch]
   bool finite = true;                // all of K
   const bool* are_finite = nullptr;  // [keys], if not
 };
 
-template <class A>
+template <class A, class E>
 class BackwardBlock {
  public:
-  BackwardBlock(const GradientVariant<A>& variant, const BackwardScratch<A>& memory, index_t d, index_t dv,
-                index_t length)
+  /// sums_dc: the sums of the queries get dc, where no score function adds it.
+  BackwardBlock(const GradientVariant<A>& variant, const BackwardScratch<A, E>& memory, index_t d, index_t dv,
+                index_t length, double scale, bool sums_dc)
       : variant_(variant),
-        kernels_(memory.kernels),
-        gradient_kernels_(detail::kernels<PrefillBackwardKernels<A>>()),
+        products_(memory.products),
+        gradient_kernels_(detail::kernels<GradientKernels>()),
         memory_(memory),
+        scores_(variant, scale, memory.products, memory),
         d_(d),
         dv_(dv),
-        length_(length) {}
+        length_(length),
+        scale_(scale),
+        sums_dc_(sums_dc && !scores_.multipliers.has_score()) {}
 
-  /// Adds what the memory's queries and the keys give each other; dq is [groups][d_pitch][group].
-  void attend(const BlockKeys<A>& keys, index_t queries, A* dq) const {
-    const index_t group = memory_.group;
-    for (index_t at = 0; at < keys.range.size(); at += gradient_block) {
-      for (index_t g = 0; g * group < queries; ++g) {
-        attend_block(keys, g, queries, at, dq + g * memory_.d_pitch * group);
+  /// Adds the products of the loaded queries and the keys to dq [tiles][d_pitch][tile_lanes], dk and dv.
+  void attend(const BlockKeys<A, E>& keys, index_t queries, A* dq) const {
+    const AcquiredProducts acquired(products_);
+    const index_t tile_lanes = memory_.tile_lanes, tiles = (queries + tile_lanes - 1) / tile_lanes;
+    if constexpr (Op::adds_tiles_together) clear({tiles * tile_lanes, memory_.bf16.lanes}, {0, tile_keys});
+    for (index_t at = 0; at < keys.range.size(); at += tile_keys) {
+      KeyRange lanes{};  // of tiles that see some of the keys
+      for (index_t tile = 0; tile < tiles; ++tile) {
+        if (!attend_tile(keys, tile, queries, at, dq + tile * memory_.d_pitch * tile_lanes)) continue;
+        lanes = {lanes.size() == 0 ? tile * tile_lanes : lanes.begin, (tile + 1) * tile_lanes};
+      }
+      if constexpr (Op::adds_tiles_together) {
+        if (lanes.size() > 0) add_lanes(keys, lanes, at);
       }
     }
   }
 
  private:
-  /// One group of queries against the next keys of the piece, from its row `at` on: at most gradient_block,
-  /// as a tile has room for.
-  void attend_block(const BlockKeys<A>& piece, index_t g, index_t queries, index_t at, A* dq) const {
-    const Column* columns = memory_.columns + g * tile_vectors;
-    const index_t group = memory_.group, width = kernels_.width;
-    const KeyRange block{piece.range.begin + at,
-                         std::min(piece.range.begin + at + gradient_block, piece.range.end)};
-    const NeededKeys needed(columns, queries - g * group, width, block, kernels_.rows);
-    const auto for_each_part = [&](const auto& f) { needed.for_each_rectangle(gradient_block, f); };
-    for_each_part([&](index_t vectors, index_t vector, KeyRange keys) {
-      const index_t lane = vector * width, row = at + keys.begin;
-      kernels_.logits[vectors - 1](piece.k + row * piece.k_stride, piece.k_stride, d_, keys.size(),
-                                   memory_.q + g * d_ * group + lane, memory_.s + keys.begin * group + lane);
-      kernels_.logits[vectors - 1](piece.v + row * piece.v_stride, piece.v_stride, dv_, keys.size(),
-                                   memory_.dout + g * dv_ * group + lane,
-                                   memory_.u + keys.begin * group + lane);
-    });
-    for (index_t vector = 0; vector < needed.vectors; ++vector) {
-      const KeyRange& part = needed.of[vector];
-      if (part.size() == 0) continue;
-      form_gradients(g * group + vector * width, {block.begin + part.begin, block.begin + part.end},
-                     part.begin * group + vector * width, columns[vector]);
+  using Op = Operands<A, E>;
+  using GradientKernels =
+      std::conditional_t<Op::is_bf16, RoundedBackwardKernels<A, E>, PrefillBackwardKernels<A>>;
+
+  /// One tile: queries against keys from row `at` of the block on, at most tile_keys. Returns whether a query sees one
+  /// of the keys.
+  bool attend_tile(const BlockKeys<A, E>& block, index_t tile, index_t queries, index_t at, A* dq) const {
+    const Hull* hulls = memory_.hulls + tile * tile_vectors;
+    const index_t tile_lanes = memory_.tile_lanes, length = products_.width, first = tile * tile_lanes;
+    const KeyRange keys{block.range.begin + at,
+                        std::min(block.range.begin + at + tile_keys, block.range.end)};
+    const NeededKeys needed(hulls, queries - first, length, keys, products_.rows);
+    if constexpr (Op::adds_tiles_together) {
+      if (!clear_unneeded(needed, first)) return false;
     }
-    for_each_part([&](index_t vectors, index_t vector, KeyRange keys) {
-      const index_t lane = vector * width;
-      for_each_finite_run(
-          {lane, std::min(lane + vectors * width, queries - g * group)},
-          memory_.queries_are_finite + g * group, memory_.finite[g],
-          [&](KeyRange lanes) { add_lanes(piece, g, lanes, keys, at); },
-          [&](index_t i) { add_lane(piece, g, i, keys, at); });
-      for_each_finite_run(
-          keys, piece.are_finite + at, piece.finite,
-          [&](KeyRange run) {
-            kernels_.accumulate[vectors - 1](piece.k + (at + run.begin) * piece.k_stride, piece.k_stride,
-                                             kernels_.rows, panels(), memory_.u + run.begin * group + lane,
-                                             run.size(), dq + lane);
-          },
-          [&](index_t key) { add_key(piece, key, lane, vectors, at, dq); });
-    });
-  }
-
-  /// Adds to dv and dk of `keys` what the queries in these lanes of group g give them. Sums of these keys
-  /// begin at row `at` + keys.begin of the piece's.
-  void add_lanes(const BlockKeys<A>& piece, index_t g, KeyRange lanes, KeyRange keys, index_t at) const {
-    const index_t group = memory_.group, tile = keys.begin * group + lanes.begin, row = at + keys.begin,
-                  query = g * group + lanes.begin;
-    gradient_kernels_.add_product(memory_.s + tile, lanes.size(), keys.size(),
-                                  memory_.dout_rows + query * memory_.dv_pitch, memory_.dv_pitch,
-                                  piece.dv + row * memory_.dv_pitch);
-    gradient_kernels_.add_product(memory_.u + tile, lanes.size(), keys.size(),
-                                  memory_.q_rows + query * memory_.d_pitch, memory_.d_pitch,
-                                  piece.dk + row * memory_.d_pitch);
-  }
-
-  /// The same for one lane whose q or dout is not finite: finite elements first, then each other element
-  /// where its factor is not 0 (nonfinite/rows.hpp).
-  void add_lane(const BlockKeys<A>& piece, index_t g, index_t lane, KeyRange keys, index_t at) const {
-    const index_t group = memory_.group, query = g * group + lane;
-    const auto add = [&](const A* tile, const A* row, index_t channels, A* sums, index_t pitch) {
-      const A* factors = tile + keys.begin * group + lane;
-      A* first = sums + (at + keys.begin) * pitch;
-      gradient_kernels_.add_product(factors, 1, keys.size(), finite_part(memory_, row, channels), pitch,
-                                    first);
-      for (index_t c = 0; c < channels; ++c) {
-        if (std::isfinite(row[c])) continue;
-        for (index_t key = 0; key < keys.size(); ++key) {
-          if (factors[key * group] != 0) first[key * pitch + c] += factors[key * group] * row[c];
-        }
+    // 1. The products q·kᵀ and dout·vᵀ.
+    scores_.multiply(needed, tile_keys, block.k + at * block.k_stride, block.k_stride, memory_.depth,
+                     memory_.q + first * memory_.depth, Op::is_bf16 ? memory_.z : memory_.s);
+    scores_.multiply(needed, tile_keys, block.v + at * block.v_stride, block.v_stride, memory_.value_depth,
+                     memory_.dout + first * memory_.value_depth, memory_.u);
+    // 2. Weights and gradients.
+    for (index_t v = 0; v < needed.vectors; ++v) {
+      if (needed.of[v].size() > 0) form_gradients(first + v * length, keys.begin, needed.of[v], hulls[v]);
+    }
+    // 3. Their products.
+    needed.for_each_rectangle(tile_keys, [&](index_t vectors, index_t v, KeyRange part) {
+      const KeyRange lanes{v * length, (v + vectors) * length};
+      if constexpr (!Op::adds_tiles_together) {
+        for_each_finite_run(
+            {lanes.begin, std::min(lanes.end, queries - first)}, memory_.queries_are_finite + first,
+            memory_.finite[tile], [&](KeyRange run) { add_lanes(block, first, run, part, at); },
+            [&](index_t lane) { add_lane(block, first, lane, part, at); });
       }
-    };
-    add(memory_.s, memory_.dout_rows + query * memory_.dv_pitch, dv_, piece.dv, memory_.dv_pitch);
-    add(memory_.u, memory_.q_rows + query * memory_.d_pitch, d_, piece.dk, memory_.d_pitch);
+      add_keys(block, first, lanes, part, at, dq);
+    });
+    return true;
   }
 
-  /// Adds to dq, of `vectors` vectors of queries, what one key gives whose row of K is not finite.
-  void add_key(const BlockKeys<A>& piece, index_t key, index_t lane, index_t vectors, index_t at,
-               A* dq) const {
-    const index_t group = memory_.group;
-    const A* k = piece.k + (at + key) * piece.k_stride;
-    const A* factors = memory_.u + key * group + lane;
-    kernels_.accumulate[vectors - 1](finite_part(memory_, k, d_), 0, kernels_.rows, panels(), factors, 1,
-                                     dq + lane);
-    for (index_t c = 0; c < d_; ++c) {
-      if (std::isfinite(k[c])) continue;
-      for (index_t i = 0; i < vectors * kernels_.width; ++i) {
-        if (factors[i] != 0) dq[c * group + lane + i] += factors[i] * k[c];
-      }
-    }
-  }
-
-  /// Passes over the channels of K.
-  index_t panels() const { return (d_ + kernels_.rows - 1) / kernels_.rows; }
-
-  /// One vector of queries, lanes from `lane` on; its column begins at element `tile` of the tiles. s becomes
-  /// weights, u becomes gradients.
-  void form_gradients(index_t lane, KeyRange keys, index_t tile, const Column& column) const {
-    A *s = memory_.s + tile, *u = memory_.u + tile, *z = memory_.z + tile, *slope = memory_.slope + tile;
-    const QueryRow* rows = memory_.rows + lane;
-    const TileColumn<A> logits{s, keys, rows, length_};
-    if (variant_.has_score) {
-      variant_.apply_and_keep(logits, z, slope, memory_);
-    } else if (variant_.has_predicate) {
-      variant_.apply(logits, memory_);
-    }
-    if (column.hides(keys)) hide_keys(memory_, s, keys, rows);
-    const bool regular = std::all_of(memory_.regular + lane, memory_.regular + lane + kernels_.width,
+  /// Turns the logits of one vector of queries, lanes from `lane` on, into weights, and dout·vᵀ into gradients.
+  void form_gradients(index_t lane, index_t first_key, KeyRange part, const Hull& hull) const {
+    const index_t tile_lanes = memory_.tile_lanes, stride = memory_.sums_of_row, count = part.size();
+    const index_t tile = part.begin * tile_lanes + lane % tile_lanes;
+    A* u = memory_.u + tile;
+    const A *shift = memory_.shift + lane, *delta = memory_.delta + lane;
+    Logits<A> logits{.s = memory_.s + tile,
+                     .keys = {first_key + part.begin, first_key + part.end},
+                     .rows = memory_.rows + lane,
+                     .length = length_,
+                     .z = memory_.z + tile,
+                     .slope = memory_.slope + tile};
+    const bool regular = std::all_of(memory_.regular + lane, memory_.regular + lane + products_.width,
                                      [](bool r) { return r; });
-    if (regular) {
-      gradient_kernels_.gradients(s, u, keys.size(), memory_.shift + lane, memory_.delta + lane);
-    } else {
-      irregular_gradients(memory_, lane, keys.size(), s, u);
+    double* sums = memory_.sums + lane * stride;
+    if constexpr (Op::is_bf16) {
+      logits.multiplier = memory_.bf16.multiplier + lane;
+      logits.offset = memory_.bf16.offset + lane;
+      if (regular && scores_.are_plain(hull, logits.keys)) {
+        const auto to = rounded_gradients(lane, part);
+        gradient_kernels_.form(logits.z, u, count, {logits.multiplier, logits.offset, shift, delta}, to);
+        return add_dc(to.dc, sums);
+      }
     }
-    if (variant_.has_score) {
-      const index_t stride = memory_.sums_of_row;
-      variant_.differentiate(logits, {u, z, slope, memory_.sums + lane * stride, stride}, memory_);
+    scores_.form(logits, hull);
+    if (regular) {
+      gradient_kernels_.gradients(logits.s, u, count, shift, delta);
+    } else {
+      irregular_gradients(memory_, lane, count, logits.s, u);
+    }
+    if (scores_.multipliers.has_score()) variant_.differentiate(logits, {u, sums, stride}, memory_);
+    if constexpr (Op::is_bf16) {
+      const auto to = rounded_gradients(lane, part);
+      gradient_kernels_.round(logits.s, u, logits.z, count, to);
+      add_dc(to.dc, sums);
+    }
+  }
+
+  // ---- Float, double: sums over the queries of one tile ---------------------------------------------------
+
+  /// Adds to dv and dk of the keys `part` the products of lanes of a tile.
+  void add_lanes(const BlockKeys<A, E>& block, index_t first, KeyRange lanes, KeyRange part,
+                 index_t at) const {
+    const index_t tile = part.begin * memory_.tile_lanes + lanes.begin, row = at + part.begin,
+                  query = first + lanes.begin;
+    gradient_kernels_.add_product(memory_.s + tile, lanes.size(), part.size(),
+                                  memory_.dout_rows + query * memory_.dv_pitch, memory_.dv_pitch,
+                                  block.dv + row * memory_.dv_pitch);
+    gradient_kernels_.add_product(memory_.u + tile, lanes.size(), part.size(),
+                                  memory_.q_rows + query * memory_.d_pitch, memory_.d_pitch,
+                                  block.dk + row * memory_.d_pitch);
+  }
+
+  /// The same for one lane whose q or dout is not finite.
+  void add_lane(const BlockKeys<A, E>& block, index_t first, index_t lane, KeyRange part, index_t at) const {
+    const index_t tile_lanes = memory_.tile_lanes, query = first + lane;
+    const auto add = [&](const A* tile, const A* row, index_t channels, A* all, index_t pitch) {
+      const A* factors = tile + part.begin * tile_lanes + lane;
+      A* sums = all + (at + part.begin) * pitch;
+      gradient_kernels_.add_product(factors, 1, part.size(), finite_part(memory_, row, channels), pitch,
+                                    sums);
+      add_nonfinite(factors, tile_lanes, part.size(), row, channels, sums, pitch, 1);
+    };
+    add(memory_.s, memory_.dout_rows + query * memory_.dv_pitch, dv_, block.dv, memory_.dv_pitch);
+    add(memory_.u, memory_.q_rows + query * memory_.d_pitch, d_, block.dk, memory_.d_pitch);
+  }
+
+  /// Adds to dq of some lanes of a tile the products of the keys `part`.
+  void add_keys(const BlockKeys<A, E>& block, index_t first, KeyRange lanes, KeyRange part, index_t at,
+                A* dq) const {
+    const index_t tile_lanes = memory_.tile_lanes, rows = products_.rows;
+    const auto accumulate = products_.accumulate[lanes.size() / products_.width - 1];
+    A* sums = dq + lanes.begin;
+    if constexpr (Op::is_bf16) {
+      accumulate(block.panels + (at + part.begin) * rows, rows, block.panel_stride, memory_.d_pitch / rows,
+                 memory_.bf16.pairs + tuple_at<A, E>(part.begin, lanes.begin, tile_lanes), part.size(), sums);
+      for (index_t key = part.begin; !block.finite && key < part.end; ++key) {
+        if (block.are_finite[at + key]) continue;
+        add_nonfinite(memory_.bf16.gradients + key * memory_.bf16.lanes + first + lanes.begin, 1,
+                      lanes.size(), block.k + (at + key) * block.k_stride, d_, sums, 1, tile_lanes);
+      }
+    } else {
+      const index_t panels = (d_ + rows - 1) / rows;
+      for_each_finite_run(
+          part, block.are_finite + at, block.finite,
+          [&](KeyRange run) {
+            accumulate(block.k + (at + run.begin) * block.k_stride, block.k_stride, rows, panels,
+                       memory_.u + run.begin * tile_lanes + lanes.begin, run.size(), sums);
+          },
+          [&](index_t key) {
+            const A* k = block.k + (at + key) * block.k_stride;
+            const A* factors = memory_.u + key * tile_lanes + lanes.begin;
+            accumulate(finite_part(memory_, k, d_), 0, rows, panels, factors, 1, sums);
+            add_nonfinite(factors, 1, lanes.size(), k, d_, sums, 1, tile_lanes);
+          });
+    }
+  }
+
+  // ---- The bf16 path: sums over the queries of all tiles --------------------------------------------------
+
+  RoundedGradients<A, E> rounded_gradients(index_t lane, KeyRange part) const {
+    const auto& bf16 = memory_.bf16;
+    const index_t row = part.begin * bf16.lanes + lane, tile_lanes = memory_.tile_lanes;
+    return {bf16.weights + row, bf16.gradients + row,
+            bf16.lanes,         bf16.pairs + tuple_at<A, E>(part.begin, lane % tile_lanes, tile_lanes),
+            bf16.factor + lane, sums_dc_ ? memory_.lane.dc : nullptr};
+  }
+  void add_dc(const A* dc, double* sums) const {
+    for (index_t i = 0; dc != nullptr && i < products_.width; ++i) {
+      sums[i * memory_.sums_of_row] += scale_ * static_cast<double>(dc[i]);
+    }
+  }
+
+  /// Sets weights and gradients to 0.
+  void clear(KeyRange lanes, KeyRange keys) const {
+    for (index_t key = keys.begin; key < keys.end; ++key) {
+      std::fill_n(memory_.bf16.weights + key * memory_.bf16.lanes + lanes.begin, lanes.size(), E{});
+      std::fill_n(memory_.bf16.gradients + key * memory_.bf16.lanes + lanes.begin, lanes.size(), E{});
+    }
+  }
+
+  /// The same for the keys that a vector of a tile does not need. Returns whether a vector needs one.
+  bool clear_unneeded(const NeededKeys& needed, index_t first) const {
+    bool any = false;
+    for (index_t v = 0; v < tile_vectors; ++v) {
+      const KeyRange lanes{first + v * products_.width, first + (v + 1) * products_.width},
+          part = v < needed.vectors ? needed.of[v] : KeyRange{};
+      clear(lanes, {0, part.size() > 0 ? part.begin : tile_keys});
+      if (part.size() > 0) clear(lanes, {part.end, tile_keys});
+      any = any || part.size() > 0;
+    }
+    return any;
+  }
+
+  /// Adds to dv and dk of the keys from row `at` of the block on the products of these lanes.
+  void add_lanes(const BlockKeys<A, E>& block, KeyRange lanes, index_t at) const {
+    const auto& bf16 = memory_.bf16;
+    const index_t keys = std::min(tile_keys, block.range.size() - at), first = lanes.begin,
+                  passes = (keys + products_.rows - 1) / products_.rows * products_.rows,
+                  depth = (lanes.size() + products_.depth - 1) / products_.depth * products_.depth;
+    A *dk = block.dk + at * memory_.d_pitch, *dv = block.dv + at * memory_.dv_pitch;
+    gradient_kernels_.add_product(bf16.weights + first, bf16.lanes, depth, passes,
+                                  bf16.dout_pairs + first * memory_.dv_pitch, memory_.dv_pitch, dv);
+    gradient_kernels_.add_product(bf16.gradients + first, bf16.lanes, depth, passes,
+                                  bf16.q_pairs + first * memory_.d_pitch, memory_.d_pitch, dk);
+    for (index_t lane = lanes.begin; lane < lanes.end; ++lane) {
+      if (memory_.finite[lane / memory_.tile_lanes] || memory_.queries_are_finite[lane]) continue;
+      add_nonfinite(bf16.weights + lane, bf16.lanes, keys, memory_.dout_rows + lane * memory_.dv_pitch, dv_,
+                    dv, memory_.dv_pitch, 1);
+      add_nonfinite(bf16.gradients + lane, bf16.lanes, keys, memory_.q_rows + lane * memory_.d_pitch, d_, dk,
+                    memory_.d_pitch, 1);
     }
   }
 
   const GradientVariant<A>& variant_;
-  const PrefillKernels<A>& kernels_;
-  const PrefillBackwardKernels<A>& gradient_kernels_;
-  const BackwardScratch<A>& memory_;
+  const PrefillKernels<A, E>& products_;
+  const GradientKernels& gradient_kernels_;
+  const BackwardScratch<A, E>& memory_;
+  const Scores<A, E, GradientVariant<A>> scores_;
   index_t d_, dv_;
-  index_t length_;  // keys there are
+  index_t length_;  // keys of the sequence
+  double scale_;
+  bool sums_dc_;
 };
 
 SSMAX_END

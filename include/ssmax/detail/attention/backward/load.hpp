@@ -1,9 +1,8 @@
-// Queries and keys of a piece of attention's backward on their way into its products (block.hpp). Queries and dout
-// come in lanes, one query per lane of a vector, and in rows; keys are copied into rows where they cannot be read
-// in place.
+// Queries and keys of the backward pass on their way into its products (block.hpp). q and dout are loaded twice: in lanes,
+// one query per lane of a vector, and in rows. Keys are copied into rows where they cannot be read in place.
 //
-// lse need not be an integer, as the kernels' shift is: 2^(s - lse) = 2^(s - shift)·2^(shift - lse), and the
-// second factor is multiplied into dout and delta.
+// lse need not be an integer, as the shift of the kernels is: 2^(s - lse) = 2^(s - shift)·2^(shift - lse). Float, double:
+// the second factor is multiplied into dout and delta. The bf16 path subtracts lse - shift from the logits.
 #pragma once
 
 #include <algorithm>
@@ -13,162 +12,208 @@
 #include "../../kernels/prefill_backward.hpp"
 #include "../call/backward_problem.hpp"
 #include "../call/gradient_variant.hpp"
-#include "../keys/load.hpp"
+#include "../nonfinite/values.hpp"
+#include "../tile/queries.hpp"
 #include "../tile/state.hpp"
 #include "scratch.hpp"
 
 SSMAX_BEGIN_DETAIL
 
-/// Who the queries of a block are and which keys they see, one vector after the other; `facts` are those of the
-/// first query. Returns how many lanes that takes. Lanes of the last vector without a query see nothing: hides_rest
-/// says whether keys are hidden from them; if not, what they give is to be left out of every sum.
-template <class T, class E, class A>
-index_t list_queries(const BackwardScratch<A, E>& memory, QueryCursor<T, T> cursor, index_t count,
-                     const QueryFacts<A>* facts, bool hides_rest) {
-  const index_t width = memory.kernels.width, lanes = (count + width - 1) / width * width;
-  for (index_t i = 0; i < lanes; ++i) {
-    if (i >= count) {
-      memory.rows[i] = {memory.rows[count - 1].query, {}, 0};
-    } else {
-      memory.rows[i] = {*cursor, facts[i].keys, facts[i].multiplier};
-      cursor.next();
-    }
-  }
-  for (index_t i = 0; i < lanes; i += width) {
-    Column& column = memory.columns[i / width] = {};
-    const index_t real = hides_rest ? width : std::min(width, count - i);
-    for (index_t lane = 0; lane < real; ++lane) column.add(memory.rows[i + lane].keys);
-  }
-  return lanes;
-}
-
-/// Looks for NaN and infinities in the rows of q and dout.
-template <class A, class E>
-void find_nonfinite_queries(const BackwardScratch<A, E>& memory, index_t lanes) {
-  const auto are_finite = [&](const E* rows, index_t pitch, index_t row, index_t count) {
-    return memory.products.all_finite(rows + row * pitch, 0, 1, count * pitch);
-  };
-  const auto both_are_finite = [&](index_t row, index_t count) {
-    return are_finite(memory.q_rows, memory.d_pitch, row, count) &&
-           are_finite(memory.dout_rows, memory.dv_pitch, row, count);
-  };
-  const index_t group = memory.group;
-  for (index_t begin = 0; begin < lanes; begin += group) {
-    const index_t end = std::min(lanes, begin + group);
-    bool& finite = memory.finite[begin / group] = both_are_finite(begin, end - begin);
-    for (index_t i = begin; !finite && i < end; ++i) memory.queries_are_finite[i] = both_are_finite(i, 1);
-  }
-}
-
-/// Sets lse and shift of lane i or, where it sees nothing, a shift that makes its weights 0. Returns whether
-/// the kernels take the shift for lse, so that 2^(shift - lse) is left to the caller.
-template <class A, class E>
-bool set_shift(const BackwardScratch<A, E>& memory, index_t i, const QueryFacts<A>& facts) {
-  memory.shift[i] = largest_shift<A> / 2;
-  memory.base[i] = 0;
-  memory.regular[i] = true;
-  if (facts.keys.size() == 0) return false;
-  const double lse = static_cast<double>(facts.lse) * std::numbers::log2e;
-  const double shift = std::rint(lse);
-  memory.base[i] = lse;
-  memory.regular[i] = std::abs(shift) < static_cast<double>(largest_shift<A>);
-  if (memory.regular[i]) memory.shift[i] = static_cast<A>(shift);
-  return memory.regular[i];
-}
-
-/// Loads for BackwardBlock, in A. A query that sees nothing is 0.
-template <class T>
+template <class T, class E>
 class BackwardLoader {
  public:
   using A = Compute<T>;
 
   BackwardLoader(const BackwardProblem<T>& problem, const GradientVariant<A>& variant,
-                 const BackwardScratch<A>& memory)
+                 const BackwardScratch<A, E>& memory)
       : problem_(problem),
         forward_(problem.forward),
         variant_(variant),
         kernels_(memory.kernels),
-        gradient_kernels_(detail::kernels<PrefillBackwardKernels<A>>()),
-        memory_(memory) {}
+        products_(memory.products),
+        memory_(memory),
+        multipliers_(problem.forward.scale, variant) {}
 
-  /// `count` queries from the cursor on, and their dout; `facts` are those of the first.
-  void load_queries(const QueryCursor<T, T>& cursor, index_t count, const QueryFacts<A>* facts) const {
-    const index_t lanes = list_queries(memory_, cursor, count, facts, variant_.has_score);
+  /// Loads `count` queries from the cursor on, and their dout; `facts` are those of the first. A query that sees no key
+  /// is 0.
+  void load_queries(QueryCursor<T, T> cursor, index_t count, const QueryFacts<A>* facts) const {
+    const UnusedLanes unused =
+        Op::is_bf16 || multipliers_.has_score() ? UnusedLanes::empty : UnusedLanes::left_out;
+    const index_t lanes = list_queries(memory_, count, unused, [&](index_t i, QueryRow& row) {
+      row = {*cursor, facts[i].keys, facts[i].multiplier};
+      cursor.next();
+    });
     for (index_t i = 0; i < lanes; i += kernels_.width) {
       load_q(i);
       load_dout(i, facts);
     }
-    find_nonfinite_queries(memory_, lanes);
+    find_nonfinite_queries(lanes);
+    if constexpr (Op::is_bf16) {
+      pair_queries(memory_.q_rows, memory_.d_pitch, lanes, memory_.bf16.q_pairs);
+      pair_queries(memory_.dout_rows, memory_.dv_pitch, lanes, memory_.bf16.dout_pairs);
+    }
   }
 
   /// Copies a key into rows of K and V.
-  void load_key(index_t batch, index_t kv_head, index_t key, A* k, A* v) const {
-    load_keys(forward_, variant_, batch, kv_head, {key, key + 1}, k);
+  void load_key(index_t batch, index_t kv_head, index_t key, E* k, E* v) const {
+    Op::load_keys(forward_, variant_, batch, kv_head, {key, key + 1}, memory_.depth, widened_row(), k);
     load_values(forward_.keys, batch, kv_head, {key, key + 1}, v);
   }
 
+  /// The bf16 path: packs panels of rows of K, of their first part if they are rotated, with 0 for NaN and infinities.
+  void pack_panels(const E* k, index_t k_stride, index_t keys, bool finite, E* panels, index_t panel) const {
+    const index_t count = memory_.d_pitch / products_.rows * panel;
+    std::fill_n(panels, count, E{});
+    products_.pack_values(k, k_stride, 0, keys, forward_.width(), panels, panel);
+    if (!finite) copy_finite(panels, count, panels);
+  }
+
  private:
-  bool sees_nothing(index_t i) const { return memory_.rows[i].keys.size() == 0; }
+  using Op = Operands<A, E>;
 
-  /// A vector of queries from lane i on. Rows of q are multiplied by what dk takes of them: scale·c or, with a
-  /// score, scale.
+  A* widened_row() const {
+    if constexpr (Op::is_bf16) {
+      return memory_.bf16.widened_row;
+    } else {
+      return nullptr;
+    }
+  }
+
+  /// Loads one vector of queries from lane i on.
   void load_q(index_t i) const {
-    const index_t group = memory_.group, width = kernels_.width, d = forward_.width();
-    A *factor = memory_.lanes, *row_factor = memory_.lanes + width;
-    for (index_t lane = 0; lane < width; ++lane) {
+    const index_t length = kernels_.width, d = forward_.width();
+    A *factor = memory_.lane.q_factor, *row_factor = memory_.lane.row_factor;
+    gather_rows(memory_, i, i + length, memory_.depth, [&](const Query& query, A* scratch) {
+      return Op::load_query(forward_, variant_, query, memory_.depth, widened_row(), scratch);
+    });
+    for (index_t lane = 0; lane < length; ++lane) {
       const QueryRow& row = memory_.rows[i + lane];
-      const double c = variant_.has_score ? 1 : row.multiplier;
-      row_factor[lane] = static_cast<A>(forward_.scale * c);
-      factor[lane] =
-          static_cast<A>(forward_.scale * (variant_.has_score ? 1 : row.multiplier * std::numbers::log2e));
-      A* scratch = memory_.staged + lane * memory_.pitch;
-      if (sees_nothing(i + lane)) std::fill_n(scratch, d, A{0});
-      memory_.in[lane] =
-          sees_nothing(i + lane) ? scratch : load_query(forward_, variant_, row.query, scratch);
+      factor[lane] = static_cast<A>(multipliers_.of_product(row));
+      row_factor[lane] = static_cast<A>(multipliers_.of_gradient(row.multiplier));
     }
-    kernels_.transpose(memory_.in, width, d, factor, memory_.q + i / group * group * d + i % group, group);
-    gradient_kernels_.scale_rows(memory_.in, width, d, row_factor, memory_.q_rows + i * memory_.d_pitch,
-                                 memory_.d_pitch);
+    put_in_lanes(memory_, i, memory_.depth, Op::is_bf16 ? nullptr : factor, memory_.q);
+    if constexpr (Op::is_bf16) {
+      std::copy_n(factor, length, memory_.bf16.multiplier + i);
+      std::copy_n(row_factor, length, memory_.bf16.factor + i);
+      keep_rows(i, d, memory_.q_rows, memory_.d_pitch);
+    } else {
+      gradient_kernels().scale_rows(memory_.in, length, d, row_factor, memory_.q_rows + i * memory_.d_pitch,
+                                    memory_.d_pitch);
+    }
   }
 
-  /// Their dout, with shift and delta of each.
+  /// Loads their dout, and sets shift and delta of each query.
   void load_dout(index_t i, const QueryFacts<A>* facts) const {
-    const index_t group = memory_.group, width = kernels_.width, dv = forward_.value_width();
-    A* factor = memory_.lanes;
-    A* rows = memory_.dout_rows + i * memory_.dv_pitch;
-    for (index_t lane = 0; lane < width; ++lane) {
-      A* scratch = memory_.staged + lane * memory_.pitch;
-      if (sees_nothing(i + lane)) {
-        std::fill_n(scratch, dv, A{0});
-        memory_.in[lane] = scratch;
-        factor[lane] = normalise(i + lane, {});
+    const index_t length = kernels_.width, dv = forward_.value_width(), depth = memory_.value_depth;
+    A* factor = memory_.lane.row_factor;
+    E* rows = memory_.dout_rows + i * memory_.dv_pitch;
+    gather_rows(memory_, i, i + length, depth, [&](const Query& query, A* scratch) -> const A* {
+      const T* dout = row_of(problem_.dout, query.batch, query.head, forward_.row_of(query));
+      if constexpr (Op::is_bf16) {
+        E* row = reinterpret_cast<E*>(scratch);
+        std::copy_n(dout, dv, row);
+        std::fill_n(row + dv, depth - dv, E{});
+        return scratch;
       } else {
-        const Query& query = memory_.rows[i + lane].query;
-        memory_.in[lane] =
-            widened(row_of(problem_.dout, query.batch, query.head, forward_.row_of(query)), dv, scratch);
-        factor[lane] = normalise(i + lane, facts[i + lane]);
+        return widened(dout, dv, scratch);
       }
+    });
+    for (index_t lane = i; lane < i + length; ++lane) {
+      const bool sees_any = memory_.rows[lane].keys.size() > 0;
+      factor[lane - i] = normalize(lane, sees_any ? facts[lane] : QueryFacts<A>{});
     }
-    gradient_kernels_.scale_rows(memory_.in, width, dv, factor, rows, memory_.dv_pitch);
-    for (index_t lane = 0; lane < width; ++lane) memory_.in[lane] = rows + lane * memory_.dv_pitch;
-    kernels_.transpose(memory_.in, width, dv, nullptr, memory_.dout + i / group * group * dv + i % group,
-                       group);
+    if constexpr (Op::is_bf16) {
+      put_in_lanes(memory_, i, depth, nullptr, memory_.dout);
+      keep_rows(i, dv, memory_.dout_rows, memory_.dv_pitch);
+    } else {
+      gradient_kernels().scale_rows(memory_.in, length, dv, factor, rows, memory_.dv_pitch);
+      for (index_t lane = 0; lane < length; ++lane) memory_.in[lane] = rows + lane * memory_.dv_pitch;
+      put_in_lanes(memory_, i, dv, nullptr, memory_.dout);
+    }
   }
 
-  /// Sets shift and delta of lane i. Returns what its dout is to be multiplied by.
-  A normalise(index_t i, const QueryFacts<A>& facts) const {
-    const bool shifted = set_shift(memory_, i, facts);
-    const double factor = shifted ? std::exp2(static_cast<double>(memory_.shift[i]) - memory_.base[i]) : 1;
-    memory_.delta[i] = static_cast<A>(factor * static_cast<double>(facts.delta));
-    return static_cast<A>(factor);
+  /// Sets shift and delta of lane i, and in the bf16 path the offset of its logits. Returns what its dout is multiplied
+  /// by.
+  A normalize(index_t i, const QueryFacts<A>& facts) const {
+    const bool has_shift = set_shift(i, facts);
+    const auto rest = has_shift ? memory_.base[i] - static_cast<double>(memory_.shift[i]) : 0.0;
+    if constexpr (Op::is_bf16) {
+      memory_.bf16.offset[i] = static_cast<A>(rest);
+      memory_.delta[i] = facts.delta;
+      return 1;
+    } else {
+      const double factor = has_shift ? std::exp2(-rest) : 1;
+      memory_.delta[i] = static_cast<A>(factor * static_cast<double>(facts.delta));
+      return static_cast<A>(factor);
+    }
+  }
+
+  /// Sets lse and shift of lane i or, if it sees no key, a shift that makes its weights 0. Returns whether the kernels
+  /// use the shift in place of lse.
+  bool set_shift(index_t i, const QueryFacts<A>& facts) const {
+    memory_.shift[i] = largest_shift<A> / 2;
+    memory_.base[i] = 0;
+    memory_.regular[i] = true;
+    if (facts.keys.size() == 0) return false;
+    const double lse = static_cast<double>(facts.lse) * std::numbers::log2e;
+    const double shift = std::rint(lse);
+    memory_.base[i] = lse;
+    memory_.regular[i] = std::abs(shift) < static_cast<double>(largest_shift<A>);
+    if (memory_.regular[i]) memory_.shift[i] = static_cast<A>(shift);
+    return memory_.regular[i];
+  }
+
+  /// Looks for NaN and infinities in the rows of q and dout.
+  void find_nonfinite_queries(index_t lanes) const {
+    const auto are_finite = [&](const E* rows, index_t pitch, index_t row, index_t count) {
+      return products_.all_finite(rows + row * pitch, 0, 1, count * pitch);
+    };
+    const auto both_are_finite = [&](index_t row, index_t count) {
+      return are_finite(memory_.q_rows, memory_.d_pitch, row, count) &&
+             are_finite(memory_.dout_rows, memory_.dv_pitch, row, count);
+    };
+    const index_t tile_lanes = memory_.tile_lanes;
+    for (index_t begin = 0; begin < lanes; begin += tile_lanes) {
+      const index_t end = std::min(lanes, begin + tile_lanes);
+      bool& finite = memory_.finite[begin / tile_lanes] = both_are_finite(begin, end - begin);
+      for (index_t i = begin; !finite && i < end; ++i) memory_.queries_are_finite[i] = both_are_finite(i, 1);
+    }
+  }
+
+  /// The bf16 path: copies the first channels of the gathered rows.
+  void keep_rows(index_t i, index_t channels, E* to, index_t pitch) const {
+    for (index_t lane = 0; lane < kernels_.width; ++lane) {
+      E* row = to + (i + lane) * pitch;
+      std::copy_n(reinterpret_cast<const E*>(memory_.in[lane]), channels, row);
+      std::fill_n(row + channels, pitch - channels, E{});
+    }
+  }
+
+  /// The bf16 path: writes rows of queries in pairs. Pairs past the queries are 0.
+  void pair_queries(const E* rows, index_t pitch, index_t lanes, E* pairs) const {
+    for (index_t i = 0; i < lanes; i += 2) {
+      detail::kernels<RoundedBackwardKernels<A, E>>().pair_rows(rows + i * pitch, rows + (i + 1) * pitch,
+                                                                pitch, pairs + i * pitch, pitch);
+    }
+    for (index_t i = 0; i < lanes; ++i) {
+      if (memory_.finite[i / memory_.tile_lanes] || memory_.queries_are_finite[i]) continue;
+      E* pair = pairs + i / 2 * 2 * pitch;
+      copy_finite(pair, 2 * pitch, pair);
+    }
+    std::fill_n(pairs + lanes * pitch, (memory_.bf16.lanes - lanes) * pitch, E{});
+  }
+
+  static const PrefillBackwardKernels<A>& gradient_kernels() {
+    return detail::kernels<PrefillBackwardKernels<A>>();
   }
 
   const BackwardProblem<T>& problem_;
   const Problem<T, T>& forward_;
   const GradientVariant<A>& variant_;
   const PrefillKernels<A>& kernels_;
-  const PrefillBackwardKernels<A>& gradient_kernels_;
-  const BackwardScratch<A>& memory_;
+  const PrefillKernels<A, E>& products_;
+  const BackwardScratch<A, E>& memory_;
+  const Multipliers multipliers_;
 };
 
 SSMAX_END

@@ -1,10 +1,10 @@
 // A call of attention's backward as tasks: no two of them add to one sum at the same time, and no
 // addition is atomic.
 //
-// A kv head is a grid of pieces, each a block of queries × a block of keys. Pieces in one row of the grid
-// add to the same dq, those in one column to the same dk and dv. Each sum takes its pieces in rising order,
+// A kv head is a grid: query blocks × key blocks. Pairs in one row of the grid add to the same dq, pairs in one column to
+// the same dk and dv. Each sum takes its pairs in rising order,
 // whichever thread computes them: the same bits for every executor. Where there are enough kv heads, each is
-// one task. Else the pieces of an antidiagonal, which share neither row nor column, are computed at once, one
+// one task. Else the pairs of an antidiagonal, which share neither row nor column, are computed at once, one
 // antidiagonal after the other, for as many kv heads at a time as it takes to fill the threads.
 #pragma once
 
@@ -27,14 +27,13 @@ struct BackwardCut {
     const bool balanced = heads >= 9 * (rounds * threads - heads);  // at most a tenth of them idle
     whole_heads = threads == 1 || (balanced && sharing == Sharing::one_head);
     const index_t diagonals = std::max<index_t>(1, query_blocks + key_blocks - 1);
-    // Pieces of an antidiagonal of average length. As many kv heads are taken at once as make 8 pieces a
+    // Pairs of an antidiagonal of average length. As many kv heads are taken at once as make 8 pairs a
     // thread: under a causal mask, half of these have nothing to do.
-    const double all_pieces = static_cast<double>(query_blocks) * static_cast<double>(key_blocks);
-    const auto pieces =
-        std::max<index_t>(1, static_cast<index_t>(all_pieces / static_cast<double>(diagonals)));
+    const double all_pairs = static_cast<double>(query_blocks) * static_cast<double>(key_blocks);
+    const auto pairs = std::max<index_t>(1, static_cast<index_t>(all_pairs / static_cast<double>(diagonals)));
     at_once = whole_heads                 ? std::min(threads, heads)
               : sharing == Sharing::heads ? 1
-                                          : std::min(heads, (8 * threads + pieces - 1) / pieces);
+                                          : std::min(heads, (8 * threads + pairs - 1) / pairs);
   }
 };
 
@@ -82,7 +81,8 @@ void run_backward_with(const BackwardProblem<T>& problem, const GradientVariant<
   const auto scratch = [&](Arena& arena) {
     const index_t unit = kernels<PrefillKernels<A, E>>().depth, dv = problem.forward.value_width();
     return BackwardScratch<A, E>(arena, problem.forward.width(), dv, product_depth<E>(problem.forward, unit),
-                                 (dv + unit - 1) / unit * unit, sums_of_row, variant.has_score);
+                                 (dv + unit - 1) / unit * unit, sums_of_row,
+                                 Multipliers(problem.forward.scale, variant).has_score());
   };
   const BackwardScratch<A, E> counted = scratch(count);
   const std::size_t bytes = count.used();
@@ -132,8 +132,8 @@ void run_backward_with(const BackwardProblem<T>& problem, const GradientVariant<
   } else {
     for (index_t first = 0; first < heads; first += cut.at_once) {
       const index_t slots = std::min(cut.at_once, heads - first);
-      const auto run_slots = [&](index_t pieces, const auto& f) {
-        run(slots * pieces, [&](Task& task, index_t, index_t i) {
+      const auto run_slots = [&](index_t pairs, const auto& f) {
+        run(slots * pairs, [&](Task& task, index_t, index_t i) {
           task.enter(first + i % slots, head_sums(i % slots));
           f(task, i / slots);
         });

@@ -1,95 +1,97 @@
-// One thread's memory for the tiles of the backward.
+// One thread's memory for the tiles of the backward pass.
 #pragma once
 
-#include "../forward/prefill_scratch.hpp"
+#include "../tile/operands.hpp"
+#include "../tile/scratch.hpp"
 
 SSMAX_BEGIN_DETAIL
 
-/// A piece of the backward: 240 queries of a kv head × 256 keys. 240 is a multiple of every target's group.
+/// The backward pass takes 240 queries of a kv head × 256 keys at once. 240 is a multiple of tile_lanes on every target.
 /// Twice as many queries or keys are no faster on one thread (Zen 4, 1 MB of second-level cache), and slower
 /// on two: for one head of 2048 queries and keys, a second thread then gains a factor of 1.4 instead of 1.55.
-inline constexpr index_t piece_queries = 240, piece_keys = 256;
+inline constexpr index_t query_block = 240, backward_key_block = 256;
 
-/// A sum over this many pieces is formed by itself and then added to the whole sum: longer ones
-/// would lose digits.
-inline constexpr index_t pieces_of_sum = 8;
+/// A partial sum adds up this many blocks, and is then added to the whole sum: longer sums would lose digits.
+inline constexpr index_t blocks_per_sum = 8;
 
 /// Keys of a tile. Its weights and their gradients, 64 · 48 floats each, lie in a first-level cache of
 /// 32 KiB. (32 and 128 keys are as fast on Zen 4.)
-inline constexpr index_t gradient_block = 64;
+inline constexpr index_t tile_keys = 64;
 
-/// What is known of a query before its pieces are gone through.
+/// Facts about a query that all its blocks need.
 template <class A>
 struct QueryFacts {
-  KeyRange keys{};        // that it may see; none, if there is nothing to differentiate
-  bool attends = false;   // it sees some key, of these or of other parts
+  KeyRange keys{};        // visible keys; empty if lse is -inf
+  bool attends = false;   // sees some key, of this call or of another part
   double multiplier = 0;  // c
   A lse{}, delta{};       // delta = ⟨dout, out⟩ - dlse
 };
 
-/// What a backward whose products take E needs besides.
+/// The memory of the bf16 path.
 template <class A, class E>
-struct RoundedScratch {
-  RoundedScratch() = default;
-  RoundedScratch(Arena& arena, index_t queries, index_t group, index_t d_pitch, index_t dv_pitch,
-                 index_t product_depth)
-      // A group may begin anywhere, and its products take whole depths. An odd number of cache lines.
+struct Bf16Scratch {
+  Bf16Scratch() = default;
+  Bf16Scratch(Arena& arena, index_t queries, index_t tile_lanes, index_t d_pitch, index_t dv_pitch,
+              index_t product_depth)
+      // A tile may begin at any lane, and its products take whole depths. An odd number of cache lines.
       : lanes((queries + product_depth + 31) / 64 * 64 + 32),
-        weights(arena.take<E>(gradient_block * lanes)),
-        gradients(arena.take<E>(gradient_block * lanes)),
-        pairs(arena.take<E>(gradient_block * group)),
+        weights(arena.take<E>(tile_keys * lanes)),
+        gradients(arena.take<E>(tile_keys * lanes)),
+        pairs(arena.take<E>(tile_keys * tile_lanes)),
         q_pairs(arena.take<E>(lanes * d_pitch)),
         dout_pairs(arena.take<E>(lanes * dv_pitch)),
-        wide(arena.take<A>(2 * d_pitch)),
+        widened_row(arena.take<A>(2 * d_pitch)),
         multiplier(arena.take<A>(queries)),
         offset(arena.take<A>(queries)),
         factor(arena.take<A>(queries)) {}
 
-  index_t lanes = 0;  // queries of the piece, and what its products may read past them
-  E *weights = nullptr, *gradients = nullptr;   // [gradient_block][lanes]
-  E* pairs = nullptr;                           // [gradient_block / 2][group][2]: the gradients once more
-  E *q_pairs = nullptr, *dout_pairs = nullptr;  // [lanes / 2][pitch][2]: 0 for what is not finite
-  A* wide = nullptr;                            // [2][d]: a row that is rotated, and what rounding it loses
-  A *multiplier = nullptr, *offset = nullptr;   // [queries]: from z to s
-  A* factor = nullptr;                          // [queries]: of gradients, for both of their products
+  index_t lanes = 0;  // queries of the block, and the lanes past them that products may read
+  E *weights = nullptr, *gradients = nullptr;   // [tile_keys][lanes]
+  E* pairs = nullptr;                           // [tile_keys / 2][tile_lanes][2]: the gradients once more
+  E *q_pairs = nullptr, *dout_pairs = nullptr;  // [lanes / 2][pitch][2], with 0 for NaN and infinities
+  A* widened_row = nullptr;                     // [2][d]: a row that is rotated, and its rounding error
+  A *multiplier = nullptr, *offset = nullptr;   // [queries]: of Logits
+  A* factor = nullptr;                          // [queries]: of gradients, in both of their products
 };
 
 struct Nothing {};
 
-/// E: see PrefillKernels.
+/// E is the type of the products' operands.
 template <class A, class E = A>
 struct BackwardScratch : LaneScratch<A, E> {
-  using LaneScratch<A, E>::group;
-  using LaneScratch<A, E>::groups;
-  static constexpr bool in_16_bits = !std::same_as<A, E>;
+  using LaneScratch<A, E>::tile_lanes;
+  using LaneScratch<A, E>::tiles;
+  using Op = Operands<A, E>;
 
-  /// A product of queries and keys sums over a_depth channels, one of dout and values over a_value_depth.
+  /// The product of q and k sums over a_depth channels, the product of dout and v over a_value_depth. keeps_scores:
+  /// there is a score function to differentiate.
   BackwardScratch(Arena& arena, index_t d, index_t value_width, index_t a_depth, index_t a_value_depth,
-                  index_t sums_count, bool has_score)
-      : LaneScratch<A, E>(arena, piece_queries, d, std::max(value_width, a_value_depth / tuple_size<A, E>),
+                  index_t sums_count, bool keeps_scores)
+      : LaneScratch<A, E>(arena, query_block, d, std::max(value_width, a_value_depth / tuple_size<A, E>),
                           a_depth),
         products(detail::kernels<PrefillKernels<A, E>>()),
         depth(a_depth),
         value_depth(a_value_depth),
         d_pitch(in_pitch(d)),
         dv_pitch(in_pitch(value_width)),
-        q_rows(arena.take<E>(groups * group * d_pitch)),
-        dout(arena.take<E>(groups * value_depth * group)),
-        dout_rows(arena.take<E>(groups * group * dv_pitch)),
-        s(arena.take<A>(gradient_block * group)),
-        u(arena.take<A>(gradient_block * group)),
-        z(arena.take<A>(in_16_bits || has_score ? gradient_block * group : 0)),
-        slope(arena.take<A>(has_score ? gradient_block * group : 0)),
-        shift(arena.take<A>(groups * group)),
-        delta(arena.take<A>(groups * group)),
-        apart_gradients(arena.take<A>(this->kernels.width * key_block)),
-        base(arena.take<double>(groups * group)),
-        regular(arena.take<bool>(groups * group)),
-        finite(arena.take<bool>(groups)),
-        queries_are_finite(arena.take<bool>(groups * group)),
+        q_rows(arena.take<E>(tiles * tile_lanes * d_pitch)),
+        dout(arena.take<E>(tiles * value_depth * tile_lanes)),
+        dout_rows(arena.take<E>(tiles * tile_lanes * dv_pitch)),
+        s(arena.take<A>(tile_keys * tile_lanes)),
+        u(arena.take<A>(tile_keys * tile_lanes)),
+        z(arena.take<A>(Op::is_bf16 || keeps_scores ? tile_keys * tile_lanes : 0)),
+        slope(arena.take<A>(keeps_scores ? tile_keys * tile_lanes : 0)),
+        shift(arena.take<A>(tiles * tile_lanes)),
+        delta(arena.take<A>(tiles * tile_lanes)),
+        transposed_gradients(arena.take<A>(this->kernels.width * key_block)),
+        base(arena.take<double>(tiles * tile_lanes)),
+        regular(arena.take<bool>(tiles * tile_lanes)),
+        finite(arena.take<bool>(tiles)),
+        queries_are_finite(arena.take<bool>(tiles * tile_lanes)),
         sums_of_row(sums_count),
-        sums(arena.take<double>(groups * group * sums_count)) {
-    if constexpr (in_16_bits) rounded = {arena, groups * group, group, d_pitch, dv_pitch, products.depth};
+        sums(arena.take<double>(tiles * tile_lanes * sums_count)) {
+    if constexpr (Op::is_bf16)
+      bf16 = {arena, tiles * tile_lanes, tile_lanes, d_pitch, dv_pitch, products.depth};
   }
 
   /// Whole vectors of every target, and whole passes of the products.
@@ -100,20 +102,21 @@ struct BackwardScratch : LaneScratch<A, E> {
 
   const PrefillKernels<A, E>& products;
   index_t depth, value_depth;
-  index_t d_pitch, dv_pitch;  // what is past d and dv is 0
-  E* q_rows;                  // [queries][d_pitch], in A times scale and, without a score, c
-  E *dout, *dout_rows;        // [groups][dv][group] in tuples, [queries][dv_pitch]
-  A *s, *u;                   // [gradient_block][group]: logits, then weights; dout·V, then gradients
-  A *z, *slope;               // the same, of a score; z also where logits are multiplied after their product
-  A *shift, *delta;           // [queries]
-  A* apart_gradients;         // [width][key_block]: of lanes that the kernels cannot do
-  double* base;               // [queries]: lse in units of log2
-  bool* regular;              // [queries]: the kernels can do it
-  bool* finite;               // [groups]: q and dout hold no NaN or infinity
-  bool* queries_are_finite;   // [queries]: where some of the group's are not
+  index_t d_pitch, dv_pitch;  // channels past d and dv are 0
+  E* q_rows;                // [queries][d_pitch]: float, double: times scale and, without a score function, c
+  E *dout, *dout_rows;      // [tiles][dv][tile_lanes] in tuples, [queries][dv_pitch]
+  A* s;                     // [tile_keys][tile_lanes]: logits. Shared on purpose: weights overwrite them
+  A* u;                     // [tile_keys][tile_lanes]: dout·vᵀ. Shared on purpose: gradients overwrite it
+  A *z, *slope;             // [tile_keys][tile_lanes]: of Logits
+  A *shift, *delta;         // [queries]
+  A* transposed_gradients;  // [vector length][key_block]: of lanes that are not regular
+  double* base;             // [queries]: lse in units of log2
+  bool* regular;            // [queries]: the kernels can form the weights
+  bool* finite;             // [tiles]: q and dout hold no NaN or infinity
+  bool* queries_are_finite;  // [queries], of tiles that are not finite
   index_t sums_of_row;
-  double* sums;  // [queries][sums_of_row]: of this piece
-  std::conditional_t<in_16_bits, RoundedScratch<A, E>, Nothing> rounded{};
+  double* sums;  // [queries][sums_of_row]: of one block
+  std::conditional_t<Op::is_bf16, Bf16Scratch<A, E>, Nothing> bf16{};
 };
 
 SSMAX_END

@@ -9,11 +9,11 @@ SSMAX_BEGIN_DETAIL
 
 template <class T>
 index_t query_blocks(const BackwardProblem<T>& problem) {
-  return (problem.forward.rows() + piece_queries - 1) / piece_queries;
+  return (problem.forward.rows() + query_block - 1) / query_block;
 }
 template <class T>
 index_t key_blocks(const BackwardProblem<T>& problem) {
-  return (problem.keys() + piece_keys - 1) / piece_keys;
+  return (problem.keys() + backward_key_block - 1) / backward_key_block;
 }
 
 /// Whether K and V must be copied into rows of HeadSums. The kernels read them in place where they are
@@ -26,7 +26,7 @@ bool packs_keys(const BackwardProblem<T>& problem, const PrefillKernels<Compute<
   return problem.keys() % kernels.rows != 0 || problem.forward.width() % kernels.rows != 0;
 }
 
-/// One kv head while its gradients are summed up: first over pieces_of_sum pieces, in the kernels' own
+/// One kv head while its gradients are summed: first over blocks_per_sum blocks, in the kernels' own
 /// layouts, then over all of them, in the results themselves or, where those are 16 bits wide, in arrays
 /// of T's Compute, which are the caller's in a backward in stages. E: see PrefillKernels.
 template <class T, class E = Compute<T>>
@@ -39,24 +39,25 @@ struct HeadSums {
       : facts(arena.take<QueryFacts<A>>(problem.forward.rows())),
         seen(arena.take<KeyRange>(query_blocks(problem))),
         blocks_are_finite(arena.take<bool>(key_blocks(problem))),
-        keys_are_finite(arena.take<bool>(key_blocks(problem) * piece_keys)),
-        dq(arena.take<A>(query_blocks(problem) * memory.groups * memory.group * memory.d_pitch)),
-        dk(arena.take<A>(key_blocks(problem) * piece_keys * memory.d_pitch)),
-        dvalues(arena.take<A>(key_blocks(problem) * piece_keys * memory.dv_pitch)),
-        k_stride(memory.in_16_bits ? memory.depth : memory.d_pitch),
-        v_stride(memory.in_16_bits ? memory.value_depth : memory.dv_pitch),
-        k(arena.take<E>(packs_keys(problem, memory.kernels) ? key_blocks(problem) * piece_keys * k_stride
-                                                            : 0)),
-        v(arena.take<E>(packs_keys(problem, memory.kernels) ? key_blocks(problem) * piece_keys * v_stride
-                                                            : 0)),
-        panel(piece_keys * memory.products.rows + 64 / static_cast<index_t>(sizeof(E))),
-        panels(arena.take<E>(
-            memory.in_16_bits ? key_blocks(problem) * (memory.d_pitch / memory.products.rows) * panel : 0)),
+        keys_are_finite(arena.take<bool>(key_blocks(problem) * backward_key_block)),
+        dq(arena.take<A>(query_blocks(problem) * memory.tiles * memory.tile_lanes * memory.d_pitch)),
+        dk(arena.take<A>(key_blocks(problem) * backward_key_block * memory.d_pitch)),
+        dvalues(arena.take<A>(key_blocks(problem) * backward_key_block * memory.dv_pitch)),
+        k_stride(Operands<A, E>::is_bf16 ? memory.depth : memory.d_pitch),
+        v_stride(Operands<A, E>::is_bf16 ? memory.value_depth : memory.dv_pitch),
+        k(arena.take<E>(
+            packs_keys(problem, memory.kernels) ? key_blocks(problem) * backward_key_block * k_stride : 0)),
+        v(arena.take<E>(
+            packs_keys(problem, memory.kernels) ? key_blocks(problem) * backward_key_block * v_stride : 0)),
+        panel(backward_key_block * memory.products.rows + 64 / static_cast<index_t>(sizeof(E))),
+        panels(arena.take<E>(Operands<A, E>::is_bf16
+                                 ? key_blocks(problem) * (memory.d_pitch / memory.products.rows) * panel
+                                 : 0)),
         all_dq(arena.take<A>(takes_all(problem) ? problem.forward.rows() * problem.forward.width() : 0)),
         all_dk(arena.take<A>(takes_all(problem) ? problem.keys() * problem.forward.width() : 0)),
         all_dvalues(arena.take<A>(takes_all(problem) ? problem.keys() * problem.forward.value_width() : 0)) {}
 
-  /// Where the sums over all pieces are, of query `row` of the kv head or of one of its keys.
+  /// Returns the sums over all blocks, of query `row` of the kv head or of one of its keys.
   A* query_sums(const BackwardProblem<T>& problem, const Query& query, index_t row) const {
     if constexpr (apart) {
       if (problem.sums)
@@ -91,12 +92,12 @@ struct HeadSums {
   KeyRange* seen = nullptr;             // [query blocks]: by any of a block's queries
   bool* blocks_are_finite = nullptr;    // [key blocks]: K holds no NaN or infinity
   bool* keys_are_finite = nullptr;      // [keys]: where some of the block are not
-  A* dq = nullptr;                      // [query blocks][groups][d_pitch][group]: over some pieces
-  A *dk = nullptr, *dvalues = nullptr;  // [keys][d_pitch], [keys][dv_pitch]: over some pieces
+  A* dq = nullptr;                      // [query blocks][tiles][d_pitch][tile_lanes]: over some blocks
+  A *dk = nullptr, *dvalues = nullptr;  // [keys][d_pitch], [keys][dv_pitch]: over some blocks
   index_t k_stride = 0, v_stride = 0;   // of packed keys and values
   E *k = nullptr, *v = nullptr;         // [keys][k_stride], [keys][v_stride], if they are packed
   index_t panel = 0;                    // from one panel to the next
-  E* panels = nullptr;                  // [key blocks][panels]: K as products over keys take it, in 16 bits
+  E* panels = nullptr;  // [key blocks][panels]: K as products over keys take it, in the bf16 path
 
  private:
   static bool takes_all(const BackwardProblem<T>& problem) { return apart && !problem.sums; }

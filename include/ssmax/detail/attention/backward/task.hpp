@@ -1,10 +1,10 @@
-// The steps of attention's backward on one kv head: facts about its queries, pieces of queries × keys
-// (block.hpp), sums of them, results.
+// The steps of the backward pass on one kv head: facts about its queries, query blocks × key blocks (block.hpp), their
+// sums, results.
 //
 //   dq = c·scale·dq̃      dc = scale·⟨q, dq̃⟩
 //
-// dc takes neither another pass over the keys nor a division by c, which may be 0. With a score,
-// dq = scale·dq̃, and dc was summed up where the logits were at hand.
+// dc needs neither another pass over the keys nor a division by c, which may be 0. With a score function,
+// dq = scale·dq̃, and dc was summed while the logits were formed.
 #pragma once
 
 #include <algorithm>
@@ -14,8 +14,8 @@
 #include "../../kernels/dot.hpp"
 #include "../../kernels/rows.hpp"
 #include "../tile/state.hpp"
-#include "rounded_block.hpp"
-#include "rounded_load.hpp"
+#include "block.hpp"
+#include "load.hpp"
 #include "sums.hpp"
 
 SSMAX_BEGIN_DETAIL
@@ -37,7 +37,9 @@ class BackwardTask {
         products_(memory.products),
         memory_(memory),
         loader_(problem, variant, memory),
-        piece_(make_piece(sums)),
+        multipliers_(problem.forward.scale, variant),
+        block_(variant, memory, problem.forward.width(), problem.forward.value_width(),
+               problem.forward.keys.length(0), problem.forward.scale, static_cast<bool>(sums)),
         sums_(sums),
         sums_in_place_(keys_have_one_sum()) {}
 
@@ -51,12 +53,12 @@ class BackwardTask {
     loaded_queries_ = -1;
   }
 
-  /// Facts about a block of queries; the sums over its next pieces become 0.
+  /// Finds the facts about a query block; sets its partial sums to 0.
   void survey(index_t block) const {
-    const index_t first = block * piece_queries;
+    const index_t first = block * query_block;
     const KeyRange stored = forward_.keys.stored(batch_);
     const bool asked_once = variant_.shows_same_keys && forward_.group() == 1;
-    Column seen;
+    Hull seen;
     QueryRow seen_by{};
     QueryCursor<T, T> cursor(forward_, batch_, kv_head_, first);
     for (index_t row = first; row < first + queries_of(block); ++row, cursor.next()) {
@@ -71,10 +73,9 @@ class BackwardTask {
     std::fill_n(queries_sums(block), sums_in_use(block), A{0});
   }
 
-  /// Copies a block of keys into rows, if need be, looks for NaN and infinities in K, and sets the sums over
-  /// the block's next pieces to 0.
+  /// Copies a key block into rows if necessary, looks for NaN and infinities in K, and sets the partial sums to 0.
   void prepare_keys(index_t block) const {
-    const index_t first = block * piece_keys, count = keys_of(block);
+    const index_t first = block * backward_key_block, count = keys_of(block);
     if (forward_.rows() > 0) {
       if (packs_keys(problem_, kernels_)) copy_keys(block);
       find_nonfinite_keys(block);
@@ -85,37 +86,39 @@ class BackwardTask {
     if (problem_.stage.continues) load_key_sums(first, count);
   }
 
-  /// Adds what a block of queries and a block of keys give each other's gradients. After the last piece of a
-  /// partial sum (pieces_of_sum), adds that to the whole sum: so this is to be called for pieces that no
-  /// query sees, too.
+  /// Adds the products of a query block and a key block to their gradients. After the last block of a partial sum
+  /// (blocks_per_sum), adds the partial sum to the whole sum. Requires a call for every pair of blocks, also if no query
+  /// sees a key.
   void attend(index_t queries, index_t keys) {
-    if (has_piece(queries, keys)) {
+    if (sees_any(queries, keys)) {
       load_queries(queries);
       const index_t count = queries_of(queries);
-      const bool has_sums = in_16_bits || variant_.has_score;
-      if (has_sums) std::fill_n(memory_.sums, in_groups(count) * memory_.sums_of_row, 0.0);
-      piece_.attend(block_keys(keys), count, queries_sums(queries));
+      const bool has_sums = sums_dc_in_tiles();
+      if (has_sums) std::fill_n(memory_.sums, in_tiles(count) * memory_.sums_of_row, 0.0);
+      block_.attend(block_keys(keys), count, queries_sums(queries));
       if (has_sums && sums_) add_row_sums(queries);
     }
-    const auto ends = [](index_t i, index_t count) { return (i + 1) % pieces_of_sum == 0 || i + 1 == count; };
+    const auto ends = [](index_t i, index_t count) {
+      return (i + 1) % blocks_per_sum == 0 || i + 1 == count;
+    };
     bool has_any = false;
     if (ends(keys, key_blocks(problem_))) {
-      const index_t begin = keys / pieces_of_sum * pieces_of_sum;
-      for (index_t j = begin; j <= keys; ++j) has_any |= has_piece(queries, j);
+      const index_t begin = keys / blocks_per_sum * blocks_per_sum;
+      for (index_t j = begin; j <= keys; ++j) has_any |= sees_any(queries, j);
       const bool is_first = begin == 0 && problem_.stage.first;
       if (has_any || is_first) add_queries(queries, is_first, keys + 1 == key_blocks(problem_));
     }
     if (!sums_in_place_ && ends(queries, query_blocks(problem_))) {
-      const index_t begin = queries / pieces_of_sum * pieces_of_sum;
+      const index_t begin = queries / blocks_per_sum * blocks_per_sum;
       has_any = false;
-      for (index_t i = begin; i <= queries; ++i) has_any |= has_piece(i, keys);
+      for (index_t i = begin; i <= queries; ++i) has_any |= sees_any(i, keys);
       if (has_any || begin == 0) add_keys(keys, begin == 0, queries + 1 == query_blocks(problem_));
     }
   }
 
-  /// Turns sums into dq, and into dc where there is no score; with one, or in 16 bits, dc is summed up already.
+  /// Turns sums into dq, and into dc unless the tiles have summed dc.
   void finish_queries(index_t block) const {
-    const index_t first = block * piece_queries, d = forward_.width();
+    const index_t first = block * query_block, d = forward_.width();
     const auto multiply = detail::kernels<RowKernels<A>>().multiply;
     QueryCursor<T, T> cursor(forward_, batch_, kv_head_, first);
     for (index_t row = first; row < first + queries_of(block); ++row, cursor.next()) {
@@ -123,14 +126,15 @@ class BackwardTask {
       A* sums = head_sums_.query_sums(problem_, *cursor, row);
       if (problem_.keys() == 0 && problem_.stage.first) std::fill_n(sums, d, A{0});
       if (!problem_.stage.last) continue;
-      if (!in_16_bits && sums_ && !variant_.has_score && facts.attends) {
+      if (sums_ && !sums_dc_in_tiles() && facts.attends) {
         const A* q = load_query(forward_, variant_, *cursor, memory_.staged);
         sums_of(*cursor)[0] +=
             forward_.scale * static_cast<double>(detail::kernels<DotKernels<A>>().dot(q, sums, d));
       }
       if (facts.attends) {
-        const double factor = variant_.has_score ? forward_.scale : forward_.scale * facts.multiplier;
-        if (!in_16_bits) multiply(sums, d, static_cast<A>(factor), sums);
+        // The bf16 path has multiplied the gradients of the logits.
+        const double factor = multipliers_.of_gradient(facts.multiplier);
+        if (!Op::is_bf16) multiply(sums, d, static_cast<A>(factor), sums);
         if (forward_.has_rope()) {
           rotate(forward_.rope, sums, d, sums, d, 1, d, rope_position(forward_, variant_, *cursor), true);
         }
@@ -145,7 +149,7 @@ class BackwardTask {
     if (problem_.sums) return;
     if (forward_.rows() > 0 && !forward_.has_rope() && !HeadSums<T, E>::apart) return;  // they are there
     const Query query{batch_, kv_head_ * forward_.group(), 0, forward_.shape(batch_)};
-    const index_t first = block * piece_keys, d = forward_.width();
+    const index_t first = block * backward_key_block, d = forward_.width();
     for (index_t key = first; key < first + keys_of(block); ++key) {
       A* dk = head_sums_.key_sums(problem_, batch_, kv_head_, key);
       if (forward_.rows() == 0) {
@@ -165,29 +169,23 @@ class BackwardTask {
 
  private:
   static constexpr A infinity = std::numeric_limits<A>::infinity();
-  static constexpr bool in_16_bits = !std::same_as<E, A>;
-  using Loader = std::conditional_t<in_16_bits, RoundedLoader<T, E>, BackwardLoader<T>>;
-  using Block = std::conditional_t<in_16_bits, RoundedBlock<A, E>, BackwardBlock<A>>;
+  using Op = Operands<A, E>;
 
-  Block make_piece([[maybe_unused]] const CallSums& sums) const {
-    const index_t d = forward_.width(), dv = forward_.value_width(), length = forward_.keys.length(0);
-    if constexpr (in_16_bits) {
-      return Block(variant_, memory_, d, dv, length, forward_.scale, static_cast<bool>(sums));
-    } else {
-      return Block(variant_, memory_, d, dv, length);
-    }
-  }
+  /// Returns whether dc is summed while the logits are formed, with the parameters of a score function.
+  bool sums_dc_in_tiles() const { return Op::is_bf16 || multipliers_.has_score(); }
 
   index_t queries_of(index_t block) const {
-    return std::min(piece_queries, forward_.rows() - block * piece_queries);
+    return std::min(query_block, forward_.rows() - block * query_block);
   }
-  index_t in_groups(index_t queries) const {
-    return (queries + memory_.group - 1) / memory_.group * memory_.group;
+  index_t in_tiles(index_t queries) const {
+    return (queries + memory_.tile_lanes - 1) / memory_.tile_lanes * memory_.tile_lanes;
   }
   index_t in_passes(index_t keys) const {
     return (keys + products_.rows - 1) / products_.rows * products_.rows;
   }
-  index_t keys_of(index_t block) const { return std::min(piece_keys, problem_.keys() - block * piece_keys); }
+  index_t keys_of(index_t block) const {
+    return std::min(backward_key_block, problem_.keys() - block * backward_key_block);
+  }
   index_t place_of(const Query& query) const {
     return (query.batch * query.shape.heads + query.head) * forward_.q.extent(2) + forward_.row_of(query);
   }
@@ -251,25 +249,25 @@ class BackwardTask {
   }
 
   /// Whether a query of the block sees a key of the block.
-  bool has_piece(index_t queries, index_t keys) const {
+  bool sees_any(index_t queries, index_t keys) const {
     const KeyRange& seen = head_sums_.seen[queries];
-    const index_t first = problem_.first_key() + keys * piece_keys;
-    return seen.begin < first + piece_keys && seen.end > first;
+    const index_t first = problem_.first_key() + keys * backward_key_block;
+    return seen.begin < first + backward_key_block && seen.end > first;
   }
 
-  /// The sums over some pieces of a block of queries: [groups][d_pitch][group].
+  /// Returns the partial sums of a query block: [tiles][d_pitch][tile_lanes].
   A* queries_sums(index_t block) const { return head_sums_.dq + block * sums_of_block(); }
-  index_t sums_of_block() const { return memory_.groups * memory_.group * memory_.d_pitch; }
-  index_t sums_in_use(index_t block) const { return in_groups(queries_of(block)) * memory_.d_pitch; }
+  index_t sums_of_block() const { return memory_.tiles * memory_.tile_lanes * memory_.d_pitch; }
+  index_t sums_in_use(index_t block) const { return in_tiles(queries_of(block)) * memory_.d_pitch; }
 
-  /// Whether sums over some pieces of queries are the sums over all of them, and results have their layout.
+  /// Returns whether one partial sum is the whole sum, and results have its layout.
   bool keys_have_one_sum() const {
-    return !HeadSums<T, E>::apart && query_blocks(problem_) <= pieces_of_sum &&
+    return !HeadSums<T, E>::apart && query_blocks(problem_) <= blocks_per_sum &&
            problem_.keys() % kernels_.rows == 0 && forward_.width() == memory_.d_pitch &&
            forward_.value_width() == memory_.dv_pitch && problem_.dk.stride(2) == memory_.d_pitch &&
            problem_.dv.stride(2) == memory_.dv_pitch;
   }
-  /// The sums over some pieces, from a key on: [keys][d_pitch], [keys][dv_pitch].
+  /// Returns the partial sums from a key on: [keys][d_pitch], [keys][dv_pitch].
   A* dk_sums(index_t first) const {
     return sums_in_place_ ? head_sums_.key_sums(problem_, batch_, kv_head_, first)
                           : head_sums_.dk + first * memory_.d_pitch;
@@ -279,7 +277,7 @@ class BackwardTask {
                           : head_sums_.dvalues + first * memory_.dv_pitch;
   }
 
-  /// The sums over some pieces go on from what dk and dv hold.
+  /// Loads the partial sums that dk and dv hold.
   void load_key_sums(index_t first, index_t count) const {
     const auto load = [&](const A* all, index_t stride, index_t columns, A* sums, index_t pitch) {
       gradient_kernels_.copy_rows(all, stride, count, columns, sums, pitch);
@@ -292,7 +290,7 @@ class BackwardTask {
 
   /// Rows of K and V, filled up with 0 to whole vectors and whole passes.
   void copy_keys(index_t block) const {
-    const index_t first = block * piece_keys, count = keys_of(block);
+    const index_t first = block * backward_key_block, count = keys_of(block);
     E* k = head_sums_.k + first * head_sums_.k_stride;
     E* v = head_sums_.v + first * head_sums_.v_stride;
     std::fill_n(k, in_passes(count) * head_sums_.k_stride, E{});
@@ -302,25 +300,25 @@ class BackwardTask {
     }
   }
 
-  /// Looks for NaN and infinities in a block of K. In 16 bits, packs its panels, which leave them out.
+  /// Looks for NaN and infinities in a block of K. The bf16 path packs its panels, with 0 in their place.
   void find_nonfinite_keys(index_t block) const {
-    const index_t first = block * piece_keys, count = keys_of(block), d = forward_.width();
+    const index_t first = block * backward_key_block, count = keys_of(block), d = forward_.width();
     bool& finite = head_sums_.blocks_are_finite[block] = true;
     const BlockKeys<A, E> keys = block_keys(block);
     finite = keys.k_stride == d ? products_.all_finite(keys.k, 0, 1, count * d)
                                 : products_.all_finite(keys.k, keys.k_stride, count, d);
-    for (index_t i = 0; !finite && i < piece_keys; ++i) {
+    for (index_t i = 0; !finite && i < backward_key_block; ++i) {
       head_sums_.keys_are_finite[first + i] =
           i >= count || products_.all_finite(keys.k + i * keys.k_stride, 0, 1, d);
     }
-    if constexpr (in_16_bits) {
+    if constexpr (Op::is_bf16) {
       loader_.pack_panels(keys.k, keys.k_stride, count, finite, panels_of(block), head_sums_.panel);
     }
   }
 
   /// A block of keys: where they lie or, if they were copied, the rows of the copy.
   BlockKeys<A, E> block_keys(index_t block) const {
-    const index_t first = block * piece_keys, key = problem_.first_key() + first;
+    const index_t first = block * backward_key_block, key = problem_.first_key() + first;
     BlockKeys<A, E> keys{.range = {key, key + keys_of(block)},
                          .k = head_sums_.k + first * head_sums_.k_stride,
                          .k_stride = head_sums_.k_stride,
@@ -346,37 +344,36 @@ class BackwardTask {
     return head_sums_.panels + block * (memory_.d_pitch / products_.rows) * head_sums_.panel;
   }
 
-  /// Queries and dout of a block, unless the memory holds them from its last piece.
+  /// Loads queries and dout of a block, unless the last call did.
   void load_queries(index_t block) {
     if (block == loaded_queries_) return;
     loaded_queries_ = block;
-    const index_t first = block * piece_queries;
+    const index_t first = block * query_block;
     loader_.load_queries({forward_, batch_, kv_head_, first}, queries_of(block), head_sums_.facts + first);
   }
 
-  /// Adds what the score has summed up for each query of the piece to the sums of the call.
+  /// Adds the sums of each query of the block to the sums of the call.
   void add_row_sums(index_t block) const {
-    QueryCursor<T, T> cursor(forward_, batch_, kv_head_, block * piece_queries);
+    QueryCursor<T, T> cursor(forward_, batch_, kv_head_, block * query_block);
     for (index_t i = 0; i < queries_of(block); ++i, cursor.next()) {
       double* sums = sums_of(*cursor);
       for (index_t j = 0; j < memory_.sums_of_row; ++j) sums[j] += memory_.sums[i * memory_.sums_of_row + j];
     }
   }
 
-  /// Adds the sums over some pieces to those over all, of which the first are copied, and sets them to 0 for
-  /// the next.
+  /// Adds the partial sums to the whole sums (or copies them, if they are the first), and sets them to 0.
   void add_queries(index_t block, bool is_first, bool is_last) const {
-    const index_t first = block * piece_queries, count = queries_of(block), d = forward_.width(),
-                  group = memory_.group;
+    const index_t first = block * query_block, count = queries_of(block), d = forward_.width(),
+                  tile_lanes = memory_.tile_lanes;
     A* block_sums = queries_sums(block);
     const auto add_row = is_first ? gradient_kernels_.copy_rows : gradient_kernels_.add_rows;
     QueryCursor<T, T> cursor(forward_, batch_, kv_head_, first);
     for (index_t i = 0; i < count; i += kernels_.width) {
-      const A* dq = block_sums + i / group * memory_.d_pitch * group + i % group;
+      const A* dq = block_sums + i / tile_lanes * memory_.d_pitch * tile_lanes + i % tile_lanes;
       const index_t lanes = std::min(kernels_.width, count - i);
       for (index_t c = 0; c < d; c += kernels_.width) {
         const index_t channels = std::min(kernels_.width, d - c);
-        for (index_t r = 0; r < channels; ++r) memory_.in[r] = dq + (c + r) * group;
+        for (index_t r = 0; r < channels; ++r) memory_.in[r] = dq + (c + r) * tile_lanes;
         kernels_.transpose(memory_.in, channels, lanes, nullptr, memory_.staged + c, memory_.pitch);
       }
       for (index_t lane = 0; lane < lanes; ++lane, cursor.next()) {
@@ -388,7 +385,7 @@ class BackwardTask {
   }
 
   void add_keys(index_t block, bool is_first, bool is_last) const {
-    const index_t first = block * piece_keys, count = keys_of(block);
+    const index_t first = block * backward_key_block, count = keys_of(block);
     const auto add_rows = is_first ? gradient_kernels_.copy_rows : gradient_kernels_.add_rows;
     const auto add = [&](A* sums, index_t pitch, index_t columns, A* all, index_t stride) {
       add_rows(sums + first * pitch, pitch, count, columns, all, stride);
@@ -407,8 +404,9 @@ class BackwardTask {
   const PrefillBackwardKernels<A>& gradient_kernels_;
   const PrefillKernels<A, E>& products_;
   const Memory& memory_;
-  const Loader loader_;
-  const Block piece_;
+  const BackwardLoader<T, E> loader_;
+  const Multipliers multipliers_;
+  const BackwardBlock<A, E> block_;
   CallSums sums_;  // null where nothing is learnt
   const bool sums_in_place_;
   HeadSums<T, E> head_sums_{};

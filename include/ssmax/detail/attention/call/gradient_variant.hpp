@@ -7,24 +7,23 @@
 
 SSMAX_BEGIN_SHARED
 
-/// One vector of queries behind a score, as the forward part of the backward left it. All are [key][group].
+/// The gradients of one vector of queries' logits, in the layout of Logits.
 template <class A>
-struct ScoredColumn {
-  A* u;            // ∂loss / ∂(c·z')
-  A *z, *slope;    // what apply_and_keep left: z' and dz'/dz, or z and nothing
-  double* sums;    // [width][sums_of_row]: dc, then the score's parameters
+struct LogitGradients {
+  A* u;            // ∂loss / ∂(c·z'), where z' is the score function's result
+  double* sums;    // [vector length][sums_of_row]: dc, then the score's parameters
   index_t stride;  // of sums, from lane to lane
 };
 
 template <class A>
 class GradientVariant : public Variant<A> {
  public:
-  /// `apply` for many queries of a score, keeping what `differentiate` needs in z and slope.
-  virtual void apply_and_keep(const TileColumn<A>& column, A* z, A* slope,
-                              const ColumnScratch<A>& memory) const = 0;
+  /// `apply` with a score function. Writes logits.z and logits.slope for `differentiate`: z' and dz'/dz or, for scores
+  /// that are differentiated key by key, z alone.
+  virtual void apply_and_keep(const Logits<A>& logits, const TileScratch<A>& memory) const = 0;
   /// u becomes ∂loss / ∂z; dc and the gradients of the score's parameters are added to the queries' sums.
-  virtual void differentiate(const TileColumn<A>& column, const ScoredColumn<A>& scored,
-                             const ColumnScratch<A>& memory) const = 0;
+  virtual void differentiate(const Logits<A>& logits, const LogitGradients<A>& gradients,
+                             const TileScratch<A>& memory) const = 0;
   /// Hands a query's sums to the scaling, which was asked about `row`, and the score.
   virtual void accumulate(const Query& query, const Row& row, const double* sums) const = 0;
   /// Whether there is anyone to hand them to.

@@ -65,38 +65,38 @@ class UserGradientVariant final : public UserVariant<A, S, M, C, GradientVariant
  public:
   using Base::Base, Base::mask, Base::scaling, Base::score;
 
-  void apply_and_keep(const TileColumn<A>& column, A* z, A* slope,
-                      const ColumnScratch<A>& memory) const override {
-    const index_t group = memory.group, width = memory.kernels.width;
+  void apply_and_keep(const Logits<A>& logits, const TileScratch<A>& memory) const override {
+    const index_t tile_lanes = memory.tile_lanes, width = memory.kernels.width;
     const auto keep = [&] {
-      for (index_t at = 0; at < column.keys.size(); ++at) {
-        std::copy_n(column.s + at * group, width, z + at * group);
+      for (index_t at = 0; at < logits.keys.size(); ++at) {
+        std::copy_n(logits.s + at * tile_lanes, width, logits.z + at * tile_lanes);
       }
     };
     if constexpr (!score_learns || learns_row<C>()) {
-      if (goes_by_vectors(column)) {
-        for (index_t at = 0; at < column.keys.size(); ++at) std::fill_n(slope + at * group, width, A{1});
-        apply_and_differentiate(score, column, slope, memory);
+      if (goes_by_vectors(logits)) {
+        for (index_t at = 0; at < logits.keys.size(); ++at)
+          std::fill_n(logits.slope + at * tile_lanes, width, A{1});
+        apply_and_differentiate(score, logits, memory);
         keep();
       }
     }
     if constexpr (score_learns) {
-      if (!goes_by_vectors(column)) {
+      if (!goes_by_vectors(logits)) {
         keep();
-        this->apply_score(score, column, memory);
+        this->apply_score(score, logits, memory);
       }
     }
-    this->multiply(column, memory);
-    this->hide_single(column, memory);
+    this->multiply(logits, memory);
+    this->hide_single(logits, memory);
   }
 
-  void differentiate(const TileColumn<A>& column, const ScoredColumn<A>& scored,
-                     const ColumnScratch<A>& memory) const override {
+  void differentiate(const Logits<A>& logits, const LogitGradients<A>& gradients,
+                     const TileScratch<A>& memory) const override {
     if constexpr (!score_learns || learns_row<C>()) {
-      if (goes_by_vectors(column)) differentiate_by_vectors(column, scored, memory);
+      if (goes_by_vectors(logits)) differentiate_by_vectors(logits, gradients, memory);
     }
     if constexpr (score_learns) {
-      if (!goes_by_vectors(column)) differentiate_each(column, scored, memory);
+      if (!goes_by_vectors(logits)) differentiate_each(logits, gradients, memory);
     }
   }
 
@@ -112,9 +112,9 @@ class UserGradientVariant final : public UserVariant<A, S, M, C, GradientVariant
   Sharing sharing(const QueryShape& shape) const override { return sharing_of(score, shape); }
 
  private:
-  bool goes_by_vectors([[maybe_unused]] const TileColumn<A>& column) const {
+  bool goes_by_vectors([[maybe_unused]] const Logits<A>& logits) const {
     if constexpr (learns_row<C>()) {
-      return gradient_row(score, column.rows[0].query) != nullptr;
+      return gradient_row(score, logits.rows[0].query) != nullptr;
     } else {
       return !score_learns;
     }
@@ -130,31 +130,31 @@ class UserGradientVariant final : public UserVariant<A, S, M, C, GradientVariant
     }
   }
 
-  void differentiate_by_vectors(const TileColumn<A>& column, const ScoredColumn<A>& scored,
-                                const ColumnScratch<A>& memory) const {
+  void differentiate_by_vectors(const Logits<A>& logits, const LogitGradients<A>& gradients,
+                                const TileScratch<A>& memory) const {
     const index_t width = memory.kernels.width;
-    A* multiplier = memory.lanes;
-    A* dc = memory.lanes + width;
+    A *multiplier = memory.lane.multiplier, *dc = memory.lane.dc;
     for (index_t lane = 0; lane < width; ++lane) {
-      multiplier[lane] = static_cast<A>(column.rows[lane].multiplier);
+      multiplier[lane] = static_cast<A>(logits.rows[lane].multiplier);
     }
-    if constexpr (learns_row<C>()) add_rows_of_gradient(column, scored.u, multiplier, memory.group, width);
-    kernels<PrefillBackwardKernels<A>>().score_gradients(scored.u, column.keys.size(), scored.z, scored.slope,
-                                                         multiplier, dc);
+    if constexpr (learns_row<C>())
+      add_rows_of_gradient(logits, gradients.u, multiplier, memory.tile_lanes, width);
+    kernels<PrefillBackwardKernels<A>>().score_gradients(gradients.u, logits.keys.size(), logits.z,
+                                                         logits.slope, multiplier, dc);
     for (index_t lane = 0; lane < width; ++lane) {
-      scored.sums[lane * scored.stride] += static_cast<double>(dc[lane]);
+      gradients.sums[lane * gradients.stride] += static_cast<double>(dc[lane]);
     }
   }
 
   /// Adds c·u = dz' of each query's keys to its row.
-  void add_rows_of_gradient(const TileColumn<A>& column, const A* u, const A* multiplier, index_t group,
+  void add_rows_of_gradient(const Logits<A>& logits, const A* u, const A* multiplier, index_t tile_lanes,
                             index_t width) const {
     for (index_t lane = 0; lane < width; ++lane) {
-      const QueryRow& row = column.rows[lane];
-      const index_t last = std::min(column.keys.end, row.keys.end);
+      const QueryRow& row = logits.rows[lane];
+      const index_t last = std::min(logits.keys.end, row.keys.end);
       auto* gradients = gradient_row(score, row.query);
-      for (index_t key = std::max(column.keys.begin, row.keys.begin); key < last; ++key) {
-        const A du = u[(key - column.keys.begin) * group + lane];
+      for (index_t key = std::max(logits.keys.begin, row.keys.begin); key < last; ++key) {
+        const A du = u[(key - logits.keys.begin) * tile_lanes + lane];
         // 0 where the mask hides the key, also if c is infinite.
         if (du != 0)
           gradients[key] += static_cast<std::remove_pointer_t<decltype(gradients)>>(multiplier[lane] * du);
@@ -162,43 +162,45 @@ class UserGradientVariant final : public UserVariant<A, S, M, C, GradientVariant
     }
   }
 
-  void differentiate_each(const TileColumn<A>& column, const ScoredColumn<A>& scored,
-                          const ColumnScratch<A>& memory) const {
-    const index_t group = memory.group;
+  void differentiate_each(const Logits<A>& logits, const LogitGradients<A>& gradients,
+                          const TileScratch<A>& memory) const {
+    const index_t tile_lanes = memory.tile_lanes;
     Base::for_each_visible(
-        column, memory.kernels.width, [&](index_t at, index_t lane, const Query& query, index_t key) {
-          A& u = scored.u[at * group + lane];
+        logits, memory.kernels.width, [&](index_t at, index_t lane, const Query& query, index_t key) {
+          A& u = gradients.u[at * tile_lanes + lane];
           if (u == 0) return;
-          double* sums = scored.sums + lane * scored.stride;
+          double* sums = gradients.sums + lane * gradients.stride;
           const Key seen{query, key, Base::query_position(query), Base::key_position(query, key)};
-          const A dz = static_cast<A>(column.rows[lane].multiplier) * u;
+          const A dz = static_cast<A>(logits.rows[lane].multiplier) * u;
           A value{};
-          const A before = differentiate_key(score, scored.z[at * group + lane], dz, seen, sums + 1, value);
+          const A before =
+              differentiate_key(score, logits.z[at * tile_lanes + lane], dz, seen, sums + 1, value);
           sums[0] += static_cast<double>(u) * static_cast<double>(value);
           u = before;
         });
   }
 
   template <class Part>
-  void apply_and_differentiate(const Part& part, const TileColumn<A>& column, A* slope,
-                               const ColumnScratch<A>& memory) const {
-    const index_t group = memory.group, width = memory.kernels.width;
+  void apply_and_differentiate(const Part& part, const Logits<A>& logits,
+                               const TileScratch<A>& memory) const {
+    A* slope = logits.slope;
+    const index_t tile_lanes = memory.tile_lanes, width = memory.kernels.width;
     if constexpr (shared::is_composed<Part>) {
-      apply_and_differentiate(part.first(), column, slope, memory);
-      apply_and_differentiate(part.second(), column, slope, memory);
+      apply_and_differentiate(part.first(), logits, memory);
+      apply_and_differentiate(part.second(), logits, memory);
     } else if constexpr (fast_path<Part> == FastPath::distance || fast_path<Part> == FastPath::row) {
-      this->apply_score(part, column, memory);  // z plus something: its derivative is 1
+      this->apply_score(part, logits, memory);  // z plus something: its derivative is 1
     } else if constexpr (fast_path<Part> == FastPath::elementwise) {
-      for (index_t at = 0; at < column.keys.size(); ++at) {
-        part.apply(column.s + at * group, width);
-        part.differentiate(column.s + at * group, width, slope + at * group);
+      for (index_t at = 0; at < logits.keys.size(); ++at) {
+        part.apply(logits.s + at * tile_lanes, width);
+        part.differentiate(logits.s + at * tile_lanes, width, slope + at * tile_lanes);
       }
-    } else if (!this->stretch(part, column, slope, memory)) {
-      Base::for_each_visible(column, width, [&](index_t at, index_t lane, const Query& query, index_t key) {
+    } else if (!this->stretch(part, logits, slope, memory)) {
+      Base::for_each_visible(logits, width, [&](index_t at, index_t lane, const Query& query, index_t key) {
         if (!detail::sees(mask, query, key)) return;
-        A& z = column.s[at * group + lane];
+        A& z = logits.s[at * tile_lanes + lane];
         const Key seen{query, key, Base::query_position(query), Base::key_position(query, key)};
-        slope[at * group + lane] *= static_cast<A>(part.derivative(z, seen));
+        slope[at * tile_lanes + lane] *= static_cast<A>(part.derivative(z, seen));
         z = static_cast<A>(part(z, seen));
       });
     }

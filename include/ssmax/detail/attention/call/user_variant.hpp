@@ -49,12 +49,12 @@ class UserVariant : public Interface {
   }
   bool sees(const Query& query, index_t key) const override { return detail::sees(mask, query, key); }
 
-  void apply(const TileColumn<A>& column, const ColumnScratch<A>& memory) const override {
+  void apply(const Logits<A>& logits, const TileScratch<A>& memory) const override {
     if constexpr (!std::same_as<C, Identity>) {
-      apply_score(score, column, memory);
-      multiply(column, memory);
+      apply_score(score, logits, memory);
+      multiply(logits, memory);
     }
-    hide_single(column, memory);
+    hide_single(logits, memory);
   }
 
   void apply(A* s, KeyRange keys, const QueryRow& row) const override {
@@ -76,57 +76,56 @@ class UserVariant : public Interface {
 
   /// Multiplies what the score gave by c·log2(e), in place: logits in units of log2, as the
   /// kernels take them.
-  void multiply(const TileColumn<A>& column, const ColumnScratch<A>& memory) const {
-    A* multiplier = memory.lanes + 2 * memory.group;
+  void multiply(const Logits<A>& logits, const TileScratch<A>& memory) const {
+    A* multiplier = memory.lane.multiplier;
     for (index_t lane = 0; lane < memory.kernels.width; ++lane) {
-      multiplier[lane] = static_cast<A>(column.rows[lane].multiplier * std::numbers::log2e);
+      multiplier[lane] = static_cast<A>(logits.rows[lane].multiplier * std::numbers::log2e);
     }
-    kernels<ScoreKernels<A>>().multiply(column.s, column.keys.size(), multiplier);
+    kernels<ScoreKernels<A>>().multiply(logits.s, logits.keys.size(), multiplier);
   }
 
   /// Sets the logits of keys that the mask hides singly, by its member `sees`, to -inf.
-  void hide_single(const TileColumn<A>& column, const ColumnScratch<A>& memory) const {
+  void hide_single(const Logits<A>& logits, const TileScratch<A>& memory) const {
     if constexpr (detail::has_predicate<M>) {
-      for_each_visible(column, memory.kernels.width,
+      for_each_visible(logits, memory.kernels.width,
                        [&](index_t at, index_t lane, const Query& query, index_t key) {
-                         if (!mask.sees(query, key)) column.s[at * memory.group + lane] = hidden;
+                         if (!mask.sees(query, key)) logits.s[at * memory.tile_lanes + lane] = hidden;
                        });
     }
   }
 
-  /// Calls f(key - keys.begin, lane, query, key) for the keys of the column that lie in each lane's range.
+  /// Calls f(key - keys.begin, lane, query, key) for the keys of the logits that lie in each lane's range.
   template <class F>
-  static void for_each_visible(const TileColumn<A>& column, index_t width, const F& f) {
+  static void for_each_visible(const Logits<A>& logits, index_t width, const F& f) {
     for (index_t lane = 0; lane < width; ++lane) {
-      const QueryRow& row = column.rows[lane];
-      const index_t last = std::min(column.keys.end, row.keys.end);
-      for (index_t key = std::max(column.keys.begin, row.keys.begin); key < last; ++key) {
-        f(key - column.keys.begin, lane, row.query, key);
+      const QueryRow& row = logits.rows[lane];
+      const index_t last = std::min(logits.keys.end, row.keys.end);
+      for (index_t key = std::max(logits.keys.begin, row.keys.begin); key < last; ++key) {
+        f(key - logits.keys.begin, lane, row.query, key);
       }
     }
   }
 
   template <class Part>
-  void apply_score(const Part& part, const TileColumn<A>& column, const ColumnScratch<A>& memory) const {
-    const index_t group = memory.group, width = memory.kernels.width;
+  void apply_score(const Part& part, const Logits<A>& logits, const TileScratch<A>& memory) const {
+    const index_t tile_lanes = memory.tile_lanes, width = memory.kernels.width;
     if constexpr (shared::is_composed<Part>) {
-      apply_score(part.first(), column, memory);
-      apply_score(part.second(), column, memory);
+      apply_score(part.first(), logits, memory);
+      apply_score(part.second(), logits, memory);
     } else if constexpr (fast_path<Part> == FastPath::elementwise) {
-      for (index_t at = 0; at < column.keys.size(); ++at) part.apply(column.s + at * group, width);
+      for (index_t at = 0; at < logits.keys.size(); ++at) part.apply(logits.s + at * tile_lanes, width);
     } else if constexpr (fast_path<Part> == FastPath::distance && !has_key_position<M>) {
-      A* slope = memory.lanes + 2 * group;
-      A* distance = memory.lanes + 3 * group;
+      A *slope = memory.lane.slope, *distance = memory.lane.distance;
       for (index_t lane = 0; lane < width; ++lane) {
-        const Query& query = column.rows[lane].query;
+        const Query& query = logits.rows[lane].query;
         slope[lane] = static_cast<A>(part.slope(query.head));
-        distance[lane] = static_cast<A>(column.keys.begin - query_position(query));
+        distance[lane] = static_cast<A>(logits.keys.begin - query_position(query));
       }
-      kernels<ScoreKernels<A>>().ramp(column.s, column.keys.size(), slope, distance);
+      kernels<ScoreKernels<A>>().ramp(logits.s, logits.keys.size(), slope, distance);
     } else if constexpr (fast_path<Part> == FastPath::row) {
-      add_rows(part, column, memory);
+      add_rows(part, logits, memory);
     } else {
-      if (!stretch(part, column, nullptr, memory)) apply_each(part, column, memory);
+      if (!stretch(part, logits, nullptr, memory)) apply_each(part, logits, memory);
     }
   }
 
@@ -134,13 +133,12 @@ class UserVariant : public Interface {
   /// done, for scores that do not ask for it and where their factors are not at hand. Queries that stand side by
   /// side read one run of factors, a place apart; those of others are turned into lanes first.
   template <class Part>
-  bool stretch(const Part& part, const TileColumn<A>& column, A* slope,
-               const ColumnScratch<A>& memory) const {
+  bool stretch(const Part& part, const Logits<A>& logits, A* slope, const TileScratch<A>& memory) const {
     if constexpr (fast_path<Part> == FastPath::distance_factor && !has_key_position<M>) {
-      const index_t count = std::min(column.keys.size(), column.length - column.keys.begin),
+      const index_t count = std::min(logits.keys.size(), logits.length - logits.keys.begin),
                     width = memory.kernels.width;
       const auto distance = [&](index_t lane) {  // of the first key
-        return query_position(column.rows[lane].query) - column.keys.begin;
+        return query_position(logits.rows[lane].query) - logits.keys.begin;
       };
       const auto apply = kernels<ScoreKernels<A>>().stretch;
       bool side_by_side = true;
@@ -148,15 +146,15 @@ class UserVariant : public Interface {
       if (side_by_side) {
         const A* factors = part.template factors<A>(distance(0) - count + 1, count + width - 1);
         if (factors == nullptr) return false;
-        apply(column.s, slope, count, factors + count - 1, -1);
+        apply(logits.s, slope, count, factors + count - 1, -1);
         return true;
       }
       for (index_t lane = 0; lane < width; ++lane) {
         memory.in[lane] = part.template factors<A>(-distance(lane), count);
         if (memory.in[lane] == nullptr) return false;
       }
-      memory.kernels.transpose(memory.in, width, count, nullptr, memory.apart, width);
-      apply(column.s, slope, count, memory.apart, width);
+      memory.kernels.transpose(memory.in, width, count, nullptr, memory.transposed, width);
+      apply(logits.s, slope, count, memory.transposed, width);
       return true;
     }
     return false;
@@ -164,28 +162,28 @@ class UserVariant : public Interface {
 
   /// Rows of A are turned into lanes first; others are added key by key.
   template <class Part>
-  void add_rows(const Part& part, const TileColumn<A>& column, const ColumnScratch<A>& memory) const {
+  void add_rows(const Part& part, const Logits<A>& logits, const TileScratch<A>& memory) const {
     if constexpr (!std::same_as<decltype(part.row(Query{})), const A*>) {
-      apply_each(part, column, memory);
+      apply_each(part, logits, memory);
     } else {
-      const index_t count = std::min(column.keys.size(), column.length - column.keys.begin),
+      const index_t count = std::min(logits.keys.size(), logits.length - logits.keys.begin),
                     width = memory.kernels.width;
       for (index_t lane = 0; lane < width; ++lane) {
-        const A* numbers = part.row(column.rows[lane].query);
-        if (numbers == nullptr) return apply_each(part, column, memory);
-        memory.in[lane] = numbers + column.keys.begin;
+        const A* numbers = part.row(logits.rows[lane].query);
+        if (numbers == nullptr) return apply_each(part, logits, memory);
+        memory.in[lane] = numbers + logits.keys.begin;
       }
-      memory.kernels.transpose(memory.in, width, count, nullptr, memory.apart, width);
-      kernels<ScoreKernels<A>>().add(column.s, count, memory.apart);
+      memory.kernels.transpose(memory.in, width, count, nullptr, memory.transposed, width);
+      kernels<ScoreKernels<A>>().add(logits.s, count, memory.transposed);
     }
   }
 
   template <class Part>
-  void apply_each(const Part& part, const TileColumn<A>& column, const ColumnScratch<A>& memory) const {
+  void apply_each(const Part& part, const Logits<A>& logits, const TileScratch<A>& memory) const {
     for_each_visible(
-        column, memory.kernels.width, [&](index_t at, index_t lane, const Query& query, index_t key) {
+        logits, memory.kernels.width, [&](index_t at, index_t lane, const Query& query, index_t key) {
           if (!detail::sees(mask, query, key)) return;
-          A& z = column.s[at * memory.group + lane];
+          A& z = logits.s[at * memory.tile_lanes + lane];
           z = static_cast<A>(part(z, Key{query, key, query_position(query), key_position(query, key)}));
         });
   }

@@ -8,23 +8,40 @@
 
 SSMAX_BEGIN_SHARED
 
-/// One vector of queries against some keys: logit (key, lane) lies at s[(key - keys.begin) · group + lane].
+/// The logits of one vector of queries against some keys: logit (key, lane) lies at
+/// s[(key - keys.begin) · tile_lanes + lane]. The other arrays over keys have the layout of s.
 template <class A>
-struct TileColumn {
+struct Logits {
   A* s;
-  KeyRange keys;         // whole passes: past `length` there are none
-  const QueryRow* rows;  // [width]
-  index_t length;
+  KeyRange keys;         // whole passes of the kernels: keys from `length` on do not exist
+  const QueryRow* rows;  // [vector length]
+  index_t length;        // keys of the sequence
+  /// The backward pass only. z: the logit that the score function returned, or the one it received (see apply_and_keep);
+  /// without a score function, of bfloat16 operands, the product. slope: the score function's derivative.
+  A *z = nullptr, *slope = nullptr;
+  /// Still to be applied, if given, one number per lane: s·multiplier or, with an offset, z·multiplier - offset.
+  const A *multiplier = nullptr, *offset = nullptr;
 };
 
-/// Memory of one thread, for what is done to a column.
+/// One number per lane of a tile, [tile_lanes] each. The name says which step writes and reads it.
 template <class A>
-struct ColumnScratch {
+struct LaneNumbers {
+  A *q_factor, *row_factor;          // queries on their way into lanes, and into rows
+  A *rescale, *chunk_rescale;        // states: what earlier sums, and those of a chunk, are multiplied by
+  A *multiplier, *slope, *distance;  // score functions
+  A *first, *last;                   // masks: the visible keys of a lane
+  A* dc;                             // gradients of the multipliers
+  A *zero, *one;                     // constants
+};
+
+/// The scratch memory of one thread for one vector of queries.
+template <class A>
+struct TileScratch {
   const PrefillKernels<A>& kernels;
-  index_t group;  // lanes of a group
-  const A** in;   // [width]: rows to be transposed
-  A* lanes;       // [4][group]
-  A* apart;       // [width][key_block]
+  index_t tile_lanes;
+  const A** in;  // [vector length]: rows to be transposed
+  LaneNumbers<A> lane;
+  A* transposed;  // [vector length][key_block]: numbers per key and lane, and weights that the kernels cannot form
 };
 
 template <class A>
@@ -44,7 +61,7 @@ class Variant {
   /// In place: applies the score, if there is one, and multiplies by c·log2(e) (without a score, the
   /// queries were multiplied by that). The result is in units of log2. Logits of keys that the mask hides
   /// singly become -inf.
-  virtual void apply(const TileColumn<A>& column, const ColumnScratch<A>& memory) const = 0;
+  virtual void apply(const Logits<A>& logits, const TileScratch<A>& memory) const = 0;
   /// The same for logits of one query, contiguous, but without the multiplier.
   virtual void apply(A* s, KeyRange keys, const QueryRow& row) const = 0;
 

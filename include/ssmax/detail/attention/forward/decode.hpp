@@ -10,8 +10,8 @@
 #include "../../memory/arena.hpp"
 #include "../call/problem.hpp"
 #include "../call/variant.hpp"
-#include "../keys/load.hpp"
-#include "../tile/operands.hpp"
+#include "../nonfinite/values.hpp"
+#include "../tile/scores.hpp"
 #include "../tile/state.hpp"
 #include "epilogue.hpp"
 
@@ -28,7 +28,7 @@ inline constexpr index_t least_rounded_rows = 5;
 /// One thread's memory. E: see DecodeTask.
 template <class A, class E = A>
 struct DecodeScratch {
-  static constexpr bool in_16_bits = !std::same_as<A, E>;
+  static constexpr bool is_bf16 = !std::same_as<A, E>;
 
   template <class T, class X>
   DecodeScratch(Arena& arena, index_t, const Problem<T, X>& problem)
@@ -39,8 +39,8 @@ struct DecodeScratch {
         dv(value_width),
         parts(a_parts),
         rows(arena.take<QueryRow>(decode_rows)),
-        q(arena.take<E>(decode_rows * (in_16_bits ? parts : 1) * pitch)),
-        weights(arena.take<E>(in_16_bits ? decode_rows * key_chunk : 0)),
+        q(arena.take<E>(decode_rows * (is_bf16 ? parts : 1) * pitch)),
+        weights(arena.take<E>(is_bf16 ? decode_rows * key_chunk : 0)),
         wide(arena.take<A>(key_chunk * std::max(d, dv))),
         s(arena.take<A>(decode_rows * key_chunk)),
         block_o(arena.take<A>(decode_rows * dv)) {
@@ -75,7 +75,7 @@ class DecodeTask {
   static index_t least_queries() { return decode_rows; }
 
   DecodeTask(const Problem<T, X>& problem, const Variant<A>& variant, const Memory& memory)
-      : problem_(problem), variant_(variant), memory_(memory) {}
+      : problem_(problem), variant_(variant), memory_(memory), multipliers_(problem.scale, variant) {}
 
   KeyRange prepare(index_t batch, index_t kv_head, index_t first, index_t count) {
     batch_ = batch;
@@ -83,7 +83,7 @@ class DecodeTask {
     count_ = count;
     const index_t d = problem_.width();
     KeyRange seen{problem_.keys.length(batch), 0};
-    const index_t row_size = memory_.pitch * (in_16_bits ? memory_.parts : 1);
+    const index_t row_size = memory_.pitch * (is_bf16 ? memory_.parts : 1);
     std::fill_n(memory_.q, count * row_size, E{});
     const KeyRange stored = problem_.keys.stored(batch);
     QueryCursor<T, X> cursor(problem_, batch, kv_head, first);
@@ -93,7 +93,7 @@ class DecodeTask {
       if (row.keys.size() == 0) continue;
       seen = {std::min(seen.begin, row.keys.begin), std::max(seen.end, row.keys.end)};
       E* q = memory_.q + r * row_size;
-      if constexpr (in_16_bits) {
+      if constexpr (is_bf16) {
         if (memory_.parts == 1) {
           std::copy_n(row_of(problem_.q, row.query.batch, row.query.head, problem_.row_of(row.query)), d, q);
         } else {
@@ -103,11 +103,11 @@ class DecodeTask {
       } else {
         const A* loaded = load_query(problem_, variant_, row.query, q);
         if (loaded != q) std::copy_n(loaded, d, q);
-        if (variant_.has_score) {
+        if (multipliers_.has_score()) {
           for (index_t c = 0; c < d; ++c) q[c] *= static_cast<A>(problem_.scale);
         }
       }
-      softmax_[r] = OnlineSoftmax<A>(variant_.has_score ? row.multiplier : problem_.scale * row.multiplier);
+      softmax_[r] = OnlineSoftmax<A>(multipliers_.of_softmax(row));
     }
     return seen;
   }
@@ -168,7 +168,7 @@ class DecodeTask {
   }
 
  private:
-  static constexpr bool in_16_bits = !std::same_as<E, A>;
+  static constexpr bool is_bf16 = !std::same_as<E, A>;
 
   /// o += weights · V
   void weigh_values(KeyRange chunk, A* o) {
@@ -189,12 +189,12 @@ class DecodeTask {
       }
       if (keys.size() == 0) continue;
       A* s = memory_.s + r * key_chunk + (keys.begin - chunk.begin);
-      if (in_16_bits && variant_.has_score) {  // others have it in q
+      if (is_bf16 && multipliers_.has_score()) {  // float: q is multiplied by scale
         kernels<RowKernels<A>>().multiply(s, keys.size(), static_cast<A>(problem_.scale), s);
       }
-      if (variant_.has_score || variant_.has_predicate) variant_.apply(s, keys, memory_.rows[r]);
+      if (multipliers_.has_score() || variant_.has_predicate) variant_.apply(s, keys, memory_.rows[r]);
       softmax_[r].update(s, keys.size(), s);
-      if constexpr (in_16_bits) round_weights(r, s, keys.size());
+      if constexpr (is_bf16) round_weights(r, s, keys.size());
     }
   }
 
@@ -212,7 +212,7 @@ class DecodeTask {
   /// s[r][key - chunk.begin] for all rows and keys of the chunk.
   void logits(KeyRange chunk) const {
     [[maybe_unused]] const index_t d = problem_.width();
-    if constexpr (in_16_bits) {
+    if constexpr (is_bf16) {
       for_each_stretch(
           problem_.keys, batch_, kv_head_, chunk, [&](index_t key, const KeyStretch<X>& stretch) {
             kernels<PairDecodeKernels<A, E>>().logits(memory_.q, memory_.pitch, memory_.parts, count_,
@@ -251,7 +251,7 @@ class DecodeTask {
       std::fill_n(to, rows * dv, A{0});
     }
     const index_t first = r * key_chunk + (keys.begin - chunk_begin);
-    if constexpr (in_16_bits) {
+    if constexpr (is_bf16) {
       for_each_stretch(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const KeyStretch<X>& stretch) {
         add_rounded(first + (key - keys.begin), rows, stretch.count, stretch.v, stretch.v_stride, to);
       });
@@ -268,7 +268,7 @@ class DecodeTask {
     if (variant_.has_predicate) {
       // A weight of 0 times a NaN that the query must not see is NaN as well.
       const bool finite = std::all_of(to, to + rows * dv, [](A x) { return std::isfinite(x); });
-      if (!finite) accumulate_apart(r, rows, keys, chunk_begin, to);
+      if (!finite) accumulate_nonfinite(r, rows, keys, chunk_begin, to);
       for (index_t i = 0; i < rows * dv; ++i) o[r * dv + i] += to[i];
     }
   }
@@ -279,44 +279,35 @@ class DecodeTask {
                                                   v_stride, memory_.dv, to, memory_.dv);
   }
 
-  /// The same product, with what is not finite in V given to the rows that see it and to no others.
-  void accumulate_apart(index_t r, index_t rows, KeyRange keys, index_t chunk_begin, A* out) const {
+  /// Computes the same product with 0 for NaN and infinities in V, which are added to the rows that see them.
+  void accumulate_nonfinite(index_t r, index_t rows, KeyRange keys, index_t chunk_begin, A* out) const {
     const index_t dv = memory_.dv, first = r * key_chunk + (keys.begin - chunk_begin);
     A* const values = memory_.wide;
     const A* s = memory_.s + first;
     std::fill_n(out, rows * dv, A{0});
-    if constexpr (in_16_bits) {
+    if constexpr (is_bf16) {
       E* finite = reinterpret_cast<E*>(values);
-      for_each_stretch(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const KeyStretch<X>& stretch) {
-        for (index_t i = 0; i < stretch.count; ++i) {
-          std::replace_copy_if(
-              stretch.v + i * stretch.v_stride, stretch.v + i * stretch.v_stride + dv, finite + i * dv,
-              [](E x) { return !std::isfinite(static_cast<A>(x)); }, E{});
-        }
-        add_rounded(first + (key - keys.begin), rows, stretch.count, finite, dv, out);
+      for_each_stretch(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const KeyStretch<X>& run) {
+        for (index_t i = 0; i < run.count; ++i) copy_finite(run.v + i * run.v_stride, dv, finite + i * dv);
+        add_rounded(first + (key - keys.begin), rows, run.count, finite, dv, out);
       });
     } else {
       load_values(problem_.keys, batch_, kv_head_, keys, values);
-      std::replace_if(
-          values, values + keys.size() * dv, [](A x) { return !std::isfinite(x); }, A{0});
+      copy_finite(values, keys.size() * dv, values);
       kernels<DecodeKernels<A, A>>().accumulate(s, key_chunk, rows, keys.size(), values, dv, dv, out, dv);
     }
     load_values(problem_.keys, batch_, kv_head_, keys, values);
     for (index_t key = keys.begin; key < keys.end; ++key) {
-      for (index_t c = 0; c < dv; ++c) {
-        const A x = values[(key - keys.begin) * dv + c];
-        if (std::isfinite(x)) continue;
-        for (index_t i = 0; i < rows; ++i) {
-          if (variant_.sees(memory_.rows[r + i].query, key))
-            out[i * dv + c] += s[i * key_chunk + (key - keys.begin)] * x;
-        }
-      }
+      const index_t at = key - keys.begin;
+      for_each_nonfinite(variant_, memory_.rows + r, rows, key, values + at * dv, dv,
+                         [&](index_t i, index_t c, A x) { out[i * dv + c] += s[i * key_chunk + at] * x; });
     }
   }
 
   const Problem<T, X>& problem_;
   const Variant<A>& variant_;
   const Memory& memory_;
+  const Multipliers multipliers_;
   OnlineSoftmax<A> softmax_[decode_rows];
   double tops_[decode_rows];  // what the weights of a row are divided by: 1, but in 16 bits
   index_t batch_ = 0, kv_head_ = 0, count_ = 0;

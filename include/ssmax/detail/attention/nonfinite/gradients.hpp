@@ -15,18 +15,18 @@ SSMAX_BEGIN_DETAIL
 template <class A, class E>
 void irregular_gradients(const BackwardScratch<A, E>& memory, index_t lane, index_t keys, A* s, A* u) {
   constexpr A infinity = std::numeric_limits<A>::infinity();
-  const index_t group = memory.group, width = memory.kernels.width;
-  A *weights = memory.apart, *gradients = memory.apart_gradients;
+  const index_t tile_lanes = memory.tile_lanes, width = memory.kernels.width;
+  A *weights = memory.transposed, *gradients = memory.transposed_gradients;
   for (index_t i = 0; i < width; ++i) {
     if (memory.regular[lane + i]) continue;
     for (index_t key = 0; key < keys; ++key) {
-      A& x = s[key * group + i];
+      A& x = s[key * tile_lanes + i];
       // The lse of huge logits is rounded by more than 1, but a weight is at most 1. min keeps NaN.
       const double base = memory.base[lane + i];
       const double w = x == -infinity ? 0 : std::min(std::exp2(static_cast<double>(x) - base), 1.0);
       weights[i * key_block + key] = static_cast<A>(w);
       gradients[i * key_block + key] =
-          w == 0 ? A{0} : static_cast<A>(w) * (u[key * group + i] - memory.delta[lane + i]);
+          w == 0 ? A{0} : static_cast<A>(w) * (u[key * tile_lanes + i] - memory.delta[lane + i]);
       x = -infinity;
     }
   }
@@ -39,8 +39,8 @@ void irregular_gradients(const BackwardScratch<A, E>& memory, index_t lane, inde
   for (index_t i = 0; i < width; ++i) {
     if (memory.regular[lane + i]) continue;
     for (index_t key = 0; key < keys; ++key) {
-      s[key * group + i] = weights[i * key_block + key];
-      u[key * group + i] = gradients[i * key_block + key];
+      s[key * tile_lanes + i] = weights[i * key_block + key];
+      u[key * tile_lanes + i] = gradients[i * key_block + key];
     }
   }
 }

@@ -1,12 +1,22 @@
-// Rows of q and k as products in 16 bits take them.
+// How the numbers of a tile are multiplied: in float or double, or as bfloat16 with float accumulation (the bf16 path).
 //
-// A row that was rotated is no longer bfloat16. Rounded to it, its logits would err by 2^-9 of their terms, and
-// SSMax multiplies them by 4 to 10. So it comes in two parts, x = high + low, which hold 16 bits of it, and a
-// product of rotated rows is three: with the parts behind one another as channels, q is (high, low, high) and k
-// (high, high, low). A cache's keys were rounded when they were stored: (high, low) and (k, k).
+// | | float, double | bf16 path |
+// |---|---|---|
+// | q | multiplied by scale and c | as stored; logits are multiplied by scale and c |
+// | a rotated row | one row | two parts, see below |
+// | products | one number at a time | tuples of two numbers |
+// | shift of a state | an integer, raised when a logit exceeds it by 8 | the largest logit |
+// | dk and dv | added for each tile | added for all tiles of a query block at once |
+//
+// A rotated row is not bfloat16. Rounding it would add an error of 2^-9 to each term of its logits, and SSMax
+// multiplies logits by 4 to 10. So a rotated row has two parts, x = high + low, which hold 16 bits of it. The parts are
+// channels of the product: q is (high, low, high) and k is (high, high, low). A cache rounds its keys when it stores
+// them: q is (high, low) and k is (k, k).
 #pragma once
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 #include "../../kernels/prefill.hpp"
 #include "../keys/load.hpp"
@@ -20,13 +30,13 @@ bool multiplies_in_16_bits(const Problem<bfloat16, X>& problem) {
          kernels<PrefillKernels<float, bfloat16>>().rows != 0;
 }
 
-/// Products that a logit takes.
+/// Returns the number of parts of a row of q or k.
 template <class T, class X>
 index_t logit_parts(const Problem<T, X>& problem) {
   return !problem.has_rope() ? 1 : problem.rotate_keys ? 3 : 2;
 }
 
-/// Channels that the product of queries and keys sums over: where operands are E, whole multiples of `unit`.
+/// Returns the channels that the product of q and k sums over. For bfloat16, a multiple of `unit`.
 template <class E, class T, class X>
 index_t product_depth(const Problem<T, X>& problem, index_t unit) {
   if constexpr (std::same_as<E, Compute<T>>) {
@@ -36,7 +46,7 @@ index_t product_depth(const Problem<T, X>& problem, index_t unit) {
   }
 }
 
-/// in[n] = high + low, each rounded to nearest; scratch[n].
+/// Splits in[n] = high + low, each rounded to nearest. Requires scratch[n].
 inline void split_row(const float* in, index_t n, bfloat16* high, bfloat16* low, float* scratch) {
   narrow(in, n, high);
   widen(high, n, scratch);
@@ -44,30 +54,30 @@ inline void split_row(const float* in, index_t n, bfloat16* high, bfloat16* low,
   narrow(scratch, n, low);
 }
 
-/// A query in its parts, filled up with 0 to `depth`; wide[2 · d].
+/// Writes the parts of a query, padded with 0 to `depth`. Requires widened_row[2 · d].
 template <class T, class X, class A>
 void load_query_parts(const Problem<T, X>& problem, const Variant<A>& variant, const Query& query,
-                      index_t depth, A* wide, bfloat16* out) {
+                      index_t depth, A* widened_row, bfloat16* out) {
   const index_t d = problem.width(), parts = logit_parts(problem);
   std::fill(out + parts * d, out + depth, bfloat16{});
   if (parts == 1) {
     std::copy_n(row_of(problem.q, query.batch, query.head, problem.row_of(query)), d, out);
     return;
   }
-  split_row(load_query(problem, variant, query, wide), d, out, out + d, wide + d);
+  split_row(load_query(problem, variant, query, widened_row), d, out, out + d, widened_row + d);
   if (parts == 3) std::copy_n(out, d, out + 2 * d);
 }
 
-/// Keys [range) in their parts, rows of `depth`; wide[2 · d].
+/// Writes the parts of keys [range), rows of `depth`. Requires widened_row[2 · d].
 template <class T, class X, class A>
 void load_key_parts(const Problem<T, X>& problem, const Variant<A>& variant, index_t batch, index_t kv_head,
-                    KeyRange range, index_t depth, A* wide, bfloat16* out) {
+                    KeyRange range, index_t depth, A* widened_row, bfloat16* out) {
   const index_t d = problem.width(), parts = logit_parts(problem);
   for_each_stretch(problem.keys, batch, kv_head, range, [&](index_t key, const KeyStretch<X>& stretch) {
     for (index_t i = 0; i < stretch.count; ++i, out += depth) {
       if (parts == 3) {
-        load_keys(problem, variant, batch, kv_head, {key + i, key + i + 1}, wide);
-        split_row(wide, d, out, out + 2 * d, wide + d);
+        load_keys(problem, variant, batch, kv_head, {key + i, key + i + 1}, widened_row);
+        split_row(widened_row, d, out, out + 2 * d, widened_row + d);
         std::copy_n(out, d, out + d);
       } else {
         for (index_t part = 0; part < parts; ++part) {
@@ -78,5 +88,58 @@ void load_key_parts(const Problem<T, X>& problem, const Variant<A>& variant, ind
     }
   });
 }
+
+template <class A, class E>
+struct Operands {
+  static constexpr bool is_bf16 = !std::same_as<A, E>;
+  static constexpr index_t tuple = tuple_size<A, E>;
+  /// Keys that are loaded at once, for all tiles of a query block. The bf16 path waits for memory sooner, so a tile takes
+  /// several key blocks before the next tile: its queries and its state stay in the first-level cache.
+  static constexpr index_t held_keys = is_bf16 ? 512 : key_block;
+  static_assert(key_chunk % held_keys == 0 && held_keys % key_block == 0);
+  static constexpr bool adds_tiles_together = is_bf16;  // dk and dv
+
+  /// Returns the keys of a key block. In the bf16 path 64 keys of width 64 fit a first-level cache of 48 KiB with all
+  /// that their products read. For wider heads, 128 keys share a rescaling.
+  static index_t block_keys(index_t depth, index_t channels) {
+    return is_bf16 && depth + channels <= 128 ? key_block / 2 : key_block;
+  }
+
+  /// Returns a query's row for its products: in place or in scratch. Requires widened_row[2 · d] in the bf16 path.
+  template <class T, class X>
+  static const A* load_query(const Problem<T, X>& problem, const Variant<A>& variant, const Query& query,
+                             [[maybe_unused]] index_t depth, [[maybe_unused]] A* widened_row, A* scratch) {
+    if constexpr (is_bf16) {
+      load_query_parts(problem, variant, query, depth, widened_row, reinterpret_cast<E*>(scratch));
+      return scratch;
+    } else {
+      return detail::load_query(problem, variant, query, scratch);
+    }
+  }
+
+  /// Writes rows of keys [range) for their products.
+  template <class T, class X>
+  static void load_keys(const Problem<T, X>& problem, const Variant<A>& variant, index_t batch,
+                        index_t kv_head, KeyRange range, [[maybe_unused]] index_t depth,
+                        [[maybe_unused]] A* widened_row, E* out) {
+    if constexpr (is_bf16) {
+      load_key_parts(problem, variant, batch, kv_head, range, depth, widened_row, out);
+    } else {
+      detail::load_keys(problem, variant, batch, kv_head, range, out);
+    }
+  }
+
+  /// Moves the sign of a multiplier, or the multiplier 0, into the row of q, which rounds nothing. Returns the rest,
+  /// which is positive: a masked logit stays -inf. NaN stays NaN, infinity becomes NaN.
+  static A positive_multiplier(A c, E* row, index_t depth) {
+    if (!std::isfinite(c)) return std::numeric_limits<A>::quiet_NaN();
+    if (c > 0) return c;
+    const A sign = c < 0 ? -1 : 0;
+    std::transform(row, row + depth, row, [sign](E x) { return static_cast<E>(sign * static_cast<A>(x)); });
+    return c < 0 ? -c : 1;
+  }
+
+  static bool is_finite(E x) { return std::isfinite(static_cast<A>(x)); }
+};
 
 SSMAX_END

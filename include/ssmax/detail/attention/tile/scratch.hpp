@@ -1,4 +1,4 @@
-// One thread's memory for queries in lanes.
+// One thread's memory for queries in lanes: one query per lane, tile_lanes queries per tile.
 #pragma once
 
 #include <algorithm>
@@ -9,34 +9,49 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// What one thread needs to hold queries in lanes, in groups of whole vectors: forward and backward alike.
+template <class A>
+LaneNumbers<A> take_lane_numbers(Arena& arena, index_t tile_lanes) {
+  LaneNumbers<A> lane;
+  for (A** numbers :
+       {&lane.q_factor, &lane.row_factor, &lane.rescale, &lane.chunk_rescale, &lane.multiplier, &lane.slope,
+        &lane.distance, &lane.first, &lane.last, &lane.dc, &lane.zero, &lane.one}) {
+    *numbers = arena.take<A>(tile_lanes);
+  }
+  if (lane.zero != nullptr) {  // not while the arena counts
+    std::fill_n(lane.zero, tile_lanes, A{0});
+    std::fill_n(lane.one, tile_lanes, A{1});
+  }
+  return lane;
+}
+
+/// E is the type of the products' operands.
 template <class A, class E = A>
-struct LaneScratch : ColumnScratch<A> {
-  using ColumnScratch<A>::kernels;
-  using ColumnScratch<A>::group;
+struct LaneScratch : TileScratch<A> {
+  using TileScratch<A>::kernels;
+  using TileScratch<A>::tile_lanes;
 
   /// `depth` channels of a query in lanes.
   LaneScratch(Arena& arena, index_t queries, index_t d, index_t dv, index_t depth)
-      : ColumnScratch<A>(column_scratch(arena, detail::kernels<PrefillKernels<A>>())),
-        groups((queries + group - 1) / group),
-        rows(arena.take<QueryRow>(groups * group)),
-        columns(arena.take<Column>(groups * tile_vectors)),
-        q(arena.take<E>(groups * depth * group)),
+      : TileScratch<A>(take_tile_scratch(arena, detail::kernels<PrefillKernels<A>>())),
+        tiles((queries + tile_lanes - 1) / tile_lanes),
+        rows(arena.take<QueryRow>(tiles * tile_lanes)),
+        hulls(arena.take<Hull>(tiles * tile_vectors)),
+        q(arena.take<E>(tiles * depth * tile_lanes)),
         pitch((std::max({d, dv, depth / tuple_size<A, E>}) + 15) / 16 * 16),
         staged(arena.take<A>(kernels.width * pitch)) {}
 
-  static ColumnScratch<A> column_scratch(Arena& arena, const PrefillKernels<A>& kernels) {
-    const index_t group = kernels.width * tile_vectors;
-    return {kernels, group, arena.take<const A*>(kernels.width), arena.take<A>(4 * group),
+  static TileScratch<A> take_tile_scratch(Arena& arena, const PrefillKernels<A>& kernels) {
+    const index_t tile_lanes = kernels.width * tile_vectors;
+    return {kernels, tile_lanes, arena.take<const A*>(kernels.width), take_lane_numbers<A>(arena, tile_lanes),
             arena.take<A>(kernels.width * key_block)};
   }
 
-  index_t groups;
-  QueryRow* rows;   // [groups · group]
-  Column* columns;  // [groups · tile_vectors]
-  E* q;             // [groups][depth / tuple][group][tuple]
-  index_t pitch;    // of rows of K or V: a multiple of every target's vectors
-  A* staged;        // [width][pitch]: queries on their way into lanes, results on their way out
+  index_t tiles;
+  QueryRow* rows;  // [tiles · tile_lanes]
+  Hull* hulls;     // [tiles · tile_vectors]
+  E* q;            // [tiles][depth / tuple][tile_lanes][tuple]
+  index_t pitch;   // of rows of K or V: a multiple of the vector length of every target
+  A* staged;       // [vector length][pitch]: queries on their way into lanes, results on their way out
 };
 
 SSMAX_END

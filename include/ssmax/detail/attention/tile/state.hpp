@@ -1,5 +1,5 @@
-// The state of one query's softmax: Σ exp(c·z) = 2^shift · sum and Σ exp(c·z)·v = 2^shift · o. How two
-// states are merged, and how one becomes a result.
+// The state of a query's softmax: Σ exp(c·z) = 2^shift · sum and Σ exp(c·z)·v = 2^shift · o. Two states are merged, and
+// a state becomes a result.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ template <class A>
 struct SoftmaxState {
   A *shift, *sum, *o;
 
-  /// Nothing has been seen.
+  /// Sets the states of queries that no key has been added to.
   void reset(index_t queries, index_t channels) const {
     std::fill_n(shift, queries, -std::numeric_limits<A>::infinity());
     std::fill_n(sum, queries, A{0});
@@ -32,12 +32,21 @@ T shift_factor(T from, T to) {
   return from == to ? T{1} : static_cast<T>(std::exp2(static_cast<double>(from) - static_cast<double>(to)));
 }
 
+/// Merges shift and sum of two states. Writes what o and other_o are to be multiplied by before they are added.
 template <class T>
-void merge_row(T& shift, T& sum, T* o, T other_shift, T other_sum, const T* other_o, index_t dv) {
+void merge_sums(T& shift, T& sum, T other_shift, T other_sum, T& factor, T& other_factor) {
   const T raised = std::max(shift, other_shift);
-  const T factor = shift_factor(shift, raised), other_factor = shift_factor(other_shift, raised);
+  factor = shift_factor(shift, raised);
+  other_factor = shift_factor(other_shift, raised);
   shift = raised;
   sum = sum * factor + other_sum * other_factor;
+}
+
+/// Merges two states of one query.
+template <class T>
+void merge_row(T& shift, T& sum, T* o, T other_shift, T other_sum, const T* other_o, index_t dv) {
+  T factor, other_factor;
+  merge_sums(shift, sum, other_shift, other_sum, factor, other_factor);
   for (index_t c = 0; c < dv; ++c) o[c] = o[c] * factor + other_o[c] * other_factor;
 }
 

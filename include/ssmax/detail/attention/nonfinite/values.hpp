@@ -1,0 +1,34 @@
+// NaN and infinities in V: a weight of 0 times such a number is NaN. So products with V take 0 in its place, and each
+// query that sees the key gets the number by itself.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "../call/variant.hpp"
+
+SSMAX_BEGIN_DETAIL
+
+/// Copies n numbers, with 0 for NaN and infinities. in and out may be the same array.
+template <class E>
+void copy_finite(const E* in, index_t n, E* out) {
+  std::replace_copy_if(
+      in, in + n, out, [](E x) { return !std::isfinite(static_cast<Compute<E>>(x)); }, E{});
+}
+
+/// Calls add(query, channel, x) for each number x of a value row that is NaN or infinite, and each of `queries` rows
+/// that sees the key.
+template <class A, class Add>
+void for_each_nonfinite(const Variant<A>& variant, const QueryRow* rows, index_t queries, index_t key,
+                        const A* value, index_t channels, const Add& add) {
+  for (index_t c = 0; c < channels; ++c) {
+    if (std::isfinite(value[c])) continue;
+    for (index_t i = 0; i < queries; ++i) {
+      const QueryRow& row = rows[i];
+      if (key < row.keys.begin || key >= row.keys.end || !variant.sees(row.query, key)) continue;
+      add(i, c, value[c]);
+    }
+  }
+}
+
+SSMAX_END

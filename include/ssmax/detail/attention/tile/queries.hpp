@@ -1,0 +1,89 @@
+// Queries on their way into lanes: one query per lane of a vector.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "scores.hpp"
+
+SSMAX_BEGIN_DETAIL
+
+/// What the lanes of the last vector see that hold no query.
+enum class UnusedLanes {
+  repeat_last,  // the keys of the last query: no logit has to be masked for them
+  empty,        // no key: every logit is masked
+  left_out      // no key, and the hull does not say so: the caller leaves these lanes out of every sum
+};
+
+/// Writes rows and hulls of `count` queries. row(i, to) writes the row of query i. Returns the number of lanes: whole
+/// vectors.
+template <class A, class E, class Row>
+index_t list_queries(const LaneScratch<A, E>& memory, index_t count, UnusedLanes unused, const Row& row) {
+  const index_t length = memory.kernels.width, lanes = (count + length - 1) / length * length;
+  for (index_t i = 0; i < lanes; ++i) {
+    QueryRow& to = memory.rows[i];
+    if (i < count) {
+      row(i, to);
+    } else if (unused == UnusedLanes::repeat_last) {
+      to = memory.rows[count - 1];
+    } else {
+      to = {memory.rows[count - 1].query, {}, 0};
+    }
+  }
+  for (index_t i = 0; i < lanes; i += length) {
+    Hull& hull = memory.hulls[i / length] = {};
+    const index_t end = unused == UnusedLanes::left_out ? std::min(i + length, count) : i + length;
+    for (index_t lane = i; lane < end; ++lane) hull.add(memory.rows[lane].keys);
+  }
+  return lanes;
+}
+
+/// Points memory.in at the rows of one vector of queries, from lane i on: load(query, scratch) returns the row of a
+/// query that sees a key. Lanes of other queries, and from `count` on, get `depth` numbers 0.
+template <class A, class E, class Load>
+void gather_rows(const LaneScratch<A, E>& memory, index_t i, index_t count, index_t depth, const Load& load) {
+  for (index_t lane = 0; lane < memory.kernels.width; ++lane) {
+    const QueryRow& row = memory.rows[i + lane];
+    A* scratch = memory.staged + lane * memory.pitch;
+    const bool exists = i + lane < count && row.keys.size() > 0;
+    if (!exists) std::fill_n(reinterpret_cast<E*>(scratch), depth, E{});
+    memory.in[lane] = exists ? load(row.query, scratch) : scratch;
+  }
+}
+
+/// Transposes the gathered rows into lanes from lane i on, multiplied by factor[lane] if given. Tuples of E move as
+/// one number A does.
+template <class A, class E>
+void put_in_lanes(const LaneScratch<A, E>& memory, index_t i, index_t depth,
+                  std::type_identity_t<const A*> factor, E* lanes) {
+  const index_t tile_lanes = memory.tile_lanes, rows = depth / tuple_size<A, E>;
+  memory.kernels.transpose(memory.in, memory.kernels.width, rows, factor,
+                           reinterpret_cast<A*>(lanes) + i / tile_lanes * rows * tile_lanes + i % tile_lanes,
+                           tile_lanes);
+}
+
+/// Loads the queries of `lanes` lanes, of which `count` hold one, into memory.q. The bf16 path writes their multipliers
+/// to multipliers[lanes] and requires widened_row[2 · d].
+template <class T, class X, class A, class E>
+void load_queries(const Problem<T, X>& problem, const Variant<A>& variant, const Multipliers& multiply,
+                  const LaneScratch<A, E>& memory, index_t lanes, index_t count, index_t depth,
+                  [[maybe_unused]] A* multipliers = nullptr, A* widened_row = nullptr) {
+  using Op = Operands<A, E>;
+  const index_t length = memory.kernels.width;
+  A* factor = memory.lane.q_factor;
+  for (index_t i = 0; i < lanes; i += length) {
+    gather_rows(memory, i, count, depth, [&](const Query& query, A* scratch) {
+      return Op::load_query(problem, variant, query, depth, widened_row, scratch);
+    });
+    for (index_t lane = 0; lane < length; ++lane) {
+      factor[lane] = static_cast<A>(multiply.of_product(memory.rows[i + lane]));
+      if constexpr (Op::is_bf16) {
+        E* row = reinterpret_cast<E*>(memory.staged + lane * memory.pitch);
+        multipliers[i + lane] = Op::positive_multiplier(factor[lane], row, depth);
+      }
+    }
+    put_in_lanes(memory, i, depth, Op::is_bf16 ? nullptr : factor, memory.q);
+  }
+}
+
+SSMAX_END

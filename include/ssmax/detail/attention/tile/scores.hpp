@@ -1,0 +1,118 @@
+// The logits of a tile: the product of q and k, the multipliers scale and c, the score function, and the mask.
+#pragma once
+
+#include <concepts>
+#include <numbers>
+
+#include "operands.hpp"
+#include "scratch.hpp"
+#include "visibility.hpp"
+
+SSMAX_BEGIN_DETAIL
+
+/// Who applies scale and c. Without a score function, scale·c is one factor. A score function receives scale·q·k, and
+/// its result is multiplied by c.
+class Multipliers {
+ public:
+  template <class A>
+  Multipliers(double scale, const Variant<A>& variant) : scale_(scale), has_score_(variant.has_score) {}
+
+  [[nodiscard]] bool has_score() const { return has_score_; }
+  /// Returns what a product of q and k is multiplied by: a logit in units of log2, or what the score function receives. A
+  /// query that sees no key has no c.
+  [[nodiscard]] double of_product(const QueryRow& row) const {
+    return scale_ * (has_score_ || row.keys.size() <= 0 ? 1 : row.multiplier * std::numbers::log2e);
+  }
+  /// Returns what the products of the backward pass with q and with k are multiplied by.
+  [[nodiscard]] double of_gradient(double c) const { return has_score_ ? scale_ : scale_ * c; }
+
+  /// Decoding: returns the multiplier of the softmax, whose argument is the product or the score function's result.
+  [[nodiscard]] double of_softmax(const QueryRow& row) const {
+    return has_score_ ? row.multiplier : scale_ * row.multiplier;
+  }
+
+ private:
+  double scale_;
+  bool has_score_;
+};
+
+/// Forms logits. V is Variant or, for the backward pass, GradientVariant: then z and slope are kept for the gradient.
+template <class A, class E, class V>
+class Scores {
+ public:
+  static constexpr bool is_backward =
+      requires(const V& variant, const Logits<A>& logits, const TileScratch<A>& memory) {
+    variant.apply_and_keep(logits, memory);
+  };
+
+  Scores(const V& variant, double scale, const PrefillKernels<A, E>& products,
+         const LaneScratch<A, E>& memory)
+      : multipliers(scale, variant), variant_(variant), products_(products), memory_(memory) {}
+
+  const Multipliers multipliers;
+
+  /// Returns whether logits are neither the argument of a score function nor masked key by key.
+  [[nodiscard]] bool are_plain() const { return !multipliers.has_score() && !variant_.has_predicate; }
+  /// Returns whether form leaves the logits as the product and the multiplier make them.
+  [[nodiscard]] bool are_plain(const Hull& hull, KeyRange keys) const {
+    return are_plain() && !hull.masks(keys);
+  }
+
+  /// Multiplies rows of K (or V) with the lanes of a tile (q or dout): s[key][lane] for the needed keys of a block.
+  void multiply(const NeededKeys& needed, index_t keys, const E* k, index_t k_stride, index_t depth,
+                const E* lanes, A* s) const {
+    const index_t tile_lanes = memory_.tile_lanes, length = products_.width;
+    needed.for_each_rectangle(keys, [&](index_t vectors, index_t v, KeyRange part) {
+      products_.logits[vectors - 1](k + part.begin * k_stride, k_stride, depth, part.size(),
+                                    lanes + v * length * Operands<A, E>::tuple,
+                                    s + part.begin * tile_lanes + v * length);
+    });
+  }
+
+  /// Turns products into logits in units of log2: applies the score function and the mask. A multiplier that is still
+  /// pending without them stays pending in the forward pass, where the softmax applies it.
+  void form(Logits<A>& logits, const Hull& hull) const {
+    if (!are_plain()) {
+      apply_multiplier(logits);
+      if constexpr (is_backward) {
+        if (multipliers.has_score()) {
+          variant_.apply_and_keep(logits, memory_);
+        } else {
+          variant_.apply(logits, memory_);
+        }
+        subtract_offset(logits);
+      } else {
+        variant_.apply(logits, memory_);
+      }
+    } else if constexpr (is_backward && Operands<A, E>::is_bf16) {
+      place(logits, logits.z, logits.multiplier, logits.offset);
+    }
+    if (hull.masks(logits.keys)) mask_keys(memory_, logits);
+  }
+
+  /// Applies a pending multiplier.
+  void apply_multiplier(Logits<A>& logits) const {
+    if constexpr (Operands<A, E>::is_bf16) {
+      if constexpr (is_backward) {
+        place(logits, logits.z, logits.multiplier, memory_.lane.zero);
+      } else if (logits.multiplier != nullptr) {
+        products_.multiply(logits.s, logits.keys.size(), logits.multiplier);
+        logits.multiplier = nullptr;
+      }
+    }
+  }
+
+ private:
+  void subtract_offset(Logits<A>& logits) const {
+    if constexpr (Operands<A, E>::is_bf16) place(logits, logits.s, memory_.lane.one, logits.offset);
+  }
+  void place(Logits<A>& logits, const A* from, const A* multiplier, const A* offset) const {
+    products_.place(from, logits.keys.size(), multiplier, offset, logits.s);
+  }
+
+  const V& variant_;
+  const PrefillKernels<A, E>& products_;
+  const LaneScratch<A, E>& memory_;
+};
+
+SSMAX_END
