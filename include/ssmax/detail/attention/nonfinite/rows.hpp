@@ -36,8 +36,8 @@ const A* finite_part(const LaneScratch<A>& memory, const A* row, index_t channel
 /// Adds factors[i · factor_stride] · row[c] to sums[i · sum_stride + c · channel_stride], for each c where row[c] is NaN or
 /// infinite and each i below `count` whose factor is not 0.
 template <class A, class E>
-void add_nonfinite(const E* factors, index_t factor_stride, index_t count, const E* row, index_t channels, A* sums,
-                   index_t sum_stride, index_t channel_stride) {
+void add_nonfinite(const E* factors, index_t factor_stride, index_t count, const E* row, index_t channels,
+                   A* sums, index_t sum_stride, index_t channel_stride) {
   for (index_t c = 0; c < channels; ++c) {
     const A value = static_cast<A>(row[c]);
     if (std::isfinite(value)) continue;
