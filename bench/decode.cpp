@@ -3,6 +3,7 @@
 #include <array>
 #include <memory>
 #include <ssmax/attention.hpp>
+#include <ssmax/decode.hpp>
 #include <ssmax/execution.hpp>
 #include <ssmax/kv_cache.hpp>
 #include <ssmax/target.hpp>

@@ -118,7 +118,7 @@ TEST_CASE("a prefill in pieces of more than 16 queries of a kv head has the bits
   });
 }
 
-/// |difference| <= 4·(d + 1024 + n / 1024)·ε·Σ p |v|, as kv_cache.hpp says, and the rule of everything else.
+/// |difference| <= 4·(d + 1024 + n / 1024)·ε·Σ p |v|, as decode.hpp says, and the rule of everything else.
 template <class T>
 void check_bounded_in_pieces(const Shape& shape, const std::vector<index_t>& steps) {
   const ssmax::RopeOptions turn{.width = shape.d};

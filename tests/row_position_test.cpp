@@ -2,6 +2,7 @@
 #include <array>
 #include <cmath>
 #include <ssmax/attention_backward.hpp>
+#include <ssmax/decode.hpp>
 #include <ssmax/kv_cache.hpp>
 #include <ssmax/mask.hpp>
 #include <ssmax/scaling.hpp>

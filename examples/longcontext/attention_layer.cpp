@@ -1,6 +1,7 @@
 #include "attention_layer.hpp"
 
 #include <ssmax/attention.hpp>
+#include <ssmax/decode.hpp>
 
 #include "attention_views.hpp"
 

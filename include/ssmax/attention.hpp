@@ -50,13 +50,13 @@
 /// anything is written.
 #pragma once
 
-#include <cmath>
 #include <optional>
 #include <span>
 
 #include "attention_state.hpp"
-#include "detail/attention/call/check.hpp"
+#include "detail/attention/call/build.hpp"
 #include "detail/attention/call/untyped.hpp"
+#include "detail/attention/call/user_variant.hpp"
 #include "detail/attention/forward/driver.hpp"
 #include "execution.hpp"
 #include "mask.hpp"
@@ -109,52 +109,6 @@ struct PartialArguments {
   bool continues = false;
 };
 
-namespace detail {
-
-template <class T>
-double logit_scale(const AttentionOptions<T>& options, index_t d) {
-  return options.scale.value_or(1 / std::sqrt(static_cast<double>(std::max<index_t>(d, 1))));
-}
-
-template <class T>
-RopeTables<Compute<T>> rope_tables(const AttentionOptions<T>& options) {
-  return options.rope == nullptr ? RopeTables<Compute<T>>{} : options.rope->tables();
-}
-
-/// `keys` must outlive it. `a` says which queries q holds, if they are a part.
-template <class T, class A>
-Problem<T, T> make_problem(const A& a, const KeyShare<T>& keys, const AttentionOptions<T>& options) {
-  Problem<T, T> problem{.q = addressable(a.q),
-                        .keys = AnyKeys<T>(keys),
-                        .scale = logit_scale(options, a.q.extent(3)),
-                        .rope = rope_tables(options),
-                        .rotate_keys = true,
-                        .key_position = options.key_position,
-                        .float_products = options.float_products};
-  if constexpr (requires { a.first_query; }) {
-    problem.first_query = a.first_query;
-    problem.queries_after = a.queries == 0 ? 0 : a.queries - a.first_query - a.q.extent(2);
-  }
-  return problem;
-}
-
-/// A part [first, first + count) lies within `all`.
-inline void check_part(const char* function, const char* first_name, index_t first, index_t count,
-                       const char* what, const char* all_name, index_t all) {
-  if (all > most_counted) fail_value(function, all_name, "are", all, "must be at most", most_counted);
-  if (first < 0) fail_value(function, first_name, "is", first, "must be at least", 0);
-  if (all < count || first > all - count) fail_value(function, first_name, "is", first, what, all);
-}
-
-template <class A>
-void check_query_part(const char* function, const A& a) {
-  if (a.queries == 0 && a.first_query >= 0 && a.first_query <= most_counted - a.q.extent(2)) return;
-  check_part(function, "first_query", a.first_query, a.q.extent(2), "leaves no room for q in queries,",
-             "queries", a.queries);
-}
-
-}  // namespace detail
-
 /// Attention, forward: formula, shapes and bounds are at the top of attention.hpp. Write the element type,
 /// arguments do not deduce it:
 ///
@@ -166,20 +120,10 @@ void attention(const std::type_identity_t<AttentionArguments<T>>& a, const S& sc
                const C& score, const std::type_identity_t<AttentionOptions<T>>& options = {},
                E&& executor = E{}) {
   static_assert(detail::Storage<T>, "ssmax::attention: T is float, double, half or bfloat16");
-  const char* function = "attention";
-  detail::check_inputs(function, a.q, a.k, a.v);
-  detail::check_out_and_lse(function, a.out, a.lse, a.q, a.k, a.v);
-  detail::check_sinks(function, options.sinks, a.out, a.lse);
-  const detail::KeyShare<T> keys{
-      .k = detail::addressable(a.k), .v = detail::addressable(a.v), .keys = a.k.extent(2)};
-  const auto problem = detail::make_problem<T>(a, keys, options);
   const detail::UserVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
-  detail::check_policies(function, problem, options.rope, variant);
-  const detail::Result<T> result{.out = detail::addressable(a.out),
-                                 .lse = a.lse,
-                                 .sinks = options.sinks,
-                                 .scaled_sinks = options.scaled_sinks};
-  compiled::run_attention(problem, variant, result, options.workspace, detail::AnyExecutor(executor));
+  const detail::AttentionCall<T> call("attention", a, options, variant);
+  compiled::run_attention(call.problem, variant, call.result, options.workspace,
+                          detail::AnyExecutor(executor));
 }
 
 /// The same without a score.
@@ -200,24 +144,10 @@ void attention_partial(const std::type_identity_t<PartialArguments<T>>& a, const
                        const C& score, const std::type_identity_t<AttentionOptions<T>>& options = {},
                        E&& executor = E{}) {
   static_assert(detail::Storage<T>, "ssmax::attention_partial: T is float, double, half or bfloat16");
-  const char* function = "attention_partial";
-  detail::check_inputs(function, a.q, a.k, a.v);
-  const detail::StateNames names{"state.shift", "state.sum", "state.o"};
-  detail::check_state(function, names, a.state);
-  detail::check_parts_apart(function, names, a.state);
-  detail::check_result(function, "state.shift", a.state.shift, a.q, a.k, a.v);
-  detail::check_result(function, "state.sum", a.state.sum, a.q, a.k, a.v);
-  detail::check_result(function, "state.o", a.state.o, a.q, a.k, a.v);
-  detail::check_part(function, "first_key", a.first_key, a.k.extent(2), "leaves no room for k in keys,",
-                     "keys", a.keys);
-  detail::check_query_part(function, a);
-  const detail::KeyShare<T> keys{
-      .k = detail::addressable(a.k), .v = detail::addressable(a.v), .keys = a.keys, .first = a.first_key};
-  const auto problem = detail::make_problem<T>(a, keys, options);
   const detail::UserVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
-  detail::check_policies(function, problem, options.rope, variant);
-  const detail::Result<T> result{.state = detail::addressable(a.state), .continues = a.continues};
-  compiled::run_attention(problem, variant, result, options.workspace, detail::AnyExecutor(executor));
+  const detail::AttentionCall<T> call("attention_partial", a, options, variant);
+  compiled::run_attention(call.problem, variant, call.result, options.workspace,
+                          detail::AnyExecutor(executor));
 }
 
 /// The same without a score.

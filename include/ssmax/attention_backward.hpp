@@ -58,6 +58,7 @@
 
 #include "attention.hpp"
 #include "detail/attention/backward/driver.hpp"
+#include "detail/attention/call/build_backward.hpp"
 #include "detail/attention/call/user_gradient_variant.hpp"
 
 /// @addtogroup attention_backward
@@ -94,71 +95,6 @@ struct AttentionGradients {
   std::span<detail::Compute<T>> dsinks{};    ///< Added to, or left out.
 };
 
-namespace detail {
-
-template <class T>
-void check_backward(const char* function, const BackwardArguments<T>& a, const AttentionGradients<T>& g,
-                    const AttentionOptions<T>& options) {
-  using A = Compute<T>;
-  check_inputs(function, a.q, a.k, a.v);
-  if (a.keys != 0 || a.first_key < 0 || a.first_key > most_counted - a.k.extent(2)) {
-    check_part(function, "first_key", a.first_key, a.k.extent(2), "leaves no room for k in keys,", "keys",
-               a.keys);
-  }
-  check_query_part(function, a);
-  const auto check_rows = [&](const char* name, const auto& view) {
-    check_view(function, name, view);
-    for (int i = 0; i < 3; ++i) check_extent(function, name, view, i, "q", a.q, i);
-  };
-  check_rows("out", a.out);
-  check_extent(function, "out", a.out, 3, "v", a.v, 3);
-  check_rows("lse", a.lse);
-  check_view(function, "dout", g.dout);
-  check_same_extents(function, "dout", g.dout, "out", a.out);
-  const bool has_dlse = is_given(g.dlse);
-  if (has_dlse) check_rows("dlse", g.dlse);
-  const View<const A, 1> sinks(options.sinks), dsinks(g.dsinks);
-  if (!sinks.empty()) check_sink_count(function, "sinks", sinks.extent(0), a.q.extent(1));
-  if (!dsinks.empty()) {
-    check_sink_count(function, "dsinks", dsinks.extent(0), a.q.extent(1));
-    if (sinks.empty()) fail_value(function, "dsinks", "has extent", dsinks.extent(0), "sinks are", 0);
-    const View<A, 1> output(g.dsinks);
-    check_apart(function, "dsinks", output, "sinks", sinks);
-    check_apart(function, "dsinks", output, "q", a.q);
-    check_apart(function, "dsinks", output, "k", a.k);
-    check_apart(function, "dsinks", output, "v", a.v);
-    check_apart(function, "dsinks", output, "out", a.out);
-    check_apart(function, "dsinks", output, "lse", a.lse);
-    check_apart(function, "dsinks", output, "dout", g.dout);
-    if (has_dlse) check_apart(function, "dsinks", output, "dlse", g.dlse);
-  }
-  const auto check_gradient = [&](const char* name, const View<T, 4>& gradient, const char* of,
-                                  const View<const T, 4>& input) {
-    check_output(function, name, gradient);
-    check_same_extents(function, name, gradient, of, input);
-    const auto apart = [&](const char* other_name, const auto& other) {
-      check_apart(function, name, gradient, other_name, other);
-    };
-    apart("q", a.q);
-    apart("k", a.k);
-    apart("v", a.v);
-    apart("out", a.out);
-    apart("lse", a.lse);
-    apart("dout", g.dout);
-    if (has_dlse) apart("dlse", g.dlse);
-    apart("sinks", sinks);
-    apart("dsinks", dsinks);
-  };
-  check_gradient("dq", g.dq, "q", a.q);
-  check_gradient("dk", g.dk, "k", a.k);
-  check_gradient("dv", g.dv, "v", a.v);
-  check_apart(function, "dk", g.dk, "dq", View<const T, 4>(g.dq));
-  check_apart(function, "dv", g.dv, "dq", View<const T, 4>(g.dq));
-  check_apart(function, "dv", g.dv, "dk", View<const T, 4>(g.dk));
-}
-
-}  // namespace detail
-
 /// Attention, backward: formulas and bounds are at the top of attention_backward.hpp. Write the element type,
 /// arguments do not deduce it:
 ///
@@ -175,26 +111,9 @@ void attention_backward(const std::type_identity_t<BackwardArguments<T>>& a,
                         const C& score, const std::type_identity_t<AttentionOptions<T>>& options = {},
                         E&& executor = E{}) {
   static_assert(detail::Storage<T>, "ssmax::attention_backward: T is float, double, half or bfloat16");
-  const char* function = "attention_backward";
-  detail::check_backward<T>(function, a, g, options);
-  const detail::KeyShare<T> keys{.k = detail::addressable(a.k),
-                                 .v = detail::addressable(a.v),
-                                 .keys = a.keys == 0 ? a.first_key + a.k.extent(2) : a.keys,
-                                 .first = a.first_key};
-  const detail::BackwardProblem<T> problem{.forward = detail::make_problem<T>(a, keys, options),
-                                           .out = detail::addressable(a.out),
-                                           .dout = detail::addressable(g.dout),
-                                           .lse = a.lse,
-                                           .dlse = g.dlse,
-                                           .dq = detail::addressable(g.dq),
-                                           .dk = detail::addressable(g.dk),
-                                           .dv = detail::addressable(g.dv),
-                                           .sinks = options.sinks,
-                                           .dsinks = g.dsinks,
-                                           .scaled_sinks = options.scaled_sinks};
   const detail::UserGradientVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
-  detail::check_policies(function, problem.forward, options.rope, variant);
-  compiled::run_backward(problem, variant, options.workspace, detail::AnyExecutor(executor));
+  const detail::BackwardCall<T> call("attention_backward", a, g, options, variant);
+  compiled::run_backward(call.problem, variant, options.workspace, detail::AnyExecutor(executor));
 }
 
 /// The same without a score.

@@ -14,6 +14,7 @@
 #include <type_traits>
 
 #include "detail/attention/tile/state.hpp"
+#include "detail/checks/sinks.hpp"
 #include "detail/checks/views.hpp"
 #include "detail/kernels/rows.hpp"
 #include "view.hpp"
@@ -104,21 +105,6 @@ void merge_state(const AttentionState<T>& into, const AttentionState<T>& other) 
       }
     }
   }
-}
-
-inline void check_sink_count(const char* function, const char* name, index_t count, index_t heads) {
-  if (count != heads) fail_value(function, name, "has extent", count, "heads are", heads);
-}
-
-/// One number per head, if any, apart from what is written.
-template <class A, class T>
-void check_sinks(const char* function, std::span<const A> sinks, const View<T, 4>& out,
-                 const View<A, 3>& lse) {
-  if (sinks.empty()) return;
-  const View<const A, 1> view(sinks);
-  check_sink_count(function, "sinks", view.extent(0), out.extent(1));
-  check_apart(function, "out", out, "sinks", view);
-  check_apart(function, "lse", lse, "sinks", view);
 }
 
 }  // namespace detail

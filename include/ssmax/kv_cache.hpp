@@ -1,34 +1,26 @@
-/// @defgroup kv_cache Cache and decoding (kv_cache.hpp)
-/// Keys and values of the past, and attention of new queries against them.
+/// @defgroup kv_cache Cache of keys and values (kv_cache.hpp)
+/// Keys and values of the past. decode.hpp computes attention against them.
 ///
 ///     KvCache<bfloat16> cache({.batch = 1, .kv_heads = 2, .width = 64, .capacity = 32'768});
 ///     cache.append(k_new, v_new, &rope);                        // rotated to their positions, then stored
-///     decode<float>({.q = q_new, .out = out}, cache, scaling, Causal{}, {.rope = &rope}, pool);
 ///
 /// Storage is float, double, half or bfloat16, rounded to nearest even when stored, or a type of the user's
-/// (storage.hpp); decode widens it in registers and computes in float. (bfloat16 queries, five or more of a kv
-/// head, take a bfloat16 cache into 16-bit products where the processor has them: attention.hpp.) Each
-/// sequence of the batch has a length of its own; n and positions come from it, not from the call. A ring
-/// keeps the last `capacity` keys of a sequence and forgets older ones, for sliding windows.
-///
-/// Prefill in chunks (append, decode, append, decode …) gives the bits of one call of attention on all of
-/// it, where every call has more than 16 queries per kv head and the cache rounds nothing. (It rounds what
-/// comes in another type, and keys of 16 bits once they are rotated.) That holds for a ring as well. Exception:
-/// with at most 128 keys of bfloat16, decode takes 16-bit products and attention computes in float. With
-/// fewer queries, products are summed in another order: |error| <= 4·(d + 1024 + n / 1024)·ε·Σ p |v|,
-/// and in practice that of attention itself. Queries are rotated to their places in the sequence, as the keys
-/// were, also under masks whose positions restart.
+/// (storage.hpp). Each sequence of the batch has a length of its own. A ring keeps the last `capacity` keys of a
+/// sequence and forgets older ones, for sliding windows.
 #pragma once
 
+#include <algorithm>
 #include <array>
-#include <cmath>
 #include <limits>
+#include <span>
 #include <vector>
 
-#include "attention.hpp"
+#include "detail/checks/views.hpp"
 #include "detail/memory/conversion.hpp"
 #include "detail/memory/pages.hpp"
 #include "key_source.hpp"
+#include "rope.hpp"
+#include "view.hpp"
 
 /// @addtogroup kv_cache
 /// @{
@@ -257,106 +249,6 @@ class KvCache {
   std::vector<Compute> row_;
   std::vector<index_t> lengths_;
 };
-
-/// Queries q [batch, heads, new, width] at the last `new` positions of each sequence, whose keys have
-/// been appended already.
-template <class T>
-struct DecodeArguments {
-  View<const T, 4> q{};               ///< [batch, heads, new, width].
-  View<T, 4> out{};                   ///< [batch, heads, new, value_width].
-  View<detail::Compute<T>, 3> lse{};  ///< [batch, heads, new], or left out.
-};
-
-namespace detail {
-
-/// An output lies apart from the memory of a source that says where it is.
-template <class T, int Rank, class K>
-void check_apart_from_source(const char* function, const char* name, const View<T, Rank>& out,
-                             const K& keys) {
-  if constexpr (requires { keys.memory(); }) {
-    const auto [k, v] = keys.memory();
-    check_apart(function, name, out, "k", View<const typename K::Element, 1>(k));
-    check_apart(function, name, out, "v", View<const typename K::Element, 1>(v));
-  }
-}
-
-/// Checks that the cache can answer the queries: their own positions have been appended, and the keys that
-/// the mask shows them are still stored.
-template <class T, class X, class M>
-void check_decode(const char* function, const Problem<T, X>& problem, const M& mask) {
-  for (index_t b = 0; b < problem.q.extent(0); ++b) {
-    const QueryShape shape = problem.shape(b);
-    if (shape.queries > shape.keys) {
-      fail_value(function, "q", "has positions", shape.queries, "a sequence of the cache has", shape.keys);
-    }
-    const KeyRange stored = problem.keys.stored(b);
-    if (shape.keys > most_counted)
-      fail_value(function, "k", "has length", shape.keys, "must be at most", most_counted);
-    if (stored.end != shape.keys)
-      fail_value(function, "k", "stores keys up to", stored.end, "the length is", shape.keys);
-    if (stored.begin < 0 || stored.begin > stored.end)
-      fail_value(function, "k", "stores keys from", stored.begin, "must be within 0 and", stored.end);
-    if (stored.begin == 0) continue;
-    for (index_t h = 0; h < shape.heads; ++h) {
-      for (index_t i = 0; i < shape.queries; ++i) {
-        const KeyRange keys = visible_keys(mask, Query{b, h, i, shape});
-        if (keys.size() > 0 && keys.begin < stored.begin) {
-          fail_value(function, "mask", "shows key", keys.begin, "the cache's first is", stored.begin);
-        }
-      }
-    }
-  }
-}
-
-}  // namespace detail
-
-/// out = attention of the new queries over each sequence of the cache, or of another source of keys. Options
-/// as for attention. A rope rotates the queries (the keys were rotated when they were appended); key_position
-/// must be 0.
-template <class T, class K, class S, class M, class C, class E = Serial>
-requires KeySource<K> && Scaling<S> && Mask<M> && Score<C> && Executor<E>
-void decode(const std::type_identity_t<DecodeArguments<T>>& a, const K& cache, const S& scaling,
-            const M& mask, const C& score, const std::type_identity_t<AttentionOptions<T>>& options = {},
-            E&& executor = E{}) {
-  using X = typename K::Element;
-  static_assert(
-      std::same_as<detail::Compute<T>, detail::Compute<X>>,
-      "ssmax::decode: double queries need a cache of double, other queries one of float, half or bfloat16");
-  const char* function = "decode";
-  const detail::AnyKeys<X> keys(cache);
-  detail::check_queries(function, a.q, keys.shape());
-  detail::check_out_and_lse(function, a.out, a.lse, a.q, keys.shape().value_width);
-  detail::check_apart_from_source(function, "out", a.out, cache);
-  detail::check_apart_from_source(function, "lse", a.lse, cache);
-  detail::check_sinks(function, options.sinks, a.out, a.lse);
-  if (options.key_position != 0) {
-    detail::fail_value(function, "key_position", "is", options.key_position, "the cache's is", 0);
-  }
-  const detail::Problem<T, X> problem{.q = detail::addressable(a.q),
-                                      .keys = keys,
-                                      .scale = detail::logit_scale(options, a.q.extent(3)),
-                                      .rope = detail::rope_tables(options),
-                                      .rotate_keys = false,
-                                      .mask_gives_place = false,
-                                      .float_products = options.float_products};
-  const detail::UserVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
-  detail::check_policies(function, problem, options.rope, variant);
-  detail::check_decode(function, problem, mask);
-  const detail::Result<T> result{.out = detail::addressable(a.out),
-                                 .lse = a.lse,
-                                 .sinks = options.sinks,
-                                 .scaled_sinks = options.scaled_sinks};
-  compiled::run_attention(problem, variant, result, options.workspace, detail::AnyExecutor(executor));
-}
-
-/// The same without a score.
-template <class T, class K, class S = Softmax, class M = Causal, class E = Serial>
-requires KeySource<K> && Scaling<S> && Mask<M> && Executor<E>
-void decode(const std::type_identity_t<DecodeArguments<T>>& arguments, const K& cache, const S& scaling = {},
-            const M& mask = {}, const std::type_identity_t<AttentionOptions<T>>& options = {},
-            E&& executor = E{}) {
-  decode<T>(arguments, cache, scaling, mask, Identity{}, options, std::forward<E>(executor));
-}
 
 SSMAX_END
 /// @}

@@ -73,7 +73,9 @@
 #include <vector>
 
 #include "attention_backward.hpp"
+#include "decode.hpp"
 #include "detail/mpi/by_heads.hpp"
+#include "detail/mpi/check.hpp"
 #include "detail/mpi/learnt_rows.hpp"
 #include "detail/mpi/ring_backward.hpp"
 #include "detail/mpi/ring_forward.hpp"
@@ -83,111 +85,6 @@
 #include "mpi_layout.hpp"
 
 SSMAX_BEGIN_CODE
-namespace detail {
-
-/// The rank's own shapes against its share of the layout.
-template <class T>
-void check_share(const char* function, const mpi::Communicator& comm, const mpi::Layout& layout,
-                 const View<const T, 4>& q, const View<const T, 4>& k) {
-  if (layout.ranks() != comm.ranks()) {
-    fail_value(function, "layout", "has ranks", layout.ranks(), "the communicator has", comm.ranks());
-  }
-  const index_t count = layout.count(comm.rank());
-  if (q.extent(2) != count)
-    fail_value(function, "q", "has positions", q.extent(2), "the layout's share is", count);
-  if (k.extent(2) != count)
-    fail_value(function, "k", "has positions", k.extent(2), "the layout's share is", count);
-}
-
-/// Who computes a query in a call.
-inline auto computing_rank(mpi::Communicator& comm, const mpi::Layout& layout, index_t heads,
-                           index_t kv_heads) {
-  return [&, exchange = HeadExchange(comm, layout, kv_heads),
-          group = heads / std::max<index_t>(1, kv_heads)](const Query& query) {
-    if (layout.is_by_heads()) return exchange.rank_of(query.head / group);
-    return std::ranges::upper_bound(layout.segments(), query.index, {}, &mpi::Segment::end)->rank;
-  };
-}
-
-/// What all ranks must have in common.
-template <class T, class V>
-Agreement agreement_of(const char* function, const mpi::Layout& layout, const View<const T, 4>& q,
-                       const View<const T, 4>& k, const View<const T, 4>& v,
-                       const AttentionOptions<T>& options) {
-  Agreement all(function);
-  all.add("the element type, or a type of a policy", fingerprint_of_types<T, V>());
-  all.add("the layout", fingerprint(layout));
-  all.add("the batch", q.extent(0));
-  all.add("the number of heads of q", q.extent(1));
-  all.add("the number of heads of k", k.extent(1));
-  all.add("the width of q and k", q.extent(3));
-  all.add("the width of v", v.extent(3));
-  Fingerprint scale;
-  scale.add(logit_scale(options, q.extent(3)));
-  all.add("the scale", scale.value());
-  all.add("the rope", options.rope != nullptr ? fingerprint(options.rope->options()) : 0);
-  all.add("key_position", options.key_position);
-  Fingerprint sinks;
-  sinks.add(options.sinks.data(), options.sinks.size_bytes());
-  all.add("sinks", sinks.value());
-  all.add("scaled_sinks", options.scaled_sinks);
-  all.add("float_products", options.float_products);
-  return all;
-}
-
-/// The problem of all rows of this rank; `keys` stands for the whole sequence, and stores nothing.
-template <class T, class A>
-Problem<T, T> whole_problem(const A& a, const KeyShare<T>& keys, const mpi::Layout& layout,
-                            const AttentionOptions<T>& options) {
-  Problem<T, T> problem = make_problem<T>(a, keys, options);
-  problem.first_query = 0;
-  problem.queries_after = layout.positions() - a.q.extent(2);
-  return problem;
-}
-
-/// check_policies for each segment of this rank.
-template <class T, class V>
-void check_segments(const char* function, int rank, const mpi::Layout& layout, const Problem<T, T>& whole,
-                    const View<const T, 4>& k, const View<const T, 4>& v, const AttentionOptions<T>& options,
-                    const V& variant) {
-  const auto check = [&](const mpi::Segment& segment, index_t row) {
-    const KeyShare<T> keys{.k = rows_of(k, row, segment.size()),
-                           .v = rows_of(v, row, segment.size()),
-                           .keys = layout.positions(),
-                           .first = segment.begin};
-    Problem<T, T> problem = whole;
-    problem.keys = AnyKeys<T>(keys);
-    problem.q = rows_of(whole.q, row, segment.size());
-    problem.first_query = segment.begin;
-    problem.queries_after = layout.positions() - segment.end;
-    check_policies(function, problem, options.rope, variant);
-  };
-  index_t row = 0;
-  for (const mpi::Segment& segment : layout.segments()) {
-    if (segment.rank != rank) continue;
-    check(segment, row);
-    row += segment.size();
-  }
-  if (row == 0) check({0, 0, rank}, 0);
-}
-
-/// The cache of a rank holds what the layout gives it of the first `length` positions, in every sequence.
-template <class X>
-void check_held(const char* function, const KvCache<X>& cache, const mpi::Layout& layout, int rank,
-                index_t length) {
-  index_t held = 0;
-  for (const mpi::Segment& segment : layout.segments()) {
-    if (segment.rank == rank) held += std::max<index_t>(0, std::min(segment.end, length) - segment.begin);
-  }
-  for (index_t b = 0; b < cache.shape().batch; ++b) {
-    if (cache.length(b) != held) {
-      fail_value(function, "cache", "has length", cache.length(b), "the layout's share so far is", held);
-    }
-  }
-}
-
-}  // namespace detail
-
 namespace mpi {
 /// @addtogroup mpi
 /// @{
@@ -207,11 +104,9 @@ void attention(Communicator& comm, const Layout& layout, const std::type_identit
   std::vector<KeyRange> seen;
   std::int64_t policies = 0;
   const detail::Complaint complaint = detail::complaint_of(function, [&] {
-    detail::check_inputs(function, a.q, a.k, a.v);
+    detail::check_arguments(function, a, options);
     detail::check_share(function, comm, layout, a.q, a.k);
-    detail::check_out_and_lse(function, a.out, a.lse, a.q, a.k, a.v);
-    detail::check_sinks(function, options.sinks, a.out, a.lse);
-    const auto whole = detail::whole_problem<T>(a, none, layout, options);
+    const auto whole = detail::whole_problem(a.q, none, layout, options);
     detail::check_segments<T>(function, comm.rank(), layout, whole, a.k, a.v, options, variant);
     if (comm.ranks() > 1) policies = detail::fingerprint_of_ranges<A>(variant, shape, a.k.extent(1));
     if (comm.ranks() > 1 && !layout.is_by_heads()) {
@@ -240,7 +135,7 @@ void attention(Communicator& comm, const Layout& layout, const std::type_identit
     const index_t row = a.k.extent(0) * a.k.extent(1) * (a.k.extent(3) + a.v.extent(3));
     const index_t size = static_cast<index_t>(sizeof(T));
     const detail::RingPlan plan(comm, layout, detail::travel_unit(row * size), seen);
-    const auto whole = detail::whole_problem<T>(a, none, layout, options);
+    const auto whole = detail::whole_problem(a.q, none, layout, options);
     detail::ring_forward<T>(comm, plan, a, whole, variant, options, n, any);
   });
 }
@@ -281,13 +176,13 @@ void attention_backward(Communicator& comm, const Layout& layout,
   std::vector<KeyRange> seen;
   std::int64_t policies = 0;
   const detail::Complaint complaint = detail::complaint_of(function, [&] {
-    detail::check_backward<T>(function, a, g, options);
+    detail::check_arguments(function, a, g, options);
     detail::check_share(function, comm, layout, a.q, a.k);
     if (layout.segments().size() > 16384) {
       detail::fail_value(function, "layout", "has segments", std::ssize(layout.segments()), "must be at most",
                          16384);
     }
-    const auto whole = detail::whole_problem<T>(a, none, layout, options);
+    const auto whole = detail::whole_problem(a.q, none, layout, options);
     detail::check_segments<T>(function, comm.rank(), layout, whole, a.k, a.v, options, variant);
     if (comm.ranks() > 1) policies = detail::fingerprint_of_ranges<A>(variant, shape, a.k.extent(1));
     if (comm.ranks() > 1 && !layout.is_by_heads()) {
@@ -317,7 +212,7 @@ void attention_backward(Communicator& comm, const Layout& layout,
       detail::backward_by_heads<T>(comm, layout, a, g, agreement.last_agreed() != 0, variant, options, any);
     } else {
       const detail::RingPlan plan(comm, layout, detail::travel_keys, seen);
-      const auto whole = detail::whole_problem<T>(a, none, layout, options);
+      const auto whole = detail::whole_problem(a.q, none, layout, options);
       detail::ring_backward<T>(comm, plan, a, g, whole, variant, options, n, any);
     }
     rows.add_up(comm);
@@ -365,7 +260,7 @@ void append(KvCache<X>& cache, const Layout& layout, int rank, index_t first,
   }
 }
 
-/// decode of kv_cache.hpp, of the first `length` positions of a layout, each rank having stored its own (append).
+/// decode of decode.hpp, of the first `length` positions of a layout, each rank having stored its own (append).
 /// Collective; q is the same on all ranks, and so are out and lse: those of one process with one cache,
 /// bit for bit, where segments begin at multiples of 1024. (Exceptions for bfloat16 are above.) key_position must be 0.
 /// out and lse must not overlap the cache's memory. Memory: the states of all chunks of 1024 keys, that is
@@ -382,13 +277,7 @@ void decode(Communicator& comm, const Layout& layout, index_t length,
       "bfloat16");
   const char* function = "mpi::decode";
   const detail::ChunkOfKeys<KvCache<X>> none{cache, length, 0, {}};
-  const detail::Problem<T, X> whole{.q = detail::addressable(a.q),
-                                    .keys = detail::AnyKeys<X>(none),
-                                    .scale = detail::logit_scale(options, a.q.extent(3)),
-                                    .rope = detail::rope_tables(options),
-                                    .rotate_keys = false,
-                                    .mask_gives_place = false,
-                                    .float_products = options.float_products};
+  const auto whole = detail::make_cache_problem(a.q, detail::AnyKeys<X>(none), options);
   const detail::UserVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
   const QueryShape shape{a.q.extent(0), a.q.extent(1), a.q.extent(2), length};
   std::int64_t policies = 0;
@@ -400,14 +289,7 @@ void decode(Communicator& comm, const Layout& layout, index_t length,
     detail::check_part(function, "length", 0, length, "must be at most the layout's positions,", "positions",
                        layout.positions());
     detail::check_held(function, cache, layout, comm.rank(), length);
-    detail::check_queries(function, a.q, cache.shape());
-    detail::check_out_and_lse(function, a.out, a.lse, a.q, cache.shape().value_width);
-    detail::check_apart_from_source(function, "out", a.out, cache);
-    detail::check_apart_from_source(function, "lse", a.lse, cache);
-    detail::check_sinks(function, options.sinks, a.out, a.lse);
-    if (options.key_position != 0) {
-      detail::fail_value(function, "key_position", "is", options.key_position, "the cache's is", 0);
-    }
+    detail::check_arguments(function, a, cache, options);
     if (a.q.extent(2) > length) {
       detail::fail_value(function, "q", "has positions", a.q.extent(2), "the sequence has", length);
     }
@@ -424,13 +306,9 @@ void decode(Communicator& comm, const Layout& layout, index_t length,
   agreement.add("what scaling, mask and score say", policies);
   agreement.settle(comm, complaint);
   if (shape.rows() == 0) return;
-  const detail::Result<T> result{.out = detail::addressable(a.out),
-                                 .lse = a.lse,
-                                 .sinks = options.sinks,
-                                 .scaled_sinks = options.scaled_sinks};
   detail::exchange_or_abort(comm, function, [&] {
-    detail::spread_decode<T>(comm, layout, whole, cache, length, variant, result, options.workspace,
-                             detail::AnyExecutor(executor));
+    detail::spread_decode<T>(comm, layout, whole, cache, length, variant, detail::make_result(a, options),
+                             options.workspace, detail::AnyExecutor(executor));
   });
 }
 

@@ -6,6 +6,7 @@
 #include "attention_state.hpp"
 #include "config.hpp"
 #include "cross_entropy.hpp"
+#include "decode.hpp"
 #include "entmax.hpp"
 #include "execution.hpp"
 #include "half.hpp"

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ssmax/attention.hpp>
+#include <ssmax/decode.hpp>
 #include <ssmax/kv_cache.hpp>
 
 #include "attention.hpp"

@@ -3,6 +3,7 @@
 #include <functional>
 #include <ssmax/attention_backward.hpp>
 #include <ssmax/cross_entropy.hpp>
+#include <ssmax/decode.hpp>
 #include <ssmax/kv_cache.hpp>
 #include <ssmax/softmax.hpp>
 #include <utility>

@@ -1,5 +1,6 @@
 // Attention of new queries over a cache, for queries of type T: the text of decode_float.cpp and
 // decode_double.cpp.
+#include <ssmax/decode.hpp>
 #include <ssmax/kv_cache.hpp>
 
 #include "call.hpp"

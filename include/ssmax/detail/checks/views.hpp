@@ -89,6 +89,12 @@ void check_view(const char* function, const char* name, const View<T, Rank>& vie
   }
 }
 
+template <class V, class W>
+void check_extent(const char* function, const char* name, const V& view, int i, const char* other,
+                  const W& as, int j) {
+  if (view.extent(i) != as.extent(j)) fail_extent(function, name, i, view.extent(i), other, as.extent(j));
+}
+
 template <class T, class U, int Rank>
 void check_same_extents(const char* function, const char* name, const View<T, Rank>& view,
                         const char* other_name, const View<U, Rank>& other) {

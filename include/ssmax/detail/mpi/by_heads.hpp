@@ -76,12 +76,10 @@ void forward_by_heads(mpi::Communicator& comm, const mpi::Layout& layout, const 
     exchange.gather(a.v, whole.v, round);
     if (exchange.has_head(comm.rank(), round)) {
       const index_t first = (exchange.first_of(comm.rank()) + round) * group;
-      const KeyShare<T> keys{.k = whole.k, .v = whole.v, .keys = n};
-      const auto problem = make_problem<T>(AttentionArguments<T>{.q = whole.q}, keys, options);
-      const Result<T> result{.out = addressable(whole.out),
-                             .lse = as_numbers(whole.lse),
-                             .sinks = heads_of(options.sinks, first, group),
-                             .scaled_sinks = options.scaled_sinks};
+      const KeyShare<T> keys = keys_in<T>(whole.k, whole.v, n);
+      const auto problem = make_problem<T>(whole.q, AnyKeys<T>(keys), options);
+      Result<T> result = make_result(whole.out, as_numbers(whole.lse), options);
+      result.sinks = heads_of(options.sinks, first, group);
       compiled::run_attention(problem,
                               SomeHeads<Compute<T>, Variant<Compute<T>>>(variant, first, shape.heads), result,
                               &comm.scratch(), executor);
@@ -116,20 +114,19 @@ void backward_by_heads(mpi::Communicator& comm, const mpi::Layout& layout, const
     if (has_dlse) exchange.gather(as_rows(g.dlse), whole.dlse, round);
     if (exchange.has_head(comm.rank(), round)) {
       const index_t first = (exchange.first_of(comm.rank()) + round) * group;
-      const KeyShare<T> keys{.k = whole.k, .v = whole.v, .keys = n};
-      const BackwardProblem<T> problem{
-          .forward = make_problem<T>(AttentionArguments<T>{.q = whole.q}, keys, options),
-          .out = whole.out,
-          .dout = whole.dout,
-          .lse = as_numbers(whole.lse),
-          .dlse = as_numbers(whole.dlse),
-          .dq = whole.dq,
-          .dk = whole.dk,
-          .dv = whole.dv,
-          .sinks = heads_of(options.sinks, first, group),
-          .dsinks = heads_of(g.dsinks, first, group),
-          .scaled_sinks = options.scaled_sinks,
-          .stage = {.kept = whole.kept.from(round * rows)}};
+      const KeyShare<T> keys = keys_in<T>(whole.k, whole.v, n);
+      BackwardProblem<T> problem =
+          make_backward_problem<T>(make_problem<T>(whole.q, AnyKeys<T>(keys), options),
+                                   {.out = whole.out, .lse = as_numbers(whole.lse)},
+                                   {.dout = whole.dout,
+                                    .dlse = as_numbers(whole.dlse),
+                                    .dq = whole.dq,
+                                    .dk = whole.dk,
+                                    .dv = whole.dv,
+                                    .dsinks = heads_of(g.dsinks, first, group)},
+                                   options);
+      problem.sinks = heads_of(options.sinks, first, group);
+      problem.stage.kept = whole.kept.from(round * rows);
       compiled::run_backward(problem, SomeHeadsGradient<A>(variant, first, shape.heads), &comm.scratch(),
                              executor);
     }

@@ -114,28 +114,25 @@ void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const Backward
     const auto rows = [&](const auto& view) {
       return heads_of(rows_of(view, part.row, queries.size()), first, count);
     };
-    const KeyShare<T> own_keys{.k = heads_of(keys.k, unit.first, unit.count),
-                               .v = heads_of(keys.v, unit.first, unit.count),
-                               .keys = keys.keys,
-                               .first = keys.first};
+    const KeyShare<T> own_keys = keys_in(heads_of(keys.k, unit.first, unit.count),
+                                         heads_of(keys.v, unit.first, unit.count), keys.keys, keys.first);
     stage.kept = kept_of(share, queries, unit, 0);
     const StageSums<A> sums_here{
         rows(memory.dq), addressable(View<A, 4>{sum, {shape.batch, unit.count, length, shape.width}}),
         addressable(View<A, 4>{sum + shape.batch * unit.count * length * shape.width,
                                {shape.batch, unit.count, length, shape.value_width}})};
-    BackwardProblem<T> problem{.forward = part_of_problem(whole, part, positions, own_keys),
-                               .out = rows(a.out),
-                               .dout = rows(g.dout),
-                               .lse = rows(a.lse),
-                               .dlse = rows(g.dlse),
-                               .dq = rows(g.dq),
-                               .dk = {},
-                               .dv = {},
-                               .sinks = heads_of(options.sinks, first, count),
-                               .dsinks = heads_of(g.dsinks, first, count),
-                               .scaled_sinks = options.scaled_sinks,
-                               .stage = stage};
-    problem.forward.q = heads_of(problem.forward.q, first, count);
+    Problem<T, T> forward = part_of_problem(whole, part, positions, own_keys);
+    forward.q = heads_of(forward.q, first, count);
+    BackwardProblem<T> problem = make_backward_problem<T>(forward, {.out = rows(a.out), .lse = rows(a.lse)},
+                                                          {.dout = rows(g.dout),
+                                                           .dlse = rows(g.dlse),
+                                                           .dq = rows(g.dq),
+                                                           .dk = {},
+                                                           .dv = {},
+                                                           .dsinks = heads_of(g.dsinks, first, count)},
+                                                          options);
+    problem.sinks = heads_of(options.sinks, first, count);
+    problem.stage = stage;
     if constexpr (std::same_as<T, A>) {
       problem.dk = sums_here.dk;
       problem.dv = sums_here.dv;

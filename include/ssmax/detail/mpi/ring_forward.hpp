@@ -69,17 +69,14 @@ void ring_forward(mpi::Communicator& comm, const RingPlan& plan, const Attention
       const Share& share = plan.shares()[i];
       if (share.segment.rank != plan.rank() || !plan.sees(i, piece)) continue;
       const index_t count = share.segment.size();
-      const Result<T> result{
-          .state = {rows_of(state.shift, share.row, count), rows_of(state.sum, share.row, count),
-                    rows_of(state.o, share.row, count)},
-          .continues = true};
-      compiled::run_attention(part_of_problem(whole, share, positions, keys), variant, result,
-                              &comm.scratch(), executor);
+      const AttentionState<A> part{rows_of(state.shift, share.row, count),
+                                   rows_of(state.sum, share.row, count), rows_of(state.o, share.row, count)};
+      compiled::run_attention(part_of_problem(whole, share, positions, keys), variant,
+                              make_state_result<T>(part, true), &comm.scratch(), executor);
       poll();
     }
   }
-  const Result<T> result{
-      .out = addressable(a.out), .lse = a.lse, .sinks = options.sinks, .scaled_sinks = options.scaled_sinks};
+  const Result<T> result = make_result(a, options);
   for_each_row([&](const Query& query, index_t row) {
     store_result(result, complete_row(result, variant, query), row, state.shift(query.batch, query.head, row),
                  state.sum(query.batch, query.head, row), row_of(state.o, query.batch, query.head, row), dv);

@@ -1,38 +1,16 @@
 // A rank's share of a call: its rows, its keys packed for the way, its queries against a piece of keys.
 #pragma once
 
-#include <array>
 #include <span>
 #include <vector>
 
-#include "../attention/call/result.hpp"
+#include "../attention/call/build.hpp"
 #include "../attention/keys/any_keys.hpp"
 #include "../attention/keys/load.hpp"
 #include "../memory/arena.hpp"
 #include "plan.hpp"
 
 SSMAX_BEGIN_DETAIL
-
-/// Indices [first, first + count) of one dimension of [batch, heads, positions, …].
-template <int dimension, class T, int Rank>
-View<T, Rank> range_of(const View<T, Rank>& view, index_t first, index_t count) {
-  if (view.data_handle() == nullptr) return view;
-  std::array<index_t, Rank> extents, strides;
-  for (int i = 0; i < Rank; ++i) {
-    extents[static_cast<std::size_t>(i)] = i == dimension ? count : view.extent(i);
-    strides[static_cast<std::size_t>(i)] = view.stride(i);
-  }
-  return addressable(View<T, Rank>(view.data_handle() + first * view.stride(dimension), extents, strides));
-}
-
-template <class T, int Rank>
-View<T, Rank> rows_of(const View<T, Rank>& view, index_t first, index_t count) {
-  return range_of<2>(view, first, count);
-}
-template <class T, int Rank>
-View<T, Rank> heads_of(const View<T, Rank>& view, index_t first, index_t count) {
-  return range_of<1>(view, first, count);
-}
 
 /// A head's numbers, where there are any.
 template <class A>
@@ -51,10 +29,9 @@ template <class T>
 KeyShare<T> key_share(const T* packed, const Piece& piece, const KeySourceShape& shape, index_t keys) {
   const index_t count = piece.keys.size();
   const T* v = packed + shape.batch * shape.kv_heads * count * shape.width;
-  return {.k = addressable(View<const T, 4>{packed, {shape.batch, shape.kv_heads, count, shape.width}}),
-          .v = addressable(View<const T, 4>{v, {shape.batch, shape.kv_heads, count, shape.value_width}}),
-          .keys = keys,
-          .first = piece.keys.begin};
+  return keys_in(View<const T, 4>{packed, {shape.batch, shape.kv_heads, count, shape.width}},
+                 View<const T, 4>{v, {shape.batch, shape.kv_heads, count, shape.value_width}}, keys,
+                 piece.keys.begin);
 }
 
 /// Packs the own keys of a piece, rotated if the owner does that.
@@ -62,12 +39,9 @@ template <class T>
 void pack_piece(const Problem<T, T>& whole, const Variant<Compute<T>>& variant, const View<const T, 4>& k,
                 const View<const T, 4>& v, const Piece& piece, T* out) {
   const index_t count = piece.keys.size(), d = k.extent(3), dv = v.extent(3);
-  const KeyShare<T> keys{.k = rows_of(k, piece.row, count),
-                         .v = rows_of(v, piece.row, count),
-                         .keys = whole.keys.length(0),
-                         .first = piece.keys.begin};
-  Problem<T, T> problem = whole;
-  problem.keys = AnyKeys<T>(keys);
+  const KeyShare<T> keys = keys_in(rows_of(k, piece.row, count), rows_of(v, piece.row, count),
+                                   whole.keys.length(0), piece.keys.begin);
+  const Problem<T, T> problem = with_keys(whole, keys);
   const KeyRange range{piece.keys.begin, piece.keys.end};
   const auto for_each_head = [&](const auto& f) {
     for (index_t b = 0; b < k.extent(0); ++b) {
@@ -116,16 +90,11 @@ View<Compute<T>, 4> sums_of(Arena& arena, const View<T, 4>& result) {
 template <class T>
 Problem<T, T> part_of_problem(const Problem<T, T>& whole, const Share& share, index_t positions,
                               const KeyShare<T>& keys) {
-  const index_t count = share.segment.size();
-  return {.q = rows_of(whole.q, share.row, count),
-          .keys = AnyKeys<T>(keys),
-          .scale = whole.scale,
-          .rope = whole.rope,
-          .rotate_keys = !owner_rotates<T>,
-          .key_position = whole.key_position,
-          .float_products = whole.float_products,
-          .first_query = share.segment.begin,
-          .queries_after = positions - share.segment.end};
+  const mpi::Segment& segment = share.segment;
+  Problem<T, T> problem =
+      with_keys(with_queries(whole, share.row, segment.size(), segment.begin, positions), keys);
+  problem.rotate_keys = !owner_rotates<T>;
+  return problem;
 }
 
 /// A query whose state is complete, as store_result takes it: with its multiplier where a sink needs that.

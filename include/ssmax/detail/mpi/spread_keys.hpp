@@ -66,7 +66,6 @@ void spread_decode(mpi::Communicator& comm, const mpi::Layout& layout,
                    const Variant<Compute<T>>& variant, const Result<T>& result, Workspace* workspace,
                    const AnyExecutor& executor) {
   using A = Compute<T>;
-  using X = typename K::Element;
   const index_t batch = whole.q.extent(0), heads = whole.q.extent(1), queries = whole.q.extent(2),
                 dv = whole.value_width(), rows = batch * heads * queries;
   const std::vector<Piece> chunks = chunks_of(layout, length);
@@ -95,10 +94,8 @@ void spread_decode(mpi::Communicator& comm, const mpi::Layout& layout,
           for (const Piece& chunk : chunks) {
             if (chunk.keys.rank != comm.rank()) continue;
             const ChunkOfKeys<K> keys{cache, length, chunk.row, {chunk.keys.begin, chunk.keys.end}};
-            Problem<T, X> problem = whole;
-            problem.keys = AnyKeys<X>(keys);
-            compiled::run_attention(problem, variant, Result<T>{.state = state_at(next)}, &comm.scratch(),
-                                    executor);
+            compiled::run_attention(with_keys(whole, keys), variant,
+                                    make_state_result<T>(state_at(next), false), &comm.scratch(), executor);
             next += size;
           }
         }));

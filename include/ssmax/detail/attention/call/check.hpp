@@ -1,18 +1,15 @@
-// What attention, its partial form and decode check before they write.
+// Checks of arguments and policies, before anything is written: attention, attention_partial and decode.
 #pragma once
 
 #include <limits>
 
+#include "../../../attention_state.hpp"
+#include "../../checks/sinks.hpp"
 #include "../../checks/views.hpp"
+#include "arguments.hpp"
 #include "user_variant.hpp"
 
 SSMAX_BEGIN_DETAIL
-
-template <class V, class W>
-void check_extent(const char* function, const char* name, const V& view, int i, const char* other,
-                  const W& as, int j) {
-  if (view.extent(i) != as.extent(j)) fail_extent(function, name, i, view.extent(i), other, as.extent(j));
-}
 
 /// Queries against a source of keys: extents that must agree, heads that must divide.
 template <class T>
@@ -71,6 +68,68 @@ void check_out_and_lse(const char* function, const View<T, 4>& out, const View<A
   check_apart(function, "lse", lse, "out", View<const T, 4>(out));
 }
 
+/// An output lies apart from the memory of a source that says where it is.
+template <class T, int Rank, class K>
+void check_apart_from_source(const char* function, const char* name, const View<T, Rank>& out,
+                             const K& keys) {
+  if constexpr (requires { keys.memory(); }) {
+    const auto [k, v] = keys.memory();
+    check_apart(function, name, out, "k", View<const typename K::Element, 1>(k));
+    check_apart(function, name, out, "v", View<const typename K::Element, 1>(v));
+  }
+}
+
+/// A part [first, first + count) lies within `all`.
+inline void check_part(const char* function, const char* first_name, index_t first, index_t count,
+                       const char* what, const char* all_name, index_t all) {
+  if (all > most_counted) fail_value(function, all_name, "are", all, "must be at most", most_counted);
+  if (first < 0) fail_value(function, first_name, "is", first, "must be at least", 0);
+  if (all < count || first > all - count) fail_value(function, first_name, "is", first, what, all);
+}
+
+template <class A>
+void check_query_part(const char* function, const A& a) {
+  if (a.queries == 0 && a.first_query >= 0 && a.first_query <= most_counted - a.q.extent(2)) return;
+  check_part(function, "first_query", a.first_query, a.q.extent(2), "leaves no room for q in queries,",
+             "queries", a.queries);
+}
+
+template <class T>
+void check_arguments(const char* function, const AttentionArguments<T>& a,
+                     const AttentionOptions<T>& options) {
+  check_inputs(function, a.q, a.k, a.v);
+  check_out_and_lse(function, a.out, a.lse, a.q, a.k, a.v);
+  check_sinks(function, options.sinks, a.out, a.lse);
+}
+
+template <class T>
+void check_arguments(const char* function, const PartialArguments<T>& a, const AttentionOptions<T>&) {
+  check_inputs(function, a.q, a.k, a.v);
+  const StateNames names{"state.shift", "state.sum", "state.o"};
+  check_state(function, names, a.state);
+  check_parts_apart(function, names, a.state);
+  check_result(function, "state.shift", a.state.shift, a.q, a.k, a.v);
+  check_result(function, "state.sum", a.state.sum, a.q, a.k, a.v);
+  check_result(function, "state.o", a.state.o, a.q, a.k, a.v);
+  check_part(function, "first_key", a.first_key, a.k.extent(2), "leaves no room for k in keys,", "keys",
+             a.keys);
+  check_query_part(function, a);
+}
+
+template <class T, class K>
+void check_arguments(const char* function, const DecodeArguments<T>& a, const K& cache,
+                     const AttentionOptions<T>& options) {
+  const KeySourceShape keys = cache.shape();
+  check_queries(function, a.q, keys);
+  check_out_and_lse(function, a.out, a.lse, a.q, keys.value_width);
+  check_apart_from_source(function, "out", a.out, cache);
+  check_apart_from_source(function, "lse", a.lse, cache);
+  check_sinks(function, options.sinks, a.out, a.lse);
+  if (options.key_position != 0) {
+    fail_value(function, "key_position", "is", options.key_position, "the cache's is", 0);
+  }
+}
+
 /// Checks that the mask, the scaling and the score fit every batch entry, and that positions lie within the
 /// rope's tables. O(1), or O(queries + keys) for a rope under a mask that gives positions.
 template <class T, class X, class P>
@@ -110,6 +169,34 @@ void check_policies(const char* function, const Problem<T, X>& problem, const Ro
     } else {
       if (stored.size() > 0) rope->check(function, "k", key_position + stored.begin, stored.size(), d);
       rope->check(function, "q", key_position + shape.keys - shape.queries + first, queries, d);
+    }
+  }
+}
+
+/// Checks that the cache can answer the queries: their own positions have been appended, and the keys that
+/// the mask shows them are still stored.
+template <class T, class X, class M>
+void check_stored_keys(const char* function, const Problem<T, X>& problem, const M& mask) {
+  for (index_t b = 0; b < problem.q.extent(0); ++b) {
+    const QueryShape shape = problem.shape(b);
+    if (shape.queries > shape.keys) {
+      fail_value(function, "q", "has positions", shape.queries, "a sequence of the cache has", shape.keys);
+    }
+    const KeyRange stored = problem.keys.stored(b);
+    if (shape.keys > most_counted)
+      fail_value(function, "k", "has length", shape.keys, "must be at most", most_counted);
+    if (stored.end != shape.keys)
+      fail_value(function, "k", "stores keys up to", stored.end, "the length is", shape.keys);
+    if (stored.begin < 0 || stored.begin > stored.end)
+      fail_value(function, "k", "stores keys from", stored.begin, "must be within 0 and", stored.end);
+    if (stored.begin == 0) continue;
+    for (index_t h = 0; h < shape.heads; ++h) {
+      for (index_t i = 0; i < shape.queries; ++i) {
+        const KeyRange keys = visible_keys(mask, Query{b, h, i, shape});
+        if (keys.size() > 0 && keys.begin < stored.begin) {
+          fail_value(function, "mask", "shows key", keys.begin, "the cache's first is", stored.begin);
+        }
+      }
     }
   }
 }

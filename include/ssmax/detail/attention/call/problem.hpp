@@ -1,8 +1,12 @@
 // What one call of attention has to do: its queries, where its keys come from, and what each query sees.
 #pragma once
 
+#include <span>
+
+#include "../../../attention_state.hpp"
 #include "../../../query.hpp"
 #include "../../../rope.hpp"
+#include "../../../storage.hpp"
 #include "../../../view.hpp"
 #include "../keys/any_keys.hpp"
 
@@ -40,6 +44,17 @@ struct Problem {
   SSMAX_INLINE index_t group() const { return q.extent(1) / std::max<index_t>(kv_heads(), 1); }
   /// Queries of a kv head.
   SSMAX_INLINE index_t rows() const { return q.extent(2) * group(); }
+};
+
+/// Where results go: normalized to out and lse, or as a state to be merged with others.
+template <class T>
+struct Result {
+  View<T, 4> out{};
+  View<Compute<T>, 3> lse{};
+  std::span<const Compute<T>> sinks{};
+  bool scaled_sinks = false;           // sinks are logits, to be multiplied by c
+  AttentionState<Compute<T>> state{};  // if given, the rest is not
+  bool continues = false;              // the state holds what keys before these gave
 };
 
 struct QueryRow {

@@ -4,7 +4,6 @@
 #include "../../../workspace.hpp"
 #include "../../threads/any_executor.hpp"
 #include "../call/problem.hpp"
-#include "../call/result.hpp"
 #include "../call/variant.hpp"
 
 SSMAX_BEGIN_COMPILED

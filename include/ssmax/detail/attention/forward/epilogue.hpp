@@ -8,7 +8,6 @@
 #include "../../kernels/rows.hpp"
 #include "../../memory/conversion.hpp"
 #include "../call/problem.hpp"
-#include "../call/result.hpp"
 #include "../tile/state.hpp"
 
 SSMAX_BEGIN_DETAIL

@@ -1,0 +1,21 @@
+// Declares the structs that the public functions take, so that call/ can check them and build from them.
+#pragma once
+
+#include "../../../config.hpp"
+
+SSMAX_BEGIN_CODE
+
+template <class T>
+struct AttentionArguments;
+template <class T>
+struct PartialArguments;
+template <class T>
+struct DecodeArguments;
+template <class T>
+struct BackwardArguments;
+template <class T>
+struct AttentionGradients;
+template <class T>
+struct AttentionOptions;
+
+SSMAX_END

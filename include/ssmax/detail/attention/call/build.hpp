@@ -1,0 +1,144 @@
+// Builds Problem and Result: no other file names their members to fill them. AttentionCall and DecodeCall check the
+// arguments first.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "../../../attention_state.hpp"
+#include "check.hpp"
+#include "narrow.hpp"
+
+SSMAX_BEGIN_DETAIL
+
+// ---- Problem. -----------------------------------------------------------------------------------------------
+
+template <class T>
+double logit_scale(const AttentionOptions<T>& options, index_t d) {
+  return options.scale.value_or(1 / std::sqrt(static_cast<double>(std::max<index_t>(d, 1))));
+}
+
+/// Returns the problem of all queries of a call. The source of `keys` must outlive the result.
+template <class T, class X>
+Problem<T, X> make_problem(const View<const T, 4>& q, const AnyKeys<X>& keys,
+                           const AttentionOptions<T>& options) {
+  Problem<T, X> problem{.q = addressable(q),
+                        .keys = keys,
+                        .scale = logit_scale(options, q.extent(3)),
+                        .key_position = options.key_position,
+                        .float_products = options.float_products};
+  if (options.rope != nullptr) problem.rope = options.rope->tables();
+  return problem;
+}
+
+/// The same against a cache. Its keys were rotated to their places in the sequence when they were stored.
+template <class T, class X>
+Problem<T, X> make_cache_problem(const View<const T, 4>& q, const AnyKeys<X>& keys,
+                                 const AttentionOptions<T>& options) {
+  Problem<T, X> problem = make_problem(q, keys, options);
+  problem.rotate_keys = false;
+  problem.mask_gives_place = false;
+  return problem;
+}
+
+/// The same for arguments of a public function, whose q may hold a part of the queries.
+template <class T, class Arguments>
+Problem<T, T> make_problem(const Arguments& a, const KeyShare<T>& keys, const AttentionOptions<T>& options) {
+  const Problem<T, T> problem = make_problem(a.q, AnyKeys<T>(keys), options);
+  if constexpr (requires { a.first_query; }) {
+    return queries_among(problem, a.first_query, a.queries == 0 ? a.first_query + a.q.extent(2) : a.queries);
+  } else {
+    return problem;
+  }
+}
+
+// ---- Keys in views. -----------------------------------------------------------------------------------------
+
+/// Returns keys [first, first + k.extent(2)) of `keys`.
+template <class T>
+KeyShare<T> keys_in(const View<const T, 4>& k, const View<const T, 4>& v, index_t keys, index_t first = 0) {
+  return {.k = addressable(k), .v = addressable(v), .keys = keys, .first = first};
+}
+
+template <class T>
+KeyShare<T> keys_of(const AttentionArguments<T>& a) {
+  return keys_in(a.k, a.v, a.k.extent(2));
+}
+template <class T>
+KeyShare<T> keys_of(const PartialArguments<T>& a) {
+  return keys_in(a.k, a.v, a.keys, a.first_key);
+}
+template <class T>
+KeyShare<T> keys_of(const BackwardArguments<T>& a) {
+  return keys_in(a.k, a.v, a.keys == 0 ? a.first_key + a.k.extent(2) : a.keys, a.first_key);
+}
+
+// ---- Result. ------------------------------------------------------------------------------------------------
+
+/// Returns a result that is normalized.
+template <class T>
+Result<T> make_result(const View<T, 4>& out, const View<Compute<T>, 3>& lse,
+                      const AttentionOptions<T>& options) {
+  return {.out = addressable(out), .lse = lse, .sinks = options.sinks, .scaled_sinks = options.scaled_sinks};
+}
+
+/// Returns a result that is a state, to be merged with others.
+template <class T>
+Result<T> make_state_result(const AttentionState<Compute<T>>& state, bool continues) {
+  return {.state = addressable(state), .continues = continues};
+}
+
+template <class T>
+Result<T> make_result(const AttentionArguments<T>& a, const AttentionOptions<T>& options) {
+  return make_result(a.out, a.lse, options);
+}
+template <class T>
+Result<T> make_result(const DecodeArguments<T>& a, const AttentionOptions<T>& options) {
+  return make_result(a.out, a.lse, options);
+}
+template <class T>
+Result<T> make_result(const PartialArguments<T>& a, const AttentionOptions<T>&) {
+  return make_state_result<T>(a.state, a.continues);
+}
+
+// ---- Calls. -------------------------------------------------------------------------------------------------
+
+/// A call of attention or attention_partial. The constructor throws where an argument does not fit.
+template <class T>
+class AttentionCall {
+  const KeyShare<T> keys_;  // that `problem` refers to
+
+ public:
+  const Problem<T, T> problem;
+  const Result<T> result;
+
+  template <class Arguments, class V>
+  AttentionCall(const char* function, const Arguments& a, const AttentionOptions<T>& options,
+                const V& variant)
+      : keys_((check_arguments(function, a, options), keys_of(a))),
+        problem(make_problem<T>(a, keys_, options)),
+        result(make_result(a, options)) {
+    check_policies(function, problem, options.rope, variant);
+  }
+  AttentionCall(const AttentionCall&) = delete;
+  AttentionCall& operator=(const AttentionCall&) = delete;
+};
+
+/// A call of decode. The constructor throws where an argument does not fit. `cache` must outlive the call.
+template <class T, class X>
+struct DecodeCall {
+  const Problem<T, X> problem;
+  const Result<T> result;
+
+  template <class K, class V>
+  DecodeCall(const char* function, const DecodeArguments<T>& a, const K& cache,
+             const AttentionOptions<T>& options, const V& variant)
+      : problem((check_arguments(function, a, cache, options),
+                 make_cache_problem(a.q, AnyKeys<X>(cache), options))),
+        result(make_result(a, options)) {
+    check_policies(function, problem, options.rope, variant);
+    check_stored_keys(function, problem, variant.mask);
+  }
+};
+
+SSMAX_END

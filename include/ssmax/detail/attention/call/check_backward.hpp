@@ -1,0 +1,71 @@
+// Checks of attention_backward's arguments, before anything is written.
+#pragma once
+
+#include <span>
+
+#include "check.hpp"
+
+SSMAX_BEGIN_DETAIL
+
+template <class T>
+void check_arguments(const char* function, const BackwardArguments<T>& a, const AttentionGradients<T>& g,
+                     const AttentionOptions<T>& options) {
+  using A = Compute<T>;
+  check_inputs(function, a.q, a.k, a.v);
+  if (a.keys != 0 || a.first_key < 0 || a.first_key > most_counted - a.k.extent(2)) {
+    check_part(function, "first_key", a.first_key, a.k.extent(2), "leaves no room for k in keys,", "keys",
+               a.keys);
+  }
+  check_query_part(function, a);
+  const auto check_rows = [&](const char* name, const auto& view) {
+    check_view(function, name, view);
+    for (int i = 0; i < 3; ++i) check_extent(function, name, view, i, "q", a.q, i);
+  };
+  check_rows("out", a.out);
+  check_extent(function, "out", a.out, 3, "v", a.v, 3);
+  check_rows("lse", a.lse);
+  check_view(function, "dout", g.dout);
+  check_same_extents(function, "dout", g.dout, "out", a.out);
+  const bool has_dlse = is_given(g.dlse);
+  if (has_dlse) check_rows("dlse", g.dlse);
+  const View<const A, 1> sinks(options.sinks), dsinks(g.dsinks);
+  if (!sinks.empty()) check_sink_count(function, "sinks", sinks.extent(0), a.q.extent(1));
+  if (!dsinks.empty()) {
+    check_sink_count(function, "dsinks", dsinks.extent(0), a.q.extent(1));
+    if (sinks.empty()) fail_value(function, "dsinks", "has extent", dsinks.extent(0), "sinks are", 0);
+    const View<A, 1> output(g.dsinks);
+    check_apart(function, "dsinks", output, "sinks", sinks);
+    check_apart(function, "dsinks", output, "q", a.q);
+    check_apart(function, "dsinks", output, "k", a.k);
+    check_apart(function, "dsinks", output, "v", a.v);
+    check_apart(function, "dsinks", output, "out", a.out);
+    check_apart(function, "dsinks", output, "lse", a.lse);
+    check_apart(function, "dsinks", output, "dout", g.dout);
+    if (has_dlse) check_apart(function, "dsinks", output, "dlse", g.dlse);
+  }
+  const auto check_gradient = [&](const char* name, const View<T, 4>& gradient, const char* of,
+                                  const View<const T, 4>& input) {
+    check_output(function, name, gradient);
+    check_same_extents(function, name, gradient, of, input);
+    const auto apart = [&](const char* other_name, const auto& other) {
+      check_apart(function, name, gradient, other_name, other);
+    };
+    apart("q", a.q);
+    apart("k", a.k);
+    apart("v", a.v);
+    apart("out", a.out);
+    apart("lse", a.lse);
+    apart("dout", g.dout);
+    if (has_dlse) apart("dlse", g.dlse);
+    apart("sinks", sinks);
+    apart("dsinks", dsinks);
+  };
+  check_gradient("dq", g.dq, "q", a.q);
+  check_gradient("dk", g.dk, "k", a.k);
+  check_gradient("dv", g.dv, "v", a.v);
+  check_apart(function, "dk", g.dk, "dq", View<const T, 4>(g.dq));
+  check_apart(function, "dv", g.dv, "dq", View<const T, 4>(g.dq));
+  check_apart(function, "dv", g.dv, "dk", View<const T, 4>(g.dk));
+}
+
+SSMAX_END

@@ -1,0 +1,55 @@
+// Parts of a call: some of its queries or heads, other keys.
+#pragma once
+
+#include <array>
+#include <span>
+
+#include "problem.hpp"
+
+SSMAX_BEGIN_DETAIL
+
+/// Returns indices [first, first + count) of one dimension of [batch, heads, positions, …].
+template <int dimension, class T, int Rank>
+View<T, Rank> range_of(const View<T, Rank>& view, index_t first, index_t count) {
+  if (view.data_handle() == nullptr) return view;
+  std::array<index_t, Rank> extents, strides;
+  for (int i = 0; i < Rank; ++i) {
+    extents[static_cast<std::size_t>(i)] = i == dimension ? count : view.extent(i);
+    strides[static_cast<std::size_t>(i)] = view.stride(i);
+  }
+  return addressable(View<T, Rank>(view.data_handle() + first * view.stride(dimension), extents, strides));
+}
+
+template <class T, int Rank>
+View<T, Rank> rows_of(const View<T, Rank>& view, index_t first, index_t count) {
+  return range_of<2>(view, first, count);
+}
+template <class T, int Rank>
+View<T, Rank> heads_of(const View<T, Rank>& view, index_t first, index_t count) {
+  return range_of<1>(view, first, count);
+}
+
+/// Returns the same queries against other keys, which must outlive the result.
+template <class T, class X, class K>
+Problem<T, X> with_keys(Problem<T, X> problem, const K& keys) {
+  problem.keys = AnyKeys<X>(keys);
+  return problem;
+}
+
+/// Returns the problem with the places of its queries: q holds queries [first, first + q.extent(2)) of `queries`.
+template <class T, class X>
+Problem<T, X> queries_among(Problem<T, X> problem, index_t first, index_t queries) {
+  problem.first_query = first;
+  problem.queries_after = queries - first - problem.q.extent(2);
+  return problem;
+}
+
+/// Returns the problem of rows [row, row + count) of q, which hold queries [first, first + count) of `queries`.
+template <class T, class X>
+Problem<T, X> with_queries(Problem<T, X> problem, index_t row, index_t count, index_t first,
+                           index_t queries) {
+  problem.q = rows_of(problem.q, row, count);
+  return queries_among(problem, first, queries);
+}
+
+SSMAX_END
