@@ -10,20 +10,9 @@
 #include "catch.hpp"
 #include "own_policies.hpp"
 
-namespace attention_masks_test {
+namespace attention_problem::attention_masks_test {
 
-using attention_problem::check_mask;
-using attention_problem::Shape;
 using own_policies::Careless;
-using ssmax::Causal;
-using ssmax::Full;
-using ssmax::index_t;
-using ssmax::KeyLengths;
-using ssmax::KeyRange;
-using ssmax::Lengths;
-using ssmax::PrefixLM;
-using ssmax::Query;
-using ssmax::SlidingWindow;
 
 constexpr index_t unlimited = std::numeric_limits<index_t>::max();
 
@@ -114,4 +103,4 @@ TEST_CASE("a range of one's own may reach beyond the keys, and end before it beg
   }
 }
 
-}  // namespace attention_masks_test
+}  // namespace attention_problem::attention_masks_test

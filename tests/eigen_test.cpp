@@ -10,9 +10,7 @@
 
 namespace eigen_test {
 
-using ssmax::Axis;
-using ssmax::Softmax;
-using ssmax::SSMax;
+using namespace ssmax;
 
 template <class T>
 using RowMajor = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;

@@ -13,9 +13,7 @@
 
 namespace half_test {
 
-using ssmax::bfloat16;
-using ssmax::half;
-using ssmax::index_t;
+using namespace ssmax;
 
 std::uint32_t bits_of(float value) { return std::bit_cast<std::uint32_t>(value); }
 
