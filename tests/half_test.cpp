@@ -105,7 +105,7 @@ TEST_CASE("vector conversions are the scalar ones, bit for bit", "[half]") {
   const std::vector<float> half_values = around_ties(13), bfloat16_values = around_ties(16);
   for_each_target([&](const std::string& target) {
     CAPTURE(target);
-    const auto& conversions = ssmax::detail::kernels<ssmax::detail::ConversionKernels<float>>();
+    const auto& conversions = ssmax::detail::kernels<ssmax::detail::ConversionKernels>();
     const auto wrong_narrowings = [](const std::vector<float>& values, const auto& narrow, auto storage) {
       using Storage = decltype(storage);
       std::vector<Storage> narrowed(values.size());
