@@ -27,8 +27,6 @@ constexpr std::array<Shape, 6> shapes{{
     {2, 1, 1, 20, 1100, 6, 12},
 }};
 
-const auto before = [](const Query& query, index_t key) { return key <= query.position(); };
-
 TEST_CASE("SSMax counts the keys of a full and of a causal mask", "[attention][masks][slow]") {
   for (const Shape& shape : shapes) {
     check_mask<float>(shape, Full{}, [](const Query&, index_t) { return true; });
