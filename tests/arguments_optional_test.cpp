@@ -14,19 +14,9 @@
 #include "refusal.hpp"
 #include "small_call.hpp"
 
-namespace arguments_optional_test {
+namespace attention_problem::backward_problem::arguments_optional_test {
 
-using attention_backward_problem::Output;
-using attention_backward_problem::Problem;
-using attention_backward_problem::Result;
 using small_call::Call;
-using ssmax::AttentionState;
-using ssmax::Full;
-using ssmax::index_t;
-using ssmax::KvCache;
-using ssmax::Softmax;
-using ssmax::SSMax;
-using ssmax::View;
 
 // ---- Views that are left out ------------------------------------------------------------------------------
 
@@ -145,7 +135,7 @@ TEST_CASE("as many numbers as heads, neither fewer nor more", "[attention][argum
 TEST_CASE("dsinks have as many numbers as heads", "[attention][backward][arguments]") {
   const Problem<float> problem({1, 2, 2, 2, 3, 4, 4});
   std::vector<float> sinks(2), three(3), one(1);
-  const Output<float> output = attention_problem::run(problem, Softmax{}, Full{}, {.sinks = sinks});
+  const Output<float> output = run(problem, Softmax{}, Full{}, {.sinks = sinks});
   Result<float> result(problem);
   const auto run = [&](std::span<const float> of_sinks, std::span<float> dsinks) {
     ssmax::attention_backward<float>({.q = problem.q_view(),
@@ -165,4 +155,4 @@ TEST_CASE("dsinks have as many numbers as heads", "[attention][backward][argumen
   check_refused([&] { run(sinks, one); }, {"attention_backward: dsinks has extent 1", "heads are 2"});
 }
 
-}  // namespace arguments_optional_test
+}  // namespace attention_problem::backward_problem::arguments_optional_test

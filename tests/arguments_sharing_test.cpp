@@ -16,21 +16,7 @@
 #include "same_bits.hpp"
 #include "target_scope.hpp"
 
-namespace arguments_sharing_test {
-
-using attention_backward_problem::Output;
-using attention_backward_problem::Problem;
-using attention_backward_problem::Result;
-using attention_backward_problem::Shape;
-using attention_problem::infinity;
-using attention_problem::nan;
-using ssmax::AttentionState;
-using ssmax::Causal;
-using ssmax::index_t;
-using ssmax::KvCache;
-using ssmax::Softmax;
-using ssmax::SSMax;
-using ssmax::View;
+namespace attention_problem::backward_problem::arguments_sharing_test {
 
 // ---- A gradient that heads share --------------------------------------------------------------------------
 
@@ -45,7 +31,7 @@ TEST_CASE("a number has one gradient, to which every head adds: attention",
     for_each_target([&](const std::string& target) {
       INFO(target << ' ' << name_of(shape));
       const auto check = [&](const auto& with, const auto& gradient) {
-        const Output<float> output = attention_problem::run(problem, with, Causal{});
+        const Output<float> output = run(problem, with, Causal{});
         std::vector<float> ds(1), db(1), ds_again(1), db_again(1), ds_each(4), db_each(4);
         const Result<float> together =
             backward(problem, output, gradient(ds, db), Causal{}, ssmax::Identity{});
@@ -133,12 +119,12 @@ TEST_CASE("a sink of +inf has the limit's gradient, one of -inf none, one of NaN
   const std::vector<float> sinks{infinity<float>, -infinity<float>, nan<float>, 0.5F};
   for (const Shape& shape : {Shape{2, 4, 2, 3, 40, 8, 5}, {1, 4, 4, 65, 40, 8, 5}, {1, 4, 4, 5, 0, 8, 5}}) {
     const Problem<float> problem(shape);
-    const Problem<float> without_dlse(shape, 1, attention_backward_problem::Dlse::left_out);
+    const Problem<float> without_dlse(shape, 1, Dlse::left_out);
     const SSMax<float> scaling{0.7F, 0.3F};
     for_each_target([&](const std::string& target) {
       INFO(target << ' ' << name_of(shape));
       std::vector<float> ds(4), db(4);
-      const Output<float> output = attention_problem::run(problem, scaling, Causal{}, {.sinks = sinks});
+      const Output<float> output = run(problem, scaling, Causal{}, {.sinks = sinks});
       const Result<float> result =
           backward(problem, output, scaling.gradient(ds, db), Causal{}, ssmax::Identity{}, {.sinks = sinks});
       // The sink's share is 1, out is 0: what is left of -share·(⟨dout, out⟩ - dlse) is dlse.
@@ -175,7 +161,7 @@ TEST_CASE("a sink of +inf gives 0 and +inf, also through finish and decode",
   const std::vector<float> sinks{infinity<float>, -infinity<float>};
   for (const index_t queries : {3, 40}) {
     const Problem<float> problem({1, 2, 2, queries, 50, 8, 5});
-    const Output<float> plain = attention_problem::run(problem, Softmax{}, Causal{});
+    const Output<float> plain = run(problem, Softmax{}, Causal{});
     for_each_target([&](const std::string& target) {
       INFO(target << ' ' << queries);
       const auto rows = static_cast<std::size_t>(2 * queries);
@@ -206,4 +192,4 @@ TEST_CASE("a sink of +inf gives 0 and +inf, also through finish and decode",
   }
 }
 
-}  // namespace arguments_sharing_test
+}  // namespace attention_problem::backward_problem::arguments_sharing_test

@@ -17,22 +17,9 @@
 #include "small_call.hpp"
 #include "test_executors.hpp"
 
-namespace arguments_test {
+namespace attention_problem::backward_problem::arguments_test {
 
-using attention_backward_problem::Output;
-using attention_backward_problem::Problem;
-using attention_backward_problem::Result;
-using attention_backward_problem::Shape;
 using small_call::Call;
-using ssmax::AttentionState;
-using ssmax::Causal;
-using ssmax::Full;
-using ssmax::index_t;
-using ssmax::KvCache;
-using ssmax::Rope;
-using ssmax::Softmax;
-using ssmax::SSMax;
-using ssmax::View;
 using test_executors::Reverse;
 
 constexpr index_t most = std::numeric_limits<index_t>::max(), least = std::numeric_limits<index_t>::min();
@@ -263,12 +250,12 @@ TEST_CASE("any concurrency gives the same bits", "[attention][arguments]") {
   for (const Shape& shape : {Shape{1, 2, 1, 3, 2100, 5, 4}, {2, 4, 2, 70, 300, 8, 5}}) {
     const Problem<float> problem(shape);
     const SSMax<float> scaling{0.7F};
-    const Output<float> expected = attention_problem::run(problem, scaling, Causal{});
+    const Output<float> expected = run(problem, scaling, Causal{});
     const Result<float> gradients = backward(problem, expected, scaling, Causal{}, ssmax::Identity{});
     for (const index_t threads : {least, index_t{-1}, index_t{0}, index_t{1} << 30, most / 4, most}) {
       INFO(threads);
       const Reverse executor{threads};
-      CHECK(attention_problem::run(problem, scaling, Causal{}, {}, executor) == expected);
+      CHECK(run(problem, scaling, Causal{}, {}, executor) == expected);
       CHECK(backward(problem, expected, scaling, Causal{}, ssmax::Identity{}, {}, executor) == gradients);
     }
   }
@@ -290,4 +277,4 @@ TEST_CASE("decode takes any concurrency", "[decode][arguments]") {
   }
 }
 
-}  // namespace arguments_test
+}  // namespace attention_problem::backward_problem::arguments_test

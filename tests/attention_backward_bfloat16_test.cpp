@@ -14,21 +14,7 @@
 #include "gradcheck.hpp"
 #include "test_executors.hpp"
 
-namespace attention_backward_bfloat16_test {
-
-using namespace attention_backward_problem;
-using attention_problem::all_keys;
-using attention_problem::for_each_target_of_products;
-using attention_problem::FourHeads;
-using attention_problem::infinity;
-using attention_problem::keys_before;
-using attention_problem::rounded_sum;
-using attention_problem::run;
-using ssmax::bfloat16;
-using ssmax::Causal;
-using ssmax::Constant;
-using ssmax::Full;
-using ssmax::SSMax;
+namespace attention_problem::backward_problem::attention_backward_bfloat16_test {
 
 constexpr std::array<Shape, 12> shapes{{
     // batch, heads, kv_heads, queries, keys, d, dv
@@ -67,8 +53,7 @@ TEST_CASE("gradients by products of bfloat16 cost what their roundings cost",
           "[attention][backward][bfloat16]") {
   const std::vector<float> sinks{0.5F, -1, 2, 0};
   for (const Shape& shape : shapes) {
-    const AttentionOptions<bfloat16> options{.scale = 0.3,
-                                             .sinks = attention_problem::for_heads_of(shape, sinks)};
+    const AttentionOptions<bfloat16> options{.scale = 0.3, .sinks = for_heads_of(shape, sinks)};
     check_products(Problem<bfloat16>(shape), Full{}, all_keys, options);
     check_products(Problem<bfloat16>(shape, 1, Dlse::left_out), Causal{}, keys_before, {.scale = 0.3});
   }
@@ -255,4 +240,4 @@ TEST_CASE("subnormal numbers count as 0 in products of gradients", "[attention][
   });
 }
 
-}  // namespace attention_backward_bfloat16_test
+}  // namespace attention_problem::backward_problem::attention_backward_bfloat16_test

@@ -11,29 +11,8 @@
 #include "catch.hpp"
 #include "score_formulas.hpp"
 
-namespace attention_backward_bias_test {
+namespace attention_problem::backward_problem::attention_backward_bias_test {
 
-using attention_backward_problem::Added;
-using attention_backward_problem::Capped;
-using attention_backward_problem::check;
-using attention_backward_problem::Gradients;
-using attention_backward_problem::Problem;
-using attention_backward_problem::run_backward;
-using attention_backward_problem::ScoreGradients;
-using attention_backward_problem::Then;
-using attention_problem::all_keys;
-using attention_problem::infinity;
-using attention_problem::keys_before;
-using attention_problem::Shape;
-using ssmax::Bias;
-using ssmax::Causal;
-using ssmax::Full;
-using ssmax::index_t;
-using ssmax::Key;
-using ssmax::Query;
-using ssmax::Softcap;
-using ssmax::SSMax;
-using ssmax::View;
 using Extents = std::array<index_t, 4>;
 
 constexpr std::array<Shape, 4> shapes{{
@@ -63,7 +42,7 @@ std::size_t size_of(const Shape& s) {
 
 /// A bias of B that is broadcast along some dimensions, and a gradient that is summed over them.
 template <class T, class B, class G, class M>
-void check_bias(const Shape& shape, int broadcast, const M& mask, const attention_problem::Visible& visible) {
+void check_bias(const Shape& shape, int broadcast, const M& mask, const Visible& visible) {
   const std::vector<B> values = reference::normals<B>(size_of(shape), 5);
   const Extents extents = extents_of(shape), strides = strides_without(extents, broadcast);
   const View<const B, 4> bias(values.data(), extents, strides);
@@ -275,4 +254,4 @@ TEST_CASE("a score of one's own that wants every logit's gradient learns", "[att
   }
 }
 
-}  // namespace attention_backward_bias_test
+}  // namespace attention_problem::backward_problem::attention_backward_bias_test

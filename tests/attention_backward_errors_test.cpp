@@ -15,17 +15,7 @@
 
 namespace attention_backward_errors_test {
 
-using ssmax::Alibi;
-using ssmax::AttentionGradients;
-using ssmax::AttentionOptions;
-using ssmax::BackwardArguments;
-using ssmax::Bias;
-using ssmax::Full;
-using ssmax::Identity;
-using ssmax::index_t;
-using ssmax::Softmax;
-using ssmax::SSMax;
-using ssmax::View;
+using namespace ssmax;
 using untouched_memory::Memory;
 using untouched_memory::untouched;
 

@@ -11,26 +11,7 @@
 #include "catch.hpp"
 #include "gradcheck.hpp"
 
-namespace attention_backward_gradcheck_test {
-
-using attention_backward_problem::Problem;
-using attention_backward_problem::Result;
-using attention_backward_problem::run_backward;
-using attention_problem::AttentionOptions;
-using attention_problem::Output;
-using attention_problem::Shape;
-using ssmax::Alibi;
-using ssmax::Bias;
-using ssmax::Causal;
-using ssmax::Full;
-using ssmax::Identity;
-using ssmax::index_t;
-using ssmax::Key;
-using ssmax::Query;
-using ssmax::Softcap;
-using ssmax::Softmax;
-using ssmax::SSMax;
-using ssmax::View;
+namespace attention_problem::backward_problem::attention_backward_gradcheck_test {
 
 constexpr double tolerance = 1e-7;
 
@@ -91,7 +72,7 @@ struct Model {
 template <class S, class M, class C>
 double loss(const Problem<double>& problem, const S& scaling, const M& mask, const C& score,
             const AttentionOptions<double>& options) {
-  const Output<double> output = attention_problem::run(problem, scaling, mask, score, options);
+  const Output<double> output = run(problem, scaling, mask, score, options);
   double sum = 0;
   for (std::size_t i = 0; i < output.out.size(); ++i) sum += problem.dout[i] * output.out[i];
   for (std::size_t i = 0; i < output.lse.size(); ++i) {
@@ -247,4 +228,4 @@ TEST_CASE("finite differences: masks", "[attention][backward][gradcheck][slow]")
   }
 }
 
-}  // namespace attention_backward_gradcheck_test
+}  // namespace attention_problem::backward_problem::attention_backward_gradcheck_test

@@ -11,29 +11,7 @@
 #include "attention_backward_problem.hpp"
 #include "catch.hpp"
 
-namespace attention_backward_hidden_test {
-
-using attention_backward_problem::gradients_of;
-using attention_backward_problem::Problem;
-using attention_backward_problem::Result;
-using attention_backward_problem::run_backward;
-using attention_problem::AttentionOptions;
-using attention_problem::before;
-using attention_problem::Compute;
-using attention_problem::FourHeads;
-using attention_problem::infinity;
-using attention_problem::nan;
-using attention_problem::Output;
-using attention_problem::Shape;
-using ssmax::Causal;
-using ssmax::Identity;
-using ssmax::index_t;
-using ssmax::KeyRange;
-using ssmax::Query;
-using ssmax::SlidingWindow;
-using ssmax::Softcap;
-using ssmax::Softmax;
-using ssmax::Where;
+namespace attention_problem::backward_problem::attention_backward_hidden_test {
 
 constexpr std::array<Shape, 5> shapes{{
     // batch, heads, kv_heads, queries, keys, d, dv
@@ -238,12 +216,11 @@ void check_spread(const Shape& shape, const M& mask, const Visible& visible) {
     for (const index_t at : {index_t{0}, size / 3 / place.width * place.width + 1, size / 2, size - 1}) {
       Problem<T> problem = clean;
       (problem.*place.values)[static_cast<std::size_t>(at)] = T(nan<float>);
-      const auto definition = attention_problem::define<T>(problem, visible, heads.multiplier(), {}, {}, {});
+      const auto definition = define<T>(problem, visible, heads.multiplier(), {}, {}, {});
       for_each_target_of<T>([&](const std::string& target) {
         INFO(target << ' ' << name_of(shape) << place.name << " element " << at);
-        const Output<T> output = attention_problem::run<T>(problem, heads.scaling(), mask);
-        const Result<T> result =
-            attention_backward_problem::backward(problem, output, heads.scaling(), mask, Identity{});
+        const Output<T> output = run<T>(problem, heads.scaling(), mask);
+        const Result<T> result = backward(problem, output, heads.scaling(), mask, Identity{});
         const Result<T> untouched = run_backward(clean, heads.scaling(), mask);
         const auto expected = gradients_of<Compute<T>>(problem, definition, {}, {}, &output);
         check_nan(result.dq, untouched.dq, expected.dq);
@@ -286,4 +263,4 @@ TEST_CASE("NaN in dlse spoils its row", "[attention][backward][special]") {
   });
 }
 
-}  // namespace attention_backward_hidden_test
+}  // namespace attention_problem::backward_problem::attention_backward_hidden_test

@@ -10,21 +10,7 @@
 #include "catch.hpp"
 #include "placed.hpp"
 
-namespace attention_backward_layouts_test {
-
-using attention_backward_problem::backward;
-using attention_backward_problem::Problem;
-using attention_backward_problem::Result;
-using attention_problem::Compute;
-using attention_problem::nan;
-using attention_problem::Output;
-using attention_problem::Placed;
-using attention_problem::run;
-using attention_problem::Shape;
-using ssmax::Causal;
-using ssmax::index_t;
-using ssmax::SSMax;
-using ssmax::View;
+namespace attention_problem::backward_problem::attention_backward_layouts_test {
 
 constexpr std::array<Shape, 6> shapes{{
     // batch, heads, kv_heads, queries, keys, d, dv
@@ -241,4 +227,4 @@ TEST_CASE("keys that a batch shares by a stride of zero still have gradients of 
   CHECK(result == expected);
 }
 
-}  // namespace attention_backward_layouts_test
+}  // namespace attention_problem::backward_problem::attention_backward_layouts_test

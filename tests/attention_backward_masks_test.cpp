@@ -10,27 +10,9 @@
 #include "catch.hpp"
 #include "own_policies.hpp"
 
-namespace attention_backward_masks_test {
+namespace attention_problem::backward_problem::attention_backward_masks_test {
 
-using attention_backward_problem::check;
-using attention_backward_problem::Positions;
-using attention_backward_problem::Problem;
-using attention_problem::AttentionOptions;
-using attention_problem::before;
-using attention_problem::Shape;
 using own_policies::Careless;
-using ssmax::Causal;
-using ssmax::Documents;
-using ssmax::Identity;
-using ssmax::index_t;
-using ssmax::KeyLengths;
-using ssmax::KeyRange;
-using ssmax::Lengths;
-using ssmax::PrefixLM;
-using ssmax::Query;
-using ssmax::SlidingWindow;
-using ssmax::View;
-using ssmax::Where;
 
 constexpr index_t unlimited = std::numeric_limits<index_t>::max();
 
@@ -235,4 +217,4 @@ TEST_CASE("gradients turn back by the positions of one's own mask", "[attention]
          [](const Query& query, index_t key) { return Moved{}.key_position(query, key); }});
 }
 
-}  // namespace attention_backward_masks_test
+}  // namespace attention_problem::backward_problem::attention_backward_masks_test

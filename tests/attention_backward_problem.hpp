@@ -18,23 +18,7 @@
 #include "reference.hpp"
 #include "target_scope.hpp"
 
-namespace attention_backward_problem {
-
-using attention_problem::Compute;
-using attention_problem::Multiplier;
-using attention_problem::Output;
-using attention_problem::Positions;
-using attention_problem::Real;
-using attention_problem::rounding;
-using attention_problem::Shape;
-using attention_problem::Visible;
-using reference::Formula;
-using reference::Gradients;
-using reference::Sums;
-using ssmax::AttentionOptions;
-using ssmax::index_t;
-using ssmax::Query;
-using ssmax::View;
+namespace attention_problem::backward_problem {
 
 // ---- Problem and result -----------------------------------------------------------------------------------
 
@@ -132,7 +116,6 @@ template <class R, class T>
 Gradients<R> gradients_of(const Problem<T>& problem, const reference::Definition& definition,
                           const AttentionOptions<T>& options, const Positions& positions,
                           const Output<T>* output) {
-  using attention_problem::widened;
   const auto inputs = attention_problem::inputs_of<R>(problem, options, positions);
   reference::Attended<R> forward;
   if (std::same_as<R, Real>) {
@@ -158,7 +141,6 @@ Gradients<R> gradients_of(const Problem<T>& problem, const reference::Definition
 /// What roundings of weights and gradients, of the lse's sum and, with RoPE, of rotated rows cost.
 template <class T>
 Expected<T> bounded(Expected<T> expected, const AttentionOptions<T>& options) {
-  using attention_problem::rounded_sum, attention_problem::rounded_weights;
   if (std::same_as<T, ssmax::bfloat16> && !options.float_products) {
     expected.of_dq = rounded_weights + (options.rope == nullptr ? 0 : rounded_sum);
     expected.of_dv = rounded_weights;
@@ -326,4 +308,4 @@ void check(const Problem<T>& problem, const M& mask, const Visible& visible, con
   });
 }
 
-}  // namespace attention_backward_problem
+}  // namespace attention_problem::backward_problem

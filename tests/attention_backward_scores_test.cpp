@@ -11,43 +11,7 @@
 #include "catch.hpp"
 #include "score_formulas.hpp"
 
-namespace attention_backward_scores_test {
-
-using attention_backward_problem::Added;
-using attention_backward_problem::backward;
-using attention_backward_problem::Capped;
-using attention_backward_problem::check;
-using attention_backward_problem::expect;
-using attention_backward_problem::Gradients;
-using attention_backward_problem::per_head;
-using attention_backward_problem::Positions;
-using attention_backward_problem::Problem;
-using attention_backward_problem::Result;
-using attention_backward_problem::Rules;
-using attention_backward_problem::run_backward;
-using attention_backward_problem::ScoreGradients;
-using attention_backward_problem::Sloped;
-using attention_backward_problem::Then;
-using attention_problem::all_keys;
-using attention_problem::AttentionOptions;
-using attention_problem::infinity;
-using attention_problem::keys_before;
-using attention_problem::one;
-using attention_problem::Output;
-using attention_problem::Real;
-using attention_problem::Shape;
-using ssmax::Alibi;
-using ssmax::Bias;
-using ssmax::Causal;
-using ssmax::Full;
-using ssmax::Identity;
-using ssmax::index_t;
-using ssmax::Key;
-using ssmax::Query;
-using ssmax::Softcap;
-using ssmax::Softmax;
-using ssmax::SSMax;
-using ssmax::View;
+namespace attention_problem::backward_problem::attention_backward_scores_test {
 
 constexpr std::array<Shape, 5> shapes{{
     // batch, heads, kv_heads, queries, keys, d, dv
@@ -84,7 +48,7 @@ TEST_CASE("gradients far beyond the cap are zero, not NaN", "[attention][backwar
 }
 
 template <class T, class M>
-void check_alibi(const Shape& shape, const M& mask, const attention_problem::Visible& visible,
+void check_alibi(const Shape& shape, const M& mask, const Visible& visible,
                  const AttentionOptions<T>& options = {}) {
   std::vector<double> slopes = Alibi::slopes(4);
   slopes.resize(static_cast<std::size_t>(shape.heads));
@@ -338,7 +302,7 @@ TEST_CASE("what belongs to sinks is added, and may be left out", "[attention][ba
   const AttentionOptions<float> options{.sinks = sinks};
   for_each_target([&](const std::string& target) {
     INFO(target);
-    const Output<float> output = attention_problem::run(problem, Softmax{}, Causal{}, options);
+    const Output<float> output = run(problem, Softmax{}, Causal{}, options);
     const Result<float> expected = backward(problem, output, Softmax{}, Causal{}, Identity{}, options);
     std::vector<float> dsinks{64, 64, 64, 64};
     for (const bool wanted : {false, true}) {
@@ -364,4 +328,4 @@ TEST_CASE("what belongs to sinks is added, and may be left out", "[attention][ba
   });
 }
 
-}  // namespace attention_backward_scores_test
+}  // namespace attention_problem::backward_problem::attention_backward_scores_test

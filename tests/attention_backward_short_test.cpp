@@ -7,15 +7,7 @@
 #include "attention_backward_problem.hpp"
 #include "catch.hpp"
 
-namespace attention_backward_short_test {
-
-using attention_backward_problem::check;
-using attention_backward_problem::Problem;
-using attention_problem::all_keys;
-using attention_problem::before;
-using attention_problem::Shape;
-using ssmax::Causal;
-using ssmax::Full;
+namespace attention_problem::backward_problem::attention_backward_short_test {
 
 constexpr std::array<Shape, 9> shapes{{
     // batch, heads, kv_heads, queries, keys, d, dv
@@ -39,4 +31,4 @@ TEST_CASE("gradients of short sequences", "[attention][backward][short]") {
   check(Problem<ssmax::bfloat16>(shapes[1]), Full{}, all_keys);
 }
 
-}  // namespace attention_backward_short_test
+}  // namespace attention_problem::backward_problem::attention_backward_short_test

@@ -11,31 +11,7 @@
 #include "attention_backward_problem.hpp"
 #include "catch.hpp"
 
-namespace attention_backward_special_test {
-
-using attention_backward_problem::Dlse;
-using attention_backward_problem::expect;
-using attention_backward_problem::Expectation;
-using attention_backward_problem::Expected;
-using attention_backward_problem::Problem;
-using attention_backward_problem::Result;
-using attention_backward_problem::run_backward;
-using attention_problem::AttentionOptions;
-using attention_problem::Average;
-using attention_problem::before;
-using attention_problem::infinity;
-using attention_problem::Output;
-using attention_problem::Real;
-using attention_problem::Shape;
-using ssmax::Causal;
-using ssmax::Constant;
-using ssmax::Identity;
-using ssmax::index_t;
-using ssmax::Query;
-using ssmax::SlidingWindow;
-using ssmax::SSMax;
-using ssmax::View;
-using ssmax::Where;
+namespace attention_problem::backward_problem::attention_backward_special_test {
 
 constexpr std::array<Shape, 5> shapes{{
     // batch, heads, kv_heads, queries, keys, d, dv
@@ -240,9 +216,8 @@ void check_huge(double deviation, double multiplier) {
     for (std::size_t i = 0; i < problems.size(); ++i) {
       const Problem<T>& problem = problems[i];
       const Constant scaling{multiplier};
-      const Output<T> output = attention_problem::run<T>(problem, scaling, Causal{});
-      const Result<T> result =
-          attention_backward_problem::backward(problem, output, scaling, Causal{}, Identity{});
+      const Output<T> output = run<T>(problem, scaling, Causal{});
+      const Result<T> result = backward(problem, output, scaling, Causal{}, Identity{});
       const Expected<T> expected = expectations[i](output);
       dq.take(result.dq, expected.naive.dq, expected.exact.dq);
       dk.take(result.dk, expected.naive.dk, expected.exact.dk);
@@ -272,4 +247,4 @@ TEST_CASE("gradients where logits are huge", "[attention][backward][special]") {
   check_huge<double>(40, -1e3);
 }
 
-}  // namespace attention_backward_special_test
+}  // namespace attention_problem::backward_problem::attention_backward_special_test

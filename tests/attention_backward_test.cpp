@@ -12,40 +12,9 @@
 #include "catch.hpp"
 #include "own_policies.hpp"
 
-namespace attention_backward_test {
+namespace attention_problem::backward_problem::attention_backward_test {
 
-using attention_backward_problem::backward;
-using attention_backward_problem::check;
-using attention_backward_problem::Dlse;
-using attention_backward_problem::expect;
-using attention_backward_problem::ln;
-using attention_backward_problem::per_head;
-using attention_backward_problem::Problem;
-using attention_backward_problem::Result;
-using attention_backward_problem::Rules;
-using attention_backward_problem::run_backward;
-using attention_backward_problem::unweighted;
-using attention_problem::all_keys;
-using attention_problem::AttentionOptions;
-using attention_problem::Compute;
-using attention_problem::keys_before;
-using attention_problem::name_of;
-using attention_problem::one;
-using attention_problem::Output;
-using attention_problem::Real;
-using attention_problem::run;
-using attention_problem::Shape;
 using own_policies::Everything;
-using ssmax::bfloat16;
-using ssmax::Causal;
-using ssmax::Constant;
-using ssmax::Full;
-using ssmax::half;
-using ssmax::index_t;
-using ssmax::Pairing;
-using ssmax::Rope;
-using ssmax::Softmax;
-using ssmax::SSMax;
 
 // ---- Shapes and types -------------------------------------------------------------------------------------
 
@@ -225,8 +194,7 @@ constexpr std::array<Shape, 3> middle{
     {{1, 4, 2, 33, 270, 8, 6}, {2, 4, 1, 3, 50, 8, 6}, {1, 4, 4, 50, 29, 8, 6}}};
 
 template <class T, class S>
-void check_scaling(const S& scaling, const attention_problem::Multiplier& multiplier,
-                   const AttentionOptions<T>& options = {}) {
+void check_scaling(const S& scaling, const Multiplier& multiplier, const AttentionOptions<T>& options = {}) {
   for (const Shape& shape : middle) {
     const Problem<T> problem(shape);
     const auto full = expect(problem, all_keys, multiplier, options);
@@ -358,4 +326,4 @@ TEST_CASE("dq and dk are those of the queries and keys before they are turned", 
   SECTION("bfloat16") { check_ropes<bfloat16>(); }
 }
 
-}  // namespace attention_backward_test
+}  // namespace attention_problem::backward_problem::attention_backward_test

@@ -14,30 +14,8 @@
 #include "catch.hpp"
 #include "test_executors.hpp"
 
-namespace attention_backward_threads_test {
+namespace attention_problem::backward_problem::attention_backward_threads_test {
 
-using attention_backward_problem::backward;
-using attention_backward_problem::Problem;
-using attention_backward_problem::Result;
-using attention_backward_problem::run_backward;
-using attention_problem::AttentionOptions;
-using attention_problem::Compute;
-using attention_problem::infinity;
-using attention_problem::Output;
-using attention_problem::Shape;
-using ssmax::Alibi;
-using ssmax::Bias;
-using ssmax::Causal;
-using ssmax::Full;
-using ssmax::Identity;
-using ssmax::index_t;
-using ssmax::Query;
-using ssmax::SlidingWindow;
-using ssmax::Softcap;
-using ssmax::SSMax;
-using ssmax::ThreadPool;
-using ssmax::View;
-using ssmax::Workspace;
 using test_executors::Reverse;
 using test_executors::Threads;
 
@@ -208,7 +186,7 @@ TEST_CASE("backward uses an executor, and not for nothing", "[attention][backwar
   index_t runs = 0;
   const auto call = [&](const Shape& shape) {
     const Problem<float> problem(shape);
-    const Output<float> output = attention_problem::run<float>(problem, SSMax<float>{}, Causal{});
+    const Output<float> output = run<float>(problem, SSMax<float>{}, Causal{});
     runs = 0;
     backward(problem, output, SSMax<float>{}, Causal{}, Identity{}, {}, Reverse{4, &runs});
     return runs;
@@ -271,7 +249,7 @@ struct Prepared {
     options.rope = shape.d > 1 ? &rope : nullptr;
     options.key_position = std::max<index_t>(0, shape.queries - shape.keys);
     options.sinks = sinks;
-    output = attention_problem::run<T>(problem, scaling(), mask(), score(), options);
+    output = run<T>(problem, scaling(), mask(), score(), options);
   }
   auto scaling() { return SSMax<A>{A(0.7)}.gradient(ds, db); }
   auto score() { return Softcap(3) | Alibi(slopes).gradient(dslopes); }
@@ -337,8 +315,7 @@ TEST_CASE("forward and backward share a workspace", "[attention][backward][works
   const Result<float> expected = call.result;
   call.options.workspace = &workspace;
   for (int i = 0; i < 2; ++i) {
-    call.output =
-        attention_problem::run<float>(call.problem, call.scaling(), call.mask(), call.score(), call.options);
+    call.output = run<float>(call.problem, call.scaling(), call.mask(), call.score(), call.options);
     call();
     CHECK(call.result == expected);
   }
@@ -357,4 +334,4 @@ TEST_CASE("the memory of a backward is linear in the sequence", "[attention][bac
   CHECK(sizes[2] < 4 * 2000 * 2000);
 }
 
-}  // namespace attention_backward_threads_test
+}  // namespace attention_problem::backward_problem::attention_backward_threads_test

@@ -16,28 +16,8 @@
 #include "catch.hpp"
 #include "test_executors.hpp"
 
-namespace attention_bfloat16_test {
+namespace attention_problem::attention_bfloat16_test {
 
-using attention_problem::all_keys;
-using attention_problem::expect;
-using attention_problem::Expected;
-using attention_problem::for_each_target_of_products;
-using attention_problem::FourHeads;
-using attention_problem::infinity;
-using attention_problem::keys_before;
-using attention_problem::Output;
-using attention_problem::Problem;
-using attention_problem::Real;
-using attention_problem::rounded_sum;
-using attention_problem::rounded_weights;
-using attention_problem::Rules;
-using attention_problem::run;
-using attention_problem::Shape;
-using ssmax::bfloat16;
-using ssmax::Causal;
-using ssmax::Constant;
-using ssmax::Full;
-using ssmax::index_t;
 using ssmax::detail::kernels;
 
 using Products = ssmax::detail::PrefillKernels<float, bfloat16>;
@@ -65,8 +45,7 @@ TEST_CASE("products of bfloat16 cost what rounding the weights costs", "[attenti
   const std::vector<float> sinks(20, 0.5F);
   for (const Shape& shape : shapes) {
     const Problem<bfloat16> problem(shape);
-    const ssmax::AttentionOptions<bfloat16> options{.scale = 0.3,
-                                                    .sinks = attention_problem::for_heads_of(shape, sinks)};
+    const ssmax::AttentionOptions<bfloat16> options{.scale = 0.3, .sinks = for_heads_of(shape, sinks)};
     for (const double c : {1.0, -2.5, 0.0}) {
       const auto multiplier = [c](index_t, index_t, index_t) { return Real(c); };
       const Expected<bfloat16> full = expect(problem, all_keys, multiplier, {.scale = 0.3});
@@ -308,4 +287,4 @@ TEST_CASE("16-bit products: a query's bits do not depend on its neighbours in a 
   check_cuts({1, 4, 1, 100, 150, 64, 32}, heads.scaling());
 }
 
-}  // namespace attention_bfloat16_test
+}  // namespace attention_problem::attention_bfloat16_test

@@ -8,19 +8,7 @@
 #include "attention_problem.hpp"
 #include "catch.hpp"
 
-namespace attention_cuts_test {
-
-using attention_problem::AttentionOptions;
-using attention_problem::Compute;
-using attention_problem::Output;
-using attention_problem::Problem;
-using attention_problem::Shape;
-using ssmax::Causal;
-using ssmax::Full;
-using ssmax::index_t;
-using ssmax::Query;
-using ssmax::SlidingWindow;
-using ssmax::SSMax;
+namespace attention_problem::attention_cuts_test {
 
 /// Queries [begin, end) of all, against as many keys as bring the last of them to its position.
 template <class T, class M, class C>
@@ -104,9 +92,8 @@ TEST_CASE("queries in several calls: rope, scores and sinks", "[attention][cuts]
   const std::vector<float> sinks{1, -2, 0, 3};
   const ssmax::Rope<float> rope({.width = 4}, 2000);
   for (const Shape& shape : shapes) {
-    check_cuts<float>(
-        shape, false, Causal{}, ssmax::Softcap(3),
-        {.rope = &rope, .key_position = 9, .sinks = attention_problem::for_heads_of(shape, sinks)});
+    check_cuts<float>(shape, false, Causal{}, ssmax::Softcap(3),
+                      {.rope = &rope, .key_position = 9, .sinks = for_heads_of(shape, sinks)});
   }
 }
 
@@ -123,4 +110,4 @@ TEST_CASE("queries in several calls: huge logits", "[attention][cuts][slow]") {
     check_cuts<float>(shape, false, Causal{}, ssmax::Identity{}, {.scale = 1e6});
 }
 
-}  // namespace attention_cuts_test
+}  // namespace attention_problem::attention_cuts_test

@@ -9,22 +9,7 @@
 #include "attention_problem.hpp"
 #include "catch.hpp"
 
-namespace attention_documents_test {
-
-using attention_problem::check_mask;
-using attention_problem::expect;
-using attention_problem::Positions;
-using attention_problem::Problem;
-using attention_problem::Real;
-using attention_problem::Rules;
-using attention_problem::run;
-using attention_problem::Shape;
-using ssmax::Documents;
-using ssmax::index_t;
-using ssmax::KeyRange;
-using ssmax::Query;
-using ssmax::Rope;
-using ssmax::SlidingWindow;
+namespace attention_problem::attention_documents_test {
 
 /// Where documents begin and end, and all that follows from that, written down plainly.
 struct Packed {
@@ -206,4 +191,4 @@ TEST_CASE("positions beyond the rope are refused, whichever head has them", "[at
   }
 }
 
-}  // namespace attention_documents_test
+}  // namespace attention_problem::attention_documents_test

@@ -13,16 +13,7 @@
 
 namespace attention_errors_test {
 
-using ssmax::AttentionOptions;
-using ssmax::Causal;
-using ssmax::Full;
-using ssmax::Identity;
-using ssmax::index_t;
-using ssmax::Lengths;
-using ssmax::Rope;
-using ssmax::Softmax;
-using ssmax::SSMax;
-using ssmax::View;
+using namespace ssmax;
 using untouched_memory::Memory;
 using untouched_memory::untouched;
 

@@ -10,24 +10,7 @@
 #include "attention_problem.hpp"
 #include "catch.hpp"
 
-namespace attention_hidden_test {
-
-using attention_problem::AttentionOptions;
-using attention_problem::Compute;
-using attention_problem::infinity;
-using attention_problem::nan;
-using attention_problem::Output;
-using attention_problem::Problem;
-using attention_problem::run;
-using attention_problem::Shape;
-using ssmax::Causal;
-using ssmax::index_t;
-using ssmax::KeyLengths;
-using ssmax::MaskMatrix;
-using ssmax::Query;
-using ssmax::SlidingWindow;
-using ssmax::SSMax;
-using ssmax::Where;
+namespace attention_problem::attention_hidden_test {
 
 /// 6 and 16 rows of a kv head go one way, 17 and 82 the other; widths that fill vectors and that do not.
 constexpr std::array<Shape, 5> shapes{{
@@ -174,7 +157,7 @@ TEST_CASE("scores, sinks and rope let nothing hidden through", "[attention][hidd
     check_hidden<float>(
         shape, Where(is_picked) & Causal{},
         [](const Query& query, index_t key) { return is_picked(query, key) && key <= query.position(); },
-        ssmax::Softcap(5), {.rope = &rope, .sinks = attention_problem::for_heads_of(shape, sinks)});
+        ssmax::Softcap(5), {.rope = &rope, .sinks = for_heads_of(shape, sinks)});
   }
 }
 
@@ -212,4 +195,4 @@ TEST_CASE("a poisoned query spoils itself alone", "[attention][hidden]") {
   }
 }
 
-}  // namespace attention_hidden_test
+}  // namespace attention_problem::attention_hidden_test

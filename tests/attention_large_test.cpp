@@ -15,18 +15,7 @@
 #include <sys/mman.h>
 #endif
 
-namespace attention_large_test {
-
-using attention_problem::Output;
-using attention_problem::Problem;
-using attention_problem::Real;
-using attention_problem::run;
-using attention_problem::Shape;
-using ssmax::Causal;
-using ssmax::index_t;
-using ssmax::SlidingWindow;
-using ssmax::SSMax;
-using ssmax::View;
+namespace attention_problem::attention_large_test {
 
 // ---- 131072 positions -------------------------------------------------------------------------------------
 
@@ -83,7 +72,7 @@ TEST_CASE("131072 positions in the memory of inputs and output and little more",
   };
   CHECK(call(pool) <= (64LL << 20));
   const std::vector<float> expected = out;
-  attention_problem::Rule<float> rule;
+  Rule<float> rule;
   for (const index_t i : {0, 1, 59, 60, 61, 1023, 1024, 65'535, 65'536, 131'000, 131'070, 131'071}) {
     const auto begin = out.begin() + i * width;
     rule.take(std::vector<float>(begin, begin + width), row_of_window<float>(i, q, k, v),
@@ -214,7 +203,7 @@ TEST_CASE("matrices of masks and biases beyond 32 bits", "[attention][slow]") {
   const std::array<index_t, 4> extents{1, s.heads, s.queries, s.keys};
   std::vector<float> values =
       reference::normals<float>(static_cast<std::size_t>(s.heads * s.queries * s.keys), 3);
-  for (std::size_t i = 0; i < values.size(); i += 3) values[i] = -attention_problem::infinity<float>;
+  for (std::size_t i = 0; i < values.size(); i += 3) values[i] = -infinity<float>;
   const View<float, 4> near(values.data(), extents),
       vast(memory.data(), extents, {0, 21 * stride, stride, 1});
   copy(values, vast);
@@ -228,4 +217,4 @@ TEST_CASE("matrices of masks and biases beyond 32 bits", "[attention][slow]") {
 
 #endif
 
-}  // namespace attention_large_test
+}  // namespace attention_problem::attention_large_test

@@ -10,19 +10,7 @@
 #include "catch.hpp"
 #include "placed.hpp"
 
-namespace attention_layouts_test {
-
-using attention_problem::Compute;
-using attention_problem::nan;
-using attention_problem::Output;
-using attention_problem::Placed;
-using attention_problem::Problem;
-using attention_problem::run;
-using attention_problem::Shape;
-using ssmax::Causal;
-using ssmax::index_t;
-using ssmax::SSMax;
-using ssmax::View;
+namespace attention_problem::attention_layouts_test {
 
 constexpr std::array<Shape, 7> shapes{{
     // batch, heads, kv_heads, queries, keys, d, dv
@@ -188,4 +176,4 @@ TEST_CASE("the bits of one row do not depend on the rows around it", "[attention
   });
 }
 
-}  // namespace attention_layouts_test
+}  // namespace attention_problem::attention_layouts_test

@@ -10,26 +10,7 @@
 #include "attention_problem.hpp"
 #include "catch.hpp"
 
-namespace attention_logits_test {
-
-using attention_problem::all_keys;
-using attention_problem::Averages;
-using attention_problem::expect;
-using attention_problem::Expected;
-using attention_problem::keys_before;
-using attention_problem::Output;
-using attention_problem::Problem;
-using attention_problem::Real;
-using attention_problem::Rules;
-using attention_problem::run;
-using attention_problem::Shape;
-using ssmax::Causal;
-using ssmax::Constant;
-using ssmax::Full;
-using ssmax::index_t;
-using ssmax::Query;
-using ssmax::Softmax;
-using ssmax::Where;
+namespace attention_problem::attention_logits_test {
 
 constexpr std::array<Shape, 4> shapes{{
     // batch, heads, kv_heads, queries, keys, d, dv
@@ -93,7 +74,7 @@ TEST_CASE("a scale of any size and sign", "[attention][logits]") {
   for (const Shape& shape : shapes) {
     const Problem<float> problem(shape);
     for (const double scale : {0.0, 1e-20, -0.5, 1e6, -1e7}) {
-      const Expected<float> expected = expect(problem, keys_before, attention_problem::one, {.scale = scale});
+      const Expected<float> expected = expect(problem, keys_before, one, {.scale = scale});
       for_each_target([&](const std::string& target) {
         Rules<float> rules;
         rules.take(run(problem, Softmax{}, Causal{}, {.scale = scale}), expected,
@@ -115,7 +96,7 @@ TEST_CASE("queries with huge logits leave those beside them as they were", "[att
     for (index_t i = 0; i < clean.rows() * shape.d; ++i) {
       if (is_huge(i / shape.d)) mixed.q[static_cast<std::size_t>(i)] *= far;
     }
-    const Expected<float> expected = expect(mixed, keys_before, attention_problem::one);
+    const Expected<float> expected = expect(mixed, keys_before, one);
     for_each_target([&](const std::string& target) {
       INFO(target << ' ' << name_of(shape));
       const Output<float> of_clean = run(clean, Softmax{}, Causal{}),
@@ -146,7 +127,7 @@ TEST_CASE("keys with huge logits come and go", "[attention][logits]") {
             problem.k[static_cast<std::size_t>((h * shape.keys + huge) * shape.d + c)] *= factor;
           }
         }
-        const Expected<float> expected = expect(problem, all_keys, attention_problem::one);
+        const Expected<float> expected = expect(problem, all_keys, one);
         for_each_target([&](const std::string& target) {
           Rules<float> rules;
           rules.take(run(problem, Softmax{}, Full{}), expected,
@@ -200,4 +181,4 @@ TEST_CASE("a logit a little above a shift that is too large for the kernels", "[
   }
 }
 
-}  // namespace attention_logits_test
+}  // namespace attention_problem::attention_logits_test

@@ -10,20 +10,9 @@
 #include "catch.hpp"
 #include "own_policies.hpp"
 
-namespace attention_masks_test {
+namespace attention_problem::attention_masks_test {
 
-using attention_problem::check_mask;
-using attention_problem::Shape;
 using own_policies::Careless;
-using ssmax::Causal;
-using ssmax::Full;
-using ssmax::index_t;
-using ssmax::KeyLengths;
-using ssmax::KeyRange;
-using ssmax::Lengths;
-using ssmax::PrefixLM;
-using ssmax::Query;
-using ssmax::SlidingWindow;
 
 constexpr index_t unlimited = std::numeric_limits<index_t>::max();
 
@@ -37,8 +26,6 @@ constexpr std::array<Shape, 6> shapes{{
     {2, 2, 2, 7, 3, 5, 4},
     {2, 1, 1, 20, 1100, 6, 12},
 }};
-
-const auto before = [](const Query& query, index_t key) { return key <= query.position(); };
 
 TEST_CASE("SSMax counts the keys of a full and of a causal mask", "[attention][masks][slow]") {
   for (const Shape& shape : shapes) {
@@ -114,4 +101,4 @@ TEST_CASE("a range of one's own may reach beyond the keys, and end before it beg
   }
 }
 
-}  // namespace attention_masks_test
+}  // namespace attention_problem::attention_masks_test

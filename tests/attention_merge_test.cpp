@@ -15,29 +15,12 @@
 #include "same_bits.hpp"
 #include "target_scope.hpp"
 
-namespace attention_merge_test {
+namespace attention_problem::state_problem::attention_merge_test {
 
-using attention_problem::all_keys;
 using attention_problem::expect;
 using attention_problem::Expected;
-using attention_problem::FourHeads;
-using attention_problem::infinity;
-using attention_problem::Output;
 using attention_problem::Problem;
-using attention_problem::Real;
-using attention_problem::rounding;
 using attention_problem::Rules;
-using attention_problem::Shape;
-using attention_state_problem::finished;
-using attention_state_problem::merged;
-using attention_state_problem::partial;
-using attention_state_problem::shapes;
-using attention_state_problem::State;
-using ssmax::AttentionState;
-using ssmax::Causal;
-using ssmax::Full;
-using ssmax::index_t;
-using ssmax::View;
 
 /// Σ exp(c·z) and Σ exp(c·z)·v of states, exactly.
 template <class A>
@@ -192,7 +175,7 @@ TEST_CASE("a part that nobody sees is the neutral state", "[attention][state]") 
 TEST_CASE("NaN in one part is NaN in the whole", "[attention][state]") {
   for (const Shape& shape : {shapes[0], shapes[1]}) {
     Problem<float> problem(shape);
-    std::fill_n(problem.k.begin() + 200 * shape.d, shape.d, attention_problem::nan<float>);
+    std::fill_n(problem.k.begin() + 200 * shape.d, shape.d, nan<float>);
     const FourHeads<float> heads;
     for_each_target([&](const std::string& target) {
       INFO(target << ' ' << name_of(shape));
@@ -221,7 +204,7 @@ TEST_CASE("parts with logits far apart", "[attention][state][slow]") {
           problem.k[static_cast<std::size_t>(h * shape.keys * shape.d + i)] *= factor;
         }
       }
-      const Expected<float> expected = expect(problem, all_keys, attention_problem::one);
+      const Expected<float> expected = expect(problem, all_keys, one);
       for_each_target([&](const std::string& target) {
         Rules<float> rules;
         const ssmax::Softmax softmax;
@@ -285,4 +268,4 @@ TEST_CASE("states with strides of their own", "[attention][state]") {
   CHECK(std::ranges::count(together, -55.0F) == 2 * s.batch * s.queries * s.heads);
 }
 
-}  // namespace attention_merge_test
+}  // namespace attention_problem::state_problem::attention_merge_test

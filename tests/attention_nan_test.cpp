@@ -13,19 +13,7 @@
 #include "same_bits.hpp"
 #include "target_scope.hpp"
 
-namespace attention_nan_test {
-
-using attention_problem::nan;
-using attention_problem::Output;
-using attention_problem::Problem;
-using attention_problem::run;
-using attention_problem::Shape;
-using ssmax::Causal;
-using ssmax::Constant;
-using ssmax::index_t;
-using ssmax::Lengths;
-using ssmax::Softmax;
-using ssmax::SSMax;
+namespace attention_problem::attention_nan_test {
 
 template <class T>
 void check_poison() {
@@ -108,4 +96,4 @@ TEST_CASE("padding that no query sees is never read into a result", "[attention]
   });
 }
 
-}  // namespace attention_nan_test
+}  // namespace attention_problem::attention_nan_test

@@ -12,19 +12,7 @@
 #include "same_bits.hpp"
 #include "target_scope.hpp"
 
-namespace attention_packed_test {
-
-using attention_problem::nan;
-using attention_problem::Output;
-using attention_problem::Problem;
-using attention_problem::run;
-using attention_problem::Shape;
-using ssmax::Causal;
-using ssmax::Full;
-using ssmax::index_t;
-using ssmax::Softmax;
-using ssmax::SSMax;
-using ssmax::View;
+namespace attention_problem::attention_packed_test {
 
 /// A tensor [batch, head, position, channel] somewhere in memory; what lies between its elements is
 /// `between`.
@@ -178,4 +166,4 @@ TEST_CASE("a batch whose stride is zero shares its keys", "[attention]") {
   CHECK(same_bits(out, run(copied, Softmax{}, Full{}).out));
 }
 
-}  // namespace attention_packed_test
+}  // namespace attention_problem::attention_packed_test

@@ -15,28 +15,10 @@
 #include "refusal.hpp"
 #include "target_scope.hpp"
 
-namespace attention_parts_test {
+namespace attention_problem::backward_problem::attention_parts_test {
 
-using attention_backward_problem::backward;
-using attention_backward_problem::Problem;
-using attention_backward_problem::Result;
-using attention_problem::Output;
-using attention_problem::run;
-using attention_problem::Shape;
-using attention_state_problem::finished;
-using attention_state_problem::State;
-using ssmax::Alibi;
-using ssmax::AttentionOptions;
-using ssmax::bfloat16;
-using ssmax::Causal;
-using ssmax::Documents;
-using ssmax::Full;
-using ssmax::Identity;
-using ssmax::index_t;
-using ssmax::SlidingWindow;
-using ssmax::Softcap;
-using ssmax::SSMax;
-using ssmax::View;
+using state_problem::finished;
+using state_problem::State;
 
 /// Rows [begin, end) of [batch, heads, positions, channels], or of [batch, heads, positions].
 template <class X, int Rank>
@@ -56,11 +38,10 @@ ssmax::AttentionState<A> rows(const ssmax::AttentionState<A>& state, index_t beg
 
 /// The state of all queries, a part of them at a time, each continued over parts of the keys.
 template <class T, class M, class C>
-State<attention_problem::Compute<T>> in_parts(const Problem<T>& problem, std::vector<index_t> queries,
-                                              std::vector<index_t> keys, const SSMax<float>& scaling,
-                                              const M& mask, const C& score,
-                                              const AttentionOptions<T>& options) {
-  State<attention_problem::Compute<T>> state(problem.shape);
+State<Compute<T>> in_parts(const Problem<T>& problem, std::vector<index_t> queries, std::vector<index_t> keys,
+                           const SSMax<float>& scaling, const M& mask, const C& score,
+                           const AttentionOptions<T>& options) {
+  State<Compute<T>> state(problem.shape);
   for (std::size_t i = 0; i + 1 < queries.size(); ++i) {
     for (std::size_t j = 0; j + 1 < keys.size(); ++j) {
       ssmax::attention_partial<T>({.q = rows(problem.q_view(), queries[i], queries[i + 1]),
@@ -82,7 +63,7 @@ template <class T, class M, class C>
 void check_continued(const Problem<T>& problem, const M& mask, const C& score) {
   const Shape& s = problem.shape;
   const std::vector<float> strength{0.4f, 0.5f}, bias{0.1f, -0.2f};
-  const ssmax::Rope<attention_problem::Compute<T>> rope({.width = s.d}, 8192);
+  const ssmax::Rope<Compute<T>> rope({.width = s.d}, 8192);
   const AttentionOptions<T> options{.rope = &rope};
   const SSMax<float> scaling{strength, bias};
   const Output<T> whole = run<T>(problem, scaling, mask, score, options);
@@ -251,4 +232,4 @@ TEST_CASE("A backward of parts refuses what does not fit into the whole", "[atte
   check_refused_with_words([&] { call(0, 0, 3, 6); }, {"first_query", "3", "6"});
 }
 
-}  // namespace attention_parts_test
+}  // namespace attention_problem::backward_problem::attention_parts_test

@@ -9,25 +9,7 @@
 #include "attention_problem.hpp"
 #include "catch.hpp"
 
-namespace attention_predicates_test {
-
-using attention_problem::check_mask;
-using attention_problem::expect;
-using attention_problem::Problem;
-using attention_problem::Real;
-using attention_problem::Rules;
-using attention_problem::run;
-using attention_problem::Shape;
-using ssmax::Causal;
-using ssmax::Finite;
-using ssmax::index_t;
-using ssmax::KeyLengths;
-using ssmax::KeyRange;
-using ssmax::MaskMatrix;
-using ssmax::Query;
-using ssmax::SlidingWindow;
-using ssmax::View;
-using ssmax::Where;
+namespace attention_problem::attention_predicates_test {
 
 constexpr std::array<Shape, 5> shapes{{
     // batch, heads, kv_heads, queries, keys, d, dv
@@ -174,4 +156,4 @@ TEST_CASE("a scaling's position is that of the last key that a predicate shows",
   }
 }
 
-}  // namespace attention_predicates_test
+}  // namespace attention_problem::attention_predicates_test

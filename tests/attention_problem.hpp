@@ -19,15 +19,14 @@
 
 namespace attention_problem {
 
+using namespace ssmax;
 using reference::Formula;
+using reference::Gradients;
 using reference::Inputs;
 using reference::Real;
-using ssmax::AttentionOptions;
-using ssmax::index_t;
-using ssmax::KeyRange;
-using ssmax::Query;
-using ssmax::QueryShape;
-using ssmax::View;
+using reference::Sums;
+using reference::widen;
+using reference::worse;
 
 /// What elements of T are computed in.
 template <class T>

@@ -13,26 +13,7 @@
 #include "score_formulas.hpp"
 #include "target_scope.hpp"
 
-namespace attention_scaled_sinks_test {
-
-using attention_backward_problem::Problem;
-using attention_problem::all_keys;
-using attention_problem::AttentionOptions;
-using attention_problem::Compute;
-using attention_problem::infinity;
-using attention_problem::keys_before;
-using attention_problem::name_of;
-using attention_problem::Shape;
-using attention_problem::Visible;
-using reference::Formula;
-using reference::Real;
-using ssmax::Causal;
-using ssmax::Full;
-using ssmax::Identity;
-using ssmax::index_t;
-using ssmax::Softcap;
-using ssmax::SSMax;
-using ssmax::View;
+namespace attention_problem::backward_problem::attention_scaled_sinks_test {
 
 /// Forward and backward are what the definition says, on every target.
 template <class T, class M, class C = Identity>
@@ -40,43 +21,39 @@ void check(const Shape& shape, const M& mask, const Visible& visible, const std:
            const C& score = {}, const Formula& formula = {}) {
   using A = Compute<T>;
   const Problem<T> problem(shape);
-  const attention_problem::FourHeads<A> heads(shape.heads);
+  const FourHeads<A> heads(shape.heads);
   const AttentionOptions<T> options{.sinks = sinks, .scaled_sinks = true};
-  auto definition = attention_problem::define(problem, visible, heads.multiplier(), options, formula, {});
+  auto definition = define(problem, visible, heads.multiplier(), options, formula, {});
   definition.scaled_sinks = true;
   const attention_problem::Expected<T> expected{
-      reference::attend(attention_problem::inputs_of<Real>(problem, options, {}), definition),
-      reference::attend(attention_problem::inputs_of<A>(problem, options, {}), definition)};
-  const attention_problem::Output<T>* const nothing = nullptr;
-  const attention_backward_problem::Expectation<T> gradients =
-      [&](const attention_problem::Output<T>& output) {
-        return attention_backward_problem::Expected<T>{
-            attention_backward_problem::gradients_of<Real>(problem, definition, options, {}, nothing),
-            attention_backward_problem::gradients_of<A>(problem, definition, options, {}, &output)};
-      };
+      reference::attend(inputs_of<Real>(problem, options, {}), definition),
+      reference::attend(inputs_of<A>(problem, options, {}), definition)};
+  const Output<T>* const nothing = nullptr;
+  const Expectation<T> gradients = [&](const Output<T>& output) {
+    return Expected<T>{gradients_of<Real>(problem, definition, options, {}, nothing),
+                       gradients_of<A>(problem, definition, options, {}, &output)};
+  };
   for_each_target([&](const std::string& target) {
     attention_problem::Rules<T> rules;
     rules.take(run(problem, heads.scaling(), mask, score, options), expected, name_of(shape));
     rules.check(target);
 
     std::vector<A> ds(4), db(4);
-    attention_backward_problem::Rules<T> backward;
+    Rules<T> backward;
     const auto got = backward.run(problem, gradients, heads.scaling().gradient(ds, db), mask, score, options);
     backward.take(
-        ds, got, [&](const auto& g) { return per_head(g, shape, attention_backward_problem::ln); }, "ds");
+        ds, got, [&](const auto& g) { return per_head(g, shape, ln); }, "ds");
     backward.take(
-        db, got, [&](const auto& g) { return per_head(g, shape, attention_backward_problem::unweighted); },
-        "db");
+        db, got, [&](const auto& g) { return per_head(g, shape, unweighted); }, "db");
     backward.check(target);
   });
 }
 
 TEST_CASE("a scaled sink is a logit, and what multiplies it learns", "[attention][backward][sinks][slow]") {
-  for (const Shape& shape : attention_problem::every_driver) {
+  for (const Shape& shape : every_driver) {
     check<float>(shape, Causal{}, keys_before, {0.5F, -3, 2, 0});
     check<double>(shape, Full{}, all_keys, {0.5, -infinity<double>, 2, 7});
-    check<float>(shape, Causal{}, keys_before, {0.5F, -3, 2, 1}, Softcap{3},
-                 Formula(attention_backward_problem::Capped{3}));
+    check<float>(shape, Causal{}, keys_before, {0.5F, -3, 2, 1}, Softcap{3}, Formula(Capped{3}));
   }
 }
 
@@ -131,7 +108,7 @@ TEST_CASE("parts of the keys count a scaled sink once", "[attention][backward][s
   const auto output = run(problem, SSMax<double>{s}, Causal{}, options);
   std::vector<double> ds(2), ds_of_parts(2);
   backward(problem, output, SSMax<double>{s}.gradient(ds), Causal{}, Identity{}, options);
-  attention_backward_problem::Result<double> result(problem);
+  Result<double> result(problem);
   for (const index_t first : {0, 25}) {
     const View<const double, 4> k(problem.k.data() + first * 8, {1, 1, 25, 8}),
         v(problem.v.data() + first * 6, {1, 1, 25, 6});
@@ -152,4 +129,4 @@ TEST_CASE("parts of the keys count a scaled sink once", "[attention][backward][s
   for (std::size_t head = 0; head < 2; ++head) CHECK(ds_of_parts[head] == Approx(ds[head]).epsilon(1e-12));
 }
 
-}  // namespace attention_scaled_sinks_test
+}  // namespace attention_problem::backward_problem::attention_scaled_sinks_test

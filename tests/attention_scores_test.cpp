@@ -10,28 +10,7 @@
 #include "attention_problem.hpp"
 #include "catch.hpp"
 
-namespace attention_scores_test {
-
-using attention_problem::all_keys;
-using attention_problem::check_score;
-using attention_problem::infinity;
-using attention_problem::keys_before;
-using attention_problem::Output;
-using attention_problem::Problem;
-using attention_problem::run;
-using attention_problem::Shape;
-using ssmax::Alibi;
-using ssmax::bfloat16;
-using ssmax::Bias;
-using ssmax::Causal;
-using ssmax::Full;
-using ssmax::half;
-using ssmax::index_t;
-using ssmax::Key;
-using ssmax::Query;
-using ssmax::Softcap;
-using ssmax::SSMax;
-using ssmax::View;
+namespace attention_problem::attention_scores_test {
 
 constexpr std::array<Shape, 4> shapes{{
     // batch, heads, kv_heads, queries, keys, d, dv
@@ -316,7 +295,7 @@ TEST_CASE("a score's NaN and +inf spoil the rows that see the key, and no other"
     for_each_target([&](const std::string& target) {
       INFO(target << ' ' << name_of(shape));
       const Output<float> clean = run(problem, ssmax::Softmax{}, Causal{}, Nothing{});
-      for (const float by : {attention_problem::nan<float>, infinity<float>}) {
+      for (const float by : {nan<float>, infinity<float>}) {
         const Output<float> spoiled = run(problem, ssmax::Softmax{}, Causal{}, Spoils{key, by});
         int wrong = 0;
         for (index_t i = 0; i < problem.rows() * shape.dv; ++i) {
@@ -334,4 +313,4 @@ TEST_CASE("a score's NaN and +inf spoil the rows that see the key, and no other"
   }
 }
 
-}  // namespace attention_scores_test
+}  // namespace attention_problem::attention_scores_test

@@ -9,25 +9,7 @@
 #include "catch.hpp"
 #include "test_executors.hpp"
 
-namespace attention_short_test {
-
-using attention_problem::all_keys;
-using attention_problem::AttentionOptions;
-using attention_problem::before;
-using attention_problem::check_mask;
-using attention_problem::Compute;
-using attention_problem::FourHeads;
-using attention_problem::infinity;
-using attention_problem::nan;
-using attention_problem::Output;
-using attention_problem::Problem;
-using attention_problem::run;
-using attention_problem::Shape;
-using ssmax::Causal;
-using ssmax::Full;
-using ssmax::index_t;
-using ssmax::KeyLengths;
-using ssmax::Query;
+namespace attention_problem::attention_short_test {
 
 /// From the fewest queries on that go this way: parts of a vector, one and several, groups of two vectors and
 /// of three; keys and channels that fill passes and vectors and that do not.
@@ -174,4 +156,4 @@ TEST_CASE("short sequences: poison reaches groups of queries that see all keys",
   });
 }
 
-}  // namespace attention_short_test
+}  // namespace attention_problem::attention_short_test

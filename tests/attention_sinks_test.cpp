@@ -9,26 +9,7 @@
 #include "attention_problem.hpp"
 #include "catch.hpp"
 
-namespace attention_sinks_test {
-
-using attention_problem::all_keys;
-using attention_problem::AttentionOptions;
-using attention_problem::check_mask;
-using attention_problem::check_score;
-using attention_problem::infinity;
-using attention_problem::keys_before;
-using attention_problem::nan;
-using attention_problem::Output;
-using attention_problem::Problem;
-using attention_problem::run;
-using attention_problem::Shape;
-using ssmax::Causal;
-using ssmax::Full;
-using ssmax::index_t;
-using ssmax::Query;
-using ssmax::Softmax;
-using ssmax::SSMax;
-using ssmax::View;
+namespace attention_problem::attention_sinks_test {
 
 constexpr std::array<Shape, 5> shapes{{
     // batch, heads, kv_heads, queries, keys, d, dv
@@ -192,4 +173,4 @@ TEST_CASE("two keys, one of them ahead by one", "[attention][sinks]") {
   });
 }
 
-}  // namespace attention_sinks_test
+}  // namespace attention_problem::attention_sinks_test

@@ -15,12 +15,7 @@
 
 namespace attention_state_errors_test {
 
-using ssmax::AttentionOptions;
-using ssmax::AttentionState;
-using ssmax::Full;
-using ssmax::index_t;
-using ssmax::Softmax;
-using ssmax::View;
+using namespace ssmax;
 using untouched_memory::Memory;
 using untouched_memory::untouched;
 

@@ -8,16 +8,7 @@
 #include "attention_problem.hpp"
 #include "same_bits.hpp"
 
-namespace attention_state_problem {
-
-using attention_problem::AttentionOptions;
-using attention_problem::Compute;
-using attention_problem::Output;
-using attention_problem::Problem;
-using attention_problem::Shape;
-using ssmax::AttentionState;
-using ssmax::Identity;
-using ssmax::index_t;
+namespace attention_problem::state_problem {
 
 /// A state and its memory.
 template <class A>
@@ -84,4 +75,4 @@ inline constexpr std::array<Shape, 6> shapes{{
     {1, 1, 1, 2, 3, 5, 4},
 }};
 
-}  // namespace attention_state_problem
+}  // namespace attention_problem::state_problem

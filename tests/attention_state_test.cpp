@@ -12,29 +12,12 @@
 #include "reference.hpp"
 #include "target_scope.hpp"
 
-namespace attention_state_test {
+namespace attention_problem::state_problem::attention_state_test {
 
-using attention_problem::all_keys;
-using attention_problem::AttentionOptions;
 using attention_problem::expect;
 using attention_problem::Expected;
-using attention_problem::FourHeads;
-using attention_problem::keys_before;
 using attention_problem::Problem;
 using attention_problem::Rules;
-using attention_problem::run;
-using attention_problem::Shape;
-using attention_state_problem::finished;
-using attention_state_problem::partial;
-using attention_state_problem::shapes;
-using attention_state_problem::State;
-using ssmax::Causal;
-using ssmax::Full;
-using ssmax::Identity;
-using ssmax::index_t;
-using ssmax::Query;
-using ssmax::SlidingWindow;
-using ssmax::View;
 
 /// Where keys are cut, ends included: nowhere, at borders of blocks and beside them, anywhere, with empty
 /// parts.
@@ -52,9 +35,8 @@ std::vector<std::vector<index_t>> cuts(index_t keys) {
 
 /// Any cut, merged in order, is as good as the whole.
 template <class T, class M, class C = Identity>
-void check_cuts(const Shape& shape, const M& mask, const attention_problem::Visible& visible,
-                const C& score = {}, const reference::Formula& formula = {},
-                const AttentionOptions<T>& options = {}) {
+void check_cuts(const Shape& shape, const M& mask, const Visible& visible, const C& score = {},
+                const reference::Formula& formula = {}, const AttentionOptions<T>& options = {}) {
   const FourHeads<T> heads(shape.heads);
   const Problem<T> problem(shape);
   const Expected<T> expected = expect(problem, visible, heads.multiplier(), options, formula);
@@ -109,9 +91,8 @@ TEST_CASE("any cut: rope, scores and sinks", "[attention][state]") {
   };
   for (const Shape& shape : shapes) {
     const auto heads = std::span(slopes).first(static_cast<std::size_t>(shape.heads));
-    check_cuts<float>(
-        shape, Causal{}, keys_before, ssmax::Softcap(3) | ssmax::Alibi(heads), formula,
-        {.rope = &rope, .key_position = 50, .sinks = attention_problem::for_heads_of(shape, sinks)});
+    check_cuts<float>(shape, Causal{}, keys_before, ssmax::Softcap(3) | ssmax::Alibi(heads), formula,
+                      {.rope = &rope, .key_position = 50, .sinks = for_heads_of(shape, sinks)});
   }
 }
 
@@ -162,4 +143,4 @@ TEST_CASE("half and bfloat16 have states of float", "[attention][state]") {
   }
 }
 
-}  // namespace attention_state_test
+}  // namespace attention_problem::state_problem::attention_state_test

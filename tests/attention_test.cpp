@@ -15,32 +15,9 @@
 #include "reference.hpp"
 #include "target_scope.hpp"
 
-namespace attention_test {
+namespace attention_problem::attention_test {
 
-using attention_problem::all_keys;
-using attention_problem::expect;
-using attention_problem::Expected;
-using attention_problem::keys_before;
-using attention_problem::name_of;
-using attention_problem::one;
-using attention_problem::Output;
-using attention_problem::Problem;
-using attention_problem::Real;
-using attention_problem::Rules;
-using attention_problem::run;
-using attention_problem::Shape;
 using own_policies::Everything;
-using ssmax::AttentionOptions;
-using ssmax::Causal;
-using ssmax::Constant;
-using ssmax::Full;
-using ssmax::index_t;
-using ssmax::KeyRange;
-using ssmax::Lengths;
-using ssmax::Query;
-using ssmax::Rope;
-using ssmax::Softmax;
-using ssmax::SSMax;
 
 // ---- Shapes -----------------------------------------------------------------------------------------------
 
@@ -62,7 +39,7 @@ constexpr std::array<Shape, 13> shapes{{
 }};
 
 template <class T, class M>
-void check_shapes(const M& mask, const attention_problem::Visible& visible) {
+void check_shapes(const M& mask, const Visible& visible) {
   std::vector<Problem<T>> problems;
   std::vector<Expected<T>> expected;
   for (const Shape& shape : shapes) {
@@ -146,7 +123,7 @@ TEST_CASE("a few queries on many keys", "[attention]") {
 constexpr Shape middle{1, 4, 2, 33, 270, 8, 6};
 
 template <class T, class S>
-void check_scaling(const S& scaling, const attention_problem::Multiplier& multiplier, double deviation = 1,
+void check_scaling(const S& scaling, const Multiplier& multiplier, double deviation = 1,
                    const AttentionOptions<T>& options = {}) {
   const Problem<T> problem(middle, deviation);
   const Expected<T> full = expect(problem, all_keys, multiplier, options);
@@ -277,4 +254,4 @@ TEST_CASE("lengths and a mask of one's own hide keys, and n counts what is left"
   SECTION("double") { check_masks<double>(); }
 }
 
-}  // namespace attention_test
+}  // namespace attention_problem::attention_test

@@ -12,21 +12,8 @@
 #include "catch.hpp"
 #include "test_executors.hpp"
 
-namespace attention_threads_test {
+namespace attention_problem::attention_threads_test {
 
-using attention_problem::AttentionOptions;
-using attention_problem::Compute;
-using attention_problem::Output;
-using attention_problem::Problem;
-using attention_problem::run;
-using attention_problem::Shape;
-using ssmax::Causal;
-using ssmax::Full;
-using ssmax::index_t;
-using ssmax::Query;
-using ssmax::SlidingWindow;
-using ssmax::SSMax;
-using ssmax::ThreadPool;
 using test_executors::Reverse;
 using test_executors::Threads;
 
@@ -88,9 +75,8 @@ TEST_CASE("the same bits for every executor: scores, rope and sinks", "[attentio
   const ssmax::Rope<float> rope({.width = 4}, 6000);
   for (const Shape& shape : shapes) {
     if (shape.d < 4) continue;
-    check_same<float>(
-        shape, Causal{}, ssmax::Softcap(3),
-        {.rope = &rope, .key_position = 100, .sinks = attention_problem::for_heads_of(shape, sinks)});
+    check_same<float>(shape, Causal{}, ssmax::Softcap(3),
+                      {.rope = &rope, .key_position = 100, .sinks = for_heads_of(shape, sinks)});
   }
 }
 
@@ -99,7 +85,7 @@ TEST_CASE("the same bits where logits are huge or not finite", "[attention][thre
   for (const Shape& shape : shapes) {
     Problem<float> problem(shape, 3);
     for (std::size_t i = 0; i < problem.v.size(); i += 1000) {
-      problem.v[i] = attention_problem::infinity<float>;
+      problem.v[i] = infinity<float>;
     }
     const ssmax::Constant scaling{1e5};
     const Output<float> expected = run(problem, scaling, Causal{});
@@ -207,4 +193,4 @@ TEST_CASE("an exception of a score's reaches the caller", "[attention][threads]"
   }
 }
 
-}  // namespace attention_threads_test
+}  // namespace attention_problem::attention_threads_test

@@ -10,24 +10,7 @@
 #include "attention_problem.hpp"
 #include "catch.hpp"
 
-namespace attention_types_test {
-
-using attention_problem::all_keys;
-using attention_problem::check_mask;
-using attention_problem::check_score;
-using attention_problem::infinity;
-using attention_problem::keys_before;
-using attention_problem::Output;
-using attention_problem::Problem;
-using attention_problem::run;
-using attention_problem::Shape;
-using ssmax::bfloat16;
-using ssmax::Causal;
-using ssmax::Full;
-using ssmax::half;
-using ssmax::index_t;
-using ssmax::Query;
-using ssmax::SSMax;
+namespace attention_problem::attention_types_test {
 
 constexpr std::array<Shape, 7> shapes{{
     // batch, heads, kv_heads, queries, keys, d, dv
@@ -45,7 +28,7 @@ void check_type() {
   const std::vector<float> sinks{1, -2, 0, 3};
   for (const Shape& shape : shapes) {
     check_mask<T>(shape, Full{}, all_keys);
-    check_mask<T>(shape, Causal{}, keys_before, {.sinks = attention_problem::for_heads_of(shape, sinks)});
+    check_mask<T>(shape, Causal{}, keys_before, {.sinks = for_heads_of(shape, sinks)});
   }
 }
 
@@ -122,4 +105,4 @@ TEST_CASE("results that half cannot hold become what half has for them", "[atten
   });
 }
 
-}  // namespace attention_types_test
+}  // namespace attention_problem::attention_types_test

@@ -9,31 +9,15 @@
 #include "attention_problem.hpp"
 #include "catch.hpp"
 
-namespace attention_widths_test {
-
-using attention_problem::all_keys;
-using attention_problem::Averages;
-using attention_problem::check_score;
-using attention_problem::expect;
-using attention_problem::Expected;
-using attention_problem::keys_before;
-using attention_problem::Problem;
-using attention_problem::run;
-using attention_problem::Shape;
-using ssmax::Causal;
-using ssmax::Full;
-using ssmax::index_t;
-using ssmax::Query;
-using ssmax::Softmax;
+namespace attention_problem::attention_widths_test {
 
 template <class T, class M>
-void check_shapes(const std::vector<Shape>& shapes, const M& mask,
-                  const attention_problem::Visible& visible) {
+void check_shapes(const std::vector<Shape>& shapes, const M& mask, const Visible& visible) {
   std::vector<Problem<T>> problems;
   std::vector<Expected<T>> expected;
   for (const Shape& shape : shapes) {
     problems.emplace_back(shape);
-    expected.push_back(expect(problems.back(), visible, attention_problem::one));
+    expected.push_back(expect(problems.back(), visible, one));
   }
   for_each_target([&](const std::string& target) {
     for (std::size_t i = 0; i < problems.size(); ++i) {
@@ -131,4 +115,4 @@ TEST_CASE("shapes of ggml's tests, with their softcap and ALiBi", "[attention][w
   }
 }
 
-}  // namespace attention_widths_test
+}  // namespace attention_problem::attention_widths_test

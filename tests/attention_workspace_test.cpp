@@ -10,16 +10,7 @@
 #include "attention_problem.hpp"
 #include "catch.hpp"
 
-namespace attention_workspace_test {
-
-using attention_problem::Output;
-using attention_problem::Problem;
-using attention_problem::Shape;
-using ssmax::AttentionState;
-using ssmax::Causal;
-using ssmax::index_t;
-using ssmax::SSMax;
-using ssmax::Workspace;
+namespace attention_problem::attention_workspace_test {
 
 constexpr std::array<Shape, 5> shapes{{
     // batch, heads, kv_heads, queries, keys, d, dv
@@ -208,4 +199,4 @@ TEST_CASE("a part of very many keys takes the memory of the part", "[attention][
   }
 }
 
-}  // namespace attention_workspace_test
+}  // namespace attention_problem::attention_workspace_test

@@ -15,13 +15,8 @@
 #include "refusal.hpp"
 #include "test_executors.hpp"
 
-namespace cross_entropy_errors_test {
+namespace cross_entropy_problem::cross_entropy_errors_test {
 
-using cross_entropy_problem::ignored;
-using cross_entropy_problem::sentinel;
-using ssmax::cross_entropy;
-using ssmax::index_t;
-using ssmax::View;
 using test_executors::Reverse;
 
 struct Buffers {
@@ -112,4 +107,4 @@ TEST_CASE("cross_entropy refuses targets that are no class, and says where", "[c
   m.refused(m.in({3, 0}), m.targets, m.out({3, 0}), {"targets", "class", "0", "row", "1", "logits"});
 }
 
-}  // namespace cross_entropy_errors_test
+}  // namespace cross_entropy_problem::cross_entropy_errors_test

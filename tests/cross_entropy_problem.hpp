@@ -16,17 +16,11 @@
 
 namespace cross_entropy_problem {
 
+using namespace ssmax;
 using reference::narrow;
 using reference::Real;
 using reference::widen;
-using ssmax::bfloat16;
-using ssmax::cross_entropy;
-using ssmax::CrossEntropy;
-using ssmax::CrossEntropyOptions;
-using ssmax::half;
-using ssmax::index_t;
-using ssmax::Serial;
-using ssmax::View;
+using reference::worse;
 
 inline constexpr double inf = std::numeric_limits<double>::infinity();
 inline constexpr double nan = std::numeric_limits<double>::quiet_NaN();

@@ -10,24 +10,7 @@
 #include "reference.hpp"
 #include "target_scope.hpp"
 
-namespace cross_entropy_special_test {
-
-using cross_entropy_problem::check_against_reference;
-using cross_entropy_problem::errors_of;
-using cross_entropy_problem::Expected;
-using cross_entropy_problem::expected_of;
-using cross_entropy_problem::inf;
-using cross_entropy_problem::nan;
-using cross_entropy_problem::Problem;
-using cross_entropy_problem::Result;
-using cross_entropy_problem::Where;
-using reference::narrow;
-using reference::Real;
-using reference::widen;
-using ssmax::bfloat16;
-using ssmax::cross_entropy;
-using ssmax::half;
-using ssmax::index_t;
+namespace cross_entropy_problem::cross_entropy_special_test {
 
 template <class T>
 void check_huge(Real largest) {
@@ -221,4 +204,4 @@ TEST_CASE("NaN beside -inf, and beside a row that loses everything", "[cross_ent
                      [](float g) { return std::isnan(g); }));
 }
 
-}  // namespace cross_entropy_special_test
+}  // namespace cross_entropy_problem::cross_entropy_special_test

@@ -16,24 +16,7 @@
 #include "reference.hpp"
 #include "target_scope.hpp"
 
-namespace cross_entropy_test {
-
-using cross_entropy_problem::check_against_reference;
-using cross_entropy_problem::ignored;
-using cross_entropy_problem::inf;
-using cross_entropy_problem::nan;
-using cross_entropy_problem::Problem;
-using cross_entropy_problem::Result;
-using cross_entropy_problem::sentinel;
-using cross_entropy_problem::Where;
-using reference::narrow;
-using reference::widen;
-using ssmax::bfloat16;
-using ssmax::cross_entropy;
-using ssmax::CrossEntropy;
-using ssmax::half;
-using ssmax::index_t;
-using ssmax::View;
+namespace cross_entropy_problem::cross_entropy_test {
 
 // ---- Values -----------------------------------------------------------------------------------------------
 
@@ -307,4 +290,4 @@ TEST_CASE("one row of logits for all targets, and gradients beside their logits"
   CHECK(same);
 }
 
-}  // namespace cross_entropy_test
+}  // namespace cross_entropy_problem::cross_entropy_test

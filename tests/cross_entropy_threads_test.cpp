@@ -15,17 +15,8 @@
 #include "target_scope.hpp"
 #include "test_executors.hpp"
 
-namespace cross_entropy_threads_test {
+namespace cross_entropy_problem::cross_entropy_threads_test {
 
-using cross_entropy_problem::ignored;
-using cross_entropy_problem::Problem;
-using cross_entropy_problem::Result;
-using cross_entropy_problem::Where;
-using ssmax::cross_entropy;
-using ssmax::half;
-using ssmax::index_t;
-using ssmax::ThreadPool;
-using ssmax::View;
 using test_executors::Reverse;
 
 /// A thread for every eighth call.
@@ -144,4 +135,4 @@ TEST_CASE("cross_entropy allocates nothing", "[cross_entropy][slow]") {
   });
 }
 
-}  // namespace cross_entropy_threads_test
+}  // namespace cross_entropy_problem::cross_entropy_threads_test

@@ -11,26 +11,11 @@
 #include "catch.hpp"
 #include "decode_problem.hpp"
 
-namespace decode_bfloat16_test {
+namespace decode_problem::decode_bfloat16_test {
 
 using attention_problem::for_each_target_of_products;
 using attention_problem::rounded_sum;
 using attention_problem::rounded_weights;
-using decode_problem::check;
-using decode_problem::Data;
-using decode_problem::Expected;
-using decode_problem::filled;
-using decode_problem::Output;
-using decode_problem::Plan;
-using decode_problem::run;
-using decode_problem::Shape;
-using reference::Real;
-using ssmax::AttentionOptions;
-using ssmax::bfloat16;
-using ssmax::Causal;
-using ssmax::Identity;
-using ssmax::index_t;
-using ssmax::KvCache;
 
 /// Whether the target takes a query of a few in 16 bits as well.
 bool is_matrix(const std::string& target) { return target == "amx"; }
@@ -136,4 +121,4 @@ TEST_CASE("decode in products of bfloat16 has the same bits on any number of thr
   });
 }
 
-}  // namespace decode_bfloat16_test
+}  // namespace decode_problem::decode_bfloat16_test

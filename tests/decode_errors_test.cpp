@@ -12,22 +12,7 @@
 #include "refusal.hpp"
 #include "same_bits.hpp"
 
-namespace decode_errors_test {
-
-using decode_problem::run;
-using ssmax::AttentionOptions;
-using ssmax::Causal;
-using ssmax::decode;
-using ssmax::Identity;
-using ssmax::index_t;
-using ssmax::KeyLengths;
-using ssmax::KvCache;
-using ssmax::KvCacheOptions;
-using ssmax::Rope;
-using ssmax::SlidingWindow;
-using ssmax::Softmax;
-using ssmax::SSMax;
-using ssmax::View;
+namespace decode_problem::decode_errors_test {
 
 /// A call that fits; refused() says what is wrong with a changed one, and that nothing was written.
 struct Call {
@@ -175,4 +160,4 @@ TEST_CASE("decode refuses policies and options that do not fit, and writes nothi
   }
 }
 
-}  // namespace decode_errors_test
+}  // namespace decode_problem::decode_errors_test

@@ -11,25 +11,7 @@
 #include "same_bits.hpp"
 #include "target_scope.hpp"
 
-namespace decode_hidden_test {
-
-using decode_problem::Data;
-using decode_problem::filled;
-using decode_problem::name_of;
-using decode_problem::options_of;
-using decode_problem::Output;
-using decode_problem::run;
-using decode_problem::Shape;
-using ssmax::bfloat16;
-using ssmax::Causal;
-using ssmax::decode;
-using ssmax::half;
-using ssmax::index_t;
-using ssmax::KeyLengths;
-using ssmax::KvCache;
-using ssmax::LogN;
-using ssmax::Query;
-using ssmax::SlidingWindow;
+namespace decode_problem::decode_hidden_test {
 
 template <class X>
 X poison(int i) {
@@ -176,4 +158,4 @@ TEST_CASE("a NaN in a visible value stays in its channel", "[decode]") {
   });
 }
 
-}  // namespace decode_hidden_test
+}  // namespace decode_problem::decode_hidden_test

@@ -12,35 +12,7 @@
 #include "reference.hpp"
 #include "target_scope.hpp"
 
-namespace decode_pieces_test {
-
-using decode_problem::Compute;
-using decode_problem::Data;
-using decode_problem::Expected;
-using decode_problem::filled;
-using decode_problem::name_of;
-using decode_problem::options_of;
-using decode_problem::Output;
-using decode_problem::rounding;
-using decode_problem::Rule;
-using decode_problem::run;
-using decode_problem::Shape;
-using reference::Real;
-using reference::worse;
-using ssmax::attention;
-using ssmax::AttentionOptions;
-using ssmax::bfloat16;
-using ssmax::Causal;
-using ssmax::decode;
-using ssmax::half;
-using ssmax::Identity;
-using ssmax::index_t;
-using ssmax::KvCache;
-using ssmax::LogN;
-using ssmax::Rope;
-using ssmax::SlidingWindow;
-using ssmax::Softmax;
-using ssmax::SSMax;
+namespace decode_problem::decode_pieces_test {
 
 // ---- A sequence in pieces ---------------------------------------------------------------------------------
 
@@ -190,4 +162,4 @@ TEST_CASE("what was speculated and taken back leaves no trace", "[decode]") {
   });
 }
 
-}  // namespace decode_pieces_test
+}  // namespace decode_problem::decode_pieces_test

@@ -12,35 +12,7 @@
 #include "reference.hpp"
 #include "target_scope.hpp"
 
-namespace decode_policies_test {
-
-using decode_problem::check;
-using decode_problem::Data;
-using decode_problem::Expected;
-using decode_problem::few_and_many;
-using decode_problem::filled;
-using decode_problem::largest_error;
-using decode_problem::loops;
-using decode_problem::name_of;
-using decode_problem::Output;
-using decode_problem::Plan;
-using decode_problem::Rule;
-using decode_problem::run;
-using decode_problem::Shape;
-using reference::Real;
-using ssmax::Causal;
-using ssmax::decode;
-using ssmax::Identity;
-using ssmax::index_t;
-using ssmax::KeyLengths;
-using ssmax::KvCache;
-using ssmax::LogN;
-using ssmax::Query;
-using ssmax::Rope;
-using ssmax::SlidingWindow;
-using ssmax::Softmax;
-using ssmax::SSMax;
-using ssmax::View;
+namespace decode_problem::decode_policies_test {
 
 // ---- n and positions come from the cache ------------------------------------------------------------------
 
@@ -263,4 +235,4 @@ TEST_CASE("masks and biases that are matrices, where all sequences are of one le
         ssmax::Bias<float>(View<const float, 4>(relative)));
 }
 
-}  // namespace decode_policies_test
+}  // namespace decode_problem::decode_policies_test

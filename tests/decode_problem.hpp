@@ -20,21 +20,9 @@
 
 namespace decode_problem {
 
+using namespace ssmax;
 using reference::Real;
 using reference::worse;
-using ssmax::AttentionOptions;
-using ssmax::bfloat16;
-using ssmax::Causal;
-using ssmax::decode;
-using ssmax::half;
-using ssmax::Identity;
-using ssmax::index_t;
-using ssmax::KvCache;
-using ssmax::KvCacheOptions;
-using ssmax::Query;
-using ssmax::Rope;
-using ssmax::Softmax;
-using ssmax::View;
 
 template <class X>
 using Compute = ssmax::detail::Compute<X>;

@@ -12,33 +12,7 @@
 #include "refusal.hpp"
 #include "target_scope.hpp"
 
-namespace decode_ring_test {
-
-using decode_problem::Data;
-using decode_problem::Expected;
-using decode_problem::filled;
-using decode_problem::name_of;
-using decode_problem::options_of;
-using decode_problem::Output;
-using decode_problem::Plan;
-using decode_problem::Rule;
-using decode_problem::run;
-using decode_problem::Shape;
-using reference::Real;
-using ssmax::AttentionOptions;
-using ssmax::bfloat16;
-using ssmax::Causal;
-using ssmax::decode;
-using ssmax::half;
-using ssmax::Identity;
-using ssmax::index_t;
-using ssmax::KeyLengths;
-using ssmax::KvCache;
-using ssmax::Query;
-using ssmax::Rope;
-using ssmax::SlidingWindow;
-using ssmax::Softmax;
-using ssmax::SSMax;
+namespace decode_problem::decode_ring_test {
 
 /// Positions arrive some at a time; after each append the last of them are decoded from a ring and from a
 /// cache that holds all. Returns how many elements had other bits.
@@ -147,4 +121,4 @@ TEST_CASE("a mask that shows keys which a ring has forgotten is refused", "[deco
   CHECK(run(data, fresh) == run(data, filled<float>(data)));
 }
 
-}  // namespace decode_ring_test
+}  // namespace decode_problem::decode_ring_test

@@ -14,34 +14,7 @@
 #include "same_bits.hpp"
 #include "target_scope.hpp"
 
-namespace decode_test {
-
-using decode_problem::Data;
-using decode_problem::Expected;
-using decode_problem::few_and_many;
-using decode_problem::filled;
-using decode_problem::Loops;
-using decode_problem::loops;
-using decode_problem::name_of;
-using decode_problem::Output;
-using decode_problem::Plan;
-using decode_problem::Rule;
-using decode_problem::run;
-using decode_problem::Shape;
-using reference::Real;
-using reference::worse;
-using ssmax::AttentionOptions;
-using ssmax::bfloat16;
-using ssmax::Causal;
-using ssmax::decode;
-using ssmax::half;
-using ssmax::Identity;
-using ssmax::index_t;
-using ssmax::KvCache;
-using ssmax::LogN;
-using ssmax::Rope;
-using ssmax::Softmax;
-using ssmax::View;
+namespace decode_problem::decode_test {
 
 // ---- Shapes -----------------------------------------------------------------------------------------------
 
@@ -208,4 +181,4 @@ TEST_CASE("[batch, position, head, channel] gives the same bits and touches noth
   });
 }
 
-}  // namespace decode_test
+}  // namespace decode_problem::decode_test

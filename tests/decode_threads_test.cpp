@@ -10,24 +10,7 @@
 #include "same_bits.hpp"
 #include "target_scope.hpp"
 
-namespace decode_threads_test {
-
-using decode_problem::Data;
-using decode_problem::filled;
-using decode_problem::name_of;
-using decode_problem::Output;
-using decode_problem::run;
-using decode_problem::Shape;
-using ssmax::bfloat16;
-using ssmax::Causal;
-using ssmax::decode;
-using ssmax::half;
-using ssmax::Identity;
-using ssmax::KvCache;
-using ssmax::LogN;
-using ssmax::SlidingWindow;
-using ssmax::ThreadPool;
-using ssmax::Workspace;
+namespace decode_problem::decode_threads_test {
 
 TEST_CASE("any number of threads gives the same bits", "[decode][slow]") {
   std::vector<Data<float>> all;
@@ -89,4 +72,4 @@ TEST_CASE("a call allocates once, and with a workspace that was used before neve
   }
 }
 
-}  // namespace decode_threads_test
+}  // namespace decode_problem::decode_threads_test

@@ -20,14 +20,7 @@
 namespace entmax_test {
 
 using reference::Real;
-using ssmax::bfloat16;
-using ssmax::Causal;
-using ssmax::Constant;
-using ssmax::Full;
-using ssmax::half;
-using ssmax::index_t;
-using ssmax::SSMax;
-using ssmax::View;
+using namespace ssmax;
 
 template <class T>
 using Compute = ssmax::detail::Compute<T>;

@@ -14,14 +14,7 @@
 
 namespace errors_test {
 
-using ssmax::Causal;
-using ssmax::Full;
-using ssmax::index_t;
-using ssmax::Lengths;
-using ssmax::Rope;
-using ssmax::Softmax;
-using ssmax::SSMax;
-using ssmax::View;
+using namespace ssmax;
 
 constexpr float sentinel = -1234.5f;
 

@@ -30,9 +30,7 @@
 
 namespace execution_test {
 
-using ssmax::index_t;
-using ssmax::Serial;
-using ssmax::ThreadPool;
+using namespace ssmax;
 
 /// Another's pool: from the last call to the first, on a thread of its own.
 struct Backwards {
@@ -335,8 +333,6 @@ TEST_CASE("the default executor follows the unit's OpenMP", "[execution]") {
 }
 
 #if defined(_OPENMP)
-
-using ssmax::OpenMP;
 
 static_assert(ssmax::Executor<OpenMP> && ssmax::Executor<const OpenMP&>);
 

@@ -14,15 +14,7 @@
 #include "reference.hpp"
 #include "target_scope.hpp"
 
-namespace fast_path_test {
-
-using attention_problem::Shape;
-using reference::Real;
-using ssmax::index_t;
-using ssmax::Key;
-using ssmax::KeyRange;
-using ssmax::Query;
-using ssmax::View;
+namespace attention_problem::backward_problem::fast_path_test {
 
 /// Few queries, many queries, and as many of them as make whole vectors.
 constexpr std::array<Shape, 3> shapes{{
@@ -66,7 +58,7 @@ struct Formula {
     return curve_derivative(z);
   }
   template <class Z>
-  void collect(Z, Z, Z, const Query&, index_t, attention_backward_problem::Gradients<Z>&) const {}
+  void collect(Z, Z, Z, const Query&, index_t, Gradients<Z>&) const {}
 };
 
 struct HasSlope : Curve {
@@ -114,10 +106,8 @@ struct From : Base, Curve {
 template <class C>
 void check_own_formula(const C& score) {
   for (const Shape& shape : shapes) {
-    attention_problem::check_score(attention_problem::Problem<float>(shape), ssmax::Causal{},
-                                   attention_problem::keys_before, score, Formula{});
-    attention_backward_problem::check(attention_backward_problem::Problem<float>(shape), ssmax::Causal{},
-                                      attention_problem::keys_before, score, Formula{});
+    check_score(attention_problem::Problem<float>(shape), ssmax::Causal{}, keys_before, score, Formula{});
+    check(Problem<float>(shape), ssmax::Causal{}, keys_before, score, Formula{});
   }
 }
 
@@ -145,10 +135,8 @@ TEST_CASE("a score derived from Bias has its own formula", "[attention][fast_pat
     std::vector<float> numbers(static_cast<std::size_t>(s.heads * s.keys), 9.0f);
     const View<const float, 4> bias(numbers.data(), {s.batch, s.heads, s.queries, s.keys}, {0, s.keys, 0, 1});
     const From<ssmax::Bias<float>> score{ssmax::Bias<float>(bias)};
-    attention_problem::check_score(attention_problem::Problem<float>(s), ssmax::Full{},
-                                   attention_problem::all_keys, score, Formula{});
-    attention_backward_problem::check(attention_backward_problem::Problem<float>(s), ssmax::Full{},
-                                      attention_problem::all_keys, score, Formula{});
+    check_score(attention_problem::Problem<float>(s), ssmax::Full{}, all_keys, score, Formula{});
+    check(Problem<float>(s), ssmax::Full{}, all_keys, score, Formula{});
   }
 }
 
@@ -224,34 +212,36 @@ struct Favoured {
   }
 };
 
-}  // namespace fast_path_test
+}  // namespace attention_problem::backward_problem::fast_path_test
 
 template <>
-inline constexpr ssmax::FastPath ssmax::fast_path<fast_path_test::Halved> = ssmax::FastPath::elementwise;
+inline constexpr ssmax::FastPath
+    ssmax::fast_path<attention_problem::backward_problem::fast_path_test::Halved> =
+        ssmax::FastPath::elementwise;
 template <>
-inline constexpr ssmax::FastPath ssmax::fast_path<fast_path_test::Leaning> = ssmax::FastPath::distance;
+inline constexpr ssmax::FastPath
+    ssmax::fast_path<attention_problem::backward_problem::fast_path_test::Leaning> =
+        ssmax::FastPath::distance;
 template <>
-inline constexpr ssmax::FastPath ssmax::fast_path<fast_path_test::Favoured> = ssmax::FastPath::row;
+inline constexpr ssmax::FastPath
+    ssmax::fast_path<attention_problem::backward_problem::fast_path_test::Favoured> = ssmax::FastPath::row;
 
-namespace fast_path_test {
+namespace attention_problem::backward_problem::fast_path_test {
 
 TEST_CASE("a score that asks for a fast path gets it", "[attention][fast_path]") {
   const Shape many = shapes[1];
   int alone = 0, together = 0;
   const auto check = [&](const auto& score, const auto& formula) {
-    using attention_problem::all_keys;
     alone = together = 0;
-    attention_problem::check_score(attention_problem::Problem<float>(many), ssmax::Full{}, all_keys, score,
-                                   formula);
+    check_score(attention_problem::Problem<float>(many), ssmax::Full{}, all_keys, score, formula);
     CHECK(together > 0);
     CHECK((alone == 0 || alone < together));  // `slope` is what the formula asks as well
-    const attention_backward_problem::Problem<float> problem(many);
+    const Problem<float> problem(many);
     together = 0;
-    attention_backward_problem::run_backward(problem, ssmax::Softmax{}, ssmax::Full{}, score);
+    run_backward(problem, ssmax::Softmax{}, ssmax::Full{}, score);
     CHECK(together > 0);
     // With few queries, too, the result is what the formula says.
-    attention_problem::check_score(attention_problem::Problem<float>(shapes[0]), ssmax::Full{}, all_keys,
-                                   score, formula);
+    check_score(attention_problem::Problem<float>(shapes[0]), ssmax::Full{}, all_keys, score, formula);
   };
   SECTION("elementwise") {
     check(Halved{&alone, &together}, [](auto z, const Query&, index_t) { return z / 2; });
@@ -293,8 +283,8 @@ struct FromFull : ssmax::Full {
 template <class M>
 void check_own_keys(const M& mask) {
   for (const Shape& shape : shapes) {
-    attention_problem::check_mask<float>(shape, mask, stairs);
-    attention_backward_problem::check(attention_backward_problem::Problem<float>(shape), mask, stairs);
+    check_mask<float>(shape, mask, stairs);
+    check(Problem<float>(shape), mask, stairs);
   }
   constexpr index_t rows = 9, keys = 12;
   const auto logits = reference::normals<float>(rows * keys, 1);
@@ -323,4 +313,4 @@ TEST_CASE("a mask that looks as if all queries saw the same keys is asked for ea
   SECTION("derived from Full") { check_own_keys(FromFull{}); }
 }
 
-}  // namespace fast_path_test
+}  // namespace attention_problem::backward_problem::fast_path_test

@@ -15,19 +15,7 @@
 
 namespace golden_backward_test {
 
-using ssmax::Alibi;
-using ssmax::Bias;
-using ssmax::Causal;
-using ssmax::Full;
-using ssmax::Identity;
-using ssmax::index_t;
-using ssmax::Query;
-using ssmax::Rope;
-using ssmax::SizeTable;
-using ssmax::Softcap;
-using ssmax::SSMax;
-using ssmax::View;
-using ssmax::Where;
+using namespace ssmax;
 
 constexpr index_t batch = golden::attention_batch, heads = golden::attention_q_heads,
                   kv_heads = golden::attention_kv_heads, queries = golden::gradients_queries,

@@ -16,23 +16,7 @@
 
 namespace golden_test {
 
-using ssmax::Causal;
-using ssmax::Constant;
-using ssmax::Full;
-using ssmax::index_t;
-using ssmax::Lengths;
-using ssmax::Llama4Temperature;
-using ssmax::LogN;
-using ssmax::MinistralTemperature;
-using ssmax::Pairing;
-using ssmax::QwenLogN;
-using ssmax::Rope;
-using ssmax::RopeOptions;
-using ssmax::RopeScaling;
-using ssmax::SizeTable;
-using ssmax::Softmax;
-using ssmax::SSMax;
-using ssmax::View;
+using namespace ssmax;
 
 constexpr double u = 0x1p-24;
 

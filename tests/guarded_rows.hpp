@@ -15,11 +15,9 @@
 
 namespace guarded_rows {
 
+using namespace ssmax;
 using reference::Real;
-using ssmax::bfloat16;
-using ssmax::half;
-using ssmax::index_t;
-using ssmax::View;
+using reference::worse;
 
 inline constexpr std::array<index_t, 25> sizes{0,  1,  2,  3,  5,   7,   8,   9,   13,   15,   16,   17,   31,
                                                33, 63, 64, 65, 100, 127, 255, 257, 1000, 1021, 4099, 65537};

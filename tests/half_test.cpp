@@ -13,9 +13,7 @@
 
 namespace half_test {
 
-using ssmax::bfloat16;
-using ssmax::half;
-using ssmax::index_t;
+using namespace ssmax;
 
 std::uint32_t bits_of(float value) { return std::bit_cast<std::uint32_t>(value); }
 
@@ -107,7 +105,7 @@ TEST_CASE("vector conversions are the scalar ones, bit for bit", "[half]") {
   const std::vector<float> half_values = around_ties(13), bfloat16_values = around_ties(16);
   for_each_target([&](const std::string& target) {
     CAPTURE(target);
-    const auto& conversions = ssmax::detail::kernels<ssmax::detail::ConversionKernels<float>>();
+    const auto& conversions = ssmax::detail::kernels<ssmax::detail::ConversionKernels>();
     const auto wrong_narrowings = [](const std::vector<float>& values, const auto& narrow, auto storage) {
       using Storage = decltype(storage);
       std::vector<Storage> narrowed(values.size());

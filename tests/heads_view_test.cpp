@@ -16,10 +16,7 @@
 
 namespace heads_view_test {
 
-using ssmax::heads_view;
-using ssmax::index_t;
-using ssmax::qkv_views;
-using ssmax::View;
+using namespace ssmax;
 
 std::vector<float> numbered(index_t count) {
   std::vector<float> values(static_cast<std::size_t>(count));

@@ -18,15 +18,7 @@
 
 namespace key_source_test {
 
-using ssmax::bfloat16;
-using ssmax::Causal;
-using ssmax::index_t;
-using ssmax::KeyRange;
-using ssmax::KeySourceShape;
-using ssmax::KeyStretch;
-using ssmax::KvCache;
-using ssmax::SSMax;
-using ssmax::View;
+using namespace ssmax;
 
 /// Pages of `page` keys, in any order in memory, with NaN where no sequence has a key. Those that lie before
 /// first_key are not there.

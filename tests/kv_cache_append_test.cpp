@@ -12,22 +12,7 @@
 #include "same_bits.hpp"
 #include "target_scope.hpp"
 
-namespace kv_cache_append_test {
-
-using kv_cache_rows::Compute;
-using kv_cache_rows::Contents;
-using kv_cache_rows::for_each_index;
-using kv_cache_rows::holds;
-using kv_cache_rows::key;
-using kv_cache_rows::Rows;
-using kv_cache_rows::value;
-using ssmax::bfloat16;
-using ssmax::half;
-using ssmax::index_t;
-using ssmax::KvCache;
-using ssmax::KvCacheOptions;
-using ssmax::Rope;
-using ssmax::View;
+namespace kv_cache_rows::kv_cache_append_test {
 
 constexpr index_t widths[] = {1, 2, 3, 7, 8, 15, 16, 17, 33, 59, 64, 111, 128};
 
@@ -223,4 +208,4 @@ TEST_CASE("append allocates nothing", "[kv_cache]") {
   CHECK(before > start);  // or they were not counted
 }
 
-}  // namespace kv_cache_append_test
+}  // namespace kv_cache_rows::kv_cache_append_test

@@ -11,15 +11,7 @@
 #include "reference.hpp"
 #include "refusal.hpp"
 
-namespace kv_cache_errors_test {
-
-using kv_cache_rows::Contents;
-using ssmax::half;
-using ssmax::index_t;
-using ssmax::KvCache;
-using ssmax::KvCacheOptions;
-using ssmax::Rope;
-using ssmax::View;
+namespace kv_cache_rows::kv_cache_errors_test {
 
 TEST_CASE("a cache refuses options that make no sense", "[kv_cache]") {
   const auto check = [](const KvCacheOptions& options, std::initializer_list<std::string_view> parts) {
@@ -187,4 +179,4 @@ TEST_CASE("append refuses positions that the rope does not have, and changes not
   }
 }
 
-}  // namespace kv_cache_errors_test
+}  // namespace kv_cache_rows::kv_cache_errors_test

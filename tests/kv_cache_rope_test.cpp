@@ -14,23 +14,7 @@
 #include "same_bits.hpp"
 #include "target_scope.hpp"
 
-namespace kv_cache_rope_test {
-
-using kv_cache_rows::Compute;
-using kv_cache_rows::for_each_index;
-using kv_cache_rows::key;
-using kv_cache_rows::Rows;
-using kv_cache_rows::value;
-using reference::Real;
-using ssmax::bfloat16;
-using ssmax::half;
-using ssmax::index_t;
-using ssmax::KvCache;
-using ssmax::KvCacheOptions;
-using ssmax::Pairing;
-using ssmax::Rope;
-using ssmax::RopeOptions;
-using ssmax::View;
+namespace kv_cache_rows::kv_cache_rope_test {
 
 /// Three appends that leave the sequences at lengths of their own.
 const std::vector<std::vector<index_t>> uneven_counts{{3, 0, 1}, {2, 4, 0}, {1, 1, 4}};
@@ -136,4 +120,4 @@ TEST_CASE("rotated keys are rounded once, in a ring at positions that go on", "[
   check_rotated_once<bfloat16, bfloat16>();
 }
 
-}  // namespace kv_cache_rope_test
+}  // namespace kv_cache_rows::kv_cache_rope_test

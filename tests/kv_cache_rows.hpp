@@ -10,9 +10,9 @@
 
 namespace kv_cache_rows {
 
-using ssmax::index_t;
-using ssmax::KvCache;
-using ssmax::View;
+using namespace ssmax;
+using reference::Real;
+using reference::worse;
 
 template <class X>
 using Compute = ssmax::detail::Compute<X>;

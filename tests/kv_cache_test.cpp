@@ -12,19 +12,7 @@
 #include "kv_cache_rows.hpp"
 #include "refusal.hpp"
 
-namespace kv_cache_test {
-
-using kv_cache_rows::Contents;
-using kv_cache_rows::for_each_index;
-using kv_cache_rows::holds;
-using kv_cache_rows::key;
-using kv_cache_rows::Rows;
-using kv_cache_rows::value;
-using ssmax::index_t;
-using ssmax::KeyRange;
-using ssmax::KvCache;
-using ssmax::KvCacheOptions;
-using ssmax::View;
+namespace kv_cache_rows::kv_cache_test {
 
 // ---- Sequences of their own lengths -----------------------------------------------------------------------
 
@@ -267,4 +255,4 @@ TEST_CASE("a ring that has forgotten keys cannot be truncated", "[kv_cache]") {
   CHECK(cache.length(1) == 1);
 }
 
-}  // namespace kv_cache_test
+}  // namespace kv_cache_rows::kv_cache_test

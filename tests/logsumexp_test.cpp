@@ -18,15 +18,7 @@
 namespace logsumexp_test {
 
 using reference::Real;
-using ssmax::bfloat16;
-using ssmax::Constant;
-using ssmax::half;
-using ssmax::index_t;
-using ssmax::KeyRange;
-using ssmax::Lengths;
-using ssmax::Query;
-using ssmax::Softmax;
-using ssmax::View;
+using namespace ssmax;
 
 template <class T>
 void check_one_row() {

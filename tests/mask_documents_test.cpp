@@ -8,20 +8,7 @@
 #include "catch.hpp"
 #include "mask_picture.hpp"
 
-namespace mask_documents_test {
-
-using mask_picture::expected_picture;
-using mask_picture::for_each_query;
-using mask_picture::picture;
-using mask_picture::refusal;
-using ssmax::Causal;
-using ssmax::Documents;
-using ssmax::Full;
-using ssmax::index_t;
-using ssmax::Query;
-using ssmax::QueryShape;
-using ssmax::SlidingWindow;
-using ssmax::Where;
+namespace mask_picture::mask_documents_test {
 
 constexpr index_t unlimited = std::numeric_limits<index_t>::max();
 
@@ -155,4 +142,4 @@ TEST_CASE("masks joined with documents go by the document's positions", "[mask]"
   });
 }
 
-}  // namespace mask_documents_test
+}  // namespace mask_picture::mask_documents_test

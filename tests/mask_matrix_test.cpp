@@ -12,19 +12,7 @@
 #include "catch.hpp"
 #include "mask_picture.hpp"
 
-namespace mask_matrix_test {
-
-using mask_picture::expected_picture;
-using mask_picture::for_each_shape;
-using mask_picture::picture;
-using mask_picture::refusal;
-using ssmax::Finite;
-using ssmax::index_t;
-using ssmax::MaskMatrix;
-using ssmax::Query;
-using ssmax::QueryShape;
-using ssmax::View;
-using ssmax::Where;
+namespace mask_picture::mask_matrix_test {
 
 /// Bits in an order that no mask has.
 std::vector<unsigned char> some_bits(std::size_t count) {
@@ -123,4 +111,4 @@ TEST_CASE("matrices of another shape are refused", "[mask]") {
   CHECK(refusal(MaskMatrix(View<const bool, 4>(nullptr, {1, 2, 0, 4})), {1, 2, 0, 4}) == "");
 }
 
-}  // namespace mask_matrix_test
+}  // namespace mask_picture::mask_matrix_test

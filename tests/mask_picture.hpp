@@ -10,10 +10,7 @@
 
 namespace mask_picture {
 
-using ssmax::index_t;
-using ssmax::KeyRange;
-using ssmax::Query;
-using ssmax::QueryShape;
+using namespace ssmax;
 
 /// What check says against it, or nothing.
 template <class M>

@@ -12,26 +12,7 @@
 #include "catch.hpp"
 #include "mask_picture.hpp"
 
-namespace mask_test {
-
-using mask_picture::expected_picture;
-using mask_picture::for_each_shape;
-using mask_picture::picture;
-using mask_picture::refusal;
-using ssmax::Causal;
-using ssmax::Documents;
-using ssmax::Finite;
-using ssmax::Full;
-using ssmax::index_t;
-using ssmax::KeyLengths;
-using ssmax::KeyRange;
-using ssmax::Lengths;
-using ssmax::MaskMatrix;
-using ssmax::PrefixLM;
-using ssmax::Query;
-using ssmax::QueryShape;
-using ssmax::SlidingWindow;
-using ssmax::Where;
+namespace mask_picture::mask_test {
 
 constexpr index_t unlimited = std::numeric_limits<index_t>::max();
 
@@ -50,12 +31,13 @@ struct ByQuery : SameKeys {
   KeyRange keys(const Query& query) const { return {0, query.index}; }
 };
 
-}  // namespace mask_test
+}  // namespace mask_picture::mask_test
 
 template <>
-inline constexpr ssmax::FastPath ssmax::fast_path<mask_test::SameKeys> = ssmax::FastPath::same_keys;
+inline constexpr ssmax::FastPath ssmax::fast_path<mask_picture::mask_test::SameKeys> =
+    ssmax::FastPath::same_keys;
 
-namespace mask_test {
+namespace mask_picture::mask_test {
 
 static_assert(ssmax::Mask<Full> && ssmax::Mask<Causal> && ssmax::Mask<Lengths>);
 static_assert(ssmax::Mask<Window> && ssmax::Mask<SameKeys> && ssmax::Mask<ByQuery>);
@@ -316,4 +298,4 @@ TEST_CASE("a careless mask's range is cut to the keys", "[mask]") {
   CHECK(cut(-9, -7) == std::array<index_t, 2>{0, 0});
 }
 
-}  // namespace mask_test
+}  // namespace mask_picture::mask_test

@@ -15,24 +15,7 @@
 #include "same_bits.hpp"
 #include "target_scope.hpp"
 
-namespace properties_accuracy_test {
-
-using guarded_rows::Compute;
-using guarded_rows::Format;
-using guarded_rows::Guarded;
-using guarded_rows::logits_for;
-using guarded_rows::rows_for;
-using guarded_rows::sizes;
-using guarded_rows::ulp;
-using reference::Real;
-using reference::worse;
-using ssmax::bfloat16;
-using ssmax::Constant;
-using ssmax::half;
-using ssmax::index_t;
-using ssmax::Softmax;
-using ssmax::SSMax;
-using ssmax::View;
+namespace guarded_rows::properties_accuracy_test {
 
 /// The largest error in ulps of T; a NaN counts as infinite.
 template <class T>
@@ -315,4 +298,4 @@ TEST_CASE("the multiplier's gradient against the reference", "[properties]") {
   SECTION("bfloat16") { check_multiplier_gradient<bfloat16>(); }
 }
 
-}  // namespace properties_accuracy_test
+}  // namespace guarded_rows::properties_accuracy_test

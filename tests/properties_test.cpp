@@ -16,27 +16,7 @@
 #include "same_bits.hpp"
 #include "target_scope.hpp"
 
-namespace properties_test {
-
-using guarded_rows::bits;
-using guarded_rows::Compute;
-using guarded_rows::Format;
-using guarded_rows::Guarded;
-using guarded_rows::logits_for;
-using guarded_rows::rows_for;
-using guarded_rows::sizes;
-using guarded_rows::ulp;
-using reference::Real;
-using reference::worse;
-using ssmax::bfloat16;
-using ssmax::Constant;
-using ssmax::half;
-using ssmax::index_t;
-using ssmax::Lengths;
-using ssmax::Softmax;
-using ssmax::SSMax;
-using ssmax::Target;
-using ssmax::View;
+namespace guarded_rows::properties_test {
 
 // ---- Targets ----------------------------------------------------------------------------------------------
 
@@ -366,4 +346,4 @@ TEST_CASE("nothing to do is fine", "[properties]") {
   CHECK(empty_rows == std::vector<float>(3, -std::numeric_limits<float>::infinity()));
 }
 
-}  // namespace properties_test
+}  // namespace guarded_rows::properties_test

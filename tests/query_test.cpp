@@ -6,10 +6,7 @@
 
 namespace query_test {
 
-using ssmax::index_t;
-using ssmax::KeyRange;
-using ssmax::Query;
-using ssmax::QueryShape;
+using namespace ssmax;
 
 TEST_CASE("a query stands bottom-right: the last one at the last key", "[query]") {
   const QueryShape fewer{1, 1, 3, 10}, as_many{1, 1, 4, 4}, more{1, 1, 5, 2};

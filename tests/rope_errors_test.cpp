@@ -15,11 +15,7 @@
 
 namespace rope_errors_test {
 
-using ssmax::index_t;
-using ssmax::Rope;
-using ssmax::RopeOptions;
-using ssmax::RopeScaling;
-using ssmax::View;
+using namespace ssmax;
 
 TEST_CASE("options that make no rotation are refused", "[rope]") {
   const auto refused = [](const RopeOptions& options, index_t positions,

@@ -12,14 +12,9 @@
 #include "rope_turns.hpp"
 #include "same_bits.hpp"
 
-namespace rope_scaling_test {
+namespace rope_turns::rope_scaling_test {
 
 using reference::Real;
-using rope_turns::Turns;
-using ssmax::index_t;
-using ssmax::Rope;
-using ssmax::RopeOptions;
-using ssmax::RopeScaling;
 
 /// omega of every pair, read off the angle at position 1 (omega is at most 1).
 std::vector<double> frequencies_of(const RopeOptions& options) {
@@ -152,4 +147,4 @@ TEST_CASE("Llama 3 keeps short wavelengths, divides long ones and blends between
                     frequencies_of({.width = 64, .scaling = RopeScaling::llama3(8, 8192, 1, 4)})) == 0);
 }
 
-}  // namespace rope_scaling_test
+}  // namespace rope_turns::rope_scaling_test

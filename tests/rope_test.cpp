@@ -16,18 +16,11 @@
 #include "same_bits.hpp"
 #include "target_scope.hpp"
 
-namespace rope_test {
+namespace rope_turns::rope_test {
 
 using reference::Pairs;
 using reference::Real;
 using reference::worse;
-using rope_turns::channels_of;
-using rope_turns::Turns;
-using ssmax::index_t;
-using ssmax::Pairing;
-using ssmax::Rope;
-using ssmax::RopeOptions;
-using ssmax::View;
 
 constexpr std::array<index_t, 6> widths{2, 6, 10, 32, 64, 66};
 constexpr std::array<Pairing, 2> pairings{Pairing::half_split, Pairing::interleaved};
@@ -330,4 +323,4 @@ TEST_CASE("a product of query and key depends on their distance alone", "[rope]"
   });
 }
 
-}  // namespace rope_test
+}  // namespace rope_turns::rope_test

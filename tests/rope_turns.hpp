@@ -7,10 +7,7 @@
 
 namespace rope_turns {
 
-using ssmax::index_t;
-using ssmax::Pairing;
-using ssmax::Rope;
-using ssmax::View;
+using namespace ssmax;
 
 /// The two channels of pair i.
 inline std::array<std::size_t, 2> channels_of(Pairing pairing, index_t width, index_t i) {

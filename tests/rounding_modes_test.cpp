@@ -17,10 +17,7 @@ namespace rounding_modes_test {
 
 using reference::Real;
 using reference::worse;
-using ssmax::Causal;
-using ssmax::Constant;
-using ssmax::index_t;
-using ssmax::View;
+using namespace ssmax;
 
 class RoundingMode {
  public:

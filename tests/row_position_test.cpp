@@ -13,14 +13,7 @@
 
 namespace {
 
-using ssmax::Causal;
-using ssmax::Documents;
-using ssmax::Full;
-using ssmax::index_t;
-using ssmax::KeyLengths;
-using ssmax::Row;
-using ssmax::SlidingWindow;
-using ssmax::View;
+using namespace ssmax;
 
 /// Positions by query; -1 for a query whose scaling is not called.
 using Positions = std::vector<index_t>;

@@ -18,9 +18,7 @@
 
 namespace rows_threads_test {
 
-using ssmax::bfloat16;
-using ssmax::index_t;
-using ssmax::View;
+using namespace ssmax;
 using ssmax::shared::AnyExecutor;
 using test_executors::Reverse;
 

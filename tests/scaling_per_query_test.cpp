@@ -14,32 +14,7 @@
 #include "score_formulas.hpp"
 #include "target_scope.hpp"
 
-namespace scaling_per_query_test {
-
-using attention_backward_problem::Problem;
-using attention_problem::all_keys;
-using attention_problem::AttentionOptions;
-using attention_problem::Compute;
-using attention_problem::keys_before;
-using attention_problem::name_of;
-using attention_problem::one;
-using attention_problem::Shape;
-using attention_problem::Visible;
-using reference::Formula;
-using reference::Real;
-using ssmax::Causal;
-using ssmax::Constant;
-using ssmax::Full;
-using ssmax::Identity;
-using ssmax::index_t;
-using ssmax::PerQuery;
-using ssmax::PlacedRow;
-using ssmax::Query;
-using ssmax::Row;
-using ssmax::Softcap;
-using ssmax::Softmax;
-using ssmax::SSMax;
-using ssmax::View;
+namespace attention_problem::backward_problem::scaling_per_query_test {
 
 static_assert(ssmax::Scaling<PerQuery<float>> && !ssmax::LearnableScaling<PerQuery<float>>);
 static_assert(ssmax::LearnableScaling<ssmax::PerQueryGradient<ssmax::bfloat16, double>>);
@@ -92,22 +67,20 @@ void check(const Shape& shape, const M& mask, const Visible& visible, const C& s
   const Multipliers<A> c(shape);
   const reference::Definition definition = define(problem, visible, c, formula);
   const attention_problem::Expected<T> expected{
-      reference::attend(attention_problem::inputs_of<Real>(problem, {}, {}), definition),
-      reference::attend(attention_problem::inputs_of<A>(problem, {}, {}), definition)};
-  const attention_backward_problem::Expectation<T> gradients =
-      [&](const attention_problem::Output<T>& output) {
-        return attention_backward_problem::Expected<T>{
-            attention_backward_problem::gradients_of<Real>(problem, definition, {}, {},
-                                                           std::same_as<T, A> ? nullptr : &output),
-            attention_backward_problem::gradients_of<A>(problem, definition, {}, {}, &output)};
-      };
+      reference::attend(inputs_of<Real>(problem, {}, {}), definition),
+      reference::attend(inputs_of<A>(problem, {}, {}), definition)};
+  const Expectation<T> gradients = [&](const Output<T>& output) {
+    return Expected<T>{
+        gradients_of<Real>(problem, definition, {}, {}, std::same_as<T, A> ? nullptr : &output),
+        gradients_of<A>(problem, definition, {}, {}, &output)};
+  };
   for_each_target([&](const std::string& target) {
     attention_problem::Rules<T> rules;
     rules.take(run(problem, PerQuery(c.view()), mask, score), expected, name_of(shape));
     rules.check(target);
 
     std::vector<A> dc(c.values.size());
-    attention_backward_problem::Rules<T> backward;
+    Rules<T> backward;
     const auto got = backward.run(problem, gradients,
                                   PerQuery(c.view()).gradient(View<A, 3>(dc.data(), c.extents)), mask, score);
     backward.take(
@@ -120,7 +93,7 @@ TEST_CASE("a multiplier for every query", "[attention][backward][scaling]") {
   for (const Shape& shape : shapes) {
     check<float>(shape, Full{}, all_keys);
     check<double>(shape, Causal{}, keys_before);
-    check<float>(shape, Full{}, all_keys, Softcap{3}, Formula(attention_backward_problem::Capped{3}));
+    check<float>(shape, Full{}, all_keys, Softcap{3}, Formula(Capped{3}));
   }
   check<double>(shapes[1], Full{}, all_keys);
   check<ssmax::half>(shapes[1], Full{}, all_keys);
@@ -245,7 +218,7 @@ TEST_CASE("a part's queries are counted among all", "[attention][backward][scali
   std::vector<float> dc(c.values.size()), dc_of_parts(c.values.size());
   backward(problem, whole, PerQuery(c.view()).gradient(View<float, 3>(dc.data(), c.extents)), Causal{},
            Identity{});
-  attention_backward_problem::Result<float> result(problem);
+  Result<float> result(problem);
   for (const index_t first : {0, 20}) {
     const auto rows = [&](const auto& view) {
       auto extents = std::array{view.extent(0), view.extent(1), index_t{20}, view.extent(3)};
@@ -333,4 +306,4 @@ TEST_CASE("what PerQuery refuses", "[attention][backward][scaling]") {
   check_refused_with_words(into({}), {"dc", "0", "2"});
 }
 
-}  // namespace scaling_per_query_test
+}  // namespace attention_problem::backward_problem::scaling_per_query_test

@@ -17,20 +17,7 @@
 namespace scaling_test {
 
 using reference::relative_difference;
-using ssmax::AdjustedSize;
-using ssmax::Causal;
-using ssmax::Constant;
-using ssmax::Full;
-using ssmax::index_t;
-using ssmax::Llama4Temperature;
-using ssmax::LogN;
-using ssmax::MinistralTemperature;
-using ssmax::QwenLogN;
-using ssmax::Row;
-using ssmax::SizeTable;
-using ssmax::Softmax;
-using ssmax::SSMax;
-using ssmax::View;
+using namespace ssmax;
 
 template <class T, class Scaling>
 std::vector<T> row_of(const std::vector<T>& logits, const Scaling& scaling) {

@@ -8,7 +8,7 @@
 
 #include "attention_backward_problem.hpp"
 
-namespace attention_backward_problem {
+namespace attention_problem::backward_problem {
 
 /// A formula has a value, a derivative, and collect, which adds the gradients of its parameters for the
 /// gradient dz of its value, and `size`, what the roundings of dz are in proportion to.
@@ -120,4 +120,4 @@ struct Then {
   }
 };
 
-}  // namespace attention_backward_problem
+}  // namespace attention_problem::backward_problem

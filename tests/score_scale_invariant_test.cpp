@@ -13,27 +13,7 @@
 #include "refusal.hpp"
 #include "score_formulas.hpp"
 
-namespace score_scale_invariant_test {
-
-using attention_backward_problem::Capped;
-using attention_backward_problem::Problem;
-using attention_backward_problem::Stretched;
-using attention_backward_problem::Then;
-using attention_problem::all_keys;
-using attention_problem::keys_before;
-using attention_problem::Positions;
-using attention_problem::Shape;
-using reference::Formula;
-using reference::Real;
-using ssmax::Causal;
-using ssmax::Documents;
-using ssmax::Full;
-using ssmax::index_t;
-using ssmax::Key;
-using ssmax::Query;
-using ssmax::ScaleInvariant;
-using ssmax::Softcap;
-using ssmax::View;
+namespace attention_problem::backward_problem::score_scale_invariant_test {
 
 TEST_CASE("the formula, by table and beyond it", "[score]") {
   const auto at = [](const ScaleInvariant& score, auto z, index_t query, index_t key) {
@@ -70,7 +50,7 @@ TEST_CASE("scale-invariant attention and its backward", "[attention][backward][s
   const ScaleInvariant short_table(10, 100);  // the same formula, key by key beyond it
   // One head for each kv head: the queries of a vector stand side by side.
   constexpr Shape side_by_side{1, 3, 3, 80, 131, 8, 8};
-  std::vector<Shape> shapes(attention_problem::every_driver.begin(), attention_problem::every_driver.end());
+  std::vector<Shape> shapes(every_driver.begin(), every_driver.end());
   shapes.push_back(side_by_side);
   for (const Shape& shape : shapes) {
     const Problem<float> single(shape);
@@ -82,8 +62,7 @@ TEST_CASE("scale-invariant attention and its backward", "[attention][backward][s
     check(single, Causal{}, keys_before, Softcap{3} | score, Formula(Then<Capped, Stretched>{{3}, {10}}));
   }
   const Problem<ssmax::bfloat16> narrow(side_by_side);
-  attention_problem::check_score<ssmax::bfloat16>(narrow, Causal{}, keys_before, score,
-                                                  Formula(Stretched{10}));
+  check_score<ssmax::bfloat16>(narrow, Causal{}, keys_before, score, Formula(Stretched{10}));
 }
 
 TEST_CASE("distances are those of the mask's positions", "[attention][backward][score]") {
@@ -115,4 +94,4 @@ TEST_CASE("decode's scores are scale-invariant, too", "[decode][score]") {
   }
 }
 
-}  // namespace score_scale_invariant_test
+}  // namespace attention_problem::backward_problem::score_scale_invariant_test

@@ -17,15 +17,7 @@
 
 namespace score_test {
 
-using ssmax::Alibi;
-using ssmax::Bias;
-using ssmax::Identity;
-using ssmax::index_t;
-using ssmax::Key;
-using ssmax::Query;
-using ssmax::QueryShape;
-using ssmax::Softcap;
-using ssmax::View;
+using namespace ssmax;
 
 using Limits = std::numeric_limits<double>;
 constexpr double infinity = Limits::infinity();

@@ -14,18 +14,7 @@
 namespace softmax_backward_test {
 
 using reference::relative_difference;
-using ssmax::Causal;
-using ssmax::Constant;
-using ssmax::Full;
-using ssmax::index_t;
-using ssmax::KeyRange;
-using ssmax::Lengths;
-using ssmax::LogN;
-using ssmax::Query;
-using ssmax::SizeTable;
-using ssmax::Softmax;
-using ssmax::SSMax;
-using ssmax::View;
+using namespace ssmax;
 
 constexpr index_t heads = 2, queries = 4, keys = 9;
 constexpr std::array<index_t, 3> shape{heads, queries, keys};

@@ -17,12 +17,7 @@
 namespace softmax_hidden_rows_test {
 
 using reference::Real;
-using ssmax::Documents;
-using ssmax::index_t;
-using ssmax::KeyRange;
-using ssmax::Query;
-using ssmax::Row;
-using ssmax::View;
+using namespace ssmax;
 
 constexpr float inf = std::numeric_limits<float>::infinity();
 

@@ -19,9 +19,7 @@ namespace softmax_multiplier_test {
 
 using reference::Real;
 using reference::worse;
-using ssmax::Constant;
-using ssmax::index_t;
-using ssmax::View;
+using namespace ssmax;
 
 template <class T>
 constexpr T inf = std::numeric_limits<T>::infinity();

@@ -11,9 +11,9 @@
 
 namespace special_values {
 
-using ssmax::index_t;
-using ssmax::Softmax;
-using ssmax::View;
+using namespace ssmax;
+using reference::Real;
+using reference::worse;
 
 inline constexpr float inf = std::numeric_limits<float>::infinity();
 inline constexpr float nan = std::numeric_limits<float>::quiet_NaN();

@@ -18,21 +18,9 @@
 #include "special_values.hpp"
 #include "target_scope.hpp"
 
-namespace special_values_magnitudes_test {
+namespace special_values::special_values_magnitudes_test {
 
-using reference::Real;
 using reference::relative_difference;
-using reference::worse;
-using special_values::inf;
-using special_values::is_nan;
-using special_values::log_softmax;
-using special_values::logsumexp;
-using special_values::nan;
-using special_values::sizes;
-using special_values::softmax;
-using ssmax::Constant;
-using ssmax::index_t;
-using ssmax::View;
 
 /// |y - exact| in units of the float or double rounding of exact times the given number of u.
 template <class T>
@@ -299,4 +287,4 @@ TEST_CASE("flush-to-zero and denormals-are-zero change no ordinary result", "[sp
 }
 #endif
 
-}  // namespace special_values_magnitudes_test
+}  // namespace special_values::special_values_magnitudes_test

@@ -16,27 +16,7 @@
 #include "special_values.hpp"
 #include "target_scope.hpp"
 
-namespace special_values_nan_test {
-
-using reference::Real;
-using reference::worse;
-using special_values::inf;
-using special_values::is_nan;
-using special_values::log_softmax;
-using special_values::logsumexp;
-using special_values::nan;
-using special_values::sizes;
-using special_values::softmax;
-using ssmax::bfloat16;
-using ssmax::Causal;
-using ssmax::Constant;
-using ssmax::half;
-using ssmax::index_t;
-using ssmax::KeyRange;
-using ssmax::Lengths;
-using ssmax::Query;
-using ssmax::Softmax;
-using ssmax::View;
+namespace special_values::special_values_nan_test {
 
 // ---- NaN --------------------------------------------------------------------------------------------------
 
@@ -236,4 +216,4 @@ TEST_CASE("+inf has no softmax: its row is NaN", "[special]") {
   });
 }
 
-}  // namespace special_values_nan_test
+}  // namespace special_values::special_values_nan_test

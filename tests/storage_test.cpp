@@ -75,11 +75,7 @@ struct ssmax::StorageTraits<storage_test::Int8> {
 
 namespace storage_test {
 
-using ssmax::Causal;
-using ssmax::index_t;
-using ssmax::KvCache;
-using ssmax::SSMax;
-using ssmax::View;
+using namespace ssmax;
 
 static_assert(ssmax::detail::Storage<Fixed> && !ssmax::detail::Storage<int>);
 static_assert(ssmax::detail::KeyStorage<Int8> && !ssmax::detail::Storage<Int8>);

@@ -182,10 +182,10 @@
 #define SSMAX_COMPILED_NAMESPACE SSMAX_CODE_NAMESPACE
 #endif
 
-// SSMAX_BEGIN_… and SSMAX_END open and close the namespaces of a header. Between them, arithmetic is IEEE's whatever the flags of the unit, such as
-// -Ofast -fno-finite-math-only. Exception: an SSMAX_INLINE function that is inlined into the user's own code takes the
-// flags of that code. -ffinite-math-only cannot be switched off here: GCC 12 still compiles a < b as !(a >= b), and
-// Clang's intrinsics still promise that no operand is NaN.
+// SSMAX_BEGIN_… and SSMAX_END open and close the namespaces of a header. Between them, arithmetic is IEEE's whatever
+// the flags of the unit, such as -Ofast -fno-finite-math-only. Exception: an SSMAX_INLINE function that is inlined into
+// the user's own code takes the flags of that code. -ffinite-math-only cannot be switched off here: GCC 12 still
+// compiles a < b as !(a >= b), and Clang's intrinsics still promise that no operand is NaN.
 #if defined(__clang__)
 // Exception: Clang warns of the pragma and ignores it where it has none for the target, WebAssembly for one.
 #define SSMAX_UNWARNED(pragma)                                                               \

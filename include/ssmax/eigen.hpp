@@ -16,7 +16,8 @@
 /// out may be m; and where `out` is one without memory of its own, as m.reverse(), the logits are copied
 /// first.
 ///
-/// `row_view(matrix)` and `column_view(matrix)` give the views that the other functions of this library take.
+/// `column_view(matrix)` returns the columns of a ColMajor matrix as the rows of a view, which the other functions of
+/// this library take.
 /// `heads_view(matrix, heads)` and `qkv_views(matrix, heads, kv_heads)` give attention's views of a RowMajor matrix
 /// [tokens, channels] (heads_view.hpp). Eigen's matrices are ColMajor by default: there, keep channels in rows and
 /// tokens in columns, [channels, tokens], and write `heads_view(column_view(matrix), heads)`. The last stride of
@@ -161,14 +162,6 @@ struct Adaptor<X> {
     return out;
   }
 };
-
-/// A RowMajor matrix, map or block as rows.
-template <class X>
-requires EigenDense<std::remove_const_t<X>>
-[[nodiscard]] auto row_view(X& matrix) {
-  static_assert(detail::has_memory<X> && detail::is_row_major<X>, "ssmax::row_view: needs a RowMajor matrix");
-  return detail::line_view<std::remove_pointer_t<decltype(matrix.data())>>(matrix.data(), matrix);
-}
 
 /// A ColMajor matrix, map or block with its columns as the rows of the view.
 template <class X>

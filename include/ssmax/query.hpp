@@ -21,12 +21,10 @@
 #pragma once
 
 #include <algorithm>
-#include <concepts>
 #include <utility>
 
 #include "config.hpp"
-#include "detail/checks/optional_member.hpp"
-#include "fast_path.hpp"
+#include "detail/checks/mask.hpp"
 
 /// @addtogroup query
 /// @{
@@ -70,42 +68,6 @@ struct Query {
 SSMAX_END
 
 SSMAX_BEGIN_DETAIL
-
-SSMAX_OPTIONAL_MEMBER(has_keys, "mask", keys, std::same_as<KeyRange>, "KeyRange keys(const Query&) const",
-                      std::declval<const Query&>())
-/// The mask does not show all keys of its range.
-SSMAX_OPTIONAL_MEMBER(has_predicate, "mask", sees, std::same_as<bool>,
-                      "bool sees(const Query&, index_t key) const", std::declval<const Query&>(), index_t{})
-SSMAX_OPTIONAL_MEMBER(has_query_position, "mask", query_position, std::same_as<index_t>,
-                      "index_t query_position(const Query&) const", std::declval<const Query&>())
-SSMAX_OPTIONAL_MEMBER(has_key_position, "mask", key_position, std::same_as<index_t>,
-                      "index_t key_position(const Query&, index_t key) const", std::declval<const Query&>(),
-                      index_t{})
-SSMAX_OPTIONAL_MEMBER(has_alignment, "mask", aligned, std::same_as<Query>,
-                      "Query aligned(const Query&) const", std::declval<const Query&>())
-SSMAX_OPTIONAL_MEMBER(has_mask_check, "mask", check, std::same_as<void>,
-                      "void check(const QueryShape&) const", std::declval<const QueryShape&>())
-
-template <class M>
-consteval bool is_mask() {
-  if constexpr (has_keys<M>) {
-    static_assert(fast_path<M> == FastPath::none || fast_path<M> == FastPath::same_keys,
-                  "ssmax: the fast path of a mask is FastPath::same_keys");
-    // Each of them refuses a member of its name that does not fit.
-    (void)has_predicate<M>, (void)has_query_position<M>, (void)has_key_position<M>;
-    (void)has_alignment<M>, (void)has_mask_check<M>;
-    return true;
-  } else {
-    return false;
-  }
-}
-
-template <class M>
-constexpr bool defines_positions = has_query_position<M> || has_key_position<M> || has_alignment<M>;
-
-/// All queries of a batch entry and head see the same keys.
-template <class M>
-constexpr bool shows_same_keys = fast_path<M> == FastPath::same_keys;
 
 template <class M>
 SSMAX_INLINE void check_mask(const M& mask, const QueryShape& shape) {

@@ -37,10 +37,10 @@
 SSMAX_BEGIN_DETAIL
 
 // By the kernels of detail/memory/conversion.hpp.
-template <class T, class X>
-void widen(const X* in, index_t n, T* out);
-template <class T, class X>
-void narrow(const T* in, index_t n, X* out);
+template <class X>
+void widen(const X* in, index_t n, float* out);
+template <class X>
+void narrow(const float* in, index_t n, X* out);
 
 SSMAX_END
 
@@ -65,15 +65,9 @@ requires std::same_as<X, half> || std::same_as<X, bfloat16>
 struct StorageTraits<X> {
   using Compute = float;  ///< The type that rows of X are computed in.
   /// Widens n elements.
-  template <class T>
-  SSMAX_INLINE static void load(const X* in, index_t n, T* out) {
-    detail::widen(in, n, out);
-  }
+  SSMAX_INLINE static void load(const X* in, index_t n, float* out) { detail::widen(in, n, out); }
   /// Rounds n elements to nearest even.
-  template <class T>
-  SSMAX_INLINE static void store(const T* in, index_t n, X* out) {
-    detail::narrow(in, n, out);
-  }
+  SSMAX_INLINE static void store(const float* in, index_t n, X* out) { detail::narrow(in, n, out); }
 };
 
 namespace SSMAX_VISIBLE shared {

@@ -5,7 +5,7 @@
 namespace fuzz {
 namespace {
 
-using attention_backward_problem::Gradients;
+using attention_problem::Gradients;
 
 /// The score by its definition, part by part.
 struct Formula {

@@ -12,18 +12,7 @@
 
 #include "mpi_call.hpp"
 
-namespace mpi_agreement_test {
-
-using namespace mpi_call;
-using ssmax::Bias;
-using ssmax::Causal;
-using ssmax::KeyLengths;
-using ssmax::KvCache;
-using ssmax::Lengths;
-using ssmax::MaskMatrix;
-using ssmax::PerQuery;
-using ssmax::Query;
-using ssmax::Where;
+namespace mpi_problem::mpi_call::mpi_agreement_test {
 
 constexpr index_t n = 40;
 
@@ -219,4 +208,4 @@ TEST_CASE("A policy that throws on one rank throws on all ranks", "[mpi][errors]
   CHECK(everywhere(std::abs(decoding.out[0] - 1) < 1e-6f));
 }
 
-}  // namespace mpi_agreement_test
+}  // namespace mpi_problem::mpi_call::mpi_agreement_test

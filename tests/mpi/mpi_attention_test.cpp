@@ -9,17 +9,7 @@
 #include "../catch.hpp"
 #include "mpi_problem.hpp"
 
-namespace mpi_attention_test {
-
-using namespace mpi_problem;
-using attention_problem::run;
-using ssmax::Alibi;
-using ssmax::Causal;
-using ssmax::Documents;
-using ssmax::Full;
-using ssmax::SlidingWindow;
-using ssmax::Softcap;
-using ssmax::SSMax;
+namespace mpi_problem::mpi_attention_test {
 
 const std::vector<float> strength{0.4f, 0.5f, 0.3f, 0.2f, 0.6f, 0.1f, 0.7f},
     bias{0.1f, -0.2f, 0, 0.3f, 0.2f, -0.1f, 0}, sinks{0.5f, -1, 0, 2};
@@ -139,4 +129,4 @@ TEST_CASE("However a sequence is cut, attention is within its bound of the exact
   }
 }
 
-}  // namespace mpi_attention_test
+}  // namespace mpi_problem::mpi_attention_test

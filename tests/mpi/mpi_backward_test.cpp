@@ -9,19 +9,7 @@
 #include "../catch.hpp"
 #include "mpi_problem.hpp"
 
-namespace mpi_backward_test {
-
-using namespace mpi_problem;
-using attention_backward_problem::backward;
-using attention_backward_problem::Result;
-using attention_problem::run;
-using ssmax::Alibi;
-using ssmax::Causal;
-using ssmax::Documents;
-using ssmax::Full;
-using ssmax::SlidingWindow;
-using ssmax::Softcap;
-using ssmax::SSMax;
+namespace mpi_problem::mpi_backward_test {
 
 struct Run {
   bool same_queries = false, same_keys = false;
@@ -223,4 +211,4 @@ TEST_CASE("However a sequence is cut, gradients agree with one process", "[mpi][
   }
 }
 
-}  // namespace mpi_backward_test
+}  // namespace mpi_problem::mpi_backward_test

@@ -12,13 +12,7 @@
 #include "../refusal.hpp"
 #include "mpi_problem.hpp"
 
-namespace mpi_bias_test {
-
-using namespace mpi_problem;
-using ssmax::Bias;
-using ssmax::Causal;
-using ssmax::Softcap;
-using ssmax::SSMax;
+namespace mpi_problem::mpi_bias_test {
 
 using Strides = std::array<index_t, 4>;
 
@@ -50,8 +44,8 @@ std::array<std::vector<float>, 2> gradients(const Shape& shape, const Layout& la
   const Problem<float> problem(shape);
   Matrix whole(shape, strides), here = whole;
   const SSMax<float> scaling{std::span(strength).first(static_cast<std::size_t>(shape.heads))};
-  const auto output = attention_problem::run<float>(problem, scaling, Causal{}, then(whole.score()));
-  attention_backward_problem::backward<float>(problem, output, scaling, Causal{}, then(whole.score()));
+  const auto output = run<float>(problem, scaling, Causal{}, then(whole.score()));
+  backward<float>(problem, output, scaling, Causal{}, then(whole.score()));
   Share<float> share(problem, layout, world().rank());
   ssmax::mpi::attention<float>(world(), layout, share.forward(), scaling, Causal{}, then(here.score()));
   ssmax::mpi::attention_backward<float>(world(), layout, share.backward(), share.gradients(), scaling,
@@ -125,4 +119,4 @@ TEST_CASE("A Bias' gradient whose rows are shared differently is refused", "[mpi
   CHECK(everywhere(mentions(message, "row of the score's gradient")));
 }
 
-}  // namespace mpi_bias_test
+}  // namespace mpi_problem::mpi_bias_test

@@ -10,11 +10,7 @@
 #include "../refusal.hpp"
 #include "mpi_problem.hpp"
 
-namespace mpi_call {
-
-using namespace mpi_problem;
-using ssmax::Full;
-using ssmax::Softmax;
+namespace mpi_problem::mpi_call {
 
 /// Valid arguments of a call with 40 positions. Tests change the arguments on one rank.
 struct Call {
@@ -68,4 +64,4 @@ inline void check_refused_alike(const Call& call, const std::string& message,
   CHECK(everywhere(untouched));
 }
 
-}  // namespace mpi_call
+}  // namespace mpi_problem::mpi_call

@@ -8,14 +8,7 @@
 #include "../refusal.hpp"
 #include "mpi_problem.hpp"
 
-namespace mpi_decode_test {
-
-using namespace mpi_problem;
-using ssmax::Causal;
-using ssmax::KvCache;
-using ssmax::SlidingWindow;
-using ssmax::Softcap;
-using ssmax::SSMax;
+namespace mpi_problem::mpi_decode_test {
 
 /// Prefill of `prefilled` positions at once, then a few at a time, as X, over ranks and in one cache.
 template <class X, class M>
@@ -131,4 +124,4 @@ TEST_CASE("mpi::decode throws for outputs in the cache's memory and for a key_po
   CHECK(everywhere(mentions(refused(out.data(), &lse, 1), "key_position")));
 }
 
-}  // namespace mpi_decode_test
+}  // namespace mpi_problem::mpi_decode_test

@@ -8,13 +8,7 @@
 
 #include "mpi_call.hpp"
 
-namespace mpi_errors_test {
-
-using namespace mpi_call;
-using ssmax::Causal;
-using ssmax::Full;
-using ssmax::SlidingWindow;
-using ssmax::Softcap;
+namespace mpi_problem::mpi_call::mpi_errors_test {
 
 TEST_CASE("A rank whose arguments do not fit refuses for all", "[mpi][errors]") {
   Call call;
@@ -143,4 +137,4 @@ TEST_CASE("MPI's errors are exceptions with its text", "[mpi][errors]") {
   }
 }
 
-}  // namespace mpi_errors_test
+}  // namespace mpi_problem::mpi_call::mpi_errors_test

@@ -8,12 +8,7 @@
 #include "../catch.hpp"
 #include "mpi_problem.hpp"
 
-namespace mpi_memory_test {
-
-using namespace mpi_problem;
-using ssmax::Causal;
-using ssmax::SlidingWindow;
-using ssmax::SSMax;
+namespace mpi_problem::mpi_memory_test {
 
 constexpr double MiB = 1 << 20;
 
@@ -141,4 +136,4 @@ TEST_CASE("With a workspace, a second call allocates nothing large",
   check(narrow, layout);
 }
 
-}  // namespace mpi_memory_test
+}  // namespace mpi_problem::mpi_memory_test

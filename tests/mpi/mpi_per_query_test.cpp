@@ -10,14 +10,7 @@
 #include "../refusal.hpp"
 #include "mpi_problem.hpp"
 
-namespace mpi_per_query_test {
-
-using namespace mpi_problem;
-using attention_backward_problem::backward;
-using attention_problem::run;
-using ssmax::Causal;
-using ssmax::KvCache;
-using ssmax::PerQuery;
+namespace mpi_problem::mpi_per_query_test {
 
 /// Numbers of both signs for [batch, heads, queries].
 struct Multipliers {
@@ -109,4 +102,4 @@ TEST_CASE("Multipliers of a rank's own queries alone are refused", "[mpi][errors
   CHECK(everywhere(mentions(refused(others), "scaling")));
 }
 
-}  // namespace mpi_per_query_test
+}  // namespace mpi_problem::mpi_per_query_test

@@ -13,13 +13,13 @@
 
 namespace mpi_problem {
 
-using attention_backward_problem::Problem;
+using namespace ssmax;
 using attention_problem::Output;
+using attention_problem::run;
 using attention_problem::Shape;
-using ssmax::AttentionOptions;
-using ssmax::Identity;
-using ssmax::index_t;
-using ssmax::View;
+using attention_problem::backward_problem::backward;
+using attention_problem::backward_problem::Problem;
+using attention_problem::backward_problem::Result;
 using ssmax::mpi::Communicator;
 using ssmax::mpi::Layout;
 using ssmax::mpi::Segment;

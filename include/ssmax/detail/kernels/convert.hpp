@@ -5,13 +5,12 @@
 
 SSMAX_BEGIN_SHARED
 
-/// To and from storage in half precision; T is float.
-template <class T>
+/// Widen to float and round to storage of 16 bits.
 struct ConversionKernels {
-  void (*widen_half)(const half* in, index_t n, T* out);
-  void (*widen_bfloat16)(const bfloat16* in, index_t n, T* out);
-  void (*narrow_half)(const T* in, index_t n, half* out);
-  void (*narrow_bfloat16)(const T* in, index_t n, bfloat16* out);
+  void (*widen_half)(const half* in, index_t n, float* out);
+  void (*widen_bfloat16)(const bfloat16* in, index_t n, float* out);
+  void (*narrow_half)(const float* in, index_t n, half* out);
+  void (*narrow_bfloat16)(const float* in, index_t n, bfloat16* out);
 };
 
 SSMAX_END

@@ -14,13 +14,12 @@ void narrow(const float* in, index_t n, Storage* out) {
   for (; i < n; ++i) out[i] = Storage(in[i]);
 }
 
-template <class T>
-struct KernelTable<ConversionKernels<T>> {
-  using S = Lanes<T>;
-  static constexpr ConversionKernels<T> value{
-      .widen_half = widen<S, half>,
-      .widen_bfloat16 = widen<S, bfloat16>,
-      .narrow_half = narrow<S, half>,
-      .narrow_bfloat16 = narrow<S, bfloat16>,
+template <>
+struct KernelTable<ConversionKernels> {
+  static constexpr ConversionKernels value{
+      .widen_half = widen<F32, half>,
+      .widen_bfloat16 = widen<F32, bfloat16>,
+      .narrow_half = narrow<F32, half>,
+      .narrow_bfloat16 = narrow<F32, bfloat16>,
   };
 };

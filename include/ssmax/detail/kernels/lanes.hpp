@@ -1,4 +1,4 @@
-// Parts of vectors, and reductions: what the texts of all kernels build on.
+// Parts of vectors, reductions and transposition, which the texts of all kernels use.
 #pragma once
 
 #include "../dispatch/kernels.hpp"

@@ -3,7 +3,6 @@
 
 #include "../../half.hpp"
 #include "exp.hpp"
-#include "transpose.hpp"
 
 SSMAX_BEGIN_SHARED
 

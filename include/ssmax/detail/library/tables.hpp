@@ -25,9 +25,9 @@
       apply(PairDecodeKernels<float, bfloat16>)
 
 /// apply(type) for every table.
-#define SSMAX_FOR_EACH_TABLE(apply)                                                                    \
-  SSMAX_EXTENSION_TABLES(apply)                                                                        \
-  SSMAX_TABLES_OF(float, apply)                                                                        \
-  SSMAX_TABLES_OF(double, apply)                                                                       \
-  apply(ConversionKernels<float>) apply(DecodeKernels<float, float>) apply(DecodeKernels<float, half>) \
+#define SSMAX_FOR_EACH_TABLE(apply)                                                             \
+  SSMAX_EXTENSION_TABLES(apply)                                                                 \
+  SSMAX_TABLES_OF(float, apply)                                                                 \
+  SSMAX_TABLES_OF(double, apply)                                                                \
+  apply(ConversionKernels) apply(DecodeKernels<float, float>) apply(DecodeKernels<float, half>) \
       apply(DecodeKernels<float, bfloat16>) apply(DecodeKernels<double, double>)

@@ -6,21 +6,21 @@
 
 SSMAX_BEGIN_DETAIL
 
-template <class T, class X>
-void widen(const X* in, index_t n, T* out) {
+template <class X>
+void widen(const X* in, index_t n, float* out) {
   if constexpr (std::same_as<X, half>) {
-    kernels<ConversionKernels<T>>().widen_half(in, n, out);
+    kernels<ConversionKernels>().widen_half(in, n, out);
   } else {
-    kernels<ConversionKernels<T>>().widen_bfloat16(in, n, out);
+    kernels<ConversionKernels>().widen_bfloat16(in, n, out);
   }
 }
 
-template <class T, class X>
-void narrow(const T* in, index_t n, X* out) {
+template <class X>
+void narrow(const float* in, index_t n, X* out) {
   if constexpr (std::same_as<X, half>) {
-    kernels<ConversionKernels<T>>().narrow_half(in, n, out);
+    kernels<ConversionKernels>().narrow_half(in, n, out);
   } else {
-    kernels<ConversionKernels<T>>().narrow_bfloat16(in, n, out);
+    kernels<ConversionKernels>().narrow_bfloat16(in, n, out);
   }
 }
 

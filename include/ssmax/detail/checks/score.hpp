@@ -1,0 +1,167 @@
+// The members that make a type a score, as key.hpp describes them.
+#pragma once
+
+#include <concepts>
+#include <type_traits>
+#include <utility>
+
+#include "../../fast_path.hpp"
+#include "optional_member.hpp"
+
+SSMAX_BEGIN_DATA
+
+struct QueryShape;
+struct Query;
+struct Key;
+enum class Sharing;
+
+SSMAX_END
+
+SSMAX_BEGIN_DETAIL
+
+SSMAX_OPTIONAL_MEMBER(has_score_check, "score", check, std::same_as<void>,
+                      "void check(const QueryShape&) const", std::declval<const QueryShape&>())
+SSMAX_OPTIONAL_MEMBER(has_sharing, "score", sharing, std::same_as<Sharing>,
+                      "Sharing sharing(const QueryShape&) const", std::declval<const QueryShape&>())
+SSMAX_OPTIONAL_MEMBER(has_parameter, "score", parameter_derivative, std::convertible_to<double>,
+                      "parameter_derivative(z, const Key&) const, giving a number", float{},
+                      std::declval<const Key&>())
+
+/// The score takes ∂loss/∂θ of a query (On = Query), or ∂loss/∂z' of a key (On = Key).
+template <class C, class On>
+constexpr bool accumulates = requires(const C& score, const On& on, double gradient) {
+  { score.accumulate(on, gradient) } -> std::same_as<void>;
+};
+
+/// The score has a parameter for each query, and learns it.
+template <class C>
+concept LearnsParameter = has_parameter<C> && accumulates<C, Query>;
+
+/// The score wants the gradient of every logit.
+template <class C>
+concept LearnsLogits = accumulates<C, Key>;
+
+/// A member `accumulate` of any form.
+template <class C>
+constexpr bool names_accumulate = requires {
+  &C::accumulate;
+};
+template <class C, class On>
+constexpr bool calls_accumulate = requires(C& score, const On& on) {
+  score.accumulate(on, double{});
+};
+template <class C>
+constexpr bool accumulate_is_no_function = requires {
+  requires !std::is_member_function_pointer_v<decltype(&C::accumulate)>;
+};
+
+template <class C>
+consteval void check_learning() {
+  constexpr bool is_named = names_accumulate<C> || calls_accumulate<C, Query> || calls_accumulate<C, Key>;
+  constexpr bool fits = accumulates<C, Query> || accumulates<C, Key>;
+  static_assert(
+      !is_named || (fits && !accumulate_is_no_function<C>),
+      "ssmax: the member 'accumulate' of a score must be  void accumulate(const Query&, double) const  "
+      "or  void accumulate(const Key&, double) const");
+  static_assert(has_parameter<C> == accumulates<C, Query>,
+                "ssmax: a score has both members, 'parameter_derivative' and  void accumulate(const Query&, "
+                "double) const,  or neither");
+  static_assert(
+      !has_sharing<C> || accumulates<C, Key>,
+      "ssmax: the member 'sharing' of a score goes with  void accumulate(const Key&, double) const");
+}
+
+/// The members that fast paths need.
+template <class C, class T>
+constexpr bool goes_elementwise = requires(const C& score, T* z, const T* scored, index_t n) {
+  { score.apply(z, n) } -> std::same_as<void>;
+  { score.differentiate(scored, n, z) } -> std::same_as<void>;
+};
+template <class C>
+constexpr bool has_slope = requires(const C& score, index_t head) {
+  { score.slope(head) } -> std::floating_point;
+};
+template <class C>
+constexpr bool has_factors = requires(const C& score, index_t from, index_t count) {
+  { score.template factors<float>(from, count) } -> std::same_as<const float*>;
+  { score.template factors<double>(from, count) } -> std::same_as<const double*>;
+};
+template <class C>
+constexpr bool has_row = requires(const C& score, const Query& query) {
+  requires std::is_pointer_v<decltype(score.row(query))>;
+  { *score.row(query) } -> std::convertible_to<double>;
+};
+
+template <class C>
+constexpr bool has_gradient_row = requires(const C& score, const Query& query) {
+  requires std::is_pointer_v<decltype(score.gradient_row(query))>;
+  *score.gradient_row(query) += 0;
+};
+
+/// What FastPath::row's score learns of a query is a row as well.
+template <class C>
+concept LearnsRow = (fast_path<C> == FastPath::row) && LearnsLogits<C> &&
+                    !LearnsParameter<C> && has_gradient_row<C>;
+
+/// A member `gradient_row` of any form.
+template <class C>
+constexpr bool names_gradient_row = requires {
+  &C::gradient_row;
+};
+
+template <class C>
+consteval void check_fast_path() {
+  if constexpr (fast_path<C> == FastPath::elementwise) {
+    static_assert(goes_elementwise<C, float> && goes_elementwise<C, double>,
+                  "ssmax: FastPath::elementwise needs the members  void apply(T* z, index_t n) const  and  "
+                  "void differentiate(const T* z, index_t n, T* d) const  for T = float and double");
+  }
+  if constexpr (fast_path<C> == FastPath::distance) {
+    static_assert(has_slope<C>,
+                  "ssmax: FastPath::distance needs the member  double slope(index_t head) const");
+  }
+  if constexpr (fast_path<C> == FastPath::distance_factor) {
+    static_assert(
+        has_factors<C>,
+        "ssmax: FastPath::distance_factor needs the member  const T* factors<T>(index_t from, index_t "
+        "count) const  for T = float and double");
+  }
+  if constexpr (fast_path<C> == FastPath::row) {
+    static_assert(
+        has_row<C>,
+        "ssmax: FastPath::row needs the member  const X* row(const Query&) const,  X a type of number");
+  }
+  static_assert(
+      !names_gradient_row<C> || LearnsRow<C>,
+      "ssmax: the member 'gradient_row' of a score must be  G* gradient_row(const Query&) const,  G a "
+      "type of number,  and goes with FastPath::row and  void accumulate(const Key&, double) const");
+  static_assert(fast_path<C> != FastPath::same_keys, "ssmax: FastPath::same_keys is for masks");
+  static_assert(fast_path<C> != FastPath::by_size, "ssmax: FastPath::by_size is for scalings");
+}
+
+template <class C, class Z>
+constexpr bool has_value = requires(C& score, Z z, const Key& key) {
+  { score(z, key) } -> std::convertible_to<double>;
+};
+template <class C, class Z>
+constexpr bool has_derivative = requires(C& score, Z z, const Key& key) {
+  { score.derivative(z, key) } -> std::convertible_to<double>;
+};
+
+template <class C>
+consteval bool is_score() {
+  constexpr bool fits = has_value<const C, float> && has_value<const C, double>;
+  static_assert(fits || !has_value<C, float>,
+                "ssmax: the operator()(z, const Key&) of a score must be const and take float and double");
+  if constexpr (fits) {
+    static_assert(has_derivative<const C, float> && has_derivative<const C, double>,
+                  "ssmax: a score needs the member  derivative(z, const Key&) const, giving dz'/dz at z");
+    // Each of them refuses a member of its name that does not fit.
+    (void)has_score_check<C>, (void)has_sharing<C>;
+    check_learning<C>();
+    check_fast_path<C>();
+  }
+  return fits;
+}
+
+SSMAX_END
