@@ -20,20 +20,18 @@ enum class UnusedLanes {
 template <class A, class E, class Row>
 index_t list_queries(const LaneScratch<A, E>& memory, index_t count, UnusedLanes unused, const Row& row) {
   const index_t length = memory.kernels.width, lanes = (count + length - 1) / length * length;
-  for (index_t i = 0; i < lanes; ++i) {
-    QueryRow& to = memory.rows[i];
-    if (i < count) {
-      row(i, to);
-    } else if (unused == UnusedLanes::repeat_last) {
-      to = memory.rows[count - 1];
-    } else {
-      to = {memory.rows[count - 1].query, {}, 0};
-    }
-  }
   for (index_t i = 0; i < lanes; i += length) {
     Hull& hull = memory.hulls[i / length] = {};
-    const index_t end = unused == UnusedLanes::left_out ? std::min(i + length, count) : i + length;
-    for (index_t lane = i; lane < end; ++lane) hull.add(memory.rows[lane].keys);
+    const index_t real = std::min(i + length, count);
+    for (index_t lane = i; lane < real; ++lane) {
+      row(lane, memory.rows[lane]);
+      hull.add(memory.rows[lane].keys);
+    }
+    if (real == i + length) continue;
+    QueryRow last = memory.rows[count - 1];
+    if (unused != UnusedLanes::repeat_last) last = {last.query, {}, 0};
+    if (unused != UnusedLanes::left_out) hull.add(last.keys);
+    std::fill(memory.rows + real, memory.rows + i + length, last);
   }
   return lanes;
 }
