@@ -189,7 +189,8 @@ class BackwardTask {
   }
   index_t keys_of(index_t block) const { return std::min(piece_keys, problem_.keys() - block * piece_keys); }
   index_t place_of(const Query& query) const {
-    return (query.batch * query.shape.heads + query.head) * forward_.q.extent(2) + forward_.row_of(query);
+    const index_t head = query.batch * forward_.q.extent(1) + query.head - forward_.first_head();
+    return head * forward_.q.extent(2) + forward_.row_of(query);
   }
   double* sums_of(const Query& query) const { return sums_.sums + place_of(query) * memory_.sums_of_row; }
 
