@@ -10,6 +10,7 @@
 
 #include <atomic>
 
+#include "../call/route.hpp"
 #include "driver.hpp"
 #include "task.hpp"
 
@@ -174,7 +175,7 @@ void run_backward(const shared::BackwardProblem<T>& problem,
                   const shared::GradientVariant<shared::Compute<T>>& variant, Workspace* workspace,
                   const shared::AnyExecutor& executor) {
   if constexpr (std::same_as<T, bfloat16>) {
-    if (detail::multiplies_in_16_bits(problem.forward)) {
+    if (detail::routes_backward_to_bf16(problem.forward)) {
       detail::run_backward_with<T, bfloat16>(problem, variant, workspace, executor);
       return;
     }
