@@ -8,6 +8,7 @@
 #include <limits>
 #include <span>
 #include <ssmax/attention.hpp>
+#include <ssmax/detail/dispatch/bf16.hpp>
 #include <string>
 #include <utility>
 #include <vector>
@@ -249,7 +250,7 @@ struct Expected {
 
 /// Whether the active target has products of bfloat16.
 inline bool has_bfloat16_products() {
-  return ssmax::detail::kernels<ssmax::detail::PrefillKernels<float, ssmax::bfloat16>>().rows != 0;
+  return ssmax::detail::bf16_capabilities(ssmax::active_target()).has_products;
 }
 
 /// Calls the test on every target that has products of bfloat16, and says once if there is none.

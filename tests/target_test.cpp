@@ -2,7 +2,10 @@
 // tests run programs with it set.
 
 #include <algorithm>
+#include <ssmax/detail/dispatch/bf16.hpp>
 #include <ssmax/detail/dispatch/processor.hpp>
+#include <ssmax/detail/kernels/decode.hpp>
+#include <ssmax/detail/kernels/prefill.hpp>
 #include <ssmax/ssmax.hpp>
 #include <string>
 
@@ -50,6 +53,21 @@ TEST_CASE("each target brings its own kernels", "[target]") {
                                                                   : 4));
     CHECK(ssmax::detail::kernels<ssmax::detail::RowKernels<double>>().width == std::max(1, width / 2));
   });
+}
+
+TEST_CASE("a target's tables have the products of bfloat16 that its capabilities name", "[target]") {
+  using namespace ssmax::shared;
+  using ssmax::bfloat16;
+  const TargetScope scope;
+  for (const Target target : ssmax::available_targets()) {
+    ssmax::set_active_target(target);
+    INFO(ssmax::target_name(target));
+    const auto offers = ssmax::detail::bf16_capabilities(target);
+    const auto& products = ssmax::detail::kernels<PrefillKernels<float, bfloat16>>();
+    CHECK((products.rows > 0 && products.logits[0] != nullptr) == offers.has_products);
+    const auto& pair_dots = ssmax::detail::kernels<PairDecodeKernels<float, bfloat16>>();
+    CHECK((pair_dots.logits != nullptr) == offers.has_pair_dots);
+  }
 }
 
 TEST_CASE("a target that is not there is refused by name", "[target]") {

@@ -18,7 +18,8 @@ struct DecodeKernels {
                      index_t dv, T* o, index_t o_stride);
 };
 
-/// The same by pair dots, for several queries. None where the target has no pair dots, or better ones.
+/// The same by pair dots, for several queries. Targets without pair dots, and AMX, have a table without functions
+/// (dispatch/bf16.hpp tells which targets have them).
 template <class T, class E>
 struct PairDecodeKernels {
   /// As above; a row of q is `parts` rows, each filled up with 0 to q_pitch, whose logits are added.

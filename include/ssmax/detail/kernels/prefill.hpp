@@ -42,12 +42,12 @@ SSMAX_INLINE constexpr index_t tuple_at(index_t row, index_t lane, index_t group
 /// logits and accumulate work on the first 1, 2 or 3 vectors of the group (table index + 1).
 ///
 /// E is what the products' operands q, k, v and weights are; logits, sums and states are T. bfloat16 goes by
-/// the pair dots or matrix units of a processor: `rows` is 0 where the target has none.
+/// the pair dots or matrix units of a processor. Targets without them have a table without functions
+/// (dispatch/bf16.hpp tells which targets have them).
 template <class T, class E = T>
 struct PrefillKernels {
   index_t rows = 0;   // keys, or channels of V, that a pass covers: their counts are multiples of it
   index_t width = 0;  // queries of a vector
-  index_t few = 16;   // up to so many queries of a kv head, decode's kernels are better
   index_t depth = 1;  // the channels of q and k are filled up with 0 to a multiple of it
   void (*acquire)() = nullptr;  // if given: before a thread's first product, and release after its last
   void (*release)() = nullptr;

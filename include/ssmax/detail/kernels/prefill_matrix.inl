@@ -71,7 +71,6 @@ struct KernelTable<PrefillKernels<T, bfloat16>> {
   static constexpr PrefillKernels<T, bfloat16> value{
       .rows = 32,
       .width = S::width,
-      .few = 4,
       .depth = 32,
       .acquire = matrix_acquire<S>,
       .release = matrix_release<S>,

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <array>
-#include <span>
 #include <type_traits>
 
 #include "../../attention_backward.hpp"
@@ -11,7 +10,6 @@
 #include "head_exchange.hpp"
 #include "reserve.hpp"
 #include "share.hpp"
-#include "some_heads.hpp"
 #include "sums.hpp"
 
 SSMAX_BEGIN_DETAIL
@@ -77,12 +75,10 @@ void forward_by_heads(mpi::Communicator& comm, const mpi::Layout& layout, const 
     if (exchange.has_head(comm.rank(), round)) {
       const index_t first = (exchange.first_of(comm.rank()) + round) * group;
       const KeyShare<T> keys = keys_in<T>(whole.k, whole.v, n);
-      const auto problem = make_problem<T>(whole.q, AnyKeys<T>(keys), options);
-      Result<T> result = make_result(whole.out, as_numbers(whole.lse), options);
-      result.sinks = heads_of(options.sinks, first, group);
-      compiled::run_attention(problem,
-                              SomeHeads<Compute<T>, Variant<Compute<T>>>(variant, first, shape.heads), result,
-                              &comm.scratch(), executor);
+      const auto problem =
+          heads_among(make_problem<T>(whole.q, AnyKeys<T>(keys), options), first, shape.heads);
+      const Result<T> result = make_result(whole.out, as_numbers(whole.lse), options, first);
+      compiled::run_attention(problem, variant, result, &comm.scratch(), executor);
     }
     exchange.scatter(whole.out, a.out, round);
     if (has_lse) exchange.scatter(whole.lse, as_rows(a.lse), round);
@@ -94,7 +90,6 @@ void backward_by_heads(mpi::Communicator& comm, const mpi::Layout& layout, const
                        const AttentionGradients<T>& g, bool has_dlse,
                        const GradientVariant<Compute<T>>& variant, const AttentionOptions<T>& options,
                        const AnyExecutor& executor) {
-  using A = Compute<T>;
   const index_t n = layout.positions(), kv_heads = a.k.extent(1), group = a.q.extent(1) / kv_heads;
   const QueryShape shape{a.q.extent(0), a.q.extent(1), n, n};
   const KeySourceShape keys_shape{shape.batch, kv_heads, a.k.extent(3), a.v.extent(3)};
@@ -115,20 +110,17 @@ void backward_by_heads(mpi::Communicator& comm, const mpi::Layout& layout, const
     if (exchange.has_head(comm.rank(), round)) {
       const index_t first = (exchange.first_of(comm.rank()) + round) * group;
       const KeyShare<T> keys = keys_in<T>(whole.k, whole.v, n);
-      BackwardProblem<T> problem =
-          make_backward_problem<T>(make_problem<T>(whole.q, AnyKeys<T>(keys), options),
-                                   {.out = whole.out, .lse = as_numbers(whole.lse)},
-                                   {.dout = whole.dout,
-                                    .dlse = as_numbers(whole.dlse),
-                                    .dq = whole.dq,
-                                    .dk = whole.dk,
-                                    .dv = whole.dv,
-                                    .dsinks = heads_of(g.dsinks, first, group)},
-                                   options);
-      problem.sinks = heads_of(options.sinks, first, group);
-      problem.stage.kept = whole.kept.from(round * rows);
-      compiled::run_backward(problem, SomeHeadsGradient<A>(variant, first, shape.heads), &comm.scratch(),
-                             executor);
+      const BackwardProblem<T> problem = make_backward_problem<T>(
+          heads_among(make_problem<T>(whole.q, AnyKeys<T>(keys), options), first, shape.heads),
+          {.out = whole.out, .lse = as_numbers(whole.lse)},
+          {.dout = whole.dout,
+           .dlse = as_numbers(whole.dlse),
+           .dq = whole.dq,
+           .dk = whole.dk,
+           .dv = whole.dv,
+           .dsinks = g.dsinks},
+          options, {.kept = whole.kept.from(round * rows)});
+      compiled::run_backward(problem, variant, &comm.scratch(), executor);
     }
     exchange.scatter(whole.dq, g.dq, round);
     exchange.scatter(whole.dk, g.dk, round);

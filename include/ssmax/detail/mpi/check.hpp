@@ -12,7 +12,7 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// The rank's own shapes against its share of the layout.
+/// Throws unless q and k of this rank have the positions that the layout gives it.
 template <class T>
 void check_share(const char* function, const mpi::Communicator& comm, const mpi::Layout& layout,
                  const View<const T, 4>& q, const View<const T, 4>& k) {
@@ -26,7 +26,7 @@ void check_share(const char* function, const mpi::Communicator& comm, const mpi:
     fail_value(function, "k", "has positions", k.extent(2), "the layout's share is", count);
 }
 
-/// Who computes a query in a call.
+/// Returns a function that gives the rank that computes a query.
 inline auto computing_rank(mpi::Communicator& comm, const mpi::Layout& layout, index_t heads,
                            index_t kv_heads) {
   return [&, exchange = HeadExchange(comm, layout, kv_heads),
@@ -36,7 +36,7 @@ inline auto computing_rank(mpi::Communicator& comm, const mpi::Layout& layout, i
   };
 }
 
-/// What all ranks must have in common.
+/// Returns the list of arguments and options that must be equal on all ranks.
 template <class T, class V>
 Agreement agreement_of(const char* function, const mpi::Layout& layout, const View<const T, 4>& q,
                        const View<const T, 4>& k, const View<const T, 4>& v,
@@ -92,7 +92,7 @@ void check_segments(const char* function, int rank, const mpi::Layout& layout, c
   if (row == 0) check({0, 0, rank}, 0);
 }
 
-/// The cache of a rank holds what the layout gives it of the first `length` positions, in every sequence.
+/// Throws unless every sequence of the cache holds what the layout gives the rank of the first `length` positions.
 template <class X>
 void check_held(const char* function, const KvCache<X>& cache, const mpi::Layout& layout, int rank,
                 index_t length) {

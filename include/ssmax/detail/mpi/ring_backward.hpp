@@ -9,7 +9,6 @@
 #include "gradient_exchange.hpp"
 #include "reserve.hpp"
 #include "ring_forward.hpp"
-#include "some_heads.hpp"
 #include "sums.hpp"
 
 SSMAX_BEGIN_DETAIL
@@ -117,32 +116,23 @@ void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const Backward
     const KeyShare<T> own_keys = keys_in(heads_of(keys.k, unit.first, unit.count),
                                          heads_of(keys.v, unit.first, unit.count), keys.keys, keys.first);
     stage.kept = kept_of(share, queries, unit, 0);
-    const StageSums<A> sums_here{
-        rows(memory.dq), addressable(View<A, 4>{sum, {shape.batch, unit.count, length, shape.width}}),
-        addressable(View<A, 4>{sum + shape.batch * unit.count * length * shape.width,
-                               {shape.batch, unit.count, length, shape.value_width}})};
-    Problem<T, T> forward = part_of_problem(whole, part, positions, own_keys);
-    forward.q = heads_of(forward.q, first, count);
-    BackwardProblem<T> problem = make_backward_problem<T>(forward, {.out = rows(a.out), .lse = rows(a.lse)},
-                                                          {.dout = rows(g.dout),
-                                                           .dlse = rows(g.dlse),
-                                                           .dq = rows(g.dq),
-                                                           .dk = {},
-                                                           .dv = {},
-                                                           .dsinks = heads_of(g.dsinks, first, count)},
-                                                          options);
-    problem.sinks = heads_of(options.sinks, first, count);
-    problem.stage = stage;
+    const View<A, 4> dk{sum, {shape.batch, unit.count, length, shape.width}},
+        dv{sum + dk.size(), {shape.batch, unit.count, length, shape.value_width}};
+    AttentionGradients<T> gradients_here{
+        .dout = rows(g.dout), .dlse = rows(g.dlse), .dq = rows(g.dq), .dsinks = g.dsinks};
+    StageSums<A> sums_here{};
     if constexpr (std::same_as<T, A>) {
-      problem.dk = sums_here.dk;
-      problem.dv = sums_here.dv;
+      gradients_here.dk = dk;
+      gradients_here.dv = dv;
     } else {
-      problem.sums = sums_here;
-      problem.dk = {nullptr, {shape.batch, unit.count, length, shape.width}};
-      problem.dv = {nullptr, {shape.batch, unit.count, length, shape.value_width}};
+      gradients_here.dk = {nullptr, {shape.batch, unit.count, length, shape.width}};
+      gradients_here.dv = {nullptr, {shape.batch, unit.count, length, shape.value_width}};
+      sums_here = {{rows(memory.dq), first}, addressable(dk), addressable(dv)};
     }
-    compiled::run_backward(problem, SomeHeadsGradient<A>(variant, first, query_shape.heads), &comm.scratch(),
-                           executor);
+    const BackwardProblem<T> problem = make_backward_problem<T>(
+        with_heads(part_of_problem(whole, part, positions, own_keys), first, count),
+        {.out = rows(a.out), .lse = rows(a.lse)}, gradients_here, options, stage, sums_here);
+    compiled::run_backward(problem, variant, &comm.scratch(), executor);
   };
   const auto without_keys = [&](bool first, bool last) {
     const KeyShare<T> none = key_share<T>(memory.own, Piece{}, shape, positions);

@@ -1,7 +1,6 @@
 // A rank's share of a call: its rows, its keys packed for the way, its queries against a piece of keys.
 #pragma once
 
-#include <span>
 #include <vector>
 
 #include "../attention/call/build.hpp"
@@ -11,13 +10,6 @@
 #include "plan.hpp"
 
 SSMAX_BEGIN_DETAIL
-
-/// A head's numbers, where there are any.
-template <class A>
-std::span<A> heads_of(std::span<A> numbers, index_t first, index_t count) {
-  return numbers.empty() ? numbers
-                         : numbers.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
-}
 
 /// Whether an owner rotates its keys, once. Keys of 16 bits are rotated by whoever gets them, as in one process: a
 /// rotated one has more bits, and would take a float on the way.
@@ -91,10 +83,8 @@ template <class T>
 Problem<T, T> part_of_problem(const Problem<T, T>& whole, const Share& share, index_t positions,
                               const KeyShare<T>& keys) {
   const mpi::Segment& segment = share.segment;
-  Problem<T, T> problem =
-      with_keys(with_queries(whole, share.row, segment.size(), segment.begin, positions), keys);
-  problem.rotate_keys = !owner_rotates<T>;
-  return problem;
+  const Problem<T, T> queries = with_queries(whole, share.row, segment.size(), segment.begin, positions);
+  return owner_rotates<T> ? with_rotated_keys(queries, keys) : with_keys(queries, keys);
 }
 
 /// A query whose state is complete, as store_result takes it: with its multiplier where a sink needs that.

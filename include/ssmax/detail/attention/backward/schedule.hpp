@@ -10,6 +10,7 @@
 
 #include <atomic>
 
+#include "../call/route.hpp"
 #include "driver.hpp"
 #include "task.hpp"
 
@@ -42,13 +43,14 @@ template <class T>
 void hand_over(const BackwardProblem<T>& problem, const GradientVariant<Compute<T>>& variant,
                const CallSums& sums) {
   const index_t sums_of_row = 1 + variant.parameters(), first = problem.forward.first_query;
+  const HeadRows<const T, 4>& q = problem.forward.q;
   Query query{0, 0, 0, problem.forward.shape(0)};
   const double* row = sums.sums;
   const QueryReport* report = sums.reports;
   for (query.batch = 0; query.batch < query.shape.batch; ++query.batch) {
-    for (query.head = 0; query.head < query.shape.heads; ++query.head) {
+    for (query.head = q.first_head(); query.head < q.end_head(); ++query.head) {
       double dsink = 0;
-      const index_t end = first + problem.forward.q.extent(2);
+      const index_t end = first + q.extent(2);
       for (query.index = first; query.index < end; ++query.index, row += sums_of_row, ++report) {
         variant.accumulate(query, {query.head, report->position, report->n}, row);
         dsink += report->dsink;
@@ -69,7 +71,8 @@ void run_backward_with(const BackwardProblem<T>& problem, const GradientVariant<
   const index_t heads = problem.heads(), queries = query_blocks(problem), keys = key_blocks(problem);
   if (heads == 0 || queries + keys == 0) return;
   const QueryShape shape = problem.forward.shape(0);
-  const index_t rows = problem.forward.q.extent(0) * shape.heads * problem.forward.q.extent(2);
+  const HeadRows<const T, 4>& q = problem.forward.q;
+  const index_t rows = q.extent(0) * q.extent(1) * q.extent(2);
   const BackwardStage& stage = problem.stage;
   const BackwardCut cut(heads, queries, keys, variant.sharing(shape), executor.concurrency());
   const index_t lanes =
@@ -172,7 +175,7 @@ void run_backward(const shared::BackwardProblem<T>& problem,
                   const shared::GradientVariant<shared::Compute<T>>& variant, Workspace* workspace,
                   const shared::AnyExecutor& executor) {
   if constexpr (std::same_as<T, bfloat16>) {
-    if (detail::multiplies_in_16_bits(problem.forward)) {
+    if (detail::routes_backward_to_bf16(problem.forward)) {
       detail::run_backward_with<T, bfloat16>(problem, variant, workspace, executor);
       return;
     }

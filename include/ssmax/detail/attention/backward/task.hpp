@@ -187,7 +187,8 @@ class BackwardTask {
     return std::min(backward_key_block, problem_.keys() - block * backward_key_block);
   }
   index_t place_of(const Query& query) const {
-    return (query.batch * query.shape.heads + query.head) * forward_.q.extent(2) + forward_.row_of(query);
+    const index_t head = query.batch * forward_.q.extent(1) + query.head - forward_.first_head();
+    return head * forward_.q.extent(2) + forward_.row_of(query);
   }
   double* sums_of(const Query& query) const { return sums_.sums + place_of(query) * memory_.sums_of_row; }
 

@@ -35,7 +35,8 @@ struct BackwardStage {
 /// lie one behind the other, are left to the caller, before they are rotated back.
 template <class A>
 struct StageSums {
-  View<A, 4> dq{}, dk{}, dv{};
+  HeadRows<A, 4> dq{};
+  View<A, 4> dk{}, dv{};
 
   SSMAX_INLINE explicit operator bool() const { return dq.data_handle() != nullptr; }
 };
@@ -43,10 +44,11 @@ struct StageSums {
 template <class T>
 struct BackwardProblem {
   Problem<T, T> forward;
-  View<const T, 4> out, dout;
-  View<const Compute<T>, 3> lse, dlse;
-  View<T, 4> dq, dk, dv;
-  std::span<const Compute<T>> sinks;
+  HeadRows<const T, 4> out, dout;
+  HeadRows<const Compute<T>, 3> lse, dlse;
+  HeadRows<T, 4> dq;
+  View<T, 4> dk, dv;
+  std::span<const Compute<T>> sinks;  // of all heads of the call, as dsinks are
   std::span<Compute<T>> dsinks;
   bool scaled_sinks = false;
   BackwardStage stage{};

@@ -1,4 +1,4 @@
-// Builds Problem and Result: no other file names their members to fill them. AttentionCall and DecodeCall check the
+// Builds Problem and Result. No other file fills their members, except narrow.hpp. AttentionCall and DecodeCall check the
 // arguments first.
 #pragma once
 
@@ -75,11 +75,14 @@ KeyShare<T> keys_of(const BackwardArguments<T>& a) {
 
 // ---- Result. ------------------------------------------------------------------------------------------------
 
-/// Returns a result that is normalized.
+/// Returns a result that is normalized. out and lse hold the heads from `first_head` on.
 template <class T>
 Result<T> make_result(const View<T, 4>& out, const View<Compute<T>, 3>& lse,
-                      const AttentionOptions<T>& options) {
-  return {.out = addressable(out), .lse = lse, .sinks = options.sinks, .scaled_sinks = options.scaled_sinks};
+                      const AttentionOptions<T>& options, index_t first_head = 0) {
+  return {.out = {addressable(out), first_head},
+          .lse = {lse, first_head},
+          .sinks = options.sinks,
+          .scaled_sinks = options.scaled_sinks};
 }
 
 /// Returns a result that is a state, to be merged with others.

@@ -1,4 +1,4 @@
-// Builds BackwardProblem: no other file names its members to fill them. BackwardCall checks the arguments first.
+// Builds BackwardProblem. No other file fills its members. BackwardCall checks the arguments first.
 #pragma once
 
 #include "backward_problem.hpp"
@@ -7,21 +7,27 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// Returns the problem of a backward. `forward` is the problem of the queries that `a` and `g` have rows of.
+/// Returns the problem of a backward. `forward` is the problem of the queries and heads that `a` and `g` have rows of.
+/// sinks and dsinks are those of all heads. A backward in one call needs neither `stage` nor `sums`.
 template <class T>
 BackwardProblem<T> make_backward_problem(const Problem<T, T>& forward, const BackwardArguments<T>& a,
-                                         const AttentionGradients<T>& g, const AttentionOptions<T>& options) {
+                                         const AttentionGradients<T>& g, const AttentionOptions<T>& options,
+                                         const BackwardStage& stage = {},
+                                         const StageSums<Compute<T>>& sums = {}) {
+  const index_t first_head = forward.first_head();
   return {.forward = forward,
-          .out = addressable(a.out),
-          .dout = addressable(g.dout),
-          .lse = a.lse,
-          .dlse = g.dlse,
-          .dq = addressable(g.dq),
+          .out = {addressable(a.out), first_head},
+          .dout = {addressable(g.dout), first_head},
+          .lse = {a.lse, first_head},
+          .dlse = {g.dlse, first_head},
+          .dq = {addressable(g.dq), first_head},
           .dk = addressable(g.dk),
           .dv = addressable(g.dv),
           .sinks = options.sinks,
           .dsinks = g.dsinks,
-          .scaled_sinks = options.scaled_sinks};
+          .scaled_sinks = options.scaled_sinks,
+          .stage = stage,
+          .sums = sums};
 }
 
 /// A call of attention_backward. The constructor throws where an argument does not fit.

@@ -68,7 +68,7 @@ void check_out_and_lse(const char* function, const View<T, 4>& out, const View<A
   check_apart(function, "lse", lse, "out", View<const T, 4>(out));
 }
 
-/// An output lies apart from the memory of a source that says where it is.
+/// Throws if an output overlaps the memory of a source. Exception: a source without the member `memory` is not checked.
 template <class T, int Rank, class K>
 void check_apart_from_source(const char* function, const char* name, const View<T, Rank>& out,
                              const K& keys) {
@@ -79,7 +79,7 @@ void check_apart_from_source(const char* function, const char* name, const View<
   }
 }
 
-/// A part [first, first + count) lies within `all`.
+/// Throws unless [first, first + count) lies within `all`.
 inline void check_part(const char* function, const char* first_name, index_t first, index_t count,
                        const char* what, const char* all_name, index_t all) {
   if (all > most_counted) fail_value(function, all_name, "are", all, "must be at most", most_counted);
@@ -155,12 +155,13 @@ void check_policies(const char* function, const Problem<T, X>& problem, const Ro
     const index_t d = problem.width();
     const KeyRange stored = problem.rotate_keys ? problem.keys.stored(batch) : KeyRange{};
     if constexpr (P::has_positions) {
-      for (index_t head = 0; head < shape.heads; ++head) {
+      const index_t first_head = problem.q.first_head(), end_head = problem.q.end_head();
+      for (index_t head = first_head; head < end_head; ++head) {
         for (index_t i = first; i < first + queries; ++i) {
           rope->check(function, "q", rope_position(problem, variant, Query{batch, head, i, shape}), 1, d);
         }
       }
-      for (index_t head = 0; head < shape.heads; head += problem.group()) {
+      for (index_t head = first_head; head < end_head; head += problem.group()) {
         const Query any{batch, head, 0, shape};
         for (index_t key = stored.begin; key < stored.end; ++key) {
           rope->check(function, "k", key_position + detail::key_position(variant.mask, any, key), 1, d);
@@ -173,8 +174,8 @@ void check_policies(const char* function, const Problem<T, X>& problem, const Ro
   }
 }
 
-/// Checks that the cache can answer the queries: their own positions have been appended, and the keys that
-/// the mask shows them are still stored.
+/// Throws unless the positions of the queries have been appended and the keys that the mask shows them are still
+/// stored.
 template <class T, class X, class M>
 void check_stored_keys(const char* function, const Problem<T, X>& problem, const M& mask) {
   for (index_t b = 0; b < problem.q.extent(0); ++b) {

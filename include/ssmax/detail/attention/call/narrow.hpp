@@ -1,8 +1,7 @@
-// Parts of a call: some of its queries or heads, other keys.
+// Narrows a Problem to some of its queries or heads, or replaces its keys.
 #pragma once
 
 #include <array>
-#include <span>
 
 #include "problem.hpp"
 
@@ -36,6 +35,13 @@ Problem<T, X> with_keys(Problem<T, X> problem, const K& keys) {
   return problem;
 }
 
+/// The same where the keys are rotated already.
+template <class T, class X, class K>
+Problem<T, X> with_rotated_keys(Problem<T, X> problem, const K& keys) {
+  problem.rotate_keys = false;
+  return with_keys(problem, keys);
+}
+
 /// Returns the problem with the places of its queries: q holds queries [first, first + q.extent(2)) of `queries`.
 template <class T, class X>
 Problem<T, X> queries_among(Problem<T, X> problem, index_t first, index_t queries) {
@@ -44,11 +50,27 @@ Problem<T, X> queries_among(Problem<T, X> problem, index_t first, index_t querie
   return problem;
 }
 
+/// Returns the problem with the places of its heads: q holds heads [first, first + q.extent(1)) of `heads`.
+template <class T, class X>
+Problem<T, X> heads_among(Problem<T, X> problem, index_t first, index_t heads) {
+  problem.q = {problem.q.view(), first};
+  problem.heads_after = heads - problem.q.end_head();
+  return problem;
+}
+
+/// Returns the problem of some heads of a problem that has all of them.
+template <class T, class X>
+Problem<T, X> with_heads(Problem<T, X> problem, index_t first, index_t count) {
+  const index_t heads = problem.q.extent(1);
+  problem.q = heads_of(problem.q.view(), first, count);
+  return heads_among(problem, first, heads);
+}
+
 /// Returns the problem of rows [row, row + count) of q, which hold queries [first, first + count) of `queries`.
 template <class T, class X>
 Problem<T, X> with_queries(Problem<T, X> problem, index_t row, index_t count, index_t first,
                            index_t queries) {
-  problem.q = rows_of(problem.q, row, count);
+  problem.q = {rows_of(problem.q.view(), row, count), problem.first_head()};
   return queries_among(problem, first, queries);
 }
 

@@ -9,6 +9,7 @@
 #include "../../../storage.hpp"
 #include "../../../view.hpp"
 #include "../keys/any_keys.hpp"
+#include "head_rows.hpp"
 
 SSMAX_BEGIN_SHARED
 
@@ -20,7 +21,7 @@ inline constexpr index_t key_block = 128, key_chunk = 1024;
 
 template <class T, class X>
 struct Problem {
-  View<const T, 4> q;
+  HeadRows<const T, 4> q;
   AnyKeys<X> keys;
   double scale = 1;
   RopeTables<Compute<T>> rope{};
@@ -28,13 +29,18 @@ struct Problem {
   bool mask_gives_place = true;  // where queries are rotated to; a cache's keys stand in their own order
   index_t key_position = 0;
   bool float_products = false;  // of bfloat16 too
-  /// Queries of the sequence before those of q, and behind them: a Query counts all of them.
+  /// Queries of the sequence before those of q, and after them: Query::index counts all of them.
   index_t first_query = 0, queries_after = 0;
+  /// Heads of the call after those of q. Query::head counts all of them; kv heads are counted from q's first.
+  index_t heads_after = 0;
 
   SSMAX_INLINE bool has_rope() const { return rope.cosine != nullptr; }
   SSMAX_INLINE QueryShape shape(index_t batch) const {
-    return {q.extent(0), q.extent(1), first_query + q.extent(2) + queries_after, keys.length(batch)};
+    return {q.extent(0), q.end_head() + heads_after, first_query + q.extent(2) + queries_after,
+            keys.length(batch)};
   }
+  /// The first head of q.
+  SSMAX_INLINE index_t first_head() const { return q.first_head(); }
   /// Where a query lies in q, and in what has a row for each query.
   SSMAX_INLINE index_t row_of(const Query& query) const { return query.index - first_query; }
   SSMAX_INLINE index_t width() const { return q.extent(3); }
@@ -49,12 +55,12 @@ struct Problem {
 /// Where results go: normalized to out and lse, or as a state to be merged with others.
 template <class T>
 struct Result {
-  View<T, 4> out{};
-  View<Compute<T>, 3> lse{};
-  std::span<const Compute<T>> sinks{};
-  bool scaled_sinks = false;           // sinks are logits, to be multiplied by c
-  AttentionState<Compute<T>> state{};  // if given, the rest is not
-  bool continues = false;              // the state holds what keys before these gave
+  HeadRows<T, 4> out{};
+  HeadRows<Compute<T>, 3> lse{};
+  std::span<const Compute<T>> sinks{};  // of all heads of the call, as the state is
+  bool scaled_sinks = false;            // sinks are logits, to be multiplied by c
+  AttentionState<Compute<T>> state{};   // if given, the rest is not
+  bool continues = false;               // the state holds what keys before these gave
 };
 
 struct QueryRow {
@@ -74,7 +80,7 @@ template <class T, class X>
 class QueryCursor {
  public:
   QueryCursor(const Problem<T, X>& problem, index_t batch, index_t kv_head, index_t row)
-      : first_head_(kv_head * problem.group()),
+      : first_head_(problem.first_head() + kv_head * problem.group()),
         last_head_(first_head_ + problem.group() - 1),
         query_{batch, first_head_ + row % problem.group(), problem.first_query + row / problem.group(),
                problem.shape(batch)} {}

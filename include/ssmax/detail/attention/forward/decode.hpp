@@ -9,6 +9,7 @@
 #include "../../kernels/decode.hpp"
 #include "../../memory/arena.hpp"
 #include "../call/problem.hpp"
+#include "../call/route.hpp"
 #include "../call/variant.hpp"
 #include "../nonfinite/values.hpp"
 #include "../tile/scores.hpp"
@@ -16,14 +17,6 @@
 #include "epilogue.hpp"
 
 SSMAX_BEGIN_DETAIL
-
-/// Up to this many queries of a kv head go this way. From there on a vector of queries is full, and the
-/// products' FMAs cost more than copying K and V into tiles.
-inline constexpr index_t decode_rows = 16;
-
-/// From this many on, bfloat16 is multiplied by pair dots. Float is faster for fewer: four heads on one kv head take
-/// 95 ms in float and 110 ms by pair dots (Zen 5, 32 heads, 4096 keys).
-inline constexpr index_t least_rounded_rows = 5;
 
 /// One thread's memory. E: see DecodeTask.
 template <class A, class E = A>

@@ -9,6 +9,7 @@
 #include <limits>
 #include <optional>
 
+#include "../call/route.hpp"
 #include "decode.hpp"
 #include "driver.hpp"
 #include "prefill.hpp"
@@ -149,27 +150,22 @@ void run_attention(const shared::Problem<T, X>& problem, const shared::Variant<s
   if (problem.rows() == 0 || problem.q.extent(0) == 0 || problem.kv_heads() == 0) return;
   Workspace own;
   if (workspace == nullptr) workspace = &own;
-  if (detail::is_short(problem, result)) {
+  const detail::Path path = detail::route(problem, result);
+  if (path == detail::Path::short_keys) {
     detail::run_short<T, X>(problem, variant, result, *workspace, executor);
     return;
   }
-  if constexpr (std::same_as<T, bfloat16> && std::same_as<X, bfloat16>) {
-    using namespace shared;
-    if (detail::multiplies_in_16_bits(problem)) {
-      if (problem.rows() > detail::kernels<PrefillKernels<float, bfloat16>>().few) {
-        detail::run_tasks<detail::PrefillTask<T, X, bfloat16>>(problem, variant, result, *workspace,
-                                                               executor);
-        return;
-      }
-      const bool has_pair_dots = detail::kernels<PairDecodeKernels<float, bfloat16>>().logits != nullptr;
-      const bool rotates_keys = problem.has_rope() && problem.rotate_keys;
-      if (has_pair_dots && !rotates_keys && problem.rows() >= detail::least_rounded_rows) {
-        detail::run_tasks<detail::DecodeTask<T, X, bfloat16>>(problem, variant, result, *workspace, executor);
-        return;
-      }
+  if constexpr (detail::stores_bf16<T, X>) {
+    if (path == detail::Path::prefill_bf16) {
+      detail::run_tasks<detail::PrefillTask<T, X, bfloat16>>(problem, variant, result, *workspace, executor);
+      return;
+    }
+    if (path == detail::Path::decode_bf16) {
+      detail::run_tasks<detail::DecodeTask<T, X, bfloat16>>(problem, variant, result, *workspace, executor);
+      return;
     }
   }
-  if (problem.rows() <= detail::decode_rows) {
+  if (path == detail::Path::decode) {
     detail::run_tasks<detail::DecodeTask<T, X>>(problem, variant, result, *workspace, executor);
     return;
   }

@@ -226,20 +226,6 @@ class ShortTask {
   index_t k_stride_ = 0, v_stride_ = 0;
 };
 
-/// Fewer queries of a kv head go to decode.hpp: their vectors would be nearly empty.
-inline constexpr index_t short_queries = 4;
-
-/// Whether every batch entry's keys are one block. Not for caches, so that a sequence's bits do not
-/// depend on the lengths of the others in the batch; nor where a state goes on.
-template <class T, class X>
-bool is_short(const Problem<T, X>& problem, const Result<T>& result) {
-  if (problem.rows() < short_queries || !problem.rotate_keys || result.continues) return false;
-  for (index_t batch = 0; batch < problem.q.extent(0); ++batch) {
-    if (problem.keys.length(batch) > key_block) return false;
-  }
-  return true;
-}
-
 /// A task takes some neighbouring groups of queries, of many kv heads where those are small.
 template <class T, class X>
 void run_short(const Problem<T, X>& problem, const Variant<Compute<T>>& variant, const Result<T>& result,

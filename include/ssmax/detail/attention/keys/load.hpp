@@ -12,9 +12,8 @@ SSMAX_BEGIN_DETAIL
 /// A query, widened and rotated: in scratch, or where it lies if neither is needed.
 template <class T, class X, class A = Compute<T>>
 const A* load_query(const Problem<T, X>& problem, const Variant<A>& variant, const Query& query, A* scratch) {
-  const View<const T, 4>& q = problem.q;
   const index_t d = problem.width();
-  const A* wide = widened(row_of(q, query.batch, query.head, problem.row_of(query)), d, scratch);
+  const A* wide = widened(row_of(problem.q, query.batch, query.head, problem.row_of(query)), d, scratch);
   if (!problem.has_rope()) return wide;
   rotate(problem.rope, wide, d, scratch, d, 1, d, rope_position(problem, variant, query), false);
   return scratch;
@@ -37,7 +36,7 @@ template <class T, class X, class A = Compute<T>>
 void load_keys(const Problem<T, X>& problem, const Variant<A>& variant, index_t batch, index_t kv_head,
                KeyRange range, A* out) {
   const index_t d = problem.width();
-  const Query query{batch, kv_head * problem.group(), 0, problem.shape(batch)};
+  const Query query{batch, problem.first_head() + kv_head * problem.group(), 0, problem.shape(batch)};
   const bool rotated = problem.has_rope() && problem.rotate_keys;
   for_each_stretch(problem.keys, batch, kv_head, range, [&](index_t key, const KeyStretch<X>& stretch) {
     for (index_t i = 0; i < stretch.count; ++i, out += d) {

@@ -23,13 +23,6 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// Whether products of bfloat16 go by the target's 16-bit units.
-template <class X>
-bool multiplies_in_16_bits(const Problem<bfloat16, X>& problem) {
-  return std::same_as<X, bfloat16> && !problem.float_products &&
-         kernels<PrefillKernels<float, bfloat16>>().rows != 0;
-}
-
 /// Returns the number of parts of a row of q or k.
 template <class T, class X>
 index_t logit_parts(const Problem<T, X>& problem) {
