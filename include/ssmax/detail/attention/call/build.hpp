@@ -1,5 +1,5 @@
-// Builds Problem and Result. No other file fills their members, except narrow.hpp. AttentionCall and DecodeCall check the
-// arguments first.
+// Builds Problem and Result. No other file fills their members, except narrow.hpp. AttentionCall and DecodeCall check
+// the arguments first.
 #pragma once
 
 #include <algorithm>

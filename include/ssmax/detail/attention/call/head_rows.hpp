@@ -6,8 +6,8 @@
 
 SSMAX_BEGIN_SHARED
 
-/// A view [batch, heads, …] of heads [first_head, first_head + extent(1)) of a call. operator() and row_of take a head's
-/// number among all heads of the call, as Query has it: no reader subtracts first_head.
+/// A view [batch, heads, …] of heads [first_head, first_head + extent(1)) of a call. operator() and row_of take a
+/// head's number among all heads of the call, as Query has it: no reader subtracts first_head.
 template <class T, int Rank>
 class HeadRows {
  public:

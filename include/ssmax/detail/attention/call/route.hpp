@@ -26,14 +26,15 @@ inline constexpr index_t least_bf16_decode_rows = 5;
 template <class T, class X>
 inline constexpr bool stores_bf16 = std::same_as<T, bfloat16>&& std::same_as<X, bfloat16>;
 
-/// Returns whether a call multiplies in bfloat16 where enough rows share the keys. The backward always does then.
+/// Returns whether a call may take the bf16 path. The backward takes that path for any number of rows.
 template <class T, class X>
 bool allows_bf16(const Problem<T, X>& problem, const Bf16Capabilities& target) {
   return stores_bf16<T, X> && target.has_products && !problem.float_products;
 }
 
-/// Returns whether the short_keys path takes a call: every batch entry's keys are one block. Exceptions: a cache, so that
-/// the bits of a sequence do not depend on the lengths of the others in the batch; a state that continues.
+/// Returns whether the short_keys path takes a call: every batch entry's keys are one block. Exception: a cache, so
+/// that the bits of a sequence do not depend on the lengths of the others in the batch. Exception: a state that
+/// continues.
 template <class T, class X>
 bool has_short_keys(const Problem<T, X>& problem, const Result<T>& result) {
   if (problem.rows() < least_short_rows || !problem.rotate_keys || result.continues) return false;
