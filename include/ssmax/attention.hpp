@@ -122,8 +122,8 @@ void attention(const std::type_identity_t<AttentionArguments<T>>& a, const S& sc
   static_assert(detail::Storage<T>, "ssmax::attention: T is float, double, half or bfloat16");
   const detail::UserVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
   const detail::AttentionCall<T> call("attention", a, options, variant);
-  compiled::run_attention(call.problem, variant, call.result, options.workspace,
-                          detail::AnyExecutor(executor));
+  compiled::run_attention<detail::OperandsOf<T, T>>(call.problem, variant, call.result, options.workspace,
+                                                    detail::AnyExecutor(executor));
 }
 
 /// The same without a score.
@@ -146,8 +146,8 @@ void attention_partial(const std::type_identity_t<PartialArguments<T>>& a, const
   static_assert(detail::Storage<T>, "ssmax::attention_partial: T is float, double, half or bfloat16");
   const detail::UserVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
   const detail::AttentionCall<T> call("attention_partial", a, options, variant);
-  compiled::run_attention(call.problem, variant, call.result, options.workspace,
-                          detail::AnyExecutor(executor));
+  compiled::run_attention<detail::OperandsOf<T, T>>(call.problem, variant, call.result, options.workspace,
+                                                    detail::AnyExecutor(executor));
 }
 
 /// The same without a score.

@@ -113,7 +113,8 @@ void attention_backward(const std::type_identity_t<BackwardArguments<T>>& a,
   static_assert(detail::Storage<T>, "ssmax::attention_backward: T is float, double, half or bfloat16");
   const detail::UserGradientVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
   const detail::BackwardCall<T> call("attention_backward", a, g, options, variant);
-  compiled::run_backward(call.problem, variant, options.workspace, detail::AnyExecutor(executor));
+  compiled::run_backward<detail::OperandsOf<T, T>>(call.problem, variant, options.workspace,
+                                                   detail::AnyExecutor(executor));
 }
 
 /// The same without a score.

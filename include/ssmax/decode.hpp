@@ -50,9 +50,9 @@ void decode(const std::type_identity_t<DecodeArguments<T>>& a, const K& cache, c
       std::same_as<detail::Compute<T>, detail::Compute<X>>,
       "ssmax::decode: double queries need a cache of double, other queries one of float, half or bfloat16");
   const detail::UserVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
-  const detail::DecodeCall<T, X> call("decode", a, cache, options, variant);
-  compiled::run_attention(call.problem, variant, call.result, options.workspace,
-                          detail::AnyExecutor(executor));
+  const detail::DecodeCall<T> call("decode", a, cache, options, variant);
+  compiled::run_attention<detail::OperandsOf<T, X>>(call.problem, variant, call.result, options.workspace,
+                                                    detail::AnyExecutor(executor));
 }
 
 /// The same without a score.

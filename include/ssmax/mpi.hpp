@@ -277,7 +277,7 @@ void decode(Communicator& comm, const Layout& layout, index_t length,
       "bfloat16");
   const char* function = "mpi::decode";
   const detail::ChunkOfKeys<KvCache<X>> none{cache, length, 0, {}};
-  const auto whole = detail::make_cache_problem(a.q, detail::AnyKeys<X>(none), options);
+  const auto whole = detail::make_cache_problem(a.q, none, options);
   const detail::UserVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
   const QueryShape shape{a.q.extent(0), a.q.extent(1), a.q.extent(2), length};
   std::int64_t policies = 0;

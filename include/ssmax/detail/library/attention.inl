@@ -1,4 +1,4 @@
-// A unit of ssmax::compiled: the drivers of attention for queries of one type, SSMAX_LIBRARY_QUERY.
+// A unit of ssmax::compiled: the drivers of attention for one operand type, SSMAX_LIBRARY_OPERANDS.
 
 #include <type_traits>
 
@@ -9,21 +9,15 @@ SSMAX_BEGIN_COMPILED
 
 using namespace shared;
 
-#define SSMAX_INSTANTIATE(T, X)                                                                   \
-  template void run_attention(const Problem<T, X>&, const Variant<Compute<T>>&, const Result<T>&, \
-                              Workspace*, const AnyExecutor&);
-#if defined(SSMAX_LIBRARY_DOUBLE)
-#define SSMAX_LIBRARY_QUERY double
-SSMAX_INSTANTIATE(double, double)
-#else
-SSMAX_INSTANTIATE(SSMAX_LIBRARY_QUERY, float)
-SSMAX_INSTANTIATE(SSMAX_LIBRARY_QUERY, half)
-SSMAX_INSTANTIATE(SSMAX_LIBRARY_QUERY, bfloat16)
+#define SSMAX_INSTANTIATE(linkage, E)                                                                \
+  linkage template void run_attention<E>(const Problem<Compute<E>>&, const Variant<Compute<E>>&,     \
+                                         const Result<Compute<E>>&, Workspace*, const AnyExecutor&); \
+  linkage template void run_backward<E>(const BackwardProblem<Compute<E>>&,                          \
+                                        const GradientVariant<Compute<E>>&, Workspace*, const AnyExecutor&);
+#if defined(SSMAX_LIBRARY_BFLOAT16)
+SSMAX_INSTANTIATE(extern, float)  // the drivers of bfloat16 call those of float
 #endif
+SSMAX_INSTANTIATE(, SSMAX_LIBRARY_OPERANDS)
 #undef SSMAX_INSTANTIATE
-
-template void run_backward(const BackwardProblem<SSMAX_LIBRARY_QUERY>&,
-                           const GradientVariant<Compute<SSMAX_LIBRARY_QUERY>>&, Workspace*,
-                           const AnyExecutor&);
 
 SSMAX_END

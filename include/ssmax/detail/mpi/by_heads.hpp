@@ -75,10 +75,10 @@ void forward_by_heads(mpi::Communicator& comm, const mpi::Layout& layout, const 
     if (exchange.has_head(comm.rank(), round)) {
       const index_t first = (exchange.first_of(comm.rank()) + round) * group;
       const KeyShare<T> keys = keys_in<T>(whole.k, whole.v, n);
-      const auto problem =
-          heads_among(make_problem<T>(whole.q, AnyKeys<T>(keys), options), first, shape.heads);
-      const Result<T> result = make_result(whole.out, as_numbers(whole.lse), options, first);
-      compiled::run_attention(problem, variant, result, &comm.scratch(), executor);
+      const auto problem = heads_among(
+          for_forward<T>(make_problem<T>(whole.q, AnyKeys<Compute<T>>(keys), options)), first, shape.heads);
+      const Result<Compute<T>> result = make_result(whole.out, as_numbers(whole.lse), options, first);
+      compiled::run_attention<OperandsOf<T, T>>(problem, variant, result, &comm.scratch(), executor);
     }
     exchange.scatter(whole.out, a.out, round);
     if (has_lse) exchange.scatter(whole.lse, as_rows(a.lse), round);
@@ -110,8 +110,8 @@ void backward_by_heads(mpi::Communicator& comm, const mpi::Layout& layout, const
     if (exchange.has_head(comm.rank(), round)) {
       const index_t first = (exchange.first_of(comm.rank()) + round) * group;
       const KeyShare<T> keys = keys_in<T>(whole.k, whole.v, n);
-      const BackwardProblem<T> problem = make_backward_problem<T>(
-          heads_among(make_problem<T>(whole.q, AnyKeys<T>(keys), options), first, shape.heads),
+      const BackwardProblem<Compute<T>> problem = make_backward_problem<T>(
+          heads_among(make_problem<T>(whole.q, AnyKeys<Compute<T>>(keys), options), first, shape.heads),
           {.out = whole.out, .lse = as_numbers(whole.lse)},
           {.dout = whole.dout,
            .dlse = as_numbers(whole.dlse),
@@ -120,7 +120,7 @@ void backward_by_heads(mpi::Communicator& comm, const mpi::Layout& layout, const
            .dv = whole.dv,
            .dsinks = g.dsinks},
           options, {.kept = whole.kept.from(round * rows)});
-      compiled::run_backward(problem, variant, &comm.scratch(), executor);
+      compiled::run_backward<OperandsOf<T, T>>(problem, variant, &comm.scratch(), executor);
     }
     exchange.scatter(whole.dq, g.dq, round);
     exchange.scatter(whole.dk, g.dk, round);

@@ -65,16 +65,16 @@ Agreement agreement_of(const char* function, const mpi::Layout& layout, const Vi
 /// Returns the problem of all rows of this rank, whose keys are to be replaced (with_keys). `keys` stands for the whole
 /// sequence, and stores nothing.
 template <class T>
-Problem<T, T> whole_problem(const View<const T, 4>& q, const KeyShare<T>& keys, const mpi::Layout& layout,
-                            const AttentionOptions<T>& options) {
-  return queries_among(make_problem(q, AnyKeys<T>(keys), options), 0, layout.positions());
+Problem<Compute<T>> whole_problem(const View<const T, 4>& q, const KeyShare<T>& keys,
+                                  const mpi::Layout& layout, const AttentionOptions<T>& options) {
+  return queries_among(make_problem(q, AnyKeys<Compute<T>>(keys), options), 0, layout.positions());
 }
 
 /// Calls check_policies for each segment of this rank.
 template <class T, class V>
-void check_segments(const char* function, int rank, const mpi::Layout& layout, const Problem<T, T>& whole,
-                    const View<const T, 4>& k, const View<const T, 4>& v, const AttentionOptions<T>& options,
-                    const V& variant) {
+void check_segments(const char* function, int rank, const mpi::Layout& layout,
+                    const Problem<Compute<T>>& whole, const View<const T, 4>& k, const View<const T, 4>& v,
+                    const AttentionOptions<T>& options, const V& variant) {
   const index_t positions = layout.positions();
   const auto check = [&](const mpi::Segment& segment, index_t row) {
     const index_t count = segment.size();

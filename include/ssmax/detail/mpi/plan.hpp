@@ -11,7 +11,7 @@
 SSMAX_BEGIN_DETAIL
 
 /// Keys travel in pieces of whole multiples of this many positions, counted over the sequence. It is what the
-/// backward adds up at a time (piece_keys · pieces_of_sum), and two chunks of the forward.
+/// backward adds up at a time (backward_key_block · blocks_per_sum), and two chunks of the forward.
 inline constexpr index_t travel_keys = 2048;
 /// In the forward, so many of them as make up at most this, or one.
 inline constexpr index_t travel_bytes = index_t{8} << 20;

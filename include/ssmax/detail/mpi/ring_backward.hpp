@@ -52,7 +52,7 @@ void add_packed(const A* from, const View<A, 4>& to) {
 
 template <class T>
 void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const BackwardArguments<T>& a,
-                   const AttentionGradients<T>& g, const Problem<T, T>& whole,
+                   const AttentionGradients<T>& g, const Problem<Compute<T>>& whole,
                    const GradientVariant<Compute<T>>& variant, const AttentionOptions<T>& options,
                    index_t positions, const AnyExecutor& executor) {
   using A = Compute<T>;
@@ -129,10 +129,10 @@ void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const Backward
       gradients_here.dv = {nullptr, {shape.batch, unit.count, length, shape.value_width}};
       sums_here = {{rows(memory.dq), first}, addressable(dk), addressable(dv)};
     }
-    const BackwardProblem<T> problem = make_backward_problem<T>(
+    const BackwardProblem<Compute<T>> problem = make_backward_problem<T>(
         with_heads(part_of_problem(whole, part, positions, own_keys), first, count),
         {.out = rows(a.out), .lse = rows(a.lse)}, gradients_here, options, stage, sums_here);
-    compiled::run_backward(problem, variant, &comm.scratch(), executor);
+    compiled::run_backward<OperandsOf<T, T>>(problem, variant, &comm.scratch(), executor);
   };
   const auto without_keys = [&](bool first, bool last) {
     const KeyShare<T> none = key_share<T>(memory.own, Piece{}, shape, positions);

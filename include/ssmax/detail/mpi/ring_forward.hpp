@@ -31,7 +31,7 @@ struct RingForwardMemory {
 
 template <class T>
 void ring_forward(mpi::Communicator& comm, const RingPlan& plan, const AttentionArguments<T>& a,
-                  const Problem<T, T>& whole, const Variant<Compute<T>>& variant,
+                  const Problem<Compute<T>>& whole, const Variant<Compute<T>>& variant,
                   const AttentionOptions<T>& options, index_t positions, const AnyExecutor& executor) {
   using A = Compute<T>;
   const index_t batch = a.q.extent(0), heads = a.q.extent(1), local = a.q.extent(2), dv = a.v.extent(3);
@@ -71,12 +71,13 @@ void ring_forward(mpi::Communicator& comm, const RingPlan& plan, const Attention
       const index_t count = share.segment.size();
       const AttentionState<A> part{rows_of(state.shift, share.row, count),
                                    rows_of(state.sum, share.row, count), rows_of(state.o, share.row, count)};
-      compiled::run_attention(part_of_problem(whole, share, positions, keys), variant,
-                              make_state_result<T>(part, true), &comm.scratch(), executor);
+      compiled::run_attention<OperandsOf<T, T>>(
+          for_forward<T>(part_of_problem(whole, share, positions, keys)), variant,
+          make_state_result(part, true), &comm.scratch(), executor);
       poll();
     }
   }
-  const Result<T> result = make_result(a, options);
+  const Result<Compute<T>> result = make_result(a, options);
   for_each_row([&](const Query& query, index_t row) {
     store_result(result, complete_row(result, variant, query), row, state.shift(query.batch, query.head, row),
                  state.sum(query.batch, query.head, row), row_of(state.o, query.batch, query.head, row), dv);

@@ -28,12 +28,12 @@ KeyShare<T> key_share(const T* packed, const Piece& piece, const KeySourceShape&
 
 /// Packs the own keys of a piece, rotated if the owner does that.
 template <class T>
-void pack_piece(const Problem<T, T>& whole, const Variant<Compute<T>>& variant, const View<const T, 4>& k,
-                const View<const T, 4>& v, const Piece& piece, T* out) {
+void pack_piece(const Problem<Compute<T>>& whole, const Variant<Compute<T>>& variant,
+                const View<const T, 4>& k, const View<const T, 4>& v, const Piece& piece, T* out) {
   const index_t count = piece.keys.size(), d = k.extent(3), dv = v.extent(3);
   const KeyShare<T> keys = keys_in(rows_of(k, piece.row, count), rows_of(v, piece.row, count),
                                    whole.keys.length(0), piece.keys.begin);
-  const Problem<T, T> problem = with_keys(whole, keys);
+  const Problem<Compute<T>> problem = with_keys(whole, keys);
   const KeyRange range{piece.keys.begin, piece.keys.end};
   const auto for_each_head = [&](const auto& f) {
     for (index_t b = 0; b < k.extent(0); ++b) {
@@ -58,7 +58,7 @@ void pack_piece(const Problem<T, T>& whole, const Variant<Compute<T>>& variant, 
 
 /// The own keys, packed.
 template <class T>
-void pack_share(const RingPlan& plan, const Problem<T, T>& whole, const Variant<Compute<T>>& variant,
+void pack_share(const RingPlan& plan, const Problem<Compute<T>>& whole, const Variant<Compute<T>>& variant,
                 const View<const T, 4>& k, const View<const T, 4>& v, T* out) {
   const index_t row = k.extent(0) * k.extent(1) * (k.extent(3) + v.extent(3));
   for (const Piece& piece : plan.pieces()) {
@@ -80,16 +80,17 @@ View<Compute<T>, 4> sums_of(Arena& arena, const View<T, 4>& result) {
 
 /// The queries of a segment against keys that were packed. `whole` is the problem of all rows of this rank.
 template <class T>
-Problem<T, T> part_of_problem(const Problem<T, T>& whole, const Share& share, index_t positions,
-                              const KeyShare<T>& keys) {
+Problem<Compute<T>> part_of_problem(const Problem<Compute<T>>& whole, const Share& share, index_t positions,
+                                    const KeyShare<T>& keys) {
   const mpi::Segment& segment = share.segment;
-  const Problem<T, T> queries = with_queries(whole, share.row, segment.size(), segment.begin, positions);
+  const Problem<Compute<T>> queries =
+      with_queries(whole, share.row, segment.size(), segment.begin, positions);
   return owner_rotates<T> ? with_rotated_keys(queries, keys) : with_keys(queries, keys);
 }
 
 /// A query whose state is complete, as store_result takes it: with its multiplier where a sink needs that.
-template <class T>
-QueryRow complete_row(const Result<T>& result, const Variant<Compute<T>>& variant, const Query& query) {
+template <class A>
+QueryRow complete_row(const Result<A>& result, const Variant<A>& variant, const Query& query) {
   return result.scaled_sinks ? variant.row(query, {0, query.shape.keys}) : QueryRow{.query = query};
 }
 

@@ -61,10 +61,9 @@ struct SpreadMemory {
 };
 
 template <class T, class K>
-void spread_decode(mpi::Communicator& comm, const mpi::Layout& layout,
-                   const Problem<T, typename K::Element>& whole, const K& cache, index_t length,
-                   const Variant<Compute<T>>& variant, const Result<T>& result, Workspace* workspace,
-                   const AnyExecutor& executor) {
+void spread_decode(mpi::Communicator& comm, const mpi::Layout& layout, const Problem<Compute<T>>& whole,
+                   const K& cache, index_t length, const Variant<Compute<T>>& variant,
+                   const Result<Compute<T>>& result, Workspace* workspace, const AnyExecutor& executor) {
   using A = Compute<T>;
   const index_t batch = whole.q.extent(0), heads = whole.q.extent(1), queries = whole.q.extent(2),
                 dv = whole.value_width(), rows = batch * heads * queries;
@@ -94,8 +93,9 @@ void spread_decode(mpi::Communicator& comm, const mpi::Layout& layout,
           for (const Piece& chunk : chunks) {
             if (chunk.keys.rank != comm.rank()) continue;
             const ChunkOfKeys<K> keys{cache, length, chunk.row, {chunk.keys.begin, chunk.keys.end}};
-            compiled::run_attention(with_keys(whole, keys), variant,
-                                    make_state_result<T>(state_at(next), false), &comm.scratch(), executor);
+            compiled::run_attention<OperandsOf<T, typename K::Element>>(
+                with_keys(whole, keys), variant, make_state_result(state_at(next), false), &comm.scratch(),
+                executor);
             next += size;
           }
         }));

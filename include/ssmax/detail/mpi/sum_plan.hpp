@@ -26,7 +26,7 @@ class SumPlan {
  public:
   /// `group`: heads of a kv head. Where it does not divide 1920, sums have fewer rows than one process' have.
   SumPlan(const RingPlan& plan, index_t group)
-      : plan_(plan), queries_(std::max<index_t>(1, piece_queries * pieces_of_sum / group)) {}
+      : plan_(plan), queries_(std::max<index_t>(1, query_block * blocks_per_sum / group)) {}
 
   /// Calls f(queries) for the parts of a share, in their order.
   template <class F>

@@ -1,4 +1,4 @@
-// The driver of attention's backward: compiled once for each element type.
+// The driver of the backward pass: compiled once for each operand type.
 #pragma once
 
 #include "../../../workspace.hpp"
@@ -8,11 +8,10 @@
 
 SSMAX_BEGIN_COMPILED
 
-/// Arguments have been checked. Without a workspace, one allocation.
-template <class T>
-void run_backward(const shared::BackwardProblem<T>& problem,
-                  const shared::GradientVariant<shared::Compute<T>>& variant, Workspace* workspace,
-                  const shared::AnyExecutor& executor);
+/// Requires checked arguments. Allocates once without a workspace. E: as for run_attention.
+template <class E, class A>
+void run_backward(const shared::BackwardProblem<A>& problem, const shared::GradientVariant<A>& variant,
+                  Workspace* workspace, const shared::AnyExecutor& executor);
 
 SSMAX_END
 

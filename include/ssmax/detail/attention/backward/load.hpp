@@ -19,12 +19,10 @@
 
 SSMAX_BEGIN_DETAIL
 
-template <class T, class E>
+template <class A, class E>
 class BackwardLoader {
  public:
-  using A = Compute<T>;
-
-  BackwardLoader(const BackwardProblem<T>& problem, const GradientVariant<A>& variant,
+  BackwardLoader(const BackwardProblem<A>& problem, const GradientVariant<A>& variant,
                  const BackwardScratch<A, E>& memory)
       : problem_(problem),
         forward_(problem.forward),
@@ -36,7 +34,7 @@ class BackwardLoader {
 
   /// Loads `count` queries from the cursor on, and their dout; `facts` are those of the first. A query that sees no key
   /// is 0.
-  void load_queries(QueryCursor<T, T> cursor, index_t count, const QueryFacts<A>* facts) const {
+  void load_queries(QueryCursor cursor, index_t count, const QueryFacts<A>* facts) const {
     const UnusedLanes unused =
         Op::is_bf16 || multipliers_.has_score() ? UnusedLanes::empty : UnusedLanes::left_out;
     const index_t lanes = list_queries(memory_, count, unused, [&](index_t i, QueryRow& row) {
@@ -57,7 +55,7 @@ class BackwardLoader {
   /// Copies a key into rows of K and V.
   void load_key(index_t batch, index_t kv_head, index_t key, E* k, E* v) const {
     Op::load_keys(forward_, variant_, batch, kv_head, {key, key + 1}, memory_.depth, widened_row(), k);
-    load_values(forward_.keys, batch, kv_head, {key, key + 1}, v);
+    Op::load_values(forward_.keys, batch, kv_head, {key, key + 1}, v);
   }
 
   /// The bf16 path: packs panels of rows of K, of their first part if they are rotated, with 0 for NaN and infinities.
@@ -108,14 +106,14 @@ class BackwardLoader {
     A* factor = memory_.lane.row_factor;
     E* rows = memory_.dout_rows + i * memory_.dv_pitch;
     gather_rows(memory_, i, i + length, depth, [&](const Query& query, A* scratch) -> const A* {
-      const T* dout = row_of(problem_.dout, query.batch, query.head, forward_.row_of(query));
+      const index_t at = forward_.row_of(query);
       if constexpr (Op::is_bf16) {
         E* row = reinterpret_cast<E*>(scratch);
-        std::copy_n(dout, dv, row);
+        std::copy_n(problem_.dout.template stored_as<E>(query.batch, query.head, at), dv, row);
         std::fill_n(row + dv, depth - dv, E{});
         return scratch;
       } else {
-        return widened(dout, dv, scratch);
+        return problem_.dout.load(query.batch, query.head, at, scratch);
       }
     });
     for (index_t lane = i; lane < i + length; ++lane) {
@@ -207,8 +205,8 @@ class BackwardLoader {
     return detail::kernels<PrefillBackwardKernels<A>>();
   }
 
-  const BackwardProblem<T>& problem_;
-  const Problem<T, T>& forward_;
+  const BackwardProblem<A>& problem_;
+  const Problem<A>& forward_;
   const GradientVariant<A>& variant_;
   const PrefillKernels<A>& kernels_;
   const PrefillKernels<A, E>& products_;

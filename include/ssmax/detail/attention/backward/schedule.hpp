@@ -39,11 +39,10 @@ struct BackwardCut {
 };
 
 /// Hands the sums of all queries, in their order, to scaling, score and sinks.
-template <class T>
-void hand_over(const BackwardProblem<T>& problem, const GradientVariant<Compute<T>>& variant,
-               const CallSums& sums) {
+template <class A>
+void hand_over(const BackwardProblem<A>& problem, const GradientVariant<A>& variant, const CallSums& sums) {
   const index_t sums_of_row = 1 + variant.parameters(), first = problem.forward.first_query;
-  const HeadRows<const T, 4>& q = problem.forward.q;
+  const InputRows<A>& q = problem.forward.q;
   Query query{0, 0, 0, problem.forward.shape(0)};
   const double* row = sums.sums;
   const QueryReport* report = sums.reports;
@@ -56,22 +55,21 @@ void hand_over(const BackwardProblem<T>& problem, const GradientVariant<Compute<
         dsink += report->dsink;
       }
       if (!problem.dsinks.empty()) {
-        problem.dsinks[static_cast<std::size_t>(query.head)] += static_cast<Compute<T>>(dsink);
+        problem.dsinks[static_cast<std::size_t>(query.head)] += static_cast<A>(dsink);
       }
     }
   }
 }
 
 /// Operands of the products are E: see BackwardTask.
-template <class T, class E>
-void run_backward_with(const BackwardProblem<T>& problem, const GradientVariant<Compute<T>>& variant,
+template <class E, class A>
+void run_backward_with(const BackwardProblem<A>& problem, const GradientVariant<A>& variant,
                        Workspace* workspace, const AnyExecutor& executor) {
-  using A = Compute<T>;
-  using Task = BackwardTask<T, E>;
+  using Task = BackwardTask<A, E>;
   const index_t heads = problem.heads(), queries = query_blocks(problem), keys = key_blocks(problem);
   if (heads == 0 || queries + keys == 0) return;
   const QueryShape shape = problem.forward.shape(0);
-  const HeadRows<const T, 4>& q = problem.forward.q;
+  const InputRows<A>& q = problem.forward.q;
   const index_t rows = q.extent(0) * q.extent(1) * q.extent(2);
   const BackwardStage& stage = problem.stage;
   const BackwardCut cut(heads, queries, keys, variant.sharing(shape), executor.concurrency());
@@ -89,7 +87,7 @@ void run_backward_with(const BackwardProblem<T>& problem, const GradientVariant<
   };
   const BackwardScratch<A, E> counted = scratch(count);
   const std::size_t bytes = count.used();
-  HeadSums<T, E>(count_sums, problem, counted);
+  HeadSums<A, E>(count_sums, problem, counted);
   const std::size_t sums_bytes = count_sums.used();
   const auto row_bytes = static_cast<std::size_t>(sums_of_row) * sizeof(double) + sizeof(QueryReport);
   const std::size_t sums_of_rows = multiply_bytes(static_cast<std::size_t>(rows), row_bytes);
@@ -118,7 +116,7 @@ void run_backward_with(const BackwardProblem<T>& problem, const GradientVariant<
   };
   const auto head_sums = [&](index_t slot) {
     Arena arena(head_memory + static_cast<std::size_t>(slot) * sums_bytes);
-    return HeadSums<T, E>(arena, problem, counted);
+    return HeadSums<A, E>(arena, problem, counted);
   };
 
   if (cut.whole_heads) {
@@ -170,17 +168,16 @@ SSMAX_END
 
 SSMAX_BEGIN_COMPILED
 
-template <class T>
-void run_backward(const shared::BackwardProblem<T>& problem,
-                  const shared::GradientVariant<shared::Compute<T>>& variant, Workspace* workspace,
-                  const shared::AnyExecutor& executor) {
-  if constexpr (std::same_as<T, bfloat16>) {
-    if (detail::routes_backward_to_bf16(problem.forward)) {
-      detail::run_backward_with<T, bfloat16>(problem, variant, workspace, executor);
+template <class E, class A>
+void run_backward(const shared::BackwardProblem<A>& problem, const shared::GradientVariant<A>& variant,
+                  Workspace* workspace, const shared::AnyExecutor& executor) {
+  if constexpr (!std::same_as<E, A>) {
+    if (!detail::routes_backward_to_bf16(problem.forward)) {
+      run_backward<A>(problem, variant, workspace, executor);
       return;
     }
   }
-  detail::run_backward_with<T, shared::Compute<T>>(problem, variant, workspace, executor);
+  detail::run_backward_with<E>(problem, variant, workspace, executor);
 }
 
 SSMAX_END

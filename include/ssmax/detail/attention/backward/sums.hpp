@@ -7,36 +7,33 @@
 
 SSMAX_BEGIN_DETAIL
 
-template <class T>
-index_t query_blocks(const BackwardProblem<T>& problem) {
+template <class A>
+index_t query_blocks(const BackwardProblem<A>& problem) {
   return (problem.forward.rows() + query_block - 1) / query_block;
 }
-template <class T>
-index_t key_blocks(const BackwardProblem<T>& problem) {
+template <class A>
+index_t key_blocks(const BackwardProblem<A>& problem) {
   return (problem.keys() + backward_key_block - 1) / backward_key_block;
 }
 
 /// Whether K and V must be copied into rows of HeadSums. The kernels read them in place where they are
 /// neither widened nor rotated and fill whole passes: keys and channels of K are multiples of kernels.rows.
-template <class T>
-bool packs_keys(const BackwardProblem<T>& problem, const PrefillKernels<Compute<T>>& kernels) {
-  if (!std::same_as<T, Compute<T>> || (problem.forward.has_rope() && problem.forward.rotate_keys)) {
-    return true;
-  }
+template <class A>
+bool packs_keys(const BackwardProblem<A>& problem, const PrefillKernels<A>& kernels) {
+  if (problem.forward.keys.kind() != ElementKind::compute) return true;
+  if (problem.forward.has_rope() && problem.forward.rotate_keys) return true;
   return problem.keys() % kernels.rows != 0 || problem.forward.width() % kernels.rows != 0;
 }
 
 /// One kv head while its gradients are summed: first over blocks_per_sum blocks, in the kernels' own
-/// layouts, then over all of them, in the results themselves or, where those are 16 bits wide, in arrays
-/// of T's Compute, which are the caller's in a backward in stages. E: see PrefillKernels.
-template <class T, class E = Compute<T>>
+/// layouts, then over all blocks: in the results or, if these are not stored as A, in arrays of A. In a backward in
+/// stages these arrays are the caller's. E is the type of the products' operands.
+template <class A, class E = A>
 struct HeadSums {
-  using A = Compute<T>;
-  static constexpr bool apart = !std::same_as<T, A>;
-
   HeadSums() = default;
-  HeadSums(Arena& arena, const BackwardProblem<T>& problem, const BackwardScratch<A, E>& memory)
-      : facts(arena.take<QueryFacts<A>>(problem.forward.rows())),
+  HeadSums(Arena& arena, const BackwardProblem<A>& problem, const BackwardScratch<A, E>& memory)
+      : has_arrays(problem.dq.kind() != ElementKind::compute),
+        facts(arena.take<QueryFacts<A>>(problem.forward.rows())),
         seen(arena.take<KeyRange>(query_blocks(problem))),
         blocks_are_finite(arena.take<bool>(key_blocks(problem))),
         keys_are_finite(arena.take<bool>(key_blocks(problem) * backward_key_block)),
@@ -58,36 +55,25 @@ struct HeadSums {
         all_dvalues(arena.take<A>(takes_all(problem) ? problem.keys() * problem.forward.value_width() : 0)) {}
 
   /// Returns the sums over all blocks, of query `row` of the kv head or of one of its keys.
-  A* query_sums(const BackwardProblem<T>& problem, const Query& query, index_t row) const {
-    if constexpr (apart) {
-      if (problem.sums)
-        return row_of(problem.sums.dq, query.batch, query.head, problem.forward.row_of(query));
-      return all_dq + row * problem.dq.extent(3);
-    } else {
-      return row_of(problem.dq, query.batch, query.head, problem.forward.row_of(query));
-    }
+  A* query_sums(const BackwardProblem<A>& problem, const Query& query, index_t row) const {
+    if (has_arrays && !problem.sums) return all_dq + row * problem.dq.extent(3);
+    const OutputRows<A>& sums = has_arrays ? problem.sums.dq : problem.dq;
+    return sums.in_place(query.batch, query.head, problem.forward.row_of(query));
   }
-  A* key_sums(const BackwardProblem<T>& problem, index_t batch, index_t kv_head, index_t key) const {
-    if constexpr (apart) {
-      if (problem.sums) return row_of(problem.sums.dk, batch, kv_head, key);
-      return all_dk + key * problem.dk.extent(3);
-    } else {
-      return row_of(problem.dk, batch, kv_head, key);
-    }
+  A* key_sums(const BackwardProblem<A>& problem, index_t batch, index_t kv_head, index_t key) const {
+    if (has_arrays && !problem.sums) return all_dk + key * problem.dk.extent(3);
+    return (has_arrays ? problem.sums.dk : problem.dk).in_place(batch, kv_head, key);
   }
-  A* value_sums(const BackwardProblem<T>& problem, index_t batch, index_t kv_head, index_t key) const {
-    if constexpr (apart) {
-      if (problem.sums) return row_of(problem.sums.dv, batch, kv_head, key);
-      return all_dvalues + key * problem.dv.extent(3);
-    } else {
-      return row_of(problem.dv, batch, kv_head, key);
-    }
+  A* value_sums(const BackwardProblem<A>& problem, index_t batch, index_t kv_head, index_t key) const {
+    if (has_arrays && !problem.sums) return all_dvalues + key * problem.dv.extent(3);
+    return (has_arrays ? problem.sums.dv : problem.dv).in_place(batch, kv_head, key);
   }
-  /// From one key's sums to the next's.
-  index_t key_stride(const View<T, 4>& gradient) const {
-    return apart ? gradient.extent(3) : gradient.stride(2);
+  /// Returns the stride of the sums of keys.
+  index_t key_stride(const OutputRows<A>& gradient) const {
+    return has_arrays ? gradient.extent(3) : gradient.stride(2);
   }
 
+  bool has_arrays = false;              // results are not stored as A
   QueryFacts<A>* facts = nullptr;       // [rows]
   KeyRange* seen = nullptr;             // [query blocks]: by any of a block's queries
   bool* blocks_are_finite = nullptr;    // [key blocks]: K holds no NaN or infinity
@@ -100,7 +86,9 @@ struct HeadSums {
   E* panels = nullptr;  // [key blocks][panels]: K as products over keys take it, in the bf16 path
 
  private:
-  static bool takes_all(const BackwardProblem<T>& problem) { return apart && !problem.sums; }
+  static bool takes_all(const BackwardProblem<A>& problem) {
+    return problem.dq.kind() != ElementKind::compute && !problem.sums;
+  }
 
   A *all_dq = nullptr, *all_dk = nullptr, *all_dvalues = nullptr;
 };

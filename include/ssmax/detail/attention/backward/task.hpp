@@ -20,14 +20,13 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// Operands of the products are E: A, or bfloat16 where T is that and the target has such products.
-template <class T, class E = Compute<T>>
+/// E is the type of the products' operands: A, or bfloat16 (see route.hpp).
+template <class A, class E = A>
 class BackwardTask {
  public:
-  using A = Compute<T>;
   using Memory = BackwardScratch<A, E>;
 
-  BackwardTask(const BackwardProblem<T>& problem, const GradientVariant<A>& variant, const Memory& memory,
+  BackwardTask(const BackwardProblem<A>& problem, const GradientVariant<A>& variant, const Memory& memory,
                const CallSums& sums)
       : problem_(problem),
         forward_(problem.forward),
@@ -44,7 +43,7 @@ class BackwardTask {
         sums_in_place_(keys_have_one_sum()) {}
 
   /// The kv head that the other members are about, counted over batch entries, and where its sums are.
-  void enter(index_t head, const HeadSums<T, E>& sums) {
+  void enter(index_t head, const HeadSums<A, E>& sums) {
     head_sums_ = sums;
     if (head == head_) return;
     head_ = head;
@@ -60,10 +59,10 @@ class BackwardTask {
     const bool asked_once = variant_.shows_same_keys && forward_.group() == 1;
     Hull seen;
     QueryRow seen_by{};
-    QueryCursor<T, T> cursor(forward_, batch_, kv_head_, first);
+    QueryCursor cursor(forward_, batch_, kv_head_, first);
     for (index_t row = first; row < first + queries_of(block); ++row, cursor.next()) {
       if (row == first || !asked_once) seen_by = variant_.row(*cursor, stored);
-      ask_for_rows(*cursor);
+      prefetch_rows(*cursor);
       QueryFacts<A>& facts = head_sums_.facts[row];
       find_facts(*cursor, seen_by, facts);
       seen.add(facts.keys);
@@ -120,7 +119,7 @@ class BackwardTask {
   void finish_queries(index_t block) const {
     const index_t first = block * query_block, d = forward_.width();
     const auto multiply = detail::kernels<RowKernels<A>>().multiply;
-    QueryCursor<T, T> cursor(forward_, batch_, kv_head_, first);
+    QueryCursor cursor(forward_, batch_, kv_head_, first);
     for (index_t row = first; row < first + queries_of(block); ++row, cursor.next()) {
       const QueryFacts<A>& facts = head_sums_.facts[row];
       A* sums = head_sums_.query_sums(problem_, *cursor, row);
@@ -140,14 +139,15 @@ class BackwardTask {
         }
       }
       const Query& query = *cursor;
-      narrow_to(row_of(problem_.dq, query.batch, query.head, forward_.row_of(query)), d, sums);
+      problem_.dq.store(query.batch, query.head, forward_.row_of(query), sums);
     }
   }
 
   /// Turns sums into dk and dv.
   void finish_keys(index_t block) const {
     if (problem_.sums) return;
-    if (forward_.rows() > 0 && !forward_.has_rope() && !HeadSums<T, E>::apart) return;  // they are there
+    if (forward_.rows() > 0 && !forward_.has_rope() && !head_sums_.has_arrays)
+      return;  // the results hold the sums
     const Query query{batch_, kv_head_ * forward_.group(), 0, forward_.shape(batch_)};
     const index_t first = block * backward_key_block, d = forward_.width();
     for (index_t key = first; key < first + keys_of(block); ++key) {
@@ -161,9 +161,8 @@ class BackwardTask {
             forward_.key_position + variant_.key_position(query, problem_.first_key() + key);
         rotate(forward_.rope, dk, d, dk, d, 1, d, position, true);
       }
-      narrow_to(row_of(problem_.dk, batch_, kv_head_, key), d, dk);
-      narrow_to(row_of(problem_.dv, batch_, kv_head_, key), forward_.value_width(),
-                head_sums_.value_sums(problem_, batch_, kv_head_, key));
+      problem_.dk.store(batch_, kv_head_, key, dk);
+      problem_.dv.store(batch_, kv_head_, key, head_sums_.value_sums(problem_, batch_, kv_head_, key));
     }
   }
 
@@ -198,20 +197,15 @@ class BackwardTask {
     return problem_.stage.kept ? problem_.stage.first : problem_.first_key() == 0;
   }
 
-  /// Asks memory for what is read and written of the query 16 rows behind this one: short rows, between which much
-  /// else is done, do not come by themselves (16 channels, 1200 queries: 2 to 8 % of a call). There need not be one.
-  SSMAX_INLINE void ask_for_rows(const Query& query) const {
-    const index_t row = forward_.row_of(query);
-    const auto ask = [&](const auto& tensor) {
-      const auto* here = row_of(tensor, query.batch, query.head, row);
-      const index_t bytes = 16 * tensor.stride(2) * static_cast<index_t>(sizeof(*here));
-      const auto line = reinterpret_cast<std::uintptr_t>(here) + static_cast<std::uintptr_t>(bytes);
-      __builtin_prefetch(reinterpret_cast<const void*>(line));
-    };
-    ask(problem_.dout);
-    ask(problem_.out);
-    ask(forward_.q);
-    ask(problem_.dq);
+  /// Prefetches row + 16: the hardware prefetcher does not follow rows of fewer than 32 channels (2 to 8 % of a call with
+  /// 16 channels and 1200 queries). The row may lie past the end.
+  SSMAX_INLINE void prefetch_rows(const Query& query) const {
+    const index_t row = forward_.row_of(query) + 16;
+    for (const Rows* tensor :
+         {static_cast<const Rows*>(&problem_.dout), static_cast<const Rows*>(&problem_.out),
+          static_cast<const Rows*>(&forward_.q), static_cast<const Rows*>(&problem_.dq)}) {
+      tensor->prefetch(query.batch, query.head, row);
+    }
   }
 
   /// What is known of a query whose row the variant gave, written where it stays: a copy would wait until the parts
@@ -226,11 +220,11 @@ class BackwardTask {
     A delta{0};
     if (seen_by.n > 0) {
       A *wide = memory_.staged, *other = memory_.staged + memory_.pitch;
-      delta = detail::kernels<DotKernels<A>>().dot(
-          widened(row_of(problem_.dout, query.batch, query.head, row), dv, wide),
-          widened(row_of(problem_.out, query.batch, query.head, row), dv, other), dv);
+      delta =
+          detail::kernels<DotKernels<A>>().dot(problem_.dout.load(query.batch, query.head, row, wide),
+                                               problem_.out.load(query.batch, query.head, row, other), dv);
     }
-    if (problem_.dlse.data_handle() != nullptr) delta -= problem_.dlse(query.batch, query.head, row);
+    if (problem_.dlse.is_given()) delta -= problem_.dlse(query.batch, query.head, row);
     facts.delta = delta;
   }
 
@@ -263,7 +257,7 @@ class BackwardTask {
 
   /// Returns whether one partial sum is the whole sum, and results have its layout.
   bool keys_have_one_sum() const {
-    return !HeadSums<T, E>::apart && query_blocks(problem_) <= blocks_per_sum &&
+    return problem_.dq.kind() == ElementKind::compute && query_blocks(problem_) <= blocks_per_sum &&
            problem_.keys() % kernels_.rows == 0 && forward_.width() == memory_.d_pitch &&
            forward_.value_width() == memory_.dv_pitch && problem_.dk.stride(2) == memory_.d_pitch &&
            problem_.dv.stride(2) == memory_.dv_pitch;
@@ -331,14 +325,12 @@ class BackwardTask {
                          .dv = dv_sums(first),
                          .finite = head_sums_.blocks_are_finite[block],
                          .are_finite = head_sums_.keys_are_finite + first};
-    if constexpr (std::same_as<T, A>) {
-      if (packs_keys(problem_, kernels_)) return keys;
-      const KeyStretch<T> stretch = forward_.keys.stretch(batch_, kv_head_, key);
-      keys.k = stretch.k;
-      keys.k_stride = stretch.k_stride;
-      keys.v = stretch.v;
-      keys.v_stride = stretch.v_stride;
-    }
+    if (packs_keys(problem_, kernels_)) return keys;
+    const KeyRun run = forward_.keys.run(batch_, kv_head_, key);
+    keys.k = static_cast<const E*>(run.k);
+    keys.k_stride = run.k_stride;
+    keys.v = static_cast<const E*>(run.v);
+    keys.v_stride = run.v_stride;
     return keys;
   }
   E* panels_of(index_t block) const {
@@ -355,7 +347,7 @@ class BackwardTask {
 
   /// Adds the sums of each query of the block to the sums of the call.
   void add_row_sums(index_t block) const {
-    QueryCursor<T, T> cursor(forward_, batch_, kv_head_, block * query_block);
+    QueryCursor cursor(forward_, batch_, kv_head_, block * query_block);
     for (index_t i = 0; i < queries_of(block); ++i, cursor.next()) {
       double* sums = sums_of(*cursor);
       for (index_t j = 0; j < memory_.sums_of_row; ++j) sums[j] += memory_.sums[i * memory_.sums_of_row + j];
@@ -368,7 +360,7 @@ class BackwardTask {
                   tile_lanes = memory_.tile_lanes;
     A* block_sums = queries_sums(block);
     const auto add_row = is_first ? gradient_kernels_.copy_rows : gradient_kernels_.add_rows;
-    QueryCursor<T, T> cursor(forward_, batch_, kv_head_, first);
+    QueryCursor cursor(forward_, batch_, kv_head_, first);
     for (index_t i = 0; i < count; i += kernels_.width) {
       const A* dq = block_sums + i / tile_lanes * memory_.d_pitch * tile_lanes + i % tile_lanes;
       const index_t lanes = std::min(kernels_.width, count - i);
@@ -398,19 +390,19 @@ class BackwardTask {
         head_sums_.value_sums(problem_, batch_, kv_head_, first), head_sums_.key_stride(problem_.dv));
   }
 
-  const BackwardProblem<T>& problem_;
-  const Problem<T, T>& forward_;
+  const BackwardProblem<A>& problem_;
+  const Problem<A>& forward_;
   const GradientVariant<A>& variant_;
   const PrefillKernels<A>& kernels_;
   const PrefillBackwardKernels<A>& gradient_kernels_;
   const PrefillKernels<A, E>& products_;
   const Memory& memory_;
-  const BackwardLoader<T, E> loader_;
+  const BackwardLoader<A, E> loader_;
   const Multipliers multipliers_;
   const BackwardBlock<A, E> block_;
   CallSums sums_;  // null where nothing is learnt
   const bool sums_in_place_;
-  HeadSums<T, E> head_sums_{};
+  HeadSums<A, E> head_sums_{};
   index_t head_ = -1, batch_ = 0, kv_head_ = 0;
   index_t loaded_queries_ = -1;
 };

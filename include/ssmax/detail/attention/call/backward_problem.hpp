@@ -35,24 +35,22 @@ struct BackwardStage {
 /// lie one behind the other, are left to the caller, before they are rotated back.
 template <class A>
 struct StageSums {
-  HeadRows<A, 4> dq{};
-  View<A, 4> dk{}, dv{};
+  OutputRows<A> dq{}, dk{}, dv{};
 
-  SSMAX_INLINE explicit operator bool() const { return dq.data_handle() != nullptr; }
+  SSMAX_INLINE explicit operator bool() const { return dq.is_given(); }
 };
 
-template <class T>
+template <class A>
 struct BackwardProblem {
-  Problem<T, T> forward;
-  HeadRows<const T, 4> out, dout;
-  HeadRows<const Compute<T>, 3> lse, dlse;
-  HeadRows<T, 4> dq;
-  View<T, 4> dk, dv;
-  std::span<const Compute<T>> sinks;  // of all heads of the call, as dsinks are
-  std::span<Compute<T>> dsinks;
+  Problem<A> forward;
+  InputRows<A> out, dout;
+  RowNumbers<const A> lse, dlse;
+  OutputRows<A> dq, dk, dv;  // dk and dv count kv heads from 0
+  std::span<const A> sinks;  // of all heads of the call, as dsinks are
+  std::span<A> dsinks;
   bool scaled_sinks = false;
   BackwardStage stage{};
-  StageSums<Compute<T>> sums{};  // of a stage, where T is not Compute<T>
+  StageSums<A> sums{};  // of a stage whose results are not stored as A
 
   /// kv heads of all batch entries.
   SSMAX_INLINE index_t heads() const { return forward.q.extent(0) * forward.kv_heads(); }

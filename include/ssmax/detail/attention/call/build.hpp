@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "../../../attention_state.hpp"
+#include "../keys/stored_products.hpp"
 #include "check.hpp"
 #include "narrow.hpp"
 
@@ -19,23 +20,24 @@ double logit_scale(const AttentionOptions<T>& options, index_t d) {
 }
 
 /// Returns the problem of all queries of a call. The source of `keys` must outlive the result.
-template <class T, class X>
-Problem<T, X> make_problem(const View<const T, 4>& q, const AnyKeys<X>& keys,
-                           const AttentionOptions<T>& options) {
-  Problem<T, X> problem{.q = addressable(q),
-                        .keys = keys,
-                        .scale = logit_scale(options, q.extent(3)),
-                        .key_position = options.key_position,
-                        .float_products = options.float_products};
+template <class T>
+Problem<Compute<T>> make_problem(const View<const T, 4>& q, const AnyKeys<Compute<T>>& keys,
+                                 const AttentionOptions<T>& options) {
+  Problem<Compute<T>> problem{.q = addressable(q),
+                              .keys = keys,
+                              .scale = logit_scale(options, q.extent(3)),
+                              .key_position = options.key_position,
+                              .float_products = options.float_products};
   if (options.rope != nullptr) problem.rope = options.rope->tables();
   return problem;
 }
 
 /// The same against a cache. Its keys were rotated to their places in the sequence when they were stored.
-template <class T, class X>
-Problem<T, X> make_cache_problem(const View<const T, 4>& q, const AnyKeys<X>& keys,
-                                 const AttentionOptions<T>& options) {
-  Problem<T, X> problem = make_problem(q, keys, options);
+template <class T, class K>
+Problem<Compute<T>> make_cache_problem(const View<const T, 4>& q, const K& keys,
+                                       const AttentionOptions<T>& options) {
+  Problem<Compute<T>> problem = make_problem(q, AnyKeys<Compute<T>>(keys), options);
+  problem.stored_products = stored_products<Compute<T>, typename K::Element>();
   problem.rotate_keys = false;
   problem.mask_gives_place = false;
   return problem;
@@ -43,13 +45,21 @@ Problem<T, X> make_cache_problem(const View<const T, 4>& q, const AnyKeys<X>& ke
 
 /// The same for arguments of a public function, whose q may hold a part of the queries.
 template <class T, class Arguments>
-Problem<T, T> make_problem(const Arguments& a, const KeyShare<T>& keys, const AttentionOptions<T>& options) {
-  const Problem<T, T> problem = make_problem(a.q, AnyKeys<T>(keys), options);
+Problem<Compute<T>> make_problem(const Arguments& a, const KeyShare<T>& keys,
+                                 const AttentionOptions<T>& options) {
+  const Problem<Compute<T>> problem = make_problem(a.q, AnyKeys<Compute<T>>(keys), options);
   if constexpr (requires { a.first_query; }) {
     return queries_among(problem, a.first_query, a.queries == 0 ? a.first_query + a.q.extent(2) : a.queries);
   } else {
     return problem;
   }
+}
+
+/// The same for the forward pass, against keys stored as T.
+template <class T>
+Problem<Compute<T>> for_forward(Problem<Compute<T>> problem) {
+  problem.stored_products = stored_products<Compute<T>, T>();
+  return problem;
 }
 
 // ---- Keys in views. -----------------------------------------------------------------------------------------
@@ -77,8 +87,8 @@ KeyShare<T> keys_of(const BackwardArguments<T>& a) {
 
 /// Returns a result that is normalized. out and lse hold the heads from `first_head` on.
 template <class T>
-Result<T> make_result(const View<T, 4>& out, const View<Compute<T>, 3>& lse,
-                      const AttentionOptions<T>& options, index_t first_head = 0) {
+Result<Compute<T>> make_result(const View<T, 4>& out, const View<Compute<T>, 3>& lse,
+                               const AttentionOptions<T>& options, index_t first_head = 0) {
   return {.out = {addressable(out), first_head},
           .lse = {lse, first_head},
           .sinks = options.sinks,
@@ -86,22 +96,22 @@ Result<T> make_result(const View<T, 4>& out, const View<Compute<T>, 3>& lse,
 }
 
 /// Returns a result that is a state, to be merged with others.
-template <class T>
-Result<T> make_state_result(const AttentionState<Compute<T>>& state, bool continues) {
+template <class A>
+Result<A> make_state_result(const AttentionState<A>& state, bool continues) {
   return {.state = addressable(state), .continues = continues};
 }
 
 template <class T>
-Result<T> make_result(const AttentionArguments<T>& a, const AttentionOptions<T>& options) {
+Result<Compute<T>> make_result(const AttentionArguments<T>& a, const AttentionOptions<T>& options) {
   return make_result(a.out, a.lse, options);
 }
 template <class T>
-Result<T> make_result(const DecodeArguments<T>& a, const AttentionOptions<T>& options) {
+Result<Compute<T>> make_result(const DecodeArguments<T>& a, const AttentionOptions<T>& options) {
   return make_result(a.out, a.lse, options);
 }
 template <class T>
-Result<T> make_result(const PartialArguments<T>& a, const AttentionOptions<T>&) {
-  return make_state_result<T>(a.state, a.continues);
+Result<Compute<T>> make_result(const PartialArguments<T>& a, const AttentionOptions<T>&) {
+  return make_state_result(a.state, a.continues);
 }
 
 // ---- Calls. -------------------------------------------------------------------------------------------------
@@ -112,14 +122,14 @@ class AttentionCall {
   const KeyShare<T> keys_;  // that `problem` refers to
 
  public:
-  const Problem<T, T> problem;
-  const Result<T> result;
+  const Problem<Compute<T>> problem;
+  const Result<Compute<T>> result;
 
   template <class Arguments, class V>
   AttentionCall(const char* function, const Arguments& a, const AttentionOptions<T>& options,
                 const V& variant)
       : keys_((check_arguments(function, a, options), keys_of(a))),
-        problem(make_problem<T>(a, keys_, options)),
+        problem(for_forward<T>(make_problem<T>(a, keys_, options))),
         result(make_result(a, options)) {
     check_policies(function, problem, options.rope, variant);
   }
@@ -128,16 +138,15 @@ class AttentionCall {
 };
 
 /// A call of decode. The constructor throws where an argument does not fit. `cache` must outlive the call.
-template <class T, class X>
+template <class T>
 struct DecodeCall {
-  const Problem<T, X> problem;
-  const Result<T> result;
+  const Problem<Compute<T>> problem;
+  const Result<Compute<T>> result;
 
   template <class K, class V>
   DecodeCall(const char* function, const DecodeArguments<T>& a, const K& cache,
              const AttentionOptions<T>& options, const V& variant)
-      : problem((check_arguments(function, a, cache, options),
-                 make_cache_problem(a.q, AnyKeys<X>(cache), options))),
+      : problem((check_arguments(function, a, cache, options), make_cache_problem(a.q, cache, options))),
         result(make_result(a, options)) {
     check_policies(function, problem, options.rope, variant);
     check_stored_keys(function, problem, variant.mask);

@@ -10,10 +10,12 @@ SSMAX_BEGIN_DETAIL
 /// Returns the problem of a backward. `forward` is the problem of the queries and heads that `a` and `g` have rows of.
 /// sinks and dsinks are those of all heads. A backward in one call needs neither `stage` nor `sums`.
 template <class T>
-BackwardProblem<T> make_backward_problem(const Problem<T, T>& forward, const BackwardArguments<T>& a,
-                                         const AttentionGradients<T>& g, const AttentionOptions<T>& options,
-                                         const BackwardStage& stage = {},
-                                         const StageSums<Compute<T>>& sums = {}) {
+BackwardProblem<Compute<T>> make_backward_problem(const Problem<Compute<T>>& forward,
+                                                  const BackwardArguments<T>& a,
+                                                  const AttentionGradients<T>& g,
+                                                  const AttentionOptions<T>& options,
+                                                  const BackwardStage& stage = {},
+                                                  const StageSums<Compute<T>>& sums = {}) {
   const index_t first_head = forward.first_head();
   return {.forward = forward,
           .out = {addressable(a.out), first_head},
@@ -36,7 +38,7 @@ class BackwardCall {
   const KeyShare<T> keys_;  // that `problem` refers to
 
  public:
-  const BackwardProblem<T> problem;
+  const BackwardProblem<Compute<T>> problem;
 
   template <class V>
   BackwardCall(const char* function, const BackwardArguments<T>& a, const AttentionGradients<T>& g,

@@ -132,9 +132,8 @@ void check_arguments(const char* function, const DecodeArguments<T>& a, const K&
 
 /// Checks that the mask, the scaling and the score fit every batch entry, and that positions lie within the
 /// rope's tables. O(1), or O(queries + keys) for a rope under a mask that gives positions.
-template <class T, class X, class P>
-void check_policies(const char* function, const Problem<T, X>& problem, const Rope<Compute<T>>* rope,
-                    const P& variant) {
+template <class A, class P>
+void check_policies(const char* function, const Problem<A>& problem, const Rope<A>* rope, const P& variant) {
   const index_t key_position = problem.key_position;
   // No table is as long, and sums with smaller numbers do not overflow.
   constexpr index_t furthest = std::numeric_limits<index_t>::max() / 4;
@@ -176,8 +175,8 @@ void check_policies(const char* function, const Problem<T, X>& problem, const Ro
 
 /// Throws unless the positions of the queries have been appended and the keys that the mask shows them are still
 /// stored.
-template <class T, class X, class M>
-void check_stored_keys(const char* function, const Problem<T, X>& problem, const M& mask) {
+template <class A, class M>
+void check_stored_keys(const char* function, const Problem<A>& problem, const M& mask) {
   for (index_t b = 0; b < problem.q.extent(0); ++b) {
     const QueryShape shape = problem.shape(b);
     if (shape.queries > shape.keys) {

@@ -29,48 +29,47 @@ View<T, Rank> heads_of(const View<T, Rank>& view, index_t first, index_t count) 
 }
 
 /// Returns the same queries against other keys, which must outlive the result.
-template <class T, class X, class K>
-Problem<T, X> with_keys(Problem<T, X> problem, const K& keys) {
-  problem.keys = AnyKeys<X>(keys);
+template <class A, class K>
+Problem<A> with_keys(Problem<A> problem, const K& keys) {
+  problem.keys = AnyKeys<A>(keys);
   return problem;
 }
 
 /// The same where the keys are rotated already.
-template <class T, class X, class K>
-Problem<T, X> with_rotated_keys(Problem<T, X> problem, const K& keys) {
+template <class A, class K>
+Problem<A> with_rotated_keys(Problem<A> problem, const K& keys) {
   problem.rotate_keys = false;
   return with_keys(problem, keys);
 }
 
 /// Returns the problem with the places of its queries: q holds queries [first, first + q.extent(2)) of `queries`.
-template <class T, class X>
-Problem<T, X> queries_among(Problem<T, X> problem, index_t first, index_t queries) {
+template <class A>
+Problem<A> queries_among(Problem<A> problem, index_t first, index_t queries) {
   problem.first_query = first;
   problem.queries_after = queries - first - problem.q.extent(2);
   return problem;
 }
 
 /// Returns the problem with the places of its heads: q holds heads [first, first + q.extent(1)) of `heads`.
-template <class T, class X>
-Problem<T, X> heads_among(Problem<T, X> problem, index_t first, index_t heads) {
-  problem.q = {problem.q.view(), first};
+template <class A>
+Problem<A> heads_among(Problem<A> problem, index_t first, index_t heads) {
+  problem.q.set_first_head(first);
   problem.heads_after = heads - problem.q.end_head();
   return problem;
 }
 
 /// Returns the problem of some heads of a problem that has all of them.
-template <class T, class X>
-Problem<T, X> with_heads(Problem<T, X> problem, index_t first, index_t count) {
+template <class A>
+Problem<A> with_heads(Problem<A> problem, index_t first, index_t count) {
   const index_t heads = problem.q.extent(1);
-  problem.q = heads_of(problem.q.view(), first, count);
+  problem.q.keep(1, first, count);
   return heads_among(problem, first, heads);
 }
 
 /// Returns the problem of rows [row, row + count) of q, which hold queries [first, first + count) of `queries`.
-template <class T, class X>
-Problem<T, X> with_queries(Problem<T, X> problem, index_t row, index_t count, index_t first,
-                           index_t queries) {
-  problem.q = {rows_of(problem.q.view(), row, count), problem.first_head()};
+template <class A>
+Problem<A> with_queries(Problem<A> problem, index_t row, index_t count, index_t first, index_t queries) {
+  problem.q.keep(2, row, count);
   return queries_among(problem, first, queries);
 }
 

@@ -9,7 +9,7 @@
 #include "../../../storage.hpp"
 #include "../../../view.hpp"
 #include "../keys/any_keys.hpp"
-#include "head_rows.hpp"
+#include "rows.hpp"
 
 SSMAX_BEGIN_SHARED
 
@@ -19,12 +19,14 @@ SSMAX_BEGIN_SHARED
 /// and width 64 are 0.5 MiB, 16 µs of reading: enough for a task, little enough to share among threads.
 inline constexpr index_t key_block = 128, key_chunk = 1024;
 
-template <class T, class X>
+/// A is the type that the call computes in.
+template <class A>
 struct Problem {
-  HeadRows<const T, 4> q;
-  AnyKeys<X> keys;
+  InputRows<A> q;
+  AnyKeys<A> keys;
+  StoredProducts<A> stored_products{};  // the forward pass only
   double scale = 1;
-  RopeTables<Compute<T>> rope{};
+  RopeTables<A> rope{};
   bool rotate_keys = true;       // a cache's were when they were stored, another rank's by that rank
   bool mask_gives_place = true;  // where queries are rotated to; a cache's keys stand in their own order
   index_t key_position = 0;
@@ -53,14 +55,14 @@ struct Problem {
 };
 
 /// Where results go: normalized to out and lse, or as a state to be merged with others.
-template <class T>
+template <class A>
 struct Result {
-  HeadRows<T, 4> out{};
-  HeadRows<Compute<T>, 3> lse{};
-  std::span<const Compute<T>> sinks{};  // of all heads of the call, as the state is
-  bool scaled_sinks = false;            // sinks are logits, to be multiplied by c
-  AttentionState<Compute<T>> state{};   // if given, the rest is not
-  bool continues = false;               // the state holds what keys before these gave
+  OutputRows<A> out{};
+  RowNumbers<A> lse{};
+  std::span<const A> sinks{};  // of all heads of the call, as the state is
+  bool scaled_sinks = false;   // sinks are logits, to be multiplied by c
+  AttentionState<A> state{};   // if given, the rest is not
+  bool continues = false;      // the state holds what keys before these gave
 };
 
 struct QueryRow {
@@ -76,10 +78,10 @@ SSMAX_BEGIN_DETAIL
 
 /// The queries of a kv head, one after the other, with its query heads as neighbours, so that rows of one
 /// vector see nearly the same keys.
-template <class T, class X>
 class QueryCursor {
  public:
-  QueryCursor(const Problem<T, X>& problem, index_t batch, index_t kv_head, index_t row)
+  template <class A>
+  QueryCursor(const Problem<A>& problem, index_t batch, index_t kv_head, index_t row)
       : first_head_(problem.first_head() + kv_head * problem.group()),
         last_head_(first_head_ + problem.group() - 1),
         query_{batch, first_head_ + row % problem.group(), problem.first_query + row / problem.group(),

@@ -22,21 +22,19 @@ inline constexpr index_t least_short_rows = 4;
 /// 110 ms by pair dots (Zen 5, 32 heads, 4096 keys).
 inline constexpr index_t least_bf16_decode_rows = 5;
 
-/// Whether queries and keys are stored as the bf16 path takes them.
-template <class T, class X>
-inline constexpr bool stores_bf16 = std::same_as<T, bfloat16>&& std::same_as<X, bfloat16>;
-
 /// Returns whether a call may take the bf16 path. The backward takes that path for any number of rows.
-template <class T, class X>
-bool allows_bf16(const Problem<T, X>& problem, const Bf16Capabilities& target) {
-  return stores_bf16<T, X> && target.has_products && !problem.float_products;
+template <class A>
+bool allows_bf16(const Problem<A>& problem, const Bf16Capabilities& target) {
+  const bool are_stored =
+      problem.q.kind() == ElementKind::bfloat16 && problem.keys.kind() == ElementKind::bfloat16;
+  return are_stored && target.has_products && !problem.float_products;
 }
 
 /// Returns whether the short_keys path takes a call: every batch entry's keys are one block. Exception: a cache, so
 /// that the bits of a sequence do not depend on the lengths of the others in the batch. Exception: a state that
 /// continues.
-template <class T, class X>
-bool has_short_keys(const Problem<T, X>& problem, const Result<T>& result) {
+template <class A>
+bool has_short_keys(const Problem<A>& problem, const Result<A>& result) {
   if (problem.rows() < least_short_rows || !problem.rotate_keys || result.continues) return false;
   for (index_t batch = 0; batch < problem.q.extent(0); ++batch) {
     if (problem.keys.length(batch) > key_block) return false;
@@ -53,8 +51,8 @@ bool has_short_keys(const Problem<T, X>& problem, const Result<T>& result) {
 /// | decode_bf16  | allows_bf16; the target has pair dots; 5 rows or more; keys need no rotation           |
 /// | decode       | at most 16 rows                                                                        |
 /// | prefill      | all other calls                                                                        |
-template <class T, class X>
-Path route(const Problem<T, X>& problem, const Result<T>& result) {
+template <class A>
+Path route(const Problem<A>& problem, const Result<A>& result) {
   const index_t rows = problem.rows();
   if (has_short_keys(problem, result)) return Path::short_keys;
   const Bf16Capabilities target = bf16_capabilities(active_target());
@@ -67,8 +65,8 @@ Path route(const Problem<T, X>& problem, const Result<T>& result) {
 }
 
 /// Returns whether the backward multiplies in bfloat16.
-template <class T>
-bool routes_backward_to_bf16(const Problem<T, T>& forward) {
+template <class A>
+bool routes_backward_to_bf16(const Problem<A>& forward) {
   return allows_bf16(forward, bf16_capabilities(active_target()));
 }
 

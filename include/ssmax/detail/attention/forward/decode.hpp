@@ -23,8 +23,7 @@ template <class A, class E = A>
 struct DecodeScratch {
   static constexpr bool is_bf16 = !std::same_as<A, E>;
 
-  template <class T, class X>
-  DecodeScratch(Arena& arena, index_t, const Problem<T, X>& problem)
+  DecodeScratch(Arena& arena, index_t, const Problem<A>& problem)
       : DecodeScratch(arena, problem.width(), problem.value_width(), logit_parts(problem)) {}
 
   DecodeScratch(Arena& arena, index_t d, index_t value_width, index_t a_parts)
@@ -57,17 +56,15 @@ struct DecodeScratch {
 
 /// Operands of the products are E: A, with K and V in X, or bfloat16 where q, k and v are that and the target has
 /// pair dots. Weights are then rounded for their product with V, but their sum is that of weights in float.
-template <class T, class X, class E = Compute<T>>
+template <class A, class E = A>
 class DecodeTask {
  public:
-  using A = Compute<T>;
-
   using Memory = DecodeScratch<A, E>;
 
   static index_t most_queries() { return decode_rows; }
   static index_t least_queries() { return decode_rows; }
 
-  DecodeTask(const Problem<T, X>& problem, const Variant<A>& variant, const Memory& memory)
+  DecodeTask(const Problem<A>& problem, const Variant<A>& variant, const Memory& memory)
       : problem_(problem), variant_(variant), memory_(memory), multipliers_(problem.scale, variant) {}
 
   KeyRange prepare(index_t batch, index_t kv_head, index_t first, index_t count) {
@@ -79,7 +76,7 @@ class DecodeTask {
     const index_t row_size = memory_.pitch * (is_bf16 ? memory_.parts : 1);
     std::fill_n(memory_.q, count * row_size, E{});
     const KeyRange stored = problem_.keys.stored(batch);
-    QueryCursor<T, X> cursor(problem_, batch, kv_head, first);
+    QueryCursor cursor(problem_, batch, kv_head, first);
     for (index_t r = 0; r < count; ++r, cursor.next()) {
       QueryRow& row = memory_.rows[r];
       row = variant_.row(*cursor, stored);
@@ -88,7 +85,9 @@ class DecodeTask {
       E* q = memory_.q + r * row_size;
       if constexpr (is_bf16) {
         if (memory_.parts == 1) {
-          std::copy_n(row_of(problem_.q, row.query.batch, row.query.head, problem_.row_of(row.query)), d, q);
+          const Query& query = row.query;
+          std::copy_n(problem_.q.template stored_as<E>(query.batch, query.head, problem_.row_of(query)), d,
+                      q);
         } else {
           A* wide = memory_.wide;
           split_row(load_query(problem_, variant_, row.query, wide), d, q, q + memory_.pitch, wide + d);
@@ -108,7 +107,7 @@ class DecodeTask {
   void reset(A* states) const { memory_.state(states).reset(count_, memory_.dv); }
 
   /// States to begin with: nothing has been seen or, where the result continues one, what it holds.
-  void begin(A* states, const Result<T>& result) const {
+  void begin(A* states, const Result<A>& result) const {
     reset(states);
     if (!result.continues) return;
     const SoftmaxState<A> state = memory_.state(states);
@@ -151,7 +150,7 @@ class DecodeTask {
     }
   }
 
-  void store(A* states, const Result<T>& result) const {
+  void store(A* states, const Result<A>& result) const {
     const SoftmaxState<A> state = memory_.state(states);
     for (index_t r = 0; r < count_; ++r) {
       const QueryRow& seen = memory_.rows[r];
@@ -206,33 +205,29 @@ class DecodeTask {
   void logits(KeyRange chunk) const {
     [[maybe_unused]] const index_t d = problem_.width();
     if constexpr (is_bf16) {
-      for_each_stretch(
-          problem_.keys, batch_, kv_head_, chunk, [&](index_t key, const KeyStretch<X>& stretch) {
-            kernels<PairDecodeKernels<A, E>>().logits(memory_.q, memory_.pitch, memory_.parts, count_,
-                                                      stretch.k, stretch.k_stride, stretch.count, d,
-                                                      memory_.s + (key - chunk.begin), key_chunk);
-          });
+      for_each_run(problem_.keys, batch_, kv_head_, chunk, [&](index_t key, const KeyRun& run) {
+        kernels<PairDecodeKernels<A, E>>().logits(memory_.q, memory_.pitch, memory_.parts, count_,
+                                                  static_cast<const E*>(run.k), run.k_stride, run.count, d,
+                                                  memory_.s + (key - chunk.begin), key_chunk);
+      });
     } else {
-      widened_logits(chunk);
+      float_logits(chunk);
     }
   }
 
-  void widened_logits(KeyRange chunk) const {
+  void float_logits(KeyRange chunk) const {
     const index_t d = problem_.width();
-    if (!BuiltInStorage<X> || (problem_.has_rope() && problem_.rotate_keys)) {
+    const auto logits = problem_.stored_products.logits;
+    if (logits == nullptr || (problem_.has_rope() && problem_.rotate_keys)) {
       load_keys(problem_, variant_, batch_, kv_head_, chunk, memory_.wide);
       kernels<DecodeKernels<A, A>>().logits(memory_.q, memory_.pitch, count_, memory_.wide, d, chunk.size(),
                                             d, memory_.s, key_chunk);
       return;
     }
-    if constexpr (BuiltInStorage<X>) {
-      for_each_stretch(problem_.keys, batch_, kv_head_, chunk,
-                       [&](index_t key, const KeyStretch<X>& stretch) {
-                         kernels<DecodeKernels<A, X>>().logits(memory_.q, memory_.pitch, count_, stretch.k,
-                                                               stretch.k_stride, stretch.count, d,
-                                                               memory_.s + (key - chunk.begin), key_chunk);
-                       });
-    }
+    for_each_run(problem_.keys, batch_, kv_head_, chunk, [&](index_t key, const KeyRun& run) {
+      logits(memory_.q, memory_.pitch, count_, run.k, run.k_stride, run.count, d,
+             memory_.s + (key - chunk.begin), key_chunk);
+    });
   }
 
   /// Adds the weights of rows [r, r + rows) times V over keys that all of them may see.
@@ -245,13 +240,14 @@ class DecodeTask {
     }
     const index_t first = r * key_chunk + (keys.begin - chunk_begin);
     if constexpr (is_bf16) {
-      for_each_stretch(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const KeyStretch<X>& stretch) {
-        add_rounded(first + (key - keys.begin), rows, stretch.count, stretch.v, stretch.v_stride, to);
+      for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const KeyRun& run) {
+        add_rounded(first + (key - keys.begin), rows, run.count, static_cast<const E*>(run.v), run.v_stride,
+                    to);
       });
-    } else if constexpr (BuiltInStorage<X>) {
-      for_each_stretch(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const KeyStretch<X>& stretch) {
-        kernels<DecodeKernels<A, X>>().accumulate(memory_.s + first + (key - keys.begin), key_chunk, rows,
-                                                  stretch.count, stretch.v, stretch.v_stride, dv, to, dv);
+    } else if (const auto add = problem_.stored_products.accumulate; add != nullptr) {
+      for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const KeyRun& run) {
+        add(memory_.s + first + (key - keys.begin), key_chunk, rows, run.count, run.v, run.v_stride, dv, to,
+            dv);
       });
     } else {
       load_values(problem_.keys, batch_, kv_head_, keys, memory_.wide);
@@ -280,8 +276,9 @@ class DecodeTask {
     std::fill_n(out, rows * dv, A{0});
     if constexpr (is_bf16) {
       E* finite = reinterpret_cast<E*>(values);
-      for_each_stretch(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const KeyStretch<X>& run) {
-        for (index_t i = 0; i < run.count; ++i) copy_finite(run.v + i * run.v_stride, dv, finite + i * dv);
+      for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const KeyRun& run) {
+        const E* v = static_cast<const E*>(run.v);
+        for (index_t i = 0; i < run.count; ++i) copy_finite(v + i * run.v_stride, dv, finite + i * dv);
         add_rounded(first + (key - keys.begin), rows, run.count, finite, dv, out);
       });
     } else {
@@ -297,7 +294,7 @@ class DecodeTask {
     }
   }
 
-  const Problem<T, X>& problem_;
+  const Problem<A>& problem_;
   const Variant<A>& variant_;
   const Memory& memory_;
   const Multipliers multipliers_;

@@ -1,4 +1,4 @@
-// The driver of attention, for few queries and for many: compiled once for each pair of element types.
+// The driver of attention: compiled once for each operand type.
 #pragma once
 
 #include "../../../workspace.hpp"
@@ -8,10 +8,11 @@
 
 SSMAX_BEGIN_COMPILED
 
-/// Arguments have been checked. Without a workspace, one allocation.
-template <class T, class X>
-void run_attention(const shared::Problem<T, X>& problem, const shared::Variant<shared::Compute<T>>& variant,
-                   const shared::Result<T>& result, Workspace* workspace,
+/// Requires checked arguments. Allocates once without a workspace. E is the operand type that the call may have
+/// (route.hpp, OperandsOf): A or bfloat16.
+template <class E, class A>
+void run_attention(const shared::Problem<A>& problem, const shared::Variant<A>& variant,
+                   const shared::Result<A>& result, Workspace* workspace,
                    const shared::AnyExecutor& executor);
 
 SSMAX_END

@@ -14,8 +14,8 @@ SSMAX_BEGIN_DETAIL
 
 /// One query, row `row` of its head, Σ exp(c·z) = 2^shift · sum: writes everything but its row, which is
 /// factor · o. Returns where to put that: `scratch`, if it is then to be narrowed.
-template <class T, class A = Compute<T>>
-A* place_result(const Result<T>& result, const QueryRow& seen, index_t row, A shift, A sum, A* scratch,
+template <class A>
+A* place_result(const Result<A>& result, const QueryRow& seen, index_t row, A shift, A sum, A* scratch,
                 A& factor) {
   const Query& query = seen.query;
   const AttentionState<A>& state = result.state;
@@ -31,28 +31,28 @@ A* place_result(const Result<T>& result, const QueryRow& seen, index_t row, A sh
   };
   const Normalizer normalizer =
       result.sinks.empty() ? Normalizer(shift, sum) : Normalizer(shift, sum, sink());
-  if (result.lse.data_handle() != nullptr) {
+  if (result.lse.is_given()) {
     result.lse(query.batch, query.head, row) = static_cast<A>(normalizer.lse());
   }
   factor = static_cast<A>(normalizer.factor);
-  return staging<A>(row_of(result.out, query.batch, query.head, row), scratch);
+  return result.out.stage(query.batch, query.head, row, scratch);
 }
 
-/// Narrows a query's `dv` numbers, which place_result sent to scratch.
-template <class T, class A = Compute<T>>
-void narrow_result(const Result<T>& result, const Query& query, index_t row, const A* numbers, index_t dv) {
+/// Stores a query's numbers, which place_result sent to scratch.
+template <class A>
+void narrow_result(const Result<A>& result, const Query& query, index_t row, const A* numbers) {
   if (result.state.o.data_handle() != nullptr) return;
-  narrow_to(row_of(result.out, query.batch, query.head, row), dv, numbers);
+  result.out.store(query.batch, query.head, row, numbers);
 }
 
 /// The same with Σ exp(c·z)·v = 2^shift · o, the numbers included. o is overwritten.
-template <class T, class A = Compute<T>>
-void store_result(const Result<T>& result, const QueryRow& seen, index_t row, A shift, A sum, A* o,
+template <class A>
+void store_result(const Result<A>& result, const QueryRow& seen, index_t row, A shift, A sum, A* o,
                   index_t dv) {
   A factor;
   A* numbers = place_result(result, seen, row, shift, sum, o, factor);
   kernels<RowKernels<A>>().multiply(o, dv, factor, numbers);
-  narrow_result(result, seen.query, row, numbers, dv);
+  narrow_result(result, seen.query, row, numbers);
 }
 
 SSMAX_END

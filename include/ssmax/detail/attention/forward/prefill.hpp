@@ -20,10 +20,9 @@
 SSMAX_BEGIN_DETAIL
 
 /// E is the type of the products' operands: A, or bfloat16 (see route.hpp).
-template <class T, class X, class E = Compute<T>>
+template <class A, class E = A>
 class PrefillTask {
  public:
-  using A = Compute<T>;
   using Memory = PrefillScratch<A, E>;
 
   /// Queries of the largest task, which share loaded keys. 24 tiles are 1.5 to 2 % faster than 8, though their states no
@@ -32,7 +31,7 @@ class PrefillTask {
   static index_t most_queries() { return 24 * least_queries(); }
   static index_t least_queries() { return kernels<PrefillKernels<A>>().width * tile_vectors; }
 
-  PrefillTask(const Problem<T, X>& problem, const Variant<A>& variant, const Memory& memory)
+  PrefillTask(const Problem<A>& problem, const Variant<A>& variant, const Memory& memory)
       : problem_(problem),
         variant_(variant),
         kernels_(memory.products),
@@ -46,7 +45,7 @@ class PrefillTask {
     count_ = count;
     tiles_ = (count + memory_.tile_lanes - 1) / memory_.tile_lanes;
     stored_ = problem_.keys.stored(batch);
-    QueryCursor<T, X> cursor(problem_, batch, kv_head, first);
+    QueryCursor cursor(problem_, batch, kv_head, first);
     const index_t lanes = list_queries(memory_, count, UnusedLanes::repeat_last, [&](index_t, QueryRow& row) {
       row = variant_.row(*cursor, stored_);
       cursor.next();
@@ -66,7 +65,7 @@ class PrefillTask {
   }
 
   /// Sets the states to begin with: those of no key or, where the result continues a state, that state.
-  void begin(A* states, const Result<T>& result) const {
+  void begin(A* states, const Result<A>& result) const {
     reset(states);
     if (!result.continues) return;
     for (index_t i = 0; i < count_; i += kernels_.width) {
@@ -110,7 +109,7 @@ class PrefillTask {
     }
   }
 
-  void store(A* states, const Result<T>& result) const {
+  void store(A* states, const Result<A>& result) const {
     const index_t dv = problem_.value_width(), length = kernels_.width;
     for (index_t i = 0; i < count_; i += length) {
       const SoftmaxState<A> state = memory_.state(states, i / memory_.tile_lanes);
@@ -146,17 +145,19 @@ class PrefillTask {
   /// type, is not to be rotated, has values that fill whole panels and are finite where keys are masked, and rows that
   /// lie close to each other.
   bool point_at_keys([[maybe_unused]] KeyRange held) {
-    if constexpr (std::same_as<X, A> && !Op::is_bf16) {
+    if constexpr (!Op::is_bf16) {
       const index_t dv = problem_.value_width();
+      if (problem_.keys.kind() != ElementKind::compute) return false;
       if (problem_.has_rope() && problem_.rotate_keys) return false;
       if (held.size() < Op::held_keys || held.begin < stored_.begin || held.end > stored_.end) return false;
       if (dv % kernels_.rows != 0) return false;
-      const KeyStretch<X> run = problem_.keys.stretch(batch_, kv_head_, held.begin);
+      const KeyRun run = problem_.keys.run(batch_, kv_head_, held.begin);
       if (run.count < Op::held_keys) return false;
       if (are_far(run.k_stride, problem_.width()) || are_far(run.v_stride, dv)) return false;
       const bool masks = variant_.has_predicate || hull_.masks(held);
-      if (masks && !kernels_.all_finite(run.v, run.v_stride, Op::held_keys, dv)) return false;
-      held_ = {held.begin, held.begin, run.k, run.k_stride, run.v, run.v_stride, kernels_.rows, true};
+      const A *k = static_cast<const A*>(run.k), *v = static_cast<const A*>(run.v);
+      if (masks && !kernels_.all_finite(v, run.v_stride, Op::held_keys, dv)) return false;
+      held_ = {held.begin, held.begin, k, run.k_stride, v, run.v_stride, kernels_.rows, true};
       return true;
     } else {
       return false;
@@ -174,10 +175,10 @@ class PrefillTask {
     if constexpr (Op::is_bf16) {
       if (logit_parts(problem_) > 1 || memory_.depth != problem_.width()) return false;
       if (keys.begin % memory_.block_keys != 0 || keys.size() % memory_.block_keys != 0) return false;
-      const KeyStretch<X> run = problem_.keys.stretch(batch_, kv_head_, keys.begin);
+      const KeyRun run = problem_.keys.run(batch_, kv_head_, keys.begin);
       if (run.count < keys.size() || are_far(run.k_stride, problem_.width())) return false;
       held_.first_row = keys.begin;
-      held_.k = run.k;
+      held_.k = static_cast<const E*>(run.k);
       held_.k_stride = run.k_stride;
       return true;
     } else {
@@ -203,13 +204,15 @@ class PrefillTask {
     if (keys.size() < end - begin) {
       for (index_t p = 0; p < panels; ++p) std::fill_n(memory_.v + p * memory_.panel + from, panel, E{});
     }
-    for_each_stretch(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const KeyStretch<X>& run) {
+    const bool as_stored = Op::is_bf16 || problem_.keys.kind() == ElementKind::compute;
+    for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const KeyRun& run) {
       const index_t row = key - first;
-      if constexpr (std::same_as<X, E>) {
-        kernels_.pack_values(run.v, run.v_stride, row, run.count, dv, memory_.v, memory_.panel);
-      } else {
+      if (as_stored) {
+        kernels_.pack_values(static_cast<const E*>(run.v), run.v_stride, row, run.count, dv, memory_.v,
+                             memory_.panel);
+      } else if constexpr (!Op::is_bf16) {
         for (index_t i = 0; i < run.count; ++i) {
-          const A* value = load_row(run.v, run.v_stride, run.v_scales, i, dv, memory_.staged);
+          const A* value = problem_.keys.load_v(run, i, memory_.staged);
           kernels_.pack_values(value, 0, row + i, 1, dv, memory_.v, memory_.panel);
         }
       }
@@ -315,7 +318,7 @@ class PrefillTask {
     bool values_are_finite = true;
   };
 
-  const Problem<T, X>& problem_;
+  const Problem<A>& problem_;
   const Variant<A>& variant_;
   const PrefillKernels<A, E>& kernels_;
   const Memory& memory_;

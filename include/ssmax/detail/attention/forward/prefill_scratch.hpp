@@ -13,8 +13,7 @@ struct PrefillScratch : LaneScratch<A, E> {
   using LaneScratch<A, E>::tiles;
   using Op = Operands<A, E>;
 
-  template <class T, class X>
-  PrefillScratch(Arena& arena, index_t queries, const Problem<T, X>& problem)
+  PrefillScratch(Arena& arena, index_t queries, const Problem<A>& problem)
       : PrefillScratch(arena, queries, problem.width(), problem.value_width(),
                        product_depth<E>(problem, detail::kernels<PrefillKernels<A, E>>().depth),
                        detail::kernels<PrefillKernels<A, E>>()) {}

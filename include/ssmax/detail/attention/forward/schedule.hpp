@@ -28,8 +28,8 @@ struct Partition {
 /// States that wait to be merged may take this much memory; above it, keys are not split.
 inline constexpr index_t most_waiting_bytes = index_t{32} << 20;
 
-template <class Task, class T, class X>
-Partition partition_tasks(const Problem<T, X>& problem, index_t threads, index_t chunks) {
+template <class Task, class A>
+Partition partition_tasks(const Problem<A>& problem, index_t threads, index_t chunks) {
   const index_t unit = Task::least_queries();
   Partition cut{.queries = std::min(Task::most_queries(), (problem.rows() + unit - 1) / unit * unit)};
   const auto count = [&] {
@@ -43,8 +43,7 @@ Partition partition_tasks(const Problem<T, X>& problem, index_t threads, index_t
     count();
   }
   if (threads > 1 && cut.tasks < 2 * threads) {
-    const index_t state =
-        cut.queries * (problem.value_width() + 8) * static_cast<index_t>(sizeof(Compute<T>));
+    const index_t state = cut.queries * (problem.value_width() + 8) * static_cast<index_t>(sizeof(A));
     if (chunks > 1 && chunks <= most_waiting_bytes / state / cut.tasks) cut.chunks = chunks;
   }
   return cut;
@@ -62,10 +61,9 @@ void for_each_chunk(KeyRange keys, const F& f) {
   }
 }
 
-template <class Task, class T, class X>
-void run_tasks(const Problem<T, X>& problem, const Variant<Compute<T>>& variant, const Result<T>& result,
+template <class Task, class A>
+void run_tasks(const Problem<A>& problem, const Variant<A>& variant, const Result<A>& result,
                Workspace& workspace, const AnyExecutor& executor) {
-  using A = Compute<T>;
   using Memory = typename Task::Memory;
   const index_t threads = executor.concurrency();
   KeyRange chunks{std::numeric_limits<index_t>::max(), 0};  // with stored keys of any batch entry
@@ -143,33 +141,32 @@ SSMAX_END
 
 SSMAX_BEGIN_COMPILED
 
-template <class T, class X>
-void run_attention(const shared::Problem<T, X>& problem, const shared::Variant<shared::Compute<T>>& variant,
-                   const shared::Result<T>& result, Workspace* workspace,
+template <class E, class A>
+void run_attention(const shared::Problem<A>& problem, const shared::Variant<A>& variant,
+                   const shared::Result<A>& result, Workspace* workspace,
                    const shared::AnyExecutor& executor) {
   if (problem.rows() == 0 || problem.q.extent(0) == 0 || problem.kv_heads() == 0) return;
   Workspace own;
   if (workspace == nullptr) workspace = &own;
-  const detail::Path path = detail::route(problem, result);
-  if (path == detail::Path::short_keys) {
-    detail::run_short<T, X>(problem, variant, result, *workspace, executor);
-    return;
-  }
-  if constexpr (detail::stores_bf16<T, X>) {
-    if (path == detail::Path::prefill_bf16) {
-      detail::run_tasks<detail::PrefillTask<T, X, bfloat16>>(problem, variant, result, *workspace, executor);
-      return;
+  using detail::Path;
+  const Path path = detail::route(problem, result);
+  if constexpr (std::same_as<E, A>) {
+    if (path == Path::short_keys) {
+      detail::run_short(problem, variant, result, *workspace, executor);
+    } else if (path == Path::decode) {
+      detail::run_tasks<detail::DecodeTask<A>>(problem, variant, result, *workspace, executor);
+    } else {
+      detail::run_tasks<detail::PrefillTask<A>>(problem, variant, result, *workspace, executor);
     }
-    if (path == detail::Path::decode_bf16) {
-      detail::run_tasks<detail::DecodeTask<T, X, bfloat16>>(problem, variant, result, *workspace, executor);
-      return;
+  } else {
+    if (path == Path::prefill_bf16) {
+      detail::run_tasks<detail::PrefillTask<A, E>>(problem, variant, result, *workspace, executor);
+    } else if (path == Path::decode_bf16) {
+      detail::run_tasks<detail::DecodeTask<A, E>>(problem, variant, result, *workspace, executor);
+    } else {
+      run_attention<A>(problem, variant, result, workspace, executor);
     }
   }
-  if (path == detail::Path::decode) {
-    detail::run_tasks<detail::DecodeTask<T, X>>(problem, variant, result, *workspace, executor);
-    return;
-  }
-  detail::run_tasks<detail::PrefillTask<T, X>>(problem, variant, result, *workspace, executor);
 }
 
 SSMAX_END

@@ -45,13 +45,12 @@ struct ShortScratch : LaneScratch<A> {
   A* wide;          // [tile_lanes][v_pitch]: rows that are narrowed
 };
 
-template <class T, class X>
+template <class A>
 class ShortTask {
  public:
-  using A = Compute<T>;
   using Memory = ShortScratch<A>;
 
-  ShortTask(const Problem<T, X>& problem, const Variant<A>& variant, const Result<T>& result,
+  ShortTask(const Problem<A>& problem, const Variant<A>& variant, const Result<A>& result,
             const Memory& memory)
       : problem_(problem),
         variant_(variant),
@@ -89,7 +88,7 @@ class ShortTask {
     if (has_nonfinite) add_nonfinite();
     for (index_t i = 0; i < count_; ++i) {
       const Query& query = memory_.rows[i].query;
-      narrow_result(result_, query, problem_.row_of(query), memory_.out[i], problem_.value_width());
+      narrow_result(result_, query, problem_.row_of(query), memory_.out[i]);
     }
   }
 
@@ -108,18 +107,18 @@ class ShortTask {
     v_ = memory_.v;
     v_stride_ = memory_.v_pitch;
     bool k_in_place = false, v_in_place = false;
-    if constexpr (std::same_as<X, A>) {
+    if (problem_.keys.kind() == ElementKind::compute) {
       if (stored_.begin == 0 && stored_.end == length_ && length_ > 0) {
-        const KeyStretch<X> run = problem_.keys.stretch(batch_, kv_head_, 0);
+        const KeyRun run = problem_.keys.run(batch_, kv_head_, 0);
         const bool whole = run.count >= length_;
         k_in_place = whole && length_ % kernels_.rows == 0 && !(problem_.has_rope() && problem_.rotate_keys);
         v_in_place = whole && dv % kernels_.width == 0;
         if (k_in_place) {
-          k_ = run.k;
+          k_ = static_cast<const A*>(run.k);
           k_stride_ = run.k_stride;
         }
         if (v_in_place) {
-          v_ = run.v;
+          v_ = static_cast<const A*>(run.v);
           v_stride_ = run.v_stride;
         }
       }
@@ -140,10 +139,8 @@ class ShortTask {
   /// Calls f(key, row of V).
   template <class F>
   void for_each_stored_value(const F& f) const {
-    for_each_stretch(problem_.keys, batch_, kv_head_, stored_, [&](index_t key, const KeyStretch<X>& run) {
-      for (index_t i = 0; i < run.count; ++i) {
-        f(key + i, load_row(run.v, run.v_stride, run.v_scales, i, problem_.value_width(), memory_.staged));
-      }
+    for_each_run(problem_.keys, batch_, kv_head_, stored_, [&](index_t key, const KeyRun& run) {
+      for (index_t i = 0; i < run.count; ++i) f(key + i, problem_.keys.load_v(run, i, memory_.staged));
     });
   }
 
@@ -151,7 +148,7 @@ class ShortTask {
   /// head.
   void load_tile(index_t first) {
     const index_t heads = variant_.shows_same_keys ? problem_.group() : count_;
-    QueryCursor<T, X> cursor(problem_, batch_, kv_head_, first);
+    QueryCursor cursor(problem_, batch_, kv_head_, first);
     const index_t lanes =
         list_queries(memory_, count_, UnusedLanes::repeat_last, [&](index_t i, QueryRow& row) {
           if (i >= heads) {
@@ -212,9 +209,9 @@ class ShortTask {
 
   enum class Finite { unknown, yes, no };
 
-  const Problem<T, X>& problem_;
+  const Problem<A>& problem_;
   const Variant<A>& variant_;
-  const Result<T>& result_;
+  const Result<A>& result_;
   const PrefillKernels<A>& kernels_;
   decltype(ShortAttentionKernels<A>::weigh_values) weigh_values_;
   const Memory& memory_;
@@ -227,10 +224,10 @@ class ShortTask {
 };
 
 /// A task takes some neighbouring groups of queries, of many kv heads where those are small.
-template <class T, class X>
-void run_short(const Problem<T, X>& problem, const Variant<Compute<T>>& variant, const Result<T>& result,
+template <class A>
+void run_short(const Problem<A>& problem, const Variant<A>& variant, const Result<A>& result,
                Workspace& workspace, const AnyExecutor& executor) {
-  using Memory = ShortScratch<Compute<T>>;
+  using Memory = ShortScratch<A>;
   const index_t d = problem.width(), dv = problem.value_width(), threads = executor.concurrency();
   const index_t size = Memory::tile_size(), groups = (problem.rows() + size - 1) / size;
   const index_t all = problem.q.extent(0) * problem.kv_heads() * groups;
@@ -243,7 +240,7 @@ void run_short(const Problem<T, X>& problem, const Variant<Compute<T>>& variant,
   executor.run(lanes, [&](index_t lane) {
     Arena arena(memory + static_cast<std::size_t>(lane) * count.used());
     const Memory own(arena, d, dv);
-    ShortTask<T, X> task(problem, variant, result, own);
+    ShortTask<A> task(problem, variant, result, own);
     for (index_t i = next++; i < tasks; i = next++) {
       for (index_t g = i * share; g < std::min(all, (i + 1) * share); ++g) {
         task.attend(g / groups, g % groups, groups);

@@ -1,10 +1,33 @@
-// AnyKeys, which stands for a source of keys of any type, so that drivers are compiled once for each element
-// type; and the sources that attention makes itself.
+// AnyKeys refers to a source of keys of any type, and to its storage type: drivers are compiled once for the type A that
+// they compute in. And the sources that attention makes.
 #pragma once
 
 #include "../../../key_source.hpp"
 #include "../../../view.hpp"
-#include "../../checks/views.hpp"
+#include "../../kernels/rows.hpp"
+#include "../call/rows.hpp"
+
+SSMAX_BEGIN_SHARED
+
+/// KeyStretch of any storage type: strides count elements.
+struct KeyRun {
+  const void* k = nullptr;
+  index_t k_stride = 0;
+  const void* v = nullptr;
+  index_t v_stride = 0, count = 0;
+  const float *k_scales = nullptr, *v_scales = nullptr;
+};
+
+/// The products of few queries with keys and values as they are stored (kernels/decode.hpp).
+template <class A>
+struct StoredProducts {
+  void (*logits)(const A* q, index_t q_stride, index_t rows, const void* k, index_t k_stride, index_t keys,
+                 index_t d, A* s, index_t s_stride) = nullptr;
+  void (*accumulate)(const A* s, index_t s_stride, index_t rows, index_t keys, const void* v,
+                     index_t v_stride, index_t dv, A* o, index_t o_stride) = nullptr;
+};
+
+SSMAX_END
 
 SSMAX_BEGIN_DETAIL
 
@@ -17,40 +40,65 @@ KeyRange stored_in(const void* source, index_t batch) {
   return static_cast<const S*>(source)->stored(batch);
 }
 template <class S>
-KeyStretch<typename S::Element> stretch_of(const void* source, index_t batch, index_t kv_head, index_t key) {
-  return static_cast<const S*>(source)->stretch(batch, kv_head, key);
+KeyRun run_of(const void* source, index_t batch, index_t kv_head, index_t key) {
+  const auto run = static_cast<const S*>(source)->stretch(batch, kv_head, key);
+  return {run.k, run.k_stride, run.v, run.v_stride, run.count, run.k_scales, run.v_scales};
+}
+
+/// Returns row i of keys or values: in place or, if it has to be converted or multiplied by its factor, in scratch.
+template <class A, class X>
+const A* load_stored(const void* rows, index_t stride, [[maybe_unused]] const float* scales, index_t i,
+                     index_t n, A* scratch) {
+  const A* numbers = widened(static_cast<const X*>(rows) + i * stride, n, scratch);
+  if constexpr (ScaledStorage<X>) {
+    kernels<RowKernels<A>>().multiply(numbers, n, static_cast<A>(scales[i]), scratch);
+  }
+  return numbers;
 }
 
 SSMAX_END
 
 SSMAX_BEGIN_SHARED
 
-/// Refers to a source of keys, which must outlive it. Its members are compiled by the unit that knows
-/// the source's type.
-template <class X>
+/// Refers to a source of keys, which must outlive it. The unit that knows the source's type compiles its members.
+template <class A>
 class AnyKeys {
  public:
   template <class S>
   SSMAX_INLINE explicit AnyKeys(const S& source)
       : source_(&source),
         shape_(source.shape()),
+        kind_(element_kind<A, typename S::Element>),
         length_(detail::length_of<S>),
         stored_(detail::stored_in<S>),
-        stretch_(detail::stretch_of<S>) {}
+        run_(detail::run_of<S>),
+        load_(detail::load_stored<A, typename S::Element>) {}
 
   SSMAX_INLINE const KeySourceShape& shape() const { return shape_; }
+  SSMAX_INLINE ElementKind kind() const { return kind_; }
   SSMAX_INLINE index_t length(index_t batch) const { return length_(source_, batch); }
   SSMAX_INLINE KeyRange stored(index_t batch) const { return stored_(source_, batch); }
-  SSMAX_INLINE KeyStretch<X> stretch(index_t batch, index_t kv_head, index_t key) const {
-    return stretch_(source_, batch, kv_head, key);
+  SSMAX_INLINE KeyRun run(index_t batch, index_t kv_head, index_t key) const {
+    return run_(source_, batch, kv_head, key);
+  }
+  /// Return row i of a run's keys or values in place or, converted, in scratch.
+  SSMAX_INLINE const A* load_k(const KeyRun& run, index_t i, A* scratch) const {
+    if (kind_ == ElementKind::compute) return static_cast<const A*>(run.k) + i * run.k_stride;
+    return load_(run.k, run.k_stride, run.k_scales, i, shape_.width, scratch);
+  }
+  SSMAX_INLINE const A* load_v(const KeyRun& run, index_t i, A* scratch) const {
+    if (kind_ == ElementKind::compute) return static_cast<const A*>(run.v) + i * run.v_stride;
+    return load_(run.v, run.v_stride, run.v_scales, i, shape_.value_width, scratch);
   }
 
  private:
   const void* source_;
   KeySourceShape shape_;
+  ElementKind kind_;
   index_t (*length_)(const void* source, index_t batch);
   KeyRange (*stored_)(const void* source, index_t batch);
-  KeyStretch<X> (*stretch_)(const void* source, index_t batch, index_t kv_head, index_t key);
+  KeyRun (*run_)(const void* source, index_t batch, index_t kv_head, index_t key);
+  const A* (*load_)(const void* rows, index_t stride, const float* scales, index_t i, index_t n, A* scratch);
 };
 
 SSMAX_END
@@ -79,16 +127,16 @@ struct KeyShare {
   }
 };
 
-/// Calls f(first key, stretch) for the stretches that make up the range, in the order of the keys. The last
-/// one is cut where the range ends.
-template <class X, class F>
-void for_each_stretch(const AnyKeys<X>& keys, index_t batch, index_t kv_head, KeyRange range, const F& f) {
+/// Calls f(first key, run) for the runs that make up the range, in the order of the keys. The last run ends where the
+/// range ends.
+template <class A, class F>
+void for_each_run(const AnyKeys<A>& keys, index_t batch, index_t kv_head, KeyRange range, const F& f) {
   while (range.begin < range.end) {
-    KeyStretch<X> stretch = keys.stretch(batch, kv_head, range.begin);
-    SSMAX_ASSERT(stretch.count > 0);
-    stretch.count = std::min(stretch.count, range.size());
-    f(range.begin, stretch);
-    range.begin += stretch.count;
+    KeyRun run = keys.run(batch, kv_head, range.begin);
+    SSMAX_ASSERT(run.count > 0);
+    run.count = std::min(run.count, range.size());
+    f(range.begin, run);
+    range.begin += run.count;
   }
 }
 

@@ -24,15 +24,15 @@
 SSMAX_BEGIN_DETAIL
 
 /// Returns the number of parts of a row of q or k.
-template <class T, class X>
-index_t logit_parts(const Problem<T, X>& problem) {
+template <class A>
+index_t logit_parts(const Problem<A>& problem) {
   return !problem.has_rope() ? 1 : problem.rotate_keys ? 3 : 2;
 }
 
 /// Returns the channels that the product of q and k sums over. For bfloat16, a multiple of `unit`.
-template <class E, class T, class X>
-index_t product_depth(const Problem<T, X>& problem, index_t unit) {
-  if constexpr (std::same_as<E, Compute<T>>) {
+template <class E, class A>
+index_t product_depth(const Problem<A>& problem, index_t unit) {
+  if constexpr (std::same_as<E, A>) {
     return problem.width();
   } else {
     return (problem.width() * logit_parts(problem) + unit - 1) / unit * unit;
@@ -48,13 +48,14 @@ inline void split_row(const float* in, index_t n, bfloat16* high, bfloat16* low,
 }
 
 /// Writes the parts of a query, padded with 0 to `depth`. Requires widened_row[2 · d].
-template <class T, class X, class A>
-void load_query_parts(const Problem<T, X>& problem, const Variant<A>& variant, const Query& query,
-                      index_t depth, A* widened_row, bfloat16* out) {
+template <class A>
+void load_query_parts(const Problem<A>& problem, const Variant<A>& variant, const Query& query, index_t depth,
+                      A* widened_row, bfloat16* out) {
   const index_t d = problem.width(), parts = logit_parts(problem);
   std::fill(out + parts * d, out + depth, bfloat16{});
   if (parts == 1) {
-    std::copy_n(row_of(problem.q, query.batch, query.head, problem.row_of(query)), d, out);
+    std::copy_n(problem.q.template stored_as<bfloat16>(query.batch, query.head, problem.row_of(query)), d,
+                out);
     return;
   }
   split_row(load_query(problem, variant, query, widened_row), d, out, out + d, widened_row + d);
@@ -62,19 +63,19 @@ void load_query_parts(const Problem<T, X>& problem, const Variant<A>& variant, c
 }
 
 /// Writes the parts of keys [range), rows of `depth`. Requires widened_row[2 · d].
-template <class T, class X, class A>
-void load_key_parts(const Problem<T, X>& problem, const Variant<A>& variant, index_t batch, index_t kv_head,
+template <class A>
+void load_key_parts(const Problem<A>& problem, const Variant<A>& variant, index_t batch, index_t kv_head,
                     KeyRange range, index_t depth, A* widened_row, bfloat16* out) {
   const index_t d = problem.width(), parts = logit_parts(problem);
-  for_each_stretch(problem.keys, batch, kv_head, range, [&](index_t key, const KeyStretch<X>& stretch) {
-    for (index_t i = 0; i < stretch.count; ++i, out += depth) {
+  for_each_run(problem.keys, batch, kv_head, range, [&](index_t key, const KeyRun& run) {
+    for (index_t i = 0; i < run.count; ++i, out += depth) {
       if (parts == 3) {
         load_keys(problem, variant, batch, kv_head, {key + i, key + i + 1}, widened_row);
         split_row(widened_row, d, out, out + 2 * d, widened_row + d);
         std::copy_n(out, d, out + d);
       } else {
         for (index_t part = 0; part < parts; ++part) {
-          std::copy_n(stretch.k + i * stretch.k_stride, d, out + part * d);
+          std::copy_n(static_cast<const bfloat16*>(run.k) + i * run.k_stride, d, out + part * d);
         }
       }
       std::fill(out + parts * d, out + depth, bfloat16{});
@@ -99,8 +100,7 @@ struct Operands {
   }
 
   /// Returns a query's row for its products: in place or in scratch. Requires widened_row[2 · d] in the bf16 path.
-  template <class T, class X>
-  static const A* load_query(const Problem<T, X>& problem, const Variant<A>& variant, const Query& query,
+  static const A* load_query(const Problem<A>& problem, const Variant<A>& variant, const Query& query,
                              [[maybe_unused]] index_t depth, [[maybe_unused]] A* widened_row, A* scratch) {
     if constexpr (is_bf16) {
       load_query_parts(problem, variant, query, depth, widened_row, reinterpret_cast<E*>(scratch));
@@ -111,14 +111,27 @@ struct Operands {
   }
 
   /// Writes rows of keys [range) for their products.
-  template <class T, class X>
-  static void load_keys(const Problem<T, X>& problem, const Variant<A>& variant, index_t batch,
-                        index_t kv_head, KeyRange range, [[maybe_unused]] index_t depth,
-                        [[maybe_unused]] A* widened_row, E* out) {
+  static void load_keys(const Problem<A>& problem, const Variant<A>& variant, index_t batch, index_t kv_head,
+                        KeyRange range, [[maybe_unused]] index_t depth, [[maybe_unused]] A* widened_row,
+                        E* out) {
     if constexpr (is_bf16) {
       load_key_parts(problem, variant, batch, kv_head, range, depth, widened_row, out);
     } else {
       detail::load_keys(problem, variant, batch, kv_head, range, out);
+    }
+  }
+
+  /// Writes rows of the values of keys [range) as they are multiplied.
+  static void load_values(const AnyKeys<A>& keys, index_t batch, index_t kv_head, KeyRange range, E* out) {
+    if constexpr (is_bf16) {
+      const index_t dv = keys.shape().value_width;
+      for_each_run(keys, batch, kv_head, range, [&](index_t, const KeyRun& run) {
+        for (index_t i = 0; i < run.count; ++i, out += dv) {
+          std::copy_n(static_cast<const E*>(run.v) + i * run.v_stride, dv, out);
+        }
+      });
+    } else {
+      detail::load_values(keys, batch, kv_head, range, out);
     }
   }
 

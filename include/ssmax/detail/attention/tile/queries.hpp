@@ -62,8 +62,8 @@ void put_in_lanes(const LaneScratch<A, E>& memory, index_t i, index_t depth,
 
 /// Loads the queries of `lanes` lanes, of which `count` hold one, into memory.q. The bf16 path writes their multipliers
 /// to multipliers[lanes] and requires widened_row[2 · d].
-template <class T, class X, class A, class E>
-void load_queries(const Problem<T, X>& problem, const Variant<A>& variant, const Multipliers& multiply,
+template <class A, class E>
+void load_queries(const Problem<A>& problem, const Variant<A>& variant, const Multipliers& multiply,
                   const LaneScratch<A, E>& memory, index_t lanes, index_t count, index_t depth,
                   [[maybe_unused]] A* multipliers = nullptr, A* widened_row = nullptr) {
   using Op = Operands<A, E>;

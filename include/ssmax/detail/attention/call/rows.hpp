@@ -1,0 +1,167 @@
+// Tensors of a call [batch, heads, row, channel]. Storage types end here: drivers load and store rows in the type A that
+// they compute in.
+#pragma once
+
+#include <cstdint>
+
+#include "../../../view.hpp"
+#include "../../checks/views.hpp"
+#include "../../memory/conversion.hpp"
+
+SSMAX_BEGIN_SHARED
+
+/// The storage type of a tensor, as far as a driver must know it.
+enum class ElementKind {
+  compute,   // A: rows are read and written in place
+  bfloat16,  // rows may be operands of the bf16 path
+  other
+};
+
+template <class A, class T>
+inline constexpr ElementKind element_kind = std::same_as<T, A>          ? ElementKind::compute
+                                            : std::same_as<T, bfloat16> ? ElementKind::bfloat16
+                                                                        : ElementKind::other;
+
+SSMAX_END
+
+SSMAX_BEGIN_DETAIL
+
+/// The operands that a call of queries T and keys X may have: bfloat16 if both are that.
+template <class T, class X>
+using OperandsOf =
+    std::conditional_t<std::same_as<T, bfloat16> && std::same_as<X, bfloat16>, bfloat16, Compute<T>>;
+
+/// Returns n numbers of a row of T: in place if T is A, else converted into scratch.
+template <class A, class T>
+const A* load_numbers(const void* row, index_t n, A* scratch) {
+  return widened(static_cast<const T*>(row), n, scratch);
+}
+template <class A, class T>
+void store_numbers(const A* numbers, index_t n, void* row) {
+  narrow_to(static_cast<T*>(row), n, numbers);
+}
+
+SSMAX_END
+
+SSMAX_BEGIN_SHARED
+
+/// Some heads of a tensor. `head` counts all heads of the call, as Query::head does: no reader subtracts first_head.
+class Rows {
+ public:
+  SSMAX_INLINE constexpr Rows() = default;
+  template <class T>
+  SSMAX_INLINE constexpr Rows(const View<T, 4>& view, index_t first_head)
+      : data_(view.data_handle()), first_head_(first_head), size_(sizeof(T)) {
+    for (int i = 0; i < 4; ++i) {
+      extents_[i] = view.extent(i);
+      strides_[i] = view.stride(i);
+    }
+  }
+
+  SSMAX_INLINE constexpr index_t extent(int i) const { return extents_[i]; }
+  SSMAX_INLINE constexpr index_t stride(int i) const { return strides_[i]; }
+  SSMAX_INLINE constexpr index_t first_head() const { return first_head_; }
+  /// Returns the number of the first head after these.
+  SSMAX_INLINE constexpr index_t end_head() const { return first_head_ + extents_[1]; }
+  SSMAX_INLINE constexpr bool is_given() const { return data_ != nullptr; }
+  SSMAX_INLINE constexpr void set_first_head(index_t head) { first_head_ = head; }
+  /// Keeps indices [first, first + count) of a dimension. first_head stays.
+  SSMAX_INLINE void keep(int dimension, index_t first, index_t count) {
+    if (data_ == nullptr) return;
+    data_ = static_cast<const char*>(data_) + first * strides_[dimension] * size_;
+    extents_[dimension] = count;
+    if (extents_[0] * extents_[1] * extents_[2] * extents_[3] == 0)
+      strides_[0] = strides_[1] = strides_[2] = 0;
+  }
+
+  /// Prefetches the first numbers of a row, which need not exist.
+  SSMAX_INLINE void prefetch(index_t batch, index_t head, index_t i) const {
+    const index_t at = batch * strides_[0] + (head - first_head_) * strides_[1] + i * strides_[2];
+    const auto address = reinterpret_cast<std::uintptr_t>(data_) + static_cast<std::uintptr_t>(at * size_);
+    __builtin_prefetch(reinterpret_cast<const void*>(address));
+  }
+
+ protected:
+  SSMAX_INLINE const void* row(index_t batch, index_t head, index_t i) const {
+    const index_t at = batch * strides_[0] + (head - first_head_) * strides_[1] + i * strides_[2];
+    return static_cast<const char*>(data_) + at * size_;
+  }
+
+ private:
+  const void* data_ = nullptr;
+  index_t first_head_ = 0, size_ = 0;
+  index_t extents_[4]{}, strides_[4]{};
+};
+
+/// Rows that are read.
+template <class A>
+class InputRows : public Rows {
+ public:
+  SSMAX_INLINE constexpr InputRows() = default;
+  template <class T>
+  SSMAX_INLINE constexpr InputRows(const View<const T, 4>& view, index_t first_head = 0)
+      : Rows(view, first_head), kind_(element_kind<A, T>), load_(detail::load_numbers<A, T>) {}
+
+  SSMAX_INLINE ElementKind kind() const { return kind_; }
+  /// Returns a row in place or, converted, in scratch.
+  SSMAX_INLINE const A* load(index_t batch, index_t head, index_t i, A* scratch) const {
+    const void* at = row(batch, head, i);
+    return kind_ == ElementKind::compute ? static_cast<const A*>(at) : load_(at, extent(3), scratch);
+  }
+  /// Returns a row of E. Requires that the rows are stored as E.
+  template <class E>
+  SSMAX_INLINE const E* stored_as(index_t batch, index_t head, index_t i) const {
+    return static_cast<const E*>(row(batch, head, i));
+  }
+
+ private:
+  ElementKind kind_ = ElementKind::compute;
+  const A* (*load_)(const void* row, index_t n, A* scratch) = nullptr;
+};
+
+/// Rows that are written.
+template <class A>
+class OutputRows : public Rows {
+ public:
+  SSMAX_INLINE constexpr OutputRows() = default;
+  template <class T>
+  SSMAX_INLINE constexpr OutputRows(const View<T, 4>& view, index_t first_head = 0)
+      : Rows(view, first_head), kind_(element_kind<A, T>), store_(detail::store_numbers<A, T>) {}
+
+  SSMAX_INLINE ElementKind kind() const { return kind_; }
+  /// Returns where to compute a row: in place if the rows are stored as A, else in scratch. `store` then writes it.
+  SSMAX_INLINE A* stage(index_t batch, index_t head, index_t i, A* scratch) const {
+    return kind_ == ElementKind::compute ? in_place(batch, head, i) : scratch;
+  }
+  SSMAX_INLINE void store(index_t batch, index_t head, index_t i, const A* staged) const {
+    if (kind_ != ElementKind::compute) store_(staged, extent(3), const_cast<void*>(row(batch, head, i)));
+  }
+  /// Returns a row. Requires that the rows are stored as A.
+  SSMAX_INLINE A* in_place(index_t batch, index_t head, index_t i) const {
+    return static_cast<A*>(const_cast<void*>(row(batch, head, i)));
+  }
+
+ private:
+  ElementKind kind_ = ElementKind::compute;
+  void (*store_)(const A* staged, index_t n, void* row) = nullptr;
+};
+
+/// One number per row: a view [batch, heads, row] of some heads of the call.
+template <class T>
+class RowNumbers {
+ public:
+  SSMAX_INLINE constexpr RowNumbers() = default;
+  SSMAX_INLINE constexpr RowNumbers(const View<T, 3>& numbers, index_t first_head = 0)
+      : numbers_(numbers), first_head_(first_head) {}
+
+  SSMAX_INLINE constexpr bool is_given() const { return numbers_.data_handle() != nullptr; }
+  SSMAX_INLINE constexpr T& operator()(index_t batch, index_t head, index_t row) const {
+    return numbers_(batch, head - first_head_, row);
+  }
+
+ private:
+  View<T, 3> numbers_{};
+  index_t first_head_ = 0;
+};
+
+SSMAX_END

@@ -1,0 +1,33 @@
+// The products of few queries with stored keys: the kernels of a storage type, behind StoredProducts. Included where a
+// forward call is built, so that the backward pass alone does not compile these kernels.
+#pragma once
+
+#include "../../kernels/decode.hpp"
+#include "any_keys.hpp"
+
+SSMAX_BEGIN_DETAIL
+
+template <class A, class X>
+void stored_logits(const A* q, index_t q_stride, index_t rows, const void* k, index_t k_stride, index_t keys,
+                   index_t d, A* s, index_t s_stride) {
+  kernels<DecodeKernels<A, X>>().logits(q, q_stride, rows, static_cast<const X*>(k), k_stride, keys, d, s,
+                                        s_stride);
+}
+template <class A, class X>
+void accumulate_stored(const A* s, index_t s_stride, index_t rows, index_t keys, const void* v,
+                       index_t v_stride, index_t dv, A* o, index_t o_stride) {
+  kernels<DecodeKernels<A, X>>().accumulate(s, s_stride, rows, keys, static_cast<const X*>(v), v_stride, dv,
+                                            o, o_stride);
+}
+
+/// Returns the products for keys of X. Exception: a storage type of the user's own has none, its rows are converted.
+template <class A, class X>
+StoredProducts<A> stored_products() {
+  if constexpr (BuiltInStorage<X>) {
+    return {stored_logits<A, X>, accumulate_stored<A, X>};
+  } else {
+    return {};
+  }
+}
+
+SSMAX_END
