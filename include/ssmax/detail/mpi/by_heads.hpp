@@ -75,8 +75,9 @@ void forward_by_heads(mpi::Communicator& comm, const mpi::Layout& layout, const 
     if (exchange.has_head(comm.rank(), round)) {
       const index_t first = (exchange.first_of(comm.rank()) + round) * group;
       const KeyShare<T> keys = keys_in<T>(whole.k, whole.v, n);
-      const auto problem =
-          heads_among(make_problem<T>(whole.q, AnyKeys<T>(keys), options), first, shape.heads);
+      const auto problem = heads_among(
+          called_by("mpi::attention", options, make_problem<T>(whole.q, AnyKeys<T>(keys), options)), first,
+          shape.heads);
       const Result<T> result = make_result(whole.out, as_numbers(whole.lse), options, first);
       compiled::run_attention(problem, variant, result, &comm.scratch(), executor);
     }
@@ -110,16 +111,18 @@ void backward_by_heads(mpi::Communicator& comm, const mpi::Layout& layout, const
     if (exchange.has_head(comm.rank(), round)) {
       const index_t first = (exchange.first_of(comm.rank()) + round) * group;
       const KeyShare<T> keys = keys_in<T>(whole.k, whole.v, n);
-      const BackwardProblem<T> problem = make_backward_problem<T>(
-          heads_among(make_problem<T>(whole.q, AnyKeys<T>(keys), options), first, shape.heads),
-          {.out = whole.out, .lse = as_numbers(whole.lse)},
-          {.dout = whole.dout,
-           .dlse = as_numbers(whole.dlse),
-           .dq = whole.dq,
-           .dk = whole.dk,
-           .dv = whole.dv,
-           .dsinks = g.dsinks},
-          options, {.kept = whole.kept.from(round * rows)});
+      const BackwardProblem<T> problem =
+          make_backward_problem<T>(heads_among(called_by("mpi::attention_backward", options,
+                                                         make_problem<T>(whole.q, AnyKeys<T>(keys), options)),
+                                               first, shape.heads),
+                                   {.out = whole.out, .lse = as_numbers(whole.lse)},
+                                   {.dout = whole.dout,
+                                    .dlse = as_numbers(whole.dlse),
+                                    .dq = whole.dq,
+                                    .dk = whole.dk,
+                                    .dv = whole.dv,
+                                    .dsinks = g.dsinks},
+                                   options, {.kept = whole.kept.from(round * rows)});
       compiled::run_backward(problem, variant, &comm.scratch(), executor);
     }
     exchange.scatter(whole.dq, g.dq, round);

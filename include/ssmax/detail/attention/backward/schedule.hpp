@@ -10,7 +10,7 @@
 
 #include <atomic>
 
-#include "../call/route.hpp"
+#include "../call/explain.hpp"
 #include "driver.hpp"
 #include "task.hpp"
 
@@ -65,11 +65,14 @@ void hand_over(const BackwardProblem<T>& problem, const GradientVariant<Compute<
 /// Operands of the products are E: see BackwardTask.
 template <class T, class E>
 void run_backward_with(const BackwardProblem<T>& problem, const GradientVariant<Compute<T>>& variant,
-                       Workspace* workspace, const AnyExecutor& executor) {
+                       Workspace* workspace, const AnyExecutor& executor, const Explainer& explainer) {
   using A = Compute<T>;
   using Task = BackwardTask<T, E>;
   const index_t heads = problem.heads(), queries = query_blocks(problem), keys = key_blocks(problem);
-  if (heads == 0 || queries + keys == 0) return;
+  if (heads == 0 || queries + keys == 0) {
+    if (explainer.explains) explainer.publish({});
+    return;
+  }
   const QueryShape shape = problem.forward.shape(0);
   const HeadRows<const T, 4>& q = problem.forward.q;
   const index_t rows = q.extent(0) * q.extent(1) * q.extent(2);
@@ -97,8 +100,16 @@ void run_backward_with(const BackwardProblem<T>& problem, const GradientVariant<
   const std::size_t head_bytes = multiply_bytes(static_cast<std::size_t>(cut.at_once), sums_bytes);
   Workspace own;
   if (workspace == nullptr) workspace = &own;
-  std::byte* memory =
-      workspace->reserve(add_bytes(add_bytes(lane_bytes, head_bytes), has_sums ? sums_of_rows : 0));
+  const std::size_t all_bytes = add_bytes(add_bytes(lane_bytes, head_bytes), has_sums ? sums_of_rows : 0);
+  if (explainer.explains) {
+    explainer.publish({.query_block = query_block,
+                       .key_block = backward_key_block,
+                       .tile_lanes = counted.tile_lanes,
+                       .tasks = cut.whole_heads ? heads : heads * queries * keys,
+                       .threads = lanes,
+                       .workspace_bytes = all_bytes});
+  }
+  std::byte* memory = workspace->reserve(all_bytes);
   std::byte* const head_memory = memory + lane_bytes;
   CallSums sums = stage.kept;
   if (has_sums) {
@@ -174,13 +185,17 @@ template <class T>
 void run_backward(const shared::BackwardProblem<T>& problem,
                   const shared::GradientVariant<shared::Compute<T>>& variant, Workspace* workspace,
                   const shared::AnyExecutor& executor) {
+  using A = shared::Compute<T>;
+  const detail::Route route = detail::route_backward(problem.forward);
+  detail::Explainer explainer(problem.forward.caller);
+  explainer.set<A>(route, problem.forward.rows());
   if constexpr (std::same_as<T, bfloat16>) {
-    if (detail::routes_backward_to_bf16(problem.forward)) {
-      detail::run_backward_with<T, bfloat16>(problem, variant, workspace, executor);
+    if (route.path == Path::backward_bf16) {
+      detail::run_backward_with<T, bfloat16>(problem, variant, workspace, executor, explainer);
       return;
     }
   }
-  detail::run_backward_with<T, shared::Compute<T>>(problem, variant, workspace, executor);
+  detail::run_backward_with<T, A>(problem, variant, workspace, executor, explainer);
 }
 
 SSMAX_END

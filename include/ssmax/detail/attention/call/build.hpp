@@ -52,6 +52,13 @@ Problem<T, T> make_problem(const Arguments& a, const KeyShare<T>& keys, const At
   }
 }
 
+/// Returns the problem with its caller.
+template <class T, class X>
+Problem<T, X> called_by(const char* function, const AttentionOptions<T>& options, Problem<T, X> problem) {
+  problem.caller = {function, options.explanation};
+  return problem;
+}
+
 // ---- Keys in views. -----------------------------------------------------------------------------------------
 
 /// Returns keys [first, first + k.extent(2)) of `keys`.
@@ -119,7 +126,7 @@ class AttentionCall {
   AttentionCall(const char* function, const Arguments& a, const AttentionOptions<T>& options,
                 const V& variant)
       : keys_((check_arguments(function, a, options), keys_of(a))),
-        problem(make_problem<T>(a, keys_, options)),
+        problem(called_by(function, options, make_problem<T>(a, keys_, options))),
         result(make_result(a, options)) {
     check_policies(function, problem, options.rope, variant);
   }
@@ -137,7 +144,7 @@ struct DecodeCall {
   DecodeCall(const char* function, const DecodeArguments<T>& a, const K& cache,
              const AttentionOptions<T>& options, const V& variant)
       : problem((check_arguments(function, a, cache, options),
-                 make_cache_problem(a.q, AnyKeys<X>(cache), options))),
+                 called_by(function, options, make_cache_problem(a.q, AnyKeys<X>(cache), options)))),
         result(make_result(a, options)) {
     check_policies(function, problem, options.rope, variant);
     check_stored_keys(function, problem, variant.mask);

@@ -4,6 +4,7 @@
 #include <span>
 
 #include "../../../attention_state.hpp"
+#include "../../../explain.hpp"
 #include "../../../query.hpp"
 #include "../../../rope.hpp"
 #include "../../../storage.hpp"
@@ -19,6 +20,12 @@ SSMAX_BEGIN_SHARED
 /// and width 64 are 0.5 MiB, 16 µs of reading: enough for a task, little enough to share among threads.
 inline constexpr index_t key_block = 128, key_chunk = 1024;
 
+/// The public function that was called, and where it explains the call.
+struct Caller {
+  const char* function = "";
+  Explanation* explanation = nullptr;
+};
+
 template <class T, class X>
 struct Problem {
   HeadRows<const T, 4> q;
@@ -33,6 +40,7 @@ struct Problem {
   index_t first_query = 0, queries_after = 0;
   /// Heads of the call after those of q. Query::head counts all of them; kv heads are counted from q's first.
   index_t heads_after = 0;
+  Caller caller{};
 
   SSMAX_INLINE bool has_rope() const { return rope.cosine != nullptr; }
   SSMAX_INLINE QueryShape shape(index_t batch) const {

@@ -9,7 +9,7 @@
 #include <limits>
 #include <optional>
 
-#include "../call/route.hpp"
+#include "../call/explain.hpp"
 #include "decode.hpp"
 #include "driver.hpp"
 #include "prefill.hpp"
@@ -64,7 +64,7 @@ void for_each_chunk(KeyRange keys, const F& f) {
 
 template <class Task, class T, class X>
 void run_tasks(const Problem<T, X>& problem, const Variant<Compute<T>>& variant, const Result<T>& result,
-               Workspace& workspace, const AnyExecutor& executor) {
+               Workspace& workspace, const AnyExecutor& executor, const Explainer& explainer) {
   using A = Compute<T>;
   using Memory = typename Task::Memory;
   const index_t threads = executor.concurrency();
@@ -79,12 +79,22 @@ void run_tasks(const Problem<T, X>& problem, const Variant<Compute<T>>& variant,
   const index_t pieces = cut.tasks * cut.chunks, lanes = std::min(threads, pieces);
 
   Arena count;
-  const index_t states_size = Memory(count, cut.queries, problem).states_size();
+  const Memory counted(count, cut.queries, problem);
+  const index_t states_size = counted.states_size();
   const std::size_t bytes = count.used();
   const index_t waiting_size = cut.chunks > 1 ? pieces * states_size : 0;
   const std::size_t lane_bytes = multiply_bytes(static_cast<std::size_t>(lanes), bytes);
-  std::byte* memory =
-      workspace.reserve(add_bytes(lane_bytes, static_cast<std::size_t>(waiting_size) * sizeof(A)));
+  const std::size_t all_bytes = add_bytes(lane_bytes, static_cast<std::size_t>(waiting_size) * sizeof(A));
+  if (explainer.explains) {
+    explainer.publish({.query_block = cut.queries,
+                       .key_block = counted.block_keys,
+                       .tile_lanes = counted.tile_lanes,
+                       .tasks = cut.tasks,
+                       .key_chunks = cut.chunks,
+                       .threads = lanes,
+                       .workspace_bytes = all_bytes});
+  }
+  std::byte* memory = workspace.reserve(all_bytes);
   A* waiting = reinterpret_cast<A*>(memory + lane_bytes);
 
   // Calls body for every piece of work, that is for every task and each of its `pieces_of_task` pieces, each
@@ -147,29 +157,36 @@ template <class T, class X>
 void run_attention(const shared::Problem<T, X>& problem, const shared::Variant<shared::Compute<T>>& variant,
                    const shared::Result<T>& result, Workspace* workspace,
                    const shared::AnyExecutor& executor) {
-  if (problem.rows() == 0 || problem.q.extent(0) == 0 || problem.kv_heads() == 0) return;
+  detail::Explainer explainer(problem.caller);
+  if (problem.rows() == 0 || problem.q.extent(0) == 0 || problem.kv_heads() == 0) {
+    if (explainer.explains) explainer.publish({});
+    return;
+  }
   Workspace own;
   if (workspace == nullptr) workspace = &own;
-  const detail::Path path = detail::route(problem, result);
-  if (path == detail::Path::short_keys) {
-    detail::run_short<T, X>(problem, variant, result, *workspace, executor);
+  const detail::Route route = detail::route(problem, result, explainer.explains);
+  explainer.set<shared::Compute<T>>(route, problem.rows());
+  if (route.path == Path::short_keys) {
+    detail::run_short<T, X>(problem, variant, result, *workspace, executor, explainer);
     return;
   }
   if constexpr (detail::stores_bf16<T, X>) {
-    if (path == detail::Path::prefill_bf16) {
-      detail::run_tasks<detail::PrefillTask<T, X, bfloat16>>(problem, variant, result, *workspace, executor);
+    if (route.path == Path::prefill_bf16) {
+      detail::run_tasks<detail::PrefillTask<T, X, bfloat16>>(problem, variant, result, *workspace, executor,
+                                                             explainer);
       return;
     }
-    if (path == detail::Path::decode_bf16) {
-      detail::run_tasks<detail::DecodeTask<T, X, bfloat16>>(problem, variant, result, *workspace, executor);
+    if (route.path == Path::decode_bf16) {
+      detail::run_tasks<detail::DecodeTask<T, X, bfloat16>>(problem, variant, result, *workspace, executor,
+                                                            explainer);
       return;
     }
   }
-  if (path == detail::Path::decode) {
-    detail::run_tasks<detail::DecodeTask<T, X>>(problem, variant, result, *workspace, executor);
+  if (route.path == Path::decode) {
+    detail::run_tasks<detail::DecodeTask<T, X>>(problem, variant, result, *workspace, executor, explainer);
     return;
   }
-  detail::run_tasks<detail::PrefillTask<T, X>>(problem, variant, result, *workspace, executor);
+  detail::run_tasks<detail::PrefillTask<T, X>>(problem, variant, result, *workspace, executor, explainer);
 }
 
 SSMAX_END

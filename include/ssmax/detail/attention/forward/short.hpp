@@ -10,6 +10,7 @@
 #include "../../../workspace.hpp"
 #include "../../kernels/short_attention.hpp"
 #include "../../threads/any_executor.hpp"
+#include "../call/explain.hpp"
 #include "../nonfinite/values.hpp"
 #include "../tile/softmax.hpp"
 #include "epilogue.hpp"
@@ -229,7 +230,7 @@ class ShortTask {
 /// A task takes some neighbouring groups of queries, of many kv heads where those are small.
 template <class T, class X>
 void run_short(const Problem<T, X>& problem, const Variant<Compute<T>>& variant, const Result<T>& result,
-               Workspace& workspace, const AnyExecutor& executor) {
+               Workspace& workspace, const AnyExecutor& executor, const Explainer& explainer) {
   using Memory = ShortScratch<Compute<T>>;
   const index_t d = problem.width(), dv = problem.value_width(), threads = executor.concurrency();
   const index_t size = Memory::tile_size(), groups = (problem.rows() + size - 1) / size;
@@ -238,7 +239,16 @@ void run_short(const Problem<T, X>& problem, const Variant<Compute<T>>& variant,
   const index_t lanes = std::min(threads, tasks);
   Arena count;
   const Memory counted(count, d, dv);
-  std::byte* memory = workspace.reserve(multiply_bytes(static_cast<std::size_t>(lanes), count.used()));
+  const std::size_t bytes = multiply_bytes(static_cast<std::size_t>(lanes), count.used());
+  if (explainer.explains) {
+    explainer.publish({.query_block = size,
+                       .key_block = key_block,
+                       .tile_lanes = size,
+                       .tasks = tasks,
+                       .threads = lanes,
+                       .workspace_bytes = bytes});
+  }
+  std::byte* memory = workspace.reserve(bytes);
   std::atomic<index_t> next{0};
   executor.run(lanes, [&](index_t lane) {
     Arena arena(memory + static_cast<std::size_t>(lane) * count.used());
