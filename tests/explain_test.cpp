@@ -208,7 +208,10 @@ TEST_CASE("keys are split into chunks where tasks are fewer than threads", "[att
 }
 
 TEST_CASE("a call without queries has no path, and overwrites an older explanation", "[attention][explain]") {
-  Explanation explanation{.path = Path::prefill, .tasks = 7, .reason = "old"};
+  Explanation explanation;
+  explanation.path = Path::prefill;
+  explanation.tasks = 7;
+  explanation.reason = "old";
   const Problem<float> problem(shape_of(0, 10));
   std::vector<float> none;
   ssmax::attention<float>({.q = problem.q_view(),
@@ -240,19 +243,20 @@ TEST_CASE("an explanation changes no result", "[attention][explain]") {
 }
 
 TEST_CASE("an explanation is one line of text", "[explain]") {
-  const Explanation e{.function = "decode",
-                      .path = Path::decode_bf16,
-                      .target = Target::scalar,
-                      .operands = "bfloat16",
-                      .rows = 8,
-                      .query_block = 16,
-                      .key_block = 1024,
-                      .tile_lanes = 0,
-                      .tasks = 3,
-                      .key_chunks = 2,
-                      .threads = 4,
-                      .workspace_bytes = 1234,
-                      .reason = "short_keys: keys are in a cache"};
+  Explanation e;
+  e.function = "decode";
+  e.path = Path::decode_bf16;
+  e.target = Target::scalar;
+  e.operands = "bfloat16";
+  e.rows = 8;
+  e.query_block = 16;
+  e.key_block = 1024;
+  e.tile_lanes = 0;
+  e.tasks = 3;
+  e.key_chunks = 2;
+  e.threads = 4;
+  e.workspace_bytes = 1234;
+  e.reason = "short_keys: keys are in a cache";
   CHECK(
       to_string(e) ==
       "ssmax::decode: path=decode_bf16 target=scalar operands=bfloat16 rows=8 query_block=16 key_block=1024 "

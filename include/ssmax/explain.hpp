@@ -1,5 +1,6 @@
 /// @defgroup explain Explanations (explain.hpp)
-/// How a call of attention, attention_partial, decode or attention_backward is computed, and why no faster path takes it.
+/// Explains how a call of attention, attention_partial, decode or attention_backward is computed, and why no faster path
+/// takes it.
 ///
 ///     Explanation explanation;
 ///     attention<bfloat16>({.q = q, .k = k, .v = v, .out = out}, scaling, Causal{}, {.explanation = &explanation});
@@ -37,8 +38,11 @@ enum class Path {
 
 /// How a call is computed. All texts are string literals.
 struct Explanation {
+  /// Explains no call.
+  SSMAX_INLINE Explanation() = default;
+
   const char* function = "";        ///< "attention", "attention_partial", "decode", "mpi::attention", …
-  Path path = Path::none;           ///< If none, what follows but `rows` has no meaning.
+  Path path = Path::none;           ///< If it is none, only `function` and `target` are set.
   Target target = Target::scalar;   ///< The instruction set.
   const char* operands = "";        ///< What is multiplied: "float", "double" or "bfloat16".
   index_t rows = 0;                 ///< Queries per kv head: queries · heads / kv_heads.
@@ -70,7 +74,8 @@ inline constexpr std::size_t most_of_a_line = 640;
 
 /// Writes the explanation as one line without a newline.
 SSMAX_COLD inline void write_line(const Explanation& e, char (&line)[most_of_a_line]) {
-  const int length = std::snprintf(line, sizeof(line), "ssmax::%s: path=%s", e.function, path_name(e.path));
+  const int length =
+      std::snprintf(line, sizeof(line), "ssmax::%.99s: path=%s", e.function, path_name(e.path));
   if (e.path == Path::none) return;
   std::snprintf(line + length, sizeof(line) - static_cast<std::size_t>(length),
                 " target=%s operands=%s rows=%td query_block=%td key_block=%td tile_lanes=%td tasks=%td "

@@ -70,7 +70,7 @@ void run_backward_with(const BackwardProblem<T>& problem, const GradientVariant<
   using Task = BackwardTask<T, E>;
   const index_t heads = problem.heads(), queries = query_blocks(problem), keys = key_blocks(problem);
   if (heads == 0 || queries + keys == 0) {
-    if (explainer.explains) explainer.publish({});
+    if (explainer.explains) explainer.publish(Explanation());
     return;
   }
   const QueryShape shape = problem.forward.shape(0);
@@ -102,12 +102,14 @@ void run_backward_with(const BackwardProblem<T>& problem, const GradientVariant<
   if (workspace == nullptr) workspace = &own;
   const std::size_t all_bytes = add_bytes(add_bytes(lane_bytes, head_bytes), has_sums ? sums_of_rows : 0);
   if (explainer.explains) {
-    explainer.publish({.query_block = query_block,
-                       .key_block = backward_key_block,
-                       .tile_lanes = counted.tile_lanes,
-                       .tasks = cut.whole_heads ? heads : heads * queries * keys,
-                       .threads = lanes,
-                       .workspace_bytes = all_bytes});
+    Explanation e;
+    e.query_block = query_block;
+    e.key_block = backward_key_block;
+    e.tile_lanes = counted.tile_lanes;
+    e.tasks = cut.whole_heads ? heads : heads * queries * keys;
+    e.threads = lanes;
+    e.workspace_bytes = all_bytes;
+    explainer.publish(e);
   }
   std::byte* memory = workspace->reserve(all_bytes);
   std::byte* const head_memory = memory + lane_bytes;

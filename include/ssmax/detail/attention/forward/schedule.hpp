@@ -86,13 +86,15 @@ void run_tasks(const Problem<T, X>& problem, const Variant<Compute<T>>& variant,
   const std::size_t lane_bytes = multiply_bytes(static_cast<std::size_t>(lanes), bytes);
   const std::size_t all_bytes = add_bytes(lane_bytes, static_cast<std::size_t>(waiting_size) * sizeof(A));
   if (explainer.explains) {
-    explainer.publish({.query_block = cut.queries,
-                       .key_block = counted.block_keys,
-                       .tile_lanes = counted.tile_lanes,
-                       .tasks = cut.tasks,
-                       .key_chunks = cut.chunks,
-                       .threads = lanes,
-                       .workspace_bytes = all_bytes});
+    Explanation e;
+    e.query_block = cut.queries;
+    e.key_block = counted.block_keys;
+    e.tile_lanes = counted.tile_lanes;
+    e.tasks = cut.tasks;
+    e.key_chunks = cut.chunks;
+    e.threads = lanes;
+    e.workspace_bytes = all_bytes;
+    explainer.publish(e);
   }
   std::byte* memory = workspace.reserve(all_bytes);
   A* waiting = reinterpret_cast<A*>(memory + lane_bytes);
@@ -159,7 +161,7 @@ void run_attention(const shared::Problem<T, X>& problem, const shared::Variant<s
                    const shared::AnyExecutor& executor) {
   detail::Explainer explainer(problem.caller);
   if (problem.rows() == 0 || problem.q.extent(0) == 0 || problem.kv_heads() == 0) {
-    if (explainer.explains) explainer.publish({});
+    if (explainer.explains) explainer.publish(Explanation());
     return;
   }
   Workspace own;

@@ -241,12 +241,14 @@ void run_short(const Problem<T, X>& problem, const Variant<Compute<T>>& variant,
   const Memory counted(count, d, dv);
   const std::size_t bytes = multiply_bytes(static_cast<std::size_t>(lanes), count.used());
   if (explainer.explains) {
-    explainer.publish({.query_block = size,
-                       .key_block = key_block,
-                       .tile_lanes = size,
-                       .tasks = tasks,
-                       .threads = lanes,
-                       .workspace_bytes = bytes});
+    Explanation e;
+    e.query_block = size;
+    e.key_block = key_block;
+    e.tile_lanes = size;
+    e.tasks = tasks;
+    e.threads = lanes;
+    e.workspace_bytes = bytes;
+    explainer.publish(e);
   }
   std::byte* memory = workspace.reserve(bytes);
   std::atomic<index_t> next{0};
