@@ -1,5 +1,6 @@
-// What docs/quick_start.md shows of rows, packed tensors and training, and that it works: ds is what moving s does.
+// What docs/quick_start.md shows of rows, packed tensors, training and explanations, and that it works: ds is what moving s does.
 #include <cmath>
+#include <cstdio>
 #include <span>
 #include <ssmax/ssmax.hpp>
 #include <vector>
@@ -35,6 +36,16 @@ void attention_in_training(const Layer& x, std::span<const float> s, std::span<f
   attention_backward<float>({.q = x.q, .k = x.k, .v = x.v, .out = x.out, .lse = x.lse},
                             {.dout = x.dout, .dq = x.dq, .dk = x.dk, .dv = x.dv}, scaling.gradient(ds),
                             Causal{}, score, {.rope = &rope}, pool);
+}
+
+// Returns whether the call multiplies in bfloat16, and prints why not.
+bool multiplies_in_bfloat16(View<const bfloat16, 4> q, View<const bfloat16, 4> k, View<const bfloat16, 4> v,
+                            View<bfloat16, 4> out) {
+  Explanation explanation;
+  attention<bfloat16>({.q = q, .k = k, .v = v, .out = out}, Softmax{}, Causal{},
+                      {.explanation = &explanation});
+  std::puts(to_string(explanation).c_str());
+  return explanation.path == Path::prefill_bf16 || explanation.path == Path::decode_bf16;
 }
 
 // One multiplication made qkv [tokens, (heads + 2·kv_heads)·d]; out [tokens, heads·d] goes into the next one.
@@ -138,6 +149,16 @@ int main() {
       check.near("the last token", static_cast<double>(last[i]),
                  static_cast<double>(out[out.size() - last.size() + i]), 1e-5);
     }
+  }
+  {
+    const std::vector<bfloat16> numbers(200 * 8, bfloat16(0.5f));
+    std::vector<bfloat16> out(numbers.size());
+    const View<const bfloat16, 4> q(numbers.data(), {1, 1, 200, 8});
+    const bool in_bfloat16 = multiplies_in_bfloat16(q, q, q, {out.data(), {1, 1, 200, 8}});
+    const Target target = active_target();
+    const bool has_products =
+        target == Target::amx || target == Target::avx512_bf16 || target == Target::neon_bf16;
+    check.near("bfloat16 products", in_bfloat16, has_products, 0);
   }
   return check.exit_code();
 }

@@ -32,6 +32,11 @@ constexpr std::array<Shape, 12> shapes{{
     {1, 1, 1, 20, 40, 8, 0},
 }};
 
+void check_path(const Result<bfloat16>& result, ssmax::Path path = ssmax::Path::backward_bf16) {
+  INFO(to_string(result.explanation));
+  CHECK(result.explanation.path == path);
+}
+
 template <class M>
 void check_products(const Problem<bfloat16>& problem, const M& mask, const Visible& visible,
                     const AttentionOptions<bfloat16>& options) {
@@ -121,7 +126,7 @@ TEST_CASE("gradients of s and b are those of finite differences", "[attention][b
   for_each_target_of_products([&](const std::string& target) {
     std::vector<float> ds(2), db(2);
     const SSMax<float> scaling{s, b};
-    static_cast<void>(run_backward(problem, scaling.gradient(ds, db), Causal{}));
+    check_path(run_backward(problem, scaling.gradient(ds, db), Causal{}));
     for (std::size_t i = 0; i < 2; ++i) {
       INFO(target << ' ' << ds[i] << ' ' << numeric[i] << ' ' << db[i] << ' ' << numeric[2 + i]);
       const double allowed = 0x1p-8 * 4 * size / 2;
@@ -141,7 +146,10 @@ TEST_CASE("gradients by products of bfloat16 have the same bits on any number of
     INFO(target);
     const Result<bfloat16> serial = run_backward(problem, Constant{3}, mask);
     ssmax::ThreadPool pool(3);
-    CHECK(run_backward(problem, Constant{3}, mask, {}, pool) == serial);
+    const Result<bfloat16> parallel = run_backward(problem, Constant{3}, mask, {}, pool);
+    check_path(serial);
+    check_path(parallel);
+    CHECK(parallel == serial);
   });
 }
 
@@ -166,6 +174,9 @@ TEST_CASE("gradients in float's arithmetic are an option", "[attention][backward
     for (const float value : in_float.dk) expected.push_back(bfloat16(value));
     CHECK(same_bits(asked.dk, expected));
     CHECK_FALSE(same_bits(rounded.dk, expected));
+    check_path(asked, ssmax::Path::backward);
+    CHECK(asked.explanation.reason == std::string("bfloat16: float_products is set"));
+    check_path(rounded);
   });
 }
 
@@ -183,6 +194,7 @@ TEST_CASE("what is not finite in a query or its dout reaches the keys that it se
         INFO(target << ' ' << poison << ' ' << in_dout);
         const auto result = run_backward(problem, Constant{1}, Causal{}),
                    expected = run_backward(clean, Constant{1}, Causal{});
+        check_path(result);
         for (std::size_t i = 101 * 32; i < 300 * 32; ++i) {
           REQUIRE(same_bits(std::vector{result.dk[i], result.dv[i]},
                             std::vector{expected.dk[i], expected.dv[i]}));
@@ -207,6 +219,7 @@ TEST_CASE("what is not finite in K reaches the queries that see it, and no other
       INFO(target << ' ' << poison);
       const auto result = run_backward(problem, Constant{1}, Causal{}),
                  expected = run_backward(clean, Constant{1}, Causal{});
+      check_path(result);
       CHECK(std::equal(result.dq.begin(), result.dq.begin() + 200 * 32, expected.dq.begin()));
       if (std::isnan(poison)) CHECK(std::isnan(static_cast<float>(result.dq[250 * 32 + 7])));
     });
@@ -223,6 +236,7 @@ TEST_CASE("NaN in dlse or lse reaches the gradients", "[attention][backward][bfl
   for_each_target_of_products([&](const std::string& target) {
     INFO(target);
     const auto result = run_backward(problem, Constant{1}, Full{});
+    check_path(result);
     CHECK(std::isnan(static_cast<float>(result.dq[11 * 32])));
     CHECK(std::isnan(static_cast<float>(result.dk[5])));
     CHECK_FALSE(std::isnan(static_cast<float>(result.dq[12 * 32])));
@@ -236,6 +250,7 @@ TEST_CASE("subnormal numbers count as 0 in products of gradients", "[attention][
   for_each_target_of_products([&](const std::string& target) {
     INFO(target);
     const auto result = run_backward(problem, Constant{1}, Full{});
+    check_path(result);
     for (const bfloat16 value : result.dk) CHECK(static_cast<float>(value) == 0);
   });
 }

@@ -43,6 +43,7 @@ template <class T>
 struct Result {
   std::vector<T> dq, dk, dv;
   std::vector<Compute<T>> dsinks;
+  Explanation explanation{};  // of the call, not compared
 
   explicit Result(const attention_problem::Problem<T>& problem, std::size_t sinks = 0)
       : dq(problem.q.size(), T(-77)),
@@ -61,6 +62,8 @@ Result<T> backward(const Problem<T>& problem, const Output<T>& output, const S& 
                    const C& score, const AttentionOptions<T>& options = {}, E&& executor = E{}) {
   const Shape& s = problem.shape;
   Result<T> result(problem, options.sinks.size());
+  AttentionOptions<T> explained = options;
+  explained.explanation = &result.explanation;
   const std::array<index_t, 4> of_out{s.batch, s.heads, s.queries, s.dv};
   const std::array<index_t, 3> of_rows{s.batch, s.heads, s.queries};
   View<const Compute<T>, 3> dlse{};
@@ -76,7 +79,7 @@ Result<T> backward(const Problem<T>& problem, const Output<T>& output, const S& 
                                 .dk = {result.dk.data(), {s.batch, s.kv_heads, s.keys, s.d}},
                                 .dv = {result.dv.data(), {s.batch, s.kv_heads, s.keys, s.dv}},
                                 .dsinks = result.dsinks},
-                               scaling, mask, score, options, executor);
+                               scaling, mask, score, explained, executor);
   return result;
 }
 
@@ -241,7 +244,11 @@ struct Rules {
                   const M& mask, const C& score, const AttentionOptions<T>& options = {}) {
     const Output<T> output = attention_problem::run<T>(problem, scaling, mask, score, options);
     Expected<T> expected = expectation(output);
-    take(backward(problem, output, scaling, mask, score, options), expected, name_of(problem.shape));
+    const Result<T> result = backward(problem, output, scaling, mask, score, options);
+    const bool is_bf16 = std::same_as<T, ssmax::bfloat16> && attention_problem::has_bfloat16_products() &&
+                         !options.float_products;
+    CHECK(result.explanation.path == (is_bf16 ? ssmax::Path::backward_bf16 : ssmax::Path::backward));
+    take(result, expected, name_of(problem.shape));
     return expected;
   }
   template <class S, class M>

@@ -24,21 +24,27 @@ using Products = ssmax::detail::PrefillKernels<float, bfloat16>;
 
 constexpr std::array<Shape, 14> shapes{{
     // batch, heads, kv_heads, queries, keys, d, dv
-    {1, 1, 1, 17, 1, 64, 64},
-    {1, 1, 1, 17, 2, 1, 1},
-    {1, 20, 1, 1, 33, 32, 32},  // one query, twenty heads
-    {1, 1, 1, 48, 128, 64, 64},
+    {1, 1, 1, 17, 129, 64, 64},
+    {1, 1, 1, 17, 130, 1, 1},
+    {1, 20, 1, 1, 133, 32, 32},  // one query, twenty heads
+    {1, 1, 1, 48, 256, 64, 64},
     {2, 2, 1, 49, 129, 64, 96},
     {1, 2, 2, 50, 257, 33, 31},
     {1, 1, 1, 97, 300, 31, 33},
     {1, 3, 1, 20, 140, 16, 17},
-    {1, 1, 1, 145, 70, 128, 128},
+    {1, 1, 1, 145, 170, 128, 128},
     {1, 1, 1, 33, 1100, 80, 40},
-    {1, 1, 1, 70, 33, 5, 100},  // queries that see nothing
-    {1, 1, 1, 20, 0, 8, 8},
-    {1, 1, 1, 20, 40, 0, 8},
-    {1, 1, 1, 20, 40, 8, 0},
+    {1, 1, 1, 170, 133, 5, 100},  // queries that see nothing
+    {1, 1, 1, 20, 0, 8, 8},       // short_keys
+    {1, 1, 1, 20, 140, 0, 8},
+    {1, 1, 1, 20, 140, 8, 0},
 }};
+
+template <class R>
+void check_path(const R& result, ssmax::Path path = ssmax::Path::prefill_bf16) {
+  INFO(to_string(result.explanation));
+  CHECK(result.explanation.path == path);
+}
 
 /// The multipliers of the four heads of SSMax are of any sign, and 0.
 TEST_CASE("products of bfloat16 cost what rounding the weights costs", "[attention][bfloat16]") {
@@ -52,8 +58,13 @@ TEST_CASE("products of bfloat16 cost what rounding the weights costs", "[attenti
       const Expected<bfloat16> causal = expect(problem, keys_before, multiplier, options);
       for_each_target_of_products([&](const std::string& target) {
         Rules<bfloat16> rules;
-        rules.take(run(problem, Constant{c}, Full{}, {.scale = 0.3}), full, name_of(shape) + "full");
-        rules.take(run(problem, Constant{c}, Causal{}, options), causal, name_of(shape) + "causal");
+        const Output<bfloat16> of_full = run(problem, Constant{c}, Full{}, {.scale = 0.3}),
+                               of_causal = run(problem, Constant{c}, Causal{}, options);
+        for (const auto* output : {&of_full, &of_causal}) {
+          check_path(*output, shape.keys == 0 ? ssmax::Path::short_keys : ssmax::Path::prefill_bf16);
+        }
+        rules.take(of_full, full, name_of(shape) + "full");
+        rules.take(of_causal, causal, name_of(shape) + "causal");
         rules.check(target);
       });
     }
@@ -68,7 +79,9 @@ TEST_CASE("RoPE costs nothing that a multiplier could enlarge", "[attention][bfl
   const Expected<bfloat16> expected = expect(problem, keys_before, ten, {.rope = &rope});
   for_each_target_of_products([&](const std::string& target) {
     Rules<bfloat16> rules;
-    rules.take(run(problem, Constant{10}, Causal{}, {.rope = &rope}), expected, "rope");
+    const Output<bfloat16> output = run(problem, Constant{10}, Causal{}, {.rope = &rope});
+    check_path(output);
+    rules.take(output, expected, "rope");
     rules.check(target);
   });
 }
@@ -88,11 +101,13 @@ TEST_CASE("a cache with RoPE differs from float's arithmetic by the rounding of 
     const auto lse_of = [&](bool float_products) {
       std::vector<bfloat16> out(q.size());
       std::vector<float> lse(queries);
+      ssmax::Explanation explanation;
       ssmax::decode<bfloat16>({.q = {q.data(), {1, 1, queries, d}},
                                .out = {out.data(), {1, 1, queries, d}},
                                .lse = {lse.data(), {1, 1, queries}}},
                               cache, Constant{10}, Causal{},
-                              {.rope = &rope, .float_products = float_products});
+                              {.rope = &rope, .float_products = float_products, .explanation = &explanation});
+      CHECK(explanation.path == (float_products ? ssmax::Path::prefill : ssmax::Path::prefill_bf16));
       return lse;
     };
     const std::vector<float> ours = lse_of(false), in_float = lse_of(true);
@@ -115,8 +130,13 @@ TEST_CASE("float's arithmetic is an option, with the bits that it has on any tar
   for_each_target_of_products([&](const std::string& target) {
     INFO(target);
     const Output<float> in_float = run(wide, Constant{2}, Causal{});
-    CHECK(same_bits(run(problem, Constant{2}, Causal{}, {.float_products = true}).lse, in_float.lse));
-    CHECK_FALSE(same_bits(run(problem, Constant{2}, Causal{}).lse, in_float.lse));
+    const Output<bfloat16> asked = run(problem, Constant{2}, Causal{}, {.float_products = true}),
+                           rounded = run(problem, Constant{2}, Causal{});
+    CHECK(same_bits(asked.lse, in_float.lse));
+    CHECK_FALSE(same_bits(rounded.lse, in_float.lse));
+    check_path(asked, ssmax::Path::prefill);
+    CHECK(asked.explanation.reason == std::string("bfloat16: float_products is set"));
+    check_path(rounded);
   });
 }
 
@@ -126,38 +146,45 @@ TEST_CASE("products of bfloat16 have the same bits on any number of threads", "[
     INFO(target);
     const Output<bfloat16> serial = run(problem, Constant{3}, Causal{});
     ssmax::ThreadPool pool(3);
-    CHECK(run(problem, Constant{3}, Causal{}, {}, pool) == serial);
+    const Output<bfloat16> parallel = run(problem, Constant{3}, Causal{}, {}, pool);
+    check_path(serial);
+    check_path(parallel);
+    CHECK(parallel.explanation.threads == 3);
+    CHECK(parallel == serial);
   });
 }
 
 // ---- What is not a usual number ---------------------------------------------------------------------------
 
 TEST_CASE("NaN and infinity behind a mask stay there, in bfloat16's products too", "[attention][bfloat16]") {
-  const Shape shape{1, 1, 1, 100, 100, 32, 32};
+  const Shape shape{1, 1, 1, 200, 200, 32, 32};
   const Problem<bfloat16> clean(shape);
   for (const float poison : {std::numeric_limits<float>::quiet_NaN(), infinity<float>, -infinity<float>}) {
     Problem<bfloat16> problem = clean;
-    for (std::size_t i = 90 * 32; i < 100 * 32; ++i) problem.k[i] = problem.v[i] = bfloat16(poison);
+    for (std::size_t i = 190 * 32; i < 200 * 32; ++i) problem.k[i] = problem.v[i] = bfloat16(poison);
     for_each_target_of_products([&](const std::string& target) {
       INFO(target << ' ' << poison);
       const Output<bfloat16> output = run(problem, Constant{2}, Causal{}),
                              expected = run(clean, Constant{2}, Causal{});
-      CHECK(std::equal(output.lse.begin(), output.lse.begin() + 90, expected.lse.begin()));
-      CHECK(same_bits(std::vector(output.out.begin(), output.out.begin() + 90 * 32),
-                      std::vector(expected.out.begin(), expected.out.begin() + 90 * 32)));
-      if (std::isnan(poison)) CHECK(std::isnan(output.lse[95]));
+      CHECK(std::equal(output.lse.begin(), output.lse.begin() + 190, expected.lse.begin()));
+      CHECK(same_bits(std::vector(output.out.begin(), output.out.begin() + 190 * 32),
+                      std::vector(expected.out.begin(), expected.out.begin() + 190 * 32)));
+      if (std::isnan(poison)) CHECK(std::isnan(output.lse[195]));
+      check_path(output);
+      check_path(expected);
     });
   }
 }
 
 TEST_CASE("an infinite value reaches the queries that see it, and no others", "[attention][bfloat16]") {
-  const Shape shape{1, 1, 1, 100, 100, 32, 32};
+  const Shape shape{1, 1, 1, 200, 200, 32, 32};
   Problem<bfloat16> problem(shape);
   problem.v[50 * 32 + 3] = bfloat16(infinity<float>);
   for_each_target_of_products([&](const std::string& target) {
     INFO(target);
     const Output<bfloat16> output = run(problem, Constant{1}, Causal{});
-    for (std::size_t row = 0; row < 100; ++row) {
+    check_path(output);
+    for (std::size_t row = 0; row < 200; ++row) {
       const auto value = static_cast<float>(output.out[row * 32 + 3]);
       CHECK((row < 50 ? std::isfinite(value) : value == infinity<float>));
       CHECK(std::isfinite(static_cast<float>(output.out[row * 32 + 4])));
@@ -167,7 +194,7 @@ TEST_CASE("an infinite value reaches the queries that see it, and no others", "[
 
 /// The units take subnormal numbers for 0.
 TEST_CASE("subnormal numbers of bfloat16 count as 0 in products", "[attention][bfloat16]") {
-  Problem<bfloat16> problem({1, 1, 1, 20, 40, 32, 32});
+  Problem<bfloat16> problem({1, 1, 1, 20, 140, 32, 32});
   bfloat16 subnormal;
   subnormal.bits = 0x0001;
   std::fill(problem.k.begin(), problem.k.end(), subnormal);
@@ -175,8 +202,9 @@ TEST_CASE("subnormal numbers of bfloat16 count as 0 in products", "[attention][b
   for_each_target_of_products([&](const std::string& target) {
     INFO(target);
     const Output<bfloat16> output = run(problem, Constant{1}, Full{});
+    check_path(output);
     for (const bfloat16 value : output.out) CHECK(static_cast<float>(value) <= static_cast<float>(subnormal));
-    for (const float lse : output.lse) CHECK(std::abs(lse - std::log(40.F)) <= 1e-6F);
+    for (const float lse : output.lse) CHECK(std::abs(lse - std::log(140.F)) <= 1e-6F);
   });
 }
 
@@ -186,7 +214,9 @@ TEST_CASE("logits that no integer shift holds are left to double", "[attention][
   const Expected<bfloat16> expected = expect(problem, all_keys, thousand);
   for_each_target_of_products([&](const std::string& target) {
     Rules<bfloat16> rules;
-    rules.take(run(problem, Constant{1000}, Full{}), expected, "large");
+    const Output<bfloat16> output = run(problem, Constant{1000}, Full{});
+    check_path(output);
+    rules.take(output, expected, "large");
     rules.check(target);
   });
 }
@@ -263,10 +293,12 @@ void check_cuts(const Shape& shape, const S& scaling) {
   for_each_target_of_products([&](const std::string& target) {
     INFO(target);
     const Output<bfloat16> whole = run(problem, scaling, Causal{});
+    check_path(whole);
     index_t differ = 0;
     for (const index_t left_out : {1, 7, 15, 16, 31, 40, 47, 60, 77}) {
       const index_t queries = shape.queries - left_out;
       const Output<bfloat16> part = run(last_queries(problem, queries), scaling, Causal{});
+      check_path(part);
       for (index_t head = 0; head < shape.heads; ++head) {
         const auto row = static_cast<std::size_t>(head * shape.queries + left_out);
         const auto* lse = part.lse.data() + head * queries;

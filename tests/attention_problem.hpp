@@ -95,6 +95,7 @@ template <class T>
 struct Output {
   std::vector<T> out;
   std::vector<Compute<T>> lse;
+  Explanation explanation{};  // of the call, not compared
 
   explicit Output(const Shape& s)
       : out(static_cast<std::size_t>(s.batch * s.heads * s.queries * s.dv), T(-77)),
@@ -110,12 +111,14 @@ requires ssmax::Score<C> Output<T> run(const Problem<T>& problem, const S& scali
                                        E&& executor = E{}) {
   const Shape& s = problem.shape;
   Output<T> result(s);
+  AttentionOptions<T> explained = options;
+  explained.explanation = &result.explanation;
   ssmax::attention<T>({.q = problem.q_view(),
                        .k = problem.k_view(),
                        .v = problem.v_view(),
                        .out = {result.out.data(), {s.batch, s.heads, s.queries, s.dv}},
                        .lse = {result.lse.data(), {s.batch, s.heads, s.queries}}},
-                      scaling, mask, score, options, executor);
+                      scaling, mask, score, explained, executor);
   return result;
 }
 
@@ -251,6 +254,14 @@ struct Expected {
 /// Whether the active target has products of bfloat16.
 inline bool has_bfloat16_products() {
   return ssmax::detail::bf16_capabilities(ssmax::active_target()).has_products;
+}
+
+/// The path of a bfloat16 call of so many rows per kv head, on a target that has products of bfloat16. More than 128
+/// keys or a cache.
+inline ssmax::Path bfloat16_path(index_t rows) {
+  if (rows < 5) return ssmax::Path::decode;
+  const ssmax::Target target = ssmax::active_target();
+  return rows <= 16 && target != ssmax::Target::amx ? ssmax::Path::decode_bf16 : ssmax::Path::prefill_bf16;
 }
 
 /// Calls the test on every target that has products of bfloat16, and says once if there is none.

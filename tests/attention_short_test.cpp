@@ -75,6 +75,8 @@ void check_bits(const Shape& shape, const C& score = {}, const AttentionOptions<
   for_each_target_of<T>([&](const std::string& target) {
     INFO(target << ' ' << name_of(shape));
     const Output<T> result = run(problem, heads.scaling(), Full{}, score, options);
+    CHECK(result.explanation.path == Path::short_keys);
+    CHECK(result.explanation.key_chunks == 1);
     CHECK(run(problem, heads.scaling(), Full{}, score, options, three) == result);
     CHECK(run(problem, heads.scaling(), Full{}, score, options, test_executors::Reverse{64}) == result);
     CHECK(run(problem, heads.scaling(), KeyLengths{lengths}, score, options) == result);
@@ -82,7 +84,10 @@ void check_bits(const Shape& shape, const C& score = {}, const AttentionOptions<
     if (shape.queries * shape.heads / shape.kv_heads <= 16 || options.rope != nullptr) return;
     AttentionOptions<T> in_float = options;  // as short sequences are
     in_float.float_products = true;
-    CHECK(run(longer, heads.scaling(), KeyLengths{lengths}, score, in_float) == result);
+    const Output<T> of_longer = run(longer, heads.scaling(), KeyLengths{lengths}, score, in_float);
+    const index_t rows = shape.queries * shape.heads / shape.kv_heads;
+    CHECK(of_longer.explanation.path == (rows > 16 ? Path::prefill : Path::decode));
+    CHECK(of_longer == result);
   });
 }
 
@@ -119,6 +124,7 @@ TEST_CASE("short sequences: poison reaches those that see it, and no others", "[
         poisoned.v[at] = head % 2 == 0 ? nan<float> : infinity<float>;
       }
       const Output<float> result = run(poisoned, heads.scaling(), mask);
+      CHECK(result.explanation.path == Path::short_keys);
       int leaked = 0, lost = 0;
       for (index_t row = 0; row < problem.rows(); ++row) {
         const auto at = static_cast<std::size_t>(row * shape.dv);
@@ -146,6 +152,7 @@ TEST_CASE("short sequences: poison reaches groups of queries that see all keys",
   for_each_target([&](const std::string& target) {
     INFO(target);
     const Output<float> result = run(problem, ssmax::Softmax{}, Growing{});
+    CHECK(result.explanation.path == Path::short_keys);
     int wrong = 0;
     for (index_t row = 0; row < problem.rows(); ++row) {
       const bool sees = row % shape.queries >= 3;

@@ -17,6 +17,13 @@ using attention_problem::for_each_target_of_products;
 using attention_problem::rounded_sum;
 using attention_problem::rounded_weights;
 
+template <class R>
+void check_path(const R& result, const Shape& shape) {
+  const ssmax::Explanation& e = result.explanation;
+  INFO(to_string(e));
+  CHECK(e.path == attention_problem::bfloat16_path(shape.queries * shape.heads / shape.kv_heads));
+}
+
 /// Whether the target takes a query of a few in 16 bits as well.
 bool is_matrix(const std::string& target) { return target == "amx"; }
 
@@ -34,6 +41,7 @@ TEST_CASE("decode in products of bfloat16 costs what rounding the weights costs"
     const Plan plan{.multiplier = [](index_t, index_t, index_t) { return Real(-2.5); }};
     check(data, cache, Expected<bfloat16>(data, Plan{}), ssmax::Softmax{}, Causal{}, Identity{});
     check(data, cache, Expected<bfloat16>(data, plan), ssmax::Constant{-2.5}, Causal{}, Identity{});
+    for_each_target_of_products([&](const std::string&) { check_path(run(data, cache), shape); });
     const Plan capped{.score = [](Real z, index_t, index_t) { return 2 * std::tanh(z / 2); }};
     check(data, cache, Expected<bfloat16>(data, capped), ssmax::Softmax{}, Causal{}, ssmax::Softcap{2});
   }
@@ -51,6 +59,8 @@ TEST_CASE("decode by pair dots has float's lse, and up to four queries all of fl
       const Output<bfloat16> rounded = run(data, cache),
                              floats = run(data, cache, ssmax::Softmax{}, Causal{}, Identity{}, in_float);
       CHECK((rounded == floats) == (heads < 5));
+      check_path(rounded, data.shape);
+      CHECK(floats.explanation.path == ssmax::Path::decode);
       Real worst = 0, worst_lse = 0;
       for (std::size_t i = 0; i < rounded.out.size(); ++i) {
         const Real stored = std::ldexp(Real(1), std::ilogb(expected.exact.out[i]) - 8);
@@ -75,9 +85,10 @@ TEST_CASE("a rotated query loses nothing against rotated keys of a bfloat16 cach
   for_each_target_of_products([&](const std::string& target) {
     INFO(target);
     const auto lse_of = [&](bool float_products) {
-      return run(data, cache, ssmax::Constant{10}, Causal{}, Identity{},
-                 {.rope = &rope, .float_products = float_products})
-          .lse;
+      const Output<bfloat16> output = run(data, cache, ssmax::Constant{10}, Causal{}, Identity{},
+                                          {.rope = &rope, .float_products = float_products});
+      if (!float_products) check_path(output, data.shape);
+      return output.lse;
     };
     const std::vector<float> ours = lse_of(false), in_float = lse_of(true);
     Real worst = 0;
@@ -104,8 +115,10 @@ TEST_CASE("what a query of a few does not see never enters its result", "[decode
       }
       for_each_target_of_products([&](const std::string& target) {
         INFO(target << ' ' << poison);
-        CHECK(run(bad, filled<bfloat16>(bad), ssmax::Softmax{}, EveryThirdKeyIsHidden{}) ==
-              run(data, filled<bfloat16>(data), ssmax::Softmax{}, EveryThirdKeyIsHidden{}));
+        const Output<bfloat16> result =
+            run(bad, filled<bfloat16>(bad), ssmax::Softmax{}, EveryThirdKeyIsHidden{});
+        check_path(result, shape);
+        CHECK(result == run(data, filled<bfloat16>(data), ssmax::Softmax{}, EveryThirdKeyIsHidden{}));
       });
     }
   }
@@ -117,7 +130,9 @@ TEST_CASE("decode in products of bfloat16 has the same bits on any number of thr
   for_each_target_of_products([&](const std::string& target) {
     INFO(target);
     ssmax::ThreadPool pool(3);
-    CHECK(run(data, cache, ssmax::Softmax{}, Causal{}, Identity{}, {}, pool) == run(data, cache));
+    const Output<bfloat16> result = run(data, cache, ssmax::Softmax{}, Causal{}, Identity{}, {}, pool);
+    check_path(result, data.shape);
+    CHECK(result == run(data, cache));
   });
 }
 

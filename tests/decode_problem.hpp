@@ -120,6 +120,7 @@ template <class T>
 struct Output {
   std::vector<T> out;
   std::vector<Compute<T>> lse;
+  Explanation explanation{};  // of the call, not compared
 
   explicit Output(const Shape& s)
       : out(static_cast<std::size_t>(s.rows() * s.dv), T(-77.F)),
@@ -134,10 +135,12 @@ Output<T> run(const Data<T>& data, const KvCache<X>& cache, const S& scaling = {
               const C& score = {}, const AttentionOptions<T>& options = {}, E&& executor = {}) {
   const Shape& s = data.shape;
   Output<T> result(s);
+  AttentionOptions<T> explained = options;
+  explained.explanation = &result.explanation;
   decode<T>({.q = data.q_view(),
              .out = {result.out.data(), {s.batch(), s.heads, s.queries, s.dv}},
              .lse = {result.lse.data(), {s.batch(), s.heads, s.queries}}},
-            cache, scaling, mask, score, options, executor);
+            cache, scaling, mask, score, explained, executor);
   return result;
 }
 

@@ -59,6 +59,7 @@
 #include "detail/attention/call/user_variant.hpp"
 #include "detail/attention/forward/driver.hpp"
 #include "execution.hpp"
+#include "explain.hpp"
 #include "mask.hpp"
 #include "rope.hpp"
 #include "scaling.hpp"
@@ -90,6 +91,7 @@ struct AttentionOptions {
   Workspace* workspace = nullptr;                  ///< Memory kept between calls.
   bool float_products = false;                     ///< bfloat16: products in float on every processor.
   bool scaled_sinks = false;                       ///< Sinks are logits, times c. (Not in finish.)
+  Explanation* explanation = nullptr;  ///< Written, if given: how the call is computed. (Not in finish.)
 };
 
 /// For attention_partial: k and v hold keys [first_key, first_key + k.extent(2)) of `keys`, q holds queries

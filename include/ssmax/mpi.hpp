@@ -106,7 +106,7 @@ void attention(Communicator& comm, const Layout& layout, const std::type_identit
   const detail::Complaint complaint = detail::complaint_of(function, [&] {
     detail::check_arguments(function, a, options);
     detail::check_share(function, comm, layout, a.q, a.k);
-    const auto whole = detail::whole_problem(a.q, none, layout, options);
+    const auto whole = detail::whole_problem(function, a.q, none, layout, options);
     detail::check_segments<T>(function, comm.rank(), layout, whole, a.k, a.v, options, variant);
     if (comm.ranks() > 1) policies = detail::fingerprint_of_ranges<A>(variant, shape, a.k.extent(1));
     if (comm.ranks() > 1 && !layout.is_by_heads()) {
@@ -135,7 +135,7 @@ void attention(Communicator& comm, const Layout& layout, const std::type_identit
     const index_t row = a.k.extent(0) * a.k.extent(1) * (a.k.extent(3) + a.v.extent(3));
     const index_t size = static_cast<index_t>(sizeof(T));
     const detail::RingPlan plan(comm, layout, detail::travel_unit(row * size), seen);
-    const auto whole = detail::whole_problem(a.q, none, layout, options);
+    const auto whole = detail::whole_problem(function, a.q, none, layout, options);
     detail::ring_forward<T>(comm, plan, a, whole, variant, options, n, any);
   });
 }
@@ -182,7 +182,7 @@ void attention_backward(Communicator& comm, const Layout& layout,
       detail::fail_value(function, "layout", "has segments", std::ssize(layout.segments()), "must be at most",
                          16384);
     }
-    const auto whole = detail::whole_problem(a.q, none, layout, options);
+    const auto whole = detail::whole_problem(function, a.q, none, layout, options);
     detail::check_segments<T>(function, comm.rank(), layout, whole, a.k, a.v, options, variant);
     if (comm.ranks() > 1) policies = detail::fingerprint_of_ranges<A>(variant, shape, a.k.extent(1));
     if (comm.ranks() > 1 && !layout.is_by_heads()) {
@@ -212,7 +212,7 @@ void attention_backward(Communicator& comm, const Layout& layout,
       detail::backward_by_heads<T>(comm, layout, a, g, agreement.last_agreed() != 0, variant, options, any);
     } else {
       const detail::RingPlan plan(comm, layout, detail::travel_keys, seen);
-      const auto whole = detail::whole_problem(a.q, none, layout, options);
+      const auto whole = detail::whole_problem(function, a.q, none, layout, options);
       detail::ring_backward<T>(comm, plan, a, g, whole, variant, options, n, any);
     }
     rows.add_up(comm);
@@ -277,7 +277,7 @@ void decode(Communicator& comm, const Layout& layout, index_t length,
       "bfloat16");
   const char* function = "mpi::decode";
   const detail::ChunkOfKeys<KvCache<X>> none{cache, length, 0, {}};
-  const auto whole = detail::make_cache_problem(a.q, none, options);
+  const auto whole = detail::called_by(function, options, detail::make_cache_problem(a.q, none, options));
   const detail::UserVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
   const QueryShape shape{a.q.extent(0), a.q.extent(1), a.q.extent(2), length};
   std::int64_t policies = 0;

@@ -9,6 +9,7 @@
 #include "decode.hpp"
 #include "entmax.hpp"
 #include "execution.hpp"
+#include "explain.hpp"
 #include "half.hpp"
 #include "heads_view.hpp"
 #include "key_source.hpp"

@@ -67,12 +67,13 @@ void use_data() {
 #if defined(_OPENMP)
   use(OpenMP(2));
 #endif
-  use(StorageTraits<half>{}), use(StorageTraits<bfloat16>{});
+  use(StorageTraits<half>{}), use(StorageTraits<bfloat16>{}), use(Explanation{});
 
   // And the data that the library's parts hand each other.
   std::array<float, 4> out{};
   const View<float, 4> result(out.data(), one);
-  const AttentionOptions<float> options{.workspace = &workspace};
+  Explanation explanation;
+  const AttentionOptions<float> options{.workspace = &workspace, .explanation = &explanation};
   attention<float>({.q = view, .k = view, .v = view, .out = result, .lse = rows}, learns, where, bias_learns,
                    options, pool);
   attention_backward<float>({.q = view, .k = view, .v = view, .out = result, .lse = rows},

@@ -65,9 +65,10 @@ Agreement agreement_of(const char* function, const mpi::Layout& layout, const Vi
 /// Returns the problem of all rows of this rank, whose keys are to be replaced (with_keys). `keys` stands for the whole
 /// sequence, and stores nothing.
 template <class T>
-Problem<Compute<T>> whole_problem(const View<const T, 4>& q, const KeyShare<T>& keys,
+Problem<Compute<T>> whole_problem(const char* function, const View<const T, 4>& q, const KeyShare<T>& keys,
                                   const mpi::Layout& layout, const AttentionOptions<T>& options) {
-  return queries_among(make_problem(q, AnyKeys<Compute<T>>(keys), options), 0, layout.positions());
+  return queries_among(called_by(function, options, make_problem(q, AnyKeys<Compute<T>>(keys), options)), 0,
+                       layout.positions());
 }
 
 /// Calls check_policies for each segment of this rank.

@@ -10,7 +10,7 @@
 
 #include <atomic>
 
-#include "../call/route.hpp"
+#include "../call/explain.hpp"
 #include "driver.hpp"
 #include "task.hpp"
 
@@ -64,10 +64,13 @@ void hand_over(const BackwardProblem<A>& problem, const GradientVariant<A>& vari
 /// Operands of the products are E: see BackwardTask.
 template <class E, class A>
 void run_backward_with(const BackwardProblem<A>& problem, const GradientVariant<A>& variant,
-                       Workspace* workspace, const AnyExecutor& executor) {
+                       Workspace* workspace, const AnyExecutor& executor, const Explainer& explainer) {
   using Task = BackwardTask<A, E>;
   const index_t heads = problem.heads(), queries = query_blocks(problem), keys = key_blocks(problem);
-  if (heads == 0 || queries + keys == 0) return;
+  if (heads == 0 || queries + keys == 0) {
+    if (explainer.explains) explainer.publish(Explanation());
+    return;
+  }
   const QueryShape shape = problem.forward.shape(0);
   const InputRows<A>& q = problem.forward.q;
   const index_t rows = q.extent(0) * q.extent(1) * q.extent(2);
@@ -95,8 +98,18 @@ void run_backward_with(const BackwardProblem<A>& problem, const GradientVariant<
   const std::size_t head_bytes = multiply_bytes(static_cast<std::size_t>(cut.at_once), sums_bytes);
   Workspace own;
   if (workspace == nullptr) workspace = &own;
-  std::byte* memory =
-      workspace->reserve(add_bytes(add_bytes(lane_bytes, head_bytes), has_sums ? sums_of_rows : 0));
+  const std::size_t all_bytes = add_bytes(add_bytes(lane_bytes, head_bytes), has_sums ? sums_of_rows : 0);
+  if (explainer.explains) {
+    Explanation e;
+    e.query_block = query_block;
+    e.key_block = backward_key_block;
+    e.tile_lanes = counted.tile_lanes;
+    e.tasks = cut.whole_heads ? heads : heads * queries * keys;
+    e.threads = lanes;
+    e.workspace_bytes = all_bytes;
+    explainer.publish(e);
+  }
+  std::byte* memory = workspace->reserve(all_bytes);
   std::byte* const head_memory = memory + lane_bytes;
   CallSums sums = stage.kept;
   if (has_sums) {
@@ -171,13 +184,16 @@ SSMAX_BEGIN_COMPILED
 template <class E, class A>
 void run_backward(const shared::BackwardProblem<A>& problem, const shared::GradientVariant<A>& variant,
                   Workspace* workspace, const shared::AnyExecutor& executor) {
+  const detail::Route route = detail::route_backward(problem.forward);
   if constexpr (!std::same_as<E, A>) {
-    if (!detail::routes_backward_to_bf16(problem.forward)) {
+    if (route.path != Path::backward_bf16) {
       run_backward<A>(problem, variant, workspace, executor);
       return;
     }
   }
-  detail::run_backward_with<E>(problem, variant, workspace, executor);
+  detail::Explainer explainer(problem.forward.caller);
+  explainer.set<A>(route, problem.forward.rows());
+  detail::run_backward_with<E>(problem, variant, workspace, executor, explainer);
 }
 
 SSMAX_END

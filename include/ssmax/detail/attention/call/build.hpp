@@ -62,6 +62,14 @@ Problem<Compute<T>> for_forward(Problem<Compute<T>> problem) {
   return problem;
 }
 
+/// Returns the problem with its caller.
+template <class T>
+Problem<Compute<T>> called_by(const char* function, const AttentionOptions<T>& options,
+                              Problem<Compute<T>> problem) {
+  problem.caller = {function, options.explanation};
+  return problem;
+}
+
 // ---- Keys in views. -----------------------------------------------------------------------------------------
 
 /// Returns keys [first, first + k.extent(2)) of `keys`.
@@ -129,7 +137,7 @@ class AttentionCall {
   AttentionCall(const char* function, const Arguments& a, const AttentionOptions<T>& options,
                 const V& variant)
       : keys_((check_arguments(function, a, options), keys_of(a))),
-        problem(for_forward<T>(make_problem<T>(a, keys_, options))),
+        problem(called_by(function, options, for_forward<T>(make_problem<T>(a, keys_, options)))),
         result(make_result(a, options)) {
     check_policies(function, problem, options.rope, variant);
   }
@@ -146,7 +154,8 @@ struct DecodeCall {
   template <class K, class V>
   DecodeCall(const char* function, const DecodeArguments<T>& a, const K& cache,
              const AttentionOptions<T>& options, const V& variant)
-      : problem((check_arguments(function, a, cache, options), make_cache_problem(a.q, cache, options))),
+      : problem((check_arguments(function, a, cache, options),
+                 called_by(function, options, make_cache_problem(a.q, cache, options)))),
         result(make_result(a, options)) {
     check_policies(function, problem, options.rope, variant);
     check_stored_keys(function, problem, variant.mask);

@@ -44,7 +44,8 @@ class BackwardCall {
   BackwardCall(const char* function, const BackwardArguments<T>& a, const AttentionGradients<T>& g,
                const AttentionOptions<T>& options, const V& variant)
       : keys_((check_arguments(function, a, g, options), keys_of(a))),
-        problem(make_backward_problem(make_problem<T>(a, keys_, options), a, g, options)) {
+        problem(make_backward_problem(called_by(function, options, make_problem<T>(a, keys_, options)), a, g,
+                                      options)) {
     check_policies(function, problem.forward, options.rope, variant);
   }
   BackwardCall(const BackwardCall&) = delete;

@@ -4,6 +4,7 @@
 #include <span>
 
 #include "../../../attention_state.hpp"
+#include "../../../explain.hpp"
 #include "../../../query.hpp"
 #include "../../../rope.hpp"
 #include "../../../storage.hpp"
@@ -18,6 +19,12 @@ SSMAX_BEGIN_SHARED
 /// the same. 128 keys of logits for 48 queries are 24 KiB, which fit a first-level cache. 1024 keys of float
 /// and width 64 are 0.5 MiB, 16 µs of reading: enough for a task, little enough to share among threads.
 inline constexpr index_t key_block = 128, key_chunk = 1024;
+
+/// The public function that was called, and where it explains the call.
+struct Caller {
+  const char* function = "";
+  Explanation* explanation = nullptr;
+};
 
 /// A is the type that the call computes in.
 template <class A>
@@ -35,6 +42,7 @@ struct Problem {
   index_t first_query = 0, queries_after = 0;
   /// Heads of the call after those of q. Query::head counts all of them; kv heads are counted from q's first.
   index_t heads_after = 0;
+  Caller caller{};
 
   SSMAX_INLINE bool has_rope() const { return rope.cosine != nullptr; }
   SSMAX_INLINE QueryShape shape(index_t batch) const {

@@ -8,8 +8,11 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// The drivers of the forward, with the operands of their products.
-enum class Path { short_keys, prefill, prefill_bf16, decode, decode_bf16 };
+/// A path, and why no faster path takes the call ("" if none is faster).
+struct Route {
+  Path path = Path::none;
+  const char* reason = "";
+};
 
 /// Most rows (queries of a kv head) of the decode path. From 17 rows on a vector of queries is full, and the products'
 /// FMAs cost more than copying K and V into tiles.
@@ -22,52 +25,78 @@ inline constexpr index_t least_short_rows = 4;
 /// 110 ms by pair dots (Zen 5, 32 heads, 4096 keys).
 inline constexpr index_t least_bf16_decode_rows = 5;
 
-/// Returns whether a call may take the bf16 path. The backward takes that path for any number of rows.
-template <class A>
-bool allows_bf16(const Problem<A>& problem, const Bf16Capabilities& target) {
-  const bool are_stored =
-      problem.q.kind() == ElementKind::bfloat16 && problem.keys.kind() == ElementKind::bfloat16;
-  return are_stored && target.has_products && !problem.float_products;
-}
+/// Why a path does not take a call: null if it does, "" if it is not faster for such calls.
+using WhyNot = const char*;
 
-/// Returns whether the short_keys path takes a call: every batch entry's keys are one block. Exception: a cache, so
-/// that the bits of a sequence do not depend on the lengths of the others in the batch. Exception: a state that
-/// continues.
+/// Why the short_keys path does not take a call: every batch entry's keys must be one block. Exceptions: a cache, so that
+/// the bits of a sequence do not depend on the lengths of the others in the batch; a state that continues. `explains` only
+/// adds the text of an exception.
 template <class A>
-bool has_short_keys(const Problem<A>& problem, const Result<A>& result) {
-  if (problem.rows() < least_short_rows || !problem.rotate_keys || result.continues) return false;
+WhyNot why_not_short_keys(const Problem<A>& problem, const Result<A>& result, bool explains) {
+  if (problem.rows() < least_short_rows) return "";
+  const bool is_exception = !problem.rotate_keys || result.continues;
+  if (is_exception && !explains) return "";
   for (index_t batch = 0; batch < problem.q.extent(0); ++batch) {
-    if (problem.keys.length(batch) > key_block) return false;
+    if (problem.keys.length(batch) > key_block) return "";
   }
-  return true;
+  if (!problem.rotate_keys) return "short_keys: keys are in a cache";
+  if (result.continues) return "short_keys: the state continues another one";
+  return nullptr;
 }
 
-/// Returns the path of a call: the first in this table whose condition holds. Rows are the queries of a kv head.
+/// Why the products of a call are not in bfloat16, whatever its rows are. The backward asks nothing else.
+template <class A>
+WhyNot why_not_bf16(const Problem<A>& problem, const Bf16Capabilities& target) {
+  const bool q_is_bf16 = problem.q.kind() == ElementKind::bfloat16;
+  if (!q_is_bf16 || problem.keys.kind() != ElementKind::bfloat16) {
+    if (!target.has_products || std::same_as<A, double>) return "";
+    return q_is_bf16 ? "bfloat16: keys are stored in another type"
+                     : "bfloat16: queries are stored in another type";
+  }
+  if (!target.has_products) return "bfloat16: this target has no bfloat16 products";
+  if (problem.float_products) return "bfloat16: float_products is set";
+  return nullptr;
+}
+
+/// The same for the products of few rows.
+template <class A>
+WhyNot why_not_bf16_decode(const Problem<A>& problem, const Bf16Capabilities& target) {
+  if (const WhyNot why_not = why_not_bf16(problem, target)) return why_not;
+  if (problem.rows() < least_bf16_decode_rows) return "bfloat16: fewer than 5 rows per kv head";
+  if (!target.has_pair_dots) return "bfloat16: this target has no pair dots";
+  if (problem.has_rope() && problem.rotate_keys) return "bfloat16: keys are rotated in the call";
+  return nullptr;
+}
+
+/// Returns the path of a call: the first in this table that has no reason against it. Rows are the queries of a kv head.
 ///
-/// | path         | condition                                                                              |
-/// |--------------|----------------------------------------------------------------------------------------|
-/// | short_keys   | has_short_keys: at most 128 keys, 4 rows or more, no cache, no state that continues    |
-/// | prefill_bf16 | allows_bf16; more than the target's decode_rows_max rows                               |
-/// | decode_bf16  | allows_bf16; the target has pair dots; 5 rows or more; keys need no rotation           |
-/// | decode       | at most 16 rows                                                                        |
-/// | prefill      | all other calls                                                                        |
+/// | path         | reasons against it   | condition                                                              |
+/// |--------------|----------------------|------------------------------------------------------------------------|
+/// | short_keys   | why_not_short_keys   | at most 128 keys, 4 rows or more, no cache, no state that continues    |
+/// | prefill_bf16 | why_not_bf16         | bfloat16, the target's products; more than its decode_rows_max rows    |
+/// | decode_bf16  | why_not_bf16_decode  | the same with pair dots; 5 rows or more; keys need no rotation         |
+/// | decode       |                      | at most 16 rows                                                        |
+/// | prefill      |                      | all other calls                                                        |
+///
+/// The reason of the route is the one against bfloat16 or, if there is none, against short_keys.
 template <class A>
-Path route(const Problem<A>& problem, const Result<A>& result) {
+Route route(const Problem<A>& problem, const Result<A>& result, bool explains = false) {
   const index_t rows = problem.rows();
-  if (has_short_keys(problem, result)) return Path::short_keys;
+  const WhyNot not_short = why_not_short_keys(problem, result, explains);
+  if (not_short == nullptr) return {Path::short_keys, ""};
   const Bf16Capabilities target = bf16_capabilities(active_target());
-  if (allows_bf16(problem, target)) {
-    if (rows > target.decode_rows_max) return Path::prefill_bf16;
-    const bool rotates_keys = problem.has_rope() && problem.rotate_keys;
-    if (target.has_pair_dots && rows >= least_bf16_decode_rows && !rotates_keys) return Path::decode_bf16;
-  }
-  return rows <= decode_rows ? Path::decode : Path::prefill;
+  const bool is_prefill = rows > target.decode_rows_max;
+  const WhyNot not_bf16 = is_prefill ? why_not_bf16(problem, target) : why_not_bf16_decode(problem, target);
+  if (not_bf16 == nullptr) return {is_prefill ? Path::prefill_bf16 : Path::decode_bf16, not_short};
+  return {rows <= decode_rows ? Path::decode : Path::prefill, *not_bf16 != '\0' ? not_bf16 : not_short};
 }
 
-/// Returns whether the backward multiplies in bfloat16.
+/// Returns the path of a backward.
 template <class A>
-bool routes_backward_to_bf16(const Problem<A>& forward) {
-  return allows_bf16(forward, bf16_capabilities(active_target()));
+Route route_backward(const Problem<A>& forward) {
+  const WhyNot not_bf16 = why_not_bf16(forward, bf16_capabilities(active_target()));
+  if (not_bf16 == nullptr) return {Path::backward_bf16, ""};
+  return {Path::backward, not_bf16};
 }
 
 SSMAX_END

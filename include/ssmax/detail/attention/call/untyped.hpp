@@ -29,7 +29,8 @@ struct UntypedGradients {
   Anything dout{}, dlse{}, dq{}, dk{}, dv{}, dsinks{};
 };
 struct UntypedOptions {
-  Anything scale{}, rope{}, key_position{}, sinks{}, workspace{}, float_products{}, scaled_sinks{};
+  Anything scale{}, rope{}, key_position{}, sinks{}, workspace{}, float_products{}, scaled_sinks{},
+      explanation{};
 };
 
 }  // namespace detail

@@ -9,7 +9,7 @@
 #include <limits>
 #include <optional>
 
-#include "../call/route.hpp"
+#include "../call/explain.hpp"
 #include "decode.hpp"
 #include "driver.hpp"
 #include "prefill.hpp"
@@ -63,7 +63,7 @@ void for_each_chunk(KeyRange keys, const F& f) {
 
 template <class Task, class A>
 void run_tasks(const Problem<A>& problem, const Variant<A>& variant, const Result<A>& result,
-               Workspace& workspace, const AnyExecutor& executor) {
+               Workspace& workspace, const AnyExecutor& executor, const Explainer& explainer) {
   using Memory = typename Task::Memory;
   const index_t threads = executor.concurrency();
   KeyRange chunks{std::numeric_limits<index_t>::max(), 0};  // with stored keys of any batch entry
@@ -77,12 +77,24 @@ void run_tasks(const Problem<A>& problem, const Variant<A>& variant, const Resul
   const index_t pieces = cut.tasks * cut.chunks, lanes = std::min(threads, pieces);
 
   Arena count;
-  const index_t states_size = Memory(count, cut.queries, problem).states_size();
+  const Memory counted(count, cut.queries, problem);
+  const index_t states_size = counted.states_size();
   const std::size_t bytes = count.used();
   const index_t waiting_size = cut.chunks > 1 ? pieces * states_size : 0;
   const std::size_t lane_bytes = multiply_bytes(static_cast<std::size_t>(lanes), bytes);
-  std::byte* memory =
-      workspace.reserve(add_bytes(lane_bytes, static_cast<std::size_t>(waiting_size) * sizeof(A)));
+  const std::size_t all_bytes = add_bytes(lane_bytes, static_cast<std::size_t>(waiting_size) * sizeof(A));
+  if (explainer.explains) {
+    Explanation e;
+    e.query_block = cut.queries;
+    e.key_block = counted.block_keys;
+    e.tile_lanes = counted.tile_lanes;
+    e.tasks = cut.tasks;
+    e.key_chunks = cut.chunks;
+    e.threads = lanes;
+    e.workspace_bytes = all_bytes;
+    explainer.publish(e);
+  }
+  std::byte* memory = workspace.reserve(all_bytes);
   A* waiting = reinterpret_cast<A*>(memory + lane_bytes);
 
   // Calls body for every piece of work, that is for every task and each of its `pieces_of_task` pieces, each
@@ -145,24 +157,28 @@ template <class E, class A>
 void run_attention(const shared::Problem<A>& problem, const shared::Variant<A>& variant,
                    const shared::Result<A>& result, Workspace* workspace,
                    const shared::AnyExecutor& executor) {
-  if (problem.rows() == 0 || problem.q.extent(0) == 0 || problem.kv_heads() == 0) return;
+  detail::Explainer explainer(problem.caller);
+  if (problem.rows() == 0 || problem.q.extent(0) == 0 || problem.kv_heads() == 0) {
+    if (explainer.explains) explainer.publish(Explanation());
+    return;
+  }
   Workspace own;
   if (workspace == nullptr) workspace = &own;
-  using detail::Path;
-  const Path path = detail::route(problem, result);
+  const detail::Route route = detail::route(problem, result, explainer.explains);
+  explainer.set<A>(route, problem.rows());
   if constexpr (std::same_as<E, A>) {
-    if (path == Path::short_keys) {
-      detail::run_short(problem, variant, result, *workspace, executor);
-    } else if (path == Path::decode) {
-      detail::run_tasks<detail::DecodeTask<A>>(problem, variant, result, *workspace, executor);
+    if (route.path == Path::short_keys) {
+      detail::run_short(problem, variant, result, *workspace, executor, explainer);
+    } else if (route.path == Path::decode) {
+      detail::run_tasks<detail::DecodeTask<A>>(problem, variant, result, *workspace, executor, explainer);
     } else {
-      detail::run_tasks<detail::PrefillTask<A>>(problem, variant, result, *workspace, executor);
+      detail::run_tasks<detail::PrefillTask<A>>(problem, variant, result, *workspace, executor, explainer);
     }
   } else {
-    if (path == Path::prefill_bf16) {
-      detail::run_tasks<detail::PrefillTask<A, E>>(problem, variant, result, *workspace, executor);
-    } else if (path == Path::decode_bf16) {
-      detail::run_tasks<detail::DecodeTask<A, E>>(problem, variant, result, *workspace, executor);
+    if (route.path == Path::prefill_bf16) {
+      detail::run_tasks<detail::PrefillTask<A, E>>(problem, variant, result, *workspace, executor, explainer);
+    } else if (route.path == Path::decode_bf16) {
+      detail::run_tasks<detail::DecodeTask<A, E>>(problem, variant, result, *workspace, executor, explainer);
     } else {
       run_attention<A>(problem, variant, result, workspace, executor);
     }

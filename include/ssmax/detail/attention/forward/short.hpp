@@ -10,6 +10,7 @@
 #include "../../../workspace.hpp"
 #include "../../kernels/short_attention.hpp"
 #include "../../threads/any_executor.hpp"
+#include "../call/explain.hpp"
 #include "../nonfinite/values.hpp"
 #include "../tile/softmax.hpp"
 #include "epilogue.hpp"
@@ -226,7 +227,7 @@ class ShortTask {
 /// A task takes some neighbouring groups of queries, of many kv heads where those are small.
 template <class A>
 void run_short(const Problem<A>& problem, const Variant<A>& variant, const Result<A>& result,
-               Workspace& workspace, const AnyExecutor& executor) {
+               Workspace& workspace, const AnyExecutor& executor, const Explainer& explainer) {
   using Memory = ShortScratch<A>;
   const index_t d = problem.width(), dv = problem.value_width(), threads = executor.concurrency();
   const index_t size = Memory::tile_size(), groups = (problem.rows() + size - 1) / size;
@@ -235,7 +236,18 @@ void run_short(const Problem<A>& problem, const Variant<A>& variant, const Resul
   const index_t lanes = std::min(threads, tasks);
   Arena count;
   const Memory counted(count, d, dv);
-  std::byte* memory = workspace.reserve(multiply_bytes(static_cast<std::size_t>(lanes), count.used()));
+  const std::size_t bytes = multiply_bytes(static_cast<std::size_t>(lanes), count.used());
+  if (explainer.explains) {
+    Explanation e;
+    e.query_block = size;
+    e.key_block = key_block;
+    e.tile_lanes = size;
+    e.tasks = tasks;
+    e.threads = lanes;
+    e.workspace_bytes = bytes;
+    explainer.publish(e);
+  }
+  std::byte* memory = workspace.reserve(bytes);
   std::atomic<index_t> next{0};
   executor.run(lanes, [&](index_t lane) {
     Arena arena(memory + static_cast<std::size_t>(lane) * count.used());
