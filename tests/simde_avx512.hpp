@@ -218,6 +218,16 @@ inline __m256i _mm512_cvtps_ph(__m512 v, [[maybe_unused]] int to_nearest) {
   return result;
 }
 
+inline __m512i _mm512_maskz_loadu_epi16(std::uint32_t k, const void* p) {
+  std::array<std::uint16_t, 32> r{};
+  for (std::size_t i = 0; i < r.size(); ++i) {
+    if (k >> i & 1u) std::memcpy(&r[i], static_cast<const std::uint16_t*>(p) + i, sizeof r[i]);
+  }
+  __m512i result;
+  std::memcpy(&result, r.data(), sizeof result);
+  return result;
+}
+
 /// Towards minus infinity alone: x - floor(x), and 0 for an infinite x.
 inline __m512 _mm512_reduce_ps(__m512 a, int) {
   auto x = simde_avx512::lanes(a);

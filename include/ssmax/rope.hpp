@@ -94,9 +94,10 @@ struct RopeOptions {
 
 namespace SSMAX_VISIBLE shared {
 
-/// A Rope's tables: pitch numbers a position, from first_position on.
+/// A Rope's tables: pitch numbers a position, from first_position on, and the kernels that read them.
 template <class T>
 struct RopeTables {
+  const RopeKernels<T>* kernels = nullptr;
   const T *cosine = nullptr, *sine = nullptr;
   index_t pitch = 0, width = 0, first_position = 0;
   Pairing pairing{};
@@ -183,9 +184,8 @@ template <class T>
 void rotate(const RopeTables<T>& rope, const T* in, index_t in_stride, T* out, index_t out_stride,
             index_t rows, index_t channels, index_t position, bool inverse) {
   const index_t at = (position - rope.first_position) * rope.pitch;
-  const auto& kernels = detail::kernels<RopeKernels<T>>();
-  const auto kernel =
-      rope.pairing == Pairing::interleaved ? kernels.rotate_interleaved : kernels.rotate_half_split;
+  const auto kernel = rope.pairing == Pairing::interleaved ? rope.kernels->rotate_interleaved
+                                                           : rope.kernels->rotate_half_split;
   kernel(in, in_stride, out, out_stride, rows, rope.width / 2, rope.cosine + at, rope.sine + at, rope.pitch,
          inverse);
   if (in == out) return;
@@ -239,7 +239,8 @@ class Rope {
 
   /// What attention's drivers take.
   [[nodiscard]] shared::RopeTables<T> tables() const {
-    return {cosine_.data(), sine_.data(), pitch_, options_.width, options_.first_position, options_.pairing};
+    return {&kernels_(),    cosine_.data(),          sine_.data(),    pitch_,
+            options_.width, options_.first_position, options_.pairing};
   }
 
   /// Throws unless positions [first, first + count) are in the tables and `channels` hold the width.
@@ -265,6 +266,8 @@ class Rope {
   index_t positions_;
   index_t pitch_ = 0;
   std::vector<T> cosine_, sine_;
+  // Only the constructor names the kernels: a unit that makes no Rope compiles none.
+  const detail::RopeKernels<T>& (*kernels_)() = detail::kernels<detail::RopeKernels<T>>;
 };
 
 namespace detail {

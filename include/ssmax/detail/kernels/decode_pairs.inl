@@ -7,10 +7,7 @@
 /// Up to a vector of pairs; missing numbers are 0.
 template <class S, class P>
 SSMAX_INLINE typename P::V load_pairs_up_to(const bfloat16* p, index_t left) {
-  if (left >= 2 * S::width) return P::load(p);
-  bfloat16 part[2 * S::width] = {};
-  for (index_t i = 0; i < left; ++i) part[i] = p[i];
-  return P::load(part);
+  return left >= 2 * S::width ? P::load(p) : P::load_part(p, left);
 }
 
 /// sum[i·step + j] += q(i) · y for one vector of pairs of key j, at channel c.
@@ -42,7 +39,7 @@ void decode_pair_logits_rows(const bfloat16* q, index_t q_pitch, const bfloat16*
         decode_pair_dots<S, P, rows, parts, step>(q + c, q_pitch, P::load(key + c), j, sum);
       }
       if (whole < d) {
-        const typename P::V y = load_pairs_up_to<S, P>(key + whole, d - whole);
+        const typename P::V y = P::load_part(key + whole, d - whole);
         decode_pair_dots<S, P, rows, parts, step>(q + whole, q_pitch, y, j, sum);
       }
     }

@@ -31,10 +31,10 @@ SSMAX_INLINE void weigh_values_tile(const typename S::Value* s, index_t queries,
     if (r >= queries) break;
     const V f = S::set(factor[r]);
     SSMAX_UNROLL
-    for (int i = 0; i < vectors; ++i) {
-      const index_t c = first + i * S::width;
-      store_up_to<S>(out[r] + c, S::mul(sum[r][i], f), channels - c);
-    }
+    for (int i = 0; i + 1 < vectors; ++i) S::store(out[r] + first + i * S::width, S::mul(sum[r][i], f));
+    // Only the last vector may end past the channels.
+    const index_t c = first + (vectors - 1) * S::width;
+    store_up_to<S>(out[r] + c, S::mul(sum[r][vectors - 1], f), channels - c);
   }
 }
 

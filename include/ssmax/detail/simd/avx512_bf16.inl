@@ -6,6 +6,10 @@ struct Pairs {
   using V = __m512i;
 
   static V load(const bfloat16* p) { return _mm512_loadu_si512(p); }
+  /// The first `count` numbers, fewer than 32. Missing ones are 0.
+  static V load_part(const bfloat16* p, index_t count) {
+    return _mm512_maskz_loadu_epi16((1u << count) - 1u, p);
+  }
   static void store(bfloat16* p, V v) { _mm512_storeu_si512(p, v); }
   /// The pair at p in every place.
   static V set(const bfloat16* p) {

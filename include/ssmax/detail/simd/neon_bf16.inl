@@ -6,6 +6,12 @@ struct Pairs {
   using V = uint32x4_t;
 
   static V load(const bfloat16* p) { return vreinterpretq_u32_u16(vld1q_u16(&p->bits)); }
+  /// The first `count` numbers, fewer than 8. Missing ones are 0.
+  static V load_part(const bfloat16* p, index_t count) {
+    bfloat16 part[8] = {};
+    for (index_t i = 0; i < count; ++i) part[i] = p[i];
+    return load(part);
+  }
   static void store(bfloat16* p, V v) { vst1q_u16(&p->bits, vreinterpretq_u16_u32(v)); }
   /// The pair at p in every place.
   static V set(const bfloat16* p) {
