@@ -23,8 +23,7 @@ using ssmax::index_t;
 
 /// Keys that queries of one head see, added up: of every 64th of them, the others by the line between. (Masks that
 /// cut a part of the sequence at one or two places are counted well, and heads are taken to be alike.)
-double visible(const ssmax::shared::Problem<float, float>& problem,
-               const ssmax::shared::Variant<float>& variant) {
+double visible(const ssmax::shared::Problem<float>& problem, const ssmax::shared::Variant<float>& variant) {
   const index_t count = problem.q.extent(2), step = std::max<index_t>(1, (count - 1) / 64);
   double sum = 0;
   for (index_t batch = 0; batch < problem.q.extent(0); ++batch) {
@@ -60,16 +59,17 @@ inline namespace SSMAX_COMPILED_NAMESPACE {
 namespace compiled {
 
 template <>
-void run_attention(const shared::Problem<float, float>& problem, const shared::Variant<float>& variant,
-                   const shared::Result<float>&, Workspace*, const shared::AnyExecutor&) {
+void run_attention<float>(const shared::Problem<float>& problem, const shared::Variant<float>& variant,
+                          const shared::Result<float>&, Workspace*, const shared::AnyExecutor&) {
   const auto products = static_cast<double>(2 * (problem.width() + problem.value_width()));
   compute(products * static_cast<double>(problem.q.extent(1)) * visible(problem, variant));
 }
 
 template <>
-void run_backward(const shared::BackwardProblem<float>& problem,
-                  const shared::GradientVariant<float>& variant, Workspace*, const shared::AnyExecutor&) {
-  const shared::Problem<float, float>& forward = problem.forward;
+void run_backward<float>(const shared::BackwardProblem<float>& problem,
+                         const shared::GradientVariant<float>& variant, Workspace*,
+                         const shared::AnyExecutor&) {
+  const shared::Problem<float>& forward = problem.forward;
   const auto products = static_cast<double>(2 * (3 * forward.width() + 2 * forward.value_width()));
   const char* speed = simgrid::s4u::this_actor::get_host()->get_property("backward");
   compute(products * static_cast<double>(forward.q.extent(1)) * visible(forward, variant) /

@@ -61,6 +61,13 @@ void for_each_chunk(KeyRange keys, const F& f) {
   }
 }
 
+/// What a task does in a pass over all tasks.
+enum class Pass {
+  whole,   // all keys, then its results
+  chunks,  // one key chunk, whose states wait to be merged
+  merge    // merges the waiting states, then its results
+};
+
 template <class Task, class A>
 void run_tasks(const Problem<A>& problem, const Variant<A>& variant, const Result<A>& result,
                Workspace& workspace, const AnyExecutor& executor, const Explainer& explainer) {
@@ -97,9 +104,13 @@ void run_tasks(const Problem<A>& problem, const Variant<A>& variant, const Resul
   std::byte* memory = workspace.reserve(all_bytes);
   A* waiting = reinterpret_cast<A*>(memory + lane_bytes);
 
-  // Calls body for every piece of work, that is for every task and each of its `pieces_of_task` pieces, each
-  // thread with memory of its own. The heaviest blocks come first.
-  const auto run = [&](index_t pieces_of_task, const auto& body) {
+  const auto waiting_states = [&](index_t task, index_t chunk) {
+    return waiting + (task * cut.chunks + chunk - chunks.begin) * states_size;
+  };
+  // Each thread has memory of its own. The heaviest query blocks come first. One loop for all passes: its body, which
+  // holds the task, is compiled once.
+  const auto run = [&](Pass pass) {
+    const index_t parts = pass == Pass::chunks ? cut.chunks : 1;  // of a task
     std::atomic<index_t> next{0};
     executor.run(lanes, [&](index_t lane) {
       Arena arena(memory + static_cast<std::size_t>(lane) * bytes);
@@ -107,8 +118,8 @@ void run_tasks(const Problem<A>& problem, const Variant<A>& variant, const Resul
       std::optional<Task> task;
       KeyRange seen{};
       index_t prepared = -1;
-      for (index_t i = next++; i < cut.tasks * pieces_of_task; i = next++) {
-        const index_t index = i / pieces_of_task;
+      for (index_t i = next++; i < cut.tasks * parts; i = next++) {
+        const index_t index = i / parts;
         if (index != prepared) {
           const index_t heads = cut.tasks / cut.blocks, head = index % heads;
           const index_t first = (cut.blocks - 1 - index / heads) * cut.queries;
@@ -117,36 +128,20 @@ void run_tasks(const Problem<A>& problem, const Variant<A>& variant, const Resul
                                std::min(cut.queries, problem.rows() - first));
           prepared = index;
         }
-        body(*task, own, seen, index, i % pieces_of_task);
+        if (pass != Pass::chunks) task->begin(own.total, result);
+        const KeyRange keys = pass == Pass::chunks ? part_of(seen, chunks.begin + i % parts) : seen;
+        for_each_chunk(keys, [&](index_t chunk, KeyRange range) {
+          A* states = pass == Pass::whole ? own.chunk : waiting_states(index, chunk);
+          if (pass != Pass::merge) task->attend_chunk(range, states);
+          if (pass != Pass::chunks) task->merge(own.total, states);
+        });
+        if (pass != Pass::chunks) task->store(own.total, result);
       }
     });
   };
-
-  if (cut.chunks == 1) {
-    run(1, [&](Task& task, const Memory& own, KeyRange seen, index_t, index_t) {
-      task.begin(own.total, result);
-      for_each_chunk(seen, [&](index_t, KeyRange keys) {
-        task.attend_chunk(keys, own.chunk);
-        task.merge(own.total, own.chunk);
-      });
-      task.store(own.total, result);
-    });
-    return;
-  }
-  const auto waiting_states = [&](index_t task, index_t chunk) {
-    return waiting + (task * cut.chunks + chunk - chunks.begin) * states_size;
-  };
-  run(cut.chunks, [&](Task& task, const Memory&, KeyRange seen, index_t index, index_t piece) {
-    const index_t chunk = chunks.begin + piece;
-    const KeyRange keys = part_of(seen, chunk);
-    if (keys.size() > 0) task.attend_chunk(keys, waiting_states(index, chunk));
-  });
-  run(1, [&](Task& task, const Memory& own, KeyRange seen, index_t index, index_t) {
-    task.begin(own.total, result);
-    for_each_chunk(seen,
-                   [&](index_t chunk, KeyRange) { task.merge(own.total, waiting_states(index, chunk)); });
-    task.store(own.total, result);
-  });
+  if (cut.chunks == 1) return run(Pass::whole);
+  run(Pass::chunks);
+  run(Pass::merge);
 }
 
 SSMAX_END
