@@ -1,7 +1,6 @@
 // The logits of a tile: the product of q and k, the multipliers scale and c, the score function, and the mask.
 #pragma once
 
-#include <concepts>
 #include <numbers>
 
 #include "operands.hpp"
