@@ -12,6 +12,7 @@
 #include "../../threads/any_executor.hpp"
 #include "../call/explain.hpp"
 #include "../nonfinite/values.hpp"
+#include "../tile/queries.hpp"
 #include "../tile/softmax.hpp"
 #include "epilogue.hpp"
 
