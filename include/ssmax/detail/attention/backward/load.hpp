@@ -37,9 +37,10 @@ class BackwardLoader {
   void load_queries(QueryCursor cursor, index_t count, const QueryFacts<A>* facts) const {
     const UnusedLanes unused =
         Op::is_bf16 || multipliers_.has_score() ? UnusedLanes::empty : UnusedLanes::left_out;
-    const index_t lanes = list_queries(memory_, count, unused, [&](index_t i, QueryRow& row) {
-      row = {*cursor, facts[i].keys, facts[i].multiplier};
+    const index_t lanes = list_queries(memory_, count, unused, [&](index_t i) {
+      const QueryRow row{*cursor, facts[i].keys, facts[i].multiplier};
       cursor.next();
+      return row;
     });
     for (index_t i = 0; i < lanes; i += kernels_.width) {
       load_q(i);

@@ -46,9 +46,10 @@ class PrefillTask {
     tiles_ = (count + memory_.tile_lanes - 1) / memory_.tile_lanes;
     stored_ = problem_.keys.stored(batch);
     QueryCursor cursor(problem_, batch, kv_head, first);
-    const index_t lanes = list_queries(memory_, count, UnusedLanes::repeat_last, [&](index_t, QueryRow& row) {
-      row = variant_.row(*cursor, stored_);
+    const index_t lanes = list_queries(memory_, count, UnusedLanes::repeat_last, [&](index_t) {
+      const QueryRow row = variant_.row(*cursor, stored_);
       cursor.next();
+      return row;
     });
     load_queries(problem_, variant_, scores_.multipliers, memory_, lanes, count, memory_.depth,
                  memory_.multipliers, memory_.widened_row);

@@ -151,16 +151,12 @@ class ShortTask {
   void load_tile(index_t first) {
     const index_t heads = variant_.shows_same_keys ? problem_.group() : count_;
     QueryCursor cursor(problem_, batch_, kv_head_, first);
-    const index_t lanes =
-        list_queries(memory_, count_, UnusedLanes::repeat_last, [&](index_t i, QueryRow& row) {
-          if (i >= heads) {
-            row = memory_.rows[i - heads];
-            row.query = *cursor;
-          } else {
-            row = variant_.row(*cursor, stored_);
-          }
-          cursor.next();
-        });
+    const index_t lanes = list_queries(memory_, count_, UnusedLanes::repeat_last, [&](index_t i) {
+      QueryRow row = i < heads ? variant_.row(*cursor, stored_) : memory_.rows[i - heads];
+      if (i >= heads) row.query = *cursor;
+      cursor.next();
+      return row;
+    });
     load_queries(problem_, variant_, scores_.multipliers, memory_, lanes, count_, problem_.width());
   }
 

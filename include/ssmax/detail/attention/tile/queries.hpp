@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <new>
 #include <type_traits>
 
 #include "scores.hpp"
@@ -15,7 +16,7 @@ enum class UnusedLanes {
   left_out      // no key, and the hull does not say so: the caller leaves these lanes out of every sum
 };
 
-/// Writes rows and hulls of `count` queries. row(i, to) writes the row of query i. Returns the number of lanes: whole
+/// Writes rows and hulls of `count` queries. row(i) returns the row of query i. Returns the number of lanes: whole
 /// vectors.
 template <class A, class E, class Row>
 index_t list_queries(const LaneScratch<A, E>& memory, index_t count, UnusedLanes unused, const Row& row) {
@@ -24,8 +25,9 @@ index_t list_queries(const LaneScratch<A, E>& memory, index_t count, UnusedLanes
     Hull& hull = memory.hulls[i / length] = {};
     const index_t real = std::min(i + length, count);
     for (index_t lane = i; lane < real; ++lane) {
-      row(lane, memory.rows[lane]);
-      hull.add(memory.rows[lane].keys);
+      // Made where it stays: a copy would stall on store forwarding.
+      const QueryRow& made = *new (memory.rows + lane) QueryRow(row(lane));
+      hull.add(made.keys);
     }
     if (real == i + length) continue;
     QueryRow last = memory.rows[count - 1];
