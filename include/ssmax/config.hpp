@@ -4,9 +4,10 @@
 /// Which namespace a name lives in decides what may be linked with what:
 ///
 /// `SSMAX_DATA_NAMESPACE` holds plain data that users pass through their own interfaces: views, scalings, masks,
-/// scores, pools, workspaces, states, explanations, RopeOptions, KvCacheOptions and CrossEntropyOptions. Its name carries the version
-/// only, so that units built with other -m flags can exchange it. Every member function there is `SSMAX_INLINE`: no
-/// out-of-line copy exists that the linker could take from a unit built for a larger instruction set.
+/// scores, pools, workspaces, states, explanations, RopeOptions, KvCacheOptions and CrossEntropyOptions. Its name
+/// carries the version only, so that units built with other -m flags can exchange it. Every member function there
+/// is `SSMAX_INLINE`: no out-of-line copy exists that the linker could take from a unit built for a larger
+/// instruction set.
 ///
 /// `SSMAX_CODE_NAMESPACE` holds everything that is compiled to code, and the classes that own tables or that only one
 /// call reads: Rope, KvCache, ScaleInvariant, OnlineSoftmax; AttentionArguments, PartialArguments, AttentionOptions,

@@ -1,6 +1,6 @@
 /// @defgroup explain Explanations (explain.hpp)
-/// Explains how a call of attention, attention_partial, decode or attention_backward is computed, and why no faster path
-/// takes it.
+/// Explains how a call of attention, attention_partial, decode or attention_backward is computed, and why no faster
+/// path takes it.
 ///
 ///     Explanation explanation;
 ///     attention<bfloat16>({.q = q, .k = k, .v = v, .out = out}, scaling, Causal{}, {.explanation = &explanation});

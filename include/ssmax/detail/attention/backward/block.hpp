@@ -5,7 +5,8 @@
 //   u = p·(dout·vᵀ - delta),  delta = ⟨dout, out⟩ - dlse      the gradient of c·z
 //   dq̃ += u·k    dk += uᵀ·(c·scale·q)    dv += pᵀ·dout
 //
-// With a score function, u is multiplied by c·score' and so becomes the gradient of z; dk then takes scale·q, without c.
+// With a score function, u is multiplied by c·score' and so becomes the gradient of z; dk then takes scale·q,
+// without c.
 //
 // The bf16 path (kernels/prefill_backward_pairs.inl) differs in three ways. q, k, v and dout are multiplied as stored:
 // logits are multiplied before, gradients after. Of a rotated row, dq and dk take the first part (operands.hpp).

@@ -1,8 +1,8 @@
-// Queries and keys of the backward pass on their way into its products (block.hpp). q and dout are loaded twice: in lanes,
-// one query per lane of a vector, and in rows. Keys are copied into rows where they cannot be read in place.
+// Queries and keys of the backward pass on their way into its products (block.hpp). q and dout are loaded twice: in
+// lanes, one query per lane of a vector, and in rows. Keys are copied into rows where they cannot be read in place.
 //
-// lse need not be an integer, as the shift of the kernels is: 2^(s - lse) = 2^(s - shift)·2^(shift - lse). Float, double:
-// the second factor is multiplied into dout and delta. The bf16 path subtracts lse - shift from the logits.
+// lse need not be an integer, as the shift of the kernels is: 2^(s - lse) = 2^(s - shift)·2^(shift - lse). Float,
+// double: the second factor is multiplied into dout and delta. The bf16 path subtracts lse - shift from the logits.
 #pragma once
 
 #include <algorithm>

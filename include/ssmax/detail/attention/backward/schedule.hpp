@@ -1,11 +1,11 @@
 // A call of attention's backward as tasks: no two of them add to one sum at the same time, and no
 // addition is atomic.
 //
-// A kv head is a grid: query blocks × key blocks. Pairs in one row of the grid add to the same dq, pairs in one column to
-// the same dk and dv. Each sum takes its pairs in rising order,
-// whichever thread computes them: the same bits for every executor. Where there are enough kv heads, each is
-// one task. Else the pairs of an antidiagonal, which share neither row nor column, are computed at once, one
-// antidiagonal after the other, for as many kv heads at a time as it takes to fill the threads.
+// A kv head is a grid: query blocks × key blocks. Pairs in one row of the grid add to the same dq, pairs in one
+// column to the same dk and dv. Each sum takes its pairs in rising order, whichever thread computes them: the same
+// bits for every executor. Where there are enough kv heads, each is one task. Else the pairs of an antidiagonal,
+// which share neither row nor column, are computed at once, one antidiagonal after the other, for as many kv heads
+// at a time as it takes to fill the threads.
 #pragma once
 
 #include <atomic>

@@ -6,9 +6,10 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// The backward pass takes 240 queries of a kv head × 256 keys at once. 240 is a multiple of tile_lanes on every target.
-/// Twice as many queries or keys are no faster on one thread (Zen 4, 1 MB of second-level cache), and slower
-/// on two: for one head of 2048 queries and keys, a second thread then gains a factor of 1.4 instead of 1.55.
+/// The backward pass takes 240 queries of a kv head × 256 keys at once. 240 is a multiple of tile_lanes on every
+/// target. Twice as many queries or keys are no faster on one thread (Zen 4, 1 MB of second-level cache), and
+/// slower on two: for one head of 2048 queries and keys, a second thread then gains a factor of 1.4 instead of
+/// 1.55.
 inline constexpr index_t query_block = 240, backward_key_block = 256;
 
 /// A partial sum adds up this many blocks, and is then added to the whole sum: longer sums would lose digits.

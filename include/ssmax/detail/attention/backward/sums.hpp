@@ -32,7 +32,7 @@ template <class A, class E = A>
 struct HeadSums {
   HeadSums() = default;
   HeadSums(Arena& arena, const BackwardProblem<A>& problem, const BackwardScratch<A, E>& memory)
-      : has_arrays(problem.dq.kind() != ElementKind::compute),
+      : has_arrays(!problem.stores_sums()),
         facts(arena.take<QueryFacts<A>>(problem.forward.rows())),
         seen(arena.take<KeyRange>(query_blocks(problem))),
         blocks_are_finite(arena.take<bool>(key_blocks(problem))),
@@ -86,9 +86,7 @@ struct HeadSums {
   E* panels = nullptr;  // [key blocks][panels]: K as products over keys take it, in the bf16 path
 
  private:
-  static bool takes_all(const BackwardProblem<A>& problem) {
-    return problem.dq.kind() != ElementKind::compute && !problem.sums;
-  }
+  static bool takes_all(const BackwardProblem<A>& problem) { return !problem.stores_sums() && !problem.sums; }
 
   A *all_dq = nullptr, *all_dk = nullptr, *all_dvalues = nullptr;
 };

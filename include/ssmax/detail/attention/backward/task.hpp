@@ -86,8 +86,8 @@ class BackwardTask {
   }
 
   /// Adds the products of a query block and a key block to their gradients. After the last block of a partial sum
-  /// (blocks_per_sum), adds the partial sum to the whole sum. Requires a call for every pair of blocks, also if no query
-  /// sees a key.
+  /// (blocks_per_sum), adds the partial sum to the whole sum. Requires a call for every pair of blocks, also if no
+  /// query sees a key.
   void attend(index_t queries, index_t keys) {
     if (sees_any(queries, keys)) {
       load_queries(queries);
@@ -197,8 +197,8 @@ class BackwardTask {
     return problem_.stage.kept ? problem_.stage.first : problem_.first_key() == 0;
   }
 
-  /// Prefetches row + 16: the hardware prefetcher does not follow rows of fewer than 32 channels (2 to 8 % of a call with
-  /// 16 channels and 1200 queries). The row may lie past the end.
+  /// Prefetches row + 16: the hardware prefetcher does not follow rows of fewer than 32 channels (2 to 8 % of a
+  /// call with 16 channels and 1200 queries). The row may lie past the end.
   SSMAX_INLINE void prefetch_rows(const Query& query) const {
     const index_t row = forward_.row_of(query) + 16;
     for (const Rows* tensor :
@@ -257,7 +257,7 @@ class BackwardTask {
 
   /// Returns whether one partial sum is the whole sum, and results have its layout.
   bool keys_have_one_sum() const {
-    return problem_.dq.kind() == ElementKind::compute && query_blocks(problem_) <= blocks_per_sum &&
+    return problem_.stores_sums() && query_blocks(problem_) <= blocks_per_sum &&
            problem_.keys() % kernels_.rows == 0 && forward_.width() == memory_.d_pitch &&
            forward_.value_width() == memory_.dv_pitch && problem_.dk.stride(2) == memory_.d_pitch &&
            problem_.dv.stride(2) == memory_.dv_pitch;

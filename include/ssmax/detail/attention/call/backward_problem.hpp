@@ -52,6 +52,8 @@ struct BackwardProblem {
   BackwardStage stage{};
   StageSums<A> sums{};  // of a stage whose results are not stored as A
 
+  /// Returns whether the results can hold sums.
+  SSMAX_INLINE bool stores_sums() const { return dq.kind() == ElementKind::compute; }
   /// kv heads of all batch entries.
   SSMAX_INLINE index_t heads() const { return forward.q.extent(0) * forward.kv_heads(); }
   /// Those that k and v hold, and where they begin.

@@ -36,8 +36,8 @@ void check_inputs(const char* function, const View<const T, 4>& q, const View<co
   for (int i = 0; i < 3; ++i) check_extent(function, "v", v, i, "k", k, i);
 }
 
-/// Checks an output: its leading extents are those of q, the last one of out that of the values, and it lies
-/// apart from q.
+/// Throws unless the leading extents of an output are those of q, the last extent of out is value_width, and the output
+/// does not overlap q.
 template <class T, class U, int Rank>
 void check_result(const char* function, const char* name, const View<U, Rank>& out, const View<const T, 4>& q,
                   index_t value_width) {
@@ -49,7 +49,7 @@ void check_result(const char* function, const char* name, const View<U, Rank>& o
   check_apart(function, name, out, "q", q);
 }
 
-/// The same, and it lies apart from k and v.
+/// The same, and the output does not overlap k and v.
 template <class T, class U, int Rank>
 void check_result(const char* function, const char* name, const View<U, Rank>& out, const View<const T, 4>& q,
                   const View<const T, 4>& k, const View<const T, 4>& v) {

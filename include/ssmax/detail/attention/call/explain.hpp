@@ -35,7 +35,8 @@ class Explainer {
     is_double_ = std::same_as<A, double>;
   }
 
-  /// Publishes the explanation: adds what `set` was called with to the sizes that a driver computed. Requires `explains`.
+  /// Publishes the explanation: adds what `set` was called with to the sizes that a driver computed. Requires
+  /// `explains`.
   SSMAX_COLD void publish(Explanation e) const {
     const Path path = e.tasks > 0 ? route_.path : Path::none;
     const bool is_bf16 =

@@ -28,9 +28,9 @@ inline constexpr index_t least_bf16_decode_rows = 5;
 /// Why a path does not take a call: null if it does, "" if it is not faster for such calls.
 using WhyNot = const char*;
 
-/// Why the short_keys path does not take a call: every batch entry's keys must be one block. Exceptions: a cache, so that
-/// the bits of a sequence do not depend on the lengths of the others in the batch; a state that continues. `explains` only
-/// adds the text of an exception.
+/// Why the short_keys path does not take a call: every batch entry's keys must be one block. Exceptions: a cache,
+/// so that the bits of a sequence do not depend on the lengths of the others in the batch; a state that continues.
+/// `explains` only adds the text of an exception.
 template <class A>
 WhyNot why_not_short_keys(const Problem<A>& problem, const Result<A>& result, bool explains) {
   if (problem.rows() < least_short_rows) return "";
@@ -68,7 +68,8 @@ WhyNot why_not_bf16_decode(const Problem<A>& problem, const Bf16Capabilities& ta
   return nullptr;
 }
 
-/// Returns the path of a call: the first in this table that has no reason against it. Rows are the queries of a kv head.
+/// Returns the path of a call: the first in this table that has no reason against it. Rows are the queries of a kv
+/// head.
 ///
 /// | path         | reasons against it   | condition                                                              |
 /// |--------------|----------------------|------------------------------------------------------------------------|

@@ -1,5 +1,5 @@
-// Tensors of a call [batch, heads, row, channel]. Storage types end here: drivers load and store rows in the type A that
-// they compute in.
+// Tensors of a call [batch, heads, row, channel]. Storage types end here: drivers load and store rows in the type A
+// that they compute in.
 #pragma once
 
 #include <cstdint>
@@ -50,14 +50,15 @@ class Rows {
  public:
   SSMAX_INLINE constexpr Rows() = default;
   template <class T>
-  SSMAX_INLINE constexpr Rows(const View<T, 4>& view, index_t first_head)
-      : data_(view.data_handle()), first_head_(first_head), size_(sizeof(T)) {
+  SSMAX_INLINE constexpr Rows(const View<T, 4>& view, index_t first_head, ElementKind kind)
+      : data_(view.data_handle()), first_head_(first_head), size_(sizeof(T)), kind_(kind) {
     for (int i = 0; i < 4; ++i) {
       extents_[i] = view.extent(i);
       strides_[i] = view.stride(i);
     }
   }
 
+  SSMAX_INLINE constexpr ElementKind kind() const { return kind_; }
   SSMAX_INLINE constexpr index_t extent(int i) const { return extents_[i]; }
   SSMAX_INLINE constexpr index_t stride(int i) const { return strides_[i]; }
   SSMAX_INLINE constexpr index_t first_head() const { return first_head_; }
@@ -76,20 +77,25 @@ class Rows {
 
   /// Prefetches the first numbers of a row, which need not exist.
   SSMAX_INLINE void prefetch(index_t batch, index_t head, index_t i) const {
-    const index_t at = batch * strides_[0] + (head - first_head_) * strides_[1] + i * strides_[2];
-    const auto address = reinterpret_cast<std::uintptr_t>(data_) + static_cast<std::uintptr_t>(at * size_);
+    const auto address =
+        reinterpret_cast<std::uintptr_t>(data_) + static_cast<std::uintptr_t>(offset(batch, head, i));
     __builtin_prefetch(reinterpret_cast<const void*>(address));
   }
 
  protected:
   SSMAX_INLINE const void* row(index_t batch, index_t head, index_t i) const {
-    const index_t at = batch * strides_[0] + (head - first_head_) * strides_[1] + i * strides_[2];
-    return static_cast<const char*>(data_) + at * size_;
+    return static_cast<const char*>(data_) + offset(batch, head, i);
   }
 
  private:
+  /// Returns the bytes before a row.
+  SSMAX_INLINE index_t offset(index_t batch, index_t head, index_t i) const {
+    return (batch * strides_[0] + (head - first_head_) * strides_[1] + i * strides_[2]) * size_;
+  }
+
   const void* data_ = nullptr;
   index_t first_head_ = 0, size_ = 0;
+  ElementKind kind_ = ElementKind::compute;
   index_t extents_[4]{}, strides_[4]{};
 };
 
@@ -100,13 +106,12 @@ class InputRows : public Rows {
   SSMAX_INLINE constexpr InputRows() = default;
   template <class T>
   SSMAX_INLINE constexpr InputRows(const View<const T, 4>& view, index_t first_head = 0)
-      : Rows(view, first_head), kind_(element_kind<A, T>), load_(detail::load_numbers<A, T>) {}
+      : Rows(view, first_head, element_kind<A, T>), load_(detail::load_numbers<A, T>) {}
 
-  SSMAX_INLINE ElementKind kind() const { return kind_; }
   /// Returns a row in place or, converted, in scratch.
   SSMAX_INLINE const A* load(index_t batch, index_t head, index_t i, A* scratch) const {
     const void* at = row(batch, head, i);
-    return kind_ == ElementKind::compute ? static_cast<const A*>(at) : load_(at, extent(3), scratch);
+    return kind() == ElementKind::compute ? static_cast<const A*>(at) : load_(at, extent(3), scratch);
   }
   /// Returns a row of E. Requires that the rows are stored as E.
   template <class E>
@@ -115,7 +120,6 @@ class InputRows : public Rows {
   }
 
  private:
-  ElementKind kind_ = ElementKind::compute;
   const A* (*load_)(const void* row, index_t n, A* scratch) = nullptr;
 };
 
@@ -126,15 +130,14 @@ class OutputRows : public Rows {
   SSMAX_INLINE constexpr OutputRows() = default;
   template <class T>
   SSMAX_INLINE constexpr OutputRows(const View<T, 4>& view, index_t first_head = 0)
-      : Rows(view, first_head), kind_(element_kind<A, T>), store_(detail::store_numbers<A, T>) {}
+      : Rows(view, first_head, element_kind<A, T>), store_(detail::store_numbers<A, T>) {}
 
-  SSMAX_INLINE ElementKind kind() const { return kind_; }
   /// Returns where to compute a row: in place if the rows are stored as A, else in scratch. `store` then writes it.
   SSMAX_INLINE A* stage(index_t batch, index_t head, index_t i, A* scratch) const {
-    return kind_ == ElementKind::compute ? in_place(batch, head, i) : scratch;
+    return kind() == ElementKind::compute ? in_place(batch, head, i) : scratch;
   }
   SSMAX_INLINE void store(index_t batch, index_t head, index_t i, const A* staged) const {
-    if (kind_ != ElementKind::compute) store_(staged, extent(3), const_cast<void*>(row(batch, head, i)));
+    if (kind() != ElementKind::compute) store_(staged, extent(3), const_cast<void*>(row(batch, head, i)));
   }
   /// Returns a row. Requires that the rows are stored as A.
   SSMAX_INLINE A* in_place(index_t batch, index_t head, index_t i) const {
@@ -142,7 +145,6 @@ class OutputRows : public Rows {
   }
 
  private:
-  ElementKind kind_ = ElementKind::compute;
   void (*store_)(const A* staged, index_t n, void* row) = nullptr;
 };
 

@@ -16,8 +16,9 @@ struct Logits {
   KeyRange keys;         // whole passes of the kernels: keys from `length` on do not exist
   const QueryRow* rows;  // [vector length]
   index_t length;        // keys of the sequence
-  /// The backward pass only. z: the logit that the score function returned, or the one it received (see apply_and_keep);
-  /// without a score function, of bfloat16 operands, the product. slope: the score function's derivative.
+  /// The backward pass only. z: the logit that the score function returned, or the one it received (see
+  /// apply_and_keep); without a score function, of bfloat16 operands, the product. slope: the score function's
+  /// derivative.
   A *z = nullptr, *slope = nullptr;
   /// Still to be applied, if given, one number per lane: s·multiplier or, with an offset, z·multiplier - offset.
   const A *multiplier = nullptr, *offset = nullptr;

@@ -66,7 +66,10 @@ class DecodeTask {
   static index_t least_queries() { return decode_rows; }
 
   DecodeTask(const Problem<A>& problem, const Variant<A>& variant, const Memory& memory)
-      : problem_(problem), variant_(variant), memory_(memory), multipliers_(problem.scale, variant) {}
+      : problem_(problem), variant_(variant), memory_(memory), multipliers_(problem.scale, variant) {
+    // Without them keys are copied: only a storage type of the user's own has none.
+    SSMAX_ASSERT(problem.stored_products.logits != nullptr || problem.keys.kind() == ElementKind::other);
+  }
 
   KeyRange prepare(index_t batch, index_t kv_head, index_t first, index_t count) {
     batch_ = batch;

@@ -1,8 +1,8 @@
 // Attention of many queries: tiles of queries, one per lane, against blocks of keys (kernels/prefill.inl).
 //
-// A task takes some tiles of one kv head. 1. It loads a block of keys for all tiles: 128 keys or, in the bf16 path, 512,
-// which a tile takes in key blocks of 64 or 128. 2. Each tile forms its logits. 3. Logits become weights, and the
-// states of the queries are updated. 4. Weights are multiplied with V.
+// A task takes some tiles of one kv head. 1. It loads a block of keys for all tiles: 128 keys or, in the bf16 path,
+// 512, which a tile takes in key blocks of 64 or 128. 2. Each tile forms its logits. 3. Logits become weights, and
+// the states of the queries are updated. 4. Weights are multiplied with V.
 //
 // Keys are read in place or, if they have to be converted or rotated, copied: K into rows, V into panels. The bf16 path
 // always copies V. Each vector of queries needs a range of a block's keys. Products are formed for rectangles, as many
@@ -25,9 +25,9 @@ class PrefillTask {
  public:
   using Memory = PrefillScratch<A, E>;
 
-  /// Queries of the largest task, which share loaded keys. 24 tiles are 1.5 to 2 % faster than 8, though their states no
-  /// longer fit a second-level cache of 1 MB, and 48 are no better. Prefetching (the next block, the task's queries, the
-  /// rows of its results; at once or spread among the products) changed nothing.
+  /// Queries of the largest task, which share loaded keys. 24 tiles are 1.5 to 2 % faster than 8, though their
+  /// states no longer fit a second-level cache of 1 MB, and 48 are no better. Prefetching (the next block, the
+  /// task's queries, the rows of its results; at once or spread among the products) changed nothing.
   static index_t most_queries() { return 24 * least_queries(); }
   static index_t least_queries() { return kernels<PrefillKernels<A>>().width * tile_vectors; }
 
@@ -132,9 +132,9 @@ class PrefillTask {
 
  private:
   using Op = Operands<A, E>;
-  /// From this many tiles on, rows that lie far from each other are copied: where heads lie closer than positions do,
-  /// rows fill the first-level TLB with pages (a copy is 1.08 times as fast at 8 heads of width 64, 1.15 at 32 of 128, on
-  /// Zen 3).
+  /// From this many tiles on, rows that lie far from each other are copied: where heads lie closer than positions
+  /// do, rows fill the first-level TLB with pages (a copy is 1.08 times as fast at 8 heads of width 64, 1.15 at 32
+  /// of 128, on Zen 3).
   static constexpr index_t tiles_for_a_copy = 4;
 
   /// Returns where the weights of a key of the block begin, in the memory of its logits.
@@ -170,8 +170,8 @@ class PrefillTask {
     return stride >= 2 * width && tiles_ >= tiles_for_a_copy;
   }
 
-  /// The bf16 path: points held_ at rows of K in place, and returns true, if rows have one part and need no padding, and
-  /// the keys are whole key blocks (nothing is read past the last key) of one run.
+  /// The bf16 path: points held_ at rows of K in place, and returns true, if rows have one part and need no
+  /// padding, and the keys are whole key blocks (nothing is read past the last key) of one run.
   bool point_at_rows_of_k([[maybe_unused]] KeyRange keys) {
     if constexpr (Op::is_bf16) {
       if (logit_parts(problem_) > 1 || memory_.depth != problem_.width()) return false;

@@ -53,8 +53,8 @@ struct PrefillScratch : LaneScratch<A, E> {
       panel;  // stride of panels: a cache line more than a panel, or the panels of a row share a cache set
   E* v;       // [panel][held_keys][rows of a panel], as pack_values has it
   index_t block_keys;
-  /// [block_keys][tile_lanes]. Shared on purpose: weights, in tuples, overwrite the logits of the same keys, so that both
-  /// stay in the first-level cache.
+  /// [block_keys][tile_lanes]. Shared on purpose: weights, in tuples, overwrite the logits of the same keys, so
+  /// that both stay in the first-level cache.
   A* s;
   A* multipliers = nullptr;  // [tiles · tile_lanes]: of logits, in the bf16 path
   A* widened_row = nullptr;  // [2][d]: a row that is rotated, and its rounding error

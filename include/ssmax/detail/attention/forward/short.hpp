@@ -1,6 +1,6 @@
-// Attention over few keys: the keys of a kv head are one block, so the weights of a query are final when they are formed.
-// No state is merged and no output is transposed. K and V are read in place unless they have to be converted or rotated.
-// Results are bit-identical to prefill's.
+// Attention over few keys: the keys of a kv head are one block, so the weights of a query are final when they are
+// formed. No state is merged and no output is transposed. K and V are read in place unless they have to be
+// converted or rotated. Results are bit-identical to prefill's.
 #pragma once
 
 #include <algorithm>
@@ -146,8 +146,8 @@ class ShortTask {
     });
   }
 
-  /// Loads the queries of a tile, from `first` on. If all queries of a head see the same keys, calls the variant once per
-  /// head.
+  /// Loads the queries of a tile, from `first` on. If all queries of a head see the same keys, calls the variant
+  /// once per head.
   void load_tile(index_t first) {
     const index_t heads = variant_.shows_same_keys ? problem_.group() : count_;
     QueryCursor cursor(problem_, batch_, kv_head_, first);

@@ -1,5 +1,5 @@
-// AnyKeys refers to a source of keys of any type, and to its storage type: drivers are compiled once for the type A that
-// they compute in. And the sources that attention makes.
+// AnyKeys refers to a source of keys of any type, and to its storage type: drivers are compiled once for the type A
+// that they compute in. And the sources that attention makes.
 #pragma once
 
 #include "../../../key_source.hpp"

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "../tile/scratch.hpp"
+#include "values.hpp"
 
 SSMAX_BEGIN_DETAIL
 
@@ -27,14 +28,13 @@ void for_each_finite_run(KeyRange range, const bool* is_finite, bool all, const 
 /// Returns a row with 0 for NaN and infinities, padded with 0.
 template <class A>
 const A* finite_part(const LaneScratch<A>& memory, const A* row, index_t channels) {
-  std::replace_copy_if(
-      row, row + channels, memory.staged, [](A x) { return !std::isfinite(x); }, A{0});
+  copy_finite(row, channels, memory.staged);
   std::fill_n(memory.staged + channels, memory.pitch - channels, A{0});
   return memory.staged;
 }
 
-/// Adds factors[i · factor_stride] · row[c] to sums[i · sum_stride + c · channel_stride], for each c where row[c] is NaN or
-/// infinite and each i below `count` whose factor is not 0.
+/// Adds factors[i · factor_stride] · row[c] to sums[i · sum_stride + c · channel_stride], for each c where row[c]
+/// is NaN or infinite and each i below `count` whose factor is not 0.
 template <class A, class E>
 void add_nonfinite(const E* factors, index_t factor_stride, index_t count, const E* row, index_t channels,
                    A* sums, index_t sum_stride, index_t channel_stride) {

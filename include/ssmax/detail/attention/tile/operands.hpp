@@ -87,8 +87,8 @@ template <class A, class E>
 struct Operands {
   static constexpr bool is_bf16 = !std::same_as<A, E>;
   static constexpr index_t tuple = tuple_size<A, E>;
-  /// Keys that are loaded at once, for all tiles of a query block. The bf16 path waits for memory sooner, so a tile takes
-  /// several key blocks before the next tile: its queries and its state stay in the first-level cache.
+  /// Keys that are loaded at once, for all tiles of a query block. The bf16 path waits for memory sooner, so a tile
+  /// takes several key blocks before the next tile: its queries and its state stay in the first-level cache.
   static constexpr index_t held_keys = is_bf16 ? 512 : key_block;
   static_assert(key_chunk % held_keys == 0 && held_keys % key_block == 0);
   static constexpr bool adds_tiles_together = is_bf16;  // dk and dv

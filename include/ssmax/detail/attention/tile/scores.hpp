@@ -17,8 +17,8 @@ class Multipliers {
   Multipliers(double scale, const Variant<A>& variant) : scale_(scale), has_score_(variant.has_score) {}
 
   [[nodiscard]] bool has_score() const { return has_score_; }
-  /// Returns what a product of q and k is multiplied by: a logit in units of log2, or what the score function receives. A
-  /// query that sees no key has no c.
+  /// Returns what a product of q and k is multiplied by: a logit in units of log2, or what the score function
+  /// receives. A query that sees no key has no c.
   [[nodiscard]] double of_product(const QueryRow& row) const {
     return scale_ * (has_score_ || row.keys.size() <= 0 ? 1 : row.multiplier * std::numbers::log2e);
   }
