@@ -92,20 +92,26 @@ class QueryCursor {
   QueryCursor(const Problem<A>& problem, index_t batch, index_t kv_head, index_t row)
       : first_head_(problem.first_head() + kv_head * problem.group()),
         last_head_(first_head_ + problem.group() - 1),
-        query_{batch, first_head_ + row % problem.group(), problem.first_query + row / problem.group(),
-               problem.shape(batch)} {}
+        head_(first_head_ + row % problem.group()),
+        index_(problem.first_query + row / problem.group()),
+        query_{.batch = batch, .shape = problem.shape(batch)} {}
 
-  const Query& operator*() const { return query_; }
+  Query operator*() const {
+    Query query = query_;
+    query.head = head_;
+    query.index = index_;
+    return query;
+  }
   void next() {
-    if (query_.head++ == last_head_) {
-      query_.head = first_head_;
-      ++query_.index;
+    if (head_++ == last_head_) {
+      head_ = first_head_;
+      ++index_;
     }
   }
 
  private:
-  index_t first_head_, last_head_;
-  Query query_;
+  index_t first_head_, last_head_, head_, index_;
+  Query query_;  // without head and index: a copy of what was just written would stall on store forwarding
 };
 
 SSMAX_END

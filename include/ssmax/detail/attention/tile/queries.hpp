@@ -22,18 +22,20 @@ template <class A, class E, class Row>
 index_t list_queries(const LaneScratch<A, E>& memory, index_t count, UnusedLanes unused, const Row& row) {
   const index_t length = memory.kernels.width, lanes = (count + length - 1) / length * length;
   for (index_t i = 0; i < lanes; i += length) {
-    Hull& hull = memory.hulls[i / length] = {};
+    Hull hull;
     const index_t real = std::min(i + length, count);
     for (index_t lane = i; lane < real; ++lane) {
       // Made where it stays: a copy would stall on store forwarding.
       const QueryRow& made = *new (memory.rows + lane) QueryRow(row(lane));
       hull.add(made.keys);
     }
-    if (real == i + length) continue;
-    QueryRow last = memory.rows[count - 1];
-    if (unused != UnusedLanes::repeat_last) last = {last.query, {}, 0};
-    if (unused != UnusedLanes::left_out) hull.add(last.keys);
-    std::fill(memory.rows + real, memory.rows + i + length, last);
+    if (real < i + length) {
+      QueryRow last = memory.rows[count - 1];
+      if (unused != UnusedLanes::repeat_last) last = {last.query, {}, 0};
+      if (unused != UnusedLanes::left_out) hull.add(last.keys);
+      std::fill(memory.rows + real, memory.rows + i + length, last);
+    }
+    memory.hulls[i / length] = hull;
   }
   return lanes;
 }
