@@ -10,6 +10,9 @@
 /// | PrefixLM | keys … p, and the first `prefix[b]` keys wherever it stands |
 /// | KeyLengths | the first `lengths[b]` keys (padding) |
 /// | Documents | the keys of its own document (packed sequences), all or … p; positions restart |
+/// | SinkWindow | the first keys and a window (this and the next two: mask_runs.hpp) |
+/// | BlockSparse | the key blocks that a bitmap shows to its query block |
+/// | MatrixRuns | the keys where a matrix, read once, shows them |
 /// | `a & b` | the keys that both a and b show |
 /// | MaskMatrix | the keys where a matrix of bool is true (this and the next two: mask_matrix.hpp) |
 /// | Finite | the keys where an additive mask is not -inf |
@@ -246,6 +249,26 @@ class Both {
       requires(detail::has_predicate<A> || detail::has_predicate<B>) {
     const Query stood = stand(query);
     return detail::sees(a_, stood, key) && detail::sees(b_, stood, key);
+  }
+  /// Returns the next keys that runs of both masks have in common.
+  SSMAX_INLINE constexpr KeyRange run(const Query& query, index_t from) const
+      requires((detail::has_run<A> ||
+                detail::has_run<B>)&&detail::has_known_runs<A>&& detail::has_known_runs<B>) {
+    const Query stood = stand(query);
+    for (;;) {
+      const KeyRange a = detail::next_run(a_, stood, from);
+      if (a.size() <= 0) return a;
+      const KeyRange b = detail::next_run(b_, stood, a.begin);
+      if (b.size() <= 0 || b.begin < a.end) return {b.begin, std::min(a.end, b.end)};
+      from = b.begin;
+    }
+  }
+  /// Whether both masks show two queries the same runs.
+  SSMAX_INLINE constexpr bool same_runs(const Query& query, const Query& other) const
+      requires((detail::has_run<A> ||
+                detail::has_run<B>)&&detail::has_known_runs<A>&& detail::has_known_runs<B>) {
+    const Query stood = stand(query), stood_other = stand(other);
+    return detail::same_runs(a_, stood, stood_other) && detail::same_runs(b_, stood, stood_other);
   }
   /// That of the mask that defines positions.
   SSMAX_INLINE constexpr index_t query_position(const Query& query) const

@@ -15,6 +15,14 @@
 ///                                             nothing else of it
 ///     Query aligned(query) const              the query moved to the key it stands at, for masks joined by &
 ///     void check(shape) const                 called before any write; throws if the mask does not fit
+///     KeyRange run(query, from) const         of a mask with `sees`: the first visible keys at or after `from`,
+///                                             without a gap; empty if there are none. Neighbouring runs may touch
+///     index_t count(query) const              of a mask with `sees`: n, the number of visible keys
+///     bool same_runs(query, other) const      of a mask with `run`: whether two queries of a batch entry are known to
+///                                             have the same runs
+///
+/// `keys` and `sees` define the mask. The last three only make it fast: attention neither reads nor computes key
+/// blocks that no run touches, and does not call `sees` for each logit. `run` and `sees` must agree.
 ///
 /// A member of these names with another signature is an error of the compiler. Where all queries see the same
 /// keys, short rows go several at a time if the mask asks for it (FastPath::same_keys in fast_path.hpp).
@@ -93,11 +101,62 @@ SSMAX_INLINE constexpr bool sees(const M& mask, const Query& query, index_t key)
   }
 }
 
-/// n, where `range` is all of the query's range: how many of these keys it sees. O(1) or, with a predicate,
-/// O(range).
+/// Returns the first visible keys at or after `from`, without a gap. Empty if there are none.
+template <class M>
+SSMAX_INLINE constexpr KeyRange next_run(const M& mask, const Query& query, index_t from) {
+  if constexpr (has_run<M>) {
+    return mask.run(query, from);
+  } else {
+    const KeyRange keys = visible_keys(mask, query);
+    return {std::max(keys.begin, from), keys.end};
+  }
+}
+
+/// Returns whether two queries of a batch entry are known to have the same runs.
+template <class M>
+SSMAX_INLINE constexpr bool same_runs(const M& mask, const Query& query, const Query& other) {
+  if constexpr (has_same_runs<M>) {
+    return mask.same_runs(query, other);
+  } else if constexpr (has_run<M>) {
+    return false;
+  } else {
+    const KeyRange keys = visible_keys(mask, query), other_keys = visible_keys(mask, other);
+    return keys.begin == other_keys.begin && keys.end == other_keys.end;
+  }
+}
+
+/// Calls f(run) for the visible runs of a query within `keys`, in rising order. Runs that touch become one.
+template <class M, class F>
+void for_each_visible_run(const M& mask, const Query& query, KeyRange keys, const F& f) {
+  if constexpr (has_run<M>) {
+    KeyRange joined{keys.begin, keys.begin};
+    for (index_t from = keys.begin; from < keys.end;) {
+      const KeyRange next = mask.run(query, from);
+      const KeyRange run{std::max(next.begin, from), std::min(next.end, keys.end)};
+      if (run.size() <= 0) break;
+      if (run.begin > joined.end) {
+        if (joined.size() > 0) f(joined);
+        joined.begin = run.begin;
+      }
+      joined.end = from = run.end;
+    }
+    if (joined.size() > 0) f(joined);
+  } else if (keys.size() > 0) {
+    f(keys);
+  }
+}
+
+/// n, where `range` is all of the query's range: how many of these keys it sees. O(1), O(runs) or, with `sees`
+/// alone, O(range).
 template <class M>
 constexpr index_t visible_count(const M& mask, const Query& query, const KeyRange& range) {
-  if constexpr (has_predicate<M>) {
+  if constexpr (has_count<M>) {
+    return std::clamp<index_t>(mask.count(query), 0, range.size());
+  } else if constexpr (has_run<M>) {
+    index_t count = 0;
+    for_each_visible_run(mask, query, range, [&](KeyRange run) { count += run.size(); });
+    return count;
+  } else if constexpr (has_predicate<M>) {
     index_t count = 0;
     for (index_t key = range.begin; key < range.end; ++key) count += mask.sees(query, key) ? 1 : 0;
     return count;

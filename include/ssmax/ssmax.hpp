@@ -15,6 +15,7 @@
 #include "key_source.hpp"
 #include "kv_cache.hpp"
 #include "mask.hpp"
+#include "mask_runs.hpp"
 #include "online_softmax.hpp"
 #include "rope.hpp"
 #include "scaling.hpp"

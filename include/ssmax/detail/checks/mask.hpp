@@ -32,6 +32,16 @@ SSMAX_OPTIONAL_MEMBER(has_alignment, "mask", aligned, std::same_as<Query>,
 SSMAX_OPTIONAL_MEMBER(has_mask_check, "mask", check, std::same_as<void>,
                       "void check(const QueryShape&) const", std::declval<const QueryShape&>())
 
+SSMAX_OPTIONAL_MEMBER(has_run, "mask", run, std::same_as<KeyRange>,
+                      "KeyRange run(const Query&, index_t from) const", std::declval<const Query&>(),
+                      index_t{})
+SSMAX_OPTIONAL_MEMBER(has_count, "mask", count, std::same_as<index_t>, "index_t count(const Query&) const",
+                      std::declval<const Query&>())
+
+SSMAX_OPTIONAL_MEMBER(has_same_runs, "mask", same_runs, std::same_as<bool>,
+                      "bool same_runs(const Query&, const Query& other) const", std::declval<const Query&>(),
+                      std::declval<const Query&>())
+
 template <class M>
 consteval bool is_mask() {
   if constexpr (has_keys<M>) {
@@ -40,11 +50,21 @@ consteval bool is_mask() {
     // Each of them refuses a member of its name that does not fit.
     (void)has_predicate<M>, (void)has_query_position<M>, (void)has_key_position<M>;
     (void)has_alignment<M>, (void)has_mask_check<M>;
+    static_assert(
+        has_predicate<M> || !(has_run<M> || has_count<M>),
+        "ssmax: a mask with run or count needs the member  bool sees(const Query&, index_t key) const");
+    static_assert(
+        has_run<M> || !has_same_runs<M>,
+        "ssmax: a mask with same_runs needs the member  KeyRange run(const Query&, index_t from) const");
     return true;
   } else {
     return false;
   }
 }
+
+/// The runs of the mask need not be found key by key.
+template <class M>
+constexpr bool has_known_runs = has_run<M> || !has_predicate<M>;
 
 template <class M>
 constexpr bool defines_positions = has_query_position<M> || has_key_position<M> || has_alignment<M>;

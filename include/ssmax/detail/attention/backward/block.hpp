@@ -64,14 +64,16 @@ class BackwardBlock {
     const index_t tile_lanes = memory_.tile_lanes, tiles = (queries + tile_lanes - 1) / tile_lanes;
     if constexpr (Op::adds_tiles_together) clear({tiles * tile_lanes, memory_.bf16.lanes}, {0, tile_keys});
     for (index_t at = 0; at < keys.range.size(); at += tile_keys) {
-      KeyRange lanes{};  // of tiles that see some of the keys
+      KeyRange lanes{};  // of neighbouring tiles that see some of the keys
       for (index_t tile = 0; tile < tiles; ++tile) {
-        if (!attend_tile(keys, tile, queries, at, dq + tile * memory_.d_pitch * tile_lanes)) continue;
-        lanes = {lanes.size() == 0 ? tile * tile_lanes : lanes.begin, (tile + 1) * tile_lanes};
+        if (attend_tile(keys, tile, queries, at, dq + tile * memory_.d_pitch * tile_lanes)) {
+          lanes = {lanes.size() == 0 ? tile * tile_lanes : lanes.begin, (tile + 1) * tile_lanes};
+        } else {
+          add_tiles(keys, lanes, tiles, at);
+          lanes = {};
+        }
       }
-      if constexpr (Op::adds_tiles_together) {
-        if (lanes.size() > 0) add_lanes(keys, lanes, at);
-      }
+      add_tiles(keys, lanes, tiles, at);
     }
   }
 
@@ -83,14 +85,13 @@ class BackwardBlock {
   /// One tile: queries against keys from row `at` of the block on, at most tile_keys. Returns whether a query sees one
   /// of the keys.
   bool attend_tile(const BlockKeys<A, E>& block, index_t tile, index_t queries, index_t at, A* dq) const {
-    const Hull* hulls = memory_.hulls + tile * tile_vectors;
     const index_t tile_lanes = memory_.tile_lanes, length = products_.width, first = tile * tile_lanes;
     const KeyRange keys{block.range.begin + at,
                         std::min(block.range.begin + at + tile_keys, block.range.end)};
+    const Hull* hulls = hulls_of<A>(variant_, memory_, tile, queries - first, keys);
     const NeededKeys needed(hulls, queries - first, length, keys, products_.rows);
-    if constexpr (Op::adds_tiles_together) {
-      if (!clear_unneeded(needed, first)) return false;
-    }
+    if (!needed.any()) return false;
+    if constexpr (Op::adds_tiles_together) clear_unneeded(needed, first);
     // 1. The products q·kᵀ and dout·vᵀ.
     scores_.multiply(needed, tile_keys, block.k + at * block.k_stride, block.k_stride, memory_.depth,
                      memory_.q + first * memory_.depth, Op::is_bf16 ? memory_.z : memory_.s);
@@ -229,23 +230,36 @@ class BackwardBlock {
 
   /// Sets weights and gradients to 0.
   void clear(KeyRange lanes, KeyRange keys) const {
+    if (lanes.size() <= 0) return;
     for (index_t key = keys.begin; key < keys.end; ++key) {
       std::fill_n(memory_.bf16.weights + key * memory_.bf16.lanes + lanes.begin, lanes.size(), E{});
       std::fill_n(memory_.bf16.gradients + key * memory_.bf16.lanes + lanes.begin, lanes.size(), E{});
     }
   }
 
-  /// The same for the keys that a vector of a tile does not need. Returns whether a vector needs one.
-  bool clear_unneeded(const NeededKeys& needed, index_t first) const {
-    bool any = false;
+  /// The same for the keys that a vector of a tile does not need.
+  void clear_unneeded(const NeededKeys& needed, index_t first) const {
     for (index_t v = 0; v < tile_vectors; ++v) {
       const KeyRange lanes{first + v * products_.width, first + (v + 1) * products_.width},
           part = v < needed.vectors ? needed.of[v] : KeyRange{};
       clear(lanes, {0, part.size() > 0 ? part.begin : tile_keys});
       if (part.size() > 0) clear(lanes, {part.end, tile_keys});
-      any = any || part.size() > 0;
     }
-    return any;
+  }
+
+  /// Adds the sums over the lanes of neighbouring tiles, where tiles are added together.
+  void add_tiles([[maybe_unused]] const BlockKeys<A, E>& block, [[maybe_unused]] KeyRange lanes,
+                 [[maybe_unused]] index_t tiles, [[maybe_unused]] index_t at) const {
+    if constexpr (Op::adds_tiles_together) {
+      if (lanes.size() == 0) return;
+      // A product takes whole depths. Lanes past the last tile stay 0.
+      const index_t depth_end = lanes.begin + in_depths(lanes.size());
+      clear({lanes.end, std::min(depth_end, tiles * memory_.tile_lanes)}, {0, tile_keys});
+      add_lanes(block, lanes, at);
+    }
+  }
+  index_t in_depths(index_t lanes) const {
+    return (lanes + products_.depth - 1) / products_.depth * products_.depth;
   }
 
   /// Adds to dv and dk of the keys from row `at` of the block on the products of these lanes.
@@ -253,7 +267,7 @@ class BackwardBlock {
     const auto& bf16 = memory_.bf16;
     const index_t keys = std::min(tile_keys, block.range.size() - at), first = lanes.begin,
                   passes = (keys + products_.rows - 1) / products_.rows * products_.rows,
-                  depth = (lanes.size() + products_.depth - 1) / products_.depth * products_.depth;
+                  depth = in_depths(lanes.size());
     A *dk = block.dk + at * memory_.d_pitch, *dv = block.dv + at * memory_.dv_pitch;
     gradient_kernels_.add_product(bf16.weights + first, bf16.lanes, depth, passes,
                                   bf16.dout_pairs + first * memory_.dv_pitch, memory_.dv_pitch, dv);

@@ -42,6 +42,7 @@ class BackwardLoader {
       cursor.next();
       return row;
     });
+    list_runs<A>(variant_, memory_, lanes);
     for (index_t i = 0; i < lanes; i += kernels_.width) {
       load_q(i);
       load_dout(i, facts);

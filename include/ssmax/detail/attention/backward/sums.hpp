@@ -1,6 +1,8 @@
 // Where the sums of attention's backward are gathered.
 #pragma once
 
+#include <cstdint>
+
 #include "../../kernels/prefill.hpp"
 #include "../call/backward_problem.hpp"
 #include "scratch.hpp"
@@ -35,6 +37,8 @@ struct HeadSums {
       : has_arrays(!problem.stores_sums()),
         facts(arena.take<QueryFacts<A>>(problem.forward.rows())),
         seen(arena.take<KeyRange>(query_blocks(problem))),
+        visible_words((key_blocks(problem) + 31) / 32),
+        visible_blocks(arena.take<std::uint32_t>(query_blocks(problem) * visible_words)),
         blocks_are_finite(arena.take<bool>(key_blocks(problem))),
         keys_are_finite(arena.take<bool>(key_blocks(problem) * backward_key_block)),
         dq(arena.take<A>(query_blocks(problem) * memory.tiles * memory.tile_lanes * memory.d_pitch)),
@@ -73,9 +77,12 @@ struct HeadSums {
     return has_arrays ? gradient.extent(3) : gradient.stride(2);
   }
 
-  bool has_arrays = false;              // results are not stored as A
-  QueryFacts<A>* facts = nullptr;       // [rows]
-  KeyRange* seen = nullptr;             // [query blocks]: by any of a block's queries
+  bool has_arrays = false;         // results are not stored as A
+  QueryFacts<A>* facts = nullptr;  // [rows]
+  KeyRange* seen = nullptr;        // [query blocks]: by any of a block's queries
+  index_t visible_words = 0;
+  std::uint32_t* visible_blocks =
+      nullptr;  // [query blocks][visible_words]: under a mask with runs, a bit per key block
   bool* blocks_are_finite = nullptr;    // [key blocks]: K holds no NaN or infinity
   bool* keys_are_finite = nullptr;      // [keys]: where some of the block are not
   A* dq = nullptr;                      // [query blocks][tiles][d_pitch][tile_lanes]: over some blocks

@@ -59,6 +59,8 @@ class BackwardTask {
     const bool asked_once = variant_.shows_same_keys && forward_.group() == 1;
     Hull seen;
     QueryRow seen_by{};
+    std::uint32_t* visible = head_sums_.visible_blocks + block * head_sums_.visible_words;
+    std::fill_n(visible, head_sums_.visible_words, std::uint32_t{0});
     QueryCursor cursor(forward_, batch_, kv_head_, first);
     for (index_t row = first; row < first + queries_of(block); ++row, cursor.next()) {
       if (row == first || !asked_once) seen_by = variant_.row(*cursor, stored);
@@ -66,6 +68,7 @@ class BackwardTask {
       QueryFacts<A>& facts = head_sums_.facts[row];
       find_facts(*cursor, seen_by, facts);
       seen.add(facts.keys);
+      if (variant_.has_runs) find_visible_blocks(*cursor, facts.keys, visible);
       if (sums_) begin_sums(*cursor, seen_by, facts);
     }
     head_sums_.seen[block] = seen.any;
@@ -247,7 +250,20 @@ class BackwardTask {
   bool sees_any(index_t queries, index_t keys) const {
     const KeyRange& seen = head_sums_.seen[queries];
     const index_t first = problem_.first_key() + keys * backward_key_block;
-    return seen.begin < first + backward_key_block && seen.end > first;
+    if (seen.begin >= first + backward_key_block || seen.end <= first) return false;
+    if (!variant_.has_runs) return true;
+    const std::uint32_t word = head_sums_.visible_blocks[queries * head_sums_.visible_words + keys / 32];
+    return (word >> (keys % 32) & 1) != 0;
+  }
+
+  /// Under a mask with runs: sets a bit for each key block that a query sees.
+  void find_visible_blocks(const Query& query, KeyRange keys, std::uint32_t* words) const {
+    const QueryRow row{query, keys, 0};
+    for (index_t i = 0; i < head_sums_.visible_words; ++i) {
+      const index_t first = problem_.first_key() + i * 32 * backward_key_block;
+      words[i] |=
+          variant_.visible_blocks(&row, 1, {first, first + 32 * backward_key_block}, backward_key_block);
+    }
   }
 
   /// Returns the partial sums of a query block: [tiles][d_pitch][tile_lanes].

@@ -33,8 +33,8 @@ class GradientVariant : public Variant<A> {
   virtual Sharing sharing(const QueryShape& shape) const = 0;
 
  protected:
-  SSMAX_INLINE GradientVariant(bool scores, bool predicates, bool same_keys)
-      : Variant<A>(scores, predicates, same_keys) {}
+  SSMAX_INLINE GradientVariant(bool scores, bool predicates, bool runs, bool same_keys)
+      : Variant<A>(scores, predicates, runs, same_keys) {}
   SSMAX_INLINE ~GradientVariant() = default;
 };
 

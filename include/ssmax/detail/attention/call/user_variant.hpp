@@ -24,7 +24,7 @@ class UserVariant : public Interface {
   const C& score;
 
   UserVariant(const S& a_scaling, const M& a_mask, const C& a_score)
-      : Interface(!std::same_as<C, Identity>, detail::has_predicate<M>,
+      : Interface(!std::same_as<C, Identity>, detail::has_predicate<M>, detail::has_run<M>,
                   detail::shows_same_keys<M> && detail::goes_by_size<S>),
         scaling(a_scaling),
         mask(a_mask),
@@ -59,11 +59,79 @@ class UserVariant : public Interface {
 
   void apply(A* s, KeyRange keys, const QueryRow& row) const override {
     if constexpr (!std::same_as<C, Identity>) apply_score(score, s, keys, row);
-    if constexpr (detail::has_predicate<M>) {
+    if constexpr (detail::has_run<M>) {
+      index_t from = keys.begin;
+      for_each_visible_run(mask, row.query, keys, [&](KeyRange run) {
+        std::fill(s + (from - keys.begin), s + (run.begin - keys.begin), hidden);
+        from = run.end;
+      });
+      std::fill(s + (from - keys.begin), s + keys.size(), hidden);
+    } else if constexpr (detail::has_predicate<M>) {
       for (index_t key = keys.begin; key < keys.end; ++key) {
         if (!mask.sees(row.query, key)) s[key - keys.begin] = hidden;
       }
     }
+  }
+
+  bool has_same_runs(const QueryRow* rows, index_t count) const override {
+    const auto is_same = [this, first = rows](const QueryRow& row) {
+      return row.keys.begin == first->keys.begin && row.keys.end == first->keys.end &&
+             same_runs(mask, first->query, row.query);
+    };
+    return std::all_of(rows, rows + count, is_same);
+  }
+
+  index_t next_visible(const QueryRow* rows, index_t count, index_t from) const override {
+    index_t next = std::numeric_limits<index_t>::max();
+    for (index_t i = 0; i < count; ++i) {
+      const KeyRange keys = rows[i].keys;
+      if (std::max(from, keys.begin) >= keys.end) continue;
+      const KeyRange run = next_run(mask, rows[i].query, std::max(from, keys.begin));
+      if (run.begin < std::min(run.end, keys.end)) next = std::min(next, run.begin);
+    }
+    return next;
+  }
+
+  std::uint32_t visible_blocks(const QueryRow* rows, index_t count, KeyRange keys,
+                               index_t block_keys) const override {
+    std::uint32_t blocks = 0;
+    for (index_t i = 0; i < count; ++i) {
+      for_each_run(rows[i], keys, [&](KeyRange run) {
+        const index_t first = (run.begin - keys.begin) / block_keys,
+                      last = (run.end - 1 - keys.begin) / block_keys;
+        blocks |= (std::uint32_t{2} << last) - (std::uint32_t{1} << first);
+      });
+    }
+    return blocks;
+  }
+
+  Hull hull(const QueryRow* rows, index_t count, KeyRange keys) const override {
+    Hull result;
+    for (index_t i = 0; i < count; ++i) {
+      Hull row;
+      for_each_run(rows[i], keys, [&](KeyRange run) { row.add(run); });
+      if (row.any.size() <= 0) row.all = {};
+      result.add(row);
+    }
+    return result;
+  }
+
+  void mask_runs(const Logits<A>& logits, const TileScratch<A>& memory) const override {
+    const KeyRange keys = logits.keys;
+    A *first = memory.lane.first, *last = memory.lane.last;
+    for (index_t lane = 0; lane < memory.kernels.width; ++lane) {
+      KeyRange seen{keys.begin, keys.begin};
+      for_each_run(logits.rows[lane], keys, [&](KeyRange run) {
+        if (seen.size() == 0) seen = {run.begin, run.begin};
+        for (index_t key = seen.end; key < run.begin; ++key) {
+          logits.s[(key - keys.begin) * memory.tile_lanes + lane] = hidden;
+        }
+        seen.end = run.end;
+      });
+      first[lane] = static_cast<A>(seen.begin - keys.begin);
+      last[lane] = static_cast<A>(seen.end - keys.begin);
+    }
+    memory.kernels.hide(logits.s, keys.size(), first, last);
   }
 
  protected:
@@ -86,12 +154,19 @@ class UserVariant : public Interface {
 
   /// Sets the logits of keys that the mask hides singly, by its member `sees`, to -inf.
   void hide_single(const Logits<A>& logits, const TileScratch<A>& memory) const {
-    if constexpr (detail::has_predicate<M>) {
+    if constexpr (detail::has_predicate<M> && !detail::has_run<M>) {
       for_each_visible(logits, memory.kernels.width,
                        [&](index_t at, index_t lane, const Query& query, index_t key) {
                          if (!mask.sees(query, key)) logits.s[at * memory.tile_lanes + lane] = hidden;
                        });
     }
+  }
+
+  /// Calls f(run) for the runs of a row within `keys`.
+  template <class F>
+  void for_each_run(const QueryRow& row, KeyRange keys, const F& f) const {
+    for_each_visible_run(mask, row.query,
+                         {std::max(keys.begin, row.keys.begin), std::min(keys.end, row.keys.end)}, f);
   }
 
   /// Calls f(key - keys.begin, lane, query, key) for the keys of the logits that lie in each lane's range.

@@ -3,6 +3,10 @@
 // 2 ns a query or a column of a tile.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
 #include "../../kernels/prefill.hpp"
 #include "problem.hpp"
 
@@ -45,10 +49,30 @@ struct TileScratch {
   A* transposed;  // [vector length][key_block]: numbers per key and lane, and weights that the kernels cannot form
 };
 
+/// What some queries see of the keys.
+struct Hull {
+  // Of no queries: any is empty, all is everything.
+  KeyRange any{std::numeric_limits<index_t>::max(), 0};  // from the first to the last key that a query sees
+  KeyRange all{0, std::numeric_limits<index_t>::max()};  // keys that all queries see
+
+  SSMAX_INLINE void add(KeyRange keys) {
+    all = {std::max(all.begin, keys.begin), std::min(all.end, keys.end)};
+    if (keys.size() > 0) any = {std::min(any.begin, keys.begin), std::max(any.end, keys.end)};
+  }
+  SSMAX_INLINE void add(const Hull& other) {
+    all = {std::max(all.begin, other.all.begin), std::min(all.end, other.all.end)};
+    any = {std::min(any.begin, other.any.begin), std::max(any.end, other.any.end)};
+  }
+  /// Returns whether some query does not see a key of the block.
+  SSMAX_INLINE bool masks(KeyRange block) const { return block.begin < all.begin || block.end > all.end; }
+};
+
 template <class A>
 class Variant {
  public:
-  const bool has_score, has_predicate;
+  const bool has_score;
+  const bool has_predicate;  // a query need not see all keys of its range
+  const bool has_runs;       // of such a mask: it knows its runs, so that `sees` is not called for each logit
   const bool shows_same_keys;  // to all queries of a batch entry and head, and they share c
 
   Variant(const Variant&) = delete;
@@ -66,9 +90,22 @@ class Variant {
   /// The same for logits of one query, contiguous, but without the multiplier.
   virtual void apply(A* s, KeyRange keys, const QueryRow& row) const = 0;
 
+  // Of a mask with runs. `count` rows, of which the first stands for all if has_same_runs says so:
+  /// Returns whether rows are known to see the same keys.
+  virtual bool has_same_runs(const QueryRow* rows, index_t count) const = 0;
+  /// Returns the first key at or after `from` that some row sees; the greatest index_t if there is none.
+  virtual index_t next_visible(const QueryRow* rows, index_t count, index_t from) const = 0;
+  /// Returns a bit for each block of `block_keys` keys, from keys.begin on, that some row sees a key of.
+  virtual std::uint32_t visible_blocks(const QueryRow* rows, index_t count, KeyRange keys,
+                                       index_t block_keys) const = 0;
+  /// Returns the hull of what rows see of the keys. If a row has several runs there, `all` is empty.
+  virtual Hull hull(const QueryRow* rows, index_t count, KeyRange keys) const = 0;
+  /// Sets the logits of masked keys to -inf.
+  virtual void mask_runs(const Logits<A>& logits, const TileScratch<A>& memory) const = 0;
+
  protected:
-  SSMAX_INLINE Variant(bool scores, bool predicates, bool same_keys)
-      : has_score(scores), has_predicate(predicates), shows_same_keys(same_keys) {}
+  SSMAX_INLINE Variant(bool scores, bool predicates, bool runs, bool same_keys)
+      : has_score(scores), has_predicate(predicates), has_runs(runs), shows_same_keys(same_keys) {}
   SSMAX_INLINE ~Variant() = default;
 };
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 
 #include "../../../online_softmax.hpp"
 #include "../../kernels/decode.hpp"
@@ -14,6 +15,7 @@
 #include "../nonfinite/values.hpp"
 #include "../tile/scores.hpp"
 #include "../tile/state.hpp"
+#include "../tile/visibility.hpp"
 #include "epilogue.hpp"
 
 SSMAX_BEGIN_DETAIL
@@ -124,6 +126,14 @@ class DecodeTask {
     }
   }
 
+  /// Returns whether a query sees a key of a chunk, as far as the mask knows its runs. Call it before attend_chunk.
+  bool sees_chunk(KeyRange keys) {
+    if (!variant_.has_runs) return true;
+    const KeyRange chunk{keys.begin / key_chunk * key_chunk, keys.end};
+    visible_blocks_ = variant_.visible_blocks(memory_.rows, count_, chunk, visible_block);
+    return visible_blocks_ != 0;
+  }
+
   /// Computes all logits of the chunk first, then weights and o: each further part of a chunk would cost
   /// something that only few queries share.
   void attend_chunk(KeyRange keys, A* states) {
@@ -176,6 +186,7 @@ class DecodeTask {
       if (r < count_) {
         const KeyRange seen = memory_.rows[r].keys;
         keys = {std::max(seen.begin, chunk.begin), std::min(seen.end, chunk.end)};
+        if (variant_.has_runs) keys = variant_.hull(memory_.rows + r, 1, keys).any;
         if (keys.size() < 0) keys = {};
       }
       if (r == count_ || keys.begin != alike.begin || keys.end != alike.end) {
@@ -205,32 +216,52 @@ class DecodeTask {
     narrow(s, n, memory_.weights + (s - memory_.s));
   }
 
-  /// s[r][key - chunk.begin] for all rows and keys of the chunk.
-  void logits(KeyRange chunk) const {
-    [[maybe_unused]] const index_t d = problem_.width();
-    if constexpr (is_bf16) {
-      for_each_run(problem_.keys, batch_, kv_head_, chunk, [&](index_t key, const KeyRun& run) {
-        kernels<PairDecodeKernels<A, E>>().logits(memory_.q, memory_.pitch, memory_.parts, count_,
-                                                  static_cast<const E*>(run.k), run.k_stride, run.count, d,
-                                                  memory_.s + (key - chunk.begin), key_chunk);
-      });
-    } else {
-      float_logits(chunk);
+  /// Calls f(range) for the ranges of keys that some row sees, in whole visible blocks. Without runs: f(keys).
+  template <class F>
+  void for_each_visible_range(KeyRange keys, const F& f) const {
+    if (!variant_.has_runs) return f(keys);
+    const index_t chunk = keys.begin / key_chunk * key_chunk;
+    KeyRange range{keys.begin, keys.begin};
+    while (range.end < keys.end) {
+      const index_t block = (range.end - chunk) / visible_block;
+      const index_t block_end = std::min(chunk + (block + 1) * visible_block, keys.end);
+      if ((visible_blocks_ >> block & 1) == 0) {
+        if (range.size() > 0) f(range);
+        range.begin = block_end;
+      }
+      range.end = block_end;
     }
+    if (range.size() > 0) f(range);
   }
 
-  void float_logits(KeyRange chunk) const {
+  /// s[r][key - chunk.begin] for all rows and the visible keys of the chunk.
+  void logits(KeyRange chunk) const {
+    for_each_visible_range(chunk, [&](KeyRange keys) {
+      A* s = memory_.s + (keys.begin - chunk.begin);
+      if constexpr (is_bf16) {
+        for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const KeyRun& run) {
+          kernels<PairDecodeKernels<A, E>>().logits(memory_.q, memory_.pitch, memory_.parts, count_,
+                                                    static_cast<const E*>(run.k), run.k_stride, run.count,
+                                                    problem_.width(), s + (key - keys.begin), key_chunk);
+        });
+      } else {
+        float_logits(keys, s);
+      }
+    });
+  }
+
+  void float_logits(KeyRange keys, A* s) const {
     const index_t d = problem_.width();
     const auto logits = problem_.stored_products.logits;
     if (logits == nullptr || (problem_.has_rope() && problem_.rotate_keys)) {
-      load_keys(problem_, variant_, batch_, kv_head_, chunk, memory_.wide);
-      kernels<DecodeKernels<A, A>>().logits(memory_.q, memory_.pitch, count_, memory_.wide, d, chunk.size(),
-                                            d, memory_.s, key_chunk);
+      load_keys(problem_, variant_, batch_, kv_head_, keys, memory_.wide);
+      kernels<DecodeKernels<A, A>>().logits(memory_.q, memory_.pitch, count_, memory_.wide, d, keys.size(), d,
+                                            s, key_chunk);
       return;
     }
-    for_each_run(problem_.keys, batch_, kv_head_, chunk, [&](index_t key, const KeyRun& run) {
-      logits(memory_.q, memory_.pitch, count_, run.k, run.k_stride, run.count, d,
-             memory_.s + (key - chunk.begin), key_chunk);
+    for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const KeyRun& run) {
+      logits(memory_.q, memory_.pitch, count_, run.k, run.k_stride, run.count, d, s + (key - keys.begin),
+             key_chunk);
     });
   }
 
@@ -242,7 +273,20 @@ class DecodeTask {
       to = memory_.block_o;
       std::fill_n(to, rows * dv, A{0});
     }
-    const index_t first = r * key_chunk + (keys.begin - chunk_begin);
+    for_each_visible_range(keys, [&](KeyRange range) {
+      add_values(r * key_chunk + (range.begin - chunk_begin), rows, range, to);
+    });
+    if (variant_.has_predicate) {
+      // A weight of 0 times a NaN that the query must not see is NaN as well.
+      const bool finite = std::all_of(to, to + rows * dv, [](A x) { return std::isfinite(x); });
+      if (!finite) accumulate_nonfinite(r, rows, keys, chunk_begin, to);
+      for (index_t i = 0; i < rows * dv; ++i) o[r * dv + i] += to[i];
+    }
+  }
+
+  /// Adds weights, from number `first` on, times the values of keys.
+  void add_values(index_t first, index_t rows, KeyRange keys, A* to) const {
+    const index_t dv = memory_.dv;
     if constexpr (is_bf16) {
       for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const KeyRun& run) {
         add_rounded(first + (key - keys.begin), rows, run.count, static_cast<const E*>(run.v), run.v_stride,
@@ -258,12 +302,6 @@ class DecodeTask {
       kernels<DecodeKernels<A, A>>().accumulate(memory_.s + first, key_chunk, rows, keys.size(), memory_.wide,
                                                 dv, dv, to, dv);
     }
-    if (variant_.has_predicate) {
-      // A weight of 0 times a NaN that the query must not see is NaN as well.
-      const bool finite = std::all_of(to, to + rows * dv, [](A x) { return std::isfinite(x); });
-      if (!finite) accumulate_nonfinite(r, rows, keys, chunk_begin, to);
-      for (index_t i = 0; i < rows * dv; ++i) o[r * dv + i] += to[i];
-    }
   }
 
   /// Adds rounded weights, from number `first` on, times `count` rows of V.
@@ -278,18 +316,9 @@ class DecodeTask {
     A* const values = memory_.wide;
     const A* s = memory_.s + first;
     std::fill_n(out, rows * dv, A{0});
-    if constexpr (is_bf16) {
-      E* finite = reinterpret_cast<E*>(values);
-      for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const KeyRun& run) {
-        const E* v = static_cast<const E*>(run.v);
-        for (index_t i = 0; i < run.count; ++i) copy_finite(v + i * run.v_stride, dv, finite + i * dv);
-        add_rounded(first + (key - keys.begin), rows, run.count, finite, dv, out);
-      });
-    } else {
-      load_values(problem_.keys, batch_, kv_head_, keys, values);
-      copy_finite(values, keys.size() * dv, values);
-      kernels<DecodeKernels<A, A>>().accumulate(s, key_chunk, rows, keys.size(), values, dv, dv, out, dv);
-    }
+    for_each_visible_range(keys, [&](KeyRange range) {
+      add_finite_values(first + (range.begin - keys.begin), rows, range, out);
+    });
     load_values(problem_.keys, batch_, kv_head_, keys, values);
     for (index_t key = keys.begin; key < keys.end; ++key) {
       const index_t at = key - keys.begin;
@@ -298,12 +327,32 @@ class DecodeTask {
     }
   }
 
+  /// What add_values does, with 0 for NaN and infinities in V.
+  void add_finite_values(index_t first, index_t rows, KeyRange keys, A* to) const {
+    const index_t dv = memory_.dv;
+    A* const values = memory_.wide;
+    if constexpr (is_bf16) {
+      E* finite = reinterpret_cast<E*>(values);
+      for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const KeyRun& run) {
+        const E* v = static_cast<const E*>(run.v);
+        for (index_t i = 0; i < run.count; ++i) copy_finite(v + i * run.v_stride, dv, finite + i * dv);
+        add_rounded(first + (key - keys.begin), rows, run.count, finite, dv, to);
+      });
+    } else {
+      load_values(problem_.keys, batch_, kv_head_, keys, values);
+      copy_finite(values, keys.size() * dv, values);
+      kernels<DecodeKernels<A, A>>().accumulate(memory_.s + first, key_chunk, rows, keys.size(), values, dv,
+                                                dv, to, dv);
+    }
+  }
+
   const Problem<A>& problem_;
   const Variant<A>& variant_;
   const Memory& memory_;
   const Multipliers multipliers_;
   OnlineSoftmax<A> softmax_[decode_rows];
-  double tops_[decode_rows];  // what the weights of a row are divided by: 1, but in 16 bits
+  double tops_[decode_rows];          // what the weights of a row are divided by: 1, but in 16 bits
+  std::uint32_t visible_blocks_ = 0;  // under a mask with runs: of the chunk, in units of visible_block
   index_t batch_ = 0, kv_head_ = 0, count_ = 0;
 };
 

@@ -53,6 +53,7 @@ class PrefillTask {
     });
     load_queries(problem_, variant_, scores_.multipliers, memory_, lanes, count, memory_.depth,
                  memory_.multipliers, memory_.widened_row);
+    list_runs(variant_, memory_, lanes);
     hull_ = {};
     for (index_t i = 0; i < lanes; i += kernels_.width) hull_.add(memory_.hulls[i / kernels_.width]);
     return hull_.any;
@@ -84,6 +85,11 @@ class PrefillTask {
     }
   }
 
+  /// Returns whether a query sees a key of a chunk, as far as the mask knows its runs. Call it before attend_chunk.
+  bool sees_chunk(KeyRange keys) const {
+    return !variant_.has_runs || find_visible_blocks(variant_, memory_, count_, keys);
+  }
+
   /// Writes the states after the keys of one chunk.
   void attend_chunk(KeyRange keys, A* states) {
     reset(states);
@@ -93,11 +99,13 @@ class PrefillTask {
     const index_t at_once = tiles_ == 1 ? block_keys : Op::held_keys;
     for (index_t first = keys.begin / at_once * at_once; first < keys.end; first += at_once) {
       const KeyRange held{first, std::min(first + at_once, length)},
-          seen{std::max(held.begin, keys.begin), std::min(held.end, keys.end)};
+          seen = seen_of({std::max(held.begin, keys.begin), std::min(held.end, keys.end)});
+      if (seen.size() == 0) continue;
       if (!point_at_keys(held)) load_held_keys(first, seen);
       for (index_t tile = 0; tile < tiles_; ++tile) {
         for (index_t begin = seen.begin / block_keys * block_keys; begin < seen.end; begin += block_keys) {
-          attend_block(tile, {begin, std::min(begin + block_keys, length)}, memory_.state(states, tile));
+          const KeyRange block{begin, std::min(begin + block_keys, length)};
+          if (sees(tile, block)) attend_block(tile, block, memory_.state(states, tile));
         }
       }
     }
@@ -136,6 +144,18 @@ class PrefillTask {
   /// do, rows fill the first-level TLB with pages (a copy is 1.08 times as fast at 8 heads of width 64, 1.15 at 32
   /// of 128, on Zen 3).
   static constexpr index_t tiles_for_a_copy = 4;
+
+  /// Returns whether a tile may see a key of a block.
+  bool sees(index_t tile, KeyRange block) const {
+    return !variant_.has_runs || visible_part(memory_.visible_blocks[tile], block).size() > 0;
+  }
+  /// Returns the part of a range of keys that the tiles may see.
+  KeyRange seen_of(KeyRange keys) const {
+    if (!variant_.has_runs) return keys;
+    std::uint32_t blocks = 0;
+    for (index_t tile = 0; tile < tiles_; ++tile) blocks |= memory_.visible_blocks[tile];
+    return visible_part(blocks, keys);
+  }
 
   /// Returns where the weights of a key of the block begin, in the memory of its logits.
   E* weights_of(index_t key, index_t lane) const {
@@ -228,15 +248,15 @@ class PrefillTask {
 
   /// Adds a key block to the states of one tile.
   void attend_block(index_t tile, KeyRange block, const SoftmaxState<A>& state) {
-    const Hull* hulls = memory_.hulls + tile * tile_vectors;
     const index_t tile_lanes = memory_.tile_lanes, queries = count_ - tile * tile_lanes;
+    const Hull* hulls = hulls_of(variant_, memory_, tile, queries, block);
     const E *k = held_.k + (block.begin - held_.first_row) * held_.k_stride,
             *values = held_.v + (block.begin - held_.first) * held_.v_stride;
     const NeededKeys needed(hulls, queries, kernels_.width, block, kernels_.rows);
     // 1. Logits, which become weights in the same memory.
     scores_.multiply(needed, memory_.block_keys, k, held_.k_stride, memory_.depth,
                      memory_.q + tile * memory_.depth * tile_lanes, memory_.s);
-    if (form_weights(tile, block, needed, state)) {
+    if (form_weights(tile, block, needed, hulls, state)) {
       kernels_.rescale(state.o, memory_.channels, memory_.lane.rescale);
     }
     // 2. The product with V.
@@ -250,8 +270,8 @@ class PrefillTask {
   }
 
   /// Turns the logits of a key block into weights. Returns whether earlier sums must be multiplied by lane.rescale.
-  bool form_weights(index_t tile, KeyRange block, const NeededKeys& needed, const SoftmaxState<A>& state) {
-    const Hull* hulls = memory_.hulls + tile * tile_vectors;
+  bool form_weights(index_t tile, KeyRange block, const NeededKeys& needed, const Hull* hulls,
+                    const SoftmaxState<A>& state) {
     const index_t tile_lanes = memory_.tile_lanes;
     A* rescale = memory_.lane.rescale;
     std::fill_n(rescale, tile_lanes, A{1});

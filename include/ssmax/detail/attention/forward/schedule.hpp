@@ -128,14 +128,29 @@ void run_tasks(const Problem<A>& problem, const Variant<A>& variant, const Resul
                                std::min(cut.queries, problem.rows() - first));
           prepared = index;
         }
-        if (pass != Pass::chunks) task->begin(own.total, result);
+        // A task that takes all keys computes its first chunk's states where its totals are.
+        bool has_totals = false;
+        const auto begin_totals = [&] {
+          if (!has_totals) task->begin(own.total, result);
+          has_totals = true;
+        };
+        if (result.continues && pass != Pass::chunks) begin_totals();
         const KeyRange keys = pass == Pass::chunks ? part_of(seen, chunks.begin + i % parts) : seen;
         for_each_chunk(keys, [&](index_t chunk, KeyRange range) {
-          A* states = pass == Pass::whole ? own.chunk : waiting_states(index, chunk);
+          if (!task->sees_chunk(range)) return;
+          A* states = pass != Pass::whole ? waiting_states(index, chunk) : has_totals ? own.chunk : own.total;
           if (pass != Pass::merge) task->attend_chunk(range, states);
-          if (pass != Pass::chunks) task->merge(own.total, states);
+          if (pass == Pass::chunks) return;
+          if (states == own.total) {
+            has_totals = true;
+          } else {
+            begin_totals();
+            task->merge(own.total, states);
+          }
         });
-        if (pass != Pass::chunks) task->store(own.total, result);
+        if (pass == Pass::chunks) continue;
+        begin_totals();
+        task->store(own.total, result);
       }
     });
   };

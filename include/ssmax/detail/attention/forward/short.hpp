@@ -71,12 +71,13 @@ class ShortTask {
     count_ = std::min((tile + 1) * vectors / tiles * length, problem_.rows()) - first;
     load_tile(first);
     const KeyRange block{0, length_};
-    const NeededKeys needed(memory_.hulls, count_, length, block, kernels_.rows);
+    const Hull* hulls = hulls_of(variant_, memory_, 0, count_, block);
+    const NeededKeys needed(hulls, count_, length, block, kernels_.rows);
     scores_.multiply(needed, key_block, k_, k_stride_, problem_.width(), memory_.q, memory_.s);
     bool masks = variant_.has_predicate;
     for (index_t v = 0; v < needed.vectors; ++v) {
-      masks |= memory_.hulls[v].masks(block);
-      form_weights(v * length, needed.of[v], memory_.hulls[v]);
+      masks |= hulls[v].masks(block);
+      form_weights(v * length, needed.of[v], hulls[v]);
     }
     // Once NaN and infinities are replaced by 0 in V, every later tile has to add them.
     const bool has_nonfinite = finite_ == Finite::no || (masks && !values_are_finite());
@@ -157,6 +158,7 @@ class ShortTask {
       cursor.next();
       return row;
     });
+    list_runs(variant_, memory_, lanes);
     load_queries(problem_, variant_, scores_.multipliers, memory_, lanes, count_, problem_.width());
   }
 

@@ -51,7 +51,9 @@ class Scores {
   const Multipliers multipliers;
 
   /// Returns whether logits are neither the argument of a score function nor masked key by key.
-  [[nodiscard]] bool are_plain() const { return !multipliers.has_score() && !variant_.has_predicate; }
+  [[nodiscard]] bool are_plain() const {
+    return !multipliers.has_score() && (!variant_.has_predicate || variant_.has_runs);
+  }
   /// Returns whether form leaves the logits as the product and the multiplier make them.
   [[nodiscard]] bool are_plain(const Hull& hull, KeyRange keys) const {
     return are_plain() && !hull.masks(keys);
@@ -86,7 +88,12 @@ class Scores {
     } else if constexpr (is_backward && Operands<A, E>::is_bf16) {
       place(logits, logits.z, logits.multiplier, logits.offset);
     }
-    if (hull.masks(logits.keys)) mask_keys(memory_, logits);
+    if (!hull.masks(logits.keys)) return;
+    if (variant_.has_runs) {
+      variant_.mask_runs(logits, memory_);
+    } else {
+      mask_keys(memory_, logits);
+    }
   }
 
   /// Applies a pending multiplier.

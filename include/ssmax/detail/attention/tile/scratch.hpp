@@ -36,6 +36,10 @@ struct LaneScratch : TileScratch<A> {
         tiles((queries + tile_lanes - 1) / tile_lanes),
         rows(arena.take<QueryRow>(tiles * tile_lanes)),
         hulls(arena.take<Hull>(tiles * tile_vectors)),
+        block_hulls(arena.take<Hull>(tile_vectors)),
+        distinct_rows(arena.take<index_t>(tiles * tile_vectors)),
+        visible_blocks(arena.take<std::uint32_t>(tiles)),
+        masked_keys(arena.take<KeyRange>(tiles)),
         q(arena.take<E>(tiles * depth * tile_lanes)),
         pitch((std::max({d, dv, depth / tuple_size<A, E>}) + 15) / 16 * 16),
         staged(arena.take<A>(kernels.width * pitch)) {}
@@ -48,10 +52,15 @@ struct LaneScratch : TileScratch<A> {
 
   index_t tiles;
   QueryRow* rows;  // [tiles · tile_lanes]
-  Hull* hulls;     // [tiles · tile_vectors]
-  E* q;            // [tiles][depth / tuple][tile_lanes][tuple]
-  index_t pitch;   // of rows of K or V: a multiple of the vector length of every target
-  A* staged;       // [vector length][pitch]: queries on their way into lanes, results on their way out
+  Hull* hulls;     // [tiles · tile_vectors]: of all keys
+  // Under a mask with runs:
+  Hull* block_hulls;       // [tile_vectors]: of one key block
+  index_t* distinct_rows;  // [tiles · tile_vectors]: 1 if all rows of the vector have the same runs, else all
+  std::uint32_t* visible_blocks;  // [tiles]: a bit for each visible_block keys of a chunk
+  KeyRange* masked_keys;          // [tiles]: some keys that no query of the tile sees
+  E* q;                           // [tiles][depth / tuple][tile_lanes][tuple]
+  index_t pitch;                  // of rows of K or V: a multiple of the vector length of every target
+  A* staged;  // [vector length][pitch]: queries on their way into lanes, results on their way out
 };
 
 SSMAX_END

@@ -2,29 +2,13 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
+#include <cstdint>
 #include <limits>
 
 #include "../call/variant.hpp"
 
 SSMAX_BEGIN_DETAIL
-
-/// The visible keys of some queries, as far as ranges tell.
-struct Hull {
-  // Of no queries: any is empty, all is everything.
-  KeyRange any{std::numeric_limits<index_t>::max(), 0};  // from the first to the last key that a query sees
-  KeyRange all{0, std::numeric_limits<index_t>::max()};  // keys that all queries see
-
-  void add(KeyRange keys) {
-    all = {std::max(all.begin, keys.begin), std::min(all.end, keys.end)};
-    if (keys.size() > 0) any = {std::min(any.begin, keys.begin), std::max(any.end, keys.end)};
-  }
-  void add(const Hull& other) {
-    all = {std::max(all.begin, other.all.begin), std::min(all.end, other.all.end)};
-    any = {std::min(any.begin, other.any.begin), std::max(any.end, other.any.end)};
-  }
-  /// Returns whether the range of some query leaves out a key of the block.
-  bool masks(KeyRange block) const { return block.begin < all.begin || block.end > all.end; }
-};
 
 /// The keys of a block that each vector of a tile needs, in whole passes of `pass` keys, counted from the block's
 /// begin.
@@ -40,6 +24,11 @@ struct NeededKeys {
       const index_t last = std::min(hulls[v].any.end, block.end) - block.begin;
       if (first < last) of[v] = {first / pass * pass, (last + pass - 1) / pass * pass};
     }
+  }
+
+  /// Returns whether a vector needs a key.
+  bool any() const {
+    return std::any_of(of, of + vectors, [](KeyRange keys) { return keys.size() > 0; });
   }
 
   /// Calls f(vector count, first vector, key range) for rectangles that together cover the needed logits
@@ -64,6 +53,74 @@ struct NeededKeys {
     }
   }
 };
+
+/// Under a mask with runs: prepares the other functions for the rows in `lanes` lanes.
+template <class A, class Memory>
+void list_runs(const Variant<A>& variant, const Memory& memory, index_t lanes) {
+  if (!variant.has_runs) return;
+  const index_t length = memory.kernels.width;
+  for (index_t i = 0; i < lanes; i += length) {
+    memory.distinct_rows[i / length] = variant.has_same_runs(memory.rows + i, length) ? 1 : length;
+  }
+  std::fill_n(memory.masked_keys, memory.tiles, KeyRange{});
+}
+
+/// Calls f(first row, number of rows, vector) for the vectors of a tile, with the rows that differ in their runs.
+template <class Memory, class F>
+void for_each_vector(const Memory& memory, index_t tile, index_t lanes, const F& f) {
+  const index_t length = memory.kernels.width, first = tile * memory.tile_lanes;
+  for (index_t i = 0; i < std::min(lanes, memory.tile_lanes); i += length) {
+    f(memory.rows + first + i, memory.distinct_rows[(first + i) / length], i / length);
+  }
+}
+
+/// Returns the hulls of a tile's vectors for a key block: of all keys that their queries see or, under a mask with runs,
+/// of the keys of the block. `lanes` are the lanes of the tile in use.
+template <class A, class Memory>
+const Hull* hulls_of(const Variant<A>& variant, const Memory& memory, index_t tile, index_t lanes,
+                     KeyRange block) {
+  if (!variant.has_runs) return memory.hulls + tile * tile_vectors;
+  for_each_vector(memory, tile, lanes, [&](const QueryRow* rows, index_t count, index_t v) {
+    memory.block_hulls[v] = variant.hull(rows, count, block);
+  });
+  return memory.block_hulls;
+}
+
+/// The unit that tells which keys of a chunk a tile sees under a mask with runs: the smallest key block.
+inline constexpr index_t visible_block = key_block / 2;
+static_assert(key_chunk / visible_block <= 32);
+
+/// Under a mask with runs: finds the blocks of a chunk that each of the tiles sees. `lanes` lanes hold queries. Returns
+/// whether a tile sees any.
+template <class A, class Memory>
+bool find_visible_blocks(const Variant<A>& variant, const Memory& memory, index_t lanes, KeyRange chunk) {
+  const KeyRange keys{chunk.begin / key_chunk * key_chunk, chunk.end};
+  std::uint32_t any = 0;
+  for (index_t tile = 0; tile * memory.tile_lanes < lanes; ++tile) {
+    std::uint32_t& blocks = memory.visible_blocks[tile] = 0;
+    KeyRange& masked = memory.masked_keys[tile];
+    if (masked.begin <= keys.begin && keys.end <= masked.end) continue;
+    masked = {keys.end, std::numeric_limits<index_t>::max()};
+    for_each_vector(memory, tile, lanes - tile * memory.tile_lanes,
+                    [&](const QueryRow* rows, index_t count, index_t) {
+                      blocks |= variant.visible_blocks(rows, count, keys, visible_block);
+                      masked.end = std::min(masked.end, variant.next_visible(rows, count, keys.end));
+                    });
+    any |= blocks;
+  }
+  return any != 0;
+}
+
+/// Returns the keys of a range from the first to the last visible block. The range lies in the chunk that
+/// find_visible_blocks was called for.
+inline KeyRange visible_part(std::uint32_t visible_blocks, KeyRange keys) {
+  const index_t chunk = keys.begin / key_chunk * key_chunk;
+  const index_t first = (keys.begin - chunk) / visible_block, last = (keys.end - 1 - chunk) / visible_block;
+  const std::uint32_t blocks = visible_blocks & ((std::uint32_t{2} << last) - (std::uint32_t{1} << first));
+  if (blocks == 0) return {keys.begin, keys.begin};
+  return {std::max(keys.begin, chunk + std::countr_zero(blocks) * visible_block),
+          std::min(keys.end, chunk + std::bit_width(blocks) * visible_block)};
+}
 
 /// Sets the logits of one vector to -inf where the key lies outside the query's range.
 template <class A>

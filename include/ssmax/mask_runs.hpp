@@ -1,0 +1,295 @@
+/// @defgroup mask_runs Masks with runs of visible keys (mask_runs.hpp)
+/// @ingroup mask
+/// Masks that know their runs of visible keys. Attention neither reads nor computes the key blocks between the runs.
+///
+///     attention<float>(arguments, SSMax<float>{s}, SinkWindow{4, 512});             // 4 first keys and a window
+///     attention<float>(arguments, SSMax<float>{s}, Causal{} & BlockSparse(blocks, bitmap));
+///
+/// query.hpp describes the members `run` and `count`, which make such a mask.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "config.hpp"
+#include "detail/checks/error.hpp"
+#include "query.hpp"
+#include "view.hpp"
+
+/// @addtogroup mask_runs
+/// @{
+SSMAX_BEGIN_DATA
+
+/// A query at position p sees the first `first` keys and the `window` keys that end with key p. Keys after p are
+/// masked. n = min(p + 1, first + window).
+struct SinkWindow {
+  index_t first;   ///< Keys at the begin of the sequence (attention sinks), at least 0.
+  index_t window;  ///< Keys of the window, the query's own included, at least 0.
+
+  /// first and window.
+  SSMAX_INLINE constexpr SinkWindow(index_t first_keys, index_t window_keys)
+      : first(first_keys), window(window_keys) {}
+  /// [0, p + 1).
+  SSMAX_INLINE constexpr KeyRange keys(const Query& query) const { return {0, end(query)}; }
+  /// Whether the key is one of the first or lies in the window.
+  SSMAX_INLINE constexpr bool sees(const Query& query, index_t key) const {
+    return key < end(query) && (key < first || key >= begin(query));
+  }
+  /// The first keys, then the window.
+  SSMAX_INLINE constexpr KeyRange run(const Query& query, index_t from) const {
+    const index_t last = end(query);
+    if (from < first && begin(query) > from) return {from, std::min(first, last)};
+    return {std::max(from, begin(query)), last};
+  }
+  /// n.
+  SSMAX_INLINE constexpr index_t count(const Query& query) const {
+    const index_t last = end(query);
+    return last - std::max<index_t>(0, begin(query) - std::min(first, last));
+  }
+  /// Throws std::invalid_argument if first or window is negative.
+  SSMAX_INLINE void check(const QueryShape&) const {
+    if (first < 0) detail::fail_value("SinkWindow", "first", "is", first, "must be at least", 0);
+    if (window < 0) detail::fail_value("SinkWindow", "window", "is", window, "must be at least", 0);
+  }
+
+ private:
+  /// The window is [begin, end).
+  SSMAX_INLINE static constexpr index_t end(const Query& query) {
+    return std::max<index_t>(0, query.position() + 1);
+  }
+  SSMAX_INLINE constexpr index_t begin(const Query& query) const {
+    const index_t last = end(query);
+    return window < last ? last - window : 0;
+  }
+};
+
+/// The blocks of a BlockSparse mask.
+struct SparseBlocks {
+  index_t query_block = 64,  ///< Query positions of a block, at least 1.
+      key_block = 64;        ///< Keys of a block, at least 1. Multiples of 64 are fastest.
+  index_t query_blocks = 0,  ///< Rows of a bitmap: the last position must lie in one.
+      key_blocks = 0;        ///< Bits of a row: the last key must lie in one.
+  index_t bitmaps = 1;  ///< 1 for all heads, or one per kv head or head. Must divide the number of heads.
+
+  /// Words of a row.
+  SSMAX_INLINE constexpr index_t row_words() const { return (key_blocks + 63) / 64; }
+  /// Words of all bitmaps: bitmaps · query_blocks · row_words().
+  SSMAX_INLINE constexpr index_t words() const { return bitmaps * query_blocks * row_words(); }
+};
+
+/// A query at position p sees the key blocks whose bits are set in row p / query_block of its head's bitmap.
+///
+/// The bitmap is [bitmaps][query_blocks][row_words] words. Key block j is bit j % 64 of word j / 64 of a row. Head h
+/// takes bitmap h / (heads / bitmaps). All batch entries share the bitmaps. Positions are those of Query::position():
+/// join Causal by & where keys after the query are to be masked.
+class BlockSparse {
+ public:
+  /// The span must outlive the mask.
+  SSMAX_INLINE constexpr BlockSparse(const SparseBlocks& blocks, std::span<const std::uint64_t> bitmap)
+      : blocks_(blocks),
+        bitmap_(bitmap),
+        query_shift_(shift_of(blocks.query_block)),
+        key_shift_(shift_of(blocks.key_block)) {}
+
+  /// [0, keys).
+  SSMAX_INLINE constexpr KeyRange keys(const Query& query) const { return {0, query.shape.keys}; }
+  /// Whether the bit of the key's block is set.
+  SSMAX_INLINE constexpr bool sees(const Query& query, index_t key) const {
+    const index_t block = key_block_of(key);
+    return (row(query)[block / 64] >> (block % 64) & 1) != 0;
+  }
+  /// The next blocks whose bits are set.
+  SSMAX_INLINE constexpr KeyRange run(const Query& query, index_t from) const {
+    const std::uint64_t* words = row(query);
+    const index_t begin = next(words, key_block_of(from), 0);
+    const index_t end = next(words, begin, ~std::uint64_t{0});
+    return {std::max(from, begin * blocks_.key_block), std::min(end * blocks_.key_block, query.shape.keys)};
+  }
+  /// n. O(words of a row).
+  SSMAX_INLINE constexpr index_t count(const Query& query) const {
+    const std::uint64_t* words = row(query);
+    const index_t whole = query.shape.keys / blocks_.key_block;  // blocks
+    index_t n = 0;
+    for (index_t i = 0; i < whole / 64; ++i) n += std::popcount(words[i]);
+    if (whole % 64 != 0) n += std::popcount(words[whole / 64] << (64 - whole % 64));
+    n *= blocks_.key_block;
+    const index_t rest = query.shape.keys % blocks_.key_block;
+    return rest > 0 && (words[whole / 64] >> (whole % 64) & 1) != 0 ? n + rest : n;
+  }
+  /// Whether they have the same row of the same bitmap.
+  SSMAX_INLINE constexpr bool same_runs(const Query& query, const Query& other) const {
+    if (query.head != other.head && blocks_.bitmaps > 1) return row(query) == row(other);
+    return query_block_of(query) == query_block_of(other);
+  }
+  /// Throws std::invalid_argument unless blocks are at least 1, bitmaps divide the heads, positions and keys lie in
+  /// the blocks, and the span has words() words.
+  SSMAX_INLINE void check(const QueryShape& shape) const {
+    const auto at_least = [](const char* name, index_t value, index_t least) {
+      if (value < least) detail::fail_value("BlockSparse", name, "is", value, "must be at least", least);
+    };
+    at_least("query_block", blocks_.query_block, 1);
+    at_least("key_block", blocks_.key_block, 1);
+    at_least("bitmaps", blocks_.bitmaps, 1);
+    at_least("key_blocks", blocks_.key_blocks, blocks_of(shape.keys, blocks_.key_block));
+    if (shape.queries > 0 && shape.keys > 0) {
+      at_least("query_blocks", blocks_.query_blocks, blocks_of(shape.keys, blocks_.query_block));
+    }
+    if (shape.heads % blocks_.bitmaps != 0) {
+      detail::fail_value("BlockSparse", "bitmaps", "are", blocks_.bitmaps, "must divide the heads,",
+                         shape.heads);
+    }
+    if (static_cast<index_t>(bitmap_.size()) != blocks_.words()) {
+      detail::fail_value("BlockSparse", "bitmap", "has extent", static_cast<index_t>(bitmap_.size()),
+                         "words are", blocks_.words());
+    }
+  }
+
+ private:
+  SSMAX_INLINE static constexpr index_t blocks_of(index_t extent, index_t block) {
+    return extent / block + (extent % block > 0 ? 1 : 0);
+  }
+  /// log2 of a power of two; -1 for other numbers. Shifts are faster than divisions.
+  SSMAX_INLINE static constexpr int shift_of(index_t block) {
+    const auto bits = static_cast<std::uint64_t>(block);
+    return std::has_single_bit(bits) ? std::countr_zero(bits) : -1;
+  }
+  SSMAX_INLINE constexpr index_t key_block_of(index_t key) const {
+    return key_shift_ >= 0 ? key >> key_shift_ : key / blocks_.key_block;
+  }
+  /// A query before the first key belongs to the first block.
+  SSMAX_INLINE constexpr index_t query_block_of(const Query& query) const {
+    const index_t position = std::max<index_t>(0, query.position());
+    return query_shift_ >= 0 ? position >> query_shift_ : position / blocks_.query_block;
+  }
+  /// The bitmap's row of a query.
+  SSMAX_INLINE constexpr const std::uint64_t* row(const Query& query) const {
+    const index_t bitmap = blocks_.bitmaps == 1 ? 0 : query.head / (query.shape.heads / blocks_.bitmaps);
+    return bitmap_.data() + (bitmap * blocks_.query_blocks + query_block_of(query)) * blocks_.row_words();
+  }
+  /// The first block at or after `block` whose bit, flipped by `flip`, is set; key_blocks if there is none.
+  SSMAX_INLINE constexpr index_t next(const std::uint64_t* words, index_t block, std::uint64_t flip) const {
+    if (block >= blocks_.key_blocks) return blocks_.key_blocks;
+    index_t i = block / 64;
+    std::uint64_t word = (words[i] ^ flip) & (~std::uint64_t{0} << (block % 64));
+    while (word == 0) {
+      if (++i == blocks_.row_words()) return blocks_.key_blocks;
+      word = words[i] ^ flip;
+    }
+    return std::min(i * 64 + static_cast<index_t>(std::countr_zero(word)), blocks_.key_blocks);
+  }
+
+  SparseBlocks blocks_;
+  std::span<const std::uint64_t> bitmap_;
+  int query_shift_, key_shift_;  // of blocks that are powers of two; else -1
+};
+
+SSMAX_END
+
+SSMAX_BEGIN_CODE
+
+/// The keys that a matrix shows, as runs. The matrix [batch, heads, queries, keys] is read once, when the mask is made,
+/// and may then change. MaskMatrix and Finite show the same keys, but read the matrix for each logit.
+///
+/// Memory: 16 bytes per run and per row. Dimensions of stride 0 share their rows.
+class MatrixRuns {
+ public:
+  /// The keys where the matrix is true.
+  explicit MatrixRuns(const View<const bool, 4>& visible) {
+    read(visible, [](bool x) { return x; });
+  }
+  /// The keys where an additive mask is not -inf. T is float, double, half or bfloat16.
+  template <class T>
+  explicit MatrixRuns(const View<const T, 4>& values) requires(!std::same_as<T, bool>) {
+    read(values, [](T x) { return x != -std::numeric_limits<float>::infinity(); });
+  }
+
+  /// From the first to the last visible key.
+  KeyRange keys(const Query& query) const {
+    const Runs runs = runs_of(query);
+    if (runs.empty()) return {};
+    return {runs.front().keys.begin, runs.back().keys.end};
+  }
+  /// Whether the matrix shows the key. O(log runs).
+  bool sees(const Query& query, index_t key) const {
+    const KeyRange next = run(query, key);
+    return next.size() > 0 && next.begin == key;
+  }
+  /// The next run. O(log runs).
+  KeyRange run(const Query& query, index_t from) const {
+    const Runs runs = runs_of(query);
+    const auto next = std::ranges::upper_bound(runs, from, {}, [](const Run& run) { return run.keys.end; });
+    if (next == runs.end()) return {from, from};
+    return {std::max(from, next->keys.begin), next->keys.end};
+  }
+  /// n.
+  index_t count(const Query& query) const {
+    const Runs runs = runs_of(query);
+    return runs.empty() ? 0 : runs.back().count;
+  }
+  /// Whether they have the same row of the matrix, as far as strides of 0 tell.
+  bool same_runs(const Query& query, const Query& other) const { return row_of(query) == row_of(other); }
+  /// Throws std::invalid_argument unless the matrix has the extents of the queries and keys.
+  void check(const QueryShape& shape) const {
+    const index_t extents[] = {shape.batch, shape.heads, shape.queries, shape.keys};
+    const char* names[] = {"batch entries are", "heads are", "queries are", "keys are"};
+    for (int i = 0; i < 4; ++i) {
+      if (extents_[i] != extents[i])
+        detail::fail_value("MatrixRuns", "the matrix", "has extent", extents_[i], names[i], extents[i]);
+    }
+  }
+
+ private:
+  struct Run {
+    KeyRange keys;
+    index_t count;  // of visible keys, up to the end of the run
+  };
+  using Runs = std::span<const Run>;
+
+  template <class T, class F>
+  void read(const View<const T, 4>& matrix, const F& is_visible) {
+    for (int i = 0; i < 4; ++i) extents_[i] = matrix.extent(i);
+    for (int i = 0; i < 3; ++i)
+      rows_[i] = matrix.stride(i) == 0 ? std::min<index_t>(1, extents_[i]) : extents_[i];
+    begins_.push_back(0);
+    for (index_t b = 0; b < rows_[0]; ++b) {
+      for (index_t h = 0; h < rows_[1]; ++h) {
+        for (index_t q = 0; q < rows_[2]; ++q) read_row(&matrix(b, h, q, 0), matrix.stride(3), is_visible);
+      }
+    }
+  }
+  template <class T, class F>
+  void read_row(const T* row, index_t stride, const F& is_visible) {
+    index_t count = 0;
+    for (index_t key = 0; key < extents_[3];) {
+      KeyRange run{key, key};
+      while (run.end < extents_[3] && is_visible(row[run.end * stride])) ++run.end;
+      if (run.size() > 0) runs_.push_back({run, count += run.size()});
+      key = run.end + 1;
+    }
+    begins_.push_back(runs_.size());
+  }
+
+  /// The place of a query's row among those read.
+  std::size_t row_of(const Query& query) const {
+    const auto at = [this](int i, index_t index) { return rows_[i] == 1 ? 0 : index; };
+    return static_cast<std::size_t>((at(0, query.batch) * rows_[1] + at(1, query.head)) * rows_[2] +
+                                    at(2, query.index));
+  }
+  Runs runs_of(const Query& query) const {
+    const std::size_t row = row_of(query);
+    return Runs(runs_).subspan(begins_[row], begins_[row + 1] - begins_[row]);
+  }
+
+  index_t extents_[4], rows_[3];     // of the matrix; rows_: 1 where its stride is 0
+  std::vector<std::size_t> begins_;  // [rows + 1]: the first run of each row
+  std::vector<Run> runs_;
+};
+
+SSMAX_END
+/// @}

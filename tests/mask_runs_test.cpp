@@ -1,0 +1,312 @@
+// Masks with runs: the members agree, attention computes what `sees` defines, and masked key blocks are skipped.
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <ssmax/ssmax.hpp>
+#include <string>
+#include <vector>
+
+#include "attention_backward_problem.hpp"
+#include "catch.hpp"
+#include "decode_problem.hpp"
+#include "refusal.hpp"
+
+namespace attention_problem::mask_runs_test {
+
+/// A bitmap of which about one bit in `every` is set.
+struct Bitmap {
+  SparseBlocks blocks;
+  std::vector<std::uint64_t> words;
+
+  Bitmap(index_t positions, index_t keys, index_t query_block, index_t key_block, index_t bitmaps,
+         unsigned every)
+      : blocks{.query_block = query_block,
+               .key_block = key_block,
+               .query_blocks = positions / query_block + 1,
+               .key_blocks = keys / key_block + 1,
+               .bitmaps = bitmaps},
+        words(static_cast<std::size_t>(blocks.words())) {
+    std::mt19937 random(every + static_cast<unsigned>(keys));
+    for (std::uint64_t& word : words) {
+      for (int bit = 0; bit < 64; ++bit) word |= std::uint64_t{random() % every == 0 ? 1U : 0U} << bit;
+    }
+  }
+  BlockSparse mask() const { return {blocks, words}; }
+  /// The definition, for a query of four heads.
+  bool shows(const Query& query, index_t key) const {
+    const index_t row = std::max<index_t>(0, query.position()) / blocks.query_block;
+    const index_t bitmap = query.head * blocks.bitmaps / query.shape.heads;
+    const index_t block = key / blocks.key_block;
+    const auto at = (bitmap * blocks.query_blocks + row) * blocks.row_words() + block / 64;
+    return (words[static_cast<std::size_t>(at)] >> (block % 64) & 1) != 0;
+  }
+};
+
+bool in_sink_window(const Query& query, index_t key, index_t first, index_t window) {
+  const index_t p = query.position();
+  return key <= p && (key < first || key > p - window);
+}
+
+bool is_before(const Query& query, index_t key) { return key <= query.position(); }
+
+template <class M>
+void check_members(const QueryShape& shape, const M& mask, const std::string& name) {
+  INFO(name);
+  for (index_t head = 0; head < shape.heads; ++head) {
+    Query before{0, head, 0, shape};
+    for (index_t i = 0; i < shape.queries; ++i) {
+      const Query query{shape.batch - 1, head, i, shape};
+      const KeyRange keys = mask.keys(query);
+      index_t n = 0;
+      bool same_as_before = true;
+      for (index_t key = 0; key < shape.keys; ++key) {
+        const bool sees = key >= keys.begin && key < keys.end && mask.sees(query, key);
+        n += sees ? 1 : 0;
+        const KeyRange run = mask.run(query, key);
+        index_t next = key;
+        while (next < keys.end && (next < keys.begin || !mask.sees(query, next))) ++next;
+        const bool agrees = next >= keys.end ? run.size() <= 0 : run.begin == next && run.end > next;
+        for (index_t at = run.begin; at < run.end; ++at) REQUIRE(mask.sees(query, at));
+        REQUIRE(agrees);
+        before.batch = query.batch;
+        const KeyRange others = mask.keys(before);
+        same_as_before &= sees == (key >= others.begin && key < others.end && mask.sees(before, key));
+      }
+      if constexpr (requires { mask.count(query); }) REQUIRE(mask.count(query) == n);
+      REQUIRE(ssmax::detail::visible_count(mask, query, ssmax::detail::visible_keys(mask, query)) == n);
+      if (ssmax::detail::same_runs(mask, before, query)) REQUIRE(same_as_before);
+      before = query;
+    }
+  }
+}
+
+TEST_CASE("the members of masks with runs agree", "[mask]") {
+  for (const QueryShape& shape :
+       {QueryShape{1, 4, 1, 1}, {1, 4, 70, 70}, {2, 4, 5, 131}, {1, 4, 40, 9}, {1, 2, 33, 129}}) {
+    for (const index_t first : {0, 1, 4, 200}) {
+      for (const index_t window : {0, 1, 7, 64, 300}) {
+        check_members(shape, SinkWindow{first, window}, "SinkWindow");
+        check_members(shape, SinkWindow{first, window} & SlidingWindow{20, 3}, "SinkWindow & SlidingWindow");
+      }
+    }
+    for (const index_t block : {1, 3, 16, 64}) {
+      for (const unsigned every : {1U, 2U, 9U}) {
+        const Bitmap bitmap(shape.keys, shape.keys, 2 * block, block, shape.heads / 2, every);
+        check_members(shape, bitmap.mask(), "BlockSparse");
+        check_members(shape, Causal{} & bitmap.mask(), "Causal & BlockSparse");
+        check_members(shape, bitmap.mask() & SinkWindow{3, 50}, "BlockSparse & SinkWindow");
+      }
+    }
+  }
+}
+
+struct Matrix {
+  std::vector<float> values;
+  View<const float, 4> view;
+
+  Matrix(const Shape& s, bool broadcast)
+      : values(static_cast<std::size_t>(s.batch * s.heads * s.queries * s.keys)),
+        view(values.data(), {s.batch, s.heads, s.queries, s.keys},
+             {broadcast ? 0 : s.heads * s.queries * s.keys, broadcast ? 0 : s.queries * s.keys, s.keys, 1}) {
+    std::mt19937 random(5);
+    bool visible = false;
+    for (float& x : values) {
+      if (random() % 40 == 0) visible = !visible;
+      x = visible ? 0.F : -std::numeric_limits<float>::infinity();
+    }
+  }
+};
+
+constexpr std::array<Shape, 6> shapes{{
+    // batch, heads, kv_heads, queries, keys, d, dv
+    {2, 4, 2, 5, 300, 8, 5},      // few queries
+    {2, 4, 4, 40, 70, 9, 24},     // few keys
+    {1, 4, 2, 61, 300, 8, 16},    // many queries
+    {1, 4, 1, 70, 33, 8, 9},      // some of which see nothing
+    {1, 2, 1, 10, 1100, 6, 3},    // two key chunks
+    {1, 2, 2, 30, 2200, 16, 16},  // three key chunks
+}};
+
+/// Calls f(mask, definition).
+template <class F>
+void for_each_mask(const Shape& s, const F& f) {
+  const index_t positions = std::max(s.queries, s.keys);
+  f(SinkWindow{4, 50}, [](const Query& q, index_t key) { return in_sink_window(q, key, 4, 50); });
+  const Bitmap coarse(positions, s.keys, 64, 64, 1, 4), fine(positions, s.keys, 16, 8, s.kv_heads, 3),
+      odd(positions, s.keys, 7, 100, s.heads, 2);
+  for (const Bitmap* bitmap : {&coarse, &fine, &odd}) {
+    f(bitmap->mask(), [&](const Query& q, index_t key) { return bitmap->shows(q, key); });
+    f(Causal{} & bitmap->mask(),
+      [&](const Query& q, index_t key) { return is_before(q, key) && bitmap->shows(q, key); });
+  }
+  const Matrix matrix(s, false);
+  f(MatrixRuns(matrix.view) & SinkWindow{1, 200}, [&](const Query& q, index_t key) {
+    return in_sink_window(q, key, 1, 200) && matrix.view(q.batch, q.head, q.index, key) == 0;
+  });
+}
+
+TEST_CASE("attention under masks with runs", "[attention][masks]") {
+  for (const Shape& shape : shapes) {
+    for_each_mask(shape, [&](const auto& mask, const auto& visible) {
+      check_mask<float>(shape, mask, visible);
+      check_mask<bfloat16>(shape, mask, visible);
+    });
+  }
+  for_each_mask(shapes[2],
+                [&](const auto& mask, const auto& visible) { check_mask<double>(shapes[2], mask, visible); });
+}
+
+TEST_CASE("scores under masks with runs", "[attention][masks][score]") {
+  for (const Shape& shape : shapes) {
+    for_each_mask(shape, [&](const auto& mask, const auto& visible) {
+      check_score(Problem<float>(shape), mask, visible, Softcap{3},
+                  [](auto z, const Query&, index_t) { return 3 * std::tanh(z / 3); });
+    });
+  }
+}
+
+TEST_CASE("gradients under masks with runs", "[attention][backward][masks]") {
+  for (const Shape& shape : shapes) {
+    for_each_mask(shape, [&](const auto& mask, const auto& visible) {
+      backward_problem::check(backward_problem::Problem<float>(shape), mask, visible);
+      backward_problem::check(backward_problem::Problem<bfloat16>(shape), mask, visible);
+    });
+  }
+}
+
+TEST_CASE("decode under masks with runs", "[decode][masks]") {
+  using decode_problem::Data;
+  for (const decode_problem::Shape& shape : {decode_problem::Shape{4, 2, 1, 8, 5, {2300, 40}},
+                                             decode_problem::Shape{4, 1, 3, 16, 8, {1400, 300}}}) {
+    const auto check_with = [&](const auto& mask, const auto& visible) {
+      decode_problem::Plan plan;
+      plan.visible = visible;
+      const Data<float> data(shape);
+      const auto cache = decode_problem::filled<float>(data);
+      decode_problem::check(data, cache, decode_problem::Expected<float>(data, plan), Softmax{}, mask,
+                            Identity{});
+      const Data<bfloat16> rounded(shape);
+      const auto rounded_cache = decode_problem::filled<bfloat16>(rounded);
+      decode_problem::check(rounded, rounded_cache, decode_problem::Expected<bfloat16>(rounded, plan),
+                            Softmax{}, mask, Identity{});
+    };
+    check_with(SinkWindow{4, 50}, [](const Query& q, index_t key) { return in_sink_window(q, key, 4, 50); });
+    const Bitmap bitmap(shape.longest(), shape.longest(), 16, 64, 2, 5);
+    check_with(Causal{} & bitmap.mask(),
+               [&](const Query& q, index_t key) { return is_before(q, key) && bitmap.shows(q, key); });
+  }
+}
+
+TEST_CASE("MatrixRuns reads a matrix once", "[mask]") {
+  const Shape shape{2, 3, 3, 8, 90, 4, 4};
+  for (const bool broadcast : {false, true}) {
+    Matrix matrix(shape, broadcast);
+    const std::vector<float> original = matrix.values;
+    const MatrixRuns mask(matrix.view);
+    check_members({2, 3, 8, 90}, mask, "MatrixRuns");
+    std::fill(matrix.values.begin(), matrix.values.end(), 0.F);
+    const Query query{1, 2, 7, {2, 3, 8, 90}};
+    const index_t row = broadcast ? 7 : (1 * 3 + 2) * 8 + 7;
+    for (index_t key = 0; key < 90; ++key) {
+      CHECK(mask.sees(query, key) == (original[static_cast<std::size_t>(row * 90 + key)] == 0));
+    }
+  }
+}
+
+/// SinkWindow, which counts the calls of sees.
+struct Counted {
+  SinkWindow mask{4, 100};
+  std::atomic<int>* calls;
+
+  KeyRange keys(const Query& query) const { return mask.keys(query); }
+  bool sees(const Query& query, index_t key) const {
+    ++*calls;
+    return mask.sees(query, key);
+  }
+  KeyRange run(const Query& query, index_t from) const { return mask.run(query, from); }
+};
+
+/// A cache that notes the keys that are read.
+struct Noting {
+  using Element = float;
+  const KvCache<float>* cache;
+  std::vector<bool>* read;
+
+  KeySourceShape shape() const { return cache->shape(); }
+  index_t length(index_t b) const { return cache->length(b); }
+  KeyRange stored(index_t b) const { return cache->stored(b); }
+  KeyStretch<float> stretch(index_t b, index_t h, index_t key) const {
+    KeyStretch<float> run = cache->stretch(b, h, key);
+    run.count = 1;
+    (*read)[static_cast<std::size_t>(key)] = true;
+    return run;
+  }
+};
+
+TEST_CASE("masked key blocks are not read, and sees is not called", "[attention][decode][masks]") {
+  const index_t keys = 3000, heads = 2, d = 8;
+  for (const index_t queries : {1, 60}) {
+    const decode_problem::Data<float> data({heads, heads, queries, d, d, {keys}});
+    const auto cache = decode_problem::filled<float>(data);
+    std::vector<bool> read(static_cast<std::size_t>(keys));
+    std::atomic<int> calls = 0;
+    std::vector<float> out(static_cast<std::size_t>(heads * queries * d));
+    decode<float>({.q = data.q_view(), .out = {out.data(), {1, heads, queries, d}}}, Noting{&cache, &read},
+                  Softmax{}, Counted{.calls = &calls});
+    CHECK(calls == 0);
+    index_t wrong = 0;
+    for (index_t key = 0; key < keys; ++key) {
+      const bool is_near = key < 128 || key >= (keys - queries - 100) / 128 * 128;
+      if (read[static_cast<std::size_t>(key)] && !is_near) ++wrong;
+    }
+    CHECK(wrong == 0);
+    CHECK(read[0]);
+    CHECK(read[static_cast<std::size_t>(keys - 1)]);
+  }
+}
+
+TEST_CASE("NaN in masked keys stays there", "[attention][decode][masks]") {
+  for (const Shape& shape : shapes) {
+    const Bitmap bitmap(std::max(shape.queries, shape.keys), shape.keys, 1000000, 16, 1, 3);
+    const Problem<float> clean(shape);
+    Problem<float> poisoned = clean;
+    for (index_t key = 0; key < shape.keys; ++key) {
+      if (bitmap.shows(Query{0, 0, 0, clean.query_shape()}, key)) continue;
+      for (index_t head = 0; head < shape.batch * shape.kv_heads; ++head) {
+        const index_t row = head * shape.keys + key;
+        poisoned.k[static_cast<std::size_t>(row * shape.d)] = nan<float>;
+        poisoned.v[static_cast<std::size_t>(row * shape.dv)] = nan<float>;
+      }
+    }
+    for_each_target([&](const std::string& target) {
+      INFO(target << ' ' << name_of(shape));
+      CHECK(run(clean, Softmax{}, bitmap.mask()) == run(poisoned, Softmax{}, bitmap.mask()));
+    });
+  }
+}
+
+TEST_CASE("masks with runs refuse extents that do not fit", "[mask][errors]") {
+  const QueryShape shape{1, 4, 100, 100};
+  check_refused([&] { SinkWindow(-1, 2).check(shape); }, {"SinkWindow", "first", "-1"});
+  check_refused([&] { SinkWindow(1, -2).check(shape); }, {"SinkWindow", "window", "-2"});
+  const auto refuses = [&](SparseBlocks blocks, std::size_t words,
+                           std::initializer_list<std::string_view> parts) {
+    const std::vector<std::uint64_t> bitmap(words);
+    check_refused([&] { BlockSparse(blocks, bitmap).check(shape); }, parts);
+  };
+  const SparseBlocks fits{.query_blocks = 2, .key_blocks = 2};
+  CHECK_NOTHROW(BlockSparse(fits, std::vector<std::uint64_t>(2)).check(shape));
+  refuses(fits, 3, {"bitmap", "3", "2"});
+  refuses({.query_block = 0, .query_blocks = 2, .key_blocks = 2}, 2, {"query_block", "0", "1"});
+  refuses({.key_block = 0, .query_blocks = 2, .key_blocks = 2}, 2, {"key_block", "0", "1"});
+  refuses({.query_blocks = 1, .key_blocks = 2}, 1, {"query_blocks", "1", "2"});
+  refuses({.query_blocks = 2, .key_blocks = 1}, 2, {"key_blocks", "1", "2"});
+  refuses({.query_blocks = 2, .key_blocks = 2, .bitmaps = 3}, 6, {"bitmaps", "3", "4"});
+  const Matrix matrix({1, 4, 4, 100, 99, 1, 1}, false);
+  check_refused([&] { MatrixRuns(matrix.view).check(shape); }, {"MatrixRuns", "99", "100"});
+}
+
+}  // namespace attention_problem::mask_runs_test
