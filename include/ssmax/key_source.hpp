@@ -17,8 +17,8 @@
 ///     std::array<std::span<const Element>, 2> memory() const
 ///                                                     where keys and values lie: results must not overlap it
 ///
-/// decode (decode.hpp) takes any of them. KvCache is one, contiguous or as a ring; attention makes one of
-/// its views, attention_partial one that stores a part of the keys. A source of pages would look up `key` in
+/// attention (attention_source.hpp) and decode (decode.hpp) take any of them. KvCache is one, contiguous or as a
+/// ring; attention makes one of its views, attention_partial one that stores a part of the keys. A source of pages would look up `key` in
 /// its page table and return what is left of that page. A source must not change while a call reads it; its
 /// members are called by several threads.
 #pragma once
