@@ -5,7 +5,7 @@
 ///
 ///     using Element                                   what they are stored in (storage.hpp)
 ///     KeySourceShape shape() const                    extents of the whole
-///     index_t length(batch) const                     positions that a sequence has had:
+///     index_t length(batch) const                     of any integer type: positions that a sequence has had;
 ///                                                     n and positions come from it
 ///     KeyRange stored(batch) const                    those of them whose keys can still be read, the last
 ///                                                     ones
@@ -63,7 +63,7 @@ template <class S>
 concept KeySource = requires(const S& source, index_t i) {
   typename S::Element;
   { source.shape() } -> std::same_as<KeySourceShape>;
-  { source.length(i) } -> std::same_as<index_t>;
+  { source.length(i) } -> std::integral;
   { source.stored(i) } -> std::same_as<KeyRange>;
   { source.stretch(i, i, i) } -> std::same_as<KeyStretch<typename S::Element>>;
 }
