@@ -1,5 +1,5 @@
 /// @defgroup attention Attention (attention.hpp)
-/// Attention, forward, over all keys or a part of them.
+/// Attention, forward, over all keys or a part of them. attention_source.hpp has attention over a source of keys.
 ///
 ///     out_i = Σ_j p_ij v_j,                                   over the keys j that i sees
 ///     p_i   = softmax(c_i · score(scale · (R q_i)·(R k_j)))   likewise
@@ -85,12 +85,14 @@ struct AttentionArguments {
 template <class T>
 struct AttentionOptions {
   std::optional<double> scale{};                   ///< 1/√d unless given.
-  const Rope<detail::Compute<T>>* rope = nullptr;  ///< Rotates q and k on the way in.
+  const Rope<detail::Compute<T>>* rope = nullptr;  ///< Rotates q and, unless a source holds them, keys.
   index_t key_position = 0;                        ///< Of the first key, for the rope.
   std::span<const detail::Compute<T>> sinks{};     ///< One number per head.
   Workspace* workspace = nullptr;                  ///< Memory kept between calls.
   bool float_products = false;                     ///< bfloat16: products in float on every processor.
   bool scaled_sinks = false;                       ///< Sinks are logits, times c. (Not in finish.)
+  bool rotate_source_keys =
+      false;  ///< A source's keys are not rotated yet: the rope rotates them in the call.
   Explanation* explanation = nullptr;  ///< Written, if given: how the call is computed. (Not in finish.)
 };
 

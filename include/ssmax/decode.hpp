@@ -1,5 +1,6 @@
 /// @defgroup decode Decoding (decode.hpp)
-/// Attention of new queries against a cache or another source of keys.
+/// Attention of new queries against a cache or another source of keys: attention over a source (attention_source.hpp),
+/// where every sequence holds at least as many keys as there are queries, and the mask is Causal unless given.
 ///
 ///     cache.append(k_new, v_new, &rope);
 ///     decode<float>({.q = q_new, .out = out}, cache, scaling, Causal{}, {.rope = &rope}, pool);
@@ -21,25 +22,15 @@
 #include <type_traits>
 #include <utility>
 
-#include "attention.hpp"
-#include "key_source.hpp"
+#include "attention_source.hpp"
 
 /// @addtogroup decode
 /// @{
 SSMAX_BEGIN_CODE
 
-/// Queries q [batch, heads, new, width] at the last `new` positions of each sequence, whose keys have
-/// been appended already.
-template <class T>
-struct DecodeArguments {
-  View<const T, 4> q{};               ///< [batch, heads, new, width].
-  View<T, 4> out{};                   ///< [batch, heads, new, value_width].
-  View<detail::Compute<T>, 3> lse{};  ///< [batch, heads, new], or left out.
-};
-
-/// out = attention of the new queries over each sequence of the cache, or of another source of keys. Options
-/// as for attention. A rope rotates the queries (the keys were rotated when they were appended); key_position
-/// must be 0.
+/// Writes out = attention of the new queries over each sequence of the cache, or of another source of keys. The queries
+/// stand at the last positions of each sequence, whose keys have been appended already. Options and errors are those of
+/// attention over a source. Throws std::invalid_argument where a sequence has fewer keys than there are queries.
 template <class T, class K, class S, class M, class C, class E = Serial>
 requires KeySource<K> && Scaling<S> && Mask<M> && Score<C> && Executor<E>
 void decode(const std::type_identity_t<DecodeArguments<T>>& a, const K& cache, const S& scaling,
@@ -50,7 +41,8 @@ void decode(const std::type_identity_t<DecodeArguments<T>>& a, const K& cache, c
       std::same_as<detail::Compute<T>, detail::Compute<X>>,
       "ssmax::decode: double queries need a cache of double, other queries one of float, half or bfloat16");
   const detail::UserVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
-  const detail::DecodeCall<T> call("decode", a, cache, options, variant);
+  const detail::SourceCall<T> call("decode", a, cache, options, variant);
+  detail::check_new_queries("decode", call.problem);
   compiled::run_attention<detail::OperandsOf<T, X>>(call.problem, variant, call.result, options.workspace,
                                                     detail::AnyExecutor(executor));
 }

@@ -5,7 +5,7 @@
 ///
 ///     using Element                                   what they are stored in (storage.hpp)
 ///     KeySourceShape shape() const                    extents of the whole
-///     index_t length(batch) const                     positions that a sequence has had:
+///     index_t length(batch) const                     of any integer type: positions that a sequence has had;
 ///                                                     n and positions come from it
 ///     KeyRange stored(batch) const                    those of them whose keys can still be read, the last
 ///                                                     ones
@@ -17,8 +17,8 @@
 ///     std::array<std::span<const Element>, 2> memory() const
 ///                                                     where keys and values lie: results must not overlap it
 ///
-/// decode (decode.hpp) takes any of them. KvCache is one, contiguous or as a ring; attention makes one of
-/// its views, attention_partial one that stores a part of the keys. A source of pages would look up `key` in
+/// attention (attention_source.hpp) and decode (decode.hpp) take any of them. KvCache is one, contiguous or as a
+/// ring; attention makes one of its views, attention_partial one that stores a part of the keys. A source of pages would look up `key` in
 /// its page table and return what is left of that page. A source must not change while a call reads it; its
 /// members are called by several threads.
 #pragma once
@@ -63,7 +63,7 @@ template <class S>
 concept KeySource = requires(const S& source, index_t i) {
   typename S::Element;
   { source.shape() } -> std::same_as<KeySourceShape>;
-  { source.length(i) } -> std::same_as<index_t>;
+  { source.length(i) } -> std::integral;
   { source.stored(i) } -> std::same_as<KeyRange>;
   { source.stretch(i, i, i) } -> std::same_as<KeyStretch<typename S::Element>>;
 }

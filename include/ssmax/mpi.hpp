@@ -262,7 +262,8 @@ void append(KvCache<X>& cache, const Layout& layout, int rank, index_t first,
 
 /// decode of decode.hpp, of the first `length` positions of a layout, each rank having stored its own (append).
 /// Collective; q is the same on all ranks, and so are out and lse: those of one process with one cache,
-/// bit for bit, where segments begin at multiples of 1024. (Exceptions for bfloat16 are above.) key_position must be 0.
+/// bit for bit, where segments begin at multiples of 1024. (Exceptions for bfloat16 are above.) key_position must be 0,
+/// unless rotate_source_keys is set.
 /// out and lse must not overlap the cache's memory. Memory: the states of all chunks of 1024 keys, that is
 /// batch·heads·queries·(dv + 2) numbers for each.
 template <class T, class X, class S, class M, class C, class E = Serial>
@@ -277,7 +278,7 @@ void decode(Communicator& comm, const Layout& layout, index_t length,
       "bfloat16");
   const char* function = "mpi::decode";
   const detail::ChunkOfKeys<KvCache<X>> none{cache, length, 0, {}};
-  const auto whole = detail::called_by(function, options, detail::make_cache_problem(a.q, none, options));
+  const auto whole = detail::called_by(function, options, detail::make_source_problem(a.q, none, options));
   const detail::UserVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
   const QueryShape shape{a.q.extent(0), a.q.extent(1), a.q.extent(2), length};
   std::int64_t policies = 0;

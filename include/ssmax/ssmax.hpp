@@ -3,6 +3,7 @@
 
 #include "attention.hpp"
 #include "attention_backward.hpp"
+#include "attention_source.hpp"
 #include "attention_state.hpp"
 #include "config.hpp"
 #include "cross_entropy.hpp"

@@ -2,6 +2,9 @@
 // case ATTENTION_SCALED: write the element type, as in attention<float>
 // case ATTENTION_WITH_OPTIONS: write the element type, as in attention<float>
 // case ATTENTION_WITH_SCORE: write the element type, as in attention<float>
+// case SOURCE: write the element type, as in attention<float>
+// case SOURCE_WITH_OPTIONS: write the element type, as in attention<float>
+// case SOURCE_WITH_SCORE: write the element type, as in attention<float>
 // case PARTIAL: write the element type, as in attention_partial<float>
 // case PARTIAL_WITH_OPTIONS: write the element type, as in attention_partial<float>
 // case BACKWARD: write the element type, as in attention_backward<float>
@@ -41,6 +44,9 @@ int main() {
   attention_backward<float>({.q = x, .k = x, .v = x, .out = x, .lse = lse},
                             {.dout = x, .dq = x, .dk = x, .dv = x}, scaling.gradient(s, b), Full{}, {});
   decode<float>({.q = x, .out = x}, cache, {}, Causal{}, {.rope = &rope}, pool);
+  attention<float>({.q = x, .out = x}, cache);
+  attention<float>({.q = x, .out = x, .lse = lse}, cache, {}, Full{}, {.rope = &rope}, pool);
+  attention<float>({.q = x, .out = x}, cache, scaling, Causal{}, Softcap{50}, {.rope = &rope}, pool);
   View<const float, 1> row = s, of_span = std::span<const float>(s);
 
 #if defined(ATTENTION)
@@ -51,6 +57,12 @@ int main() {
   attention({.q = x, .k = x, .v = x, .out = x}, scaling, Causal{}, {.rope = &rope}, pool);
 #elif defined(ATTENTION_WITH_SCORE)
   attention({.q = x, .k = x, .v = x, .out = x}, scaling, Causal{}, Softcap{50}, {.rope = &rope}, pool);
+#elif defined(SOURCE)
+  attention({.q = x, .out = x}, cache);
+#elif defined(SOURCE_WITH_OPTIONS)
+  attention({.q = x, .out = x}, cache, scaling, Causal{}, {.rope = &rope}, pool);
+#elif defined(SOURCE_WITH_SCORE)
+  attention({.q = x, .out = x}, cache, scaling, Causal{}, Softcap{50}, {.rope = &rope}, pool);
 #elif defined(PARTIAL)
   attention_partial({.q = x, .k = x, .v = x, .keys = 4, .state = state}, scaling);
 #elif defined(PARTIAL_WITH_OPTIONS)

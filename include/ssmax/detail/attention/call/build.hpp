@@ -1,4 +1,4 @@
-// Builds Problem and Result. No other file fills their members, except narrow.hpp. AttentionCall and DecodeCall check
+// Builds Problem and Result. No other file fills their members, except narrow.hpp. AttentionCall and SourceCall check
 // the arguments first.
 #pragma once
 
@@ -32,14 +32,15 @@ Problem<Compute<T>> make_problem(const View<const T, 4>& q, const AnyKeys<Comput
   return problem;
 }
 
-/// The same against a cache. Its keys were rotated to their places in the sequence when they were stored.
+/// The same against a source of keys. Its keys were rotated to their places in the sequence when they were stored,
+/// unless an option asks for rotation in the call.
 template <class T, class K>
-Problem<Compute<T>> make_cache_problem(const View<const T, 4>& q, const K& keys,
-                                       const AttentionOptions<T>& options) {
+Problem<Compute<T>> make_source_problem(const View<const T, 4>& q, const K& keys,
+                                        const AttentionOptions<T>& options) {
   Problem<Compute<T>> problem = make_problem(q, AnyKeys<Compute<T>>(keys), options);
   problem.stored_products = stored_products<Compute<T>, typename K::Element>();
-  problem.rotate_keys = false;
-  problem.mask_gives_place = false;
+  problem.rotate_keys = options.rotate_source_keys;
+  problem.from_source = true;
   return problem;
 }
 
@@ -145,17 +146,18 @@ class AttentionCall {
   AttentionCall& operator=(const AttentionCall&) = delete;
 };
 
-/// A call of decode. The constructor throws where an argument does not fit. `cache` must outlive the call.
+/// A call of attention over a source of keys, or of decode. The constructor throws where an argument does not fit.
+/// `source` must outlive the call.
 template <class T>
-struct DecodeCall {
+struct SourceCall {
   const Problem<Compute<T>> problem;
   const Result<Compute<T>> result;
 
   template <class K, class V>
-  DecodeCall(const char* function, const DecodeArguments<T>& a, const K& cache,
+  SourceCall(const char* function, const DecodeArguments<T>& a, const K& source,
              const AttentionOptions<T>& options, const V& variant)
-      : problem((check_arguments(function, a, cache, options),
-                 called_by(function, options, make_cache_problem(a.q, cache, options)))),
+      : problem((check_arguments(function, a, source, options),
+                 called_by(function, options, make_source_problem(a.q, source, options)))),
         result(make_result(a, options)) {
     check_policies(function, problem, options.rope, variant);
     check_stored_keys(function, problem, variant.mask);

@@ -117,16 +117,16 @@ void check_arguments(const char* function, const PartialArguments<T>& a, const A
 }
 
 template <class T, class K>
-void check_arguments(const char* function, const DecodeArguments<T>& a, const K& cache,
+void check_arguments(const char* function, const DecodeArguments<T>& a, const K& source,
                      const AttentionOptions<T>& options) {
-  const KeySourceShape keys = cache.shape();
+  const KeySourceShape keys = source.shape();
   check_queries(function, a.q, keys);
   check_out_and_lse(function, a.out, a.lse, a.q, keys.value_width);
-  check_apart_from_source(function, "out", a.out, cache);
-  check_apart_from_source(function, "lse", a.lse, cache);
+  check_apart_from_source(function, "out", a.out, source);
+  check_apart_from_source(function, "lse", a.lse, source);
   check_sinks(function, options.sinks, a.out, a.lse);
-  if (options.key_position != 0) {
-    fail_value(function, "key_position", "is", options.key_position, "the cache's is", 0);
+  if (options.key_position != 0 && !options.rotate_source_keys) {
+    fail_value(function, "key_position", "is", options.key_position, "the source's is", 0);
   }
 }
 
@@ -173,15 +173,21 @@ void check_policies(const char* function, const Problem<A>& problem, const Rope<
   }
 }
 
-/// Throws unless the positions of the queries have been appended and the keys that the mask shows them are still
-/// stored.
+/// Throws unless every sequence of a source holds the positions of the queries.
+template <class A>
+void check_new_queries(const char* function, const Problem<A>& problem) {
+  const index_t queries = problem.q.extent(2);
+  for (index_t b = 0; b < problem.q.extent(0); ++b) {
+    if (const index_t keys = problem.keys.length(b); queries > keys)
+      fail_value(function, "q", "has positions", queries, "a sequence of the cache has", keys);
+  }
+}
+
+/// Throws unless a source still stores the keys that the mask shows to the queries.
 template <class A, class M>
 void check_stored_keys(const char* function, const Problem<A>& problem, const M& mask) {
   for (index_t b = 0; b < problem.q.extent(0); ++b) {
     const QueryShape shape = problem.shape(b);
-    if (shape.queries > shape.keys) {
-      fail_value(function, "q", "has positions", shape.queries, "a sequence of the cache has", shape.keys);
-    }
     const KeyRange stored = problem.keys.stored(b);
     if (shape.keys > most_counted)
       fail_value(function, "k", "has length", shape.keys, "must be at most", most_counted);
@@ -194,7 +200,7 @@ void check_stored_keys(const char* function, const Problem<A>& problem, const M&
       for (index_t i = 0; i < shape.queries; ++i) {
         const KeyRange keys = visible_keys(mask, Query{b, h, i, shape});
         if (keys.size() > 0 && keys.begin < stored.begin) {
-          fail_value(function, "mask", "shows key", keys.begin, "the cache's first is", stored.begin);
+          fail_value(function, "mask", "shows key", keys.begin, "the first that is stored is", stored.begin);
         }
       }
     }

@@ -34,8 +34,8 @@ struct Problem {
   StoredProducts<A> stored_products{};  // the forward pass only
   double scale = 1;
   RopeTables<A> rope{};
-  bool rotate_keys = true;       // a cache's were when they were stored, another rank's by that rank
-  bool mask_gives_place = true;  // where queries are rotated to; a cache's keys stand in their own order
+  bool rotate_keys = true;   // in this call; else whoever stored or sent the keys has rotated them
+  bool from_source = false;  // a source of the caller's holds the keys
   index_t key_position = 0;
   bool float_products = false;  // of bfloat16 too
   /// Queries of the sequence before those of q, and after them: Query::index counts all of them.
@@ -45,6 +45,8 @@ struct Problem {
   Caller caller{};
 
   SSMAX_INLINE bool has_rope() const { return rope.cosine != nullptr; }
+  /// Returns whether positions for the rope are the mask's. Exception: a source's rotated keys have their own order.
+  SSMAX_INLINE bool mask_gives_place() const { return rotate_keys || !from_source; }
   SSMAX_INLINE QueryShape shape(index_t batch) const {
     return {q.extent(0), q.end_head() + heads_after, first_query + q.extent(2) + queries_after,
             keys.length(batch)};

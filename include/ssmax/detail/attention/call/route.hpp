@@ -34,12 +34,13 @@ using WhyNot = const char*;
 template <class A>
 WhyNot why_not_short_keys(const Problem<A>& problem, const Result<A>& result, bool explains) {
   if (problem.rows() < least_short_rows) return "";
-  const bool is_exception = !problem.rotate_keys || result.continues;
+  const bool in_cache = problem.from_source || !problem.rotate_keys,
+             is_exception = in_cache || result.continues;
   if (is_exception && !explains) return "";
   for (index_t batch = 0; batch < problem.q.extent(0); ++batch) {
     if (problem.keys.length(batch) > key_block) return "";
   }
-  if (!problem.rotate_keys) return "short_keys: keys are in a cache";
+  if (in_cache) return "short_keys: keys are in a cache";
   if (result.continues) return "short_keys: the state continues another one";
   return nullptr;
 }

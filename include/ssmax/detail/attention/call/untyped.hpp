@@ -30,7 +30,7 @@ struct UntypedGradients {
 };
 struct UntypedOptions {
   Anything scale{}, rope{}, key_position{}, sinks{}, workspace{}, float_products{}, scaled_sinks{},
-      explanation{};
+      rotate_source_keys{}, explanation{};
 };
 
 }  // namespace detail
@@ -50,6 +50,12 @@ void attention(const detail::UntypedArguments&, const S&, const M&, const detail
 template <int type = 0, class S, class M, class C, class... E>
 void attention(const detail::UntypedArguments&, const S&, const M&, const C&, const detail::UntypedOptions&,
                const E&...) {
+  static_assert(type != 0, SSMAX_UNTYPED("attention"));
+}
+
+template <int type = 0, class Source, class S, class M, class C, class... E>
+void attention(const detail::UntypedArguments&, const Source&, const S&, const M&, const C&,
+               const detail::UntypedOptions&, const E&...) {
   static_assert(type != 0, SSMAX_UNTYPED("attention"));
 }
 

@@ -113,11 +113,12 @@ SSMAX_END
 
 SSMAX_BEGIN_DETAIL
 
-/// The position that a query is rotated to. With a cache it is the query's place in the sequence, whatever
-/// the mask says, as the cache's keys were rotated to theirs.
+/// The position that a query is rotated to. With rotated keys of a source it is the query's place in the sequence,
+/// whatever the mask says, as the keys were rotated to theirs.
 template <class A>
 index_t rope_position(const Problem<A>& problem, const Variant<A>& variant, const Query& query) {
-  return problem.key_position + (problem.mask_gives_place ? variant.query_position(query) : query.position());
+  return problem.key_position +
+         (problem.mask_gives_place() ? variant.query_position(query) : query.position());
 }
 
 SSMAX_END

@@ -33,7 +33,7 @@ SSMAX_BEGIN_DETAIL
 
 template <class S>
 index_t length_of(const void* source, index_t batch) {
-  return static_cast<const S*>(source)->length(batch);
+  return static_cast<index_t>(static_cast<const S*>(source)->length(batch));
 }
 template <class S>
 KeyRange stored_in(const void* source, index_t batch) {

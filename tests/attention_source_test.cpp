@@ -1,0 +1,213 @@
+// Attention over a source of keys: against the reference and against attention over views of the same keys.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <ssmax/ssmax.hpp>
+#include <string>
+#include <vector>
+
+#include "attention_problem.hpp"
+#include "catch.hpp"
+#include "refusal.hpp"
+#include "test_executors.hpp"
+
+namespace attention_problem::attention_source_test {
+
+/// Keys of a problem in pages of `page` keys, each page followed by one row of NaN.
+template <class T>
+struct Pages {
+  using Element = T;
+
+  Shape extents;
+  index_t page;
+  std::vector<T> k, v;
+
+  Pages(const Problem<T>& problem, index_t a_page) : extents(problem.shape), page(a_page) {
+    const auto fill = [&](std::vector<T>& rows, const std::vector<T>& from, index_t width) {
+      rows.assign(static_cast<std::size_t>(extents.batch * extents.kv_heads * rows_of_head() * width),
+                  T(nan<float>));
+      for (index_t head = 0; head < extents.batch * extents.kv_heads; ++head) {
+        for (index_t key = 0; key < extents.keys; ++key) {
+          std::copy_n(from.data() + (head * extents.keys + key) * width, width,
+                      rows.data() + row(head, key) * width);
+        }
+      }
+    };
+    fill(k, problem.k, extents.d);
+    fill(v, problem.v, extents.dv);
+  }
+
+  index_t rows_of_head() const { return (extents.keys / page + 1) * (page + 1); }
+  index_t row(index_t head, index_t key) const {
+    return head * rows_of_head() + key / page * (page + 1) + key % page;
+  }
+
+  KeySourceShape shape() const { return {extents.batch, extents.kv_heads, extents.d, extents.dv}; }
+  std::int32_t length(index_t) const { return static_cast<std::int32_t>(extents.keys); }
+  KeyRange stored(index_t) const { return {0, extents.keys}; }
+  KeyStretch<T> stretch(index_t b, index_t h, index_t key) const {
+    const index_t at = row(b * extents.kv_heads + h, key);
+    return {.k = k.data() + at * extents.d,
+            .k_stride = extents.d,
+            .v = v.data() + at * extents.dv,
+            .v_stride = extents.dv,
+            .count = std::min(page - key % page, extents.keys - key)};
+  }
+};
+
+template <class T, class K, class S, class M, class C, class E = ssmax::Serial>
+Output<T> run_over(const K& source, const Problem<T>& problem, const S& scaling, const M& mask,
+                   const C& score, const AttentionOptions<T>& options = {}, E&& executor = {}) {
+  const Shape& s = problem.shape;
+  Output<T> result(s);
+  AttentionOptions<T> explained = options;
+  explained.explanation = &result.explanation;
+  ssmax::attention<T>({.q = problem.q_view(),
+                       .out = {result.out.data(), {s.batch, s.heads, s.queries, s.dv}},
+                       .lse = {result.lse.data(), {s.batch, s.heads, s.queries}}},
+                      source, scaling, mask, score, explained, executor);
+  return result;
+}
+
+constexpr std::array<Shape, 10> shapes{{
+    // batch, heads, kv_heads, queries, keys, d, dv
+    {1, 1, 1, 0, 3, 1, 1},
+    {2, 4, 2, 3, 0, 4, 5},  // no key
+    {1, 2, 1, 40, 0, 4, 5},
+    {1, 1, 1, 1, 1, 1, 1},
+    {2, 4, 2, 7, 2, 8, 5},  // more queries than keys, few and many
+    {1, 4, 2, 61, 17, 9, 7},
+    {2, 4, 1, 300, 131, 16, 3},
+    {1, 4, 2, 5, 1100, 8, 5},
+    {1, 3, 3, 67, 1100, 17, 33},
+    {1, 4, 4, 40, 70, 9, 24},
+}};
+
+/// Every way to ask for positions: none, keys rotated in the call, and keys that the test rotates.
+template <class T>
+void check_source(const Shape& shape) {
+  const FourHeads<Compute<T>> heads(shape.heads);
+  const Problem<T> problem(shape);
+  const auto check = [&](const auto& mask, const Visible& visible) {
+    const Expected<T> expected = expect(problem, visible, heads.multiplier());
+    for_each_target_of<T>([&](const std::string& target) {
+      for (const index_t page : {1, 16, 4096}) {
+        INFO("page " << page);
+        Rules<T> rules;
+        const Pages<T> pages(problem, page);
+        const Output<T> output = run_over(pages, problem, heads.scaling(), mask, ssmax::Identity{});
+        rules.take(output, expected, name_of(shape));
+        rules.check(target);
+        CHECK(run_over(pages, problem, heads.scaling(), mask, ssmax::Identity{}, {},
+                       test_executors::Threads{3}) == output);
+      }
+    });
+  };
+  check(Full{}, all_keys);
+  check(Causal{}, keys_before);
+}
+
+TEST_CASE("attention over a source of keys is the reference's, also with more queries than keys",
+          "[attention][key_source]") {
+  for (const Shape& shape : shapes) {
+    check_source<float>(shape);
+    check_source<double>(shape);
+    check_source<half>(shape);
+    check_source<bfloat16>(shape);
+  }
+}
+
+TEST_CASE("attention over a source has the bits of attention over views", "[attention][key_source]") {
+  for_each_target([](const std::string& target) {
+    for (const Shape& shape : shapes) {
+      if (shape.queries * shape.heads <= 16 * shape.kv_heads) continue;
+      INFO(target << ' ' << name_of(shape));
+      const FourHeads<float> heads(shape.heads);
+      const Problem<float> problem(shape);
+      const Output<float> output =
+          run_over(Pages<float>(problem, 48), problem, heads.scaling(), Causal{}, ssmax::Softcap(3));
+      CHECK(output == run(problem, heads.scaling(), Causal{}, ssmax::Softcap(3)));
+      CHECK(output.explanation.path == (shape.queries == 0 ? ssmax::Path::none : ssmax::Path::prefill));
+      CHECK(std::string(output.explanation.function) == "attention");
+    }
+  });
+}
+
+TEST_CASE("a rope rotates queries alone, or keys as well where an option asks for it",
+          "[attention][key_source]") {
+  const ssmax::Rope<float> rope({.width = 8, .theta = 100}, 2000);
+  const FourHeads<float> heads(4);
+  for (const Shape& shape :
+       {Shape{2, 4, 2, 3, 300, 8, 5}, {2, 4, 2, 61, 300, 9, 7}, {1, 4, 2, 60, 70, 9, 7}}) {
+    const Problem<float> problem(shape);
+    Problem<float> rotated(shape);
+    ssmax::rope(problem.k_view(),
+                View<float, 4>(rotated.k.data(), {shape.batch, shape.kv_heads, shape.keys, shape.d}), rope,
+                0);
+    const Visible visible(before);
+    const Expected<float> expected = expect(problem, visible, heads.multiplier(), {.rope = &rope}),
+                          moved = expect(problem, visible, heads.multiplier(),
+                                         {.rope = &rope, .key_position = 5});
+    for_each_target([&](const std::string& target) {
+      const auto check = [&](const Problem<float>& keys, const Expected<float>& of,
+                             const AttentionOptions<float>& options) {
+        const Output<float> output =
+            run_over(Pages<float>(keys, 48), problem, heads.scaling(), Causal{}, ssmax::Identity{}, options);
+        CHECK(output.explanation.path == (shape.queries == 3 ? ssmax::Path::decode : ssmax::Path::prefill));
+        Rules<float> rules;
+        rules.take(output, of, name_of(shape));
+        rules.check(target);
+      };
+      check(rotated, expected, {.rope = &rope});
+      check(problem, expected, {.rope = &rope, .rotate_source_keys = true});
+      check(problem, moved, {.rope = &rope, .key_position = 5, .rotate_source_keys = true});
+    });
+  }
+}
+
+TEST_CASE("positions of a rope in the call are the mask's, as for views", "[attention][key_source]") {
+  const ssmax::Rope<float> rope({.width = 8, .theta = 100}, 2000);
+  const std::vector<index_t> ends{0, 100, 130, 300};
+  const ssmax::Documents mask(ends, true);
+  const Problem<float> problem({1, 4, 2, 300, 300, 8, 5});
+  const FourHeads<float> heads(4);
+  for_each_target([&](const std::string& target) {
+    INFO(target);
+    const Output<float> output = run_over(Pages<float>(problem, 48), problem, heads.scaling(), mask,
+                                          ssmax::Identity{}, {.rope = &rope, .rotate_source_keys = true});
+    CHECK(output == run(problem, heads.scaling(), mask, {.rope = &rope}));
+  });
+}
+
+TEST_CASE("attention over a cache is decode where both are allowed", "[attention][key_source]") {
+  const Problem<float> problem({2, 4, 2, 40, 300, 8, 5});
+  KvCache<float> cache({.batch = 2, .kv_heads = 2, .width = 8, .value_width = 5, .capacity = 300});
+  const std::array<index_t, 2> lengths{300, 41};
+  cache.append(problem.k_view(), problem.v_view(), nullptr, lengths);
+  Output<float> expected(problem.shape);
+  ssmax::decode<float>({.q = problem.q_view(),
+                        .out = {expected.out.data(), {2, 4, 40, 5}},
+                        .lse = {expected.lse.data(), {2, 4, 40}}},
+                       cache, SSMax<float>{0.4f});
+  CHECK(run_over(cache, problem, SSMax<float>{0.4f}, Causal{}, ssmax::Identity{}) == expected);
+}
+
+TEST_CASE("attention over a source names what does not fit", "[attention][key_source][errors]") {
+  const Problem<float> problem({1, 2, 1, 3, 4, 8, 5});
+  Pages<float> pages(problem, 2);
+  const auto message = [&](const AttentionOptions<float>& options = {}) {
+    return refusal([&] { run_over(pages, problem, SSMax<float>{}, Full{}, ssmax::Identity{}, options); });
+  };
+  CHECK(message() == "(nothing was thrown)");
+  CHECK(message({.key_position = 3}) == "ssmax::attention: key_position is 3, the source's is 0");
+  CHECK(message({.key_position = 3, .rotate_source_keys = true}) == "(nothing was thrown)");
+  pages.extents.d = 7;
+  CHECK(message() == "ssmax::attention: k has extent 7 in dimension 3, q has 8");
+  KvCache<float> ring({.kv_heads = 1, .width = 8, .value_width = 5, .capacity = 2, .ring = true});
+  ring.append(problem.k_view(), problem.v_view());
+  CHECK(refusal([&] { run_over(ring, problem, SSMax<float>{}, Full{}, ssmax::Identity{}); }) ==
+        "ssmax::attention: mask shows key 0, the first that is stored is 2");
+}
+
+}  // namespace attention_problem::attention_source_test
