@@ -64,6 +64,7 @@
 #include "rope.hpp"
 #include "scaling.hpp"
 #include "score.hpp"
+#include "sequence_lengths.hpp"
 #include "view.hpp"
 #include "workspace.hpp"
 
@@ -91,6 +92,8 @@ struct AttentionOptions {
   Workspace* workspace = nullptr;                  ///< Memory kept between calls.
   bool float_products = false;                     ///< bfloat16: products in float on every processor.
   bool scaled_sinks = false;                       ///< Sinks are logits, times c. (Not in finish.)
+  /// Each sequence's own numbers of queries and keys. (In attention and attention_backward only.)
+  SequenceLengths lengths{};
   Explanation* explanation = nullptr;  ///< Written, if given: how the call is computed. (Not in finish.)
 };
 

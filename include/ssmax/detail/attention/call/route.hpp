@@ -36,7 +36,8 @@ WhyNot why_not_short_keys(const Problem<A>& problem, const Result<A>& result, bo
   if (problem.rows() < least_short_rows) return "";
   const bool is_exception = !problem.rotate_keys || result.continues;
   if (is_exception && !explains) return "";
-  for (index_t batch = 0; batch < problem.q.extent(0); ++batch) {
+  const index_t first = problem.first_entry(), end = first + problem.entries();
+  for (index_t batch = first; batch < end; ++batch) {
     if (problem.keys.length(batch) > key_block) return "";
   }
   if (!problem.rotate_keys) return "short_keys: keys are in a cache";

@@ -29,7 +29,7 @@ struct UntypedGradients {
   Anything dout{}, dlse{}, dq{}, dk{}, dv{}, dsinks{};
 };
 struct UntypedOptions {
-  Anything scale{}, rope{}, key_position{}, sinks{}, workspace{}, float_products{}, scaled_sinks{},
+  Anything scale{}, rope{}, key_position{}, sinks{}, workspace{}, float_products{}, scaled_sinks{}, lengths{},
       explanation{};
 };
 
