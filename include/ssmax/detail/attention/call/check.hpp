@@ -148,13 +148,7 @@ void check_policies_fit(const char* function, const QueryShape& shape, const P& 
 template <class A, class P>
 void check_policies(const char* function, const Problem<A>& problem, const Rope<A>* rope, const P& variant) {
   if (problem.lengths.is_given()) {
-    QueryShape longest{problem.lengths.count(), problem.q.extent(1), 0, 0};
-    for_each_sequence(problem, problem.lengths, [&](index_t b, const Problem<A>& sequence) {
-      const QueryShape shape = sequence.shape(b);
-      longest.queries = std::max(longest.queries, shape.queries);
-      longest.keys = std::max(longest.keys, shape.keys);
-    });
-    check_policies_fit(function, longest, variant);
+    check_policies_fit(function, longest_shape(problem), variant);
     for_each_sequence(problem, problem.lengths, [&](index_t, const Problem<A>& sequence) {
       check_policies(function, sequence, rope, variant);
     });

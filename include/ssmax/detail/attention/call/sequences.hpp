@@ -53,6 +53,17 @@ void for_each_sequence(const P& problem, const SequenceLengths& lengths, const F
     f(sequence, of_sequence(problem, sequence));
 }
 
+/// Returns the extents of a call whose sequences all are as long as the longest.
+template <class A>
+QueryShape longest_shape(const Problem<A>& problem) {
+  QueryShape longest{problem.lengths.count(), problem.q.end_head() + problem.heads_after, 0, 0};
+  for (index_t b = 0; b < longest.batch; ++b) {
+    longest.queries = std::max(longest.queries, problem.lengths.query_rows(b).count);
+    longest.keys = std::max(longest.keys, problem.keys.length(b));
+  }
+  return longest;
+}
+
 /// A sequence's place in a SequenceQueue.
 struct QueuedSequence {
   index_t sequence = 0, tasks = 0;
