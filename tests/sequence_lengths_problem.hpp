@@ -42,7 +42,8 @@ class Sequences {
     return is_packed ? SequenceLengths::packed(first_queries_, first_keys_)
                      : SequenceLengths::padded(queries, keys);
   }
-  /// [1, heads, all rows, width] in the order [row, head] unless width is 1, or [sequences, heads, most rows + 3, width].
+  /// [1, heads, all rows, width] in the order [row, head] unless width is 1, or [sequences, heads, most rows + 3,
+  /// width].
   std::array<index_t, 4> extents(bool of_queries, index_t heads, index_t width) const {
     const std::vector<index_t>& first = of_queries ? first_queries_ : first_keys_;
     if (is_packed) return {1, heads, first.back(), width};

@@ -6,13 +6,14 @@
 ///     attention<float>({.q = q, .k = k, .v = v, .out = out}, scaling, Causal{},
 ///                      {.lengths = SequenceLengths::packed(cumulative)}, pool);
 ///
-/// | layout | q | sequence b has |
+/// | layout | shape of q | queries of sequence b |
 /// |---|---|---|
-/// | padded | [sequences, heads, rows, d] | rows [0, queries[b]) of entry b of q, rows [0, keys[b]) of k and v |
-/// | packed | [1, heads, all queries, d] | rows [cumulative_queries[b], cumulative_queries[b + 1]) of q; k and v likewise |
+/// | padded | [sequences, heads, rows, d] | rows [0, queries[b]) of batch entry b |
+/// | packed | [1, heads, all queries, d] | rows [cumulative_queries[b], cumulative_queries[b + 1]) |
 ///
-/// `heads_view` makes the packed views of [tokens, heads·d]. out, lse and all gradients have the rows of q, k and v.
-/// Padded calls do not write rows of the padding. Padded calls do not read rows of the padding.
+/// k and v have the same layout, with `keys` and `cumulative_keys`. `heads_view` makes the packed views of
+/// [tokens, heads·d]. out, lse, dout and dq have the rows of q, dk and dv the rows of k. Rows of the padding are neither
+/// read nor written.
 ///
 /// Every sequence is a batch entry of its own:
 ///
@@ -36,7 +37,8 @@
 /// | numbers per query | [sequences, heads, longest] | [batch, heads, all rows] |
 /// | over MPI, in parts, in decode | no | yes |
 ///
-/// An explanation describes the path that ran last. A call allocates once for each path that its sequences take.
+/// An explanation of attention describes the path that ran last. attention allocates once for each path that its
+/// sequences take, attention_backward once; with a workspace that is large enough neither allocates.
 #pragma once
 
 #include <span>
