@@ -64,6 +64,7 @@
 #include "rope.hpp"
 #include "scaling.hpp"
 #include "score.hpp"
+#include "sequence_lengths.hpp"
 #include "view.hpp"
 #include "workspace.hpp"
 
@@ -93,6 +94,8 @@ struct AttentionOptions {
   bool scaled_sinks = false;                       ///< Sinks are logits, times c. (Not in finish.)
   bool rotate_source_keys =
       false;  ///< A source's keys are not rotated yet: the rope rotates them in the call.
+  /// Each sequence's own numbers of queries and keys. (In attention and attention_backward only.)
+  SequenceLengths lengths{};
   Explanation* explanation = nullptr;  ///< Written, if given: how the call is computed. (Not in finish.)
 };
 

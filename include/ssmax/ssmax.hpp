@@ -21,6 +21,7 @@
 #include "rope.hpp"
 #include "scaling.hpp"
 #include "score.hpp"
+#include "sequence_lengths.hpp"
 #include "softmax.hpp"
 #include "storage.hpp"
 #include "target.hpp"

@@ -68,6 +68,7 @@ void use_data() {
   use(OpenMP(2));
 #endif
   use(StorageTraits<half>{}), use(StorageTraits<bfloat16>{}), use(Explanation{});
+  use(SequenceLengths::packed(ends)), use(shared::SequenceRows{});
 
   // And the data that the library's parts hand each other.
   std::array<float, 4> out{};

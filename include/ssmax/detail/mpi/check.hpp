@@ -68,6 +68,7 @@ Agreement agreement_of(const char* function, const mpi::Layout& layout, const Vi
 template <class T>
 Problem<Compute<T>> whole_problem(const char* function, const View<const T, 4>& q, const KeyShare<T>& keys,
                                   const mpi::Layout& layout, const AttentionOptions<T>& options) {
+  check_no_lengths(function, options.lengths);
   return queries_among(called_by(function, options, make_problem(q, AnyKeys<Compute<T>>(keys), options)), 0,
                        layout.positions());
 }

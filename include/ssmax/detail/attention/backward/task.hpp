@@ -38,7 +38,8 @@ class BackwardTask {
         loader_(problem, variant, memory),
         multipliers_(problem.forward.scale, variant),
         block_(variant, memory, problem.forward.width(), problem.forward.value_width(),
-               problem.forward.keys.length(0), problem.forward.scale, static_cast<bool>(sums)),
+               problem.forward.keys.length(problem.forward.first_entry()), problem.forward.scale,
+               static_cast<bool>(sums)),
         sums_(sums),
         sums_in_place_(keys_have_one_sum()) {}
 
@@ -189,7 +190,8 @@ class BackwardTask {
     return std::min(backward_key_block, problem_.keys() - block * backward_key_block);
   }
   index_t place_of(const Query& query) const {
-    const index_t head = query.batch * forward_.q.extent(1) + query.head - forward_.first_head();
+    const index_t entry = query.batch - forward_.first_entry();
+    const index_t head = entry * forward_.q.extent(1) + query.head - forward_.first_head();
     return head * forward_.q.extent(2) + forward_.row_of(query);
   }
   double* sums_of(const Query& query) const { return sums_.sums + place_of(query) * memory_.sums_of_row; }

@@ -54,11 +54,12 @@ struct BackwardProblem {
 
   /// Returns whether the results can hold sums.
   SSMAX_INLINE bool stores_sums() const { return dq.kind() == ElementKind::compute; }
-  /// kv heads of all batch entries.
-  SSMAX_INLINE index_t heads() const { return forward.q.extent(0) * forward.kv_heads(); }
+  /// kv heads [first_head, first_head + heads) are computed, counted over batch entries.
+  SSMAX_INLINE index_t first_head() const { return forward.first_entry() * forward.kv_heads(); }
+  SSMAX_INLINE index_t heads() const { return forward.entries() * forward.kv_heads(); }
   /// Those that k and v hold, and where they begin.
   SSMAX_INLINE index_t keys() const { return dk.extent(2); }
-  SSMAX_INLINE index_t first_key() const { return forward.keys.stored(0).begin; }
+  SSMAX_INLINE index_t first_key() const { return forward.keys.stored(forward.first_entry()).begin; }
 };
 
 SSMAX_END

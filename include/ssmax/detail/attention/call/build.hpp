@@ -27,7 +27,8 @@ Problem<Compute<T>> make_problem(const View<const T, 4>& q, const AnyKeys<Comput
                               .keys = keys,
                               .scale = logit_scale(options, q.extent(3)),
                               .key_position = options.key_position,
-                              .float_products = options.float_products};
+                              .float_products = options.float_products,
+                              .lengths = options.lengths};
   if (options.rope != nullptr) problem.rope = options.rope->tables();
   return problem;
 }
@@ -91,6 +92,13 @@ template <class T>
 KeyShare<T> keys_of(const BackwardArguments<T>& a) {
   return keys_in(a.k, a.v, a.keys == 0 ? a.first_key + a.k.extent(2) : a.keys, a.first_key);
 }
+/// The same of sequences, if the options have their lengths.
+template <class Arguments, class T>
+KeyShare<T> keys_of(const Arguments& a, const AttentionOptions<T>& options) {
+  KeyShare<T> keys = keys_of(a);
+  keys.lengths = options.lengths;
+  return keys;
+}
 
 // ---- Result. ------------------------------------------------------------------------------------------------
 
@@ -137,7 +145,7 @@ class AttentionCall {
   template <class Arguments, class V>
   AttentionCall(const char* function, const Arguments& a, const AttentionOptions<T>& options,
                 const V& variant)
-      : keys_((check_arguments(function, a, options), keys_of(a))),
+      : keys_((check_arguments(function, a, options), keys_of(a, options))),
         problem(called_by(function, options, for_forward<T>(make_problem<T>(a, keys_, options)))),
         result(make_result(a, options)) {
     check_policies(function, problem, options.rope, variant);

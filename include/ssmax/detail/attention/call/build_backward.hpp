@@ -43,7 +43,7 @@ class BackwardCall {
   template <class V>
   BackwardCall(const char* function, const BackwardArguments<T>& a, const AttentionGradients<T>& g,
                const AttentionOptions<T>& options, const V& variant)
-      : keys_((check_arguments(function, a, g, options), keys_of(a))),
+      : keys_((check_arguments(function, a, g, options), keys_of(a, options))),
         problem(make_backward_problem(called_by(function, options, make_problem<T>(a, keys_, options)), a, g,
                                       options)) {
     check_policies(function, problem.forward, options.rope, variant);

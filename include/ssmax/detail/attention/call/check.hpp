@@ -4,9 +4,11 @@
 #include <limits>
 
 #include "../../../attention_state.hpp"
+#include "../../checks/sequence_lengths.hpp"
 #include "../../checks/sinks.hpp"
 #include "../../checks/views.hpp"
 #include "arguments.hpp"
+#include "sequences.hpp"
 #include "user_variant.hpp"
 
 SSMAX_BEGIN_DETAIL
@@ -100,10 +102,12 @@ void check_arguments(const char* function, const AttentionArguments<T>& a,
   check_inputs(function, a.q, a.k, a.v);
   check_out_and_lse(function, a.out, a.lse, a.q, a.k, a.v);
   check_sinks(function, options.sinks, a.out, a.lse);
+  check_lengths(function, options.lengths, a.q, a.k);
 }
 
 template <class T>
-void check_arguments(const char* function, const PartialArguments<T>& a, const AttentionOptions<T>&) {
+void check_arguments(const char* function, const PartialArguments<T>& a, const AttentionOptions<T>& options) {
+  check_no_lengths(function, options.lengths);
   check_inputs(function, a.q, a.k, a.v);
   const StateNames names{"state.shift", "state.sum", "state.o"};
   check_state(function, names, a.state);
@@ -119,6 +123,7 @@ void check_arguments(const char* function, const PartialArguments<T>& a, const A
 template <class T, class K>
 void check_arguments(const char* function, const DecodeArguments<T>& a, const K& source,
                      const AttentionOptions<T>& options) {
+  check_no_lengths(function, options.lengths);
   const KeySourceShape keys = source.shape();
   check_queries(function, a.q, keys);
   check_out_and_lse(function, a.out, a.lse, a.q, keys.value_width);
@@ -130,23 +135,37 @@ void check_arguments(const char* function, const DecodeArguments<T>& a, const K&
   }
 }
 
+template <class P>
+void check_policies_fit(const char* function, const QueryShape& shape, const P& variant) {
+  check_mask(variant.mask, shape);
+  check_score(variant.score, shape);
+  check_scaling(function, variant.scaling, shape);
+}
+
 /// Checks that the mask, the scaling and the score fit every batch entry, and that positions lie within the
-/// rope's tables. O(1), or O(queries + keys) for a rope under a mask that gives positions.
+/// rope's tables. O(batch entries), or O(queries + keys) for a rope under a mask that gives positions. Of sequences
+/// with their own lengths, the policies must fit the longest.
 template <class A, class P>
 void check_policies(const char* function, const Problem<A>& problem, const Rope<A>* rope, const P& variant) {
+  if (problem.lengths.is_given()) {
+    check_policies_fit(function, longest_shape(problem), variant);
+    for_each_sequence(problem, problem.lengths, [&](index_t, const Problem<A>& sequence) {
+      check_policies(function, sequence, rope, variant);
+    });
+    return;
+  }
   const index_t key_position = problem.key_position;
   // No table is as long, and sums with smaller numbers do not overflow.
   constexpr index_t furthest = std::numeric_limits<index_t>::max() / 4;
   if (rope != nullptr && (key_position < -furthest || key_position > furthest)) {
     fail_value(function, "key_position", "is", key_position, "positions are at most", furthest);
   }
-  for (index_t batch = 0; batch < problem.q.extent(0); ++batch) {
+  const index_t first_entry = problem.first_entry();
+  for (index_t batch = first_entry; batch < first_entry + problem.entries(); ++batch) {
     const QueryShape shape = problem.shape(batch);
-    if (batch == 0 || shape.keys != problem.keys.length(0)) {
-      check_mask(variant.mask, shape);
-      check_score(variant.score, shape);
-      check_scaling(function, variant.scaling, shape);
-    } else if (!P::has_positions) {
+    if (problem.sequence < 0 && (batch == 0 || shape.keys != problem.keys.length(0))) {
+      check_policies_fit(function, shape, variant);
+    } else if (!P::has_positions && problem.sequence < 0) {
       continue;  // what holds for one entry holds for all of its length
     }
     const index_t first = problem.first_query, queries = problem.q.extent(2);

@@ -17,6 +17,13 @@ void check_arguments(const char* function, const BackwardArguments<T>& a, const 
                a.keys);
   }
   check_query_part(function, a);
+  check_lengths(function, options.lengths, a.q, a.k);
+  if (options.lengths.is_given()) {
+    if (a.first_key != 0 || a.keys != 0) check_no_lengths(function, options.lengths, "of a part of the keys");
+    if (a.first_query != 0 || a.queries != 0) {
+      check_no_lengths(function, options.lengths, "of a part of the queries");
+    }
+  }
   const auto check_rows = [&](const char* name, const auto& view) {
     check_view(function, name, view);
     for (int i = 0; i < 3; ++i) check_extent(function, name, view, i, "q", a.q, i);

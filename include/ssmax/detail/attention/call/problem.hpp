@@ -7,6 +7,7 @@
 #include "../../../explain.hpp"
 #include "../../../query.hpp"
 #include "../../../rope.hpp"
+#include "../../../sequence_lengths.hpp"
 #include "../../../storage.hpp"
 #include "../../../view.hpp"
 #include "../keys/any_keys.hpp"
@@ -42,6 +43,9 @@ struct Problem {
   index_t first_query = 0, queries_after = 0;
   /// Heads of the call after those of q. Query::head counts all of them; kv heads are counted from q's first.
   index_t heads_after = 0;
+  /// Of sequences with their own lengths: of_sequence (sequences.hpp) returns the problem of one of them.
+  SequenceLengths lengths{};
+  index_t sequence = -1;  // the batch entry that this problem is about, if it is only one
   Caller caller{};
 
   SSMAX_INLINE bool has_rope() const { return rope.cosine != nullptr; }
@@ -50,6 +54,12 @@ struct Problem {
   SSMAX_INLINE QueryShape shape(index_t batch) const {
     return {q.extent(0), q.end_head() + heads_after, first_query + q.extent(2) + queries_after,
             keys.length(batch)};
+  }
+  /// Batch entries [first_entry, first_entry + entries) are computed.
+  SSMAX_INLINE index_t first_entry() const { return std::max<index_t>(0, sequence); }
+  SSMAX_INLINE index_t entries() const {
+    if (sequence >= 0) return 1;
+    return lengths.is_given() ? lengths.count() : q.extent(0);
   }
   /// The first head of q.
   SSMAX_INLINE index_t first_head() const { return q.first_head(); }

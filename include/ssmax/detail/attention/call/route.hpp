@@ -37,7 +37,8 @@ WhyNot why_not_short_keys(const Problem<A>& problem, const Result<A>& result, bo
   const bool in_cache = problem.from_source || !problem.rotate_keys,
              is_exception = in_cache || result.continues;
   if (is_exception && !explains) return "";
-  for (index_t batch = 0; batch < problem.q.extent(0); ++batch) {
+  const index_t first = problem.first_entry(), end = first + problem.entries();
+  for (index_t batch = first; batch < end; ++batch) {
     if (problem.keys.length(batch) > key_block) return "";
   }
   if (in_cache) return "short_keys: keys are in a cache";

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "../../../sequence_lengths.hpp"
 #include "../../../view.hpp"
 #include "../../checks/views.hpp"
 #include "../../memory/conversion.hpp"
@@ -73,6 +74,13 @@ class Rows {
     extents_[dimension] = count;
     if (extents_[0] * extents_[1] * extents_[2] * extents_[3] == 0)
       strides_[0] = strides_[1] = strides_[2] = 0;
+  }
+  /// Keeps the rows of a sequence: each of `sequences` batch entries refers to them.
+  SSMAX_INLINE void keep_sequence(const SequenceRows& rows, index_t sequences) {
+    data_ = static_cast<const char*>(data_) + (rows.entry * strides_[0] + rows.first * strides_[2]) * size_;
+    extents_[0] = sequences;
+    extents_[2] = rows.count;
+    strides_[0] = 0;
   }
 
   /// Prefetches the first numbers of a row, which need not exist.
@@ -159,6 +167,13 @@ class RowNumbers {
   SSMAX_INLINE constexpr bool is_given() const { return numbers_.data_handle() != nullptr; }
   SSMAX_INLINE constexpr T& operator()(index_t batch, index_t head, index_t row) const {
     return numbers_(batch, head - first_head_, row);
+  }
+  /// As Rows::keep_sequence.
+  SSMAX_INLINE void keep_sequence(const SequenceRows& rows, index_t sequences) {
+    const index_t first = rows.entry * numbers_.stride(0) + rows.first * numbers_.stride(2);
+    numbers_ = {numbers_.data_handle() + first,
+                {sequences, numbers_.extent(1), rows.count},
+                {0, numbers_.stride(1), numbers_.stride(2)}};
   }
 
  private:

@@ -12,6 +12,7 @@
 #include "../call/explain.hpp"
 #include "decode.hpp"
 #include "driver.hpp"
+#include "path_sequences.hpp"
 #include "prefill.hpp"
 #include "short.hpp"
 
@@ -20,7 +21,7 @@ SSMAX_BEGIN_DETAIL
 /// How a call is cut.
 struct Partition {
   index_t queries = 0;  // of a task, at most
-  index_t blocks = 0;   // of queries, for each kv head
+  index_t blocks = 0;   // of queries, for each kv head, at most
   index_t tasks = 0;
   index_t chunks = 1;  // of keys, each a task of its own; 1: a task takes all keys
 };
@@ -29,12 +30,14 @@ struct Partition {
 inline constexpr index_t most_waiting_bytes = index_t{32} << 20;
 
 template <class Task, class A>
-Partition partition_tasks(const Problem<A>& problem, index_t threads, index_t chunks) {
-  const index_t unit = Task::least_queries();
-  Partition cut{.queries = std::min(Task::most_queries(), (problem.rows() + unit - 1) / unit * unit)};
+Partition partition_tasks(const Problem<A>& problem, const PathSequences<A>& sequences, index_t threads,
+                          index_t chunks) {
+  const index_t unit = Task::least_queries(), rows = sequences ? sequences.most_rows() : problem.rows();
+  Partition cut{.queries = std::min(Task::most_queries(), (rows + unit - 1) / unit * unit)};
   const auto count = [&] {
-    cut.blocks = (problem.rows() + cut.queries - 1) / cut.queries;
-    cut.tasks = problem.q.extent(0) * problem.kv_heads() * cut.blocks;
+    cut.blocks = (rows + cut.queries - 1) / cut.queries;
+    cut.tasks = sequences ? sequences.blocks(cut.queries) * problem.kv_heads()
+                          : problem.entries() * problem.kv_heads() * cut.blocks;
   };
   count();
   // Under a causal mask the last blocks cost the most: four tasks a thread even that out.
@@ -68,19 +71,22 @@ enum class Pass {
   merge    // merges the waiting states, then its results
 };
 
+/// Computes a call or, of a call whose sequences have their own lengths, the sequences that take one path.
 template <class Task, class A>
-void run_tasks(const Problem<A>& problem, const Variant<A>& variant, const Result<A>& result,
-               Workspace& workspace, const AnyExecutor& executor, const Explainer& explainer) {
+void run_tasks(const Problem<A>& problem, const PathSequences<A>& sequences, const Variant<A>& variant,
+               const Result<A>& result, Workspace& workspace, const AnyExecutor& executor,
+               const Explainer& explainer) {
   using Memory = typename Task::Memory;
   const index_t threads = executor.concurrency();
   KeyRange chunks{std::numeric_limits<index_t>::max(), 0};  // with stored keys of any batch entry
-  for (index_t batch = 0; batch < problem.q.extent(0); ++batch) {
+  const index_t first_entry = problem.first_entry();
+  for (index_t batch = first_entry; batch < first_entry + problem.entries(); ++batch) {
     const KeyRange stored = problem.keys.stored(batch);
     if (stored.size() <= 0) continue;
     chunks = {std::min(chunks.begin, stored.begin / key_chunk),
               std::max(chunks.end, (stored.end - 1) / key_chunk + 1)};
   }
-  const Partition cut = partition_tasks<Task>(problem, threads, chunks.size());
+  const Partition cut = partition_tasks<Task>(problem, sequences, threads, chunks.size());
   const index_t pieces = cut.tasks * cut.chunks, lanes = std::min(threads, pieces);
 
   Arena count;
@@ -89,7 +95,8 @@ void run_tasks(const Problem<A>& problem, const Variant<A>& variant, const Resul
   const std::size_t bytes = count.used();
   const index_t waiting_size = cut.chunks > 1 ? pieces * states_size : 0;
   const std::size_t lane_bytes = multiply_bytes(static_cast<std::size_t>(lanes), bytes);
-  const std::size_t all_bytes = add_bytes(lane_bytes, static_cast<std::size_t>(waiting_size) * sizeof(A));
+  const std::size_t queued_bytes = add_bytes(lane_bytes, sequences.queue_bytes());
+  const std::size_t all_bytes = add_bytes(queued_bytes, static_cast<std::size_t>(waiting_size) * sizeof(A));
   if (explainer.explains) {
     Explanation e;
     e.query_block = cut.queries;
@@ -102,7 +109,8 @@ void run_tasks(const Problem<A>& problem, const Variant<A>& variant, const Resul
     explainer.publish(e);
   }
   std::byte* memory = workspace.reserve(all_bytes);
-  A* waiting = reinterpret_cast<A*>(memory + lane_bytes);
+  const SequenceQueue queue = sequences.queue(memory + lane_bytes, cut.queries, problem.kv_heads());
+  A* waiting = reinterpret_cast<A*>(memory + queued_bytes);
 
   const auto waiting_states = [&](index_t task, index_t chunk) {
     return waiting + (task * cut.chunks + chunk - chunks.begin) * states_size;
@@ -115,23 +123,35 @@ void run_tasks(const Problem<A>& problem, const Variant<A>& variant, const Resul
     executor.run(lanes, [&](index_t lane) {
       Arena arena(memory + static_cast<std::size_t>(lane) * bytes);
       const Memory own(arena, cut.queries, problem);
+      std::optional<SequenceCall<A>> sequence;
       std::optional<Task> task;
+      const Result<A>* to = &result;
       KeyRange seen{};
       index_t prepared = -1;
       for (index_t i = next++; i < cut.tasks * parts; i = next++) {
         const index_t index = i / parts;
         if (index != prepared) {
-          const index_t heads = cut.tasks / cut.blocks, head = index % heads;
-          const index_t first = (cut.blocks - 1 - index / heads) * cut.queries;
-          task.emplace(problem, variant, own);
-          seen = task->prepare(head / problem.kv_heads(), head % problem.kv_heads(), first,
-                               std::min(cut.queries, problem.rows() - first));
+          index_t heads = problem.entries() * problem.kv_heads(), blocks = cut.blocks, place = index;
+          const Problem<A>* from = &problem;
+          if (sequences) {
+            const SequenceQueue::Place at = queue[index];
+            sequence.emplace(problem, result, at.sequence);
+            from = &sequence->problem;
+            to = &sequence->result;
+            heads = problem.kv_heads();
+            blocks = (from->rows() + cut.queries - 1) / cut.queries;
+            place = at.task;
+          }
+          const index_t head = place % heads, first = (blocks - 1 - place / heads) * cut.queries;
+          task.emplace(*from, variant, own);
+          seen = task->prepare(from->first_entry() + head / from->kv_heads(), head % from->kv_heads(), first,
+                               std::min(cut.queries, from->rows() - first));
           prepared = index;
         }
         // A task that takes all keys computes its first chunk's states where its totals are.
         bool has_totals = false;
         const auto begin_totals = [&] {
-          if (!has_totals) task->begin(own.total, result);
+          if (!has_totals) task->begin(own.total, *to);
           has_totals = true;
         };
         if (result.continues && pass != Pass::chunks) begin_totals();
@@ -150,13 +170,64 @@ void run_tasks(const Problem<A>& problem, const Variant<A>& variant, const Resul
         });
         if (pass == Pass::chunks) continue;
         begin_totals();
-        task->store(own.total, result);
+        task->store(own.total, *to);
       }
     });
   };
   if (cut.chunks == 1) return run(Pass::whole);
   run(Pass::chunks);
   run(Pass::merge);
+}
+
+/// Runs the driver of a path, whose operands are E.
+template <class E, class A>
+void run_path(Path path, const Problem<A>& problem, const PathSequences<A>& sequences,
+              const Variant<A>& variant, const Result<A>& result, Workspace& workspace,
+              const AnyExecutor& executor, const Explainer& explainer) {
+  const auto run_all = [&]<class Task>(std::type_identity<Task>) {
+    run_tasks<Task>(problem, sequences, variant, result, workspace, executor, explainer);
+  };
+  if constexpr (std::same_as<E, A>) {
+    if (path == Path::short_keys) {
+      run_short(problem, sequences, variant, result, workspace, executor, explainer);
+    } else if (path == Path::decode) {
+      run_all(std::type_identity<DecodeTask<A>>{});
+    } else {
+      run_all(std::type_identity<PrefillTask<A>>{});
+    }
+  } else if (path == Path::prefill_bf16) {
+    run_all(std::type_identity<PrefillTask<A, E>>{});
+  } else {
+    run_all(std::type_identity<DecodeTask<A, E>>{});
+  }
+}
+
+/// Returns whether a path has operands E, in a call of numbers A.
+template <class E, class A>
+constexpr bool has_operands(Path path) {
+  return (path == Path::prefill_bf16 || path == Path::decode_bf16) != std::same_as<E, A>;
+}
+
+/// Runs the paths with operands E that sequences take, one after the other. Returns whether the other operands are left
+/// to run.
+template <class E, class A>
+bool run_sequences(const Problem<A>& problem, const Variant<A>& variant, const Result<A>& result,
+                   Workspace& workspace, const AnyExecutor& executor, Explainer& explainer) {
+  bool has_run = false, has_others = false;
+  for (const Path path :
+       {Path::short_keys, Path::decode, Path::prefill, Path::decode_bf16, Path::prefill_bf16}) {
+    const PathSequences<A> sequences(problem, result, path, explainer.explains);
+    if (!sequences) continue;
+    if (!has_operands<E, A>(path)) {
+      has_others = true;
+      continue;
+    }
+    explainer.set<A>({path, sequences.reason()}, sequences.most_rows());
+    run_path<E>(path, problem, sequences, variant, result, workspace, executor, explainer);
+    has_run = true;
+  }
+  if (!has_run && !has_others && explainer.explains) explainer.publish(Explanation());
+  return has_others;
 }
 
 SSMAX_END
@@ -168,30 +239,25 @@ void run_attention(const shared::Problem<A>& problem, const shared::Variant<A>& 
                    const shared::Result<A>& result, Workspace* workspace,
                    const shared::AnyExecutor& executor) {
   detail::Explainer explainer(problem.caller);
-  if (problem.rows() == 0 || problem.q.extent(0) == 0 || problem.kv_heads() == 0) {
+  if (problem.rows() == 0 || problem.entries() == 0 || problem.kv_heads() == 0) {
     if (explainer.explains) explainer.publish(Explanation());
     return;
   }
   Workspace own;
   if (workspace == nullptr) workspace = &own;
-  const detail::Route route = detail::route(problem, result, explainer.explains);
-  explainer.set<A>(route, problem.rows());
-  if constexpr (std::same_as<E, A>) {
-    if (route.path == Path::short_keys) {
-      detail::run_short(problem, variant, result, *workspace, executor, explainer);
-    } else if (route.path == Path::decode) {
-      detail::run_tasks<detail::DecodeTask<A>>(problem, variant, result, *workspace, executor, explainer);
-    } else {
-      detail::run_tasks<detail::PrefillTask<A>>(problem, variant, result, *workspace, executor, explainer);
-    }
+  bool is_others = false;  // operands A in place of E
+  if (problem.lengths.is_given()) {
+    is_others = detail::run_sequences<E>(problem, variant, result, *workspace, executor, explainer);
   } else {
-    if (route.path == Path::prefill_bf16) {
-      detail::run_tasks<detail::PrefillTask<A, E>>(problem, variant, result, *workspace, executor, explainer);
-    } else if (route.path == Path::decode_bf16) {
-      detail::run_tasks<detail::DecodeTask<A, E>>(problem, variant, result, *workspace, executor, explainer);
-    } else {
-      run_attention<A>(problem, variant, result, workspace, executor);
+    const detail::Route route = detail::route(problem, result, explainer.explains);
+    is_others = !detail::has_operands<E, A>(route.path);
+    if (!is_others) {
+      explainer.set<A>(route, problem.rows());
+      detail::run_path<E>(route.path, problem, {}, variant, result, *workspace, executor, explainer);
     }
+  }
+  if constexpr (!std::same_as<E, A>) {
+    if (is_others) run_attention<A>(problem, variant, result, workspace, executor);
   }
 }
 

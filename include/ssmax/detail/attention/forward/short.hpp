@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
+#include <optional>
 
 #include "../../../workspace.hpp"
 #include "../../kernels/short_attention.hpp"
@@ -15,6 +16,7 @@
 #include "../tile/queries.hpp"
 #include "../tile/softmax.hpp"
 #include "epilogue.hpp"
+#include "path_sequences.hpp"
 
 SSMAX_BEGIN_DETAIL
 
@@ -225,17 +227,19 @@ class ShortTask {
 
 /// A task takes some neighbouring groups of queries, of many kv heads where those are small.
 template <class A>
-void run_short(const Problem<A>& problem, const Variant<A>& variant, const Result<A>& result,
-               Workspace& workspace, const AnyExecutor& executor, const Explainer& explainer) {
+void run_short(const Problem<A>& problem, const PathSequences<A>& sequences, const Variant<A>& variant,
+               const Result<A>& result, Workspace& workspace, const AnyExecutor& executor,
+               const Explainer& explainer) {
   using Memory = ShortScratch<A>;
   const index_t d = problem.width(), dv = problem.value_width(), threads = executor.concurrency();
   const index_t size = Memory::tile_size(), groups = (problem.rows() + size - 1) / size;
-  const index_t all = problem.q.extent(0) * problem.kv_heads() * groups;
+  const index_t all = problem.kv_heads() * (sequences ? sequences.blocks(size) : problem.entries() * groups);
   const index_t share = std::clamp<index_t>(all / (8 * threads), 1, 64), tasks = (all + share - 1) / share;
   const index_t lanes = std::min(threads, tasks);
   Arena count;
   const Memory counted(count, d, dv);
-  const std::size_t bytes = multiply_bytes(static_cast<std::size_t>(lanes), count.used());
+  const std::size_t lane_bytes = multiply_bytes(static_cast<std::size_t>(lanes), count.used());
+  const std::size_t bytes = add_bytes(lane_bytes, sequences.queue_bytes());
   if (explainer.explains) {
     Explanation e;
     e.query_block = size;
@@ -247,14 +251,28 @@ void run_short(const Problem<A>& problem, const Variant<A>& variant, const Resul
     explainer.publish(e);
   }
   std::byte* memory = workspace.reserve(bytes);
+  const SequenceQueue queue = sequences.queue(memory + lane_bytes, size, problem.kv_heads());
   std::atomic<index_t> next{0};
   executor.run(lanes, [&](index_t lane) {
     Arena arena(memory + static_cast<std::size_t>(lane) * count.used());
     const Memory own(arena, d, dv);
-    ShortTask<A> task(problem, variant, result, own);
+    std::optional<SequenceCall<A>> sequence;
+    std::optional<ShortTask<A>> task;
+    if (!sequences) task.emplace(problem, variant, result, own);
     for (index_t i = next++; i < tasks; i = next++) {
       for (index_t g = i * share; g < std::min(all, (i + 1) * share); ++g) {
-        task.attend(g / groups, g % groups, groups);
+        if (!sequences) {
+          task->attend(problem.first_entry() * problem.kv_heads() + g / groups, g % groups, groups);
+          continue;
+        }
+        const SequenceQueue::Place at = queue[g];
+        if (!sequence || sequence->problem.sequence != at.sequence) {
+          sequence.emplace(problem, result, at.sequence);
+          task.emplace(sequence->problem, variant, sequence->result, own);
+        }
+        const index_t own_groups = (sequence->problem.rows() + size - 1) / size;
+        task->attend(at.sequence * problem.kv_heads() + at.task / own_groups, at.task % own_groups,
+                     own_groups);
       }
     }
   });

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../../../key_source.hpp"
+#include "../../../sequence_lengths.hpp"
 #include "../../../view.hpp"
 #include "../../kernels/rows.hpp"
 #include "../call/rows.hpp"
@@ -113,17 +114,24 @@ struct KeyShare {
   View<const X, 4> k, v;
   index_t keys = 0;
   index_t first = 0;
+  SequenceLengths lengths{};  // if given, every sequence has its own keys, all of them, and is a batch entry
 
-  KeySourceShape shape() const { return {k.extent(0), k.extent(1), k.extent(3), v.extent(3)}; }
-  index_t length(index_t) const { return keys; }
-  KeyRange stored(index_t) const { return {first, first + k.extent(2)}; }
+  KeySourceShape shape() const {
+    return {lengths.is_given() ? lengths.count() : k.extent(0), k.extent(1), k.extent(3), v.extent(3)};
+  }
+  index_t length(index_t batch) const { return lengths.is_given() ? lengths.key_rows(batch).count : keys; }
+  KeyRange stored(index_t batch) const {
+    if (lengths.is_given()) return {0, length(batch)};
+    return {first, first + k.extent(2)};
+  }
   KeyStretch<X> stretch(index_t batch, index_t kv_head, index_t key) const {
-    const index_t row = key - first;
-    return {.k = row_of(k, batch, kv_head, row),
+    const SequenceRows rows = lengths.is_given() ? lengths.key_rows(batch) : SequenceRows{batch, -first, 0};
+    const index_t row = rows.first + key, end = lengths.is_given() ? rows.first + rows.count : k.extent(2);
+    return {.k = row_of(k, rows.entry, kv_head, row),
             .k_stride = k.stride(2),
-            .v = row_of(v, batch, kv_head, row),
+            .v = row_of(v, rows.entry, kv_head, row),
             .v_stride = v.stride(2),
-            .count = k.extent(2) - row};
+            .count = end - row};
   }
 };
 

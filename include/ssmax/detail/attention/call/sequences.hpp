@@ -1,0 +1,106 @@
+// Narrows a call whose sequences have their own lengths to one of them: the call that the sequence would be alone, but
+// for the number of its batch entry. Drivers compute such calls as all others.
+#pragma once
+
+#include <algorithm>
+
+#include "backward_problem.hpp"
+#include "problem.hpp"
+
+SSMAX_BEGIN_DETAIL
+
+template <class A>
+Problem<A> of_sequence(const Problem<A>& problem, index_t sequence) {
+  Problem<A> result = problem;
+  result.q.keep_sequence(problem.lengths.query_rows(sequence), problem.lengths.count());
+  result.lengths = {};
+  result.sequence = sequence;
+  return result;
+}
+
+/// Narrows tensors with rows of queries, those that are given.
+template <class... Tensors>
+void keep_sequence(const SequenceRows& rows, index_t sequences, Tensors&... tensors) {
+  const auto keep = [&](auto& tensor) {
+    if (tensor.is_given()) tensor.keep_sequence(rows, sequences);
+  };
+  (keep(tensors), ...);
+}
+
+template <class A>
+Result<A> of_sequence(const Result<A>& result, const SequenceLengths& lengths, index_t sequence) {
+  Result<A> narrowed = result;
+  keep_sequence(lengths.query_rows(sequence), lengths.count(), narrowed.out, narrowed.lse);
+  return narrowed;
+}
+
+template <class A>
+BackwardProblem<A> of_sequence(const BackwardProblem<A>& problem, index_t sequence) {
+  const SequenceLengths& lengths = problem.forward.lengths;
+  BackwardProblem<A> result = problem;
+  result.forward = of_sequence(problem.forward, sequence);
+  keep_sequence(lengths.query_rows(sequence), lengths.count(), result.out, result.dout, result.lse,
+                result.dlse, result.dq);
+  result.dk.keep_sequence(lengths.key_rows(sequence), lengths.count());
+  result.dv.keep_sequence(lengths.key_rows(sequence), lengths.count());
+  return result;
+}
+
+/// Calls f(sequence, its problem) for every sequence.
+template <class P, class F>
+void for_each_sequence(const P& problem, const SequenceLengths& lengths, const F& f) {
+  for (index_t sequence = 0; sequence < lengths.count(); ++sequence)
+    f(sequence, of_sequence(problem, sequence));
+}
+
+/// Returns the extents of a call whose sequences all are as long as the longest.
+template <class A>
+QueryShape longest_shape(const Problem<A>& problem) {
+  QueryShape longest{problem.lengths.count(), problem.q.end_head() + problem.heads_after, 0, 0};
+  for (index_t b = 0; b < longest.batch; ++b) {
+    longest.queries = std::max(longest.queries, problem.lengths.query_rows(b).count);
+    longest.keys = std::max(longest.keys, problem.keys.length(b));
+  }
+  return longest;
+}
+
+/// A sequence's place in a SequenceQueue.
+struct QueuedSequence {
+  index_t sequence = 0, tasks = 0;
+  index_t end = 0;  // of its tasks, counted over the queue
+  double cost = 0;
+};
+
+/// The tasks of some sequences in one row, the longest sequence first: so threads end at nearly the same time.
+class SequenceQueue {
+ public:
+  struct Place {
+    index_t sequence, task;  // the task is counted in the sequence
+  };
+
+  /// No sequence.
+  SequenceQueue() = default;
+  /// `memory` takes all sequences of the call.
+  explicit SequenceQueue(QueuedSequence* memory) : first_(memory), last_(memory) {}
+
+  bool is_empty() const { return first_ == last_; }
+  /// Adds a sequence that has at least one task. Requires a call of `sort` after the last one.
+  void add(index_t sequence, index_t tasks, double cost) { *last_++ = {sequence, tasks, 0, cost}; }
+  void sort() {
+    std::sort(first_, last_, [](const QueuedSequence& a, const QueuedSequence& b) {
+      return a.cost != b.cost ? a.cost > b.cost : a.sequence < b.sequence;
+    });
+    index_t end = 0;
+    for (QueuedSequence* at = first_; at != last_; ++at) at->end = end += at->tasks;
+  }
+  Place operator[](index_t task) const {
+    const QueuedSequence* at = std::upper_bound(
+        first_, last_, task, [](index_t i, const QueuedSequence& queued) { return i < queued.end; });
+    return {at->sequence, task - (at->end - at->tasks)};
+  }
+
+ private:
+  QueuedSequence *first_ = nullptr, *last_ = nullptr;
+};
+
+SSMAX_END

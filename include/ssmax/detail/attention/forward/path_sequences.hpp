@@ -1,0 +1,81 @@
+// The sequences of a call that take one path. A sequence takes the path that it takes alone.
+#pragma once
+
+#include <algorithm>
+
+#include "../../memory/arena.hpp"
+#include "../call/route.hpp"
+#include "../call/sequences.hpp"
+
+SSMAX_BEGIN_DETAIL
+
+/// The call of one sequence. Tasks refer to it.
+template <class A>
+struct SequenceCall {
+  Problem<A> problem;
+  Result<A> result;
+
+  SequenceCall(const Problem<A>& whole, const Result<A>& results, index_t sequence)
+      : problem(of_sequence(whole, sequence)), result(of_sequence(results, whole.lengths, sequence)) {}
+};
+
+/// The sequences of a call that take one path; no sequence in calls without lengths.
+template <class A>
+class PathSequences {
+ public:
+  PathSequences() = default;
+  PathSequences(const Problem<A>& problem, const Result<A>& result, Path path, bool explains)
+      : problem_(&problem), result_(&result), path_(path) {
+    for_each([&](index_t, const Problem<A>& sequence) {
+      if (sequence.rows() > most_rows_ && explains) reason_ = route(sequence, result, true).reason;
+      most_rows_ = std::max(most_rows_, sequence.rows());
+    });
+  }
+
+  explicit operator bool() const { return most_rows_ > 0; }
+  /// Queries of a kv head, of the sequence that has the most.
+  index_t most_rows() const { return most_rows_; }
+  /// Why no faster path takes that sequence.
+  const char* reason() const { return reason_; }
+  /// Query blocks of a kv head, over all sequences.
+  index_t blocks(index_t queries) const {
+    index_t count = 0;
+    for_each([&](index_t, const Problem<A>& sequence) { count += blocks_of(sequence, queries); });
+    return count;
+  }
+  std::size_t queue_bytes() const {
+    Arena arena;
+    if (most_rows_ > 0) arena.take<QueuedSequence>(problem_->entries());
+    return arena.used();
+  }
+  /// Returns the queue of kv heads × query blocks, in memory of queue_bytes.
+  SequenceQueue queue(std::byte* memory, index_t queries, index_t kv_heads) const {
+    if (most_rows_ == 0) return {};
+    SequenceQueue queue(reinterpret_cast<QueuedSequence*>(memory));
+    for_each([&](index_t b, const Problem<A>& sequence) {
+      queue.add(b, blocks_of(sequence, queries) * kv_heads,
+                static_cast<double>(sequence.rows()) * static_cast<double>(sequence.keys.length(b)));
+    });
+    queue.sort();
+    return queue;
+  }
+
+ private:
+  static index_t blocks_of(const Problem<A>& sequence, index_t queries) {
+    return (sequence.rows() + queries - 1) / queries;
+  }
+  template <class F>
+  void for_each(const F& f) const {
+    for_each_sequence(*problem_, problem_->lengths, [&](index_t b, const Problem<A>& sequence) {
+      if (sequence.rows() > 0 && route(sequence, *result_).path == path_) f(b, sequence);
+    });
+  }
+
+  const Problem<A>* problem_ = nullptr;
+  const Result<A>* result_ = nullptr;
+  Path path_ = Path::none;
+  index_t most_rows_ = 0;
+  const char* reason_ = "";
+};
+
+SSMAX_END

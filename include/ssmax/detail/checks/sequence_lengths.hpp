@@ -1,0 +1,74 @@
+// Checks of SequenceLengths: O(sequences).
+#pragma once
+
+#include "../../sequence_lengths.hpp"
+#include "../../view.hpp"
+#include "error.hpp"
+
+SSMAX_BEGIN_DETAIL
+
+/// Throws unless `lengths` fit a tensor of `entries` batch entries of `rows` rows.
+inline void check_padded_lengths(const char* function, const char* name, std::span<const index_t> lengths,
+                                 const char* tensor, index_t entries, index_t rows) {
+  const auto count = static_cast<index_t>(lengths.size());
+  if (count != entries) {
+    fail_format("ssmax::%s: lengths.%s have extent %td, %s has %td batch entries", function, name, count,
+                tensor, entries);
+  }
+  for (index_t b = 0; b < count; ++b) {
+    const index_t length = lengths[static_cast<std::size_t>(b)];
+    if (length < 0 || length > rows) {
+      fail_format("ssmax::%s: lengths.%s of sequence %td are %td, must be within 0 and the rows of %s, %td",
+                  function, name, b, length, tensor, rows);
+    }
+  }
+}
+
+/// Throws unless `cumulative` begins with 0, does not fall, and ends with the rows of a tensor of one batch entry.
+inline void check_packed_lengths(const char* function, const char* name, std::span<const index_t> cumulative,
+                                 const char* tensor, index_t entries, index_t rows) {
+  if (entries != 1) {
+    fail_format("ssmax::%s: %s has %td batch entries, must have 1 where lengths are packed", function, tensor,
+                entries);
+  }
+  if (cumulative.empty()) {
+    fail_format("ssmax::%s: lengths.%s have extent 0, must have at least 1", function, name);
+  }
+  if (cumulative.front() != 0) {
+    fail_format("ssmax::%s: lengths.%s begin with %td, must begin with 0", function, name,
+                cumulative.front());
+  }
+  for (std::size_t b = 1; b < cumulative.size(); ++b) {
+    if (cumulative[b] < cumulative[b - 1]) {
+      fail_format("ssmax::%s: lengths.%s fall from %td to %td in sequence %zu", function, name,
+                  cumulative[b - 1], cumulative[b], b - 1);
+    }
+  }
+  if (cumulative.back() != rows) {
+    fail_format("ssmax::%s: lengths.%s end with %td, %s has %td rows", function, name, cumulative.back(),
+                tensor, rows);
+  }
+}
+
+/// Throws unless the lengths, if given, fit q and k.
+template <class T>
+void check_lengths(const char* function, const SequenceLengths& lengths, const View<const T, 4>& q,
+                   const View<const T, 4>& k) {
+  if (!lengths.is_given()) return;
+  const auto queries = static_cast<index_t>(lengths.queries().size()),
+             keys = static_cast<index_t>(lengths.keys().size());
+  if (queries != keys)
+    fail_value(function, "lengths.queries", "have extent", queries, "lengths.keys have", keys);
+  const auto check = lengths.is_packed() ? check_packed_lengths : check_padded_lengths;
+  check(function, "queries", lengths.queries(), "q", q.extent(0), q.extent(2));
+  check(function, "keys", lengths.keys(), "k", k.extent(0), k.extent(2));
+}
+
+/// Throws if lengths are given to a function, or to a call of some kind, that does not take them.
+inline void check_no_lengths(const char* function, const SequenceLengths& lengths, const char* call = "") {
+  if (!lengths.is_given()) return;
+  fail_format("ssmax::%s: lengths are given for %td sequences, the call%s%s takes 0", function,
+              lengths.count(), *call != '\0' ? " " : "", call);
+}
+
+SSMAX_END

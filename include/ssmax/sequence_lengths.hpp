@@ -1,0 +1,130 @@
+/// @defgroup sequence_lengths Sequences of different lengths (sequence_lengths.hpp)
+/// @ingroup attention
+/// One call for sequences that have their own numbers of queries and keys.
+///
+///     const std::vector<index_t> cumulative{0, 5, 5, 42};  // three sequences, of 5, 0 and 37 tokens
+///     attention<float>({.q = q, .k = k, .v = v, .out = out}, scaling, Causal{},
+///                      {.lengths = SequenceLengths::packed(cumulative)}, pool);
+///
+/// | layout | shape of q | queries of sequence b |
+/// |---|---|---|
+/// | padded | [sequences, heads, rows, d] | rows [0, queries[b]) of batch entry b |
+/// | packed | [1, heads, all queries, d] | rows [cumulative_queries[b], cumulative_queries[b + 1]) |
+///
+/// k and v have the same layout, with `keys` and `cumulative_keys`. `heads_view` makes the packed views of
+/// [tokens, heads·d]. out, lse, dout and dq have the rows of q, dk and dv the rows of k. Rows of the padding are neither
+/// read nor written.
+///
+/// Every sequence is a batch entry of its own:
+///
+/// - Query::batch is b, QueryShape::batch the number of sequences.
+/// - Query::index counts from 0 in the sequence. QueryShape::queries and keys are numbers of the sequence.
+/// - Causal masks are aligned bottom-right in the sequence. Positions and n begin at the sequence's first key.
+/// - A sequence takes the path that it takes alone, and its results are bit-identical to a call with it alone.
+///
+/// Numbers per query (PerQuery, Bias, MaskMatrix, Finite) have the extents [sequences, heads, queries of the longest
+/// sequence, keys of the longest sequence], in both layouts. Element (b, head, i, j) belongs to query i and key j of
+/// sequence b. A policy's check receives these extents. The masks `Lengths` and `Documents` describe calls without
+/// lengths: do not combine them with lengths.
+///
+/// Choose between lengths and the mask `Documents`, which also takes packed rows, by this table:
+///
+/// | | lengths | Documents |
+/// |---|---|---|
+/// | key chunks begin | at the first key of each sequence | at multiples of 1024 of the whole call |
+/// | bits of a sequence | those of a call with it alone | depend on where it begins |
+/// | n, positions, RoPE | begin anew in each sequence | begin anew in each document |
+/// | numbers per query | [sequences, heads, longest] | [batch, heads, all rows] |
+/// | over MPI, in parts, in decode | no | yes |
+///
+/// An explanation of attention describes the path that ran last. attention allocates once for each path that its
+/// sequences take, attention_backward once; with a workspace that is large enough neither allocates.
+#pragma once
+
+#include <span>
+
+#include "config.hpp"
+#include "query.hpp"
+
+/// @addtogroup sequence_lengths
+/// @{
+SSMAX_BEGIN_DATA
+
+namespace shared {
+
+/// Rows [first, first + count) of one batch entry of a tensor.
+struct SequenceRows {
+  index_t entry = 0, first = 0, count = 0;
+};
+
+}  // namespace shared
+
+/// The numbers of queries and keys of the sequences of a call. The spans must outlive the call.
+class SequenceLengths {
+ public:
+  /// No lengths: every batch entry has all rows of the tensors.
+  SSMAX_INLINE constexpr SequenceLengths() = default;
+
+  /// Batch entry b has `queries[b]` queries and `keys[b]` keys.
+  [[nodiscard]] SSMAX_INLINE static constexpr SequenceLengths padded(std::span<const index_t> queries,
+                                                                     std::span<const index_t> keys) {
+    return {Layout::padded, queries, keys};
+  }
+  /// Batch entry b has `lengths[b]` queries and as many keys.
+  [[nodiscard]] SSMAX_INLINE static constexpr SequenceLengths padded(std::span<const index_t> lengths) {
+    return padded(lengths, lengths);
+  }
+  /// Sequence b has queries [cumulative_queries[b], cumulative_queries[b + 1]) and keys
+  /// [cumulative_keys[b], cumulative_keys[b + 1]). Both spans begin with 0 and end with the number of rows.
+  [[nodiscard]] SSMAX_INLINE static constexpr SequenceLengths packed(
+      std::span<const index_t> cumulative_queries, std::span<const index_t> cumulative_keys) {
+    return {Layout::packed, cumulative_queries, cumulative_keys};
+  }
+  /// The same for sequences that have as many keys as queries.
+  [[nodiscard]] SSMAX_INLINE static constexpr SequenceLengths packed(std::span<const index_t> cumulative) {
+    return packed(cumulative, cumulative);
+  }
+
+  /// Whether there are lengths.
+  SSMAX_INLINE constexpr bool is_given() const { return layout_ != Layout::none; }
+  /// Whether they are cumulative.
+  SSMAX_INLINE constexpr bool is_packed() const { return layout_ == Layout::packed; }
+  /// The number of sequences.
+  SSMAX_INLINE constexpr index_t count() const {
+    return static_cast<index_t>(queries_.size()) - (is_packed() ? 1 : 0);
+  }
+  /// The span of queries that the lengths were made of.
+  SSMAX_INLINE constexpr std::span<const index_t> queries() const { return queries_; }
+  /// The span of keys that the lengths were made of.
+  SSMAX_INLINE constexpr std::span<const index_t> keys() const { return keys_; }
+
+  /// @cond
+  /// Where the rows of a sequence lie in q, and in k and v.
+  SSMAX_INLINE constexpr shared::SequenceRows query_rows(index_t sequence) const {
+    return rows_of(queries_, sequence);
+  }
+  SSMAX_INLINE constexpr shared::SequenceRows key_rows(index_t sequence) const {
+    return rows_of(keys_, sequence);
+  }
+  /// @endcond
+
+ private:
+  enum class Layout { none, padded, packed };
+
+  SSMAX_INLINE constexpr SequenceLengths(Layout layout, std::span<const index_t> queries,
+                                         std::span<const index_t> keys)
+      : layout_(layout), queries_(queries), keys_(keys) {}
+
+  SSMAX_INLINE constexpr shared::SequenceRows rows_of(std::span<const index_t> numbers,
+                                                      index_t sequence) const {
+    const index_t* at = numbers.data() + sequence;
+    if (layout_ == Layout::padded) return {sequence, 0, at[0]};
+    return {0, at[0], at[1] - at[0]};
+  }
+
+  Layout layout_ = Layout::none;
+  std::span<const index_t> queries_, keys_;
+};
+
+SSMAX_END
+/// @}
