@@ -20,6 +20,7 @@
 #include "scaling.hpp"
 #include "score.hpp"
 #include "softmax.hpp"
+#include "spmd.hpp"
 #include "storage.hpp"
 #include "target.hpp"
 #include "view.hpp"
