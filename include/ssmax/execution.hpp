@@ -121,7 +121,7 @@ class ThreadPool {
   SSMAX_INLINE void run(index_t n, const F& f) {
     if (n <= 0) return;
     detail::GuardedCalls<F> guarded(f);
-    shared::PoolCalls calls{&detail::GuardedCalls<F>::call, &guarded, n};
+    shared::SharedCalls calls{&detail::GuardedCalls<F>::call, &guarded, n};
     detail::run_on(state_, calls);
     guarded.rethrow();
   }

@@ -23,6 +23,7 @@
 #include "score.hpp"
 #include "sequence_lengths.hpp"
 #include "softmax.hpp"
+#include "spmd.hpp"
 #include "storage.hpp"
 #include "target.hpp"
 #include "view.hpp"

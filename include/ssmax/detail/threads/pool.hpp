@@ -12,32 +12,23 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "../../config.hpp"
 #include "../checks/error.hpp"
+#include "shared_calls.hpp"
 
 SSMAX_BEGIN_DATA
 namespace shared {  // not `detail`, which would hide the one of the code namespace
-
-/// Calls 0 … n-1, of which `next` is the first that nobody has taken.
-struct PoolCalls {
-  void (*call)(void* context, index_t index) noexcept;
-  void* context;
-  index_t n;
-  std::atomic<index_t> next{0};
-};
 
 struct PoolState {
   std::mutex turn;  // held throughout a run: those of other threads wait here
 
   std::mutex mutex;  // guards the next four
-  PoolCalls* calls = nullptr;
+  SharedCalls* calls = nullptr;
   index_t wanted = 0;   // places for workers that nobody has taken
   index_t working = 0;  // places that are taken
   bool ending = false;
@@ -51,25 +42,11 @@ struct PoolState {
   SSMAX_INLINE ~PoolState() = default;
 };
 
-/// Whether this thread is inside a call of some pool. One variable for the whole program, also where
-/// libraries hide their symbols: nested runs must be found out across them.
-[[gnu::visibility("default")]] inline constinit thread_local bool inside_pool_call = false;
-
 }  // namespace shared
 
 SSMAX_END
 
 SSMAX_BEGIN_DETAIL
-
-inline void take_calls(shared::PoolCalls& calls) {
-  const bool outer = std::exchange(shared::inside_pool_call, true);
-  for (;;) {
-    const index_t index = calls.next.fetch_add(1, std::memory_order_relaxed);
-    if (index >= calls.n) break;
-    calls.call(calls.context, index);
-  }
-  shared::inside_pool_call = outer;
-}
 
 /// A type of this namespace, because std::thread compiles code for the type of what it runs.
 struct PoolWorker {
@@ -82,7 +59,7 @@ struct PoolWorker {
       if (pool.ending) return;
       --pool.wanted;
       ++pool.working;
-      shared::PoolCalls& calls = *pool.calls;
+      shared::SharedCalls& calls = *pool.calls;
       lock.unlock();
       take_calls(calls);
       lock.lock();
@@ -108,8 +85,8 @@ inline void end_workers(shared::PoolState& pool) {
 
 /// Makes all the calls. Inside a call of a pool they are made here and now: to wait for a turn
 /// could be to wait for oneself.
-inline void run_on(shared::PoolState& pool, shared::PoolCalls& calls) {
-  if (shared::inside_pool_call) {
+inline void run_on(shared::PoolState& pool, shared::SharedCalls& calls) {
+  if (shared::inside_shared_call) {
     take_calls(calls);
     return;
   }
