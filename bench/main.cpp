@@ -18,6 +18,7 @@
 #include "peers.hpp"
 #include "prefill.hpp"
 #include "rope.hpp"
+#include "serving.hpp"
 #include "softmax.hpp"
 
 namespace {
@@ -55,6 +56,7 @@ int main(int argc, char** argv) {
   ssmax_bench::register_decode();
   ssmax_bench::register_short();
   ssmax_bench::register_short_backward();
+  ssmax_bench::register_serving();
   benchmark::RunSpecifiedBenchmarks();
   benchmark::Shutdown();
 }

@@ -107,10 +107,10 @@ TEST_CASE("a mask that shows keys which a ring has forgotten is refused", "[deco
         {.q = data.q_view(), .out = {result.out.data(), {2, 2, 3, 4}}, .lse = {result.lse.data(), {2, 2, 3}}},
         ring, Softmax{}, mask);
   };
-  check_refused([&] { call(Causal{}); }, {"ssmax::decode: mask shows key 0", "first is 8"});
-  check_refused([&] { call(ssmax::Full{}); }, {"mask shows key 0", "first is 8"});
+  check_refused([&] { call(Causal{}); }, {"ssmax::decode: mask shows key 0", "stored is 8"});
+  check_refused([&] { call(ssmax::Full{}); }, {"mask shows key 0", "stored is 8"});
   // The first of three queries is at 17.
-  check_refused([&] { call(SlidingWindow{10}); }, {"mask shows key 7", "first is 8"});
+  check_refused([&] { call(SlidingWindow{10}); }, {"mask shows key 7", "stored is 8"});
   const std::vector<index_t> lengths{9, 20};
   check_refused([&] { call(KeyLengths{lengths}); }, {"mask shows key 0"});
   CHECK(result == untouched);

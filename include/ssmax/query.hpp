@@ -127,7 +127,7 @@ SSMAX_INLINE constexpr bool same_runs(const M& mask, const Query& query, const Q
 
 /// Calls f(run) for the visible runs of a query within `keys`, in rising order. Runs that touch become one.
 template <class M, class F>
-void for_each_visible_run(const M& mask, const Query& query, KeyRange keys, const F& f) {
+SSMAX_INLINE void for_each_visible_run(const M& mask, const Query& query, KeyRange keys, const F& f) {
   if constexpr (has_run<M>) {
     KeyRange joined{keys.begin, keys.begin};
     for (index_t from = keys.begin; from < keys.end;) {

@@ -109,7 +109,14 @@ class UserVariant : public Interface {
     Hull result;
     for (index_t i = 0; i < count; ++i) {
       Hull row;
-      for_each_run(rows[i], keys, [&](KeyRange run) { row.add(run); });
+      const KeyRange range = rows[i].keys;
+      for (index_t from = std::max(keys.begin, range.begin); from < std::min(keys.end, range.end);) {
+        const KeyRange next = next_run(mask, rows[i].query, from);
+        const KeyRange run{std::max(next.begin, from), std::min(next.end, range.end)};
+        if (run.size() <= 0 || run.begin >= keys.end) break;
+        row.add(run);
+        from = run.end;
+      }
       if (row.any.size() <= 0) row.all = {};
       result.add(row);
     }
@@ -164,7 +171,7 @@ class UserVariant : public Interface {
 
   /// Calls f(run) for the runs of a row within `keys`.
   template <class F>
-  void for_each_run(const QueryRow& row, KeyRange keys, const F& f) const {
+  SSMAX_INLINE void for_each_run(const QueryRow& row, KeyRange keys, const F& f) const {
     for_each_visible_run(mask, row.query,
                          {std::max(keys.begin, row.keys.begin), std::min(keys.end, row.keys.end)}, f);
   }

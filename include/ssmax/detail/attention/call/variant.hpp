@@ -98,7 +98,8 @@ class Variant {
   /// Returns a bit for each block of `block_keys` keys, from keys.begin on, that some row sees a key of.
   virtual std::uint32_t visible_blocks(const QueryRow* rows, index_t count, KeyRange keys,
                                        index_t block_keys) const = 0;
-  /// Returns the hull of what rows see of the keys. If a row has several runs there, `all` is empty.
+  /// Returns the hull of the runs that begin in `keys` or before. Runs are cut at keys.begin, not at keys.end. If a row
+  /// has several runs there, `all` is empty.
   virtual Hull hull(const QueryRow* rows, index_t count, KeyRange keys) const = 0;
   /// Sets the logits of masked keys to -inf.
   virtual void mask_runs(const Logits<A>& logits, const TileScratch<A>& memory) const = 0;

@@ -36,7 +36,7 @@ struct LaneScratch : TileScratch<A> {
         tiles((queries + tile_lanes - 1) / tile_lanes),
         rows(arena.take<QueryRow>(tiles * tile_lanes)),
         hulls(arena.take<Hull>(tiles * tile_vectors)),
-        block_hulls(arena.take<Hull>(tile_vectors)),
+        block_hulls(arena.take<Hull>(tiles * tile_vectors)),
         distinct_rows(arena.take<index_t>(tiles * tile_vectors)),
         visible_blocks(arena.take<std::uint32_t>(tiles)),
         masked_keys(arena.take<KeyRange>(tiles)),
@@ -54,7 +54,7 @@ struct LaneScratch : TileScratch<A> {
   QueryRow* rows;  // [tiles · tile_lanes]
   Hull* hulls;     // [tiles · tile_vectors]: of all keys
   // Under a mask with runs:
-  Hull* block_hulls;       // [tile_vectors]: of one key block
+  Hull* block_hulls;       // [tiles · tile_vectors]: of the last key block
   index_t* distinct_rows;  // [tiles · tile_vectors]: 1 if all rows of the vector have the same runs, else all
   std::uint32_t* visible_blocks;  // [tiles]: a bit for each visible_block keys of a chunk
   KeyRange* masked_keys;          // [tiles]: some keys that no query of the tile sees

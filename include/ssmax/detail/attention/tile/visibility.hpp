@@ -61,6 +61,7 @@ void list_runs(const Variant<A>& variant, const Memory& memory, index_t lanes) {
   const index_t length = memory.kernels.width;
   for (index_t i = 0; i < lanes; i += length) {
     memory.distinct_rows[i / length] = variant.has_same_runs(memory.rows + i, length) ? 1 : length;
+    memory.block_hulls[i / length].all = {};
   }
   std::fill_n(memory.masked_keys, memory.tiles, KeyRange{});
 }
@@ -80,10 +81,12 @@ template <class A, class Memory>
 const Hull* hulls_of(const Variant<A>& variant, const Memory& memory, index_t tile, index_t lanes,
                      KeyRange block) {
   if (!variant.has_runs) return memory.hulls + tile * tile_vectors;
+  Hull* hulls = memory.block_hulls + tile * tile_vectors;
   for_each_vector(memory, tile, lanes, [&](const QueryRow* rows, index_t count, index_t v) {
-    memory.block_hulls[v] = variant.hull(rows, count, block);
+    // Runs that all rows have in common often reach over several blocks.
+    if (hulls[v].masks(block)) hulls[v] = variant.hull(rows, count, block);
   });
-  return memory.block_hulls;
+  return hulls;
 }
 
 /// The unit that tells which keys of a chunk a tile sees under a mask with runs: the smallest key block.
