@@ -361,8 +361,8 @@ SSMAX_BEGIN_CODE
 /// then give every range of distances [t, 10·t] its share of the weight, however long the context is.
 ///
 /// A table (24 bytes for each position) holds a for distances below `positions`. Beyond them each use computes a. So
-/// make one score for all calls and heads, with as many positions as the longest context has. As Rope, it holds tables of its own, so its name carries the unit's
-/// flags: units built with other -m flags each make their own.
+/// make one score for all calls and heads, with as many positions as the longest context has. As Rope, it holds tables
+/// of its own, so its name carries the unit's flags: units built with other -m flags each make their own.
 class ScaleInvariant {
  public:
   /// τ, the distance up to which little changes, is above 0 and finite; positions are at least 0 (else
