@@ -233,6 +233,18 @@ TEST_CASE("masks and biases that are matrices, where all sequences are of one le
   };
   check(data, cache, Expected<float>(data, {.score = score}), Softmax{}, Causal{},
         ssmax::Bias<float>(View<const float, 4>(relative)));
+  // Quarters are exact in every type.
+  const auto check_stored = [&](auto zero) {
+    using X = decltype(zero);
+    std::vector<X> stored;
+    for (const float x : by_distance) stored.push_back(X(x));
+    const View<const X, 4> bias_of_type(stored.data(), {2, 4, 3, 70}, {0, 3 * 70, 70, 1});
+    check(data, cache, Expected<float>(data, {.score = score}), Softmax{}, Causal{},
+          ssmax::Bias<X>(bias_of_type));
+  };
+  check_stored(ssmax::half{});
+  check_stored(ssmax::bfloat16{});
+  check_stored(double{});
 }
 
 }  // namespace decode_problem::decode_policies_test

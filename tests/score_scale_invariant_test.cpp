@@ -35,11 +35,16 @@ TEST_CASE("the formula, by table and beyond it", "[score]") {
           -std::numeric_limits<double>::infinity());
   }
   const ScaleInvariant score(10, 4);
-  CHECK(score.factors<double>(-3, 7) != nullptr);
-  CHECK(score.factors<double>(-4, 1) == nullptr);
-  CHECK(score.factors<float>(-3, 8) == nullptr);
-  CHECK(score.factors<float>(3, 1) != nullptr);
-  CHECK(score.factors<float>(4, 1) == nullptr);
+  // Inside the table factors returns the table; beyond it, scratch.
+  std::array<double, 8> wide{};
+  std::array<float, 8> single{};
+  CHECK(score.factors(-3, 7, wide.data()) != wide.data());
+  CHECK(score.factors(-4, 1, wide.data()) == wide.data());
+  CHECK(wide[0] == score.derivative(0.0, Key{{}, 0, 4, 0}));
+  CHECK(score.factors(-3, 8, single.data()) == single.data());
+  CHECK(single[7] == score.derivative(0.0F, Key{{}, 0, 0, 4}));
+  CHECK(score.factors(3, 1, single.data()) != single.data());
+  CHECK(score.factors(4, 1, single.data()) == single.data());
   check_refused([] { return ScaleInvariant(0); }, {"ScaleInvariant", "tau", "0"});
   check_refused([] { return ScaleInvariant(std::nan("")); }, {"ScaleInvariant", "tau", "nan"});
   check_refused([] { return ScaleInvariant(10, -1); }, {"ScaleInvariant", "positions", "-1"});
@@ -91,6 +96,8 @@ TEST_CASE("decode's scores are scale-invariant, too", "[decode][score]") {
     const auto cache = decode_problem::filled<float>(data);
     decode_problem::check(data, cache, decode_problem::Expected<float>(data, {.score = formula}),
                           ssmax::Softmax{}, Causal{}, ScaleInvariant(10));
+    decode_problem::check(data, cache, decode_problem::Expected<float>(data, {.score = formula}),
+                          ssmax::Softmax{}, Causal{}, ScaleInvariant(10, 20));
   }
 }
 

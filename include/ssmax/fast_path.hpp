@@ -23,8 +23,8 @@
 ///     void apply(T* z, index_t n) const                           replaces n logits by z'
 ///     void differentiate(const T* scored, index_t n, T* d) const  multiplies d by dz'/dz where apply made it
 ///     double slope(index_t head) const
-///     const T* factors<T>(index_t from, index_t count) const      a of distances from, from + 1, …, `count` of
-///                                                                 them, or null without them
+///     const T* factors(index_t from, index_t count, T* scratch) const  returns a of distances from, from + 1, …,
+///                                                                 `count` of them; may write them to scratch
 ///     const X* row(const Query&) const                            the query's row of float, double, half or
 ///                                                                 bfloat16, contiguous, or null without one
 ///     G* gradient_row(const Query&) const                         where accumulate adds dz' of the query's keys,

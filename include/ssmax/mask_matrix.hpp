@@ -16,11 +16,26 @@
 
 #include "config.hpp"
 #include "detail/checks/matrix.hpp"
+#include "half.hpp"
 #include "query.hpp"
 #include "view.hpp"
 
 /// @addtogroup mask_matrix
 /// @{
+SSMAX_BEGIN_DETAIL
+
+/// Returns whether x is -inf. Comparing the bits of 16-bit numbers is faster than widening them.
+template <class T>
+SSMAX_INLINE constexpr bool is_minus_infinity(T x) {
+  if constexpr (std::same_as<T, half> || std::same_as<T, bfloat16>) {
+    return x.bits == T(-std::numeric_limits<float>::infinity()).bits;
+  } else {
+    return x == -std::numeric_limits<T>::infinity();
+  }
+}
+
+SSMAX_END
+
 SSMAX_BEGIN_DATA
 
 /// The keys where the matrix is true.
@@ -52,7 +67,7 @@ class Finite {
   SSMAX_INLINE constexpr KeyRange keys(const Query& query) const { return {0, query.shape.keys}; }
   /// Whether the mask is not -inf there.
   SSMAX_INLINE constexpr bool sees(const Query& query, index_t key) const {
-    return values_(query.batch, query.head, query.index, key) != -std::numeric_limits<float>::infinity();
+    return !detail::is_minus_infinity(values_(query.batch, query.head, query.index, key));
   }
   /// Throws std::invalid_argument unless the matrix has the extents of the queries and keys.
   SSMAX_INLINE void check(const QueryShape& shape) const {

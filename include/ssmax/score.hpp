@@ -360,10 +360,9 @@ SSMAX_BEGIN_CODE
 /// z' = a·z + 1 - a² with a² = 1 + 2·ln(1 + t/τ), t = |query position - key position|: normally distributed logits
 /// then give every range of distances [t, 10·t] its share of the weight, however long the context is.
 ///
-/// a is looked up for distances below `positions` (24 bytes each), which costs what Alibi does; beyond them it is
-/// computed key by key, which makes attention 6 times as slow. So make one score for all calls and heads, with as
-/// many positions as the longest context has. As Rope, it holds tables of its own, so its name carries the unit's
-/// flags: units built with other -m flags each make their own.
+/// A table (24 bytes for each position) holds a for distances below `positions`. Beyond them each use computes a. So
+/// make one score for all calls and heads, with as many positions as the longest context has. As Rope, it holds tables
+/// of its own, so its name carries the unit's flags: units built with other -m flags each make their own.
 class ScaleInvariant {
  public:
   /// τ, the distance up to which little changes, is above 0 and finite; positions are at least 0 (else
@@ -383,12 +382,13 @@ class ScaleInvariant {
     }
   }
 
-  /// For FastPath::distance_factor: a of distances from, from + 1, …, count of them; null where the table has not
-  /// all of them.
+  /// For FastPath::distance_factor: returns a of distances from, from + 1, …, count of them. Exception: where the
+  /// table has not all of them, computes a into scratch[count] and returns scratch.
   template <std::floating_point T>
-  SSMAX_INLINE const T* factors(index_t from, index_t count) const {
-    if (from <= -positions_ || from > positions_ - count) return nullptr;
-    return table<T>() + (from + positions_ - 1);
+  SSMAX_INLINE const T* factors(index_t from, index_t count, T* scratch) const {
+    if (from > -positions_ && from <= positions_ - count) return table<T>() + (from + positions_ - 1);
+    for (index_t i = 0; i < count; ++i) scratch[i] = static_cast<T>(formula(from + i));
+    return scratch;
   }
   /// a·z + 1 - a².
   template <std::floating_point T>
@@ -416,9 +416,8 @@ class ScaleInvariant {
   }
   template <class T>
   SSMAX_INLINE T factor(const Key& key) const {
-    const index_t distance = key.key_position - key.query_position;
-    const T* known = factors<T>(distance, 1);
-    return known != nullptr ? *known : static_cast<T>(formula(distance));
+    T scratch;
+    return *factors(key.key_position - key.query_position, 1, &scratch);
   }
 
   double tau_;

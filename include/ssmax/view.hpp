@@ -128,6 +128,7 @@ class View {
   requires(sizeof...(Index) == Rank) SSMAX_INLINE constexpr T& operator()(Index... index) const {
     const Extents at{static_cast<index_t>(index)...};
     index_t offset = 0;
+    SSMAX_UNROLL
     for (int i = 0; i < Rank; ++i) {
       SSMAX_ASSERT(at[static_cast<std::size_t>(i)] >= 0 && at[static_cast<std::size_t>(i)] < extent(i));
       offset += at[static_cast<std::size_t>(i)] * stride(i);

@@ -82,9 +82,10 @@ constexpr bool has_slope = requires(const C& score, index_t head) {
   { score.slope(head) } -> std::floating_point;
 };
 template <class C>
-constexpr bool has_factors = requires(const C& score, index_t from, index_t count) {
-  { score.template factors<float>(from, count) } -> std::same_as<const float*>;
-  { score.template factors<double>(from, count) } -> std::same_as<const double*>;
+constexpr bool has_factors = requires(const C& score, index_t from, index_t count, float* narrow,
+                                      double* wide) {
+  { score.factors(from, count, narrow) } -> std::same_as<const float*>;
+  { score.factors(from, count, wide) } -> std::same_as<const double*>;
 };
 template <class C>
 constexpr bool has_row = requires(const C& score, const Query& query) {
@@ -123,8 +124,8 @@ consteval void check_fast_path() {
   if constexpr (fast_path<C> == FastPath::distance_factor) {
     static_assert(
         has_factors<C>,
-        "ssmax: FastPath::distance_factor needs the member  const T* factors<T>(index_t from, index_t "
-        "count) const  for T = float and double");
+        "ssmax: FastPath::distance_factor needs the member  const T* factors(index_t from, index_t count, "
+        "T* scratch) const  for T = float and double");
   }
   if constexpr (fast_path<C> == FastPath::row) {
     static_assert(

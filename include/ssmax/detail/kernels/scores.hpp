@@ -5,7 +5,7 @@
 
 SSMAX_BEGIN_SHARED
 
-/// Scores (kernels/scores.inl); all but softcap's on one vector of queries of a tile.
+/// Scores (kernels/scores.inl). `s[key][·]` is one vector of queries of a tile; `s[key]` are the logits of one query.
 template <class T>
 struct ScoreKernels {
   /// out = cap·tanh(in / cap); -inf and NaN stay. For small in and large, relative error below 4 ulp.
@@ -19,6 +19,12 @@ struct ScoreKernels {
   void (*stretch)(T* s, T* slope, index_t keys, const T* factors, index_t step);
   /// s[key][·] += bias[key · width + ·]
   void (*add)(T* s, index_t keys, const T* bias);
+  /// s[key] += slope · distance[key], rounded once
+  void (*ramp_row)(T* s, index_t keys, T slope, const T* distance);
+  /// s[key] = a·(s[key] - a) + 1 with a = factors[key]. -inf stays.
+  void (*stretch_row)(T* s, index_t keys, const T* factors);
+  /// s[key] += bias[key]
+  void (*add_row)(T* s, index_t keys, const T* bias);
   /// s[key][·] *= factor[·], but -inf stays -inf
   void (*multiply)(T* s, index_t keys, const T* factor);
 };

@@ -75,6 +75,37 @@ void tile_add(typename S::Value* s, index_t keys, const typename S::Value* bias)
   }
 }
 
+/// The logits of one query: s[key] += slope · distance[key].
+template <class S>
+void row_ramp(typename S::Value* s, index_t keys, typename S::Value slope, const typename S::Value* distance) {
+  const typename S::V m = S::set(slope);
+  for (index_t key = 0; key < keys; key += S::width) {
+    const index_t left = keys - key;
+    const typename S::V z = load_up_to<S>(s + key, left, 0);
+    store_up_to<S>(s + key, S::fma(m, load_up_to<S>(distance + key, left, 0), z), left);
+  }
+}
+
+/// The logits of one query: s[key] = a·(s[key] - a) + 1, a = factors[key].
+template <class S>
+void row_stretch(typename S::Value* s, index_t keys, const typename S::Value* factors) {
+  const typename S::V one = S::set(1);
+  for (index_t key = 0; key < keys; key += S::width) {
+    const index_t left = keys - key;
+    const typename S::V a = load_up_to<S>(factors + key, left, 0);
+    store_up_to<S>(s + key, S::fma(a, S::sub(load_up_to<S>(s + key, left, 0), a), one), left);
+  }
+}
+
+/// The logits of one query: s[key] += bias[key].
+template <class S>
+void row_add(typename S::Value* s, index_t keys, const typename S::Value* bias) {
+  for (index_t key = 0; key < keys; key += S::width) {
+    const index_t left = keys - key;
+    store_up_to<S>(s + key, S::add(load_up_to<S>(s + key, left, 0), load_up_to<S>(bias + key, left, 0)), left);
+  }
+}
+
 /// One vector of queries: s[key][·] *= factor, but -inf stays -inf.
 template <class S>
 void tile_multiply(typename S::Value* s, index_t keys, const typename S::Value* factor) {
@@ -95,6 +126,9 @@ struct KernelTable<ScoreKernels<T>> {
       .ramp = tile_ramp<S>,
       .stretch = tile_stretch<S>,
       .add = tile_add<S>,
+      .ramp_row = row_ramp<S>,
+      .stretch_row = row_stretch<S>,
+      .add_row = row_add<S>,
       .multiply = tile_multiply<S>,
   };
 };

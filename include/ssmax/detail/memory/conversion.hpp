@@ -35,6 +35,17 @@ const T* widened(const X* in, index_t n, T* scratch) {
   }
 }
 
+/// The same for numbers of any type, which have no kernel to convert them.
+template <class T, class X>
+const T* converted(const X* in, index_t n, T* scratch) {
+  if constexpr (std::same_as<Compute<X>, T>) {
+    return widened(in, n, scratch);
+  } else {
+    for (index_t i = 0; i < n; ++i) scratch[i] = static_cast<T>(in[i]);
+    return scratch;
+  }
+}
+
 /// Where to compute a block that ends in `out`: in place if it is T, else in scratch, for narrow_to to bring
 /// over.
 template <class T, class X>

@@ -195,7 +195,9 @@ class UserGradientVariant final : public UserVariant<A, S, M, C, GradientVariant
         part.apply(logits.s + at * tile_lanes, width);
         part.differentiate(logits.s + at * tile_lanes, width, slope + at * tile_lanes);
       }
-    } else if (!this->stretch(part, logits, slope, memory)) {
+    } else if constexpr (Base::template stretches<Part>) {
+      this->stretch(part, logits, slope, memory);
+    } else {
       Base::for_each_visible(logits, width, [&](index_t at, index_t lane, const Query& query, index_t key) {
         if (!detail::sees(mask, query, key)) return;
         A& z = logits.s[at * tile_lanes + lane];

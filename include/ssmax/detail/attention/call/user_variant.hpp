@@ -9,6 +9,7 @@
 #include "../../../row.hpp"
 #include "../../../score.hpp"
 #include "../../kernels/scores.hpp"
+#include "../../memory/conversion.hpp"
 #include "variant.hpp"
 
 SSMAX_BEGIN_DETAIL
@@ -67,8 +68,9 @@ class UserVariant : public Interface {
       });
       std::fill(s + (from - keys.begin), s + keys.size(), hidden);
     } else if constexpr (detail::has_predicate<M>) {
-      for (index_t key = keys.begin; key < keys.end; ++key) {
-        if (!mask.sees(row.query, key)) s[key - keys.begin] = hidden;
+      for (index_t key = keys.begin; key < keys.end; ++key, ++s) {
+        const A either[2]{hidden, *s};  // no branch: which keys are hidden is not predictable
+        *s = either[mask.sees(row.query, key) ? 1 : 0];
       }
     }
   }
@@ -164,7 +166,9 @@ class UserVariant : public Interface {
     if constexpr (detail::has_predicate<M> && !detail::has_run<M>) {
       for_each_visible(logits, memory.kernels.width,
                        [&](index_t at, index_t lane, const Query& query, index_t key) {
-                         if (!mask.sees(query, key)) logits.s[at * memory.tile_lanes + lane] = hidden;
+                         A& z = logits.s[at * memory.tile_lanes + lane];
+                         const A either[2]{hidden, z};
+                         z = either[mask.sees(query, key) ? 1 : 0];
                        });
     }
   }
@@ -206,58 +210,53 @@ class UserVariant : public Interface {
       kernels<ScoreKernels<A>>().ramp(logits.s, logits.keys.size(), slope, distance);
     } else if constexpr (fast_path<Part> == FastPath::row) {
       add_rows(part, logits, memory);
+    } else if constexpr (stretches<Part>) {
+      stretch(part, logits, nullptr, memory);
     } else {
-      if (!stretch(part, logits, nullptr, memory)) apply_each(part, logits, memory);
+      apply_each(part, logits, memory);
     }
   }
 
-  /// FastPath::distance_factor: z becomes z', and slope, unless null, is multiplied by dz'/dz. False, and nothing is
-  /// done, for scores that do not ask for it and where their factors are not at hand. Queries that stand side by
-  /// side read one run of factors, a place apart; those of others are turned into lanes first.
+  /// Whether FastPath::distance_factor applies to a score.
   template <class Part>
-  bool stretch(const Part& part, const Logits<A>& logits, A* slope, const TileScratch<A>& memory) const {
-    if constexpr (fast_path<Part> == FastPath::distance_factor && !has_key_position<M>) {
-      const index_t count = std::min(logits.keys.size(), logits.length - logits.keys.begin),
-                    width = memory.kernels.width;
-      const auto distance = [&](index_t lane) {  // of the first key
-        return query_position(logits.rows[lane].query) - logits.keys.begin;
-      };
-      const auto apply = kernels<ScoreKernels<A>>().stretch;
-      bool side_by_side = true;
-      for (index_t lane = 1; lane < width; ++lane) side_by_side &= distance(lane) == distance(0) + lane;
-      if (side_by_side) {
-        const A* factors = part.template factors<A>(distance(0) - count + 1, count + width - 1);
-        if (factors == nullptr) return false;
-        apply(logits.s, slope, count, factors + count - 1, -1);
-        return true;
-      }
-      for (index_t lane = 0; lane < width; ++lane) {
-        memory.in[lane] = part.template factors<A>(-distance(lane), count);
-        if (memory.in[lane] == nullptr) return false;
-      }
-      memory.kernels.transpose(memory.in, width, count, nullptr, memory.transposed, width);
-      apply(logits.s, slope, count, memory.transposed, width);
-      return true;
+  static constexpr bool stretches = fast_path<Part> == FastPath::distance_factor && !has_key_position<M>;
+
+  /// FastPath::distance_factor: z becomes z', and slope, unless null, is multiplied by dz'/dz. Queries that stand side
+  /// by side read one run of factors, a place apart; the factors of other queries are turned into lanes first.
+  template <class Part>
+  void stretch(const Part& part, const Logits<A>& logits, A* slope, const TileScratch<A>& memory) const {
+    const index_t count = std::min(logits.keys.size(), logits.length - logits.keys.begin),
+                  width = memory.kernels.width;
+    const auto distance = [&](index_t lane) {  // of the first key
+      return query_position(logits.rows[lane].query) - logits.keys.begin;
+    };
+    const auto apply = kernels<ScoreKernels<A>>().stretch;
+    bool side_by_side = true;
+    for (index_t lane = 1; lane < width; ++lane) side_by_side &= distance(lane) == distance(0) + lane;
+    if (side_by_side) {
+      const A* factors = part.factors(distance(0) - count + 1, count + width - 1, memory.wide);
+      apply(logits.s, slope, count, factors + count - 1, -1);
+      return;
     }
-    return false;
+    for (index_t lane = 0; lane < width; ++lane) {
+      memory.in[lane] = part.factors(-distance(lane), count, memory.wide + lane * key_block);
+    }
+    memory.kernels.transpose(memory.in, width, count, nullptr, memory.transposed, width);
+    apply(logits.s, slope, count, memory.transposed, width);
   }
 
-  /// Rows of A are turned into lanes first; others are added key by key.
+  /// FastPath::row: converts the rows to A where needed, and turns the rows into lanes.
   template <class Part>
   void add_rows(const Part& part, const Logits<A>& logits, const TileScratch<A>& memory) const {
-    if constexpr (!std::same_as<decltype(part.row(Query{})), const A*>) {
-      apply_each(part, logits, memory);
-    } else {
-      const index_t count = std::min(logits.keys.size(), logits.length - logits.keys.begin),
-                    width = memory.kernels.width;
-      for (index_t lane = 0; lane < width; ++lane) {
-        const A* numbers = part.row(logits.rows[lane].query);
-        if (numbers == nullptr) return apply_each(part, logits, memory);
-        memory.in[lane] = numbers + logits.keys.begin;
-      }
-      memory.kernels.transpose(memory.in, width, count, nullptr, memory.transposed, width);
-      kernels<ScoreKernels<A>>().add(logits.s, count, memory.transposed);
+    const index_t count = std::min(logits.keys.size(), logits.length - logits.keys.begin),
+                  width = memory.kernels.width;
+    for (index_t lane = 0; lane < width; ++lane) {
+      const auto* numbers = part.row(logits.rows[lane].query);
+      if (numbers == nullptr) return apply_each(part, logits, memory);
+      memory.in[lane] = converted(numbers + logits.keys.begin, count, memory.wide + lane * key_block);
     }
+    memory.kernels.transpose(memory.in, width, count, nullptr, memory.transposed, width);
+    kernels<ScoreKernels<A>>().add(logits.s, count, memory.transposed);
   }
 
   template <class Part>
@@ -280,12 +279,48 @@ class UserVariant : public Interface {
       apply_score(part.second(), s, keys, row);
     } else if constexpr (fast_path<Part> == FastPath::elementwise) {
       part.apply(s, keys.size());
-    } else {
+    } else if constexpr (fast_path<Part> == FastPath::distance && !has_key_position<M>) {
       const index_t position = query_position(row.query);
-      for (index_t key = keys.begin; key < keys.end; ++key, ++s) {
-        if (!detail::sees(mask, row.query, key)) continue;
-        *s = static_cast<A>(part(*s, Key{row.query, key, position, key_position(row.query, key)}));
-      }
+      const A slope = static_cast<A>(part.slope(row.query.head));
+      for_each_block(s, keys, [&](A* z, KeyRange block, A* distance) {
+        for (index_t key = block.begin; key < block.end; ++key) {
+          distance[key - block.begin] = static_cast<A>(key - position);
+        }
+        kernels<ScoreKernels<A>>().ramp_row(z, block.size(), slope, distance);
+      });
+    } else if constexpr (stretches<Part>) {
+      const index_t position = query_position(row.query);
+      for_each_block(s, keys, [&](A* z, KeyRange block, A* scratch) {
+        const A* factors = part.factors(block.begin - position, block.size(), scratch);
+        kernels<ScoreKernels<A>>().stretch_row(z, block.size(), factors);
+      });
+    } else if constexpr (fast_path<Part> == FastPath::row) {
+      const auto* numbers = part.row(row.query);
+      if (numbers == nullptr) return apply_each(part, s, keys, row);
+      for_each_block(s, keys, [&](A* z, KeyRange block, A* scratch) {
+        kernels<ScoreKernels<A>>().add_row(z, block.size(),
+                                           converted(numbers + block.begin, block.size(), scratch));
+      });
+    } else {
+      apply_each(part, s, keys, row);
+    }
+  }
+
+  template <class Part>
+  void apply_each(const Part& part, A* s, KeyRange keys, const QueryRow& row) const {
+    const index_t position = query_position(row.query);
+    for (index_t key = keys.begin; key < keys.end; ++key, ++s) {
+      if (!detail::sees(mask, row.query, key)) continue;
+      *s = static_cast<A>(part(*s, Key{row.query, key, position, key_position(row.query, key)}));
+    }
+  }
+
+  /// Calls f(logits, keys, scratch) for one block of keys after the other; scratch holds a number per key.
+  template <class F>
+  static void for_each_block(A* s, KeyRange keys, const F& f) {
+    A scratch[key_block];
+    for (index_t begin = keys.begin; begin < keys.end; begin += key_block) {
+      f(s + (begin - keys.begin), KeyRange{begin, std::min(begin + key_block, keys.end)}, scratch);
     }
   }
 };

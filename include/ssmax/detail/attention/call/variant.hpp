@@ -45,6 +45,7 @@ struct TileScratch {
   const PrefillKernels<A>& kernels;
   index_t tile_lanes;
   const A** in;  // [vector length]: rows to be transposed
+  A* wide;       // [vector length][key_block]: rows to be transposed that are not stored as A
   LaneNumbers<A> lane;
   A* transposed;  // [vector length][key_block]: numbers per key and lane, and weights that the kernels cannot form
 };

@@ -46,7 +46,11 @@ struct LaneScratch : TileScratch<A> {
 
   static TileScratch<A> take_tile_scratch(Arena& arena, const PrefillKernels<A>& kernels) {
     const index_t tile_lanes = kernels.width * tile_vectors;
-    return {kernels, tile_lanes, arena.take<const A*>(kernels.width), take_lane_numbers<A>(arena, tile_lanes),
+    return {kernels,
+            tile_lanes,
+            arena.take<const A*>(kernels.width),
+            arena.take<A>(kernels.width * key_block),
+            take_lane_numbers<A>(arena, tile_lanes),
             arena.take<A>(kernels.width * key_block)};
   }
 
