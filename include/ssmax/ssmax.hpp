@@ -18,6 +18,7 @@
 #include "mask.hpp"
 #include "mask_runs.hpp"
 #include "online_softmax.hpp"
+#include "plan.hpp"
 #include "rope.hpp"
 #include "scaling.hpp"
 #include "score.hpp"

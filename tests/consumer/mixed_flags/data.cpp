@@ -2,6 +2,7 @@
 // which functions of that namespace the compiler left in the object file: at -O0 all that are not always inlined.
 
 #include <array>
+#include <cstdint>
 #include <memory>
 #include <type_traits>
 #include <utility>
@@ -35,6 +36,8 @@ void use_data() {
   use(Full{}), use(Causal{}), use(Lengths(ends)), use(SlidingWindow(1)), use(PrefixLM(ends)),
       use(KeyLengths(ends));
   use(Documents(ends, true)), use(MaskMatrix(matrix)), use(Finite<float>(View<const float, 4>(view)));
+  const std::array<std::uint64_t, 1> bitmap{1};
+  use(SinkWindow(4, 8)), use(SparseBlocks{}), use(BlockSparse(SparseBlocks{}, bitmap)), use(AttentionShape{});
   const Where where([](const Query&, index_t) { return true; });
   use(where), use(Causal{} & KeyLengths(ends));
   static_assert(std::is_same_v<decltype(Causal{} & KeyLengths(ends)), Both<Causal, KeyLengths>>);

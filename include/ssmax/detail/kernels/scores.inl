@@ -77,7 +77,8 @@ void tile_add(typename S::Value* s, index_t keys, const typename S::Value* bias)
 
 /// The logits of one query: s[key] += slope · distance[key].
 template <class S>
-void row_ramp(typename S::Value* s, index_t keys, typename S::Value slope, const typename S::Value* distance) {
+void row_ramp(typename S::Value* s, index_t keys, typename S::Value slope,
+              const typename S::Value* distance) {
   const typename S::V m = S::set(slope);
   for (index_t key = 0; key < keys; key += S::width) {
     const index_t left = keys - key;
@@ -102,7 +103,8 @@ template <class S>
 void row_add(typename S::Value* s, index_t keys, const typename S::Value* bias) {
   for (index_t key = 0; key < keys; key += S::width) {
     const index_t left = keys - key;
-    store_up_to<S>(s + key, S::add(load_up_to<S>(s + key, left, 0), load_up_to<S>(bias + key, left, 0)), left);
+    store_up_to<S>(s + key, S::add(load_up_to<S>(s + key, left, 0), load_up_to<S>(bias + key, left, 0)),
+                   left);
   }
 }
 

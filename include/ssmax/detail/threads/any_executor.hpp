@@ -24,8 +24,11 @@ SSMAX_BEGIN_SHARED
 class AnyExecutor {
  public:
   template <class E>
-  SSMAX_INLINE explicit AnyExecutor(E& executor)
-      : executor_(&executor), run_(detail::run_calls<E>), concurrency_(detail::threads_of(executor)) {}
+  SSMAX_INLINE explicit AnyExecutor(E& executor) : AnyExecutor(executor, detail::threads_of(executor)) {}
+  /// Work is cut for `concurrency` threads, whatever the executor has.
+  template <class E>
+  SSMAX_INLINE AnyExecutor(E& executor, index_t concurrency)
+      : executor_(&executor), run_(detail::run_calls<E>), concurrency_(concurrency) {}
 
   /// Between 1 and 4096.
   SSMAX_INLINE index_t concurrency() const { return concurrency_; }

@@ -96,12 +96,18 @@ void check_query_part(const char* function, const A& a) {
              "queries", a.queries);
 }
 
+/// What check_arguments does, without the lengths of the sequences. O(1).
 template <class T>
-void check_arguments(const char* function, const AttentionArguments<T>& a,
-                     const AttentionOptions<T>& options) {
+void check_tensors(const char* function, const AttentionArguments<T>& a, const AttentionOptions<T>& options) {
   check_inputs(function, a.q, a.k, a.v);
   check_out_and_lse(function, a.out, a.lse, a.q, a.k, a.v);
   check_sinks(function, options.sinks, a.out, a.lse);
+}
+
+template <class T>
+void check_arguments(const char* function, const AttentionArguments<T>& a,
+                     const AttentionOptions<T>& options) {
+  check_tensors(function, a, options);
   check_lengths(function, options.lengths, a.q, a.k);
 }
 

@@ -1,6 +1,7 @@
 // Writes and prints how a call is computed. Only compiled with the drivers.
 #pragma once
 
+#include <algorithm>
 #include <concepts>
 #include <cstdio>
 #include <cstdlib>
@@ -23,9 +24,12 @@ inline bool traces_calls() {
 class Explainer {
  public:
   const bool explains;
+  const bool only_explains;
 
   explicit Explainer(const Caller& caller)
-      : explains(caller.explanation != nullptr || traces_calls()), caller_(caller) {}
+      : explains(caller.explanation != nullptr || traces_calls()),
+        only_explains(caller.only_explains),
+        caller_(caller) {}
 
   /// Sets what is known before a driver runs. A is the type of sums.
   template <class A>
@@ -47,8 +51,11 @@ class Explainer {
     e.operands = is_bf16 ? "bfloat16" : is_double_ ? "double" : "float";
     e.rows = rows_;
     e.reason = path == Path::none ? "" : route_.reason;
+    if (only_explains) {  // a call that takes several paths needs the memory of the largest
+      e.workspace_bytes = std::max(e.workspace_bytes, caller_.explanation->workspace_bytes);
+    }
     if (caller_.explanation != nullptr) *caller_.explanation = e;
-    if (!traces_calls()) return;
+    if (only_explains || !traces_calls()) return;
     char line[most_of_a_line];
     write_line(e, line);
     std::fprintf(stderr, "%s\n", line);

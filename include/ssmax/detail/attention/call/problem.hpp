@@ -25,6 +25,7 @@ inline constexpr index_t key_block = 128, key_chunk = 1024;
 struct Caller {
   const char* function = "";
   Explanation* explanation = nullptr;
+  bool only_explains = false;  // a plan: the drivers return after they have explained the call
 };
 
 /// A is the type that the call computes in.

@@ -107,6 +107,7 @@ void run_tasks(const Problem<A>& problem, const PathSequences<A>& sequences, con
     e.threads = lanes;
     e.workspace_bytes = all_bytes;
     explainer.publish(e);
+    if (explainer.only_explains) return;
   }
   std::byte* memory = workspace.reserve(all_bytes);
   const SequenceQueue queue = sequences.queue(memory + lane_bytes, cut.queries, problem.kv_heads());

@@ -249,6 +249,7 @@ void run_short(const Problem<A>& problem, const PathSequences<A>& sequences, con
     e.threads = lanes;
     e.workspace_bytes = bytes;
     explainer.publish(e);
+    if (explainer.only_explains) return;
   }
   std::byte* memory = workspace.reserve(bytes);
   const SequenceQueue queue = sequences.queue(memory + lane_bytes, size, problem.kv_heads());

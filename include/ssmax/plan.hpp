@@ -1,0 +1,193 @@
+/// @defgroup plan Plans (plan.hpp)
+/// @ingroup attention
+/// A plan for calls of attention that differ in their tensors, scaling and score alone, as the layers of a model do.
+///
+///     const AttentionPlan<float, Causal> plan({.heads = 8, .kv_heads = 2, .queries = n, .keys = n, .width = 64}, Causal{},
+///                                             {.rope = &rope}, pool.concurrency());
+///     std::vector<std::byte> memory(plan.bytes() + 63);                 // aligned to 64 bytes below
+///     for (Layer& layer : layers) {
+///       plan.bind({.q = layer.q, .k = layer.k, .v = layer.v, .out = layer.out}, layer.scaling).run(aligned, pool);
+///     }
+///
+/// | step | checks | cost |
+/// |---|---|---|
+/// | plan | shapes, mask, lengths of the sequences, positions of the rope | O(queries + keys + sequences) |
+/// | bind | tensors against the shapes, scaling, score, sinks | O(1) |
+/// | run | size of the memory | allocates nothing |
+///
+/// Results are bit-identical to those of `attention`, with any executor and any number of threads.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+#include <utility>
+
+#include "attention.hpp"
+
+/// @addtogroup plan
+/// @{
+SSMAX_BEGIN_DATA
+
+/// The extents of q, k and v in the calls of a plan.
+struct AttentionShape {
+  index_t batch = 1,        ///< Batch entries.
+      heads = 1,            ///< Heads of q.
+      kv_heads = 1,         ///< Heads of k and v.
+      queries = 0,          ///< Rows of q.
+      keys = 0;             ///< Rows of k and v.
+  index_t width = 0;        ///< Channels of q and k.
+  index_t value_width = 0;  ///< Channels of v; 0: as width.
+};
+
+SSMAX_END
+
+SSMAX_BEGIN_CODE
+
+template <class T, class M>
+class AttentionPlan;
+
+/// A call that a plan has been bound to. It refers to the plan, to the scaling, the score and the tensors, which must
+/// outlive it. Made by AttentionPlan::bind.
+template <class T, class S, class M, class C>
+class BoundAttention {
+ public:
+  /// Not copied.
+  BoundAttention(const BoundAttention&) = delete;
+  /// Not copied.
+  BoundAttention& operator=(const BoundAttention&) = delete;
+
+  /// Computes the call, as often as it is called. `memory` begins at a multiple of 64 bytes and has at least
+  /// `AttentionPlan::bytes()` bytes. The executor may have fewer threads than planned. If it has more, the call uses as
+  /// many as planned. Throws std::invalid_argument for memory that does not fit, before anything is written.
+  template <class E = Serial>
+  requires Executor<E>
+  void run(std::span<std::byte> memory, E&& executor = E{}) const {
+    Workspace workspace(memory);
+    compiled::run_attention<detail::OperandsOf<T, T>>(problem_, variant_, result_, &workspace,
+                                                      detail::AnyExecutor(executor, plan_.max_threads_));
+  }
+
+ private:
+  friend class AttentionPlan<T, M>;
+  using A = detail::Compute<T>;
+
+  BoundAttention(const AttentionPlan<T, M>& plan, const AttentionArguments<T>& a, const S& scaling,
+                 const C& score)
+      : plan_(plan),
+        variant_(scaling, plan.mask_, score),
+        keys_((plan.check(a, scaling, score), detail::keys_of(a, plan.options_))),
+        problem_(detail::called_by("AttentionPlan", plan.options_,
+                                   detail::for_forward<T>(detail::make_problem<T>(a, keys_, plan.options_)))),
+        result_(detail::make_result(a, plan.options_)) {}
+
+  const AttentionPlan<T, M>& plan_;
+  const detail::UserVariant<A, S, M, C> variant_;
+  const detail::KeyShare<T> keys_;  // that problem_ refers to
+  const detail::Problem<A> problem_;
+  const detail::Result<A> result_;
+};
+
+/// A plan of calls with shapes, mask and options in common. The spans and the rope in mask and options must outlive it.
+template <class T, class M = Full>
+class AttentionPlan {
+  static_assert(detail::Storage<T>, "ssmax::AttentionPlan: T is float, double, half or bfloat16");
+  static_assert(Mask<M>);
+
+ public:
+  /// Plans calls by at most `max_threads` threads. Throws std::invalid_argument where shapes, mask, lengths or the
+  /// positions of the rope do not fit, and for max_threads below 1. `workspace` and `explanation` in the options are not
+  /// used.
+  AttentionPlan(const AttentionShape& shape, const M& mask, const AttentionOptions<T>& options = {},
+                index_t max_threads = 1)
+      : shape_(shape), mask_(mask), options_(options), max_threads_(max_threads) {
+    const char* const function = "AttentionPlan";
+    if (max_threads < 1)
+      detail::fail_value(function, "max_threads", "is", max_threads, "must be at least", 1);
+    max_threads_ = std::min(max_threads, detail::most_concurrency);
+    if (shape_.value_width == 0) shape_.value_width = shape_.width;
+    options_.workspace = nullptr;
+    options_.explanation = nullptr;
+    // Views for checks that read no element.
+    const T element{};
+    const View<const T, 4> q(&element, {shape_.batch, shape_.heads, shape_.queries, shape_.width}),
+        k(&element, {shape_.batch, shape_.kv_heads, shape_.keys, shape_.width}),
+        v(&element, {shape_.batch, shape_.kv_heads, shape_.keys, shape_.value_width});
+    detail::check_inputs(function, q, k, v);
+    detail::check_lengths(function, options_.lengths, q, k);
+    const AttentionArguments<T> extents{.q = q, .k = k, .v = v};
+    const detail::KeyShare<T> keys = detail::keys_of(extents, options_);
+    detail::Problem<A> problem = detail::for_forward<T>(detail::make_problem<T>(extents, keys, options_));
+    problem.caller = {function, &explanation_, true};
+    const Softmax softmax;
+    const Identity identity;
+    const detail::UserVariant<A, Softmax, M, Identity> variant(softmax, mask_, identity);
+    detail::check_policies(function, problem, options_.rope, variant);
+    largest_ = options_.lengths.is_given() ? detail::longest_shape(problem) : problem.shape(0);
+    const NoThreads threads;
+    compiled::run_attention<detail::OperandsOf<T, T>>(problem, variant, detail::Result<A>{}, nullptr,
+                                                      detail::AnyExecutor(threads, max_threads_));
+  }
+
+  /// The bytes that a call needs.
+  [[nodiscard]] std::size_t bytes() const { return explanation_.workspace_bytes; }
+  /// How the calls are computed by max_threads threads.
+  [[nodiscard]] const Explanation& explanation() const { return explanation_; }
+
+  /// Binds the plan to tensors, a scaling and a score. Throws std::invalid_argument where an extent differs from the
+  /// plan's, where an output overlaps an input, and where scaling, score or sinks do not fit.
+  template <class S = Softmax, class C = Identity>
+  requires Scaling<S> && Score<C>
+  [[nodiscard]] BoundAttention<T, S, M, C> bind(const AttentionArguments<T>& arguments, const S& scaling,
+                                                const C& score) const {
+    return {*this, arguments, scaling, score};
+  }
+  /// The same without a score.
+  template <class S>
+  requires Scaling<S>
+  [[nodiscard]] BoundAttention<T, S, M, Identity> bind(const AttentionArguments<T>& arguments,
+                                                       const S& scaling) const {
+    return {*this, arguments, scaling, no_score};
+  }
+
+ private:
+  template <class, class, class, class>
+  friend class BoundAttention;
+  using A = detail::Compute<T>;
+
+  /// Stands for the executor while a call is planned.
+  struct NoThreads {
+    template <class F>
+    void run(index_t, const F&) const {}
+  };
+  static constexpr Identity no_score{};
+
+  template <class S, class C>
+  void check(const AttentionArguments<T>& a, const S& scaling, const C& score) const {
+    const char* const function = "AttentionPlan::bind";
+    const auto same = [&](const char* name, const View<const T, 4>& view, index_t heads, index_t rows,
+                          index_t width) {
+      const index_t planned[] = {shape_.batch, heads, rows, width};
+      for (int i = 0; i < 4; ++i) {
+        if (view.extent(i) != planned[i])
+          detail::fail_extent(function, name, i, view.extent(i), "the plan", planned[i]);
+      }
+    };
+    same("q", a.q, shape_.heads, shape_.queries, shape_.width);
+    same("k", a.k, shape_.kv_heads, shape_.keys, shape_.width);
+    same("v", a.v, shape_.kv_heads, shape_.keys, shape_.value_width);
+    detail::check_tensors(function, a, options_);
+    detail::check_score(score, largest_);
+    detail::check_scaling(function, scaling, largest_);
+  }
+
+  AttentionShape shape_;
+  M mask_;
+  AttentionOptions<T> options_;
+  index_t max_threads_;
+  QueryShape largest_{};  // of the longest sequence
+  Explanation explanation_{};
+};
+
+SSMAX_END
+/// @}
