@@ -4,9 +4,10 @@
 ///
 ///     const AttentionPlan<float, Causal> plan({.heads = 8, .kv_heads = 2, .queries = n, .keys = n, .width = 64}, Causal{},
 ///                                             {.rope = &rope}, pool.concurrency());
-///     std::vector<std::byte> memory(plan.bytes() + 63);                 // aligned to 64 bytes below
+///     Workspace workspace;
+///     const std::span memory(workspace.reserve(plan.bytes()), plan.bytes());  // or memory of your own
 ///     for (Layer& layer : layers) {
-///       plan.bind({.q = layer.q, .k = layer.k, .v = layer.v, .out = layer.out}, layer.scaling).run(aligned, pool);
+///       plan.bind({.q = layer.q, .k = layer.k, .v = layer.v, .out = layer.out}, layer.scaling).run(memory, pool);
 ///     }
 ///
 /// | step | checks | cost |
