@@ -67,6 +67,10 @@ void use_data() {
   // Objects with a place of their own, which are not copied.
   Workspace workspace;
   ThreadPool pool(2);
+  SpmdTeam team(2);
+  const Spmd leader(team, 0);
+  leader.lead_or_help([] {});
+  use(leader);
 #if defined(_OPENMP)
   use(OpenMP(2));
 #endif
