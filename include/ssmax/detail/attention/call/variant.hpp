@@ -56,6 +56,7 @@ struct Hull {
   KeyRange any{std::numeric_limits<index_t>::max(), 0};  // from the first to the last key that a query sees
   KeyRange all{0, std::numeric_limits<index_t>::max()};  // keys that all queries see
 
+  SSMAX_INLINE constexpr Hull() = default;
   SSMAX_INLINE void add(KeyRange keys) {
     all = {std::max(all.begin, keys.begin), std::min(all.end, keys.end)};
     if (keys.size() > 0) any = {std::min(any.begin, keys.begin), std::max(any.end, keys.end)};
