@@ -299,7 +299,9 @@ TEST_CASE("masks with runs refuse extents that do not fit", "[mask][errors]") {
   };
   const SparseBlocks fits{.query_blocks = 2, .key_blocks = 2};
   CHECK_NOTHROW(BlockSparse(fits, std::vector<std::uint64_t>(2)).check(shape));
-  refuses(fits, 3, {"bitmap", "3", "2"});
+  refuses(fits, 3, {"bitmap", "3", "1 * 2 * 1"});
+  constexpr index_t most = std::numeric_limits<index_t>::max();
+  refuses({.query_blocks = most, .key_blocks = most}, 2, {"bitmap", "2", std::to_string(most)});
   refuses({.query_block = 0, .query_blocks = 2, .key_blocks = 2}, 2, {"query_block", "0", "1"});
   refuses({.key_block = 0, .query_blocks = 2, .key_blocks = 2}, 2, {"key_block", "0", "1"});
   refuses({.query_blocks = 1, .key_blocks = 2}, 1, {"query_blocks", "1", "2"});

@@ -78,7 +78,7 @@ struct SparseBlocks {
   index_t bitmaps = 1;  ///< 1 for all heads, or one per kv head or head. Must divide the number of heads.
 
   /// Words of a row.
-  SSMAX_INLINE constexpr index_t row_words() const { return (key_blocks + 63) / 64; }
+  SSMAX_INLINE constexpr index_t row_words() const { return key_blocks / 64 + (key_blocks % 64 > 0 ? 1 : 0); }
   /// Words of all bitmaps: bitmaps · query_blocks · row_words().
   SSMAX_INLINE constexpr index_t words() const { return bitmaps * query_blocks * row_words(); }
 };
@@ -107,8 +107,10 @@ class BlockSparse {
   /// The next blocks whose bits are set.
   SSMAX_INLINE constexpr KeyRange run(const Query& query, index_t from) const {
     const std::uint64_t* words = row(query);
+    const index_t blocks = blocks_of(query.shape.keys, blocks_.key_block);  // products cannot overflow below
     const index_t begin = next(words, key_block_of(from), 0);
-    const index_t end = next(words, begin, ~std::uint64_t{0});
+    if (begin >= blocks) return {from, from};
+    const index_t end = std::min(next(words, begin, ~std::uint64_t{0}), blocks);
     return {std::max(from, begin * blocks_.key_block), std::min(end * blocks_.key_block, query.shape.keys)};
   }
   /// n. O(words of a row).
@@ -137,16 +139,23 @@ class BlockSparse {
     at_least("key_block", blocks_.key_block, 1);
     at_least("bitmaps", blocks_.bitmaps, 1);
     at_least("key_blocks", blocks_.key_blocks, blocks_of(shape.keys, blocks_.key_block));
-    if (shape.queries > 0 && shape.keys > 0) {
-      at_least("query_blocks", blocks_.query_blocks, blocks_of(shape.keys, blocks_.query_block));
-    }
+    const bool has_rows = shape.queries > 0 && shape.keys > 0;
+    at_least("query_blocks", blocks_.query_blocks, has_rows ? blocks_of(shape.keys, blocks_.query_block) : 0);
     if (shape.heads % blocks_.bitmaps != 0) {
       detail::fail_value("BlockSparse", "bitmaps", "are", blocks_.bitmaps, "must divide the heads,",
                          shape.heads);
     }
-    if (static_cast<index_t>(bitmap_.size()) != blocks_.words()) {
-      detail::fail_value("BlockSparse", "bitmap", "has extent", static_cast<index_t>(bitmap_.size()),
-                         "words are", blocks_.words());
+    // Without words(), whose product may overflow.
+    const auto size = static_cast<index_t>(bitmap_.size());
+    const index_t words = blocks_.row_words(), rows = blocks_.query_blocks;
+    const bool fits = words == 0 || rows == 0 ? size == 0
+                                              : size % words == 0 && size / words % rows == 0 &&
+                                                    size / words / rows == blocks_.bitmaps;
+    if (!fits) {
+      detail::fail_format(
+          "ssmax::BlockSparse: bitmap has extent %td, must be bitmaps * query_blocks * words of a row: %td * "
+          "%td * %td",
+          size, blocks_.bitmaps, rows, words);
     }
   }
 
