@@ -6,7 +6,6 @@
 /// | Serial | the caller, one call after the other; what every function uses unless told otherwise |
 /// | ThreadPool | the caller and threads that sleep between runs; only where the platform has std::thread |
 /// | OpenMP | an OpenMP team; only in units compiled with OpenMP |
-/// | Spmd (spmd.hpp) | a team of threads that the program owns; only where the platform has std::thread |
 /// | DefaultExecutor | OpenMP in units compiled with OpenMP, Serial in others |
 ///
 /// One's own is a class with `concurrency()` and `run(n, f)`, for instance around the pool

@@ -68,8 +68,6 @@ void use_data() {
   Workspace workspace;
   ThreadPool pool(2);
   SpmdTeam team(2);
-  use(Spmd(team, 0));
-  SpmdTeam team(2);
   const Spmd leader(team, 0);
   leader.lead_or_help([] {});
   use(leader);
@@ -91,9 +89,6 @@ void use_data() {
                             composed, {}, Serial{});
   KvCache<half> cache(KvCacheOptions{.batch = 1, .kv_heads = 1, .width = 1, .capacity = 1});
   decode<float>({.q = view, .out = result}, cache, scaling, Causal{}, composed, {}, pool);
-  Spmd(team, 0).lead_or_help([&] {
-    decode<float>({.q = view, .out = result}, cache, scaling, Causal{}, composed, {}, Spmd(team, 0));
-  });
   softmax(View<const float, 2>(numbers.data(), {4, 4}), View<float, 2>(numbers.data(), {4, 4}), scaling,
           Causal{});
 }
