@@ -40,7 +40,7 @@ SSMAX_END
 
 SSMAX_BEGIN_DETAIL
 
-/// How often a thread looks, giving way to others, before it sleeps. 200 take 60 µs on an idle core.
+/// How often a thread looks, giving way to others, before it sleeps.
 inline constexpr int looks_before_sleep = 200;
 
 /// Returns when `value` is no longer `old`.
