@@ -96,7 +96,7 @@ void check_query_part(const char* function, const A& a) {
              "queries", a.queries);
 }
 
-/// What check_arguments does, without the lengths of the sequences. O(1).
+/// Checks the tensors and the sinks of a call, but not the lengths of its sequences. O(1).
 template <class T>
 void check_tensors(const char* function, const AttentionArguments<T>& a, const AttentionOptions<T>& options) {
   check_inputs(function, a.q, a.k, a.v);

@@ -222,7 +222,7 @@ class UserVariant : public Interface {
   static constexpr bool stretches = fast_path<Part> == FastPath::distance_factor && !has_key_position<M>;
 
   /// FastPath::distance_factor: z becomes z', and slope, unless null, is multiplied by dz'/dz. Queries that stand side
-  /// by side read one run of factors, a place apart; the factors of other queries are turned into lanes first.
+  /// by side read one run of factors; the factors of other queries are turned into lanes first.
   template <class Part>
   void stretch(const Part& part, const Logits<A>& logits, A* slope, const TileScratch<A>& memory) const {
     const index_t count = std::min(logits.keys.size(), logits.length - logits.keys.begin),

@@ -50,9 +50,9 @@ struct TileScratch {
   A* transposed;  // [vector length][key_block]: numbers per key and lane, and weights that the kernels cannot form
 };
 
-/// What some queries see of the keys.
+/// The visible keys of some queries.
 struct Hull {
-  // Of no queries: any is empty, all is everything.
+  // Without queries, any is empty and all is everything.
   KeyRange any{std::numeric_limits<index_t>::max(), 0};  // from the first to the last key that a query sees
   KeyRange all{0, std::numeric_limits<index_t>::max()};  // keys that all queries see
 
@@ -92,7 +92,7 @@ class Variant {
   /// The same for logits of one query, contiguous, but without the multiplier.
   virtual void apply(A* s, KeyRange keys, const QueryRow& row) const = 0;
 
-  // Of a mask with runs. `count` rows, of which the first stands for all if has_same_runs says so:
+  // For masks with runs only. `count` rows, of which the first stands for all if has_same_runs says so:
   /// Returns whether rows are known to see the same keys.
   virtual bool has_same_runs(const QueryRow* rows, index_t count) const = 0;
   /// Returns the first key at or after `from` that some row sees; the greatest index_t if there is none.

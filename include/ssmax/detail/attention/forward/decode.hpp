@@ -327,7 +327,7 @@ class DecodeTask {
     }
   }
 
-  /// What add_values does, with 0 for NaN and infinities in V.
+  /// Does what add_values does, with 0 for NaN and infinities in V.
   void add_finite_values(index_t first, index_t rows, KeyRange keys, A* to) const {
     const index_t dv = memory_.dv;
     A* const values = memory_.wide;
