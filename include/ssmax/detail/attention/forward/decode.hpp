@@ -186,7 +186,10 @@ class DecodeTask {
       if (r < count_) {
         const KeyRange seen = memory_.rows[r].keys;
         keys = {std::max(seen.begin, chunk.begin), std::min(seen.end, chunk.end)};
-        if (variant_.has_runs) keys = variant_.hull(memory_.rows + r, 1, keys).any;
+        if (variant_.has_runs) {
+          const KeyRange any = variant_.hull(memory_.rows + r, 1, keys).any;  // runs may end after the chunk
+          keys = {std::max(any.begin, keys.begin), std::min(any.end, keys.end)};
+        }
         if (keys.size() < 0) keys = {};
       }
       if (r == count_ || keys.begin != alike.begin || keys.end != alike.end) {
