@@ -268,6 +268,19 @@ TEST_CASE("masked key blocks are not read, and sees is not called", "[attention]
   }
 }
 
+TEST_CASE("decode takes a run of visible keys that lies in two key chunks", "[decode][masks]") {
+  using decode_problem::Data;
+  const auto visible = [](const Query& q, index_t key) { return in_sink_window(q, key, 4, 100); };
+  for (const index_t queries : {1, 5}) {
+    const Data<float> data({2, 1, queries, 8, 8, {1040, 2060}});
+    decode_problem::Plan plan;
+    plan.visible = visible;
+    decode_problem::check(data, decode_problem::filled<float>(data),
+                          decode_problem::Expected<float>(data, plan), Softmax{}, SinkWindow{4, 100},
+                          Identity{});
+  }
+}
+
 TEST_CASE("NaN in masked keys stays there", "[attention][decode][masks]") {
   for (const Shape& shape : shapes) {
     const Bitmap bitmap(std::max(shape.queries, shape.keys), shape.keys, 1000000, 16, 1, 3);
