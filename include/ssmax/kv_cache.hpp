@@ -238,14 +238,17 @@ class KvCache {
     }
     for (index_t b = 0; b < options_.batch; ++b) {
       const index_t added = count(counts, b, most);
-      // A position that the ring forgets within this call is not stored.
-      const KeyRange lost = forgotten_at(length(b) + added);
-      for (index_t i = 0; i < added; ++i) {
-        const index_t position = length(b) + i;
-        if (position >= lost.begin && position < lost.end) continue;
-        for (index_t h = 0; h < options_.kv_heads; ++h)
-          store(b, h, position, &k(b, h, i, 0), &v(b, h, i, 0), rope);
-      }
+      const index_t start = length(b), end = start + added;
+      const auto store_positions = [&](index_t first, index_t last) {
+        for (index_t position = first; position < last; ++position) {
+          for (index_t h = 0; h < options_.kv_heads; ++h)
+            store(b, h, position, &k(b, h, position - start, 0), &v(b, h, position - start, 0), rope);
+        }
+      };
+      // Positions that the ring forgets within this call are not stored.
+      const KeyRange lost = forgotten_at(end);
+      store_positions(start, std::min(end, lost.begin));
+      store_positions(std::max(start, lost.end), end);
       lengths_[static_cast<std::size_t>(b)] += added;
     }
   }
