@@ -1,4 +1,4 @@
-// What docs/quick_start.md shows of rows, packed tensors, training and explanations, and that it works: ds is what moving s does.
+// What docs/quick_start.md shows of rows, packed tensors, rings, training and explanations, and that it works: ds is what moving s does.
 #include <cmath>
 #include <cstdio>
 #include <span>
@@ -64,6 +64,18 @@ void next_token(View<const float, 2> q, View<const float, 2> keys, View<const fl
                     .v = heads_view(values, kv_heads),
                     .out = heads_view(out, heads)},
                    SSMax<float>{s}, Causal{});
+}
+
+// The first 4 keys and the last 512 of a sequence without an end.
+KvCache<float> ring_of(index_t kv_heads, index_t d) {
+  return KvCache<float>({.kv_heads = kv_heads, .width = d, .capacity = 4 + 512, .ring = true, .first = 4});
+}
+
+void next_of_stream(KvCache<float>& ring, View<const float, 4> q, View<const float, 4> k,
+                    View<const float, 4> v, View<float, 4> out, std::span<const float> s,
+                    const Rope<float>& rope) {
+  ring.append(k, v, &rope);  // one position
+  decode<float>({.q = q, .out = out}, ring, SSMax<float>{s}, SinkWindow{4, 512}, {.rope = &rope});
 }
 
 namespace {
@@ -147,6 +159,32 @@ int main() {
                s);
     for (std::size_t i = 0; i < last.size(); ++i) {
       check.near("the last token", static_cast<double>(last[i]),
+                 static_cast<double>(out[out.size() - last.size() + i]), 1e-5);
+    }
+  }
+  {
+    // A stream of 700 tokens: its last output is the one of attention over all of them.
+    constexpr index_t tokens = 700, d = 8;
+    std::vector<float> qkv(3 * tokens * d), out(tokens * d), last(d);
+    examples::Random random(3);
+    for (float& value : qkv) value = random.standard();
+    const std::vector<float> s(1, 0.43f);
+    const Rope<float> rope({.width = d}, tokens);
+    const auto rows = [&](index_t tensor, index_t first, index_t count) {
+      return View<const float, 4>(qkv.data() + (tensor * tokens + first) * d, {1, 1, count, d});
+    };
+    KvCache<float> ring = ring_of(1, d);
+    for (index_t token = 0; token < tokens; ++token) {
+      next_of_stream(ring, rows(0, token, 1), rows(1, token, 1), rows(2, token, 1),
+                     {last.data(), {1, 1, 1, d}}, s, rope);
+    }
+    attention<float>({.q = rows(0, 0, tokens),
+                      .k = rows(1, 0, tokens),
+                      .v = rows(2, 0, tokens),
+                      .out = {out.data(), {1, 1, tokens, d}}},
+                     SSMax<float>{s}, SinkWindow{4, 512}, {.rope = &rope});
+    for (std::size_t i = 0; i < last.size(); ++i) {
+      check.near("the last token of a stream", static_cast<double>(last[i]),
                  static_cast<double>(out[out.size() - last.size() + i]), 1e-5);
     }
   }

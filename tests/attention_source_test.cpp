@@ -207,7 +207,7 @@ TEST_CASE("attention over a source names what does not fit", "[attention][key_so
   KvCache<float> ring({.kv_heads = 1, .width = 8, .value_width = 5, .capacity = 2, .ring = true});
   ring.append(problem.k_view(), problem.v_view());
   CHECK(refusal([&] { run_over(ring, problem, SSMax<float>{}, Full{}, ssmax::Identity{}); }) ==
-        "ssmax::attention: mask shows key 0, the first that is stored is 2");
+        "ssmax::attention: mask shows key 0, k no longer stores keys [0, 2)");
 }
 
 }  // namespace attention_problem::attention_source_test

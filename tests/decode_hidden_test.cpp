@@ -69,6 +69,23 @@ void check_poison() {
       CHECK(run(data, filled<X>(bad, nullptr, capacity, true), LogN{}, window) ==
             run(data, filled<X>(data, nullptr, capacity, true), LogN{}, window));
     }
+    SECTION("between first keys and a window " + name_of(shape)) {
+      const auto outside = [&](index_t b, index_t, index_t key) {
+        return key >= 2 && key < shape.length(b) - shape.queries - 50;
+      };
+      const Data<float> bad = poisoned(data, outside);
+      const SinkWindow mask{2, 50};
+      const auto where = Causal{} & ssmax::Where([=](const Query& query, index_t key) {
+                           return key < 2 || key > query.position() - 50;
+                         });
+      for (const index_t more : {0, 150}) {  // masked keys that the ring still stores
+        const index_t capacity = 2 + 50 + shape.queries + more;
+        const KvCache<X> clean_ring = filled<X>(data, nullptr, capacity, true, 2),
+                         bad_ring = filled<X>(bad, nullptr, capacity, true, 2);
+        CHECK(run(data, bad_ring, LogN{}, mask) == run(data, clean_ring, LogN{}, mask));
+        CHECK(run(data, bad_ring, LogN{}, where) == run(data, clean_ring, LogN{}, where));
+      }
+    }
     SECTION("keys that a mask hides " + name_of(shape)) {
       const auto hidden = [&](index_t, index_t, index_t key) { return key % 7 == 3; };
       const Data<float> bad = poisoned(data, hidden);

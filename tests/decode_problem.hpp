@@ -97,20 +97,21 @@ struct Data {
   }
 };
 
-inline KvCacheOptions options_of(const Shape& s, index_t capacity = 0, bool ring = false) {
+inline KvCacheOptions options_of(const Shape& s, index_t capacity = 0, bool ring = false, index_t first = 0) {
   return {.batch = s.batch(),
           .kv_heads = s.kv_heads,
           .width = s.d,
           .value_width = s.dv,
           .capacity = capacity == 0 ? std::max<index_t>(s.longest(), 1) : capacity,
-          .ring = ring};
+          .ring = ring,
+          .first = first};
 }
 
 /// A cache that holds the first lengths[b] positions of each sequence.
 template <class X, class T>
 KvCache<X> filled(const Data<T>& data, const Rope<Compute<T>>* rope = nullptr, index_t capacity = 0,
-                  bool ring = false) {
-  KvCache<X> cache(options_of(data.shape, capacity, ring));
+                  bool ring = false, index_t first = 0) {
+  KvCache<X> cache(options_of(data.shape, capacity, ring, first));
   const index_t all = data.shape.longest();
   cache.append(data.k_view(0, all), data.v_view(0, all), rope, data.shape.lengths);
   return cache;

@@ -1,5 +1,5 @@
-// decode on rings: a window has the numbers of one on a cache that holds all, and keys that a ring has
-// forgotten are refused.
+// decode on rings: a window, with or without first keys, gives the results of a cache that holds all keys. Masks that
+// show forgotten keys are refused.
 
 #include <algorithm>
 #include <cmath>
@@ -14,15 +14,24 @@
 
 namespace decode_problem::decode_ring_test {
 
-/// Positions arrive some at a time; after each append the last of them are decoded from a ring and from a
-/// cache that holds all. Returns how many elements had other bits.
-template <class X>
-index_t check_ring(const Shape& shape, index_t window, index_t capacity, Rule& rule, bool bits) {
+/// A window, the first keys beside it, and the capacity of the ring.
+struct Kept {
+  index_t first, window, capacity;
+
+  bool shows(const Query& query, index_t key) const {
+    return key <= query.position() && (key < first || key > query.position() - window);
+  }
+};
+
+/// Positions arrive some at a time. After each append, a ring and a cache that holds all keys decode the last
+/// positions. Returns how many elements had other bits. The mask must show what `kept` shows.
+template <class X, class M>
+index_t check_ring(const Shape& shape, const Kept& kept, const M& mask, Rule& rule, bool bits) {
   const ssmax::RopeOptions turn{.width = shape.d};
   const Rope<float> rope(turn, shape.longest());
   const AttentionOptions<float> options{.rope = &rope};
   const Data<float> all(shape);
-  KvCache<X> ring(options_of(shape, capacity, true)), plain(options_of(shape));
+  KvCache<X> ring(options_of(shape, kept.capacity, true, kept.first)), plain(options_of(shape));
   index_t different = 0;
   for (index_t position = 0, step = 0; position < shape.longest(); ++step) {
     const index_t end = std::min(shape.longest(), position + shape.queries + step % 4);
@@ -36,10 +45,9 @@ index_t check_ring(const Shape& shape, index_t window, index_t capacity, Rule& r
     }
     position = end;
     if (std::ranges::any_of(lengths, [&](index_t length) { return length < shape.queries; })) continue;
-    const Output<float> from_ring =
-        run(all, ring, SSMax<float>{0.4F}, SlidingWindow{window - 1}, Identity{}, options);
-    const Output<float> from_plain =
-        run(all, plain, SSMax<float>{0.4F}, SlidingWindow{window - 1}, Identity{}, options);
+    const Output<float> from_ring = run(all, ring, SSMax<float>{0.4F}, mask, Identity{}, options);
+    const Output<float> from_plain = run(all, plain, SSMax<float>{0.4F}, mask, Identity{}, options);
+    CHECK((from_ring.explanation.path == ssmax::Path::decode) == !bits);
     for (std::size_t i = 0; i < from_ring.out.size(); ++i) different += from_ring.out[i] != from_plain.out[i];
     if (bits) CHECK(from_ring == from_plain);
     if (step % 8 != 0 && position < shape.longest()) continue;
@@ -62,11 +70,9 @@ index_t check_ring(const Shape& shape, index_t window, index_t capacity, Rule& r
       ssmax::rope(ssmax::View<const float, 2>(q, {1, shape.d}), ssmax::View<float, 2>(q, {1, shape.d}), rope,
                   at);
     }
-    const Plan plan{
-        .visible = [&](const Query& query,
-                       index_t key) { return key <= query.position() && key > query.position() - window; },
-        .multiplier = [](index_t, index_t,
-                         index_t n) { return Real(0.4F) * std::log(static_cast<Real>(n)); }};
+    const Plan plan{.visible = [&](const Query& query, index_t key) { return kept.shows(query, key); },
+                    .multiplier = [](index_t, index_t,
+                                     index_t n) { return Real(0.4F) * std::log(static_cast<Real>(n)); }};
     const Expected<float> expected(stored, plan);
     const std::string name = name_of(shape) + " at " + std::to_string(position);
     rule.take(from_ring, expected, name + ", ring");
@@ -75,13 +81,18 @@ index_t check_ring(const Shape& shape, index_t window, index_t capacity, Rule& r
   return different;
 }
 
+template <class X>
+index_t check_window(const Shape& shape, index_t window, index_t capacity, Rule& rule, bool bits) {
+  return check_ring<X>(shape, {0, window, capacity}, SlidingWindow{window - 1}, rule, bits);
+}
+
 TEST_CASE("a window on a ring gives the numbers of one on a cache that holds all", "[decode][slow]") {
   for_each_target_of<bfloat16>([](const std::string& target) {
     Rule rule;
-    check_ring<float>({6, 2, 1, 16, 9, {300, 141}}, 50, 50, rule, false);
-    check_ring<float>({4, 2, 3, 8, 16, {290, 200}}, 130, 135, rule, false);
-    check_ring<half>({4, 2, 3, 8, 16, {290, 200}}, 130, 135, rule, false);
-    check_ring<bfloat16>({2, 2, 1, 16, 8, {140}}, 33, 40, rule, false);
+    check_window<float>({6, 2, 1, 16, 9, {300, 141}}, 50, 50, rule, false);
+    check_window<float>({4, 2, 3, 8, 16, {290, 200}}, 130, 135, rule, false);
+    check_window<half>({4, 2, 3, 8, 16, {290, 200}}, 130, 135, rule, false);
+    check_window<bfloat16>({2, 2, 1, 16, 8, {140}}, 33, 40, rule, false);
     rule.check(target);
   });
 }
@@ -89,12 +100,73 @@ TEST_CASE("a window on a ring gives the numbers of one on a cache that holds all
 TEST_CASE("with more than 16 queries of a kv head a ring gives the same bits, too", "[decode]") {
   for_each_target([](const std::string& target) {
     Rule rule;
-    index_t different = check_ring<float>({1, 1, 17, 8, 9, {300, 141}}, 50, 69, rule, true);
-    different += check_ring<float>({2, 1, 20, 8, 16, {500, 300}}, 60, 200, rule, true);
-    different += check_ring<half>({8, 2, 5, 16, 16, {290, 200}}, 130, 150, rule, true);
+    index_t different = check_window<float>({1, 1, 17, 8, 9, {300, 141}}, 50, 69, rule, true);
+    different += check_window<float>({2, 1, 20, 8, 16, {500, 300}}, 60, 200, rule, true);
+    different += check_window<half>({8, 2, 5, 16, 16, {290, 200}}, 130, 150, rule, true);
     CHECK(different == 0);
     rule.check(target);
   });
+}
+
+template <class X>
+index_t check_sinks(const Shape& shape, const Kept& kept, Rule& rule, bool bits) {
+  return check_ring<X>(shape, kept, SinkWindow{kept.first, kept.window}, rule, bits);
+}
+
+TEST_CASE("first keys and a window on a ring give the results of a cache that holds all keys",
+          "[decode][slow]") {
+  for_each_target_of<bfloat16>([](const std::string& target) {
+    Rule rule;
+    check_sinks<float>({6, 2, 1, 16, 9, {300, 141}}, {4, 50, 54}, rule, false);
+    check_sinks<float>({2, 2, 5, 8, 16, {290, 200}}, {1, 130, 135}, rule, false);
+    check_sinks<half>({2, 2, 5, 8, 16, {290, 200}}, {7, 130, 145}, rule, false);
+    check_sinks<bfloat16>({2, 2, 1, 16, 8, {140}}, {70, 1, 71}, rule, false);
+    rule.check(target);
+  });
+}
+
+TEST_CASE("with more than 16 queries of a kv head a ring with first keys gives the same bits", "[decode]") {
+  for_each_target([](const std::string& target) {
+    Rule rule;
+    index_t different = check_sinks<float>({1, 1, 17, 8, 9, {300, 141}}, {4, 50, 70}, rule, true);
+    different += check_sinks<float>({2, 1, 20, 8, 16, {500, 300}}, {65, 60, 200}, rule, true);
+    different += check_sinks<half>({8, 2, 5, 16, 16, {290, 200}}, {3, 130, 150}, rule, true);
+    CHECK(different == 0);
+    rule.check(target);
+  });
+}
+
+/// Lengths below, at and far above the capacity. The longest one's window lies in two chunks of 1024 keys. Queries have
+/// the cache's type.
+template <class T>
+void check_sinks_of_lengths() {
+  for (const index_t queries : {1, 5, 20}) {
+    const Shape shape{2, 2, queries, 16, 9, {20, 67, 91, 92, 2060}};
+    const Kept kept{5, 67, 72 + queries - 1};
+    const SinkWindow mask{kept.first, kept.window};
+    const Data<T> data(shape);
+    const Expected<T> expected(
+        data, {.visible = [&](const Query& query, index_t key) { return kept.shows(query, key); }});
+    const KvCache<T> ring = filled<T>(data, nullptr, kept.capacity, true, kept.first),
+                     plain = filled<T>(data);
+    check(data, ring, expected, Softmax{}, mask, Identity{});
+    if (queries > 16) {
+      for_each_target([&](const std::string& target) {
+        INFO(target);
+        CHECK(run(data, ring, Softmax{}, mask) == run(data, plain, Softmax{}, mask));
+      });
+    }
+    // The same keys by a predicate alone: attention reads the places of forgotten keys.
+    const auto shows =
+        Causal{} & ssmax::Where([&](const Query& q, index_t key) { return kept.shows(q, key); });
+    check(data, ring, expected, Softmax{}, shows, Identity{});
+  }
+}
+
+TEST_CASE("first keys and a window on a ring, for all lengths and types", "[decode]") {
+  SECTION("float") { check_sinks_of_lengths<float>(); }
+  SECTION("half") { check_sinks_of_lengths<half>(); }
+  SECTION("bfloat16") { check_sinks_of_lengths<bfloat16>(); }
 }
 
 TEST_CASE("a mask that shows keys which a ring has forgotten is refused", "[decode]") {
@@ -107,18 +179,85 @@ TEST_CASE("a mask that shows keys which a ring has forgotten is refused", "[deco
         {.q = data.q_view(), .out = {result.out.data(), {2, 2, 3, 4}}, .lse = {result.lse.data(), {2, 2, 3}}},
         ring, Softmax{}, mask);
   };
-  check_refused([&] { call(Causal{}); }, {"ssmax::decode: mask shows key 0", "stored is 8"});
-  check_refused([&] { call(ssmax::Full{}); }, {"mask shows key 0", "stored is 8"});
+  check_refused([&] { call(Causal{}); }, {"ssmax::decode: mask shows key 0", "stores keys [0, 8)"});
+  check_refused([&] { call(ssmax::Full{}); }, {"mask shows key 0", "stores keys [0, 8)"});
   // The first of three queries is at 17.
-  check_refused([&] { call(SlidingWindow{10}); }, {"mask shows key 7", "stored is 8"});
+  check_refused([&] { call(SlidingWindow{10}); }, {"mask shows key 7", "stores keys [0, 8)"});
   const std::vector<index_t> lengths{9, 20};
   check_refused([&] { call(KeyLengths{lengths}); }, {"mask shows key 0"});
   CHECK(result == untouched);
   CHECK_NOTHROW(call(SlidingWindow{9}));
   CHECK_NOTHROW(call(SlidingWindow{9} & KeyLengths{lengths}));
-  // A ring that has forgotten nothing yet is as any cache.
+  // Visible keys count, not the range that a mask returns.
+  const auto where =
+      Causal{} & ssmax::Where([](const Query& q, index_t key) { return key > q.position() - 10; });
+  CHECK_NOTHROW(call(where));
+  CHECK_NOTHROW(call(SinkWindow{0, 10}));
+  check_refused([&] { call(SinkWindow{0, 11}); }, {"mask shows key 7", "stores keys [0, 8)"});
+  check_refused([&] { call(SinkWindow{3, 10}); }, {"mask shows key 0", "stores keys [0, 8)"});
+  // A ring that has not forgotten a key is like any other cache.
   const KvCache<float> fresh = filled<float>(data, nullptr, 20, true);
   CHECK(run(data, fresh) == run(data, filled<float>(data)));
+}
+
+TEST_CASE("a mask that shows keys between the first ones and the last ones of a ring is refused",
+          "[decode]") {
+  const Data<float> data({2, 1, 3, 8, 4, {9, 20}});
+  const KvCache<float> ring = filled<float>(data, nullptr, 12, true, 4);  // the second one forgets 4 … 11
+  Output<float> result(data.shape);
+  const Output<float> untouched = result;
+  const auto call = [&](const auto& mask) {
+    decode<float>(
+        {.q = data.q_view(), .out = {result.out.data(), {2, 2, 3, 4}}, .lse = {result.lse.data(), {2, 2, 3}}},
+        ring, Softmax{}, mask);
+  };
+  const auto where = [](index_t first, index_t window) {
+    return Causal{} & ssmax::Where([=](const Query& query, index_t key) {
+             return key < first || key > query.position() - window;
+           });
+  };
+  // The first of three queries is at 17.
+  check_refused([&] { call(SinkWindow{4, 7}); }, {"ssmax::decode: mask shows key 11", "stores keys [4, 12)"});
+  check_refused([&] { call(SinkWindow{5, 6}); }, {"mask shows key 4", "stores keys [4, 12)"});
+  check_refused([&] { call(where(4, 7)); }, {"mask shows key 11", "stores keys [4, 12)"});
+  check_refused([&] { call(where(5, 6)); }, {"mask shows key 4", "stores keys [4, 12)"});
+  check_refused([&] { call(Causal{}); }, {"mask shows key 4", "stores keys [4, 12)"});
+  check_refused([&] { call(SlidingWindow{6}); }, {"mask shows key 11", "stores keys [4, 12)"});
+  CHECK(result == untouched);
+  CHECK_NOTHROW(call(SinkWindow{4, 6}));
+  CHECK_NOTHROW(call(where(4, 6)));
+  CHECK_NOTHROW(call(SinkWindow{4, 6} & Causal{}));
+  CHECK_NOTHROW(call(SlidingWindow{5}));
+  CHECK_NOTHROW(call(SinkWindow{0, 0}));
+}
+
+/// A source that has forgotten keys at the begin and others between those it stores.
+struct TwoGaps {
+  using Element = float;
+  const KvCache<float>* cache;
+
+  ssmax::KeySourceShape shape() const { return cache->shape(); }
+  index_t length(index_t b) const { return cache->length(b); }
+  ssmax::KeyRange stored(index_t b) const { return {3, length(b)}; }
+  ssmax::KeyRange forgotten(index_t) const { return {5, 9}; }
+  ssmax::KeyStretch<float> stretch(index_t b, index_t h, index_t key) const {
+    return cache->stretch(b, h, key);
+  }
+};
+
+TEST_CASE("a source names the keys that it has forgotten", "[decode][key_source]") {
+  const Data<float> data({1, 1, 1, 8, 4, {20}});
+  const KvCache<float> cache = filled<float>(data);
+  Output<float> result(data.shape);
+  const auto call = [&](auto&& shows) {
+    decode<float>({.q = data.q_view(), .out = {result.out.data(), {1, 1, 1, 4}}}, TwoGaps{&cache}, Softmax{},
+                  Causal{} & ssmax::Where([=](const Query&, index_t key) { return shows(key); }));
+  };
+  check_refused([&] { call([](index_t key) { return key == 2; }); },
+                {"mask shows key 2", "stores keys [0, 3)"});
+  check_refused([&] { call([](index_t key) { return key >= 8; }); },
+                {"mask shows key 8", "stores keys [5, 9)"});
+  CHECK_NOTHROW(call([](index_t key) { return key == 3 || key == 4 || key >= 9; }));
 }
 
 }  // namespace decode_problem::decode_ring_test

@@ -30,6 +30,10 @@ TEST_CASE("a cache refuses options that make no sense", "[kv_cache]") {
         {"capacity is 1073741824", "too many"});
   check({.batch = 1, .kv_heads = 1, .width = 1, .capacity = std::numeric_limits<index_t>::max()},
         {"capacity is 9223372036854775807"});
+  check({.width = 2, .capacity = 5, .ring = true, .first = -1}, {"first is -1", "at least 0"});
+  check({.width = 2, .capacity = 5, .first = 4}, {"first is 4", "without ring"});
+  check({.width = 2, .capacity = 5, .ring = true, .first = 5}, {"first is 5", "less than the capacity, 5"});
+  CHECK_NOTHROW(KvCache<half>({.width = 2, .capacity = 5, .ring = true, .first = 4}));
   KvCache<half> cache({.width = 3, .capacity = 2});
   CHECK(cache.options().value_width == 3);
   CHECK(cache.options().batch == 1);

@@ -56,22 +56,32 @@ bool is_as(const KvCache<float>& cache, const Model& model) {
     const auto& k = model.k[static_cast<std::size_t>(b)];
     const auto& v = model.v[static_cast<std::size_t>(b)];
     const index_t size = options.kv_heads * options.width, length = static_cast<index_t>(k.size()) / size;
-    const KeyRange stored = cache.stored(b);
-    const index_t first = options.ring ? std::max<index_t>(0, length - options.capacity) : 0;
-    same = same && cache.length(b) == length && stored.begin == first && stored.end == length;
+    const KeyRange stored = cache.stored(b), forgotten = cache.forgotten(b);
+    const index_t lost = options.ring ? std::max<index_t>(0, length - options.capacity) : 0;
+    same = same && cache.length(b) == length && stored.begin == (options.first > 0 ? 0 : lost) &&
+           stored.end == length && forgotten.begin == options.first && forgotten.size() == lost;
     if (!same) return false;
     for_each_index(
-        {1, options.kv_heads, length - first, options.width}, [&](index_t, index_t h, index_t i, index_t c) {
-          const auto at = static_cast<std::size_t>(((first + i) * options.kv_heads + h) * options.width + c);
-          same = same && key(cache, b, h, first + i, c) == k[at] && value(cache, b, h, first + i, c) == v[at];
+        {1, options.kv_heads, length, options.width}, [&](index_t, index_t h, index_t i, index_t c) {
+          if (i >= forgotten.begin && i < forgotten.end) return;
+          const auto at = static_cast<std::size_t>((i * options.kv_heads + h) * options.width + c);
+          same = same && key(cache, b, h, i, c) == k[at] && value(cache, b, h, i, c) == v[at];
+          const auto run = cache.stretch(b, h, i);
+          same = same && run.count >= 1 && i + run.count <= length;
+          for (index_t next = 1; next < run.count; ++next) {  // the keys that follow
+            if (i + next >= forgotten.begin && i + next < forgotten.end) continue;
+            const auto there = at + static_cast<std::size_t>(next * options.kv_heads * options.width);
+            same = same && run.k[next * run.k_stride + c] == k[there];
+          }
         });
   }
   return same;
 }
 
 /// Random calls on a cache and on its model. A call that would not fit must be refused.
-void check_against_model(bool ring, unsigned seed) {
-  const KvCacheOptions options{.batch = 3, .kv_heads = 2, .width = 3, .capacity = 11, .ring = ring};
+void check_against_model(bool ring, index_t first, unsigned seed) {
+  const KvCacheOptions options{
+      .batch = 3, .kv_heads = 2, .width = 3, .capacity = 11, .ring = ring, .first = first};
   KvCache<float> cache(options);
   Model model{std::vector<std::vector<float>>(3), std::vector<std::vector<float>>(3)};
   std::mt19937 generator(seed);
@@ -100,7 +110,7 @@ void check_against_model(bool ring, unsigned seed) {
       ++refused;
     }
     const index_t b = below(3), length = below(cache.length(b) + 1);
-    const bool forgotten = cache.stored(b).begin > 0;
+    const bool forgotten = cache.forgotten(b).size() > 0;
     if (below(ring ? 8 : 2) == 0 && !forgotten) {
       cache.truncate(b, length);
       model.k[static_cast<std::size_t>(b)].resize(static_cast<std::size_t>(length * size));
@@ -113,7 +123,7 @@ void check_against_model(bool ring, unsigned seed) {
         model.v[i].clear();
       }
     }
-    CAPTURE(ring, seed, step);
+    CAPTURE(ring, first, seed, step);
     REQUIRE(is_as(cache, model));
   }
   CHECK(appended > 50);
@@ -122,8 +132,8 @@ void check_against_model(bool ring, unsigned seed) {
 
 TEST_CASE("any calls leave what a list of rows would hold", "[kv_cache]") {
   for (const unsigned seed : {1U, 2U, 3U}) {
-    check_against_model(false, seed);
-    check_against_model(true, seed);
+    check_against_model(false, 0, seed);
+    for (const index_t first : {0, 1, 4, 10}) check_against_model(true, first, seed);
   }
 }
 
@@ -201,6 +211,49 @@ TEST_CASE("sequences of a ring wrap each at their own time", "[kv_cache]") {
   CHECK(cache.stored(1).end == 3);
   for (index_t i = 3; i < 7; ++i) CHECK(key(cache, 0, 0, i, 1) == k.view()(0, 0, i, 1));
   for (index_t i = 0; i < 3; ++i) CHECK(value(cache, 1, 0, i, 1) == v.view()(1, 0, i, 1));
+}
+
+TEST_CASE("a ring keeps its first positions and the last ones", "[kv_cache]") {
+  KvCache<float> cache({.width = 1, .capacity = 5, .ring = true, .first = 2});
+  const auto append = [&](index_t count) {
+    std::vector<float> rows;
+    for (index_t i = 0; i < count; ++i) rows.push_back(static_cast<float>(cache.length(0) + i));
+    const View<const float, 4> view(rows.data(), {1, 1, count, 1});
+    cache.append(view, view);
+  };
+  const auto check = [&](index_t gap_end, index_t end) {
+    CAPTURE(gap_end, end);
+    CHECK(cache.length(0) == end);
+    CHECK(cache.stored(0).begin == 0);
+    CHECK(cache.stored(0).end == end);
+    CHECK(cache.forgotten(0).begin == 2);
+    CHECK(cache.forgotten(0).end == gap_end);
+    for (index_t i = 0; i < end; ++i) {
+      const bool lost = i >= 2 && i < gap_end;
+      const float place = static_cast<float>(lost ? i + (end - 1 - i) / 3 * 3 : i);  // the key that took it
+      CHECK(key(cache, 0, 0, i, 0) == place);
+      CHECK(value(cache, 0, 0, i, 0) == place);
+    }
+  };
+  append(1);
+  check(2, 1);
+  append(4);
+  check(2, 5);
+  append(1);
+  check(3, 6);
+  append(7);  // more than the ring keeps of the last ones
+  check(10, 13);
+  check_refused([&] { cache.truncate(0, 1); }, {"length is 1", "the ring has forgotten keys before 10"});
+  cache.truncate(0, 13);
+  cache.clear();
+  check(2, 0);
+  append(20);  // first keys and last ones in one call
+  check(17, 20);
+  cache.clear();
+  append(4);
+  cache.truncate(0, 1);
+  append(5);
+  check(3, 6);
 }
 
 // ---- Truncation -------------------------------------------------------------------------------------------

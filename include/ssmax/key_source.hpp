@@ -14,6 +14,9 @@
 ///
 /// and, optionally,
 ///
+///     KeyRange forgotten(batch) const                 keys that cannot be read although they lie within
+///                                                     stored(batch): a mask must not show them. stretch must return
+///                                                     readable memory for them (default: no key)
 ///     std::array<std::span<const Element>, 2> memory() const
 ///                                                     where keys and values lie: results must not overlap it
 ///
@@ -25,6 +28,7 @@
 
 #include <concepts>
 
+#include "detail/checks/optional_member.hpp"
 #include "query.hpp"
 #include "storage.hpp"
 
@@ -53,6 +57,13 @@ struct KeyStretch {
   const float *k_scales = nullptr,
               *v_scales = nullptr;  ///< Those of the values.
 };
+
+SSMAX_END
+
+SSMAX_BEGIN_DETAIL
+
+SSMAX_OPTIONAL_MEMBER(has_forgotten, "source of keys", forgotten, std::same_as<KeyRange>,
+                      "KeyRange forgotten(index_t batch) const", index_t{})
 
 SSMAX_END
 

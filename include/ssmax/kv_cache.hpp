@@ -6,7 +6,14 @@
 ///
 /// Storage is float, double, half or bfloat16, rounded to nearest even when stored, or a type of the user's
 /// (storage.hpp). Each sequence of the batch has a length of its own. A ring keeps the last `capacity` keys of a
-/// sequence and forgets older ones, for sliding windows.
+/// sequence and forgets older ones, for sliding windows. A ring with `first` also keeps the first keys of a sequence
+/// (attention sinks), for SinkWindow (mask_runs.hpp):
+///
+///     KvCache<float> ring({.width = 64, .capacity = 4 + 512, .ring = true, .first = 4});
+///     ring.append(k_new, v_new, &rope);                         // one position
+///     decode<float>({.q = q_new, .out = out}, ring, scaling, SinkWindow{4, 512}, {.rope = &rope});
+///
+/// A call with several queries needs window + queries - 1 keys beside the first ones.
 #pragma once
 
 #include <algorithm>
@@ -34,6 +41,8 @@ struct KvCacheOptions {
   index_t value_width = 0;  ///< Channels of a value; 0: as width.
   index_t capacity = 0;     ///< Positions of a sequence.
   bool ring = false;        ///< Whether a sequence may grow beyond the capacity, and forgets its oldest keys.
+  index_t first =
+      0;  ///< Keys at the begin of a sequence that a ring never forgets. The capacity counts them.
 };
 
 SSMAX_END
@@ -54,7 +63,8 @@ class KvCache {
   using Element = X;                   ///< What is stored.
   using Compute = detail::Compute<X>;  ///< What it is computed in: float, or double of double.
 
-  /// Empty sequences. Throws std::invalid_argument unless heads, widths and capacity are at least 1.
+  /// Empty sequences. Throws std::invalid_argument unless heads, widths and capacity are at least 1, `first` is at
+  /// least 0 and less than the capacity, and `first` is 0 without `ring`.
   explicit KvCache(const KvCacheOptions& options) : options_(options) {
     if (options_.value_width == 0) options_.value_width = options_.width;
     const auto at_least = [](const char* name, index_t value, index_t least) {
@@ -65,6 +75,13 @@ class KvCache {
     at_least("width", options_.width, 1);
     at_least("value_width", options_.value_width, 1);
     at_least("capacity", options_.capacity, 1);
+    at_least("first", options_.first, 0);
+    if (options_.first > 0 && !options_.ring)
+      detail::fail_value("KvCache", "first", "is", options_.first, "without ring it must be", 0);
+    if (options_.first >= options_.capacity) {
+      detail::fail_value("KvCache", "first", "is", options_.first, "must be less than the capacity,",
+                         options_.capacity);
+    }
     index_t elements = 1;
     for (index_t extent : {options_.batch, options_.kv_heads, options_.capacity,
                            std::max(options_.width, options_.value_width)}) {
@@ -89,10 +106,14 @@ class KvCache {
   [[nodiscard]] const KvCacheOptions& options() const { return options_; }
   /// Positions that sequence b has had so far.
   [[nodiscard]] index_t length(index_t b) const { return lengths_[static_cast<std::size_t>(b)]; }
-  /// Those of them whose keys are still stored.
+  /// Returns the range from the first to the last position of sequence b whose key is stored. With the option `first`,
+  /// the range includes the positions of forgotten(b).
   [[nodiscard]] KeyRange stored(index_t b) const {
-    return {options_.ring ? std::max<index_t>(0, length(b) - options_.capacity) : 0, length(b)};
+    return {options_.first > 0 ? 0 : forgotten(b).end, length(b)};
   }
+  /// Returns the positions of sequence b whose keys the ring has forgotten:
+  /// [first, max(first, length - (capacity - first))).
+  [[nodiscard]] KeyRange forgotten(index_t b) const { return forgotten_at(length(b)); }
 
   /// Appends k [batch, kv_heads, new, width] and v [batch, kv_heads, new, value_width]. counts[b] of the
   /// new positions are real in sequence b, all of them where no counts are given. With a rope, keys are
@@ -120,9 +141,9 @@ class KvCache {
       detail::fail_value("KvCache::truncate", "length", "is", length, "must be within 0 and",
                          this->length(b));
     }
-    if (length < this->length(b) && stored(b).begin > 0) {
+    if (length < this->length(b) && forgotten(b).size() > 0) {
       detail::fail_value("KvCache::truncate", "length", "is", length,
-                         "but the ring has forgotten keys before", stored(b).begin);
+                         "but the ring has forgotten keys before", forgotten(b).end);
     }
     lengths_[static_cast<std::size_t>(b)] = length;
   }
@@ -131,9 +152,10 @@ class KvCache {
   [[nodiscard]] KeySourceShape shape() const {
     return {options_.batch, options_.kv_heads, options_.width, options_.value_width};
   }
-  /// As a source of keys: a key of sequence b and kv head h, and those behind it.
+  /// As a source of keys: a key of sequence b and kv head h, and the keys after it in memory. For a forgotten key:
+  /// the key that has taken its place.
   [[nodiscard]] KeyStretch<X> stretch(index_t b, index_t h, index_t key) const {
-    const index_t row = row_of(b, h, key), in_memory = options_.capacity - key % options_.capacity;
+    const index_t row = row_of(b, h, key), in_memory = options_.capacity - slot_of(key);
     return {.k = k_.data() + row * options_.width,
             .k_stride = options_.width,
             .v = v_.data() + row * options_.value_width,
@@ -148,9 +170,21 @@ class KvCache {
  private:
   using Elements = std::vector<X, detail::HugePages<X>>;
 
-  /// Where a key lies, counted over sequences and heads. (Without a ring, keys are fewer than the capacity.)
+  /// Returns the place of a key among the `capacity` places of a sequence and head. Keys that follow each other lie in
+  /// places that follow each other, up to the last place.
+  index_t slot_of(index_t key) const {
+    const index_t first = options_.first;
+    return key < first ? key : first + (key - first) % (options_.capacity - first);
+  }
+  /// Returns the place of a key, counted over sequences and heads.
   index_t row_of(index_t b, index_t h, index_t key) const {
-    return (b * options_.kv_heads + h) * options_.capacity + key % options_.capacity;
+    return (b * options_.kv_heads + h) * options_.capacity + slot_of(key);
+  }
+
+  /// Returns the positions that a sequence of `length` positions has forgotten.
+  KeyRange forgotten_at(index_t length) const {
+    const index_t first = options_.first, last = length - (options_.capacity - first);
+    return {first, options_.ring ? std::max(first, last) : first};
   }
 
   static const float* scales(const std::vector<float>& all, index_t row) {
@@ -204,11 +238,17 @@ class KvCache {
     }
     for (index_t b = 0; b < options_.batch; ++b) {
       const index_t added = count(counts, b, most);
-      // What a ring would overwrite within this call is not stored.
-      for (index_t i = options_.ring ? std::max<index_t>(0, added - options_.capacity) : 0; i < added; ++i) {
-        for (index_t h = 0; h < options_.kv_heads; ++h)
-          store(b, h, length(b) + i, &k(b, h, i, 0), &v(b, h, i, 0), rope);
-      }
+      const index_t start = length(b), end = start + added;
+      const auto store_positions = [&](index_t first, index_t last) {
+        for (index_t position = first; position < last; ++position) {
+          for (index_t h = 0; h < options_.kv_heads; ++h)
+            store(b, h, position, &k(b, h, position - start, 0), &v(b, h, position - start, 0), rope);
+        }
+      };
+      // Positions that the ring forgets within this call are not stored.
+      const KeyRange lost = forgotten_at(end);
+      store_positions(start, std::min(end, lost.begin));
+      store_positions(std::max(start, lost.end), end);
       lengths_[static_cast<std::size_t>(b)] += added;
     }
   }

@@ -52,6 +52,10 @@ struct SinkWindow {
     const index_t last = end(query);
     return last - std::max<index_t>(0, begin(query) - std::min(first, last));
   }
+  /// Whether both stand at the same position.
+  SSMAX_INLINE constexpr bool same_runs(const Query& query, const Query& other) const {
+    return query.position() == other.position();
+  }
   /// Throws std::invalid_argument if first or window is negative.
   SSMAX_INLINE void check(const QueryShape&) const {
     if (first < 0) detail::fail_value("SinkWindow", "first", "is", first, "must be at least", 0);

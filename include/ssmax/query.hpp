@@ -165,6 +165,20 @@ constexpr index_t visible_count(const M& mask, const Query& query, const KeyRang
   }
 }
 
+/// Returns the first key of a range that a query sees, or the range's end. The range lies within the query's range. O(1)
+/// or, with `sees` alone, O(range).
+template <class M>
+constexpr index_t first_visible(const M& mask, const Query& query, KeyRange range) {
+  if constexpr (has_run<M>) {
+    const KeyRange run = mask.run(query, range.begin);
+    return run.size() > 0 ? std::clamp(run.begin, range.begin, range.end) : range.end;
+  } else {
+    index_t key = range.begin;
+    while (key < range.end && !sees(mask, query, key)) ++key;
+    return key;
+  }
+}
+
 template <class M>
 SSMAX_INLINE constexpr index_t query_position(const M& mask, const Query& query) {
   if constexpr (has_query_position<M>) {

@@ -168,7 +168,7 @@ struct SourceCall {
                  called_by(function, options, make_source_problem(a.q, source, options)))),
         result(make_result(a, options)) {
     check_policies(function, problem, options.rope, variant);
-    check_stored_keys(function, problem, variant.mask);
+    check_stored_keys(function, problem, source, variant.mask);
   }
 };
 

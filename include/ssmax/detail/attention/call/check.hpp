@@ -208,9 +208,29 @@ void check_new_queries(const char* function, const Problem<A>& problem) {
   }
 }
 
-/// Throws unless a source still stores the keys that the mask shows to the queries.
-template <class A, class M>
-void check_stored_keys(const char* function, const Problem<A>& problem, const M& mask) {
+/// Throws if the mask shows one of the keys `lost` of a sequence to a query.
+template <class M>
+void check_masked(const char* function, const M& mask, index_t batch, const QueryShape& shape,
+                  KeyRange lost) {
+  if (lost.size() <= 0) return;
+  for (index_t h = 0; h < shape.heads; ++h) {
+    for (index_t i = 0; i < shape.queries; ++i) {
+      const Query query{batch, h, i, shape};
+      const KeyRange keys = visible_keys(mask, query);
+      const KeyRange both{std::max(keys.begin, lost.begin), std::min(keys.end, lost.end)};
+      if (both.size() <= 0) continue;
+      if (const index_t key = first_visible(mask, query, both); key < both.end) {
+        fail_format("ssmax::%s: mask shows key %td, k no longer stores keys [%td, %td)", function, key,
+                    lost.begin, lost.end);
+      }
+    }
+  }
+}
+
+/// Throws unless a source still stores the keys that the mask shows to the queries. O(queries) calls of the mask's
+/// members. Exception: a mask with `sees` and without `run` is called for each key that the source has forgotten.
+template <class A, class K, class M>
+void check_stored_keys(const char* function, const Problem<A>& problem, const K& source, const M& mask) {
   for (index_t b = 0; b < problem.q.extent(0); ++b) {
     const QueryShape shape = problem.shape(b);
     const KeyRange stored = problem.keys.stored(b);
@@ -220,14 +240,10 @@ void check_stored_keys(const char* function, const Problem<A>& problem, const M&
       fail_value(function, "k", "stores keys up to", stored.end, "the length is", shape.keys);
     if (stored.begin < 0 || stored.begin > stored.end)
       fail_value(function, "k", "stores keys from", stored.begin, "must be within 0 and", stored.end);
-    if (stored.begin == 0) continue;
-    for (index_t h = 0; h < shape.heads; ++h) {
-      for (index_t i = 0; i < shape.queries; ++i) {
-        const KeyRange keys = visible_keys(mask, Query{b, h, i, shape});
-        if (keys.size() > 0 && keys.begin < stored.begin) {
-          fail_value(function, "mask", "shows key", keys.begin, "the first that is stored is", stored.begin);
-        }
-      }
+    check_masked(function, mask, b, shape, {0, stored.begin});
+    if constexpr (has_forgotten<K>) {
+      const KeyRange forgotten = source.forgotten(b);
+      check_masked(function, mask, b, shape, {std::max(forgotten.begin, stored.begin), forgotten.end});
     }
   }
 }

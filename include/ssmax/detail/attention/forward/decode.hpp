@@ -107,6 +107,7 @@ class DecodeTask {
       }
       softmax_[r] = OnlineSoftmax<A>(multipliers_.of_softmax(row));
     }
+    if (variant_.has_runs) distinct_rows_ = variant_.has_same_runs(memory_.rows, count) ? 1 : count;
     return seen;
   }
 
@@ -130,7 +131,7 @@ class DecodeTask {
   bool sees_chunk(KeyRange keys) {
     if (!variant_.has_runs) return true;
     const KeyRange chunk{keys.begin / key_chunk * key_chunk, keys.end};
-    visible_blocks_ = variant_.visible_blocks(memory_.rows, count_, chunk, visible_block);
+    visible_blocks_ = variant_.visible_blocks(memory_.rows, distinct_rows_, chunk, visible_block);
     return visible_blocks_ != 0;
   }
 
@@ -176,33 +177,54 @@ class DecodeTask {
  private:
   static constexpr bool is_bf16 = !std::same_as<E, A>;
 
+  /// The keys of a chunk from the first to the last that a row sees.
+  struct Seen {
+    KeyRange keys{};
+    bool masks = false;  // whether the row may not see some of these keys
+  };
+
+  /// Finds the keys of a chunk that each row sees. Returns a range that holds the keys of all rows.
+  KeyRange find_seen(KeyRange chunk) {
+    const auto cut = [](KeyRange a, KeyRange b) {
+      return KeyRange{std::max(a.begin, b.begin), std::min(a.end, b.end)};
+    };
+    KeyRange all{chunk.end, chunk.begin};
+    Hull hull;
+    for (index_t r = 0; r < count_; ++r) {
+      Seen seen{cut(memory_.rows[r].keys, chunk), variant_.has_predicate};
+      if (variant_.has_runs) {
+        if (r < distinct_rows_) hull = variant_.hull(memory_.rows + r, 1, seen.keys);
+        seen.keys = cut(hull.any, seen.keys);
+        seen.masks = hull.masks(seen.keys);
+      }
+      if (seen.keys.size() <= 0) seen = {};
+      if (seen.keys.size() > 0)
+        all = {std::min(all.begin, seen.keys.begin), std::max(all.end, seen.keys.end)};
+      seen_[r] = seen;
+    }
+    return all;
+  }
+
   /// o += weights · V
   void weigh_values(KeyRange chunk, A* o) {
-    logits(chunk);
+    if (const KeyRange seen = find_seen(chunk); seen.size() > 0) logits(seen, chunk.begin);
     index_t first_alike = 0;  // rows from here to r see the same keys: their product with V is one
-    KeyRange alike{};
+    Seen alike{};
     for (index_t r = 0; r <= count_; ++r) {
-      KeyRange keys{};
-      if (r < count_) {
-        const KeyRange seen = memory_.rows[r].keys;
-        keys = {std::max(seen.begin, chunk.begin), std::min(seen.end, chunk.end)};
-        if (variant_.has_runs) {
-          const KeyRange any = variant_.hull(memory_.rows + r, 1, keys).any;  // runs may end after the chunk
-          keys = {std::max(any.begin, keys.begin), std::min(any.end, keys.end)};
-        }
-        if (keys.size() < 0) keys = {};
-      }
-      if (r == count_ || keys.begin != alike.begin || keys.end != alike.end) {
-        if (alike.size() > 0) accumulate(first_alike, r - first_alike, alike, chunk.begin, o);
+      const Seen seen = r < count_ ? seen_[r] : Seen{};
+      const KeyRange keys = seen.keys;
+      if (r == count_ || keys.begin != alike.keys.begin || keys.end != alike.keys.end) {
+        if (alike.keys.size() > 0) accumulate(first_alike, r - first_alike, alike, chunk.begin, o);
         first_alike = r;
-        alike = keys;
+        alike = seen;
       }
+      alike.masks = alike.masks || seen.masks;
       if (keys.size() == 0) continue;
       A* s = memory_.s + r * key_chunk + (keys.begin - chunk.begin);
       if (is_bf16 && multipliers_.has_score()) {  // float: q is multiplied by scale
         kernels<RowKernels<A>>().multiply(s, keys.size(), static_cast<A>(problem_.scale), s);
       }
-      if (multipliers_.has_score() || variant_.has_predicate) variant_.apply(s, keys, memory_.rows[r]);
+      if (multipliers_.has_score() || seen.masks) variant_.apply(s, keys, memory_.rows[r]);
       softmax_[r].update(s, keys.size(), s);
       if constexpr (is_bf16) round_weights(r, s, keys.size());
     }
@@ -237,10 +259,10 @@ class DecodeTask {
     if (range.size() > 0) f(range);
   }
 
-  /// s[r][key - chunk.begin] for all rows and the visible keys of the chunk.
-  void logits(KeyRange chunk) const {
-    for_each_visible_range(chunk, [&](KeyRange keys) {
-      A* s = memory_.s + (keys.begin - chunk.begin);
+  /// s[r][key - chunk_begin] for all rows and the visible keys of a range.
+  void logits(KeyRange range, index_t chunk_begin) const {
+    for_each_visible_range(range, [&](KeyRange keys) {
+      A* s = memory_.s + (keys.begin - chunk_begin);
       if constexpr (is_bf16) {
         for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const KeyRun& run) {
           kernels<PairDecodeKernels<A, E>>().logits(memory_.q, memory_.pitch, memory_.parts, count_,
@@ -268,18 +290,19 @@ class DecodeTask {
     });
   }
 
-  /// Adds the weights of rows [r, r + rows) times V over keys that all of them may see.
-  void accumulate(index_t r, index_t rows, KeyRange keys, index_t chunk_begin, A* o) const {
+  /// Adds the weights of rows [r, r + rows) times V over the keys of `seen`, which is the same for all of them.
+  void accumulate(index_t r, index_t rows, const Seen& seen, index_t chunk_begin, A* o) const {
     const index_t dv = memory_.dv;
+    const KeyRange keys = seen.keys;
     A* to = o + r * dv;
-    if (variant_.has_predicate) {
+    if (seen.masks) {
       to = memory_.block_o;
       std::fill_n(to, rows * dv, A{0});
     }
     for_each_visible_range(keys, [&](KeyRange range) {
       add_values(r * key_chunk + (range.begin - chunk_begin), rows, range, to);
     });
-    if (variant_.has_predicate) {
+    if (seen.masks) {
       // A weight of 0 times a NaN that the query must not see is NaN as well.
       const bool finite = std::all_of(to, to + rows * dv, [](A x) { return std::isfinite(x); });
       if (!finite) accumulate_nonfinite(r, rows, keys, chunk_begin, to);
@@ -342,10 +365,16 @@ class DecodeTask {
         add_rounded(first + (key - keys.begin), rows, run.count, finite, dv, to);
       });
     } else {
-      load_values(problem_.keys, batch_, kv_head_, keys, values);
-      copy_finite(values, keys.size() * dv, values);
-      kernels<DecodeKernels<A, A>>().accumulate(memory_.s + first, key_chunk, rows, keys.size(), values, dv,
-                                                dv, to, dv);
+      const auto add = [&](KeyRange part) {
+        load_values(problem_.keys, batch_, kv_head_, part, values);
+        copy_finite(values, part.size() * dv, values);
+        kernels<DecodeKernels<A, A>>().accumulate(memory_.s + first + (part.begin - keys.begin), key_chunk,
+                                                  rows, part.size(), values, dv, dv, to, dv);
+      };
+      if (problem_.stored_products.accumulate == nullptr) return add(keys);
+      for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const KeyRun& run) {
+        add({key, key + run.count});
+      });
     }
   }
 
@@ -355,6 +384,8 @@ class DecodeTask {
   const Multipliers multipliers_;
   OnlineSoftmax<A> softmax_[decode_rows];
   double tops_[decode_rows];          // what the weights of a row are divided by: 1, but in 16 bits
+  Seen seen_[decode_rows];            // of a chunk
+  index_t distinct_rows_ = 0;         // under a mask with runs: 1 if all rows have the same runs, else all
   std::uint32_t visible_blocks_ = 0;  // under a mask with runs: of the chunk, in units of visible_block
   index_t batch_ = 0, kv_head_ = 0, count_ = 0;
 };
