@@ -20,8 +20,8 @@
 /// dq, dk and dv are overwritten. Exception: with `accumulate`, the call adds the gradients to dq, dk and dv. The sum
 /// is formed in the type that T is computed in, and rounded once to T: for float and double, the result has the bits
 /// of old value + gradient, where the gradient is what a call without `accumulate` writes. Gradients of parameters
-/// (ds, db, dp, dslopes, dbias, dsinks) are always added: zero them before the first call. A query that sees nothing has no gradient (but its sink may have one,
-/// through lse). Hidden keys get none, and nothing of them is read into a result: NaN in them stays there.
+/// (ds, db, dp, dslopes, dbias, dsinks) are always added: zero them before the first call. A query that sees
+/// nothing has no gradient (but its sink may have one, through lse). Hidden keys get none, and nothing of them is read into a result: NaN in them stays there.
 /// NaN in what a query sees, or in its own numbers, spreads to what depends on it.
 ///
 /// Memory is linear in the sequence. Every kv head at work (as many as threads, or fewer) takes 4·d + 32
