@@ -25,7 +25,8 @@ struct Layer {
   View<float, 3> lse;                             // [batch, head, position]: what the backward needs
 };
 
-// dq, dk and dv are written; what belongs to parameters, as ds, is added to.
+// dq, dk and dv are overwritten, or added to with .accumulate = true. The gradients of parameters, as ds,
+// are always added.
 void attention_in_training(const Layer& x, std::span<const float> s, std::span<float> ds,
                            const Rope<float>& rope, ThreadPool& pool) {
   const SSMax<float> scaling{s};

@@ -27,7 +27,7 @@ struct Gradient {
 
 template <class T, class M, class C>
 void check_bits(const Sequences& sequences, const Sizes& sizes, const M& mask, const C& score,
-                const AttentionOptions<T>& options) {
+                const AttentionOptions<T>& options, bool accumulate = false) {
   static ThreadPool three(3);
   const auto q = Tensor<T>::random(sequences, true, sizes.heads, sizes.d, 1);
   const auto k = Tensor<T>::random(sequences, false, sizes.kv_heads, sizes.d, 100);
@@ -57,7 +57,8 @@ void check_bits(const Sequences& sequences, const Sizes& sizes, const M& mask, c
            .dq = all ? g.dq.view() : g.dq.alone(i),
            .dk = all ? g.dk.view() : g.dk.alone(i),
            .dv = all ? g.dv.view() : g.dv.alone(i),
-           .dsinks = options.sinks.empty() ? std::span<Compute<T>>() : std::span<Compute<T>>(g.dsinks)},
+           .dsinks = options.sinks.empty() ? std::span<Compute<T>>() : std::span<Compute<T>>(g.dsinks),
+           .accumulate = accumulate},
           scaling.gradient(std::span<Compute<T>>(g.ds), std::span<Compute<T>>(g.db)), mask, score, own,
           executor);
     };
@@ -98,6 +99,9 @@ void check_all(const Sizes& sizes) {
     check_bits<T>(sequences, sizes, Causal{}, Identity{}, {});
     check_bits<T>(sequences, sizes, Full{}, Softcap{5}, {.sinks = sinks});
     check_bits<T>(sequences, sizes, SlidingWindow{200, 3}, Identity{}, {.rope = &rope, .key_position = 40});
+    check_bits<T>(sequences, sizes, Causal{}, Identity{}, {}, true);
+    check_bits<T>(sequences, sizes, SlidingWindow{200, 3}, Identity{}, {.rope = &rope, .key_position = 40},
+                  true);
     const std::vector<index_t> same(30, 33);
     check_bits<T>({same, same, is_packed}, sizes, Causal{}, Identity{}, {});
     check_bits<T>({{0, 0}, {20, 0}, is_packed}, sizes, Causal{}, Identity{}, {});

@@ -1,5 +1,5 @@
 // A storage type of the user's, in rows, as keys and values, and with a factor for each row. Header-only: the library's
-// own drivers know its own types.
+// own drivers of rows know its own types.
 
 #include <algorithm>
 #include <array>

@@ -17,14 +17,17 @@
 /// With scaled_sinks, w_i = -exp(c_i·sink - lse_i) δ_i, dsink = Σ_i c_i w_i, and dc_i has one term more,
 /// sink·w_i.
 ///
-/// dq, dk and dv are written. What belongs to parameters (ds, db, dp, dslopes, dbias, dsinks) is added to, so
-/// that it may gather over calls. A query that sees nothing has no gradient (but its sink may have one,
-/// through lse). Hidden keys get none, and nothing of them is read into a result: NaN in them stays there.
+/// dq, dk and dv are overwritten. Exception: with `accumulate`, the call adds the gradients to dq, dk and dv. The sum
+/// is formed in the type that T is computed in, and rounded once to T: for float and double, the result has the bits
+/// of old value + gradient, where the gradient is what a call without `accumulate` writes. Gradients of parameters
+/// (ds, db, dp, dslopes, dbias, dsinks) are always added: zero them before the first call. A query that sees
+/// nothing has no gradient (but its sink may have one, through lse). Hidden keys get none, and nothing of them is read into a result: NaN in them stays there.
 /// NaN in what a query sees, or in its own numbers, spreads to what depends on it.
 ///
 /// Memory is linear in the sequence. Every kv head at work (as many as threads, or fewer) takes 4·d + 32
 /// bytes a query and 4·(d + dv) a key, which is 26 MiB at width 64 with 32768 of both; as much again for
-/// keys under a rope, and more where sums are not of type T. Where something is learnt, 32 bytes a query of
+/// keys under a rope. Where T is half or bfloat16, or with `accumulate`, 4·d bytes a query and 4·(d + dv) a key are
+/// added. Where something is learnt, 32 bytes a query of
 /// the call are added. One allocation a call, none with a workspace. The same bits for every executor,
 /// without atomic additions.
 ///
@@ -93,6 +96,9 @@ struct AttentionGradients {
       dk{},                                  ///< Written: that of k.
       dv{};                                  ///< Written: that of v.
   std::span<detail::Compute<T>> dsinks{};    ///< Added to, or left out.
+  /// Adds the gradients to dq, dk and dv instead of overwriting them. dq, dk and dv must hold numbers before the call.
+  /// dsinks and the gradients of parameters are added in either case. mpi::attention_backward throws if it is true.
+  bool accumulate = false;
 };
 
 /// Attention, backward: formulas and bounds are at the top of attention_backward.hpp. Write the element type,

@@ -91,7 +91,10 @@ CrossEntropy cross_entropy(const std::type_identity_t<View<const T, 2>>& logits,
                            std::span<const index_t> targets,
                            const std::type_identity_t<View<T, 2>>& dlogits = {},
                            const CrossEntropyOptions& options = {}, E&& executor = E{}) {
-  static_assert(detail::Storage<T>, "ssmax::cross_entropy: T is float, double, half or bfloat16");
+  static_assert(
+      detail::RowStorage<T>,
+      "ssmax::cross_entropy: T is float, double, half or bfloat16; a storage type of your own needs a "
+      "unit without SSMAX_COMPILED");
   using C = detail::Compute<T>;
   const char* function = "cross_entropy";
   const index_t rows = logits.extent(0), classes = logits.extent(1);

@@ -26,9 +26,7 @@
 /// members are called by several threads.
 #pragma once
 
-#include <concepts>
-
-#include "detail/checks/optional_member.hpp"
+#include "detail/checks/key_source.hpp"
 #include "query.hpp"
 #include "storage.hpp"
 
@@ -60,25 +58,12 @@ struct KeyStretch {
 
 SSMAX_END
 
-SSMAX_BEGIN_DETAIL
-
-SSMAX_OPTIONAL_MEMBER(has_forgotten, "source of keys", forgotten, std::same_as<KeyRange>,
-                      "KeyRange forgotten(index_t batch) const", index_t{})
-
-SSMAX_END
-
 SSMAX_BEGIN_CODE
 
-/// A type that says where keys and values lie: the top of key_source.hpp.
+/// A type that says where keys and values lie: the top of key_source.hpp. The compiler refuses a type with `Element`
+/// whose members have these names and other signatures.
 template <class S>
-concept KeySource = requires(const S& source, index_t i) {
-  typename S::Element;
-  { source.shape() } -> std::same_as<KeySourceShape>;
-  { source.length(i) } -> std::integral;
-  { source.stored(i) } -> std::same_as<KeyRange>;
-  { source.stretch(i, i, i) } -> std::same_as<KeyStretch<typename S::Element>>;
-}
-&&detail::KeyStorage<typename S::Element>;
+concept KeySource = detail::is_key_source<S>() && detail::KeyStorage<typename S::Element>;
 
 SSMAX_END
 /// @}

@@ -176,6 +176,7 @@ void attention_backward(Communicator& comm, const Layout& layout,
   std::vector<KeyRange> seen;
   std::int64_t policies = 0;
   const detail::Complaint complaint = detail::complaint_of(function, [&] {
+    if (g.accumulate) detail::fail_value(function, "accumulate", "is", 1, "over ranks it must be", 0);
     detail::check_arguments(function, a, g, options);
     detail::check_share(function, comm, layout, a.q, a.k);
     if (layout.segments().size() > 16384) {

@@ -63,8 +63,10 @@ namespace detail {
 
 template <class X, class Y>
 constexpr void check_storage() {
-  static_assert(Storage<std::remove_const_t<X>> && Storage<Y>,
-                "ssmax::softmax: elements are float, double, ssmax::half or ssmax::bfloat16");
+  static_assert(
+      RowStorage<std::remove_const_t<X>> && RowStorage<Y>,
+      "ssmax::softmax: elements are float, double, ssmax::half or ssmax::bfloat16; a storage type of "
+      "your own needs a unit without SSMAX_COMPILED");
   static_assert(std::same_as<Compute<X>, Compute<Y>>, "ssmax::softmax: double goes with double only");
 }
 

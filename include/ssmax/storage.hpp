@@ -22,8 +22,8 @@
 ///
 /// With `scale`, a row of keys or values is stored divided by scale(row). A KvCache keeps one such float for
 /// each row, and attention multiplies by it what load gives. Such a type is for caches alone; one without
-/// `scale` serves rows, queries, keys and values. Both are compiled by the unit that uses them, so not with
-/// `SSMAX_COMPILED`, whose drivers know the four types above and no others.
+/// `scale` serves rows, queries, keys and values. Exception: with `SSMAX_COMPILED`, the functions over rows of logits
+/// take the four types above alone.
 #pragma once
 
 #include <concepts>
@@ -101,11 +101,16 @@ concept ScaledStorage = ConvertedStorage<X> && requires(const Compute<X>* in, in
 
 /// What keys and values may be stored in.
 template <class X>
-concept KeyStorage = BuiltInStorage<X> ||((SSMAX_COMPILES_DRIVERS != 0) && ConvertedStorage<X>);
+concept KeyStorage = BuiltInStorage<X> || ConvertedStorage<X>;
 
 /// What everything else may be stored in.
 template <class X>
 concept Storage = KeyStorage<X> && !ScaledStorage<X>;
+
+/// What rows of logits may be stored in. Drivers of rows are compiled for each storage type, so with SSMAX_COMPILED for
+/// the library's own types alone.
+template <class X>
+concept RowStorage = Storage<X> &&(BuiltInStorage<X> || SSMAX_COMPILES_DRIVERS != 0);
 
 SSMAX_END
 /// @}

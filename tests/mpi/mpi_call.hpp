@@ -19,6 +19,7 @@ struct Call {
   Layout layout = Layout::contiguous(40, world().ranks(), 1);
   Share<double> share{problem, layout, world().rank()};
   ssmax::AttentionArguments<double> arguments = share.forward();
+  bool accumulate = false;
 
   template <class S, class M, class C = Identity>
   void attention(const S& scaling, const M& mask, const C& score = {},
@@ -34,7 +35,8 @@ struct Call {
         {.dout = share.of_queries<const double>(share.dout.data(), 4),
          .dq = share.of_queries(share.dq.data(), 4),
          .dk = share.of_keys(share.dk.data(), 4),
-         .dv = share.of_keys(share.dv.data(), 4)},
+         .dv = share.of_keys(share.dv.data(), 4),
+         .accumulate = accumulate},
         scaling, mask, score, options);
   }
   template <class M = Full, class C = Identity>

@@ -16,6 +16,12 @@ TEST_CASE("A rank whose arguments do not fit refuses for all", "[mpi][errors]") 
   check_refused_alike(call, call.refused(), {"mpi::attention", "out", "3", "4", "rank"});
 }
 
+TEST_CASE("Gradients that are to be accumulated are refused", "[mpi][errors]") {
+  Call call;
+  call.accumulate = is_last();
+  check_refused_alike(call, call.refused_backward(), {"mpi::attention_backward", "accumulate"});
+}
+
 TEST_CASE("A layout of other ranks or lengths is refused", "[mpi][errors]") {
   Call call;
   call.layout = Layout::contiguous(40, world().ranks() + 1, 1);

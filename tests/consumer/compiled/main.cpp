@@ -8,6 +8,29 @@
 
 namespace {
 
+/// Multiples of 1/8.
+struct Eighths {
+  signed char value = 0;
+  Eighths() = default;
+  explicit Eighths(float x) : value(static_cast<signed char>(std::lrint(x * 8))) {}
+  explicit operator double() const { return value / 8.0; }
+};
+
+}  // namespace
+
+template <>
+struct ssmax::StorageTraits<Eighths> {
+  using Compute = float;
+  static void load(const Eighths* in, index_t n, float* out) {
+    for (index_t i = 0; i < n; ++i) out[i] = static_cast<float>(static_cast<double>(in[i]));
+  }
+  static void store(const float* in, index_t n, Eighths* out) {
+    for (index_t i = 0; i < n; ++i) out[i] = Eighths(in[i]);
+  }
+};
+
+namespace {
+
 constexpr ssmax::index_t keys = 40, width = 16;
 constexpr std::array<ssmax::index_t, 4> shape{1, 2, keys, width};
 
@@ -29,6 +52,20 @@ bool attends(ssmax::ThreadPool& pool) {
       ssmax::SSMax<ssmax::detail::Compute<T>>{0.4F}, ssmax::Causal{}, {}, pool);
   bool good = true;
   for (const T value : out) good = good && std::abs(static_cast<double>(value) - 0.5) < 1e-2;
+  return good;
+}
+
+/// A cache of the program's own storage type, whose rows the drivers of the library convert.
+bool decodes_own_storage() {
+  ssmax::KvCache<Eighths> cache({.kv_heads = 2, .width = width, .capacity = keys});
+  const std::vector<float> qk = numbers<float>(), v(qk.size(), 0.5F);
+  const ssmax::View<const float, 4> q(qk.data(), shape), values(v.data(), shape);
+  cache.append(q, values);
+  std::vector<float> out(2 * width);
+  const std::array<ssmax::index_t, 4> of_one{1, 2, 1, width};
+  ssmax::decode<float>({.q = {qk.data(), of_one}, .out = {out.data(), of_one}}, cache);
+  bool good = true;
+  for (const float value : out) good = good && std::abs(value - 0.5F) < 1e-5F;
   return good;
 }
 
@@ -62,7 +99,8 @@ bool normalizes() {
 int main() {
   ssmax::ThreadPool pool(2);
   const bool good = attends<float>(pool) && attends<double>(pool) && attends<ssmax::half>(pool) &&
-                    attends<ssmax::bfloat16>(pool) && passes_exceptions(pool) && normalizes();
+                    attends<ssmax::bfloat16>(pool) && attends<Eighths>(pool) && decodes_own_storage() &&
+                    passes_exceptions(pool) && normalizes();
   for (const ssmax::Target target : ssmax::available_targets())
     std::printf("%s ", ssmax::target_name(target));
   std::printf("%s\n", good ? "good" : "wrong");

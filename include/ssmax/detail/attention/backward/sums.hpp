@@ -28,7 +28,7 @@ bool packs_keys(const BackwardProblem<A>& problem, const PrefillKernels<A>& kern
 }
 
 /// One kv head while its gradients are summed: first over blocks_per_sum blocks, in the kernels' own
-/// layouts, then over all blocks: in the results or, if these are not stored as A, in arrays of A. In a backward in
+/// layouts, then over all blocks: in the results or, if the results cannot hold sums, in arrays of A. In a backward in
 /// stages these arrays are the caller's. E is the type of the products' operands.
 template <class A, class E = A>
 struct HeadSums {
@@ -77,7 +77,7 @@ struct HeadSums {
     return has_arrays ? gradient.extent(3) : gradient.stride(2);
   }
 
-  bool has_arrays = false;         // results are not stored as A
+  bool has_arrays = false;         // results cannot hold sums
   QueryFacts<A>* facts = nullptr;  // [rows]
   KeyRange* seen = nullptr;        // [query blocks]: by any of a block's queries
   index_t visible_words = 0;

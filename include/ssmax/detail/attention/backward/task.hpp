@@ -143,7 +143,7 @@ class BackwardTask {
         }
       }
       const Query& query = *cursor;
-      problem_.dq.store(query.batch, query.head, forward_.row_of(query), sums);
+      store(problem_.dq, problem_.old_dq, query.batch, query.head, forward_.row_of(query), sums);
     }
   }
 
@@ -165,8 +165,9 @@ class BackwardTask {
             forward_.key_position + variant_.key_position(query, problem_.first_key() + key);
         rotate(forward_.rope, dk, d, dk, d, 1, d, position, true);
       }
-      problem_.dk.store(batch_, kv_head_, key, dk);
-      problem_.dv.store(batch_, kv_head_, key, head_sums_.value_sums(problem_, batch_, kv_head_, key));
+      A* dv = head_sums_.value_sums(problem_, batch_, kv_head_, key);
+      store(problem_.dk, problem_.old_dk, batch_, kv_head_, key, dk);
+      store(problem_.dv, problem_.old_dv, batch_, kv_head_, key, dv);
     }
   }
 
@@ -393,6 +394,20 @@ class BackwardTask {
       }
     }
     if (!is_last) std::fill_n(block_sums, sums_in_use(block), A{0});
+  }
+
+  /// Writes a row of a gradient, or adds the row if gradients are accumulated. May overwrite `sums`.
+  void store(const OutputRows<A>& gradient, const InputRows<A>& old, index_t batch, index_t head, index_t row,
+             A* sums) const {
+    if (problem_.accumulates) {
+      const index_t n = gradient.extent(3);
+      if (gradient.kind() == ElementKind::compute) {
+        gradient_kernels_.add_rows(sums, 0, 1, n, gradient.in_place(batch, head, row), 0);
+      } else {
+        gradient_kernels_.add_rows(old.load(batch, head, row, memory_.staged), 0, 1, n, sums, 0);
+      }
+    }
+    gradient.store(batch, head, row, sums);
   }
 
   void add_keys(index_t block, bool is_first, bool is_last) const {

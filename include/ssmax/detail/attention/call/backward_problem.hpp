@@ -46,6 +46,9 @@ struct BackwardProblem {
   InputRows<A> out, dout;
   RowNumbers<const A> lse, dlse;
   OutputRows<A> dq, dk, dv;  // dk and dv count kv heads from 0
+  /// Given if the gradients are added to dq, dk, dv: what the rows of dq, dk, dv hold before.
+  InputRows<A> old_dq, old_dk, old_dv;
+  bool accumulates = false;
   std::span<const A> sinks;  // of all heads of the call, as dsinks are
   std::span<A> dsinks;
   bool scaled_sinks = false;
@@ -53,7 +56,7 @@ struct BackwardProblem {
   StageSums<A> sums{};  // of a stage whose results are not stored as A
 
   /// Returns whether the results can hold sums.
-  SSMAX_INLINE bool stores_sums() const { return dq.kind() == ElementKind::compute; }
+  SSMAX_INLINE bool stores_sums() const { return dq.kind() == ElementKind::compute && !accumulates; }
   /// kv heads [first_head, first_head + heads) are computed, counted over batch entries.
   SSMAX_INLINE index_t first_head() const { return forward.first_entry() * forward.kv_heads(); }
   SSMAX_INLINE index_t heads() const { return forward.entries() * forward.kv_heads(); }

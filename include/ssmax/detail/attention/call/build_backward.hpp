@@ -17,6 +17,10 @@ BackwardProblem<Compute<T>> make_backward_problem(const Problem<Compute<T>>& for
                                                   const BackwardStage& stage = {},
                                                   const StageSums<Compute<T>>& sums = {}) {
   const index_t first_head = forward.first_head();
+  const auto old_rows = [&](const View<T, 4>& gradient, index_t first) {
+    const View<const T, 4> rows = addressable(gradient);
+    return g.accumulate ? InputRows<Compute<T>>(rows, first) : InputRows<Compute<T>>();
+  };
   return {.forward = forward,
           .out = {addressable(a.out), first_head},
           .dout = {addressable(g.dout), first_head},
@@ -25,6 +29,10 @@ BackwardProblem<Compute<T>> make_backward_problem(const Problem<Compute<T>>& for
           .dq = {addressable(g.dq), first_head},
           .dk = addressable(g.dk),
           .dv = addressable(g.dv),
+          .old_dq = old_rows(g.dq, first_head),
+          .old_dk = old_rows(g.dk, 0),
+          .old_dv = old_rows(g.dv, 0),
+          .accumulates = g.accumulate,
           .sinks = options.sinks,
           .dsinks = g.dsinks,
           .scaled_sinks = options.scaled_sinks,

@@ -40,9 +40,10 @@ BackwardProblem<A> of_sequence(const BackwardProblem<A>& problem, index_t sequen
   BackwardProblem<A> result = problem;
   result.forward = of_sequence(problem.forward, sequence);
   keep_sequence(lengths.query_rows(sequence), lengths.count(), result.out, result.dout, result.lse,
-                result.dlse, result.dq);
+                result.dlse, result.dq, result.old_dq);
   result.dk.keep_sequence(lengths.key_rows(sequence), lengths.count());
   result.dv.keep_sequence(lengths.key_rows(sequence), lengths.count());
+  keep_sequence(lengths.key_rows(sequence), lengths.count(), result.old_dk, result.old_dv);
   return result;
 }
 

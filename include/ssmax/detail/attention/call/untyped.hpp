@@ -26,7 +26,7 @@ struct UntypedArguments {
   Anything q{}, k{}, v{}, out{}, lse{}, first_query{}, queries{}, first_key{}, keys{}, state{}, continues{};
 };
 struct UntypedGradients {
-  Anything dout{}, dlse{}, dq{}, dk{}, dv{}, dsinks{};
+  Anything dout{}, dlse{}, dq{}, dk{}, dv{}, dsinks{}, accumulate{};
 };
 struct UntypedOptions {
   Anything scale{}, rope{}, key_position{}, sinks{}, workspace{}, float_products{}, scaled_sinks{},

@@ -1,0 +1,58 @@
+// The members that make a type a source of keys, as key_source.hpp describes them.
+#pragma once
+
+#include <concepts>
+#include <type_traits>
+#include <utility>
+
+#include "../../config.hpp"
+#include "optional_member.hpp"
+
+SSMAX_BEGIN_DATA
+
+struct KeySourceShape;
+struct KeyRange;
+template <class X>
+struct KeyStretch;
+
+SSMAX_END
+
+SSMAX_BEGIN_DETAIL
+
+/// Defines  trait<S>: whether the source S has the member  name(arguments…) const,  and what it returns satisfies
+/// `returns`. A member of that name with another signature is an error of the compiler.
+#define SSMAX_SOURCE_MEMBER(trait, name, returns, signature, ...)                           \
+  template <class S>                                                                        \
+  consteval bool find_##trait() {                                                           \
+    constexpr bool fits = requires(const S& source, index_t i) {                            \
+      { source.name(__VA_ARGS__) } -> returns;                                              \
+    };                                                                                      \
+    constexpr bool is_named = requires(S & source, index_t i) { source.name(__VA_ARGS__); } \
+    || requires { &S::name; };                                                              \
+    static_assert(fits || !is_named,                                                        \
+                  "ssmax: the member '" #name "' of a source of keys must be  " signature); \
+    return fits;                                                                            \
+  }                                                                                         \
+  template <class S>                                                                        \
+  constexpr bool trait = find_##trait<S>();
+
+SSMAX_SOURCE_MEMBER(has_source_shape, shape, std::same_as<KeySourceShape>, "KeySourceShape shape() const")
+SSMAX_SOURCE_MEMBER(has_source_length, length, std::integral, "index_t length(index_t batch) const", i)
+SSMAX_SOURCE_MEMBER(has_source_stored, stored, std::same_as<KeyRange>, "KeyRange stored(index_t batch) const",
+                    i)
+SSMAX_SOURCE_MEMBER(has_source_stretch, stretch, std::same_as<KeyStretch<typename S::Element>>,
+                    "KeyStretch<Element> stretch(index_t batch, index_t kv_head, index_t key) const", i, i, i)
+
+SSMAX_OPTIONAL_MEMBER(has_forgotten, "source of keys", forgotten, std::same_as<KeyRange>,
+                      "KeyRange forgotten(index_t batch) const", index_t{})
+
+template <class S>
+consteval bool is_key_source() {
+  if constexpr (requires { typename S::Element; }) {
+    return has_source_shape<S> && has_source_length<S> && has_source_stored<S> && has_source_stretch<S>;
+  } else {
+    return false;
+  }
+}
+
+SSMAX_END

@@ -1,0 +1,210 @@
+// With `accumulate`, dq, dk and dv are old value + gradient, rounded once. The expected gradient is what a call without
+// `accumulate` writes; for half and bfloat16, what such a call in float writes.
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <ssmax/ssmax.hpp>
+#include <vector>
+
+#include "attention_backward_problem.hpp"
+#include "catch.hpp"
+#include "test_executors.hpp"
+
+namespace attention_problem::backward_problem::attention_backward_accumulate_test {
+
+constexpr std::array<Shape, 10> shapes{{
+    // batch, heads, kv_heads, queries, keys, d, dv
+    {2, 4, 2, 37, 150, 6, 5},
+    {1, 2, 2, 20, 256, 16, 32},
+    {2, 2, 1, 4, 300, 16, 17},
+    {1, 2, 1, 53, 41, 7, 3},
+    {1, 1, 1, 1, 1, 1, 1},
+    {1, 2, 2, 2, 2, 2, 2},
+    {1, 2, 1, 0, 5, 4, 3},
+    {1, 2, 1, 5, 0, 4, 3},
+    {1, 1, 1, 251, 2053, 4, 4},    // more keys than a partial sum of dq takes
+    {1, 1, 1, 1931, 260, 16, 16},  // more queries than a partial sum of dk takes
+}};
+
+/// A gradient whose rows lie [batch][position][head][width + 3], with numbers in the gaps as well.
+template <class T>
+struct Gradient {
+  std::array<index_t, 4> extents;
+  std::vector<T> data;
+
+  Gradient(index_t batch, index_t heads, index_t rows, index_t width, unsigned seed)
+      : extents{batch, heads, rows, width},
+        data(reference::normals<T>(static_cast<std::size_t>(batch * heads * rows * (width + 3)), seed)) {}
+  View<T, 4> view() {
+    const index_t row = extents[3] + 3;
+    return {data.data(), extents, {extents[2] * extents[1] * row, row, extents[1] * row, 1}};
+  }
+};
+
+template <class R>
+struct Result {
+  Gradient<R> dq, dk, dv;
+  std::vector<Compute<R>> ds, db;
+
+  explicit Result(const Shape& s)
+      : dq(s.batch, s.heads, s.queries, s.d, 11),
+        dk(s.batch, s.kv_heads, s.keys, s.d, 12),
+        dv(s.batch, s.kv_heads, s.keys, s.dv, 13),
+        ds(static_cast<std::size_t>(s.heads), Compute<R>(0.5)),
+        db(ds) {}
+};
+
+/// Runs the backward in R, on tensors of T.
+template <class R, class T, class M, class E>
+Result<R> differentiate(const Problem<T>& problem, const Output<T>& output, const M& mask,
+                        const AttentionOptions<T>& options, bool accumulate, E&& executor) {
+  using A = Compute<T>;
+  const Shape& s = problem.shape;
+  const auto as = [](const std::vector<T>& numbers) {
+    std::vector<R> result;
+    for (const T x : numbers) result.push_back(static_cast<R>(static_cast<A>(x)));
+    return result;
+  };
+  const std::vector<R> q = as(problem.q), k = as(problem.k), v = as(problem.v), out = as(output.out),
+                       dout = as(problem.dout);
+  Result<R> result(s);
+  Explanation explanation;
+  const std::vector<A> factors(result.ds.size(), A(0.4)), offsets(result.ds.size(), A(0.1));
+  const std::array<index_t, 4> of_out{s.batch, s.heads, s.queries, s.dv};
+  const std::array<index_t, 3> of_rows{s.batch, s.heads, s.queries};
+  ssmax::attention_backward<R>({.q = {q.data(), {s.batch, s.heads, s.queries, s.d}},
+                                .k = {k.data(), {s.batch, s.kv_heads, s.keys, s.d}},
+                                .v = {v.data(), {s.batch, s.kv_heads, s.keys, s.dv}},
+                                .out = {out.data(), of_out},
+                                .lse = {output.lse.data(), of_rows}},
+                               {.dout = {dout.data(), of_out},
+                                .dlse = {problem.dlse.data(), of_rows},
+                                .dq = result.dq.view(),
+                                .dk = result.dk.view(),
+                                .dv = result.dv.view(),
+                                .accumulate = accumulate},
+                               SSMax<A>(factors, offsets).gradient(result.ds, result.db), mask,
+                               {.rope = options.rope,
+                                .key_position = options.key_position,
+                                .float_products = options.float_products,
+                                .explanation = &explanation},
+                               executor);
+  const bool is_bf16 = std::same_as<R, ssmax::bfloat16> && has_bfloat16_products() && !options.float_products;
+  if (s.queries > 0 && s.keys > 0)
+    CHECK(explanation.path == (is_bf16 ? ssmax::Path::backward_bf16 : ssmax::Path::backward));
+  return result;
+}
+
+/// Checks that `got` holds old value + gradient. `overwritten` holds the gradients, in the type of the sum.
+template <class T>
+bool holds_sum(Gradient<T> got, Gradient<T> old, Gradient<Compute<T>> overwritten) {
+  using A = Compute<T>;
+  const View<T, 4> sums = got.view(), before = old.view();
+  const View<A, 4> gradient = overwritten.view();
+  for (index_t b = 0; b < sums.extent(0); ++b) {
+    for (index_t h = 0; h < sums.extent(1); ++h) {
+      for (index_t i = 0; i < sums.extent(2); ++i) {
+        for (index_t c = 0; c < sums.extent(3); ++c) {
+          before(b, h, i, c) = static_cast<T>(static_cast<A>(before(b, h, i, c)) + gradient(b, h, i, c));
+        }
+      }
+    }
+  }
+  return same_bits(got.data, old.data);  // and the gaps are unchanged
+}
+
+template <class T, class M, class E>
+void check_sum(const Problem<T>& problem, const Output<T>& output, const M& mask,
+               const AttentionOptions<T>& options, E&& executor) {
+  const Result<Compute<T>> gradient =
+      differentiate<Compute<T>>(problem, output, mask, options, false, executor);
+  const Result<T> got = differentiate<T>(problem, output, mask, options, true, executor), old(problem.shape);
+  CHECK(holds_sum(got.dq, old.dq, gradient.dq));
+  CHECK(holds_sum(got.dk, old.dk, gradient.dk));
+  CHECK(holds_sum(got.dv, old.dv, gradient.dv));
+  CHECK(same_bits(got.ds, gradient.ds));
+  CHECK(same_bits(got.db, gradient.db));
+}
+
+template <class T>
+void check_all() {
+  static ThreadPool three(3);
+  for (const Shape& shape : shapes) {
+    const Problem<T> problem(shape);
+    const Rope<Compute<T>> rope({.width = std::max<index_t>(2, shape.d / 2 * 2)}, 4000);
+    for_each_target_of<T>([&](const std::string& target) {
+      INFO(target << ' ' << name_of(shape));
+      const auto check = [&](const auto& mask, AttentionOptions<T> options) {
+        options.float_products = true;
+        const Output<T> output =
+            run(problem, SSMax<Compute<T>>(Compute<T>(0.4), Compute<T>(0.1)), mask, options);
+        check_sum(problem, output, mask, options, Serial{});
+        check_sum(problem, output, mask, options, three);
+        check_sum(problem, output, mask, options, test_executors::Reverse{64});
+      };
+      check(Causal{}, {});
+      check(SlidingWindow{40}, {});
+      if (shape.d > 1) check(Full{}, {.rope = &rope, .key_position = 1700});
+    });
+  }
+}
+
+TEST_CASE("accumulate: dq, dk and dv are old value + gradient", "[attention][backward][accumulate]") {
+  check_all<float>();
+  check_all<double>();
+  check_all<ssmax::half>();
+  check_all<ssmax::bfloat16>();
+}
+
+TEST_CASE("accumulate: NaN in old values stays in its channel", "[attention][backward][accumulate]") {
+  const Problem<float> problem(shapes[0]);
+  const Output<float> output = run(problem, Softmax{}, Causal{});
+  std::vector<float> dk(problem.k.size()), dv(problem.v.size()), dq(problem.q.size());
+  dq[7] = dk[8] = dv[9] = nan<float>;
+  const Shape& s = problem.shape;
+  ssmax::attention_backward<float>({.q = problem.q_view(),
+                                    .k = problem.k_view(),
+                                    .v = problem.v_view(),
+                                    .out = {output.out.data(), {s.batch, s.heads, s.queries, s.dv}},
+                                    .lse = {output.lse.data(), {s.batch, s.heads, s.queries}}},
+                                   {.dout = {problem.dout.data(), {s.batch, s.heads, s.queries, s.dv}},
+                                    .dq = {dq.data(), {s.batch, s.heads, s.queries, s.d}},
+                                    .dk = {dk.data(), {s.batch, s.kv_heads, s.keys, s.d}},
+                                    .dv = {dv.data(), {s.batch, s.kv_heads, s.keys, s.dv}},
+                                    .accumulate = true},
+                                   Softmax{}, Causal{});
+  const auto nan_count = [](const std::vector<float>& numbers) {
+    return std::ranges::count_if(numbers, [](float x) { return std::isnan(x); });
+  };
+  CHECK((nan_count(dq) == 1 && nan_count(dk) == 1 && nan_count(dv) == 1));
+}
+
+TEST_CASE("accumulate: the bf16 path rounds old value + gradient once", "[attention][backward][accumulate]") {
+  const Problem<ssmax::bfloat16> problem(shapes[0]);
+  for_each_target_of_products([&](const std::string& target) {
+    INFO(target);
+    const Output<ssmax::bfloat16> output = run(problem, SSMax<float>(0.4F, 0.1F), Causal{});
+    const auto gradient = differentiate<ssmax::bfloat16>(problem, output, Causal{}, {}, false, Serial{}),
+               got = differentiate<ssmax::bfloat16>(problem, output, Causal{}, {}, true, Serial{});
+    const Result<ssmax::bfloat16> old(problem.shape);
+    const auto check = [](Gradient<ssmax::bfloat16> sums, Gradient<ssmax::bfloat16> before,
+                          Gradient<ssmax::bfloat16> by) {
+      for (index_t h = 0; h < sums.extents[1]; ++h) {
+        for (index_t i = 0; i < sums.extents[2]; ++i) {
+          for (index_t c = 0; c < sums.extents[3]; ++c) {
+            const auto at = [&](auto& g) { return static_cast<float>(g.view()(0, h, i, c)); };
+            // Rounding to bfloat16 changes the gradient and the sum by at most 2^-8 of themselves.
+            const float exact = at(before) + at(by);
+            CHECK(std::abs(at(sums) - exact) <= 0x1.03p-8F * (std::abs(exact) + std::abs(at(by))));
+          }
+        }
+      }
+    };
+    check(got.dq, old.dq, gradient.dq);
+    check(got.dk, old.dk, gradient.dk);
+    check(got.dv, old.dv, gradient.dv);
+  });
+}
+
+}  // namespace attention_problem::backward_problem::attention_backward_accumulate_test
