@@ -109,7 +109,7 @@ TEST_CASE("decode refuses shapes that do not fit, and writes nothing", "[decode]
     call.refused({"out", "overlaps q"});
   }
   SECTION("out in the cache") {
-    const auto values = call.cache.memory()[1];
+    const auto values = call.cache.memory().second;
     const std::vector<float> before(values.begin(), values.end());
     call.out = {const_cast<float*>(values.data()), {2, 4, 3, 6}};
     call.refused({"out", "overlaps v"});

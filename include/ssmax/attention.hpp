@@ -7,9 +7,9 @@
 /// Shapes: q [batch, heads, queries, d], k [batch, kv_heads, keys, d], v [batch, kv_heads, keys, dv], out
 /// [batch, heads, queries, dv], lse [batch, heads, queries] if wanted. Last stride 1, other strides free,
 /// so that [batch, position, head, channel] and packed qkv need no copy. heads is a multiple of kv_heads;
-/// head h reads kv head h / (heads / kv_heads). T is float, double, half or bfloat16; the latter two are
-/// computed in float (`detail::Compute<T>`, the type of lse and sinks: float, but double for double), but for
-/// the products of bfloat16 below.
+/// head h reads kv head h / (heads / kv_heads). T is float, double, half or bfloat16, or Elements where the types of
+/// tensors differ (elements.hpp); half and bfloat16 are computed in float (`detail::Compute<T>`, the type of lse and
+/// sinks: float, but double for double), but for the products of bfloat16 below.
 ///
 ///     scale   1/√d unless given
 ///     R       the rotary embedding, if given: key j at key_position + j, query i at
@@ -35,8 +35,8 @@
 /// are the same for every executor, for other strides, and however the queries are cut into calls of more
 /// than 16 queries per kv head. Exception: bfloat16 with 16-bit products, where a call has at most 128 keys.
 ///
-/// bfloat16 on a processor with 16-bit products (targets amx, avx512_bf16, neon_bf16), five queries or more per
-/// kv head: q, k, v and the weights go into the products as bfloat16, which are summed in float. Logits, states
+/// bfloat16 q, k and v on a processor with 16-bit products (targets amx, avx512_bf16, neon_bf16), five queries or
+/// more per kv head: q, k, v and the weights go into the products as bfloat16, which are summed in float. Logits, states
 /// and multipliers are float; weights are rounded once and summed as rounded. With ε = 2^-8 the error of out,
 /// before it is rounded to bfloat16, is at most 2.1 ε·Σ p |v|, that of lse at most 1.1 ε. By pair dots, up to
 /// 16 queries per kv head sum their weights before they are rounded: ε·Σ p |v|, and float's lse; with a rope on
@@ -58,6 +58,7 @@
 #include "detail/attention/call/untyped.hpp"
 #include "detail/attention/call/user_variant.hpp"
 #include "detail/attention/forward/driver.hpp"
+#include "elements.hpp"
 #include "execution.hpp"
 #include "explain.hpp"
 #include "mask.hpp"
@@ -75,11 +76,11 @@ SSMAX_BEGIN_CODE
 /// What attention reads and writes.
 template <class T>
 struct AttentionArguments {
-  View<const T, 4> q{},               ///< [batch, heads, queries, d].
-      k{},                            ///< [batch, kv_heads, keys, d].
-      v{};                            ///< [batch, kv_heads, keys, dv].
-  View<T, 4> out{};                   ///< [batch, heads, queries, dv].
-  View<detail::Compute<T>, 3> lse{};  ///< [batch, heads, queries], or left out.
+  View<const detail::QueryElement<T>, 4> q{};  ///< [batch, heads, queries, d].
+  View<const detail::KeyElement<T>, 4> k{};    ///< [batch, kv_heads, keys, d].
+  View<const detail::ValueElement<T>, 4> v{};  ///< [batch, kv_heads, keys, dv].
+  View<detail::OutElement<T>, 4> out{};        ///< [batch, heads, queries, dv].
+  View<detail::Compute<T>, 3> lse{};           ///< [batch, heads, queries], or left out.
 };
 
 /// What may be left out. The functions of attention, its backward and decode share it.
@@ -103,9 +104,9 @@ struct AttentionOptions {
 /// [first_query, first_query + q.extent(2)) of `queries`.
 template <class T>
 struct PartialArguments {
-  View<const T, 4> q{},                        ///< [batch, heads, queries of the part, d].
-      k{},                                     ///< [batch, kv_heads, keys of the part, d].
-      v{};                                     ///< [batch, kv_heads, keys of the part, dv].
+  View<const detail::QueryElement<T>, 4> q{};  ///< [batch, heads, queries of the part, d].
+  View<const detail::KeyElement<T>, 4> k{};    ///< [batch, kv_heads, keys of the part, d].
+  View<const detail::ValueElement<T>, 4> v{};  ///< [batch, kv_heads, keys of the part, dv].
   index_t first_key = 0,                       ///< Where the part begins.
       keys = 0;                                ///< How many keys there are in all.
   AttentionState<detail::Compute<T>> state{};  ///< Written: the softmax's state of every query.
@@ -126,11 +127,13 @@ requires Scaling<S> && Mask<M> && Score<C> && Executor<E>
 void attention(const std::type_identity_t<AttentionArguments<T>>& a, const S& scaling, const M& mask,
                const C& score, const std::type_identity_t<AttentionOptions<T>>& options = {},
                E&& executor = E{}) {
-  static_assert(detail::Storage<T>, "ssmax::attention: T is float, double, half or bfloat16");
+  static_assert(
+      detail::CallElements<T>,
+      "ssmax::attention: T is float, double, half, bfloat16, or Elements of types that one type computes");
   const detail::UserVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
   const detail::AttentionCall<T> call("attention", a, options, variant);
-  compiled::run_attention<detail::OperandsOf<T, T>>(call.problem, variant, call.result, options.workspace,
-                                                    detail::AnyExecutor(executor));
+  compiled::run_attention<detail::OperandsOf<T>>(call.problem, variant, call.result, options.workspace,
+                                                 detail::AnyExecutor(executor));
 }
 
 /// The same without a score.
@@ -150,11 +153,13 @@ requires Scaling<S> && Mask<M> && Score<C> && Executor<E>
 void attention_partial(const std::type_identity_t<PartialArguments<T>>& a, const S& scaling, const M& mask,
                        const C& score, const std::type_identity_t<AttentionOptions<T>>& options = {},
                        E&& executor = E{}) {
-  static_assert(detail::Storage<T>, "ssmax::attention_partial: T is float, double, half or bfloat16");
+  static_assert(detail::CallElements<T>,
+                "ssmax::attention_partial: T is float, double, half, bfloat16, or Elements of types that one "
+                "type computes");
   const detail::UserVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
   const detail::AttentionCall<T> call("attention_partial", a, options, variant);
-  compiled::run_attention<detail::OperandsOf<T, T>>(call.problem, variant, call.result, options.workspace,
-                                                    detail::AnyExecutor(executor));
+  compiled::run_attention<detail::OperandsOf<T>>(call.problem, variant, call.result, options.workspace,
+                                                 detail::AnyExecutor(executor));
 }
 
 /// The same without a score.

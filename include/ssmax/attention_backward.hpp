@@ -75,27 +75,27 @@ SSMAX_BEGIN_CODE
 /// dsinks belong to one part of the keys only, and what a scaled sink adds to dc is counted with first_key 0.
 template <class T>
 struct BackwardArguments {
-  View<const T, 4> q{},                     ///< [batch, heads, queries, d].
-      k{},                                  ///< [batch, kv_heads, keys, d].
-      v{},                                  ///< [batch, kv_heads, keys, dv].
-      out{};                                ///< [batch, heads, queries, dv], as attention wrote it.
-  View<const detail::Compute<T>, 3> lse{};  ///< [batch, heads, queries], as attention wrote it.
-  index_t first_key = 0,                    ///< Where k begins.
-      keys = 0,                             ///< How many keys there are in all; 0: k holds the last.
-      first_query = 0,                      ///< Where q begins.
-      queries = 0;                          ///< How many queries there are in all; 0: q holds the last.
+  View<const detail::QueryElement<T>, 4> q{};  ///< [batch, heads, queries, d].
+  View<const detail::KeyElement<T>, 4> k{};    ///< [batch, kv_heads, keys, d].
+  View<const detail::ValueElement<T>, 4> v{};  ///< [batch, kv_heads, keys, dv].
+  View<const detail::OutElement<T>, 4> out{};  ///< [batch, heads, queries, dv], as attention wrote it.
+  View<const detail::Compute<T>, 3> lse{};     ///< [batch, heads, queries], as attention wrote it.
+  index_t first_key = 0,                       ///< Where k begins.
+      keys = 0,                                ///< How many keys there are in all; 0: k holds the last.
+      first_query = 0,                         ///< Where q begins.
+      queries = 0;                             ///< How many queries there are in all; 0: q holds the last.
 };
 
 /// Shapes: those of out, lse, q, k and v. dlse (as `View{}`) and dsinks may be left out. dsinks has one
 /// number per head and needs options.sinks.
 template <class T>
 struct AttentionGradients {
-  View<const T, 4> dout{};                   ///< The gradient that arrives at out.
-  View<const detail::Compute<T>, 3> dlse{};  ///< The one that arrives at lse, or left out.
-  View<T, 4> dq{},                           ///< Written: the gradient of q.
-      dk{},                                  ///< Written: that of k.
-      dv{};                                  ///< Written: that of v.
-  std::span<detail::Compute<T>> dsinks{};    ///< Added to, or left out.
+  View<const detail::OutElement<T>, 4> dout{};  ///< The gradient that arrives at out.
+  View<const detail::Compute<T>, 3> dlse{};     ///< The one that arrives at lse, or left out.
+  View<detail::QueryElement<T>, 4> dq{};        ///< Written: the gradient of q.
+  View<detail::KeyElement<T>, 4> dk{};          ///< Written: that of k.
+  View<detail::ValueElement<T>, 4> dv{};        ///< Written: that of v.
+  std::span<detail::Compute<T>> dsinks{};       ///< Added to, or left out.
   /// Adds the gradients to dq, dk and dv instead of overwriting them. dq, dk and dv must hold numbers before the call.
   /// dsinks and the gradients of parameters are added in either case. mpi::attention_backward throws if it is true.
   bool accumulate = false;
@@ -116,11 +116,13 @@ void attention_backward(const std::type_identity_t<BackwardArguments<T>>& a,
                         const std::type_identity_t<AttentionGradients<T>>& g, const S& scaling, const M& mask,
                         const C& score, const std::type_identity_t<AttentionOptions<T>>& options = {},
                         E&& executor = E{}) {
-  static_assert(detail::Storage<T>, "ssmax::attention_backward: T is float, double, half or bfloat16");
+  static_assert(detail::CallElements<T>,
+                "ssmax::attention_backward: T is float, double, half, bfloat16, or Elements of types that "
+                "one type computes");
   const detail::UserGradientVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
   const detail::BackwardCall<T> call("attention_backward", a, g, options, variant);
-  compiled::run_backward<detail::OperandsOf<T, T>>(call.problem, variant, options.workspace,
-                                                   detail::AnyExecutor(executor));
+  compiled::run_backward<detail::OperandsOf<T>>(call.problem, variant, options.workspace,
+                                                detail::AnyExecutor(executor));
 }
 
 /// The same without a score.

@@ -13,7 +13,7 @@
 /// and positions of the mask count as they do for keys in views.
 ///
 /// Products are made in float, whatever the source stores, or in double for double. Exception: where the processor has
-/// 16-bit products, five or more bfloat16 queries of a kv head take a source of bfloat16 into such products
+/// 16-bit products, five or more bfloat16 queries of a kv head take keys and values of bfloat16 into such products
 /// (attention.hpp).
 ///
 /// The bits are those of attention over views of the same keys, where a call has more than 16 queries per kv head.
@@ -32,12 +32,12 @@
 /// @{
 SSMAX_BEGIN_CODE
 
-/// Queries of a call whose keys are in a source, and its results.
+/// Queries of a call whose keys are in a source, and its results. With Elements for T, Key and Value are not used.
 template <class T>
 struct DecodeArguments {
-  View<const T, 4> q{};               ///< [batch, heads, queries, width].
-  View<T, 4> out{};                   ///< [batch, heads, queries, value_width].
-  View<detail::Compute<T>, 3> lse{};  ///< [batch, heads, queries], or left out.
+  View<const detail::QueryElement<T>, 4> q{};  ///< [batch, heads, queries, width].
+  View<detail::OutElement<T>, 4> out{};        ///< [batch, heads, queries, value_width].
+  View<detail::Compute<T>, 3> lse{};           ///< [batch, heads, queries], or left out.
 };
 
 /// Writes out = attention of q over each sequence of the source. Throws std::invalid_argument, before anything is
@@ -48,15 +48,14 @@ requires KeySource<K> && Scaling<S> && Mask<M> && Score<C> && Executor<E>
 void attention(const std::type_identity_t<DecodeArguments<T>>& a, const K& source, const S& scaling,
                const M& mask, const C& score, const std::type_identity_t<AttentionOptions<T>>& options = {},
                E&& executor = E{}) {
-  using X = typename K::Element;
   static_assert(
-      std::same_as<detail::Compute<T>, detail::Compute<X>>,
-      "ssmax::attention: double queries need a source of double, other queries one of float, half or "
-      "bfloat16");
+      detail::SourceFits<T, K>,
+      "ssmax::attention: double queries need a source of double and a result of double, other queries "
+      "float, half or bfloat16");
   const detail::UserVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
   const detail::SourceCall<T> call("attention", a, source, options, variant);
-  compiled::run_attention<detail::OperandsOf<T, X>>(call.problem, variant, call.result, options.workspace,
-                                                    detail::AnyExecutor(executor));
+  compiled::run_attention<detail::SourceOperands<T, K>>(call.problem, variant, call.result, options.workspace,
+                                                        detail::AnyExecutor(executor));
 }
 
 /// The same without a score.

@@ -36,15 +36,14 @@ requires KeySource<K> && Scaling<S> && Mask<M> && Score<C> && Executor<E>
 void decode(const std::type_identity_t<DecodeArguments<T>>& a, const K& cache, const S& scaling,
             const M& mask, const C& score, const std::type_identity_t<AttentionOptions<T>>& options = {},
             E&& executor = E{}) {
-  using X = typename K::Element;
-  static_assert(
-      std::same_as<detail::Compute<T>, detail::Compute<X>>,
-      "ssmax::decode: double queries need a cache of double, other queries one of float, half or bfloat16");
+  static_assert(detail::SourceFits<T, K>,
+                "ssmax::decode: double queries need a cache of double and a result of double, other queries "
+                "float, half or bfloat16");
   const detail::UserVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
   const detail::SourceCall<T> call("decode", a, cache, options, variant);
   detail::check_new_queries("decode", call.problem);
-  compiled::run_attention<detail::OperandsOf<T, X>>(call.problem, variant, call.result, options.workspace,
-                                                    detail::AnyExecutor(executor));
+  compiled::run_attention<detail::SourceOperands<T, K>>(call.problem, variant, call.result, options.workspace,
+                                                        detail::AnyExecutor(executor));
 }
 
 /// The same without a score.

@@ -3,7 +3,7 @@
 ///
 /// A source of keys is a type with
 ///
-///     using Element                                   what they are stored in (storage.hpp)
+///     using Element                                   what keys and values are stored in (storage.hpp)
 ///     KeySourceShape shape() const                    extents of the whole
 ///     index_t length(batch) const                     of any integer type: positions that a sequence has had;
 ///                                                     n and positions come from it
@@ -14,10 +14,12 @@
 ///
 /// and, optionally,
 ///
+///     using ValueElement                              what values are stored in, if that differs from Element. Then
+///                                                     stretch returns KeyStretch<Element, ValueElement>
 ///     KeyRange forgotten(batch) const                 keys that cannot be read although they lie within
 ///                                                     stored(batch): a mask must not show them. stretch must return
 ///                                                     readable memory for them (default: no key)
-///     std::array<std::span<const Element>, 2> memory() const
+///     std::pair<std::span<const Element>, std::span<const ValueElement>> memory() const
 ///                                                     where keys and values lie: results must not overlap it
 ///
 /// attention (attention_source.hpp) and decode (decode.hpp) take any of them. KvCache is one, contiguous or as a
@@ -44,14 +46,14 @@ struct KeySourceShape {
 
 /// `count` >= 1 keys, beginning with the one asked for: row i lies at k + i·k_stride, its value at
 /// v + i·v_stride. Keys past the last one stored are not to be counted.
-template <class X>
+template <class K, class V = K>
 struct KeyStretch {
-  const X* k = nullptr;  ///< The key asked for.
+  const K* k = nullptr;  ///< The key asked for.
   index_t k_stride = 0;  ///< Elements from one key to the next.
-  const X* v = nullptr;  ///< Its value.
+  const V* v = nullptr;  ///< Its value.
   index_t v_stride = 0;  ///< Elements from one value to the next.
   index_t count = 0;     ///< How many keys there are.
-  /// Where rows carry a factor each (`StorageTraits<X>::scale`): those of the keys, [count].
+  /// Where rows carry a factor each (`StorageTraits::scale`): those of the keys, [count].
   const float *k_scales = nullptr,
               *v_scales = nullptr;  ///< Those of the values.
 };
@@ -63,7 +65,8 @@ SSMAX_BEGIN_CODE
 /// A type that says where keys and values lie: the top of key_source.hpp. The compiler refuses a type with `Element`
 /// whose members have these names and other signatures.
 template <class S>
-concept KeySource = detail::is_key_source<S>() && detail::KeyStorage<typename S::Element>;
+concept KeySource = detail::is_key_source<S>() && detail::KeyStorage<detail::SourceKey<S>> &&
+    detail::KeyStorage<detail::SourceValue<S>>;
 
 SSMAX_END
 /// @}

@@ -5,7 +5,7 @@
 ///     cache.append(k_new, v_new, &rope);                        // rotated to their positions, then stored
 ///
 /// Storage is float, double, half or bfloat16, rounded to nearest even when stored, or a type of the user's
-/// (storage.hpp). Each sequence of the batch has a length of its own. A ring keeps the last `capacity` keys of a
+/// (storage.hpp). KvCache<K, V> stores keys as K and values as V. Each sequence of the batch has a length of its own. A ring keeps the last `capacity` keys of a
 /// sequence and forgets older ones, for sliding windows. A ring with `first` also keeps the first keys of a sequence
 /// (attention sinks), for SinkWindow (mask_runs.hpp):
 ///
@@ -17,9 +17,9 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <limits>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "detail/checks/views.hpp"
@@ -49,19 +49,29 @@ SSMAX_END
 
 SSMAX_BEGIN_CODE
 
-/// Keys and values of the past, stored as X, and a source of keys (key_source.hpp).
+/// Keys of the past, stored as K, and their values, stored as V. A source of keys (key_source.hpp).
 ///
 /// Memory: batch · kv_heads · capacity · (width + value_width) elements, allocated once. Throws
 /// std::invalid_argument where their number overflows, std::bad_alloc where the memory cannot be had.
-template <class X>
+template <class K, class V = K>
 class KvCache {
   static_assert(
-      detail::KeyStorage<X>,
+      detail::KeyStorage<K> && detail::KeyStorage<V>,
       "ssmax::KvCache: storage is float, double, half, bfloat16, or what storage.hpp asks of a type");
+  static_assert(std::same_as<detail::Compute<K>, detail::Compute<V>>,
+                "ssmax::KvCache: keys and values are computed in one type: double goes with double alone");
 
  public:
-  using Element = X;                   ///< What is stored.
-  using Compute = detail::Compute<X>;  ///< What it is computed in: float, or double of double.
+  using Element = K;                   ///< What keys are stored in.
+  using ValueElement = V;              ///< What values are stored in.
+  using Compute = detail::Compute<K>;  ///< What both are computed in: float, or double of double.
+
+  /// @cond
+  // Whether `append` may be given rows as they are stored, which differ from rows of Compute.
+  static constexpr bool is_stored_unscaled =
+      !(std::same_as<K, Compute> && std::same_as<V, Compute>)&&!detail::ScaledStorage<K> &&
+      !detail::ScaledStorage<V>;
+  /// @endcond
 
   /// Empty sequences. Throws std::invalid_argument unless heads, widths and capacity are at least 1, `first` is at
   /// least 0 and less than the capacity, and `first` is 0 without `ring`.
@@ -95,10 +105,8 @@ class KvCache {
     k_.resize(static_cast<std::size_t>(rows * options_.width));
     v_.resize(static_cast<std::size_t>(rows * options_.value_width));
     row_.resize(static_cast<std::size_t>(std::max(options_.width, options_.value_width)));
-    if constexpr (detail::ScaledStorage<X>) {
-      k_scales_.resize(static_cast<std::size_t>(rows));
-      v_scales_.resize(static_cast<std::size_t>(rows));
-    }
+    if constexpr (detail::ScaledStorage<K>) k_scales_.resize(static_cast<std::size_t>(rows));
+    if constexpr (detail::ScaledStorage<V>) v_scales_.resize(static_cast<std::size_t>(rows));
     lengths_.resize(static_cast<std::size_t>(options_.batch));
   }
 
@@ -124,9 +132,8 @@ class KvCache {
     append_from(k, v, rope, counts);
   }
   /// The same with keys and values as they are stored, which are not rounded unless they are rotated.
-  void append(View<const X, 4> k, View<const X, 4> v, const Rope<Compute>* rope = nullptr,
-              std::span<const index_t> counts = {}) requires(!std::same_as<X, Compute> &&
-                                                             !detail::ScaledStorage<X>) {
+  void append(View<const K, 4> k, View<const V, 4> v, const Rope<Compute>* rope = nullptr,
+              std::span<const index_t> counts = {}) requires(is_stored_unscaled) {
     append_from(k, v, rope, counts);
   }
 
@@ -154,7 +161,7 @@ class KvCache {
   }
   /// As a source of keys: a key of sequence b and kv head h, and the keys after it in memory. For a forgotten key:
   /// the key that has taken its place.
-  [[nodiscard]] KeyStretch<X> stretch(index_t b, index_t h, index_t key) const {
+  [[nodiscard]] KeyStretch<K, V> stretch(index_t b, index_t h, index_t key) const {
     const index_t row = row_of(b, h, key), in_memory = options_.capacity - slot_of(key);
     return {.k = k_.data() + row * options_.width,
             .k_stride = options_.width,
@@ -165,10 +172,11 @@ class KvCache {
             .v_scales = scales(v_scales_, row)};
   }
   /// As a source of keys: where keys and values lie.
-  [[nodiscard]] std::array<std::span<const X>, 2> memory() const { return {{k_, v_}}; }
+  [[nodiscard]] std::pair<std::span<const K>, std::span<const V>> memory() const { return {k_, v_}; }
 
  private:
-  using Elements = std::vector<X, detail::HugePages<X>>;
+  template <class X>
+  using Rows = std::vector<X, detail::HugePages<X>>;
 
   /// Returns the place of a key among the `capacity` places of a sequence and head. Keys that follow each other lie in
   /// places that follow each other, up to the last place.
@@ -213,9 +221,9 @@ class KvCache {
     same(3, width, "has channels");
   }
 
-  template <class U>
-  void append_from(const View<const U, 4>& k, const View<const U, 4>& v, const Rope<Compute>* rope,
-                   std::span<const index_t> counts) {
+  template <class NewKey, class NewValue>
+  void append_from(const View<const NewKey, 4>& k, const View<const NewValue, 4>& v,
+                   const Rope<Compute>* rope, std::span<const index_t> counts) {
     const char* function = "KvCache::append";
     check_new("k", k, options_.width);
     check_new("v", v, options_.value_width);
@@ -253,8 +261,9 @@ class KvCache {
     }
   }
 
-  template <class U>
-  void store(index_t b, index_t h, index_t position, const U* k, const U* v, const Rope<Compute>* rope) {
+  template <class NewKey, class NewValue>
+  void store(index_t b, index_t h, index_t position, const NewKey* k, const NewValue* v,
+             const Rope<Compute>* rope) {
     const index_t row = row_of(b, h, position);
     if (rope == nullptr) {
       store_row(k, options_.width, k_, k_scales_, row);
@@ -267,8 +276,8 @@ class KvCache {
     store_row(v, options_.value_width, v_, v_scales_, row);
   }
 
-  template <class U>
-  void store_row(const U* in, index_t n, Elements& rows, [[maybe_unused]] std::vector<float>& scales,
+  template <class U, class X>
+  void store_row(const U* in, index_t n, Rows<X>& rows, [[maybe_unused]] std::vector<float>& scales,
                  index_t row) {
     X* out = rows.data() + row * n;
     if constexpr (std::same_as<U, X>) {
@@ -284,7 +293,8 @@ class KvCache {
   }
 
   KvCacheOptions options_;
-  Elements k_, v_;                          // [batch][kv_heads][capacity][width], [value_width]
+  Rows<K> k_;                               // [batch][kv_heads][capacity][width]
+  Rows<V> v_;                               // [batch][kv_heads][capacity][value_width]
   std::vector<float> k_scales_, v_scales_;  // [batch][kv_heads][capacity], if rows carry a factor each
   std::vector<Compute> row_;
   std::vector<index_t> lengths_;

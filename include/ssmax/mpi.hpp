@@ -236,23 +236,23 @@ void attention_backward(Communicator& comm, const Layout& layout,
 /// their order: those of k and v [batch, kv_heads, new, channels], positions first … of the sequence, that are the
 /// rank's. With a rope, keys are rotated to their positions in the sequence. A local call. Throws unless the layout has
 /// these positions and the cache holds those before them.
-template <class X>
-void append(KvCache<X>& cache, const Layout& layout, int rank, index_t first,
-            std::type_identity_t<View<const detail::Compute<X>, 4>> k,
-            std::type_identity_t<View<const detail::Compute<X>, 4>> v,
-            const Rope<detail::Compute<X>>* rope = nullptr) {
+template <class K, class V>
+void append(KvCache<K, V>& cache, const Layout& layout, int rank, index_t first,
+            std::type_identity_t<View<const detail::Compute<K>, 4>> k,
+            std::type_identity_t<View<const detail::Compute<K>, 4>> v,
+            const Rope<detail::Compute<K>>* rope = nullptr) {
   const char* function = "mpi::append";
   detail::check_part(function, "first", first, k.extent(2), "leaves no room for k in the layout's positions,",
                      "positions", layout.positions());
   detail::check_held(function, cache, layout, rank, first);
-  std::vector<detail::Compute<X>> rotated;
+  std::vector<detail::Compute<K>> rotated;
   for (const Segment& segment : layout.segments()) {
     const index_t begin = std::max(segment.begin, first), end = std::min(segment.end, first + k.extent(2));
     if (segment.rank != rank || begin >= end) continue;
     auto keys = detail::rows_of(k, begin - first, end - begin);
     if (rope != nullptr) {
       rotated.resize(static_cast<std::size_t>(keys.size()));
-      const View<detail::Compute<X>, 4> out{rotated.data(),
+      const View<detail::Compute<K>, 4> out{rotated.data(),
                                             {k.extent(0), k.extent(1), end - begin, k.extent(3)}};
       ssmax::rope(keys, out, *rope, begin);
       keys = out;
@@ -267,18 +267,17 @@ void append(KvCache<X>& cache, const Layout& layout, int rank, index_t first,
 /// unless rotate_source_keys is set.
 /// out and lse must not overlap the cache's memory. Memory: the states of all chunks of 1024 keys, that is
 /// batch·heads·queries·(dv + 2) numbers for each.
-template <class T, class X, class S, class M, class C, class E = Serial>
+template <class T, class K, class V, class S, class M, class C, class E = Serial>
 requires Scaling<S> && Mask<M> && Score<C> && Executor<E>
 void decode(Communicator& comm, const Layout& layout, index_t length,
-            const std::type_identity_t<DecodeArguments<T>>& a, const KvCache<X>& cache, const S& scaling,
+            const std::type_identity_t<DecodeArguments<T>>& a, const KvCache<K, V>& cache, const S& scaling,
             const M& mask, const C& score, const std::type_identity_t<AttentionOptions<T>>& options = {},
             E&& executor = E{}) {
-  static_assert(
-      std::same_as<detail::Compute<T>, detail::Compute<X>>,
-      "ssmax::mpi::decode: double queries need a cache of double, other queries one of float, half or "
-      "bfloat16");
+  static_assert(detail::Storage<T> && detail::SourceFits<T, KvCache<K, V>>,
+                "ssmax::mpi::decode: double queries need a cache of double and a result of double, other "
+                "queries float, half or bfloat16");
   const char* function = "mpi::decode";
-  const detail::ChunkOfKeys<KvCache<X>> none{cache, length, 0, {}};
+  const detail::ChunkOfKeys<KvCache<K, V>> none{cache, length, 0, {}};
   const auto whole = detail::called_by(function, options, detail::make_source_problem(a.q, none, options));
   const detail::UserVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
   const QueryShape shape{a.q.extent(0), a.q.extent(1), a.q.extent(2), length};
@@ -302,7 +301,7 @@ void decode(Communicator& comm, const Layout& layout, index_t length,
   auto agreement = detail::agreement_of<T, decltype(variant)>(
       function, layout, a.q, View<const T, 4>{nullptr, {0, cache.shape().kv_heads, 0, 0}}, View<const T, 4>{},
       options);
-  agreement.add("the type that the cache stores", detail::fingerprint_of_types<X>());
+  agreement.add("the type that the cache stores", detail::fingerprint_of_types<K, V>());
   agreement.add("length", length);
   agreement.add("the number of positions of q", a.q.extent(2));
   agreement.add("what scaling, mask and score say", policies);
@@ -315,10 +314,10 @@ void decode(Communicator& comm, const Layout& layout, index_t length,
 }
 
 /// The same without a score.
-template <class T, class X, class S = Softmax, class M = Causal, class E = Serial>
+template <class T, class K, class V, class S = Softmax, class M = Causal, class E = Serial>
 requires Scaling<S> && Mask<M> && Executor<E>
 void decode(Communicator& comm, const Layout& layout, index_t length,
-            const std::type_identity_t<DecodeArguments<T>>& arguments, const KvCache<X>& cache,
+            const std::type_identity_t<DecodeArguments<T>>& arguments, const KvCache<K, V>& cache,
             const S& scaling = {}, const M& mask = {},
             const std::type_identity_t<AttentionOptions<T>>& options = {}, E&& executor = E{}) {
   mpi::decode<T>(comm, layout, length, arguments, cache, scaling, mask, Identity{}, options,

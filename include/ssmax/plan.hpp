@@ -65,8 +65,8 @@ class BoundAttention {
   requires Executor<E>
   void run(std::span<std::byte> memory, E&& executor = E{}) const {
     Workspace workspace(memory);
-    compiled::run_attention<detail::OperandsOf<T, T>>(problem_, variant_, result_, &workspace,
-                                                      detail::AnyExecutor(executor, plan_.max_threads_));
+    compiled::run_attention<detail::OperandsOf<T>>(problem_, variant_, result_, &workspace,
+                                                   detail::AnyExecutor(executor, plan_.max_threads_));
   }
 
  private:
@@ -84,7 +84,7 @@ class BoundAttention {
 
   const AttentionPlan<T, M>& plan_;
   const detail::UserVariant<A, S, M, C> variant_;
-  const detail::KeyShare<T> keys_;  // that problem_ refers to
+  const detail::KeyShareOf<T> keys_;  // that problem_ refers to
   const detail::Problem<A> problem_;
   const detail::Result<A> result_;
 };
@@ -92,7 +92,9 @@ class BoundAttention {
 /// A plan of calls with shapes, mask and options in common. The spans and the rope in mask and options must outlive it.
 template <class T, class M = Full>
 class AttentionPlan {
-  static_assert(detail::Storage<T>, "ssmax::AttentionPlan: T is float, double, half or bfloat16");
+  static_assert(detail::CallElements<T>,
+                "ssmax::AttentionPlan: T is float, double, half, bfloat16, or Elements of types that one "
+                "type computes");
   static_assert(Mask<M>);
 
  public:
@@ -110,14 +112,16 @@ class AttentionPlan {
     options_.workspace = nullptr;
     options_.explanation = nullptr;
     // Views for checks that read no element.
-    const T element{};
-    const View<const T, 4> q(&element, {shape_.batch, shape_.heads, shape_.queries, shape_.width}),
-        k(&element, {shape_.batch, shape_.kv_heads, shape_.keys, shape_.width}),
-        v(&element, {shape_.batch, shape_.kv_heads, shape_.keys, shape_.value_width});
-    detail::check_inputs(function, q, k, v);
-    detail::check_lengths(function, options_.lengths, q, k);
-    const AttentionArguments<T> extents{.q = q, .k = k, .v = v};
-    const detail::KeyShare<T> keys = detail::keys_of(extents, options_);
+    const detail::QueryElement<T> query{};
+    const detail::KeyElement<T> key{};
+    const detail::ValueElement<T> value{};
+    const AttentionArguments<T> extents{
+        .q = {&query, {shape_.batch, shape_.heads, shape_.queries, shape_.width}},
+        .k = {&key, {shape_.batch, shape_.kv_heads, shape_.keys, shape_.width}},
+        .v = {&value, {shape_.batch, shape_.kv_heads, shape_.keys, shape_.value_width}}};
+    detail::check_inputs(function, extents.q, extents.k, extents.v);
+    detail::check_lengths(function, options_.lengths, extents.q, extents.k);
+    const detail::KeyShareOf<T> keys = detail::keys_of(extents, options_);
     detail::Problem<A> problem = detail::for_forward<T>(detail::make_problem<T>(extents, keys, options_));
     problem.caller = {function, &explanation_, true};
     const Softmax softmax;
@@ -126,8 +130,8 @@ class AttentionPlan {
     detail::check_policies(function, problem, options_.rope, variant);
     largest_ = options_.lengths.is_given() ? detail::longest_shape(problem) : problem.shape(0);
     const NoThreads threads;
-    compiled::run_attention<detail::OperandsOf<T, T>>(problem, variant, detail::Result<A>{}, nullptr,
-                                                      detail::AnyExecutor(threads, max_threads_));
+    compiled::run_attention<detail::OperandsOf<T>>(problem, variant, detail::Result<A>{}, nullptr,
+                                                   detail::AnyExecutor(threads, max_threads_));
   }
 
   /// The bytes that a call needs.
@@ -166,8 +170,7 @@ class AttentionPlan {
   template <class S, class C>
   void check(const AttentionArguments<T>& a, const S& scaling, const C& score) const {
     const char* const function = "AttentionPlan::bind";
-    const auto same = [&](const char* name, const View<const T, 4>& view, index_t heads, index_t rows,
-                          index_t width) {
+    const auto same = [&](const char* name, const auto& view, index_t heads, index_t rows, index_t width) {
       const index_t planned[] = {shape_.batch, heads, rows, width};
       for (int i = 0; i < 4; ++i) {
         if (view.extent(i) != planned[i])

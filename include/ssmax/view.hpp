@@ -93,6 +93,15 @@ class View {
         "ssmax::View: the rank differs: tensors of attention are [batch, heads, positions, channels], "
         "lse is [batch, heads, positions]");
   }
+  template <class U>
+  requires(Rank >= 3 && std::is_const_v<U> == std::is_const_v<T> &&
+           !std::same_as<std::remove_cv_t<U>, std::remove_cv_t<T>>)  //
+      SSMAX_INLINE constexpr View(const View<U, Rank>&) {
+    static_assert(
+        std::same_as<U, T>,
+        "ssmax::View: the element type differs: where q, k, v and out are stored in different types, "
+        "write attention<Elements<Query, Key, Value, Out>>");
+  }
 
   /// @endcond
 

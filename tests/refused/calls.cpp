@@ -15,6 +15,11 @@
 // case VECTORS_FOR_GRADIENTS: a vector has no extents: write .data, .batch, heads, positions, channels
 // case RANK_3: the rank differs: tensors of attention are .batch, heads, positions, channels
 // case RANK_3_OUT: the rank differs: tensors of attention are .batch, heads, positions, channels
+// case OTHER_TYPE_OF_KEYS: the element type differs: where q, k, v and out are stored in different types, write
+// case OTHER_TYPE_OF_OUT: the element type differs: where q, k, v and out are stored in different types, write
+// case DOUBLE_KEYS: T is float, double, half, bfloat16, or Elements of types that one type computes
+// case DOUBLE_OUT_OF_SOURCE: double queries need a source of double and a result of double
+// case DOUBLE_VALUES_IN_CACHE: keys and values are computed in one type: double goes with double alone
 // case VIEW_OF_TEMPORARY: the view of a temporary would dangle: give the vector a name
 // case SSMAX_OF_TEMPORARY: a temporary ends before the scaling is used: give the vector a name
 // case SSMAX_OF_TEMPORARY_B: a temporary ends before the scaling is used: give the vector a name
@@ -43,6 +48,7 @@ int main() {
   attention_partial<float>({.q = x, .k = x, .v = x, .keys = 4, .state = state}, scaling, Full{}, {}, pool);
   attention_backward<float>({.q = x, .k = x, .v = x, .out = x, .lse = lse},
                             {.dout = x, .dq = x, .dk = x, .dv = x}, scaling.gradient(s, b), Full{}, {});
+  attention<Elements<float, half>>({.q = x, .out = x}, scaling);
   decode<float>({.q = x, .out = x}, cache, {}, Causal{}, {.rope = &rope}, pool);
   attention<float>({.q = x, .out = x}, cache);
   attention<float>({.q = x, .out = x, .lse = lse}, cache, {}, Full{}, {.rope = &rope}, pool);
@@ -85,6 +91,16 @@ int main() {
   attention<float>({.q = flat, .k = flat, .v = flat, .out = flat}, scaling);
 #elif defined(RANK_3_OUT)
   attention<float>({.q = x, .k = x, .v = x, .out = flat}, scaling, Causal{}, {.rope = &rope});
+#elif defined(OTHER_TYPE_OF_KEYS)
+  attention<float>({.q = x, .k = View<const half, 4>{}, .v = x, .out = x}, scaling);
+#elif defined(OTHER_TYPE_OF_OUT)
+  attention<float>({.q = x, .k = x, .v = x, .out = View<half, 4>{}}, scaling);
+#elif defined(DOUBLE_KEYS)
+  attention<Elements<float, double>>({}, scaling);
+#elif defined(DOUBLE_OUT_OF_SOURCE)
+  attention<Elements<float, float, float, double>>({}, cache, scaling);
+#elif defined(DOUBLE_VALUES_IN_CACHE)
+  const KvCache<float, double> mixed({.width = 4, .capacity = 4});
 #elif defined(VIEW_OF_TEMPORARY)
   row = View<const float, 1>{std::vector<float>(4)};
 #elif defined(SSMAX_OF_TEMPORARY)

@@ -31,7 +31,8 @@ void use_data() {
   use(view), use(half(1)), use(bfloat16(1)), use(KeyRange{}), use(QueryShape{}), use(Query{}), use(Key{});
   use(Row{}), use(PlacedRow{}), use(KeySourceShape{}), use(KvCacheOptions{});
   use(RopeScaling{}), use(RopeOptions{}), use(CrossEntropyOptions{}), use(CrossEntropy{}), use(Serial{});
-  use(AttentionState<float>{rows, rows, view}), use(KeyStretch<float>{}), use(QkvViews<float>{});
+  use(AttentionState<float>{rows, rows, view}), use(KeyStretch<float>{}), use(QkvViews<float>{}),
+      use(Elements<float>{});
 
   use(Full{}), use(Causal{}), use(Lengths(ends)), use(SlidingWindow(1)), use(PrefixLM(ends)),
       use(KeyLengths(ends));

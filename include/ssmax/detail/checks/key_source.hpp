@@ -12,12 +12,31 @@ SSMAX_BEGIN_DATA
 
 struct KeySourceShape;
 struct KeyRange;
-template <class X>
+template <class X, class V>
 struct KeyStretch;
 
 SSMAX_END
 
 SSMAX_BEGIN_DETAIL
+
+/// The storage types of a source's keys and values.
+template <class S>
+struct SourceElements {
+  using Key = typename S::Element;
+  using Value = Key;
+};
+template <class S>
+requires requires { typename S::ValueElement; }
+struct SourceElements<S> {
+  using Key = typename S::Element;
+  using Value = typename S::ValueElement;
+};
+template <class S>
+using SourceKey = typename SourceElements<S>::Key;
+template <class S>
+using SourceValue = typename SourceElements<S>::Value;
+template <class S>
+using SourceStretch = KeyStretch<SourceKey<S>, SourceValue<S>>;
 
 /// Defines  trait<S>: whether the source S has the member  name(arguments…) const,  and what it returns satisfies
 /// `returns`. A member of that name with another signature is an error of the compiler.
@@ -40,7 +59,7 @@ SSMAX_SOURCE_MEMBER(has_source_shape, shape, std::same_as<KeySourceShape>, "KeyS
 SSMAX_SOURCE_MEMBER(has_source_length, length, std::integral, "index_t length(index_t batch) const", i)
 SSMAX_SOURCE_MEMBER(has_source_stored, stored, std::same_as<KeyRange>, "KeyRange stored(index_t batch) const",
                     i)
-SSMAX_SOURCE_MEMBER(has_source_stretch, stretch, std::same_as<KeyStretch<typename S::Element>>,
+SSMAX_SOURCE_MEMBER(has_source_stretch, stretch, std::same_as<SourceStretch<S>>,
                     "KeyStretch<Element> stretch(index_t batch, index_t kv_head, index_t key) const", i, i, i)
 
 SSMAX_OPTIONAL_MEMBER(has_forgotten, "source of keys", forgotten, std::same_as<KeyRange>,

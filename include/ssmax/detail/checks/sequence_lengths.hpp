@@ -51,9 +51,9 @@ inline void check_packed_lengths(const char* function, const char* name, std::sp
 }
 
 /// Throws unless the lengths, if given, fit q and k.
-template <class T>
-void check_lengths(const char* function, const SequenceLengths& lengths, const View<const T, 4>& q,
-                   const View<const T, 4>& k) {
+template <class Q, class K>
+void check_lengths(const char* function, const SequenceLengths& lengths, const View<const Q, 4>& q,
+                   const View<const K, 4>& k) {
   if (!lengths.is_given()) return;
   const auto queries = static_cast<index_t>(lengths.queries().size()),
              keys = static_cast<index_t>(lengths.keys().size());

@@ -74,13 +74,13 @@ void forward_by_heads(mpi::Communicator& comm, const mpi::Layout& layout, const 
     exchange.gather(a.v, whole.v, round);
     if (exchange.has_head(comm.rank(), round)) {
       const index_t first = (exchange.first_of(comm.rank()) + round) * group;
-      const KeyShare<T> keys = keys_in<T>(whole.k, whole.v, n);
+      const KeyShare<T> keys = keys_in<T, T>(whole.k, whole.v, n);
       const auto problem =
           heads_among(called_by("mpi::attention", options,
                                 for_forward<T>(make_problem<T>(whole.q, AnyKeys<Compute<T>>(keys), options))),
                       first, shape.heads);
       const Result<Compute<T>> result = make_result(whole.out, as_numbers(whole.lse), options, first);
-      compiled::run_attention<OperandsOf<T, T>>(problem, variant, result, &comm.scratch(), executor);
+      compiled::run_attention<OperandsOf<T>>(problem, variant, result, &comm.scratch(), executor);
     }
     exchange.scatter(whole.out, a.out, round);
     if (has_lse) exchange.scatter(whole.lse, as_rows(a.lse), round);
@@ -111,7 +111,7 @@ void backward_by_heads(mpi::Communicator& comm, const mpi::Layout& layout, const
     if (has_dlse) exchange.gather(as_rows(g.dlse), whole.dlse, round);
     if (exchange.has_head(comm.rank(), round)) {
       const index_t first = (exchange.first_of(comm.rank()) + round) * group;
-      const KeyShare<T> keys = keys_in<T>(whole.k, whole.v, n);
+      const KeyShare<T> keys = keys_in<T, T>(whole.k, whole.v, n);
       const BackwardProblem<Compute<T>> problem = make_backward_problem<T>(
           heads_among(called_by("mpi::attention_backward", options,
                                 make_problem<T>(whole.q, AnyKeys<Compute<T>>(keys), options)),
@@ -124,7 +124,7 @@ void backward_by_heads(mpi::Communicator& comm, const mpi::Layout& layout, const
            .dv = whole.dv,
            .dsinks = g.dsinks},
           options, {.kept = whole.kept.from(round * rows)});
-      compiled::run_backward<OperandsOf<T, T>>(problem, variant, &comm.scratch(), executor);
+      compiled::run_backward<OperandsOf<T>>(problem, variant, &comm.scratch(), executor);
     }
     exchange.scatter(whole.dq, g.dq, round);
     exchange.scatter(whole.dk, g.dk, round);

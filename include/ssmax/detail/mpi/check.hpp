@@ -96,8 +96,8 @@ void check_segments(const char* function, int rank, const mpi::Layout& layout,
 }
 
 /// Throws unless every sequence of the cache holds what the layout gives the rank of the first `length` positions.
-template <class X>
-void check_held(const char* function, const KvCache<X>& cache, const mpi::Layout& layout, int rank,
+template <class K, class V>
+void check_held(const char* function, const KvCache<K, V>& cache, const mpi::Layout& layout, int rank,
                 index_t length) {
   index_t held = 0;
   for (const mpi::Segment& segment : layout.segments()) {

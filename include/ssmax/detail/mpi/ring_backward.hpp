@@ -132,7 +132,7 @@ void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const Backward
     const BackwardProblem<Compute<T>> problem = make_backward_problem<T>(
         with_heads(part_of_problem(whole, part, positions, own_keys), first, count),
         {.out = rows(a.out), .lse = rows(a.lse)}, gradients_here, options, stage, sums_here);
-    compiled::run_backward<OperandsOf<T, T>>(problem, variant, &comm.scratch(), executor);
+    compiled::run_backward<OperandsOf<T>>(problem, variant, &comm.scratch(), executor);
   };
   const auto without_keys = [&](bool first, bool last) {
     const KeyShare<T> none = key_share<T>(memory.own, Piece{}, shape, positions);

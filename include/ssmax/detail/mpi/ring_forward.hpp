@@ -71,9 +71,9 @@ void ring_forward(mpi::Communicator& comm, const RingPlan& plan, const Attention
       const index_t count = share.segment.size();
       const AttentionState<A> part{rows_of(state.shift, share.row, count),
                                    rows_of(state.sum, share.row, count), rows_of(state.o, share.row, count)};
-      compiled::run_attention<OperandsOf<T, T>>(
-          for_forward<T>(part_of_problem(whole, share, positions, keys)), variant,
-          make_state_result(part, true), &comm.scratch(), executor);
+      compiled::run_attention<OperandsOf<T>>(for_forward<T>(part_of_problem(whole, share, positions, keys)),
+                                             variant, make_state_result(part, true), &comm.scratch(),
+                                             executor);
       poll();
     }
   }

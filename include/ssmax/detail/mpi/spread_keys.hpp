@@ -19,7 +19,8 @@ SSMAX_BEGIN_DETAIL
 /// `row` on.
 template <class K>
 struct ChunkOfKeys {
-  using Element = typename K::Element;
+  using Element = SourceKey<K>;
+  using ValueElement = SourceValue<K>;
 
   const K& cache;
   index_t length_of_sequence, row;
@@ -28,8 +29,8 @@ struct ChunkOfKeys {
   KeySourceShape shape() const { return cache.shape(); }
   index_t length(index_t) const { return length_of_sequence; }
   KeyRange stored(index_t) const { return keys; }
-  KeyStretch<Element> stretch(index_t batch, index_t kv_head, index_t key) const {
-    KeyStretch<Element> stretch = cache.stretch(batch, kv_head, row + key - keys.begin);
+  SourceStretch<K> stretch(index_t batch, index_t kv_head, index_t key) const {
+    SourceStretch<K> stretch = cache.stretch(batch, kv_head, row + key - keys.begin);
     stretch.count = std::min(stretch.count, keys.end - key);
     return stretch;
   }
@@ -93,9 +94,9 @@ void spread_decode(mpi::Communicator& comm, const mpi::Layout& layout, const Pro
           for (const Piece& chunk : chunks) {
             if (chunk.keys.rank != comm.rank()) continue;
             const ChunkOfKeys<K> keys{cache, length, chunk.row, {chunk.keys.begin, chunk.keys.end}};
-            compiled::run_attention<OperandsOf<T, typename K::Element>>(
-                with_keys(whole, keys), variant, make_state_result(state_at(next), false), &comm.scratch(),
-                executor);
+            compiled::run_attention<SourceOperands<T, K>>(with_keys(whole, keys), variant,
+                                                          make_state_result(state_at(next), false),
+                                                          &comm.scratch(), executor);
             next += size;
           }
         }));

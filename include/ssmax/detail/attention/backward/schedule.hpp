@@ -358,7 +358,7 @@ SSMAX_BEGIN_COMPILED
 template <class E, class A>
 void run_backward(const shared::BackwardProblem<A>& problem, const shared::GradientVariant<A>& variant,
                   Workspace* workspace, const shared::AnyExecutor& executor) {
-  const detail::Route route = detail::route_backward(problem.forward);
+  const detail::Route route = detail::route_backward(problem);
   if constexpr (!std::same_as<E, A>) {
     if (route.path != Path::backward_bf16) {
       run_backward<A>(problem, variant, workspace, executor);

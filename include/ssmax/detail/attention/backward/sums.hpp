@@ -22,7 +22,7 @@ index_t key_blocks(const BackwardProblem<A>& problem) {
 /// neither widened nor rotated and fill whole passes: keys and channels of K are multiples of kernels.rows.
 template <class A>
 bool packs_keys(const BackwardProblem<A>& problem, const PrefillKernels<A>& kernels) {
-  if (problem.forward.keys.kind() != ElementKind::compute) return true;
+  if (!problem.forward.keys.are_both(ElementKind::compute)) return true;
   if (problem.forward.has_rope() && problem.forward.rotate_keys) return true;
   return problem.keys() % kernels.rows != 0 || problem.forward.width() % kernels.rows != 0;
 }

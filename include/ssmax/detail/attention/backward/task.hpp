@@ -399,13 +399,15 @@ class BackwardTask {
   /// Writes a row of a gradient, or adds the row if gradients are accumulated. May overwrite `sums`.
   void store(const OutputRows<A>& gradient, const InputRows<A>& old, index_t batch, index_t head, index_t row,
              A* sums) const {
+    if (!head_sums_.has_arrays) return;  // the gradient holds the sums
+    const index_t n = gradient.extent(3);
+    if (gradient.kind() == ElementKind::compute) {
+      const auto put = problem_.accumulates ? gradient_kernels_.add_rows : gradient_kernels_.copy_rows;
+      put(sums, 0, 1, n, gradient.in_place(batch, head, row), 0);
+      return;
+    }
     if (problem_.accumulates) {
-      const index_t n = gradient.extent(3);
-      if (gradient.kind() == ElementKind::compute) {
-        gradient_kernels_.add_rows(sums, 0, 1, n, gradient.in_place(batch, head, row), 0);
-      } else {
-        gradient_kernels_.add_rows(old.load(batch, head, row, memory_.staged), 0, 1, n, sums, 0);
-      }
+      gradient_kernels_.add_rows(old.load(batch, head, row, memory_.staged), 0, 1, n, sums, 0);
     }
     gradient.store(batch, head, row, sums);
   }

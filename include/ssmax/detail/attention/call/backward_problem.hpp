@@ -56,7 +56,10 @@ struct BackwardProblem {
   StageSums<A> sums{};  // of a stage whose results are not stored as A
 
   /// Returns whether the results can hold sums.
-  SSMAX_INLINE bool stores_sums() const { return dq.kind() == ElementKind::compute && !accumulates; }
+  SSMAX_INLINE bool stores_sums() const {
+    const auto holds = [](const OutputRows<A>& rows) { return rows.kind() == ElementKind::compute; };
+    return holds(dq) && holds(dk) && holds(dv) && !accumulates;
+  }
   /// kv heads [first_head, first_head + heads) are computed, counted over batch entries.
   SSMAX_INLINE index_t first_head() const { return forward.first_entry() * forward.kv_heads(); }
   SSMAX_INLINE index_t heads() const { return forward.entries() * forward.kv_heads(); }

@@ -12,6 +12,10 @@
 
 SSMAX_BEGIN_DETAIL
 
+/// Keys in views of a call of attention<T>.
+template <class T>
+using KeyShareOf = KeyShare<KeyElement<T>, ValueElement<T>>;
+
 // ---- Problem. -----------------------------------------------------------------------------------------------
 
 template <class T>
@@ -20,8 +24,8 @@ double logit_scale(const AttentionOptions<T>& options, index_t d) {
 }
 
 /// Returns the problem of all queries of a call. The source of `keys` must outlive the result.
-template <class T>
-Problem<Compute<T>> make_problem(const View<const T, 4>& q, const AnyKeys<Compute<T>>& keys,
+template <class T, class Q>
+Problem<Compute<T>> make_problem(const View<const Q, 4>& q, const AnyKeys<Compute<T>>& keys,
                                  const AttentionOptions<T>& options) {
   Problem<Compute<T>> problem{.q = addressable(q),
                               .keys = keys,
@@ -35,11 +39,11 @@ Problem<Compute<T>> make_problem(const View<const T, 4>& q, const AnyKeys<Comput
 
 /// The same against a source of keys. Its keys were rotated to their places in the sequence when they were stored,
 /// unless an option asks for rotation in the call.
-template <class T, class K>
-Problem<Compute<T>> make_source_problem(const View<const T, 4>& q, const K& keys,
+template <class T, class Q, class K>
+Problem<Compute<T>> make_source_problem(const View<const Q, 4>& q, const K& keys,
                                         const AttentionOptions<T>& options) {
   Problem<Compute<T>> problem = make_problem(q, AnyKeys<Compute<T>>(keys), options);
-  problem.stored_products = stored_products<Compute<T>, typename K::Element>();
+  problem.stored_products = stored_products<Compute<T>, SourceKey<K>, SourceValue<K>>();
   problem.rotate_keys = options.rotate_source_keys;
   problem.from_source = true;
   return problem;
@@ -47,7 +51,7 @@ Problem<Compute<T>> make_source_problem(const View<const T, 4>& q, const K& keys
 
 /// The same for arguments of a public function, whose q may hold a part of the queries.
 template <class T, class Arguments>
-Problem<Compute<T>> make_problem(const Arguments& a, const KeyShare<T>& keys,
+Problem<Compute<T>> make_problem(const Arguments& a, const KeyShareOf<T>& keys,
                                  const AttentionOptions<T>& options) {
   const Problem<Compute<T>> problem = make_problem(a.q, AnyKeys<Compute<T>>(keys), options);
   if constexpr (requires { a.first_query; }) {
@@ -57,10 +61,10 @@ Problem<Compute<T>> make_problem(const Arguments& a, const KeyShare<T>& keys,
   }
 }
 
-/// The same for the forward pass, against keys stored as T.
+/// The same for the forward pass, against keys in views.
 template <class T>
 Problem<Compute<T>> for_forward(Problem<Compute<T>> problem) {
-  problem.stored_products = stored_products<Compute<T>, T>();
+  problem.stored_products = stored_products<Compute<T>, KeyElement<T>, ValueElement<T>>();
   return problem;
 }
 
@@ -75,27 +79,28 @@ Problem<Compute<T>> called_by(const char* function, const AttentionOptions<T>& o
 // ---- Keys in views. -----------------------------------------------------------------------------------------
 
 /// Returns keys [first, first + k.extent(2)) of `keys`.
-template <class T>
-KeyShare<T> keys_in(const View<const T, 4>& k, const View<const T, 4>& v, index_t keys, index_t first = 0) {
+template <class K, class V>
+KeyShare<K, V> keys_in(const View<const K, 4>& k, const View<const V, 4>& v, index_t keys,
+                       index_t first = 0) {
   return {.k = addressable(k), .v = addressable(v), .keys = keys, .first = first};
 }
 
 template <class T>
-KeyShare<T> keys_of(const AttentionArguments<T>& a) {
+KeyShareOf<T> keys_of(const AttentionArguments<T>& a) {
   return keys_in(a.k, a.v, a.k.extent(2));
 }
 template <class T>
-KeyShare<T> keys_of(const PartialArguments<T>& a) {
+KeyShareOf<T> keys_of(const PartialArguments<T>& a) {
   return keys_in(a.k, a.v, a.keys, a.first_key);
 }
 template <class T>
-KeyShare<T> keys_of(const BackwardArguments<T>& a) {
+KeyShareOf<T> keys_of(const BackwardArguments<T>& a) {
   return keys_in(a.k, a.v, a.keys == 0 ? a.first_key + a.k.extent(2) : a.keys, a.first_key);
 }
 /// The same of sequences, if the options have their lengths.
 template <class Arguments, class T>
-KeyShare<T> keys_of(const Arguments& a, const AttentionOptions<T>& options) {
-  KeyShare<T> keys = keys_of(a);
+KeyShareOf<T> keys_of(const Arguments& a, const AttentionOptions<T>& options) {
+  KeyShareOf<T> keys = keys_of(a);
   keys.lengths = options.lengths;
   return keys;
 }
@@ -103,8 +108,8 @@ KeyShare<T> keys_of(const Arguments& a, const AttentionOptions<T>& options) {
 // ---- Result. ------------------------------------------------------------------------------------------------
 
 /// Returns a result that is normalized. out and lse hold the heads from `first_head` on.
-template <class T>
-Result<Compute<T>> make_result(const View<T, 4>& out, const View<Compute<T>, 3>& lse,
+template <class T, class Out>
+Result<Compute<T>> make_result(const View<Out, 4>& out, const View<Compute<T>, 3>& lse,
                                const AttentionOptions<T>& options, index_t first_head = 0) {
   return {.out = {addressable(out), first_head},
           .lse = {lse, first_head},
@@ -136,7 +141,7 @@ Result<Compute<T>> make_result(const PartialArguments<T>& a, const AttentionOpti
 /// A call of attention or attention_partial. The constructor throws where an argument does not fit.
 template <class T>
 class AttentionCall {
-  const KeyShare<T> keys_;  // that `problem` refers to
+  const KeyShareOf<T> keys_;  // that `problem` refers to
 
  public:
   const Problem<Compute<T>> problem;

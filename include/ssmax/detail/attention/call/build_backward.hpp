@@ -17,8 +17,8 @@ BackwardProblem<Compute<T>> make_backward_problem(const Problem<Compute<T>>& for
                                                   const BackwardStage& stage = {},
                                                   const StageSums<Compute<T>>& sums = {}) {
   const index_t first_head = forward.first_head();
-  const auto old_rows = [&](const View<T, 4>& gradient, index_t first) {
-    const View<const T, 4> rows = addressable(gradient);
+  const auto old_rows = [&]<class X>(const View<X, 4>& gradient, index_t first) {
+    const View<const X, 4> rows = addressable(gradient);
     return g.accumulate ? InputRows<Compute<T>>(rows, first) : InputRows<Compute<T>>();
   };
   return {.forward = forward,
@@ -43,7 +43,7 @@ BackwardProblem<Compute<T>> make_backward_problem(const Problem<Compute<T>>& for
 /// A call of attention_backward. The constructor throws where an argument does not fit.
 template <class T>
 class BackwardCall {
-  const KeyShare<T> keys_;  // that `problem` refers to
+  const KeyShareOf<T> keys_;  // that `problem` refers to
 
  public:
   const BackwardProblem<Compute<T>> problem;

@@ -28,9 +28,9 @@ void check_queries(const char* function, const View<const T, 4>& q, const KeySou
   }
 }
 
-template <class T>
-void check_inputs(const char* function, const View<const T, 4>& q, const View<const T, 4>& k,
-                  const View<const T, 4>& v) {
+template <class Q, class K, class V>
+void check_inputs(const char* function, const View<const Q, 4>& q, const View<const K, 4>& k,
+                  const View<const V, 4>& v) {
   check_view(function, "q", q);
   check_view(function, "k", k);
   check_view(function, "v", v);
@@ -52,22 +52,22 @@ void check_result(const char* function, const char* name, const View<U, Rank>& o
 }
 
 /// The same, and the output does not overlap k and v.
-template <class T, class U, int Rank>
-void check_result(const char* function, const char* name, const View<U, Rank>& out, const View<const T, 4>& q,
-                  const View<const T, 4>& k, const View<const T, 4>& v) {
+template <class Q, class K, class V, class U, int Rank>
+void check_result(const char* function, const char* name, const View<U, Rank>& out, const View<const Q, 4>& q,
+                  const View<const K, 4>& k, const View<const V, 4>& v) {
   check_result(function, name, out, q, v.extent(3));
   check_apart(function, name, out, "k", k);
   check_apart(function, name, out, "v", v);
 }
 
 /// `keys` are what check_result takes for them.
-template <class T, class A, class... Keys>
-void check_out_and_lse(const char* function, const View<T, 4>& out, const View<A, 3>& lse,
-                       const View<const T, 4>& q, const Keys&... keys) {
+template <class Out, class Q, class A, class... Keys>
+void check_out_and_lse(const char* function, const View<Out, 4>& out, const View<A, 3>& lse,
+                       const View<const Q, 4>& q, const Keys&... keys) {
   check_result(function, "out", out, q, keys...);
   if (!is_given(lse)) return;
   check_result(function, "lse", lse, q, keys...);
-  check_apart(function, "lse", lse, "out", View<const T, 4>(out));
+  check_apart(function, "lse", lse, "out", out);
 }
 
 /// Throws if an output overlaps the memory of a source. Exception: a source without the member `memory` is not checked.
@@ -76,8 +76,8 @@ void check_apart_from_source(const char* function, const char* name, const View<
                              const K& keys) {
   if constexpr (requires { keys.memory(); }) {
     const auto [k, v] = keys.memory();
-    check_apart(function, name, out, "k", View<const typename K::Element, 1>(k));
-    check_apart(function, name, out, "v", View<const typename K::Element, 1>(v));
+    check_apart(function, name, out, "k", View<const SourceKey<K>, 1>(k));
+    check_apart(function, name, out, "v", View<const SourceValue<K>, 1>(v));
   }
 }
 

@@ -46,14 +46,16 @@ WhyNot why_not_short_keys(const Problem<A>& problem, const Result<A>& result, bo
   return nullptr;
 }
 
-/// Why the products of a call are not in bfloat16, whatever its rows are. The backward asks nothing else.
+/// Why the products of a call are not in bfloat16, whatever its rows are.
 template <class A>
 WhyNot why_not_bf16(const Problem<A>& problem, const Bf16Capabilities& target) {
-  const bool q_is_bf16 = problem.q.kind() == ElementKind::bfloat16;
-  if (!q_is_bf16 || problem.keys.kind() != ElementKind::bfloat16) {
+  const bool q_is_bf16 = problem.q.kind() == ElementKind::bfloat16,
+             k_is_bf16 = problem.keys.k_kind() == ElementKind::bfloat16;
+  if (!q_is_bf16 || !problem.keys.are_both(ElementKind::bfloat16)) {
     if (!target.has_products || std::same_as<A, double>) return "";
-    return q_is_bf16 ? "bfloat16: keys are stored in another type"
-                     : "bfloat16: queries are stored in another type";
+    if (!q_is_bf16) return "bfloat16: queries are stored in another type";
+    return k_is_bf16 ? "bfloat16: values are stored in another type"
+                     : "bfloat16: keys are stored in another type";
   }
   if (!target.has_products) return "bfloat16: this target has no bfloat16 products";
   if (problem.float_products) return "bfloat16: float_products is set";
@@ -96,10 +98,12 @@ Route route(const Problem<A>& problem, const Result<A>& result, bool explains = 
 
 /// Returns the path of a backward.
 template <class A>
-Route route_backward(const Problem<A>& forward) {
-  const WhyNot not_bf16 = why_not_bf16(forward, bf16_capabilities(active_target()));
-  if (not_bf16 == nullptr) return {Path::backward_bf16, ""};
-  return {Path::backward, not_bf16};
+Route route_backward(const BackwardProblem<A>& problem) {
+  if (const WhyNot not_bf16 = why_not_bf16(problem.forward, bf16_capabilities(active_target())))
+    return {Path::backward, not_bf16};
+  if (problem.dout.kind() != ElementKind::bfloat16)
+    return {Path::backward, "bfloat16: dout is stored in another type"};
+  return {Path::backward_bf16, ""};
 }
 
 SSMAX_END

@@ -4,8 +4,10 @@
 
 #include <cstdint>
 
+#include "../../../elements.hpp"
 #include "../../../sequence_lengths.hpp"
 #include "../../../view.hpp"
+#include "../../checks/key_source.hpp"
 #include "../../checks/views.hpp"
 #include "../../memory/conversion.hpp"
 
@@ -27,10 +29,19 @@ SSMAX_END
 
 SSMAX_BEGIN_DETAIL
 
-/// The operands that a call of queries T and keys X may have: bfloat16 if both are that.
-template <class T, class X>
-using OperandsOf =
-    std::conditional_t<std::same_as<T, bfloat16> && std::same_as<X, bfloat16>, bfloat16, Compute<T>>;
+/// The operands that a call with q, k and v of these types may have: bfloat16 if all three are that.
+template <class Q, class K, class V>
+using OperandsOfTypes =
+    std::conditional_t<std::same_as<Q, bfloat16> && std::same_as<K, bfloat16> && std::same_as<V, bfloat16>,
+                       bfloat16, Compute<Q>>;
+/// The same for attention<T> over views, and over a source S.
+template <class T>
+using OperandsOf = OperandsOfTypes<QueryElement<T>, KeyElement<T>, ValueElement<T>>;
+template <class T, class S>
+concept SourceFits = StoredFor<QueryElement<T>, Compute<T>> && StoredFor<OutElement<T>, Compute<T>> &&
+    std::same_as<Compute<SourceKey<S>>, Compute<T>> && std::same_as<Compute<SourceValue<S>>, Compute<T>>;
+template <class T, class S>
+using SourceOperands = OperandsOfTypes<QueryElement<T>, SourceKey<S>, SourceValue<S>>;
 
 /// Returns n numbers of a row of T: in place if T is A, else converted into scratch.
 template <class A, class T>

@@ -70,7 +70,9 @@ class DecodeTask {
   DecodeTask(const Problem<A>& problem, const Variant<A>& variant, const Memory& memory)
       : problem_(problem), variant_(variant), memory_(memory), multipliers_(problem.scale, variant) {
     // Without them keys are copied: only a storage type of the user's own has none.
-    SSMAX_ASSERT(problem.stored_products.logits != nullptr || problem.keys.kind() == ElementKind::other);
+    SSMAX_ASSERT(problem.stored_products.logits != nullptr || problem.keys.k_kind() == ElementKind::other);
+    SSMAX_ASSERT(problem.stored_products.accumulate != nullptr ||
+                 problem.keys.v_kind() == ElementKind::other);
   }
 
   KeyRange prepare(index_t batch, index_t kv_head, index_t first, index_t count) {

@@ -168,7 +168,7 @@ class PrefillTask {
   bool point_at_keys([[maybe_unused]] KeyRange held) {
     if constexpr (!Op::is_bf16) {
       const index_t dv = problem_.value_width();
-      if (problem_.keys.kind() != ElementKind::compute) return false;
+      if (!problem_.keys.are_both(ElementKind::compute)) return false;
       if (problem_.has_rope() && problem_.rotate_keys) return false;
       if (held.size() < Op::held_keys || held.begin < stored_.begin || held.end > stored_.end) return false;
       if (dv % kernels_.rows != 0) return false;
@@ -225,7 +225,7 @@ class PrefillTask {
     if (keys.size() < end - begin) {
       for (index_t p = 0; p < panels; ++p) std::fill_n(memory_.v + p * memory_.panel + from, panel, E{});
     }
-    const bool as_stored = Op::is_bf16 || problem_.keys.kind() == ElementKind::compute;
+    const bool as_stored = Op::is_bf16 || problem_.keys.v_kind() == ElementKind::compute;
     for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const KeyRun& run) {
       const index_t row = key - first;
       if (as_stored) {

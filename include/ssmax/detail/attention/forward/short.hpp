@@ -112,20 +112,19 @@ class ShortTask {
     v_ = memory_.v;
     v_stride_ = memory_.v_pitch;
     bool k_in_place = false, v_in_place = false;
-    if (problem_.keys.kind() == ElementKind::compute) {
-      if (stored_.begin == 0 && stored_.end == length_ && length_ > 0) {
-        const KeyRun run = problem_.keys.run(batch_, kv_head_, 0);
-        const bool whole = run.count >= length_;
-        k_in_place = whole && length_ % kernels_.rows == 0 && !(problem_.has_rope() && problem_.rotate_keys);
-        v_in_place = whole && dv % kernels_.width == 0;
-        if (k_in_place) {
-          k_ = static_cast<const A*>(run.k);
-          k_stride_ = run.k_stride;
-        }
-        if (v_in_place) {
-          v_ = static_cast<const A*>(run.v);
-          v_stride_ = run.v_stride;
-        }
+    if (stored_.begin == 0 && stored_.end == length_ && length_ > 0) {
+      const KeyRun run = problem_.keys.run(batch_, kv_head_, 0);
+      const bool whole = run.count >= length_, rotates = problem_.has_rope() && problem_.rotate_keys;
+      k_in_place =
+          whole && problem_.keys.k_kind() == ElementKind::compute && length_ % kernels_.rows == 0 && !rotates;
+      v_in_place = whole && problem_.keys.v_kind() == ElementKind::compute && dv % kernels_.width == 0;
+      if (k_in_place) {
+        k_ = static_cast<const A*>(run.k);
+        k_stride_ = run.k_stride;
+      }
+      if (v_in_place) {
+        v_ = static_cast<const A*>(run.v);
+        v_stride_ = run.v_stride;
       }
     }
     if (!k_in_place) {

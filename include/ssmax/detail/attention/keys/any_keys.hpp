@@ -1,4 +1,4 @@
-// AnyKeys refers to a source of keys of any type, and to its storage type: drivers are compiled once for the type A
+// AnyKeys refers to a source of keys of any type, and to its storage types: drivers are compiled once for the type A
 // that they compute in. And the sources that attention makes.
 #pragma once
 
@@ -69,14 +69,18 @@ class AnyKeys {
   SSMAX_INLINE explicit AnyKeys(const S& source)
       : source_(&source),
         shape_(source.shape()),
-        kind_(element_kind<A, typename S::Element>),
+        k_kind_(element_kind<A, detail::SourceKey<S>>),
+        v_kind_(element_kind<A, detail::SourceValue<S>>),
         length_(detail::length_of<S>),
         stored_(detail::stored_in<S>),
         run_(detail::run_of<S>),
-        load_(detail::load_stored<A, typename S::Element>) {}
+        load_k_(detail::load_stored<A, detail::SourceKey<S>>),
+        load_v_(detail::load_stored<A, detail::SourceValue<S>>) {}
 
   SSMAX_INLINE const KeySourceShape& shape() const { return shape_; }
-  SSMAX_INLINE ElementKind kind() const { return kind_; }
+  SSMAX_INLINE ElementKind k_kind() const { return k_kind_; }
+  SSMAX_INLINE ElementKind v_kind() const { return v_kind_; }
+  SSMAX_INLINE bool are_both(ElementKind kind) const { return k_kind_ == kind && v_kind_ == kind; }
   SSMAX_INLINE index_t length(index_t batch) const { return length_(source_, batch); }
   SSMAX_INLINE KeyRange stored(index_t batch) const { return stored_(source_, batch); }
   SSMAX_INLINE KeyRun run(index_t batch, index_t kv_head, index_t key) const {
@@ -84,22 +88,25 @@ class AnyKeys {
   }
   /// Return row i of a run's keys or values in place or, converted, in scratch.
   SSMAX_INLINE const A* load_k(const KeyRun& run, index_t i, A* scratch) const {
-    if (kind_ == ElementKind::compute) return static_cast<const A*>(run.k) + i * run.k_stride;
-    return load_(run.k, run.k_stride, run.k_scales, i, shape_.width, scratch);
+    if (k_kind_ == ElementKind::compute) return static_cast<const A*>(run.k) + i * run.k_stride;
+    return load_k_(run.k, run.k_stride, run.k_scales, i, shape_.width, scratch);
   }
   SSMAX_INLINE const A* load_v(const KeyRun& run, index_t i, A* scratch) const {
-    if (kind_ == ElementKind::compute) return static_cast<const A*>(run.v) + i * run.v_stride;
-    return load_(run.v, run.v_stride, run.v_scales, i, shape_.value_width, scratch);
+    if (v_kind_ == ElementKind::compute) return static_cast<const A*>(run.v) + i * run.v_stride;
+    return load_v_(run.v, run.v_stride, run.v_scales, i, shape_.value_width, scratch);
   }
 
  private:
+  using Load = const A* (*)(const void* rows, index_t stride, const float* scales, index_t i, index_t n,
+                            A* scratch);
+
   const void* source_;
   KeySourceShape shape_;
-  ElementKind kind_;
+  ElementKind k_kind_, v_kind_;
   index_t (*length_)(const void* source, index_t batch);
   KeyRange (*stored_)(const void* source, index_t batch);
   KeyRun (*run_)(const void* source, index_t batch, index_t kv_head, index_t key);
-  const A* (*load_)(const void* rows, index_t stride, const float* scales, index_t i, index_t n, A* scratch);
+  Load load_k_, load_v_;
 };
 
 SSMAX_END
@@ -107,11 +114,13 @@ SSMAX_END
 SSMAX_BEGIN_DETAIL
 
 /// Keys [first, first + k.extent(2)) of `keys`, in views [batch, kv_heads, key, channel].
-template <class X>
+template <class K, class V = K>
 struct KeyShare {
-  using Element = X;
+  using Element = K;
+  using ValueElement = V;
 
-  View<const X, 4> k, v;
+  View<const K, 4> k;
+  View<const V, 4> v;
   index_t keys = 0;
   index_t first = 0;
   SequenceLengths lengths{};  // if given, every sequence has its own keys, all of them, and is a batch entry
@@ -124,7 +133,7 @@ struct KeyShare {
     if (lengths.is_given()) return {0, length(batch)};
     return {first, first + k.extent(2)};
   }
-  KeyStretch<X> stretch(index_t batch, index_t kv_head, index_t key) const {
+  KeyStretch<K, V> stretch(index_t batch, index_t kv_head, index_t key) const {
     const SequenceRows rows = lengths.is_given() ? lengths.key_rows(batch) : SequenceRows{batch, -first, 0};
     const index_t row = rows.first + key, end = lengths.is_given() ? rows.first + rows.count : k.extent(2);
     return {.k = row_of(k, rows.entry, kv_head, row),

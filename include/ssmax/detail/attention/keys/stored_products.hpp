@@ -20,14 +20,14 @@ void accumulate_stored(const A* s, index_t s_stride, index_t rows, index_t keys,
                                             o, o_stride);
 }
 
-/// Returns the products for keys of X. Exception: a storage type of the user's own has none, its rows are converted.
-template <class A, class X>
+/// Returns the products with keys of K and values of V. Exception: a storage type of the user's own has none, its rows
+/// are converted.
+template <class A, class K, class V>
 StoredProducts<A> stored_products() {
-  if constexpr (BuiltInStorage<X>) {
-    return {stored_logits<A, X>, accumulate_stored<A, X>};
-  } else {
-    return {};
-  }
+  StoredProducts<A> products;
+  if constexpr (BuiltInStorage<K>) products.logits = stored_logits<A, K>;
+  if constexpr (BuiltInStorage<V>) products.accumulate = accumulate_stored<A, V>;
+  return products;
 }
 
 SSMAX_END

@@ -1,0 +1,79 @@
+/// @defgroup elements Element types (elements.hpp)
+/// @ingroup attention
+/// The storage types of a call's tensors, where they differ.
+///
+///     attention<Elements<float, half>>({.q = q, .k = k, .v = v, .out = out}, scaling);  // k, v: half
+///
+/// `attention<T>` takes tensors that are all stored as T. `attention<Elements<Query, Key, Value, Out>>` takes:
+///
+/// | type | tensors | default |
+/// |---|---|---|
+/// | Query | q, dq | |
+/// | Key | k, dk | Query |
+/// | Value | v, dv | Key |
+/// | Out | out, dout | Query |
+///
+/// The same holds for attention_partial, attention_backward and AttentionPlan. In calls over a source, Key and Value are
+/// those of the source, whatever Elements says. Each type is float, half, bfloat16 or a type of your own (storage.hpp);
+/// double goes with double alone. The call computes in float, or in double for double. Products are made of bfloat16
+/// operands only if q, k and v are all bfloat16. Over MPI, all tensors have one type.
+#pragma once
+
+#include <concepts>
+#include <type_traits>
+
+#include "storage.hpp"
+
+/// @addtogroup elements
+/// @{
+SSMAX_BEGIN_DATA
+
+/// The storage types of q, k, v and out, in place of one element type: the top of elements.hpp.
+template <class Query, class Key = Query, class Value = Key, class Out = Query>
+struct Elements {};
+
+/// Calls with these elements compute in the type that queries are computed in.
+template <class Query, class Key, class Value, class Out>
+struct StorageTraits<Elements<Query, Key, Value, Out>> {
+  using Compute = shared::Compute<Query>;  ///< float or double.
+};
+
+SSMAX_END
+
+SSMAX_BEGIN_DETAIL
+
+/// The storage types of a call's tensors. T is one type for all or Elements.
+template <class T>
+struct ElementsOf {
+  using Query = T;
+  using Key = T;
+  using Value = T;
+  using Out = T;
+};
+template <class Q, class K, class V, class O>
+struct ElementsOf<Elements<Q, K, V, O>> {
+  using Query = Q;
+  using Key = K;
+  using Value = V;
+  using Out = O;
+};
+
+template <class T>
+using QueryElement = typename ElementsOf<T>::Query;
+template <class T>
+using KeyElement = typename ElementsOf<T>::Key;
+template <class T>
+using ValueElement = typename ElementsOf<T>::Value;
+template <class T>
+using OutElement = typename ElementsOf<T>::Out;
+
+template <class T, class A>
+concept StoredFor = Storage<T> && std::same_as<Compute<T>, A>;
+
+/// What `T` of attention<T> may be.
+template <class T>
+concept CallElements = StoredFor<QueryElement<T>, Compute<T>> && StoredFor<KeyElement<T>, Compute<T>> &&
+    StoredFor<ValueElement<T>, Compute<T>> && StoredFor<OutElement<T>, Compute<T>>;
+
+SSMAX_END
+/// @}
