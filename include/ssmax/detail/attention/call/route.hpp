@@ -4,6 +4,7 @@
 #include <concepts>
 
 #include "../../dispatch/bf16.hpp"
+#include "backward_problem.hpp"
 #include "problem.hpp"
 
 SSMAX_BEGIN_DETAIL

@@ -1,0 +1,180 @@
+// The backward of a call, or of one of its sequences, as tasks. Two tasks never add to one sum at the same time, and
+// additions are not atomic.
+//
+// A kv head is a grid: query blocks × key blocks. Pairs in one row of the grid add to the same dq, pairs in one column
+// to the same dk and dv. Each sum takes its pairs in rising order, whichever thread computes them: results are
+// bit-identical for every executor. If there are enough kv heads, each is one task. Otherwise the pairs of an
+// antidiagonal, which share neither row nor column, are computed at once, one antidiagonal after the other, for as many
+// kv heads at a time as it takes to fill the threads.
+#pragma once
+
+#include <atomic>
+
+#include "../../threads/any_executor.hpp"
+#include "task.hpp"
+
+SSMAX_BEGIN_DETAIL
+
+/// How a call is cut.
+struct BackwardCut {
+  index_t threads;   // that get memory of their own
+  index_t at_once;   // kv heads whose sums are gathered at the same time
+  bool whole_heads;  // each is one task
+
+  BackwardCut(index_t heads, index_t query_blocks, index_t key_blocks, Sharing sharing, index_t most_threads)
+      : threads(sharing == Sharing::any ? 1 : most_threads) {
+    const index_t rounds = (heads + threads - 1) / threads;
+    const bool balanced = heads >= 9 * (rounds * threads - heads);  // at most a tenth of them idle
+    whole_heads = threads == 1 || (balanced && sharing == Sharing::one_head);
+    const index_t diagonals = std::max<index_t>(1, query_blocks + key_blocks - 1);
+    // Pairs of an antidiagonal of average length. As many kv heads are taken at once as make 8 pairs a
+    // thread: under a causal mask, half of these have nothing to do.
+    const double all_pairs = static_cast<double>(query_blocks) * static_cast<double>(key_blocks);
+    const auto pairs = std::max<index_t>(1, static_cast<index_t>(all_pairs / static_cast<double>(diagonals)));
+    at_once = whole_heads                 ? std::min(threads, heads)
+              : sharing == Sharing::heads ? 1
+                                          : std::min(heads, (8 * threads + pairs - 1) / pairs);
+  }
+};
+
+template <class A>
+bool is_empty(const BackwardProblem<A>& problem) {
+  return problem.heads() == 0 || query_blocks(problem) + key_blocks(problem) == 0;
+}
+
+/// Takes one thread's memory.
+template <class E, class A>
+BackwardScratch<A, E> take_scratch(Arena& arena, const Problem<A>& forward,
+                                   const GradientVariant<A>& variant) {
+  const index_t unit = kernels<PrefillKernels<A, E>>().depth, dv = forward.value_width();
+  return BackwardScratch<A, E>(arena, forward.width(), dv, product_depth<E>(forward, unit),
+                               (dv + unit - 1) / unit * unit, 1 + variant.parameters(),
+                               Multipliers(forward.scale, variant).has_score());
+}
+
+/// The backward of a call, or of one of its sequences: how it is cut, and the memory that it needs. Operands of the
+/// products are E: see BackwardTask.
+template <class E, class A>
+class BackwardRun {
+ public:
+  using Task = BackwardTask<A, E>;
+
+  BackwardRun(const BackwardProblem<A>& problem, const GradientVariant<A>& variant, Sharing sharing,
+              index_t threads)
+      : problem_(problem),
+        variant_(variant),
+        queries_(query_blocks(problem)),
+        keys_(key_blocks(problem)),
+        cut_(problem.heads(), queries_, keys_, sharing, threads),
+        lanes_(std::min(cut_.threads, cut_.whole_heads
+                                          ? problem.heads()
+                                          : cut_.at_once * std::min(queries_ + keys_, cut_.threads))),
+        counted_(take_scratch<E>(count_, problem.forward, variant)) {
+    Arena count_sums;
+    HeadSums<A, E>(count_sums, problem, counted_);
+    head_bytes_ = count_sums.used();
+  }
+  BackwardRun(const BackwardRun&) = delete;
+  BackwardRun& operator=(const BackwardRun&) = delete;
+
+  index_t lanes() const { return lanes_; }
+  index_t tasks() const { return cut_.whole_heads ? problem_.heads() : problem_.heads() * queries_ * keys_; }
+  index_t tile_lanes() const { return counted_.tile_lanes; }
+  std::size_t lane_bytes() const { return count_.used(); }
+  std::size_t head_bytes() const { return head_bytes_; }
+  std::size_t bytes() const {
+    return add_bytes(multiply_bytes(static_cast<std::size_t>(lanes_), lane_bytes()),
+                     multiply_bytes(static_cast<std::size_t>(cut_.at_once), head_bytes_));
+  }
+
+  /// Requires memory of `bytes`.
+  void run(std::byte* memory, const CallSums& sums, const AnyExecutor& executor) const {
+    std::byte* const head_memory = memory + static_cast<std::size_t>(lanes_) * lane_bytes();
+    const index_t heads = problem_.heads(), first_head = problem_.first_head();
+    // Calls f(task, memory of some kv head's sums, i) for i below n, each thread with memory of its own.
+    const auto run = [&](index_t n, const auto& f) {
+      std::atomic<index_t> next{0};
+      executor.run(std::min(lanes_, n), [&](index_t lane) {
+        Arena arena(memory + static_cast<std::size_t>(lane) * lane_bytes());
+        const BackwardScratch<A, E> lane_memory = take_scratch<E>(arena, problem_.forward, variant_);
+        Task task(problem_, variant_, lane_memory, sums);
+        for (index_t i = next++; i < n; i = next++) f(task, lane, i);
+      });
+    };
+    const auto head_sums = [&](index_t slot) {
+      Arena arena(head_memory + static_cast<std::size_t>(slot) * head_bytes_);
+      return HeadSums<A, E>(arena, problem_, counted_);
+    };
+
+    if (cut_.whole_heads) {
+      run(heads, [&](Task& task, index_t lane, index_t head) {
+        task.enter(first_head + head, head_sums(lane));
+        compute_head(task, queries_, keys_);
+      });
+      return;
+    }
+    for (index_t first = 0; first < heads; first += cut_.at_once) {
+      const index_t slots = std::min(cut_.at_once, heads - first);
+      const auto run_slots = [&](index_t pairs, const auto& f) {
+        run(slots * pairs, [&](Task& task, index_t, index_t i) {
+          task.enter(first_head + first + i % slots, head_sums(i % slots));
+          f(task, i / slots);
+        });
+      };
+      run_slots(queries_ + keys_, [&](Task& task, index_t i) {
+        if (i < queries_) {
+          task.survey(i);
+        } else {
+          task.prepare_keys(i - queries_);
+        }
+      });
+      for (index_t diagonal = 0; diagonal < queries_ + keys_ - 1; ++diagonal) {
+        const index_t lowest = std::max<index_t>(0, diagonal - queries_ + 1);
+        run_slots(std::min(diagonal + 1, keys_) - lowest,
+                  [&](Task& task, index_t i) { task.attend(diagonal - (lowest + i), lowest + i); });
+      }
+      run_slots(queries_ + keys_, [&](Task& task, index_t i) {
+        if (i < queries_) {
+          task.finish_queries(i);
+        } else {
+          task.finish_keys(i - queries_);
+        }
+      });
+    }
+  }
+
+  /// Computes all of the kv head that the task has entered.
+  static void compute_head(Task& task, index_t queries, index_t keys) {
+    for (index_t j = 0; j < keys; ++j) task.prepare_keys(j);
+    for (index_t i = 0; i < queries; ++i) {
+      task.survey(i);
+      for (index_t j = 0; j < keys; ++j) task.attend(i, j);
+      task.finish_queries(i);
+    }
+    for (index_t j = 0; j < keys; ++j) task.finish_keys(j);
+  }
+
+ private:
+  const BackwardProblem<A>& problem_;
+  const GradientVariant<A>& variant_;
+  const index_t queries_, keys_;
+  const BackwardCut cut_;
+  const index_t lanes_;  // threads that get memory of their own
+  Arena count_;
+  const BackwardScratch<A, E> counted_;
+  std::size_t head_bytes_ = 0;
+};
+
+template <class E, class A>
+Explanation explanation_of(const BackwardRun<E, A>& run, index_t tasks, index_t lanes, std::size_t bytes) {
+  Explanation e;
+  e.query_block = query_block;
+  e.key_block = backward_key_block;
+  e.tile_lanes = run.tile_lanes();
+  e.tasks = tasks;
+  e.threads = lanes;
+  e.workspace_bytes = bytes;
+  return e;
+}
+
+SSMAX_END

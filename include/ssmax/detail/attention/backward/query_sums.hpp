@@ -1,0 +1,70 @@
+// The sums of all queries of a backward: dc, the parameters of a score and the sinks' gradients.
+#pragma once
+
+#include "../../memory/arena.hpp"
+#include "../call/gradient_variant.hpp"
+#include "../call/sequences.hpp"
+
+SSMAX_BEGIN_DETAIL
+
+/// Hands the sums of all queries, in their order, to scaling, score and sinks.
+template <class A>
+void hand_over(const BackwardProblem<A>& problem, const GradientVariant<A>& variant, const CallSums& sums) {
+  const Problem<A>& forward = problem.forward;
+  const index_t sums_of_row = 1 + variant.parameters(), first = forward.first_query;
+  const index_t first_entry = forward.first_entry(), end_entry = first_entry + forward.entries();
+  const InputRows<A>& q = forward.q;
+  Query query{0, 0, 0, forward.shape(first_entry)};
+  const double* row = sums.sums;
+  const QueryReport* report = sums.reports;
+  for (query.batch = first_entry; query.batch < end_entry; ++query.batch) {
+    for (query.head = q.first_head(); query.head < q.end_head(); ++query.head) {
+      double dsink = 0;
+      const index_t end = first + q.extent(2);
+      for (query.index = first; query.index < end; ++query.index, row += sums_of_row, ++report) {
+        variant.accumulate(query, {query.head, report->position, report->n}, row);
+        dsink += report->dsink;
+      }
+      if (!problem.dsinks.empty()) {
+        problem.dsinks[static_cast<std::size_t>(query.head)] += static_cast<A>(dsink);
+      }
+    }
+  }
+}
+
+/// The sums of all queries of a call: their memory, and where those of a sequence lie.
+template <class A>
+class SumsMemory {
+ public:
+  SumsMemory(const BackwardProblem<A>& problem, const GradientVariant<A>& variant)
+      : q_(problem.forward.q),
+        kept_(problem.stage.kept),
+        sums_of_row_(1 + variant.parameters()),
+        is_needed_(!kept_ && (variant.learns() || !problem.dsinks.empty())) {}
+
+  bool is_needed() const { return is_needed_; }
+  std::size_t bytes() const {
+    const auto row_bytes = static_cast<std::size_t>(sums_of_row_) * sizeof(double) + sizeof(QueryReport);
+    return is_needed_ ? multiply_bytes(static_cast<std::size_t>(rows()), row_bytes) : 0;
+  }
+  CallSums in(std::byte* memory) const {
+    if (!is_needed_) return kept_;
+    auto* sums = reinterpret_cast<double*>(memory);
+    return {sums, reinterpret_cast<QueryReport*>(sums + rows() * sums_of_row_)};
+  }
+  CallSums of_rows(const CallSums& all, const SequenceRows& rows) const {
+    if (!all) return all;
+    const index_t before = (rows.entry * q_.extent(2) + rows.first) * q_.extent(1);
+    return {all.sums + before * sums_of_row_, all.reports + before};
+  }
+
+ private:
+  index_t rows() const { return q_.extent(0) * q_.extent(1) * q_.extent(2); }
+
+  const InputRows<A>& q_;
+  const CallSums kept_;
+  const index_t sums_of_row_;
+  const bool is_needed_;
+};
+
+SSMAX_END

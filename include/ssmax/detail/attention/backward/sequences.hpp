@@ -1,0 +1,106 @@
+// The backward of a call whose sequences have their own lengths.
+#pragma once
+
+#include <atomic>
+#include <optional>
+
+#include "../../../workspace.hpp"
+#include "../../threads/any_executor.hpp"
+#include "../call/explain.hpp"
+#include "grid.hpp"
+#include "query_sums.hpp"
+
+SSMAX_BEGIN_DETAIL
+
+/// Computes sequences with their own lengths. kv heads are tasks, the longest first. A sequence whose kv heads are too
+/// long for that is cut as a call with it alone, before the others. Sums are handed over in the order of the sequences.
+template <class E, class A>
+void run_backward_sequences(const BackwardProblem<A>& problem, const GradientVariant<A>& variant,
+                            Workspace& workspace, const AnyExecutor& executor, const Explainer& explainer) {
+  const Problem<A>& forward = problem.forward;
+  const SequenceLengths& lengths = forward.lengths;
+  const index_t threads = executor.concurrency(), kv_heads = forward.kv_heads();
+  const Sharing sharing = variant.sharing(longest_shape(forward));
+  // 1. Find the sequences that are cut by themselves.
+  const auto cost = [](const BackwardProblem<A>& sequence) {
+    return static_cast<double>(sequence.forward.rows() + query_block) *
+           static_cast<double>(sequence.keys() + backward_key_block);
+  };
+  double all_costs = 0;
+  for_each_sequence(problem, lengths, [&](index_t, const BackwardProblem<A>& s) {
+    all_costs += cost(s) * static_cast<double>(kv_heads);
+  });
+  const auto is_long = [&](const BackwardProblem<A>& sequence) {
+    const bool is_balanced = 10 * cost(sequence) * static_cast<double>(threads) <= all_costs;
+    return sharing != Sharing::one_head || (threads > 1 && !is_balanced);
+  };
+  // 2. Reserve what the largest of them need, and the threads that share the others.
+  std::size_t run_bytes = 0, lane_bytes = 0, head_bytes = 0;
+  index_t tasks = 0, shared_tasks = 0;
+  Explanation e;
+  for_each_sequence(problem, lengths, [&](index_t, const BackwardProblem<A>& sequence) {
+    if (is_empty(sequence)) return;
+    const BackwardRun<E, A> run(sequence, variant, sharing, threads);
+    const bool runs_alone = is_long(sequence);
+    if (runs_alone) {
+      run_bytes = std::max(run_bytes, run.bytes());
+    } else {
+      lane_bytes = run.lane_bytes();
+      head_bytes = std::max(head_bytes, run.head_bytes());
+      shared_tasks += kv_heads;
+    }
+    tasks += runs_alone ? run.tasks() : kv_heads;
+    e = explanation_of(run, tasks, std::max(e.threads, run.lanes()), 0);
+  });
+  const index_t lanes = std::min(threads, shared_tasks);
+  const std::size_t shared_bytes =
+      multiply_bytes(static_cast<std::size_t>(lanes), add_bytes(lane_bytes, head_bytes));
+  const SumsMemory<A> sums_memory(problem, variant);
+  Arena queue_arena;
+  queue_arena.take<QueuedSequence>(lengths.count());
+  const std::size_t queue_at = std::max(run_bytes, shared_bytes);
+  const std::size_t sums_at = add_bytes(queue_at, queue_arena.used());
+  e.workspace_bytes = add_bytes(sums_at, sums_memory.bytes());
+  e.threads = std::max(e.threads, lanes);
+  if (explainer.explains) explainer.publish(e);
+  std::byte* memory = workspace.reserve(e.workspace_bytes);
+  const CallSums sums = sums_memory.in(memory + sums_at);
+  const auto sums_of = [&](index_t b) { return sums_memory.of_rows(sums, lengths.query_rows(b)); };
+  // 3. Run the long sequences, and queue the others.
+  SequenceQueue queue(reinterpret_cast<QueuedSequence*>(memory + queue_at));
+  for_each_sequence(problem, lengths, [&](index_t b, const BackwardProblem<A>& sequence) {
+    if (is_empty(sequence)) return;
+    if (is_long(sequence)) {
+      BackwardRun<E, A>(sequence, variant, sharing, threads).run(memory, sums_of(b), executor);
+    } else {
+      queue.add(b, kv_heads, cost(sequence));
+    }
+  });
+  queue.sort();
+  // 4. Run the queue.
+  std::atomic<index_t> next{0};
+  executor.run(lanes, [&](index_t lane) {
+    std::byte* own = memory + static_cast<std::size_t>(lane) * (lane_bytes + head_bytes);
+    Arena arena(own);
+    const BackwardScratch<A, E> lane_memory = take_scratch<E>(arena, forward, variant);
+    std::optional<BackwardProblem<A>> sequence;
+    std::optional<BackwardTask<A, E>> task;
+    for (index_t i = next++; i < shared_tasks; i = next++) {
+      const SequenceQueue::Place at = queue[i];
+      if (!sequence || sequence->forward.sequence != at.sequence) {
+        sequence.emplace(of_sequence(problem, at.sequence));
+        task.emplace(*sequence, variant, lane_memory, sums_of(at.sequence));
+      }
+      Arena head_arena(own + lane_bytes);
+      task->enter(sequence->first_head() + at.task, HeadSums<A, E>(head_arena, *sequence, lane_memory));
+      BackwardRun<E, A>::compute_head(*task, query_blocks(*sequence), key_blocks(*sequence));
+    }
+  });
+  // 5. Hand the sums over.
+  if (!sums_memory.is_needed()) return;
+  for_each_sequence(problem, lengths, [&](index_t b, const BackwardProblem<A>& sequence) {
+    if (sequence.forward.rows() > 0) hand_over(sequence, variant, sums_of(b));
+  });
+}
+
+SSMAX_END
