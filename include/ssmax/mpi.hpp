@@ -101,7 +101,7 @@ void attention(Communicator& comm, const Layout& layout, const std::type_identit
   const detail::KeyShare<T> none{.k = {}, .v = {}, .keys = n};
   const detail::UserVariant<A, S, M, C> variant(scaling, mask, score);
   const QueryShape shape{a.q.extent(0), a.q.extent(1), n, n};
-  std::vector<KeyRange> seen;
+  std::vector<detail::SeenBlocks> seen;
   std::int64_t policies = 0;
   const detail::Complaint complaint = detail::complaint_of(function, [&] {
     detail::check_arguments(function, a, options);
@@ -110,7 +110,7 @@ void attention(Communicator& comm, const Layout& layout, const std::type_identit
     detail::check_segments<T>(function, comm.rank(), layout, whole, a.k, a.v, options, variant);
     if (comm.ranks() > 1) policies = detail::fingerprint_of_ranges<A>(variant, shape, a.k.extent(1));
     if (comm.ranks() > 1 && !layout.is_by_heads()) {
-      seen = detail::keys_seen_by(variant, shape, layout, comm.rank());
+      seen = detail::blocks_seen_by(variant, shape, layout, comm.rank());
     }
   });
   auto agreement = detail::agreement_of<T, decltype(variant)>(function, layout, a.q, a.k, a.v, options);
@@ -173,7 +173,7 @@ void attention_backward(Communicator& comm, const Layout& layout,
   const detail::UserGradientVariant<A, S, M, C> variant(scaling, mask, score);
   const QueryShape shape{a.q.extent(0), a.q.extent(1), n, n};
   detail::LearntRows<C> rows(score);
-  std::vector<KeyRange> seen;
+  std::vector<detail::SeenBlocks> seen;
   std::int64_t policies = 0;
   const detail::Complaint complaint = detail::complaint_of(function, [&] {
     if (g.accumulate) detail::fail_value(function, "accumulate", "is", 1, "over ranks it must be", 0);
@@ -187,7 +187,7 @@ void attention_backward(Communicator& comm, const Layout& layout,
     detail::check_segments<T>(function, comm.rank(), layout, whole, a.k, a.v, options, variant);
     if (comm.ranks() > 1) policies = detail::fingerprint_of_ranges<A>(variant, shape, a.k.extent(1));
     if (comm.ranks() > 1 && !layout.is_by_heads()) {
-      seen = detail::keys_seen_by(variant, shape, layout, comm.rank());
+      seen = detail::blocks_seen_by(variant, shape, layout, comm.rank());
     }
     rows.list(shape, detail::computing_rank(comm, layout, a.q.extent(1), a.k.extent(1)));
   });

@@ -73,6 +73,26 @@ TEST_CASE("A cache that does not hold a rank's share is refused", "[mpi][decode]
   CHECK(everywhere(mentions(message, "cache")));
 }
 
+TEST_CASE("mpi::decode throws for a ring that has forgotten keys", "[mpi][decode][errors]") {
+  const index_t n = 64 * world().ranks();
+  const Layout layout = Layout::contiguous(n, world().ranks(), 64);
+  const std::vector<float> rows(static_cast<std::size_t>(n) * 4, 1.0f);
+  const View<const float, 4> keys{rows.data(), {1, 1, n, 4}};
+  std::vector<float> out(4);
+  for (const index_t first : {0, 2}) {
+    KvCache<float> ring({.width = 4, .capacity = 60, .ring = true, .first = first});
+    ssmax::mpi::append(ring, layout, world().rank(), 0, keys, keys);
+    const std::string message = refusal([&] {
+      ssmax::mpi::decode<float>(world(), layout, n,
+                                {.q = {rows.data(), {1, 1, 1, 4}}, .out = {out.data(), {1, 1, 1, 4}}}, ring);
+    });
+    INFO(message);
+    const std::string forgotten = "no longer stores keys [" + std::to_string(first) + ", ";
+    CHECK(everywhere(message.find(forgotten) != std::string::npos &&
+                     message.find("must store all 64") != std::string::npos));
+  }
+}
+
 TEST_CASE("mpi::decode takes float products where asked", "[mpi][decode]") {
   using ssmax::bfloat16;
   const index_t n = 2048, heads = 8, d = 64;

@@ -75,10 +75,10 @@ void forward_by_heads(mpi::Communicator& comm, const mpi::Layout& layout, const 
     if (exchange.has_head(comm.rank(), round)) {
       const index_t first = (exchange.first_of(comm.rank()) + round) * group;
       const KeyShare<T> keys = keys_in<T, T>(whole.k, whole.v, n);
-      const auto problem =
-          heads_among(called_by("mpi::attention", options,
-                                for_forward<T>(make_problem<T>(whole.q, AnyKeys<Compute<T>>(keys), options))),
-                      first, shape.heads);
+      const auto problem = heads_among(
+          called_by("mpi::attention", options,
+                    for_forward<T>(make_problem<T, T>(whole.q, AnyKeys<Compute<T>>(keys), options))),
+          first, shape.heads);
       const Result<Compute<T>> result = make_result(whole.out, as_numbers(whole.lse), options, first);
       compiled::run_attention<OperandsOf<T>>(problem, variant, result, &comm.scratch(), executor);
     }
@@ -114,7 +114,7 @@ void backward_by_heads(mpi::Communicator& comm, const mpi::Layout& layout, const
       const KeyShare<T> keys = keys_in<T, T>(whole.k, whole.v, n);
       const BackwardProblem<Compute<T>> problem = make_backward_problem<T>(
           heads_among(called_by("mpi::attention_backward", options,
-                                make_problem<T>(whole.q, AnyKeys<Compute<T>>(keys), options)),
+                                make_problem<T, T>(whole.q, AnyKeys<Compute<T>>(keys), options)),
                       first, shape.heads),
           {.out = whole.out, .lse = as_numbers(whole.lse)},
           {.dout = whole.dout,

@@ -107,6 +107,12 @@ void check_held(const char* function, const KvCache<K, V>& cache, const mpi::Lay
     if (cache.length(b) != held) {
       fail_value(function, "cache", "has length", cache.length(b), "the layout's share so far is", held);
     }
+    if (const KeyRange forgotten = cache.forgotten(b); forgotten.size() > 0) {
+      fail_format(
+          "ssmax::%s: cache no longer stores keys [%td, %td) of sequence %td, a cache over MPI must store "
+          "all %td",
+          function, forgotten.begin, forgotten.end, b, held);
+    }
   }
 }
 

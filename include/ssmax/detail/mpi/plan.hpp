@@ -2,7 +2,7 @@
 #pragma once
 
 #include <algorithm>
-#include <limits>
+#include <cstdint>
 #include <vector>
 
 #include "../attention/call/problem.hpp"
@@ -29,41 +29,47 @@ struct Share {
 /// The part of one segment that is sent as one message.
 struct Piece {
   mpi::Segment keys;
-  index_t row = 0;  // of its first key in the arrays of its rank
+  index_t row = 0;        // of its first key in the arrays of its rank
+  std::size_t index = 0;  // among the pieces of the plan
 };
+
+/// A byte per travel_keys positions of the sequence: 1 if a query of a segment sees one of these keys.
+using SeenBlocks = std::vector<std::uint8_t>;
 
 class RingPlan {
  public:
-  /// Collective. Pieces begin at multiples of `unit`, and where segments do. `seen` has, for each own segment, a range
-  /// that holds every key that the segment's queries see.
+  /// Collective. Pieces begin at multiples of `unit`, a multiple of travel_keys, and where segments do. `seen` has the
+  /// seen blocks of each own segment.
   RingPlan(const mpi::Communicator& comm, const mpi::Layout& layout, index_t unit,
-           const std::vector<KeyRange>& seen)
+           const std::vector<SeenBlocks>& seen)
       : rank_(comm.rank()), ranks_(comm.ranks()) {
     std::vector<index_t> rows(static_cast<std::size_t>(comm.ranks()));
-    std::size_t own = 0;
-    std::vector<std::int64_t> ranges;  // -begin and end of each segment's, so that the maximum joins them
     for (const mpi::Segment& segment : layout.segments()) {
       index_t& row = rows[static_cast<std::size_t>(segment.rank)];
       shares_.push_back({segment, row});
       for (index_t begin = segment.begin; begin < segment.end;) {
         const index_t end = std::min(segment.end, (begin / unit + 1) * unit);
-        pieces_.push_back({{begin, end, segment.rank}, row});
+        pieces_.push_back({{begin, end, segment.rank}, row, pieces_.size()});
         row += end - begin;
         begin = end;
       }
-      const KeyRange range = segment.rank == rank_ ? seen[own++] : KeyRange{};
-      const bool any = range.size() > 0;
-      ranges.push_back(any ? -range.begin : std::numeric_limits<std::int64_t>::min());
-      ranges.push_back(any ? range.end : std::numeric_limits<std::int64_t>::min());
     }
-    check_mpi("MPI_Allreduce", MPI_Allreduce(MPI_IN_PLACE, ranges.data(), static_cast<int>(ranges.size()),
-                                             MPI_INT64_T, MPI_MAX, comm.handle()));
-    for (std::size_t i = 0; i < shares_.size(); ++i) {
-      const bool any = ranges[2 * i + 1] > 0;
-      seen_.push_back(
-          any ? KeyRange{static_cast<index_t>(-ranges[2 * i]), static_cast<index_t>(ranges[2 * i + 1])}
-              : KeyRange{});
+    // Each rank sets the bits of its own segments.
+    seen_.resize((shares_.size() * pieces_.size() + 63) / 64);
+    std::size_t own = 0;
+    for (std::size_t share = 0; share < shares_.size(); ++share) {
+      if (shares_[share].segment.rank != rank_) continue;
+      const SeenBlocks& blocks = seen[own++];
+      for (const Piece& piece : pieces_) {
+        const auto first = blocks.begin() + piece.keys.begin / travel_keys,
+                   last = blocks.begin() + (piece.keys.end - 1) / travel_keys + 1;
+        if (std::find(first, last, std::uint8_t{1}) == last) continue;
+        const std::size_t bit = bit_of(share, piece);
+        seen_[bit / 64] |= std::uint64_t{1} << bit % 64;
+      }
     }
+    check_mpi("MPI_Allreduce", MPI_Allreduce(MPI_IN_PLACE, seen_.data(), static_cast<int>(seen_.size()),
+                                             MPI_UINT64_T, MPI_BOR, comm.handle()));
   }
 
   [[nodiscard]] int rank() const { return rank_; }
@@ -72,9 +78,10 @@ class RingPlan {
   [[nodiscard]] const std::vector<Share>& shares() const { return shares_; }
   [[nodiscard]] const std::vector<Piece>& pieces() const { return pieces_; }
 
-  /// Whether queries of a segment may see keys of a piece.
+  /// Returns whether queries of a segment may see keys of a piece.
   [[nodiscard]] bool sees(std::size_t share, const Piece& piece) const {
-    return seen_[share].begin < piece.keys.end && seen_[share].end > piece.keys.begin;
+    const std::size_t bit = bit_of(share, piece);
+    return (seen_[bit / 64] >> bit % 64 & 1) != 0;
   }
   /// Whether a rank's queries may.
   [[nodiscard]] bool needs(int rank, const Piece& piece) const {
@@ -100,10 +107,14 @@ class RingPlan {
   }
 
  private:
+  [[nodiscard]] std::size_t bit_of(std::size_t share, const Piece& piece) const {
+    return share * pieces_.size() + piece.index;
+  }
+
   int rank_, ranks_;
   std::vector<Share> shares_;
   std::vector<Piece> pieces_;
-  std::vector<KeyRange> seen_;  // [shares]
+  std::vector<std::uint64_t> seen_;  // a bit for each share and piece
 };
 
 SSMAX_END

@@ -94,28 +94,44 @@ QueryRow complete_row(const Result<A>& result, const Variant<A>& variant, const 
   return result.scaled_sinks ? variant.row(query, {0, query.shape.keys}) : QueryRow{.query = query};
 }
 
-/// A range that holds every key that queries [begin, end) see: the union of the mask's `keys`.
+/// Returns the blocks of keys that queries [begin, end) see, as far as the mask knows its runs.
 template <class V>
-KeyRange keys_seen(const V& variant, const QueryShape& shape, index_t begin, index_t end) {
-  KeyRange seen{shape.keys, 0};
+SeenBlocks blocks_seen(const V& variant, const QueryShape& shape, index_t begin, index_t end) {
+  const index_t count = (shape.keys + travel_keys - 1) / travel_keys;
+  SeenBlocks seen(static_cast<std::size_t>(count));
+  index_t first_unseen = 0;
   for (Query query{0, 0, 0, shape}; query.batch < shape.batch; ++query.batch) {
     for (query.head = 0; query.head < shape.heads; ++query.head) {
       for (query.index = begin; query.index < end; ++query.index) {
         const KeyRange keys = visible_keys(variant.mask, query);
-        if (keys.size() > 0) seen = {std::min(seen.begin, keys.begin), std::max(seen.end, keys.end)};
+        for (index_t block = first_unseen; block < count;) {
+          if (seen[static_cast<std::size_t>(block)] != 0) {
+            ++block;
+            continue;
+          }
+          const index_t from = std::max(keys.begin, block * travel_keys);
+          const KeyRange next = from < keys.end ? next_run(variant.mask, query, from) : KeyRange{};
+          const KeyRange run{std::max(next.begin, from), std::min(next.end, keys.end)};
+          if (run.size() <= 0) break;
+          const index_t last = (run.end - 1) / travel_keys;
+          for (block = run.begin / travel_keys; block <= last; ++block)
+            seen[static_cast<std::size_t>(block)] = 1;
+        }
+        while (first_unseen < count && seen[static_cast<std::size_t>(first_unseen)] != 0) ++first_unseen;
+        if (first_unseen == count) return seen;
       }
     }
   }
   return seen;
 }
 
-/// keys_seen of each segment of a rank.
+/// Returns blocks_seen of each segment of a rank.
 template <class V>
-std::vector<KeyRange> keys_seen_by(const V& variant, const QueryShape& shape, const mpi::Layout& layout,
-                                   int rank) {
-  std::vector<KeyRange> seen;
+std::vector<SeenBlocks> blocks_seen_by(const V& variant, const QueryShape& shape, const mpi::Layout& layout,
+                                       int rank) {
+  std::vector<SeenBlocks> seen;
   for (const mpi::Segment& segment : layout.segments()) {
-    if (segment.rank == rank) seen.push_back(keys_seen(variant, shape, segment.begin, segment.end));
+    if (segment.rank == rank) seen.push_back(blocks_seen(variant, shape, segment.begin, segment.end));
   }
   return seen;
 }

@@ -1,0 +1,104 @@
+// Masks with runs over ranks: bit-identical to one process, and pieces of keys that no run touches do not travel.
+
+#include <mpi.h>
+
+#include <cstdint>
+#include <ssmax/mask_runs.hpp>
+#include <ssmax/mpi.hpp>
+#include <string>
+#include <vector>
+
+#include "../catch.hpp"
+#include "mpi_problem.hpp"
+
+namespace {
+
+std::int64_t sent_bytes = 0;
+
+}  // namespace
+
+/// Counts the bytes that the library sends.
+extern "C" int MPI_Isend(const void* data, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm,
+                         MPI_Request* request) {
+  int size = 0;
+  MPI_Type_size(type, &size);
+  sent_bytes += std::int64_t{count} * size;
+  return PMPI_Isend(data, count, type, to, tag, comm, request);
+}
+
+namespace mpi_problem::mpi_mask_runs_test {
+
+using ssmax::BlockSparse, ssmax::SinkWindow, ssmax::SparseBlocks;
+
+template <class T, class M>
+void check_bits(const Problem<T>& problem, const Layout& layout, const M& mask,
+                const AttentionOptions<T>& options = {}) {
+  const Shape& shape = problem.shape;
+  using A = attention_problem::Compute<T>;
+  const std::vector<A> s(static_cast<std::size_t>(shape.heads), A(0.4));
+  std::vector<A> ds(s.size()), ds_here(s.size());
+  const SSMax<A> scaling{s};
+  const Output<T> output = run<T>(problem, scaling, mask, Identity{}, options);
+  const Result<T> whole = backward<T>(problem, output, scaling.gradient(ds), mask, Identity{}, options);
+  const int rank = world().rank();
+  Share<T> share(problem, layout, rank);
+  ssmax::mpi::attention<T>(world(), layout, share.forward(), scaling, mask, Identity{}, options);
+  const auto cut = [&](const auto& of_whole, index_t heads, index_t channels) {
+    return share_of(of_whole, shape.batch * heads, channels, layout, rank);
+  };
+  CHECK(everywhere(same_bits(share.out, cut(output.out, shape.heads, shape.dv))));
+  CHECK(everywhere(same_bits(share.lse, cut(output.lse, shape.heads, 1))));
+  ssmax::mpi::attention_backward<T>(world(), layout, share.backward(), share.gradients(),
+                                    scaling.gradient(ds_here), mask, Identity{}, options);
+  CHECK(everywhere(same_bits(share.dq, cut(whole.dq, shape.heads, shape.d))));
+  CHECK(everywhere(same_bits(share.dk, cut(whole.dk, shape.kv_heads, shape.d))));
+  CHECK(everywhere(same_bits(share.dv, cut(whole.dv, shape.kv_heads, shape.dv))));
+  CHECK(everywhere(same_bits(ds_here, ds)));
+}
+
+TEST_CASE("Masks with runs give the bits of one process", "[mpi][backward]") {
+  const int ranks = world().ranks();
+  const index_t n = 4 * 2048 + 300;
+  const ssmax::Rope<float> rope({.width = 8}, n);
+  const Problem<float> problem({1, 2, 1, n, n, 8, 8});
+  for (const Layout& layout : {Layout::zigzag(n, ranks), Layout::contiguous(n, ranks)}) {
+    check_bits<float>(problem, layout, SinkWindow{4, 512}, {.rope = &rope});
+  }
+  // Every third block of 1024 keys, shifted by the query's block, and two heads that see different ones.
+  const SparseBlocks blocks{
+      .query_block = 512, .key_block = 1024, .query_blocks = 17, .key_blocks = 9, .bitmaps = 2};
+  std::vector<std::uint64_t> bitmap(static_cast<std::size_t>(blocks.words()));
+  for (std::size_t row = 0; row < bitmap.size(); ++row) bitmap[row] = 0b001001001u << row % 3 & 0x1FF;
+  bitmap[5] = 0;  // queries that see no key
+  check_bits<float>(problem, Layout::contiguous(n, ranks), BlockSparse(blocks, bitmap));
+  check_bits<float>(problem, Layout::zigzag(n, ranks), Causal{} & BlockSparse(blocks, bitmap),
+                    {.rope = &rope});
+  const index_t shorter = 2 * 2048 + 100;
+  const Problem<ssmax::bfloat16> narrow({1, 2, 1, shorter, shorter, 8, 8});
+  check_bits<ssmax::bfloat16>(narrow, Layout::contiguous(shorter, ranks), SinkWindow{4, 200});
+}
+
+TEST_CASE("Keys that no run touches do not travel", "[mpi]") {
+  const int ranks = world().ranks();
+  const index_t n = 2048 * ranks;
+  const Shape shape{1, 1, 1, n, n, 4, 4};
+  const Problem<float> problem(shape);
+  const Layout layout = Layout::contiguous(n, ranks, 2048);
+  // The queries of a rank see its own keys and those of the rank after the next one.
+  const SparseBlocks blocks{
+      .query_block = 2048, .key_block = 2048, .query_blocks = ranks, .key_blocks = ranks};
+  std::vector<std::uint64_t> bitmap(static_cast<std::size_t>(blocks.words()));
+  for (int r = 0; r < ranks; ++r)
+    bitmap[static_cast<std::size_t>(r)] = std::uint64_t{1} << r | std::uint64_t{1} << (r + 2) % ranks;
+  const BlockSparse mask(blocks, bitmap);
+  const Output<float> whole = run<float>(problem, ssmax::Softmax{}, mask, Identity{}, {});
+  Share<float> share(problem, layout, world().rank());
+  const std::int64_t before = sent_bytes;
+  ssmax::mpi::attention<float>(world(), layout, share.forward(), ssmax::Softmax{}, mask);
+  const std::int64_t sent = sent_bytes - before;
+  const index_t row = (shape.d + shape.dv) * static_cast<index_t>(sizeof(float));
+  CHECK(everywhere(sent == (ranks > 2 ? 2048 * row : 0)));
+  CHECK(everywhere(same_bits(share.out, share_of(whole.out, 1, shape.dv, layout, world().rank()))));
+}
+
+}  // namespace mpi_problem::mpi_mask_runs_test
