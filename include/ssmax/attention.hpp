@@ -95,7 +95,7 @@ struct AttentionOptions {
   bool scaled_sinks = false;                       ///< Sinks are logits, times c. (Not in finish.)
   bool rotate_source_keys =
       false;  ///< A source's keys are not rotated yet: the rope rotates them in the call.
-  /// Each sequence's own numbers of queries and keys. (In attention and attention_backward only.)
+  /// Each sequence's own numbers of queries and keys. (Not in attention_partial, finish and over MPI.)
   SequenceLengths lengths{};
   Explanation* explanation = nullptr;  ///< Written, if given: how the call is computed. (Not in finish.)
 };

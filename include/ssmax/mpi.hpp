@@ -290,6 +290,7 @@ void decode(Communicator& comm, const Layout& layout, index_t length,
     detail::check_part(function, "length", 0, length, "must be at most the layout's positions,", "positions",
                        layout.positions());
     detail::check_held(function, cache, layout, comm.rank(), length);
+    detail::check_no_lengths(function, options.lengths);
     detail::check_arguments(function, a, cache, options);
     if (a.q.extent(2) > length) {
       detail::fail_value(function, "q", "has positions", a.q.extent(2), "the sequence has", length);

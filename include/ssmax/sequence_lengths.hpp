@@ -15,6 +15,13 @@
 /// [tokens, heads·d]. out, lse, dout and dq have the rows of q, dk and dv the rows of k. Rows of the padding are neither
 /// read nor written.
 ///
+/// A call over a source of keys (attention_source.hpp, decode.hpp) takes lengths of queries alone. The source has the
+/// lengths of keys:
+///
+///     const std::vector<index_t> cumulative{0, 200, 201};  // a prompt chunk and a decoded token, for two sequences
+///     attention<float>({.q = q, .out = out}, cache, scaling, Causal{},
+///                      {.lengths = SequenceLengths::packed_queries(cumulative)}, pool);
+///
 /// Every sequence is a batch entry of its own:
 ///
 /// - Query::batch is b, QueryShape::batch the number of sequences.
@@ -35,7 +42,8 @@
 /// | bits of a sequence | those of a call with it alone | depend on where it begins |
 /// | n, positions, RoPE | begin anew in each sequence | begin anew in each document |
 /// | numbers per query | [sequences, heads, longest] | [batch, heads, all rows] |
-/// | over MPI, in parts, in decode | no | yes |
+/// | over MPI, in parts | no | yes |
+/// | over a source of keys | yes | only positions that the source has |
 ///
 /// An explanation of attention describes the path that ran last. attention allocates once for each path that its
 /// sequences take, attention_backward once; with a workspace that is large enough neither allocates.
@@ -85,6 +93,17 @@ class SequenceLengths {
     return packed(cumulative, cumulative);
   }
 
+  /// For calls over a source of keys, which has the lengths of keys: batch entry b has `queries[b]` queries.
+  [[nodiscard]] SSMAX_INLINE static constexpr SequenceLengths padded_queries(
+      std::span<const index_t> queries) {
+    return {Layout::padded, queries, {}};
+  }
+  /// The same for packed queries: sequence b has queries [cumulative_queries[b], cumulative_queries[b + 1]).
+  [[nodiscard]] SSMAX_INLINE static constexpr SequenceLengths packed_queries(
+      std::span<const index_t> cumulative_queries) {
+    return {Layout::packed, cumulative_queries, {}};
+  }
+
   /// Whether there are lengths.
   SSMAX_INLINE constexpr bool is_given() const { return layout_ != Layout::none; }
   /// Whether they are cumulative.
@@ -95,7 +114,7 @@ class SequenceLengths {
   }
   /// The span of queries that the lengths were made of.
   SSMAX_INLINE constexpr std::span<const index_t> queries() const { return queries_; }
-  /// The span of keys that the lengths were made of.
+  /// The span of keys that the lengths were made of. Empty for padded_queries and packed_queries.
   SSMAX_INLINE constexpr std::span<const index_t> keys() const { return keys_; }
 
   /// @cond

@@ -64,6 +64,22 @@ void check_lengths(const char* function, const SequenceLengths& lengths, const V
   check(function, "keys", lengths.keys(), "k", k.extent(0), k.extent(2));
 }
 
+/// Throws unless the lengths, if given, fit q and a source of `sequences` sequences.
+template <class Q>
+void check_source_lengths(const char* function, const SequenceLengths& lengths, const View<const Q, 4>& q,
+                          index_t sequences) {
+  if (!lengths.is_given()) return;
+  if (const auto keys = static_cast<index_t>(lengths.keys().size()); keys != 0) {
+    fail_value(function, "lengths.keys", "have extent", keys,
+               "a source has lengths of its own, so it must be", 0);
+  }
+  const auto check = lengths.is_packed() ? check_packed_lengths : check_padded_lengths;
+  check(function, "queries", lengths.queries(), "q", q.extent(0), q.extent(2));
+  if (lengths.count() != sequences) {
+    fail_value(function, "lengths.queries", "are of sequences", lengths.count(), "the source has", sequences);
+  }
+}
+
 /// Throws if lengths are given to a function, or to a call of some kind, that does not take them.
 inline void check_no_lengths(const char* function, const SequenceLengths& lengths, const char* call = "") {
   if (!lengths.is_given()) return;

@@ -13,14 +13,16 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// Queries against a source of keys: extents that must agree, heads that must divide.
+/// Queries against a source of keys: extents that must agree, heads that must divide. Packed queries of all sequences
+/// are one batch entry.
 template <class T>
-void check_queries(const char* function, const View<const T, 4>& q, const KeySourceShape& keys) {
+void check_queries(const char* function, const View<const T, 4>& q, const KeySourceShape& keys,
+                   bool is_packed = false) {
   check_view(function, "q", q);
   const auto same = [&](int i, index_t extent) {
     if (extent != q.extent(i)) fail_extent(function, "k", i, extent, "q", q.extent(i));
   };
-  same(0, keys.batch);
+  if (!is_packed) same(0, keys.batch);
   same(3, keys.width);
   const index_t heads = q.extent(1);
   if (keys.kv_heads == 0 ? heads != 0 : heads % keys.kv_heads != 0) {
@@ -129,9 +131,9 @@ void check_arguments(const char* function, const PartialArguments<T>& a, const A
 template <class T, class K>
 void check_arguments(const char* function, const DecodeArguments<T>& a, const K& source,
                      const AttentionOptions<T>& options) {
-  check_no_lengths(function, options.lengths);
   const KeySourceShape keys = source.shape();
-  check_queries(function, a.q, keys);
+  check_queries(function, a.q, keys, options.lengths.is_packed());
+  check_source_lengths(function, options.lengths, a.q, keys.batch);
   check_out_and_lse(function, a.out, a.lse, a.q, keys.value_width);
   check_apart_from_source(function, "out", a.out, source);
   check_apart_from_source(function, "lse", a.lse, source);
@@ -201,10 +203,10 @@ void check_policies(const char* function, const Problem<A>& problem, const Rope<
 /// Throws unless every sequence of a source holds the positions of the queries.
 template <class A>
 void check_new_queries(const char* function, const Problem<A>& problem) {
-  const index_t queries = problem.q.extent(2);
-  for (index_t b = 0; b < problem.q.extent(0); ++b) {
-    if (const index_t keys = problem.keys.length(b); queries > keys)
-      fail_value(function, "q", "has positions", queries, "a sequence of the cache has", keys);
+  for (index_t b = 0; b < problem.entries(); ++b) {
+    const QueryShape shape = entry_shape(problem, b);
+    if (shape.queries > shape.keys)
+      fail_value(function, "q", "has positions", shape.queries, "a sequence of the cache has", shape.keys);
   }
 }
 
@@ -231,8 +233,8 @@ void check_masked(const char* function, const M& mask, index_t batch, const Quer
 /// members. Exception: a mask with `sees` and without `run` is called for each key that the source has forgotten.
 template <class A, class K, class M>
 void check_stored_keys(const char* function, const Problem<A>& problem, const K& source, const M& mask) {
-  for (index_t b = 0; b < problem.q.extent(0); ++b) {
-    const QueryShape shape = problem.shape(b);
+  for (index_t b = 0; b < problem.entries(); ++b) {
+    const QueryShape shape = entry_shape(problem, b);
     const KeyRange stored = problem.keys.stored(b);
     if (shape.keys > most_counted)
       fail_value(function, "k", "has length", shape.keys, "must be at most", most_counted);

@@ -54,6 +54,12 @@ void for_each_sequence(const P& problem, const SequenceLengths& lengths, const F
     f(sequence, of_sequence(problem, sequence));
 }
 
+/// Returns the extents of a batch entry.
+template <class A>
+QueryShape entry_shape(const Problem<A>& problem, index_t batch) {
+  return problem.lengths.is_given() ? of_sequence(problem, batch).shape(batch) : problem.shape(batch);
+}
+
 /// Returns the extents of a call whose sequences all are as long as the longest.
 template <class A>
 QueryShape longest_shape(const Problem<A>& problem) {

@@ -1,0 +1,206 @@
+// Sequences with their own numbers of queries against a source of keys: each is bit-identical to a call with it alone.
+
+#include <set>
+
+#include "sequence_lengths_problem.hpp"
+
+#include "catch.hpp"
+#include "refusal.hpp"
+#include "same_bits.hpp"
+#include "test_executors.hpp"
+
+namespace sequence_lengths_problem::sequence_lengths_source_test {
+
+/// One sequence of a source.
+template <class K>
+struct Alone {
+  using Element = typename K::Element;
+
+  const K& source;
+  index_t sequence;
+
+  KeySourceShape shape() const {
+    KeySourceShape all = source.shape();
+    all.batch = 1;
+    return all;
+  }
+  index_t length(index_t) const { return source.length(sequence); }
+  KeyRange stored(index_t) const { return source.stored(sequence); }
+  KeyStretch<Element> stretch(index_t, index_t h, index_t key) const {
+    return source.stretch(sequence, h, key);
+  }
+};
+
+/// The keys of a cache, `page` keys at a time.
+template <class T>
+struct Pages {
+  using Element = T;
+
+  const KvCache<T>& cache;
+  index_t page;
+
+  KeySourceShape shape() const { return cache.shape(); }
+  index_t length(index_t b) const { return cache.length(b); }
+  KeyRange stored(index_t b) const { return cache.stored(b); }
+  KeyStretch<T> stretch(index_t b, index_t h, index_t key) const {
+    KeyStretch<T> run = cache.stretch(b, h, key);
+    run.count = std::min(run.count, page - key % page);
+    return run;
+  }
+};
+
+template <class T>
+KvCache<T> cache_of(const Sequences& sequences, const Sizes& sizes, index_t ring = 0) {
+  const Sequences padded(sequences.queries, sequences.keys, false);
+  const auto k = Tensor<Compute<T>>::random(padded, false, sizes.kv_heads, sizes.d, 100);
+  const auto v = Tensor<Compute<T>>::random(padded, false, sizes.kv_heads, sizes.dv, 200);
+  KvCache<T> cache({.batch = sequences.count(),
+                    .kv_heads = sizes.kv_heads,
+                    .width = sizes.d,
+                    .value_width = sizes.dv,
+                    .capacity = ring > 0 ? ring : padded.most_keys() + 3,
+                    .ring = ring > 0});
+  cache.append(k.view(), v.view(), nullptr, sequences.keys);
+  return cache;
+}
+
+SequenceLengths queries_of(const Sequences& sequences, std::vector<index_t>& cumulative) {
+  if (!sequences.is_packed) return SequenceLengths::padded_queries(sequences.queries);
+  cumulative.assign(1, 0);
+  for (const index_t count : sequences.queries) cumulative.push_back(cumulative.back() + count);
+  return SequenceLengths::packed_queries(cumulative);
+}
+
+template <class T, class K, class M, class C>
+void check_bits(const Sequences& sequences, const Sizes& sizes, const K& source, const M& mask,
+                const C& score, const AttentionOptions<T>& options, const std::set<Path>& expected) {
+  static ThreadPool three(3);
+  const LogN scaling;
+  std::vector<index_t> cumulative;
+  const auto q = Tensor<T>::random(sequences, true, sizes.heads, sizes.d, 1);
+  for_each_target_of<T>([&](const std::string& target) {
+    INFO(target << " packed " << sequences.is_packed);
+    Tensor<T> out(sequences, true, sizes.heads, sizes.dv);
+    Tensor<Compute<T>> lse(sequences, true, sizes.heads, 1);
+    std::set<Path> paths;
+    for (index_t b = 0; b < sequences.count(); ++b) {
+      Explanation explanation;
+      AttentionOptions<T> alone = options;
+      alone.explanation = &explanation;
+      attention<T>({.q = q.alone(b), .out = out.alone(b), .lse = lse.numbers_alone(b)}, Alone<K>{source, b},
+                   scaling, mask, score, alone);
+      if (explanation.path != Path::none) paths.insert(explanation.path);
+    }
+    if (ssmax::shared::base_of(active_target()) == active_target()) CHECK(paths == expected);
+    AttentionOptions<T> together = options;
+    together.lengths = queries_of(sequences, cumulative);
+    const auto check = [&](const auto& call, auto&& executor) {
+      Tensor<T> result(sequences, true, sizes.heads, sizes.dv);
+      Tensor<Compute<T>> result_lse(sequences, true, sizes.heads, 1);
+      call({.q = q.view(), .out = result.view(), .lse = result_lse.numbers()}, executor);
+      CHECK(result == out);
+      CHECK(result_lse == lse);
+    };
+    const auto attend = [&](const ssmax::DecodeArguments<T>& a, auto&& executor) {
+      attention<T>(a, source, scaling, mask, score, together, executor);
+    };
+    check(attend, ssmax::Serial{});
+    check(attend, test_executors::Reverse{7});
+    check(attend, three);
+    check([&](const ssmax::DecodeArguments<T>& a,
+              auto&& executor) { decode<T>(a, source, scaling, mask, score, together, executor); },
+          three);
+  });
+}
+
+/// Lengths that take every path. As many keys as queries, or more.
+Sequences every_path(bool is_packed) {
+  return {{0, 1, 7, 40, 3, 0, 128, 5, 61, 300, 2, 17},
+          {5, 1, 7, 300, 300, 0, 128, 1500, 70, 1030, 2100, 129},
+          is_packed};
+}
+
+template <class T>
+void check_all(const Sizes& sizes) {
+  const std::set<Path> both{Path::decode, Path::prefill};
+  const ssmax::Rope<Compute<T>> rope({.width = sizes.d / 2 * 2}, 2200);
+  const std::vector<Compute<T>> sinks(static_cast<std::size_t>(sizes.heads), Compute<T>(0.5));
+  for (const bool is_packed : {true, false}) {
+    const Sequences sequences = every_path(is_packed);
+    const KvCache<T> cache = cache_of<T>(sequences, sizes);
+    check_bits<T>(sequences, sizes, cache, Causal{}, Identity{}, {.rope = &rope}, both);
+    check_bits<T>(sequences, sizes, Pages<T>{cache, 16}, Causal{}, Identity{},
+                  {.sinks = sinks, .rotate_source_keys = true}, both);
+    check_bits<T>(sequences, sizes, Pages<T>{cache, 7}, SlidingWindow{50}, Softcap{5},
+                  {.rope = &rope, .rotate_source_keys = true}, both);
+  }
+}
+
+TEST_CASE("lengths of queries over a source: bit-identical to calls with each sequence alone",
+          "[decode][lengths]") {
+  check_all<float>({4, 2, 16, 16});
+  check_all<double>({4, 1, 8, 8});
+  check_all<ssmax::half>({4, 4, 8, 9});
+  check_all<ssmax::bfloat16>({4, 2, 32, 32});
+}
+
+TEST_CASE("lengths of queries over a ring that has forgotten keys", "[decode][lengths]") {
+  const Sizes sizes{4, 2, 16, 16};
+  for (const bool is_packed : {true, false}) {
+    const Sequences sequences({3, 0, 20, 1, 9}, {300, 80, 1500, 90, 40}, is_packed);
+    const KvCache<float> ring = cache_of<float>(sequences, sizes, 90);
+    check_bits<float>(sequences, sizes, ring, SlidingWindow{60}, Identity{}, {},
+                      {Path::decode, Path::prefill});
+  }
+}
+
+/// The message of a call over two sequences of 5 and 3 keys.
+std::string refusal_of(const SequenceLengths& lengths, index_t batch, index_t rows, bool decodes = false) {
+  KvCache<float> cache({.batch = 2, .width = 4, .capacity = 8});
+  const std::vector<index_t> counts{5, 3};
+  const std::vector<float> numbers(std::size_t{2} * 5 * 4, 1.0F);
+  const View<const float, 4> keys(numbers.data(), {2, 1, 5, 4});
+  cache.append(keys, keys, nullptr, counts);
+  const std::vector<float> in(static_cast<std::size_t>(batch * rows * 4), 1.0F);
+  std::vector<float> out(in.size(), -77.0F);
+  const ssmax::DecodeArguments<float> arguments{.q = {in.data(), {batch, 1, rows, 4}},
+                                                .out = {out.data(), {batch, 1, rows, 4}}};
+  const std::string message = refusal([&] {
+    if (decodes) {
+      decode<float>(arguments, cache, Softmax{}, Causal{}, {.lengths = lengths});
+    } else {
+      attention<float>(arguments, cache, Softmax{}, Causal{}, {.lengths = lengths});
+    }
+  });
+  CHECK(std::ranges::all_of(out, [](float x) { return x == -77.0F; }));
+  return message;
+}
+
+TEST_CASE("lengths of queries over a source: refused before anything is written", "[decode][lengths]") {
+  using V = std::vector<index_t>;
+  const V cumulative{0, 4, 5}, three{0, 1, 2, 5}, late{0, 4, 6}, two{4, 1}, one{4}, longer{4, 4};
+  CHECK(refusal_of(SequenceLengths::packed(cumulative), 1, 5) ==
+        "ssmax::attention: lengths.keys have extent 3, a source has lengths of its own, so it must be 0");
+  CHECK(refusal_of(SequenceLengths::packed_queries(three), 1, 5) ==
+        "ssmax::attention: lengths.queries are of sequences 3, the source has 2");
+  CHECK(refusal_of(SequenceLengths::packed_queries(late), 1, 5) ==
+        "ssmax::attention: lengths.queries end with 6, q has 5 rows");
+  CHECK(refusal_of(SequenceLengths::packed_queries(cumulative), 2, 5) ==
+        "ssmax::attention: q has 2 batch entries, must have 1 where lengths are packed");
+  CHECK(refusal_of(SequenceLengths::padded_queries(two), 2, 3) ==
+        "ssmax::attention: lengths.queries of sequence 0 are 4, must be within 0 and the rows of q, 3");
+  CHECK(refusal_of(SequenceLengths::padded_queries(one), 2, 5) ==
+        "ssmax::attention: lengths.queries have extent 1, q has 2 batch entries");
+  CHECK(refusal_of(SequenceLengths::padded_queries(longer), 2, 5, true) ==
+        "ssmax::decode: q has positions 4, a sequence of the cache has 3");
+  // Calls over views need the lengths of keys.
+  const std::vector<float> in(20, 1.0F);
+  std::vector<float> out(20);
+  const View<const float, 4> view(in.data(), {1, 1, 5, 4});
+  CHECK(refusal([&] {
+          attention<float>({.q = view, .k = view, .v = view, .out = {out.data(), {1, 1, 5, 4}}}, Softmax{},
+                           Causal{}, {.lengths = SequenceLengths::packed_queries(cumulative)});
+        }) == "ssmax::attention: lengths.queries have extent 3, lengths.keys have 0");
+}
+
+}  // namespace sequence_lengths_problem::sequence_lengths_source_test
