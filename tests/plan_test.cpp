@@ -14,6 +14,7 @@
 #include "attention_problem.hpp"
 #include "catch.hpp"
 #include "refusal.hpp"
+#include "same_bits.hpp"
 
 namespace attention_problem::plan_test {
 
@@ -113,6 +114,135 @@ TEST_CASE("a plan of sequences with their own lengths", "[attention][plan]") {
   plan.bind(arguments_of(problem, output), LogN{}).run(memory.span());
   CHECK(memory.is_intact());
   CHECK(output == run(problem, LogN{}, Causal{}, Identity{}, options));
+}
+
+/// A cache with the keys of a problem. Sequence b has `keys - b` of them.
+template <class X, class T>
+KvCache<X> cache_of(const Problem<T>& problem, bool is_ring = false) {
+  const Shape& s = problem.shape;
+  KvCache<X> cache({.batch = s.batch,
+                    .kv_heads = s.kv_heads,
+                    .width = s.d,
+                    .value_width = s.dv,
+                    .capacity = is_ring ? 80 : s.keys + 2,
+                    .ring = is_ring});
+  const std::vector<float> k(problem.k.begin(), problem.k.end()), v(problem.v.begin(), problem.v.end());
+  std::vector<index_t> counts;
+  for (index_t b = 0; b < s.batch; ++b) counts.push_back(s.keys - b);
+  cache.append({k.data(), {s.batch, s.kv_heads, s.keys, s.d}},
+               {v.data(), {s.batch, s.kv_heads, s.keys, s.dv}}, nullptr, counts);
+  return cache;
+}
+
+template <class T>
+ssmax::DecodeArguments<T> decode_arguments_of(const Problem<T>& problem, Output<T>& output) {
+  const Shape& s = problem.shape;
+  return {.q = problem.q_view(),
+          .out = {output.out.data(), {s.batch, s.heads, s.queries, s.dv}},
+          .lse = {output.lse.data(), {s.batch, s.heads, s.queries}}};
+}
+
+template <class X, class T, class M>
+void check_source_plan(const Shape& shape, const M& mask, const AttentionOptions<T>& options, bool is_ring) {
+  const FourHeads<float> heads(shape.heads);
+  const Problem<T> problem(shape);
+  const KvCache<X> cache = cache_of<X>(problem, is_ring), layer = cache;
+  static ThreadPool pool(3);
+  for_each_target_of<T>([&](const std::string& target) {
+    INFO(target << ' ' << name_of(shape));
+    Output<T> expected(shape);
+    AttentionOptions<T> explained = options;
+    explained.explanation = &expected.explanation;
+    ssmax::attention<T>(decode_arguments_of(problem, expected), cache, heads.scaling(), mask, Softcap{7},
+                        explained);
+    for (const index_t threads : {1, 3}) {
+      const ssmax::SourcePlan<T, KvCache<X>, M> plan({.heads = shape.heads, .queries = shape.queries}, cache,
+                                                     mask, options, threads);
+      CHECK(plan.explanation().path == expected.explanation.path);
+      const Guarded memory(plan.bytes());
+      const auto check_run = [&](auto&& executor) {
+        Output<T> output(shape);
+        plan.bind(decode_arguments_of(problem, output), layer, heads.scaling(), Softcap{7})
+            .run(memory.span(), executor);
+        CHECK(output == expected);
+        CHECK(memory.is_intact());
+      };
+      check_run(Serial{});
+      check_run(pool);
+    }
+  });
+}
+
+TEST_CASE("a plan over a source gives the bits of attention", "[decode][plan]") {
+  for (const Shape& shape : {Shape{2, 4, 2, 5, 300, 8, 5}, Shape{2, 4, 2, 61, 300, 8, 8},
+                             Shape{1, 1, 1, 1, 5000, 16, 8}, Shape{3, 2, 1, 0, 30, 8, 5}}) {
+    const Rope<float> rope({.width = 8}, shape.keys + 1);
+    const std::vector<float> sinks(static_cast<std::size_t>(shape.heads), 0.3F);
+    check_source_plan<float, float>(shape, Causal{}, {.rope = &rope, .sinks = sinks}, false);
+    check_source_plan<ssmax::half, float>(shape, Causal{}, {}, false);
+    check_source_plan<bfloat16, bfloat16>(shape, Causal{}, {}, false);
+    check_source_plan<float, float>(shape, SlidingWindow{9}, {}, true);
+  }
+}
+
+TEST_CASE("a plan over a source of sequences with their own numbers of queries", "[decode][plan]") {
+  const std::vector<index_t> cumulative{0, 40, 41, 41};
+  const Shape packed{1, 4, 2, 41, 0, 8, 8};
+  const Problem<float> keys({3, 4, 2, 1, 300, 8, 8}), queries(packed);
+  const KvCache<float> cache = cache_of<float>(keys);
+  const AttentionOptions<float> options{.lengths = SequenceLengths::packed_queries(cumulative)};
+  const ssmax::SourcePlan<float, KvCache<float>> plan({.heads = 4, .queries = 41}, cache, Causal{}, options,
+                                                      2);
+  const Guarded memory(plan.bytes());
+  Output<float> expected(packed), output(packed);
+  ssmax::attention<float>(decode_arguments_of(queries, expected), cache, LogN{}, Causal{}, options);
+  plan.bind(decode_arguments_of(queries, output), cache, LogN{}).run(memory.span());
+  CHECK(memory.is_intact());
+  CHECK(same_bits(output.out, expected.out));
+  CHECK(same_bits(output.lse, expected.lse));
+}
+
+TEST_CASE("a plan over a source refuses another source", "[decode][plan][errors]") {
+  const Shape shape{2, 4, 2, 5, 300, 8, 8};
+  const Problem<float> problem(shape);
+  const KvCache<float> cache = cache_of<float>(problem);
+  const ssmax::SourcePlan<float, KvCache<float>> plan({.heads = 4, .queries = 5}, cache, Causal{});
+  Output<float> output(shape);
+  const auto arguments = decode_arguments_of(problem, output);
+  const auto refused = [&](const KvCache<float>& other) {
+    return refusal([&] { (void)plan.bind(arguments, other, LogN{}); });
+  };
+  KvCache<float> shorter = cache;
+  shorter.truncate(1, 298);
+  CHECK(refused(shorter) ==
+        "ssmax::SourcePlan::bind: sequence 1 of the source has length 298, the plan has 299");
+  const KvCache<float> narrow({.batch = 2, .kv_heads = 2, .width = 4, .value_width = 8, .capacity = 1});
+  CHECK(refused(narrow) == "ssmax::SourcePlan::bind: k has extent 4 in dimension 3, the plan has 8");
+  const KvCache<float> wider({.batch = 2, .kv_heads = 4, .width = 8, .capacity = 1});
+  CHECK(refused(wider) == "ssmax::SourcePlan::bind: k has extent 4 in dimension 1, the plan has 2");
+  auto fewer = arguments;
+  fewer.q = {problem.q.data(), {2, 4, 4, 8}};
+  CHECK(refusal([&] { (void)plan.bind(fewer, cache, LogN{}); }) ==
+        "ssmax::SourcePlan::bind: q has extent 4 in dimension 2, the plan has 5");
+  // A plan of a ring refuses a mask that shows forgotten keys.
+  const KvCache<float> ring = cache_of<float>(problem, true);
+  CHECK(refusal([&] {
+          (void)ssmax::SourcePlan<float, KvCache<float>>({.heads = 4, .queries = 5}, ring, Causal{});
+        }).find("no longer stores keys") != std::string::npos);
+  CHECK(refusal([&] {
+          (void)ssmax::SourcePlan<float, KvCache<float>>({.heads = 3, .queries = 5}, cache, Causal{});
+        }).find("has heads 3") != std::string::npos);
+}
+
+TEST_CASE("bind and run over a source do not allocate", "[decode][plan]") {
+  const Shape shape{2, 4, 2, 5, 300, 8, 8};
+  const Problem<float> problem(shape);
+  const KvCache<float> cache = cache_of<float>(problem);
+  Output<float> output(shape);
+  const ssmax::SourcePlan<float, KvCache<float>> plan({.heads = 4, .queries = 5}, cache, Causal{});
+  const Guarded memory(plan.bytes());
+  CHECK(allocations(
+            [&] { plan.bind(decode_arguments_of(problem, output), cache, LogN{}).run(memory.span()); }) == 0);
 }
 
 TEST_CASE("bind and run do not allocate", "[attention][plan]") {

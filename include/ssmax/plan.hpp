@@ -16,15 +16,15 @@
 /// | bind | tensors against the shapes, scaling, score, sinks | O(1) |
 /// | run | size of the memory | allocates nothing |
 ///
-/// Results are bit-identical to those of `attention`, with any executor and any number of threads.
+/// Results are bit-identical to those of `attention`, with any executor and any number of threads. plan_source.hpp has
+/// plans of calls over a source of keys.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <span>
-#include <utility>
 
 #include "attention.hpp"
+#include "detail/attention/call/plan.hpp"
 
 /// @addtogroup plan
 /// @{
@@ -66,23 +66,23 @@ class BoundAttention {
   void run(std::span<std::byte> memory, E&& executor = E{}) const {
     Workspace workspace(memory);
     compiled::run_attention<detail::OperandsOf<T>>(problem_, variant_, result_, &workspace,
-                                                   detail::AnyExecutor(executor, plan_.max_threads_));
+                                                   detail::AnyExecutor(executor, plan_.max_threads));
   }
 
  private:
   friend class AttentionPlan<T, M>;
   using A = detail::Compute<T>;
 
-  BoundAttention(const AttentionPlan<T, M>& plan, const AttentionArguments<T>& a, const S& scaling,
+  BoundAttention(const detail::PlanState<T, M>& plan, const AttentionArguments<T>& a, const S& scaling,
                  const C& score)
       : plan_(plan),
-        variant_(scaling, plan.mask_, score),
-        keys_((plan.check(a, scaling, score), detail::keys_of(a, plan.options_))),
-        problem_(detail::called_by("AttentionPlan", plan.options_,
-                                   detail::for_forward<T>(detail::make_problem<T>(a, keys_, plan.options_)))),
-        result_(detail::make_result(a, plan.options_)) {}
+        variant_(scaling, plan.mask, score),
+        keys_(detail::keys_of(a, plan.options)),
+        problem_(detail::called_by("AttentionPlan", plan.options,
+                                   detail::for_forward<T>(detail::make_problem<T>(a, keys_, plan.options)))),
+        result_(detail::make_result(a, plan.options)) {}
 
-  const AttentionPlan<T, M>& plan_;
+  const detail::PlanState<T, M>& plan_;
   const detail::UserVariant<A, S, M, C> variant_;
   const detail::KeyShareOf<T> keys_;  // that problem_ refers to
   const detail::Problem<A> problem_;
@@ -103,14 +103,9 @@ class AttentionPlan {
   /// used.
   AttentionPlan(const AttentionShape& shape, const M& mask, const AttentionOptions<T>& options = {},
                 index_t max_threads = 1)
-      : shape_(shape), mask_(mask), options_(options), max_threads_(max_threads) {
+      : shape_(shape), state_("AttentionPlan", mask, options, max_threads) {
     const char* const function = "AttentionPlan";
-    if (max_threads < 1)
-      detail::fail_value(function, "max_threads", "is", max_threads, "must be at least", 1);
-    max_threads_ = std::min(max_threads, detail::most_concurrency);
     if (shape_.value_width == 0) shape_.value_width = shape_.width;
-    options_.workspace = nullptr;
-    options_.explanation = nullptr;
     // Views for checks that read no element.
     const detail::QueryElement<T> query{};
     const detail::KeyElement<T> key{};
@@ -120,24 +115,17 @@ class AttentionPlan {
         .k = {&key, {shape_.batch, shape_.kv_heads, shape_.keys, shape_.width}},
         .v = {&value, {shape_.batch, shape_.kv_heads, shape_.keys, shape_.value_width}}};
     detail::check_inputs(function, extents.q, extents.k, extents.v);
-    detail::check_lengths(function, options_.lengths, extents.q, extents.k);
-    const detail::KeyShareOf<T> keys = detail::keys_of(extents, options_);
-    detail::Problem<A> problem = detail::for_forward<T>(detail::make_problem<T>(extents, keys, options_));
-    problem.caller = {function, &explanation_, true};
-    const Softmax softmax;
-    const Identity identity;
-    const detail::UserVariant<A, Softmax, M, Identity> variant(softmax, mask_, identity);
-    detail::check_policies(function, problem, options_.rope, variant);
-    largest_ = options_.lengths.is_given() ? detail::longest_shape(problem) : problem.shape(0);
-    const NoThreads threads;
-    compiled::run_attention<detail::OperandsOf<T>>(problem, variant, detail::Result<A>{}, nullptr,
-                                                   detail::AnyExecutor(threads, max_threads_));
+    detail::check_lengths(function, options.lengths, extents.q, extents.k);
+    const detail::KeyShareOf<T> keys = detail::keys_of(extents, options);
+    state_.template plan<detail::OperandsOf<T>>(
+        function, detail::for_forward<T>(detail::make_problem<T>(extents, keys, options)),
+        [](const auto&, const auto&) {});
   }
 
   /// The bytes that a call needs.
-  [[nodiscard]] std::size_t bytes() const { return explanation_.workspace_bytes; }
+  [[nodiscard]] std::size_t bytes() const { return state_.explanation.workspace_bytes; }
   /// How the calls are computed by max_threads threads.
-  [[nodiscard]] const Explanation& explanation() const { return explanation_; }
+  [[nodiscard]] const Explanation& explanation() const { return state_.explanation; }
 
   /// Binds the plan to tensors, a scaling and a score. Throws std::invalid_argument where an extent differs from the
   /// plan's, where an output overlaps an input, and where scaling, score or sinks do not fit.
@@ -145,26 +133,18 @@ class AttentionPlan {
   requires Scaling<S> && Score<C>
   [[nodiscard]] BoundAttention<T, S, M, C> bind(const AttentionArguments<T>& arguments, const S& scaling,
                                                 const C& score) const {
-    return {*this, arguments, scaling, score};
+    check(arguments, scaling, score);
+    return {state_, arguments, scaling, score};
   }
   /// The same without a score.
   template <class S>
   requires Scaling<S>
   [[nodiscard]] BoundAttention<T, S, M, Identity> bind(const AttentionArguments<T>& arguments,
                                                        const S& scaling) const {
-    return {*this, arguments, scaling, no_score};
+    return bind(arguments, scaling, no_score);
   }
 
  private:
-  template <class, class, class, class>
-  friend class BoundAttention;
-  using A = detail::Compute<T>;
-
-  /// Stands for the executor while a call is planned.
-  struct NoThreads {
-    template <class F>
-    void run(index_t, const F&) const {}
-  };
   static constexpr Identity no_score{};
 
   template <class S, class C>
@@ -172,25 +152,17 @@ class AttentionPlan {
     const char* const function = "AttentionPlan::bind";
     const auto same = [&](const char* name, const auto& view, index_t heads, index_t rows, index_t width) {
       const index_t planned[] = {shape_.batch, heads, rows, width};
-      for (int i = 0; i < 4; ++i) {
-        if (view.extent(i) != planned[i])
-          detail::fail_extent(function, name, i, view.extent(i), "the plan", planned[i]);
-      }
+      for (int i = 0; i < 4; ++i) detail::check_planned(function, name, i, view.extent(i), planned[i]);
     };
     same("q", a.q, shape_.heads, shape_.queries, shape_.width);
     same("k", a.k, shape_.kv_heads, shape_.keys, shape_.width);
     same("v", a.v, shape_.kv_heads, shape_.keys, shape_.value_width);
-    detail::check_tensors(function, a, options_);
-    detail::check_score(score, largest_);
-    detail::check_scaling(function, scaling, largest_);
+    detail::check_tensors(function, a, state_.options);
+    state_.check_bound(function, scaling, score);
   }
 
   AttentionShape shape_;
-  M mask_;
-  AttentionOptions<T> options_;
-  index_t max_threads_;
-  QueryShape largest_{};  // of the longest sequence
-  Explanation explanation_{};
+  detail::PlanState<T, M> state_;
 };
 
 SSMAX_END

@@ -20,6 +20,7 @@
 #include "mask_runs.hpp"
 #include "online_softmax.hpp"
 #include "plan.hpp"
+#include "plan_source.hpp"
 #include "rope.hpp"
 #include "scaling.hpp"
 #include "score.hpp"

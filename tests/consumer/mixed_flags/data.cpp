@@ -38,7 +38,8 @@ void use_data() {
       use(KeyLengths(ends));
   use(Documents(ends, true)), use(MaskMatrix(matrix)), use(Finite<float>(View<const float, 4>(view)));
   const std::array<std::uint64_t, 1> bitmap{1};
-  use(SinkWindow(4, 8)), use(SparseBlocks{}), use(BlockSparse(SparseBlocks{}, bitmap)), use(AttentionShape{});
+  use(SinkWindow(4, 8)), use(SparseBlocks{}), use(BlockSparse(SparseBlocks{}, bitmap)), use(AttentionShape{}),
+      use(SourcePlanShape{});
   const Where where([](const Query&, index_t) { return true; });
   use(where), use(Causal{} & KeyLengths(ends));
   static_assert(std::is_same_v<decltype(Causal{} & KeyLengths(ends)), Both<Causal, KeyLengths>>);

@@ -128,19 +128,31 @@ void check_arguments(const char* function, const PartialArguments<T>& a, const A
   check_query_part(function, a);
 }
 
+/// Checks the tensors and the sinks of a call over a source, but not the lengths of its sequences. O(1).
 template <class T, class K>
-void check_arguments(const char* function, const DecodeArguments<T>& a, const K& source,
-                     const AttentionOptions<T>& options) {
+void check_source_tensors(const char* function, const DecodeArguments<T>& a, const K& source,
+                          const AttentionOptions<T>& options) {
   const KeySourceShape keys = source.shape();
   check_queries(function, a.q, keys, options.lengths.is_packed());
-  check_source_lengths(function, options.lengths, a.q, keys.batch);
   check_out_and_lse(function, a.out, a.lse, a.q, keys.value_width);
   check_apart_from_source(function, "out", a.out, source);
   check_apart_from_source(function, "lse", a.lse, source);
   check_sinks(function, options.sinks, a.out, a.lse);
+}
+
+template <class T>
+void check_source_options(const char* function, const AttentionOptions<T>& options) {
   if (options.key_position != 0 && !options.rotate_source_keys) {
     fail_value(function, "key_position", "is", options.key_position, "the source's is", 0);
   }
+}
+
+template <class T, class K>
+void check_arguments(const char* function, const DecodeArguments<T>& a, const K& source,
+                     const AttentionOptions<T>& options) {
+  check_source_tensors(function, a, source, options);
+  check_source_lengths(function, options.lengths, a.q, source.shape().batch);
+  check_source_options(function, options);
 }
 
 template <class P>

@@ -63,10 +63,11 @@ QueryShape entry_shape(const Problem<A>& problem, index_t batch) {
 /// Returns the extents of a call whose sequences all are as long as the longest.
 template <class A>
 QueryShape longest_shape(const Problem<A>& problem) {
-  QueryShape longest{problem.lengths.count(), problem.q.end_head() + problem.heads_after, 0, 0};
+  QueryShape longest{problem.entries(), problem.q.end_head() + problem.heads_after, 0, 0};
   for (index_t b = 0; b < longest.batch; ++b) {
-    longest.queries = std::max(longest.queries, problem.lengths.query_rows(b).count);
-    longest.keys = std::max(longest.keys, problem.keys.length(b));
+    const QueryShape shape = entry_shape(problem, b);
+    longest.queries = std::max(longest.queries, shape.queries);
+    longest.keys = std::max(longest.keys, shape.keys);
   }
   return longest;
 }

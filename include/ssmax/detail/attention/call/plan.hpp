@@ -1,0 +1,64 @@
+// What plans of calls over views and over sources have in common.
+#pragma once
+
+#include <algorithm>
+
+#include "../../../scaling.hpp"
+#include "../../threads/any_executor.hpp"
+#include "../forward/driver.hpp"
+#include "check.hpp"
+
+SSMAX_BEGIN_DETAIL
+
+/// Stands for the executor while a call is planned.
+struct NoThreads {
+  template <class F>
+  void run(index_t, const F&) const {}
+};
+
+template <class T, class M>
+struct PlanState {
+  M mask;
+  AttentionOptions<T> options;
+  index_t max_threads;
+  QueryShape largest{};  // of the longest sequence
+  Explanation explanation{};
+
+  PlanState(const char* function, const M& a_mask, const AttentionOptions<T>& an_options, index_t threads)
+      : mask(a_mask), options(an_options), max_threads(std::min(threads, most_concurrency)) {
+    if (threads < 1) fail_value(function, "max_threads", "is", threads, "must be at least", 1);
+    options.workspace = nullptr;
+    options.explanation = nullptr;
+  }
+
+  /// Plans a call of the problem, whose tensors are not read. Calls check(problem, variant). E: operands, as for
+  /// run_attention.
+  template <class E, class Check>
+  void plan(const char* function, Problem<Compute<T>> problem, const Check& check) {
+    problem.caller = {function, &explanation, true};
+    const Softmax softmax;
+    const Identity identity;
+    const UserVariant<Compute<T>, Softmax, M, Identity> variant(softmax, mask, identity);
+    check_policies(function, problem, options.rope, variant);
+    check(problem, variant);
+    const bool differ = problem.lengths.is_given() || problem.from_source;  // the sequences
+    largest = differ ? longest_shape(problem) : problem.shape(0);
+    const NoThreads threads;
+    compiled::run_attention<E>(problem, variant, Result<Compute<T>>{}, nullptr,
+                               AnyExecutor(threads, max_threads));
+  }
+
+  /// Checks a scaling and a score of a bound call.
+  template <class S, class C>
+  void check_bound(const char* function, const S& scaling, const C& score) const {
+    check_score(score, largest);
+    check_scaling(function, scaling, largest);
+  }
+};
+
+/// Throws unless an extent is the planned one.
+inline void check_planned(const char* function, const char* name, int i, index_t extent, index_t planned) {
+  if (extent != planned) fail_extent(function, name, i, extent, "the plan", planned);
+}
+
+SSMAX_END

@@ -1,0 +1,190 @@
+/// @defgroup plan_source Plans over a source of keys (plan_source.hpp)
+/// @ingroup plan
+/// A plan for calls of attention over sources of keys whose sequences have the same lengths, as the caches of a model's
+/// layers have in one step.
+///
+///     const SourcePlan<float, KvCache<half>, Causal> plan({.heads = 8, .queries = 1}, layers[0].cache, Causal{},
+///                                                         {.rope = &rope}, pool.concurrency());
+///     Workspace workspace;
+///     const std::span memory(workspace.reserve(plan.bytes()), plan.bytes());  // or memory of your own
+///     for (Layer& layer : layers) {
+///       plan.bind({.q = layer.q, .out = layer.out}, layer.cache, layer.scaling).run(memory, pool);
+///     }
+///
+/// | step | checks | cost |
+/// |---|---|---|
+/// | plan | shapes, mask, lengths, stored keys, positions of the rope | O(queries + sequences) |
+/// | bind | lengths and stored keys against the plan's, tensors, scaling, score, sinks | O(sequences) |
+/// | run | size of the memory | allocates nothing |
+///
+/// Make a plan for each step: lengths of the source count from the step before. Results are bit-identical to those of
+/// `attention` over the source, with any executor and any number of threads. With SequenceLengths::padded_queries or
+/// packed_queries in the options, each sequence has its own number of queries.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "attention_source.hpp"
+#include "detail/attention/call/plan.hpp"
+
+/// @addtogroup plan_source
+/// @{
+SSMAX_BEGIN_DATA
+
+/// The extents of q in the calls of a plan that the source does not determine.
+struct SourcePlanShape {
+  index_t heads = 1,  ///< Heads of q.
+      queries = 0;    ///< Rows of q.
+};
+
+SSMAX_END
+
+SSMAX_BEGIN_CODE
+
+template <class T, class K, class M>
+class SourcePlan;
+
+/// A call that a plan has been bound to. It refers to the plan, to the source, the scaling, the score and the tensors,
+/// which must outlive it. Made by SourcePlan::bind.
+template <class T, class K, class S, class M, class C>
+class BoundSource {
+ public:
+  /// Not copied.
+  BoundSource(const BoundSource&) = delete;
+  /// Not copied.
+  BoundSource& operator=(const BoundSource&) = delete;
+
+  /// Computes the call. As BoundAttention::run.
+  template <class E = Serial>
+  requires Executor<E>
+  void run(std::span<std::byte> memory, E&& executor = E{}) const {
+    Workspace workspace(memory);
+    compiled::run_attention<detail::SourceOperands<T, K>>(problem_, variant_, result_, &workspace,
+                                                          detail::AnyExecutor(executor, plan_.max_threads));
+  }
+
+ private:
+  friend class SourcePlan<T, K, M>;
+  using A = detail::Compute<T>;
+
+  BoundSource(const detail::PlanState<T, M>& plan, const DecodeArguments<T>& a, const K& source,
+              const S& scaling, const C& score)
+      : plan_(plan),
+        variant_(scaling, plan.mask, score),
+        problem_(detail::called_by("SourcePlan", plan.options,
+                                   detail::make_source_problem(a.q, source, plan.options))),
+        result_(detail::make_result(a, plan.options)) {}
+
+  const detail::PlanState<T, M>& plan_;
+  const detail::UserVariant<A, S, M, C> variant_;
+  const detail::Problem<A> problem_;
+  const detail::Result<A> result_;
+};
+
+/// A plan of calls over sources of type K. The spans and the rope in mask and options must outlive it.
+template <class T, class K, class M = Causal>
+class SourcePlan {
+  static_assert(KeySource<K> && Mask<M>);
+  static_assert(detail::SourceFits<T, K>,
+                "ssmax::SourcePlan: double queries need a source of double and a result of double, other "
+                "queries float, half or bfloat16");
+
+ public:
+  /// Plans calls by at most `max_threads` threads. `source` stands for the sources of all calls and need not outlive
+  /// the plan. Throws std::invalid_argument where shape, source, mask, lengths or the positions of the rope do not fit,
+  /// where the mask shows a key that the source no longer stores, and for max_threads below 1. `workspace` and
+  /// `explanation` in the options are not used.
+  SourcePlan(const SourcePlanShape& shape, const K& source, const M& mask,
+             const AttentionOptions<T>& options = {}, index_t max_threads = 1)
+      : shape_(shape), state_("SourcePlan", mask, options, max_threads), source_shape_(source.shape()) {
+    const char* const function = "SourcePlan";
+    const detail::QueryElement<T> query{};  // a view for checks that read no element
+    const View<const detail::QueryElement<T>, 4> q(
+        &query, {batch(), shape.heads, shape.queries, source_shape_.width});
+    detail::check_queries(function, q, source_shape_, options.lengths.is_packed());
+    detail::check_source_lengths(function, options.lengths, q, source_shape_.batch);
+    detail::check_source_options(function, options);
+    for (index_t b = 0; b < source_shape_.batch; ++b) sequences_.push_back(sequence_of(source, b));
+    state_.template plan<detail::SourceOperands<T, K>>(
+        function, detail::make_source_problem(q, source, options),
+        [&](const auto& problem, const auto& variant) {
+          detail::check_stored_keys(function, problem, source, variant.mask);
+        });
+  }
+
+  /// The bytes that a call needs.
+  [[nodiscard]] std::size_t bytes() const { return state_.explanation.workspace_bytes; }
+  /// How the calls are computed by max_threads threads.
+  [[nodiscard]] const Explanation& explanation() const { return state_.explanation; }
+
+  /// Binds the plan to tensors, a source, a scaling and a score. Throws std::invalid_argument where an extent, a length
+  /// or a range of stored keys differs from the plan's, where an output overlaps q or the source's memory, and where
+  /// scaling, score or sinks do not fit.
+  template <class S, class C>
+  requires Scaling<S> && Score<C>
+  [[nodiscard]] BoundSource<T, K, S, M, C> bind(const DecodeArguments<T>& arguments, const K& source,
+                                                const S& scaling, const C& score) const {
+    check(arguments, source, scaling, score);
+    return {state_, arguments, source, scaling, score};
+  }
+  /// The same without a score.
+  template <class S>
+  requires Scaling<S>
+  [[nodiscard]] BoundSource<T, K, S, M, Identity> bind(const DecodeArguments<T>& arguments, const K& source,
+                                                       const S& scaling) const {
+    return bind(arguments, source, scaling, no_score);
+  }
+
+ private:
+  static constexpr Identity no_score{};
+
+  /// What a plan depends on of a sequence of the source.
+  struct Sequence {
+    index_t length;
+    KeyRange stored, forgotten;
+  };
+  static Sequence sequence_of(const K& source, index_t b) {
+    Sequence result{static_cast<index_t>(source.length(b)), source.stored(b), {}};
+    if constexpr (detail::has_forgotten<K>) result.forgotten = source.forgotten(b);
+    return result;
+  }
+
+  index_t batch() const { return state_.options.lengths.is_packed() ? 1 : source_shape_.batch; }
+
+  template <class S, class C>
+  void check(const DecodeArguments<T>& a, const K& source, const S& scaling, const C& score) const {
+    const char* const function = "SourcePlan::bind";
+    const index_t planned[] = {batch(), shape_.heads, shape_.queries, source_shape_.width};
+    for (int i = 0; i < 4; ++i) detail::check_planned(function, "q", i, a.q.extent(i), planned[i]);
+    const KeySourceShape shape = source.shape();
+    detail::check_planned(function, "k", 0, shape.batch, source_shape_.batch);
+    detail::check_planned(function, "k", 1, shape.kv_heads, source_shape_.kv_heads);
+    detail::check_planned(function, "k", 3, shape.width, source_shape_.width);
+    detail::check_planned(function, "v", 3, shape.value_width, source_shape_.value_width);
+    for (index_t b = 0; b < shape.batch; ++b) {
+      const Sequence own = sequence_of(source, b), of_plan = sequences_[static_cast<std::size_t>(b)];
+      const auto same = [&](const char* what, index_t number, index_t of_plan_number) {
+        if (number == of_plan_number) return;
+        detail::fail_format("ssmax::%s: sequence %td of the source has %s %td, the plan has %td", function, b,
+                            what, number, of_plan_number);
+      };
+      same("length", own.length, of_plan.length);
+      same("stored keys from", own.stored.begin, of_plan.stored.begin);
+      same("stored keys up to", own.stored.end, of_plan.stored.end);
+      same("forgotten keys from", own.forgotten.begin, of_plan.forgotten.begin);
+      same("forgotten keys up to", own.forgotten.end, of_plan.forgotten.end);
+    }
+    detail::check_source_tensors(function, a, source, state_.options);
+    state_.check_bound(function, scaling, score);
+  }
+
+  SourcePlanShape shape_;
+  detail::PlanState<T, M> state_;
+  KeySourceShape source_shape_;
+  std::vector<Sequence> sequences_;
+};
+
+SSMAX_END
+/// @}
