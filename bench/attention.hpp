@@ -1,4 +1,4 @@
-// The work of attention, prefill, decode and backward alike: shapes, what is visible, and what is counted.
+// Describes the work of attention in prefill, decode and backward: shapes, visible keys and counted operations.
 #pragma once
 
 #include <algorithm>
@@ -8,8 +8,8 @@
 
 namespace ssmax_bench {
 
-// q is [batch, head, query, channel]; k and v are [batch, kv head, key, channel]. Decode has one query, at the
-// last position.
+// The shape of one call. q is [batch, head, query, channel]; k and v are [batch, kv head, key, channel]. Decode has one
+// query, at the last position.
 struct AttentionShape {
   index_t heads;
   index_t kv_heads;
@@ -28,10 +28,10 @@ struct AttentionShape {
   }
 };
 
-// Keys [first(p), end(p, n)) of position p.
+// A mask: keys [first(p), end(p, n)) are visible at position p.
 struct Visibility {
   bool causal = false;
-  index_t window = 0;  // with causal: the last so many keys, p's own included; 0 is all
+  index_t window = 0;  // with causal: number of visible keys, p's own included; 0: no limit
 
   index_t first(index_t position) const {
     return window == 0 ? 0 : std::max<index_t>(0, position + 1 - window);
@@ -42,7 +42,7 @@ struct Visibility {
     return causal ? "causal" : "full";
   }
 
-  // Logits of n queries over n keys that count as work. A causal mask is agreed to count as half of them.
+  // Returns the logits of n queries over n keys that count as work. A causal mask counts as half of all logits.
   double logits(index_t n) const {
     const auto keys = static_cast<double>(n);
     const auto width = static_cast<double>(window);
@@ -59,14 +59,14 @@ inline const char* name(ElementType type) {
 
 inline index_t bytes(ElementType type) { return type == ElementType::f32 ? 4 : 2; }
 
-// out = softmax(q k^T / sqrt(width)) v for each head.
+// Arguments of out = softmax(q k^T / sqrt(width)) v for each head.
 struct AttentionArguments {
   AttentionShape shape;
   Visibility visibility;
   ElementType type;
   int threads;
-  // Whether a peer may take query heads that share a kv head for queries of one head. That is the faster way
-  // in PyTorch, and not the one that its users are offered.
+  // True if a peer may pass the query heads of one kv head as queries of one head. This is faster in PyTorch, and its
+  // users do not have it as an option.
   bool fold;
   const void* q = nullptr;
   const void* k = nullptr;
@@ -74,10 +74,9 @@ struct AttentionArguments {
   void* out = nullptr;
 };
 
-// The gradients dq, dk and dv for the gradient dout of out; all of them laid out as q, k, v and out, and of
-// their type. out and lse, [batch, head, query], are what the forward gave. With s the logits are multiplied by
-// s ln n (+ b), n being the number of visible keys. ds, and db where there is a b, are then wanted too:
-// one number for each head.
+// Arguments of the backward: dq, dk and dv from dout. The layouts and types are the ones of q, k, v and out. out and lse,
+// [batch, head, query], are results of the forward. With s, logits are multiplied by s ln n (+ b), where n is the number
+// of visible keys. The call then also computes ds and, with b, db: one number per head.
 struct AttentionBackwardArguments : AttentionArguments {
   const float* lse = nullptr;
   const void* dout = nullptr;

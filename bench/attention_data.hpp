@@ -1,4 +1,4 @@
-// Queries, keys and values to attend with.
+// Makes random queries, keys and values for the benchmarks of attention.
 #pragma once
 
 #include <array>
@@ -10,7 +10,7 @@
 
 namespace ssmax_bench {
 
-// Standard normal numbers. A 16-bit type takes half of a buffer of floats.
+// Returns standard normal numbers. A 16-bit type uses half of a buffer of floats.
 inline Buffer normal(ElementType type, index_t size, int stagger, std::uint32_t seed) {
   Buffer floats(size, stagger);
   fill_normal(floats, seed);
@@ -25,7 +25,7 @@ inline Buffer normal(ElementType type, index_t size, int stagger, std::uint32_t 
   return narrow;
 }
 
-// What data is made for once: everything that its size and its numbers depend on.
+// The key of a cache of tensors: all values that determine their sizes and numbers.
 using DataKey = std::array<index_t, 7>;
 
 inline DataKey data_key(const AttentionShape& shape, ElementType type) {
@@ -38,7 +38,7 @@ inline DataKey data_key(const AttentionShape& shape, ElementType type) {
           static_cast<index_t>(type)};
 }
 
-// Made once for a shape and shared by everyone who computes on it.
+// The tensors of one shape, made once and shared by all implementations.
 class AttentionData {
  public:
   static const AttentionData& of(const AttentionShape& shape, ElementType type) {

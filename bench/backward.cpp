@@ -1,3 +1,4 @@
+// Registers the benchmarks of attention's backward.
 #include "backward.hpp"
 
 #include <algorithm>
@@ -22,7 +23,7 @@
 namespace ssmax_bench {
 namespace {
 
-// What is differentiated: a scaling with these parameters, with or without the rotary embedding.
+// A differentiated function: a scaling with parameters s and b, with or without the rotary embedding.
 struct Variant {
   const char* name;
   AttentionFormula formula;
@@ -37,7 +38,7 @@ constexpr Variant ssmax_rope{"ssmax_rope", {ssmax_multiplier, true}, true, false
 
 using Table = std::shared_ptr<const ssmax::Rope<float>>;
 
-// Empty for a formula without it.
+// Returns null for a formula without the rotary embedding.
 Table rope_of(const AttentionFormula& formula, const AttentionShape& shape) {
   if (!formula.rope) return nullptr;
   return std::make_shared<const ssmax::Rope<float>>(ssmax::RopeOptions{.width = shape.width}, shape.n);
@@ -53,7 +54,7 @@ struct Extents {
         lse{shape.batch, shape.heads, shape.queries} {}
 };
 
-// What the forward gives: not timed, and made once for a shape, a mask and a formula.
+// The results of the forward. They are computed once per shape, mask and formula, outside of the timing.
 struct Forward {
   Forward(const AttentionArguments& a, const AttentionFormula& formula)
       : out(a.shape.query_size(), 4), lse(a.shape.rows(), 5) {
@@ -85,7 +86,7 @@ struct Forward {
   Buffer lse;
 };
 
-// The arrays of a shape, shared by everyone who computes on it.
+// The arrays of one shape, shared by all implementations.
 class BackwardData {
  public:
   static BackwardData& of(const AttentionShape& shape, ElementType type) {
@@ -124,7 +125,7 @@ class BackwardData {
   }
 
  private:
-  // So that nobody is given what another one computed.
+  // Fills a result with NaN, so that an implementation cannot pass with the result of another one.
   static float* forget(const Buffer& buffer) {
     std::fill_n(buffer.data(), buffer.size(), std::numeric_limits<float>::quiet_NaN());
     return buffer.data();
@@ -157,7 +158,7 @@ Run differentiate(const AttentionBackwardArguments& a, const Scaling& scaling, c
                                                .dq = {static_cast<T*>(a.dq), extents.rows},
                                                .dk = {static_cast<T*>(a.dk), extents.keys},
                                                .dv = {static_cast<T*>(a.dv), extents.keys}};
-  // Those of the scaling are added to what is there.
+  // attention_backward adds to the gradients of a scaling: set them to zero before each call.
   const auto clear = [a] {
     if (a.ds != nullptr) std::fill_n(a.ds, a.shape.heads, 0.0F);
     if (a.db != nullptr) std::fill_n(a.db, a.shape.heads, 0.0F);
@@ -205,7 +206,7 @@ Implementation<AttentionBackwardArguments> ours(const Variant& variant) {
       }};
 }
 
-// Those who do plain softmax, or SSMax under the name of both.
+// Returns the peers that support the variant. For SSMax the name is the peer's name and the variant's.
 Implementations peers_for(const Variant& variant, const AttentionShape& shape, ElementType type,
                           int threads) {
   AttentionShape one = shape;
@@ -229,7 +230,7 @@ Implementations peers_for(const Variant& variant, const AttentionShape& shape, E
 void register_shape(const AttentionShape& shape, Visibility visibility, ElementType type, int threads) {
   const std::string name =
       shape.name() + "_" + visibility.name() + "_" + ssmax_bench::name(type) + "_t" + std::to_string(threads);
-  // A multiplication and an addition for each channel of each logit, in each of five products.
+  // Each of five products has one multiplication and one addition per channel of each logit.
   const double operations = 10 * visibility.logits(shape.n) * static_cast<double>(shape.width * shape.heads);
   const auto add = [&](const Variant& variant, const Implementations& implementations) {
     for (const auto& implementation : implementations) {

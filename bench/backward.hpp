@@ -1,4 +1,4 @@
-// Gradients of attention over whole sequences.
+// Declares the benchmarks of attention's backward.
 #pragma once
 
 namespace ssmax_bench {

@@ -1,16 +1,15 @@
-// Copies: what a kernel that did nothing but read and write would take.
+// Declares copies of arrays: the time of a kernel that only reads and writes.
 #pragma once
 
 #include "data.hpp"
 
 namespace ssmax_bench {
 
-// Stores that go around the caches, in the widest vectors of the machine; plain memcpy where there are none.
+// Copies with streaming stores, in the widest vectors of the processor. Exception: without such stores it calls memcpy.
 void streaming_copy(const float* from, float* to, index_t size);
 
-// The faster one: memcpy where the arrays may stay in a cache, the streaming copy for arrays of 32 MiB and
-// more.
+// Copies by the faster method: memcpy below 32 MiB, where arrays may stay in a cache, and streaming_copy from 32 MiB on.
 void copy(const float* from, float* to, index_t size);
-const char* copy_kind(index_t size);
+const char* copy_kind(index_t size);  // name of the method
 
 }  // namespace ssmax_bench

@@ -1,4 +1,4 @@
-// Memory and numbers that every benchmark works on.
+// Allocates memory and fills it with random numbers for all benchmarks.
 #pragma once
 
 #include <cstddef>
@@ -15,10 +15,11 @@ namespace ssmax_bench {
 
 using index_t = std::ptrdiff_t;
 
-// Floats in memory of their own. Huge pages where the system gives them on request: with 4 KiB pages the
-// physical placement, another one in every run, decides how well a block fits a physically indexed cache.
-// Arrays of one benchmark get different `stagger`s, so that element i of one and element i of another do not
-// share their low twelve address bits, where a load may wait for an unrelated store.
+// An array of floats. It uses huge pages where the system offers them. With 4 KiB pages the physical placement differs in
+// every run, and decides how well a block fits a physically indexed cache.
+//
+// Arrays of one benchmark have different values of `stagger`. The addresses of element i of two arrays
+// then differ in the low twelve bits. With equal bits a load may wait for an unrelated store.
 class Buffer {
  public:
   explicit Buffer(index_t size, int stagger = 0)
@@ -56,7 +57,7 @@ class Buffer {
   float* data_ = nullptr;
 };
 
-// Standard normal numbers, like the logits of an untrained model; no probability underflows, even with SSMax.
+// Writes standard normal numbers, like the logits of an untrained model. No probability underflows, even with SSMax.
 inline void fill_normal(Buffer& buffer, std::uint32_t seed) {
   std::minstd_rand generator(seed);
   std::normal_distribution<float> normal;

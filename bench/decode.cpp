@@ -1,3 +1,4 @@
+// Registers the benchmarks of decode.
 #include "decode.hpp"
 
 #include <array>
@@ -19,7 +20,7 @@ namespace {
 
 using Implementations = std::vector<Implementation<AttentionArguments>>;
 
-// What a call needs that lives longer than it.
+// The cache and the table of the rotary embedding: they outlive a call.
 template <class T>
 struct FilledCache {
   FilledCache(const AttentionArguments& a, bool with_rope)
@@ -65,7 +66,8 @@ Implementation<AttentionArguments> ours(const std::string& name, const Scaling& 
           [](const AttentionArguments&) { return std::string(ssmax::target_name(ssmax::active_target())); }};
 }
 
-// With variants on one thread: what a scaling costs does not depend on their number. All of them in float.
+// Returns Softmax and, on one thread, other scalings: SSMax for bfloat16, and all variants for float. The cost of a scaling
+// does not depend on the number of threads.
 Implementations all_of_ours(ElementType type, int threads) {
   Implementations all{ours("softmax", ssmax::Softmax{}, {softmax_multiplier, false})};
   if (type == ElementType::f16 || threads > 1) return all;
@@ -91,12 +93,12 @@ Implementation<AttentionArguments> peer_as(const std::string& name, const Peer* 
 }
 
 Implementations all_peers(AttentionArguments probe) {
-  probe.shape.n = 2;  // not as many as there are queries: that is no decode
+  probe.shape.n = 2;  // more keys than queries, as in decode
   Implementations all;
   for (const LoadedPeer& peer : peers()) {
     if (peer.peer == nullptr || !peer.peer->attention(probe)) continue;
     all.push_back(peer_as(peer.name, peer.peer, true));
-    // As PyTorch means it to be called, next to the way that is faster.
+    // Adds the call that PyTorch documents. The folded call above is faster.
     if (peer.name == "torch" && probe.shape.group() > 1) {
       all.push_back(peer_as("torch_gqa", peer.peer, false));
     }

@@ -1,4 +1,4 @@
-// Attention of one new query over a cache of keys and values.
+// Declares the benchmarks of decode: attention of one new query over a cache of keys and values.
 #pragma once
 
 namespace ssmax_bench {

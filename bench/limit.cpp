@@ -1,3 +1,4 @@
+// Measures the limits of the machine: rates of multiply-add and of memory.
 #include "limit.hpp"
 
 #include <benchmark/benchmark.h>
@@ -25,7 +26,8 @@
 namespace ssmax_bench {
 namespace {
 
-// Both kernels return a number that depends on all of their work, so that none of it can be left out.
+// The kernels of one instruction set. Each returns a number that depends on all of its work, so that the compiler keeps
+// the work.
 struct LimitKernel {
   const char* name;
   double flops_per_round;
@@ -33,9 +35,11 @@ struct LimitKernel {
   float (*read)(const float* data, index_t size);  // four streams, each a quarter of the array
 };
 
-// Twelve chains hide the latency of an FMA (4 cycles on two ports need 8) and leave room for the constants in
-// sixteen registers; a vector type and its operations are all that differs between the targets. The chains
-// start apart, or the compiler would merge them, and the multiplier stays below 1, so that they converge.
+// Defines fma_<suffix> and read_<suffix> for one vector type and its operations.
+//
+// fma uses twelve chains. Eight chains hide the latency of an FMA (4 cycles on two ports); twelve chains and the constants
+// fit into sixteen registers. The chains start at different values: the compiler would merge equal chains. The multiplier
+// is below 1, so that the chains converge.
 #define SSMAX_BENCH_LIMIT_KERNELS(suffix, attribute, Vector, lanes, set1, loadu, add, fmadd)      \
   attribute float fma_##suffix(index_t rounds) {                                                  \
     const Vector m = set1(0.999F);                                                                \
@@ -83,7 +87,7 @@ SSMAX_BENCH_LIMIT_KERNELS(avx512, __attribute__((target("avx512f"))), __m512, 16
 
 #endif
 
-// The vectors of the baseline: SSE2 on x86-64, NEON on AArch64.
+// Vectors of the baseline instruction set: SSE2 on x86-64, NEON on AArch64.
 using Baseline = float __attribute__((vector_size(16)));
 Baseline baseline_set1(float value) { return Baseline{value, value, value, value}; }
 Baseline baseline_load(const float* data) {
@@ -111,7 +115,7 @@ std::vector<LimitKernel> kernels() {
   return all;
 }
 
-// A processor's products of bfloat16, as its target of the library: whoever may not use it has no row.
+// A kernel of bfloat16 products for one target of the library. A processor without the target has no row.
 struct ProductKernel {
   const char* name;
   ssmax::Target target;
@@ -121,8 +125,8 @@ struct ProductKernel {
 
 #if defined(__x86_64__)
 
-// Four sums of tiles, and for each four products the loads of two tiles of either operand from the first-level
-// cache: rows of 64 bytes, 16 of them to a tile.
+// Computes four sums of tiles. Four products load two tiles of each operand from the first-level cache. A tile has 16 rows
+// of 64 bytes.
 __attribute__((target("amx-tile,amx-bf16"))) float amx_products(index_t rounds) {
   struct alignas(64) Configuration {
     std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -153,7 +157,7 @@ __attribute__((target("amx-tile,amx-bf16"))) float amx_products(index_t rounds) 
   return sums[0];
 }
 
-// Twelve chains, as of FMAs.
+// Uses twelve chains, as the kernel of FMAs does.
 __attribute__((target("avx512f,avx512bf16"))) float avx512_dots(index_t rounds) {
   const auto pairs = __builtin_bit_cast(__m512bh, _mm512_set1_epi32(0x3C003C00));
   __m512 sums[12];
@@ -222,7 +226,7 @@ void register_products() {
   }
 }
 
-// The fastest kernel for one piece of work: the limit is the machine's, whatever instructions reach it.
+// Returns the fastest kernel for the given work: the limit of the machine is the best rate over all instruction sets.
 LimitKernel fastest(const std::function<void(const LimitKernel&)>& work,
                     const std::function<double(const LimitKernel&)>& amount) {
   using Clock = std::chrono::steady_clock;
@@ -256,7 +260,8 @@ void fma(benchmark::State& state, int threads) {
                          benchmark::Counter::kIsIterationInvariantRate);
 }
 
-// Each thread reads an array of its own, a small one several times over: a round is long next to its start.
+// Measures reading. Each thread reads its own array. Small arrays are read several times, so that a round is long compared
+// with its start.
 void read(benchmark::State& state, int threads, index_t bytes) {
   const index_t size = bytes / static_cast<index_t>(sizeof(float)) / threads;
   std::vector<Buffer> arrays;
@@ -275,7 +280,7 @@ void read(benchmark::State& state, int threads, index_t bytes) {
   state.SetBytesProcessed(state.iterations() * passes * size * static_cast<index_t>(sizeof(float)) * threads);
 }
 
-// Bytes read and bytes written both count.
+// Measures copying. The rate counts bytes read and bytes written.
 void copy_memory(benchmark::State& state, int threads, index_t bytes) {
   const index_t size = bytes / static_cast<index_t>(sizeof(float)) / threads;
   std::vector<Buffer> from;
@@ -299,7 +304,7 @@ void copy_memory(benchmark::State& state, int threads, index_t bytes) {
 }  // namespace
 
 void register_limits() {
-  constexpr index_t l3_bytes = index_t{8} << 20;  // several times a core's own L2, well within an L3
+  constexpr index_t l3_bytes = index_t{8} << 20;  // several times the L2 of a core, and less than the L3
   constexpr index_t memory_bytes = index_t{256}
                                    << 20;  // several times the largest L3 share of one core complex
   for (int threads : {1, 2}) {

@@ -1,4 +1,4 @@
-// What the machine can do at most: the figures that every other benchmark is held against.
+// Declares the benchmarks of the machine's limits: other benchmarks are compared with these rates.
 #pragma once
 
 namespace ssmax_bench {

@@ -1,9 +1,10 @@
-// The benchmarks of ssmax. `ssmax_bench --help` lists the options. For a comparison, run them interleaved:
+// Runs the benchmarks of ssmax. `ssmax_bench --help` lists the options. For a comparison, interleave the repetitions:
 //   ssmax_bench --benchmark_enable_random_interleaving=true --benchmark_repetitions=9
 //               --benchmark_report_aggregates_only=false --benchmark_out=run.json
-// and read the medians with table.py run.json. Attention takes most of the time: --benchmark_min_time=0.1
-// shortens its short calls (a long one is made once in each repetition), and this is the short run, of a
-// minute or two with repetitions:
+// `table.py run.json` prints the medians.
+//
+// Attention takes most of the time. --benchmark_min_time=0.1 shortens its short calls. A long call runs once per
+// repetition. A short run, of a minute or two with repetitions:
 //   --benchmark_min_time=0.05
 //   "--benchmark_filter=^limit/(fma|read)|^prefill/.*_n1024_.*_t1|^decode/.*_d64_n(1024|32768)_f32_t1"
 #include <benchmark/benchmark.h>
@@ -31,7 +32,7 @@ std::string cpu_name() {
   return "unknown";
 }
 
-// Context appears above the results and in the JSON.
+// Adds the processor, the target and the peers to the context, which appears above the results and in the JSON.
 void describe_run() {
   benchmark::AddCustomContext("cpu", cpu_name());
   benchmark::AddCustomContext("ssmax target", ssmax::target_name(ssmax::active_target()));

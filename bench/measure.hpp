@@ -1,4 +1,4 @@
-// One benchmark: check, then time.
+// Registers one benchmark: checks the result of an implementation, then times it.
 #pragma once
 
 #include <benchmark/benchmark.h>
@@ -15,7 +15,7 @@
 
 namespace ssmax_bench {
 
-// Something that can do the work which `Arguments` describe, and what its result should be held against.
+// An implementation of the work that `Arguments` describe, and the check of its result.
 template <class Arguments>
 struct Implementation {
   std::string name;
@@ -24,11 +24,11 @@ struct Implementation {
   std::function<std::string(const Arguments&)> label = [](const Arguments&) { return std::string(); };
 };
 
-// Puts what a call of so many seconds amounts to into the counters.
+// A function that writes the counters for a call of `seconds`.
 using Report = std::function<void(benchmark::State&, double seconds)>;
 
 inline Report nanoseconds_per_element(index_t elements) {
-  // A plain number: as a rate, the library would print it with a unit of its own.
+  // The counter is a plain number: Google Benchmark would print a rate with its own unit.
   return [elements](benchmark::State& state, double seconds) {
     state.counters["ns_per_element"] = seconds * 1e9 / static_cast<double>(elements);
   };
@@ -46,11 +46,11 @@ inline Report bytes_per_second(index_t bytes) {
   };
 }
 
-// A call this long is made for its check and its timing only: a warm-up would change but its beginning.
+// Longer calls run without a warm-up, which would change only the beginning of the call.
 inline constexpr std::chrono::milliseconds long_call{300};
 
-// Registers `family`/name/`shape`. `arguments` is asked for when the benchmark runs, so that a filtered run
-// allocates only what it needs. The result is compared once, before the first timing; a wrong one is refused.
+// Registers `family`/name/`shape`. Calls `arguments` when the benchmark runs, so that a filtered run allocates only the
+// memory that it needs. Compares the result once, before the first timing. A wrong result is an error of the benchmark.
 template <class Arguments>
 void add_benchmark(const std::string& family, const std::string& shape,
                    const Implementation<Arguments>& implementation,

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Measures this processor and gives it its column in docs/benchmarks.md.
+"""Measures this processor and writes its column in docs/benchmarks.md.
 
-  measure.py measure --bench build/measure/bench/ssmax_bench    runs the rows below, writes docs/benchmarks/<processor>.json
-                                                                and its plot, and makes the tables anew
-  measure.py tables                                             makes the tables of the files that are there
-  measure.py check                                              exits with 1 if the tables are not what the files say
+  measure.py measure --bench build/measure/bench/ssmax_bench    runs the rows of FILTER, writes
+                                                                docs/benchmarks/<processor>.json, its plot and all tables
+  measure.py tables                                             writes the tables from the existing files
+  measure.py check                                              exits with 1 if the tables differ from the files
 
-The processor's name is that of the environment variable SSMAX_PROCESSOR_NAME or, without it, the operating system's.
+The environment variable SSMAX_PROCESSOR_NAME gives the name of the processor. The default is the name from the operating
+system.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from table import Run
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 BEGIN, END = "<!-- made by bench/measure.py: begin -->\n", "<!-- made by bench/measure.py: end -->\n"
 
-# What is run: the limits, rows, and attention as far as nine repetitions of it take minutes.
+# The benchmarks of a run: limits, rows, and those of attention whose nine repetitions take minutes.
 FILTER = "|".join((
     r"^limit/(fma|read_l3|read_mem)_t",
     r"^rows/(softmax|ssmax|onednn|torch|eigen_native|naive|copy)/(1024x64|64x1024|1x65536|16384x1024)/",
@@ -36,7 +37,7 @@ FILTER = "|".join((
     r"^decode/(softmax|onednn|torch)/.*_d64_n(1024|32768)_f32_t1",
 ))
 
-# counter of a family -> its unit, how many of the counter's make one of it, decimals, and whether less is better
+# counter of a family -> unit, counts per unit, decimals, True if less is better
 UNITS = {
     "ns_per_element": ("ns per element", 1, 3, True),
     "GFLOPS": ("GFLOP/s", 1, 0, False),
@@ -53,7 +54,7 @@ TITLES = {"limit": "The machine's limits", "rows": "Rows", "rows_backward": "Row
 
 # ---- The processor. ----------------------------------------------------------------------------------------------
 
-# vendor and family -> (first model, architecture), the last whose first model is not above the processor's
+# vendor and family -> (first model, architecture), sorted by model: the last entry with first model <= model applies
 ARCHITECTURES = {
     ("AuthenticAMD", 23): ((0x00, "Zen"), (0x08, "Zen+"), (0x11, "Zen"), (0x18, "Zen+"), (0x20, "Zen"), (0x30, "Zen 2")),
     ("AuthenticAMD", 25): ((0x00, "Zen 3"), (0x10, "Zen 4"), (0x20, "Zen 3"), (0x60, "Zen 4")),
@@ -62,7 +63,7 @@ ARCHITECTURES = {
 
 
 def cpuinfo():
-    """The first processor's fields; empty where there is no /proc."""
+    """Returns the fields of the first processor, or an empty dictionary without /proc."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0]
     except OSError:
@@ -81,7 +82,7 @@ def processor_name(info):
     return f"{name} ({found[-1]})" if found else name
 
 
-# ---- A run, and what is kept of it. ------------------------------------------------------------------------------
+# ---- A run and its summary. ---------------------------------------------------------------------------------------
 
 def summary(run, repetitions, compiler, version):
     info = cpuinfo()
@@ -129,7 +130,7 @@ def measure(arguments):
 # ---- The tables. -------------------------------------------------------------------------------------------------
 
 def cell(row):
-    """The median, and the best where it differs."""
+    """Returns the median and, where it differs, the best repetition in brackets."""
     if row is None:
         return ""
     _, scale, decimals, _ = UNITS[row["counter"]]
@@ -138,7 +139,7 @@ def cell(row):
 
 
 def shape(text):
-    """The third part of a row's name, for people."""
+    """Returns the third part of a row's name as text."""
     match = re.fullmatch(r"h(\d+)_kv(\d+)_d(\d+)_n(\d+)_(?:(full|causal)_)?f32_t1", text)
     if not match:
         return text.replace("x", " × ")
@@ -148,7 +149,7 @@ def shape(text):
 
 
 def in_order(name):
-    """Shapes together, numbers by size, ours first."""
+    """Returns the sort key of a row: shapes together, numbers by size, the library before its peers."""
     family, implementation, *rest = name.split("/")
     numbers = re.split(r"(\d+)", rest[0] if rest else "")
     key = [(int(part), "") if part.isdigit() else (-1, part) for part in numbers]
@@ -197,11 +198,11 @@ def tables(folder):
 
 
 def replaced(page, text):
-    """The page with `text` between the markers."""
+    """Returns the page with `text` between the markers."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise SystemExit("docs/benchmarks.md lacks the lines between which the tables stand")
+        raise SystemExit("docs/benchmarks.md must have the two marker lines around the tables")
     return before + BEGIN + "\n" + text + "\n" + END + after
 
 
@@ -215,7 +216,7 @@ def check(arguments):
     page = (arguments.docs / "benchmarks.md").read_text(encoding="utf-8")
     if page == replaced(page, tables(arguments.docs / "benchmarks")):
         return 0
-    print("The tables of docs/benchmarks.md are not what docs/benchmarks/*.json say; `bench/measure.py tables` makes them.")
+    print("The tables of docs/benchmarks.md differ from docs/benchmarks/*.json: run `bench/measure.py tables`.")
     return 1
 
 
@@ -225,7 +226,7 @@ def main():
     commands = parser.add_subparsers(required=True)
     command = commands.add_parser("measure")
     command.add_argument("--bench", required=True, help="the binary ssmax_bench")
-    command.add_argument("--compiler", default="?", help="what compiled it")
+    command.add_argument("--compiler", default="?", help="name and version of the compiler")
     command.add_argument("--version", default="?", help="the library's version")
     command.add_argument("--repetitions", type=int, default=9)
     command.add_argument("--filter", default=FILTER, help="a regular expression of rows")

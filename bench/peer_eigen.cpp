@@ -1,5 +1,5 @@
-// Eigen's array expressions, row by row, and attention from them and two products. Built twice: as a plain
-// Release build, and with -march=native.
+// The peer Eigen: array expressions, row by row, and attention by two products and a softmax. CMake builds this file
+// twice: with the flags of a plain Release build, and with -march=native.
 #include <Eigen/Core>
 #include <cmath>
 #include <memory>
@@ -45,7 +45,7 @@ class EigenPeer final : public Peer {
     };
   }
 
-  // Both halves of a row are contiguous only in the half-split pairing.
+  // Supports the half-split pairing only: in the other one the halves of a row are not contiguous.
   Run rope(const RopeArguments& a) const override {
     if (a.pairing != RopePairing::half_split) return {};
     return [a] {
@@ -64,7 +64,7 @@ class EigenPeer final : public Peer {
     };
   }
 
-  // All logits of a kv head at once. The query heads that share a kv head are rows of one product.
+  // Computes all logits of a kv head at once. The query heads of a kv head are rows of one product.
   Run attention(const AttentionArguments& a) const override {
     if (a.type != ElementType::f32 || a.threads != 1) return {};
     const index_t rows = a.shape.group() * a.shape.queries;

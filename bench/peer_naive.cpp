@@ -1,4 +1,4 @@
-// The loops that one writes first. Built twice: as a plain Release build, and with -march=native.
+// The peer of plain loops. CMake builds this file twice: with the flags of a plain Release build, and with -march=native.
 #include <cmath>
 
 #include "peers.hpp"

@@ -1,5 +1,5 @@
-// oneDNN's softmax primitive, and attention from it and two products; float, one thread. Version 2 (Debian
-// 12) describes an operation before it makes its primitive, version 3 does both in one step.
+// The peer oneDNN: its softmax primitive, and attention by two products and this primitive; float, one thread. Version 2
+// (Debian 12) makes a description before the primitive. Version 3 makes both in one step.
 #include <algorithm>
 #include <cmath>
 #include <dnnl.hpp>
@@ -66,8 +66,8 @@ class OneDnn final : public Peer {
                                           {DNNL_ARG_DIFF_SRC, memory_at(desc, a.dz)}});
   }
 
-  // All logits of a kv head at once; those that a query does not see are set to -inf. The query heads that
-  // share a kv head are rows of one product.
+  // Computes all logits of a kv head at once, and sets masked logits to -inf. The query heads of a kv head are rows of one
+  // product.
   Run attention(const AttentionArguments& a) const override {
     if (a.type != ElementType::f32 || a.threads != 1) return {};
     const auto& [heads, kv_heads, width, n, queries, batch] = a.shape;

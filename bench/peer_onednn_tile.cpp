@@ -1,7 +1,6 @@
-// The scheme of PyTorch 2 over oneDNN's products: tiles of 128 queries by 256 keys, an online softmax between
-// the two products of a tile; tiles without a visible key are left out. The backward goes likewise, with five
-// products to a tile. The strongest peer. Vectors are the compiler's own, of 64 bytes: -march=native decides
-// what instructions become of them.
+// The fastest peer: PyTorch 2's scheme over oneDNN's products. Tiles have 128 queries and 256 keys, with an online softmax
+// between the two products of a tile. Tiles without a visible key are skipped. The backward has five products per tile.
+// Vectors are the compiler's vector type of 64 bytes: -march=native selects the instructions.
 #include <dnnl.h>
 
 #include <algorithm>
@@ -47,10 +46,10 @@ float sum(Vector value) {
   return total;
 }
 
-// 2^x for x <= 0, within 1e-7; what is too small becomes 2^-126.
+// Returns 2^x for x <= 0, with a relative error of at most 1e-7. Results below 2^-126 become 2^-126.
 Vector exp2(Vector x) {
   x = larger(x, all(-126));
-  const Vector shifted = x + all(0x1.8p23F);  // the integer nearest to x is now in the last bits
+  const Vector shifted = x + all(0x1.8p23F);  // the last bits hold the integer nearest to x
   const Vector f = x - (shifted - all(0x1.8p23F));
   Vector y = f * all(0.00132764686F) + all(0.00967554135F);
   y = y * f + all(0.0555071329F);
@@ -65,8 +64,8 @@ struct Row {
   float sum = 0;
 };
 
-// Logits, in powers of two, to weights relative to the row's new maximum; what came before is multiplied to
-// match.
+// Replaces logits, in powers of two, by weights relative to the new maximum of the row. Rescales the sum and `out` to this
+// maximum.
 void online_softmax(float* logits, index_t count, Row& row, float* out, index_t width) {
   Vector max[4] = {all(row.max), all(row.max), all(row.max), all(row.max)};
   for (index_t i = 0; i < count; i += lanes) {
@@ -114,7 +113,7 @@ class Attention {
   void work(Scratch& scratch) {
     const index_t tasks = a_.shape.heads * blocks_;
     for (index_t task; (task = next_.fetch_add(1, std::memory_order_relaxed)) < tasks;) {
-      // The longest block of a head first.
+      // The longest block of a head is the first task.
       attend(task / blocks_, (blocks_ - 1 - task % blocks_) * query_tile, scratch);
     }
   }
@@ -152,9 +151,9 @@ class Attention {
     }
   }
 
-  // Keys before `first` and from `end` on, and what fills the last vector.
+  // Masks the keys before `first`, the keys from `end` on, and the padding of the last vector.
   static void hide(float* logits, index_t keys, index_t first, index_t end) {
-    // Far below any logit, and finite: a row that sees no key of a tile must not subtract infinities.
+    // The value is far below any logit, and finite: a row with all keys of a tile masked must not subtract infinities.
     constexpr float hidden = -1e30F;
     const index_t padded = (keys + lanes - 1) / lanes * lanes;
     if (first > 0) std::fill_n(logits, std::min(first, padded), hidden);
@@ -165,12 +164,11 @@ class Attention {
   index_t blocks_;
   std::vector<Scratch> scratch_;
   std::atomic<index_t> next_{0};
-  Team team_;  // last: its threads use the rest
+  Team team_;  // last member: its threads use the others
 };
 
-// The forward's scheme, but with the loop over tiles of keys outside, so that dk and dv of a tile
-// stay in the cache. The weights are computed again from lse. A kv head is one task, so that no two
-// threads add to the same rows.
+// The backward. The outer loop runs over tiles of keys, so that dk and dv of a tile stay in the cache. The weights are
+// computed again from lse. A kv head is one task, so that two threads never add to the same rows.
 class AttentionBackward {
  public:
   explicit AttentionBackward(const AttentionBackwardArguments& a)
@@ -198,8 +196,8 @@ class AttentionBackward {
 
     Buffer weights;
     Buffer dlogits;
-    Buffer dk;  // of a tile of keys, a column for each key
-    Buffer dv;
+    Buffer dk;    // of a tile of keys, one column per key
+    Buffer dv;    // of a tile of keys, one column per key
     Buffer lse;   // in powers of two
     Buffer dots;  // <out, dout>
   };
@@ -210,14 +208,13 @@ class AttentionBackward {
     }
   }
 
-  // Whether dk and dv are summed as columns, one for each key. In these products all vectors are
-  // full at any head width. Transposing the sums afterwards pays where the heads are narrow and
-  // many queries share its cost.
+  // Returns true if dk and dv are summed as columns, one per key. All vectors of these products are full at any head
+  // width. The transposition afterwards is worth its cost for narrow heads and many queries.
   bool by_columns() const { return a_.shape.width < 128 && a_.shape.queries > 1024; }
 
   void differentiate(index_t kv_head, Scratch& scratch) const {
     const auto& [heads, kv_heads, width, n, queries, batch] = a_.shape;
-    const index_t rows = a_.shape.group() * queries;  // of all query heads of this kv head, one after another
+    const index_t rows = a_.shape.group() * queries;  // of all query heads of this kv head, in order
     prepare_rows(kv_head * rows, rows, scratch);
     std::fill_n(static_cast<float*>(a_.dq) + kv_head * rows * width, rows * width, 0.0F);
     for (index_t key = 0; key < n; key += key_tile) {
@@ -246,8 +243,8 @@ class AttentionBackward {
     }
   }
 
-  // All queries that see keys of this tile. Those that do not see all of them go in narrower tiles, of which
-  // less is hidden.
+  // Adds all queries to which keys of this tile are visible. Queries with masked keys in the tile use narrower tiles, with
+  // fewer masked logits.
   void add_queries(index_t kv_head, index_t key, index_t row, Scratch& scratch) const {
     const bool causal = a_.visibility.causal;
     const index_t queries = a_.shape.queries;
@@ -259,7 +256,8 @@ class AttentionBackward {
     }
   }
 
-  // Keys from `key` on and `count` queries of the query head whose rows start at `row` of the kv head's.
+  // Adds the tile of keys from `key` on and of `count` queries. `row` is the first row of the query head within the rows of
+  // the kv head.
   void add_tile(index_t kv_head, index_t key, index_t row, index_t query, index_t count,
                 Scratch& scratch) const {
     const auto& [heads, kv_heads, width, n, queries, batch] = a_.shape;
@@ -298,7 +296,7 @@ class AttentionBackward {
     }
   }
 
-  // Logits, in powers of two, to weights, and the gradients of weights to those of logits.
+  // Replaces logits, in powers of two, by weights, and gradients of weights by gradients of logits.
   static void softmax_backward(float* logits, float* dweights, index_t visible, index_t keys, float lse,
                                float dot) {
     for (index_t i = 0; i < visible; i += lanes) {
@@ -319,7 +317,7 @@ class AttentionBackward {
   AttentionBackwardArguments a_;
   std::vector<Scratch> scratch_;
   std::atomic<index_t> next_{0};
-  Team team_;  // last: its threads use the rest
+  Team team_;  // last member: its threads use the others
 };
 
 class OneDnnTile final : public Peer {

@@ -1,4 +1,4 @@
-// Ourselves, compiled with -march=native: the yardstick for the promise that no flag is needed.
+// This library compiled with -march=native. table.py requires that a plain Release build is as fast.
 #include <ssmax/softmax.hpp>
 
 #include "peers.hpp"

@@ -1,5 +1,5 @@
-// PyTorch's kernels, through their `out` variants where there are any, so that no allocation is timed. The
-// number of threads is set before the calls that are timed, and is one again after them.
+// The peer PyTorch. It calls the `out` variants of kernels where these exist, so that no allocation is timed. It sets the
+// number of threads before the timed calls, and sets one thread after them.
 #include <ATen/Parallel.h>
 #include <ATen/SDPBackend.h>
 #include <ATen/core/Tensor.h>
@@ -27,14 +27,14 @@
 namespace ssmax_bench {
 namespace {
 
-// The threads of some calls and the last results, tensors of PyTorch's own. The number of threads is
-// OpenMP's, which oneDNN asks for too: whoever changes it must change it back.
+// Sets the number of threads for some calls, and keeps the last results as PyTorch's tensors. The number belongs to
+// OpenMP, and oneDNN reads it as well: the destructor restores it.
 class AttentionCall {
  public:
   explicit AttentionCall(int threads) : threads_(threads) { at::set_num_threads(threads); }
   ~AttentionCall() {
     at::set_num_threads(1);
-    // Idle threads of OpenMP spin for some milliseconds, which the next benchmark must not pay for.
+    // Idle threads of OpenMP spin for some milliseconds. The wait keeps them out of the next benchmark.
     if (threads_ > 1 && !results.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
   AttentionCall(const AttentionCall&) = delete;
@@ -46,7 +46,7 @@ class AttentionCall {
   int threads_;
 };
 
-// What scaled_dot_product_attention is called with.
+// The arguments of scaled_dot_product_attention.
 struct Attention {
   at::Tensor q, k, v;
   bool causal;
@@ -55,7 +55,7 @@ struct Attention {
   explicit Attention(const AttentionArguments& a)
       : causal(a.visibility.causal && a.shape.queries > 1), grouped(a.shape.group() > 1 && !a.fold) {
     const auto& [heads, kv_heads, width, n, queries, batch] = a.shape;
-    // Folded, the query heads that share a kv head are queries of one head: they must all see the same.
+    // With fold, the query heads of a kv head are queries of one head: the same keys must be visible to all of them.
     const bool fold = a.fold && queries == 1;
     q = tensor(a.q, {batch, fold ? kv_heads : heads, fold ? a.shape.group() : queries, width}, a.type);
     k = tensor(a.k, {batch, kv_heads, n, width}, a.type);
@@ -81,7 +81,7 @@ struct Attention {
   }
 };
 
-// dq, dk, dv and, with s, ds, in this order.
+// Returns dq, dk, dv and, with s, ds, in this order.
 std::vector<at::Tensor> gradients(const AttentionBackwardArguments& a) {
   const auto& [heads, kv_heads, width, n, queries, batch] = a.shape;
   std::vector<at::Tensor> all{Attention::tensor(a.dq, {batch, heads, queries, width}, a.type),
@@ -96,7 +96,7 @@ at::Tensor gradient_of_out(const AttentionBackwardArguments& a) {
   return Attention::tensor(a.dout, {batch, heads, queries, width}, a.type);
 }
 
-// The kernel that backward ends in, by itself, after its own forward.
+// Calls the kernel of the backward alone. The constructor computes the forward.
 struct FlashBackward {
   Attention attention;
   at::Tensor dout, out, lse;
@@ -115,7 +115,7 @@ struct FlashBackward {
   }
 };
 
-// SSMax as its users write it: the queries times s ln n, and autograd for the rest.
+// SSMax as users of PyTorch write it: queries times s ln n, and autograd for the backward.
 struct SsmaxBackward {
   std::vector<at::Tensor> inputs;  // q, k, v, s
   at::Tensor dout, out;
@@ -134,7 +134,7 @@ struct SsmaxBackward {
     return torch::autograd::grad({out}, inputs, {dout}, /*retain_graph=*/true);
   }
 
-  // Not a tensor of inference, which autograd may not keep.
+  // Returns a tensor made outside of inference mode: autograd cannot keep tensors of inference mode.
   static at::Tensor leaf(const void* data, const AttentionBackwardArguments& a, index_t heads,
                          bool differentiate = true) {
     return at::from_blob(const_cast<void*>(data), {1, heads, a.shape.n, a.shape.width})
@@ -166,7 +166,7 @@ class Torch final : public Peer {
     const at::Tensor x = tensor(a.x, a.shape);
     at::Tensor y = tensor(a.y, a.shape);
     return [x, y]() mutable {
-      const c10::InferenceMode inference;  // leaves out the book-keeping of autograd
+      const c10::InferenceMode inference;  // switches off the bookkeeping of autograd
       at::_softmax_out(y, x, 1, false);
     };
   }
@@ -181,7 +181,7 @@ class Torch final : public Peer {
     };
   }
 
-  // Each result is freed before the next one is made, as in a loop of a user's.
+  // Frees each result before the next call, as in a loop of a user.
   Run attention(const AttentionArguments& a) const override {
     if (a.visibility.window > 0 || (a.shape.group() > 1 && a.fold && a.shape.queries > 1)) return {};
     const auto call = std::make_shared<AttentionCall>(a.threads);
@@ -219,7 +219,7 @@ class Torch final : public Peer {
   }
 
  private:
-  // A tensor over memory that is ours; PyTorch has no tensor of const.
+  // Returns a tensor over our memory. The const_cast is needed: PyTorch's tensors are never const.
   static at::Tensor tensor(const float* data, RowsShape shape) {
     const c10::InferenceMode inference;
     return at::from_blob(const_cast<float*>(data), {shape.rows, shape.n}, at::kFloat);

@@ -1,3 +1,4 @@
+// Loads the modules of the peers.
 #include "peers.hpp"
 
 #include <dlfcn.h>
@@ -23,7 +24,8 @@ constexpr KnownPeer known_peers[] = {
      "-DCMAKE_PREFIX_PATH=$(python3 -c 'import torch; print(torch.utils.cmake_prefix_path)')"},
 };
 
-// CMake says which ones it built, as " naive eigen ": what an earlier configuration left is not loaded.
+// Returns true if this configuration built the peer. CMake passes the list, as " naive eigen ". Modules of an earlier
+// configuration are not loaded.
 bool built(const std::string& name) {
   return std::string(SSMAX_BENCH_PEER_LIST).find(" " + name + " ") != std::string::npos;
 }
@@ -31,7 +33,7 @@ bool built(const std::string& name) {
 LoadedPeer load(const KnownPeer& known) {
   LoadedPeer loaded{known.name, nullptr, known.how_to_get};
   if (!built(known.name)) return loaded;
-  // The run path of the benchmarks leads to the folder of the modules.
+  // The run path of the binary contains the folder of the modules.
   const std::string file = "ssmax_bench_peer_" + loaded.name + ".so";
   void* module = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (module == nullptr) {
@@ -47,7 +49,7 @@ LoadedPeer load(const KnownPeer& known) {
 
 const std::vector<LoadedPeer>& peers() {
   static const std::vector<LoadedPeer> all = [] {
-    // One thread unless a peer asks for more; an OpenMP runtime looks only once, when it is loaded.
+    // Peers use one thread by default. An OpenMP runtime reads the variable once, when it is loaded.
     setenv("OMP_NUM_THREADS", "1", 1);
     std::vector<LoadedPeer> loaded;
     for (const KnownPeer& known : known_peers) loaded.push_back(load(known));

@@ -1,7 +1,7 @@
-// The interface to what the library is compared with. Each peer is a module of its own, loaded when the
-// benchmarks start and kept out of the global symbol scope: PyTorch brings a oneDNN and an Eigen that must
-// not meet ours, and code that is compiled with -march=native must not share an inline function with code
-// that is not.
+// Defines the interface to the peers that the library is compared with. Each peer is a separate module, loaded when the
+// benchmarks start, outside of the global symbol scope. There are two reasons. PyTorch contains a oneDNN and an Eigen,
+// which must stay separate from the versions of other peers. Code compiled with -march=native must not share an inline
+// function with other code.
 #pragma once
 
 #include <functional>
@@ -13,9 +13,9 @@
 
 namespace ssmax_bench {
 
-// One prepared call, ready to be timed: everything that a user would keep between calls is done. Empty where
-// a peer does not offer the work. A peer that cannot write to where it is told makes `fetch` bring the result
-// of the last call there, which is not timed.
+// One prepared call. The preparation covers everything that a user would keep between calls. A Run is empty if the peer
+// does not support the work. A peer that cannot write to the given memory sets `fetch`, which copies the result of the
+// last call there, outside of the timing.
 struct Run : std::function<void()> {
   using function::function;
 
@@ -30,14 +30,14 @@ struct RowsShape {
   std::string name() const { return std::to_string(rows) + "x" + std::to_string(n); }
 };
 
-// y = softmax(x) for each row.
+// Arguments of y = softmax(x) for each row.
 struct RowsArguments {
   RowsShape shape;
   const float* x;
   float* y;
 };
 
-// dz = y (dy - sum(y dy)) for each row.
+// Arguments of dz = y (dy - sum(y dy)) for each row.
 struct RowsBackwardArguments {
   RowsShape shape;
   const float* y;
@@ -47,8 +47,8 @@ struct RowsBackwardArguments {
 
 enum class RopePairing { half_split, interleaved };
 
-// [head, position, channel]; cosine and sine are [position, channel / 2]. The pairs (first, second) turn into
-// (first cos - second sin, second cos + first sin).
+// Arguments of the rotary embedding. x and y are [head, position, channel]; cosine and sine are [position, channel / 2].
+// A pair (first, second) becomes (first cos - second sin, second cos + first sin).
 struct RopeArguments {
   index_t heads;
   index_t width;
@@ -62,6 +62,7 @@ struct RopeArguments {
   index_t size() const { return heads * positions * width; }
 };
 
+// A peer. Each function returns an empty Run unless the peer supports the work.
 class Peer {
  public:
   virtual ~Peer() = default;
@@ -70,7 +71,7 @@ class Peer {
   virtual Run rows_backward(const RowsBackwardArguments&) const { return {}; }
   virtual Run rope(const RopeArguments&) const { return {}; }
   virtual Run attention(const AttentionArguments&) const { return {}; }
-  // Which of its ways a peer takes.
+  // Returns the name of the method that the peer uses for the arguments.
   virtual std::string attention_label(const AttentionArguments&) const { return {}; }
   virtual Run attention_backward(const AttentionBackwardArguments&) const { return {}; }
   virtual std::string attention_backward_label(const AttentionBackwardArguments&) const { return {}; }
@@ -79,13 +80,13 @@ class Peer {
 struct LoadedPeer {
   std::string name;
   const Peer* peer = nullptr;  // null if missing
-  std::string missing;         // then: why, and how to get it
+  std::string missing;         // if null: reason, and how to get the peer
 };
 
-// Every peer that the benchmarks know, loaded once; a missing one is listed too.
+// Returns all known peers, loaded once. Missing peers are in the list, too.
 const std::vector<LoadedPeer>& peers();
 
 }  // namespace ssmax_bench
 
-// What a module exports.
+// The function that each module exports.
 extern "C" __attribute__((visibility("default"))) const ssmax_bench::Peer* ssmax_bench_peer();

@@ -3,7 +3,8 @@
 
   plot.py run.json docs/prefill.png
 
-One thread; medians; full and causal side by side, one row for each head width; the dashed line is the FMA peak.
+The picture shows medians of one thread. Full and causal are side by side, with one row per head width. The dashed line is
+the FMA peak.
 """
 
 import argparse
@@ -11,7 +12,7 @@ import subprocess
 
 from table import Run, attention_shapes
 
-# name -> colour and title, drawn in this order
+# name -> color and title, in the order of drawing
 CURVES = {
     "softmax": ("#c03030", "ssmax (Softmax)"),
     "ssmax": ("#e89020", "ssmax (SSMax)"),
@@ -29,7 +30,7 @@ def points(run, implementation, shapes):
 
 
 def panel(run, shapes, mask, width, number):
-    """gnuplot's lines for one picture of the four."""
+    """Returns gnuplot's commands for one of the four pictures."""
     chosen = [a for a in shapes if (a.mask, a.width) == (mask, width)]
     if not chosen:
         return []
@@ -67,7 +68,7 @@ def script(run, output):
         "set grid linecolor rgb '#d8d8d8' linetype 1",
         "set border 3",
         "set tics nomirror",
-        "unset key",  # until the last picture: one legend for all
+        "unset key",  # the last picture has the legend of all
     ]
     panels = [(mask, width) for width in sorted({a.width for a in shapes}) for mask in ("full", "causal")]
     for number, (mask, width) in enumerate(panels):

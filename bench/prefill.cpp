@@ -1,3 +1,4 @@
+// Registers the benchmarks of attention's forward.
 #include "prefill.hpp"
 
 #include <array>
@@ -77,7 +78,8 @@ Implementations variants() {
           ours("softmax_rope", ssmax::Softmax{}, {softmax_multiplier, true})};
 }
 
-// Whoever holds all logits stops where that takes minutes and gigabytes. Two threads are for the fastest.
+// Returns true if the peer is fast enough for the shape. Peers that store all logits would need minutes and gigabytes for
+// large n. Only the fastest peers run with two threads.
 bool takes_part(const std::string& peer, const AttentionArguments& a) {
   const bool is_fast = peer == "onednn_tile" || peer == "torch";
   const index_t longest = is_fast ? 8192 : peer == "onednn" ? 4096 : 2048;
@@ -110,7 +112,7 @@ void register_shape(const AttentionShape& shape, Visibility visibility, ElementT
   const AttentionArguments probe{
       .shape = shape, .visibility = visibility, .type = type, .threads = threads, .fold = true};
   for (auto& peer : peers_for(probe)) all.push_back(std::move(peer));
-  // A multiplication and an addition for each channel of each logit, in either product.
+  // Each of two products has one multiplication and one addition per channel of each logit.
   const double operations = 4 * visibility.logits(shape.n) * static_cast<double>(shape.width * shape.heads);
   for (const auto& implementation : all) {
     add_benchmark<AttentionArguments>(

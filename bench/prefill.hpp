@@ -1,4 +1,4 @@
-// Attention of n queries over their own n keys.
+// Declares the benchmarks of the forward: attention of n queries over their own n keys, and of short sequences.
 #pragma once
 
 namespace ssmax_bench {

@@ -1,4 +1,4 @@
-// What is right, in long double, and how far a result is from it.
+// Computes rows and the rotary embedding in long double, and the errors of results against them.
 #pragma once
 
 #include <algorithm>
@@ -9,25 +9,25 @@
 
 namespace ssmax_bench {
 
-// The largest error of a result, relative to the exact value where that is what matters, and whether that is
-// a rounding error or a wrong result.
+// The largest error of a result, relative or absolute as the comparison states. `acceptable` is true for a rounding error,
+// and false for a wrong result.
 struct Accuracy {
   double error = 0;
   bool acceptable = true;
 };
 
-// A float sum of n terms in their order may be off by n roundings; anything beyond is another function.
+// Accepts the error of a float sum of n terms in order: n roundings. A larger error shows a wrong function.
 inline Accuracy judge(double error, index_t n) {
-  return {error, error <= 2e-5 + 0x1p-24 * static_cast<double>(n)};  // a NaN is not
+  return {error, error <= 2e-5 + 0x1p-24 * static_cast<double>(n)};  // false for NaN
 }
 
-// The larger of two errors; a NaN is larger than any.
+// Returns the larger of two errors. NaN is larger than any number.
 template <class T>
 T worse(T a, T b) {
   return std::isnan(a) || a > b ? a : b;
 }
 
-// Of a large block only some rows are compared: its first, its last, and evenly between.
+// Returns the rows to compare: all rows of a small block. For a large block: the first, the last, and rows evenly between.
 inline std::vector<index_t> rows_to_compare(RowsShape shape) {
   const index_t count =
       std::clamp((index_t{1} << 20) / shape.n, std::min<index_t>(2, shape.rows), shape.rows);
@@ -36,7 +36,7 @@ inline std::vector<index_t> rows_to_compare(RowsShape shape) {
   return rows;
 }
 
-// y = softmax(multiplier x): the largest relative error.
+// Returns the largest relative error of y = softmax(multiplier x).
 inline Accuracy compare_rows(const RowsArguments& a, double multiplier) {
   double error = 0;
   std::vector<long double> exact(static_cast<std::size_t>(a.shape.n));
@@ -58,8 +58,8 @@ inline Accuracy compare_rows(const RowsArguments& a, double multiplier) {
   return judge(error, a.shape.n);
 }
 
-// dz = multiplier y (dy - sum(y dy)): the largest error, relative to the largest gradient of the row, since
-// single gradients cancel.
+// Returns the largest error of dz = multiplier y (dy - sum(y dy)), relative to the largest gradient of the row: single
+// gradients can cancel.
 inline Accuracy compare_rows_backward(const RowsBackwardArguments& a, double multiplier) {
   double error = 0;
   for (index_t row : rows_to_compare(a.shape)) {
@@ -80,8 +80,8 @@ inline Accuracy compare_rows_backward(const RowsBackwardArguments& a, double mul
   return judge(error, a.shape.n);
 }
 
-// The largest error of a rotated pair, relative to the pair's length. The angle is that of the default
-// frequencies, position times 10000^(-2 i / width).
+// Returns the largest error of a rotated pair, relative to the length of the pair. The angle is position times
+// 10000^(-2 i / width), from the default frequencies.
 inline Accuracy compare_rope(const RopeArguments& a) {
   double error = 0;
   const index_t half = a.width / 2;

@@ -1,4 +1,4 @@
-// What attention should give, in double, on some rows, and how far a result is from it.
+// Computes some rows of attention in double, and the errors of a result against them.
 #pragma once
 
 #include <cmath>
@@ -11,7 +11,7 @@
 
 namespace ssmax_bench {
 
-// softmax(multiplier(n) R q (R k)^T / sqrt(width)) v, R the rotary embedding or nothing.
+// The formula softmax(multiplier(n) R q (R k)^T / sqrt(width)) v. R is the rotary embedding, or the identity.
 struct AttentionFormula {
   double (*multiplier)(index_t n);
   bool rope;
@@ -25,7 +25,7 @@ inline double read(const void* data, ElementType type, index_t i) {
   return static_cast<double>(static_cast<const ssmax::bfloat16*>(data)[i]);
 }
 
-// cos and sin of position times 10000^(-2 i / width), the half split.
+// A table of cos and sin of position times 10000^(-2 i / width), for the half-split pairing.
 class Rotation {
  public:
   Rotation(index_t positions, index_t width) : half_(width / 2) {
@@ -56,7 +56,7 @@ class Rotation {
   std::vector<double> sine_;
 };
 
-// The largest error of one query's result, relative to sum(p |v|): the size of the terms that make it up.
+// Returns the largest error of one query's result, relative to sum(p |v|), the size of its terms.
 inline double attention_row_error(const AttentionArguments& a, const AttentionFormula& formula,
                                   const Rotation& rotation, index_t head, index_t query) {
   const index_t width = a.shape.width;
@@ -108,7 +108,7 @@ inline double attention_row_error(const AttentionArguments& a, const AttentionFo
 
 }  // namespace detail
 
-// Some queries of every head, the first and the last among them, at other places in every head.
+// Compares some queries of each head: the first, the last, and others at different places in each head.
 inline Accuracy compare_attention(const AttentionArguments& a, const AttentionFormula& formula) {
   const detail::Rotation rotation(formula.rope ? a.shape.n : 0, a.shape.width);
   constexpr index_t count = 6;
@@ -121,10 +121,10 @@ inline Accuracy compare_attention(const AttentionArguments& a, const AttentionFo
       if (a.shape.queries == 1) break;
     }
   }
-  // A half-precision kernel may round its weights and must round its result.
+  // A kernel of a 16-bit type may round its weights, and must round its result.
   if (a.type == ElementType::bf16) return {error, error <= 0x1p-7};
   if (a.type == ElementType::f16) return {error, error <= 0x1p-10};
-  // One key too many or too few of 32768 is an error of 3e-5; rounding gives 1e-6.
+  // One key too many or too few of 32768 gives an error of 3e-5. Rounding gives 1e-6.
   return {error, error <= 1e-5};
 }
 

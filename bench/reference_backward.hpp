@@ -1,4 +1,4 @@
-// What the gradients of attention should be, in double, on some rows, and how far results are from them.
+// Computes gradients of attention in double, for some rows, and the errors of results against them.
 #pragma once
 
 #include <cmath>
@@ -11,13 +11,13 @@
 namespace ssmax_bench {
 namespace detail {
 
-// Errors are relative to the size of the terms that make up a result.
+// Computes errors relative to the size of the terms of a result.
 class BackwardReference {
  public:
   BackwardReference(const AttentionBackwardArguments& a, const AttentionFormula& formula)
       : a_(a), formula_(formula), rotation_(formula.rope ? a.shape.n : 0, a.shape.width) {}
 
-  // dq of one query, and the lse that the forward gave.
+  // Returns the larger error of dq and lse of one query.
   double query_error(index_t head, index_t query) const {
     const auto [first, end] = visible(query);
     const std::vector<double> q = rotated(a_.q, head * a_.shape.queries + query, query);
@@ -51,8 +51,8 @@ class BackwardReference {
                  error(dq, rotated(a_.dq, head * a_.shape.queries + query, query)));
   }
 
-  // The error of dk and dv of one key. Weights and means are computed from the lse and the out that the
-  // forward gave. How good those are is for query_error and compare_attention to say.
+  // Returns the error of dk and dv of one key. Weights and means come from lse and out of the forward, which query_error
+  // and compare_attention check.
   double key_error(index_t kv_head, index_t key) const {
     const index_t row = kv_head * a_.shape.n + key;
     const std::vector<double> k = rotated(a_.k, row, key);
@@ -79,15 +79,14 @@ class BackwardReference {
     return worse(error(dk, rotated(a_.dk, row, key)), error(dv, plain(a_.dv, row)));
   }
 
-  // The error of ds and db of one head. Since the logits are linear in q, a row's gradient of its
-  // multiplier c is <q, dq> / c. So ds and db are compared with sums over the dq that was given,
-  // which query_error checks.
+  // Returns the error of ds and db of one head. The logits are linear in q, so that a row's gradient of its multiplier c is
+  // <q, dq> / c. The reference for ds and db are sums over the given dq, which query_error checks.
   double scaling_error(index_t head) const {
     Sum ds;
     Sum db;
     for (index_t query = 0; query < a_.shape.queries; ++query) {
       const auto [first, end] = visible(query);
-      if (end - first < 2) continue;  // one key has the weight 1, whatever its logit
+      if (end - first < 2) continue;  // a single key has the weight 1 for any logit
       const index_t row = head * a_.shape.queries + query;
       const Sum terms = product(plain(a_.q, row), plain(a_.dq, row));
       const double c = formula_.multiplier(end - first);
@@ -130,7 +129,7 @@ class BackwardReference {
     return values;
   }
 
-  // As q and k enter the logits, and so their gradients too: the rotation is linear and keeps lengths.
+  // Returns a row as the logits use it. The same holds for gradients: the rotation is linear and keeps lengths.
   std::vector<double> rotated(const void* data, index_t row, index_t position) const {
     std::vector<double> values = plain(data, row);
     if (formula_.rope) rotation_.rotate(values, position);
@@ -141,7 +140,7 @@ class BackwardReference {
     return product(a, b).value;
   }
 
-  // The size is that of terms of any sign, and of what they add up to.
+  // Returns the dot product. `size` is its absolute value plus the root of the sum of squares of its terms.
   static Sum product(const std::vector<double>& a, const std::vector<double>& b) {
     Sum sum;
     double squares = 0;
@@ -162,8 +161,8 @@ class BackwardReference {
     }
   }
 
-  // The error of a row as a whole, not of each channel: where few terms make up the row, one channel may be
-  // next to nothing, and the rotation mixes channels.
+  // Returns the error of a whole row. Single channels are not compared: a channel may be close to 0 in a sum of few terms,
+  // and the rotation mixes channels.
   static double error(const std::vector<Sum>& exact, const std::vector<double>& result) {
     double off = 0;
     double size = 0;
@@ -171,7 +170,7 @@ class BackwardReference {
       off += std::pow(result[i] - exact[i].value, 2);
       size += std::pow(exact[i].size, 2);
     }
-    // SSMax without b multiplies the logits of a row that sees one key by 0.
+    // `size` may be 0: SSMax without b multiplies the logits of a row with one visible key by 0.
     return off == 0 ? 0 : std::sqrt(off / size);
   }
 
@@ -182,7 +181,7 @@ class BackwardReference {
 
 }  // namespace detail
 
-// Some queries and keys of every head, the first and the last among them, at other places in every head.
+// Compares some queries and keys of each head: the first, the last, and others at different places in each head.
 inline Accuracy compare_attention_backward(const AttentionBackwardArguments& a,
                                            const AttentionFormula& formula) {
   const detail::BackwardReference reference(a, formula);
@@ -201,7 +200,7 @@ inline Accuracy compare_attention_backward(const AttentionBackwardArguments& a,
     }
     error = worse(error, reference.scaling_error(head));
   }
-  // In 16 bits a kernel may round weights and gradients of logits, and what the forward gave is rounded.
+  // A kernel of a 16-bit type may round weights and gradients of logits. The results of the forward are rounded.
   return {error, error <= (a.type == ElementType::f32 ? 1e-5 : 0x1p-6)};
 }
 

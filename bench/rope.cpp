@@ -1,3 +1,4 @@
+// Registers the benchmarks of the rotary embedding.
 #include "rope.hpp"
 
 #include <array>
@@ -22,7 +23,7 @@ struct RopeShape {
   }
 };
 
-// Arrays and the peers' tables of one shape.
+// The arrays of one shape, and the tables for the peers.
 struct RopeData {
   explicit RopeData(RopeShape shape)
       : in(shape.heads * shape.width * shape.positions, 0),
@@ -81,7 +82,7 @@ void register_shape(RopeShape shape) {
        [](const RopeArguments&) { return Accuracy{}; },
        [](const RopeArguments& a) { return copy_kind(a.size()); }},
       RopePairing::half_split);
-  // A peer's plain name is the half split, as in most models of today.
+  // A peer's name without a suffix stands for the half-split pairing, as in most models.
   for (const LoadedPeer& peer : peers()) {
     if (peer.peer == nullptr) continue;
     for (const RopePairing pairing : {RopePairing::half_split, RopePairing::interleaved}) {

@@ -1,4 +1,4 @@
-// Rotary embedding.
+// Declares the benchmarks of the rotary embedding.
 #pragma once
 
 namespace ssmax_bench {

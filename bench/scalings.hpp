@@ -1,4 +1,4 @@
-// The scalings that are timed, and what they multiply logits by.
+// Defines the parameters and multipliers of the timed scalings.
 #pragma once
 
 #include <cmath>
@@ -7,7 +7,7 @@
 
 namespace ssmax_bench {
 
-// The s of Figure 1 in the paper: the logits of some thousand keys are multiplied by three.
+// The s of Figure 1 in the paper: the multiplier for some thousand keys is about 3.
 inline constexpr float s = 0.43F;
 inline constexpr float b = 0.2F;
 

@@ -1,3 +1,4 @@
+// Registers the benchmarks of sparse masks and of batches of sequences.
 #include "serving.hpp"
 
 #include <algorithm>
@@ -22,7 +23,7 @@ namespace {
 
 using namespace ssmax;
 
-// q, k, v and results of [batch, heads, tokens, width].
+// q, k, v and results, of shape [batch, heads, tokens, width].
 template <class T>
 struct Tensors {
   std::array<index_t, 4> extents;
@@ -56,7 +57,7 @@ struct Tensors {
 
 // ---- Masks with runs ----------------------------------------------------------------------------------------
 
-// One key block of 64 in eight is visible to a query block of 64, another choice for each head.
+// A bitmap of blocks. One of eight key blocks of 64 is visible to a query block of 64, chosen at random per head.
 struct SparseHeads {
   SparseBlocks blocks;
   std::vector<std::uint64_t> bitmap;
@@ -78,7 +79,7 @@ struct SparseHeads {
   }
 };
 
-// The same keys, asked for one by one.
+// A mask with the same visible keys, without the member `run`.
 template <class M>
 struct WithoutRuns {
   M mask;
@@ -87,7 +88,7 @@ struct WithoutRuns {
   bool sees(const Query& query, index_t key) const { return mask.sees(query, key); }
 };
 
-// The error of `out` against another call, in a scale where the largest number is about 1.
+// Returns the largest absolute error of `out` against the result of another call. The largest number is about 1.
 template <class T>
 Accuracy compare(const std::vector<T>& out, const std::vector<T>& expected) {
   double error = 0;
@@ -146,7 +147,7 @@ void register_masks(const std::string& type) {
 
 // ---- Batches of sequences of different lengths --------------------------------------------------------------
 
-// Packed sequences of `count` lengths from `shortest` to `longest`, and their places.
+// Packed sequences of `count` random lengths from `shortest` to `longest`, and their first positions.
 struct Batch {
   std::vector<index_t> cumulative{0};
   Tensors<float> tensors;
@@ -172,7 +173,7 @@ struct Batch {
   }
 };
 
-// A call for each sequence.
+// Makes one call per sequence.
 template <class E>
 void attend_each(Batch& batch, E& executor) {
   ssmax::AttentionArguments<float> all = batch.tensors.forward();

@@ -1,5 +1,5 @@
-// Calls as servers and sparse models make them: block-sparse masks, attention sinks, batches of sequences of different
-// lengths.
+// Declares the benchmarks of calls that servers and sparse models make: block-sparse masks, attention sinks, and batches of
+// sequences of different lengths.
 #pragma once
 
 namespace ssmax_bench {

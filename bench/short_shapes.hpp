@@ -1,4 +1,4 @@
-// Thousands of short sequences, as models of tables and images have them.
+// Lists shapes with thousands of short sequences, as in models of tables and images.
 #pragma once
 
 #include <string>
@@ -7,8 +7,12 @@
 
 namespace ssmax_bench {
 
-// The first five are a model of tables on 1,200 rows of 24 columns: attention over a row's columns, to its
-// four summaries, over a column's rows through 128 inducing points and back, and over all rows.
+// The first five shapes are a model of tables on 1,200 rows of 24 columns. In order:
+// 1. The columns of a row attend to each other.
+// 2. Four summaries attend to the columns of a row.
+// 3. Rows attend to 128 inducing points.
+// 4. The inducing points attend to rows.
+// 5. Rows attend to rows.
 inline constexpr AttentionShape short_shapes[] = {
     {.heads = 8, .kv_heads = 8, .width = 16, .n = 24, .queries = 24, .batch = 1200},
     {.heads = 8, .kv_heads = 8, .width = 16, .n = 24, .queries = 4, .batch = 1200},
@@ -25,7 +29,7 @@ inline std::string short_name(const AttentionShape& shape) {
          "_f32_t1";
 }
 
-// A multiplication and an addition for each channel of each logit, in either product.
+// Returns the operations of a call: each of two products has one multiplication and one addition per channel of a logit.
 inline double short_operations(const AttentionShape& shape) {
   return 4.0 * static_cast<double>(shape.rows() * shape.n * shape.width);
 }

@@ -1,3 +1,4 @@
+// Registers the benchmarks of rows, forward and backward.
 #include "softmax.hpp"
 
 #include <array>
@@ -14,7 +15,7 @@
 namespace ssmax_bench {
 namespace {
 
-// The arrays of a shape are made once and shared by everyone who computes on that shape.
+// The roles of the arrays of a shape. Each array is made once and shared by all implementations.
 enum class Role { logits, out, probabilities, dout, dlogits, copy_probabilities, copy_dout, copy_dlogits };
 
 const Buffer& array(RowsShape shape, Role role) {
@@ -78,8 +79,8 @@ Implementation<RowsBackwardArguments> our_softmax_backward() {
       [](const RowsBackwardArguments& a) { return compare_rows_backward(a, softmax_multiplier(a.shape.n)); }};
 }
 
-// ds = ln n sum(x dx) over all rows, dx the gradient of x = multiplier z. Relative to the sum of the absolute
-// terms, for rows may cancel.
+// Returns the error of ds = ln n sum(x dx) over all rows, where dx is the gradient of x = multiplier z. The error is
+// relative to the sum of the absolute terms: rows may cancel.
 Accuracy compare_ds(const RowsBackwardArguments& a, const float* logits, float ds) {
   long double exact = 0;
   long double size = 0;
@@ -97,7 +98,7 @@ Accuracy compare_ds(const RowsBackwardArguments& a, const float* logits, float d
   return judge(static_cast<double>(std::abs(ds - log_n * exact) / (log_n * size)), a.shape.n);
 }
 
-// With the gradient of s, which needs the logits as a fourth array.
+// Returns the backward with the gradient of s, which reads the logits as a fourth array.
 Implementation<RowsBackwardArguments> our_ssmax_backward() {
   const auto ds = std::make_shared<std::array<float, 1>>();
   return {"ssmax",
@@ -140,7 +141,7 @@ std::vector<Implementation<RowsBackwardArguments>> backward_implementations() {
   std::vector<Implementation<RowsBackwardArguments>> all{
       our_softmax_backward(),
       our_ssmax_backward(),
-      // Its three arrays, each to another one: what a backward pass that read and wrote them all would move.
+      // Copies the three arrays of the backward: the memory traffic of a call that reads and writes all of them.
       {"copy",
        [](const RowsBackwardArguments& a) -> Run {
          return

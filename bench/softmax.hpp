@@ -1,4 +1,4 @@
-// Rows: forward and backward.
+// Declares the benchmarks of rows, forward and backward.
 #pragma once
 
 namespace ssmax_bench {

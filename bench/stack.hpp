@@ -1,6 +1,7 @@
-// Where the stack lies. A kernel that spills vectors to a stack which it does not align runs as fast as
-// chance allows: oneDNN 2.6.3 takes 0.48 or 0.67 ns per element for the same rows of 4096, and 1.2 where a
-// spill crosses a page. Every implementation, ours too, is therefore timed at the place that suits it best.
+// Chooses the alignment of the stack for a timed call. The speed of a kernel that spills vectors to an unaligned stack
+// depends on this alignment. oneDNN 2.6.3 takes 0.48 or 0.67 ns per element for the same rows of 4096, and 1.2 ns where a
+// spill crosses a page. Every implementation, including ours, is timed at its fastest alignment. Exception: long calls
+// (measure.hpp) use one fixed alignment.
 #pragma once
 
 #include <algorithm>
@@ -13,16 +14,16 @@ namespace ssmax_bench {
 
 inline constexpr std::uintptr_t stack_page = 4096;
 
-/// Calls `run` with the stack at a fixed distance from `offset` within a page, whoever calls.
+/// Calls `run` with the stack at a fixed distance from `offset` within a page, for any caller.
 [[gnu::noinline]] inline void call_at(std::uintptr_t offset, const Run& run) {
   const auto here = reinterpret_cast<std::uintptr_t>(__builtin_frame_address(0));
   auto* gap = static_cast<volatile char*>(__builtin_alloca((here - offset) % stack_page + 16));
-  gap[0] = 0;  // keeps the gap
+  gap[0] = 0;  // so that the compiler keeps the gap
   run();
 }
 
-/// The offset at which `run` is fastest: one of the four that an ABI of 16 bytes leaves open within a cache
-/// line, in the middle of a page.
+/// Returns the offset at which `run` is fastest. An ABI aligns the stack to 16 bytes. The candidates are the four multiples
+/// of 16 bytes within a cache line, in the middle of a page.
 inline std::uintptr_t best_stack_offset(const Run& run) {
   using Clock = std::chrono::steady_clock;
   std::uintptr_t best = 0;

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Reads the JSON of a benchmark run and prints Markdown tables of medians with their spread, and what must hold.
+"""Reads the JSON of a benchmark run and prints Markdown tables of medians with their spread, and a table of requirements.
 
   ssmax_bench --benchmark_enable_random_interleaving=true --benchmark_repetitions=9 \\
               --benchmark_report_aggregates_only=false --benchmark_out=run.json
   table.py run.json
 
-Every figure is a median over the repetitions; the spread in small print is the lower and the upper quartile.
-The exit status is 1 if --check is given and a figure that must hold does not.
+Every figure is a median over the repetitions. The small print gives the lower and the upper quartile. With --check, the
+exit status is 1 if a requirement fails.
 """
 
 import argparse
@@ -18,12 +18,12 @@ from collections import defaultdict
 
 OURS = ("softmax", "ssmax", "ssmax_bias", "ssmax_rope", "softmax_rope", "softmax_native", "rope_half",
         "rope_interleaved")
-# Those that the goals name. The *_native ones are shown too, but are not what a user gets who sets no flag.
+# Peers of the requirements. The tables also show the *_native peers, which need a compiler flag.
 PRODUCTS = ("naive", "eigen", "onednn", "torch")
 
 
 class Run:
-    """The repetitions of every benchmark: name -> counter -> values."""
+    """The repetitions of each benchmark: name -> counter -> values."""
 
     def __init__(self, path):
         with open(path, encoding="utf-8") as file:
@@ -56,7 +56,7 @@ class Run:
         return low, high
 
     def family(self, family):
-        """name of implementation -> shapes; ours first, a copy last."""
+        """Returns name of implementation -> shapes, with the library first and the copy last."""
         table = defaultdict(list)
         for name in self.values:
             parts = name.split("/")
@@ -70,7 +70,7 @@ def implementation_order(name):
 
 
 def shape_order(shape):
-    """Small blocks before large ones, short rows before long ones."""
+    """Returns the sort key of a shape: small blocks before large blocks, short rows before long rows."""
     if "x" not in shape:
         return (0, 0, shape)
     rows, n = map(int, shape.split("x"))
@@ -107,7 +107,7 @@ def print_limits(run):
 
 
 def print_family(run, family, ours):
-    """Nanoseconds per element; in brackets how many times as fast `ours` is."""
+    """Prints nanoseconds per element and, in brackets, how many times as fast `ours` is."""
     table = run.family(family)
     if not table:
         return
@@ -145,7 +145,7 @@ def print_accuracy(run):
 
 
 class Attention:
-    """The third part of an attention benchmark's name, read; decode has no mask."""
+    """The fields of the third part of an attention benchmark's name. Decode has no mask."""
 
     PATTERN = re.compile(r"h(\d+)_kv(\d+)_d(\d+)_n(\d+)_(?:(full|causal|w\d+)_)?(f32|bf16|f16)_t(\d+)")
 
@@ -155,7 +155,7 @@ class Attention:
         self.heads, self.kv_heads, self.width, self.n, self.threads = map(int, (heads, kv_heads, width, n, threads))
 
     def group(self):
-        """All but n: what shares a table."""
+        """Returns the fields that are equal within a table: all except n."""
         return self.threads, self.heads, self.kv_heads, self.width, self.mask or "", self.type
 
     def title(self):
@@ -167,7 +167,7 @@ class Attention:
         return 2 * self.kv_heads * self.n * self.width * (4 if self.type == "f32" else 2)
 
     def read_limit(self, context):
-        """Where the keys and values lie: a cache that they fill to more than a half does not hold them all."""
+        """Returns the limit of reading the keys and values: the cache if they fill at most half of it, else memory."""
         l3 = max((cache["size"] for cache in context.get("caches", []) if cache["level"] == 3), default=0)
         return f"limit/read_{'l3' if self.cache_bytes() <= l3 / 2 else 'mem'}_t{self.threads}"
 
@@ -178,7 +178,7 @@ def attention_shapes(run, family):
 
 
 def print_attention(run, family, counter, unit, scale, limit_of):
-    """One table for all but n; in brackets the percentage of `limit_of` a shape."""
+    """Prints one table per group of shapes, with n as columns. Brackets give the percentage of `limit_of` the shape."""
     shapes = attention_shapes(run, family)
     for group in sorted({a.group() for a in shapes}):
         columns = [a for a in shapes if a.group() == group]
@@ -206,7 +206,7 @@ def print_attention(run, family, counter, unit, scale, limit_of):
 
 
 class Goals:
-    """Lines of what must hold: measured, wanted, and whether it does. A figure that the run lacks is neither."""
+    """Requirements: name, measured value, bound, result. The result is empty if the run has no such figure."""
 
     def __init__(self):
         self.lines = []
@@ -222,7 +222,7 @@ class Goals:
         self.lines.append((what, value, bound, unit, sign, ok))
 
     def show(self):
-        print("### What must hold\n\n| what | measured | wanted | |\n|---|---|---|---|")
+        print("### Requirements\n\n| requirement | measured | required | |\n|---|---|---|---|")
         for what, value, bound, unit, sign, ok in self.lines:
             measured = "not in this run" if value is None else f"{value:.3g}{unit}"
             wanted = "?" if bound is None else f"{sign} {bound:.3g}{unit}"
@@ -285,7 +285,7 @@ def check_decode(run, goals):
         limit = a.read_limit(run.context)
         in_memory = limit.startswith("limit/read_mem")
         if a.kv_heads == a.heads:
-            # From the last-level cache nothing is asked of one kv head per head.
+            # With one kv head per head, only reading from memory has a requirement.
             bound = None if a.n < 32768 or not in_memory else 92 if a.type == "f32" else 80
         else:
             bound = 65 if a.type == "f32" else 50
@@ -318,7 +318,7 @@ def check(run):
                       ratio(own, run.median(f"rows/copy/{shape}")), 1.3)
     for shape in sorted(run.family("rows").get("softmax", []), key=shape_order):
         if shape == "4096x16":
-            continue  # asked for from n = 64 on
+            continue  # the requirement begins at n = 64
         for name in ("ssmax", "ssmax_bias"):
             goals.at_most(f"rows {shape}: {name} against softmax",
                           ratio(run.median(f"rows/{name}/{shape}"), run.median(f"rows/softmax/{shape}")), 1.02)
@@ -340,7 +340,7 @@ def check(run):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", help="the file that --benchmark_out wrote")
-    parser.add_argument("--check", action="store_true", help="exit with 1 if a figure that must hold does not")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a requirement fails")
     arguments = parser.parse_args()
     run = Run(arguments.run)
     print_context(run)

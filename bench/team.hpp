@@ -1,6 +1,6 @@
-// Threads that start together: the caller and `size - 1` workers. Between two calls they spin, so that a
-// start costs no system call, and after a while yield, so that on a busy machine they do not keep the core
-// from the one they wait for. They live as long as one benchmark, and disturb no other.
+// Defines a group of threads that start together: the caller and `size - 1` workers. Between two calls the workers spin, so
+// that a start needs no system call. After a while they yield, so that on a busy machine the awaited thread gets the core.
+// The workers end with their benchmark.
 #pragma once
 
 #include <atomic>

@@ -48,7 +48,7 @@ struct Claim {
   Measured measured;
   bool learnt = true;  // by both of the configurations
 
-  const char* verdict() const { return learnt ? measured.verdict() : "not learnt"; }
+  const char* verdict() const { return learnt ? measured.verdict() : "not applicable"; }
 };
 
 using Quantity = std::function<double(const Run&)>;

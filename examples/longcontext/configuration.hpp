@@ -31,7 +31,7 @@ inline constexpr std::array kConfigurations{
     Configuration{"d", "(d) SSMax with b", Form::ssmax_bias, Origin::scratch},
     Configuration{"e", "(e) replaced after training", Form::ssmax, Origin::replaced},
     Configuration{"f", "(f) switched in training", Form::ssmax, Origin::switched},
-    Configuration{"table", "learnt p_n", Form::size_table, Origin::scratch}};
+    Configuration{"table", "trained p_n", Form::size_table, Origin::scratch}};
 
 inline const Configuration& configuration(std::string_view name) {
   for (const auto& each : kConfigurations) {

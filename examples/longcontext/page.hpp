@@ -145,7 +145,8 @@ inline std::string page(const Results& results, const Corpus& corpus, const std:
       {"head_width", std::to_string(plan.shape.head_width)},
       {"hidden", std::to_string(plan.shape.hidden)},
       {"theta", number("%g", plan.shape.theta)},
-      {"head", plan.shape.tied ? "the embedding is the head as well" : "embedding and head apart"},
+      {"head", plan.shape.tied ? "embedding and head share their weights"
+                               : "embedding and head have separate weights"},
       {"text", text_name},
       {"megabytes", number("%.1f", static_cast<double>(corpus.bytes) / 1e6)},
       {"files", std::to_string(corpus.files)},

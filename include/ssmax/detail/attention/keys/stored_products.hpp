@@ -24,10 +24,11 @@ void accumulate_stored(const A* s, index_t s_stride, index_t rows, index_t keys,
 /// are converted.
 template <class A, class K, class V>
 StoredProducts<A> stored_products() {
-  StoredProducts<A> products;
-  if constexpr (BuiltInStorage<K>) products.logits = stored_logits<A, K>;
-  if constexpr (BuiltInStorage<V>) products.accumulate = accumulate_stored<A, V>;
-  return products;
+  decltype(StoredProducts<A>::logits) logits = nullptr;
+  decltype(StoredProducts<A>::accumulate) accumulate = nullptr;
+  if constexpr (BuiltInStorage<K>) logits = stored_logits<A, K>;
+  if constexpr (BuiltInStorage<V>) accumulate = accumulate_stored<A, V>;
+  return {logits, accumulate};
 }
 
 SSMAX_END
