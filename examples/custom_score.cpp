@@ -23,23 +23,23 @@ struct Squashed {
     return slope * slope;
   }
 
-  // The same for n logits at once, since this score looks at nothing but z: the fast path that it asks for.
+  // Vectorized: replaces the logits of many lanes.
   template <std::floating_point T>
-  void apply(T* z, ssmax::index_t n) const {
-    for (ssmax::index_t i = 0; i < n; ++i) z[i] = (*this)(z[i], ssmax::Key{});
+  void apply(const ssmax::Lanes<T>& lanes) const {
+    for (ssmax::index_t i = 0; i < lanes.count; ++i) lanes.z[i] = (*this)(lanes.z[i], ssmax::Key{});
   }
-  // Multiplies d by the derivative, where `squashed` is what apply made: 1 - |z'| / cap is 1 / (1 + |z| / cap).
+  // Multiplies d by the derivative. The lanes hold what apply made: 1 - |z'| / cap is 1 / (1 + |z| / cap).
   template <std::floating_point T>
-  void differentiate(const T* squashed, ssmax::index_t n, T* d) const {
-    for (ssmax::index_t i = 0; i < n; ++i) {
-      const T slope = 1 - std::abs(squashed[i]) / static_cast<T>(cap);
+  void differentiate(const ssmax::Lanes<const T>& squashed, T* d) const {
+    for (ssmax::index_t i = 0; i < squashed.count; ++i) {
+      const T slope = 1 - std::abs(squashed.z[i]) / static_cast<T>(cap);
       d[i] *= slope * slope;
     }
   }
 };
 
 template <>
-inline constexpr ssmax::FastPath ssmax::fast_path<Squashed> = ssmax::FastPath::elementwise;
+inline constexpr bool ssmax::by_lanes<Squashed> = true;
 
 namespace {
 

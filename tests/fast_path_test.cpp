@@ -1,6 +1,5 @@
 // Types of the user's whose members or bases look like a fast path: each is computed by its own formula,
-// forward with few and with many queries, backward, and over rows. And types that ask for a fast path by
-// name.
+// forward with few and with many queries, backward, and over rows. And types that ask for a fast path by name.
 
 #include <array>
 #include <cmath>
@@ -15,6 +14,8 @@
 #include "target_scope.hpp"
 
 namespace attention_problem::backward_problem::fast_path_test {
+
+using ssmax::Lanes, ssmax::PlacedLanes;
 
 /// Few queries, many queries, and as many of them as make whole vectors.
 constexpr std::array<Shape, 3> shapes{{
@@ -76,18 +77,18 @@ struct HasRow : Curve {
 };
 struct HasApply : Curve {
   template <class T>
-  void apply(T* z, index_t n) const {
-    for (index_t i = 0; i < n; ++i) z[i] = 7;
+  void apply(const Lanes<T>& lanes) const {
+    for (index_t i = 0; i < lanes.count; ++i) lanes.z[i] = 7;
   }
   template <class T>
-  void differentiate(const T*, index_t n, T* d) const {
-    for (index_t i = 0; i < n; ++i) d[i] = 7;
+  void differentiate(const Lanes<const T>& lanes, T* d) const {
+    for (index_t i = 0; i < lanes.count; ++i) d[i] = 7;
   }
 };
 struct HasApplyWithDefault : Curve {
   template <class T>
-  void apply(T* z, index_t n, int times = 3) const {
-    for (index_t i = 0; i < n; ++i) z[i] *= static_cast<T>(times);
+  void apply(const Lanes<T>& lanes, int times = 3) const {
+    for (index_t i = 0; i < lanes.count; ++i) lanes.z[i] *= static_cast<T>(times);
   }
 };
 struct HasParts : Curve {
@@ -117,7 +118,7 @@ TEST_CASE("a score with members that look like a fast path has its own formula",
   SECTION("row, a number") { check_own_formula(HasRowNumber{}); }
   SECTION("row, a pointer") { check_own_formula(HasRow{}); }
   SECTION("apply and differentiate") { check_own_formula(HasApply{}); }
-  SECTION("apply with a third argument") { check_own_formula(HasApplyWithDefault{}); }
+  SECTION("apply with a second argument") { check_own_formula(HasApplyWithDefault{}); }
   SECTION("first and second") { check_own_formula(HasParts{}); }
 }
 
@@ -142,7 +143,7 @@ TEST_CASE("a score derived from Bias has its own formula", "[attention][fast_pat
 
 // ---- Scores that ask --------------------------------------------------------------------------------------
 
-/// z / 2, by vectors. Counts the calls of each way.
+/// z / 2, vectorized. Counts the calls of each way.
 struct Halved {
   int* alone;
   int* together;
@@ -158,36 +159,73 @@ struct Halved {
     return Z(0.5);
   }
   template <class T>
-  void apply(T* z, index_t n) const {
+  void apply(const Lanes<T>& lanes) const {
     ++*together;
-    for (index_t i = 0; i < n; ++i) z[i] /= 2;
+    for (index_t i = 0; i < lanes.count; ++i) lanes.z[i] /= 2;
   }
   template <class T>
-  void differentiate(const T*, index_t n, T* d) const {
+  void differentiate(const Lanes<const T>& lanes, T* d) const {
     ++*together;
-    for (index_t i = 0; i < n; ++i) d[i] /= 2;
+    for (index_t i = 0; i < lanes.count; ++i) d[i] /= 2;
   }
 };
 
-/// Alibi with slopes of the heads' numbers.
-struct Leaning {
+/// A score that reads the distance and the head: z·w + 0.01·head·distance with w = 1 / (1 + |distance| / 8).
+template <class Z>
+Z weight(Z distance) {
+  return 1 / (1 + std::abs(distance) / 8);
+}
+template <class Z>
+Z near(Z z, index_t head, Z distance) {
+  return z * weight(distance) + static_cast<Z>(0.01) * static_cast<Z>(head) * distance;
+}
+
+struct Nearby {
   int* alone;
   int* together;
 
   template <class Z>
   Z operator()(Z z, const Key& key) const {
     ++*alone;
-    return z + static_cast<Z>(slope(key.query.head)) * static_cast<Z>(key.key_position - key.query_position);
+    return near(z, key.query.head, static_cast<Z>(key.key_position - key.query_position));
   }
   template <class Z>
-  Z derivative(Z, const Key&) const {
+  Z derivative(Z, const Key& key) const {
     ++*alone;
-    return Z(1);
+    return weight(static_cast<Z>(key.key_position - key.query_position));
   }
-  double slope(index_t head) const {
+  template <class T>
+  void apply(const PlacedLanes<T>& lanes) const {
     ++*together;
-    return 0.01 * static_cast<double>(head);
+    for (index_t i = 0; i < lanes.count; ++i)
+      lanes.z[i] = near(lanes.z[i], lanes.query(i).head, lanes.distance(i));
   }
+  template <class T>
+  void differentiate(const PlacedLanes<const T>& lanes, T* d) const {
+    ++*together;
+    for (index_t i = 0; i < lanes.count; ++i) d[i] *= weight(lanes.distance(i));
+  }
+};
+
+/// The same, with the place of a query that the test gives.
+struct NearbyFormula {
+  std::function<index_t(const Query&)> place = [](const Query& query) { return query.position(); };
+  std::function<index_t(const Query&, index_t)> place_of_key = [](const Query&, index_t key) { return key; };
+
+  template <class Z>
+  Z distance(const Query& query, index_t key) const {
+    return static_cast<Z>(place_of_key(query, key) - place(query));
+  }
+  template <class Z>
+  Z operator()(Z z, const Query& query, index_t key) const {
+    return near(z, query.head, distance<Z>(query, key));
+  }
+  template <class Z>
+  Z derivative(Z, const Query& query, index_t key) const {
+    return weight(distance<Z>(query, key));
+  }
+  template <class Z>
+  void collect(Z, Z, Z, const Query&, index_t, Gradients<Z>&) const {}
 };
 
 /// A number for each key.
@@ -215,16 +253,11 @@ struct Favoured {
 }  // namespace attention_problem::backward_problem::fast_path_test
 
 template <>
-inline constexpr ssmax::FastPath
-    ssmax::fast_path<attention_problem::backward_problem::fast_path_test::Halved> =
-        ssmax::FastPath::elementwise;
+inline constexpr bool ssmax::by_lanes<attention_problem::backward_problem::fast_path_test::Halved> = true;
 template <>
-inline constexpr ssmax::FastPath
-    ssmax::fast_path<attention_problem::backward_problem::fast_path_test::Leaning> =
-        ssmax::FastPath::distance;
+inline constexpr bool ssmax::by_lanes<attention_problem::backward_problem::fast_path_test::Nearby> = true;
 template <>
-inline constexpr ssmax::FastPath
-    ssmax::fast_path<attention_problem::backward_problem::fast_path_test::Favoured> = ssmax::FastPath::row;
+inline constexpr bool ssmax::by_row<attention_problem::backward_problem::fast_path_test::Favoured> = true;
 
 namespace attention_problem::backward_problem::fast_path_test {
 
@@ -235,7 +268,7 @@ TEST_CASE("a score that asks for a fast path gets it", "[attention][fast_path]")
     alone = together = 0;
     check_score(attention_problem::Problem<float>(many), ssmax::Full{}, all_keys, score, formula);
     CHECK(together > 0);
-    CHECK((alone == 0 || alone < together));  // `slope` is what the formula asks as well
+    CHECK(alone == 0);
     const Problem<float> problem(many);
     together = 0;
     run_backward(problem, ssmax::Softmax{}, ssmax::Full{}, score);
@@ -243,24 +276,103 @@ TEST_CASE("a score that asks for a fast path gets it", "[attention][fast_path]")
     alone = together = 0;  // the same with few queries
     check_score(attention_problem::Problem<float>(shapes[0]), ssmax::Full{}, all_keys, score, formula);
     CHECK(together > 0);
-    CHECK((alone == 0 || alone < together));
+    CHECK(alone == 0);
   };
-  SECTION("elementwise") {
+  SECTION("by lanes") {
     check(Halved{&alone, &together}, [](auto z, const Query&, index_t) { return z / 2; });
   }
-  SECTION("distance") {
-    check(Leaning{&alone, &together}, [](auto z, const Query& query, index_t key) {
-      using Z = decltype(z);
-      return z +
-             static_cast<Z>(0.01 * static_cast<double>(query.head)) * static_cast<Z>(key - query.position());
-    });
-  }
-  SECTION("row") {
+  SECTION("by lanes with their places") { check(Nearby{&alone, &together}, NearbyFormula{}); }
+  SECTION("by row") {
     const auto numbers = reference::normals<float>(200, 3);
     check(Favoured{&alone, &together, numbers.data()}, [&](auto z, const Query&, index_t key) {
       return z + static_cast<decltype(z)>(numbers[static_cast<std::size_t>(key)]);
     });
   }
+}
+
+template <class T>
+void check_nearby(const Shape& shape) {
+  int alone = 0, together = 0;
+  const Nearby score{&alone, &together};
+  check_score(attention_problem::Problem<T>(shape), ssmax::Causal{}, keys_before, score, NearbyFormula{});
+  check_score(attention_problem::Problem<T>(shape), ssmax::Causal{}, keys_before, ssmax::Softcap(4) | score,
+              [](auto z, const Query& query, index_t key) {
+                using Z = decltype(z);
+                return NearbyFormula{}(Z(4) * std::tanh(z / Z(4)), query, key);
+              });
+  check(Problem<T>(shape), ssmax::Causal{}, keys_before, score, NearbyFormula{});
+  CHECK(alone == 0);
+}
+
+TEST_CASE("a score by lanes reads distance and head on every path", "[attention][fast_path]") {
+  // Few queries, few keys, many keys, and heads that share a kv head.
+  for (const Shape& shape : {Shape{1, 4, 2, 3, 1100, 8, 5}, Shape{2, 4, 1, 37, 50, 8, 4},
+                             Shape{1, 4, 2, 48, 300, 8, 8}, Shape{1, 3, 3, 61, 290, 9, 7}}) {
+    check_nearby<float>(shape);
+    check_nearby<double>(shape);
+    check_nearby<ssmax::half>(shape);
+    check_nearby<ssmax::bfloat16>(shape);
+  }
+}
+
+TEST_CASE("a score that reads distances has its own formula under a mask with positions of keys",
+          "[attention][fast_path]") {
+  int alone = 0, together = 0;
+  const Nearby score{&alone, &together};
+  for (const Shape& shape : {Shape{1, 4, 2, 50, 50, 8, 4}, Shape{1, 2, 1, 200, 200, 8, 8}}) {
+    const std::array<index_t, 4> ends{0, 20, 33, shape.keys};
+    const ssmax::Documents mask(ends, true);
+    const auto begin = [&](index_t position) {
+      return position < ends[1] ? 0 : position < ends[2] ? ends[1] : ends[2];
+    };
+    const Visible visible = [&](const Query& query) {
+      return KeyRange{begin(query.position()), query.position() + 1};
+    };
+    const NearbyFormula formula{
+        [&](const Query& query) { return query.position() - begin(query.position()); },
+        [&](const Query&, index_t key) { return key - begin(key); }};
+    check_score(attention_problem::Problem<float>(shape), mask, visible, score, formula);
+    check(Problem<float>(shape), mask, visible, score, formula);
+    CHECK(together == 0);
+    CHECK(alone > 0);
+  }
+}
+
+TEST_CASE("a score by lanes in decode", "[decode][fast_path]") {
+  const index_t keys = 1500, d = 8;
+  int alone = 0, together = 0;
+  const Nearby score{&alone, &together};
+  const auto k = reference::normals<float>(keys * d, 1), v = reference::normals<float>(keys * d, 2),
+             q = reference::normals<float>(4 * d, 3);
+  ssmax::KvCache<float> cache({.width = d, .capacity = keys});
+  cache.append({k.data(), {1, 1, keys, d}}, {v.data(), {1, 1, keys, d}});
+  for_each_target([&](const std::string& target) {
+    std::vector<float> out(4 * d), expected(4 * d);
+    const View<const float, 4> queries(q.data(), {1, 4, 1, d});
+    ssmax::decode<float>({.q = queries, .out = {out.data(), {1, 4, 1, d}}}, cache, ssmax::Softmax{},
+                         ssmax::Causal{}, score);
+    CHECK(alone == 0);
+    for (index_t head = 0; head < 4; ++head) {
+      std::vector<Real> z(keys);
+      Real sum = 0, top = -1e30L;
+      for (index_t key = 0; key < keys; ++key) {
+        Real dot = 0;
+        for (index_t c = 0; c < d; ++c)
+          dot += Real(q[static_cast<std::size_t>(head * d + c)]) *
+                 Real(k[static_cast<std::size_t>(key * d + c)]);
+        z[static_cast<std::size_t>(key)] = near(dot / std::sqrt(Real(d)), head, Real(key - (keys - 1)));
+        top = std::max(top, z[static_cast<std::size_t>(key)]);
+      }
+      for (Real& x : z) sum += x = std::exp(x - top);
+      for (index_t c = 0; c < d; ++c) {
+        Real value = 0;
+        for (index_t key = 0; key < keys; ++key)
+          value += z[static_cast<std::size_t>(key)] / sum * Real(v[static_cast<std::size_t>(key * d + c)]);
+        INFO(target << " head " << head);
+        CHECK(std::abs(Real(out[static_cast<std::size_t>(head * d + c)]) - value) < 3e-6L);
+      }
+    }
+  });
 }
 
 // ---- Masks ------------------------------------------------------------------------------------------------

@@ -34,8 +34,7 @@ struct ByQuery : SameKeys {
 }  // namespace mask_picture::mask_test
 
 template <>
-inline constexpr ssmax::FastPath ssmax::fast_path<mask_picture::mask_test::SameKeys> =
-    ssmax::FastPath::same_keys;
+inline constexpr bool ssmax::same_keys<mask_picture::mask_test::SameKeys> = true;
 
 namespace mask_picture::mask_test {
 
@@ -43,9 +42,9 @@ static_assert(ssmax::Mask<Full> && ssmax::Mask<Causal> && ssmax::Mask<Lengths>);
 static_assert(ssmax::Mask<Window> && ssmax::Mask<SameKeys> && ssmax::Mask<ByQuery>);
 static_assert(!ssmax::Mask<int> && !ssmax::Mask<KeyRange>);
 
-static_assert(ssmax::detail::shows_same_keys<Full> && ssmax::detail::shows_same_keys<SameKeys>);
-static_assert(!ssmax::detail::shows_same_keys<Causal> && !ssmax::detail::shows_same_keys<Lengths> &&
-              !ssmax::detail::shows_same_keys<Window> && !ssmax::detail::shows_same_keys<ByQuery>);
+static_assert(ssmax::same_keys<Full> && ssmax::same_keys<SameKeys>);
+static_assert(!ssmax::same_keys<Causal> && !ssmax::same_keys<Lengths> && !ssmax::same_keys<Window> &&
+              !ssmax::same_keys<ByQuery>);
 
 static_assert(ssmax::Mask<SlidingWindow> && ssmax::Mask<PrefixLM> && ssmax::Mask<KeyLengths> &&
               ssmax::Mask<Documents> && ssmax::Mask<MaskMatrix> && ssmax::Mask<Finite<float>>);
@@ -56,8 +55,7 @@ static_assert(ssmax::detail::has_predicate<ssmax::Both<Causal, MaskMatrix>> &&
               ssmax::detail::has_predicate<ssmax::Both<MaskMatrix, Causal>>);
 static_assert(!ssmax::detail::has_predicate<Causal> && !ssmax::detail::has_predicate<Documents> &&
               !ssmax::detail::has_predicate<ssmax::Both<Causal, Documents>>);
-static_assert(ssmax::detail::shows_same_keys<ssmax::Both<Full, SameKeys>> &&
-              !ssmax::detail::shows_same_keys<ssmax::Both<Full, Causal>>);
+static_assert(ssmax::same_keys<ssmax::Both<Full, SameKeys>> && !ssmax::same_keys<ssmax::Both<Full, Causal>>);
 
 static_assert(KeyRange{}.size() == 0 && KeyRange{3, 10}.size() == 7);
 static_assert(QueryShape{2, 3, 5, 7}.rows() == 30);

@@ -1,38 +1,32 @@
 /// @defgroup fast_path Fast paths (fast_path.hpp)
-/// Fast paths: what may be done by vectors for a score, or once for many rows for a mask or a scaling, in
-/// place of asking it key by key or row by row.
-///
-/// A policy is computed by its own formula unless its type asks for a fast path by name, in namespace ssmax
-/// or the global one, before its first use:
+/// Fast paths of scores, masks and scalings. The library calls a policy for each logit or each query. A policy whose type
+/// asks for a fast path by name is called for many of them at once.
 ///
 ///     template <>
-///     inline constexpr ssmax::FastPath ssmax::fast_path<Clipped> = ssmax::FastPath::elementwise;
+///     inline constexpr bool ssmax::by_lanes<Clipped> = true;
 ///
-/// What the type then promises, and the members that it has, all const:
+/// Specialise the variable in namespace ssmax or the global one, before the first use of the type:
 ///
-/// | fast path | of | the type promises | members |
+/// | variable | of | the type promises | members, all const |
 /// |---|---|---|---|
-/// | none | all | nothing; what a type has that does not ask | |
-/// | elementwise | scores | z' depends on z alone | apply, differentiate |
-/// | distance | scores | z' = z + slope·(key position - query position) | slope |
-/// | distance_factor | scores | z' = a·(z - a) + 1, where a > 0 depends on abs(distance) alone | factors |
-/// | row | scores | z' = z + row[key] | row, gradient_row where it learns every logit |
+/// | by_lanes | scores | | apply, differentiate |
+/// | by_row | scores | z' = z + row[key] | row; gradient_row where every logit has a gradient |
 /// | same_keys | masks | all queries of a batch entry and head see the same keys | |
 /// | by_size | scalings | c depends on the head and n alone, not on the position | |
 ///
-///     void apply(T* z, index_t n) const                           replaces n logits by z'
-///     void differentiate(const T* scored, index_t n, T* d) const  multiplies d by dz'/dz where apply made it
-///     double slope(index_t head) const
-///     const T* factors(index_t from, index_t count, T* scratch) const  returns a of distances from, from + 1, …,
-///                                                                 `count` of them; may write them to scratch
-///     const X* row(const Query&) const                            the query's row of float, double, half or
-///                                                                 bfloat16, contiguous, or null without one
-///     G* gradient_row(const Query&) const                         where accumulate adds dz' of the query's keys,
-///                                                                 contiguous, for all queries or null for all
+///     void apply(const Lanes<T>& lanes) const                       replaces the logits by z'
+///     void differentiate(const Lanes<const T>& lanes, T* d) const   multiplies d by dz'/dz; lanes holds what apply made
+///     const X* row(const Query&) const                              the query's row of float, double, half or bfloat16,
+///                                                                   contiguous, or null without one
+///     G* gradient_row(const Query&) const                           where accumulate adds dz' of the query's keys,
+///                                                                   contiguous, for all queries or null for all
 ///
-/// apply and differentiate take T = float and double, lanes that hold no logit among them. The formula must
-/// say the same as the fast path, up to rounding: which of them is used depends on the number of queries, the
-/// types and the mask. A member that is missing or has another signature is an error of the compiler.
+/// apply and differentiate take T = float and double. A score that reads the distance or the head of a logit takes
+/// PlacedLanes (lanes.hpp) in place of Lanes. Exception: under a mask with the member key_position, the library calls the
+/// formula of such a score for each logit.
+///
+/// The formula of the score must agree with the fast path up to rounding: the number of queries, the types and the mask
+/// decide which of the two is called. A missing member, or one with another signature, is a compile error.
 ///
 /// A class does not inherit the fast path of its base, since it may have a formula of its own.
 #pragma once
@@ -43,20 +37,32 @@
 /// @{
 SSMAX_BEGIN_DATA
 
-/// A score, a mask or a scaling asks for one of these: the table at the top of fast_path.hpp.
-enum class FastPath {
-  none,             ///< Nothing.
-  elementwise,      ///< z' depends on z alone.
-  distance,         ///< z' = z + slope·(key position - query position).
-  distance_factor,  ///< z' = a·(z - a) + 1 with a of |query position - key position|.
-  row,              ///< z' = z + row[key].
-  same_keys,        ///< All queries of a batch entry and head see the same keys.
-  by_size           ///< c depends on the head and n alone, not on the position.
-};
+/// Whether the score is vectorized by `apply` and `differentiate`.
+template <class Score>
+inline constexpr bool by_lanes = false;
 
-/// The fast path that a type asks for. To be specialised for a type of one's own.
-template <class Policy>
-inline constexpr FastPath fast_path = FastPath::none;
+/// Whether the score adds a row of numbers to the logits of a query.
+template <class Score>
+inline constexpr bool by_row = false;
+
+/// Whether the mask shows the same keys to all queries of a batch entry and head.
+template <class Mask>
+inline constexpr bool same_keys = false;
+
+/// Whether the multiplier of the scaling depends on the head and n alone.
+template <class Scaling>
+inline constexpr bool by_size = false;
+
+SSMAX_END
+
+SSMAX_BEGIN_DETAIL
+
+/// Scores of the library with kernels of their own: z' = z + slope(head)·distance, and z' = a·(z - a) + 1 with a of
+/// |distance|.
+template <class Score>
+inline constexpr bool has_slope_kernel = false;
+template <class Score>
+inline constexpr bool has_factor_kernel = false;
 
 SSMAX_END
 /// @}

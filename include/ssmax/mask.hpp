@@ -41,7 +41,7 @@ struct Full {
 
 /// All rows of a head at once.
 template <>
-inline constexpr FastPath fast_path<Full> = FastPath::same_keys;
+inline constexpr bool same_keys<Full> = true;
 
 /// Keys up to the query's own position: n = max(0, p + 1).
 struct Causal {
@@ -310,8 +310,7 @@ class Both {
 
 /// All rows of a head at once, where both masks ask for it.
 template <Mask A, Mask B>
-inline constexpr FastPath fast_path<Both<A, B>> =
-    detail::shows_same_keys<A>&& detail::shows_same_keys<B> ? FastPath::same_keys : FastPath::none;
+inline constexpr bool same_keys<Both<A, B>> = same_keys<A>&& same_keys<B>;
 
 /// The keys that both masks show. (For two masks of one's own, which do not find this: `Both(a, b)`.)
 template <Mask A, Mask B>

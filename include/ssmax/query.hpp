@@ -25,7 +25,7 @@
 /// blocks that no run touches, and does not call `sees` for each logit. `run` and `sees` must agree.
 ///
 /// A member of these names with another signature is an error of the compiler. Where all queries see the same
-/// keys, short rows go several at a time if the mask asks for it (FastPath::same_keys in fast_path.hpp).
+/// keys, short rows go several at a time if the mask asks for it (same_keys in fast_path.hpp).
 #pragma once
 
 #include <algorithm>

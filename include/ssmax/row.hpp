@@ -24,7 +24,7 @@
 /// `key_position` of the options moves the rope only. n is the number of visible keys and does not depend on the
 /// position.
 ///
-/// The library calls a scaling once per query. Exception: it calls a scaling whose type asks for FastPath::by_size
+/// The library calls a scaling once per query. Exception: it calls a scaling whose type asks for by_size
 /// (fast_path.hpp) once for all queries that see the same keys. Short rows share vectors only then.
 ///
 /// check and check_shape may take one argument more, `const char* function` with a default: the name of the function
@@ -102,7 +102,7 @@ constexpr bool reads_query = find_reads_query<S>();
 
 /// All queries of a head that see the same keys have the same multiplier.
 template <class S>
-constexpr bool goes_by_size = fast_path<S> == FastPath::by_size && !reads_query<S>;
+constexpr bool goes_by_size = by_size<S> && !reads_query<S>;
 
 /// The position in the Row of a query.
 template <class M>
@@ -120,8 +120,8 @@ consteval bool is_scaling() {
   };
   static_assert(fits || !nearly_fits, "ssmax: the operator()(const Row&) of a scaling must be const");
   if constexpr (fits) {
-    static_assert(fast_path<S> == FastPath::none || fast_path<S> == FastPath::by_size,
-                  "ssmax: the fast path of a scaling is FastPath::by_size");
+    static_assert(!by_lanes<S> && !by_row<S> && !same_keys<S>,
+                  "ssmax: the fast path of a scaling is by_size");
     // Each of them refuses a member of its name that does not fit.
     (void)has_scaling_check<S>, (void)has_scaling_shape_check<S>, (void)learns_multiplier<S>;
   }

@@ -71,7 +71,7 @@ struct Softmax : RowFunctor<Softmax> {
 
 /// c depends on n alone.
 template <>
-inline constexpr FastPath fast_path<Softmax> = FastPath::by_size;
+inline constexpr bool by_size<Softmax> = true;
 
 /// c = ln n: SSMax without its s.
 struct LogN : RowFunctor<LogN> {
@@ -82,7 +82,7 @@ struct LogN : RowFunctor<LogN> {
 
 /// c depends on n alone.
 template <>
-inline constexpr FastPath fast_path<LogN> = FastPath::by_size;
+inline constexpr bool by_size<LogN> = true;
 
 /// A number or one number per head.
 template <class T>
@@ -178,7 +178,7 @@ class SSMax : public RowFunctor<SSMax<T>> {
 
 /// c depends on the head and n alone.
 template <class T>
-inline constexpr FastPath fast_path<SSMax<T>> = FastPath::by_size;
+inline constexpr bool by_size<SSMax<T>> = true;
 
 /// @cond
 template <class T>
@@ -220,7 +220,7 @@ class SSMaxGradient {
 
 /// c depends on the head and n alone.
 template <class T>
-inline constexpr FastPath fast_path<SSMaxGradient<T>> = FastPath::by_size;
+inline constexpr bool by_size<SSMaxGradient<T>> = true;
 
 template <class T>
 class SizeTableGradient;
@@ -273,7 +273,7 @@ class SizeTable : public RowFunctor<SizeTable<T>> {
 
 /// c depends on the head and n alone.
 template <class T>
-inline constexpr FastPath fast_path<SizeTable<T>> = FastPath::by_size;
+inline constexpr bool by_size<SizeTable<T>> = true;
 
 /// @cond
 template <class P, class... S>
@@ -313,7 +313,7 @@ class SizeTableGradient {
 
 /// c depends on the head and n alone.
 template <class T>
-inline constexpr FastPath fast_path<SizeTableGradient<T>> = FastPath::by_size;
+inline constexpr bool by_size<SizeTableGradient<T>> = true;
 
 /// Another scaling, asked about max(floor, n + offset) in place of n:
 ///
@@ -362,7 +362,7 @@ class AdjustedSize : public RowFunctor<AdjustedSize<S>> {
 
 /// The fast path of the scaling that it holds.
 template <class S>
-inline constexpr FastPath fast_path<AdjustedSize<S>> = fast_path<S>;
+inline constexpr bool by_size<AdjustedSize<S>> = by_size<S>;
 
 /// The same multiplier for every row.
 struct Constant : RowFunctor<Constant> {
@@ -383,7 +383,7 @@ struct Constant : RowFunctor<Constant> {
 
 /// The same c for all rows.
 template <>
-inline constexpr FastPath fast_path<Constant> = FastPath::by_size;
+inline constexpr bool by_size<Constant> = true;
 
 SSMAX_END
 /// @}

@@ -35,6 +35,7 @@
 #include "detail/kernels/scores.hpp"
 #include "fast_path.hpp"
 #include "key.hpp"
+#include "lanes.hpp"
 #include "query.hpp"
 #include "view.hpp"
 
@@ -85,15 +86,16 @@ struct Softcap {
     const T cosh = std::cosh(z / static_cast<T>(cap));
     return T{1} / (cosh * cosh);
   }
-  /// For FastPath::elementwise: z' of n logits, in place.
+  /// Replaces the logits by z'.
   template <std::floating_point T>
-  SSMAX_INLINE void apply(T* z, index_t n) const {
-    detail::kernels<detail::ScoreKernels<T>>().softcap(z, n, static_cast<T>(cap), z);
+  SSMAX_INLINE void apply(const Lanes<T>& lanes) const {
+    detail::kernels<detail::ScoreKernels<T>>().softcap(lanes.z, lanes.count, static_cast<T>(cap), lanes.z);
   }
-  /// For FastPath::elementwise: multiplies derivative by dz'/dz of n logits that apply has capped.
+  /// Multiplies derivative by dz'/dz of logits that apply has capped.
   template <std::floating_point T>
-  SSMAX_INLINE void differentiate(const T* capped, index_t n, T* derivative) const {
-    detail::kernels<detail::ScoreKernels<T>>().softcap_slope(capped, n, static_cast<T>(cap), derivative);
+  SSMAX_INLINE void differentiate(const Lanes<const T>& capped, T* derivative) const {
+    detail::kernels<detail::ScoreKernels<T>>().softcap_slope(capped.z, capped.count, static_cast<T>(cap),
+                                                             derivative);
   }
   /// Throws std::invalid_argument unless the cap is above 0 and a normal float.
   SSMAX_INLINE void check(const QueryShape&) const {
@@ -104,9 +106,9 @@ struct Softcap {
   }
 };
 
-/// Asks for vectors.
+/// Vectorized.
 template <>
-inline constexpr FastPath fast_path<Softcap> = FastPath::elementwise;
+inline constexpr bool by_lanes<Softcap> = true;
 
 struct AlibiGradient;
 
@@ -134,7 +136,7 @@ struct Alibi {
     return result;
   }
 
-  /// That of a head; for FastPath::distance, too.
+  /// The slope of a head.
   SSMAX_INLINE constexpr double slope(index_t head) const {
     return slopes_per_head[static_cast<std::size_t>(head)];
   }
@@ -187,13 +189,6 @@ struct AlibiGradient : Alibi {
   }
 };
 
-/// Asks for vectors.
-template <>
-inline constexpr FastPath fast_path<Alibi> = FastPath::distance;
-/// Asks for vectors.
-template <>
-inline constexpr FastPath fast_path<AlibiGradient> = FastPath::distance;
-
 /// @cond
 SSMAX_INLINE constexpr AlibiGradient Alibi::gradient(std::span<double> dslopes) const {
   return {*this, dslopes};
@@ -222,7 +217,7 @@ class Bias {
   SSMAX_INLINE constexpr Z derivative(Z, const Key&) const {
     return Z{1};
   }
-  /// For FastPath::row: the query's row of the bias, or null where it is not contiguous.
+  /// For by_row: the query's row of the bias, or null where it is not contiguous.
   SSMAX_INLINE constexpr const T* row(const Query& query) const {
     return bias_.stride(3) == 1 ? detail::row_of(bias_, query.batch, query.head, query.index) : nullptr;
   }
@@ -265,7 +260,7 @@ class BiasGradient : public Bias<T> {
     const Query& query = key.query;
     dbias_(query.batch, query.head, query.index, key.index) += static_cast<G>(dz);
   }
-  /// For FastPath::row: the query's row of dbias, or null where it is not contiguous.
+  /// For by_row: the query's row of dbias, or null where it is not contiguous.
   SSMAX_INLINE constexpr G* gradient_row(const Query& query) const {
     return dbias_.stride(3) == 1 ? detail::row_of(dbias_, query.batch, query.head, query.index) : nullptr;
   }
@@ -298,12 +293,12 @@ class BiasGradient : public Bias<T> {
   View<G, 4> dbias_;
 };
 
-/// Asks for vectors.
+/// Vectorized.
 template <class T>
-inline constexpr FastPath fast_path<Bias<T>> = FastPath::row;
-/// Asks for vectors.
+inline constexpr bool by_row<Bias<T>> = true;
+/// Vectorized.
 template <class T, class G>
-inline constexpr FastPath fast_path<BiasGradient<T, G>> = FastPath::row;
+inline constexpr bool by_row<BiasGradient<T, G>> = true;
 
 /// First A, then B: z' = b(a(z)).
 template <Score A, Score B>
@@ -382,8 +377,8 @@ class ScaleInvariant {
     }
   }
 
-  /// For FastPath::distance_factor: returns a of distances from, from + 1, …, count of them. Exception: where the
-  /// table has not all of them, computes a into scratch[count] and returns scratch.
+  /// Returns a of distances from, from + 1, …, count of them. Exception: where the table has not all of them, computes a
+  /// into scratch[count] and returns scratch.
   template <std::floating_point T>
   SSMAX_INLINE const T* factors(index_t from, index_t count, T* scratch) const {
     if (from > -positions_ && from <= positions_ - count) return table<T>() + (from + positions_ - 1);
@@ -428,11 +423,14 @@ class ScaleInvariant {
 
 SSMAX_END
 
-SSMAX_BEGIN_DATA
+SSMAX_BEGIN_DETAIL
 
-/// Asks for vectors.
 template <>
-inline constexpr FastPath fast_path<ScaleInvariant> = FastPath::distance_factor;
+inline constexpr bool has_slope_kernel<Alibi> = true;
+template <>
+inline constexpr bool has_slope_kernel<AlibiGradient> = true;
+template <>
+inline constexpr bool has_factor_kernel<ScaleInvariant> = true;
 
 SSMAX_END
 /// @}

@@ -34,7 +34,7 @@ struct PlainScaling {
 struct LearningScaling : PlainScaling {
   void accumulate(const Row& row, double dc) const { scaling->accumulate({row}, dc); }
 };
-/// The same for one that asks for FastPath::by_size.
+/// The same for one that asks for by_size.
 struct SizedScaling : PlainScaling {};
 struct LearningSizedScaling : LearningScaling {};
 /// The same for one that reads which query it is asked about.
@@ -71,9 +71,9 @@ struct DrawnScaling {
 }  // namespace fuzz
 
 template <>
-inline constexpr ssmax::FastPath ssmax::fast_path<fuzz::SizedScaling> = ssmax::FastPath::by_size;
+inline constexpr bool ssmax::by_size<fuzz::SizedScaling> = true;
 template <>
-inline constexpr ssmax::FastPath ssmax::fast_path<fuzz::LearningSizedScaling> = ssmax::FastPath::by_size;
+inline constexpr bool ssmax::by_size<fuzz::LearningSizedScaling> = true;
 
 namespace fuzz {
 

@@ -12,10 +12,10 @@
 // case MASK_KEY_POSITION: the member 'key_position' of a mask must be  index_t key_position
 // case MASK_ALIGNED: the member 'aligned' of a mask must be  Query aligned
 // case MASK_CHECK: the member 'check' of a mask must be  void check
-// case MASK_FAST_PATH: the fast path of a mask is FastPath::same_keys
+// case MASK_FAST_PATH: the fast path of a mask is same_keys
 // case SCALING_NOT_CONST: of a scaling must be const
 // case SCALING_CHECK: the member 'check' of a scaling must be  void check
-// case SCALING_FAST_PATH: the fast path of a scaling is FastPath::by_size
+// case SCALING_FAST_PATH: the fast path of a scaling is by_size
 // case SCALING_ACCUMULATE: the member 'accumulate' of a scaling must be  void accumulate.const Row&, double dc. const
 // case SCORE_NOT_CONST: of a score must be const and take float and double
 // case SCORE_WITHOUT_DERIVATIVE: a score needs the member  derivative
@@ -25,13 +25,12 @@
 // case SCORE_PARAMETER: a score has both members, 'parameter_derivative' and
 // case SCORE_SHARING: the member 'sharing' of a score must be  Sharing sharing
 // case SCORE_SHARING_ALONE: the member 'sharing' of a score goes with
-// case SCORE_ELEMENTWISE: FastPath::elementwise needs the members  void apply
-// case SCORE_DISTANCE: FastPath::distance needs the member  double slope
-// case SCORE_DISTANCE_FACTOR: FastPath::distance_factor needs the member  const T. factors
-// case SCORE_ROW: FastPath::row needs the member  const X. row
+// case SCORE_LANES: by_lanes needs the members  void apply
+// case SCORE_LANES_OF_FLOAT: by_lanes needs the members  void apply
+// case SCORE_ROW: by_row needs the member  const X. row
 // case SCORE_GRADIENT_ROW: the member 'gradient_row' of a score must be
-// case SCORE_SAME_KEYS: FastPath::same_keys is for masks
-// case SCORE_BY_SIZE: FastPath::by_size is for scalings
+// case SCORE_SAME_KEYS: same_keys is for masks
+// case SCORE_BY_SIZE: by_size is for scalings
 #include <functional>
 #include <ssmax/mask.hpp>
 #include <ssmax/scaling.hpp>
@@ -86,7 +85,7 @@ struct M : AllKeys {
 #endif
 #if defined(MASK_FAST_PATH)
 template <>
-inline constexpr FastPath ssmax::fast_path<M> = FastPath::elementwise;
+inline constexpr bool ssmax::by_lanes<M> = true;
 #endif
 static_assert(Mask<M>);
 
@@ -107,7 +106,7 @@ struct S : One {
 #endif
 #if defined(SCALING_FAST_PATH)
 template <>
-inline constexpr FastPath ssmax::fast_path<S> = FastPath::same_keys;
+inline constexpr bool ssmax::same_keys<S> = true;
 #endif
 static_assert(Scaling<S>);
 
@@ -135,15 +134,11 @@ struct C : SameLogit {
   int sharing(const QueryShape&) const { return 0; }
 #elif defined(SCORE_SHARING_ALONE)
   Sharing sharing(const QueryShape&) const { return Sharing::any; }
-#elif defined(SCORE_ELEMENTWISE)
+#elif defined(SCORE_LANES)
   void apply(float*, index_t) const {}
-#elif defined(SCORE_DISTANCE)
-  double slope() const { return 1; }
-#elif defined(SCORE_DISTANCE_FACTOR)
-  template <class T>
-  T factors(index_t) const {
-    return 1;
-  }
+#elif defined(SCORE_LANES_OF_FLOAT)
+  void apply(const Lanes<float>&) const {}
+  void differentiate(const Lanes<const float>&, float*) const {}
 #elif defined(SCORE_ROW)
   int row(const Query&) const { return 0; }
 #elif defined(SCORE_GRADIENT_ROW)
@@ -153,23 +148,17 @@ struct C : SameLogit {
 #endif
 };
 #endif
-#if defined(SCORE_ELEMENTWISE)
+#if defined(SCORE_LANES) || defined(SCORE_LANES_OF_FLOAT)
 template <>
-inline constexpr FastPath ssmax::fast_path<C> = FastPath::elementwise;
-#elif defined(SCORE_DISTANCE)
-template <>
-inline constexpr FastPath ssmax::fast_path<C> = FastPath::distance;
-#elif defined(SCORE_DISTANCE_FACTOR)
-template <>
-inline constexpr FastPath ssmax::fast_path<C> = FastPath::distance_factor;
+inline constexpr bool ssmax::by_lanes<C> = true;
 #elif defined(SCORE_ROW) || defined(SCORE_GRADIENT_ROW)
 template <>
-inline constexpr FastPath ssmax::fast_path<C> = FastPath::row;
+inline constexpr bool ssmax::by_row<C> = true;
 #elif defined(SCORE_SAME_KEYS)
 template <>
-inline constexpr FastPath ssmax::fast_path<C> = FastPath::same_keys;
+inline constexpr bool ssmax::same_keys<C> = true;
 #elif defined(SCORE_BY_SIZE)
 template <>
-inline constexpr FastPath ssmax::fast_path<C> = FastPath::by_size;
+inline constexpr bool ssmax::by_size<C> = true;
 #endif
 static_assert(Score<C>);

@@ -23,7 +23,7 @@ enum class ScalingKind : std::int64_t {
   inkling
 };
 
-/// Whether c depends on the head and the number of visible keys alone: FastPath::by_size.
+/// Whether c depends on the head and the number of visible keys alone: by_size.
 constexpr bool goes_by_size(ScalingKind kind) {
   switch (kind) {
     case ScalingKind::softmax:

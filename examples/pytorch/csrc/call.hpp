@@ -47,8 +47,7 @@ struct Options {
 template <class A, class F>
 void with_policies(const Arguments& a, const Parameters& parameters, const Extents& extents, const F& f) {
   with_mask<A>(a, extents, [&]<class M>(const M& mask) {
-    using Any =
-        std::conditional_t<ssmax::fast_path<M> == ssmax::FastPath::same_keys, RowScaling, QueryScaling<A>>;
+    using Any = std::conditional_t<ssmax::same_keys<M>, RowScaling, QueryScaling<A>>;
     const auto scaling = adjusted(a, make_scaling<Any, A>(a, parameters, extents));
     with_score<A>(a, parameters, extents, [&](const auto& score) { f(scaling, mask, score); });
   });
@@ -59,7 +58,7 @@ template <class A, class F>
 void with_learning_policies(const Arguments& a, const Parameters& parameters, const Extents& extents,
                             const ParameterGradients<A>& gradients, const F& f) {
   with_mask<A>(a, extents, [&]<class M>(const M& mask) {
-    constexpr bool same_keys = ssmax::fast_path<M> == ssmax::FastPath::same_keys;
+    constexpr bool same_keys = ssmax::same_keys<M>;
     using Any = std::conditional_t<same_keys, RowScaling, QueryScaling<A>>;
     using Learning = std::conditional_t<same_keys, LearningRowScaling, LearningQueryScaling<A>>;
     const auto run = [&](const auto& scaling) {

@@ -92,4 +92,4 @@ void with_mask(const Arguments& a, const Extents& extents, const F& f) {
 }  // namespace ssmax_torch
 
 template <>
-inline constexpr ssmax::FastPath ssmax::fast_path<ssmax_torch::SameKeys> = ssmax::FastPath::same_keys;
+inline constexpr bool ssmax::same_keys<ssmax_torch::SameKeys> = true;

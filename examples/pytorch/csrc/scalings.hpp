@@ -143,6 +143,6 @@ Any make_learning_scaling(const Arguments& a, const Parameters& parameters, cons
 }  // namespace ssmax_torch
 
 template <>
-inline constexpr ssmax::FastPath ssmax::fast_path<ssmax_torch::RowScaling> = ssmax::FastPath::by_size;
+inline constexpr bool ssmax::by_size<ssmax_torch::RowScaling> = true;
 template <>
-inline constexpr ssmax::FastPath ssmax::fast_path<ssmax_torch::LearningRowScaling> = ssmax::FastPath::by_size;
+inline constexpr bool ssmax::by_size<ssmax_torch::LearningRowScaling> = true;

@@ -21,12 +21,12 @@ struct MaybeSoftcap {
     return cap ? cap->derivative(z, key) : T{1};
   }
   template <std::floating_point T>
-  void apply(T* z, index_t n) const {
-    if (cap) cap->apply(z, n);
+  void apply(const ssmax::Lanes<T>& lanes) const {
+    if (cap) cap->apply(lanes);
   }
   template <std::floating_point T>
-  void differentiate(const T* capped, index_t n, T* d) const {
-    if (cap) cap->differentiate(capped, n, d);
+  void differentiate(const ssmax::Lanes<const T>& capped, T* d) const {
+    if (cap) cap->differentiate(capped, d);
   }
   void check(const ssmax::QueryShape& shape) const {
     if (cap) cap->check(shape);
@@ -36,7 +36,7 @@ struct MaybeSoftcap {
 }  // namespace ssmax_torch
 
 template <>
-inline constexpr ssmax::FastPath ssmax::fast_path<ssmax_torch::MaybeSoftcap> = ssmax::FastPath::elementwise;
+inline constexpr bool ssmax::by_lanes<ssmax_torch::MaybeSoftcap> = true;
 
 namespace ssmax_torch {
 

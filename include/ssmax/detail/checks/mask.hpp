@@ -45,8 +45,7 @@ SSMAX_OPTIONAL_MEMBER(has_same_runs, "mask", same_runs, std::same_as<bool>,
 template <class M>
 consteval bool is_mask() {
   if constexpr (has_keys<M>) {
-    static_assert(fast_path<M> == FastPath::none || fast_path<M> == FastPath::same_keys,
-                  "ssmax: the fast path of a mask is FastPath::same_keys");
+    static_assert(!by_lanes<M> && !by_row<M> && !by_size<M>, "ssmax: the fast path of a mask is same_keys");
     // Each of them refuses a member of its name that does not fit.
     (void)has_predicate<M>, (void)has_query_position<M>, (void)has_key_position<M>;
     (void)has_alignment<M>, (void)has_mask_check<M>;
@@ -68,9 +67,5 @@ constexpr bool has_known_runs = has_run<M> || !has_predicate<M>;
 
 template <class M>
 constexpr bool defines_positions = has_query_position<M> || has_key_position<M> || has_alignment<M>;
-
-/// All queries of a batch entry and head see the same keys.
-template <class M>
-constexpr bool shows_same_keys = fast_path<M> == FastPath::same_keys;
 
 SSMAX_END

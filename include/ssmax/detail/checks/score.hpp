@@ -14,6 +14,10 @@ struct QueryShape;
 struct Query;
 struct Key;
 enum class Sharing;
+template <class T>
+class Lanes;
+template <class T>
+class PlacedLanes;
 
 SSMAX_END
 
@@ -71,22 +75,15 @@ consteval void check_learning() {
       "ssmax: the member 'sharing' of a score goes with  void accumulate(const Key&, double) const");
 }
 
-/// The members that fast paths need.
-template <class C, class T>
-constexpr bool goes_elementwise = requires(const C& score, T* z, const T* scored, index_t n) {
-  { score.apply(z, n) } -> std::same_as<void>;
-  { score.differentiate(scored, n, z) } -> std::same_as<void>;
+/// The members that fast paths need. L: Lanes or PlacedLanes.
+template <class C, template <class> class L, class T>
+constexpr bool takes_lanes = requires(const C& score, const L<T>& lanes, const L<const T>& made, T* d) {
+  { score.apply(lanes) } -> std::same_as<void>;
+  { score.differentiate(made, d) } -> std::same_as<void>;
 };
+/// Lanes are not enough for the score: it reads the distance or the query.
 template <class C>
-constexpr bool has_slope = requires(const C& score, index_t head) {
-  { score.slope(head) } -> std::floating_point;
-};
-template <class C>
-constexpr bool has_factors = requires(const C& score, index_t from, index_t count, float* narrow,
-                                      double* wide) {
-  { score.factors(from, count, narrow) } -> std::same_as<const float*>;
-  { score.factors(from, count, wide) } -> std::same_as<const double*>;
-};
+constexpr bool reads_place = !takes_lanes<C, Lanes, float>;
 template <class C>
 constexpr bool has_row = requires(const C& score, const Query& query) {
   requires std::is_pointer_v<decltype(score.row(query))>;
@@ -99,10 +96,9 @@ constexpr bool has_gradient_row = requires(const C& score, const Query& query) {
   *score.gradient_row(query) += 0;
 };
 
-/// What FastPath::row's score learns of a query is a row as well.
+/// What a score by rows learns of a query is a row as well.
 template <class C>
-concept LearnsRow = (fast_path<C> == FastPath::row) && LearnsLogits<C> &&
-                    !LearnsParameter<C> && has_gradient_row<C>;
+concept LearnsRow = by_row<C> && LearnsLogits<C> && !LearnsParameter<C> && has_gradient_row<C>;
 
 /// A member `gradient_row` of any form.
 template <class C>
@@ -112,32 +108,23 @@ constexpr bool names_gradient_row = requires {
 
 template <class C>
 consteval void check_fast_path() {
-  if constexpr (fast_path<C> == FastPath::elementwise) {
-    static_assert(goes_elementwise<C, float> && goes_elementwise<C, double>,
-                  "ssmax: FastPath::elementwise needs the members  void apply(T* z, index_t n) const  and  "
-                  "void differentiate(const T* z, index_t n, T* d) const  for T = float and double");
-  }
-  if constexpr (fast_path<C> == FastPath::distance) {
-    static_assert(has_slope<C>,
-                  "ssmax: FastPath::distance needs the member  double slope(index_t head) const");
-  }
-  if constexpr (fast_path<C> == FastPath::distance_factor) {
+  if constexpr (by_lanes<C>) {
     static_assert(
-        has_factors<C>,
-        "ssmax: FastPath::distance_factor needs the member  const T* factors(index_t from, index_t count, "
-        "T* scratch) const  for T = float and double");
+        (takes_lanes<C, Lanes, float> && takes_lanes<C, Lanes, double>) ||
+            (takes_lanes<C, PlacedLanes, float> && takes_lanes<C, PlacedLanes, double>),
+        "ssmax: by_lanes needs the members  void apply(const Lanes<T>&) const  and  void differentiate(const "
+        "Lanes<const T>&, T* d) const,  or both with PlacedLanes, for T = float and double");
   }
-  if constexpr (fast_path<C> == FastPath::row) {
-    static_assert(
-        has_row<C>,
-        "ssmax: FastPath::row needs the member  const X* row(const Query&) const,  X a type of number");
+  if constexpr (by_row<C>) {
+    static_assert(has_row<C>,
+                  "ssmax: by_row needs the member  const X* row(const Query&) const,  X a type of number");
   }
   static_assert(
       !names_gradient_row<C> || LearnsRow<C>,
       "ssmax: the member 'gradient_row' of a score must be  G* gradient_row(const Query&) const,  G a "
-      "type of number,  and goes with FastPath::row and  void accumulate(const Key&, double) const");
-  static_assert(fast_path<C> != FastPath::same_keys, "ssmax: FastPath::same_keys is for masks");
-  static_assert(fast_path<C> != FastPath::by_size, "ssmax: FastPath::by_size is for scalings");
+      "type of number,  and needs by_row and  void accumulate(const Key&, double) const");
+  static_assert(!same_keys<C>, "ssmax: same_keys is for masks");
+  static_assert(!by_size<C>, "ssmax: by_size is for scalings");
 }
 
 template <class C, class Z>

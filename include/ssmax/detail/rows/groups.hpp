@@ -1,6 +1,6 @@
 // Walks the rows of a [batch, head, query, key] view in groups: neighbouring rows of one head that see the
 // same keys and have the same multiplier, so that a scaling is asked once per group and short rows can share
-// vectors. A scaling that does not ask for FastPath::by_size has one group per row. With an executor that has
+// vectors. A scaling that does not ask for by_size has one group per row. With an executor that has
 // threads, its calls share the rows.
 #pragma once
 
@@ -31,7 +31,7 @@ inline constexpr index_t least_row_call = 16'384;
 /// The first query after `query` that sees other keys than it.
 template <class M>
 index_t end_of_group(const M& mask, const Query& query, KeyRange keys) {
-  if constexpr (shows_same_keys<M>) return query.shape.queries;
+  if constexpr (same_keys<M>) return query.shape.queries;
   Query next = query;
   for (++next.index; next.index < query.shape.queries; ++next.index) {
     const KeyRange other = visible_keys(mask, next);
@@ -43,7 +43,7 @@ index_t end_of_group(const M& mask, const Query& query, KeyRange keys) {
 /// The first of the queries up to `query` that see what it sees.
 template <class M>
 index_t begin_of_group(const M& mask, const Query& query, KeyRange keys) {
-  if constexpr (shows_same_keys<M>) return 0;
+  if constexpr (same_keys<M>) return 0;
   Query first = query;
   for (; first.index > 0; --first.index) {
     Query before = first;

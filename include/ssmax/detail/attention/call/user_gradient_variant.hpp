@@ -188,13 +188,14 @@ class UserGradientVariant final : public UserVariant<A, S, M, C, GradientVariant
     if constexpr (shared::is_composed<Part>) {
       apply_and_differentiate(part.first(), logits, memory);
       apply_and_differentiate(part.second(), logits, memory);
-    } else if constexpr (fast_path<Part> == FastPath::distance || fast_path<Part> == FastPath::row) {
+    } else if constexpr (has_slope_kernel<Part> || by_row<Part>) {
       this->apply_score(part, logits, memory);  // z plus something: its derivative is 1
-    } else if constexpr (fast_path<Part> == FastPath::elementwise) {
-      for (index_t at = 0; at < logits.keys.size(); ++at) {
-        part.apply(logits.s + at * tile_lanes, width);
-        part.differentiate(logits.s + at * tile_lanes, width, slope + at * tile_lanes);
-      }
+    } else if constexpr (Base::template goes_by_lanes<Part>) {
+      Base::template for_each_key_lanes<Part>(logits, memory, [&](index_t at, const auto& lanes) {
+        part.apply(lanes);
+        using Made = std::conditional_t<reads_place<Part>, PlacedLanes<const A>, Lanes<const A>>;
+        part.differentiate(Made(lanes), slope + at * tile_lanes);
+      });
     } else if constexpr (Base::template stretches<Part>) {
       this->stretch(part, logits, slope, memory);
     } else {

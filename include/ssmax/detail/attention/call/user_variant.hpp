@@ -26,7 +26,7 @@ class UserVariant : public Interface {
 
   UserVariant(const S& a_scaling, const M& a_mask, const C& a_score)
       : Interface(!std::same_as<C, Identity>, detail::has_predicate<M>, detail::has_run<M>,
-                  detail::shows_same_keys<M> && detail::goes_by_size<S>),
+                  same_keys<M> && detail::goes_by_size<S>),
         scaling(a_scaling),
         mask(a_mask),
         score(a_score) {}
@@ -194,13 +194,13 @@ class UserVariant : public Interface {
 
   template <class Part>
   void apply_score(const Part& part, const Logits<A>& logits, const TileScratch<A>& memory) const {
-    const index_t tile_lanes = memory.tile_lanes, width = memory.kernels.width;
+    const index_t width = memory.kernels.width;
     if constexpr (shared::is_composed<Part>) {
       apply_score(part.first(), logits, memory);
       apply_score(part.second(), logits, memory);
-    } else if constexpr (fast_path<Part> == FastPath::elementwise) {
-      for (index_t at = 0; at < logits.keys.size(); ++at) part.apply(logits.s + at * tile_lanes, width);
-    } else if constexpr (fast_path<Part> == FastPath::distance && !has_key_position<M>) {
+    } else if constexpr (goes_by_lanes<Part>) {
+      for_each_key_lanes<Part>(logits, memory, [&](index_t, const auto& lanes) { part.apply(lanes); });
+    } else if constexpr (has_slope_kernel<Part> && !has_key_position<M>) {
       A *slope = memory.lane.slope, *distance = memory.lane.distance;
       for (index_t lane = 0; lane < width; ++lane) {
         const Query& query = logits.rows[lane].query;
@@ -208,7 +208,7 @@ class UserVariant : public Interface {
         distance[lane] = static_cast<A>(logits.keys.begin - query_position(query));
       }
       kernels<ScoreKernels<A>>().ramp(logits.s, logits.keys.size(), slope, distance);
-    } else if constexpr (fast_path<Part> == FastPath::row) {
+    } else if constexpr (by_row<Part>) {
       add_rows(part, logits, memory);
     } else if constexpr (stretches<Part>) {
       stretch(part, logits, nullptr, memory);
@@ -217,11 +217,32 @@ class UserVariant : public Interface {
     }
   }
 
-  /// Whether FastPath::distance_factor applies to a score.
+  /// Whether a score is vectorized by its own members: distances are those of the library's positions.
   template <class Part>
-  static constexpr bool stretches = fast_path<Part> == FastPath::distance_factor && !has_key_position<M>;
+  static constexpr bool goes_by_lanes = by_lanes<Part> && !(reads_place<Part> && has_key_position<M>);
 
-  /// FastPath::distance_factor: z becomes z', and slope, unless null, is multiplied by dz'/dz. Queries that stand side
+  /// Calls f(key - keys.begin, lanes) for each key of the logits: one query per lane.
+  template <class Part, class F>
+  void for_each_key_lanes(const Logits<A>& logits, const TileScratch<A>& memory, const F& f) const {
+    const index_t tile_lanes = memory.tile_lanes, width = memory.kernels.width;
+    if constexpr (reads_place<Part>) {
+      A* distance = memory.lane.distance;
+      for (index_t lane = 0; lane < width; ++lane)
+        distance[lane] = static_cast<A>(logits.keys.begin - query_position(logits.rows[lane].query));
+      for (index_t at = 0; at < logits.keys.size(); ++at) {
+        f(at, PlacedLanes<A>({logits.s + at * tile_lanes, width}, distance, static_cast<A>(at),
+                             &logits.rows[0].query, sizeof(QueryRow)));
+      }
+    } else {
+      for (index_t at = 0; at < logits.keys.size(); ++at) f(at, Lanes<A>(logits.s + at * tile_lanes, width));
+    }
+  }
+
+  /// Whether a score multiplies by factors of the distance.
+  template <class Part>
+  static constexpr bool stretches = has_factor_kernel<Part> && !has_key_position<M>;
+
+  /// z becomes z', and slope, unless null, is multiplied by dz'/dz. Queries that stand side
   /// by side read one run of factors; the factors of other queries are turned into lanes first.
   template <class Part>
   void stretch(const Part& part, const Logits<A>& logits, A* slope, const TileScratch<A>& memory) const {
@@ -245,7 +266,7 @@ class UserVariant : public Interface {
     apply(logits.s, slope, count, memory.transposed, width);
   }
 
-  /// FastPath::row: converts the rows to A where needed, and turns the rows into lanes.
+  /// by_row: converts the rows to A where needed, and turns the rows into lanes.
   template <class Part>
   void add_rows(const Part& part, const Logits<A>& logits, const TileScratch<A>& memory) const {
     const index_t count = std::min(logits.keys.size(), logits.length - logits.keys.begin),
@@ -277,9 +298,9 @@ class UserVariant : public Interface {
     if constexpr (shared::is_composed<Part>) {
       apply_score(part.first(), s, keys, row);
       apply_score(part.second(), s, keys, row);
-    } else if constexpr (fast_path<Part> == FastPath::elementwise) {
-      part.apply(s, keys.size());
-    } else if constexpr (fast_path<Part> == FastPath::distance && !has_key_position<M>) {
+    } else if constexpr (goes_by_lanes<Part>) {
+      apply_key_lanes(part, s, keys, row);
+    } else if constexpr (has_slope_kernel<Part> && !has_key_position<M>) {
       const index_t position = query_position(row.query);
       const A slope = static_cast<A>(part.slope(row.query.head));
       for_each_block(s, keys, [&](A* z, KeyRange block, A* distance) {
@@ -294,7 +315,7 @@ class UserVariant : public Interface {
         const A* factors = part.factors(block.begin - position, block.size(), scratch);
         kernels<ScoreKernels<A>>().stretch_row(z, block.size(), factors);
       });
-    } else if constexpr (fast_path<Part> == FastPath::row) {
+    } else if constexpr (by_row<Part>) {
       const auto* numbers = part.row(row.query);
       if (numbers == nullptr) return apply_each(part, s, keys, row);
       for_each_block(s, keys, [&](A* z, KeyRange block, A* scratch) {
@@ -303,6 +324,22 @@ class UserVariant : public Interface {
       });
     } else {
       apply_each(part, s, keys, row);
+    }
+  }
+
+  /// One key per lane.
+  template <class Part>
+  void apply_key_lanes(const Part& part, A* s, KeyRange keys, const QueryRow& row) const {
+    if constexpr (reads_place<Part>) {
+      const index_t position = query_position(row.query);
+      for_each_block(s, keys, [&](A* z, KeyRange block, A* distance) {
+        for (index_t key = block.begin; key < block.end; ++key) {
+          distance[key - block.begin] = static_cast<A>(key - position);
+        }
+        part.apply(PlacedLanes<A>({z, block.size()}, distance, A{0}, &row.query, 0));
+      });
+    } else {
+      part.apply(Lanes<A>(s, keys.size()));
     }
   }
 
