@@ -53,8 +53,8 @@ void next_token_rotated(View<const float, 4> q, View<float, 4> rotated_q, View<c
 }
 
 // `keys` holds keys without rotation. The call rotates the query and every key.
-void next_token(View<const float, 4> q, View<const float, 4> keys, View<const float, 4> values,
-                View<float, 4> out, const Rope<float>& tables) {
+void next_token_unrotated(View<const float, 4> q, View<const float, 4> keys, View<const float, 4> values,
+                          View<float, 4> out, const Rope<float>& tables) {
   attention<float>({.q = q, .k = keys, .v = values, .out = out}, SSMax<float>{0.43f}, Causal{},
                    {.rope = &tables});
 }
@@ -144,7 +144,7 @@ int main() {
                                     {q.stride(0), q.stride(1), q.stride(2), 1});
     const View<float, 4> to_a(a.data(), {1, kHeads, 1, kWidth}), to_b(b.data(), {1, kHeads, 1, kWidth});
     next_token_rotated(last, {rotated_q.data(), {1, kHeads, 1, kWidth}}, rotated_k, v, to_a, tables);
-    next_token(last, k, v, to_b, tables);
+    next_token_unrotated(last, k, v, to_b, tables);
     check.holds("keys rotated before or in the call", difference(to_a, to_b) < 1e-5);
   }
   return check.exit_code();
