@@ -49,6 +49,23 @@ void every_second_key(const Tensors& x) {
   attention<float>({.q = x.q, .k = x.k, .v = x.v, .out = x.out}, Softmax{}, Causal{} & Where(same_parity));
 }
 
+// Options are members of one struct. Name the ones that you need, in the order of the struct.
+void with_options(const Tensors& x, const Rope<float>& rope, std::span<const float> sinks,
+                  Workspace& workspace) {
+  attention<float>({.q = x.q, .k = x.k, .v = x.v, .out = x.out}, Softmax{}, Causal{},
+                   {.scale = 0.25, .rope = &rope, .sinks = sinks, .workspace = &workspace});
+}
+
+// All layers of a model: one plan checks shapes and mask once, one piece of memory serves all calls.
+void all_layers(std::span<const Tensors> layers, const AttentionShape& shape, ThreadPool& pool) {
+  const AttentionPlan<float, Causal> plan(shape, Causal{}, {}, pool.concurrency());
+  Workspace workspace;
+  const std::span memory(workspace.reserve(plan.bytes()), plan.bytes());
+  for (const Tensors& x : layers) {
+    plan.bind({.q = x.q, .k = x.k, .v = x.v, .out = x.out}, SSMax<float>{0.43f}).run(memory, pool);
+  }
+}
+
 namespace {
 
 constexpr index_t kHeads = 4, kKvHeads = 2, kLength = 40, kWidth = 8;
@@ -138,6 +155,18 @@ int main() {
   compare(
       check, "every second key", x, [](index_t i, index_t j) { return j <= i && (i - j) % 2 == 0; },
       unchanged, one);
+
+  ThreadPool pool(2);
+  all_layers({&x, 1},
+             {.heads = kHeads, .kv_heads = kKvHeads, .queries = kLength, .keys = kLength, .width = kWidth},
+             pool);
+  compare(check, "a plan", x, causal, unchanged,
+          [](index_t, index_t n) { return 0.43 * std::log(static_cast<double>(n)); });
+
+  // The call leaves its memory in the workspace.
+  Workspace workspace;
+  with_options(x, Rope<float>({.width = kWidth}, kLength), sinks, workspace);
+  check.holds("a workspace", workspace.size() > 0);
 
   // Key 7 is masked for every query, and its value is NaN.
   std::vector<float> mask(kLength * kLength, 0.25f);
