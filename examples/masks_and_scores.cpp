@@ -56,6 +56,28 @@ void with_options(const Tensors& x, const Rope<float>& rope, std::span<const flo
                    {.scale = 0.25, .rope = &rope, .sinks = sinks, .workspace = &workspace});
 }
 
+// Attention over two halves of the keys, each with a state of its own, and the result of both.
+void two_halves(const Tensors& x, const AttentionState<float>& first, const AttentionState<float>& second) {
+  const index_t keys = x.k.extent(2), middle = keys / 2;
+  const auto part = [](const View<const float, 4>& all, index_t begin, index_t count) {
+    return View<const float, 4>(&all(0, 0, begin, 0), {all.extent(0), all.extent(1), count, all.extent(3)},
+                                {all.stride(0), all.stride(1), all.stride(2), 1});
+  };
+  const SSMax<float> scaling{0.43f};
+  attention_partial<float>(
+      {.q = x.q, .k = part(x.k, 0, middle), .v = part(x.v, 0, middle), .keys = keys, .state = first}, scaling,
+      Causal{});
+  attention_partial<float>({.q = x.q,
+                            .k = part(x.k, middle, keys - middle),
+                            .v = part(x.v, middle, keys - middle),
+                            .first_key = middle,
+                            .keys = keys,
+                            .state = second},
+                           scaling, Causal{});
+  merge(first, second);
+  finish(first, x.out);
+}
+
 // All layers of a model: one plan checks shapes and mask once, one piece of memory serves all calls.
 void all_layers(std::span<const Tensors> layers, const AttentionShape& shape, ThreadPool& pool) {
   const AttentionPlan<float, Causal> plan(shape, Causal{}, {}, pool.concurrency());
@@ -161,6 +183,17 @@ int main() {
              {.heads = kHeads, .kv_heads = kKvHeads, .queries = kLength, .keys = kLength, .width = kWidth},
              pool);
   compare(check, "a plan", x, causal, unchanged,
+          [](index_t, index_t n) { return 0.43 * std::log(static_cast<double>(n)); });
+
+  std::fill(out.begin(), out.end(), 0.0f);
+  std::vector<float> shifts(2 * kHeads * kLength), sums(shifts), values(2 * out.size());
+  const auto state = [&](index_t i) {
+    return AttentionState<float>{.shift = {shifts.data() + i * kHeads * kLength, {1, kHeads, kLength}},
+                                 .sum = {sums.data() + i * kHeads * kLength, {1, kHeads, kLength}},
+                                 .o = {values.data() + i * std::ssize(out), {1, kHeads, kLength, kWidth}}};
+  };
+  two_halves(x, state(0), state(1));
+  compare(check, "two halves", x, causal, unchanged,
           [](index_t, index_t n) { return 0.43 * std::log(static_cast<double>(n)); });
 
   // The call leaves its memory in the workspace.
