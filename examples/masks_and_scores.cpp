@@ -1,5 +1,5 @@
-// docs/attention.md and docs/options.md show these calls: masks, score functions, sinks, parts of the keys, options, a
-// plan. The program compares each call with a loop over the keys.
+// docs/attention.md and docs/options.md show these calls: masks, score functions, sinks, options, a plan.
+// The program compares each call with a loop over the keys.
 #include <algorithm>
 #include <cmath>
 #include <limits>
