@@ -1,4 +1,4 @@
-// What docs/quick_start.md shows of rows, packed tensors, rings, training and explanations, and that it works: ds is what moving s does.
+// docs/get_started.md and the guides show these functions. The program compares ds with differences of a loss.
 #include <cmath>
 #include <cstdio>
 #include <span>
