@@ -23,6 +23,14 @@ void append_prompts(KvCache<half, bfloat16>& cache, View<const float, 4> k, View
   cache.append(k, v, &rope, lengths);
 }
 
+// One step of a server: the queries of all sequences are packed, as many per sequence as it has new tokens. Their keys
+// are in the cache.
+void mixed_step(const KvCache<half, bfloat16>& cache, View<const float, 2> q, View<float, 2> out,
+                index_t heads, std::span<const index_t> cumulative, const Rope<float>& rope) {
+  decode<float>({.q = heads_view(q, heads), .out = heads_view(out, heads)}, cache, SSMax<float>{0.43f},
+                Causal{}, {.rope = &rope, .lengths = SequenceLengths::packed_queries(cumulative)});
+}
+
 // A draft of several tokens per sequence: all are appended and decoded in one call. Then truncate removes the
 // rejected tokens.
 void try_draft(KvCache<half, bfloat16>& cache, View<const float, 4> q, View<const float, 4> k,
@@ -78,6 +86,37 @@ int main() {
     const View<float, 4> results(out.data(), {kBatch, kHeads, kDraft, kWidth});
     try_draft(cache, positions(q, kHeads, kPrompt, kDraft), positions(k, kKvHeads, kPrompt, kDraft),
               positions(v, kKvHeads, kPrompt, kDraft), results, rope, 1);
+    // The same queries once more: the last 2 of sequence 0, the last one of sequence 1.
+    {
+      const std::vector<index_t> cumulative{0, 2, 3};
+      std::vector<float> packed(3 * kHeads * kWidth), mixed(packed.size());
+      for (index_t row = 0; row < 3; ++row) {
+        const index_t b = row / 2, i = kDraft - 2 + row % 2 - (b == 1 ? -1 : 0);
+        for (index_t h = 0; h < kHeads; ++h) {
+          for (index_t c = 0; c < kWidth; ++c) {
+            packed[static_cast<std::size_t>((row * kHeads + h) * kWidth + c)] =
+                positions(q, kHeads, kPrompt, kDraft)(b, h, i, c);
+          }
+        }
+      }
+      auto full = small_cache(kBatch, kKvHeads, kWidth, kTotal);
+      append_prompts(full, positions(k, kKvHeads, 0, kPrompt), positions(v, kKvHeads, 0, kPrompt), lengths,
+                     rope);
+      full.append(positions(k, kKvHeads, kPrompt, kDraft), positions(v, kKvHeads, kPrompt, kDraft), &rope);
+      mixed_step(full, {packed.data(), {3, kHeads * kWidth}}, {mixed.data(), {3, kHeads * kWidth}}, kHeads,
+                 cumulative, rope);
+      double worst = 0;
+      for (index_t row = 0; row < 3; ++row) {
+        const index_t b = row / 2, i = kDraft - 2 + row % 2 - (b == 1 ? -1 : 0);
+        for (index_t h = 0; h < kHeads; ++h) {
+          for (index_t c = 0; c < kWidth; ++c) {
+            const float x = mixed[static_cast<std::size_t>((row * kHeads + h) * kWidth + c)];
+            worst = std::max(worst, std::abs(static_cast<double>(x - results(b, h, i, c))));
+          }
+        }
+      }
+      check.holds("a mixed step", worst < 1e-6);
+    }
     check.holds("one token was accepted", cache.length(0) == kPrompt + 1 && cache.length(1) == 6);
 
     // The first sequence without a cache.
