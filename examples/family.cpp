@@ -152,7 +152,7 @@ int main() {
                              [](index_t, index_t) { return 0.2 * std::log(2.0) + 1; }));
   }
   {
-    const ScaleInvariant score(10, kLength);  // τ, and how long a context may be; made once for all calls
+    const ScaleInvariant score(10, kLength);  // τ, and the longest context; make it once for all calls
     attention<float>({.q = q, .k = k, .v = v, .out = out}, Softmax{}, Causal{}, score);
     is("scale-invariant attention",
        expected(of_q, of_k, of_v, from_0, one, [](double z, index_t, index_t i, index_t key) {
@@ -161,8 +161,8 @@ int main() {
        }));
   }
   {
-    // -F[batch, head, key], F the sum of the logarithms of all forget gates so far. F of the query would add the
-    // same to all of its logits, which softmax does not feel: stride 0.
+    // of_f is -F[batch, head, key]. F is the cumulative sum of the logarithms of the forget gates. The stride along
+    // the queries is 0: F of the query is the same for all of its keys, so it does not change the softmax.
     const std::vector<float> of_f = numbers(kHeads * kLength);
     const View<const float, 4> minus_f(of_f.data(), {1, kHeads, kLength, kLength}, {0, kLength, 0, 1});
     attention<float>({.q = q, .k = k, .v = v, .out = out}, Softmax{}, Causal{}, Bias(minus_f));
@@ -195,7 +195,7 @@ int main() {
     for (std::size_t i = 0; i < gate.size(); ++i) {
       const float sigma = 1 / (1 + std::exp(-gate[i]));
       gated[i] = sigma * of_out[i];
-      // Backward: what attention_backward takes as dout, and what the gate's own layer gets.
+      // Backward: dout is the input of attention_backward, dgate is the gradient of the layer that made the gate.
       dout[i] = sigma * dgated[i];
       dgate[i] = sigma * (1 - sigma) * of_out[i] * dgated[i];
     }
