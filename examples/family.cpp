@@ -1,5 +1,5 @@
-// What docs/family.md shows: the attention of models and papers that scale their logits, and that each of them is its
-// formula, key by key.
+// Computes the attention of the models and papers in docs/family.md. Compares each result to its formula,
+// key by key.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -23,10 +23,10 @@ std::vector<float> numbers(index_t count, float size = 1) {
   return values;
 }
 
-/// z' of a query and a key.
+/// Returns z' of a query and a key.
 using Score = std::function<double(double z, index_t head, index_t query, index_t key)>;
 
-/// What attention is to make of q, k and v, where query i sees keys [first(i), i].
+/// Returns the exact result of attention of q, k and v, where query i sees keys [first(i), i].
 std::vector<double> expected(const std::vector<float>& q, const std::vector<float>& k,
                              const std::vector<float>& v, const std::function<index_t(index_t)>& first,
                              const std::function<double(index_t head, index_t query)>& c,
@@ -86,7 +86,8 @@ int main() {
   const auto s_of = [&](index_t head) { return static_cast<double>(s[static_cast<std::size_t>(head)]); };
   const auto b_of = [&](index_t head) { return static_cast<double>(b[static_cast<std::size_t>(head)]); };
   {
-    const std::vector<index_t> cumulative{0, 10, kLength};  // where documents begin and end
+    const std::vector<index_t> cumulative{
+        0, 10, kLength};  // first token of each document, then the number of tokens
     attention<float>({.q = q, .k = k, .v = v, .out = out}, SSMax<float>{s}, Documents{cumulative, true});
     const auto begin = [](index_t i) { return i < 10 ? index_t{0} : index_t{10}; };
     is("OLMo 3.5", expected(of_q, of_k, of_v, begin,
