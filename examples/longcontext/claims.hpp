@@ -116,8 +116,8 @@ inline std::vector<Claim> claims(const Results& results) {
   const Quantities q = quantities(results.plan);
   const std::string far_loss = "loss beyond 4 × the trained length",
                     found = "needles found beyond the trained length", training = "training loss at the end";
-  // A configuration that finds fewer than half of the needles within the trained length tells us no fact
-  // about longer contexts.
+  // Claims about longer contexts require that both configurations find half of the needles within the trained
+  // length.
   const auto learnt = [&](int figure, const char* one, const char* other) {
     const auto by = [&](const char* name) {
       return std::ranges::all_of(results.of(name), [&](const Run* run) { return q.found_near(*run) >= 0.5; });
