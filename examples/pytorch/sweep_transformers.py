@@ -173,7 +173,7 @@ def eagers_own():
 
 
 def answer_empty_queries(module):
-    """Makes eager attention return 0 for a query without a visible key, as ours does. It returns the mean of all values else."""
+    """Makes eager attention return 0 for a query without a visible key, as ours does. Else it returns the mean value."""
     eager = getattr(module, "eager_attention_forward", None)
 
     def forward(caller, query, key, value, attention_mask, *arguments, **options):

@@ -40,7 +40,7 @@ class Layer(nn.Module):
         return self.qkv(self.norm(x)).unflatten(-1, (3, HEADS, -1)).transpose(1, 3).unbind(2)
 
     def weight_on(self, x: Tensor, keys: Tensor) -> Tensor:
-        """Returns the attention of the last query on key keys[i] of sequence i, [batch, heads]. Uses values of 1 there, else 0."""
+        """Returns the last query's attention on key keys[i] of sequence i, [batch, heads]. Values are 1 there, else 0."""
         q, k, _ = self.project(x)
         marked = F.one_hot(keys, x.shape[1]).to(x.dtype)[:, None, :, None].expand(-1, HEADS, -1, 1)
         return self.attention(q, k, marked.contiguous(), mask=CAUSAL, rope=ROPE)[:, :, -1, 0]

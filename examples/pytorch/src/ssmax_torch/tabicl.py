@@ -118,7 +118,7 @@ _OURS = {MultiheadAttention: Attention, InducedSelfAttentionBlock: InducedBlock}
 
 
 def _table(rope: nn.Module) -> Rope | None:
-    """Returns the library's rope that rotates as TabICL's does. Returns None if the frequencies are not powers of one number."""
+    """Returns a rope that rotates as TabICL's does. Returns None if the frequencies are not powers of one number."""
     frequencies = rope.freqs.detach().double()
     width = 2 * len(frequencies)
     theta = float(frequencies[-1]) ** (-width / (width - 2)) if width > 2 else 1.0
