@@ -1,5 +1,5 @@
 // Measures the attention on a needle in a text. One sentence, the needle, stands among the words of a real
-// text, and one query asks for it. The table gives the attention on the needle's tokens as the context
+// text, and one query is similar to it. The table gives the attention on the needle's tokens as the context
 // grows. With Softmax this attention falls; with SSMax it stays high.
 //
 // The program trains no model. Keys and the query are means of random word vectors, weighted by idf

@@ -1,5 +1,5 @@
 // Trains a small model from random weights, with an s and a b per head. Two layers of causal attention with
-// RoPE learn in seconds to find the word that followed the last occurrence of a word. The task needs both
+// RoPE are trained in seconds to find the word that followed the last occurrence of a word. The task needs both
 // layers: one layer finds the previous word, the other finds the earlier occurrence (an induction head).
 //
 //   forward    embedding, 2 × (normalise, q, k, v, ssmax::attention, add), normalise, head: logits

@@ -41,8 +41,8 @@ double visible(const ssmax::shared::Problem<float>& problem, const ssmax::shared
   return sum;
 }
 
-/// Advances the clock. A rank with its own core sleeps instead of computing: at the end of a computation
-/// SimGrid 3.32 searches all of the rank's messages, which takes long on a thousand machines.
+/// Advances the clock. A rank with its own core sleeps instead of computing. Reason: at the end of a
+/// computation SimGrid 3.32 searches all messages of the rank, which takes long on a thousand machines.
 void compute(double flop) {
   if (flop <= 0) return;
   const simgrid::s4u::Host* host = simgrid::s4u::this_actor::get_host();

@@ -97,9 +97,9 @@ inline Plan sized_plan(double seconds) {
 // Steps to try a rate, and steps of an extension, as fractions of the steps of a training.
 inline constexpr double kTryPart = 0.25, kExtensionPart = 0.02;
 
-// Returns the steps of the whole plan, in units of one training: five configurations try every rate; (a) to
-// (d) train with every seed, as does the last part of (f); the table trains with one seed; six
-// configurations are extended.
+// Returns the steps of the whole plan, in units of one training. Five configurations try every rate. (a) to
+// (d), and the last part of (f), train with every seed. The table trains with one seed. Six configurations
+// are extended with every seed.
 inline double whole_trainings(const Plan& plan) {
   const double tries = kTryPart * 5 * static_cast<double>(plan.rates.size());
   return tries + static_cast<double>(plan.seeds.size()) * (4 + (1 - plan.switch_part) + 6 * kExtensionPart) +
