@@ -1,4 +1,4 @@
-// What the examples share to be tests as well: compare, say what differs, end with an exit code.
+// Checks of the examples, which are also tests: compare numbers, print differences, return an exit code.
 #pragma once
 
 #include <cmath>
@@ -10,7 +10,7 @@ namespace examples {
 
 class Check {
  public:
-  // NaN on either side fails, because the comparison is written for what must hold.
+  // The condition states the valid range, so NaN on either side fails.
   void near(const std::string& what, double value, double expected, double relative_error) {
     if (std::abs(value - expected) <= relative_error * std::abs(expected)) return;
     failed_ = true;

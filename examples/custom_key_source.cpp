@@ -1,5 +1,5 @@
-// A source of keys of your own: a paged cache. Sequences own pages of 16 keys, which lie anywhere in one pool;
-// a server gives them out as sequences grow, and takes them back.
+// Adds a source of keys: a paged cache, as in vLLM. Each sequence owns pages of 16 keys in one pool, in any order.
+// A server assigns a page when a sequence grows, and frees the pages when the sequence ends.
 #include <algorithm>
 #include <cmath>
 #include <ssmax/ssmax.hpp>
@@ -15,17 +15,17 @@ struct PagedKeys {
 
   static constexpr index_t page = 16;
   index_t kv_heads, width;
-  std::vector<float> k, v;                  // the pool: [page][kv head][key of the page][channel]
-  std::vector<std::vector<index_t>> pages;  // of each sequence, in the order of its keys
-  std::vector<index_t> lengths;             // of each sequence
+  std::vector<float> k, v;                  // pool: [page][kv head][key of the page][channel]
+  std::vector<std::vector<index_t>> pages;  // page table of each sequence, in key order
+  std::vector<index_t> lengths;             // number of keys of each sequence
 
-  // The extents of the whole: batch entries, kv heads, width of keys and of values.
+  // Returns the number of sequences, the number of kv heads, the width of keys and the width of values.
   ssmax::KeySourceShape shape() const { return {std::ssize(lengths), kv_heads, width, width}; }
-  // Keys that a sequence has had: n and positions come from it.
+  // Returns the number of keys that the sequence has had. The library computes n and positions from this number.
   index_t length(index_t sequence) const { return lengths[static_cast<std::size_t>(sequence)]; }
-  // Those of them that can still be read: here all.
+  // Returns the range of keys that can be read: here all keys.
   ssmax::KeyRange stored(index_t sequence) const { return {0, length(sequence)}; }
-  // One key, and how many lie behind it: the rest of its page, as far as the sequence goes.
+  // Returns the longest contiguous run of keys that starts at `key`: up to the end of the page or the sequence.
   ssmax::KeyStretch<float> stretch(index_t sequence, index_t kv_head, index_t key) const {
     const index_t at = pages[static_cast<std::size_t>(sequence)][static_cast<std::size_t>(key / page)];
     const index_t offset = ((at * kv_heads + kv_head) * page + key % page) * width;
@@ -45,7 +45,7 @@ constexpr index_t kHeads = 4, kKvHeads = 2, kWidth = 32, kLengths[] = {100, 37};
 }  // namespace
 
 int main() {
-  // Two sequences take pages in turn, from the pool's end.
+  // Assign pages to two sequences in turn, from the end of the pool.
   PagedKeys keys{.kv_heads = kKvHeads, .width = kWidth, .k = {}, .v = {}, .pages = {{}, {}}, .lengths = {}};
   index_t free = 10;
   for (const index_t length : kLengths) keys.lengths.push_back(length);
@@ -65,10 +65,10 @@ int main() {
   const ssmax::View<const float, 4> queries(q.data(), {2, kHeads, 1, kWidth});
   const ssmax::View<float, 4> results(out.data(), {2, kHeads, 1, kWidth});
 
-  // It goes where a KvCache goes.
+  // Pass the source of keys in place of a KvCache.
   ssmax::decode<float>({.q = queries, .out = results}, keys, ssmax::SSMax<float>{0.43f});
 
-  // The same keys, one behind the other in a KvCache.
+  // Copy the same keys into a KvCache, and decode against the cache.
   ssmax::KvCache<float> cache({.batch = 2, .kv_heads = kKvHeads, .width = kWidth, .capacity = 100});
   std::vector<float> k(2 * kKvHeads * 100 * kWidth), v(k.size());
   for (index_t b = 0; b < 2; ++b) {

@@ -1,5 +1,5 @@
-// A mask of your own: which keys a query sees, and with that n. Here every `step`-th key up to its own, the
-// dilated attention of long-context models.
+// Adds a mask. The mask determines which keys a query sees, and so n. Here a query sees every `step`-th key up to its
+// own: the dilated attention of long-context models.
 #include <ssmax/ssmax.hpp>
 #include <stdexcept>
 #include <vector>
@@ -10,12 +10,12 @@
 struct Dilated {
   ssmax::index_t step;
 
-  // A range that holds every key that the query sees; `sees` picks from it. n is the number of those picked.
+  // Returns a range that contains every visible key; `sees` selects from the range. n counts the selected keys.
   ssmax::KeyRange keys(const ssmax::Query& query) const { return {0, query.position() + 1}; }
   bool sees(const ssmax::Query& query, ssmax::index_t key) const {
     return (query.position() - key) % step == 0;
   }
-  // Called before anything is written.
+  // The library calls this before it writes any result.
   void check(const ssmax::QueryShape&) const {
     if (step < 1) throw std::invalid_argument("Dilated: step must be at least 1");
   }
@@ -40,12 +40,12 @@ int main() {
   };
   const ssmax::SSMax<float> scaling{0.43f};
 
-  // A mask goes wherever one of the library's goes, and `&` joins it with others.
+  // Pass the mask in place of one of the library's masks. `&` joins masks.
   const auto mask = Dilated{4} & ssmax::SlidingWindow{63};
   ssmax::attention<float>({.q = tensor(q), .k = tensor(k), .v = tensor(v), .out = tensor(out)}, scaling,
                           mask);
 
-  // The same as a matrix of bool.
+  // Compute the same attention with a matrix of bool.
   bool seen[kLength * kLength];
   for (index_t query = 0; query < kLength; ++query) {
     for (index_t key = 0; key < kLength; ++key) {

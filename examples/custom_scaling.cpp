@@ -1,5 +1,5 @@
-// A scaling of your own: anything that maps a Row {head, position, n} to the multiplier of its logits.
-// Here it is Grok-2's: it leaves the logits alone up to the trained length T and sharpens them beyond it.
+// Adds a scaling: any callable that returns the multiplier c for a Row {head, position, n}. Here the scaling of Grok-2:
+// c is 1 up to the trained length T, and log2(position) / log2(T) after T.
 #include <cmath>
 #include <cstdio>
 #include <ssmax/ssmax.hpp>
@@ -27,7 +27,7 @@ float logit(index_t query, index_t key) {
   return 4.0f * static_cast<float>(std::sin(static_cast<double>(query * 7 + key * 13)));
 }
 
-// The largest relative error of a row of `y` against the formula, written out in long double.
+// Returns the largest relative error of a row of `y`. The reference is the formula in long double.
 double worst_error(const ssmax::View<const float, 2>& y, index_t query) {
   const long double c =
       query > kTrainedLength ? std::log2(static_cast<long double>(query)) / 6 : 1;  // T = 2^6

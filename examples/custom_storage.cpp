@@ -1,5 +1,4 @@
-// A storage type of your own: keys and values in 8 bits, with a factor for each row. A type whose drivers the
-// library does not bring along needs the headers themselves, not ssmax::compiled.
+// Adds a storage type: keys and values in 8 bits, with one factor per row.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -23,7 +22,7 @@ struct ssmax::StorageTraits<Int8> {
   static void store(const float* in, index_t n, Int8* out) {
     for (index_t i = 0; i < n; ++i) out[i].value = static_cast<std::int8_t>(std::lrint(in[i]));
   }
-  // A row is stored divided by this. Leave it out for a type that needs no factor.
+  // Returns the factor by which the row is divided before `store`. Leave `scale` out for a type without a factor.
   static float scale(const float* in, index_t n) {
     float largest = 1e-30f;
     for (index_t i = 0; i < n; ++i) largest = std::max(largest, std::abs(in[i]));

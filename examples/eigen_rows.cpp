@@ -1,4 +1,4 @@
-// In code that calls a softmax on Eigen today, the functors take its place: matrices, blocks, maps,
+// Replaces a softmax on Eigen by the library's functors. The functors accept matrices, blocks, maps and
 // expressions.
 #include <Eigen/Dense>
 #include <cmath>
@@ -11,7 +11,7 @@
 
 namespace {
 
-// What such code usually has: one probability vector per row.
+// A usual softmax on Eigen: returns one probability vector per row.
 Eigen::MatrixXf softmax(const Eigen::MatrixXf& logits) {
   const Eigen::ArrayXXf e = (logits.colwise() - logits.rowwise().maxCoeff()).array().exp();
   return e.colwise() / e.rowwise().sum();
@@ -25,7 +25,7 @@ double difference(const Eigen::MatrixXf& a, const Eigen::MatrixXf& b) {
 
 int main() {
   constexpr Eigen::Index kQueries = 50, kKeys = 300, kWidth = 16;
-  std::srand(1);  // Eigen's Random draws from rand()
+  std::srand(1);  // Eigen's Random uses rand()
   const Eigen::MatrixXf q = Eigen::MatrixXf::Random(kQueries, kWidth);
   const Eigen::MatrixXf k = Eigen::MatrixXf::Random(kKeys, kWidth);
   const Eigen::MatrixXf logits = 4 * q * k.transpose();
@@ -41,7 +41,7 @@ int main() {
     check.holds(what, difference(ours, expected) < 2e-6);
   };
 
-  const Eigen::MatrixXf p = scalable(logits);  // was: softmax(logits)
+  const Eigen::MatrixXf p = scalable(logits);  // before: softmax(logits)
   same("a matrix", p, softmax(c * logits));
   same("an expression", plain(4 * q * k.transpose()), softmax(logits));
   same("columns", plain(logits, ssmax::Axis::columns), softmax(logits.transpose()).transpose());

@@ -1,7 +1,6 @@
-// Words to vectors without a trained model: every word has a random direction, and a passage is the mean of
-// its words' directions, weighted by how rare they are (idf). Passages that share rare words then point the
-// same way, and all others differ by noise: what a retrieval head of a transformer sees, in the simplest
-// form.
+// Embeds words without a trained model. Every word has a random direction. A passage is the mean of its
+// words' directions, weighted by rarity (idf). Passages that share rare words have similar directions;
+// other passages differ by noise. A retrieval head of a transformer has this input in its simplest form.
 #pragma once
 
 #include <cmath>
@@ -17,7 +16,7 @@ namespace examples {
 
 class Embedding {
  public:
-  // The weights come from `text`; a word that it lacks weighs most.
+  // The weights come from `text`. A word outside of `text` has the largest weight.
   Embedding(const Vocabulary& vocabulary, std::span<const Token> text, std::size_t width, std::uint64_t seed)
       : width_(width), vectors_(vocabulary.size() * width), ends_sentence_(vocabulary.size()) {
     std::vector<double> count(vocabulary.size());
@@ -31,7 +30,7 @@ class Embedding {
     }
   }
 
-  // The direction of a passage, of length 1.
+  // Writes the direction of a passage, of length 1.
   void passage(std::span<const Token> tokens, std::span<float> out) const {
     for (float& x : out) x = 0;
     for (const Token token : tokens) {
@@ -44,8 +43,8 @@ class Embedding {
     for (float& x : out) x *= inverse;
   }
 
-  // One vector per token: the passage of it and what stands before it in its sentence, at most `window`
-  // tokens. A token knows only its past, as in a causal language model.
+  // Writes one vector per token: the passage that ends with the token, within its sentence, of at most
+  // `window` tokens. The vector depends on past tokens only, as in a causal language model.
   void tokens_in_context(std::span<const Token> tokens, std::size_t window, std::span<float> out) const {
     std::size_t sentence = 0;
     for (std::size_t i = 0; i < tokens.size(); ++i) {
@@ -56,7 +55,7 @@ class Embedding {
   }
 
  private:
-  // Signs from a hash, not from <random>, whose distributions differ between standard libraries.
+  // Takes the signs from a hash. The distributions of <random> differ between standard libraries.
   static void write_direction(const std::string& word, std::uint64_t seed, float weight,
                               std::span<float> out) {
     std::uint64_t state = 0xcbf29ce484222325 ^ seed;  // FNV-1a
@@ -71,7 +70,7 @@ class Embedding {
   }
 
   std::size_t width_;
-  std::vector<float> vectors_;  // [word, width]: direction times weight
+  std::vector<float> vectors_;  // [word, width]: direction · weight
   std::vector<bool> ends_sentence_;
 };
 

@@ -1,5 +1,5 @@
-// What docs/family.md shows: the attention of models and papers that scale their logits, and that each of them is its
-// formula, key by key.
+// Computes the attention of the models and papers in docs/family.md. Compares each result to its formula,
+// key by key.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -23,10 +23,10 @@ std::vector<float> numbers(index_t count, float size = 1) {
   return values;
 }
 
-/// z' of a query and a key.
+/// Returns z' of a query and a key.
 using Score = std::function<double(double z, index_t head, index_t query, index_t key)>;
 
-/// What attention is to make of q, k and v, where query i sees keys [first(i), i].
+/// Returns the exact result of attention of q, k and v, where query i sees keys [first(i), i].
 std::vector<double> expected(const std::vector<float>& q, const std::vector<float>& k,
                              const std::vector<float>& v, const std::function<index_t(index_t)>& first,
                              const std::function<double(index_t head, index_t query)>& c,
@@ -86,7 +86,8 @@ int main() {
   const auto s_of = [&](index_t head) { return static_cast<double>(s[static_cast<std::size_t>(head)]); };
   const auto b_of = [&](index_t head) { return static_cast<double>(b[static_cast<std::size_t>(head)]); };
   {
-    const std::vector<index_t> cumulative{0, 10, kLength};  // where documents begin and end
+    const std::vector<index_t> cumulative{
+        0, 10, kLength};  // first token of each document, then the number of tokens
     attention<float>({.q = q, .k = k, .v = v, .out = out}, SSMax<float>{s}, Documents{cumulative, true});
     const auto begin = [](index_t i) { return i < 10 ? index_t{0} : index_t{10}; };
     is("OLMo 3.5", expected(of_q, of_k, of_v, begin,
@@ -152,7 +153,7 @@ int main() {
                              [](index_t, index_t) { return 0.2 * std::log(2.0) + 1; }));
   }
   {
-    const ScaleInvariant score(10, kLength);  // τ, and how long a context may be; made once for all calls
+    const ScaleInvariant score(10, kLength);  // τ, and the longest context; make it once for all calls
     attention<float>({.q = q, .k = k, .v = v, .out = out}, Softmax{}, Causal{}, score);
     is("scale-invariant attention",
        expected(of_q, of_k, of_v, from_0, one, [](double z, index_t, index_t i, index_t key) {
@@ -161,8 +162,8 @@ int main() {
        }));
   }
   {
-    // -F[batch, head, key], F the sum of the logarithms of all forget gates so far. F of the query would add the
-    // same to all of its logits, which softmax does not feel: stride 0.
+    // of_f is -F[batch, head, key]. F is the cumulative sum of the logarithms of the forget gates. The stride along
+    // the queries is 0: F of the query is the same for all of its keys, so it does not change the softmax.
     const std::vector<float> of_f = numbers(kHeads * kLength);
     const View<const float, 4> minus_f(of_f.data(), {1, kHeads, kLength, kLength}, {0, kLength, 0, 1});
     attention<float>({.q = q, .k = k, .v = v, .out = out}, Softmax{}, Causal{}, Bias(minus_f));
@@ -195,7 +196,7 @@ int main() {
     for (std::size_t i = 0; i < gate.size(); ++i) {
       const float sigma = 1 / (1 + std::exp(-gate[i]));
       gated[i] = sigma * of_out[i];
-      // Backward: what attention_backward takes as dout, and what the gate's own layer gets.
+      // Backward: dout is the input of attention_backward, dgate is the gradient of the layer that made the gate.
       dout[i] = sigma * dgated[i];
       dgate[i] = sigma * (1 - sigma) * of_out[i] * dgated[i];
     }

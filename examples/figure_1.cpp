@@ -1,5 +1,5 @@
-// Figure 1 of the paper: attention fading. Of n logits all are -2 but the last, which is +3. The probability
-// of that last one is 1 / (1 + (n-1) e^-5) under Softmax and 1 / (1 + (n-1) n^-5s) under SSMax.
+// Draws figure 1 of the paper: attention fading. The last of n logits is +3, all others are -2. The
+// probability of the last logit is 1 / (1 + (n-1) e^-5) with Softmax and 1 / (1 + (n-1) n^-5s) with SSMax.
 #include <CLI/CLI.hpp>
 #include <cmath>
 #include <cstdio>
@@ -13,7 +13,7 @@
 namespace {
 
 constexpr double kS = 0.43;
-constexpr double kGap = 5;  // from -2 to +3
+constexpr double kGap = 5;  // difference of -2 and +3
 
 double softmax_formula(double n) { return 1 / (1 + (n - 1) * std::exp(-kGap)); }
 double ssmax_formula(double n) { return 1 / (1 + (n - 1) * std::pow(n, -kGap * kS)); }

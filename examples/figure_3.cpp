@@ -1,5 +1,6 @@
-// Figure 3 of the paper: how far above the others must a logit stand to get the attention?
-// z = (0, 1/(n-2), 2/(n-2), ..., 1, z_max). Softmax asks for ever more as n grows; SSMax asks for 1 + 1/s.
+// Draws figure 3 of the paper: the probability of the largest logit z_max, for z = (0, 1/(n-2), 2/(n-2),
+// ..., 1, z_max). With Softmax, the z_max that gets half of the attention grows with n. With SSMax, this
+// z_max stays near 1 + 1/s.
 #include <CLI/CLI.hpp>
 #include <cmath>
 #include <cstdio>
@@ -14,7 +15,7 @@ namespace {
 
 constexpr std::size_t kSizes[] = {10, 1'000, 100'000};
 constexpr float kScales[] = {0.5f, 1.0f};
-constexpr double kLargest = 20;  // of z_max on the horizontal axis
+constexpr double kLargest = 20;  // largest z_max on the horizontal axis
 constexpr int kSteps = 200;
 
 std::vector<float> logits(std::size_t n) {
@@ -23,8 +24,8 @@ std::vector<float> logits(std::size_t n) {
   return z;
 }
 
-// The same probability by the formula itself, in long double: e^(c z_max) / (e^(c z_max) + the sum of the
-// others).
+// The probability of z_max by the formula in long double: e^(c z_max) / (e^(c z_max) + the sum of the other
+// terms).
 class Formula {
  public:
   Formula(const std::vector<float>& z, long double multiplier) : multiplier_(multiplier) {
@@ -36,7 +37,7 @@ class Formula {
     return static_cast<double>(1 / (1 + others_ * std::exp(-multiplier_ * static_cast<long double>(z_max))));
   }
 
-  // Where the largest logit gets half of the attention.
+  // Returns the z_max that gets half of the attention.
   double half_point() const { return static_cast<double>(std::log(others_) / multiplier_); }
 
  private:
@@ -50,7 +51,7 @@ struct Result {
   examples::Curve curve;
 };
 
-// `function` is any drop-in functor of the library: Softmax{} or SSMax<float>{s}.
+// `function` is a functor of the library: Softmax{} or SSMax<float>{s}.
 template <class Function>
 Result measure(const std::string& name, const std::string& style, std::size_t n, const Function& function,
                long double multiplier, examples::Check& check) {

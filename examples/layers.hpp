@@ -1,6 +1,7 @@
-// What a small transformer needs besides attention, forward and backward: AdamW, dense layers by Eigen, RMS
-// normalisation. Rows of a matrix are tokens. Every backward adds to gradients, as ssmax does to ds and db.
-// Work is cut into pieces that do not depend on the number of threads, so that no result does.
+// Layers of a small transformer besides attention, forward and backward: AdamW, dense layers by Eigen, RMS
+// normalisation. Rows of a matrix are tokens. Every backward adds to gradients, as ssmax does for ds and
+// db. The work is split independently of the number of threads, so results are bit-identical for any
+// number.
 #pragma once
 
 #include <Eigen/Core>
@@ -21,25 +22,26 @@ inline Matrix random_matrix(index_t rows, index_t columns, float deviation, Rand
   return result;
 }
 
-// How AdamW averages gradients and their squares, and how far and how it moves.
+// The settings of AdamW: learning rate, weight decay, and the factors of the two moving averages.
 struct AdamW {
   double rate, decay, mean = 0.9, square = 0.95;
 };
 
-// Arrays of one size; steps count from 1.
+// Updates weights, mean and square by one step of AdamW. All arrays have the same size; `step` counts from
+// 1.
 template <class Weights, class Gradient>
 void update(Weights&& weights, const Gradient& gradient, Weights&& mean, Weights&& square, const AdamW& adam,
             index_t step) {
   mean += static_cast<float>(1 - adam.mean) * (gradient - mean);
   square += static_cast<float>(1 - adam.square) * (gradient.square() - square);
-  // Both began at 0 and are still so much too small.
+  // Correct the bias of both averages, which start at 0.
   const auto rate = static_cast<float>(adam.rate / (1 - std::pow(adam.mean, static_cast<double>(step))));
   const auto grown = static_cast<float>(1 / (1 - std::pow(adam.square, static_cast<double>(step))));
   const auto kept = static_cast<float>(1 - adam.rate * adam.decay);
   weights = kept * weights - rate * mean / ((grown * square).sqrt() + 1e-8f);
 }
 
-// A matrix that is learnt.
+// A trained matrix.
 struct Parameter {
   Matrix value, gradient, mean, square;
   double rate, decay;
@@ -49,20 +51,20 @@ struct Parameter {
     gradient = mean = square = Matrix::Zero(start.rows(), start.cols());
   }
 
-  // `schedule` is the part of the rate that this step gets.
+  // `schedule` is the factor of the learning rate for this step.
   void update(index_t step, double schedule) {
     examples::update(value.array(), gradient.array(), mean.array(), square.array(),
                      {.rate = schedule * rate, .decay = decay, .square = 0.98}, step);
   }
 };
 
-// f(first, count) for the pieces of [0, size).
+// Calls f(first, count) for blocks of [0, size).
 template <class F>
 void in_pieces(index_t size, index_t piece, ssmax::ThreadPool& pool, const F& f) {
   pool.run((size + piece - 1) / piece, [&](index_t i) { f(i * piece, std::min(piece, size - i * piece)); });
 }
 
-// y = x·W.
+// Computes y = x·W.
 struct Linear {
   Parameter weights;  // [in, out]
 
@@ -86,9 +88,10 @@ struct Linear {
   }
 };
 
-// y = x / √(mean of x²) per row. It has no weights of its own: those of the layer behind it do as well.
+// Computes y = x / √(mean of x²) per row. It has no weights: the weights of the next layer serve the same
+// purpose.
 struct RmsNorm {
-  Eigen::VectorXf inverse;  // of the root, per row
+  Eigen::VectorXf inverse;  // 1 / root, per row
 
   void forward(const Matrix& x, Matrix& y) {
     inverse = (x.rowwise().squaredNorm() / static_cast<float>(x.cols())).array().max(1e-8f).rsqrt();

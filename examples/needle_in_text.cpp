@@ -1,14 +1,15 @@
-// A needle in a text: one sentence is hidden among the words of real text, one query asks for it, and the
-// table says how much of the attention lands on its tokens as the context grows. Softmax spreads over the
-// growing crowd; SSMax holds. No model is trained: keys and the query are idf-weighted means of random word
-// vectors (embedding.hpp), so every figure comes from the text, the words of the question, and the scaling of
-// the attention call alone. Keys carry no position, so that no depth is easier than another and n is the only
-// thing that changes.
+// Measures the attention on a needle in a text. One sentence, the needle, stands among the words of a real
+// text, and one query is similar to it. The table gives the attention on the needle's tokens as the context
+// grows. With Softmax this attention falls; with SSMax it stays high.
 //
-// All three scalings multiply the logits by exactly 1 at n = 128 (the default s is 1 / ln 128), which makes
-// the first row the same for all and the rest a comparison of nothing but the dependence on n. The paper's
-// condition stays visible: SSMax holds what stands at least 1/s above the crowd. With --gain 6 the needle
-// does not, and SSMax loses it too, only later.
+// The program trains no model. Keys and the query are means of random word vectors, weighted by idf
+// (embedding.hpp). So every number depends only on the text, the words of the question and the scaling of
+// the call. Keys have no position, so every depth is equally easy and only n changes.
+//
+// All three scalings multiply the logits by exactly 1 at n = 128 (the default s is 1 / ln 128). So the
+// first row is the same for all scalings, and the other rows compare how the scalings depend on n. SSMax
+// keeps its attention on the needle only if the needle's logit exceeds the other logits by 1/s, as in the
+// paper. With --gain 6 the difference is smaller, and SSMax also loses the needle, at larger n.
 #include <CLI/CLI.hpp>
 #include <cmath>
 #include <cstdio>
@@ -28,8 +29,8 @@ namespace {
 using examples::Token;
 using ssmax::index_t;
 
-constexpr std::size_t kSmallest = 128;  // context size
-constexpr std::size_t kWindow = 8;      // tokens of its own past that a key sees
+constexpr std::size_t kSmallest = 128;  // tokens of the smallest context
+constexpr std::size_t kWindow = 8;      // tokens of the sentence in a key's vector
 
 struct Options {
   std::string path = "/usr/share/common-licenses";
@@ -40,12 +41,12 @@ struct Options {
   double bias = 0.5;
   double gain = 10;
   std::size_t width = 64;
-  std::size_t tokens = 2'000'000;  // keys of half a GB at the default width
+  std::size_t tokens = 2'000'000;  // keys take half a GB at the default width
   std::uint64_t seed = 1;
   std::string plot;
   bool check = false;
 
-  // With a bias, s shrinks by what the bias adds at n = 128.
+  // Returns the s that gives, with the bias, the multiplier of SSMax at n = 128.
   double s_beside_bias() const { return s - bias / std::log(static_cast<double>(kSmallest)); }
 };
 
@@ -69,7 +70,7 @@ void add_options(CLI::App& app, Options& options) {
 }
 
 void validate(const Options& options) {
-  // Written for what must hold, so that NaN fails too.
+  // The conditions state the valid range, so NaN fails too.
   if (!(options.depth >= 0 && options.depth <= 1))
     throw std::invalid_argument("--depth must lie between 0 and 1");
   if (!(options.gain > 0 && options.gain <= 1000))
@@ -81,7 +82,7 @@ void validate(const Options& options) {
     throw std::invalid_argument("--width must lie between 1 and 65536");
 }
 
-// What does not change with the context size.
+// The data that all context sizes share.
 struct Task {
   std::vector<Token> text, needle;
   std::size_t files;
@@ -117,7 +118,7 @@ Task prepare(const Options& options) {
   return {std::move(text.tokens), std::move(needle), text.files, std::move(embedding), std::move(query)};
 }
 
-// Doubling, and at last everything: the text and the needle.
+// Returns the context sizes: powers of two times the smallest size, then the whole text with the needle.
 std::vector<std::size_t> context_sizes(const Task& task) {
   const std::size_t all = task.text.size() + task.needle.size();
   std::vector<std::size_t> sizes;
@@ -126,11 +127,11 @@ std::vector<std::size_t> context_sizes(const Task& task) {
   return sizes;
 }
 
-// n tokens of which needle.size() are the needle; the others are the beginning of the text.
+// A context of n tokens: the needle, and the begin of the text.
 struct Context {
   std::size_t n, needle_at;
   std::vector<float> keys;    // [n, width]
-  std::vector<float> values;  // [n, 2]: 1 for a token of the needle, 1 for any token
+  std::vector<float> values;  // [n, 2]: 1 for a token of the needle, 1 for every token
 };
 
 Context hide_needle(const Task& task, const Options& options, std::size_t n) {
@@ -140,7 +141,7 @@ Context hide_needle(const Task& task, const Options& options, std::size_t n) {
 
   std::size_t written = 0;
   const auto append = [&](std::span<const Token> tokens, float is_needle) {
-    // Each part is embedded for itself: nobody's sentence reaches across the needle's ends.
+    // Embed each part separately, so that no sentence continues across an end of the needle.
     task.embedding.tokens_in_context(tokens, kWindow,
                                      std::span(context.keys).subspan(written * options.width));
     for (std::size_t i = written; i < written + tokens.size(); ++i) {
@@ -159,8 +160,8 @@ struct Mass {
   double needle, total;
 };
 
-// One query, n keys. The values are indicators, so attention's own output is the sum of its probabilities
-// over the needle's tokens and over all: no row of n probabilities is ever stored.
+// Computes the attention of one query on n keys. The values are indicators, so out is the sum of the
+// probabilities over the needle's tokens and over all tokens. No row of n probabilities is stored.
 template <class Scaling>
 Mass attend(const Task& task, const Context& context, double gain, const Scaling& scaling) {
   const auto n = static_cast<index_t>(context.n);
@@ -237,7 +238,7 @@ examples::Plot figure(const std::vector<Measured>& rows) {
     }
     return line;
   };
-  // Every doubling has a label while the labels have room.
+  // Label every doubling if there is space for the labels.
   const std::string tics = rows.size() <= 11 ? "set xtics 128, 2" : "set xtics 128, 4";
   return {.name = "needle_in_text",
           .title = "A needle in a text: attention on its tokens",
@@ -250,7 +251,7 @@ examples::Plot figure(const std::vector<Measured>& rows) {
                      curve("Softmax", "pointtype 7 linecolor rgb '#1f5fbf'", &Measured::softmax)}};
 }
 
-// What the paper claims, as relations between the rows.
+// Checks the paper's claims as relations between the rows.
 int check_relations(const std::vector<Measured>& rows) {
   examples::Check check;
   const auto& first = rows.front();
@@ -260,8 +261,8 @@ int check_relations(const std::vector<Measured>& rows) {
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const std::string at = " at n = " + std::to_string(rows[i].n);
     for (const Mass& mass : {rows[i].softmax, rows[i].ssmax, rows[i].with_bias}) {
-      // Attention adds up its values in float: a millionth or so at the licences' size, 1e-5 at two million
-      // keys.
+      // Attention sums its values in float: the error is about 1e-6 for the licences' text and 1e-5 at two
+      // million keys.
       check.near("all probabilities" + at, mass.total, 1, 1e-4);
     }
     if (i == 0) continue;

@@ -1,5 +1,5 @@
-// Curves to a PNG by gnuplot. The script with its data is kept beside the picture, to restyle and to run
-// again.
+// Draws curves as PNG by gnuplot. The script and its data stay beside the picture, so that you can edit the
+// script and run it again.
 #pragma once
 
 #include <cstdio>
@@ -14,14 +14,14 @@ namespace examples {
 
 struct Curve {
   std::string label;  // empty: no entry in the legend
-  std::string style;  // what stands after gnuplot's `with`
+  std::string style;  // options after gnuplot's `with`
   std::vector<double> x, y;
 };
 
 struct Plot {
-  std::string name;  // of the files: name.gp and name.png
+  std::string name;  // of the files name.gp and name.png
   std::string title, x_label, y_label;
-  std::vector<std::string> settings;  // further lines of gnuplot: axes, legend
+  std::vector<std::string> settings;  // additional gnuplot lines: axes, legend
   std::vector<Curve> curves;
 };
 
@@ -58,7 +58,7 @@ inline void write_script(const Plot& plot, std::ostream& out) {
   out << "\n";
 }
 
-// gnuplot runs inside the folder, so that no path from outside ever reaches a shell.
+// Runs gnuplot inside the folder, so that no path from outside reaches a shell.
 class InFolder {
  public:
   explicit InFolder(const std::filesystem::path& folder) : before_(std::filesystem::current_path()) {
@@ -85,7 +85,8 @@ inline bool has_gnuplot() {
 
 }  // namespace detail
 
-// Writes folder/name.gp and, where gnuplot is installed, folder/name.png; says on stdout what was written.
+// Writes folder/name.gp and, if gnuplot is installed, folder/name.png. Prints the names of the files to
+// stdout.
 inline void draw(const Plot& plot, const std::filesystem::path& folder) {
   std::error_code failed;
   std::filesystem::create_directories(folder, failed);

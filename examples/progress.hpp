@@ -1,4 +1,4 @@
-// A bar on stderr for work that takes a while; silent where stderr is no terminal or the work is short.
+// Shows a progress bar on stderr. Shows no bar if stderr is not a terminal or the work is short.
 #pragma once
 
 #include <chrono>

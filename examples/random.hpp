@@ -1,5 +1,5 @@
-// Numbers from a seed, the same everywhere: <random>'s distributions and std::shuffle differ between standard
-// libraries.
+// Random numbers that are the same on every platform. The distributions of <random> and std::shuffle differ
+// between standard libraries.
 #pragma once
 
 #include <cmath>
@@ -19,10 +19,10 @@ class Random {
     return static_cast<ssmax::index_t>(bits_() % static_cast<std::uint64_t>(end));
   }
 
-  // In [0, 1).
+  // Returns a number in [0, 1).
   double unit() { return 0x1p-53 * static_cast<double>(bits_() >> 11); }
 
-  // Of mean 0 and deviation 1, evenly spread.
+  // Returns a number with mean 0 and standard deviation 1, uniformly distributed.
   float standard() { return static_cast<float>(std::sqrt(3.0) * (2 * unit() - 1)); }
 
  private:

@@ -1,10 +1,11 @@
-// Attention forward and backward over a text as long as asked, split over the ranks of MPI:
+// Computes attention, forward and backward, over one long sequence that is split over the ranks of MPI:
 //
 //     mpirun -n 4 ring 65536
 //
-// and further, if wanted, the threads of a rank, 0 for no RoPE, whose tables take 256 bytes a position on each rank,
-// and "heads" for the layout by heads. Each rank prints its memory, what it sent, and its time in computing and in
-// waiting. Out and dq have the same bits for any number of ranks, so the checksum below is the same as well.
+// The first argument is the number of positions. Optional arguments follow: the threads per rank; 0 for no
+// RoPE, whose tables take 256 bytes per position on each rank; and "heads" for the layout by heads. Each
+// rank prints its memory, the bytes that it sent, its time in computation and its time in waiting. out and
+// dq are bit-identical for any number of ranks, so the checksum is the same.
 #include <mpi.h>
 #include <sys/resource.h>
 
@@ -25,7 +26,8 @@ using ssmax::View;
 
 constexpr index_t heads = 8, kv_heads = 2, d = 64;
 
-/// A number in [-1, 1) that depends on where it stands in the whole sequence, whoever holds it.
+/// Returns a number in [-1, 1) that depends only on the tensor and the element's place in the whole
+/// sequence.
 float number_at(std::uint64_t tensor, std::uint64_t place) {
   std::uint64_t x = (tensor << 48) ^ (place + 1) * 0x9E3779B97F4A7C15ULL;
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ULL;
@@ -33,7 +35,7 @@ float number_at(std::uint64_t tensor, std::uint64_t place) {
   return static_cast<float>(static_cast<std::int64_t>(x >> 40) - (1 << 23)) / static_cast<float>(1 << 23);
 }
 
-/// Calls f(element of the share, its place in the whole sequence).
+/// Calls f(index of an element on this rank, its place in the whole sequence).
 template <class F>
 void for_each_element(const ssmax::mpi::Layout& layout, int rank, index_t count_of_heads, const F& f) {
   std::size_t at = 0;
@@ -46,7 +48,7 @@ void for_each_element(const ssmax::mpi::Layout& layout, int rank, index_t count_
   }
 }
 
-/// The largest amount of memory that this process had so far, in MiB.
+/// Returns the peak memory of this process, in MiB.
 double memory() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
@@ -94,7 +96,7 @@ int main(int argc, char** argv) {
     const ssmax::SSMax<float> scaling{s};
     ssmax::ThreadPool pool(threads);
 
-    // Runs it twice, the first time to touch the memory, and prints this rank's second.
+    // Runs the call twice and prints the time of the second run. The first run touches the memory.
     const double before = memory();
     const auto measure = [&](const char* name, double products, const auto& call) {
       if (comm.rank() == 0) std::printf("%s …\n", name), std::fflush(stdout);

@@ -1,5 +1,5 @@
-# A page shows C++ as it stands in examples: what compiles and runs here is what people read. Every block of C++
-# in PAGE is a part of a file of EXAMPLES, word for word.
+# Tests that every C++ block in PAGE is part of a file of EXAMPLES, word for word. So every block on the page compiles and
+# runs as a test.
 file(READ "${PAGE}" page)
 set(text "")
 foreach(example IN LISTS EXAMPLES)

@@ -1,5 +1,5 @@
-// Text files to tokens: words in lower case, digits, and runs of one punctuation mark. Bytes outside ASCII
-// count as letters, so that UTF-8 stays in one piece.
+// Splits text files into tokens: lower-case words, digits, and runs of one punctuation mark. Bytes outside
+// of ASCII count as letters, so that UTF-8 characters are not split.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@
 
 namespace examples {
 
-using Token = int;  // the number of a word in a Vocabulary
+using Token = int;  // number of a word in a Vocabulary
 
 class Vocabulary {
  public:
@@ -66,7 +66,8 @@ inline std::string read_file(const std::filesystem::path& path) {
   return content;
 }
 
-// A file, or all files below a folder in the order of their names; each once, whatever links point to it.
+// Returns the file, or all files in a folder in the order of their names. Each file appears once, also if
+// several links lead to it.
 inline std::vector<std::filesystem::path> files_at(const std::filesystem::path& path) {
   namespace fs = std::filesystem;
   if (!fs::exists(path))
@@ -87,7 +88,7 @@ struct Text {
   std::size_t files = 0;
 };
 
-// Reads until there are `most` tokens. Files with a NUL byte (pictures, archives) are left out.
+// Reads until there are `most` tokens. Skips files that contain a NUL byte (pictures, archives).
 inline Text read_text(const std::filesystem::path& path, std::size_t most, Vocabulary& vocabulary) {
   Text text;
   for (const auto& file : files_at(path)) {

@@ -89,7 +89,7 @@ class Numbers {
     for (float& value : values_) value = random().standard();
   }
   View<float, 4> view() { return {values_.data(), {1, kHeads, kLength, last_}}; }
-  // Σ this·other, what a loss of gradient `other` changes by.
+  // Returns Σ this·other: the change of a loss whose gradient is `other`.
   double dot(const Numbers& other) const {
     double sum = 0;
     for (std::size_t i = 0; i < values_.size(); ++i) {
@@ -144,7 +144,7 @@ int main() {
                0.01);
   }
   {
-    // All tokens at once, and the last one against the keys and values of all.
+    // Compute all tokens at once. Then compute the last token against the keys and values of all tokens.
     constexpr index_t heads = 4, kv_heads = 2, tokens = 5, d = 8, channels = (heads + 2 * kv_heads) * d;
     std::vector<float> qkv(tokens * channels), out(tokens * heads * d), last(heads * d);
     examples::Random random(2);
@@ -164,7 +164,7 @@ int main() {
     }
   }
   {
-    // A stream of 700 tokens: its last output is the one of attention over all of them.
+    // Decode a stream of 700 tokens. The last output equals the output of attention over all tokens.
     constexpr index_t tokens = 700, d = 8;
     std::vector<float> qkv(3 * tokens * d), out(tokens * d), last(d);
     examples::Random random(3);

@@ -1,16 +1,17 @@
-// Training a small model from nothing, with an s and a b for every head: two layers of causal attention with
-// RoPE learn in seconds to find what stood behind a word when it was last seen. That takes both layers: one
-// looks back by a word, the other searches for the word that was there (an induction head).
+// Trains a small model from random weights, with an s and a b per head. Two layers of causal attention with
+// RoPE are trained in seconds to find the word that followed the last occurrence of a word. The task needs both
+// layers: one layer finds the previous word, the other finds the earlier occurrence (an induction head).
 //
 //   forward    embedding, 2 × (normalise, q, k, v, ssmax::attention, add), normalise, head: logits
-//   loss       ssmax::cross_entropy, which turns the logits into their own gradient
-//   backward   the same way back, with ssmax::attention_backward; it adds to the gradients of s and b
-//   update     AdamW; s and b are not decayed
+//   loss       ssmax::cross_entropy replaces the logits by their gradient
+//   backward   the same steps in reverse, with ssmax::attention_backward; it adds to the gradients of s and b
+//   update     AdamW, without weight decay of s and b
 //
-// `Model<ssmax::SSMax<float>>` and `Model<ssmax::Softmax>` differ by nothing else. A sequence holds pairs of
-// words, no word twice, and then the same pairs again: shuffled, where the second word of each must be
-// retrieved, or as they were, where every word must be copied. The contexts of the last table are longer than
-// any in training.
+// `Model<ssmax::SSMax<float>>` and `Model<ssmax::Softmax>` differ only in the scaling. A sequence contains
+// pairs of different words, and then the same pairs again. In a retrieval sequence the second copy is
+// shuffled, and the model must name the second word of each pair. In a copy sequence the order is the same,
+// and the model must name every word. The last table tests contexts that are longer than the training
+// contexts.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
@@ -36,12 +37,12 @@ using ssmax::index_t, ssmax::View;
 
 constexpr index_t kLayers = 2, kHeads = 2, kHeadWidth = 32, kWidth = kHeads * kHeadWidth;
 constexpr index_t kWords = 128;
-constexpr index_t kFewestPairs = 4, kMostPairs = 16;  // of a sequence in training
-constexpr index_t kLongest = 4;                       // times that in the evaluation
-constexpr index_t kSequences = 32;                    // of a batch
-constexpr index_t kIgnored = -100;                    // the target of a word that cannot be known
+constexpr index_t kFewestPairs = 4, kMostPairs = 16;  // pairs of a training sequence
+constexpr index_t kLongest = 4;     // longest context of the evaluation, in training contexts
+constexpr index_t kSequences = 32;  // sequences of a batch
+constexpr index_t kIgnored = -100;  // target of a word that the model cannot predict
 constexpr double kRate = 1e-2, kDecay = 0.2;
-// Attention as a whole hangs on s and b, so they move by less.
+// s and b affect all of attention, so their learning rate is smaller.
 constexpr double kScalingRate = 1e-3;
 constexpr int kCheckSteps = 400;
 constexpr double kCheckFactor = 10;
@@ -85,7 +86,7 @@ Batch draw_batch(index_t retrieving, index_t copying, index_t pairs, Random& ran
 
 // ---- The model. -----------------------------------------------------------------------------------------
 
-// A scaling with what a layer learns of it: nothing, unless it says otherwise below.
+// A scaling and the parameters of one layer. Without a specialisation the scaling has no parameters.
 template <class Scaling>
 struct Learnt {
   Scaling forward() const { return {}; }
@@ -96,7 +97,7 @@ struct Learnt {
 template <>
 struct Learnt<ssmax::SSMax<float>> {
   Parameter s{Matrix::Constant(1, kHeads, 0.25f), kScalingRate,
-              0};  // s ln n is about 1 at the trained lengths
+              0};  // s·ln n is about 1 at the training lengths
   Parameter b{Matrix::Zero(1, kHeads), kScalingRate, 0};
 
   ssmax::SSMax<float> forward() const {
@@ -109,17 +110,17 @@ struct Learnt<ssmax::SSMax<float>> {
   std::vector<Parameter*> parameters() { return {&s, &b}; }
 };
 
-// A quarter of a head's channels turn with the position, the others compare words alone. The longest
-// wavelength, 35 words, fits into the trained lengths, so that no angle of a longer context is new.
+// RoPE rotates a quarter of a head's channels; the other channels compare words. The longest wavelength, 35
+// words, is shorter than the training contexts, so longer contexts contain no new angle.
 ssmax::Rope<float> make_rope() { return {{.width = kHeadWidth / 4, .theta = 10}, kLongest * 4 * kMostPairs}; }
 
-// x += attention(normalised x), where x is what the layers hand on.
+// Computes x += attention(normalised x). x is the residual stream.
 template <class Scaling>
 struct Layer {
   RmsNorm norm;
   Linear query, key, value, out;
   Learnt<Scaling> scaling;
-  Matrix normal, q, k, v, heads, lse, added;  // of the last forward, for backward
+  Matrix normal, q, k, v, heads, lse, added;  // of the last forward; input of backward
 
   explicit Layer(Random& random)
       : query(kWidth, kWidth, kRate, kDecay, random),
@@ -127,7 +128,7 @@ struct Layer {
         value(kWidth, kWidth, kRate, kDecay, random),
         out(kWidth, kWidth, kRate, kDecay, random) {}
 
-  // Where attention finds [batch, head, position, channel] in a matrix of tokens.
+  // Returns the view [batch, head, position, channel] of a matrix of tokens.
   static View<float, 4> by_heads(Matrix& tokens, const Batch& batch) {
     return {tokens.data(),
             {batch.sequences, kHeads, batch.length, kHeadWidth},
@@ -154,7 +155,7 @@ struct Layer {
     x += added;
   }
 
-  // dx comes as the gradient of what forward left in x, and kernels as that of what it found there.
+  // Replaces dx, the gradient of x after forward, by the gradient of x before forward.
   void backward(Matrix& dx, const Batch& batch, const ssmax::Rope<float>& rope, ssmax::ThreadPool& pool) {
     const Matrix zero = Matrix::Zero(dx.rows(), kWidth);
     Matrix dheads = zero, dq = zero, dk = zero, dv = zero, dnormal = zero;
@@ -196,7 +197,7 @@ class Model {
     for (index_t i = 0; i < kLayers; ++i) layers_.emplace_back(random);
   }
 
-  // Leaves the gradient of the loss where the logits were.
+  // Replaces the logits by the gradient of the loss.
   Result forward(const Batch& batch) {
     x_.resize(batch.sequences * batch.length, kWidth);
     for (index_t i = 0; i < x_.rows(); ++i) x_.row(i) = embedding_.value.row(word(batch, i));
@@ -216,7 +217,7 @@ class Model {
     return {loss, static_cast<double>(right) / static_cast<double>(count)};
   }
 
-  // After forward with the same batch.
+  // Requires a forward with the same batch.
   void backward(const Batch& batch) {
     for (Parameter* parameter : parameters()) parameter->gradient.setZero();
     const Matrix zero = Matrix::Zero(x_.rows(), kWidth);
@@ -265,7 +266,8 @@ class Model {
 
 // ---- Training and evaluation. ---------------------------------------------------------------------------
 
-// Up during the first 50 steps, down during the last two thirds.
+// Returns the factor of the learning rate: it rises during the first 50 steps and falls during the last two
+// thirds.
 double schedule(int step, int steps) {
   const double left = 1 - static_cast<double>(step) / steps;
   return std::min({1.0, step / 50.0, 1.5 * left + 0.01});
@@ -281,7 +283,7 @@ Result train_step(Model<Scaling>& model, int step, int steps, Random& random) {
   return result;
 }
 
-// Returns the first loss.
+// Returns the loss of the first step.
 template <class Scaling>
 double train(Model<Scaling>& model, int steps, Random& random) {
   using Clock = std::chrono::steady_clock;
@@ -303,7 +305,7 @@ double train(Model<Scaling>& model, int steps, Random& random) {
   return first.loss;
 }
 
-// Returns the loss of retrieving at the longest trained context.
+// Returns the loss of retrieval at the longest training context.
 template <class Scaling>
 double evaluate(Model<Scaling>& model, Random& random) {
   std::printf("\n%8s %8s %22s %22s\n", "context", "words", "retrieve", "copy");

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Runs the example ring, unchanged, on a cluster that is only described, by SimGrid's SMPI, and draws what it gained.
+"""Runs the example ring, unchanged, on a simulated cluster by SimGrid's SMPI, and draws its efficiency.
 
   plan.py run <ring_simulated.so> --ranks 8 64 1024 --positions 4194304 --gbit 100 --out runs.csv
   plan.py run <ring_simulated.so> --ranks 8 64 1024 --share 8192 --gbit 25 --out runs.csv
   plan.py plot runs.csv docs/cluster.png
 
-Nothing is computed: the simulated clock goes on by the FLOP of each call at the rate that is given. Efficiency is the
-rate that ring prints, of what its ranks have together.
+The simulation computes no results. The simulated clock advances by the FLOP of each call at the given rate. Efficiency is
+the rate that ring prints, divided by the rate of all ranks together.
 """
 
 import argparse
@@ -31,7 +31,7 @@ FIELDS = ["positions", "ranks", "gbit", "us", "gflops", "pass", "seconds", "effi
 
 
 def simulate(arguments, ranks, positions):
-    """What ring prints with so many ranks, each on a machine of its own unless `cores` says otherwise."""
+    """Returns ring's output with this number of ranks. Each rank has its own machine unless `cores` is given."""
     nodes = -(-ranks // arguments.node_ranks)
     with tempfile.TemporaryDirectory() as folder:
         platform, hosts = pathlib.Path(folder, "platform.xml"), pathlib.Path(folder, "hosts")
@@ -68,7 +68,7 @@ def run(arguments):
               f"{arguments.us:g} µs:")
         for line in text.splitlines():
             rank = re.search(r"rank (\d+) of", line)
-            # Numbers are not computed, and memory is the simulator's.
+            # The simulation has no results, and the memory is the simulator's.
             if rank and int(rank[1]) not in ranks_shown(ranks) or line.endswith("…") or line.startswith("checksum"):
                 continue
             print("  " + re.sub(r", \d+ MiB of memory.*", "", line))
@@ -85,7 +85,7 @@ def run(arguments):
 
 
 def most_ranks(rows, value):
-    """The rows that have the same value, of which the most numbers of ranks were run."""
+    """Returns the rows with one value: the value that was run with the most numbers of ranks."""
     values = {value(row) for row in rows}
     best = max(sorted(values), key=lambda v: len({row["ranks"] for row in rows if value(row) == v}))
     return best, [row for row in rows if value(row) == best]
@@ -115,7 +115,7 @@ def plot(arguments):
         "set grid linecolor rgb '#d8d8d8' linetype 1",
         "set border 3",
         "set tics nomirror",
-        "unset key",  # until the last picture: one legend for all
+        "unset key",  # until the last picture, which has the legend for all
     ]
     colours = {25: "#c03030", 100: "#e89020", 400: "#2060b0"}
     for number, (title, of_panel) in enumerate(panels):

@@ -1,8 +1,8 @@
-// What takes the place of ssmax::compiled, and of a few calls of the system, where an unchanged program over MPI is
-// run by SimGrid's SMPI: nothing is computed, the simulated clock goes on by the FLOP that would have been.
+// Replaces ssmax::compiled and some system calls when SimGrid's SMPI runs an unchanged MPI program. The
+// replacement computes no results. It advances the simulated clock by the FLOP of the real computation.
 //
-// The host of a rank says how fast it is: its speed is that of the forward, its property `backward` what the
-// backward reaches of that.
+// A host's speed is the speed of the forward. Its property `backward` is the speed of the backward, as a
+// factor of the forward's.
 #include <mpi.h>
 #include <smpi/smpi.h>
 
@@ -21,8 +21,9 @@ namespace {
 
 using ssmax::index_t;
 
-/// Keys that queries of one head see, added up: of every 64th of them, the others by the line between. (Masks that
-/// cut a part of the sequence at one or two places are counted well, and heads are taken to be alike.)
+/// Returns the number of visible keys, summed over the queries of one head. Counts every 64th query and
+/// interpolates linearly between. Requires masks that change at one or two places of the sequence, and that
+/// all heads have the same mask.
 double visible(const ssmax::shared::Problem<float>& problem, const ssmax::shared::Variant<float>& variant) {
   const index_t count = problem.q.extent(2), step = std::max<index_t>(1, (count - 1) / 64);
   double sum = 0;
@@ -40,8 +41,8 @@ double visible(const ssmax::shared::Problem<float>& problem, const ssmax::shared
   return sum;
 }
 
-/// A rank with a core to itself sleeps as long: at the end of a computation SimGrid 3.32 looks for it among all of the
-/// rank's messages, which on a thousand machines are thousands.
+/// Advances the clock. A rank with its own core sleeps instead of computing. Reason: at the end of a
+/// computation SimGrid 3.32 searches all messages of the rank, which takes long on a thousand machines.
 void compute(double flop) {
   if (flop <= 0) return;
   const simgrid::s4u::Host* host = simgrid::s4u::this_actor::get_host();
@@ -80,8 +81,8 @@ void run_backward<float>(const shared::BackwardProblem<float>& problem,
 }  // namespace SSMAX_COMPILED_NAMESPACE
 }  // namespace ssmax
 
-// ---- Waiting: a rank that gives up the processor goes on when one of the messages has arrived that it has asked about.
-// So the program's requests are Messages: their names stay while SMPI's own come and go. -----------------------------
+// Waiting. A rank that yields the processor continues when one of the messages has arrived that it tested.
+// The program's requests are Messages, because SMPI replaces its own requests.
 
 namespace {
 
@@ -89,7 +90,7 @@ struct Message {
   MPI_Request request = MPI_REQUEST_NULL;
 };
 
-/// Of the running rank: what it has asked about in vain.
+/// Returns the unfinished messages that the running rank has tested.
 std::vector<Message*>& awaited() {
   static std::unordered_map<long, std::vector<Message*>> of_ranks;
   return of_ranks[simgrid::s4u::this_actor::get_pid()];
@@ -144,7 +145,7 @@ extern "C" int MPI_Test(MPI_Request* request, int* done, MPI_Status*) {
   return MPI_SUCCESS;
 }
 
-/// Those in front of the first one that is not done: a rank has a thousand under way for each piece.
+/// Tests the messages up to the first unfinished one: a rank has about a thousand messages per call.
 extern "C" int MPI_Testsome(int count, MPI_Request* requests, int* finished, int* indices, MPI_Status*) {
   for (*finished = 0; *finished < count; ++*finished) {
     int done = 0;
@@ -156,13 +157,14 @@ extern "C" int MPI_Testsome(int count, MPI_Request* requests, int* finished, int
   return MPI_SUCCESS;
 }
 
-// ---- Memory: large arrays of all ranks lie at the same place, and messages between them are not copied. --------
+// Memory. The large arrays of all ranks share the same memory, and messages between such arrays are not
+// copied.
 
 namespace {
 
 constexpr std::size_t large = std::size_t{1} << 20, place_size = std::size_t{1} << 32;
 
-/// Addresses for the large arrays of a rank; SMPI lays them all on the same few pages.
+/// Returns the begin of the addresses for large arrays. SMPI maps all addresses to the same few pages.
 std::byte* place() {
   static auto* begin = static_cast<std::byte*>(smpi_shared_malloc(place_size, __FILE__, __LINE__));
   return begin;
@@ -185,7 +187,7 @@ void* allocate(std::size_t size, std::size_t alignment) {
   return memory;
 }
 
-/// Large arrays stay: there are few of them.
+/// Frees small arrays only: there are few large arrays.
 void release(void* memory) {
   auto* at = static_cast<std::byte*>(memory);
   if (at < place() || at >= place() + place_size) std::free(memory);

@@ -1,4 +1,4 @@
-// Attention of a training, in one process. attention_over_ranks.cpp is the same over MPI.
+// Attention of training in one process. attention_over_ranks.cpp computes the same over MPI.
 #include <ssmax/attention_backward.hpp>
 
 #include "attention_views.hpp"

@@ -18,8 +18,8 @@ void attend(const HeadShape& shape, const Scaling& scaling, const ssmax::Rope<fl
   std::visit(attend_with, scaling);
 }
 
-// Attention over values that are 1 at the keys in question and 0 elsewhere. Only the keys up to the last
-// query are passed: queries are aligned with the last of them.
+// Uses values that are 1 at the given keys and 0 elsewhere, so out is the attention on these keys. Passes
+// only the keys up to the last query, because queries are aligned with the last key.
 std::vector<float> attention_on(const HeadShape& shape, const Scaling& scaling,
                                 const ssmax::Rope<float>& rope, Matrix& qkv, index_t first_key, index_t keys,
                                 index_t first_query, index_t queries) {

@@ -1,4 +1,4 @@
-// The matrices of a sequence as the library takes them: views by heads.
+// Returns views by heads of the matrices of a sequence.
 #pragma once
 
 #include <ssmax/view.hpp>
@@ -7,7 +7,8 @@
 
 namespace longcontext {
 
-// Tokens [position, columns] as [1, head, position, channel], the first of these numbers being number `first` of the matrix.
+// Returns tokens [position, columns] as [1, head, position, channel]. The view starts at number `first` of
+// the matrix.
 inline ssmax::View<float, 4> by_heads(Matrix& tokens, const HeadShape& shape, index_t first) {
   const index_t row = tokens.cols();
   return {

@@ -1,8 +1,8 @@
-// A run of training as a file: what it is, how far it came, and everything that the next step needs.
+// Saves a training run as a file: its settings, its progress, and all data that the next step needs.
 //
-//   8 bytes of signature; then numbers of 8 bytes each: the size of all that follows them, a checksum of it,
-//   the size of the header; then the header, JSON; then weights and the optimizer's averages, floats as they
-//   lie in memory.
+//   8 bytes of signature; then three numbers of 8 bytes: the size of all bytes that follow them, a checksum of these
+//   bytes, the size of the header; then the header, JSON; then weights and the optimizer's averages, floats as in
+//   memory.
 #pragma once
 
 #include <cstring>
@@ -17,12 +17,12 @@
 
 namespace longcontext {
 
-// The curve of a training has kCurvePoints points. One ends at every step where kCurvePoints · step / steps
-// reaches another whole number.
+// The curve of a training has kCurvePoints points. A point ends at every step at which kCurvePoints · step
+// / steps reaches the next integer.
 inline constexpr index_t kCurvePoints = 50;
 inline index_t points_until(index_t step, index_t steps) { return step * kCurvePoints / steps; }
 
-// Losses of text, and of the answers to needles, averaged since the point before.
+// Mean losses of text and of the answers to needles, since the previous point.
 struct CurvePoint {
   index_t step;
   double text, answer;
@@ -33,7 +33,7 @@ struct Checkpoint {
   std::string configuration;
   Shape shape;
   Training training;
-  std::uint64_t text = 0;  // which it was
+  std::uint64_t text = 0;  // checksum of the text
   index_t step = 0;
   std::vector<CurvePoint> curve{};
   Values weights{};
@@ -42,7 +42,7 @@ struct Checkpoint {
 
 namespace detail {
 
-// Its number grows with every change after which an earlier training would not go on as it began.
+// Increase the number with every change after which a saved training would continue differently.
 inline constexpr std::string_view kSignature = "SSMAXLC3";
 
 template <class T>

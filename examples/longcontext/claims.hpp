@@ -1,4 +1,5 @@
-// What the paper claims, and what the study measured: differences between configurations, seed by seed.
+// Compares the paper's claims to the study's measurements: differences between configurations, for every
+// seed.
 #pragma once
 
 #include <cmath>
@@ -11,9 +12,9 @@
 
 namespace longcontext {
 
-// Of numbers that are positive where a claim holds, one per seed.
+// Statistics of numbers that are positive where a claim holds, one number per seed.
 struct Measured {
-  double mean = 0, error = 0;  // the standard error of the mean
+  double mean = 0, error = 0;  // error is the standard error of the mean
   std::size_t count = 0;
   bool all_positive = true, all_negative = true;
 
@@ -28,7 +29,7 @@ struct Measured {
     error = count > 1 ? std::sqrt(squares / (all - 1) / all) : 0;
   }
 
-  // How many standard errors from 0 a mean must lie: Student's t, 95 % on one side, for the numbers at hand.
+  // Returns the number of standard errors that a mean must differ from 0: Student's t, 95 % one-sided.
   double least_errors() const {
     constexpr double quantiles[] = {6.31, 2.92, 2.35, 2.13, 2.02, 1.94, 1.89, 1.86, 1.83};
     return count < 2 ? std::numeric_limits<double>::infinity()
@@ -46,14 +47,14 @@ struct Claim {
   int figure;
   std::string text, measure;
   Measured measured;
-  bool learnt = true;  // by both of the configurations
+  bool learnt = true;  // both configurations find needles
 
   const char* verdict() const { return learnt ? measured.verdict() : "not applicable"; }
 };
 
 using Quantity = std::function<double(const Run&)>;
 
-// The quantity of one configuration less that of another, for every seed.
+// Returns the difference of the quantity between two configurations, for every seed.
 inline std::vector<double> differences(const Results& results, std::string_view larger,
                                        std::string_view smaller, const Quantity& quantity) {
   const auto of_larger = results.of(larger), of_smaller = results.of(smaller);
@@ -63,7 +64,7 @@ inline std::vector<double> differences(const Results& results, std::string_view 
   return all;
 }
 
-// How much nearer to `centre` the one is than the other.
+// Returns how much nearer to `centre` is `near` than `far`, for every seed.
 inline std::vector<double> nearness(const Results& results, std::string_view near, std::string_view far,
                                     std::string_view centre, const Quantity& quantity) {
   const auto to_near = differences(results, near, centre, quantity),
@@ -73,7 +74,7 @@ inline std::vector<double> nearness(const Results& results, std::string_view nea
   return all;
 }
 
-// The quantities that the claims are about.
+// The quantities of the claims.
 struct Quantities {
   Quantity training_loss, answer_loss, near_loss, far_loss, found_near, found_far, found_near_before,
       found_far_before, best_head, best_score, answered;
@@ -115,14 +116,15 @@ inline std::vector<Claim> claims(const Results& results) {
   const Quantities q = quantities(results.plan);
   const std::string far_loss = "loss beyond 4 × the trained length",
                     found = "needles found beyond the trained length", training = "training loss at the end";
-  // Who does not find half of the needles within the trained length says nothing about longer contexts.
+  // Claims about longer contexts require that both configurations find half of the needles within the trained
+  // length.
   const auto learnt = [&](int figure, const char* one, const char* other) {
     const auto by = [&](const char* name) {
       return std::ranges::all_of(results.of(name), [&](const Run* run) { return q.found_near(*run) >= 0.5; });
     };
     return figure < 6 || (by(one) && by(other));
   };
-  // less(…, "b", "a", …): the claim is that b's is less than a's.
+  // less(…, "b", "a", …) claims that the quantity of b is less than that of a.
   const auto less = [&](int figure, const std::string& text, const std::string& measure, const char* small,
                         const char* large, const Quantity& quantity) {
     all.push_back({figure, text, measure + ", (" + large + ") − (" + small + ")",
@@ -162,7 +164,7 @@ inline std::vector<Claim> claims(const Results& results) {
   less(6, "(e) finds fewer than (b)", found, "e", "b", q.found_far);
   less(6, "(f) finds more than (a)", found, "a", "f", q.found_far);
   less(6, "(f) finds fewer than (b)", found, "f", "b", q.found_far);
-  // Both figures' captions order the configurations alike.
+  // The captions of both figures claim the same order of the configurations.
   const auto attention = [&](int figure, const std::string& measure, const Quantity& quantity) {
     less(figure, "(b) attends more to the needle than (a)", measure, "a", "b", quantity);
     for (const char* other : {"c", "d", "e", "f"}) {

@@ -1,5 +1,5 @@
-// The paper's six configurations, and the table of sizes that its Figure 2 was learnt with. Each is a scaling
-// that is passed to the same model, and what the model learns of it.
+// The paper's six configurations, and the table of sizes that its Figure 2 was trained with. Each
+// configuration is a scaling of the same model, with the scaling's parameters.
 #pragma once
 
 #include <array>
@@ -14,11 +14,11 @@ namespace longcontext {
 
 enum class Form { softmax, ssmax, log_n, ssmax_bias, size_table };
 
-// What training starts from: nothing, or weights learnt with Softmax.
+// The start of training: random weights, or weights trained with Softmax.
 enum class Origin { scratch, replaced, switched };
 
 struct Configuration {
-  std::string_view name;  // of files
+  std::string_view name;  // part of file names
   std::string_view title;
   Form form;
   Origin origin;
@@ -41,8 +41,8 @@ inline const Configuration& configuration(std::string_view name) {
                               "'; there are a, b, c, d, e, f and table");
 }
 
-// What a layer learns of its scaling, as far as its form has it: s and b per head, p per size n (one for all
-// layers). Also for the gradients of these.
+// The parameters of a layer's scaling, or their gradients. The form determines which exist: s and b per
+// head, p per size n (shared by all layers).
 template <class T>
 struct ScalingParameters {
   std::span<T> s, b, p;

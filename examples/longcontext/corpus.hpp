@@ -1,4 +1,4 @@
-// Text of a folder as tokens: nine tenths to train on, the rest to test.
+// Reads the text of a folder as tokens: nine tenths for training, one tenth for tests.
 #pragma once
 
 #include <algorithm>
@@ -19,10 +19,11 @@ struct Corpus {
   Tokenizer tokenizer;
   Tokens train, test;
   std::size_t files = 0, bytes = 0;
-  std::uint64_t identity = 0;  // of the text
+  std::uint64_t identity = 0;  // checksum of the text
 };
 
-// Files are taken in an order that depends on nothing but their names, since neighbours are alike.
+// Reads the files in a shuffled order, because files with similar names are similar. The order depends only
+// on the names.
 inline Corpus read_corpus(const std::filesystem::path& path, index_t vocabulary) {
   std::vector<std::string> documents;
   for (const auto& file : examples::files_at(path)) {
@@ -45,7 +46,7 @@ inline Corpus read_corpus(const std::filesystem::path& path, index_t vocabulary)
           text.size(),          checksum(text)};
 }
 
-// `count` tokens that begin anywhere.
+// Returns `count` tokens that start at a random place.
 inline std::span<const index_t> draw_text(const Tokens& text, index_t count, examples::Random& random) {
   const auto size = static_cast<index_t>(text.size());
   if (size < count) {

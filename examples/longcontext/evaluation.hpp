@@ -1,5 +1,6 @@
-// What a trained model does with contexts longer than any in training: the loss at every position, the
-// needles that it finds, and the attention that its heads pay to them. RoPE's θ may be enlarged.
+// Evaluates a trained model in contexts longer than the training contexts: the loss at every position, the
+// needles that it finds, and the attention of its heads on the needles. The evaluation may use a larger
+// RoPE θ.
 #pragma once
 
 #include <algorithm>
@@ -14,22 +15,22 @@
 
 namespace longcontext {
 
-// How much is evaluated. Contexts are multiples of the trained length.
+// The extent of an evaluation. Contexts are multiples of the trained length.
 struct Extent {
   std::vector<index_t> contexts{1, 2, 4, 6, 8, 12, 16};
   index_t depths = 5;    // from 0 to 1, both included
   index_t trials = 8;    // per context and depth
-  index_t windows = 48;  // of text, for the loss per position
-  index_t scored = 100;  // needles whose attention is looked at, at this context:
+  index_t windows = 48;  // windows of text for the loss per position
+  index_t scored = 100;  // needles whose attention is measured, at this context:
   index_t scored_context = 8;
 
   bool operator==(const Extent&) const = default;
-  // In tokens, for a model that was trained at so many.
+  // Returns the longest context in tokens, for a model with this trained length.
   index_t longest(index_t trained) const { return trained * std::ranges::max(contexts); }
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Extent, contexts, depths, trials, windows, scored, scored_context)
 
-// How often the answer was right, with greedy decoding.
+// The number of right answers, with greedy decoding.
 struct NeedleCell {
   index_t context;
   double depth;
@@ -38,15 +39,16 @@ struct NeedleCell {
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(NeedleCell, context, depth, trials, right)
 
 struct ScoredNeedle {
-  double best_score;  // of all heads
-  index_t digits;     // right before the first wrong one
+  double best_score;  // largest score of all heads
+  index_t digits;     // right digits before the first wrong one
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ScoredNeedle, best_score, digits)
 
-// Texts that score_heads looks at.
+// Returns the number of texts for score_heads.
 inline index_t scored_texts(const Extent& extent) { return std::max<index_t>(1, extent.scored / 10); }
 
-// Of the forwards of needles, and of all that a study asks of a model.
+// needle_flops returns the FLOP of the needles, evaluation_flops the FLOP of the whole evaluation of a
+// model.
 inline double needle_flops(const Model& model, index_t trained, const Extent& extent) {
   double flops = 0;
   for (const index_t multiple : extent.contexts) {
@@ -64,7 +66,7 @@ inline double evaluation_flops(const Model& model, index_t trained, const Extent
 
 class Evaluator {
  public:
-  // Of a model that was trained at this length. The same seed asks the same needles in the same texts.
+  // `trained` is the model's trained length. The same seed uses the same needles in the same texts.
   Evaluator(const Model& model, std::span<const float> weights, double theta_factor, const Corpus& corpus,
             index_t trained, const Extent& extent, std::uint64_t seed, ssmax::ThreadPool& pool)
       : model_(model),
@@ -76,7 +78,8 @@ class Evaluator {
         pool_(pool),
         rope_(model.rope(extent.longest(trained), theta_factor)) {}
 
-  // Over windows of the test's text that lie side by side, as far as there are.
+  // Returns the mean loss per position, over adjacent windows of the test text. Uses fewer windows if the
+  // text is short.
   std::vector<double> position_loss() const {
     const index_t length = extent_.longest(trained_);
     const auto available = (static_cast<index_t>(corpus_.test.size()) - 1) / length;
@@ -114,7 +117,7 @@ class Evaluator {
     return cells;
   }
 
-  // A head's score of a needle is the attention that it pays to the needle's sentence, on average over the
+  // Scores heads on needles. A head's score is its attention on the needle's sentence, as the mean over the
   // queries that produce the answer's digits.
   std::vector<ScoredNeedle> score_needles() const {
     const index_t context = extent_.scored_context * trained_;
@@ -131,7 +134,7 @@ class Evaluator {
     return all;
   }
 
-  // Of the paper's own needle at half depth, the mean over texts.
+  // Returns the score of every head for the paper's own needle at half depth, as the mean over texts.
   std::vector<double> score_heads() const {
     const index_t context = extent_.scored_context * trained_, texts = scored_texts(extent_);
     const auto heads = static_cast<std::size_t>(model_.shape().layers * model_.shape().heads);
@@ -173,8 +176,8 @@ class Evaluator {
     return hide_needle(Needle(corpus_.tokenizer, city, number), corpus_.test, context, depth, random);
   }
 
-  // How many digits are right before the first wrong one. The document holds the right digits; as long as the
-  // model's own are the same, one forward gives what decoding them one by one would.
+  // Returns the number of right digits before the first wrong one. The document contains the right digits.
+  // One forward equals greedy decoding as long as the model's own digits are right.
   index_t answer(const NeedleDocument& document, Activations& a) const {
     model_.forward(weights_, document.tokens, rope_, a);
     for (index_t digit = 0; digit < kDigits; ++digit) {
@@ -200,7 +203,7 @@ class Evaluator {
   ssmax::Rope<float> rope_;
 };
 
-// What training and evaluation will ask of a text, asked before either begins.
+// Throws if the text is too short for training or evaluation.
 inline void check_text(const Corpus& corpus, index_t trained, const Extent& extent) {
   const auto test = static_cast<index_t>(corpus.test.size());
   const index_t longest = extent.longest(trained), needle = longest_needle(corpus.tokenizer);

@@ -1,4 +1,4 @@
-// The figures' numbers, as CSV. How they are drawn is in figures/*.gp.
+// Writes the numbers of the figures as CSV. The scripts in figures/*.gp draw the figures.
 #pragma once
 
 #include <algorithm>
@@ -40,7 +40,7 @@ class Table {
   std::string text_;
 };
 
-// p_n ≈ a₁ ln n + a₂ by least squares over n ≥ 2; p_1 has no gradient.
+// The fit p_n ≈ a₁ ln n + a₂ by least squares over n ≥ 2. p_1 has no gradient.
 struct Fit {
   double slope = 0, intercept = 0, r2 = 0;
 };
@@ -56,21 +56,21 @@ inline Fit fit_to_logarithm(const std::vector<double>& p) {
   return {slope, (y - slope * x) / count, sxy * sxy / (sxx * syy)};
 }
 
-// The mean over runs of f(run).
+// Returns the mean over runs of f(run).
 inline double mean_over(const std::vector<const Run*>& runs, const std::function<double(const Run&)>& f) {
   double sum = 0;
   for (const Run* run : runs) sum += f(*run);
   return sum / static_cast<double>(runs.size());
 }
 
-// Of the positions [first, last) of a context.
+// Returns the mean loss over the positions [first, last) of a context.
 inline double loss_between(const std::vector<double>& loss, index_t first, index_t last) {
   double sum = 0;
   for (index_t i = first; i < last; ++i) sum += loss[static_cast<std::size_t>(i)];
   return sum / static_cast<double>(last - first);
 }
 
-// The part of needles that was found at any depth, in contexts from one length to another.
+// Returns the fraction of needles found at any depth, in contexts from `shortest` to `longest`.
 inline double found_between(const std::vector<NeedleCell>& cells, index_t shortest, index_t longest) {
   index_t right = 0, trials = 0;
   for (const NeedleCell& cell : cells) {
@@ -138,7 +138,7 @@ inline std::string learnt_sizes(const Results& results) {
   return table.text();
 }
 
-// (a) to (f).
+// Calls f for the configurations (a) to (f).
 template <class F>
 void for_each_evaluated(const F& f) {
   for (const auto& each : kConfigurations) {
@@ -152,7 +152,7 @@ inline std::vector<std::string> titles(const char* first) {
   return columns;
 }
 
-// A line with a number of every configuration, the mean over its seeds.
+// Adds a line with one number per configuration: the mean over its seeds.
 inline void add_line(Table& table, double x, const Results& results,
                      const std::function<double(const Run&)>& f) {
   std::vector<std::string> cells{Table::cell(x)};
@@ -213,7 +213,8 @@ inline std::string head_scores(const Results& results) {
   return table.text();
 }
 
-// Of the first seed, every configuration's trials sorted by score, each with its digits right.
+// Returns the trials of the first seed, sorted by score for each configuration, with the number of right
+// digits.
 inline std::string scored_needles(const Results& results) {
   std::vector<std::string> columns{"rank"};
   std::vector<std::vector<ScoredNeedle>> sorted;
@@ -235,8 +236,8 @@ inline std::string scored_needles(const Results& results) {
 
 }  // namespace detail
 
-// Writes folder/figure_1.csv … figure_8.csv, the scripts that draw them and, where gnuplot is installed,
-// the figures as PNG and SVG.
+// Writes folder/figure_1.csv … figure_8.csv and the scripts that draw the figures. Writes the figures as
+// PNG and SVG if gnuplot is installed.
 inline void draw_figures(const Results& results, const std::filesystem::path& folder) {
   const std::vector<std::string> tables{detail::fading(),
                                         detail::learnt_sizes(results),

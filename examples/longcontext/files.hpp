@@ -1,4 +1,4 @@
-// Files that are whole, and what tells one content from another.
+// Writes complete files, and computes checksums.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,15 @@
 
 namespace longcontext {
 
-// FNV-1a, 64 bits.
+// Returns the 64-bit FNV-1a hash.
 inline std::uint64_t checksum(std::string_view bytes) {
   std::uint64_t hash = 0xcbf29ce484222325;
   for (const char byte : bytes) hash = (hash ^ static_cast<unsigned char>(byte)) * 0x100000001b3;
   return hash;
 }
 
-// Written beside its place and moved there when it is whole: a kill leaves the one before.
+// Writes to a temporary file and renames it at the end. If the program is killed, the previous file
+// remains.
 inline void write_file(const std::filesystem::path& path, std::string_view content) {
   if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path());
   std::filesystem::path unfinished = path;

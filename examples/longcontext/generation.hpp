@@ -1,11 +1,12 @@
-// Text that goes on: the prompt at once, then token by token against a cache in every layer.
+// Continues a text: computes the prompt at once, then decodes token by token against a cache in every
+// layer.
 #pragma once
 
 #include "model.hpp"
 
 namespace longcontext {
 
-// Always the likeliest token; `shown` gets every one as soon as it is known.
+// Appends the token with the largest logit. Calls `shown` for every new token.
 template <class F>
 void continue_text(const Model& model, std::span<const float> weights, const ssmax::Rope<float>& rope,
                    std::span<const index_t> prompt, index_t count, const F& shown) {

@@ -1,5 +1,5 @@
-// The parts of longcontext: tokens, needles, gradients, the exact resumption of a training, files that are
-// not what they should be.
+// Tests the parts of longcontext: tokens, needles, gradients, exact continuation of training, invalid
+// files.
 #include <filesystem>
 #include <fstream>
 #include <numeric>
@@ -17,7 +17,7 @@ using namespace longcontext;
 namespace fs = std::filesystem;
 using Catch::Matchers::Contains;
 
-// New, and gone afterwards.
+// A new folder that the destructor removes.
 struct Folder {
   fs::path path;
   Folder() {
@@ -68,7 +68,7 @@ TEST_CASE("a tokenizer gives back every text", "[longcontext]") {
   for (const std::string& text : {std::string(), all, std::string("The fox, 42 dogs.  Zürich\n\n x 7")}) {
     CHECK(tokenizer.decode(tokenizer.encode(text)) == text);
   }
-  // A common word is one token with its space; digits never join.
+  // A common word is one token with its space; digits are never joined.
   CHECK(tokenizer.encode(" brown").size() == 1);
   CHECK(tokenizer.encode(" 1961").size() == 5);
   CHECK(Tokenizer::learn("aaaa aaaa", 256).encode("aaaa").size() == 4);
@@ -77,7 +77,7 @@ TEST_CASE("a tokenizer gives back every text", "[longcontext]") {
 TEST_CASE("a tokenizer joins the most frequent pair first", "[longcontext]") {
   const Tokenizer tokenizer = Tokenizer::learn("ab abc abc bc", 258);
   REQUIRE(tokenizer.merges().size() == 2);
-  CHECK(tokenizer.spelling(256) == "ab");  // 3 times, as bc, and smaller
+  CHECK(tokenizer.spelling(256) == "ab");  // occurs 3 times, as does bc; ab has the smaller tokens
   CHECK(tokenizer.spelling(257) == " ab");
   CHECK_THROWS_WITH(Tokenizer({{1, 256}}), Contains("joins tokens that it does not have"));
 }
@@ -158,7 +158,8 @@ TEST_CASE("blocks of a tensor's columns begin as they are told", "[longcontext]"
   CHECK(blocks.rightCols(2).squaredNorm() / 2000 == Approx(4).epsilon(0.1));
 }
 
-// In every tensor along its own gradient, where a missing or wrong term shows most.
+// Compares every tensor's gradient along its own direction, where a missing or wrong term has the largest
+// effect.
 TEST_CASE("a model's gradient is that of its loss", "[longcontext]") {
   const bool tied = GENERATE(true, false);
   const Form form = GENERATE(from_range(std::begin(kForms), std::end(kForms)));
@@ -166,7 +167,7 @@ TEST_CASE("a model's gradient is that of its loss", "[longcontext]") {
   shape.tied = tied;
   const Model model(shape, form, 80);
   examples::Random random(5);
-  // Larger than at the start, where attention is too even for its gradient to be seen.
+  // Larger weights than at the start: there, attention is too uniform to test its gradient.
   Values weights(static_cast<std::size_t>(model.layout().size()));
   for (float& x : weights) x = 0.25f * random.standard();
   Tokens tokens(80), targets(tokens.size());
@@ -180,7 +181,7 @@ TEST_CASE("a model's gradient is that of its loss", "[longcontext]") {
     return ssmax::cross_entropy<float>(logits, targets, logits, {.dloss = dloss}).loss;
   };
   loss(weights, 1);
-  Values gradient(weights.size(), 1.0f);  // written, not added to
+  Values gradient(weights.size(), 1.0f);  // the backward overwrites the gradient
   model.backward(weights, tokens, rope, a, gradient);
 
   for (const auto& entry : model.layout().entries()) {
@@ -303,7 +304,7 @@ TEST_CASE("training that was stopped ends where it would have ended", "[longcont
   const Model model(small_shape(), Form::ssmax_bias, 140);
   ssmax::ThreadPool pool(2);
   Training training = small_training();
-  training.steps = 120;  // two or three for each point of the curve
+  training.steps = 120;  // two or three steps per point of the curve
   const Checkpoint begin = start(configuration("d"), model, corpus(), training);
   const Checkpoint whole =
       train(folder.path / "whole.checkpoint", "whole", begin, training.steps, model, corpus(), pool);
@@ -351,7 +352,7 @@ TEST_CASE("a study that was stopped ends with the same page", "[longcontext]") {
   };
   const std::string whole = page_of("whole");
   CHECK_THAT(whole, Contains("| diverged |") && !Contains("{") && !Contains("nan"));
-  // In every table all rows have as many cells.
+  // All rows of a table have the same number of cells.
   std::istringstream lines(whole);
   for (std::string line, before; std::getline(lines, line); before = line) {
     if (!line.starts_with("|") || !before.starts_with("|")) continue;
@@ -371,7 +372,7 @@ TEST_CASE("a study that was stopped ends with the same page", "[longcontext]") {
   const auto& f = results.of("f").front()->curve;
   const auto& a = results.of("a").front()->curve;
   REQUIRE(f.size() == a.size());
-  CHECK(f[34].text == a[34].text);  // 70 % are (a)'s
+  CHECK(f[34].text == a[34].text);  // the first 70 % are (a)'s
   CHECK(f[40].text != a[40].text);
   plan.switch_part = 0.5;
   CHECK_THROWS_WITH(page_of("whole"), Contains("is of another plan or text"));
@@ -452,14 +453,14 @@ TEST_CASE("an extension begins with the weights and is new in all else", "[longc
   CHECK_THROWS_WITH(start_extension(from, extension, 50), Contains("rate must be positive"));
 }
 
-// By hand: two steps of one weight, with a rate of 0.1.
+// Compares to a calculation by hand: two steps of one weight, with a rate of 0.1.
 TEST_CASE("AdamW does what its formula says", "[longcontext]") {
   Eigen::ArrayXf weights(2), gradient(2), mean = Eigen::ArrayXf::Zero(2), square = mean;
   weights << 1, -2;
   gradient << 0.5f, -3;
   const examples::AdamW adam{.rate = 0.1, .decay = 0.2, .mean = 0.9, .square = 0.95};
   examples::update(weights, gradient, mean, square, adam, 1);
-  // The first step goes by the rate, whatever the gradient's size.
+  // The first step has the size of the rate, for every size of the gradient.
   CHECK(weights[0] == Approx(1 * 0.98 - 0.1));
   CHECK(weights[1] == Approx(-2 * 0.98 + 0.1));
   gradient << -1, 0;
@@ -472,7 +473,7 @@ TEST_CASE("AdamW does what its formula says", "[longcontext]") {
 TEST_CASE("an update clips the gradient and decays matrices only", "[longcontext]") {
   Shape shape = small_shape();
   shape.heads = 4;
-  REQUIRE(shape.vocabulary * shape.width() > kPiece);  // the embedding is cut
+  REQUIRE(shape.vocabulary * shape.width() > kPiece);  // the embedding is split
   const Model model(shape, Form::size_table, 140);
   Checkpoint state = start(configuration("table"), model, corpus(), small_training());
   const Values before = state.weights;
@@ -518,7 +519,7 @@ TEST_CASE("sizes and settings that cannot be are refused", "[longcontext]") {
   Training training = small_training();
   training.needle_part = 1.5;
   CHECK_THROWS_WITH(check(training), Contains("needle_part must lie between"));
-  training.needle_part = 0.3;  // of five
+  training.needle_part = 0.3;  // of five sequences
   CHECK_THROWS_WITH(check(training), Contains("must be a whole number of them"));
 
   Plan plan;
@@ -561,7 +562,8 @@ TEST_CASE("claims are judged over all seeds", "[longcontext]") {
   CHECK(Measured({1.0}).verdict() == std::string("too small to tell"));
   CHECK(Measured({-0.1, -0.11, -0.12}).verdict() == std::string("does not hold"));
   CHECK(Measured({0.1, 0.11, -0.01}).verdict() == std::string("too small to tell"));
-  CHECK(Measured({0.01, 0.5, 0.02}).verdict() == std::string("too small to tell"));  // its error is 0.16
+  CHECK(Measured({0.01, 0.5, 0.02}).verdict() ==
+        std::string("too small to tell"));  // the standard error is 0.16
   CHECK(Measured({0.0, 0.0, 0.0}).verdict() == std::string("too small to tell"));
   CHECK(Measured({1, 2, 3}).error == Approx(1 / std::sqrt(3.0)));
 }
@@ -591,7 +593,7 @@ TEST_CASE("losses are those of windows that lie side by side", "[longcontext]") 
   }
 }
 
-// Every number is a configuration's own, so that no two could be exchanged.
+// Gives every configuration its own numbers, so that an exchange of two configurations is an error.
 TEST_CASE("a claim compares what it says", "[longcontext]") {
   Results results;
   results.plan.seeds = {1, 2, 3};
@@ -610,7 +612,7 @@ TEST_CASE("a claim compares what it says", "[longcontext]") {
       results.runs.push_back(run);
     }
   };
-  // As the paper has it.
+  // Results as in the paper.
   add("a", 3.20, 5.0, 10, 0.10), add("b", 3.10, 3.2, 90, 0.90), add("c", 3.12, 3.3, 70, 0.70);
   add("d", 3.05, 4.5, 60, 0.60), add("e", 3.40, 4.0, 40, 0.40), add("f", 3.15, 3.4, 50, 0.50);
   const auto all = claims(results);
@@ -620,8 +622,8 @@ TEST_CASE("a claim compares what it says", "[longcontext]") {
     CHECK(claim.measured.verdict() == std::string("holds"));
   }
   CHECK(all[0].measured.mean == Approx(0.1));  // (a) − (b)
-  CHECK(all[6].measured.mean == Approx(1.8));  // far
-  // (c) learns nothing in one seed.
+  CHECK(all[6].measured.mean == Approx(1.8));  // far beyond the trained length
+  // (c) finds fewer than half of the needles in one seed.
   Results unlearnt = results;
   for (Run& run : unlearnt.runs) {
     if (run.configuration == "c" && run.seed == 2) run.evaluation.needles.front().right = 49;
@@ -630,7 +632,7 @@ TEST_CASE("a claim compares what it says", "[longcontext]") {
     const bool of_c = claim.measure.find("(c)") != std::string::npos && claim.figure >= 6;
     CHECK(claim.verdict() == std::string(of_c ? "not applicable" : "holds"));
   }
-  // All the other way round.
+  // All results opposite to the paper.
   for (Run& run : results.runs) {
     if (run.configuration == "a") {
       run.configuration = "b";
@@ -646,7 +648,7 @@ TEST_CASE("a claim compares what it says", "[longcontext]") {
 TEST_CASE("a logarithm is found again", "[longcontext]") {
   std::vector<double> p;
   for (int n = 1; n <= 100; ++n) p.push_back(0.7 * std::log(n) - 2);
-  p.front() = 99;  // n = 1 has no part in it
+  p.front() = 99;  // n = 1 is not part of the fit
   const Fit exact = fit_to_logarithm(p);
   CHECK(exact.slope == Approx(0.7));
   CHECK(exact.intercept == Approx(-2));

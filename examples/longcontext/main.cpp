@@ -1,5 +1,4 @@
-// The paper in miniature: trains six small transformers that differ by their scaling alone, and draws the
-// paper's figures of them.
+// Trains six small transformers that differ only in their scaling, and draws the paper's figures.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -25,7 +24,7 @@ struct Options : TrainOptions {
   double theta_factor = 1;
 };
 
-// The study in the folder goes on; without one, a new plan is made.
+// Continues the study in the folder. Without a study there, makes a new plan.
 void run_all(const Options& options) {
   ssmax::ThreadPool pool(options.threads);
   const fs::path path = options.work / "plan.json";
@@ -106,7 +105,7 @@ void run_evaluate(const Options& options) {
   }
 }
 
-// Hides a needle in a text that the model has not seen, and lets it answer.
+// Puts a needle into a text that the model was not trained on, and prints the model's answer.
 void run_ask(const Options& options) {
   const Trained trained(options);
   const Tokenizer& tokenizer = trained.corpus.tokenizer;
@@ -118,7 +117,7 @@ void run_ask(const Options& options) {
     const auto size = static_cast<index_t>(document.tokens.size());
     const index_t begin = std::max<index_t>(0, first), end = std::min(first + count, size);
     std::string text = tokenizer.decode({document.tokens.begin() + begin, document.tokens.begin() + end});
-    std::replace(text.begin(), text.end(), kBoundary, '\n');  // it is 0, where %s would stop
+    std::replace(text.begin(), text.end(), kBoundary, '\n');  // kBoundary is 0, which would end %s
     std::printf("%s", text.c_str());
   };
   std::printf("%td tokens, the needle is number %td: …", options.context, document.needle);

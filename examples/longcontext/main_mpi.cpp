@@ -1,9 +1,9 @@
-// `longcontext train` over the ranks of MPI, with the same losses and the same checkpoint, to the last bit, for any number
-// of them:
+// Runs `longcontext train` over the ranks of MPI. Losses and checkpoint are bit-identical for any number of
+// ranks:
 //
 //     mpirun -n 4 longcontext_mpi train --text build/brown build/model
 //
-// Each rank has one thread. The first one prints and saves.
+// Each rank has one thread. The first rank prints and saves.
 #include <mpi.h>
 
 #include <cstdio>
@@ -14,7 +14,8 @@
 
 namespace {
 
-// Or some ranks would go on where it ends, and others would begin.
+// Throws unless all ranks or no ranks see the checkpoint: else some ranks would continue and others would
+// start anew.
 void check_that_all_see(const std::filesystem::path& path) {
   const int here = std::filesystem::exists(path) ? 1 : 0;
   int ranks = 0, seeing = 0;
@@ -50,7 +51,7 @@ int main(int argc, char** argv) {
     status = rank == 0 ? app.exit(error) : error.get_exit_code();
   } catch (const std::exception& error) {
     std::fprintf(stderr, "longcontext_mpi: rank %d: %s\n", rank, error.what());
-    MPI_Abort(MPI_COMM_WORLD, EXIT_FAILURE);  // others may wait for this one
+    MPI_Abort(MPI_COMM_WORLD, EXIT_FAILURE);  // other ranks may wait for this one
   }
   MPI_Finalize();
   return status;

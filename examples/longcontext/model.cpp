@@ -6,9 +6,9 @@ namespace longcontext {
 
 namespace {
 
-// The backward of hidden = gate · sigmoid(gate) · up. gate and up, [token, gate | up], are overwritten with
-// their gradients; the gradient of hidden is overwritten with intermediate results. It goes one row at a
-// time, which stays in the cache.
+// Computes the backward of hidden = gate · sigmoid(gate) · up. Overwrites gate and up, [token, gate | up],
+// by their gradients. Overwrites the gradient of hidden by intermediate results. Works row by row, so that
+// a row stays in the cache.
 void swiglu_backward(Matrix& dhidden, Matrix& gate_up) {
   const index_t hidden = dhidden.cols();
   Eigen::Array<float, 1, Eigen::Dynamic> sigmoid(hidden), slope(hidden);
@@ -28,11 +28,11 @@ void swiglu_backward(Matrix& dhidden, Matrix& gate_up) {
 Model::Model(const Shape& shape, Form form, index_t largest_n) : shape_(shape), form_(form) {
   check(shape);
   const index_t width = shape.width(), hidden = shape.hidden;
-  // How the weights begin. Most products keep the size of what they multiply. Those that are added to x are
-  // smaller the more layers add to it. Those that make logits are small, so that attention and predictions
-  // begin nearly uniform, whatever multiplies the logits. (With small weights throughout, as in GPT-2,
-  // needles were found later or not at all; with queries and keys of full size SSMax, whose multiplier begins
-  // at ln n, was the slower one. It still is, if less: docs/paper_tried.md.)
+  // Initial weights. Most products keep the size of their input (keeping). Products that are added to x are
+  // smaller for more layers (adding). Products that make logits are small (even), so that attention and
+  // predictions start nearly uniform for every scaling. Rejected alternatives: with small weights
+  // throughout, as in GPT-2, the model found needles later or not at all. With queries and keys of full
+  // size, SSMax was slower, because its multiplier starts at ln n (docs/paper_tried.md).
   const auto keeping = [](index_t inputs) { return Start{0, 1 / std::sqrt(static_cast<float>(inputs))}; };
   const auto adding = [&](index_t inputs) {
     return Start{0, keeping(inputs).deviation / std::sqrt(static_cast<float>(shape.layers))};
@@ -86,7 +86,7 @@ void Model::forward(std::span<const float> weights, std::span<const index_t> tok
                     const ssmax::Rope<float>& rope, Activations& a, std::span<Cache> caches) const {
   const index_t length = static_cast<index_t>(tokens.size()), width = shape_.width();
   const auto embedding = embedding_.matrix(weights);
-  // The embedding's rows are of length 1, as the head wants them.
+  // The embedding's rows have length 1, as the head requires.
   const float stretch = std::sqrt(static_cast<float>(width));
   a.x.resize(length, width);
   for (index_t i = 0; i < length; ++i) {
@@ -187,7 +187,8 @@ double Model::flops(index_t length) const {
   for (const Layer& layer : layers_) {
     products += layer.qkv.size() + layer.out.size() + layer.gate_up.size() + layer.down.size();
   }
-  const index_t seen = shape_.layers * shape_.width() * length;  // half of length keys, for two products
+  const index_t seen =
+      shape_.layers * shape_.width() * length;  // two products with length / 2 keys on average
   return 2.0 * static_cast<double>(length) * static_cast<double>(products + seen);
 }
 

@@ -1,8 +1,9 @@
-// A decoder: embedding, layers of causal attention with RoPE and of SwiGLU, both behind an RMSNorm and added
-// to what they read, and a head whose weights may be the embedding's.
+// A decoder: embedding, layers of causal attention with RoPE and of SwiGLU, and a head. Attention and
+// SwiGLU read x through an RMSNorm, and their results are added to x. The head's weights may be the
+// embedding's.
 //
-// A model has no weights of its own, but says where in an array they lie: many threads share one model and
-// one array, each with activations and a gradient of its own.
+// A model stores no weights. It stores the places of the weights in an array, so several threads share one
+// model and one array. Each thread has its own activations and gradient.
 #pragma once
 
 #include <span>
@@ -16,7 +17,7 @@
 
 namespace longcontext {
 
-// What the forward of a sequence leaves for its backward, and what a backward works with.
+// The results of a sequence's forward that its backward needs, and the backward's scratch memory.
 struct Activations {
   struct Layer {
     examples::RmsNorm attention_norm, feed_norm;
@@ -30,7 +31,7 @@ struct Activations {
 
 class Model {
  public:
-  // The table of sizes, where the form has one, reaches to n = largest_n.
+  // largest_n is the size of the table of sizes, if the form has one.
   Model(const Shape& shape, Form form, index_t largest_n);
 
   const Shape& shape() const { return shape_; }
@@ -39,31 +40,31 @@ class Model {
 
   ssmax::Rope<float> rope(index_t positions, double theta_factor = 1) const;
 
-  // Leaves logits [token, vocabulary]. With a cache for every layer, the tokens go on where these end.
+  // Writes logits [token, vocabulary]. With one cache per layer, the tokens continue the caches' sequence.
   void forward(std::span<const float> weights, std::span<const index_t> tokens,
                const ssmax::Rope<float>& rope, Activations& a, std::span<Cache> caches = {}) const;
 
   std::vector<Cache> caches(index_t capacity) const;
 
-  // Expects the logits' gradient in place of the logits. Consumes the activations. Writes the gradient of
-  // every tensor, but not what lies between tensors.
+  // Requires the logits' gradient in place of the logits. Overwrites the activations. Writes the gradient
+  // of every tensor; does not write the padding between tensors.
   void backward(std::span<const float> weights, std::span<const index_t> tokens,
                 const ssmax::Rope<float>& rope, Activations& a, std::span<float> gradient) const;
 
-  // After forward: the attention of all heads, layer by layer, as attention_on has it.
+  // Returns the result of the function attention_on for all heads, layer by layer. Requires a forward.
   std::vector<float> attention_on(std::span<const float> weights, const ssmax::Rope<float>& rope,
                                   Activations& a, index_t first_key, index_t keys, index_t first_query,
                                   index_t queries) const;
 
-  // s and b of a layer, and p; empty where the form has none.
+  // Returns s and b of a layer, and p. A span is empty if the form has no such parameter.
   ScalingParameters<const float> scaling_parameters(std::span<const float> weights, index_t layer) const;
 
-  // For models that were trained with Softmax: sets s so that the multiplier s·ln n is 1 on
-  // average over n = 1 … length.
+  // Sets s for a model that was trained with Softmax: the multiplier s·ln n is 1 on average over n = 1 …
+  // length.
   void start_s(std::span<float> weights, index_t length) const;
 
-  // Floating-point operations of the forward of a sequence; its backward has twice as many. They are the
-  // products of weights with tokens, and of queries, keys and values that see each other.
+  // Returns the FLOP of a sequence's forward: the products of weights with tokens, and of queries with
+  // visible keys and values. The backward has twice as many.
   double flops(index_t length) const;
 
  private:

@@ -1,9 +1,10 @@
-// A document that hides a number in a text and asks for it at the end, in the paper's words:
+// Makes a document that contains a number in a text and asks for it at the end, in the paper's words:
 //
 //   … The special magic Tokyo number is: 8106422. …  What is the special magic Tokyo number?
 //   The special magic Tokyo number is: 8106422
 //
-// The text is cut so that the document has the wanted number of tokens, the answer's last digit included.
+// The text is cut so that the document has the requested number of tokens, including the last digit of the
+// answer.
 #pragma once
 
 #include <array>
@@ -36,14 +37,14 @@ struct Needle {
     question = tokenizer.encode("\nWhat is the special magic " + city + " number?\n" + name + " is: ");
     digits = tokenizer.encode(number);
   }
-  // Of a document without any text around.
+  // Returns the number of tokens of a document without any other text.
   index_t size() const { return static_cast<index_t>(sentence.size() + question.size() + digits.size()); }
 };
 
 struct NeedleDocument {
   Tokens tokens;
-  index_t needle = 0, needle_size = 0;  // where the hidden sentence stands
-  index_t answer = 0;                   // where the first of the answer's digits stands; the other follow
+  index_t needle = 0, needle_size = 0;  // first token and size of the needle's sentence
+  index_t answer = 0;                   // first digit of the answer; the other digits follow
 };
 
 inline index_t longest_needle(const Tokenizer& tokenizer) {
@@ -52,7 +53,7 @@ inline index_t longest_needle(const Tokenizer& tokenizer) {
   return longest;
 }
 
-// `depth` is the part of the text that stands before the needle.
+// `depth` is the fraction of the text before the needle.
 inline NeedleDocument hide_needle(const Needle& needle, const Tokens& text, index_t length, double depth,
                                   examples::Random& random) {
   require(depth >= 0 && depth <= 1, "depth must lie between 0 and 1");

@@ -1,4 +1,4 @@
-// AdamW with decay on matrices only, behind a clip of the gradient's norm.
+// AdamW with weight decay of matrices only. Clips the gradient's norm first.
 #pragma once
 
 #include <cmath>
@@ -11,22 +11,23 @@
 
 namespace longcontext {
 
-// Both averages of the gradient, in the layout of the weights.
+// Both moving averages of the gradient, in the layout of the weights.
 struct Averages {
   Values mean, square;
 };
 
-// Up to the full rate over a twentieth of the training, which it stays until the last fifth takes it to 0.
+// Returns the factor of the learning rate. It rises during the first twentieth of training and falls to 0
+// during the last fifth.
 inline double schedule(index_t step, index_t steps) {
   const double part = static_cast<double>(step) / static_cast<double>(steps);
   return std::min({1.0, 20 * part, 5 * (1 - part) + 1.0 / static_cast<double>(steps)});
 }
 
-// What one call works on: four arrays of so many floats stay in a core's second cache.
+// Floats per call. Four arrays of this size fit into a core's second-level cache.
 inline constexpr index_t kPiece = 1 << 13;
 
-// Adds up the gradients of several sequences, in their order, into the first, and returns the norm of the
-// sum. Between tensors the arrays hold the zeros that they began with.
+// Adds the gradients of several sequences to the first, in the order of the sequences, and returns the norm
+// of the sum. The padding between tensors is 0 in all arrays.
 inline double add_up(std::span<const std::span<float>> gradients, ssmax::ThreadPool& pool) {
   const auto size = static_cast<index_t>(gradients.front().size());
   std::vector<double> squares(static_cast<std::size_t>((size + kPiece - 1) / kPiece));
@@ -41,7 +42,7 @@ inline double add_up(std::span<const std::span<float>> gradients, ssmax::ThreadP
   return std::sqrt(std::accumulate(squares.begin(), squares.end(), 0.0));
 }
 
-// With a gradient of this norm; steps count from 1.
+// Updates the weights. `norm` is the norm of the gradient; `step` counts from 1.
 inline void update(const Layout& layout, std::span<float> weights, std::span<const float> gradient,
                    double norm, Averages& averages, const Training& training, index_t step,
                    ssmax::ThreadPool& pool) {

@@ -1,4 +1,4 @@
-// The page that puts the paper's claims beside what was measured. Its words are in paper.md.in.
+// Writes the page that compares the paper's claims to the measurements. Its text is in paper.md.in.
 #pragma once
 
 #include <filesystem>
@@ -15,7 +15,7 @@ namespace detail {
 
 using Fields = std::map<std::string, std::string>;
 
-// Every {name} becomes its field; a name without one is an error.
+// Replaces every {name} by its field. Throws if a name has no field.
 inline std::string fill(const std::string& form, const Fields& fields) {
   std::string text;
   for (std::size_t at = 0; at < form.size();) {
@@ -49,7 +49,7 @@ inline std::string header(const std::vector<std::string>& cells) {
   return row(cells) + row(std::vector<std::string>(cells.size(), "---"));
 }
 
-// The mean over seeds, and from which to which.
+// Returns the mean over seeds, with the smallest and the largest value.
 inline std::string spread(const std::vector<const Run*>& runs, const Quantity& quantity, const char* format) {
   std::vector<double> values;
   for (const Run* run : runs) values.push_back(quantity(*run));
@@ -129,7 +129,7 @@ inline std::string page(const Results& results, const Corpus& corpus, const std:
            results.best_trial(each.name)->rate == std::ranges::max(plan.rates);
   });
 
-  // Of the wavelength that is as long as a training sequence, by the enlarged θ.
+  // Returns the factor by which the larger θ stretches the wavelength of one training sequence.
   const auto stretch = [&](double theta) {
     const double turn = static_cast<double>(training.length) / (2 * std::numbers::pi);
     return std::pow(turn, std::log(plan.theta_factor) / std::log(theta));

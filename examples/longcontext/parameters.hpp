@@ -1,5 +1,6 @@
-// All that a model learns lies in one array of floats, and so do its gradients and the optimizer's averages:
-// to add, clip, update or save them takes one loop. A Tensor says where in such an array a matrix lies.
+// All parameters of a model are in one array of floats, and so are the gradients and the optimizer's
+// averages. One loop adds, clips, updates or saves all of them. A Tensor is the place of a matrix in such
+// an array.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +15,7 @@ namespace longcontext {
 using examples::Matrix;
 using ssmax::index_t;
 
-// Aligned, since Eigen's sums take their terms in an order that depends on where an array begins.
+// Aligned, because Eigen's order of summation depends on the alignment of an array.
 using Values = std::vector<float, Eigen::aligned_allocator<float>>;
 
 struct Tensor {
@@ -33,7 +34,7 @@ struct Tensor {
   Eigen::Map<Matrix> matrix(std::span<float> all) const { return {values(all).data(), rows, columns}; }
 };
 
-// What a tensor holds before training.
+// The initial values of a tensor: a constant, or random numbers with this deviation.
 struct Start {
   float constant, deviation;
 };
@@ -43,15 +44,15 @@ class Layout {
   struct Entry {
     std::string name;
     Tensor tensor;
-    std::vector<Start> starts;  // of blocks of columns, equally wide
+    std::vector<Start> starts;  // one per block of columns; the blocks have equal width
 
-    // Weight decay is for matrices: not for s, b and p.
+    // Returns true for matrices. Only matrices have weight decay: s, b and p have not.
     bool is_matrix() const { return tensor.rows > 1 && tensor.columns > 1; }
   };
 
-  // A tensor without elements takes no place.
+  // Adds a tensor and returns its place. A tensor without elements uses no memory.
   Tensor add(const std::string& name, index_t rows, index_t columns, const std::vector<Start>& starts) {
-    constexpr index_t line = 16;  // floats of a cache line, where every tensor begins
+    constexpr index_t line = 16;  // floats of a cache line; every tensor starts at a cache line
     const Tensor tensor{size_, rows, columns};
     size_ += (tensor.size() + line - 1) / line * line;
     if (tensor.size() > 0) entries_.push_back({name, tensor, starts});
@@ -76,7 +77,7 @@ class Layout {
     return all;
   }
 
-  // Tensors of the same name and size are taken over, others stay as they are.
+  // Copies the tensors that have the same name and size in both layouts. Other tensors do not change.
   void take_over(std::span<float> all, const Layout& other, std::span<const float> others) const {
     for (const auto& to : entries_) {
       for (const auto& from : other.entries_) {

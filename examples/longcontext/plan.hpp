@@ -1,4 +1,4 @@
-// What a study trains and evaluates, cut to a budget of time.
+// Plans a study: which models it trains and evaluates within a budget of time.
 #pragma once
 
 #include <algorithm>
@@ -18,19 +18,19 @@ namespace longcontext {
 
 struct Plan {
   Shape shape;
-  Training training;  // of every run but for seed and rate
+  Training training;  // of every run; each run has its own seed and rate
   std::string budget;
-  std::vector<double> rates{2.5e-4, 5e-4, 1e-3};  // every configuration tries all of them and keeps the best
-  index_t sweep_steps = 0;                        // of such a try
-  index_t extension_steps = 0;                    // after training, at the enlarged θ
+  std::vector<double> rates{2.5e-4, 5e-4, 1e-3};  // tried for every configuration; the best rate is used
+  index_t sweep_steps = 0;                        // steps to try a rate
+  index_t extension_steps = 0;                    // steps at the larger θ, after training
   std::vector<std::uint64_t> seeds{1, 2, 3, 4, 5};
-  double switch_part = 0.7;  // of the training, with Softmax, before (f) goes on with SSMax
-  double theta_factor = 50;  // RoPE's θ, enlarged for contexts longer than those trained
+  double switch_part = 0.7;  // fraction of training with Softmax, before (f) continues with SSMax
+  double theta_factor = 50;  // factor of RoPE's θ in contexts beyond the trained length
   Extent extent;
 
   bool operator==(const Plan&) const = default;
 
-  // Where a point of the curve ends.
+  // Returns the step at which (f) changes to SSMax. A point of the curve ends there.
   index_t switch_step() const {
     const auto points = std::llround(switch_part * static_cast<double>(kCurvePoints));
     return (points * training.steps + kCurvePoints - 1) / kCurvePoints;
@@ -63,7 +63,7 @@ inline void check(const Plan& plan) {
           "trials, windows and what is scored must be at least 1");
 }
 
-// "90s", "10m", "2h" in seconds.
+// Returns seconds for a text such as "90s", "10m" or "2h".
 inline double parse_budget(std::string_view text) {
   double number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
@@ -76,8 +76,8 @@ inline double parse_budget(std::string_view text) {
   return number * seconds;
 }
 
-// The size that a budget is enough for. The largest is the default of Shape, Training and Extent. With
-// sequences of 128 tokens needles are found sooner (docs/paper_tried.md).
+// Returns a plan whose model fits the budget. The largest model is the default of Shape, Training and
+// Extent. With sequences of 128 tokens, training finds needles sooner (docs/paper_tried.md).
 inline Plan sized_plan(double seconds) {
   Plan plan;
   if (seconds < 90 * 60) {
@@ -94,19 +94,20 @@ inline Plan sized_plan(double seconds) {
   return plan;
 }
 
-// Of the steps of a training, what a try of a rate takes, and what an extension takes.
+// Steps to try a rate, and steps of an extension, as fractions of the steps of a training.
 inline constexpr double kTryPart = 0.25, kExtensionPart = 0.02;
 
-// How many times the steps of one training a plan takes in all. Five configurations try every rate. Four are
-// trained with every seed, as is the last part of (f); the table with one seed. Then six are extended.
+// Returns the steps of the whole plan, in units of one training. Five configurations try every rate. (a) to
+// (d), and the last part of (f), train with every seed. The table trains with one seed. Six configurations
+// are extended with every seed.
 inline double whole_trainings(const Plan& plan) {
   const double tries = kTryPart * 5 * static_cast<double>(plan.rates.size());
   return tries + static_cast<double>(plan.seeds.size()) * (4 + (1 - plan.switch_part) + 6 * kExtensionPart) +
          1;
 }
 
-// A plan by a measured speed: a fifth of the time goes to evaluation, unless less is enough or even the least
-// takes more; the rest goes to training.
+// Measures the speed and makes a plan. Evaluation gets a fifth of the time. Exception: evaluation gets less
+// if it needs less, and more if its minimum needs more. Training gets the rest.
 inline Plan make_plan(const std::string& budget, const Corpus& corpus, ssmax::ThreadPool& pool) {
   using Clock = std::chrono::steady_clock;
   const double seconds = parse_budget(budget);
@@ -137,7 +138,7 @@ inline Plan make_plan(const std::string& budget, const Corpus& corpus, ssmax::Th
   const double evaluating =
       evaluations * evaluation_flops(model, plan.training.length, plan.extent) / flops_per_second;
 
-  constexpr double kFewestSteps = 4 * kCurvePoints;  // a point of every curve, those of tries included
+  constexpr double kFewestSteps = 4 * kCurvePoints;  // a point of every curve, also of the tries of rates
   const double affordable = (0.95 * seconds - evaluating) / step_seconds / whole_trainings(plan);
   if (affordable < kFewestSteps) {
     const double least = (evaluating + kFewestSteps * step_seconds * whole_trainings(plan)) / 0.95;

@@ -1,4 +1,4 @@
-// The sizes of a model and of its training. Checkpoints hold them as JSON, so that a file says what it is.
+// The sizes of a model and of its training. Checkpoints contain the settings as JSON.
 #pragma once
 
 #include <cmath>
@@ -15,10 +15,10 @@ using ssmax::index_t;
 struct Shape {
   index_t layers = 2, heads = 4, head_width = 32, hidden = 352;
   index_t vocabulary = 512;  // 256: bytes
-  bool tied = false;         // the head's weights are the embedding
-  // RoPE's θ in training. With θ · F in its place, a pair of channels of wavelength λ turns
-  // (λ / 2π)^(ln F / ln θ) times as slowly. For F = 50 and a λ of the trained length that factor is 8.8
-  // here, 8.5 for 128 tokens and θ = 250, and 8.7 in the paper, whose θ of 10,000 would make it 4.8 here.
+  bool tied = false;         // true if the head's weights are the embedding's
+  // RoPE's θ in training. With θ · F, a pair of channels of wavelength λ rotates (λ / 2π)^(ln F / ln θ)
+  // times slower. For F = 50 and the trained length as λ, the factor is 8.8 here, 8.5 for 128 tokens and θ
+  // = 250, and 8.7 in the paper. The paper's θ of 10,000 would give 4.8 here.
   double theta = 800;
 
   index_t width() const { return heads * head_width; }
@@ -28,12 +28,12 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Shape, layers, heads, head_width, hidden, voc
 
 struct Training {
   index_t length = 256;   // tokens of a sequence
-  index_t sequences = 2;  // of an update; few, for many updates
+  index_t sequences = 2;  // sequences per update; few sequences allow many updates
   index_t steps = 5000;
-  double needle_part = 0.5;  // of the sequences that hide a needle and ask for it
+  double needle_part = 0.5;  // fraction of sequences that contain a needle and ask for it
   double rate = 1e-3;
-  double decay = 0.1;  // of matrices only
-  double clip = 1;     // the largest norm of a gradient
+  double decay = 0.1;  // weight decay of matrices
+  double clip = 1;     // largest norm of a gradient
   std::uint64_t seed = 1;
 
   bool operator==(const Training&) const = default;

@@ -1,6 +1,6 @@
-// The study: all configurations tried at the same rates, trained with the same seeds, and evaluated alike.
-// What is done is kept in a folder, run by run, and is not done again: a study that was stopped goes on. (A
-// rate that diverged leaves nothing there, and diverges again.)
+// Runs the study: trains all configurations with the same rates and the same seeds, and evaluates them in
+// the same way. Stores each finished run in a folder, so a stopped study continues. Exception: a rate that
+// diverged stores no result and is tried again.
 #pragma once
 
 #include <chrono>
@@ -16,19 +16,20 @@
 
 namespace longcontext {
 
-// What became of a model: trained, then extended, that is, accustomed to an enlarged θ of RoPE.
+// The results of a model: after training, and after its extension. An extension is a short training with
+// the larger RoPE θ.
 struct Evaluation {
-  std::vector<double> position_loss;       // trained, at the enlarged θ: [position], the mean over windows
-  std::vector<NeedleCell> needles_before;  // trained, at its own θ
-  std::vector<NeedleCell> needles;         // extended, as in what follows
-  std::vector<double> head_scores;  // [head of any layer], the needle of the paper in the middle of texts
+  std::vector<double> position_loss;       // [position], trained model at the larger θ, mean over windows
+  std::vector<NeedleCell> needles_before;  // trained model at its own θ
+  std::vector<NeedleCell> needles;         // extended model, as are the following
+  std::vector<double> head_scores;         // [head of any layer], the paper's needle in the middle of texts
   std::vector<ScoredNeedle> scored;
-  std::vector<double> p;  // [n - 1], of the table alone
+  std::vector<double> p;  // [n - 1], of the table of sizes only
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Evaluation, position_loss, needles_before, needles, head_scores, scored, p)
 
 struct Run {
-  std::uint64_t study = 0;  // the identity of plan and text
+  std::uint64_t study = 0;  // checksum of plan and text
   std::string configuration;
   std::uint64_t seed = 0;
   double rate = 0;
@@ -40,7 +41,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Run, study, configuration, seed, rate, curve,
 struct Trial {
   std::string configuration;
   double rate = 0;
-  double loss = 0;  // over the last fifth of the steps; infinite where it diverged
+  double loss = 0;  // mean over the last fifth of the steps; infinite if training diverged
 };
 
 struct Results {
@@ -48,7 +49,7 @@ struct Results {
   std::vector<Trial> trials;
   std::vector<Run> runs;
 
-  // Of one configuration; nothing where every rate diverged.
+  // Returns the best trial of a configuration, or null if every rate diverged.
   const Trial* best_trial(std::string_view name) const {
     const Trial* best = nullptr;
     for (const Trial& trial : trials) {
@@ -58,7 +59,7 @@ struct Results {
     return best;
   }
 
-  // In the order of the seeds.
+  // Returns the runs of a configuration, in the order of the seeds.
   std::vector<const Run*> of(std::string_view name) const {
     std::vector<const Run*> found;
     for (const Run& run : runs) {
@@ -68,7 +69,7 @@ struct Results {
   }
 };
 
-// What write_file wrote; an error names the file.
+// Reads a file of write_file. Throws with the name of the file.
 template <class T>
 T read_json(const std::filesystem::path& path) {
   try {
@@ -78,7 +79,7 @@ T read_json(const std::filesystem::path& path) {
   }
 }
 
-// Over the last fifth of the steps.
+// Returns the mean over the last fifth of the steps.
 inline double last_mean(const std::vector<CurvePoint>& curve, double CurvePoint::*loss) {
   const std::size_t points = std::max<std::size_t>(1, curve.size() / 5);
   double sum = 0;
@@ -146,7 +147,8 @@ class Study {
         const Checkpoint done =
             train(file(name, ".checkpoint"), std::string(of.title) + ", trying a rate",
                   start(of, model, corpus_, training), training.steps, model, corpus_, pool_);
-        // Not of the answers: when a model begins to find needles is luck.
+        // Uses the loss of text. The loss of answers depends on when a model starts to find needles, which
+        // is chance.
         loss = last_mean(done.curve, &CurvePoint::text);
       } catch (const Diverged& diverged) {
         std::printf("  %s\n", diverged.what());
@@ -167,7 +169,7 @@ class Study {
                  start(of, model, corpus_, training), training.steps, model, corpus_, pool_);
   }
 
-  // (a), which kernels a checkpoint where (f) branches off.
+  // Trains (a), and stores the checkpoint at which (f) continues with SSMax.
   Checkpoint train_softmax(std::uint64_t seed) const {
     const Configuration& of = configuration("a");
     const Model model = this->model(of.form);
@@ -193,7 +195,7 @@ class Study {
     return with_scaling(softmax, model(Form::softmax), of, model(of.form));
   }
 
-  // Accustomed to the enlarged θ, by half the rate.
+  // Returns the model after a short training at the larger θ, with half the rate.
   Checkpoint extended(const Configuration& of, const Checkpoint& trained) const {
     Training extension = trained.training;
     extension.steps = results_.plan.extension_steps;
@@ -223,7 +225,7 @@ class Study {
     return result;
   }
 
-  // Evaluated, or as it was evaluated before.
+  // Evaluates the model, or reads the stored evaluation.
   void add(const Configuration& of, const Checkpoint& state) {
     const auto path = file(name_of(of, state.training.seed), ".json");
     if (std::filesystem::exists(path)) {
@@ -232,7 +234,7 @@ class Study {
       throw std::runtime_error(path.string() + " is of another plan or text; move it away");
     }
     Run run{identity_, std::string(of.name), state.training.seed, state.training.rate, state.curve, {}};
-    if (of.form == Form::size_table) {  // which has no p for longer contexts
+    if (of.form == Form::size_table) {  // the table has no p for longer contexts
       const auto p = model(of.form).scaling_parameters(state.weights, 0).p;
       run.evaluation.p.assign(p.begin(), p.end());
     } else {
@@ -257,8 +259,8 @@ class Study {
   ssmax::ThreadPool& pool_;
   Results results_;
   std::uint64_t identity_;
-  Clock::time_point begin_{};  // of the models, after all rates were tried
-  std::size_t done_here_ = 0;  // not in an earlier process
+  Clock::time_point begin_{};  // start of the first model, after all rates were tried
+  std::size_t done_here_ = 0;  // models finished by this process
 };
 
 }  // namespace longcontext

@@ -1,6 +1,6 @@
-// Byte-pair encoding: tokens 0–255 are bytes, every further one joins two that often stood side by side.
-// With 256 tokens it is an encoding of bytes. Text is cut before it is joined: a word or a run of signs, with
-// the space before it, or one digit, so that numbers are read and written digit by digit.
+// Byte-pair encoding. Tokens 0–255 are bytes; every further token joins two tokens that often stand side by
+// side. A vocabulary of 256 tokens encodes bytes. The text is first split into words or runs of signs, with
+// the space before them, and single digits, so that numbers are read and written digit by digit.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ using ssmax::index_t;
 using Tokens = std::vector<index_t>;
 using Merge = std::pair<index_t, index_t>;
 
-// No text holds it (files with it are left out as binary), so it stands between documents.
+// Stands between documents. No text contains this character: files that contain it are skipped as binary.
 inline constexpr char kBoundary = '\0';
 
 class Tokenizer {
@@ -38,7 +38,8 @@ class Tokenizer {
     }
   }
 
-  // The most frequent pair is joined, again and again; of several the one with the smallest tokens.
+  // Joins the most frequent pair repeatedly. If several pairs are equally frequent, joins the pair with the
+  // smallest tokens.
   static Tokenizer learn(std::string_view text, index_t vocabulary) {
     std::map<std::string_view, index_t> counts;
     for_each_piece(text, [&](std::string_view piece) { ++counts[piece]; });
@@ -95,7 +96,7 @@ class Tokenizer {
   static Kind kind(char c) {
     const auto byte = static_cast<unsigned char>(c);
     if (std::isdigit(byte) != 0) return Kind::digit;
-    if (byte >= 0x80 || std::isalpha(byte) != 0) return Kind::letter;  // UTF-8 stays in one piece
+    if (byte >= 0x80 || std::isalpha(byte) != 0) return Kind::letter;  // keeps UTF-8 characters whole
     return std::isspace(byte) != 0 || c == kBoundary ? Kind::space : Kind::sign;
   }
 
@@ -135,7 +136,7 @@ class Tokenizer {
     word.resize(size);
   }
 
-  // In the order in which the pairs were learnt.
+  // Joins pairs in the order in which `learn` joined the pairs.
   Tokens encode_piece(std::string_view piece) const {
     Tokens word = bytes(piece);
     for (;;) {

@@ -1,4 +1,4 @@
-// The command `train`: its options, and what it does.
+// The command `train` and its options.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -18,7 +18,7 @@ struct TrainOptions {
   std::filesystem::path text, checkpoint;
   std::string configuration = "b";
   index_t threads = std::clamp<index_t>(std::thread::hardware_concurrency(), 1, 8);
-  bool saves = true;  // checkpoints
+  bool saves = true;  // true if the process writes checkpoints
   Shape shape;
   Training training;
 };

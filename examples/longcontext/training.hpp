@@ -1,6 +1,6 @@
-// Training: every sequence of an update has a forward and a backward of its own on one thread, and their
-// gradients are added up in the order of the sequences. So nothing depends on the number of threads; nor on a
-// stop, for a sequence is drawn from the seed, the step and its place in the step alone.
+// Training. Each sequence of an update has its own forward and backward on one thread. The gradients are
+// added in the order of the sequences, so the result does not depend on the number of threads. A sequence
+// depends only on the seed, the step and its place in the step, so a stopped training continues exactly.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,7 @@
 
 namespace longcontext {
 
-// Sums over sequences of their mean losses: of text, and of the digits that answer.
+// Sums over sequences of the mean loss of text and of the answer's digits.
 struct Losses {
   double text = 0, answer = 0;
   index_t texts = 0, answers = 0;
@@ -30,12 +30,12 @@ struct Losses {
   double mean_answer() const { return answer / static_cast<double>(std::max<index_t>(answers, 1)); }
 };
 
-inline constexpr index_t kIgnored = -100;  // a target that is not learnt
+inline constexpr index_t kIgnored = -100;  // target of a token that is not trained
 
-// A sequence, and what is to be predicted from each of its tokens. In a text that is every next token; in a
-// document with a needle only the answer, as in fine-tuning on questions. A sequence may hold several such
-// documents. (With all of the tokens to learn, the seven digits were drowned: Softmax and SSMax found no
-// needle in 1000 updates of 4096 tokens.)
+// A sequence and its targets. In a text, every next token is a target. In a document with a needle only the
+// answer is a target, as in fine-tuning on questions; a sequence may contain several such documents.
+// Rejected alternative: with all tokens as targets, Softmax and SSMax found no needle in 1000 updates of
+// 4096 tokens.
 struct Sample {
   Tokens tokens, targets;
   bool has_needle;
@@ -49,7 +49,7 @@ inline Sample draw_sample(const Corpus& corpus, const Training& training, bool w
     return {{text.begin(), text.end() - 1}, {text.begin() + 1, text.end()}, false};
   }
   Sample sample{{}, {}, true};
-  std::set<std::string> asked;  // no city twice: its number would be two
+  std::set<std::string> asked;  // each city once, else its number is ambiguous
   for (;;) {
     std::string city = draw_city(random);
     while (!asked.insert(city).second) city = draw_city(random);
@@ -73,12 +73,12 @@ inline Sample draw_sample(const Corpus& corpus, const Training& training, bool w
   return sample;
 }
 
-// Forward and backward of all sequences of an update.
+// Returns the FLOP of the forward and backward of all sequences of an update.
 inline double step_flops(const Model& model, const Training& training) {
   return 3 * static_cast<double>(training.sequences) * model.flops(training.length);
 }
 
-// Of a model and a state of training; steps count from 1.
+// Trains a model from a state. Steps count from 1.
 class Trainer {
  public:
   Trainer(const Model& model, const Corpus& corpus, ssmax::ThreadPool& pool)
@@ -94,7 +94,8 @@ class Trainer {
 
     const auto needles =
         static_cast<index_t>(std::lround(training.needle_part * static_cast<double>(training.sequences)));
-    // Activations of a lane, not of a sequence: 202 instead of 189 GFLOP/s for four sequences on two threads.
+    // One set of activations per thread, not per sequence: 202 instead of 189 GFLOP/s for four sequences on
+    // two threads.
     std::atomic<index_t> next = 0;
     pool_.run(lanes, [&](index_t lane) {
       for (index_t i = next++; i < training.sequences; i = next++) {
@@ -144,7 +145,7 @@ class Trainer {
   const Corpus& corpus_;
   ssmax::ThreadPool& pool_;
   ssmax::Rope<float> rope_ = model_.rope(1);
-  std::vector<Activations> activations_;  // of each lane
+  std::vector<Activations> activations_;  // one per thread
   std::vector<Sequence> sequences_;
 };
 

@@ -1,4 +1,4 @@
-// A run of training from where it was stopped to its end: checkpoints, and lines that say how it goes.
+// Runs a training from its last checkpoint to its end. Writes checkpoints and prints the progress.
 #pragma once
 
 #include <chrono>
@@ -13,7 +13,7 @@
 
 namespace longcontext {
 
-// A line for every tenth of the way, and for every minute or so: losses, speed, time left.
+// Prints a line for every tenth of the training, and about every minute: losses, speed, time left.
 class TrainingReport {
  public:
   TrainingReport(const std::string& what, const Checkpoint& state, const Model& model)
@@ -50,8 +50,9 @@ struct Diverged : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Trains to step `last`, where a point of the curve ends, from the checkpoint at `path` if there is one.
-// Leaves another there at the end and, before that, once a minute where a point of the curve ends, if it saves.
+// Trains to step `last`, at which a point of the curve must end. Continues from the checkpoint at `path` if
+// there is one. If `saves` is true, writes a checkpoint at the end, and before the end about once a minute
+// where a point of the curve ends.
 inline Checkpoint train(const std::filesystem::path& path, const std::string& what, Checkpoint state,
                         index_t last, const Model& model, const Corpus& corpus, ssmax::ThreadPool& pool,
                         bool saves = true) {
@@ -89,8 +90,8 @@ inline Checkpoint train(const std::filesystem::path& path, const std::string& wh
   return state;
 }
 
-// Weights learnt with Softmax, to be trained further under another form. What both forms have stays, averages
-// included, and s begins so that the multiplier is 1 on average.
+// Returns a state with another form, to continue a training with Softmax. Parameters that both forms have
+// keep their values and averages. s is set so that the multiplier is 1 on average.
 inline Checkpoint with_scaling(const Checkpoint& from, const Model& softmax, const Configuration& to,
                                const Model& model) {
   Checkpoint state = from;
@@ -104,7 +105,7 @@ inline Checkpoint with_scaling(const Checkpoint& from, const Model& softmax, con
   return state;
 }
 
-// A training that begins with the weights of another, on other samples, with RoPE's θ
+// Returns a new training that starts with the weights of another, with other samples and with RoPE's θ
 // multiplied by theta_factor.
 inline Checkpoint start_extension(const Checkpoint& from, Training extension, double theta_factor) {
   check(extension);

@@ -1,9 +1,9 @@
-"""This package beside PyTorch's own attention, on this machine: a table in Markdown, and a plot.
+"""Compares this package to PyTorch's own attention on this machine: a table in Markdown, and a plot.
 
     python examples/pytorch/benchmark.py --threads 2 --plot examples/pytorch/benchmark.png
 
-Calls of one row take turns and each ratio is the median over its rounds, so that a busy machine slows both. Ways of
-PyTorch: sdpa (flash, where it takes the arguments), FlexAttention compiled (where it runs), eager.
+The calls of one row alternate, and each ratio is the median over the rounds, so that a busy machine slows all calls.
+PyTorch's functions: sdpa (flash, if flash accepts the arguments), compiled FlexAttention (if it runs), eager.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def eager(q, k, v, visible, bias=None, c=None):
 
 
 def flex(mask_mod, score_mod=None, n=0):
-    """FlexAttention, compiled once for the length, or None where it does not run."""
+    """Returns FlexAttention, compiled once for the length, or None if it does not run."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     block_mask = create_block_mask(mask_mod, None, None, n, n, device="cpu")
@@ -94,7 +94,7 @@ def case_bias(n: int, requires_grad: bool):
 
 
 def case_documents(n: int, requires_grad: bool):
-    """Eight documents of unequal lengths, causal in each."""
+    """A causal mask within each of eight documents of different lengths."""
     q, k, v = qkv(n, requires_grad)
     cumulative = [0, n // 4, n // 3, n // 2, n * 5 // 8, n * 3 // 4, n * 7 // 8, n * 15 // 16, n]
     document = torch.searchsorted(torch.tensor(cumulative), torch.arange(n), right=True)
@@ -109,7 +109,7 @@ def case_documents(n: int, requires_grad: bool):
 
 
 def case_window(n: int, requires_grad: bool):
-    """Each query sees itself and the 255 keys before it."""
+    """A window: each query sees its own key and the 255 keys before."""
     q, k, v = qkv(n, requires_grad)
     visible = torch.ones(n, n, dtype=torch.bool).tril().triu(-255)
     near = flex(lambda b, h, i, j: (i >= j) & (i - j < 256), n=n)
@@ -140,7 +140,7 @@ def step(call, parameters, backward: bool) -> None:
 
 
 def measure(case, n: int, backward: bool, rounds: int, clock, ways=WAYS):
-    """Seconds of each way: the median over rounds that take turns. Ways that do not run are left out."""
+    """Returns the median seconds of each way over alternating rounds. Leaves out ways that do not run."""
     parameters, calls = case(n, backward)
     expected, times = None, {}
     for way in ways:
@@ -148,11 +148,11 @@ def measure(case, n: int, backward: bool, rounds: int, clock, ways=WAYS):
             step(calls[way], parameters, backward)
             with torch.no_grad():
                 out = calls[way]()
-        except Exception as error:  # PyTorch says it in many ways
+        except Exception as error:  # PyTorch has different exceptions for this
             print(f"<!-- {way} does not run: {str(error).splitlines()[0][:100]} -->")
             continue
         expected = out if expected is None else expected
-        torch.testing.assert_close(out, expected, atol=1e-4, rtol=1e-4)  # all of them do the same
+        torch.testing.assert_close(out, expected, atol=1e-4, rtol=1e-4)  # all ways have the same result
         times[way] = []
     for _ in range(rounds):
         for way in times:
@@ -163,7 +163,7 @@ def measure(case, n: int, backward: bool, rounds: int, clock, ways=WAYS):
 
 
 def overhead(rounds: int, clock) -> None:
-    """The time of a call that does nearly nothing, which is what stands before and behind the library's own work."""
+    """Prints the time of a call with a tiny input: the time before and after the library's own computation."""
     q = k = v = torch.randn(1, 1, 2, 8)
     s = scaling.SSMax(torch.ones(1))
     causal = mask.Causal()

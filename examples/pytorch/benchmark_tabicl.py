@@ -1,10 +1,10 @@
-"""TabICL 2 of its default size, with random weights, by its own code and by this library.
+"""Compares TabICL 2 of its default size, with random weights, by its own code and by this library.
 
     python examples/pytorch/benchmark_tabicl.py --rows 1200 --columns 24 --threads 1
 
-Prints medians over runs in turn, of processor time with one thread and of the clock's with more: the softmax of
-attention (scores, softmax, sums, and the multipliers of SSMax); all of attention but its two projections, with
-positions and copies; the whole forward.
+Prints medians over alternating runs: processor time with one thread, wall-clock time with several threads. Measures the
+softmax of attention (scores, softmax, sums and SSMax's multipliers), all of attention except its two projections
+(with positions and copies), and the whole forward.
 """
 
 import argparse
@@ -36,8 +36,8 @@ def random_model(kind):
 
 @contextmanager
 def timed(clock, spent):
-    """Adds up what is spent in each part. Of softmax: `own` goes through one function, `ours` through two."""
-    weights = set()  # of projections, by where they are
+    """Adds the time of each part. For softmax, `own` calls one function and `ours` calls two."""
+    weights = set()  # of projections, by their address
     depth = 0
 
     def wrap(owner, name, part, counts=lambda *_: True):
@@ -80,7 +80,7 @@ def timed(clock, spent):
 
 
 def measure(model, x, y, clock):
-    config = InferenceConfig()  # as TabICL's own classifier sets it on a CPU
+    config = InferenceConfig()  # the setting of TabICL's own classifier on a CPU
     for part in (config.COL_CONFIG, config.ROW_CONFIG, config.ICL_CONFIG):
         part.update({"device": "cpu", "use_amp": False, "verbose": False})
     spent = defaultdict(float)
@@ -110,7 +110,7 @@ def main():
     y = torch.randint(0, 10, (1, arguments.rows * 4 // 5)).float()
     models = [random_model(arguments.kind)]
     models.append(ours.patch(deepcopy(models[0])))
-    if arguments.runs > 1:  # the first touches memory and is not counted
+    if arguments.runs > 1:  # the first run touches the memory and does not count
         [measure(model, x, y, clock) for model in models]
     runs = [[measure(model, x, y, clock) for model in models] for _ in range(arguments.runs)]
     print(f"largest difference of the logits: {max((a - b).abs().max().item() for (a, _), (b, _) in runs):.1e}")

@@ -1,4 +1,4 @@
-"""scikit-build-core as the build backend, with the library in the source distribution: it is two folders up."""
+"""The build backend: scikit-build-core, and a copy of the library (two folders up) in the source distribution."""
 
 import shutil
 from pathlib import Path
@@ -11,8 +11,8 @@ _LIBRARY = _HERE / "library"
 
 
 def build_sdist(sdist_directory, config_settings=None):
-    """Copies what CMake needs of the library to library/ while scikit-build-core makes the distribution."""
-    if _LIBRARY.exists():  # this is a source distribution itself
+    """Makes the source distribution. Copies the files of the library that CMake needs to library/ for this time."""
+    if _LIBRARY.exists():  # inside of a source distribution
         return _build.build_sdist(sdist_directory, config_settings)
     try:
         shutil.copytree(_HERE.parents[1] / "include", _LIBRARY / "include")

@@ -1,24 +1,24 @@
-"""Compares every language model of transformers, with the attention of ssmax_torch, to its own eager attention.
+"""Compares every language model of transformers with the attention of ssmax_torch to its own eager attention.
 
 Each model is small and has random weights. The checks of a model:
 
     logits      the output, relative to the largest logit
     gradients   of every parameter, relative to its largest gradient, or to a thousandth of the model's largest
-    padding     the output with padding on the left and on the right, where there is no padding
+    padding     the output at real tokens, with padding on the left and on the right
     generation  the greedy tokens, with a cache
     static      the greedy tokens, with a static cache
     packed      the output for three sequences in one row
-    bfloat16    the output under autocast: no further from float32 than twice the distance of eager's output, by the median
-                over positions: rounding sends one token in fifty to another expert
+    bfloat16    the output under autocast: its distance from float32 is at most twice that of eager's output. The distance
+                is the median over positions, because rounding sends one token in fifty to another expert
 
 An output is equal within 5e-5 of the largest logit, or within twice the distance of eager's output from float64.
 A query that sees no key is 0 in both. The tokens of generation are equal.
 
 The script prints one line per model, writes a table with --write, and exits with 1 if an output differs.
 
---perturb 1.05 multiplies the scale of our attention by 1.05: every model whose attention is called must then differ. Before a
-whole sweep, one model is checked in this way, and the script exits with 2 unless its logits, gradients, padding and packed
-sequences differ.
+--perturb 1.05 multiplies the scale of our attention by 1.05: every model that calls our attention must then differ. Before a
+whole sweep, the script checks one model in this way. It exits with 2 unless logits, gradients, padding and packed sequences
+differ.
 """
 
 import argparse
@@ -49,7 +49,7 @@ OWN = "attends without the interface"
 NO_CLASS = "KeyError: the model chooses a class of attention by attn_implementation and has none for a registered name"
 VOCABULARY, LENGTH, LARGEST = 97, 24, 40_000_000
 
-# A configuration gets every value here that its constructor has a parameter for.
+# Values of configurations. A configuration gets each value that its constructor accepts.
 SIZES = {
     **dict.fromkeys(("vocab_size", "src_vocab_size", "tgt_vocab_size", "unpadded_vocab_size"), VOCABULARY),
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "emb_dim", "embedding_size", "backbone_hidden_size"), 64),
@@ -75,11 +75,11 @@ SIZES = {
     **dict.fromkeys(("pad_token_id", "decoder_start_token_id", "pad_index"), 0),
     **dict.fromkeys(("bos_token_id", "eos_token_id"), VOCABULARY - 1),
     **dict.fromkeys(("forced_eos_token_id", "forced_bos_token_id"), None),
-    **dict.fromkeys(("initializer_range", "init_std"), 0.2),  # the weights of attention differ from a mean
+    **dict.fromkeys(("initializer_range", "init_std"), 0.2),  # large enough that attention's weights are not uniform
     **{"vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 8, "rel_extent": 12},
     **{"log_scaling_n_floor": 4, "index_block_size": 4, "floor_scale": 4},
 }
-# What the constructor of a configuration does not accept from SIZES, and what it needs besides.
+# Values that replace or complete SIZES, per model.
 OF_ITS_OWN = {
     "bamba": {"attn_layer_indices": [1]},
     "deepseek_v2": {"num_experts_per_tok": 2},
@@ -96,21 +96,21 @@ OF_ITS_OWN = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1},
     "longcat_flash": {"num_layers": 2, "head_dim": 8},
     "minimax_m3_vl_text": {"layer_types": ["minimax_m3_sparse", "full_attention", "minimax_m3_sparse"]},
-    "mobilebert": {"initializer_range": 0.02},  # with 0.2, logits are 1e14 and rounding them is 1e7: no backward
+    "mobilebert": {"initializer_range": 0.02},  # with 0.2, logits are 1e14 and their rounding is 1e7: no backward
     "xmod": {"default_language": "en_XX"},
     "zaya": {"num_experts_per_tok": 1},
 }
 
 
 def configuration(name):
-    """The configuration of the model `name`, small, with a layer of every type that its default has."""
+    """Returns a small configuration of the model `name`, with a layer of every type of its default."""
     kind = type(transformers.AutoConfig.for_model(name))
     parameters = inspect.signature(kind.__init__).parameters
     default = kind().to_dict()
     optional = {"head_dim", "num_key_value_heads", "decoder_start_token_id", "bos_token_id", "eos_token_id"}
     sizes = {key: value for key, value in SIZES.items() if key in parameters}
     sizes = {key: value for key, value in sizes.items() if default.get(key) is not None or key in optional}
-    if "kv_lora_rank" in parameters:  # every head has keys of its own
+    if "kv_lora_rank" in parameters:  # every head has its own keys
         sizes["num_key_value_heads"] = 4
     layers = default.get("num_hidden_layers") or 0
     for key in parameters:
@@ -150,7 +150,7 @@ class Model:
         self.decoder = {"decoder_input_ids": tokens(2, 9)} if kind == "seq2seq" else {}
 
     def outputs(self, x, **more):
-        """The logits of both, and what the check compares."""
+        """Returns eager's logits, and a function that returns ours."""
         more = self.inputs(x, **more, **{k: v[: len(x)] for k, v in self.decoder.items()}, use_cache=False)
         with eagers_own():
             expected = self.eager(**more)[0]
@@ -173,7 +173,7 @@ def eagers_own():
 
 
 def answer_empty_queries(module):
-    """Makes eager attention return 0 for a query that sees no key, as ours does, and not the mean of all values."""
+    """Makes eager attention return 0 for a query without a visible key, as ours does. Else it returns the mean value."""
     eager = getattr(module, "eager_attention_forward", None)
 
     def forward(caller, query, key, value, attention_mask, *arguments, **options):
@@ -218,7 +218,7 @@ def gradients(model):
     for (name, a), b in zip(model.eager.named_parameters(), model.ours.parameters(), strict=True):
         if (a.grad is None) != (b.grad is None):
             raise AssertionError(f"{name} has a gradient in one of both")
-        if a.grad is not None and a.numel():  # the gradient of a key's bias is 0 but for rounding
+        if a.grad is not None and a.numel():  # the gradient of a key's bias is 0 up to rounding
             scale = max(float(a.grad.abs().max()), 1e-3 * largest)
             distances.append(float((a.grad - b.grad).abs().max()) / scale)
     return max(distances)
@@ -285,8 +285,8 @@ def expire(*_):
 
 
 def check(kind, name, seconds, perturb=1.0):
-    """The results of one model by check: a distance, a text that begins with "error: ", or None. The scale of our
-    attention is multiplied by `perturb`."""
+    """Returns the result of each check of one model: a distance, a text that begins with "error: ", or None. Multiplies
+    the scale of our attention by `perturb`."""
     calls, attention = [], adapter.attention
 
     def counted(query, *arguments, scale=None, **options):
@@ -334,7 +334,7 @@ def cell(each, result):
 
 
 def status(results):
-    """Says in a word what the results of a model are."""
+    """Returns one word for the results of a model."""
     if isinstance(results, str):
         return results if results == OWN else "not compared"
     errors = {result for result in results.values() if isinstance(result, str)}

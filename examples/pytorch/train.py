@@ -1,5 +1,5 @@
-"""Trains two layers of attention to find what stood behind a word when it was last seen, with SSMax and with Softmax,
-and draws how much of the attention still lies on it in contexts longer than any in training.
+"""Trains two layers of attention to name the word that followed the last occurrence of a word, with SSMax and Softmax.
+Draws the attention on that word, the needle, in contexts that are longer than the training contexts.
 
     python examples/pytorch/train.py  # a few minutes; writes needle.png
 """
@@ -15,8 +15,8 @@ from ssmax_torch import Rope, SSMax, attention
 from ssmax_torch.mask import Causal
 
 WORDS, WIDTH, HEADS = 128, 64, 2
-FEWEST_PAIRS, MOST_PAIRS = 4, 16  # of a sequence in training
-IGNORED = -100  # the target of a word that cannot be known
+FEWEST_PAIRS, MOST_PAIRS = 4, 16  # pairs of a training sequence
+IGNORED = -100  # target of a word that the model cannot predict
 NAMES = ("Softmax", "SSMax")
 CAUSAL, ROPE = Causal(), Rope(WIDTH // HEADS)
 
@@ -27,7 +27,7 @@ class Layer(nn.Module):
         self.norm = nn.RMSNorm(WIDTH)
         self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
         self.out = nn.Linear(WIDTH, WIDTH, bias=False)
-        # s · ln n is about 1 at the trained lengths, which is Softmax.
+        # s · ln n starts near 1 at the training lengths, as in Softmax.
         self.attention = SSMax(HEADS, start=0.25) if ssmax else attention
 
     def forward(self, x: Tensor) -> Tensor:
@@ -36,11 +36,11 @@ class Layer(nn.Module):
         return x + self.out(out.transpose(1, 2).flatten(2))
 
     def project(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Queries, keys and values: views [batch, heads, sequence, width] of one product."""
+        """Returns queries, keys and values: views [batch, heads, sequence, width] of one product."""
         return self.qkv(self.norm(x)).unflatten(-1, (3, HEADS, -1)).transpose(1, 3).unbind(2)
 
     def weight_on(self, x: Tensor, keys: Tensor) -> Tensor:
-        """The attention of the last query on key keys[i] of sequence i, [batch, heads]: values are 1 there, else 0."""
+        """Returns the last query's attention on key keys[i] of sequence i, [batch, heads]. Values are 1 there, else 0."""
         q, k, _ = self.project(x)
         marked = F.one_hot(keys, x.shape[1]).to(x.dtype)[:, None, :, None].expand(-1, HEADS, -1, 1)
         return self.attention(q, k, marked.contiguous(), mask=CAUSAL, rope=ROPE)[:, :, -1, 0]
@@ -61,8 +61,8 @@ class Model(nn.Module):
 
 
 def draw_batch(sequences: int, pairs: int, copies: bool) -> tuple[Tensor, Tensor]:
-    """Words and targets: pairs of words, no word twice, and then the same pairs again, shuffled, where the second of
-    each must be retrieved, or as they were, where every word must be copied."""
+    """Returns words and targets: pairs of different words, and then the same pairs again. If `copies`, the pairs keep
+    their order and every word is a target. Else they are shuffled and the second word of each pair is a target."""
     first = torch.rand(sequences, WORDS).argsort(dim=1)[:, : 2 * pairs].unflatten(1, (pairs, 2))
     order = torch.arange(pairs).expand(sequences, pairs) if copies else torch.rand(sequences, pairs).argsort(dim=1)
     again = first.gather(1, order[..., None].expand(-1, -1, 2))
@@ -75,10 +75,10 @@ def draw_batch(sequences: int, pairs: int, copies: bool) -> tuple[Tensor, Tensor
 
 
 def train(ssmax: bool, steps: int, seed: int) -> tuple[Model, list[float]]:
-    """The model and its losses."""
+    """Trains a model. Returns the model and the loss of each step."""
     torch.manual_seed(seed)
     model, losses = Model(ssmax), []
-    # Attention as a whole hangs on s, so it moves by less.
+    # s affects all of attention, so its learning rate is smaller.
     s = [parameter for name, parameter in model.named_parameters() if name.endswith("attention.s")]
     others = [parameter for name, parameter in model.named_parameters() if not name.endswith("attention.s")]
     groups = [{"params": others, "lr": 1e-2, "weight_decay": 0.2}, {"params": s, "lr": 1e-3, "weight_decay": 0.0}]
@@ -101,8 +101,9 @@ def train(ssmax: bool, steps: int, seed: int) -> tuple[Model, list[float]]:
 
 @torch.no_grad()
 def attention_on_needle(model: Model, length: int, sequences: int = 64) -> tuple[float, float]:
-    """The last word was there once before, at any depth, and the needle behind it: the last layer's attention on the
-    needle, of the head that has most, as a mean over sequences; and how often the model names the needle."""
+    """Returns the attention on the needle, and how often the model names the needle. The last word occurred once before, at
+    a random depth, and the needle followed. The attention is that of the last layer, as the mean over sequences, for
+    the head with the largest mean."""
     alphabet = torch.rand(sequences, WORDS).argsort(dim=1)
     words = alphabet.gather(1, torch.randint(2, WORDS, (sequences, length)))
     depth = torch.randint(0, length - 2, (sequences, 1))

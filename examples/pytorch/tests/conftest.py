@@ -1,4 +1,4 @@
-"""What several tests share."""
+"""Settings that all tests share."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 
 @pytest.fixture
 def one_thread():
-    """Models of a test's size are slower with more."""
+    """Sets one thread: the small models of the tests are slower with more threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,10 +1,10 @@
-"""Attention in the plainest PyTorch, differentiable, with every key written out: what the package is held against."""
+"""The reference of the tests: attention in plain, differentiable PyTorch, with every logit stored."""
 
 import torch
 
 
 def visible(batch, heads, queries, keys, *, causal=False, window=None, prefix=None, lengths=None, matrix=None):
-    """The mask [batch, heads, queries, keys]; queries stand bottom-right."""
+    """Returns the mask [batch, heads, queries, keys]. The last query stands at the last key."""
     position = torch.arange(queries)[:, None] + keys - queries
     key = torch.arange(keys)
     seen = torch.ones(batch, heads, queries, keys, dtype=torch.bool)
@@ -21,7 +21,7 @@ def visible(batch, heads, queries, keys, *, causal=False, window=None, prefix=No
 
 
 def attention(q, k, v, seen, c, *, softcap=None, slopes=None, bias=None, tau=None, sinks=None, scaled_sinks=False):
-    """out and lse. c(n, p) gives the multipliers [batch, heads, queries] from n and the query's own position."""
+    """Returns out and lse. c(n, p) returns the multipliers [batch, heads, queries] for n and the query's own position."""
     heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
     k, v = (x.repeat_interleave(heads // x.shape[1], 1) for x in (k, v))
     z = q @ k.transpose(2, 3) / q.shape[3] ** 0.5

@@ -1,4 +1,4 @@
-"""attention against its formula in float64."""
+"""Compares attention to its formula in float64."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from ssmax_torch import mask, scaling
 
 
 def reference(q, k, v, s, b):
-    """Causal attention with SSMax, in one line each."""
+    """Returns causal attention with SSMax by its formula."""
     heads, keys, width = q.shape[1], k.shape[2], q.shape[3]
     k, v = (x.repeat_interleave(heads // x.shape[1], 1) for x in (k, v))
     z = q @ k.transpose(2, 3) / width**0.5

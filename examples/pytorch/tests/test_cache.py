@@ -1,4 +1,4 @@
-"""KVCache: a token at a time gives what all of them give at once."""
+"""KVCache: decoding token by token equals attention over all tokens at once."""
 
 import pytest
 import torch

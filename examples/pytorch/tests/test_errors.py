@@ -1,4 +1,4 @@
-"""What cannot be is a Python exception that names the argument, and nothing crashes."""
+"""Invalid arguments raise a Python exception that names the argument, and never crash."""
 
 import itertools
 import random
@@ -136,13 +136,13 @@ def test_meta_tensors_have_shapes():
     assert out.shape == Q.shape and lse.shape == Q.shape[:3] and out.device.type == "meta"
 
 
-# Checked without data. Exception: p, whose extent is held against the largest n.
+# Checked without data. Exception: p, because the check compares its extent to the largest n.
 BY_SHAPE = ["query", "key", "value", "s", "b", "c", "prefix", "lengths", "mask", "slopes", "bias", "sinks"]
 
 
 @pytest.mark.parametrize("name", BY_SHAPE)
 def test_fake_tensors_are_checked_as_real_ones(name):
-    """Exception: what the numbers in a tensor of prefix or lengths are is not known."""
+    """Fake tensors raise the same errors. Exception: the numbers in prefix and lengths are not checked."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     calls = WRONG[name][:-1] if name == "prefix" else WRONG[name]
@@ -191,7 +191,7 @@ def test_other_objects(bad):
 
 
 def test_numbers_that_are_no_numbers():
-    """NaN and infinity are values, not errors."""
+    """NaN and infinity raise no error."""
     for value in (NAN, INF, -INF, 0.0, -3.0, 1e38):
         attention(Q, K, V, scaling=scaling.SSMax(value, value))
         attention(Q, K, V, scaling=scaling.Constant(value), scale=value)
@@ -201,7 +201,7 @@ def test_numbers_that_are_no_numbers():
 
 
 def test_operators_called_by_hand():
-    """Past the Python side: nothing that a schema lets through crashes."""
+    """Calls the operators directly: no argument that the schema accepts crashes."""
     defaults = {a.name: a.default_value for a in torch.ops.ssmax.attention.default._schema.arguments[3:]}
     names = list(defaults)
     good = tuple((defaults | {"scaling": 2, "numbers": [1.0, 0.0]}).values())
@@ -250,7 +250,7 @@ def test_operators_called_by_hand():
 
 
 def test_random_calls_do_not_crash():
-    """Extents, types, strides, masks and scores drawn at random: a result of the right shape, or an exception."""
+    """Draws extents, types, strides, masks and scores at random. The result has the right shape, or an exception is raised."""
     draw = random.Random(0)
     results = 0
     for _ in range(400):
@@ -310,7 +310,7 @@ def test_random_calls_do_not_crash():
 
 
 def test_cuda_tensors_are_refused():
-    """With tensors that have a device but no memory: no GPU is needed."""
+    """Uses fake tensors, which have a device but no memory. The test needs no GPU."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():

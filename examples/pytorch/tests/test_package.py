@@ -1,4 +1,4 @@
-"""What the installed package says about itself."""
+"""The version and the metadata of the installed package."""
 
 from importlib import metadata, resources
 

@@ -1,4 +1,4 @@
-"""Every scaling, mask and score, and their gradients, against the plainest PyTorch in float64."""
+"""Compares every scaling, mask and score, and their gradients, to plain PyTorch in float64."""
 
 import math
 
@@ -29,7 +29,7 @@ def shape_of_seen():
 
 
 def check(ours, theirs, parameters, tolerance=1e-10):
-    """out, lse and all gradients through both of them agree."""
+    """Compares out, lse, and all gradients through out and lse."""
     generator = torch.Generator().manual_seed(9)
     weights = [torch.rand(x.shape, dtype=x.dtype, generator=generator) for x in theirs]
     finite = torch.isfinite(theirs[1])
@@ -111,7 +111,7 @@ def test_mask(name):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_documents(causal):
-    """Packed documents give what each of them gives alone."""
+    """Packed documents have the results of separate documents."""
     q, k, v = inputs()
     queries, keys = [0, 4, 4, 15, 21], [0, 9, 12, 30, 37]
     given = mask.Documents(queries, cu_seqlens_keys=torch.tensor(keys, dtype=torch.int32), causal=causal)
@@ -183,7 +183,7 @@ def test_one_of_slopes_and_bias_learns():
 def test_sinks(scaled):
     q, k, v = inputs()
     sinks = random(HEADS)
-    lengths = [9 if scaled else 0, 20]  # a query that sees nothing has no c
+    lengths = [9 if scaled else 0, 20]  # a query without a visible key has no c
     seen = reference.visible(*shape_of_seen(), lengths=lengths)
     ours = attention(
         q, k, v, scaling=scaling.SSMax(S), sinks=sinks, scaled_sinks=scaled, mask=mask.KeyLengths(lengths), return_lse=True

@@ -65,7 +65,7 @@ def test_opcheck_of_the_others():
 
 
 def test_gradcheck():
-    """Every argument that has a gradient, by finite differences."""
+    """Checks the gradient of every argument by finite differences."""
     double = torch.float64
     shapes = [(1, 2, 3, 4), (1, 1, 4, 4), (1, 1, 4, 4), (2,), (2,), (4,), (1, 2, 3), (2,), (2, 3, 4), (2,)]
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Models of `structured-data-models` with random weights, by this library and by their own attention."""
+"""Compares models of `structured-data-models`, with random weights, by this library and by their own attention."""
 
 import copy
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def pair(module):
-    """The module with random parameters, and its copy with our attention."""
+    """Returns the module with random parameters, and its copy with our attention."""
     generator = torch.Generator().manual_seed(1)
     for parameter in module.parameters():
         parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)

@@ -1,4 +1,4 @@
-"""scaled_dot_product_attention against PyTorch's, on PyTorch's own samples among others."""
+"""Compares scaled_dot_product_attention to PyTorch's, also on PyTorch's own samples."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def refused(function, *given, **what):
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_samples_of_pytorch(dtype):
-    """Every sample has PyTorch's result; one with dropout is an error, and has PyTorch's result without."""
+    """Every sample has PyTorch's result. A sample with dropout raises an error, and has PyTorch's result without dropout."""
     from torch.testing._internal import common_methods_invocations as methods
 
     (info,) = [op for op in methods.op_db if op.name == "nn.functional.scaled_dot_product_attention"]
@@ -44,7 +44,7 @@ def test_samples_of_pytorch(dtype):
     assert count >= 25
 
 
-SHAPES = {  # query, key, value, mask, and whether enable_gqa
+SHAPES = {  # query, key, value, mask, enable_gqa
     "batch of keys": ((3, 2, 5, 8), (1, 2, 6, 8), (1, 2, 6, 8), None, False),
     "batch of queries": ((1, 2, 5, 8), (3, 2, 6, 8), (3, 2, 6, 4), None, False),
     "batch of values": ((3, 2, 5, 8), (3, 2, 6, 8), (1, 2, 6, 8), None, False),
@@ -103,13 +103,13 @@ def test_what_pytorch_refuses_is_refused(shapes, what):
 
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_other_positions_of_values(is_causal):
-    """Refused also where PyTorch accepts it."""
+    """Raises an error, also for arguments that PyTorch accepts."""
     with pytest.raises(ValueError, match="value has 7 positions, key has 6"):
         ours(*tensors((2, 4, 5, 8), (2, 4, 6, 8), (2, 4, 7, 8)), is_causal=is_causal)
 
 
 def test_strides():
-    """Any strides have the result of a contiguous copy; so have their gradients."""
+    """Tensors with any strides have the results and gradients of contiguous copies."""
     q, k, v = (x.mT for x in tensors((2, 4, 8, 5), (2, 4, 8, 6), (2, 4, 8, 6)))
     bias = torch.randn(6, 5, 4).permute(2, 1, 0)
     masks = [bias, bias > 0, torch.randn(5, 1).expand(5, 6), torch.randn(2, 12, 5).mT[:, None, :, ::2]]
@@ -160,7 +160,7 @@ def test_causal_bias_of_other_extents():
     lambda q, x: attention(q, q, q, score=ssmax_torch.score.Softcap(x)),
 ])  # fmt: skip
 def test_a_tensor_for_a_number(call):
-    """It is a number unless its derivative would be lost."""
+    """scale may be a tensor. Exception: a tensor with a derivative raises an error."""
     (q,) = tensors((1, 2, 5, 8))
     assert torch.equal(call(q, torch.tensor(0.5)), call(q, 0.5))
     with pytest.raises(ValueError, match="is a tensor with a derivative, must be a number"):
@@ -170,7 +170,7 @@ def test_a_tensor_for_a_number(call):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("mask_type", TYPES)
 def test_lowest_number_of_a_mask(dtype, mask_type):
-    """It hides as -inf does: such a key is not in n, and a query of which all keys have it gives 0."""
+    """The lowest number masks a key as -inf does: the key is not in n. If all keys of a query have it, out is 0."""
     q, k, v = (x.to(dtype) for x in tensors((1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4, 8)))
     hidden = torch.zeros(4, 4, dtype=torch.bool)
     hidden[0, 3], hidden[1, :2], hidden[2] = True, True, True

@@ -1,4 +1,4 @@
-"""TabICL 2 with random weights, by this library and by its own code."""
+"""Compares TabICL 2, with random weights, by this library and by its own code."""
 
 from copy import deepcopy
 
@@ -18,11 +18,11 @@ import ssmax_torch.tabicl as adapter  # noqa: E402
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 KINDS = ["none", "ssmax", "ssmax-mlp", "ssmax-mlp-elementwise", "qassmax-mlp", "qassmax-mlp-elementwise"]
-BOUND = 1e-5  # of the largest value, which the layer norms keep near 1: both round in float32
+BOUND = 1e-5  # of the largest value, which the layer norms keep near 1; both round in float32
 
 
 def randomize(module):
-    """Weights large enough for attention to differ from a mean, and none 0: TabICL begins with many that are."""
+    """Makes all weights nonzero and large enough that attention is not uniform. TabICL starts with many zeros."""
     generator = torch.Generator().manual_seed(1)
     for parameter in module.parameters():
         if parameter.requires_grad:
@@ -46,7 +46,7 @@ def small_model(kind, **options):
 
 
 def full_precision():
-    """What TabICL's own classifier takes on a CPU."""
+    """Returns the settings of TabICL's own classifier on a CPU."""
     config = InferenceConfig()
     for part in (config.COL_CONFIG, config.ROW_CONFIG, config.ICL_CONFIG):
         part.update({"device": "cpu", "use_amp": False, "verbose": False})
@@ -60,7 +60,7 @@ def assert_close(a, b, what=""):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The shapes of all queries that the library's attention got."""
+    """Collects the shapes of the queries in all calls of the library's attention."""
     seen, attention = [], adapter.attention
 
     def counted(query, *arguments, **options):
@@ -75,7 +75,7 @@ def calls(monkeypatch):
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
 def test_columns_rows_and_context_are_its_own(kind, interleaved, calls):
-    """The predictor adds to the rows that it is given."""
+    """Copies the rows, because the predictor adds to its input."""
     own = small_model(kind, row_rope_interleaved=interleaved)
     ours = adapter.patch(deepcopy(own))
     x, y = table()
@@ -85,12 +85,12 @@ def test_columns_rows_and_context_are_its_own(kind, interleaved, calls):
     assert_close(rows, ours.row_interactor(columns, mgr_config=full_precision().ROW_CONFIG), "rows")
     context = own.icl_predictor(rows.clone(), y, mgr_config=full_precision().ICL_CONFIG)
     assert_close(context, ours.icl_predictor(rows.clone(), y, mgr_config=full_precision().ICL_CONFIG), "context")
-    assert len(calls) == 2 * 2 + 2 + 2  # a block of columns has two
+    assert len(calls) == 2 * 2 + 2 + 2  # a block of columns has two calls
 
 
 @torch.no_grad()
 def test_a_whole_prediction_is_its_own():
-    """The model of TabICL's default size: 1,200 rows of 24 columns."""
+    """Tests the model of TabICL's default size on 1,200 rows of 24 columns."""
     torch.manual_seed(0)
     own = randomize(TabICL(row_rope_interleaved=False))
     ours = adapter.patch(deepcopy(own))
@@ -157,7 +157,7 @@ def test_masks_are_its_own(kind):
 
 @torch.no_grad()
 def test_automatic_mixed_precision():
-    """bfloat16 where autocast says so: equal to what bfloat16 resolves."""
+    """Under autocast, results agree up to bfloat16's rounding."""
     own = small_model("qassmax-mlp-elementwise")
     ours = adapter.patch(deepcopy(own))
     x, y = table()
@@ -172,4 +172,4 @@ def test_what_is_not_possible_is_an_error():
     model = adapter.patch(small_model("none", dropout=0.1)).train()
     with pytest.raises(ValueError, match="dropout is 0.1, must be 0"):
         model(*table())
-    assert adapter.patch(model) is model  # twice is once
+    assert adapter.patch(model) is model  # a second patch has no effect

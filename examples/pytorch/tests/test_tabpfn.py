@@ -1,4 +1,4 @@
-"""Models of `tabpfn` with random weights, by this library and by their own attention."""
+"""Compares models of `tabpfn`, with random weights, by this library and by their own attention."""
 
 import importlib
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The shapes of all queries that the library gets while it is registered."""
+    """Collects the shapes of the queries in all calls while the library is registered."""
     seen, attention = [], adapter.attention
 
     def counted(query, *others):
@@ -51,7 +51,7 @@ def test_a_models_output_is_its_own(name, calls):
     torch.manual_seed(0)
     config, _ = module.parse_config({"max_num_classes": 3, "num_buckets": 10, "nlayers": 2})
     model = module.get_architecture(config).eval()
-    for parameter in model.parameters():  # some layers begin at 0
+    for parameter in model.parameters():  # some layers start at 0
         parameter += 0.05 * torch.randn_like(parameter)
     x, y = torch.randn(30, 1, 6), torch.randint(0, 3, (20, 1)).float()
     expected = model(x, y)

@@ -1,4 +1,4 @@
-"""Types, strides, shapes: results against float64, and what is not copied."""
+"""Compares results for types, strides and shapes to float64, and tests that tensors are not copied."""
 
 import pytest
 import reference
@@ -6,7 +6,7 @@ import torch
 
 from ssmax_torch import attention, mask, scaling
 
-# Of out where logits are small; 16-bit types: a few roundings of a result near 1.
+# Error bounds of out for small logits. For 16-bit types: a few roundings of a result near 1.
 TYPES = [(torch.float32, 2e-6), (torch.float64, 1e-13), (torch.bfloat16, 2e-2), (torch.float16, 3e-3)]
 
 
@@ -28,13 +28,13 @@ def test_types(dtype, tolerance, s_type):
     seen = reference.visible(2, 4, 40, 40, causal=True)
     expected, _ = reference.attention(*exact[:3], seen, lambda n, p: exact[3][:, None] * n.log())
     torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=tolerance)
-    generator = torch.Generator().manual_seed(1)  # other numbers than those of query
+    generator = torch.Generator().manual_seed(1)  # numbers other than query's
     weights = torch.rand(expected.shape, generator=generator, dtype=torch.float64).to(dtype)
     ours = torch.autograd.grad(out, [*given, s], weights)
     theirs = torch.autograd.grad(expected, exact, weights.double())
     for mine, other, of in zip(ours, theirs, [*given, s], strict=True):
         assert mine.dtype == of.dtype
-        # Each is a sum of 80 such results at most (ds: over the queries of a head), rounded to its own type.
+        # Each gradient is a sum of at most 80 such results (ds: over the queries of a head), rounded to its own type.
         rounding = torch.finfo(of.dtype).eps
         torch.testing.assert_close(mine.double(), other, atol=80**0.5 * tolerance, rtol=rounding)
 
@@ -52,7 +52,7 @@ def test_out_is_laid_out_as_query():
 
 
 def test_strides_need_no_copy():
-    """Columns of a packed projection, broadcast batches, rows that lie apart, reversed by nothing: the same bits."""
+    """Columns of a packed projection, broadcast batches and rows with gaps: results are bit-identical."""
     packed = torch.rand(2, 40, 3, 4, 16)
     q, k, v = packed.permute(2, 0, 3, 1, 4)
     assert torch.equal(attention(q, k, v), attention(*(x.contiguous() for x in (q, k, v))))

@@ -1,4 +1,4 @@
-"""A few steps of the example that trains."""
+"""Runs a few steps of the training example."""
 
 import math
 import sys
@@ -17,10 +17,10 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("ssmax", [False, True])
 def test_the_loss_falls(ssmax):
     model, losses = train.train(ssmax, steps=40, seed=1)
-    assert losses[0] == pytest.approx(math.log(train.WORDS), rel=0.2)  # of a guess
+    assert losses[0] == pytest.approx(math.log(train.WORDS), rel=0.2)  # the loss of a guess
     assert sum(losses[-5:]) < sum(losses[:5]) - 5 * 0.05
     scalings = [layer.attention.s for layer in model.layers] if ssmax else []
-    assert all((s != 0.25).all() for s in scalings)  # they have learnt
+    assert all((s != 0.25).all() for s in scalings)  # training changed s
 
 
 def test_the_task_can_be_solved_by_looking_back():
@@ -30,7 +30,7 @@ def test_the_task_can_be_solved_by_looking_back():
         for sequence, wanted in zip(words.tolist(), targets.tolist()):
             known = [i for i, target in enumerate(wanted) if target != train.IGNORED]
             assert known == (list(range(10, 19)) if copies else list(range(10, 20, 2)))
-            for i in known:  # what stood behind the word when it was last seen
+            for i in known:  # the word after the last occurrence
                 assert wanted[i] == sequence[sequence.index(sequence[i]) + 1]
 
 
@@ -41,7 +41,7 @@ def test_attention_on_the_needle_is_the_weight_of_its_key(ssmax):
     layer = train.Layer(ssmax)
     x, keys = torch.randn(4, 9, train.WIDTH), torch.tensor([0, 3, 7, 8])
     q, k, _ = layer.project(x)
-    # The last query stands at 8: only the angle between it and a key counts.
+    # The last query has position 8. Only its angle to a key affects the result.
     frequencies = 10_000 ** (-torch.arange(0, 32, 2) / 32)
     cos, sin = (f(torch.arange(9.0)[:, None] * frequencies) for f in (torch.cos, torch.sin))
 

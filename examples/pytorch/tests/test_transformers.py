@@ -1,4 +1,4 @@
-"""Models of `transformers` with random weights, by this library and by their own eager attention."""
+"""Compares models of `transformers`, with random weights, by this library and by their own eager attention."""
 
 import sys
 from pathlib import Path
@@ -29,7 +29,7 @@ SIZES = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 16,
-    "initializer_range": 0.3,  # large enough for attention to differ from a mean
+    "initializer_range": 0.3,  # large enough that attention is not uniform
     "pad_token_id": 0,
     "bos_token_id": None,
     "eos_token_id": None,
@@ -71,7 +71,7 @@ def config(name):
         return hf.Qwen3Config(**SIZES)
     if name == "gemma3":
         return hf.Gemma3TextConfig(**SIZES, layer_types=LAYERS, sliding_window=7, query_pre_attn_scalar=16)
-    if name == "gemma2":  # attention's softcap: Gemma 3 has the option, but does not pass it on
+    if name == "gemma2":  # attention's softcap: Gemma 3 has the option and ignores it
         return hf.Gemma2Config(
             **SIZES, layer_types=LAYERS, sliding_window=7, query_pre_attn_scalar=16, attn_logit_softcapping=2.0
         )
@@ -105,7 +105,7 @@ def model(name, implementation):
     torch.manual_seed(0)
     made = hf.AutoModelForCausalLM.from_config(config(name), attn_implementation=implementation)
     generator = torch.Generator().manual_seed(1)
-    for parameter in made.parameters():  # sinks, norms and biases too: none is 0 or 1
+    for parameter in made.parameters():  # also sinks, norms and biases, which start at 0 or 1
         if parameter.dim() < 2:
             parameter.data += 0.5 * torch.randn(parameter.shape, generator=generator)
     return made.eval()
@@ -115,8 +115,8 @@ def tokens(batch=2, length=24):
     return torch.randint(1, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(2))
 
 
-# Both compute in float32 and round where the other does not: 3 layers of sums over at most 96 numbers, each right to
-# 6e-8 of its terms, come out within 1e-5 of the largest; a gradient passes twice as many.
+# Both compute in float32 and round differently. 3 layers of sums over at most 96 numbers, each with an error of 6e-8 of its
+# terms, have an error of 1e-5 of the largest output. A gradient passes twice as many layers.
 LOGITS, GRADIENTS = 1e-5, 1e-4
 
 
@@ -127,7 +127,7 @@ def assert_close(a, b, bound, what):
 
 @pytest.fixture
 def masks(monkeypatch):
-    """The masks of all calls of the library's attention."""
+    """Collects the masks of all calls of the library's attention."""
     seen, attention = [], adapter.attention
 
     def counted(*arguments, mask, **options):
@@ -154,7 +154,7 @@ def test_logits_and_gradients_are_eagers(name, masks):
     learning = 0
     for (what, a), b in zip(eager.named_parameters(), ours.parameters(), strict=True):
         assert (a.grad is None) == (b.grad is None), what
-        if a.grad is not None and a.grad.any():  # an expert that no token went to has none
+        if a.grad is not None and a.grad.any():  # an expert without tokens has no gradient
             assert_close(a.grad, b.grad, GRADIENTS, what)
             learning += "attn" in what
     assert learning >= 4 * ours.config.num_hidden_layers
@@ -162,7 +162,7 @@ def test_logits_and_gradients_are_eagers(name, masks):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_generation_with_a_cache_gives_the_same_tokens(name, masks):
-    x = tokens(length=9)  # so that windows, chunks and temperatures begin on the way
+    x = tokens(length=9)  # longer than windows, chunks and the temperature's floor
     settings = {"max_new_tokens": 16, "do_sample": False}
     expected = model(name, "eager").generate(x, **settings)
     ours = model(name, "ssmax_softmax")
@@ -180,9 +180,9 @@ def test_padding_is_not_seen(name, side, masks):
     x = x.where(padding, 0)
     expected = model(name, "eager")(x, attention_mask=padding.long()).logits
     actual = model(name, "ssmax_softmax")(x, attention_mask=padding.long()).logits
-    if side == "right" and name != "llama4":  # whose chunks begin at the first token of each row
+    if side == "right" and name != "llama4":  # its chunks begin at the first token of each row
         assert all(map(is_structural, masks))
-    if side == "right" and name in ("llama", "ministral3", "qwen3"):  # no query is left without a key
+    if side == "right" and name in ("llama", "ministral3", "qwen3"):  # every query has a visible key
         padding = torch.ones_like(padding)
     assert_close(expected[padding], actual[padding], LOGITS, "logits")
 
@@ -196,7 +196,7 @@ def test_packed_sequences_do_not_see_each_other(name, masks):
     assert all(map(is_structural, masks)) or name == "llama4"
     assert_close(expected, actual, LOGITS, "logits")
     alone = model(name, "ssmax_softmax")(x[:, 12:]).logits
-    if name != "llama4":  # whose temperature goes by the place in the whole
+    if name != "llama4":  # its temperature depends on the place in the whole row
         assert_close(alone, actual[:, 12:], LOGITS, "the last sequence alone")
 
 
@@ -208,7 +208,7 @@ def test_a_static_cache_and_a_mask_of_ones_own(masks):
     assert torch.equal(eager.generate(x, **settings), static)
     every_other = torch.ones(9, 9, dtype=torch.bool).tril()[None, None] & (torch.arange(9) % 2 == 0)
     additive = torch.zeros(every_other.shape).masked_fill(~every_other, float("-inf"))
-    # Eager adds whatever it gets: True would be 1.
+    # Eager adds the mask to the logits: True would add 1.
     assert_close(eager(x, attention_mask=additive).logits, ours(x, attention_mask=every_other).logits, LOGITS, "")
     assert masks[-1] is every_other
 
@@ -221,7 +221,7 @@ def test_a_compiled_model_is_one_graph():
 
 
 def test_masks_become_what_they_are():
-    """What `_mask` makes of transformers' masks, one by one; what it does not know stays a matrix."""
+    """Tests the result of `_mask` for each mask of transformers. An unknown mask stays a matrix."""
     settings = config("llama")
     settings._attn_implementation = "ssmax_softmax"
     embeddings = torch.empty(2, 6, 0)
@@ -276,7 +276,7 @@ def bert(implementation):
 
 @pytest.mark.parametrize("side", ["left", "right", "none"])
 def test_padding_of_an_encoder_is_no_matrix(side, masks):
-    """At the end: lengths. Elsewhere: a row of keys for each sequence."""
+    """Padding at the end becomes lengths. Padding elsewhere becomes a row of keys for each sequence."""
     x, lengths = tokens(), torch.tensor([24, 15 if side != "none" else 24])
     position = torch.arange(24) if side != "left" else torch.arange(24).flip(0)
     shown = position < lengths[:, None]
@@ -304,11 +304,11 @@ IGNORE_THE_INTERFACE = [
 def test_a_model_that_would_ignore_a_scaling_is_an_error(settings):
     with pytest.raises(ValueError, match="has attention of its own and ignores the scaling of 'ssmax', attn_implementation"):
         hf.AutoModel.from_config(settings(), attn_implementation="ssmax")
-    hf.AutoModel.from_config(settings(), attn_implementation=sweep.NAME)  # softmax, as without this library
+    hf.AutoModel.from_config(settings(), attn_implementation=sweep.NAME)  # plain softmax raises no error
 
 
 def interface(module=None, queries=6, keys=6, mask=None, name=sweep.NAME, **options):
-    """The function that models call, with one head of width 8."""
+    """Calls the function of AttentionInterface, with one head of width 8."""
     q, k, v = (torch.randn(1, 1, n, 8, generator=torch.Generator().manual_seed(n)) for n in (queries, keys, keys))
     return hf.AttentionInterface()[name](module or nn.Identity(), q, k, v, mask, **options)[0]
 
@@ -334,7 +334,7 @@ def test_a_mask_for_another_number_of_keys_is_an_error():
 
 
 def test_no_mask_is_none():
-    """A module of transformers that passes no mask sees all keys, unless it asks for a causal mask."""
+    """Without a mask, every key is visible. Exception: the module asks for a causal mask."""
     every = torch.ones(1, 1, 6, 6, dtype=torch.bool)
     assert torch.equal(interface(), interface(mask=every))
     assert torch.equal(interface(is_causal=True), interface(mask=every.tril()))
@@ -348,7 +348,7 @@ def test_a_model_with_attention_of_its_own_is_an_error():
 
 
 def scaled(module, query, key, value, attention_mask, scaling, **_):
-    """softmax(s · ln n · logits), in plain PyTorch, with the n of each query: the reference."""
+    """The reference: softmax(s · ln n · logits) in plain PyTorch, with the n of each query."""
     key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
     n = (attention_mask == 0).sum(dim=-1, keepdim=True).clamp_min(1)
     logits = module.s[:, None, None] * n.log() * scaling * query @ key.mT + attention_mask
@@ -384,7 +384,7 @@ def test_a_scaling_is_learnt_by_every_layer(name, padded):
 
 
 def test_the_lowest_number_of_a_mask_is_not_a_key():
-    """n leaves out keys that an additive mask hides by the lowest number of its type."""
+    """n excludes keys that an additive mask masks by the lowest number of its type."""
     module = nn.Identity()
     module.s = torch.tensor([0.7])
     visible = torch.ones(6, 6, dtype=torch.bool).tril()[None, None]

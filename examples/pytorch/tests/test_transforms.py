@@ -45,7 +45,7 @@ def test_forward_mode_is_refused(call):
 
 
 def test_forward_mode_elsewhere():
-    """Without a tangent in its arguments, attention works inside a dual level."""
+    """Attention works inside a dual level if its arguments have no tangent."""
     with forward_ad.dual_level():
         assert torch.equal(out_of(Q), attention(Q, K, V, mask=mask.Causal()))
 
@@ -68,7 +68,7 @@ def test_second_derivatives_are_refused(call):
 
 
 def test_create_graph_alone():
-    """A first derivative with create_graph has the value of one without."""
+    """A first derivative has the same value with and without create_graph."""
     query = Q.clone().requires_grad_()
     (first,) = torch.autograd.grad(out_of(query).sum(), query, create_graph=True)
     assert torch.equal(first.detach(), gradient(lambda q: out_of(q).sum(), Q)[0])
@@ -124,7 +124,7 @@ def test_func_of_a_module():
 ])  # fmt: skip
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast(types, dtype):
-    """The types of out and of gradients are those of PyTorch's attention."""
+    """out and gradients have the types of PyTorch's attention."""
     given = [x.to(kind).requires_grad_() for x, kind in zip((Q, K, V), types, strict=True)]
     with torch.autocast("cpu", dtype):
         out = ssmax_torch.scaled_dot_product_attention(*given)
@@ -142,7 +142,7 @@ def test_autocast_refuses_float64_beside_others():
 
 
 def test_flop_counter():
-    """Counts what PyTorch counts for its own attention: every product, whatever the mask."""
+    """Counts the same FLOP as PyTorch for its own attention: every product, also of masked keys."""
     q, k, v = (torch.rand(2, heads, n, d, requires_grad=True) for heads, n, d in ((4, 5, 8), (2, 6, 8), (2, 6, 3)))
     with FlopCounterMode(display=False) as forward:
         out = attention(q, k, v, mask=mask.Causal())

@@ -6,7 +6,7 @@
 >>> out = ssmax_torch.attention(q, k, v, scaling=ssmax_torch.scaling.SSMax(s), mask=ssmax_torch.mask.Causal())
 >>> out.sum().backward()  # gradients of q, k, v and s
 
-Tensors are [batch, heads, sequence, width], as PyTorch's own ``scaled_dot_product_attention`` takes them.
+Tensors are [batch, heads, sequence, width], as in PyTorch's own ``scaled_dot_product_attention``.
 """
 
 from importlib.metadata import version

@@ -1,4 +1,4 @@
-"""What the operators take: scaling, mask, score and options, in the order of csrc/arguments.hpp."""
+"""The arguments of the operators: scaling, mask, score and options, in the order of csrc/arguments.hpp."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STRIDED = torch.strided
 
 
 def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
-    """Throws unless all three are dense tensors on the CPU, or all of them without memory."""
+    """Throws unless all three are dense tensors on the CPU, or all three are on the meta device."""
     on_cpu = True
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor):
@@ -44,7 +44,7 @@ def _check_devices(query: Tensor, tensors: tuple[tuple[str, Tensor | None], ...]
 
 
 def _readable(tensor: Tensor | None) -> Tensor | None:
-    """Returns a mask or bias with keys of stride 1 or 0: the tensor itself or, of another layout, a copy."""
+    """Returns a mask or bias whose last stride is 1 or 0: the tensor itself, or a copy if it has another layout."""
     if tensor is None or tensor.dim() == 0 or tensor.shape[-1] <= 1 or tensor.stride(-1) in (0, 1):
         return tensor
     return tensor.contiguous()
@@ -60,8 +60,8 @@ def arguments(
     rope: Rope | None,
     scale: float | None,
 ) -> tuple:
-    """Returns the operators' arguments after query, key and value. The common ones come first: a call
-    without the others leaves them out."""
+    """Returns the operators' arguments after query, key and value. The common arguments come first, so that a simple
+    call leaves out the others."""
     if isinstance(scale, Tensor):
         scale = number("scale", scale)
     if scaling is None and mask is None and score is None and sinks is None and rope is None:

@@ -1,4 +1,4 @@
-"""attention, and the same with PyTorch's own signature."""
+"""attention, and the same function with PyTorch's own signature."""
 
 from __future__ import annotations
 
@@ -34,27 +34,28 @@ def attention(
     """out_i = Σ_j softmax_j(c_i · score(scale · (R q_i)·(R k_j))) v_j over the keys j that query i sees.
 
     Args:
-        query: [batch, heads, queries, d], float32, float64, bfloat16 or float16. Strides are free but for the last
-            dimension's, which is 1: [batch, sequence, heads, d].transpose(1, 2) needs no copy.
+        query: [batch, heads, queries, d], float32, float64, bfloat16 or float16. The last stride must be 1, other
+            strides are free: [batch, sequence, heads, d].transpose(1, 2) needs no copy.
         key: [batch, kv_heads, keys, d]. heads is a multiple of kv_heads; head h reads h // (heads // kv_heads).
         value: [batch, kv_heads, keys, d_value].
         scaling: c, from ``ssmax_torch.scaling``; softmax by default.
         mask: from ``ssmax_torch.mask``, or a tensor that broadcasts to [batch, heads, queries, keys]: bool, true where
-            a key is seen, or of floating type, added to the logits. By default every key is seen.
+            a key is visible, or of floating type, added to the logits. By default every key is visible.
         score: from ``ssmax_torch.score``.
-        sinks: [heads]: softmax's denominator has one term more, exp(sink) or, with ``scaled_sinks``,
-            as of a key with that logit, exp(c_i · sink).
-        rope: turns queries and keys on the way in.
+        sinks: [heads]: adds exp(sink) to softmax's denominator. With ``scaled_sinks``, adds exp(c_i · sink), as a key
+            with the sink as its logit does.
+        rope: rotates queries and keys before their product.
         scale: 1 / √d by default.
         return_lse: also return the logarithm of softmax's denominator.
 
     Returns:
-        out [batch, heads, queries, d_value], laid out in memory as query is, and with ``return_lse`` also lse
-        [batch, heads, queries], float32 (float64 for float64). A query that sees nothing gives 0 and -inf.
+        out [batch, heads, queries, d_value], with the memory layout of query. With ``return_lse`` also lse
+        [batch, heads, queries], float32 (float64 for float64). If no key is visible to a query, out is 0 and lse is -inf.
+        Exception: with sinks, lse is the sink. Exception: with scaled sinks, lse is -inf.
 
-    Differentiable once: query, key, value, sinks, the tensors of scaling and score, through out and lse. A mask is
-    not. 16-bit types are computed in float32; a bias of another type is converted, which copies it. Under autocast,
-    query, key and value are cast as PyTorch's own attention casts them.
+    Differentiable once with respect to query, key, value, sinks and the tensors of scaling and score, through out and
+    lse. A mask has no gradient. 16-bit types are computed in float32. A bias of another type is converted and so
+    copied. Under autocast, query, key and value are cast as for PyTorch's own attention.
     """
     check_tensors(query, key, value)
     out, lse = _attend(query, key, value, scaling, mask, score, sinks, scaled_sinks, rope, scale)
@@ -62,14 +63,14 @@ def attention(
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, *options: object) -> tuple[Tensor, Tensor]:
-    """attention of tensors that are checked; options as `arguments` takes them."""
+    """Computes attention. Requires checked tensors; `options` are those of `arguments`."""
     if torch.is_autocast_enabled("cpu"):
         query, key, value = _autocast(query), _autocast(key), _autocast(value)
     return call_attention(query, key, value, *arguments(query, *options))
 
 
 def _autocast(tensor: Tensor) -> Tensor:
-    """Returns the tensor in autocast's type; float64 stays."""
+    """Returns the tensor in autocast's type. Exception: float64 is not converted."""
     if tensor.dtype == torch.float64 or not tensor.is_floating_point():
         return tensor
     return tensor.to(torch.get_autocast_dtype("cpu"))
@@ -85,11 +86,12 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """``torch.nn.functional.scaled_dot_product_attention`` by this library: the same arguments and meaning.
+    """Computes ``torch.nn.functional.scaled_dot_product_attention`` by this library: the same arguments and meaning.
 
     is_causal is aligned top-left. query is [..., queries, d]; leading dimensions broadcast. Strides are free: a tensor
     whose last dimension is not contiguous is copied. Dropout is an error.
-    Exception: in a query whose mask has its type's lowest number for every key, out is 0, not the mean of the values.
+    Exception: if the mask has its type's lowest number for every key of a query, out is 0. PyTorch returns the mean of
+    the values.
     """
     check_tensors(query, key, value)
     if dropout_p != 0:
@@ -125,7 +127,7 @@ def scaled_dot_product_attention(
     elif attn_mask is not None:
         mask = MaskMatrix(_mask_of(attn_mask, leading))
     if is_causal:
-        if queries <= keys:  # top-left: the last query sees as many keys as there are queries
+        if queries <= keys:  # top-left: the number of keys that the last query sees is the number of queries
             mask = Causal()
             if queries < keys:
                 key, value = key[:, :, :queries], value[:, :, :queries]
@@ -147,7 +149,7 @@ def _broadcast_shapes(shapes: Iterable, query: Tensor, key: Tensor, value: Tenso
 
 
 def _broadcast(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns views whose leading dimensions are equal. Exception: one head of keys and values stays one."""
+    """Returns views whose leading dimensions are equal. Exception: a single head of keys and values is not expanded."""
     shapes = query.shape[:-2], key.shape[:-2], value.shape[:-2]
     if shapes[0] == shapes[1] == shapes[2]:
         return query, key, value
@@ -158,7 +160,7 @@ def _broadcast(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tenso
 
 
 def _with_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the tensors with equal leading dimensions but for heads, and as many heads of keys as of values."""
+    """Returns the tensors with equal leading dimensions before the heads, and equal numbers of key and value heads."""
     heads = query.shape[-3]
     for name, tensor in (("key", key), ("value", value)):
         if tensor.shape[-3] == 0 or heads % tensor.shape[-3] != 0:
@@ -189,7 +191,7 @@ def _four_dimensional(tensor: Tensor) -> Tensor:
 
 
 def _mask_of(attn_mask: Tensor, leading: tuple) -> Tensor:
-    """Returns the mask with at most 4 dimensions, as _four_dimensional makes them."""
+    """Returns the mask with at most 4 dimensions, in the way of _four_dimensional."""
     if not 2 <= attn_mask.dim() <= len(leading) + 2:
         raise ValueError(
             f"{_NAME}: attn_mask has shape {list(attn_mask.shape)}, must have 2 to {len(leading) + 2} dimensions"

@@ -1,4 +1,4 @@
-"""Keys and values of the past, and attention of new queries against them."""
+"""A cache of keys and values, and attention of new queries against the cache."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .score import Score
 
 
 class KVCache:
-    """Keys and values of `batch` sequences, each with a length of its own.
+    """The keys and values of `batch` sequences. Each sequence has its own length.
 
-    Memory is batch · kv_heads · capacity · (width + value_width) elements of `dtype`, taken once: ``keys`` and
-    ``values``, [batch, kv_heads, capacity, width]. With ``ring`` a sequence may grow beyond the capacity and forgets
-    its oldest keys, as a sliding window allows. With ``rope`` keys are turned to their positions before they are
-    stored, and queries as they come. Not differentiable.
+    The constructor allocates batch · kv_heads · capacity · (width + value_width) elements of `dtype`: ``keys`` and
+    ``values``, [batch, kv_heads, capacity, width]. With ``ring`` a sequence may grow beyond the capacity: the cache
+    then forgets the oldest keys, which suits a sliding window. With ``rope`` the cache rotates keys before it stores
+    them, and decode rotates queries. The cache is not differentiable.
 
     >>> cache = KVCache(1, 2, 64, capacity=4096)
     >>> cache.append(key, value)                     # [1, 2, new, 64]
@@ -50,8 +50,8 @@ class KVCache:
 
     @torch.no_grad()
     def append(self, key: Tensor, value: Tensor, counts: Sequence[int] | None = None) -> None:
-        """Appends key [batch, kv_heads, new, width] and value [batch, kv_heads, new, value_width]; of sequence b only
-        the first counts[b] of them, where counts are given. Changes nothing if something does not fit."""
+        """Appends key [batch, kv_heads, new, width] and value [batch, kv_heads, new, value_width]. With counts, appends
+        only the first counts[b] positions to sequence b. Throws before any change if an argument does not fit."""
         for name, new, stored in (("key", key, self.keys), ("value", value, self.values)):
             expected = (*stored.shape[:2], key.shape[2] if key.dim() == 4 else -1, stored.shape[3])
             if tuple(new.shape) != expected:
@@ -74,7 +74,7 @@ class KVCache:
             if self.rope is not None and count > 0:
                 wide = rotated.to(compute_type(rotated.dtype)).contiguous()
                 rotated = torch.ops.ssmax.rotate(wide, self.rope.numbers(), length)
-            # What a ring would overwrite within this call is not stored.
+            # Skip the keys that a ring would overwrite within this call.
             first = max(0, count - capacity)
             while first < count:
                 row = (length + first) % capacity
@@ -97,9 +97,9 @@ class KVCache:
         scale: float | None = None,
         return_lse: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Attention of query [batch, heads, new, width] at the last `new` positions of each sequence, whose keys have
-        been appended already. n and positions come from the cache; the mask is ``Causal()`` by default. The other
-        arguments are those of ``attention``."""
+        """Returns attention of query [batch, heads, new, width] at the last `new` positions of each sequence. Requires
+        that the keys of these positions have been appended. n and positions come from the cache. The mask is
+        ``Causal()`` by default. The other arguments are those of ``attention``."""
         mask = Causal() if mask is None else mask
         check_tensors(query, self.keys, self.values)
         operands = arguments(query, scaling, mask, score, sinks, scaled_sinks, self.rope, scale)
@@ -107,11 +107,11 @@ class KVCache:
         return (out, lse) if return_lse else out
 
     def clear(self) -> None:
-        """Forgets every sequence."""
+        """Sets the length of every sequence to 0."""
         self.lengths.zero_()
 
     def truncate(self, batch: int, length: int) -> None:
-        """Forgets positions from `length` on of one sequence, as when speculation failed."""
+        """Shortens one sequence to `length` positions, as after a rejected speculation."""
         held = int(self.lengths[batch])
         if not 0 <= length <= held:
             raise ValueError(f"length is {length}, must be within 0 and {held}")

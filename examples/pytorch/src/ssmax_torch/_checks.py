@@ -1,4 +1,4 @@
-"""The checks of csrc that need no data, for tensors that have none."""
+"""Checks shapes and types as csrc does, for tensors without data."""
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ def _check_type(name: str, tensor: Tensor, *types: torch.dtype) -> None:
 
 
 def check_inputs(query: Tensor, key: Tensor, value: Tensor, *, storage: tuple[torch.dtype, ...] = ()) -> None:
-    """Throws unless query, key and value fit each other. Key and value have query's type, or one of `storage`."""
+    """Throws unless query, key and value fit each other. Key and value must have query's type, or a type of `storage`."""
     given = (("query", query), ("key", key), ("value", value))
     _check_type("query", query, *_TYPES)
     for name, tensor in given:
@@ -37,7 +37,7 @@ def check_inputs(query: Tensor, key: Tensor, value: Tensor, *, storage: tuple[to
 
 
 def check_parameters(query: Tensor, s, b, slopes, sinks) -> None:
-    """Throws unless each has one number per head or, except sinks, one number."""
+    """Throws unless each tensor has one number per head. Exception: s, b and slopes may also be a single number."""
     heads = query.shape[1]
     for name, tensor in (("s", s), ("b", b), ("slopes", slopes), ("sinks", sinks)):
         if tensor is None or (tensor.dim() == 0 and name != "sinks"):

@@ -1,4 +1,4 @@
-"""What holds parameters."""
+"""Modules that contain the parameters of SSMax."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ._attention import attention
 
 
 class SSMax(nn.Module):
-    """Attention with SSMax, c = s · ln n + b, and the parameters s and, with ``bias``, b: [heads] each.
+    """Attention with SSMax, c = s · ln n + b. The parameters are s and, with ``bias``, b: [heads] each.
 
-    ``forward(query, key, value, **options)`` is ``attention`` with this scaling. s starts at ``start``: the paper's
-    models have means near 0.43; b at 0.
+    ``forward(query, key, value, **options)`` calls ``attention`` with this scaling. s starts at ``start``, b at 0. The
+    paper's trained models have a mean s near 0.43.
     """
 
     def __init__(self, heads: int, bias: bool = False, start: float = 0.43):
@@ -22,7 +22,7 @@ class SSMax(nn.Module):
         self.b = nn.Parameter(torch.zeros(heads)) if bias else None
 
     def scaling(self) -> scaling.SSMax:
-        """The scaling that these parameters make."""
+        """Returns the scaling with the current parameters."""
         return scaling.SSMax(self.s, 0.0 if self.b is None else self.b)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **options):

@@ -1,4 +1,4 @@
-"""Numbers that a call takes."""
+"""Checks of arguments that must be numbers."""
 
 from torch import Tensor
 from torch.autograd import forward_ad

@@ -1,4 +1,4 @@
-"""The operators of the compiled library: what they return for the compiler, and their derivatives."""
+"""The operators of the compiled library: their shapes and types for torch.compile, and their derivatives."""
 
 from pathlib import Path
 
@@ -14,20 +14,20 @@ torch.ops.load_library(Path(__file__).with_name("operators.so"))
 _attention = torch.ops.ssmax.attention.default
 _attention_backward = torch.ops.ssmax.attention_backward.default
 
-# What ssmax::attention takes after query, key and value, by name, with its default.
+# Name and default of each argument of ssmax::attention after query, key and value.
 _DEFAULTS = {argument.name: argument.default_value for argument in _attention._schema.arguments[3:]}
-# Which of them are learnt, in the order of attention_backward's results: their places, from 0.
+# Places (from 0) of the arguments with a gradient, in the order of attention_backward's results.
 _LEARNT = {name: 3 + list(_DEFAULTS).index(name) for name in ("s", "b", "p", "c", "slopes", "bias", "sinks")}
-_STORED = (torch.float32, torch.float16, torch.bfloat16)  # by a cache
+_STORED = (torch.float32, torch.float16, torch.bfloat16)  # types of a cache
 
 
 def compute_type(dtype: torch.dtype) -> torch.dtype:
-    """What tensors of `dtype` are computed in: float32, or float64 for float64."""
+    """Returns the type in which tensors of `dtype` are computed: float32, or float64 for float64."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _empty_like(like: Tensor, shape: tuple) -> Tensor:
-    """As new_tensor_like in csrc/tensors.cpp: heads lie closer than positions where they do in `like`."""
+    """Returns an empty tensor. As new_tensor_like in csrc/tensors.cpp, heads are the inner dimension if they are in `like`."""
     batch, heads, positions, width = shape
     if like.stride(1) >= like.stride(2):
         return like.new_empty(shape)
@@ -35,12 +35,12 @@ def _empty_like(like: Tensor, shape: tuple) -> Tensor:
 
 
 def _named(arguments: tuple) -> dict:
-    """Returns the arguments after query, key and value by name. Those that are left out have their defaults."""
+    """Returns the arguments after query, key and value by name. Missing arguments have their defaults."""
     return _DEFAULTS | dict(zip(_DEFAULTS, arguments))
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, *arguments: object) -> None:
-    """Throws what ssmax::attention throws for shapes and types."""
+    """Throws the errors of ssmax::attention for shapes and types."""
     check_inputs(query, key, value)
     given = _named(arguments)
     check_parameters(query, given["s"], given["b"], given["slopes"], given["sinks"])
@@ -93,21 +93,21 @@ def _(rows, rope, start):
 
 @register_flop_formula(torch.ops.ssmax.attention)
 def _(query_shape, key_shape, value_shape, *arguments, out_shape=None, **_) -> int:
-    """As for PyTorch's own attention: two products, whatever the mask."""
+    """Returns the FLOP of two products. As in PyTorch's own attention, masked keys count."""
     batch, heads, queries, width = query_shape
     return 2 * batch * heads * queries * key_shape[2] * (width + value_shape[3])
 
 
 @register_flop_formula(torch.ops.ssmax.attention_backward)
 def _(grad_out_shape, grad_lse_shape, query_shape, key_shape, value_shape, *arguments, out_shape=None, **_) -> int:
-    """As for PyTorch's own attention: five products, one of which is the logits."""
+    """Returns the FLOP of five products, one of which is the logits. As in PyTorch's own attention, masked keys count."""
     batch, heads, queries, width = query_shape
     return 2 * batch * heads * queries * key_shape[2] * (3 * width + 2 * value_shape[3])
 
 
 @register_flop_formula(torch.ops.ssmax.decode, get_raw=True)
 def _(query, keys, values, lengths, *arguments, out_val=None, **_) -> int:
-    """Two products with the keys that each sequence has stored."""
+    """Returns the FLOP of two products with the stored keys of each sequence."""
     _, heads, queries, width = query.shape
     stored = lengths.clamp(max=keys.shape[2]).sum().item()
     return 2 * heads * queries * stored * (width + values.shape[3])
@@ -124,7 +124,7 @@ def _backward(ctx, grad_out, grad_lse):
     inputs = [other if tensor is None else tensor for tensor, other in zip(tensors, ctx.others, strict=True)]
     if grad_out is None:
         grad_out = torch.zeros_like(out)
-    elif grad_out.stride(3) != 1:  # as of a sum, which is expanded from one number
+    elif grad_out.stride(3) != 1:  # for example the gradient of a sum: one number, expanded
         grad_out = grad_out.contiguous()
     if grad_lse is not None:
         grad_lse = grad_lse.contiguous()
@@ -156,7 +156,7 @@ torch.library.register_autograd("ssmax::attention_backward", _no_second_derivati
 
 
 class _Attention(torch.autograd.Function):
-    """Does what register_autograd does, in a tenth of its time, and works under torch.func."""
+    """The autograd function of attention. It takes a tenth of register_autograd's time and works under torch.func."""
 
     generate_vmap_rule = True
 
@@ -170,13 +170,13 @@ class _Attention(torch.autograd.Function):
     jvp = staticmethod(_no_forward_mode)
 
 
-# _Attention.apply without its inspection of forward's signature, which only default arguments and torch.func need: a
-# third of a small call's time.
+# _Attention.apply without the inspection of forward's signature, which takes a third of a small call's time. Only default
+# arguments and torch.func need the inspection.
 _record = super(torch.autograd.Function, _Attention).apply
 
 
 class _AttentionBackward(torch.autograd.Function):
-    """The backward where a graph of it is recorded."""
+    """The autograd function of the backward, for calls that record a graph of the backward."""
 
     generate_vmap_rule = True
 
@@ -194,7 +194,7 @@ class _AttentionBackward(torch.autograd.Function):
 
 
 def _transformed() -> bool:
-    """Whether a transform of torch.func or forward-mode differentiation is active."""
+    """Returns true if a transform of torch.func or forward-mode differentiation is active."""
     return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
@@ -206,7 +206,7 @@ def _call_backward(*inputs):
 
 
 def call_attention(*inputs):
-    """ssmax::attention: out and lse."""
+    """Calls ssmax::attention and returns out and lse."""
     if _transformed():
         return _Attention.apply(*inputs)
     if torch.compiler.is_compiling():

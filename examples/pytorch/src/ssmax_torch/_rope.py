@@ -1,4 +1,4 @@
-"""Rotary position embedding (arXiv:2104.09864), applied to queries and keys on their way in."""
+"""Rotary position embedding (arXiv:2104.09864) of queries and keys."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _PAIRINGS = ("half_split", "interleaved")
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How frequencies are changed beyond the trained length: method is none, linear, ntk, yarn or llama3; low and
-    high are turns within original_positions (yarn 1 and 32, llama3 1 and 4)."""
+    """A change of the frequencies for contexts beyond the trained length. method is none, linear, ntk, yarn or llama3.
+    low and high are numbers of rotations within original_positions (yarn 1 and 32, llama3 1 and 4)."""
 
     method: str = "none"
     factor: float = 1.0
@@ -22,8 +22,8 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class Rope:
-    """The first `width` channels are turned in pairs: half_split pairs channel i with i + width/2 (transformers'
-    Llama), interleaved 2i with 2i + 1 (Llama's original weights). Key j stands at key_position + j."""
+    """A rotation of the first `width` channels in pairs. half_split pairs channel i with i + width/2 (transformers'
+    Llama), interleaved pairs 2i with 2i + 1 (Llama's original weights). Key j has the position key_position + j."""
 
     width: int
     theta: float = 10_000.0
@@ -32,7 +32,7 @@ class Rope:
     key_position: int = 0
 
     def numbers(self) -> list[float]:
-        """As csrc/rope.hpp has them."""
+        """Returns the numbers in the order of csrc/rope.hpp."""
         if self.pairing not in _PAIRINGS:
             raise ValueError(f"rope: pairing is {self.pairing!r}, must be one of {_PAIRINGS}")
         scaling = self.scaling

@@ -1,18 +1,18 @@
-"""Which keys a query sees, and with them n, their number.
+"""Masks: which keys a query sees. n is their number.
 
 ===================================  =====================================================================
-mask                                 a query of batch entry b that stands at key p sees
+mask                                 visible keys of the query at position p in batch entry b
 ===================================  =====================================================================
-``Causal()``                         keys … p; aligned bottom-right: the last query stands at the last key
+``Causal()``                         keys 0 … p; aligned bottom-right: the last query stands at the last key
 ``SlidingWindow(left, right)``       keys p - left … p + right
-``PrefixLM(prefix)``                 keys … p, and the first prefix[b] keys wherever it stands
+``PrefixLM(prefix)``                 keys 0 … p and the first prefix[b] keys
 ``KeyLengths(lengths)``              the first lengths[b] keys; the others are padding
-``Documents(cu_seqlens, …)``         keys of its own document; positions and n start anew in each
-``MaskMatrix(tensor)``               where a bool tensor is true; where an additive one is neither -inf nor its type's lowest
-``a & b``                            the keys that both show
+``Documents(cu_seqlens, …)``         keys of its own document; positions and n restart in each
+``MaskMatrix(tensor)``               bool tensor: true; additive tensor: neither -inf nor its type's lowest number
+``a & b``                            keys that are visible in both masks
 ===================================  =====================================================================
 
-A tensor may stand for ``MaskMatrix`` wherever a mask is wanted.
+A tensor in place of a mask means ``MaskMatrix(tensor)``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _check_integer(name: str, value: int) -> None:
 
 
 def additive_as(additive: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns the additive mask in `dtype`: what its own type's lowest number hides stays hidden."""
+    """Returns the additive mask in `dtype`. The lowest number of its own type becomes -inf."""
     if additive.dtype == dtype:
         return additive
     lowest = torch.finfo(additive.dtype).min
@@ -55,7 +55,7 @@ def _sum(a: Tensor, b: Tensor) -> Tensor:
 
 
 def causal_variant(matrix: Tensor) -> CausalVariant | None:
-    """Returns the alignment of a ``torch.nn.attention.bias.CausalBias``, which has no data, else None."""
+    """Returns the alignment of a ``torch.nn.attention.bias.CausalBias``, which has no data. Returns None for other tensors."""
     if type(matrix) in (Tensor, torch.nn.Parameter):
         return None
     from torch.nn.attention.bias import CausalBias
@@ -70,7 +70,7 @@ def _one(name: str, a, b):
 
 
 class Mask:
-    """What ``attention`` takes as ``mask``: any of the masks below, joined."""
+    """The ``mask`` of ``attention``: one of the masks below, or several joined by &."""
 
     def __init__(
         self,
@@ -111,14 +111,14 @@ class Mask:
 
 
 class Causal(Mask):
-    """Keys up to the query's own position; the last query stands at the last key."""
+    """Shows the keys up to the query's own position. The last query stands at the last key."""
 
     def __init__(self):
         super().__init__(causal=True)
 
 
 class SlidingWindow(Mask):
-    """Keys p - left … p + right. A model's "window of w tokens" counts the token itself: left = w - 1."""
+    """Shows the keys p - left … p + right. A model's "window of w tokens" counts the token itself: left = w - 1."""
 
     def __init__(self, left: int, right: int = 0):
         for name, side in (("left", left), ("right", right)):
@@ -127,14 +127,14 @@ class SlidingWindow(Mask):
 
 
 class PrefixLM(Mask):
-    """Causal, but the first prefix[b] keys of batch entry b are seen by all of its queries. prefix: [batch]."""
+    """Causal. Exception: the first prefix[b] keys of batch entry b are visible to all of its queries. prefix: [batch]."""
 
     def __init__(self, prefix: Integers):
         super().__init__(prefix=_int64("prefix", prefix))
 
 
 class KeyLengths(Mask):
-    """The first lengths[b] keys of batch entry b; the others are padding. lengths: [batch]."""
+    """Shows the first lengths[b] keys of batch entry b. Other keys are padding. lengths: [batch]."""
 
     def __init__(self, lengths: Integers):
         if isinstance(lengths, Sequence) and any(length < 0 for length in lengths):
@@ -143,8 +143,9 @@ class KeyLengths(Mask):
 
 
 class Documents(Mask):
-    """Several documents packed into one sequence: document i has the queries cu_seqlens[i] … cu_seqlens[i + 1] - 1
-    of every batch entry, and the keys of the same places or, where they differ, of those in cu_seqlens_keys."""
+    """Shows the keys of the query's document, for several documents in one sequence. Document i has the queries
+    cu_seqlens[i] … cu_seqlens[i + 1] - 1 of every batch entry. Its keys have the same places, or the places of
+    cu_seqlens_keys if given."""
 
     def __init__(self, cu_seqlens: Integers, *, cu_seqlens_keys: Integers | None = None, causal: bool = True):
         queries = _int64("cu_seqlens", cu_seqlens)
@@ -153,9 +154,9 @@ class Documents(Mask):
 
 
 class MaskMatrix(Mask):
-    """A tensor that broadcasts to [batch, heads, queries, keys]: of bool, which shows keys where it is true, or of
-    floating type, which is added to the logits and hides where it is -inf or its type's lowest number,
-    ``torch.finfo(dtype).min``. Hidden keys are not counted in n. A ``torch.nn.attention.bias.CausalBias`` becomes a
+    """A tensor that broadcasts to [batch, heads, queries, keys]. A bool tensor shows the keys where it is true. A tensor
+    of floating type is added to the logits; it masks a key by -inf or by its type's lowest number,
+    ``torch.finfo(dtype).min``. Masked keys are not counted in n. A ``torch.nn.attention.bias.CausalBias`` becomes a
     tensor of bool."""
 
     def __init__(self, matrix: Tensor):
@@ -175,7 +176,7 @@ class MaskMatrix(Mask):
 
 
 def as_mask(mask: Mask | Tensor | None) -> Mask:
-    """The mask that `mask` stands for."""
+    """Returns `mask` as a Mask. A tensor becomes a MaskMatrix, None shows every key."""
     if mask is None:
         return Mask()
     if isinstance(mask, Tensor):

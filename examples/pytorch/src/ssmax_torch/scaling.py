@@ -1,7 +1,7 @@
 """The multiplier c of a query's logits, out = softmax(c · z) v.
 
-n is the number of keys that the query sees under the mask, p its 0-based position. c is computed in float64,
-whatever the types: s · ln n is never rounded to 16 bits, and neither is the gradient of s before its sum.
+n is the number of keys that the query sees under the mask, p is the query's 0-based position. c is computed in float64
+for all types: neither s · ln n nor a term of the gradient of s is rounded to 16 bits.
 
 ========================  =============================  ==================================================
 scaling                   c                              source
@@ -9,14 +9,14 @@ scaling                   c                              source
 ``Softmax()``             1
 ``SSMax(s, b)``           s · ln n + b                   arXiv:2501.19399; with b its configuration (d)
 ``LogN()``                ln n                           configuration (c); arXiv:2202.12172
-``SizeTable(p, s, b)``    s · p[n - 1] + b               the form that the paper's Figure 2 was learnt with
+``SizeTable(p, s, b)``    s · p[n - 1] + b               the form that the paper's Figure 2 was trained with
 ``QwenLogN(length)``      max(1, ln(p + 1) / ln length)  Qwen, ``use_logn_attn``
 ``Llama4Temperature``     1 + a·ln(1 + ⌊(p + 1) / F⌋)    Llama 4, ``attn_temperature_tuning``
 ``MinistralTemperature``  1 + β·ln(1 + ⌊p / L⌋)          Ministral 3, ``llama_4_scaling_beta``
 ``InklingTemperature``    1 + α·ln max(1, (p + 1) / F)   Inkling, ``log_scaling_alpha``, ``log_scaling_n_floor``
 ``Constant(c)``           c
-``PerQuery(c)``           c[batch, head, query]          formed outside: arXiv:2411.12892, 2506.16640, 2602.11139
-``AdjustedSize(scaling)`` of max(floor, n + offset)      s · ln(n + 1), s · ln max(2, n)
+``PerQuery(c)``           c[batch, head, query]          you compute c: arXiv:2411.12892, 2506.16640, 2602.11139
+``AdjustedSize(scaling)`` c at max(floor, n + offset)    s · ln(n + 1), s · ln max(2, n)
 ========================  =============================  ==================================================
 """
 
@@ -38,17 +38,17 @@ def _tensor(value: float | Tensor) -> Tensor | None:
 
 
 class Scaling:
-    """What ``attention`` takes as ``scaling``."""
+    """The ``scaling`` of ``attention``."""
 
     kind: int
     size: tuple[int, int] | None = None
 
     def operands(self) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, list[float]]:
-        """s, b, p and c where they are tensors, and the numbers."""
+        """Returns s, b, p and c if they are tensors, else None, and the numbers."""
         return None, None, None, None, self.numbers()
 
     def numbers(self) -> list[float]:
-        """As csrc/scalings.hpp asks for them."""
+        """Returns the numbers in the order of csrc/scalings.hpp."""
         return []
 
 
@@ -68,8 +68,8 @@ class LogN(Scaling):
 
 @dataclass(frozen=True, eq=False)
 class SSMax(Scaling):
-    """c = s · ln n + b. s and b are numbers or tensors, [heads] or of no dimension, of any floating type; tensors
-    are differentiable."""
+    """c = s · ln n + b. s and b are numbers or tensors, [heads] or without dimensions, of any floating type. Tensors are
+    differentiable."""
 
     s: float | Tensor = 1.0
     b: float | Tensor = 0.0
@@ -81,7 +81,7 @@ class SSMax(Scaling):
 
 @dataclass(frozen=True, eq=False)
 class SizeTable(Scaling):
-    """c = s · p[n - 1] + b, with p [at least the largest n], shared by all heads. All three are differentiable."""
+    """c = s · p[n - 1] + b. p is [at least the largest n] and shared by all heads. s, b and p are differentiable."""
 
     p: Tensor
     s: float | Tensor = 1.0
@@ -140,8 +140,8 @@ class Constant(Scaling):
 
 @dataclass(frozen=True, eq=False)
 class PerQuery(Scaling):
-    """c = c[batch, head, query]: a tensor that broadcasts to [batch, heads, queries], differentiable. In another type
-    than the attention is computed in, it is converted."""
+    """c = c[batch, head, query]: a differentiable tensor that broadcasts to [batch, heads, queries]. A tensor of another
+    type than the attention is computed in is converted."""
 
     c: Tensor
     kind = 8
@@ -163,7 +163,7 @@ class InklingTemperature(Scaling):
 
 
 class AdjustedSize(Scaling):
-    """Another scaling, asked about max(floor, n + offset) in place of n."""
+    """Calls another scaling with max(floor, n + offset) in place of n."""
 
     def __init__(self, scaling: Scaling, offset: int = 0, floor: int = 1):
         if scaling.size:

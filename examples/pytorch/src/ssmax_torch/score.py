@@ -1,4 +1,4 @@
-"""What becomes of a logit z between q · k and the scaling: out = softmax(c · score(scale · q · k)) v.
+"""Scores: functions of a logit z, applied before the scaling: out = softmax(c · score(scale · q · k)) v.
 
 ====================  ============================================  =================
 score                 z' of query i and key j
@@ -19,7 +19,7 @@ from ._numbers import number
 
 
 class Score:
-    """What ``attention`` takes as ``score``: any of the scores below, one after the other."""
+    """The ``score`` of ``attention``: one of the scores below, or several joined by |."""
 
     def __init__(
         self,
@@ -66,16 +66,16 @@ class Alibi(Score):
 
 
 class Bias(Score):
-    """z + bias, which broadcasts to [batch, heads, queries, keys] and is differentiable: gradients are summed where
-    it broadcasts. -inf gives a key no weight but leaves it in n; a mask takes it out of n as well."""
+    """z + bias. bias broadcasts to [batch, heads, queries, keys] and is differentiable; its gradient is summed over the
+    broadcast dimensions. A key with a bias of -inf has weight 0 and counts in n. A masked key does not count in n."""
 
     def __init__(self, bias: Tensor):
         super().__init__(bias=bias)
 
 
 class ScaleInvariant(Score):
-    """a · z + 1 - a² with a² = 1 + 2 ln(1 + t / tau), t the distance of query and key. It stands alone: no other score,
-    and no additive mask. tau is above 0."""
+    """a · z + 1 - a² with a² = 1 + 2 ln(1 + t / tau). t is the distance of query and key. tau must be above 0. Limit: you
+    cannot join ScaleInvariant with another score or an additive mask."""
 
     def __init__(self, tau: float = 10.0):
         if not tau > 0:

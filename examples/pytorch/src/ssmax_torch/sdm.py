@@ -1,9 +1,9 @@
-"""Models of `structured-data-models` with the attention of this library.
+"""Replaces the attention of `structured-data-models` by this library.
 
     >>> import ssmax_torch.sdm
     >>> ssmax_torch.sdm.patch(model)  # any torch module with sdm.nn.Attention in it
 
-Key lengths become `KeyLengths`; other masks stay a matrix. Query scaling stays the model's own, before the call.
+Key lengths become `KeyLengths`; other masks remain a matrix. The model scales its queries itself, before the call.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .mask import KeyLengths, MaskMatrix
 
 
 def patch(model: nn.Module) -> nn.Module:
-    """Switches every attention of `model`, in place, to this library; returns the model."""
+    """Replaces every attention of `model`, in place, by this library. Returns the model."""
     if not any(isinstance(module, SDPA) for module in model.modules()):
         raise ValueError(f"model is a {type(model).__name__} and has no attention of structured-data-models")
     for module in model.modules():
@@ -27,7 +27,7 @@ def patch(model: nn.Module) -> nn.Module:
 
 
 class Attention(SDPA):
-    """The attention of structured-data-models, by this library: the same members and arguments."""
+    """The attention of structured-data-models by this library, with the same members and arguments."""
 
     def forward(
         self,

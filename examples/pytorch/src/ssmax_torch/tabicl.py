@@ -1,12 +1,12 @@
-"""TabICL 2, whose models are scaled softmax, by one line.
+"""Replaces the attention of TabICL 2, which uses scalable softmax, by this library.
 
     >>> import ssmax_torch.tabicl
-    >>> ssmax_torch.tabicl.patch(classifier.model_)  # a TabICLClassifier's or TabICLRegressor's, once it is fitted
+    >>> ssmax_torch.tabicl.patch(classifier.model_)  # of a fitted TabICLClassifier or TabICLRegressor
 
-All attention of the model (columns, rows, in-context learning) is then `ssmax_torch.attention`: queries, keys and
-values are read where the projection wrote them, positions of rows are turned on the way in, a multiplier of whole
-heads is the library's c, and the inducing points, which all columns share, are one set of queries with stride 0.
-Parameters and their names stay what they are, so do checkpoints and training.
+All attention of the model (columns, rows, in-context learning) is then `ssmax_torch.attention`. It reads queries, keys
+and values where the projection wrote them, and rotates rows inside the call. A multiplier of whole heads becomes the
+library's c. The inducing points, which all columns share, become one set of queries with stride 0. Parameters keep
+their names, so checkpoints and training work as before.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .mask import Mask, as_mask
 
 
 def patch(model: nn.Module) -> nn.Module:
-    """Switches every attention of `model`, in place, to this library; returns the model."""
+    """Replaces every attention of `model`, in place, by this library. Returns the model."""
     if not any(isinstance(module, MultiheadAttention) for module in model.modules()):
         raise ValueError(f"model is a {type(model).__name__} and has no attention of TabICL")
     for module in model.modules():
@@ -35,7 +35,7 @@ def patch(model: nn.Module) -> nn.Module:
 
 
 class Attention(MultiheadAttention):
-    """TabICL's multi-head attention by this library; what it holds and takes is the original's."""
+    """TabICL's multi-head attention by this library, with the original's members and arguments."""
 
     def forward(
         self,
@@ -52,11 +52,11 @@ class Attention(MultiheadAttention):
             raise ValueError(f"ssmax: dropout is {self.dropout}, must be 0")
         if cached_kv is None:
             q, k, v = self._project(query, key, value)
-        else:  # keys were turned before they were cached
+        else:  # the cache contains rotated keys
             q = self._heads(query, slice(0, self.embed_dim))
             k, v = cached_kv.key.flatten(0, -4), cached_kv.value.flatten(0, -4)
         queries, keys = q.shape[2], k.shape[2]
-        # The library turns queries and keys on the way in, unless keys are turned already or wanted turned.
+        # The library rotates queries and keys. Exception: the keys are rotated already, or the caller needs rotated keys.
         turns = rope is not None and cached_kv is None and not need_kv and queries <= keys
         table = _table(rope) if turns and _scales_heads(self.ssmax_layer) else None
         if table is not None and queries < keys:
@@ -78,7 +78,7 @@ class Attention(MultiheadAttention):
         return (out, *kept) if kept and cached_kv is None else out
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values [batch, heads, sequence, width], as one product each tensor of inputs."""
+        """Returns queries, keys and values [batch, heads, sequence, width], by one product per different input."""
         width = self.embed_dim
         if key is not value:
             return tuple(self._heads(x, slice(i * width, (i + 1) * width)) for i, x in enumerate((query, key, value)))
@@ -87,14 +87,14 @@ class Attention(MultiheadAttention):
         return self._heads(query, slice(0, width)), *self._heads(key, slice(width, 3 * width)).chunk(2, dim=1)
 
     def _heads(self, x: Tensor, rows: slice) -> Tensor:
-        """[batch, heads, sequence, width] of the input projection's rows; a view of what the product wrote."""
+        """Returns [batch, heads, sequence, width] of the input projection's rows: a view of the product."""
         bias = None if self.in_proj_bias is None else self.in_proj_bias[rows]
         projected = F.linear(x, self.in_proj_weight[rows], bias).flatten(0, -3)
         return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
 
 class InducedBlock(InducedSelfAttentionBlock):
-    """TabICL's block of columns. All columns have the same inducing points: they are projected and scaled once."""
+    """TabICL's block of columns. All columns have the same inducing points, so the block projects and scales them once."""
 
     def induced_attention(self, src, train_size=None):
         return self.multihead_attn2(src, *2 * (self._hidden(src[..., :train_size, :]),))
@@ -118,7 +118,7 @@ _OURS = {MultiheadAttention: Attention, InducedSelfAttentionBlock: InducedBlock}
 
 
 def _table(rope: nn.Module) -> Rope | None:
-    """The library's rope that turns as TabICL's does; None where its frequencies are no powers of one number."""
+    """Returns a rope that rotates as TabICL's does. Returns None if the frequencies are not powers of one number."""
     frequencies = rope.freqs.detach().double()
     width = 2 * len(frequencies)
     theta = float(frequencies[-1]) ** (-width / (width - 2)) if width > 2 else 1.0
@@ -129,8 +129,8 @@ def _table(rope: nn.Module) -> Rope | None:
 
 
 def _turned_back(table: Rope, positions: int) -> Tensor:
-    """The matrix that turns queries back by so many positions: where there are fewer queries than keys, TabICL's stand
-    at the first keys, the library's at the last."""
+    """Returns the matrix that rotates queries back by `positions`. If there are fewer queries than keys, TabICL places
+    queries at the first keys, and the library places queries at the last keys."""
     pairs = table.width // 2
     angle = positions * table.theta ** (-torch.arange(pairs, dtype=torch.float64) / pairs)
     a, b = (
@@ -145,19 +145,19 @@ def _turned_back(table: Rope, positions: int) -> Tensor:
 
 
 def _scales_heads(layer: nn.Module | None) -> bool:
-    """Whether all channels and queries of a head get the same multiplier, so that it may come after the rope."""
+    """Returns true if all channels and queries of a head have the same multiplier, which may then follow the rope."""
     return layer is None or isinstance(layer, SSMax) or (isinstance(layer, SSMaxMLP) and not layer.elementwise)
 
 
 def _scaling(layer: SSMax | SSMaxMLP, q: Tensor, keys: int) -> scaling.SSMax:
-    """The multiplier of each head. TabICL's n counts all keys, those behind a mask too."""
+    """Returns the multiplier of each head. TabICL's n counts all keys, also masked keys."""
     logarithm = math.log(max(keys, 1))
     c = layer.scales * logarithm if isinstance(layer, SSMax) else layer.mlp(q.new_tensor([logarithm]))
     return scaling.SSMax(0.0, c)
 
 
 def _mask(attn_mask: Tensor | None, key_padding_mask: Tensor | None, shape: tuple[int, ...]) -> Mask | None:
-    """Both masks as one, where shape is [..., heads, queries, keys]. True hides, numbers are added."""
+    """Returns both masks as one. shape is [..., heads, queries, keys]. True masks a key, numbers are added to the logit."""
     mask = None
     if key_padding_mask is not None:
         mask = as_mask(_shown(key_padding_mask).reshape(-1, 1, 1, shape[-1]))

@@ -1,10 +1,10 @@
-"""TabPFN with the attention of this library.
+"""Replaces the attention of TabPFN by this library.
 
     >>> import ssmax_torch.tabpfn
     >>> ssmax_torch.tabpfn.register()  # every model of tabpfn, on the CPU
     >>> ssmax_torch.tabpfn.unregister()
 
-TabPFN scales its queries before the call: attention is softmax over all keys, with and without a KV cache.
+TabPFN scales its queries before the call. Attention is softmax over all keys, with and without a KV cache.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Backend:
         return spec.device.type == "cpu" and spec.dtype in _TYPES
 
     def run(self, query: Tensor, key: Tensor, value: Tensor, **_: object) -> Tensor:
-        """Returns out [batch, queries, heads, width], laid out in memory as query is."""
+        """Returns out [batch, queries, heads, width], with the memory layout of query."""
         return attention(*(x.transpose(1, 2) for x in (query, key, value))).transpose(1, 2)
 
 

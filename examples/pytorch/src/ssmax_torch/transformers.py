@@ -1,21 +1,21 @@
-"""Models of `transformers` with the attention of this library.
+"""Replaces the attention of `transformers` models by this library.
 
     >>> from ssmax_torch import transformers as adapter
     >>> adapter.register()
     >>> model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="ssmax_softmax")  # or
     >>> model.set_attn_implementation("ssmax_softmax")
 
-The model then computes softmax as before: its outputs are equal to those of `eager` but for rounding. `register` with
-a scaling gives an implementation another softmax. Here each layer learns s of SSMax per head:
+The model then computes softmax as before: its outputs equal those of `eager` up to rounding. `register` with a scaling
+makes an implementation with another multiplier. Here each layer has a trained s of SSMax per head:
 
     >>> for layer in model.model.layers:
     ...     layer.self_attn.s = nn.Parameter(torch.full((model.config.num_attention_heads,), 0.43))
     >>> adapter.register("ssmax", scaling=lambda attention: SSMax(attention.s))
     >>> model.set_attn_implementation("ssmax")
 
-A causal mask, a window, chunks, packed sequences and padding at the end, also of encoders, become this library's masks: no mask of
-queries x keys is stored. Padding elsewhere is a mask of keys. The model itself scales its queries (temperature tuning
-of Llama 4 and Ministral 3, Inkling's log scaling).
+A causal mask, a window, chunks, packed sequences and padding at the end, also of encoders, become this library's masks:
+no matrix of queries x keys is stored. Padding elsewhere becomes a mask of keys. The model scales its queries itself
+(temperature tuning of Llama 4 and Ministral 3, Inkling's log scaling).
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from .mask import Causal, Documents, KeyLengths, Mask, SlidingWindow, as_mask
 from .scaling import Scaling
 from .score import Bias, Softcap
 
-# Arguments of layers that hold tensors and do not change attention: the layer has used them before the call.
+# Tensor arguments that do not change attention, because the layer uses them before the call.
 _USED_BEFORE = {"position_ids"}
-# Types of layers and of models that read the mask, append keys to it or add it to logits of their own: these get the
+# Types of layers and of models that read the mask, append keys to it or add it to their own logits. They get the
 # additive matrix of `eager`.
 _READ_MASK = {
     "indexed_attention",
@@ -62,7 +62,7 @@ _READ_MASK = {
 def register(
     name: str = "ssmax_softmax", scaling: Scaling | Callable[[nn.Module], Scaling | None] | None = None
 ) -> None:
-    """Makes `attn_implementation=name` mean this library.
+    """Registers this library as `attn_implementation=name`.
 
     Args:
         name: of the implementation.
@@ -81,14 +81,14 @@ def register(
     AttentionMaskInterface.register(name, _mask)
 
 
-# The names of the implementations with a scaling.
+# Names of the implementations with a scaling.
 _scaled: set[str] = set()
 
 
 @cache
 def _check_models_when_made() -> None:
-    """Installs the check of models that get an implementation with a scaling: neither attention nor masks of a model that
-    ignores the interface call this module. PyTorch calls the hook for each module that becomes part of another."""
+    """Installs a check of models that get an implementation with a scaling. A model that ignores the interface does not
+    call this module, so a hook checks the model. PyTorch calls the hook for each module that becomes part of another."""
     nn.modules.module.register_module_module_registration_hook(_check_model)
 
 
@@ -104,7 +104,7 @@ def _check_model(model: nn.Module, *_: object) -> None:
 
 
 class _ModelMask(Mask):
-    """A mask for a number of queries and keys. transformers passes it on unchanged because it has 4 dimensions."""
+    """A mask for a number of queries and keys. transformers does not change the mask, because its ndim is 4."""
 
     ndim = 4
 
@@ -135,7 +135,7 @@ def _attention(
     cache: object = None,
     **others: object,
 ) -> tuple[Tensor, None]:
-    """Returns out [batch, queries, heads, width] and, as weights, None: the signature of AttentionInterface."""
+    """Returns out [batch, queries, heads, width], and None as weights: the signature of AttentionInterface."""
     if dropout:
         raise ValueError(f"ssmax: dropout is {dropout}, must be 0: set the model's attention_dropout to 0")
     if cache is not None:
@@ -158,7 +158,7 @@ def _attention(
     score = None if softcap is None else Softcap(softcap)
     if position_bias is not None:
         score = Bias(position_bias) if score is None else score | Bias(position_bias)
-    # Inkling's keys and values come out of a convolution, whose last dimension is the sequence.
+    # The last dimension of Inkling's keys and values is the sequence, because a convolution writes them.
     query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
     out, lse = attention(
         query,
@@ -171,13 +171,13 @@ def _attention(
         scale=scaling,
         return_lse=True,
     )
-    if sinks is not None:  # [batch, heads, queries, 1]: one more term exp(sink) in the denominator of each query
+    if sinks is not None:  # [batch, heads, queries, 1]: adds exp(sink) to the denominator of each query
         out = out * torch.sigmoid(lse[..., None] - sinks).to(out.dtype)
     return out.transpose(1, 2).contiguous(), None
 
 
 def _checked(mask: Mask | Tensor | None, queries: int, keys: int) -> Mask | Tensor | None:
-    """Returns the mask, with -inf for the lowest numbers of an additive one. Throws if its extents are not those."""
+    """Returns the mask; in an additive mask, the lowest numbers become -inf. Throws if its extents are different."""
     if mask is None:
         return None
     extents = mask.extents if isinstance(mask, _ModelMask) else tuple(mask.shape[-2:])
@@ -188,14 +188,14 @@ def _checked(mask: Mask | Tensor | None, queries: int, keys: int) -> Mask | Tens
             f"query has {queries} and key has {keys}: must be equal"
         )
     if isinstance(mask, Tensor) and mask.is_floating_point():
-        # Models hide keys by the lowest number of a type of at most 32 bits. A hidden key must not count in n.
+        # Models mask keys by the lowest number of a type of at most 32 bits. A masked key must not count in n.
         lowest = max(torch.finfo(mask.dtype).min, torch.finfo(torch.bfloat16).min)
         mask = mask.masked_fill(mask <= lowest, float("-inf"))
     return mask
 
 
 def _visible(indices: Tensor, extent: int) -> Tensor:
-    """Returns where indices [..., n] point to, as bool [..., extent]. Negative indices point nowhere."""
+    """Returns bool [..., extent]: true at the places of indices [..., n]. Ignores negative indices."""
     shown = torch.zeros(*indices.shape[:-1], extent + 1, dtype=torch.bool)
     return shown.scatter(-1, indices.long().where(indices >= 0, extent), True)[..., :extent]
 
@@ -211,16 +211,16 @@ def _mask(
     allow_is_causal_skip: bool = True,
     **options: object,
 ) -> Mask | Tensor | None:
-    """Returns the mask that AttentionMaskInterface asks for. An unknown one is a tensor [batch, 1, queries, keys]."""
-    if isinstance(attention_mask, Mask):  # `generate` has called this function before the model does
+    """Returns the mask for AttentionMaskInterface. An unknown mask becomes a tensor [batch, 1, queries, keys]."""
+    if isinstance(attention_mask, Mask):  # `generate` calls this function before the model does
         return attention_mask
     config = options.get("config")
     types = {getattr(config, "model_type", None), *(getattr(config, "layer_types", None) or ())}
-    if not torch.compiler.is_compiling():  # a compiled model has no values to look at
+    if not torch.compiler.is_compiling():  # a compiled model has no values yet
         _check_interface(type(config))
         # A static cache has keys after the last query, at an offset that is a tensor.
         aligned = isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length
-        # transformers does not allow a skip for packed sequences, nor for a model that reads the mask.
+        # transformers allows no skip for packed sequences and for a model that reads the mask.
         if mask_function is bidirectional_mask_function:
             unread = options.get("allow_is_bidirectional_skip", False)
         else:
@@ -260,7 +260,7 @@ def _check_interface(config: type) -> None:
 
 
 def _structure(mask_function: Callable, queries: range, keys: range) -> Mask | None:
-    """The mask that the function means where it is one of transformers' own, else None."""
+    """Returns the mask of a mask function of transformers. Returns None for other functions."""
     if mask_function is causal_mask_function:
         return Causal()
     if mask_function is bidirectional_mask_function:
@@ -284,7 +284,7 @@ def _structure(mask_function: Callable, queries: range, keys: range) -> Mask | N
 
 
 def _made_by(function: Callable) -> tuple[object, dict]:
-    """Which lines of code a mask function is, and the variables that it has from the function that made it."""
+    """Returns the code of a mask function, and the variables of the function that made it."""
     return getattr(function, "__code__", None), dict(getclosurevars(function).nonlocals)
 
 
@@ -292,7 +292,7 @@ _PACKING = _made_by(packed_sequence_mask_function(None))[0]
 
 
 def _parts(mask_function: Callable) -> tuple[Callable, ...]:
-    """Returns the functions that and_masks joins in this one."""
+    """Returns the functions that and_masks joined into this function."""
     made_by, variables = _made_by(mask_function)
     return variables["mask_functions"] if made_by == _made_by(and_masks(causal_mask_function))[0] else ()
 
@@ -302,7 +302,7 @@ def _is_packed(mask_function: Callable) -> bool:
 
 
 def _packed(documents: Tensor, remapped: Callable, queries: range, keys: range) -> Mask | None:
-    """The mask within each document, if all batch entries have the same; documents [batch, keys] are numbered."""
+    """Returns the mask within each document, if all batch entries have the same documents. documents is [batch, keys]."""
     made_by, variables = _made_by(remapped)
     if made_by != _made_by(remap_positions_for_packed_sequence(None, None))[0] or (documents != documents[:1]).any():
         return None
@@ -314,7 +314,7 @@ def _packed(documents: Tensor, remapped: Callable, queries: range, keys: range) 
 
 
 def _chunks(size: int, queries: range, keys: range) -> Mask:
-    """Causal within each chunk of `size` positions."""
+    """Returns a mask that is causal within each chunk of `size` positions."""
     begins = range(keys.start - keys.start % size, keys.stop, size)
     if len(begins) == 1:
         return Causal()
@@ -325,7 +325,7 @@ def _chunks(size: int, queries: range, keys: range) -> Mask:
 
 
 def _padded(mask: Mask, padding: Tensor | None, kv_offset: int, kv_length: int) -> Mask:
-    """The mask without the keys that are padding, where padding [batch, keys] is False."""
+    """Returns the mask without padding. A key is padding where padding [batch, keys] is False."""
     if padding is None or (padding := padding[:, kv_offset : kv_offset + kv_length]).all():
         return mask
     lengths = padding.sum(dim=-1)
