@@ -222,17 +222,23 @@ void for_each_query(const QueryShape& shape, const F& f) {
   }
 }
 
-/// variant.row of a query whose mask has `sees`. Adds one bit for each key of the range, and counts the bits, so that
-/// the mask is asked once for each key.
+/// Returns variant.row of a query whose mask has `sees`. Adds the runs of the mask or, if it does not define runs, one bit
+/// for each key of the range, and counts the keys: `sees` is called once for each key.
 template <class V>
 QueryRow add_visible(Fingerprint& to, const V& variant, const Query& query) {
   QueryRow row{.query = query, .keys = visible_keys(variant.mask, query)};
-  for (index_t key = row.keys.begin; key < row.keys.end;) {
-    const index_t end = std::min(row.keys.end, key + 64);
-    std::uint64_t bits = 0;
-    for (; key < end; ++key) bits = bits << 1 | static_cast<std::uint64_t>(sees(variant.mask, query, key));
-    to.add(bits);
-    row.n += std::popcount(bits);
+  if constexpr (has_run<std::remove_cvref_t<decltype(variant.mask)>>) {
+    for_each_visible_run(variant.mask, query, row.keys,
+                         [&](KeyRange run) { to.add(run.begin), to.add(run.end); });
+    row.n = visible_count(variant.mask, query, row.keys);
+  } else {
+    for (index_t key = row.keys.begin; key < row.keys.end;) {
+      const index_t end = std::min(row.keys.end, key + 64);
+      std::uint64_t bits = 0;
+      for (; key < end; ++key) bits = bits << 1 | static_cast<std::uint64_t>(sees(variant.mask, query, key));
+      to.add(bits);
+      row.n += std::popcount(bits);
+    }
   }
   if (row.n == 0) return {.query = query};
   row.position = row_position(variant.mask, query);
