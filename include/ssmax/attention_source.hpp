@@ -1,24 +1,28 @@
 /// @defgroup attention_source Attention over a source of keys (attention_source.hpp)
 /// @ingroup attention
-/// Attention of queries over the keys of a source (key_source.hpp): a KvCache, pages, memory of the caller's own.
+/// Attention of queries over the keys of a source (key_source.hpp): a KvCache, pages, memory of your own.
 ///
 ///     attention<float>({.q = q, .out = out}, source, SSMax<float>{s}, Full{}, {.rope = &rope}, pool);
 ///
-/// Formula and options are those of attention.hpp. n and positions come from the sequences of the source: query i of
-/// the call stands at position length - queries + i of its sequence. Queries may outnumber the keys, as in cross
-/// attention. A sequence without keys is allowed. decode.hpp has the call for the newest positions of a sequence.
+/// Formula and options are those of attention.hpp. n and positions count the keys of the sequence in the source: query i
+/// has position length - queries + i. There may be more queries than keys, as in cross attention. A sequence may have no
+/// keys. decode.hpp has the call for the newest positions of a sequence.
 ///
-/// The source's keys are taken as rotated: a rope rotates q alone, to its positions in the sequence, and key_position
-/// must be 0. With `rotate_source_keys` in the options, the rope rotates keys and queries in the call, and key_position
-/// and positions of the mask count as they do for keys in views.
+/// | option | rope |
+/// |---|---|
+/// | default | rotates q to its positions in the sequence. The keys of the source are already rotated. key_position must be 0 |
+/// | `rotate_source_keys` | rotates keys and queries in the call, with key_position and the mask's positions, as for views |
 ///
-/// Products are made in float, whatever the source stores, or in double for double. Exception: where the processor has
-/// 16-bit products, five or more bfloat16 queries of a kv head take keys and values of bfloat16 into such products
-/// (attention.hpp).
+/// Products are computed in float for every storage type, or in double for double. Exception: five or more bfloat16
+/// queries per kv head with keys and values of bfloat16 take the bf16 path (attention.hpp), if the processor has it.
 ///
-/// The bits are those of attention over views of the same keys, where a call has more than 16 queries per kv head.
-/// Exception: bfloat16 with at most 128 keys takes 16-bit products here and float in attention. With fewer queries,
-/// products are summed in another order where a run of the source's keys ends (decode.hpp has the bound).
+/// Compared with attention over views of the same keys:
+///
+/// | condition | result |
+/// |---|---|
+/// | more than 16 queries per kv head | bit-identical |
+/// | bfloat16 with at most 128 keys | the bf16 path here, float in attention |
+/// | fewer queries | products are summed in another order where a run of keys ends; decode.hpp has the bound |
 #pragma once
 
 #include <concepts>
@@ -32,7 +36,7 @@
 /// @{
 SSMAX_BEGIN_CODE
 
-/// Queries of a call whose keys are in a source, and its results. With Elements for T, Key and Value are not used.
+/// Queries and results of a call over a source. If T is Elements, Key and Value are not used.
 template <class T>
 struct DecodeArguments {
   View<const detail::QueryElement<T>, 4> q{};  ///< [batch, heads, queries, width].
@@ -40,9 +44,9 @@ struct DecodeArguments {
   View<detail::Compute<T>, 3> lse{};           ///< [batch, heads, queries], or left out.
 };
 
-/// Writes out = attention of q over each sequence of the source. Throws std::invalid_argument, before anything is
-/// written, where an extent differs from the source's, where the mask shows a key that the source no longer stores, and
-/// where out or lse overlaps the source's memory.
+/// Writes out = attention of q over each sequence of the source. Throws std::invalid_argument before the first write if an
+/// extent differs from the source's, if the mask shows a key that the source no longer stores, or if out or lse overlaps
+/// the source's memory.
 template <class T, class K, class S, class M, class C, class E = Serial>
 requires KeySource<K> && Scaling<S> && Mask<M> && Score<C> && Executor<E>
 void attention(const std::type_identity_t<DecodeArguments<T>>& a, const K& source, const S& scaling,

@@ -1,21 +1,26 @@
 /// @defgroup decode Decoding (decode.hpp)
-/// Attention of new queries against a cache or another source of keys: attention over a source (attention_source.hpp),
-/// where every sequence holds at least as many keys as there are queries, and the mask is Causal unless given.
+/// decode computes attention of new queries over a cache or another source of keys. It is attention over a source
+/// (attention_source.hpp) with two differences: the mask is Causal unless given, and each sequence must have at least as
+/// many keys as queries.
 ///
 ///     cache.append(k_new, v_new, &rope);
 ///     decode<float>({.q = q_new, .out = out}, cache, scaling, Causal{}, {.rope = &rope}, pool);
 ///
-/// decode widens the storage type in registers and computes in float, or in double where the storage is double.
-/// n and positions come from the sequence of the cache, not from the call. Exception: where the processor has 16-bit
-/// products, five or more bfloat16 queries of a kv head take a bfloat16 cache into such products (attention.hpp).
+/// Numbers are widened in registers and computed in float, or in double for a source of double. Exception: if q and the
+/// source are bfloat16, five or more queries per kv head take the bf16 path (attention.hpp), if the processor has it.
 ///
-/// Prefill in chunks (append, decode, append, decode …) gives the bits of one call of attention on all of
-/// it, where every call has more than 16 queries per kv head and the cache rounds nothing. (It rounds what
-/// comes in another type, and keys of 16 bits once they are rotated.) That holds for a ring as well. Exception:
-/// with at most 128 keys of bfloat16, decode takes 16-bit products and attention computes in float. With
-/// fewer queries, products are summed in another order: |error| <= 4·(d + 1024 + n / 1024)·ε·Σ p |v|,
-/// and in practice that of attention itself. Queries are rotated to their places in the sequence, as the keys
-/// were, also under masks whose positions restart.
+/// n and positions count the keys of the sequence in the cache. Queries are rotated to their places in the sequence, also
+/// under masks whose positions restart.
+///
+/// Prefill in chunks (append, decode, append, decode, …) compared with one call of attention:
+///
+/// | condition | result |
+/// |---|---|
+/// | each call has more than 16 queries per kv head, and the cache does not round | bit-identical |
+/// | bfloat16 with at most 128 keys | decode takes the bf16 path, attention computes in float |
+/// | fewer queries | products are summed in another order: error ≤ 4·(d + 1024 + n / 1024)·ε·Σ p·abs(v) |
+///
+/// A cache rounds rows of another type. It also rounds keys of half and bfloat16 after rotating them.
 #pragma once
 
 #include <concepts>
@@ -28,9 +33,9 @@
 /// @{
 SSMAX_BEGIN_CODE
 
-/// Writes out = attention of the new queries over each sequence of the cache, or of another source of keys. The queries
-/// stand at the last positions of each sequence, whose keys have been appended already. Options and errors are those of
-/// attention over a source. Throws std::invalid_argument where a sequence has fewer keys than there are queries.
+/// Writes out = attention of the new queries over each sequence of the cache or source. The queries have the last positions
+/// of each sequence: append their keys first. Options and errors are those of attention over a source. Also throws
+/// std::invalid_argument if a sequence has fewer keys than queries.
 template <class T, class K, class S, class M, class C, class E = Serial>
 requires KeySource<K> && Scaling<S> && Mask<M> && Score<C> && Executor<E>
 void decode(const std::type_identity_t<DecodeArguments<T>>& a, const K& cache, const S& scaling,

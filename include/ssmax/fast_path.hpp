@@ -1,6 +1,6 @@
 /// @defgroup fast_path Fast paths (fast_path.hpp)
-/// Fast paths of scores, masks and scalings. The library calls a policy for each logit or each query. A policy whose type
-/// asks for a fast path by name is called for many of them at once.
+/// Fast paths of scores, masks and scalings. By default the library calls a policy for each logit or each query. A type
+/// that requests a fast path by name is called for many of them at once.
 ///
 ///     template <>
 ///     inline constexpr bool ssmax::by_lanes<Clipped> = true;
@@ -37,19 +37,19 @@
 /// @{
 SSMAX_BEGIN_DATA
 
-/// Whether the score is vectorized by `apply` and `differentiate`.
+/// True if the score is vectorized by `apply` and `differentiate`.
 template <class Score>
 inline constexpr bool by_lanes = false;
 
-/// Whether the score adds a row of numbers to the logits of a query.
+/// True if the score adds a row of numbers to the logits of a query.
 template <class Score>
 inline constexpr bool by_row = false;
 
-/// Whether the mask shows the same keys to all queries of a batch entry and head.
+/// True if the mask shows the same keys to all queries of a batch entry and head.
 template <class Mask>
 inline constexpr bool same_keys = false;
 
-/// Whether the multiplier of the scaling depends on the head and n alone.
+/// True if the multiplier of the scaling depends on the head and n alone.
 template <class Scaling>
 inline constexpr bool by_size = false;
 

@@ -1,31 +1,34 @@
 /// @defgroup key Keys, and scores of your own (key.hpp)
 /// @ingroup score
-/// Keys as a query sees them, and what it takes to be a score. score.hpp has the scores.
+/// The key that a score function is called with, and the members of a score function of your own. score.hpp has the
+/// library's score functions.
 ///
-/// A score is a type with `score(z, key)` and `score.derivative(z, key)` = dz'/dz at z, both const, for z
-/// float and double (a template, to keep the precision of z; else what it returns is rounded), and,
-/// optionally,
+/// A score function is a type with two const members:
+///
+///     score(z, key)                        returns z', the new logit
+///     score.derivative(z, key)             returns dz'/dz at z
+///
+/// z is float or double. Make both members templates: otherwise their result is rounded. The library calls them for
+/// visible keys only. Optional member:
 ///
 ///     void check(const QueryShape&) const  called before any write; throws if the score does not fit
 ///
-/// It is asked of visible keys only.
+/// A score function with learnable parameters holds views of the gradients. If each query has one parameter θ, such as
+/// the slope of its head (`Alibi{…}.gradient(…)`):
 ///
-/// A score learns in one of two ways (it holds views of where the gradients go). Where each query has one
-/// parameter θ, such as its head's slope, as `Alibi{…}.gradient(…)`:
+///     parameter_derivative(z, key) const           returns dz'/dθ at z
+///     void accumulate(const Query&, double) const  receives ∂loss/∂θ of each query, one query after the other
 ///
-///     parameter_derivative(z, key) const           dz'/dθ at z
-///     void accumulate(const Query&, double) const  gets ∂loss/∂θ of every query, one after the other
+/// If each logit has a gradient (`Bias(…).gradient(…)`):
 ///
-/// Or for every logit, as `Bias(…).gradient(…)`:
+///     void accumulate(const Key&, double) const    receives ∂loss/∂z' of each visible key
+///     Sharing sharing(const QueryShape&) const     returns which logits share an element of the gradient (Sharing).
+///                                                  Without it, the backward runs on one thread
 ///
-///     void accumulate(const Key&, double) const    gets ∂loss/∂z' of every visible key that has one.
-///                                                  Then the whole backward runs on one thread, unless
-///     Sharing sharing(const QueryShape&) const     says what may be added at once (Sharing, below)
+/// A member of these names with another signature is a compile error.
 ///
-/// A member of these names with another signature is an error of the compiler.
-///
-/// Attention asks a score key by key, in plain code, unless its type asks for a fast path (fast_path.hpp), as
-/// Softcap, Alibi and Bias do.
+/// The library calls the formula for each logit. Exception: a score whose type specialises by_lanes or by_row
+/// (fast_path.hpp) is vectorized, as Softcap and Bias are.
 #pragma once
 
 #include "config.hpp"
@@ -36,22 +39,22 @@
 /// @{
 SSMAX_BEGIN_DATA
 
-/// A key as one query sees it. Positions are the mask's: they restart where it says so.
+/// A key and the query that attends to it. Positions are those of the mask: Documents restarts them.
 struct Key {
-  Query query{};               ///< Who sees it.
-  index_t index = 0;           ///< Its place among the keys of its sequence.
-  index_t query_position = 0,  ///< Where the query stands.
-      key_position = 0;        ///< Where the key stands.
+  Query query{};               ///< The query.
+  index_t index = 0;           ///< The index of the key in its sequence.
+  index_t query_position = 0,  ///< The position of the query.
+      key_position = 0;        ///< The position of the key.
 };
 
-/// Which logits add into one element of a score's gradient. It limits what may be computed at once.
+/// The logits that add to one element of a score's gradient. They determine which tasks run at the same time.
 enum class Sharing {
-  one_head,  ///< Those of one query or one key, in one head of one batch entry.
-  heads,     ///< Those of one key, in any heads and batch entries: kv heads take turns.
-  any        ///< Any: one thread does it all.
+  one_head,  ///< Logits of one query or one key, in one head of one batch entry. No limit.
+  heads,     ///< Logits of one key, in any heads and batch entries. One kv head after the other.
+  any        ///< Any logits. One thread.
 };
 
-/// A type that makes a new logit of one, and says its derivative: the top of key.hpp.
+/// A type that replaces logits and returns the derivative: the top of key.hpp.
 template <class C>
 concept Score = detail::is_score<C>();
 

@@ -1,31 +1,30 @@
 /// @defgroup key_source Sources of keys (key_source.hpp)
-/// Where attention finds keys and values.
+/// A source of keys holds the keys and values of a call: a cache, pages, memory of your own.
 ///
-/// A source of keys is a type with
+/// A source is a type with the members
 ///
-///     using Element                                   what keys and values are stored in (storage.hpp)
-///     KeySourceShape shape() const                    extents of the whole
-///     index_t length(batch) const                     of any integer type: positions that a sequence has had;
-///                                                     n and positions come from it
-///     KeyRange stored(batch) const                    those of them whose keys can still be read, the last
-///                                                     ones
-///     KeyStretch<Element> stretch(batch, kv_head, key) const
-///                                                     one stored key, and those that lie behind it in memory
+///     using Element                                   the storage type of keys and values (storage.hpp)
+///     KeySourceShape shape() const                    returns the extents
+///     index_t length(batch) const                     returns the number of positions of a sequence, as any integer type.
+///                                                     n and positions count them
+///     KeyRange stored(batch) const                    returns the positions whose keys are stored: [first, length)
+///     KeyRun<Element> run(batch, kv_head, key) const  returns the longest contiguous run of stored keys that starts at
+///                                                     `key`
 ///
-/// and, optionally,
+/// Optional members:
 ///
-///     using ValueElement                              what values are stored in, if that differs from Element. Then
-///                                                     stretch returns KeyStretch<Element, ValueElement>
-///     KeyRange forgotten(batch) const                 keys that cannot be read although they lie within
-///                                                     stored(batch): a mask must not show them. stretch must return
-///                                                     readable memory for them (default: no key)
+///     using ValueElement                              the storage type of values, if it differs from Element. `run` then
+///                                                     returns KeyRun<Element, ValueElement>
+///     KeyRange forgotten(batch) const                 returns positions within stored(batch) whose keys are no longer
+///                                                     stored. A mask must not show them. `run` must return readable
+///                                                     memory for them (default: no position)
 ///     std::pair<std::span<const Element>, std::span<const ValueElement>> memory() const
-///                                                     where keys and values lie: results must not overlap it
+///                                                     returns the memory of keys and values. Calls throw if a result
+///                                                     overlaps it
 ///
-/// attention (attention_source.hpp) and decode (decode.hpp) take any of them. KvCache is one, contiguous or as a
-/// ring; attention makes one of its views, attention_partial one that stores a part of the keys. A source of pages would look up `key` in
-/// its page table and return what is left of that page. A source must not change while a call reads it; its
-/// members are called by several threads.
+/// attention (attention_source.hpp), decode (decode.hpp) and SourcePlan (plan_source.hpp) take a source. KvCache is a
+/// source. examples/custom_key_source.cpp is a source of pages: `run` looks up the page of `key` in the page table and
+/// returns the rest of that page. A source must not change during a call. Several threads call its members.
 #pragma once
 
 #include "detail/checks/key_source.hpp"
@@ -44,26 +43,26 @@ struct KeySourceShape {
       value_width = 0;  ///< Channels of a value, in one head.
 };
 
-/// `count` >= 1 keys, beginning with the one asked for: row i lies at k + i·k_stride, its value at
-/// v + i·v_stride. Keys past the last one stored are not to be counted.
+/// `count` contiguous keys: key i lies at k + i·k_stride, its value at v + i·v_stride. `count` is at least 1 and must not
+/// exceed the number of stored keys.
 template <class K, class V = K>
 struct KeyStretch {
-  const K* k = nullptr;  ///< The key asked for.
+  const K* k = nullptr;  ///< The first key.
   index_t k_stride = 0;  ///< Elements from one key to the next.
   const V* v = nullptr;  ///< Its value.
   index_t v_stride = 0;  ///< Elements from one value to the next.
-  index_t count = 0;     ///< How many keys there are.
-  /// Where rows carry a factor each (`StorageTraits::scale`): those of the keys, [count].
+  index_t count = 0;     ///< The number of keys.
+  /// For storage types with a factor per row (`StorageTraits::scale`): the factors of the keys, [count].
   const float *k_scales = nullptr,
-              *v_scales = nullptr;  ///< Those of the values.
+              *v_scales = nullptr;  ///< The factors of the values, [count].
 };
 
 SSMAX_END
 
 SSMAX_BEGIN_CODE
 
-/// A type that says where keys and values lie: the top of key_source.hpp. The compiler refuses a type with `Element`
-/// whose members have these names and other signatures.
+/// A type with the members of a source of keys: the top of key_source.hpp. A type with `Element` and a member of one of
+/// these names with another signature is a compile error.
 template <class S>
 concept KeySource = detail::is_key_source<S>() && detail::KeyStorage<detail::SourceKey<S>> &&
     detail::KeyStorage<detail::SourceValue<S>>;

@@ -1,6 +1,6 @@
 /// @defgroup plan Plans (plan.hpp)
 /// @ingroup attention
-/// A plan for calls of attention that differ in their tensors, scaling and score alone, as the layers of a model do.
+/// A plan for calls of attention that differ only in tensors, scaling and score, such as the layers of a model.
 ///
 ///     const AttentionPlan<float, Causal> plan({.heads = 8, .kv_heads = 2, .queries = n, .keys = n, .width = 64}, Causal{},
 ///                                             {.rope = &rope}, pool.concurrency());
@@ -14,7 +14,7 @@
 /// |---|---|---|
 /// | plan | shapes, mask, lengths of the sequences, positions of the rope | O(queries + keys + sequences) |
 /// | bind | tensors against the shapes, scaling, score, sinks | O(1) |
-/// | run | size of the memory | allocates nothing |
+/// | run | size of the memory | no allocation |
 ///
 /// Results are bit-identical to those of `attention`, with any executor and any number of threads. plan_source.hpp has
 /// plans of calls over a source of keys.
@@ -48,8 +48,8 @@ SSMAX_BEGIN_CODE
 template <class T, class M>
 class AttentionPlan;
 
-/// A call that a plan has been bound to. It refers to the plan, to the scaling, the score and the tensors, which must
-/// outlive it. Made by AttentionPlan::bind.
+/// A planned call with its tensors. AttentionPlan::bind returns it. The plan, the scaling, the score and the tensors must
+/// outlive it.
 template <class T, class S, class M, class C>
 class BoundAttention {
  public:
@@ -58,9 +58,9 @@ class BoundAttention {
   /// Not copied.
   BoundAttention& operator=(const BoundAttention&) = delete;
 
-  /// Computes the call, as often as it is called. `memory` begins at a multiple of 64 bytes and has at least
-  /// `AttentionPlan::bytes()` bytes. The executor may have fewer threads than planned. If it has more, the call uses as
-  /// many as planned. Throws std::invalid_argument for memory that does not fit, before anything is written.
+  /// Computes the call. May be called any number of times. `memory` must begin at a multiple of 64 bytes and have at least
+  /// `AttentionPlan::bytes()` bytes. The executor may have fewer threads than planned. If it has more, the call uses the
+  /// planned number. Throws std::invalid_argument before the first write if the memory does not fit.
   template <class E = Serial>
   requires Executor<E>
   void run(std::span<std::byte> memory, E&& executor = E{}) const {
@@ -98,9 +98,8 @@ class AttentionPlan {
   static_assert(Mask<M>);
 
  public:
-  /// Plans calls by at most `max_threads` threads. Throws std::invalid_argument where shapes, mask, lengths or the
-  /// positions of the rope do not fit, and for max_threads below 1. `workspace` and `explanation` in the options are not
-  /// used.
+  /// Plans calls on at most `max_threads` threads. Throws std::invalid_argument if shapes, mask, lengths or the positions
+  /// of the rope do not fit, or if max_threads is below 1. `workspace` and `explanation` in the options are ignored.
   AttentionPlan(const AttentionShape& shape, const M& mask, const AttentionOptions<T>& options = {},
                 index_t max_threads = 1)
       : shape_(shape), state_("AttentionPlan", mask, options, max_threads) {
@@ -122,13 +121,13 @@ class AttentionPlan {
         [](const auto&, const auto&) {});
   }
 
-  /// The bytes that a call needs.
+  /// Returns the bytes that a call needs.
   [[nodiscard]] std::size_t bytes() const { return state_.explanation.workspace_bytes; }
-  /// How the calls are computed by max_threads threads.
+  /// Returns how the calls are computed on max_threads threads.
   [[nodiscard]] const Explanation& explanation() const { return state_.explanation; }
 
-  /// Binds the plan to tensors, a scaling and a score. Throws std::invalid_argument where an extent differs from the
-  /// plan's, where an output overlaps an input, and where scaling, score or sinks do not fit.
+  /// Returns a call of the plan with tensors, a scaling and a score. Throws std::invalid_argument if an extent differs from
+  /// the plan's, if an output overlaps an input, or if scaling, score or sinks do not fit.
   template <class S = Softmax, class C = Identity>
   requires Scaling<S> && Score<C>
   [[nodiscard]] BoundAttention<T, S, M, C> bind(const AttentionArguments<T>& arguments, const S& scaling,

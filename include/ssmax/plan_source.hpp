@@ -1,7 +1,7 @@
 /// @defgroup plan_source Plans over a source of keys (plan_source.hpp)
 /// @ingroup plan
-/// A plan for calls of attention over sources of keys whose sequences have the same lengths, as the caches of a model's
-/// layers have in one step.
+/// A plan for calls of attention over sources of keys whose sequences have the same lengths, such as the caches of a
+/// model's layers in one step.
 ///
 ///     const SourcePlan<float, KvCache<half>, Causal> plan({.heads = 8, .queries = 1}, layers[0].cache, Causal{},
 ///                                                         {.rope = &rope}, pool.concurrency());
@@ -15,9 +15,9 @@
 /// |---|---|---|
 /// | plan | shapes, mask, lengths, stored keys, positions of the rope | O(queries + sequences) |
 /// | bind | lengths and stored keys against the plan's, tensors, scaling, score, sinks | O(sequences) |
-/// | run | size of the memory | allocates nothing |
+/// | run | size of the memory | no allocation |
 ///
-/// Make a plan for each step: lengths of the source count from the step before. Results are bit-identical to those of
+/// Make a new plan for each step, because the lengths of the sequences change. Results are bit-identical to those of
 /// `attention` over the source, with any executor and any number of threads. With SequenceLengths::padded_queries or
 /// packed_queries in the options, each sequence has its own number of queries.
 #pragma once
@@ -33,7 +33,7 @@
 /// @{
 SSMAX_BEGIN_DATA
 
-/// The extents of q in the calls of a plan that the source does not determine.
+/// The extents of q that do not follow from the source.
 struct SourcePlanShape {
   index_t heads = 1,  ///< Heads of q.
       queries = 0;    ///< Rows of q.
@@ -46,8 +46,8 @@ SSMAX_BEGIN_CODE
 template <class T, class K, class M>
 class SourcePlan;
 
-/// A call that a plan has been bound to. It refers to the plan, to the source, the scaling, the score and the tensors,
-/// which must outlive it. Made by SourcePlan::bind.
+/// A planned call with its tensors and source. SourcePlan::bind returns it. The plan, the source, the scaling, the score
+/// and the tensors must outlive it.
 template <class T, class K, class S, class M, class C>
 class BoundSource {
  public:
@@ -56,7 +56,7 @@ class BoundSource {
   /// Not copied.
   BoundSource& operator=(const BoundSource&) = delete;
 
-  /// Computes the call. As BoundAttention::run.
+  /// Computes the call, as BoundAttention::run does.
   template <class E = Serial>
   requires Executor<E>
   void run(std::span<std::byte> memory, E&& executor = E{}) const {
@@ -92,10 +92,10 @@ class SourcePlan {
                 "queries float, half or bfloat16");
 
  public:
-  /// Plans calls by at most `max_threads` threads. `source` stands for the sources of all calls and need not outlive
-  /// the plan. Throws std::invalid_argument where shape, source, mask, lengths or the positions of the rope do not fit,
-  /// where the mask shows a key that the source no longer stores, and for max_threads below 1. `workspace` and
-  /// `explanation` in the options are not used.
+  /// Plans calls on at most `max_threads` threads. `source` is an example of the sources of all calls. It need not outlive
+  /// the plan. Throws std::invalid_argument if shape, source, mask, lengths or the positions of the rope do not fit, if the
+  /// mask shows a key that the source no longer stores, or if max_threads is below 1. `workspace` and `explanation` in the
+  /// options are ignored.
   SourcePlan(const SourcePlanShape& shape, const K& source, const M& mask,
              const AttentionOptions<T>& options = {}, index_t max_threads = 1)
       : shape_(shape), state_("SourcePlan", mask, options, max_threads), source_shape_(source.shape()) {
@@ -114,14 +114,14 @@ class SourcePlan {
         });
   }
 
-  /// The bytes that a call needs.
+  /// Returns the bytes that a call needs.
   [[nodiscard]] std::size_t bytes() const { return state_.explanation.workspace_bytes; }
-  /// How the calls are computed by max_threads threads.
+  /// Returns how the calls are computed on max_threads threads.
   [[nodiscard]] const Explanation& explanation() const { return state_.explanation; }
 
-  /// Binds the plan to tensors, a source, a scaling and a score. Throws std::invalid_argument where an extent, a length
-  /// or a range of stored keys differs from the plan's, where an output overlaps q or the source's memory, and where
-  /// scaling, score or sinks do not fit.
+  /// Returns a call of the plan with tensors, a source, a scaling and a score. Throws std::invalid_argument if an extent, a
+  /// length or a range of stored keys differs from the plan's. It also throws if an output overlaps q or the source's
+  /// memory, or if scaling, score or sinks do not fit.
   template <class S, class C>
   requires Scaling<S> && Score<C>
   [[nodiscard]] BoundSource<T, K, S, M, C> bind(const DecodeArguments<T>& arguments, const K& source,
@@ -140,7 +140,7 @@ class SourcePlan {
  private:
   static constexpr Identity no_score{};
 
-  /// What a plan depends on of a sequence of the source.
+  /// The properties of a sequence that a plan depends on.
   struct Sequence {
     index_t length;
     KeyRange stored, forgotten;

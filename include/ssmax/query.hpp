@@ -1,31 +1,34 @@
 /// @defgroup query Queries, and masks of your own (query.hpp)
 /// @ingroup mask
-/// Queries, and what a mask says of them. mask.hpp has the masks.
+/// The query that a mask is called with, and the members of a mask of your own. mask.hpp has the library's masks.
 ///
-/// A mask is a type with
+/// A mask is a type with the member
 ///
-///     KeyRange keys(query) const              a range that holds every key that the query sees
+///     KeyRange keys(query) const              returns a range that holds every key that the query sees
 ///
-/// and, optionally,
+/// Optional members:
 ///
-///     bool sees(query, key) const             which of these keys it sees (default: all). n is their number
-///     index_t query_position(query) const     positions, for all that goes by them (RoPE, ALiBi, scalings),
-///     index_t key_position(query, key) const  where they are not query.position() and key. A key's position
-///                                             may depend on the query's batch, shape and kv head, and on
-///                                             nothing else of it
-///     Query aligned(query) const              the query moved to the key it stands at, for masks joined by &
+///     bool sees(query, key) const             returns whether the query sees a key of its range (default: true)
+///     index_t query_position(query) const     returns the position of the query, for RoPE, ALiBi and scalings
+///                                             (default: query.position())
+///     index_t key_position(query, key) const  returns the position of the key (default: key). The result may depend on
+///                                             the query's batch, shape and kv head only
+///     Query aligned(query) const              returns the query at its place among the keys, for masks joined by &
 ///     void check(shape) const                 called before any write; throws if the mask does not fit
-///     KeyRange run(query, from) const         of a mask with `sees`: the first visible keys at or after `from`,
-///                                             without a gap; empty if there are none. Neighbouring runs may touch
-///     index_t count(query) const              of a mask with `sees`: n, the number of visible keys
-///     bool same_runs(query, other) const      of a mask with `run`: whether two queries of a batch entry are known to
-///                                             have the same runs
 ///
-/// `keys` and `sees` define the mask. The last three only make it fast: attention neither reads nor computes key
-/// blocks that no run touches, and does not call `sees` for each logit. `run` and `sees` must agree.
+/// Optional members of a mask with `sees`:
 ///
-/// A member of these names with another signature is an error of the compiler. Where all queries see the same
-/// keys, short rows go several at a time if the mask asks for it (same_keys in fast_path.hpp).
+///     KeyRange run(query, from) const         returns the first visible keys at or after `from`, without a gap; an empty
+///                                             range if no key is left. Neighbouring runs may touch
+///     index_t count(query) const              returns n, the number of visible keys
+///     bool same_runs(query, other) const      of a mask with `run`: returns true if two queries of a batch entry have
+///                                             the same runs; false is always right
+///
+/// `keys` and `sees` define the mask: n is the number of keys that `sees` shows. `run` must agree with `sees`. With `run`,
+/// attention skips key blocks that no run touches, and does not call `sees` for each logit.
+///
+/// A member of these names with another signature is a compile error. If all queries see the same keys, specialise
+/// same_keys (fast_path.hpp): short rows are then computed several per vector.
 #pragma once
 
 #include <algorithm>
@@ -41,35 +44,34 @@ SSMAX_BEGIN_DATA
 /// Keys [begin, end).
 struct KeyRange {
   index_t begin = 0;  ///< The first key.
-  index_t end = 0;    ///< Behind the last key.
+  index_t end = 0;    ///< The first key after the range.
 
-  /// The number of keys.
+  /// Returns the number of keys.
   SSMAX_INLINE constexpr index_t size() const { return end - begin; }
 };
 
-/// The extents that queries are counted in. `keys` are those of the query's batch entry: a cache's sequences
-/// differ in length.
+/// The extents of a call. `keys` counts the keys of the query's batch entry: sequences of a cache differ in length.
 struct QueryShape {
   index_t batch = 1,  ///< Entries of the batch.
       heads = 1,      ///< Heads of the queries.
       queries = 0,    ///< Queries of a head, in this call.
       keys = 0;       ///< Keys of the query's batch entry.
 
-  /// batch·heads·queries.
+  /// Returns batch·heads·queries.
   SSMAX_INLINE constexpr index_t rows() const { return batch * heads * queries; }
 };
 
-/// One query, and the shape it belongs to.
+/// One query of a call.
 struct Query {
   index_t batch = 0,   ///< Its batch entry, from 0.
       head = 0,        ///< Its head, from 0.
-      index = 0;       ///< Its place among the queries of the call, from 0.
-  QueryShape shape{};  ///< What the query is one of.
-  /// Of position(): set by a mask whose queries do not stand bottom-right, for those it is joined with.
+      index = 0;       ///< Its index among the queries of the call, from 0.
+  QueryShape shape{};  ///< The extents of the call.
+  /// Added to position(). A mask sets it in `aligned` if its queries are not aligned bottom-right.
   index_t shift = 0;
 
-  /// The key that the query stands at: bottom-right, so that the last query stands at the last key. Negative
-  /// where there are more queries than keys.
+  /// Returns the query's place among the keys. Aligned bottom-right: the last query has the place of the last key. The
+  /// place is negative for the first queries if there are more queries than keys.
   SSMAX_INLINE constexpr index_t position() const { return index + shape.keys - shape.queries + shift; }
 };
 
@@ -82,8 +84,8 @@ SSMAX_INLINE void check_mask(const M& mask, const QueryShape& shape) {
   if constexpr (has_mask_check<M>) mask.check(shape);
 }
 
-/// The range of the keys that a query sees, cut to those that exist: a user's mask may give more, or a range
-/// that ends before it begins.
+/// Returns mask.keys(query), cut to [0, keys). A mask of the user's may return a larger range, or one that ends before
+/// it begins.
 template <class M>
 SSMAX_INLINE constexpr KeyRange visible_keys(const M& mask, const Query& query) {
   const KeyRange keys = mask.keys(query);
@@ -91,7 +93,7 @@ SSMAX_INLINE constexpr KeyRange visible_keys(const M& mask, const Query& query) 
   return {begin, std::clamp<index_t>(keys.end, begin, query.shape.keys)};
 }
 
-/// Whether a query sees a key of its range.
+/// Returns whether a query sees a key of its range.
 template <class M>
 SSMAX_INLINE constexpr bool sees(const M& mask, const Query& query, index_t key) {
   if constexpr (has_predicate<M>) {
@@ -101,7 +103,7 @@ SSMAX_INLINE constexpr bool sees(const M& mask, const Query& query, index_t key)
   }
 }
 
-/// Returns the first visible keys at or after `from`, without a gap. Empty if there are none.
+/// Returns the first visible keys at or after `from`, without a gap. Returns an empty range if no key is left.
 template <class M>
 SSMAX_INLINE constexpr KeyRange next_run(const M& mask, const Query& query, index_t from) {
   if constexpr (has_run<M>) {
@@ -146,8 +148,7 @@ SSMAX_INLINE void for_each_visible_run(const M& mask, const Query& query, KeyRan
   }
 }
 
-/// n, where `range` is all of the query's range: how many of these keys it sees. O(1), O(runs) or, with `sees`
-/// alone, O(range).
+/// Returns n. `range` is visible_keys(mask, query). O(1), O(runs) or, with `sees` alone, O(range).
 template <class M>
 constexpr index_t visible_count(const M& mask, const Query& query, const KeyRange& range) {
   if constexpr (has_count<M>) {
@@ -165,8 +166,8 @@ constexpr index_t visible_count(const M& mask, const Query& query, const KeyRang
   }
 }
 
-/// Returns the first key of a range that a query sees, or the range's end. The range lies within the query's range. O(1)
-/// or, with `sees` alone, O(range).
+/// Returns the first visible key of a range, or the end of the range. Requires a range within visible_keys(mask, query).
+/// O(1) or, with `sees` alone, O(range).
 template <class M>
 constexpr index_t first_visible(const M& mask, const Query& query, KeyRange range) {
   if constexpr (has_run<M>) {
@@ -210,7 +211,7 @@ SSMAX_END
 
 SSMAX_BEGIN_DATA
 
-/// A type that says which keys a query sees: the top of query.hpp.
+/// A type that defines the visible keys of each query: the top of query.hpp.
 template <class M>
 concept Mask = detail::is_mask<M>();
 

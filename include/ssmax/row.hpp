@@ -1,37 +1,35 @@
 /// @defgroup row Rows, and scalings of your own (row.hpp)
 /// @ingroup scaling
-/// Rows of logits as a scaling sees them, and what it takes to be one. scaling.hpp has the scalings.
+/// The argument of a scaling, and the members of a scaling of your own. scaling.hpp has the library's scalings.
 ///
-/// A scaling is any callable Row -> number, so a lambda is one. The number is the multiplier c of the row's
-/// logits, y = softmax(c·z); it may be negative or zero. Optional members:
+/// A scaling is a callable that takes a Row and returns a number, such as a lambda. The number is the multiplier c of the
+/// row's logits, y = softmax(c·z). c may be negative or zero. Optional members:
 ///
 ///     void check(index_t heads, index_t largest_n) const  called before any write; throws on bad sizes
-///     void check_shape(const QueryShape&) const           likewise, for what has a number per query
-///     void accumulate(const Row&, double dc) const        adds dc·∂c/∂parameter to the caller's arrays;
-///                                                         this makes it learnable
+///     void check_shape(const QueryShape&) const           the same, for scalings with a number per query
+///     void accumulate(const Row&, double dc) const        adds dc·∂c/∂parameter to the caller's arrays: the scaling is
+///                                                         learnable
 ///
-/// A scaling that has to know which query of the call a row belongs to takes a PlacedRow in place of the Row.
+/// A scaling that depends on the query of the call takes a PlacedRow in place of the Row.
 ///
-/// **The position of a row** is the query's own position in the sequence, from 0, whichever keys the mask shows:
+/// **The position of a row** is the query's own position in the sequence, from 0. It does not depend on the mask's keys:
 ///
 /// | call | position of query i |
 /// |---|---|
 /// | attention, rows of a matrix | i + keys - queries: the last query stands at the last key |
 /// | decode | the same with the keys that the query's sequence has stored so far |
-/// | a mask with `query_position` | what the mask says: Documents counts from the document's first key |
+/// | a mask with `query_position` | what the mask returns: Documents counts from the document's first key |
 /// | a query before the first key | 0 |
 ///
-/// `key_position` of the options moves the rope only. n is the number of visible keys and does not depend on the
-/// position.
+/// `key_position` in the options changes the rope's positions only. n is the number of visible keys.
 ///
-/// The library calls a scaling once per query. Exception: it calls a scaling whose type asks for by_size
-/// (fast_path.hpp) once for all queries that see the same keys. Short rows share vectors only then.
+/// The library calls a scaling once per query. Exception: if the scaling's type specialises by_size (fast_path.hpp), the
+/// library calls it once for all queries that see the same keys. Short rows share vectors only in that case.
 ///
-/// check and check_shape may take one argument more, `const char* function` with a default: the name of the function
-/// that was called, such as "attention", for their messages.
+/// check and check_shape may take one more argument, `const char* function` with a default. The library passes the name
+/// of the called function, such as "attention", for error messages.
 ///
-/// A member of these names with another signature, or an operator() that is not const, is an
-/// error of the compiler.
+/// A member of these names with another signature, or an operator() that is not const, is a compile error.
 ///
 /// RowFunctor makes a scaling callable on data.
 #pragma once
@@ -54,22 +52,23 @@ SSMAX_BEGIN_DATA
 struct Row {
   index_t head = 0;      ///< From 0.
   index_t position = 0;  ///< The query's own position in the sequence, at least 0.
-  index_t n = 0;         ///< How many keys the query sees, at least 1.
+  index_t n = 0;         ///< The number of visible keys, at least 1.
 
-  /// All three are equal.
+  /// Compares all three numbers.
   SSMAX_INLINE constexpr bool operator==(const Row&) const = default;
 };
 
-/// A Row, and which query of the call it belongs to.
+/// A Row with the place of its query in the call.
 struct PlacedRow : Row {
   index_t batch = 0;  ///< The query's batch entry, from 0.
-  index_t query = 0;  ///< Its place among the queries of the call, from 0; among all, where q is a part.
+  index_t query =
+      0;  ///< The query's index in the call, from 0. If q holds a part of the queries: among all of them.
 
-  /// All five are equal.
+  /// Compares all five numbers.
   SSMAX_INLINE constexpr bool operator==(const PlacedRow&) const = default;
 };
 
-/// Which dimension of a matrix a functor normalises over.
+/// The dimension of a matrix that a functor normalizes over.
 enum class Axis {
   rows,    ///< Each row: the last dimension.
   columns  ///< Each column.
@@ -96,15 +95,15 @@ consteval bool find_reads_query() {
   return !takes_row || (learns_multiplier<S> && !learns_from_row);
 }
 
-/// A Row is not enough for the scaling: it asks which query of the call the row belongs to.
+/// True if the scaling takes a PlacedRow.
 template <class S>
 constexpr bool reads_query = find_reads_query<S>();
 
-/// All queries of a head that see the same keys have the same multiplier.
+/// True if all queries of a head that see the same keys have the same multiplier.
 template <class S>
 constexpr bool goes_by_size = by_size<S> && !reads_query<S>;
 
-/// The position in the Row of a query.
+/// Returns the position in the Row of a query.
 template <class M>
 SSMAX_INLINE constexpr index_t row_position(const M& mask, const Query& query) {
   return std::max<index_t>(0, query_position(mask, query));
@@ -122,7 +121,7 @@ consteval bool is_scaling() {
   if constexpr (fits) {
     static_assert(!by_lanes<S> && !by_row<S> && !same_keys<S>,
                   "ssmax: the fast path of a scaling is by_size");
-    // Each of them refuses a member of its name that does not fit.
+    // A member of one of these names with another signature is a compile error.
     (void)has_scaling_check<S>, (void)has_scaling_shape_check<S>, (void)learns_multiplier<S>;
   }
   return fits;
@@ -132,11 +131,11 @@ SSMAX_END
 
 SSMAX_BEGIN_DATA
 
-/// A type that gives the multiplier of a row: the top of row.hpp.
+/// A type that returns the multiplier of a row: the top of row.hpp.
 template <class S>
 concept Scaling = detail::is_scaling<S>();
 
-/// A scaling that takes the gradient of its multiplier.
+/// A scaling with the member `accumulate`.
 template <class S>
 concept LearnableScaling = Scaling<S> && detail::learns_multiplier<S>;
 
@@ -144,9 +143,8 @@ SSMAX_END
 
 SSMAX_BEGIN_CODE
 
-/// Teaches the functors a container X: softmax.hpp has those for spans, vectors and views, eigen.hpp those
-/// for Eigen. It offers `apply(scaling, in, out, axis)` and `apply(scaling, in, axis)`, which returns
-/// the result.
+/// Lets functors take a container X. softmax.hpp has adaptors of spans, vectors and views, eigen.hpp of Eigen's types.
+/// An adaptor has `apply(scaling, in, out, axis)` and `apply(scaling, in, axis)`, which returns the result.
 template <class X>
 struct Adaptor;
 
@@ -172,17 +170,16 @@ SSMAX_END
 
 SSMAX_BEGIN_DATA
 
-/// Makes a scaling callable on data: `scaling(in, out)` and `out = scaling(in)`, for everything that has an
-/// Adaptor.
+/// Makes a scaling callable on data: `scaling(in, out)` and `out = scaling(in)`, for types with an Adaptor.
 template <class Derived>
 struct RowFunctor {
-  /// out = softmax(c·in). out may be in, or lies apart from it.
+  /// Writes out = softmax(c·in). out is `in` or does not overlap it.
   template <class In, class Out>
   requires requires { sizeof(Adaptor<std::remove_cvref_t<In>>); }
   SSMAX_INLINE void operator()(const In& in, Out&& out, Axis axis = Axis::rows) const {
     Adaptor<std::remove_cvref_t<In>>::apply(static_cast<const Derived&>(*this), in, out, axis);
   }
-  /// softmax(c·in), in a container of its own.
+  /// Returns softmax(c·in).
   template <class In>
   requires requires { sizeof(Adaptor<std::remove_cvref_t<In>>); }
   [[nodiscard]] SSMAX_INLINE auto operator()(const In& in, Axis axis = Axis::rows) const {

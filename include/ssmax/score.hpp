@@ -1,7 +1,7 @@
 /// @defgroup score Scores (score.hpp)
-/// Scores: what becomes of a logit z between q·k and the scaling, y = softmax(c·score(scale·q·k)).
+/// Score functions replace a logit z by z' before the multiplier is applied: y = softmax(c·score(scale·q·k)).
 ///
-/// | score | z' of query i and key j | derivative | |
+/// | score | z' of query i and key j | derivative | source |
 /// |---|---|---|---|
 /// | Identity | z | 1 | |
 /// | Softcap | cap·tanh(z / cap) | 1 / cosh²(z / cap) | Gemma 2, arXiv:2408.00118 |
@@ -10,11 +10,11 @@
 /// | Bias | z + bias[batch, head, i, j] | 1 | |
 /// | a \| b | b(a(z)) | b'(a(z))·a'(z) | |
 ///
-/// key.hpp says what it takes to be one.
+/// key.hpp lists the members of a score function of your own.
 ///
-/// -inf comes from a Bias and hides a key: all of these keep it. Such a key gets no weight, but
-/// counts in n, which is the mask's; Finite (mask_matrix.hpp) takes it out of n as well, and keeps a
-/// NaN in it out of the row.
+/// A Bias of -inf gives a key the weight 0. All score functions keep a logit of -inf. The key still counts in n, which
+/// comes from the mask, and NaN in the key or its value still reaches the result. Exception: with the mask Finite
+/// (mask_matrix.hpp), the key does not count and its NaN does not matter.
 #pragma once
 
 #include <algorithm>
@@ -54,33 +54,32 @@ SSMAX_BEGIN_DATA
 
 /// z' = z.
 struct Identity {
-  /// z.
+  /// Returns z.
   template <std::floating_point T>
   SSMAX_INLINE constexpr T operator()(T z, const Key&) const {
     return z;
   }
-  /// 1.
+  /// Returns 1.
   template <std::floating_point T>
   SSMAX_INLINE constexpr T derivative(T, const Key&) const {
     return T{1};
   }
 };
 
-/// z' = cap·tanh(z / cap): within ±cap, and close to z where |z| is far below it. cap is above 0 and a
-/// normal float, so that both precisions hold it (else std::invalid_argument). -inf stays -inf, as a hidden
-/// key must stay hidden; no other z becomes it.
+/// z' = cap·tanh(z / cap): within ±cap, and close to z if |z| is far below cap. -inf stays -inf. A call throws
+/// std::invalid_argument unless cap is above 0 and a normal float.
 struct Softcap {
   double cap;  ///< Above 0, and a normal float.
 
   /// The cap.
   SSMAX_INLINE constexpr explicit Softcap(double limit) : cap(limit) {}
-  /// cap·tanh(z / cap).
+  /// Returns cap·tanh(z / cap).
   template <std::floating_point T>
   SSMAX_INLINE T operator()(T z, const Key&) const {
     const auto limit = static_cast<T>(cap);
     return z == -std::numeric_limits<T>::infinity() ? z : limit * std::tanh(z / limit);
   }
-  /// 1 / cosh²(z / cap): 0 at ±inf.
+  /// Returns 1 / cosh²(z / cap); 0 at ±inf.
   template <std::floating_point T>
   SSMAX_INLINE T derivative(T z, const Key&) const {
     const T cosh = std::cosh(z / static_cast<T>(cap));
@@ -120,8 +119,8 @@ struct Alibi {
   /// The slopes.
   SSMAX_INLINE constexpr explicit Alibi(std::span<const double> slopes) : slopes_per_head(slopes) {}
 
-  /// The paper's slopes. Where heads is a power of two: 2^(-8/heads), and its powers up to 2^-8. Else those
-  /// of the next lower power of two, then every other one of those of the next higher.
+  /// Returns the slopes of the paper. If heads is a power of two: 2^(-8·i/heads) for i from 1 to heads. Otherwise: the
+  /// slopes of the next lower power of two, then every other slope of the next higher one.
   [[nodiscard]] SSMAX_INLINE static std::vector<double> slopes(index_t heads) {
     if (heads < 0) detail::fail_value("Alibi::slopes", "heads", "are", heads, "must be at least", 0);
     constexpr index_t most = std::numeric_limits<index_t>::max() / static_cast<index_t>(sizeof(double));
@@ -136,16 +135,16 @@ struct Alibi {
     return result;
   }
 
-  /// The slope of a head.
+  /// Returns the slope of a head.
   SSMAX_INLINE constexpr double slope(index_t head) const {
     return slopes_per_head[static_cast<std::size_t>(head)];
   }
-  /// z + slope·(key position - query position).
+  /// Returns z + slope·(key position - query position).
   template <std::floating_point T>
   SSMAX_INLINE constexpr T operator()(T z, const Key& key) const {
     return z + static_cast<T>(slope(key.query.head)) * static_cast<T>(key.key_position - key.query_position);
   }
-  /// 1.
+  /// Returns 1.
   template <std::floating_point T>
   SSMAX_INLINE constexpr T derivative(T, const Key&) const {
     return T{1};
@@ -158,11 +157,11 @@ struct Alibi {
     }
   }
 
-  /// For backward: adds to dslopes, one element per head.
+  /// Returns the score for attention_backward, which adds ∂slopes to dslopes, one element per head.
   [[nodiscard]] SSMAX_INLINE constexpr AlibiGradient gradient(std::span<double> dslopes) const;
 };
 
-/// Alibi with somewhere to put ∂slopes: dslopes[head] += Σ dz·(key position - query position).
+/// Alibi with the gradient of its slopes: dslopes[head] += Σ dz·(key position - query position).
 struct AlibiGradient : Alibi {
   std::span<double> dslopes;  ///< One number per head, added to.
 
@@ -170,7 +169,7 @@ struct AlibiGradient : Alibi {
   SSMAX_INLINE constexpr AlibiGradient(const Alibi& score, std::span<double> gradients)
       : Alibi(score), dslopes(gradients) {}
 
-  /// dz'/dslope = key position - query position.
+  /// Returns dz'/dslope = key position - query position.
   template <std::floating_point T>
   SSMAX_INLINE constexpr T parameter_derivative(T, const Key& key) const {
     return static_cast<T>(key.key_position - key.query_position);
@@ -198,26 +197,26 @@ SSMAX_INLINE constexpr AlibiGradient Alibi::gradient(std::span<double> dslopes) 
 template <class T, class G>
 class BiasGradient;
 
-/// z' = z + bias[batch, head, query, key]: an additive mask, relative positions. Stride 0 broadcasts, the
-/// last stride is 1 or 0. T is float, double, half or bfloat16.
+/// z' = z + bias[batch, head, query, key], such as an additive mask or a bias of relative positions. A dimension of
+/// stride 0 is broadcast. The last stride is 1 or 0. T is float, double, half or bfloat16.
 template <class T>
 class Bias {
  public:
   /// [batch, heads, queries, keys], which must outlive the score.
   SSMAX_INLINE constexpr explicit Bias(const View<const T, 4>& bias) : bias_(bias) {}
 
-  /// z + bias.
+  /// Returns z + bias.
   template <std::floating_point Z>
   SSMAX_INLINE constexpr Z operator()(Z z, const Key& key) const {
     const Query& query = key.query;
     return z + static_cast<Z>(bias_(query.batch, query.head, query.index, key.index));
   }
-  /// 1.
+  /// Returns 1.
   template <std::floating_point Z>
   SSMAX_INLINE constexpr Z derivative(Z, const Key&) const {
     return Z{1};
   }
-  /// For by_row: the query's row of the bias, or null where it is not contiguous.
+  /// Returns the query's row of the bias, or null if the last stride is not 1.
   SSMAX_INLINE constexpr const T* row(const Query& query) const {
     return bias_.stride(3) == 1 ? detail::row_of(bias_, query.batch, query.head, query.index) : nullptr;
   }
@@ -226,8 +225,8 @@ class Bias {
     detail::check_matrix("Bias", "bias", bias_, shape);
   }
 
-  /// For backward: adds to dbias, of the bias' extents, float or double. A dimension of stride 0 is summed
-  /// over, as it must be where the bias is broadcast along it.
+  /// Returns the score for attention_backward, which adds ∂bias to dbias. dbias has the extents of the bias. G is float
+  /// or double. A dimension of stride 0 is summed over: give dbias stride 0 where the bias is broadcast.
   template <class G>
   [[nodiscard]] SSMAX_INLINE constexpr BiasGradient<T, G> gradient(const View<G, 4>& dbias) const {
     return {*this, dbias};
@@ -241,11 +240,11 @@ class Bias {
   View<const T, 4> bias_;
 };
 
-/// Of a view: T is its type of elements.
+/// Deduces T from a view.
 template <class T>
 Bias(View<T, 4>) -> Bias<std::remove_const_t<T>>;
 
-/// Bias with somewhere to put its gradient: dbias[batch, head, query, key] += dz.
+/// Bias with its gradient: dbias[batch, head, query, key] += dz.
 template <class T, class G>
 class BiasGradient : public Bias<T> {
   static_assert(std::floating_point<G>, "ssmax::Bias::gradient: sums are float or double");
@@ -260,11 +259,11 @@ class BiasGradient : public Bias<T> {
     const Query& query = key.query;
     dbias_(query.batch, query.head, query.index, key.index) += static_cast<G>(dz);
   }
-  /// For by_row: the query's row of dbias, or null where it is not contiguous.
+  /// Returns the query's row of dbias, or null if the last stride is not 1.
   SSMAX_INLINE constexpr G* gradient_row(const Query& query) const {
     return dbias_.stride(3) == 1 ? detail::row_of(dbias_, query.batch, query.head, query.index) : nullptr;
   }
-  /// What is summed over: dimensions of stride 0.
+  /// Returns which logits share an element of dbias: those along dimensions of stride 0.
   SSMAX_INLINE Sharing sharing(const QueryShape& shape) const {
     const auto sums = [&](int i, index_t extent) { return extent > 1 && dbias_.stride(i) == 0; };
     const bool heads = sums(0, shape.batch) || sums(1, shape.heads);
@@ -272,12 +271,11 @@ class BiasGradient : public Bias<T> {
     if (keys && (queries || heads)) return Sharing::any;
     return heads ? Sharing::heads : Sharing::one_head;
   }
-  /// Throws std::invalid_argument unless bias and dbias have the extents of the queries and keys, and lie
-  /// apart.
+  /// Throws std::invalid_argument unless bias and dbias have the extents of the queries and keys and do not overlap.
   SSMAX_INLINE void check(const QueryShape& shape) const {
     Bias<T>::check(shape);
     detail::check_matrix("Bias", "dbias", View<const G, 4>(dbias_), shape);
-    // What is left where dimensions are summed over is an output as any other.
+    // Without the dimensions that are summed over, dbias must satisfy the rules of an output.
     std::array<index_t, 4> extents{}, strides{};
     for (int i = 0; i < 4; ++i) {
       const auto at = static_cast<std::size_t>(i);
@@ -300,32 +298,32 @@ inline constexpr bool by_row<Bias<T>> = true;
 template <class T, class G>
 inline constexpr bool by_row<BiasGradient<T, G>> = true;
 
-/// First A, then B: z' = b(a(z)).
+/// Applies A, then B: z' = b(a(z)).
 template <Score A, Score B>
 class Composed {
  public:
   /// `first | second` is this.
   SSMAX_INLINE constexpr Composed(const A& first, const B& second) : first_(first), second_(second) {}
 
-  /// b(a(z)).
+  /// Returns b(a(z)).
   template <std::floating_point T>
   SSMAX_INLINE constexpr T operator()(T z, const Key& key) const {
     return static_cast<T>(second_(static_cast<T>(first_(z, key)), key));
   }
-  /// b'(a(z))·a'(z).
+  /// Returns b'(a(z))·a'(z).
   template <std::floating_point T>
   SSMAX_INLINE constexpr T derivative(T z, const Key& key) const {
     const auto between = static_cast<T>(first_(z, key));
     return static_cast<T>(second_.derivative(between, key)) * static_cast<T>(first_.derivative(z, key));
   }
-  /// The checks of both.
+  /// Calls the checks of both.
   SSMAX_INLINE void check(const QueryShape& shape) const {
     detail::check_score(first_, shape);
     detail::check_score(second_, shape);
   }
-  /// a.
+  /// Returns the first score function.
   SSMAX_INLINE constexpr const A& first() const { return first_; }
-  /// b.
+  /// Returns the second score function.
   SSMAX_INLINE constexpr const B& second() const { return second_; }
 
  private:
@@ -342,7 +340,8 @@ inline constexpr bool is_composed<Composed<A, B>> = true;
 
 }  // namespace shared
 
-/// First a, then b. (For two scores of one's own, which do not find this: `Composed(a, b)`.)
+/// Returns the score that applies a, then b. For two score functions of your own outside of namespace ssmax, write
+/// `Composed(a, b)`.
 template <Score A, Score B>
 [[nodiscard]] SSMAX_INLINE constexpr Composed<A, B> operator|(const A& a, const B& b) {
   return {a, b};
@@ -352,16 +351,16 @@ SSMAX_END
 
 SSMAX_BEGIN_CODE
 
-/// z' = a·z + 1 - a² with a² = 1 + 2·ln(1 + t/τ), t = |query position - key position|: normally distributed logits
-/// then give every range of distances [t, 10·t] its share of the weight, however long the context is.
+/// z' = a·z + 1 - a² with a² = 1 + 2·ln(1 + t/τ), t = |query position - key position|. With normally distributed logits,
+/// each range of distances [t, 10·t] gets about the same weight at every length of the context.
 ///
-/// A table (24 bytes for each position) holds a for distances below `positions`. Beyond them each use computes a. So
-/// make one score for all calls and heads, with as many positions as the longest context has. As Rope, it holds tables
-/// of its own, so its name carries the unit's flags: units built with other -m flags each make their own.
+/// A table of 24 bytes per position holds a for distances below `positions`. For larger distances a is computed at each
+/// use. Make one score for all calls and heads, with the positions of the longest context. The class holds tables, so its
+/// name carries the compile flags of the translation unit: units with different -m flags each have their own class.
 class ScaleInvariant {
  public:
-  /// τ, the distance up to which little changes, is above 0 and finite; positions are at least 0 (else
-  /// std::invalid_argument). 0 makes no table.
+  /// Makes the table. Throws std::invalid_argument unless τ is above 0 and finite and positions are at least 0. For
+  /// distances far below τ, z' is close to z. 0 positions: no table.
   explicit ScaleInvariant(double tau = 10, index_t positions = 4096) : tau_(tau), positions_(positions) {
     if (!(tau > 0 && tau <= std::numeric_limits<double>::max())) {
       detail::fail_format("ssmax::ScaleInvariant: tau is %g, must be above 0 and finite", tau);
@@ -377,21 +376,21 @@ class ScaleInvariant {
     }
   }
 
-  /// Returns a of distances from, from + 1, …, count of them. Exception: where the table has not all of them, computes a
-  /// into scratch[count] and returns scratch.
+  /// Returns a of the distances [from, from + count). Exception: if the table lacks one of them, writes a to scratch[count]
+  /// and returns scratch.
   template <std::floating_point T>
   SSMAX_INLINE const T* factors(index_t from, index_t count, T* scratch) const {
     if (from > -positions_ && from <= positions_ - count) return table<T>() + (from + positions_ - 1);
     for (index_t i = 0; i < count; ++i) scratch[i] = static_cast<T>(formula(from + i));
     return scratch;
   }
-  /// a·z + 1 - a².
+  /// Returns a·z + 1 - a².
   template <std::floating_point T>
   SSMAX_INLINE T operator()(T z, const Key& key) const {
     const T a = factor<T>(key);
     return a * (z - a) + T{1};
   }
-  /// a.
+  /// Returns a.
   template <std::floating_point T>
   SSMAX_INLINE T derivative(T, const Key& key) const {
     return factor<T>(key);

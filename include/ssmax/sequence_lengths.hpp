@@ -22,12 +22,12 @@
 ///     attention<float>({.q = q, .out = out}, cache, scaling, Causal{},
 ///                      {.lengths = SequenceLengths::packed_queries(cumulative)}, pool);
 ///
-/// Every sequence is a batch entry of its own:
+/// Each sequence is a batch entry:
 ///
 /// - Query::batch is b, QueryShape::batch the number of sequences.
 /// - Query::index counts from 0 in the sequence. QueryShape::queries and keys are numbers of the sequence.
 /// - Causal masks are aligned bottom-right in the sequence. Positions and n begin at the sequence's first key.
-/// - A sequence takes the path that it takes alone, and its results are bit-identical to a call with it alone.
+/// - Results of a sequence are bit-identical to a call with this sequence alone. It also takes the same path.
 ///
 /// Numbers per query (PerQuery, Bias, MaskMatrix, Finite) have the extents [sequences, heads, queries of the longest
 /// sequence, keys of the longest sequence], in both layouts. Element (b, head, i, j) belongs to query i and key j of
@@ -45,8 +45,8 @@
 /// | over MPI, in parts | no | yes |
 /// | over a source of keys | yes | only positions that the source has |
 ///
-/// An explanation of attention describes the path that ran last. attention allocates once for each path that its
-/// sequences take, attention_backward once; with a workspace that is large enough neither allocates.
+/// The explanation of a call describes the path that ran last. attention allocates once for each path of its sequences,
+/// attention_backward once. With a workspace that is large enough, both allocate no memory.
 #pragma once
 
 #include <span>
@@ -104,11 +104,11 @@ class SequenceLengths {
     return {Layout::packed, cumulative_queries, {}};
   }
 
-  /// Whether there are lengths.
+  /// Returns true if lengths are given.
   SSMAX_INLINE constexpr bool is_given() const { return layout_ != Layout::none; }
-  /// Whether they are cumulative.
+  /// Returns true if the lengths are cumulative.
   SSMAX_INLINE constexpr bool is_packed() const { return layout_ == Layout::packed; }
-  /// The number of sequences.
+  /// Returns the number of sequences.
   SSMAX_INLINE constexpr index_t count() const {
     return static_cast<index_t>(queries_.size()) - (is_packed() ? 1 : 0);
   }
