@@ -59,7 +59,7 @@ class KvCache {
       detail::KeyStorage<K> && detail::KeyStorage<V>,
       "ssmax::KvCache: storage is float, double, half, bfloat16, or what storage.hpp asks of a type");
   static_assert(std::same_as<detail::Compute<K>, detail::Compute<V>>,
-                "ssmax::KvCache: keys and values are computed in one type: double goes with double alone");
+                "ssmax::KvCache: keys and values are computed in one type: double keys need double values");
 
  public:
   using Element = K;                   ///< What keys are stored in.

@@ -78,7 +78,8 @@ constexpr void check_storage() {
       RowStorage<std::remove_const_t<X>> && RowStorage<Y>,
       "ssmax::softmax: elements are float, double, ssmax::half or ssmax::bfloat16; a storage type of "
       "your own needs a unit without SSMAX_COMPILED");
-  static_assert(std::same_as<Compute<X>, Compute<Y>>, "ssmax::softmax: double goes with double only");
+  static_assert(std::same_as<Compute<X>, Compute<Y>>,
+                "ssmax::softmax: logits and out are computed in one type: double logits need a double out");
 }
 
 /// Checks the arguments of every forward call. Returns the shape.
