@@ -1,6 +1,6 @@
 /// @defgroup attention Attention (attention.hpp)
-/// Computes attention, forward, over all keys or a range of the keys. attention_source.hpp has attention over a source
-/// of keys.
+/// Computes attention, forward, over all keys or a range of the keys. attention_source.hpp has attention over a
+/// source of keys.
 ///
 ///     out_i = Σ_j p_ij v_j                                    j: the keys that are visible to query i
 ///     p_i   = softmax(c_i · score(scale · (R q_i)·(R k_j)))   over the same keys
@@ -14,8 +14,8 @@
 /// | out | [batch, heads, queries, dv] |
 /// | lse | [batch, heads, queries]; optional |
 ///
-/// The last stride is 1. You choose the other strides, so [batch, position, head, channel] and packed qkv need no copy.
-/// `heads` is a multiple of `kv_heads`. Head h reads kv head h / (heads / kv_heads).
+/// The last stride is 1. You choose the other strides, so [batch, position, head, channel] and packed qkv need no
+/// copy. `heads` is a multiple of `kv_heads`. Head h reads kv head h / (heads / kv_heads).
 ///
 /// T is the storage type: float, double, half or bfloat16. If the tensors have different storage types, T is Elements
 /// (elements.hpp). The call computes in `detail::Compute<T>`: double for double, float for the others. lse and sinks
@@ -61,9 +61,9 @@
 /// | double | 5e-11·Σ p abs(v) | 5e-11·(1 + abs(lse)) |
 ///
 /// Results are bit-identical for every executor and for all strides. Results are also bit-identical if you split the
-/// queries into several calls that have more than 16 rows each. A row is a query of a kv head: a call has
-/// queries · heads / kv_heads rows. Exception: on targets with bfloat16 products, a bfloat16 call with at most 128 keys
-/// takes the short_keys path.
+/// queries into several calls that have more than 16 rows each. A row is a query of a kv head: a call has queries ·
+/// heads / kv_heads rows. Exception: on targets with bfloat16 products, a bfloat16 call with at most 128 keys takes
+/// the short_keys path.
 ///
 /// The first path of this table whose condition holds computes the call (explain.hpp reports the path). ε is 2^-8.
 /// The errors are those before out is rounded to its storage type.
@@ -77,11 +77,12 @@
 /// | prefill | all other calls | - | as float | as float |
 ///
 /// "bf16" means: q, k and v are bfloat16, the target is amx, avx512_bf16 or neon_bf16, and `float_products` is false.
-/// "Keys not rotated" means: the call has no rope, or a cache holds keys that are rotated already.
-/// The bf16 path multiplies bfloat16 operands and adds the products in float. Logits, states and multipliers are float.
-/// prefill_bf16 adds the rounded weights to the sum, decode_bf16 adds the weights before they are rounded.
-/// The bf16 path splits a rotated q or k into two bfloat16 numbers, high and low. So a multiplier enlarges the error of
-/// a logit no more than in float. The bf16 path treats subnormal numbers as 0. An infinity in a rotated q or k gives NaN.
+/// "Keys not rotated" means: the call has no rope, or a cache holds keys that are rotated already. The bf16 path
+/// multiplies bfloat16 operands and adds the products in float. Logits, states and multipliers are float.
+/// prefill_bf16 adds the rounded weights to the sum, decode_bf16 adds the weights before they are rounded. The bf16
+/// path splits a rotated q or k into two bfloat16 numbers, high and low. So a multiplier enlarges the error of a
+/// logit no more than in float. The bf16 path treats subnormal numbers as 0. An infinity in a rotated q or k gives
+/// NaN.
 ///
 /// A call allocates once. Exception: with a workspace, a call does not allocate.
 /// `out` and `lse` must not overlap the inputs. To omit lse, pass `View{}`: a null pointer with extents is an error.
@@ -150,8 +151,8 @@ struct PartialArguments {
   AttentionState<detail::Compute<T>> state{};  ///< Output: the state of every query.
   index_t first_query = 0,                     ///< Index of the first query in q.
       queries = 0;                             ///< Number of all queries; 0: q holds the last queries.
-  /// If true, the call continues from `state`, which holds the result for the keys before first_key. If every first_key
-  /// is a multiple of 1024, a chain of such calls is bit-identical to one call over all keys.
+  /// If true, the call continues from `state`, which holds the result for the keys before first_key. If every
+  /// first_key is a multiple of 1024, a chain of such calls is bit-identical to one call over all keys.
   bool continues = false;
 };
 

@@ -1,7 +1,7 @@
 /// @defgroup attention_backward Attention, backward (attention_backward.hpp)
-/// Computes the gradients of attention. From the gradient of `out`, and optionally of `lse`, attention_backward computes
-/// the gradients of q, k and v. It also computes those of the scaling, the score function and the sinks. attention.hpp
-/// has the formula of the forward pass and the names.
+/// Computes the gradients of attention. From the gradient of `out`, and optionally of `lse`, attention_backward
+/// computes the gradients of q, k and v. It also computes those of the scaling, the score function and the sinks.
+/// attention.hpp has the formula of the forward pass and the names.
 ///
 ///     p_ij  = exp(c_i·z'_ij - lse_i)        the weights, recomputed; z' = score(z)
 ///     δ_i   = ⟨dout_i, out_i⟩ - dlse_i
@@ -26,8 +26,8 @@
 /// result is bit-identical to old value + gradient. "Gradient" is what a call without `accumulate` writes.
 ///
 /// If no key is visible to a query, the gradients of the query are 0. Exception: its sink has a gradient through lse.
-/// The gradient of a masked key is 0. NaN in a masked key or value does not affect the result. NaN in a query, or in a
-/// key or value that is visible to the query, makes all gradients NaN that depend on it.
+/// The gradient of a masked key is 0. NaN in a masked key or value does not affect the result. NaN in a query, or in
+/// a key or value that is visible to the query, makes all gradients NaN that depend on it.
 ///
 /// Memory is linear in the sequence. The first three lines are per kv head at work: at most one per thread. For width
 /// 64 and 32768 queries and keys, the first line is 26 MiB.
@@ -43,10 +43,10 @@
 /// A call allocates once. Exception: with a workspace, a call does not allocate. Results are bit-identical for every
 /// executor. The backward pass uses no atomic additions.
 ///
-/// Accuracy: the backward pass adds products over 2048 keys or 1920 queries, and then adds the sums. The relative error
-/// of a weight includes the error of lse: in float, an lse of 1000 is rounded by 3e-5. The terms of dc = Σ u·z cancel,
-/// because Σ u is 0. If `out` was rounded to 16 bits, Σ u differs from 0. The error of dc is then this difference times
-/// the size of the logits.
+/// Accuracy: the backward pass adds products over 2048 keys or 1920 queries, and then adds the sums. The relative
+/// error of a weight includes the error of lse: in float, an lse of 1000 is rounded by 3e-5. The terms of dc = Σ u·z
+/// cancel, because Σ u is 0. If `out` was rounded to 16 bits, Σ u differs from 0. The error of dc is then this
+/// difference times the size of the logits.
 ///
 /// The bf16 path computes a call if q, k, v and dout are bfloat16 and the target is amx, avx512_bf16 or neon_bf16.
 /// Exception: `float_products` selects float. The bounds are before the gradients are rounded to bfloat16, with
@@ -61,14 +61,14 @@
 ///
 /// With a rope, the bounds of dq and dk are larger by ε, and abs means the norm of a rotated pair of channels.
 /// Logits, δ and u are float. The bf16 path adds dc before it rounds. For logits, it splits a rotated q or k into two
-/// bfloat16 numbers, high and low, so a multiplier enlarges the error no more than in float. For dk and dq, it uses the
-/// high part only. The lse of the prefill_bf16 path is the logarithm of a sum of rounded weights. Its error is up to
-/// 1.1 ε, and all weights of a row are off by the same factor. (An exact lse would need one more number in every state,
-/// also in merged states.) Products treat subnormal numbers as 0. An infinity in a rotated q or k gives NaN.
+/// bfloat16 numbers, high and low, so a multiplier enlarges the error no more than in float. For dk and dq, it uses
+/// the high part only. The lse of the prefill_bf16 path is the logarithm of a sum of rounded weights. Its error is up
+/// to 1.1 ε, and all weights of a row are off by the same factor. (An exact lse would need one more number in every
+/// state, also in merged states.) Products treat subnormal numbers as 0. An infinity in a rotated q or k gives NaN.
 ///
-/// Outputs must not overlap the inputs or each other. Columns of one packed matrix do not overlap. Exception: the call
-/// does not compare ds, db, dslopes and other parameter gradients with the tensors. Throws std::invalid_argument for
-/// every error, before anything is written.
+/// Outputs must not overlap the inputs or each other. Columns of one packed matrix do not overlap. Exception: the
+/// call does not compare ds, db, dslopes and other parameter gradients with the tensors. Throws std::invalid_argument
+/// for every error, before anything is written.
 #pragma once
 
 #include "attention.hpp"
@@ -80,9 +80,9 @@
 /// @{
 SSMAX_BEGIN_CODE
 
-/// The tensors that the forward pass read and wrote, for all queries and keys or for a range of each. The views k and v
-/// hold keys [first_key, first_key + k.extent(2)) of `keys`. The views q, out and lse hold queries
-/// [first_query, first_query + q.extent(2)) of `queries`. The results out and lse are those over all keys.
+/// The tensors that the forward pass read and wrote, for all queries and keys or for a range of each. The views k and
+/// v hold keys [first_key, first_key + k.extent(2)) of `keys`. The views q, out and lse hold queries [first_query,
+/// first_query + q.extent(2)) of `queries`. The results out and lse are those over all keys.
 ///
 /// If you split the keys or the queries into several calls, add the gradients of the calls:
 ///
@@ -117,8 +117,8 @@ struct AttentionGradients {
   View<detail::KeyElement<T>, 4> dk{};          ///< Output: the gradient of k.
   View<detail::ValueElement<T>, 4> dv{};        ///< Output: the gradient of v.
   std::span<detail::Compute<T>> dsinks{};       ///< Added to; optional.
-  /// If true, the call adds the gradients to dq, dk and dv, which must hold numbers before the call. If false, the call
-  /// overwrites dq, dk and dv. The call always adds to dsinks and to the gradients of parameters.
+  /// If true, the call adds the gradients to dq, dk and dv, which must hold numbers before the call. If false, the
+  /// call overwrites dq, dk and dv. The call always adds to dsinks and to the gradients of parameters.
   /// mpi::attention_backward throws if `accumulate` is true.
   bool accumulate = false;
 };

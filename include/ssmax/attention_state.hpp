@@ -3,13 +3,13 @@
 /// States of attention over some of the keys. You merge them with states over the other keys. A state holds the shift
 /// and the sum of the softmax and the output accumulator of every query.
 ///
-/// attention_partial (attention.hpp) computes a state for a range of the keys. merge joins two states. finish computes
-/// out and lse from a state. In FlashAttention's letters, shift, sum and o are m / ln 2, l and o.
+/// attention_partial (attention.hpp) computes a state for a range of the keys. merge joins two states. finish
+/// computes out and lse from a state. In FlashAttention's letters, shift, sum and o are m / ln 2, l and o.
 ///
 /// Shifts are integers, so merge rounds each sum once and is exact otherwise. The order of merging changes results by
-/// half an ulp of the total per merge: |error| <= merges · ε/2 · Σ p |v|. Exception: the bf16 path has shifts that are
-/// not integers, so the bound has 3/2 in place of 1/2. With SSMax, n is that of the whole row: the multiplier c is
-/// applied before the state is formed.
+/// half an ulp of the total per merge: |error| <= merges · ε/2 · Σ p |v|. Exception: the bf16 path has shifts that
+/// are not integers, so the bound has 3/2 in place of 1/2. With SSMax, n is that of the whole row: the multiplier c
+/// is applied before the state is formed.
 #pragma once
 
 #include <span>
@@ -25,8 +25,8 @@
 /// @{
 SSMAX_BEGIN_DATA
 
-/// A state over some keys. For each query, Σ exp(c·z) = 2^shift·sum and Σ exp(c·z)·v = 2^shift·o. If no key is visible
-/// to a query, its shift is -inf and its sum and o are 0.
+/// A state over some keys. For each query, Σ exp(c·z) = 2^shift·sum and Σ exp(c·z)·v = 2^shift·o. If no key is
+/// visible to a query, its shift is -inf and its sum and o are 0.
 template <class T>
 struct AttentionState {
   View<T, 3> shift{},  ///< [batch, heads, queries].
@@ -111,8 +111,8 @@ void merge_state(const AttentionState<T>& into, const AttentionState<T>& other) 
 
 }  // namespace detail
 
-/// Merges all of `others` into `into`, in their order. The result does not depend on the thread or the time at which a
-/// state was computed. `into` must not overlap the others.
+/// Merges all of `others` into `into`, in their order. The result does not depend on the thread or the time at which
+/// a state was computed. `into` must not overlap the others.
 template <class T>
 void merge(const AttentionState<T>& into, std::span<const std::type_identity_t<AttentionState<T>>> others) {
   for (const AttentionState<T>& other : others) detail::check_merge(into, other);

@@ -4,10 +4,10 @@
 ///     loss      = 1/count · Σ_i (ln Σ_j exp(z_ij) - z_i,t(i))       over the rows i that are not ignored
 ///     dlogits   = dloss/count · (softmax(z_i)_j - [j = t(i)])       0 in ignored rows
 ///
-/// logits and dlogits are [row, class] with last stride 1. targets holds the class t(i) of every row. A row is ignored
-/// if its target is options.ignored. cross_entropy does not read ignored rows. count is the number of the other rows. If
-/// count is 0, the loss is 0. Rows of float, half and bfloat16 are computed in float, rows of double in double. The sum
-/// over rows is in double.
+/// logits and dlogits are [row, class] with last stride 1. targets holds the class t(i) of every row. A row is
+/// ignored if its target is options.ignored. cross_entropy does not read ignored rows. count is the number of the
+/// other rows. If count is 0, the loss is 0. Rows of float, half and bfloat16 are computed in float, rows of double
+/// in double. The sum over rows is in double.
 ///
 /// | special value | result |
 /// |---|---|
@@ -16,7 +16,7 @@
 /// | a row with only -inf | loss +inf, gradient 0 |
 /// | NaN or +inf in a row | loss NaN, dlogits of this row NaN, dlogits of other rows unaffected |
 /// | one class | loss and gradient are exactly 0 |
-/// | a probability that softmax.hpp may flush to 0 | the loss of such a target is finite, within the range of double |
+/// | a probability that softmax.hpp may flush to 0 | the loss of this target is finite, within double's range |
 ///
 /// Finite logits may have any size. A loss is never negative.
 ///
@@ -29,10 +29,11 @@
 /// The worst case is a row with thousands of small terms and one large term. Normally distributed logits have a third
 /// of this error.
 ///
-/// The executor distributes rows. The number of rows per task and the order of the sums depend on the extents only. So
-/// loss and gradient are bit-identical for every executor, and the loss does not depend on whether you pass dlogits.
-/// dlogits may be the memory of the logits. Otherwise dlogits must not overlap the logits. To omit dlogits, pass
-/// `View{}`. Throws std::invalid_argument for every error, before anything is written. The function does not allocate.
+/// The executor distributes rows. The number of rows per task and the order of the sums depend on the extents only.
+/// So loss and gradient are bit-identical for every executor, and the loss does not depend on whether you pass
+/// dlogits. dlogits may be the memory of the logits. Otherwise dlogits must not overlap the logits. To omit dlogits,
+/// pass `View{}`. Throws std::invalid_argument for every error, before anything is written. The function does not
+/// allocate.
 #pragma once
 
 #include <algorithm>

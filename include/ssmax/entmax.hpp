@@ -18,8 +18,8 @@
 /// | NaN in a visible logit, +inf with c >= 0, a c that is NaN or infinite | the row is NaN |
 /// | y is 0, or rounds to 0 in half | the gradient is 0, and dout is not read there |
 ///
-/// The kernels find τ exactly, as the root of a polynomial on the support, in a few passes and without sorting. Let r be
-/// the height of a logit above τ: y is r for sparsemax and r² for entmax15. The result adds one rounding.
+/// The kernels find τ exactly, as the root of a polynomial on the support, in a few passes and without sorting. Let r
+/// be the height of a logit above τ: y is r for sparsemax and r² for entmax15. The result adds one rounding.
 ///
 /// | quantity | bound of the error in float | in double |
 /// |---|---|---|

@@ -115,8 +115,9 @@ struct PrefixLM {
   }
 };
 
-/// A mask for padding: the first lengths[b] keys of batch entry b are visible. The mask clamps lengths[b] to [0, keys].
-/// Positions count the padded keys: use `KeyLengths & Causal` if the queries have the same padding as the keys.
+/// A mask for padding: the first lengths[b] keys of batch entry b are visible. The mask clamps lengths[b] to [0,
+/// keys]. Positions count the padded keys: use `KeyLengths & Causal` if the queries have the same padding as the
+/// keys.
 struct KeyLengths {
   std::span<const index_t> lengths;  ///< One number per batch entry.
 
@@ -139,9 +140,9 @@ struct KeyLengths {
 
 /// A mask for several documents that are packed into one sequence. A query attends to keys of its own document only.
 /// n and positions restart in each document. Document i holds the queries [cumulative_queries[i],
-/// cumulative_queries[i + 1]) and the keys [cumulative_keys[i], cumulative_keys[i + 1]) of every batch entry. Positions
-/// are aligned bottom-right within the document. A document may have 0 queries or 0 keys. Exception: with a rope, a
-/// document with queries needs keys. Otherwise its queries would have a position below 0.
+/// cumulative_queries[i + 1]) and the keys [cumulative_keys[i], cumulative_keys[i + 1]) of every batch entry.
+/// Positions are aligned bottom-right within the document. A document may have 0 queries or 0 keys. Exception: with a
+/// rope, a document with queries needs keys. Otherwise its queries would have a position below 0.
 class Documents {
  public:
   /// Queries and keys have the same boundaries. The span must outlive the mask.
@@ -174,8 +175,8 @@ class Documents {
     return result;
   }
 
-  /// Throws std::invalid_argument unless both spans have one element more than there are documents, begin with 0, never
-  /// decrease, and end with the number of queries and of keys. O(documents).
+  /// Throws std::invalid_argument unless both spans have one element more than there are documents, begin with 0,
+  /// never decrease, and end with the number of queries and of keys. O(documents).
   SSMAX_INLINE void check(const QueryShape& shape) const {
     if (queries_.size() != keys_.size()) {
       detail::fail_value("Documents", "cumulative_queries", "has extent",
@@ -226,8 +227,8 @@ class Documents {
 };
 
 /// A mask that joins two masks: a key is visible if it is visible under both. Positions are those of the mask that
-/// defines positions. At most one of the two may define positions. `SlidingWindow & Documents` is a window within each
-/// document.
+/// defines positions. At most one of the two may define positions. `SlidingWindow & Documents` is a window within
+/// each document.
 template <Mask A, Mask B>
 class Both {
   static_assert(!(detail::defines_positions<A> && detail::defines_positions<B>),
@@ -313,8 +314,8 @@ template <Mask A, Mask B>
 inline constexpr FastPath fast_path<Both<A, B>> =
     detail::shows_same_keys<A>&& detail::shows_same_keys<B> ? FastPath::same_keys : FastPath::none;
 
-/// Returns a mask with the keys that are visible under both masks. (For two masks in your own namespace, lookup does not
-/// find this operator: write `Both(a, b)`.)
+/// Returns a mask with the keys that are visible under both masks. (For two masks in your own namespace, lookup does
+/// not find this operator: write `Both(a, b)`.)
 template <Mask A, Mask B>
 [[nodiscard]] SSMAX_INLINE constexpr Both<A, B> operator&(const A& a, const B& b) {
   return {a, b};

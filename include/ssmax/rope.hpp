@@ -13,8 +13,8 @@
 ///
 /// Channels from `width` on stay unchanged. The backward pass is the transpose: a rotation by the opposite angle.
 ///
-/// A RopeScaling changes ω, so that a model runs beyond its trained length L. "Turns" means the number of full rotations
-/// of a pair within L positions:
+/// A RopeScaling changes ω, so that a model runs beyond its trained length L. "Turns" means the number of full
+/// rotations of a pair within L positions:
 ///
 /// | scaling | ω | source |
 /// |---|---|---|
@@ -25,9 +25,9 @@
 ///
 /// YaRN's attention factor is Constant::yarn(f).
 ///
-/// The constructor computes angles in double and rounds only cos and sin. So cos and sin have an error of 6e-8 in float
-/// (half an ulp of 1) at position 10^6 as at position 1. Tables hold `positions` positions from `first_position` on.
-/// Throws std::invalid_argument for other positions.
+/// The constructor computes angles in double and rounds only cos and sin. So cos and sin have an error of 6e-8 in
+/// float (half an ulp of 1) at position 10^6 as at position 1. Tables hold `positions` positions from
+/// `first_position` on. Throws std::invalid_argument for other positions.
 #pragma once
 
 #include <algorithm>
@@ -183,7 +183,8 @@ inline std::vector<double> rope_frequencies(const RopeOptions& options) {
   return frequencies;
 }
 
-/// Rotates `rows` rows, the first at `position`, without checks. `in` may equal `out`, but must not overlap it otherwise.
+/// Rotates `rows` rows, the first at `position`, without checks. `in` may equal `out`, but must not overlap it
+/// otherwise.
 template <class T>
 void rotate(const RopeTables<T>& rope, const T* in, index_t in_stride, T* out, index_t out_stride,
             index_t rows, index_t channels, index_t position, bool inverse) {
@@ -206,9 +207,9 @@ void rotate(const RopeTables<T>& rope, const T* in, index_t in_stride, T* out, i
 template <class T>
 class Rope {
  public:
-  /// Makes the tables for positions [first_position, first_position + positions). Throws std::invalid_argument for options
-  /// out of range, for positions < 1, and for tables of more bytes than index_t holds. Throws std::bad_alloc if the memory
-  /// is not available.
+  /// Makes the tables for positions [first_position, first_position + positions). Throws std::invalid_argument for
+  /// options out of range, for positions < 1, and for tables of more bytes than index_t holds. Throws std::bad_alloc
+  /// if the memory is not available.
   Rope(const RopeOptions& options, index_t positions) : options_(options), positions_(positions) {
     detail::check_rope(options, positions);
     const std::vector<double> frequencies = detail::rope_frequencies(options);
@@ -248,8 +249,8 @@ class Rope {
             options_.width, options_.first_position, options_.pairing};
   }
 
-  /// Throws std::invalid_argument if a position of [first, first + count) is missing in the tables or if there are fewer
-  /// `channels` than the width.
+  /// Throws std::invalid_argument if a position of [first, first + count) is missing in the tables or if there are
+  /// fewer `channels` than the width.
   void check(const char* function, const char* name, index_t first, index_t count, index_t channels) const {
     if (channels < options_.width) {
       detail::fail_value(function, name, "has channels", channels, "the rope's width is", options_.width);
@@ -333,8 +334,8 @@ void rope_at(const char* function, const View<const T, Rank>& in, const View<T, 
 }  // namespace detail
 
 /// Rotates each row [..., position, channel] of `in` to position start + its index and writes the row to `out`. Views
-/// have rank 2 to 4. `out` may be the memory of `in`. Otherwise `out` must not overlap `in`. Throws std::invalid_argument
-/// before any write, also for a position that is missing in the tables.
+/// have rank 2 to 4. `out` may be the memory of `in`. Otherwise `out` must not overlap `in`. Throws
+/// std::invalid_argument before any write, also for a position that is missing in the tables.
 template <class T, int Rank>
 void rope(std::type_identity_t<View<const T, Rank>> in, View<T, Rank> out, const Rope<T>& tables,
           index_t start) {

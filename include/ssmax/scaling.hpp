@@ -97,12 +97,13 @@ class PerHead {
   SSMAX_INLINE constexpr double operator[](index_t head) const {
     return static_cast<double>(per_head_ ? values_[static_cast<std::size_t>(head)] : value_);
   }
-  /// Throws std::invalid_argument that names `function` and `name` if the extent of a span is not the number of heads.
+  /// Throws std::invalid_argument that names `function` and `name` if the extent of a span is not the number of
+  /// heads.
   SSMAX_INLINE void check(const char* function, const char* name, index_t heads) const {
     if (per_head_) detail::check_per_head(function, name, values_, heads);
   }
-  /// Throws unless the gradient is empty or has one element per head. Exception: for one number for all heads, one element
-  /// is allowed.
+  /// Throws unless the gradient is empty or has one element per head. Exception: for one number for all heads, one
+  /// element is allowed.
   SSMAX_INLINE void check_gradient(const char* function, const char* name, std::span<T> gradient,
                                    index_t heads) const {
     const bool of_number = !per_head_ && gradient.size() == 1;
@@ -165,8 +166,8 @@ class SSMax : public RowFunctor<SSMax<T>> {
     b_.check(function, "b", heads);
   }
 
-  /// Returns this scaling for a backward call, which adds to ds and db. ds and db have one element per head. If s or b is
-  /// a number, its gradient may have a single element, to which all heads add. To omit a gradient, pass {}.
+  /// Returns this scaling for a backward call, which adds to ds and db. ds and db have one element per head. If s or
+  /// b is a number, its gradient may have a single element, to which all heads add. To omit a gradient, pass {}.
   [[nodiscard]] SSMAX_INLINE SSMaxGradient<T> gradient(std::span<T> ds, std::span<T> db = {}) const {
     return {*this, ds, db};
   }
@@ -226,8 +227,9 @@ inline constexpr FastPath fast_path<SSMaxGradient<T>> = FastPath::by_size;
 template <class T>
 class SizeTableGradient;
 
-/// The scaling c = s·p_n + b with a parameter p_n = p[n-1] for every size n, shared by all heads. The span p has at least
-/// as many elements as the largest n. The parameters s and b are as in SSMax. The spans must outlive the scaling.
+/// The scaling c = s·p_n + b with a parameter p_n = p[n-1] for every size n, shared by all heads. The span p has at
+/// least as many elements as the largest n. The parameters s and b are as in SSMax. The spans must outlive the
+/// scaling.
 template <class T = float>
 class SizeTable : public RowFunctor<SizeTable<T>> {
  public:
@@ -339,8 +341,8 @@ class AdjustedSize : public RowFunctor<AdjustedSize<S>> {
   template <std::derived_from<Row> R>
   requires requires(const S& scaling, const R& row) { scaling.accumulate(row, 0.0); }
   SSMAX_INLINE void accumulate(const R& row, double dc) const { scaling_.accumulate(adjusted(row), dc); }
-  /// Throws std::invalid_argument in these cases: floor is below 1, offset is above half of the range of index_t, or the
-  /// scaling's check fails for the largest adjusted n.
+  /// Throws std::invalid_argument in these cases: floor is below 1, offset is above half of the range of index_t, or
+  /// the scaling's check fails for the largest adjusted n.
   SSMAX_INLINE void check_shape(const QueryShape& shape, const char* function = "AdjustedSize") const {
     if (floor_ < 1) detail::fail_value(function, "floor", "is", floor_, "must be at least", 1);
     if (offset_ > detail::most_counted)
@@ -371,8 +373,8 @@ struct Constant : RowFunctor<Constant> {
 
   /// Sets the multiplier.
   SSMAX_INLINE constexpr explicit Constant(double c) : multiplier(c) {}
-  /// Returns the scaling with YaRN's factor for a context extended by `extension`. Use either this scaling or cos and sin
-  /// multiplied by the root of the factor, not both.
+  /// Returns the scaling with YaRN's factor for a context extended by `extension`. Use either this scaling or cos and
+  /// sin multiplied by the root of the factor, not both.
   SSMAX_INLINE static Constant yarn(double extension) {
     const double root = 0.1 * std::log(extension) + 1.0;
     return Constant{root * root};

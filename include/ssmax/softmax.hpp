@@ -14,11 +14,11 @@
 /// | 3 | [head, query, key] |
 /// | 4 | [batch, head, query, key] |
 ///
-/// The last stride is 1. You choose the other strides. Rows of float, half and bfloat16 are computed in float, rows of
-/// double in double. The sums run over the visible keys of the row (mask.hpp), and n is the number of visible keys. The
-/// position of the row is that of its last visible key. The functions do not read masked keys. The result of a masked
-/// key is 0, or -inf in log form. For rank 2 to 4, logsumexp writes one number per row. For one row, logsumexp returns
-/// the number.
+/// The last stride is 1. You choose the other strides. Rows of float, half and bfloat16 are computed in float, rows
+/// of double in double. The sums run over the visible keys of the row (mask.hpp), and n is the number of visible
+/// keys. The position of the row is that of its last visible key. The functions do not read masked keys. The result
+/// of a masked key is 0, or -inf in log form. For rank 2 to 4, logsumexp writes one number per row. For one row,
+/// logsumexp returns the number.
 ///
 /// | special value | result |
 /// |---|---|
@@ -40,17 +40,17 @@
 /// | error of log_softmax and logsumexp | 5e-7·(1 + abs(result)) | 1e-15·(1 + abs(result)) |
 /// | the same in rounding modes other than to nearest (fesetround), ordinary logits | 5e-5 | 5e-11 |
 ///
-/// No log-probability is above 0. The kernels compute exp within 1 ulp, round arguments at magnitude 1/2 only, and add
-/// the sums of blocks in double. The multiplier is not rounded to float. Exception: log form and gradients round the
-/// multiplier once.
+/// No log-probability is above 0. The kernels compute exp within 1 ulp, round arguments at magnitude 1/2 only, and
+/// add the sums of blocks in double. The multiplier is not rounded to float. Exception: log form and gradients round
+/// the multiplier once.
 ///
-/// An executor (execution.hpp) distributes the rows among its threads. Results and gradients are bit-identical for every
-/// executor. The threads of the executor call the scaling and the mask. Exception: only the caller's thread calls
-/// `accumulate` of a scaling with parameter gradients.
+/// An executor (execution.hpp) distributes the rows among its threads. Results and gradients are bit-identical for
+/// every executor. The threads of the executor call the scaling and the mask. Exception: only the caller's thread
+/// calls `accumulate` of a scaling with parameter gradients.
 ///
 /// `out` may be the memory of the logits. Otherwise `out` must not overlap the logits. Exception: `out` of logsumexp
-/// must never overlap the logits. Throws std::invalid_argument for every error, before anything is written.
-/// The functions do not allocate. Exception: for parameter gradients and more than one thread, the backward allocates 8
+/// must never overlap the logits. Throws std::invalid_argument for every error, before anything is written. The
+/// functions do not allocate. Exception: for parameter gradients and more than one thread, the backward allocates 8
 /// bytes per row.
 #pragma once
 
@@ -310,8 +310,9 @@ concept MatrixLike = requires(X& x) {
   x.cols();
 };
 
-/// A type that converts to a std::span and so is one row: std::vector, std::array, std::span, an array. (Some standard
-/// libraries have std::span but lack std::ranges::contiguous_range. In others this concept accepts a matrix.)
+/// A type that converts to a std::span and so is one row: std::vector, std::array, std::span, an array. (Some
+/// standard libraries have std::span but lack std::ranges::contiguous_range. In others this concept accepts a
+/// matrix.)
 template <class R>
 concept Contiguous = !MatrixLike<R> && requires(R & range) {
   std::span(range);
@@ -331,8 +332,8 @@ void softmax_backward(const RowsBackward<T, Rank>& rows, const S& scaling = {}, 
   detail::backward_rows("softmax_backward", rows, scaling, mask, executor, compiled::softmax_gradient<T>);
 }
 
-/// Writes dlogits = c·(dout - exp(out)·Σ dout) with rows.out = log_softmax(c·logits). It ignores dout of a masked key.
-/// Otherwise as softmax_backward.
+/// Writes dlogits = c·(dout - exp(out)·Σ dout) with rows.out = log_softmax(c·logits). It ignores dout of a masked
+/// key. Otherwise as softmax_backward.
 template <class T, int Rank, class S = Softmax, class M = Full, class E = Serial>
 requires Scaling<S> && Mask<M> && Executor<E>
 void log_softmax_backward(const RowsBackward<T, Rank>& rows, const S& scaling = {}, const M& mask = {},
