@@ -105,7 +105,9 @@ class ThreadPool {
   /// Starts the threads. Throws std::invalid_argument if threads < 1. If the system cannot start all threads, joins
   /// those that it started and throws std::system_error.
   SSMAX_INLINE explicit ThreadPool(index_t threads) : ThreadPool() { detail::start_workers(state_, threads); }
+  /// Deleted.
   ThreadPool(const ThreadPool&) = delete;
+  /// Deleted.
   ThreadPool& operator=(const ThreadPool&) = delete;
   /// Ends the threads and waits for them.
   SSMAX_INLINE ~ThreadPool() { detail::end_workers(state_); }
