@@ -54,9 +54,8 @@ SSMAX_BEGIN_CODE
 /// Memory: batch · kv_heads · capacity · (width + value_width) elements, allocated once.
 template <class K, class V = K>
 class KvCache {
-  static_assert(
-      detail::KeyStorage<K> && detail::KeyStorage<V>,
-      "ssmax::KvCache: storage is float, double, half, bfloat16, or what storage.hpp asks of a type");
+  static_assert(detail::KeyStorage<K> && detail::KeyStorage<V>,
+                "ssmax::KvCache: storage is float, double, half, bfloat16, or a type with StorageTraits");
   static_assert(std::same_as<detail::Compute<K>, detail::Compute<V>>,
                 "ssmax::KvCache: keys and values are computed in one type: double keys need double values");
 

@@ -24,7 +24,7 @@
 /// @{
 SSMAX_BEGIN_DETAIL
 
-/// Returns true if x is -inf. Comparing the bits of 16-bit numbers is faster than converting them.
+/// Returns true if x is -inf. For 16-bit types, an integer comparison is faster than a conversion.
 template <class T>
 SSMAX_INLINE constexpr bool is_minus_infinity(T x) {
   if constexpr (std::same_as<T, half> || std::same_as<T, bfloat16>) {
