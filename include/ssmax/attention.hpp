@@ -24,8 +24,9 @@
 /// | name | meaning |
 /// |---|---|
 /// | scale | 1/√d by default |
-/// | R | the optional rotary embedding: key j at position key_position + j |
-/// | | query i at position key_position + i + keys - queries, or at the position that the mask defines |
+/// | R | the optional rotary embedding, at the positions of keys and queries |
+/// | position of key j | key_position + j, or the position that the mask defines |
+/// | position of query i | key_position + i + keys - queries, or the position that the mask defines |
 /// | score | Identity, Softcap, Alibi, Bias, … or your own score function (score.hpp) |
 /// | c_i | scaling({head, position, n}): n visible keys, the query's own position (row.hpp) |
 /// | mask | Full, Causal (bottom-right), SlidingWindow, Documents, … or your own mask (mask.hpp) |
@@ -52,8 +53,8 @@
 /// | at most 1.4 MiB per thread | width 64, bf16 path, keys rotated in the call |
 /// | at most 32 MiB in addition, per call | the call splits the keys among threads |
 ///
-/// Accuracy: a weight is within 1 ulp. Attention adds products in chunks of 1024 keys and then adds the chunks.
-/// The bounds below hold for the other rounding modes (fesetround) and ordinary logits; p are the weights.
+/// Accuracy: when rounding to nearest, a weight is within 1 ulp. Attention adds products in chunks of 1024 keys and
+/// then adds the chunks. In the other rounding modes (fesetround), ordinary logits have these bounds, with weights p:
 ///
 /// | type of computation | error of out | error of lse |
 /// |---|---|---|
@@ -62,8 +63,8 @@
 ///
 /// Results are bit-identical for every executor and for all strides. Results are also bit-identical if you split the
 /// queries into several calls that have more than 16 rows each. A row is a query of a kv head: a call has queries ·
-/// heads / kv_heads rows. Exception: on targets with bfloat16 products, a bfloat16 call with at most 128 keys takes
-/// the short_keys path.
+/// heads / kv_heads rows. Exception: on targets with bfloat16 products, the results of a bfloat16 call with at
+/// most 128 keys are not bit-identical to those of a longer call, because its path differs.
 ///
 /// The first path of this table whose condition holds computes the call (explain.hpp reports the path). ε is 2^-8.
 /// The errors are those before out is rounded to its storage type.
@@ -84,10 +85,9 @@
 /// logit no more than in float. The bf16 path treats subnormal numbers as 0. An infinity in a rotated q or k gives
 /// NaN.
 ///
-/// A call allocates once. Exception: with a workspace, a call does not allocate.
-/// `out` and `lse` must not overlap the inputs. To omit lse, pass `View{}`: a null pointer with extents is an error.
-/// Throws std::invalid_argument for every error, before anything is written.
-/// anything is written.
+/// A call allocates once. Exception: with a workspace, a call does not allocate. `out` and `lse` must not overlap the
+/// inputs. To omit lse, pass `View{}`: a null pointer with extents is an error. Throws std::invalid_argument for
+/// every error, before anything is written.
 #pragma once
 
 #include <optional>

@@ -3,7 +3,7 @@
 /// Storage types of 16 bits: half (IEEE binary16) and bfloat16. Kernels convert a row to float, compute in float, and
 /// round the results once, to nearest even. Exception: attention may multiply bfloat16 operands directly
 /// (attention.hpp). The conversions in this file define the results: vectorized conversions are bit-identical to
-/// them. (A NaN stays NaN, with another payload.)
+/// them. (A NaN stays NaN, but its payload may change.)
 #pragma once
 
 #include <cstdint>

@@ -33,7 +33,7 @@
 /// @{
 SSMAX_BEGIN_DATA
 
-/// A mask with every key visible: n = keys.
+/// A mask under which every key is visible: n = keys.
 struct Full {
   /// Returns [0, keys).
   SSMAX_INLINE constexpr KeyRange keys(const Query& query) const { return {0, query.shape.keys}; }
@@ -43,7 +43,7 @@ struct Full {
 template <>
 inline constexpr FastPath fast_path<Full> = FastPath::same_keys;
 
-/// A mask with the keys up to the query's own position visible: n = max(0, p + 1).
+/// A mask under which the keys up to the query's own position p are visible: n = max(0, p + 1).
 struct Causal {
   /// Returns [0, p + 1).
   SSMAX_INLINE constexpr KeyRange keys(const Query& query) const {
@@ -71,8 +71,9 @@ struct Lengths {
   }
 };
 
-/// A mask with keys p - left to p + right visible to a query at position p. `std::numeric_limits<index_t>::max()`
-/// leaves that side unbounded. For a model's "window of w tokens", which includes the token itself, set left = w - 1.
+/// A mask with a window: a query at position p attends to keys p - left to p + right.
+/// `std::numeric_limits<index_t>::max()` leaves that side unbounded. For a model's "window of w tokens", which
+/// includes the token itself, set left = w - 1.
 struct SlidingWindow {
   index_t left;   ///< Keys before the query's own position.
   index_t right;  ///< Keys after the query's own position.

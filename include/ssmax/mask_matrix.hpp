@@ -38,7 +38,7 @@ SSMAX_END
 
 SSMAX_BEGIN_DATA
 
-/// A mask with the keys visible where the matrix is true.
+/// A mask by a matrix of bool: a key is visible if its element is true.
 struct MaskMatrix {
   View<const bool, 4> visible;  ///< [batch, heads, queries, keys].
 
@@ -56,8 +56,8 @@ struct MaskMatrix {
   }
 };
 
-/// A mask with the keys visible where an additive mask is not -inf. A finite number, however negative, does not mask
-/// a key. To add the finite numbers to the logits, use the score function Bias.
+/// A mask by an additive mask: a key is visible if its element is not -inf. A finite number, however negative, does
+/// not mask a key. To add the finite numbers to the logits, use the score function Bias.
 template <class T>
 class Finite {
  public:
@@ -82,8 +82,8 @@ class Finite {
 template <class T>
 Finite(View<T, 4>) -> Finite<std::remove_const_t<T>>;
 
-/// A mask with the keys visible for which f(query, key) is true. Several threads may call f, and more than once for a
-/// pair.
+/// A mask by a function: a key is visible if f(query, key) is true. Several threads may call f, and more than once
+/// for a pair.
 template <class F>
 requires std::predicate<const F&, const Query&, index_t>
 class Where {

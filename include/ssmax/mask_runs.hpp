@@ -26,8 +26,8 @@
 /// @{
 SSMAX_BEGIN_DATA
 
-/// A mask with the first `first` keys and the last `window` keys up to key p visible to a query at position p. Keys
-/// after p are masked. n = min(p + 1, first + window).
+/// A mask with attention sinks and a window. A query at position p attends to the first `first` keys and to the
+/// `window` keys that end with key p. Keys after p are masked. n = min(p + 1, first + window).
 struct SinkWindow {
   index_t first;   ///< Keys at the start of the sequence (attention sinks), at least 0.
   index_t window;  ///< Keys of the window, including the query's own, at least 0.
@@ -87,8 +87,8 @@ struct SparseBlocks {
   SSMAX_INLINE constexpr index_t words() const { return bitmaps * query_blocks * row_words(); }
 };
 
-/// A mask with the key blocks visible whose bits are set in the bitmap of the head, in row p / query_block for a
-/// query at position p.
+/// A mask by blocks. A query at position p attends to the key blocks whose bits are set in row p / query_block of its
+/// head's bitmap.
 ///
 /// The bitmap is [bitmaps][query_blocks][row_words] words. Key block j is bit j % 64 of word j / 64 of a row. Head h
 /// reads bitmap h / (heads / bitmaps). All batch entries share the bitmaps. Positions are those of Query::position().

@@ -78,7 +78,7 @@
 ///
 /// | error | result |
 /// |---|---|
-/// | a policy throws or memory is lacking, before the exchange | std::runtime_error with text and rank, on every rank |
+/// | a policy throws or memory is lacking before the exchange | std::runtime_error with text and rank on every rank |
 /// | a policy throws std::invalid_argument before the exchange | the same with std::invalid_argument |
 /// | MPI reports an error before the exchange | std::runtime_error with MPI's text |
 /// | any error during the exchange | the rank prints the text to stderr and calls MPI_Abort |
@@ -132,8 +132,8 @@ void attention(Communicator& comm, const Layout& layout, const std::type_identit
     }
   });
   auto agreement = detail::agreement_of<T, decltype(variant)>(function, layout, a.q, a.k, a.v, options);
-  agreement.add("what scaling, mask and score say", policies);
-  agreement.add_if(a.q.extent(2) > 0, "whether lse is wanted", detail::is_given(a.lse) ? 1 : 0);
+  agreement.add("a result of scaling, mask or score", policies);
+  agreement.add_if(a.q.extent(2) > 0, "the presence of lse", detail::is_given(a.lse) ? 1 : 0);
   agreement.settle(comm, complaint);
   if (comm.ranks() == 1) {
     ssmax::attention<T>(a, scaling, mask, score, options, std::forward<E>(executor));
@@ -215,10 +215,10 @@ void attention_backward(Communicator& comm, const Layout& layout,
     rows.list(shape, detail::computing_rank(comm, layout, a.q.extent(1), a.k.extent(1)));
   });
   auto agreement = detail::agreement_of<T, decltype(variant)>(function, layout, a.q, a.k, a.v, options);
-  agreement.add("what scaling, mask and score say", policies);
-  agreement.add("which queries share a row of the score's gradient", rows.fingerprint());
-  agreement.add("whether dsinks are wanted", g.dsinks.empty() ? 0 : 1);
-  agreement.add_if(a.q.extent(2) > 0, "whether there is dlse", detail::is_given(g.dlse) ? 1 : 0);
+  agreement.add("a result of scaling, mask or score", policies);
+  agreement.add("the set of queries that share a gradient row of the score", rows.fingerprint());
+  agreement.add("the presence of dsinks", g.dsinks.empty() ? 0 : 1);
+  agreement.add_if(a.q.extent(2) > 0, "the presence of dlse", detail::is_given(g.dlse) ? 1 : 0);
   agreement.settle(comm, complaint);
   if (comm.ranks() == 1) {
     ssmax::attention_backward<T>(a, g, scaling, mask, score, options, std::forward<E>(executor));
@@ -328,7 +328,7 @@ void decode(Communicator& comm, const Layout& layout, index_t length,
   agreement.add("the type that the cache stores", detail::fingerprint_of_types<K, V>());
   agreement.add("length", length);
   agreement.add("the number of positions of q", a.q.extent(2));
-  agreement.add("what scaling, mask and score say", policies);
+  agreement.add("a result of scaling, mask or score", policies);
   agreement.settle(comm, complaint);
   if (shape.rows() == 0) return;
   detail::exchange_or_abort(comm, function, [&] {
