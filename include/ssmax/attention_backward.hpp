@@ -29,16 +29,21 @@
 /// The gradient of a masked key is 0. NaN in a masked key or value does not affect the result. NaN in a query, or in
 /// a key or value that is visible to the query, makes all gradients NaN that depend on it.
 ///
-/// Memory is linear in the sequence. The first three lines are per kv head at work: at most one per thread. For width
-/// 64 and 32768 queries and keys, the first line is 26 MiB.
+/// Memory is linear in the sequence. Each kv head at work takes the memory of the first four lines. At most one kv
+/// head per thread is at work. For width 64 and 32768 queries and keys, the first line is 26 MiB. A query here is a
+/// row: a query of one query head. The figures are for computation in float. Computation in double takes twice as
+/// much.
 ///
 /// | bytes per query | bytes per key | condition |
 /// |---|---|---|
-/// | 4·d + 32 | 4·(d + dv) | every call |
-/// | 0 | 4·(d + dv) more | keys rotated by a rope |
+/// | 4·d + 40 | 4·(d + dv) + 1 | every call |
 /// | 4·d more | 4·(d + dv) more | T is half or bfloat16, or `accumulate` |
-/// | 0 | 6·d + 4·dv more; with a rope 12·d + 4·dv more | bf16 path |
+/// | 0 | 4·(d + dv) more | float products of copied keys: T is half or bfloat16, or the call rotates keys |
+/// | 0 | 4·d + 2·dv more; if the call rotates keys, 8·d + 2·dv more | bf16 path |
 /// | 32 more, for all queries of the call | 0 | a parameter has a gradient |
+///
+/// The call also copies keys if their number or d is not a multiple of the kernel's block
+/// (detail/kernels/prefill.hpp).
 ///
 /// A call allocates once. Exception: with a workspace, a call does not allocate. Results are bit-identical for every
 /// executor. The backward pass uses no atomic additions.
