@@ -50,7 +50,7 @@
 /// | memory | condition |
 /// |---|---|
 /// | at most 1.1 MiB per thread | width 64 |
-/// | at most 1.4 MiB per thread | width 64, bf16 path, keys rotated in the call |
+/// | at most 1.43 MiB per thread | width 64, bf16 path, keys rotated in the call |
 /// | at most 32 MiB in addition, per call | the call splits the keys among threads |
 ///
 /// Accuracy: when rounding to nearest, a weight is within 1 ulp. Attention adds products in chunks of 1024 keys and
@@ -63,8 +63,8 @@
 ///
 /// Results are bit-identical for every executor and for all strides. Results are also bit-identical if you split the
 /// queries into several calls that have more than 16 rows each. A row is a query of a kv head: a call has queries ·
-/// heads / kv_heads rows. Exception: on targets with bfloat16 products, the results of a bfloat16 call with at
-/// most 128 keys are not bit-identical to those of a longer call, because its path differs.
+/// heads / kv_heads rows. Exception: on targets with bfloat16 products, a bfloat16 call with at most 128 keys takes
+/// the short_keys path. Its results can differ from those of a longer call.
 ///
 /// The first path of this table whose condition holds computes the call (explain.hpp reports the path). ε is 2^-8.
 /// The errors are those before out is rounded to its storage type.

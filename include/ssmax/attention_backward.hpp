@@ -66,7 +66,7 @@
 ///
 /// With a rope, the bounds of dq and dk are larger by ε, and abs means the norm of a rotated pair of channels.
 /// Logits, δ and u are float. The bf16 path adds dc before it rounds. For logits, it splits a rotated q or k into two
-/// bfloat16 numbers, high and low, so a multiplier enlarges the error no more than in float. For dk and dq, it uses
+/// bfloat16 numbers, high and low. So a multiplier enlarges the error no more than in float. For dk and dq, it uses
 /// the high part only. The lse of the prefill_bf16 path is the logarithm of a sum of rounded weights. Its error is up
 /// to 1.1 ε, and all weights of a row are off by the same factor. (An exact lse would need one more number in every
 /// state, also in merged states.) Products treat subnormal numbers as 0. An infinity in a rotated q or k gives NaN.

@@ -185,7 +185,7 @@
 
 // SSMAX_BEGIN_… and SSMAX_END open and close the namespaces of a header. Between them, arithmetic follows IEEE 754
 // for all flags of the unit, such as -Ofast -fno-finite-math-only. Exception: an SSMAX_INLINE function that is
-// inlined into your code takes the flags of that code. A pragma cannot switch off -ffinite-math-only: GCC 12 still
+// inlined into your code takes the flags of that code. A pragma cannot switch off -ffinite-math-only. GCC 12 still
 // compiles a < b as !(a >= b), and Clang's intrinsics still promise that no operand is NaN.
 #if defined(__clang__)
 // Exception: Clang ignores the pragma, with a warning, for targets that lack it, such as WebAssembly.

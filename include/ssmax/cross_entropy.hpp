@@ -30,10 +30,10 @@
 /// of this error.
 ///
 /// The executor distributes rows. The number of rows per task and the order of the sums depend on the extents only.
-/// So loss and gradient are bit-identical for every executor, and the loss does not depend on whether you pass
-/// dlogits. dlogits may be the memory of the logits. Otherwise dlogits must not overlap the logits. To omit dlogits,
-/// pass `View{}`. Throws std::invalid_argument for every error, before anything is written. The function does not
-/// allocate.
+/// So loss and gradient are bit-identical for every executor. The loss is also bit-identical with and without
+/// dlogits. The view dlogits may be the memory of the logits. Otherwise dlogits must not overlap the logits. To omit
+/// dlogits, pass `View{}`. Throws std::invalid_argument for every error, before anything is written. The function
+/// does not allocate.
 #pragma once
 
 #include <algorithm>

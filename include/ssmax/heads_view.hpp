@@ -12,7 +12,7 @@
 /// | qkv [tokens, (heads + 2·kv_heads)·d], or [batch, tokens, …] | qkv_views(qkv, heads, kv_heads) | q, k and v |
 ///
 /// Throws std::invalid_argument if the last stride is not 1, or if the number of channels is not a multiple of the
-/// number of heads. eigen.hpp has the same functions for RowMajor matrices.
+/// heads. The header eigen.hpp has the same functions for RowMajor matrices.
 #pragma once
 
 #include "config.hpp"

@@ -71,9 +71,9 @@ class KvCache {
       !detail::ScaledStorage<V>;
   /// @endcond
 
-  /// Makes empty sequences. Throws std::invalid_argument in these cases: kv_heads, a width or the capacity is below
-  /// 1; `first` is negative or not less than the capacity; `first` is not 0 without `ring`; the number of bytes
-  /// overflows. Throws std::bad_alloc if the memory is not available.
+  /// Makes empty sequences. Throws std::invalid_argument unless kv_heads, widths and capacity are at least 1 and
+  /// `first` is in [0, capacity). Throws std::invalid_argument if `first` is not 0 without `ring`, or if the number
+  /// of bytes overflows. Throws std::bad_alloc if the memory is not available.
   explicit KvCache(const KvCacheOptions& options) : options_(options) {
     if (options_.value_width == 0) options_.value_width = options_.width;
     const auto at_least = [](const char* name, index_t value, index_t least) {

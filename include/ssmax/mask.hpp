@@ -176,8 +176,8 @@ class Documents {
     return result;
   }
 
-  /// Throws std::invalid_argument unless both spans have one element more than there are documents, begin with 0,
-  /// never decrease, and end with the number of queries and of keys. O(documents).
+  /// Throws std::invalid_argument unless both spans have equal extents of at least 1, begin with 0 and never
+  /// decrease. The last elements must be the number of queries and of keys. O(documents).
   SSMAX_INLINE void check(const QueryShape& shape) const {
     if (queries_.size() != keys_.size()) {
       detail::fail_value("Documents", "cumulative_queries", "has extent",

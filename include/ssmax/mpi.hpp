@@ -10,20 +10,20 @@
 /// Formula, shapes and options are those of attention.hpp and attention_backward.hpp, for the whole sequence. Masks,
 /// score functions and scalings receive indices of queries and keys in the whole sequence, and n counts the visible
 /// keys on all ranks. The tensors hold the positions of the rank, in the order of its segments (mpi_layout.hpp). All
-/// other arguments are equal on all ranks. If a policy reads data per query or key, every rank passes the data of the
-/// whole sequence: the c of a PerQuery, a Bias, the matrix of a mask.
+/// other arguments are equal on all ranks. Some policies read data per query or key: PerQuery, Bias, a mask by a
+/// matrix. For such a policy, every rank passes the data of the whole sequence.
 ///
 /// q and out stay on their rank. The owners send keys and values in blocks of up to 8 MiB, with at least 2048 keys.
 /// Two blocks are on their way while a rank computes the previous one. The owner rotates keys once. Exception:
 /// receivers rotate keys of 16 bits. A rank does not receive blocks that are masked for all of its queries.
 ///
 /// **Bit-identical results.** A row is a query of a kv head: a segment has positions · heads / kv_heads rows. "All
-/// short" means that no segment has more than 16 rows per kv head.
+/// short" means that every segment has at most 16 rows.
 ///
 /// | result | bit-identical to a single-process run if |
 /// |---|---|
 /// | out, lse | segments begin at multiples of 1024 positions and have more than 16 rows, or all are short |
-/// | dq, ds, db and other parameters | segments begin at multiples of 2048 positions and have more than 16 rows |
+/// | dq, ds, db and other parameters | as out, with multiples of 2048 positions |
 /// | dk, dv in float or double | as out, and heads / kv_heads divides 1920 |
 /// | dk, dv on the bf16 path | the same, and segments begin at multiples of 240 rows |
 /// | every result with `by_heads()` | always |
@@ -32,19 +32,21 @@
 /// for dk and dv do not hold, dk and dv are still bit-identical for every run with the same layout. If segments begin
 /// at other positions, chunks have fewer than 1024 keys, and the error bounds are those of attention.hpp.
 ///
-/// Exceptions for bfloat16 on targets with bfloat16 products, without `float_products`: with at most 128 keys, a
-/// single process computes `attention` in float, but ranks that exchange keys, and `decode`, take the bf16 path. With
-/// more than 16 rows in mpi::decode, lse can differ by 1 ulp from lse of `decode`.
+/// Exception: bfloat16 with at most 128 keys on targets with bfloat16 products, without `float_products`. A single
+/// process then computes `attention` in float. Ranks that exchange keys, and `decode`, take the bf16 path. Exception:
+/// bfloat16 with more than 16 rows in mpi::decode on such targets. Its lse can differ by 1 ulp from that of `decode`.
 ///
 /// **By heads**, with `layout.by_heads()`: the ranks exchange heads in rounds of an all-to-all. In a round, a rank
-/// receives all positions of one kv head and of its query heads, computes them as a single process does, and returns
-/// the results. Rank r computes kv heads [kv_heads·r/R, kv_heads·(r + 1)/R). A rank without a kv head waits.
+/// receives all positions of one kv head and of its query heads. The rank computes the heads as a single process does
+/// and returns the results. Rank r computes kv heads [kv_heads·r/R, kv_heads·(r + 1)/R). A rank without a kv head
+/// waits.
 ///
 /// **Memory** in addition to the tensors of the rank:
 ///
 /// | call | memory |
 /// |---|---|
-/// | attention | K and V of one rank, two blocks, and the states of the queries: 2 numbers per query |
+/// | every call | K and V of one rank, and two blocks |
+/// | attention | the states of the queries: 2 numbers per query |
 /// | attention, out of 16 bits | a row of float per query more |
 /// | attention_backward | sums on their way: K and V of the largest rank, or 32 MiB |
 /// | attention_backward | two incoming sums: two blocks of 2048 keys |
@@ -72,7 +74,7 @@
 ///
 /// `decode` compares all of the above, for its queries, on every rank. The ranks do not compare the score of other
 /// logits and keys (most of a Bias). With `sees`, they do not compare a rank's policies for queries that neither this
-/// rank nor the next rank computes: the result does not depend on them. A single rank skips the comparison.
+/// rank nor the next rank computes. The result does not depend on these policies. A single rank skips the comparison.
 ///
 /// **Errors on one rank**
 ///

@@ -260,8 +260,8 @@ class SizeTable : public RowFunctor<SizeTable<T>> {
     b_.check(function, "b", heads);
   }
 
-  /// Returns this scaling for a backward call, which adds to dp, ds and db. dp has at least as many elements as the
-  /// largest n. ds and db are as in SSMax. To omit a gradient, pass {}.
+  /// Returns this scaling for a backward call, which adds to dp, ds and db. The span dp has at least as many elements
+  /// as the largest n. The spans ds and db are as in SSMax. To omit a gradient, pass {}.
   [[nodiscard]] SSMAX_INLINE SizeTableGradient<T> gradient(std::span<T> dp, std::span<T> ds = {},
                                                            std::span<T> db = {}) const {
     return {*this, dp, ds, db};
@@ -341,8 +341,8 @@ class AdjustedSize : public RowFunctor<AdjustedSize<S>> {
   template <std::derived_from<Row> R>
   requires requires(const S& scaling, const R& row) { scaling.accumulate(row, 0.0); }
   SSMAX_INLINE void accumulate(const R& row, double dc) const { scaling_.accumulate(adjusted(row), dc); }
-  /// Throws std::invalid_argument in these cases: floor is below 1, offset is above half of the range of index_t, or
-  /// the scaling's check fails for the largest adjusted n.
+  /// Throws std::invalid_argument if floor is below 1 or offset is above half of the range of index_t. Also throws if
+  /// the check of the scaling fails for the largest adjusted n.
   SSMAX_INLINE void check_shape(const QueryShape& shape, const char* function = "AdjustedSize") const {
     if (floor_ < 1) detail::fail_value(function, "floor", "is", floor_, "must be at least", 1);
     if (offset_ > detail::most_counted)

@@ -19,9 +19,9 @@
 ///     };
 ///
 /// Attention, its backward, decode and KvCache::append call `load` and `store` with the whole row of a query, key or
-/// value: `in` (or `out`) points to the first channel, and n is the width. So a type may keep several elements in a
-/// block, as q8_0 does, if the width is a multiple of the block. Exception: the functions over rows of logits, such
-/// as softmax, convert a long row in ranges that begin at any element.
+/// value. The pointer `in` (or `out`) points to the first channel, and n is the width. So a type may keep several
+/// elements in a block, as q8_0 does, if the width is a multiple of the block. Exception: the functions over rows of
+/// logits, such as softmax, convert a long row in ranges that begin at any element.
 ///
 /// If the type has `scale`, a KvCache divides each row of keys or values by scale(row) and stores one float per row.
 /// Attention multiplies the result of `load` by this float. A type with `scale` is for caches only. A type without
