@@ -42,8 +42,7 @@
 /// | 0 | 4·d + 2·dv more; if the call rotates keys, 8·d + 2·dv more | bf16 path |
 /// | 32 more, for all queries of the call | 0 | a parameter has a gradient |
 ///
-/// The call also copies keys if their number or d is not a multiple of the kernel's block
-/// (detail/kernels/prefill.hpp).
+/// A call in float also copies keys if the number of keys or d is not a multiple of the kernel's row block.
 ///
 /// A call allocates once. Exception: with a workspace, a call does not allocate. Results are bit-identical for every
 /// executor. The backward pass uses no atomic additions.
