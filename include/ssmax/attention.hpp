@@ -1,53 +1,93 @@
 /// @defgroup attention Attention (attention.hpp)
-/// Attention, forward, over all keys or a part of them. attention_source.hpp has attention over a source of keys.
+/// Computes attention, forward, over all keys or a range of the keys. attention_source.hpp has attention over a
+/// source of keys.
 ///
-///     out_i = Σ_j p_ij v_j,                                   over the keys j that i sees
-///     p_i   = softmax(c_i · score(scale · (R q_i)·(R k_j)))   likewise
+///     out_i = Σ_j p_ij v_j                                    j: the keys that are visible to query i
+///     p_i   = softmax(c_i · score(scale · (R q_i)·(R k_j)))   over the same keys
+///     lse_i = ln Σ_j exp(c_i · score(scale · (R q_i)·(R k_j)))   natural logarithm; plus the sink's term
 ///
-/// Shapes: q [batch, heads, queries, d], k [batch, kv_heads, keys, d], v [batch, kv_heads, keys, dv], out
-/// [batch, heads, queries, dv], lse [batch, heads, queries] if wanted. Last stride 1, other strides free,
-/// so that [batch, position, head, channel] and packed qkv need no copy. heads is a multiple of kv_heads;
-/// head h reads kv head h / (heads / kv_heads). T is float, double, half or bfloat16, or Elements where the types of
-/// tensors differ (elements.hpp); half and bfloat16 are computed in float (`detail::Compute<T>`, the type of lse and
-/// sinks: float, but double for double), but for the products of bfloat16 below.
+/// | tensor | shape |
+/// |---|---|
+/// | q | [batch, heads, queries, d] |
+/// | k | [batch, kv_heads, keys, d] |
+/// | v | [batch, kv_heads, keys, dv] |
+/// | out | [batch, heads, queries, dv] |
+/// | lse | [batch, heads, queries]; optional |
 ///
-///     scale   1/√d unless given
-///     R       the rotary embedding, if given: key j at key_position + j, query i at
-///             key_position + i + keys - queries, or where the mask says
-///     score   Identity, Softcap, Alibi, Bias, … or the user's own (score.hpp)
-///     c_i     scaling({head, position, n}): n visible keys, the query's own position (row.hpp)
-///     mask    Full, Causal (bottom-right), SlidingWindow, Documents, … or the user's own (mask.hpp)
-///     sinks   if given, one number per head: softmax's denominator has one term more, exp(sink) or, with
-///             scaled_sinks, as of a key with that logit, exp(c_i·sink). -inf is no sink, +inf takes
-///             everything (out 0, lse +inf; scaled by a c above 0), NaN spreads
+/// The last stride is 1. You choose the other strides, so [batch, position, head, channel] and packed qkv need no
+/// copy. `heads` is a multiple of `kv_heads`. Head h reads kv head h / (heads / kv_heads).
 ///
-/// lse_i = ln Σ_j exp(c_i · score(…)) (+ the sink's term), natural logarithm. A query that sees nothing
-/// gives out 0 and lse -inf, or the sink; it has no c, so a scaled sink leaves it at -inf.
+/// T is the storage type: float, double, half or bfloat16. If the tensors have different storage types, T is Elements
+/// (elements.hpp). The call computes in `detail::Compute<T>`: double for double, float for the others. lse and sinks
+/// have this type. Exception: the bf16 path multiplies bfloat16 operands.
 ///
-/// Keys are taken in blocks with an online softmax, so memory is linear in the sequence: at most 1.1 MiB a
-/// thread at width 64 (1.4 where 16-bit products take rotated keys), and 32 MiB where keys are split among
-/// threads. Keys that no query of a group sees are not computed. Hidden keys never enter a result: NaN in them
-/// stays there. NaN in visible ones spreads.
+/// | name | meaning |
+/// |---|---|
+/// | scale | 1/√d by default |
+/// | R | the optional rotary embedding, at the positions of keys and queries |
+/// | position of key j | key_position + j, or the position that the mask defines |
+/// | position of query i | key_position + i + keys - queries, or the position that the mask defines |
+/// | score | Identity, Softcap, Alibi, Bias, … or your own score function (score.hpp) |
+/// | c_i | scaling({head, position, n}): n visible keys, the query's own position (row.hpp) |
+/// | mask | Full, Causal (bottom-right), SlidingWindow, Documents, … or your own mask (mask.hpp) |
+/// | sinks | optional, one number per head: adds exp(sink) to the denominator of the softmax |
+/// | scaled_sinks | the sink is a logit: adds exp(c_i·sink) to the denominator instead |
 ///
-/// Accuracy: products in T, summed over 1024 keys, then over all of them; weights to an ulp. That is for
-/// rounding to nearest. In the other modes (fesetround), where logits are ordinary, the error of out is at
-/// most 5e-5·Σ p |v| and that of lse 5e-5·(1 + |lse|); in double, 5e-11 takes the place of 5e-5. The bits
-/// are the same for every executor, for other strides, and however the queries are cut into calls of more
-/// than 16 queries per kv head. Exception: bfloat16 with 16-bit products, where a call has at most 128 keys.
+/// | special value | result |
+/// |---|---|
+/// | no key is visible to a query | out is 0 and lse is -inf |
+/// | the same, with `sinks` | out is 0 and lse is the sink |
+/// | the same, with `scaled_sinks` | out is 0 and lse is -inf: the query has no multiplier |
+/// | a sink of -inf | as without a sink |
+/// | a sink of +inf | out is 0 and lse is +inf; a scaled sink: if c is above 0 |
+/// | a sink of NaN | NaN in the rows of its head |
+/// | NaN in a masked key or value | does not affect the result |
+/// | NaN in a visible key or value | NaN in the rows of the queries that attend to the key |
 ///
-/// bfloat16 q, k and v on a processor with 16-bit products (targets amx, avx512_bf16, neon_bf16), five queries or
-/// more per kv head: q, k, v and the weights go into the products as bfloat16, which are summed in float. Logits, states
-/// and multipliers are float; weights are rounded once and summed as rounded. With ε = 2^-8 the error of out,
-/// before it is rounded to bfloat16, is at most 2.1 ε·Σ p |v|, that of lse at most 1.1 ε. By pair dots, up to
-/// 16 queries per kv head sum their weights before they are rounded: ε·Σ p |v|, and float's lse; with a rope on
-/// keys, they are computed in float. A rotated q or k is taken in two parts of 8 bits, so that a multiplier
-/// enlarges no more than it does in float. Subnormal numbers count as 0; an infinite number in a rotated q or k
-/// makes NaN. Calls with at most 128 keys, other than of a cache, are computed in float, and so is all where
-/// `float_products` in the options asks for it, within the bounds above.
+/// Attention computes an online softmax over key blocks, so its memory is linear in the sequence length. Attention
+/// skips keys that are masked for every query of a query block.
 ///
-/// One allocation a call, none with a workspace. `out` and `lse` must lie apart from the inputs. lse is left
-/// out as `View{}` alone: null with extents is an error. Errors are std::invalid_argument, thrown before
-/// anything is written.
+/// | memory | condition |
+/// |---|---|
+/// | at most 1.1 MiB per thread | width 64 |
+/// | at most 1.43 MiB per thread | width 64, bf16 path, keys rotated in the call |
+/// | at most 32 MiB in addition, per call | the call splits the keys among threads |
+///
+/// Accuracy: when rounding to nearest, a weight is within 1 ulp. Attention adds products in chunks of 1024 keys and
+/// then adds the chunks. In the other rounding modes (fesetround), ordinary logits have these bounds, with weights p:
+///
+/// | type of computation | error of out | error of lse |
+/// |---|---|---|
+/// | float | 5e-5·Σ p abs(v) | 5e-5·(1 + abs(lse)) |
+/// | double | 5e-11·Σ p abs(v) | 5e-11·(1 + abs(lse)) |
+///
+/// Results are bit-identical for every executor and for all strides. Results are also bit-identical if you split the
+/// queries into several calls that have more than 16 rows each. A row is a query of a kv head: a call has queries ·
+/// heads / kv_heads rows. Exception: on targets with bfloat16 products, a bfloat16 call with at most 128 keys takes
+/// the short_keys path. Its results can differ from those of a longer call.
+///
+/// The first path of this table whose condition holds computes the call (explain.hpp reports the path). ε is 2^-8.
+/// The errors are those before out is rounded to its storage type.
+///
+/// | path | condition | rounded to bfloat16 | error of out | error of lse |
+/// |---|---|---|---|---|
+/// | short_keys | at most 128 keys, 4 rows or more; no cache, no `continues` | - | as float | as float |
+/// | prefill_bf16 | bf16 (below); amx: 5 rows or more; others: 17 or more | weights | 2.1 ε·Σ p abs(v) | 1.1 ε |
+/// | decode_bf16 | bf16 (below); not amx; 5 to 16 rows; keys not rotated | weights | ε·Σ p abs(v) | as float |
+/// | decode | at most 16 rows | - | as float | as float |
+/// | prefill | all other calls | - | as float | as float |
+///
+/// "bf16" means: q, k and v are bfloat16, the target is amx, avx512_bf16 or neon_bf16, and `float_products` is false.
+/// "Keys not rotated" means: the call has no rope, or a cache holds keys that are rotated already. The bf16 path
+/// multiplies bfloat16 operands and adds the products in float. Logits, states and multipliers are float.
+/// prefill_bf16 adds the rounded weights to the sum, decode_bf16 adds the weights before they are rounded. The bf16
+/// path splits a rotated q or k into two bfloat16 numbers, high and low. So a multiplier enlarges the error of a
+/// logit no more than in float. The bf16 path treats subnormal numbers as 0. An infinity in a rotated q or k gives
+/// NaN.
+///
+/// A call allocates once. Exception: with a workspace, a call does not allocate. `out` and `lse` must not overlap the
+/// inputs. To omit lse, pass `View{}`: a null pointer with extents is an error. Throws std::invalid_argument for
+/// every error, before anything is written.
 #pragma once
 
 #include <optional>
@@ -73,7 +113,7 @@
 /// @{
 SSMAX_BEGIN_CODE
 
-/// What attention reads and writes.
+/// The tensors that attention reads and writes.
 template <class T>
 struct AttentionArguments {
   View<const detail::QueryElement<T>, 4> q{};  ///< [batch, heads, queries, d].
@@ -83,42 +123,41 @@ struct AttentionArguments {
   View<detail::Compute<T>, 3> lse{};           ///< [batch, heads, queries], or left out.
 };
 
-/// What may be left out. The functions of attention, its backward and decode share it.
+/// The optional arguments of attention, attention_backward and decode.
 template <class T>
 struct AttentionOptions {
-  std::optional<double> scale{};                   ///< 1/√d unless given.
-  const Rope<detail::Compute<T>>* rope = nullptr;  ///< Rotates q and, unless a source holds them, keys.
-  index_t key_position = 0;                        ///< Of the first key, for the rope.
+  std::optional<double> scale{};                   ///< Factor of q·k; 1/√d by default.
+  const Rope<detail::Compute<T>>* rope = nullptr;  ///< Rotates q, and the keys that are not in a source.
+  index_t key_position = 0;                        ///< Position of the first key, for the rope.
   std::span<const detail::Compute<T>> sinks{};     ///< One number per head.
-  Workspace* workspace = nullptr;                  ///< Memory kept between calls.
-  bool float_products = false;                     ///< bfloat16: products in float on every processor.
-  bool scaled_sinks = false;                       ///< Sinks are logits, times c. (Not in finish.)
-  bool rotate_source_keys =
-      false;  ///< A source's keys are not rotated yet: the rope rotates them in the call.
-  /// Each sequence's own numbers of queries and keys. (Not in attention_partial, finish and over MPI.)
+  Workspace* workspace = nullptr;                  ///< Memory that calls reuse.
+  bool float_products = false;      ///< If true, bfloat16 is multiplied in float on every target.
+  bool scaled_sinks = false;        ///< If true, a sink is a logit: c·sink. (Not in finish.)
+  bool rotate_source_keys = false;  ///< If true, the rope rotates the keys of a source in the call.
+  /// Numbers of queries and keys of each sequence. (Not in attention_partial, finish and over MPI.)
   SequenceLengths lengths{};
-  Explanation* explanation = nullptr;  ///< Written, if given: how the call is computed. (Not in finish.)
+  Explanation* explanation = nullptr;  ///< Optional output: how the call is computed. (Not in finish.)
 };
 
-/// For attention_partial: k and v hold keys [first_key, first_key + k.extent(2)) of `keys`, q holds queries
-/// [first_query, first_query + q.extent(2)) of `queries`.
+/// The tensors of attention_partial. The views k and v hold keys [first_key, first_key + k.extent(2)) of `keys`.
+/// The view q holds queries [first_query, first_query + q.extent(2)) of `queries`.
 template <class T>
 struct PartialArguments {
-  View<const detail::QueryElement<T>, 4> q{};  ///< [batch, heads, queries of the part, d].
-  View<const detail::KeyElement<T>, 4> k{};    ///< [batch, kv_heads, keys of the part, d].
-  View<const detail::ValueElement<T>, 4> v{};  ///< [batch, kv_heads, keys of the part, dv].
-  index_t first_key = 0,                       ///< Where the part begins.
-      keys = 0;                                ///< How many keys there are in all.
-  AttentionState<detail::Compute<T>> state{};  ///< Written: the softmax's state of every query.
-  index_t first_query = 0,                     ///< Where q begins.
-      queries = 0;                             ///< How many queries there are in all; 0: q holds the last.
-  /// Whether the state holds what keys before these gave. Parts that begin at multiples of 1024 keys, each
-  /// continuing the one before, give the bits of all keys at once.
+  View<const detail::QueryElement<T>, 4> q{};  ///< [batch, heads, queries in q, d].
+  View<const detail::KeyElement<T>, 4> k{};    ///< [batch, kv_heads, keys in k, d].
+  View<const detail::ValueElement<T>, 4> v{};  ///< [batch, kv_heads, keys in k, dv].
+  index_t first_key = 0,                       ///< Index of the first key in k.
+      keys = 0;                                ///< Number of all keys.
+  AttentionState<detail::Compute<T>> state{};  ///< Output: the state of every query.
+  index_t first_query = 0,                     ///< Index of the first query in q.
+      queries = 0;                             ///< Number of all queries; 0: q holds the last queries.
+  /// If true, the call continues from `state`, which holds the result for the keys before first_key. If every
+  /// first_key is a multiple of 1024, a chain of such calls is bit-identical to one call over all keys.
   bool continues = false;
 };
 
-/// Attention, forward: formula, shapes and bounds are at the top of attention.hpp. Write the element type,
-/// arguments do not deduce it:
+/// Computes attention, forward. The top of attention.hpp has the formula, the shapes and the error bounds. You write
+/// the element type, because the compiler cannot deduce the type from the arguments:
 ///
 ///     attention<float>({.q = q, .k = k, .v = v, .out = out}, SSMax<float>{s, b}, Causal{}, Softcap{50},
 ///                      {.rope = &rope}, pool);
@@ -136,7 +175,7 @@ void attention(const std::type_identity_t<AttentionArguments<T>>& a, const S& sc
                                                  detail::AnyExecutor(executor));
 }
 
-/// The same without a score.
+/// Computes attention without a score function.
 template <class T, class S = Softmax, class M = Full, class E = Serial>
 requires Scaling<S> && Mask<M> && Executor<E>
 void attention(const std::type_identity_t<AttentionArguments<T>>& arguments, const S& scaling = {},
@@ -145,9 +184,9 @@ void attention(const std::type_identity_t<AttentionArguments<T>>& arguments, con
   attention<T>(arguments, scaling, mask, Identity{}, options, std::forward<E>(executor));
 }
 
-/// Attention of all queries or a part of them over a part of the keys, to be merged with attention over the
-/// other parts. Mask and score speak of all `queries` and all `keys`, and n counts all keys that a query sees.
-/// Options as for attention; sinks are for finish.
+/// Computes the state of the queries in q over the keys in k, to be merged with states over the other keys. The mask
+/// and the score function receive indices among all `queries` and all `keys`. n counts all visible keys of a query.
+/// The options are those of attention. Exception: pass sinks to finish.
 template <class T, class S, class M, class C, class E = Serial>
 requires Scaling<S> && Mask<M> && Score<C> && Executor<E>
 void attention_partial(const std::type_identity_t<PartialArguments<T>>& a, const S& scaling, const M& mask,
@@ -162,7 +201,7 @@ void attention_partial(const std::type_identity_t<PartialArguments<T>>& a, const
                                                  detail::AnyExecutor(executor));
 }
 
-/// The same without a score.
+/// Computes the state without a score function.
 template <class T, class S = Softmax, class M = Full, class E = Serial>
 requires Scaling<S> && Mask<M> && Executor<E>
 void attention_partial(const std::type_identity_t<PartialArguments<T>>& arguments, const S& scaling = {},

@@ -1,62 +1,78 @@
 /// @defgroup attention_backward Attention, backward (attention_backward.hpp)
-/// Attention, backward: from the gradient of `out` (and of `lse`, if wanted) to those of q, k and v, of
-/// the scaling's s and b, of the score's parameters and of the sinks. What attention computes, and all
-/// names, are in attention.hpp.
+/// Computes the gradients of attention. From the gradient of `out`, and optionally of `lse`, attention_backward
+/// computes the gradients of q, k and v. It also computes those of the scaling, the score function and the sinks.
+/// attention.hpp has the formula of the forward pass and the names.
 ///
-///     p_ij  = exp(c_i·z'_ij - lse_i)        the weights, computed again
+///     p_ij  = exp(c_i·z'_ij - lse_i)        the weights, recomputed; z' = score(z)
 ///     δ_i   = ⟨dout_i, out_i⟩ - dlse_i
 ///     u_ij  = p_ij (⟨dout_i, v_j⟩ - δ_i)
 ///     dz_ij = c_i u_ij · score'(z_ij)
 ///     dq_i  = Rᵀ scale Σ_j dz_ij (R k_j)
 ///     dk_j  = Rᵀ scale Σ_i dz_ij (R q_i)    over all query heads of a kv head
-///     dv_j  = Σ_i p_ij dout_i               likewise
-///     dc_i  = Σ_j u_ij z'_ij                also where c_i is 0 or negative; handed to the scaling:
-///                                           SSMax{s, b}.gradient(ds, db), …
-///     dsink = -Σ_i exp(sink - lse_i) δ_i    0 for a sink of -inf; Σ_i dlse_i, the limit, for one of +inf
+///     dv_j  = Σ_i p_ij dout_i               over all query heads of a kv head
+///     dc_i  = Σ_j u_ij z'_ij                for every c_i, 0 and negative ones included; the scaling receives
+///                                           it: SSMax{s, b}.gradient(ds, db), …
+///     dsink = -Σ_i exp(sink - lse_i) δ_i    sink = -inf: 0; sink = +inf: the limit, Σ_i dlse_i
 ///
-/// With scaled_sinks, w_i = -exp(c_i·sink - lse_i) δ_i, dsink = Σ_i c_i w_i, and dc_i has one term more,
+/// With `scaled_sinks`, w_i = -exp(c_i·sink - lse_i) δ_i, dsink = Σ_i c_i w_i, and dc_i has the additional term
 /// sink·w_i.
 ///
-/// dq, dk and dv are overwritten. Exception: with `accumulate`, the call adds the gradients to dq, dk and dv. The sum
-/// is formed in the type that T is computed in, and rounded once to T: for float and double, the result has the bits
-/// of old value + gradient, where the gradient is what a call without `accumulate` writes. Gradients of parameters
-/// (ds, db, dp, dslopes, dbias, dsinks) are always added: zero them before the first call. A query that sees
-/// nothing has no gradient (but its sink may have one, through lse). Hidden keys get none, and nothing of them is read into a result: NaN in them stays there.
-/// NaN in what a query sees, or in its own numbers, spreads to what depends on it.
+/// | gradient | written | with `accumulate` |
+/// |---|---|---|
+/// | dq, dk, dv | overwritten | added |
+/// | ds, db, dp, dslopes, dbias, dsinks | added: set them to 0 before the first call | added |
 ///
-/// Memory is linear in the sequence. Every kv head at work (as many as threads, or fewer) takes 4·d + 32
-/// bytes a query and 4·(d + dv) a key, which is 26 MiB at width 64 with 32768 of both; as much again for
-/// keys under a rope. Where T is half or bfloat16, or with `accumulate`, 4·d bytes a query and 4·(d + dv) a key are
-/// added. Where something is learnt, 32 bytes a query of
-/// the call are added. One allocation a call, none with a workspace. The same bits for every executor,
-/// without atomic additions.
+/// `accumulate` adds in the type that the call computes in, and rounds the sum once to T. For float and double, the
+/// result is bit-identical to old value + gradient. "Gradient" is what a call without `accumulate` writes.
 ///
-/// Accuracy: products are summed in T over 2048 keys or 1920 queries, then over all of them. A weight is as
-/// good as lse: an lse of 1000 in float is rounded by 3e-5, and so is every weight of its row. In dc = Σ
-/// u·z terms cancel, as Σ u = 0: where `out` was rounded to 16 bits, Σ u is not quite 0, and dc errs by
-/// that times the size of the logits.
+/// If no key is visible to a query, the gradients of the query are 0. Exception: its sink has a gradient through lse.
+/// The gradient of a masked key is 0. NaN in a masked key or value does not affect the result. NaN in a query, or in
+/// a key or value that is visible to the query, makes all gradients NaN that depend on it.
 ///
-/// bfloat16 on a processor with 16-bit products (targets amx, avx512_bf16, neon_bf16): q, k, v and dout go into
-/// the products as bfloat16, weights p and gradients dz are rounded to it for theirs, and all is summed in
-/// float. Logits, δ and u are float, and dc is summed up before anything is rounded. A rotated q or k comes in
-/// two parts of 8 bits for the logits, so that a multiplier enlarges no more than it does in float, and as its
-/// first part for dk and dq. An lse that attention wrote with such products is that of rounded weights, off by
-/// up to 1.1 ε, where ε = 2^-8; so are all weights of its row, by the same factor. (A sum of unrounded weights
-/// for lse would be one more number of every state, the partial ones that are merged included.) Beside what is
-/// said above, and before they are rounded to bfloat16, the errors are at most
+/// Memory is linear in the sequence. Each kv head at work takes the memory of the first four lines. At most one kv
+/// head per thread is at work. For width 64 and 32768 queries and keys, the first line is 26 MiB. A query here is a
+/// row: a query of one query head. The figures are for computation in float. Computation in double takes twice as
+/// much.
 ///
-///     dv   2.1 ε · Σ_i p_ij |dout_i|
-///     dq   2.1 ε · scale Σ_j |dz_ij| |k_j|     and ε more under RoPE, as norms of turned pairs
-///     dk   2.1 ε · scale Σ_i |dz_ij| |q_i|     likewise
-///     dc   1.1 ε · |dc_i|                      so ds, db and the like: of each row's share of them
+/// | bytes per query | bytes per key | condition |
+/// |---|---|---|
+/// | 4·d + 40 | 4·(d + dv) + 1 | every call |
+/// | 4·d more | 4·(d + dv) more | T is half or bfloat16, or `accumulate` |
+/// | 0 | 4·(d + dv) more | float products of copied keys: T is half or bfloat16, or the call rotates keys |
+/// | 0 | 4·d + 2·dv more; if the call rotates keys, 8·d + 2·dv more | bf16 path |
+/// | 32 more, for all queries of the call | 0 | a parameter has a gradient |
 ///
-/// Subnormal numbers count as 0 in products; an infinite number in a rotated q or k makes NaN. `float_products`
-/// in the options asks for float's arithmetic instead. Memory then is 6·d + 4·dv bytes a key more, 12·d under
-/// RoPE.
+/// A call in float also copies keys if the number of keys or d is not a multiple of the kernel's row block.
 ///
-/// Outputs must lie apart from the inputs and from each other; columns of one packed matrix do. (ds, db,
-/// dslopes and the like are not compared with tensors.) Errors are std::invalid_argument, thrown before
-/// anything is written.
+/// A call allocates once. Exception: with a workspace, a call does not allocate. Results are bit-identical for every
+/// executor. The backward pass uses no atomic additions.
+///
+/// Accuracy: the backward pass adds products over 2048 keys or 1920 queries, and then adds the sums. The relative
+/// error of a weight includes the error of lse: in float, an lse of 1000 is rounded by 3e-5. The terms of dc = Σ u·z
+/// cancel, because Σ u is 0. If `out` was rounded to 16 bits, Σ u differs from 0. The error of dc is then this
+/// difference times the size of the logits.
+///
+/// The bf16 path computes a call if q, k, v and dout are bfloat16 and the target is amx, avx512_bf16 or neon_bf16.
+/// Exception: `float_products` selects float. The bounds are before the gradients are rounded to bfloat16, with
+/// ε = 2^-8, in addition to the errors above.
+///
+/// | gradient | rounded to bfloat16 | bound of the error |
+/// |---|---|---|
+/// | dv | weights p | 2.1 ε · Σ_i p_ij abs(dout_i) |
+/// | dq | dz; with a rope also k | 2.1 ε · scale Σ_j abs(dz_ij) abs(k_j) |
+/// | dk | dz; with a rope also q | 2.1 ε · scale Σ_i abs(dz_ij) abs(q_i) |
+/// | dc | - | 1.1 ε · abs(dc_i), so ds, db and others: the sum of the bounds of the rows |
+///
+/// With a rope, the bounds of dq and dk are larger by ε, and abs means the norm of a rotated pair of channels.
+/// Logits, δ and u are float. The bf16 path adds dc before it rounds. For logits, it splits a rotated q or k into two
+/// bfloat16 numbers, high and low. So a multiplier enlarges the error no more than in float. For dk and dq, it uses
+/// the high part only. The lse of the prefill_bf16 path is the logarithm of a sum of rounded weights. Its error is up
+/// to 1.1 ε, and all weights of a row are off by the same factor. (An exact lse would need one more number in every
+/// state, also in merged states.) Products treat subnormal numbers as 0. An infinity in a rotated q or k gives NaN.
+///
+/// Outputs must not overlap the inputs or each other. Columns of one packed matrix do not overlap. Exception: the
+/// call does not compare ds, db, dslopes and other parameter gradients with the tensors. Throws std::invalid_argument
+/// for every error, before anything is written.
 #pragma once
 
 #include "attention.hpp"
@@ -68,48 +84,58 @@
 /// @{
 SSMAX_BEGIN_CODE
 
-/// What the forward read and wrote: of all queries and keys, or of a part of either. k and v hold keys
-/// [first_key, first_key + k.extent(2)) of `keys`, q and what has its rows hold queries
-/// [first_query, first_query + q.extent(2)) of `queries`; out and lse are those over all keys. The gradients
-/// of parts add up: dq over parts of the keys, dk and dv over parts of the queries, the parameters' over all;
-/// dsinks belong to one part of the keys only, and what a scaled sink adds to dc is counted with first_key 0.
+/// The tensors that the forward pass read and wrote, for all queries and keys or for a range of each. The views k and
+/// v hold keys [first_key, first_key + k.extent(2)) of `keys`. The views q, out and lse hold queries [first_query,
+/// first_query + q.extent(2)) of `queries`. The results out and lse are those over all keys.
+///
+/// If you split the keys or the queries into several calls, add the gradients of the calls:
+///
+/// | gradient | add over |
+/// |---|---|
+/// | dq | the ranges of keys |
+/// | dk, dv | the ranges of queries |
+/// | parameters of the scaling and the score function | all calls |
+/// | dsinks | the ranges of queries, for one range of keys only |
+///
+/// The call with first_key 0 adds the term of a scaled sink to dc.
 template <class T>
 struct BackwardArguments {
   View<const detail::QueryElement<T>, 4> q{};  ///< [batch, heads, queries, d].
   View<const detail::KeyElement<T>, 4> k{};    ///< [batch, kv_heads, keys, d].
   View<const detail::ValueElement<T>, 4> v{};  ///< [batch, kv_heads, keys, dv].
-  View<const detail::OutElement<T>, 4> out{};  ///< [batch, heads, queries, dv], as attention wrote it.
-  View<const detail::Compute<T>, 3> lse{};     ///< [batch, heads, queries], as attention wrote it.
-  index_t first_key = 0,                       ///< Where k begins.
-      keys = 0,                                ///< How many keys there are in all; 0: k holds the last.
-      first_query = 0,                         ///< Where q begins.
-      queries = 0;                             ///< How many queries there are in all; 0: q holds the last.
+  View<const detail::OutElement<T>, 4> out{};  ///< [batch, heads, queries, dv], the result of attention.
+  View<const detail::Compute<T>, 3> lse{};     ///< [batch, heads, queries], the result of attention.
+  index_t first_key = 0,                       ///< Index of the first key in k.
+      keys = 0,                                ///< Number of all keys; 0: k holds the last keys.
+      first_query = 0,                         ///< Index of the first query in q.
+      queries = 0;                             ///< Number of all queries; 0: q holds the last queries.
 };
 
-/// Shapes: those of out, lse, q, k and v. dlse (as `View{}`) and dsinks may be left out. dsinks has one
-/// number per head and needs options.sinks.
+/// The gradients. Each has the shape of its tensor. dlse (as `View{}`) and dsinks are optional. dsinks has one number
+/// per head and requires options.sinks.
 template <class T>
 struct AttentionGradients {
-  View<const detail::OutElement<T>, 4> dout{};  ///< The gradient that arrives at out.
-  View<const detail::Compute<T>, 3> dlse{};     ///< The one that arrives at lse, or left out.
-  View<detail::QueryElement<T>, 4> dq{};        ///< Written: the gradient of q.
-  View<detail::KeyElement<T>, 4> dk{};          ///< Written: that of k.
-  View<detail::ValueElement<T>, 4> dv{};        ///< Written: that of v.
-  std::span<detail::Compute<T>> dsinks{};       ///< Added to, or left out.
-  /// Adds the gradients to dq, dk and dv instead of overwriting them. dq, dk and dv must hold numbers before the call.
-  /// dsinks and the gradients of parameters are added in either case. mpi::attention_backward throws if it is true.
+  View<const detail::OutElement<T>, 4> dout{};  ///< Input: the gradient of out.
+  View<const detail::Compute<T>, 3> dlse{};     ///< Input: the gradient of lse; optional.
+  View<detail::QueryElement<T>, 4> dq{};        ///< Output: the gradient of q.
+  View<detail::KeyElement<T>, 4> dk{};          ///< Output: the gradient of k.
+  View<detail::ValueElement<T>, 4> dv{};        ///< Output: the gradient of v.
+  std::span<detail::Compute<T>> dsinks{};       ///< Added to; optional.
+  /// If true, the call adds the gradients to dq, dk and dv, which must hold numbers before the call. If false, the
+  /// call overwrites dq, dk and dv. The call always adds to dsinks and to the gradients of parameters.
+  /// mpi::attention_backward throws if `accumulate` is true.
   bool accumulate = false;
 };
 
-/// Attention, backward: formulas and bounds are at the top of attention_backward.hpp. Write the element type,
-/// arguments do not deduce it:
+/// Computes the gradients of attention. The top of attention_backward.hpp has the formulas and the error bounds. You
+/// write the element type, because the compiler cannot deduce the type from the arguments:
 ///
 ///     attention_backward<float>({.q = q, .k = k, .v = v, .out = out, .lse = lse},
 ///                               {.dout = dout, .dq = dq, .dk = dk, .dv = dv},
 ///                               SSMax<float>{s, b}.gradient(ds, db), Causal{}, Softcap{50},
 ///                               {.rope = &rope}, pool);
 ///
-/// Mask, score, options are those of the forward.
+/// The mask, the score function and the options are those of the forward pass.
 template <class T, class S, class M, class C, class E = Serial>
 requires Scaling<S> && Mask<M> && Score<C> && Executor<E>
 void attention_backward(const std::type_identity_t<BackwardArguments<T>>& a,
@@ -125,7 +151,7 @@ void attention_backward(const std::type_identity_t<BackwardArguments<T>>& a,
                                                 detail::AnyExecutor(executor));
 }
 
-/// The same without a score.
+/// Computes the gradients without a score function.
 template <class T, class S = Softmax, class M = Full, class E = Serial>
 requires Scaling<S> && Mask<M> && Executor<E>
 void attention_backward(const std::type_identity_t<BackwardArguments<T>>& arguments,

@@ -1,13 +1,15 @@
 /// @defgroup attention_state States of attention (attention_state.hpp)
 /// @ingroup online_softmax
-/// Attention over some of the keys, to be merged with that over others: the softmax's state of every query,
-/// and the accumulated values.
+/// States of attention over some of the keys. You merge them with states over the other keys. A state holds the shift
+/// and the sum of the softmax and the output accumulator of every query.
 ///
-/// attention_partial (attention.hpp) gives one for a range of the keys, merge joins two, finish turns one
-/// into out and lse. In FlashAttention's letters shift, sum and o are m / ln 2, l and o. merge is exact but
-/// for one rounding of each sum, since shifts are integers. So the order of merging changes results by half an
-/// ulp of the total per merge: |error| <= merges · ε/2 · Σ p |v|. (Products of bfloat16 leave shifts that are no
-/// integers: 3/2 in place of 1/2.) With SSMax, n is that of the whole row: it enters with the logits.
+/// attention_partial (attention.hpp) computes a state for a range of the keys. merge joins two states. finish
+/// computes out and lse from a state. In FlashAttention's letters, shift, sum and o are m / ln 2, l and o.
+///
+/// Shifts are integers, so merge rounds each sum once and is exact otherwise. The order of merging changes results by
+/// half an ulp of the total per merge: |error| <= merges · ε/2 · Σ p |v|. Exception: the bf16 path has shifts that
+/// are not integers, so the bound has 3/2 in place of 1/2. With SSMax, n is that of the whole row: the multiplier c
+/// is applied before the state is formed.
 #pragma once
 
 #include <span>
@@ -23,8 +25,8 @@
 /// @{
 SSMAX_BEGIN_DATA
 
-/// Attention over some keys: for each query, Σ exp(c·z) = 2^shift·sum and Σ exp(c·z)·v = 2^shift·o. A
-/// query that saw nothing has shift -inf and zeros.
+/// A state over some keys. For each query, Σ exp(c·z) = 2^shift·sum and Σ exp(c·z)·v = 2^shift·o. If no key is
+/// visible to a query, its shift is -inf and its sum and o are 0.
 template <class T>
 struct AttentionState {
   View<T, 3> shift{},  ///< [batch, heads, queries].
@@ -37,7 +39,7 @@ SSMAX_END
 SSMAX_BEGIN_CODE
 namespace detail {
 
-/// The parts of a state under the names that a caller knows them by.
+/// The names of the tensors of a state in error messages.
 struct StateNames {
   const char *shift, *sum, *o;
 };
@@ -57,7 +59,7 @@ void check_state(const char* function, const StateNames& names, const AttentionS
   }
 }
 
-/// The parts of a state that is written do not overlap.
+/// Throws if the tensors of a state overlap.
 template <class T>
 void check_parts_apart(const char* function, const StateNames& names, const AttentionState<T>& state) {
   check_apart(function, names.sum, state.sum, names.shift, state.shift);
@@ -65,7 +67,7 @@ void check_parts_apart(const char* function, const StateNames& names, const Atte
   check_apart(function, names.sum, state.sum, names.o, state.o);
 }
 
-/// An output lies apart from every part of a state.
+/// Throws if an output overlaps a tensor of a state.
 template <class T, int Rank>
 void check_apart_from_state(const char* function, const char* name, const View<T, Rank>& out,
                             const StateNames& names, const AttentionState<T>& state) {
@@ -93,7 +95,7 @@ AttentionState<T> addressable(const AttentionState<T>& state) {
   return {.shift = state.shift, .sum = state.sum, .o = addressable(state.o)};
 }
 
-/// Both are addressable.
+/// Merges without checks. Both states are addressable.
 template <class T>
 void merge_state(const AttentionState<T>& into, const AttentionState<T>& other) {
   const index_t dv = into.o.extent(3);
@@ -109,8 +111,8 @@ void merge_state(const AttentionState<T>& into, const AttentionState<T>& other) 
 
 }  // namespace detail
 
-/// Merges all of `others` into `into`, in their order: the result does not depend on who computed which when.
-/// No part of one of them may overlap a part of `into`.
+/// Merges all of `others` into `into`, in their order. The result does not depend on the thread or the time at which
+/// a state was computed. `into` must not overlap the others.
 template <class T>
 void merge(const AttentionState<T>& into, std::span<const std::type_identity_t<AttentionState<T>>> others) {
   for (const AttentionState<T>& other : others) detail::check_merge(into, other);
@@ -119,14 +121,14 @@ void merge(const AttentionState<T>& into, std::span<const std::type_identity_t<A
   }
 }
 
-/// into = attention over the keys of both. No part of one may overlap a part of the other.
+/// Merges `other` into `into`: the state over the keys of both. `into` must not overlap `other`.
 template <class T>
 void merge(const AttentionState<T>& into, const std::type_identity_t<AttentionState<T>>& other) {
   merge(into, std::span<const AttentionState<T>>(&other, 1));
 }
 
-/// out = o / sum and, if wanted (not `View{}`), lse = ln Σ exp(c·z), with a sink per head if given. out may
-/// be state.o.
+/// Writes out = o / sum and, unless lse is `View{}`, lse = ln Σ exp(c·z). With sinks, adds one sink per head to the
+/// denominator. `out` may be the memory of state.o.
 template <class T>
 void finish(const AttentionState<T>& state, std::type_identity_t<View<T, 4>> out,
             std::type_identity_t<View<T, 3>> lse = {}, std::span<const std::type_identity_t<T>> sinks = {}) {

@@ -1,64 +1,66 @@
 /// @defgroup config Version and macros (config.hpp)
-/// Version, what a compiler must offer, index type, compiler macros, and the inline namespaces.
+/// Version, required compiler features, index type, compiler macros, and the inline namespaces.
 ///
-/// Which namespace a name lives in decides what may be linked with what:
+/// The namespace of a name decides which translation units may exchange the type or share the code:
 ///
-/// `SSMAX_DATA_NAMESPACE` holds plain data that users pass through their own interfaces: views, scalings, masks,
-/// scores, pools, workspaces, states, explanations, RopeOptions, KvCacheOptions and CrossEntropyOptions. Its name
-/// carries the version only, so that units built with other -m flags can exchange it. Every member function there
-/// is `SSMAX_INLINE`: no out-of-line copy exists that the linker could take from a unit built for a larger
+/// | namespace | holds | its name carries |
+/// |---|---|---|
+/// | `SSMAX_DATA_NAMESPACE` | plain data that you pass through your own interfaces | version |
+/// | `SSMAX_CODE_NAMESPACE` | all compiled code; classes that own tables or belong to one call | version and modes |
+/// | `SSMAX_COMPILED_NAMESPACE` | kernels and drivers (the loops that call kernels) | version, `library` or modes |
+///
+/// **Data**: views, scalings, masks, scores, pools, workspaces, states, explanations, RopeOptions, KvCacheOptions and
+/// CrossEntropyOptions. Units that you build with different -m flags can exchange them. Every member function there
+/// is `SSMAX_INLINE`. So no out-of-line copy exists that the linker could take from a unit built for a larger
 /// instruction set.
 ///
-/// `SSMAX_CODE_NAMESPACE` holds everything that is compiled to code, and the classes that own tables or that only one
-/// call reads: Rope, KvCache, ScaleInvariant, OnlineSoftmax; AttentionArguments, PartialArguments, AttentionOptions,
-/// BackwardArguments, AttentionGradients, DecodeArguments, RowsBackward; all of mpi. Make them in the unit that uses
-/// them. Its name carries version, baseline instruction set, exception mode, assertion mode and whether the kernels
-/// come with the unit, so that the linker never merges two different bodies. The name distinguishes baselines by
-/// AVX-512, AVX2, FMA, AVX, SSE4 and WebAssembly's SIMD128: units that differ in smaller steps (-msse3,
-/// -mbmi) share code, as they do of every other header.
+/// **Code**: Rope, KvCache, ScaleInvariant, OnlineSoftmax; AttentionArguments, PartialArguments, AttentionOptions,
+/// BackwardArguments, AttentionGradients, DecodeArguments, RowsBackward; all of mpi. Make such an object in the unit
+/// that uses the object. The modes are: the baseline instruction set, exceptions, assertions, and which kernels the
+/// unit holds. So the linker never merges two different bodies. The name distinguishes baselines by AVX-512, AVX2,
+/// FMA, AVX, SSE4 and WebAssembly's SIMD128. Units that differ in smaller steps (-msse3, -mbmi) share code, as with
+/// every other header.
 ///
-/// `SSMAX_COMPILED_NAMESPACE` holds the kernels and the drivers, the loops that call them. Header-only, it is
-/// the code namespace: every unit compiles what it calls. With `SSMAX_COMPILED`, which the CMake target
-/// ssmax::compiled sets, they are declared here and compiled in that library, once, whatever the flags of the
-/// units that call them; its name carries the version only. What passes between a unit and the library is
-/// plain data (namespace shared). Units of both kinds may be linked into one program.
+/// **Compiled**: without `SSMAX_COMPILED`, this is the code namespace, and every unit compiles what it calls. The
+/// CMake target ssmax::compiled sets `SSMAX_COMPILED`. Then headers only declare the kernels and drivers, and the
+/// library compiles them once, whatever the flags of the calling units. A unit passes plain data (namespace shared)
+/// to the library. You may link units of both kinds into one program.
 ///
-/// This reference leaves the inline namespaces out: what is in them is found in namespace ssmax.
+/// This reference omits the inline namespaces: it lists every name in namespace ssmax.
 /// @{
 #pragma once
 
 #if __cplusplus <= 201703L && (!defined(_MSVC_LANG) || _MSVC_LANG <= 201703L)
-// No such file. GCC and Clang go on after #error, and print a thousand more; here they stop.
+// This file does not exist. GCC and Clang continue after #error and print a thousand more errors. Here they stop.
 #include "ssmax needs C++20, as in -std=c++20"
 #endif
 
 #include <cstddef>
 
-// The one place that names the version: CMake reads these three lines, the namespaces below are made of them.
-/// Rises when the interface breaks.
+// The only place with the version. CMake reads the next three definitions. The namespaces below are made of them.
+/// Increases if the interface breaks.
 #define SSMAX_VERSION_MAJOR 0
-/// Rises when something is added; before 1.0 also when the interface breaks.
+/// Increases if something is added. Before 1.0, also if the interface breaks.
 #define SSMAX_VERSION_MINOR 1
-/// Rises when something is mended.
+/// Increases for fixes.
 #define SSMAX_VERSION_PATCH 0
 
-/// To be compared in `#if`: 1.2.3 is 10203.
+/// The version as a number for `#if`: 1.2.3 is 10203.
 #define SSMAX_VERSION (SSMAX_VERSION_MAJOR * 10000 + SSMAX_VERSION_MINOR * 100 + SSMAX_VERSION_PATCH)
 
 #if defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__
 #error "ssmax needs infinities and NaN: add -fno-finite-math-only after -Ofast or -ffast-math"
 #endif
 
-// The kernels round by adding and subtracting a large number, which takes float's and double's own precision.
-// (16 changes the precision of _Float16 only.)
+// The kernels round by adding and subtracting a large number. This requires that float and double are computed in
+// their own precision. (The value 16 concerns _Float16 only.)
 #if defined(__FLT_EVAL_METHOD__) && __FLT_EVAL_METHOD__ != 0 && __FLT_EVAL_METHOD__ != 16
 #error "ssmax needs float and double in their own precision: build 32-bit x86 with -msse2 -mfpmath=sse"
 #endif
 
 #ifndef SSMAX_HAS_THREADS
 #if defined(__STDCPP_THREADS__) && (!defined(__GLIBCXX__) || defined(_GLIBCXX_HAS_GTHREADS))
-/// Whether the standard library has std::thread, and so whether there is a ThreadPool: 1 or 0. WASI, for one,
-/// has neither.
+/// 1 if the standard library has std::thread, and so ThreadPool exists; 0 otherwise, for example for WASI.
 #define SSMAX_HAS_THREADS 1
 #else
 #define SSMAX_HAS_THREADS 0
@@ -78,16 +80,15 @@
 #define SSMAX_COLD
 #endif
 
-// For the names that pass between a unit and ssmax::compiled as a shared library: visible
-// also under -fvisibility=hidden.
+// Makes a name visible with `-fvisibility=hidden`: for names that pass between a unit and a shared ssmax::compiled.
 #if (defined(__GNUC__) || defined(__clang__)) && !defined(_WIN32)
 #define SSMAX_VISIBLE [[gnu::visibility("default")]]
 #else
 #define SSMAX_VISIBLE
 #endif
 
-// Fully unrolls a loop over a few registers. GCC 12 at -O2 otherwise keeps the loop and its array in memory,
-// which is 7 times slower.
+// Fully unrolls a loop over a few registers. Without it, GCC 12 at -O2 keeps the loop and its array in memory, which
+// is 7 times slower.
 #if defined(__GNUC__) || defined(__clang__)
 #define SSMAX_UNROLL _Pragma("GCC unroll 16")
 #else
@@ -98,7 +99,7 @@
 
 #ifndef SSMAX_ASSERTIONS
 #ifdef NDEBUG
-/// Whether View checks its indices: 1 in debug builds, 0 with NDEBUG, or as the user defines it.
+/// 1 if View checks its indices, 0 otherwise. By default 1 in debug builds and 0 with NDEBUG. You may define it.
 /// @ingroup config
 #define SSMAX_ASSERTIONS 0
 #else
@@ -143,11 +144,10 @@
 #define SSMAX_ABI_EXCEPTIONS _noexcept
 #endif
 
-// Where a unit's kernels are. A unit of the library itself (_library) shares no code with the library's
-// users. Other units link the library's kernels (_linked) or hold their own, without those for the
-// instruction sets that SSMAX_NO_AVX512, SSMAX_NO_AVX2, SSMAX_NO_NEON and SSMAX_NO_SIMD128 leave out (to
-// compile faster), and without the extensions that SSMAX_NO_AVX512_BF16 (AMX with it), SSMAX_NO_AMX and
-// SSMAX_NO_NEON_BF16 leave out.
+// Where the kernels of a unit are. Units of the library (_library) share no code with users of the library. Units
+// with SSMAX_COMPILED link the library's kernels (_linked). Other units hold kernels of their own. To compile faster,
+// SSMAX_NO_AVX512, SSMAX_NO_AVX2, SSMAX_NO_NEON and SSMAX_NO_SIMD128 omit the kernels of an instruction set.
+// SSMAX_NO_AVX512_BF16 (which includes AMX), SSMAX_NO_AMX and SSMAX_NO_NEON_BF16 omit an extension.
 #if defined(SSMAX_LIBRARY_UNIT)
 #define SSMAX_ABI_KERNELS _library
 #elif defined(SSMAX_COMPILED)
@@ -183,12 +183,12 @@
 #define SSMAX_COMPILED_NAMESPACE SSMAX_CODE_NAMESPACE
 #endif
 
-// SSMAX_BEGIN_… and SSMAX_END open and close the namespaces of a header. Between them, arithmetic is IEEE's whatever
-// the flags of the unit, such as -Ofast -fno-finite-math-only. Exception: an SSMAX_INLINE function that is inlined into
-// the user's own code takes the flags of that code. -ffinite-math-only cannot be switched off here: GCC 12 still
+// SSMAX_BEGIN_… and SSMAX_END open and close the namespaces of a header. Between them, arithmetic follows IEEE 754
+// for all flags of the unit, such as -Ofast -fno-finite-math-only. Exception: an SSMAX_INLINE function that is
+// inlined into your code takes the flags of that code. A pragma cannot switch off -ffinite-math-only. GCC 12 still
 // compiles a < b as !(a >= b), and Clang's intrinsics still promise that no operand is NaN.
 #if defined(__clang__)
-// Exception: Clang warns of the pragma and ignores it where it has none for the target, WebAssembly for one.
+// Exception: Clang ignores the pragma, with a warning, for targets that lack it, such as WebAssembly.
 #define SSMAX_UNWARNED(pragma)                                                               \
   _Pragma("clang diagnostic push") _Pragma("clang diagnostic ignored \"-Wignored-pragmas\"") \
       pragma _Pragma("clang diagnostic pop")
@@ -212,7 +212,7 @@
 #define SSMAX_BEGIN_CODE                  \
   SSMAX_PUSH_ARITHMETIC namespace ssmax { \
     inline namespace SSMAX_CODE_NAMESPACE {
-// The library's own parts: namespaces shared, detail and compiled, which are not for users.
+// Namespaces of the library's own parts: shared, detail and compiled. They are not for users.
 #define SSMAX_BEGIN_SHARED                                             \
   SSMAX_PUSH_ARITHMETIC namespace ssmax::inline SSMAX_DATA_NAMESPACE { \
     namespace SSMAX_VISIBLE shared {
@@ -227,14 +227,14 @@
   }               \
   SSMAX_POP_ARITHMETIC
 
-// Whether this unit compiles drivers: every one does, header-only; with SSMAX_COMPILED, the library's own.
+// 1 if this unit compiles drivers: every unit without SSMAX_COMPILED, and the units of the library.
 #if !defined(SSMAX_COMPILED) || defined(SSMAX_LIBRARY_UNIT)
 #define SSMAX_COMPILES_DRIVERS 1
 #else
 #define SSMAX_COMPILES_DRIVERS 0
 #endif
 
-// In front of their functions that are not templates.
+// Precedes functions of the drivers that are not templates.
 #if defined(SSMAX_COMPILED)
 #define SSMAX_ONCE
 #else
@@ -242,15 +242,16 @@
 #endif
 /// @endcond
 
-/// The library. What stands in a namespace within this one (detail, shared, compiled) is not for users.
+/// The library. The namespaces detail, shared and compiled are internal.
 /// @addtogroup config
 /// @{
 SSMAX_BEGIN_DATA
 
-/// Extents, strides and counts. Signed, as in Eigen and std::span's difference type, so that i - 1 is safe.
+/// The type of extents, strides and counts. Signed, as in Eigen and std::span's difference type, so that i - 1 is
+/// safe.
 using index_t = std::ptrdiff_t;
 
-/// Data that the library's own parts hand each other.
+/// Data that the library's parts pass to each other.
 namespace SSMAX_VISIBLE shared {}
 
 SSMAX_END

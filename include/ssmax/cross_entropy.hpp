@@ -1,29 +1,39 @@
 /// @defgroup cross_entropy Cross-entropy (cross_entropy.hpp)
-/// Cross-entropy of logits against one class a row, and its gradient: the loss that a model is trained with.
+/// Computes the cross-entropy of logits against one class per row, and its gradient: the usual loss of a model.
 ///
 ///     loss      = 1/count · Σ_i (ln Σ_j exp(z_ij) - z_i,t(i))       over the rows i that are not ignored
 ///     dlogits   = dloss/count · (softmax(z_i)_j - [j = t(i)])       0 in ignored rows
 ///
-/// logits and dlogits are [row, class] with last stride 1, targets holds the class t(i) of every row. A row
-/// is ignored if its target is options.ignored, and is then not read; count is how many are not. With count
-/// 0, or without rows, the loss is 0. float, half and bfloat16 compute in float, double in double; rows are
-/// added up in double.
+/// logits and dlogits are [row, class] with last stride 1. targets holds the class t(i) of every row. A row is
+/// ignored if its target is options.ignored. cross_entropy does not read ignored rows. count is the number of the
+/// other rows. If count is 0, the loss is 0. Rows of float, half and bfloat16 are computed in float, rows of double
+/// in double. The sum over rows is in double.
 ///
-/// Special values: a logit of -inf is a class that cannot be, with probability 0 and gradient 0. As the
-/// target it makes the loss +inf, and the gradient is what the formula says: dloss/count · (0 - 1) for the
-/// target and the others' as ever. A row of nothing but -inf has loss +inf and gradient 0. NaN or +inf makes
-/// the loss NaN and its own row of dlogits, no other. Finite logits may be of any size. With a single class,
-/// loss and gradient are 0 exactly. No loss is negative. Probabilities may be flushed to 0 as in softmax.hpp;
-/// the loss of such a target is finite all the same, up to what a double holds.
+/// | special value | result |
+/// |---|---|
+/// | a logit of -inf | probability 0, gradient 0 |
+/// | a target's logit of -inf | loss +inf; gradient by the formula: -dloss/count for the target |
+/// | a row with only -inf | loss +inf, gradient 0 |
+/// | NaN or +inf in a row | loss NaN, dlogits of this row NaN, dlogits of other rows unaffected |
+/// | one class | loss and gradient are exactly 0 |
+/// | a probability that softmax.hpp may flush to 0 | the loss of this target is finite, within double's range |
 ///
-/// Accuracy in float: a row's loss within 1e-6, or within 1e-6 of itself where it is above 1; dlogits within
-/// 1e-6 of themselves, the target's within 1e-6 of dloss/count. That is where thousands of small terms meet
-/// one large one; normally distributed logits give a third of it. In double 2e-15 takes the place of 1e-6.
+/// Finite logits may have any size. A loss is never negative.
 ///
-/// The executor's calls take rows; how many each takes, and the order in which losses are added, depends on
-/// the extents alone, so that every executor gives the same bits. The loss is the same with and without
-/// dlogits, too. dlogits may be the logits' own memory, or must lie apart from it; it may be left out, as
-/// `View{}`. Errors are std::invalid_argument, thrown before anything is written. Nothing is allocated.
+/// | result | bound of the error in float | in double |
+/// |---|---|---|
+/// | loss of a row | 1e-6·max(1, loss) | 2e-15·max(1, loss) |
+/// | dlogits | 1e-6·abs(dlogits) | 2e-15·abs(dlogits) |
+/// | dlogits of the target | 1e-6·abs(dloss)/count | 2e-15·abs(dloss)/count |
+///
+/// The worst case is a row with thousands of small terms and one large term. Normally distributed logits have a third
+/// of this error.
+///
+/// The executor distributes rows. The number of rows per task and the order of the sums depend on the extents only.
+/// So loss and gradient are bit-identical for every executor. The loss is also bit-identical with and without
+/// dlogits. The view dlogits may be the memory of the logits. Otherwise dlogits must not overlap the logits. To omit
+/// dlogits, pass `View{}`. Throws std::invalid_argument for every error, before anything is written. The function
+/// does not allocate.
 #pragma once
 
 #include <algorithm>
@@ -42,16 +52,16 @@
 /// @{
 SSMAX_BEGIN_DATA
 
-/// What may be left out of a call of cross_entropy.
+/// The optional arguments of cross_entropy.
 struct CrossEntropyOptions {
-  index_t ignored = -100;  ///< Rows with this target count for nothing; it may be a class.
-  double dloss = 1;        ///< The gradient that arrives at the loss.
+  index_t ignored = -100;  ///< Target of rows that are ignored; may be a class.
+  double dloss = 1;        ///< The gradient of the loss.
 };
 
-/// What cross_entropy returns.
+/// The result of cross_entropy.
 struct CrossEntropy {
   double loss;    ///< The mean over `count` rows.
-  index_t count;  ///< Rows that are not ignored.
+  index_t count;  ///< Number of rows that are not ignored.
 };
 
 SSMAX_END
@@ -59,12 +69,12 @@ SSMAX_END
 SSMAX_BEGIN_CODE
 namespace detail {
 
-/// Rows are cut into the same calls for every executor: at most most_loss_calls, as their losses wait on the
-/// stack, and, where rows are short, with at least least_call_logits logits each (some microseconds).
+/// Limits of the tasks, the same for every executor. At most most_loss_calls tasks, because their losses are on the
+/// stack. If rows are short, a task has at least least_call_logits logits, which take some microseconds.
 inline constexpr index_t most_loss_calls = 256;
 inline constexpr index_t least_call_logits = 16'384;
 
-/// How many targets are not to be ignored. Fails at the first that is no class.
+/// Returns the number of targets that are not ignored. Throws at the first target that is not a class.
 inline index_t count_targets(std::span<const index_t> targets, index_t ignored, index_t classes) {
   index_t count = 0;
   for (std::size_t row = 0; row < targets.size(); ++row) {
@@ -81,8 +91,9 @@ inline index_t count_targets(std::span<const index_t> targets, index_t ignored, 
 
 }  // namespace detail
 
-/// The loss of logits [row, class] against targets [row] and, if wanted, its gradient: formulas and
-/// bounds are at the top of cross_entropy.hpp. Write the element type, arguments do not deduce it:
+/// Returns the loss of logits [row, class] against targets [row]. Writes the gradient to dlogits unless dlogits is
+/// `View{}`. The top of cross_entropy.hpp has formulas and bounds. You write the element type, because the compiler
+/// cannot deduce the type from the arguments:
 ///
 ///     cross_entropy<float>(logits, targets)                         the loss
 ///     cross_entropy<float>(logits, targets, logits, {}, pool)       and its gradient, over the logits

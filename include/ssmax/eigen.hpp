@@ -4,24 +4,28 @@
 ///     Eigen::MatrixXf p = ssmax::SSMax<float>{0.43f}(logits);   // each row sums to 1
 ///     ssmax::Softmax{}(logits, p, ssmax::Axis::columns);        // each column does; p may be logits
 ///
-/// n is the number of columns (rows for Axis::columns). A compile-time vector is one row whichever way it
-/// stands. Rows that are contiguous in memory (RowMajor by rows, ColMajor by columns) are worked on where
-/// they lie. Everything else goes through a buffer of a few rows: the other direction, expressions,
-/// Eigen::half and Eigen::bfloat16, which are computed in float.
+/// n is the number of columns, or of rows for Axis::columns. A compile-time vector is one row in both orientations.
 ///
-/// `out` must have the shape of `in`, and be the same matrix (the same memory and strides) or lie apart from
-/// it: std::invalid_argument otherwise, before anything is written. `softmax(m.transpose(), m)` is refused,
-/// and so are two blocks that overlap. Memory that interleaves without sharing an element is accepted where
-/// both are columns, or both are rows, of one matrix. An expression, as 2 * m, is worked out first, so that
-/// out may be m; and where `out` is one without memory of its own, as m.reverse(), the logits are copied
-/// first.
+/// | argument | how it is computed |
+/// |---|---|
+/// | RowMajor along rows, ColMajor along columns | in place, without a copy |
+/// | the other direction | through a buffer of a few rows |
+/// | an expression such as 2 * m | evaluated first, so `out` may be m |
+/// | Eigen::half, Eigen::bfloat16 | through a buffer, in float |
+/// | `out` without memory of its own, such as m.reverse() | the logits are copied first |
 ///
-/// `column_view(matrix)` returns the columns of a ColMajor matrix as the rows of a view, which the other functions of
-/// this library take.
-/// `heads_view(matrix, heads)` and `qkv_views(matrix, heads, kv_heads)` give attention's views of a RowMajor matrix
-/// [tokens, channels] (heads_view.hpp). Eigen's matrices are ColMajor by default: there, keep channels in rows and
-/// tokens in columns, [channels, tokens], and write `heads_view(column_view(matrix), heads)`. The last stride of
-/// attention's views is 1, so a ColMajor matrix [tokens, channels] has to be transposed first.
+/// `out` must have the shape of `in`. It must be the same matrix (same memory and strides) or must not overlap `in`.
+/// Throws std::invalid_argument otherwise, before anything is written. So `softmax(m.transpose(), m)` throws, as do
+/// two blocks that overlap. Interleaved memory without a common element is allowed if both are columns, or both are
+/// rows, of one matrix.
+///
+/// `column_view(matrix)` returns the columns of a ColMajor matrix as the rows of a view, for the other functions of
+/// this library. `heads_view(matrix, heads)` and `qkv_views(matrix, heads, kv_heads)` return attention's views of a
+/// RowMajor matrix [tokens, channels] (heads_view.hpp).
+///
+/// Eigen's matrices are ColMajor by default. For them, keep channels in rows and tokens in columns, [channels,
+/// tokens], and write `heads_view(column_view(matrix), heads)`. The last stride of attention's views is 1, so you
+/// have to transpose a ColMajor matrix [tokens, channels] first.
 #pragma once
 
 #include <Eigen/Core>
@@ -38,7 +42,7 @@ template <class Derived>
 void take_dense(const Eigen::DenseBase<Derived>&);
 }
 
-/// What derives from DenseBase of any type: of its own, or of Block as the result of head() does.
+/// A type that derives from DenseBase of any type: its own type, or Block as the result of head() does.
 template <class X>
 concept EigenDense = requires(const X& x) {
   detail::take_dense(x);
@@ -50,11 +54,11 @@ template <class X>
 inline constexpr bool has_memory = (Eigen::internal::traits<std::remove_const_t<X>>::Flags &
                                     Eigen::DirectAccessBit) != 0;
 
-/// Columns one after the other in memory, whichever of the two names its type gives them.
+/// True if rows are contiguous in memory.
 template <class X>
 inline constexpr bool is_row_major = (X::Flags & Eigen::RowMajorBit) != 0;
 
-/// The matrix as views of lines that run along memory: rows of a RowMajor matrix, columns of a ColMajor one.
+/// Returns a view of the lines that are contiguous in memory: rows of a RowMajor matrix, columns of a ColMajor one.
 template <class T, class X>
 View<T, 2> line_view(T* data, const X& matrix) {
   const index_t lines = is_row_major<X> ? matrix.rows() : matrix.cols();
@@ -68,15 +72,15 @@ void check_same_shape(const In& in, const Out& out) {
   if (out.cols() != in.cols()) fail_extent("softmax", "out", 1, out.cols(), "logits", in.cols());
 }
 
-/// Every element of what has memory, whatever its strides.
+/// Returns a view of every element of a matrix with memory, for any strides.
 template <class X>
 auto element_view(X& matrix) {
   return View<std::remove_pointer_t<decltype(matrix.data())>, 2>(
       matrix.data(), {matrix.rows(), matrix.cols()}, {matrix.rowStride(), matrix.colStride()});
 }
 
-/// For lines that do not run along memory, and for half precision: a few lines at a time go through a
-/// row-major buffer. `out` is `in` or lies apart from it.
+/// Computes a few lines at a time through a row-major buffer: for lines that are not contiguous, and for half
+/// precision. `out` is `in` or does not overlap `in`.
 template <class S, class In, class Out>
 void softmax_through_buffer(const S& scaling, const In& in, Out& out, bool by_columns) {
   using T = std::conditional_t<std::same_as<typename In::Scalar, double>, double, float>;
@@ -124,14 +128,14 @@ void softmax_of_eigen(const S& scaling, const In& in, Out& out, Axis axis) {
     if constexpr (has_memory<Out>) {
       check_in_place_or_apart("softmax", "out", element_view(out), "logits", element_view(in));
       softmax_through_buffer(scaling, in, out, by_columns);
-    } else {  // m.reverse() or m(rows, columns): which memory it writes to cannot be told
+    } else {  // m.reverse() or m(rows, columns): the memory that it writes to is unknown
       const typename In::PlainObject apart = in;
       softmax_through_buffer(scaling, apart, out, by_columns);
     }
   }
 }
 
-/// Arrays and matrices do not mix in Eigen's assignments; as matrices both are the same to us.
+/// Returns an array as a matrix: Eigen does not assign arrays to matrices.
 template <class X>
 decltype(auto) as_matrix(X& x) {
   if constexpr (std::same_as<typename Eigen::internal::traits<std::remove_const_t<X>>::XprKind,
@@ -144,17 +148,17 @@ decltype(auto) as_matrix(X& x) {
 
 }  // namespace detail
 
-/// Eigen's types as arguments of a functor.
+/// Eigen types as arguments of a functor.
 template <EigenDense X>
 struct Adaptor<X> {
-  /// scaling(in, out, axis).
+  /// Computes scaling(in, out, axis).
   template <class S, class Out>
   static void apply(const S& scaling, const X& in, Out& out, Axis axis) {
     auto&& from = detail::as_matrix(in);
     auto&& to = detail::as_matrix(out);
     detail::softmax_of_eigen(scaling, from, to, axis);
   }
-  /// scaling(in, axis): a matrix or array with memory of its own.
+  /// Returns scaling(in, axis) in a new matrix or array.
   template <class S>
   static typename X::PlainObject apply(const S& scaling, const X& in, Axis axis) {
     typename X::PlainObject out(in.rows(), in.cols());
@@ -163,7 +167,7 @@ struct Adaptor<X> {
   }
 };
 
-/// A ColMajor matrix, map or block with its columns as the rows of the view.
+/// Returns the columns of a ColMajor matrix, map or block as the rows of a view.
 template <class X>
 requires EigenDense<std::remove_const_t<X>>
 [[nodiscard]] auto column_view(X& matrix) {
@@ -185,21 +189,21 @@ auto token_view(X& matrix) {
 
 }  // namespace detail
 
-/// A RowMajor matrix, map or block [tokens, heads·d] as [1, heads, tokens, d].
+/// Returns a RowMajor matrix, map or block [tokens, heads·d] as a view [1, heads, tokens, d].
 template <class X>
 requires EigenDense<std::remove_const_t<X>>
 [[nodiscard]] auto heads_view(X& matrix, index_t heads) {
   return heads_view(detail::token_view(matrix), heads);
 }
 
-/// A RowMajor matrix, map or block [tokens, (heads + 2·kv_heads)·d] as q, k and v.
+/// Returns the views q, k and v of a RowMajor matrix, map or block [tokens, (heads + 2·kv_heads)·d].
 template <class X>
 requires EigenDense<std::remove_const_t<X>>
 [[nodiscard]] auto qkv_views(X& matrix, index_t heads, index_t kv_heads) {
   return qkv_views(detail::token_view(matrix), heads, kv_heads);
 }
 
-/// A RowMajor matrix, map or block [tokens, 3·heads·d] as q, k and v.
+/// Returns the views q, k and v of a RowMajor matrix, map or block [tokens, 3·heads·d].
 template <class X>
 requires EigenDense<std::remove_const_t<X>>
 [[nodiscard]] auto qkv_views(X& matrix, index_t heads) { return qkv_views(matrix, heads, heads); }

@@ -1,6 +1,6 @@
 /// @defgroup elements Element types (elements.hpp)
 /// @ingroup attention
-/// The storage types of a call's tensors, where they differ.
+/// Storage types for a call whose tensors have different storage types.
 ///
 ///     attention<Elements<float, half>>({.q = q, .k = k, .v = v, .out = out}, scaling);  // k, v: half
 ///
@@ -13,10 +13,12 @@
 /// | Value | v, dv | Key |
 /// | Out | out, dout | Query |
 ///
-/// The same holds for attention_partial, attention_backward and AttentionPlan. In calls over a source, Key and Value are
-/// those of the source, whatever Elements says. Each type is float, half, bfloat16 or a type of your own (storage.hpp);
-/// double goes with double alone. The call computes in float, or in double for double. Products are made of bfloat16
-/// operands only if q, k and v are all bfloat16. Over MPI, all tensors have one type.
+/// attention_partial, attention_backward and AttentionPlan take Elements as well. Each type is float, half, bfloat16
+/// or a type of your own (storage.hpp), or all types are double. The call computes in float, or in double for double.
+/// The bf16 path computes a call only if q, k and v are all bfloat16.
+///
+/// Exception: calls over a source use the source's types in place of Key and Value. Exception: over MPI, all tensors
+/// have one type.
 #pragma once
 
 #include <concepts>
@@ -28,11 +30,11 @@
 /// @{
 SSMAX_BEGIN_DATA
 
-/// The storage types of q, k, v and out, in place of one element type: the top of elements.hpp.
+/// The storage types of q, k, v and out, in place of one element type.
 template <class Query, class Key = Query, class Value = Key, class Out = Query>
 struct Elements {};
 
-/// Calls with these elements compute in the type that queries are computed in.
+/// Computes in the type that queries are computed in.
 template <class Query, class Key, class Value, class Out>
 struct StorageTraits<Elements<Query, Key, Value, Out>> {
   using Compute = shared::Compute<Query>;  ///< float or double.
@@ -42,7 +44,7 @@ SSMAX_END
 
 SSMAX_BEGIN_DETAIL
 
-/// The storage types of a call's tensors. T is one type for all or Elements.
+/// The storage types of the tensors of a call. T is one type for all tensors, or Elements.
 template <class T>
 struct ElementsOf {
   using Query = T;
@@ -70,7 +72,7 @@ using OutElement = typename ElementsOf<T>::Out;
 template <class T, class A>
 concept StoredFor = Storage<T> && std::same_as<Compute<T>, A>;
 
-/// What `T` of attention<T> may be.
+/// A type that attention<T> accepts.
 template <class T>
 concept CallElements = StoredFor<QueryElement<T>, Compute<T>> && StoredFor<KeyElement<T>, Compute<T>> &&
     StoredFor<ValueElement<T>, Compute<T>> && StoredFor<OutElement<T>, Compute<T>>;

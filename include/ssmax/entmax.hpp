@@ -1,22 +1,30 @@
 /// @defgroup entmax Sparse rows (entmax.hpp)
-/// Rows of which most elements are exactly 0: sparsemax and entmax-1.5, and their gradients.
+/// Computes sparsemax and entmax-1.5 of rows, and their gradients. Most elements of such a result are exactly 0.
 ///
 ///     sparsemax            y_i = max(0, c·z_i - τ)             c = scaling(row), see scaling.hpp
 ///     entmax15             y_i = max(0, c·z_i / 2 - τ)²        τ such that Σ y = 1
 ///     sparsemax_backward   dz  = c·u, u = w ⊙ (dy - ⟨w, dy⟩ / Σ w), w = 1 where y > 0, else 0
-///     entmax15_backward    likewise, w = √y;                   dc = ⟨u, z⟩, handed to the scaling
+///     entmax15_backward    the same with w = √y;               dc = ⟨u, z⟩, passed to the scaling
 ///
-/// Sources: arXiv:1602.02068 (sparsemax), 1905.05702 (entmax-1.5), 2506.16640 (ASEntmax: a c that grows with ln n, as
-/// SSMax's or PerQuery's).
+/// Sources: arXiv:1602.02068 (sparsemax), 1905.05702 (entmax-1.5), 2506.16640 (ASEntmax). ASEntmax is entmax15 with a
+/// multiplier c that grows with ln n, as SSMax or PerQuery return.
 ///
-/// Views, element types, masks, n, executors and errors are softmax.hpp's, and so are special values: -inf is a
-/// masked key with probability 0, whatever the sign of c; a row with nothing visible gives 0; NaN, +inf under c >= 0
-/// and a c that is not finite make the row NaN. The gradient is 0 where y is 0, and dout is not read there.
+/// Views, element types, masks, n, executors and errors are those of softmax.hpp.
 ///
-/// The threshold is exact: the root of its polynomial on the support that it leaves, found by a few looks at the
-/// row without sorting it. A height r above it (y is r, or r²) is off by at most 5e-7 in float, 1e-15 in double,
-/// then comes the rounding of the result; float's Σ y is within 1.2e-6 of 1, double's within 3.3e-15. A probability
-/// that half holds as 0 is none to the backward.
+/// | special value | result |
+/// |---|---|
+/// | a visible logit of -inf | probability 0 for every sign of c |
+/// | no visible key | 0 |
+/// | NaN in a visible logit, +inf with c >= 0, a c that is NaN or infinite | the row is NaN |
+/// | y is 0, or rounds to 0 in half | the gradient is 0, and dout is not read there |
+///
+/// The kernels find τ exactly, as the root of a polynomial on the support, in a few passes and without sorting. Let r
+/// be the height of a logit above τ: y is r for sparsemax and r² for entmax15. The result adds one rounding.
+///
+/// | quantity | bound of the error in float | in double |
+/// |---|---|---|
+/// | r | 5e-7 | 1e-15 |
+/// | Σ y | 1.2e-6 | 3.3e-15 |
 #pragma once
 
 #include "detail/rows/entmax.hpp"
@@ -47,7 +55,7 @@ void entmax_rows(const char* function, const View<X, 4>& logits, const View<Y, 4
   });
 }
 
-/// The rows of a group, as backward_rows asks for them.
+/// Computes the gradients of a group of rows. backward_rows calls it.
 template <int power, class T>
 double entmax_gradient(const GradientRows<T>& rows, double c, double* dc) {
   const auto& tables = kernels<EntmaxKernels<Compute<T>>>();
@@ -66,7 +74,7 @@ double entmax_gradient(const GradientRows<T>& rows, double c, double* dc) {
 
 }  // namespace detail
 
-/// out = sparsemax(c·logits), row by row. Shapes: out as logits.
+/// Writes out = sparsemax(c·logits) for every row. Shapes: out as logits.
 template <class X, class Y, int Rank, class S = Softmax, class M = Full, class E = Serial>
 requires Scaling<S> && Mask<M> && Executor<E>
 void sparsemax(const View<X, Rank>& logits, const View<Y, Rank>& out, const S& scaling = {},
@@ -76,7 +84,7 @@ void sparsemax(const View<X, Rank>& logits, const View<Y, Rank>& out, const S& s
                          detail::with_rank<4>(out), scaling, mask, executor);
 }
 
-/// out = entmax-1.5(c·logits), row by row. Shapes: out as logits.
+/// Writes out = entmax-1.5(c·logits) for every row. Shapes: out as logits.
 template <class X, class Y, int Rank, class S = Softmax, class M = Full, class E = Serial>
 requires Scaling<S> && Mask<M> && Executor<E>
 void entmax15(const View<X, Rank>& logits, const View<Y, Rank>& out, const S& scaling = {},
@@ -86,7 +94,7 @@ void entmax15(const View<X, Rank>& logits, const View<Y, Rank>& out, const S& sc
                          detail::with_rank<4>(out), scaling, mask, executor);
 }
 
-/// The gradient of rows.out = sparsemax(c·logits); use as softmax_backward.
+/// Writes the gradient of rows.out = sparsemax(c·logits). Use it as softmax_backward.
 template <class T, int Rank, class S = Softmax, class M = Full, class E = Serial>
 requires Scaling<S> && Mask<M> && Executor<E>
 void sparsemax_backward(const RowsBackward<T, Rank>& rows, const S& scaling = {}, const M& mask = {},
@@ -98,7 +106,7 @@ void sparsemax_backward(const RowsBackward<T, Rank>& rows, const S& scaling = {}
                         });
 }
 
-/// The gradient of rows.out = entmax15(c·logits); use as softmax_backward.
+/// Writes the gradient of rows.out = entmax15(c·logits). Use it as softmax_backward.
 template <class T, int Rank, class S = Softmax, class M = Full, class E = Serial>
 requires Scaling<S> && Mask<M> && Executor<E>
 void entmax15_backward(const RowsBackward<T, Rank>& rows, const S& scaling = {}, const M& mask = {},
@@ -110,14 +118,14 @@ void entmax15_backward(const RowsBackward<T, Rank>& rows, const S& scaling = {},
                         });
 }
 
-/// One row in anything contiguous: std::vector, std::array, std::span.
+/// Writes the sparsemax of one row in a contiguous range: std::vector, std::array, std::span.
 template <detail::Contiguous In, detail::Contiguous Out, class S = Softmax>
 requires Scaling<S>
 void sparsemax(const In& logits, Out&& out, const S& scaling = {}) {
   sparsemax(View<const shared::ElementOf<In>, 1>(logits), View<shared::ElementOf<Out>, 1>(out), scaling);
 }
 
-/// One row in anything contiguous.
+/// Writes the entmax-1.5 of one row in a contiguous range.
 template <detail::Contiguous In, detail::Contiguous Out, class S = Softmax>
 requires Scaling<S>
 void entmax15(const In& logits, Out&& out, const S& scaling = {}) {

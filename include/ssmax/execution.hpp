@@ -1,15 +1,14 @@
 /// @defgroup execution Executors (execution.hpp)
-/// Executors: who makes the calls that a function splits its work into.
+/// Executors. A function splits its work into calls, and an executor makes the calls.
 ///
-/// | executor | who it is |
+/// | executor | threads that make the calls |
 /// |---|---|
-/// | Serial | the caller, one call after the other; what every function uses unless told otherwise |
-/// | ThreadPool | the caller and threads that sleep between runs; only where the platform has std::thread |
+/// | Serial | the caller, in order; the default of every function |
+/// | ThreadPool | the caller and threads that sleep between runs; requires std::thread |
 /// | OpenMP | an OpenMP team; only in units compiled with OpenMP |
 /// | DefaultExecutor | OpenMP in units compiled with OpenMP, Serial in others |
 ///
-/// One's own is a class with `concurrency()` and `run(n, f)`, for instance around the pool
-/// that a program has already:
+/// Your own executor is a class with `concurrency()` and `run(n, f)`. For example, to use the pool of your program:
 ///
 ///     struct Arena {
 ///       tbb::task_arena& arena;
@@ -20,8 +19,8 @@
 ///       }
 ///     };
 ///
-/// The executors are data that any two units may exchange, a ThreadPool too: their members are inlined, and
-/// what is compiled to code lies behind them, in detail/threads.
+/// Executors are data that any two units may exchange, also a ThreadPool. Their members are inlined. The compiled
+/// code is in detail/threads.
 #pragma once
 
 #include <algorithm>
@@ -47,17 +46,17 @@
 SSMAX_BEGIN_DATA
 namespace shared {
 
-/// Stands for whatever run may be given.
+/// A placeholder for the function that run receives.
 struct SomeCall {
   void operator()(index_t index) const;
 };
 
 }  // namespace shared
 
-/// A type that makes a function's calls. `concurrency()` is how many of them run at once at most; below 1
-/// counts as 1, above 4096 as 4096. `run(n, f)` calls f(0) … f(n-1), each once, in any order and on any
-/// threads; n may be 0. It returns when all have ended and what they wrote can be read. The calls do not wait
-/// for each other. An exception of a call should reach the caller of run, once no call runs any more.
+/// A type that makes the calls of a function. `concurrency()` returns the maximum number of simultaneous calls:
+/// values below 1 count as 1, values above 4096 as 4096. `run(n, f)` calls f(0) … f(n-1), each once, in any order and
+/// on any threads. n may be 0. `run` returns when all calls have ended and their results are visible to the caller.
+/// Calls do not wait for each other. If a call throws, `run` should throw the exception after all calls have ended.
 template <class E>
 concept Executor = requires(std::remove_reference_t<E>& executor, index_t n, const shared::SomeCall& f) {
   { executor.concurrency() } -> std::convertible_to<index_t>;
@@ -68,7 +67,7 @@ SSMAX_END
 
 SSMAX_BEGIN_DETAIL
 
-/// How many calls at once a function cuts its work for, each with memory of its own. No machine runs more.
+/// Upper bound of the simultaneous calls, each of which has its own memory. No machine has more threads.
 inline constexpr index_t most_concurrency = 4096;
 
 template <class E>
@@ -80,12 +79,12 @@ SSMAX_END
 
 SSMAX_BEGIN_DATA
 
-/// Makes the calls in order. An exception ends the run at once.
+/// An executor that makes the calls in order. An exception ends the run at once.
 struct Serial {
-  /// 1.
+  /// Returns 1.
   SSMAX_INLINE constexpr index_t concurrency() const { return 1; }
 
-  /// f(0), f(1) … f(n-1).
+  /// Calls f(0), f(1) … f(n-1).
   template <class F>
   SSMAX_INLINE constexpr void run(index_t n, const F& f) const {
     for (index_t i = 0; i < n; ++i) f(i);
@@ -94,29 +93,29 @@ struct Serial {
 
 #if SSMAX_HAS_THREADS
 
-/// `threads` threads, at least 1, of which the caller of run is one. Between runs the others sleep.
+/// A pool of `threads` threads, at least 1. The caller of run is one of them. The other threads sleep between runs.
 ///
-/// Runs from several threads take turns. A run from inside a call, of this pool or of another, is made by the
-/// thread that asks for it, alone; a call must not wait for a run of another thread, whose turn may never
-/// come. If calls throw, the others are still made, then one of the exceptions is thrown. run does not
-/// allocate. A pool can be neither copied nor moved, and must outlive its runs. (Where the C library keeps
-/// threads in a library of their own, as glibc did before 2.34, link it; in CMake ssmax::ssmax does.)
+/// Runs of several threads take turns. A run inside a call, of this pool or of another, is made by the calling thread
+/// only. A call must not wait for a run of another thread: the turn of that run may never come. If calls throw, the
+/// pool makes the other calls and then throws one of the exceptions. `run` does not allocate. You can neither copy
+/// nor move a pool. The pool must outlive its runs. (If the C library keeps threads in a separate library, as glibc
+/// did before 2.34, link that library. In CMake, ssmax::ssmax links it.)
 class ThreadPool {
  public:
-  /// Throws std::invalid_argument if threads < 1, std::system_error if the system gives no more threads;
-  /// those it gave are then joined.
+  /// Starts the threads. Throws std::invalid_argument if threads < 1. If the system cannot start all threads, joins
+  /// those that it started and throws std::system_error.
   SSMAX_INLINE explicit ThreadPool(index_t threads) : ThreadPool() { detail::start_workers(state_, threads); }
-  /// Not copied.
+  /// Deleted.
   ThreadPool(const ThreadPool&) = delete;
-  /// Not copied.
+  /// Deleted.
   ThreadPool& operator=(const ThreadPool&) = delete;
   /// Ends the threads and waits for them.
   SSMAX_INLINE ~ThreadPool() { detail::end_workers(state_); }
 
-  /// The number of threads, the caller of run among them.
+  /// Returns the number of threads, the caller of run included.
   SSMAX_INLINE index_t concurrency() const { return static_cast<index_t>(state_.workers.size()) + 1; }
 
-  /// f(0) … f(n-1), by all threads of the pool.
+  /// Calls f(0) … f(n-1) on all threads of the pool.
   template <class F>
   SSMAX_INLINE void run(index_t n, const F& f) {
     if (n <= 0) return;
@@ -127,7 +126,7 @@ class ThreadPool {
   }
 
  private:
-  // Once this one has ended, the destructor joins the threads of a constructor that throws.
+  // After this constructor has ended, the destructor joins the threads if the other constructor throws.
   SSMAX_INLINE ThreadPool() = default;
 
   shared::PoolState state_;
@@ -159,21 +158,21 @@ SSMAX_END
 
 SSMAX_BEGIN_DATA
 
-/// At most `threads` threads of OpenMP's, at least 1; by default as many as OpenMP says (OMP_NUM_THREADS).
-/// Whether they spin after a run is OpenMP's affair (OMP_WAIT_POLICY), as is what a run inside a parallel
-/// region gets. Exceptions as in ThreadPool.
+/// A team of at most `threads` OpenMP threads, at least 1. The default is OpenMP's own number (OMP_NUM_THREADS).
+/// OpenMP decides whether threads spin after a run (OMP_WAIT_POLICY) and how many threads a run in a parallel region
+/// gets. Exceptions as in ThreadPool.
 class OpenMP {
  public:
-  /// Throws std::invalid_argument if threads < 1, or more than an int counts.
+  /// Throws std::invalid_argument if threads < 1 or if an int cannot hold the number.
   SSMAX_INLINE explicit OpenMP(index_t threads = omp_get_max_threads())
       : threads_(static_cast<int>(threads)) {
     detail::check_openmp(threads);
   }
 
-  /// The number of threads.
+  /// Returns the number of threads.
   SSMAX_INLINE index_t concurrency() const { return threads_; }
 
-  /// f(0) … f(n-1), by a team of OpenMP's.
+  /// Calls f(0) … f(n-1) on an OpenMP team.
   template <class F>
   SSMAX_INLINE void run(index_t n, const F& f) const {
     detail::run_openmp(threads_, n, f);
@@ -190,12 +189,12 @@ SSMAX_END
 SSMAX_BEGIN_CODE
 
 #if defined(_OPENMP)
-/// OpenMP in a unit compiled with OpenMP, Serial in others, so that `DefaultExecutor{}` needs no `#ifdef`. It names
-/// another type in each kind of unit: do not put it into an interface or an inline function that both kinds include.
+/// OpenMP in a unit compiled with OpenMP, Serial in others, so that `DefaultExecutor{}` needs no `#ifdef`. The two
+/// kinds of units have different types: do not use it in an interface or an inline function that both kinds include.
 using DefaultExecutor = OpenMP;
 #else
-/// OpenMP in a unit compiled with OpenMP, Serial in others, so that `DefaultExecutor{}` needs no `#ifdef`. It names
-/// another type in each kind of unit: do not put it into an interface or an inline function that both kinds include.
+/// OpenMP in a unit compiled with OpenMP, Serial in others, so that `DefaultExecutor{}` needs no `#ifdef`. The two
+/// kinds of units have different types: do not use it in an interface or an inline function that both kinds include.
 using DefaultExecutor = Serial;
 #endif
 

@@ -6,11 +6,11 @@
 ///     attention<bfloat16>({.q = q, .k = k, .v = v, .out = out}, scaling, Causal{}, {.explanation = &explanation});
 ///     std::puts(to_string(explanation).c_str());
 ///
-/// The environment variable `SSMAX_TRACE` prints the same line to stderr for every call: set it to 1. The library reads
-/// the variable at its first call. Empty and 0 are off.
+/// Set the environment variable `SSMAX_TRACE` to 1 to print the same line to stderr for every call. The library reads
+/// the variable at its first call. An empty value and 0 switch it off.
 ///
-/// A call writes its explanation after its arguments are checked, before it computes. Over MPI, the explanation is that
-/// of the last part that this rank computed; SSMAX_TRACE prints every part.
+/// A call writes its explanation after it has checked its arguments and before it computes. Over MPI, the explanation
+/// describes the last range of keys that this rank computed. SSMAX_TRACE prints every range.
 #pragma once
 
 #include <cstddef>
@@ -24,9 +24,9 @@
 /// @{
 SSMAX_BEGIN_DATA
 
-/// The loops that compute a call, with the operands of their products. bf16: bfloat16, summed in float.
+/// The loops that compute a call, with the operands of their products. bf16: bfloat16 operands, summed in float.
 enum class Path {
-  none,           ///< The call has no query, or no head.
+  none,           ///< The call has 0 queries or 0 heads.
   short_keys,     ///< At most 128 keys.
   prefill,        ///< Many queries.
   prefill_bf16,   ///< Many queries, by pair dots or AMX tiles.
@@ -36,31 +36,31 @@ enum class Path {
   backward_bf16,  ///< Gradients, by pair dots or AMX tiles.
 };
 
-/// How a call is computed. All texts are string literals.
+/// A description of how a call is computed. All texts are string literals.
 struct Explanation {
-  /// Explains no call.
+  /// Makes an empty explanation.
   SSMAX_INLINE Explanation() = default;
 
   const char* function = "";        ///< "attention", "attention_partial", "decode", "mpi::attention", …
-  Path path = Path::none;           ///< If it is none, only `function` and `target` are set.
+  Path path = Path::none;           ///< `Path::none`: only `function` and `target` are set.
   Target target = Target::scalar;   ///< The instruction set.
-  const char* operands = "";        ///< What is multiplied: "float", "double" or "bfloat16".
+  const char* operands = "";        ///< Operands of the products: "float", "double" or "bfloat16".
   index_t rows = 0;                 ///< Queries per kv head: queries · heads / kv_heads.
-  index_t query_block = 0;          ///< Most rows that are computed at once.
-  index_t key_block = 0;            ///< Most keys that are computed at once.
-  index_t tile_lanes = 0;           ///< Rows of a tile; 0 on the decode paths, which have keys in lanes.
-  index_t tasks = 0;                ///< What the executor distributes, without the split of keys.
-  index_t key_chunks = 1;           ///< Parts that the keys of a task are split into; 1: not split.
-  index_t threads = 0;              ///< Threads that have memory.
-  std::size_t workspace_bytes = 0;  ///< Memory of the call; what a Workspace must hold.
-  const char* reason = "";          ///< Why no faster path takes the call; "" if none is faster.
+  index_t query_block = 0;          ///< Maximum number of rows that are computed together.
+  index_t key_block = 0;            ///< Maximum number of keys that are computed together.
+  index_t tile_lanes = 0;           ///< Rows of a tile; 0 on the decode paths, where keys are in lanes.
+  index_t tasks = 0;                ///< Tasks of the executor before the keys are split.
+  index_t key_chunks = 1;           ///< Chunks that the keys of a task are split into; 1: not split.
+  index_t threads = 0;              ///< Number of threads that have memory.
+  std::size_t workspace_bytes = 0;  ///< Memory of the call, in bytes; the size a Workspace needs.
+  const char* reason = "";  ///< Why a faster path does not take the call; "" if this path is the fastest.
 };
 
 SSMAX_END
 
 SSMAX_BEGIN_CODE
 
-/// "none", "short_keys", "prefill", "prefill_bf16", "decode", "decode_bf16", "backward", "backward_bf16".
+/// Returns the name of a path, spelled as the enumerator: "prefill_bf16".
 [[nodiscard]] inline const char* path_name(Path path) {
   constexpr const char* names[] = {"none",   "short_keys",  "prefill",  "prefill_bf16",
                                    "decode", "decode_bf16", "backward", "backward_bf16"};
@@ -69,7 +69,7 @@ SSMAX_BEGIN_CODE
 
 namespace detail {
 
-/// Enough characters for every explanation.
+/// Upper bound of the characters of a line.
 inline constexpr std::size_t most_of_a_line = 640;
 
 /// Writes the explanation as one line without a newline.

@@ -1,5 +1,5 @@
 /// @defgroup heads_view Views of packed tensors (heads_view.hpp)
-/// Views [batch, heads, tokens, d] of tensors that keep the channels of all heads side by side. Nothing is copied.
+/// Views [batch, heads, tokens, d] of tensors that store the channels of all heads side by side, without a copy.
 ///
 ///     const auto [q, k, v] = qkv_views(qkv, heads, kv_heads);  // qkv [tokens, (heads + 2·kv_heads)·d]
 ///     attention<float>({.q = q, .k = k, .v = v, .out = heads_view(out, heads)}, SSMax<float>{s}, Causal{});
@@ -11,8 +11,8 @@
 /// | x [batch, tokens, heads, d] | heads_view(x) | [batch, heads, tokens, d] |
 /// | qkv [tokens, (heads + 2·kv_heads)·d], or [batch, tokens, …] | qkv_views(qkv, heads, kv_heads) | q, k and v |
 ///
-/// The functions throw std::invalid_argument for a last stride other than 1 and for channels that the heads do not
-/// divide. eigen.hpp has both functions for RowMajor matrices.
+/// Throws std::invalid_argument if the last stride is not 1, or if the number of channels is not a multiple of the
+/// heads. The header eigen.hpp has the same functions for RowMajor matrices.
 #pragma once
 
 #include "config.hpp"
@@ -42,7 +42,7 @@ void check_channels_adjacent(const char* function, const char* name, const View<
     fail_value(function, name, "has a last stride of", x.stride(Rank - 1), "must be", 1);
 }
 
-/// `heads` are the heads, or their sum, that share the channels of x.
+/// Throws unless the channels of x are a multiple of `heads`, the number of heads or of all heads together.
 template <class T>
 void check_heads_divide(const char* function, const char* name, const View<T, 3>& x, const char* heads_name,
                         index_t heads) {
@@ -53,14 +53,14 @@ void check_heads_divide(const char* function, const char* name, const View<T, 3>
   }
 }
 
-/// Heads [first, first + count) of d channels each, of x [batch, tokens, channels].
+/// Returns heads [first, first + count) of d channels each, of x [batch, tokens, channels].
 template <class T>
 View<T, 4> heads_of(const View<T, 3>& x, index_t first, index_t count, index_t d) {
   return {
       x.data_handle() + first * d, {x.extent(0), count, x.extent(1), d}, {x.stride(0), d, x.stride(1), 1}};
 }
 
-/// [tokens, channels] as [1, tokens, channels].
+/// Returns [tokens, channels] as [1, tokens, channels].
 template <class T>
 View<T, 3> one_batch_entry(const View<T, 2>& x) {
   return {x.data_handle(), {1, x.extent(0), x.extent(1)}, {0, x.stride(0), x.stride(1)}};
@@ -68,7 +68,7 @@ View<T, 3> one_batch_entry(const View<T, 2>& x) {
 
 }  // namespace detail
 
-/// [batch, tokens, heads·d] as [batch, heads, tokens, d].
+/// Returns [batch, tokens, heads·d] as [batch, heads, tokens, d].
 template <class T>
 [[nodiscard]] View<T, 4> heads_view(const View<T, 3>& x, index_t heads) {
   if (heads < 1) detail::fail_value("heads_view", "heads", "are", heads, "must be at least", 1);
@@ -77,13 +77,13 @@ template <class T>
   return detail::heads_of(x, 0, heads, x.extent(2) / heads);
 }
 
-/// [tokens, heads·d] as [1, heads, tokens, d].
+/// Returns [tokens, heads·d] as [1, heads, tokens, d].
 template <class T>
 [[nodiscard]] View<T, 4> heads_view(const View<T, 2>& x, index_t heads) {
   return heads_view(detail::one_batch_entry(x), heads);
 }
 
-/// [batch, tokens, heads, d] as [batch, heads, tokens, d].
+/// Returns [batch, tokens, heads, d] as [batch, heads, tokens, d].
 template <class T>
 [[nodiscard]] View<T, 4> heads_view(const View<T, 4>& x) {
   detail::check_channels_adjacent("heads_view", "x", x);
@@ -92,7 +92,7 @@ template <class T>
           {x.stride(0), x.stride(2), x.stride(1), x.stride(3)}};
 }
 
-/// [batch, tokens, (heads + 2·kv_heads)·d] as q, k and v: first the heads of q, then those of k, then those of v.
+/// Returns [batch, tokens, (heads + 2·kv_heads)·d] as q, k and v: first the heads of q, then those of k, then of v.
 template <class T>
 [[nodiscard]] QkvViews<T> qkv_views(const View<T, 3>& qkv, index_t heads, index_t kv_heads) {
   if (heads < 1) detail::fail_value("qkv_views", "heads", "are", heads, "must be at least", 1);
@@ -100,7 +100,7 @@ template <class T>
   if (heads % kv_heads != 0)
     detail::fail_value("qkv_views", "heads", "are", heads, "must be a multiple of kv_heads,", kv_heads);
   detail::check_channels_adjacent("qkv_views", "qkv", qkv);
-  // First by heads alone, so that the sum below does not overflow.
+  // Checks `heads` alone first, so that the sum below does not overflow.
   if (heads > qkv.extent(2)) detail::check_heads_divide("qkv_views", "qkv", qkv, "heads", heads);
   const index_t all = heads + 2 * kv_heads;
   detail::check_heads_divide("qkv_views", "qkv", qkv, "heads + 2·kv_heads", all);
@@ -109,19 +109,19 @@ template <class T>
           detail::heads_of(qkv, heads + kv_heads, kv_heads, d)};
 }
 
-/// As many heads of k and v as of q: [batch, tokens, 3·heads·d].
+/// Returns [batch, tokens, 3·heads·d] as q, k and v, with equal numbers of heads.
 template <class T>
 [[nodiscard]] QkvViews<T> qkv_views(const View<T, 3>& qkv, index_t heads) {
   return qkv_views(qkv, heads, heads);
 }
 
-/// [tokens, (heads + 2·kv_heads)·d], one batch entry.
+/// Returns [tokens, (heads + 2·kv_heads)·d] as q, k and v, for one batch entry.
 template <class T>
 [[nodiscard]] QkvViews<T> qkv_views(const View<T, 2>& qkv, index_t heads, index_t kv_heads) {
   return qkv_views(detail::one_batch_entry(qkv), heads, kv_heads);
 }
 
-/// [tokens, 3·heads·d], one batch entry.
+/// Returns [tokens, 3·heads·d] as q, k and v, for one batch entry.
 template <class T>
 [[nodiscard]] QkvViews<T> qkv_views(const View<T, 2>& qkv, index_t heads) {
   return qkv_views(qkv, heads, heads);

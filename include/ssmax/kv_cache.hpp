@@ -1,19 +1,20 @@
 /// @defgroup kv_cache Cache of keys and values (kv_cache.hpp)
-/// Keys and values of the past. decode.hpp computes attention against them.
+/// A cache of the keys and values of past positions. decode.hpp computes attention over the cache.
 ///
 ///     KvCache<bfloat16> cache({.batch = 1, .kv_heads = 2, .width = 64, .capacity = 32'768});
 ///     cache.append(k_new, v_new, &rope);                        // rotated to their positions, then stored
 ///
-/// Storage is float, double, half or bfloat16, rounded to nearest even when stored, or a type of the user's
-/// (storage.hpp). KvCache<K, V> stores keys as K and values as V. Each sequence of the batch has a length of its own. A ring keeps the last `capacity` keys of a
-/// sequence and forgets older ones, for sliding windows. A ring with `first` also keeps the first keys of a sequence
-/// (attention sinks), for SinkWindow (mask_runs.hpp):
+/// Storage is float, double, half or bfloat16, or a type of your own (storage.hpp). append rounds to nearest even.
+/// KvCache<K, V> stores keys as K and values as V. Each sequence of the batch has its own length.
+///
+/// A ring keeps the last `capacity` keys of a sequence and overwrites older keys, for sliding windows. A ring with
+/// `first` also keeps the first keys of a sequence (attention sinks), for SinkWindow (mask_runs.hpp):
 ///
 ///     KvCache<float> ring({.width = 64, .capacity = 4 + 512, .ring = true, .first = 4});
 ///     ring.append(k_new, v_new, &rope);                         // one position
 ///     decode<float>({.q = q_new, .out = out}, ring, scaling, SinkWindow{4, 512}, {.rope = &rope});
 ///
-/// A call with several queries needs window + queries - 1 keys beside the first ones.
+/// A call with several queries needs window + queries - 1 keys in addition to the first keys.
 #pragma once
 
 #include <algorithm>
@@ -35,46 +36,44 @@ SSMAX_BEGIN_DATA
 
 /// The extents of a KvCache.
 struct KvCacheOptions {
-  index_t batch = 1,        ///< Sequences.
-      kv_heads = 1;         ///< Heads of keys and values.
+  index_t batch = 1,        ///< Number of sequences.
+      kv_heads = 1;         ///< Number of heads of k and v.
   index_t width = 0;        ///< Channels of a key.
-  index_t value_width = 0;  ///< Channels of a value; 0: as width.
-  index_t capacity = 0;     ///< Positions of a sequence.
-  bool ring = false;        ///< Whether a sequence may grow beyond the capacity, and forgets its oldest keys.
-  index_t first =
-      0;  ///< Keys at the begin of a sequence that a ring never forgets. The capacity counts them.
+  index_t value_width = 0;  ///< Channels of a value; 0: equal to width.
+  index_t capacity = 0;     ///< Maximum number of stored keys per sequence.
+  bool ring = false;  ///< If true, a sequence may grow beyond the capacity: new keys overwrite the oldest.
+  index_t first = 0;  ///< Keys at the start of a sequence that a ring keeps. The capacity includes them.
 };
 
 SSMAX_END
 
 SSMAX_BEGIN_CODE
 
-/// Keys of the past, stored as K, and their values, stored as V. A source of keys (key_source.hpp).
+/// A cache of keys, stored as K, and values, stored as V. A source of keys (key_source.hpp).
 ///
-/// Memory: batch · kv_heads · capacity · (width + value_width) elements, allocated once. Throws
-/// std::invalid_argument where their number overflows, std::bad_alloc where the memory cannot be had.
+/// Memory: batch · kv_heads · capacity · (width + value_width) elements, allocated once.
 template <class K, class V = K>
 class KvCache {
-  static_assert(
-      detail::KeyStorage<K> && detail::KeyStorage<V>,
-      "ssmax::KvCache: storage is float, double, half, bfloat16, or what storage.hpp asks of a type");
+  static_assert(detail::KeyStorage<K> && detail::KeyStorage<V>,
+                "ssmax::KvCache: storage is float, double, half, bfloat16, or a type with StorageTraits");
   static_assert(std::same_as<detail::Compute<K>, detail::Compute<V>>,
-                "ssmax::KvCache: keys and values are computed in one type: double goes with double alone");
+                "ssmax::KvCache: keys and values are computed in one type: double keys need double values");
 
  public:
-  using Element = K;                   ///< What keys are stored in.
-  using ValueElement = V;              ///< What values are stored in.
-  using Compute = detail::Compute<K>;  ///< What both are computed in: float, or double of double.
+  using Element = K;                   ///< Storage type of keys.
+  using ValueElement = V;              ///< Storage type of values.
+  using Compute = detail::Compute<K>;  ///< Type of computation: double for double, float for the others.
 
   /// @cond
-  // Whether `append` may be given rows as they are stored, which differ from rows of Compute.
+  // True if `append` also accepts rows in their storage type, which differs from Compute.
   static constexpr bool is_stored_unscaled =
       !(std::same_as<K, Compute> && std::same_as<V, Compute>)&&!detail::ScaledStorage<K> &&
       !detail::ScaledStorage<V>;
   /// @endcond
 
-  /// Empty sequences. Throws std::invalid_argument unless heads, widths and capacity are at least 1, `first` is at
-  /// least 0 and less than the capacity, and `first` is 0 without `ring`.
+  /// Makes empty sequences. Throws std::invalid_argument unless kv_heads, widths and capacity are at least 1 and
+  /// `first` is in [0, capacity). Throws std::invalid_argument if `first` is not 0 without `ring`, or if the number
+  /// of bytes overflows. Throws std::bad_alloc if the memory is not available.
   explicit KvCache(const KvCacheOptions& options) : options_(options) {
     if (options_.value_width == 0) options_.value_width = options_.width;
     const auto at_least = [](const char* name, index_t value, index_t least) {
@@ -110,38 +109,38 @@ class KvCache {
     lengths_.resize(static_cast<std::size_t>(options_.batch));
   }
 
-  /// What it was made of, value_width filled in.
+  /// Returns the options, with the actual value_width.
   [[nodiscard]] const KvCacheOptions& options() const { return options_; }
-  /// Positions that sequence b has had so far.
+  /// Returns the number of positions of sequence b, overwritten ones included.
   [[nodiscard]] index_t length(index_t b) const { return lengths_[static_cast<std::size_t>(b)]; }
-  /// Returns the range from the first to the last position of sequence b whose key is stored. With the option `first`,
-  /// the range includes the positions of forgotten(b).
+  /// Returns the range from the first to the last position of sequence b whose key is stored. With the option
+  /// `first`, the range includes the positions of forgotten(b).
   [[nodiscard]] KeyRange stored(index_t b) const {
     return {options_.first > 0 ? 0 : forgotten(b).end, length(b)};
   }
-  /// Returns the positions of sequence b whose keys the ring has forgotten:
+  /// Returns the positions of sequence b whose keys the ring has overwritten:
   /// [first, max(first, length - (capacity - first))).
   [[nodiscard]] KeyRange forgotten(index_t b) const { return forgotten_at(length(b)); }
 
-  /// Appends k [batch, kv_heads, new, width] and v [batch, kv_heads, new, value_width]. counts[b] of the
-  /// new positions are real in sequence b, all of them where no counts are given. With a rope, keys are
-  /// rotated to their positions. Throws where something does not fit, a full cache included, and has
-  /// then changed nothing.
+  /// Appends k [batch, kv_heads, new, width] and v [batch, kv_heads, new, value_width]. For sequence b, appends the
+  /// first counts[b] of the new positions. If `counts` is empty, appends all of them. With a rope, rotates keys to
+  /// their positions. Throws std::invalid_argument if an extent does not fit or the cache is full. The cache is then
+  /// unchanged.
   void append(View<const Compute, 4> k, View<const Compute, 4> v, const Rope<Compute>* rope = nullptr,
               std::span<const index_t> counts = {}) {
     append_from(k, v, rope, counts);
   }
-  /// The same with keys and values as they are stored, which are not rounded unless they are rotated.
+  /// Appends keys and values in their storage type. Rotated keys are rounded again, all other rows are copied.
   void append(View<const K, 4> k, View<const V, 4> v, const Rope<Compute>* rope = nullptr,
               std::span<const index_t> counts = {}) requires(is_stored_unscaled) {
     append_from(k, v, rope, counts);
   }
 
-  /// Forgets every sequence.
+  /// Sets the length of every sequence to 0.
   void clear() { std::fill(lengths_.begin(), lengths_.end(), index_t{0}); }
 
-  /// Forgets positions from `length` on of sequence b, as when speculation failed. A ring that has forgotten
-  /// older ones cannot: std::invalid_argument.
+  /// Removes the positions from `length` on of sequence b, for example after failed speculation. Throws
+  /// std::invalid_argument if the ring has overwritten keys of the sequence.
   void truncate(index_t b, index_t length) {
     check_sequence("KvCache::truncate", b);
     if (length < 0 || length > this->length(b)) {
@@ -155,12 +154,12 @@ class KvCache {
     lengths_[static_cast<std::size_t>(b)] = length;
   }
 
-  /// As a source of keys: its extents.
+  /// Returns the extents, as a source of keys.
   [[nodiscard]] KeySourceShape shape() const {
     return {options_.batch, options_.kv_heads, options_.width, options_.value_width};
   }
-  /// As a source of keys: a key of sequence b and kv head h, and the keys after it in memory. For a forgotten key:
-  /// the key that has taken its place.
+  /// Returns the longest contiguous run of keys that starts at `key`, of sequence b and kv head h. For an overwritten
+  /// key, returns the key that replaced it.
   [[nodiscard]] KeyStretch<K, V> stretch(index_t b, index_t h, index_t key) const {
     const index_t row = row_of(b, h, key), in_memory = options_.capacity - slot_of(key);
     return {.k = k_.data() + row * options_.width,
@@ -171,15 +170,15 @@ class KvCache {
             .k_scales = scales(k_scales_, row),
             .v_scales = scales(v_scales_, row)};
   }
-  /// As a source of keys: where keys and values lie.
+  /// Returns the memory of keys and values, as a source of keys.
   [[nodiscard]] std::pair<std::span<const K>, std::span<const V>> memory() const { return {k_, v_}; }
 
  private:
   template <class X>
   using Rows = std::vector<X, detail::HugePages<X>>;
 
-  /// Returns the place of a key among the `capacity` places of a sequence and head. Keys that follow each other lie in
-  /// places that follow each other, up to the last place.
+  /// Returns the place of a key among the `capacity` places of a sequence and head. Consecutive keys have consecutive
+  /// places, up to the last place.
   index_t slot_of(index_t key) const {
     const index_t first = options_.first;
     return key < first ? key : first + (key - first) % (options_.capacity - first);
@@ -189,7 +188,7 @@ class KvCache {
     return (b * options_.kv_heads + h) * options_.capacity + slot_of(key);
   }
 
-  /// Returns the positions that a sequence of `length` positions has forgotten.
+  /// Returns the positions that are overwritten in a sequence of `length` positions.
   KeyRange forgotten_at(index_t length) const {
     const index_t first = options_.first, last = length - (options_.capacity - first);
     return {first, options_.ring ? std::max(first, last) : first};
@@ -253,7 +252,7 @@ class KvCache {
             store(b, h, position, &k(b, h, position - start, 0), &v(b, h, position - start, 0), rope);
         }
       };
-      // Positions that the ring forgets within this call are not stored.
+      // Skip positions that the ring overwrites within this call.
       const KeyRange lost = forgotten_at(end);
       store_positions(start, std::min(end, lost.begin));
       store_positions(std::max(start, lost.end), end);
@@ -295,7 +294,7 @@ class KvCache {
   KvCacheOptions options_;
   Rows<K> k_;                               // [batch][kv_heads][capacity][width]
   Rows<V> v_;                               // [batch][kv_heads][capacity][value_width]
-  std::vector<float> k_scales_, v_scales_;  // [batch][kv_heads][capacity], if rows carry a factor each
+  std::vector<float> k_scales_, v_scales_;  // [batch][kv_heads][capacity], if each row has a scale
   std::vector<Compute> row_;
   std::vector<index_t> lengths_;
 };

@@ -1,24 +1,24 @@
 /// @defgroup mask Masks (mask.hpp)
-/// Masks: which keys a query sees, and with them n, their number.
+/// Masks. A mask defines which keys are visible to a query, and n, the number of visible keys.
 ///
-/// | mask | a query of batch entry b at position p sees |
+/// | mask | keys that are visible to a query at position p in batch entry b |
 /// |---|---|
 /// | Full | every key |
-/// | Causal | keys … p; aligned bottom-right: the last query sees the last key |
-/// | Lengths | the first `visible[r]` keys of row r (ragged rows), rows counted over [batch, head, query] |
-/// | SlidingWindow | keys p - left … p + right |
-/// | PrefixLM | keys … p, and the first `prefix[b]` keys wherever it stands |
+/// | Causal | keys up to p; aligned bottom-right: the last query attends to the last key |
+/// | Lengths | the first `visible[r]` keys, for row r (ragged rows), rows counted over [batch, head, query] |
+/// | SlidingWindow | keys p - left to p + right |
+/// | PrefixLM | keys up to p, and the first `prefix[b]` keys for every p |
 /// | KeyLengths | the first `lengths[b]` keys (padding) |
-/// | Documents | the keys of its own document (packed sequences), all or … p; positions restart |
-/// | SinkWindow | the first keys and a window (this and the next two: mask_runs.hpp) |
-/// | BlockSparse | the key blocks that a bitmap shows to its query block |
-/// | MatrixRuns | the keys where a matrix, read once, shows them |
-/// | `a & b` | the keys that both a and b show |
-/// | MaskMatrix | the keys where a matrix of bool is true (this and the next two: mask_matrix.hpp) |
-/// | Finite | the keys where an additive mask is not -inf |
-/// | Where | the keys that a function of the user's picks |
+/// | Documents | the keys of the query's document (packed sequences), all or up to p; positions restart |
+/// | SinkWindow | the first keys and a window (mask_runs.hpp) |
+/// | BlockSparse | the key blocks that a bitmap selects for the query block (mask_runs.hpp) |
+/// | MatrixRuns | the keys that a matrix selects; the constructor reads the matrix once (mask_runs.hpp) |
+/// | `a & b` | the keys that are visible under both a and b |
+/// | MaskMatrix | the keys where a matrix of bool is true (mask_matrix.hpp) |
+/// | Finite | the keys where an additive mask is not -inf (mask_matrix.hpp) |
+/// | Where | the keys for which your function returns true (mask_matrix.hpp) |
 ///
-/// Spans must outlive the mask. query.hpp says what it takes to be one.
+/// Spans must outlive the mask. query.hpp defines the concept, for a mask of your own.
 #pragma once
 
 #include <algorithm>
@@ -33,31 +33,31 @@
 /// @{
 SSMAX_BEGIN_DATA
 
-/// Every key: n = keys.
+/// A mask under which every key is visible: n = keys.
 struct Full {
-  /// [0, keys).
+  /// Returns [0, keys).
   SSMAX_INLINE constexpr KeyRange keys(const Query& query) const { return {0, query.shape.keys}; }
 };
 
-/// All rows of a head at once.
+/// All queries of a head see the same keys.
 template <>
 inline constexpr bool same_keys<Full> = true;
 
-/// Keys up to the query's own position: n = max(0, p + 1).
+/// A mask under which the keys up to the query's own position p are visible: n = max(0, p + 1).
 struct Causal {
-  /// [0, p + 1).
+  /// Returns [0, p + 1).
   SSMAX_INLINE constexpr KeyRange keys(const Query& query) const {
     return {0, std::max<index_t>(0, query.position() + 1)};
   }
 };
 
-/// The first visible[r] keys of row r = (batch·heads + head)·queries + query: ragged rows.
+/// A mask for ragged rows: the first visible[r] keys are visible to row r = (batch·heads + head)·queries + query.
 struct Lengths {
   std::span<const index_t> visible;  ///< One number per row.
 
-  /// The span must outlive the mask.
+  /// Stores the span, which must outlive the mask.
   SSMAX_INLINE constexpr explicit Lengths(std::span<const index_t> lengths) : visible(lengths) {}
-  /// [0, visible[r]). Values outside [0, keys] are cut to it: the check is O(1) and cannot look at them all.
+  /// Returns [0, visible[r]). Clamps the value to [0, keys], because a check of all values would not be O(1).
   SSMAX_INLINE constexpr KeyRange keys(const Query& query) const {
     const auto row = (query.batch * query.shape.heads + query.head) * query.shape.queries + query.index;
     return {0, std::clamp<index_t>(visible[static_cast<std::size_t>(row)], 0, query.shape.keys)};
@@ -71,17 +71,17 @@ struct Lengths {
   }
 };
 
-/// Keys p - left … p + right of a query at position p, as far as they exist. Both are at least 0 (else
-/// std::invalid_argument). `std::numeric_limits<index_t>::max()` leaves that side unbounded. A model's "window of w
-/// tokens" counts the token itself: left = w - 1.
+/// A mask with a window: a query at position p attends to keys p - left to p + right.
+/// `std::numeric_limits<index_t>::max()` leaves that side unbounded. For a model's "window of w tokens", which
+/// includes the token itself, set left = w - 1.
 struct SlidingWindow {
   index_t left;   ///< Keys before the query's own position.
-  index_t right;  ///< Keys behind it.
+  index_t right;  ///< Keys after the query's own position.
 
-  /// left and right.
+  /// Sets left and right, both at least 0.
   SSMAX_INLINE constexpr explicit SlidingWindow(index_t keys_before, index_t keys_after = 0)
       : left(keys_before), right(keys_after) {}
-  /// [p - left, p + right + 1), cut to [0, keys). Neither end is computed where it could overflow.
+  /// Returns [p - left, p + right + 1), clamped to [0, keys). The comparisons avoid an overflow.
   SSMAX_INLINE constexpr KeyRange keys(const Query& query) const {
     const index_t position = query.position();
     const index_t last = query.shape.keys - 1;
@@ -95,14 +95,14 @@ struct SlidingWindow {
   }
 };
 
-/// Causal, but the first prefix[b] keys of batch entry b are seen by all of its queries. One value per batch
-/// entry, cut to [0, keys].
+/// A causal mask with a prefix: the first prefix[b] keys are visible to all queries of batch entry b. The mask clamps
+/// prefix[b] to [0, keys].
 struct PrefixLM {
   std::span<const index_t> prefix;  ///< One number per batch entry.
 
-  /// The span must outlive the mask.
+  /// Stores the span, which must outlive the mask.
   SSMAX_INLINE constexpr explicit PrefixLM(std::span<const index_t> lengths) : prefix(lengths) {}
-  /// [0, max(p + 1, prefix[b])).
+  /// Returns [0, max(p + 1, prefix[b])).
   SSMAX_INLINE constexpr KeyRange keys(const Query& query) const {
     const index_t seen_by_all = prefix[static_cast<std::size_t>(query.batch)];
     return {0, std::clamp<index_t>(seen_by_all, Causal{}.keys(query).end, query.shape.keys)};
@@ -116,15 +116,16 @@ struct PrefixLM {
   }
 };
 
-/// The first lengths[b] keys of batch entry b; the others are padding. One value per batch entry, cut to
-/// [0, keys]. Positions stay aligned with the padded keys: `KeyLengths & Causal` fits queries padded alike.
+/// A mask for padding: the first lengths[b] keys of batch entry b are visible. The mask clamps lengths[b] to [0,
+/// keys]. Positions count the padded keys: use `KeyLengths & Causal` if the queries have the same padding as the
+/// keys.
 struct KeyLengths {
   std::span<const index_t> lengths;  ///< One number per batch entry.
 
-  /// The span must outlive the mask.
+  /// Stores the span, which must outlive the mask.
   SSMAX_INLINE constexpr explicit KeyLengths(std::span<const index_t> keys_per_entry)
       : lengths(keys_per_entry) {}
-  /// [0, lengths[b]).
+  /// Returns [0, lengths[b]).
   SSMAX_INLINE constexpr KeyRange keys(const Query& query) const {
     const index_t length = lengths[static_cast<std::size_t>(query.batch)];
     return {0, std::clamp<index_t>(length, 0, query.shape.keys)};
@@ -138,36 +139,36 @@ struct KeyLengths {
   }
 };
 
-/// Several documents packed into one sequence: a query sees keys of its own document only, and n and
-/// positions start anew in each. Document i has the queries and keys [cumulative[i], cumulative[i + 1]) of
-/// every batch entry or, where they differ, queries [cumulative_queries[i], …) and keys
-/// [cumulative_keys[i], …), aligned bottom-right within the document. A document may lack queries or keys
-/// (but not keys alone where there is a rope: its queries would stand before the first position).
+/// A mask for several documents that are packed into one sequence. A query attends to keys of its own document only.
+/// n and positions restart in each document. Document i holds the queries [cumulative_queries[i],
+/// cumulative_queries[i + 1]) and the keys [cumulative_keys[i], cumulative_keys[i + 1]) of every batch entry.
+/// Positions are aligned bottom-right within the document. A document may have 0 queries or 0 keys. Exception: with a
+/// rope, a document with queries needs keys. Otherwise its queries would have a position below 0.
 class Documents {
  public:
-  /// Queries and keys in the same places. The spans must outlive the mask.
+  /// Queries and keys have the same boundaries. The span must outlive the mask.
   SSMAX_INLINE constexpr Documents(std::span<const index_t> cumulative, bool causal)
       : Documents(cumulative, cumulative, causal) {}
-  /// Queries and keys in places of their own. The spans must outlive the mask.
+  /// Queries and keys have different boundaries. The spans must outlive the mask.
   SSMAX_INLINE constexpr Documents(std::span<const index_t> cumulative_queries,
                                    std::span<const index_t> cumulative_keys, bool causal)
       : queries_(cumulative_queries), keys_(cumulative_keys), causal_(causal) {}
 
-  /// Those of the query's document or, if causal, those up to its own position.
+  /// Returns the keys of the query's document. Exception: if causal, returns those up to the query's position.
   SSMAX_INLINE constexpr KeyRange keys(const Query& query) const {
     const Place place = place_of(query);
     return {place.keys.begin, causal_ ? std::max(place.keys.begin, place.at + 1) : place.keys.end};
   }
-  /// Counted from the first key of the query's document.
+  /// Returns the position of the query, counted from the first key of its document.
   SSMAX_INLINE constexpr index_t query_position(const Query& query) const {
     const Place place = place_of(query);
     return place.at - place.keys.begin;
   }
-  /// Counted from the first key of the key's document.
+  /// Returns the position of the key, counted from the first key of its document.
   SSMAX_INLINE constexpr index_t key_position(const Query&, index_t key) const {
     return key - keys_[document_of(keys_, key)];
   }
-  /// The query, so that position() is the key it stands at: bottom-right within its document.
+  /// Returns the query with a shift, so that position() is bottom-right within its document.
   SSMAX_INLINE constexpr Query aligned(const Query& query) const {
     if (queries_.data() == keys_.data()) return query;
     Query result = query;
@@ -175,8 +176,8 @@ class Documents {
     return result;
   }
 
-  /// Throws unless both spans have one element more than there are documents, begin with 0, do not fall, and
-  /// end with the number of queries and of keys. O(documents).
+  /// Throws std::invalid_argument unless both spans have equal extents of at least 1, begin with 0 and never
+  /// decrease. The last elements must be the number of queries and of keys. O(documents).
   SSMAX_INLINE void check(const QueryShape& shape) const {
     if (queries_.size() != keys_.size()) {
       detail::fail_value("Documents", "cumulative_queries", "has extent",
@@ -188,7 +189,7 @@ class Documents {
   }
 
  private:
-  /// Where a query stands: the keys of its document, and the key at its position.
+  /// The place of a query: the keys of its document, and the key at its position.
   struct Place {
     KeyRange keys;
     index_t at;
@@ -200,7 +201,7 @@ class Documents {
     const KeyRange keys{keys_[document], keys_[document + 1]};
     return {keys, keys.end - 1 - queries_after};
   }
-  /// The last document that begins at or before `index`: those before it with the same beginning are empty.
+  /// Returns the last document that begins at or before `index`. Earlier ones with the same beginning are empty.
   SSMAX_INLINE static constexpr std::size_t document_of(std::span<const index_t> cumulative, index_t index) {
     const auto next = std::upper_bound(cumulative.begin(), cumulative.end(), index);
     return static_cast<std::size_t>(next - cumulative.begin() - 1);
@@ -226,31 +227,32 @@ class Documents {
   bool causal_;
 };
 
-/// The keys that both masks show. Positions are those of the mask that defines them (two that do are
-/// refused): `SlidingWindow & Documents` is a window within each document.
+/// A mask that joins two masks: a key is visible if it is visible under both. Positions are those of the mask that
+/// defines positions. At most one of the two may define positions. `SlidingWindow & Documents` is a window within
+/// each document.
 template <Mask A, Mask B>
 class Both {
   static_assert(!(detail::defines_positions<A> && detail::defines_positions<B>),
                 "ssmax: of two masks joined by &, only one may define positions");
 
  public:
-  /// `a & b` is this.
+  /// Copies both masks. `a & b` calls this constructor.
   SSMAX_INLINE constexpr Both(const A& a, const B& b) : a_(a), b_(b) {}
 
-  /// Where the ranges of both meet.
+  /// Returns the intersection of both ranges.
   SSMAX_INLINE constexpr KeyRange keys(const Query& query) const {
     const Query stood = stand(query);
     const KeyRange a = a_.keys(stood), b = b_.keys(stood);
     const index_t begin = std::max(a.begin, b.begin);
     return {begin, std::max(begin, std::min(a.end, b.end))};
   }
-  /// Whether both see the key.
+  /// Returns true if the key is visible under both masks.
   SSMAX_INLINE constexpr bool sees(const Query& query, index_t key) const
       requires(detail::has_predicate<A> || detail::has_predicate<B>) {
     const Query stood = stand(query);
     return detail::sees(a_, stood, key) && detail::sees(b_, stood, key);
   }
-  /// Returns the next keys that runs of both masks have in common.
+  /// Returns the next run of keys that is visible under both masks.
   SSMAX_INLINE constexpr KeyRange run(const Query& query, index_t from) const
       requires((detail::has_run<A> ||
                 detail::has_run<B>)&&detail::has_known_runs<A>&& detail::has_known_runs<B>) {
@@ -263,14 +265,14 @@ class Both {
       from = b.begin;
     }
   }
-  /// Whether both masks show two queries the same runs.
+  /// Returns true if both masks have the same runs for the two queries.
   SSMAX_INLINE constexpr bool same_runs(const Query& query, const Query& other) const
       requires((detail::has_run<A> ||
                 detail::has_run<B>)&&detail::has_known_runs<A>&& detail::has_known_runs<B>) {
     const Query stood = stand(query), stood_other = stand(other);
     return detail::same_runs(a_, stood, stood_other) && detail::same_runs(b_, stood, stood_other);
   }
-  /// That of the mask that defines positions.
+  /// Returns the position by the mask that defines positions.
   SSMAX_INLINE constexpr index_t query_position(const Query& query) const
       requires(detail::has_query_position<A> || detail::has_query_position<B>) {
     if constexpr (detail::has_query_position<A>) {
@@ -279,7 +281,7 @@ class Both {
       return b_.query_position(query);
     }
   }
-  /// That of the mask that defines positions.
+  /// Returns the position by the mask that defines positions.
   SSMAX_INLINE constexpr index_t key_position(const Query& query, index_t key) const
       requires(detail::has_key_position<A> || detail::has_key_position<B>) {
     if constexpr (detail::has_key_position<A>) {
@@ -288,12 +290,12 @@ class Both {
       return b_.key_position(query, key);
     }
   }
-  /// The query as both masks move it.
+  /// Returns the query with the shifts of both masks.
   SSMAX_INLINE constexpr Query aligned(const Query& query) const
       requires(detail::has_alignment<A> || detail::has_alignment<B>) {
     return stand(query);
   }
-  /// The checks of both.
+  /// Throws std::invalid_argument if the check of either mask throws.
   SSMAX_INLINE void check(const QueryShape& shape) const {
     detail::check_mask(a_, shape);
     detail::check_mask(b_, shape);
@@ -308,11 +310,12 @@ class Both {
   B b_;
 };
 
-/// All rows of a head at once, where both masks ask for it.
+/// The same keys for all queries of a head, if both masks declare it.
 template <Mask A, Mask B>
 inline constexpr bool same_keys<Both<A, B>> = same_keys<A>&& same_keys<B>;
 
-/// The keys that both masks show. (For two masks of one's own, which do not find this: `Both(a, b)`.)
+/// Returns a mask with the keys that are visible under both masks. (For two masks in your own namespace, lookup does
+/// not find this operator: write `Both(a, b)`.)
 template <Mask A, Mask B>
 [[nodiscard]] SSMAX_INLINE constexpr Both<A, B> operator&(const A& a, const B& b) {
   return {a, b};

@@ -1,12 +1,12 @@
-/// @defgroup mask_matrix Masks that show any set of keys (mask_matrix.hpp)
+/// @defgroup mask_matrix Masks for any set of keys (mask_matrix.hpp)
 /// @ingroup mask
-/// Masks that show any set of keys: MaskMatrix and Finite look it up, `Where` computes it.
+/// Masks for any set of visible keys. MaskMatrix and Finite read a matrix, `Where` calls your function.
 ///
-/// n is then counted key by key, which costs as much as looking. Where most keys are hidden, join a mask that
-/// cuts the range first: `Causal{} & Where(f)` asks f of the keys up to the query only.
+/// These masks count n key by key, which takes as long as reading the matrix. If most keys are masked, join a mask
+/// that limits the range first: `Causal{} & Where(f)` calls f for the keys up to the query only.
 ///
-/// Matrices are [batch, heads, queries, keys]. One that is the same for all heads, say, is a view of as many
-/// heads with stride 0; the last stride is 1 or 0.
+/// Matrices are [batch, heads, queries, keys] with last stride 1 or 0. To use one matrix for all heads, pass a view
+/// with the number of heads and stride 0 for heads.
 #pragma once
 
 #include <concepts>
@@ -24,7 +24,7 @@
 /// @{
 SSMAX_BEGIN_DETAIL
 
-/// Returns whether x is -inf. Comparing the bits of 16-bit numbers is faster than widening them.
+/// Returns true if x is -inf. For 16-bit types, an integer comparison is faster than a conversion.
 template <class T>
 SSMAX_INLINE constexpr bool is_minus_infinity(T x) {
   if constexpr (std::same_as<T, half> || std::same_as<T, bfloat16>) {
@@ -38,15 +38,15 @@ SSMAX_END
 
 SSMAX_BEGIN_DATA
 
-/// The keys where the matrix is true.
+/// A mask by a matrix of bool: a key is visible if its element is true.
 struct MaskMatrix {
   View<const bool, 4> visible;  ///< [batch, heads, queries, keys].
 
-  /// The matrix must outlive the mask.
+  /// Stores the view. The matrix must outlive the mask.
   SSMAX_INLINE constexpr explicit MaskMatrix(const View<const bool, 4>& matrix) : visible(matrix) {}
-  /// [0, keys): every key is asked for.
+  /// Returns [0, keys).
   SSMAX_INLINE constexpr KeyRange keys(const Query& query) const { return {0, query.shape.keys}; }
-  /// Whether the matrix is true there.
+  /// Returns true if the matrix is true for the key.
   SSMAX_INLINE constexpr bool sees(const Query& query, index_t key) const {
     return visible(query.batch, query.head, query.index, key);
   }
@@ -56,16 +56,16 @@ struct MaskMatrix {
   }
 };
 
-/// The keys where an additive mask is not -inf. A very negative number that is finite hides nothing. What the
-/// mask adds elsewhere is the affair of the score Bias.
+/// A mask by an additive mask: a key is visible if its element is not -inf. A finite number, however negative, does
+/// not mask a key. To add the finite numbers to the logits, use the score function Bias.
 template <class T>
 class Finite {
  public:
-  /// The matrix must outlive the mask. T is float, double, half or bfloat16.
+  /// Stores the view. The matrix must outlive the mask. T is float, double, half or bfloat16.
   SSMAX_INLINE constexpr explicit Finite(const View<const T, 4>& values) : values_(values) {}
-  /// [0, keys): every key is asked for.
+  /// Returns [0, keys).
   SSMAX_INLINE constexpr KeyRange keys(const Query& query) const { return {0, query.shape.keys}; }
-  /// Whether the mask is not -inf there.
+  /// Returns true if the additive mask is not -inf for the key.
   SSMAX_INLINE constexpr bool sees(const Query& query, index_t key) const {
     return !detail::is_minus_infinity(values_(query.batch, query.head, query.index, key));
   }
@@ -78,21 +78,21 @@ class Finite {
   View<const T, 4> values_;
 };
 
-/// Of a view: T is its type of elements.
+/// Deduces T from the element type of a view.
 template <class T>
 Finite(View<T, 4>) -> Finite<std::remove_const_t<T>>;
 
-/// The keys for which f(query, key) is true. f may be called more than once for a pair, and by several
-/// threads.
+/// A mask by a function: a key is visible if f(query, key) is true. Several threads may call f, and more than once
+/// for a pair.
 template <class F>
 requires std::predicate<const F&, const Query&, index_t>
 class Where {
  public:
-  /// f takes `(const Query&, index_t key)` and returns a bool; it is copied.
+  /// Copies f, which takes `(const Query&, index_t key)` and returns a bool.
   SSMAX_INLINE constexpr explicit Where(F f) : f_(std::move(f)) {}
-  /// [0, keys): every key is asked for.
+  /// Returns [0, keys).
   SSMAX_INLINE constexpr KeyRange keys(const Query& query) const { return {0, query.shape.keys}; }
-  /// f(query, key).
+  /// Returns f(query, key).
   SSMAX_INLINE constexpr bool sees(const Query& query, index_t key) const { return f_(query, key); }
 
  private:

@@ -1,11 +1,11 @@
 /// @defgroup mask_runs Masks with runs of visible keys (mask_runs.hpp)
 /// @ingroup mask
-/// Masks that know their runs of visible keys. Attention neither reads nor computes the key blocks between the runs.
+/// Masks that provide their runs of visible keys. Attention skips the key blocks between the runs.
 ///
 ///     attention<float>(arguments, SSMax<float>{s}, SinkWindow{4, 512});             // 4 first keys and a window
 ///     attention<float>(arguments, SSMax<float>{s}, Causal{} & BlockSparse(blocks, bitmap));
 ///
-/// query.hpp describes the members `run` and `count`, which make such a mask.
+/// query.hpp describes the optional members `run` and `count` of such a mask.
 #pragma once
 
 #include <algorithm>
@@ -26,33 +26,33 @@
 /// @{
 SSMAX_BEGIN_DATA
 
-/// A query at position p sees the first `first` keys and the `window` keys that end with key p. Keys after p are
-/// masked. n = min(p + 1, first + window).
+/// A mask with attention sinks and a window. A query at position p attends to the first `first` keys and to the
+/// `window` keys that end with key p. Keys after p are masked. n = min(p + 1, first + window).
 struct SinkWindow {
-  index_t first;   ///< Keys at the begin of the sequence (attention sinks), at least 0.
-  index_t window;  ///< Keys of the window, the query's own included, at least 0.
+  index_t first;   ///< Keys at the start of the sequence (attention sinks), at least 0.
+  index_t window;  ///< Keys of the window, including the query's own, at least 0.
 
-  /// first and window.
+  /// Sets first and window.
   SSMAX_INLINE constexpr SinkWindow(index_t first_keys, index_t window_keys)
       : first(first_keys), window(window_keys) {}
-  /// [0, p + 1).
+  /// Returns [0, p + 1).
   SSMAX_INLINE constexpr KeyRange keys(const Query& query) const { return {0, end(query)}; }
-  /// Whether the key is one of the first or lies in the window.
+  /// Returns true if the key is one of the first keys or in the window.
   SSMAX_INLINE constexpr bool sees(const Query& query, index_t key) const {
     return key < end(query) && (key < first || key >= begin(query));
   }
-  /// The first keys, then the window.
+  /// Returns the visible first keys from `from` on or, after them, the window.
   SSMAX_INLINE constexpr KeyRange run(const Query& query, index_t from) const {
     const index_t last = end(query);
     if (from < first && begin(query) > from) return {from, std::min(first, last)};
     return {std::max(from, begin(query)), last};
   }
-  /// n.
+  /// Returns n.
   SSMAX_INLINE constexpr index_t count(const Query& query) const {
     const index_t last = end(query);
     return last - std::max<index_t>(0, begin(query) - std::min(first, last));
   }
-  /// Whether both stand at the same position.
+  /// Returns true if both queries have the same position.
   SSMAX_INLINE constexpr bool same_runs(const Query& query, const Query& other) const {
     return query.position() == other.position();
   }
@@ -63,7 +63,7 @@ struct SinkWindow {
   }
 
  private:
-  /// The window is [begin, end).
+  /// Returns the end of the window [begin, end).
   SSMAX_INLINE static constexpr index_t end(const Query& query) {
     return std::max<index_t>(0, query.position() + 1);
   }
@@ -73,42 +73,43 @@ struct SinkWindow {
   }
 };
 
-/// The blocks of a BlockSparse mask.
+/// The shapes of the blocks and bitmaps of a BlockSparse mask.
 struct SparseBlocks {
-  index_t query_block = 64,  ///< Query positions of a block, at least 1.
-      key_block = 64;        ///< Keys of a block, at least 1. Multiples of 64 are fastest.
-  index_t query_blocks = 0,  ///< Rows of a bitmap: the last position must lie in one.
-      key_blocks = 0;        ///< Bits of a row: the last key must lie in one.
-  index_t bitmaps = 1;  ///< 1 for all heads, or one per kv head or head. Must divide the number of heads.
+  index_t query_block = 64,  ///< Query positions per block, at least 1.
+      key_block = 64;        ///< Keys per block, at least 1; multiples of 64 are fastest.
+  index_t query_blocks = 0,  ///< Rows of a bitmap; must cover the last position.
+      key_blocks = 0;        ///< Bits of a row; must cover the last key.
+  index_t bitmaps = 1;  ///< 1 for all heads, or one per kv head or head; must divide the number of heads.
 
-  /// Words of a row.
+  /// Returns the number of words of a row.
   SSMAX_INLINE constexpr index_t row_words() const { return key_blocks / 64 + (key_blocks % 64 > 0 ? 1 : 0); }
-  /// Words of all bitmaps: bitmaps · query_blocks · row_words().
+  /// Returns the number of words of all bitmaps: bitmaps · query_blocks · row_words().
   SSMAX_INLINE constexpr index_t words() const { return bitmaps * query_blocks * row_words(); }
 };
 
-/// A query at position p sees the key blocks whose bits are set in row p / query_block of its head's bitmap.
+/// A mask by blocks. A query at position p attends to the key blocks whose bits are set in row p / query_block of its
+/// head's bitmap.
 ///
 /// The bitmap is [bitmaps][query_blocks][row_words] words. Key block j is bit j % 64 of word j / 64 of a row. Head h
-/// takes bitmap h / (heads / bitmaps). All batch entries share the bitmaps. Positions are those of Query::position():
-/// join Causal by & where keys after the query are to be masked.
+/// reads bitmap h / (heads / bitmaps). All batch entries share the bitmaps. Positions are those of Query::position().
+/// The mask does not mask keys after the query: for that, join it with Causal by &.
 class BlockSparse {
  public:
-  /// The span must outlive the mask.
+  /// Stores the shapes and the span, which must outlive the mask.
   SSMAX_INLINE constexpr BlockSparse(const SparseBlocks& blocks, std::span<const std::uint64_t> bitmap)
       : blocks_(blocks),
         bitmap_(bitmap),
         query_shift_(shift_of(blocks.query_block)),
         key_shift_(shift_of(blocks.key_block)) {}
 
-  /// [0, keys).
+  /// Returns [0, keys).
   SSMAX_INLINE constexpr KeyRange keys(const Query& query) const { return {0, query.shape.keys}; }
-  /// Whether the bit of the key's block is set.
+  /// Returns true if the bit of the key's block is set.
   SSMAX_INLINE constexpr bool sees(const Query& query, index_t key) const {
     const index_t block = key_block_of(key);
     return (row(query)[block / 64] >> (block % 64) & 1) != 0;
   }
-  /// The next blocks whose bits are set.
+  /// Returns the next run of blocks whose bits are set.
   SSMAX_INLINE constexpr KeyRange run(const Query& query, index_t from) const {
     const std::uint64_t* words = row(query);
     const index_t blocks = blocks_of(query.shape.keys, blocks_.key_block);  // products cannot overflow below
@@ -117,10 +118,10 @@ class BlockSparse {
     const index_t end = std::min(next(words, begin, ~std::uint64_t{0}), blocks);
     return {std::max(from, begin * blocks_.key_block), std::min(end * blocks_.key_block, query.shape.keys)};
   }
-  /// n. O(words of a row).
+  /// Returns n. O(words of a row).
   SSMAX_INLINE constexpr index_t count(const Query& query) const {
     const std::uint64_t* words = row(query);
-    const index_t whole = query.shape.keys / blocks_.key_block;  // blocks
+    const index_t whole = query.shape.keys / blocks_.key_block;  // number of whole blocks
     index_t n = 0;
     for (index_t i = 0; i < whole / 64; ++i) n += std::popcount(words[i]);
     if (whole % 64 != 0) n += std::popcount(words[whole / 64] << (64 - whole % 64));
@@ -128,13 +129,13 @@ class BlockSparse {
     const index_t rest = query.shape.keys % blocks_.key_block;
     return rest > 0 && (words[whole / 64] >> (whole % 64) & 1) != 0 ? n + rest : n;
   }
-  /// Whether they have the same row of the same bitmap.
+  /// Returns true if both queries read the same row of the same bitmap.
   SSMAX_INLINE constexpr bool same_runs(const Query& query, const Query& other) const {
     if (query.head != other.head && blocks_.bitmaps > 1) return row(query) == row(other);
     return query_block_of(query) == query_block_of(other);
   }
-  /// Throws std::invalid_argument unless blocks are at least 1, bitmaps divide the heads, positions and keys lie in
-  /// the blocks, and the span has words() words.
+  /// Throws std::invalid_argument unless block sizes are at least 1, bitmaps divide the heads, blocks cover all
+  /// positions and keys, and the span has words() words.
   SSMAX_INLINE void check(const QueryShape& shape) const {
     const auto at_least = [](const char* name, index_t value, index_t least) {
       if (value < least) detail::fail_value("BlockSparse", name, "is", value, "must be at least", least);
@@ -149,7 +150,7 @@ class BlockSparse {
       detail::fail_value("BlockSparse", "bitmaps", "are", blocks_.bitmaps, "must divide the heads,",
                          shape.heads);
     }
-    // Without words(), whose product may overflow.
+    // The product of words() may overflow, so this check divides.
     const auto size = static_cast<index_t>(bitmap_.size());
     const index_t words = blocks_.row_words(), rows = blocks_.query_blocks;
     const bool fits = words == 0 || rows == 0 ? size == 0
@@ -167,7 +168,7 @@ class BlockSparse {
   SSMAX_INLINE static constexpr index_t blocks_of(index_t extent, index_t block) {
     return extent / block + (extent % block > 0 ? 1 : 0);
   }
-  /// log2 of a power of two; -1 for other numbers. Shifts are faster than divisions.
+  /// Returns log2 of a power of two, -1 for other numbers. Shifts are faster than divisions.
   SSMAX_INLINE static constexpr int shift_of(index_t block) {
     const auto bits = static_cast<std::uint64_t>(block);
     return std::has_single_bit(bits) ? std::countr_zero(bits) : -1;
@@ -175,17 +176,17 @@ class BlockSparse {
   SSMAX_INLINE constexpr index_t key_block_of(index_t key) const {
     return key_shift_ >= 0 ? key >> key_shift_ : key / blocks_.key_block;
   }
-  /// A query before the first key belongs to the first block.
+  /// Returns the block of a query. A query before the first key is in the first block.
   SSMAX_INLINE constexpr index_t query_block_of(const Query& query) const {
     const index_t position = std::max<index_t>(0, query.position());
     return query_shift_ >= 0 ? position >> query_shift_ : position / blocks_.query_block;
   }
-  /// The bitmap's row of a query.
+  /// Returns the row of the bitmap that a query reads.
   SSMAX_INLINE constexpr const std::uint64_t* row(const Query& query) const {
     const index_t bitmap = blocks_.bitmaps == 1 ? 0 : query.head / (query.shape.heads / blocks_.bitmaps);
     return bitmap_.data() + (bitmap * blocks_.query_blocks + query_block_of(query)) * blocks_.row_words();
   }
-  /// The first block at or after `block` whose bit, flipped by `flip`, is set; key_blocks if there is none.
+  /// Returns the first block at or after `block` whose bit, xored with `flip`, is set, or else key_blocks.
   SSMAX_INLINE constexpr index_t next(const std::uint64_t* words, index_t block, std::uint64_t flip) const {
     if (block >= blocks_.key_blocks) return blocks_.key_blocks;
     index_t i = block / 64;
@@ -199,53 +200,53 @@ class BlockSparse {
 
   SparseBlocks blocks_;
   std::span<const std::uint64_t> bitmap_;
-  int query_shift_, key_shift_;  // of blocks that are powers of two; else -1
+  int query_shift_, key_shift_;  // for block sizes that are powers of two; else -1
 };
 
 SSMAX_END
 
 SSMAX_BEGIN_CODE
 
-/// The keys that a matrix shows, as runs. The matrix [batch, heads, queries, keys] is read once, when the mask is made,
-/// and may then change. MaskMatrix and Finite show the same keys, but read the matrix for each logit.
+/// A mask with the visible keys of a matrix, stored as runs. The constructor reads the matrix [batch, heads, queries,
+/// keys] once. You may change the matrix afterwards. MaskMatrix and Finite read the matrix for each logit instead.
 ///
-/// Memory: 16 bytes per run and per row. Dimensions of stride 0 share their rows.
+/// Memory: 16 bytes per run and per row. A dimension of stride 0 is stored once.
 class MatrixRuns {
  public:
-  /// The keys where the matrix is true.
+  /// Reads a matrix that is true for visible keys.
   explicit MatrixRuns(const View<const bool, 4>& visible) {
     read(visible, [](bool x) { return x; });
   }
-  /// The keys where an additive mask is not -inf. T is float, double, half or bfloat16.
+  /// Reads an additive mask that is -inf for masked keys. T is float, double, half or bfloat16.
   template <class T>
   explicit MatrixRuns(const View<const T, 4>& values) requires(!std::same_as<T, bool>) {
     read(values, [](T x) { return x != -std::numeric_limits<float>::infinity(); });
   }
 
-  /// From the first to the last visible key.
+  /// Returns the range from the first to the last visible key.
   KeyRange keys(const Query& query) const {
     const Runs runs = runs_of(query);
     if (runs.empty()) return {};
     return {runs.front().keys.begin, runs.back().keys.end};
   }
-  /// Whether the matrix shows the key. O(log runs).
+  /// Returns true if the key is visible. O(log runs).
   bool sees(const Query& query, index_t key) const {
     const KeyRange next = run(query, key);
     return next.size() > 0 && next.begin == key;
   }
-  /// The next run. O(log runs).
+  /// Returns the next run. O(log runs).
   KeyRange run(const Query& query, index_t from) const {
     const Runs runs = runs_of(query);
     const auto next = std::ranges::upper_bound(runs, from, {}, [](const Run& run) { return run.keys.end; });
     if (next == runs.end()) return {from, from};
     return {std::max(from, next->keys.begin), next->keys.end};
   }
-  /// n.
+  /// Returns n.
   index_t count(const Query& query) const {
     const Runs runs = runs_of(query);
     return runs.empty() ? 0 : runs.back().count;
   }
-  /// Whether they have the same row of the matrix, as far as strides of 0 tell.
+  /// Returns true if both queries have the same row of the matrix. Rows count as equal only through strides of 0.
   bool same_runs(const Query& query, const Query& other) const { return row_of(query) == row_of(other); }
   /// Throws std::invalid_argument unless the matrix has the extents of the queries and keys.
   void check(const QueryShape& shape) const {
@@ -260,7 +261,7 @@ class MatrixRuns {
  private:
   struct Run {
     KeyRange keys;
-    index_t count;  // of visible keys, up to the end of the run
+    index_t count;  // of visible keys up to the end of the run
   };
   using Runs = std::span<const Run>;
 
@@ -288,7 +289,7 @@ class MatrixRuns {
     begins_.push_back(runs_.size());
   }
 
-  /// The place of a query's row among those read.
+  /// Returns the index of a query's row among the stored rows.
   std::size_t row_of(const Query& query) const {
     const auto at = [this](int i, index_t index) { return rows_[i] == 1 ? 0 : index; };
     return static_cast<std::size_t>((at(0, query.batch) * rows_[1] + at(1, query.head)) * rows_[2] +
@@ -299,7 +300,7 @@ class MatrixRuns {
     return Runs(runs_).subspan(begins_[row], begins_[row + 1] - begins_[row]);
   }
 
-  index_t extents_[4], rows_[3];     // of the matrix; rows_: 1 where its stride is 0
+  index_t extents_[4], rows_[3];     // of the matrix; rows_: 1 for a stride of 0
   std::vector<std::size_t> begins_;  // [rows + 1]: the first run of each row
   std::vector<Run> runs_;
 };

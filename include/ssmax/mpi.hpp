@@ -1,5 +1,5 @@
 /// @defgroup mpi Attention over MPI (mpi.hpp)
-/// Attention of a sequence that is split over the ranks of an MPI communicator.
+/// Computes attention of a sequence that is split over the ranks of an MPI communicator.
 ///
 ///     mpi::Communicator comm(MPI_COMM_WORLD);
 ///     const auto layout = mpi::Layout::zigzag(n, comm.ranks());
@@ -7,46 +7,60 @@
 ///     mpi::attention<float>(comm, layout, {.q = q, .k = k, .v = v, .out = out, .lse = lse}, SSMax<float>{s},
 ///                           Causal{}, {.rope = &rope}, pool);
 ///
-/// Formula, shapes and options are those of attention.hpp and attention_backward.hpp, of the whole sequence:
-/// queries and keys are counted over all ranks, in masks, scores and scalings; n is the number of keys that a
-/// query sees on all of them; positions are those of the sequence. Arguments are equal on all ranks but for the
-/// tensors, which hold the rank's positions, segment behind segment (mpi_layout.hpp). What policies read by query or
-/// key (the c of a PerQuery, a Bias, a mask's matrix) is that of the whole sequence, on every rank.
+/// Formula, shapes and options are those of attention.hpp and attention_backward.hpp, for the whole sequence. Masks,
+/// score functions and scalings receive indices of queries and keys in the whole sequence, and n counts the visible
+/// keys on all ranks. The tensors hold the positions of the rank, in the order of its segments (mpi_layout.hpp). All
+/// other arguments are equal on all ranks. Some policies read data per query or key: PerQuery, Bias, a mask by a
+/// matrix. For such a policy, every rank passes the data of the whole sequence.
 ///
-/// Queries stay, keys and values come from their owners (rotated by them, once; those of 16 bits by whoever gets
-/// them) in pieces of up to 8 MiB, at least 2048 keys, two ahead, while the piece before is computed. Pieces that no
-/// query of a rank sees are not sent to it.
+/// q and out stay on their rank. The owners send keys and values in blocks of up to 8 MiB, with at least 2048 keys.
+/// Two blocks are on their way while a rank computes the previous one. The owner rotates keys once. Exception:
+/// receivers rotate keys of 16 bits. A rank does not receive blocks that are masked for all of its queries.
 ///
-/// **The same bits** as one process with any number of ranks, wherever segments begin at multiples of 1024
-/// (2048 for dq, ds, db …) and have more than 16 queries per kv head, or fewer everywhere. dk and dv are
-/// added up in the order of one process too, by their owner, from sums over 1920 rows (queries × heads of a kv head);
-/// a number of heads of a kv head that does not divide 1920 (7, say) gives them other bits, the same every
-/// time for one layout. So do 16-bit products (attention_backward.hpp), which add up many rows at once, unless segments
-/// begin at multiples of 240 rows as well. Cut elsewhere, sums of 1024 keys become sums of fewer: bounds stay those of
-/// attention.hpp.
+/// **Bit-identical results.** A row is a query of a kv head: a segment has positions · heads / kv_heads rows. "All
+/// short" means that every segment has at most 16 rows.
 ///
-/// Exceptions, for bfloat16 on processors with 16-bit products, without `float_products`. At most 128 keys: one process
-/// computes `attention` in float, ranks by keys and `decode` use 16-bit products. More than 16 query rows (queries ×
-/// heads of a kv head) in mpi::decode: lse can differ by 1 ulp from that of `decode`.
+/// | result | bit-identical to a single-process run if |
+/// |---|---|
+/// | out, lse | segments begin at multiples of 1024 positions and have more than 16 rows, or all are short |
+/// | dq, ds, db and other parameters | as out, with multiples of 2048 positions |
+/// | dk, dv in float or double | as out, and heads / kv_heads divides 1920 |
+/// | dk, dv on the bf16 path | the same, and segments begin at multiples of 240 rows |
+/// | every result with `by_heads()` | always |
 ///
-/// **By heads**, with `layout.by_heads()`: rounds of an all-to-all, in each of which a rank gets all positions of one
-/// kv head and of its query heads, computes them as one process does, and gives the results back. Every result has the
-/// bits of one process, dk and dv too, wherever the sequence is cut. A rank computes kv heads
-/// [kv_heads·r/R, kv_heads·(r + 1)/R); without one it waits. Memory: all positions of one kv head of what goes
-/// in and out, and MPI's own.
+/// The owner of a key adds dk and dv from sums over 1920 rows, in the order of a single process. If the conditions
+/// for dk and dv do not hold, dk and dv are still bit-identical for every run with the same layout. If segments begin
+/// at other positions, chunks have fewer than 1024 keys, and the error bounds are those of attention.hpp.
 ///
-/// Memory beyond the shares: one share of K and V, two pieces, and the states of the queries: 2 numbers each, and a
-/// row of float where out has 16 bits. In the backward, sums on their way take at most as much as another share of K
-/// and V (the largest), or 32 MiB; two that come in take at most as much as two pieces of 2048 keys. Where results have
-/// 16 bits, sums are floats, and dq, dk and dv of the share are there as floats. Where something is learnt, 32 bytes
-/// for each query and head.
+/// Exception: bfloat16 with at most 128 keys on targets with bfloat16 products, without `float_products`. A single
+/// process then computes `attention` in float. Ranks that exchange keys, and `decode`, take the bf16 path. Exception:
+/// bfloat16 with more than 16 rows in mpi::decode on such targets. Its lse can differ by 1 ulp from that of `decode`.
 ///
-/// All of that is in the options' `workspace`: a call that needs no more than one before it allocates nothing but lists
-/// of pieces, messages and one head's sums. Without a workspace the communicator keeps it, and the kernels' scratch in
-/// any case. One rank alone is a call of attention.hpp and attention_backward.hpp, as is their workspace.
+/// **By heads**, with `layout.by_heads()`: the ranks exchange heads in rounds of an all-to-all. In a round, a rank
+/// receives all positions of one kv head and of its query heads. The rank computes the heads as a single process does
+/// and returns the results. Rank r computes kv heads [kv_heads·r/R, kv_heads·(r + 1)/R). A rank without a kv head
+/// waits.
 ///
-/// Calls are collective. Shapes, layouts, options and policies are compared before anything else is sent; where they
-/// differ or do not fit, every rank throws the same std::invalid_argument.
+/// **Memory** in addition to the tensors of the rank:
+///
+/// | call | memory |
+/// |---|---|
+/// | every call | K and V of one rank, and two blocks |
+/// | attention | the states of the queries: 2 numbers per query |
+/// | attention, out of 16 bits | a row of float per query more |
+/// | attention_backward | sums on their way: K and V of the largest rank, or 32 MiB |
+/// | attention_backward | two incoming sums: two blocks of 2048 keys |
+/// | attention_backward, results of 16 bits | sums, and dq, dk and dv of the rank, are floats |
+/// | attention_backward, gradients of parameters | 32 bytes per query and head |
+/// | by heads | all positions of one kv head of every input and output, and the memory of MPI |
+///
+/// The `workspace` of the options holds this memory. A call that needs no more memory than an earlier one allocates
+/// only the lists of blocks and messages, and the sums of one head. Without a workspace, the Communicator holds the
+/// memory. The Communicator also holds the scratch memory of the kernels. With one rank, a call is one of
+/// attention.hpp or attention_backward.hpp, and so is its workspace.
+///
+/// **Agreement.** Calls are collective. The ranks compare shapes, layouts, options and policies before they send
+/// anything else. If these differ or do not fit, every rank throws the same std::invalid_argument.
 ///
 /// | compared | by | time |
 /// |---|---|---|
@@ -55,18 +69,24 @@
 /// | the score of the logit 1 at three keys of each query | every rank | O(batch·heads·n) |
 /// | masks with `sees`: the above, and one bit for each key of the range | two ranks | O(batch·heads·n²/R) |
 ///
-/// Queries are those of every batch entry and head. The three keys are the first, the last and one that varies with the
-/// query. The two ranks are the rank that computes the query and the rank before it.
+/// The ranks compare the queries of every batch entry and head. The three keys are the first, the last and one that
+/// varies with the query. The two ranks are the rank that computes the query and the rank before it.
 ///
-/// `decode` compares all of the above, for its queries, on every rank. The score of other logits and keys (most of
-/// a Bias) is not compared. With `sees`, a rank's policies are not compared for queries that neither it nor the next
-/// rank computes: the result does not depend on them. One rank alone compares nothing.
+/// `decode` compares all of the above, for its queries, on every rank. The ranks do not compare the score of other
+/// logits and keys (most of a Bias). With `sees`, they do not compare a rank's policies for queries that neither this
+/// rank nor the next rank computes. The result does not depend on these policies. A single rank skips the comparison.
 ///
-/// **Errors on one rank.** If a policy throws or memory is lacking before the exchange begins, every rank throws
-/// std::runtime_error with the error's text and its rank. (A policy's std::invalid_argument stays one.) `decode`
-/// computes before its exchange, so its policies are covered. If a rank fails during the exchange of `attention` or
-/// `attention_backward`, other ranks already wait for its messages: the rank prints the text to stderr and calls
-/// MPI_Abort. MPI's errors are std::runtime_error with MPI's text before the exchange, and abort during it.
+/// **Errors on one rank**
+///
+/// | error | result |
+/// |---|---|
+/// | a policy throws or memory is lacking before the exchange | std::runtime_error with text and rank on every rank |
+/// | a policy throws std::invalid_argument before the exchange | the same with std::invalid_argument |
+/// | MPI reports an error before the exchange | std::runtime_error with MPI's text |
+/// | any error during the exchange | the rank prints the text to stderr and calls MPI_Abort |
+///
+/// During the exchange of `attention` and `attention_backward`, other ranks already wait for messages. `decode`
+/// computes before its exchange, so its policies throw before the exchange.
 #pragma once
 
 #include <algorithm>
@@ -89,7 +109,7 @@ namespace mpi {
 /// @addtogroup mpi
 /// @{
 
-/// attention of attention.hpp, the sequence being split over ranks as the layout says. Collective.
+/// Computes attention (attention.hpp) of a sequence that the layout splits over ranks. Collective.
 template <class T, class S, class M, class C, class E = Serial>
 requires Scaling<S> && Mask<M> && Score<C> && Executor<E>
 void attention(Communicator& comm, const Layout& layout, const std::type_identity_t<AttentionArguments<T>>& a,
@@ -114,8 +134,8 @@ void attention(Communicator& comm, const Layout& layout, const std::type_identit
     }
   });
   auto agreement = detail::agreement_of<T, decltype(variant)>(function, layout, a.q, a.k, a.v, options);
-  agreement.add("what scaling, mask and score say", policies);
-  agreement.add_if(a.q.extent(2) > 0, "whether lse is wanted", detail::is_given(a.lse) ? 1 : 0);
+  agreement.add("a result of scaling, mask or score", policies);
+  agreement.add_if(a.q.extent(2) > 0, "the presence of lse", detail::is_given(a.lse) ? 1 : 0);
   agreement.settle(comm, complaint);
   if (comm.ranks() == 1) {
     ssmax::attention<T>(a, scaling, mask, score, options, std::forward<E>(executor));
@@ -140,7 +160,7 @@ void attention(Communicator& comm, const Layout& layout, const std::type_identit
   });
 }
 
-/// The same without a score.
+/// Computes attention without a score function. Collective.
 template <class T, class S = Softmax, class M = Full, class E = Serial>
 requires Scaling<S> && Mask<M> && Executor<E>
 void attention(Communicator& comm, const Layout& layout,
@@ -150,14 +170,19 @@ void attention(Communicator& comm, const Layout& layout,
   mpi::attention<T>(comm, layout, arguments, scaling, mask, Identity{}, options, std::forward<E>(executor));
 }
 
-/// attention_backward of attention_backward.hpp, the sequence being split over ranks as the layout says. Collective.
-/// Gradients of 16 bits are sums of float, rounded once. Every rank gets the gradients of its own rows, and all of
-/// those that scaling, score and sinks sum over queries (ds, db, dslopes, dsinks) or have for every one (a PerQuery's
-/// dc, a Bias' dbias, of the whole sequence). A row of dbias that many queries or heads share is added up rank by rank,
-/// in the order of their first queries: its bits are the same every time for one layout, and those of one process
-/// where one rank has all of these queries and they are not of several batch entries and heads. What a score of your
-/// own learns from every logit without a gradient_row, or with a null one, stays with the rank that computed the query:
-/// that of its row or, by heads, of its head. first_key, keys, first_query and queries stay 0.
+/// Computes the gradients of attention (attention_backward.hpp) of a sequence that the layout splits over ranks.
+/// Collective. first_key, keys, first_query and queries stay 0. Gradients of 16 bits are sums in float, rounded once.
+///
+/// | gradient | result on a rank |
+/// |---|---|
+/// | dq, dk, dv | the rows of this rank |
+/// | ds, db, dslopes, dsinks: sums over queries | the whole gradient |
+/// | dc of a PerQuery, dbias of a Bias: one value per query | the whole gradient, for the whole sequence |
+/// | your score function, gradient_row missing or null | the gradient from the queries that this rank computed |
+///
+/// If several queries or heads share a row of dbias, the ranks add the row in the order of their first queries. The
+/// row is bit-identical for every run with the same layout. It is also bit-identical to a single-process run if one
+/// rank has all of these queries, and the queries belong to one batch entry and head.
 template <class T, class S, class M, class C, class E = Serial>
 requires Scaling<S> && Mask<M> && Score<C> && Executor<E>
 void attention_backward(Communicator& comm, const Layout& layout,
@@ -192,10 +217,10 @@ void attention_backward(Communicator& comm, const Layout& layout,
     rows.list(shape, detail::computing_rank(comm, layout, a.q.extent(1), a.k.extent(1)));
   });
   auto agreement = detail::agreement_of<T, decltype(variant)>(function, layout, a.q, a.k, a.v, options);
-  agreement.add("what scaling, mask and score say", policies);
-  agreement.add("which queries share a row of the score's gradient", rows.fingerprint());
-  agreement.add("whether dsinks are wanted", g.dsinks.empty() ? 0 : 1);
-  agreement.add_if(a.q.extent(2) > 0, "whether there is dlse", detail::is_given(g.dlse) ? 1 : 0);
+  agreement.add("a result of scaling, mask or score", policies);
+  agreement.add("the set of queries that share a gradient row of the score", rows.fingerprint());
+  agreement.add("the presence of dsinks", g.dsinks.empty() ? 0 : 1);
+  agreement.add_if(a.q.extent(2) > 0, "the presence of dlse", detail::is_given(g.dlse) ? 1 : 0);
   agreement.settle(comm, complaint);
   if (comm.ranks() == 1) {
     ssmax::attention_backward<T>(a, g, scaling, mask, score, options, std::forward<E>(executor));
@@ -220,7 +245,7 @@ void attention_backward(Communicator& comm, const Layout& layout,
   });
 }
 
-/// The same without a score.
+/// Computes the gradients without a score function. Collective.
 template <class T, class S = Softmax, class M = Full, class E = Serial>
 requires Scaling<S> && Mask<M> && Executor<E>
 void attention_backward(Communicator& comm, const Layout& layout,
@@ -232,10 +257,10 @@ void attention_backward(Communicator& comm, const Layout& layout,
                              std::forward<E>(executor));
 }
 
-/// Stores new positions in the cache of this rank, which holds the positions that a layout gives it, in
-/// their order: those of k and v [batch, kv_heads, new, channels], positions first … of the sequence, that are the
-/// rank's. With a rope, keys are rotated to their positions in the sequence. A local call. Throws unless the layout has
-/// these positions and the cache holds those before them.
+/// Appends new positions to the cache of this rank, which holds the rank's positions of the layout, in their order.
+/// The tensors k and v [batch, kv_heads, new, channels] hold all of the rank's positions from `first` of the sequence
+/// on. With a rope, rotates keys to their positions in the sequence. A local call. Throws std::invalid_argument if
+/// the layout lacks the positions or the cache lacks earlier positions of the rank.
 template <class K, class V>
 void append(KvCache<K, V>& cache, const Layout& layout, int rank, index_t first,
             std::type_identity_t<View<const detail::Compute<K>, 4>> k,
@@ -261,12 +286,13 @@ void append(KvCache<K, V>& cache, const Layout& layout, int rank, index_t first,
   }
 }
 
-/// decode of decode.hpp, of the first `length` positions of a layout, each rank having stored its own (append).
-/// Collective; q is the same on all ranks, and so are out and lse: those of one process with one cache,
-/// bit for bit, where segments begin at multiples of 1024. (Exceptions for bfloat16 are above.) key_position must be 0,
-/// unless rotate_source_keys is set.
-/// out and lse must not overlap the cache's memory. Memory: the states of all chunks of 1024 keys, that is
-/// batch·heads·queries·(dv + 2) numbers for each.
+/// Computes decode (decode.hpp) over the first `length` positions of a layout. Each rank has appended its own
+/// positions. Collective. q is equal on all ranks, and so are out and lse. If segments begin at multiples of 1024,
+/// the results are bit-identical to those of a single process with one cache. Exception: bfloat16, see above.
+///
+/// key_position must be 0. Exception: with rotate_source_keys it may differ. `out` and `lse` must not overlap the
+/// memory of the cache. Memory: the states of all chunks of 1024 keys, batch·heads·queries·(dv + 2) numbers per
+/// chunk.
 template <class T, class K, class V, class S, class M, class C, class E = Serial>
 requires Scaling<S> && Mask<M> && Score<C> && Executor<E>
 void decode(Communicator& comm, const Layout& layout, index_t length,
@@ -305,7 +331,7 @@ void decode(Communicator& comm, const Layout& layout, index_t length,
   agreement.add("the type that the cache stores", detail::fingerprint_of_types<K, V>());
   agreement.add("length", length);
   agreement.add("the number of positions of q", a.q.extent(2));
-  agreement.add("what scaling, mask and score say", policies);
+  agreement.add("a result of scaling, mask or score", policies);
   agreement.settle(comm, complaint);
   if (shape.rows() == 0) return;
   detail::exchange_or_abort(comm, function, [&] {
@@ -314,7 +340,7 @@ void decode(Communicator& comm, const Layout& layout, index_t length,
   });
 }
 
-/// The same without a score.
+/// Computes decode without a score function. Collective.
 template <class T, class K, class V, class S = Softmax, class M = Causal, class E = Serial>
 requires Scaling<S> && Mask<M> && Executor<E>
 void decode(Communicator& comm, const Layout& layout, index_t length,

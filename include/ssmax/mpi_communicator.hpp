@@ -1,6 +1,6 @@
 /// @defgroup mpi_communicator Communicators (mpi_communicator.hpp)
 /// @ingroup mpi
-/// The ranks that share a sequence, and what has passed between them.
+/// The ranks that share a sequence, and statistics of what they exchanged.
 #pragma once
 
 #include <mpi.h>
@@ -13,49 +13,49 @@ namespace mpi {
 /// @addtogroup mpi_communicator
 /// @{
 
-/// What a rank has sent, and how long it has waited for others, since its Communicator was made.
+/// The bytes that a rank has sent and the time that it has waited since its Communicator was made.
 struct Traffic {
-  double bytes_sent = 0;       ///< Keys, values and gradients that went to other ranks.
-  double seconds_waiting = 0;  ///< In which there was nothing to compute.
+  double bytes_sent = 0;       ///< Bytes of keys, values and gradients sent to other ranks.
+  double seconds_waiting = 0;  ///< Time without work to compute, in s.
 };
 
-/// The ranks of an MPI communicator, by a copy of it: messages of the user's are not mixed up with the
-/// library's. Calls that take one are collective, and belong to one thread (MPI_THREAD_FUNNELED); the executor's
-/// threads call no MPI. MPI's errors become std::runtime_error with MPI's text. Exception: during an exchange they
-/// abort (mpi.hpp).
+/// The ranks of an MPI communicator. The constructor duplicates the communicator, so the library's messages do not
+/// mix with yours. Functions that take a Communicator are collective. Call them from one thread
+/// (MPI_THREAD_FUNNELED): the threads of the executor do not call MPI. An MPI error throws std::runtime_error with
+/// MPI's text. Exception: an error during an exchange aborts (mpi.hpp).
 class Communicator {
  public:
-  /// Collective over `comm`. MPI must have been initialised.
+  /// Duplicates `comm`. Collective over `comm`. Requires that MPI is initialised.
   explicit Communicator(MPI_Comm comm = MPI_COMM_WORLD) {
     detail::check_mpi("MPI_Comm_dup", MPI_Comm_dup(comm, &comm_));
     detail::check_mpi("MPI_Comm_set_errhandler", MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN));
     detail::check_mpi("MPI_Comm_rank", MPI_Comm_rank(comm_, &rank_));
     detail::check_mpi("MPI_Comm_size", MPI_Comm_size(comm_, &ranks_));
   }
-  /// Collective, unless MPI has been finalised.
+  /// Frees the duplicate. Collective. Exception: after MPI_Finalize, it does not call MPI.
   ~Communicator() {
     int finalized = 0;
     MPI_Finalized(&finalized);
     if (finalized == 0) MPI_Comm_free(&comm_);
   }
-  /// Not copied.
+  /// Deleted.
   Communicator(const Communicator&) = delete;
-  /// Not copied.
+  /// Deleted.
   Communicator& operator=(const Communicator&) = delete;
 
-  /// This rank.
+  /// Returns the index of this rank.
   [[nodiscard]] int rank() const { return rank_; }
-  /// How many there are.
+  /// Returns the number of ranks.
   [[nodiscard]] int ranks() const { return ranks_; }
-  /// The copy.
+  /// Returns the duplicate of the communicator.
   [[nodiscard]] MPI_Comm handle() const { return comm_; }
-  /// What has passed so far.
+  /// Returns the statistics so far.
   [[nodiscard]] const Traffic& traffic() const { return traffic_; }
-  /// For the functions of mpi.hpp, which count here.
+  /// Returns the statistics, for the functions of mpi.hpp, which update them.
   [[nodiscard]] Traffic& traffic() { return traffic_; }
-  /// For the functions of mpi.hpp: their buffers, where no workspace is handed in. Kept from call to call.
+  /// Returns the buffers of the functions of mpi.hpp for calls without a workspace. Calls reuse the buffers.
   [[nodiscard]] Workspace& buffers() { return buffers_; }
-  /// The same: what kernels need, which is little. A call computes in many steps, and this is theirs.
+  /// Returns the scratch memory of the kernels, which every step of a call reuses.
   [[nodiscard]] Workspace& scratch() { return scratch_; }
 
  private:

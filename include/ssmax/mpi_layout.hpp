@@ -1,22 +1,22 @@
 /// @defgroup mpi_layout Layouts of a sequence over ranks (mpi_layout.hpp)
 /// @ingroup mpi
-/// Which positions of a sequence a rank holds.
+/// Layouts: the positions of a sequence that each rank holds.
 ///
-/// A layout is a list of segments, each a range of positions of one rank. A rank keeps its segments one behind
-/// the other, in the order of the positions: these are the rows of its q, k, v and out.
+/// A layout is a list of segments. A segment is a range of positions on one rank. The rows of a rank's q, k, v and
+/// out are those of its segments, in the order of the positions.
 ///
-/// | layout | rank r of R holds |
+/// | layout | positions of rank r of R |
 /// |---|---|
 /// | contiguous | the r-th of R ranges |
-/// | zigzag | of 2R ranges the r-th and the (2R - 1 - r)-th: even work under a causal mask |
+/// | zigzag | the r-th and the (2R - 1 - r)-th of 2R ranges: equal work under a causal mask |
 ///
-/// Ranges begin at multiples of `unit` positions, as even in length as that allows; the last one is shorter
-/// where the unit does not divide the length, and ranges may be empty. Attention adds up 1024 keys at a time, its
-/// backward 2048: with multiples of 2048 no sum is cut.
+/// Ranges begin at multiples of `unit` positions and have lengths as equal as this allows. The last range is shorter
+/// if `unit` does not divide the length. Ranges may be empty. Attention adds products in chunks of 1024 keys, its
+/// backward in chunks of 2048 keys: multiples of 2048 do not cut a chunk.
 ///
-/// A layout also says what travels in a call of attention or of its backward. Left alone, keys do, to the queries that
-/// see them. `layout.by_heads()` has the same rows, but in a call each rank gets all positions of some heads,
-/// by an all-to-all, and gives the results back: for models with at least as many kv heads as there are ranks.
+/// By default, keys and values travel to the queries that attend to them. With `layout.by_heads()`, each rank
+/// receives all positions of some heads in an all-to-all, computes them and returns the results. Use it for models
+/// with at least as many kv heads as ranks. The rows are the same.
 #pragma once
 
 #include <algorithm>
@@ -32,21 +32,21 @@ namespace mpi {
 /// @addtogroup mpi_layout
 /// @{
 
-/// Positions [begin, end), held by one rank.
+/// The positions [begin, end) on one rank.
 struct Segment {
-  index_t begin = 0;  ///< The first position.
-  index_t end = 0;    ///< Behind the last one.
-  int rank = 0;       ///< Who holds them.
+  index_t begin = 0;  ///< First position.
+  index_t end = 0;    ///< End of the range: the last position + 1.
+  int rank = 0;       ///< Rank that holds the positions.
 
-  /// The number of positions.
+  /// Returns the number of positions.
   [[nodiscard]] index_t size() const { return end - begin; }
 };
 
-/// The segments of a sequence: they follow each other from position 0 on, none of them empty.
+/// The segments of a sequence, contiguous from position 0 on. Every stored segment has positions.
 class Layout {
  public:
-  /// Any segments. Throws std::invalid_argument unless each begins where the one before ends, the first one at 0,
-  /// and ranks are within [0, ranks). Empty segments are left out.
+  /// Makes a layout of the given segments and omits empty ones. Throws std::invalid_argument unless the first segment
+  /// begins at 0, each one begins at the end of the previous one, and ranks are in [0, ranks).
   Layout(std::span<const Segment> segments, int ranks) : ranks_(ranks), counts_(checked(ranks)) {
     for (const Segment& segment : segments) {
       if (segment.begin != positions()) {
@@ -66,12 +66,13 @@ class Layout {
     }
   }
 
-  /// One range for each rank, as even as whole units allow. Throws unless positions >= 0, ranks and unit >= 1.
+  /// Returns one range per rank, as equal as whole units allow. Throws unless positions >= 0, ranks >= 1 and unit >=
+  /// 1.
   [[nodiscard]] static Layout contiguous(index_t positions, int ranks, index_t unit = 2048) {
     return even(positions, ranks, unit, checked_ranks(ranks), [](int i) { return i; });
   }
 
-  /// One range for each rank, of the lengths that are given.
+  /// Returns one range per rank, with the given lengths.
   [[nodiscard]] static Layout contiguous(std::span<const index_t> lengths) {
     std::vector<Segment> segments;
     index_t begin = 0;
@@ -82,28 +83,28 @@ class Layout {
     return {segments, static_cast<int>(lengths.size())};
   }
 
-  /// Two ranges for each rank, the i-th from the front and the i-th from the back.
+  /// Returns two ranges per rank: the i-th from the start and the i-th from the end.
   [[nodiscard]] static Layout zigzag(index_t positions, int ranks, index_t unit = 2048) {
     return even(positions, ranks, unit, 2 * checked_ranks(ranks),
                 [ranks](int i) { return i < ranks ? i : 2 * ranks - 1 - i; });
   }
 
-  /// The length of the sequence.
+  /// Returns the length of the sequence.
   [[nodiscard]] index_t positions() const { return segments_.empty() ? 0 : segments_.back().end; }
-  /// How many ranks share it.
+  /// Returns the number of ranks.
   [[nodiscard]] int ranks() const { return ranks_; }
-  /// How many positions a rank holds.
+  /// Returns the number of positions of a rank.
   [[nodiscard]] index_t count(int rank) const { return counts_[static_cast<std::size_t>(rank)]; }
-  /// All segments, in the order of the positions.
+  /// Returns all segments, in the order of the positions.
   [[nodiscard]] std::span<const Segment> segments() const { return segments_; }
 
-  /// The same segments, for attention by heads. (append and decode make no difference.)
+  /// Returns the layout with attention by heads. (append and decode treat both layouts in the same way.)
   [[nodiscard]] Layout by_heads() const {
     Layout result = *this;
     result.is_by_heads_ = true;
     return result;
   }
-  /// Whether heads are what travels.
+  /// Returns true if heads travel in place of keys.
   [[nodiscard]] bool is_by_heads() const { return is_by_heads_; }
 
  private:

@@ -1,14 +1,13 @@
 /// @defgroup online_softmax Softmax in blocks (online_softmax.hpp)
-/// The state of a softmax whose logits arrive in blocks: what attention keeps per query instead of a row of N
-/// logits.
+/// The state of a softmax whose logits arrive in blocks. Attention keeps such a state per query in place of a row of
+/// N logits.
 ///
-/// After any number of blocks, Σ exp(c·z) = 2^shift · sum over the keys seen so far, and the caller's
-/// accumulator holds Σ exp(c·z) · v / 2^shift. A block with larger logits raises the shift; the caller
-/// then multiplies its accumulator by the returned power of two. Shifts are integers wherever logits allow
-/// (|c·z| < 7·10^5), so that rescaling is exact and the result does not depend on how the keys were cut,
-/// but for the order of additions.
+/// After any number of blocks, Σ exp(c·z) = 2^shift · sum over all keys so far. You keep an accumulator of Σ exp(c·z)
+/// · v / 2^shift. A block with larger logits raises the shift. update then returns a power of two, by which you
+/// multiply the accumulator. Shifts are integers if |c·z| < 7·10^5. Rescaling is then exact, and only the order of
+/// additions depends on how you split the keys into blocks.
 ///
-/// attention_state.hpp has the same for whole tensors.
+/// attention_state.hpp has states for whole tensors.
 #pragma once
 
 #include <cmath>
@@ -25,12 +24,12 @@ SSMAX_BEGIN_CODE
 template <class T>
 class OnlineSoftmax {
  public:
-  /// c multiplies every logit of this query. May be 0 or negative.
+  /// Makes a state without keys. c multiplies every logit of this query and may be 0 or negative.
   explicit OnlineSoftmax(double c = 1) : c_(c), multiplier_(c) {}
 
-  /// Takes n logits in and puts their weights out (out may be in); returns the factor by which what was
-  /// accumulated under earlier weights must be multiplied first. NaN, c·z = +inf, or a c that is not finite
-  /// poisons the state for good; c·z·log2 e is +inf or -inf where a double cannot hold it.
+  /// Reads n logits and writes their weights to `out`, which may be `in`. Returns the factor for the accumulator:
+  /// multiply the accumulator by the factor before you add the new terms. After NaN, c·z = +inf, or a c that is not
+  /// finite, the state stays NaN. A c·z·log2 e beyond the range of double counts as +inf or -inf.
   double update(const T* in, index_t n, T* out) {
     const auto& kernels = detail::kernels<detail::RowKernels<T>>();
     constexpr T inf = std::numeric_limits<T>::infinity();
@@ -43,7 +42,7 @@ class OnlineSoftmax {
     const double largest = std::abs(c_) * static_cast<double>(top.value) * std::numbers::log2e;
     poisoned_ = poisoned_ || top.has_nan || !std::isfinite(c_) || top.value == inf ||
                 (top.value != -inf && !(largest < std::numeric_limits<double>::infinity()));
-    if (poisoned_ || !std::isfinite(largest)) {  // the rest: nothing but weights of 0
+    if (poisoned_ || !std::isfinite(largest)) {  // all weights are 0
       std::fill_n(out, n, T{0});
       return 1;
     }
@@ -70,25 +69,24 @@ class OnlineSoftmax {
     return factor;
   }
 
-  /// What the accumulator must be multiplied by in the end: 1 / sum; 0 where nothing was visible, NaN where
-  /// poisoned.
+  /// Returns the factor for the final accumulator: 1 / sum. Returns 0 if no key was visible, NaN after NaN.
   [[nodiscard]] double finish() const {
     if (poisoned_) return std::numeric_limits<double>::quiet_NaN();
     return sum_ > 0 ? 1 / sum_ : 0;
   }
 
-  /// ln Σ exp(c·z): -inf where nothing was visible, NaN where poisoned.
+  /// Returns ln Σ exp(c·z). Returns -inf if no key was visible, NaN after NaN.
   [[nodiscard]] double lse() const {
     if (poisoned_) return std::numeric_limits<double>::quiet_NaN();
     return shift_ * std::numbers::ln2 + std::log(sum_);
   }
 
-  /// The state as numbers: Σ exp(c·z) = 2^shift · sum. -inf where nothing was visible.
+  /// Returns the shift, with Σ exp(c·z) = 2^shift · sum. Returns -inf if no key was visible.
   [[nodiscard]] double shift() const { return sum_ == 0 ? -std::numeric_limits<double>::infinity() : shift_; }
-  /// The other one: 0 where nothing was visible, NaN where poisoned.
+  /// Returns the sum. Returns 0 if no key was visible, NaN after NaN.
   [[nodiscard]] double sum() const { return poisoned_ ? std::numeric_limits<double>::quiet_NaN() : sum_; }
 
-  /// Forgets all blocks.
+  /// Returns to the state without keys.
   void reset() { *this = OnlineSoftmax(c_); }
 
  private:

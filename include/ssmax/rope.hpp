@@ -1,28 +1,33 @@
 /// @defgroup rope Rotary embedding (rope.hpp)
 /// Rotary position embedding (RoPE; Su et al., arXiv:2104.09864).
 ///
-/// At position p, pair i of a head's first `width` channels is turned by the angle p·ω_i, where
-/// ω_i = θ^(-2i/width):
+/// A rope rotates the first `width` channels of a head in pairs. At position p, it rotates pair i by the angle p·ω_i
+/// with ω_i = θ^(-2i/width):
 ///
 ///     (a, b) -> (a·cos - b·sin, b·cos + a·sin)
 ///
-/// Pairing::half_split pairs channel i with i + width/2 (Llama in transformers, GPT-NeoX),
-/// Pairing::interleaved pairs 2i with 2i + 1 (Llama's original weights, GPT-J). Channels from `width` on pass
-/// unchanged. The backward is the transpose: the rotation by the opposite angle.
+/// | pairing | channels of pair i | models |
+/// |---|---|---|
+/// | Pairing::half_split | i and i + width/2 | Llama in transformers, GPT-NeoX |
+/// | Pairing::interleaved | 2i and 2i + 1 | Llama's original weights, GPT-J |
 ///
-/// Scalings of ω, to run beyond the trained length:
+/// Channels from `width` on stay unchanged. The backward pass is the transpose: a rotation by the opposite angle.
 ///
-///     linear(f)                ω / f (arXiv:2306.15595)
-///     ntk(f)                   θ·f^(width / (width - 2)) in place of θ
-///     yarn(f, L)               ω / f where fewer than 1 turn fits into L, ω where more than 32 do, between
-///                              them a ramp over i (arXiv:2309.00071); its attention factor is
-///                              Constant::yarn(f)
-///     llama3(f, L, low, high)  ω / f where fewer than `low` turns fit into L, ω where more than `high` do,
-///                              between them a blend (Llama 3.1)
+/// A RopeScaling changes ω, so that a model runs beyond its trained length L. "Turns" means the number of full
+/// rotations of a pair within L positions:
 ///
-/// Angles are formed and reduced in double and only cos and sin are rounded: at position 10^6 they err
-/// by 6e-8 (half an ulp of 1), as at position 1. Tables hold `positions` positions from
-/// `first_position`; others are an error.
+/// | scaling | ω | source |
+/// |---|---|---|
+/// | linear(f) | ω / f | arXiv:2306.15595 |
+/// | ntk(f) | θ·f^(width / (width - 2)) in place of θ | |
+/// | yarn(f, L) | below 1 turn: ω / f; above 32 turns: ω; between: a ramp over i | arXiv:2309.00071 |
+/// | llama3(f, L, low, high) | below `low` turns: ω / f; above `high`: ω; between: a blend by turns | Llama 3.1 |
+///
+/// YaRN's attention factor is Constant::yarn(f).
+///
+/// The constructor computes angles in double and rounds only cos and sin. So cos and sin have an error of 6e-8 in
+/// float (half an ulp of 1) at position 10^6 as at position 1. Tables hold `positions` positions from
+/// `first_position` on. Throws std::invalid_argument for other positions.
 #pragma once
 
 #include <algorithm>
@@ -40,61 +45,61 @@
 /// @{
 SSMAX_BEGIN_DATA
 
-/// Which channels are turned together.
+/// The channels that form a pair.
 enum class Pairing {
-  half_split,  ///< i with i + width/2.
-  interleaved  ///< 2i with 2i + 1.
+  half_split,  ///< i and i + width/2.
+  interleaved  ///< 2i and 2i + 1.
 };
 
-/// How ω is changed; made by the functions named after the methods.
+/// A change of ω. The static functions make one.
 struct RopeScaling {
-  /// The functions below, by name.
+  /// The name of a method.
   enum class Method {
-    none,    ///< ω as it is.
+    none,    ///< Unchanged ω.
     linear,  ///< ω / f.
-    ntk,     ///< Another θ.
+    ntk,     ///< Changed θ.
     yarn,    ///< ω / f, ω, or a ramp over the pairs.
     llama3   ///< ω / f, ω, or a blend by turns.
   };
 
-  Method method = Method::none;   ///< How ω is changed.
+  Method method = Method::none;   ///< The method.
   double factor = 1;              ///< f, above 0.
   double original_positions = 0;  ///< L, the trained length. yarn, llama3: above 0.
-  /// yarn: turns in the original length below which ω is divided; llama3: low_freq_factor. Above 0.
+  /// yarn: number of turns below which ω is divided by f. llama3: low_freq_factor. Above 0.
   double low = 1;
-  /// yarn: turns above which ω is kept; llama3: high_freq_factor. Above low.
+  /// yarn: number of turns above which ω is unchanged. llama3: high_freq_factor. Above `low`.
   double high = 32;
 
-  /// ω / f.
+  /// Returns the scaling ω / f.
   SSMAX_INLINE static constexpr RopeScaling linear(double factor) {
     return {Method::linear, factor, 0, 1, 1};
   }
-  /// θ·f^(width / (width - 2)) in place of θ; the width is above 2.
+  /// Returns the scaling with θ·f^(width / (width - 2)) in place of θ. The width must be above 2.
   SSMAX_INLINE static constexpr RopeScaling ntk(double factor) { return {Method::ntk, factor, 0, 1, 1}; }
-  /// ω / f below `low` turns, ω above `high`, a ramp over the pairs between them.
+  /// Returns the scaling with ω / f below `low` turns, ω above `high` turns, and a ramp over the pairs between them.
   SSMAX_INLINE static constexpr RopeScaling yarn(double factor, double original_positions, double low = 1,
                                                  double high = 32) {
     return {Method::yarn, factor, original_positions, low, high};
   }
-  /// ω / f below `low` turns, ω above `high`, a blend by turns between them.
+  /// Returns the scaling with ω / f below `low` turns, ω above `high` turns, and a blend by turns between them.
   SSMAX_INLINE static constexpr RopeScaling llama3(double factor, double original_positions, double low = 1,
                                                    double high = 4) {
     return {Method::llama3, factor, original_positions, low, high};
   }
 };
 
-/// What a Rope's tables are made for.
+/// The options of a Rope.
 struct RopeOptions {
-  index_t width = 0;                      ///< Channels that are rotated: even, 2 to 2^24.
+  index_t width = 0;                      ///< Number of rotated channels: even, 2 to 2^24.
   double theta = 10'000;                  ///< θ, above 1.
-  Pairing pairing = Pairing::half_split;  ///< Which channels are turned together.
-  RopeScaling scaling{};                  ///< How ω is changed.
-  index_t first_position = 0;             ///< That of the tables, at least 0.
+  Pairing pairing = Pairing::half_split;  ///< Channels that form a pair.
+  RopeScaling scaling{};                  ///< Change of ω.
+  index_t first_position = 0;             ///< First position of the tables, at least 0.
 };
 
 namespace SSMAX_VISIBLE shared {
 
-/// A Rope's tables: pitch numbers a position, from first_position on, and the kernels that read them.
+/// The tables of a Rope, `pitch` numbers per position from first_position on, and the kernels that read the tables.
 template <class T>
 struct RopeTables {
   const RopeKernels<T>* kernels = nullptr;
@@ -110,7 +115,7 @@ SSMAX_END
 SSMAX_BEGIN_CODE
 namespace detail {
 
-/// No head is wider. Above it the constructor would allocate gigabytes before its first position.
+/// Upper bound of the width: wider tables would take gigabytes.
 inline constexpr index_t most_rope_width = index_t{1} << 24;
 
 inline void check_rope(const RopeOptions& options, index_t positions) {
@@ -145,7 +150,7 @@ inline void check_rope(const RopeOptions& options, index_t positions) {
   }
 }
 
-/// ω_i for every pair.
+/// Returns ω_i for every pair.
 inline std::vector<double> rope_frequencies(const RopeOptions& options) {
   using Method = RopeScaling::Method;
   const RopeScaling& scaling = options.scaling;
@@ -154,15 +159,14 @@ inline std::vector<double> rope_frequencies(const RopeOptions& options) {
                            ? options.theta * std::pow(scaling.factor, width / (width - 2))
                            : options.theta;
   std::vector<double> frequencies(static_cast<std::size_t>(options.width / 2));
-  // The pair, as a real number, whose wavelength fits `turns` times into the original length (YaRN's ramp is
-  // over i).
+  // Returns the pair, as a real number, that turns `turns` times within the original length. (YaRN's ramp is over i.)
   const auto pair_with_turns = [&](double turns) {
     return width * std::log(scaling.original_positions / (turns * 2 * std::numbers::pi)) /
            (2 * std::log(theta));
   };
   for (std::size_t i = 0; i < frequencies.size(); ++i) {
     const double omega = std::pow(theta, -2.0 * static_cast<double>(i) / width);
-    double kept = 1;  // the share of ω that is not divided by the factor
+    double kept = 1;  // part of ω that is not divided by the factor
     if (scaling.method == Method::linear) {
       kept = 0;
     } else if (scaling.method == Method::yarn) {
@@ -179,7 +183,8 @@ inline std::vector<double> rope_frequencies(const RopeOptions& options) {
   return frequencies;
 }
 
-/// Rotates `rows` rows, the first at `position`, without checks. in == out is allowed, other overlap is not.
+/// Rotates `rows` rows, the first at `position`, without checks. `in` may equal `out`, but must not overlap it
+/// otherwise.
 template <class T>
 void rotate(const RopeTables<T>& rope, const T* in, index_t in_stride, T* out, index_t out_stride,
             index_t rows, index_t channels, index_t position, bool inverse) {
@@ -197,13 +202,14 @@ void rotate(const RopeTables<T>& rope, const T* in, index_t in_stride, T* out, i
 
 }  // namespace detail
 
-/// Tables of cos and sin, T = float or double. 2·positions·(width / 2) elements, or twice that when
-/// interleaved. Throws std::invalid_argument where options do not fit or positions·width cannot be counted
-/// in bytes, std::bad_alloc where the memory cannot be had.
+/// Tables of cos and sin, T = float or double. The tables have 2·positions·(width / 2) elements, or twice as many if
+/// interleaved.
 template <class T>
 class Rope {
  public:
-  /// For positions [first_position, first_position + positions), at least one.
+  /// Makes the tables for positions [first_position, first_position + positions). Throws std::invalid_argument for
+  /// options out of range, for positions < 1, and for tables of more bytes than index_t holds. Throws std::bad_alloc
+  /// if the memory is not available.
   Rope(const RopeOptions& options, index_t positions) : options_(options), positions_(positions) {
     detail::check_rope(options, positions);
     const std::vector<double> frequencies = detail::rope_frequencies(options);
@@ -228,22 +234,23 @@ class Rope {
     }
   }
 
-  /// What it was made of.
+  /// Returns the options.
   [[nodiscard]] const RopeOptions& options() const { return options_; }
-  /// Channels that are rotated.
+  /// Returns the number of rotated channels.
   [[nodiscard]] index_t width() const { return options_.width; }
-  /// That of the tables.
+  /// Returns the first position of the tables.
   [[nodiscard]] index_t first_position() const { return options_.first_position; }
-  /// How many positions the tables hold.
+  /// Returns the number of positions in the tables.
   [[nodiscard]] index_t positions() const { return positions_; }
 
-  /// What attention's drivers take.
+  /// Returns the tables in the form that the drivers of attention take.
   [[nodiscard]] shared::RopeTables<T> tables() const {
     return {&kernels_(),    cosine_.data(),          sine_.data(),    pitch_,
             options_.width, options_.first_position, options_.pairing};
   }
 
-  /// Throws unless positions [first, first + count) are in the tables and `channels` hold the width.
+  /// Throws std::invalid_argument if a position of [first, first + count) is missing in the tables or if there are
+  /// fewer `channels` than the width.
   void check(const char* function, const char* name, index_t first, index_t count, index_t channels) const {
     if (channels < options_.width) {
       detail::fail_value(function, name, "has channels", channels, "the rope's width is", options_.width);
@@ -254,7 +261,7 @@ class Rope {
     }
     const index_t last = options_.first_position + (positions_ - 1);
     if (count > 0 && count - 1 > last - first) {
-      // Named as far as it can be counted to: first + count may overflow.
+      // The message names the largest index_t if first + count overflows.
       const index_t furthest = std::numeric_limits<index_t>::max();
       const index_t position = first > furthest - (count - 1) ? furthest : first + (count - 1);
       detail::fail_value(function, name, "has position", position, "the rope's last is", last);
@@ -266,7 +273,7 @@ class Rope {
   index_t positions_;
   index_t pitch_ = 0;
   std::vector<T> cosine_, sine_;
-  // Only the constructor names the kernels: a unit that makes no Rope compiles none.
+  // A pointer that only the constructor sets: a translation unit without a Rope compiles no kernels.
   const detail::RopeKernels<T>& (*kernels_)() = detail::kernels<detail::RopeKernels<T>>;
 };
 
@@ -281,7 +288,7 @@ void check_rope_views(const char* function, const View<const T, Rank>& in, const
   check_in_place_or_apart(function, "out", out, "in", in);
 }
 
-/// Neighbouring rows of consecutive positions.
+/// Rotates all rows. Neighbouring rows have consecutive positions.
 template <class T>
 void rotate_all(const View<const T, 4>& in, const View<T, 4>& out, const RopeTables<T>& rope, index_t start,
                 bool inverse) {
@@ -326,31 +333,31 @@ void rope_at(const char* function, const View<const T, Rank>& in, const View<T, 
 
 }  // namespace detail
 
-/// out = in, each row [..., position, channel] rotated to position start + its index. Views are of rank 2 to
-/// 4. out may be in, or lie apart; else, or where the tables lack a position, std::invalid_argument, thrown
-/// before any write.
+/// Rotates each row [..., position, channel] of `in` to position start + its index and writes the row to `out`. Views
+/// have rank 2 to 4. `out` may be the memory of `in`. Otherwise `out` must not overlap `in`. Throws
+/// std::invalid_argument before any write, also for a position that is missing in the tables.
 template <class T, int Rank>
 void rope(std::type_identity_t<View<const T, Rank>> in, View<T, Rank> out, const Rope<T>& tables,
           index_t start) {
   detail::rope_from("rope", in, out, tables, start, false);
 }
 
-/// The same with a position for every index, shared by batches and heads. Every position is checked before
-/// any write.
+/// Rotates each row to the position that `positions` has for its index. Batch entries and heads share the positions.
+/// The function checks every position before any write.
 template <class T, int Rank>
 void rope(std::type_identity_t<View<const T, Rank>> in, View<T, Rank> out, const Rope<T>& tables,
           std::span<const index_t> positions) {
   detail::rope_at("rope", in, out, tables, positions, false);
 }
 
-/// The transpose: the gradient of the input from the gradient of the output.
+/// Writes the gradient of the input from the gradient of the output: the transpose of rope.
 template <class T, int Rank>
 void rope_backward(std::type_identity_t<View<const T, Rank>> dout, View<T, Rank> din, const Rope<T>& tables,
                    index_t start) {
   detail::rope_from("rope_backward", dout, din, tables, start, true);
 }
 
-/// The same with a position for every index.
+/// Writes the gradient of the input for a rope with a position for every index.
 template <class T, int Rank>
 void rope_backward(std::type_identity_t<View<const T, Rank>> dout, View<T, Rank> din, const Rope<T>& tables,
                    std::span<const index_t> positions) {

@@ -1,26 +1,27 @@
 /// @defgroup scaling Scalings (scaling.hpp)
-/// Scalings: the multiplier c of a row's logits, y = softmax(c·z), and the gradient of its parameters.
+/// Scalings. A scaling computes the multiplier c of a row's logits, y = softmax(c·z), and the gradient of its
+/// parameters.
 ///
 /// | scaling | multiplier | source |
 /// |---|---|---|
 /// | Softmax | 1 | |
-/// | SSMax | s·ln n + b | arXiv:2501.19399; with b its configuration (d) |
-/// | LogN | ln n | configuration (c); Chiang & Cholak, arXiv:2202.12172 |
-/// | SizeTable | s·p_n + b | the form that its Figure 2 was learnt with |
+/// | SSMax | s·ln n + b | arXiv:2501.19399; with b: its configuration (d) |
+/// | LogN | ln n | arXiv:2501.19399, configuration (c); Chiang & Cholak, arXiv:2202.12172 |
+/// | SizeTable | s·p_n + b | arXiv:2501.19399, the model of its Figure 2 |
 /// | QwenLogN | max(1, ln(p+1) / ln L) | Qwen, use_logn_attn |
 /// | Llama4Temperature | 1 + a·ln(1 + floor((p+1)/F)) | Llama 4, attn_temperature_tuning |
 /// | MinistralTemperature | 1 + β·ln(1 + floor(p/L)) | Ministral 3 |
 /// | InklingTemperature | 1 + α·ln max(1, (p+1)/F) | Inkling, log_scaling_alpha, log_scaling_n_floor |
-/// | AdjustedSize | that of another scaling for max(floor, n + offset) | s·ln(n+1), s·ln max(2, n) |
-/// | PerQuery | c[batch, head, query] | formed outside: arXiv:2411.12892, 2506.16640, 2602.11139 |
-/// | Constant | any; yarn(x) = (0.1·ln x + 1)² | YaRN's attention factor, arXiv:2309.00071 |
+/// | AdjustedSize | another scaling, for max(floor, n + offset) in place of n | s·ln(n+1), s·ln max(2, n) |
+/// | PerQuery | c[batch, head, query], which you compute | arXiv:2411.12892, 2506.16640, 2602.11139 |
+/// | Constant | any number; yarn(x) = (0.1·ln x + 1)² | YaRN's attention factor, arXiv:2309.00071 |
 ///
-/// n counts the keys that the row sees, p is the query's own position from 0 (row.hpp). s, b and ln n multiply:
-/// adding any of them to every logit would do nothing, since softmax is shift-invariant. c is computed in
-/// double: s·ln n is never rounded to float.
+/// The number n counts the visible keys of the row. The position p is the query's own, counted from 0 (row.hpp). The
+/// terms s, b and ln n multiply the logits. (Softmax is shift-invariant: adding a term to every logit has no effect.)
+/// Scalings compute c in double, so s·ln n is never rounded to float.
 ///
-/// Those by position are in scaling_by_position.hpp, PerQuery is in scaling_per_query.hpp; this header has them,
-/// too. row.hpp says what it takes to be one.
+/// scaling_by_position.hpp has the scalings by p, scaling_per_query.hpp has PerQuery. This header includes both.
+/// row.hpp defines the concept, for a scaling of your own.
 #pragma once
 
 #include <algorithm>
@@ -44,14 +45,14 @@
 /// @{
 SSMAX_BEGIN_DETAIL
 
-/// One element per head.
+/// Throws unless there is one element per head.
 template <class T>
 void check_per_head(const char* function, const char* name, std::span<T> values, index_t heads) {
   const auto extent = static_cast<index_t>(values.size());
   if (extent != heads) fail_value(function, name, "has extent", extent, "heads are", heads);
 }
 
-/// One element for each n from 1 to the largest, or more.
+/// Throws unless there is one element for each n from 1 to `largest_n`. More elements are allowed.
 template <class T>
 void check_table(const char* function, const char* name, std::span<T> values, index_t largest_n) {
   const auto extent = static_cast<index_t>(values.size());
@@ -62,10 +63,10 @@ SSMAX_END
 
 SSMAX_BEGIN_DATA
 
-/// c = 1: plain softmax.
+/// The scaling c = 1: plain softmax.
 struct Softmax : RowFunctor<Softmax> {
   using RowFunctor::operator();
-  /// 1.
+  /// Returns 1.
   SSMAX_INLINE constexpr double operator()(const Row&) const { return 1.0; }
 };
 
@@ -73,10 +74,10 @@ struct Softmax : RowFunctor<Softmax> {
 template <>
 inline constexpr bool by_size<Softmax> = true;
 
-/// c = ln n: SSMax without its s.
+/// The scaling c = ln n: SSMax with s = 1.
 struct LogN : RowFunctor<LogN> {
   using RowFunctor::operator();
-  /// ln n.
+  /// Returns ln n.
   SSMAX_INLINE double operator()(const Row& row) const { return std::log(static_cast<double>(row.n)); }
 };
 
@@ -84,24 +85,25 @@ struct LogN : RowFunctor<LogN> {
 template <>
 inline constexpr bool by_size<LogN> = true;
 
-/// A number or one number per head.
+/// One number for all heads, or one number per head.
 template <class T>
 class PerHead {
  public:
-  /// One number for all heads.
+  /// Stores one number for all heads.
   SSMAX_INLINE constexpr PerHead(T value) : value_(value) {}
-  /// One number per head. The span must outlive this.
+  /// Stores one number per head. The span must outlive this object.
   SSMAX_INLINE constexpr PerHead(std::span<const T> values) : per_head_(true), values_(values) {}
-  /// The number of a head.
+  /// Returns the number of a head.
   SSMAX_INLINE constexpr double operator[](index_t head) const {
     return static_cast<double>(per_head_ ? values_[static_cast<std::size_t>(head)] : value_);
   }
-  /// Throws std::invalid_argument that names `function` and `name` unless there is one number per head or for all.
+  /// Throws std::invalid_argument that names `function` and `name` if the extent of a span is not the number of
+  /// heads.
   SSMAX_INLINE void check(const char* function, const char* name, index_t heads) const {
     if (per_head_) detail::check_per_head(function, name, values_, heads);
   }
-  /// Throws unless the gradient is left out, has one element per head, or the one of a number that all heads
-  /// share.
+  /// Throws unless the gradient is empty or has one element per head. Exception: for one number for all heads, one
+  /// element is allowed.
   SSMAX_INLINE void check_gradient(const char* function, const char* name, std::span<T> gradient,
                                    index_t heads) const {
     const bool of_number = !per_head_ && gradient.size() == 1;
@@ -116,14 +118,14 @@ class PerHead {
 
 namespace shared {
 
-/// Adds to a gradient's element of a head, or to its only one.
+/// Adds `value` to the gradient of a head. If the gradient has one element, all heads add to it.
 template <class T>
 SSMAX_INLINE constexpr void add_to_head(std::span<T> gradient, index_t head, double value) {
   if (gradient.empty()) return;
   gradient[gradient.size() == 1 ? 0 : static_cast<std::size_t>(head)] += static_cast<T>(value);
 }
 
-/// What a std::vector, std::array or std::span holds.
+/// The element type of a std::vector, std::array or std::span.
 template <class Range>
 using ElementOf =
     typename decltype(std::span(std::declval<std::add_lvalue_reference_t<Range>>()))::value_type;
@@ -133,17 +135,17 @@ using ElementOf =
 template <class T>
 class SSMaxGradient;
 
-/// c = s·ln n + b. s and b are numbers, or spans with one number per head, which must outlive the scaling.
-/// (Rows of rank 1 and 2 have one head.)
+/// The scaling c = s·ln n + b. s and b are numbers, or spans with one number per head. The spans must outlive the
+/// scaling. (Rows of rank 1 and 2 have one head.)
 template <class T = float>
 class SSMax : public RowFunctor<SSMax<T>> {
  public:
   using RowFunctor<SSMax<T>>::operator();
 
-  /// The same s and b for all heads.
+  /// Uses the same s and b for all heads.
   SSMAX_INLINE constexpr explicit SSMax(std::type_identity_t<T> s = T{1}, std::type_identity_t<T> b = T{0})
       : s_(s), b_(b) {}
-  /// One s per head, and one b per head or, where that is empty, none.
+  /// Uses one s per head and one b per head. If the span of b is empty, b is 0.
   SSMAX_INLINE constexpr explicit SSMax(std::span<const T> s, std::span<const T> b = {})
       : s_(s), b_(b.empty() ? PerHead<T>(T{0}) : PerHead<T>(b)) {}
   /// @cond
@@ -154,7 +156,7 @@ class SSMax : public RowFunctor<SSMax<T>> {
   // clang-format on
   /// @endcond
 
-  /// s·ln n + b.
+  /// Returns s·ln n + b.
   SSMAX_INLINE double operator()(const Row& row) const {
     return s_[row.head] * std::log(static_cast<double>(row.n)) + b_[row.head];
   }
@@ -164,8 +166,8 @@ class SSMax : public RowFunctor<SSMax<T>> {
     b_.check(function, "b", heads);
   }
 
-  /// For backward: adds to ds and db, which have one element per head. Where s or b is a number, its gradient
-  /// may also have one element in all, to which every head adds. Either may be left out: {}.
+  /// Returns this scaling for a backward call, which adds to ds and db. ds and db have one element per head. If s or
+  /// b is a number, its gradient may have a single element, to which all heads add. To omit a gradient, pass {}.
   [[nodiscard]] SSMAX_INLINE SSMaxGradient<T> gradient(std::span<T> ds, std::span<T> db = {}) const {
     return {*this, ds, db};
   }
@@ -191,22 +193,22 @@ template <class S, class... B>
 SSMax(S&&, B&&...) -> SSMax<shared::ElementOf<S>>;
 /// @endcond
 
-/// SSMax with somewhere to put ∂s and ∂b: ds[head] += ln n · dc, db[head] += dc.
+/// SSMax with gradients. A backward call adds to them: ds[head] += ln n · dc, db[head] += dc.
 template <class T>
 class SSMaxGradient {
  public:
-  /// `scaling.gradient(ds, db)` is this.
+  /// Stores the scaling and the spans. `scaling.gradient(ds, db)` calls this constructor.
   SSMAX_INLINE constexpr SSMaxGradient(const SSMax<T>& scaling, std::span<T> ds, std::span<T> db)
       : scaling_(scaling), ds_(ds), db_(db) {}
 
-  /// The multiplier of the scaling.
+  /// Returns the multiplier of the scaling.
   SSMAX_INLINE double operator()(const Row& row) const { return scaling_(row); }
-  /// Adds ∂loss/∂c of a row to the element of its head, or to the only one.
+  /// Adds the terms of ∂loss/∂c of a row to ds and db.
   SSMAX_INLINE void accumulate(const Row& row, double dc) const {
     if (!ds_.empty()) shared::add_to_head(ds_, row.head, std::log(static_cast<double>(row.n)) * dc);
     shared::add_to_head(db_, row.head, dc);
   }
-  /// The check of the scaling; throws also unless every gradient has its extent or is left out.
+  /// Throws std::invalid_argument if the check of the scaling throws, or if a gradient has the wrong extent.
   SSMAX_INLINE void check(index_t heads, index_t largest_n, const char* function = "SSMax") const {
     scaling_.check(heads, largest_n, function);
     scaling_.s_.check_gradient(function, "ds", ds_, heads);
@@ -225,17 +227,18 @@ inline constexpr bool by_size<SSMaxGradient<T>> = true;
 template <class T>
 class SizeTableGradient;
 
-/// c = s·p_n + b with a learnt p_n = p[n-1] for every size n, shared by all heads: p has at least as many
-/// elements as the largest n. s and b as in SSMax. The spans must outlive the scaling.
+/// The scaling c = s·p_n + b with a parameter p_n = p[n-1] for every size n, shared by all heads. The span p has at
+/// least as many elements as the largest n. The parameters s and b are as in SSMax. The spans must outlive the
+/// scaling.
 template <class T = float>
 class SizeTable : public RowFunctor<SizeTable<T>> {
  public:
   using RowFunctor<SizeTable<T>>::operator();
 
-  /// The same s and b for all heads.
+  /// Uses the same s and b for all heads.
   SSMAX_INLINE constexpr explicit SizeTable(std::span<const T> p, T s = T{1}, T b = T{0})
       : p_(p), s_(s), b_(b) {}
-  /// One s per head, and one b per head or, where that is empty, none.
+  /// Uses one s per head and one b per head. If the span of b is empty, b is 0.
   SSMAX_INLINE constexpr SizeTable(std::span<const T> p, std::span<const T> s, std::span<const T> b = {})
       : p_(p), s_(s), b_(b.empty() ? PerHead<T>(T{0}) : PerHead<T>(b)) {}
   /// @cond
@@ -246,19 +249,19 @@ class SizeTable : public RowFunctor<SizeTable<T>> {
   // clang-format on
   /// @endcond
 
-  /// s·p_n + b.
+  /// Returns s·p_n + b.
   SSMAX_INLINE double operator()(const Row& row) const {
     return s_[row.head] * static_cast<double>(p_[static_cast<std::size_t>(row.n - 1)]) + b_[row.head];
   }
-  /// Throws std::invalid_argument unless p reaches to the largest n, and s and b are as SSMax wants them.
+  /// Throws std::invalid_argument unless p has an element for the largest n and s and b pass the checks of SSMax.
   SSMAX_INLINE void check(index_t heads, index_t largest_n, const char* function = "SizeTable") const {
     detail::check_table(function, "p", p_, largest_n);
     s_.check(function, "s", heads);
     b_.check(function, "b", heads);
   }
 
-  /// For backward: adds to dp, of p's extent or at least the largest n, and to ds and db as SSMax does. Each
-  /// may be left out: {}.
+  /// Returns this scaling for a backward call, which adds to dp, ds and db. The span dp has at least as many elements
+  /// as the largest n. The spans ds and db are as in SSMax. To omit a gradient, pass {}.
   [[nodiscard]] SSMAX_INLINE SizeTableGradient<T> gradient(std::span<T> dp, std::span<T> ds = {},
                                                            std::span<T> db = {}) const {
     return {*this, dp, ds, db};
@@ -280,25 +283,25 @@ template <class P, class... S>
 SizeTable(P&&, S&&...) -> SizeTable<shared::ElementOf<P>>;
 /// @endcond
 
-/// SizeTable with somewhere to put its gradients: dp[n-1] += s·dc, ds[head] += p_n·dc, db[head] += dc.
+/// SizeTable with gradients. A backward call adds to them: dp[n-1] += s·dc, ds[head] += p_n·dc, db[head] += dc.
 template <class T>
 class SizeTableGradient {
  public:
-  /// `scaling.gradient(dp, ds, db)` is this.
+  /// Stores the scaling and the spans. `scaling.gradient(dp, ds, db)` calls this constructor.
   SSMAX_INLINE constexpr SizeTableGradient(const SizeTable<T>& scaling, std::span<T> dp, std::span<T> ds,
                                            std::span<T> db)
       : scaling_(scaling), dp_(dp), ds_(ds), db_(db) {}
 
-  /// The multiplier of the scaling.
+  /// Returns the multiplier of the scaling.
   SSMAX_INLINE double operator()(const Row& row) const { return scaling_(row); }
-  /// Adds ∂loss/∂c of a row to the element of its head, or to the only one.
+  /// Adds the terms of ∂loss/∂c of a row to dp, ds and db.
   SSMAX_INLINE void accumulate(const Row& row, double dc) const {
     const auto size = static_cast<std::size_t>(row.n - 1);
     if (!dp_.empty()) dp_[size] += static_cast<T>(scaling_.s_[row.head] * dc);
     shared::add_to_head(ds_, row.head, static_cast<double>(scaling_.p_[size]) * dc);
     shared::add_to_head(db_, row.head, dc);
   }
-  /// The check of the scaling; throws also unless every gradient has its extent or is left out.
+  /// Throws std::invalid_argument if the check of the scaling throws, or if a gradient has the wrong extent.
   SSMAX_INLINE void check(index_t heads, index_t largest_n, const char* function = "SizeTable") const {
     scaling_.check(heads, largest_n, function);
     if (!dp_.empty()) detail::check_table(function, "dp", dp_, largest_n);
@@ -315,7 +318,7 @@ class SizeTableGradient {
 template <class T>
 inline constexpr bool by_size<SizeTableGradient<T>> = true;
 
-/// Another scaling, asked about max(floor, n + offset) in place of n:
+/// Another scaling with max(floor, n + offset) in place of n:
 ///
 ///     AdjustedSize{SSMax<float>{s}, 1}                         s·ln(n + 1)
 ///     AdjustedSize{SSMax<float>{s, b}.gradient(ds, db), 0, 2}  s·ln max(2, n) + b, learnt
@@ -326,20 +329,20 @@ class AdjustedSize : public RowFunctor<AdjustedSize<S>> {
  public:
   using RowFunctor<AdjustedSize<S>>::operator();
 
-  /// The scaling, which is copied, and what becomes of n.
+  /// Copies the scaling. Stores offset and floor.
   SSMAX_INLINE constexpr explicit AdjustedSize(const S& scaling, index_t offset = 0, index_t floor = 1)
       : scaling_(scaling), offset_(offset), floor_(floor) {}
 
-  /// The scaling's multiplier for that n.
+  /// Returns the multiplier of the scaling for the adjusted n.
   template <std::derived_from<Row> R>
   requires requires(const S& scaling, const R& row) { scaling(row); }
   SSMAX_INLINE double operator()(const R& row) const { return static_cast<double>(scaling_(adjusted(row))); }
-  /// Adds to what the scaling learns.
+  /// Passes dc with the adjusted n to the scaling, which adds to its gradients.
   template <std::derived_from<Row> R>
   requires requires(const S& scaling, const R& row) { scaling.accumulate(row, 0.0); }
   SSMAX_INLINE void accumulate(const R& row, double dc) const { scaling_.accumulate(adjusted(row), dc); }
-  /// Throws std::invalid_argument unless floor is at least 1, offset at most half of what index_t holds, and the
-  /// scaling fits the largest n that comes of them.
+  /// Throws std::invalid_argument if floor is below 1 or offset is above half of the range of index_t. Also throws if
+  /// the check of the scaling fails for the largest adjusted n.
   SSMAX_INLINE void check_shape(const QueryShape& shape, const char* function = "AdjustedSize") const {
     if (floor_ < 1) detail::fail_value(function, "floor", "is", floor_, "must be at least", 1);
     if (offset_ > detail::most_counted)
@@ -360,28 +363,28 @@ class AdjustedSize : public RowFunctor<AdjustedSize<S>> {
   index_t offset_, floor_;
 };
 
-/// The fast path of the scaling that it holds.
+/// The fast path of the inner scaling.
 template <class S>
 inline constexpr bool by_size<AdjustedSize<S>> = by_size<S>;
 
-/// The same multiplier for every row.
+/// The scaling with the same multiplier for every row.
 struct Constant : RowFunctor<Constant> {
-  double multiplier;  ///< c.
+  double multiplier;  ///< The multiplier c.
 
-  /// c.
+  /// Sets the multiplier.
   SSMAX_INLINE constexpr explicit Constant(double c) : multiplier(c) {}
-  /// YaRN's factor for a context extended by `extension`. Pass it here or scale cos and sin by its root, not
-  /// both.
+  /// Returns the scaling with YaRN's factor for a context extended by `extension`. Use either this scaling or cos and
+  /// sin multiplied by the root of the factor, not both.
   SSMAX_INLINE static Constant yarn(double extension) {
     const double root = 0.1 * std::log(extension) + 1.0;
     return Constant{root * root};
   }
   using RowFunctor::operator();
-  /// c.
+  /// Returns the multiplier c.
   SSMAX_INLINE constexpr double operator()(const Row&) const { return multiplier; }
 };
 
-/// The same c for all rows.
+/// c is the same for all rows.
 template <>
 inline constexpr bool by_size<Constant> = true;
 

@@ -1,10 +1,12 @@
 /// @defgroup scaling_by_position Scalings by position (scaling_by_position.hpp)
 /// @ingroup scaling
-/// Scalings of published models that go by the query's own position p, from 0, and not by n. row.hpp defines p.
+/// Scalings of published models that depend on the query's own position p, counted from 0. They do not depend on n.
+/// row.hpp defines p.
 ///
-/// The models' code in Hugging Face differs for packed documents: Ministral 3 counts within the document
-/// (`position_ids`), as these scalings do with the mask Documents. Llama 4 and Inkling count through the documents:
-/// for their p, join masks without positions, such as Causal and a MaskMatrix of the documents.
+/// For packed documents, the models' code in Hugging Face differs. Ministral 3 counts within the document
+/// (`position_ids`). With the mask Documents, these scalings also count within the document. Llama 4 and Inkling
+/// count through the documents. For their p, join masks that do not define positions, such as Causal and a MaskMatrix
+/// of the documents.
 #pragma once
 
 #include <cmath>
@@ -17,14 +19,14 @@
 /// @{
 SSMAX_BEGIN_DATA
 
-/// c = max(1, ln(p+1) / ln L), L the length the model was trained at (at least 2).
+/// The scaling c = max(1, ln(p+1) / ln L) of Qwen. L is the trained length, at least 2.
 struct QwenLogN : RowFunctor<QwenLogN> {
-  index_t trained_length;  ///< L.
+  index_t trained_length;  ///< L, the trained length.
 
-  /// L.
+  /// Sets L.
   SSMAX_INLINE constexpr explicit QwenLogN(index_t length) : trained_length(length) {}
   using RowFunctor::operator();
-  /// max(1, ln(p+1) / ln L).
+  /// Returns max(1, ln(p+1) / ln L).
   SSMAX_INLINE double operator()(const Row& row) const {
     const auto seen = static_cast<double>(row.position + 1);
     return row.position < trained_length ? 1.0
@@ -37,16 +39,16 @@ struct QwenLogN : RowFunctor<QwenLogN> {
   }
 };
 
-/// c = 1 + a·ln(1 + floor((p+1)/F)).
+/// The scaling c = 1 + a·ln(1 + floor((p+1)/F)) of Llama 4.
 struct Llama4Temperature : RowFunctor<Llama4Temperature> {
   double scale;          ///< a.
   index_t floor_length;  ///< F.
 
-  /// a and F.
+  /// Sets a and F.
   SSMAX_INLINE constexpr explicit Llama4Temperature(double a = 0.1, index_t f = 8192)
       : scale(a), floor_length(f) {}
   using RowFunctor::operator();
-  /// 1 + a·ln(1 + floor((p+1)/F)).
+  /// Returns 1 + a·ln(1 + floor((p+1)/F)).
   SSMAX_INLINE double operator()(const Row& row) const {
     return 1.0 + scale * std::log1p(static_cast<double>((row.position + 1) / floor_length));
   }
@@ -57,16 +59,16 @@ struct Llama4Temperature : RowFunctor<Llama4Temperature> {
   }
 };
 
-/// c = 1 + β·ln(1 + floor(p/L)).
+/// The scaling c = 1 + β·ln(1 + floor(p/L)) of Ministral 3.
 struct MinistralTemperature : RowFunctor<MinistralTemperature> {
   double scale;            ///< β.
   index_t trained_length;  ///< L.
 
-  /// β and L.
+  /// Sets β and L.
   SSMAX_INLINE constexpr explicit MinistralTemperature(double beta = 0.1, index_t length = 16384)
       : scale(beta), trained_length(length) {}
   using RowFunctor::operator();
-  /// 1 + β·ln(1 + floor(p/L)).
+  /// Returns 1 + β·ln(1 + floor(p/L)).
   SSMAX_INLINE double operator()(const Row& row) const {
     return 1.0 + scale * std::log1p(static_cast<double>(row.position / trained_length));
   }
@@ -77,17 +79,17 @@ struct MinistralTemperature : RowFunctor<MinistralTemperature> {
   }
 };
 
-/// c = 1 + α·ln max(1, (p+1)/F). Inkling multiplies its position bias by it, too, as any scaling does here with
-/// what a score has made of a logit: give the bias as the score, `Bias(bias)`.
+/// The scaling c = 1 + α·ln max(1, (p+1)/F) of Inkling. Inkling also multiplies its position bias by c. To do so,
+/// pass the bias as the score function `Bias(bias)`: a scaling multiplies the result of the score function.
 struct InklingTemperature : RowFunctor<InklingTemperature> {
   double alpha;          ///< α.
   index_t floor_length;  ///< F.
 
-  /// α and F.
+  /// Sets α and F.
   SSMAX_INLINE constexpr explicit InklingTemperature(double a = 0.1, index_t f = 128'000)
       : alpha(a), floor_length(f) {}
   using RowFunctor::operator();
-  /// 1 + α·ln max(1, (p+1)/F).
+  /// Returns 1 + α·ln max(1, (p+1)/F).
   SSMAX_INLINE double operator()(const Row& row) const {
     const double ratio = static_cast<double>(row.position + 1) / static_cast<double>(floor_length);
     return ratio > 1 ? 1.0 + alpha * std::log(ratio) : 1.0;

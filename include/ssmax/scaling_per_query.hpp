@@ -1,6 +1,6 @@
 /// @defgroup scaling_per_query A multiplier for each query (scaling_per_query.hpp)
 /// @ingroup scaling
-/// A multiplier for each query, formed outside of the attention, and its gradient.
+/// A scaling with a multiplier for each query, which you compute outside of the attention, and its gradient.
 #pragma once
 
 #include <array>
@@ -16,7 +16,7 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// [batch, heads, queries], with any strides.
+/// Throws unless `values` is [batch, heads, queries]. Any strides.
 template <class T>
 void check_per_query(const char* function, const char* name, const View<T, 3>& values,
                      const QueryShape& shape) {
@@ -43,17 +43,16 @@ SSMAX_BEGIN_DATA
 template <class T, class G>
 class PerQueryGradient;
 
-/// c = c[batch, head, query], formed outside of the attention: what a query-aware scale gives. T is float,
-/// double, half or bfloat16. Strides are free, and stride 0 broadcasts. Queries are counted in the call: in
-/// decode the first new query is 0; over MPI they are those of the whole sequence, on every rank. Rows of rank 2
-/// are the queries of one head, [1, 1, rows].
+/// The scaling c = c[batch, head, query], for example a query-aware scale. T is float, double, half or bfloat16. Any
+/// strides; stride 0 broadcasts. Query 0 is the first query of the call: in decode, the first new query. Over MPI,
+/// every rank passes the multipliers of the whole sequence. For rows of rank 2, the multipliers are [1, 1, rows].
 template <class T>
 class PerQuery {
  public:
-  /// [batch, heads, queries], which must outlive the scaling.
+  /// Stores the view [batch, heads, queries]. The multipliers must outlive the scaling.
   SSMAX_INLINE constexpr explicit PerQuery(const View<const T, 3>& multipliers) : c_(multipliers) {}
 
-  /// c[batch, head, query].
+  /// Returns c[batch, head, query].
   SSMAX_INLINE constexpr double operator()(const PlacedRow& row) const {
     return static_cast<double>(c_(row.batch, row.head, row.query));
   }
@@ -62,8 +61,8 @@ class PerQuery {
     detail::check_per_query(function, "c", c_, shape);
   }
 
-  /// For backward: adds to dc, of c's extents, float or double. A dimension of stride 0 is summed over, as it
-  /// must be where c is broadcast along it.
+  /// Returns this scaling for a backward call, which adds to dc. dc has the extents of c and is float or double. If c
+  /// is broadcast along a dimension, give dc stride 0 there: the gradient is then summed over the dimension.
   template <class G>
   [[nodiscard]] SSMAX_INLINE constexpr PerQueryGradient<T, G> gradient(const View<G, 3>& dc) const {
     return {*this, dc};
@@ -76,25 +75,25 @@ class PerQuery {
   View<const T, 3> c_;
 };
 
-/// Of a view: T is its type of elements.
+/// Deduces T from the element type of a view.
 template <class T>
 PerQuery(View<T, 3>) -> PerQuery<std::remove_const_t<T>>;
 
-/// PerQuery with somewhere to put ∂c: dc[batch, head, query] += ∂loss/∂c of that query.
+/// PerQuery with a gradient. A backward call adds to it: dc[batch, head, query] += ∂loss/∂c of the query.
 template <class T, class G>
 class PerQueryGradient : public PerQuery<T> {
   static_assert(std::floating_point<G>, "ssmax::PerQuery::gradient: sums are float or double");
 
  public:
-  /// `scaling.gradient(dc)` is this.
+  /// Stores the scaling and the view. `scaling.gradient(dc)` calls this constructor.
   SSMAX_INLINE constexpr PerQueryGradient(const PerQuery<T>& scaling, const View<G, 3>& dc)
       : PerQuery<T>(scaling), dc_(dc) {}
 
-  /// Adds to the element of the query.
+  /// Adds ∂loss/∂c to the element of the query.
   SSMAX_INLINE void accumulate(const PlacedRow& row, double dc) const {
     dc_(row.batch, row.head, row.query) += static_cast<G>(dc);
   }
-  /// Throws std::invalid_argument unless c and dc have the extents of the queries, and lie apart.
+  /// Throws std::invalid_argument unless c and dc have the extents of the queries and do not overlap.
   SSMAX_INLINE void check_shape(const QueryShape& shape, const char* function = "PerQuery") const {
     PerQuery<T>::check_shape(shape, function);
     detail::check_per_query(function, "dc", dc_, shape);

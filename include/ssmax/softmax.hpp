@@ -1,46 +1,57 @@
 /// @defgroup softmax Rows (softmax.hpp)
-/// Softmax and Scalable-Softmax over rows, their logarithms, and the gradients of both.
+/// Computes Softmax and Scalable-Softmax over rows, their logarithms, and the gradients of both.
 ///
 ///     softmax               y_i = exp(c·z_i) / Σ_j exp(c·z_j)          c = scaling(row), see scaling.hpp
 ///     log_softmax           y_i = c·z_i - ln Σ_j exp(c·z_j)
 ///     logsumexp             l   = ln Σ_j exp(c·z_j)
-///     softmax_backward      dz  = c·u, u = y ⊙ (dy - ⟨dy, y⟩), dc = ⟨u, z⟩, handed to the scaling
-///     log_softmax_backward  dz  = c·u, u = dy - exp(y)·Σ dy,   dc = ⟨u, z⟩
+///     softmax_backward      dz  = c·u, u = y ⊙ (dy - ⟨dy, y⟩), dc = ⟨u, z⟩, passed to the scaling
+///     log_softmax_backward  dz  = c·u, u = dy - exp(y)·Σ dy,   dc = ⟨u, z⟩, passed to the scaling
 ///
-/// Rows are views of rank 1 [key], 2 [row, key], 3 [head, query, key] or 4 [batch, head, query, key] with
-/// last stride 1 and free strides otherwise; a std::vector or std::span is one row. float, half and bfloat16
-/// compute in float, double in double. j runs over the keys that the mask lets the row see (mask.hpp); n is
-/// their number; the row's position is that of the last one. Hidden keys are never read, and get 0 (-inf in
-/// log form).
+/// | rank of the view | extents |
+/// |---|---|
+/// | 1; also std::vector, std::span | [key] |
+/// | 2 | [row, key] |
+/// | 3 | [head, query, key] |
+/// | 4 | [batch, head, query, key] |
 ///
-/// logsumexp of rank 2 to 4 writes one number a row; of one row it returns the number.
+/// The last stride is 1. You choose the other strides. Rows of float, half and bfloat16 are computed in float, rows
+/// of double in double. The sums run over the visible keys of the row (mask.hpp), and n is the number of visible
+/// keys. The position of the row is that of its last visible key. The functions do not read masked keys. The result
+/// of a masked key is 0, or -inf in log form. For rank 2 to 4, logsumexp writes one number per row. For one row,
+/// logsumexp returns the number.
 ///
-/// Special values: a logit of -inf is a masked key with probability 0, whatever the sign of c; it still
-/// counts in n. A row with nothing visible gives 0 (log form and logsumexp: -inf) and no gradient. NaN in a
-/// visible logit, +inf in one under c >= 0, and a c that is NaN or infinite make the whole row NaN; +inf
-/// under c < 0 gets probability 0. Probabilities below 2^-125 of the largest (2^-1021 in double) may be
-/// flushed to 0, and a log-probability or gradient beyond what the result's type holds is infinite. Apart
-/// from that any finite logits and any finite c, of either sign, of 0 or of 1e308, give the right answer:
-/// where c·z is out of reach, logits with the same largest c·z share the probability equally, and the
-/// others get 0.
+/// | special value | result |
+/// |---|---|
+/// | a visible logit of -inf | probability 0 for every sign of c; the key counts in n |
+/// | no visible key | 0; log form and logsumexp: -inf; the gradient is 0 |
+/// | NaN in a visible logit | the row is NaN |
+/// | a visible logit of +inf, c >= 0 | the row is NaN |
+/// | a visible logit of +inf, c < 0 | probability 0 |
+/// | c is NaN or infinite | the row is NaN |
+/// | a probability below 2^-125 of the largest (2^-1021 in double) | may be 0 |
+/// | a log-probability or gradient beyond the range of the result's type | infinite |
+/// | c·z overflows | logits with the largest c·z share the probability equally, the others have 0 |
 ///
-/// Accuracy, for every such c: exp within 1 ulp, arguments rounded at magnitude 1/2 only, sums over blocks
-/// added in double; the multiplier is not rounded to float (but for one rounding in log form and gradients).
+/// For all other finite logits and finite c, of either sign, 0 or 1e308, the result has the bounds below.
 ///
-///     a probability's relative error  below 5e-7 in float, for rows of 10^6 elements; below 2e-15 in double
-///     log_softmax, logsumexp          within 5e-7·(1 + |result|) in float, 1e-15·(1 + |result|) in double;
-///                                     no log-probability is above 0
+/// | result | bound in float | bound in double |
+/// |---|---|---|
+/// | relative error of a probability, rows of up to 10^6 elements | 5e-7 | 2e-15 |
+/// | error of log_softmax and logsumexp | 5e-7·(1 + abs(result)) | 1e-15·(1 + abs(result)) |
+/// | the same in rounding modes other than to nearest (fesetround), ordinary logits | 5e-5 | 5e-11 |
 ///
-/// These bounds are for rounding to nearest. In the other modes (fesetround) results of ordinary logits stay
-/// finite, and within 5e-5 in float, 5e-11 in double.
+/// No log-probability is above 0. The kernels compute exp within 1 ulp, round arguments at magnitude 1/2 only, and
+/// add the sums of blocks in double. The multiplier is not rounded to float. Exception: log form and gradients round
+/// the multiplier once.
 ///
-/// An executor (execution.hpp) shares the rows among its threads; results and gradients are the same bits for
-/// every one. Its threads call the scaling and the mask; `accumulate`, of a scaling that learns, is called by
-/// the caller's thread alone.
+/// An executor (execution.hpp) distributes the rows among its threads. Results and gradients are bit-identical for
+/// every executor. The threads of the executor call the scaling and the mask. Exception: only the caller's thread
+/// calls `accumulate` of a scaling with parameter gradients.
 ///
-/// `out` may be the logits' own memory, or must lie apart from it; that of logsumexp must lie apart. Errors
-/// are std::invalid_argument, thrown before anything is written. Nothing is allocated, but for 8 bytes a row
-/// where a scaling learns from rows that threads share.
+/// `out` may be the memory of the logits. Otherwise `out` must not overlap the logits. Exception: `out` of logsumexp
+/// must never overlap the logits. Throws std::invalid_argument for every error, before anything is written. The
+/// functions do not allocate. Exception: for parameter gradients and more than one thread, the backward allocates 8
+/// bytes per row.
 #pragma once
 
 #include <numeric>
@@ -67,10 +78,11 @@ constexpr void check_storage() {
       RowStorage<std::remove_const_t<X>> && RowStorage<Y>,
       "ssmax::softmax: elements are float, double, ssmax::half or ssmax::bfloat16; a storage type of "
       "your own needs a unit without SSMAX_COMPILED");
-  static_assert(std::same_as<Compute<X>, Compute<Y>>, "ssmax::softmax: double goes with double only");
+  static_assert(std::same_as<Compute<X>, Compute<Y>>,
+                "ssmax::softmax: logits and out are computed in one type: double logits need a double out");
 }
 
-/// Checks that all forward calls share; returns the shape.
+/// Checks the arguments of every forward call. Returns the shape.
 template <class X, class Y, class S, class M>
 QueryShape check_rows(const char* function, const View<X, 4>& logits, const char* out_name,
                       const View<Y, 4>& out, const S& scaling, const M& mask) {
@@ -135,7 +147,7 @@ void logsumexp_rows(const View<X, 4>& logits, const View<Y, 3>& out, const S& sc
     if (out.extent(i) != logits.extent(i))
       fail_extent("logsumexp", "out", i, out.extent(i), "logits", logits.extent(i));
   }
-  // As rows of one key, so that results between the logits' rows are told apart from them.
+  // Check the overlap as if each result were a row of one key: results may lie between the rows of the logits.
   const View<Y, 4> results(out.data_handle(), {out.extent(0), out.extent(1), out.extent(2), 1},
                            {out.stride(0), out.stride(1), out.stride(2), 1});
   check_apart("logsumexp", "out", results, "logits", logits);
@@ -159,7 +171,7 @@ void logsumexp_rows(const View<X, 4>& logits, const View<Y, 3>& out, const S& sc
 
 }  // namespace detail
 
-/// out = softmax(c·logits), row by row. Shapes: out as logits.
+/// Writes out = softmax(c·logits) for every row. Shapes: out as logits.
 template <class X, class Y, int Rank, class S = Softmax, class M = Full, class E = Serial>
 requires Scaling<S> && Mask<M> && Executor<E>
 void softmax(const View<X, Rank>& logits, const View<Y, Rank>& out, const S& scaling = {}, const M& mask = {},
@@ -169,7 +181,7 @@ void softmax(const View<X, Rank>& logits, const View<Y, Rank>& out, const S& sca
                        mask, executor);
 }
 
-/// out = log softmax(c·logits), row by row. Shapes: out as logits.
+/// Writes out = log softmax(c·logits) for every row. Shapes: out as logits.
 template <class X, class Y, int Rank, class S = Softmax, class M = Full, class E = Serial>
 requires Scaling<S> && Mask<M> && Executor<E>
 void log_softmax(const View<X, Rank>& logits, const View<Y, Rank>& out, const S& scaling = {},
@@ -179,8 +191,8 @@ void log_softmax(const View<X, Rank>& logits, const View<Y, Rank>& out, const S&
                            scaling, mask, executor);
 }
 
-/// out = ln Σ exp(c·logits) of every row. Shapes: out as logits without its last dimension. out must lie
-/// apart from the logits.
+/// Writes out = ln Σ exp(c·logits) for every row. Shapes: out as logits without the last dimension. `out` must not
+/// overlap the logits.
 template <class X, class Y, int Rank, class S = Softmax, class M = Full, class E = Serial>
 requires Scaling<S> && Mask<M> && Executor<E>
 void logsumexp(const View<X, Rank>& logits, const View<Y, Rank - 1>& out, const S& scaling = {},
@@ -190,7 +202,7 @@ void logsumexp(const View<X, Rank>& logits, const View<Y, Rank - 1>& out, const 
                          scaling, mask, executor);
 }
 
-/// ln Σ exp(c·logits) of one row: a float, or a double of double.
+/// Returns ln Σ exp(c·logits) of one row: a double for double, a float for the other types.
 template <class X, class S = Softmax, class M = Full>
 requires Scaling<S> && Mask<M>
 [[nodiscard]] detail::Compute<X> logsumexp(const View<X, 1>& logits, const S& scaling = {},
@@ -203,18 +215,19 @@ requires Scaling<S> && Mask<M>
   return value;
 }
 
-/// The arguments of a backward, all of one shape. dlogits may be the memory of dout.
+/// The arguments of a backward function, all of one shape. dlogits may be the memory of dout.
 template <class T, int Rank>
 struct RowsBackward {
-  View<const T, Rank> out{};     ///< What the forward returned.
-  View<const T, Rank> dout{};    ///< The gradient that arrives at out.
-  View<const T, Rank> logits{};  ///< What the forward read; may be left out where the scaling does not learn.
-  View<T, Rank> dlogits{};       ///< Written.
+  View<const T, Rank> out{};   ///< Input: the result of the forward.
+  View<const T, Rank> dout{};  ///< Input: the gradient of out.
+  View<const T, Rank>
+      logits{};             ///< Input of the forward; optional if the scaling has no parameter gradients.
+  View<T, Rank> dlogits{};  ///< Output: the gradient of the logits.
 };
 
 namespace detail {
 
-/// `gradient` is the driver of a group's rows.
+/// Checks the arguments, then computes the gradients of every group of rows with `gradient`.
 template <class T, int Rank, class S, class M, class E, class Gradient>
 void backward_rows(const char* function, const RowsBackward<T, Rank>& rows, const S& scaling, const M& mask,
                    E& executor, const Gradient& gradient) {
@@ -239,13 +252,13 @@ void backward_rows(const char* function, const RowsBackward<T, Rank>& rows, cons
   check_mask(mask, shape);
   check_scaling(function, scaling, shape);
   if (dlogits.empty()) return;
-  // scaling.accumulate must be called for one group after the other, in their order. Where executor calls
-  // share the rows, each writes its rows' dc here, and the caller's thread adds them up at the end.
+  // The caller's thread must call scaling.accumulate for the groups in their order. If several threads share the
+  // rows, each thread writes the dc of its rows here. The caller's thread adds the dc after the loop.
   std::vector<double> dc_of_rows;
   if (learns && threads_of(executor) > 1) {
     dc_of_rows.resize(static_cast<std::size_t>(shape.batch * shape.heads * shape.queries));
   }
-  // Where the dc of a group's first row is.
+  // Returns the address of the dc of the first row of a group.
   const auto dc_of = [&](const RowGroup& group) {
     return dc_of_rows.data() + ((group.batch * shape.heads + group.head) * shape.queries + group.query);
   };
@@ -291,14 +304,15 @@ void backward_rows(const char* function, const RowsBackward<T, Rank>& rows, cons
   }
 }
 
-/// Has rows and columns, and an adaptor of its own.
+/// A type with rows and columns, which has its own adaptor.
 template <class X>
 concept MatrixLike = requires(X& x) {
   x.cols();
 };
 
-/// One row: what a std::span can be made of, as std::vector, std::array, std::span, an array. (Of the
-/// libraries that have std::span, some lack std::ranges::contiguous_range, and some accept a matrix.)
+/// A type that converts to a std::span and so is one row: std::vector, std::array, std::span, an array. (Some
+/// standard libraries have std::span but lack std::ranges::contiguous_range. In others this concept accepts a
+/// matrix.)
 template <class R>
 concept Contiguous = !MatrixLike<R> && requires(R & range) {
   std::span(range);
@@ -306,8 +320,8 @@ concept Contiguous = !MatrixLike<R> && requires(R & range) {
 
 }  // namespace detail
 
-/// dlogits = c·y ⊙ (dout - ⟨dout, y⟩) with y = rows.out = softmax(c·logits). A scaling made by
-/// .gradient(…) gets dc of every row added to its arrays; hidden keys get 0. Use:
+/// Writes dlogits = c·y ⊙ (dout - ⟨dout, y⟩) with y = rows.out = softmax(c·logits). A scaling made by .gradient(…)
+/// receives dc of every row and adds it to its arrays. The gradient of a masked key is 0. Use:
 ///
 ///     softmax_backward<float, 2>({.out = y, …}, scaling, mask)
 template <class T, int Rank, class S = Softmax, class M = Full, class E = Serial>
@@ -318,8 +332,8 @@ void softmax_backward(const RowsBackward<T, Rank>& rows, const S& scaling = {}, 
   detail::backward_rows("softmax_backward", rows, scaling, mask, executor, compiled::softmax_gradient<T>);
 }
 
-/// The same for rows.out = log_softmax(c·logits): dlogits = c·(dout - exp(out)·Σ dout). dout of a masked
-/// key is ignored.
+/// Writes dlogits = c·(dout - exp(out)·Σ dout) with rows.out = log_softmax(c·logits). It ignores dout of a masked
+/// key. Otherwise as softmax_backward.
 template <class T, int Rank, class S = Softmax, class M = Full, class E = Serial>
 requires Scaling<S> && Mask<M> && Executor<E>
 void log_softmax_backward(const RowsBackward<T, Rank>& rows, const S& scaling = {}, const M& mask = {},
@@ -329,32 +343,31 @@ void log_softmax_backward(const RowsBackward<T, Rank>& rows, const S& scaling = 
                         compiled::log_softmax_gradient<T>);
 }
 
-/// One row in anything contiguous: std::vector, std::array, std::span.
+/// Writes the softmax of one row in a contiguous range: std::vector, std::array, std::span.
 template <detail::Contiguous In, detail::Contiguous Out, class S = Softmax>
 requires Scaling<S>
 void softmax(const In& logits, Out&& out, const S& scaling = {}) {
   softmax(View<const shared::ElementOf<In>, 1>(logits), View<shared::ElementOf<Out>, 1>(out), scaling);
 }
 
-/// One row in anything contiguous.
+/// Writes the log softmax of one row in a contiguous range.
 template <detail::Contiguous In, detail::Contiguous Out, class S = Softmax>
 requires Scaling<S>
 void log_softmax(const In& logits, Out&& out, const S& scaling = {}) {
   log_softmax(View<const shared::ElementOf<In>, 1>(logits), View<shared::ElementOf<Out>, 1>(out), scaling);
 }
 
-/// One row in anything contiguous: float and half precision give a float, double gives a double.
+/// Returns the logsumexp of one row in a contiguous range: a double for double, a float for the other types.
 template <detail::Contiguous In, class S = Softmax>
 requires Scaling<S>
 [[nodiscard]] auto logsumexp(const In& logits, const S& scaling = {}) {
   return logsumexp(View<const shared::ElementOf<In>, 1>(logits), scaling);
 }
 
-/// Views as arguments of a functor: `scaling(in, out)`. There is no columns form: a view says its layout
-/// itself.
+/// Views as arguments of a functor: `scaling(in, out)`. A view defines its own layout, so Axis::columns is an error.
 template <class T, int Rank>
 struct Adaptor<View<T, Rank>> {
-  /// out = softmax(c·in); Axis::columns throws.
+  /// Writes out = softmax(c·in). Throws std::invalid_argument for Axis::columns.
   template <class S, class Out>
   static void apply(const S& scaling, const View<T, Rank>& in, const Out& out, Axis axis) {
     if (axis != Axis::rows) detail::fail("ssmax: a view is normalised along its last dimension, Axis::rows");
@@ -362,18 +375,18 @@ struct Adaptor<View<T, Rank>> {
   }
 };
 
-/// One contiguous row: `scaling(in, out)`, and a std::vector from `scaling(in)`.
+/// One contiguous row as an argument of a functor: `scaling(in, out)`, or `scaling(in)`, which returns a std::vector.
 template <detail::Contiguous Range>
 struct Adaptor<Range> {
-  using T = shared::ElementOf<Range>;  ///< Of the row's elements.
+  using T = shared::ElementOf<Range>;  ///< Type of the elements.
 
-  /// out = softmax(c·in); Axis::columns throws.
+  /// Writes out = softmax(c·in). Throws std::invalid_argument for Axis::columns.
   template <class S, class Out>
   static void apply(const S& scaling, const Range& in, Out& out, Axis axis) {
     if (axis != Axis::rows) detail::fail("ssmax: a span is one row, Axis::rows");
     softmax(in, out, scaling);
   }
-  /// softmax(c·in) in a vector; Axis::columns throws.
+  /// Returns softmax(c·in) in a vector. Throws std::invalid_argument for Axis::columns.
   template <class S>
   static std::vector<T> apply(const S& scaling, const Range& in, Axis axis) {
     std::vector<T> out(std::size(in));

@@ -1,8 +1,8 @@
 /// @defgroup spmd Teams of your threads (spmd.hpp)
-/// `Spmd`: an executor for programs that own their threads. It starts no thread.
+/// `Spmd`: an executor for programs that own their threads. It does not start threads.
 ///
-/// All threads of the program's team execute the same statements. Each thread knows its number `ith` and the number
-/// of threads `nth`, as in ggml:
+/// All threads of the program's team execute the same statements. Each thread has its number `ith` and the number of
+/// threads `nth`, as in ggml:
 ///
 ///     ssmax::SpmdTeam team(nth);  // one, shared by the threads
 ///
@@ -13,18 +13,20 @@
 /// Thread 0 is the leader: it executes the function. The other threads are helpers: a helper makes calls of the
 /// leader's runs until the leader's function has ended.
 ///
-/// - **Input**: the inputs must be complete when the leader enters. `lead_or_help` does not wait for the helpers.
-/// - **Output**: a thread that has returned from `lead_or_help` may read what the function wrote. No barrier is needed
-///   after it, and the threads may enter the next call at once.
-/// - **Late helpers**: a helper that comes late finds fewer calls or no call, and returns. The leader finishes alone
-///   if no helper comes.
-/// - **Number of calls**: every helper enters as many times as the leader. A helper that enters once more waits
-///   for the leader. A helper that has entered less often no longer helps, since the leader is ahead.
-/// - **Exceptions**: an exception that leaves the function frees the helpers and is thrown in the leader only. An
-///   exception of a task reaches the leader, as with `ThreadPool`.
-/// - **Waiting**: a thread that waits looks a few hundred times, giving way to other threads, and then sleeps.
+/// | topic | rule |
+/// |---|---|
+/// | input | Complete the inputs before the leader enters. `lead_or_help` does not wait for the helpers. |
+/// | output | A thread may read the results after it has returned from `lead_or_help`, without a barrier. |
+/// | next call | A thread may enter the next call at once. |
+/// | late helpers | A late helper makes the remaining calls, if any, and returns. The leader can finish alone. |
+/// | number of calls | Every helper enters as often as the leader. |
+/// | one call more than the leader | The helper waits for the leader. |
+/// | fewer calls than the leader | The helper no longer helps, because the leader is ahead. |
+/// | exception of the function | Frees the helpers. Only the leader throws it. |
+/// | exception of a task | The leader throws it, as with `ThreadPool`. |
+/// | waiting | A waiting thread polls a few hundred times, yields to other threads meanwhile, and then sleeps. |
 ///
-/// Results are bit-identical to those of every other executor. Only where the platform has std::thread.
+/// Results are bit-identical to those of every other executor. `Spmd` requires std::thread.
 #pragma once
 
 #include "config.hpp"
@@ -60,19 +62,20 @@ SSMAX_END
 /// @{
 SSMAX_BEGIN_DATA
 
-/// What the threads of a team share. A team can be neither copied nor moved, and must outlive all `lead_or_help`.
+/// The state that the threads of a team share. You can neither copy nor move a team. It must outlive all calls of
+/// `lead_or_help`.
 class SpmdTeam {
  public:
-  /// A team of `nth` threads. Throws std::invalid_argument unless nth is between 1 and 4096. Allocates 8 bytes per
-  /// thread.
+  /// Makes a team of `nth` threads. Throws std::invalid_argument unless nth is between 1 and 4096. Allocates 8 bytes
+  /// per thread.
   SSMAX_INLINE explicit SpmdTeam(index_t nth) { detail::make_team(state_, nth); }
-  /// Not copied.
+  /// Deleted.
   SpmdTeam(const SpmdTeam&) = delete;
-  /// Not copied.
+  /// Deleted.
   SpmdTeam& operator=(const SpmdTeam&) = delete;
   SSMAX_INLINE ~SpmdTeam() = default;
 
-  /// The number of threads.
+  /// Returns the number of threads.
   SSMAX_INLINE index_t concurrency() const { return static_cast<index_t>(state_.entered.size()); }
 
  private:
@@ -80,7 +83,7 @@ class SpmdTeam {
   shared::TeamState state_;
 };
 
-/// Thread `ith` of a team, as an executor. Make one in every thread, for each call or for all calls.
+/// An executor for thread `ith` of a team. Make one in every thread, for each call or for all calls.
 class Spmd {
  public:
   /// Throws std::invalid_argument unless ith is at least 0 and less than the team's number of threads.
@@ -97,12 +100,12 @@ class Spmd {
     call();
   }
 
-  /// The number of threads of the team.
+  /// Returns the number of threads of the team.
   SSMAX_INLINE index_t concurrency() const { return team_.concurrency(); }
 
-  /// f(0) … f(n-1), by the leader and the helpers that have come. Throws std::invalid_argument if ith is not 0.
-  /// A run from inside a call, of this team or of a ThreadPool, is made by the thread that asks for it, alone.
-  /// If calls throw, the others are still made, then one of the exceptions is thrown. Does not allocate.
+  /// Calls f(0) … f(n-1) on the leader and on the helpers that have entered. Throws std::invalid_argument if ith is
+  /// not 0. A run inside a call, of this team or of a ThreadPool, is made by the calling thread only. If calls throw,
+  /// the team makes the other calls and then throws one of the exceptions. Does not allocate.
   template <class F>
   SSMAX_INLINE void run(index_t n, const F& f) const {
     detail::check_leader(ith_, concurrency());

@@ -1,8 +1,8 @@
 /// @defgroup target Instruction sets (target.hpp)
-/// Which instruction set the kernels use. Chosen once, at the first call: the best that this processor has,
-/// or the one named by the environment variable `SSMAX_TARGET` (scalar, avx2, avx512, avx512_bf16, amx, neon,
-/// neon_bf16, simd128). No compile flag is involved, but for WebAssembly's -msimd128. On Intel's processors
-/// avx512_bf16 has to be named: it came out slower than avx512 there.
+/// Targets: the instruction sets of the kernels. At the first call, the library selects the best target of this
+/// processor. Exception: the environment variable `SSMAX_TARGET` selects another target (scalar, avx2, avx512,
+/// avx512_bf16, amx, neon, neon_bf16, simd128). You need no compile flag. Exception: WebAssembly needs -msimd128. On
+/// Intel's processors the library does not select avx512_bf16, because avx512 was faster there.
 #pragma once
 
 #include <atomic>
@@ -17,9 +17,9 @@
 /// @{
 SSMAX_BEGIN_COMPILED
 
-/// This build holds the target's kernels, and this processor runs them.
+/// Returns true if this build has the target's kernels and this processor runs them.
 SSMAX_ONCE bool is_available(Target target);
-/// The target in use: at first the best that is available, or what SSMAX_TARGET names.
+/// Returns the target in use: at first the best one that is available, or the one in SSMAX_TARGET.
 SSMAX_ONCE std::atomic<Target>& active_target_cell();
 
 SSMAX_END
@@ -36,7 +36,7 @@ inline constexpr Target all_targets[] = {
 
 }  // namespace detail
 
-/// "scalar", "neon", "neon_bf16", "simd128", "avx2", "avx512", "avx512_bf16", "amx".
+/// Returns the name: "scalar", "neon", "neon_bf16", "simd128", "avx2", "avx512", "avx512_bf16" or "amx".
 [[nodiscard]] inline const char* target_name(Target target) {
   constexpr const char* names[] = {
 #define SSMAX_ELEMENT(name, NAME) #name,
@@ -46,7 +46,7 @@ inline constexpr Target all_targets[] = {
   return names[static_cast<int>(target)];
 }
 
-/// Every target that this build holds and this processor runs, in rising order of preference.
+/// Returns every target that this build has and this processor runs, in increasing order of preference.
 [[nodiscard]] inline std::vector<Target> available_targets() {
   std::vector<Target> targets;
   for (Target target : detail::all_targets) {
@@ -57,7 +57,7 @@ inline constexpr Target all_targets[] = {
 
 namespace detail {
 
-/// Fails with what was asked for and the names of what there is.
+/// Throws with the name of the target and the names of the available targets.
 [[noreturn]] SSMAX_COLD inline void fail_target(const char* function, const char* wanted) {
   char names[96] = "";
   std::size_t length = 0;
@@ -71,15 +71,15 @@ namespace detail {
 
 }  // namespace detail
 
-/// The target in use. Throws std::invalid_argument if SSMAX_TARGET names one that is unknown or that this
-/// machine lacks.
+/// Returns the target in use. Throws std::invalid_argument if SSMAX_TARGET has an unknown name or a target that is
+/// not available.
 [[nodiscard]] inline Target active_target() {
   return compiled::active_target_cell().load(std::memory_order_relaxed);
 }
 
-/// Uses another target from now on, in every thread, of units built with the same flags (header-only) or of
-/// all units that link ssmax::compiled. For tests and measurements. Throws std::invalid_argument if the
-/// target is not available.
+/// Selects another target for every thread, from now on. The selection applies to all units that are built with the
+/// same flags (header-only) or to all units that link ssmax::compiled. For tests and measurements. Throws
+/// std::invalid_argument if the target is not available.
 inline void set_active_target(Target target) {
   if (!compiled::is_available(target)) detail::fail_target("set_active_target", target_name(target));
   compiled::active_target_cell().store(target, std::memory_order_relaxed);

@@ -1,14 +1,19 @@
 /// @defgroup view Views (view.hpp)
-/// View: a pointer, extents and strides. It owns nothing and copies in a few registers.
+/// A view is a pointer with extents and strides. It does not own its elements. A copy takes a few registers.
 ///
-/// Element (i0, …, ik) lies at `data[i0·stride(0) + … + ik·stride(k)]`. Strides count elements, may be
-/// 0 (broadcast, for inputs only) and are free but for the last one, which must be 1 wherever a kernel takes
-/// the view. Member names are those of std::mdspan.
+/// Element (i0, …, ik) is `data[i0·stride(0) + … + ik·stride(k)]`. Strides count elements. A stride of an input may
+/// be 0 (broadcast). If a kernel takes the view, the last stride must be 1. You choose the other strides. Member
+/// names are those of std::mdspan.
 ///
-/// Extents and strides are taken as they are; every function that takes views refuses what cannot be:
-/// negative extents, more elements than half of what index_t counts (an extent of 0 counting as 1), strides
-/// that reach over more bytes than index_t counts. A view that may be left out is left out only by `View{}`:
-/// null with an extent other than 0 is an error.
+/// The constructors do not check extents and strides. Every function that takes views throws std::invalid_argument
+/// for:
+///
+/// - negative extents,
+/// - more elements than half of the range of index_t (an extent of 0 counts as 1),
+/// - strides that span more bytes than index_t holds,
+/// - a null pointer with extents other than 0.
+///
+/// To omit an optional view, pass `View{}`.
 #pragma once
 
 #include <array>
@@ -27,54 +32,54 @@ class View;
 
 namespace shared {
 
-/// What a span of T can be made of.
+/// A range from which you can construct a span of T.
 template <class Range, class T>
 concept RangeOf = std::is_constructible_v<std::span<T>, std::add_lvalue_reference_t<Range>>;
 
-/// A row that owns its elements and ends with the expression it stands in: a span of it would dangle.
+/// A temporary that owns its elements: a span of it would dangle after the expression.
 template <class Range, class T>
 concept Temporary = RangeOf<Range, T> && !std::is_lvalue_reference_v<Range> &&
                     !std::ranges::enable_borrowed_range<std::remove_cvref_t<Range>>;
 
 }  // namespace shared
 
-/// `Rank` extents and strides over elements of type T (`const T` for inputs).
+/// A view with `Rank` extents and strides over elements of type T (`const T` for inputs).
 template <class T, int Rank>
 class View {
   static_assert(Rank >= 1, "ssmax::View: Rank must be at least 1");
 
  public:
-  /// T, with its const.
+  /// The element type, with const for inputs.
   using element_type = T;
-  /// T without const.
+  /// The element type without const.
   using value_type = std::remove_cv_t<T>;
-  /// One number per dimension: extents, or strides.
+  /// Extents or strides: one number per dimension.
   using Extents = std::array<index_t, Rank>;
 
-  /// Null and without elements: what is left out.
+  /// Makes a null view with 0 elements: an omitted argument.
   SSMAX_INLINE constexpr View() = default;
 
-  /// Contiguous, row-major.
+  /// Makes a contiguous row-major view.
   SSMAX_INLINE constexpr View(T* data, const Extents& extents) : data_(data), extents_(extents) {
     index_t stride = 1;
     for (int i = Rank - 1; i >= 0; --i) {
       strides_[static_cast<std::size_t>(i)] = stride;
-      // Absurd extents may wrap here; what takes the view then refuses the extents.
+      // Huge extents may wrap here. The function that takes the view then throws for the extents.
       stride = static_cast<index_t>(static_cast<std::size_t>(stride) * static_cast<std::size_t>(extent(i)));
     }
   }
 
-  /// Any strides.
+  /// Makes a view with any strides.
   SSMAX_INLINE constexpr View(T* data, const Extents& extents, const Extents& strides)
       : data_(data), extents_(extents), strides_(strides) {}
 
-  /// Anything contiguous (std::vector, std::array, std::span) as one row.
+  /// Makes a view of a contiguous range (std::vector, std::array, std::span) as one row.
   template <shared::RangeOf<T> Range>
   requires(Rank == 1 && !shared::Temporary<Range, T>) SSMAX_INLINE constexpr View(Range&& range)
       : View(std::span<T>(range).data(), {static_cast<index_t>(std::span<T>(range).size())}) {}
 
-  // Takes what cannot be a view where a view is wanted, so that the compiler says why. (It shows a
-  // deleted function's line.)
+  // Constructors for arguments that cannot be a view, so that the compiler prints the reason. (For a deleted
+  // function, the compiler prints its line.)
   /// @cond
   // clang-format off
   template <shared::RangeOf<T> Range>
@@ -105,26 +110,26 @@ class View {
 
   /// @endcond
 
-  /// `View<T, Rank>` to `View<const T, Rank>`.
+  /// Converts `View<T, Rank>` to `View<const T, Rank>`.
   SSMAX_INLINE constexpr operator View<const T, Rank>() const requires(!std::is_const_v<T>) {
     return {data_, extents_, strides_};
   }
 
-  /// The number of dimensions.
+  /// Returns the number of dimensions.
   SSMAX_INLINE static constexpr int rank() { return Rank; }
-  /// Elements along dimension i, from 0 to Rank - 1.
+  /// Returns the number of elements along dimension i, from 0 to Rank - 1.
   SSMAX_INLINE constexpr index_t extent(int i) const { return extents_[static_cast<std::size_t>(i)]; }
-  /// Elements from one index of dimension i to the next.
+  /// Returns the distance between consecutive indices of dimension i, in elements.
   SSMAX_INLINE constexpr index_t stride(int i) const { return strides_[static_cast<std::size_t>(i)]; }
-  /// Where element (0, …, 0) lies.
+  /// Returns the address of element (0, …, 0).
   SSMAX_INLINE constexpr T* data_handle() const { return data_; }
-  /// The number of elements; modulo 2^64 (2^32) where index_t does not count as far.
+  /// Returns the number of elements, modulo 2^64 (2^32) if index_t cannot hold it.
   SSMAX_INLINE constexpr index_t size() const {
     std::size_t size = 1;
     for (index_t e : extents_) size *= static_cast<std::size_t>(e);
     return static_cast<index_t>(size);
   }
-  /// Some extent is 0.
+  /// Returns true if an extent is 0.
   SSMAX_INLINE constexpr bool empty() const {
     bool empty = false;
     SSMAX_UNROLL
@@ -132,7 +137,7 @@ class View {
     return empty;
   }
 
-  /// The element at one index per dimension; checked where SSMAX_ASSERTIONS is 1.
+  /// Returns the element at one index per dimension. Checks the indices if SSMAX_ASSERTIONS is 1.
   template <class... Index>
   requires(sizeof...(Index) == Rank) SSMAX_INLINE constexpr T& operator()(Index... index) const {
     const Extents at{static_cast<index_t>(index)...};

@@ -1,7 +1,6 @@
 /// @defgroup workspace Memory between calls (workspace.hpp)
 /// @ingroup execution
-/// Memory that the caller keeps from call to call, so that calls of attention, its backward
-/// and decode allocate nothing.
+/// Memory that you keep between calls, so that attention, its backward and decode do not allocate.
 #pragma once
 
 #include <cstddef>
@@ -18,33 +17,33 @@
 /// @{
 SSMAX_BEGIN_DATA
 
-/// Memory that calls of attention and decode may use one after the other, not at the same time. It grows to
-/// what a call needs and keeps that: the next call of that size or less allocates nothing. Exception: memory of the
-/// caller does not grow.
+/// Memory that consecutive calls of attention and decode reuse. Two calls must not use it at the same time. The
+/// memory grows to the size that a call needs and stays. So later calls of at most this size do not allocate.
+/// Exception: memory of the caller does not grow.
 class Workspace {
  public:
-  /// Without memory until the first call.
+  /// Makes a workspace without memory. The first call allocates.
   SSMAX_INLINE Workspace() = default;
   /// Uses memory of the caller, which must outlive the workspace, and never allocates. Throws std::invalid_argument
-  /// unless the memory begins at a multiple of 64 bytes. A call that needs more throws std::invalid_argument.
+  /// unless the memory begins at a multiple of 64 bytes. A call that needs more memory throws std::invalid_argument.
   SSMAX_INLINE explicit Workspace(std::span<std::byte> memory)
       : memory_(memory.data()), size_(memory.size()), is_owner_(false) {
     const auto rest = static_cast<index_t>(reinterpret_cast<std::uintptr_t>(memory_) % 64);
     if (rest != 0)
       detail::fail_value("Workspace", "memory", "begins", rest, "bytes after a multiple of", index_t{64});
   }
-  /// Frees the memory, unless it is the caller's.
+  /// Frees the memory. Exception: memory of the caller stays.
   SSMAX_INLINE ~Workspace() { free(); }
-  /// Not copied.
+  /// Deleted.
   Workspace(const Workspace&) = delete;
-  /// Not copied.
+  /// Deleted.
   Workspace& operator=(const Workspace&) = delete;
-  /// Takes the memory of other, which is left without.
+  /// Takes the memory of `other`, which is then empty.
   SSMAX_INLINE Workspace(Workspace&& other) noexcept
       : memory_(std::exchange(other.memory_, nullptr)),
         size_(std::exchange(other.size_, 0)),
         is_owner_(std::exchange(other.is_owner_, true)) {}
-  /// Frees its own memory and takes that of other.
+  /// Frees its own memory and takes the memory of `other`.
   SSMAX_INLINE Workspace& operator=(Workspace&& other) noexcept {
     if (this == &other) return *this;
     free();
@@ -54,11 +53,11 @@ class Workspace {
     return *this;
   }
 
-  /// Bytes that it holds.
+  /// Returns the number of bytes.
   [[nodiscard]] SSMAX_INLINE std::size_t size() const { return size_; }
 
-  /// At least `bytes`, aligned to a cache line. Throws std::invalid_argument where they are more than index_t
-  /// counts, std::bad_alloc where they cannot be had.
+  /// Returns at least `bytes` bytes, aligned to 64 bytes. Throws std::invalid_argument if index_t cannot hold the
+  /// number, or if memory of the caller is too small. Throws std::bad_alloc if the memory is not available.
   SSMAX_INLINE std::byte* reserve(std::size_t bytes) {
     constexpr auto most = static_cast<std::size_t>(std::numeric_limits<index_t>::max() / 64 * 64);
     if (bytes > most) detail::fail_format("ssmax: a call needs memory of more than %zu bytes", most);

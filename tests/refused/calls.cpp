@@ -19,7 +19,7 @@
 // case OTHER_TYPE_OF_OUT: the element type differs: where q, k, v and out are stored in different types, write
 // case DOUBLE_KEYS: T is float, double, half, bfloat16, or Elements of types that one type computes
 // case DOUBLE_OUT_OF_SOURCE: double queries need a source of double and a result of double
-// case DOUBLE_VALUES_IN_CACHE: keys and values are computed in one type: double goes with double alone
+// case DOUBLE_VALUES_IN_CACHE: keys and values are computed in one type: double keys need double values
 // case VIEW_OF_TEMPORARY: the view of a temporary would dangle: give the vector a name
 // case SSMAX_OF_TEMPORARY: a temporary ends before the scaling is used: give the vector a name
 // case SSMAX_OF_TEMPORARY_B: a temporary ends before the scaling is used: give the vector a name
