@@ -62,8 +62,8 @@ SSMAX_END
 
 SSMAX_BEGIN_SHARED
 
-/// A reference to a source of keys. The source must outlive the reference. The translation unit that knows the
-/// source's type compiles the functions behind the pointers.
+/// A reference to a source of keys. The source must outlive the reference. The constructor's translation unit
+/// compiles the functions that the pointers refer to.
 template <class A>
 class AnyKeys {
  public:
