@@ -85,8 +85,7 @@ struct HeadSums {
 
   bool has_arrays = false;         // whether the results cannot hold sums
   QueryFacts<A>* facts = nullptr;  // [rows]
-  KeyRange* seen =
-      nullptr;  // [query blocks]: from the first to the last key that is visible to a query of the block
+  KeyRange* seen = nullptr;        // [query blocks]: hull of the visible keys of the block
   index_t visible_words = 0;
   std::uint32_t* visible_blocks =
       nullptr;  // [query blocks][visible_words]: under a mask with runs, one bit per key block

@@ -25,7 +25,7 @@ template <class A, class E = A>
 struct DecodeScratch {
   static constexpr bool is_bf16 = !std::same_as<A, E>;
   static constexpr index_t block_keys = key_chunk,
-                           tile_lanes = 0;  // for Explanation: tile_lanes is 0 because keys are in lanes
+                           tile_lanes = 0;  // for Explanation; 0: keys are in lanes
 
   DecodeScratch(Arena& arena, index_t, const Problem<A>& problem)
       : DecodeScratch(arena, problem.width(), problem.value_width(), logit_parts(problem)) {}
@@ -62,8 +62,10 @@ struct DecodeScratch {
 ///
 /// | E | condition | what is rounded |
 /// |---|---|---|
-/// | A | K and V are stored in any type | |
-/// | bfloat16 | q, k and v are bfloat16, and the target has pair dots | weights, for their product with V; their sum adds the weights in float |
+/// | A | all calls | |
+/// | bfloat16 | q, k and v are bfloat16, and the target has pair dots | weights, in their product with V |
+///
+/// The sum of the weights adds float weights, before rounding.
 template <class A, class E = A>
 class DecodeTask {
  public:

@@ -1,6 +1,5 @@
-// Defines AnyKeys, which refers to a source of keys of any type, and KeyShare, the source that attention makes
-// from views. AnyKeys hides the source's type and its storage types: drivers are compiled once per compute type
-// A.
+// Defines AnyKeys, a reference to a source of keys of any type, and KeyShare, the source that attention makes from
+// views. AnyKeys hides the types of source and storage, so that drivers are compiled once per compute type A.
 #pragma once
 
 #include "../../../key_source.hpp"
@@ -125,8 +124,7 @@ struct KeyShare {
   View<const V, 4> v;
   index_t keys = 0;
   index_t first = 0;
-  SequenceLengths
-      lengths{};  // if given, each sequence is a batch entry with its own keys, which are all stored
+  SequenceLengths lengths{};  // if given, each sequence is a batch entry with keys of its own, all stored
 
   KeySourceShape shape() const {
     return {lengths.is_given() ? lengths.count() : k.extent(0), k.extent(1), k.extent(3), v.extent(3)};

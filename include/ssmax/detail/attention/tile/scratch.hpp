@@ -59,9 +59,8 @@ struct LaneScratch : TileScratch<A> {
   QueryRow* rows;  // [tiles · tile_lanes]
   Hull* hulls;     // [tiles · tile_vectors]: hulls over all keys
   // Under a mask with runs only:
-  Hull* block_hulls;  // [tiles · tile_vectors]: hulls over the last key block
-  index_t*
-      distinct_rows;  // [tiles · tile_vectors]: 1 if all rows of the vector have the same runs, else the vector length
+  Hull* block_hulls;       // [tiles · tile_vectors]: hulls over the last key block
+  index_t* distinct_rows;  // [tiles · tile_vectors]: 1 if all rows have the same runs, else the vector length
   std::uint32_t* visible_blocks;  // [tiles]: one bit per visible_block keys of a chunk
   KeyRange* masked_keys;          // [tiles]: a range of keys that are masked for every query of the tile
   E* q;                           // [tiles][depth / tuple][tile_lanes][tuple]
