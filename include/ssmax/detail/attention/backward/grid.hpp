@@ -2,16 +2,17 @@
 // the same time, so additions are not atomic.
 //
 // The work of a kv head is a grid: query blocks × key blocks. Pairs in one row of the grid add to the same dq, pairs
-// in one column to the same dk and dv. Each sum adds its pairs in rising order, on any thread: results are
-// bit-identical for every executor.
+// in one column to the same dk and dv. Pairs of an antidiagonal share neither row nor column. Each sum adds its
+// pairs in rising order, on any thread: results are bit-identical for every executor.
 //
-// | kv heads | tasks |
-// |---|---|
-// | enough for all threads | each kv head is one task |
-// | fewer | the pairs of one antidiagonal run in parallel, one antidiagonal after the other |
+// | threads | sharing of the score's gradients | kv heads | tasks |
+// |---|---|---|---|
+// | 1 | all | all | each kv head is one task |
+// | several | one_head | at most a tenth of the threads idle | each kv head is one task |
+// | several | one_head | otherwise | pairs of an antidiagonal, of as many kv heads as fill the threads |
+// | several | heads | all | pairs of an antidiagonal of one kv head |
 //
-// Pairs of an antidiagonal share neither row nor column. Several kv heads are computed at a time, as many as fill
-// the threads.
+// Sharing::any limits the call to one thread. Antidiagonals are computed one after the other.
 #pragma once
 
 #include <atomic>

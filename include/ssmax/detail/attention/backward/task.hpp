@@ -197,8 +197,8 @@ class BackwardTask {
   }
   double* sums_of(const Query& query) const { return sums_.sums + place_of(query) * memory_.sums_of_row; }
 
-  /// Returns whether this call adds the share of scaled sinks to dc. If the keys come in several calls, exactly one
-  /// call adds the share.
+  /// Returns whether this call adds the share of scaled sinks to dc. If the keys come in several calls, one call
+  /// adds the share: the first stage or, without stages, the call with key 0.
   bool adds_sinks() const {
     if (!problem_.scaled_sinks) return false;
     return problem_.stage.kept ? problem_.stage.first : problem_.first_key() == 0;

@@ -47,7 +47,7 @@ struct BackwardProblem {
   Problem<A> forward;
   InputRows<A> out, dout;
   RowNumbers<const A> lse, dlse;
-  OutputRows<A> dq, dk, dv;  // dk and dv count kv heads from 0
+  OutputRows<A> dq, dk, dv;  // kv heads of dk and dv are counted from 0
   /// The previous content of dq, dk and dv. Given if gradients are accumulated.
   InputRows<A> old_dq, old_dk, old_dv;
   bool accumulates = false;

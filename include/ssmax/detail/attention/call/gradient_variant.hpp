@@ -22,7 +22,7 @@ class GradientVariant : public Variant<A> {
   ///
   /// | score function | logits.z | logits.slope |
   /// |---|---|---|
-  /// | vectorized | its result z' | dz'/dz |
+  /// | differentiated in the forward step | its result z' | dz'/dz |
   /// | differentiated key by key | its argument z | not written |
   virtual void apply_and_keep(const Logits<A>& logits, const TileScratch<A>& memory) const = 0;
   /// Replaces u by ∂loss / ∂z. Adds dc and the gradients of the score's parameters to the sums of the queries.

@@ -22,7 +22,7 @@ SSMAX_BEGIN_SHARED
 /// | unit | keys | memory | reason |
 /// |---|---|---|---|
 /// | block | 128 | 24 KiB of logits for 48 queries | fits a first-level cache |
-/// | chunk | 1024 | 0.5 MiB of floats at width 64, read in 16 µs | enough for one task, small enough for many threads |
+/// | chunk | 1024 | 0.5 MiB of floats at width 64, read in 16 µs | enough for a task, small enough to share threads |
 inline constexpr index_t key_block = 128, key_chunk = 1024;
 
 /// The public function that was called, and the place of its explanation.
@@ -105,7 +105,7 @@ SSMAX_END
 SSMAX_BEGIN_DETAIL
 
 /// Iterates over the queries of a kv head. The query heads of one position are neighbours, so that the rows of one
-/// vector see nearly the same keys.
+/// vector have nearly the same visible keys.
 class QueryCursor {
  public:
   template <class A>

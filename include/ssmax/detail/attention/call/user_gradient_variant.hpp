@@ -1,10 +1,10 @@
 // Implements GradientVariant with the user's mask, scaling and score function.
 //
-// | score function | gradients |
+// | gradients of the score function | how the score function is differentiated |
 // |---|---|
-// | without gradients of its own | vectorized: the forward step computes dz'/dz, the product of the parts' derivatives |
-// | gradients only in a row of its last part (a Bias) | vectorized, if the part has a row to add to |
-// | all others | part by part, key by key |
+// | no parameters, no gradients | in the forward step: dz'/dz is the product of the parts' derivatives |
+// | only a row of its last part (a Bias) | in the forward step, if the part has a row for its gradients |
+// | all others | in the backward step: part by part, key by key |
 #pragma once
 
 #include "../../kernels/prefill_backward.hpp"

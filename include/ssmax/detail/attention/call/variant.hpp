@@ -1,6 +1,6 @@
 // Defines Variant, the interface of mask, scaling and score function to the loops of attention. The interface lets
-// the loops be compiled once per element type instead of once per combination of the three. A virtual call costs 2
-// ns per query and per vector of a tile.
+// the loops be compiled once per element type instead of once per combination of the three. A virtual call costs
+// about 2 ns, once per query or per vector of a tile.
 #pragma once
 
 #include <algorithm>
@@ -75,7 +75,7 @@ class Variant {
   const bool has_score;
   const bool has_predicate;    // some keys of a query's range may be masked
   const bool has_runs;         // such a mask gives its runs, so that `sees` is not called per logit
-  const bool shows_same_keys;  // all queries of a batch entry and head see the same keys and share c
+  const bool shows_same_keys;  // all queries of a batch entry and head have the same visible keys and c
 
   Variant(const Variant&) = delete;
   Variant& operator=(const Variant&) = delete;
@@ -95,7 +95,7 @@ class Variant {
 
   // The functions below require a mask with runs. They read `count` rows, or only the first row if has_same_runs
   // returned true.
-  /// Returns whether rows are known to see the same keys.
+  /// Returns whether all rows are known to have the same visible keys.
   virtual bool has_same_runs(const QueryRow* rows, index_t count) const = 0;
   /// Returns the first key at or after `from` that is visible to some row, or the largest index_t if no key is.
   virtual index_t next_visible(const QueryRow* rows, index_t count, index_t from) const = 0;

@@ -25,7 +25,7 @@ template <class A, class E = A>
 struct DecodeScratch {
   static constexpr bool is_bf16 = !std::same_as<A, E>;
   static constexpr index_t block_keys = key_chunk,
-                           tile_lanes = 0;  // for Explanation; 0: keys are in lanes
+                           tile_lanes = 0;  // for Explanation: keys are in lanes
 
   DecodeScratch(Arena& arena, index_t, const Problem<A>& problem)
       : DecodeScratch(arena, problem.width(), problem.value_width(), logit_parts(problem)) {}
@@ -137,7 +137,7 @@ class DecodeTask {
   }
 
   /// Returns whether a key of a chunk may be visible to a query. Always returns true unless the mask has runs.
-  /// Requires a call before each attend_chunk.
+  /// attend_chunk requires a call of sees_chunk for the same keys.
   bool sees_chunk(KeyRange keys) {
     if (!variant_.has_runs) return true;
     const KeyRange chunk{keys.begin / key_chunk * key_chunk, keys.end};

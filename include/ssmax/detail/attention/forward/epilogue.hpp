@@ -12,8 +12,8 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// Writes the result of one query, except its row of out or o. `row` is the query's row in its head. The state is Σ
-/// exp(c·z) = 2^shift · sum.
+/// Writes the result of one query, except its row of out or o. `row` is the query's row in its head. The state is
+/// Σ exp(c·z) = 2^shift · sum.
 /// Sets `factor`: the missing row is factor · o. Returns where to write this row. Returns `scratch` if the row must
 /// be converted afterwards.
 template <class A>

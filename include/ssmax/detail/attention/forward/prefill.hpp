@@ -91,7 +91,7 @@ class PrefillTask {
   }
 
   /// Returns whether a key of a chunk may be visible to a query. Always returns true unless the mask has runs.
-  /// Requires a call before each attend_chunk.
+  /// attend_chunk requires a call of sees_chunk for the same keys.
   bool sees_chunk(KeyRange keys) const {
     return !variant_.has_runs || find_visible_blocks(variant_, memory_, count_, keys);
   }

@@ -149,8 +149,8 @@ class ShortTask {
     });
   }
 
-  /// Loads the queries of a tile, from `first` on. If all queries of a head see the same keys, calls the variant
-  /// once per head.
+  /// Loads the queries of a tile, from `first` on. If all queries of a head have the same visible keys, calls the
+  /// variant once per head.
   void load_tile(index_t first) {
     const index_t heads = variant_.shows_same_keys ? problem_.group() : count_;
     QueryCursor cursor(problem_, batch_, kv_head_, first);

@@ -114,7 +114,7 @@ SSMAX_END
 
 SSMAX_BEGIN_DETAIL
 
-/// Keys [first, first + k.extent(2)) of `keys`, in views [batch, kv_heads, key, channel].
+/// A source of keys [first, first + k.extent(2)) of `keys`, in views [batch, kv_heads, key, channel].
 template <class K, class V = K>
 struct KeyShare {
   using Element = K;

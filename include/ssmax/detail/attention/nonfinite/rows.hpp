@@ -9,10 +9,10 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// Splits a range of rows into runs of finite rows and single rows with NaN or infinities. 0 · NaN and 0 ·
-/// infinity must add 0 to a sum.
-/// The caller adds a single row in two steps: first the row's finite elements, then each other element whose
-/// factor is not 0. The sums of all other rows are bit-identical to a range without such rows.
+/// Calls run(range) for the runs of finite rows, and single(row) for each row with NaN or infinities, in order.
+/// Exception: if `all` is true, calls run once with the whole range.
+/// 0 · NaN and 0 · infinity must add 0 to a sum. So `single` first adds the row's finite elements, then each other
+/// element whose factor is not 0. The sums of the other rows are bit-identical to a range without such rows.
 template <class Run, class Single>
 void for_each_finite_run(KeyRange range, const bool* is_finite, bool all, const Run& run,
                          const Single& single) {

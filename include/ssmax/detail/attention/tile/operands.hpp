@@ -98,7 +98,7 @@ struct Operands {
   /// several key blocks before the next tile: its queries and its state stay in the first-level cache.
   static constexpr index_t held_keys = is_bf16 ? 512 : key_block;
   static_assert(key_chunk % held_keys == 0 && held_keys % key_block == 0);
-  static constexpr bool adds_tiles_together = is_bf16;  // dk and dv
+  static constexpr bool adds_tiles_together = is_bf16;  // applies to dk and dv
 
   /// Returns the number of keys of a key block. On the bf16 path, 64 keys of width 64 and the operands of their
   /// products fit a first-level cache of 48 KiB. For wider heads, 128 keys share one rescaling.

@@ -11,7 +11,7 @@ SSMAX_BEGIN_DETAIL
 
 /// The keys that are visible to lanes of the last vector without a query.
 enum class UnusedLanes {
-  repeat_last,  // the keys of the last query: the mask is not applied for these lanes
+  repeat_last,  // the keys of the last query: these lanes need no masking of their own
   empty,        // no key: every logit is masked
   left_out      // no key, but the hull ignores these lanes: the caller excludes them from every sum
 };

@@ -58,7 +58,7 @@ class Scores {
   [[nodiscard]] bool are_plain() const {
     return !multipliers.has_score() && (!variant_.has_predicate || variant_.has_runs);
   }
-  /// Returns whether `form` leaves the logits unchanged.
+  /// Returns whether the logits of the given keys are products times the multiplier, without score function or mask.
   [[nodiscard]] bool are_plain(const Hull& hull, KeyRange keys) const {
     return are_plain() && !hull.masks(keys);
   }

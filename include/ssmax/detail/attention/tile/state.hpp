@@ -1,5 +1,5 @@
-// Defines the state of a query's softmax, merges two states, and normalizes a state to a result. In a state, Σ
-// exp(c·z) = 2^shift · sum and Σ exp(c·z)·v = 2^shift · o.
+// Defines the state of a query's softmax, merges two states, and normalizes a state to a result. In a state,
+// Σ exp(c·z) = 2^shift · sum and Σ exp(c·z)·v = 2^shift · o.
 #pragma once
 
 #include <algorithm>

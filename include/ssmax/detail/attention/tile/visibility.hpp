@@ -11,7 +11,7 @@
 SSMAX_BEGIN_DETAIL
 
 /// The keys of a block that each vector of a tile needs. Key ranges are whole passes of `pass` keys and count from
-/// the begin of the block.
+/// the first key of the block.
 struct NeededKeys {
   KeyRange of[tile_vectors]{};
   index_t vectors;  // vectors with queries
