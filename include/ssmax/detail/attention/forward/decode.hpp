@@ -24,8 +24,7 @@ SSMAX_BEGIN_DETAIL
 template <class A, class E = A>
 struct DecodeScratch {
   static constexpr bool is_bf16 = !std::same_as<A, E>;
-  static constexpr index_t block_keys = key_chunk,
-                           tile_lanes = 0;  // for Explanation: keys are in lanes
+  static constexpr index_t block_keys = key_chunk, tile_lanes = 0;  // for Explanation: keys are in lanes
 
   DecodeScratch(Arena& arena, index_t, const Problem<A>& problem)
       : DecodeScratch(arena, problem.width(), problem.value_width(), logit_parts(problem)) {}

@@ -1,5 +1,5 @@
 // Fills StoredProducts with the kernels of a storage type, for products of few queries with stored keys. Only
-// files that build a forward call include this file, so that the backward pass alone does not compile these
+// functions that build a forward call use stored_products: the backward pass alone does not instantiate these
 // kernels.
 #pragma once
 
