@@ -1,18 +1,20 @@
-// The backward pass of a query block against a key block, tile by tile. Queries and dout are there twice: in lanes (one
-// query per lane of a vector) and in rows.
+// Computes the backward pass of a query block against a key block, tile by tile. Queries and dout are stored twice:
+// in lanes (one query per lane of a vector) and in rows.
 //
-//   p = 2^(s - lse)                                          the forward's weights; s as prefill computes it
-//   u = p·(dout·vᵀ - delta),  delta = ⟨dout, out⟩ - dlse      the gradient of c·z
-//   dq̃ += u·k    dk += uᵀ·(c·scale·q)    dv += pᵀ·dout
+//     p = 2^(s - lse)                                          the forward's weights; s as in prefill
+//     u = p·(dout·vᵀ - delta),  delta = ⟨dout, out⟩ - dlse      the gradient of c·z
+//     dq̃ += u·k    dk += uᵀ·(c·scale·q)    dv += pᵀ·dout
 //
-// With a score function, u is multiplied by c·score' and so becomes the gradient of z; dk then takes scale·q,
-// without c.
+// With a score function, u is multiplied by c·score' and so becomes the gradient of z. dk then uses scale·q, without
+// c.
 //
-// The bf16 path (kernels/prefill_backward_pairs.inl) differs in three ways. q, k, v and dout are multiplied as stored:
-// logits are multiplied before, gradients after. Of a rotated row, dq and dk take the first part (operands.hpp).
-// Weights and gradients are rounded for the products that sum over queries or keys, and dc = scale · Σ u·z is summed
-// from floats before that. The products that sum over queries come last, for all tiles at once: fewer sums are loaded
-// and stored.
+// The bf16 path (kernels/prefill_backward_pairs.inl) differs in four ways:
+// - q, k, v and dout are multiplied in their storage type. Logits are multiplied by scale and c before the weights
+//   are computed, gradients after.
+// - dq and dk use the first part of a rotated row (operands.hpp).
+// - Weights and gradients are rounded for the products that sum over queries or keys. dc = scale · Σ u·z is summed
+//   from the floats before rounding.
+// - The products that sum over queries come last, for all tiles at once: fewer sums are loaded and stored.
 #pragma once
 
 #include <algorithm>
@@ -34,17 +36,18 @@ struct BlockKeys {
   index_t k_stride = 0;
   const E* v = nullptr;
   index_t v_stride = 0;
-  const E* panels = nullptr;  // the bf16 path: K as pack_values writes it, with 0 for NaN and infinities
+  const E* panels = nullptr;  // bf16 path: K in the layout of pack_values, with 0 for NaN and infinities
   index_t panel_stride = 0;
   A *dk = nullptr, *dv = nullptr;    // [keys][d_pitch], [keys][dv_pitch]
-  bool finite = true;                // all of K
-  const bool* are_finite = nullptr;  // [keys], if not
+  bool finite = true;                // whether all of K is finite
+  const bool* are_finite = nullptr;  // [keys]: per key, if `finite` is false
 };
 
 template <class A, class E>
 class BackwardBlock {
  public:
-  /// sums_dc: the sums of the queries get dc, where no score function adds it.
+  /// sums_dc: requests that the sums of the queries include dc. Exception: with a score function, the score's
+  /// derivative adds dc.
   BackwardBlock(const GradientVariant<A>& variant, const BackwardScratch<A, E>& memory, index_t d, index_t dv,
                 index_t length, double scale, bool sums_dc)
       : variant_(variant),
@@ -64,7 +67,7 @@ class BackwardBlock {
     const index_t tile_lanes = memory_.tile_lanes, tiles = (queries + tile_lanes - 1) / tile_lanes;
     if constexpr (Op::adds_tiles_together) clear({tiles * tile_lanes, memory_.bf16.lanes}, {0, tile_keys});
     for (index_t at = 0; at < keys.range.size(); at += tile_keys) {
-      KeyRange lanes{};  // of neighbouring tiles that see some of the keys
+      KeyRange lanes{};  // neighbouring tiles to which some of the keys are visible
       for (index_t tile = 0; tile < tiles; ++tile) {
         if (attend_tile(keys, tile, queries, at, dq + tile * memory_.d_pitch * tile_lanes)) {
           lanes = {lanes.size() == 0 ? tile * tile_lanes : lanes.begin, (tile + 1) * tile_lanes};
@@ -82,8 +85,8 @@ class BackwardBlock {
   using GradientKernels =
       std::conditional_t<Op::is_bf16, RoundedBackwardKernels<A, E>, PrefillBackwardKernels<A>>;
 
-  /// One tile: queries against keys from row `at` of the block on, at most tile_keys. Returns whether a query sees one
-  /// of the keys.
+  /// Computes one tile: queries against at most tile_keys keys, from row `at` of the block on. Returns whether one
+  /// of the keys is visible to a query.
   bool attend_tile(const BlockKeys<A, E>& block, index_t tile, index_t queries, index_t at, A* dq) const {
     const index_t tile_lanes = memory_.tile_lanes, length = products_.width, first = tile * tile_lanes;
     const KeyRange keys{block.range.begin + at,
@@ -92,16 +95,16 @@ class BackwardBlock {
     const NeededKeys needed(hulls, queries - first, length, keys, products_.rows);
     if (!needed.any()) return false;
     if constexpr (Op::adds_tiles_together) clear_unneeded(needed, first);
-    // 1. The products q·kᵀ and dout·vᵀ.
+    // 1. Multiply q·kᵀ and dout·vᵀ.
     scores_.multiply(needed, tile_keys, block.k + at * block.k_stride, block.k_stride, memory_.depth,
                      memory_.q + first * memory_.depth, Op::is_bf16 ? memory_.z : memory_.s);
     scores_.multiply(needed, tile_keys, block.v + at * block.v_stride, block.v_stride, memory_.value_depth,
                      memory_.dout + first * memory_.value_depth, memory_.u);
-    // 2. Weights and gradients.
+    // 2. Compute weights and gradients.
     for (index_t v = 0; v < needed.vectors; ++v) {
       if (needed.of[v].size() > 0) form_gradients(first + v * length, keys.begin, needed.of[v], hulls[v]);
     }
-    // 3. Their products.
+    // 3. Add the products of weights and gradients.
     needed.for_each_rectangle(tile_keys, [&](index_t vectors, index_t v, KeyRange part) {
       const KeyRange lanes{v * length, (v + vectors) * length};
       if constexpr (!Op::adds_tiles_together) {
@@ -115,7 +118,8 @@ class BackwardBlock {
     return true;
   }
 
-  /// Turns the logits of one vector of queries, lanes from `lane` on, into weights, and dout·vᵀ into gradients.
+  /// Replaces the logits of one vector of queries by weights, and dout·vᵀ by gradients. The vector starts at lane
+  /// `lane`.
   void form_gradients(index_t lane, index_t first_key, KeyRange part, const Hull& hull) const {
     const index_t tile_lanes = memory_.tile_lanes, stride = memory_.sums_of_row, count = part.size();
     const index_t tile = part.begin * tile_lanes + lane % tile_lanes;
@@ -155,7 +159,7 @@ class BackwardBlock {
 
   // ---- Float, double: sums over the queries of one tile ---------------------------------------------------
 
-  /// Adds to dv and dk of the keys `part` the products of lanes of a tile.
+  /// Adds the products of some lanes of a tile to dv and dk of the keys `part`.
   void add_lanes(const BlockKeys<A, E>& block, index_t first, KeyRange lanes, KeyRange part,
                  index_t at) const {
     const index_t tile = part.begin * memory_.tile_lanes + lanes.begin, row = at + part.begin,
@@ -168,7 +172,7 @@ class BackwardBlock {
                                   block.dk + row * memory_.d_pitch);
   }
 
-  /// The same for one lane whose q or dout is not finite.
+  /// Adds the products of one lane whose q or dout is not finite to dv and dk of the keys `part`.
   void add_lane(const BlockKeys<A, E>& block, index_t first, index_t lane, KeyRange part, index_t at) const {
     const index_t tile_lanes = memory_.tile_lanes, query = first + lane;
     const auto add = [&](const A* tile, const A* row, index_t channels, A* all, index_t pitch) {
@@ -182,7 +186,7 @@ class BackwardBlock {
     add(memory_.u, memory_.q_rows + query * memory_.d_pitch, d_, block.dk, memory_.d_pitch);
   }
 
-  /// Adds to dq of some lanes of a tile the products of the keys `part`.
+  /// Adds the products of the keys `part` to dq of some lanes of a tile.
   void add_keys(const BlockKeys<A, E>& block, index_t first, KeyRange lanes, KeyRange part, index_t at,
                 A* dq) const {
     const index_t tile_lanes = memory_.tile_lanes, rows = products_.rows;
@@ -237,7 +241,7 @@ class BackwardBlock {
     }
   }
 
-  /// The same for the keys that a vector of a tile does not need.
+  /// Sets weights and gradients to 0 for the keys that a vector of a tile does not need.
   void clear_unneeded(const NeededKeys& needed, index_t first) const {
     for (index_t v = 0; v < tile_vectors; ++v) {
       const KeyRange lanes{first + v * products_.width, first + (v + 1) * products_.width},
@@ -247,12 +251,12 @@ class BackwardBlock {
     }
   }
 
-  /// Adds the sums over the lanes of neighbouring tiles, where tiles are added together.
+  /// Adds the sums over the lanes of neighbouring tiles to dk and dv. Has no effect unless tiles are added together.
   void add_tiles([[maybe_unused]] const BlockKeys<A, E>& block, [[maybe_unused]] KeyRange lanes,
                  [[maybe_unused]] index_t tiles, [[maybe_unused]] index_t at) const {
     if constexpr (Op::adds_tiles_together) {
       if (lanes.size() == 0) return;
-      // A product takes whole depths. Lanes past the last tile stay 0.
+      // A product sums over whole depths. Lanes past the last tile stay 0.
       const index_t depth_end = lanes.begin + in_depths(lanes.size());
       clear({lanes.end, std::min(depth_end, tiles * memory_.tile_lanes)}, {0, tile_keys});
       add_lanes(block, lanes, at);
@@ -262,7 +266,7 @@ class BackwardBlock {
     return (lanes + products_.depth - 1) / products_.depth * products_.depth;
   }
 
-  /// Adds to dv and dk of the keys from row `at` of the block on the products of these lanes.
+  /// Adds the products of the given lanes to dv and dk of the keys from row `at` of the block on.
   void add_lanes(const BlockKeys<A, E>& block, KeyRange lanes, index_t at) const {
     const auto& bf16 = memory_.bf16;
     const index_t keys = std::min(tile_keys, block.range.size() - at), first = lanes.begin,
@@ -288,7 +292,7 @@ class BackwardBlock {
   const BackwardScratch<A, E>& memory_;
   const Scores<A, E, GradientVariant<A>> scores_;
   index_t d_, dv_;
-  index_t length_;  // keys of the sequence
+  index_t length_;  // number of keys of the sequence
   double scale_;
   bool sums_dc_;
 };

@@ -1,4 +1,4 @@
-// The driver of the backward pass: compiled once for each operand type.
+// Declares the driver of the backward pass. The driver is compiled once per operand type.
 #pragma once
 
 #include "../../../workspace.hpp"
@@ -8,7 +8,8 @@
 
 SSMAX_BEGIN_COMPILED
 
-/// Requires checked arguments. Allocates once without a workspace. E: as for run_attention.
+/// Runs the backward pass of a call. Requires checked arguments. Allocates once if `workspace` is null. E is defined
+/// as for run_attention.
 template <class E, class A>
 void run_backward(const shared::BackwardProblem<A>& problem, const shared::GradientVariant<A>& variant,
                   Workspace* workspace, const shared::AnyExecutor& executor);

@@ -1,11 +1,18 @@
-// The backward of a call, or of one of its sequences, as tasks. Two tasks never add to one sum at the same time, and
-// additions are not atomic.
+// Splits the backward pass of a call, or of one of its sequences, into tasks. Two tasks never add to the same sum at
+// the same time, so additions are not atomic.
 //
-// A kv head is a grid: query blocks × key blocks. Pairs in one row of the grid add to the same dq, pairs in one column
-// to the same dk and dv. Each sum takes its pairs in rising order, whichever thread computes them: results are
-// bit-identical for every executor. If there are enough kv heads, each is one task. Otherwise the pairs of an
-// antidiagonal, which share neither row nor column, are computed at once, one antidiagonal after the other, for as many
-// kv heads at a time as it takes to fill the threads.
+// The work of a kv head is a grid: query blocks × key blocks. Pairs in one row of the grid add to the same dq, pairs
+// in one column to the same dk and dv. Pairs of an antidiagonal share neither row nor column. Each sum adds its
+// pairs in rising order, on any thread: results are bit-identical for every executor.
+//
+// | threads | sharing of the score's gradients | kv heads | tasks |
+// |---|---|---|---|
+// | 1 | all | all | each kv head is one task |
+// | several | one_head | at most a tenth of the threads idle | each kv head is one task |
+// | several | one_head | otherwise | pairs of an antidiagonal, of as many kv heads as fill the threads |
+// | several | heads | all | pairs of an antidiagonal of one kv head |
+//
+// Sharing::any limits the call to one thread. Antidiagonals are computed one after the other.
 #pragma once
 
 #include <atomic>
@@ -15,20 +22,20 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// How a call is cut.
+/// The split of a call into tasks.
 struct BackwardCut {
-  index_t threads;   // that get memory of their own
-  index_t at_once;   // kv heads whose sums are gathered at the same time
-  bool whole_heads;  // each is one task
+  index_t threads;   // threads with memory of their own
+  index_t at_once;   // kv heads whose sums are in memory at the same time
+  bool whole_heads;  // whether each kv head is one task
 
   BackwardCut(index_t heads, index_t query_blocks, index_t key_blocks, Sharing sharing, index_t most_threads)
       : threads(sharing == Sharing::any ? 1 : most_threads) {
     const index_t rounds = (heads + threads - 1) / threads;
-    const bool balanced = heads >= 9 * (rounds * threads - heads);  // at most a tenth of them idle
+    const bool balanced = heads >= 9 * (rounds * threads - heads);  // at most a tenth of the threads idle
     whole_heads = threads == 1 || (balanced && sharing == Sharing::one_head);
     const index_t diagonals = std::max<index_t>(1, query_blocks + key_blocks - 1);
-    // Pairs of an antidiagonal of average length. As many kv heads are taken at once as make 8 pairs a
-    // thread: under a causal mask, half of these have nothing to do.
+    // `pairs` is the average length of an antidiagonal. `at_once` kv heads together give 8 pairs per thread: under a
+    // causal mask, half of the pairs are empty.
     const double all_pairs = static_cast<double>(query_blocks) * static_cast<double>(key_blocks);
     const auto pairs = std::max<index_t>(1, static_cast<index_t>(all_pairs / static_cast<double>(diagonals)));
     at_once = whole_heads                 ? std::min(threads, heads)
@@ -42,7 +49,7 @@ bool is_empty(const BackwardProblem<A>& problem) {
   return problem.heads() == 0 || query_blocks(problem) + key_blocks(problem) == 0;
 }
 
-/// Takes one thread's memory.
+/// Takes one thread's memory from the arena.
 template <class E, class A>
 BackwardScratch<A, E> take_scratch(Arena& arena, const Problem<A>& forward,
                                    const GradientVariant<A>& variant) {
@@ -52,8 +59,8 @@ BackwardScratch<A, E> take_scratch(Arena& arena, const Problem<A>& forward,
                                Multipliers(forward.scale, variant).has_score());
 }
 
-/// The backward of a call, or of one of its sequences: how it is cut, and the memory that it needs. Operands of the
-/// products are E: see BackwardTask.
+/// The backward pass of a call, or of one of its sequences: its split into tasks, and the memory that it needs. E is
+/// the type of the products' operands, see BackwardTask.
 template <class E, class A>
 class BackwardRun {
  public:
@@ -87,11 +94,11 @@ class BackwardRun {
                      multiply_bytes(static_cast<std::size_t>(cut_.at_once), head_bytes_));
   }
 
-  /// Requires memory of `bytes`.
+  /// Runs all tasks. Requires memory of bytes().
   void run(std::byte* memory, const CallSums& sums, const AnyExecutor& executor) const {
     std::byte* const head_memory = memory + static_cast<std::size_t>(lanes_) * lane_bytes();
     const index_t heads = problem_.heads(), first_head = problem_.first_head();
-    // Calls f(task, memory of some kv head's sums, i) for i below n, each thread with memory of its own.
+    // Calls f(task, lane, i) for i below n. Each thread has a task and memory of its own.
     const auto run = [&](index_t n, const auto& f) {
       std::atomic<index_t> next{0};
       executor.run(std::min(lanes_, n), [&](index_t lane) {
@@ -143,7 +150,7 @@ class BackwardRun {
     }
   }
 
-  /// Computes all of the kv head that the task has entered.
+  /// Computes the kv head that the task has entered.
   static void compute_head(Task& task, index_t queries, index_t keys) {
     for (index_t j = 0; j < keys; ++j) task.prepare_keys(j);
     for (index_t i = 0; i < queries; ++i) {
@@ -159,7 +166,7 @@ class BackwardRun {
   const GradientVariant<A>& variant_;
   const index_t queries_, keys_;
   const BackwardCut cut_;
-  const index_t lanes_;  // threads that get memory of their own
+  const index_t lanes_;  // threads with memory of their own
   Arena count_;
   const BackwardScratch<A, E> counted_;
   std::size_t head_bytes_ = 0;

@@ -1,8 +1,8 @@
-// Queries and keys of the backward pass on their way into its products (block.hpp). q and dout are loaded twice: in
-// lanes, one query per lane of a vector, and in rows. Keys are copied into rows where they cannot be read in place.
+// Loads queries and keys of the backward pass for its products (block.hpp). q and dout are loaded twice: in lanes,
+// one query per lane of a vector, and in rows. Keys are copied into rows if they cannot be read in place.
 //
-// lse need not be an integer, as the shift of the kernels is: 2^(s - lse) = 2^(s - shift)·2^(shift - lse). Float,
-// double: the second factor is multiplied into dout and delta. The bf16 path subtracts lse - shift from the logits.
+// The shift of the kernels is an integer, lse is not: 2^(s - lse) = 2^(s - shift)·2^(shift - lse). In float and
+// double, dout and delta are multiplied by the second factor. The bf16 path subtracts lse - shift from the logits.
 #pragma once
 
 #include <algorithm>
@@ -32,8 +32,8 @@ class BackwardLoader {
         memory_(memory),
         multipliers_(problem.forward.scale, variant) {}
 
-  /// Loads `count` queries from the cursor on, and their dout; `facts` are those of the first. A query that sees no key
-  /// is 0.
+  /// Loads `count` queries from the cursor on, and their dout. `facts` points at the facts of the first query. A
+  /// query without a visible key is loaded as 0.
   void load_queries(QueryCursor cursor, index_t count, const QueryFacts<A>* facts) const {
     const UnusedLanes unused =
         Op::is_bf16 || multipliers_.has_score() ? UnusedLanes::empty : UnusedLanes::left_out;
@@ -54,13 +54,13 @@ class BackwardLoader {
     }
   }
 
-  /// Copies a key into rows of K and V.
+  /// Copies a key and its value to `k` and `v`.
   void load_key(index_t batch, index_t kv_head, index_t key, E* k, E* v) const {
     Op::load_keys(forward_, variant_, batch, kv_head, {key, key + 1}, memory_.depth, widened_row(), k);
     Op::load_values(forward_.keys, batch, kv_head, {key, key + 1}, v);
   }
 
-  /// The bf16 path: packs panels of rows of K, of their first part if they are rotated, with 0 for NaN and infinities.
+  /// bf16 path: packs rows of K into panels, with 0 for NaN and infinities. Packs the first part of rotated rows.
   void pack_panels(const E* k, index_t k_stride, index_t keys, bool finite, E* panels, index_t panel) const {
     const index_t count = memory_.d_pitch / products_.rows * panel;
     std::fill_n(panels, count, E{});
@@ -79,7 +79,7 @@ class BackwardLoader {
     }
   }
 
-  /// Loads one vector of queries from lane i on.
+  /// Loads one vector of queries, from lane i on.
   void load_q(index_t i) const {
     const index_t length = kernels_.width, d = forward_.width();
     A *factor = memory_.lane.q_factor, *row_factor = memory_.lane.row_factor;
@@ -102,7 +102,7 @@ class BackwardLoader {
     }
   }
 
-  /// Loads their dout, and sets shift and delta of each query.
+  /// Loads the dout of one vector of queries, and sets shift and delta of each query.
   void load_dout(index_t i, const QueryFacts<A>* facts) const {
     const index_t length = kernels_.width, dv = forward_.value_width(), depth = memory_.value_depth;
     A* factor = memory_.lane.row_factor;
@@ -132,8 +132,8 @@ class BackwardLoader {
     }
   }
 
-  /// Sets shift and delta of lane i, and in the bf16 path the offset of its logits. Returns what its dout is multiplied
-  /// by.
+  /// Sets shift and delta of lane i, on the bf16 path also the offset of its logits. Returns the factor of the
+  /// lane's dout.
   A normalize(index_t i, const QueryFacts<A>& facts) const {
     const bool has_shift = set_shift(i, facts);
     const auto rest = has_shift ? memory_.base[i] - static_cast<double>(memory_.shift[i]) : 0.0;
@@ -148,8 +148,8 @@ class BackwardLoader {
     }
   }
 
-  /// Sets lse and shift of lane i or, if it sees no key, a shift that makes its weights 0. Returns whether the kernels
-  /// use the shift in place of lse.
+  /// Sets base (lse in units of log2) and shift of lane i. If no key is visible to the lane, the shift makes its
+  /// weights 0. Returns whether the kernels use the shift in place of lse.
   bool set_shift(index_t i, const QueryFacts<A>& facts) const {
     memory_.shift[i] = largest_shift<A> / 2;
     memory_.base[i] = 0;
@@ -163,7 +163,7 @@ class BackwardLoader {
     return memory_.regular[i];
   }
 
-  /// Looks for NaN and infinities in the rows of q and dout.
+  /// Finds NaN and infinities in the rows of q and dout.
   void find_nonfinite_queries(index_t lanes) const {
     const auto are_finite = [&](const E* rows, index_t pitch, index_t row, index_t count) {
       return products_.all_finite(rows + row * pitch, 0, 1, count * pitch);
@@ -180,7 +180,7 @@ class BackwardLoader {
     }
   }
 
-  /// The bf16 path: copies the first channels of the gathered rows.
+  /// bf16 path: copies the first channels of the gathered rows.
   void keep_rows(index_t i, index_t channels, E* to, index_t pitch) const {
     for (index_t lane = 0; lane < kernels_.width; ++lane) {
       E* row = to + (i + lane) * pitch;
@@ -189,7 +189,7 @@ class BackwardLoader {
     }
   }
 
-  /// The bf16 path: writes rows of queries in pairs. Pairs past the queries are 0.
+  /// bf16 path: writes rows of queries in pairs, with 0 for NaN and infinities. Pairs past the last query are 0.
   void pair_queries(const E* rows, index_t pitch, index_t lanes, E* pairs) const {
     for (index_t i = 0; i < lanes; i += 2) {
       detail::kernels<RoundedBackwardKernels<A, E>>().pair_rows(rows + i * pitch, rows + (i + 1) * pitch,

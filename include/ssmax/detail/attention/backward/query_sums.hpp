@@ -1,4 +1,4 @@
-// The sums of all queries of a backward: dc, the parameters of a score and the sinks' gradients.
+// Stores the sums of all queries of a backward pass: dc, the score's parameters and the gradients of the sinks.
 #pragma once
 
 #include "../../memory/arena.hpp"
@@ -7,7 +7,8 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// Hands the sums of all queries, in their order, to scaling, score and sinks.
+/// Passes the sums of all queries, in their order, to the scaling and the score function, and adds the gradients of
+/// the sinks to dsinks.
 template <class A>
 void hand_over(const BackwardProblem<A>& problem, const GradientVariant<A>& variant, const CallSums& sums) {
   const Problem<A>& forward = problem.forward;
@@ -32,7 +33,7 @@ void hand_over(const BackwardProblem<A>& problem, const GradientVariant<A>& vari
   }
 }
 
-/// The sums of all queries of a call: their memory, and where those of a sequence lie.
+/// The memory for the sums of all queries of a call, and the part of it that belongs to one sequence.
 template <class A>
 class SumsMemory {
  public:

@@ -1,4 +1,4 @@
-// Runs the backward of a call.
+// Runs the backward pass of a call.
 #pragma once
 
 #include "driver.hpp"

@@ -1,4 +1,4 @@
-// One thread's memory for the tiles of the backward pass.
+// Defines BackwardScratch, one thread's memory for the tiles of the backward pass.
 #pragma once
 
 #include "../tile/operands.hpp"
@@ -6,35 +6,37 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// The backward pass takes 240 queries of a kv head × 256 keys at once. 240 is a multiple of tile_lanes on every
-/// target. Twice as many queries or keys are no faster on one thread (Zen 4, 1 MB of second-level cache), and
-/// slower on two: for one head of 2048 queries and keys, a second thread then gains a factor of 1.4 instead of
-/// 1.55.
+/// The sizes of the blocks of the backward pass: 240 queries of a kv head × 256 keys. 240 is a multiple of
+/// tile_lanes on every target. On one thread, twice as many queries or keys are no faster (Zen 4, 1 MB of
+/// second-level cache). On two threads they are slower: for one head of 2048 queries and keys, the second thread
+/// gains a factor of 1.4 instead of 1.55.
 inline constexpr index_t query_block = 240, backward_key_block = 256;
 
-/// A partial sum adds up this many blocks, and is then added to the whole sum: longer sums would lose digits.
+/// The number of blocks in a partial sum. The partial sum is then added to the whole sum: a longer partial sum would
+/// lose digits.
 inline constexpr index_t blocks_per_sum = 8;
 
-/// Keys of a tile. Its weights and their gradients, 64 · 48 floats each, lie in a first-level cache of
-/// 32 KiB. (32 and 128 keys are as fast on Zen 4.)
+/// The number of keys of a tile. The weights and gradients of a tile, 64 · 48 floats each, fit a first-level cache
+/// of 32 KiB. 32 and 128 keys are as fast on Zen 4.
 inline constexpr index_t tile_keys = 64;
 
-/// Facts about a query that all its blocks need.
+/// Facts about a query that all of its blocks read.
 template <class A>
 struct QueryFacts {
-  KeyRange keys{};        // visible keys; empty if lse is -inf
-  bool attends = false;   // sees some key, of this call or of another part
+  KeyRange keys{};        // visible and stored keys; empty if lse is -inf
+  bool attends = false;   // some key is visible, in this call or in another part
   double multiplier = 0;  // c
   A lse{}, delta{};       // delta = ⟨dout, out⟩ - dlse
 };
 
-/// The memory of the bf16 path.
+/// The memory that only the bf16 path uses.
 template <class A, class E>
 struct Bf16Scratch {
   Bf16Scratch() = default;
   Bf16Scratch(Arena& arena, index_t queries, index_t tile_lanes, index_t d_pitch, index_t dv_pitch,
               index_t product_depth)
-      // A tile may begin at any lane, and its products take whole depths. An odd number of cache lines.
+      // A tile may begin at any lane, and products sum over whole depths. The row length is an odd number of cache
+      // lines.
       : lanes((queries + product_depth + 31) / 64 * 64 + 32),
         weights(arena.take<E>(tile_keys * lanes)),
         gradients(arena.take<E>(tile_keys * lanes)),
@@ -46,18 +48,18 @@ struct Bf16Scratch {
         offset(arena.take<A>(queries)),
         factor(arena.take<A>(queries)) {}
 
-  index_t lanes = 0;  // queries of the block, and the lanes past them that products may read
-  E *weights = nullptr, *gradients = nullptr;   // [tile_keys][lanes]
-  E* pairs = nullptr;                           // [tile_keys / 2][tile_lanes][2]: the gradients once more
+  index_t lanes = 0;  // lanes of the query block, plus the lanes past its end that products may read
+  E *weights = nullptr, *gradients = nullptr;  // [tile_keys][lanes]
+  E* pairs = nullptr;  // [tile_keys / 2][tile_lanes][2]: the gradients in pairs of keys
   E *q_pairs = nullptr, *dout_pairs = nullptr;  // [lanes / 2][pitch][2], with 0 for NaN and infinities
-  A* widened_row = nullptr;                     // [2][d]: a row that is rotated, and its rounding error
-  A *multiplier = nullptr, *offset = nullptr;   // [queries]: of Logits
-  A* factor = nullptr;                          // [queries]: of gradients, in both of their products
+  A* widened_row = nullptr;                     // [2][d]: a row to be rotated, and its rounding error
+  A *multiplier = nullptr, *offset = nullptr;   // [queries]: members of Logits
+  A* factor = nullptr;  // [queries]: factor of the gradients, in both of their products
 };
 
 struct Nothing {};
 
-/// E is the type of the products' operands.
+/// The scratch memory of one thread. E is the type of the products' operands.
 template <class A, class E = A>
 struct BackwardScratch : LaneScratch<A, E> {
   using LaneScratch<A, E>::tile_lanes;
@@ -65,7 +67,7 @@ struct BackwardScratch : LaneScratch<A, E> {
   using Op = Operands<A, E>;
 
   /// The product of q and k sums over a_depth channels, the product of dout and v over a_value_depth. keeps_scores:
-  /// there is a score function to differentiate.
+  /// the call has a score function, so z and slope are stored.
   BackwardScratch(Arena& arena, index_t d, index_t value_width, index_t a_depth, index_t a_value_depth,
                   index_t sums_count, bool keeps_scores)
       : LaneScratch<A, E>(arena, query_block, d, std::max(value_width, a_value_depth / tuple_size<A, E>),
@@ -95,7 +97,7 @@ struct BackwardScratch : LaneScratch<A, E> {
       bf16 = {arena, tiles * tile_lanes, tile_lanes, d_pitch, dv_pitch, products.depth};
   }
 
-  /// Whole vectors of every target, and whole passes of the products.
+  /// Returns the width rounded up to whole vectors of every target and whole passes of the products.
   index_t in_pitch(index_t width) const {
     const index_t unit = std::max<index_t>(16, products.rows);
     return (width + unit - 1) / unit * unit;
@@ -103,20 +105,20 @@ struct BackwardScratch : LaneScratch<A, E> {
 
   const PrefillKernels<A, E>& products;
   index_t depth, value_depth;
-  index_t d_pitch, dv_pitch;  // channels past d and dv are 0
-  E* q_rows;                // [queries][d_pitch]: float, double: times scale and, without a score function, c
-  E *dout, *dout_rows;      // [tiles][dv][tile_lanes] in tuples, [queries][dv_pitch]
-  A* s;                     // [tile_keys][tile_lanes]: logits. Shared on purpose: weights overwrite them
-  A* u;                     // [tile_keys][tile_lanes]: dout·vᵀ. Shared on purpose: gradients overwrite it
-  A *z, *slope;             // [tile_keys][tile_lanes]: of Logits
-  A *shift, *delta;         // [queries]
-  A* transposed_gradients;  // [vector length][key_block]: of lanes that are not regular
-  double* base;             // [queries]: lse in units of log2
-  bool* regular;            // [queries]: the kernels can form the weights
-  bool* finite;             // [tiles]: q and dout hold no NaN or infinity
-  bool* queries_are_finite;  // [queries], of tiles that are not finite
+  index_t d_pitch, dv_pitch;  // row lengths; channels past d and dv are 0
+  E* q_rows;  // [queries][d_pitch]; float, double: multiplied by scale and, without a score function, by c
+  E *dout, *dout_rows;       // [tiles][value_depth][tile_lanes] in tuples, [queries][dv_pitch]
+  A* s;                      // [tile_keys][tile_lanes]: logits; weights overwrite them
+  A* u;                      // [tile_keys][tile_lanes]: dout·vᵀ; gradients overwrite it
+  A *z, *slope;              // [tile_keys][tile_lanes]: members of Logits
+  A *shift, *delta;          // [queries]
+  A* transposed_gradients;   // [vector length][key_block]: gradients of irregular lanes
+  double* base;              // [queries]: lse in units of log2
+  bool* regular;             // [queries]: whether the kernels can compute the weights
+  bool* finite;              // [tiles]: whether q and dout are free of NaN and infinities
+  bool* queries_are_finite;  // [queries]: set for tiles that are not finite
   index_t sums_of_row;
-  double* sums;  // [queries][sums_of_row]: of one block
+  double* sums;  // [queries][sums_of_row]: sums over one pair of blocks
   std::conditional_t<Op::is_bf16, Bf16Scratch<A, E>, Nothing> bf16{};
 };
 

@@ -1,4 +1,4 @@
-// The backward of a call whose sequences have their own lengths.
+// Runs the backward pass of a call whose sequences have their own lengths.
 #pragma once
 
 #include <atomic>
@@ -12,8 +12,9 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// Computes sequences with their own lengths. kv heads are tasks, the longest first. A sequence whose kv heads are too
-/// long for that is cut as a call with it alone, before the others. Sums are handed over in the order of the sequences.
+/// Runs the backward pass of sequences with their own lengths. Tasks are kv heads, those of the longest sequence
+/// first. Exception: a sequence whose kv heads are too long for one task runs before the others and is split like a
+/// call of its own. Sums are passed on in the order of the sequences.
 template <class E, class A>
 void run_backward_sequences(const BackwardProblem<A>& problem, const GradientVariant<A>& variant,
                             Workspace& workspace, const AnyExecutor& executor, const Explainer& explainer) {
@@ -21,7 +22,7 @@ void run_backward_sequences(const BackwardProblem<A>& problem, const GradientVar
   const SequenceLengths& lengths = forward.lengths;
   const index_t threads = executor.concurrency(), kv_heads = forward.kv_heads();
   const Sharing sharing = variant.sharing(longest_shape(forward));
-  // 1. Find the sequences that are cut by themselves.
+  // 1. Find the long sequences, which are split into smaller tasks.
   const auto cost = [](const BackwardProblem<A>& sequence) {
     return static_cast<double>(sequence.forward.rows() + query_block) *
            static_cast<double>(sequence.keys() + backward_key_block);
@@ -34,7 +35,7 @@ void run_backward_sequences(const BackwardProblem<A>& problem, const GradientVar
     const bool is_balanced = 10 * cost(sequence) * static_cast<double>(threads) <= all_costs;
     return sharing != Sharing::one_head || (threads > 1 && !is_balanced);
   };
-  // 2. Reserve what the largest of them need, and the threads that share the others.
+  // 2. Reserve memory for the largest long sequence and for the threads that share the other sequences.
   std::size_t run_bytes = 0, lane_bytes = 0, head_bytes = 0;
   index_t tasks = 0, shared_tasks = 0;
   Explanation e;
@@ -96,7 +97,7 @@ void run_backward_sequences(const BackwardProblem<A>& problem, const GradientVar
       BackwardRun<E, A>::compute_head(*task, query_blocks(*sequence), key_blocks(*sequence));
     }
   });
-  // 5. Hand the sums over.
+  // 5. Pass the sums to scaling, score and sinks.
   if (!sums_memory.is_needed()) return;
   for_each_sequence(problem, lengths, [&](index_t b, const BackwardProblem<A>& sequence) {
     if (sequence.forward.rows() > 0) hand_over(sequence, variant, sums_of(b));

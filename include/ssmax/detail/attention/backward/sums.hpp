@@ -1,4 +1,4 @@
-// Where the sums of attention's backward are gathered.
+// Defines HeadSums, the memory in which the backward pass sums the gradients of a kv head.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ index_t key_blocks(const BackwardProblem<A>& problem) {
   return (problem.keys() + backward_key_block - 1) / backward_key_block;
 }
 
-/// Whether K and V must be copied into rows of HeadSums. The kernels read them in place where they are
-/// neither widened nor rotated and fill whole passes: keys and channels of K are multiples of kernels.rows.
+/// Returns whether K and V must be copied into rows of HeadSums. The kernels read K and V in place if neither is
+/// converted or rotated and all passes are full: keys and channels of K are multiples of kernels.rows.
 template <class A>
 bool packs_keys(const BackwardProblem<A>& problem, const PrefillKernels<A>& kernels) {
   if (!problem.forward.keys.are_both(ElementKind::compute)) return true;
@@ -27,9 +27,14 @@ bool packs_keys(const BackwardProblem<A>& problem, const PrefillKernels<A>& kern
   return problem.keys() % kernels.rows != 0 || problem.forward.width() % kernels.rows != 0;
 }
 
-/// One kv head while its gradients are summed: first over blocks_per_sum blocks, in the kernels' own
-/// layouts, then over all blocks: in the results or, if the results cannot hold sums, in arrays of A. In a backward in
-/// stages these arrays are the caller's. E is the type of the products' operands.
+/// The sums of one kv head's gradients. A partial sum adds blocks_per_sum blocks in the layout of the kernels. The
+/// whole sum adds all partial sums. E is the type of the products' operands.
+///
+/// | call | memory of the whole sums |
+/// |---|---|
+/// | results can hold sums | the results |
+/// | results cannot hold sums | arrays of A in HeadSums |
+/// | results cannot hold sums, backward in stages | the caller's arrays (StageSums) |
 template <class A, class E = A>
 struct HeadSums {
   HeadSums() = default;
@@ -58,7 +63,8 @@ struct HeadSums {
         all_dk(arena.take<A>(takes_all(problem) ? problem.keys() * problem.forward.width() : 0)),
         all_dvalues(arena.take<A>(takes_all(problem) ? problem.keys() * problem.forward.value_width() : 0)) {}
 
-  /// Returns the sums over all blocks, of query `row` of the kv head or of one of its keys.
+  /// Returns the whole sum of the query in row `row` of the kv head. key_sums and value_sums return the sums of a
+  /// key.
   A* query_sums(const BackwardProblem<A>& problem, const Query& query, index_t row) const {
     if (has_arrays && !problem.sums) return all_dq + row * problem.dq.extent(3);
     const OutputRows<A>& sums = has_arrays ? problem.sums.dq : problem.dq;
@@ -72,25 +78,25 @@ struct HeadSums {
     if (has_arrays && !problem.sums) return all_dvalues + key * problem.dv.extent(3);
     return (has_arrays ? problem.sums.dv : problem.dv).in_place(batch, kv_head, key);
   }
-  /// Returns the stride of the sums of keys.
+  /// Returns the stride of the whole sums of keys.
   index_t key_stride(const OutputRows<A>& gradient) const {
     return has_arrays ? gradient.extent(3) : gradient.stride(2);
   }
 
-  bool has_arrays = false;         // results cannot hold sums
+  bool has_arrays = false;         // whether the results cannot hold sums
   QueryFacts<A>* facts = nullptr;  // [rows]
-  KeyRange* seen = nullptr;        // [query blocks]: by any of a block's queries
+  KeyRange* seen = nullptr;        // [query blocks]: hull of the visible keys of the block
   index_t visible_words = 0;
   std::uint32_t* visible_blocks =
-      nullptr;  // [query blocks][visible_words]: under a mask with runs, a bit per key block
-  bool* blocks_are_finite = nullptr;    // [key blocks]: K holds no NaN or infinity
-  bool* keys_are_finite = nullptr;      // [keys]: where some of the block are not
-  A* dq = nullptr;                      // [query blocks][tiles][d_pitch][tile_lanes]: over some blocks
-  A *dk = nullptr, *dvalues = nullptr;  // [keys][d_pitch], [keys][dv_pitch]: over some blocks
-  index_t k_stride = 0, v_stride = 0;   // of packed keys and values
-  E *k = nullptr, *v = nullptr;         // [keys][k_stride], [keys][v_stride], if they are packed
-  index_t panel = 0;                    // from one panel to the next
-  E* panels = nullptr;  // [key blocks][panels]: K as products over keys take it, in the bf16 path
+      nullptr;  // [query blocks][visible_words]: under a mask with runs, one bit per key block
+  bool* blocks_are_finite = nullptr;    // [key blocks]: whether K is free of NaN and infinities
+  bool* keys_are_finite = nullptr;      // [keys]: set for blocks that are not finite
+  A* dq = nullptr;                      // [query blocks][tiles][d_pitch][tile_lanes]: partial sums
+  A *dk = nullptr, *dvalues = nullptr;  // [keys][d_pitch], [keys][dv_pitch]: partial sums
+  index_t k_stride = 0, v_stride = 0;   // row lengths of packed keys and values
+  E *k = nullptr, *v = nullptr;         // [keys][k_stride], [keys][v_stride]: packed keys and values
+  index_t panel = 0;                    // distance between two panels
+  E* panels = nullptr;  // [key blocks][panels]: bf16 path: K packed for products that sum over keys
 
  private:
   static bool takes_all(const BackwardProblem<A>& problem) { return !problem.stores_sums() && !problem.sums; }

@@ -1,10 +1,10 @@
-// The steps of the backward pass on one kv head: facts about its queries, query blocks × key blocks (block.hpp), their
-// sums, results.
+// Computes the steps of the backward pass on one kv head: facts about its queries, query blocks × key blocks
+// (block.hpp), sums, results.
 //
-//   dq = c·scale·dq̃      dc = scale·⟨q, dq̃⟩
+//     dq = c·scale·dq̃      dc = scale·⟨q, dq̃⟩
 //
-// dc needs neither another pass over the keys nor a division by c, which may be 0. With a score function,
-// dq = scale·dq̃, and dc was summed while the logits were formed.
+// So dc requires neither another pass over the keys nor a division by c, which may be 0. With a score function, dq =
+// scale·dq̃, and dc is summed while the logits are computed.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// E is the type of the products' operands: A, or bfloat16 (see route.hpp).
+/// The backward pass on one kv head. E is the type of the products' operands: A, or bfloat16 (see route.hpp).
 template <class A, class E = A>
 class BackwardTask {
  public:
@@ -43,7 +43,7 @@ class BackwardTask {
         sums_(sums),
         sums_in_place_(keys_have_one_sum()) {}
 
-  /// The kv head that the other members are about, counted over batch entries, and where its sums are.
+  /// Selects the kv head for the other members, counted over batch entries, and the memory of its sums.
   void enter(index_t head, const HeadSums<A, E>& sums) {
     head_sums_ = sums;
     if (head == head_) return;
@@ -53,7 +53,7 @@ class BackwardTask {
     loaded_queries_ = -1;
   }
 
-  /// Finds the facts about a query block; sets its partial sums to 0.
+  /// Computes the facts about a query block, and sets its partial sums to 0.
   void survey(index_t block) const {
     const index_t first = block * query_block;
     const KeyRange stored = forward_.keys.stored(batch_);
@@ -76,7 +76,7 @@ class BackwardTask {
     std::fill_n(queries_sums(block), sums_in_use(block), A{0});
   }
 
-  /// Copies a key block into rows if necessary, looks for NaN and infinities in K, and sets the partial sums to 0.
+  /// Copies a key block into rows if necessary, finds NaN and infinities in K, and sets the partial sums to 0.
   void prepare_keys(index_t block) const {
     const index_t first = block * backward_key_block, count = keys_of(block);
     if (forward_.rows() > 0) {
@@ -91,7 +91,7 @@ class BackwardTask {
 
   /// Adds the products of a query block and a key block to their gradients. After the last block of a partial sum
   /// (blocks_per_sum), adds the partial sum to the whole sum. Requires a call for every pair of blocks, also if no
-  /// query sees a key.
+  /// key is visible.
   void attend(index_t queries, index_t keys) {
     if (sees_any(queries, keys)) {
       load_queries(queries);
@@ -119,7 +119,7 @@ class BackwardTask {
     }
   }
 
-  /// Turns sums into dq, and into dc unless the tiles have summed dc.
+  /// Turns sums into dq. Also computes dc, unless the tiles have summed dc.
   void finish_queries(index_t block) const {
     const index_t first = block * query_block, d = forward_.width();
     const auto multiply = detail::kernels<RowKernels<A>>().multiply;
@@ -135,7 +135,7 @@ class BackwardTask {
             forward_.scale * static_cast<double>(detail::kernels<DotKernels<A>>().dot(q, sums, d));
       }
       if (facts.attends) {
-        // The bf16 path has multiplied the gradients of the logits.
+        // On the bf16 path, the gradients of the logits already include this factor.
         const double factor = multipliers_.of_gradient(facts.multiplier);
         if (!Op::is_bf16) multiply(sums, d, static_cast<A>(factor), sums);
         if (forward_.has_rope()) {
@@ -175,7 +175,7 @@ class BackwardTask {
   static constexpr A infinity = std::numeric_limits<A>::infinity();
   using Op = Operands<A, E>;
 
-  /// Returns whether dc is summed while the logits are formed, with the parameters of a score function.
+  /// Returns whether dc is summed while the logits are computed, together with the parameters of a score function.
   bool sums_dc_in_tiles() const { return Op::is_bf16 || multipliers_.has_score(); }
 
   index_t queries_of(index_t block) const {
@@ -197,14 +197,15 @@ class BackwardTask {
   }
   double* sums_of(const Query& query) const { return sums_.sums + place_of(query) * memory_.sums_of_row; }
 
-  /// Whether the sinks' share of dc is this call's to add: once for all of its parts.
+  /// Returns whether this call adds the share of scaled sinks to dc. If the keys come in several calls, one call
+  /// adds the share: the first stage or, without stages, the call with key 0.
   bool adds_sinks() const {
     if (!problem_.scaled_sinks) return false;
     return problem_.stage.kept ? problem_.stage.first : problem_.first_key() == 0;
   }
 
-  /// Prefetches row + 16: the hardware prefetcher does not follow rows of fewer than 32 channels (2 to 8 % of a
-  /// call with 16 channels and 1200 queries). The row may lie past the end.
+  /// Prefetches row + 16: the hardware prefetcher does not follow rows of fewer than 32 channels (2 to 8 % of a call
+  /// with 16 channels and 1200 queries). The row may lie past the end.
   SSMAX_INLINE void prefetch_rows(const Query& query) const {
     const index_t row = forward_.row_of(query) + 16;
     for (const Rows* tensor :
@@ -214,8 +215,8 @@ class BackwardTask {
     }
   }
 
-  /// What is known of a query whose row the variant gave, written where it stays: a copy would wait until the parts
-  /// are in the cache.
+  /// Computes the facts about a query from its row of the variant. Writes the facts in place: a copy would stall on
+  /// store forwarding.
   void find_facts(const Query& query, const QueryRow& seen_by, QueryFacts<A>& facts) const {
     const index_t row = forward_.row_of(query), dv = forward_.value_width();
     const A lse = problem_.lse(query.batch, query.head, row);
@@ -234,7 +235,7 @@ class BackwardTask {
     facts.delta = delta;
   }
 
-  /// Begins a query's sums of the call, with what its sink gives them.
+  /// Initializes a query's sums of the call with the share of its sink.
   void begin_sums(const Query& query, const QueryRow& seen_by, const QueryFacts<A>& facts) const {
     if (problem_.stage.first) std::fill_n(sums_of(query), memory_.sums_of_row, 0.0);
     QueryReport& report = sums_.reports[place_of(query)] = {seen_by.n, seen_by.position, 0};
@@ -243,13 +244,13 @@ class BackwardTask {
     const auto lse = static_cast<double>(facts.lse);
     const double term = sink_term(sink, problem_.scaled_sinks, seen_by.multiplier, seen_by.n > 0);
     if (term == -infinity) return;
-    // A sink that takes everything is equal to lse, also where both are +inf: its share is 1.
+    // If the sink is the only term, term equals lse, also where both are +inf: its share is 1.
     const double dterm = -(term == lse ? 1 : std::exp(term - lse)) * static_cast<double>(facts.delta);
     report.dsink = problem_.scaled_sinks ? seen_by.multiplier * dterm : dterm;
     if (adds_sinks()) sums_of(query)[0] += sink * dterm;
   }
 
-  /// Whether a query of the block sees a key of the block.
+  /// Returns whether a key of the key block is visible to a query of the query block.
   bool sees_any(index_t queries, index_t keys) const {
     const KeyRange& seen = head_sums_.seen[queries];
     const index_t first = problem_.first_key() + keys * backward_key_block;
@@ -259,7 +260,7 @@ class BackwardTask {
     return (word >> (keys % 32) & 1) != 0;
   }
 
-  /// Under a mask with runs: sets a bit for each key block that a query sees.
+  /// Under a mask with runs: sets the bit of each key block that has a key visible to the query.
   void find_visible_blocks(const Query& query, KeyRange keys, std::uint32_t* words) const {
     const QueryRow row{query, keys, 0};
     for (index_t i = 0; i < head_sums_.visible_words; ++i) {
@@ -274,14 +275,14 @@ class BackwardTask {
   index_t sums_of_block() const { return memory_.tiles * memory_.tile_lanes * memory_.d_pitch; }
   index_t sums_in_use(index_t block) const { return in_tiles(queries_of(block)) * memory_.d_pitch; }
 
-  /// Returns whether one partial sum is the whole sum, and results have its layout.
+  /// Returns whether each key has one partial sum and the results have the layout of the partial sums.
   bool keys_have_one_sum() const {
     return problem_.stores_sums() && query_blocks(problem_) <= blocks_per_sum &&
            problem_.keys() % kernels_.rows == 0 && forward_.width() == memory_.d_pitch &&
            forward_.value_width() == memory_.dv_pitch && problem_.dk.stride(2) == memory_.d_pitch &&
            problem_.dv.stride(2) == memory_.dv_pitch;
   }
-  /// Returns the partial sums from a key on: [keys][d_pitch], [keys][dv_pitch].
+  /// Returns the partial sums of the keys from `first` on: [keys][d_pitch]. dv_sums returns [keys][dv_pitch].
   A* dk_sums(index_t first) const {
     return sums_in_place_ ? head_sums_.key_sums(problem_, batch_, kv_head_, first)
                           : head_sums_.dk + first * memory_.d_pitch;
@@ -302,7 +303,7 @@ class BackwardTask {
          forward_.value_width(), dv_sums(first), memory_.dv_pitch);
   }
 
-  /// Rows of K and V, filled up with 0 to whole vectors and whole passes.
+  /// Copies a key block into rows of K and V, padded with 0 to whole vectors and whole passes.
   void copy_keys(index_t block) const {
     const index_t first = block * backward_key_block, count = keys_of(block);
     E* k = head_sums_.k + first * head_sums_.k_stride;
@@ -314,7 +315,7 @@ class BackwardTask {
     }
   }
 
-  /// Looks for NaN and infinities in a block of K. The bf16 path packs its panels, with 0 in their place.
+  /// Finds NaN and infinities in a block of K. The bf16 path also packs its panels, with 0 for NaN and infinities.
   void find_nonfinite_keys(index_t block) const {
     const index_t first = block * backward_key_block, count = keys_of(block), d = forward_.width();
     bool& finite = head_sums_.blocks_are_finite[block] = true;
@@ -330,7 +331,7 @@ class BackwardTask {
     }
   }
 
-  /// A block of keys: where they lie or, if they were copied, the rows of the copy.
+  /// Returns a key block. Its rows are read in place or, if they were copied, from the copy.
   BlockKeys<A, E> block_keys(index_t block) const {
     const index_t first = block * backward_key_block, key = problem_.first_key() + first;
     BlockKeys<A, E> keys{.range = {key, key + keys_of(block)},
@@ -356,7 +357,7 @@ class BackwardTask {
     return head_sums_.panels + block * (memory_.d_pitch / products_.rows) * head_sums_.panel;
   }
 
-  /// Loads queries and dout of a block, unless the last call did.
+  /// Loads queries and dout of a block, unless the last call loaded the same block.
   void load_queries(index_t block) {
     if (block == loaded_queries_) return;
     loaded_queries_ = block;
@@ -373,7 +374,8 @@ class BackwardTask {
     }
   }
 
-  /// Adds the partial sums to the whole sums (or copies them, if they are the first), and sets them to 0.
+  /// Adds the partial sums to the whole sums, and sets the partial sums to 0. Exception: the first partial sums are
+  /// copied. Exception: the last partial sums are not set to 0.
   void add_queries(index_t block, bool is_first, bool is_last) const {
     const index_t first = block * query_block, count = queries_of(block), d = forward_.width(),
                   tile_lanes = memory_.tile_lanes;
@@ -435,7 +437,7 @@ class BackwardTask {
   const BackwardLoader<A, E> loader_;
   const Multipliers multipliers_;
   const BackwardBlock<A, E> block_;
-  CallSums sums_;  // null where nothing is learnt
+  CallSums sums_;  // null if the call has no parameter gradients
   const bool sums_in_place_;
   HeadSums<A, E> head_sums_{};
   index_t head_ = -1, batch_ = 0, kv_head_ = 0;

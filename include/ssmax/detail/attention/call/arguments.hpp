@@ -1,4 +1,5 @@
-// Declares the structs that the public functions take, so that call/ can check them and build from them.
+// Declares the structs that the public functions take, so that call/ can check their members and build problems from
+// them.
 #pragma once
 
 #include "../../../config.hpp"

@@ -1,4 +1,4 @@
-// What one call of attention's backward has to do.
+// Defines BackwardProblem: everything that the driver of the backward pass reads about one call.
 #pragma once
 
 #include <span>
@@ -7,14 +7,14 @@
 
 SSMAX_BEGIN_SHARED
 
-/// What a query leaves for the end of the call: n and position, which its scaling was called with, and its
-/// share of the sink's gradient.
+/// Values of a query that the end of the call reads: n and position, with which the scaling was called, and the
+/// query's share of the sink's gradient.
 struct QueryReport {
   index_t n = 0, position = 0;
   double dsink = 0;
 };
 
-/// Numbers of all queries of a call, where anything is learnt.
+/// The sums of all queries of a call. Given only if the call has parameter gradients.
 struct CallSums {
   double* sums = nullptr;  // [queries][sums_of_row]: dc, then the score's parameters
   QueryReport* reports = nullptr;
@@ -22,17 +22,19 @@ struct CallSums {
   SSMAX_INLINE explicit operator bool() const { return sums != nullptr; }
 };
 
-/// A backward whose keys come in parts, a call for each: what it leaves from call to call lies in dq and in
-/// `kept`, and nothing is handed to scaling, score and sinks: that is left to the caller.
+/// One call of several that together compute a backward pass, each with a part of the keys. Between the calls,
+/// intermediate results stay in dq and in `kept`. The caller, not the driver, passes the sums to scaling, score and
+/// sinks.
 struct BackwardStage {
   bool first = true, last = true;
   CallSums kept{};
-  /// dk and dv hold what queries before these gave, which are at most as many rows as one sum takes.
+  /// Set if dk and dv already hold the sums of earlier queries. The rows of these queries and of this call must fit
+  /// one partial sum (blocks_per_sum).
   bool continues = false;
 };
 
-/// Sums of a backward in stages whose results have fewer digits. The last stage rounds dq; dk and dv, whose rows
-/// lie one behind the other, are left to the caller, before they are rotated back.
+/// The arrays for the sums of a backward in stages whose results are stored with fewer digits than A. The last stage
+/// rounds dq. The caller rotates dk and dv back and rounds them. Rows of dk and dv must be contiguous.
 template <class A>
 struct StageSums {
   OutputRows<A> dq{}, dk{}, dv{};
@@ -45,25 +47,25 @@ struct BackwardProblem {
   Problem<A> forward;
   InputRows<A> out, dout;
   RowNumbers<const A> lse, dlse;
-  OutputRows<A> dq, dk, dv;  // dk and dv count kv heads from 0
-  /// Given if the gradients are added to dq, dk, dv: what the rows of dq, dk, dv hold before.
+  OutputRows<A> dq, dk, dv;  // kv heads of dk and dv are counted from 0
+  /// The previous content of dq, dk and dv. Given if gradients are accumulated.
   InputRows<A> old_dq, old_dk, old_dv;
   bool accumulates = false;
-  std::span<const A> sinks;  // of all heads of the call, as dsinks are
+  std::span<const A> sinks;  // of all heads of the call, as is dsinks
   std::span<A> dsinks;
   bool scaled_sinks = false;
   BackwardStage stage{};
-  StageSums<A> sums{};  // of a stage whose results are not stored as A
+  StageSums<A> sums{};  // given if the results of a stage are not stored as A
 
-  /// Returns whether the results can hold sums.
+  /// Returns whether the results can hold sums, that is, all are stored as A and gradients are not accumulated.
   SSMAX_INLINE bool stores_sums() const {
     const auto holds = [](const OutputRows<A>& rows) { return rows.kind() == ElementKind::compute; };
     return holds(dq) && holds(dk) && holds(dv) && !accumulates;
   }
-  /// kv heads [first_head, first_head + heads) are computed, counted over batch entries.
+  /// kv heads [first_head, first_head + heads) are computed. kv heads are counted over batch entries.
   SSMAX_INLINE index_t first_head() const { return forward.first_entry() * forward.kv_heads(); }
   SSMAX_INLINE index_t heads() const { return forward.entries() * forward.kv_heads(); }
-  /// Those that k and v hold, and where they begin.
+  /// The number of keys in k and v, and the first of these keys.
   SSMAX_INLINE index_t keys() const { return dk.extent(2); }
   SSMAX_INLINE index_t first_key() const { return forward.keys.stored(forward.first_entry()).begin; }
 };

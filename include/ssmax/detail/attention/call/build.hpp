@@ -1,5 +1,5 @@
-// Builds Problem and Result. No other file fills their members, except narrow.hpp. AttentionCall and SourceCall check
-// the arguments first.
+// Builds Problem and Result. Apart from narrow.hpp, no other file fills their members. AttentionCall and SourceCall
+// check the arguments first.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// Keys in views of a call of attention<T>.
+/// The source of keys of a call of attention<T> over views.
 template <class T>
 using KeyShareOf = KeyShare<KeyElement<T>, ValueElement<T>>;
 
@@ -37,8 +37,8 @@ Problem<Compute<T>> make_problem(const View<const Q, 4>& q, const AnyKeys<Comput
   return problem;
 }
 
-/// The same against a source of keys. Its keys were rotated to their places in the sequence when they were stored,
-/// unless an option asks for rotation in the call.
+/// Returns the problem of all queries of a call over a source of keys. The keys were rotated to their positions in
+/// the sequence when they were stored. Exception: `rotate_source_keys` rotates the keys in the call.
 template <class T, class Q, class K>
 Problem<Compute<T>> make_source_problem(const View<const Q, 4>& q, const K& keys,
                                         const AttentionOptions<T>& options) {
@@ -49,7 +49,7 @@ Problem<Compute<T>> make_source_problem(const View<const Q, 4>& q, const K& keys
   return problem;
 }
 
-/// The same for arguments of a public function, whose q may hold a part of the queries.
+/// Returns the problem for the arguments of a public function. q may hold a part of the queries.
 template <class T, class Arguments>
 Problem<Compute<T>> make_problem(const Arguments& a, const KeyShareOf<T>& keys,
                                  const AttentionOptions<T>& options) {
@@ -61,14 +61,14 @@ Problem<Compute<T>> make_problem(const Arguments& a, const KeyShareOf<T>& keys,
   }
 }
 
-/// The same for the forward pass, against keys in views.
+/// Returns the problem of a forward pass over keys in views: adds the products with stored keys.
 template <class T>
 Problem<Compute<T>> for_forward(Problem<Compute<T>> problem) {
   problem.stored_products = stored_products<Compute<T>, KeyElement<T>, ValueElement<T>>();
   return problem;
 }
 
-/// Returns the problem with its caller.
+/// Returns the problem with the name of the public function and the place of its explanation.
 template <class T>
 Problem<Compute<T>> called_by(const char* function, const AttentionOptions<T>& options,
                               Problem<Compute<T>> problem) {
@@ -78,7 +78,7 @@ Problem<Compute<T>> called_by(const char* function, const AttentionOptions<T>& o
 
 // ---- Keys in views. -----------------------------------------------------------------------------------------
 
-/// Returns keys [first, first + k.extent(2)) of `keys`.
+/// Returns the source of keys [first, first + k.extent(2)) of `keys`.
 template <class K, class V>
 KeyShare<K, V> keys_in(const View<const K, 4>& k, const View<const V, 4>& v, index_t keys,
                        index_t first = 0) {
@@ -97,7 +97,7 @@ template <class T>
 KeyShareOf<T> keys_of(const BackwardArguments<T>& a) {
   return keys_in(a.k, a.v, a.keys == 0 ? a.first_key + a.k.extent(2) : a.keys, a.first_key);
 }
-/// The same of sequences, if the options have their lengths.
+/// Returns the source of keys with the lengths of its sequences, if the options have lengths.
 template <class Arguments, class T>
 KeyShareOf<T> keys_of(const Arguments& a, const AttentionOptions<T>& options) {
   KeyShareOf<T> keys = keys_of(a);
@@ -117,7 +117,7 @@ Result<Compute<T>> make_result(const View<Out, 4>& out, const View<Compute<T>, 3
           .scaled_sinks = options.scaled_sinks};
 }
 
-/// Returns a result that is a state, to be merged with others.
+/// Returns a result that is a state, to be merged with other states.
 template <class A>
 Result<A> make_state_result(const AttentionState<A>& state, bool continues) {
   return {.state = addressable(state), .continues = continues};
@@ -138,10 +138,10 @@ Result<Compute<T>> make_result(const PartialArguments<T>& a, const AttentionOpti
 
 // ---- Calls. -------------------------------------------------------------------------------------------------
 
-/// A call of attention or attention_partial. The constructor throws where an argument does not fit.
+/// A call of attention or attention_partial. The constructor throws std::invalid_argument for invalid arguments.
 template <class T>
 class AttentionCall {
-  const KeyShareOf<T> keys_;  // that `problem` refers to
+  const KeyShareOf<T> keys_;  // `problem` refers to this source
 
  public:
   const Problem<Compute<T>> problem;
@@ -159,8 +159,8 @@ class AttentionCall {
   AttentionCall& operator=(const AttentionCall&) = delete;
 };
 
-/// A call of attention over a source of keys, or of decode. The constructor throws where an argument does not fit.
-/// `source` must outlive the call.
+/// A call of attention over a source of keys, or of decode. The constructor throws std::invalid_argument for invalid
+/// arguments. `source` must outlive the call.
 template <class T>
 struct SourceCall {
   const Problem<Compute<T>> problem;

@@ -7,8 +7,9 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// Returns the problem of a backward. `forward` is the problem of the queries and heads that `a` and `g` have rows of.
-/// sinks and dsinks are those of all heads. A backward in one call needs neither `stage` nor `sums`.
+/// Returns the problem of a backward pass. `forward` is the problem of the queries and heads in the rows of `a` and
+/// `g`. sinks and dsinks cover all heads of the call. A backward pass in one call requires neither `stage` nor
+/// `sums`.
 template <class T>
 BackwardProblem<Compute<T>> make_backward_problem(const Problem<Compute<T>>& forward,
                                                   const BackwardArguments<T>& a,
@@ -40,10 +41,10 @@ BackwardProblem<Compute<T>> make_backward_problem(const Problem<Compute<T>>& for
           .sums = sums};
 }
 
-/// A call of attention_backward. The constructor throws where an argument does not fit.
+/// A call of attention_backward. The constructor throws std::invalid_argument for invalid arguments.
 template <class T>
 class BackwardCall {
-  const KeyShareOf<T> keys_;  // that `problem` refers to
+  const KeyShareOf<T> keys_;  // `problem` refers to this source
 
  public:
   const BackwardProblem<Compute<T>> problem;

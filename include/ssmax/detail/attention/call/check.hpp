@@ -1,4 +1,4 @@
-// Checks of arguments and policies, before anything is written: attention, attention_partial and decode.
+// Checks the arguments and policies of attention, attention_partial and decode, before anything is written.
 #pragma once
 
 #include <limits>
@@ -13,8 +13,8 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// Queries against a source of keys: extents that must agree, heads that must divide. Packed queries of all sequences
-/// are one batch entry.
+/// Throws unless q and a source of keys have the same batch and width, and q's heads are a multiple of the kv heads.
+/// Exception: packed queries of all sequences are one batch entry, so the batch may differ.
 template <class T>
 void check_queries(const char* function, const View<const T, 4>& q, const KeySourceShape& keys,
                    bool is_packed = false) {
@@ -40,8 +40,8 @@ void check_inputs(const char* function, const View<const Q, 4>& q, const View<co
   for (int i = 0; i < 3; ++i) check_extent(function, "v", v, i, "k", k, i);
 }
 
-/// Throws unless the leading extents of an output are those of q, the last extent of out is value_width, and the output
-/// does not overlap q.
+/// Throws unless the leading extents of an output are those of q, the last extent of out is value_width, and the
+/// output does not overlap q.
 template <class T, class U, int Rank>
 void check_result(const char* function, const char* name, const View<U, Rank>& out, const View<const T, 4>& q,
                   index_t value_width) {
@@ -53,7 +53,7 @@ void check_result(const char* function, const char* name, const View<U, Rank>& o
   check_apart(function, name, out, "q", q);
 }
 
-/// The same, and the output does not overlap k and v.
+/// Does the checks of the function above. Also throws if the output overlaps k or v.
 template <class Q, class K, class V, class U, int Rank>
 void check_result(const char* function, const char* name, const View<U, Rank>& out, const View<const Q, 4>& q,
                   const View<const K, 4>& k, const View<const V, 4>& v) {
@@ -62,7 +62,7 @@ void check_result(const char* function, const char* name, const View<U, Rank>& o
   check_apart(function, name, out, "v", v);
 }
 
-/// `keys` are what check_result takes for them.
+/// Checks out and, if given, lse. `keys` are the last arguments of check_result.
 template <class Out, class Q, class A, class... Keys>
 void check_out_and_lse(const char* function, const View<Out, 4>& out, const View<A, 3>& lse,
                        const View<const Q, 4>& q, const Keys&... keys) {
@@ -72,7 +72,8 @@ void check_out_and_lse(const char* function, const View<Out, 4>& out, const View
   check_apart(function, "lse", lse, "out", out);
 }
 
-/// Throws if an output overlaps the memory of a source. Exception: a source without the member `memory` is not checked.
+/// Throws if an output overlaps the memory of a source. Exception: a source without the member `memory` is not
+/// checked.
 template <class T, int Rank, class K>
 void check_apart_from_source(const char* function, const char* name, const View<T, Rank>& out,
                              const K& keys) {
@@ -162,9 +163,14 @@ void check_policies_fit(const char* function, const QueryShape& shape, const P& 
   check_scaling(function, variant.scaling, shape);
 }
 
-/// Checks that the mask, the scaling and the score fit every batch entry, and that positions lie within the
-/// rope's tables. O(batch entries), or O(queries + keys) for a rope under a mask that gives positions. Of sequences
-/// with their own lengths, the policies must fit the longest.
+/// Checks that the mask, the scaling and the score fit every batch entry, and that positions lie within the rope's
+/// tables. If sequences have their own lengths, the policies must fit the longest sequence.
+///
+/// | rope | mask | cost |
+/// |---|---|---|
+/// | no | any | O(batch entries) |
+/// | yes | without positions | O(batch entries) |
+/// | yes | with positions | O(queries · heads + keys · kv heads) per batch entry |
 template <class A, class P>
 void check_policies(const char* function, const Problem<A>& problem, const Rope<A>* rope, const P& variant) {
   if (problem.lengths.is_given()) {
@@ -175,7 +181,7 @@ void check_policies(const char* function, const Problem<A>& problem, const Rope<
     return;
   }
   const index_t key_position = problem.key_position;
-  // No table is as long, and sums with smaller numbers do not overflow.
+  // Larger than every table. Sums of this number and smaller numbers do not overflow.
   constexpr index_t furthest = std::numeric_limits<index_t>::max() / 4;
   if (rope != nullptr && (key_position < -furthest || key_position > furthest)) {
     fail_value(function, "key_position", "is", key_position, "positions are at most", furthest);
@@ -186,7 +192,7 @@ void check_policies(const char* function, const Problem<A>& problem, const Rope<
     if (problem.sequence < 0 && (batch == 0 || shape.keys != problem.keys.length(0))) {
       check_policies_fit(function, shape, variant);
     } else if (!P::has_positions && problem.sequence < 0) {
-      continue;  // what holds for one entry holds for all of its length
+      continue;  // same length as entry 0, which was checked
     }
     const index_t first = problem.first_query, queries = problem.q.extent(2);
     if (rope == nullptr || queries == 0 || shape.keys == 0) continue;
@@ -222,7 +228,7 @@ void check_new_queries(const char* function, const Problem<A>& problem) {
   }
 }
 
-/// Throws if the mask shows one of the keys `lost` of a sequence to a query.
+/// Throws if one of the keys `lost` of a sequence is visible to a query.
 template <class M>
 void check_masked(const char* function, const M& mask, index_t batch, const QueryShape& shape,
                   KeyRange lost) {
@@ -241,8 +247,8 @@ void check_masked(const char* function, const M& mask, index_t batch, const Quer
   }
 }
 
-/// Throws unless a source still stores the keys that the mask shows to the queries. O(queries) calls of the mask's
-/// members. Exception: a mask with `sees` and without `run` is called for each key that the source has forgotten.
+/// Throws unless a source still stores all keys that are visible to the queries. Calls the mask's members O(queries)
+/// times. Exception: a mask with `sees` and without `run` is called for each key that the source has forgotten.
 template <class A, class K, class M>
 void check_stored_keys(const char* function, const Problem<A>& problem, const K& source, const M& mask) {
   for (index_t b = 0; b < problem.entries(); ++b) {

@@ -1,4 +1,4 @@
-// Checks of attention_backward's arguments, before anything is written.
+// Checks the arguments of attention_backward, before anything is written.
 #pragma once
 
 #include <span>

@@ -1,4 +1,4 @@
-// Writes and prints how a call is computed. Only compiled with the drivers.
+// Writes and prints the explanation of a call. Only the drivers include this file.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@ inline bool traces_calls() {
   return traces;
 }
 
-/// Where a call is explained. `explains` is false in most calls: drivers ask it before they collect their sizes.
+/// The explanation of one call. `explains` is false in most calls: drivers read it before they collect their sizes.
 class Explainer {
  public:
   const bool explains;
@@ -31,7 +31,7 @@ class Explainer {
         only_explains(caller.only_explains),
         caller_(caller) {}
 
-  /// Sets what is known before a driver runs. A is the type of sums.
+  /// Sets the values that are known before a driver runs. A is the type of sums.
   template <class A>
   void set(const Route& route, index_t rows) {
     route_ = route;
@@ -39,8 +39,7 @@ class Explainer {
     is_double_ = std::same_as<A, double>;
   }
 
-  /// Publishes the explanation: adds what `set` was called with to the sizes that a driver computed. Requires
-  /// `explains`.
+  /// Publishes the explanation: the values of `set` and the sizes that a driver computed. Requires `explains`.
   SSMAX_COLD void publish(Explanation e) const {
     const Path path = e.tasks > 0 ? route_.path : Path::none;
     const bool is_bf16 =

@@ -1,4 +1,4 @@
-// What attention's backward asks of a mask, a scaling and a score besides what the forward asks.
+// Defines GradientVariant, the interface of mask, scaling and score function to the loops of the backward pass.
 #pragma once
 
 #include "../../../row.hpp"
@@ -7,7 +7,7 @@
 
 SSMAX_BEGIN_SHARED
 
-/// The gradients of one vector of queries' logits, in the layout of Logits.
+/// The gradients of the logits of one vector of queries, in the layout of Logits.
 template <class A>
 struct LogitGradients {
   A* u;            // ∂loss / ∂(c·z'), where z' is the score function's result
@@ -18,17 +18,22 @@ struct LogitGradients {
 template <class A>
 class GradientVariant : public Variant<A> {
  public:
-  /// `apply` with a score function. Writes logits.z and logits.slope for `differentiate`: z' and dz'/dz or, for scores
-  /// that are differentiated key by key, z alone.
+  /// Does what `apply` does with a score function, and writes values for `differentiate`:
+  ///
+  /// | score function | logits.z | logits.slope |
+  /// |---|---|---|
+  /// | differentiated in the forward step | its result z' | dz'/dz |
+  /// | differentiated key by key | its argument z | not written |
   virtual void apply_and_keep(const Logits<A>& logits, const TileScratch<A>& memory) const = 0;
-  /// u becomes ∂loss / ∂z; dc and the gradients of the score's parameters are added to the queries' sums.
+  /// Replaces u by ∂loss / ∂z. Adds dc and the gradients of the score's parameters to the sums of the queries.
   virtual void differentiate(const Logits<A>& logits, const LogitGradients<A>& gradients,
                              const TileScratch<A>& memory) const = 0;
-  /// Hands a query's sums to the scaling, which was asked about `row`, and the score.
+  /// Passes a query's sums to the scaling and the score function. `row` is the Row with which the scaling was
+  /// called.
   virtual void accumulate(const Query& query, const Row& row, const double* sums) const = 0;
-  /// Whether there is anyone to hand them to.
+  /// Returns whether the scaling or the score function has parameters that need gradients.
   virtual bool learns() const = 0;
-  /// Parameters of the score of one query.
+  /// Returns the number of parameters of the score function per query.
   virtual index_t parameters() const = 0;
   virtual Sharing sharing(const QueryShape& shape) const = 0;
 

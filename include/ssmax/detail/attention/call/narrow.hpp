@@ -28,21 +28,21 @@ View<T, Rank> heads_of(const View<T, Rank>& view, index_t first, index_t count) 
   return range_of<1>(view, first, count);
 }
 
-/// Returns the same queries against other keys, which must outlive the result.
+/// Returns the problem of the same queries with other keys. The keys must outlive the result.
 template <class A, class K>
 Problem<A> with_keys(Problem<A> problem, const K& keys) {
   problem.keys = AnyKeys<A>(keys);
   return problem;
 }
 
-/// The same where the keys are rotated already.
+/// Returns the problem of the same queries with other keys, which are already rotated.
 template <class A, class K>
 Problem<A> with_rotated_keys(Problem<A> problem, const K& keys) {
   problem.rotate_keys = false;
   return with_keys(problem, keys);
 }
 
-/// Returns the problem with the places of its queries: q holds queries [first, first + q.extent(2)) of `queries`.
+/// Returns the problem with the positions of its queries: q holds queries [first, first + q.extent(2)) of `queries`.
 template <class A>
 Problem<A> queries_among(Problem<A> problem, index_t first, index_t queries) {
   problem.first_query = first;
@@ -50,7 +50,7 @@ Problem<A> queries_among(Problem<A> problem, index_t first, index_t queries) {
   return problem;
 }
 
-/// Returns the problem with the places of its heads: q holds heads [first, first + q.extent(1)) of `heads`.
+/// Returns the problem with the positions of its heads: q holds heads [first, first + q.extent(1)) of `heads`.
 template <class A>
 Problem<A> heads_among(Problem<A> problem, index_t first, index_t heads) {
   problem.q.set_first_head(first);
@@ -58,7 +58,7 @@ Problem<A> heads_among(Problem<A> problem, index_t first, index_t heads) {
   return problem;
 }
 
-/// Returns the problem of some heads of a problem that has all of them.
+/// Returns the problem of heads [first, first + count). Requires a problem whose q holds all heads.
 template <class A>
 Problem<A> with_heads(Problem<A> problem, index_t first, index_t count) {
   const index_t heads = problem.q.extent(1);

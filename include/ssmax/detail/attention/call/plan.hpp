@@ -1,4 +1,4 @@
-// What plans of calls over views and over sources have in common.
+// Defines PlanState, the common part of plans over views and over sources.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// Stands for the executor while a call is planned.
+/// An executor without threads, for calls that are only planned.
 struct NoThreads {
   template <class F>
   void run(index_t, const F&) const {}
@@ -21,7 +21,7 @@ struct PlanState {
   M mask;
   AttentionOptions<T> options;
   index_t max_threads;
-  QueryShape largest{};  // of the longest sequence
+  QueryShape largest{};  // extents of the longest sequence
   Explanation explanation{};
 
   PlanState(const char* function, const M& a_mask, const AttentionOptions<T>& an_options, index_t threads)
@@ -31,7 +31,7 @@ struct PlanState {
     options.explanation = nullptr;
   }
 
-  /// Plans a call of the problem, whose tensors are not read. Calls check(problem, variant). E: operands, as for
+  /// Plans a call of the problem without reading its tensors. Calls check(problem, variant). E is defined as for
   /// run_attention.
   template <class E, class Check>
   void plan(const char* function, Problem<Compute<T>> problem, const Check& check) {
@@ -41,7 +41,7 @@ struct PlanState {
     const UserVariant<Compute<T>, Softmax, M, Identity> variant(softmax, mask, identity);
     check_policies(function, problem, options.rope, variant);
     check(problem, variant);
-    const bool differ = problem.lengths.is_given() || problem.from_source;  // the sequences
+    const bool differ = problem.lengths.is_given() || problem.from_source;  // sequences may differ in length
     largest = differ ? longest_shape(problem) : problem.shape(0);
     const NoThreads threads;
     compiled::run_attention<E>(problem, variant, Result<Compute<T>>{}, nullptr,

@@ -1,4 +1,4 @@
-// What one call of attention has to do: its queries, where its keys come from, and what each query sees.
+// Defines Problem and Result: everything that the drivers of the forward pass read about one call.
 #pragma once
 
 #include <span>
@@ -15,42 +15,49 @@
 
 SSMAX_BEGIN_SHARED
 
-/// Keys are summed in blocks, blocks in chunks, chunks into the result. They are cut at the same places
-/// whatever the queries, the threads and the way a sequence was cut into calls: that is what makes the bits
-/// the same. 128 keys of logits for 48 queries are 24 KiB, which fit a first-level cache. 1024 keys of float
-/// and width 64 are 0.5 MiB, 16 µs of reading: enough for a task, little enough to share among threads.
+/// The sizes of the units in which keys are summed: keys in blocks, blocks in chunks, chunks into the result.
+/// Boundaries are multiples of these sizes, for any queries, threads and split of a sequence into calls. Equal
+/// boundaries are necessary for bit-identical results.
+///
+/// | unit | keys | memory | reason |
+/// |---|---|---|---|
+/// | block | 128 | 24 KiB of logits for 48 queries | fits a first-level cache |
+/// | chunk | 1024 | 0.5 MiB of floats at width 64, read in 16 µs | enough for a task, small enough to share threads |
 inline constexpr index_t key_block = 128, key_chunk = 1024;
 
-/// The public function that was called, and where it explains the call.
+/// The public function that was called, and the place of its explanation.
 struct Caller {
   const char* function = "";
   Explanation* explanation = nullptr;
   bool only_explains = false;  // a plan: the drivers return after they have explained the call
 };
 
-/// A is the type that the call computes in.
+/// One call of attention. A is the type that the call computes in.
 template <class A>
 struct Problem {
   InputRows<A> q;
   AnyKeys<A> keys;
-  StoredProducts<A> stored_products{};  // the forward pass only
+  StoredProducts<A> stored_products{};  // used by the forward pass only
   double scale = 1;
   RopeTables<A> rope{};
-  bool rotate_keys = true;   // in this call; else whoever stored or sent the keys has rotated them
-  bool from_source = false;  // a source of the caller's holds the keys
+  bool rotate_keys = true;   // false: keys were rotated when stored or sent
+  bool from_source = false;  // whether a source of the caller holds the keys
   index_t key_position = 0;
-  bool float_products = false;  // of bfloat16 too
-  /// Queries of the sequence before those of q, and after them: Query::index counts all of them.
+  bool float_products = false;  // use float products even for bfloat16
+  /// The number of queries of the sequence before the queries of q, and after them. Query::index counts all queries.
   index_t first_query = 0, queries_after = 0;
-  /// Heads of the call after those of q. Query::head counts all of them; kv heads are counted from q's first.
+  /// The number of heads of the call after the heads of q. Query::head counts all heads. kv heads are counted from
+  /// the first one of q.
   index_t heads_after = 0;
-  /// Of sequences with their own lengths: of_sequence (sequences.hpp) returns the problem of one of them.
+  /// The lengths of the sequences, if they have their own. of_sequence (sequences.hpp) returns the problem of one
+  /// sequence.
   SequenceLengths lengths{};
-  index_t sequence = -1;  // the batch entry that this problem is about, if it is only one
+  index_t sequence = -1;  // the only batch entry of this problem, or -1 for all
   Caller caller{};
 
   SSMAX_INLINE bool has_rope() const { return rope.cosine != nullptr; }
-  /// Returns whether positions for the rope are the mask's. Exception: a source's rotated keys have their own order.
+  /// Returns whether the mask gives the positions for the rope. Exception: keys that a source stored rotated keep
+  /// their positions in the sequence.
   SSMAX_INLINE bool mask_gives_place() const { return rotate_keys || !from_source; }
   SSMAX_INLINE QueryShape shape(index_t batch) const {
     return {q.extent(0), q.end_head() + heads_after, first_query + q.extent(2) + queries_after,
@@ -62,43 +69,43 @@ struct Problem {
     if (sequence >= 0) return 1;
     return lengths.is_given() ? lengths.count() : q.extent(0);
   }
-  /// The first head of q.
+  /// Returns the first head of q.
   SSMAX_INLINE index_t first_head() const { return q.first_head(); }
-  /// Where a query lies in q, and in what has a row for each query.
+  /// Returns the row of a query in q, and in every tensor with a row per query.
   SSMAX_INLINE index_t row_of(const Query& query) const { return query.index - first_query; }
   SSMAX_INLINE index_t width() const { return q.extent(3); }
   SSMAX_INLINE index_t value_width() const { return keys.shape().value_width; }
   SSMAX_INLINE index_t kv_heads() const { return keys.shape().kv_heads; }
-  /// Query heads of a kv head.
+  /// Returns the number of query heads per kv head.
   SSMAX_INLINE index_t group() const { return q.extent(1) / std::max<index_t>(kv_heads(), 1); }
-  /// Queries of a kv head.
+  /// Returns the number of rows: the queries of a kv head.
   SSMAX_INLINE index_t rows() const { return q.extent(2) * group(); }
 };
 
-/// Where results go: normalized to out and lse, or as a state to be merged with others.
+/// The outputs of a call: normalized out and lse, or a state to be merged with other states.
 template <class A>
 struct Result {
   OutputRows<A> out{};
   RowNumbers<A> lse{};
-  std::span<const A> sinks{};  // of all heads of the call, as the state is
-  bool scaled_sinks = false;   // sinks are logits, to be multiplied by c
-  AttentionState<A> state{};   // if given, the rest is not
-  bool continues = false;      // the state holds what keys before these gave
+  std::span<const A> sinks{};  // of all heads of the call, as is the state
+  bool scaled_sinks = false;   // whether sinks are logits, to be multiplied by c
+  AttentionState<A> state{};   // if given, the members above are not
+  bool continues = false;      // whether the state holds the sums of earlier keys
 };
 
 struct QueryRow {
   Query query{};
-  KeyRange keys{};              // that it may see and that are stored
+  KeyRange keys{};              // keys that may be visible and are stored
   double multiplier = 0;        // c
-  index_t n = 0, position = 0;  // what the scaling was asked about
+  index_t n = 0, position = 0;  // arguments with which the scaling was called
 };
 
 SSMAX_END
 
 SSMAX_BEGIN_DETAIL
 
-/// The queries of a kv head, one after the other, with its query heads as neighbours, so that rows of one
-/// vector see nearly the same keys.
+/// Iterates over the queries of a kv head. The query heads of one position are neighbours, so that the rows of one
+/// vector have nearly the same visible keys.
 class QueryCursor {
  public:
   template <class A>
@@ -124,7 +131,7 @@ class QueryCursor {
 
  private:
   index_t first_head_, last_head_, head_, index_;
-  Query query_;  // without head and index: a copy of what was just written would stall on store forwarding
+  Query query_;  // without head and index: copying a fresh write stalls on store forwarding
 };
 
 SSMAX_END

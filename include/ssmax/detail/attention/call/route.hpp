@@ -9,29 +9,32 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// A path, and why no faster path takes the call ("" if none is faster).
+/// A path, and why no faster path takes the call ("" if no path is faster).
 struct Route {
   Path path = Path::none;
   const char* reason = "";
 };
 
-/// Most rows (queries of a kv head) of the decode path. From 17 rows on a vector of queries is full, and the products'
-/// FMAs cost more than copying K and V into tiles.
+/// The largest number of rows (queries of a kv head) of the decode path. 17 rows fill a vector of queries. From 17
+/// rows on, the FMAs of the products cost more than copying K and V into tiles.
 inline constexpr index_t decode_rows = 16;
 
-/// Fewest rows of the short_keys path: with fewer, its vectors would be nearly empty.
+/// The smallest number of rows of the short_keys path: with fewer rows, its vectors would be nearly empty.
 inline constexpr index_t least_short_rows = 4;
 
-/// Fewest rows of the decode_bf16 path. Float is faster for fewer: four heads on one kv head take 95 ms in float and
-/// 110 ms by pair dots (Zen 5, 32 heads, 4096 keys).
+/// The smallest number of rows of the decode_bf16 path. Float is faster for fewer rows: four heads on one kv head
+/// take 95 ms in float and 110 ms by pair dots (Zen 5, 32 heads, 4096 keys).
 inline constexpr index_t least_bf16_decode_rows = 5;
 
-/// Why a path does not take a call: null if it does, "" if it is not faster for such calls.
+/// The reason why a path does not take a call. Null if the path takes the call, "" if the path is not faster for
+/// such calls.
 using WhyNot = const char*;
 
-/// Why the short_keys path does not take a call: every batch entry's keys must be one block. Exceptions: a cache,
-/// so that the bits of a sequence do not depend on the lengths of the others in the batch; a state that continues.
-/// `explains` only adds the text of an exception.
+/// Returns why the short_keys path does not take a call. The path requires that the keys of every batch entry are
+/// one block.
+/// Exception: the path takes no call over a cache, because the result of a sequence must not depend on the lengths
+/// of other sequences of the batch. Exception: the path takes no call with a state that continues.
+/// `explains` requests the texts of the exceptions.
 template <class A>
 WhyNot why_not_short_keys(const Problem<A>& problem, const Result<A>& result, bool explains) {
   if (problem.rows() < least_short_rows) return "";
@@ -47,7 +50,7 @@ WhyNot why_not_short_keys(const Problem<A>& problem, const Result<A>& result, bo
   return nullptr;
 }
 
-/// Why the products of a call are not in bfloat16, whatever its rows are.
+/// Returns why the products of a call are not in bfloat16, for any number of rows.
 template <class A>
 WhyNot why_not_bf16(const Problem<A>& problem, const Bf16Capabilities& target) {
   const bool q_is_bf16 = problem.q.kind() == ElementKind::bfloat16,
@@ -63,7 +66,7 @@ WhyNot why_not_bf16(const Problem<A>& problem, const Bf16Capabilities& target) {
   return nullptr;
 }
 
-/// The same for the products of few rows.
+/// Returns why the products of few rows are not in bfloat16.
 template <class A>
 WhyNot why_not_bf16_decode(const Problem<A>& problem, const Bf16Capabilities& target) {
   if (const WhyNot why_not = why_not_bf16(problem, target)) return why_not;
@@ -73,8 +76,8 @@ WhyNot why_not_bf16_decode(const Problem<A>& problem, const Bf16Capabilities& ta
   return nullptr;
 }
 
-/// Returns the path of a call: the first in this table that has no reason against it. Rows are the queries of a kv
-/// head.
+/// Returns the path of a call: the first path in this table without a reason against it. Rows are the queries of a
+/// kv head.
 ///
 /// | path         | reasons against it   | condition                                                              |
 /// |--------------|----------------------|------------------------------------------------------------------------|
@@ -84,7 +87,8 @@ WhyNot why_not_bf16_decode(const Problem<A>& problem, const Bf16Capabilities& ta
 /// | decode       |                      | at most 16 rows                                                        |
 /// | prefill      |                      | all other calls                                                        |
 ///
-/// The reason of the route is the one against bfloat16 or, if there is none, against short_keys.
+/// The reason of the route is the reason against bfloat16. Exception: if that reason is empty, the reason of the
+/// route is the one against short_keys.
 template <class A>
 Route route(const Problem<A>& problem, const Result<A>& result, bool explains = false) {
   const index_t rows = problem.rows();
@@ -97,7 +101,7 @@ Route route(const Problem<A>& problem, const Result<A>& result, bool explains = 
   return {rows <= decode_rows ? Path::decode : Path::prefill, *not_bf16 != '\0' ? not_bf16 : not_short};
 }
 
-/// Returns the path of a backward.
+/// Returns the path of a backward pass.
 template <class A>
 Route route_backward(const BackwardProblem<A>& problem) {
   if (const WhyNot not_bf16 = why_not_bf16(problem.forward, bf16_capabilities(active_target())))

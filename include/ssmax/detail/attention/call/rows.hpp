@@ -1,5 +1,5 @@
-// Tensors of a call [batch, heads, row, channel]. Storage types end here: drivers load and store rows in the type A
-// that they compute in.
+// Defines the tensors of a call [batch, heads, row, channel]. The drivers do not depend on storage types: they load
+// and store rows in the type A that they compute in.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 SSMAX_BEGIN_SHARED
 
-/// The storage type of a tensor, as far as a driver must know it.
+/// The kind of a tensor's storage type.
 enum class ElementKind {
   compute,   // A: rows are read and written in place
   bfloat16,  // rows may be operands of the bf16 path
@@ -29,12 +29,13 @@ SSMAX_END
 
 SSMAX_BEGIN_DETAIL
 
-/// The operands that a call with q, k and v of these types may have: bfloat16 if all three are that.
+/// The operand type that a call with q, k and v of these types may have: bfloat16 if all three are bfloat16, else
+/// the compute type.
 template <class Q, class K, class V>
 using OperandsOfTypes =
     std::conditional_t<std::same_as<Q, bfloat16> && std::same_as<K, bfloat16> && std::same_as<V, bfloat16>,
                        bfloat16, Compute<Q>>;
-/// The same for attention<T> over views, and over a source S.
+/// The operand type of attention<T> over views. SourceOperands is the operand type over a source S.
 template <class T>
 using OperandsOf = OperandsOfTypes<QueryElement<T>, KeyElement<T>, ValueElement<T>>;
 template <class T, class S>
@@ -43,7 +44,7 @@ concept SourceFits = StoredFor<QueryElement<T>, Compute<T>> && StoredFor<OutElem
 template <class T, class S>
 using SourceOperands = OperandsOfTypes<QueryElement<T>, SourceKey<S>, SourceValue<S>>;
 
-/// Returns n numbers of a row of T: in place if T is A, else converted into scratch.
+/// Returns n numbers of a row of T: in place if T is A, else converted in scratch.
 template <class A, class T>
 const A* load_numbers(const void* row, index_t n, A* scratch) {
   return widened(static_cast<const T*>(row), n, scratch);
@@ -57,7 +58,8 @@ SSMAX_END
 
 SSMAX_BEGIN_SHARED
 
-/// Some heads of a tensor. `head` counts all heads of the call, as Query::head does: no reader subtracts first_head.
+/// Rows of some heads of a tensor. `head` counts all heads of the call, as in Query::head: callers do not subtract
+/// first_head.
 class Rows {
  public:
   SSMAX_INLINE constexpr Rows() = default;
@@ -74,11 +76,11 @@ class Rows {
   SSMAX_INLINE constexpr index_t extent(int i) const { return extents_[i]; }
   SSMAX_INLINE constexpr index_t stride(int i) const { return strides_[i]; }
   SSMAX_INLINE constexpr index_t first_head() const { return first_head_; }
-  /// Returns the number of the first head after these.
+  /// Returns the head after the last one.
   SSMAX_INLINE constexpr index_t end_head() const { return first_head_ + extents_[1]; }
   SSMAX_INLINE constexpr bool is_given() const { return data_ != nullptr; }
   SSMAX_INLINE constexpr void set_first_head(index_t head) { first_head_ = head; }
-  /// Keeps indices [first, first + count) of a dimension. first_head stays.
+  /// Keeps indices [first, first + count) of a dimension. first_head stays unchanged.
   SSMAX_INLINE void keep(int dimension, index_t first, index_t count) {
     if (data_ == nullptr) return;
     data_ = static_cast<const char*>(data_) + first * strides_[dimension] * size_;
@@ -86,7 +88,7 @@ class Rows {
     if (extents_[0] * extents_[1] * extents_[2] * extents_[3] == 0)
       strides_[0] = strides_[1] = strides_[2] = 0;
   }
-  /// Keeps the rows of a sequence: each of `sequences` batch entries refers to them.
+  /// Keeps the rows of one sequence. All `sequences` batch entries then refer to these rows.
   SSMAX_INLINE void keep_sequence(const SequenceRows& rows, index_t sequences) {
     data_ = static_cast<const char*>(data_) + (rows.entry * strides_[0] + rows.first * strides_[2]) * size_;
     extents_[0] = sequences;
@@ -94,7 +96,7 @@ class Rows {
     strides_[0] = 0;
   }
 
-  /// Prefetches the first numbers of a row, which need not exist.
+  /// Prefetches the first numbers of a row. The row need not exist.
   SSMAX_INLINE void prefetch(index_t batch, index_t head, index_t i) const {
     const auto address =
         reinterpret_cast<std::uintptr_t>(data_) + static_cast<std::uintptr_t>(offset(batch, head, i));
@@ -107,7 +109,7 @@ class Rows {
   }
 
  private:
-  /// Returns the bytes before a row.
+  /// Returns the number of bytes before a row.
   SSMAX_INLINE index_t offset(index_t batch, index_t head, index_t i) const {
     return (batch * strides_[0] + (head - first_head_) * strides_[1] + i * strides_[2]) * size_;
   }
@@ -118,7 +120,7 @@ class Rows {
   index_t extents_[4]{}, strides_[4]{};
 };
 
-/// Rows that are read.
+/// A tensor that is read.
 template <class A>
 class InputRows : public Rows {
  public:
@@ -127,7 +129,7 @@ class InputRows : public Rows {
   SSMAX_INLINE constexpr InputRows(const View<const T, 4>& view, index_t first_head = 0)
       : Rows(view, first_head, element_kind<A, T>), load_(detail::load_numbers<A, T>) {}
 
-  /// Returns a row in place or, converted, in scratch.
+  /// Returns a row: in place if the rows are stored as A, else converted in scratch.
   SSMAX_INLINE const A* load(index_t batch, index_t head, index_t i, A* scratch) const {
     const void* at = row(batch, head, i);
     return kind() == ElementKind::compute ? static_cast<const A*>(at) : load_(at, extent(3), scratch);
@@ -142,7 +144,7 @@ class InputRows : public Rows {
   const A* (*load_)(const void* row, index_t n, A* scratch) = nullptr;
 };
 
-/// Rows that are written.
+/// A tensor that is written.
 template <class A>
 class OutputRows : public Rows {
  public:
@@ -151,7 +153,8 @@ class OutputRows : public Rows {
   SSMAX_INLINE constexpr OutputRows(const View<T, 4>& view, index_t first_head = 0)
       : Rows(view, first_head, element_kind<A, T>), store_(detail::store_numbers<A, T>) {}
 
-  /// Returns where to compute a row: in place if the rows are stored as A, else in scratch. `store` then writes it.
+  /// Returns where to compute a row: in place if the rows are stored as A, else in scratch. Requires a call of
+  /// `store` afterwards.
   SSMAX_INLINE A* stage(index_t batch, index_t head, index_t i, A* scratch) const {
     return kind() == ElementKind::compute ? in_place(batch, head, i) : scratch;
   }
@@ -179,7 +182,7 @@ class RowNumbers {
   SSMAX_INLINE constexpr T& operator()(index_t batch, index_t head, index_t row) const {
     return numbers_(batch, head - first_head_, row);
   }
-  /// As Rows::keep_sequence.
+  /// Keeps the numbers of one sequence, see Rows::keep_sequence.
   SSMAX_INLINE void keep_sequence(const SequenceRows& rows, index_t sequences) {
     const index_t first = rows.entry * numbers_.stride(0) + rows.first * numbers_.stride(2);
     numbers_ = {numbers_.data_handle() + first,

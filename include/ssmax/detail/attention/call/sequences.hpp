@@ -1,5 +1,5 @@
-// Narrows a call whose sequences have their own lengths to one of them: the call that the sequence would be alone, but
-// for the number of its batch entry. Drivers compute such calls as all others.
+// Narrows a call whose sequences have their own lengths to one sequence. The result is the call that the sequence
+// would be alone, except for the number of its batch entry. So drivers compute it like any other call.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ Problem<A> of_sequence(const Problem<A>& problem, index_t sequence) {
   return result;
 }
 
-/// Narrows tensors with rows of queries, those that are given.
+/// Narrows the given tensors with rows of queries to one sequence.
 template <class... Tensors>
 void keep_sequence(const SequenceRows& rows, index_t sequences, Tensors&... tensors) {
   const auto keep = [&](auto& tensor) {
@@ -60,7 +60,7 @@ QueryShape entry_shape(const Problem<A>& problem, index_t batch) {
   return problem.lengths.is_given() ? of_sequence(problem, batch).shape(batch) : problem.shape(batch);
 }
 
-/// Returns the extents of a call whose sequences all are as long as the longest.
+/// Returns the extents of a call whose sequences all have the length of the longest one.
 template <class A>
 QueryShape longest_shape(const Problem<A>& problem) {
   QueryShape longest{problem.entries(), problem.q.end_head() + problem.heads_after, 0, 0};
@@ -72,27 +72,28 @@ QueryShape longest_shape(const Problem<A>& problem) {
   return longest;
 }
 
-/// A sequence's place in a SequenceQueue.
+/// An entry of a SequenceQueue.
 struct QueuedSequence {
   index_t sequence = 0, tasks = 0;
-  index_t end = 0;  // of its tasks, counted over the queue
+  index_t end = 0;  // end of its tasks, counted over the queue
   double cost = 0;
 };
 
-/// The tasks of some sequences in one row, the longest sequence first: so threads end at nearly the same time.
+/// A queue of the tasks of some sequences. The sequences with the highest cost come first, so that all threads end
+/// at nearly the same time.
 class SequenceQueue {
  public:
   struct Place {
-    index_t sequence, task;  // the task is counted in the sequence
+    index_t sequence, task;  // `task` is counted from the first task of the sequence
   };
 
-  /// No sequence.
+  /// Constructs an empty queue.
   SequenceQueue() = default;
-  /// `memory` takes all sequences of the call.
+  /// Constructs an empty queue in memory for all sequences of the call.
   explicit SequenceQueue(QueuedSequence* memory) : first_(memory), last_(memory) {}
 
   bool is_empty() const { return first_ == last_; }
-  /// Adds a sequence that has at least one task. Requires a call of `sort` after the last one.
+  /// Adds a sequence that has at least one task. Requires a call of `sort` after the last call.
   void add(index_t sequence, index_t tasks, double cost) { *last_++ = {sequence, tasks, 0, cost}; }
   void sort() {
     std::sort(first_, last_, [](const QueuedSequence& a, const QueuedSequence& b) {

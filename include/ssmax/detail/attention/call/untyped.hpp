@@ -1,8 +1,8 @@
-// Overloads that calls without their element type match, so that the compiler names the remedy.
+// Declares overloads for calls without an element type, so that the compiler's message says how to write one.
 //
-// The arguments of attention are braces, which deduce no type. Braces convert to the structs here, whose
-// members take anything. The first template parameter, a number, keeps these functions out of every call that
-// writes a type.
+// The arguments of attention are braces, from which no type is deduced. Braces convert to the structs of this file,
+// whose members accept any value. The first template parameter is a number, so calls with a type never match these
+// overloads.
 #pragma once
 
 #include <initializer_list>
@@ -18,7 +18,7 @@ struct Anything {
   Anything(const Value&);
   template <class T>
   Anything(T*, std::initializer_list<index_t>,
-           std::initializer_list<index_t> = {});  // what a view is made of
+           std::initializer_list<index_t> = {});  // the arguments of a view's constructor
 };
 
 /// The members of AttentionArguments, PartialArguments, BackwardArguments and DecodeArguments.

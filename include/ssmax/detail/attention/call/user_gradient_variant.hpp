@@ -1,8 +1,10 @@
-// What GradientVariant asks of a backward, answered by the user's mask, scaling and score.
+// Implements GradientVariant with the user's mask, scaling and score function.
 //
-// Scores that do not learn go by vectors where they can: dz'/dz, the product of their parts' derivatives, is
-// formed on the way forward. So do those whose last part is all that learns and has rows to add to (a Bias).
-// Others that learn go back part by part, key by key.
+// | gradients of the score function | how the score function is differentiated |
+// |---|---|
+// | no parameters, no gradients | in the forward step: dz'/dz is the product of the parts' derivatives |
+// | only a row of its last part (a Bias) | in the forward step, if the part has a row for its gradients |
+// | all others | in the backward step: part by part, key by key |
 #pragma once
 
 #include "../../kernels/prefill_backward.hpp"
@@ -11,7 +13,7 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// The parameters that one query has in a score.
+/// Returns the number of parameters of a score function per query.
 template <class C>
 constexpr index_t parameters_of() {
   if constexpr (shared::is_composed<C>) {
@@ -34,7 +36,7 @@ constexpr bool learns_logits() {
   }
 }
 
-/// Whether all that the score learns is the row of its last part.
+/// Returns whether the row of its last part is the only gradient of a score function.
 template <class C>
 constexpr bool learns_row() {
   if constexpr (shared::is_composed<C>) {
@@ -120,7 +122,7 @@ class UserGradientVariant final : public UserVariant<A, S, M, C, GradientVariant
     }
   }
 
-  /// Where dz' of the query's keys is added to.
+  /// Returns the row to which the gradients dz' of the query's keys are added, or null.
   template <class Part>
   static auto* gradient_row(const Part& part, const Query& query) {
     if constexpr (shared::is_composed<Part>) {
@@ -146,7 +148,7 @@ class UserGradientVariant final : public UserVariant<A, S, M, C, GradientVariant
     }
   }
 
-  /// Adds c·u = dz' of each query's keys to its row.
+  /// Adds dz' = c·u of each query's keys to the query's row.
   void add_rows_of_gradient(const Logits<A>& logits, const A* u, const A* multiplier, index_t tile_lanes,
                             index_t width) const {
     for (index_t lane = 0; lane < width; ++lane) {
@@ -155,7 +157,7 @@ class UserGradientVariant final : public UserVariant<A, S, M, C, GradientVariant
       auto* gradients = gradient_row(score, row.query);
       for (index_t key = std::max(logits.keys.begin, row.keys.begin); key < last; ++key) {
         const A du = u[(key - logits.keys.begin) * tile_lanes + lane];
-        // 0 where the mask hides the key, also if c is infinite.
+        // u is 0 if the key is masked, also if c is infinite.
         if (du != 0)
           gradients[key] += static_cast<std::remove_pointer_t<decltype(gradients)>>(multiplier[lane] * du);
       }
@@ -189,7 +191,7 @@ class UserGradientVariant final : public UserVariant<A, S, M, C, GradientVariant
       apply_and_differentiate(part.first(), logits, memory);
       apply_and_differentiate(part.second(), logits, memory);
     } else if constexpr (has_slope_kernel<Part> || by_row<Part>) {
-      this->apply_score(part, logits, memory);  // z plus something: its derivative is 1
+      this->apply_score(part, logits, memory);  // z plus a term: the derivative is 1
     } else if constexpr (Base::template goes_by_lanes<Part>) {
       Base::template for_each_key_lanes<Part>(logits, memory, [&](index_t at, const auto& lanes) {
         part.apply(lanes);
@@ -209,7 +211,7 @@ class UserGradientVariant final : public UserVariant<A, S, M, C, GradientVariant
     }
   }
 
-  /// From ∂loss/∂z' to ∂loss/∂z at one key; value becomes z'.
+  /// Returns ∂loss/∂z at one key, computed from dz = ∂loss/∂z'. Sets `value` to z'.
   template <class Part>
   static A differentiate_key(const Part& part, A z, A dz, const Key& key, double* parameters, A& value) {
     if constexpr (shared::is_composed<Part>) {

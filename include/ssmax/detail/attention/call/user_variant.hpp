@@ -1,4 +1,4 @@
-// What Variant asks of a call, answered by the user's mask, scaling and score.
+// Implements Variant with the user's mask, scaling and score function.
 #pragma once
 
 #include <cmath>
@@ -14,7 +14,7 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// `Interface` is Variant<A>, or what asks for more (backward/variant.hpp).
+/// `Interface` is Variant<A> or GradientVariant<A> (gradient_variant.hpp).
 template <class A, class S, class M, class C, class Interface = Variant<A>>
 class UserVariant : public Interface {
  public:
@@ -69,7 +69,7 @@ class UserVariant : public Interface {
       std::fill(s + (from - keys.begin), s + keys.size(), hidden);
     } else if constexpr (detail::has_predicate<M>) {
       for (index_t key = keys.begin; key < keys.end; ++key, ++s) {
-        const A either[2]{hidden, *s};  // no branch: which keys are hidden is not predictable
+        const A either[2]{hidden, *s};  // no branch: the mask's answers are not predictable
         *s = either[mask.sees(row.query, key) ? 1 : 0];
       }
     }
@@ -144,15 +144,15 @@ class UserVariant : public Interface {
   }
 
  protected:
-  /// The Row that the scaling is called with; `visible` is the query's whole range. n is 0 if it sees no key.
+  /// Returns the Row with which the scaling is called. `visible` is the query's whole range. n is 0 if no key is
+  /// visible.
   Row scaled_row(const Query& query, KeyRange visible) const {
     const index_t n = visible_count(mask, query, visible);
     if (n == 0) return {};
     return {query.head, row_position(mask, query), n};
   }
 
-  /// Multiplies what the score gave by c·log2(e), in place: logits in units of log2, as the
-  /// kernels take them.
+  /// Multiplies the score's results by c·log2(e), in place. The kernels require logits in units of log2.
   void multiply(const Logits<A>& logits, const TileScratch<A>& memory) const {
     A* multiplier = memory.lane.multiplier;
     for (index_t lane = 0; lane < memory.kernels.width; ++lane) {
@@ -161,7 +161,7 @@ class UserVariant : public Interface {
     kernels<ScoreKernels<A>>().multiply(logits.s, logits.keys.size(), multiplier);
   }
 
-  /// Sets the logits of keys that the mask hides singly, by its member `sees`, to -inf.
+  /// Sets the logits of keys that the mask's member `sees` rejects to -inf. Has no effect if the mask has runs.
   void hide_single(const Logits<A>& logits, const TileScratch<A>& memory) const {
     if constexpr (detail::has_predicate<M> && !detail::has_run<M>) {
       for_each_visible(logits, memory.kernels.width,
@@ -217,7 +217,8 @@ class UserVariant : public Interface {
     }
   }
 
-  /// Whether a score is vectorized by its own members: distances are those of the library's positions.
+  /// True if a score is vectorized by its own members. Exception: false for a score that reads positions, if the
+  /// mask defines the positions of keys.
   template <class Part>
   static constexpr bool goes_by_lanes = by_lanes<Part> && !(reads_place<Part> && has_key_position<M>);
 
@@ -238,17 +239,17 @@ class UserVariant : public Interface {
     }
   }
 
-  /// Whether a score multiplies by factors of the distance.
+  /// True if a score is vectorized by factors of the distance.
   template <class Part>
   static constexpr bool stretches = has_factor_kernel<Part> && !has_key_position<M>;
 
-  /// z becomes z', and slope, unless null, is multiplied by dz'/dz. Queries that stand side
-  /// by side read one run of factors; the factors of other queries are turned into lanes first.
+  /// Replaces z by z', and multiplies slope, unless null, by dz'/dz. If the queries have consecutive positions, all
+  /// lanes read one array of factors. Otherwise the factors of each query are transposed into lanes first.
   template <class Part>
   void stretch(const Part& part, const Logits<A>& logits, A* slope, const TileScratch<A>& memory) const {
     const index_t count = std::min(logits.keys.size(), logits.length - logits.keys.begin),
                   width = memory.kernels.width;
-    const auto distance = [&](index_t lane) {  // of the first key
+    const auto distance = [&](index_t lane) {  // distance to the first key
       return query_position(logits.rows[lane].query) - logits.keys.begin;
     };
     const auto apply = kernels<ScoreKernels<A>>().stretch;
@@ -266,7 +267,7 @@ class UserVariant : public Interface {
     apply(logits.s, slope, count, memory.transposed, width);
   }
 
-  /// by_row: converts the rows to A where needed, and turns the rows into lanes.
+  /// Adds the rows of a by_row score: converts the rows to A if needed, and transposes them into lanes.
   template <class Part>
   void add_rows(const Part& part, const Logits<A>& logits, const TileScratch<A>& memory) const {
     const index_t count = std::min(logits.keys.size(), logits.length - logits.keys.begin),
@@ -327,7 +328,7 @@ class UserVariant : public Interface {
     }
   }
 
-  /// One key per lane.
+  /// Applies a vectorized score: one key per lane.
   template <class Part>
   void apply_key_lanes(const Part& part, A* s, KeyRange keys, const QueryRow& row) const {
     if constexpr (reads_place<Part>) {
@@ -352,7 +353,7 @@ class UserVariant : public Interface {
     }
   }
 
-  /// Calls f(logits, keys, scratch) for one block of keys after the other; scratch holds a number per key.
+  /// Calls f(logits, keys, scratch) for each block of keys. `scratch` holds one number per key.
   template <class F>
   static void for_each_block(A* s, KeyRange keys, const F& f) {
     A scratch[key_block];

@@ -1,6 +1,6 @@
-// What attention's loops ask of a mask, a scaling and a score, behind one interface. So the loops are
-// compiled once for each element type instead of for every combination of the three; a virtual call costs
-// 2 ns a query or a column of a tile.
+// Defines Variant, the interface of mask, scaling and score function to the loops of attention. The interface lets
+// the loops be compiled once per element type instead of once per combination of the three. A virtual call costs
+// about 2 ns, once per query or per vector of a tile.
 #pragma once
 
 #include <algorithm>
@@ -12,27 +12,27 @@
 
 SSMAX_BEGIN_SHARED
 
-/// The logits of one vector of queries against some keys: logit (key, lane) lies at
-/// s[(key - keys.begin) · tile_lanes + lane]. The other arrays over keys have the layout of s.
+/// The logits of one vector of queries against some keys. The logit of (key, lane) is s[(key - keys.begin) ·
+/// tile_lanes + lane]. The other arrays over keys have the layout of s.
 template <class A>
 struct Logits {
   A* s;
-  KeyRange keys;         // whole passes of the kernels: keys from `length` on do not exist
+  KeyRange keys;         // whole passes of the kernels; keys from `length` on do not exist
   const QueryRow* rows;  // [vector length]
-  index_t length;        // keys of the sequence
-  /// The backward pass only. z: the logit that the score function returned, or the one it received (see
-  /// apply_and_keep); without a score function, of bfloat16 operands, the product. slope: the score function's
-  /// derivative.
+  index_t length;        // number of keys of the sequence
+  /// The backward pass only. z is the logit that the score function returned, or its argument (see apply_and_keep).
+  /// slope is the score function's derivative. Exception: without a score function, the bf16 path stores the product
+  /// in z.
   A *z = nullptr, *slope = nullptr;
-  /// Still to be applied, if given, one number per lane: s·multiplier or, with an offset, z·multiplier - offset.
+  /// Pending operations, if given, one number per lane: s·multiplier or, with an offset, z·multiplier - offset.
   const A *multiplier = nullptr, *offset = nullptr;
 };
 
-/// One number per lane of a tile, [tile_lanes] each. The name says which step writes and reads it.
+/// One number per lane of a tile, [tile_lanes] each. The name says which step writes and reads the numbers.
 template <class A>
 struct LaneNumbers {
-  A *q_factor, *row_factor;          // queries on their way into lanes, and into rows
-  A *rescale, *chunk_rescale;        // states: what earlier sums, and those of a chunk, are multiplied by
+  A *q_factor, *row_factor;          // factors of queries that are loaded into lanes, and into rows
+  A *rescale, *chunk_rescale;        // states: factors of earlier sums, and of the sums of a chunk
   A *multiplier, *slope, *distance;  // score functions
   A *first, *last;                   // masks: the visible keys of a lane
   A* dc;                             // gradients of the multipliers
@@ -47,14 +47,14 @@ struct TileScratch {
   const A** in;  // [vector length]: rows to be transposed
   A* wide;       // [vector length][key_block]: rows to be transposed that are not stored as A
   LaneNumbers<A> lane;
-  A* transposed;  // [vector length][key_block]: numbers per key and lane, and weights that the kernels cannot form
+  A* transposed;  // [vector length][key_block]: numbers per key and lane, and weights that the kernels cannot compute
 };
 
-/// The visible keys of some queries.
+/// The hull of the visible keys of some queries.
 struct Hull {
-  // Without queries, any is empty and all is everything.
-  KeyRange any{std::numeric_limits<index_t>::max(), 0};  // from the first to the last key that a query sees
-  KeyRange all{0, std::numeric_limits<index_t>::max()};  // keys that all queries see
+  // Before the first query is added, `any` is empty and `all` is unbounded.
+  KeyRange any{std::numeric_limits<index_t>::max(), 0};  // first to last key visible to a query
+  KeyRange all{0, std::numeric_limits<index_t>::max()};  // keys that are visible to all queries
 
   SSMAX_INLINE constexpr Hull() = default;
   SSMAX_INLINE void add(KeyRange keys) {
@@ -65,7 +65,7 @@ struct Hull {
     all = {std::max(all.begin, other.all.begin), std::min(all.end, other.all.end)};
     any = {std::min(any.begin, other.any.begin), std::max(any.end, other.any.end)};
   }
-  /// Returns whether some query does not see a key of the block.
+  /// Returns whether a key of the block is masked for some query.
   SSMAX_INLINE bool masks(KeyRange block) const { return block.begin < all.begin || block.end > all.end; }
 };
 
@@ -73,35 +73,38 @@ template <class A>
 class Variant {
  public:
   const bool has_score;
-  const bool has_predicate;  // a query need not see all keys of its range
-  const bool has_runs;       // of such a mask: it knows its runs, so that `sees` is not called for each logit
-  const bool shows_same_keys;  // to all queries of a batch entry and head, and they share c
+  const bool has_predicate;    // some keys of a query's range may be masked
+  const bool has_runs;         // such a mask gives its runs, so that `sees` is not called per logit
+  const bool shows_same_keys;  // all queries of a batch entry and head have the same visible keys and c
 
   Variant(const Variant&) = delete;
   Variant& operator=(const Variant&) = delete;
 
-  /// The keys of `stored` that a query may see, its multiplier, and what the scaling was called with.
+  /// Returns the keys of `stored` that may be visible to a query, the multiplier c, and the arguments with which the
+  /// scaling was called.
   virtual QueryRow row(const Query& query, KeyRange stored) const = 0;
   virtual index_t query_position(const Query& query) const = 0;
   virtual index_t key_position(const Query& query, index_t key) const = 0;
   virtual bool sees(const Query& query, index_t key) const = 0;
-  /// In place: applies the score, if there is one, and multiplies by c·log2(e) (without a score, the
-  /// queries were multiplied by that). The result is in units of log2. Logits of keys that the mask hides
-  /// singly become -inf.
+  /// Applies the score function in place, if there is one, and multiplies its results by c·log2(e). Without a score
+  /// function, the queries were multiplied by this factor. The results are logits in units of log2. Sets the logits
+  /// of keys that the mask's member `sees` rejects to -inf.
   virtual void apply(const Logits<A>& logits, const TileScratch<A>& memory) const = 0;
-  /// The same for logits of one query, contiguous, but without the multiplier.
+  /// Does what the function above does for the contiguous logits of one query, but without the multiplier.
   virtual void apply(A* s, KeyRange keys, const QueryRow& row) const = 0;
 
-  // For masks with runs only. `count` rows, of which the first stands for all if has_same_runs says so:
-  /// Returns whether rows are known to see the same keys.
+  // The functions below require a mask with runs. They read `count` rows, or only the first row if has_same_runs
+  // returned true.
+  /// Returns whether all rows are known to have the same visible keys.
   virtual bool has_same_runs(const QueryRow* rows, index_t count) const = 0;
-  /// Returns the first key at or after `from` that some row sees; the greatest index_t if there is none.
+  /// Returns the first key at or after `from` that is visible to some row, or the largest index_t if no key is.
   virtual index_t next_visible(const QueryRow* rows, index_t count, index_t from) const = 0;
-  /// Returns a bit for each block of `block_keys` keys, from keys.begin on, that some row sees a key of.
+  /// Returns one bit per block of `block_keys` keys, from keys.begin on. The bit is set if a key of the block is
+  /// visible to some row.
   virtual std::uint32_t visible_blocks(const QueryRow* rows, index_t count, KeyRange keys,
                                        index_t block_keys) const = 0;
-  /// Returns the hull of the runs that begin in `keys` or before. Runs are cut at keys.begin, not at keys.end. If a row
-  /// has several runs there, `all` is empty.
+  /// Returns the hull of the runs that begin in `keys` or before. Runs are cut at keys.begin, not at keys.end. If a
+  /// row has several runs there, `all` is empty.
   virtual Hull hull(const QueryRow* rows, index_t count, KeyRange keys) const = 0;
   /// Sets the logits of masked keys to -inf.
   virtual void mask_runs(const Logits<A>& logits, const TileScratch<A>& memory) const = 0;
@@ -116,8 +119,9 @@ SSMAX_END
 
 SSMAX_BEGIN_DETAIL
 
-/// The position that a query is rotated to. With rotated keys of a source it is the query's place in the sequence,
-/// whatever the mask says, as the keys were rotated to theirs.
+/// Returns the position to which a query is rotated. Exception: if a source stored its keys rotated, the result is
+/// the query's place in the sequence, because the keys were rotated to theirs. The mask's positions are then
+/// ignored.
 template <class A>
 index_t rope_position(const Problem<A>& problem, const Variant<A>& variant, const Query& query) {
   return problem.key_position +

@@ -1,5 +1,5 @@
-// Attention of few queries, as in decoding: every number of K and V is used a few times only. So they are
-// read from where they lie (kernels/decode.inl), and what counts is that they are read once and in order.
+// Computes attention of few queries, as in decoding. Each number of K and V is used only a few times. So the kernels
+// (kernels/decode.inl) read K and V in place, once and in order.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// One thread's memory. E: see DecodeTask.
+/// The scratch memory of one thread. E is defined as for DecodeTask.
 template <class A, class E = A>
 struct DecodeScratch {
   static constexpr bool is_bf16 = !std::same_as<A, E>;
@@ -46,19 +46,25 @@ struct DecodeScratch {
   index_t states_size() const { return decode_rows * (dv + 2); }
   SoftmaxState<A> state(A* states) const { return {states, states + decode_rows, states + 2 * decode_rows}; }
 
-  index_t pitch, dv;  // of q's rows: whole vectors of every target
-  index_t parts;      // rows that a query is in 16 bits
+  index_t pitch, dv;  // pitch: numbers per row of q, whole vectors of every target
+  index_t parts;      // bf16 path: rows that a query is split into
   QueryRow* rows;
-  E* q;        // [decode_rows][pitch], in 16 bits [decode_rows][parts][pitch]
-  E* weights;  // [decode_rows][key_chunk], in 16 bits
-  A* wide;     // [key_chunk] rows of K or V that cannot be read where they lie
-  A* s;        // [decode_rows][key_chunk]
-  A* block_o;  // [decode_rows][dv]
+  E* q;        // [decode_rows][pitch]; bf16 path: [decode_rows][parts][pitch]
+  E* weights;  // bf16 path: [decode_rows][key_chunk]
+  A* wide;     // [key_chunk]: rows of K or V that cannot be read in place
+  A* s;        // [decode_rows][key_chunk]: logits, then weights
+  A* block_o;  // [decode_rows][dv]: product with V of rows under a mask
   A *chunk, *total;
 };
 
-/// Operands of the products are E: A, with K and V in X, or bfloat16 where q, k and v are that and the target has
-/// pair dots. Weights are then rounded for their product with V, but their sum is that of weights in float.
+/// The attention of at most decode_rows queries of a kv head. E is the operand type of the products:
+///
+/// | E | condition | what is rounded |
+/// |---|---|---|
+/// | A | all calls | |
+/// | bfloat16 | q, k and v are bfloat16, and the target has pair dots | weights, in their product with V |
+///
+/// The sum of the weights adds float weights, before rounding.
 template <class A, class E = A>
 class DecodeTask {
  public:
@@ -69,7 +75,7 @@ class DecodeTask {
 
   DecodeTask(const Problem<A>& problem, const Variant<A>& variant, const Memory& memory)
       : problem_(problem), variant_(variant), memory_(memory), multipliers_(problem.scale, variant) {
-    // Without them keys are copied: only a storage type of the user's own has none.
+    // If a product is null, its keys or values are copied. Only your own storage type lacks these products.
     SSMAX_ASSERT(problem.stored_products.logits != nullptr || problem.keys.k_kind() == ElementKind::other);
     SSMAX_ASSERT(problem.stored_products.accumulate != nullptr ||
                  problem.keys.v_kind() == ElementKind::other);
@@ -115,7 +121,7 @@ class DecodeTask {
 
   void reset(A* states) const { memory_.state(states).reset(count_, memory_.dv); }
 
-  /// States to begin with: nothing has been seen or, where the result continues one, what it holds.
+  /// Initializes the states: to the state before the first key or, if the result continues a state, to that state.
   void begin(A* states, const Result<A>& result) const {
     reset(states);
     if (!result.continues) return;
@@ -129,7 +135,8 @@ class DecodeTask {
     }
   }
 
-  /// Returns whether a query sees a key of a chunk, as far as the mask knows its runs. Call it before attend_chunk.
+  /// Returns whether a key of a chunk may be visible to a query. Always returns true unless the mask has runs.
+  /// attend_chunk requires a call of sees_chunk for the same keys.
   bool sees_chunk(KeyRange keys) {
     if (!variant_.has_runs) return true;
     const KeyRange chunk{keys.begin / key_chunk * key_chunk, keys.end};
@@ -137,8 +144,8 @@ class DecodeTask {
     return visible_blocks_ != 0;
   }
 
-  /// Computes all logits of the chunk first, then weights and o: each further part of a chunk would cost
-  /// something that only few queries share.
+  /// Computes all logits of the chunk first, then weights and o. A split of the chunk into blocks would cost time
+  /// that only few queries share.
   void attend_chunk(KeyRange keys, A* states) {
     const SoftmaxState<A> state = memory_.state(states);
     reset(states);
@@ -148,7 +155,8 @@ class DecodeTask {
     }
     weigh_values(keys, state.o);
     for (index_t r = 0; r < count_; ++r) {
-      // Rounding the shift to A loses `lost`: sum and o are multiplied by 2^lost instead, where |lost| < 64.
+      // `lost` is the rounding error of the shift in A. Multiplying sum and o by 2^lost corrects the error.
+      // Exception: if |lost| >= 64, the error stays.
       const double shift = softmax_[r].shift() + std::log2(tops_[r]);
       state.shift[r] = static_cast<A>(shift);
       const double lost = shift - static_cast<double>(state.shift[r]);
@@ -179,13 +187,13 @@ class DecodeTask {
  private:
   static constexpr bool is_bf16 = !std::same_as<E, A>;
 
-  /// The keys of a chunk from the first to the last that a row sees.
+  /// The keys of a chunk from the first to the last that is visible to a row.
   struct Seen {
     KeyRange keys{};
-    bool masks = false;  // whether the row may not see some of these keys
+    bool masks = false;  // whether some of these keys may be masked
   };
 
-  /// Finds the keys of a chunk that each row sees. Returns a range that holds the keys of all rows.
+  /// Finds the visible keys of a chunk for each row. Returns a range that holds the visible keys of all rows.
   KeyRange find_seen(KeyRange chunk) {
     const auto cut = [](KeyRange a, KeyRange b) {
       return KeyRange{std::max(a.begin, b.begin), std::min(a.end, b.end)};
@@ -207,10 +215,10 @@ class DecodeTask {
     return all;
   }
 
-  /// o += weights · V
+  /// Computes weights and adds weights · V to o.
   void weigh_values(KeyRange chunk, A* o) {
     if (const KeyRange seen = find_seen(chunk); seen.size() > 0) logits(seen, chunk.begin);
-    index_t first_alike = 0;  // rows from here to r see the same keys: their product with V is one
+    index_t first_alike = 0;  // rows [first_alike, r) have the same visible keys and share one product with V
     Seen alike{};
     for (index_t r = 0; r <= count_; ++r) {
       const Seen seen = r < count_ ? seen_[r] : Seen{};
@@ -232,7 +240,8 @@ class DecodeTask {
     }
   }
 
-  /// Row r's weights s[n], divided by the largest of them and rounded: from that, rounding takes nothing.
+  /// Divides row r's weights s[n] by the largest of them, and rounds the quotients. The largest weight becomes 1,
+  /// which is exact.
   void round_weights(index_t r, A* s, index_t n) {
     const auto& row_kernels = kernels<RowKernels<A>>();
     const A top = row_kernels.max(s, n).value;
@@ -243,7 +252,8 @@ class DecodeTask {
     narrow(s, n, memory_.weights + (s - memory_.s));
   }
 
-  /// Calls f(range) for the ranges of keys that some row sees, in whole visible blocks. Without runs: f(keys).
+  /// Calls f(range) for the ranges of keys that are visible to some row, in whole visible blocks. Exception: unless
+  /// the mask has runs, calls f(keys).
   template <class F>
   void for_each_visible_range(KeyRange keys, const F& f) const {
     if (!variant_.has_runs) return f(keys);
@@ -261,7 +271,7 @@ class DecodeTask {
     if (range.size() > 0) f(range);
   }
 
-  /// s[r][key - chunk_begin] for all rows and the visible keys of a range.
+  /// Writes s[r][key - chunk_begin] for all rows and the visible keys of a range.
   void logits(KeyRange range, index_t chunk_begin) const {
     for_each_visible_range(range, [&](KeyRange keys) {
       A* s = memory_.s + (keys.begin - chunk_begin);
@@ -292,7 +302,7 @@ class DecodeTask {
     });
   }
 
-  /// Adds the weights of rows [r, r + rows) times V over the keys of `seen`, which is the same for all of them.
+  /// Adds the weights of rows [r, r + rows) times V to o. All these rows have the visible keys `seen`.
   void accumulate(index_t r, index_t rows, const Seen& seen, index_t chunk_begin, A* o) const {
     const index_t dv = memory_.dv;
     const KeyRange keys = seen.keys;
@@ -305,14 +315,14 @@ class DecodeTask {
       add_values(r * key_chunk + (range.begin - chunk_begin), rows, range, to);
     });
     if (seen.masks) {
-      // A weight of 0 times a NaN that the query must not see is NaN as well.
+      // A weight of 0 times NaN is NaN, also if the key is masked.
       const bool finite = std::all_of(to, to + rows * dv, [](A x) { return std::isfinite(x); });
       if (!finite) accumulate_nonfinite(r, rows, keys, chunk_begin, to);
       for (index_t i = 0; i < rows * dv; ++i) o[r * dv + i] += to[i];
     }
   }
 
-  /// Adds weights, from number `first` on, times the values of keys.
+  /// Adds weights times the values of `keys`. The weights start at number `first`.
   void add_values(index_t first, index_t rows, KeyRange keys, A* to) const {
     const index_t dv = memory_.dv;
     if constexpr (is_bf16) {
@@ -332,13 +342,14 @@ class DecodeTask {
     }
   }
 
-  /// Adds rounded weights, from number `first` on, times `count` rows of V.
+  /// Adds rounded weights times `count` rows of V. The weights start at number `first`.
   void add_rounded(index_t first, index_t rows, index_t count, const E* v, index_t v_stride, A* to) const {
     kernels<PairDecodeKernels<A, E>>().accumulate(memory_.weights + first, key_chunk, rows, count, v,
                                                   v_stride, memory_.dv, to, memory_.dv);
   }
 
-  /// Computes the same product with 0 for NaN and infinities in V, which are added to the rows that see them.
+  /// Computes the product of `accumulate` with 0 for NaN and infinities in V. Adds NaN and infinities only to rows
+  /// to which the key is visible.
   void accumulate_nonfinite(index_t r, index_t rows, KeyRange keys, index_t chunk_begin, A* out) const {
     const index_t dv = memory_.dv, first = r * key_chunk + (keys.begin - chunk_begin);
     A* const values = memory_.wide;
@@ -385,10 +396,10 @@ class DecodeTask {
   const Memory& memory_;
   const Multipliers multipliers_;
   OnlineSoftmax<A> softmax_[decode_rows];
-  double tops_[decode_rows];          // what the weights of a row are divided by: 1, but in 16 bits
-  Seen seen_[decode_rows];            // of a chunk
-  index_t distinct_rows_ = 0;         // under a mask with runs: 1 if all rows have the same runs, else all
-  std::uint32_t visible_blocks_ = 0;  // under a mask with runs: of the chunk, in units of visible_block
+  double tops_[decode_rows];          // divisor of a row's weights; 1 except on the bf16 path
+  Seen seen_[decode_rows];            // visible keys of the chunk, per row
+  index_t distinct_rows_ = 0;         // under a mask with runs: 1 if all rows have the same runs, else count_
+  std::uint32_t visible_blocks_ = 0;  // under a mask with runs: one bit per visible_block keys of the chunk
   index_t batch_ = 0, kv_head_ = 0, count_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// The driver of attention: compiled once for each operand type.
+// Declares the driver of the forward pass. The driver is compiled once per operand type.
 #pragma once
 
 #include "../../../workspace.hpp"
@@ -8,8 +8,8 @@
 
 SSMAX_BEGIN_COMPILED
 
-/// Requires checked arguments. Allocates once without a workspace. E is the operand type that the call may have
-/// (route.hpp, OperandsOf): A or bfloat16.
+/// Runs a call of attention. Requires checked arguments. Allocates once if `workspace` is null. E is the operand
+/// type that the call may have (route.hpp, OperandsOf): A or bfloat16.
 template <class E, class A>
 void run_attention(const shared::Problem<A>& problem, const shared::Variant<A>& variant,
                    const shared::Result<A>& result, Workspace* workspace,

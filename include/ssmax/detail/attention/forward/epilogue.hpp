@@ -1,4 +1,4 @@
-// A query's state becomes its result.
+// Turns a query's state into its result: out and lse, or a state to be merged.
 #pragma once
 
 #include <algorithm>
@@ -12,8 +12,10 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// One query, row `row` of its head, Σ exp(c·z) = 2^shift · sum: writes everything but its row, which is
-/// factor · o. Returns where to put that: `scratch`, if it is then to be narrowed.
+/// Writes the result of one query, except its row of out or o. `row` is the query's row in its head. The state is
+/// Σ exp(c·z) = 2^shift · sum.
+/// Sets `factor`: the missing row is factor · o. Returns where to write this row. Returns `scratch` if the row must
+/// be converted afterwards.
 template <class A>
 A* place_result(const Result<A>& result, const QueryRow& seen, index_t row, A shift, A sum, A* scratch,
                 A& factor) {
@@ -38,14 +40,15 @@ A* place_result(const Result<A>& result, const QueryRow& seen, index_t row, A sh
   return result.out.stage(query.batch, query.head, row, scratch);
 }
 
-/// Stores a query's numbers, which place_result sent to scratch.
+/// Converts and stores a query's row, if place_result returned scratch.
 template <class A>
 void narrow_result(const Result<A>& result, const Query& query, index_t row, const A* numbers) {
   if (result.state.o.data_handle() != nullptr) return;
   result.out.store(query.batch, query.head, row, numbers);
 }
 
-/// The same with Σ exp(c·z)·v = 2^shift · o, the numbers included. o is overwritten.
+/// Writes the whole result of one query. The state is Σ exp(c·z) = 2^shift · sum and Σ exp(c·z)·v = 2^shift · o.
+/// Overwrites o.
 template <class A>
 void store_result(const Result<A>& result, const QueryRow& seen, index_t row, A shift, A sum, A* o,
                   index_t dv) {

@@ -1,4 +1,4 @@
-// The sequences of a call that take one path. A sequence takes the path that it takes alone.
+// Lists the sequences of a call that take one path. A sequence takes the same path as in a call of its own.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// The call of one sequence. Tasks refer to it.
+/// The call of one sequence. Tasks hold references to it.
 template <class A>
 struct SequenceCall {
   Problem<A> problem;
@@ -19,7 +19,7 @@ struct SequenceCall {
       : problem(of_sequence(whole, sequence)), result(of_sequence(results, whole.lengths, sequence)) {}
 };
 
-/// The sequences of a call that take one path; no sequence in calls without lengths.
+/// The sequences of a call that take one path. Empty if the call has no sequence lengths.
 template <class A>
 class PathSequences {
  public:
@@ -33,11 +33,11 @@ class PathSequences {
   }
 
   explicit operator bool() const { return most_rows_ > 0; }
-  /// Queries of a kv head, of the sequence that has the most.
+  /// Returns the number of rows (queries of a kv head) of the sequence with the most rows.
   index_t most_rows() const { return most_rows_; }
-  /// Why no faster path takes that sequence.
+  /// Returns why no faster path takes the sequence with the most rows.
   const char* reason() const { return reason_; }
-  /// Query blocks of a kv head, over all sequences.
+  /// Returns the number of query blocks of a kv head, summed over all sequences.
   index_t blocks(index_t queries) const {
     index_t count = 0;
     for_each([&](index_t, const Problem<A>& sequence) { count += blocks_of(sequence, queries); });
@@ -48,7 +48,7 @@ class PathSequences {
     if (most_rows_ > 0) arena.take<QueuedSequence>(problem_->entries());
     return arena.used();
   }
-  /// Returns the queue of kv heads × query blocks, in memory of queue_bytes.
+  /// Returns the queue of kv heads × query blocks, in memory of queue_bytes().
   SequenceQueue queue(std::byte* memory, index_t queries, index_t kv_heads) const {
     if (most_rows_ == 0) return {};
     SequenceQueue queue(reinterpret_cast<QueuedSequence*>(memory));

@@ -1,12 +1,15 @@
-// Attention of many queries: tiles of queries, one per lane, against blocks of keys (kernels/prefill.inl).
+// Computes attention of many queries: tiles of queries, one per lane, against blocks of keys (kernels/prefill.inl).
 //
-// A task takes some tiles of one kv head. 1. It loads a block of keys for all tiles: 128 keys or, in the bf16 path,
-// 512, which a tile takes in key blocks of 64 or 128. 2. Each tile forms its logits. 3. Logits become weights, and
-// the states of the queries are updated. 4. Weights are multiplied with V.
+// A task computes some tiles of one kv head:
+// 1. Load a block of keys for all tiles: 128 keys, or 512 on the bf16 path, where a tile then reads key blocks of 64
+//    or 128.
+// 2. Compute the logits of each tile.
+// 3. Replace logits by weights, and update the states of the queries.
+// 4. Multiply weights by V.
 //
-// Keys are read in place or, if they have to be converted or rotated, copied: K into rows, V into panels. The bf16 path
-// always copies V. Each vector of queries needs a range of a block's keys. Products are formed for rectangles, as many
-// vectors at once as need the same keys; keys that no query needs are skipped.
+// Keys are read in place or, if they must be converted or rotated, copied: K into rows, V into panels. The bf16 path
+// always copies V. Each vector of queries needs a range of a block's keys. Products are computed for rectangles, for
+// as many vectors at once as need the same keys. Keys that no query needs are skipped.
 #pragma once
 
 #include <algorithm>
@@ -19,15 +22,16 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// E is the type of the products' operands: A, or bfloat16 (see route.hpp).
+/// The attention of some tiles of queries of a kv head. E is the type of the products' operands: A, or bfloat16 (see
+/// route.hpp).
 template <class A, class E = A>
 class PrefillTask {
  public:
   using Memory = PrefillScratch<A, E>;
 
-  /// Queries of the largest task, which share loaded keys. 24 tiles are 1.5 to 2 % faster than 8, though their
-  /// states no longer fit a second-level cache of 1 MB, and 48 are no better. Prefetching (the next block, the
-  /// task's queries, the rows of its results; at once or spread among the products) changed nothing.
+  /// The number of queries of the largest task. These queries share loaded keys. 24 tiles are 1.5 to 2 % faster than
+  /// 8, though their states exceed a second-level cache of 1 MB, and 48 are no faster than 24. Rejected: prefetching
+  /// the next block, the task's queries or the rows of its results did not change the time.
   static index_t most_queries() { return 24 * least_queries(); }
   static index_t least_queries() { return kernels<PrefillKernels<A>>().width * tile_vectors; }
 
@@ -38,7 +42,8 @@ class PrefillTask {
         memory_(memory),
         scores_(variant, problem.scale, memory.products, memory) {}
 
-  /// Loads the queries of the task, rows [first, first + count) of a kv head. Returns the hull of their visible keys.
+  /// Loads the queries of the task, rows [first, first + count) of a kv head. Returns the hull of their visible
+  /// keys.
   KeyRange prepare(index_t batch, index_t kv_head, index_t first, index_t count) {
     batch_ = batch;
     kv_head_ = kv_head;
@@ -59,14 +64,14 @@ class PrefillTask {
     return hull_.any;
   }
 
-  /// Sets the states of queries that no key has been added to.
+  /// Sets the states to the state before the first key.
   void reset(A* states) const {
     for (index_t tile = 0; tile < tiles_; ++tile) {
       memory_.state(states, tile).reset(memory_.tile_lanes, memory_.channels);
     }
   }
 
-  /// Sets the states to begin with: those of no key or, where the result continues a state, that state.
+  /// Initializes the states: to the state before the first key or, if the result continues a state, to that state.
   void begin(A* states, const Result<A>& result) const {
     reset(states);
     if (!result.continues) return;
@@ -85,7 +90,8 @@ class PrefillTask {
     }
   }
 
-  /// Returns whether a query sees a key of a chunk, as far as the mask knows its runs. Call it before attend_chunk.
+  /// Returns whether a key of a chunk may be visible to a query. Always returns true unless the mask has runs.
+  /// attend_chunk requires a call of sees_chunk for the same keys.
   bool sees_chunk(KeyRange keys) const {
     return !variant_.has_runs || find_visible_blocks(variant_, memory_, count_, keys);
   }
@@ -95,7 +101,8 @@ class PrefillTask {
     reset(states);
     const AcquiredProducts products(kernels_);
     const index_t length = problem_.keys.length(batch_), block_keys = memory_.block_keys;
-    // One tile uses a block at once, while the block is still in the first-level cache.
+    // A single tile loads one key block at a time: the tile reads the block while it is still in the first-level
+    // cache.
     const index_t at_once = tiles_ == 1 ? block_keys : Op::held_keys;
     for (index_t first = keys.begin / at_once * at_once; first < keys.end; first += at_once) {
       const KeyRange held{first, std::min(first + at_once, length)},
@@ -140,16 +147,16 @@ class PrefillTask {
 
  private:
   using Op = Operands<A, E>;
-  /// From this many tiles on, rows that lie far from each other are copied: where heads lie closer than positions
-  /// do, rows fill the first-level TLB with pages (a copy is 1.08 times as fast at 8 heads of width 64, 1.15 at 32
-  /// of 128, on Zen 3).
+  /// The number of tiles from which on rows with a large stride are copied. If heads are closer in memory than
+  /// positions, rows fill the first-level TLB with pages. On Zen 3, a copy is 1.08 times as fast at 8 heads of width
+  /// 64, 1.15 times at 32 of 128.
   static constexpr index_t tiles_for_a_copy = 4;
 
-  /// Returns whether a tile may see a key of a block.
+  /// Returns whether a key of a block may be visible to a tile.
   bool sees(index_t tile, KeyRange block) const {
     return !variant_.has_runs || visible_part(memory_.visible_blocks[tile], block).size() > 0;
   }
-  /// Returns the part of a range of keys that the tiles may see.
+  /// Returns the part of a range of keys that may be visible to the tiles.
   KeyRange seen_of(KeyRange keys) const {
     if (!variant_.has_runs) return keys;
     std::uint32_t blocks = 0;
@@ -157,14 +164,15 @@ class PrefillTask {
     return visible_part(blocks, keys);
   }
 
-  /// Returns where the weights of a key of the block begin, in the memory of its logits.
+  /// Returns the address of the weight of a key and a lane. Weights overwrite the logits.
   E* weights_of(index_t key, index_t lane) const {
     return reinterpret_cast<E*>(memory_.s) + tuple_at<A, E>(key, lane, memory_.tile_lanes);
   }
 
-  /// Float, double: points held_ at keys in place, and returns true, if the whole block lies in one run of the kernels'
-  /// type, is not to be rotated, has values that fill whole panels and are finite where keys are masked, and rows that
-  /// lie close to each other.
+  /// Float, double: points held_ at keys in place and returns true if all of these conditions hold:
+  /// - The whole block lies in one key run, is stored as A and needs no rotation.
+  /// - The values fill whole panels, and are finite if keys are masked.
+  /// - The rows are close to each other (are_far returns false).
   bool point_at_keys([[maybe_unused]] KeyRange held) {
     if constexpr (!Op::is_bf16) {
       const index_t dv = problem_.value_width();
@@ -185,13 +193,15 @@ class PrefillTask {
     }
   }
 
-  /// Returns whether rows, the first `width` numbers of every `stride`, are better copied.
+  /// Returns whether rows of `width` numbers with this stride should be copied.
   bool are_far(index_t stride, index_t width) const {
     return stride >= 2 * width && tiles_ >= tiles_for_a_copy;
   }
 
-  /// The bf16 path: points held_ at rows of K in place, and returns true, if rows have one part and need no
-  /// padding, and the keys are whole key blocks (nothing is read past the last key) of one run.
+  /// bf16 path: points held_ at rows of K in place and returns true if all of these conditions hold:
+  /// - Rows have one part and need no padding.
+  /// - The keys are whole key blocks of one key run, so that no product reads past the last key.
+  /// - The rows are close to each other (are_far returns false).
   bool point_at_rows_of_k([[maybe_unused]] KeyRange keys) {
     if constexpr (Op::is_bf16) {
       if (logit_parts(problem_) > 1 || memory_.depth != problem_.width()) return false;
@@ -207,8 +217,8 @@ class PrefillTask {
     }
   }
 
-  /// Loads rows of K and panels of V: key i at index i - first. The rest of the first and the last key block is 0. Key
-  /// blocks without a key are left unchanged.
+  /// Loads rows of K and panels of V. Key i has the index i - first. Pads the first and the last key block with 0.
+  /// Key blocks without a key stay unchanged.
   void load_held_keys(index_t first, KeyRange keys) {
     const index_t depth = memory_.depth, dv = problem_.value_width(), block_keys = memory_.block_keys,
                   panels = memory_.channels / kernels_.rows;
@@ -253,13 +263,13 @@ class PrefillTask {
     const E *k = held_.k + (block.begin - held_.first_row) * held_.k_stride,
             *values = held_.v + (block.begin - held_.first) * held_.v_stride;
     const NeededKeys needed(hulls, queries, kernels_.width, block, kernels_.rows);
-    // 1. Logits, which become weights in the same memory.
+    // 1. Compute the logits, and replace them by weights.
     scores_.multiply(needed, memory_.block_keys, k, held_.k_stride, memory_.depth,
                      memory_.q + tile * memory_.depth * tile_lanes, memory_.s);
     if (form_weights(tile, block, needed, hulls, state)) {
       kernels_.rescale(state.o, memory_.channels, memory_.lane.rescale);
     }
-    // 2. The product with V.
+    // 2. Multiply the weights by V.
     needed.for_each_rectangle(memory_.block_keys, [&](index_t vectors, index_t v, KeyRange keys) {
       kernels_.accumulate[vectors - 1](values + keys.begin * held_.v_stride, held_.v_stride,
                                        held_.panel_stride, memory_.channels / kernels_.rows,
@@ -269,7 +279,7 @@ class PrefillTask {
     if (!held_.values_are_finite) accumulate_nonfinite(tile, block, state);
   }
 
-  /// Turns the logits of a key block into weights. Returns whether earlier sums must be multiplied by lane.rescale.
+  /// Replaces the logits of a key block by weights. Returns whether earlier sums must be multiplied by lane.rescale.
   bool form_weights(index_t tile, KeyRange block, const NeededKeys& needed, const Hull* hulls,
                     const SoftmaxState<A>& state) {
     const index_t tile_lanes = memory_.tile_lanes;
@@ -314,7 +324,7 @@ class PrefillTask {
     return true;
   }
 
-  /// Adds NaN and infinities in V, in whose place the panels hold 0, to the queries that see them.
+  /// Adds NaN and infinities in V to the queries to which the key is visible. The panels hold 0 in their place.
   void accumulate_nonfinite(index_t tile, KeyRange block, const SoftmaxState<A>& state) const {
     const index_t tile_lanes = memory_.tile_lanes, queries = std::min(tile_lanes, count_ - tile * tile_lanes);
     for (index_t key = std::max(block.begin, hull_.any.begin); key < std::min(block.end, hull_.any.end);
@@ -330,8 +340,8 @@ class PrefillTask {
 
   /// Loaded keys: in the task's memory or in place.
   struct HeldKeys {
-    index_t first = 0;      // the key whose values are first
-    index_t first_row = 0;  // the key whose row of K is first
+    index_t first = 0;      // the first key of v
+    index_t first_row = 0;  // the first key of k
     const E* k = nullptr;
     index_t k_stride = 0;
     const E* v = nullptr;
@@ -346,7 +356,7 @@ class PrefillTask {
   const Scores<A, E, Variant<A>> scores_;
   index_t batch_ = 0, kv_head_ = 0, count_ = 0, tiles_ = 0;
   KeyRange stored_{};
-  Hull hull_{};  // of all queries
+  Hull hull_{};  // of all queries of the task
   HeldKeys held_{};
 };
 

@@ -1,4 +1,4 @@
-// One thread's memory for prefill.
+// Defines PrefillScratch, one thread's memory for prefill.
 #pragma once
 
 #include "../tile/queries.hpp"
@@ -6,7 +6,7 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// E is the type of the products' operands.
+/// The scratch memory of one thread. E is the type of the products' operands.
 template <class A, class E = A>
 struct PrefillScratch : LaneScratch<A, E> {
   using LaneScratch<A, E>::tile_lanes;
@@ -37,7 +37,8 @@ struct PrefillScratch : LaneScratch<A, E> {
     total = arena.take<A>(states_size());
   }
 
-  /// The states of the tiles follow each other: one query per lane, o is [channel][tile_lanes].
+  /// Returns the size of the states of all tiles. The states are contiguous: one query per lane, o is
+  /// [channel][tile_lanes].
   index_t states_size() const { return tiles * state_size(); }
   index_t state_size() const { return tile_lanes * (channels + 2); }
   SoftmaxState<A> state(A* states, index_t tile) const {
@@ -46,18 +47,18 @@ struct PrefillScratch : LaneScratch<A, E> {
   }
 
   const PrefillKernels<A, E>& products;
-  index_t depth;     // of the product of q and k
-  index_t channels;  // of V, whole panels
+  index_t depth;     // channels of the product of q and k
+  index_t channels;  // channels of V, rounded up to whole panels
   E* k;              // [held_keys][depth]
   index_t
-      panel;  // stride of panels: a cache line more than a panel, or the panels of a row share a cache set
-  E* v;       // [panel][held_keys][rows of a panel], as pack_values has it
+      panel;  // stride of panels: a panel and one cache line, so that the panels of a row use different cache sets
+  E* v;       // [panel][held_keys][rows of a panel]: the layout of pack_values
   index_t block_keys;
-  /// [block_keys][tile_lanes]. Shared on purpose: weights, in tuples, overwrite the logits of the same keys, so
-  /// that both stay in the first-level cache.
+  /// [block_keys][tile_lanes]: logits. Weights, in tuples, overwrite the logits of the same keys, so that both stay
+  /// in the first-level cache.
   A* s;
-  A* multipliers = nullptr;  // [tiles · tile_lanes]: of logits, in the bf16 path
-  A* widened_row = nullptr;  // [2][d]: a row that is rotated, and its rounding error
+  A* multipliers = nullptr;  // bf16 path: [tiles · tile_lanes], multipliers of logits
+  A* widened_row = nullptr;  // [2][d]: a row to be rotated, and its rounding error
   A *chunk, *total;          // states
 };
 

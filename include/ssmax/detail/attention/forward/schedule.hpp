@@ -1,8 +1,7 @@
-// A call of attention as tasks: kv heads × blocks of queries and, where that leaves threads idle, ×
-// chunks of keys.
+// Splits a call of attention into tasks: kv heads × query blocks and, if threads would idle, × key chunks.
 //
-// However it is cut, every chunk's sums are formed by themselves and added up in the order of the keys: the
-// same bits for every executor.
+// Each chunk's sums are computed separately and added in the order of the keys. So results are bit-identical for
+// every split and every executor.
 #pragma once
 
 #include <atomic>
@@ -18,15 +17,15 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// How a call is cut.
+/// The split of a call into tasks.
 struct Partition {
-  index_t queries = 0;  // of a task, at most
-  index_t blocks = 0;   // of queries, for each kv head, at most
+  index_t queries = 0;  // largest number of queries of a task
+  index_t blocks = 0;   // largest number of query blocks per kv head
   index_t tasks = 0;
-  index_t chunks = 1;  // of keys, each a task of its own; 1: a task takes all keys
+  index_t chunks = 1;  // key chunks that are separate tasks; 1: a task computes all keys
 };
 
-/// States that wait to be merged may take this much memory; above it, keys are not split.
+/// The limit on the memory of states that wait for a merge. Above this limit, keys are not split.
 inline constexpr index_t most_waiting_bytes = index_t{32} << 20;
 
 template <class Task, class A>
@@ -40,7 +39,7 @@ Partition partition_tasks(const Problem<A>& problem, const PathSequences<A>& seq
                           : problem.entries() * problem.kv_heads() * cut.blocks;
   };
   count();
-  // Under a causal mask the last blocks cost the most: four tasks a thread even that out.
+  // Under a causal mask the last query blocks cost the most. Four tasks per thread balance the load.
   while (threads > 1 && cut.tasks < 4 * threads && cut.queries > unit) {
     cut.queries = (cut.queries / unit + 1) / 2 * unit;
     count();
@@ -52,7 +51,7 @@ Partition partition_tasks(const Problem<A>& problem, const PathSequences<A>& seq
   return cut;
 }
 
-/// The keys of a range that lie in a chunk; of size 0 or negative, if there are none.
+/// Returns the keys of a range that lie in a chunk. The size of the result is 0 or negative if no key does.
 inline KeyRange part_of(KeyRange keys, index_t chunk) {
   return {std::max(keys.begin, chunk * key_chunk), std::min(keys.end, (chunk + 1) * key_chunk)};
 }
@@ -64,21 +63,22 @@ void for_each_chunk(KeyRange keys, const F& f) {
   }
 }
 
-/// What a task does in a pass over all tasks.
+/// The work of a task in one pass over all tasks.
 enum class Pass {
-  whole,   // all keys, then its results
-  chunks,  // one key chunk, whose states wait to be merged
-  merge    // merges the waiting states, then its results
+  whole,   // computes all keys and stores results
+  chunks,  // computes the states of one key chunk
+  merge    // merges the chunks' states and stores results
 };
 
-/// Computes a call or, of a call whose sequences have their own lengths, the sequences that take one path.
+/// Computes a call. Exception: if the sequences of the call have their own lengths, computes the sequences that take
+/// one path.
 template <class Task, class A>
 void run_tasks(const Problem<A>& problem, const PathSequences<A>& sequences, const Variant<A>& variant,
                const Result<A>& result, Workspace& workspace, const AnyExecutor& executor,
                const Explainer& explainer) {
   using Memory = typename Task::Memory;
   const index_t threads = executor.concurrency();
-  KeyRange chunks{std::numeric_limits<index_t>::max(), 0};  // with stored keys of any batch entry
+  KeyRange chunks{std::numeric_limits<index_t>::max(), 0};  // chunks with stored keys of any batch entry
   const index_t first_entry = problem.first_entry();
   for (index_t batch = first_entry; batch < first_entry + problem.entries(); ++batch) {
     const KeyRange stored = problem.keys.stored(batch);
@@ -116,10 +116,10 @@ void run_tasks(const Problem<A>& problem, const PathSequences<A>& sequences, con
   const auto waiting_states = [&](index_t task, index_t chunk) {
     return waiting + (task * cut.chunks + chunk - chunks.begin) * states_size;
   };
-  // Each thread has memory of its own. The heaviest query blocks come first. One loop for all passes: its body, which
-  // holds the task, is compiled once.
+  // Each thread has memory of its own. The query blocks with the highest cost come first. All passes share one loop,
+  // so that its body, which holds the task, is compiled once.
   const auto run = [&](Pass pass) {
-    const index_t parts = pass == Pass::chunks ? cut.chunks : 1;  // of a task
+    const index_t parts = pass == Pass::chunks ? cut.chunks : 1;  // per task
     std::atomic<index_t> next{0};
     executor.run(lanes, [&](index_t lane) {
       Arena arena(memory + static_cast<std::size_t>(lane) * bytes);
@@ -149,7 +149,7 @@ void run_tasks(const Problem<A>& problem, const PathSequences<A>& sequences, con
                                std::min(cut.queries, from->rows() - first));
           prepared = index;
         }
-        // A task that takes all keys computes its first chunk's states where its totals are.
+        // A task over all keys computes the states of its first chunk directly in its totals.
         bool has_totals = false;
         const auto begin_totals = [&] {
           if (!has_totals) task->begin(own.total, *to);
@@ -180,7 +180,7 @@ void run_tasks(const Problem<A>& problem, const PathSequences<A>& sequences, con
   run(Pass::merge);
 }
 
-/// Runs the driver of a path, whose operands are E.
+/// Runs the driver of a path with operands of type E.
 template <class E, class A>
 void run_path(Path path, const Problem<A>& problem, const PathSequences<A>& sequences,
               const Variant<A>& variant, const Result<A>& result, Workspace& workspace,
@@ -203,14 +203,14 @@ void run_path(Path path, const Problem<A>& problem, const PathSequences<A>& sequ
   }
 }
 
-/// Returns whether a path has operands E, in a call of numbers A.
+/// Returns whether the operands of a path are of type E, in a call that computes in A.
 template <class E, class A>
 constexpr bool has_operands(Path path) {
   return (path == Path::prefill_bf16 || path == Path::decode_bf16) != std::same_as<E, A>;
 }
 
-/// Runs the paths with operands E that sequences take, one after the other. Returns whether the other operands are left
-/// to run.
+/// Runs the paths with operands of type E that sequences take, one after the other. Returns whether some sequences
+/// take a path with the other operand type.
 template <class E, class A>
 bool run_sequences(const Problem<A>& problem, const Variant<A>& variant, const Result<A>& result,
                    Workspace& workspace, const AnyExecutor& executor, Explainer& explainer) {
@@ -246,7 +246,7 @@ void run_attention(const shared::Problem<A>& problem, const shared::Variant<A>& 
   }
   Workspace own;
   if (workspace == nullptr) workspace = &own;
-  bool is_others = false;  // operands A in place of E
+  bool is_others = false;  // whether a path needs operands A in place of E
   if (problem.lengths.is_given()) {
     is_others = detail::run_sequences<E>(problem, variant, result, *workspace, executor, explainer);
   } else {

@@ -1,6 +1,6 @@
-// Attention over few keys: the keys of a kv head are one block, so the weights of a query are final when they are
-// formed. No state is merged and no output is transposed. K and V are read in place unless they have to be
-// converted or rotated. Results are bit-identical to prefill's.
+// Computes attention over few keys. The keys of a kv head are one block, so the weights of a query are final at
+// once: no state is merged and no output is transposed. K and V are read in place unless they must be converted or
+// rotated. Results are bit-identical to prefill.
 #pragma once
 
 #include <algorithm>
@@ -40,13 +40,13 @@ struct ShortScratch : LaneScratch<A> {
   static index_t tile_size() { return detail::kernels<PrefillKernels<A>>().width * tile_vectors; }
 
   A* k;             // [key_block][d]
-  index_t v_pitch;  // a multiple of the vector length of every target
+  index_t v_pitch;  // row length of v, a multiple of the vector length of every target
   A* v;             // [key_block][v_pitch]
   A* s;             // [key_block][tile_lanes]: logits, then weights
   A *shift, *sum;   // states
-  A* factor;        // [tile_lanes]: of the weights: what normalizes them
+  A* factor;        // [tile_lanes]: normalizing factors of the weights
   A** out;          // [tile_lanes]: where each query's row is written
-  A* wide;          // [tile_lanes][v_pitch]: rows that are narrowed
+  A* wide;          // [tile_lanes][v_pitch]: rows to be converted to the type of out
 };
 
 template <class A>
@@ -64,10 +64,10 @@ class ShortTask {
         memory_(memory),
         scores_(variant, problem.scale, memory.kernels, memory) {}
 
-  /// Computes one of `tiles` tiles of a kv head; heads are counted over batch entries.
+  /// Computes one of `tiles` tiles of a kv head. `head` counts kv heads over batch entries.
   void attend(index_t head, index_t tile, index_t tiles) {
     if (head != head_) enter(head);
-    // The tiles of a head have nearly the same size: two vectors and two, not three and one.
+    // The tiles of a head differ by at most one vector: two vectors and two, not three and one.
     const index_t length = kernels_.width, vectors = (problem_.rows() + length - 1) / length;
     const index_t first = tile * vectors / tiles * length;
     count_ = std::min((tile + 1) * vectors / tiles * length, problem_.rows()) - first;
@@ -81,7 +81,7 @@ class ShortTask {
       masks |= hulls[v].masks(block);
       form_weights(v * length, needed.of[v], hulls[v]);
     }
-    // Once NaN and infinities are replaced by 0 in V, every later tile has to add them.
+    // After NaN and infinities were replaced by 0 in V, every later tile must add them.
     const bool has_nonfinite = finite_ == Finite::no || (masks && !values_are_finite());
     for (index_t i = 0; i < count_; ++i) memory_.out[i] = place_result(i);
     for (index_t v = 0; v < needed.vectors; ++v) {
@@ -98,7 +98,8 @@ class ShortTask {
   }
 
  private:
-  /// Points k_ and v_ at the keys of a kv head: in place or, if they have to be converted or rotated, at copies.
+  /// Points k_ and v_ at the keys of a kv head: in place or, if they must be converted, rotated or padded, at
+  /// copies.
   void enter(index_t head) {
     head_ = head;
     batch_ = head / problem_.kv_heads();
@@ -140,7 +141,7 @@ class ShortTask {
     }
   }
 
-  /// Calls f(key, row of V).
+  /// Calls f(key, row of V) for every stored key.
   template <class F>
   void for_each_stored_value(const F& f) const {
     for_each_run(problem_.keys, batch_, kv_head_, stored_, [&](index_t key, const KeyRun& run) {
@@ -148,8 +149,8 @@ class ShortTask {
     });
   }
 
-  /// Loads the queries of a tile, from `first` on. If all queries of a head see the same keys, calls the variant
-  /// once per head.
+  /// Loads the queries of a tile, from `first` on. If all queries of a head have the same visible keys, calls the
+  /// variant once per head.
   void load_tile(index_t first) {
     const index_t heads = variant_.shows_same_keys ? problem_.group() : count_;
     QueryCursor cursor(problem_, batch_, kv_head_, first);
@@ -163,7 +164,7 @@ class ShortTask {
     load_queries(problem_, variant_, scores_.multipliers, memory_, lanes, count_, problem_.width());
   }
 
-  /// Turns the logits of one vector of queries into weights, and sets shift and sum.
+  /// Replaces the logits of one vector of queries by weights, and sets shift and sum.
   void form_weights(index_t lane, KeyRange keys, const Hull& hull) const {
     const TileState<A> state{memory_.shift + lane, memory_.sum + lane, memory_.factor + lane};
     std::fill_n(state.shift, kernels_.width, -std::numeric_limits<A>::infinity());
@@ -182,7 +183,7 @@ class ShortTask {
                                 memory_.wide + i * memory_.v_pitch, memory_.factor[i]);
   }
 
-  /// Returns whether V holds no NaN or infinity. Where it holds one, replaces it by 0 in v_.
+  /// Returns whether V is free of NaN and infinities. If V is not, points v_ at a copy with 0 in their place.
   bool values_are_finite() {
     const index_t dv = problem_.value_width();
     if (finite_ == Finite::unknown) {
@@ -198,7 +199,7 @@ class ShortTask {
     return finite_ == Finite::yes;
   }
 
-  /// Adds NaN and infinities in V to the queries that see them.
+  /// Adds NaN and infinities in V to the queries to which the key is visible.
   void add_nonfinite() const {
     for_each_stored_value([&](index_t key, const A* value) {
       for_each_nonfinite(variant_, memory_.rows, count_, key, value, problem_.value_width(),
@@ -224,7 +225,8 @@ class ShortTask {
   index_t k_stride_ = 0, v_stride_ = 0;
 };
 
-/// A task takes some neighbouring groups of queries, of many kv heads where those are small.
+/// Computes a call on the short_keys path. A task is a run of at most 64 neighbouring tiles, which may belong to
+/// several kv heads.
 template <class A>
 void run_short(const Problem<A>& problem, const PathSequences<A>& sequences, const Variant<A>& variant,
                const Result<A>& result, Workspace& workspace, const AnyExecutor& executor,

@@ -1,5 +1,5 @@
-// AnyKeys refers to a source of keys of any type, and to its storage types: drivers are compiled once for the type A
-// that they compute in. And the sources that attention makes.
+// Defines AnyKeys, a reference to a source of keys of any type, and KeyShare, the source that attention makes from
+// views. AnyKeys hides the types of source and storage, so that drivers are compiled once per compute type A.
 #pragma once
 
 #include "../../../key_source.hpp"
@@ -10,7 +10,7 @@
 
 SSMAX_BEGIN_SHARED
 
-/// KeyStretch of any storage type: strides count elements.
+/// A run of keys that lie contiguous in memory (KeyStretch of any storage type). Strides count elements.
 struct KeyRun {
   const void* k = nullptr;
   index_t k_stride = 0;
@@ -19,7 +19,7 @@ struct KeyRun {
   const float *k_scales = nullptr, *v_scales = nullptr;
 };
 
-/// The products of few queries with keys and values as they are stored (kernels/decode.hpp).
+/// The products of few queries with keys and values in their storage type (kernels/decode.hpp).
 template <class A>
 struct StoredProducts {
   void (*logits)(const A* q, index_t q_stride, index_t rows, const void* k, index_t k_stride, index_t keys,
@@ -46,7 +46,7 @@ KeyRun run_of(const void* source, index_t batch, index_t kv_head, index_t key) {
   return {run.k, run.k_stride, run.v, run.v_stride, run.count, run.k_scales, run.v_scales};
 }
 
-/// Returns row i of keys or values: in place or, if it has to be converted or multiplied by its factor, in scratch.
+/// Returns row i of keys or values: in place if the row needs no conversion and no scale factor, else in scratch.
 template <class A, class X>
 const A* load_stored(const void* rows, index_t stride, [[maybe_unused]] const float* scales, index_t i,
                      index_t n, A* scratch) {
@@ -61,7 +61,8 @@ SSMAX_END
 
 SSMAX_BEGIN_SHARED
 
-/// Refers to a source of keys, which must outlive it. The unit that knows the source's type compiles its members.
+/// A reference to a source of keys. The source must outlive the reference. The constructor's translation unit
+/// compiles the functions that the pointers refer to.
 template <class A>
 class AnyKeys {
  public:
@@ -86,7 +87,7 @@ class AnyKeys {
   SSMAX_INLINE KeyRun run(index_t batch, index_t kv_head, index_t key) const {
     return run_(source_, batch, kv_head, key);
   }
-  /// Return row i of a run's keys or values in place or, converted, in scratch.
+  /// Returns row i of a run's keys or values: in place if the row is stored as A, else converted in scratch.
   SSMAX_INLINE const A* load_k(const KeyRun& run, index_t i, A* scratch) const {
     if (k_kind_ == ElementKind::compute) return static_cast<const A*>(run.k) + i * run.k_stride;
     return load_k_(run.k, run.k_stride, run.k_scales, i, shape_.width, scratch);
@@ -113,7 +114,7 @@ SSMAX_END
 
 SSMAX_BEGIN_DETAIL
 
-/// Keys [first, first + k.extent(2)) of `keys`, in views [batch, kv_heads, key, channel].
+/// A source of keys [first, first + k.extent(2)) of `keys`, in views [batch, kv_heads, key, channel].
 template <class K, class V = K>
 struct KeyShare {
   using Element = K;
@@ -123,7 +124,7 @@ struct KeyShare {
   View<const V, 4> v;
   index_t keys = 0;
   index_t first = 0;
-  SequenceLengths lengths{};  // if given, every sequence has its own keys, all of them, and is a batch entry
+  SequenceLengths lengths{};  // if given, each sequence is a batch entry with keys of its own, all stored
 
   KeySourceShape shape() const {
     return {lengths.is_given() ? lengths.count() : k.extent(0), k.extent(1), k.extent(3), v.extent(3)};
@@ -144,8 +145,8 @@ struct KeyShare {
   }
 };
 
-/// Calls f(first key, run) for the runs that make up the range, in the order of the keys. The last run ends where the
-/// range ends.
+/// Calls f(first key, run) for the runs of the range, in the order of the keys. The last run is cut at the end of
+/// the range.
 template <class A, class F>
 void for_each_run(const AnyKeys<A>& keys, index_t batch, index_t kv_head, KeyRange range, const F& f) {
   while (range.begin < range.end) {

@@ -1,4 +1,4 @@
-// Queries, keys and values in the type that kernels compute in, rotated.
+// Loads rows of queries, keys and values: converts each row to the compute type and rotates queries and keys.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// Returns a query, converted and rotated: in place if neither is necessary, else in scratch.
+/// Returns a query, converted and rotated: in place if the row needs neither, else in scratch.
 template <class A>
 const A* load_query(const Problem<A>& problem, const Variant<A>& variant, const Query& query, A* scratch) {
   const index_t d = problem.width();
@@ -17,7 +17,7 @@ const A* load_query(const Problem<A>& problem, const Variant<A>& variant, const 
   return scratch;
 }
 
-/// Writes keys [range), converted and rotated, contiguous from `out`.
+/// Writes keys [range), converted and rotated, as contiguous rows to `out`.
 template <class A>
 void load_keys(const Problem<A>& problem, const Variant<A>& variant, index_t batch, index_t kv_head,
                KeyRange range, A* out) {
@@ -37,7 +37,7 @@ void load_keys(const Problem<A>& problem, const Variant<A>& variant, index_t bat
   });
 }
 
-/// Writes the values of keys [range), converted, contiguous from `out`.
+/// Writes the values of keys [range), converted, as contiguous rows to `out`.
 template <class A>
 void load_values(const AnyKeys<A>& keys, index_t batch, index_t kv_head, KeyRange range, A* out) {
   const index_t dv = keys.shape().value_width;

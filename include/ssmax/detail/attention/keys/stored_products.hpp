@@ -1,5 +1,6 @@
-// The products of few queries with stored keys: the kernels of a storage type, behind StoredProducts. Included where a
-// forward call is built, so that the backward pass alone does not compile these kernels.
+// Fills StoredProducts with the kernels of a storage type, for products of few queries with stored keys. Only
+// functions that build a forward call use stored_products: the backward pass alone does not instantiate these
+// kernels.
 #pragma once
 
 #include "../../kernels/decode.hpp"
@@ -20,8 +21,8 @@ void accumulate_stored(const A* s, index_t s_stride, index_t rows, index_t keys,
                                             o, o_stride);
 }
 
-/// Returns the products with keys of K and values of V. Exception: a storage type of the user's own has none, its rows
-/// are converted.
+/// Returns the products with keys of type K and values of type V. Exception: the pointer is null for your own
+/// storage type, and the caller converts the rows.
 template <class A, class K, class V>
 StoredProducts<A> stored_products() {
   decltype(StoredProducts<A>::logits) logits = nullptr;

@@ -1,4 +1,4 @@
-// Gradients of logits whose weights the kernel cannot form.
+// Computes the gradients of logits whose weights the kernel cannot compute.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +10,8 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// The kernels' gradients, where some lanes have an lse that is NaN, infinite or too large for an
-/// integer in A. Those lanes are computed here, in double, the others by the kernel.
+/// Does what the kernel `gradients` does if the lse of some lanes is NaN, infinite or too large for an integer in
+/// A. Computes these lanes in double. The kernel computes the other lanes.
 template <class A, class E>
 void irregular_gradients(const BackwardScratch<A, E>& memory, index_t lane, index_t keys, A* s, A* u) {
   constexpr A infinity = std::numeric_limits<A>::infinity();
@@ -21,7 +21,7 @@ void irregular_gradients(const BackwardScratch<A, E>& memory, index_t lane, inde
     if (memory.regular[lane + i]) continue;
     for (index_t key = 0; key < keys; ++key) {
       A& x = s[key * tile_lanes + i];
-      // The lse of huge logits is rounded by more than 1, but a weight is at most 1. min keeps NaN.
+      // The rounding error of a huge lse may exceed 1, but a weight is at most 1. std::min keeps NaN.
       const double base = memory.base[lane + i];
       const double w = x == -infinity ? 0 : std::min(std::exp2(static_cast<double>(x) - base), 1.0);
       weights[i * key_block + key] = static_cast<A>(w);

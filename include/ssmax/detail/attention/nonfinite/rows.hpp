@@ -1,4 +1,4 @@
-// Sums of products some of whose rows hold NaN or infinities.
+// Sums products with rows that may hold NaN or infinities.
 #pragma once
 
 #include <algorithm>
@@ -9,9 +9,10 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// 0 · NaN and 0 · infinity must be 0 in the sums. Rows with such elements are added one by one:
-/// their finite elements first, then each other element where its factor is not 0. Sums of other rows
-/// keep their bits.
+/// Calls run(range) for the runs of finite rows, and single(row) for each row with NaN or infinities, in order.
+/// Exception: if `all` is true, calls run once with the whole range.
+/// 0 · NaN and 0 · infinity must add 0 to a sum. So `single` first adds the row's finite elements, then each other
+/// element whose factor is not 0. The sums of the other rows are bit-identical to a range without such rows.
 template <class Run, class Single>
 void for_each_finite_run(KeyRange range, const bool* is_finite, bool all, const Run& run,
                          const Single& single) {
@@ -25,7 +26,7 @@ void for_each_finite_run(KeyRange range, const bool* is_finite, bool all, const 
   }
 }
 
-/// Returns a row with 0 for NaN and infinities, padded with 0.
+/// Returns a copy of a row with 0 for NaN and infinities, padded with 0.
 template <class A>
 const A* finite_part(const LaneScratch<A>& memory, const A* row, index_t channels) {
   copy_finite(row, channels, memory.staged);

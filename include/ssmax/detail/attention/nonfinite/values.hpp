@@ -1,5 +1,5 @@
-// NaN and infinities in V: a weight of 0 times such a number is NaN. So products with V take 0 in its place, and each
-// query that sees the key gets the number by itself.
+// Handles NaN and infinities in V. A weight of 0 times such a number is NaN. So products with V read 0 in its
+// place, and the number is added separately to each query that attends to the key.
 #pragma once
 
 #include <algorithm>
@@ -9,15 +9,15 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// Copies n numbers, with 0 for NaN and infinities. in and out may be the same array.
+/// Copies n numbers, with 0 for NaN and infinities. `in` and `out` may be the same array.
 template <class E>
 void copy_finite(const E* in, index_t n, E* out) {
   std::replace_copy_if(
       in, in + n, out, [](E x) { return !std::isfinite(static_cast<Compute<E>>(x)); }, E{});
 }
 
-/// Calls add(query, channel, x) for each number x of a value row that is NaN or infinite, and each of `queries` rows
-/// that sees the key.
+/// Calls add(query, channel, x) for each number x of a value row that is NaN or infinite, and for each of
+/// `queries` rows to which the key is visible.
 template <class A, class Add>
 void for_each_nonfinite(const Variant<A>& variant, const QueryRow* rows, index_t queries, index_t key,
                         const A* value, index_t channels, const Add& add) {

@@ -1,4 +1,4 @@
-// Weights of logits that the kernels cannot form.
+// Computes the weights of logits that the kernels cannot handle.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +10,9 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// Does what kernels.weights does if some lanes hold NaN, +inf or |shift| >= 2^20. Computes these lanes in double; the
-/// kernel computes the others. Shifts follow the rule of the kernel.
+/// Does what kernels.weights does if some lanes hold NaN, +inf or a shift whose absolute value is at least
+/// largest_shift. Computes these lanes in double. The kernel computes the other lanes. Shifts follow the kernel's
+/// rule.
 template <class A, class E>
 void irregular_weights(const PrefillKernels<A, E>& kernels, const TileScratch<A>& memory, A* s, index_t keys,
                        const TileState<A>& state, E* weights) {
@@ -34,7 +35,7 @@ void irregular_weights(const PrefillKernels<A, E>& kernels, const TileScratch<A>
     const A before = state.shift[lane], nearest = is_bf16 ? top : std::rint(top);
     const A raised = before + (is_bf16 ? 0 : raise_distance) < nearest ? nearest : before;
     if (!poisoned && (raised == hidden || std::abs(raised) < largest_shift<A>)) continue;
-    // NaN and +inf poison the query's sum for good.
+    // NaN or +inf sets the query's sum to NaN, and the sum stays NaN.
     const A factor = poisoned ? A{1} : shift_factor(before, raised);
     double sum = 0;
     for (index_t key = 0; key < keys; ++key) {

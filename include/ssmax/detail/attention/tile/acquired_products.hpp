@@ -1,11 +1,12 @@
-// A thread's units of products, ready while they are needed.
+// Defines AcquiredProducts, which configures this thread's units of products (AMX tiles) and releases them.
 #pragma once
 
 #include "../../kernels/prefill.hpp"
 
 SSMAX_BEGIN_DETAIL
 
-/// While it lives, this thread's units are ready for the kernels' products.
+/// A guard: its constructor configures this thread's units for the kernels' products, its destructor releases the
+/// units. Kernels without such units need no configuration.
 template <class A, class E>
 class AcquiredProducts {
  public:

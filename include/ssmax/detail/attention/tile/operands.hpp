@@ -1,17 +1,23 @@
-// How the numbers of a tile are multiplied: in float or double, or as bfloat16 with float accumulation (the bf16 path).
+// Defines how the numbers of a tile are multiplied: in float or double, or as bfloat16 with float accumulation (the
+// bf16 path).
 //
 // | | float, double | bf16 path |
 // |---|---|---|
-// | q | multiplied by scale and c | as stored; logits are multiplied by scale and c |
-// | a rotated row | one row | two parts, see below |
+// | q | multiplied by scale and c | in its storage type; logits are multiplied by scale and c |
+// | a rotated row | one row | several parts, see below |
 // | products | one number at a time | tuples of two numbers |
 // | shift of a state | an integer, raised when a logit exceeds it by 8 | the largest logit |
 // | dk and dv | added for each tile | added for all tiles of a query block at once |
 //
-// A rotated row is not bfloat16. Rounding it would add an error of 2^-9 to each term of its logits, and SSMax
-// multiplies logits by 4 to 10. So a rotated row has two parts, x = high + low, which hold 16 bits of it. The parts are
-// channels of the product: q is (high, low, high) and k is (high, high, low). A cache rounds its keys when it stores
-// them: q is (high, low) and k is (k, k).
+// A rotated row is not exact in bfloat16. Rounding the row would add an error of 2^-9 to each term of its logits,
+// and SSMax multiplies logits by 4 to 10. So the bf16 path splits a rotated row into two parts, x = high + low. The
+// two parts hold 16 bits of x. The channels of the product are:
+//
+// | keys | channels of q | channels of k |
+// |---|---|---|
+// | without rope | q | k |
+// | rotated in the call | high, low, high | high, high, low |
+// | rotated and rounded when a cache stored the keys | high, low | k, k |
 #pragma once
 
 #include <algorithm>
@@ -29,7 +35,8 @@ index_t logit_parts(const Problem<A>& problem) {
   return !problem.has_rope() ? 1 : problem.rotate_keys ? 3 : 2;
 }
 
-/// Returns the channels that the product of q and k sums over. For bfloat16, a multiple of `unit`.
+/// Returns the number of channels that the product of q and k sums over. On the bf16 path the number is rounded up
+/// to a multiple of `unit`.
 template <class E, class A>
 index_t product_depth(const Problem<A>& problem, index_t unit) {
   if constexpr (std::same_as<E, A>) {
@@ -62,7 +69,7 @@ void load_query_parts(const Problem<A>& problem, const Variant<A>& variant, cons
   if (parts == 3) std::copy_n(out, d, out + 2 * d);
 }
 
-/// Writes the parts of keys [range), rows of `depth`. Requires widened_row[2 · d].
+/// Writes the parts of keys [range), as rows of `depth` numbers. Requires widened_row[2 · d].
 template <class A>
 void load_key_parts(const Problem<A>& problem, const Variant<A>& variant, index_t batch, index_t kv_head,
                     KeyRange range, index_t depth, A* widened_row, bfloat16* out) {
@@ -87,19 +94,19 @@ template <class A, class E>
 struct Operands {
   static constexpr bool is_bf16 = !std::same_as<A, E>;
   static constexpr index_t tuple = tuple_size<A, E>;
-  /// Keys that are loaded at once, for all tiles of a query block. The bf16 path waits for memory sooner, so a tile
-  /// takes several key blocks before the next tile: its queries and its state stay in the first-level cache.
+  /// The number of keys that are loaded at once, for all tiles of a query block. On the bf16 path a tile processes
+  /// several key blocks before the next tile: its queries and its state stay in the first-level cache.
   static constexpr index_t held_keys = is_bf16 ? 512 : key_block;
   static_assert(key_chunk % held_keys == 0 && held_keys % key_block == 0);
-  static constexpr bool adds_tiles_together = is_bf16;  // dk and dv
+  static constexpr bool adds_tiles_together = is_bf16;  // applies to dk and dv
 
-  /// Returns the keys of a key block. In the bf16 path 64 keys of width 64 fit a first-level cache of 48 KiB with all
-  /// that their products read. For wider heads, 128 keys share a rescaling.
+  /// Returns the number of keys of a key block. On the bf16 path, 64 keys of width 64 and the operands of their
+  /// products fit a first-level cache of 48 KiB. For wider heads, 128 keys share one rescaling.
   static index_t block_keys(index_t depth, index_t channels) {
     return is_bf16 && depth + channels <= 128 ? key_block / 2 : key_block;
   }
 
-  /// Returns a query's row for its products: in place or in scratch. Requires widened_row[2 · d] in the bf16 path.
+  /// Returns a query's row for its products: in place or in scratch. Requires widened_row[2 · d] on the bf16 path.
   static const A* load_query(const Problem<A>& problem, const Variant<A>& variant, const Query& query,
                              [[maybe_unused]] index_t depth, [[maybe_unused]] A* widened_row, A* scratch) {
     if constexpr (is_bf16) {
@@ -110,7 +117,7 @@ struct Operands {
     }
   }
 
-  /// Writes rows of keys [range) for their products.
+  /// Writes the rows of keys [range) for their products.
   static void load_keys(const Problem<A>& problem, const Variant<A>& variant, index_t batch, index_t kv_head,
                         KeyRange range, [[maybe_unused]] index_t depth, [[maybe_unused]] A* widened_row,
                         E* out) {
@@ -121,7 +128,7 @@ struct Operands {
     }
   }
 
-  /// Writes rows of the values of keys [range) as they are multiplied.
+  /// Writes the rows of the values of keys [range) for their products.
   static void load_values(const AnyKeys<A>& keys, index_t batch, index_t kv_head, KeyRange range, E* out) {
     if constexpr (is_bf16) {
       const index_t dv = keys.shape().value_width;
@@ -135,8 +142,8 @@ struct Operands {
     }
   }
 
-  /// Moves the sign of a multiplier, or the multiplier 0, into the row of q, which rounds nothing. Returns the rest,
-  /// which is positive: a masked logit stays -inf. NaN stays NaN, infinity becomes NaN.
+  /// Moves the sign of a multiplier, or the multiplier 0, into the row of q, which is exact. Returns the remaining
+  /// multiplier, which is positive, so a masked logit stays -inf. Returns NaN for NaN and for infinities.
   static A positive_multiplier(A c, E* row, index_t depth) {
     if (!std::isfinite(c)) return std::numeric_limits<A>::quiet_NaN();
     if (c > 0) return c;

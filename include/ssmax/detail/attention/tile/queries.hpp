@@ -1,4 +1,4 @@
-// Queries on their way into lanes: one query per lane of a vector.
+// Loads queries into lanes: one query per lane of a vector.
 #pragma once
 
 #include <algorithm>
@@ -9,15 +9,15 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// What the lanes of the last vector see that hold no query.
+/// The keys that are visible to lanes of the last vector without a query.
 enum class UnusedLanes {
-  repeat_last,  // the keys of the last query: no logit has to be masked for them
+  repeat_last,  // the keys of the last query: these lanes need no masking of their own
   empty,        // no key: every logit is masked
-  left_out      // no key, and the hull does not say so: the caller leaves these lanes out of every sum
+  left_out      // no key, but the hull ignores these lanes: the caller excludes them from every sum
 };
 
-/// Writes rows and hulls of `count` queries. row(i) returns the row of query i. Returns the number of lanes: whole
-/// vectors.
+/// Writes rows and hulls of `count` queries. row(i) returns the row of query i. Returns the number of lanes, a
+/// multiple of the vector length.
 template <class A, class E, class Row>
 index_t list_queries(const LaneScratch<A, E>& memory, index_t count, UnusedLanes unused, const Row& row) {
   const index_t length = memory.kernels.width, lanes = (count + length - 1) / length * length;
@@ -25,7 +25,7 @@ index_t list_queries(const LaneScratch<A, E>& memory, index_t count, UnusedLanes
     Hull hull;
     const index_t real = std::min(i + length, count);
     for (index_t lane = i; lane < real; ++lane) {
-      // Made where it stays: a copy would stall on store forwarding.
+      // Constructed in place: a copy would stall on store forwarding.
       const QueryRow& made = *new (memory.rows + lane) QueryRow(row(lane));
       hull.add(made.keys);
     }
@@ -40,8 +40,8 @@ index_t list_queries(const LaneScratch<A, E>& memory, index_t count, UnusedLanes
   return lanes;
 }
 
-/// Points memory.in at the rows of one vector of queries, from lane i on: load(query, scratch) returns the row of a
-/// query that sees a key. Lanes of other queries, and from `count` on, get `depth` numbers 0.
+/// Points memory.in at the rows of one vector of queries, which starts at lane i. load(query, scratch) returns the
+/// row of a query to which a key is visible. All other lanes, and lanes from `count` on, point at `depth` zeros.
 template <class A, class E, class Load>
 void gather_rows(const LaneScratch<A, E>& memory, index_t i, index_t count, index_t depth, const Load& load) {
   for (index_t lane = 0; lane < memory.kernels.width; ++lane) {
@@ -53,8 +53,8 @@ void gather_rows(const LaneScratch<A, E>& memory, index_t i, index_t count, inde
   }
 }
 
-/// Transposes the gathered rows into lanes from lane i on, multiplied by factor[lane] if given. Tuples of E move as
-/// one number A does.
+/// Transposes the gathered rows into lanes, from lane i on. Multiplies each row by factor[lane] if `factor` is
+/// given. A tuple of E moves as one number of type A.
 template <class A, class E>
 void put_in_lanes(const LaneScratch<A, E>& memory, index_t i, index_t depth,
                   std::type_identity_t<const A*> factor, E* lanes) {
@@ -64,8 +64,8 @@ void put_in_lanes(const LaneScratch<A, E>& memory, index_t i, index_t depth,
                            tile_lanes);
 }
 
-/// Loads the queries of `lanes` lanes, of which `count` hold one, into memory.q. The bf16 path writes their multipliers
-/// to multipliers[lanes] and requires widened_row[2 · d].
+/// Loads the queries of `lanes` lanes into memory.q. The first `count` lanes hold a query. The bf16 path writes the
+/// queries' multipliers to multipliers[lanes] and requires widened_row[2 · d].
 template <class A, class E>
 void load_queries(const Problem<A>& problem, const Variant<A>& variant, const Multipliers& multiply,
                   const LaneScratch<A, E>& memory, index_t lanes, index_t count, index_t depth,

@@ -1,4 +1,5 @@
-// The logits of a tile: the product of q and k, the multipliers scale and c, the score function, and the mask.
+// Computes the logits of a tile: the product of q and k, the multipliers scale and c, the score function, and the
+// mask.
 #pragma once
 
 #include <numbers>
@@ -9,23 +10,25 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// Who applies scale and c. Without a score function, scale·c is one factor. A score function receives scale·q·k, and
-/// its result is multiplied by c.
+/// The multipliers scale and c. Without a score function, scale·c is one factor. A score function receives
+/// scale·q·k, and its result is multiplied by c.
 class Multipliers {
  public:
   template <class A>
   Multipliers(double scale, const Variant<A>& variant) : scale_(scale), has_score_(variant.has_score) {}
 
   [[nodiscard]] bool has_score() const { return has_score_; }
-  /// Returns what a product of q and k is multiplied by: a logit in units of log2, or what the score function
-  /// receives. A query that sees no key has no c.
+  /// Returns the factor of the product of q and k. The product times this factor is a logit in units of log2 or,
+  /// with a score function, the argument of that function. Exception: without a visible key there is no c, and the
+  /// factor is scale.
   [[nodiscard]] double of_product(const QueryRow& row) const {
     return scale_ * (has_score_ || row.keys.size() <= 0 ? 1 : row.multiplier * std::numbers::log2e);
   }
-  /// Returns what the products of the backward pass with q and with k are multiplied by.
+  /// Returns the factor of the backward pass's products with q and with k.
   [[nodiscard]] double of_gradient(double c) const { return has_score_ ? scale_ : scale_ * c; }
 
-  /// Decoding: returns the multiplier of the softmax, whose argument is the product or the score function's result.
+  /// Returns the multiplier of the softmax in the decode path. Its argument is the product or the score function's
+  /// result.
   [[nodiscard]] double of_softmax(const QueryRow& row) const {
     return has_score_ ? row.multiplier : scale_ * row.multiplier;
   }
@@ -35,7 +38,8 @@ class Multipliers {
   bool has_score_;
 };
 
-/// Forms logits. V is Variant or, for the backward pass, GradientVariant: then z and slope are kept for the gradient.
+/// Computes logits. V is Variant or, for the backward pass, GradientVariant. GradientVariant keeps z and slope for
+/// the gradient.
 template <class A, class E, class V>
 class Scores {
  public:
@@ -50,16 +54,17 @@ class Scores {
 
   const Multipliers multipliers;
 
-  /// Returns whether logits are neither the argument of a score function nor masked key by key.
+  /// Returns whether the call has no score function and no mask that is applied key by key.
   [[nodiscard]] bool are_plain() const {
     return !multipliers.has_score() && (!variant_.has_predicate || variant_.has_runs);
   }
-  /// Returns whether form leaves the logits as the product and the multiplier make them.
+  /// Returns whether the logits of the given keys are products times the multiplier, without score function or mask.
   [[nodiscard]] bool are_plain(const Hull& hull, KeyRange keys) const {
     return are_plain() && !hull.masks(keys);
   }
 
-  /// Multiplies rows of K (or V) with the lanes of a tile (q or dout): s[key][lane] for the needed keys of a block.
+  /// Multiplies rows of K (or V) by the lanes of a tile (q or dout). Writes s[key][lane] for the needed keys of a
+  /// block.
   void multiply(const NeededKeys& needed, index_t keys, const E* k, index_t k_stride, index_t depth,
                 const E* lanes, A* s) const {
     const index_t tile_lanes = memory_.tile_lanes, length = products_.width;
@@ -70,8 +75,8 @@ class Scores {
     });
   }
 
-  /// Turns products into logits in units of log2: applies the score function and the mask. A multiplier that is still
-  /// pending without them stays pending in the forward pass, where the softmax applies it.
+  /// Turns products into logits in units of log2: applies the score function and the mask. Exception: in the forward
+  /// pass a pending multiplier stays pending if are_plain() returns true. The softmax then applies the multiplier.
   void form(Logits<A>& logits, const Hull& hull) const {
     if (!are_plain()) {
       apply_multiplier(logits);

@@ -1,4 +1,4 @@
-// One thread's memory for queries in lanes: one query per lane, tile_lanes queries per tile.
+// Defines LaneScratch, one thread's memory for queries in lanes: one query per lane, tile_lanes queries per tile.
 #pragma once
 
 #include <algorithm>
@@ -17,20 +17,21 @@ LaneNumbers<A> take_lane_numbers(Arena& arena, index_t tile_lanes) {
         &lane.distance, &lane.first, &lane.last, &lane.dc, &lane.zero, &lane.one}) {
     *numbers = arena.take<A>(tile_lanes);
   }
-  if (lane.zero != nullptr) {  // not while the arena counts
+  if (lane.zero != nullptr) {  // null while the arena counts bytes
     std::fill_n(lane.zero, tile_lanes, A{0});
     std::fill_n(lane.one, tile_lanes, A{1});
   }
   return lane;
 }
 
-/// E is the type of the products' operands.
+/// The scratch memory of one thread for a query block. E is the type of the products' operands.
 template <class A, class E = A>
 struct LaneScratch : TileScratch<A> {
   using TileScratch<A>::kernels;
   using TileScratch<A>::tile_lanes;
 
-  /// `depth` channels of a query in lanes.
+  /// Takes memory for `queries` queries with `depth` channels per lane. `d` and `dv` are the widths of keys and
+  /// values.
   LaneScratch(Arena& arena, index_t queries, index_t d, index_t dv, index_t depth)
       : TileScratch<A>(take_tile_scratch(arena, detail::kernels<PrefillKernels<A>>())),
         tiles((queries + tile_lanes - 1) / tile_lanes),
@@ -56,15 +57,15 @@ struct LaneScratch : TileScratch<A> {
 
   index_t tiles;
   QueryRow* rows;  // [tiles · tile_lanes]
-  Hull* hulls;     // [tiles · tile_vectors]: of all keys
-  // Under a mask with runs:
-  Hull* block_hulls;       // [tiles · tile_vectors]: of the last key block
-  index_t* distinct_rows;  // [tiles · tile_vectors]: 1 if all rows of the vector have the same runs, else all
-  std::uint32_t* visible_blocks;  // [tiles]: a bit for each visible_block keys of a chunk
-  KeyRange* masked_keys;          // [tiles]: some keys that no query of the tile sees
+  Hull* hulls;     // [tiles · tile_vectors]: hulls over all keys
+  // Under a mask with runs only:
+  Hull* block_hulls;       // [tiles · tile_vectors]: hulls over the last key block
+  index_t* distinct_rows;  // [tiles · tile_vectors]: 1 if all rows have the same runs, else the vector length
+  std::uint32_t* visible_blocks;  // [tiles]: one bit per visible_block keys of a chunk
+  KeyRange* masked_keys;          // [tiles]: a range of keys that are masked for every query of the tile
   E* q;                           // [tiles][depth / tuple][tile_lanes][tuple]
-  index_t pitch;                  // of rows of K or V: a multiple of the vector length of every target
-  A* staged;  // [vector length][pitch]: queries on their way into lanes, results on their way out
+  index_t pitch;  // numbers per row of K or V: a multiple of the vector length of every target
+  A* staged;      // [vector length][pitch]: staging buffer of queries and of results
 };
 
 SSMAX_END

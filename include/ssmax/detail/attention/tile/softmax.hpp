@@ -1,4 +1,5 @@
-// One step of the online softmax over a tile: logits become weights, and the states of the queries are updated.
+// Computes one step of the online softmax over a tile: replaces logits by weights and updates the states of the
+// queries.
 #pragma once
 
 #include "../nonfinite/weights.hpp"
@@ -7,8 +8,8 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// Turns the logits of one vector of queries into weights and updates shift and sum. Writes to `state.factor` what
-/// earlier sums must be multiplied by. Returns whether one of the factors is not 1, that is, some shift was raised.
+/// Replaces the logits of one vector of queries by weights and updates shift and sum. Writes the factors of the
+/// earlier sums to `state.factor`. Returns whether a shift was raised, that is, whether a factor is not 1.
 template <class A, class E, class V>
 bool update_states(const Scores<A, E, V>& scores, const PrefillKernels<A, E>& products,
                    const TileScratch<A>& memory, Logits<A>& logits, TileState<A> state, E* weights) {
@@ -22,7 +23,7 @@ bool update_states(const Scores<A, E, V>& scores, const PrefillKernels<A, E>& pr
   return change != TileChange::none;
 }
 
-/// Merges the states of a tile's queries; o is [channels][tile_lanes].
+/// Merges the states of a tile's queries: adds `chunk` to `total`. o is [channels][tile_lanes].
 template <class A, class E>
 void merge_states(const PrefillKernels<A, E>& products, const TileScratch<A>& memory, index_t channels,
                   const SoftmaxState<A>& total, const SoftmaxState<A>& chunk) {

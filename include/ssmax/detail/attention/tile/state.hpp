@@ -1,5 +1,5 @@
-// The state of a query's softmax: Σ exp(c·z) = 2^shift · sum and Σ exp(c·z)·v = 2^shift · o. Two states are merged, and
-// a state becomes a result.
+// Defines the state of a query's softmax, merges two states, and normalizes a state to a result. In a state,
+// Σ exp(c·z) = 2^shift · sum and Σ exp(c·z)·v = 2^shift · o.
 #pragma once
 
 #include <algorithm>
@@ -11,13 +11,13 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// The states of some queries after some keys: shift and sum are [queries], o is [queries · channels], in an
-/// order that the owner chooses.
+/// The states of some queries after some keys. shift and sum are [queries], o is [queries · channels]. The owner
+/// chooses the order of o.
 template <class A>
 struct SoftmaxState {
   A *shift, *sum, *o;
 
-  /// Sets the states of queries that no key has been added to.
+  /// Sets the states to the state before the first key.
   void reset(index_t queries, index_t channels) const {
     std::fill_n(shift, queries, -std::numeric_limits<A>::infinity());
     std::fill_n(sum, queries, A{0});
@@ -25,14 +25,15 @@ struct SoftmaxState {
   }
 };
 
-/// 2^(from - to): turns sums under the shift `from` into sums under `to`. 1 where they are equal,
-/// at -inf too.
+/// Returns 2^(from - to), which turns sums under the shift `from` into sums under `to`. Returns 1 where the shifts
+/// are equal, also at -inf.
 template <class T>
 T shift_factor(T from, T to) {
   return from == to ? T{1} : static_cast<T>(std::exp2(static_cast<double>(from) - static_cast<double>(to)));
 }
 
-/// Merges shift and sum of two states. Writes what o and other_o are to be multiplied by before they are added.
+/// Merges shift and sum of two states. Writes the factors of o and of other_o, by which the caller multiplies before
+/// it adds.
 template <class T>
 void merge_sums(T& shift, T& sum, T other_shift, T other_sum, T& factor, T& other_factor) {
   const T raised = std::max(shift, other_shift);
@@ -50,16 +51,15 @@ void merge_row(T& shift, T& sum, T* o, T other_shift, T other_sum, const T* othe
   for (index_t c = 0; c < dv; ++c) o[c] = o[c] * factor + other_o[c] * other_factor;
 }
 
-/// ln of what a query's sink adds to Σ exp(c·z): the sink or, where that is a logit, c·sink. -inf is no sink, and
-/// a query that sees nothing has no c.
+/// Returns ln of the term that a query's sink adds to Σ exp(c·z): the sink or, for scaled sinks, c·sink. A sink of
+/// -inf adds 0. Exception: if no key is visible to the query, there is no c, and a scaled sink adds 0.
 inline double sink_term(double sink, bool is_scaled, double c, bool sees_any) {
   constexpr double none = -std::numeric_limits<double>::infinity();
   if (!is_scaled || sink == none) return sink;
   return sees_any ? c * sink : none;
 }
 
-/// Turns a query's state into its result, in double. A sink's term adds exp(sink) to Σ exp(c·z), and nothing
-/// to Σ exp(c·z)·v.
+/// Normalizes a query's state, in double. A sink adds exp(sink) to Σ exp(c·z) and 0 to Σ exp(c·z)·v.
 class Normalizer {
  public:
   double factor;  // out = factor · o

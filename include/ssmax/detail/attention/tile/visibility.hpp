@@ -1,4 +1,4 @@
-// Which keys of a block a tile needs, and which of them the mask hides from a query.
+// Finds the keys of a block that are visible to a tile, and applies the mask to its logits.
 #pragma once
 
 #include <algorithm>
@@ -10,13 +10,13 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// The keys of a block that each vector of a tile needs, in whole passes of `pass` keys, counted from the block's
-/// begin.
+/// The keys of a block that each vector of a tile needs. Key ranges are whole passes of `pass` keys and count from
+/// the first key of the block.
 struct NeededKeys {
   KeyRange of[tile_vectors]{};
-  index_t vectors;  // that hold queries
+  index_t vectors;  // vectors with queries
 
-  /// The tile has `queries` queries, `vector_length` per vector.
+  /// Computes the needed keys of a tile of `queries` queries, with `vector_length` queries per vector.
   NeededKeys(const Hull* hulls, index_t queries, index_t vector_length, KeyRange block, index_t pass)
       : vectors(std::min<index_t>(tile_vectors, (queries + vector_length - 1) / vector_length)) {
     for (index_t v = 0; v < vectors; ++v) {
@@ -31,8 +31,8 @@ struct NeededKeys {
     return std::any_of(of, of + vectors, [](KeyRange keys) { return keys.size() > 0; });
   }
 
-  /// Calls f(vector count, first vector, key range) for rectangles that together cover the needed logits
-  /// of `keys` keys.
+  /// Calls f(vector count, first vector, key range) for rectangles that together cover the needed logits of `keys`
+  /// keys.
   template <class F>
   void for_each_rectangle(index_t keys, const F& f) const {
     KeyRange part{};
@@ -54,7 +54,7 @@ struct NeededKeys {
   }
 };
 
-/// Under a mask with runs: prepares the other functions for the rows in `lanes` lanes.
+/// Prepares the functions below for the rows in `lanes` lanes. Has no effect unless the mask has runs.
 template <class A, class Memory>
 void list_runs(const Variant<A>& variant, const Memory& memory, index_t lanes) {
   if (!variant.has_runs) return;
@@ -66,7 +66,8 @@ void list_runs(const Variant<A>& variant, const Memory& memory, index_t lanes) {
   std::fill_n(memory.masked_keys, memory.tiles, KeyRange{});
 }
 
-/// Calls f(first row, number of rows, vector) for the vectors of a tile, with the rows that differ in their runs.
+/// Calls f(first row, number of rows, vector) for the vectors of a tile. The number of rows is 1 if all rows of the
+/// vector have the same runs.
 template <class Memory, class F>
 void for_each_vector(const Memory& memory, index_t tile, index_t lanes, const F& f) {
   const index_t length = memory.kernels.width, first = tile * memory.tile_lanes;
@@ -75,26 +76,26 @@ void for_each_vector(const Memory& memory, index_t tile, index_t lanes, const F&
   }
 }
 
-/// Returns the hulls of a tile's vectors for a key block: of all keys that their queries see or, under a mask with runs,
-/// of the keys of the block. `lanes` are the lanes of the tile in use.
+/// Returns the hulls of a tile's vectors for a key block. A hull covers all keys or, under a mask with runs, the
+/// keys of the block. `lanes` is the number of lanes of the tile in use.
 template <class A, class Memory>
 const Hull* hulls_of(const Variant<A>& variant, const Memory& memory, index_t tile, index_t lanes,
                      KeyRange block) {
   if (!variant.has_runs) return memory.hulls + tile * tile_vectors;
   Hull* hulls = memory.block_hulls + tile * tile_vectors;
   for_each_vector(memory, tile, lanes, [&](const QueryRow* rows, index_t count, index_t v) {
-    // Runs that all rows have in common often reach over several blocks.
+    // A hull is often valid for several blocks: the runs that all rows share are longer than a block.
     if (hulls[v].masks(block)) hulls[v] = variant.hull(rows, count, block);
   });
   return hulls;
 }
 
-/// The unit that tells which keys of a chunk a tile sees under a mask with runs: the smallest key block.
+/// The number of keys per bit of `visible_blocks`: the smallest key block.
 inline constexpr index_t visible_block = key_block / 2;
 static_assert(key_chunk / visible_block <= 32);
 
-/// Under a mask with runs: finds the blocks of a chunk that each of the tiles sees. `lanes` lanes hold queries. Returns
-/// whether a tile sees any.
+/// Under a mask with runs: finds the blocks of a chunk that are visible to each tile. `lanes` lanes hold queries.
+/// Returns whether any block is visible.
 template <class A, class Memory>
 bool find_visible_blocks(const Variant<A>& variant, const Memory& memory, index_t lanes, KeyRange chunk) {
   const KeyRange keys{chunk.begin / key_chunk * key_chunk, chunk.end};
@@ -114,8 +115,8 @@ bool find_visible_blocks(const Variant<A>& variant, const Memory& memory, index_
   return any != 0;
 }
 
-/// Returns the keys of a range from the first to the last visible block. The range lies in the chunk that
-/// find_visible_blocks was called for.
+/// Returns the keys of a range from the first to the last visible block. Requires that the range lies in the chunk
+/// of the last call of find_visible_blocks.
 inline KeyRange visible_part(std::uint32_t visible_blocks, KeyRange keys) {
   const index_t chunk = keys.begin / key_chunk * key_chunk;
   const index_t first = (keys.begin - chunk) / visible_block, last = (keys.end - 1 - chunk) / visible_block;
