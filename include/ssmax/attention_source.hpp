@@ -22,7 +22,7 @@
 /// |---|---|
 /// | more than 16 queries per kv head | bit-identical |
 /// | bfloat16 with at most 128 keys | the bf16 path here, float in attention |
-/// | fewer queries | products are summed in another order where a run of keys ends; decode.hpp has the bound |
+/// | fewer queries | products are summed in another order: decode.hpp has the bound |
 #pragma once
 
 #include <concepts>
