@@ -182,7 +182,7 @@ TEST_CASE("lengths of queries over a source: refused before anything is written"
   CHECK(refusal_of(SequenceLengths::packed(cumulative), 1, 5) ==
         "ssmax::attention: lengths.keys have extent 3, a source has lengths of its own, so it must be 0");
   CHECK(refusal_of(SequenceLengths::packed_queries(three), 1, 5) ==
-        "ssmax::attention: lengths.queries are of sequences 3, the source has 2");
+        "ssmax::attention: lengths.queries have sequence count 3, the source has 2");
   CHECK(refusal_of(SequenceLengths::packed_queries(late), 1, 5) ==
         "ssmax::attention: lengths.queries end with 6, q has 5 rows");
   CHECK(refusal_of(SequenceLengths::packed_queries(cumulative), 2, 5) ==

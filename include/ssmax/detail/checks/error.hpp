@@ -1,4 +1,5 @@
-// Errors: one function that throws std::invalid_argument, or prints and aborts where exceptions are off.
+// Reports errors: throws std::invalid_argument, or prints the message and aborts where exceptions are
+// disabled.
 #pragma once
 
 #include <cstdio>
@@ -22,8 +23,8 @@ SSMAX_BEGIN_DETAIL
 #endif
 }
 
-/// fail with a message that has the arguments put into `format`. (By printf rather than strings, since every
-/// program that includes this library compiles it.)
+/// Calls fail with the message that printf makes of `format` and the values. printf compiles faster than
+/// std::string, and every program that includes this library compiles this function.
 template <class... Values>
 [[noreturn]] SSMAX_COLD void fail_format(const char* format, Values... values) {
   char message[512];

@@ -1,4 +1,4 @@
-// The members that make a type a source of keys, as key_source.hpp describes them.
+// Detects the members that make a type a source of keys. key_source.hpp documents the members.
 #pragma once
 
 #include <concepts>
@@ -38,8 +38,8 @@ using SourceValue = typename SourceElements<S>::Value;
 template <class S>
 using SourceStretch = KeyStretch<SourceKey<S>, SourceValue<S>>;
 
-/// Defines  trait<S>: whether the source S has the member  name(arguments…) const,  and what it returns satisfies
-/// `returns`. A member of that name with another signature is an error of the compiler.
+/// Defines trait<S>: true if the source S has the member `name(arguments…) const` and its result satisfies
+/// `returns`. A member of that name with another signature is a compile error.
 #define SSMAX_SOURCE_MEMBER(trait, name, returns, signature, ...)                           \
   template <class S>                                                                        \
   consteval bool find_##trait() {                                                           \

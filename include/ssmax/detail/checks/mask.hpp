@@ -1,4 +1,4 @@
-// The members that make a type a mask, as query.hpp describes them.
+// Detects the members that make a type a mask. query.hpp documents the members.
 #pragma once
 
 #include <concepts>
@@ -19,7 +19,7 @@ SSMAX_BEGIN_DETAIL
 
 SSMAX_OPTIONAL_MEMBER(has_keys, "mask", keys, std::same_as<KeyRange>, "KeyRange keys(const Query&) const",
                       std::declval<const Query&>())
-/// The mask does not show all keys of its range.
+/// True if the mask may mask keys inside its range `keys`.
 SSMAX_OPTIONAL_MEMBER(has_predicate, "mask", sees, std::same_as<bool>,
                       "bool sees(const Query&, index_t key) const", std::declval<const Query&>(), index_t{})
 SSMAX_OPTIONAL_MEMBER(has_query_position, "mask", query_position, std::same_as<index_t>,
@@ -46,7 +46,7 @@ template <class M>
 consteval bool is_mask() {
   if constexpr (has_keys<M>) {
     static_assert(!by_lanes<M> && !by_row<M> && !by_size<M>, "ssmax: the fast path of a mask is same_keys");
-    // Each of them refuses a member of its name that does not fit.
+    // Each trait reports a member of its name that has a wrong signature.
     (void)has_predicate<M>, (void)has_query_position<M>, (void)has_key_position<M>;
     (void)has_alignment<M>, (void)has_mask_check<M>;
     static_assert(
@@ -61,7 +61,7 @@ consteval bool is_mask() {
   }
 }
 
-/// The runs of the mask need not be found key by key.
+/// True if the mask's runs can be found without a test of every key.
 template <class M>
 constexpr bool has_known_runs = has_run<M> || !has_predicate<M>;
 

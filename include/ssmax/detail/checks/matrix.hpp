@@ -1,4 +1,4 @@
-// What is checked of a matrix with one element per query and key: a mask's or a bias.
+// Checks a matrix with one element per query and key: a mask's matrix or a bias.
 #pragma once
 
 #include "../../query.hpp"
@@ -7,8 +7,8 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// Throws unless `matrix` is [batch, heads, queries, keys] of `shape`, with a last
-/// stride of 1 or 0 (broadcast).
+/// Throws unless `matrix` is [batch, heads, queries, keys] of `shape` with a last stride of 1 or 0
+/// (broadcast).
 template <class T>
 void check_matrix(const char* function, const char* name, const View<const T, 4>& matrix,
                   const QueryShape& shape) {

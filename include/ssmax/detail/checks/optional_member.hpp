@@ -1,10 +1,9 @@
-// Members that a policy of the user's (a mask, a scaling, a score) may have or leave out.
+// Detects the members that a user's policy (a mask, a scaling, a score) may have or leave out.
 //
-// A member with the right name but another signature would be passed over without a word, and the policy
-// would do less than its author wrote. So a name that is found in any other form is an error of the compiler:
-// a member that is not const, that returns something else, that takes something else, that is data or static.
-// (Two kinds of member cannot be seen from outside and are passed over: overloads of which none takes these
-// arguments, and private members.)
+// A member with the right name and another signature would be ignored silently. The policy would then do less
+// than its author wrote. So a member of that name in any other form is a compile error: not const, another
+// return type, other parameters, static, or data. Exception: the compiler ignores private members, and
+// overloaded members of which no overload takes these arguments. Both kinds cannot be detected from outside.
 #pragma once
 
 #include <concepts>
@@ -13,8 +12,8 @@
 
 #include "../../config.hpp"
 
-/// Defines  trait<P>: whether P has the member  name(arguments…) const,  and what it returns satisfies
-/// `returns`. `policy` says what P is, `signature` how the member must be declared.
+/// Defines trait<P>: true if P has the member `name(arguments…) const` and its result satisfies `returns`.
+/// `policy` is the kind of P in the error message, `signature` the required declaration.
 #define SSMAX_OPTIONAL_MEMBER(trait, policy, name, returns, signature, ...)             \
   template <class P>                                                                    \
   consteval bool find_##trait() {                                                       \

@@ -1,4 +1,4 @@
-// The members that make a type a score, as key.hpp describes them.
+// Detects the members that make a type a score function. key.hpp documents the members.
 #pragma once
 
 #include <concepts>
@@ -31,21 +31,21 @@ SSMAX_OPTIONAL_MEMBER(has_parameter, "score", parameter_derivative, std::convert
                       "parameter_derivative(z, const Key&) const, giving a number", float{},
                       std::declval<const Key&>())
 
-/// The score takes ∂loss/∂θ of a query (On = Query), or ∂loss/∂z' of a key (On = Key).
+/// True if `accumulate` takes ∂loss/∂θ of a query (On = Query) or ∂loss/∂z' of a key (On = Key).
 template <class C, class On>
 constexpr bool accumulates = requires(const C& score, const On& on, double gradient) {
   { score.accumulate(on, gradient) } -> std::same_as<void>;
 };
 
-/// The score has a parameter for each query, and learns it.
+/// A score function that has a trainable parameter and takes its gradient once per query.
 template <class C>
 concept LearnsParameter = has_parameter<C> && accumulates<C, Query>;
 
-/// The score wants the gradient of every logit.
+/// A score function that takes the gradient of every logit.
 template <class C>
 concept LearnsLogits = accumulates<C, Key>;
 
-/// A member `accumulate` of any form.
+/// True if the score function has a member `accumulate` of any signature.
 template <class C>
 constexpr bool names_accumulate = requires {
   &C::accumulate;
@@ -70,18 +70,17 @@ consteval void check_learning() {
   static_assert(has_parameter<C> == accumulates<C, Query>,
                 "ssmax: a score has both members, 'parameter_derivative' and  void accumulate(const Query&, "
                 "double) const,  or neither");
-  static_assert(
-      !has_sharing<C> || accumulates<C, Key>,
-      "ssmax: the member 'sharing' of a score goes with  void accumulate(const Key&, double) const");
+  static_assert(!has_sharing<C> || accumulates<C, Key>,
+                "ssmax: the member 'sharing' of a score needs  void accumulate(const Key&, double) const");
 }
 
-/// The members that fast paths need. L: Lanes or PlacedLanes.
+/// True if the score function has the members that by_lanes needs. L is Lanes or PlacedLanes.
 template <class C, template <class> class L, class T>
 constexpr bool takes_lanes = requires(const C& score, const L<T>& lanes, const L<const T>& made, T* d) {
   { score.apply(lanes) } -> std::same_as<void>;
   { score.differentiate(made, d) } -> std::same_as<void>;
 };
-/// Lanes are not enough for the score: it reads the distance or the query.
+/// True if the score function needs PlacedLanes, because it reads the distance or the query.
 template <class C>
 constexpr bool reads_place = !takes_lanes<C, Lanes, float>;
 template <class C>
@@ -96,11 +95,11 @@ constexpr bool has_gradient_row = requires(const C& score, const Query& query) {
   *score.gradient_row(query) += 0;
 };
 
-/// What a score by rows learns of a query is a row as well.
+/// A score function by rows that takes the gradients of a query's logits as a row, too.
 template <class C>
 concept LearnsRow = by_row<C> && LearnsLogits<C> && !LearnsParameter<C> && has_gradient_row<C>;
 
-/// A member `gradient_row` of any form.
+/// True if the score function has a member `gradient_row` of any signature.
 template <class C>
 constexpr bool names_gradient_row = requires {
   &C::gradient_row;
@@ -144,7 +143,7 @@ consteval bool is_score() {
   if constexpr (fits) {
     static_assert(has_derivative<const C, float> && has_derivative<const C, double>,
                   "ssmax: a score needs the member  derivative(z, const Key&) const, giving dz'/dz at z");
-    // Each of them refuses a member of its name that does not fit.
+    // Each trait reports a member of its name that has a wrong signature.
     (void)has_score_check<C>, (void)has_sharing<C>;
     check_learning<C>();
     check_fast_path<C>();

@@ -1,4 +1,4 @@
-// Checks of SequenceLengths: O(sequences).
+// Checks SequenceLengths in O(sequences) time.
 #pragma once
 
 #include "../../sequence_lengths.hpp"
@@ -7,7 +7,7 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// Throws unless `lengths` fit a tensor of `entries` batch entries of `rows` rows.
+/// Throws unless `lengths` has one length per batch entry (`entries`), and every length is 0 to `rows`.
 inline void check_padded_lengths(const char* function, const char* name, std::span<const index_t> lengths,
                                  const char* tensor, index_t entries, index_t rows) {
   const auto count = static_cast<index_t>(lengths.size());
@@ -24,7 +24,8 @@ inline void check_padded_lengths(const char* function, const char* name, std::sp
   }
 }
 
-/// Throws unless `cumulative` begins with 0, does not fall, and ends with the rows of a tensor of one batch entry.
+/// Throws unless `cumulative` begins with 0, never decreases and ends with the rows of a tensor of one batch
+/// entry.
 inline void check_packed_lengths(const char* function, const char* name, std::span<const index_t> cumulative,
                                  const char* tensor, index_t entries, index_t rows) {
   if (entries != 1) {
@@ -64,7 +65,7 @@ void check_lengths(const char* function, const SequenceLengths& lengths, const V
   check(function, "keys", lengths.keys(), "k", k.extent(0), k.extent(2));
 }
 
-/// Throws unless the lengths, if given, fit q and a source of `sequences` sequences.
+/// Throws unless the lengths, if given, fit q and a key source with `sequences` sequences.
 template <class Q>
 void check_source_lengths(const char* function, const SequenceLengths& lengths, const View<const Q, 4>& q,
                           index_t sequences) {
@@ -76,11 +77,12 @@ void check_source_lengths(const char* function, const SequenceLengths& lengths, 
   const auto check = lengths.is_packed() ? check_packed_lengths : check_padded_lengths;
   check(function, "queries", lengths.queries(), "q", q.extent(0), q.extent(2));
   if (lengths.count() != sequences) {
-    fail_value(function, "lengths.queries", "are of sequences", lengths.count(), "the source has", sequences);
+    fail_value(function, "lengths.queries", "have sequence count", lengths.count(), "the source has",
+               sequences);
   }
 }
 
-/// Throws if lengths are given to a function, or to a call of some kind, that does not take them.
+/// Throws if the caller gives lengths to a function, or to a kind of call, that does not take lengths.
 inline void check_no_lengths(const char* function, const SequenceLengths& lengths, const char* call = "") {
   if (!lengths.is_given()) return;
   fail_format("ssmax::%s: lengths are given for %td sequences, the call%s%s takes 0", function,

@@ -1,4 +1,4 @@
-// Checks of attention's sinks.
+// Checks the sinks of attention.
 #pragma once
 
 #include <span>
@@ -11,7 +11,7 @@ inline void check_sink_count(const char* function, const char* name, index_t cou
   if (count != heads) fail_value(function, name, "has extent", count, "heads are", heads);
 }
 
-/// Throws unless `sinks` is empty or has one number per head and does not overlap the outputs.
+/// Throws unless `sinks` is empty, or has one number per head and does not overlap the outputs.
 template <class A, class T>
 void check_sinks(const char* function, std::span<const A> sinks, const View<T, 4>& out,
                  const View<A, 3>& lse) {

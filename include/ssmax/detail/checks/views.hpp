@@ -1,4 +1,4 @@
-// What every public call checks of its views, in O(1) and before anything is written.
+// Checks the views of every public call, in O(1) time and before the call writes.
 #pragma once
 
 #include <algorithm>
@@ -11,10 +11,11 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// Of what a call counts, at most so many: sums with smaller numbers do not overflow.
+/// Upper bound for every extent and element count: the sum of two such numbers cannot overflow.
 inline constexpr index_t most_counted = std::numeric_limits<index_t>::max() / 2;
 
-/// The view was not left out. (Null with extents was not: it is an error.)
+/// Returns true if the caller passed this optional view. A null view with a nonzero extent counts as passed,
+/// and check_view then reports it as an error.
 template <class T, int Rank>
 bool is_given(const View<T, Rank>& view) {
   bool given = view.data_handle() != nullptr;
@@ -28,7 +29,7 @@ bool is_given(const View<T, Rank>& view) {
               function, name, extent, stride, dimension, most);
 }
 
-/// The bytes from the first element to the end of the last one can be counted, and each stride's.
+/// Throws unless the byte offset of every element, and every stride in bytes, fits index_t.
 template <class T, int Rank>
 void check_reach(const char* function, const char* name, const View<T, Rank>& view) {
   constexpr index_t most = std::numeric_limits<index_t>::max();
@@ -43,8 +44,8 @@ void check_reach(const char* function, const char* name, const View<T, Rank>& vi
   }
 }
 
-/// Throws unless extents are at least 0, and their product, with an extent of 0 taken as 1, is at most
-/// most_counted: so any of them can be multiplied.
+/// Throws unless every extent is at least 0 and the product of the extents is at most most_counted. An extent
+/// of 0 counts as 1, so that the product of any subset of the extents is bounded as well.
 template <class T, int Rank>
 void check_extents(const char* function, const char* name, const View<T, Rank>& view) {
   index_t elements = 1;
@@ -59,13 +60,14 @@ void check_extents(const char* function, const char* name, const View<T, Rank>& 
   }
 }
 
-/// Extents and strides are so small that no product of theirs overflows, which costs less to ask.
+/// Returns true if extents and strides are so small that their products cannot overflow. This test is cheaper
+/// than check_extents and check_reach.
 template <class T, int Rank>
 bool is_small(const View<T, Rank>& view) {
   static_assert(Rank <= 4 && sizeof(T) <= 8);
   constexpr int digits = std::numeric_limits<index_t>::digits;
   constexpr int of_extent = digits / 4,
-                of_stride = digits - 6 - of_extent;  // 4 extents of 8 bytes: 5 digits, and one
+                of_stride = digits - 6 - of_extent;  // 4 extents × 8 bytes: 5 bits, and 1 spare
   std::size_t extents = 0, strides = 0;
   SSMAX_UNROLL
   for (int i = 0; i < Rank; ++i) {
@@ -105,8 +107,8 @@ void check_same_extents(const char* function, const char* name, const View<T, Ra
   }
 }
 
-/// No two indices of an output may share an element: taken by rising stride, each dimension must step over
-/// what the smaller ones span.
+/// Throws unless each element of an output has one index only. In order of rising stride, the stride of each
+/// dimension must be at least the span of the dimensions before it.
 template <class T, int Rank>
 void check_output(const char* function, const char* name, const View<T, Rank>& view) {
   check_view(function, name, view);
@@ -114,7 +116,7 @@ void check_output(const char* function, const char* name, const View<T, Rank>& v
   index_t span = 1;
   std::array<bool, Rank> seen{};
   for (int step = 0; step < Rank; ++step) {
-    int next = -1;  // of the dimensions not seen yet, the one with the smallest stride
+    int next = -1;  // unvisited dimension with the smallest stride
     for (int i = 0; i < Rank; ++i) {
       const bool smaller = next < 0 || std::abs(view.stride(i)) < std::abs(view.stride(next));
       if (!seen[static_cast<std::size_t>(i)] && smaller) next = i;
@@ -146,10 +148,11 @@ Bytes span_of(const View<T, Rank>& view) {
   return {base + static_cast<std::uintptr_t>(low * size), base + static_cast<std::uintptr_t>(high * size)};
 }
 
-/// Both views are columns of one matrix that do not touch, as the q, k and v of a packed projection
-/// are, whatever the order of their dimensions. That is: some stride is the matrix' pitch, longer
-/// strides are multiples of it, and what the shorter strides of either view span fits into a row
-/// beside what the other's span.
+/// Returns true if both views are disjoint columns of one matrix, in any order of their dimensions. Example:
+/// q, k and v of a packed projection.
+///
+/// The function tries each stride as the pitch of the matrix. Longer strides must be multiples of the pitch.
+/// The spans of the shorter strides of both views must fit side by side into one row.
 template <class T, class U, int Rank>
 bool are_separate_columns(const View<T, Rank>& a, const View<U, Rank>& b) {
   if constexpr (Rank == 1 || sizeof(T) != sizeof(U)) {
@@ -159,7 +162,7 @@ bool are_separate_columns(const View<T, Rank>& a, const View<U, Rank>& b) {
                                                reinterpret_cast<std::uintptr_t>(a.data_handle()));
     const auto size = static_cast<index_t>(sizeof(T));
     if (distance % size != 0) return false;
-    // What a view spans of a row; more than there is, if it is not made of columns.
+    // Returns the span of a view within a row, or pitch + 1 if the view is not made of columns.
     const auto span = [](const auto& view, index_t pitch) {
       index_t result = 1;
       for (int i = 0; i < Rank; ++i) {
@@ -202,15 +205,15 @@ bool are_apart(const View<T, RankT>& a, const View<U, RankU>& b) {
               other, b_bytes, overlap, but);
 }
 
-/// `out` lies apart from `in`. (Ranges that interleave in another way than as columns of one matrix are
-/// refused.)
+/// Throws unless `out` and `in` are known not to overlap. Exception: disjoint views that interleave in
+/// another way than columns of one matrix are rejected as well.
 template <class T, int RankT, class U, int RankU>
 void check_apart(const char* function, const char* out_name, const View<T, RankT>& out, const char* in_name,
                  const View<U, RankU>& in) {
   if (!are_apart(out, in)) fail_overlap(function, out_name, span_of(out), in_name, span_of(in), "");
 }
 
-/// `out` is `in` exactly, or lies apart from it.
+/// Throws unless `out` is exactly the view `in` or does not overlap it.
 template <class T, class U, int Rank>
 void check_in_place_or_apart(const char* function, const char* out_name, const View<T, Rank>& out,
                              const char* in_name, const View<U, Rank>& in) {
@@ -222,8 +225,8 @@ void check_in_place_or_apart(const char* function, const char* out_name, const V
   }
 }
 
-/// The same view, but every row of a view without elements begins at its pointer: adding strides to a null
-/// pointer is undefined, even where nothing is read.
+/// Returns the view. Exception: an empty view gets strides of 0, because adding a stride to a null pointer is
+/// undefined even if the result is never read.
 template <class T, int Rank>
 View<T, Rank> addressable(const View<T, Rank>& view) {
   if (!view.empty()) return view;
@@ -232,13 +235,13 @@ View<T, Rank> addressable(const View<T, Rank>& view) {
   return {view.data_handle(), extents, {}};
 }
 
-/// The first element of a row, which need not have any if the view is addressable.
+/// Returns the first element of a row. The row may be empty if the view is addressable.
 template <class T>
 T* row_of(const View<T, 4>& view, index_t batch, index_t head, index_t row) {
   return view.data_handle() + batch * view.stride(0) + head * view.stride(1) + row * view.stride(2);
 }
 
-/// The same view with leading dimensions of extent 1, so that loops know one rank only.
+/// Returns the same view with leading dimensions of extent 1, so that loops handle one rank only.
 template <int To, class T, int Rank>
 View<T, To> with_rank(const View<T, Rank>& view) {
   static_assert(Rank <= To, "ssmax: rows have rank 1 to 4");

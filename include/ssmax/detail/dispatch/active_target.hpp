@@ -1,4 +1,5 @@
-// Which targets there are, and which of them is in use: defined once, in every unit or in the library.
+// Defines which targets are available and which one is active: in every unit, or once in the compiled
+// library.
 #pragma once
 
 #include <cstdlib>

@@ -1,4 +1,4 @@
-// Products of bfloat16 that each target offers. attention/call/route.hpp decides by them.
+// Lists the bf16 functions that each target offers. attention/call/route.hpp chooses by this list.
 #pragma once
 
 #include "../../target.hpp"
@@ -6,13 +6,12 @@
 SSMAX_BEGIN_DETAIL
 
 struct Bf16Capabilities {
-  bool has_products = false;   // PrefillKernels<float, bfloat16> and RoundedBackwardKernels have functions
-  bool has_pair_dots = false;  // PairDecodeKernels have functions
-  index_t decode_rows_max =
-      0;  // Upper bound of the rows for which decode is faster than prefill in bfloat16.
+  bool has_products = false;    // PrefillKernels<float, bfloat16> and RoundedBackwardKernels exist
+  bool has_pair_dots = false;   // PairDecodeKernels exist
+  index_t decode_rows_max = 0;  // most rows for which decode is faster than prefill
 };
 
-/// Returns what a target offers. A target that is not named here has no products of bfloat16.
+/// Returns what a target offers. The default, for all other targets, is no products of bfloat16.
 SSMAX_INLINE constexpr Bf16Capabilities bf16_capabilities(Target target) {
   if (target == Target::amx) return {.has_products = true, .has_pair_dots = false, .decode_rows_max = 4};
   if (target == Target::avx512_bf16 || target == Target::neon_bf16) {

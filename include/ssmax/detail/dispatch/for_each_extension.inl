@@ -1,6 +1,6 @@
-// Includes SSMAX_PAIR_KERNELS, the text of some kernels in pair dots of bfloat16, once for each extension that has
-// them. As for_each_target.inl does it; an extension sees the vectors and kernels of the instruction set that it
-// extends.
+// Includes SSMAX_PAIR_KERNELS, the text of kernels that use pair dots of bfloat16, once for each extension
+// that has pair dots. The file works like for_each_target.inl. An extension also sees the vectors and kernels
+// of the instruction set that it extends.
 
 SSMAX_BEGIN_DETAIL
 

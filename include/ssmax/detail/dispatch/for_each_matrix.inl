@@ -1,5 +1,5 @@
-// Includes SSMAX_MATRIX_KERNELS, the text of some kernels for matrix units, once for each extension that has them.
-// Behind for_each_extension.inl: it sees the pair dots, too.
+// Includes SSMAX_MATRIX_KERNELS, the text of kernels for matrix units, once for each extension that has
+// matrix units. Include for_each_extension.inl first: the matrix kernels use its pair dots.
 
 SSMAX_BEGIN_DETAIL
 

@@ -1,12 +1,16 @@
-// Includes SSMAX_KERNELS, the text of some kernels, once for each instruction set that this unit compiles:
-// into a namespace of its own, compiled for that instruction set whatever the flags of the unit. The only
-// place that opens target regions.
+// Includes SSMAX_KERNELS, the text of some kernels, once for each instruction set that this unit compiles.
+// Each copy has a namespace of its own and is compiled for its instruction set, whatever the flags of the
+// unit. Only this file, for_each_extension.inl and for_each_matrix.inl open target regions.
 //
-// Inside a region: no standard header, no lambda (GCC does not give it the region's target), and only
-// feature names that both compilers know. In GCC also tune=generic, since the kernels should not depend
-// on the unit's flags: what -march=native tunes for (Zen 3, to GCC 12 on a Zen 4) made rows of 16 take
-// 0.52 instead of 0.37 ns an element. Everything here is in the code namespace, so units built with
-// other -m flags stay apart.
+// Rules inside a region:
+// - Standard headers must not be included.
+// - Lambdas are not allowed: GCC does not compile a lambda for the region's target.
+// - Feature names must exist in both compilers.
+//
+// With GCC the region sets tune=generic, so that the kernels do not depend on the unit's flags. GCC 12 with
+// -march=native tunes for Zen 3 on a Zen 4: rows of 16 then took 0.52 instead of 0.37 ns per element.
+//
+// All kernels are in the code namespace. Units with different -m flags therefore have separate kernels.
 
 SSMAX_BEGIN_DETAIL
 

@@ -1,20 +1,31 @@
-// The instruction sets that there are kernels for. SSMAX_HAVE_…: whether a build has kernels for one.
-// SSMAX_COMPILES_…: defined where this unit compiles them. Header-only, a unit compiles all that the build
-// has; with SSMAX_COMPILED none, but for the library's units of kernels, which compile one each.
+// Lists the instruction sets that have kernels.
 //
-// To add one: a row here, what the processor must offer (processor.hpp), a region (for_each_target.inl) and
-// its operations (simd/). An extension adds products of bfloat16 to an instruction set and is that one in all
-// else: a row in both lists, and its region in for_each_extension.inl or for_each_matrix.inl.
+// | macro | meaning |
+// |---|---|
+// | SSMAX_HAVE_… | 1 if a build has kernels for the instruction set, else 0 |
+// | SSMAX_COMPILES_… | defined if this unit compiles the kernels |
+//
+// A header-only unit compiles all kernels of the build. With SSMAX_COMPILED, only the library's kernel units
+// compile kernels: one instruction set each.
+//
+// To add an instruction set, add:
+// 1. a row to SSMAX_TARGETS,
+// 2. the required processor features to processor.hpp,
+// 3. a region to for_each_target.inl,
+// 4. its operations to simd/.
+//
+// An extension adds products of bfloat16 to an instruction set and otherwise equals it. It needs a row in
+// SSMAX_TARGETS, a row in SSMAX_EXTENSIONS and a region in for_each_extension.inl or for_each_matrix.inl.
 #pragma once
 
 #include "../../config.hpp"
 
-// apply(name, NAME) for each, in rising order of preference.
+// apply(name, NAME) for each target, in rising order of preference.
 #define SSMAX_TARGETS(apply)                                                                  \
   apply(scalar, SCALAR) apply(neon, NEON) apply(neon_bf16, NEON_BF16) apply(simd128, SIMD128) \
       apply(avx2, AVX2) apply(avx512, AVX512) apply(avx512_bf16, AVX512_BF16) apply(amx, AMX)
 
-// apply(name, the instruction set that it extends).
+// apply(name, base) for each extension: base is the instruction set that it extends.
 #define SSMAX_EXTENSIONS(apply) apply(neon_bf16, neon) apply(avx512_bf16, avx512) apply(amx, avx512)
 
 #define SSMAX_HAVE_SCALAR 1
@@ -25,8 +36,8 @@
 #define SSMAX_HAVE_NEON 0
 #endif
 
-// WebAssembly: an engine refuses a module that has an instruction it does not know, so nothing is left to
-// choose at run time. The unit's flag decides (-msimd128).
+// WebAssembly: the unit's flag -msimd128 decides. There is no choice at run time, because an engine rejects a
+// module that contains an unsupported instruction.
 #if defined(__wasm_simd128__) && !defined(SSMAX_NO_SIMD128)
 #define SSMAX_HAVE_SIMD128 1
 #else
@@ -39,8 +50,8 @@
 #define SSMAX_IS_X86_64 0
 #endif
 
-// SSMAX_AVX512_EMULATION, in a test build, is a header whose names replace the intrinsics of AVX-512. Kernels
-// for AVX2 then stay out.
+// A test build sets SSMAX_AVX512_EMULATION to a header whose functions replace the intrinsics of AVX-512.
+// This build leaves out the kernels for AVX2.
 #if SSMAX_IS_X86_64 && !defined(SSMAX_NO_AVX2) && !defined(SSMAX_AVX512_EMULATION)
 #define SSMAX_HAVE_AVX2 1
 #else
@@ -53,7 +64,7 @@
 #define SSMAX_HAVE_AVX512 0
 #endif
 
-// BFDOT. Clang before 16 has its intrinsics only where the unit's own flags allow them.
+// BFDOT. Clang before 16 offers its intrinsics only if the unit's own flags enable the feature.
 #if SSMAX_HAVE_NEON && !defined(__clang__) && defined(__linux__) && !defined(SSMAX_NO_NEON_BF16)
 #define SSMAX_HAVE_NEON_BF16 1
 #else
@@ -66,7 +77,8 @@
 #define SSMAX_HAVE_AVX512_BF16 0
 #endif
 
-// Tiles, in the way of Linux: a process asks for their registers first. Weights are rounded as for AVX512_BF16.
+// AMX needs Linux: a process requests permission for the tile registers from the kernel. Weights are rounded
+// as for AVX512_BF16.
 #if SSMAX_HAVE_AVX512_BF16 && defined(__linux__) && !defined(SSMAX_NO_AMX)
 #define SSMAX_HAVE_AMX 1
 #else
@@ -119,7 +131,7 @@ enum class Target {
 
 namespace SSMAX_VISIBLE shared {
 
-/// The instruction set that a target extends, or the target itself.
+/// Returns the instruction set that a target extends, or the target itself.
 SSMAX_INLINE constexpr Target base_of(Target target) {
 #define SSMAX_BASE(name, base) \
   if (target == Target::name) return Target::base;

@@ -1,12 +1,14 @@
-// The kernels that are compiled once per instruction set: tables of function pointers, and the choice of one.
+// Selects the kernels that are compiled once per instruction set: tables of function pointers.
 //
-// Each header in detail/kernels declares a table, KernelTable<…>::value of every target's namespace, and
-// has for_each_target.inl compile its text. So a unit compiles the kernels that it calls, and no others. With
-// SSMAX_COMPILED it compiles none and uses the library's tables.
+// Each header in detail/kernels declares a table, KernelTable<…>::value in every target's namespace, and
+// compiles its text with for_each_target.inl. A unit therefore compiles only the kernels that it calls. With
+// SSMAX_COMPILED a unit uses the library's tables instead.
 //
-// Conventions of all kernels: lengths count elements and may be 0; pointers need only element
-// alignment; `in` and `out` may be the same array, any other overlap is the caller's error; nothing is
-// allocated, nothing throws.
+// Conventions of all kernels:
+// - Lengths count elements and may be 0.
+// - Pointers need only the alignment of an element.
+// - `in` and `out` may be the same array. The caller must exclude any other overlap.
+// - Kernels never allocate or throw.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +25,7 @@
 #include SSMAX_AVX512_EMULATION
 #elif defined(SSMAX_COMPILES_AVX2) || defined(SSMAX_COMPILES_AVX512)
 #if !defined(__clang__)
-// GCC 12 warns of its own _mm512_undefined_ps() once that is inlined (GCC bug 105593).
+// GCC 12 warns about its own _mm512_undefined_ps() after inlining it (GCC bug 105593).
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -52,7 +54,7 @@ SSMAX_END
 
 SSMAX_BEGIN_SHARED
 
-/// Tables of which an extension of an instruction set has its own. It shares all others with its base.
+/// True for tables that an extension defines itself. An extension shares all other tables with its base.
 template <class Table>
 inline constexpr bool has_extensions = false;
 
@@ -60,11 +62,11 @@ SSMAX_END
 
 SSMAX_BEGIN_COMPILED
 
-/// A target's table: every unit has its own, or the library has it in the unit of that target.
+/// Returns a target's table. Each unit compiles its own table, or the library's unit of that target holds it.
 template <Target target, class Table>
 const Table& kernel_table();
 
-/// The active target's table, as in kernels<RowKernels<float>>().
+/// Returns the active target's table. Example: kernels<RowKernels<float>>().
 template <class Table>
 const Table& kernels();
 

@@ -1,6 +1,6 @@
-// What a processor and its operating system offer the kernels: an x86-64 is asked itself, an AArch64's extensions
-// are asked of Linux. (__builtin_cpu_supports is filled in by the compiler's run-time library, and some
-// builds of it leave it empty.)
+// Detects the features that a processor and its operating system offer to kernels: by CPUID on x86-64, by
+// Linux's getauxval on AArch64. The compiler's __builtin_cpu_supports is not used, because some builds of the
+// compiler's run-time library leave its table empty.
 #pragma once
 
 #include "instruction_sets.hpp"
@@ -22,7 +22,8 @@ SSMAX_BEGIN_DETAIL
 
 #if SSMAX_IS_X86_64
 
-/// Each says that the instructions are there and that the operating system keeps their registers.
+/// The detected features of an x86-64. A feature is true if the processor has the instructions and the
+/// operating system saves their registers.
 struct Processor {
   bool avx2_fma_f16c = false;
   bool avx512f = false;
@@ -31,8 +32,8 @@ struct Processor {
   bool is_intel = false;
 };
 
-/// The registers that the operating system keeps when it switches threads, a bit for each kind (XCR0). To be
-/// asked only where CPUID says OSXSAVE.
+/// Returns XCR0, one bit for each kind of register that the operating system saves when it switches threads.
+/// Requires that CPUID reports OSXSAVE.
 inline std::uint64_t kept_registers() {
   std::uint32_t low, high;
   __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
@@ -40,22 +41,22 @@ inline std::uint64_t kept_registers() {
 }
 
 inline Processor ask_processor() {
-  // Leaf 1.
+  // CPUID leaf 1.
   constexpr unsigned ecx_fma = 1u << 12, ecx_osxsave = 1u << 27, ecx_avx = 1u << 28, ecx_f16c = 1u << 29;
-  // Leaf 7, subleaf 0.
+  // CPUID leaf 7, subleaf 0.
   constexpr unsigned ebx_avx2 = 1u << 5, ebx_avx512f = 1u << 16, ebx_avx512dq_bw = 1u << 17 | 1u << 30;
   constexpr std::uint64_t ymm = 1u << 1 | 1u << 2;  // XMM and the upper halves of YMM
 #if defined(__APPLE__)
-  constexpr std::uint64_t zmm = ymm;  // macOS sets the other bits when a thread first uses the registers
+  constexpr std::uint64_t zmm = ymm;  // macOS sets the other bits at a thread's first use
 #else
   constexpr std::uint64_t zmm = ymm | 1u << 5 | 1u << 6 | 1u << 7;  // masks, upper halves of ZMM, ZMM16 to 31
 #endif
 
-  // Subleaf 1.
+  // CPUID leaf 7, subleaf 1.
   constexpr unsigned eax_avx512_bf16 = 1u << 5;
   constexpr unsigned edx_amx = 1u << 22 | 1u << 24;     // AMX-BF16, AMX-TILE
-  constexpr std::uint64_t tiles = 1u << 17 | 1u << 18;  // their configuration and their data
-  constexpr unsigned genu = 0x756E6547;                 // "GenuineIntel" begins so
+  constexpr std::uint64_t tiles = 1u << 17 | 1u << 18;  // tile configuration, tile data
+  constexpr unsigned genu = 0x756E6547;                 // "Genu", the first letters of "GenuineIntel"
 
   Processor found;
   unsigned eax, ebx, ecx, edx;
@@ -77,8 +78,8 @@ inline Processor ask_processor() {
 }
 
 #if SSMAX_HAVE_AMX && !defined(SSMAX_AVX512_EMULATION)
-/// Linux keeps the tiles of a process that has asked for them, once for all of its threads. It refuses where a
-/// thread has an alternate stack for signals that could not hold them.
+/// Returns true if Linux allows this process to use tiles. One request covers all threads of the process.
+/// Linux refuses if a thread has an alternate signal stack that is too small for the tiles.
 inline bool may_use_tiles() {
   constexpr long request_permission = 0x1023, tile_data = 18;
   static const bool granted = ::syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
@@ -88,7 +89,7 @@ inline bool may_use_tiles() {
 
 #endif
 
-/// Whether this processor has the instructions of a target that the build holds kernels for.
+/// Returns true if this processor can run a target of the build.
 inline bool processor_runs([[maybe_unused]] Target target) {
 #if SSMAX_IS_X86_64
   if (target == Target::avx2) return ask_processor().avx2_fma_f16c;
@@ -107,9 +108,9 @@ inline bool processor_runs([[maybe_unused]] Target target) {
   return true;
 }
 
-/// Whether a target that the processor runs is to be chosen without being named. On Intel's processors a pair
-/// dot starts half as often as a multiply-add, and came out slower on Sapphire Rapids; on AMD's it starts as
-/// often, and does twice the work.
+/// Returns true if the library should choose a supported target by default. A pair dot does twice the work of
+/// a multiply-add. AMD's processors start both at the same rate. Intel's start pair dots at half that rate,
+/// and avx512_bf16 was slower than avx512 on Sapphire Rapids.
 inline bool is_worth_it([[maybe_unused]] Target target) {
 #if SSMAX_IS_X86_64 && !defined(SSMAX_AVX512_EMULATION)
   if (target == Target::avx512_bf16) return !ask_processor().is_intel;

@@ -1,11 +1,11 @@
-// To and from storage of 16 bits.
+// Declares the kernels that convert from and to 16-bit storage types.
 #pragma once
 
 #include "lanes.hpp"
 
 SSMAX_BEGIN_SHARED
 
-/// Widen to float and round to storage of 16 bits.
+/// Kernels that widen 16-bit storage to float and round float to 16-bit storage.
 struct ConversionKernels {
   void (*widen_half)(const half* in, index_t n, float* out);
   void (*widen_bfloat16)(const bfloat16* in, index_t n, float* out);

@@ -1,4 +1,4 @@
-// Kernels that widen half precision to float and round it back. Included once per target.
+// Implements the kernels that widen 16-bit storage to float and round float to it. Included once per target.
 
 template <class S, class Storage>
 void widen(const Storage* in, index_t n, float* out) {

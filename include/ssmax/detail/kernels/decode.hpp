@@ -1,28 +1,29 @@
-// Attention of few queries.
+// Declares the kernels of attention with few queries.
 #pragma once
 
-#include "exp.hpp"  // for simd/neon_bf16.inl, whose region can include nothing
+#include "exp.hpp"  // for simd/neon_bf16.inl, whose region includes no headers
 #include "lanes.hpp"
 
 SSMAX_BEGIN_SHARED
 
-/// Attention of few queries against keys and values in storage type X. Rows of q are filled
-/// up with 0 to whole vectors.
+/// Kernels of attention with few queries, for keys and values of storage type X. Rows of q are padded with 0
+/// to whole vectors.
 template <class T, class X>
 struct DecodeKernels {
-  /// s[rows × keys] = q[rows × d] · k[keys × d]ᵀ
+  /// Writes s[rows × keys] = q[rows × d] · k[keys × d]ᵀ.
   void (*logits)(const T* q, index_t q_stride, index_t rows, const X* k, index_t k_stride, index_t keys,
                  index_t d, T* s, index_t s_stride);
-  /// o[rows × dv] += s[rows × keys] · v[keys × dv]
+  /// Computes o[rows × dv] += s[rows × keys] · v[keys × dv].
   void (*accumulate)(const T* s, index_t s_stride, index_t rows, index_t keys, const X* v, index_t v_stride,
                      index_t dv, T* o, index_t o_stride);
 };
 
-/// The same by pair dots, for several queries. Targets without pair dots, and AMX, have a table without functions
-/// (dispatch/bf16.hpp tells which targets have them).
+/// Kernels of attention with few queries by pair dots. In the tables of AMX and of targets without pair dots,
+/// both functions are null (dispatch/bf16.hpp lists the targets).
 template <class T, class E>
 struct PairDecodeKernels {
-  /// As above; a row of q is `parts` rows, each filled up with 0 to q_pitch, whose logits are added.
+  /// Writes s as DecodeKernels::logits does. A row of q consists of `parts` rows, each padded with 0 to
+  /// q_pitch. The logits of the parts are added.
   void (*logits)(const E* q, index_t q_pitch, index_t parts, index_t rows, const E* k, index_t k_stride,
                  index_t keys, index_t d, T* s, index_t s_stride) = nullptr;
   void (*accumulate)(const E* weights, index_t stride, index_t rows, index_t keys, const E* v,
@@ -46,7 +47,7 @@ SSMAX_END
 SSMAX_BEGIN_DETAIL
 namespace amx {
 
-/// Several queries go by prefill's tiles: 16 of them are one tile.
+/// The empty table of AMX. AMX computes several queries by prefill's tiles: 16 queries are one tile.
 template <class T>
 struct KernelTable<PairDecodeKernels<T, bfloat16>> {
   static constexpr PairDecodeKernels<T, bfloat16> value{};

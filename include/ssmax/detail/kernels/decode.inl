@@ -1,24 +1,33 @@
-// Attention of few queries: K and V are read from where they lie, in whatever type they are stored, each once
+// Implements attention with few queries. K and V are read in place, in their storage type, and each only once
 // for up to four queries. Included once per target.
 //
-// Logits: a vector holds products along a key's channels. As many (query, key) pairs as a vector has lanes
-// are summed side by side, then folded into one vector of sums, so that a pair costs two shuffles. Four
-// queries by four keys in AVX-512 make 16 FMAs of 8 loads.
-// Weights times V: vectors along the channels, 16 sums (8 where there are 16 registers).
+// Logits: a vector holds products along the channels of a key. As many (query, key) pairs as a vector has
+// lanes are summed side by side. They are then folded into one vector of sums, so that a pair costs two
+// shuffles. In AVX-512, four queries by four keys take 16 FMAs and 8 loads.
+//
+// Weights times V: vectors hold channels, in 16 sums. Exception: 8 sums on targets with 16 registers.
 
-// K and V are read in the order in which they lie. From memory in huge pages that brings 30 GB/s of 32. In
-// pages of 4 KiB it brings 17 of 24, where reading four streams at a time would bring 23; but in huge pages,
-// which a cache has (memory/pages.hpp), four streams bring 28.
+// K and V are read in the order of memory, in one stream. Measured from memory:
+//
+// | pages | one stream | four streams | peak |
+// |---|---|---|---|
+// | huge, as in a cache (memory/pages.hpp) | 30 GB/s | 28 GB/s | 32 GB/s |
+// | 4 KiB | 17 GB/s | 23 GB/s | 24 GB/s |
 
-/// How many queries share one reading of K and V. Eight, with AVX-512's registers, were slower in cache (16
-/// instead of 19 GB/s) and from memory (10 instead of 12), and so was prefetching.
+/// Number of queries that share one reading of K and V. Eight queries with AVX-512's registers were slower,
+/// in the cache (16 instead of 19 GB/s) and from memory (10 instead of 12). Prefetching was slower as well.
 template <class S>
 inline constexpr int decode_most_rows = S::width < 4 ? static_cast<int>(S::width) : 4;
 
-/// Rows up to this wide may be read side by side: rows of K, so that queries are loaded once for several
-/// keys, and V in passes, each over some of its channels. The processor's prefetching still follows. Wider
-/// ones are read one after the other, each whole. At width 128 with four queries that brings 22 GB/s instead
-/// of 12 from memory, though 40 instead of 45 in the cache; two at a time bring 16 and 38.
+/// Widest rows that may be read side by side. Rows of K side by side load the queries once for several keys.
+/// Narrow rows of V are read in passes, each over some of the channels. The hardware prefetcher still follows
+/// such reads. Wider rows are read one after another, each whole. Measured at width 128 with four queries:
+///
+/// | rows of K at a time | from memory | in the cache |
+/// |---|---|---|
+/// | one | 22 GB/s | 40 GB/s |
+/// | two | 16 GB/s | 38 GB/s |
+/// | four, side by side | 12 GB/s | 45 GB/s |
 template <class S>
 inline constexpr index_t decode_narrow = 4 * S::width;
 
@@ -44,9 +53,10 @@ SSMAX_INLINE typename S::V load_stored_part(const X* p, index_t count) {
 
 inline constexpr index_t asked_keys = 64;
 
-/// Asks memory for `count` numbers of the row that lies asked_keys behind p. There need not be one. For one
-/// query, 16 bits arrive about as fast as they are widened and multiplied: 23 instead of 11 GB/s on an Intel with
-/// AMX (32 keys ahead: 17). Floats came 16 % slower. Elsewhere than with AVX-512 it was not measured.
+/// Prefetches `count` numbers of the row that is asked_keys rows after p. The row may lie past the end. With
+/// one query, 16-bit rows are widened and multiplied about as fast as memory delivers the rows. Prefetching
+/// brings 23 instead of 11 GB/s on an Intel processor with AMX (32 rows ahead: 17). Rows of float became 16 %
+/// slower. Only targets with AVX-512 prefetch, because the others were not measured.
 template <class S, int rows, class X>
 SSMAX_INLINE void ask_for_row(const X* p, index_t stride, index_t count) {
   if constexpr (S::width == 16 && rows == 1 && sizeof(X) < sizeof(typename S::Value)) {
@@ -58,7 +68,7 @@ SSMAX_INLINE void ask_for_row(const X* p, index_t stride, index_t count) {
   }
 }
 
-/// s[rows][·] = q[rows × d] · k[·][d] for width / rows keys at a time.
+/// Writes s[rows][·] = q[rows × d] · k[·][d] for width / rows keys at a time.
 template <class S, int rows, class X>
 void decode_logits_rows(const typename S::Value* q, index_t q_stride, const X* k, index_t k_stride,
                         index_t keys, index_t d, typename S::Value* s, index_t s_stride) {
@@ -228,7 +238,7 @@ void decode_accumulate(const typename S::Value* s, index_t s_stride, index_t row
                                  o_stride);
 }
 
-/// No pair dots.
+/// The empty table of targets without pair dots.
 template <class T>
 struct KernelTable<PairDecodeKernels<T, bfloat16>> {
   static constexpr PairDecodeKernels<T, bfloat16> value{};

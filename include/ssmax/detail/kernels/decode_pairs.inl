@@ -1,16 +1,18 @@
-// Attention of few queries in pair dots of bfloat16. Included once for each extension that has them.
+// Implements attention with few queries by pair dots of bfloat16. Included once for each extension that has
+// pair dots.
 //
-// As decode.inl, with pairs of channels for the logits, and pairs of keys for the values: two rows of V are taken
-// apart into channels of even and of odd number, whose sums are brought into order once at the end. Nothing is
-// widened: a product costs half the operations that it costs in float.
+// The code works like decode.inl, but the logits multiply pairs of channels and the values multiply pairs of
+// keys. Two rows of V are separated into channels of even and of odd number. The sums of both are brought
+// into order once, at the end. Operands are not widened: a product costs half the operations of a float
+// product.
 
-/// Up to a vector of pairs; missing numbers are 0.
+/// Loads at most a vector of pairs. Missing numbers are 0.
 template <class S, class P>
 SSMAX_INLINE typename P::V load_pairs_up_to(const bfloat16* p, index_t left) {
   return left >= 2 * S::width ? P::load(p) : P::load_part(p, left);
 }
 
-/// sum[i·step + j] += q(i) · y for one vector of pairs of key j, at channel c.
+/// Computes sum[i·step + j] += q(i) · y for one vector of pairs of key j, at channel c.
 template <class S, class P, int rows, int parts, int step>
 SSMAX_INLINE void decode_pair_dots(const bfloat16* q, index_t q_pitch, typename P::V y, int j,
                                    typename S::V (&sum)[S::width]) {
@@ -21,7 +23,8 @@ SSMAX_INLINE void decode_pair_dots(const bfloat16* q, index_t q_pitch, typename 
   }
 }
 
-/// s[rows][·] = q[rows × d] · k[·][d] for width / rows keys at a time; q in `parts`, whose products are added.
+/// Writes s[rows][·] = q[rows × d] · k[·][d] for width / rows keys at a time. q has `parts` parts, whose
+/// products are added.
 template <class S, class P, int rows, int parts>
 void decode_pair_logits_rows(const bfloat16* q, index_t q_pitch, const bfloat16* k, index_t k_stride,
                              index_t keys, index_t d, float* s, index_t s_stride) {
@@ -76,7 +79,8 @@ void decode_pair_logits(const bfloat16* q, index_t q_pitch, index_t parts, index
   }
 }
 
-/// Two keys: sums of channels of even and odd number += weights · values; `left` channels are there.
+/// Adds weights · values of two keys to the sums of channels of even and of odd number. `left` is the number
+/// of channels in the rows.
 template <class S, class P, int rows, int vectors>
 SSMAX_INLINE void decode_pair_step(const bfloat16* weights, index_t stride, const bfloat16* low,
                                    const bfloat16* high, index_t left, typename S::V (&even)[rows][vectors],
@@ -101,7 +105,7 @@ SSMAX_INLINE void decode_pair_step(const bfloat16* weights, index_t stride, cons
   }
 }
 
-/// `left` of 2 · width · vectors channels.
+/// Adds the first `left` of 2 · width · vectors channels of weights · values to o.
 template <class S, class P, int rows, int vectors>
 SSMAX_INLINE void decode_pair_block(const bfloat16* weights, index_t stride, index_t keys, const bfloat16* v,
                                     index_t v_stride, index_t left, float* o, index_t o_stride) {

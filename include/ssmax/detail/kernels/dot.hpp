@@ -1,4 +1,4 @@
-// The dot product of two rows.
+// Declares the kernel of the dot product of two rows.
 #pragma once
 
 #include "lanes.hpp"

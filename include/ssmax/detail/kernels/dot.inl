@@ -1,4 +1,4 @@
-// Σ a·b. Included once per target.
+// Implements the dot product Σ a·b. Included once per target.
 
 template <class S>
 typename S::Value dot(const typename S::Value* a, const typename S::Value* b, index_t n) {

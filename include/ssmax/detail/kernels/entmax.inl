@@ -1,4 +1,4 @@
-// Kernels of entmax's rows. Included once per target.
+// Implements the kernels of entmax's rows. Included once per target.
 
 template <class S>
 SSMAX_INLINE typename S::V heights(typename S::V z, typename S::V scale,
@@ -7,7 +7,7 @@ SSMAX_INLINE typename S::V heights(typename S::V z, typename S::V scale,
   return S::max(S::sub(above, S::set(threshold.low)), S::set(0));
 }
 
-/// Sums of a run move on into doubles: a lane adds at most 32 numbers.
+/// Returns the sums above the threshold. A lane adds at most 32 numbers before its sums move on to doubles.
 template <class S>
 SupportSums row_above(const typename S::Value* in, index_t n, typename S::Value scale,
                       Threshold<typename S::Value> threshold) {
@@ -43,13 +43,13 @@ void row_store_heights(const typename S::Value* in, index_t n, typename S::Value
   }
 }
 
-/// What is not 0; NaN is not.
+/// Returns the lanes where y is above 0 or NaN.
 template <class S>
 SSMAX_INLINE typename S::M supports(typename S::V y) {
   return S::either(S::less(S::set(0), y), S::unordered(y, y));
 }
 
-/// 1 or √y; NaN where y is NaN.
+/// Returns 1 or √y, or NaN if y is NaN.
 template <class S, int power>
 SSMAX_INLINE typename S::V entmax_weight(typename S::V y) {
   return power == 1 ? S::select(S::unordered(y, y), y, S::set(1)) : S::sqrt(y);

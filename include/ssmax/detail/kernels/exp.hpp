@@ -1,21 +1,21 @@
-// The exponential of a vector.
+// Declares the exponential of a vector.
 //
-// exp is 2^(x·(scale.high + scale.low) - shift) with an integer shift. So the shift is exact,
-// every rescaling between blocks is by an exact power of two, and the only rounding of the
-// argument is at magnitude 1/2.
+// exp is computed as 2^(x·(scale.high + scale.low) - shift) with an integer shift. So the shift is exact, and
+// blocks are rescaled by exact powers of two. The argument is rounded only at magnitude 1/2.
 #pragma once
 
 #include "lanes.hpp"
 
 SSMAX_BEGIN_SHARED
 
-/// c·log2(e) in two parts: together they hold the double product to the last bit that matters.
+/// The product c·log2(e) in two parts. Together the parts hold the double product to the last bit that
+/// matters.
 template <class T>
 struct Scale {
   T high, low;
 };
 
-/// |in·scale| of a row's maximum must stay below this for its shift to be exact with room to spare.
+/// Upper bound for |in·scale| of a row's maximum: below it the shift is exact, with a margin.
 template <class T>
 inline constexpr T largest_shift = T{1 << 20};
 
@@ -25,7 +25,7 @@ SSMAX_END
 #include "../dispatch/for_each_target.inl"
 #undef SSMAX_KERNELS
 
-// Targets without a fused multiply-add have one of their own.
+// Targets without a fused multiply-add have their own exponential.
 SSMAX_BEGIN_DETAIL
 
 #if defined(SSMAX_COMPILES_SCALAR)

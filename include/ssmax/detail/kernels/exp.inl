@@ -1,19 +1,22 @@
-// 2^(x·scale - shift) for a vector of x. Included once per target; S is one of its F32, F64.
+// Computes 2^(x·scale - shift) for a vector of x. Included once per target. S is the target's F32 or F64.
 //
-//   t = x·high + (magic - shift)     the integer n = round(x·scale) - shift, in the low bits of t
-//   r = x·high + (magic - shift - t) + x·low   in [-1/2, 1/2]: the parts before r are exact
-//   2^r by a polynomial, then n is added to the exponent.
+//     t = x·high + (magic - shift)               n = round(x·scale) - shift, in the low bits of t
+//     r = x·high + (magic - shift - t) + x·low   in [-1/2, 1/2]: the parts before r are exact
+//     2^r by a polynomial, then n is added to the exponent.
 //
-// Why an integer shift and not the maximum itself: x·scale - max·scale rounds at the size of the
-// difference, and a difference of 10 already costs 4e-7 of relative error.
-// Why degree 6 in float: degree 5 errs by 7.5e-8, which is above one ulp just below 1.
-// Why x·low: without it e^-20 errs by 4.8 ulp.
-// Coefficients: minimax for the relative error (1.9e-9 in float, 3.1e-18 in double) by a Remez exchange in 50
-// digits; in float then searched over their roundings for the smallest error of this very arithmetic.
+// | decision | reason |
+// |---|---|
+// | integer shift, not the maximum | x·scale - max·scale rounds at the size of the difference: 10 costs 4e-7 |
+// | degree 6 in float | degree 5 has a relative error of 7.5e-8, above one ulp just below 1 |
+// | x·low is added | without it, e^-20 has an error of 4.8 ulp |
 //
-// Tried and not kept: a leading coefficient of 2^-13. It saves one of nine FMAs, and the two FMA
-// ports are what bounds a row (0.253 instead of 0.268 ns an element on Zen 4); but it errs by 1.14
-// ulp, over the bound of 1.
+// The coefficients are minimax for the relative error (1.9e-9 in float, 3.1e-18 in double), by a Remez
+// exchange in 50 digits. In float, a search over roundings of the coefficients then minimized the error of
+// this arithmetic.
+//
+// Rejected alternative: a leading coefficient of 2^-13. It saves one of nine FMAs, and the two FMA ports
+// bound the time of a row (0.253 instead of 0.268 ns per element on Zen 4). But its error is 1.14 ulp, above
+// the bound of 1.
 
 template <class T>
 struct ExpConstants;
@@ -21,7 +24,7 @@ struct ExpConstants;
 template <>
 struct ExpConstants<float> {
   static constexpr float magic = 0x1.8p23f;
-  static constexpr float smallest = magic - 125.0f;  // one less and 2^n·p would be subnormal
+  static constexpr float smallest = magic - 125.0f;  // one less would make 2^n·p subnormal
   static constexpr int degree = 6;
   static constexpr float polynomial[] = {1.0f,           0x1.62e432p-1f,  0x1.ebfbeep-3f, 0x1.c6ae8ap-5f,
                                          0x1.3b283ap-7f, 0x1.5f38a0p-10f, 0x1.41d520p-13f};
@@ -62,9 +65,9 @@ struct Exp {
     return x;
   }
 
-  /// `count` vectors in step, each with a bias (magic - shift) of its own. One chain is about 45 cycles long;
-  /// a scheduler of 64 entries holds four chains of it when they come one after the other, and more when
-  /// their steps alternate: 0.28 instead of 0.32 ns an element of a whole softmax.
+  /// Computes `count` vectors in step, each with its own bias (magic - shift). One chain takes about 45
+  /// cycles. A scheduler of 64 entries holds four chains that follow one another, and more chains if their
+  /// steps alternate. A whole softmax then takes 0.28 instead of 0.32 ns per element.
   template <int count>
   SSMAX_INLINE void apply(V* x, const V* biases) const {
     V t[count], p[count];
@@ -90,8 +93,8 @@ struct Exp {
   }
 };
 
-/// 2^(x - shift) for x in units of log2, with a shift per lane. Two of the FMAs are replaced by three
-/// additions, which go to other ports.
+/// The exponential 2^(x - shift) for x in units of log2, with a shift per lane. Three additions replace two
+/// FMAs, because additions run on other ports.
 template <class S>
 struct Exp2 {
   using T = typename S::Value;

@@ -1,11 +1,11 @@
-// Parts of vectors, reductions and transposition, which the texts of all kernels use.
+// Declares what the texts of all kernels use: partial vectors, reductions and transposition.
 #pragma once
 
 #include "../dispatch/kernels.hpp"
 
 SSMAX_BEGIN_SHARED
 
-/// Vectors of queries in a group (prefill.inl).
+/// Number of vectors of queries in a group (prefill.inl).
 inline constexpr int tile_vectors = 3;
 
 SSMAX_END

@@ -1,19 +1,20 @@
-// The part that all kernels share: vectors with unused lanes, reductions, transposition. Included once per target.
+// Implements what all kernels use: vectors with unused lanes, reductions and transposition. Included once per
+// target.
 
 template <class T>
 using Lanes = std::conditional_t<sizeof(T) == sizeof(float), F32, F64>;
 
-/// Queries of a group: tile_vectors vectors of them, one per lane (prefill.inl).
+/// Number of queries in a group: tile_vectors vectors with one query per lane (prefill.inl).
 template <class S>
 inline constexpr index_t group_width = S::tile_vectors* S::width;
 
-/// True where x is not -inf, that is for NaN as well.
+/// Returns the lanes where x is not -inf. NaN counts as unmasked.
 template <class S>
 SSMAX_INLINE typename S::M unmasked(typename S::V x) {
   return S::not_less(x, S::set(std::numeric_limits<typename S::Value>::lowest()));
 }
 
-/// A vector of the `left` elements from p, as many as it takes; lanes past them hold `fill`.
+/// Loads a vector of which `left` elements exist at p. Lanes after them hold `fill`.
 template <class S>
 SSMAX_INLINE typename S::V load_up_to(const typename S::Value* p, index_t left, typename S::Value fill) {
   return left >= S::width ? S::load(p) : S::load_part(p, std::max<index_t>(left, 0), fill);
@@ -28,7 +29,7 @@ SSMAX_INLINE void store_up_to(typename S::Value* p, typename S::V v, index_t lef
   }
 }
 
-/// The sum of `count` vectors, by pairs.
+/// Returns the sum of `count` vectors, added in pairs.
 template <class S, int count>
 SSMAX_INLINE typename S::V reduce_pairwise(const typename S::V* v) {
   if constexpr (count == 1) {
@@ -52,7 +53,8 @@ struct Sum {
   }
 };
 
-/// Lane r of the result is the reduction of all lanes of v[r]. Halves the number of vectors at each stage.
+/// Returns a vector whose lane r is the reduction of all lanes of v[r]. Each stage halves the number of
+/// vectors.
 template <class S, class Operation, int stage = 0, int count = S::width>
 SSMAX_INLINE typename S::V fold(typename S::V* v) {
   if constexpr (count == 1) {
@@ -68,12 +70,13 @@ SSMAX_INLINE typename S::V fold(typename S::V* v) {
   }
 }
 
-/// v[r] = row r becomes v[c] = column c: each stage takes pairs apart as a fold does, and keeps both halves.
+/// Transposes rows v[r] in place to columns, in the order of transposed_column. Each stage separates pairs as
+/// a stage of fold does, and keeps both halves.
 template <class S, int stage = 0>
 SSMAX_INLINE void transpose_block(typename S::V* v) {
   constexpr int width = static_cast<int>(S::width);
   if constexpr ((1 << stage) < width) {
-    constexpr int half = width >> (stage + 1);  // pairs of what each earlier choice of halves has left
+    constexpr int half = width >> (stage + 1);  // pairs that the earlier choices of halves have left
     typename S::V next[S::width];
     SSMAX_UNROLL
     for (int path = 0; path < (1 << stage); ++path) {
@@ -90,7 +93,8 @@ SSMAX_INLINE void transpose_block(typename S::V* v) {
   }
 }
 
-/// Where transpose_block leaves the column that comes at place `path`: bit by bit, the first stage's highest.
+/// Returns the column that transpose_block leaves in v[path]. The first stage decides the highest bit of
+/// `path`.
 template <class S>
 constexpr int transposed_column(int path) {
   int column = 0;
@@ -101,8 +105,8 @@ constexpr int transposed_column(int path) {
   return column;
 }
 
-/// out[c][r] = in[r][c] for up to a vector's width of rows and any number of columns; with
-/// a factor per row if given.
+/// Writes out[c][r] = in[r][c] for at most a vector's lanes of rows and any number of columns. If `factor` is
+/// given, multiplies row r by factor[r].
 template <class S>
 void transpose(const typename S::Value* const* in, index_t rows, index_t columns,
                const typename S::Value* factor, typename S::Value* out, index_t out_stride) {

@@ -1,12 +1,12 @@
-// Attention's tiles: the logits of many queries, one per lane, against a block of keys.
-// Included once per target.
+// Implements attention's tiles: the logits of many queries, one per lane, against a block of keys. Included
+// once per target.
 //
-// A group is tile_vectors vectors of queries. Everything about it is stored with the lanes last:
-// Qᵀ [d][group], the block's logits and weights S [key][group], Oᵀ [channel][group]. So both products
-// read one vector and broadcast one number of K or V, and K needs no transposing. What a query keeps of its
-// softmax sits in one lane: no kernel reduces across lanes.
+// A group is tile_vectors vectors of queries. All arrays of a group have the lanes last: Qᵀ [d][group], the
+// block's logits and weights S [key][group], Oᵀ [channel][group]. So both products read one vector and
+// broadcast one number of K or V, and K is not transposed. One lane holds the softmax state of a query, so
+// kernels never reduce across lanes.
 
-/// sum[r][·] += Σ_k A(r, k) · b[k][·], one k after the other. A is rows of K (a[r·a_stride + k]) or
+/// Computes sum[r][·] += Σ_k A(r, k) · b[k][·], one k after another. A is rows of K (a[r·a_stride + k]) or
 /// columns of V (a[k·a_stride + r]).
 template <class S, int vectors, bool columns>
 SSMAX_INLINE void tile_product(const typename S::Value* a, index_t a_stride, const typename S::Value* b,
@@ -44,8 +44,8 @@ void tile_logits(const typename S::Value* k, index_t k_stride, index_t d, index_
   }
 }
 
-/// The sums go on from what o holds, key by key. So the bits do not show how the keys of a chunk are cut into
-/// calls, which depends on what the other queries of a group see.
+/// Adds to o key by key. So results are bit-identical for any division of a chunk's keys into calls. The
+/// division depends on the keys that are visible to other queries of the group.
 template <class S, int vectors>
 void tile_accumulate(const typename S::Value* values, index_t v_stride, index_t panel_stride, index_t panels,
                      const typename S::Value* s, index_t keys, typename S::Value* o) {
@@ -66,7 +66,7 @@ void tile_accumulate(const typename S::Value* values, index_t v_stride, index_t 
   }
 }
 
-/// One vector of queries: hides the keys outside [first, last) of each lane, counted from s.
+/// Masks, for one vector of queries, the keys outside [first, last) of each lane, counted from s.
 template <class S>
 void tile_hide(typename S::Value* s, index_t keys, const typename S::Value* first,
                const typename S::Value* last) {
@@ -80,7 +80,7 @@ void tile_hide(typename S::Value* s, index_t keys, const typename S::Value* firs
   }
 }
 
-/// The largest logit of each lane; false if one is NaN.
+/// Finds the largest logit of each lane. Returns false if a logit is NaN.
 template <class S>
 SSMAX_INLINE bool tile_top(const typename S::Value* s, index_t keys, typename S::V& largest) {
   using V = typename S::V;
@@ -105,7 +105,7 @@ SSMAX_INLINE bool tile_top(const typename S::Value* s, index_t keys, typename S:
   return !S::any(nan);
 }
 
-/// One vector of queries: their logits become weights 2^(x - shift), their states learn of them.
+/// Replaces the logits of one vector of queries by weights 2^(x - shift) and updates shift and sum.
 template <class S>
 TileChange tile_weights(typename S::Value* s, index_t keys, const TileState<typename S::Value>& state,
                         typename S::Value* weights) {
@@ -161,7 +161,7 @@ void tile_rescale(typename S::Value* o, index_t rows, const typename S::Value* f
   }
 }
 
-/// out = out·factor + in·in_factor, a factor per lane.
+/// Computes out = out·factor + in·in_factor with a factor per lane.
 template <class S>
 void tile_merge(typename S::Value* out, const typename S::Value* in, index_t rows,
                 const typename S::Value* factor, const typename S::Value* in_factor) {
@@ -175,7 +175,7 @@ void tile_merge(typename S::Value* out, const typename S::Value* in, index_t row
 
 template <class S>
 bool all_finite(const typename S::Value* in, index_t stride, index_t rows, index_t columns) {
-  typename S::V zero[4] = {S::set(0), S::set(0), S::set(0), S::set(0)};  // 0 · x is 0 while x is finite
+  typename S::V zero[4] = {S::set(0), S::set(0), S::set(0), S::set(0)};  // 0 · x stays 0 if x is finite
   for (index_t r = 0; r < rows; ++r, in += stride) {
     index_t c = 0;
     for (; c + 4 * S::width <= columns; c += 4 * S::width) {
@@ -188,7 +188,7 @@ bool all_finite(const typename S::Value* in, index_t stride, index_t rows, index
   return !S::any(S::either(S::unordered(zero[0], zero[1]), S::unordered(zero[2], zero[3])));
 }
 
-/// Rows of V into panels of tile_rows channels, [panel][key][channel], missing channels 0.
+/// Packs rows of V into panels of tile_rows channels, [panel][key][channel]. Missing channels are 0.
 template <class S>
 void tile_pack_values(const typename S::Value* v, index_t v_stride, index_t first, index_t keys,
                       index_t channels, typename S::Value* panels, index_t panel_stride) {
@@ -205,7 +205,7 @@ void tile_pack_values(const typename S::Value* v, index_t v_stride, index_t firs
   }
 }
 
-/// No products in 16 bits.
+/// The empty table of targets without a bf16 path.
 template <class T>
 struct KernelTable<PrefillKernels<T, bfloat16>> {
   static constexpr PrefillKernels<T, bfloat16> value{};

@@ -1,9 +1,9 @@
-// Attention's tiles, backward: the gradient of the logits, and the products that sum over queries, which
-// are dK and dV. The other three products (logits, dout·Vᵀ, dQ) are the forward's, in prefill.inl.
+// Implements attention's tiles in backward: the gradients of the logits, and the products that sum over
+// queries (dK and dV). The other three products (logits, dout·Vᵀ, dQ) use the kernels of prefill.inl.
 // Included once per target.
 
-/// `count` vectors of keys: w = 2^(s - shift) in place of s, and u = w·(dp - delta) in place of dp. Where w
-/// is 0, as for hidden keys, u is 0 whatever dp is: dp came from numbers that the query need not see.
+/// Replaces `count` vectors of s by w = 2^(s - shift), and of dp by u = w·(dp - delta). If w is 0, as for
+/// masked keys, u is 0 whatever dp is: dp may come from numbers that are masked.
 template <class S, int count>
 SSMAX_INLINE void gradient_step(const Exp2<S>& power, typename S::V delta, typename S::Value* s,
                                 typename S::Value* dp) {
@@ -20,7 +20,7 @@ SSMAX_INLINE void gradient_step(const Exp2<S>& power, typename S::V delta, typen
   }
 }
 
-/// One vector of queries.
+/// Computes PrefillBackwardKernels::gradients for one vector of queries.
 template <class S>
 void tile_gradients(typename S::Value* s, typename S::Value* dp, index_t keys, const typename S::Value* shift,
                     const typename S::Value* delta) {
@@ -35,8 +35,8 @@ void tile_gradients(typename S::Value* s, typename S::Value* dp, index_t keys, c
   }
 }
 
-/// One vector of queries behind a score: u becomes c·u·slope, and dc is what u·z adds up to. Where u is 0
-/// it adds nothing and stays 0, whatever the others are.
+/// Computes, for one vector of queries with a score function, dc = Σ u·z and then u = c·u·slope. Exception: a
+/// u of 0 stays 0 and is not part of dc, whatever the other factors are.
 template <class S>
 void tile_score_gradients(typename S::Value* u, index_t keys, const typename S::Value* z,
                           const typename S::Value* slope, const typename S::Value* c, typename S::Value* dc) {
@@ -52,7 +52,7 @@ void tile_score_gradients(typename S::Value* u, index_t keys, const typename S::
   S::store(dc, sum);
 }
 
-/// out[keys][pitch] += a[keys][lanes] · b[lanes][pitch]; `vectors` vectors of channels.
+/// Computes out[keys][pitch] += a[keys][lanes] · b[lanes][pitch] for `vectors` vectors of channels.
 template <class S, int vectors>
 SSMAX_INLINE void add_product_columns(const typename S::Value* a, index_t lanes, const typename S::Value* b,
                                       index_t pitch, typename S::Value* out) {
@@ -79,7 +79,7 @@ void tile_add_product(const typename S::Value* a, index_t lanes, index_t keys, c
     const typename S::Value* rows = a + key * group_width<S>;
     typename S::Value* to = out + key * pitch;
     index_t c = 0;
-    // Four vectors go as two and two: 8 chains alone do not fill two FMA ports.
+    // Divides four vectors into two and two: 8 chains, of one vector, do not fill two FMA ports.
     for (; c + 3 * w <= pitch && c + 4 * w != pitch; c += 3 * w) {
       add_product_columns<S, 3>(rows, lanes, b + c, pitch, to + c);
     }
@@ -88,7 +88,7 @@ void tile_add_product(const typename S::Value* a, index_t lanes, index_t keys, c
   }
 }
 
-/// out[r][c] = in[r][c] · factor[r], and 0 from `columns` to `pitch`, which is whole vectors.
+/// Writes out[r][c] = in[r][c] · factor[r], and 0 from `columns` to `pitch`. pitch must be whole vectors.
 template <class S>
 void tile_scale_rows(const typename S::Value* const* in, index_t rows, index_t columns,
                      const typename S::Value* factor, typename S::Value* out, index_t pitch) {
@@ -100,7 +100,7 @@ void tile_scale_rows(const typename S::Value* const* in, index_t rows, index_t c
   }
 }
 
-/// out = in, or out += in
+/// Computes out = in, or out += in.
 template <class S, bool adds>
 void tile_copy_rows(const typename S::Value* in, index_t in_stride, index_t rows, index_t columns,
                     typename S::Value* out, index_t out_stride) {
@@ -113,7 +113,7 @@ void tile_copy_rows(const typename S::Value* in, index_t in_stride, index_t rows
   }
 }
 
-/// No products in 16 bits.
+/// The empty table of targets without a bf16 path.
 template <class T>
 struct KernelTable<RoundedBackwardKernels<T, bfloat16>> {
   static constexpr RoundedBackwardKernels<T, bfloat16> value{};

@@ -1,7 +1,7 @@
-// Attention's tiles, backward, by AMX: dK and dV take rows of weights or gradients for the unit's first operand,
-// and pairs of queries for its second. All else is as in prefill_backward_pairs.inl.
+// Implements attention's tiles in backward by AMX. dK and dV use rows of weights or gradients as the unit's
+// first operand and pairs of queries as its second. All other kernels come from prefill_backward_pairs.inl.
 
-/// Channels 32 by 32: 2 × 2 sums.
+/// Computes 32 keys by 32 channels at a time, as 2 × 2 tiles of sums.
 template <class S>
 void matrix_add_product(const bfloat16* a, index_t a_stride, index_t lanes, index_t keys, const bfloat16* b,
                         index_t pitch, float* out) {

@@ -1,10 +1,14 @@
-// Attention's tiles, backward, in pair dots of bfloat16. Included once for each extension that has them.
+// Implements attention's tiles in backward by pair dots of bfloat16. Included once for each extension that
+// has pair dots.
 //
-// dK and dV sum over queries: weights and gradients lie in rows, [key][query], q and dout in pairs of queries,
-// [query/2][channel][2]. dQ sums over keys: gradients lie in pairs of keys as well, as prefill_pairs.inl's weights.
-// What is summed up for parameters is taken from floats, before they are rounded.
+// | product | sums over | operands |
+// |---|---|---|
+// | dK, dV | queries | weights and gradients in rows [key][query], q and dout in pairs [query/2][channel][2] |
+// | dQ | keys | gradients in pairs of keys, as the weights of prefill_pairs.inl |
+//
+// The sums for parameters add floats before they are rounded.
 
-/// Weights w and gradients u of two keys; `sum` += Σ u·z.
+/// Rounds the weights w and gradients u of two keys, and adds Σ u·z to `sum`.
 template <class S, class P>
 SSMAX_INLINE void pair_round_step(const typename S::V (&w)[2], const typename S::V (&u)[2], const float* z,
                                   index_t key, typename S::V factor,
@@ -38,8 +42,8 @@ void pair_round(const float* w, const float* u, const float* z, index_t keys,
   if (to.dc != nullptr) S::store(to.dc, sum);
 }
 
-/// w = 2^(s - shift) and u = w·(dp - delta) of four keys, whose s are in w. Where w is 0, as for hidden keys, u is 0
-/// whatever dp is.
+/// Computes w = 2^(s - shift) and u = w·(dp - delta) for four keys. w contains s on entry. If w is 0, as for
+/// masked keys, u is 0 whatever dp is.
 template <class S, class P>
 SSMAX_INLINE void pair_gradient_step(const float* dp, typename S::V shift, typename S::V delta,
                                      typename S::V (&w)[4], typename S::V (&u)[4]) {
@@ -88,7 +92,7 @@ void pair_form(const float* z, const float* dp, index_t keys, const PlainLogits<
   if (to.dc != nullptr) S::store(to.dc, sum);
 }
 
-/// `vectors` vectors of channels.
+/// Computes pair_add_product for `vectors` vectors of channels.
 template <class S, class P, int vectors>
 SSMAX_INLINE void add_pair_columns(const bfloat16* a, index_t a_stride, index_t lanes, const bfloat16* b,
                                    index_t pitch, float* out) {

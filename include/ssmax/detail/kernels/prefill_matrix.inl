@@ -1,6 +1,9 @@
-// Attention's tiles by AMX: its products and how it wants V. All else is as in prefill_pairs.inl, whose
-// layouts of Q and of the weights are what the unit takes for its second operand. Its first is 16 rows of K, 32
-// channels each, as they are stored; or 16 channels of V, 32 keys each, which takes transposing.
+// Implements attention's tiles by AMX: its products and its layout of V. All other kernels come from
+// prefill_pairs.inl.
+//
+// Q and the weights, in the layouts of prefill_pairs.inl, are the unit's second operand. The first operand is
+// 16 rows of K with 32 channels each, in storage order, or 16 channels of V with 32 keys each, which are
+// transposed.
 
 template <class S>
 void matrix_acquire() {
@@ -22,7 +25,7 @@ void matrix_logits(const bfloat16* k, index_t k_stride, index_t d, index_t keys,
   tiles_see_memory();
 }
 
-/// V in panels [key/32][32 channels][32 keys].
+/// Reads V from panels [key/32][32 channels][32 keys].
 template <class S, int vectors>
 void matrix_accumulate(const bfloat16* values, index_t, index_t panel_stride, index_t panels,
                        const bfloat16* weights, index_t keys, float* o) {
@@ -33,8 +36,8 @@ void matrix_accumulate(const bfloat16* values, index_t, index_t panel_stride, in
   tiles_see_memory();
 }
 
-/// Rows of V into panels [key/32][32 channels][32 keys]: 32 whole keys by 8 channels at a time. Other keys go number by
-/// number.
+/// Packs rows of V into panels [key/32][32 channels][32 keys]. Blocks of 32 keys are transposed by 8 channels
+/// at a time, all other keys are packed number by number.
 inline void matrix_pack_values(const bfloat16* v, index_t v_stride, index_t first, index_t keys,
                                index_t channels, bfloat16* panels, index_t panel_stride) {
   const index_t padded = (channels + 31) / 32 * 32, last = first + keys;

@@ -1,12 +1,18 @@
-// Attention's tiles in pair dots of bfloat16. Included once for each extension that has them.
+// Implements attention's tiles by pair dots of bfloat16. Included once for each extension that has pair dots.
 //
-// The layouts are those of prefill.inl with a pair of bfloat16 in the place of a float, two neighbours of what a
-// product sums over: channels in Q [d/2][group][2] and K, keys in the weights [key/2][group][2] and V. Logits,
-// states and sums are float. K is as stored, and what it is multiplied by goes into the logits afterwards:
-// in q it would be rounded.
+// The layouts are the layouts of prefill.inl with a pair of bfloat16 in the place of a float. A pair is two
+// neighbours in the dimension that a product sums over:
+//
+// | product | pairs of | arrays |
+// |---|---|---|
+// | logits | channels | Q [d/2][group][2], K |
+// | output | keys | weights [key/2][group][2], V |
+//
+// Logits, states and sums are float. K stays in its stored form. A multiplier is applied to the logits
+// afterwards: in q it would be rounded.
 
-/// sum[r][·] += Σ over pairs of A(r, pair) · b[pair][·], where A(r, pair) lies at a + r·a_stride + pair·a_step
-/// and b[pair] at b + pair·b_step.
+/// Computes sum[r][·] += Σ over pairs of A(r, pair) · b[pair][·]. A(r, pair) is at a + r·a_stride +
+/// pair·a_step, b[pair] at b + pair·b_step.
 template <class S, class P, int vectors>
 SSMAX_INLINE void pair_product(const bfloat16* a, index_t a_stride, index_t a_step, const bfloat16* b,
                                index_t b_step, index_t steps, typename S::V (&sum)[S::tile_rows][vectors]) {
@@ -41,7 +47,7 @@ void pair_logits(const bfloat16* k, index_t k_stride, index_t d, index_t keys, c
   }
 }
 
-/// V in panels [key/2][tile_rows][2].
+/// Reads V from panels [key/2][tile_rows][2].
 template <class S, class P, int vectors>
 void pair_accumulate(const bfloat16* values, index_t, index_t panel_stride, index_t panels,
                      const bfloat16* weights, index_t keys, float* o) {
@@ -85,20 +91,28 @@ SSMAX_INLINE typename S::V pair_multiplier(const TileState<float>& state, int ve
   return state.multiplier == nullptr ? S::set(1) : S::load(state.multiplier + vector * S::width);
 }
 
-/// What is subtracted from logits: the shift or, where nothing was seen, 0.
+/// Returns the number to subtract from logits: the shift, or 0 if no key was visible.
 template <class S>
 SSMAX_INLINE typename S::V pair_base(typename S::V shift) {
   return S::select(S::less(shift, S::set(std::numeric_limits<float>::lowest())), S::set(0), shift);
 }
 
-/// As tile_weights, with the rounded weights in pairs, and summed as rounded: so those of a query make 1. The
-/// shift is the largest logit itself: the largest weight is 1 (but for the rounding of the shift), and rounding takes
-/// nothing from it. (Under a shift to the nearest integer, with logits of deviation 4 and 8, out erred by up to 1.25
-/// times as much, PyTorch's less. A shift that rises only where a weight is a quarter of the sum was no faster, and a
-/// tenth slower where some do.) So a block that has a larger one costs a rescaling. The pair of a key lies where its
-/// logit or an earlier one lay. Multipliers are above 0; keys is a multiple of 4.
+/// Computes weights as tile_weights does, with two differences. Weights are rounded and stored in pairs. The
+/// sum adds the rounded weights, so that the weights of a query sum to 1.
 ///
-/// Shifts of all vectors come first: what follows does not wait for them.
+/// The shift is the largest logit itself. So the largest weight is 1, except for the rounding of the shift,
+/// and is not changed by its own rounding. A block with a larger logit costs a rescaling. The function
+/// computes the shifts of all vectors first, so that the following steps do not wait for them.
+///
+/// Rejected alternatives:
+///
+/// | shift | result |
+/// |---|---|
+/// | nearest integer | up to 1.25 times the error of out with logits of deviation 4 and 8 (PyTorch: less) |
+/// | raised only if a weight is a quarter of the sum | same time, a tenth slower if some shifts rise |
+///
+/// A pair of weights is stored where a logit of its own key or of an earlier key was, so `weights` may be the
+/// memory of s. Multipliers must be above 0. keys must be a multiple of 4.
 template <class S, class P, int vectors>
 TileChange pair_weights(float* s, index_t keys, const TileState<float>& state, bfloat16* weights) {
   using V = typename S::V;
@@ -162,7 +176,7 @@ bool pairs_finite(const bfloat16* in, index_t stride, index_t rows, index_t colu
   return finite && !P::any_not_finite(P::max_magnitude(largest[0], largest[1]));
 }
 
-/// Pairs of what is left of two rows, up to a vector of them; missing numbers are 0.
+/// Returns pairs of the next `left` numbers of two rows, at most one vector. Missing numbers are 0.
 template <class S, class P>
 SSMAX_INLINE typename P::V interleave_up_to(const bfloat16* low, const bfloat16* high, index_t left) {
   if (left >= S::width) return P::interleave(low, high);
@@ -174,8 +188,8 @@ SSMAX_INLINE typename P::V interleave_up_to(const bfloat16* low, const bfloat16*
   return P::interleave(part[0], part[1]);
 }
 
-/// Rows of V into panels [key/2][tile_rows][2]. A key whose neighbour comes with another call goes number by
-/// number.
+/// Packs rows of V into panels [key/2][tile_rows][2]. A key whose neighbour belongs to another call is packed
+/// number by number.
 template <class S, class P>
 void pair_pack_values(const bfloat16* v, index_t v_stride, index_t first, index_t keys, index_t channels,
                       bfloat16* panels, index_t panel_stride) {

@@ -1,7 +1,7 @@
-// Kernels of the rotary embedding. Included once per target. Per pair of vectors: four loads, two
-// multiplications, two FMAs, two stores, so it runs at the speed of loads and stores.
+// Implements the kernels of the rotary embedding. Included once per target. A pair of vectors takes four
+// loads, two multiplications, two FMAs and two stores. So loads and stores bound the speed.
 
-/// (a, b) -> (a·cos - b·sin, b·cos + a·sin), or the rotation by the opposite angle.
+/// Computes (a, b) -> (a·cos - b·sin, b·cos + a·sin), or the rotation by the opposite angle.
 template <class S, bool inverse>
 SSMAX_INLINE void rotate_pair(typename S::V& a, typename S::V& b, typename S::V cosine, typename S::V sine) {
   const typename S::V from_a = S::mul(a, sine), from_b = S::mul(b, sine);
@@ -51,7 +51,7 @@ void rotate_half_split(const typename S::Value* in, index_t in_stride, typename 
   }
 }
 
-/// Neighbours: the partner of each lane comes by a swap, its sine carries the sign.
+/// Rotates neighbours. A swap brings the partner of each lane, and its sine carries the sign.
 template <class S, bool inverse>
 SSMAX_INLINE typename S::V rotate_neighbours(typename S::V x, typename S::V cosine, typename S::V sine) {
   const typename S::V partner = S::mul(S::template swap<1>(x), sine);

@@ -1,6 +1,6 @@
-// Kernels of the rows' backward. Included once per target.
+// Implements the kernels for gradients of rows. Included once per target.
 
-/// The sum of the elements whose log-probability is not -inf.
+/// Returns the sum of the elements whose log-probability is not -inf.
 template <class S>
 typename S::Value row_sum_unmasked(const typename S::Value* in, const typename S::Value* log_p, index_t n) {
   using T = typename S::Value;
@@ -16,8 +16,8 @@ typename S::Value row_sum_unmasked(const typename S::Value* in, const typename S
   return S::reduce_sum(s);
 }
 
-/// A gradient on its way out: keeps the sum of u·z and returns c·u. A masked logit is -inf with u = 0: it
-/// is raised to the lowest finite number, since 0·(-inf) would be NaN.
+/// An accumulator of Σ u·z that returns c·u for each u. A masked logit is -inf with u = 0. It is raised to
+/// the lowest finite number, because 0·(-inf) is NaN.
 template <class S>
 struct LogitGradient {
   using T = typename S::Value;

@@ -1,4 +1,4 @@
-// Kernels on one row: its maximum, its exponentials, multiples.
+// Declares the kernels for one row: its maximum, its exponentials and its multiples.
 #pragma once
 
 #include "exp.hpp"
@@ -11,9 +11,9 @@ struct Extremum {
   bool has_nan;
 };
 
-/// Work on two other rows of the same length, done between one row's exponentials: the maximum of
-/// `next`, and `waiting` *= factor. Null leaves either out. Exponentials are bound by the FMA units,
-/// this work by loads and stores.
+/// Work on two other rows of the same length, done between the exponentials of a row: the maximum of `next`,
+/// and `waiting` *= factor. A null pointer leaves out its work. The FMA units bound exponentials, loads and
+/// stores bound this work.
 template <class T>
 struct OverlappedWork {
   const T* next = nullptr;
@@ -26,15 +26,15 @@ template <class T>
 struct RowKernels {
   int width;  // lanes of a vector
 
-  /// Largest element (-inf if none), and whether any is NaN.
+  /// Returns the largest element (-inf for an empty row), and whether an element is NaN.
   Extremum<T> (*max)(const T* in, index_t n);
-  /// out = 2^(in·scale - shift); returns the sum. Needs in·scale - shift <= 1 everywhere; flushes below
-  /// 2^-125.5 to 0.
+  /// Writes out = 2^(in·scale - shift) and returns the sum. Requires in·scale - shift <= 1 for every element.
+  /// Results below 2^-125.5 (double: 2^-1021.5) become 0.
   T (*exp_store)(const T* in, index_t n, Scale<T> scale, T shift, T* out, OverlappedWork<T>& overlapped);
-  /// out = factor · in.
+  /// Writes out = factor · in.
   void (*multiply)(const T* in, index_t n, T factor, T* out);
-  /// out = c·(in - origin) + offset; -inf stays -inf for every c. Rounds the difference, the product with
-  /// the offset, and nothing else.
+  /// Writes out = c·(in - origin) + offset. -inf stays -inf for every c. Rounds twice: the difference, and
+  /// the product plus the offset.
   void (*affine)(const T* in, index_t n, T origin, T c, T offset, T* out);
 };
 

@@ -1,7 +1,8 @@
-// Kernels on one row: reductions, exponentials, scaling. Included once per target.
+// Implements the kernels for one row: reductions, exponentials and multiples. Included once per target.
 //
-// Reductions keep four accumulators: a load and an add or max per vector, two vectors a cycle, and a latency
-// of 4 to hide. Their callers cut long rows into blocks and add the blocks' results in double.
+// Reductions use four accumulators, to hide a latency of 4 cycles. A vector takes a load and an addition or
+// maximum, and a core processes two vectors per cycle. The callers divide long rows into blocks and add the
+// results of blocks in double.
 
 template <class S>
 Extremum<typename S::Value> row_max(const typename S::Value* in, index_t n) {
@@ -56,9 +57,9 @@ typename S::Value row_exp_store(const typename S::Value* in, index_t n, Scale<ty
   constexpr index_t w = S::width;
   const Exp<S> exp(scale, shift);
   constexpr int chains = S::chains;
-  // A lane adds at most 16 exponentials before they move on into a double. With one long sum a block
-  // of equal logits, where every addition rounds the same way, lost 1e-6 of its value in AVX2 and
-  // 1.4e-5 one lane at a time.
+  // A lane adds at most 16 exponentials before its sum moves on to a double. With one long sum, every
+  // addition of a block of equal logits rounds in the same direction. A long sum lost 1e-6 of its value in
+  // AVX2, and 1.4e-5 with one lane.
   constexpr index_t step = chains * w, run = 16 * step;
   typename S::V biases[chains];
   double total = 0;
@@ -117,8 +118,8 @@ typename S::Value row_exp_store(const typename S::Value* in, index_t n, Scale<ty
   return static_cast<T>(total + static_cast<double>(S::reduce_sum(rest)));
 }
 
-/// c·(in - origin) + offset. Where |c| < 1 its product is computed as 2c·(in/2 - origin/2): the difference
-/// of two finite numbers may overflow although the product does not.
+/// Writes c·(in - origin) + offset. If |c| < 1, the product is computed as 2c·(in/2 - origin/2): the
+/// difference of two finite numbers may overflow although the product does not.
 template <class S>
 void row_affine(const typename S::Value* in, index_t n, typename S::Value origin, typename S::Value c,
                 typename S::Value offset, typename S::Value* out) {

@@ -1,31 +1,33 @@
-// Scores on vectors of logits.
+// Declares the kernels of score functions, which compute vectors of logits.
 #pragma once
 
 #include "exp.hpp"
 
 SSMAX_BEGIN_SHARED
 
-/// Scores (kernels/scores.inl). `s[key][·]` is one vector of queries of a tile; `s[key]` are the logits of one query.
+/// Kernels of score functions (kernels/scores.inl). `s[key][·]` is one vector of queries of a tile. `s[key]`
+/// are the logits of one query.
 template <class T>
 struct ScoreKernels {
-  /// out = cap·tanh(in / cap); -inf and NaN stay. For small in and large, relative error below 4 ulp.
+  /// Writes out = cap·tanh(in / cap). -inf and NaN stay. The relative error is below 4 ulp for small and for
+  /// large `in`.
   void (*softcap)(const T* in, index_t n, T cap, T* out);
-  /// slope *= the softcap's derivative where it made `capped`
+  /// Multiplies slope by the softcap's derivative at the logit whose result is `capped`.
   void (*softcap_slope)(const T* capped, index_t n, T cap, T* slope);
-  /// s[key][·] += slope[·] · (first[·] + key)
+  /// Computes s[key][·] += slope[·] · (first[·] + key).
   void (*ramp)(T* s, index_t keys, const T* slope, const T* first);
-  /// s[key][·] = a·(s[key][·] - a) + 1 with a = factors[key · step + ·], and slope, unless null, times a. -inf
-  /// stays.
+  /// Computes s[key][·] = a·(s[key][·] - a) + 1 with a = factors[key · step + ·]. Multiplies slope by a,
+  /// unless slope is null. -inf stays.
   void (*stretch)(T* s, T* slope, index_t keys, const T* factors, index_t step);
-  /// s[key][·] += bias[key · width + ·]
+  /// Computes s[key][·] += bias[key · width + ·].
   void (*add)(T* s, index_t keys, const T* bias);
-  /// s[key] += slope · distance[key], rounded once
+  /// Computes s[key] += slope · distance[key], rounded once.
   void (*ramp_row)(T* s, index_t keys, T slope, const T* distance);
-  /// s[key] = a·(s[key] - a) + 1 with a = factors[key]. -inf stays.
+  /// Computes s[key] = a·(s[key] - a) + 1 with a = factors[key]. -inf stays.
   void (*stretch_row)(T* s, index_t keys, const T* factors);
-  /// s[key] += bias[key]
+  /// Computes s[key] += bias[key].
   void (*add_row)(T* s, index_t keys, const T* bias);
-  /// s[key][·] *= factor[·], but -inf stays -inf
+  /// Computes s[key][·] *= factor[·]. -inf stays -inf.
   void (*multiply)(T* s, index_t keys, const T* factor);
 };
 

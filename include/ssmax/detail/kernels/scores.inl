@@ -1,14 +1,15 @@
-// Scores that attention applies to whole vectors of logits. Included once per target.
+// Implements the score functions that attention applies to whole vectors of logits. Included once per target.
 
-/// out = cap·tanh(u) with u = in / cap. tanh u = e / (e + 2) with
-/// e = exp(2u) - 1 = (2^n - 1) + 2^n·(2^r - 1). The polynomial without its constant gives 2^r - 1, which
-/// keeps e, and with it small logits, accurate to some ulps. -inf and NaN stay.
+/// Writes out = cap·tanh(u) with u = in / cap. -inf and NaN stay.
+///
+/// tanh u = e / (e + 2) with e = exp(2u) - 1 = (2^n - 1) + 2^n·(2^r - 1). The polynomial without its constant
+/// term is 2^r - 1. So e, and the result for small logits, has an error of a few ulp.
 template <class S>
 void softcap(const typename S::Value* in, index_t n, typename S::Value cap, typename S::Value* out) {
   using T = typename S::Value;
   using V = typename S::V;
   using Constants = ExpConstants<T>;
-  constexpr T furthest = sizeof(T) == sizeof(float) ? T{30} : T{60};  // from here on tanh rounds to 1
+  constexpr T furthest = sizeof(T) == sizeof(float) ? T{30} : T{60};  // tanh rounds to 1 from here on
   const V scale = S::set(static_cast<T>(2 * 1.4426950408889634 / static_cast<double>(cap)));
   const V magic = S::set(Constants::magic);
   for (index_t i = 0; i < n; i += S::width) {
@@ -27,7 +28,7 @@ void softcap(const typename S::Value* in, index_t n, typename S::Value cap, type
   }
 }
 
-/// slope *= 1 - (capped / cap)², the softcap's derivative where it made `capped`.
+/// Computes slope *= 1 - (capped / cap)², the softcap's derivative at the logit whose result is `capped`.
 template <class S>
 void softcap_slope(const typename S::Value* capped, index_t n, typename S::Value cap,
                    typename S::Value* slope) {
@@ -39,7 +40,7 @@ void softcap_slope(const typename S::Value* capped, index_t n, typename S::Value
   }
 }
 
-/// One vector of queries: s[key][·] += slope · (first + key).
+/// Computes, for one vector of queries, s[key][·] += slope · (first + key).
 template <class S>
 void tile_ramp(typename S::Value* s, index_t keys, const typename S::Value* slope,
                const typename S::Value* first) {
@@ -51,7 +52,8 @@ void tile_ramp(typename S::Value* s, index_t keys, const typename S::Value* slop
   }
 }
 
-/// One vector of queries: s[key][·] = a·(s[key][·] - a) + 1, a = factors[key · step + ·]; slope[key][·] *= a.
+/// Computes, for one vector of queries, s[key][·] = a·(s[key][·] - a) + 1 with a = factors[key · step + ·],
+/// and slope[key][·] *= a.
 template <class S>
 void tile_stretch(typename S::Value* s, typename S::Value* slope, index_t keys,
                   const typename S::Value* factors, index_t step) {
@@ -66,7 +68,7 @@ void tile_stretch(typename S::Value* s, typename S::Value* slope, index_t keys,
   }
 }
 
-/// One vector of queries: s[key][·] += bias[key][·], a vector's width apart.
+/// Computes, for one vector of queries, s[key][·] += bias[key][·]. A row of bias is one vector.
 template <class S>
 void tile_add(typename S::Value* s, index_t keys, const typename S::Value* bias) {
   for (index_t key = 0; key < keys; ++key) {
@@ -75,7 +77,7 @@ void tile_add(typename S::Value* s, index_t keys, const typename S::Value* bias)
   }
 }
 
-/// The logits of one query: s[key] += slope · distance[key].
+/// Computes, for the logits of one query, s[key] += slope · distance[key].
 template <class S>
 void row_ramp(typename S::Value* s, index_t keys, typename S::Value slope,
               const typename S::Value* distance) {
@@ -87,7 +89,7 @@ void row_ramp(typename S::Value* s, index_t keys, typename S::Value slope,
   }
 }
 
-/// The logits of one query: s[key] = a·(s[key] - a) + 1, a = factors[key].
+/// Computes, for the logits of one query, s[key] = a·(s[key] - a) + 1 with a = factors[key].
 template <class S>
 void row_stretch(typename S::Value* s, index_t keys, const typename S::Value* factors) {
   const typename S::V one = S::set(1);
@@ -98,7 +100,7 @@ void row_stretch(typename S::Value* s, index_t keys, const typename S::Value* fa
   }
 }
 
-/// The logits of one query: s[key] += bias[key].
+/// Computes, for the logits of one query, s[key] += bias[key].
 template <class S>
 void row_add(typename S::Value* s, index_t keys, const typename S::Value* bias) {
   for (index_t key = 0; key < keys; key += S::width) {
@@ -108,7 +110,7 @@ void row_add(typename S::Value* s, index_t keys, const typename S::Value* bias) 
   }
 }
 
-/// One vector of queries: s[key][·] *= factor, but -inf stays -inf.
+/// Computes, for one vector of queries, s[key][·] *= factor. -inf stays -inf.
 template <class S>
 void tile_multiply(typename S::Value* s, index_t keys, const typename S::Value* factor) {
   const typename S::V f = S::load(factor);

@@ -1,15 +1,16 @@
-// Attention where a query's weights are final as soon as they are formed.
+// Declares the kernels of attention with few keys, where the weights of a query are final at once.
 #pragma once
 
 #include "prefill.hpp"
 
 SSMAX_BEGIN_SHARED
 
-/// The second product of attention.
+/// The kernel of attention's second product for few keys.
 template <class T>
 struct ShortAttentionKernels {
-  /// One vector of queries: out[query][·] = factor[query] · Σ_keys s[key][query] · v[key][·], for the first
-  /// `queries` of them. v's rows are `channels` long and may be read up to whole vectors.
+  /// Writes, for one vector of queries, out[query][·] = factor[query] · Σ_keys s[key][query] · v[key][·].
+  /// Only the first `queries` queries are written. Rows of v have `channels` elements and must be readable up
+  /// to whole vectors.
   void (*weigh_values)(const T* s, index_t queries, index_t keys, const T* v, index_t v_stride,
                        index_t channels, const T* factor, T* const* out);
 };

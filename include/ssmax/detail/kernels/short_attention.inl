@@ -1,7 +1,8 @@
-// Weights, one query per lane, times values, channels in lanes: rows of results. The weights are broadcast
-// from where they lie, so neither V nor the result is transposed. Included once per target.
+// Multiplies weights (one query per lane) by values (channels in lanes) and writes rows of results. Weights
+// are broadcast from memory, so V and the result are not transposed. Included once per target.
 
-/// `rows` queries against `vectors` vectors of channels, key by key as in tile_accumulate: the same bits.
+/// Computes `rows` queries against `vectors` vectors of channels. The sums add key by key, as in
+/// tile_accumulate, and are bit-identical to its sums.
 template <class S, int rows, int vectors>
 SSMAX_INLINE void weigh_values_tile(const typename S::Value* s, index_t queries, index_t keys,
                                     const typename S::Value* v, index_t v_stride, index_t first,
@@ -47,7 +48,7 @@ void weigh_values(const typename S::Value* s, index_t queries, index_t keys, con
   for (index_t r = 0; r < queries; r += rows) {
     const index_t left = queries - r;
     index_t c = 0;
-    // Four vectors go as two and two, as in tile_add_product.
+    // Divides four vectors into two and two, as in tile_add_product.
     for (; c + 2 * w < channels && (channels - c <= 3 * w || channels - c > 4 * w); c += 3 * w) {
       weigh_values_tile<S, rows, 3>(s + r, left, keys, v, v_stride, c, channels, factor + r, out + r);
     }

@@ -1,4 +1,4 @@
-// Softmax of many short rows.
+// Declares the kernels that compute softmax of many short rows.
 #pragma once
 
 #include "exp.hpp"
@@ -7,18 +7,18 @@ SSMAX_BEGIN_SHARED
 
 template <class T>
 struct ShortRowKernels {
-  /// Rows up to this length come here: a vector's worth of them, in and out, fills a first-level cache.
-  /// Vectors of one lane hold no more than one row: there rows of up to 4 elements come here, for which
-  /// `group` saves a call for each row.
+  /// Longest row that these kernels compute: as many such rows as a vector has lanes, in and out, fill a
+  /// first-level cache. Exception: on targets with one lane it is 4, because `group` then saves a call per
+  /// row.
   index_t longest;
 
-  /// Softmax of several short rows of n elements, a vector's worth of rows at a time. Returns how many rows
-  /// are done: it stops before rows that need the general path (NaN, no finite maximum, |in·scale| >= 2^20)
-  /// and before the remainder.
+  /// Computes softmax of several short rows of n elements, as many rows at a time as a vector has lanes.
+  /// Returns the number of rows done. Stops before rows that need the general path (NaN, no finite maximum,
+  /// |in·scale| >= 2^20) and before the remainder.
   index_t (*group)(const T* in, index_t in_stride, T* out, index_t out_stride, index_t rows, index_t n,
                    Scale<T> scale);
-  /// The same for contiguous rows of n = 1, 2, 4, … < width elements, several to a vector, remainder
-  /// included.
+  /// Computes softmax of contiguous rows of n = 1, 2, 4, … < width elements, several per vector, including
+  /// the remainder. Returns the number of rows done.
   index_t (*packed)(const T* in, T* out, index_t rows, index_t n, Scale<T> scale);
 };
 

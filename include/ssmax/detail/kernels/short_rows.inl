@@ -1,18 +1,18 @@
-// Softmax of many short rows. Included once per target.
+// Implements softmax of many short rows. Included once per target. w is the number of lanes.
 //
-// A short row spends its time on the way from a vector to one number and back: 3 shuffles and 3 dependent
-// maxima, twice. Two ways round it:
-// - group_rows: w rows at a time. Their w partial maxima are folded into one vector that holds all w maxima, with
-//   about 2 shuffles a row and no latency to wait for. One division serves w rows.
-// - packed_rows: rows of 1, 2, 4, … < w elements lie side by side in a vector. Swapping neighbours spreads each
-//   row's maximum and sum over its own lanes.
+// A short row spends its time on the reduction of a vector to one number and on the way back: 3 shuffles and
+// 3 dependent maxima, twice. Two methods avoid this cost:
+// - group_rows computes w rows at a time. The w partial maxima are folded into one vector that holds all w
+//   maxima, with about 2 shuffles per row and no latency to wait for. One division serves w rows.
+// - packed_rows computes rows of 1, 2, 4, … < w elements, which are side by side in a vector. Swaps of
+//   neighbours spread each row's maximum and sum over the row's own lanes.
 
 template <class S>
 SSMAX_INLINE bool shifts_exactly(typename S::V top_times_scale) {
   return S::all(S::less(S::abs(top_times_scale), S::set(largest_shift<typename S::Value>)));
 }
 
-/// The maxima of w rows, one to a lane; `nan` gathers whether any element is NaN.
+/// Returns the maxima of w rows, one per lane. Marks in `nan` whether an element is NaN.
 template <class S>
 SSMAX_INLINE typename S::V group_maxima(const typename S::Value* in, index_t in_stride, index_t n,
                                         typename S::M& nan) {
@@ -39,8 +39,9 @@ SSMAX_INLINE typename S::V group_maxima(const typename S::Value* in, index_t in_
   return fold<S, Maximum>(lanes);
 }
 
-/// out = exponentials of w rows with a shift each; returns the rows' sums, one to a lane. `chains` rows go in
-/// step: two in AVX2 and four in AVX-512, since each of them holds a shift and a sum in a register as well.
+/// Writes the exponentials of w rows, each with its own shift. Returns the sums of the rows, one per lane.
+/// `chains` rows are computed in step: two in AVX2 and four in AVX-512, because each row needs registers for
+/// a shift and a sum as well.
 template <class S>
 SSMAX_INLINE typename S::V group_exponentials(const typename S::Value* in, index_t in_stride,
                                               typename S::Value* out, index_t out_stride, index_t n,
@@ -103,9 +104,9 @@ SSMAX_INLINE void group_multiply(typename S::Value* out, index_t out_stride, ind
   }
 }
 
-/// Groups of w rows go through each of the three steps together: a step's groups are independent, while one
-/// group alone would wait some 40 cycles for its maxima and as long for its sums. As many as leave a batch in
-/// the first-level cache.
+/// Computes softmax of groups of w rows. Several groups pass each of the three steps together, because the
+/// groups of a step are independent. A single group would wait about 40 cycles for its maxima and 40 for its
+/// sums. A batch has as many groups as fit the first-level cache.
 template <class S>
 index_t group_rows(const typename S::Value* in, index_t in_stride, typename S::Value* out, index_t out_stride,
                    index_t rows, index_t n, Scale<typename S::Value> scale) {
@@ -142,7 +143,7 @@ index_t group_rows(const typename S::Value* in, index_t in_stride, typename S::V
   return row;
 }
 
-/// Spreads the reduction of each `n` neighbouring lanes over these lanes.
+/// Spreads the reduction of every `n` neighbouring lanes over these lanes.
 template <class S, class Operation, int n, int distance = 1>
 SSMAX_INLINE typename S::V spread(typename S::V v) {
   if constexpr (distance >= n) {
@@ -153,8 +154,8 @@ SSMAX_INLINE typename S::V spread(typename S::V v) {
   }
 }
 
-/// Normalises `count` vectors of packed rows in step. Returns false, and leaves x as it is, where a row is
-/// irregular.
+/// Normalizes `count` vectors of packed rows in step. If a row is irregular, returns false and leaves x
+/// unchanged.
 template <class S, int n, int count>
 SSMAX_INLINE bool normalise_packed(typename S::V* x, const Exp<S>& exp) {
   using T = typename S::Value;

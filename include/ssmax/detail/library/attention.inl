@@ -1,4 +1,4 @@
-// A unit of ssmax::compiled: the drivers of attention for one operand type, SSMAX_LIBRARY_OPERANDS.
+// A unit of ssmax::compiled: holds the drivers of attention for one operand type, SSMAX_LIBRARY_OPERANDS.
 
 #include <type_traits>
 

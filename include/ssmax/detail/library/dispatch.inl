@@ -1,4 +1,4 @@
-// A unit of ssmax::compiled: which target is in use, and its tables.
+// A unit of ssmax::compiled: holds the active target and selects its tables.
 
 #define SSMAX_LIBRARY_DISPATCH
 #include "../dispatch/active_target.hpp"

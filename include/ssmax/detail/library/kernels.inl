@@ -1,6 +1,6 @@
-// A unit of ssmax::compiled: the kernels for one instruction set, which SSMAX_LIBRARY_TARGET names.
-// (SSMAX_LIBRARY_ with the name in capitals behind it is defined as well.) Empty where the platform does
-// not know it.
+// A unit of ssmax::compiled: holds the kernels for one instruction set, SSMAX_LIBRARY_TARGET. The build also
+// defines SSMAX_LIBRARY_ followed by the name in capitals. The unit is empty on platforms without that
+// instruction set.
 
 #include "tables.hpp"
 

@@ -1,4 +1,4 @@
-// A unit of ssmax::compiled: the drivers of rows.
+// A unit of ssmax::compiled: holds the drivers of rows.
 
 #include "../rows/cross_entropy.hpp"
 #include "../rows/driver.hpp"

@@ -1,4 +1,4 @@
-// The tables that ssmax::compiled holds, one of each for every instruction set.
+// Lists the tables of ssmax::compiled. The library holds one of each for every instruction set.
 #pragma once
 
 #include "../kernels/convert.hpp"
@@ -19,7 +19,7 @@
       apply(RopeKernels<T>) apply(PrefillKernels<T>) apply(PrefillBackwardKernels<T>) apply(ScoreKernels<T>) \
           apply(ShortAttentionKernels<T>) apply(EntmaxKernels<T>)
 
-/// apply(type) for every table that an extension has.
+/// apply(type) for every table that an extension defines itself.
 #define SSMAX_EXTENSION_TABLES(apply)                                                   \
   apply(PrefillKernels<float, bfloat16>) apply(RoundedBackwardKernels<float, bfloat16>) \
       apply(PairDecodeKernels<float, bfloat16>)

@@ -1,4 +1,4 @@
-// One block of memory, cut into aligned pieces.
+// Divides one block of memory into aligned parts.
 #pragma once
 
 #include <cstddef>
@@ -8,18 +8,19 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// a + b and a · b or, where these cannot be counted, more than any workspace gives.
+/// Returns a + b or a · b. Exception: returns the largest std::size_t on overflow, which no workspace can
+/// hold.
 constexpr std::size_t add_bytes(std::size_t a, std::size_t b) {
   constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
   return b <= most - a ? a + b : most;
 }
 constexpr std::size_t multiply_bytes(std::size_t a, std::size_t b) {
   constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
-  const bool small = (a | b) >> std::numeric_limits<std::size_t>::digits / 2 == 0;  // no division
+  const bool small = (a | b) >> std::numeric_limits<std::size_t>::digits / 2 == 0;  // avoids the division
   return small || a <= most / b ? a * b : most;
 }
 
-/// Hands out aligned pieces of a block of memory, or, without one, counts what they would take.
+/// An allocator of aligned parts of one block. Without a block it counts the bytes that the parts need.
 class Arena {
  public:
   explicit Arena(std::byte* memory = nullptr) : memory_(memory) {}

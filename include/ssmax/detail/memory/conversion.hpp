@@ -1,4 +1,4 @@
-// From storage to arithmetic and back.
+// Converts between storage types and compute types.
 #pragma once
 
 #include "../../storage.hpp"
@@ -24,7 +24,7 @@ void narrow(const float* in, index_t n, X* out) {
   }
 }
 
-/// The row's elements as T: where they lie if they are T already, else widened into scratch.
+/// Returns the row's elements as T: `in` itself if its elements are T, else a widened copy in `scratch`.
 template <class T, class X>
 const T* widened(const X* in, index_t n, T* scratch) {
   if constexpr (std::same_as<X, T>) {
@@ -35,7 +35,7 @@ const T* widened(const X* in, index_t n, T* scratch) {
   }
 }
 
-/// The same for numbers of any type, which have no kernel to convert them.
+/// Returns the row's elements as T, as widened does. It also accepts types without a conversion kernel.
 template <class T, class X>
 const T* converted(const X* in, index_t n, T* scratch) {
   if constexpr (std::same_as<Compute<X>, T>) {
@@ -46,8 +46,8 @@ const T* converted(const X* in, index_t n, T* scratch) {
   }
 }
 
-/// Where to compute a block that ends in `out`: in place if it is T, else in scratch, for narrow_to to bring
-/// over.
+/// Returns the place to compute a block that ends in `out`: `out` if it holds T, else `scratch`. Call
+/// narrow_to afterwards.
 template <class T, class X>
 T* staging(X* out, T* scratch) {
   if constexpr (std::same_as<X, T>) {
@@ -57,7 +57,7 @@ T* staging(X* out, T* scratch) {
   }
 }
 
-/// Stores what was computed in staging(out, scratch).
+/// Stores a block that was computed in staging(out, scratch) to `out`.
 template <class T, class X>
 void narrow_to(X* out, index_t n, const T* staged) {
   if constexpr (!std::same_as<X, T>) StorageTraits<X>::store(staged, n, out);

@@ -1,5 +1,6 @@
-// Agreement of all ranks before keys, heads or states are sent. Every rank compares its arguments with the others'.
-// Where arguments differ, or one rank's call fails, every rank throws the same error.
+// Checks, before keys, heads or states are sent, that all ranks agree. Every rank compares its arguments with
+// the arguments of the other ranks. If arguments differ or one rank's call fails, every rank throws the same
+// error.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +23,7 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// A hash of numbers, cut to 62 bits so that its negative is a number too.
+/// A hash of numbers. The value has 62 bits, so that its negative fits std::int64_t as well.
 class Fingerprint {
  public:
   template <class Number>
@@ -86,7 +87,7 @@ Complaint complaint_of(const char* function, const F& call) {
   return {};
 }
 
-/// The contribution of a rank to a maximum that finds the first rank with an error.
+/// Returns the contribution of a rank to a maximum that finds the first rank with an error.
 inline std::int64_t claim_of(const mpi::Communicator& comm, const Complaint& complaint) {
   return complaint.kind == Complaint::none ? 0 : comm.ranks() - comm.rank();
 }
@@ -124,8 +125,9 @@ inline void agree(const mpi::Communicator& comm, const Complaint& complaint) {
   std::abort();
 }
 
-/// Calls `call`, during which ranks wait for each other's messages. An error on one rank would leave the other ranks
-/// waiting: prints the error and aborts all ranks. Exception: an Agreed error is thrown, as every rank has it.
+/// Calls `call`, during which ranks wait for each other's messages. An error on one rank would leave the
+/// other ranks waiting, so the function prints the error and aborts all ranks. Exception: the function
+/// rethrows an Agreed error, because every rank has it.
 template <class F>
 void exchange_or_abort(const mpi::Communicator& comm, const char* function, const F& call) {
 #if defined(__cpp_exceptions)
@@ -144,7 +146,7 @@ void exchange_or_abort(const mpi::Communicator& comm, const char* function, cons
 #endif
 }
 
-/// Numbers that must be the same on all ranks, by name.
+/// A list of named numbers that must be the same on all ranks.
 class Agreement {
  public:
   explicit Agreement(const char* function) : function_(function) {
@@ -154,7 +156,8 @@ class Agreement {
   }
 
   void add(const char* name, std::int64_t value) { add_if(true, name, value); }
-  /// The same of a rank that may have nothing to say: `agreed` is then what the others say.
+  /// Adds a number that only some ranks have. A rank with `speaks` false does not contribute: last_agreed
+  /// returns the number of the other ranks.
   void add_if(bool speaks, const char* name, std::int64_t value) {
     SSMAX_ASSERT(count_ < most);
     names_[count_] = name;
@@ -162,13 +165,15 @@ class Agreement {
     extremes_[2 * count_ + 1] = speaks ? -value : silence;
     ++count_;
   }
-  /// What was added last, once it is settled; 0 if no rank had anything to say.
+  /// Returns the number that was added last. Requires a call of settle. Returns 0 if no rank contributed the
+  /// number.
   [[nodiscard]] std::int64_t last_agreed() const {
     const std::int64_t value = extremes_[2 * (count_ - 1)];
     return value == silence ? 0 : value;
   }
 
-  /// Collective. `complaint` is the error of this rank's own arguments.
+  /// Collective. Throws if a number differs between ranks. `complaint` is the error of this rank's own
+  /// arguments: every rank throws the first rank's error.
   void settle(const mpi::Communicator& comm, const Complaint& complaint) {
     extremes_.back() = claim_of(comm, complaint);
     check_mpi("MPI_Allreduce",
@@ -187,8 +192,8 @@ class Agreement {
   static constexpr std::int64_t silence = std::numeric_limits<std::int64_t>::min();
   const char* function_;
   std::array<const char*, most> names_{};
-  /// The maximum of x and of -x, a fixed number of them, as ranks may have called different functions; then whose
-  /// arguments do not fit.
+  /// The maxima of x and of -x for each number, then the maximum of claims. The length is fixed, because
+  /// ranks may have called different functions.
   std::array<std::int64_t, 2 * most + 1> extremes_{};
   std::size_t count_ = 0;
 };
@@ -202,7 +207,7 @@ inline std::int64_t fingerprint(const mpi::Layout& layout) {
   return result.value();
 }
 
-/// Of what the angles are made of.
+/// Returns a hash of the options that determine the angles.
 inline std::int64_t fingerprint(const RopeOptions& options) {
   Fingerprint result;
   const RopeScaling& scaling = options.scaling;
@@ -222,8 +227,8 @@ void for_each_query(const QueryShape& shape, const F& f) {
   }
 }
 
-/// Returns variant.row of a query whose mask has `sees`. Adds the runs of the mask or, if it does not define runs, one bit
-/// for each key of the range, and counts the keys: `sees` is called once for each key.
+/// Returns variant.row(query) for a mask that has `sees`. Adds the runs of the mask to the hash. Exception: for a mask
+/// without `run`, adds one bit per key of the range and counts the bits, so that `sees` is called once per key.
 template <class V>
 QueryRow add_visible(Fingerprint& to, const V& variant, const Query& query) {
   QueryRow row{.query = query, .keys = visible_keys(variant.mask, query)};
@@ -247,8 +252,10 @@ QueryRow add_visible(Fingerprint& to, const V& variant, const Query& query) {
   return row;
 }
 
-/// Adds the policies of one query: its range of keys, position, n, c, the visible keys if the mask has `sees`, and the
-/// score of a logit at three keys: the first, the last, and one that varies with the query.
+/// Adds the policies of one query:
+/// - its range of keys, position, n and c,
+/// - the visible keys if the mask has `sees`,
+/// - the score of a logit at three keys: the first, the last, and one that varies with the query.
 template <class A, class V>
 void add_query(Fingerprint& to, const V& variant, const Query& query) {
   QueryRow row;
@@ -269,7 +276,7 @@ void add_query(Fingerprint& to, const V& variant, const Query& query) {
   }
 }
 
-/// Returns a hash of the kinds of policies and of the positions of keys, if the mask defines positions.
+/// Returns a hash of the kinds of policies, and of the positions of keys if the mask defines positions.
 template <class V>
 Fingerprint fingerprint_of_keys(const V& variant, const QueryShape& shape, index_t kv_heads) {
   Fingerprint result;
@@ -293,16 +300,17 @@ std::int64_t fingerprint_of_all(const V& variant, const QueryShape& shape, index
   return result.value();
 }
 
-/// Returns a hash of the policies of every query, before queries are divided among ranks. Exception: with `sees`, a
-/// query costs O(keys), so compare_by_neighbours compares the queries.
+/// Returns a hash of the policies of every query, before queries are divided among ranks. Exception: with
+/// `sees`, a query costs O(keys), so the hash covers the keys only and compare_by_neighbours compares the
+/// queries.
 template <class A, class V>
 std::int64_t fingerprint_of_ranges(const V& variant, const QueryShape& shape, index_t kv_heads) {
   return variant.has_predicate ? fingerprint_of_keys(variant, shape, kv_heads).value()
                                : fingerprint_of_all<A>(variant, shape, kv_heads);
 }
 
-/// Collective, for a mask that has `sees`. Each rank compares its policies with those of the rank before it, for the
-/// queries that it computes. rank_of(query) computes a query.
+/// Collective. Requires a mask that has `sees`. Each rank compares its policies with the policies of the rank
+/// before it, for the queries that it computes. rank_of(query) returns the rank that computes a query.
 template <class A, class V, class RankOf>
 void compare_by_neighbours(const mpi::Communicator& comm, const char* function, const V& variant,
                            const QueryShape& shape, const RankOf& rank_of) {
@@ -326,14 +334,15 @@ void compare_by_neighbours(const mpi::Communicator& comm, const char* function, 
                                          comm.handle(), MPI_STATUS_IGNORE));
   if (received != own.value()) {
     char text[128];
-    std::snprintf(text, sizeof(text), "what scaling, mask and score say differs between ranks %d and %d",
-                  before, comm.rank());
+    std::snprintf(text, sizeof(text), "scaling, mask or score differs between ranks %d and %d", before,
+                  comm.rank());
     complaint = {Complaint::argument, function, text};
   }
   agree(comm, complaint);
 }
 
-/// The type of something, with its name's letters.
+/// Returns a hash of the names of types. Exception: returns a constant for compilers other than GCC and
+/// Clang.
 template <class... Types>
 std::int64_t fingerprint_of_types() {
   Fingerprint result;

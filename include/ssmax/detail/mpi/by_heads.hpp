@@ -1,5 +1,6 @@
-// Attention by heads: a rank gets all positions of some kv heads and of their query heads, computes them as one process
-// does, and gives the results back to those whose positions they are. One kv head of each rank at a time.
+// Computes attention by heads. A rank receives all positions of some kv heads and of their query heads. It
+// computes these heads like a single process and returns the results to the ranks that own the positions.
+// Each rank computes at most one kv head per round.
 #pragma once
 
 #include <array>
@@ -14,11 +15,11 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// Room for all positions of one kv head, and of the query heads that go with it.
+/// The memory for all positions of one kv head and of its query heads.
 template <class T>
 struct WholeHeads {
-  /// Extents are those of all queries and keys; what is not wanted takes no room. `kept_rows` queries, of all rounds,
-  /// leave sums.
+  /// Takes views with the extents of all queries and keys. Views that are not wanted are empty. `kept_rows`
+  /// is the number of queries, over all rounds, whose sums are kept.
   WholeHeads(Arena& arena, const QueryShape& shape, const KeySourceShape& keys, bool has_lse,
              bool has_gradients, bool has_dlse, index_t kept_rows, index_t sums_of_row)
       : kept(arena, kept_rows, sums_of_row) {
@@ -42,10 +43,10 @@ struct WholeHeads {
 
   View<T, 4> q, k, v, out, dout, dq, dk, dv;
   View<Compute<T>, 4> lse, dlse;
-  KeptSums kept;  // [rounds][batch, heads of a kv head, positions]
+  KeptSums kept;  // [rounds][batch, heads per kv head, positions]
 };
 
-/// Of each row one number, as rows of one number.
+/// Returns a view of one number per row as rows with one channel.
 template <class A>
 View<A, 4> as_rows(const View<A, 3>& numbers) {
   return {numbers.data_handle(),
@@ -97,7 +98,7 @@ void backward_by_heads(mpi::Communicator& comm, const mpi::Layout& layout, const
   const KeySourceShape keys_shape{shape.batch, kv_heads, a.k.extent(3), a.v.extent(3)};
   const bool learns = variant.learns() || !g.dsinks.empty();
   HeadExchange exchange(comm, layout, kv_heads);
-  const index_t rows = shape.batch * group * n;  // of a round
+  const index_t rows = shape.batch * group * n;  // per round
   const auto whole = reserve_on_all<WholeHeads<T>>(
       comm, "mpi::attention_backward", options.workspace, shape, keys_shape, true, true, has_dlse,
       learns ? exchange.rounds() * rows : 0, 1 + variant.parameters());

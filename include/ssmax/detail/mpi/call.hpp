@@ -1,4 +1,4 @@
-// MPI's errors: exceptions with MPI's text, or, where exceptions are off, that text and an abort.
+// Reports errors of MPI with MPI's text: throws std::runtime_error, or aborts where exceptions are disabled.
 #pragma once
 
 #include <mpi.h>

@@ -1,4 +1,4 @@
-// Checks of a call over MPI: what fits this rank, and what all ranks must have in common.
+// Checks a call over MPI: the arguments of this rank, and the arguments that must be equal on all ranks.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// Throws unless q and k of this rank have the positions that the layout gives it.
+/// Throws unless q and k of this rank have as many positions as the layout gives to it.
 template <class T>
 void check_share(const char* function, const mpi::Communicator& comm, const mpi::Layout& layout,
                  const View<const T, 4>& q, const View<const T, 4>& k) {
@@ -26,7 +26,7 @@ void check_share(const char* function, const mpi::Communicator& comm, const mpi:
     fail_value(function, "k", "has positions", k.extent(2), "the layout's share is", count);
 }
 
-/// Returns a function that gives the rank that computes a query.
+/// Returns a function that returns the rank that computes a query.
 inline auto computing_rank(mpi::Communicator& comm, const mpi::Layout& layout, index_t heads,
                            index_t kv_heads) {
   return [&, exchange = HeadExchange(comm, layout, kv_heads),
@@ -63,8 +63,8 @@ Agreement agreement_of(const char* function, const mpi::Layout& layout, const Vi
   return all;
 }
 
-/// Returns the problem of all rows of this rank, whose keys are to be replaced (with_keys). `keys` stands for the whole
-/// sequence, and stores nothing.
+/// Returns the problem of all rows of this rank. `keys` describes the whole sequence and has no data:
+/// with_keys replaces it later.
 template <class T>
 Problem<Compute<T>> whole_problem(const char* function, const View<const T, 4>& q, const KeyShare<T>& keys,
                                   const mpi::Layout& layout, const AttentionOptions<T>& options) {
@@ -95,7 +95,7 @@ void check_segments(const char* function, int rank, const mpi::Layout& layout,
   if (row == 0) check({0, 0, rank}, 0);
 }
 
-/// Throws unless every sequence of the cache holds what the layout gives the rank of the first `length` positions.
+/// Throws unless every sequence of the cache holds the rank's share of the first `length` positions.
 template <class K, class V>
 void check_held(const char* function, const KvCache<K, V>& cache, const mpi::Layout& layout, int rank,
                 index_t length) {

@@ -1,9 +1,11 @@
-// The pieces of keys on their way: each rank sends its own to all who need them, and receives what it needs, two
-// pieces ahead, in the order of the keys. That order is what makes the bits those of one process: a query's sums
-// take its keys from the first to the last. So a piece comes from its owner, not around a ring from neighbour to
-// neighbour, which would begin in the middle.
+// Exchanges pieces of keys. Each rank sends its own pieces to every rank that needs them. Each rank receives
+// the pieces that it needs in the order of the keys, two pieces ahead.
 //
-// MPI moves messages while it is called. So poll() is to be called between the steps of a computation.
+// This order makes results bit-identical to a single-process run: a query's sums add its keys from the first
+// to the last. So a piece comes directly from its owner. A ring from neighbour to neighbour would begin in
+// the middle of the sequence.
+//
+// MPI moves messages only inside its own functions. So the code that computes calls poll() between its steps.
 #pragma once
 
 #include <algorithm>
@@ -15,14 +17,15 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// Requests under way. Waiting gives the processor to other ranks on the same machine.
+/// A starter of nonblocking messages. While it waits, it yields the processor to other ranks on the same
+/// machine.
 class Requests {
  public:
   explicit Requests(mpi::Communicator& comm) : comm_(comm) {}
   Requests(const Requests&) = delete;
   Requests& operator=(const Requests&) = delete;
 
-  /// A number of bytes or rows, as MPI takes it.
+  /// Returns a number of bytes or rows as the int that MPI takes. Throws if the number is too large.
   static int count(std::size_t number) {
     if (number > static_cast<std::size_t>(std::numeric_limits<int>::max())) {
       fail_format("ssmax::mpi: a message has %zu bytes or rows, MPI counts up to %d", number,
@@ -42,13 +45,13 @@ class Requests {
     check_mpi("MPI_Irecv", MPI_Irecv(data, count(size), MPI_BYTE, from, tag, comm_.handle(), &request));
     return request;
   }
-  /// Whether it is done; then it is null.
+  /// Returns true if the request is complete. The request is then null.
   static bool test(MPI_Request& request) {
     int done = 0;
     check_mpi("MPI_Test", MPI_Test(&request, &done, MPI_STATUS_IGNORE));
     return done != 0;
   }
-  /// Until done() says so; the time counts as waiting.
+  /// Waits until done() returns true. The time counts as waiting.
   template <class Done>
   void wait(const Done& done) {
     if (done()) return;
@@ -61,7 +64,7 @@ class Requests {
   mpi::Communicator& comm_;
 };
 
-/// A set of requests, those that are done being left out as they are found.
+/// A set of requests. The function `done` removes the completed requests.
 class Outgoing {
  public:
   void add(MPI_Request request) { requests_.push_back(request); }
@@ -80,12 +83,13 @@ class Outgoing {
   std::vector<int> finished_;
 };
 
-/// X: what keys travel as; a piece is k [batch, kv_heads, keys, d], then v [batch, kv_heads, keys, dv].
+/// An exchange of keys that are sent as X. A piece is k [batch, kv_heads, keys, d], then v [batch, kv_heads,
+/// keys, dv].
 template <class X>
 class KeyExchange {
  public:
-  /// `own` are the own pieces, packed one behind the other, `row` elements to a key; `incoming` has room for two
-  /// pieces.
+  /// `own` holds this rank's pieces, packed one after another, with `row` elements per key. `incoming` must
+  /// have space for two pieces.
   KeyExchange(mpi::Communicator& comm, const RingPlan& plan, index_t row, const X* own, X* incoming)
       : plan_(plan), requests_(comm), row_(row), own_(own) {
     buffers_[0] = incoming;
@@ -97,7 +101,7 @@ class KeyExchange {
     receive_next(), receive_next();
     for (std::size_t i = 0; i < pieces.size(); ++i) {
       if (pieces[i].keys.rank != plan.rank()) continue;
-      // Not all of them to rank 0 first.
+      // Each rank sends to its next neighbour first, so that ranks do not all send to rank 0 at once.
       for (int j = 1; j < plan.ranks(); ++j) {
         const int to = (plan.rank() + j) % plan.ranks();
         if (plan.needs(to, pieces[i]))
@@ -106,10 +110,10 @@ class KeyExchange {
     }
   }
 
-  /// The pieces that this rank needs, in the order of the keys: numbers in plan.pieces().
+  /// Returns the pieces that this rank needs, in the order of the keys, as indices of plan.pieces().
   [[nodiscard]] const std::vector<std::size_t>& steps() const { return steps_; }
 
-  /// The keys of the next step; those of the step before are given up. Calls poll() while it waits.
+  /// Returns the keys of the next step and releases the keys of the step before. Calls poll() while it waits.
   template <class Poll>
   const X* next(const Poll& poll) {
     if (step_ > 0 && is_foreign(steps_[step_ - 1])) {
@@ -136,7 +140,7 @@ class KeyExchange {
   }
 
  private:
-  // MPI counts tags to 32767 at least; sums of gradients have those from 8192 on.
+  // MPI guarantees tags up to 32767. Keys use tags below 8192, sums of gradients use tags from 8192 on.
   static int tag(std::size_t piece) { return static_cast<int>(piece % 8192); }
   [[nodiscard]] std::size_t size_of(const Piece& piece) const {
     return static_cast<std::size_t>(piece.keys.size() * row_) * sizeof(X);
@@ -161,8 +165,8 @@ class KeyExchange {
   MPI_Request incoming_[2]{MPI_REQUEST_NULL, MPI_REQUEST_NULL};
   Outgoing sends_;
   std::vector<std::size_t> steps_;
-  std::size_t step_ = 0, asked_step_ = 0;  // in steps_
-  std::size_t asked_ = 0, taken_ = 0;      // of the foreign ones
+  std::size_t step_ = 0, asked_step_ = 0;  // indices of steps_
+  std::size_t asked_ = 0, taken_ = 0;      // numbers of pieces from other ranks
 };
 
 SSMAX_END

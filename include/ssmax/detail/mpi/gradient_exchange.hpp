@@ -1,8 +1,11 @@
-// Sums of dk and dv on their way: to whoever goes on with them, and to the owner of the keys, who adds them in the
-// order of the queries (sum_plan.hpp).
+// Exchanges sums of dk and dv. A rank sends a sum to the rank that continues it, or to the owner of the keys.
+// The owner adds the sums in the order of the queries (sum_plan.hpp).
 //
-// Nobody waits for one who waits: a rank forms sums in the order of pieces, units and queries, the owner takes
-// them in that order, parts that others go on with come first, and there is room for more than these.
+// The exchange is deadlock-free:
+// - Every rank forms sums in the order of pieces, units and queries.
+// - The owner takes the sums in the same order.
+// - Sums that a rank begins for another rank come first.
+// - A rank has space for more sums than it can begin for other ranks.
 #pragma once
 
 #include <algorithm>
@@ -15,12 +18,14 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// A sum lies as a piece of keys does, of the heads of a unit: dk, then dv. Its numbers are A.
+/// An exchange of sums of type A. A sum has the layout of a piece of keys with the heads of one unit: dk,
+/// then dv.
 template <class A>
 class GradientExchange {
  public:
-  /// `row`: elements of a key of one kv head, in all batch entries. `outgoing` has room for `slots` sums, more
-  /// than the rank has segments, of the longest piece and the largest unit, `incoming` for two.
+  /// `row` is the number of elements per key of one kv head, in all batch entries. `outgoing` must have space
+  /// for `slots` sums of the longest piece and the largest unit, `incoming` for two. `slots` must exceed the
+  /// number of segments of this rank.
   GradientExchange(mpi::Communicator& comm, const RingPlan& plan, const SumPlan& sums,
                    const std::vector<HeadUnit>& units, index_t row, A* outgoing, index_t slots, A* incoming)
       : plan_(plan), sums_(sums), units_(units), requests_(comm), row_(row), outgoing_(outgoing) {
@@ -38,8 +43,8 @@ class GradientExchange {
     receive_next(), receive_next();
   }
 
-  /// Room for the next sum; what others have begun is in it. Waits until there is any.
-  /// add(piece, unit, sum) adds to dk and dv.
+  /// Returns the slot for the next sum, with the values that another rank has begun. Waits until a slot is
+  /// free. Calls add(piece, unit, sum) for sums that arrive: it adds the sum to dk and dv.
   template <class Add>
   A* room(const SumPart& part, std::size_t piece, std::size_t unit, const Add& add) {
     requests_.wait([&] {
@@ -55,7 +60,8 @@ class GradientExchange {
     }
     return sum;
   }
-  /// Sends what is in that room; what is for this rank's own keys stays there until its turn.
+  /// Sends the sum in the slot that `room` returned. Exception: a finished sum for this rank's own keys stays
+  /// in its slot until poll adds it.
   void send(const SumPart& part, std::size_t piece, std::size_t unit) {
     if (part.ends && part.to == plan_.rank()) {
       staying_.push_back(slot_);
@@ -65,7 +71,7 @@ class GradientExchange {
                                      part.ends ? tag_of_piece(piece) : tag_of_share(part.next));
   }
 
-  /// Adds what has arrived and whose turn it is.
+  /// Adds the sums that have arrived, in their order.
   template <class Add>
   void poll(const Add& add) {
     while (taken_ < asked_) {
@@ -99,7 +105,8 @@ class GradientExchange {
     MPI_Request request = MPI_REQUEST_NULL;
   };
 
-  // Sums of a piece come in their order, those that a share goes on with in the order of pieces.
+  // Messages with the same tag arrive in order: the sums of one piece, or the pieces of sums that a share
+  // continues.
   static int tag_of_piece(std::size_t piece) { return 8192 + static_cast<int>(piece % 8192); }
   static int tag_of_share(std::size_t share) { return 16384 + static_cast<int>(share); }
   [[nodiscard]] std::size_t size_of(std::size_t piece, std::size_t unit) const {
@@ -147,10 +154,10 @@ class GradientExchange {
   A* outgoing_;
   index_t slot_size_ = 0;
   std::vector<MPI_Request> sending_;  // [slots]
-  std::deque<std::size_t> staying_;   // slots, in the order of their turns
+  std::deque<std::size_t> staying_;   // slots with sums for own keys, in the order in which poll adds them
   std::array<Incoming, 2> incoming_{};
-  std::vector<std::size_t> own_;  // pieces that somebody sees
-  std::vector<int> senders_;      // of the piece that is asked for
+  std::vector<std::size_t> own_;  // own pieces that some query sees
+  std::vector<int> senders_;      // senders of the piece to receive next
   std::size_t own_at_ = 0, unit_at_ = 0, sender_at_ = 0;
   std::size_t slot_ = 0, asked_ = 0, taken_ = 0;
 };

@@ -1,6 +1,5 @@
-// From shares of positions to whole heads, and back: an all-to-all for each kv head of a rank. MPI takes rows
-// from where they lie and puts them where they belong, by datatypes that describe the views; nothing is packed
-// here.
+// Exchanges shares of positions for whole heads and back: one all-to-all per kv head of a rank. Datatypes
+// that describe the views let MPI read and write rows in place, without packing.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +10,7 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// A datatype of MPI's, freed with this; null stands for no data.
+/// An owner of an MPI datatype: the destructor frees it. Null stands for no data.
 class Datatype {
  public:
   Datatype() = default;
@@ -30,7 +29,8 @@ class Datatype {
   MPI_Datatype type_ = MPI_DATATYPE_NULL;
 };
 
-/// What `create` makes by the call that is named, ready to be sent.
+/// Returns the datatype that `create` makes, ready to be sent. `call` is the name of the MPI function in
+/// errors.
 template <class Create>
 Datatype make_datatype(const char* call, const Create& create) {
   MPI_Datatype type = MPI_DATATYPE_NULL;
@@ -39,7 +39,8 @@ Datatype make_datatype(const char* call, const Create& create) {
   return Datatype(type);
 }
 
-/// Some heads of a view, in all batch entries, at their address: of each head the rows of some ranges.
+/// Returns a datatype for `heads` heads of a view from `head` on, in all batch entries: the rows of `ranges`
+/// of each head. The datatype contains the view's address.
 template <class X>
 Datatype rows_type(const View<X, 4>& view, index_t head, index_t heads, const std::vector<KeyRange>& ranges) {
   const auto stride_of = [&](int i) {
@@ -77,35 +78,36 @@ Datatype rows_type(const View<X, 4>& view, index_t head, index_t heads, const st
   return placed(all, {address});
 }
 
-/// Which kv heads a rank computes: a range of them, as even as can be. In each round every rank has one, or none.
+/// A division of kv heads among ranks. Each rank computes a range of kv heads, and the ranges are as even as
+/// possible. In each round, a rank computes at most one kv head.
 class HeadExchange {
  public:
   HeadExchange(mpi::Communicator& comm, const mpi::Layout& layout, index_t kv_heads)
       : comm_(comm), layout_(layout), kv_heads_(kv_heads) {}
 
   [[nodiscard]] index_t rounds() const { return (kv_heads_ + comm_.ranks() - 1) / comm_.ranks(); }
-  /// The first one of a rank; that of the rank behind it is where its range ends.
+  /// Returns the first kv head of a rank. The rank's range ends at first_of(rank + 1).
   [[nodiscard]] index_t first_of(int rank) const { return kv_heads_ * rank / comm_.ranks(); }
   [[nodiscard]] bool has_head(int rank, index_t round) const {
     return first_of(rank) + round < first_of(rank + 1);
   }
-  /// Who computes it.
+  /// Returns the rank that computes a kv head.
   [[nodiscard]] int rank_of(index_t kv_head) const {
     return static_cast<int>(((kv_head + 1) * comm_.ranks() - 1) / kv_heads_);
   }
 
-  /// Collective. `share` [batch, heads, own positions, …] goes to `whole` [batch, heads of a kv head, all
-  /// positions, …] of the ranks whose turn these heads are in this round.
+  /// Collective. Sends `share` [batch, heads, own positions, …] to the ranks that compute its heads in this
+  /// round. Writes `whole` [batch, heads per kv head, all positions, …] for the head that this rank computes.
   template <class X>
   void gather(const View<const X, 4>& share, const View<X, 4>& whole, index_t round) {
     const index_t group = whole.extent(1);
-    index_t rows = 0;  // that go to others
+    index_t rows = 0;  // sent to other ranks
     for (int r = 0; r < comm_.ranks(); ++r) {
       if (r != comm_.rank() && has_head(r, round)) rows += share.extent(2) * group;
     }
     move(types_of_share(share, group, round), types_of_whole(whole, round), rows * bytes_of_row(share));
   }
-  /// The way back.
+  /// Collective. Sends `whole` back to the ranks that own the positions, which write it to `share`.
   template <class X>
   void scatter(const View<X, 4>& whole, const View<X, 4>& share, index_t round) {
     const index_t group = whole.extent(1), others = layout_.positions() - share.extent(2);
@@ -116,7 +118,7 @@ class HeadExchange {
  private:
   using Types = std::vector<Datatype>;  // [ranks]
 
-  /// Of the own positions: the heads of each rank.
+  /// Returns, for each rank, the datatype of the heads in `share` that the rank computes.
   template <class X>
   Types types_of_share(const View<X, 4>& share, index_t group, index_t round) const {
     Types types(static_cast<std::size_t>(comm_.ranks()));
@@ -128,7 +130,7 @@ class HeadExchange {
     }
     return types;
   }
-  /// Of the own head: the positions of each rank.
+  /// Returns, for each rank, the datatype of the positions in `whole` that the rank owns.
   template <class X>
   Types types_of_whole(const View<X, 4>& whole, index_t round) const {
     Types types(static_cast<std::size_t>(comm_.ranks()));
@@ -149,7 +151,7 @@ class HeadExchange {
     return view.extent(0) * view.extent(3) * static_cast<index_t>(sizeof(X));
   }
 
-  /// What a rank has for each other one, as MPI_Ialltoallw takes it.
+  /// The send or receive arguments of MPI_Ialltoallw: one entry per rank.
   struct Side {
     explicit Side(const Types& types) : counts(types.size()), zeros(types.size()), handles(types.size()) {
       for (std::size_t r = 0; r < types.size(); ++r) {

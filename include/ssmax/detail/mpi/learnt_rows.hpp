@@ -1,5 +1,6 @@
-// The gradient of a score that has a row for each query (a Bias): every rank gets all of it. A row that one rank adds
-// to is that rank's; what several add to a row, one for many queries or heads, is added up rank by rank.
+// Adds up the gradient of a score that has a row per query (a Bias), so that every rank holds the whole
+// gradient. If one rank adds to a row, every rank receives that rank's row. If several ranks add to a row
+// (one row for many queries or heads), their rows are added rank by rank.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +15,7 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// Calls f for each part of a score that has rows to add to.
+/// Calls f for each part of a score that has gradient rows.
 template <class C, class F>
 void for_each_row_learner(const C& score, const F& f) {
   if constexpr (shared::is_composed<C>) {
@@ -25,23 +26,23 @@ void for_each_row_learner(const C& score, const F& f) {
   }
 }
 
-/// A rank that adds to a row.
+/// A rank that adds to a gradient row.
 struct RowShare {
   void* row;
-  std::size_t number;  // of the row, in the order of the queries that add to it first
+  std::size_t number;  // of the row, in the order of the first queries that add to the rows
   int rank;
 
   bool operator==(const RowShare&) const = default;
 };
 
-/// Who adds to which rows: row by row, the ranks in the order of their queries.
+/// A list of the ranks that add to each row: row by row, with the ranks in the order of their queries.
 template <class C>
 class LearntRows {
  public:
-  /// The score must outlive it.
+  /// The score must outlive this object.
   explicit LearntRows(const C& score) : score_(score) {}
 
-  /// rank_of(query) computes that query.
+  /// Fills the list. rank_of(query) returns the rank that computes a query.
   template <class RankOf>
   void list(const QueryShape& shape, const RankOf& rank_of) {
     keys_ = static_cast<std::size_t>(shape.keys);
@@ -49,7 +50,7 @@ class LearntRows {
                          [&](const auto& part) { shares_.push_back(shares_of(part, shape, rank_of)); });
   }
 
-  /// Of the list, not of the rows' addresses.
+  /// Returns a hash of the row numbers and ranks of the list. The addresses of rows are not part of it.
   [[nodiscard]] std::int64_t fingerprint() const {
     Fingerprint result;
     for (const std::vector<RowShare>& shares : shares_) {
@@ -58,7 +59,8 @@ class LearntRows {
     return result.value();
   }
 
-  /// Of a row that several ranks add to, the first goes on from what it holds, the others begin with 0.
+  /// Prepares the rows that several ranks add to. The first rank keeps the values of the row, the other ranks
+  /// set the row to 0.
   void begin(int rank) const {
     for_each_row([&](auto* row, const std::vector<int>& ranks, bool) {
       if (ranks.front() == rank || std::ranges::find(ranks, rank) == ranks.end()) return;
@@ -66,7 +68,8 @@ class LearntRows {
     });
   }
 
-  /// Collective: all rows on all ranks. Rows of the same ranks go together.
+  /// Collective. Adds up all rows and writes the sums on all ranks. One message holds consecutive rows of the
+  /// same ranks.
   void add_up(const mpi::Communicator& comm) const {
     std::vector<int> ranks_of_rows;
     std::vector<void*> rows;
@@ -81,9 +84,9 @@ class LearntRows {
   }
 
  private:
-  static constexpr std::size_t most_bytes = std::size_t{1} << 20;  // that go together
+  static constexpr std::size_t most_bytes = std::size_t{1} << 20;  // most bytes per message
 
-  /// Rows on all ranks, as the sum of what these ranks have; then there are no more rows.
+  /// Writes the sum of the rows of `ranks` on all ranks, then clears `rows`.
   template <class G>
   void add_up(const mpi::Communicator& comm, std::vector<void*>& rows, const std::vector<int>& ranks) const {
     std::vector<G> sums, next(rows.size() * keys_);
@@ -122,7 +125,7 @@ class LearntRows {
     }
     std::ranges::stable_sort(all, {}, &RowShare::number);
     std::vector<RowShare> once;
-    auto first = once.begin();  // of its row
+    auto first = once.begin();  // first entry of the current row
     once.reserve(all.size());
     for (const RowShare& share : all) {
       if (once.empty() || once.back().number != share.number) first = once.end();
@@ -131,7 +134,7 @@ class LearntRows {
     return once;
   }
 
-  /// Calls f(row, ranks that add to it, whether it is its part's last).
+  /// Calls f(row, ranks that add to it, true for the last row of its part).
   template <class F>
   void for_each_row(const F& f) const {
     std::size_t part_number = 0;
@@ -151,7 +154,7 @@ class LearntRows {
 
   const C& score_;
   std::size_t keys_ = 0;
-  std::vector<std::vector<RowShare>> shares_;  // of each part
+  std::vector<std::vector<RowShare>> shares_;  // one list per part
 };
 
 SSMAX_END

@@ -1,4 +1,4 @@
-// Who needs which keys: the pieces that keys travel in, and the steps of a rank.
+// Plans which rank needs which keys: the pieces in which keys are sent, and the pieces that each rank needs.
 #pragma once
 
 #include <algorithm>
@@ -10,17 +10,18 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// Keys travel in pieces of whole multiples of this many positions, counted over the sequence. It is what the
-/// backward adds up at a time (backward_key_block · blocks_per_sum), and two chunks of the forward.
+/// Pieces end at multiples of this number of positions in the sequence, or at the ends of segments. It is the
+/// number of keys that backward adds up at a time (backward_key_block · blocks_per_sum) and two chunks of
+/// forward.
 inline constexpr index_t travel_keys = 2048;
-/// In the forward, so many of them as make up at most this, or one.
+/// Upper bound of a piece's bytes in forward. Exception: a piece has at least travel_keys positions.
 inline constexpr index_t travel_bytes = index_t{8} << 20;
 
 inline index_t travel_unit(index_t bytes_of_key) {
   return travel_keys * std::max<index_t>(1, travel_bytes / std::max<index_t>(1, bytes_of_key) / travel_keys);
 }
 
-/// One segment of the layout, from where on its rows lie in the arrays of its rank.
+/// A segment of the layout and its first row in the arrays of its rank.
 struct Share {
   mpi::Segment segment;
   index_t row = 0;
@@ -29,17 +30,17 @@ struct Share {
 /// The part of one segment that is sent as one message.
 struct Piece {
   mpi::Segment keys;
-  index_t row = 0;        // of its first key in the arrays of its rank
-  std::size_t index = 0;  // among the pieces of the plan
+  index_t row = 0;        // row of its first key in the arrays of its rank
+  std::size_t index = 0;  // index among the pieces of the plan
 };
 
-/// A byte per travel_keys positions of the sequence: 1 if a query of a segment sees one of these keys.
+/// A byte per travel_keys positions of the sequence: 1 if a query of a segment may see one of these keys.
 using SeenBlocks = std::vector<std::uint8_t>;
 
 class RingPlan {
  public:
-  /// Collective. Pieces begin at multiples of `unit`, a multiple of travel_keys, and where segments do. `seen` has the
-  /// seen blocks of each own segment.
+  /// Collective. Pieces begin where segments begin and at multiples of `unit`. `unit` must be a multiple of
+  /// travel_keys. `seen` holds the seen blocks of each segment of this rank.
   RingPlan(const mpi::Communicator& comm, const mpi::Layout& layout, index_t unit,
            const std::vector<SeenBlocks>& seen)
       : rank_(comm.rank()), ranks_(comm.ranks()) {
@@ -54,7 +55,7 @@ class RingPlan {
         begin = end;
       }
     }
-    // Each rank sets the bits of its own segments.
+    // Each rank sets entries for its own segments, and MPI combines the entries of all ranks.
     seen_.resize((shares_.size() * pieces_.size() + 63) / 64);
     std::size_t own = 0;
     for (std::size_t share = 0; share < shares_.size(); ++share) {
@@ -74,29 +75,29 @@ class RingPlan {
 
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] int ranks() const { return ranks_; }
-  /// In the order of the positions.
+  /// Returns the segments in the order of their positions.
   [[nodiscard]] const std::vector<Share>& shares() const { return shares_; }
   [[nodiscard]] const std::vector<Piece>& pieces() const { return pieces_; }
 
-  /// Returns whether queries of a segment may see keys of a piece.
+  /// Returns true if queries of a segment may see keys of a piece.
   [[nodiscard]] bool sees(std::size_t share, const Piece& piece) const {
     const std::size_t bit = bit_of(share, piece);
     return (seen_[bit / 64] >> bit % 64 & 1) != 0;
   }
-  /// Whether a rank's queries may.
+  /// Returns true if queries of a rank may see keys of a piece.
   [[nodiscard]] bool needs(int rank, const Piece& piece) const {
     for (std::size_t i = 0; i < shares_.size(); ++i) {
       if (shares_[i].segment.rank == rank && sees(i, piece)) return true;
     }
     return false;
   }
-  /// Positions of a rank.
+  /// Returns the number of positions of a rank.
   [[nodiscard]] index_t count(int rank) const {
     index_t count = 0;
     for (const Share& share : shares_) count += share.segment.rank == rank ? share.segment.size() : 0;
     return count;
   }
-  /// Segments of this rank.
+  /// Returns the number of segments of this rank.
   [[nodiscard]] index_t segments_of_rank() const {
     return std::ranges::count(shares_, rank_, [](const Share& share) { return share.segment.rank; });
   }
@@ -114,7 +115,7 @@ class RingPlan {
   int rank_, ranks_;
   std::vector<Share> shares_;
   std::vector<Piece> pieces_;
-  std::vector<std::uint64_t> seen_;  // a bit for each share and piece
+  std::vector<std::uint64_t> seen_;  // one bit per share and piece
 };
 
 SSMAX_END

@@ -1,4 +1,4 @@
-// The memory of a call, in one reservation: the caller's workspace or, without one, the communicator's.
+// Reserves the memory of a call at once: in the caller's workspace or, without one, in the communicator's.
 #pragma once
 
 #include <optional>
@@ -9,7 +9,8 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// Memory(arena, arguments...) takes from the arena what it needs: once to count that, then from the workspace.
+/// Returns Memory(arena, arguments...), which takes its arrays from the arena. A first construction counts
+/// the bytes, a second one takes them from the workspace.
 template <class Memory, class... Arguments>
 Memory reserve(mpi::Communicator& comm, Workspace* workspace, const Arguments&... arguments) {
   Arena count;
@@ -18,7 +19,7 @@ Memory reserve(mpi::Communicator& comm, Workspace* workspace, const Arguments&..
   return Memory(arena, arguments...);
 }
 
-/// The same. Collective: every rank throws if one rank lacks the memory.
+/// Collective. Returns the same as reserve, and every rank throws if one rank lacks the memory.
 template <class Memory, class... Arguments>
 Memory reserve_on_all(mpi::Communicator& comm, const char* function, Workspace* workspace,
                       const Arguments&... arguments) {

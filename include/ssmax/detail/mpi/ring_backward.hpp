@@ -1,5 +1,6 @@
-// Attention's backward of a sequence that is split over ranks: the queries and dq stay, the keys come by, and what
-// they are given goes home.
+// Computes the backward of attention for a sequence that is split over ranks. The queries and dq stay on
+// their rank. Keys and values are sent to the ranks that need them. The sums of dk and dv return to the owner
+// of the keys.
 #pragma once
 
 #include <algorithm>
@@ -13,10 +14,11 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// Sums that wait for their turn may take as much memory as the rank's keys, or this.
+/// Memory for sums that wait for their turn: at most this, or the keys and values of the largest rank as
+/// Compute<T> if they need more.
 inline constexpr index_t most_sum_bytes = index_t{32} << 20;
 
-/// What a rank has beside its shares.
+/// The memory of a rank in addition to its arguments.
 template <class T>
 struct RingBackwardMemory {
   using A = Compute<T>;
@@ -35,10 +37,10 @@ struct RingBackwardMemory {
   T *own, *pieces;  // packed
   A *outgoing_sums, *incoming_sums;
   View<A, 4> dq, dk, dv;
-  KeptSums kept;  // of each segment, [parts][units][batch, heads, queries]
+  KeptSums kept;  // per segment: [parts][units][batch, heads, queries]
 };
 
-/// to += from, which is packed
+/// Adds packed rows to a view: to += from.
 template <class A>
 void add_packed(const A* from, const View<A, 4>& to) {
   const auto add_rows = kernels<PrefillBackwardKernels<A>>().add_rows;
@@ -59,10 +61,11 @@ void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const Backward
   const index_t local = a.q.extent(2), group = a.q.extent(1) / a.k.extent(1);
   const QueryShape query_shape{a.q.extent(0), a.q.extent(1), positions, positions};
   const KeySourceShape shape{a.k.extent(0), a.k.extent(1), a.k.extent(3), a.v.extent(3)};
-  const index_t row = shape.batch * (shape.width + shape.value_width);  // of one kv head
+  const index_t row = shape.batch * (shape.width + shape.value_width);  // elements per key of one kv head
   const bool learns = variant.learns() || !g.dsinks.empty();
 
-  // All ranks take as many kv heads at once as leave room for all sums of a piece, or one.
+  // All ranks compute the same number of kv heads at once: as many as leave space for all sums of a piece, at
+  // least one.
   const SumPlan sums(plan, group);
   index_t largest = 0;
   for (int r = 0; r < plan.ranks(); ++r) largest = std::max(largest, plan.count(r));
@@ -103,7 +106,8 @@ void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const Backward
     return memory.kept.from(
         query_shape.batch * (first * query_shape.heads + unit.first * group * queries.size()) + further);
   };
-  // What the queries of a part get from keys, and what they add to `sum`.
+  // Computes the gradients of the queries of a part against `keys`, and adds the gradients of the keys to
+  // `sum`.
   const auto attend = [&](std::size_t i, KeyRange queries, const HeadUnit& unit, const KeyShare<T>& keys,
                           A* sum, BackwardStage stage) {
     const Share& share = plan.shares()[i];

@@ -1,4 +1,5 @@
-// Attention, forward, of a sequence that is split over ranks: the queries stay, the keys come by.
+// Computes attention for a sequence that is split over ranks. Queries stay on their rank, keys and values are
+// sent to the ranks that need them.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +13,7 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// What a rank has beside its shares: own keys, packed, and two pieces; a state for each query.
+/// The memory of a rank in addition to its arguments: its keys, packed, two pieces, and a state per query.
 template <class T>
 struct RingForwardMemory {
   using A = Compute<T>;

@@ -1,4 +1,4 @@
-// A rank's share of a call: its rows, its keys packed for the way, its queries against a piece of keys.
+// Builds a rank's share of a call: its rows, its packed keys, and its queries against a piece of keys.
 #pragma once
 
 #include <vector>
@@ -11,12 +11,12 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// Whether an owner rotates its keys, once. Keys of 16 bits are rotated by whoever gets them, as in one process: a
-/// rotated one has more bits, and would take a float on the way.
+/// True if the owner rotates its keys before it sends them. The receiver rotates 16-bit keys, as a single
+/// process does after loading them: a rotated key has more bits and would have to be sent as floats.
 template <class T>
 inline constexpr bool owner_rotates = std::same_as<T, Compute<T>>;
 
-/// Packed keys of a piece, as KeyExchange has them.
+/// Returns the packed keys of a piece, in the layout of KeyExchange.
 template <class T>
 KeyShare<T> key_share(const T* packed, const Piece& piece, const KeySourceShape& shape, index_t keys) {
   const index_t count = piece.keys.size();
@@ -26,7 +26,7 @@ KeyShare<T> key_share(const T* packed, const Piece& piece, const KeySourceShape&
                  piece.keys.begin);
 }
 
-/// Packs the own keys of a piece, rotated if the owner does that.
+/// Packs the own keys and values of a piece. Rotates the keys if owner_rotates is true.
 template <class T>
 void pack_piece(const Problem<Compute<T>>& whole, const Variant<Compute<T>>& variant,
                 const View<const T, 4>& k, const View<const T, 4>& v, const Piece& piece, T* out) {
@@ -56,7 +56,7 @@ void pack_piece(const Problem<Compute<T>>& whole, const Variant<Compute<T>>& var
   }
 }
 
-/// The own keys, packed.
+/// Packs all keys and values of this rank.
 template <class T>
 void pack_share(const RingPlan& plan, const Problem<Compute<T>>& whole, const Variant<Compute<T>>& variant,
                 const View<const T, 4>& k, const View<const T, 4>& v, T* out) {
@@ -66,7 +66,8 @@ void pack_share(const RingPlan& plan, const Problem<Compute<T>>& whole, const Va
   }
 }
 
-/// Results while they are summed up: where they go or, if they have 16 bits, apart.
+/// Returns the array that adds up a result: the result itself, or a separate array of floats for 16-bit
+/// results.
 template <class T>
 View<Compute<T>, 4> sums_of(Arena& arena, const View<T, 4>& result) {
   if constexpr (std::same_as<T, Compute<T>>) {
@@ -78,7 +79,8 @@ View<Compute<T>, 4> sums_of(Arena& arena, const View<T, 4>& result) {
   }
 }
 
-/// The queries of a segment against keys that were packed. `whole` is the problem of all rows of this rank.
+/// Returns the problem of a segment's queries against packed keys. `whole` is the problem of all rows of this
+/// rank.
 template <class T>
 Problem<Compute<T>> part_of_problem(const Problem<Compute<T>>& whole, const Share& share, index_t positions,
                                     const KeyShare<T>& keys) {
@@ -88,13 +90,15 @@ Problem<Compute<T>> part_of_problem(const Problem<Compute<T>>& whole, const Shar
   return owner_rotates<T> ? with_rotated_keys(queries, keys) : with_keys(queries, keys);
 }
 
-/// A query whose state is complete, as store_result takes it: with its multiplier where a sink needs that.
+/// Returns the row of a query whose state is complete, for store_result. The row has a multiplier if sinks
+/// are scaled.
 template <class A>
 QueryRow complete_row(const Result<A>& result, const Variant<A>& variant, const Query& query) {
   return result.scaled_sinks ? variant.row(query, {0, query.shape.keys}) : QueryRow{.query = query};
 }
 
-/// Returns the blocks of keys that queries [begin, end) see, as far as the mask knows its runs.
+/// Returns the blocks of keys that queries [begin, end) may see. Exception: if the mask's runs are not known,
+/// all blocks of a query's range count as seen.
 template <class V>
 SeenBlocks blocks_seen(const V& variant, const QueryShape& shape, index_t begin, index_t end) {
   const index_t count = (shape.keys + travel_keys - 1) / travel_keys;

@@ -1,5 +1,5 @@
-// Decoding where each rank has stored the keys of its own positions: each attends to its chunks, and all fold the
-// states of all chunks in the order of the keys.
+// Decodes where each rank stores the keys of its own positions. Each rank computes the states of its own
+// chunks. All ranks then merge the states of all chunks in the order of the keys.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +15,8 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// One chunk of one rank's keys as a source of keys: keys [keys.begin, keys.end) of the sequence lie in `cache` from
-/// `row` on.
+/// A source of keys that holds one chunk of one rank's keys. Keys [keys.begin, keys.end) of the sequence are
+/// stored in `cache` from `row` on.
 template <class K>
 struct ChunkOfKeys {
   using Element = SourceKey<K>;
@@ -36,7 +36,8 @@ struct ChunkOfKeys {
   }
 };
 
-/// The chunks of the first `length` positions, in their order: whole multiples of key_chunk, cut where segments end.
+/// Returns the chunks of the first `length` positions, in order. Chunks end at multiples of key_chunk, at the
+/// ends of segments and at `length`.
 inline std::vector<Piece> chunks_of(const mpi::Layout& layout, index_t length) {
   std::vector<Piece> chunks;
   std::vector<index_t> rows(static_cast<std::size_t>(layout.ranks()));
@@ -52,7 +53,7 @@ inline std::vector<Piece> chunks_of(const mpi::Layout& layout, index_t length) {
   return chunks;
 }
 
-/// The states of all chunks, and their sum.
+/// The states of all chunks, and the merged state.
 template <class A>
 struct SpreadMemory {
   SpreadMemory(Arena& arena, index_t chunks, index_t size)
@@ -69,7 +70,7 @@ void spread_decode(mpi::Communicator& comm, const mpi::Layout& layout, const Pro
   const index_t batch = whole.q.extent(0), heads = whole.q.extent(1), queries = whole.q.extent(2),
                 dv = whole.value_width(), rows = batch * heads * queries;
   const std::vector<Piece> chunks = chunks_of(layout, length);
-  // Of each rank: its chunks one behind the other, each shift [rows], sum [rows], o [rows][dv].
+  // Layout of the states: rank by rank, chunk by chunk. A state is shift [rows], sum [rows], o [rows][dv].
   const index_t size = rows * (dv + 2);
   std::vector<int> bytes(static_cast<std::size_t>(comm.ranks())), first(bytes.size());
   for (const Piece& chunk : chunks) {

@@ -1,7 +1,9 @@
-// Who adds up what of dk and dv. One process sums up what 1920 rows of a kv head give a key (a row is a query of one of
-// its heads), and then adds these sums, in the order of the queries. Over ranks it is the same: each such sum is formed
-// where its queries are and sent to the owner of the keys, who adds them in that order. A sum whose queries
-// lie on several ranks is begun by the first, and handed on.
+// Plans which rank forms which sums of dk and dv.
+//
+// A single process sums the gradients of a key over 1920 rows of a kv head (a row is a query of one of its
+// heads). It then adds these sums in the order of the queries. Over ranks, the rank of the queries forms the
+// sum and sends it to the owner of the keys. The owner adds the sums in the same order. If the queries of a
+// sum are on several ranks, the first rank begins the sum and the next ranks continue it.
 #pragma once
 
 #include <algorithm>
@@ -16,19 +18,20 @@ SSMAX_BEGIN_DETAIL
 struct SumPart {
   std::size_t share = 0;
   KeyRange queries{};
-  int from = -1;         // who began the sum, or -1
-  int to = -1;           // who goes on with it, or whose keys they are
-  bool ends = true;      // the sum
-  std::size_t next = 0;  // the share that goes on with it
+  int from = -1;         // rank that sends the begun sum, or -1
+  int to = -1;           // rank that continues the sum, or owner of the keys
+  bool ends = true;      // true for the last part of a sum
+  std::size_t next = 0;  // share that continues the sum
 };
 
 class SumPlan {
  public:
-  /// `group`: heads of a kv head. Where it does not divide 1920, sums have fewer rows than one process' have.
+  /// `group` is the number of heads per kv head. If it does not divide 1920, sums have fewer rows than in a
+  /// single-process run.
   SumPlan(const RingPlan& plan, index_t group)
       : plan_(plan), queries_(std::max<index_t>(1, query_block * blocks_per_sum / group)) {}
 
-  /// Calls f(queries) for the parts of a share, in their order.
+  /// Calls f(queries) for the parts of a share, in order.
   template <class F>
   void for_each_part(const Share& share, const F& f) const {
     const mpi::Segment& segment = share.segment;
@@ -39,8 +42,9 @@ class SumPlan {
     }
   }
 
-  /// What this rank does with a piece, in this order: first the parts that others go on with, so that these do not
-  /// wait; then the rest in the order of the queries, in which the owner takes it.
+  /// Returns the parts that this rank computes for a piece. The parts that this rank begins for another rank
+  /// come first, so that the other rank does not wait. The other parts follow in the order of the queries, in
+  /// which the owner takes them.
   [[nodiscard]] std::vector<SumPart> parts(const Piece& piece) const {
     std::vector<SumPart> result;
     for (std::size_t i = 0; i < plan_.shares().size(); ++i) {
@@ -52,7 +56,7 @@ class SumPlan {
     return result;
   }
 
-  /// Who sends the owner of a piece its sums, in their order.
+  /// Returns the ranks that send sums to the owner of a piece, in the order of the sums.
   [[nodiscard]] std::vector<int> senders(const Piece& piece) const {
     std::vector<int> result;
     index_t last = -1;
@@ -67,7 +71,7 @@ class SumPlan {
     return result;
   }
 
-  /// The most parts that a rank has.
+  /// Returns the largest number of parts of a rank.
   [[nodiscard]] index_t most_parts() const {
     std::vector<index_t> parts(static_cast<std::size_t>(plan_.ranks()));
     for (const Share& share : plan_.shares()) {
@@ -94,15 +98,15 @@ class SumPlan {
   }
 
   const RingPlan& plan_;
-  index_t queries_;  // of a sum
+  index_t queries_;  // queries per sum
 };
 
-/// kv heads that are computed at once: a range of them.
+/// A range of kv heads that are computed at once.
 struct HeadUnit {
   index_t first = 0, count = 0;
 };
 
-/// As even as can be, in units of at most `most`.
+/// Returns units of at most `most` kv heads, as even as possible.
 inline std::vector<HeadUnit> head_units(index_t kv_heads, index_t most) {
   const index_t units = (kv_heads + most - 1) / most;
   std::vector<HeadUnit> result;

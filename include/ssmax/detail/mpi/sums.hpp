@@ -1,5 +1,5 @@
-// What scaling, score and sinks learn: every rank hands them the sums of all queries, in the order in which one
-// process does.
+// Passes the gradients of scaling, score and sinks to every rank: each rank adds the sums of all queries in
+// the order of a single-process run.
 #pragma once
 
 #include <algorithm>
@@ -13,13 +13,13 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// The sums of a rank's queries, as BackwardStage keeps them.
+/// The sums of a rank's queries, in the layout of BackwardStage.
 class KeptSums {
  public:
   KeptSums(Arena& arena, index_t rows, index_t sums_of_row)
       : sums_of_row_(sums_of_row),
         sums_{rows == 0 ? nullptr : arena.take<double>(rows * sums_of_row), arena.take<QueryReport>(rows)} {}
-  /// Those of a row on; nothing, if none are kept.
+  /// Returns the sums from a row on, or an empty CallSums if sums are not kept.
   [[nodiscard]] CallSums from(index_t row) const {
     if (!sums_) return {};
     return {sums_.sums + row * sums_of_row_, sums_.reports + row};
@@ -30,14 +30,14 @@ class KeptSums {
   CallSums sums_;
 };
 
-/// Queries [begin, end) of a head, whose sums one rank has kept.
+/// Queries [begin, end) of a head whose sums are kept by one rank.
 struct KeptQueries {
   mpi::Segment queries;
-  CallSums sums{};  // at the first of them, if they are this rank's
+  CallSums sums{};  // sums of the first query, if this rank keeps them
 };
 
-/// Collective, where anything is learnt. kept_of(batch, head) are all queries of a head, in their order; those of one
-/// owner are sent at a time.
+/// Collective. Adds the parameter gradients of all queries on every rank. kept_of(batch, head) returns all
+/// queries of a head, in order. The rank that keeps the sums of a KeptQueries broadcasts them.
 template <class A, class KeptOf>
 void hand_over_all(const mpi::Communicator& comm, const GradientVariant<A>& variant, const QueryShape& shape,
                    std::span<A> dsinks, const KeptOf& kept_of) {

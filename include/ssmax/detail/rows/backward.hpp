@@ -1,5 +1,5 @@
-// One row's gradient, any length and storage: blocks are widened as in the forward, their sums
-// added in double.
+// Computes the gradient of one row of any length and storage type. Blocks are widened as in forward, and the
+// sums of blocks are added in double.
 #pragma once
 
 #include <algorithm>
@@ -10,19 +10,19 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// A row's multiplier c as the kernels take it, which compute dz = factor·u and ⟨u, sign·z⟩.
+/// A row's multiplier c in the form that the kernels take. The kernels compute dz = factor·u and ⟨u, sign·z⟩.
 template <class T>
 class GradientFactor {
  public:
   explicit GradientFactor(double c)
       : c_(c), applies_(Multiplier<T>::unit_of(c) == 1), factor_(applies_ ? static_cast<T>(c) : T{1}) {}
 
-  /// c, or 1 where |c| lies outside of 2^-64 to 2^64, as T may not hold it: `finish` then multiplies by
-  /// c in double.
+  /// Returns c. Exception: returns 1 if |c| lies outside 2^-64 to 2^64, because T may not represent c.
+  /// `finish` then multiplies by c in double.
   T factor() const { return factor_; }
 
-  /// The logits of a block, times -1 where c is negative: a logit of +inf then has weight 0, and must become
-  /// the -inf that the kernels know as a masked key. Null if z is.
+  /// Returns the logits of a block, times -1 if c is negative, or null if z is null. With a negative c, a
+  /// logit of +inf has weight 0. The sign turns it into -inf, which the kernels treat as a masked key.
   template <class X>
   const T* logits(const X* z, index_t count, T* scratch) const {
     if (z == nullptr) return nullptr;
@@ -50,8 +50,8 @@ class GradientFactor {
   T factor_;
 };
 
-/// dz = c·y ⊙ (dy - ⟨dy, y⟩). Returns ⟨y ⊙ (dy - ⟨dy, y⟩), sign·z⟩, or 0 where z is null.
-/// dz may be dy or y.
+/// Writes dz = c·y ⊙ (dy - ⟨dy, y⟩). Returns ⟨y ⊙ (dy - ⟨dy, y⟩), sign·z⟩, or 0 if z is null. dz may be dy or
+/// y.
 struct SoftmaxGradient {
   template <class T, class X>
   SSMAX_INLINE static double row(const SoftmaxGradientKernels<T>& kernels, const X* y, const X* dy,
@@ -78,8 +78,8 @@ struct SoftmaxGradient {
   }
 };
 
-/// dz = c·(dy - p·Σdy) with p = exp(log_p). Returns ⟨dy - p·Σdy, sign·z⟩, or 0 where z is null.
-/// dz may be dy or log_p.
+/// Writes dz = c·(dy - p·Σdy) with p = exp(log_p). Returns ⟨dy - p·Σdy, sign·z⟩, or 0 if z is null. dz may be
+/// dy or log_p.
 struct LogSoftmaxGradient {
   template <class T, class X>
   SSMAX_INLINE static double row(const SoftmaxGradientKernels<T>& kernels, const X* log_p, const X* dy,
@@ -110,8 +110,9 @@ struct LogSoftmaxGradient {
   }
 };
 
-/// The rows of a group, which share c; see driver.hpp. Kernels and rows are copies, which no call may change,
-/// so that the loop keeps them in registers: rows of 16 take 0.9 of the time.
+/// Computes the gradients of a group's rows, which share c (driver.hpp). `kernels` and `rows` are copies that
+/// the called functions cannot change, so that the loop keeps them in registers. Rows of 16 then take 0.9 of
+/// the time.
 template <class Gradient, bool has_logits, class T, class X>
 double gradient_of_rows(const SoftmaxGradientKernels<T> kernels, const GradientRows<X> rows, double c,
                         double* dc) {

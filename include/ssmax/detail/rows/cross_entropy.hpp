@@ -1,4 +1,4 @@
-// The driver of cross_entropy: one row, compiled once for each element type.
+// Computes the cross entropy of one row. The driver is compiled once per element type.
 #pragma once
 
 #include "../../storage.hpp"
@@ -6,8 +6,8 @@
 
 SSMAX_BEGIN_COMPILED
 
-/// dz = factor · (softmax(z) - onehot(target)) of one row, unless dz is null; returns the
-/// row's loss. dz may be z.
+/// Writes dz = factor · (softmax(z) - onehot(target)) of one row, unless dz is null. Returns the row's loss.
+/// dz may be z.
 template <class X>
 double cross_entropy_row(const shared::RowKernels<shared::Compute<X>>& kernels, const X* z, index_t n,
                          index_t target, double factor, X* dz);
@@ -40,8 +40,8 @@ double cross_entropy_row(const shared::RowKernels<shared::Compute<X>>& kernels, 
   if (dz == nullptr) return loss;
 
   row.for_each_block([&](index_t begin, index_t count, const T* e, int shift, T* to) {
-    // The target's gradient is computed apart, in double: p - 1 of a rounded p would leave a remainder where
-    // p is 1.
+    // Computes the target's gradient separately, in double: p - 1 with a rounded p would leave a remainder
+    // where p is 1.
     const bool holds_target = target >= begin && target < begin + count;
     const double weight = holds_target ? static_cast<double>(e[target - begin]) : 0.0;
     kernels.multiply(e, count, static_cast<T>(std::ldexp(factor / total.sum, shift)), to);

@@ -1,5 +1,5 @@
-// The drivers of rows: softmax, its logarithm, the log of its sum, and gradients of rows that share n and c.
-// Compiled once for each element type; masks, scalings and executors are left to the callers.
+// Declares the drivers of rows: softmax, its logarithm, the log of its sum, and gradients of rows that share
+// n and c. The drivers are compiled once per element type. The callers apply masks, scalings and executors.
 #pragma once
 
 #include "../../storage.hpp"
@@ -10,14 +10,14 @@
 
 SSMAX_BEGIN_SHARED
 
-/// The kernels that a call of softmax needs, looked up once.
+/// The kernels of a softmax call, looked up once.
 template <class T>
 struct SoftmaxKernels {
   const RowKernels<T>& rows;
   const ShortRowKernels<T>& short_rows;
 };
 
-/// Those of a gradient.
+/// The kernels of a gradient call, looked up once.
 template <class T>
 struct SoftmaxGradientKernels {
   const RowKernels<T>& rows;
@@ -25,10 +25,10 @@ struct SoftmaxGradientKernels {
   const RowGradientKernels<T>& gradients;
 };
 
-/// `rows` rows of n elements, each array with a stride from row to row of its own.
+/// The arrays of `rows` rows of n elements. Each array has its own stride from row to row.
 template <class X>
 struct GradientRows {
-  const X *out, *dout, *logits;  // logits null where no dc is wanted
+  const X *out, *dout, *logits;  // logits is null if dc is not wanted
   X* dlogits;                    // may be out or dout
   index_t out_stride, dout_stride, logits_stride, dlogits_stride;
   index_t rows, n;
@@ -38,28 +38,29 @@ SSMAX_END
 
 SSMAX_BEGIN_COMPILED
 
-/// out = softmax(c·in) of rows that see the same n keys. `alone`: it is one row, whose neighbours
-/// see other keys.
+/// Writes out = softmax(c·in) for rows that see the same n keys. `alone` is true for a single row whose
+/// neighbours see other keys.
 template <class X, class Y>
 void softmax_group(const shared::SoftmaxKernels<shared::Compute<X>>& kernels, const X* in, index_t in_stride,
                    Y* out, index_t out_stride, index_t rows, index_t n, double c, bool alone);
 
-/// out = c·in - ln Σ exp(c·in) of one row.
+/// Writes out = c·in - ln Σ exp(c·in) for one row.
 template <class X, class Y>
 void log_softmax_row(const shared::RowKernels<shared::Compute<X>>& kernels, const X* in, index_t n, double c,
                      Y* out);
 
-/// ln Σ exp(c·in) of one row: -inf for a masked row, NaN for a poisoned one.
+/// Returns ln Σ exp(c·in) of one row. Returns -inf for a masked row and NaN for a poisoned row.
 template <class X>
 double logsumexp_row(const shared::RowKernels<shared::Compute<X>>& kernels, const X* in, index_t n, double c);
 
-/// dlogits = c·y ⊙ (dout - ⟨dout, y⟩), y = out. Returns the sum over the rows of
-/// dc = ⟨y ⊙ (dout - ⟨dout, y⟩), logits⟩; `dc`, unless null, gets each row's.
+/// Writes dlogits = c·y ⊙ (dout - ⟨dout, y⟩) with y = out. Returns the sum over the rows of dc = ⟨y ⊙ (dout -
+/// ⟨dout, y⟩), logits⟩. Writes each row's dc to `dc`, unless `dc` is null.
 template <class X>
 double softmax_gradient(const shared::SoftmaxGradientKernels<shared::Compute<X>>& kernels,
                         const shared::GradientRows<X>& rows, double c, double* dc);
 
-/// The same for out = log_softmax: dlogits = c·(dout - p·Σ dout), p = exp(out).
+/// Writes dlogits = c·(dout - p·Σ dout) with out = log_softmax and p = exp(out). Returns and writes dc as
+/// softmax_gradient does.
 template <class X>
 double log_softmax_gradient(const shared::SoftmaxGradientKernels<shared::Compute<X>>& kernels,
                             const shared::GradientRows<X>& rows, double c, double* dc);

@@ -1,10 +1,12 @@
-// One row of entmax: y = max(0, x - τ)^power with x = c·z / power and Σ y = 1, and its gradient.
+// Computes one row of entmax, y = max(0, x - τ)^power with x = c·z / power and Σ y = 1, and its gradient.
 //
-// The threshold without sorting: F(τ) = Σ max(0, x - τ)^power - 1 falls and is convex, so that Newton's step, from
-// either side, ends at or below the root. If the support (what lies above τ) of a point is that of the root, the
-// root is that of a polynomial of degree `power`, exactly. So from a point below the root this root is
-// tried: if its support is the same, which takes one look at the row, it is the threshold; if not, the
-// highest of the lower bounds at hand is the next point.
+// The threshold τ is the root of F(τ) = Σ max(0, x - τ)^power - 1 and is found without sorting:
+// 1. F decreases and is convex. So a Newton step from either side ends at or below the root.
+// 2. The support of a point is the set of elements above it. On a fixed support, F is a polynomial of degree
+//    `power`, whose root is known exactly.
+// 3. From a point below the root, the function tries the root of that polynomial, which reads the row once.
+//    If both have the same support, the polynomial's root is the threshold.
+// 4. Otherwise the next point is the highest known lower bound.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +18,7 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// From a point to the root of F on the point's support, or NaN where there is none.
+/// Returns the step from a point to the root of F on the point's support, or NaN if F has no root there.
 template <int power>
 double step_to_root(const SupportSums& at) {
   if constexpr (power == 1) {
@@ -38,25 +40,26 @@ Threshold<T> split_threshold(double t) {
   return {high, static_cast<T>(t - static_cast<double>(high))};
 }
 
-/// τ - max x. `look(t)` gives the sums above max x + t.
+/// Returns τ - max x. look(t) returns the sums above max x + t.
 template <int power, class Look>
 double find_threshold(const Look& look) {
-  constexpr int most_looks = 100;  // 5 is usual; for rows whose sums cannot tell two supports apart
-  double t = -1;                   // y is 1 at most
+  constexpr int most_looks = 100;  // usually 5; more for rows whose sums cannot distinguish supports
+  double t = -1;                   // lower bound, because y is at most 1
   SupportSums at = look(t);
   for (int looks = 0; looks < most_looks; ++looks) {
     const double root = t + step_to_root<power>(at);
     double next = t + newton_step<power>(at);
     if (!std::isnan(root)) {
       const SupportSums of_root = look(root);
-      // A step more: sums near the root are near 1, and exact to more digits than those far above it.
+      // Adds one more step: sums near the root are near 1 and have more exact digits than sums far above the
+      // root.
       if (of_root.count == at.count) return root + step_to_root<power>(of_root);
       if (of_root.count > 0) {
         next = std::max(next, root + newton_step<power>(of_root));
         next = std::fmax(next, root + step_to_root<power>(of_root));
       }
     }
-    if (!(next > t)) break;  // as near as numbers are
+    if (!(next > t)) break;  // limit of precision
     t = next;
     at = look(t);
   }
@@ -73,7 +76,7 @@ void entmax_row(const RowKernels<T>& rows, const EntmaxKernels<T>& kernels, cons
   const RowKind kind = source.rebase(scratch);
   if (kind == RowKind::masked) return fill_row(out, n, 0.0f);
   if (kind != RowKind::regular) return fill_row(out, n, nan);
-  // What blocks, direction·(z - origin), are to be multiplied by: see Multiplier.
+  // Multiplier of the blocks, which hold direction·(z - origin): see Multiplier.
   const auto scale = static_cast<T>(std::clamp(std::abs(c) / Multiplier<T>::unit_of(c),
                                                static_cast<double>(std::numeric_limits<T>::min()),
                                                static_cast<double>(std::numeric_limits<T>::max()) / 4) /
@@ -101,8 +104,8 @@ void entmax_row(const RowKernels<T>& rows, const EntmaxKernels<T>& kernels, cons
   });
 }
 
-/// dz = c·u, u = w ⊙ (dy - ⟨w, dy⟩ / Σ w), w = y^(1 - 1/power). Returns ⟨u, z⟩, or 0 where z is null. dz may
-/// be dy or y.
+/// Writes dz = c·u with u = w ⊙ (dy - ⟨w, dy⟩ / Σ w) and w = y^(1 - 1/power). Returns ⟨u, z⟩, or 0 if z is
+/// null. dz may be dy or y.
 template <int power, class T, class X>
 double entmax_row_gradient(const EntmaxKernels<T>& kernels, const X* y, const X* dy, const X* z, index_t n,
                            const GradientFactor<T>& factor, X* dz) {

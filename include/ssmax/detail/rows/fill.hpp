@@ -1,4 +1,4 @@
-// Rows, or parts of them, of one number.
+// Fills rows, or parts of rows, with one number.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ void fill_row(Y* out, index_t n, float value) {
   }
 }
 
-/// Hidden keys of a row: everything outside [keys.begin, keys.end).
+/// Fills the masked keys of a row: all keys outside [keys.begin, keys.end).
 template <class Y>
 void fill_hidden(Y* out, index_t columns, KeyRange keys, float value) {
   fill_row(out, keys.begin, value);

@@ -1,4 +1,4 @@
-// Softmax of rows that share n and c, and the logarithms of single rows (driver.hpp).
+// Computes softmax for rows that share n and c, and the logarithms of single rows (driver.hpp).
 #pragma once
 
 #include "driver.hpp"
@@ -18,7 +18,7 @@ void softmax_group(const shared::SoftmaxKernels<shared::Compute<X>>& tables, con
   if constexpr (std::same_as<X, T> && std::same_as<Y, T>) {
     const bool is_block = n > (alone ? 1 : short_rows.longest) && n <= row_block;
     if (is_block && multiplier.is_plain()) {
-      // One lane waits for its exponentials, wherever the rows lie.
+      // A kernel of one lane waits for its exponentials, so overlap helps it wherever the rows are stored.
       const bool near = kernels.width == 1 || 2 * rows * n * static_cast<index_t>(sizeof(T)) <= far_bytes;
       return softmax_block_rows<T>(kernels, in, in_stride, out, out_stride, rows, n, c, near && rows > 1);
     }
@@ -39,7 +39,8 @@ void softmax_group(const shared::SoftmaxKernels<shared::Compute<X>>& tables, con
     in += done * in_stride;
     out += done * out_stride;
     rows -= done;
-    // What the short kernels leave, row by row; then they get another try on what follows.
+    // Computes the rows that the short kernels skipped, at most one vector of rows. The short kernels then
+    // continue.
     for (index_t r = std::min<index_t>(rows, kernels.width); r > 0;
          --r, --rows, in += in_stride, out += out_stride) {
       softmax_row<T>(kernels, in, n, c, out);

@@ -1,7 +1,7 @@
-// Walks the rows of a [batch, head, query, key] view in groups: neighbouring rows of one head that see the
-// same keys and have the same multiplier, so that a scaling is asked once per group and short rows can share
-// vectors. A scaling that does not ask for by_size has one group per row. With an executor that has
-// threads, its calls share the rows.
+// Visits the rows of a [batch, head, query, key] view in groups. A group is neighbouring rows of one head
+// that see the same keys and have the same multiplier. So a scaling is called once per group, and short rows
+// can share vectors. Exception: each row is a group unless the scaling declares by_size. An executor with
+// several threads divides the rows among its calls.
 #pragma once
 
 #include "../../execution.hpp"
@@ -11,24 +11,24 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// Rows of a group that are visited together: all of them, or those that one call of the executor takes.
+/// The rows of a group that are visited together: all of its rows, or the rows of one call of the executor.
 struct RowGroup {
   index_t batch, head, query;  // of the first row
   index_t rows;
-  index_t group_rows;  // of the whole group
+  index_t group_rows;  // number of rows of the whole group
   KeyRange keys;
-  PlacedRow row;  // of the first row; n = 0, and no position, where the row sees no key
+  PlacedRow row;  // of the first row; if it sees no key: n = 0, no position
 };
 
-/// Calls of an executor cut a group only at multiples of this many rows from its beginning. Then the
-/// same rows share vectors, and have the same bits, as where nothing is cut. A multiple of the lanes
-/// of every target.
+/// Calls of an executor divide a group only at multiples of this number of rows from its beginning. So the
+/// same rows share vectors as without an executor, and results are bit-identical. It is a multiple of every
+/// target's vector length.
 inline constexpr index_t row_cut = 64;
 
-/// A call of an executor takes at least so many logits, some microseconds of work.
+/// Lower bound of the logits per call of an executor: some microseconds of work.
 inline constexpr index_t least_row_call = 16'384;
 
-/// The first query after `query` that sees other keys than it.
+/// Returns the first query after `query` that sees other keys than `query`.
 template <class M>
 index_t end_of_group(const M& mask, const Query& query, KeyRange keys) {
   if constexpr (same_keys<M>) return query.shape.queries;
@@ -40,7 +40,7 @@ index_t end_of_group(const M& mask, const Query& query, KeyRange keys) {
   return next.index;
 }
 
-/// The first of the queries up to `query` that see what it sees.
+/// Returns the first query of the run that ends at `query` and sees the same keys.
 template <class M>
 index_t begin_of_group(const M& mask, const Query& query, KeyRange keys) {
   if constexpr (same_keys<M>) return 0;
@@ -54,9 +54,9 @@ index_t begin_of_group(const M& mask, const Query& query, KeyRange keys) {
   return first.index;
 }
 
-/// Cuts groups into parts of row_cut rows, the last of a group taking the rest, and visits the parts whose
-/// first row is one of queries [begin, end) of a head. Such parts of one group are visited together. Every row
-/// is a group unless the scaling goes by size.
+/// Divides groups into parts of row_cut rows (the last part of a group has the remaining rows). Visits the
+/// parts whose first row is one of queries [begin, end) of a head. The visited parts of one group are one
+/// visit. Exception: each row is a group unless the scaling declares by_size.
 template <class S, class M, class Visit>
 void visit_groups(const QueryShape& shape, const M& mask, index_t batch, index_t head, index_t begin,
                   index_t end, const Visit& visit) {
@@ -87,7 +87,7 @@ void for_each_group(const QueryShape& shape, const M& mask, E& executor, const V
   const auto up = [](index_t a, index_t b) { return (a + b - 1) / b; };
   const index_t heads = shape.batch * shape.heads, threads = threads_of(executor);
   if (heads == 0 || shape.queries == 0) return;
-  // Pieces of heads, four calls a thread.
+  // Divides heads into pieces, so that each thread gets four calls.
   index_t rows_of_call = heads * shape.queries;
   if (threads > 1) {
     rows_of_call =

@@ -1,19 +1,33 @@
-// One row, any length, any storage, any multiplier: softmax, its logarithm, and the log of its sum.
+// Computes one row of any length, storage type and multiplier: softmax, its logarithm, and the log of its
+// sum.
 //
-// A row is cut into blocks that fit in the first-level cache. Each block is read once for its maximum and,
-// while it is still there, again for its exponentials, with a shift of its own; blocks are brought to one
-// shift by exact powers of two. Two ways for a long row's result:
-//   store      exponentials are written to `out` and multiplied there
-//   recompute  the first pass keeps only the sum, the second computes the exponentials again: for a row in
-//              place, whose logits must outlive the first pass, and for storage that is not T
+// A row is divided into blocks that fit the first-level cache. Each block is read for its maximum and then,
+// from the cache, for its exponentials. Each block has its own shift. Exact powers of two bring all blocks to
+// one shift.
 //
-// Many rows of one block each go one after the other or, while they stay in the cache, overlapped.
+// A row's result is computed in one of two ways:
 //
-// Tried and not kept, for results larger than the caches: stores that bypass them, from a buffer or with
-// recomputed exponentials. A burst of them fills the store queue while nothing is computed: 0.39 to 0.50 ns
-// an element for 16384 rows of 1024, where plain stores take 0.34 (Zen 4; the exponentials hide what the
-// extra traffic costs). Nor did software prefetch of the next row help: 0.45. Two threads of Zen 3 gained
-// nothing by either: their arithmetic alone takes 1.25 times as long as both take to copy the rows.
+// | way | steps | used for |
+// |---|---|---|
+// | store | writes exponentials to `out` or a buffer and multiplies them there | all other rows |
+// | recompute | keeps only the sum in a first pass, computes exponentials again in a second | rows listed below |
+//
+// Recomputed rows have more than one block. They are in place (their logits must outlive the first pass),
+// have more than 1024 blocks, or have a result of a storage type other than T.
+//
+// Rows of one block each are computed one after another or, while they stay in the cache, overlapped.
+//
+// Rejected alternatives for results larger than the caches (16384 rows of 1024, Zen 4):
+//
+// | alternative | ns per element |
+// |---|---|
+// | plain stores (in use) | 0.34 |
+// | stores that bypass the caches, from a buffer or with recomputed exponentials | 0.39 to 0.50 |
+// | software prefetch of the next row | 0.45 |
+//
+// A burst of stores that bypass the caches fills the store queue while the core computes no exponentials.
+// With plain stores, the exponentials overlap the additional memory traffic. On two threads of Zen 3, both
+// alternatives are as fast as plain stores: the arithmetic takes 1.25 times as long as a copy of the rows.
 #pragma once
 
 #include <algorithm>
@@ -28,15 +42,15 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// Rows whose logits and results together take more than this are taken to come from memory: half of the
-/// 32 MiB of last-level cache that eight cores of Zen 3 or 4 share.
+/// Rows whose logits and results together take more bytes than this are assumed to come from memory. It is
+/// half of the 32 MiB of last-level cache that eight cores of Zen 3 or 4 share.
 inline constexpr index_t far_bytes = index_t{16} << 20;
 
-/// A row of up to this many elements is taken to stay in the second-level cache with its
-/// result (1 MiB of float).
+/// Rows of at most this many elements are assumed to stay in the second-level cache with their result (1 MiB
+/// of float).
 inline constexpr index_t longest_near_row = 131'072;
 
-/// Elements of a block: 16 KiB of float in and as much out, half of a first-level cache each.
+/// Elements per block: 16 KiB of float in and 16 KiB out, each half of a first-level cache.
 inline constexpr index_t row_block = 4096;
 
 template <class T>
@@ -44,8 +58,8 @@ Scale<T> split_scale(double c) {
   const double product = c * std::numbers::log2e;
   const T high = static_cast<T>(product);
   if constexpr (sizeof(T) == sizeof(double)) {
-    // The product's own rounding error, and what the constant log2(e) lacks (1.4426950408889634 is short
-    // by 2.04e-17).
+    // Adds the rounding error of the product, and the missing part of the constant log2(e):
+    // 1.4426950408889634 is 2.04e-17 too small.
     constexpr double log2e_low = 2.0355273740931033e-17;
     return {high, fused(c, std::numbers::log2e, -product) + c * log2e_low};
   } else {
@@ -53,11 +67,17 @@ Scale<T> split_scale(double c) {
   }
 }
 
-/// Splits c into direction · c'. The blocks that kernels read are direction·z, an exact product, and are
-/// multiplied by a c' > 0 that T holds with bits to spare. direction is 1 for c from 2^-64 to 2^64, and -1
-/// for their negatives; a c of larger size has ±2^64 instead, one of smaller size ±2^-64. 0 and what T
-/// cannot tell from 0 or from infinity become the smallest and the largest c': no two logits of T are near
-/// enough to show it.
+/// The factors of c = direction · c'. Kernels read blocks of direction·z, which is an exact product. They
+/// multiply by c' > 0, which T represents with bits to spare. direction has the sign of c.
+///
+/// | size of c | size of direction |
+/// |---|---|
+/// | above 2^64 | 2^64 |
+/// | 2^-64 to 2^64 | 1 |
+/// | below 2^-64 | 2^-64 |
+///
+/// Exception: a c' that T cannot distinguish from 0 or from infinity becomes the smallest or the largest c'.
+/// No two logits of T are close enough to show the difference.
 template <class T>
 struct Multiplier {
   static constexpr double step = 0x1p64;
@@ -76,18 +96,18 @@ struct Multiplier {
                                       static_cast<double>(std::numeric_limits<T>::max()) / 4));
   }
 
-  /// The power of two that comes with the direction of c.
+  /// Returns the size of direction for a c.
   static double unit_of(double c) {
     const double size = std::abs(c);
     return size > step ? step : size < 1 / step ? 1 / step : 1;
   }
 
-  /// The logits are read as they are.
+  /// Returns true if direction is 1: the blocks are the logits themselves.
   bool is_plain() const { return direction == 1; }
 };
 
-/// Rounds to the nearest integer, for |product| < largest_shift. (std::nearbyint is a call into
-/// libm without SSE4.1.)
+/// Rounds to the nearest integer. Requires |product| < largest_shift. std::nearbyint is not used, because it
+/// is a call into libm without SSE4.1.
 template <class T>
 T round_shift(T product) {
   constexpr T magic = sizeof(T) == sizeof(double) ? T(0x1.8p52) : T(0x1.8p23);
@@ -96,13 +116,13 @@ T round_shift(T product) {
 
 enum class RowKind {
   regular,
-  masked,       // nothing but -inf: every probability is 0
+  masked,       // all logits are -inf: every probability is 0
   poisoned,     // NaN, or +inf with c >= 0: every probability is NaN
   out_of_range  // needs rebasing: logits too large for an exact shift
 };
 
-/// Σ exp(c·z) = 2^shift · sum. `origin` is the logit with the largest c·z, in the form that the source's
-/// blocks have (RowSource::logit turns it back).
+/// The sum of a row: Σ exp(c·z) = 2^shift · sum. `origin` is the logit with the largest c·z, in the form of
+/// the source's blocks. RowSource::logit returns the original logit.
 template <class T>
 struct RowSum {
   RowKind kind = RowKind::masked;
@@ -110,7 +130,7 @@ struct RowSum {
   double shift = 0;
   double sum = 0;
 
-  /// Adds a block.
+  /// Adds the sum of a block.
   void add(T block_origin, double block_shift, double block_sum) {
     if (kind == RowKind::masked) {
       *this = {RowKind::regular, block_origin, block_shift, block_sum};
@@ -126,11 +146,11 @@ struct RowSum {
   }
 };
 
-/// A row of logits as the blocks that the kernels read: direction·z, see Multiplier.
+/// A row of logits as blocks of direction·z for the kernels (see Multiplier).
 ///
-/// Once rebased they are direction·(z - origin), where no logit's c·z is larger than that of the origin.
-/// The difference is exact for all logits whose weights count: rebasing is for |c·z·log2(e)| >= 2^20, and
-/// there they are within a factor of 2 of the origin.
+/// After rebasing, the blocks are direction·(z - origin). No logit has a larger c·z than the origin. The
+/// difference is exact for all logits whose weights count. Reason: only rows with |c·z·log2(e)| >= 2^20 are
+/// rebased, and there these logits are within a factor of 2 of the origin.
 template <class T, class X>
 class RowSource {
  public:
@@ -148,7 +168,7 @@ class RowSource {
     return turned(begin, count, multiplier_.direction, scratch);
   }
 
-  /// Finds the origin. Returns what the row is, `regular` where it has one.
+  /// Finds the origin. Returns the kind of the row: `regular` if it has an origin.
   RowKind rebase(T* scratch) {
     constexpr T inf = std::numeric_limits<T>::infinity();
     const T sign = c_ < 0 ? T{-1} : T{1};
@@ -165,10 +185,10 @@ class RowSource {
     return RowKind::regular;
   }
 
-  /// Whether blocks are the caller's own memory, one after the other.
+  /// Returns true if the blocks are contiguous in the caller's own memory.
   bool in_place() const { return std::same_as<X, T> && multiplier_.is_plain() && !rebased_; }
 
-  /// The logit z for which a block has `value`, the largest of the row.
+  /// Returns the logit z whose block element is `value`, the largest of the row.
   T logit(T value) const { return rebased_ ? origin_ : value / multiplier_.direction; }
 
  private:
@@ -188,13 +208,13 @@ class RowSource {
   T origin_{0};
 };
 
-/// The first pass. With a stage, the exponentials of the block at `begin` stay in stage + begin, under the
-/// shift shifts[begin / row_block]; without, only their sum does.
+/// Computes the first pass. With a stage, stores the exponentials of the block at `begin` to stage + begin,
+/// with the shift shifts[begin / row_block]. Without a stage, keeps only the sum.
 template <class T, class X>
 RowSum<T> sum_row(const RowKernels<T>& kernels, const RowSource<T, X>& source, T* scratch, T* stage,
                   T* shifts) {
   RowSum<T> total;
-  bool left_out = false;  // a block whose logits lie far down; times direction they may even be -inf
+  bool left_out = false;  // skipped a block with very low logits; times direction they may be -inf
   const index_t n = source.size();
   const T* z = source.block(0, std::min(row_block, n), scratch);
   Extremum<T> top = kernels.max(z, std::min(row_block, n));
@@ -204,13 +224,13 @@ RowSum<T> sum_row(const RowKernels<T>& kernels, const RowSource<T, X>& source, T
     const bool masked = top.value == -std::numeric_limits<T>::infinity();
     const T product = top.value * source.scale().high;
     if (!masked && !(product < largest_shift<T>)) return {.kind = RowKind::out_of_range};
-    const bool counts = product > -largest_shift<T>;  // else weights are 0 under any shift that others have
+    const bool counts = product > -largest_shift<T>;  // else weights are 0 under any shift of other blocks
     left_out = left_out || !(counts || (masked && source.is_plain()));
-    // A row in place is one block: here, before it is overwritten.
+    // A row in place has one block. This return leaves its logits intact for rebasing.
     if (left_out && n <= row_block && !source.rebased()) return {.kind = RowKind::out_of_range};
     const T shift = counts ? round_shift(product) : T{0};
-    // The next block's maximum is computed among this block's exponentials, if it is as long and in the
-    // cache. From memory one stream at a time is faster, as in softmax_block_rows.
+    // Computes the next block's maximum among this block's exponentials, if the next block has the same
+    // length and is in the cache. From memory, one stream at a time is faster, as in softmax_block_rows.
     const bool ready = source.in_place() && next_count == count && n <= longest_near_row;
     OverlappedWork<T> overlapped{.next = ready ? z + count : nullptr};
     const T sum = kernels.exp_store(z, count, source.scale(), shift,
@@ -223,7 +243,7 @@ RowSum<T> sum_row(const RowKernels<T>& kernels, const RowSource<T, X>& source, T
       top = ready ? overlapped.next_top : kernels.max(z, next_count);
     }
   }
-  // Leaving out is right where the shift of the others is at least 2^11 above: further
+  // A block may be skipped only if the shift of the other blocks is higher by at least 2^11. This is further
   // than exponentials reach.
   const bool others_above =
       total.kind == RowKind::regular && total.shift >= 2048 - static_cast<double>(largest_shift<T>);
@@ -242,11 +262,12 @@ RowSum<T> sum_row_rebasing(const RowKernels<T>& kernels, RowSource<T, X>& source
   return sum_row(kernels, source, scratch, stage, shifts);
 }
 
-/// A row's exponentials: summed by the first pass, then given block by block for what `out` makes of them.
+/// The exponentials of a row. The first pass sums the exponentials, and for_each_block then passes them on
+/// block by block.
 template <class T, class X, class Y>
 class ExponentialRow {
  public:
-  /// `out` null: only the sum is wanted.
+  /// If `out` is null, computes only the sum.
   ExponentialRow(const RowKernels<T>& kernels, const X* in, index_t n, double c, Y* out)
       : kernels_(kernels), source_(kernels, in, n, c), out_(out) {
     const bool in_place = static_cast<const void*>(in) == static_cast<const void*>(out);
@@ -261,8 +282,8 @@ class ExponentialRow {
   const RowSource<T, X>& source() const { return source_; }
   const RowSum<T>& total() const { return total_; }
 
-  /// Calls f(begin, count, e, shift, to) for every block: its elements e, times 2^shift, are the exponentials
-  /// that total().sum is the sum of. f writes the block's results to `to`, which may be e.
+  /// Calls f(begin, count, e, shift, to) for every block. The elements e, times 2^shift, are the exponentials
+  /// whose sum is total().sum. f writes the block's results to `to`, which may be e.
   template <class F>
   void for_each_block(const F& f) {
     const index_t n = source_.size();
@@ -288,32 +309,38 @@ class ExponentialRow {
   const RowKernels<T>& kernels_;
   RowSource<T, X> source_;
   Y* out_;
-  T* stage_ = nullptr;  // where the exponentials of the whole row are kept, if anywhere
+  T* stage_ = nullptr;  // exponentials of the whole row, or null if they are not kept
   RowSum<T> total_;
   T scratch_[row_block], staged_[row_block];
   T shifts_[most_blocks];
 };
 
-/// out = softmax(c·in) of one row.
+/// Writes out = softmax(c·in) for one row.
 template <class T, class X, class Y>
 void softmax_row(const RowKernels<T>& kernels, const X* in, index_t n, double c, Y* out) {
   ExponentialRow<T, X, Y> row(kernels, in, n, c, out);
   const RowSum<T>& total = row.total();
   if (total.kind == RowKind::masked) return fill_row(out, n, 0.0f);
   if (total.kind != RowKind::regular) return fill_row(out, n, std::numeric_limits<float>::quiet_NaN());
-  if (n == 1) return fill_row(out, n, 1.0f);  // e · (1 / e) may miss 1 by an ulp
+  if (n == 1) return fill_row(out, n, 1.0f);  // e · (1 / e) may differ from 1 by an ulp
   const double factor = 1.0 / total.sum;
   row.for_each_block([&](index_t, index_t count, const T* e, int shift, T* to) {
     kernels.multiply(e, count, static_cast<T>(std::ldexp(factor, shift)), to);
   });
 }
 
-/// Rows of one block each and n > 1 elements, one plain c. A row that is not regular goes the general way.
+/// Computes rows of one block each, with n > 1 elements and one plain c. Exception: softmax_row computes rows
+/// that are not regular.
 ///
-/// `overlaps`: the next row's maximum and the product of the row before are computed in the gaps of a row's
-/// exponentials, and no row waits for a reduction: 0.25 instead of 0.33 ns an element at n = 1024, where rows
-/// stay in the cache. From memory it is the other way round, 0.53 against 0.34: the hardware's prefetch
-/// follows one row at a time.
+/// With `overlaps`, the next row's maximum and the previous row's product are computed between the
+/// exponentials of a row. No row then waits for a reduction. Measured at n = 1024, in ns per element:
+///
+/// | rows | overlapped | one after another |
+/// |---|---|---|
+/// | in the cache | 0.25 | 0.33 |
+/// | from memory | 0.53 | 0.34 |
+///
+/// From memory, the hardware prefetcher follows one row at a time.
 template <class T>
 void softmax_block_rows(const RowKernels<T>& kernels, const T* in, index_t in_stride, T* out,
                         index_t out_stride, index_t rows, index_t n, double c, bool overlaps) {
@@ -342,12 +369,12 @@ void softmax_block_rows(const RowKernels<T>& kernels, const T* in, index_t in_st
     kernels.multiply(overlapped.waiting, n, overlapped.factor, overlapped.waiting);
 }
 
-/// ln Σ exp(c·z) - c·logit, at least 0, where `logit` is one of the row's. Neither term is rounded before
-/// their difference is formed. The sum must be regular.
+/// Returns ln Σ exp(c·z) - c·logit, at least 0, for a logit of the row. The difference is formed before
+/// either term is rounded. Requires a regular sum.
 template <class T, class X>
 double log_sum_above(const RowSource<T, X>& source, const RowSum<T>& total, T logit) {
-  // ln 2 in two parts, the product in two parts, and one rounding of their difference: both may be large and
-  // nearly the same.
+  // Both terms may be large and nearly equal. So ln 2 has two parts, the product has two parts, and their
+  // difference is rounded once.
   constexpr double ln2_low = 2.3190468138462996e-17;
   const double c = source.c(), z = static_cast<double>(logit), origin = static_cast<double>(source.origin());
   const double product = source.rebased() ? c * (z - origin) : c * z;
@@ -357,7 +384,7 @@ double log_sum_above(const RowSource<T, X>& source, const RowSum<T>& total, T lo
   return std::max(distance + (total.shift * ln2_low - lost) + std::log(total.sum), 0.0);
 }
 
-/// A row's ln Σ exp(c·(z - origin)), where `origin` is the logit with the largest c·z.
+/// The logarithm of a row's sum, ln Σ exp(c·(z - origin)). `origin` is the logit with the largest c·z.
 template <class T>
 struct RowLogSum {
   RowKind kind;
@@ -374,7 +401,7 @@ RowLogSum<T> log_sum_row(const RowKernels<T>& kernels, const X* in, index_t n, d
   return {total.kind, origin, n == 1 ? 0.0 : log_sum_above(source, total, origin)};
 }
 
-/// out = c·(in - origin) - log_sum of a block, for a c of any size.
+/// Writes out = c·(in - origin) - log_sum for a block, for a c of any size.
 template <class T>
 void log_block(const RowKernels<T>& kernels, const T* in, index_t count, double c, const RowLogSum<T>& total,
                T* out) {
@@ -383,8 +410,8 @@ void log_block(const RowKernels<T>& kernels, const T* in, index_t count, double 
     kernels.affine(in, count, total.origin, near_c, static_cast<T>(-total.log_sum), out);
     return;
   }
-  // In double, as T may not hold c. The difference of two logits may overflow where its product with a small
-  // c does not: logits are halved first.
+  // Computes in double, because T may not represent c. With a small c, the difference of two logits may
+  // overflow although its product with c does not. So the logits are halved first.
   const double half = std::abs(c) < 1 ? 0.5 : 1.0;
   for (index_t i = 0; i < count; ++i) {
     const double distance = static_cast<double>(in[i]) * half - static_cast<double>(total.origin) * half;

@@ -1,8 +1,8 @@
-// AMX-BF16: eight tiles of 16 rows of 64 bytes.
-// Included once, inside its target's namespace and region (dispatch/for_each_matrix.inl).
+// Wraps AMX-BF16: eight tiles of 16 rows of 64 bytes. Included once, inside its target's namespace and region
+// (dispatch/for_each_matrix.inl).
 //
-// The numbers of tiles are written out: the instructions hold them. Tiles 0 to 3 are sums, 4 and 5 rows of A,
-// 6 and 7 pairs of B.
+// The code writes out the numbers of tiles, because the instructions contain them. Tiles 0 to 3 hold sums,
+// tiles 4 and 5 rows of A, tiles 6 and 7 pairs of B.
 #pragma once
 
 struct TileConfiguration {
@@ -11,25 +11,26 @@ struct TileConfiguration {
   std::uint8_t rows[16];
 };
 
-/// Constant: GCC 12 believes that the instruction reads 8 of its 64 bytes.
+/// The configuration of all tiles. It is a constant, because GCC 12 assumes that the instruction reads 8 of
+/// its 64 bytes.
 alignas(64) inline constexpr TileConfiguration tile_configuration{
     1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
 
-/// What was stored before is in memory: GCC 12 does not know that loading a tile reads it.
+/// Forces earlier stores to be in memory: GCC 12 assumes that loading a tile does not read memory.
 SSMAX_INLINE void tiles_see_memory() { __asm__ volatile("" ::: "memory"); }
 
-/// What a product of tiles reads and writes, in elements. C is [32][·] and A [32][32·steps]; B is in pairs
+/// The operands of a product of tiles, in elements. C is [32][·] and A is [32][32·steps]. B is in pairs,
 /// [16·steps][·][2].
 struct TileOperands {
   const bfloat16* a;
   index_t a_stride;  // from one row to the next within a tile
-  index_t a_second;  // from a tile to the one beneath it
-  index_t a_step;    // to the next 32 columns
+  index_t a_second;  // from a tile to the tile below it
+  index_t a_step;    // from 32 columns to the next 32
   const bfloat16* b;
   float* c;
 };
 
-/// Rows of C and rows of pairs of B, in bytes: both have `group` lanes.
+/// Returns the bytes per row of C and per row of pairs of B. Both have `group` lanes.
 constexpr index_t tile_row_bytes(index_t group) { return group * static_cast<index_t>(sizeof(float)); }
 
 template <int set>
@@ -43,8 +44,9 @@ SSMAX_INLINE void tile_store_second(float* c, index_t group) {
   if constexpr (set == 1) _tile_stored(3, c + 16 * group, tile_row_bytes(group));
 }
 
-/// C = or += A·B for 32 rows of 16 lanes, in tiles 0 and 1 or 2 and 3, to be stored later. Stores what the other two
-/// hold, the rows and lanes at `before` if that is given, between its products: a store takes as long as a product.
+/// Computes C = A·B, or C += A·B, for 32 rows of 16 lanes. Set 0 uses tiles 0 and 1, set 1 uses tiles 2 and
+/// 3. The caller stores these tiles later. If `before` is not null, the function stores the tiles of the
+/// other set to `before` between its products: a store takes as long as a product.
 template <int set, bool adds>
 SSMAX_INLINE void tile_strip(const TileOperands& t, index_t steps, index_t group, float* before) {
   const index_t b_bytes = tile_row_bytes(group), c_bytes = b_bytes;
@@ -80,12 +82,12 @@ SSMAX_INLINE void tile_strip(const TileOperands& t, index_t steps, index_t group
   }
 }
 
-/// The operands of strips, one after the other: all lanes of 32 rows, then those of the next 32, so that rows of A that
-/// are not in the first-level cache are brought there once.
+/// An iterator over the operands of strips: all lanes of 32 rows, then all lanes of the next 32 rows. So rows
+/// of A that are not in the first-level cache are loaded into it once.
 struct TileWalk {
   TileOperands at;
-  index_t vectors;         // of 16 lanes
-  index_t a_rows, c_rows;  // from 32 rows to the next
+  index_t vectors;         // number of vectors of 16 lanes
+  index_t a_rows, c_rows;  // from 32 rows to the next 32
   index_t vector = 0;
 
   SSMAX_INLINE TileOperands next() {
@@ -123,8 +125,8 @@ SSMAX_INLINE void tile_strips(TileWalk walk, index_t strips, index_t steps, inde
   tile_store_second<1>(before, group);
 }
 
-/// C += A·B for 32 rows of 32 lanes: for long sums, with no more loads than products. (A product takes as long as
-/// three others need to start: four sums at a time.)
+/// Computes C += A·B for 32 rows of 32 lanes. It suits long sums: it has as many loads as products. It
+/// computes four sums at a time, because a product takes as long as three other products need to start.
 SSMAX_INLINE void tile_square(const TileOperands& t, index_t steps, index_t group) {
   const index_t b_bytes = tile_row_bytes(group), c_bytes = b_bytes;
   const index_t a_bytes = t.a_stride * static_cast<index_t>(sizeof(bfloat16));
@@ -154,8 +156,8 @@ SSMAX_INLINE __m128i eight_words(const bfloat16* from) {
   return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
 }
 
-/// out[channel][32 keys] = v[key][channel] for 8 channels: 24 shuffles. Each part of 128 bits holds 8 keys, which stay
-/// in it.
+/// Writes out[channel][32 keys] = v[key][channel] for 8 channels, with 24 shuffles. Each 128-bit part holds 8
+/// keys, and the keys stay in their part.
 SSMAX_INLINE void transpose_words(const bfloat16* v, index_t stride, bfloat16* out) {
   __m512i key[8], pair[8], four[8];
   SSMAX_UNROLL
@@ -176,7 +178,7 @@ SSMAX_INLINE void transpose_words(const bfloat16* v, index_t stride, bfloat16* o
     four[i] = _mm512_unpacklo_epi32(pair[2 * i], pair[2 * i + 1]);
     four[4 + i] = _mm512_unpackhi_epi32(pair[2 * i], pair[2 * i + 1]);
   }
-  // four[2i] has two channels of keys 0 to 3 of each part, four[2i + 1] the same of keys 4 to 7.
+  // four[2i] holds two channels of keys 0 to 3 of each part, four[2i + 1] the same channels of keys 4 to 7.
   constexpr int channel[4] = {0, 4, 2, 6};
   SSMAX_UNROLL
   for (int i = 0; i < 4; ++i) {

@@ -1,5 +1,5 @@
-// AVX2 + FMA + F16C: 8 floats or 4 doubles.
-// Included once, inside its target's namespace and region (dispatch/for_each_target.inl).
+// Wraps AVX2 + FMA + F16C: 8 floats or 4 doubles. Included once, inside its target's namespace and region
+// (dispatch/for_each_target.inl).
 #pragma once
 
 struct F32 {
@@ -7,9 +7,9 @@ struct F32 {
   using V = __m256;
   using M = __m256;
   static constexpr index_t width = 8;
-  static constexpr int chains = 4;                       // exponentials in step, in one row
-  static constexpr int group_chains = 2;                 // and across short rows
-  static constexpr int tile_rows = 4, tile_vectors = 3;  // of attention's products: sums kept in registers
+  static constexpr int chains = 4;                       // exponentials in step, within one row
+  static constexpr int group_chains = 2;                 // exponentials in step, across short rows
+  static constexpr int tile_rows = 4, tile_vectors = 3;  // sums in registers, in attention's products
 
   static V set(Value v) { return _mm256_set1_ps(v); }
   static V load(const Value* p) { return _mm256_loadu_ps(p); }
@@ -60,7 +60,7 @@ struct F32 {
     r = _mm_max_ps(r, _mm_movehl_ps(r, r));
     return _mm_cvtss_f32(_mm_max_ss(r, _mm_movehdup_ps(r)));
   }
-  // high holds the elements that lie so far behind those of low, stage by stage.
+  // Distance, per stage, from the elements of low to the elements of high.
   static constexpr int fold_step[] = {2, 1, 4};
   template <int stage>
   static void fold_inputs(V a, V b, V& low, V& high) {
@@ -110,9 +110,9 @@ struct F64 {
   using V = __m256d;
   using M = __m256d;
   static constexpr index_t width = 4;
-  static constexpr int chains = 4;                       // exponentials in step, in one row
-  static constexpr int group_chains = 2;                 // and across short rows
-  static constexpr int tile_rows = 4, tile_vectors = 3;  // of attention's products: sums kept in registers
+  static constexpr int chains = 4;                       // exponentials in step, within one row
+  static constexpr int group_chains = 2;                 // exponentials in step, across short rows
+  static constexpr int tile_rows = 4, tile_vectors = 3;  // sums in registers, in attention's products
 
   static V set(Value v) { return _mm256_set1_pd(v); }
   static V load(const Value* p) { return _mm256_loadu_pd(p); }
@@ -160,7 +160,7 @@ struct F64 {
     const __m128d r = _mm_max_pd(_mm256_castpd256_pd128(v), _mm256_extractf128_pd(v, 1));
     return _mm_cvtsd_f64(_mm_max_sd(r, _mm_unpackhi_pd(r, r)));
   }
-  // high holds the elements that lie so far behind those of low, stage by stage.
+  // Distance, per stage, from the elements of low to the elements of high.
   static constexpr int fold_step[] = {1, 2};
   template <int stage>
   static void fold_inputs(V a, V b, V& low, V& high) {

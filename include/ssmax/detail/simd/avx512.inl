@@ -1,5 +1,5 @@
-// AVX-512F: 16 floats or 8 doubles.
-// Included once, inside its target's namespace and region (dispatch/for_each_target.inl).
+// Wraps AVX-512F: 16 floats or 8 doubles. Included once, inside its target's namespace and region
+// (dispatch/for_each_target.inl).
 #pragma once
 
 struct F32 {
@@ -7,9 +7,9 @@ struct F32 {
   using V = __m512;
   using M = __mmask16;
   static constexpr index_t width = 16;
-  static constexpr int chains = 4;                       // exponentials in step, in one row
-  static constexpr int group_chains = 4;                 // and across short rows
-  static constexpr int tile_rows = 8, tile_vectors = 3;  // of attention's products: sums kept in registers
+  static constexpr int chains = 4;                       // exponentials in step, within one row
+  static constexpr int group_chains = 4;                 // exponentials in step, across short rows
+  static constexpr int tile_rows = 8, tile_vectors = 3;  // sums in registers, in attention's products
 
   static V set(Value v) { return _mm512_set1_ps(v); }
   static V load(const Value* p) { return _mm512_loadu_ps(p); }
@@ -60,7 +60,7 @@ struct F32 {
     v = max(v, swap<2>(v));
     return _mm_cvtss_f32(_mm512_castps512_ps128(max(v, swap<1>(v))));
   }
-  // high holds the elements that lie so far behind those of low, stage by stage.
+  // Distance, per stage, from the elements of low to the elements of high.
   static constexpr int fold_step[] = {2, 1, 4, 8};
   template <int stage>
   static void fold_inputs(V a, V b, V& low, V& high) {
@@ -110,9 +110,9 @@ struct F64 {
   using V = __m512d;
   using M = __mmask8;
   static constexpr index_t width = 8;
-  static constexpr int chains = 4;                       // exponentials in step, in one row
-  static constexpr int group_chains = 4;                 // and across short rows
-  static constexpr int tile_rows = 8, tile_vectors = 3;  // of attention's products: sums kept in registers
+  static constexpr int chains = 4;                       // exponentials in step, within one row
+  static constexpr int group_chains = 4;                 // exponentials in step, across short rows
+  static constexpr int tile_rows = 8, tile_vectors = 3;  // sums in registers, in attention's products
 
   static V set(Value v) { return _mm512_set1_pd(v); }
   static V load(const Value* p) { return _mm512_loadu_pd(p); }
@@ -162,7 +162,7 @@ struct F64 {
     v = max(v, swap<2>(v));
     return _mm_cvtsd_f64(_mm512_castpd512_pd128(max(v, swap<1>(v))));
   }
-  // high holds the elements that lie so far behind those of low, stage by stage.
+  // Distance, per stage, from the elements of low to the elements of high.
   static constexpr int fold_step[] = {1, 2, 4};
   template <int stage>
   static void fold_inputs(V a, V b, V& low, V& high) {

@@ -1,31 +1,32 @@
-// AVX512_BF16: 16 pairs of bfloat16, a pair in the place of a float.
-// Included once, inside its target's namespace and region (dispatch/for_each_extension.inl).
+// Wraps AVX512_BF16: 16 pairs of bfloat16, with a pair in the place of a float. Included once, inside its
+// target's namespace and region (dispatch/for_each_extension.inl).
 #pragma once
 
 struct Pairs {
   using V = __m512i;
 
   static V load(const bfloat16* p) { return _mm512_loadu_si512(p); }
-  /// The first `count` numbers, fewer than 32. Missing ones are 0.
+  /// Loads the first `count` numbers, fewer than 32. The other numbers are 0.
   static V load_part(const bfloat16* p, index_t count) {
     return _mm512_maskz_loadu_epi16((1u << count) - 1u, p);
   }
   static void store(bfloat16* p, V v) { _mm512_storeu_si512(p, v); }
-  /// The pair at p in every place.
+  /// Returns the pair at p in every place.
   static V set(const bfloat16* p) {
     int pair;
     __builtin_memcpy(&pair, p, sizeof(pair));
     return _mm512_set1_epi32(pair);
   }
   static V ones() { return _mm512_set1_epi32(0x3F803F80); }
-  /// sum + a.low·b.low + a.high·b.high. Subnormal numbers count as 0.
+  /// Returns sum + a.low·b.low + a.high·b.high. Subnormal numbers count as 0.
   static __m512 dot(V a, V b, __m512 sum) {
     return _mm512_dpbf16_ps(sum, __builtin_bit_cast(__m512bh, a), __builtin_bit_cast(__m512bh, b));
   }
-  /// (low, high) of 2^x for vectors x of about 0 at most, -inf too: to nearest. 2^x is known within 7.5e-5 of itself.
+  /// Writes the pairs (low, high) of 2^x, rounded to nearest. x is at most about 0 and may be -inf. Before
+  /// rounding, the relative error of 2^x is at most 7.5e-5.
   ///
-  /// The fraction f of x is in [0, 1) and 2^f in [1, 2), where bfloat16's numbers lie 2^-7 apart. The polynomial
-  /// has half of that, 2^-8, added: so cutting off the lower 16 bits rounds to nearest.
+  /// The fraction f of x is in [0, 1) and 2^f in [1, 2), where the spacing of bfloat16 is 2^-7. The
+  /// polynomial includes half of the spacing, 2^-8. So cutting off the lower 16 bits rounds to nearest.
   template <int pairs>
   SSMAX_INLINE static void exp2(const __m512* x, V* out) {
     constexpr float polynomial[] = {0x1.3f96a4p-4f, 0x1.cefc4cp-3f, 0x1.64444cp-1f, 0x1.fff632p-1f + 0x1p-8f};
@@ -37,14 +38,14 @@ struct Pairs {
     for (int i = 0; i < pairs; ++i)
       out[i] = join(_mm512_castps_si512(p[2 * i]), _mm512_castps_si512(p[2 * i + 1]));
   }
-  /// 2^x of vectors x, -inf too, within 2.1e-7 of itself.
+  /// Replaces x by 2^x with a relative error of at most 2.1e-7. x may be -inf.
   template <int count>
   SSMAX_INLINE static void exp2_float(__m512 (&x)[count]) {
     constexpr float polynomial[] = {0x1.ec320ap-10f, 0x1.26900cp-7f, 0x1.c95446p-5f,
                                     0x1.ebd5a8p-3f,  0x1.62e4f6p-1f, 1};
     scaled_polynomial(polynomial, x);
   }
-  /// Two vectors rounded to nearest, each to a row of 16 numbers. Returns their pairs (low, high).
+  /// Rounds two vectors to nearest and stores each to a row of 16 numbers. Returns their pairs (low, high).
   static V round_rows(__m512 low, __m512 high, bfloat16* low_row, bfloat16* high_row) {
     const __m512i rows = __builtin_bit_cast(__m512i, _mm512_cvtne2ps_pbh(high, low));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(low_row), _mm512_castsi512_si256(rows));
@@ -54,15 +55,15 @@ struct Pairs {
                          0x170007, 0x160006, 0x150005, 0x140004, 0x130003, 0x120002, 0x110001, 0x100000);
     return _mm512_permutexvar_epi16(order, rows);
   }
-  /// Lanes that hold another number than 0, or NaN.
+  /// Returns the lanes that hold NaN or a number other than 0.
   static __mmask16 not_zero(__m512 v) { return _mm512_cmp_ps_mask(v, _mm512_setzero_ps(), _CMP_NEQ_UQ); }
-  /// (low[i], high[i]) for 16 numbers of two rows.
+  /// Returns (low[i], high[i]) for 16 numbers of two rows.
   static V interleave(const bfloat16* low, const bfloat16* high) {
     const __m512i a = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(low)));
     const __m512i b = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(high)));
     return _mm512_or_si512(a, _mm512_slli_epi32(b, 16));
   }
-  /// Numbers in even places of two rows, in pairs, and those in odd ones.
+  /// Returns pairs of the numbers in even places of two rows, or of the numbers in odd places.
   static V even(V low, V high) {
     return _mm512_ternarylogic_epi32(_mm512_slli_epi32(high, 16), low, _mm512_set1_epi32(0xFFFF), 0xF8);
   }
@@ -71,11 +72,11 @@ struct Pairs {
     return _mm512_ternarylogic_epi32(_mm512_srli_epi32(low, 16), high, top, 0xF8);
   }
   static V zero() { return _mm512_setzero_si512(); }
-  /// The larger magnitudes, NaN above all. a has no signs.
+  /// Returns the larger magnitudes. NaN is the largest magnitude. The signs of a must be 0.
   static V max_magnitude(V a, V b) {
     return _mm512_max_epu16(a, _mm512_and_si512(b, _mm512_set1_epi32(0x7FFF7FFF)));
   }
-  /// Whether some number is NaN or infinite.
+  /// Returns true if a number is NaN or infinite.
   static bool any_not_finite(V v) {
     const __m512i low = _mm512_set1_epi32(0x7F80), high = _mm512_set1_epi32(0x7F800000);
     return (_mm512_cmpeq_epi32_mask(_mm512_and_si512(v, low), low) |
@@ -83,7 +84,8 @@ struct Pairs {
   }
 
  private:
-  /// x becomes polynomial(f) · 2^n for x = n + f, n the integer below. The highest power's coefficient comes first.
+  /// Replaces x = n + f, where n is the integer below, by polynomial(f) · 2^n. The coefficient of the highest
+  /// power is first.
   template <int size, int count>
   SSMAX_INLINE static void scaled_polynomial(const float (&polynomial)[size], __m512 (&x)[count]) {
     constexpr int toward_minus_infinity = 1, no_exceptions = 8;
@@ -101,7 +103,7 @@ struct Pairs {
     SSMAX_UNROLL
     for (int i = 0; i < count; ++i) x[i] = _mm512_scalef_ps(p[i], x[i]);
   }
-  /// The upper halves of floats: (low, high).
+  /// Returns the upper halves of floats as pairs (low, high).
   static V join(__m512i low, __m512i high) {
     const __m512i top = _mm512_set1_epi32(static_cast<int>(0xFFFF0000u));
     return _mm512_ternarylogic_epi32(_mm512_srli_epi32(low, 16), high, top, 0xF8);  // low | (high & top)

@@ -1,5 +1,6 @@
-// NEON on AArch64: 4 floats or 2 doubles. Part loads and stores go lane by lane: a tail is at most 3 lanes.
-// Included once, inside its target's namespace and region (dispatch/for_each_target.inl).
+// Wraps NEON on AArch64: 4 floats or 2 doubles. Partial loads and stores handle lanes one by one, because a
+// tail has at most 3 lanes. Included once, inside its target's namespace and region
+// (dispatch/for_each_target.inl).
 #pragma once
 
 struct F32 {
@@ -7,9 +8,9 @@ struct F32 {
   using V = float32x4_t;
   using M = uint32x4_t;
   static constexpr index_t width = 4;
-  static constexpr int chains = 4;                       // exponentials in step, in one row
-  static constexpr int group_chains = 2;                 // and across short rows
-  static constexpr int tile_rows = 8, tile_vectors = 3;  // of attention's products: sums kept in registers
+  static constexpr int chains = 4;                       // exponentials in step, within one row
+  static constexpr int group_chains = 2;                 // exponentials in step, across short rows
+  static constexpr int tile_rows = 8, tile_vectors = 3;  // sums in registers, in attention's products
 
   static V set(Value v) { return vdupq_n_f32(v); }
   static V load(const Value* p) { return vld1q_f32(p); }
@@ -53,7 +54,7 @@ struct F32 {
 
   static Value reduce_sum(V v) { return vaddvq_f32(v); }
   static Value reduce_max(V v) { return vmaxvq_f32(v); }
-  // high holds the elements that lie so far behind those of low, stage by stage.
+  // Distance, per stage, from the elements of low to the elements of high.
   static constexpr int fold_step[] = {1, 2};
   template <int stage>
   static void fold_inputs(V a, V b, V& low, V& high) {
@@ -90,9 +91,9 @@ struct F64 {
   using V = float64x2_t;
   using M = uint64x2_t;
   static constexpr index_t width = 2;
-  static constexpr int chains = 4;                       // exponentials in step, in one row
-  static constexpr int group_chains = 2;                 // and across short rows
-  static constexpr int tile_rows = 8, tile_vectors = 3;  // of attention's products: sums kept in registers
+  static constexpr int chains = 4;                       // exponentials in step, within one row
+  static constexpr int group_chains = 2;                 // exponentials in step, across short rows
+  static constexpr int tile_rows = 8, tile_vectors = 3;  // sums in registers, in attention's products
 
   static V set(Value v) { return vdupq_n_f64(v); }
   static V load(const Value* p) { return vld1q_f64(p); }
@@ -133,7 +134,7 @@ struct F64 {
 
   static Value reduce_sum(V v) { return vaddvq_f64(v); }
   static Value reduce_max(V v) { return vmaxvq_f64(v); }
-  // high holds the elements that lie so far behind those of low, stage by stage.
+  // Distance, per stage, from the elements of low to the elements of high.
   static constexpr int fold_step[] = {1};
   template <int stage>
   static void fold_inputs(V a, V b, V& low, V& high) {

@@ -1,5 +1,6 @@
-// One lane at a time, in plain C++. The fallback for every processor, and what the other targets are tested
-// against. Included once, inside its target's namespace and region (dispatch/for_each_target.inl).
+// Implements one lane at a time in plain C++. It is the fallback for every processor, and tests compare the
+// other targets with it. Included once, inside its target's namespace and region
+// (dispatch/for_each_target.inl).
 #pragma once
 
 template <class Value_, class Bits, int mantissa_bits>
@@ -8,9 +9,9 @@ struct ScalarLane {
   using V = Value;
   using M = bool;
   static constexpr index_t width = 1;
-  static constexpr int chains = 4;                       // exponentials in step, in one row
-  static constexpr int group_chains = 1;                 // and across short rows
-  static constexpr int tile_rows = 4, tile_vectors = 3;  // of attention's products: sums kept in registers
+  static constexpr int chains = 4;                       // exponentials in step, within one row
+  static constexpr int group_chains = 1;                 // exponentials in step, across short rows
+  static constexpr int tile_rows = 4, tile_vectors = 3;  // sums in registers, in attention's products
 
   static V set(Value v) { return v; }
   static V load(const Value* p) { return *p; }

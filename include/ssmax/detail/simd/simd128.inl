@@ -1,7 +1,9 @@
-// WebAssembly's SIMD128: 4 floats or 2 doubles. There is no fused multiply-add (relaxed SIMD has one that may
-// or may not be fused), so Exp is one of its own (simd128_exp.inl), and fma rounds twice.
-// max and min take the smaller or larger as scalar.inl does, also where one is NaN: one instruction of x86.
-// Included once, inside its target's namespace and region (dispatch/for_each_target.inl).
+// Wraps WebAssembly's SIMD128: 4 floats or 2 doubles. Included once, inside its target's namespace and region
+// (dispatch/for_each_target.inl).
+//
+// SIMD128 has no fused multiply-add. (The one of relaxed SIMD may or may not be fused.) So fma rounds twice,
+// and Exp is a separate implementation (simd128_exp.inl). max and min return the same operand as in
+// scalar.inl, also if one operand is NaN. An x86 processor does this in one instruction.
 #pragma once
 
 struct F32 {
@@ -9,9 +11,9 @@ struct F32 {
   using V = v128_t;
   using M = v128_t;
   static constexpr index_t width = 4;
-  static constexpr int chains = 4;                       // exponentials in step, in one row
-  static constexpr int group_chains = 2;                 // and across short rows
-  static constexpr int tile_rows = 4, tile_vectors = 3;  // of attention's products: sums kept in registers
+  static constexpr int chains = 4;                       // exponentials in step, within one row
+  static constexpr int group_chains = 2;                 // exponentials in step, across short rows
+  static constexpr int tile_rows = 4, tile_vectors = 3;  // sums in registers, in attention's products
 
   static V set(Value v) { return wasm_f32x4_splat(v); }
   static V load(const Value* p) { return wasm_v128_load(p); }
@@ -57,7 +59,7 @@ struct F32 {
     v = max(v, swap<2>(v));
     return wasm_f32x4_extract_lane(max(v, swap<1>(v)), 0);
   }
-  // high holds the elements that lie so far behind those of low, stage by stage.
+  // Distance, per stage, from the elements of low to the elements of high.
   static constexpr int fold_step[] = {1, 2};
   template <int stage>
   static void fold_inputs(V a, V b, V& low, V& high) {
@@ -70,8 +72,8 @@ struct F32 {
     if constexpr (distance == 2) return wasm_i32x4_shuffle(v, v, 2, 3, 0, 1);
   }
 
-  // half by integers, as in half.hpp: subnormals and powers of two are exact in float, so a product by 2^112
-  // rebiases all that is finite.
+  // Converts half with integer operations, as in half.hpp. Subnormals and powers of two are exact in float,
+  // so a product with 2^112 changes the exponent bias of all finite numbers.
   static V load_widened(const half* p) {
     const V bits = wasm_u32x4_load16x4(p);
     const V magnitude = wasm_i32x4_shl(wasm_v128_and(bits, wasm_i32x4_splat(0x7FFF)), 13);
@@ -100,7 +102,7 @@ struct F32 {
     const V quiet = wasm_v128_or(top, wasm_i32x4_splat(0x40));
     store_low_bits(p, select(unordered(v, v), quiet, rounded));
   }
-  /// The lower 16 bits of each lane; the upper ones are 0.
+  /// Stores the lower 16 bits of each lane. The upper bits must be 0.
   static void store_low_bits(void* p, V v) { wasm_v128_store64_lane(p, wasm_u16x8_narrow_i32x4(v, v), 0); }
 };
 
@@ -109,9 +111,9 @@ struct F64 {
   using V = v128_t;
   using M = v128_t;
   static constexpr index_t width = 2;
-  static constexpr int chains = 4;                       // exponentials in step, in one row
-  static constexpr int group_chains = 2;                 // and across short rows
-  static constexpr int tile_rows = 4, tile_vectors = 3;  // of attention's products: sums kept in registers
+  static constexpr int chains = 4;                       // exponentials in step, within one row
+  static constexpr int group_chains = 2;                 // exponentials in step, across short rows
+  static constexpr int tile_rows = 4, tile_vectors = 3;  // sums in registers, in attention's products
 
   static V set(Value v) { return wasm_f64x2_splat(v); }
   static V load(const Value* p) { return wasm_v128_load(p); }
@@ -147,7 +149,7 @@ struct F64 {
 
   static Value reduce_sum(V v) { return wasm_f64x2_extract_lane(add(v, swap<1>(v)), 0); }
   static Value reduce_max(V v) { return wasm_f64x2_extract_lane(max(v, swap<1>(v)), 0); }
-  // high holds the elements that lie so far behind those of low, stage by stage.
+  // Distance, per stage, from the elements of low to the elements of high.
   static constexpr int fold_step[] = {1};
   template <int stage>
   static void fold_inputs(V a, V b, V& low, V& high) {

@@ -1,16 +1,22 @@
-// The exponential without a fused multiply-add, in place of the Exp of vectors in kernels/exp.inl. Included
-// once, for the simd128 target.
+// Computes the exponential without a fused multiply-add, in place of the vectors' Exp of kernels/exp.inl.
+// Included once, for the simd128 target.
 //
-//   t = x·high + (magic - shift)     as there, but the product is rounded: n may be the other neighbour
-//   r = x·(high + low) - n           in [-1/2, 1/2] and a little; rounded once in float, twice in double
-//   2^r = u + ((1 - u) + r/2 + r·q)  with u = 1 + r/2 and the polynomial 1 + r·(1/2 + q)
+//     t = x·high + (magic - shift)
+//     r = x·(high + low) - n
+//     2^r = u + ((1 - u) + r/2 + r·q)  with u = 1 + r/2 and the polynomial 1 + r·(1/2 + q)
 //
-// Float computes r in double, where x·(high + low) errs by 2^-53 of itself. Double cuts both
-// factors in two parts whose products are exact, as scalar_exp.inl does.
-// Why u: 1 + r·p with p near 0.69 rounds r·p and p at up to a quarter of an ulp each, and errs by 1.14 ulp
-// in float. q is 0.19: what it is rounded by counts a quarter, and (1 - u) + r/2 is exact. 0.89 ulp in float.
+// The low bits of t hold n, as in kernels/exp.inl. But the product is rounded, so n may be the other
+// neighbour of x·scale. r lies in [-1/2, 1/2] or slightly outside. It is rounded once in float and twice in
+// double.
+//
+// Float computes r in double, where x·(high + low) has a relative error of 2^-53. Double splits both factors
+// into two parts whose products are exact, as scalar_exp.inl does.
+//
+// Reason for u: 1 + r·p with p near 0.69 rounds r·p and p at up to a quarter of an ulp each. In float, its
+// error is 1.14 ulp. q is 0.19, so its rounding counts a quarter, and (1 - u) + r/2 is exact. In float, the
+// error is then 0.89 ulp.
 
-/// x·(high + low) - n.
+/// The function x·(high + low) - n.
 template <class S>
 struct Remainder;
 
@@ -25,7 +31,7 @@ struct Remainder<F32> {
     const v128_t low = half_of(x, n), high = half_of(F32::swap<2>(x), F32::swap<2>(n));
     return wasm_i32x4_shuffle(low, high, 0, 1, 4, 5);
   }
-  /// Of the two lower lanes.
+  /// Returns the results of the two lower lanes.
   SSMAX_INLINE v128_t half_of(v128_t x, v128_t n) const {
     const v128_t product = wasm_f64x2_mul(wasm_f64x2_promote_low_f32x4(x), scale);
     return wasm_f32x4_demote_f64x2_zero(wasm_f64x2_sub(product, wasm_f64x2_promote_low_f32x4(n)));
@@ -39,7 +45,7 @@ struct Remainder<F64> {
   SSMAX_INLINE explicit Remainder(Scale<double> c)
       : upper(upper_bits(F64::set(c.high))), lower(F64::sub(F64::set(c.high), upper)), low(F64::set(c.low)) {}
 
-  /// x without the last 27 of its 53 bits.
+  /// Returns x without the last 27 of its 53 bits.
   SSMAX_INLINE static v128_t upper_bits(v128_t x) {
     return wasm_v128_and(x, wasm_i64x2_splat(-(std::int64_t{1} << 27)));
   }
@@ -58,7 +64,7 @@ requires(S::width > 1) struct Exp<S> {
   using V = typename S::V;
   using Constants = ExpConstants<T>;
 
-  V high, bias;  // as in the Exp of vectors
+  V high, bias;  // as in the vectors' Exp
   Remainder<S> remainder;
 
   SSMAX_INLINE Exp(Scale<T> scale, T shift)

@@ -1,4 +1,4 @@
-// An executor of any type behind one, so that drivers are compiled once and not for every executor.
+// Hides the type of an executor, so that drivers are compiled once and not per executor type.
 #pragma once
 
 #include "../../execution.hpp"
@@ -19,18 +19,18 @@ SSMAX_END
 
 SSMAX_BEGIN_SHARED
 
-/// Refers to an executor, which must outlive it. The unit that knows the executor's type
-/// compiles how its run is called.
+/// A reference to an executor of any type. The executor must outlive it. The constructor compiles the call of
+/// `run` in the unit that has the executor's definition.
 class AnyExecutor {
  public:
   template <class E>
   SSMAX_INLINE explicit AnyExecutor(E& executor) : AnyExecutor(executor, detail::threads_of(executor)) {}
-  /// Work is cut for `concurrency` threads, whatever the executor has.
+  /// Divides work for `concurrency` threads, whatever the executor's own number is.
   template <class E>
   SSMAX_INLINE AnyExecutor(E& executor, index_t concurrency)
       : executor_(&executor), run_(detail::run_calls<E>), concurrency_(concurrency) {}
 
-  /// Between 1 and 4096.
+  /// Returns the number of threads to divide work for: 1 to 4096.
   SSMAX_INLINE index_t concurrency() const { return concurrency_; }
 
   template <class F>

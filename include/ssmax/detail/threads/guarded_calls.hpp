@@ -1,8 +1,9 @@
-// Calls whose exceptions wait: an exception may not leave a thread of an executor, and it may reach the
-// caller of run only when no call runs any more.
+// Catches the exceptions of an executor's calls and rethrows the first one when all calls have ended. An
+// exception must not leave a thread of an executor, and must not reach the caller of `run` while calls are
+// running.
 //
-// The exceptions are caught here, in code of the unit that calls run, and not by the threads that make the
-// calls: a pool may have been made by a unit without exceptions.
+// The unit that calls `run` compiles the catch clause. The threads cannot catch: a unit without exceptions
+// may have made their pool.
 #pragma once
 
 #include "../../config.hpp"
@@ -14,7 +15,8 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// f, callable by many threads at once; keeps the first exception. Without exceptions, f and nothing else.
+/// A wrapper of `f` that many threads may call at once and that keeps the first exception. Without exceptions
+/// it only calls `f`.
 template <class F>
 class GuardedCalls {
  public:
@@ -32,10 +34,10 @@ class GuardedCalls {
 #endif
   }
 
-  /// operator() as a function and a pointer.
+  /// Calls the object that `guarded` points to.
   static void call(void* guarded, index_t index) noexcept { (*static_cast<GuardedCalls*>(guarded))(index); }
 
-  /// To be called when every call has ended and what it wrote can be seen.
+  /// Rethrows the kept exception. Requires that all calls have ended and that their writes are visible.
   void rethrow() {
 #if defined(__cpp_exceptions)
     if (exception_) std::rethrow_exception(exception_);

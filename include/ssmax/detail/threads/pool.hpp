@@ -1,14 +1,16 @@
-// How the threads of a ThreadPool share the calls of one run.
+// Distributes the calls of one run over the threads of a ThreadPool.
 //
-// The caller publishes its calls and says how many workers it wants. A worker that wakes in time takes a
-// place. All, the caller too, then take the next index until none is left. The caller waits for the
-// workers that took a place, not for those that still sleep: it withdraws the places left over, so that a
-// run whose calls are over sooner than a thread wakes costs no waiting. Nobody spins: who has nothing to
-// do sleeps on a condition variable.
+// 1. The caller publishes its calls and the number of workers that it wants.
+// 2. A worker that wakes in time takes one of these places.
+// 3. The caller and the workers take the next index until all indices are taken.
+// 4. The caller withdraws the free places and waits for the workers that took one.
 //
-// The state is data, laid out alike in every unit; the functions are compiled anew for each set of flags. So
-// a pool made by a unit with -mavx2 may be used by one without, and the reverse: a worker runs the loop of
-// the unit that made the pool, and the calls of the unit that calls run.
+// The caller does not wait for workers that still sleep. So a run that ends before a thread wakes costs no
+// waiting. Idle workers sleep on a condition variable and never spin.
+//
+// The state is data with the same layout in every unit. The functions are compiled anew for each set of
+// flags. So units with and without -mavx2 may use the same pool. A worker runs the loop of the unit that made
+// the pool, and the calls of the unit that calls run.
 #pragma once
 
 #include <algorithm>
@@ -22,17 +24,17 @@
 #include "shared_calls.hpp"
 
 SSMAX_BEGIN_DATA
-namespace shared {  // not `detail`, which would hide the one of the code namespace
+namespace shared {  // the name `detail` would hide the code namespace's detail
 
 struct PoolState {
-  std::mutex turn;  // held throughout a run: those of other threads wait here
+  std::mutex turn;  // held during a run: runs of other threads wait for it
 
-  std::mutex mutex;  // guards the next four
+  std::mutex mutex;  // guards the next four members
   SharedCalls* calls = nullptr;
-  index_t wanted = 0;   // places for workers that nobody has taken
-  index_t working = 0;  // places that are taken
+  index_t wanted = 0;   // free places for workers
+  index_t working = 0;  // taken places
   bool ending = false;
-  std::condition_variable work, rest;  // there is some for a worker; none is working any more
+  std::condition_variable work, rest;  // work: a place is free; rest: no worker is working
 
   std::vector<std::thread> workers;
 
@@ -48,7 +50,8 @@ SSMAX_END
 
 SSMAX_BEGIN_DETAIL
 
-/// A type of this namespace, because std::thread compiles code for the type of what it runs.
+/// The function object of a worker thread. The type is in this namespace because std::thread compiles code
+/// for it.
 struct PoolWorker {
   shared::PoolState& pool;
 
@@ -63,7 +66,7 @@ struct PoolWorker {
       lock.unlock();
       take_calls(calls);
       lock.lock();
-      pool.wanted = 0;  // no call is left: whoever sleeps may go on
+      pool.wanted = 0;  // all calls are taken: sleeping workers are not needed
       if (--pool.working == 0) pool.rest.notify_one();
     }
   }
@@ -83,8 +86,8 @@ inline void end_workers(shared::PoolState& pool) {
   for (std::thread& worker : pool.workers) worker.join();
 }
 
-/// Makes all the calls. Inside a call of a pool they are made here and now: to wait for a turn
-/// could be to wait for oneself.
+/// Makes all the calls of a run. Inside a call of any run, the current thread makes the calls itself: waiting
+/// for its turn could deadlock.
 inline void run_on(shared::PoolState& pool, shared::SharedCalls& calls) {
   if (shared::inside_shared_call) {
     take_calls(calls);

@@ -1,6 +1,7 @@
-// The calls of one run, which several threads take one by one.
+// Holds the calls of one run, which several threads take one by one.
 //
-// The struct is data, laid out alike in every unit; the functions are compiled anew for each set of flags.
+// The struct is data with the same layout in every unit. The functions are compiled anew for each set of
+// flags.
 #pragma once
 
 #include <atomic>
@@ -9,9 +10,9 @@
 #include "../../config.hpp"
 
 SSMAX_BEGIN_DATA
-namespace shared {  // not `detail`, which would hide the one of the code namespace
+namespace shared {  // the name `detail` would hide the code namespace's detail
 
-/// Calls 0 … n-1, of which `next` is the first that nobody has taken.
+/// The calls 0 … n-1 of a run. `next` is the first call that is not taken.
 struct SharedCalls {
   void (*call)(void* context, index_t index) noexcept;
   void* context;
@@ -19,8 +20,8 @@ struct SharedCalls {
   std::atomic<index_t> next{0};
 };
 
-/// Whether this thread is inside a call of some run. One variable for the whole program, also where
-/// libraries hide their symbols: nested runs must be found out across them.
+/// True while this thread is inside a call of a run. The whole program has one such variable per thread, even
+/// if libraries hide their symbols, so that nested runs are detected across libraries.
 [[gnu::visibility("default")]] inline constinit thread_local bool inside_shared_call = false;
 
 }  // namespace shared

@@ -1,12 +1,15 @@
-// How the threads of an SpmdTeam share the calls of the leader's runs.
+// Distributes the calls of the leader's runs over the threads of an SpmdTeam.
 //
-// The leader publishes the calls of a run in `calls` and raises `stage`. A helper that sees another stage enters
-// `inside`, reads `calls` and takes calls until none is left. The leader withdraws `calls` and waits until `inside`
-// is 0. Entering before reading, and withdrawing before waiting, are sequentially consistent: either the helper
-// finds no calls, or the leader waits for it. So a helper that is late never touches a run that has ended.
+// 1. The leader publishes the calls of a run in `calls` and changes `stage`.
+// 2. A helper that reads a new stage enters `inside`, reads `calls` and takes calls until all are taken.
+// 3. The leader resets `calls` to null and waits until `inside` is 0.
 //
-// `ended` counts the leader's calls. Each thread counts the calls that it has entered. A helper of call k returns
-// when `ended` is larger than k, also when the leader is already several calls ahead.
+// A helper enters before it reads, and the leader resets before it waits. These operations are sequentially
+// consistent: either the helper reads null, or the leader waits for it. So a late helper never touches a run
+// that has ended.
+//
+// `ended` counts the leader's calls. Each thread counts the calls that it has entered. A helper of call k
+// returns when `ended` is larger than k, even if the leader is already several calls ahead.
 #pragma once
 
 #include <atomic>
@@ -19,14 +22,14 @@
 #include "shared_calls.hpp"
 
 SSMAX_BEGIN_DATA
-namespace shared {  // not `detail`, which would hide the one of the code namespace
+namespace shared {  // the name `detail` would hide the code namespace's detail
 
 struct TeamState {
-  std::atomic<SharedCalls*> calls{nullptr};  // of the leader's run, if there is one
-  std::atomic<std::uint32_t> inside{0};      // helpers that may touch `calls`
+  std::atomic<SharedCalls*> calls{nullptr};  // the calls of the leader's run, or null
+  std::atomic<std::uint32_t> inside{0};      // number of helpers that may touch `calls`
   std::atomic<std::uint32_t> stage{0};       // changes when a run begins and when a call ends
-  std::atomic<index_t> ended{0};             // the leader's calls that have ended
-  std::vector<index_t> entered;              // each helper's calls: helper i writes entry i only
+  std::atomic<index_t> ended{0};             // number of the leader's calls that have ended
+  std::vector<index_t> entered;              // calls per helper; helper i writes entry i only
 
   TeamState(const TeamState&) = delete;
   TeamState& operator=(const TeamState&) = delete;
@@ -40,10 +43,10 @@ SSMAX_END
 
 SSMAX_BEGIN_DETAIL
 
-/// How often a thread looks, giving way to others, before it sleeps.
+/// Number of reads, with a yield after each, before a thread sleeps.
 inline constexpr int looks_before_sleep = 200;
 
-/// Returns when `value` is no longer `old`.
+/// Returns when `value` differs from `old`.
 inline void await_change(const std::atomic<std::uint32_t>& value, std::uint32_t old) {
   for (int i = 0; i < looks_before_sleep; ++i) {
     if (value.load(std::memory_order_acquire) != old) return;
@@ -70,7 +73,7 @@ inline void help(shared::TeamState& team, index_t ith) {
   }
 }
 
-/// Ends the leader's call, also when an exception leaves it.
+/// A guard that ends the leader's call, even if an exception leaves the call.
 class LeaderCall {
  public:
   explicit LeaderCall(shared::TeamState& team) : team_(team) {}
@@ -85,7 +88,8 @@ class LeaderCall {
   shared::TeamState& team_;
 };
 
-/// Makes all the calls. Inside a call of a run the calls are made here and now, as ThreadPool does.
+/// Makes all the calls of a run. Exception: inside a call of any run, the current thread makes the calls
+/// itself.
 inline void run_on(shared::TeamState& team, shared::SharedCalls& calls) {
   if (calls.n == 1 || shared::inside_shared_call) {
     take_calls(calls);
