@@ -176,4 +176,23 @@ TEST_CASE("lengths: refused before anything is written", "[attention][lengths]")
         "ssmax::attention: lengths.queries of sequence 0 are 6, must be within 0 and the rows of q, 5");
 }
 
+TEST_CASE("the masks Lengths and Documents are refused with lengths", "[attention][lengths]") {
+  const std::vector<index_t> rows{3, 1}, visible(6, 1), documents{0, 3};
+  const std::vector<float> in(24, 1.0F);
+  std::vector<float> out(24);
+  const View<const float, 4> view(in.data(), {2, 1, 3, 4});
+  const auto message = [&](const auto& mask) {
+    return refusal([&] {
+      attention<float>({.q = view, .k = view, .v = view, .out = {out.data(), {2, 1, 3, 4}}}, Softmax{}, mask,
+                       {.lengths = SequenceLengths::padded(rows)});
+    });
+  };
+  const std::string refused =
+      "ssmax::attention: the masks Lengths and Documents do not take lengths, given for 2 sequences";
+  CHECK(message(Lengths(visible)) == refused);
+  CHECK(message(Documents(documents, true)) == refused);
+  CHECK(message(Causal{} & Lengths(visible)) == refused);
+  CHECK(message(Causal{} & SlidingWindow{3}) == "(nothing was thrown)");
+}
+
 }  // namespace sequence_lengths_problem::sequence_lengths_test

@@ -322,4 +322,19 @@ template <Mask A, Mask B>
 }
 
 SSMAX_END
+
+SSMAX_BEGIN_DETAIL
+
+/// True for masks that count the rows of a call without SequenceLengths.
+template <class M>
+inline constexpr bool describes_call_without_lengths = false;
+template <>
+inline constexpr bool describes_call_without_lengths<Lengths> = true;
+template <>
+inline constexpr bool describes_call_without_lengths<Documents> = true;
+template <class A, class B>
+inline constexpr bool describes_call_without_lengths<Both<A, B>> =
+    describes_call_without_lengths<A> || describes_call_without_lengths<B>;
+
+SSMAX_END
 /// @}

@@ -32,7 +32,7 @@
 /// Numbers per query (PerQuery, Bias, MaskMatrix, Finite) have the extents [sequences, heads, queries of the longest
 /// sequence, keys of the longest sequence], in both layouts. Element (b, head, i, j) belongs to query i and key j of
 /// sequence b. A policy's check receives these extents. The masks `Lengths` and `Documents` describe calls without
-/// lengths: do not combine them with lengths.
+/// lengths: together with lengths, both throw std::invalid_argument.
 ///
 /// Choose between lengths and the mask `Documents`, which also takes packed rows, by this table:
 ///

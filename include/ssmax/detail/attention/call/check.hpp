@@ -163,6 +163,16 @@ void check_policies_fit(const char* function, const QueryShape& shape, const P& 
   check_scaling(function, variant.scaling, shape);
 }
 
+/// Throws if a mask of a call without lengths is given with lengths.
+template <class M>
+void check_mask_takes_lengths(const char* function, const M&, const SequenceLengths& lengths) {
+  if constexpr (describes_call_without_lengths<M>) {
+    if (!lengths.is_given()) return;
+    fail_format("ssmax::%s: the masks Lengths and Documents do not take lengths, given for %td sequences",
+                function, lengths.count());
+  }
+}
+
 /// Checks that the mask, the scaling and the score fit every batch entry, and that positions lie within the rope's
 /// tables. If sequences have their own lengths, the policies must fit the longest sequence.
 ///
@@ -173,6 +183,7 @@ void check_policies_fit(const char* function, const QueryShape& shape, const P& 
 /// | yes | with positions | O(queries · heads + keys · kv heads) per batch entry |
 template <class A, class P>
 void check_policies(const char* function, const Problem<A>& problem, const Rope<A>* rope, const P& variant) {
+  check_mask_takes_lengths(function, variant.mask, problem.lengths);
   if (problem.lengths.is_given()) {
     check_policies_fit(function, longest_shape(problem), variant);
     for_each_sequence(problem, problem.lengths, [&](index_t, const Problem<A>& sequence) {
