@@ -23,7 +23,7 @@ SSMAX_BEGIN_DETAIL
 #endif
 }
 
-/// Calls fail with the message that printf makes of `format` and the values. printf compiles faster than
+/// Calls `fail` with the message that printf makes of `format` and the values. printf compiles faster than
 /// std::string, and every program that includes this library compiles this function.
 template <class... Values>
 [[noreturn]] SSMAX_COLD void fail_format(const char* format, Values... values) {

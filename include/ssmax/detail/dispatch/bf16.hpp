@@ -6,8 +6,8 @@
 SSMAX_BEGIN_DETAIL
 
 struct Bf16Capabilities {
-  bool has_products = false;    // PrefillKernels<float, bfloat16> and RoundedBackwardKernels exist
-  bool has_pair_dots = false;   // PairDecodeKernels exist
+  bool has_products = false;    // PrefillKernels<float, bfloat16>, RoundedBackwardKernels have functions
+  bool has_pair_dots = false;   // PairDecodeKernels have functions
   index_t decode_rows_max = 0;  // most rows for which decode is faster than prefill
 };
 

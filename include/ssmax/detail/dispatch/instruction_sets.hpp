@@ -20,12 +20,12 @@
 
 #include "../../config.hpp"
 
-// apply(name, NAME) for each target, in rising order of preference.
+// Expands to apply(name, NAME) for each target, in rising order of preference.
 #define SSMAX_TARGETS(apply)                                                                  \
   apply(scalar, SCALAR) apply(neon, NEON) apply(neon_bf16, NEON_BF16) apply(simd128, SIMD128) \
       apply(avx2, AVX2) apply(avx512, AVX512) apply(avx512_bf16, AVX512_BF16) apply(amx, AMX)
 
-// apply(name, base) for each extension: base is the instruction set that it extends.
+// Expands to apply(name, base) for each extension: base is the instruction set that it extends.
 #define SSMAX_EXTENSIONS(apply) apply(neon_bf16, neon) apply(avx512_bf16, avx512) apply(amx, avx512)
 
 #define SSMAX_HAVE_SCALAR 1

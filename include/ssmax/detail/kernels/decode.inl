@@ -23,7 +23,7 @@ inline constexpr int decode_most_rows = S::width < 4 ? static_cast<int>(S::width
 /// Narrow rows of V are read in passes, each over some of the channels. The hardware prefetcher still follows
 /// such reads. Wider rows are read one after another, each whole. Measured at width 128 with four queries:
 ///
-/// | rows of K at a time | from memory | in the cache |
+/// | rows at a time | from memory | in the cache |
 /// |---|---|---|
 /// | one | 22 GB/s | 40 GB/s |
 /// | two | 16 GB/s | 38 GB/s |

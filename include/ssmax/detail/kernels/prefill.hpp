@@ -58,9 +58,10 @@ struct PrefillKernels {
                     index_t out_stride);
   /// Writes s[keys][·] = k[keys × d] · q[d][·].
   void (*logits[tile_vectors])(const E* k, index_t k_stride, index_t d, index_t keys, const E* q, T* s);
-  /// Computes s[key][·] *= factor for one vector. The bf16 path only: the float path has the factor in q.
+  /// Computes s[key][·] *= factor for one vector. Only the bf16 path uses it: the float path has the factor
+  /// in q.
   void (*multiply)(T* s, index_t keys, const T* factor) = nullptr;
-  /// Writes s[key][·] = z[key][·] · factor - offset for one vector. The bf16 path only.
+  /// Writes s[key][·] = z[key][·] · factor - offset for one vector. Only the bf16 path uses it.
   void (*place)(const T* z, index_t keys, const T* factor, const T* offset, T* s) = nullptr;
   /// Masks keys for one vector: the logits of keys outside each lane's [first, last), counted from s, become
   /// -inf.
@@ -69,13 +70,13 @@ struct PrefillKernels {
   /// becomes 0. `weights` may be the memory of s.
   TileChange (*weights)(T* s, index_t keys, const TileState<T>& state, E* weights);
   /// Computes `weights` for the first 1, 2 or 3 vectors of a group. If one vector is irregular, all vectors
-  /// stay unchanged. The bf16 path only. `keys` must be a multiple of 4.
+  /// stay unchanged. `keys` must be a multiple of 4. Only the bf16 path uses it.
   TileChange (*group_weights[tile_vectors])(T* s, index_t keys, const TileState<T>& state, E* weights) = {};
   /// Computes o[rows][group] *= factor[group].
   void (*rescale)(T* o, index_t rows, const T* factor);
   /// Computes o[panels · rows][·] += Vᵀ · weights[keys][·]. V is the result of pack_values. Exception: if E
-  /// is T, V may also be plain rows. Value c of a key is at c / rows · panel_stride + key · v_stride + c %
-  /// rows.
+  /// is T, V may also be plain rows. Value c of a key is then at c / rows · panel_stride + key · v_stride + c
+  /// % rows.
   void (*accumulate[tile_vectors])(const E* v, index_t v_stride, index_t panel_stride, index_t panels,
                                    const E* weights, index_t keys, T* o);
   /// Computes out[rows][group] = out · factor[group] + in · in_factor[group].
@@ -83,8 +84,8 @@ struct PrefillKernels {
   /// Returns true if all numbers of in[rows × columns] are finite.
   bool (*all_finite)(const E* in, index_t stride, index_t rows, index_t columns);
   /// Packs rows of V into panels of `rows` channels, as keys [first, first + keys) of a block. Missing
-  /// channels are 0. The keys of a pass are contiguous: the pass of key, a multiple of rows, begins at key ·
-  /// rows.
+  /// channels are 0. The keys of a pass are contiguous. The pass that begins with `key`, a multiple of
+  /// `rows`, starts at key · rows.
   void (*pack_values)(const E* v, index_t v_stride, index_t first, index_t keys, index_t channels, E* panels,
                       index_t panel_stride);
 };

@@ -9,8 +9,7 @@ SSMAX_BEGIN_SHARED
 template <class T>
 struct PrefillBackwardKernels {
   /// Replaces, for one vector of queries, s by w = 2^(s - shift) and dp by u = w·(dp - delta). u is 0 if w is
-  /// 0. Requires
-  /// |shift| < 2^20 and s - shift <= 1.
+  /// 0. Requires s - shift <= 1 and |shift| < 2^20.
   void (*gradients)(T* s, T* dp, index_t keys, const T* shift, const T* delta);
   /// Computes, for one vector of queries, dc[·] = Σ u·z and then u = c·u·slope. Exception: a u of 0 stays 0
   /// and is not part of dc, whatever the other factors are.
@@ -38,8 +37,8 @@ struct RoundedGradients {
   T* dc;            // out, or null: Σ u·z of numbers before rounding
 };
 
-/// The factors of one vector of queries without a score function, one per lane: s = z · multiplier - offset,
-/// w = 2^(s - shift) and u = w · (dp - delta).
+/// The factors of one vector of plain logits, one per lane: s = z · multiplier - offset, w = 2^(s - shift)
+/// and u = w · (dp - delta). Plain logits have no score function and no masked key.
 template <class T>
 struct PlainLogits {
   const T *multiplier, *offset, *shift, *delta;

@@ -79,7 +79,7 @@ void tile_add_product(const typename S::Value* a, index_t lanes, index_t keys, c
     const typename S::Value* rows = a + key * group_width<S>;
     typename S::Value* to = out + key * pitch;
     index_t c = 0;
-    // Divides four vectors into two and two: 8 chains, of one vector, do not fill two FMA ports.
+    // Divides four vectors into two and two. A single vector has 8 chains, which do not fill two FMA ports.
     for (; c + 3 * w <= pitch && c + 4 * w != pitch; c += 3 * w) {
       add_product_columns<S, 3>(rows, lanes, b + c, pitch, to + c);
     }

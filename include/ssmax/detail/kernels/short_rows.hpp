@@ -13,8 +13,8 @@ struct ShortRowKernels {
   index_t longest;
 
   /// Computes softmax of several short rows of n elements, as many rows at a time as a vector has lanes.
-  /// Returns the number of rows done. Stops before rows that need the general path (NaN, no finite maximum,
-  /// |in·scale| >= 2^20) and before the remainder.
+  /// Returns the number of rows done. Stops before the remainder, and before rows that need the general path:
+  /// rows with NaN, without a finite maximum, or with |in·scale| >= 2^20.
   index_t (*group)(const T* in, index_t in_stride, T* out, index_t out_stride, index_t rows, index_t n,
                    Scale<T> scale);
   /// Computes softmax of contiguous rows of n = 1, 2, 4, … < width elements, several per vector, including

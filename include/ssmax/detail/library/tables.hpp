@@ -19,12 +19,12 @@
       apply(RopeKernels<T>) apply(PrefillKernels<T>) apply(PrefillBackwardKernels<T>) apply(ScoreKernels<T>) \
           apply(ShortAttentionKernels<T>) apply(EntmaxKernels<T>)
 
-/// apply(type) for every table that an extension defines itself.
+/// Expands to apply(type) for every table that an extension defines itself.
 #define SSMAX_EXTENSION_TABLES(apply)                                                   \
   apply(PrefillKernels<float, bfloat16>) apply(RoundedBackwardKernels<float, bfloat16>) \
       apply(PairDecodeKernels<float, bfloat16>)
 
-/// apply(type) for every table.
+/// Expands to apply(type) for every table.
 #define SSMAX_FOR_EACH_TABLE(apply)                                                             \
   SSMAX_EXTENSION_TABLES(apply)                                                                 \
   SSMAX_TABLES_OF(float, apply)                                                                 \

@@ -165,8 +165,7 @@ class Agreement {
     extremes_[2 * count_ + 1] = speaks ? -value : silence;
     ++count_;
   }
-  /// Returns the number that was added last. Requires a call of settle. Returns 0 if no rank contributed the
-  /// number.
+  /// Returns the number that was added last, or 0 if no rank contributed it. Call settle first.
   [[nodiscard]] std::int64_t last_agreed() const {
     const std::int64_t value = extremes_[2 * (count_ - 1)];
     return value == silence ? 0 : value;
@@ -301,8 +300,8 @@ std::int64_t fingerprint_of_all(const V& variant, const QueryShape& shape, index
 }
 
 /// Returns a hash of the policies of every query, before queries are divided among ranks. Exception: with
-/// `sees`, a query costs O(keys), so the hash covers the keys only and compare_by_neighbours compares the
-/// queries.
+/// `sees`, a query costs O(keys). The hash then covers the positions of keys only, and compare_by_neighbours
+/// compares the queries.
 template <class A, class V>
 std::int64_t fingerprint_of_ranges(const V& variant, const QueryShape& shape, index_t kv_heads) {
   return variant.has_predicate ? fingerprint_of_keys(variant, shape, kv_heads).value()

@@ -18,8 +18,9 @@ SSMAX_BEGIN_DETAIL
 /// The memory for all positions of one kv head and of its query heads.
 template <class T>
 struct WholeHeads {
-  /// Takes views with the extents of all queries and keys. Views that are not wanted are empty. `kept_rows`
-  /// is the number of queries, over all rounds, whose sums are kept.
+  /// Takes the memory of the views from the arena. The views have the extents of all queries and keys. Views
+  /// that are not wanted are empty. `kept_rows` is the number of queries, over all rounds, whose sums are
+  /// kept.
   WholeHeads(Arena& arena, const QueryShape& shape, const KeySourceShape& keys, bool has_lse,
              bool has_gradients, bool has_dlse, index_t kept_rows, index_t sums_of_row)
       : kept(arena, kept_rows, sums_of_row) {

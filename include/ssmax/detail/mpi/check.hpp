@@ -12,7 +12,8 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// Throws unless q and k of this rank have as many positions as the layout gives to it.
+/// Throws unless the layout has as many ranks as the communicator, and q and k have as many positions as the
+/// layout gives this rank.
 template <class T>
 void check_share(const char* function, const mpi::Communicator& comm, const mpi::Layout& layout,
                  const View<const T, 4>& q, const View<const T, 4>& k) {

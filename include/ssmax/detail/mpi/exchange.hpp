@@ -17,8 +17,8 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// A starter of nonblocking messages. While it waits, it yields the processor to other ranks on the same
-/// machine.
+/// A helper that starts nonblocking messages and waits for them. While it waits, it yields the processor to
+/// other ranks on the same machine.
 class Requests {
  public:
   explicit Requests(mpi::Communicator& comm) : comm_(comm) {}
@@ -165,7 +165,7 @@ class KeyExchange {
   MPI_Request incoming_[2]{MPI_REQUEST_NULL, MPI_REQUEST_NULL};
   Outgoing sends_;
   std::vector<std::size_t> steps_;
-  std::size_t step_ = 0, asked_step_ = 0;  // indices of steps_
+  std::size_t step_ = 0, asked_step_ = 0;  // indices into steps_
   std::size_t asked_ = 0, taken_ = 0;      // numbers of pieces from other ranks
 };
 

@@ -44,7 +44,7 @@ class GradientExchange {
   }
 
   /// Returns the slot for the next sum, with the values that another rank has begun. Waits until a slot is
-  /// free. Calls add(piece, unit, sum) for sums that arrive: it adds the sum to dk and dv.
+  /// free. Calls add(piece, unit, sum) for each sum that arrives: `add` must add the sum to dk and dv.
   template <class Add>
   A* room(const SumPart& part, std::size_t piece, std::size_t unit, const Add& add) {
     requests_.wait([&] {
@@ -105,8 +105,8 @@ class GradientExchange {
     MPI_Request request = MPI_REQUEST_NULL;
   };
 
-  // Messages with the same tag arrive in order: the sums of one piece, or the pieces of sums that a share
-  // continues.
+  // Tags may repeat. Sums of one piece arrive in their order, sums that a share continues in the order of
+  // pieces.
   static int tag_of_piece(std::size_t piece) { return 8192 + static_cast<int>(piece % 8192); }
   static int tag_of_share(std::size_t share) { return 16384 + static_cast<int>(share); }
   [[nodiscard]] std::size_t size_of(std::size_t piece, std::size_t unit) const {

@@ -39,7 +39,7 @@ struct RowShare {
 template <class C>
 class LearntRows {
  public:
-  /// The score must outlive this object.
+  /// Requires that the score outlives this object.
   explicit LearntRows(const C& score) : score_(score) {}
 
   /// Fills the list. rank_of(query) returns the rank that computes a query.

@@ -14,7 +14,7 @@ SSMAX_BEGIN_DETAIL
 /// number of keys that backward adds up at a time (backward_key_block · blocks_per_sum) and two chunks of
 /// forward.
 inline constexpr index_t travel_keys = 2048;
-/// Upper bound of a piece's bytes in forward. Exception: a piece has at least travel_keys positions.
+/// Upper bound of a piece's bytes in forward. Exception: a piece of travel_keys positions may exceed it.
 inline constexpr index_t travel_bytes = index_t{8} << 20;
 
 inline index_t travel_unit(index_t bytes_of_key) {

@@ -1,9 +1,9 @@
 // Plans which rank forms which sums of dk and dv.
 //
-// A single process sums the gradients of a key over 1920 rows of a kv head (a row is a query of one of its
-// heads). It then adds these sums in the order of the queries. Over ranks, the rank of the queries forms the
-// sum and sends it to the owner of the keys. The owner adds the sums in the same order. If the queries of a
-// sum are on several ranks, the first rank begins the sum and the next ranks continue it.
+// A single process adds the gradients of a key from 1920 rows of a kv head at a time (a row is a query of one
+// of its heads). It then adds these sums in the order of the queries. Over ranks, the rank of the queries
+// forms the sum and sends it to the owner of the keys. The owner adds the sums in the same order. If the
+// queries of a sum are on several ranks, the first rank begins the sum and the next ranks continue it.
 #pragma once
 
 #include <algorithm>

@@ -1,7 +1,7 @@
-// Visits the rows of a [batch, head, query, key] view in groups. A group is neighbouring rows of one head
-// that see the same keys and have the same multiplier. So a scaling is called once per group, and short rows
-// can share vectors. Exception: each row is a group unless the scaling declares by_size. An executor with
-// several threads divides the rows among its calls.
+// Visits the rows of a [batch, head, query, key] view in groups. A group consists of neighbouring rows of one
+// head that see the same keys and have the same multiplier. So a scaling is called once per group, and short
+// rows can share vectors. Exception: each row is a group unless the scaling declares by_size. An executor
+// with several threads divides the rows among its calls.
 #pragma once
 
 #include "../../execution.hpp"
@@ -40,7 +40,7 @@ index_t end_of_group(const M& mask, const Query& query, KeyRange keys) {
   return next.index;
 }
 
-/// Returns the first query of the run that ends at `query` and sees the same keys.
+/// Returns the first query of the run of queries that ends at `query` and sees the same keys.
 template <class M>
 index_t begin_of_group(const M& mask, const Query& query, KeyRange keys) {
   if constexpr (same_keys<M>) return 0;

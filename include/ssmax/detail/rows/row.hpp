@@ -226,7 +226,7 @@ RowSum<T> sum_row(const RowKernels<T>& kernels, const RowSource<T, X>& source, T
     if (!masked && !(product < largest_shift<T>)) return {.kind = RowKind::out_of_range};
     const bool counts = product > -largest_shift<T>;  // else weights are 0 under any shift of other blocks
     left_out = left_out || !(counts || (masked && source.is_plain()));
-    // A row in place has one block. This return leaves its logits intact for rebasing.
+    // A row of one block may be in place. Returns before the exponentials overwrite its logits.
     if (left_out && n <= row_block && !source.rebased()) return {.kind = RowKind::out_of_range};
     const T shift = counts ? round_shift(product) : T{0};
     // Computes the next block's maximum among this block's exponentials, if the next block has the same

@@ -11,10 +11,8 @@
 // computes r in double. Double splits both factors into two parts whose products are exact. The code does not
 // rely on the rounding of a product: a compiler may contract a product and a sum.
 //
-// | type | error | cause |
-// |---|---|---|
-// | float | 0.6 ulp | |
-// | double | 1.1 ulp | includes the rounding of the table's entries |
+// The error is 0.6 ulp in float and 1.1 ulp in double. In double it includes the rounding of the table's
+// entries.
 
 inline constexpr double exp_roots[64] = {
     // 2^(j/64)
@@ -38,7 +36,7 @@ requires(S::width == 1) struct Exp<S> {
   using T = typename S::Value;
   static constexpr bool is_float = sizeof(T) == sizeof(float);
   static constexpr double magic = ExpConstants<double>::magic;
-  // Below it the result may be subnormal.
+  // Below this, the result may be subnormal.
   static constexpr double smallest = magic - 64 * (is_float ? 125.5 : 1021.5);
 
   T high, bias;                     // as in the vectors' Exp

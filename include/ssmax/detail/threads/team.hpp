@@ -88,8 +88,8 @@ class LeaderCall {
   shared::TeamState& team_;
 };
 
-/// Makes all the calls of a run. Exception: inside a call of any run, the current thread makes the calls
-/// itself.
+/// Makes all the calls of a run. Exception: the current thread makes a single call itself, and all calls if
+/// it is inside a call of any run.
 inline void run_on(shared::TeamState& team, shared::SharedCalls& calls) {
   if (calls.n == 1 || shared::inside_shared_call) {
     take_calls(calls);
