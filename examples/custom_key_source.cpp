@@ -26,7 +26,7 @@ struct PagedKeys {
   // Returns the range of keys that can be read: here all keys.
   ssmax::KeyRange stored(index_t sequence) const { return {0, length(sequence)}; }
   // Returns the longest contiguous run of keys that starts at `key`: up to the end of the page or the sequence.
-  ssmax::KeyStretch<float> stretch(index_t sequence, index_t kv_head, index_t key) const {
+  ssmax::KeyRun<float> run(index_t sequence, index_t kv_head, index_t key) const {
     const index_t at = pages[static_cast<std::size_t>(sequence)][static_cast<std::size_t>(key / page)];
     const index_t offset = ((at * kv_heads + kv_head) * page + key % page) * width;
     return {.k = k.data() + offset,
@@ -74,7 +74,7 @@ int main() {
   for (index_t b = 0; b < 2; ++b) {
     for (index_t h = 0; h < kKvHeads; ++h) {
       for (index_t key = 0; key < keys.length(b); ++key) {
-        const auto from = keys.stretch(b, h, key);
+        const auto from = keys.run(b, h, key);
         const index_t to = ((b * kKvHeads + h) * 100 + key) * kWidth;
         std::copy_n(from.k, kWidth, k.data() + to);
         std::copy_n(from.v, kWidth, v.data() + to);

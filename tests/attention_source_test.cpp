@@ -46,7 +46,7 @@ struct Pages {
   KeySourceShape shape() const { return {extents.batch, extents.kv_heads, extents.d, extents.dv}; }
   std::int32_t length(index_t) const { return static_cast<std::int32_t>(extents.keys); }
   KeyRange stored(index_t) const { return {0, extents.keys}; }
-  KeyStretch<T> stretch(index_t b, index_t h, index_t key) const {
+  KeyRun<T> run(index_t b, index_t h, index_t key) const {
     const index_t at = row(b * extents.kv_heads + h, key);
     return {.k = k.data() + at * extents.d,
             .k_stride = extents.d,

@@ -25,7 +25,7 @@ using reference::Real;
 using reference::worse;
 
 template <class X>
-using Compute = ssmax::detail::Compute<X>;
+using Compute = ssmax::detail::ComputeType<X>;
 
 /// Half an ulp of one.
 template <class T>

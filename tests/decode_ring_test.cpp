@@ -56,7 +56,7 @@ index_t check_ring(const Shape& shape, const Kept& kept, const M& mask, Rule& ru
     for (index_t b = 0; b < shape.batch(); ++b) {
       for (index_t h = 0; h < shape.kv_heads; ++h) {
         for (index_t key = 0; key < plain.length(b); ++key) {
-          const auto held = plain.stretch(b, h, key);
+          const auto held = plain.run(b, h, key);
           for (index_t c = 0; c < shape.d; ++c) stored.k_row(b, h, key)[c] = static_cast<float>(held.k[c]);
           for (index_t c = 0; c < shape.dv; ++c) stored.v_row(b, h, key)[c] = static_cast<float>(held.v[c]);
         }
@@ -240,9 +240,7 @@ struct TwoGaps {
   index_t length(index_t b) const { return cache->length(b); }
   ssmax::KeyRange stored(index_t b) const { return {3, length(b)}; }
   ssmax::KeyRange forgotten(index_t) const { return {5, 9}; }
-  ssmax::KeyStretch<float> stretch(index_t b, index_t h, index_t key) const {
-    return cache->stretch(b, h, key);
-  }
+  ssmax::KeyRun<float> run(index_t b, index_t h, index_t key) const { return cache->run(b, h, key); }
 };
 
 TEST_CASE("a source names the keys that it has forgotten", "[decode][key_source]") {

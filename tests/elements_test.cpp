@@ -289,7 +289,7 @@ void check_cache(const Extents& e) {
   for (index_t b = 0; b < e.batch; ++b) {
     for (index_t h = 0; h < e.kv_heads; ++h) {
       for (index_t key = 0; key < e.keys; ++key) {
-        const auto row = cache.stretch(b, h, key);
+        const auto row = cache.run(b, h, key);
         const index_t at = (b * e.kv_heads + h) * e.keys + key;
         widen(row.k, row.k_scales, e.d, wide_k.data() + at * e.d);
         widen(row.v, row.v_scales, e.dv, wide_v.data() + at * e.dv);

@@ -23,7 +23,7 @@ using reference::Real;
 using namespace ssmax;
 
 template <class T>
-using Compute = ssmax::detail::Compute<T>;
+using Compute = ssmax::detail::ComputeType<T>;
 
 // ---- The definition ---------------------------------------------------------------------------------------
 

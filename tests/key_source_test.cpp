@@ -55,7 +55,7 @@ struct Pages {
       }
       for (index_t h = 0; h < extents.kv_heads; ++h) {
         for (index_t key = stored(b).begin; key < lengths[static_cast<std::size_t>(b)]; ++key) {
-          const KeyStretch<X> from = cache.stretch(b, h, key), to = stretch(b, h, key);
+          const KeyRun<X> from = cache.run(b, h, key), to = run(b, h, key);
           std::copy_n(from.k, extents.width, const_cast<X*>(to.k));
           std::copy_n(from.v, extents.value_width, const_cast<X*>(to.v));
         }
@@ -71,7 +71,7 @@ struct Pages {
     while (first < static_cast<index_t>(pages.size()) && pages[static_cast<std::size_t>(first)] < 0) ++first;
     return {std::min(first * page, length(b)), length(b)};
   }
-  KeyStretch<X> stretch(index_t b, index_t h, index_t key) const {
+  KeyRun<X> run(index_t b, index_t h, index_t key) const {
     const index_t at = table[static_cast<std::size_t>(b)][static_cast<std::size_t>(key / page)];
     const index_t row = (at * extents.kv_heads + h) * page + key % page;
     return {.k = k.data() + row * extents.width,
@@ -91,7 +91,7 @@ struct WithoutLast {
   KeySourceShape shape() const { return cache.shape(); }
   index_t length(index_t b) const { return cache.length(b); }
   KeyRange stored(index_t b) const { return {0, cache.length(b) - 1}; }
-  KeyStretch<float> stretch(index_t b, index_t h, index_t key) const { return cache.stretch(b, h, key); }
+  KeyRun<float> run(index_t b, index_t h, index_t key) const { return cache.run(b, h, key); }
 };
 
 constexpr index_t batch = 3, heads = 4, kv_heads = 2, width = 12, value_width = 9, longest = 1300;

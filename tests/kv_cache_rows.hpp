@@ -15,7 +15,7 @@ using reference::Real;
 using reference::worse;
 
 template <class X>
-using Compute = ssmax::detail::Compute<X>;
+using Compute = ssmax::detail::ComputeType<X>;
 
 /// [batch, heads, positions, channels], contiguous.
 template <class U>
@@ -34,11 +34,11 @@ struct Rows {
 /// Key and value of a position of a sequence, as far as it is held.
 template <class X>
 X key(const KvCache<X>& cache, index_t b, index_t h, index_t position, index_t c) {
-  return cache.stretch(b, h, position).k[c];
+  return cache.run(b, h, position).k[c];
 }
 template <class X>
 X value(const KvCache<X>& cache, index_t b, index_t h, index_t position, index_t c) {
-  return cache.stretch(b, h, position).v[c];
+  return cache.run(b, h, position).v[c];
 }
 
 /// Calls f(b, h, i, c) for every index of a shape.

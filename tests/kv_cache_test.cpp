@@ -66,7 +66,7 @@ bool is_as(const KvCache<float>& cache, const Model& model) {
           if (i >= forgotten.begin && i < forgotten.end) return;
           const auto at = static_cast<std::size_t>((i * options.kv_heads + h) * options.width + c);
           same = same && key(cache, b, h, i, c) == k[at] && value(cache, b, h, i, c) == v[at];
-          const auto run = cache.stretch(b, h, i);
+          const auto run = cache.run(b, h, i);
           same = same && run.count >= 1 && i + run.count <= length;
           for (index_t next = 1; next < run.count; ++next) {  // the keys that follow
             if (i + next >= forgotten.begin && i + next < forgotten.end) continue;

@@ -238,8 +238,8 @@ struct Noting {
   KeySourceShape shape() const { return cache->shape(); }
   index_t length(index_t b) const { return cache->length(b); }
   KeyRange stored(index_t b) const { return cache->stored(b); }
-  KeyStretch<float> stretch(index_t b, index_t h, index_t key) const {
-    KeyStretch<float> run = cache->stretch(b, h, key);
+  KeyRun<float> run(index_t b, index_t h, index_t key) const {
+    KeyRun<float> run = cache->run(b, h, key);
     run.count = 1;
     (*read)[static_cast<std::size_t>(key)] = true;
     return run;

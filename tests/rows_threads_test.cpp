@@ -30,7 +30,7 @@ struct Shape {
 
 template <class T>
 struct Result {
-  using C = ssmax::detail::Compute<T>;
+  using C = ssmax::detail::ComputeType<T>;
 
   std::vector<T> y, log_y, dz, log_dz;
   std::vector<C> lse, ds, db;
@@ -48,7 +48,7 @@ struct Result {
 /// Erased, the executor does not make each function be compiled once more.
 template <class T, class M>
 Result<T> run(const Shape& shape, const std::vector<T>& logits, const M& mask, const AnyExecutor& executor) {
-  using C = ssmax::detail::Compute<T>;
+  using C = ssmax::detail::ComputeType<T>;
   Result<T> result(shape);
   const std::vector<T> dout = reference::normals<T>(logits.size(), 3);
   std::vector<C> s, b;

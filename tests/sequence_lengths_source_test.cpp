@@ -26,9 +26,7 @@ struct Alone {
   }
   index_t length(index_t) const { return source.length(sequence); }
   KeyRange stored(index_t) const { return source.stored(sequence); }
-  KeyStretch<Element> stretch(index_t, index_t h, index_t key) const {
-    return source.stretch(sequence, h, key);
-  }
+  KeyRun<Element> run(index_t, index_t h, index_t key) const { return source.run(sequence, h, key); }
 };
 
 /// The keys of a cache, `page` keys at a time.
@@ -42,8 +40,8 @@ struct Pages {
   KeySourceShape shape() const { return cache.shape(); }
   index_t length(index_t b) const { return cache.length(b); }
   KeyRange stored(index_t b) const { return cache.stored(b); }
-  KeyStretch<T> stretch(index_t b, index_t h, index_t key) const {
-    KeyStretch<T> run = cache.stretch(b, h, key);
+  KeyRun<T> run(index_t b, index_t h, index_t key) const {
+    KeyRun<T> run = cache.run(b, h, key);
     run.count = std::min(run.count, page - key % page);
     return run;
   }

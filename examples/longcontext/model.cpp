@@ -87,10 +87,10 @@ void Model::forward(std::span<const float> weights, std::span<const index_t> tok
   const index_t length = static_cast<index_t>(tokens.size()), width = shape_.width();
   const auto embedding = embedding_.matrix(weights);
   // The embedding's rows have length 1, as the head requires.
-  const float stretch = std::sqrt(static_cast<float>(width));
+  const float run = std::sqrt(static_cast<float>(width));
   a.x.resize(length, width);
   for (index_t i = 0; i < length; ++i) {
-    a.x.row(i) = stretch * embedding.row(tokens[static_cast<std::size_t>(i)]);
+    a.x.row(i) = run * embedding.row(tokens[static_cast<std::size_t>(i)]);
   }
 
   a.layers.resize(layers_.size());
@@ -163,9 +163,9 @@ void Model::backward(std::span<const float> weights, std::span<const index_t> to
     at.attention_norm.backward(at.attention_input, a.dnormal, a.dx);
   }
 
-  const float stretch = std::sqrt(static_cast<float>(width));
+  const float run = std::sqrt(static_cast<float>(width));
   for (index_t i = 0; i < a.dx.rows(); ++i) {
-    dembedding.row(tokens[static_cast<std::size_t>(i)]) += stretch * a.dx.row(i);
+    dembedding.row(tokens[static_cast<std::size_t>(i)]) += run * a.dx.row(i);
   }
 }
 

@@ -130,7 +130,7 @@ inline std::string page(const Results& results, const Corpus& corpus, const std:
   });
 
   // Returns the factor by which the larger θ stretches the wavelength of one training sequence.
-  const auto stretch = [&](double theta) {
+  const auto run = [&](double theta) {
     const double turn = static_cast<double>(training.length) / (2 * std::numbers::pi);
     return std::pow(turn, std::log(plan.theta_factor) / std::log(theta));
   };
@@ -162,8 +162,8 @@ inline std::string page(const Results& results, const Corpus& corpus, const std:
       {"clip", number("%g", training.clip)},
       {"switch", number("%g %%", 100 * plan.switch_part)},
       {"longest", std::to_string(plan.extent.longest(training.length))},
-      {"stretch", number("%.1f", stretch(plan.shape.theta))},
-      {"stretch_at_10000", number("%.1f", stretch(10'000))},
+      {"stretch", number("%.1f", run(plan.shape.theta))},
+      {"stretch_at_10000", number("%.1f", run(10'000))},
       {"theta_factor", number("%g", plan.theta_factor)},
       {"extension_steps", std::to_string(plan.extension_steps)},
       {"sweep_steps", std::to_string(plan.sweep_steps)},

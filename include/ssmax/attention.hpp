@@ -18,7 +18,7 @@
 /// copy. `heads` is a multiple of `kv_heads`. Head h reads kv head h / (heads / kv_heads).
 ///
 /// T is the storage type: float, double, half or bfloat16. If the tensors have different storage types, T is Elements
-/// (elements.hpp). The call computes in `detail::Compute<T>`: double for double, float for the others. lse and sinks
+/// (elements.hpp). The call computes in `detail::ComputeType<T>`: double for double, float for the others. lse and sinks
 /// have this type. Exception: the bf16 path multiplies bfloat16 operands.
 ///
 /// | name | meaning |
@@ -120,17 +120,17 @@ struct AttentionArguments {
   View<const detail::KeyElement<T>, 4> k{};    ///< [batch, kv_heads, keys, d].
   View<const detail::ValueElement<T>, 4> v{};  ///< [batch, kv_heads, keys, dv].
   View<detail::OutElement<T>, 4> out{};        ///< [batch, heads, queries, dv].
-  View<detail::Compute<T>, 3> lse{};           ///< [batch, heads, queries], or left out.
+  View<detail::ComputeType<T>, 3> lse{};       ///< [batch, heads, queries], or left out.
 };
 
 /// The optional arguments of attention, attention_backward and decode.
 template <class T>
 struct AttentionOptions {
-  std::optional<double> scale{};                   ///< Factor of q·k; 1/√d by default.
-  const Rope<detail::Compute<T>>* rope = nullptr;  ///< Rotates q, and the keys that are not in a source.
-  index_t key_position = 0;                        ///< Position of the first key, for the rope.
-  std::span<const detail::Compute<T>> sinks{};     ///< One number per head.
-  Workspace* workspace = nullptr;                  ///< Memory that calls reuse.
+  std::optional<double> scale{};                       ///< Factor of q·k; 1/√d by default.
+  const Rope<detail::ComputeType<T>>* rope = nullptr;  ///< Rotates q, and the keys that are not in a source.
+  index_t key_position = 0;                            ///< Position of the first key, for the rope.
+  std::span<const detail::ComputeType<T>> sinks{};     ///< One number per head.
+  Workspace* workspace = nullptr;                      ///< Memory that calls reuse.
   bool float_products = false;      ///< If true, bfloat16 is multiplied in float on every target.
   bool scaled_sinks = false;        ///< If true, a sink is a logit: c·sink. (Not in finish.)
   bool rotate_source_keys = false;  ///< If true, the rope rotates the keys of a source in the call.
@@ -143,14 +143,14 @@ struct AttentionOptions {
 /// The view q holds queries [first_query, first_query + q.extent(2)) of `queries`.
 template <class T>
 struct PartialArguments {
-  View<const detail::QueryElement<T>, 4> q{};  ///< [batch, heads, queries in q, d].
-  View<const detail::KeyElement<T>, 4> k{};    ///< [batch, kv_heads, keys in k, d].
-  View<const detail::ValueElement<T>, 4> v{};  ///< [batch, kv_heads, keys in k, dv].
-  index_t first_key = 0,                       ///< Index of the first key in k.
-      keys = 0;                                ///< Number of all keys.
-  AttentionState<detail::Compute<T>> state{};  ///< Output: the state of every query.
-  index_t first_query = 0,                     ///< Index of the first query in q.
-      queries = 0;                             ///< Number of all queries; 0: q holds the last queries.
+  View<const detail::QueryElement<T>, 4> q{};      ///< [batch, heads, queries in q, d].
+  View<const detail::KeyElement<T>, 4> k{};        ///< [batch, kv_heads, keys in k, d].
+  View<const detail::ValueElement<T>, 4> v{};      ///< [batch, kv_heads, keys in k, dv].
+  index_t first_key = 0,                           ///< Index of the first key in k.
+      keys = 0;                                    ///< Number of all keys.
+  AttentionState<detail::ComputeType<T>> state{};  ///< Output: the state of every query.
+  index_t first_query = 0,                         ///< Index of the first query in q.
+      queries = 0;                                 ///< Number of all queries; 0: q holds the last queries.
   /// If true, the call continues from `state`, which holds the result for the keys before first_key. If every
   /// first_key is a multiple of 1024, a chain of such calls is bit-identical to one call over all keys.
   bool continues = false;
@@ -169,7 +169,7 @@ void attention(const std::type_identity_t<AttentionArguments<T>>& a, const S& sc
   static_assert(
       detail::CallElements<T>,
       "ssmax::attention: T is float, double, half, bfloat16, or Elements of types that one type computes");
-  const detail::UserVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
+  const detail::UserVariant<detail::ComputeType<T>, S, M, C> variant(scaling, mask, score);
   const detail::AttentionCall<T> call("attention", a, options, variant);
   compiled::run_attention<detail::OperandsOf<T>>(call.problem, variant, call.result, options.workspace,
                                                  detail::AnyExecutor(executor));
@@ -195,7 +195,7 @@ void attention_partial(const std::type_identity_t<PartialArguments<T>>& a, const
   static_assert(detail::CallElements<T>,
                 "ssmax::attention_partial: T is float, double, half, bfloat16, or Elements of types that one "
                 "type computes");
-  const detail::UserVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
+  const detail::UserVariant<detail::ComputeType<T>, S, M, C> variant(scaling, mask, score);
   const detail::AttentionCall<T> call("attention_partial", a, options, variant);
   compiled::run_attention<detail::OperandsOf<T>>(call.problem, variant, call.result, options.workspace,
                                                  detail::AnyExecutor(executor));

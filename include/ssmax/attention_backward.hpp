@@ -100,27 +100,27 @@ SSMAX_BEGIN_CODE
 /// The call with first_key 0 adds the term of a scaled sink to dc.
 template <class T>
 struct BackwardArguments {
-  View<const detail::QueryElement<T>, 4> q{};  ///< [batch, heads, queries, d].
-  View<const detail::KeyElement<T>, 4> k{};    ///< [batch, kv_heads, keys, d].
-  View<const detail::ValueElement<T>, 4> v{};  ///< [batch, kv_heads, keys, dv].
-  View<const detail::OutElement<T>, 4> out{};  ///< [batch, heads, queries, dv], the result of attention.
-  View<const detail::Compute<T>, 3> lse{};     ///< [batch, heads, queries], the result of attention.
-  index_t first_key = 0,                       ///< Index of the first key in k.
-      keys = 0,                                ///< Number of all keys; 0: k holds the last keys.
-      first_query = 0,                         ///< Index of the first query in q.
-      queries = 0;                             ///< Number of all queries; 0: q holds the last queries.
+  View<const detail::QueryElement<T>, 4> q{};   ///< [batch, heads, queries, d].
+  View<const detail::KeyElement<T>, 4> k{};     ///< [batch, kv_heads, keys, d].
+  View<const detail::ValueElement<T>, 4> v{};   ///< [batch, kv_heads, keys, dv].
+  View<const detail::OutElement<T>, 4> out{};   ///< [batch, heads, queries, dv], the result of attention.
+  View<const detail::ComputeType<T>, 3> lse{};  ///< [batch, heads, queries], the result of attention.
+  index_t first_key = 0,                        ///< Index of the first key in k.
+      keys = 0,                                 ///< Number of all keys; 0: k holds the last keys.
+      first_query = 0,                          ///< Index of the first query in q.
+      queries = 0;                              ///< Number of all queries; 0: q holds the last queries.
 };
 
 /// The gradients. Each has the shape of its tensor. dlse (as `View{}`) and dsinks are optional. dsinks has one number
 /// per head and requires options.sinks.
 template <class T>
 struct AttentionGradients {
-  View<const detail::OutElement<T>, 4> dout{};  ///< Input: the gradient of out.
-  View<const detail::Compute<T>, 3> dlse{};     ///< Input: the gradient of lse; optional.
-  View<detail::QueryElement<T>, 4> dq{};        ///< Output: the gradient of q.
-  View<detail::KeyElement<T>, 4> dk{};          ///< Output: the gradient of k.
-  View<detail::ValueElement<T>, 4> dv{};        ///< Output: the gradient of v.
-  std::span<detail::Compute<T>> dsinks{};       ///< Added to; optional.
+  View<const detail::OutElement<T>, 4> dout{};   ///< Input: the gradient of out.
+  View<const detail::ComputeType<T>, 3> dlse{};  ///< Input: the gradient of lse; optional.
+  View<detail::QueryElement<T>, 4> dq{};         ///< Output: the gradient of q.
+  View<detail::KeyElement<T>, 4> dk{};           ///< Output: the gradient of k.
+  View<detail::ValueElement<T>, 4> dv{};         ///< Output: the gradient of v.
+  std::span<detail::ComputeType<T>> dsinks{};    ///< Added to; optional.
   /// If true, the call adds the gradients to dq, dk and dv, which must hold numbers before the call. If false, the
   /// call overwrites dq, dk and dv. The call always adds to dsinks and to the gradients of parameters.
   /// mpi::attention_backward throws if `accumulate` is true.
@@ -145,7 +145,7 @@ void attention_backward(const std::type_identity_t<BackwardArguments<T>>& a,
   static_assert(detail::CallElements<T>,
                 "ssmax::attention_backward: T is float, double, half, bfloat16, or Elements of types that "
                 "one type computes");
-  const detail::UserGradientVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
+  const detail::UserGradientVariant<detail::ComputeType<T>, S, M, C> variant(scaling, mask, score);
   const detail::BackwardCall<T> call("attention_backward", a, g, options, variant);
   compiled::run_backward<detail::OperandsOf<T>>(call.problem, variant, options.workspace,
                                                 detail::AnyExecutor(executor));

@@ -41,7 +41,7 @@ template <class T>
 struct DecodeArguments {
   View<const detail::QueryElement<T>, 4> q{};  ///< [batch, heads, queries, width].
   View<detail::OutElement<T>, 4> out{};        ///< [batch, heads, queries, value_width].
-  View<detail::Compute<T>, 3> lse{};           ///< [batch, heads, queries], or left out.
+  View<detail::ComputeType<T>, 3> lse{};       ///< [batch, heads, queries], or left out.
 };
 
 /// Writes out = attention of q over each sequence of the source. Throws std::invalid_argument before the first write if an
@@ -56,7 +56,7 @@ void attention(const std::type_identity_t<DecodeArguments<T>>& a, const K& sourc
       detail::SourceFits<T, K>,
       "ssmax::attention: double queries need a source of double and a result of double, other queries "
       "float, half or bfloat16");
-  const detail::UserVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
+  const detail::UserVariant<detail::ComputeType<T>, S, M, C> variant(scaling, mask, score);
   const detail::SourceCall<T> call("attention", a, source, options, variant);
   compiled::run_attention<detail::SourceOperands<T, K>>(call.problem, variant, call.result, options.workspace,
                                                         detail::AnyExecutor(executor));

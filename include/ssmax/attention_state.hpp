@@ -61,19 +61,20 @@ void check_state(const char* function, const StateNames& names, const AttentionS
 
 /// Throws if the tensors of a state overlap.
 template <class T>
-void check_parts_apart(const char* function, const StateNames& names, const AttentionState<T>& state) {
-  check_apart(function, names.sum, state.sum, names.shift, state.shift);
-  check_apart(function, names.shift, state.shift, names.o, state.o);
-  check_apart(function, names.sum, state.sum, names.o, state.o);
+void check_no_overlap_of_parts(const char* function, const StateNames& names,
+                               const AttentionState<T>& state) {
+  check_no_overlap(function, names.sum, state.sum, names.shift, state.shift);
+  check_no_overlap(function, names.shift, state.shift, names.o, state.o);
+  check_no_overlap(function, names.sum, state.sum, names.o, state.o);
 }
 
 /// Throws if an output overlaps a tensor of a state.
 template <class T, int Rank>
-void check_apart_from_state(const char* function, const char* name, const View<T, Rank>& out,
-                            const StateNames& names, const AttentionState<T>& state) {
-  check_apart(function, name, out, names.o, state.o);
-  check_apart(function, name, out, names.shift, state.shift);
-  check_apart(function, name, out, names.sum, state.sum);
+void check_no_overlap_with_state(const char* function, const char* name, const View<T, Rank>& out,
+                                 const StateNames& names, const AttentionState<T>& state) {
+  check_no_overlap(function, name, out, names.o, state.o);
+  check_no_overlap(function, name, out, names.shift, state.shift);
+  check_no_overlap(function, name, out, names.sum, state.sum);
 }
 
 template <class T>
@@ -84,10 +85,10 @@ void check_merge(const AttentionState<T>& into, const AttentionState<T>& other) 
   check_state(function, names, into);
   check_state(function, other_names, other);
   check_same_extents(function, "other.o", other.o, "into.o", into.o);
-  check_parts_apart(function, names, into);
-  check_apart_from_state(function, names.o, into.o, other_names, other);
-  check_apart_from_state(function, names.shift, into.shift, other_names, other);
-  check_apart_from_state(function, names.sum, into.sum, other_names, other);
+  check_no_overlap_of_parts(function, names, into);
+  check_no_overlap_with_state(function, names.o, into.o, other_names, other);
+  check_no_overlap_with_state(function, names.shift, into.shift, other_names, other);
+  check_no_overlap_with_state(function, names.sum, into.sum, other_names, other);
 }
 
 template <class T>
@@ -137,15 +138,15 @@ void finish(const AttentionState<T>& state, std::type_identity_t<View<T, 4>> out
   detail::check_state(function, names, state);
   detail::check_output(function, "out", out);
   detail::check_same_extents(function, "out", out, "state.o", state.o);
-  detail::check_in_place_or_apart(function, "out", out, "state.o", View<const T, 4>(state.o));
-  detail::check_apart(function, "out", out, "state.shift", state.shift);
-  detail::check_apart(function, "out", out, "state.sum", state.sum);
+  detail::check_in_place_or_no_overlap(function, "out", out, "state.o", View<const T, 4>(state.o));
+  detail::check_no_overlap(function, "out", out, "state.shift", state.shift);
+  detail::check_no_overlap(function, "out", out, "state.sum", state.sum);
   const bool wants_lse = detail::is_given(lse);
   if (wants_lse) {
     detail::check_output(function, "lse", lse);
     detail::check_same_extents(function, "lse", lse, "state.sum", state.sum);
-    detail::check_apart(function, "lse", lse, "out", out);
-    detail::check_apart_from_state(function, "lse", lse, names, state);
+    detail::check_no_overlap(function, "lse", lse, "out", out);
+    detail::check_no_overlap_with_state(function, "lse", lse, names, state);
   }
   detail::check_sinks(function, sinks, out, lse);
   const View<T, 4> from = detail::addressable(state.o), to = detail::addressable(out);

@@ -71,8 +71,8 @@ namespace detail {
 
 /// Limits of the tasks, the same for every executor. At most most_loss_calls tasks, because their losses are on the
 /// stack. If rows are short, a task has at least least_call_logits logits, which take some microseconds.
-inline constexpr index_t most_loss_calls = 256;
-inline constexpr index_t least_call_logits = 16'384;
+inline constexpr index_t max_loss_calls = 256;
+inline constexpr index_t min_call_logits = 16'384;
 
 /// Returns the number of targets that are not ignored. Throws at the first target that is not a class.
 inline index_t count_targets(std::span<const index_t> targets, index_t ignored, index_t classes) {
@@ -106,7 +106,7 @@ CrossEntropy cross_entropy(const std::type_identity_t<View<const T, 2>>& logits,
       detail::RowStorage<T>,
       "ssmax::cross_entropy: T is float, double, half or bfloat16; a storage type of your own needs a "
       "unit without SSMAX_COMPILED");
-  using C = detail::Compute<T>;
+  using C = detail::ComputeType<T>;
   const char* function = "cross_entropy";
   const index_t rows = logits.extent(0), classes = logits.extent(1);
   const bool wants_gradient = detail::is_given(dlogits);
@@ -116,8 +116,8 @@ CrossEntropy cross_entropy(const std::type_identity_t<View<const T, 2>>& logits,
   if (wants_gradient) {
     detail::check_output(function, "dlogits", dlogits);
     detail::check_same_extents(function, "dlogits", dlogits, "logits", logits);
-    detail::check_in_place_or_apart(function, "dlogits", dlogits, "logits", logits);
-    detail::check_apart(function, "dlogits", dlogits, "targets", View<const index_t, 1>(targets));
+    detail::check_in_place_or_no_overlap(function, "dlogits", dlogits, "logits", logits);
+    detail::check_no_overlap(function, "dlogits", dlogits, "targets", View<const index_t, 1>(targets));
   }
   const index_t count = detail::count_targets(targets, options.ignored, classes);
   if (logits.empty() || (count == 0 && !wants_gradient)) return {0.0, count};
@@ -125,10 +125,10 @@ CrossEntropy cross_entropy(const std::type_identity_t<View<const T, 2>>& logits,
   const double factor = count == 0 ? 0.0 : options.dloss / static_cast<double>(count);
   const auto up = [](index_t a, index_t b) { return (a + b - 1) / b; };
   const index_t rows_of_call =
-      std::max(up(rows, detail::most_loss_calls), up(detail::least_call_logits, classes));
+      std::max(up(rows, detail::max_loss_calls), up(detail::min_call_logits, classes));
   const index_t calls = up(rows, rows_of_call);
   const auto& kernels = detail::kernels<detail::RowKernels<C>>();
-  double losses[detail::most_loss_calls];
+  double losses[detail::max_loss_calls];
   executor.run(calls, [&](index_t call) {
     double sum = 0;
     for (index_t row = call * rows_of_call; row < std::min(rows, (call + 1) * rows_of_call); ++row) {

@@ -44,7 +44,7 @@ void decode(const std::type_identity_t<DecodeArguments<T>>& a, const K& cache, c
   static_assert(detail::SourceFits<T, K>,
                 "ssmax::decode: double queries need a cache of double and a result of double, other queries "
                 "float, half or bfloat16");
-  const detail::UserVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
+  const detail::UserVariant<detail::ComputeType<T>, S, M, C> variant(scaling, mask, score);
   const detail::SourceCall<T> call("decode", a, cache, options, variant);
   detail::check_new_queries("decode", call.problem);
   compiled::run_attention<detail::SourceOperands<T, K>>(call.problem, variant, call.result, options.workspace,

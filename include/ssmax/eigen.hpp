@@ -126,11 +126,11 @@ void softmax_of_eigen(const S& scaling, const In& in, Out& out, Axis axis) {
       }
     }
     if constexpr (has_memory<Out>) {
-      check_in_place_or_apart("softmax", "out", element_view(out), "logits", element_view(in));
+      check_in_place_or_no_overlap("softmax", "out", element_view(out), "logits", element_view(in));
       softmax_through_buffer(scaling, in, out, by_columns);
     } else {  // m.reverse() or m(rows, columns): the memory that it writes to is unknown
-      const typename In::PlainObject apart = in;
-      softmax_through_buffer(scaling, apart, out, by_columns);
+      const typename In::PlainObject no_overlap = in;
+      softmax_through_buffer(scaling, no_overlap, out, by_columns);
     }
   }
 }

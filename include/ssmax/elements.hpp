@@ -37,7 +37,7 @@ struct Elements {};
 /// Computes in the type that queries are computed in.
 template <class Query, class Key, class Value, class Out>
 struct StorageTraits<Elements<Query, Key, Value, Out>> {
-  using Compute = shared::Compute<Query>;  ///< float or double.
+  using Compute = shared::ComputeType<Query>;  ///< float or double.
 };
 
 SSMAX_END
@@ -70,12 +70,13 @@ template <class T>
 using OutElement = typename ElementsOf<T>::Out;
 
 template <class T, class A>
-concept StoredFor = Storage<T> && std::same_as<Compute<T>, A>;
+concept StoredFor = Storage<T> && std::same_as<ComputeType<T>, A>;
 
 /// A type that attention<T> accepts.
 template <class T>
-concept CallElements = StoredFor<QueryElement<T>, Compute<T>> && StoredFor<KeyElement<T>, Compute<T>> &&
-    StoredFor<ValueElement<T>, Compute<T>> && StoredFor<OutElement<T>, Compute<T>>;
+concept CallElements =
+    StoredFor<QueryElement<T>, ComputeType<T>> && StoredFor<KeyElement<T>, ComputeType<T>> &&
+    StoredFor<ValueElement<T>, ComputeType<T>> && StoredFor<OutElement<T>, ComputeType<T>>;
 
 SSMAX_END
 /// @}

@@ -38,7 +38,7 @@ namespace detail {
 template <int power, class X, class Y, class S, class M, class E>
 void entmax_rows(const char* function, const View<X, 4>& logits, const View<Y, 4>& out, const S& scaling,
                  const M& mask, E& executor) {
-  using T = Compute<X>;
+  using T = ComputeType<X>;
   const QueryShape shape = check_rows(function, logits, "out", out, scaling, mask);
   if (out.empty()) return;
   const RowKernels<T>& rows = kernels<RowKernels<T>>();
@@ -47,7 +47,7 @@ void entmax_rows(const char* function, const View<X, 4>& logits, const View<Y, 4
     const double c = group.keys.size() == 0 ? 0.0 : static_cast<double>(scaling(group.row));
     for (index_t r = 0; r < group.rows; ++r) {
       Y* to = &out(group.batch, group.head, group.query + r, 0);
-      fill_hidden(to, shape.keys, group.keys, 0.0f);
+      fill_masked(to, shape.keys, group.keys, 0.0f);
       if (group.keys.size() == 0) continue;
       const X* from = &logits(group.batch, group.head, group.query + r, 0);
       entmax_row<power>(rows, tables, from + group.keys.begin, group.keys.size(), c, to + group.keys.begin);
@@ -58,8 +58,8 @@ void entmax_rows(const char* function, const View<X, 4>& logits, const View<Y, 4
 /// Computes the gradients of a group of rows. backward_rows calls it.
 template <int power, class T>
 double entmax_gradient(const GradientRows<T>& rows, double c, double* dc) {
-  const auto& tables = kernels<EntmaxKernels<Compute<T>>>();
-  const GradientFactor<Compute<T>> factor(c);
+  const auto& tables = kernels<EntmaxKernels<ComputeType<T>>>();
+  const GradientFactor<ComputeType<T>> factor(c);
   double sum = 0;
   for (index_t r = 0; r < rows.rows; ++r) {
     const double dc_of_row =

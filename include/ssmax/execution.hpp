@@ -68,11 +68,11 @@ SSMAX_END
 SSMAX_BEGIN_DETAIL
 
 /// Upper bound of the simultaneous calls, each of which has its own memory. No machine has more threads.
-inline constexpr index_t most_concurrency = 4096;
+inline constexpr index_t max_concurrency = 4096;
 
 template <class E>
 index_t threads_of(E& executor) {
-  return std::clamp<index_t>(static_cast<index_t>(executor.concurrency()), 1, most_concurrency);
+  return std::clamp<index_t>(static_cast<index_t>(executor.concurrency()), 1, max_concurrency);
 }
 
 SSMAX_END

@@ -70,10 +70,10 @@ SSMAX_BEGIN_CODE
 namespace detail {
 
 /// Upper bound of the characters of a line.
-inline constexpr std::size_t most_of_a_line = 640;
+inline constexpr std::size_t max_of_a_line = 640;
 
 /// Writes the explanation as one line without a newline.
-SSMAX_COLD inline void write_line(const Explanation& e, char (&line)[most_of_a_line]) {
+SSMAX_COLD inline void write_line(const Explanation& e, char (&line)[max_of_a_line]) {
   const int length =
       std::snprintf(line, sizeof(line), "ssmax::%.99s: path=%s", e.function, path_name(e.path));
   if (e.path == Path::none) return;
@@ -88,7 +88,7 @@ SSMAX_COLD inline void write_line(const Explanation& e, char (&line)[most_of_a_l
 
 /// Returns the explanation as one line: `ssmax::decode: path=decode target=avx2 … reason=""`.
 [[nodiscard]] inline std::string to_string(const Explanation& explanation) {
-  char line[detail::most_of_a_line];
+  char line[detail::max_of_a_line];
   detail::write_line(explanation, line);
   return line;
 }

@@ -46,7 +46,7 @@ struct KeySourceShape {
 /// `count` contiguous keys: key i lies at k + i·k_stride, its value at v + i·v_stride. `count` is at least 1 and must not
 /// exceed the number of stored keys.
 template <class K, class V = K>
-struct KeyStretch {
+struct KeyRun {
   const K* k = nullptr;  ///< The first key.
   index_t k_stride = 0;  ///< Elements from one key to the next.
   const V* v = nullptr;  ///< Its value.

@@ -56,13 +56,13 @@ template <class K, class V = K>
 class KvCache {
   static_assert(detail::KeyStorage<K> && detail::KeyStorage<V>,
                 "ssmax::KvCache: storage is float, double, half, bfloat16, or a type with StorageTraits");
-  static_assert(std::same_as<detail::Compute<K>, detail::Compute<V>>,
+  static_assert(std::same_as<detail::ComputeType<K>, detail::ComputeType<V>>,
                 "ssmax::KvCache: keys and values are computed in one type: double keys need double values");
 
  public:
-  using Element = K;                   ///< Storage type of keys.
-  using ValueElement = V;              ///< Storage type of values.
-  using Compute = detail::Compute<K>;  ///< Type of computation: double for double, float for the others.
+  using Element = K;                       ///< Storage type of keys.
+  using ValueElement = V;                  ///< Storage type of values.
+  using Compute = detail::ComputeType<K>;  ///< Type of computation: double for double, float for the others.
 
   /// @cond
   // True if `append` also accepts rows in their storage type, which differs from Compute.
@@ -160,7 +160,7 @@ class KvCache {
   }
   /// Returns the longest contiguous run of keys that starts at `key`, of sequence b and kv head h. For an overwritten
   /// key, returns the key that replaced it.
-  [[nodiscard]] KeyStretch<K, V> stretch(index_t b, index_t h, index_t key) const {
+  [[nodiscard]] KeyRun<K, V> run(index_t b, index_t h, index_t key) const {
     const index_t row = row_of(b, h, key), in_memory = options_.capacity - slot_of(key);
     return {.k = k_.data() + row * options_.width,
             .k_stride = options_.width,
@@ -236,7 +236,7 @@ class KvCache {
       const index_t added = count(counts, b, most);
       if (added < 0 || added > most)
         detail::fail_value(function, "counts", "has", added, "new positions are", most);
-      const index_t longest = options_.ring ? detail::most_counted : options_.capacity;
+      const index_t longest = options_.ring ? detail::max_counted : options_.capacity;
       if (added > longest - length(b)) {
         detail::fail_value(function, "k", "would bring a sequence to length", length(b) + added,
                            options_.ring ? "it must be at most" : "the capacity is", longest);

@@ -96,9 +96,9 @@
 #include "decode.hpp"
 #include "detail/mpi/by_heads.hpp"
 #include "detail/mpi/check.hpp"
-#include "detail/mpi/learnt_rows.hpp"
 #include "detail/mpi/ring_backward.hpp"
 #include "detail/mpi/ring_forward.hpp"
+#include "detail/mpi/row_gradient_sums.hpp"
 #include "detail/mpi/spread_keys.hpp"
 #include "kv_cache.hpp"
 #include "mpi_communicator.hpp"
@@ -115,11 +115,11 @@ requires Scaling<S> && Mask<M> && Score<C> && Executor<E>
 void attention(Communicator& comm, const Layout& layout, const std::type_identity_t<AttentionArguments<T>>& a,
                const S& scaling, const M& mask, const C& score,
                const std::type_identity_t<AttentionOptions<T>>& options = {}, E&& executor = E{}) {
-  using A = detail::Compute<T>;
+  using Compute = detail::ComputeType<T>;
   const char* function = "mpi::attention";
   const index_t n = layout.positions();
   const detail::KeyShare<T> none{.k = {}, .v = {}, .keys = n};
-  const detail::UserVariant<A, S, M, C> variant(scaling, mask, score);
+  const detail::UserVariant<Compute, S, M, C> variant(scaling, mask, score);
   const QueryShape shape{a.q.extent(0), a.q.extent(1), n, n};
   std::vector<detail::SeenBlocks> seen;
   std::int64_t policies = 0;
@@ -128,7 +128,7 @@ void attention(Communicator& comm, const Layout& layout, const std::type_identit
     detail::check_share(function, comm, layout, a.q, a.k);
     const auto whole = detail::whole_problem(function, a.q, none, layout, options);
     detail::check_segments<T>(function, comm.rank(), layout, whole, a.k, a.v, options, variant);
-    if (comm.ranks() > 1) policies = detail::fingerprint_of_ranges<A>(variant, shape, a.k.extent(1));
+    if (comm.ranks() > 1) policies = detail::fingerprint_of_ranges<Compute>(variant, shape, a.k.extent(1));
     if (comm.ranks() > 1 && !layout.is_by_heads()) {
       seen = detail::blocks_seen_by(variant, shape, layout, comm.rank());
     }
@@ -143,8 +143,8 @@ void attention(Communicator& comm, const Layout& layout, const std::type_identit
   }
   if (a.q.extent(0) == 0 || a.q.extent(1) == 0) return;
   if (variant.has_predicate) {
-    detail::compare_by_neighbours<A>(comm, function, variant, shape,
-                                     detail::computing_rank(comm, layout, a.q.extent(1), a.k.extent(1)));
+    detail::compare_by_neighbours<Compute>(
+        comm, function, variant, shape, detail::computing_rank(comm, layout, a.q.extent(1), a.k.extent(1)));
   }
   detail::exchange_or_abort(comm, function, [&] {
     const detail::AnyExecutor any(executor);
@@ -191,13 +191,13 @@ void attention_backward(Communicator& comm, const Layout& layout,
                         const C& score, const std::type_identity_t<AttentionOptions<T>>& options = {},
                         E&& executor = E{}) {
   static_assert(detail::Storage<T>, "ssmax::mpi::attention_backward: T is float, double, half or bfloat16");
-  using A = detail::Compute<T>;
+  using Compute = detail::ComputeType<T>;
   const char* function = "mpi::attention_backward";
   const index_t n = layout.positions();
   const detail::KeyShare<T> none{.k = {}, .v = {}, .keys = n};
-  const detail::UserGradientVariant<A, S, M, C> variant(scaling, mask, score);
+  const detail::UserGradientVariant<Compute, S, M, C> variant(scaling, mask, score);
   const QueryShape shape{a.q.extent(0), a.q.extent(1), n, n};
-  detail::LearntRows<C> rows(score);
+  detail::RowGradientSums<C> rows(score);
   std::vector<detail::SeenBlocks> seen;
   std::int64_t policies = 0;
   const detail::Complaint complaint = detail::complaint_of(function, [&] {
@@ -210,7 +210,7 @@ void attention_backward(Communicator& comm, const Layout& layout,
     }
     const auto whole = detail::whole_problem(function, a.q, none, layout, options);
     detail::check_segments<T>(function, comm.rank(), layout, whole, a.k, a.v, options, variant);
-    if (comm.ranks() > 1) policies = detail::fingerprint_of_ranges<A>(variant, shape, a.k.extent(1));
+    if (comm.ranks() > 1) policies = detail::fingerprint_of_ranges<Compute>(variant, shape, a.k.extent(1));
     if (comm.ranks() > 1 && !layout.is_by_heads()) {
       seen = detail::blocks_seen_by(variant, shape, layout, comm.rank());
     }
@@ -228,8 +228,8 @@ void attention_backward(Communicator& comm, const Layout& layout,
   }
   if (a.q.extent(0) == 0 || a.q.extent(1) == 0) return;
   if (variant.has_predicate) {
-    detail::compare_by_neighbours<A>(comm, function, variant, shape,
-                                     detail::computing_rank(comm, layout, a.q.extent(1), a.k.extent(1)));
+    detail::compare_by_neighbours<Compute>(
+        comm, function, variant, shape, detail::computing_rank(comm, layout, a.q.extent(1), a.k.extent(1)));
   }
   detail::exchange_or_abort(comm, function, [&] {
     const detail::AnyExecutor any(executor);
@@ -263,22 +263,22 @@ void attention_backward(Communicator& comm, const Layout& layout,
 /// the layout lacks the positions or the cache lacks earlier positions of the rank.
 template <class K, class V>
 void append(KvCache<K, V>& cache, const Layout& layout, int rank, index_t first,
-            std::type_identity_t<View<const detail::Compute<K>, 4>> k,
-            std::type_identity_t<View<const detail::Compute<K>, 4>> v,
-            const Rope<detail::Compute<K>>* rope = nullptr) {
+            std::type_identity_t<View<const detail::ComputeType<K>, 4>> k,
+            std::type_identity_t<View<const detail::ComputeType<K>, 4>> v,
+            const Rope<detail::ComputeType<K>>* rope = nullptr) {
   const char* function = "mpi::append";
   detail::check_part(function, "first", first, k.extent(2), "leaves no room for k in the layout's positions,",
                      "positions", layout.positions());
   detail::check_held(function, cache, layout, rank, first);
-  std::vector<detail::Compute<K>> rotated;
+  std::vector<detail::ComputeType<K>> rotated;
   for (const Segment& segment : layout.segments()) {
     const index_t begin = std::max(segment.begin, first), end = std::min(segment.end, first + k.extent(2));
     if (segment.rank != rank || begin >= end) continue;
     auto keys = detail::rows_of(k, begin - first, end - begin);
     if (rope != nullptr) {
       rotated.resize(static_cast<std::size_t>(keys.size()));
-      const View<detail::Compute<K>, 4> out{rotated.data(),
-                                            {k.extent(0), k.extent(1), end - begin, k.extent(3)}};
+      const View<detail::ComputeType<K>, 4> out{rotated.data(),
+                                                {k.extent(0), k.extent(1), end - begin, k.extent(3)}};
       ssmax::rope(keys, out, *rope, begin);
       keys = out;
     }
@@ -305,7 +305,7 @@ void decode(Communicator& comm, const Layout& layout, index_t length,
   const char* function = "mpi::decode";
   const detail::ChunkOfKeys<KvCache<K, V>> none{cache, length, 0, {}};
   const auto whole = detail::called_by(function, options, detail::make_source_problem(a.q, none, options));
-  const detail::UserVariant<detail::Compute<T>, S, M, C> variant(scaling, mask, score);
+  const detail::UserVariant<detail::ComputeType<T>, S, M, C> variant(scaling, mask, score);
   const QueryShape shape{a.q.extent(0), a.q.extent(1), a.q.extent(2), length};
   std::int64_t policies = 0;
   const detail::Complaint complaint = detail::complaint_of(function, [&] {
@@ -323,7 +323,7 @@ void decode(Communicator& comm, const Layout& layout, index_t length,
     }
     detail::check_policies(function, whole, options.rope, variant);
     if (comm.ranks() > 1)
-      policies = detail::fingerprint_of_all<detail::Compute<T>>(variant, shape, cache.shape().kv_heads);
+      policies = detail::fingerprint_of_all<detail::ComputeType<T>>(variant, shape, cache.shape().kv_heads);
   });
   auto agreement = detail::agreement_of<T, decltype(variant)>(
       function, layout, a.q, View<const T, 4>{nullptr, {0, cache.shape().kv_heads, 0, 0}}, View<const T, 4>{},

@@ -71,7 +71,7 @@ class BoundAttention {
 
  private:
   friend class AttentionPlan<T, M>;
-  using A = detail::Compute<T>;
+  using Compute = detail::ComputeType<T>;
 
   BoundAttention(const detail::PlanState<T, M>& plan, const AttentionArguments<T>& a, const S& scaling,
                  const C& score)
@@ -83,10 +83,10 @@ class BoundAttention {
         result_(detail::make_result(a, plan.options)) {}
 
   const detail::PlanState<T, M>& plan_;
-  const detail::UserVariant<A, S, M, C> variant_;
+  const detail::UserVariant<Compute, S, M, C> variant_;
   const detail::KeyShareOf<T> keys_;  // that problem_ refers to
-  const detail::Problem<A> problem_;
-  const detail::Result<A> result_;
+  const detail::Problem<Compute> problem_;
+  const detail::Result<Compute> result_;
 };
 
 /// A plan of calls with shapes, mask and options in common. The spans and the rope in mask and options must outlive it.

@@ -67,7 +67,7 @@ class BoundSource {
 
  private:
   friend class SourcePlan<T, K, M>;
-  using A = detail::Compute<T>;
+  using Compute = detail::ComputeType<T>;
 
   BoundSource(const detail::PlanState<T, M>& plan, const DecodeArguments<T>& a, const K& source,
               const S& scaling, const C& score)
@@ -78,9 +78,9 @@ class BoundSource {
         result_(detail::make_result(a, plan.options)) {}
 
   const detail::PlanState<T, M>& plan_;
-  const detail::UserVariant<A, S, M, C> variant_;
-  const detail::Problem<A> problem_;
-  const detail::Result<A> result_;
+  const detail::UserVariant<Compute, S, M, C> variant_;
+  const detail::Problem<Compute> problem_;
+  const detail::Result<Compute> result_;
 };
 
 /// A plan of calls over sources of type K. The spans and the rope in mask and options must outlive it.

@@ -116,7 +116,7 @@ SSMAX_BEGIN_CODE
 namespace detail {
 
 /// Upper bound of the width: wider tables would take gigabytes.
-inline constexpr index_t most_rope_width = index_t{1} << 24;
+inline constexpr index_t max_rope_width = index_t{1} << 24;
 
 inline void check_rope(const RopeOptions& options, index_t positions) {
   const auto require = [](bool holds, const char* what) {
@@ -127,8 +127,8 @@ inline void check_rope(const RopeOptions& options, index_t positions) {
   }
   if (positions < 1) fail_value("Rope", "positions", "are", positions, "must be at least", 1);
   constexpr index_t most = std::numeric_limits<index_t>::max();
-  if (options.width > most_rope_width)
-    fail_value("Rope", "width", "is", options.width, "must be at most", most_rope_width);
+  if (options.width > max_rope_width)
+    fail_value("Rope", "width", "is", options.width, "must be at most", max_rope_width);
   if (positions > most / static_cast<index_t>(sizeof(double)) / options.width) {
     fail_format("ssmax::Rope: positions are %td and width is %td, a table's bytes must be at most %td",
                 positions, options.width, most);
@@ -285,7 +285,7 @@ void check_rope_views(const char* function, const View<const T, Rank>& in, const
   check_view(function, "in", in);
   check_output(function, "out", out);
   check_same_extents(function, "out", out, "in", in);
-  check_in_place_or_apart(function, "out", out, "in", in);
+  check_in_place_or_no_overlap(function, "out", out, "in", in);
 }
 
 /// Rotates all rows. Neighbouring rows have consecutive positions.

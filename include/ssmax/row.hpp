@@ -82,17 +82,17 @@ SSMAX_OPTIONAL_MEMBER(has_scaling_check, "scaling", check, std::same_as<void>,
                       "void check(index_t heads, index_t largest_n) const", index_t{}, index_t{})
 SSMAX_OPTIONAL_MEMBER(has_scaling_shape_check, "scaling", check_shape, std::same_as<void>,
                       "void check_shape(const QueryShape&) const", std::declval<const QueryShape&>())
-SSMAX_OPTIONAL_MEMBER(learns_multiplier, "scaling", accumulate, std::same_as<void>,
+SSMAX_OPTIONAL_MEMBER(has_multiplier_gradient, "scaling", accumulate, std::same_as<void>,
                       "void accumulate(const Row&, double dc) const", std::declval<const PlacedRow&>(),
                       double{})
 
 template <class S>
 consteval bool find_reads_query() {
   constexpr bool takes_row = requires(const S& scaling, const Row& row) { scaling(row); };
-  constexpr bool learns_from_row = requires(const S& scaling, const Row& row) {
+  constexpr bool takes_gradient_of_row = requires(const S& scaling, const Row& row) {
     scaling.accumulate(row, 0.0);
   };
-  return !takes_row || (learns_multiplier<S> && !learns_from_row);
+  return !takes_row || (has_multiplier_gradient<S> && !takes_gradient_of_row);
 }
 
 /// True if the scaling takes a PlacedRow.
@@ -101,7 +101,7 @@ constexpr bool reads_query = find_reads_query<S>();
 
 /// True if all queries of a head that see the same keys have the same multiplier.
 template <class S>
-constexpr bool goes_by_size = by_size<S> && !reads_query<S>;
+constexpr bool depends_on_size_only = by_size<S> && !reads_query<S>;
 
 /// Returns the position in the Row of a query.
 template <class M>
@@ -122,7 +122,7 @@ consteval bool is_scaling() {
     static_assert(!by_lanes<S> && !by_row<S> && !same_keys<S>,
                   "ssmax: the fast path of a scaling is by_size");
     // A member of one of these names with another signature is a compile error.
-    (void)has_scaling_check<S>, (void)has_scaling_shape_check<S>, (void)learns_multiplier<S>;
+    (void)has_scaling_check<S>, (void)has_scaling_shape_check<S>, (void)has_multiplier_gradient<S>;
   }
   return fits;
 }
@@ -137,7 +137,7 @@ concept Scaling = detail::is_scaling<S>();
 
 /// A scaling with the member `accumulate`.
 template <class S>
-concept LearnableScaling = Scaling<S> && detail::learns_multiplier<S>;
+concept LearnableScaling = Scaling<S> && detail::has_multiplier_gradient<S>;
 
 SSMAX_END
 

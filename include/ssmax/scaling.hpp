@@ -345,8 +345,8 @@ class AdjustedSize : public RowFunctor<AdjustedSize<S>> {
   /// the check of the scaling fails for the largest adjusted n.
   SSMAX_INLINE void check_shape(const QueryShape& shape, const char* function = "AdjustedSize") const {
     if (floor_ < 1) detail::fail_value(function, "floor", "is", floor_, "must be at least", 1);
-    if (offset_ > detail::most_counted)
-      detail::fail_value(function, "offset", "is", offset_, "must be at most", detail::most_counted);
+    if (offset_ > detail::max_counted)
+      detail::fail_value(function, "offset", "is", offset_, "must be at most", detail::max_counted);
     QueryShape largest = shape;
     largest.keys = adjusted(Row{.n = shape.keys}).n;
     detail::check_scaling(function, scaling_, largest);

@@ -97,7 +97,7 @@ class PerQueryGradient : public PerQuery<T> {
   SSMAX_INLINE void check_shape(const QueryShape& shape, const char* function = "PerQuery") const {
     PerQuery<T>::check_shape(shape, function);
     detail::check_per_query(function, "dc", dc_, shape);
-    detail::check_apart(function, "dc", dc_, "c", this->c_);
+    detail::check_no_overlap(function, "dc", dc_, "c", this->c_);
   }
 
  private:

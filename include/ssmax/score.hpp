@@ -284,7 +284,7 @@ class BiasGradient : public Bias<T> {
     }
     const View<G, 4> sums(dbias_.data_handle(), extents, strides);
     detail::check_output("Bias", "dbias", sums);
-    detail::check_apart("Bias", "dbias", sums, "bias", this->view());
+    detail::check_no_overlap("Bias", "dbias", sums, "bias", this->view());
   }
 
  private:

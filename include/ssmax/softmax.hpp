@@ -78,7 +78,7 @@ constexpr void check_storage() {
       RowStorage<std::remove_const_t<X>> && RowStorage<Y>,
       "ssmax::softmax: elements are float, double, ssmax::half or ssmax::bfloat16; a storage type of "
       "your own needs a unit without SSMAX_COMPILED");
-  static_assert(std::same_as<Compute<X>, Compute<Y>>,
+  static_assert(std::same_as<ComputeType<X>, ComputeType<Y>>,
                 "ssmax::softmax: logits and out are computed in one type: double logits need a double out");
 }
 
@@ -89,7 +89,7 @@ QueryShape check_rows(const char* function, const View<X, 4>& logits, const char
   check_view(function, "logits", logits);
   check_output(function, out_name, out);
   check_same_extents(function, out_name, out, "logits", logits);
-  check_in_place_or_apart(function, out_name, out, "logits", logits);
+  check_in_place_or_no_overlap(function, out_name, out, "logits", logits);
   const QueryShape shape = query_shape(logits);
   check_mask(mask, shape);
   check_scaling(function, scaling, shape);
@@ -99,7 +99,7 @@ QueryShape check_rows(const char* function, const View<X, 4>& logits, const char
 template <class X, class Y, class S, class M, class E>
 void softmax_rows(const View<X, 4>& logits, const View<Y, 4>& out, const S& scaling, const M& mask,
                   E& executor) {
-  using T = Compute<X>;
+  using T = ComputeType<X>;
   const QueryShape shape = check_rows("softmax", logits, "out", out, scaling, mask);
   if (out.empty()) return;
   const SoftmaxKernels<T> tables{kernels<RowKernels<T>>(), kernels<ShortRowKernels<T>>()};
@@ -107,7 +107,7 @@ void softmax_rows(const View<X, 4>& logits, const View<Y, 4>& out, const S& scal
     Y* to = &out(group.batch, group.head, group.query, 0);
     if (group.keys.size() < shape.keys) {
       for (index_t r = 0; r < group.rows; ++r)
-        fill_hidden(to + r * out.stride(2), shape.keys, group.keys, 0.0f);
+        fill_masked(to + r * out.stride(2), shape.keys, group.keys, 0.0f);
     }
     if (group.keys.size() == 0) return;
     const X* from = &logits(group.batch, group.head, group.query, 0) + group.keys.begin;
@@ -120,7 +120,7 @@ void softmax_rows(const View<X, 4>& logits, const View<Y, 4>& out, const S& scal
 template <class X, class Y, class S, class M, class E>
 void log_softmax_rows(const View<X, 4>& logits, const View<Y, 4>& out, const S& scaling, const M& mask,
                       E& executor) {
-  using T = Compute<X>;
+  using T = ComputeType<X>;
   const QueryShape shape = check_rows("log_softmax", logits, "out", out, scaling, mask);
   if (out.empty()) return;
   const RowKernels<T>& kernels = detail::kernels<RowKernels<T>>();
@@ -128,7 +128,7 @@ void log_softmax_rows(const View<X, 4>& logits, const View<Y, 4>& out, const S& 
     const double c = group.keys.size() == 0 ? 0.0 : static_cast<double>(scaling(group.row));
     for (index_t r = 0; r < group.rows; ++r) {
       Y* to = &out(group.batch, group.head, group.query + r, 0);
-      fill_hidden(to, shape.keys, group.keys, -std::numeric_limits<float>::infinity());
+      fill_masked(to, shape.keys, group.keys, -std::numeric_limits<float>::infinity());
       if (group.keys.size() == 0) continue;
       const X* from = &logits(group.batch, group.head, group.query + r, 0);
       compiled::log_softmax_row(kernels, from + group.keys.begin, group.keys.size(), c,
@@ -140,7 +140,7 @@ void log_softmax_rows(const View<X, 4>& logits, const View<Y, 4>& out, const S& 
 template <class X, class Y, class S, class M, class E>
 void logsumexp_rows(const View<X, 4>& logits, const View<Y, 3>& out, const S& scaling, const M& mask,
                     E& executor) {
-  using T = Compute<X>;
+  using T = ComputeType<X>;
   check_view("logsumexp", "logits", logits);
   check_output("logsumexp", "out", out);
   for (int i = 0; i < 3; ++i) {
@@ -150,7 +150,7 @@ void logsumexp_rows(const View<X, 4>& logits, const View<Y, 3>& out, const S& sc
   // Check the overlap as if each result were a row of one key: results may lie between the rows of the logits.
   const View<Y, 4> results(out.data_handle(), {out.extent(0), out.extent(1), out.extent(2), 1},
                            {out.stride(0), out.stride(1), out.stride(2), 1});
-  check_apart("logsumexp", "out", results, "logits", logits);
+  check_no_overlap("logsumexp", "out", results, "logits", logits);
   const QueryShape shape = query_shape(logits);
   check_mask(mask, shape);
   check_scaling("logsumexp", scaling, shape);
@@ -205,13 +205,13 @@ void logsumexp(const View<X, Rank>& logits, const View<Y, Rank - 1>& out, const 
 /// Returns ln Σ exp(c·logits) of one row: a double for double, a float for the other types.
 template <class X, class S = Softmax, class M = Full>
 requires Scaling<S> && Mask<M>
-[[nodiscard]] detail::Compute<X> logsumexp(const View<X, 1>& logits, const S& scaling = {},
-                                           const M& mask = {}) {
-  detail::Compute<X> value{};
+[[nodiscard]] detail::ComputeType<X> logsumexp(const View<X, 1>& logits, const S& scaling = {},
+                                               const M& mask = {}) {
+  detail::ComputeType<X> value{};
   Serial serial;
-  detail::check_storage<X, detail::Compute<X>>();
+  detail::check_storage<X, detail::ComputeType<X>>();
   detail::logsumexp_rows(detail::with_rank<4>(View<const X, 1>(logits)),
-                         View<detail::Compute<X>, 3>(&value, {1, 1, 1}), scaling, mask, serial);
+                         View<detail::ComputeType<X>, 3>(&value, {1, 1, 1}), scaling, mask, serial);
   return value;
 }
 
@@ -231,7 +231,7 @@ namespace detail {
 template <class T, int Rank, class S, class M, class E, class Gradient>
 void backward_rows(const char* function, const RowsBackward<T, Rank>& rows, const S& scaling, const M& mask,
                    E& executor, const Gradient& gradient) {
-  constexpr bool learns = LearnableScaling<S>;
+  constexpr bool wants_gradients = LearnableScaling<S>;
   const auto out = with_rank<4>(rows.out), dout = with_rank<4>(rows.dout), logits = with_rank<4>(rows.logits);
   const auto dlogits = with_rank<4>(rows.dlogits);
   check_view(function, "out", out);
@@ -239,14 +239,14 @@ void backward_rows(const char* function, const RowsBackward<T, Rank>& rows, cons
   check_output(function, "dlogits", dlogits);
   check_same_extents(function, "dout", dout, "out", out);
   check_same_extents(function, "dlogits", dlogits, "out", out);
-  check_in_place_or_apart(function, "dlogits", dlogits, "out", out);
-  check_in_place_or_apart(function, "dlogits", dlogits, "dout", dout);
-  if (learns || is_given(rows.logits)) {
+  check_in_place_or_no_overlap(function, "dlogits", dlogits, "out", out);
+  check_in_place_or_no_overlap(function, "dlogits", dlogits, "dout", dout);
+  if (wants_gradients || is_given(rows.logits)) {
     check_view(function, "logits", logits);
     check_same_extents(function, "logits", logits, "out", out);
   }
-  if constexpr (learns) {
-    check_in_place_or_apart(function, "dlogits", dlogits, "logits", logits);
+  if constexpr (wants_gradients) {
+    check_in_place_or_no_overlap(function, "dlogits", dlogits, "logits", logits);
   }
   const QueryShape shape = query_shape(out);
   check_mask(mask, shape);
@@ -255,14 +255,14 @@ void backward_rows(const char* function, const RowsBackward<T, Rank>& rows, cons
   // The caller's thread must call scaling.accumulate for the groups in their order. If several threads share the
   // rows, each thread writes the dc of its rows here. The caller's thread adds the dc after the loop.
   std::vector<double> dc_of_rows;
-  if (learns && threads_of(executor) > 1) {
+  if (wants_gradients && threads_of(executor) > 1) {
     dc_of_rows.resize(static_cast<std::size_t>(shape.batch * shape.heads * shape.queries));
   }
   // Returns the address of the dc of the first row of a group.
   const auto dc_of = [&](const RowGroup& group) {
     return dc_of_rows.data() + ((group.batch * shape.heads + group.head) * shape.queries + group.query);
   };
-  using C = Compute<T>;
+  using C = ComputeType<T>;
   const SoftmaxGradientKernels<C> tables{kernels<RowKernels<C>>(), kernels<DotKernels<C>>(),
                                          kernels<RowGradientKernels<C>>()};
   for_each_group<S>(shape, mask, executor, [&](const RowGroup& group) {
@@ -271,11 +271,11 @@ void backward_rows(const char* function, const RowsBackward<T, Rank>& rows, cons
     };
     const GradientRows<T> work{.out = first(out),
                                .dout = first(dout),
-                               .logits = learns ? first(logits) : nullptr,
+                               .logits = wants_gradients ? first(logits) : nullptr,
                                .dlogits = first(dlogits),
                                .out_stride = out.stride(2),
                                .dout_stride = dout.stride(2),
-                               .logits_stride = learns ? logits.stride(2) : 0,
+                               .logits_stride = wants_gradients ? logits.stride(2) : 0,
                                .dlogits_stride = dlogits.stride(2),
                                .rows = group.rows,
                                .n = group.keys.size()};
@@ -286,14 +286,14 @@ void backward_rows(const char* function, const RowsBackward<T, Rank>& rows, cons
     }
     if (work.n < shape.keys) {
       for (index_t r = 0; r < group.rows; ++r) {
-        fill_hidden(&dlogits(group.batch, group.head, group.query + r, 0), shape.keys, group.keys, 0.0f);
+        fill_masked(&dlogits(group.batch, group.head, group.query + r, 0), shape.keys, group.keys, 0.0f);
       }
     }
-    if constexpr (learns) {
+    if constexpr (wants_gradients) {
       if (work.n > 0 && dc_of_rows.empty()) scaling.accumulate(group.row, dc);
     }
   });
-  if constexpr (learns) {
+  if constexpr (wants_gradients) {
     if (dc_of_rows.empty()) return;
     Serial serial;
     for_each_group<S>(shape, mask, serial, [&](const RowGroup& group) {

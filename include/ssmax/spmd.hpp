@@ -41,7 +41,7 @@ SSMAX_BEGIN_DETAIL
 
 inline void make_team(shared::TeamState& team, index_t nth) {
   if (nth < 1) fail_value("SpmdTeam", "nth", "is", nth, "must be at least", 1);
-  if (nth > most_concurrency) fail_value("SpmdTeam", "nth", "is", nth, "must be at most", most_concurrency);
+  if (nth > max_concurrency) fail_value("SpmdTeam", "nth", "is", nth, "must be at most", max_concurrency);
   team.entered.resize(static_cast<std::size_t>(nth));
 }
 

@@ -77,7 +77,7 @@ namespace SSMAX_VISIBLE shared {
 
 /// The type that rows of X are computed in.
 template <class X>
-using Compute = typename StorageTraits<std::remove_cv_t<X>>::Compute;
+using ComputeType = typename StorageTraits<std::remove_cv_t<X>>::Compute;
 
 }  // namespace shared
 
@@ -91,14 +91,15 @@ concept BuiltInStorage =
     std::same_as<X, float> || std::same_as<X, double> || std::same_as<X, half> || std::same_as<X, bfloat16>;
 
 template <class X>
-concept ConvertedStorage = requires(const X* in, X* out, const Compute<X>* wide, Compute<X>* to, index_t n) {
+concept ConvertedStorage = requires(const X* in, X* out, const ComputeType<X>* wide, ComputeType<X>* to,
+                                    index_t n) {
   StorageTraits<X>::load(in, n, to);
   StorageTraits<X>::store(wide, n, out);
 };
 
 /// A storage type with a scale per row.
 template <class X>
-concept ScaledStorage = ConvertedStorage<X> && requires(const Compute<X>* in, index_t n) {
+concept ScaledStorage = ConvertedStorage<X> && requires(const ComputeType<X>* in, index_t n) {
   { StorageTraits<X>::scale(in, n) } -> std::convertible_to<float>;
 };
 

@@ -234,7 +234,7 @@ void run_decode(AttentionCase c) {
         for (index_t key = 0; key < c.keys; ++key) {
           const auto row = (b * c.kv_heads + h) * c.keys + key;
           const bool there = key >= range.begin && key < range.end;
-          const auto held = there ? cache.stretch(b, h, key) : ssmax::KeyStretch<X>{};
+          const auto held = there ? cache.run(b, h, key) : ssmax::KeyRun<X>{};
           std::vector<A> turned;
           for (index_t i = 0; i < c.d; ++i)
             turned.push_back(static_cast<A>(k[static_cast<std::size_t>(row * c.d + i)]));

@@ -23,7 +23,7 @@ struct Formula {
       case Part::alibi:
         return z +
                static_cast<R>(s.slopes[static_cast<std::size_t>(q.head)]) * static_cast<R>(distance(q, key));
-      case Part::stretch: {
+      case Part::run: {
         const R a = factor<R>(q, key);
         return a * (z - a) + R(1);
       }
@@ -43,7 +43,7 @@ struct Formula {
   template <class R>
   R slope(Part part, R z, const Query& q, index_t key) const {
     if (part == Part::own) return own_derivative(z);
-    if (part == Part::stretch) return factor<R>(q, key);
+    if (part == Part::run) return factor<R>(q, key);
     if (part != Part::softcap) return R(1);
     const R t = tanh(z / static_cast<R>(c->score.cap));
     return (R(1) - t) * (R(1) + t);

@@ -29,7 +29,7 @@ class Held final : public AnyScaling {
 template <class S>
 void hold(DrawnScaling& drawn, const S& scaling, std::shared_ptr<const void> memory = nullptr) {
   drawn.scaling = std::make_shared<Held<S>>(scaling, std::move(memory));
-  drawn.by_size = ssmax::detail::goes_by_size<S>;
+  drawn.by_size = ssmax::detail::depends_on_size_only<S>;
 }
 
 /// A multiplier, as it is once the library has rounded it to double.

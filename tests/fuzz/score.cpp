@@ -18,8 +18,8 @@ std::vector<Part> parts_of(ScoreKind kind) {
     case bias_half:
     case bias_bfloat16:
       return {Part::bias};
-    case stretch:
-      return {Part::stretch};
+    case run:
+      return {Part::run};
     case softcap_alibi:
       return {Part::softcap, Part::alibi};
     case alibi_bias:
@@ -87,7 +87,7 @@ DrawnScore draw_score(Random& random, const DrawnMask& mask, const ScoreNeeds& n
   drawn.cap = random.pick({0.5, 5.0, 30.0});
   drawn.tau = random.pick({0.3, 10.0});
   // Of some, the table ends before the distances do.
-  drawn.stretch = std::make_shared<ssmax::ScaleInvariant>(drawn.tau, random.pick<index_t>({0, 7, 100, 1000}));
+  drawn.run = std::make_shared<ssmax::ScaleInvariant>(drawn.tau, random.pick<index_t>({0, 7, 100, 1000}));
   const QueryShape& shape = mask.shape;
   drawn.extents = {shape.batch, shape.heads, shape.queries, shape.keys};
   for (index_t h = 0; h < shape.heads; ++h) drawn.slopes.push_back(random.pick({0.5, 0.0, -0.25, 0.07}));

@@ -14,7 +14,7 @@
 namespace fuzz {
 
 /// One of what a composed score is made of.
-enum class Part { softcap, alibi, stretch, bias, own };
+enum class Part { softcap, alibi, run, bias, own };
 
 /// Each is a type of its own for the library.
 enum class ScoreKind {
@@ -25,7 +25,7 @@ enum class ScoreKind {
   bias_half,
   bias_bfloat16,
   own,
-  stretch,
+  run,
   softcap_alibi,
   alibi_bias,
   nested,       // (own | softcap) | (bias | alibi)
@@ -42,7 +42,7 @@ struct DrawnScore {
   ScoreKind kind = ScoreKind::identity;
   std::vector<Part> parts;
   double cap = 1;
-  std::shared_ptr<const ssmax::ScaleInvariant> stretch{};
+  std::shared_ptr<const ssmax::ScaleInvariant> run{};
   double tau = 10;
   std::vector<double> slopes, bias;  // of the heads; as `strides` say, broadcast where 0
   std::array<index_t, 4> extents{}, strides{};
@@ -115,7 +115,7 @@ void with_score(const DrawnScore& drawn, const Kinds& kinds, const F& f) {
   SSMAX_FUZZ_SCORE(bias_half, bias_from(drawn.bias_half));
   SSMAX_FUZZ_SCORE(bias_bfloat16, bias_from(drawn.bias_bfloat16));
   SSMAX_FUZZ_SCORE(own, OwnScore{});
-  SSMAX_FUZZ_SCORE(stretch, *drawn.stretch);
+  SSMAX_FUZZ_SCORE(run, *drawn.run);
   SSMAX_FUZZ_SCORE(softcap_alibi, softcap_of() | alibi_of());
   SSMAX_FUZZ_SCORE(alibi_bias, alibi_of() | bias_of());
   SSMAX_FUZZ_SCORE(nested,
@@ -140,9 +140,9 @@ struct Kinds {
     constexpr bool all = breadth == Breadth::all;
     if (kind == identity) return true;
     if (std::is_same_v<M, RangeMask>)
-      return all || kind == softcap || kind == alibi || kind == stretch || kind == bias || kind == nested;
+      return all || kind == softcap || kind == alibi || kind == run || kind == bias || kind == nested;
     if (std::is_same_v<M, PredicateMask>) return all && (kind == softcap || kind == bias);
-    if (std::is_same_v<M, PositionMask>) return all && (kind == alibi || kind == stretch || kind == own);
+    if (std::is_same_v<M, PositionMask>) return all && (kind == alibi || kind == run || kind == own);
     if (std::is_same_v<M, PositionPredicateMask>) return (all && kind == softcap_alibi) || kind == nested;
     return false;
   }

@@ -1,12 +1,12 @@
 // Sources of keys whose members have the right name and another signature, and storage types of the user's own.
 //
-// case STRETCH_NOT_CONST: the member 'stretch' of a source of keys must be  KeyStretch<Element> stretch.* const
-// case STRETCH_OF_FLOAT: the member 'stretch' of a source of keys must be
+// case STRETCH_NOT_CONST: the member 'run' of a source of keys must be  KeyRun<Element> run.* const
+// case STRETCH_OF_FLOAT: the member 'run' of a source of keys must be
 // case LENGTH_NOT_CONST: the member 'length' of a source of keys must be  index_t length.index_t batch. const
 // case LENGTH_DOUBLE: the member 'length' of a source of keys must be
 // case STORED_NOT_CONST: the member 'stored' of a source of keys must be  KeyRange stored.index_t batch. const
 // case SHAPE_NOT_CONST: the member 'shape' of a source of keys must be  KeySourceShape shape.. const
-// case DECODE: the member 'stretch' of a source of keys must be
+// case DECODE: the member 'run' of a source of keys must be
 // case ROWS_OF_OWN_STORAGE: a storage type of your own needs a unit without SSMAX_COMPILED
 // case CROSS_ENTROPY_OF_OWN_STORAGE: a storage type of your own needs a unit without SSMAX_COMPILED
 #include <array>
@@ -45,11 +45,11 @@ struct Source {
   KeyRange stored(index_t) const { return {}; }
 #endif
 #if defined(STRETCH_NOT_CONST) || defined(DECODE)
-  KeyStretch<half> stretch(index_t, index_t, index_t) { return {}; }
+  KeyRun<half> run(index_t, index_t, index_t) { return {}; }
 #elif defined(STRETCH_OF_FLOAT)
-  KeyStretch<float> stretch(index_t, index_t, index_t) const { return {}; }
+  KeyRun<float> run(index_t, index_t, index_t) const { return {}; }
 #else
-  KeyStretch<half> stretch(index_t, index_t, index_t) const { return {}; }
+  KeyRun<half> run(index_t, index_t, index_t) const { return {}; }
 #endif
 };
 #if !defined(DECODE)

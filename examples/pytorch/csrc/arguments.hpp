@@ -24,7 +24,7 @@ enum class ScalingKind : std::int64_t {
 };
 
 /// Whether c depends on the head and the number of visible keys alone: by_size.
-constexpr bool goes_by_size(ScalingKind kind) {
+constexpr bool depends_on_size_only(ScalingKind kind) {
   switch (kind) {
     case ScalingKind::softmax:
     case ScalingKind::log_n:

@@ -10,7 +10,7 @@
 namespace ssmax_torch {
 
 template <class T>
-using Compute = ssmax::detail::Compute<T>;
+using Compute = ssmax::detail::ComputeType<T>;
 
 /// Checks that query, key and value fit each other; returns [batch, heads, queries, keys].
 Extents check_inputs(const Tensor& query, const Tensor& key, const Tensor& value);

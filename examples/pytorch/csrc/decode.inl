@@ -27,7 +27,7 @@ struct TensorKeys {
   ssmax::KeyRange stored(index_t b) const {
     return {ring ? std::max<index_t>(0, length(b) - capacity()) : 0, length(b)};
   }
-  ssmax::KeyStretch<X> stretch(index_t b, index_t head, index_t key) const {
+  ssmax::KeyRun<X> run(index_t b, index_t head, index_t key) const {
     const index_t row = key % capacity();
     return {.k = &k(b, head, row, 0),
             .k_stride = k.stride(2),

@@ -85,7 +85,7 @@ void with_mask(const Arguments& a, const Extents& extents, const F& f) {
   }
   if (documents) return f(ranges & *documents);
   // A multiplier for each query or position rules out the short way of rows that see the same keys.
-  if (ranges.causal || ranges.window || ranges.prefix || !goes_by_size(a.scaling)) return f(ranges);
+  if (ranges.causal || ranges.window || ranges.prefix || !depends_on_size_only(a.scaling)) return f(ranges);
   f(SameKeys{ranges.lengths});
 }
 

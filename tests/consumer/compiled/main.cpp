@@ -49,7 +49,7 @@ bool attends(ssmax::ThreadPool& pool) {
   const ssmax::View<const T, 4> q(qk.data(), shape);
   ssmax::attention<T>(
       {.q = q, .k = q, .v = ssmax::View<const T, 4>(v.data(), shape), .out = {out.data(), shape}},
-      ssmax::SSMax<ssmax::detail::Compute<T>>{0.4F}, ssmax::Causal{}, {}, pool);
+      ssmax::SSMax<ssmax::detail::ComputeType<T>>{0.4F}, ssmax::Causal{}, {}, pool);
   bool good = true;
   for (const T value : out) good = good && std::abs(static_cast<double>(value) - 0.5) < 1e-2;
   return good;

@@ -31,8 +31,7 @@ void use_data() {
   use(view), use(half(1)), use(bfloat16(1)), use(KeyRange{}), use(QueryShape{}), use(Query{}), use(Key{});
   use(Row{}), use(PlacedRow{}), use(KeySourceShape{}), use(KvCacheOptions{});
   use(RopeScaling{}), use(RopeOptions{}), use(CrossEntropyOptions{}), use(CrossEntropy{}), use(Serial{});
-  use(AttentionState<float>{rows, rows, view}), use(KeyStretch<float>{}),
-      use(Lanes<float>(numbers.data(), 1)),
+  use(AttentionState<float>{rows, rows, view}), use(KeyRun<float>{}), use(Lanes<float>(numbers.data(), 1)),
       use(PlacedLanes<float>(Lanes<float>(numbers.data(), 1), numbers.data(), 0, nullptr, 0)),
       use(QkvViews<float>{}), use(Elements<float>{});
 

@@ -13,7 +13,7 @@ SSMAX_BEGIN_DATA
 struct KeySourceShape;
 struct KeyRange;
 template <class X, class V>
-struct KeyStretch;
+struct KeyRun;
 
 SSMAX_END
 
@@ -36,7 +36,7 @@ using SourceKey = typename SourceElements<S>::Key;
 template <class S>
 using SourceValue = typename SourceElements<S>::Value;
 template <class S>
-using SourceStretch = KeyStretch<SourceKey<S>, SourceValue<S>>;
+using SourceRun = KeyRun<SourceKey<S>, SourceValue<S>>;
 
 /// Defines trait<S>: true if the source S has the member `name(arguments…) const` and its result satisfies
 /// `returns`. A member of that name with another signature is a compile error.
@@ -59,8 +59,8 @@ SSMAX_SOURCE_MEMBER(has_source_shape, shape, std::same_as<KeySourceShape>, "KeyS
 SSMAX_SOURCE_MEMBER(has_source_length, length, std::integral, "index_t length(index_t batch) const", i)
 SSMAX_SOURCE_MEMBER(has_source_stored, stored, std::same_as<KeyRange>, "KeyRange stored(index_t batch) const",
                     i)
-SSMAX_SOURCE_MEMBER(has_source_stretch, stretch, std::same_as<SourceStretch<S>>,
-                    "KeyStretch<Element> stretch(index_t batch, index_t kv_head, index_t key) const", i, i, i)
+SSMAX_SOURCE_MEMBER(has_source_run, run, std::same_as<SourceRun<S>>,
+                    "KeyRun<Element> run(index_t batch, index_t kv_head, index_t key) const", i, i, i)
 
 SSMAX_OPTIONAL_MEMBER(has_forgotten, "source of keys", forgotten, std::same_as<KeyRange>,
                       "KeyRange forgotten(index_t batch) const", index_t{})
@@ -68,7 +68,7 @@ SSMAX_OPTIONAL_MEMBER(has_forgotten, "source of keys", forgotten, std::same_as<K
 template <class S>
 consteval bool is_key_source() {
   if constexpr (requires { typename S::Element; }) {
-    return has_source_shape<S> && has_source_length<S> && has_source_stored<S> && has_source_stretch<S>;
+    return has_source_shape<S> && has_source_length<S> && has_source_stored<S> && has_source_run<S>;
   } else {
     return false;
   }

@@ -39,11 +39,11 @@ constexpr bool accumulates = requires(const C& score, const On& on, double gradi
 
 /// A score function that has a trainable parameter and takes its gradient once per query.
 template <class C>
-concept LearnsParameter = has_parameter<C> && accumulates<C, Query>;
+concept HasParameterGradient = has_parameter<C> && accumulates<C, Query>;
 
 /// A score function that takes the gradient of every logit.
 template <class C>
-concept LearnsLogits = accumulates<C, Key>;
+concept HasLogitGradients = accumulates<C, Key>;
 
 /// True if the score function has a member `accumulate` of any signature.
 template <class C>
@@ -60,7 +60,7 @@ constexpr bool accumulate_is_no_function = requires {
 };
 
 template <class C>
-consteval void check_learning() {
+consteval void check_gradient_members() {
   constexpr bool is_named = names_accumulate<C> || calls_accumulate<C, Query> || calls_accumulate<C, Key>;
   constexpr bool fits = accumulates<C, Query> || accumulates<C, Key>;
   static_assert(
@@ -97,7 +97,7 @@ constexpr bool has_gradient_row = requires(const C& score, const Query& query) {
 
 /// A score function by rows that takes the gradients of a query's logits as a row, too.
 template <class C>
-concept LearnsRow = by_row<C> && LearnsLogits<C> && !LearnsParameter<C> && has_gradient_row<C>;
+concept HasRowGradient = by_row<C> && HasLogitGradients<C> && !HasParameterGradient<C> && has_gradient_row<C>;
 
 /// True if the score function has a member `gradient_row` of any signature.
 template <class C>
@@ -119,7 +119,7 @@ consteval void check_fast_path() {
                   "ssmax: by_row needs the member  const X* row(const Query&) const,  X a type of number");
   }
   static_assert(
-      !names_gradient_row<C> || LearnsRow<C>,
+      !names_gradient_row<C> || HasRowGradient<C>,
       "ssmax: the member 'gradient_row' of a score must be  G* gradient_row(const Query&) const,  G a "
       "type of number,  and needs by_row and  void accumulate(const Key&, double) const");
   static_assert(!same_keys<C>, "ssmax: same_keys is for masks");
@@ -145,7 +145,7 @@ consteval bool is_score() {
                   "ssmax: a score needs the member  derivative(z, const Key&) const, giving dz'/dz at z");
     // Each trait reports a member of its name that has a wrong signature.
     (void)has_score_check<C>, (void)has_sharing<C>;
-    check_learning<C>();
+    check_gradient_members<C>();
     check_fast_path<C>();
   }
   return fits;

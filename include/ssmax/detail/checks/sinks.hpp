@@ -18,8 +18,8 @@ void check_sinks(const char* function, std::span<const A> sinks, const View<T, 4
   if (sinks.empty()) return;
   const View<const A, 1> view(sinks);
   check_sink_count(function, "sinks", view.extent(0), out.extent(1));
-  check_apart(function, "out", out, "sinks", view);
-  check_apart(function, "lse", lse, "sinks", view);
+  check_no_overlap(function, "out", out, "sinks", view);
+  check_no_overlap(function, "lse", lse, "sinks", view);
 }
 
 SSMAX_END

@@ -12,7 +12,7 @@
 SSMAX_BEGIN_DETAIL
 
 /// Upper bound for every extent and element count: the sum of two such numbers cannot overflow.
-inline constexpr index_t most_counted = std::numeric_limits<index_t>::max() / 2;
+inline constexpr index_t max_counted = std::numeric_limits<index_t>::max() / 2;
 
 /// Returns true if the caller passed this optional view. A null view with a nonzero extent counts as passed,
 /// and check_view then reports it as an error.
@@ -52,9 +52,9 @@ void check_extents(const char* function, const char* name, const View<T, Rank>& 
   for (int i = 0; i < Rank; ++i) {
     const index_t extent = view.extent(i);
     if (extent < 0) fail_value(function, name, "has extent", extent, "must be at least", 0);
-    if (extent > most_counted / elements) {
+    if (extent > max_counted / elements) {
       fail_format("ssmax::%s: %s has extent %td in dimension %d after %td elements, they must be at most %td",
-                  function, name, extent, i, elements, most_counted);
+                  function, name, extent, i, elements, max_counted);
     }
     elements *= std::max<index_t>(extent, 1);
   }
@@ -186,7 +186,7 @@ bool are_separate_columns(const View<T, Rank>& a, const View<U, Rank>& b) {
 }
 
 template <class T, int RankT, class U, int RankU>
-bool are_apart(const View<T, RankT>& a, const View<U, RankU>& b) {
+bool are_disjoint(const View<T, RankT>& a, const View<U, RankU>& b) {
   if (a.empty() || b.empty()) return true;
   const Bytes x = span_of(a), y = span_of(b);
   if (x.end <= y.begin || y.end <= x.begin) return true;
@@ -208,16 +208,16 @@ bool are_apart(const View<T, RankT>& a, const View<U, RankU>& b) {
 /// Throws unless `out` and `in` are known not to overlap. Exception: disjoint views that interleave in
 /// another way than columns of one matrix are rejected as well.
 template <class T, int RankT, class U, int RankU>
-void check_apart(const char* function, const char* out_name, const View<T, RankT>& out, const char* in_name,
-                 const View<U, RankU>& in) {
-  if (!are_apart(out, in)) fail_overlap(function, out_name, span_of(out), in_name, span_of(in), "");
+void check_no_overlap(const char* function, const char* out_name, const View<T, RankT>& out,
+                      const char* in_name, const View<U, RankU>& in) {
+  if (!are_disjoint(out, in)) fail_overlap(function, out_name, span_of(out), in_name, span_of(in), "");
 }
 
 /// Throws unless `out` is exactly the view `in` or does not overlap it.
 template <class T, class U, int Rank>
-void check_in_place_or_apart(const char* function, const char* out_name, const View<T, Rank>& out,
-                             const char* in_name, const View<U, Rank>& in) {
-  if (are_apart(out, in)) return;
+void check_in_place_or_no_overlap(const char* function, const char* out_name, const View<T, Rank>& out,
+                                  const char* in_name, const View<U, Rank>& in) {
+  if (are_disjoint(out, in)) return;
   bool same = out.data_handle() == static_cast<const void*>(in.data_handle()) && sizeof(T) == sizeof(U);
   for (int i = 0; i < Rank; ++i) same = same && (out.extent(i) == 1 || out.stride(i) == in.stride(i));
   if (!same) {

@@ -65,7 +65,7 @@ struct PrefillKernels {
   void (*place)(const T* z, index_t keys, const T* factor, const T* offset, T* s) = nullptr;
   /// Masks keys for one vector: the logits of keys outside each lane's [first, last), counted from s, become
   /// -inf.
-  void (*hide)(T* s, index_t keys, const T* first, const T* last);
+  void (*mask_logits)(T* s, index_t keys, const T* first, const T* last);
   /// Replaces logits of one vector, in units of log2, by weights 2^(x - shift) and updates the state. -inf
   /// becomes 0. `weights` may be the memory of s.
   TileChange (*weights)(T* s, index_t keys, const TileState<T>& state, E* weights);

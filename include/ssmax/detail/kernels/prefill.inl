@@ -68,15 +68,16 @@ void tile_accumulate(const typename S::Value* values, index_t v_stride, index_t 
 
 /// Masks, for one vector of queries, the keys outside [first, last) of each lane, counted from s.
 template <class S>
-void tile_hide(typename S::Value* s, index_t keys, const typename S::Value* first,
+void tile_mask(typename S::Value* s, index_t keys, const typename S::Value* first,
                const typename S::Value* last) {
   using T = typename S::Value;
   const typename S::V begin = S::load(first), end = S::load(last),
-                      hidden = S::set(-std::numeric_limits<T>::infinity());
+                      masked_logit = S::set(-std::numeric_limits<T>::infinity());
   for (index_t key = 0; key < keys; ++key) {
     const typename S::V at = S::set(static_cast<T>(key));
     T* p = s + key * group_width<S>;
-    S::store(p, S::select(S::less(at, begin), hidden, S::select(S::less(at, end), S::load(p), hidden)));
+    S::store(p, S::select(S::less(at, begin), masked_logit,
+                          S::select(S::less(at, end), S::load(p), masked_logit)));
   }
 }
 
@@ -220,7 +221,7 @@ struct KernelTable<PrefillKernels<T>> {
       .width = S::width,
       .transpose = transpose<S>,
       .logits = {tile_logits<S, 1>, tile_logits<S, 2>, tile_logits<S, 3>},
-      .hide = tile_hide<S>,
+      .mask_logits = tile_mask<S>,
       .weights = tile_weights<S>,
       .rescale = tile_rescale<S>,
       .accumulate = {tile_accumulate<S, 1>, tile_accumulate<S, 2>, tile_accumulate<S, 3>},

@@ -229,7 +229,7 @@ struct KernelTable<PrefillKernels<T, bfloat16>> {
       .logits = {pair_logits<S, P, 1>, pair_logits<S, P, 2>, pair_logits<S, P, 3>},
       .multiply = pair_multiply<S>,
       .place = pair_place<S>,
-      .hide = tile_hide<S>,
+      .mask_logits = tile_mask<S>,
       .weights = pair_weights<S, P, 1>,
       .group_weights = {pair_weights<S, P, 1>, pair_weights<S, P, 2>, pair_weights<S, P, 3>},
       .rescale = tile_rescale<S>,

@@ -18,13 +18,13 @@ struct ScoreKernels {
   void (*ramp)(T* s, index_t keys, const T* slope, const T* first);
   /// Computes s[key][·] = a·(s[key][·] - a) + 1 with a = factors[key · step + ·]. Multiplies slope by a,
   /// unless slope is null. -inf stays.
-  void (*stretch)(T* s, T* slope, index_t keys, const T* factors, index_t step);
+  void (*scale_by_distance)(T* s, T* slope, index_t keys, const T* factors, index_t step);
   /// Computes s[key][·] += bias[key · width + ·].
   void (*add)(T* s, index_t keys, const T* bias);
   /// Computes s[key] += slope · distance[key], rounded once.
   void (*ramp_row)(T* s, index_t keys, T slope, const T* distance);
   /// Computes s[key] = a·(s[key] - a) + 1 with a = factors[key]. -inf stays.
-  void (*stretch_row)(T* s, index_t keys, const T* factors);
+  void (*scale_row_by_distance)(T* s, index_t keys, const T* factors);
   /// Computes s[key] += bias[key].
   void (*add_row)(T* s, index_t keys, const T* bias);
   /// Computes s[key][·] *= factor[·]. -inf stays -inf.

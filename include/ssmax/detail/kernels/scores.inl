@@ -55,8 +55,8 @@ void tile_ramp(typename S::Value* s, index_t keys, const typename S::Value* slop
 /// Computes, for one vector of queries, s[key][·] = a·(s[key][·] - a) + 1 with a = factors[key · step + ·],
 /// and slope[key][·] *= a.
 template <class S>
-void tile_stretch(typename S::Value* s, typename S::Value* slope, index_t keys,
-                  const typename S::Value* factors, index_t step) {
+void tile_scale_by_distance(typename S::Value* s, typename S::Value* slope, index_t keys,
+                            const typename S::Value* factors, index_t step) {
   const typename S::V one = S::set(1);
   for (index_t key = 0; key < keys; ++key) {
     const typename S::V a = S::load(factors + key * step);
@@ -91,7 +91,7 @@ void row_ramp(typename S::Value* s, index_t keys, typename S::Value slope,
 
 /// Computes, for the logits of one query, s[key] = a·(s[key] - a) + 1 with a = factors[key].
 template <class S>
-void row_stretch(typename S::Value* s, index_t keys, const typename S::Value* factors) {
+void row_scale_by_distance(typename S::Value* s, index_t keys, const typename S::Value* factors) {
   const typename S::V one = S::set(1);
   for (index_t key = 0; key < keys; key += S::width) {
     const index_t left = keys - key;
@@ -128,10 +128,10 @@ struct KernelTable<ScoreKernels<T>> {
       .softcap = softcap<S>,
       .softcap_slope = softcap_slope<S>,
       .ramp = tile_ramp<S>,
-      .stretch = tile_stretch<S>,
+      .scale_by_distance = tile_scale_by_distance<S>,
       .add = tile_add<S>,
       .ramp_row = row_ramp<S>,
-      .stretch_row = row_stretch<S>,
+      .scale_row_by_distance = row_scale_by_distance<S>,
       .add_row = row_add<S>,
       .multiply = tile_multiply<S>,
   };

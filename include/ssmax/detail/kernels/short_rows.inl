@@ -113,11 +113,11 @@ index_t group_rows(const typename S::Value* in, index_t in_stride, typename S::V
   using T = typename S::Value;
   using V = typename S::V;
   constexpr index_t w = S::width;
-  constexpr index_t most_groups = 8, batch_elements = 12288 / static_cast<index_t>(sizeof(T));
-  const index_t groups = std::clamp<index_t>(batch_elements / (w * std::max<index_t>(n, 1)), 1, most_groups);
+  constexpr index_t max_groups = 8, batch_elements = 12288 / static_cast<index_t>(sizeof(T));
+  const index_t groups = std::clamp<index_t>(batch_elements / (w * std::max<index_t>(n, 1)), 1, max_groups);
   const V magic = S::set(ExpConstants<T>::magic);
   const Exp<S> exp(scale, T{0});
-  T lanes[most_groups * w];
+  T lanes[max_groups * w];
   index_t row = 0;
   for (bool regular = true; regular && row + w <= rows;) {
     const index_t last = std::min(groups * w, (rows - row) / w * w);

@@ -9,11 +9,12 @@ SSMAX_BEGIN_COMPILED
 
 using namespace shared;
 
-#define SSMAX_INSTANTIATE(linkage, E)                                                                \
-  linkage template void run_attention<E>(const Problem<Compute<E>>&, const Variant<Compute<E>>&,     \
-                                         const Result<Compute<E>>&, Workspace*, const AnyExecutor&); \
-  linkage template void run_backward<E>(const BackwardProblem<Compute<E>>&,                          \
-                                        const GradientVariant<Compute<E>>&, Workspace*, const AnyExecutor&);
+#define SSMAX_INSTANTIATE(linkage, E)                                                                    \
+  linkage template void run_attention<E>(const Problem<ComputeType<E>>&, const Variant<ComputeType<E>>&, \
+                                         const Result<ComputeType<E>>&, Workspace*, const AnyExecutor&); \
+  linkage template void run_backward<E>(const BackwardProblem<ComputeType<E>>&,                          \
+                                        const GradientVariant<ComputeType<E>>&, Workspace*,              \
+                                        const AnyExecutor&);
 #if defined(SSMAX_LIBRARY_BFLOAT16)
 SSMAX_INSTANTIATE(extern, float)  // the drivers of bfloat16 call those of float
 #endif

@@ -7,10 +7,10 @@ SSMAX_BEGIN_COMPILED
 
 using namespace shared;
 
-#define SSMAX_INSTANTIATE(X, Y)                                                                           \
-  template void softmax_group(const SoftmaxKernels<Compute<X>>&, const X*, index_t, Y*, index_t, index_t, \
-                              index_t, double, bool);                                                     \
-  template void log_softmax_row(const RowKernels<Compute<X>>&, const X*, index_t, double, Y*);
+#define SSMAX_INSTANTIATE(X, Y)                                                                      \
+  template void softmax_group(const SoftmaxKernels<ComputeType<X>>&, const X*, index_t, Y*, index_t, \
+                              index_t, index_t, double, bool);                                       \
+  template void log_softmax_row(const RowKernels<ComputeType<X>>&, const X*, index_t, double, Y*);
 SSMAX_INSTANTIATE(float, float)
 SSMAX_INSTANTIATE(float, half)
 SSMAX_INSTANTIATE(float, bfloat16)
@@ -23,13 +23,14 @@ SSMAX_INSTANTIATE(bfloat16, bfloat16)
 SSMAX_INSTANTIATE(double, double)
 #undef SSMAX_INSTANTIATE
 
-#define SSMAX_INSTANTIATE(X)                                                                              \
-  template double logsumexp_row(const RowKernels<Compute<X>>&, const X*, index_t, double);                \
-  template double softmax_gradient(const SoftmaxGradientKernels<Compute<X>>&, const GradientRows<X>&,     \
-                                   double, double*);                                                      \
-  template double log_softmax_gradient(const SoftmaxGradientKernels<Compute<X>>&, const GradientRows<X>&, \
-                                       double, double*);                                                  \
-  template double cross_entropy_row(const RowKernels<Compute<X>>&, const X*, index_t, index_t, double, X*);
+#define SSMAX_INSTANTIATE(X)                                                                               \
+  template double logsumexp_row(const RowKernels<ComputeType<X>>&, const X*, index_t, double);             \
+  template double softmax_gradient(const SoftmaxGradientKernels<ComputeType<X>>&, const GradientRows<X>&,  \
+                                   double, double*);                                                       \
+  template double log_softmax_gradient(const SoftmaxGradientKernels<ComputeType<X>>&,                      \
+                                       const GradientRows<X>&, double, double*);                           \
+  template double cross_entropy_row(const RowKernels<ComputeType<X>>&, const X*, index_t, index_t, double, \
+                                    X*);
 SSMAX_INSTANTIATE(float)
 SSMAX_INSTANTIATE(half)
 SSMAX_INSTANTIATE(bfloat16)

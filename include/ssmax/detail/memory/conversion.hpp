@@ -38,7 +38,7 @@ const T* widened(const X* in, index_t n, T* scratch) {
 /// Returns the row's elements as T, as widened does. It also accepts types without a conversion kernel.
 template <class T, class X>
 const T* converted(const X* in, index_t n, T* scratch) {
-  if constexpr (std::same_as<Compute<X>, T>) {
+  if constexpr (std::same_as<ComputeType<X>, T>) {
     return widened(in, n, scratch);
   } else {
     for (index_t i = 0; i < n; ++i) scratch[i] = static_cast<T>(in[i]);

@@ -255,7 +255,7 @@ QueryRow add_visible(Fingerprint& to, const V& variant, const Query& query) {
 /// - its range of keys, position, n and c,
 /// - the visible keys if the mask has `sees`,
 /// - the score of a logit at three keys: the first, the last, and one that varies with the query.
-template <class A, class V>
+template <class Compute, class V>
 void add_query(Fingerprint& to, const V& variant, const Query& query) {
   QueryRow row;
   if constexpr (has_predicate<std::remove_cvref_t<decltype(variant.mask)>>) {
@@ -269,7 +269,7 @@ void add_query(Fingerprint& to, const V& variant, const Query& query) {
   const auto varying = static_cast<index_t>(static_cast<std::uint64_t>(query.index) * 2654435761U %
                                             static_cast<std::uint64_t>(row.keys.size()));
   for (const index_t key : {row.keys.begin, row.keys.end - 1, row.keys.begin + varying}) {
-    A logit = 1;
+    Compute logit = 1;
     variant.apply(&logit, {key, key + 1}, row);
     to.add(logit);
   }
@@ -292,25 +292,25 @@ Fingerprint fingerprint_of_keys(const V& variant, const QueryShape& shape, index
 }
 
 /// Returns a hash of the policies of every query.
-template <class A, class V>
+template <class Compute, class V>
 std::int64_t fingerprint_of_all(const V& variant, const QueryShape& shape, index_t kv_heads) {
   Fingerprint result = fingerprint_of_keys(variant, shape, kv_heads);
-  for_each_query(shape, [&](const Query& query) { add_query<A>(result, variant, query); });
+  for_each_query(shape, [&](const Query& query) { add_query<Compute>(result, variant, query); });
   return result.value();
 }
 
 /// Returns a hash of the policies of every query, before queries are divided among ranks. Exception: with
 /// `sees`, a query costs O(keys). The hash then covers the positions of keys only, and compare_by_neighbours
 /// compares the queries.
-template <class A, class V>
+template <class Compute, class V>
 std::int64_t fingerprint_of_ranges(const V& variant, const QueryShape& shape, index_t kv_heads) {
   return variant.has_predicate ? fingerprint_of_keys(variant, shape, kv_heads).value()
-                               : fingerprint_of_all<A>(variant, shape, kv_heads);
+                               : fingerprint_of_all<Compute>(variant, shape, kv_heads);
 }
 
 /// Collective. Requires a mask that has `sees`. Each rank compares its policies with the policies of the rank
 /// before it, for the queries that it computes. rank_of(query) returns the rank that computes a query.
-template <class A, class V, class RankOf>
+template <class Compute, class V, class RankOf>
 void compare_by_neighbours(const mpi::Communicator& comm, const char* function, const V& variant,
                            const QueryShape& shape, const RankOf& rank_of) {
   const int ranks = comm.ranks(), next = (comm.rank() + 1) % ranks,
@@ -320,9 +320,9 @@ void compare_by_neighbours(const mpi::Communicator& comm, const char* function, 
     for_each_query(shape, [&](const Query& query) {
       const int rank = rank_of(query);
       if (rank == comm.rank()) {
-        add_query<A>(own, variant, query);
+        add_query<Compute>(own, variant, query);
       } else if (rank == next) {
-        add_query<A>(of_next, variant, query);
+        add_query<Compute>(of_next, variant, query);
       }
     });
   });

@@ -43,27 +43,27 @@ struct WholeHeads {
   }
 
   View<T, 4> q, k, v, out, dout, dq, dk, dv;
-  View<Compute<T>, 4> lse, dlse;
+  View<ComputeType<T>, 4> lse, dlse;
   KeptSums kept;  // [rounds][batch, heads per kv head, positions]
 };
 
 /// Returns a view of one number per row as rows with one channel.
-template <class A>
-View<A, 4> as_rows(const View<A, 3>& numbers) {
+template <class Compute>
+View<Compute, 4> as_rows(const View<Compute, 3>& numbers) {
   return {numbers.data_handle(),
           {numbers.extent(0), numbers.extent(1), numbers.extent(2), 1},
           {numbers.stride(0), numbers.stride(1), numbers.stride(2), 1}};
 }
-template <class A>
-View<A, 3> as_numbers(const View<A, 4>& rows) {
+template <class Compute>
+View<Compute, 3> as_numbers(const View<Compute, 4>& rows) {
   if (rows.size() == 0) return {};
   return {rows.data_handle(), {rows.extent(0), rows.extent(1), rows.extent(2)}};
 }
 
 template <class T>
 void forward_by_heads(mpi::Communicator& comm, const mpi::Layout& layout, const AttentionArguments<T>& a,
-                      bool has_lse, const Variant<Compute<T>>& variant, const AttentionOptions<T>& options,
-                      const AnyExecutor& executor) {
+                      bool has_lse, const Variant<ComputeType<T>>& variant,
+                      const AttentionOptions<T>& options, const AnyExecutor& executor) {
   const index_t n = layout.positions(), kv_heads = a.k.extent(1), group = a.q.extent(1) / kv_heads;
   const QueryShape shape{a.q.extent(0), a.q.extent(1), n, n};
   const KeySourceShape keys_shape{shape.batch, kv_heads, a.k.extent(3), a.v.extent(3)};
@@ -79,9 +79,9 @@ void forward_by_heads(mpi::Communicator& comm, const mpi::Layout& layout, const 
       const KeyShare<T> keys = keys_in<T, T>(whole.k, whole.v, n);
       const auto problem = heads_among(
           called_by("mpi::attention", options,
-                    for_forward<T>(make_problem<T, T>(whole.q, AnyKeys<Compute<T>>(keys), options))),
+                    for_forward<T>(make_problem<T, T>(whole.q, AnyKeys<ComputeType<T>>(keys), options))),
           first, shape.heads);
-      const Result<Compute<T>> result = make_result(whole.out, as_numbers(whole.lse), options, first);
+      const Result<ComputeType<T>> result = make_result(whole.out, as_numbers(whole.lse), options, first);
       compiled::run_attention<OperandsOf<T>>(problem, variant, result, &comm.scratch(), executor);
     }
     exchange.scatter(whole.out, a.out, round);
@@ -92,17 +92,17 @@ void forward_by_heads(mpi::Communicator& comm, const mpi::Layout& layout, const 
 template <class T>
 void backward_by_heads(mpi::Communicator& comm, const mpi::Layout& layout, const BackwardArguments<T>& a,
                        const AttentionGradients<T>& g, bool has_dlse,
-                       const GradientVariant<Compute<T>>& variant, const AttentionOptions<T>& options,
+                       const GradientVariant<ComputeType<T>>& variant, const AttentionOptions<T>& options,
                        const AnyExecutor& executor) {
   const index_t n = layout.positions(), kv_heads = a.k.extent(1), group = a.q.extent(1) / kv_heads;
   const QueryShape shape{a.q.extent(0), a.q.extent(1), n, n};
   const KeySourceShape keys_shape{shape.batch, kv_heads, a.k.extent(3), a.v.extent(3)};
-  const bool learns = variant.learns() || !g.dsinks.empty();
+  const bool wants_gradients = variant.wants_gradients() || !g.dsinks.empty();
   HeadExchange exchange(comm, layout, kv_heads);
   const index_t rows = shape.batch * group * n;  // per round
   const auto whole = reserve_on_all<WholeHeads<T>>(
       comm, "mpi::attention_backward", options.workspace, shape, keys_shape, true, true, has_dlse,
-      learns ? exchange.rounds() * rows : 0, 1 + variant.parameters());
+      wants_gradients ? exchange.rounds() * rows : 0, 1 + variant.parameters());
   for (index_t round = 0; round < exchange.rounds(); ++round) {
     exchange.gather(a.q, whole.q, round);
     exchange.gather(a.k, whole.k, round);
@@ -114,9 +114,9 @@ void backward_by_heads(mpi::Communicator& comm, const mpi::Layout& layout, const
     if (exchange.has_head(comm.rank(), round)) {
       const index_t first = (exchange.first_of(comm.rank()) + round) * group;
       const KeyShare<T> keys = keys_in<T, T>(whole.k, whole.v, n);
-      const BackwardProblem<Compute<T>> problem = make_backward_problem<T>(
+      const BackwardProblem<ComputeType<T>> problem = make_backward_problem<T>(
           heads_among(called_by("mpi::attention_backward", options,
-                                make_problem<T, T>(whole.q, AnyKeys<Compute<T>>(keys), options)),
+                                make_problem<T, T>(whole.q, AnyKeys<ComputeType<T>>(keys), options)),
                       first, shape.heads),
           {.out = whole.out, .lse = as_numbers(whole.lse)},
           {.dout = whole.dout,
@@ -132,7 +132,7 @@ void backward_by_heads(mpi::Communicator& comm, const mpi::Layout& layout, const
     exchange.scatter(whole.dk, g.dk, round);
     exchange.scatter(whole.dv, g.dv, round);
   }
-  if (!learns) return;
+  if (!wants_gradients) return;
   hand_over_all(comm, variant, shape, g.dsinks, [&](index_t batch, index_t head) {
     const int owner = exchange.rank_of(head / group);
     CallSums sums{};

@@ -67,18 +67,19 @@ Agreement agreement_of(const char* function, const mpi::Layout& layout, const Vi
 /// Returns the problem of all rows of this rank. `keys` describes the whole sequence and has no data:
 /// with_keys replaces it later.
 template <class T>
-Problem<Compute<T>> whole_problem(const char* function, const View<const T, 4>& q, const KeyShare<T>& keys,
-                                  const mpi::Layout& layout, const AttentionOptions<T>& options) {
+Problem<ComputeType<T>> whole_problem(const char* function, const View<const T, 4>& q,
+                                      const KeyShare<T>& keys, const mpi::Layout& layout,
+                                      const AttentionOptions<T>& options) {
   check_no_lengths(function, options.lengths);
-  return queries_among(called_by(function, options, make_problem(q, AnyKeys<Compute<T>>(keys), options)), 0,
-                       layout.positions());
+  return queries_among(called_by(function, options, make_problem(q, AnyKeys<ComputeType<T>>(keys), options)),
+                       0, layout.positions());
 }
 
 /// Calls check_policies for each segment of this rank.
 template <class T, class V>
 void check_segments(const char* function, int rank, const mpi::Layout& layout,
-                    const Problem<Compute<T>>& whole, const View<const T, 4>& k, const View<const T, 4>& v,
-                    const AttentionOptions<T>& options, const V& variant) {
+                    const Problem<ComputeType<T>>& whole, const View<const T, 4>& k,
+                    const View<const T, 4>& v, const AttentionOptions<T>& options, const V& variant) {
   const index_t positions = layout.positions();
   const auto check = [&](const mpi::Segment& segment, index_t row) {
     const index_t count = segment.size();

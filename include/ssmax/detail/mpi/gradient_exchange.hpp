@@ -18,16 +18,17 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// An exchange of sums of type A. A sum has the layout of a piece of keys with the heads of one unit: dk,
+/// An exchange of sums of type Compute. A sum has the layout of a piece of keys with the heads of one unit: dk,
 /// then dv.
-template <class A>
+template <class Compute>
 class GradientExchange {
  public:
   /// `row` is the number of elements per key of one kv head, in all batch entries. `outgoing` must have space
   /// for `slots` sums of the longest piece and the largest unit, `incoming` for two. `slots` must exceed the
   /// number of segments of this rank.
   GradientExchange(mpi::Communicator& comm, const RingPlan& plan, const SumPlan& sums,
-                   const std::vector<HeadUnit>& units, index_t row, A* outgoing, index_t slots, A* incoming)
+                   const std::vector<HeadUnit>& units, index_t row, Compute* outgoing, index_t slots,
+                   Compute* incoming)
       : plan_(plan), sums_(sums), units_(units), requests_(comm), row_(row), outgoing_(outgoing) {
     for (const HeadUnit& unit : units) slot_size_ = std::max(slot_size_, unit.count);
     slot_size_ *= plan.longest_piece() * row;
@@ -46,14 +47,14 @@ class GradientExchange {
   /// Returns the slot for the next sum, with the values that another rank has begun. Waits until a slot is
   /// free. Calls add(piece, unit, sum) for each sum that arrives: `add` must add the sum to dk and dv.
   template <class Add>
-  A* room(const SumPart& part, std::size_t piece, std::size_t unit, const Add& add) {
+  Compute* room(const SumPart& part, std::size_t piece, std::size_t unit, const Add& add) {
     requests_.wait([&] {
       poll(add);
       slot_ = 0;
       while (slot_ < sending_.size() && !is_free(slot_)) ++slot_;
       return slot_ < sending_.size();
     });
-    A* sum = slot_at(slot_);
+    Compute* sum = slot_at(slot_);
     if (part.from >= 0) {
       MPI_Request begun = requests_.receive(sum, size_of(piece, unit), part.from, tag_of_share(part.share));
       wait_for(begun, add);
@@ -101,7 +102,7 @@ class GradientExchange {
   struct Incoming {
     std::size_t piece = 0, unit = 0;
     bool is_own = false;
-    A* sum = nullptr;
+    Compute* sum = nullptr;
     MPI_Request request = MPI_REQUEST_NULL;
   };
 
@@ -111,9 +112,9 @@ class GradientExchange {
   static int tag_of_share(std::size_t share) { return 16384 + static_cast<int>(share); }
   [[nodiscard]] std::size_t size_of(std::size_t piece, std::size_t unit) const {
     return static_cast<std::size_t>(plan_.pieces()[piece].keys.size() * units_[unit].count * row_) *
-           sizeof(A);
+           sizeof(Compute);
   }
-  [[nodiscard]] A* slot_at(std::size_t slot) const {
+  [[nodiscard]] Compute* slot_at(std::size_t slot) const {
     return outgoing_ + static_cast<index_t>(slot) * slot_size_;
   }
   bool is_free(std::size_t slot) {
@@ -151,7 +152,7 @@ class GradientExchange {
   const std::vector<HeadUnit>& units_;
   Requests requests_;
   index_t row_;
-  A* outgoing_;
+  Compute* outgoing_;
   index_t slot_size_ = 0;
   std::vector<MPI_Request> sending_;  // [slots]
   std::deque<std::size_t> staying_;   // slots with sums for own keys, in the order in which poll adds them

@@ -15,35 +15,35 @@
 SSMAX_BEGIN_DETAIL
 
 /// Memory for sums that wait for their turn: at most this, or the keys and values of the largest rank as
-/// Compute<T> if they need more.
-inline constexpr index_t most_sum_bytes = index_t{32} << 20;
+/// ComputeType<T> if they need more.
+inline constexpr index_t max_sum_bytes = index_t{32} << 20;
 
 /// The memory of a rank in addition to its arguments.
 template <class T>
 struct RingBackwardMemory {
-  using A = Compute<T>;
+  using Compute = ComputeType<T>;
   RingBackwardMemory(Arena& arena, index_t key_numbers, index_t piece_numbers, index_t outgoing_numbers,
                      index_t incoming_numbers, const AttentionGradients<T>& g, index_t kept_rows,
                      index_t sums_of_row)
       : own(arena.take<T>(key_numbers)),
         pieces(arena.take<T>(2 * piece_numbers)),
-        outgoing_sums(arena.take<A>(outgoing_numbers)),
-        incoming_sums(arena.take<A>(incoming_numbers)),
+        outgoing_sums(arena.take<Compute>(outgoing_numbers)),
+        incoming_sums(arena.take<Compute>(incoming_numbers)),
         dq(sums_of(arena, g.dq)),
         dk(sums_of(arena, g.dk)),
         dv(sums_of(arena, g.dv)),
         kept(arena, kept_rows, sums_of_row) {}
 
   T *own, *pieces;  // packed
-  A *outgoing_sums, *incoming_sums;
-  View<A, 4> dq, dk, dv;
+  Compute *outgoing_sums, *incoming_sums;
+  View<Compute, 4> dq, dk, dv;
   KeptSums kept;  // per segment: [parts][units][batch, heads, queries]
 };
 
 /// Adds packed rows to a view: to += from.
-template <class A>
-void add_packed(const A* from, const View<A, 4>& to) {
-  const auto add_rows = kernels<PrefillBackwardKernels<A>>().add_rows;
+template <class Compute>
+void add_packed(const Compute* from, const View<Compute, 4>& to) {
+  const auto add_rows = kernels<PrefillBackwardKernels<Compute>>().add_rows;
   const index_t rows = to.extent(2), width = to.extent(3);
   for (index_t b = 0; b < to.extent(0); ++b) {
     for (index_t h = 0; h < to.extent(1); ++h, from += rows * width) {
@@ -54,42 +54,42 @@ void add_packed(const A* from, const View<A, 4>& to) {
 
 template <class T>
 void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const BackwardArguments<T>& a,
-                   const AttentionGradients<T>& g, const Problem<Compute<T>>& whole,
-                   const GradientVariant<Compute<T>>& variant, const AttentionOptions<T>& options,
+                   const AttentionGradients<T>& g, const Problem<ComputeType<T>>& whole,
+                   const GradientVariant<ComputeType<T>>& variant, const AttentionOptions<T>& options,
                    index_t positions, const AnyExecutor& executor) {
-  using A = Compute<T>;
+  using Compute = ComputeType<T>;
   const index_t local = a.q.extent(2), group = a.q.extent(1) / a.k.extent(1);
   const QueryShape query_shape{a.q.extent(0), a.q.extent(1), positions, positions};
   const KeySourceShape shape{a.k.extent(0), a.k.extent(1), a.k.extent(3), a.v.extent(3)};
   const index_t row = shape.batch * (shape.width + shape.value_width);  // elements per key of one kv head
-  const bool learns = variant.learns() || !g.dsinks.empty();
+  const bool wants_gradients = variant.wants_gradients() || !g.dsinks.empty();
 
   // All ranks compute the same number of kv heads at once: as many as leave space for all sums of a piece, at
   // least one.
   const SumPlan sums(plan, group);
   index_t largest = 0;
   for (int r = 0; r < plan.ranks(); ++r) largest = std::max(largest, plan.count(r));
-  const index_t sum_size = plan.longest_piece() * row, bytes = static_cast<index_t>(sizeof(A)),
-                most_sums = std::max(most_sum_bytes, largest * shape.kv_heads * row * bytes) /
-                            std::max<index_t>(1, sum_size * bytes),
-                parts = sums.most_parts() + 1;
+  const index_t sum_size = plan.longest_piece() * row, bytes = static_cast<index_t>(sizeof(Compute)),
+                max_sums = std::max(max_sum_bytes, largest * shape.kv_heads * row * bytes) /
+                           std::max<index_t>(1, sum_size * bytes),
+                parts = sums.max_parts() + 1;
   const std::vector<HeadUnit> units =
-      head_units(shape.kv_heads, std::clamp<index_t>(most_sums / parts, 1, shape.kv_heads));
+      head_units(shape.kv_heads, std::clamp<index_t>(max_sums / parts, 1, shape.kv_heads));
   const index_t at_once = std::ranges::max(units, {}, &HeadUnit::count).count;
-  const index_t slots = std::max(std::min(parts, most_sums / at_once), plan.segments_of_rank() + 2);
+  const index_t slots = std::max(std::min(parts, max_sums / at_once), plan.segments_of_rank() + 2);
 
   const auto memory = reserve_on_all<RingBackwardMemory<T>>(
       comm, "mpi::attention_backward", options.workspace, local * shape.kv_heads * row,
       shape.kv_heads * sum_size, slots * at_once * sum_size, 2 * at_once * sum_size, g,
-      learns ? query_shape.batch * query_shape.heads * local : 0, 1 + variant.parameters());
+      wants_gradients ? query_shape.batch * query_shape.heads * local : 0, 1 + variant.parameters());
   pack_share(plan, whole, variant, a.k, a.v, memory.own);
   KeyExchange<T> exchange(comm, plan, shape.kv_heads * row, memory.own, memory.pieces);
-  GradientExchange<A> gradients(comm, plan, sums, units, row, memory.outgoing_sums, slots,
-                                memory.incoming_sums);
-  const auto add_to_own = [&](std::size_t i, std::size_t u, const A* sum) {
+  GradientExchange<Compute> gradients(comm, plan, sums, units, row, memory.outgoing_sums, slots,
+                                      memory.incoming_sums);
+  const auto add_to_own = [&](std::size_t i, std::size_t u, const Compute* sum) {
     const Piece& piece = plan.pieces()[i];
     const HeadUnit& unit = units[u];
-    const auto own_part = [&](const View<A, 4>& view) {
+    const auto own_part = [&](const View<Compute, 4>& view) {
       return heads_of(rows_of(view, piece.row, piece.keys.size()), unit.first, unit.count);
     };
     add_packed(sum, own_part(memory.dk));
@@ -109,7 +109,7 @@ void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const Backward
   // Computes the gradients of the queries of a part against `keys`, and adds the gradients of the keys to
   // `sum`.
   const auto attend = [&](std::size_t i, KeyRange queries, const HeadUnit& unit, const KeyShare<T>& keys,
-                          A* sum, BackwardStage stage) {
+                          Compute* sum, BackwardStage stage) {
     const Share& share = plan.shares()[i];
     const Share part{{queries.begin, queries.end, plan.rank()},
                      share.row + queries.begin - share.segment.begin};
@@ -120,12 +120,12 @@ void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const Backward
     const KeyShare<T> own_keys = keys_in(heads_of(keys.k, unit.first, unit.count),
                                          heads_of(keys.v, unit.first, unit.count), keys.keys, keys.first);
     stage.kept = kept_of(share, queries, unit, 0);
-    const View<A, 4> dk{sum, {shape.batch, unit.count, length, shape.width}},
+    const View<Compute, 4> dk{sum, {shape.batch, unit.count, length, shape.width}},
         dv{sum + dk.size(), {shape.batch, unit.count, length, shape.value_width}};
     AttentionGradients<T> gradients_here{
         .dout = rows(g.dout), .dlse = rows(g.dlse), .dq = rows(g.dq), .dsinks = g.dsinks};
-    StageSums<A> sums_here{};
-    if constexpr (std::same_as<T, A>) {
+    StageSums<Compute> sums_here{};
+    if constexpr (std::same_as<T, Compute>) {
       gradients_here.dk = dk;
       gradients_here.dv = dv;
     } else {
@@ -133,7 +133,7 @@ void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const Backward
       gradients_here.dv = {nullptr, {shape.batch, unit.count, length, shape.value_width}};
       sums_here = {{rows(memory.dq), first}, addressable(dk), addressable(dv)};
     }
-    const BackwardProblem<Compute<T>> problem = make_backward_problem<T>(
+    const BackwardProblem<ComputeType<T>> problem = make_backward_problem<T>(
         with_heads(part_of_problem(whole, part, positions, own_keys), first, count),
         {.out = rows(a.out), .lse = rows(a.lse)}, gradients_here, options, stage, sums_here);
     compiled::run_backward<OperandsOf<T>>(problem, variant, &comm.scratch(), executor);
@@ -157,8 +157,8 @@ void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const Backward
     }
   };
   for_each_key([&](index_t b, index_t h, index_t i) {
-    std::fill_n(row_of(memory.dk, b, h, i), shape.width, A{0});
-    std::fill_n(row_of(memory.dv, b, h, i), shape.value_width, A{0});
+    std::fill_n(row_of(memory.dk, b, h, i), shape.width, Compute{0});
+    std::fill_n(row_of(memory.dv, b, h, i), shape.value_width, Compute{0});
   });
 
   without_keys(true, false);
@@ -168,7 +168,7 @@ void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const Backward
     const std::vector<SumPart> parts_here = sums.parts(piece);
     for (std::size_t u = 0; u < units.size(); ++u) {
       for (const SumPart& part : parts_here) {
-        A* sum = gradients.room(part, step, u, add_to_own);
+        Compute* sum = gradients.room(part, step, u, add_to_own);
         attend(part.share, part.queries, units[u], keys, sum,
                {.first = false, .last = false, .continues = part.from >= 0});
         gradients.send(part, step, u);
@@ -187,7 +187,7 @@ void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const Backward
         for (index_t h = 0; h < shape.kv_heads; ++h) {
           const Query query{b, h * (query_shape.heads / shape.kv_heads), 0, query_shape};
           for (index_t i = 0; i < piece.keys.size(); ++i) {
-            A* dk = row_of(memory.dk, b, h, piece.row + i);
+            Compute* dk = row_of(memory.dk, b, h, piece.row + i);
             const index_t position = whole.key_position + variant.key_position(query, piece.keys.begin + i);
             rotate(whole.rope, dk, shape.width, dk, shape.width, 1, shape.width, position, true);
           }
@@ -195,13 +195,13 @@ void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const Backward
       }
     }
   }
-  if constexpr (!std::same_as<T, A>) {
+  if constexpr (!std::same_as<T, Compute>) {
     for_each_key([&](index_t b, index_t h, index_t i) {
       narrow_to(row_of(g.dk, b, h, i), shape.width, row_of(memory.dk, b, h, i));
       narrow_to(row_of(g.dv, b, h, i), shape.value_width, row_of(memory.dv, b, h, i));
     });
   }
-  if (!learns) return;
+  if (!wants_gradients) return;
   hand_over_all(comm, variant, query_shape, g.dsinks, [&](index_t batch, index_t head) {
     const index_t kv_head = head / group;
     const HeadUnit& unit =

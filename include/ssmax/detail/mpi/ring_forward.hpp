@@ -16,31 +16,31 @@ SSMAX_BEGIN_DETAIL
 /// The memory of a rank in addition to its arguments: its keys, packed, two pieces, and a state per query.
 template <class T>
 struct RingForwardMemory {
-  using A = Compute<T>;
+  using Compute = ComputeType<T>;
   RingForwardMemory(Arena& arena, index_t key_numbers, index_t piece_numbers, const View<T, 4>& out)
       : own(arena.take<T>(key_numbers)), pieces(arena.take<T>(2 * piece_numbers)) {
     const index_t batch = out.extent(0), heads = out.extent(1), local = out.extent(2);
     const auto number_of_each = [&] {
-      return View<A, 3>{arena.take<A>(batch * heads * local), {batch, heads, local}};
+      return View<Compute, 3>{arena.take<Compute>(batch * heads * local), {batch, heads, local}};
     };
     state = {number_of_each(), number_of_each(), sums_of(arena, out)};
   }
 
   T *own, *pieces;
-  AttentionState<A> state{};
+  AttentionState<Compute> state{};
 };
 
 template <class T>
 void ring_forward(mpi::Communicator& comm, const RingPlan& plan, const AttentionArguments<T>& a,
-                  const Problem<Compute<T>>& whole, const Variant<Compute<T>>& variant,
+                  const Problem<ComputeType<T>>& whole, const Variant<ComputeType<T>>& variant,
                   const AttentionOptions<T>& options, index_t positions, const AnyExecutor& executor) {
-  using A = Compute<T>;
+  using Compute = ComputeType<T>;
   const index_t batch = a.q.extent(0), heads = a.q.extent(1), local = a.q.extent(2), dv = a.v.extent(3);
   const KeySourceShape shape{batch, a.k.extent(1), a.k.extent(3), dv};
   const index_t key_size = shape.batch * shape.kv_heads * (shape.width + dv);
   const auto memory = reserve_on_all<RingForwardMemory<T>>(
       comm, "mpi::attention", options.workspace, local * key_size, plan.longest_piece() * key_size, a.out);
-  const AttentionState<A>& state = memory.state;
+  const AttentionState<Compute>& state = memory.state;
   const QueryShape query_shape{batch, heads, positions, positions};
   // Calls f(query, row) for each query of the rank.
   const auto for_each_row = [&](const auto& f) {
@@ -56,9 +56,9 @@ void ring_forward(mpi::Communicator& comm, const RingPlan& plan, const Attention
     }
   };
   for_each_row([&](const Query& query, index_t row) {
-    state.shift(query.batch, query.head, row) = -std::numeric_limits<A>::infinity();
+    state.shift(query.batch, query.head, row) = -std::numeric_limits<Compute>::infinity();
     state.sum(query.batch, query.head, row) = 0;
-    std::fill_n(row_of(state.o, query.batch, query.head, row), dv, A{0});
+    std::fill_n(row_of(state.o, query.batch, query.head, row), dv, Compute{0});
   });
   pack_share(plan, whole, variant, a.k, a.v, memory.own);
   KeyExchange<T> exchange(comm, plan, key_size, memory.own, memory.pieces);
@@ -70,15 +70,16 @@ void ring_forward(mpi::Communicator& comm, const RingPlan& plan, const Attention
       const Share& share = plan.shares()[i];
       if (share.segment.rank != plan.rank() || !plan.sees(i, piece)) continue;
       const index_t count = share.segment.size();
-      const AttentionState<A> part{rows_of(state.shift, share.row, count),
-                                   rows_of(state.sum, share.row, count), rows_of(state.o, share.row, count)};
+      const AttentionState<Compute> part{rows_of(state.shift, share.row, count),
+                                         rows_of(state.sum, share.row, count),
+                                         rows_of(state.o, share.row, count)};
       compiled::run_attention<OperandsOf<T>>(for_forward<T>(part_of_problem(whole, share, positions, keys)),
                                              variant, make_state_result(part, true), &comm.scratch(),
                                              executor);
       poll();
     }
   }
-  const Result<Compute<T>> result = make_result(a, options);
+  const Result<ComputeType<T>> result = make_result(a, options);
   for_each_row([&](const Query& query, index_t row) {
     store_result(result, complete_row(result, variant, query), row, state.shift(query.batch, query.head, row),
                  state.sum(query.batch, query.head, row), row_of(state.o, query.batch, query.head, row), dv);

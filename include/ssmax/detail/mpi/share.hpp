@@ -14,7 +14,7 @@ SSMAX_BEGIN_DETAIL
 /// True if the owner rotates its keys before it sends them. The receiver rotates 16-bit keys, as a single
 /// process does after loading them: a rotated key has more bits and would have to be sent as floats.
 template <class T>
-inline constexpr bool owner_rotates = std::same_as<T, Compute<T>>;
+inline constexpr bool owner_rotates = std::same_as<T, ComputeType<T>>;
 
 /// Returns the packed keys of a piece, in the layout of KeyExchange.
 template <class T>
@@ -28,12 +28,12 @@ KeyShare<T> key_share(const T* packed, const Piece& piece, const KeySourceShape&
 
 /// Packs the own keys and values of a piece. Rotates the keys if owner_rotates is true.
 template <class T>
-void pack_piece(const Problem<Compute<T>>& whole, const Variant<Compute<T>>& variant,
+void pack_piece(const Problem<ComputeType<T>>& whole, const Variant<ComputeType<T>>& variant,
                 const View<const T, 4>& k, const View<const T, 4>& v, const Piece& piece, T* out) {
   const index_t count = piece.keys.size(), d = k.extent(3), dv = v.extent(3);
   const KeyShare<T> keys = keys_in(rows_of(k, piece.row, count), rows_of(v, piece.row, count),
                                    whole.keys.length(0), piece.keys.begin);
-  const Problem<Compute<T>> problem = with_keys(whole, keys);
+  const Problem<ComputeType<T>> problem = with_keys(whole, keys);
   const KeyRange range{piece.keys.begin, piece.keys.end};
   const auto for_each_head = [&](const auto& f) {
     for (index_t b = 0; b < k.extent(0); ++b) {
@@ -58,8 +58,9 @@ void pack_piece(const Problem<Compute<T>>& whole, const Variant<Compute<T>>& var
 
 /// Packs all keys and values of this rank.
 template <class T>
-void pack_share(const RingPlan& plan, const Problem<Compute<T>>& whole, const Variant<Compute<T>>& variant,
-                const View<const T, 4>& k, const View<const T, 4>& v, T* out) {
+void pack_share(const RingPlan& plan, const Problem<ComputeType<T>>& whole,
+                const Variant<ComputeType<T>>& variant, const View<const T, 4>& k, const View<const T, 4>& v,
+                T* out) {
   const index_t row = k.extent(0) * k.extent(1) * (k.extent(3) + v.extent(3));
   for (const Piece& piece : plan.pieces()) {
     if (piece.keys.rank == plan.rank()) pack_piece(whole, variant, k, v, piece, out + piece.row * row);
@@ -69,31 +70,31 @@ void pack_share(const RingPlan& plan, const Problem<Compute<T>>& whole, const Va
 /// Returns the array that adds up a result: the result itself, or a separate array of floats for 16-bit
 /// results.
 template <class T>
-View<Compute<T>, 4> sums_of(Arena& arena, const View<T, 4>& result) {
-  if constexpr (std::same_as<T, Compute<T>>) {
+View<ComputeType<T>, 4> sums_of(Arena& arena, const View<T, 4>& result) {
+  if constexpr (std::same_as<T, ComputeType<T>>) {
     return addressable(result);
   } else {
     return addressable(
-        View<Compute<T>, 4>{arena.take<Compute<T>>(result.size()),
-                            {result.extent(0), result.extent(1), result.extent(2), result.extent(3)}});
+        View<ComputeType<T>, 4>{arena.take<ComputeType<T>>(result.size()),
+                                {result.extent(0), result.extent(1), result.extent(2), result.extent(3)}});
   }
 }
 
 /// Returns the problem of a segment's queries against packed keys. `whole` is the problem of all rows of this
 /// rank.
 template <class T>
-Problem<Compute<T>> part_of_problem(const Problem<Compute<T>>& whole, const Share& share, index_t positions,
-                                    const KeyShare<T>& keys) {
+Problem<ComputeType<T>> part_of_problem(const Problem<ComputeType<T>>& whole, const Share& share,
+                                        index_t positions, const KeyShare<T>& keys) {
   const mpi::Segment& segment = share.segment;
-  const Problem<Compute<T>> queries =
+  const Problem<ComputeType<T>> queries =
       with_queries(whole, share.row, segment.size(), segment.begin, positions);
   return owner_rotates<T> ? with_rotated_keys(queries, keys) : with_keys(queries, keys);
 }
 
 /// Returns the row of a query whose state is complete, for store_result. The row has a multiplier if sinks
 /// are scaled.
-template <class A>
-QueryRow complete_row(const Result<A>& result, const Variant<A>& variant, const Query& query) {
+template <class Compute>
+QueryRow complete_row(const Result<Compute>& result, const Variant<Compute>& variant, const Query& query) {
   return result.scaled_sinks ? variant.row(query, {0, query.shape.keys}) : QueryRow{.query = query};
 }
 

@@ -29,10 +29,10 @@ struct ChunkOfKeys {
   KeySourceShape shape() const { return cache.shape(); }
   index_t length(index_t) const { return length_of_sequence; }
   KeyRange stored(index_t) const { return keys; }
-  SourceStretch<K> stretch(index_t batch, index_t kv_head, index_t key) const {
-    SourceStretch<K> stretch = cache.stretch(batch, kv_head, row + key - keys.begin);
-    stretch.count = std::min(stretch.count, keys.end - key);
-    return stretch;
+  SourceRun<K> run(index_t batch, index_t kv_head, index_t key) const {
+    SourceRun<K> run = cache.run(batch, kv_head, row + key - keys.begin);
+    run.count = std::min(run.count, keys.end - key);
+    return run;
   }
 };
 
@@ -54,19 +54,19 @@ inline std::vector<Piece> chunks_of(const mpi::Layout& layout, index_t length) {
 }
 
 /// The states of all chunks, and the merged state.
-template <class A>
+template <class Compute>
 struct SpreadMemory {
   SpreadMemory(Arena& arena, index_t chunks, index_t size)
-      : states(arena.take<A>(chunks * size)), sums(arena.take<A>(size)) {}
+      : states(arena.take<Compute>(chunks * size)), sums(arena.take<Compute>(size)) {}
 
-  A *states, *sums;
+  Compute *states, *sums;
 };
 
 template <class T, class K>
-void spread_decode(mpi::Communicator& comm, const mpi::Layout& layout, const Problem<Compute<T>>& whole,
-                   const K& cache, index_t length, const Variant<Compute<T>>& variant,
-                   const Result<Compute<T>>& result, Workspace* workspace, const AnyExecutor& executor) {
-  using A = Compute<T>;
+void spread_decode(mpi::Communicator& comm, const mpi::Layout& layout, const Problem<ComputeType<T>>& whole,
+                   const K& cache, index_t length, const Variant<ComputeType<T>>& variant,
+                   const Result<ComputeType<T>>& result, Workspace* workspace, const AnyExecutor& executor) {
+  using Compute = ComputeType<T>;
   const index_t batch = whole.q.extent(0), heads = whole.q.extent(1), queries = whole.q.extent(2),
                 dv = whole.value_width(), rows = batch * heads * queries;
   const std::vector<Piece> chunks = chunks_of(layout, length);
@@ -75,23 +75,23 @@ void spread_decode(mpi::Communicator& comm, const mpi::Layout& layout, const Pro
   std::vector<int> bytes(static_cast<std::size_t>(comm.ranks())), first(bytes.size());
   for (const Piece& chunk : chunks) {
     bytes[static_cast<std::size_t>(chunk.keys.rank)] +=
-        Requests::count(static_cast<std::size_t>(size) * sizeof(A));
+        Requests::count(static_cast<std::size_t>(size) * sizeof(Compute));
   }
   for (std::size_t r = 1; r < bytes.size(); ++r) first[r] = first[r - 1] + bytes[r - 1];
-  const auto state_at = [&](A* at) {
-    return AttentionState<A>{{at, {batch, heads, queries}},
-                             {at + rows, {batch, heads, queries}},
-                             addressable(View<A, 4>{at + 2 * rows, {batch, heads, queries, dv}})};
+  const auto state_at = [&](Compute* at) {
+    return AttentionState<Compute>{{at, {batch, heads, queries}},
+                                   {at + rows, {batch, heads, queries}},
+                                   addressable(View<Compute, 4>{at + 2 * rows, {batch, heads, queries, dv}})};
   };
-  const auto place_of = [&](A* states, int rank) {
-    return states + first[static_cast<std::size_t>(rank)] / static_cast<int>(sizeof(A));
+  const auto place_of = [&](Compute* states, int rank) {
+    return states + first[static_cast<std::size_t>(rank)] / static_cast<int>(sizeof(Compute));
   };
-  A *states = nullptr, *sums = nullptr;
+  Compute *states = nullptr, *sums = nullptr;
   agree(comm, complaint_of("mpi::decode", [&] {
-          const auto memory = reserve<SpreadMemory<A>>(comm, workspace, std::ssize(chunks), size);
+          const auto memory = reserve<SpreadMemory<Compute>>(comm, workspace, std::ssize(chunks), size);
           states = memory.states;
           sums = memory.sums;
-          A* next = place_of(states, comm.rank());
+          Compute* next = place_of(states, comm.rank());
           for (const Piece& chunk : chunks) {
             if (chunk.keys.rank != comm.rank()) continue;
             const ChunkOfKeys<K> keys{cache, length, chunk.row, {chunk.keys.begin, chunk.keys.end}};
@@ -108,13 +108,13 @@ void spread_decode(mpi::Communicator& comm, const mpi::Layout& layout, const Pro
   comm.traffic().bytes_sent +=
       static_cast<double>(bytes[static_cast<std::size_t>(comm.rank())]) * (comm.ranks() - 1);
 
-  const AttentionState<A> total = state_at(sums);
-  std::fill_n(sums, rows, -std::numeric_limits<A>::infinity());
-  std::fill_n(sums + rows, size - rows, A{0});
-  std::vector<A*> at;
+  const AttentionState<Compute> total = state_at(sums);
+  std::fill_n(sums, rows, -std::numeric_limits<Compute>::infinity());
+  std::fill_n(sums + rows, size - rows, Compute{0});
+  std::vector<Compute*> at;
   for (int r = 0; r < comm.ranks(); ++r) at.push_back(place_of(states, r));
   for (const Piece& chunk : chunks) {
-    A*& state = at[static_cast<std::size_t>(chunk.keys.rank)];
+    Compute*& state = at[static_cast<std::size_t>(chunk.keys.rank)];
     merge_state(total, state_at(state));
     state += size;
   }

@@ -72,7 +72,7 @@ class SumPlan {
   }
 
   /// Returns the largest number of parts of a rank.
-  [[nodiscard]] index_t most_parts() const {
+  [[nodiscard]] index_t max_parts() const {
     std::vector<index_t> parts(static_cast<std::size_t>(plan_.ranks()));
     for (const Share& share : plan_.shares()) {
       for_each_part(share, [&](KeyRange) { ++parts[static_cast<std::size_t>(share.segment.rank)]; });

@@ -38,9 +38,9 @@ struct KeptQueries {
 
 /// Collective. Adds the parameter gradients of all queries on every rank. kept_of(batch, head) returns all
 /// queries of a head, in order. The rank that keeps the sums of a KeptQueries broadcasts them.
-template <class A, class KeptOf>
-void hand_over_all(const mpi::Communicator& comm, const GradientVariant<A>& variant, const QueryShape& shape,
-                   std::span<A> dsinks, const KeptOf& kept_of) {
+template <class Compute, class KeptOf>
+void hand_over_all(const mpi::Communicator& comm, const GradientVariant<Compute>& variant,
+                   const QueryShape& shape, std::span<Compute> dsinks, const KeptOf& kept_of) {
   const index_t sums_of_row = 1 + variant.parameters();
   std::vector<double> sums;
   std::vector<QueryReport> reports;
@@ -68,7 +68,7 @@ void hand_over_all(const mpi::Communicator& comm, const GradientVariant<A>& vari
           dsink += reports[i].dsink;
         }
       }
-      if (!dsinks.empty()) dsinks[static_cast<std::size_t>(query.head)] += static_cast<A>(dsink);
+      if (!dsinks.empty()) dsinks[static_cast<std::size_t>(query.head)] += static_cast<Compute>(dsink);
     }
   }
 }

@@ -35,13 +35,13 @@ class GradientFactor {
   }
 
   void finish(T* dz, index_t count) const {
-    if (!applies_) multiply_apart(dz, count);
+    if (!applies_) multiply_separately(dz, count);
   }
 
   double sign() const { return c_ < 0 ? -1.0 : 1.0; }
 
  private:
-  SSMAX_COLD void multiply_apart(T* dz, index_t count) const {
+  SSMAX_COLD void multiply_separately(T* dz, index_t count) const {
     for (index_t i = 0; i < count; ++i) dz[i] = static_cast<T>(c_ * static_cast<double>(dz[i]));
   }
 
@@ -142,13 +142,13 @@ SSMAX_END
 SSMAX_BEGIN_COMPILED
 
 template <class X>
-double softmax_gradient(const shared::SoftmaxGradientKernels<shared::Compute<X>>& kernels,
+double softmax_gradient(const shared::SoftmaxGradientKernels<shared::ComputeType<X>>& kernels,
                         const shared::GradientRows<X>& rows, double c, double* dc) {
   return detail::gradient_of_group<detail::SoftmaxGradient>(kernels, rows, c, dc);
 }
 
 template <class X>
-double log_softmax_gradient(const shared::SoftmaxGradientKernels<shared::Compute<X>>& kernels,
+double log_softmax_gradient(const shared::SoftmaxGradientKernels<shared::ComputeType<X>>& kernels,
                             const shared::GradientRows<X>& rows, double c, double* dc) {
   return detail::gradient_of_group<detail::LogSoftmaxGradient>(kernels, rows, c, dc);
 }

@@ -9,7 +9,7 @@ SSMAX_BEGIN_COMPILED
 /// Writes dz = factor · (softmax(z) - onehot(target)) of one row, unless dz is null. Returns the row's loss.
 /// dz may be z.
 template <class X>
-double cross_entropy_row(const shared::RowKernels<shared::Compute<X>>& kernels, const X* z, index_t n,
+double cross_entropy_row(const shared::RowKernels<shared::ComputeType<X>>& kernels, const X* z, index_t n,
                          index_t target, double factor, X* dz);
 
 SSMAX_END
@@ -20,10 +20,10 @@ SSMAX_END
 SSMAX_BEGIN_COMPILED
 
 template <class X>
-double cross_entropy_row(const shared::RowKernels<shared::Compute<X>>& kernels, const X* z, index_t n,
+double cross_entropy_row(const shared::RowKernels<shared::ComputeType<X>>& kernels, const X* z, index_t n,
                          index_t target, double factor, X* dz) {
   using namespace detail;
-  using T = Compute<X>;
+  using T = ComputeType<X>;
   const auto target_logit = static_cast<T>(z[target]);
   ExponentialRow<T, X, X> row(kernels, z, n, 1.0, dz);
   const RowSum<T>& total = row.total();

@@ -43,10 +43,10 @@ Threshold<T> split_threshold(double t) {
 /// Returns τ - max x. look(t) returns the sums above max x + t.
 template <int power, class Look>
 double find_threshold(const Look& look) {
-  constexpr int most_looks = 100;  // usually 5; more for rows whose sums cannot distinguish supports
-  double t = -1;                   // lower bound, because y is at most 1
+  constexpr int max_looks = 100;  // usually 5; more for rows whose sums cannot distinguish supports
+  double t = -1;                  // lower bound, because y is at most 1
   SupportSums at = look(t);
-  for (int looks = 0; looks < most_looks; ++looks) {
+  for (int looks = 0; looks < max_looks; ++looks) {
     const double root = t + step_to_root<power>(at);
     double next = t + newton_step<power>(at);
     if (!std::isnan(root)) {

@@ -20,7 +20,7 @@ void fill_row(Y* out, index_t n, float value) {
 
 /// Fills the masked keys of a row: all keys outside [keys.begin, keys.end).
 template <class Y>
-void fill_hidden(Y* out, index_t columns, KeyRange keys, float value) {
+void fill_masked(Y* out, index_t columns, KeyRange keys, float value) {
   fill_row(out, keys.begin, value);
   fill_row(out + keys.end, columns - keys.end, value);
 }

@@ -8,10 +8,11 @@
 SSMAX_BEGIN_COMPILED
 
 template <class X, class Y>
-void softmax_group(const shared::SoftmaxKernels<shared::Compute<X>>& tables, const X* in, index_t in_stride,
-                   Y* out, index_t out_stride, index_t rows, index_t n, double c, bool alone) {
+void softmax_group(const shared::SoftmaxKernels<shared::ComputeType<X>>& tables, const X* in,
+                   index_t in_stride, Y* out, index_t out_stride, index_t rows, index_t n, double c,
+                   bool alone) {
   using namespace detail;
-  using T = Compute<X>;
+  using T = ComputeType<X>;
   const RowKernels<T>& kernels = tables.rows;
   const ShortRowKernels<T>& short_rows = tables.short_rows;
   const Multiplier<T> multiplier(c);
@@ -49,10 +50,10 @@ void softmax_group(const shared::SoftmaxKernels<shared::Compute<X>>& tables, con
 }
 
 template <class X, class Y>
-void log_softmax_row(const shared::RowKernels<shared::Compute<X>>& kernels, const X* in, index_t n, double c,
-                     Y* out) {
+void log_softmax_row(const shared::RowKernels<shared::ComputeType<X>>& kernels, const X* in, index_t n,
+                     double c, Y* out) {
   using namespace detail;
-  using T = Compute<X>;
+  using T = ComputeType<X>;
   T scratch[row_block], staged[row_block];
   const RowLogSum<T> total = log_sum_row<T, X>(kernels, in, n, c, scratch);
   if (total.kind == RowKind::masked) return fill_row(out, n, -std::numeric_limits<float>::infinity());
@@ -66,10 +67,10 @@ void log_softmax_row(const shared::RowKernels<shared::Compute<X>>& kernels, cons
 }
 
 template <class X>
-double logsumexp_row(const shared::RowKernels<shared::Compute<X>>& kernels, const X* in, index_t n,
+double logsumexp_row(const shared::RowKernels<shared::ComputeType<X>>& kernels, const X* in, index_t n,
                      double c) {
   using namespace detail;
-  using T = Compute<X>;
+  using T = ComputeType<X>;
   T scratch[row_block];
   const RowLogSum<T> total = log_sum_row<T, X>(kernels, in, n, c, scratch);
   if (total.kind == RowKind::masked) return -std::numeric_limits<double>::infinity();

@@ -26,7 +26,7 @@ struct RowGroup {
 inline constexpr index_t row_cut = 64;
 
 /// Lower bound of the logits per call of an executor: some microseconds of work.
-inline constexpr index_t least_row_call = 16'384;
+inline constexpr index_t min_row_call = 16'384;
 
 /// Returns the first query after `query` that sees other keys than `query`.
 template <class M>
@@ -63,9 +63,9 @@ void visit_groups(const QueryShape& shape, const M& mask, index_t batch, index_t
   for (index_t query = begin; query < end;) {
     const Query asked{batch, head, query, shape};
     const KeyRange keys = visible_keys(mask, asked);
-    const bool begins = !goes_by_size<S> || query != begin;
+    const bool begins = !depends_on_size_only<S> || query != begin;
     const index_t group_begin = begins ? query : begin_of_group(mask, asked, keys);
-    const index_t group_end = goes_by_size<S> ? end_of_group(mask, asked, keys) : query + 1;
+    const index_t group_end = depends_on_size_only<S> ? end_of_group(mask, asked, keys) : query + 1;
     const auto up_to_cut = [&](index_t at) {
       return std::min(group_end, group_begin + (at - group_begin + row_cut - 1) / row_cut * row_cut);
     };
@@ -91,7 +91,7 @@ void for_each_group(const QueryShape& shape, const M& mask, E& executor, const V
   index_t rows_of_call = heads * shape.queries;
   if (threads > 1) {
     rows_of_call =
-        std::max(up(rows_of_call, 4 * threads), up(least_row_call, std::max<index_t>(shape.keys, 1)));
+        std::max(up(rows_of_call, 4 * threads), up(min_row_call, std::max<index_t>(shape.keys, 1)));
   }
   const index_t rows_of_piece = std::min(up(rows_of_call, row_cut) * row_cut, shape.queries);
   const index_t pieces_of_head = up(shape.queries, rows_of_piece), pieces = heads * pieces_of_head;

@@ -272,7 +272,7 @@ class ExponentialRow {
       : kernels_(kernels), source_(kernels, in, n, c), out_(out) {
     const bool in_place = static_cast<const void*>(in) == static_cast<const void*>(out);
     if constexpr (std::same_as<Y, T>) {
-      if (n <= row_block || (!in_place && n <= row_block * most_blocks)) stage_ = out;
+      if (n <= row_block || (!in_place && n <= row_block * max_blocks)) stage_ = out;
     } else {
       if (n <= row_block && out != nullptr) stage_ = staged_;
     }
@@ -304,7 +304,7 @@ class ExponentialRow {
   }
 
  private:
-  static constexpr index_t most_blocks = 1024;
+  static constexpr index_t max_blocks = 1024;
 
   const RowKernels<T>& kernels_;
   RowSource<T, X> source_;
@@ -312,7 +312,7 @@ class ExponentialRow {
   T* stage_ = nullptr;  // exponentials of the whole row, or null if they are not kept
   RowSum<T> total_;
   T scratch_[row_block], staged_[row_block];
-  T shifts_[most_blocks];
+  T shifts_[max_blocks];
 };
 
 /// Writes out = softmax(c·in) for one row.

@@ -28,28 +28,29 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// A key block. E is the type of the products' operands.
-template <class A, class E = A>
+/// A key block. Operand is the type of the products' operands.
+template <class Compute, class Operand = Compute>
 struct BlockKeys {
   KeyRange range{};
-  const E* k = nullptr;
+  const Operand* k = nullptr;
   index_t k_stride = 0;
-  const E* v = nullptr;
+  const Operand* v = nullptr;
   index_t v_stride = 0;
-  const E* panels = nullptr;  // bf16 path: K in the layout of pack_values, with 0 for NaN and infinities
+  const Operand* panels =
+      nullptr;  // bf16 path: K in the layout of pack_values, with 0 for NaN and infinities
   index_t panel_stride = 0;
-  A *dk = nullptr, *dv = nullptr;    // [keys][d_pitch], [keys][dv_pitch]
-  bool finite = true;                // whether all of K is finite
-  const bool* are_finite = nullptr;  // [keys]: per key, if `finite` is false
+  Compute *dk = nullptr, *dv = nullptr;  // [keys][d_pitch], [keys][dv_pitch]
+  bool finite = true;                    // whether all of K is finite
+  const bool* are_finite = nullptr;      // [keys]: per key, if `finite` is false
 };
 
-template <class A, class E>
+template <class Compute, class Operand>
 class BackwardBlock {
  public:
   /// sums_dc: requests that the sums of the queries include dc. Exception: with a score function, the score's
   /// derivative adds dc.
-  BackwardBlock(const GradientVariant<A>& variant, const BackwardScratch<A, E>& memory, index_t d, index_t dv,
-                index_t length, double scale, bool sums_dc)
+  BackwardBlock(const GradientVariant<Compute>& variant, const BackwardScratch<Compute, Operand>& memory,
+                index_t d, index_t dv, index_t length, double scale, bool sums_dc)
       : variant_(variant),
         products_(memory.products),
         gradient_kernels_(detail::kernels<GradientKernels>()),
@@ -62,7 +63,7 @@ class BackwardBlock {
         sums_dc_(sums_dc && !scores_.multipliers.has_score()) {}
 
   /// Adds the products of the loaded queries and the keys to dq [tiles][d_pitch][tile_lanes], dk and dv.
-  void attend(const BlockKeys<A, E>& keys, index_t queries, A* dq) const {
+  void attend(const BlockKeys<Compute, Operand>& keys, index_t queries, Compute* dq) const {
     const AcquiredProducts acquired(products_);
     const index_t tile_lanes = memory_.tile_lanes, tiles = (queries + tile_lanes - 1) / tile_lanes;
     if constexpr (Op::adds_tiles_together) clear({tiles * tile_lanes, memory_.bf16.lanes}, {0, tile_keys});
@@ -81,17 +82,18 @@ class BackwardBlock {
   }
 
  private:
-  using Op = Operands<A, E>;
-  using GradientKernels =
-      std::conditional_t<Op::is_bf16, RoundedBackwardKernels<A, E>, PrefillBackwardKernels<A>>;
+  using Op = Operands<Compute, Operand>;
+  using GradientKernels = std::conditional_t<Op::is_bf16, RoundedBackwardKernels<Compute, Operand>,
+                                             PrefillBackwardKernels<Compute>>;
 
   /// Computes one tile: queries against at most tile_keys keys, from row `at` of the block on. Returns whether one
   /// of the keys is visible to a query.
-  bool attend_tile(const BlockKeys<A, E>& block, index_t tile, index_t queries, index_t at, A* dq) const {
+  bool attend_tile(const BlockKeys<Compute, Operand>& block, index_t tile, index_t queries, index_t at,
+                   Compute* dq) const {
     const index_t tile_lanes = memory_.tile_lanes, length = products_.width, first = tile * tile_lanes;
     const KeyRange keys{block.range.begin + at,
                         std::min(block.range.begin + at + tile_keys, block.range.end)};
-    const Hull* hulls = hulls_of<A>(variant_, memory_, tile, queries - first, keys);
+    const Hull* hulls = hulls_of<Compute>(variant_, memory_, tile, queries - first, keys);
     const NeededKeys needed(hulls, queries - first, length, keys, products_.rows);
     if (!needed.any()) return false;
     if constexpr (Op::adds_tiles_together) clear_unneeded(needed, first);
@@ -123,14 +125,14 @@ class BackwardBlock {
   void form_gradients(index_t lane, index_t first_key, KeyRange part, const Hull& hull) const {
     const index_t tile_lanes = memory_.tile_lanes, stride = memory_.sums_of_row, count = part.size();
     const index_t tile = part.begin * tile_lanes + lane % tile_lanes;
-    A* u = memory_.u + tile;
-    const A *shift = memory_.shift + lane, *delta = memory_.delta + lane;
-    Logits<A> logits{.s = memory_.s + tile,
-                     .keys = {first_key + part.begin, first_key + part.end},
-                     .rows = memory_.rows + lane,
-                     .length = length_,
-                     .z = memory_.z + tile,
-                     .slope = memory_.slope + tile};
+    Compute* u = memory_.u + tile;
+    const Compute *shift = memory_.shift + lane, *delta = memory_.delta + lane;
+    Logits<Compute> logits{.s = memory_.s + tile,
+                           .keys = {first_key + part.begin, first_key + part.end},
+                           .rows = memory_.rows + lane,
+                           .length = length_,
+                           .z = memory_.z + tile,
+                           .slope = memory_.slope + tile};
     const bool regular = std::all_of(memory_.regular + lane, memory_.regular + lane + products_.width,
                                      [](bool r) { return r; });
     double* sums = memory_.sums + lane * stride;
@@ -160,7 +162,7 @@ class BackwardBlock {
   // ---- Float, double: sums over the queries of one tile ---------------------------------------------------
 
   /// Adds the products of some lanes of a tile to dv and dk of the keys `part`.
-  void add_lanes(const BlockKeys<A, E>& block, index_t first, KeyRange lanes, KeyRange part,
+  void add_lanes(const BlockKeys<Compute, Operand>& block, index_t first, KeyRange lanes, KeyRange part,
                  index_t at) const {
     const index_t tile = part.begin * memory_.tile_lanes + lanes.begin, row = at + part.begin,
                   query = first + lanes.begin;
@@ -173,11 +175,13 @@ class BackwardBlock {
   }
 
   /// Adds the products of one lane whose q or dout is not finite to dv and dk of the keys `part`.
-  void add_lane(const BlockKeys<A, E>& block, index_t first, index_t lane, KeyRange part, index_t at) const {
+  void add_lane(const BlockKeys<Compute, Operand>& block, index_t first, index_t lane, KeyRange part,
+                index_t at) const {
     const index_t tile_lanes = memory_.tile_lanes, query = first + lane;
-    const auto add = [&](const A* tile, const A* row, index_t channels, A* all, index_t pitch) {
-      const A* factors = tile + part.begin * tile_lanes + lane;
-      A* sums = all + (at + part.begin) * pitch;
+    const auto add = [&](const Compute* tile, const Compute* row, index_t channels, Compute* all,
+                         index_t pitch) {
+      const Compute* factors = tile + part.begin * tile_lanes + lane;
+      Compute* sums = all + (at + part.begin) * pitch;
       gradient_kernels_.add_product(factors, 1, part.size(), finite_part(memory_, row, channels), pitch,
                                     sums);
       add_nonfinite(factors, tile_lanes, part.size(), row, channels, sums, pitch, 1);
@@ -187,14 +191,15 @@ class BackwardBlock {
   }
 
   /// Adds the products of the keys `part` to dq of some lanes of a tile.
-  void add_keys(const BlockKeys<A, E>& block, index_t first, KeyRange lanes, KeyRange part, index_t at,
-                A* dq) const {
+  void add_keys(const BlockKeys<Compute, Operand>& block, index_t first, KeyRange lanes, KeyRange part,
+                index_t at, Compute* dq) const {
     const index_t tile_lanes = memory_.tile_lanes, rows = products_.rows;
     const auto accumulate = products_.accumulate[lanes.size() / products_.width - 1];
-    A* sums = dq + lanes.begin;
+    Compute* sums = dq + lanes.begin;
     if constexpr (Op::is_bf16) {
       accumulate(block.panels + (at + part.begin) * rows, rows, block.panel_stride, memory_.d_pitch / rows,
-                 memory_.bf16.pairs + tuple_at<A, E>(part.begin, lanes.begin, tile_lanes), part.size(), sums);
+                 memory_.bf16.pairs + tuple_at<Compute, Operand>(part.begin, lanes.begin, tile_lanes),
+                 part.size(), sums);
       for (index_t key = part.begin; !block.finite && key < part.end; ++key) {
         if (block.are_finite[at + key]) continue;
         add_nonfinite(memory_.bf16.gradients + key * memory_.bf16.lanes + first + lanes.begin, 1,
@@ -209,8 +214,8 @@ class BackwardBlock {
                        memory_.u + run.begin * tile_lanes + lanes.begin, run.size(), sums);
           },
           [&](index_t key) {
-            const A* k = block.k + (at + key) * block.k_stride;
-            const A* factors = memory_.u + key * tile_lanes + lanes.begin;
+            const Compute* k = block.k + (at + key) * block.k_stride;
+            const Compute* factors = memory_.u + key * tile_lanes + lanes.begin;
             accumulate(finite_part(memory_, k, d_), 0, rows, panels, factors, 1, sums);
             add_nonfinite(factors, 1, lanes.size(), k, d_, sums, 1, tile_lanes);
           });
@@ -219,14 +224,17 @@ class BackwardBlock {
 
   // ---- The bf16 path: sums over the queries of all tiles --------------------------------------------------
 
-  RoundedGradients<A, E> rounded_gradients(index_t lane, KeyRange part) const {
+  RoundedGradients<Compute, Operand> rounded_gradients(index_t lane, KeyRange part) const {
     const auto& bf16 = memory_.bf16;
     const index_t row = part.begin * bf16.lanes + lane, tile_lanes = memory_.tile_lanes;
-    return {bf16.weights + row, bf16.gradients + row,
-            bf16.lanes,         bf16.pairs + tuple_at<A, E>(part.begin, lane % tile_lanes, tile_lanes),
-            bf16.factor + lane, sums_dc_ ? memory_.lane.dc : nullptr};
+    return {bf16.weights + row,
+            bf16.gradients + row,
+            bf16.lanes,
+            bf16.pairs + tuple_at<Compute, Operand>(part.begin, lane % tile_lanes, tile_lanes),
+            bf16.factor + lane,
+            sums_dc_ ? memory_.lane.dc : nullptr};
   }
-  void add_dc(const A* dc, double* sums) const {
+  void add_dc(const Compute* dc, double* sums) const {
     for (index_t i = 0; dc != nullptr && i < products_.width; ++i) {
       sums[i * memory_.sums_of_row] += scale_ * static_cast<double>(dc[i]);
     }
@@ -236,8 +244,8 @@ class BackwardBlock {
   void clear(KeyRange lanes, KeyRange keys) const {
     if (lanes.size() <= 0) return;
     for (index_t key = keys.begin; key < keys.end; ++key) {
-      std::fill_n(memory_.bf16.weights + key * memory_.bf16.lanes + lanes.begin, lanes.size(), E{});
-      std::fill_n(memory_.bf16.gradients + key * memory_.bf16.lanes + lanes.begin, lanes.size(), E{});
+      std::fill_n(memory_.bf16.weights + key * memory_.bf16.lanes + lanes.begin, lanes.size(), Operand{});
+      std::fill_n(memory_.bf16.gradients + key * memory_.bf16.lanes + lanes.begin, lanes.size(), Operand{});
     }
   }
 
@@ -252,7 +260,7 @@ class BackwardBlock {
   }
 
   /// Adds the sums over the lanes of neighbouring tiles to dk and dv. Has no effect unless tiles are added together.
-  void add_tiles([[maybe_unused]] const BlockKeys<A, E>& block, [[maybe_unused]] KeyRange lanes,
+  void add_tiles([[maybe_unused]] const BlockKeys<Compute, Operand>& block, [[maybe_unused]] KeyRange lanes,
                  [[maybe_unused]] index_t tiles, [[maybe_unused]] index_t at) const {
     if constexpr (Op::adds_tiles_together) {
       if (lanes.size() == 0) return;
@@ -267,12 +275,12 @@ class BackwardBlock {
   }
 
   /// Adds the products of the given lanes to dv and dk of the keys from row `at` of the block on.
-  void add_lanes(const BlockKeys<A, E>& block, KeyRange lanes, index_t at) const {
+  void add_lanes(const BlockKeys<Compute, Operand>& block, KeyRange lanes, index_t at) const {
     const auto& bf16 = memory_.bf16;
     const index_t keys = std::min(tile_keys, block.range.size() - at), first = lanes.begin,
                   passes = (keys + products_.rows - 1) / products_.rows * products_.rows,
                   depth = in_depths(lanes.size());
-    A *dk = block.dk + at * memory_.d_pitch, *dv = block.dv + at * memory_.dv_pitch;
+    Compute *dk = block.dk + at * memory_.d_pitch, *dv = block.dv + at * memory_.dv_pitch;
     gradient_kernels_.add_product(bf16.weights + first, bf16.lanes, depth, passes,
                                   bf16.dout_pairs + first * memory_.dv_pitch, memory_.dv_pitch, dv);
     gradient_kernels_.add_product(bf16.gradients + first, bf16.lanes, depth, passes,
@@ -286,11 +294,11 @@ class BackwardBlock {
     }
   }
 
-  const GradientVariant<A>& variant_;
-  const PrefillKernels<A, E>& products_;
+  const GradientVariant<Compute>& variant_;
+  const PrefillKernels<Compute, Operand>& products_;
   const GradientKernels& gradient_kernels_;
-  const BackwardScratch<A, E>& memory_;
-  const Scores<A, E, GradientVariant<A>> scores_;
+  const BackwardScratch<Compute, Operand>& memory_;
+  const Scores<Compute, Operand, GradientVariant<Compute>> scores_;
   index_t d_, dv_;
   index_t length_;  // number of keys of the sequence
   double scale_;

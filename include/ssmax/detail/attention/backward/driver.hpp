@@ -8,11 +8,12 @@
 
 SSMAX_BEGIN_COMPILED
 
-/// Runs the backward pass of a call. Requires checked arguments. Allocates once if `workspace` is null. E is defined
+/// Runs the backward pass of a call. Requires checked arguments. Allocates once if `workspace` is null. Operand is defined
 /// as for run_attention.
-template <class E, class A>
-void run_backward(const shared::BackwardProblem<A>& problem, const shared::GradientVariant<A>& variant,
-                  Workspace* workspace, const shared::AnyExecutor& executor);
+template <class Operand, class Compute>
+void run_backward(const shared::BackwardProblem<Compute>& problem,
+                  const shared::GradientVariant<Compute>& variant, Workspace* workspace,
+                  const shared::AnyExecutor& executor);
 
 SSMAX_END
 

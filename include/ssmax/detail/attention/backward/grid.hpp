@@ -28,8 +28,8 @@ struct BackwardCut {
   index_t at_once;   // kv heads whose sums are in memory at the same time
   bool whole_heads;  // whether each kv head is one task
 
-  BackwardCut(index_t heads, index_t query_blocks, index_t key_blocks, Sharing sharing, index_t most_threads)
-      : threads(sharing == Sharing::any ? 1 : most_threads) {
+  BackwardCut(index_t heads, index_t query_blocks, index_t key_blocks, Sharing sharing, index_t max_threads)
+      : threads(sharing == Sharing::any ? 1 : max_threads) {
     const index_t rounds = (heads + threads - 1) / threads;
     const bool balanced = heads >= 9 * (rounds * threads - heads);  // at most a tenth of the threads idle
     whole_heads = threads == 1 || (balanced && sharing == Sharing::one_head);
@@ -44,30 +44,30 @@ struct BackwardCut {
   }
 };
 
-template <class A>
-bool is_empty(const BackwardProblem<A>& problem) {
+template <class Compute>
+bool is_empty(const BackwardProblem<Compute>& problem) {
   return problem.heads() == 0 || query_blocks(problem) + key_blocks(problem) == 0;
 }
 
 /// Takes one thread's memory from the arena.
-template <class E, class A>
-BackwardScratch<A, E> take_scratch(Arena& arena, const Problem<A>& forward,
-                                   const GradientVariant<A>& variant) {
-  const index_t unit = kernels<PrefillKernels<A, E>>().depth, dv = forward.value_width();
-  return BackwardScratch<A, E>(arena, forward.width(), dv, product_depth<E>(forward, unit),
-                               (dv + unit - 1) / unit * unit, 1 + variant.parameters(),
-                               Multipliers(forward.scale, variant).has_score());
+template <class Operand, class Compute>
+BackwardScratch<Compute, Operand> take_scratch(Arena& arena, const Problem<Compute>& forward,
+                                               const GradientVariant<Compute>& variant) {
+  const index_t unit = kernels<PrefillKernels<Compute, Operand>>().depth, dv = forward.value_width();
+  return BackwardScratch<Compute, Operand>(arena, forward.width(), dv, product_depth<Operand>(forward, unit),
+                                           (dv + unit - 1) / unit * unit, 1 + variant.parameters(),
+                                           Multipliers(forward.scale, variant).has_score());
 }
 
-/// The backward pass of a call, or of one of its sequences: its split into tasks, and the memory that it needs. E is
+/// The backward pass of a call, or of one of its sequences: its split into tasks, and the memory that it needs. Operand is
 /// the type of the products' operands, see BackwardTask.
-template <class E, class A>
+template <class Operand, class Compute>
 class BackwardRun {
  public:
-  using Task = BackwardTask<A, E>;
+  using Task = BackwardTask<Compute, Operand>;
 
-  BackwardRun(const BackwardProblem<A>& problem, const GradientVariant<A>& variant, Sharing sharing,
-              index_t threads)
+  BackwardRun(const BackwardProblem<Compute>& problem, const GradientVariant<Compute>& variant,
+              Sharing sharing, index_t threads)
       : problem_(problem),
         variant_(variant),
         queries_(query_blocks(problem)),
@@ -76,9 +76,9 @@ class BackwardRun {
         lanes_(std::min(cut_.threads, cut_.whole_heads
                                           ? problem.heads()
                                           : cut_.at_once * std::min(queries_ + keys_, cut_.threads))),
-        counted_(take_scratch<E>(count_, problem.forward, variant)) {
+        counted_(take_scratch<Operand>(count_, problem.forward, variant)) {
     Arena count_sums;
-    HeadSums<A, E>(count_sums, problem, counted_);
+    HeadSums<Compute, Operand>(count_sums, problem, counted_);
     head_bytes_ = count_sums.used();
   }
   BackwardRun(const BackwardRun&) = delete;
@@ -103,14 +103,15 @@ class BackwardRun {
       std::atomic<index_t> next{0};
       executor.run(std::min(lanes_, n), [&](index_t lane) {
         Arena arena(memory + static_cast<std::size_t>(lane) * lane_bytes());
-        const BackwardScratch<A, E> lane_memory = take_scratch<E>(arena, problem_.forward, variant_);
+        const BackwardScratch<Compute, Operand> lane_memory =
+            take_scratch<Operand>(arena, problem_.forward, variant_);
         Task task(problem_, variant_, lane_memory, sums);
         for (index_t i = next++; i < n; i = next++) f(task, lane, i);
       });
     };
     const auto head_sums = [&](index_t slot) {
       Arena arena(head_memory + static_cast<std::size_t>(slot) * head_bytes_);
-      return HeadSums<A, E>(arena, problem_, counted_);
+      return HeadSums<Compute, Operand>(arena, problem_, counted_);
     };
 
     if (cut_.whole_heads) {
@@ -162,18 +163,19 @@ class BackwardRun {
   }
 
  private:
-  const BackwardProblem<A>& problem_;
-  const GradientVariant<A>& variant_;
+  const BackwardProblem<Compute>& problem_;
+  const GradientVariant<Compute>& variant_;
   const index_t queries_, keys_;
   const BackwardCut cut_;
   const index_t lanes_;  // threads with memory of their own
   Arena count_;
-  const BackwardScratch<A, E> counted_;
+  const BackwardScratch<Compute, Operand> counted_;
   std::size_t head_bytes_ = 0;
 };
 
-template <class E, class A>
-Explanation explanation_of(const BackwardRun<E, A>& run, index_t tasks, index_t lanes, std::size_t bytes) {
+template <class Operand, class Compute>
+Explanation explanation_of(const BackwardRun<Operand, Compute>& run, index_t tasks, index_t lanes,
+                           std::size_t bytes) {
   Explanation e;
   e.query_block = query_block;
   e.key_block = backward_key_block;

@@ -19,11 +19,11 @@
 
 SSMAX_BEGIN_DETAIL
 
-template <class A, class E>
+template <class Compute, class Operand>
 class BackwardLoader {
  public:
-  BackwardLoader(const BackwardProblem<A>& problem, const GradientVariant<A>& variant,
-                 const BackwardScratch<A, E>& memory)
+  BackwardLoader(const BackwardProblem<Compute>& problem, const GradientVariant<Compute>& variant,
+                 const BackwardScratch<Compute, Operand>& memory)
       : problem_(problem),
         forward_(problem.forward),
         variant_(variant),
@@ -34,7 +34,7 @@ class BackwardLoader {
 
   /// Loads `count` queries from the cursor on, and their dout. `facts` points at the facts of the first query. A
   /// query without a visible key is loaded as 0.
-  void load_queries(QueryCursor cursor, index_t count, const QueryFacts<A>* facts) const {
+  void load_queries(QueryCursor cursor, index_t count, const QueryFacts<Compute>* facts) const {
     const UnusedLanes unused =
         Op::is_bf16 || multipliers_.has_score() ? UnusedLanes::empty : UnusedLanes::left_out;
     const index_t lanes = list_queries(memory_, count, unused, [&](index_t i) {
@@ -42,7 +42,7 @@ class BackwardLoader {
       cursor.next();
       return row;
     });
-    list_runs<A>(variant_, memory_, lanes);
+    list_runs<Compute>(variant_, memory_, lanes);
     for (index_t i = 0; i < lanes; i += kernels_.width) {
       load_q(i);
       load_dout(i, facts);
@@ -55,23 +55,24 @@ class BackwardLoader {
   }
 
   /// Copies a key and its value to `k` and `v`.
-  void load_key(index_t batch, index_t kv_head, index_t key, E* k, E* v) const {
+  void load_key(index_t batch, index_t kv_head, index_t key, Operand* k, Operand* v) const {
     Op::load_keys(forward_, variant_, batch, kv_head, {key, key + 1}, memory_.depth, widened_row(), k);
     Op::load_values(forward_.keys, batch, kv_head, {key, key + 1}, v);
   }
 
   /// bf16 path: packs rows of K into panels, with 0 for NaN and infinities. Packs the first part of rotated rows.
-  void pack_panels(const E* k, index_t k_stride, index_t keys, bool finite, E* panels, index_t panel) const {
+  void pack_panels(const Operand* k, index_t k_stride, index_t keys, bool finite, Operand* panels,
+                   index_t panel) const {
     const index_t count = memory_.d_pitch / products_.rows * panel;
-    std::fill_n(panels, count, E{});
+    std::fill_n(panels, count, Operand{});
     products_.pack_values(k, k_stride, 0, keys, forward_.width(), panels, panel);
     if (!finite) copy_finite(panels, count, panels);
   }
 
  private:
-  using Op = Operands<A, E>;
+  using Op = Operands<Compute, Operand>;
 
-  A* widened_row() const {
+  Compute* widened_row() const {
     if constexpr (Op::is_bf16) {
       return memory_.bf16.widened_row;
     } else {
@@ -82,14 +83,14 @@ class BackwardLoader {
   /// Loads one vector of queries, from lane i on.
   void load_q(index_t i) const {
     const index_t length = kernels_.width, d = forward_.width();
-    A *factor = memory_.lane.q_factor, *row_factor = memory_.lane.row_factor;
-    gather_rows(memory_, i, i + length, memory_.depth, [&](const Query& query, A* scratch) {
+    Compute *factor = memory_.lane.q_factor, *row_factor = memory_.lane.row_factor;
+    gather_rows(memory_, i, i + length, memory_.depth, [&](const Query& query, Compute* scratch) {
       return Op::load_query(forward_, variant_, query, memory_.depth, widened_row(), scratch);
     });
     for (index_t lane = 0; lane < length; ++lane) {
       const QueryRow& row = memory_.rows[i + lane];
-      factor[lane] = static_cast<A>(multipliers_.of_product(row));
-      row_factor[lane] = static_cast<A>(multipliers_.of_gradient(row.multiplier));
+      factor[lane] = static_cast<Compute>(multipliers_.of_product(row));
+      row_factor[lane] = static_cast<Compute>(multipliers_.of_gradient(row.multiplier));
     }
     put_in_lanes(memory_, i, memory_.depth, Op::is_bf16 ? nullptr : factor, memory_.q);
     if constexpr (Op::is_bf16) {
@@ -103,16 +104,16 @@ class BackwardLoader {
   }
 
   /// Loads the dout of one vector of queries, and sets shift and delta of each query.
-  void load_dout(index_t i, const QueryFacts<A>* facts) const {
+  void load_dout(index_t i, const QueryFacts<Compute>* facts) const {
     const index_t length = kernels_.width, dv = forward_.value_width(), depth = memory_.value_depth;
-    A* factor = memory_.lane.row_factor;
-    E* rows = memory_.dout_rows + i * memory_.dv_pitch;
-    gather_rows(memory_, i, i + length, depth, [&](const Query& query, A* scratch) -> const A* {
+    Compute* factor = memory_.lane.row_factor;
+    Operand* rows = memory_.dout_rows + i * memory_.dv_pitch;
+    gather_rows(memory_, i, i + length, depth, [&](const Query& query, Compute* scratch) -> const Compute* {
       const index_t at = forward_.row_of(query);
       if constexpr (Op::is_bf16) {
-        E* row = reinterpret_cast<E*>(scratch);
-        std::copy_n(problem_.dout.template stored_as<E>(query.batch, query.head, at), dv, row);
-        std::fill_n(row + dv, depth - dv, E{});
+        Operand* row = reinterpret_cast<Operand*>(scratch);
+        std::copy_n(problem_.dout.template stored_as<Operand>(query.batch, query.head, at), dv, row);
+        std::fill_n(row + dv, depth - dv, Operand{});
         return scratch;
       } else {
         return problem_.dout.load(query.batch, query.head, at, scratch);
@@ -120,7 +121,7 @@ class BackwardLoader {
     });
     for (index_t lane = i; lane < i + length; ++lane) {
       const bool sees_any = memory_.rows[lane].keys.size() > 0;
-      factor[lane - i] = normalize(lane, sees_any ? facts[lane] : QueryFacts<A>{});
+      factor[lane - i] = normalize(lane, sees_any ? facts[lane] : QueryFacts<Compute>{});
     }
     if constexpr (Op::is_bf16) {
       put_in_lanes(memory_, i, depth, nullptr, memory_.dout);
@@ -134,38 +135,38 @@ class BackwardLoader {
 
   /// Sets shift and delta of lane i, on the bf16 path also the offset of its logits. Returns the factor of the
   /// lane's dout.
-  A normalize(index_t i, const QueryFacts<A>& facts) const {
+  Compute normalize(index_t i, const QueryFacts<Compute>& facts) const {
     const bool has_shift = set_shift(i, facts);
     const auto rest = has_shift ? memory_.base[i] - static_cast<double>(memory_.shift[i]) : 0.0;
     if constexpr (Op::is_bf16) {
-      memory_.bf16.offset[i] = static_cast<A>(rest);
+      memory_.bf16.offset[i] = static_cast<Compute>(rest);
       memory_.delta[i] = facts.delta;
       return 1;
     } else {
       const double factor = has_shift ? std::exp2(-rest) : 1;
-      memory_.delta[i] = static_cast<A>(factor * static_cast<double>(facts.delta));
-      return static_cast<A>(factor);
+      memory_.delta[i] = static_cast<Compute>(factor * static_cast<double>(facts.delta));
+      return static_cast<Compute>(factor);
     }
   }
 
   /// Sets base (lse in units of log2) and shift of lane i. If no key is visible to the lane, the shift makes its
   /// weights 0. Returns whether the kernels use the shift in place of lse.
-  bool set_shift(index_t i, const QueryFacts<A>& facts) const {
-    memory_.shift[i] = largest_shift<A> / 2;
+  bool set_shift(index_t i, const QueryFacts<Compute>& facts) const {
+    memory_.shift[i] = largest_shift<Compute> / 2;
     memory_.base[i] = 0;
     memory_.regular[i] = true;
     if (facts.keys.size() == 0) return false;
     const double lse = static_cast<double>(facts.lse) * std::numbers::log2e;
     const double shift = std::rint(lse);
     memory_.base[i] = lse;
-    memory_.regular[i] = std::abs(shift) < static_cast<double>(largest_shift<A>);
-    if (memory_.regular[i]) memory_.shift[i] = static_cast<A>(shift);
+    memory_.regular[i] = std::abs(shift) < static_cast<double>(largest_shift<Compute>);
+    if (memory_.regular[i]) memory_.shift[i] = static_cast<Compute>(shift);
     return memory_.regular[i];
   }
 
   /// Finds NaN and infinities in the rows of q and dout.
   void find_nonfinite_queries(index_t lanes) const {
-    const auto are_finite = [&](const E* rows, index_t pitch, index_t row, index_t count) {
+    const auto are_finite = [&](const Operand* rows, index_t pitch, index_t row, index_t count) {
       return products_.all_finite(rows + row * pitch, 0, 1, count * pitch);
     };
     const auto both_are_finite = [&](index_t row, index_t count) {
@@ -181,38 +182,38 @@ class BackwardLoader {
   }
 
   /// bf16 path: copies the first channels of the gathered rows.
-  void keep_rows(index_t i, index_t channels, E* to, index_t pitch) const {
+  void keep_rows(index_t i, index_t channels, Operand* to, index_t pitch) const {
     for (index_t lane = 0; lane < kernels_.width; ++lane) {
-      E* row = to + (i + lane) * pitch;
-      std::copy_n(reinterpret_cast<const E*>(memory_.in[lane]), channels, row);
-      std::fill_n(row + channels, pitch - channels, E{});
+      Operand* row = to + (i + lane) * pitch;
+      std::copy_n(reinterpret_cast<const Operand*>(memory_.in[lane]), channels, row);
+      std::fill_n(row + channels, pitch - channels, Operand{});
     }
   }
 
   /// bf16 path: writes rows of queries in pairs, with 0 for NaN and infinities. Pairs past the last query are 0.
-  void pair_queries(const E* rows, index_t pitch, index_t lanes, E* pairs) const {
+  void pair_queries(const Operand* rows, index_t pitch, index_t lanes, Operand* pairs) const {
     for (index_t i = 0; i < lanes; i += 2) {
-      detail::kernels<RoundedBackwardKernels<A, E>>().pair_rows(rows + i * pitch, rows + (i + 1) * pitch,
-                                                                pitch, pairs + i * pitch, pitch);
+      detail::kernels<RoundedBackwardKernels<Compute, Operand>>().pair_rows(
+          rows + i * pitch, rows + (i + 1) * pitch, pitch, pairs + i * pitch, pitch);
     }
     for (index_t i = 0; i < lanes; ++i) {
       if (memory_.finite[i / memory_.tile_lanes] || memory_.queries_are_finite[i]) continue;
-      E* pair = pairs + i / 2 * 2 * pitch;
+      Operand* pair = pairs + i / 2 * 2 * pitch;
       copy_finite(pair, 2 * pitch, pair);
     }
-    std::fill_n(pairs + lanes * pitch, (memory_.bf16.lanes - lanes) * pitch, E{});
+    std::fill_n(pairs + lanes * pitch, (memory_.bf16.lanes - lanes) * pitch, Operand{});
   }
 
-  static const PrefillBackwardKernels<A>& gradient_kernels() {
-    return detail::kernels<PrefillBackwardKernels<A>>();
+  static const PrefillBackwardKernels<Compute>& gradient_kernels() {
+    return detail::kernels<PrefillBackwardKernels<Compute>>();
   }
 
-  const BackwardProblem<A>& problem_;
-  const Problem<A>& forward_;
-  const GradientVariant<A>& variant_;
-  const PrefillKernels<A>& kernels_;
-  const PrefillKernels<A, E>& products_;
-  const BackwardScratch<A, E>& memory_;
+  const BackwardProblem<Compute>& problem_;
+  const Problem<Compute>& forward_;
+  const GradientVariant<Compute>& variant_;
+  const PrefillKernels<Compute>& kernels_;
+  const PrefillKernels<Compute, Operand>& products_;
+  const BackwardScratch<Compute, Operand>& memory_;
   const Multipliers multipliers_;
 };
 

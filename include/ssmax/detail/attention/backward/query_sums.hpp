@@ -9,12 +9,13 @@ SSMAX_BEGIN_DETAIL
 
 /// Passes the sums of all queries, in their order, to the scaling and the score function, and adds the gradients of
 /// the sinks to dsinks.
-template <class A>
-void hand_over(const BackwardProblem<A>& problem, const GradientVariant<A>& variant, const CallSums& sums) {
-  const Problem<A>& forward = problem.forward;
+template <class Compute>
+void hand_over(const BackwardProblem<Compute>& problem, const GradientVariant<Compute>& variant,
+               const CallSums& sums) {
+  const Problem<Compute>& forward = problem.forward;
   const index_t sums_of_row = 1 + variant.parameters(), first = forward.first_query;
   const index_t first_entry = forward.first_entry(), end_entry = first_entry + forward.entries();
-  const InputRows<A>& q = forward.q;
+  const InputRows<Compute>& q = forward.q;
   Query query{0, 0, 0, forward.shape(first_entry)};
   const double* row = sums.sums;
   const QueryReport* report = sums.reports;
@@ -27,21 +28,21 @@ void hand_over(const BackwardProblem<A>& problem, const GradientVariant<A>& vari
         dsink += report->dsink;
       }
       if (!problem.dsinks.empty()) {
-        problem.dsinks[static_cast<std::size_t>(query.head)] += static_cast<A>(dsink);
+        problem.dsinks[static_cast<std::size_t>(query.head)] += static_cast<Compute>(dsink);
       }
     }
   }
 }
 
 /// The memory for the sums of all queries of a call, and the part of it that belongs to one sequence.
-template <class A>
+template <class Compute>
 class SumsMemory {
  public:
-  SumsMemory(const BackwardProblem<A>& problem, const GradientVariant<A>& variant)
+  SumsMemory(const BackwardProblem<Compute>& problem, const GradientVariant<Compute>& variant)
       : q_(problem.forward.q),
         kept_(problem.stage.kept),
         sums_of_row_(1 + variant.parameters()),
-        is_needed_(!kept_ && (variant.learns() || !problem.dsinks.empty())) {}
+        is_needed_(!kept_ && (variant.wants_gradients() || !problem.dsinks.empty())) {}
 
   bool is_needed() const { return is_needed_; }
   std::size_t bytes() const {
@@ -62,7 +63,7 @@ class SumsMemory {
  private:
   index_t rows() const { return q_.extent(0) * q_.extent(1) * q_.extent(2); }
 
-  const InputRows<A>& q_;
+  const InputRows<Compute>& q_;
   const CallSums kept_;
   const index_t sums_of_row_;
   const bool is_needed_;

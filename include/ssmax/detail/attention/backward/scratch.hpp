@@ -21,16 +21,16 @@ inline constexpr index_t blocks_per_sum = 8;
 inline constexpr index_t tile_keys = 64;
 
 /// Facts about a query that all of its blocks read.
-template <class A>
+template <class Compute>
 struct QueryFacts {
-  KeyRange keys{};        // visible and stored keys; empty if lse is -inf
-  bool attends = false;   // some key is visible, in this call or in another part
-  double multiplier = 0;  // c
-  A lse{}, delta{};       // delta = ⟨dout, out⟩ - dlse
+  KeyRange keys{};         // visible and stored keys; empty if lse is -inf
+  bool attends = false;    // some key is visible, in this call or in another part
+  double multiplier = 0;   // c
+  Compute lse{}, delta{};  // delta = ⟨dout, out⟩ - dlse
 };
 
 /// The memory that only the bf16 path uses.
-template <class A, class E>
+template <class Compute, class Operand>
 struct Bf16Scratch {
   Bf16Scratch() = default;
   Bf16Scratch(Arena& arena, index_t queries, index_t tile_lanes, index_t d_pitch, index_t dv_pitch,
@@ -38,55 +38,56 @@ struct Bf16Scratch {
       // A tile may begin at any lane, and products sum over whole depths. The row length is an odd number of cache
       // lines.
       : lanes((queries + product_depth + 31) / 64 * 64 + 32),
-        weights(arena.take<E>(tile_keys * lanes)),
-        gradients(arena.take<E>(tile_keys * lanes)),
-        pairs(arena.take<E>(tile_keys * tile_lanes)),
-        q_pairs(arena.take<E>(lanes * d_pitch)),
-        dout_pairs(arena.take<E>(lanes * dv_pitch)),
-        widened_row(arena.take<A>(2 * d_pitch)),
-        multiplier(arena.take<A>(queries)),
-        offset(arena.take<A>(queries)),
-        factor(arena.take<A>(queries)) {}
+        weights(arena.take<Operand>(tile_keys * lanes)),
+        gradients(arena.take<Operand>(tile_keys * lanes)),
+        pairs(arena.take<Operand>(tile_keys * tile_lanes)),
+        q_pairs(arena.take<Operand>(lanes * d_pitch)),
+        dout_pairs(arena.take<Operand>(lanes * dv_pitch)),
+        widened_row(arena.take<Compute>(2 * d_pitch)),
+        multiplier(arena.take<Compute>(queries)),
+        offset(arena.take<Compute>(queries)),
+        factor(arena.take<Compute>(queries)) {}
 
   index_t lanes = 0;  // lanes of the query block, plus the lanes past its end that products may read
-  E *weights = nullptr, *gradients = nullptr;  // [tile_keys][lanes]
-  E* pairs = nullptr;  // [tile_keys / 2][tile_lanes][2]: the gradients in pairs of keys
-  E *q_pairs = nullptr, *dout_pairs = nullptr;  // [lanes / 2][pitch][2], with 0 for NaN and infinities
-  A* widened_row = nullptr;                     // [2][d]: a row to be rotated, and its rounding error
-  A *multiplier = nullptr, *offset = nullptr;   // [queries]: members of Logits
-  A* factor = nullptr;  // [queries]: factor of the gradients, in both of their products
+  Operand *weights = nullptr, *gradients = nullptr;  // [tile_keys][lanes]
+  Operand* pairs = nullptr;  // [tile_keys / 2][tile_lanes][2]: the gradients in pairs of keys
+  Operand *q_pairs = nullptr, *dout_pairs = nullptr;  // [lanes / 2][pitch][2], with 0 for NaN and infinities
+  Compute* widened_row = nullptr;                     // [2][d]: a row to be rotated, and its rounding error
+  Compute *multiplier = nullptr, *offset = nullptr;   // [queries]: members of Logits
+  Compute* factor = nullptr;  // [queries]: factor of the gradients, in both of their products
 };
 
 struct Nothing {};
 
-/// The scratch memory of one thread. E is the type of the products' operands.
-template <class A, class E = A>
-struct BackwardScratch : LaneScratch<A, E> {
-  using LaneScratch<A, E>::tile_lanes;
-  using LaneScratch<A, E>::tiles;
-  using Op = Operands<A, E>;
+/// The scratch memory of one thread. Operand is the type of the products' operands.
+template <class Compute, class Operand = Compute>
+struct BackwardScratch : LaneScratch<Compute, Operand> {
+  using LaneScratch<Compute, Operand>::tile_lanes;
+  using LaneScratch<Compute, Operand>::tiles;
+  using Op = Operands<Compute, Operand>;
 
   /// The product of q and k sums over a_depth channels, the product of dout and v over a_value_depth. keeps_scores:
   /// the call has a score function, so z and slope are stored.
   BackwardScratch(Arena& arena, index_t d, index_t value_width, index_t a_depth, index_t a_value_depth,
                   index_t sums_count, bool keeps_scores)
-      : LaneScratch<A, E>(arena, query_block, d, std::max(value_width, a_value_depth / tuple_size<A, E>),
-                          a_depth),
-        products(detail::kernels<PrefillKernels<A, E>>()),
+      : LaneScratch<Compute, Operand>(arena, query_block, d,
+                                      std::max(value_width, a_value_depth / tuple_size<Compute, Operand>),
+                                      a_depth),
+        products(detail::kernels<PrefillKernels<Compute, Operand>>()),
         depth(a_depth),
         value_depth(a_value_depth),
         d_pitch(in_pitch(d)),
         dv_pitch(in_pitch(value_width)),
-        q_rows(arena.take<E>(tiles * tile_lanes * d_pitch)),
-        dout(arena.take<E>(tiles * value_depth * tile_lanes)),
-        dout_rows(arena.take<E>(tiles * tile_lanes * dv_pitch)),
-        s(arena.take<A>(tile_keys * tile_lanes)),
-        u(arena.take<A>(tile_keys * tile_lanes)),
-        z(arena.take<A>(Op::is_bf16 || keeps_scores ? tile_keys * tile_lanes : 0)),
-        slope(arena.take<A>(keeps_scores ? tile_keys * tile_lanes : 0)),
-        shift(arena.take<A>(tiles * tile_lanes)),
-        delta(arena.take<A>(tiles * tile_lanes)),
-        transposed_gradients(arena.take<A>(this->kernels.width * key_block)),
+        q_rows(arena.take<Operand>(tiles * tile_lanes * d_pitch)),
+        dout(arena.take<Operand>(tiles * value_depth * tile_lanes)),
+        dout_rows(arena.take<Operand>(tiles * tile_lanes * dv_pitch)),
+        s(arena.take<Compute>(tile_keys * tile_lanes)),
+        u(arena.take<Compute>(tile_keys * tile_lanes)),
+        z(arena.take<Compute>(Op::is_bf16 || keeps_scores ? tile_keys * tile_lanes : 0)),
+        slope(arena.take<Compute>(keeps_scores ? tile_keys * tile_lanes : 0)),
+        shift(arena.take<Compute>(tiles * tile_lanes)),
+        delta(arena.take<Compute>(tiles * tile_lanes)),
+        transposed_gradients(arena.take<Compute>(this->kernels.width * key_block)),
         base(arena.take<double>(tiles * tile_lanes)),
         regular(arena.take<bool>(tiles * tile_lanes)),
         finite(arena.take<bool>(tiles)),
@@ -103,23 +104,24 @@ struct BackwardScratch : LaneScratch<A, E> {
     return (width + unit - 1) / unit * unit;
   }
 
-  const PrefillKernels<A, E>& products;
+  const PrefillKernels<Compute, Operand>& products;
   index_t depth, value_depth;
   index_t d_pitch, dv_pitch;  // row lengths; channels past d and dv are 0
-  E* q_rows;  // [queries][d_pitch]; float, double: multiplied by scale and, without a score function, by c
-  E *dout, *dout_rows;       // [tiles][value_depth][tile_lanes] in tuples, [queries][dv_pitch]
-  A* s;                      // [tile_keys][tile_lanes]: logits; weights overwrite them
-  A* u;                      // [tile_keys][tile_lanes]: dout·vᵀ; gradients overwrite it
-  A *z, *slope;              // [tile_keys][tile_lanes]: members of Logits
-  A *shift, *delta;          // [queries]
-  A* transposed_gradients;   // [vector length][key_block]: gradients of irregular lanes
-  double* base;              // [queries]: lse in units of log2
-  bool* regular;             // [queries]: whether the kernels can compute the weights
-  bool* finite;              // [tiles]: whether q and dout are free of NaN and infinities
-  bool* queries_are_finite;  // [queries]: set for tiles that are not finite
+  Operand*
+      q_rows;  // [queries][d_pitch]; float, double: multiplied by scale and, without a score function, by c
+  Operand *dout, *dout_rows;      // [tiles][value_depth][tile_lanes] in tuples, [queries][dv_pitch]
+  Compute* s;                     // [tile_keys][tile_lanes]: logits; weights overwrite them
+  Compute* u;                     // [tile_keys][tile_lanes]: dout·vᵀ; gradients overwrite it
+  Compute *z, *slope;             // [tile_keys][tile_lanes]: members of Logits
+  Compute *shift, *delta;         // [queries]
+  Compute* transposed_gradients;  // [vector length][key_block]: gradients of irregular lanes
+  double* base;                   // [queries]: lse in units of log2
+  bool* regular;                  // [queries]: whether the kernels can compute the weights
+  bool* finite;                   // [tiles]: whether q and dout are free of NaN and infinities
+  bool* queries_are_finite;       // [queries]: set for tiles that are not finite
   index_t sums_of_row;
   double* sums;  // [queries][sums_of_row]: sums over one pair of blocks
-  std::conditional_t<Op::is_bf16, Bf16Scratch<A, E>, Nothing> bf16{};
+  std::conditional_t<Op::is_bf16, Bf16Scratch<Compute, Operand>, Nothing> bf16{};
 };
 
 SSMAX_END

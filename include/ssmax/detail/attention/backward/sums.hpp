@@ -9,99 +9,106 @@
 
 SSMAX_BEGIN_DETAIL
 
-template <class A>
-index_t query_blocks(const BackwardProblem<A>& problem) {
+template <class Compute>
+index_t query_blocks(const BackwardProblem<Compute>& problem) {
   return (problem.forward.rows() + query_block - 1) / query_block;
 }
-template <class A>
-index_t key_blocks(const BackwardProblem<A>& problem) {
+template <class Compute>
+index_t key_blocks(const BackwardProblem<Compute>& problem) {
   return (problem.keys() + backward_key_block - 1) / backward_key_block;
 }
 
 /// Returns whether K and V must be copied into rows of HeadSums. The kernels read K and V in place if neither is
 /// converted or rotated and all passes are full: keys and channels of K are multiples of kernels.rows.
-template <class A>
-bool packs_keys(const BackwardProblem<A>& problem, const PrefillKernels<A>& kernels) {
+template <class Compute>
+bool packs_keys(const BackwardProblem<Compute>& problem, const PrefillKernels<Compute>& kernels) {
   if (!problem.forward.keys.are_both(ElementKind::compute)) return true;
   if (problem.forward.has_rope() && problem.forward.rotate_keys) return true;
   return problem.keys() % kernels.rows != 0 || problem.forward.width() % kernels.rows != 0;
 }
 
 /// The sums of one kv head's gradients. A partial sum adds blocks_per_sum blocks in the layout of the kernels. The
-/// whole sum adds all partial sums. E is the type of the products' operands.
+/// whole sum adds all partial sums. Operand is the type of the products' operands.
 ///
 /// | call | memory of the whole sums |
 /// |---|---|
 /// | results can hold sums | the results |
-/// | results cannot hold sums | arrays of A in HeadSums |
+/// | results cannot hold sums | arrays of Compute in HeadSums |
 /// | results cannot hold sums, backward in stages | the caller's arrays (StageSums) |
-template <class A, class E = A>
+template <class Compute, class Operand = Compute>
 struct HeadSums {
   HeadSums() = default;
-  HeadSums(Arena& arena, const BackwardProblem<A>& problem, const BackwardScratch<A, E>& memory)
+  HeadSums(Arena& arena, const BackwardProblem<Compute>& problem,
+           const BackwardScratch<Compute, Operand>& memory)
       : has_arrays(!problem.stores_sums()),
-        facts(arena.take<QueryFacts<A>>(problem.forward.rows())),
+        facts(arena.take<QueryFacts<Compute>>(problem.forward.rows())),
         seen(arena.take<KeyRange>(query_blocks(problem))),
         visible_words((key_blocks(problem) + 31) / 32),
         visible_blocks(arena.take<std::uint32_t>(query_blocks(problem) * visible_words)),
         blocks_are_finite(arena.take<bool>(key_blocks(problem))),
         keys_are_finite(arena.take<bool>(key_blocks(problem) * backward_key_block)),
-        dq(arena.take<A>(query_blocks(problem) * memory.tiles * memory.tile_lanes * memory.d_pitch)),
-        dk(arena.take<A>(key_blocks(problem) * backward_key_block * memory.d_pitch)),
-        dvalues(arena.take<A>(key_blocks(problem) * backward_key_block * memory.dv_pitch)),
-        k_stride(Operands<A, E>::is_bf16 ? memory.depth : memory.d_pitch),
-        v_stride(Operands<A, E>::is_bf16 ? memory.value_depth : memory.dv_pitch),
-        k(arena.take<E>(
+        dq(arena.take<Compute>(query_blocks(problem) * memory.tiles * memory.tile_lanes * memory.d_pitch)),
+        dk(arena.take<Compute>(key_blocks(problem) * backward_key_block * memory.d_pitch)),
+        dvalues(arena.take<Compute>(key_blocks(problem) * backward_key_block * memory.dv_pitch)),
+        k_stride(Operands<Compute, Operand>::is_bf16 ? memory.depth : memory.d_pitch),
+        v_stride(Operands<Compute, Operand>::is_bf16 ? memory.value_depth : memory.dv_pitch),
+        k(arena.take<Operand>(
             packs_keys(problem, memory.kernels) ? key_blocks(problem) * backward_key_block * k_stride : 0)),
-        v(arena.take<E>(
+        v(arena.take<Operand>(
             packs_keys(problem, memory.kernels) ? key_blocks(problem) * backward_key_block * v_stride : 0)),
-        panel(backward_key_block * memory.products.rows + 64 / static_cast<index_t>(sizeof(E))),
-        panels(arena.take<E>(Operands<A, E>::is_bf16
-                                 ? key_blocks(problem) * (memory.d_pitch / memory.products.rows) * panel
-                                 : 0)),
-        all_dq(arena.take<A>(takes_all(problem) ? problem.forward.rows() * problem.forward.width() : 0)),
-        all_dk(arena.take<A>(takes_all(problem) ? problem.keys() * problem.forward.width() : 0)),
-        all_dvalues(arena.take<A>(takes_all(problem) ? problem.keys() * problem.forward.value_width() : 0)) {}
+        panel(backward_key_block * memory.products.rows + 64 / static_cast<index_t>(sizeof(Operand))),
+        panels(arena.take<Operand>(Operands<Compute, Operand>::is_bf16
+                                       ? key_blocks(problem) * (memory.d_pitch / memory.products.rows) * panel
+                                       : 0)),
+        all_dq(
+            arena.take<Compute>(takes_all(problem) ? problem.forward.rows() * problem.forward.width() : 0)),
+        all_dk(arena.take<Compute>(takes_all(problem) ? problem.keys() * problem.forward.width() : 0)),
+        all_dvalues(
+            arena.take<Compute>(takes_all(problem) ? problem.keys() * problem.forward.value_width() : 0)) {}
 
   /// Returns the whole sum of the query in row `row` of the kv head. key_sums and value_sums return the sums of a
   /// key.
-  A* query_sums(const BackwardProblem<A>& problem, const Query& query, index_t row) const {
+  Compute* query_sums(const BackwardProblem<Compute>& problem, const Query& query, index_t row) const {
     if (has_arrays && !problem.sums) return all_dq + row * problem.dq.extent(3);
-    const OutputRows<A>& sums = has_arrays ? problem.sums.dq : problem.dq;
+    const OutputRows<Compute>& sums = has_arrays ? problem.sums.dq : problem.dq;
     return sums.in_place(query.batch, query.head, problem.forward.row_of(query));
   }
-  A* key_sums(const BackwardProblem<A>& problem, index_t batch, index_t kv_head, index_t key) const {
+  Compute* key_sums(const BackwardProblem<Compute>& problem, index_t batch, index_t kv_head,
+                    index_t key) const {
     if (has_arrays && !problem.sums) return all_dk + key * problem.dk.extent(3);
     return (has_arrays ? problem.sums.dk : problem.dk).in_place(batch, kv_head, key);
   }
-  A* value_sums(const BackwardProblem<A>& problem, index_t batch, index_t kv_head, index_t key) const {
+  Compute* value_sums(const BackwardProblem<Compute>& problem, index_t batch, index_t kv_head,
+                      index_t key) const {
     if (has_arrays && !problem.sums) return all_dvalues + key * problem.dv.extent(3);
     return (has_arrays ? problem.sums.dv : problem.dv).in_place(batch, kv_head, key);
   }
   /// Returns the stride of the whole sums of keys.
-  index_t key_stride(const OutputRows<A>& gradient) const {
+  index_t key_stride(const OutputRows<Compute>& gradient) const {
     return has_arrays ? gradient.extent(3) : gradient.stride(2);
   }
 
-  bool has_arrays = false;         // whether the results cannot hold sums
-  QueryFacts<A>* facts = nullptr;  // [rows]
-  KeyRange* seen = nullptr;        // [query blocks]: hull of the visible keys of the block
+  bool has_arrays = false;               // whether the results cannot hold sums
+  QueryFacts<Compute>* facts = nullptr;  // [rows]
+  KeyRange* seen = nullptr;              // [query blocks]: hull of the visible keys of the block
   index_t visible_words = 0;
   std::uint32_t* visible_blocks =
       nullptr;  // [query blocks][visible_words]: under a mask with runs, one bit per key block
-  bool* blocks_are_finite = nullptr;    // [key blocks]: whether K is free of NaN and infinities
-  bool* keys_are_finite = nullptr;      // [keys]: set for blocks that are not finite
-  A* dq = nullptr;                      // [query blocks][tiles][d_pitch][tile_lanes]: partial sums
-  A *dk = nullptr, *dvalues = nullptr;  // [keys][d_pitch], [keys][dv_pitch]: partial sums
-  index_t k_stride = 0, v_stride = 0;   // row lengths of packed keys and values
-  E *k = nullptr, *v = nullptr;         // [keys][k_stride], [keys][v_stride]: packed keys and values
-  index_t panel = 0;                    // distance between two panels
-  E* panels = nullptr;  // [key blocks][panels]: bf16 path: K packed for products that sum over keys
+  bool* blocks_are_finite = nullptr;          // [key blocks]: whether K is free of NaN and infinities
+  bool* keys_are_finite = nullptr;            // [keys]: set for blocks that are not finite
+  Compute* dq = nullptr;                      // [query blocks][tiles][d_pitch][tile_lanes]: partial sums
+  Compute *dk = nullptr, *dvalues = nullptr;  // [keys][d_pitch], [keys][dv_pitch]: partial sums
+  index_t k_stride = 0, v_stride = 0;         // row lengths of packed keys and values
+  Operand *k = nullptr, *v = nullptr;         // [keys][k_stride], [keys][v_stride]: packed keys and values
+  index_t panel = 0;                          // distance between two panels
+  Operand* panels = nullptr;  // [key blocks][panels]: bf16 path: K packed for products that sum over keys
 
  private:
-  static bool takes_all(const BackwardProblem<A>& problem) { return !problem.stores_sums() && !problem.sums; }
+  static bool takes_all(const BackwardProblem<Compute>& problem) {
+    return !problem.stores_sums() && !problem.sums;
+  }
 
-  A *all_dq = nullptr, *all_dk = nullptr, *all_dvalues = nullptr;
+  Compute *all_dq = nullptr, *all_dk = nullptr, *all_dvalues = nullptr;
 };
 
 SSMAX_END

@@ -20,19 +20,19 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// The backward pass on one kv head. E is the type of the products' operands: A, or bfloat16 (see route.hpp).
-template <class A, class E = A>
+/// The backward pass on one kv head. Operand is the type of the products' operands: Compute, or bfloat16 (see route.hpp).
+template <class Compute, class Operand = Compute>
 class BackwardTask {
  public:
-  using Memory = BackwardScratch<A, E>;
+  using Memory = BackwardScratch<Compute, Operand>;
 
-  BackwardTask(const BackwardProblem<A>& problem, const GradientVariant<A>& variant, const Memory& memory,
-               const CallSums& sums)
+  BackwardTask(const BackwardProblem<Compute>& problem, const GradientVariant<Compute>& variant,
+               const Memory& memory, const CallSums& sums)
       : problem_(problem),
         forward_(problem.forward),
         variant_(variant),
         kernels_(memory.kernels),
-        gradient_kernels_(detail::kernels<PrefillBackwardKernels<A>>()),
+        gradient_kernels_(detail::kernels<PrefillBackwardKernels<Compute>>()),
         products_(memory.products),
         memory_(memory),
         loader_(problem, variant, memory),
@@ -44,7 +44,7 @@ class BackwardTask {
         sums_in_place_(keys_have_one_sum()) {}
 
   /// Selects the kv head for the other members, counted over batch entries, and the memory of its sums.
-  void enter(index_t head, const HeadSums<A, E>& sums) {
+  void enter(index_t head, const HeadSums<Compute, Operand>& sums) {
     head_sums_ = sums;
     if (head == head_) return;
     head_ = head;
@@ -57,7 +57,7 @@ class BackwardTask {
   void survey(index_t block) const {
     const index_t first = block * query_block;
     const KeyRange stored = forward_.keys.stored(batch_);
-    const bool asked_once = variant_.shows_same_keys && forward_.group() == 1;
+    const bool asked_once = variant_.shows_same_keys && forward_.heads_per_kv_head() == 1;
     Hull seen;
     QueryRow seen_by{};
     std::uint32_t* visible = head_sums_.visible_blocks + block * head_sums_.visible_words;
@@ -66,14 +66,14 @@ class BackwardTask {
     for (index_t row = first; row < first + queries_of(block); ++row, cursor.next()) {
       if (row == first || !asked_once) seen_by = variant_.row(*cursor, stored);
       prefetch_rows(*cursor);
-      QueryFacts<A>& facts = head_sums_.facts[row];
+      QueryFacts<Compute>& facts = head_sums_.facts[row];
       find_facts(*cursor, seen_by, facts);
       seen.add(facts.keys);
       if (variant_.has_runs) find_visible_blocks(*cursor, facts.keys, visible);
       if (sums_) begin_sums(*cursor, seen_by, facts);
     }
     head_sums_.seen[block] = seen.any;
-    std::fill_n(queries_sums(block), sums_in_use(block), A{0});
+    std::fill_n(queries_sums(block), sums_in_use(block), Compute{0});
   }
 
   /// Copies a key block into rows if necessary, finds NaN and infinities in K, and sets the partial sums to 0.
@@ -84,8 +84,8 @@ class BackwardTask {
       find_nonfinite_keys(block);
     }
     if (problem_.stage.continues && sums_in_place_) return;
-    std::fill_n(dk_sums(first), in_passes(count) * memory_.d_pitch, A{0});
-    std::fill_n(dv_sums(first), in_passes(count) * memory_.dv_pitch, A{0});
+    std::fill_n(dk_sums(first), in_passes(count) * memory_.d_pitch, Compute{0});
+    std::fill_n(dv_sums(first), in_passes(count) * memory_.dv_pitch, Compute{0});
     if (problem_.stage.continues) load_key_sums(first, count);
   }
 
@@ -122,22 +122,22 @@ class BackwardTask {
   /// Turns sums into dq. Also computes dc, unless the tiles have summed dc.
   void finish_queries(index_t block) const {
     const index_t first = block * query_block, d = forward_.width();
-    const auto multiply = detail::kernels<RowKernels<A>>().multiply;
+    const auto multiply = detail::kernels<RowKernels<Compute>>().multiply;
     QueryCursor cursor(forward_, batch_, kv_head_, first);
     for (index_t row = first; row < first + queries_of(block); ++row, cursor.next()) {
-      const QueryFacts<A>& facts = head_sums_.facts[row];
-      A* sums = head_sums_.query_sums(problem_, *cursor, row);
-      if (problem_.keys() == 0 && problem_.stage.first) std::fill_n(sums, d, A{0});
+      const QueryFacts<Compute>& facts = head_sums_.facts[row];
+      Compute* sums = head_sums_.query_sums(problem_, *cursor, row);
+      if (problem_.keys() == 0 && problem_.stage.first) std::fill_n(sums, d, Compute{0});
       if (!problem_.stage.last) continue;
       if (sums_ && !sums_dc_in_tiles() && facts.attends) {
-        const A* q = load_query(forward_, variant_, *cursor, memory_.staged);
+        const Compute* q = load_query(forward_, variant_, *cursor, memory_.staged);
         sums_of(*cursor)[0] +=
-            forward_.scale * static_cast<double>(detail::kernels<DotKernels<A>>().dot(q, sums, d));
+            forward_.scale * static_cast<double>(detail::kernels<DotKernels<Compute>>().dot(q, sums, d));
       }
       if (facts.attends) {
         // On the bf16 path, the gradients of the logits already include this factor.
         const double factor = multipliers_.of_gradient(facts.multiplier);
-        if (!Op::is_bf16) multiply(sums, d, static_cast<A>(factor), sums);
+        if (!Op::is_bf16) multiply(sums, d, static_cast<Compute>(factor), sums);
         if (forward_.has_rope()) {
           rotate(forward_.rope, sums, d, sums, d, 1, d, rope_position(forward_, variant_, *cursor), true);
         }
@@ -152,28 +152,29 @@ class BackwardTask {
     if (problem_.sums) return;
     if (forward_.rows() > 0 && !forward_.has_rope() && !head_sums_.has_arrays)
       return;  // the results hold the sums
-    const Query query{batch_, kv_head_ * forward_.group(), 0, forward_.shape(batch_)};
+    const Query query{batch_, kv_head_ * forward_.heads_per_kv_head(), 0, forward_.shape(batch_)};
     const index_t first = block * backward_key_block, d = forward_.width();
     for (index_t key = first; key < first + keys_of(block); ++key) {
-      A* dk = head_sums_.key_sums(problem_, batch_, kv_head_, key);
+      Compute* dk = head_sums_.key_sums(problem_, batch_, kv_head_, key);
       if (forward_.rows() == 0) {
-        std::fill_n(dk, d, A{0});
-        std::fill_n(head_sums_.value_sums(problem_, batch_, kv_head_, key), forward_.value_width(), A{0});
+        std::fill_n(dk, d, Compute{0});
+        std::fill_n(head_sums_.value_sums(problem_, batch_, kv_head_, key), forward_.value_width(),
+                    Compute{0});
       }
       if (forward_.has_rope() && forward_.rotate_keys && forward_.rows() > 0) {
         const index_t position =
             forward_.key_position + variant_.key_position(query, problem_.first_key() + key);
         rotate(forward_.rope, dk, d, dk, d, 1, d, position, true);
       }
-      A* dv = head_sums_.value_sums(problem_, batch_, kv_head_, key);
+      Compute* dv = head_sums_.value_sums(problem_, batch_, kv_head_, key);
       store(problem_.dk, problem_.old_dk, batch_, kv_head_, key, dk);
       store(problem_.dv, problem_.old_dv, batch_, kv_head_, key, dv);
     }
   }
 
  private:
-  static constexpr A infinity = std::numeric_limits<A>::infinity();
-  using Op = Operands<A, E>;
+  static constexpr Compute infinity = std::numeric_limits<Compute>::infinity();
+  using Op = Operands<Compute, Operand>;
 
   /// Returns whether dc is summed while the logits are computed, together with the parameters of a score function.
   bool sums_dc_in_tiles() const { return Op::is_bf16 || multipliers_.has_score(); }
@@ -217,26 +218,26 @@ class BackwardTask {
 
   /// Computes the facts about a query from its row of the variant. Writes the facts in place: a copy would stall on
   /// store forwarding.
-  void find_facts(const Query& query, const QueryRow& seen_by, QueryFacts<A>& facts) const {
+  void find_facts(const Query& query, const QueryRow& seen_by, QueryFacts<Compute>& facts) const {
     const index_t row = forward_.row_of(query), dv = forward_.value_width();
-    const A lse = problem_.lse(query.batch, query.head, row);
+    const Compute lse = problem_.lse(query.batch, query.head, row);
     facts.lse = lse;
     facts.attends = seen_by.n > 0 && lse != -infinity;
     facts.keys = lse == -infinity ? KeyRange{} : seen_by.keys;
     facts.multiplier = seen_by.multiplier;
-    A delta{0};
+    Compute delta{0};
     if (seen_by.n > 0) {
-      A *wide = memory_.staged, *other = memory_.staged + memory_.pitch;
-      delta =
-          detail::kernels<DotKernels<A>>().dot(problem_.dout.load(query.batch, query.head, row, wide),
-                                               problem_.out.load(query.batch, query.head, row, other), dv);
+      Compute *wide = memory_.staged, *other = memory_.staged + memory_.pitch;
+      delta = detail::kernels<DotKernels<Compute>>().dot(
+          problem_.dout.load(query.batch, query.head, row, wide),
+          problem_.out.load(query.batch, query.head, row, other), dv);
     }
     if (problem_.dlse.is_given()) delta -= problem_.dlse(query.batch, query.head, row);
     facts.delta = delta;
   }
 
   /// Initializes a query's sums of the call with the share of its sink.
-  void begin_sums(const Query& query, const QueryRow& seen_by, const QueryFacts<A>& facts) const {
+  void begin_sums(const Query& query, const QueryRow& seen_by, const QueryFacts<Compute>& facts) const {
     if (problem_.stage.first) std::fill_n(sums_of(query), memory_.sums_of_row, 0.0);
     QueryReport& report = sums_.reports[place_of(query)] = {seen_by.n, seen_by.position, 0};
     if (problem_.sinks.empty()) return;
@@ -271,7 +272,7 @@ class BackwardTask {
   }
 
   /// Returns the partial sums of a query block: [tiles][d_pitch][tile_lanes].
-  A* queries_sums(index_t block) const { return head_sums_.dq + block * sums_of_block(); }
+  Compute* queries_sums(index_t block) const { return head_sums_.dq + block * sums_of_block(); }
   index_t sums_of_block() const { return memory_.tiles * memory_.tile_lanes * memory_.d_pitch; }
   index_t sums_in_use(index_t block) const { return in_tiles(queries_of(block)) * memory_.d_pitch; }
 
@@ -283,18 +284,18 @@ class BackwardTask {
            problem_.dv.stride(2) == memory_.dv_pitch;
   }
   /// Returns the partial sums of the keys from `first` on: [keys][d_pitch]. dv_sums returns [keys][dv_pitch].
-  A* dk_sums(index_t first) const {
+  Compute* dk_sums(index_t first) const {
     return sums_in_place_ ? head_sums_.key_sums(problem_, batch_, kv_head_, first)
                           : head_sums_.dk + first * memory_.d_pitch;
   }
-  A* dv_sums(index_t first) const {
+  Compute* dv_sums(index_t first) const {
     return sums_in_place_ ? head_sums_.value_sums(problem_, batch_, kv_head_, first)
                           : head_sums_.dvalues + first * memory_.dv_pitch;
   }
 
   /// Loads the partial sums that dk and dv hold.
   void load_key_sums(index_t first, index_t count) const {
-    const auto load = [&](const A* all, index_t stride, index_t columns, A* sums, index_t pitch) {
+    const auto load = [&](const Compute* all, index_t stride, index_t columns, Compute* sums, index_t pitch) {
       gradient_kernels_.copy_rows(all, stride, count, columns, sums, pitch);
     };
     load(head_sums_.key_sums(problem_, batch_, kv_head_, first), head_sums_.key_stride(problem_.dk),
@@ -306,10 +307,10 @@ class BackwardTask {
   /// Copies a key block into rows of K and V, padded with 0 to whole vectors and whole passes.
   void copy_keys(index_t block) const {
     const index_t first = block * backward_key_block, count = keys_of(block);
-    E* k = head_sums_.k + first * head_sums_.k_stride;
-    E* v = head_sums_.v + first * head_sums_.v_stride;
-    std::fill_n(k, in_passes(count) * head_sums_.k_stride, E{});
-    std::fill_n(v, in_passes(count) * head_sums_.v_stride, E{});
+    Operand* k = head_sums_.k + first * head_sums_.k_stride;
+    Operand* v = head_sums_.v + first * head_sums_.v_stride;
+    std::fill_n(k, in_passes(count) * head_sums_.k_stride, Operand{});
+    std::fill_n(v, in_passes(count) * head_sums_.v_stride, Operand{});
     for (index_t i = 0; i < count; ++i, k += head_sums_.k_stride, v += head_sums_.v_stride) {
       loader_.load_key(batch_, kv_head_, problem_.first_key() + first + i, k, v);
     }
@@ -319,7 +320,7 @@ class BackwardTask {
   void find_nonfinite_keys(index_t block) const {
     const index_t first = block * backward_key_block, count = keys_of(block), d = forward_.width();
     bool& finite = head_sums_.blocks_are_finite[block] = true;
-    const BlockKeys<A, E> keys = block_keys(block);
+    const BlockKeys<Compute, Operand> keys = block_keys(block);
     finite = keys.k_stride == d ? products_.all_finite(keys.k, 0, 1, count * d)
                                 : products_.all_finite(keys.k, keys.k_stride, count, d);
     for (index_t i = 0; !finite && i < backward_key_block; ++i) {
@@ -332,28 +333,28 @@ class BackwardTask {
   }
 
   /// Returns a key block. Its rows are read in place or, if they were copied, from the copy.
-  BlockKeys<A, E> block_keys(index_t block) const {
+  BlockKeys<Compute, Operand> block_keys(index_t block) const {
     const index_t first = block * backward_key_block, key = problem_.first_key() + first;
-    BlockKeys<A, E> keys{.range = {key, key + keys_of(block)},
-                         .k = head_sums_.k + first * head_sums_.k_stride,
-                         .k_stride = head_sums_.k_stride,
-                         .v = head_sums_.v + first * head_sums_.v_stride,
-                         .v_stride = head_sums_.v_stride,
-                         .panels = panels_of(block),
-                         .panel_stride = head_sums_.panel,
-                         .dk = dk_sums(first),
-                         .dv = dv_sums(first),
-                         .finite = head_sums_.blocks_are_finite[block],
-                         .are_finite = head_sums_.keys_are_finite + first};
+    BlockKeys<Compute, Operand> keys{.range = {key, key + keys_of(block)},
+                                     .k = head_sums_.k + first * head_sums_.k_stride,
+                                     .k_stride = head_sums_.k_stride,
+                                     .v = head_sums_.v + first * head_sums_.v_stride,
+                                     .v_stride = head_sums_.v_stride,
+                                     .panels = panels_of(block),
+                                     .panel_stride = head_sums_.panel,
+                                     .dk = dk_sums(first),
+                                     .dv = dv_sums(first),
+                                     .finite = head_sums_.blocks_are_finite[block],
+                                     .are_finite = head_sums_.keys_are_finite + first};
     if (packs_keys(problem_, kernels_)) return keys;
-    const KeyRun run = forward_.keys.run(batch_, kv_head_, key);
-    keys.k = static_cast<const E*>(run.k);
+    const AnyKeyRun run = forward_.keys.run(batch_, kv_head_, key);
+    keys.k = static_cast<const Operand*>(run.k);
     keys.k_stride = run.k_stride;
-    keys.v = static_cast<const E*>(run.v);
+    keys.v = static_cast<const Operand*>(run.v);
     keys.v_stride = run.v_stride;
     return keys;
   }
-  E* panels_of(index_t block) const {
+  Operand* panels_of(index_t block) const {
     return head_sums_.panels + block * (memory_.d_pitch / products_.rows) * head_sums_.panel;
   }
 
@@ -379,11 +380,11 @@ class BackwardTask {
   void add_queries(index_t block, bool is_first, bool is_last) const {
     const index_t first = block * query_block, count = queries_of(block), d = forward_.width(),
                   tile_lanes = memory_.tile_lanes;
-    A* block_sums = queries_sums(block);
+    Compute* block_sums = queries_sums(block);
     const auto add_row = is_first ? gradient_kernels_.copy_rows : gradient_kernels_.add_rows;
     QueryCursor cursor(forward_, batch_, kv_head_, first);
     for (index_t i = 0; i < count; i += kernels_.width) {
-      const A* dq = block_sums + i / tile_lanes * memory_.d_pitch * tile_lanes + i % tile_lanes;
+      const Compute* dq = block_sums + i / tile_lanes * memory_.d_pitch * tile_lanes + i % tile_lanes;
       const index_t lanes = std::min(kernels_.width, count - i);
       for (index_t c = 0; c < d; c += kernels_.width) {
         const index_t channels = std::min(kernels_.width, d - c);
@@ -395,12 +396,12 @@ class BackwardTask {
                 head_sums_.query_sums(problem_, *cursor, first + i + lane), 0);
       }
     }
-    if (!is_last) std::fill_n(block_sums, sums_in_use(block), A{0});
+    if (!is_last) std::fill_n(block_sums, sums_in_use(block), Compute{0});
   }
 
   /// Writes a row of a gradient, or adds the row if gradients are accumulated. May overwrite `sums`.
-  void store(const OutputRows<A>& gradient, const InputRows<A>& old, index_t batch, index_t head, index_t row,
-             A* sums) const {
+  void store(const OutputRows<Compute>& gradient, const InputRows<Compute>& old, index_t batch, index_t head,
+             index_t row, Compute* sums) const {
     if (!head_sums_.has_arrays) return;  // the gradient holds the sums
     const index_t n = gradient.extent(3);
     if (gradient.kind() == ElementKind::compute) {
@@ -417,9 +418,9 @@ class BackwardTask {
   void add_keys(index_t block, bool is_first, bool is_last) const {
     const index_t first = block * backward_key_block, count = keys_of(block);
     const auto add_rows = is_first ? gradient_kernels_.copy_rows : gradient_kernels_.add_rows;
-    const auto add = [&](A* sums, index_t pitch, index_t columns, A* all, index_t stride) {
+    const auto add = [&](Compute* sums, index_t pitch, index_t columns, Compute* all, index_t stride) {
       add_rows(sums + first * pitch, pitch, count, columns, all, stride);
-      if (!is_last) std::fill_n(sums + first * pitch, count * pitch, A{0});
+      if (!is_last) std::fill_n(sums + first * pitch, count * pitch, Compute{0});
     };
     add(head_sums_.dk, memory_.d_pitch, forward_.width(),
         head_sums_.key_sums(problem_, batch_, kv_head_, first), head_sums_.key_stride(problem_.dk));
@@ -427,19 +428,19 @@ class BackwardTask {
         head_sums_.value_sums(problem_, batch_, kv_head_, first), head_sums_.key_stride(problem_.dv));
   }
 
-  const BackwardProblem<A>& problem_;
-  const Problem<A>& forward_;
-  const GradientVariant<A>& variant_;
-  const PrefillKernels<A>& kernels_;
-  const PrefillBackwardKernels<A>& gradient_kernels_;
-  const PrefillKernels<A, E>& products_;
+  const BackwardProblem<Compute>& problem_;
+  const Problem<Compute>& forward_;
+  const GradientVariant<Compute>& variant_;
+  const PrefillKernels<Compute>& kernels_;
+  const PrefillBackwardKernels<Compute>& gradient_kernels_;
+  const PrefillKernels<Compute, Operand>& products_;
   const Memory& memory_;
-  const BackwardLoader<A, E> loader_;
+  const BackwardLoader<Compute, Operand> loader_;
   const Multipliers multipliers_;
-  const BackwardBlock<A, E> block_;
+  const BackwardBlock<Compute, Operand> block_;
   CallSums sums_;  // null if the call has no parameter gradients
   const bool sums_in_place_;
-  HeadSums<A, E> head_sums_{};
+  HeadSums<Compute, Operand> head_sums_{};
   index_t head_ = -1, batch_ = 0, kv_head_ = 0;
   index_t loaded_queries_ = -1;
 };

@@ -33,33 +33,33 @@ struct BackwardStage {
   bool continues = false;
 };
 
-/// The arrays for the sums of a backward in stages whose results are stored with fewer digits than A. The last stage
+/// The arrays for the sums of a backward in stages whose results are stored with fewer digits than Compute. The last stage
 /// rounds dq. The caller rotates dk and dv back and rounds them. Rows of dk and dv must be contiguous.
-template <class A>
+template <class Compute>
 struct StageSums {
-  OutputRows<A> dq{}, dk{}, dv{};
+  OutputRows<Compute> dq{}, dk{}, dv{};
 
   SSMAX_INLINE explicit operator bool() const { return dq.is_given(); }
 };
 
-template <class A>
+template <class Compute>
 struct BackwardProblem {
-  Problem<A> forward;
-  InputRows<A> out, dout;
-  RowNumbers<const A> lse, dlse;
-  OutputRows<A> dq, dk, dv;  // kv heads of dk and dv are counted from 0
+  Problem<Compute> forward;
+  InputRows<Compute> out, dout;
+  RowNumbers<const Compute> lse, dlse;
+  OutputRows<Compute> dq, dk, dv;  // kv heads of dk and dv are counted from 0
   /// The previous content of dq, dk and dv. Given if gradients are accumulated.
-  InputRows<A> old_dq, old_dk, old_dv;
+  InputRows<Compute> old_dq, old_dk, old_dv;
   bool accumulates = false;
-  std::span<const A> sinks;  // of all heads of the call, as is dsinks
-  std::span<A> dsinks;
+  std::span<const Compute> sinks;  // of all heads of the call, as is dsinks
+  std::span<Compute> dsinks;
   bool scaled_sinks = false;
   BackwardStage stage{};
-  StageSums<A> sums{};  // given if the results of a stage are not stored as A
+  StageSums<Compute> sums{};  // given if the results of a stage are not stored as Compute
 
   /// Returns whether the results can hold sums, that is, all are stored as A and gradients are not accumulated.
   SSMAX_INLINE bool stores_sums() const {
-    const auto holds = [](const OutputRows<A>& rows) { return rows.kind() == ElementKind::compute; };
+    const auto holds = [](const OutputRows<Compute>& rows) { return rows.kind() == ElementKind::compute; };
     return holds(dq) && holds(dk) && holds(dv) && !accumulates;
   }
   /// kv heads [first_head, first_head + heads) are computed. kv heads are counted over batch entries.

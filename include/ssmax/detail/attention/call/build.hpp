@@ -25,14 +25,14 @@ double logit_scale(const AttentionOptions<T>& options, index_t d) {
 
 /// Returns the problem of all queries of a call. The source of `keys` must outlive the result.
 template <class T, class Q>
-Problem<Compute<T>> make_problem(const View<const Q, 4>& q, const AnyKeys<Compute<T>>& keys,
-                                 const AttentionOptions<T>& options) {
-  Problem<Compute<T>> problem{.q = addressable(q),
-                              .keys = keys,
-                              .scale = logit_scale(options, q.extent(3)),
-                              .key_position = options.key_position,
-                              .float_products = options.float_products,
-                              .lengths = options.lengths};
+Problem<ComputeType<T>> make_problem(const View<const Q, 4>& q, const AnyKeys<ComputeType<T>>& keys,
+                                     const AttentionOptions<T>& options) {
+  Problem<ComputeType<T>> problem{.q = addressable(q),
+                                  .keys = keys,
+                                  .scale = logit_scale(options, q.extent(3)),
+                                  .key_position = options.key_position,
+                                  .float_products = options.float_products,
+                                  .lengths = options.lengths};
   if (options.rope != nullptr) problem.rope = options.rope->tables();
   return problem;
 }
@@ -40,10 +40,10 @@ Problem<Compute<T>> make_problem(const View<const Q, 4>& q, const AnyKeys<Comput
 /// Returns the problem of all queries of a call over a source of keys. The keys were rotated to their positions in
 /// the sequence when they were stored. Exception: `rotate_source_keys` rotates the keys in the call.
 template <class T, class Q, class K>
-Problem<Compute<T>> make_source_problem(const View<const Q, 4>& q, const K& keys,
-                                        const AttentionOptions<T>& options) {
-  Problem<Compute<T>> problem = make_problem(q, AnyKeys<Compute<T>>(keys), options);
-  problem.stored_products = stored_products<Compute<T>, SourceKey<K>, SourceValue<K>>();
+Problem<ComputeType<T>> make_source_problem(const View<const Q, 4>& q, const K& keys,
+                                            const AttentionOptions<T>& options) {
+  Problem<ComputeType<T>> problem = make_problem(q, AnyKeys<ComputeType<T>>(keys), options);
+  problem.stored_products = stored_products<ComputeType<T>, SourceKey<K>, SourceValue<K>>();
   problem.rotate_keys = options.rotate_source_keys;
   problem.from_source = true;
   return problem;
@@ -51,9 +51,9 @@ Problem<Compute<T>> make_source_problem(const View<const Q, 4>& q, const K& keys
 
 /// Returns the problem for the arguments of a public function. q may hold a part of the queries.
 template <class T, class Arguments>
-Problem<Compute<T>> make_problem(const Arguments& a, const KeyShareOf<T>& keys,
-                                 const AttentionOptions<T>& options) {
-  const Problem<Compute<T>> problem = make_problem(a.q, AnyKeys<Compute<T>>(keys), options);
+Problem<ComputeType<T>> make_problem(const Arguments& a, const KeyShareOf<T>& keys,
+                                     const AttentionOptions<T>& options) {
+  const Problem<ComputeType<T>> problem = make_problem(a.q, AnyKeys<ComputeType<T>>(keys), options);
   if constexpr (requires { a.first_query; }) {
     return queries_among(problem, a.first_query, a.queries == 0 ? a.first_query + a.q.extent(2) : a.queries);
   } else {
@@ -63,15 +63,15 @@ Problem<Compute<T>> make_problem(const Arguments& a, const KeyShareOf<T>& keys,
 
 /// Returns the problem of a forward pass over keys in views: adds the products with stored keys.
 template <class T>
-Problem<Compute<T>> for_forward(Problem<Compute<T>> problem) {
-  problem.stored_products = stored_products<Compute<T>, KeyElement<T>, ValueElement<T>>();
+Problem<ComputeType<T>> for_forward(Problem<ComputeType<T>> problem) {
+  problem.stored_products = stored_products<ComputeType<T>, KeyElement<T>, ValueElement<T>>();
   return problem;
 }
 
 /// Returns the problem with the name of the public function and the place of its explanation.
 template <class T>
-Problem<Compute<T>> called_by(const char* function, const AttentionOptions<T>& options,
-                              Problem<Compute<T>> problem) {
+Problem<ComputeType<T>> called_by(const char* function, const AttentionOptions<T>& options,
+                                  Problem<ComputeType<T>> problem) {
   problem.caller = {function, options.explanation};
   return problem;
 }
@@ -109,8 +109,8 @@ KeyShareOf<T> keys_of(const Arguments& a, const AttentionOptions<T>& options) {
 
 /// Returns a result that is normalized. out and lse hold the heads from `first_head` on.
 template <class T, class Out>
-Result<Compute<T>> make_result(const View<Out, 4>& out, const View<Compute<T>, 3>& lse,
-                               const AttentionOptions<T>& options, index_t first_head = 0) {
+Result<ComputeType<T>> make_result(const View<Out, 4>& out, const View<ComputeType<T>, 3>& lse,
+                                   const AttentionOptions<T>& options, index_t first_head = 0) {
   return {.out = {addressable(out), first_head},
           .lse = {lse, first_head},
           .sinks = options.sinks,
@@ -118,21 +118,21 @@ Result<Compute<T>> make_result(const View<Out, 4>& out, const View<Compute<T>, 3
 }
 
 /// Returns a result that is a state, to be merged with other states.
-template <class A>
-Result<A> make_state_result(const AttentionState<A>& state, bool continues) {
+template <class Compute>
+Result<Compute> make_state_result(const AttentionState<Compute>& state, bool continues) {
   return {.state = addressable(state), .continues = continues};
 }
 
 template <class T>
-Result<Compute<T>> make_result(const AttentionArguments<T>& a, const AttentionOptions<T>& options) {
+Result<ComputeType<T>> make_result(const AttentionArguments<T>& a, const AttentionOptions<T>& options) {
   return make_result(a.out, a.lse, options);
 }
 template <class T>
-Result<Compute<T>> make_result(const DecodeArguments<T>& a, const AttentionOptions<T>& options) {
+Result<ComputeType<T>> make_result(const DecodeArguments<T>& a, const AttentionOptions<T>& options) {
   return make_result(a.out, a.lse, options);
 }
 template <class T>
-Result<Compute<T>> make_result(const PartialArguments<T>& a, const AttentionOptions<T>&) {
+Result<ComputeType<T>> make_result(const PartialArguments<T>& a, const AttentionOptions<T>&) {
   return make_state_result(a.state, a.continues);
 }
 
@@ -144,8 +144,8 @@ class AttentionCall {
   const KeyShareOf<T> keys_;  // `problem` refers to this source
 
  public:
-  const Problem<Compute<T>> problem;
-  const Result<Compute<T>> result;
+  const Problem<ComputeType<T>> problem;
+  const Result<ComputeType<T>> result;
 
   template <class Arguments, class V>
   AttentionCall(const char* function, const Arguments& a, const AttentionOptions<T>& options,
@@ -163,8 +163,8 @@ class AttentionCall {
 /// arguments. `source` must outlive the call.
 template <class T>
 struct SourceCall {
-  const Problem<Compute<T>> problem;
-  const Result<Compute<T>> result;
+  const Problem<ComputeType<T>> problem;
+  const Result<ComputeType<T>> result;
 
   template <class K, class V>
   SourceCall(const char* function, const DecodeArguments<T>& a, const K& source,

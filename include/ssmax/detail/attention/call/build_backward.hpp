@@ -11,16 +11,16 @@ SSMAX_BEGIN_DETAIL
 /// `g`. sinks and dsinks cover all heads of the call. A backward pass in one call requires neither `stage` nor
 /// `sums`.
 template <class T>
-BackwardProblem<Compute<T>> make_backward_problem(const Problem<Compute<T>>& forward,
-                                                  const BackwardArguments<T>& a,
-                                                  const AttentionGradients<T>& g,
-                                                  const AttentionOptions<T>& options,
-                                                  const BackwardStage& stage = {},
-                                                  const StageSums<Compute<T>>& sums = {}) {
+BackwardProblem<ComputeType<T>> make_backward_problem(const Problem<ComputeType<T>>& forward,
+                                                      const BackwardArguments<T>& a,
+                                                      const AttentionGradients<T>& g,
+                                                      const AttentionOptions<T>& options,
+                                                      const BackwardStage& stage = {},
+                                                      const StageSums<ComputeType<T>>& sums = {}) {
   const index_t first_head = forward.first_head();
   const auto old_rows = [&]<class X>(const View<X, 4>& gradient, index_t first) {
     const View<const X, 4> rows = addressable(gradient);
-    return g.accumulate ? InputRows<Compute<T>>(rows, first) : InputRows<Compute<T>>();
+    return g.accumulate ? InputRows<ComputeType<T>>(rows, first) : InputRows<ComputeType<T>>();
   };
   return {.forward = forward,
           .out = {addressable(a.out), first_head},
@@ -47,7 +47,7 @@ class BackwardCall {
   const KeyShareOf<T> keys_;  // `problem` refers to this source
 
  public:
-  const BackwardProblem<Compute<T>> problem;
+  const BackwardProblem<ComputeType<T>> problem;
 
   template <class V>
   BackwardCall(const char* function, const BackwardArguments<T>& a, const AttentionGradients<T>& g,

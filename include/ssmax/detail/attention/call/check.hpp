@@ -50,7 +50,7 @@ void check_result(const char* function, const char* name, const View<U, Rank>& o
   if constexpr (Rank == 4) {
     if (out.extent(3) != value_width) fail_extent(function, name, 3, out.extent(3), "v", value_width);
   }
-  check_apart(function, name, out, "q", q);
+  check_no_overlap(function, name, out, "q", q);
 }
 
 /// Does the checks of the function above. Also throws if the output overlaps k or v.
@@ -58,43 +58,43 @@ template <class Q, class K, class V, class U, int Rank>
 void check_result(const char* function, const char* name, const View<U, Rank>& out, const View<const Q, 4>& q,
                   const View<const K, 4>& k, const View<const V, 4>& v) {
   check_result(function, name, out, q, v.extent(3));
-  check_apart(function, name, out, "k", k);
-  check_apart(function, name, out, "v", v);
+  check_no_overlap(function, name, out, "k", k);
+  check_no_overlap(function, name, out, "v", v);
 }
 
 /// Checks out and, if given, lse. `keys` are the last arguments of check_result.
-template <class Out, class Q, class A, class... Keys>
-void check_out_and_lse(const char* function, const View<Out, 4>& out, const View<A, 3>& lse,
+template <class Out, class Q, class Compute, class... Keys>
+void check_out_and_lse(const char* function, const View<Out, 4>& out, const View<Compute, 3>& lse,
                        const View<const Q, 4>& q, const Keys&... keys) {
   check_result(function, "out", out, q, keys...);
   if (!is_given(lse)) return;
   check_result(function, "lse", lse, q, keys...);
-  check_apart(function, "lse", lse, "out", out);
+  check_no_overlap(function, "lse", lse, "out", out);
 }
 
 /// Throws if an output overlaps the memory of a source. Exception: a source without the member `memory` is not
 /// checked.
 template <class T, int Rank, class K>
-void check_apart_from_source(const char* function, const char* name, const View<T, Rank>& out,
-                             const K& keys) {
+void check_no_overlap_with_source(const char* function, const char* name, const View<T, Rank>& out,
+                                  const K& keys) {
   if constexpr (requires { keys.memory(); }) {
     const auto [k, v] = keys.memory();
-    check_apart(function, name, out, "k", View<const SourceKey<K>, 1>(k));
-    check_apart(function, name, out, "v", View<const SourceValue<K>, 1>(v));
+    check_no_overlap(function, name, out, "k", View<const SourceKey<K>, 1>(k));
+    check_no_overlap(function, name, out, "v", View<const SourceValue<K>, 1>(v));
   }
 }
 
 /// Throws unless [first, first + count) lies within `all`.
 inline void check_part(const char* function, const char* first_name, index_t first, index_t count,
                        const char* what, const char* all_name, index_t all) {
-  if (all > most_counted) fail_value(function, all_name, "are", all, "must be at most", most_counted);
+  if (all > max_counted) fail_value(function, all_name, "are", all, "must be at most", max_counted);
   if (first < 0) fail_value(function, first_name, "is", first, "must be at least", 0);
   if (all < count || first > all - count) fail_value(function, first_name, "is", first, what, all);
 }
 
-template <class A>
-void check_query_part(const char* function, const A& a) {
-  if (a.queries == 0 && a.first_query >= 0 && a.first_query <= most_counted - a.q.extent(2)) return;
+template <class Compute>
+void check_query_part(const char* function, const Compute& a) {
+  if (a.queries == 0 && a.first_query >= 0 && a.first_query <= max_counted - a.q.extent(2)) return;
   check_part(function, "first_query", a.first_query, a.q.extent(2), "leaves no room for q in queries,",
              "queries", a.queries);
 }
@@ -120,7 +120,7 @@ void check_arguments(const char* function, const PartialArguments<T>& a, const A
   check_inputs(function, a.q, a.k, a.v);
   const StateNames names{"state.shift", "state.sum", "state.o"};
   check_state(function, names, a.state);
-  check_parts_apart(function, names, a.state);
+  check_no_overlap_of_parts(function, names, a.state);
   check_result(function, "state.shift", a.state.shift, a.q, a.k, a.v);
   check_result(function, "state.sum", a.state.sum, a.q, a.k, a.v);
   check_result(function, "state.o", a.state.o, a.q, a.k, a.v);
@@ -136,8 +136,8 @@ void check_source_tensors(const char* function, const DecodeArguments<T>& a, con
   const KeySourceShape keys = source.shape();
   check_queries(function, a.q, keys, options.lengths.is_packed());
   check_out_and_lse(function, a.out, a.lse, a.q, keys.value_width);
-  check_apart_from_source(function, "out", a.out, source);
-  check_apart_from_source(function, "lse", a.lse, source);
+  check_no_overlap_with_source(function, "out", a.out, source);
+  check_no_overlap_with_source(function, "lse", a.lse, source);
   check_sinks(function, options.sinks, a.out, a.lse);
 }
 
@@ -181,12 +181,13 @@ void check_mask_takes_lengths(const char* function, const M&, const SequenceLeng
 /// | no | any | O(batch entries) |
 /// | yes | without positions | O(batch entries) |
 /// | yes | with positions | O(queries · heads + keys · kv heads) per batch entry |
-template <class A, class P>
-void check_policies(const char* function, const Problem<A>& problem, const Rope<A>* rope, const P& variant) {
+template <class Compute, class P>
+void check_policies(const char* function, const Problem<Compute>& problem, const Rope<Compute>* rope,
+                    const P& variant) {
   check_mask_takes_lengths(function, variant.mask, problem.lengths);
   if (problem.lengths.is_given()) {
     check_policies_fit(function, longest_shape(problem), variant);
-    for_each_sequence(problem, problem.lengths, [&](index_t, const Problem<A>& sequence) {
+    for_each_sequence(problem, problem.lengths, [&](index_t, const Problem<Compute>& sequence) {
       check_policies(function, sequence, rope, variant);
     });
     return;
@@ -216,7 +217,7 @@ void check_policies(const char* function, const Problem<A>& problem, const Rope<
           rope->check(function, "q", rope_position(problem, variant, Query{batch, head, i, shape}), 1, d);
         }
       }
-      for (index_t head = first_head; head < end_head; head += problem.group()) {
+      for (index_t head = first_head; head < end_head; head += problem.heads_per_kv_head()) {
         const Query any{batch, head, 0, shape};
         for (index_t key = stored.begin; key < stored.end; ++key) {
           rope->check(function, "k", key_position + detail::key_position(variant.mask, any, key), 1, d);
@@ -230,8 +231,8 @@ void check_policies(const char* function, const Problem<A>& problem, const Rope<
 }
 
 /// Throws unless every sequence of a source holds the positions of the queries.
-template <class A>
-void check_new_queries(const char* function, const Problem<A>& problem) {
+template <class Compute>
+void check_new_queries(const char* function, const Problem<Compute>& problem) {
   for (index_t b = 0; b < problem.entries(); ++b) {
     const QueryShape shape = entry_shape(problem, b);
     if (shape.queries > shape.keys)
@@ -260,13 +261,14 @@ void check_masked(const char* function, const M& mask, index_t batch, const Quer
 
 /// Throws unless a source still stores all keys that are visible to the queries. Calls the mask's members O(queries)
 /// times. Exception: a mask with `sees` and without `run` is called for each key that the source has forgotten.
-template <class A, class K, class M>
-void check_stored_keys(const char* function, const Problem<A>& problem, const K& source, const M& mask) {
+template <class Compute, class K, class M>
+void check_stored_keys(const char* function, const Problem<Compute>& problem, const K& source,
+                       const M& mask) {
   for (index_t b = 0; b < problem.entries(); ++b) {
     const QueryShape shape = entry_shape(problem, b);
     const KeyRange stored = problem.keys.stored(b);
-    if (shape.keys > most_counted)
-      fail_value(function, "k", "has length", shape.keys, "must be at most", most_counted);
+    if (shape.keys > max_counted)
+      fail_value(function, "k", "has length", shape.keys, "must be at most", max_counted);
     if (stored.end != shape.keys)
       fail_value(function, "k", "stores keys up to", stored.end, "the length is", shape.keys);
     if (stored.begin < 0 || stored.begin > stored.end)

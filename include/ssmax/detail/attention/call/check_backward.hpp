@@ -10,9 +10,9 @@ SSMAX_BEGIN_DETAIL
 template <class T>
 void check_arguments(const char* function, const BackwardArguments<T>& a, const AttentionGradients<T>& g,
                      const AttentionOptions<T>& options) {
-  using A = Compute<T>;
+  using Compute = ComputeType<T>;
   check_inputs(function, a.q, a.k, a.v);
-  if (a.keys != 0 || a.first_key < 0 || a.first_key > most_counted - a.k.extent(2)) {
+  if (a.keys != 0 || a.first_key < 0 || a.first_key > max_counted - a.k.extent(2)) {
     check_part(function, "first_key", a.first_key, a.k.extent(2), "leaves no room for k in keys,", "keys",
                a.keys);
   }
@@ -35,43 +35,43 @@ void check_arguments(const char* function, const BackwardArguments<T>& a, const 
   check_same_extents(function, "dout", g.dout, "out", a.out);
   const bool has_dlse = is_given(g.dlse);
   if (has_dlse) check_rows("dlse", g.dlse);
-  const View<const A, 1> sinks(options.sinks), dsinks(g.dsinks);
+  const View<const Compute, 1> sinks(options.sinks), dsinks(g.dsinks);
   if (!sinks.empty()) check_sink_count(function, "sinks", sinks.extent(0), a.q.extent(1));
   if (!dsinks.empty()) {
     check_sink_count(function, "dsinks", dsinks.extent(0), a.q.extent(1));
     if (sinks.empty()) fail_value(function, "dsinks", "has extent", dsinks.extent(0), "sinks are", 0);
-    const View<A, 1> output(g.dsinks);
-    check_apart(function, "dsinks", output, "sinks", sinks);
-    check_apart(function, "dsinks", output, "q", a.q);
-    check_apart(function, "dsinks", output, "k", a.k);
-    check_apart(function, "dsinks", output, "v", a.v);
-    check_apart(function, "dsinks", output, "out", a.out);
-    check_apart(function, "dsinks", output, "lse", a.lse);
-    check_apart(function, "dsinks", output, "dout", g.dout);
-    if (has_dlse) check_apart(function, "dsinks", output, "dlse", g.dlse);
+    const View<Compute, 1> output(g.dsinks);
+    check_no_overlap(function, "dsinks", output, "sinks", sinks);
+    check_no_overlap(function, "dsinks", output, "q", a.q);
+    check_no_overlap(function, "dsinks", output, "k", a.k);
+    check_no_overlap(function, "dsinks", output, "v", a.v);
+    check_no_overlap(function, "dsinks", output, "out", a.out);
+    check_no_overlap(function, "dsinks", output, "lse", a.lse);
+    check_no_overlap(function, "dsinks", output, "dout", g.dout);
+    if (has_dlse) check_no_overlap(function, "dsinks", output, "dlse", g.dlse);
   }
   const auto check_gradient = [&](const char* name, const auto& gradient, const char* of, const auto& input) {
     check_output(function, name, gradient);
     check_same_extents(function, name, gradient, of, input);
-    const auto apart = [&](const char* other_name, const auto& other) {
-      check_apart(function, name, gradient, other_name, other);
+    const auto no_overlap = [&](const char* other_name, const auto& other) {
+      check_no_overlap(function, name, gradient, other_name, other);
     };
-    apart("q", a.q);
-    apart("k", a.k);
-    apart("v", a.v);
-    apart("out", a.out);
-    apart("lse", a.lse);
-    apart("dout", g.dout);
-    if (has_dlse) apart("dlse", g.dlse);
-    apart("sinks", sinks);
-    apart("dsinks", dsinks);
+    no_overlap("q", a.q);
+    no_overlap("k", a.k);
+    no_overlap("v", a.v);
+    no_overlap("out", a.out);
+    no_overlap("lse", a.lse);
+    no_overlap("dout", g.dout);
+    if (has_dlse) no_overlap("dlse", g.dlse);
+    no_overlap("sinks", sinks);
+    no_overlap("dsinks", dsinks);
   };
   check_gradient("dq", g.dq, "q", a.q);
   check_gradient("dk", g.dk, "k", a.k);
   check_gradient("dv", g.dv, "v", a.v);
-  check_apart(function, "dk", g.dk, "dq", g.dq);
-  check_apart(function, "dv", g.dv, "dq", g.dq);
-  check_apart(function, "dv", g.dv, "dk", g.dk);
+  check_no_overlap(function, "dk", g.dk, "dq", g.dq);
+  check_no_overlap(function, "dv", g.dv, "dq", g.dq);
+  check_no_overlap(function, "dv", g.dv, "dk", g.dk);
 }
 
 SSMAX_END

@@ -32,11 +32,11 @@ class Explainer {
         caller_(caller) {}
 
   /// Sets the values that are known before a driver runs. A is the type of sums.
-  template <class A>
+  template <class Compute>
   void set(const Route& route, index_t rows) {
     route_ = route;
     rows_ = rows;
-    is_double_ = std::same_as<A, double>;
+    is_double_ = std::same_as<Compute, double>;
   }
 
   /// Publishes the explanation: the values of `set` and the sizes that a driver computed. Requires `explains`.
@@ -55,7 +55,7 @@ class Explainer {
     }
     if (caller_.explanation != nullptr) *caller_.explanation = e;
     if (only_explains || !traces_calls()) return;
-    char line[most_of_a_line];
+    char line[max_of_a_line];
     write_line(e, line);
     std::fprintf(stderr, "%s\n", line);
   }

@@ -29,46 +29,47 @@ View<T, Rank> heads_of(const View<T, Rank>& view, index_t first, index_t count) 
 }
 
 /// Returns the problem of the same queries with other keys. The keys must outlive the result.
-template <class A, class K>
-Problem<A> with_keys(Problem<A> problem, const K& keys) {
-  problem.keys = AnyKeys<A>(keys);
+template <class Compute, class K>
+Problem<Compute> with_keys(Problem<Compute> problem, const K& keys) {
+  problem.keys = AnyKeys<Compute>(keys);
   return problem;
 }
 
 /// Returns the problem of the same queries with other keys, which are already rotated.
-template <class A, class K>
-Problem<A> with_rotated_keys(Problem<A> problem, const K& keys) {
+template <class Compute, class K>
+Problem<Compute> with_rotated_keys(Problem<Compute> problem, const K& keys) {
   problem.rotate_keys = false;
   return with_keys(problem, keys);
 }
 
 /// Returns the problem with the positions of its queries: q holds queries [first, first + q.extent(2)) of `queries`.
-template <class A>
-Problem<A> queries_among(Problem<A> problem, index_t first, index_t queries) {
+template <class Compute>
+Problem<Compute> queries_among(Problem<Compute> problem, index_t first, index_t queries) {
   problem.first_query = first;
   problem.queries_after = queries - first - problem.q.extent(2);
   return problem;
 }
 
 /// Returns the problem with the positions of its heads: q holds heads [first, first + q.extent(1)) of `heads`.
-template <class A>
-Problem<A> heads_among(Problem<A> problem, index_t first, index_t heads) {
+template <class Compute>
+Problem<Compute> heads_among(Problem<Compute> problem, index_t first, index_t heads) {
   problem.q.set_first_head(first);
   problem.heads_after = heads - problem.q.end_head();
   return problem;
 }
 
 /// Returns the problem of heads [first, first + count). Requires a problem whose q holds all heads.
-template <class A>
-Problem<A> with_heads(Problem<A> problem, index_t first, index_t count) {
+template <class Compute>
+Problem<Compute> with_heads(Problem<Compute> problem, index_t first, index_t count) {
   const index_t heads = problem.q.extent(1);
   problem.q.keep(1, first, count);
   return heads_among(problem, first, heads);
 }
 
 /// Returns the problem of rows [row, row + count) of q, which hold queries [first, first + count) of `queries`.
-template <class A>
-Problem<A> with_queries(Problem<A> problem, index_t row, index_t count, index_t first, index_t queries) {
+template <class Compute>
+Problem<Compute> with_queries(Problem<Compute> problem, index_t row, index_t count, index_t first,
+                              index_t queries) {
   problem.q.keep(2, row, count);
   return queries_among(problem, first, queries);
 }

@@ -25,27 +25,27 @@ struct PlanState {
   Explanation explanation{};
 
   PlanState(const char* function, const M& a_mask, const AttentionOptions<T>& an_options, index_t threads)
-      : mask(a_mask), options(an_options), max_threads(std::min(threads, most_concurrency)) {
+      : mask(a_mask), options(an_options), max_threads(std::min(threads, max_concurrency)) {
     if (threads < 1) fail_value(function, "max_threads", "is", threads, "must be at least", 1);
     options.workspace = nullptr;
     options.explanation = nullptr;
   }
 
-  /// Plans a call of the problem without reading its tensors. Calls check(problem, variant). E is defined as for
+  /// Plans a call of the problem without reading its tensors. Calls check(problem, variant). Operand is defined as for
   /// run_attention.
-  template <class E, class Check>
-  void plan(const char* function, Problem<Compute<T>> problem, const Check& check) {
+  template <class Operand, class Check>
+  void plan(const char* function, Problem<ComputeType<T>> problem, const Check& check) {
     problem.caller = {function, &explanation, true};
     const Softmax softmax;
     const Identity identity;
-    const UserVariant<Compute<T>, Softmax, M, Identity> variant(softmax, mask, identity);
+    const UserVariant<ComputeType<T>, Softmax, M, Identity> variant(softmax, mask, identity);
     check_policies(function, problem, options.rope, variant);
     check(problem, variant);
     const bool differ = problem.lengths.is_given() || problem.from_source;  // sequences may differ in length
     largest = differ ? longest_shape(problem) : problem.shape(0);
     const NoThreads threads;
-    compiled::run_attention<E>(problem, variant, Result<Compute<T>>{}, nullptr,
-                               AnyExecutor(threads, max_threads));
+    compiled::run_attention<Operand>(problem, variant, Result<ComputeType<T>>{}, nullptr,
+                                     AnyExecutor(threads, max_threads));
   }
 
   /// Checks a scaling and a score of a bound call.

@@ -33,13 +33,13 @@ struct Caller {
 };
 
 /// One call of attention. A is the type that the call computes in.
-template <class A>
+template <class Compute>
 struct Problem {
-  InputRows<A> q;
-  AnyKeys<A> keys;
-  StoredProducts<A> stored_products{};  // used by the forward pass only
+  InputRows<Compute> q;
+  AnyKeys<Compute> keys;
+  StoredProducts<Compute> stored_products{};  // used by the forward pass only
   double scale = 1;
-  RopeTables<A> rope{};
+  RopeTables<Compute> rope{};
   bool rotate_keys = true;   // false: keys were rotated when stored or sent
   bool from_source = false;  // whether a source of the caller holds the keys
   index_t key_position = 0;
@@ -58,7 +58,7 @@ struct Problem {
   SSMAX_INLINE bool has_rope() const { return rope.cosine != nullptr; }
   /// Returns whether the mask gives the positions for the rope. Exception: keys that a source stored rotated keep
   /// their positions in the sequence.
-  SSMAX_INLINE bool mask_gives_place() const { return rotate_keys || !from_source; }
+  SSMAX_INLINE bool mask_defines_positions() const { return rotate_keys || !from_source; }
   SSMAX_INLINE QueryShape shape(index_t batch) const {
     return {q.extent(0), q.end_head() + heads_after, first_query + q.extent(2) + queries_after,
             keys.length(batch)};
@@ -77,20 +77,20 @@ struct Problem {
   SSMAX_INLINE index_t value_width() const { return keys.shape().value_width; }
   SSMAX_INLINE index_t kv_heads() const { return keys.shape().kv_heads; }
   /// Returns the number of query heads per kv head.
-  SSMAX_INLINE index_t group() const { return q.extent(1) / std::max<index_t>(kv_heads(), 1); }
+  SSMAX_INLINE index_t heads_per_kv_head() const { return q.extent(1) / std::max<index_t>(kv_heads(), 1); }
   /// Returns the number of rows: the queries of a kv head.
-  SSMAX_INLINE index_t rows() const { return q.extent(2) * group(); }
+  SSMAX_INLINE index_t rows() const { return q.extent(2) * heads_per_kv_head(); }
 };
 
 /// The outputs of a call: normalized out and lse, or a state to be merged with other states.
-template <class A>
+template <class Compute>
 struct Result {
-  OutputRows<A> out{};
-  RowNumbers<A> lse{};
-  std::span<const A> sinks{};  // of all heads of the call, as is the state
-  bool scaled_sinks = false;   // whether sinks are logits, to be multiplied by c
-  AttentionState<A> state{};   // if given, the members above are not
-  bool continues = false;      // whether the state holds the sums of earlier keys
+  OutputRows<Compute> out{};
+  RowNumbers<Compute> lse{};
+  std::span<const Compute> sinks{};  // of all heads of the call, as is the state
+  bool scaled_sinks = false;         // whether sinks are logits, to be multiplied by c
+  AttentionState<Compute> state{};   // if given, the members above are not
+  bool continues = false;            // whether the state holds the sums of earlier keys
 };
 
 struct QueryRow {
@@ -108,12 +108,12 @@ SSMAX_BEGIN_DETAIL
 /// vector have nearly the same visible keys.
 class QueryCursor {
  public:
-  template <class A>
-  QueryCursor(const Problem<A>& problem, index_t batch, index_t kv_head, index_t row)
-      : first_head_(problem.first_head() + kv_head * problem.group()),
-        last_head_(first_head_ + problem.group() - 1),
-        head_(first_head_ + row % problem.group()),
-        index_(problem.first_query + row / problem.group()),
+  template <class Compute>
+  QueryCursor(const Problem<Compute>& problem, index_t batch, index_t kv_head, index_t row)
+      : first_head_(problem.first_head() + kv_head * problem.heads_per_kv_head()),
+        last_head_(first_head_ + problem.heads_per_kv_head() - 1),
+        head_(first_head_ + row % problem.heads_per_kv_head()),
+        index_(problem.first_query + row / problem.heads_per_kv_head()),
         query_{.batch = batch, .shape = problem.shape(batch)} {}
 
   Query operator*() const {

@@ -20,11 +20,11 @@ struct Route {
 inline constexpr index_t decode_rows = 16;
 
 /// The smallest number of rows of the short_keys path: with fewer rows, its vectors would be nearly empty.
-inline constexpr index_t least_short_rows = 4;
+inline constexpr index_t min_short_rows = 4;
 
 /// The smallest number of rows of the decode_bf16 path. Float is faster for fewer rows: four heads on one kv head
 /// take 95 ms in float and 110 ms by pair dots (Zen 5, 32 heads, 4096 keys).
-inline constexpr index_t least_bf16_decode_rows = 5;
+inline constexpr index_t min_bf16_decode_rows = 5;
 
 /// The reason why a path does not take a call. Null if the path takes the call, "" if the path is not faster for
 /// such calls.
@@ -35,9 +35,9 @@ using WhyNot = const char*;
 /// Exception: the path takes no call over a cache, because the result of a sequence must not depend on the lengths
 /// of other sequences of the batch. Exception: the path takes no call with a state that continues.
 /// `explains` requests the texts of the exceptions.
-template <class A>
-WhyNot why_not_short_keys(const Problem<A>& problem, const Result<A>& result, bool explains) {
-  if (problem.rows() < least_short_rows) return "";
+template <class Compute>
+WhyNot why_not_short_keys(const Problem<Compute>& problem, const Result<Compute>& result, bool explains) {
+  if (problem.rows() < min_short_rows) return "";
   const bool in_cache = problem.from_source || !problem.rotate_keys,
              is_exception = in_cache || result.continues;
   if (is_exception && !explains) return "";
@@ -51,12 +51,12 @@ WhyNot why_not_short_keys(const Problem<A>& problem, const Result<A>& result, bo
 }
 
 /// Returns why the products of a call are not in bfloat16, for any number of rows.
-template <class A>
-WhyNot why_not_bf16(const Problem<A>& problem, const Bf16Capabilities& target) {
+template <class Compute>
+WhyNot why_not_bf16(const Problem<Compute>& problem, const Bf16Capabilities& target) {
   const bool q_is_bf16 = problem.q.kind() == ElementKind::bfloat16,
              k_is_bf16 = problem.keys.k_kind() == ElementKind::bfloat16;
   if (!q_is_bf16 || !problem.keys.are_both(ElementKind::bfloat16)) {
-    if (!target.has_products || std::same_as<A, double>) return "";
+    if (!target.has_products || std::same_as<Compute, double>) return "";
     if (!q_is_bf16) return "bfloat16: queries are stored in another type";
     return k_is_bf16 ? "bfloat16: values are stored in another type"
                      : "bfloat16: keys are stored in another type";
@@ -67,10 +67,10 @@ WhyNot why_not_bf16(const Problem<A>& problem, const Bf16Capabilities& target) {
 }
 
 /// Returns why the products of few rows are not in bfloat16.
-template <class A>
-WhyNot why_not_bf16_decode(const Problem<A>& problem, const Bf16Capabilities& target) {
+template <class Compute>
+WhyNot why_not_bf16_decode(const Problem<Compute>& problem, const Bf16Capabilities& target) {
   if (const WhyNot why_not = why_not_bf16(problem, target)) return why_not;
-  if (problem.rows() < least_bf16_decode_rows) return "bfloat16: fewer than 5 rows per kv head";
+  if (problem.rows() < min_bf16_decode_rows) return "bfloat16: fewer than 5 rows per kv head";
   if (!target.has_pair_dots) return "bfloat16: this target has no pair dots";
   if (problem.has_rope() && problem.rotate_keys) return "bfloat16: keys are rotated in the call";
   return nullptr;
@@ -89,8 +89,8 @@ WhyNot why_not_bf16_decode(const Problem<A>& problem, const Bf16Capabilities& ta
 ///
 /// The reason of the route is the reason against bfloat16. Exception: if that reason is empty, the reason of the
 /// route is the one against short_keys.
-template <class A>
-Route route(const Problem<A>& problem, const Result<A>& result, bool explains = false) {
+template <class Compute>
+Route route(const Problem<Compute>& problem, const Result<Compute>& result, bool explains = false) {
   const index_t rows = problem.rows();
   const WhyNot not_short = why_not_short_keys(problem, result, explains);
   if (not_short == nullptr) return {Path::short_keys, ""};
@@ -102,8 +102,8 @@ Route route(const Problem<A>& problem, const Result<A>& result, bool explains = 
 }
 
 /// Returns the path of a backward pass.
-template <class A>
-Route route_backward(const BackwardProblem<A>& problem) {
+template <class Compute>
+Route route_backward(const BackwardProblem<Compute>& problem) {
   if (const WhyNot not_bf16 = why_not_bf16(problem.forward, bf16_capabilities(active_target())))
     return {Path::backward, not_bf16};
   if (problem.dout.kind() != ElementKind::bfloat16)

@@ -1,5 +1,5 @@
 // Defines the tensors of a call [batch, heads, row, channel]. The drivers do not depend on storage types: they load
-// and store rows in the type A that they compute in.
+// and store rows in the type Compute that they compute in.
 #pragma once
 
 #include <cstdint>
@@ -15,13 +15,13 @@ SSMAX_BEGIN_SHARED
 
 /// The kind of a tensor's storage type.
 enum class ElementKind {
-  compute,   // A: rows are read and written in place
+  compute,   // Compute: rows are read and written in place
   bfloat16,  // rows may be operands of the bf16 path
   other
 };
 
-template <class A, class T>
-inline constexpr ElementKind element_kind = std::same_as<T, A>          ? ElementKind::compute
+template <class Compute, class T>
+inline constexpr ElementKind element_kind = std::same_as<T, Compute>    ? ElementKind::compute
                                             : std::same_as<T, bfloat16> ? ElementKind::bfloat16
                                                                         : ElementKind::other;
 
@@ -34,23 +34,24 @@ SSMAX_BEGIN_DETAIL
 template <class Q, class K, class V>
 using OperandsOfTypes =
     std::conditional_t<std::same_as<Q, bfloat16> && std::same_as<K, bfloat16> && std::same_as<V, bfloat16>,
-                       bfloat16, Compute<Q>>;
+                       bfloat16, ComputeType<Q>>;
 /// The operand type of attention<T> over views. SourceOperands is the operand type over a source S.
 template <class T>
 using OperandsOf = OperandsOfTypes<QueryElement<T>, KeyElement<T>, ValueElement<T>>;
 template <class T, class S>
-concept SourceFits = StoredFor<QueryElement<T>, Compute<T>> && StoredFor<OutElement<T>, Compute<T>> &&
-    std::same_as<Compute<SourceKey<S>>, Compute<T>> && std::same_as<Compute<SourceValue<S>>, Compute<T>>;
+concept SourceFits = StoredFor<QueryElement<T>, ComputeType<T>> && StoredFor<OutElement<T>, ComputeType<T>> &&
+    std::same_as<ComputeType<SourceKey<S>>, ComputeType<T>> &&
+    std::same_as<ComputeType<SourceValue<S>>, ComputeType<T>>;
 template <class T, class S>
 using SourceOperands = OperandsOfTypes<QueryElement<T>, SourceKey<S>, SourceValue<S>>;
 
-/// Returns n numbers of a row of T: in place if T is A, else converted in scratch.
-template <class A, class T>
-const A* load_numbers(const void* row, index_t n, A* scratch) {
+/// Returns n numbers of a row of T: in place if T is Compute, else converted in scratch.
+template <class Compute, class T>
+const Compute* load_numbers(const void* row, index_t n, Compute* scratch) {
   return widened(static_cast<const T*>(row), n, scratch);
 }
-template <class A, class T>
-void store_numbers(const A* numbers, index_t n, void* row) {
+template <class Compute, class T>
+void store_numbers(const Compute* numbers, index_t n, void* row) {
   narrow_to(static_cast<T*>(row), n, numbers);
 }
 
@@ -121,53 +122,53 @@ class Rows {
 };
 
 /// A tensor that is read.
-template <class A>
+template <class Compute>
 class InputRows : public Rows {
  public:
   SSMAX_INLINE constexpr InputRows() = default;
   template <class T>
   SSMAX_INLINE constexpr InputRows(const View<const T, 4>& view, index_t first_head = 0)
-      : Rows(view, first_head, element_kind<A, T>), load_(detail::load_numbers<A, T>) {}
+      : Rows(view, first_head, element_kind<Compute, T>), load_(detail::load_numbers<Compute, T>) {}
 
-  /// Returns a row: in place if the rows are stored as A, else converted in scratch.
-  SSMAX_INLINE const A* load(index_t batch, index_t head, index_t i, A* scratch) const {
+  /// Returns a row: in place if the rows are stored as Compute, else converted in scratch.
+  SSMAX_INLINE const Compute* load(index_t batch, index_t head, index_t i, Compute* scratch) const {
     const void* at = row(batch, head, i);
-    return kind() == ElementKind::compute ? static_cast<const A*>(at) : load_(at, extent(3), scratch);
+    return kind() == ElementKind::compute ? static_cast<const Compute*>(at) : load_(at, extent(3), scratch);
   }
-  /// Returns a row of E. Requires that the rows are stored as E.
-  template <class E>
-  SSMAX_INLINE const E* stored_as(index_t batch, index_t head, index_t i) const {
-    return static_cast<const E*>(row(batch, head, i));
+  /// Returns a row of Operand. Requires that the rows are stored as Operand.
+  template <class Operand>
+  SSMAX_INLINE const Operand* stored_as(index_t batch, index_t head, index_t i) const {
+    return static_cast<const Operand*>(row(batch, head, i));
   }
 
  private:
-  const A* (*load_)(const void* row, index_t n, A* scratch) = nullptr;
+  const Compute* (*load_)(const void* row, index_t n, Compute* scratch) = nullptr;
 };
 
 /// A tensor that is written.
-template <class A>
+template <class Compute>
 class OutputRows : public Rows {
  public:
   SSMAX_INLINE constexpr OutputRows() = default;
   template <class T>
   SSMAX_INLINE constexpr OutputRows(const View<T, 4>& view, index_t first_head = 0)
-      : Rows(view, first_head, element_kind<A, T>), store_(detail::store_numbers<A, T>) {}
+      : Rows(view, first_head, element_kind<Compute, T>), store_(detail::store_numbers<Compute, T>) {}
 
-  /// Returns where to compute a row: in place if the rows are stored as A, else in scratch. Requires a call of
+  /// Returns where to compute a row: in place if the rows are stored as Compute, else in scratch. Requires a call of
   /// `store` afterwards.
-  SSMAX_INLINE A* stage(index_t batch, index_t head, index_t i, A* scratch) const {
+  SSMAX_INLINE Compute* stage(index_t batch, index_t head, index_t i, Compute* scratch) const {
     return kind() == ElementKind::compute ? in_place(batch, head, i) : scratch;
   }
-  SSMAX_INLINE void store(index_t batch, index_t head, index_t i, const A* staged) const {
+  SSMAX_INLINE void store(index_t batch, index_t head, index_t i, const Compute* staged) const {
     if (kind() != ElementKind::compute) store_(staged, extent(3), const_cast<void*>(row(batch, head, i)));
   }
-  /// Returns a row. Requires that the rows are stored as A.
-  SSMAX_INLINE A* in_place(index_t batch, index_t head, index_t i) const {
-    return static_cast<A*>(const_cast<void*>(row(batch, head, i)));
+  /// Returns a row. Requires that the rows are stored as Compute.
+  SSMAX_INLINE Compute* in_place(index_t batch, index_t head, index_t i) const {
+    return static_cast<Compute*>(const_cast<void*>(row(batch, head, i)));
   }
 
  private:
-  void (*store_)(const A* staged, index_t n, void* row) = nullptr;
+  void (*store_)(const Compute* staged, index_t n, void* row) = nullptr;
 };
 
 /// One number per row: a view [batch, heads, row] of some heads of the call.

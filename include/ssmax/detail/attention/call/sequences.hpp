@@ -9,9 +9,9 @@
 
 SSMAX_BEGIN_DETAIL
 
-template <class A>
-Problem<A> of_sequence(const Problem<A>& problem, index_t sequence) {
-  Problem<A> result = problem;
+template <class Compute>
+Problem<Compute> of_sequence(const Problem<Compute>& problem, index_t sequence) {
+  Problem<Compute> result = problem;
   result.q.keep_sequence(problem.lengths.query_rows(sequence), problem.lengths.count());
   result.lengths = {};
   result.sequence = sequence;
@@ -27,17 +27,17 @@ void keep_sequence(const SequenceRows& rows, index_t sequences, Tensors&... tens
   (keep(tensors), ...);
 }
 
-template <class A>
-Result<A> of_sequence(const Result<A>& result, const SequenceLengths& lengths, index_t sequence) {
-  Result<A> narrowed = result;
+template <class Compute>
+Result<Compute> of_sequence(const Result<Compute>& result, const SequenceLengths& lengths, index_t sequence) {
+  Result<Compute> narrowed = result;
   keep_sequence(lengths.query_rows(sequence), lengths.count(), narrowed.out, narrowed.lse);
   return narrowed;
 }
 
-template <class A>
-BackwardProblem<A> of_sequence(const BackwardProblem<A>& problem, index_t sequence) {
+template <class Compute>
+BackwardProblem<Compute> of_sequence(const BackwardProblem<Compute>& problem, index_t sequence) {
   const SequenceLengths& lengths = problem.forward.lengths;
-  BackwardProblem<A> result = problem;
+  BackwardProblem<Compute> result = problem;
   result.forward = of_sequence(problem.forward, sequence);
   keep_sequence(lengths.query_rows(sequence), lengths.count(), result.out, result.dout, result.lse,
                 result.dlse, result.dq, result.old_dq);
@@ -55,14 +55,14 @@ void for_each_sequence(const P& problem, const SequenceLengths& lengths, const F
 }
 
 /// Returns the extents of a batch entry.
-template <class A>
-QueryShape entry_shape(const Problem<A>& problem, index_t batch) {
+template <class Compute>
+QueryShape entry_shape(const Problem<Compute>& problem, index_t batch) {
   return problem.lengths.is_given() ? of_sequence(problem, batch).shape(batch) : problem.shape(batch);
 }
 
 /// Returns the extents of a call whose sequences all have the length of the longest one.
-template <class A>
-QueryShape longest_shape(const Problem<A>& problem) {
+template <class Compute>
+QueryShape longest_shape(const Problem<Compute>& problem) {
   QueryShape longest{problem.entries(), problem.q.end_head() + problem.heads_after, 0, 0};
   for (index_t b = 0; b < longest.batch; ++b) {
     const QueryShape shape = entry_shape(problem, b);

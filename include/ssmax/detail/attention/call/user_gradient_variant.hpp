@@ -21,30 +21,30 @@ constexpr index_t parameters_of() {
     using Second = std::remove_cvref_t<decltype(std::declval<const C&>().second())>;
     return parameters_of<First>() + parameters_of<Second>();
   } else {
-    return LearnsParameter<C> ? 1 : 0;
+    return HasParameterGradient<C> ? 1 : 0;
   }
 }
 
 template <class C>
-constexpr bool learns_logits() {
+constexpr bool has_logit_gradients() {
   if constexpr (shared::is_composed<C>) {
     using First = std::remove_cvref_t<decltype(std::declval<const C&>().first())>;
     using Second = std::remove_cvref_t<decltype(std::declval<const C&>().second())>;
-    return learns_logits<First>() || learns_logits<Second>();
+    return has_logit_gradients<First>() || has_logit_gradients<Second>();
   } else {
-    return LearnsLogits<C>;
+    return HasLogitGradients<C>;
   }
 }
 
 /// Returns whether the row of its last part is the only gradient of a score function.
 template <class C>
-constexpr bool learns_row() {
+constexpr bool has_row_gradient() {
   if constexpr (shared::is_composed<C>) {
     using First = std::remove_cvref_t<decltype(std::declval<const C&>().first())>;
     using Second = std::remove_cvref_t<decltype(std::declval<const C&>().second())>;
-    return parameters_of<First>() == 0 && !learns_logits<First>() && learns_row<Second>();
+    return parameters_of<First>() == 0 && !has_logit_gradients<First>() && has_row_gradient<Second>();
   } else {
-    return LearnsRow<C>;
+    return HasRowGradient<C>;
   }
 }
 
@@ -55,50 +55,50 @@ Sharing sharing_of(const C& score, const QueryShape& shape) {
   } else if constexpr (has_sharing<C>) {
     return score.sharing(shape);
   } else {
-    return LearnsLogits<C> ? Sharing::any : Sharing::one_head;
+    return HasLogitGradients<C> ? Sharing::any : Sharing::one_head;
   }
 }
 
-template <class A, class S, class M, class C>
-class UserGradientVariant final : public UserVariant<A, S, M, C, GradientVariant<A>> {
-  using Base = UserVariant<A, S, M, C, GradientVariant<A>>;
-  static constexpr bool score_learns = parameters_of<C>() > 0 || learns_logits<C>();
+template <class Compute, class S, class M, class C>
+class UserGradientVariant final : public UserVariant<Compute, S, M, C, GradientVariant<Compute>> {
+  using Base = UserVariant<Compute, S, M, C, GradientVariant<Compute>>;
+  static constexpr bool score_has_gradients = parameters_of<C>() > 0 || has_logit_gradients<C>();
 
  public:
   using Base::Base, Base::mask, Base::scaling, Base::score;
 
-  void apply_and_keep(const Logits<A>& logits, const TileScratch<A>& memory) const override {
+  void apply_and_keep(const Logits<Compute>& logits, const TileScratch<Compute>& memory) const override {
     const index_t tile_lanes = memory.tile_lanes, width = memory.kernels.width;
     const auto keep = [&] {
       for (index_t at = 0; at < logits.keys.size(); ++at) {
         std::copy_n(logits.s + at * tile_lanes, width, logits.z + at * tile_lanes);
       }
     };
-    if constexpr (!score_learns || learns_row<C>()) {
-      if (goes_by_vectors(logits)) {
+    if constexpr (!score_has_gradients || has_row_gradient<C>()) {
+      if (is_vectorized(logits)) {
         for (index_t at = 0; at < logits.keys.size(); ++at)
-          std::fill_n(logits.slope + at * tile_lanes, width, A{1});
+          std::fill_n(logits.slope + at * tile_lanes, width, Compute{1});
         apply_and_differentiate(score, logits, memory);
         keep();
       }
     }
-    if constexpr (score_learns) {
-      if (!goes_by_vectors(logits)) {
+    if constexpr (score_has_gradients) {
+      if (!is_vectorized(logits)) {
         keep();
         this->apply_score(score, logits, memory);
       }
     }
     this->multiply(logits, memory);
-    this->hide_single(logits, memory);
+    this->mask_single(logits, memory);
   }
 
-  void differentiate(const Logits<A>& logits, const LogitGradients<A>& gradients,
-                     const TileScratch<A>& memory) const override {
-    if constexpr (!score_learns || learns_row<C>()) {
-      if (goes_by_vectors(logits)) differentiate_by_vectors(logits, gradients, memory);
+  void differentiate(const Logits<Compute>& logits, const LogitGradients<Compute>& gradients,
+                     const TileScratch<Compute>& memory) const override {
+    if constexpr (!score_has_gradients || has_row_gradient<C>()) {
+      if (is_vectorized(logits)) differentiate_vectors(logits, gradients, memory);
     }
-    if constexpr (score_learns) {
-      if (!goes_by_vectors(logits)) differentiate_each(logits, gradients, memory);
+    if constexpr (score_has_gradients) {
+      if (!is_vectorized(logits)) differentiate_each(logits, gradients, memory);
     }
   }
 
@@ -109,16 +109,16 @@ class UserGradientVariant final : public UserVariant<A, S, M, C, GradientVariant
     accumulate(score, query, sums + 1);
   }
 
-  bool learns() const override { return LearnableScaling<S> || parameters_of<C>() > 0; }
+  bool wants_gradients() const override { return LearnableScaling<S> || parameters_of<C>() > 0; }
   index_t parameters() const override { return parameters_of<C>(); }
   Sharing sharing(const QueryShape& shape) const override { return sharing_of(score, shape); }
 
  private:
-  bool goes_by_vectors([[maybe_unused]] const Logits<A>& logits) const {
-    if constexpr (learns_row<C>()) {
+  bool is_vectorized([[maybe_unused]] const Logits<Compute>& logits) const {
+    if constexpr (has_row_gradient<C>()) {
       return gradient_row(score, logits.rows[0].query) != nullptr;
     } else {
-      return !score_learns;
+      return !score_has_gradients;
     }
   }
 
@@ -132,31 +132,31 @@ class UserGradientVariant final : public UserVariant<A, S, M, C, GradientVariant
     }
   }
 
-  void differentiate_by_vectors(const Logits<A>& logits, const LogitGradients<A>& gradients,
-                                const TileScratch<A>& memory) const {
+  void differentiate_vectors(const Logits<Compute>& logits, const LogitGradients<Compute>& gradients,
+                             const TileScratch<Compute>& memory) const {
     const index_t width = memory.kernels.width;
-    A *multiplier = memory.lane.multiplier, *dc = memory.lane.dc;
+    Compute *multiplier = memory.lane.multiplier, *dc = memory.lane.dc;
     for (index_t lane = 0; lane < width; ++lane) {
-      multiplier[lane] = static_cast<A>(logits.rows[lane].multiplier);
+      multiplier[lane] = static_cast<Compute>(logits.rows[lane].multiplier);
     }
-    if constexpr (learns_row<C>())
+    if constexpr (has_row_gradient<C>())
       add_rows_of_gradient(logits, gradients.u, multiplier, memory.tile_lanes, width);
-    kernels<PrefillBackwardKernels<A>>().score_gradients(gradients.u, logits.keys.size(), logits.z,
-                                                         logits.slope, multiplier, dc);
+    kernels<PrefillBackwardKernels<Compute>>().score_gradients(gradients.u, logits.keys.size(), logits.z,
+                                                               logits.slope, multiplier, dc);
     for (index_t lane = 0; lane < width; ++lane) {
       gradients.sums[lane * gradients.stride] += static_cast<double>(dc[lane]);
     }
   }
 
   /// Adds dz' = c·u of each query's keys to the query's row.
-  void add_rows_of_gradient(const Logits<A>& logits, const A* u, const A* multiplier, index_t tile_lanes,
-                            index_t width) const {
+  void add_rows_of_gradient(const Logits<Compute>& logits, const Compute* u, const Compute* multiplier,
+                            index_t tile_lanes, index_t width) const {
     for (index_t lane = 0; lane < width; ++lane) {
       const QueryRow& row = logits.rows[lane];
       const index_t last = std::min(logits.keys.end, row.keys.end);
       auto* gradients = gradient_row(score, row.query);
       for (index_t key = std::max(logits.keys.begin, row.keys.begin); key < last; ++key) {
-        const A du = u[(key - logits.keys.begin) * tile_lanes + lane];
+        const Compute du = u[(key - logits.keys.begin) * tile_lanes + lane];
         // u is 0 if the key is masked, also if c is infinite.
         if (du != 0)
           gradients[key] += static_cast<std::remove_pointer_t<decltype(gradients)>>(multiplier[lane] * du);
@@ -164,18 +164,18 @@ class UserGradientVariant final : public UserVariant<A, S, M, C, GradientVariant
     }
   }
 
-  void differentiate_each(const Logits<A>& logits, const LogitGradients<A>& gradients,
-                          const TileScratch<A>& memory) const {
+  void differentiate_each(const Logits<Compute>& logits, const LogitGradients<Compute>& gradients,
+                          const TileScratch<Compute>& memory) const {
     const index_t tile_lanes = memory.tile_lanes;
     Base::for_each_visible(
         logits, memory.kernels.width, [&](index_t at, index_t lane, const Query& query, index_t key) {
-          A& u = gradients.u[at * tile_lanes + lane];
+          Compute& u = gradients.u[at * tile_lanes + lane];
           if (u == 0) return;
           double* sums = gradients.sums + lane * gradients.stride;
           const Key seen{query, key, Base::query_position(query), Base::key_position(query, key)};
-          const A dz = static_cast<A>(logits.rows[lane].multiplier) * u;
-          A value{};
-          const A before =
+          const Compute dz = static_cast<Compute>(logits.rows[lane].multiplier) * u;
+          Compute value{};
+          const Compute before =
               differentiate_key(score, logits.z[at * tile_lanes + lane], dz, seen, sums + 1, value);
           sums[0] += static_cast<double>(u) * static_cast<double>(value);
           u = before;
@@ -183,50 +183,51 @@ class UserGradientVariant final : public UserVariant<A, S, M, C, GradientVariant
   }
 
   template <class Part>
-  void apply_and_differentiate(const Part& part, const Logits<A>& logits,
-                               const TileScratch<A>& memory) const {
-    A* slope = logits.slope;
+  void apply_and_differentiate(const Part& part, const Logits<Compute>& logits,
+                               const TileScratch<Compute>& memory) const {
+    Compute* slope = logits.slope;
     const index_t tile_lanes = memory.tile_lanes, width = memory.kernels.width;
     if constexpr (shared::is_composed<Part>) {
       apply_and_differentiate(part.first(), logits, memory);
       apply_and_differentiate(part.second(), logits, memory);
     } else if constexpr (has_slope_kernel<Part> || by_row<Part>) {
       this->apply_score(part, logits, memory);  // z plus a term: the derivative is 1
-    } else if constexpr (Base::template goes_by_lanes<Part>) {
+    } else if constexpr (Base::template uses_lanes<Part>) {
       Base::template for_each_key_lanes<Part>(logits, memory, [&](index_t at, const auto& lanes) {
         part.apply(lanes);
-        using Made = std::conditional_t<reads_place<Part>, PlacedLanes<const A>, Lanes<const A>>;
+        using Made = std::conditional_t<reads_place<Part>, PlacedLanes<const Compute>, Lanes<const Compute>>;
         part.differentiate(Made(lanes), slope + at * tile_lanes);
       });
-    } else if constexpr (Base::template stretches<Part>) {
-      this->stretch(part, logits, slope, memory);
+    } else if constexpr (Base::template scales_by_distance<Part>) {
+      this->scale_by_distance(part, logits, slope, memory);
     } else {
       Base::for_each_visible(logits, width, [&](index_t at, index_t lane, const Query& query, index_t key) {
         if (!detail::sees(mask, query, key)) return;
-        A& z = logits.s[at * tile_lanes + lane];
+        Compute& z = logits.s[at * tile_lanes + lane];
         const Key seen{query, key, Base::query_position(query), Base::key_position(query, key)};
-        slope[at * tile_lanes + lane] *= static_cast<A>(part.derivative(z, seen));
-        z = static_cast<A>(part(z, seen));
+        slope[at * tile_lanes + lane] *= static_cast<Compute>(part.derivative(z, seen));
+        z = static_cast<Compute>(part(z, seen));
       });
     }
   }
 
   /// Returns ∂loss/∂z at one key, computed from dz = ∂loss/∂z'. Sets `value` to z'.
   template <class Part>
-  static A differentiate_key(const Part& part, A z, A dz, const Key& key, double* parameters, A& value) {
+  static Compute differentiate_key(const Part& part, Compute z, Compute dz, const Key& key,
+                                   double* parameters, Compute& value) {
     if constexpr (shared::is_composed<Part>) {
       using First = std::remove_cvref_t<decltype(part.first())>;
-      A between{};
-      const A inner = differentiate_key(part.second(), static_cast<A>(part.first()(z, key)), dz, key,
-                                        parameters + parameters_of<First>(), value);
+      Compute between{};
+      const Compute inner = differentiate_key(part.second(), static_cast<Compute>(part.first()(z, key)), dz,
+                                              key, parameters + parameters_of<First>(), value);
       return differentiate_key(part.first(), z, inner, key, parameters, between);
     } else {
-      value = static_cast<A>(part(z, key));
-      if constexpr (LearnsParameter<Part>) {
+      value = static_cast<Compute>(part(z, key));
+      if constexpr (HasParameterGradient<Part>) {
         *parameters += static_cast<double>(dz) * static_cast<double>(part.parameter_derivative(z, key));
       }
-      if constexpr (LearnsLogits<Part>) part.accumulate(key, static_cast<double>(dz));
-      return dz * static_cast<A>(part.derivative(z, key));
+      if constexpr (HasLogitGradients<Part>) part.accumulate(key, static_cast<double>(dz));
+      return dz * static_cast<Compute>(part.derivative(z, key));
     }
   }
 
@@ -236,7 +237,7 @@ class UserGradientVariant final : public UserVariant<A, S, M, C, GradientVariant
       using First = std::remove_cvref_t<decltype(part.first())>;
       accumulate(part.first(), query, parameters);
       accumulate(part.second(), query, parameters + parameters_of<First>());
-    } else if constexpr (LearnsParameter<Part>) {
+    } else if constexpr (HasParameterGradient<Part>) {
       part.accumulate(query, *parameters);
     }
   }

@@ -14,8 +14,8 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// `Interface` is Variant<A> or GradientVariant<A> (gradient_variant.hpp).
-template <class A, class S, class M, class C, class Interface = Variant<A>>
+/// `Interface` is Variant<Compute> or GradientVariant<Compute> (gradient_variant.hpp).
+template <class Compute, class S, class M, class C, class Interface = Variant<Compute>>
 class UserVariant : public Interface {
  public:
   static constexpr bool has_positions = defines_positions<M>;
@@ -26,7 +26,7 @@ class UserVariant : public Interface {
 
   UserVariant(const S& a_scaling, const M& a_mask, const C& a_score)
       : Interface(!std::same_as<C, Identity>, detail::has_predicate<M>, detail::has_run<M>,
-                  same_keys<M> && detail::goes_by_size<S>),
+                  same_keys<M> && detail::depends_on_size_only<S>),
         scaling(a_scaling),
         mask(a_mask),
         score(a_score) {}
@@ -50,26 +50,26 @@ class UserVariant : public Interface {
   }
   bool sees(const Query& query, index_t key) const override { return detail::sees(mask, query, key); }
 
-  void apply(const Logits<A>& logits, const TileScratch<A>& memory) const override {
+  void apply(const Logits<Compute>& logits, const TileScratch<Compute>& memory) const override {
     if constexpr (!std::same_as<C, Identity>) {
       apply_score(score, logits, memory);
       multiply(logits, memory);
     }
-    hide_single(logits, memory);
+    mask_single(logits, memory);
   }
 
-  void apply(A* s, KeyRange keys, const QueryRow& row) const override {
+  void apply(Compute* s, KeyRange keys, const QueryRow& row) const override {
     if constexpr (!std::same_as<C, Identity>) apply_score(score, s, keys, row);
     if constexpr (detail::has_run<M>) {
       index_t from = keys.begin;
       for_each_visible_run(mask, row.query, keys, [&](KeyRange run) {
-        std::fill(s + (from - keys.begin), s + (run.begin - keys.begin), hidden);
+        std::fill(s + (from - keys.begin), s + (run.begin - keys.begin), masked_logit);
         from = run.end;
       });
-      std::fill(s + (from - keys.begin), s + keys.size(), hidden);
+      std::fill(s + (from - keys.begin), s + keys.size(), masked_logit);
     } else if constexpr (detail::has_predicate<M>) {
       for (index_t key = keys.begin; key < keys.end; ++key, ++s) {
-        const A either[2]{hidden, *s};  // no branch: the mask's answers are not predictable
+        const Compute either[2]{masked_logit, *s};  // no branch: the mask's answers are not predictable
         *s = either[mask.sees(row.query, key) ? 1 : 0];
       }
     }
@@ -125,22 +125,22 @@ class UserVariant : public Interface {
     return result;
   }
 
-  void mask_runs(const Logits<A>& logits, const TileScratch<A>& memory) const override {
+  void mask_runs(const Logits<Compute>& logits, const TileScratch<Compute>& memory) const override {
     const KeyRange keys = logits.keys;
-    A *first = memory.lane.first, *last = memory.lane.last;
+    Compute *first = memory.lane.first, *last = memory.lane.last;
     for (index_t lane = 0; lane < memory.kernels.width; ++lane) {
       KeyRange seen{keys.begin, keys.begin};
       for_each_run(logits.rows[lane], keys, [&](KeyRange run) {
         if (seen.size() == 0) seen = {run.begin, run.begin};
         for (index_t key = seen.end; key < run.begin; ++key) {
-          logits.s[(key - keys.begin) * memory.tile_lanes + lane] = hidden;
+          logits.s[(key - keys.begin) * memory.tile_lanes + lane] = masked_logit;
         }
         seen.end = run.end;
       });
-      first[lane] = static_cast<A>(seen.begin - keys.begin);
-      last[lane] = static_cast<A>(seen.end - keys.begin);
+      first[lane] = static_cast<Compute>(seen.begin - keys.begin);
+      last[lane] = static_cast<Compute>(seen.end - keys.begin);
     }
-    memory.kernels.hide(logits.s, keys.size(), first, last);
+    memory.kernels.mask_logits(logits.s, keys.size(), first, last);
   }
 
  protected:
@@ -153,21 +153,21 @@ class UserVariant : public Interface {
   }
 
   /// Multiplies the score's results by c·log2(e), in place. The kernels require logits in units of log2.
-  void multiply(const Logits<A>& logits, const TileScratch<A>& memory) const {
-    A* multiplier = memory.lane.multiplier;
+  void multiply(const Logits<Compute>& logits, const TileScratch<Compute>& memory) const {
+    Compute* multiplier = memory.lane.multiplier;
     for (index_t lane = 0; lane < memory.kernels.width; ++lane) {
-      multiplier[lane] = static_cast<A>(logits.rows[lane].multiplier * std::numbers::log2e);
+      multiplier[lane] = static_cast<Compute>(logits.rows[lane].multiplier * std::numbers::log2e);
     }
-    kernels<ScoreKernels<A>>().multiply(logits.s, logits.keys.size(), multiplier);
+    kernels<ScoreKernels<Compute>>().multiply(logits.s, logits.keys.size(), multiplier);
   }
 
   /// Sets the logits of keys that the mask's member `sees` rejects to -inf. Has no effect if the mask has runs.
-  void hide_single(const Logits<A>& logits, const TileScratch<A>& memory) const {
+  void mask_single(const Logits<Compute>& logits, const TileScratch<Compute>& memory) const {
     if constexpr (detail::has_predicate<M> && !detail::has_run<M>) {
       for_each_visible(logits, memory.kernels.width,
                        [&](index_t at, index_t lane, const Query& query, index_t key) {
-                         A& z = logits.s[at * memory.tile_lanes + lane];
-                         const A either[2]{hidden, z};
+                         Compute& z = logits.s[at * memory.tile_lanes + lane];
+                         const Compute either[2]{masked_logit, z};
                          z = either[mask.sees(query, key) ? 1 : 0];
                        });
     }
@@ -182,7 +182,7 @@ class UserVariant : public Interface {
 
   /// Calls f(key - keys.begin, lane, query, key) for the keys of the logits that lie in each lane's range.
   template <class F>
-  static void for_each_visible(const Logits<A>& logits, index_t width, const F& f) {
+  static void for_each_visible(const Logits<Compute>& logits, index_t width, const F& f) {
     for (index_t lane = 0; lane < width; ++lane) {
       const QueryRow& row = logits.rows[lane];
       const index_t last = std::min(logits.keys.end, row.keys.end);
@@ -193,25 +193,26 @@ class UserVariant : public Interface {
   }
 
   template <class Part>
-  void apply_score(const Part& part, const Logits<A>& logits, const TileScratch<A>& memory) const {
+  void apply_score(const Part& part, const Logits<Compute>& logits,
+                   const TileScratch<Compute>& memory) const {
     const index_t width = memory.kernels.width;
     if constexpr (shared::is_composed<Part>) {
       apply_score(part.first(), logits, memory);
       apply_score(part.second(), logits, memory);
-    } else if constexpr (goes_by_lanes<Part>) {
+    } else if constexpr (uses_lanes<Part>) {
       for_each_key_lanes<Part>(logits, memory, [&](index_t, const auto& lanes) { part.apply(lanes); });
     } else if constexpr (has_slope_kernel<Part> && !has_key_position<M>) {
-      A *slope = memory.lane.slope, *distance = memory.lane.distance;
+      Compute *slope = memory.lane.slope, *distance = memory.lane.distance;
       for (index_t lane = 0; lane < width; ++lane) {
         const Query& query = logits.rows[lane].query;
-        slope[lane] = static_cast<A>(part.slope(query.head));
-        distance[lane] = static_cast<A>(logits.keys.begin - query_position(query));
+        slope[lane] = static_cast<Compute>(part.slope(query.head));
+        distance[lane] = static_cast<Compute>(logits.keys.begin - query_position(query));
       }
-      kernels<ScoreKernels<A>>().ramp(logits.s, logits.keys.size(), slope, distance);
+      kernels<ScoreKernels<Compute>>().ramp(logits.s, logits.keys.size(), slope, distance);
     } else if constexpr (by_row<Part>) {
       add_rows(part, logits, memory);
-    } else if constexpr (stretches<Part>) {
-      stretch(part, logits, nullptr, memory);
+    } else if constexpr (scales_by_distance<Part>) {
+      scale_by_distance(part, logits, nullptr, memory);
     } else {
       apply_each(part, logits, memory);
     }
@@ -220,43 +221,46 @@ class UserVariant : public Interface {
   /// True if a score is vectorized by its own members. Exception: false for a score that reads positions, if the
   /// mask defines the positions of keys.
   template <class Part>
-  static constexpr bool goes_by_lanes = by_lanes<Part> && !(reads_place<Part> && has_key_position<M>);
+  static constexpr bool uses_lanes = by_lanes<Part> && !(reads_place<Part> && has_key_position<M>);
 
   /// Calls f(key - keys.begin, lanes) for each key of the logits: one query per lane.
   template <class Part, class F>
-  void for_each_key_lanes(const Logits<A>& logits, const TileScratch<A>& memory, const F& f) const {
+  void for_each_key_lanes(const Logits<Compute>& logits, const TileScratch<Compute>& memory,
+                          const F& f) const {
     const index_t tile_lanes = memory.tile_lanes, width = memory.kernels.width;
     if constexpr (reads_place<Part>) {
-      A* distance = memory.lane.distance;
+      Compute* distance = memory.lane.distance;
       for (index_t lane = 0; lane < width; ++lane)
-        distance[lane] = static_cast<A>(logits.keys.begin - query_position(logits.rows[lane].query));
+        distance[lane] = static_cast<Compute>(logits.keys.begin - query_position(logits.rows[lane].query));
       for (index_t at = 0; at < logits.keys.size(); ++at) {
-        f(at, PlacedLanes<A>({logits.s + at * tile_lanes, width}, distance, static_cast<A>(at),
-                             &logits.rows[0].query, sizeof(QueryRow)));
+        f(at, PlacedLanes<Compute>({logits.s + at * tile_lanes, width}, distance, static_cast<Compute>(at),
+                                   &logits.rows[0].query, sizeof(QueryRow)));
       }
     } else {
-      for (index_t at = 0; at < logits.keys.size(); ++at) f(at, Lanes<A>(logits.s + at * tile_lanes, width));
+      for (index_t at = 0; at < logits.keys.size(); ++at)
+        f(at, Lanes<Compute>(logits.s + at * tile_lanes, width));
     }
   }
 
   /// True if a score is vectorized by factors of the distance.
   template <class Part>
-  static constexpr bool stretches = has_factor_kernel<Part> && !has_key_position<M>;
+  static constexpr bool scales_by_distance = has_factor_kernel<Part> && !has_key_position<M>;
 
   /// Replaces z by z', and multiplies slope, unless null, by dz'/dz. If the queries have consecutive positions, all
   /// lanes read one array of factors. Otherwise the factors of each query are transposed into lanes first.
   template <class Part>
-  void stretch(const Part& part, const Logits<A>& logits, A* slope, const TileScratch<A>& memory) const {
+  void scale_by_distance(const Part& part, const Logits<Compute>& logits, Compute* slope,
+                         const TileScratch<Compute>& memory) const {
     const index_t count = std::min(logits.keys.size(), logits.length - logits.keys.begin),
                   width = memory.kernels.width;
     const auto distance = [&](index_t lane) {  // distance to the first key
       return query_position(logits.rows[lane].query) - logits.keys.begin;
     };
-    const auto apply = kernels<ScoreKernels<A>>().stretch;
+    const auto apply = kernels<ScoreKernels<Compute>>().scale_by_distance;
     bool side_by_side = true;
     for (index_t lane = 1; lane < width; ++lane) side_by_side &= distance(lane) == distance(0) + lane;
     if (side_by_side) {
-      const A* factors = part.factors(distance(0) - count + 1, count + width - 1, memory.wide);
+      const Compute* factors = part.factors(distance(0) - count + 1, count + width - 1, memory.wide);
       apply(logits.s, slope, count, factors + count - 1, -1);
       return;
     }
@@ -267,9 +271,9 @@ class UserVariant : public Interface {
     apply(logits.s, slope, count, memory.transposed, width);
   }
 
-  /// Adds the rows of a by_row score: converts the rows to A if needed, and transposes them into lanes.
+  /// Adds the rows of a by_row score: converts the rows to Compute if needed, and transposes them into lanes.
   template <class Part>
-  void add_rows(const Part& part, const Logits<A>& logits, const TileScratch<A>& memory) const {
+  void add_rows(const Part& part, const Logits<Compute>& logits, const TileScratch<Compute>& memory) const {
     const index_t count = std::min(logits.keys.size(), logits.length - logits.keys.begin),
                   width = memory.kernels.width;
     for (index_t lane = 0; lane < width; ++lane) {
@@ -278,50 +282,50 @@ class UserVariant : public Interface {
       memory.in[lane] = converted(numbers + logits.keys.begin, count, memory.wide + lane * key_block);
     }
     memory.kernels.transpose(memory.in, width, count, nullptr, memory.transposed, width);
-    kernels<ScoreKernels<A>>().add(logits.s, count, memory.transposed);
+    kernels<ScoreKernels<Compute>>().add(logits.s, count, memory.transposed);
   }
 
   template <class Part>
-  void apply_each(const Part& part, const Logits<A>& logits, const TileScratch<A>& memory) const {
+  void apply_each(const Part& part, const Logits<Compute>& logits, const TileScratch<Compute>& memory) const {
     for_each_visible(
         logits, memory.kernels.width, [&](index_t at, index_t lane, const Query& query, index_t key) {
           if (!detail::sees(mask, query, key)) return;
-          A& z = logits.s[at * memory.tile_lanes + lane];
-          z = static_cast<A>(part(z, Key{query, key, query_position(query), key_position(query, key)}));
+          Compute& z = logits.s[at * memory.tile_lanes + lane];
+          z = static_cast<Compute>(part(z, Key{query, key, query_position(query), key_position(query, key)}));
         });
   }
 
  private:
-  static constexpr A hidden = -std::numeric_limits<A>::infinity();
+  static constexpr Compute masked_logit = -std::numeric_limits<Compute>::infinity();
 
   template <class Part>
-  void apply_score(const Part& part, A* s, KeyRange keys, const QueryRow& row) const {
+  void apply_score(const Part& part, Compute* s, KeyRange keys, const QueryRow& row) const {
     if constexpr (shared::is_composed<Part>) {
       apply_score(part.first(), s, keys, row);
       apply_score(part.second(), s, keys, row);
-    } else if constexpr (goes_by_lanes<Part>) {
+    } else if constexpr (uses_lanes<Part>) {
       apply_key_lanes(part, s, keys, row);
     } else if constexpr (has_slope_kernel<Part> && !has_key_position<M>) {
       const index_t position = query_position(row.query);
-      const A slope = static_cast<A>(part.slope(row.query.head));
-      for_each_block(s, keys, [&](A* z, KeyRange block, A* distance) {
+      const Compute slope = static_cast<Compute>(part.slope(row.query.head));
+      for_each_block(s, keys, [&](Compute* z, KeyRange block, Compute* distance) {
         for (index_t key = block.begin; key < block.end; ++key) {
-          distance[key - block.begin] = static_cast<A>(key - position);
+          distance[key - block.begin] = static_cast<Compute>(key - position);
         }
-        kernels<ScoreKernels<A>>().ramp_row(z, block.size(), slope, distance);
+        kernels<ScoreKernels<Compute>>().ramp_row(z, block.size(), slope, distance);
       });
-    } else if constexpr (stretches<Part>) {
+    } else if constexpr (scales_by_distance<Part>) {
       const index_t position = query_position(row.query);
-      for_each_block(s, keys, [&](A* z, KeyRange block, A* scratch) {
-        const A* factors = part.factors(block.begin - position, block.size(), scratch);
-        kernels<ScoreKernels<A>>().stretch_row(z, block.size(), factors);
+      for_each_block(s, keys, [&](Compute* z, KeyRange block, Compute* scratch) {
+        const Compute* factors = part.factors(block.begin - position, block.size(), scratch);
+        kernels<ScoreKernels<Compute>>().scale_row_by_distance(z, block.size(), factors);
       });
     } else if constexpr (by_row<Part>) {
       const auto* numbers = part.row(row.query);
       if (numbers == nullptr) return apply_each(part, s, keys, row);
-      for_each_block(s, keys, [&](A* z, KeyRange block, A* scratch) {
-        kernels<ScoreKernels<A>>().add_row(z, block.size(),
-                                           converted(numbers + block.begin, block.size(), scratch));
+      for_each_block(s, keys, [&](Compute* z, KeyRange block, Compute* scratch) {
+        kernels<ScoreKernels<Compute>>().add_row(z, block.size(),
+                                                 converted(numbers + block.begin, block.size(), scratch));
       });
     } else {
       apply_each(part, s, keys, row);
@@ -330,33 +334,33 @@ class UserVariant : public Interface {
 
   /// Applies a vectorized score: one key per lane.
   template <class Part>
-  void apply_key_lanes(const Part& part, A* s, KeyRange keys, const QueryRow& row) const {
+  void apply_key_lanes(const Part& part, Compute* s, KeyRange keys, const QueryRow& row) const {
     if constexpr (reads_place<Part>) {
       const index_t position = query_position(row.query);
-      for_each_block(s, keys, [&](A* z, KeyRange block, A* distance) {
+      for_each_block(s, keys, [&](Compute* z, KeyRange block, Compute* distance) {
         for (index_t key = block.begin; key < block.end; ++key) {
-          distance[key - block.begin] = static_cast<A>(key - position);
+          distance[key - block.begin] = static_cast<Compute>(key - position);
         }
-        part.apply(PlacedLanes<A>({z, block.size()}, distance, A{0}, &row.query, 0));
+        part.apply(PlacedLanes<Compute>({z, block.size()}, distance, Compute{0}, &row.query, 0));
       });
     } else {
-      part.apply(Lanes<A>(s, keys.size()));
+      part.apply(Lanes<Compute>(s, keys.size()));
     }
   }
 
   template <class Part>
-  void apply_each(const Part& part, A* s, KeyRange keys, const QueryRow& row) const {
+  void apply_each(const Part& part, Compute* s, KeyRange keys, const QueryRow& row) const {
     const index_t position = query_position(row.query);
     for (index_t key = keys.begin; key < keys.end; ++key, ++s) {
       if (!detail::sees(mask, row.query, key)) continue;
-      *s = static_cast<A>(part(*s, Key{row.query, key, position, key_position(row.query, key)}));
+      *s = static_cast<Compute>(part(*s, Key{row.query, key, position, key_position(row.query, key)}));
     }
   }
 
   /// Calls f(logits, keys, scratch) for each block of keys. `scratch` holds one number per key.
   template <class F>
-  static void for_each_block(A* s, KeyRange keys, const F& f) {
-    A scratch[key_block];
+  static void for_each_block(Compute* s, KeyRange keys, const F& f) {
+    Compute scratch[key_block];
     for (index_t begin = keys.begin; begin < keys.end; begin += key_block) {
       f(s + (begin - keys.begin), KeyRange{begin, std::min(begin + key_block, keys.end)}, scratch);
     }

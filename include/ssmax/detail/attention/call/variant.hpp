@@ -14,40 +14,41 @@ SSMAX_BEGIN_SHARED
 
 /// The logits of one vector of queries against some keys. The logit of (key, lane) is s[(key - keys.begin) ·
 /// tile_lanes + lane]. The other arrays over keys have the layout of s.
-template <class A>
+template <class Compute>
 struct Logits {
-  A* s;
+  Compute* s;
   KeyRange keys;         // whole passes of the kernels; keys from `length` on do not exist
   const QueryRow* rows;  // [vector length]
   index_t length;        // number of keys of the sequence
   /// The backward pass only. z is the logit that the score function returned, or its argument (see apply_and_keep).
   /// slope is the score function's derivative. Exception: without a score function, the bf16 path stores the product
   /// in z.
-  A *z = nullptr, *slope = nullptr;
+  Compute *z = nullptr, *slope = nullptr;
   /// Pending operations, if given, one number per lane: s·multiplier or, with an offset, z·multiplier - offset.
-  const A *multiplier = nullptr, *offset = nullptr;
+  const Compute *multiplier = nullptr, *offset = nullptr;
 };
 
 /// One number per lane of a tile, [tile_lanes] each. The name says which step writes and reads the numbers.
-template <class A>
+template <class Compute>
 struct LaneNumbers {
-  A *q_factor, *row_factor;          // factors of queries that are loaded into lanes, and into rows
-  A *rescale, *chunk_rescale;        // states: factors of earlier sums, and of the sums of a chunk
-  A *multiplier, *slope, *distance;  // score functions
-  A *first, *last;                   // masks: the visible keys of a lane
-  A* dc;                             // gradients of the multipliers
-  A *zero, *one;                     // constants
+  Compute *q_factor, *row_factor;          // factors of queries that are loaded into lanes, and into rows
+  Compute *rescale, *chunk_rescale;        // states: factors of earlier sums, and of the sums of a chunk
+  Compute *multiplier, *slope, *distance;  // score functions
+  Compute *first, *last;                   // masks: the visible keys of a lane
+  Compute* dc;                             // gradients of the multipliers
+  Compute *zero, *one;                     // constants
 };
 
 /// The scratch memory of one thread for one vector of queries.
-template <class A>
+template <class Compute>
 struct TileScratch {
-  const PrefillKernels<A>& kernels;
+  const PrefillKernels<Compute>& kernels;
   index_t tile_lanes;
-  const A** in;  // [vector length]: rows to be transposed
-  A* wide;       // [vector length][key_block]: rows to be transposed that are not stored as A
-  LaneNumbers<A> lane;
-  A* transposed;  // [vector length][key_block]: numbers per key and lane, and weights that the kernels cannot compute
+  const Compute** in;  // [vector length]: rows to be transposed
+  Compute* wide;       // [vector length][key_block]: rows to be transposed that are not stored as Compute
+  LaneNumbers<Compute> lane;
+  Compute*
+      transposed;  // [vector length][key_block]: numbers per key and lane, and weights that the kernels cannot compute
 };
 
 /// The hull of the visible keys of some queries.
@@ -69,7 +70,7 @@ struct Hull {
   SSMAX_INLINE bool masks(KeyRange block) const { return block.begin < all.begin || block.end > all.end; }
 };
 
-template <class A>
+template <class Compute>
 class Variant {
  public:
   const bool has_score;
@@ -89,9 +90,9 @@ class Variant {
   /// Applies the score function in place, if there is one, and multiplies its results by c·log2(e). Without a score
   /// function, the queries were multiplied by this factor. The results are logits in units of log2. Sets the logits
   /// of keys that the mask's member `sees` rejects to -inf.
-  virtual void apply(const Logits<A>& logits, const TileScratch<A>& memory) const = 0;
+  virtual void apply(const Logits<Compute>& logits, const TileScratch<Compute>& memory) const = 0;
   /// Does what the function above does for the contiguous logits of one query, but without the multiplier.
-  virtual void apply(A* s, KeyRange keys, const QueryRow& row) const = 0;
+  virtual void apply(Compute* s, KeyRange keys, const QueryRow& row) const = 0;
 
   // The functions below require a mask with runs. They read `count` rows, or only the first row if has_same_runs
   // returned true.
@@ -107,7 +108,7 @@ class Variant {
   /// row has several runs there, `all` is empty.
   virtual Hull hull(const QueryRow* rows, index_t count, KeyRange keys) const = 0;
   /// Sets the logits of masked keys to -inf.
-  virtual void mask_runs(const Logits<A>& logits, const TileScratch<A>& memory) const = 0;
+  virtual void mask_runs(const Logits<Compute>& logits, const TileScratch<Compute>& memory) const = 0;
 
  protected:
   SSMAX_INLINE Variant(bool scores, bool predicates, bool runs, bool same_keys)
@@ -122,10 +123,10 @@ SSMAX_BEGIN_DETAIL
 /// Returns the position to which a query is rotated. Exception: if a source stored its keys rotated, the result is
 /// the query's place in the sequence, because the keys were rotated to theirs. The mask's positions are then
 /// ignored.
-template <class A>
-index_t rope_position(const Problem<A>& problem, const Variant<A>& variant, const Query& query) {
+template <class Compute>
+index_t rope_position(const Problem<Compute>& problem, const Variant<Compute>& variant, const Query& query) {
   return problem.key_position +
-         (problem.mask_gives_place() ? variant.query_position(query) : query.position());
+         (problem.mask_defines_positions() ? variant.query_position(query) : query.position());
 }
 
 SSMAX_END

@@ -20,13 +20,13 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// The scratch memory of one thread. E is defined as for DecodeTask.
-template <class A, class E = A>
+/// The scratch memory of one thread. Operand is defined as for DecodeTask.
+template <class Compute, class Operand = Compute>
 struct DecodeScratch {
-  static constexpr bool is_bf16 = !std::same_as<A, E>;
+  static constexpr bool is_bf16 = !std::same_as<Compute, Operand>;
   static constexpr index_t block_keys = key_chunk, tile_lanes = 0;  // for Explanation: keys are in lanes
 
-  DecodeScratch(Arena& arena, index_t, const Problem<A>& problem)
+  DecodeScratch(Arena& arena, index_t, const Problem<Compute>& problem)
       : DecodeScratch(arena, problem.width(), problem.value_width(), logit_parts(problem)) {}
 
   DecodeScratch(Arena& arena, index_t d, index_t value_width, index_t a_parts)
@@ -34,46 +34,48 @@ struct DecodeScratch {
         dv(value_width),
         parts(a_parts),
         rows(arena.take<QueryRow>(decode_rows)),
-        q(arena.take<E>(decode_rows * (is_bf16 ? parts : 1) * pitch)),
-        weights(arena.take<E>(is_bf16 ? decode_rows * key_chunk : 0)),
-        wide(arena.take<A>(key_chunk * std::max(d, dv))),
-        s(arena.take<A>(decode_rows * key_chunk)),
-        block_o(arena.take<A>(decode_rows * dv)) {
-    chunk = arena.take<A>(states_size());
-    total = arena.take<A>(states_size());
+        q(arena.take<Operand>(decode_rows * (is_bf16 ? parts : 1) * pitch)),
+        weights(arena.take<Operand>(is_bf16 ? decode_rows * key_chunk : 0)),
+        wide(arena.take<Compute>(key_chunk * std::max(d, dv))),
+        s(arena.take<Compute>(decode_rows * key_chunk)),
+        block_o(arena.take<Compute>(decode_rows * dv)) {
+    chunk = arena.take<Compute>(states_size());
+    total = arena.take<Compute>(states_size());
   }
 
   index_t states_size() const { return decode_rows * (dv + 2); }
-  SoftmaxState<A> state(A* states) const { return {states, states + decode_rows, states + 2 * decode_rows}; }
+  SoftmaxState<Compute> state(Compute* states) const {
+    return {states, states + decode_rows, states + 2 * decode_rows};
+  }
 
   index_t pitch, dv;  // pitch: numbers per row of q, whole vectors of every target
   index_t parts;      // bf16 path: rows that a query is split into
   QueryRow* rows;
-  E* q;        // [decode_rows][pitch]; bf16 path: [decode_rows][parts][pitch]
-  E* weights;  // bf16 path: [decode_rows][key_chunk]
-  A* wide;     // [key_chunk]: rows of K or V that cannot be read in place
-  A* s;        // [decode_rows][key_chunk]: logits, then weights
-  A* block_o;  // [decode_rows][dv]: product with V of rows under a mask
-  A *chunk, *total;
+  Operand* q;        // [decode_rows][pitch]; bf16 path: [decode_rows][parts][pitch]
+  Operand* weights;  // bf16 path: [decode_rows][key_chunk]
+  Compute* wide;     // [key_chunk]: rows of K or V that cannot be read in place
+  Compute* s;        // [decode_rows][key_chunk]: logits, then weights
+  Compute* block_o;  // [decode_rows][dv]: product with V of rows under a mask
+  Compute *chunk, *total;
 };
 
-/// The attention of at most decode_rows queries of a kv head. E is the operand type of the products:
+/// The attention of at most decode_rows queries of a kv head. Operand is the type of the products' operands:
 ///
-/// | E | condition | what is rounded |
+/// | Operand | condition | what is rounded |
 /// |---|---|---|
-/// | A | all calls | |
+/// | Compute | all calls | |
 /// | bfloat16 | q, k and v are bfloat16, and the target has pair dots | weights, in their product with V |
 ///
 /// The sum of the weights adds float weights, before rounding.
-template <class A, class E = A>
+template <class Compute, class Operand = Compute>
 class DecodeTask {
  public:
-  using Memory = DecodeScratch<A, E>;
+  using Memory = DecodeScratch<Compute, Operand>;
 
-  static index_t most_queries() { return decode_rows; }
-  static index_t least_queries() { return decode_rows; }
+  static index_t max_queries() { return decode_rows; }
+  static index_t min_queries() { return decode_rows; }
 
-  DecodeTask(const Problem<A>& problem, const Variant<A>& variant, const Memory& memory)
+  DecodeTask(const Problem<Compute>& problem, const Variant<Compute>& variant, const Memory& memory)
       : problem_(problem), variant_(variant), memory_(memory), multipliers_(problem.scale, variant) {
     // If a product is null, its keys or values are copied. Only your own storage type lacks these products.
     SSMAX_ASSERT(problem.stored_products.logits != nullptr || problem.keys.k_kind() == ElementKind::other);
@@ -88,7 +90,7 @@ class DecodeTask {
     const index_t d = problem_.width();
     KeyRange seen{problem_.keys.length(batch), 0};
     const index_t row_size = memory_.pitch * (is_bf16 ? memory_.parts : 1);
-    std::fill_n(memory_.q, count * row_size, E{});
+    std::fill_n(memory_.q, count * row_size, Operand{});
     const KeyRange stored = problem_.keys.stored(batch);
     QueryCursor cursor(problem_, batch, kv_head, first);
     for (index_t r = 0; r < count; ++r, cursor.next()) {
@@ -96,36 +98,36 @@ class DecodeTask {
       row = variant_.row(*cursor, stored);
       if (row.keys.size() == 0) continue;
       seen = {std::min(seen.begin, row.keys.begin), std::max(seen.end, row.keys.end)};
-      E* q = memory_.q + r * row_size;
+      Operand* q = memory_.q + r * row_size;
       if constexpr (is_bf16) {
         if (memory_.parts == 1) {
           const Query& query = row.query;
-          std::copy_n(problem_.q.template stored_as<E>(query.batch, query.head, problem_.row_of(query)), d,
-                      q);
+          std::copy_n(problem_.q.template stored_as<Operand>(query.batch, query.head, problem_.row_of(query)),
+                      d, q);
         } else {
-          A* wide = memory_.wide;
+          Compute* wide = memory_.wide;
           split_row(load_query(problem_, variant_, row.query, wide), d, q, q + memory_.pitch, wide + d);
         }
       } else {
-        const A* loaded = load_query(problem_, variant_, row.query, q);
+        const Compute* loaded = load_query(problem_, variant_, row.query, q);
         if (loaded != q) std::copy_n(loaded, d, q);
         if (multipliers_.has_score()) {
-          for (index_t c = 0; c < d; ++c) q[c] *= static_cast<A>(problem_.scale);
+          for (index_t c = 0; c < d; ++c) q[c] *= static_cast<Compute>(problem_.scale);
         }
       }
-      softmax_[r] = OnlineSoftmax<A>(multipliers_.of_softmax(row));
+      softmax_[r] = OnlineSoftmax<Compute>(multipliers_.of_softmax(row));
     }
     if (variant_.has_runs) distinct_rows_ = variant_.has_same_runs(memory_.rows, count) ? 1 : count;
     return seen;
   }
 
-  void reset(A* states) const { memory_.state(states).reset(count_, memory_.dv); }
+  void reset(Compute* states) const { memory_.state(states).reset(count_, memory_.dv); }
 
   /// Initializes the states: to the state before the first key or, if the result continues a state, to that state.
-  void begin(A* states, const Result<A>& result) const {
+  void begin(Compute* states, const Result<Compute>& result) const {
     reset(states);
     if (!result.continues) return;
-    const SoftmaxState<A> state = memory_.state(states);
+    const SoftmaxState<Compute> state = memory_.state(states);
     for (index_t r = 0; r < count_; ++r) {
       const Query& query = memory_.rows[r].query;
       const index_t row = problem_.row_of(query);
@@ -146,8 +148,8 @@ class DecodeTask {
 
   /// Computes all logits of the chunk first, then weights and o. A split of the chunk into blocks would cost time
   /// that only few queries share.
-  void attend_chunk(KeyRange keys, A* states) {
-    const SoftmaxState<A> state = memory_.state(states);
+  void attend_chunk(KeyRange keys, Compute* states) {
+    const SoftmaxState<Compute> state = memory_.state(states);
     reset(states);
     for (index_t r = 0; r < count_; ++r) {
       softmax_[r].reset();
@@ -155,28 +157,29 @@ class DecodeTask {
     }
     weigh_values(keys, state.o);
     for (index_t r = 0; r < count_; ++r) {
-      // `lost` is the rounding error of the shift in A. Multiplying sum and o by 2^lost corrects the error.
+      // `lost` is the rounding error of the shift in Compute. Multiplying sum and o by 2^lost corrects the error.
       // Exception: if |lost| >= 64, the error stays.
       const double shift = softmax_[r].shift() + std::log2(tops_[r]);
-      state.shift[r] = static_cast<A>(shift);
+      state.shift[r] = static_cast<Compute>(shift);
       const double lost = shift - static_cast<double>(state.shift[r]);
       const double factor = std::abs(lost) < 64 ? std::exp2(lost) : 1;
-      state.sum[r] = static_cast<A>(softmax_[r].sum() / tops_[r] * factor);
-      A* o = state.o + r * memory_.dv;
-      if (factor != 1) kernels<RowKernels<A>>().multiply(o, memory_.dv, static_cast<A>(factor), o);
+      state.sum[r] = static_cast<Compute>(softmax_[r].sum() / tops_[r] * factor);
+      Compute* o = state.o + r * memory_.dv;
+      if (factor != 1)
+        kernels<RowKernels<Compute>>().multiply(o, memory_.dv, static_cast<Compute>(factor), o);
     }
   }
 
-  void merge(A* totals, A* chunks) const {
-    const SoftmaxState<A> total = memory_.state(totals), chunk = memory_.state(chunks);
+  void merge(Compute* totals, Compute* chunks) const {
+    const SoftmaxState<Compute> total = memory_.state(totals), chunk = memory_.state(chunks);
     for (index_t r = 0; r < count_; ++r) {
       merge_row(total.shift[r], total.sum[r], total.o + r * memory_.dv, chunk.shift[r], chunk.sum[r],
                 chunk.o + r * memory_.dv, memory_.dv);
     }
   }
 
-  void store(A* states, const Result<A>& result) const {
-    const SoftmaxState<A> state = memory_.state(states);
+  void store(Compute* states, const Result<Compute>& result) const {
+    const SoftmaxState<Compute> state = memory_.state(states);
     for (index_t r = 0; r < count_; ++r) {
       const QueryRow& seen = memory_.rows[r];
       store_result(result, seen, problem_.row_of(seen.query), state.shift[r], state.sum[r],
@@ -185,7 +188,7 @@ class DecodeTask {
   }
 
  private:
-  static constexpr bool is_bf16 = !std::same_as<E, A>;
+  static constexpr bool is_bf16 = !std::same_as<Operand, Compute>;
 
   /// The keys of a chunk from the first to the last that is visible to a row.
   struct Seen {
@@ -216,23 +219,23 @@ class DecodeTask {
   }
 
   /// Computes weights and adds weights · V to o.
-  void weigh_values(KeyRange chunk, A* o) {
+  void weigh_values(KeyRange chunk, Compute* o) {
     if (const KeyRange seen = find_seen(chunk); seen.size() > 0) logits(seen, chunk.begin);
-    index_t first_alike = 0;  // rows [first_alike, r) have the same visible keys and share one product with V
-    Seen alike{};
+    index_t first_same = 0;  // rows [first_alike, r) have the same visible keys and share one product with V
+    Seen same_seen{};
     for (index_t r = 0; r <= count_; ++r) {
       const Seen seen = r < count_ ? seen_[r] : Seen{};
       const KeyRange keys = seen.keys;
-      if (r == count_ || keys.begin != alike.keys.begin || keys.end != alike.keys.end) {
-        if (alike.keys.size() > 0) accumulate(first_alike, r - first_alike, alike, chunk.begin, o);
-        first_alike = r;
-        alike = seen;
+      if (r == count_ || keys.begin != same_seen.keys.begin || keys.end != same_seen.keys.end) {
+        if (same_seen.keys.size() > 0) accumulate(first_same, r - first_same, same_seen, chunk.begin, o);
+        first_same = r;
+        same_seen = seen;
       }
-      alike.masks = alike.masks || seen.masks;
+      same_seen.masks = same_seen.masks || seen.masks;
       if (keys.size() == 0) continue;
-      A* s = memory_.s + r * key_chunk + (keys.begin - chunk.begin);
+      Compute* s = memory_.s + r * key_chunk + (keys.begin - chunk.begin);
       if (is_bf16 && multipliers_.has_score()) {  // float: q is multiplied by scale
-        kernels<RowKernels<A>>().multiply(s, keys.size(), static_cast<A>(problem_.scale), s);
+        kernels<RowKernels<Compute>>().multiply(s, keys.size(), static_cast<Compute>(problem_.scale), s);
       }
       if (multipliers_.has_score() || seen.masks) variant_.apply(s, keys, memory_.rows[r]);
       softmax_[r].update(s, keys.size(), s);
@@ -242,9 +245,9 @@ class DecodeTask {
 
   /// Divides row r's weights s[n] by the largest of them, and rounds the quotients. The largest weight becomes 1,
   /// which is exact.
-  void round_weights(index_t r, A* s, index_t n) {
-    const auto& row_kernels = kernels<RowKernels<A>>();
-    const A top = row_kernels.max(s, n).value;
+  void round_weights(index_t r, Compute* s, index_t n) {
+    const auto& row_kernels = kernels<RowKernels<Compute>>();
+    const Compute top = row_kernels.max(s, n).value;
     if (top > 0) {
       tops_[r] = static_cast<double>(top);
       row_kernels.multiply(s, n, 1 / top, s);
@@ -274,12 +277,12 @@ class DecodeTask {
   /// Writes s[r][key - chunk_begin] for all rows and the visible keys of a range.
   void logits(KeyRange range, index_t chunk_begin) const {
     for_each_visible_range(range, [&](KeyRange keys) {
-      A* s = memory_.s + (keys.begin - chunk_begin);
+      Compute* s = memory_.s + (keys.begin - chunk_begin);
       if constexpr (is_bf16) {
-        for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const KeyRun& run) {
-          kernels<PairDecodeKernels<A, E>>().logits(memory_.q, memory_.pitch, memory_.parts, count_,
-                                                    static_cast<const E*>(run.k), run.k_stride, run.count,
-                                                    problem_.width(), s + (key - keys.begin), key_chunk);
+        for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const AnyKeyRun& run) {
+          kernels<PairDecodeKernels<Compute, Operand>>().logits(
+              memory_.q, memory_.pitch, memory_.parts, count_, static_cast<const Operand*>(run.k),
+              run.k_stride, run.count, problem_.width(), s + (key - keys.begin), key_chunk);
         });
       } else {
         float_logits(keys, s);
@@ -287,93 +290,95 @@ class DecodeTask {
     });
   }
 
-  void float_logits(KeyRange keys, A* s) const {
+  void float_logits(KeyRange keys, Compute* s) const {
     const index_t d = problem_.width();
     const auto logits = problem_.stored_products.logits;
     if (logits == nullptr || (problem_.has_rope() && problem_.rotate_keys)) {
       load_keys(problem_, variant_, batch_, kv_head_, keys, memory_.wide);
-      kernels<DecodeKernels<A, A>>().logits(memory_.q, memory_.pitch, count_, memory_.wide, d, keys.size(), d,
-                                            s, key_chunk);
+      kernels<DecodeKernels<Compute, Compute>>().logits(memory_.q, memory_.pitch, count_, memory_.wide, d,
+                                                        keys.size(), d, s, key_chunk);
       return;
     }
-    for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const KeyRun& run) {
+    for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const AnyKeyRun& run) {
       logits(memory_.q, memory_.pitch, count_, run.k, run.k_stride, run.count, d, s + (key - keys.begin),
              key_chunk);
     });
   }
 
   /// Adds the weights of rows [r, r + rows) times V to o. All these rows have the visible keys `seen`.
-  void accumulate(index_t r, index_t rows, const Seen& seen, index_t chunk_begin, A* o) const {
+  void accumulate(index_t r, index_t rows, const Seen& seen, index_t chunk_begin, Compute* o) const {
     const index_t dv = memory_.dv;
     const KeyRange keys = seen.keys;
-    A* to = o + r * dv;
+    Compute* to = o + r * dv;
     if (seen.masks) {
       to = memory_.block_o;
-      std::fill_n(to, rows * dv, A{0});
+      std::fill_n(to, rows * dv, Compute{0});
     }
     for_each_visible_range(keys, [&](KeyRange range) {
       add_values(r * key_chunk + (range.begin - chunk_begin), rows, range, to);
     });
     if (seen.masks) {
       // A weight of 0 times NaN is NaN, also if the key is masked.
-      const bool finite = std::all_of(to, to + rows * dv, [](A x) { return std::isfinite(x); });
+      const bool finite = std::all_of(to, to + rows * dv, [](Compute x) { return std::isfinite(x); });
       if (!finite) accumulate_nonfinite(r, rows, keys, chunk_begin, to);
       for (index_t i = 0; i < rows * dv; ++i) o[r * dv + i] += to[i];
     }
   }
 
   /// Adds weights times the values of `keys`. The weights start at number `first`.
-  void add_values(index_t first, index_t rows, KeyRange keys, A* to) const {
+  void add_values(index_t first, index_t rows, KeyRange keys, Compute* to) const {
     const index_t dv = memory_.dv;
     if constexpr (is_bf16) {
-      for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const KeyRun& run) {
-        add_rounded(first + (key - keys.begin), rows, run.count, static_cast<const E*>(run.v), run.v_stride,
-                    to);
+      for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const AnyKeyRun& run) {
+        add_rounded(first + (key - keys.begin), rows, run.count, static_cast<const Operand*>(run.v),
+                    run.v_stride, to);
       });
     } else if (const auto add = problem_.stored_products.accumulate; add != nullptr) {
-      for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const KeyRun& run) {
+      for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const AnyKeyRun& run) {
         add(memory_.s + first + (key - keys.begin), key_chunk, rows, run.count, run.v, run.v_stride, dv, to,
             dv);
       });
     } else {
       load_values(problem_.keys, batch_, kv_head_, keys, memory_.wide);
-      kernels<DecodeKernels<A, A>>().accumulate(memory_.s + first, key_chunk, rows, keys.size(), memory_.wide,
-                                                dv, dv, to, dv);
+      kernels<DecodeKernels<Compute, Compute>>().accumulate(memory_.s + first, key_chunk, rows, keys.size(),
+                                                            memory_.wide, dv, dv, to, dv);
     }
   }
 
   /// Adds rounded weights times `count` rows of V. The weights start at number `first`.
-  void add_rounded(index_t first, index_t rows, index_t count, const E* v, index_t v_stride, A* to) const {
-    kernels<PairDecodeKernels<A, E>>().accumulate(memory_.weights + first, key_chunk, rows, count, v,
-                                                  v_stride, memory_.dv, to, memory_.dv);
+  void add_rounded(index_t first, index_t rows, index_t count, const Operand* v, index_t v_stride,
+                   Compute* to) const {
+    kernels<PairDecodeKernels<Compute, Operand>>().accumulate(memory_.weights + first, key_chunk, rows, count,
+                                                              v, v_stride, memory_.dv, to, memory_.dv);
   }
 
   /// Computes the product of `accumulate` with 0 for NaN and infinities in V. Adds NaN and infinities only to rows
   /// to which the key is visible.
-  void accumulate_nonfinite(index_t r, index_t rows, KeyRange keys, index_t chunk_begin, A* out) const {
+  void accumulate_nonfinite(index_t r, index_t rows, KeyRange keys, index_t chunk_begin, Compute* out) const {
     const index_t dv = memory_.dv, first = r * key_chunk + (keys.begin - chunk_begin);
-    A* const values = memory_.wide;
-    const A* s = memory_.s + first;
-    std::fill_n(out, rows * dv, A{0});
+    Compute* const values = memory_.wide;
+    const Compute* s = memory_.s + first;
+    std::fill_n(out, rows * dv, Compute{0});
     for_each_visible_range(keys, [&](KeyRange range) {
       add_finite_values(first + (range.begin - keys.begin), rows, range, out);
     });
     load_values(problem_.keys, batch_, kv_head_, keys, values);
     for (index_t key = keys.begin; key < keys.end; ++key) {
       const index_t at = key - keys.begin;
-      for_each_nonfinite(variant_, memory_.rows + r, rows, key, values + at * dv, dv,
-                         [&](index_t i, index_t c, A x) { out[i * dv + c] += s[i * key_chunk + at] * x; });
+      for_each_nonfinite(
+          variant_, memory_.rows + r, rows, key, values + at * dv, dv,
+          [&](index_t i, index_t c, Compute x) { out[i * dv + c] += s[i * key_chunk + at] * x; });
     }
   }
 
   /// Does what add_values does, with 0 for NaN and infinities in V.
-  void add_finite_values(index_t first, index_t rows, KeyRange keys, A* to) const {
+  void add_finite_values(index_t first, index_t rows, KeyRange keys, Compute* to) const {
     const index_t dv = memory_.dv;
-    A* const values = memory_.wide;
+    Compute* const values = memory_.wide;
     if constexpr (is_bf16) {
-      E* finite = reinterpret_cast<E*>(values);
-      for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const KeyRun& run) {
-        const E* v = static_cast<const E*>(run.v);
+      Operand* finite = reinterpret_cast<Operand*>(values);
+      for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const AnyKeyRun& run) {
+        const Operand* v = static_cast<const Operand*>(run.v);
         for (index_t i = 0; i < run.count; ++i) copy_finite(v + i * run.v_stride, dv, finite + i * dv);
         add_rounded(first + (key - keys.begin), rows, run.count, finite, dv, to);
       });
@@ -381,21 +386,22 @@ class DecodeTask {
       const auto add = [&](KeyRange part) {
         load_values(problem_.keys, batch_, kv_head_, part, values);
         copy_finite(values, part.size() * dv, values);
-        kernels<DecodeKernels<A, A>>().accumulate(memory_.s + first + (part.begin - keys.begin), key_chunk,
-                                                  rows, part.size(), values, dv, dv, to, dv);
+        kernels<DecodeKernels<Compute, Compute>>().accumulate(memory_.s + first + (part.begin - keys.begin),
+                                                              key_chunk, rows, part.size(), values, dv, dv,
+                                                              to, dv);
       };
       if (problem_.stored_products.accumulate == nullptr) return add(keys);
-      for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const KeyRun& run) {
+      for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const AnyKeyRun& run) {
         add({key, key + run.count});
       });
     }
   }
 
-  const Problem<A>& problem_;
-  const Variant<A>& variant_;
+  const Problem<Compute>& problem_;
+  const Variant<Compute>& variant_;
   const Memory& memory_;
   const Multipliers multipliers_;
-  OnlineSoftmax<A> softmax_[decode_rows];
+  OnlineSoftmax<Compute> softmax_[decode_rows];
   double tops_[decode_rows];          // divisor of a row's weights; 1 except on the bf16 path
   Seen seen_[decode_rows];            // visible keys of the chunk, per row
   index_t distinct_rows_ = 0;         // under a mask with runs: 1 if all rows have the same runs, else count_

@@ -8,11 +8,11 @@
 
 SSMAX_BEGIN_COMPILED
 
-/// Runs a call of attention. Requires checked arguments. Allocates once if `workspace` is null. E is the operand
-/// type that the call may have (route.hpp, OperandsOf): A or bfloat16.
-template <class E, class A>
-void run_attention(const shared::Problem<A>& problem, const shared::Variant<A>& variant,
-                   const shared::Result<A>& result, Workspace* workspace,
+/// Runs a call of attention. Requires checked arguments. Allocates once if `workspace` is null. Operand is the operand
+/// type that the call may have (route.hpp, OperandsOf): Compute or bfloat16.
+template <class Operand, class Compute>
+void run_attention(const shared::Problem<Compute>& problem, const shared::Variant<Compute>& variant,
+                   const shared::Result<Compute>& result, Workspace* workspace,
                    const shared::AnyExecutor& executor);
 
 SSMAX_END

@@ -16,11 +16,11 @@ SSMAX_BEGIN_DETAIL
 /// Σ exp(c·z) = 2^shift · sum.
 /// Sets `factor`: the missing row is factor · o. Returns where to write this row. Returns `scratch` if the row must
 /// be converted afterwards.
-template <class A>
-A* place_result(const Result<A>& result, const QueryRow& seen, index_t row, A shift, A sum, A* scratch,
-                A& factor) {
+template <class Compute>
+Compute* place_result(const Result<Compute>& result, const QueryRow& seen, index_t row, Compute shift,
+                      Compute sum, Compute* scratch, Compute& factor) {
   const Query& query = seen.query;
-  const AttentionState<A>& state = result.state;
+  const AttentionState<Compute>& state = result.state;
   if (state.shift.data_handle() != nullptr) {
     state.shift(query.batch, query.head, row) = shift;
     state.sum(query.batch, query.head, row) = sum;
@@ -34,27 +34,27 @@ A* place_result(const Result<A>& result, const QueryRow& seen, index_t row, A sh
   const Normalizer normalizer =
       result.sinks.empty() ? Normalizer(shift, sum) : Normalizer(shift, sum, sink());
   if (result.lse.is_given()) {
-    result.lse(query.batch, query.head, row) = static_cast<A>(normalizer.lse());
+    result.lse(query.batch, query.head, row) = static_cast<Compute>(normalizer.lse());
   }
-  factor = static_cast<A>(normalizer.factor);
+  factor = static_cast<Compute>(normalizer.factor);
   return result.out.stage(query.batch, query.head, row, scratch);
 }
 
 /// Converts and stores a query's row, if place_result returned scratch.
-template <class A>
-void narrow_result(const Result<A>& result, const Query& query, index_t row, const A* numbers) {
+template <class Compute>
+void narrow_result(const Result<Compute>& result, const Query& query, index_t row, const Compute* numbers) {
   if (result.state.o.data_handle() != nullptr) return;
   result.out.store(query.batch, query.head, row, numbers);
 }
 
 /// Writes the whole result of one query. The state is Σ exp(c·z) = 2^shift · sum and Σ exp(c·z)·v = 2^shift · o.
 /// Overwrites o.
-template <class A>
-void store_result(const Result<A>& result, const QueryRow& seen, index_t row, A shift, A sum, A* o,
-                  index_t dv) {
-  A factor;
-  A* numbers = place_result(result, seen, row, shift, sum, o, factor);
-  kernels<RowKernels<A>>().multiply(o, dv, factor, numbers);
+template <class Compute>
+void store_result(const Result<Compute>& result, const QueryRow& seen, index_t row, Compute shift,
+                  Compute sum, Compute* o, index_t dv) {
+  Compute factor;
+  Compute* numbers = place_result(result, seen, row, shift, sum, o, factor);
+  kernels<RowKernels<Compute>>().multiply(o, dv, factor, numbers);
   narrow_result(result, seen.query, row, numbers);
 }
 

@@ -10,49 +10,49 @@
 SSMAX_BEGIN_DETAIL
 
 /// The call of one sequence. Tasks hold references to it.
-template <class A>
+template <class Compute>
 struct SequenceCall {
-  Problem<A> problem;
-  Result<A> result;
+  Problem<Compute> problem;
+  Result<Compute> result;
 
-  SequenceCall(const Problem<A>& whole, const Result<A>& results, index_t sequence)
+  SequenceCall(const Problem<Compute>& whole, const Result<Compute>& results, index_t sequence)
       : problem(of_sequence(whole, sequence)), result(of_sequence(results, whole.lengths, sequence)) {}
 };
 
 /// The sequences of a call that take one path. Empty if the call has no sequence lengths.
-template <class A>
+template <class Compute>
 class PathSequences {
  public:
   PathSequences() = default;
-  PathSequences(const Problem<A>& problem, const Result<A>& result, Path path, bool explains)
+  PathSequences(const Problem<Compute>& problem, const Result<Compute>& result, Path path, bool explains)
       : problem_(&problem), result_(&result), path_(path) {
-    for_each([&](index_t, const Problem<A>& sequence) {
-      if (sequence.rows() > most_rows_ && explains) reason_ = route(sequence, result, true).reason;
-      most_rows_ = std::max(most_rows_, sequence.rows());
+    for_each([&](index_t, const Problem<Compute>& sequence) {
+      if (sequence.rows() > max_rows_ && explains) reason_ = route(sequence, result, true).reason;
+      max_rows_ = std::max(max_rows_, sequence.rows());
     });
   }
 
-  explicit operator bool() const { return most_rows_ > 0; }
+  explicit operator bool() const { return max_rows_ > 0; }
   /// Returns the number of rows (queries of a kv head) of the sequence with the most rows.
-  index_t most_rows() const { return most_rows_; }
+  index_t max_rows() const { return max_rows_; }
   /// Returns why no faster path takes the sequence with the most rows.
   const char* reason() const { return reason_; }
   /// Returns the number of query blocks of a kv head, summed over all sequences.
   index_t blocks(index_t queries) const {
     index_t count = 0;
-    for_each([&](index_t, const Problem<A>& sequence) { count += blocks_of(sequence, queries); });
+    for_each([&](index_t, const Problem<Compute>& sequence) { count += blocks_of(sequence, queries); });
     return count;
   }
   std::size_t queue_bytes() const {
     Arena arena;
-    if (most_rows_ > 0) arena.take<QueuedSequence>(problem_->entries());
+    if (max_rows_ > 0) arena.take<QueuedSequence>(problem_->entries());
     return arena.used();
   }
   /// Returns the queue of kv heads × query blocks, in memory of queue_bytes().
   SequenceQueue queue(std::byte* memory, index_t queries, index_t kv_heads) const {
-    if (most_rows_ == 0) return {};
+    if (max_rows_ == 0) return {};
     SequenceQueue queue(reinterpret_cast<QueuedSequence*>(memory));
-    for_each([&](index_t b, const Problem<A>& sequence) {
+    for_each([&](index_t b, const Problem<Compute>& sequence) {
       queue.add(b, blocks_of(sequence, queries) * kv_heads,
                 static_cast<double>(sequence.rows()) * static_cast<double>(sequence.keys.length(b)));
     });
@@ -61,20 +61,20 @@ class PathSequences {
   }
 
  private:
-  static index_t blocks_of(const Problem<A>& sequence, index_t queries) {
+  static index_t blocks_of(const Problem<Compute>& sequence, index_t queries) {
     return (sequence.rows() + queries - 1) / queries;
   }
   template <class F>
   void for_each(const F& f) const {
-    for_each_sequence(*problem_, problem_->lengths, [&](index_t b, const Problem<A>& sequence) {
+    for_each_sequence(*problem_, problem_->lengths, [&](index_t b, const Problem<Compute>& sequence) {
       if (sequence.rows() > 0 && route(sequence, *result_).path == path_) f(b, sequence);
     });
   }
 
-  const Problem<A>* problem_ = nullptr;
-  const Result<A>* result_ = nullptr;
+  const Problem<Compute>* problem_ = nullptr;
+  const Result<Compute>* result_ = nullptr;
   Path path_ = Path::none;
-  index_t most_rows_ = 0;
+  index_t max_rows_ = 0;
   const char* reason_ = "";
 };
 

@@ -22,20 +22,20 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// The attention of some tiles of queries of a kv head. E is the type of the products' operands: A, or bfloat16 (see
+/// The attention of some tiles of queries of a kv head. Operand is the type of the products' operands: Compute, or bfloat16 (see
 /// route.hpp).
-template <class A, class E = A>
+template <class Compute, class Operand = Compute>
 class PrefillTask {
  public:
-  using Memory = PrefillScratch<A, E>;
+  using Memory = PrefillScratch<Compute, Operand>;
 
   /// The number of queries of the largest task. These queries share loaded keys. 24 tiles are 1.5 to 2 % faster than
   /// 8, though their states exceed a second-level cache of 1 MB, and 48 are no faster than 24. Rejected: prefetching
   /// the next block, the task's queries or the rows of its results did not change the time.
-  static index_t most_queries() { return 24 * least_queries(); }
-  static index_t least_queries() { return kernels<PrefillKernels<A>>().width * tile_vectors; }
+  static index_t max_queries() { return 24 * min_queries(); }
+  static index_t min_queries() { return kernels<PrefillKernels<Compute>>().width * tile_vectors; }
 
-  PrefillTask(const Problem<A>& problem, const Variant<A>& variant, const Memory& memory)
+  PrefillTask(const Problem<Compute>& problem, const Variant<Compute>& variant, const Memory& memory)
       : problem_(problem),
         variant_(variant),
         kernels_(memory.products),
@@ -65,18 +65,18 @@ class PrefillTask {
   }
 
   /// Sets the states to the state before the first key.
-  void reset(A* states) const {
+  void reset(Compute* states) const {
     for (index_t tile = 0; tile < tiles_; ++tile) {
       memory_.state(states, tile).reset(memory_.tile_lanes, memory_.channels);
     }
   }
 
   /// Initializes the states: to the state before the first key or, if the result continues a state, to that state.
-  void begin(A* states, const Result<A>& result) const {
+  void begin(Compute* states, const Result<Compute>& result) const {
     reset(states);
     if (!result.continues) return;
     for (index_t i = 0; i < count_; i += kernels_.width) {
-      const SoftmaxState<A> state = memory_.state(states, i / memory_.tile_lanes);
+      const SoftmaxState<Compute> state = memory_.state(states, i / memory_.tile_lanes);
       const index_t first_lane = i % memory_.tile_lanes, lanes = std::min(kernels_.width, count_ - i);
       for (index_t lane = 0; lane < lanes; ++lane) {
         const Query& query = memory_.rows[i + lane].query;
@@ -97,7 +97,7 @@ class PrefillTask {
   }
 
   /// Writes the states after the keys of one chunk.
-  void attend_chunk(KeyRange keys, A* states) {
+  void attend_chunk(KeyRange keys, Compute* states) {
     reset(states);
     const AcquiredProducts products(kernels_);
     const index_t length = problem_.keys.length(batch_), block_keys = memory_.block_keys;
@@ -118,17 +118,17 @@ class PrefillTask {
     }
   }
 
-  void merge(A* totals, A* chunks) const {
+  void merge(Compute* totals, Compute* chunks) const {
     for (index_t tile = 0; tile < tiles_; ++tile) {
       merge_states(kernels_, memory_, memory_.channels, memory_.state(totals, tile),
                    memory_.state(chunks, tile));
     }
   }
 
-  void store(A* states, const Result<A>& result) const {
+  void store(Compute* states, const Result<Compute>& result) const {
     const index_t dv = problem_.value_width(), length = kernels_.width;
     for (index_t i = 0; i < count_; i += length) {
-      const SoftmaxState<A> state = memory_.state(states, i / memory_.tile_lanes);
+      const SoftmaxState<Compute> state = memory_.state(states, i / memory_.tile_lanes);
       const index_t first_lane = i % memory_.tile_lanes, lanes = std::min(length, count_ - i);
       for (index_t c = 0; c < dv; c += length) {
         const index_t channels = std::min(length, dv - c);
@@ -146,7 +146,7 @@ class PrefillTask {
   }
 
  private:
-  using Op = Operands<A, E>;
+  using Op = Operands<Compute, Operand>;
   /// The number of tiles from which on rows with a large stride are copied. If heads are closer in memory than
   /// positions, rows fill the first-level TLB with pages. On Zen 3, a copy is 1.08 times as fast at 8 heads of width
   /// 64, 1.15 times at 32 of 128.
@@ -165,8 +165,8 @@ class PrefillTask {
   }
 
   /// Returns the address of the weight of a key and a lane. Weights overwrite the logits.
-  E* weights_of(index_t key, index_t lane) const {
-    return reinterpret_cast<E*>(memory_.s) + tuple_at<A, E>(key, lane, memory_.tile_lanes);
+  Operand* weights_of(index_t key, index_t lane) const {
+    return reinterpret_cast<Operand*>(memory_.s) + tuple_at<Compute, Operand>(key, lane, memory_.tile_lanes);
   }
 
   /// Float, double: points held_ at keys in place and returns true if all of these conditions hold:
@@ -180,11 +180,11 @@ class PrefillTask {
       if (problem_.has_rope() && problem_.rotate_keys) return false;
       if (held.size() < Op::held_keys || held.begin < stored_.begin || held.end > stored_.end) return false;
       if (dv % kernels_.rows != 0) return false;
-      const KeyRun run = problem_.keys.run(batch_, kv_head_, held.begin);
+      const AnyKeyRun run = problem_.keys.run(batch_, kv_head_, held.begin);
       if (run.count < Op::held_keys) return false;
       if (are_far(run.k_stride, problem_.width()) || are_far(run.v_stride, dv)) return false;
       const bool masks = variant_.has_predicate || hull_.masks(held);
-      const A *k = static_cast<const A*>(run.k), *v = static_cast<const A*>(run.v);
+      const Compute *k = static_cast<const Compute*>(run.k), *v = static_cast<const Compute*>(run.v);
       if (masks && !kernels_.all_finite(v, run.v_stride, Op::held_keys, dv)) return false;
       held_ = {held.begin, held.begin, k, run.k_stride, v, run.v_stride, kernels_.rows, true};
       return true;
@@ -206,10 +206,10 @@ class PrefillTask {
     if constexpr (Op::is_bf16) {
       if (logit_parts(problem_) > 1 || memory_.depth != problem_.width()) return false;
       if (keys.begin % memory_.block_keys != 0 || keys.size() % memory_.block_keys != 0) return false;
-      const KeyRun run = problem_.keys.run(batch_, kv_head_, keys.begin);
+      const AnyKeyRun run = problem_.keys.run(batch_, kv_head_, keys.begin);
       if (run.count < keys.size() || are_far(run.k_stride, problem_.width())) return false;
       held_.first_row = keys.begin;
-      held_.k = static_cast<const E*>(run.k);
+      held_.k = static_cast<const Operand*>(run.k);
       held_.k_stride = run.k_stride;
       return true;
     } else {
@@ -226,24 +226,25 @@ class PrefillTask {
                   end = (at + keys.size() + block_keys - 1) / block_keys * block_keys;
     held_ = {first, first, memory_.k, depth, memory_.v, kernels_.rows, memory_.panel, true};
     if (!point_at_rows_of_k(keys)) {
-      std::fill_n(memory_.k + begin * depth, (at - begin) * depth, E{});
+      std::fill_n(memory_.k + begin * depth, (at - begin) * depth, Operand{});
       Op::load_keys(problem_, variant_, batch_, kv_head_, keys, depth, memory_.widened_row,
                     memory_.k + at * depth);
-      std::fill_n(memory_.k + (at + keys.size()) * depth, (end - at - keys.size()) * depth, E{});
+      std::fill_n(memory_.k + (at + keys.size()) * depth, (end - at - keys.size()) * depth, Operand{});
     }
     const index_t from = begin * kernels_.rows, panel = (end - begin) * kernels_.rows;
     if (keys.size() < end - begin) {
-      for (index_t p = 0; p < panels; ++p) std::fill_n(memory_.v + p * memory_.panel + from, panel, E{});
+      for (index_t p = 0; p < panels; ++p)
+        std::fill_n(memory_.v + p * memory_.panel + from, panel, Operand{});
     }
     const bool as_stored = Op::is_bf16 || problem_.keys.v_kind() == ElementKind::compute;
-    for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const KeyRun& run) {
+    for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const AnyKeyRun& run) {
       const index_t row = key - first;
       if (as_stored) {
-        kernels_.pack_values(static_cast<const E*>(run.v), run.v_stride, row, run.count, dv, memory_.v,
+        kernels_.pack_values(static_cast<const Operand*>(run.v), run.v_stride, row, run.count, dv, memory_.v,
                              memory_.panel);
       } else if constexpr (!Op::is_bf16) {
         for (index_t i = 0; i < run.count; ++i) {
-          const A* value = problem_.keys.load_v(run, i, memory_.staged);
+          const Compute* value = problem_.keys.load_v(run, i, memory_.staged);
           kernels_.pack_values(value, 0, row + i, 1, dv, memory_.v, memory_.panel);
         }
       }
@@ -251,17 +252,17 @@ class PrefillTask {
     held_.values_are_finite = kernels_.all_finite(memory_.v + from, memory_.panel, panels, panel);
     if (held_.values_are_finite) return;
     for (index_t p = 0; p < panels; ++p) {
-      E* v = memory_.v + p * memory_.panel + from;
+      Operand* v = memory_.v + p * memory_.panel + from;
       copy_finite(v, panel, v);
     }
   }
 
   /// Adds a key block to the states of one tile.
-  void attend_block(index_t tile, KeyRange block, const SoftmaxState<A>& state) {
+  void attend_block(index_t tile, KeyRange block, const SoftmaxState<Compute>& state) {
     const index_t tile_lanes = memory_.tile_lanes, queries = count_ - tile * tile_lanes;
     const Hull* hulls = hulls_of(variant_, memory_, tile, queries, block);
-    const E *k = held_.k + (block.begin - held_.first_row) * held_.k_stride,
-            *values = held_.v + (block.begin - held_.first) * held_.v_stride;
+    const Operand *k = held_.k + (block.begin - held_.first_row) * held_.k_stride,
+                  *values = held_.v + (block.begin - held_.first) * held_.v_stride;
     const NeededKeys needed(hulls, queries, kernels_.width, block, kernels_.rows);
     // 1. Compute the logits, and replace them by weights.
     scores_.multiply(needed, memory_.block_keys, k, held_.k_stride, memory_.depth,
@@ -281,10 +282,10 @@ class PrefillTask {
 
   /// Replaces the logits of a key block by weights. Returns whether earlier sums must be multiplied by lane.rescale.
   bool form_weights(index_t tile, KeyRange block, const NeededKeys& needed, const Hull* hulls,
-                    const SoftmaxState<A>& state) {
+                    const SoftmaxState<Compute>& state) {
     const index_t tile_lanes = memory_.tile_lanes;
-    A* rescale = memory_.lane.rescale;
-    std::fill_n(rescale, tile_lanes, A{1});
+    Compute* rescale = memory_.lane.rescale;
+    std::fill_n(rescale, tile_lanes, Compute{1});
     if constexpr (Op::is_bf16) {
       const KeyRange all = needed.of[0];
       if (takes_vectors_at_once(hulls, block, needed)) {
@@ -300,10 +301,10 @@ class PrefillTask {
       const KeyRange part = needed.of[v];
       if (part.size() == 0) continue;
       const index_t lane = v * kernels_.width;
-      Logits<A> logits{.s = memory_.s + part.begin * tile_lanes + lane,
-                       .keys = {block.begin + part.begin, block.begin + part.end},
-                       .rows = memory_.rows + tile * tile_lanes + lane,
-                       .length = problem_.keys.length(batch_)};
+      Logits<Compute> logits{.s = memory_.s + part.begin * tile_lanes + lane,
+                             .keys = {block.begin + part.begin, block.begin + part.end},
+                             .rows = memory_.rows + tile * tile_lanes + lane,
+                             .length = problem_.keys.length(batch_)};
       if constexpr (Op::is_bf16) logits.multiplier = memory_.multipliers + tile * tile_lanes + lane;
       scores_.form(logits, hulls[v]);
       raised |=
@@ -325,15 +326,15 @@ class PrefillTask {
   }
 
   /// Adds NaN and infinities in V to the queries to which the key is visible. The panels hold 0 in their place.
-  void accumulate_nonfinite(index_t tile, KeyRange block, const SoftmaxState<A>& state) const {
+  void accumulate_nonfinite(index_t tile, KeyRange block, const SoftmaxState<Compute>& state) const {
     const index_t tile_lanes = memory_.tile_lanes, queries = std::min(tile_lanes, count_ - tile * tile_lanes);
     for (index_t key = std::max(block.begin, hull_.any.begin); key < std::min(block.end, hull_.any.end);
          ++key) {
       load_values(problem_.keys, batch_, kv_head_, {key, key + 1}, memory_.staged);
       for_each_nonfinite(variant_, memory_.rows + tile * tile_lanes, queries, key, memory_.staged,
-                         problem_.value_width(), [&](index_t lane, index_t c, A x) {
+                         problem_.value_width(), [&](index_t lane, index_t c, Compute x) {
                            state.o[c * tile_lanes + lane] +=
-                               static_cast<A>(*weights_of(key - block.begin, lane)) * x;
+                               static_cast<Compute>(*weights_of(key - block.begin, lane)) * x;
                          });
     }
   }
@@ -342,18 +343,18 @@ class PrefillTask {
   struct HeldKeys {
     index_t first = 0;      // the first key of v
     index_t first_row = 0;  // the first key of k
-    const E* k = nullptr;
+    const Operand* k = nullptr;
     index_t k_stride = 0;
-    const E* v = nullptr;
+    const Operand* v = nullptr;
     index_t v_stride = 0, panel_stride = 0;
     bool values_are_finite = true;
   };
 
-  const Problem<A>& problem_;
-  const Variant<A>& variant_;
-  const PrefillKernels<A, E>& kernels_;
+  const Problem<Compute>& problem_;
+  const Variant<Compute>& variant_;
+  const PrefillKernels<Compute, Operand>& kernels_;
   const Memory& memory_;
-  const Scores<A, E, Variant<A>> scores_;
+  const Scores<Compute, Operand, Variant<Compute>> scores_;
   index_t batch_ = 0, kv_head_ = 0, count_ = 0, tiles_ = 0;
   KeyRange stored_{};
   Hull hull_{};  // of all queries of the task

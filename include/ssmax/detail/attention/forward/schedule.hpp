@@ -26,13 +26,13 @@ struct Partition {
 };
 
 /// The limit on the memory of states that wait for a merge. Above this limit, keys are not split.
-inline constexpr index_t most_waiting_bytes = index_t{32} << 20;
+inline constexpr index_t max_waiting_bytes = index_t{32} << 20;
 
-template <class Task, class A>
-Partition partition_tasks(const Problem<A>& problem, const PathSequences<A>& sequences, index_t threads,
-                          index_t chunks) {
-  const index_t unit = Task::least_queries(), rows = sequences ? sequences.most_rows() : problem.rows();
-  Partition cut{.queries = std::min(Task::most_queries(), (rows + unit - 1) / unit * unit)};
+template <class Task, class Compute>
+Partition partition_tasks(const Problem<Compute>& problem, const PathSequences<Compute>& sequences,
+                          index_t threads, index_t chunks) {
+  const index_t unit = Task::min_queries(), rows = sequences ? sequences.max_rows() : problem.rows();
+  Partition cut{.queries = std::min(Task::max_queries(), (rows + unit - 1) / unit * unit)};
   const auto count = [&] {
     cut.blocks = (rows + cut.queries - 1) / cut.queries;
     cut.tasks = sequences ? sequences.blocks(cut.queries) * problem.kv_heads()
@@ -45,8 +45,8 @@ Partition partition_tasks(const Problem<A>& problem, const PathSequences<A>& seq
     count();
   }
   if (threads > 1 && cut.tasks < 2 * threads) {
-    const index_t state = cut.queries * (problem.value_width() + 8) * static_cast<index_t>(sizeof(A));
-    if (chunks > 1 && chunks <= most_waiting_bytes / state / cut.tasks) cut.chunks = chunks;
+    const index_t state = cut.queries * (problem.value_width() + 8) * static_cast<index_t>(sizeof(Compute));
+    if (chunks > 1 && chunks <= max_waiting_bytes / state / cut.tasks) cut.chunks = chunks;
   }
   return cut;
 }
@@ -72,10 +72,10 @@ enum class Pass {
 
 /// Computes a call. Exception: if the sequences of the call have their own lengths, computes the sequences that take
 /// one path.
-template <class Task, class A>
-void run_tasks(const Problem<A>& problem, const PathSequences<A>& sequences, const Variant<A>& variant,
-               const Result<A>& result, Workspace& workspace, const AnyExecutor& executor,
-               const Explainer& explainer) {
+template <class Task, class Compute>
+void run_tasks(const Problem<Compute>& problem, const PathSequences<Compute>& sequences,
+               const Variant<Compute>& variant, const Result<Compute>& result, Workspace& workspace,
+               const AnyExecutor& executor, const Explainer& explainer) {
   using Memory = typename Task::Memory;
   const index_t threads = executor.concurrency();
   KeyRange chunks{std::numeric_limits<index_t>::max(), 0};  // chunks with stored keys of any batch entry
@@ -96,7 +96,8 @@ void run_tasks(const Problem<A>& problem, const PathSequences<A>& sequences, con
   const index_t waiting_size = cut.chunks > 1 ? pieces * states_size : 0;
   const std::size_t lane_bytes = multiply_bytes(static_cast<std::size_t>(lanes), bytes);
   const std::size_t queued_bytes = add_bytes(lane_bytes, sequences.queue_bytes());
-  const std::size_t all_bytes = add_bytes(queued_bytes, static_cast<std::size_t>(waiting_size) * sizeof(A));
+  const std::size_t all_bytes =
+      add_bytes(queued_bytes, static_cast<std::size_t>(waiting_size) * sizeof(Compute));
   if (explainer.explains) {
     Explanation e;
     e.query_block = cut.queries;
@@ -111,7 +112,7 @@ void run_tasks(const Problem<A>& problem, const PathSequences<A>& sequences, con
   }
   std::byte* memory = workspace.reserve(all_bytes);
   const SequenceQueue queue = sequences.queue(memory + lane_bytes, cut.queries, problem.kv_heads());
-  A* waiting = reinterpret_cast<A*>(memory + queued_bytes);
+  Compute* waiting = reinterpret_cast<Compute*>(memory + queued_bytes);
 
   const auto waiting_states = [&](index_t task, index_t chunk) {
     return waiting + (task * cut.chunks + chunk - chunks.begin) * states_size;
@@ -124,16 +125,16 @@ void run_tasks(const Problem<A>& problem, const PathSequences<A>& sequences, con
     executor.run(lanes, [&](index_t lane) {
       Arena arena(memory + static_cast<std::size_t>(lane) * bytes);
       const Memory own(arena, cut.queries, problem);
-      std::optional<SequenceCall<A>> sequence;
+      std::optional<SequenceCall<Compute>> sequence;
       std::optional<Task> task;
-      const Result<A>* to = &result;
+      const Result<Compute>* to = &result;
       KeyRange seen{};
       index_t prepared = -1;
       for (index_t i = next++; i < cut.tasks * parts; i = next++) {
         const index_t index = i / parts;
         if (index != prepared) {
           index_t heads = problem.entries() * problem.kv_heads(), blocks = cut.blocks, place = index;
-          const Problem<A>* from = &problem;
+          const Problem<Compute>* from = &problem;
           if (sequences) {
             const SequenceQueue::Place at = queue[index];
             sequence.emplace(problem, result, at.sequence);
@@ -159,7 +160,9 @@ void run_tasks(const Problem<A>& problem, const PathSequences<A>& sequences, con
         const KeyRange keys = pass == Pass::chunks ? part_of(seen, chunks.begin + i % parts) : seen;
         for_each_chunk(keys, [&](index_t chunk, KeyRange range) {
           if (!task->sees_chunk(range)) return;
-          A* states = pass != Pass::whole ? waiting_states(index, chunk) : has_totals ? own.chunk : own.total;
+          Compute* states = pass != Pass::whole ? waiting_states(index, chunk)
+                            : has_totals        ? own.chunk
+                                                : own.total;
           if (pass != Pass::merge) task->attend_chunk(range, states);
           if (pass == Pass::chunks) return;
           if (states == own.total) {
@@ -180,51 +183,52 @@ void run_tasks(const Problem<A>& problem, const PathSequences<A>& sequences, con
   run(Pass::merge);
 }
 
-/// Runs the driver of a path with operands of type E.
-template <class E, class A>
-void run_path(Path path, const Problem<A>& problem, const PathSequences<A>& sequences,
-              const Variant<A>& variant, const Result<A>& result, Workspace& workspace,
+/// Runs the driver of a path with operands of type Operand.
+template <class Operand, class Compute>
+void run_path(Path path, const Problem<Compute>& problem, const PathSequences<Compute>& sequences,
+              const Variant<Compute>& variant, const Result<Compute>& result, Workspace& workspace,
               const AnyExecutor& executor, const Explainer& explainer) {
   const auto run_all = [&]<class Task>(std::type_identity<Task>) {
     run_tasks<Task>(problem, sequences, variant, result, workspace, executor, explainer);
   };
-  if constexpr (std::same_as<E, A>) {
+  if constexpr (std::same_as<Operand, Compute>) {
     if (path == Path::short_keys) {
       run_short(problem, sequences, variant, result, workspace, executor, explainer);
     } else if (path == Path::decode) {
-      run_all(std::type_identity<DecodeTask<A>>{});
+      run_all(std::type_identity<DecodeTask<Compute>>{});
     } else {
-      run_all(std::type_identity<PrefillTask<A>>{});
+      run_all(std::type_identity<PrefillTask<Compute>>{});
     }
   } else if (path == Path::prefill_bf16) {
-    run_all(std::type_identity<PrefillTask<A, E>>{});
+    run_all(std::type_identity<PrefillTask<Compute, Operand>>{});
   } else {
-    run_all(std::type_identity<DecodeTask<A, E>>{});
+    run_all(std::type_identity<DecodeTask<Compute, Operand>>{});
   }
 }
 
-/// Returns whether the operands of a path are of type E, in a call that computes in A.
-template <class E, class A>
+/// Returns whether the operands of a path are of type Operand, in a call that computes in Compute.
+template <class Operand, class Compute>
 constexpr bool has_operands(Path path) {
-  return (path == Path::prefill_bf16 || path == Path::decode_bf16) != std::same_as<E, A>;
+  return (path == Path::prefill_bf16 || path == Path::decode_bf16) != std::same_as<Operand, Compute>;
 }
 
-/// Runs the paths with operands of type E that sequences take, one after the other. Returns whether some sequences
+/// Runs the paths with operands of type Operand that sequences take, one after the other. Returns whether some sequences
 /// take a path with the other operand type.
-template <class E, class A>
-bool run_sequences(const Problem<A>& problem, const Variant<A>& variant, const Result<A>& result,
-                   Workspace& workspace, const AnyExecutor& executor, Explainer& explainer) {
+template <class Operand, class Compute>
+bool run_sequences(const Problem<Compute>& problem, const Variant<Compute>& variant,
+                   const Result<Compute>& result, Workspace& workspace, const AnyExecutor& executor,
+                   Explainer& explainer) {
   bool has_run = false, has_others = false;
   for (const Path path :
        {Path::short_keys, Path::decode, Path::prefill, Path::decode_bf16, Path::prefill_bf16}) {
-    const PathSequences<A> sequences(problem, result, path, explainer.explains);
+    const PathSequences<Compute> sequences(problem, result, path, explainer.explains);
     if (!sequences) continue;
-    if (!has_operands<E, A>(path)) {
+    if (!has_operands<Operand, Compute>(path)) {
       has_others = true;
       continue;
     }
-    explainer.set<A>({path, sequences.reason()}, sequences.most_rows());
-    run_path<E>(path, problem, sequences, variant, result, workspace, executor, explainer);
+    explainer.set<Compute>({path, sequences.reason()}, sequences.max_rows());
+    run_path<Operand>(path, problem, sequences, variant, result, workspace, executor, explainer);
     has_run = true;
   }
   if (!has_run && !has_others && explainer.explains) explainer.publish(Explanation());
@@ -235,9 +239,9 @@ SSMAX_END
 
 SSMAX_BEGIN_COMPILED
 
-template <class E, class A>
-void run_attention(const shared::Problem<A>& problem, const shared::Variant<A>& variant,
-                   const shared::Result<A>& result, Workspace* workspace,
+template <class Operand, class Compute>
+void run_attention(const shared::Problem<Compute>& problem, const shared::Variant<Compute>& variant,
+                   const shared::Result<Compute>& result, Workspace* workspace,
                    const shared::AnyExecutor& executor) {
   detail::Explainer explainer(problem.caller);
   if (problem.rows() == 0 || problem.entries() == 0 || problem.kv_heads() == 0) {
@@ -246,19 +250,19 @@ void run_attention(const shared::Problem<A>& problem, const shared::Variant<A>& 
   }
   Workspace own;
   if (workspace == nullptr) workspace = &own;
-  bool is_others = false;  // whether a path needs operands A in place of E
+  bool is_others = false;  // whether a path needs operands Compute in place of Operand
   if (problem.lengths.is_given()) {
-    is_others = detail::run_sequences<E>(problem, variant, result, *workspace, executor, explainer);
+    is_others = detail::run_sequences<Operand>(problem, variant, result, *workspace, executor, explainer);
   } else {
     const detail::Route route = detail::route(problem, result, explainer.explains);
-    is_others = !detail::has_operands<E, A>(route.path);
+    is_others = !detail::has_operands<Operand, Compute>(route.path);
     if (!is_others) {
-      explainer.set<A>(route, problem.rows());
-      detail::run_path<E>(route.path, problem, {}, variant, result, *workspace, executor, explainer);
+      explainer.set<Compute>(route, problem.rows());
+      detail::run_path<Operand>(route.path, problem, {}, variant, result, *workspace, executor, explainer);
     }
   }
-  if constexpr (!std::same_as<E, A>) {
-    if (is_others) run_attention<A>(problem, variant, result, workspace, executor);
+  if constexpr (!std::same_as<Operand, Compute>) {
+    if (is_others) run_attention<Compute>(problem, variant, result, workspace, executor);
   }
 }
 

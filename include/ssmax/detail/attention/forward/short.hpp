@@ -21,46 +21,46 @@
 SSMAX_BEGIN_DETAIL
 
 /// One thread's memory for one tile of queries and one kv head.
-template <class A>
-struct ShortScratch : LaneScratch<A> {
-  using LaneScratch<A>::tile_lanes;
+template <class Compute>
+struct ShortScratch : LaneScratch<Compute> {
+  using LaneScratch<Compute>::tile_lanes;
 
   ShortScratch(Arena& arena, index_t d, index_t dv)
-      : LaneScratch<A>(arena, tile_size(), d, dv, d),
-        k(arena.take<A>(key_block * d)),
+      : LaneScratch<Compute>(arena, tile_size(), d, dv, d),
+        k(arena.take<Compute>(key_block * d)),
         v_pitch((dv + 15) / 16 * 16),
-        v(arena.take<A>(key_block * v_pitch)),
-        s(arena.take<A>(key_block * tile_lanes)),
-        shift(arena.take<A>(tile_lanes)),
-        sum(arena.take<A>(tile_lanes)),
-        factor(arena.take<A>(tile_lanes)),
-        out(arena.take<A*>(tile_lanes)),
-        wide(arena.take<A>(tile_lanes * v_pitch)) {}
+        v(arena.take<Compute>(key_block * v_pitch)),
+        s(arena.take<Compute>(key_block * tile_lanes)),
+        shift(arena.take<Compute>(tile_lanes)),
+        sum(arena.take<Compute>(tile_lanes)),
+        factor(arena.take<Compute>(tile_lanes)),
+        out(arena.take<Compute*>(tile_lanes)),
+        wide(arena.take<Compute>(tile_lanes * v_pitch)) {}
 
-  static index_t tile_size() { return detail::kernels<PrefillKernels<A>>().width * tile_vectors; }
+  static index_t tile_size() { return detail::kernels<PrefillKernels<Compute>>().width * tile_vectors; }
 
-  A* k;             // [key_block][d]
-  index_t v_pitch;  // row length of v, a multiple of the vector length of every target
-  A* v;             // [key_block][v_pitch]
-  A* s;             // [key_block][tile_lanes]: logits, then weights
-  A *shift, *sum;   // states
-  A* factor;        // [tile_lanes]: normalizing factors of the weights
-  A** out;          // [tile_lanes]: where each query's row is written
-  A* wide;          // [tile_lanes][v_pitch]: rows to be converted to the type of out
+  Compute* k;            // [key_block][d]
+  index_t v_pitch;       // row length of v, a multiple of the vector length of every target
+  Compute* v;            // [key_block][v_pitch]
+  Compute* s;            // [key_block][tile_lanes]: logits, then weights
+  Compute *shift, *sum;  // states
+  Compute* factor;       // [tile_lanes]: normalizing factors of the weights
+  Compute** out;         // [tile_lanes]: where each query's row is written
+  Compute* wide;         // [tile_lanes][v_pitch]: rows to be converted to the type of out
 };
 
-template <class A>
+template <class Compute>
 class ShortTask {
  public:
-  using Memory = ShortScratch<A>;
+  using Memory = ShortScratch<Compute>;
 
-  ShortTask(const Problem<A>& problem, const Variant<A>& variant, const Result<A>& result,
+  ShortTask(const Problem<Compute>& problem, const Variant<Compute>& variant, const Result<Compute>& result,
             const Memory& memory)
       : problem_(problem),
         variant_(variant),
         result_(result),
         kernels_(memory.kernels),
-        weigh_values_(detail::kernels<ShortAttentionKernels<A>>().weigh_values),
+        weigh_values_(detail::kernels<ShortAttentionKernels<Compute>>().weigh_values),
         memory_(memory),
         scores_(variant, problem.scale, memory.kernels, memory) {}
 
@@ -114,37 +114,38 @@ class ShortTask {
     v_stride_ = memory_.v_pitch;
     bool k_in_place = false, v_in_place = false;
     if (stored_.begin == 0 && stored_.end == length_ && length_ > 0) {
-      const KeyRun run = problem_.keys.run(batch_, kv_head_, 0);
+      const AnyKeyRun run = problem_.keys.run(batch_, kv_head_, 0);
       const bool whole = run.count >= length_, rotates = problem_.has_rope() && problem_.rotate_keys;
       k_in_place =
           whole && problem_.keys.k_kind() == ElementKind::compute && length_ % kernels_.rows == 0 && !rotates;
       v_in_place = whole && problem_.keys.v_kind() == ElementKind::compute && dv % kernels_.width == 0;
       if (k_in_place) {
-        k_ = static_cast<const A*>(run.k);
+        k_ = static_cast<const Compute*>(run.k);
         k_stride_ = run.k_stride;
       }
       if (v_in_place) {
-        v_ = static_cast<const A*>(run.v);
+        v_ = static_cast<const Compute*>(run.v);
         v_stride_ = run.v_stride;
       }
     }
     if (!k_in_place) {
       const index_t passes = (length_ + kernels_.rows - 1) / kernels_.rows * kernels_.rows;
-      std::fill_n(memory_.k, stored_.begin * d, A{0});
+      std::fill_n(memory_.k, stored_.begin * d, Compute{0});
       load_keys(problem_, variant_, batch_, kv_head_, stored_, memory_.k + stored_.begin * d);
-      std::fill_n(memory_.k + stored_.end * d, (passes - stored_.end) * d, A{0});
+      std::fill_n(memory_.k + stored_.end * d, (passes - stored_.end) * d, Compute{0});
     }
     if (!v_in_place) {
-      std::fill_n(memory_.v, length_ * memory_.v_pitch, A{0});
-      for_each_stored_value(
-          [&](index_t key, const A* value) { std::copy_n(value, dv, memory_.v + key * memory_.v_pitch); });
+      std::fill_n(memory_.v, length_ * memory_.v_pitch, Compute{0});
+      for_each_stored_value([&](index_t key, const Compute* value) {
+        std::copy_n(value, dv, memory_.v + key * memory_.v_pitch);
+      });
     }
   }
 
   /// Calls f(key, row of V) for every stored key.
   template <class F>
   void for_each_stored_value(const F& f) const {
-    for_each_run(problem_.keys, batch_, kv_head_, stored_, [&](index_t key, const KeyRun& run) {
+    for_each_run(problem_.keys, batch_, kv_head_, stored_, [&](index_t key, const AnyKeyRun& run) {
       for (index_t i = 0; i < run.count; ++i) f(key + i, problem_.keys.load_v(run, i, memory_.staged));
     });
   }
@@ -152,7 +153,7 @@ class ShortTask {
   /// Loads the queries of a tile, from `first` on. If all queries of a head have the same visible keys, calls the
   /// variant once per head.
   void load_tile(index_t first) {
-    const index_t heads = variant_.shows_same_keys ? problem_.group() : count_;
+    const index_t heads = variant_.shows_same_keys ? problem_.heads_per_kv_head() : count_;
     QueryCursor cursor(problem_, batch_, kv_head_, first);
     const index_t lanes = list_queries(memory_, count_, UnusedLanes::repeat_last, [&](index_t i) {
       QueryRow row = i < heads ? variant_.row(*cursor, stored_) : memory_.rows[i - heads];
@@ -166,18 +167,18 @@ class ShortTask {
 
   /// Replaces the logits of one vector of queries by weights, and sets shift and sum.
   void form_weights(index_t lane, KeyRange keys, const Hull& hull) const {
-    const TileState<A> state{memory_.shift + lane, memory_.sum + lane, memory_.factor + lane};
-    std::fill_n(state.shift, kernels_.width, -std::numeric_limits<A>::infinity());
-    std::fill_n(state.sum, kernels_.width, A{0});
+    const TileState<Compute> state{memory_.shift + lane, memory_.sum + lane, memory_.factor + lane};
+    std::fill_n(state.shift, kernels_.width, -std::numeric_limits<Compute>::infinity());
+    std::fill_n(state.sum, kernels_.width, Compute{0});
     if (keys.size() == 0) return;
-    A* s = memory_.s + keys.begin * memory_.tile_lanes + lane;
-    Logits<A> logits{.s = s, .keys = keys, .rows = memory_.rows + lane, .length = length_};
+    Compute* s = memory_.s + keys.begin * memory_.tile_lanes + lane;
+    Logits<Compute> logits{.s = s, .keys = keys, .rows = memory_.rows + lane, .length = length_};
     scores_.form(logits, hull);
     update_states(scores_, kernels_, memory_, logits, state, s);
   }
 
-  /// Normalizes the query in lane i. Returns where its row is written in A.
-  A* place_result(index_t i) const {
+  /// Normalizes the query in lane i. Returns where its row is written in Compute.
+  Compute* place_result(index_t i) const {
     const QueryRow& seen = memory_.rows[i];
     return detail::place_result(result_, seen, problem_.row_of(seen.query), memory_.shift[i], memory_.sum[i],
                                 memory_.wide + i * memory_.v_pitch, memory_.factor[i]);
@@ -201,9 +202,9 @@ class ShortTask {
 
   /// Adds NaN and infinities in V to the queries to which the key is visible.
   void add_nonfinite() const {
-    for_each_stored_value([&](index_t key, const A* value) {
+    for_each_stored_value([&](index_t key, const Compute* value) {
       for_each_nonfinite(variant_, memory_.rows, count_, key, value, problem_.value_width(),
-                         [&](index_t i, index_t c, A x) {
+                         [&](index_t i, index_t c, Compute x) {
                            memory_.out[i][c] += memory_.s[key * memory_.tile_lanes + i] * x;
                          });
     });
@@ -211,27 +212,27 @@ class ShortTask {
 
   enum class Finite { unknown, yes, no };
 
-  const Problem<A>& problem_;
-  const Variant<A>& variant_;
-  const Result<A>& result_;
-  const PrefillKernels<A>& kernels_;
-  decltype(ShortAttentionKernels<A>::weigh_values) weigh_values_;
+  const Problem<Compute>& problem_;
+  const Variant<Compute>& variant_;
+  const Result<Compute>& result_;
+  const PrefillKernels<Compute>& kernels_;
+  decltype(ShortAttentionKernels<Compute>::weigh_values) weigh_values_;
   const Memory& memory_;
-  const Scores<A, A, Variant<A>> scores_;
+  const Scores<Compute, Compute, Variant<Compute>> scores_;
   index_t head_ = -1, batch_ = 0, kv_head_ = 0, length_ = 0, count_ = 0;
   KeyRange stored_{};
   Finite finite_ = Finite::unknown;
-  const A *k_ = nullptr, *v_ = nullptr;
+  const Compute *k_ = nullptr, *v_ = nullptr;
   index_t k_stride_ = 0, v_stride_ = 0;
 };
 
 /// Computes a call on the short_keys path. A task is a run of at most 64 neighbouring tiles, which may belong to
 /// several kv heads.
-template <class A>
-void run_short(const Problem<A>& problem, const PathSequences<A>& sequences, const Variant<A>& variant,
-               const Result<A>& result, Workspace& workspace, const AnyExecutor& executor,
-               const Explainer& explainer) {
-  using Memory = ShortScratch<A>;
+template <class Compute>
+void run_short(const Problem<Compute>& problem, const PathSequences<Compute>& sequences,
+               const Variant<Compute>& variant, const Result<Compute>& result, Workspace& workspace,
+               const AnyExecutor& executor, const Explainer& explainer) {
+  using Memory = ShortScratch<Compute>;
   const index_t d = problem.width(), dv = problem.value_width(), threads = executor.concurrency();
   const index_t size = Memory::tile_size(), groups = (problem.rows() + size - 1) / size;
   const index_t all = problem.kv_heads() * (sequences ? sequences.blocks(size) : problem.entries() * groups);
@@ -258,8 +259,8 @@ void run_short(const Problem<A>& problem, const PathSequences<A>& sequences, con
   executor.run(lanes, [&](index_t lane) {
     Arena arena(memory + static_cast<std::size_t>(lane) * count.used());
     const Memory own(arena, d, dv);
-    std::optional<SequenceCall<A>> sequence;
-    std::optional<ShortTask<A>> task;
+    std::optional<SequenceCall<Compute>> sequence;
+    std::optional<ShortTask<Compute>> task;
     if (!sequences) task.emplace(problem, variant, result, own);
     for (index_t i = next++; i < tasks; i = next++) {
       for (index_t g = i * share; g < std::min(all, (i + 1) * share); ++g) {

@@ -1,5 +1,5 @@
 // Defines AnyKeys, a reference to a source of keys of any type, and KeyShare, the source that attention makes from
-// views. AnyKeys hides the types of source and storage, so that drivers are compiled once per compute type A.
+// views. AnyKeys hides the types of source and storage, so that drivers are compiled once per compute type Compute.
 #pragma once
 
 #include "../../../key_source.hpp"
@@ -10,8 +10,8 @@
 
 SSMAX_BEGIN_SHARED
 
-/// A run of keys that lie contiguous in memory (KeyStretch of any storage type). Strides count elements.
-struct KeyRun {
+/// A run of keys that lie contiguous in memory (KeyRun of any storage type). Strides count elements.
+struct AnyKeyRun {
   const void* k = nullptr;
   index_t k_stride = 0;
   const void* v = nullptr;
@@ -20,12 +20,12 @@ struct KeyRun {
 };
 
 /// The products of few queries with keys and values in their storage type (kernels/decode.hpp).
-template <class A>
+template <class Compute>
 struct StoredProducts {
-  void (*logits)(const A* q, index_t q_stride, index_t rows, const void* k, index_t k_stride, index_t keys,
-                 index_t d, A* s, index_t s_stride) = nullptr;
-  void (*accumulate)(const A* s, index_t s_stride, index_t rows, index_t keys, const void* v,
-                     index_t v_stride, index_t dv, A* o, index_t o_stride) = nullptr;
+  void (*logits)(const Compute* q, index_t q_stride, index_t rows, const void* k, index_t k_stride,
+                 index_t keys, index_t d, Compute* s, index_t s_stride) = nullptr;
+  void (*accumulate)(const Compute* s, index_t s_stride, index_t rows, index_t keys, const void* v,
+                     index_t v_stride, index_t dv, Compute* o, index_t o_stride) = nullptr;
 };
 
 SSMAX_END
@@ -41,18 +41,18 @@ KeyRange stored_in(const void* source, index_t batch) {
   return static_cast<const S*>(source)->stored(batch);
 }
 template <class S>
-KeyRun run_of(const void* source, index_t batch, index_t kv_head, index_t key) {
-  const auto run = static_cast<const S*>(source)->stretch(batch, kv_head, key);
+AnyKeyRun run_of(const void* source, index_t batch, index_t kv_head, index_t key) {
+  const auto run = static_cast<const S*>(source)->run(batch, kv_head, key);
   return {run.k, run.k_stride, run.v, run.v_stride, run.count, run.k_scales, run.v_scales};
 }
 
 /// Returns row i of keys or values: in place if the row needs no conversion and no scale factor, else in scratch.
-template <class A, class X>
-const A* load_stored(const void* rows, index_t stride, [[maybe_unused]] const float* scales, index_t i,
-                     index_t n, A* scratch) {
-  const A* numbers = widened(static_cast<const X*>(rows) + i * stride, n, scratch);
+template <class Compute, class X>
+const Compute* load_stored(const void* rows, index_t stride, [[maybe_unused]] const float* scales, index_t i,
+                           index_t n, Compute* scratch) {
+  const Compute* numbers = widened(static_cast<const X*>(rows) + i * stride, n, scratch);
   if constexpr (ScaledStorage<X>) {
-    kernels<RowKernels<A>>().multiply(numbers, n, static_cast<A>(scales[i]), scratch);
+    kernels<RowKernels<Compute>>().multiply(numbers, n, static_cast<Compute>(scales[i]), scratch);
   }
   return numbers;
 }
@@ -63,20 +63,20 @@ SSMAX_BEGIN_SHARED
 
 /// A reference to a source of keys. The source must outlive the reference. The constructor's translation unit
 /// compiles the functions that the pointers refer to.
-template <class A>
+template <class Compute>
 class AnyKeys {
  public:
   template <class S>
   SSMAX_INLINE explicit AnyKeys(const S& source)
       : source_(&source),
         shape_(source.shape()),
-        k_kind_(element_kind<A, detail::SourceKey<S>>),
-        v_kind_(element_kind<A, detail::SourceValue<S>>),
+        k_kind_(element_kind<Compute, detail::SourceKey<S>>),
+        v_kind_(element_kind<Compute, detail::SourceValue<S>>),
         length_(detail::length_of<S>),
         stored_(detail::stored_in<S>),
         run_(detail::run_of<S>),
-        load_k_(detail::load_stored<A, detail::SourceKey<S>>),
-        load_v_(detail::load_stored<A, detail::SourceValue<S>>) {}
+        load_k_(detail::load_stored<Compute, detail::SourceKey<S>>),
+        load_v_(detail::load_stored<Compute, detail::SourceValue<S>>) {}
 
   SSMAX_INLINE const KeySourceShape& shape() const { return shape_; }
   SSMAX_INLINE ElementKind k_kind() const { return k_kind_; }
@@ -84,29 +84,29 @@ class AnyKeys {
   SSMAX_INLINE bool are_both(ElementKind kind) const { return k_kind_ == kind && v_kind_ == kind; }
   SSMAX_INLINE index_t length(index_t batch) const { return length_(source_, batch); }
   SSMAX_INLINE KeyRange stored(index_t batch) const { return stored_(source_, batch); }
-  SSMAX_INLINE KeyRun run(index_t batch, index_t kv_head, index_t key) const {
+  SSMAX_INLINE AnyKeyRun run(index_t batch, index_t kv_head, index_t key) const {
     return run_(source_, batch, kv_head, key);
   }
-  /// Returns row i of a run's keys or values: in place if the row is stored as A, else converted in scratch.
-  SSMAX_INLINE const A* load_k(const KeyRun& run, index_t i, A* scratch) const {
-    if (k_kind_ == ElementKind::compute) return static_cast<const A*>(run.k) + i * run.k_stride;
+  /// Returns row i of a run's keys or values: in place if the row is stored as Compute, else converted in scratch.
+  SSMAX_INLINE const Compute* load_k(const AnyKeyRun& run, index_t i, Compute* scratch) const {
+    if (k_kind_ == ElementKind::compute) return static_cast<const Compute*>(run.k) + i * run.k_stride;
     return load_k_(run.k, run.k_stride, run.k_scales, i, shape_.width, scratch);
   }
-  SSMAX_INLINE const A* load_v(const KeyRun& run, index_t i, A* scratch) const {
-    if (v_kind_ == ElementKind::compute) return static_cast<const A*>(run.v) + i * run.v_stride;
+  SSMAX_INLINE const Compute* load_v(const AnyKeyRun& run, index_t i, Compute* scratch) const {
+    if (v_kind_ == ElementKind::compute) return static_cast<const Compute*>(run.v) + i * run.v_stride;
     return load_v_(run.v, run.v_stride, run.v_scales, i, shape_.value_width, scratch);
   }
 
  private:
-  using Load = const A* (*)(const void* rows, index_t stride, const float* scales, index_t i, index_t n,
-                            A* scratch);
+  using Load = const Compute* (*)(const void* rows, index_t stride, const float* scales, index_t i, index_t n,
+                                  Compute* scratch);
 
   const void* source_;
   KeySourceShape shape_;
   ElementKind k_kind_, v_kind_;
   index_t (*length_)(const void* source, index_t batch);
   KeyRange (*stored_)(const void* source, index_t batch);
-  KeyRun (*run_)(const void* source, index_t batch, index_t kv_head, index_t key);
+  AnyKeyRun (*run_)(const void* source, index_t batch, index_t kv_head, index_t key);
   Load load_k_, load_v_;
 };
 
@@ -134,7 +134,7 @@ struct KeyShare {
     if (lengths.is_given()) return {0, length(batch)};
     return {first, first + k.extent(2)};
   }
-  KeyStretch<K, V> stretch(index_t batch, index_t kv_head, index_t key) const {
+  KeyRun<K, V> run(index_t batch, index_t kv_head, index_t key) const {
     const SequenceRows rows = lengths.is_given() ? lengths.key_rows(batch) : SequenceRows{batch, -first, 0};
     const index_t row = rows.first + key, end = lengths.is_given() ? rows.first + rows.count : k.extent(2);
     return {.k = row_of(k, rows.entry, kv_head, row),
@@ -147,10 +147,10 @@ struct KeyShare {
 
 /// Calls f(first key, run) for the runs of the range, in the order of the keys. The last run is cut at the end of
 /// the range.
-template <class A, class F>
-void for_each_run(const AnyKeys<A>& keys, index_t batch, index_t kv_head, KeyRange range, const F& f) {
+template <class Compute, class F>
+void for_each_run(const AnyKeys<Compute>& keys, index_t batch, index_t kv_head, KeyRange range, const F& f) {
   while (range.begin < range.end) {
-    KeyRun run = keys.run(batch, kv_head, range.begin);
+    AnyKeyRun run = keys.run(batch, kv_head, range.begin);
     SSMAX_ASSERT(run.count > 0);
     run.count = std::min(run.count, range.size());
     f(range.begin, run);

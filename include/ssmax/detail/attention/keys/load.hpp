@@ -8,25 +8,27 @@
 SSMAX_BEGIN_DETAIL
 
 /// Returns a query, converted and rotated: in place if the row needs neither, else in scratch.
-template <class A>
-const A* load_query(const Problem<A>& problem, const Variant<A>& variant, const Query& query, A* scratch) {
+template <class Compute>
+const Compute* load_query(const Problem<Compute>& problem, const Variant<Compute>& variant,
+                          const Query& query, Compute* scratch) {
   const index_t d = problem.width();
-  const A* row = problem.q.load(query.batch, query.head, problem.row_of(query), scratch);
+  const Compute* row = problem.q.load(query.batch, query.head, problem.row_of(query), scratch);
   if (!problem.has_rope()) return row;
   rotate(problem.rope, row, d, scratch, d, 1, d, rope_position(problem, variant, query), false);
   return scratch;
 }
 
 /// Writes keys [range), converted and rotated, as contiguous rows to `out`.
-template <class A>
-void load_keys(const Problem<A>& problem, const Variant<A>& variant, index_t batch, index_t kv_head,
-               KeyRange range, A* out) {
+template <class Compute>
+void load_keys(const Problem<Compute>& problem, const Variant<Compute>& variant, index_t batch,
+               index_t kv_head, KeyRange range, Compute* out) {
   const index_t d = problem.width();
-  const Query query{batch, problem.first_head() + kv_head * problem.group(), 0, problem.shape(batch)};
+  const Query query{batch, problem.first_head() + kv_head * problem.heads_per_kv_head(), 0,
+                    problem.shape(batch)};
   const bool rotated = problem.has_rope() && problem.rotate_keys;
-  for_each_run(problem.keys, batch, kv_head, range, [&](index_t key, const KeyRun& run) {
+  for_each_run(problem.keys, batch, kv_head, range, [&](index_t key, const AnyKeyRun& run) {
     for (index_t i = 0; i < run.count; ++i, out += d) {
-      const A* row = problem.keys.load_k(run, i, out);
+      const Compute* row = problem.keys.load_k(run, i, out);
       if (rotated) {
         const index_t position = problem.key_position + variant.key_position(query, key + i);
         rotate(problem.rope, row, d, out, d, 1, d, position, false);
@@ -38,12 +40,12 @@ void load_keys(const Problem<A>& problem, const Variant<A>& variant, index_t bat
 }
 
 /// Writes the values of keys [range), converted, as contiguous rows to `out`.
-template <class A>
-void load_values(const AnyKeys<A>& keys, index_t batch, index_t kv_head, KeyRange range, A* out) {
+template <class Compute>
+void load_values(const AnyKeys<Compute>& keys, index_t batch, index_t kv_head, KeyRange range, Compute* out) {
   const index_t dv = keys.shape().value_width;
-  for_each_run(keys, batch, kv_head, range, [&](index_t, const KeyRun& run) {
+  for_each_run(keys, batch, kv_head, range, [&](index_t, const AnyKeyRun& run) {
     for (index_t i = 0; i < run.count; ++i, out += dv) {
-      const A* row = keys.load_v(run, i, out);
+      const Compute* row = keys.load_v(run, i, out);
       if (row != out) std::copy_n(row, dv, out);
     }
   });

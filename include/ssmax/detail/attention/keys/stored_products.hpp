@@ -8,27 +8,27 @@
 
 SSMAX_BEGIN_DETAIL
 
-template <class A, class X>
-void stored_logits(const A* q, index_t q_stride, index_t rows, const void* k, index_t k_stride, index_t keys,
-                   index_t d, A* s, index_t s_stride) {
-  kernels<DecodeKernels<A, X>>().logits(q, q_stride, rows, static_cast<const X*>(k), k_stride, keys, d, s,
-                                        s_stride);
+template <class Compute, class X>
+void stored_logits(const Compute* q, index_t q_stride, index_t rows, const void* k, index_t k_stride,
+                   index_t keys, index_t d, Compute* s, index_t s_stride) {
+  kernels<DecodeKernels<Compute, X>>().logits(q, q_stride, rows, static_cast<const X*>(k), k_stride, keys, d,
+                                              s, s_stride);
 }
-template <class A, class X>
-void accumulate_stored(const A* s, index_t s_stride, index_t rows, index_t keys, const void* v,
-                       index_t v_stride, index_t dv, A* o, index_t o_stride) {
-  kernels<DecodeKernels<A, X>>().accumulate(s, s_stride, rows, keys, static_cast<const X*>(v), v_stride, dv,
-                                            o, o_stride);
+template <class Compute, class X>
+void accumulate_stored(const Compute* s, index_t s_stride, index_t rows, index_t keys, const void* v,
+                       index_t v_stride, index_t dv, Compute* o, index_t o_stride) {
+  kernels<DecodeKernels<Compute, X>>().accumulate(s, s_stride, rows, keys, static_cast<const X*>(v), v_stride,
+                                                  dv, o, o_stride);
 }
 
 /// Returns the products with keys of type K and values of type V. Exception: the pointer is null for your own
 /// storage type, and the caller converts the rows.
-template <class A, class K, class V>
-StoredProducts<A> stored_products() {
-  decltype(StoredProducts<A>::logits) logits = nullptr;
-  decltype(StoredProducts<A>::accumulate) accumulate = nullptr;
-  if constexpr (BuiltInStorage<K>) logits = stored_logits<A, K>;
-  if constexpr (BuiltInStorage<V>) accumulate = accumulate_stored<A, V>;
+template <class Compute, class K, class V>
+StoredProducts<Compute> stored_products() {
+  decltype(StoredProducts<Compute>::logits) logits = nullptr;
+  decltype(StoredProducts<Compute>::accumulate) accumulate = nullptr;
+  if constexpr (BuiltInStorage<K>) logits = stored_logits<Compute, K>;
+  if constexpr (BuiltInStorage<V>) accumulate = accumulate_stored<Compute, V>;
   return {logits, accumulate};
 }
 

@@ -27,23 +27,23 @@ void for_each_finite_run(KeyRange range, const bool* is_finite, bool all, const 
 }
 
 /// Returns a copy of a row with 0 for NaN and infinities, padded with 0.
-template <class A>
-const A* finite_part(const LaneScratch<A>& memory, const A* row, index_t channels) {
+template <class Compute>
+const Compute* finite_part(const LaneScratch<Compute>& memory, const Compute* row, index_t channels) {
   copy_finite(row, channels, memory.staged);
-  std::fill_n(memory.staged + channels, memory.pitch - channels, A{0});
+  std::fill_n(memory.staged + channels, memory.pitch - channels, Compute{0});
   return memory.staged;
 }
 
 /// Adds factors[i · factor_stride] · row[c] to sums[i · sum_stride + c · channel_stride], for each c where row[c]
 /// is NaN or infinite and each i below `count` whose factor is not 0.
-template <class A, class E>
-void add_nonfinite(const E* factors, index_t factor_stride, index_t count, const E* row, index_t channels,
-                   A* sums, index_t sum_stride, index_t channel_stride) {
+template <class Compute, class Operand>
+void add_nonfinite(const Operand* factors, index_t factor_stride, index_t count, const Operand* row,
+                   index_t channels, Compute* sums, index_t sum_stride, index_t channel_stride) {
   for (index_t c = 0; c < channels; ++c) {
-    const A value = static_cast<A>(row[c]);
+    const Compute value = static_cast<Compute>(row[c]);
     if (std::isfinite(value)) continue;
     for (index_t i = 0; i < count; ++i) {
-      const A factor = static_cast<A>(factors[i * factor_stride]);
+      const Compute factor = static_cast<Compute>(factors[i * factor_stride]);
       if (factor != 0) sums[i * sum_stride + c * channel_stride] += factor * value;
     }
   }

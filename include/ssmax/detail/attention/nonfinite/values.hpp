@@ -10,17 +10,18 @@
 SSMAX_BEGIN_DETAIL
 
 /// Copies n numbers, with 0 for NaN and infinities. `in` and `out` may be the same array.
-template <class E>
-void copy_finite(const E* in, index_t n, E* out) {
+template <class Operand>
+void copy_finite(const Operand* in, index_t n, Operand* out) {
   std::replace_copy_if(
-      in, in + n, out, [](E x) { return !std::isfinite(static_cast<Compute<E>>(x)); }, E{});
+      in, in + n, out, [](Operand x) { return !std::isfinite(static_cast<ComputeType<Operand>>(x)); },
+      Operand{});
 }
 
 /// Calls add(query, channel, x) for each number x of a value row that is NaN or infinite, and for each of
 /// `queries` rows to which the key is visible.
-template <class A, class Add>
-void for_each_nonfinite(const Variant<A>& variant, const QueryRow* rows, index_t queries, index_t key,
-                        const A* value, index_t channels, const Add& add) {
+template <class Compute, class Add>
+void for_each_nonfinite(const Variant<Compute>& variant, const QueryRow* rows, index_t queries, index_t key,
+                        const Compute* value, index_t channels, const Add& add) {
   for (index_t c = 0; c < channels; ++c) {
     if (std::isfinite(value[c])) continue;
     for (index_t i = 0; i < queries; ++i) {

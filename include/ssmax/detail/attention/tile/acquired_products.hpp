@@ -7,10 +7,10 @@ SSMAX_BEGIN_DETAIL
 
 /// A guard: its constructor configures this thread's units for the kernels' products, its destructor releases the
 /// units. Kernels without such units need no configuration.
-template <class A, class E>
+template <class Compute, class Operand>
 class AcquiredProducts {
  public:
-  explicit AcquiredProducts(const PrefillKernels<A, E>& kernels) : kernels_(kernels) {
+  explicit AcquiredProducts(const PrefillKernels<Compute, Operand>& kernels) : kernels_(kernels) {
     if (kernels_.acquire != nullptr) kernels_.acquire();
   }
   AcquiredProducts(const AcquiredProducts&) = delete;
@@ -20,7 +20,7 @@ class AcquiredProducts {
   }
 
  private:
-  const PrefillKernels<A, E>& kernels_;
+  const PrefillKernels<Compute, Operand>& kernels_;
 };
 
 SSMAX_END

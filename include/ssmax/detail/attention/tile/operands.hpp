@@ -30,16 +30,16 @@
 SSMAX_BEGIN_DETAIL
 
 /// Returns the number of parts of a row of q or k.
-template <class A>
-index_t logit_parts(const Problem<A>& problem) {
+template <class Compute>
+index_t logit_parts(const Problem<Compute>& problem) {
   return !problem.has_rope() ? 1 : problem.rotate_keys ? 3 : 2;
 }
 
 /// Returns the number of channels that the product of q and k sums over. On the bf16 path the number is rounded up
 /// to a multiple of `unit`.
-template <class E, class A>
-index_t product_depth(const Problem<A>& problem, index_t unit) {
-  if constexpr (std::same_as<E, A>) {
+template <class Operand, class Compute>
+index_t product_depth(const Problem<Compute>& problem, index_t unit) {
+  if constexpr (std::same_as<Operand, Compute>) {
     return problem.width();
   } else {
     return (problem.width() * logit_parts(problem) + unit - 1) / unit * unit;
@@ -55,9 +55,9 @@ inline void split_row(const float* in, index_t n, bfloat16* high, bfloat16* low,
 }
 
 /// Writes the parts of a query, padded with 0 to `depth`. Requires widened_row[2 · d].
-template <class A>
-void load_query_parts(const Problem<A>& problem, const Variant<A>& variant, const Query& query, index_t depth,
-                      A* widened_row, bfloat16* out) {
+template <class Compute>
+void load_query_parts(const Problem<Compute>& problem, const Variant<Compute>& variant, const Query& query,
+                      index_t depth, Compute* widened_row, bfloat16* out) {
   const index_t d = problem.width(), parts = logit_parts(problem);
   std::fill(out + parts * d, out + depth, bfloat16{});
   if (parts == 1) {
@@ -70,11 +70,11 @@ void load_query_parts(const Problem<A>& problem, const Variant<A>& variant, cons
 }
 
 /// Writes the parts of keys [range), as rows of `depth` numbers. Requires widened_row[2 · d].
-template <class A>
-void load_key_parts(const Problem<A>& problem, const Variant<A>& variant, index_t batch, index_t kv_head,
-                    KeyRange range, index_t depth, A* widened_row, bfloat16* out) {
+template <class Compute>
+void load_key_parts(const Problem<Compute>& problem, const Variant<Compute>& variant, index_t batch,
+                    index_t kv_head, KeyRange range, index_t depth, Compute* widened_row, bfloat16* out) {
   const index_t d = problem.width(), parts = logit_parts(problem);
-  for_each_run(problem.keys, batch, kv_head, range, [&](index_t key, const KeyRun& run) {
+  for_each_run(problem.keys, batch, kv_head, range, [&](index_t key, const AnyKeyRun& run) {
     for (index_t i = 0; i < run.count; ++i, out += depth) {
       if (parts == 3) {
         load_keys(problem, variant, batch, kv_head, {key + i, key + i + 1}, widened_row);
@@ -90,10 +90,10 @@ void load_key_parts(const Problem<A>& problem, const Variant<A>& variant, index_
   });
 }
 
-template <class A, class E>
+template <class Compute, class Operand>
 struct Operands {
-  static constexpr bool is_bf16 = !std::same_as<A, E>;
-  static constexpr index_t tuple = tuple_size<A, E>;
+  static constexpr bool is_bf16 = !std::same_as<Compute, Operand>;
+  static constexpr index_t tuple = tuple_size<Compute, Operand>;
   /// The number of keys that are loaded at once, for all tiles of a query block. On the bf16 path a tile processes
   /// several key blocks before the next tile: its queries and its state stay in the first-level cache.
   static constexpr index_t held_keys = is_bf16 ? 512 : key_block;
@@ -107,10 +107,11 @@ struct Operands {
   }
 
   /// Returns a query's row for its products: in place or in scratch. Requires widened_row[2 · d] on the bf16 path.
-  static const A* load_query(const Problem<A>& problem, const Variant<A>& variant, const Query& query,
-                             [[maybe_unused]] index_t depth, [[maybe_unused]] A* widened_row, A* scratch) {
+  static const Compute* load_query(const Problem<Compute>& problem, const Variant<Compute>& variant,
+                                   const Query& query, [[maybe_unused]] index_t depth,
+                                   [[maybe_unused]] Compute* widened_row, Compute* scratch) {
     if constexpr (is_bf16) {
-      load_query_parts(problem, variant, query, depth, widened_row, reinterpret_cast<E*>(scratch));
+      load_query_parts(problem, variant, query, depth, widened_row, reinterpret_cast<Operand*>(scratch));
       return scratch;
     } else {
       return detail::load_query(problem, variant, query, scratch);
@@ -118,9 +119,9 @@ struct Operands {
   }
 
   /// Writes the rows of keys [range) for their products.
-  static void load_keys(const Problem<A>& problem, const Variant<A>& variant, index_t batch, index_t kv_head,
-                        KeyRange range, [[maybe_unused]] index_t depth, [[maybe_unused]] A* widened_row,
-                        E* out) {
+  static void load_keys(const Problem<Compute>& problem, const Variant<Compute>& variant, index_t batch,
+                        index_t kv_head, KeyRange range, [[maybe_unused]] index_t depth,
+                        [[maybe_unused]] Compute* widened_row, Operand* out) {
     if constexpr (is_bf16) {
       load_key_parts(problem, variant, batch, kv_head, range, depth, widened_row, out);
     } else {
@@ -129,12 +130,13 @@ struct Operands {
   }
 
   /// Writes the rows of the values of keys [range) for their products.
-  static void load_values(const AnyKeys<A>& keys, index_t batch, index_t kv_head, KeyRange range, E* out) {
+  static void load_values(const AnyKeys<Compute>& keys, index_t batch, index_t kv_head, KeyRange range,
+                          Operand* out) {
     if constexpr (is_bf16) {
       const index_t dv = keys.shape().value_width;
-      for_each_run(keys, batch, kv_head, range, [&](index_t, const KeyRun& run) {
+      for_each_run(keys, batch, kv_head, range, [&](index_t, const AnyKeyRun& run) {
         for (index_t i = 0; i < run.count; ++i, out += dv) {
-          std::copy_n(static_cast<const E*>(run.v) + i * run.v_stride, dv, out);
+          std::copy_n(static_cast<const Operand*>(run.v) + i * run.v_stride, dv, out);
         }
       });
     } else {
@@ -144,15 +146,16 @@ struct Operands {
 
   /// Moves the sign of a multiplier, or the multiplier 0, into the row of q, which is exact. Returns the remaining
   /// multiplier, which is positive, so a masked logit stays -inf. Returns NaN for NaN and for infinities.
-  static A positive_multiplier(A c, E* row, index_t depth) {
-    if (!std::isfinite(c)) return std::numeric_limits<A>::quiet_NaN();
+  static Compute positive_multiplier(Compute c, Operand* row, index_t depth) {
+    if (!std::isfinite(c)) return std::numeric_limits<Compute>::quiet_NaN();
     if (c > 0) return c;
-    const A sign = c < 0 ? -1 : 0;
-    std::transform(row, row + depth, row, [sign](E x) { return static_cast<E>(sign * static_cast<A>(x)); });
+    const Compute sign = c < 0 ? -1 : 0;
+    std::transform(row, row + depth, row,
+                   [sign](Operand x) { return static_cast<Operand>(sign * static_cast<Compute>(x)); });
     return c < 0 ? -c : 1;
   }
 
-  static bool is_finite(E x) { return std::isfinite(static_cast<A>(x)); }
+  static bool is_finite(Operand x) { return std::isfinite(static_cast<Compute>(x)); }
 };
 
 SSMAX_END

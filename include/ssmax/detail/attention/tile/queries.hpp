@@ -18,8 +18,9 @@ enum class UnusedLanes {
 
 /// Writes rows and hulls of `count` queries. row(i) returns the row of query i. Returns the number of lanes, a
 /// multiple of the vector length.
-template <class A, class E, class Row>
-index_t list_queries(const LaneScratch<A, E>& memory, index_t count, UnusedLanes unused, const Row& row) {
+template <class Compute, class Operand, class Row>
+index_t list_queries(const LaneScratch<Compute, Operand>& memory, index_t count, UnusedLanes unused,
+                     const Row& row) {
   const index_t length = memory.kernels.width, lanes = (count + length - 1) / length * length;
   for (index_t i = 0; i < lanes; i += length) {
     Hull hull;
@@ -42,45 +43,47 @@ index_t list_queries(const LaneScratch<A, E>& memory, index_t count, UnusedLanes
 
 /// Points memory.in at the rows of one vector of queries, which starts at lane i. load(query, scratch) returns the
 /// row of a query to which a key is visible. All other lanes, and lanes from `count` on, point at `depth` zeros.
-template <class A, class E, class Load>
-void gather_rows(const LaneScratch<A, E>& memory, index_t i, index_t count, index_t depth, const Load& load) {
+template <class Compute, class Operand, class Load>
+void gather_rows(const LaneScratch<Compute, Operand>& memory, index_t i, index_t count, index_t depth,
+                 const Load& load) {
   for (index_t lane = 0; lane < memory.kernels.width; ++lane) {
     const QueryRow& row = memory.rows[i + lane];
-    A* scratch = memory.staged + lane * memory.pitch;
+    Compute* scratch = memory.staged + lane * memory.pitch;
     const bool exists = i + lane < count && row.keys.size() > 0;
-    if (!exists) std::fill_n(reinterpret_cast<E*>(scratch), depth, E{});
+    if (!exists) std::fill_n(reinterpret_cast<Operand*>(scratch), depth, Operand{});
     memory.in[lane] = exists ? load(row.query, scratch) : scratch;
   }
 }
 
 /// Transposes the gathered rows into lanes, from lane i on. Multiplies each row by factor[lane] if `factor` is
-/// given. A tuple of E moves as one number of type A.
-template <class A, class E>
-void put_in_lanes(const LaneScratch<A, E>& memory, index_t i, index_t depth,
-                  std::type_identity_t<const A*> factor, E* lanes) {
-  const index_t tile_lanes = memory.tile_lanes, rows = depth / tuple_size<A, E>;
-  memory.kernels.transpose(memory.in, memory.kernels.width, rows, factor,
-                           reinterpret_cast<A*>(lanes) + i / tile_lanes * rows * tile_lanes + i % tile_lanes,
-                           tile_lanes);
+/// given. A tuple of Operand moves as one number of type Compute.
+template <class Compute, class Operand>
+void put_in_lanes(const LaneScratch<Compute, Operand>& memory, index_t i, index_t depth,
+                  std::type_identity_t<const Compute*> factor, Operand* lanes) {
+  const index_t tile_lanes = memory.tile_lanes, rows = depth / tuple_size<Compute, Operand>;
+  memory.kernels.transpose(
+      memory.in, memory.kernels.width, rows, factor,
+      reinterpret_cast<Compute*>(lanes) + i / tile_lanes * rows * tile_lanes + i % tile_lanes, tile_lanes);
 }
 
 /// Loads the queries of `lanes` lanes into memory.q. The first `count` lanes hold a query. The bf16 path writes the
 /// queries' multipliers to multipliers[lanes] and requires widened_row[2 · d].
-template <class A, class E>
-void load_queries(const Problem<A>& problem, const Variant<A>& variant, const Multipliers& multiply,
-                  const LaneScratch<A, E>& memory, index_t lanes, index_t count, index_t depth,
-                  [[maybe_unused]] A* multipliers = nullptr, A* widened_row = nullptr) {
-  using Op = Operands<A, E>;
+template <class Compute, class Operand>
+void load_queries(const Problem<Compute>& problem, const Variant<Compute>& variant,
+                  const Multipliers& multiply, const LaneScratch<Compute, Operand>& memory, index_t lanes,
+                  index_t count, index_t depth, [[maybe_unused]] Compute* multipliers = nullptr,
+                  Compute* widened_row = nullptr) {
+  using Op = Operands<Compute, Operand>;
   const index_t length = memory.kernels.width;
-  A* factor = memory.lane.q_factor;
+  Compute* factor = memory.lane.q_factor;
   for (index_t i = 0; i < lanes; i += length) {
-    gather_rows(memory, i, count, depth, [&](const Query& query, A* scratch) {
+    gather_rows(memory, i, count, depth, [&](const Query& query, Compute* scratch) {
       return Op::load_query(problem, variant, query, depth, widened_row, scratch);
     });
     for (index_t lane = 0; lane < length; ++lane) {
-      factor[lane] = static_cast<A>(multiply.of_product(memory.rows[i + lane]));
+      factor[lane] = static_cast<Compute>(multiply.of_product(memory.rows[i + lane]));
       if constexpr (Op::is_bf16) {
-        E* row = reinterpret_cast<E*>(memory.staged + lane * memory.pitch);
+        Operand* row = reinterpret_cast<Operand*>(memory.staged + lane * memory.pitch);
         multipliers[i + lane] = Op::positive_multiplier(factor[lane], row, depth);
       }
     }

@@ -14,8 +14,8 @@ SSMAX_BEGIN_DETAIL
 /// scale·q·k, and its result is multiplied by c.
 class Multipliers {
  public:
-  template <class A>
-  Multipliers(double scale, const Variant<A>& variant) : scale_(scale), has_score_(variant.has_score) {}
+  template <class Compute>
+  Multipliers(double scale, const Variant<Compute>& variant) : scale_(scale), has_score_(variant.has_score) {}
 
   [[nodiscard]] bool has_score() const { return has_score_; }
   /// Returns the factor of the product of q and k. The product times this factor is a logit in units of log2 or,
@@ -40,16 +40,16 @@ class Multipliers {
 
 /// Computes logits. V is Variant or, for the backward pass, GradientVariant. GradientVariant keeps z and slope for
 /// the gradient.
-template <class A, class E, class V>
+template <class Compute, class Operand, class V>
 class Scores {
  public:
   static constexpr bool is_backward =
-      requires(const V& variant, const Logits<A>& logits, const TileScratch<A>& memory) {
+      requires(const V& variant, const Logits<Compute>& logits, const TileScratch<Compute>& memory) {
     variant.apply_and_keep(logits, memory);
   };
 
-  Scores(const V& variant, double scale, const PrefillKernels<A, E>& products,
-         const LaneScratch<A, E>& memory)
+  Scores(const V& variant, double scale, const PrefillKernels<Compute, Operand>& products,
+         const LaneScratch<Compute, Operand>& memory)
       : multipliers(scale, variant), variant_(variant), products_(products), memory_(memory) {}
 
   const Multipliers multipliers;
@@ -65,19 +65,19 @@ class Scores {
 
   /// Multiplies rows of K (or V) by the lanes of a tile (q or dout). Writes s[key][lane] for the needed keys of a
   /// block.
-  void multiply(const NeededKeys& needed, index_t keys, const E* k, index_t k_stride, index_t depth,
-                const E* lanes, A* s) const {
+  void multiply(const NeededKeys& needed, index_t keys, const Operand* k, index_t k_stride, index_t depth,
+                const Operand* lanes, Compute* s) const {
     const index_t tile_lanes = memory_.tile_lanes, length = products_.width;
     needed.for_each_rectangle(keys, [&](index_t vectors, index_t v, KeyRange part) {
       products_.logits[vectors - 1](k + part.begin * k_stride, k_stride, depth, part.size(),
-                                    lanes + v * length * Operands<A, E>::tuple,
+                                    lanes + v * length * Operands<Compute, Operand>::tuple,
                                     s + part.begin * tile_lanes + v * length);
     });
   }
 
   /// Turns products into logits in units of log2: applies the score function and the mask. Exception: in the forward
   /// pass a pending multiplier stays pending if are_plain() returns true. The softmax then applies the multiplier.
-  void form(Logits<A>& logits, const Hull& hull) const {
+  void form(Logits<Compute>& logits, const Hull& hull) const {
     if (!are_plain()) {
       apply_multiplier(logits);
       if constexpr (is_backward) {
@@ -90,7 +90,7 @@ class Scores {
       } else {
         variant_.apply(logits, memory_);
       }
-    } else if constexpr (is_backward && Operands<A, E>::is_bf16) {
+    } else if constexpr (is_backward && Operands<Compute, Operand>::is_bf16) {
       place(logits, logits.z, logits.multiplier, logits.offset);
     }
     if (!hull.masks(logits.keys)) return;
@@ -102,8 +102,8 @@ class Scores {
   }
 
   /// Applies a pending multiplier.
-  void apply_multiplier(Logits<A>& logits) const {
-    if constexpr (Operands<A, E>::is_bf16) {
+  void apply_multiplier(Logits<Compute>& logits) const {
+    if constexpr (Operands<Compute, Operand>::is_bf16) {
       if constexpr (is_backward) {
         place(logits, logits.z, logits.multiplier, memory_.lane.zero);
       } else if (logits.multiplier != nullptr) {
@@ -114,16 +114,18 @@ class Scores {
   }
 
  private:
-  void subtract_offset(Logits<A>& logits) const {
-    if constexpr (Operands<A, E>::is_bf16) place(logits, logits.s, memory_.lane.one, logits.offset);
+  void subtract_offset(Logits<Compute>& logits) const {
+    if constexpr (Operands<Compute, Operand>::is_bf16)
+      place(logits, logits.s, memory_.lane.one, logits.offset);
   }
-  void place(Logits<A>& logits, const A* from, const A* multiplier, const A* offset) const {
+  void place(Logits<Compute>& logits, const Compute* from, const Compute* multiplier,
+             const Compute* offset) const {
     products_.place(from, logits.keys.size(), multiplier, offset, logits.s);
   }
 
   const V& variant_;
-  const PrefillKernels<A, E>& products_;
-  const LaneScratch<A, E>& memory_;
+  const PrefillKernels<Compute, Operand>& products_;
+  const LaneScratch<Compute, Operand>& memory_;
 };
 
 SSMAX_END

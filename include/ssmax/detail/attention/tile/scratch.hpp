@@ -9,31 +9,31 @@
 
 SSMAX_BEGIN_DETAIL
 
-template <class A>
-LaneNumbers<A> take_lane_numbers(Arena& arena, index_t tile_lanes) {
-  LaneNumbers<A> lane;
-  for (A** numbers :
+template <class Compute>
+LaneNumbers<Compute> take_lane_numbers(Arena& arena, index_t tile_lanes) {
+  LaneNumbers<Compute> lane;
+  for (Compute** numbers :
        {&lane.q_factor, &lane.row_factor, &lane.rescale, &lane.chunk_rescale, &lane.multiplier, &lane.slope,
         &lane.distance, &lane.first, &lane.last, &lane.dc, &lane.zero, &lane.one}) {
-    *numbers = arena.take<A>(tile_lanes);
+    *numbers = arena.take<Compute>(tile_lanes);
   }
   if (lane.zero != nullptr) {  // null while the arena counts bytes
-    std::fill_n(lane.zero, tile_lanes, A{0});
-    std::fill_n(lane.one, tile_lanes, A{1});
+    std::fill_n(lane.zero, tile_lanes, Compute{0});
+    std::fill_n(lane.one, tile_lanes, Compute{1});
   }
   return lane;
 }
 
-/// The scratch memory of one thread for a query block. E is the type of the products' operands.
-template <class A, class E = A>
-struct LaneScratch : TileScratch<A> {
-  using TileScratch<A>::kernels;
-  using TileScratch<A>::tile_lanes;
+/// The scratch memory of one thread for a query block. Operand is the type of the products' operands.
+template <class Compute, class Operand = Compute>
+struct LaneScratch : TileScratch<Compute> {
+  using TileScratch<Compute>::kernels;
+  using TileScratch<Compute>::tile_lanes;
 
   /// Takes memory for `queries` queries with `depth` channels per lane. `d` and `dv` are the widths of keys and
   /// values.
   LaneScratch(Arena& arena, index_t queries, index_t d, index_t dv, index_t depth)
-      : TileScratch<A>(take_tile_scratch(arena, detail::kernels<PrefillKernels<A>>())),
+      : TileScratch<Compute>(take_tile_scratch(arena, detail::kernels<PrefillKernels<Compute>>())),
         tiles((queries + tile_lanes - 1) / tile_lanes),
         rows(arena.take<QueryRow>(tiles * tile_lanes)),
         hulls(arena.take<Hull>(tiles * tile_vectors)),
@@ -41,18 +41,18 @@ struct LaneScratch : TileScratch<A> {
         distinct_rows(arena.take<index_t>(tiles * tile_vectors)),
         visible_blocks(arena.take<std::uint32_t>(tiles)),
         masked_keys(arena.take<KeyRange>(tiles)),
-        q(arena.take<E>(tiles * depth * tile_lanes)),
-        pitch((std::max({d, dv, depth / tuple_size<A, E>}) + 15) / 16 * 16),
-        staged(arena.take<A>(kernels.width * pitch)) {}
+        q(arena.take<Operand>(tiles * depth * tile_lanes)),
+        pitch((std::max({d, dv, depth / tuple_size<Compute, Operand>}) + 15) / 16 * 16),
+        staged(arena.take<Compute>(kernels.width * pitch)) {}
 
-  static TileScratch<A> take_tile_scratch(Arena& arena, const PrefillKernels<A>& kernels) {
+  static TileScratch<Compute> take_tile_scratch(Arena& arena, const PrefillKernels<Compute>& kernels) {
     const index_t tile_lanes = kernels.width * tile_vectors;
     return {kernels,
             tile_lanes,
-            arena.take<const A*>(kernels.width),
-            arena.take<A>(kernels.width * key_block),
-            take_lane_numbers<A>(arena, tile_lanes),
-            arena.take<A>(kernels.width * key_block)};
+            arena.take<const Compute*>(kernels.width),
+            arena.take<Compute>(kernels.width * key_block),
+            take_lane_numbers<Compute>(arena, tile_lanes),
+            arena.take<Compute>(kernels.width * key_block)};
   }
 
   index_t tiles;
@@ -63,9 +63,9 @@ struct LaneScratch : TileScratch<A> {
   index_t* distinct_rows;  // [tiles · tile_vectors]: 1 if all rows have the same runs, else the vector length
   std::uint32_t* visible_blocks;  // [tiles]: one bit per visible_block keys of a chunk
   KeyRange* masked_keys;          // [tiles]: a range of keys that are masked for every query of the tile
-  E* q;                           // [tiles][depth / tuple][tile_lanes][tuple]
-  index_t pitch;  // numbers per row of K or V: a multiple of the vector length of every target
-  A* staged;      // [vector length][pitch]: staging buffer of queries and of results
+  Operand* q;                     // [tiles][depth / tuple][tile_lanes][tuple]
+  index_t pitch;    // numbers per row of K or V: a multiple of the vector length of every target
+  Compute* staged;  // [vector length][pitch]: staging buffer of queries and of results
 };
 
 SSMAX_END

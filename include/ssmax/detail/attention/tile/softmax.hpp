@@ -10,9 +10,10 @@ SSMAX_BEGIN_DETAIL
 
 /// Replaces the logits of one vector of queries by weights and updates shift and sum. Writes the factors of the
 /// earlier sums to `state.factor`. Returns whether a shift was raised, that is, whether a factor is not 1.
-template <class A, class E, class V>
-bool update_states(const Scores<A, E, V>& scores, const PrefillKernels<A, E>& products,
-                   const TileScratch<A>& memory, Logits<A>& logits, TileState<A> state, E* weights) {
+template <class Compute, class Operand, class V>
+bool update_states(const Scores<Compute, Operand, V>& scores,
+                   const PrefillKernels<Compute, Operand>& products, const TileScratch<Compute>& memory,
+                   Logits<Compute>& logits, TileState<Compute> state, Operand* weights) {
   state.multiplier = logits.multiplier;
   const TileChange change = products.weights(logits.s, logits.keys.size(), state, weights);
   if (change == TileChange::irregular) {
@@ -24,10 +25,10 @@ bool update_states(const Scores<A, E, V>& scores, const PrefillKernels<A, E>& pr
 }
 
 /// Merges the states of a tile's queries: adds `chunk` to `total`. o is [channels][tile_lanes].
-template <class A, class E>
-void merge_states(const PrefillKernels<A, E>& products, const TileScratch<A>& memory, index_t channels,
-                  const SoftmaxState<A>& total, const SoftmaxState<A>& chunk) {
-  A *factor = memory.lane.rescale, *chunk_factor = memory.lane.chunk_rescale;
+template <class Compute, class Operand>
+void merge_states(const PrefillKernels<Compute, Operand>& products, const TileScratch<Compute>& memory,
+                  index_t channels, const SoftmaxState<Compute>& total, const SoftmaxState<Compute>& chunk) {
+  Compute *factor = memory.lane.rescale, *chunk_factor = memory.lane.chunk_rescale;
   for (index_t i = 0; i < memory.tile_lanes; ++i) {
     merge_sums(total.shift[i], total.sum[i], chunk.shift[i], chunk.sum[i], factor[i], chunk_factor[i]);
   }

@@ -13,15 +13,15 @@ SSMAX_BEGIN_DETAIL
 
 /// The states of some queries after some keys. shift and sum are [queries], o is [queries · channels]. The owner
 /// chooses the order of o.
-template <class A>
+template <class Compute>
 struct SoftmaxState {
-  A *shift, *sum, *o;
+  Compute *shift, *sum, *o;
 
   /// Sets the states to the state before the first key.
   void reset(index_t queries, index_t channels) const {
-    std::fill_n(shift, queries, -std::numeric_limits<A>::infinity());
-    std::fill_n(sum, queries, A{0});
-    std::fill_n(o, queries * channels, A{0});
+    std::fill_n(shift, queries, -std::numeric_limits<Compute>::infinity());
+    std::fill_n(sum, queries, Compute{0});
+    std::fill_n(o, queries * channels, Compute{0});
   }
 };
 

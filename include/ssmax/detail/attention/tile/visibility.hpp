@@ -55,8 +55,8 @@ struct NeededKeys {
 };
 
 /// Prepares the functions below for the rows in `lanes` lanes. Has no effect unless the mask has runs.
-template <class A, class Memory>
-void list_runs(const Variant<A>& variant, const Memory& memory, index_t lanes) {
+template <class Compute, class Memory>
+void list_runs(const Variant<Compute>& variant, const Memory& memory, index_t lanes) {
   if (!variant.has_runs) return;
   const index_t length = memory.kernels.width;
   for (index_t i = 0; i < lanes; i += length) {
@@ -78,8 +78,8 @@ void for_each_vector(const Memory& memory, index_t tile, index_t lanes, const F&
 
 /// Returns the hulls of a tile's vectors for a key block. A hull covers all keys or, under a mask with runs, the
 /// keys of the block. `lanes` is the number of lanes of the tile in use.
-template <class A, class Memory>
-const Hull* hulls_of(const Variant<A>& variant, const Memory& memory, index_t tile, index_t lanes,
+template <class Compute, class Memory>
+const Hull* hulls_of(const Variant<Compute>& variant, const Memory& memory, index_t tile, index_t lanes,
                      KeyRange block) {
   if (!variant.has_runs) return memory.hulls + tile * tile_vectors;
   Hull* hulls = memory.block_hulls + tile * tile_vectors;
@@ -96,8 +96,9 @@ static_assert(key_chunk / visible_block <= 32);
 
 /// Under a mask with runs: finds the blocks of a chunk that are visible to each tile. `lanes` lanes hold queries.
 /// Returns whether any block is visible.
-template <class A, class Memory>
-bool find_visible_blocks(const Variant<A>& variant, const Memory& memory, index_t lanes, KeyRange chunk) {
+template <class Compute, class Memory>
+bool find_visible_blocks(const Variant<Compute>& variant, const Memory& memory, index_t lanes,
+                         KeyRange chunk) {
   const KeyRange keys{chunk.begin / key_chunk * key_chunk, chunk.end};
   std::uint32_t any = 0;
   for (index_t tile = 0; tile * memory.tile_lanes < lanes; ++tile) {
@@ -127,16 +128,16 @@ inline KeyRange visible_part(std::uint32_t visible_blocks, KeyRange keys) {
 }
 
 /// Sets the logits of one vector to -inf where the key lies outside the query's range.
-template <class A>
-void mask_keys(const TileScratch<A>& memory, const Logits<A>& logits) {
+template <class Compute>
+void mask_keys(const TileScratch<Compute>& memory, const Logits<Compute>& logits) {
   const KeyRange keys = logits.keys;
-  A *first = memory.lane.first, *last = memory.lane.last;
+  Compute *first = memory.lane.first, *last = memory.lane.last;
   for (index_t lane = 0; lane < memory.kernels.width; ++lane) {
     const KeyRange seen = logits.rows[lane].keys;
-    first[lane] = static_cast<A>(std::clamp<index_t>(seen.begin - keys.begin, 0, keys.size()));
-    last[lane] = static_cast<A>(std::clamp<index_t>(seen.end - keys.begin, 0, keys.size()));
+    first[lane] = static_cast<Compute>(std::clamp<index_t>(seen.begin - keys.begin, 0, keys.size()));
+    last[lane] = static_cast<Compute>(std::clamp<index_t>(seen.end - keys.begin, 0, keys.size()));
   }
-  memory.kernels.hide(logits.s, keys.size(), first, last);
+  memory.kernels.mask_logits(logits.s, keys.size(), first, last);
 }
 
 SSMAX_END

@@ -17,11 +17,11 @@ SSMAX_BEGIN_DETAIL
 
 /// Calls f for each part of a score that has gradient rows.
 template <class C, class F>
-void for_each_row_learner(const C& score, const F& f) {
+void for_each_row_gradient(const C& score, const F& f) {
   if constexpr (shared::is_composed<C>) {
-    for_each_row_learner(score.first(), f);
-    for_each_row_learner(score.second(), f);
-  } else if constexpr (LearnsRow<C>) {
+    for_each_row_gradient(score.first(), f);
+    for_each_row_gradient(score.second(), f);
+  } else if constexpr (HasRowGradient<C>) {
     f(score);
   }
 }
@@ -37,17 +37,17 @@ struct RowShare {
 
 /// A list of the ranks that add to each row: row by row, with the ranks in the order of their queries.
 template <class C>
-class LearntRows {
+class RowGradientSums {
  public:
   /// Requires that the score outlives this object.
-  explicit LearntRows(const C& score) : score_(score) {}
+  explicit RowGradientSums(const C& score) : score_(score) {}
 
   /// Fills the list. rank_of(query) returns the rank that computes a query.
   template <class RankOf>
   void list(const QueryShape& shape, const RankOf& rank_of) {
     keys_ = static_cast<std::size_t>(shape.keys);
-    for_each_row_learner(score_,
-                         [&](const auto& part) { shares_.push_back(shares_of(part, shape, rank_of)); });
+    for_each_row_gradient(score_,
+                          [&](const auto& part) { shares_.push_back(shares_of(part, shape, rank_of)); });
   }
 
   /// Returns a hash of the row numbers and ranks of the list. The addresses of rows are not part of it.
@@ -75,7 +75,7 @@ class LearntRows {
     std::vector<void*> rows;
     for_each_row([&](auto* row, const std::vector<int>& ranks, bool is_last) {
       using G = std::remove_pointer_t<decltype(row)>;
-      const std::size_t most = std::max<std::size_t>(1, most_bytes / (keys_ * sizeof(G)));
+      const std::size_t most = std::max<std::size_t>(1, max_bytes / (keys_ * sizeof(G)));
       if (!rows.empty() && ranks != ranks_of_rows) add_up<G>(comm, rows, ranks_of_rows);
       ranks_of_rows = ranks;
       rows.push_back(row);
@@ -84,7 +84,7 @@ class LearntRows {
   }
 
  private:
-  static constexpr std::size_t most_bytes = std::size_t{1} << 20;  // most bytes per message
+  static constexpr std::size_t max_bytes = std::size_t{1} << 20;  // most bytes per message
 
   /// Writes the sum of the rows of `ranks` on all ranks, then clears `rows`.
   template <class G>
@@ -138,7 +138,7 @@ class LearntRows {
   template <class F>
   void for_each_row(const F& f) const {
     std::size_t part_number = 0;
-    for_each_row_learner(score_, [&](const auto& part) {
+    for_each_row_gradient(score_, [&](const auto& part) {
       using Row = decltype(part.gradient_row(Query{}));
       const std::vector<RowShare>& shares = shares_[part_number++];
       std::vector<int> ranks;
