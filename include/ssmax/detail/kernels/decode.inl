@@ -51,17 +51,17 @@ SSMAX_INLINE typename S::V load_stored_part(const X* p, index_t count) {
   }
 }
 
-inline constexpr index_t asked_keys = 64;
+inline constexpr index_t prefetched_keys = 64;
 
-/// Prefetches `count` numbers of the row that is asked_keys rows after p. The row may lie past the end. With
+/// Prefetches `count` numbers of the row that is prefetched_keys rows after p. The row may lie past the end. With
 /// one query, 16-bit rows are widened and multiplied about as fast as memory delivers the rows. Prefetching
 /// brings 23 instead of 11 GB/s on an Intel processor with AMX (32 rows ahead: 17). Rows of float became 16 %
 /// slower. Only targets with AVX-512 prefetch, because the others were not measured.
 template <class S, int rows, class X>
-SSMAX_INLINE void ask_for_row(const X* p, index_t stride, index_t count) {
+SSMAX_INLINE void prefetch_row(const X* p, index_t stride, index_t count) {
   if constexpr (S::width == 16 && rows == 1 && sizeof(X) < sizeof(typename S::Value)) {
-    const auto ahead =
-        reinterpret_cast<std::uintptr_t>(p) + static_cast<std::uintptr_t>(asked_keys * stride) * sizeof(X);
+    const auto ahead = reinterpret_cast<std::uintptr_t>(p) +
+                       static_cast<std::uintptr_t>(prefetched_keys * stride) * sizeof(X);
     const std::uintptr_t end = ahead + static_cast<std::uintptr_t>(count) * sizeof(X);
     for (std::uintptr_t line = ahead / 64 * 64; line < end; line += 64)
       __builtin_prefetch(reinterpret_cast<const void*>(line));
@@ -81,7 +81,7 @@ void decode_logits_rows(const typename S::Value* q, index_t q_stride, const X* k
     const X* key[step];
     SSMAX_UNROLL
     for (int j = 0; j < step; ++j) key[j] = k + (first + std::min<index_t>(j, count - 1)) * k_stride;
-    for (int j = 0; j < step; ++j) ask_for_row<S, rows>(key[j], k_stride, d);
+    for (int j = 0; j < step; ++j) prefetch_row<S, rows>(key[j], k_stride, d);
     V sum[rows * step];
     SSMAX_UNROLL
     for (int i = 0; i < rows * step; ++i) sum[i] = S::set(0);
@@ -164,7 +164,7 @@ SSMAX_INLINE void decode_accumulate_block(const typename S::Value* s, index_t s_
     for (int j = 0; j < vectors; ++j) sum[i][j] = S::set(0);
   }
   for (index_t key = 0; key < keys; ++key) {
-    ask_for_row<S, rows>(v + key * v_stride, v_stride, vectors * S::width);
+    prefetch_row<S, rows>(v + key * v_stride, v_stride, vectors * S::width);
     V x[vectors];
     SSMAX_UNROLL
     for (int j = 0; j < vectors; ++j) x[j] = load_stored<S>(v + key * v_stride + j * S::width);
@@ -246,7 +246,7 @@ struct KernelTable<PairDecodeKernels<T, bfloat16>> {
 
 template <class T, class X>
 struct KernelTable<DecodeKernels<T, X>> {
-  using S = Lanes<T>;
+  using S = Simd<T>;
   static constexpr DecodeKernels<T, X> value{.logits = decode_logits<S, X>,
                                              .accumulate = decode_accumulate<S, X>};
 };

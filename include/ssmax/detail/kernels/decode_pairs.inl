@@ -168,7 +168,7 @@ void decode_pair_accumulate(const bfloat16* weights, index_t stride, index_t row
 
 template <class T>
 struct KernelTable<PairDecodeKernels<T, bfloat16>> {
-  using S = Lanes<T>;
+  using S = Simd<T>;
   using P = Pairs;
   static constexpr PairDecodeKernels<T, bfloat16> value{.logits = decode_pair_logits<S, P>,
                                                         .accumulate = decode_pair_accumulate<S, P>};

@@ -19,5 +19,5 @@ typename S::Value dot(const typename S::Value* a, const typename S::Value* b, in
 
 template <class T>
 struct KernelTable<DotKernels<T>> {
-  static constexpr DotKernels<T> value{.dot = dot<Lanes<T>>};
+  static constexpr DotKernels<T> value{.dot = dot<Simd<T>>};
 };

@@ -96,7 +96,7 @@ typename S::Value row_entmax_backward(const typename S::Value* y, const typename
 
 template <class T>
 struct KernelTable<EntmaxKernels<T>> {
-  using S = Lanes<T>;
+  using S = Simd<T>;
   static constexpr EntmaxKernels<T> value{
       .above = row_above<S>,
       .store = {row_store_heights<S, 1>, row_store_heights<S, 2>},

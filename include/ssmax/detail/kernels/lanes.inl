@@ -2,7 +2,7 @@
 // target.
 
 template <class T>
-using Lanes = std::conditional_t<sizeof(T) == sizeof(float), F32, F64>;
+using Simd = std::conditional_t<sizeof(T) == sizeof(float), F32, F64>;
 
 /// Number of queries in a group: tile_vectors vectors with one query per lane (prefill.inl).
 template <class S>

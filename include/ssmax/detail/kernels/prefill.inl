@@ -214,7 +214,7 @@ struct KernelTable<PrefillKernels<T, bfloat16>> {
 
 template <class T>
 struct KernelTable<PrefillKernels<T>> {
-  using S = Lanes<T>;
+  using S = Simd<T>;
   static_assert(S::tile_vectors == tile_vectors);
   static constexpr PrefillKernels<T> value{
       .rows = S::tile_rows,

@@ -121,7 +121,7 @@ struct KernelTable<RoundedBackwardKernels<T, bfloat16>> {
 
 template <class T>
 struct KernelTable<PrefillBackwardKernels<T>> {
-  using S = Lanes<T>;
+  using S = Simd<T>;
   static constexpr PrefillBackwardKernels<T> value{
       .gradients = tile_gradients<S>,
       .score_gradients = tile_score_gradients<S>,

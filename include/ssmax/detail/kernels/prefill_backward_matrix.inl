@@ -14,7 +14,7 @@ void matrix_add_product(const bfloat16* a, index_t a_stride, index_t lanes, inde
 
 template <class T>
 struct KernelTable<RoundedBackwardKernels<T, bfloat16>> {
-  using S = Lanes<T>;
+  using S = Simd<T>;
   using P = Pairs;
   static constexpr RoundedBackwardKernels<T, bfloat16> value{
       .gradients = pair_gradients<S, P>,

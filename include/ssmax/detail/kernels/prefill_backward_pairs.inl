@@ -134,7 +134,7 @@ void pair_rows(const bfloat16* low, const bfloat16* high, index_t columns, bfloa
 
 template <class T>
 struct KernelTable<RoundedBackwardKernels<T, bfloat16>> {
-  using S = Lanes<T>;
+  using S = Simd<T>;
   using P = Pairs;
   static constexpr RoundedBackwardKernels<T, bfloat16> value{
       .gradients = pair_gradients<S, P>,

@@ -69,7 +69,7 @@ inline void matrix_pack_values(const bfloat16* v, index_t v_stride, index_t firs
 
 template <class T>
 struct KernelTable<PrefillKernels<T, bfloat16>> {
-  using S = Lanes<T>;
+  using S = Simd<T>;
   using P = Pairs;
   static constexpr PrefillKernels<T, bfloat16> value{
       .rows = 32,

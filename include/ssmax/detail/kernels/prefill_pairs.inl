@@ -219,7 +219,7 @@ void pair_pack_values(const bfloat16* v, index_t v_stride, index_t first, index_
 
 template <class T>
 struct KernelTable<PrefillKernels<T, bfloat16>> {
-  using S = Lanes<T>;
+  using S = Simd<T>;
   using P = Pairs;
   static constexpr PrefillKernels<T, bfloat16> value{
       .rows = S::tile_rows,

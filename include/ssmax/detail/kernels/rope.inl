@@ -115,7 +115,7 @@ void rotate_interleaved(const typename S::Value* in, index_t in_stride, typename
 
 template <class T>
 struct KernelTable<RopeKernels<T>> {
-  using S = Lanes<T>;
+  using S = Simd<T>;
   static constexpr RopeKernels<T> value{
       .rotate_half_split = rotate_half_split<S>,
       .rotate_interleaved = rotate_interleaved<S>,

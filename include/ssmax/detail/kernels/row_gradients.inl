@@ -98,7 +98,7 @@ typename S::Value row_log_backward(const typename S::Value* log_p, const typenam
 
 template <class T>
 struct KernelTable<RowGradientKernels<T>> {
-  using S = Lanes<T>;
+  using S = Simd<T>;
   static constexpr RowGradientKernels<T> value{
       .sum_unmasked = row_sum_unmasked<S>,
       .backward = row_backward<S>,

@@ -136,7 +136,7 @@ void row_affine(const typename S::Value* in, index_t n, typename S::Value origin
 
 template <class T>
 struct KernelTable<RowKernels<T>> {
-  using S = Lanes<T>;
+  using S = Simd<T>;
   static constexpr RowKernels<T> value{
       .width = static_cast<int>(S::width),
       .max = row_max<S>,

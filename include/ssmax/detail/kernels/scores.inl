@@ -123,7 +123,7 @@ void tile_multiply(typename S::Value* s, index_t keys, const typename S::Value* 
 
 template <class T>
 struct KernelTable<ScoreKernels<T>> {
-  using S = Lanes<T>;
+  using S = Simd<T>;
   static constexpr ScoreKernels<T> value{
       .softcap = softcap<S>,
       .softcap_slope = softcap_slope<S>,

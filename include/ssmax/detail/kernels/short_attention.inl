@@ -63,6 +63,6 @@ void weigh_values(const typename S::Value* s, index_t queries, index_t keys, con
 
 template <class T>
 struct KernelTable<ShortAttentionKernels<T>> {
-  using S = Lanes<T>;
+  using S = Simd<T>;
   static constexpr ShortAttentionKernels<T> value{.weigh_values = weigh_values<S>};
 };

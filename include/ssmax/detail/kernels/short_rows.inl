@@ -216,7 +216,7 @@ index_t packed_rows(const typename S::Value* in, typename S::Value* out, index_t
 
 template <class T>
 struct KernelTable<ShortRowKernels<T>> {
-  using S = Lanes<T>;
+  using S = Simd<T>;
   static constexpr ShortRowKernels<T> value{
       .longest = S::width > 1 ? 256 : 4,
       .group = group_rows<S>,
