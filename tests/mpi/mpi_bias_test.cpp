@@ -116,7 +116,7 @@ TEST_CASE("A Bias' gradient whose rows are shared differently is refused", "[mpi
                                           ssmax::Softmax{}, Causal{}, score);
   });
   INFO(message);
-  CHECK(everywhere(mentions(message, "row of the score's gradient")));
+  CHECK(everywhere(mentions(message, "gradient row of the score")));
 }
 
 }  // namespace mpi_problem::mpi_bias_test

@@ -24,7 +24,7 @@
 // case SCORE_ACCUMULATE_STATIC: the member 'accumulate' of a score must be
 // case SCORE_PARAMETER: a score has both members, 'parameter_derivative' and
 // case SCORE_SHARING: the member 'sharing' of a score must be  Sharing sharing
-// case SCORE_SHARING_ALONE: the member 'sharing' of a score goes with
+// case SCORE_SHARING_ALONE: the member 'sharing' of a score needs
 // case SCORE_LANES: by_lanes needs the members  void apply
 // case SCORE_LANES_OF_FLOAT: by_lanes needs the members  void apply
 // case SCORE_ROW: by_row needs the member  const X. row
