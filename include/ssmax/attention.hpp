@@ -42,7 +42,8 @@
 /// | a sink of +inf | out is 0 and lse is +inf; a scaled sink: if c is above 0 |
 /// | a sink of NaN | NaN in the rows of its head |
 /// | NaN in a masked key or value | does not affect the result |
-/// | NaN in a visible key or value | NaN in the rows of the queries that attend to the key |
+/// | NaN in a visible key | NaN in out and lse of the queries that attend to the key |
+/// | NaN in a channel of a visible value | NaN in this channel of out, for the queries that attend to the key |
 ///
 /// Attention computes an online softmax over key blocks, so its memory is linear in the sequence length. Attention
 /// skips keys that are masked for every query of a query block.

@@ -117,8 +117,8 @@ struct PrefixLM {
 };
 
 /// A mask for padding: the first lengths[b] keys of batch entry b are visible. The mask clamps lengths[b] to [0,
-/// keys]. Positions count the padded keys: use `KeyLengths & Causal` if the queries have the same padding as the
-/// keys.
+/// keys]. Positions count rows with their padding: `KeyLengths & Causal` is right if queries and keys have the same
+/// padding. The option `lengths` (sequence_lengths.hpp) does not compute padded queries.
 struct KeyLengths {
   std::span<const index_t> lengths;  ///< One number per batch entry.
 
