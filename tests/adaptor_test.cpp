@@ -37,7 +37,7 @@ struct ssmax::Adaptor<X> {
   }
 };
 
-TEST_CASE("whatever is contiguous is one row", "[adaptor]") {
+TEST_CASE("any contiguous range is one row", "[adaptor]") {
   const std::vector<float> quarters(4, 0.25F);
   const std::vector<float> vector(4, 1.0F);
   const std::array<float, 4> array{1.0F, 1.0F, 1.0F, 1.0F};
@@ -55,7 +55,7 @@ TEST_CASE("whatever is contiguous is one row", "[adaptor]") {
   CHECK(std::abs(log_out[3] + 1.3862944F) < 1e-6F);
 }
 
-TEST_CASE("a matrix in one piece is taken by its own adaptor", "[adaptor]") {
+TEST_CASE("a contiguous matrix uses its own adaptor", "[adaptor]") {
   const adaptor_test::Grid grid{std::vector<float>(4, 1.0F)};
   CHECK(ssmax::Softmax{}(grid).cells == std::vector<float>(4, 0.5F));
 }

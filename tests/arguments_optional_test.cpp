@@ -20,7 +20,7 @@ using small_call::Call;
 
 // ---- Views that are left out ------------------------------------------------------------------------------
 
-TEST_CASE("null with extents is not left out", "[attention][arguments]") {
+TEST_CASE("throws for a null view with extents", "[attention][arguments]") {
   Call call;
   for (const std::array<index_t, 3>& extents : {std::array<index_t, 3>{1, 2, 2}, {1, 0, 0}, {0, 0, 7}}) {
     call.lse = {nullptr, extents};
@@ -73,7 +73,7 @@ TEST_CASE("null with extents is not left out", "[attention][arguments]") {
   CHECK(std::ranges::count(call.to, -7.0F) == 64);
 }
 
-TEST_CASE("what is left out, and what is null because it has no elements, are taken",
+TEST_CASE("accepts omitted views and null views without elements",
           "[attention][arguments]") {
   Call call;
   call.lse = {};
@@ -89,7 +89,7 @@ TEST_CASE("what is left out, and what is null because it has no elements, are ta
 
 // ---- One number per head ----------------------------------------------------------------------------------
 
-TEST_CASE("as many numbers as heads, neither fewer nor more", "[attention][arguments]") {
+TEST_CASE("throws unless the count of parameters equals the count of heads", "[attention][arguments]") {
   Call call;
   std::vector<float> one(1, 1), three(3, 1), two(2, 1), table(3, 1);
   const auto refuses = [&](std::initializer_list<std::string_view> words, const auto& scaling,
@@ -132,7 +132,7 @@ TEST_CASE("as many numbers as heads, neither fewer nor more", "[attention][argum
   CHECK_NOTHROW(ssmax::softmax(z, y, ssmax::SizeTable{longer}));
 }
 
-TEST_CASE("dsinks have as many numbers as heads", "[attention][backward][arguments]") {
+TEST_CASE("throws unless dsinks has one element per head", "[attention][backward][arguments]") {
   const Problem<float> problem({1, 2, 2, 2, 3, 4, 4});
   std::vector<float> sinks(2), three(3), one(1);
   const Output<float> output = run(problem, Softmax{}, Full{}, {.sinks = sinks});

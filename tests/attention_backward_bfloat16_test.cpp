@@ -54,7 +54,7 @@ void check_products(const Problem<bfloat16>& problem, const M& mask, const Visib
   });
 }
 
-TEST_CASE("gradients by products of bfloat16 cost what their roundings cost",
+TEST_CASE("gradients on the bf16 path stay within the bound of their roundings",
           "[attention][backward][bfloat16]") {
   const std::vector<float> sinks{0.5F, -1, 2, 0};
   for (const Shape& shape : shapes) {
@@ -64,14 +64,14 @@ TEST_CASE("gradients by products of bfloat16 cost what their roundings cost",
   }
 }
 
-TEST_CASE("gradients of rotated rows cost one rounding more", "[attention][backward][bfloat16]") {
+TEST_CASE("gradients of rotated rows stay within the bound of one more rounding", "[attention][backward][bfloat16]") {
   const ssmax::Rope<float> rope({.width = 64}, 400);
   check_products(Problem<bfloat16>({1, 2, 1, 60, 300, 64, 32}), Causal{}, keys_before, {.rope = &rope});
 }
 
 /// Each row's lse is off by what rounding its weights did to their sum, and dc by that part of itself; what the
 /// products round does not reach it.
-TEST_CASE("gradients of s and b are summed up before anything is rounded",
+TEST_CASE("gradients of s and b are summed before rounding to bfloat16",
           "[attention][backward][bfloat16]") {
   const Problem<bfloat16> problem({1, 4, 2, 60, 200, 64, 32}, 2, Dlse::left_out);
   const FourHeads<float> heads;
@@ -100,7 +100,7 @@ TEST_CASE("gradients of s and b are summed up before anything is rounded",
 }
 
 /// The loss in double on the same inputs. δ is formed from `out`, which was rounded to bfloat16.
-TEST_CASE("gradients of s and b are those of finite differences", "[attention][backward][bfloat16]") {
+TEST_CASE("gradients of s and b agree with finite differences", "[attention][backward][bfloat16]") {
   const Shape shape{1, 2, 1, 40, 90, 32, 16};
   const Problem<bfloat16> problem(shape, 1, Dlse::left_out);
   Problem<double> wide(shape, 1, Dlse::left_out);
@@ -138,7 +138,7 @@ TEST_CASE("gradients of s and b are those of finite differences", "[attention][b
   });
 }
 
-TEST_CASE("gradients by products of bfloat16 have the same bits on any number of threads",
+TEST_CASE("gradients on the bf16 path are bit-identical for any number of threads",
           "[attention][backward][bfloat16]") {
   const Problem<bfloat16> problem({1, 4, 2, 300, 600, 40, 24});
   const Causal mask;
@@ -153,7 +153,7 @@ TEST_CASE("gradients by products of bfloat16 have the same bits on any number of
   });
 }
 
-TEST_CASE("gradients in float's arithmetic are an option", "[attention][backward][bfloat16]") {
+TEST_CASE("float_products computes gradients in float", "[attention][backward][bfloat16]") {
   const Problem<bfloat16> problem({1, 2, 1, 40, 300, 64, 32});
   Problem<float> wide(problem.shape);
   wide.q.assign(problem.q.begin(), problem.q.end());
@@ -182,7 +182,7 @@ TEST_CASE("gradients in float's arithmetic are an option", "[attention][backward
 
 // ---- What is not a usual number ---------------------------------------------------------------------------
 
-TEST_CASE("what is not finite in a query or its dout reaches the keys that it sees, and no others",
+TEST_CASE("NaN and infinity in a query or its dout reach only the keys visible to the query",
           "[attention][backward][bfloat16]") {
   const Shape shape{1, 1, 1, 300, 300, 32, 32};
   const Problem<bfloat16> clean(shape, 1, Dlse::left_out);
@@ -208,7 +208,7 @@ TEST_CASE("what is not finite in a query or its dout reaches the keys that it se
   }
 }
 
-TEST_CASE("what is not finite in K reaches the queries that see it, and no others",
+TEST_CASE("NaN and infinity in K reach only the queries that see the key",
           "[attention][backward][bfloat16]") {
   const Shape shape{1, 1, 1, 300, 300, 32, 32};
   const Problem<bfloat16> clean(shape, 1, Dlse::left_out);

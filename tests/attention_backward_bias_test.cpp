@@ -55,7 +55,7 @@ void check_bias(const Shape& shape, int broadcast, const M& mask, const Visible&
         &learnt);
 }
 
-TEST_CASE("a bias learns, summed over every kind of broadcast", "[attention][backward][scores][slow]") {
+TEST_CASE("the gradient of a bias is summed over broadcast dimensions", "[attention][backward][scores][slow]") {
   for (const Shape& shape : shapes) {
     for (int broadcast = 0; broadcast < 16; ++broadcast) {
       check_bias<float, float, double>(shape, broadcast, Causal{}, keys_before);
@@ -67,7 +67,7 @@ TEST_CASE("a bias learns, summed over every kind of broadcast", "[attention][bac
   }
 }
 
-TEST_CASE("a bias of any type learns, under any mask", "[attention][backward][scores]") {
+TEST_CASE("the gradient of a bias of any type under any mask", "[attention][backward][scores]") {
   const auto picked = [](const Query& query, index_t key) { return (query.index + 3 * key) % 5 < 3; };
   for (const Shape& shape : shapes) {
     check_bias<float, ssmax::half, float>(shape, 0, ssmax::Where(picked), picked);
@@ -81,7 +81,7 @@ TEST_CASE("a bias of any type learns, under any mask", "[attention][backward][sc
   }
 }
 
-TEST_CASE("the gradient of a bias may lie anywhere, and keeps what it does not know",
+TEST_CASE("the gradient of a bias accepts any strides and leaves the gaps unchanged",
           "[attention][backward][scores]") {
   const Shape shape = shapes[1];
   const std::vector<float> values = reference::normals<float>(size_of(shape), 5);
@@ -113,7 +113,7 @@ TEST_CASE("the gradient of a bias may lie anywhere, and keeps what it does not k
   });
 }
 
-TEST_CASE("a bias of -inf hides a key from all gradients", "[attention][backward][scores]") {
+TEST_CASE("a bias of -inf removes a key from all gradients", "[attention][backward][scores]") {
   for (const Shape& shape : shapes) {
     std::vector<float> values = reference::normals<float>(size_of(shape), 5);
     for (std::size_t i = 0; i < values.size(); ++i) {
@@ -186,7 +186,7 @@ struct WeightedFormula {
   }
 };
 
-TEST_CASE("a score of one's own with a parameter learns", "[attention][backward][scores]") {
+TEST_CASE("a user score gets the gradient of its parameter", "[attention][backward][scores]") {
   for (const Shape& shape : shapes) {
     std::vector<double> w{0.5, -0.75, 1.5, 0.25};
     w.resize(static_cast<std::size_t>(shape.heads));
@@ -235,7 +235,7 @@ struct RelativeFormula {
   }
 };
 
-TEST_CASE("a score of one's own that wants every logit's gradient learns", "[attention][backward][scores]") {
+TEST_CASE("a user score gets the gradient of each logit", "[attention][backward][scores]") {
   const std::vector<float> table = reference::normals<float>(16, 3);
   ssmax::ThreadPool pool(3);
   for (const Shape& shape : shapes) {

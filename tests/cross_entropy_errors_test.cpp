@@ -45,7 +45,7 @@ struct Buffers {
   }
 };
 
-TEST_CASE("cross_entropy refuses shapes that do not fit", "[cross_entropy][errors]") {
+TEST_CASE("cross_entropy throws for mismatched shapes", "[cross_entropy][errors]") {
   Buffers m;
   const auto& t = m.targets;
   const std::span<const index_t> all(t);
@@ -72,7 +72,7 @@ TEST_CASE("cross_entropy refuses shapes that do not fit", "[cross_entropy][error
   m.refused(m.in({0, 8}), all.first(0), {nullptr, {0, 7}}, {"dlogits", "7", "logits", "8"});
 }
 
-TEST_CASE("cross_entropy refuses memory that overlaps other than as a whole", "[cross_entropy][errors]") {
+TEST_CASE("cross_entropy throws for partly overlapping memory", "[cross_entropy][errors]") {
   Buffers m;
   const auto& t = m.targets;
   m.refused(m.in(), t, {m.logits.data() + 65, {4, 8}}, {"dlogits", "logits", "128", "124"});
@@ -84,7 +84,7 @@ TEST_CASE("cross_entropy refuses memory that overlaps other than as a whole", "[
             {"dlogits", "targets", "16", "32"});
 }
 
-TEST_CASE("cross_entropy refuses targets that are no class, and says where", "[cross_entropy][errors]") {
+TEST_CASE("cross_entropy throws for a target that is not a class and names its row", "[cross_entropy][errors]") {
   constexpr index_t lowest = std::numeric_limits<index_t>::min(),
                     highest = std::numeric_limits<index_t>::max();
   Buffers m;

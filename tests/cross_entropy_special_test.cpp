@@ -44,7 +44,7 @@ TEST_CASE("huge logits: double", "[cross_entropy][slow]") { check_huge<double>(1
 TEST_CASE("huge logits: half", "[cross_entropy][slow]") { check_huge<half>(65504); }
 TEST_CASE("huge logits: bfloat16", "[cross_entropy][slow]") { check_huge<bfloat16>(3e38L); }
 
-TEST_CASE("stretches of a long row may lie any distance apart", "[cross_entropy][slow]") {
+TEST_CASE("chunks of a long row may differ by any magnitude", "[cross_entropy][slow]") {
   for_each_target([](const std::string& name) {
     INFO(name);
     for (const float distance : {50.f, 1e4f, 1e6f, 1e9f, 1e20f, 3e38f}) {
@@ -63,7 +63,7 @@ TEST_CASE("stretches of a long row may lie any distance apart", "[cross_entropy]
   });
 }
 
-TEST_CASE("double keeps its digits where logits are large and near", "[cross_entropy]") {
+TEST_CASE("double stays accurate for large logits that are close together", "[cross_entropy]") {
   for_each_target([](const std::string& name) {
     INFO(name);
     Problem<double> problem(20, 37, 8);
@@ -74,7 +74,7 @@ TEST_CASE("double keeps its digits where logits are large and near", "[cross_ent
   });
 }
 
-TEST_CASE("an unlikely target has a finite loss, a sure one none below 0", "[cross_entropy]") {
+TEST_CASE("an unlikely target has a finite loss and a certain one a loss of at least 0", "[cross_entropy]") {
   for_each_target([](const std::string& name) {
     INFO(name);
     for (const index_t classes : {2, 5, 16, 100, 5000}) {
@@ -182,7 +182,7 @@ void check_poison(double poison) {
   });
 }
 
-TEST_CASE("NaN and +inf make the loss NaN, and no gradient but their own row's", "[cross_entropy]") {
+TEST_CASE("NaN and +inf make the loss NaN and affect only the gradient of their row", "[cross_entropy]") {
   for (const double poison : {nan, inf}) {
     check_poison<float>(poison);
     check_poison<double>(poison);
@@ -191,7 +191,7 @@ TEST_CASE("NaN and +inf make the loss NaN, and no gradient but their own row's",
   }
 }
 
-TEST_CASE("NaN beside -inf, and beside a row that loses everything", "[cross_entropy]") {
+TEST_CASE("NaN beside -inf, and beside a row of infinite loss", "[cross_entropy]") {
   Problem<float> problem(2, 5);
   for (index_t i = 0; i < 5; ++i) problem.logit(0, i) = static_cast<float>(-inf);
   problem.logit(0, 3) = static_cast<float>(nan);

@@ -57,12 +57,12 @@ void check_executors() {
   });
 }
 
-TEST_CASE("cross_entropy gives the same bits for every executor", "[cross_entropy][threads][slow]") {
+TEST_CASE("cross_entropy is bit-identical for every executor", "[cross_entropy][threads][slow]") {
   check_executors<float>();
   check_executors<half>();
 }
 
-TEST_CASE("losses of any size add up in the same order", "[cross_entropy][threads]") {
+TEST_CASE("losses of any size are added in the same order", "[cross_entropy][threads]") {
   ThreadPool three(3);
   Problem<float> problem(20'011, 3, 33);
   for (index_t row = 0; row < problem.rows; ++row) {
@@ -86,7 +86,7 @@ struct Recording {
   }
 };
 
-TEST_CASE("cross_entropy makes as many calls as there is work", "[cross_entropy][threads][slow]") {
+TEST_CASE("cross_entropy limits the number of tasks to the work", "[cross_entropy][threads][slow]") {
   const auto calls_of = [](index_t rows, index_t classes, index_t row_that_counts = 0) {
     std::vector<index_t> runs;
     Problem<float> problem(rows, classes);
@@ -113,12 +113,12 @@ struct Fails {
   }
 };
 
-TEST_CASE("an exception of the executor's reaches the caller", "[cross_entropy][threads]") {
+TEST_CASE("an exception from the executor reaches the caller", "[cross_entropy][threads]") {
   const Problem<float> problem(4, 20'000);
   CHECK_THROWS_AS(problem.run(Where::apart, 0, true, Fails{}), std::domain_error);
 }
 
-TEST_CASE("cross_entropy allocates nothing", "[cross_entropy][slow]") {
+TEST_CASE("cross_entropy does not allocate", "[cross_entropy][slow]") {
   ThreadPool pool(3);
   for_each_target([&](const std::string& name) {
     INFO(name);

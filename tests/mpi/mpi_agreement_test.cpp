@@ -118,7 +118,7 @@ bool begins_with(const std::string& message, const std::string& prefix) {
 }
 
 TEST_CASE("Errors begin with the function's name once", "[mpi][errors]") {
-  SECTION("an argument that does not fit") {
+  SECTION("an invalid argument") {
     Call call;
     call.layout = Layout::contiguous(n, world().ranks() + 1, 1);
     CHECK(everywhere(begins_with(call.refused(), "ssmax::mpi::attention: layout")));

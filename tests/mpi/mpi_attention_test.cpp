@@ -33,7 +33,7 @@ bool has_same_bits(const Problem<T>& problem, const Layout& layout, const M& mas
                     same_bits(share.lse, share_of(whole.lse, outer, 1, layout, rank)));
 }
 
-TEST_CASE("Whole chunks give the bits of one process", "[mpi]") {
+TEST_CASE("attention on whole chunks is bit-identical to one process", "[mpi]") {
   const int ranks = world().ranks();
   const index_t n = 7 * 1024 + 300;
   const ssmax::Rope<float> rope({.width = 8}, n);
@@ -44,7 +44,7 @@ TEST_CASE("Whole chunks give the bits of one process", "[mpi]") {
   }
 }
 
-TEST_CASE("Documents, 16 bits and batches give the bits of one process", "[mpi]") {
+TEST_CASE("attention with documents, bfloat16 and batches is bit-identical to one process", "[mpi]") {
   const int ranks = world().ranks();
   const index_t n = 3 * 1024 + 100;
   const std::array<index_t, 4> documents{0, 900, 2000, n};
@@ -62,7 +62,7 @@ TEST_CASE("Documents, 16 bits and batches give the bits of one process", "[mpi]"
   CHECK(has_same_bits<ssmax::half>(half, layout, Causal{}, Identity{}, {.rope = &rope}));
 }
 
-TEST_CASE("Sinks that c multiplies give the bits of one process", "[mpi][heads]") {
+TEST_CASE("attention with scaled sinks is bit-identical to one process", "[mpi][heads]") {
   const int ranks = world().ranks();
   const index_t n = 1024 + 300;
   const std::array<index_t, 2> seen{n - 50, 0};  // all, or nothing
@@ -77,7 +77,7 @@ TEST_CASE("Sinks that c multiplies give the bits of one process", "[mpi][heads]"
                                        {.sinks = sinks, .scaled_sinks = true}));
 }
 
-TEST_CASE("By heads, every cut gives the bits of one process", "[mpi][heads]") {
+TEST_CASE("attention by heads is bit-identical to one process for every layout", "[mpi][heads]") {
   const int ranks = world().ranks();
   const index_t n = 700;
   const ssmax::Rope<float> rope({.width = 8}, n);
@@ -102,7 +102,7 @@ TEST_CASE("By heads, every cut gives the bits of one process", "[mpi][heads]") {
 }
 
 /// Against the reference in long double, however the sequence is cut.
-TEST_CASE("However a sequence is cut, attention is within its bound of the exact one", "[mpi]") {
+TEST_CASE("attention stays within its error bound for every layout", "[mpi]") {
   const index_t n = 157;
   const int ranks = world().ranks(), rank = world().rank();
   const Problem<double> problem({2, 4, 2, n, n, 6, 5});

@@ -68,7 +68,7 @@ Run compare(const Problem<T>& problem, const Layout& layout, const M& mask, cons
   return compare<T>(problem, layout, mask, score, score, options);
 }
 
-TEST_CASE("Where no sum is cut, gradients have the bits of one process", "[mpi][backward]") {
+TEST_CASE("gradients are bit-identical to one process if no sum is split between ranks", "[mpi][backward]") {
   const index_t n = 3 * 2048 + 500;
   const std::vector<float> sinks{0.5f, -1, 0, 2};
   const std::array<index_t, 4> documents{0, 900, 4000, n};
@@ -90,7 +90,7 @@ TEST_CASE("Where no sum is cut, gradients have the bits of one process", "[mpi][
                        {.rope = &rope, .sinks = sinks}));
 }
 
-TEST_CASE("Gradients of keys keep their bits where sums are begun by one rank and ended by others",
+TEST_CASE("gradients of keys are bit-identical if a sum continues on other ranks",
           "[mpi][backward]") {
   const index_t n = 2 * 2048 + 300;
   const int ranks = world().ranks();
@@ -106,7 +106,7 @@ TEST_CASE("Gradients of keys keep their bits where sums are begun by one rank an
   CHECK(units.same_keys);
 }
 
-TEST_CASE("Gradients of 16 bits by keys are rounded once, to the bits of one process", "[mpi][backward]") {
+TEST_CASE("bfloat16 gradients by keys are rounded once and bit-identical to one process", "[mpi][backward]") {
   using ssmax::bfloat16, ssmax::half;
   const index_t n = 2 * 2048 + 300;
   const ssmax::Rope<float> rope({.width = 8}, n);
@@ -132,7 +132,7 @@ TEST_CASE("Gradients of 16 bits by keys are rounded once, to the bits of one pro
   });
 }
 
-TEST_CASE("Gradients of keys by 16-bit products keep their bits where no piece of queries is cut",
+TEST_CASE("gradients of keys on the bf16 path are bit-identical if no query block is split",
           "[mpi][backward]") {
   const index_t n = 30720 + 400;
   const Problem<ssmax::bfloat16> problem({1, 1, 1, n, n, 8, 8});
@@ -142,7 +142,7 @@ TEST_CASE("Gradients of keys by 16-bit products keep their bits where no piece o
   CHECK(result.same_keys);
 }
 
-TEST_CASE("Gradients of sinks that c multiplies, and of c, have the bits of one process",
+TEST_CASE("gradients of scaled sinks and of c are bit-identical to one process",
           "[mpi][backward][heads]") {
   const index_t n = 2048 + 300;
   const int ranks = world().ranks();
@@ -163,7 +163,7 @@ TEST_CASE("Gradients of sinks that c multiplies, and of c, have the bits of one 
                              {.sinks = sinks, .scaled_sinks = true}));
 }
 
-TEST_CASE("By heads, all gradients have the bits of one process", "[mpi][backward][heads]") {
+TEST_CASE("all gradients by heads are bit-identical to one process", "[mpi][backward][heads]") {
   const int ranks = world().ranks();
   const index_t n = 500;
   const std::vector<float> sinks{0.5f, -1, 0, 2, 1, 0.25f};
@@ -187,7 +187,7 @@ TEST_CASE("By heads, all gradients have the bits of one process", "[mpi][backwar
                                  Identity{}, {}));
 }
 
-TEST_CASE("However a sequence is cut, gradients agree with one process", "[mpi][backward]") {
+TEST_CASE("gradients agree with one process for every layout", "[mpi][backward]") {
   const index_t n = 203;
   const std::vector<double> sinks{0.5, -1};
   const ssmax::Rope<double> rope({.width = 6}, n);

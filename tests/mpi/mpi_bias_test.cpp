@@ -75,7 +75,7 @@ void check_close(const Shape& shape, const Layout& layout, const Strides& stride
   CHECK(everywhere(same_bits(first, both[1])));
 }
 
-TEST_CASE("The gradient of a Bias by keys is on every rank, with the bits of one process",
+TEST_CASE("every rank gets the gradient of a Bias by keys, bit-identical to one process",
           "[mpi][backward]") {
   const index_t n = 1024 + 200;
   const Layout layout = Layout::contiguous(n, world().ranks(), 1024);
@@ -84,7 +84,7 @@ TEST_CASE("The gradient of a Bias by keys is on every rank, with the bits of one
   check_same({1, 4, 2, n, n, 8, 8}, layout, {0, 0, n, 1});
 }
 
-TEST_CASE("The gradient of a Bias by heads is on every rank, with the bits of one process",
+TEST_CASE("every rank gets the gradient of a Bias by heads, bit-identical to one process",
           "[mpi][backward][heads]") {
   const index_t n = 130;
   const Layout layout = Layout::zigzag(n, world().ranks(), 1).by_heads();
@@ -92,7 +92,7 @@ TEST_CASE("The gradient of a Bias by heads is on every rank, with the bits of on
   check_same({2, 4, 2, n, n, 8, 8}, layout, {0, n, 0, 1});
 }
 
-TEST_CASE("A row of a Bias' gradient that ranks share is the sum of what they add",
+TEST_CASE("a row of the gradient of a Bias is the sum of the contributions of all ranks",
           "[mpi][backward][heads]") {
   const index_t n = 130;
   const Layout layout = Layout::zigzag(n, world().ranks(), 1);
@@ -101,7 +101,7 @@ TEST_CASE("A row of a Bias' gradient that ranks share is the sum of what they ad
   check_close({2, 4, 2, n, n, 8, 8}, layout.by_heads(), {n * n, 0, n, 1});
 }
 
-TEST_CASE("A Bias' gradient whose rows are shared differently is refused", "[mpi][backward][errors]") {
+TEST_CASE("throws if ranks sum the gradient of a Bias over different dimensions", "[mpi][backward][errors]") {
   if (world().ranks() == 1) return;
   const index_t n = 40;
   const Shape shape{1, 2, 1, n, n, 4, 4};

@@ -56,7 +56,7 @@ void check_bits(const Problem<T>& problem, const Layout& layout, const M& mask,
   CHECK(everywhere(same_bits(ds_here, ds)));
 }
 
-TEST_CASE("Masks with runs give the bits of one process", "[mpi][backward]") {
+TEST_CASE("masks with runs are bit-identical to one process", "[mpi][backward]") {
   const int ranks = world().ranks();
   const index_t n = 4 * 2048 + 300;
   const ssmax::Rope<float> rope({.width = 8}, n);
@@ -78,7 +78,7 @@ TEST_CASE("Masks with runs give the bits of one process", "[mpi][backward]") {
   check_bits<ssmax::bfloat16>(narrow, Layout::contiguous(shorter, ranks), SinkWindow{4, 200});
 }
 
-TEST_CASE("Keys that no run touches do not travel", "[mpi]") {
+TEST_CASE("keys outside all runs are not sent", "[mpi]") {
   const int ranks = world().ranks();
   const index_t n = 2048 * ranks;
   const Shape shape{1, 1, 1, n, n, 4, 4};

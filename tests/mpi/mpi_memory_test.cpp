@@ -20,7 +20,7 @@ double allocated(const Call& call) {
   return static_cast<double>(allocated_bytes() - before) / MiB;
 }
 
-TEST_CASE("Beyond its shares a rank takes two of K and V and 64 MiB", "[mpi][backward][memory]") {
+TEST_CASE("a rank allocates at most two copies of its K and V and 64 MiB", "[mpi][backward][memory]") {
   const int ranks = world().ranks(), rank = world().rank();
   if (ranks == 1) return;  // which is attention of one process
   // Shares of 128 MiB / ranks. The window keeps it short: what is allocated does not depend on it.
@@ -114,7 +114,7 @@ double allocated_with(ssmax::Workspace& workspace, Communicator& comm, const Pro
   });
 }
 
-TEST_CASE("With a workspace, a second call allocates nothing large",
+TEST_CASE("a second call with a workspace allocates only small lists",
           "[mpi][backward][heads][decode][memory]") {
   if (world().ranks() == 1) return;
   const index_t n = 4096;
