@@ -111,7 +111,7 @@ bool is_picked(const Query& query, index_t key) {
   return query.index % 5 != 2 && key % 11 != 3 && (query.index * 7919 + query.head + key * 104729) % 5 < 3;
 }
 
-TEST_CASE("what no query sees is not read into gradients", "[attention][backward][special]") {
+TEST_CASE("keys that are masked for all queries do not affect gradients", "[attention][backward][special]") {
   check_hidden<float>(Causal{}, before);
   check_hidden<float>(SlidingWindow(3, 1), [](const Query& query, index_t key) {
     return key >= query.position() - 3 && key <= query.position() + 1;
@@ -122,7 +122,7 @@ TEST_CASE("what no query sees is not read into gradients", "[attention][backward
   check_hidden<ssmax::bfloat16>(Causal{}, before);
 }
 
-TEST_CASE("padding and what lies before a sequence is not read into gradients",
+TEST_CASE("padding and keys before a sequence do not affect gradients",
           "[attention][backward][special]") {
   const std::vector<index_t> lengths{25, 0};
   const auto of_batch = [&](const Query& query, index_t key) {
@@ -139,7 +139,7 @@ TEST_CASE("padding and what lies before a sequence is not read into gradients",
   });
 }
 
-TEST_CASE("scores, sinks and rope let nothing hidden into gradients", "[attention][backward][special]") {
+TEST_CASE("masked keys do not affect gradients with scores, sinks and rope", "[attention][backward][special]") {
   const std::vector<float> sinks(4);
   const ssmax::Rope<float> rope({.width = 4}, 700);
   check_hidden<float>(Where(is_picked), is_picked, Softcap(3),
@@ -147,7 +147,7 @@ TEST_CASE("scores, sinks and rope let nothing hidden into gradients", "[attentio
   check_hidden<float>(Causal{}, before, Softcap(3), {.rope = &rope, .key_position = 50, .sinks = sinks});
 }
 
-TEST_CASE("another document's numbers are not read into gradients", "[attention][backward][special]") {
+TEST_CASE("other documents do not affect gradients", "[attention][backward][special]") {
   const Shape shape{1, 2, 1, 90, 90, 8, 5};
   const std::vector<index_t> begins{0, 20, 21, 60, 90};
   const ssmax::Documents mask(begins, true);
@@ -231,7 +231,7 @@ void check_spread(const Shape& shape, const M& mask, const Visible& visible) {
   }
 }
 
-TEST_CASE("NaN in what is seen spreads to what depends on it, and no further",
+TEST_CASE("NaN in visible inputs affects only the results that depend on them",
           "[attention][backward][special][slow]") {
   for (const Shape& shape : shapes) {
     if (shape.heads == 4) continue;  // whose fourth multiplier is 0
@@ -245,7 +245,7 @@ TEST_CASE("NaN in what is seen spreads to what depends on it, and no further",
   check_spread<ssmax::half>(shapes[1], Causal{}, before);
 }
 
-TEST_CASE("NaN in dlse spoils its row", "[attention][backward][special]") {
+TEST_CASE("NaN in dlse affects only its row", "[attention][backward][special]") {
   const Shape shape{1, 1, 1, 33, 40, 4, 3};
   const Problem<float> clean(shape);
   Problem<float> problem = clean;

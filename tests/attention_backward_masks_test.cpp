@@ -42,7 +42,7 @@ TEST_CASE("gradients under a sliding window", "[attention][backward][masks][slow
   });
 }
 
-TEST_CASE("gradients with a prefix that all see", "[attention][backward][masks]") {
+TEST_CASE("gradients with a prefix visible to all queries", "[attention][backward][masks]") {
   for (const Shape& shape : shapes) {
     for (const auto& prefix : {std::vector<index_t>{0, 1}, {17, 1000}, {130, -4}}) {
       check(Problem<float>(shape), PrefixLM{prefix}, [&](const Query& query, index_t key) {
@@ -65,7 +65,7 @@ TEST_CASE("gradients with padding", "[attention][backward][masks]") {
   }
 }
 
-TEST_CASE("gradients of ragged rows, and of what a window leaves of them", "[attention][backward][masks]") {
+TEST_CASE("gradients under Lengths alone and with a window", "[attention][backward][masks]") {
   for (const Shape& shape : shapes) {
     std::vector<index_t> lengths;
     for (index_t row = 0; row < shape.batch * shape.heads * shape.queries; ++row) {
@@ -83,7 +83,7 @@ TEST_CASE("gradients of ragged rows, and of what a window leaves of them", "[att
   }
 }
 
-TEST_CASE("gradients under ranges of one's own", "[attention][backward][masks]") {
+TEST_CASE("gradients under a user mask with ranges", "[attention][backward][masks]") {
   for (const Shape& shape : shapes) {
     const auto range = [](const Query& query, index_t key) {
       const KeyRange keys = Careless{}.keys(query);
@@ -102,7 +102,7 @@ bool is_picked(const Query& query, index_t key) {
 /// Shows keys far apart only, and to most queries of some blocks nothing.
 bool is_rare(const Query& query, index_t key) { return key % 61 == 60 && query.index % 17 < 3; }
 
-TEST_CASE("gradients where a function shows keys", "[attention][backward][masks]") {
+TEST_CASE("gradients under a predicate function", "[attention][backward][masks]") {
   for (const Shape& shape : shapes) {
     check(Problem<float>(shape), Where(is_picked), is_picked);
     check(Problem<float>(shape), Where(is_rare), is_rare);
@@ -112,7 +112,7 @@ TEST_CASE("gradients where a function shows keys", "[attention][backward][masks]
   }
 }
 
-TEST_CASE("gradients where a matrix shows keys", "[attention][backward][masks]") {
+TEST_CASE("gradients under a matrix mask", "[attention][backward][masks]") {
   for (const Shape& shape : shapes) {
     const std::array<index_t, 4> extents{shape.batch, shape.heads, shape.queries, shape.keys};
     std::vector<char> matrix(
@@ -189,7 +189,7 @@ TEST_CASE("gradients of packed documents", "[attention][backward][masks]") {
   }
 }
 
-TEST_CASE("gradients of documents turn back by positions in the document", "[attention][backward][masks]") {
+TEST_CASE("gradients rotate back by the position in the document", "[attention][backward][masks]") {
   for (std::size_t i = 0; i + 1 < cases.size(); ++i) {
     const Packed packed{cases[i].queries, cases[i].keys, true};
     const auto sees = [&](const Query& query, index_t key) { return packed.sees(query, key); };
@@ -208,7 +208,7 @@ struct Moved {
   }
 };
 
-TEST_CASE("gradients turn back by the positions of one's own mask", "[attention][backward][masks]") {
+TEST_CASE("gradients rotate back by the positions of a user mask", "[attention][backward][masks]") {
   const Shape shape{2, 4, 2, 40, 70, 6, 5};
   const ssmax::Rope<double> rope({.width = 6, .theta = 100}, 400);
   const AttentionOptions<double> options{.rope = &rope, .key_position = 7};

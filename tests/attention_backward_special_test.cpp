@@ -36,7 +36,7 @@ struct Reciprocal {
   }
 };
 
-TEST_CASE("a score is not asked of what is no query", "[attention][backward][special]") {
+TEST_CASE("a score is not called for unused lanes", "[attention][backward][special]") {
   Problem<float> problem({1, 1, 1, 17, 3, 2, 2});
   for (float& x : problem.q) x = 1 + std::abs(x);
   for (float& x : problem.k) x = 1 + std::abs(x);
@@ -54,7 +54,7 @@ TEST_CASE("a score is not asked of what is no query", "[attention][backward][spe
   });
 }
 
-TEST_CASE("an infinite key without weight gives nothing to gradients, whatever else is hidden",
+TEST_CASE("an infinite key of weight 0 does not affect gradients",
           "[attention][backward][special]") {
   Problem<float> problem({1, 1, 1, 2, 2, 1, 1});
   problem.q = {1, 1};
@@ -112,12 +112,12 @@ void check_single() {
   }
 }
 
-TEST_CASE("a row of one key has no gradient but that of its value", "[attention][backward][special]") {
+TEST_CASE("a row with one key has a gradient only for its value", "[attention][backward][special]") {
   check_single<float>();
   check_single<double>();
 }
 
-TEST_CASE("a query that sees nothing has gradient 0 and gives none", "[attention][backward][special]") {
+TEST_CASE("a query without visible keys has gradient 0 and adds 0 to other gradients", "[attention][backward][special]") {
   const auto every_third = [](const Query& query, index_t key) {
     return query.index % 3 == 0 && key % 7 != 5;
   };
@@ -149,7 +149,7 @@ TEST_CASE("a query that sees nothing has gradient 0 and gives none", "[attention
   }
 }
 
-TEST_CASE("an infinite sink takes everything, also the gradients", "[attention][backward][special]") {
+TEST_CASE("an infinite sink makes all other gradients 0", "[attention][backward][special]") {
   for (const Shape& shape : {Shape{1, 2, 2, 3, 40, 8, 5}, {1, 2, 2, 33, 40, 8, 5}}) {
     const Problem<float> problem(shape);
     const std::vector<float> infinite{infinity<float>, 0.5F}, finite{0.5F, 0.5F};

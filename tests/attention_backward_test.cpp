@@ -47,16 +47,16 @@ void check_shapes() {
   }
 }
 
-TEST_CASE("attention's gradients are as good as naive loops: float", "[attention][backward][slow]") {
+TEST_CASE("gradients are as accurate as naive loops: float", "[attention][backward][slow]") {
   check_shapes<float>();
 }
-TEST_CASE("attention's gradients are as good as naive loops: double", "[attention][backward][slow]") {
+TEST_CASE("gradients are as accurate as naive loops: double", "[attention][backward][slow]") {
   check_shapes<double>();
 }
-TEST_CASE("gradients are as good as naive loops: half", "[attention][backward][slow]") {
+TEST_CASE("gradients are as accurate as naive loops: half", "[attention][backward][slow]") {
   check_shapes<half>();
 }
-TEST_CASE("gradients are as good as naive loops: bfloat16", "[attention][backward][slow]") {
+TEST_CASE("gradients are as accurate as naive loops: bfloat16", "[attention][backward][slow]") {
   check_shapes<bfloat16>();
 }
 
@@ -126,12 +126,12 @@ void check_widened() {
   }
 }
 
-TEST_CASE("half and bfloat16 are the bits of float, rounded once", "[attention][backward]") {
+TEST_CASE("gradients of half and bfloat16 are the float gradients rounded once", "[attention][backward]") {
   check_widened<half>();
   check_widened<bfloat16>();
 }
 
-TEST_CASE("without a score, a mask or a scaling, and with nothing to do", "[attention][backward]") {
+TEST_CASE("backward without a score, mask or scaling, and on empty inputs", "[attention][backward]") {
   for (const Shape& shape : {Shape{0, 2, 1, 3, 4, 8, 5}, {1, 2, 1, 0, 4, 8, 5}, {1, 0, 0, 3, 4, 8, 5}}) {
     INFO(name_of(shape));
     const Problem<float> problem(shape);
@@ -156,7 +156,7 @@ TEST_CASE("without a score, a mask or a scaling, and with nothing to do", "[atte
   CHECK(result == expected);
 }
 
-TEST_CASE("without query heads, keys are turned by no rope", "[attention][backward]") {
+TEST_CASE("keys are not rotated if there are no query heads", "[attention][backward]") {
   const std::vector<index_t> offsets{0, 5};
   const ssmax::Rope<float> rope({.width = 4}, 2);  // which would be too wide and too short
   const Problem<float> problem(Shape{1, 0, 1, 5, 5, 2, 3});
@@ -218,7 +218,7 @@ void check_scalings() {
     check_scaling<T>(ssmax::LogN{},
                      [](index_t, index_t, index_t n) { return std::log(static_cast<Real>(n)); });
   }
-  SECTION("SSMax, one s and b, not learnt") {
+  SECTION("SSMax with one s and b, without gradients") {
     check_scaling<T>(SSMax<T>{T(-0.5), T(0.25)}, [](index_t, index_t, index_t n) {
       return Real(0.25) - std::log(static_cast<Real>(n)) / 2;
     });
@@ -238,7 +238,7 @@ void check_scalings() {
 TEST_CASE("gradients under every scaling: float", "[attention][backward]") { check_scalings<float>(); }
 TEST_CASE("gradients under every scaling: double", "[attention][backward]") { check_scalings<double>(); }
 
-TEST_CASE("one s and b for all heads, learnt per head", "[attention][backward]") {
+TEST_CASE("one s and b for all heads with gradients per head", "[attention][backward]") {
   for (const Shape& shape : middle) {
     const Problem<double> problem(shape);
     const auto expected = expect(problem, keys_before, [](index_t, index_t, index_t n) {
@@ -296,7 +296,7 @@ void check_size_table() {
   }
 }
 
-TEST_CASE("a table of sizes learns", "[attention][backward]") {
+TEST_CASE("SizeTable gets its gradient", "[attention][backward]") {
   SECTION("float") { check_size_table<float>(); }
   SECTION("double") { check_size_table<double>(); }
 }
@@ -319,7 +319,7 @@ void check_ropes() {
   check_rope<T>({1, 4, 1, 3, 7, 5, 3}, {.width = 2}, 1);
 }
 
-TEST_CASE("dq and dk are those of the queries and keys before they are turned", "[attention][backward]") {
+TEST_CASE("dq and dk are the gradients before rotation", "[attention][backward]") {
   SECTION("float") { check_ropes<float>(); }
   SECTION("double") { check_ropes<double>(); }
   SECTION("half") { check_ropes<half>(); }

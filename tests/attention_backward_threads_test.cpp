@@ -112,7 +112,7 @@ void check_same(const Call<T>& call, const M& mask, const AttentionOptions<T>& o
   });
 }
 
-TEST_CASE("the same gradients for every executor: full and causal", "[attention][backward][threads][slow]") {
+TEST_CASE("gradients are bit-identical for every executor: full and causal", "[attention][backward][threads][slow]") {
   for (const Shape& shape : shapes) {
     check_same(Call<float>(shape), Full{});
     check_same(Call<float>(shape), Causal{});
@@ -123,7 +123,7 @@ TEST_CASE("the same gradients for every executor: full and causal", "[attention]
   check_same(Call<ssmax::half>(shapes[7]), Causal{});
 }
 
-TEST_CASE("the same gradients for every executor: windows and predicates",
+TEST_CASE("gradients are bit-identical for every executor: windows and predicates",
           "[attention][backward][threads][slow]") {
   const auto picked = [](const Query& query, index_t key) {
     return (query.index * 7919 + key * 104729) % 7 < 3;
@@ -135,7 +135,7 @@ TEST_CASE("the same gradients for every executor: windows and predicates",
   }
 }
 
-TEST_CASE("the same gradients for every executor: rope, and a bias summed over anything",
+TEST_CASE("gradients are bit-identical for every executor: rope and a broadcast bias",
           "[attention][backward][threads][slow]") {
   const ssmax::Rope<float> rope({.width = 4}, 6000);
   for (const Shape& shape : {shapes[1], shapes[2], shapes[8]}) {
@@ -151,7 +151,7 @@ TEST_CASE("the same gradients for every executor: rope, and a bias summed over a
   }
 }
 
-TEST_CASE("the same gradients where logits are huge or not finite", "[attention][backward][threads]") {
+TEST_CASE("gradients are bit-identical for every executor: huge and infinite logits", "[attention][backward][threads]") {
   ThreadPool three(3);
   for (const Shape& shape : {shapes[1], shapes[3], shapes[7]}) {
     Problem<float> problem(shape, 3);
@@ -164,7 +164,7 @@ TEST_CASE("the same gradients where logits are huge or not finite", "[attention]
   }
 }
 
-TEST_CASE("threads that live for one call, and calls from the tasks of a pool",
+TEST_CASE("backward runs on threads of one call and inside the tasks of a pool",
           "[attention][backward][threads]") {
   ThreadPool pool(3);
   std::vector<Problem<float>> problems;
@@ -182,7 +182,7 @@ TEST_CASE("threads that live for one call, and calls from the tasks of a pool",
   CHECK(results == expected);
 }
 
-TEST_CASE("backward uses an executor, and not for nothing", "[attention][backward][threads]") {
+TEST_CASE("backward uses an executor only for large calls", "[attention][backward][threads]") {
   index_t runs = 0;
   const auto call = [&](const Shape& shape) {
     const Problem<float> problem(shape);
@@ -208,7 +208,7 @@ struct Throws {
   }
 };
 
-TEST_CASE("an exception of a score's derivative reaches the caller", "[attention][backward][threads]") {
+TEST_CASE("an exception from the derivative of a score reaches the caller", "[attention][backward][threads]") {
   ThreadPool pool(3);
   for (const Shape& shape : {shapes[1], shapes[2], shapes[5]}) {
     const Problem<float> problem(shape);
@@ -296,7 +296,7 @@ void check_allocations(E&& executor) {
   }
 }
 
-TEST_CASE("backward allocates once, and not at all in a workspace that has been here before",
+TEST_CASE("backward allocates once, and not at all with a reused workspace",
           "[attention][backward][workspace][slow]") {
   ThreadPool pool(3);
   for_each_target([&](const std::string& target) {

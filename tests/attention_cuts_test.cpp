@@ -97,7 +97,7 @@ TEST_CASE("queries in several calls: rope, scores and sinks", "[attention][cuts]
   }
 }
 
-TEST_CASE("queries in several calls: keys that only some rows see", "[attention][cuts][slow]") {
+TEST_CASE("queries in several calls: a predicate", "[attention][cuts][slow]") {
   // By position, which a part knows.
   const auto picked = [](const Query& query, index_t key) {
     return key <= query.position() && (query.position() * 7919 + key * 104729) % 7 < 3;

@@ -74,7 +74,7 @@ void check_documents(const Case& test) {
   }
 }
 
-TEST_CASE("documents attend to themselves, and n is counted in each", "[attention][documents]") {
+TEST_CASE("queries attend to their own document, and n counts the keys in the document", "[attention][documents]") {
   for (const Case& test : cases) check_documents<float>(test);
   for (const Case& test : short_of_keys) check_documents<float>(test);
   check_documents<double>(cases[2]);
@@ -101,7 +101,7 @@ TEST_CASE("a window within documents", "[attention][documents]") {
   }
 }
 
-TEST_CASE("RoPE turns by positions in the document", "[attention][documents]") {
+TEST_CASE("RoPE rotates by positions in the document", "[attention][documents]") {
   for (const Case& test : cases) {
     const Packed packed{test.queries, test.keys, true};
     const auto sees = [&](const Query& query, index_t key) { return packed.sees(query, key); };
@@ -113,7 +113,7 @@ TEST_CASE("RoPE turns by positions in the document", "[attention][documents]") {
   }
 }
 
-TEST_CASE("ALiBi's distances are those in the document", "[attention][documents]") {
+TEST_CASE("ALiBi uses distances in the document", "[attention][documents]") {
   const std::vector<double> slopes = ssmax::Alibi::slopes(4);
   for (const Case& test : cases) {
     const Packed packed{test.queries, test.keys, false};
@@ -129,7 +129,7 @@ TEST_CASE("ALiBi's distances are those in the document", "[attention][documents]
   }
 }
 
-TEST_CASE("a scaling is told the position in the document", "[attention][documents]") {
+TEST_CASE("a scaling gets the position in the document", "[attention][documents]") {
   const auto scaling = [](const ssmax::Row& row) {
     return 0.4 + 0.01 * static_cast<double>(row.position) + 0.002 * static_cast<double>(row.n);
   };
@@ -162,7 +162,7 @@ struct LeftPadding {
   index_t key_position(const Query& query, index_t key) const { return key - padding(query); }
 };
 
-TEST_CASE("positions of one's own may differ from head to head", "[attention][documents]") {
+TEST_CASE("positions of a user mask can differ between heads", "[attention][documents]") {
   const Positions positions{
       [](const Query& query) { return LeftPadding{}.query_position(query); },
       [](const Query& query, index_t key) { return LeftPadding{}.key_position(query, key); }};
@@ -182,7 +182,7 @@ struct FarInTheLastHead {
   index_t key_position(const Query& query, index_t key) const { return key + (query.head / 2 == 1 ? 30 : 0); }
 };
 
-TEST_CASE("positions beyond the rope are refused, whichever head has them", "[attention][documents]") {
+TEST_CASE("throws for positions beyond the rope in any head", "[attention][documents]") {
   const Rope<float> rope({.width = 8}, 100);
   for (const index_t queries : {3, 40}) {
     const Problem<float> problem({1, 4, 2, queries, 80, 8, 5});

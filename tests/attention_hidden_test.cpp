@@ -99,7 +99,7 @@ bool is_far(const Query& query, index_t key) {
   return key % 128 == 0 ? false : key % 2 == 1 || query.index == 1;
 }
 
-TEST_CASE("what a causal mask or a window hides stays hidden", "[attention][hidden]") {
+TEST_CASE("keys masked by a causal mask or a window do not affect the result", "[attention][hidden]") {
   for (const Shape& shape : shapes) {
     check_hidden<float>(shape, Causal{},
                         [](const Query& query, index_t key) { return key <= query.position(); });
@@ -109,7 +109,7 @@ TEST_CASE("what a causal mask or a window hides stays hidden", "[attention][hidd
   }
 }
 
-TEST_CASE("what padding and documents hide stays hidden", "[attention][hidden][slow]") {
+TEST_CASE("keys masked by padding or documents do not affect the result", "[attention][hidden][slow]") {
   for (const Shape& shape : shapes) {
     const std::vector<index_t> lengths{shape.keys - 40};
     check_hidden<float>(shape, KeyLengths{lengths},
@@ -120,7 +120,7 @@ TEST_CASE("what padding and documents hide stays hidden", "[attention][hidden][s
   }
 }
 
-TEST_CASE("what a function hides stays hidden", "[attention][hidden][slow]") {
+TEST_CASE("keys masked by a function do not affect the result", "[attention][hidden][slow]") {
   for (const Shape& shape : shapes) {
     check_hidden<float>(shape, Where(is_picked), is_picked);
     check_hidden<float>(shape, Where(is_far), is_far);
@@ -129,7 +129,7 @@ TEST_CASE("what a function hides stays hidden", "[attention][hidden][slow]") {
   check_hidden<double>(shapes[3], Where(is_picked), is_picked);
 }
 
-TEST_CASE("what a matrix or -inf hides stays hidden, in compositions too", "[attention][hidden][slow]") {
+TEST_CASE("keys masked by a matrix, by -inf or by compositions do not affect the result", "[attention][hidden][slow]") {
   for (const Shape& shape : shapes) {
     std::vector<char> matrix;
     std::vector<float> values;
@@ -150,7 +150,7 @@ TEST_CASE("what a matrix or -inf hides stays hidden, in compositions too", "[att
   }
 }
 
-TEST_CASE("scores, sinks and rope let nothing hidden through", "[attention][hidden][slow]") {
+TEST_CASE("masked keys do not affect the result with scores, sinks and rope", "[attention][hidden][slow]") {
   const std::vector<float> sinks{0.5F, -2, 1, 3};
   const ssmax::Rope<float> rope({.width = 2}, 1200);
   for (const Shape& shape : shapes) {
@@ -161,7 +161,7 @@ TEST_CASE("scores, sinks and rope let nothing hidden through", "[attention][hidd
   }
 }
 
-TEST_CASE("half precision lets nothing hidden through", "[attention][hidden][slow]") {
+TEST_CASE("masked keys do not affect the result in half precision", "[attention][hidden][slow]") {
   for (const Shape& shape : {shapes[0], shapes[1], shapes[3]}) {
     check_hidden<ssmax::half>(shape, Where(is_picked), is_picked);
     check_hidden<ssmax::bfloat16>(shape, Causal{},
@@ -169,7 +169,7 @@ TEST_CASE("half precision lets nothing hidden through", "[attention][hidden][slo
   }
 }
 
-TEST_CASE("a poisoned query spoils itself alone", "[attention][hidden]") {
+TEST_CASE("NaN in a query affects only its row", "[attention][hidden]") {
   for (const Shape& shape : shapes) {
     const Problem<float> clean(shape);
     for (const float poison : {nan<float>, infinity<float>}) {

@@ -56,7 +56,7 @@ std::vector<R> row_of_window(index_t i, const std::vector<float>& q, const std::
   return sums;
 }
 
-TEST_CASE("131072 positions in the memory of inputs and output and little more", "[attention][slow]") {
+TEST_CASE("attention over 131072 positions allocates about 1 MiB", "[attention][slow]") {
   const std::vector<float> q = numbers(1), k = numbers(2), v = numbers(3);
   std::vector<float> out(q.size());
   const std::array<index_t, 4> extents{1, 1, positions, width};
@@ -84,7 +84,7 @@ TEST_CASE("131072 positions in the memory of inputs and output and little more",
   CHECK(same_bits(out, expected));
 }
 
-TEST_CASE("131072 keys for one query, shared among threads", "[attention][slow]") {
+TEST_CASE("one query on 131072 keys, split between threads", "[attention][slow]") {
   const std::vector<float> k = numbers(2), v = numbers(3);
   const std::vector<float> q(k.begin(), k.begin() + width);
   std::vector<float> out(static_cast<std::size_t>(width)), shared = out;

@@ -90,13 +90,13 @@ void check_orders(double deviation) {
   }
 }
 
-TEST_CASE("each merge costs one rounding of the sums, in any order", "[attention][state]") {
+TEST_CASE("each merge adds at most one rounding of the sums, in any order", "[attention][state]") {
   check_orders<float>(1);
   check_orders<float>(3);
   check_orders<double>(1);
 }
 
-TEST_CASE("merging two states does not depend on which is first", "[attention][state]") {
+TEST_CASE("merge of two states is commutative", "[attention][state]") {
   for (const Shape& shape : shapes) {
     const Problem<float> problem(shape, 3);
     const FourHeads<float> heads(shape.heads);
@@ -108,7 +108,7 @@ TEST_CASE("merging two states does not depend on which is first", "[attention][s
   }
 }
 
-TEST_CASE("a span of states is merged in its order", "[attention][state]") {
+TEST_CASE("merge of a span merges the states in order", "[attention][state]") {
   const Problem<float> problem(shapes[1]);
   const FourHeads<float> heads;
   State<float> a = partial(problem, 0, 100, heads.scaling(), Full{}),
@@ -122,7 +122,7 @@ TEST_CASE("a span of states is merged in its order", "[attention][state]") {
   CHECK(a == expected);
 }
 
-TEST_CASE("a span with a state that does not fit is not merged at all", "[attention][state]") {
+TEST_CASE("merge of a span throws for one mismatched state and changes nothing", "[attention][state]") {
   const Problem<float> problem(shapes[1]);
   State<float> a = partial(problem, 0, 100, ssmax::Softmax{}, Full{}),
                b = partial(problem, 100, 300, ssmax::Softmax{}, Full{}), other({1, 1, 1, 1, 1, 1, 1});
@@ -144,7 +144,7 @@ TEST_CASE("a state without values has shifts and sums", "[attention][state]") {
 
 // ---- Nothing seen, and what is not finite -----------------------------------------------------------------
 
-TEST_CASE("a part that nobody sees is the neutral state", "[attention][state]") {
+TEST_CASE("keys that are masked for all queries give the neutral state", "[attention][state]") {
   for (const Shape& shape : shapes) {
     const FourHeads<float> heads(shape.heads);
     const Problem<float> problem(shape);
@@ -172,7 +172,7 @@ TEST_CASE("a part that nobody sees is the neutral state", "[attention][state]") 
   }
 }
 
-TEST_CASE("NaN in one part is NaN in the whole", "[attention][state]") {
+TEST_CASE("NaN in one state makes the merged result NaN", "[attention][state]") {
   for (const Shape& shape : {shapes[0], shapes[1]}) {
     Problem<float> problem(shape);
     std::fill_n(problem.k.begin() + 200 * shape.d, shape.d, nan<float>);
@@ -195,7 +195,7 @@ TEST_CASE("NaN in one part is NaN in the whole", "[attention][state]") {
   }
 }
 
-TEST_CASE("parts with logits far apart", "[attention][state][slow]") {
+TEST_CASE("merge of states whose logits differ widely", "[attention][state][slow]") {
   for (const Shape& shape : {shapes[0], shapes[1]}) {
     for (const float factor : {30.0F, 3e3F, 1e7F}) {
       Problem<float> problem(shape);
@@ -220,7 +220,7 @@ TEST_CASE("parts with logits far apart", "[attention][state][slow]") {
   }
 }
 
-TEST_CASE("finish may write over the state, and need not give the lse", "[attention][state]") {
+TEST_CASE("finish can write into the state, and lse is optional", "[attention][state]") {
   const Problem<float> problem(shapes[1]);
   const FourHeads<float> heads;
   for_each_target([&](const std::string& target) {

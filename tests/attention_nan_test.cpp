@@ -55,12 +55,12 @@ void check_poison() {
   });
 }
 
-TEST_CASE("NaN in hidden keys and values stays there, in visible ones it spreads", "[attention]") {
+TEST_CASE("NaN affects the result in visible keys and values only", "[attention]") {
   SECTION("float") { check_poison<float>(); }
   SECTION("double") { check_poison<double>(); }
 }
 
-TEST_CASE("NaN in a query reaches no other query, and none at all without keys", "[attention]") {
+TEST_CASE("NaN in a query affects only its row, and only if a key is visible", "[attention]") {
   for_each_target([](const std::string& target) {
     INFO(target);
     const Problem<float> clean({1, 1, 1, 40, 30, 8, 5});
@@ -78,7 +78,7 @@ TEST_CASE("NaN in a query reaches no other query, and none at all without keys",
   });
 }
 
-TEST_CASE("padding that no query sees is never read into a result", "[attention]") {
+TEST_CASE("padding that is masked for all queries does not affect the result", "[attention]") {
   for_each_target([](const std::string& target) {
     INFO(target);
     const Problem<float> clean({1, 2, 2, 33, 600, 8, 5});

@@ -151,7 +151,7 @@ TEST_CASE("columns of a packed qkv give the same bits", "[attention]") {
   });
 }
 
-TEST_CASE("a batch whose stride is zero shares its keys", "[attention]") {
+TEST_CASE("a batch stride of 0 shares the keys", "[attention]") {
   const Problem<float> problem({3, 2, 1, 5, 40, 8, 4});
   Problem<float> copied = problem;
   for (index_t batch = 1; batch < 3; ++batch) {

@@ -45,14 +45,14 @@ struct Matrix {
   View<const bool, 4> view() const { return {data(), extents}; }
 };
 
-TEST_CASE("a function picks keys, for SSMax to count", "[attention][masks]") {
+TEST_CASE("SSMax counts the keys visible under a predicate function", "[attention][masks]") {
   for (const Shape& shape : shapes) {
     check_mask<float>(shape, Where(is_picked), is_picked);
     check_mask<double>(shape, Where(is_picked), is_picked);
   }
 }
 
-TEST_CASE("a mask of one's own with a range and a predicate", "[attention][masks]") {
+TEST_CASE("a user mask with a range and a predicate", "[attention][masks]") {
   for (const Shape& shape : shapes) {
     check_mask<float>(shape, Picky{}, [](const Query& query, index_t key) {
       return key >= query.index % 50 && is_picked(query, key);
@@ -60,7 +60,7 @@ TEST_CASE("a mask of one's own with a range and a predicate", "[attention][masks
   }
 }
 
-TEST_CASE("a matrix of bool picks keys, whole or broadcast", "[attention][masks]") {
+TEST_CASE("a matrix of bool selects keys, with and without broadcast", "[attention][masks]") {
   for (const Shape& shape : shapes) {
     const Matrix matrix(shape);
     check_mask<float>(shape, MaskMatrix(matrix.view()), [&](const Query& query, index_t key) {
@@ -91,7 +91,7 @@ void check_finite(const Shape& shape) {
   });
 }
 
-TEST_CASE("an additive mask picks the keys where it is not -inf", "[attention][masks]") {
+TEST_CASE("an additive mask selects the keys where the mask is not -inf", "[attention][masks]") {
   for (const Shape& shape : shapes) {
     check_finite<float>(shape);
     check_finite<ssmax::bfloat16>(shape);
@@ -122,7 +122,7 @@ TEST_CASE("predicates and ranges compose", "[attention][masks]") {
   }
 }
 
-TEST_CASE("a predicate that hides nothing gives what its range gives", "[attention][masks]") {
+TEST_CASE("a predicate that is always true is bit-identical to its range", "[attention][masks]") {
   for (const Shape& shape : shapes) {
     const Problem<float> problem(shape);
     const auto everything = Where([](const Query&, index_t) { return true; });
@@ -135,7 +135,7 @@ TEST_CASE("a predicate that hides nothing gives what its range gives", "[attenti
 }
 
 /// Scalings are told the position of the last visible key, also where the mask's range goes on behind it.
-TEST_CASE("a scaling's position is that of the last key that a predicate shows", "[attention][masks]") {
+TEST_CASE("a scaling gets the position of the last key that a predicate shows", "[attention][masks]") {
   const auto by_position = [](const ssmax::Row& row) {
     return 0.5 + 0.01 * static_cast<double>(row.position);
   };

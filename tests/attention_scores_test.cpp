@@ -64,7 +64,7 @@ TEST_CASE("a softcap caps logits before SSMax multiplies them", "[attention][sco
   }
 }
 
-TEST_CASE("ALiBi prefers what is near", "[attention][scores]") {
+TEST_CASE("ALiBi lowers logits by distance", "[attention][scores]") {
   for (const Shape& shape : shapes) {
     check_score(Problem<float>(shape), Full{}, all_keys, Alibi(slopes), nearby);
     check_score(Problem<float>(shape), Causal{}, keys_before, Alibi(slopes), nearby);
@@ -100,7 +100,7 @@ TEST_CASE("a bias may be broadcast along any of its dimensions", "[attention][sc
   }
 }
 
-TEST_CASE("a bias of -inf gives no weight, yet the key counts", "[attention][scores]") {
+TEST_CASE("a bias of -inf gives weight 0, and n counts the key", "[attention][scores]") {
   for (const Shape& shape : shapes) {
     Numbers<float> bias(shape);
     for (std::size_t i = 0; i < bias.values.size(); ++i) {
@@ -119,7 +119,7 @@ TEST_CASE("a bias of -inf gives no weight, yet the key counts", "[attention][sco
   }
 }
 
-TEST_CASE("the same -inf as a mask takes keys out of n as well", "[attention][scores]") {
+TEST_CASE("a mask of -inf gives weight 0, and n does not count the key", "[attention][scores]") {
   const Shape shape = shapes[1];
   Numbers<float> bias(shape);
   for (std::size_t i = 0; i < bias.values.size(); ++i) {
@@ -151,7 +151,7 @@ TEST_CASE("scores are applied from left to right, then the multiplier", "[attent
   }
 }
 
-TEST_CASE("scores go with predicates, windows and rope", "[attention][scores]") {
+TEST_CASE("scores work with predicates, windows and rope", "[attention][scores]") {
   const auto picked = [](const Query& query, index_t key) {
     return (query.index * 7919 + key * 104729 + query.head) % 7 < 3;
   };
@@ -198,7 +198,7 @@ struct Curious {
   }
 };
 
-TEST_CASE("scores of one's own", "[attention][scores]") {
+TEST_CASE("user scores", "[attention][scores]") {
   for (const Shape& shape : shapes) {
     const Problem<float> problem(shape);
     check_score(problem, Causal{}, keys_before, Curious{}, [](auto z, const Query& query, index_t key) {
@@ -232,7 +232,7 @@ struct Watchful {
   }
 };
 
-TEST_CASE("a score is asked of visible keys only, and of all of them", "[attention][scores]") {
+TEST_CASE("a score is called for every visible key and for no masked key", "[attention][scores]") {
   const auto picked = [](const Query& query, index_t key) {
     return key <= query.position() && (query.index + key + query.head) % 3 != 0;
   };
@@ -265,7 +265,7 @@ struct Nothing {
   }
 };
 
-TEST_CASE("a score that changes nothing is as good as none", "[attention][scores]") {
+TEST_CASE("a score that returns its logit is as accurate as no score", "[attention][scores]") {
   for (const Shape& shape : shapes) {
     check_score(Problem<float>(shape), Causal{}, keys_before, Nothing{}, {});
     check_score(Problem<double>(shape), Causal{}, keys_before, Nothing{}, {});
@@ -287,7 +287,7 @@ struct Spoils {
   }
 };
 
-TEST_CASE("a score's NaN and +inf spoil the rows that see the key, and no other", "[attention][scores]") {
+TEST_CASE("NaN and +inf from a score affect only the rows that see the key", "[attention][scores]") {
   for (const Shape& shape : shapes) {
     if (shape.queries > shape.keys) continue;
     const Problem<float> problem(shape);

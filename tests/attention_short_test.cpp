@@ -91,7 +91,7 @@ void check_bits(const Shape& shape, const C& score = {}, const AttentionOptions<
   });
 }
 
-TEST_CASE("short sequences: the bits of any executor and of long sequences", "[attention][short]") {
+TEST_CASE("short sequences: bit-identical for any executor and to long sequences", "[attention][short]") {
   const ssmax::Rope<float> rope({.width = 8}, 800);
   const std::vector<float> sinks{0.5F, -1, -infinity<float>, 3};
   for (const Shape& shape : shapes) {
@@ -105,7 +105,7 @@ TEST_CASE("short sequences: the bits of any executor and of long sequences", "[a
   }
 }
 
-TEST_CASE("short sequences: poison reaches those that see it, and no others", "[attention][short]") {
+TEST_CASE("short sequences: NaN and infinity affect only the queries that see the key", "[attention][short]") {
   for (const Shape& shape : shapes) {
     if (shape.keys < 16) continue;
     const FourHeads<float> heads(shape.heads);
@@ -143,7 +143,7 @@ struct Growing {
   ssmax::KeyRange keys(const Query& query) const { return {0, std::min(query.index + 1, query.shape.keys)}; }
 };
 
-TEST_CASE("short sequences: poison reaches groups of queries that see all keys", "[attention][short]") {
+TEST_CASE("short sequences: NaN and infinity reach query blocks that see all keys", "[attention][short]") {
   const Shape shape{2, 2, 1, 150, 40, 8, 24};
   Problem<float> problem(shape);
   for (index_t batch = 0; batch < shape.batch; ++batch) {

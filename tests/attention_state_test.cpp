@@ -60,7 +60,7 @@ bool is_picked(const Query& query, index_t key) {
   return query.index % 5 != 4 && (query.index * 7919 + key * 104729) % 7 < 3;
 }
 
-TEST_CASE("any cut of the keys gives the whole, with SSMax's n of the whole", "[attention][state][slow]") {
+TEST_CASE("states over any key ranges merge to attention over all keys, with n of all keys", "[attention][state][slow]") {
   for (const Shape& shape : shapes) {
     check_cuts<float>(shape, Full{}, all_keys);
     check_cuts<float>(shape, Causal{}, keys_before);
@@ -68,7 +68,7 @@ TEST_CASE("any cut of the keys gives the whole, with SSMax's n of the whole", "[
   }
 }
 
-TEST_CASE("any cut: windows, predicates and documents", "[attention][state][slow]") {
+TEST_CASE("states over any key ranges: windows, predicates and documents", "[attention][state][slow]") {
   for (const Shape& shape : shapes) {
     check_cuts<float>(shape, SlidingWindow(20, 1), [](const Query& query, index_t key) {
       return key >= query.position() - 20 && key <= query.position() + 1;
@@ -80,7 +80,7 @@ TEST_CASE("any cut: windows, predicates and documents", "[attention][state][slow
   }
 }
 
-TEST_CASE("any cut: rope, scores and sinks", "[attention][state]") {
+TEST_CASE("states over any key ranges: rope, scores and sinks", "[attention][state]") {
   const std::vector<float> sinks{1, -2, 0, 3};
   const ssmax::Rope<float> rope({.width = 4, .theta = 100}, 2200);
   const std::vector<double> slopes = ssmax::Alibi::slopes(4);
@@ -96,7 +96,7 @@ TEST_CASE("any cut: rope, scores and sinks", "[attention][state]") {
   }
 }
 
-TEST_CASE("a matrix speaks of all keys, not of the part", "[attention][state]") {
+TEST_CASE("a matrix mask has the extent of all keys, not of the key range", "[attention][state]") {
   for (const Shape& shape : shapes) {
     std::vector<char> storage(static_cast<std::size_t>(shape.queries * shape.keys));
     for (std::size_t i = 0; i < storage.size(); ++i) storage[i] = i * i % 13 < 6 ? 1 : 0;
@@ -108,7 +108,7 @@ TEST_CASE("a matrix speaks of all keys, not of the part", "[attention][state]") 
   }
 }
 
-TEST_CASE("one part, finished, has the bits of attention", "[attention][state]") {
+TEST_CASE("finish of one state over all keys is bit-identical to attention", "[attention][state]") {
   const std::vector<float> of_four{1, -2, 0, 3};
   for (const Shape& shape : shapes) {
     const FourHeads<float> heads(shape.heads);

@@ -48,7 +48,7 @@ void check_same(const Shape& shape, const M& mask, const C& score = {},
   });
 }
 
-TEST_CASE("the same bits for every executor: full and causal", "[attention][threads][slow]") {
+TEST_CASE("attention is bit-identical for every executor: full and causal", "[attention][threads][slow]") {
   for (const Shape& shape : shapes) {
     check_same<float>(shape, Full{});
     check_same<float>(shape, Causal{});
@@ -59,7 +59,7 @@ TEST_CASE("the same bits for every executor: full and causal", "[attention][thre
   check_same<ssmax::half>(shapes[4], Causal{});
 }
 
-TEST_CASE("the same bits for every executor: windows and predicates", "[attention][threads][slow]") {
+TEST_CASE("attention is bit-identical for every executor: windows and predicates", "[attention][threads][slow]") {
   const auto picked = [](const Query& query, index_t key) {
     return (query.index * 7919 + key * 104729) % 7 < 3;
   };
@@ -70,7 +70,7 @@ TEST_CASE("the same bits for every executor: windows and predicates", "[attentio
   }
 }
 
-TEST_CASE("the same bits for every executor: scores, rope and sinks", "[attention][threads][slow]") {
+TEST_CASE("attention is bit-identical for every executor: scores, rope and sinks", "[attention][threads][slow]") {
   const std::vector<float> sinks{1, -2, 0, 3};
   const ssmax::Rope<float> rope({.width = 4}, 6000);
   for (const Shape& shape : shapes) {
@@ -80,7 +80,7 @@ TEST_CASE("the same bits for every executor: scores, rope and sinks", "[attentio
   }
 }
 
-TEST_CASE("the same bits where logits are huge or not finite", "[attention][threads]") {
+TEST_CASE("attention is bit-identical for every executor: huge and infinite logits", "[attention][threads]") {
   static ThreadPool three(3);
   for (const Shape& shape : shapes) {
     Problem<float> problem(shape, 3);
@@ -95,7 +95,7 @@ TEST_CASE("the same bits where logits are huge or not finite", "[attention][thre
   }
 }
 
-TEST_CASE("partial states are the same for every executor", "[attention][threads]") {
+TEST_CASE("attention_partial is bit-identical for every executor", "[attention][threads]") {
   ThreadPool three(3);
   for (const Shape& s : shapes) {
     const Problem<float> problem(s);
@@ -122,7 +122,7 @@ TEST_CASE("partial states are the same for every executor", "[attention][threads
   }
 }
 
-TEST_CASE("threads that live for one call", "[attention][threads]") {
+TEST_CASE("attention runs on threads of one call", "[attention][threads]") {
   for (const Shape& shape : {shapes[2], shapes[4], shapes[7]}) {
     const Problem<float> problem(shape);
     INFO(name_of(shape));
@@ -130,7 +130,7 @@ TEST_CASE("threads that live for one call", "[attention][threads]") {
   }
 }
 
-TEST_CASE("an executor is used, and not for nothing", "[attention][threads]") {
+TEST_CASE("attention uses an executor only for large calls", "[attention][threads]") {
   index_t runs = 0;
   run(Problem<float>(shapes[2]), SSMax<float>{}, Causal{}, {}, Reverse{4, &runs});
   CHECK(runs > 0);
@@ -139,7 +139,7 @@ TEST_CASE("an executor is used, and not for nothing", "[attention][threads]") {
   CHECK(runs == 0);
 }
 
-TEST_CASE("calls from the tasks of a pool", "[attention][threads]") {
+TEST_CASE("attention runs inside the tasks of a pool", "[attention][threads]") {
   ThreadPool pool(3);
   std::vector<Problem<float>> problems;
   std::vector<Output<float>> expected, outputs;
@@ -155,7 +155,7 @@ TEST_CASE("calls from the tasks of a pool", "[attention][threads]") {
   CHECK(outputs == expected);
 }
 
-TEST_CASE("keys that threads share are counted a few times, not for every piece", "[attention][threads]") {
+TEST_CASE("keys split between threads are counted once per thread, not per key chunk", "[attention][threads]") {
   const Problem<float> problem({1, 1, 1, 1, 20'000, 2, 2});
   std::atomic<index_t> calls = 0;
   const ssmax::Where mask([&calls](const ssmax::Query&, index_t key) {
@@ -184,7 +184,7 @@ struct Throws {
   }
 };
 
-TEST_CASE("an exception of a score's reaches the caller", "[attention][threads]") {
+TEST_CASE("an exception from a score reaches the caller", "[attention][threads]") {
   ThreadPool pool(3);
   for (const Shape& shape : {shapes[1], shapes[2], shapes[5]}) {
     const Problem<float> problem(shape);

@@ -77,12 +77,12 @@ void check_widened() {
   }
 }
 
-TEST_CASE("the bits are those of float, rounded to nearest even", "[attention][types]") {
+TEST_CASE("half and bfloat16 results are float results rounded to nearest even", "[attention][types]") {
   check_widened<half>();
   check_widened<bfloat16>();
 }
 
-TEST_CASE("results that half cannot hold become what half has for them", "[attention][types]") {
+TEST_CASE("half results round to subnormal numbers and infinity", "[attention][types]") {
   for_each_target([](const std::string& target) {
     for (const index_t queries : {1, 20}) {
       INFO(target << ' ' << queries);
