@@ -1,4 +1,4 @@
-// What the functors take as one row, and what has an adaptor of its own.
+// Types that the functors accept as one row, and types with their own adaptor.
 
 #include <array>
 #include <cmath>
@@ -11,7 +11,7 @@
 
 namespace adaptor_test {
 
-/// A matrix in one piece of memory: a std::span can be made of it, but it is not one row.
+/// A contiguous matrix. It converts to std::span, but it is not one row.
 struct Grid {
   std::vector<float> cells;
 

@@ -1,4 +1,4 @@
-// Views and numbers that may be left out. Null with extents is not left out, and each head has its number.
+// Optional views and parameters. A null view with extents is an error. Each head has its parameter.
 
 #include <algorithm>
 #include <array>
@@ -18,7 +18,7 @@ namespace attention_problem::backward_problem::arguments_optional_test {
 
 using small_call::Call;
 
-// ---- Views that are left out ------------------------------------------------------------------------------
+// ---- Optional views ---------------------------------------------------------------------------------------
 
 TEST_CASE("throws for a null view with extents", "[attention][arguments]") {
   Call call;
@@ -123,7 +123,7 @@ TEST_CASE("throws unless the count of parameters equals the count of heads", "[a
   refuses({"p has extent 2", "largest n is 3"}, ssmax::SizeTable{two});
   CHECK(std::ranges::count(call.to, -7.0F) == 64);
 
-  // Rows of rank 1 and 2 have one head.
+  // Row functions of rank 1 and 2 have one head.
   const View<const float, 2> z(call.in.data(), {2, 4});
   const View<float, 2> y(call.to.data(), {2, 4});
   check_refused([&] { ssmax::softmax(z, y, SSMax{two}); }, {"s has extent 2", "heads are 1"});

@@ -1,4 +1,4 @@
-// The gradients of numbers that heads share, and sinks that are infinite.
+// Gradients of parameters that heads share, and infinite sinks.
 
 #include <algorithm>
 #include <array>
@@ -18,7 +18,7 @@
 
 namespace attention_problem::backward_problem::arguments_sharing_test {
 
-// ---- A gradient that heads share --------------------------------------------------------------------------
+// ---- Gradients of shared parameters -----------------------------------------------------------------------
 
 TEST_CASE("all heads add to the gradient of a shared parameter: attention",
           "[attention][backward][arguments]") {
@@ -77,7 +77,7 @@ TEST_CASE("all heads add to the gradient of a shared parameter: rows", "[argumen
   CHECK(std::abs(ds[0] - (ds_each[0] + ds_each[1] + ds_each[2] + ds_each[3])) < 1e-5F);
   CHECK(std::abs(db[0] - (db_each[0] + db_each[1] + db_each[2] + db_each[3])) < 1e-5F);
   CHECK(std::abs(ds[0] - ds_each[0]) > 1e-3F);
-  // Either alone.
+  // ds or db alone.
   std::vector<float> alone(1);
   run(scaling.gradient(alone));
   CHECK(same_bits(alone, ds));
@@ -112,7 +112,7 @@ TEST_CASE("a scaling deduces its type from the container of the parameters", "[a
   }
 }
 
-// ---- Sinks that are infinite ------------------------------------------------------------------------------
+// ---- Infinite sinks ---------------------------------------------------------------------------------------
 
 TEST_CASE("gradients of sinks of +inf, -inf and NaN",
           "[attention][backward][arguments]") {
@@ -127,7 +127,7 @@ TEST_CASE("gradients of sinks of +inf, -inf and NaN",
       const Output<float> output = run(problem, scaling, Causal{}, {.sinks = sinks});
       const Result<float> result =
           backward(problem, output, scaling.gradient(ds, db), Causal{}, ssmax::Identity{}, {.sinks = sinks});
-      // The sink's share is 1, out is 0: what is left of -share·(⟨dout, out⟩ - dlse) is dlse.
+      // The sink's weight is 1 and out is 0, so the gradient -weight·(⟨dout, out⟩ - dlse) is dlse.
       double expected = 0;
       for (index_t row = 0; row < problem.rows(); ++row) {
         if (row / shape.queries % 4 == 0)

@@ -1,5 +1,5 @@
-// Arguments that are absurd: extents, strides, counts and threads that no machine has. They are refused by
-// name, or do what is documented; nothing overflows (which the undefined-behaviour sanitizer is asked about).
+// Extreme extents, strides, counts and threads. Calls throw and name the argument, or do what is documented. The
+// undefined-behaviour sanitizer checks that integers do not overflow.
 
 #include <algorithm>
 #include <array>
@@ -53,7 +53,7 @@ TEST_CASE("row functions throw for extents whose product overflows", "[arguments
         ssmax::softmax(long_row, View<float, 2>(y.data(), {1, most}));
       },
       {"logits has extent " + text(most)});
-  // With an extent of 0 there is nothing to read, but rows are counted.
+  // With an extent of 0 no element is read, but the rows are counted.
   const View<const float, 4> no_keys(z.data(), {root, root, 4, 0});
   check_refused(
       [&] {
@@ -85,7 +85,7 @@ TEST_CASE("row functions throw for strides whose byte offsets overflow", "[argum
     check_refused([&] { ssmax::softmax(one_class, View<float, 1>(y.data(), {1})); },
                   {"logits", text(stride)});
   }
-  // Each fits, the sum does not.
+  // Each reach fits, but their sum overflows.
   const View<const float, 3> three(z.data(), {3, 3, 2}, {most / 12, -(most / 12), 1});
   check_refused(
       [&] {
@@ -147,7 +147,7 @@ TEST_CASE("masks and biases throw for overflowing strides", "[attention][argumen
 }
 
 TEST_CASE("a window works on the largest possible number of keys with stride 0", "[attention][arguments]") {
-  // As many keys as can be counted, all in one place: nothing on the way to them may overflow.
+  // The largest number of keys, all at one address: no offset may overflow.
   const index_t keys = most / 2 / 8;
   std::vector<float> q(8, 1), k(4, 1), v{1, 2, 3, 4}, out(8), lse(2);
   const View<const float, 4> ks(k.data(), {1, 2, keys, 4}, {0, 0, 0, 1}),
@@ -166,7 +166,7 @@ TEST_CASE("a window works on the largest possible number of keys with stride 0",
 }
 
 TEST_CASE("tensors without elements need no memory for their extents", "[attention][arguments]") {
-  // No queries and no keys of an absurd width: nothing to be done.
+  // No queries and no keys, with an extreme width.
   const index_t width = most / 2;
   const View<float, 4> none(nullptr, {1, 1, 0, width});
   const View<float, 3> no_lse(nullptr, {1, 1, 0});
@@ -193,7 +193,7 @@ TEST_CASE("Rope throws for tables whose size overflows", "[arguments]") {
   check_refused([&] { Rope<float>({.width = 2, .first_position = least}, 1); }, {"Rope", "first_position"});
 }
 
-TEST_CASE("alibi_slopes and KvCache throw for invalid sizes", "[arguments]") {
+TEST_CASE("Alibi::slopes and KvCache throw for invalid sizes", "[arguments]") {
   for (const volatile index_t heads : {most, most / 8 + 1, least, index_t{-1}}) {
     check_refused([&] { static_cast<void>(ssmax::Alibi::slopes(heads)); },
                   {"Alibi::slopes: heads are " + text(heads)});

@@ -34,7 +34,7 @@ constexpr std::array<Shape, 14> shapes{{
     {1, 3, 1, 20, 140, 16, 17},
     {1, 1, 1, 145, 170, 128, 128},
     {1, 1, 1, 33, 1100, 80, 40},
-    {1, 1, 1, 170, 133, 5, 100},  // queries that see nothing
+    {1, 1, 1, 170, 133, 5, 100},  // queries without visible keys
     {1, 1, 1, 20, 0, 8, 8},       // short_keys
     {1, 1, 1, 20, 140, 0, 8},
     {1, 1, 1, 20, 140, 8, 0},
@@ -154,7 +154,7 @@ TEST_CASE("the bf16 path is bit-identical for any number of threads", "[attentio
   });
 }
 
-// ---- What is not a usual number ---------------------------------------------------------------------------
+// ---- NaN, infinity and subnormal numbers ------------------------------------------------------------------
 
 TEST_CASE("NaN and infinity in masked keys do not affect the bf16 path", "[attention][bfloat16]") {
   const Shape shape{1, 1, 1, 200, 200, 32, 32};
@@ -192,7 +192,7 @@ TEST_CASE("an infinite value reaches only the queries that see the value", "[att
   });
 }
 
-/// The units take subnormal numbers for 0.
+/// The hardware treats subnormal numbers as 0.
 TEST_CASE("subnormal numbers of bfloat16 count as 0 in products", "[attention][bfloat16]") {
   Problem<bfloat16> problem({1, 1, 1, 20, 140, 32, 32});
   bfloat16 subnormal;

@@ -1,4 +1,4 @@
-// Cross-entropy of huge, impossible and missing logits: -inf, +inf and NaN, losses of any size.
+// Cross-entropy of huge and special logits (-inf, +inf and NaN), and losses of any size.
 
 #include <algorithm>
 #include <cmath>
@@ -20,7 +20,7 @@ void check_huge(Real largest) {
       for (const Real size : {Real(1e3), Real(3e4), Real(8e5), Real(1e9), Real(1e30), largest}) {
         if (size > largest) continue;
         Problem<T> problem(6, classes, 5, 2);
-        // A few logits are huge, one row has them all huge, one all huge and negative.
+        // One row has only huge logits, one only huge negative logits; other rows have a few.
         problem.logit(0, 0) = narrow<T>(size);
         problem.logit(1, classes - 1) = narrow<T>(-size);
         problem.target(1) = 0;
@@ -109,7 +109,7 @@ void check_impossible() {
     for (const index_t classes : {2, 3, 8, 17, 100, 4096, 10'007}) {
       INFO(classes << " classes");
       Problem<T> problem(5, classes, 9);
-      // Other classes that cannot be: all but the target and one, or one, or a whole stretch of a long row.
+      // Impossible classes: all but the target and one other, a single one, or a whole chunk of a long row.
       problem.target(0) = 0;
       problem.target(1) = classes - 1;
       problem.target(2) = classes - 1;
@@ -120,7 +120,7 @@ void check_impossible() {
       CHECK(std::isfinite(problem.run(Where::left_out).loss));
       CHECK(widen(problem.run(Where::apart).gradient[static_cast<std::size_t>(classes)]) == 0);
 
-      // The target cannot be: the loss is infinite, and the gradient pushes it up all the same.
+      // The target is impossible: the loss is infinite, and the gradient still raises the target's logit.
       problem.target(1) = 0;
       check_against_reference(problem);
       for (const Where where : {Where::apart, Where::in_place}) {
@@ -129,7 +129,7 @@ void check_impossible() {
         CHECK(result.gradient[static_cast<std::size_t>(classes)] == narrow<T>(-0.2L));
       }
 
-      // No class can be.
+      // All classes are impossible.
       for (index_t i = 0; i < classes; ++i) problem.logit(3, i) = never;
       check_against_reference(problem);
       for (const Where where : {Where::apart, Where::in_place}) {

@@ -54,7 +54,7 @@ TEST_CASE("any class can be the target", "[cross_entropy]") {
       for (index_t row = 0; row < classes; ++row) problem.target(row) = row;
       check_against_reference(problem);
     }
-    // On both sides of where a long row is cut.
+    // Targets on both sides of the chunk borders of a long row.
     Problem<float> long_rows(6, 9000, 4);
     long_rows.targets = {0, 4095, 4096, 8191, 8192, 8999};
     check_against_reference(long_rows);
@@ -94,7 +94,7 @@ TEST_CASE("cross_entropy of (1, 2, 3)", "[cross_entropy]") {
 TEST_CASE("equal logits have loss ln(classes)", "[cross_entropy]") {
   for_each_target([](const std::string& name) {
     INFO(name);
-    // The last is one more than a row that keeps its exponentials.
+    // The last is one class more than the longest row whose exponentials are kept.
     for (const index_t classes : {1, 2, 10, 1000, 32'000, 4096 * 1024 + 1}) {
       const auto size = static_cast<std::size_t>(classes);
       const std::vector<float> logits(size, 7.25f);
@@ -182,7 +182,7 @@ template <class T>
 void check_ignored_rows() {
   for_each_target([](const std::string& name) {
     INFO(name);
-    // Rows that are ignored hold what would spoil everything if it were read.
+    // Ignored rows hold values that would change all results if they were read.
     Problem<T> problem(11, 19), rest(0, 19);
     for (index_t row = 0; row < problem.rows; ++row) {
       const bool is_ignored = row % 2 == 0 || row == 7;
@@ -272,7 +272,7 @@ TEST_CASE("cross_entropy accepts a row stride of 0 and interleaved logits and gr
   CHECK(answer.loss == expected.loss);
   CHECK(gradient == expected.gradient);
 
-  // Columns of one matrix.
+  // Logits and gradients are columns of one matrix.
   std::vector<float> both(2 * all.logits.size());
   const View<float, 2> logits(both.data(), {rows, classes}, {2 * classes, 1});
   const View<float, 2> dlogits(both.data() + classes, {rows, classes}, {2 * classes, 1});

@@ -1,4 +1,4 @@
-// Cross-entropy on many threads, which gives the same bits, and without memory of its own.
+// Cross-entropy is bit-identical for any number of threads and does not allocate.
 
 #include <algorithm>
 #include <array>
@@ -19,7 +19,7 @@ namespace cross_entropy_problem::cross_entropy_threads_test {
 
 using test_executors::Reverse;
 
-/// A thread for every eighth call.
+/// An executor that runs every eighth call on the same thread.
 struct Threads {
   index_t concurrency() const { return 8; }
   template <class F>
@@ -74,7 +74,7 @@ TEST_CASE("losses of any size are added in the same order", "[cross_entropy][thr
   CHECK(problem.run(Where::left_out, 0, true, Threads{}).loss == expected.loss);
 }
 
-/// Keeps how many calls each run makes.
+/// An executor that records the number of calls of each run.
 struct Recording {
   std::vector<index_t>* runs;
 
@@ -103,7 +103,7 @@ TEST_CASE("cross_entropy limits the number of tasks to the work", "[cross_entrop
   CHECK(calls_of(10, 10, -1).empty());
 }
 
-/// Fails in the middle of a run.
+/// An executor that throws in the middle of a run.
 struct Fails {
   index_t concurrency() const { return 1; }
   template <class F>

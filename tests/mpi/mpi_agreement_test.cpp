@@ -1,4 +1,4 @@
-// Policies that differ between ranks, and policies that throw on one rank: every rank throws the same error.
+// Every rank throws the same error for policies that differ between ranks or throw on one rank.
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-// Attention over ranks against one process: the same bits where chunks are whole, and bounds elsewhere.
+// Attention over ranks against one process: bit-identical for whole chunks, within bounds otherwise.
 
 #include <array>
 #include <cmath>
@@ -15,7 +15,7 @@ const std::vector<float> strength{0.4f, 0.5f, 0.3f, 0.2f, 0.6f, 0.1f, 0.7f},
     bias{0.1f, -0.2f, 0, 0.3f, 0.2f, -0.1f, 0}, sinks{0.5f, -1, 0, 2};
 const std::vector<double> slopes = Alibi::slopes(4);
 
-/// Whether every rank's rows of out and lse are, bit for bit, those of one process.
+/// Returns true if out and lse of every rank are bit-identical to one process.
 template <class T, class M, class C = Identity>
 bool has_same_bits(const Problem<T>& problem, const Layout& layout, const M& mask, const C& score = {},
                    const AttentionOptions<T>& options = {}) {
@@ -65,7 +65,7 @@ TEST_CASE("attention with documents, bfloat16 and batches is bit-identical to on
 TEST_CASE("attention with scaled sinks is bit-identical to one process", "[mpi][heads]") {
   const int ranks = world().ranks();
   const index_t n = 1024 + 300;
-  const std::array<index_t, 2> seen{n - 50, 0};  // all, or nothing
+  const std::array<index_t, 2> seen{n - 50, 0};  // all keys, or no key
   const AttentionOptions<float> options{.sinks = sinks, .scaled_sinks = true};
   const Problem<float> problem({2, 4, 2, n, n, 8, 5});
   const Layout layout = Layout::contiguous(n, ranks, 1024);
@@ -86,7 +86,7 @@ TEST_CASE("attention by heads is bit-identical to one process for every layout",
   for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<float>(i % 17) / 8 - 1;
   const ssmax::Bias bias_of_heads(View<const float, 4>{numbers.data(), {2, 4, n, n}, {0, n * n, n, 1}});
   std::vector<index_t> uneven(static_cast<std::size_t>(ranks));
-  uneven.back() = n;  // the others hold nothing, and get heads
+  uneven.back() = n;  // the other ranks hold no positions, but get heads
   for (const Layout& layout :
        {Layout::zigzag(n, ranks, 1), Layout::contiguous(n, ranks), Layout::contiguous(uneven)}) {
     CHECK(has_same_bits<float>(problem, layout.by_heads(), Causal{}, bias_of_heads,
@@ -101,7 +101,7 @@ TEST_CASE("attention by heads is bit-identical to one process for every layout",
   CHECK(has_same_bits<ssmax::bfloat16>(seven, Layout::zigzag(40, ranks, 1).by_heads(), Full{}));
 }
 
-/// Against the reference in long double, however the sequence is cut.
+/// Compares with the reference in long double for several layouts.
 TEST_CASE("attention stays within its error bound for every layout", "[mpi]") {
   const index_t n = 157;
   const int ranks = world().ranks(), rank = world().rank();
@@ -115,7 +115,7 @@ TEST_CASE("attention stays within its error bound for every layout", "[mpi]") {
                                                })
                          .exact;
   std::vector<index_t> uneven(static_cast<std::size_t>(ranks));
-  uneven[uneven.size() / 2] = n;  // the others hold nothing
+  uneven[uneven.size() / 2] = n;  // the other ranks hold no positions
   for (const Layout& layout : {Layout::zigzag(n, ranks, 1), Layout::contiguous(n, ranks, 10),
                                Layout::contiguous(uneven), Layout::zigzag(n, ranks, 3).by_heads()}) {
     Share<double> share(problem, layout, rank);

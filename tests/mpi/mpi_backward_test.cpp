@@ -1,4 +1,4 @@
-// Gradients over ranks against one process: the same bits where sums are not cut, and bounds elsewhere.
+// Gradients over ranks against one process: bit-identical if sums are not split, within bounds otherwise.
 
 #include <algorithm>
 #include <array>
@@ -26,7 +26,7 @@ double distance(const std::vector<T>& a, const std::vector<T>& b) {
   return worst;
 }
 
-/// Forward and backward of one process and over ranks; the latter with `score_here`.
+/// Runs forward and backward in one process and over ranks. The runs over ranks use `score_here`.
 template <class T, class M, class C>
 Run compare(const Problem<T>& problem, const Layout& layout, const M& mask, const C& score,
             const C& score_here, const AttentionOptions<T>& options) {
@@ -100,7 +100,7 @@ TEST_CASE("gradients of keys are bit-identical if a sum continues on other ranks
   const auto window =
       compare<float>(problem, Layout::contiguous(n, ranks, 1024), SlidingWindow{200}, Identity{}, {});
   CHECK(window.same_keys);
-  // Sums of all heads of a piece would take more memory than they may.
+  // The sums of all heads would exceed the memory limit.
   const Problem<float> wide({1, 12, 12, 2100, 2100, 64, 64});
   const auto units = compare<float>(wide, Layout::contiguous(2100, ranks, 1024), Causal{}, Identity{}, {});
   CHECK(units.same_keys);
@@ -126,7 +126,7 @@ TEST_CASE("bfloat16 gradients by keys are rounded once and bit-identical to one 
   });
   check_all(Problem<bfloat16>({1, 2, 1, n, n, 8, 8}), [](const Run& result, bool in_float) {
     CHECK(result.same_queries);
-    // Products of 16 bits add up many rows at once, and here a rank may begin with others.
+    // The bf16 path adds several rows at once, and here ranks may begin with different rows.
     CHECK((result.same_keys || (!in_float && attention_problem::has_bfloat16_products())));
     CHECK(result.distance_of_keys < 0.05);
   });
@@ -147,7 +147,7 @@ TEST_CASE("gradients of scaled sinks and of c are bit-identical to one process",
   const index_t n = 2048 + 300;
   const int ranks = world().ranks();
   const std::vector<float> sinks{0.5f, -1, 0, 2};
-  const std::array<index_t, 2> seen{n - 50, 0};  // all, or nothing
+  const std::array<index_t, 2> seen{n - 50, 0};  // all keys, or no key
   const AttentionOptions<float> options{.sinks = sinks, .scaled_sinks = true};
   const Problem<float> problem({2, 4, 2, n, n, 8, 8});
   const Layout layout = Layout::contiguous(n, ranks);
@@ -173,7 +173,7 @@ TEST_CASE("all gradients by heads are bit-identical to one process", "[mpi][back
   const ssmax::Rope<float> rope({.width = 8}, n);
   const Problem<float> problem({2, 6, 3, n, n, 8, 5});
   std::vector<index_t> uneven(static_cast<std::size_t>(ranks));
-  uneven.back() = n;  // the others hold nothing, and get heads
+  uneven.back() = n;  // the other ranks hold no positions, but get heads
   const auto check = [&](const Run& result) { CHECK((result.same_queries && result.same_keys)); };
   for (const Layout& layout : {Layout::zigzag(n, ranks, 1), Layout::contiguous(uneven)}) {
     check(compare<float>(problem, layout.by_heads(), Causal{}, Identity{}, {.rope = &rope, .sinks = sinks}));
@@ -194,7 +194,7 @@ TEST_CASE("gradients agree with one process for every layout", "[mpi][backward]"
   const Problem<double> problem({2, 2, 1, n, n, 6, 5});
   const int ranks = world().ranks();
   std::vector<index_t> uneven(static_cast<std::size_t>(ranks));
-  uneven.back() = n;  // the others hold nothing
+  uneven.back() = n;  // the other ranks hold no positions
   for (std::size_t i = 0; i + 1 < uneven.size(); i += 2) {
     uneven[i] = 11;
     uneven.back() -= 11;

@@ -1,5 +1,5 @@
-// The gradient of a Bias over ranks: all of it on every rank, with the bits of one process where one rank has all
-// queries of a row.
+// The gradient of a Bias over ranks: every rank gets the whole gradient. A row is bit-identical to one process
+// if one rank has all its queries.
 
 #include <algorithm>
 #include <array>
@@ -18,7 +18,7 @@ using Strides = std::array<index_t, 4>;
 
 const std::vector<float> strength{0.4f, 0.5f, 0.3f, 0.2f};
 
-/// A bias of [batch, heads, n, n] and its gradient, both with some strides.
+/// A bias of [batch, heads, n, n] and its gradient, with the same strides.
 struct Matrix {
   std::array<index_t, 4> extents;
   Strides strides;
@@ -37,7 +37,7 @@ struct Matrix {
   }
 };
 
-/// The gradient by one process, and over ranks; then(score) is the score.
+/// Returns the gradient of one process and the gradient over ranks. then(score) returns the score.
 template <class Then>
 std::array<std::vector<float>, 2> gradients(const Shape& shape, const Layout& layout, const Strides& strides,
                                             const Then& then) {
@@ -64,7 +64,7 @@ void check_same(const Shape& shape, const Layout& layout, const Strides& strides
   check(gradients(shape, layout, strides, capped));
 }
 
-/// Within sums' roundings of one process, and the same on all ranks.
+/// Checks that the gradient is within rounding of one process and equal on all ranks.
 void check_close(const Shape& shape, const Layout& layout, const Strides& strides) {
   const auto both = gradients(shape, layout, strides, alone);
   float worst = 0;

@@ -1,4 +1,4 @@
-// Decoding with keys spread over ranks against one cache: the same bits.
+// Decode with keys distributed over ranks is bit-identical to decode with one cache.
 
 #include <ssmax/mpi.hpp>
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace mpi_problem::mpi_decode_test {
 
-/// Prefill of `prefilled` positions at once, then a few at a time, as X, over ranks and in one cache.
+/// Appends `prefilled` positions at once, then a few at a time, in type X, over ranks and in one cache.
 template <class X, class M>
 void check_decode(const M& mask, bool scaled_sinks) {
   const index_t n = 2 * 1024 + 700, prefilled = 2 * 1024 + 600, heads = 4, kv_heads = 2, d = 8;

@@ -1,4 +1,4 @@
-// What does not fit, or differs between ranks, throws the same error everywhere, and nobody hangs.
+// Invalid arguments and arguments that differ between ranks throw the same error on every rank without deadlock.
 
 #include <array>
 #include <ssmax/mpi.hpp>

@@ -1,5 +1,5 @@
-// A multiplier for every query, over ranks: c and dc have all queries of the sequence, on every rank, and all of dc has
-// the bits of one process.
+// A multiplier for each query, over ranks: c and dc cover all queries of the sequence on every rank. dc is
+// bit-identical to one process.
 
 #include <array>
 #include <ssmax/mpi.hpp>
@@ -12,7 +12,7 @@
 
 namespace mpi_problem::mpi_per_query_test {
 
-/// Numbers of both signs for [batch, heads, queries].
+/// Multipliers [batch, heads, queries] of both signs.
 struct Multipliers {
   std::array<index_t, 3> extents;
   std::vector<float> values;
