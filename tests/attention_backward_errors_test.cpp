@@ -1,5 +1,4 @@
-// What attention's backward refuses: std::invalid_argument that names the argument and both extents, before
-// anything is written.
+// attention_backward throws std::invalid_argument that names the argument and both extents, before it writes.
 
 #include <algorithm>
 #include <array>
@@ -19,8 +18,8 @@ using namespace ssmax;
 using untouched_memory::Memory;
 using untouched_memory::untouched;
 
-/// A call that fits: 2 batches, 4 heads on 2, 5 queries on 7 keys, width 8 and 6. Tests spoil one thing.
-/// Inputs lie 512 numbers from each other, outputs as well.
+/// A valid call: batch 2, 4 heads, 2 kv heads, 5 queries, 7 keys, widths 8 and 6. Each test changes one argument.
+/// Inputs begin 512 elements after each other, and so do outputs.
 struct Call : Memory {
   float* const in = inputs.data();
   float* const to = outputs.data();
@@ -72,7 +71,7 @@ std::array<index_t, Rank> extents_of(const View<const float, Rank>& view) {
   return extents;
 }
 
-/// Every extent of a view, one too large and one too small.
+/// Checks that each extent of a view throws if it is one too large or one too small.
 template <class T, int Rank, class Get>
 void refuses_extents(const Get& get, const std::string& name) {
   for (std::size_t i = 0; i < Rank; ++i) {
@@ -228,7 +227,7 @@ TEST_CASE("backward throws for gradients that overlap inputs or each other", "[a
   for (const Gradient& gradient :
        {Gradient{"dq", &AttentionGradients<float>::dq}, Gradient{"dk", &AttentionGradients<float>::dk},
         Gradient{"dv", &AttentionGradients<float>::dv}}) {
-    // Each input in turn ends with the gradient's first number.
+    // Each input in turn ends with the gradient's first element.
     const auto put = [&](const std::string& input, const auto& place) {
       Call call;
       View<float, 4>& view = call.g.*gradient.view;

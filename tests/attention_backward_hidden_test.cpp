@@ -1,5 +1,5 @@
-// What is hidden never reaches a gradient: NaN and infinities in keys, values, queries and dout that nothing
-// depends on leave the bits as they were. In what is seen they spread to what depends on it, and no further.
+// NaN and infinity in masked keys and values, and in queries and dout of rows without keys, leave the gradients
+// bit-identical. In visible inputs, NaN affects only the results that depend on them.
 
 #include <algorithm>
 #include <array>
@@ -22,9 +22,9 @@ constexpr std::array<Shape, 5> shapes{{
     {1, 1, 1, 20, 600, 4, 3},
 }};
 
-// ---- What is hidden ---------------------------------------------------------------------------------------
+// ---- Masked inputs ----------------------------------------------------------------------------------------
 
-/// How many of the values are not the bits that they should be.
+/// Returns the number of values whose bits differ from the expected bits.
 template <class T>
 int count_changed(const std::vector<T>& values, const std::vector<T>& expected) {
   int changed = 0;
@@ -32,7 +32,7 @@ int count_changed(const std::vector<T>& values, const std::vector<T>& expected) 
   return changed;
 }
 
-/// Everything that a backward gives.
+/// All results of a backward call.
 template <class T>
 struct All {
   Result<T> result;
@@ -56,7 +56,7 @@ All<T> run_all(const Problem<T>& problem, const M& mask, const C& score, const A
   return {std::move(result), std::move(ds), std::move(db)};
 }
 
-/// Spoils the keys that no query of a kv head sees, and the queries that see nothing.
+/// Writes `poison` into keys that are masked for all queries of a kv head, and into queries without visible keys.
 template <class T, class Visible>
 Problem<T> spoil(const Problem<T>& clean, const Visible& visible, T poison) {
   const Shape& s = clean.shape;
@@ -128,7 +128,7 @@ TEST_CASE("padding and keys before a sequence do not affect gradients",
   const auto of_batch = [&](const Query& query, index_t key) {
     return key < lengths[static_cast<std::size_t>(query.batch)];
   };
-  // A span of one length for each batch entry there is.
+  // One length per batch entry.
   struct Padding {
     const std::vector<index_t>& lengths;
     KeyRange keys(const Query& query) const { return {0, lengths[static_cast<std::size_t>(query.batch)]}; }
@@ -156,7 +156,7 @@ TEST_CASE("other documents do not affect gradients", "[attention][backward][spec
     const All<float> expected = run_all(clean, mask, Identity{}, {});
     for (std::size_t document = 0; document + 1 < begins.size(); ++document) {
       INFO(target << " document " << document);
-      // All of one document is spoiled; the others' gradients stay what they are.
+      // One whole document is poisoned. The gradients of the others must not change.
       Problem<float> problem = clean;
       const index_t first = begins[document], count = begins[document + 1] - first;
       for (index_t head = 0; head < 2; ++head) {
@@ -186,7 +186,7 @@ TEST_CASE("other documents do not affect gradients", "[attention][backward][spec
 
 // ---- Where NaN spreads ------------------------------------------------------------------------------------
 
-/// NaN where the reference has it, and the bits of a clean run everywhere else.
+/// Checks that values are NaN where the reference is NaN, and bit-identical to a clean run elsewhere.
 template <class T, class A>
 void check_nan(std::vector<T> values, std::vector<T> clean, const std::vector<A>& expected) {
   int misplaced = 0;
@@ -249,7 +249,7 @@ TEST_CASE("NaN in dlse affects only its row", "[attention][backward][special]") 
   const Shape shape{1, 1, 1, 33, 40, 4, 3};
   const Problem<float> clean(shape);
   Problem<float> problem = clean;
-  problem.dlse[20] = nan<float>;  // which sees keys 0 to 27
+  problem.dlse[20] = nan<float>;  // this query sees keys 0 to 27
   for_each_target([&](const std::string& target) {
     INFO(target);
     const Result<float> expected = run_backward(clean, Softmax{}, Causal{}),

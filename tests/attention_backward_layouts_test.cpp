@@ -1,5 +1,5 @@
-// The same gradients, bit for bit, wherever inputs and gradients lie: any strides, gaps full of NaN, columns
-// of one packed matrix; nothing is written beside the gradients, and what was in them does not matter.
+// Gradients are bit-identical for any strides, with gaps full of NaN and as columns of a packed matrix. Backward
+// writes only the gradients, and their old contents do not affect the result.
 
 #include <algorithm>
 #include <array>
@@ -41,7 +41,7 @@ void check_placed(const Shape& s, const std::array<std::size_t, 3>& order, index
             out = place(of_out, output.out), dout = place(of_out, problem.dout),
             dq(of_q, order, gap, backwards, untouched), dk(of_k, order, gap, backwards, untouched),
             dv(of_v, order, gap, backwards, untouched);
-  // Rows of lse and dlse lie apart as well.
+  // Rows of lse and dlse have gaps as well.
   const index_t pitch = s.queries + gap;
   std::vector<Compute<T>> lse(static_cast<std::size_t>(s.batch * s.heads * pitch), nan<Compute<T>>),
       dlse = lse;

@@ -1,5 +1,4 @@
-// Attention's backward under every mask: what is hidden gets nothing, and n, which ds goes by, is what is
-// left.
+// Attention's backward under every mask: masked keys get gradient 0, and ds uses the number n of visible keys.
 
 #include <array>
 #include <limits>
@@ -99,7 +98,7 @@ TEST_CASE("gradients under a user mask with ranges", "[attention][backward][mask
 bool is_picked(const Query& query, index_t key) {
   return (query.index * 7919 + query.head * 31 + query.batch + key * 104729) % 5 < 2;
 }
-/// Shows keys far apart only, and to most queries of some blocks nothing.
+/// Shows few, distant keys, and no key to most queries.
 bool is_rare(const Query& query, index_t key) { return key % 61 == 60 && query.index % 17 < 3; }
 
 TEST_CASE("gradients under a predicate function", "[attention][backward][masks]") {
@@ -132,7 +131,7 @@ TEST_CASE("gradients under a matrix mask", "[attention][backward][masks]") {
 
 // ---- Documents --------------------------------------------------------------------------------------------
 
-/// Where documents begin and end, and all that follows from that, written down plainly.
+/// The borders of documents, and a plain implementation of the visibility and positions that follow.
 struct Packed {
   std::vector<index_t> queries, keys;
   bool causal;
@@ -142,7 +141,7 @@ struct Packed {
     while (index >= cumulative[i + 1]) ++i;
     return i;
   }
-  /// Bottom-right in the document.
+  /// Returns the position in the document, with bottom-right alignment.
   index_t position(const Query& query) const {
     const std::size_t i = document_of(queries, query.index);
     return query.index - queries[i + 1] + keys[i + 1] - keys[i];
@@ -199,7 +198,7 @@ TEST_CASE("gradients rotate back by the position in the document", "[attention][
   }
 }
 
-/// Positions of its own for every batch entry and kv head, as a mask of a user's may have them.
+/// A user mask with its own positions for each head.
 struct Moved {
   KeyRange keys(const Query& query) const { return {0, query.shape.keys}; }
   index_t query_position(const Query& query) const { return 3 * query.index + query.head + 5; }

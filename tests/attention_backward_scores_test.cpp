@@ -1,5 +1,5 @@
-// Attention's backward with every score, compositions, scores and scalings of one's own, and sinks: gradients
-// of q, k and v, and of all that is learnt.
+// Attention's backward with every score, compositions, user scores, user scalings and sinks: gradients of q, k, v and
+// all parameters.
 
 #include <algorithm>
 #include <array>
@@ -147,9 +147,9 @@ TEST_CASE("gradients through scores with a predicate, a window, rope and a scale
   }
 }
 
-// ---- Of one's own -----------------------------------------------------------------------------------------
+// ---- User scores and scalings -----------------------------------------------------------------------------
 
-/// Looks at all that a key has to tell, and is not linear.
+/// A non-linear score that uses all members of Key.
 struct Curious {
   static index_t number(const Key& key) {
     return (key.query.batch + 2 * key.query.head + 3 * key.query.index + 5 * key.index +
@@ -166,7 +166,7 @@ struct Curious {
   }
 };
 
-/// In double alone, whatever the logits are.
+/// A score that computes in double for every type of logit.
 struct Double {
   double operator()(double z, const Key&) const { return 0.1 * z * z; }
   double derivative(double z, const Key&) const { return 0.2 * z; }
@@ -183,7 +183,7 @@ struct Squared {
   }
 };
 
-/// A score of the library's kind, as a formula.
+/// A formula that calls a score of the library.
 template <class C>
 struct Plain {
   C score{};
@@ -212,7 +212,7 @@ TEST_CASE("gradients through user scores", "[attention][backward][scores]") {
   }
 }
 
-/// c = t·√n + position/100 with t per head, learnt.
+/// c = t·√n + position/100 with t per head. The scaling accumulates the gradient of t.
 struct Root {
   const std::vector<double>* t;
   std::vector<double>* dt;
@@ -246,7 +246,7 @@ TEST_CASE("a user scaling gets the gradient of its parameters", "[attention][bac
   }
 }
 
-/// A scaling that counts how often it is told of a row.
+/// A scaling that counts the calls for each row.
 struct Counting {
   std::vector<int>* rows;
 

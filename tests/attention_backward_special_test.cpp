@@ -1,4 +1,4 @@
-// Attention's backward at its edges: rows of one key and of none, zeros of either sign, huge logits.
+// Attention's backward in special cases: rows of one key or no key, zeros of both signs, huge logits.
 
 #include <algorithm>
 #include <array>
@@ -24,7 +24,7 @@ constexpr std::array<Shape, 5> shapes{{
 
 // ---- Lanes without a query, and infinities ----------------------------------------------------------------
 
-/// Has no value at 0, where no logit is.
+/// A score that is undefined at 0. No logit of the test is 0.
 struct Reciprocal {
   template <class T>
   T operator()(T z, const ssmax::Key&) const {
@@ -86,7 +86,7 @@ TEST_CASE("huge logits give finite gradients", "[attention][backward][special]")
   }
 }
 
-// ---- One key, and none ------------------------------------------------------------------------------------
+// ---- One key or no key ------------------------------------------------------------------------------------
 
 template <class T>
 void check_single() {
@@ -102,7 +102,7 @@ void check_single() {
       CHECK(std::ranges::all_of(zero.dk, is_zero));
       CHECK(std::ranges::all_of(ds, is_zero));
       const Result<T> some = run_backward(problem, SSMax<T>{T(2), T(0.5)}, SlidingWindow(0));
-      // Of two sums of up to 17 products below 9, the same but for roundings.
+      // The difference of two equal sums of up to 17 products below 9: only roundings remain.
       const auto is_small = [](T x) { return std::abs(Real(x)) <= 2000 * std::numeric_limits<T>::epsilon(); };
       CHECK(std::ranges::all_of(some.dq, is_small));
       CHECK(std::ranges::all_of(some.dk, is_small));

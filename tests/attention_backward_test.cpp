@@ -1,5 +1,5 @@
 // Attention's backward against long double and the naive loops in the same precision, on every target: shapes
-// around the borders of its blocks, element types, scalings, the scale, rope.
+// around the borders of its blocks, element types, scalings, the scale and rope.
 
 #include <array>
 #include <cmath>
@@ -26,7 +26,7 @@ constexpr std::array<Shape, 16> shapes{{
     {1, 4, 1, 2, 1, 3, 1},
     {2, 4, 2, 5, 300, 8, 5},
     {2, 4, 2, 31, 130, 9, 24},
-    {1, 4, 1, 70, 33, 8, 9},  // queries that see nothing under the causal mask
+    {1, 4, 1, 70, 33, 8, 9},  // queries without visible keys under the causal mask
     {1, 2, 2, 33, 257, 65, 1},
     {1, 1, 1, 70, 300, 7, 65},
     {1, 1, 1, 32, 256, 64, 64},
@@ -35,7 +35,7 @@ constexpr std::array<Shape, 16> shapes{{
     {1, 1, 1, 20, 41, 128, 96},
     {1, 4, 1, 1, 1, 16, 16},
     {1, 1, 1, 53, 53, 5, 7},
-    {2, 2, 1, 5, 0, 3, 8},  // no key at all
+    {2, 2, 1, 5, 0, 3, 8},  // no keys
 }};
 
 template <class T>
@@ -95,7 +95,7 @@ TEST_CASE("widths around the sizes of vectors and blocks", "[attention][backward
   }
 }
 
-/// The widened inputs in float are the same problem: only the last rounding differs.
+/// Checks that inputs converted to float give the same result, apart from the last rounding.
 template <class T>
 void check_widened() {
   for (const Shape& shape : shapes) {
@@ -158,7 +158,7 @@ TEST_CASE("backward without a score, mask or scaling, and on empty inputs", "[at
 
 TEST_CASE("keys are not rotated if there are no query heads", "[attention][backward]") {
   const std::vector<index_t> offsets{0, 5};
-  const ssmax::Rope<float> rope({.width = 4}, 2);  // which would be too wide and too short
+  const ssmax::Rope<float> rope({.width = 4}, 2);  // too wide and too short for the call
   const Problem<float> problem(Shape{1, 0, 1, 5, 5, 2, 3});
   std::vector<float> dk(10, -1.0F), dv(15, -1.0F);
   ssmax::attention_backward<float>({.q = problem.q_view(),
@@ -245,7 +245,7 @@ TEST_CASE("one s and b for all heads with gradients per head", "[attention][back
       return Real(0.5) * std::log(static_cast<Real>(n)) + Real(0.25);
     });
     for_each_target([&](const std::string& target) {
-      // db is left out, ds holds something already.
+      // db is omitted, and ds holds old values.
       std::vector<double> ds{1, 2, 3, 4};
       Rules<double> rules;
       const auto got = rules.run(problem, expected, SSMax<double>{0.5, 0.25}.gradient(ds), Causal{});

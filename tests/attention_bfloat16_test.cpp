@@ -1,5 +1,5 @@
-// Attention whose products are in 16 bits: bfloat16 on targets that have pair dots or matrix units. Nothing
-// happens here on others. Errors against long double on the same inputs.
+// Attention on the bf16 path, on targets with pair dots or AMX tiles. Other targets skip these tests. Errors are
+// measured against long double on the same inputs.
 
 #include <algorithm>
 #include <array>
@@ -26,7 +26,7 @@ constexpr std::array<Shape, 14> shapes{{
     // batch, heads, kv_heads, queries, keys, d, dv
     {1, 1, 1, 17, 129, 64, 64},
     {1, 1, 1, 17, 130, 1, 1},
-    {1, 20, 1, 1, 133, 32, 32},  // one query, twenty heads
+    {1, 20, 1, 1, 133, 32, 32},  // one query, twenty heads per kv head
     {1, 1, 1, 48, 256, 64, 64},
     {2, 2, 1, 49, 129, 64, 96},
     {1, 2, 2, 50, 257, 33, 31},
@@ -46,7 +46,7 @@ void check_path(const R& result, ssmax::Path path = ssmax::Path::prefill_bf16) {
   CHECK(result.explanation.path == path);
 }
 
-/// The multipliers of the four heads of SSMax are of any sign, and 0.
+/// The multipliers of the four heads of SSMax are positive, negative and 0.
 TEST_CASE("the bf16 path stays within the bound of rounding the weights", "[attention][bfloat16]") {
   const std::vector<float> sinks(20, 0.5F);
   for (const Shape& shape : shapes) {
@@ -71,7 +71,7 @@ TEST_CASE("the bf16 path stays within the bound of rounding the weights", "[atte
   }
 }
 
-/// Rounded to bfloat16, turned queries and keys would give logits an error that lse shows ten times.
+/// Rounding rotated queries and keys to bfloat16 would make the error of lse ten times larger.
 TEST_CASE("RoPE on the bf16 path adds no error that grows with the multiplier", "[attention][bfloat16]") {
   const ssmax::Rope<float> rope({.width = 64}, 400);
   const Problem<bfloat16> problem({1, 2, 1, 40, 300, 64, 32});
@@ -86,7 +86,7 @@ TEST_CASE("RoPE on the bf16 path adds no error that grows with the multiplier", 
   });
 }
 
-/// A cache's keys were rounded after they were turned: the query alone comes in parts.
+/// A cache rounds its keys after rotation, so only the query is split into parts.
 TEST_CASE("a cache with RoPE on the bf16 path differs from float by the rounding of weights",
           "[attention][bfloat16]") {
   constexpr index_t queries = 40, keys = 300, d = 48;
@@ -272,7 +272,7 @@ TEST_CASE("weights are 2^x rounded to bfloat16, and the sum adds the rounded wei
   });
 }
 
-/// The last `queries` of a problem's, of one batch entry.
+/// Returns the last `queries` queries of a problem with one batch entry.
 Problem<bfloat16> last_queries(const Problem<bfloat16>& problem, index_t queries) {
   Shape shape = problem.shape;
   const index_t left_out = shape.queries - queries;

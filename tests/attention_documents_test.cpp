@@ -1,5 +1,5 @@
-// Attention under masks that restart positions: packed documents, and one's own. n, RoPE, ALiBi and what a
-// scaling is told go by the document.
+// Attention under masks that restart positions: packed documents and user masks. n, RoPE, ALiBi and scalings use
+// positions in the document.
 
 #include <array>
 #include <ssmax/ssmax.hpp>
@@ -11,7 +11,7 @@
 
 namespace attention_problem::attention_documents_test {
 
-/// Where documents begin and end, and all that follows from that, written down plainly.
+/// The borders of documents, and a plain implementation of the visibility and positions that follow.
 struct Packed {
   std::vector<index_t> queries, keys;
   bool causal;
@@ -27,7 +27,7 @@ struct Packed {
     while (key >= keys[i + 1]) ++i;
     return i;
   }
-  /// Bottom-right in the document.
+  /// Returns the position in the document, with bottom-right alignment.
   index_t position(const Query& query) const {
     const std::size_t i = document_of_query(query.index);
     return query.index - queries[i] + (keys[i + 1] - keys[i]) - (queries[i + 1] - queries[i]);
@@ -59,7 +59,7 @@ const std::array<Case, 7> cases{{
     {{1, 1, 1, 40, 1200, 4, 3}, {0, 20, 40}, {0, 1023, 1200}},
 }};
 
-/// Documents with more queries than keys: their first queries stand before the document, and see nothing.
+/// Documents with more queries than keys: the first queries precede the document and see no key.
 const std::array<Case, 2> short_of_keys{{
     {{1, 2, 1, 50, 30, 8, 5}, {0, 20, 30, 50}, {0, 7, 30, 30}},
     {{1, 2, 1, 6, 5, 8, 5}, {0, 4, 6}, {0, 3, 5}},
@@ -151,9 +151,9 @@ TEST_CASE("a scaling gets the position in the document", "[attention][documents]
   }
 }
 
-// ---- Positions of one's own -------------------------------------------------------------------------------
+// ---- Positions of user masks ------------------------------------------------------------------------------
 
-/// Padding on the left, in each batch entry and head its own: positions begin behind it.
+/// Left padding per batch entry and kv head. Positions begin after the padding.
 struct LeftPadding {
   static index_t padding(const Query& query) { return 3 * query.batch + 5 * (query.head / 2); }
 
@@ -175,7 +175,7 @@ TEST_CASE("positions of a user mask can differ between heads", "[attention][docu
   }
 }
 
-/// Positions that lie within a rope's tables for the first head alone.
+/// Positions that exceed a rope's tables in the last head only.
 struct FarInTheLastHead {
   KeyRange keys(const Query& query) const { return {0, query.shape.keys}; }
   index_t query_position(const Query& query) const { return query.index + (query.head == 3 ? 30 : 0); }

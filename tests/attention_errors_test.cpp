@@ -1,4 +1,4 @@
-// What attention refuses: std::invalid_argument that names the argument, before anything is written.
+// attention throws std::invalid_argument that names the argument, before it writes.
 
 #include <algorithm>
 #include <array>
@@ -17,7 +17,7 @@ using namespace ssmax;
 using untouched_memory::Memory;
 using untouched_memory::untouched;
 
-/// A call that fits: 2 batches, 4 heads on 2, 5 queries on 7 keys, width 8 and 6. Tests spoil one thing.
+/// A valid call: batch 2, 4 heads, 2 kv heads, 5 queries, 7 keys, widths 8 and 6. Each test changes one argument.
 struct Call : Memory {
   View<const float, 4> q{inputs.data(), {2, 4, 5, 8}}, k{inputs.data() + 512, {2, 2, 7, 8}},
       v{inputs.data() + 1024, {2, 2, 7, 6}};
@@ -180,7 +180,7 @@ TEST_CASE("attention throws for a rope with too few positions", "[attention]") {
   call.refuses({"position 0", "first is 3"}, Causal{}, Identity{}, {.rope = &late});
   call.refuses({"position 23", "last is 22"}, Causal{}, Identity{}, {.rope = &late, .key_position = 17});
   call.refuses({"position -1", "first is 0"}, Causal{}, Identity{}, {.rope = &enough, .key_position = -1});
-  // More queries than keys: the first ones would lie before position 0.
+  // More queries than keys: the first queries would have positions below 0.
   call.k = {call.inputs.data() + 512, {2, 2, 4, 8}};
   call.v = {call.inputs.data() + 1024, {2, 2, 4, 6}};
   call.refuses({"q has position -1", "first is 0"}, Causal{}, Identity{}, {.rope = &enough});
@@ -268,7 +268,7 @@ TEST_CASE("attention throws for document positions beyond the rope", "[attention
                {.rope = &brief});
   call.refuses({"position 0", "first is 1"}, ssmax::Documents(queries, keys, true), Identity{},
                {.rope = &late});
-  // Four queries on two keys: the first two would stand before the document.
+  // Four queries and two keys: the first two queries would precede the document.
   call.refuses({"q has position -2", "first is 0"}, ssmax::Documents(queries, short_keys, true), Identity{},
                {.rope = &enough});
   CHECK_NOTHROW(

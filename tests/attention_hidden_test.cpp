@@ -1,6 +1,5 @@
-// What queries do not see never reaches them: NaN and infinities in hidden keys and values leave the bits as
-// they were, under every kind of mask, for few queries and many, with scores, sinks and in every type. In
-// visible ones they spread.
+// NaN and infinity in masked keys and values leave the result bit-identical: every kind of mask, few and many
+// queries, scores, sinks and every type. In visible keys and values, they affect the result.
 
 #include <array>
 #include <cmath>
@@ -12,7 +11,7 @@
 
 namespace attention_problem::attention_hidden_test {
 
-/// 6 and 16 rows of a kv head go one way, 17 and 82 the other; widths that fill vectors and that do not.
+/// 6 and 16 rows per kv head take one path, 17 and 82 the other. Some widths fill vectors, others do not.
 constexpr std::array<Shape, 5> shapes{{
     // batch, heads, kv_heads, queries, keys, d, dv
     {1, 4, 2, 3, 300, 8, 5},
@@ -22,7 +21,7 @@ constexpr std::array<Shape, 5> shapes{{
     {1, 1, 1, 10, 1100, 8, 17},
 }};
 
-/// Keys at the borders of blocks, vectors and chunks, that there are.
+/// Returns the keys of the shape that lie at borders of blocks, vectors and chunks.
 std::vector<index_t> keys_of(const Shape& shape) {
   std::vector<index_t> keys;
   for (const index_t key : {0, 1, 30, 127, 128, 131, 255, 256, 263, 289, 1023, 1024, 1099}) {
@@ -36,7 +35,7 @@ struct Count {
   int leaked = 0, lost = 0;
 };
 
-/// Compares runs with poison in one key, or in its value's odd channels, with the clean run.
+/// Compares the clean run with runs that have poison in one key or in the odd channels of its value.
 template <class T, class M, class C, class Visible>
 void count_leaks(const Problem<T>& clean, const M& mask, const C& score, const Visible& visible,
                  const AttentionOptions<T>& options, Count& count) {
@@ -94,7 +93,7 @@ bool is_picked(const Query& query, index_t key) {
   return (query.index * 7919 + query.head * 31 + key * 104729) % 5 < 2;
 }
 
-/// Hidden from some; from all; from none but one.
+/// Masks some keys for no query, some for all queries, and some for query 1 only.
 bool is_far(const Query& query, index_t key) {
   return key % 128 == 0 ? false : key % 2 == 1 || query.index == 1;
 }

@@ -1,5 +1,5 @@
-// The same bits wherever tensors lie: any strides, also negative ones and zero, gaps full of NaN, columns of
-// one packed matrix; and nothing is written beside the output.
+// Attention is bit-identical for any strides (also negative and 0), gaps full of NaN and columns of a packed matrix.
+// Attention writes only the output.
 
 #include <algorithm>
 #include <array>

@@ -1,5 +1,5 @@
-// Logits of any size and multipliers of any sign, through both ways that attention has: up to 16 queries of a
-// kv head, and more. What one query's logits are makes no difference to its neighbours.
+// Logits of any size and multipliers of any sign, on both paths: up to 16 queries per kv head, and more. The logits of
+// one query do not affect other queries.
 
 #include <algorithm>
 #include <array>
@@ -85,7 +85,7 @@ TEST_CASE("a scale of any size and sign", "[attention][logits]") {
   }
 }
 
-/// Multiplied by this, a query's logits are beyond what the fast way holds.
+/// A factor that moves a query's logits beyond the range of the fast path.
 constexpr float far = 1e7F;
 
 TEST_CASE("queries with huge logits do not affect other queries", "[attention][logits]") {
@@ -117,7 +117,7 @@ TEST_CASE("queries with huge logits do not affect other queries", "[attention][l
 }
 
 TEST_CASE("huge logits at the first, a middle and the last key", "[attention][logits]") {
-  // Logits that rise beyond the fast way's range in the middle of the keys, or start there.
+  // The huge logits exceed the range of the fast path at the first, a middle or the last key.
   for (const Shape& shape : shapes) {
     for (const index_t huge : {index_t{0}, index_t{130}, shape.keys - 1}) {
       for (const float factor : {far, -far}) {

@@ -176,7 +176,7 @@ TEST_CASE("scores work with predicates, windows and rope", "[attention][scores]"
 
 // ---- Scores of one's own ----------------------------------------------------------------------------------
 
-/// In double alone, whatever the logits are.
+/// A score that computes in double for every type of logit.
 struct Double {
   double operator()(double z, const Key& key) const {
     return 0.1 * z * z - 0.001 * static_cast<double>(key.index);
@@ -184,7 +184,7 @@ struct Double {
   double derivative(double z, const Key&) const { return 0.2 * z; }
 };
 
-/// Looks at all that a key has to tell.
+/// A score that uses all members of Key.
 struct Curious {
   template <class T>
   T operator()(T z, const Key& key) const {

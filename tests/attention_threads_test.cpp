@@ -171,7 +171,7 @@ TEST_CASE("keys split between threads are counted once per thread, not per key c
         2.1 * static_cast<double>(alone));  // each thread counts n, and who merges does
 }
 
-/// Throws for one key of one query.
+/// A score that throws for one key of one query.
 struct Throws {
   template <class T>
   T operator()(T z, const ssmax::Key& key) const {

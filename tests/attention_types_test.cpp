@@ -56,7 +56,7 @@ TEST_CASE("half and bfloat16 with rope, a predicate and a score", "[attention][t
   check_policies<bfloat16>();
 }
 
-/// The widened inputs in float are the same problem: only the last rounding differs.
+/// Checks that inputs converted to float give the same result, apart from the last rounding.
 template <class T>
 void check_widened() {
   for (const Shape& shape : shapes) {
