@@ -93,7 +93,7 @@ bool is_picked(const Query& query, index_t key) {
   return (query.index * 7919 + query.head * 31 + key * 104729) % 5 < 2;
 }
 
-/// Masks some keys for no query, some for all queries, and some for query 1 only.
+/// Returns true for visible keys. Every 128th key is masked for all queries, other even keys for all but query 1.
 bool is_far(const Query& query, index_t key) {
   return key % 128 == 0 ? false : key % 2 == 1 || query.index == 1;
 }

@@ -1,4 +1,4 @@
-// merge and finish: the order of merging, parts that nobody sees, what is not finite, states with strides.
+// merge and finish: the order of merging, fully masked key ranges, NaN and infinity, states with strides.
 
 #include <algorithm>
 #include <array>
@@ -22,7 +22,7 @@ using attention_problem::Expected;
 using attention_problem::Problem;
 using attention_problem::Rules;
 
-/// Σ exp(c·z) and Σ exp(c·z)·v of states, exactly.
+/// The exact sums Σ exp(c·z) and Σ exp(c·z)·v of states.
 template <class A>
 struct Sums {
   std::vector<Real> sum, o;
@@ -38,13 +38,13 @@ struct Sums {
   }
 };
 
-/// At most one rounding of a sum per merge, relative to Σ exp(c·z) and to Σ exp(c·z)·|v|.
+/// Counts errors above one rounding per merge, relative to Σ exp(c·z) and Σ exp(c·z)·|v|.
 template <class A>
 int count_above_bound(const State<A>& merged_state, const Sums<A>& exact, const Sums<A>& magnitude,
                       int merges) {
   Sums<A> ours(merged_state);
   ours.add(merged_state);
-  // (1 + ε/2)^merges - 1: later merges round what earlier ones have added.
+  // (1 + ε/2)^merges - 1: later merges round the results of earlier merges.
   const Real bound = std::expm1(static_cast<Real>(merges) * std::log1p(rounding<A>));
   int above = 0;
   for (std::size_t i = 0; i < ours.sum.size(); ++i) {
@@ -142,7 +142,7 @@ TEST_CASE("a state without values has shifts and sums", "[attention][state]") {
   }
 }
 
-// ---- Nothing seen, and what is not finite -----------------------------------------------------------------
+// ---- Fully masked ranges, NaN and infinity ----------------------------------------------------------------
 
 TEST_CASE("keys that are masked for all queries give the neutral state", "[attention][state]") {
   for (const Shape& shape : shapes) {
@@ -183,7 +183,7 @@ TEST_CASE("NaN in one state makes the merged result NaN", "[attention][state]") 
                          spoiled = partial(problem, 150, 300, heads.scaling(), Full{});
       for (const State<float>& state : {merged(clean, spoiled), merged(spoiled, clean)}) {
         const Output<float> output = finished(state);
-        // Of the first batch entry, the heads that read kv head 0.
+        // The heads of the first batch entry that read kv head 0.
         const auto rows = static_cast<std::size_t>(2 * shape.queries);
         CHECK(std::all_of(output.lse.begin(), output.lse.begin() + static_cast<index_t>(rows),
                           [](float x) { return std::isnan(x); }));

@@ -1,4 +1,4 @@
-// The same bits for [batch, position, head, channel], columns of a packed qkv, and keys that batches share.
+// Attention is bit-identical for [batch, position, head, channel], columns of a packed qkv and shared keys.
 
 #include <algorithm>
 #include <array>
@@ -14,8 +14,7 @@
 
 namespace attention_problem::attention_packed_test {
 
-/// A tensor [batch, head, position, channel] somewhere in memory; what lies between its elements is
-/// `between`.
+/// A tensor [batch, head, position, channel] with any strides. `between` fills the gaps.
 template <class T>
 struct Tensor {
   using Extents = std::array<index_t, 4>;
@@ -62,7 +61,7 @@ struct Tensor {
   }
 };
 
-/// The same problem with its tensors elsewhere in memory must give the same bits, and touch nothing beside.
+/// Checks that other layouts of the tensors give bit-identical results and leave the gaps unchanged.
 template <class T>
 void check_layout(const Problem<T>& problem, Tensor<T> q, Tensor<T> k, Tensor<T> v, Tensor<T> out) {
   const Shape& s = problem.shape;

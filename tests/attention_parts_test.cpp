@@ -1,4 +1,4 @@
-// Parts of the queries and of the keys: states that continue, and gradients that add up, to those of the whole.
+// Query ranges and key ranges: continued states and summed gradients agree with one call.
 
 #include <algorithm>
 #include <array>
@@ -20,7 +20,7 @@ namespace attention_problem::backward_problem::attention_parts_test {
 using state_problem::finished;
 using state_problem::State;
 
-/// Rows [begin, end) of [batch, heads, positions, channels], or of [batch, heads, positions].
+/// Returns rows [begin, end) of [batch, heads, positions, channels] or [batch, heads, positions].
 template <class X, int Rank>
 View<X, Rank> rows(const View<X, Rank>& view, index_t begin, index_t end) {
   std::array<index_t, Rank> extents, strides;
@@ -36,7 +36,7 @@ ssmax::AttentionState<A> rows(const ssmax::AttentionState<A>& state, index_t beg
   return {rows(state.shift, begin, end), rows(state.sum, begin, end), rows(state.o, begin, end)};
 }
 
-/// The state of all queries, a part of them at a time, each continued over parts of the keys.
+/// Computes the state of each query range in turn, continued over the key ranges.
 template <class T, class M, class C>
 State<Compute<T>> in_parts(const Problem<T>& problem, std::vector<index_t> queries, std::vector<index_t> keys,
                            const SSMax<float>& scaling, const M& mask, const C& score,

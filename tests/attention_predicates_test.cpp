@@ -1,5 +1,4 @@
-// Attention under masks that pick keys one by one: Where, MaskMatrix, Finite, one's own, and compositions,
-// with SSMax.
+// Attention with SSMax under masks with predicates: Where, MaskMatrix, Finite, user masks and compositions.
 
 #include <array>
 #include <limits>
@@ -20,7 +19,7 @@ constexpr std::array<Shape, 5> shapes{{
     {1, 2, 1, 10, 1100, 6, 3},
 }};
 
-/// Some keys of some queries, in no order, and none of every eleventh query.
+/// Shows scattered keys, and no key to every eleventh query.
 bool is_picked(const Query& query, index_t key) {
   const index_t number = (query.batch * 5 + query.head * 3 + query.index);
   return number % 11 != 3 && (number * 7919 + key * 104729) % 7 < 3;
@@ -82,7 +81,7 @@ void check_finite(const Shape& shape) {
   const Matrix matrix(shape);
   std::vector<T> values;
   for (const char visible : matrix.storage) {
-    // The lowest of float hides nothing.
+    // A large negative finite value does not mask a key.
     values.push_back(visible != 0 ? T(-3e38F) : T(-std::numeric_limits<float>::infinity()));
   }
   const View<const T, 4> view(values.data(), matrix.extents);
@@ -134,7 +133,7 @@ TEST_CASE("a predicate that is always true is bit-identical to its range", "[att
   }
 }
 
-/// Scalings are told the position of the last visible key, also where the mask's range goes on behind it.
+/// Scalings get the position of the last visible key, even if the mask's range continues after the key.
 TEST_CASE("a scaling gets the position of the last key that a predicate shows", "[attention][masks]") {
   const auto by_position = [](const ssmax::Row& row) {
     return 0.5 + 0.01 * static_cast<double>(row.position);

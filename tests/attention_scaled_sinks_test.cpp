@@ -1,4 +1,4 @@
-// Sinks as logits: c multiplies them as it does a key's, and learns from them.
+// Scaled sinks: c multiplies a sink like the logit of a key, and the sink adds to the gradient of c.
 
 #include <array>
 #include <cmath>
@@ -15,7 +15,7 @@
 
 namespace attention_problem::backward_problem::attention_scaled_sinks_test {
 
-/// Forward and backward are what the definition says, on every target.
+/// Checks forward and backward against the definition on every target.
 template <class T, class M, class C = Identity>
 void check(const Shape& shape, const M& mask, const Visible& visible, const std::vector<Compute<T>>& sinks,
            const C& score = {}, const Formula& formula = {}) {
@@ -58,7 +58,7 @@ TEST_CASE("a scaled sink is a logit and adds to the gradient of c", "[attention]
 }
 
 TEST_CASE("a scaled sink has the weight of a key with the same logit and value 0", "[attention][decode][sinks]") {
-  // One key more, orthogonal to none: k gives the logit 0.75, v is 0. c is the same for both n.
+  // One additional key with logit 0.75 and value 0. c is the same for both n.
   const Shape shape{1, 2, 2, 20, 30, 4, 3}, larger{1, 2, 2, 20, 31, 4, 3};
   const Problem<double> problem(shape);
   Problem<double> with_key(larger);

@@ -1,4 +1,4 @@
-// Attention with every score, compositions and scores of one's own, and SSMax's multiplier after them.
+// Attention with every score, compositions and user scores, followed by SSMax's multiplier.
 
 #include <array>
 #include <cmath>
@@ -20,7 +20,7 @@ constexpr std::array<Shape, 4> shapes{{
     {1, 4, 4, 3, 1100, 6, 3},
 }};
 
-/// [batch, heads, queries, keys] of numbers; of those where `hides` says so, -inf.
+/// Numbers [batch, heads, queries, keys], -inf where `hides` is true.
 template <class B>
 struct Numbers {
   std::vector<B> values;
@@ -106,7 +106,7 @@ TEST_CASE("a bias of -inf gives weight 0, and n counts the key", "[attention][sc
     for (std::size_t i = 0; i < bias.values.size(); ++i) {
       if (i * i % 13 < 6) bias.values[i] = -infinity<float>;
     }
-    // Rows of nothing else, the first, the last and one between.
+    // The first, a middle and the last row contain only -inf.
     for (const index_t row : {index_t{0}, shape.queries / 2, shape.queries - 1}) {
       for (index_t key = 0; key < shape.keys; ++key) bias.view()(0, 1, row, key) = -infinity<float>;
     }
@@ -174,7 +174,7 @@ TEST_CASE("scores work with predicates, windows and rope", "[attention][scores]"
   }
 }
 
-// ---- Scores of one's own ----------------------------------------------------------------------------------
+// ---- User scores ------------------------------------------------------------------------------------------
 
 /// A score that computes in double for every type of logit.
 struct Double {
@@ -213,7 +213,7 @@ TEST_CASE("user scores", "[attention][scores]") {
   }
 }
 
-/// Fails where it is asked of a key that its query does not see.
+/// A score that records its calls and fails for masked keys.
 struct Watchful {
   std::vector<char>* asked;
 
@@ -253,7 +253,7 @@ TEST_CASE("a score is called for every visible key and for no masked key", "[att
   }
 }
 
-/// Identity by another name, so that the library must go the way of scores.
+/// A user-defined identity, so that the library takes the path of scores.
 struct Nothing {
   template <class T>
   T operator()(T z, const Key&) const {
@@ -272,7 +272,7 @@ TEST_CASE("a score that returns its logit is as accurate as no score", "[attenti
   }
 }
 
-/// NaN and +inf for one key.
+/// A score that returns NaN or +inf for one key.
 struct Spoils {
   index_t key;
   float by;

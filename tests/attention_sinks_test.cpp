@@ -1,5 +1,5 @@
-// A sink is one more term of the denominator: exp(sink), neither multiplied by c nor counted in n. And rows
-// in which everything is hidden, as ONNX's Attention has them: 0, not NaN.
+// A sink adds exp(sink) to the denominator; c does not multiply the sink, and n does not count it. Fully masked rows
+// are 0, as in ONNX's Attention.
 
 #include <array>
 #include <cmath>
@@ -101,7 +101,7 @@ TEST_CASE("a sink of +inf takes all weight, and a sink of NaN makes its rows NaN
 
 // ---- Small cases to be checked by eye ---------------------------------------------------------------------
 
-/// Two queries on two keys, as attn_mask of ONNX gives them; `copies` of them make many queries.
+/// Two queries on two keys with an attn_mask of ONNX, repeated `copies` times.
 struct TwoByTwo {
   index_t copies;
   std::vector<float> q, k{1, 0, 0, 1}, v{10, 20, 30, 40}, out, lse;

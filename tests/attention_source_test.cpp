@@ -1,4 +1,4 @@
-// Attention over a source of keys: against the reference and against attention over views of the same keys.
+// Attention over a key source, against the reference and against attention over views of the same keys.
 
 #include <array>
 #include <cstddef>
@@ -73,7 +73,7 @@ Output<T> run_over(const K& source, const Problem<T>& problem, const S& scaling,
 constexpr std::array<Shape, 10> shapes{{
     // batch, heads, kv_heads, queries, keys, d, dv
     {1, 1, 1, 0, 3, 1, 1},
-    {2, 4, 2, 3, 0, 4, 5},  // no key
+    {2, 4, 2, 3, 0, 4, 5},  // no keys
     {1, 2, 1, 40, 0, 4, 5},
     {1, 1, 1, 1, 1, 1, 1},
     {2, 4, 2, 7, 2, 8, 5},  // more queries than keys, few and many
@@ -84,7 +84,7 @@ constexpr std::array<Shape, 10> shapes{{
     {1, 4, 4, 40, 70, 9, 24},
 }};
 
-/// Every way to ask for positions: none, keys rotated in the call, and keys that the test rotates.
+/// Checks each use of positions: no rope, keys rotated by the call, and keys rotated by the test.
 template <class T>
 void check_source(const Shape& shape) {
   const FourHeads<Compute<T>> heads(shape.heads);

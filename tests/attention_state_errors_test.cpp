@@ -1,5 +1,4 @@
-// What attention_partial, merge and finish refuse: std::invalid_argument that names the argument, before
-// anything is written.
+// attention_partial, merge and finish throw std::invalid_argument that names the argument, before they write.
 
 #include <algorithm>
 #include <array>
@@ -21,7 +20,7 @@ using untouched_memory::untouched;
 
 // ---- attention_partial ------------------------------------------------------------------------------------
 
-/// Keys 3 … 9 of 20.
+/// A valid call on keys 3 … 9 of 20.
 struct PartialCall : Memory {
   View<const float, 4> q{inputs.data(), {2, 4, 5, 8}}, k{inputs.data() + 512, {2, 2, 7, 8}},
       v{inputs.data() + 1024, {2, 2, 7, 6}};

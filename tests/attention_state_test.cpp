@@ -1,4 +1,4 @@
-// attention_partial, merge and finish: keys in any cut are attention over all of them, with n of the row.
+// attention_partial, merge and finish over any key ranges agree with attention over all keys, with n of the row.
 
 #include <cmath>
 #include <span>
@@ -19,8 +19,8 @@ using attention_problem::Expected;
 using attention_problem::Problem;
 using attention_problem::Rules;
 
-/// Where keys are cut, ends included: nowhere, at borders of blocks and beside them, anywhere, with empty
-/// parts.
+/// Returns lists of range borders, with both ends: one range, block borders, next to block borders, elsewhere, and
+/// empty ranges.
 std::vector<std::vector<index_t>> cuts(index_t keys) {
   std::vector<std::vector<index_t>> result{
       {0, keys}, {0, 0, 1, 1, keys - 1, keys, keys}, {0, keys / 2, keys}};
@@ -33,7 +33,7 @@ std::vector<std::vector<index_t>> cuts(index_t keys) {
   return result;
 }
 
-/// Any cut, merged in order, is as good as the whole.
+/// Checks that states over any key ranges, merged in order, are as accurate as one call.
 template <class T, class M, class C = Identity>
 void check_cuts(const Shape& shape, const M& mask, const Visible& visible, const C& score = {},
                 const reference::Formula& formula = {}, const AttentionOptions<T>& options = {}) {
@@ -119,7 +119,7 @@ TEST_CASE("finish of one state over all keys is bit-identical to attention", "[a
       const State<float> state = partial(problem, 0, shape.keys, heads.scaling(), Causal{});
       CHECK(finished(state) == run(problem, heads.scaling(), Causal{}));
       CHECK(finished(state, sinks) == run(problem, heads.scaling(), Causal{}, {.sinks = sinks}));
-      // Options' sinks are not the part's.
+      // attention_partial ignores the sinks in the options.
       CHECK(partial(problem, 0, shape.keys, heads.scaling(), Causal{}, Identity{}, {.sinks = sinks}) ==
             state);
     });

@@ -1,5 +1,5 @@
-// The same bits for every executor: however many threads there are, in whichever order the calls are made,
-// and whether or not keys are shared among them.
+// Attention is bit-identical for every executor: any number of threads, any order of calls, with keys split between
+// threads or not.
 
 #include <array>
 #include <atomic>
@@ -23,7 +23,7 @@ constexpr std::array<Shape, 9> shapes{{
     {2, 4, 2, 5, 300, 8, 5},
     {2, 4, 2, 61, 300, 9, 24},
     {1, 1, 1, 257, 257, 5, 3},
-    {1, 1, 1, 1, 5000, 16, 8},  // few tasks: keys are shared
+    {1, 1, 1, 1, 5000, 16, 8},  // few tasks: threads divide the keys
     {1, 4, 1, 4, 3100, 6, 5},
     {1, 1, 1, 20, 2100, 6, 5},
     {2, 2, 1, 50, 1500, 6, 24},
@@ -168,7 +168,7 @@ TEST_CASE("keys split between threads are counted once per thread, not per key c
   run(problem, SSMax<float>{}, mask, {}, pool);
   CHECK(alone >= 20'000);
   CHECK(static_cast<double>(calls.load()) <
-        2.1 * static_cast<double>(alone));  // each thread counts n, and who merges does
+        2.1 * static_cast<double>(alone));  // each thread counts n, and the merging thread counts it again
 }
 
 /// A score that throws for one key of one query.

@@ -87,7 +87,7 @@ TEST_CASE("half results round to subnormal numbers and infinity", "[attention][t
     for (const index_t queries : {1, 20}) {
       INFO(target << ' ' << queries);
       Problem<half> problem({1, 1, 1, queries, 3, 4, 4});
-      // Subnormal values; the largest ones; infinity that is seen.
+      // Subnormal values, the largest values, and a visible infinity.
       for (std::size_t key = 0; key < 3; ++key) {
         problem.v[key * 4] = half(0x3p-24F);
         problem.v[key * 4 + 1] = half(65504.0F);

@@ -1,5 +1,4 @@
-// Heads of every width from 1 to 576, values of another, and the awkward shapes that other libraries'
-// attention is tested with.
+// Heads of many widths from 1 to 576, values of other widths, and shapes from the tests of other libraries.
 
 #include <array>
 #include <ssmax/ssmax.hpp>

@@ -1,5 +1,5 @@
-// Memory: one allocation a call, none with a workspace that has what the call needs; and the same bits
-// whatever lay in it.
+// Attention allocates once per call, and not at all with a large enough workspace. The old contents of the workspace
+// do not affect the result.
 
 #include <algorithm>
 #include <array>
@@ -17,11 +17,11 @@ constexpr std::array<Shape, 5> shapes{{
     {1, 1, 1, 1, 1, 1, 1},
     {2, 4, 2, 5, 300, 8, 5},
     {2, 4, 2, 61, 300, 9, 7},
-    {1, 1, 1, 1, 5000, 16, 8},  // keys are shared among threads
+    {1, 1, 1, 1, 5000, 16, 8},  // threads divide the keys
     {1, 1, 1, 20, 5000, 16, 8},
 }};
 
-/// A call with everything that it writes to, made beforehand.
+/// A call whose outputs are allocated beforehand.
 template <class T>
 struct Call {
   Problem<T> problem;
@@ -122,7 +122,7 @@ TEST_CASE("memory is the same for hundreds of keys and for thousands", "[attenti
     }
     CHECK(sizes[0] == sizes[1]);
     CHECK(sizes[0] == sizes[2]);
-    CHECK(sizes[0] < std::size_t{1} << 18);  // one group's: little is kept for few queries
+    CHECK(sizes[0] < std::size_t{1} << 18);  // memory for one kv head: few queries need little
   });
 }
 
