@@ -73,8 +73,7 @@ TEST_CASE("throws for a null view with extents", "[attention][arguments]") {
   CHECK(std::ranges::count(call.to, -7.0F) == 64);
 }
 
-TEST_CASE("accepts omitted views and null views without elements",
-          "[attention][arguments]") {
+TEST_CASE("accepts omitted views and null views without elements", "[attention][arguments]") {
   Call call;
   call.lse = {};
   CHECK_NOTHROW(

@@ -114,8 +114,7 @@ TEST_CASE("a scaling deduces its type from the container of the parameters", "[a
 
 // ---- Infinite sinks ---------------------------------------------------------------------------------------
 
-TEST_CASE("gradients of sinks of +inf, -inf and NaN",
-          "[attention][backward][arguments]") {
+TEST_CASE("gradients of sinks of +inf, -inf and NaN", "[attention][backward][arguments]") {
   const std::vector<float> sinks{infinity<float>, -infinity<float>, nan<float>, 0.5F};
   for (const Shape& shape : {Shape{2, 4, 2, 3, 40, 8, 5}, {1, 4, 4, 65, 40, 8, 5}, {1, 4, 4, 5, 0, 8, 5}}) {
     const Problem<float> problem(shape);
@@ -145,7 +144,8 @@ TEST_CASE("gradients of sinks of +inf, -inf and NaN",
   }
 }
 
-TEST_CASE("the gradient of a growing sink tends to the gradient of a sink of +inf", "[attention][backward][arguments]") {
+TEST_CASE("the gradient of a growing sink tends to the gradient of a sink of +inf",
+          "[attention][backward][arguments]") {
   const Problem<double> problem({1, 2, 2, 20, 30, 6, 5});
   const auto dsinks = [&](double sink) {
     return run_backward(problem, SSMax<double>{}, Causal{}, {.sinks = std::vector<double>{sink, 0}})

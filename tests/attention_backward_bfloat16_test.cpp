@@ -64,15 +64,15 @@ TEST_CASE("gradients on the bf16 path stay within the bound of their roundings",
   }
 }
 
-TEST_CASE("gradients of rotated rows stay within the bound of one more rounding", "[attention][backward][bfloat16]") {
+TEST_CASE("gradients of rotated rows stay within the bound of one more rounding",
+          "[attention][backward][bfloat16]") {
   const ssmax::Rope<float> rope({.width = 64}, 400);
   check_products(Problem<bfloat16>({1, 2, 1, 60, 300, 64, 32}), Causal{}, keys_before, {.rope = &rope});
 }
 
 /// Rounding the weights changes each row's lse, and dc by the same relative error. Roundings of the products do not
 /// affect dc.
-TEST_CASE("gradients of s and b are summed before rounding to bfloat16",
-          "[attention][backward][bfloat16]") {
+TEST_CASE("gradients of s and b are summed before rounding to bfloat16", "[attention][backward][bfloat16]") {
   const Problem<bfloat16> problem({1, 4, 2, 60, 200, 64, 32}, 2, Dlse::left_out);
   const FourHeads<float> heads;
   const auto expectation = expect(problem, keys_before, heads.multiplier());

@@ -55,7 +55,8 @@ void check_bias(const Shape& shape, int broadcast, const M& mask, const Visible&
         &learnt);
 }
 
-TEST_CASE("the gradient of a bias is summed over broadcast dimensions", "[attention][backward][scores][slow]") {
+TEST_CASE("the gradient of a bias is summed over broadcast dimensions",
+          "[attention][backward][scores][slow]") {
   for (const Shape& shape : shapes) {
     for (int broadcast = 0; broadcast < 16; ++broadcast) {
       check_bias<float, float, double>(shape, broadcast, Causal{}, keys_before);

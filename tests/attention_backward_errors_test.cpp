@@ -54,8 +54,7 @@ struct Call : Memory {
   }
 };
 
-TEST_CASE("backward accepts a valid call and writes only its gradients",
-          "[attention][backward][errors]") {
+TEST_CASE("backward accepts a valid call and writes only its gradients", "[attention][backward][errors]") {
   Call call;
   CHECK_NOTHROW(call.run());
   CHECK(std::ranges::count(call.outputs, untouched) == 4096 - 2 * (4 * 5 * 8 + 2 * 7 * 8 + 2 * 7 * 6));
@@ -218,7 +217,8 @@ TEST_CASE("backward throws for unsupported strides", "[attention][backward][erro
 
 // ---- Overlaps ---------------------------------------------------------------------------------------------
 
-TEST_CASE("backward throws for gradients that overlap inputs or each other", "[attention][backward][errors]") {
+TEST_CASE("backward throws for gradients that overlap inputs or each other",
+          "[attention][backward][errors]") {
   using Floats = const View<const float, 4>&;
   struct Gradient {
     std::string name;
@@ -318,7 +318,8 @@ TEST_CASE("backward throws for a null dlse with extents", "[attention][backward]
   call.refuses_backward({"dlse", "null", "40"});
 }
 
-TEST_CASE("backward throws for mismatched scalings and gradients of scalings", "[attention][backward][errors]") {
+TEST_CASE("backward throws for mismatched scalings and gradients of scalings",
+          "[attention][backward][errors]") {
   Call call;
   std::vector<float> three(3, 1.0F), four(4, 1.0F), six(6, 1.0F), seven(7, 1.0F);
   call.refuses({"s has extent 3", "4"}, SSMax<float>{three});
@@ -369,8 +370,7 @@ TEST_CASE("backward throws for mismatched scores and gradients of scores", "[att
       call.run(Softmax{}, Full{}, bias.gradient(View<double, 4>(dbias.data(), extents, {0, 0, 0, 0}))));
 }
 
-TEST_CASE("backward throws for a rope with too few positions",
-          "[attention][backward][errors]") {
+TEST_CASE("backward throws for a rope with too few positions", "[attention][backward][errors]") {
   Call call;
   const ssmax::Rope<float> wide({.width = 10}, 20), brief({.width = 8}, 6),
       late({.width = 8, .first_position = 3}, 20), enough({.width = 8}, 7);

@@ -122,8 +122,7 @@ TEST_CASE("keys that are masked for all queries do not affect gradients", "[atte
   check_hidden<ssmax::bfloat16>(Causal{}, before);
 }
 
-TEST_CASE("padding and keys before a sequence do not affect gradients",
-          "[attention][backward][special]") {
+TEST_CASE("padding and keys before a sequence do not affect gradients", "[attention][backward][special]") {
   const std::vector<index_t> lengths{25, 0};
   const auto of_batch = [&](const Query& query, index_t key) {
     return key < lengths[static_cast<std::size_t>(query.batch)];
@@ -139,7 +138,8 @@ TEST_CASE("padding and keys before a sequence do not affect gradients",
   });
 }
 
-TEST_CASE("masked keys do not affect gradients with scores, sinks and rope", "[attention][backward][special]") {
+TEST_CASE("masked keys do not affect gradients with scores, sinks and rope",
+          "[attention][backward][special]") {
   const std::vector<float> sinks(4);
   const ssmax::Rope<float> rope({.width = 4}, 700);
   check_hidden<float>(Where(is_picked), is_picked, Softcap(3),

@@ -54,8 +54,7 @@ TEST_CASE("a score is not called for unused lanes", "[attention][backward][speci
   });
 }
 
-TEST_CASE("an infinite key of weight 0 does not affect gradients",
-          "[attention][backward][special]") {
+TEST_CASE("an infinite key of weight 0 does not affect gradients", "[attention][backward][special]") {
   Problem<float> problem({1, 1, 1, 2, 2, 1, 1});
   problem.q = {1, 1};
   problem.k = {0, -infinity<float>};
@@ -117,7 +116,8 @@ TEST_CASE("a row with one key has a gradient only for its value", "[attention][b
   check_single<double>();
 }
 
-TEST_CASE("a query without visible keys has gradient 0 and adds 0 to other gradients", "[attention][backward][special]") {
+TEST_CASE("a query without visible keys has gradient 0 and adds 0 to other gradients",
+          "[attention][backward][special]") {
   const auto every_third = [](const Query& query, index_t key) {
     return query.index % 3 == 0 && key % 7 != 5;
   };

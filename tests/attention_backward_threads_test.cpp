@@ -112,7 +112,8 @@ void check_same(const Call<T>& call, const M& mask, const AttentionOptions<T>& o
   });
 }
 
-TEST_CASE("gradients are bit-identical for every executor: full and causal", "[attention][backward][threads][slow]") {
+TEST_CASE("gradients are bit-identical for every executor: full and causal",
+          "[attention][backward][threads][slow]") {
   for (const Shape& shape : shapes) {
     check_same(Call<float>(shape), Full{});
     check_same(Call<float>(shape), Causal{});
@@ -151,7 +152,8 @@ TEST_CASE("gradients are bit-identical for every executor: rope and a broadcast 
   }
 }
 
-TEST_CASE("gradients are bit-identical for every executor: huge and infinite logits", "[attention][backward][threads]") {
+TEST_CASE("gradients are bit-identical for every executor: huge and infinite logits",
+          "[attention][backward][threads]") {
   ThreadPool three(3);
   for (const Shape& shape : {shapes[1], shapes[3], shapes[7]}) {
     Problem<float> problem(shape, 3);
@@ -208,7 +210,8 @@ struct Throws {
   }
 };
 
-TEST_CASE("an exception from the derivative of a score reaches the caller", "[attention][backward][threads]") {
+TEST_CASE("an exception from the derivative of a score reaches the caller",
+          "[attention][backward][threads]") {
   ThreadPool pool(3);
   for (const Shape& shape : {shapes[1], shapes[2], shapes[5]}) {
     const Problem<float> problem(shape);

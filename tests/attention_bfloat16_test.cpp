@@ -120,8 +120,7 @@ TEST_CASE("a cache with RoPE on the bf16 path differs from float by the rounding
   });
 }
 
-TEST_CASE("float_products is bit-identical to float on every target",
-          "[attention][bfloat16]") {
+TEST_CASE("float_products is bit-identical to float on every target", "[attention][bfloat16]") {
   const Problem<bfloat16> problem({1, 2, 1, 40, 300, 64, 32});
   Problem<float> wide(problem.shape);
   wide.q.assign(problem.q.begin(), problem.q.end());
@@ -223,7 +222,8 @@ TEST_CASE("logits beyond the range of an integer shift use double", "[attention]
 
 // ---- The kernel of weights --------------------------------------------------------------------------------
 
-TEST_CASE("weights are 2^x rounded to bfloat16, and the sum adds the rounded weights", "[attention][bfloat16]") {
+TEST_CASE("weights are 2^x rounded to bfloat16, and the sum adds the rounded weights",
+          "[attention][bfloat16]") {
   for_each_target_of_products([&](const std::string& target) {
     INFO(target);
     const Products& products = kernels<Products>();

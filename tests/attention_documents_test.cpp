@@ -74,7 +74,8 @@ void check_documents(const Case& test) {
   }
 }
 
-TEST_CASE("queries attend to their own document, and n counts the keys in the document", "[attention][documents]") {
+TEST_CASE("queries attend to their own document, and n counts the keys in the document",
+          "[attention][documents]") {
   for (const Case& test : cases) check_documents<float>(test);
   for (const Case& test : short_of_keys) check_documents<float>(test);
   check_documents<double>(cases[2]);

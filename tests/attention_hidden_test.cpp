@@ -128,7 +128,8 @@ TEST_CASE("keys masked by a function do not affect the result", "[attention][hid
   check_hidden<double>(shapes[3], Where(is_picked), is_picked);
 }
 
-TEST_CASE("keys masked by a matrix, by -inf or by compositions do not affect the result", "[attention][hidden][slow]") {
+TEST_CASE("keys masked by a matrix, by -inf or by compositions do not affect the result",
+          "[attention][hidden][slow]") {
   for (const Shape& shape : shapes) {
     std::vector<char> matrix;
     std::vector<float> values;

@@ -80,7 +80,8 @@ TEST_CASE("attention over 131072 positions allocates about 1 MiB", "[attention][
   }
   INFO(rule.where);
   CHECK(rule.excess <= 0);
-  CHECK(call(ssmax::Serial{}) <= (1LL << 20) * 11 / 10);  // the bound that attention.hpp states for one thread
+  CHECK(call(ssmax::Serial{}) <=
+        (1LL << 20) * 11 / 10);  // the bound that attention.hpp states for one thread
   CHECK(same_bits(out, expected));
 }
 

@@ -48,7 +48,8 @@ void check_placed(const Shape& s, const std::array<std::size_t, 3>& order, index
   CHECK(std::ranges::all_of(out.storage, [&](const T& x) { return same_bits(x, untouched); }));
 }
 
-TEST_CASE("attention is bit-identical for any dimension order, gaps and negative strides", "[attention][layouts][slow]") {
+TEST_CASE("attention is bit-identical for any dimension order, gaps and negative strides",
+          "[attention][layouts][slow]") {
   for_each_target_of<ssmax::bfloat16>([](const std::string& target) {
     for (const Shape& shape : shapes) {
       for (const auto& order : {std::array<std::size_t, 3>{2, 1, 0}, {1, 2, 0}, {0, 2, 1}, {1, 0, 2}}) {

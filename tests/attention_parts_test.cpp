@@ -97,8 +97,7 @@ TEST_CASE("a state of few queries can be continued", "[attention][state]") {
   });
 }
 
-TEST_CASE("query ranges are bit-identical to one call on the bf16 path",
-          "[attention][state][bfloat16]") {
+TEST_CASE("query ranges are bit-identical to one call on the bf16 path", "[attention][state][bfloat16]") {
   const Problem<bfloat16> problem({1, 2, 1, 120, 300, 8, 5});
   for_each_target_of<bfloat16>([&](const std::string& target) {
     INFO(target);
@@ -204,7 +203,8 @@ TEST_CASE("gradients of query ranges and key ranges sum to the gradients of one 
   });
 }
 
-TEST_CASE("backward throws for query ranges and key ranges outside the whole problem", "[attention][backward][errors]") {
+TEST_CASE("backward throws for query ranges and key ranges outside the whole problem",
+          "[attention][backward][errors]") {
   const Problem<double> problem({1, 1, 1, 4, 6, 2, 2});
   const Output<double> output = run<double>(problem, ssmax::Softmax{}, Full{});
   Result<double> result(problem);

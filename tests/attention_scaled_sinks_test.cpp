@@ -57,7 +57,8 @@ TEST_CASE("a scaled sink is a logit and adds to the gradient of c", "[attention]
   }
 }
 
-TEST_CASE("a scaled sink has the weight of a key with the same logit and value 0", "[attention][decode][sinks]") {
+TEST_CASE("a scaled sink has the weight of a key with the same logit and value 0",
+          "[attention][decode][sinks]") {
   // One additional key with logit 0.75 and value 0. c is the same for both n.
   const Shape shape{1, 2, 2, 20, 30, 4, 3}, larger{1, 2, 2, 20, 31, 4, 3};
   const Problem<double> problem(shape);

@@ -105,7 +105,8 @@ TEST_CASE("short sequences: bit-identical for any executor and to long sequences
   }
 }
 
-TEST_CASE("short sequences: NaN and infinity affect only the queries that see the key", "[attention][short]") {
+TEST_CASE("short sequences: NaN and infinity affect only the queries that see the key",
+          "[attention][short]") {
   for (const Shape& shape : shapes) {
     if (shape.keys < 16) continue;
     const FourHeads<float> heads(shape.heads);

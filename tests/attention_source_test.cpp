@@ -134,8 +134,7 @@ TEST_CASE("attention over a key source is bit-identical to attention over views"
   });
 }
 
-TEST_CASE("a rope rotates only queries, and also keys if the option is set",
-          "[attention][key_source]") {
+TEST_CASE("a rope rotates only queries, and also keys if the option is set", "[attention][key_source]") {
   const ssmax::Rope<float> rope({.width = 8, .theta = 100}, 2000);
   const FourHeads<float> heads(4);
   for (const Shape& shape :
@@ -193,7 +192,8 @@ TEST_CASE("attention over a cache is bit-identical to decode", "[attention][key_
   CHECK(run_over(cache, problem, SSMax<float>{0.4f}, Causal{}, ssmax::Identity{}) == expected);
 }
 
-TEST_CASE("attention over a key source throws for an invalid argument and names it", "[attention][key_source][errors]") {
+TEST_CASE("attention over a key source throws for an invalid argument and names it",
+          "[attention][key_source][errors]") {
   const Problem<float> problem({1, 2, 1, 3, 4, 8, 5});
   Pages<float> pages(problem, 2);
   const auto message = [&](const AttentionOptions<float>& options = {}) {

@@ -60,7 +60,8 @@ bool is_picked(const Query& query, index_t key) {
   return query.index % 5 != 4 && (query.index * 7919 + key * 104729) % 7 < 3;
 }
 
-TEST_CASE("states over any key ranges merge to attention over all keys, with n of all keys", "[attention][state][slow]") {
+TEST_CASE("states over any key ranges merge to attention over all keys, with n of all keys",
+          "[attention][state][slow]") {
   for (const Shape& shape : shapes) {
     check_cuts<float>(shape, Full{}, all_keys);
     check_cuts<float>(shape, Causal{}, keys_before);

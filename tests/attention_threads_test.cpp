@@ -59,7 +59,8 @@ TEST_CASE("attention is bit-identical for every executor: full and causal", "[at
   check_same<ssmax::half>(shapes[4], Causal{});
 }
 
-TEST_CASE("attention is bit-identical for every executor: windows and predicates", "[attention][threads][slow]") {
+TEST_CASE("attention is bit-identical for every executor: windows and predicates",
+          "[attention][threads][slow]") {
   const auto picked = [](const Query& query, index_t key) {
     return (query.index * 7919 + key * 104729) % 7 < 3;
   };
@@ -70,7 +71,8 @@ TEST_CASE("attention is bit-identical for every executor: windows and predicates
   }
 }
 
-TEST_CASE("attention is bit-identical for every executor: scores, rope and sinks", "[attention][threads][slow]") {
+TEST_CASE("attention is bit-identical for every executor: scores, rope and sinks",
+          "[attention][threads][slow]") {
   const std::vector<float> sinks{1, -2, 0, 3};
   const ssmax::Rope<float> rope({.width = 4}, 6000);
   for (const Shape& shape : shapes) {
@@ -155,7 +157,8 @@ TEST_CASE("attention runs inside the tasks of a pool", "[attention][threads]") {
   CHECK(outputs == expected);
 }
 
-TEST_CASE("keys split between threads are counted once per thread, not per key chunk", "[attention][threads]") {
+TEST_CASE("keys split between threads are counted once per thread, not per key chunk",
+          "[attention][threads]") {
   const Problem<float> problem({1, 1, 1, 1, 20'000, 2, 2});
   std::atomic<index_t> calls = 0;
   const ssmax::Where mask([&calls](const ssmax::Query&, index_t key) {

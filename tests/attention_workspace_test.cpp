@@ -174,7 +174,8 @@ TEST_CASE("a moved-from workspace is empty", "[attention][workspace]") {
   CHECK(allocations([&] { call(); }) == 0);
 }
 
-TEST_CASE("attention_partial allocates for the keys of the call, not for all keys", "[attention][workspace]") {
+TEST_CASE("attention_partial allocates for the keys of the call, not for all keys",
+          "[attention][workspace]") {
   const index_t held = 4096;
   const Problem<float> problem({1, 1, 1, 20, held, 8, 8});
   ssmax::ThreadPool pool(2);

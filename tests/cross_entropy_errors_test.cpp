@@ -84,7 +84,8 @@ TEST_CASE("cross_entropy throws for partly overlapping memory", "[cross_entropy]
             {"dlogits", "targets", "16", "32"});
 }
 
-TEST_CASE("cross_entropy throws for a target that is not a class and names its row", "[cross_entropy][errors]") {
+TEST_CASE("cross_entropy throws for a target that is not a class and names its row",
+          "[cross_entropy][errors]") {
   constexpr index_t lowest = std::numeric_limits<index_t>::min(),
                     highest = std::numeric_limits<index_t>::max();
   Buffers m;

@@ -41,10 +41,18 @@ void check_shapes() {
   });
 }
 
-TEST_CASE("cross_entropy agrees with the long double reference: float", "[cross_entropy]") { check_shapes<float>(); }
-TEST_CASE("cross_entropy agrees with the long double reference: double", "[cross_entropy]") { check_shapes<double>(); }
-TEST_CASE("cross_entropy agrees with the long double reference: half", "[cross_entropy]") { check_shapes<half>(); }
-TEST_CASE("cross_entropy agrees with the long double reference: bfloat16", "[cross_entropy]") { check_shapes<bfloat16>(); }
+TEST_CASE("cross_entropy agrees with the long double reference: float", "[cross_entropy]") {
+  check_shapes<float>();
+}
+TEST_CASE("cross_entropy agrees with the long double reference: double", "[cross_entropy]") {
+  check_shapes<double>();
+}
+TEST_CASE("cross_entropy agrees with the long double reference: half", "[cross_entropy]") {
+  check_shapes<half>();
+}
+TEST_CASE("cross_entropy agrees with the long double reference: bfloat16", "[cross_entropy]") {
+  check_shapes<bfloat16>();
+}
 
 TEST_CASE("any class can be the target", "[cross_entropy]") {
   for_each_target([](const std::string& name) {

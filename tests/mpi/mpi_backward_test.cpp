@@ -90,8 +90,7 @@ TEST_CASE("gradients are bit-identical to one process if no sum is split between
                        {.rope = &rope, .sinks = sinks}));
 }
 
-TEST_CASE("gradients of keys are bit-identical if a sum continues on other ranks",
-          "[mpi][backward]") {
+TEST_CASE("gradients of keys are bit-identical if a sum continues on other ranks", "[mpi][backward]") {
   const index_t n = 2 * 2048 + 300;
   const int ranks = world().ranks();
   const Problem<float> problem({1, 3, 1, n, n, 8, 8});
@@ -142,8 +141,7 @@ TEST_CASE("gradients of keys on the bf16 path are bit-identical if no query bloc
   CHECK(result.same_keys);
 }
 
-TEST_CASE("gradients of scaled sinks and of c are bit-identical to one process",
-          "[mpi][backward][heads]") {
+TEST_CASE("gradients of scaled sinks and of c are bit-identical to one process", "[mpi][backward][heads]") {
   const index_t n = 2048 + 300;
   const int ranks = world().ranks();
   const std::vector<float> sinks{0.5f, -1, 0, 2};

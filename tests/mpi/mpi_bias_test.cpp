@@ -75,8 +75,7 @@ void check_close(const Shape& shape, const Layout& layout, const Strides& stride
   CHECK(everywhere(same_bits(first, both[1])));
 }
 
-TEST_CASE("every rank gets the gradient of a Bias by keys, bit-identical to one process",
-          "[mpi][backward]") {
+TEST_CASE("every rank gets the gradient of a Bias by keys, bit-identical to one process", "[mpi][backward]") {
   const index_t n = 1024 + 200;
   const Layout layout = Layout::contiguous(n, world().ranks(), 1024);
   check_same({1, 2, 1, n, n, 8, 8}, layout, {2 * n * n, n * n, n, 1});

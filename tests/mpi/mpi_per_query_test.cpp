@@ -59,7 +59,8 @@ TEST_CASE("a multiplier for each query is bit-identical to one process", "[mpi][
   check({2, 4, 2, shorter, shorter, 8, 5}, Layout::zigzag(shorter, ranks, 1).by_heads());
 }
 
-TEST_CASE("decode with a multiplier for each query is bit-identical to decode with one cache", "[mpi][decode]") {
+TEST_CASE("decode with a multiplier for each query is bit-identical to decode with one cache",
+          "[mpi][decode]") {
   const index_t n = 1024 + 300, queries = 3;
   const Shape shape{1, 2, 1, queries, n, 8, 8};
   const Problem<float> problem(shape);
