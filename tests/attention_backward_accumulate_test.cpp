@@ -1,5 +1,5 @@
 // With `accumulate`, dq, dk and dv are old value + gradient, rounded once. The expected gradient is what a call without
-// `accumulate` writes; for half and bfloat16, what such a call in float writes.
+// `accumulate` writes. Exception: for half and bfloat16, the expected gradient comes from a call in float.
 
 #include <algorithm>
 #include <array>

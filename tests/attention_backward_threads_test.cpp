@@ -32,7 +32,7 @@ constexpr std::array<Shape, 9> shapes{{
     {1, 2, 1, 70, 33, 6, 5},
 }};
 
-/// All results of a backward call with SSMax, slopes, and a bias that is summed over batch and queries.
+/// All results of a backward call with SSMax, slopes, and a bias that is summed over some dimensions.
 template <class T>
 struct Everything {
   Result<T> result;

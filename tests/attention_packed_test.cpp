@@ -111,7 +111,7 @@ void check_layouts() {
                by_position(s.batch, s.heads, s.queries, s.dv, 2, sentinel));
 }
 
-TEST_CASE("[batch, position, head, channel] with gaps gives the same bits", "[attention]") {
+TEST_CASE("[batch, position, head, channel] with gaps is bit-identical", "[attention]") {
   for_each_target([](const std::string& target) {
     INFO(target);
     check_layouts<float>();
@@ -119,7 +119,7 @@ TEST_CASE("[batch, position, head, channel] with gaps gives the same bits", "[at
   });
 }
 
-TEST_CASE("columns of a packed qkv give the same bits", "[attention]") {
+TEST_CASE("columns of a packed qkv are bit-identical", "[attention]") {
   for_each_target([](const std::string& target) {
     INFO(target);
     const Shape s{2, 4, 2, 270, 270, 6, 5};

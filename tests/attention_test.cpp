@@ -31,7 +31,7 @@ constexpr std::array<Shape, 13> shapes{{
     {1, 1, 1, 70, 600, 8, 65},
     {1, 1, 1, 32, 257, 64, 64},
     {2, 4, 1, 33, 31, 1, 64},
-    {2, 4, 2, 70, 33, 8, 65},  // queries that see nothing under the causal mask, a block of them and more
+    {2, 4, 2, 70, 33, 8, 65},  // more than one block of queries without visible keys
     {2, 2, 1, 5, 0, 3, 8},     // no keys
     {1, 2, 1, 70, 1, 65, 3},
     {3, 1, 1, 2, 513, 3, 1},

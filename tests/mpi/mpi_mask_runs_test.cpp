@@ -1,4 +1,4 @@
-// Masks with runs over ranks: bit-identical to one process, and pieces of keys that no run touches do not travel.
+// Masks with runs over ranks: bit-identical to one process. Ranks do not send keys outside all runs.
 
 #include <mpi.h>
 
