@@ -174,7 +174,7 @@ TEST_CASE("backward throws for null views", "[attention][backward][errors]") {
     call.g.dv = {nullptr, {2, 2, 7, 6}};
     call.refuses_backward({"dv is null", "168"});
   }
-  SECTION("dlse may be left out") {
+  SECTION("dlse is optional") {
     call.g.dlse = {};
     CHECK_NOTHROW(call.run());
   }

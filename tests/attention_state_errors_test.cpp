@@ -68,7 +68,7 @@ TEST_CASE("attention_partial throws for keys outside the range of all keys", "[a
     call.keys = std::numeric_limits<index_t>::min();
     call.refuses({"first_key"});
   }
-  SECTION("the largest possible key position") {
+  SECTION("accepts the last valid first_key") {
     call.first_key = 13;
     CHECK_NOTHROW(call.run());
   }
