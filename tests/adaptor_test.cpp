@@ -1,4 +1,4 @@
-// What the functors take as one row, and what has an adaptor of its own.
+// Types that the functors accept as one row, and types with their own adaptor.
 
 #include <array>
 #include <cmath>
@@ -11,7 +11,7 @@
 
 namespace adaptor_test {
 
-/// A matrix in one piece of memory: a std::span can be made of it, but it is not one row.
+/// A contiguous matrix. It converts to std::span, but it is not one row.
 struct Grid {
   std::vector<float> cells;
 
@@ -37,7 +37,7 @@ struct ssmax::Adaptor<X> {
   }
 };
 
-TEST_CASE("whatever is contiguous is one row", "[adaptor]") {
+TEST_CASE("any contiguous range is one row", "[adaptor]") {
   const std::vector<float> quarters(4, 0.25F);
   const std::vector<float> vector(4, 1.0F);
   const std::array<float, 4> array{1.0F, 1.0F, 1.0F, 1.0F};
@@ -55,7 +55,7 @@ TEST_CASE("whatever is contiguous is one row", "[adaptor]") {
   CHECK(std::abs(log_out[3] + 1.3862944F) < 1e-6F);
 }
 
-TEST_CASE("a matrix in one piece is taken by its own adaptor", "[adaptor]") {
+TEST_CASE("a contiguous matrix uses its own adaptor", "[adaptor]") {
   const adaptor_test::Grid grid{std::vector<float>(4, 1.0F)};
   CHECK(ssmax::Softmax{}(grid).cells == std::vector<float>(4, 0.5F));
 }

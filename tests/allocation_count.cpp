@@ -1,5 +1,5 @@
-// operator new that counts. In a file of its own: GCC warns where it can inline operator delete but not the
-// operator new that goes with it.
+// Replaces operator new by one that counts. A separate file, because GCC warns if it inlines operator delete but not
+// the matching operator new.
 
 #include "allocation_count.hpp"
 
@@ -19,7 +19,7 @@ void* allocate(std::size_t size) noexcept {
   return std::malloc(std::max<std::size_t>(size, 1));
 }
 
-/// aligned_alloc wants whole multiples of the alignment.
+/// Rounds the size up, because aligned_alloc requires a multiple of the alignment.
 void* allocate(std::size_t size, std::align_val_t alignment) noexcept {
   ++count;
   bytes += static_cast<long long>(size);

@@ -1,10 +1,10 @@
-// How often this program has called operator new so far, in all threads, and for how many bytes.
+// The number of calls of operator new in all threads of this program, and their bytes.
 #pragma once
 
 long allocation_count();
 long long allocated_bytes();
 
-/// How often a call calls it.
+/// Returns the number of allocations of a call.
 template <class Call>
 long allocations(const Call& call) {
   const long before = allocation_count();

@@ -1,4 +1,4 @@
-// Views and numbers that may be left out. Null with extents is not left out, and each head has its number.
+// Optional views and parameters. A null view with extents is an error. Each head has its parameter.
 
 #include <algorithm>
 #include <array>
@@ -18,9 +18,9 @@ namespace attention_problem::backward_problem::arguments_optional_test {
 
 using small_call::Call;
 
-// ---- Views that are left out ------------------------------------------------------------------------------
+// ---- Optional views ---------------------------------------------------------------------------------------
 
-TEST_CASE("null with extents is not left out", "[attention][arguments]") {
+TEST_CASE("throws for a null view with extents", "[attention][arguments]") {
   Call call;
   for (const std::array<index_t, 3>& extents : {std::array<index_t, 3>{1, 2, 2}, {1, 0, 0}, {0, 0, 7}}) {
     call.lse = {nullptr, extents};
@@ -73,8 +73,7 @@ TEST_CASE("null with extents is not left out", "[attention][arguments]") {
   CHECK(std::ranges::count(call.to, -7.0F) == 64);
 }
 
-TEST_CASE("what is left out, and what is null because it has no elements, are taken",
-          "[attention][arguments]") {
+TEST_CASE("accepts omitted views and null views without elements", "[attention][arguments]") {
   Call call;
   call.lse = {};
   CHECK_NOTHROW(
@@ -89,7 +88,7 @@ TEST_CASE("what is left out, and what is null because it has no elements, are ta
 
 // ---- One number per head ----------------------------------------------------------------------------------
 
-TEST_CASE("as many numbers as heads, neither fewer nor more", "[attention][arguments]") {
+TEST_CASE("throws unless the count of parameters equals the count of heads", "[attention][arguments]") {
   Call call;
   std::vector<float> one(1, 1), three(3, 1), two(2, 1), table(3, 1);
   const auto refuses = [&](std::initializer_list<std::string_view> words, const auto& scaling,
@@ -123,7 +122,7 @@ TEST_CASE("as many numbers as heads, neither fewer nor more", "[attention][argum
   refuses({"p has extent 2", "largest n is 3"}, ssmax::SizeTable{two});
   CHECK(std::ranges::count(call.to, -7.0F) == 64);
 
-  // Rows of rank 1 and 2 have one head.
+  // Row functions of rank 1 and 2 have one head.
   const View<const float, 2> z(call.in.data(), {2, 4});
   const View<float, 2> y(call.to.data(), {2, 4});
   check_refused([&] { ssmax::softmax(z, y, SSMax{two}); }, {"s has extent 2", "heads are 1"});
@@ -132,7 +131,7 @@ TEST_CASE("as many numbers as heads, neither fewer nor more", "[attention][argum
   CHECK_NOTHROW(ssmax::softmax(z, y, ssmax::SizeTable{longer}));
 }
 
-TEST_CASE("dsinks have as many numbers as heads", "[attention][backward][arguments]") {
+TEST_CASE("throws unless dsinks has one element per head", "[attention][backward][arguments]") {
   const Problem<float> problem({1, 2, 2, 2, 3, 4, 4});
   std::vector<float> sinks(2), three(3), one(1);
   const Output<float> output = run(problem, Softmax{}, Full{}, {.sinks = sinks});

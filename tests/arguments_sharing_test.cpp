@@ -1,4 +1,4 @@
-// The gradients of numbers that heads share, and sinks that are infinite.
+// Gradients of parameters that heads share, and infinite sinks.
 
 #include <algorithm>
 #include <array>
@@ -18,9 +18,9 @@
 
 namespace attention_problem::backward_problem::arguments_sharing_test {
 
-// ---- A gradient that heads share --------------------------------------------------------------------------
+// ---- Gradients of shared parameters -----------------------------------------------------------------------
 
-TEST_CASE("a number has one gradient, to which every head adds: attention",
+TEST_CASE("all heads add to the gradient of a shared parameter: attention",
           "[attention][backward][arguments]") {
   ssmax::ThreadPool pool(3);
   for (const Shape& shape : {Shape{2, 4, 2, 5, 40, 8, 5}, {1, 4, 1, 70, 300, 8, 5}}) {
@@ -60,7 +60,7 @@ TEST_CASE("a number has one gradient, to which every head adds: attention",
   }
 }
 
-TEST_CASE("a number has one gradient, to which every head adds: rows", "[arguments]") {
+TEST_CASE("all heads add to the gradient of a shared parameter: rows", "[arguments]") {
   const std::vector<float> z = reference::normals<float>(4 * 3 * 7, 1),
                            dy = reference::normals<float>(4 * 3 * 7, 2);
   std::vector<float> y(z.size()), dz(z.size()), ds(1), db(1), ds_each(4), db_each(4);
@@ -77,7 +77,7 @@ TEST_CASE("a number has one gradient, to which every head adds: rows", "[argumen
   CHECK(std::abs(ds[0] - (ds_each[0] + ds_each[1] + ds_each[2] + ds_each[3])) < 1e-5F);
   CHECK(std::abs(db[0] - (db_each[0] + db_each[1] + db_each[2] + db_each[3])) < 1e-5F);
   CHECK(std::abs(ds[0] - ds_each[0]) > 1e-3F);
-  // Either alone.
+  // ds or db alone.
   std::vector<float> alone(1);
   run(scaling.gradient(alone));
   CHECK(same_bits(alone, ds));
@@ -86,7 +86,7 @@ TEST_CASE("a number has one gradient, to which every head adds: rows", "[argumen
   CHECK(same_bits(alone, db));
 }
 
-TEST_CASE("a scaling deduces its type from what holds the parameters", "[arguments]") {
+TEST_CASE("a scaling deduces its type from the container of the parameters", "[arguments]") {
   std::vector<float> floats(1, 0.5F);
   const std::vector<double> doubles(1, 0.5);
   const std::array<float, 1> array{0.5F};
@@ -112,10 +112,9 @@ TEST_CASE("a scaling deduces its type from what holds the parameters", "[argumen
   }
 }
 
-// ---- Sinks that are infinite ------------------------------------------------------------------------------
+// ---- Infinite sinks ---------------------------------------------------------------------------------------
 
-TEST_CASE("a sink of +inf has the limit's gradient, one of -inf none, one of NaN spreads",
-          "[attention][backward][arguments]") {
+TEST_CASE("gradients of sinks of +inf, -inf and NaN", "[attention][backward][arguments]") {
   const std::vector<float> sinks{infinity<float>, -infinity<float>, nan<float>, 0.5F};
   for (const Shape& shape : {Shape{2, 4, 2, 3, 40, 8, 5}, {1, 4, 4, 65, 40, 8, 5}, {1, 4, 4, 5, 0, 8, 5}}) {
     const Problem<float> problem(shape);
@@ -127,7 +126,7 @@ TEST_CASE("a sink of +inf has the limit's gradient, one of -inf none, one of NaN
       const Output<float> output = run(problem, scaling, Causal{}, {.sinks = sinks});
       const Result<float> result =
           backward(problem, output, scaling.gradient(ds, db), Causal{}, ssmax::Identity{}, {.sinks = sinks});
-      // The sink's share is 1, out is 0: what is left of -share·(⟨dout, out⟩ - dlse) is dlse.
+      // The sink's weight is 1 and out is 0, so the gradient -weight·(⟨dout, out⟩ - dlse) is dlse.
       double expected = 0;
       for (index_t row = 0; row < problem.rows(); ++row) {
         if (row / shape.queries % 4 == 0)
@@ -145,7 +144,8 @@ TEST_CASE("a sink of +inf has the limit's gradient, one of -inf none, one of NaN
   }
 }
 
-TEST_CASE("a sink's gradient tends to that of +inf", "[attention][backward][arguments]") {
+TEST_CASE("the gradient of a growing sink tends to the gradient of a sink of +inf",
+          "[attention][backward][arguments]") {
   const Problem<double> problem({1, 2, 2, 20, 30, 6, 5});
   const auto dsinks = [&](double sink) {
     return run_backward(problem, SSMax<double>{}, Causal{}, {.sinks = std::vector<double>{sink, 0}})
@@ -156,7 +156,7 @@ TEST_CASE("a sink's gradient tends to that of +inf", "[attention][backward][argu
   CHECK(std::abs(dsinks(5) - dsinks(infinity<double>)) > 1e-3);
 }
 
-TEST_CASE("a sink of +inf gives 0 and +inf, also through finish and decode",
+TEST_CASE("a sink of +inf gives out 0 and lse +inf in attention, finish and decode",
           "[attention][decode][arguments]") {
   const std::vector<float> sinks{infinity<float>, -infinity<float>};
   for (const index_t queries : {3, 40}) {

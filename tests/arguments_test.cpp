@@ -1,5 +1,5 @@
-// Arguments that are absurd: extents, strides, counts and threads that no machine has. They are refused by
-// name, or do what is documented; nothing overflows (which the undefined-behaviour sanitizer is asked about).
+// Extreme extents, strides, counts and threads. Calls throw and name the argument, or do what is documented. The
+// undefined-behaviour sanitizer checks that integers do not overflow.
 
 #include <algorithm>
 #include <array>
@@ -30,7 +30,7 @@ std::string text(index_t number) { return std::to_string(number); }
 
 // ---- Extents and strides ----------------------------------------------------------------------------------
 
-TEST_CASE("a view is empty where an extent is 0, not where their product wraps", "[arguments]") {
+TEST_CASE("a view is empty only if an extent is 0, not if the product overflows", "[arguments]") {
   float x = 0;
   CHECK_FALSE(View<float, 2>(&x, {root, root}).empty());
   CHECK_FALSE(View<float, 4>(&x, {1, root, root, 4}).empty());
@@ -38,7 +38,7 @@ TEST_CASE("a view is empty where an extent is 0, not where their product wraps",
   CHECK(View<float, 1>{}.empty());
 }
 
-TEST_CASE("rows refuse extents that cannot be counted", "[arguments]") {
+TEST_CASE("row functions throw for extents whose product overflows", "[arguments]") {
   std::vector<float> z(8, 1), y(8, -7);
   const View<const float, 2> square(z.data(), {root, root}), of_zeros(z.data(), {root, root}, {0, 1}),
       long_row(z.data(), {1, most});
@@ -53,7 +53,7 @@ TEST_CASE("rows refuse extents that cannot be counted", "[arguments]") {
         ssmax::softmax(long_row, View<float, 2>(y.data(), {1, most}));
       },
       {"logits has extent " + text(most)});
-  // With an extent of 0 there is nothing to read, but rows are counted.
+  // With an extent of 0 no element is read, but the rows are counted.
   const View<const float, 4> no_keys(z.data(), {root, root, 4, 0});
   check_refused(
       [&] {
@@ -63,7 +63,7 @@ TEST_CASE("rows refuse extents that cannot be counted", "[arguments]") {
   CHECK(std::ranges::count(y, -7.0F) == 8);
 }
 
-TEST_CASE("rows refuse strides that reach further than bytes can be counted", "[arguments]") {
+TEST_CASE("row functions throw for strides whose byte offsets overflow", "[arguments]") {
   std::vector<float> z(8, 1), y(8, -7);
   const View<float, 2> out(y.data(), {2, 4});
   for (const index_t stride : {most, least, least + 1, most / 4, -(most / 4), most / 8 * 5}) {
@@ -85,7 +85,7 @@ TEST_CASE("rows refuse strides that reach further than bytes can be counted", "[
     check_refused([&] { ssmax::softmax(one_class, View<float, 1>(y.data(), {1})); },
                   {"logits", text(stride)});
   }
-  // Each fits, the sum does not.
+  // Each reach fits, but their sum overflows.
   const View<const float, 3> three(z.data(), {3, 3, 2}, {most / 12, -(most / 12), 1});
   check_refused(
       [&] {
@@ -95,7 +95,7 @@ TEST_CASE("rows refuse strides that reach further than bytes can be counted", "[
   CHECK(std::ranges::count(y, -7.0F) == 8);
 }
 
-TEST_CASE("negative strides and strides of 0 are taken", "[arguments]") {
+TEST_CASE("row functions accept negative strides and strides of 0", "[arguments]") {
   std::vector<float> z{1, 2, 3, 4}, y(4, -7), w(4);
   ssmax::softmax(View<const float, 2>(z.data() + 2, {2, 2}, {-2, 1}), View<float, 2>(y.data(), {2, 2}));
   ssmax::softmax(View<const float, 2>(z.data(), {2, 2}, {0, 1}),
@@ -104,7 +104,7 @@ TEST_CASE("negative strides and strides of 0 are taken", "[arguments]") {
   CHECK(w == std::vector<float>{y[2], y[3], y[2], y[3]});
 }
 
-TEST_CASE("attention refuses extents and strides that cannot be", "[attention][arguments]") {
+TEST_CASE("attention throws for overflowing extents and strides", "[attention][arguments]") {
   Call call;
   for (std::size_t i = 0; i < 4; ++i) {
     Call of_q, of_k, of_v, of_out;
@@ -128,7 +128,7 @@ TEST_CASE("attention refuses extents and strides that cannot be", "[attention][a
   call.refuses({"lse has extent " + text(root)});
 }
 
-TEST_CASE("masks and biases refuse strides that cannot be", "[attention][arguments]") {
+TEST_CASE("masks and biases throw for overflowing strides", "[attention][arguments]") {
   Call call;
   const View<const float, 4> bias(call.in.data(), {1, 2, 2, 3}, {0, most / 2, 3, 1});
   check_refused(
@@ -146,8 +146,8 @@ TEST_CASE("masks and biases refuse strides that cannot be", "[attention][argumen
       {"MaskMatrix: visible", "stride " + text(least)});
 }
 
-TEST_CASE("keys that are one in memory may be many: a window sees the last", "[attention][arguments]") {
-  // As many keys as can be counted, all in one place: nothing on the way to them may overflow.
+TEST_CASE("a window works on the largest possible number of keys with stride 0", "[attention][arguments]") {
+  // The largest number of keys, all at one address: no offset may overflow.
   const index_t keys = most / 2 / 8;
   std::vector<float> q(8, 1), k(4, 1), v{1, 2, 3, 4}, out(8), lse(2);
   const View<const float, 4> ks(k.data(), {1, 2, keys, 4}, {0, 0, 0, 1}),
@@ -165,8 +165,8 @@ TEST_CASE("keys that are one in memory may be many: a window sees the last", "[a
   }
 }
 
-TEST_CASE("tensors without elements take no memory for what they claim", "[attention][arguments]") {
-  // No queries and no keys of an absurd width: nothing to be done.
+TEST_CASE("tensors without elements need no memory for their extents", "[attention][arguments]") {
+  // No queries and no keys, with an extreme width.
   const index_t width = most / 2;
   const View<float, 4> none(nullptr, {1, 1, 0, width});
   const View<float, 3> no_lse(nullptr, {1, 1, 0});
@@ -178,7 +178,7 @@ TEST_CASE("tensors without elements take no memory for what they claim", "[atten
 
 // ---- Sizes ------------------------------------------------------------------------------------------------
 
-TEST_CASE("a rope refuses tables that cannot be counted", "[arguments]") {
+TEST_CASE("Rope throws for tables whose size overflows", "[arguments]") {
   for (const index_t positions :
        {most, most / 2, index_t{1} << (8 * sizeof(index_t) - 2), most / 8 / 64 + 1}) {
     check_refused([&] { Rope<float>({.width = 64}, positions); },
@@ -193,7 +193,7 @@ TEST_CASE("a rope refuses tables that cannot be counted", "[arguments]") {
   check_refused([&] { Rope<float>({.width = 2, .first_position = least}, 1); }, {"Rope", "first_position"});
 }
 
-TEST_CASE("slopes and caches refuse sizes that cannot be", "[arguments]") {
+TEST_CASE("Alibi::slopes and KvCache throw for invalid sizes", "[arguments]") {
   for (const volatile index_t heads : {most, most / 8 + 1, least, index_t{-1}}) {
     check_refused([&] { static_cast<void>(ssmax::Alibi::slopes(heads)); },
                   {"Alibi::slopes: heads are " + text(heads)});
@@ -204,7 +204,7 @@ TEST_CASE("slopes and caches refuse sizes that cannot be", "[arguments]") {
                 {"KvCache", text(most)});
 }
 
-TEST_CASE("a ring's positions end where they can no longer be counted", "[arguments]") {
+TEST_CASE("a ring throws before its positions overflow", "[arguments]") {
   KvCache<float> ring({.width = 1, .capacity = 2, .ring = true});
   float x = 1;
   const View<const float, 4> many(&x, {1, 1, most / 2, 1}, {0, 0, 0, 1}), one(&x, {1, 1, 1, 1});
@@ -215,7 +215,7 @@ TEST_CASE("a ring's positions end where they can no longer be counted", "[argume
   CHECK(ring.length(0) == most / 2);
 }
 
-TEST_CASE("attention_partial refuses more keys than can be counted", "[attention][arguments]") {
+TEST_CASE("attention_partial throws for an overflowing number of keys", "[attention][arguments]") {
   Call call;
   const AttentionState<float> state{
       {call.to.data(), {1, 2, 2}}, {call.to.data() + 8, {1, 2, 2}}, {call.to.data() + 16, {1, 2, 2, 4}}};
@@ -229,7 +229,7 @@ TEST_CASE("attention_partial refuses more keys than can be counted", "[attention
       {.q = call.q, .k = call.k, .v = call.v, .first_key = most / 2 - 3, .keys = most / 2, .state = state}));
 }
 
-TEST_CASE("a workspace refuses more bytes than can be counted", "[arguments]") {
+TEST_CASE("Workspace throws for an overflowing number of bytes", "[arguments]") {
   ssmax::Workspace workspace;
   check_refused([&] { workspace.reserve(static_cast<std::size_t>(most) + 1); }, {"more than"});
   check_refused([&] { workspace.reserve(static_cast<std::size_t>(-1)); }, {"more than"});
@@ -246,7 +246,7 @@ TEST_CASE("a workspace refuses more bytes than can be counted", "[arguments]") {
 
 // ---- Executors --------------------------------------------------------------------------------------------
 
-TEST_CASE("any concurrency gives the same bits", "[attention][arguments]") {
+TEST_CASE("attention is bit-identical for any concurrency", "[attention][arguments]") {
   for (const Shape& shape : {Shape{1, 2, 1, 3, 2100, 5, 4}, {2, 4, 2, 70, 300, 8, 5}}) {
     const Problem<float> problem(shape);
     const SSMax<float> scaling{0.7F};
@@ -261,7 +261,7 @@ TEST_CASE("any concurrency gives the same bits", "[attention][arguments]") {
   }
 }
 
-TEST_CASE("decode takes any concurrency", "[decode][arguments]") {
+TEST_CASE("decode accepts any concurrency", "[decode][arguments]") {
   const Problem<float> problem({1, 4, 2, 1, 2500, 8, 8});
   KvCache<float> cache({.kv_heads = 2, .width = 8, .capacity = 2500});
   cache.append(problem.k_view(), problem.v_view());

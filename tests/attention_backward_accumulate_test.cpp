@@ -1,5 +1,5 @@
 // With `accumulate`, dq, dk and dv are old value + gradient, rounded once. The expected gradient is what a call without
-// `accumulate` writes; for half and bfloat16, what such a call in float writes.
+// `accumulate` writes. Exception: for half and bfloat16, the expected gradient comes from a call in float.
 
 #include <algorithm>
 #include <array>
@@ -23,8 +23,8 @@ constexpr std::array<Shape, 10> shapes{{
     {1, 2, 2, 2, 2, 2, 2},
     {1, 2, 1, 0, 5, 4, 3},
     {1, 2, 1, 5, 0, 4, 3},
-    {1, 1, 1, 251, 2053, 4, 4},    // more keys than a partial sum of dq takes
-    {1, 1, 1, 1931, 260, 16, 16},  // more queries than a partial sum of dk takes
+    {1, 1, 1, 251, 2053, 4, 4},    // more keys than one partial sum of dq covers
+    {1, 1, 1, 1931, 260, 16, 16},  // more queries than one partial sum of dk covers
 }};
 
 /// A gradient whose rows lie [batch][position][head][width + 3], with numbers in the gaps as well.

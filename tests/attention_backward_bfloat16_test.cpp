@@ -1,5 +1,5 @@
-// The backward of attention whose products are in 16 bits: bfloat16 on targets that have pair dots or matrix units.
-// Nothing happens here on others. Errors against long double on the same inputs.
+// Attention's backward on the bf16 path, on targets with pair dots or AMX tiles. Other targets skip these tests.
+// Errors are measured against long double on the same inputs.
 
 #include <algorithm>
 #include <array>
@@ -25,8 +25,8 @@ constexpr std::array<Shape, 12> shapes{{
     {2, 2, 1, 49, 129, 33, 31},
     {1, 1, 1, 97, 300, 31, 33},
     {1, 1, 1, 250, 70, 48, 80},
-    {1, 3, 1, 81, 81, 5, 100},  // three heads on one: more than a piece of queries
-    {1, 1, 1, 70, 33, 5, 16},   // queries that see nothing
+    {1, 3, 1, 81, 81, 5, 100},  // three heads per kv head: more than one query block
+    {1, 1, 1, 70, 33, 5, 16},   // queries without visible keys
     {1, 1, 1, 20, 0, 8, 8},
     {1, 1, 1, 20, 40, 0, 8},
     {1, 1, 1, 20, 40, 8, 0},
@@ -54,7 +54,7 @@ void check_products(const Problem<bfloat16>& problem, const M& mask, const Visib
   });
 }
 
-TEST_CASE("gradients by products of bfloat16 cost what their roundings cost",
+TEST_CASE("gradients on the bf16 path stay within the bound of their roundings",
           "[attention][backward][bfloat16]") {
   const std::vector<float> sinks{0.5F, -1, 2, 0};
   for (const Shape& shape : shapes) {
@@ -64,15 +64,15 @@ TEST_CASE("gradients by products of bfloat16 cost what their roundings cost",
   }
 }
 
-TEST_CASE("gradients of rotated rows cost one rounding more", "[attention][backward][bfloat16]") {
+TEST_CASE("gradients of rotated rows stay within the bound of one more rounding",
+          "[attention][backward][bfloat16]") {
   const ssmax::Rope<float> rope({.width = 64}, 400);
   check_products(Problem<bfloat16>({1, 2, 1, 60, 300, 64, 32}), Causal{}, keys_before, {.rope = &rope});
 }
 
-/// Each row's lse is off by what rounding its weights did to their sum, and dc by that part of itself; what the
-/// products round does not reach it.
-TEST_CASE("gradients of s and b are summed up before anything is rounded",
-          "[attention][backward][bfloat16]") {
+/// Rounding the weights changes each row's lse, and dc by the same relative error. Roundings of the products do not
+/// affect dc.
+TEST_CASE("gradients of s and b are summed before rounding to bfloat16", "[attention][backward][bfloat16]") {
   const Problem<bfloat16> problem({1, 4, 2, 60, 200, 64, 32}, 2, Dlse::left_out);
   const FourHeads<float> heads;
   const auto expectation = expect(problem, keys_before, heads.multiplier());
@@ -85,7 +85,7 @@ TEST_CASE("gradients of s and b are summed up before anything is rounded",
     std::vector<Real> allowed(4), of_s(4), of_b(4);
     for (std::size_t row = 0; row < dc.values.size(); ++row) {
       const Real n = ln(expected.exact.n[row]);
-      // Products of bfloat16 are exact, but their sums are those of float: a part of the terms.
+      // Products of bfloat16 are exact, but float sums round: an error relative to the terms.
       const Real error = rounded_sum * std::abs(dc.values[row]) + 8 * rounding<float> * dc.sizes[row];
       allowed[row / 60] += std::max(n, Real(1)) * error;
       of_s[row / 60] += n * dc.values[row];
@@ -99,8 +99,8 @@ TEST_CASE("gradients of s and b are summed up before anything is rounded",
   });
 }
 
-/// The loss in double on the same inputs. δ is formed from `out`, which was rounded to bfloat16.
-TEST_CASE("gradients of s and b are those of finite differences", "[attention][backward][bfloat16]") {
+/// Computes the loss in double on the same inputs. δ uses `out` after rounding to bfloat16.
+TEST_CASE("gradients of s and b agree with finite differences", "[attention][backward][bfloat16]") {
   const Shape shape{1, 2, 1, 40, 90, 32, 16};
   const Problem<bfloat16> problem(shape, 1, Dlse::left_out);
   Problem<double> wide(shape, 1, Dlse::left_out);
@@ -118,7 +118,7 @@ TEST_CASE("gradients of s and b are those of finite differences", "[attention][b
     for (std::size_t i = 0; i < wide.dout.size(); ++i) loss += wide.dout[i] * output.out[i];
     return loss;
   });
-  // Σ u·z is off by lse's part of it, and by δ's error times the mean of z, which is below 4 here.
+  // The error of Σ u·z: lse's relative error, and δ's error times the mean of z, which is below 4 here.
   const Output<double> exact = forward();
   double size = 0;
   for (std::size_t i = 0; i < wide.dout.size(); ++i) size += std::abs(wide.dout[i] * exact.out[i]);
@@ -138,7 +138,7 @@ TEST_CASE("gradients of s and b are those of finite differences", "[attention][b
   });
 }
 
-TEST_CASE("gradients by products of bfloat16 have the same bits on any number of threads",
+TEST_CASE("gradients on the bf16 path are bit-identical for any number of threads",
           "[attention][backward][bfloat16]") {
   const Problem<bfloat16> problem({1, 4, 2, 300, 600, 40, 24});
   const Causal mask;
@@ -153,7 +153,7 @@ TEST_CASE("gradients by products of bfloat16 have the same bits on any number of
   });
 }
 
-TEST_CASE("gradients in float's arithmetic are an option", "[attention][backward][bfloat16]") {
+TEST_CASE("float_products computes gradients in float", "[attention][backward][bfloat16]") {
   const Problem<bfloat16> problem({1, 2, 1, 40, 300, 64, 32});
   Problem<float> wide(problem.shape);
   wide.q.assign(problem.q.begin(), problem.q.end());
@@ -180,9 +180,9 @@ TEST_CASE("gradients in float's arithmetic are an option", "[attention][backward
   });
 }
 
-// ---- What is not a usual number ---------------------------------------------------------------------------
+// ---- NaN, infinity and subnormal numbers ------------------------------------------------------------------
 
-TEST_CASE("what is not finite in a query or its dout reaches the keys that it sees, and no others",
+TEST_CASE("NaN and infinity in a query or its dout reach only the keys visible to the query",
           "[attention][backward][bfloat16]") {
   const Shape shape{1, 1, 1, 300, 300, 32, 32};
   const Problem<bfloat16> clean(shape, 1, Dlse::left_out);
@@ -208,7 +208,7 @@ TEST_CASE("what is not finite in a query or its dout reaches the keys that it se
   }
 }
 
-TEST_CASE("what is not finite in K reaches the queries that see it, and no others",
+TEST_CASE("NaN and infinity in K reach only the queries that see the key",
           "[attention][backward][bfloat16]") {
   const Shape shape{1, 1, 1, 300, 300, 32, 32};
   const Problem<bfloat16> clean(shape, 1, Dlse::left_out);
@@ -226,7 +226,7 @@ TEST_CASE("what is not finite in K reaches the queries that see it, and no other
   }
 }
 
-/// With any payload: rounded by its bits alone, one would be 0.
+/// The NaN's payload is all ones: rounding its bits as a number would give 0.
 TEST_CASE("NaN in dlse or lse reaches the gradients", "[attention][backward][bfloat16]") {
   const std::uint32_t bits = 0x7FFFFFFF;
   float full;
@@ -243,7 +243,7 @@ TEST_CASE("NaN in dlse or lse reaches the gradients", "[attention][backward][bfl
   });
 }
 
-/// The units take subnormal numbers for 0.
+/// The hardware treats subnormal numbers as 0.
 TEST_CASE("subnormal numbers count as 0 in products of gradients", "[attention][backward][bfloat16]") {
   Problem<bfloat16> problem({1, 1, 1, 20, 40, 32, 32});
   std::fill(problem.q.begin(), problem.q.end(), std::numeric_limits<bfloat16>::denorm_min());

@@ -1,5 +1,5 @@
-// The gradient of a bias, added up over every kind of broadcast, in float and double, under masks and after
-// other scores; and scores of one's own that learn.
+// The gradient of a bias, summed over every kind of broadcast, in float and double, with masks and other scores.
+// User scores with parameter gradients.
 
 #include <algorithm>
 #include <array>
@@ -23,7 +23,7 @@ constexpr std::array<Shape, 4> shapes{{
     {2, 2, 2, 3, 1, 2, 1},
 }};
 
-/// The strides of a contiguous view which lacks the dimensions that bits of `summed` say.
+/// Returns the strides of a contiguous view. Dimensions whose bit in `summed` is set have stride 0.
 Extents strides_without(const Extents& extents, int summed) {
   Extents strides{};
   index_t stride = 1;
@@ -40,7 +40,7 @@ std::size_t size_of(const Shape& s) {
   return static_cast<std::size_t>(s.batch * s.heads * s.queries * s.keys);
 }
 
-/// A bias of B that is broadcast along some dimensions, and a gradient that is summed over them.
+/// Checks a bias of B that is broadcast along some dimensions, and its gradient summed over the dimensions.
 template <class T, class B, class G, class M>
 void check_bias(const Shape& shape, int broadcast, const M& mask, const Visible& visible) {
   const std::vector<B> values = reference::normals<B>(size_of(shape), 5);
@@ -55,7 +55,8 @@ void check_bias(const Shape& shape, int broadcast, const M& mask, const Visible&
         &learnt);
 }
 
-TEST_CASE("a bias learns, summed over every kind of broadcast", "[attention][backward][scores][slow]") {
+TEST_CASE("the gradient of a bias is summed over broadcast dimensions",
+          "[attention][backward][scores][slow]") {
   for (const Shape& shape : shapes) {
     for (int broadcast = 0; broadcast < 16; ++broadcast) {
       check_bias<float, float, double>(shape, broadcast, Causal{}, keys_before);
@@ -67,7 +68,7 @@ TEST_CASE("a bias learns, summed over every kind of broadcast", "[attention][bac
   }
 }
 
-TEST_CASE("a bias of any type learns, under any mask", "[attention][backward][scores]") {
+TEST_CASE("the gradient of a bias of any type under any mask", "[attention][backward][scores]") {
   const auto picked = [](const Query& query, index_t key) { return (query.index + 3 * key) % 5 < 3; };
   for (const Shape& shape : shapes) {
     check_bias<float, ssmax::half, float>(shape, 0, ssmax::Where(picked), picked);
@@ -81,7 +82,7 @@ TEST_CASE("a bias of any type learns, under any mask", "[attention][backward][sc
   }
 }
 
-TEST_CASE("the gradient of a bias may lie anywhere, and keeps what it does not know",
+TEST_CASE("the gradient of a bias accepts any strides and leaves the gaps unchanged",
           "[attention][backward][scores]") {
   const Shape shape = shapes[1];
   const std::vector<float> values = reference::normals<float>(size_of(shape), 5);
@@ -93,7 +94,7 @@ TEST_CASE("the gradient of a bias may lie anywhere, and keeps what it does not k
     std::vector<double> together(size_of(shape)), apart(2 * size_of(shape) + 10, -8);
     run_backward(problem, SSMax<float>{}, Causal{},
                  Bias(bias).gradient(View<double, 4>(together.data(), extents)));
-    // [query, head, batch, key] with a gap behind every row of keys; -8 is in there and beside it.
+    // [query, head, batch, key] with a gap after every row of keys. The buffer is filled with -8.
     const index_t pitch = shape.keys + 3, of_head = pitch * shape.batch, of_query = of_head * shape.heads;
     const View<double, 4> elsewhere(apart.data() + 5, extents, {pitch, of_head, of_query, 1});
     run_backward(problem, SSMax<float>{}, Causal{}, Bias(bias).gradient(elsewhere));
@@ -113,7 +114,7 @@ TEST_CASE("the gradient of a bias may lie anywhere, and keeps what it does not k
   });
 }
 
-TEST_CASE("a bias of -inf hides a key from all gradients", "[attention][backward][scores]") {
+TEST_CASE("a bias of -inf removes a key from all gradients", "[attention][backward][scores]") {
   for (const Shape& shape : shapes) {
     std::vector<float> values = reference::normals<float>(size_of(shape), 5);
     for (std::size_t i = 0; i < values.size(); ++i) {
@@ -121,7 +122,7 @@ TEST_CASE("a bias of -inf hides a key from all gradients", "[attention][backward
     }
     const Extents extents = extents_of(shape);
     const View<float, 4> bias(values.data(), extents);
-    // Rows of nothing else.
+    // Rows in which every bias is -inf.
     for (const index_t row : {index_t{0}, shape.queries / 2, shape.queries - 1}) {
       for (index_t key = 0; key < shape.keys; ++key) bias(0, 1, row, key) = -infinity<float>;
     }
@@ -147,9 +148,9 @@ TEST_CASE("a bias of -inf hides a key from all gradients", "[attention][backward
   }
 }
 
-// ---- Scores of one's own that learn -----------------------------------------------------------------------
+// ---- User scores with parameter gradients -----------------------------------------------------------------
 
-/// z' = z · w of the head: a parameter for each query.
+/// z' = z · w of the head: one parameter per head, accumulated per query.
 struct Weighted {
   std::span<const double> w;
   std::span<double> dw;
@@ -186,7 +187,7 @@ struct WeightedFormula {
   }
 };
 
-TEST_CASE("a score of one's own with a parameter learns", "[attention][backward][scores]") {
+TEST_CASE("a user score gets the gradient of its parameter", "[attention][backward][scores]") {
   for (const Shape& shape : shapes) {
     std::vector<double> w{0.5, -0.75, 1.5, 0.25};
     w.resize(static_cast<std::size_t>(shape.heads));
@@ -198,8 +199,8 @@ TEST_CASE("a score of one's own with a parameter learns", "[attention][backward]
   }
 }
 
-/// z' = z + table[(key - query) mod 16]: T5's kind of relative positions. It wants the gradient of every
-/// logit, and says nothing of threads.
+/// z' = z + table[(key - query) mod 16]: relative positions as in T5. The score gets the gradient of every logit and
+/// does not declare thread safety.
 struct Relative {
   std::span<const float> table;
   std::span<double> dtable;
@@ -235,7 +236,7 @@ struct RelativeFormula {
   }
 };
 
-TEST_CASE("a score of one's own that wants every logit's gradient learns", "[attention][backward][scores]") {
+TEST_CASE("a user score gets the gradient of each logit", "[attention][backward][scores]") {
   const std::vector<float> table = reference::normals<float>(16, 3);
   ssmax::ThreadPool pool(3);
   for (const Shape& shape : shapes) {

@@ -1,5 +1,4 @@
-// What attention's backward refuses: std::invalid_argument that names the argument and both extents, before
-// anything is written.
+// attention_backward throws std::invalid_argument that names the argument and both extents, before it writes.
 
 #include <algorithm>
 #include <array>
@@ -19,8 +18,8 @@ using namespace ssmax;
 using untouched_memory::Memory;
 using untouched_memory::untouched;
 
-/// A call that fits: 2 batches, 4 heads on 2, 5 queries on 7 keys, width 8 and 6. Tests spoil one thing.
-/// Inputs lie 512 numbers from each other, outputs as well.
+/// A valid call: batch 2, 4 heads, 2 kv heads, 5 queries, 7 keys, widths 8 and 6. Each test changes one argument.
+/// Inputs begin 512 elements after each other, and so do outputs.
 struct Call : Memory {
   float* const in = inputs.data();
   float* const to = outputs.data();
@@ -55,8 +54,7 @@ struct Call : Memory {
   }
 };
 
-TEST_CASE("backward takes a call that fits, and writes its gradients alone",
-          "[attention][backward][errors]") {
+TEST_CASE("backward accepts a valid call and writes only its gradients", "[attention][backward][errors]") {
   Call call;
   CHECK_NOTHROW(call.run());
   CHECK(std::ranges::count(call.outputs, untouched) == 4096 - 2 * (4 * 5 * 8 + 2 * 7 * 8 + 2 * 7 * 6));
@@ -72,7 +70,7 @@ std::array<index_t, Rank> extents_of(const View<const float, Rank>& view) {
   return extents;
 }
 
-/// Every extent of a view, one too large and one too small.
+/// Checks that each extent of a view throws if it is one too large or one too small.
 template <class T, int Rank, class Get>
 void refuses_extents(const Get& get, const std::string& name) {
   for (std::size_t i = 0; i < Rank; ++i) {
@@ -89,7 +87,7 @@ void refuses_extents(const Get& get, const std::string& name) {
   }
 }
 
-TEST_CASE("backward refuses each extent of what the forward gave and of gradients",
+TEST_CASE("backward throws for each mismatched extent of out, lse, dout and gradients",
           "[attention][backward][errors]") {
   refuses_extents<const float, 4>(
       [](Call & call) -> auto& { return call.a.out; }, "out");
@@ -107,7 +105,7 @@ TEST_CASE("backward refuses each extent of what the forward gave and of gradient
       [](Call & call) -> auto& { return call.g.dv; }, "dv");
 }
 
-TEST_CASE("backward refuses inputs that do not fit each other", "[attention][backward][errors]") {
+TEST_CASE("backward throws for mismatched inputs", "[attention][backward][errors]") {
   Call call;
   SECTION("heads") {
     call.a.k = {call.in, {2, 3, 7, 8}};
@@ -132,7 +130,7 @@ TEST_CASE("backward refuses inputs that do not fit each other", "[attention][bac
   }
 }
 
-TEST_CASE("backward refuses what is not there", "[attention][backward][errors]") {
+TEST_CASE("backward throws for null views", "[attention][backward][errors]") {
   Call call;
   SECTION("q") {
     call.a.q = {nullptr, {2, 4, 5, 8}};
@@ -176,13 +174,13 @@ TEST_CASE("backward refuses what is not there", "[attention][backward][errors]")
     call.g.dv = {nullptr, {2, 2, 7, 6}};
     call.refuses_backward({"dv is null", "168"});
   }
-  SECTION("dlse may be left out") {
+  SECTION("dlse is optional") {
     call.g.dlse = {};
     CHECK_NOTHROW(call.run());
   }
 }
 
-TEST_CASE("backward refuses strides", "[attention][backward][errors]") {
+TEST_CASE("backward throws for unsupported strides", "[attention][backward][errors]") {
   Call call;
   SECTION("of channels of inputs") {
     const View<const float, 4> apart(call.in, {2, 4, 5, 6}, {240, 60, 12, 2});
@@ -203,15 +201,15 @@ TEST_CASE("backward refuses strides", "[attention][backward][errors]") {
     call.g.dq = {call.to, {2, 4, 5, 8}, {320, 80, 16, 2}};
     call.refuses_backward({"dq", "stride 2", "1"});
   }
-  SECTION("gradients on each other") {
+  SECTION("gradients that overlap themselves") {
     call.g.dq = {call.to, {2, 4, 5, 8}, {140, 35, 7, 1}};
     call.refuses_backward({"dq", "stride 7", "8"});
   }
-  SECTION("heads of dk on each other") {
+  SECTION("heads of dk that overlap") {
     call.g.dk = {call.to + 512, {2, 2, 7, 8}, {56, 0, 8, 1}};
     call.refuses_backward({"dk", "stride 0"});
   }
-  SECTION("batches of dv on each other") {
+  SECTION("batches of dv that overlap") {
     call.g.dv = {call.to + 2 * 512, {2, 2, 7, 6}, {83, 42, 6, 1}};
     call.refuses_backward({"dv", "stride 83", "84"});
   }
@@ -219,7 +217,8 @@ TEST_CASE("backward refuses strides", "[attention][backward][errors]") {
 
 // ---- Overlaps ---------------------------------------------------------------------------------------------
 
-TEST_CASE("backward refuses gradients on its inputs and on each other", "[attention][backward][errors]") {
+TEST_CASE("backward throws for gradients that overlap inputs or each other",
+          "[attention][backward][errors]") {
   using Floats = const View<const float, 4>&;
   struct Gradient {
     std::string name;
@@ -228,7 +227,7 @@ TEST_CASE("backward refuses gradients on its inputs and on each other", "[attent
   for (const Gradient& gradient :
        {Gradient{"dq", &AttentionGradients<float>::dq}, Gradient{"dk", &AttentionGradients<float>::dk},
         Gradient{"dv", &AttentionGradients<float>::dv}}) {
-    // Each input in turn ends with the gradient's first number.
+    // Each input in turn ends with the gradient's first element.
     const auto put = [&](const std::string& input, const auto& place) {
       Call call;
       View<float, 4>& view = call.g.*gradient.view;
@@ -250,25 +249,25 @@ TEST_CASE("backward refuses gradients on its inputs and on each other", "[attent
     put("sinks", [&](Call& call, float* at) { call.options.sinks = {at - 3, 4}; });
   }
   Call call;
-  SECTION("dk on dq") {
+  SECTION("dk overlaps dq") {
     call.g.dk = {call.to + 319, {2, 2, 7, 8}};
     call.refuses_backward({"dk", "overlaps", "dq", "4 bytes"});
   }
-  SECTION("dv on dq") {
+  SECTION("dv overlaps dq") {
     call.g.dv = {call.to + 319, {2, 2, 7, 6}};
     call.refuses_backward({"dv", "overlaps", "dq", "4 bytes"});
   }
-  SECTION("dv on dk") {
+  SECTION("dv overlaps dk") {
     call.g.dv = {call.to + 512 + 223, {2, 2, 7, 6}};
     call.refuses_backward({"dv", "overlaps", "dk", "4 bytes"});
   }
-  SECTION("dsinks on dv") {
+  SECTION("dsinks overlaps dv") {
     std::vector<float> sinks(4);
     call.options.sinks = sinks;
     call.g.dsinks = {call.to + 2 * 512 + 167, 4};
     call.refuses_backward({"dsinks", "dv", "overlaps", "4 bytes"});
   }
-  SECTION("dsinks on sinks and on inputs") {
+  SECTION("dsinks overlaps sinks and inputs") {
     std::vector<float> sinks(4, 1.0F);
     call.options.sinks = sinks;
     call.g.dsinks = sinks;
@@ -278,7 +277,7 @@ TEST_CASE("backward refuses gradients on its inputs and on each other", "[attent
     call.g.dsinks = {call.in + 6 * 512, 4};
     call.refuses_backward({"dsinks", "dlse", "overlaps"});
   }
-  SECTION("a bias' gradient on the bias") {
+  SECTION("the gradient of a bias overlaps the bias") {
     const std::array<index_t, 4> extents{2, 4, 5, 7}, strides{0, 0, 7, 1};
     std::vector<float> bias(70, 1.0F);
     const View<float, 4> view(bias.data(), extents, strides), shifted(bias.data() + 34, extents, strides);
@@ -287,7 +286,7 @@ TEST_CASE("backward refuses gradients on its inputs and on each other", "[attent
     call.refuses({"Bias", "dbias", "overlaps", "bias", "by 4 bytes"}, Softmax{}, Full{},
                  ssmax::Bias(view).gradient(shifted));
   }
-  SECTION("neighbours are no overlap") {
+  SECTION("adjacent tensors do not overlap") {
     call.g.dk = {call.to + 320, {2, 2, 7, 8}};
     call.g.dv = {call.to + 320 + 224, {2, 2, 7, 6}};
     CHECK_NOTHROW(call.run());
@@ -297,7 +296,7 @@ TEST_CASE("backward refuses gradients on its inputs and on each other", "[attent
 
 // ---- Options, scalings, masks and scores ------------------------------------------------------------------
 
-TEST_CASE("backward refuses sinks that do not fit", "[attention][backward][errors]") {
+TEST_CASE("backward throws for mismatched sinks", "[attention][backward][errors]") {
   Call call;
   std::vector<float> three(3), four(4);
   call.options.sinks = three;
@@ -313,13 +312,14 @@ TEST_CASE("backward refuses sinks that do not fit", "[attention][backward][error
   CHECK_NOTHROW(call.run());
 }
 
-TEST_CASE("backward refuses a dlse that has extents and no memory", "[attention][backward][errors]") {
+TEST_CASE("backward throws for a null dlse with extents", "[attention][backward][errors]") {
   Call call;
   call.g.dlse = {nullptr, {2, 4, 5}};
   call.refuses_backward({"dlse", "null", "40"});
 }
 
-TEST_CASE("backward refuses scalings and their gradients that do not fit", "[attention][backward][errors]") {
+TEST_CASE("backward throws for mismatched scalings and gradients of scalings",
+          "[attention][backward][errors]") {
   Call call;
   std::vector<float> three(3, 1.0F), four(4, 1.0F), six(6, 1.0F), seven(7, 1.0F);
   call.refuses({"s has extent 3", "4"}, SSMax<float>{three});
@@ -329,7 +329,7 @@ TEST_CASE("backward refuses scalings and their gradients that do not fit", "[att
   call.refuses({"dp has extent 6", "7"}, ssmax::SizeTable<float>{seven}.gradient(six));
 }
 
-TEST_CASE("backward refuses masks that do not fit", "[attention][backward][errors]") {
+TEST_CASE("backward throws for mismatched masks", "[attention][backward][errors]") {
   Call call;
   const std::vector<index_t> three{1, 2, 3}, falling{0, 3, 1, 7};
   call.refuses({"left", "-1"}, Softmax{}, ssmax::SlidingWindow(-1));
@@ -339,7 +339,7 @@ TEST_CASE("backward refuses masks that do not fit", "[attention][backward][error
   call.refuses({"cumulative_queries", "falls"}, Softmax{}, ssmax::Documents(falling, false));
 }
 
-TEST_CASE("backward refuses scores and their gradients that do not fit", "[attention][backward][errors]") {
+TEST_CASE("backward throws for mismatched scores and gradients of scores", "[attention][backward][errors]") {
   Call call;
   const std::vector<double> slopes(4);
   std::vector<double> three(3), five(5);
@@ -370,8 +370,7 @@ TEST_CASE("backward refuses scores and their gradients that do not fit", "[atten
       call.run(Softmax{}, Full{}, bias.gradient(View<double, 4>(dbias.data(), extents, {0, 0, 0, 0}))));
 }
 
-TEST_CASE("backward refuses a rope that does not reach its keys or queries",
-          "[attention][backward][errors]") {
+TEST_CASE("backward throws for a rope with too few positions", "[attention][backward][errors]") {
   Call call;
   const ssmax::Rope<float> wide({.width = 10}, 20), brief({.width = 8}, 6),
       late({.width = 8, .first_position = 3}, 20), enough({.width = 8}, 7);

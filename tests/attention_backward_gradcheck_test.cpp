@@ -18,18 +18,18 @@ constexpr double tolerance = 1e-7;
 constexpr std::array<Shape, 4> shapes{{
     // batch, heads, kv_heads, queries, keys, d, dv
     {2, 4, 2, 4, 6, 4, 3},
-    {1, 4, 1, 7, 4, 4, 2},  // queries that see nothing under the causal mask
+    {1, 4, 1, 7, 4, 4, 2},  // queries without visible keys under the causal mask
     {1, 3, 3, 5, 5, 6, 5},
     {2, 2, 1, 1, 9, 2, 1},
 }};
 
-/// Parameters of a scaling or a score, and where their gradients are put.
+/// The parameters of a scaling or a score, and their gradients.
 struct Learnt {
   std::string name;
   std::vector<double>*values, *gradient;
 };
 
-/// A problem of which everything may vary. dout and dlse are the weights of the loss,
+/// A problem whose inputs and parameters vary. dout and dlse are the weights of the loss
 /// <dout, out> + <dlse, lse>.
 struct Model {
   Problem<double> problem;
@@ -52,7 +52,7 @@ struct Model {
   auto ssmax() { return SSMax<double>{s, b}.gradient(ds, db); }
   std::vector<Learnt> of_ssmax() { return {{"s", &s, &ds}, {"b", &b, &db}}; }
   auto alibi() { return Alibi{slopes}.gradient(dslopes); }
-  /// Bits of `broadcast` say along which dimensions.
+  /// Returns a bias that is broadcast along the dimensions whose bit in `broadcast` is set.
   auto biased(int broadcast = 0) {
     const std::array<index_t, 4> extents{shape().batch, shape().heads, shape().queries, shape().keys};
     std::array<index_t, 4> strides{};
@@ -104,8 +104,7 @@ void check(Model& model, const S& scaling, const M& mask, const C& score, std::v
   });
 }
 
-/// Without anything else; with sinks; with rope of either pairing, whole and partial; with all of that and a
-/// scale.
+/// Checks without options, with sinks, with rope (both pairings, full and partial), and with all of them and a scale.
 template <class S, class M, class C>
 void check_options(Model& model, const S& scaling, const M& mask, const C& score,
                    const std::vector<Learnt>& learnt) {
@@ -146,7 +145,7 @@ TEST_CASE("finite differences: scalings", "[attention][backward][gradcheck][slow
 
 // ---- Scores -----------------------------------------------------------------------------------------------
 
-/// A score of one's own that is not linear, and has neither vectors nor parameters.
+/// A non-linear user score, neither vectorized nor with parameters.
 struct Bent {
   template <class T>
   T operator()(T z, const Key& key) const {
@@ -194,7 +193,7 @@ TEST_CASE("finite differences: a bias and every kind of broadcast",
 
 // ---- Masks ------------------------------------------------------------------------------------------------
 
-/// Everything at once, and SSMax alone.
+/// Checks with all options together, and with SSMax alone.
 template <class M>
 void check_mask(const Shape& shape, const M& mask) {
   Model model(shape);

@@ -1,5 +1,5 @@
-// What is hidden never reaches a gradient: NaN and infinities in keys, values, queries and dout that nothing
-// depends on leave the bits as they were. In what is seen they spread to what depends on it, and no further.
+// NaN and infinity in masked keys and values, and in queries and dout of rows without keys, leave the gradients
+// bit-identical. In visible inputs, NaN affects only the results that depend on them.
 
 #include <algorithm>
 #include <array>
@@ -22,9 +22,9 @@ constexpr std::array<Shape, 5> shapes{{
     {1, 1, 1, 20, 600, 4, 3},
 }};
 
-// ---- What is hidden ---------------------------------------------------------------------------------------
+// ---- Masked inputs ----------------------------------------------------------------------------------------
 
-/// How many of the values are not the bits that they should be.
+/// Returns the number of values whose bits differ from the expected bits.
 template <class T>
 int count_changed(const std::vector<T>& values, const std::vector<T>& expected) {
   int changed = 0;
@@ -32,7 +32,7 @@ int count_changed(const std::vector<T>& values, const std::vector<T>& expected) 
   return changed;
 }
 
-/// Everything that a backward gives.
+/// All results of a backward call.
 template <class T>
 struct All {
   Result<T> result;
@@ -56,7 +56,7 @@ All<T> run_all(const Problem<T>& problem, const M& mask, const C& score, const A
   return {std::move(result), std::move(ds), std::move(db)};
 }
 
-/// Spoils the keys that no query of a kv head sees, and the queries that see nothing.
+/// Writes `poison` into keys that are masked for all queries of a kv head, and into queries without visible keys.
 template <class T, class Visible>
 Problem<T> spoil(const Problem<T>& clean, const Visible& visible, T poison) {
   const Shape& s = clean.shape;
@@ -111,7 +111,7 @@ bool is_picked(const Query& query, index_t key) {
   return query.index % 5 != 2 && key % 11 != 3 && (query.index * 7919 + query.head + key * 104729) % 5 < 3;
 }
 
-TEST_CASE("what no query sees is not read into gradients", "[attention][backward][special]") {
+TEST_CASE("keys that are masked for all queries do not affect gradients", "[attention][backward][special]") {
   check_hidden<float>(Causal{}, before);
   check_hidden<float>(SlidingWindow(3, 1), [](const Query& query, index_t key) {
     return key >= query.position() - 3 && key <= query.position() + 1;
@@ -122,13 +122,12 @@ TEST_CASE("what no query sees is not read into gradients", "[attention][backward
   check_hidden<ssmax::bfloat16>(Causal{}, before);
 }
 
-TEST_CASE("padding and what lies before a sequence is not read into gradients",
-          "[attention][backward][special]") {
+TEST_CASE("padding and keys before a sequence do not affect gradients", "[attention][backward][special]") {
   const std::vector<index_t> lengths{25, 0};
   const auto of_batch = [&](const Query& query, index_t key) {
     return key < lengths[static_cast<std::size_t>(query.batch)];
   };
-  // A span of one length for each batch entry there is.
+  // One length per batch entry.
   struct Padding {
     const std::vector<index_t>& lengths;
     KeyRange keys(const Query& query) const { return {0, lengths[static_cast<std::size_t>(query.batch)]}; }
@@ -139,7 +138,8 @@ TEST_CASE("padding and what lies before a sequence is not read into gradients",
   });
 }
 
-TEST_CASE("scores, sinks and rope let nothing hidden into gradients", "[attention][backward][special]") {
+TEST_CASE("masked keys do not affect gradients with scores, sinks and rope",
+          "[attention][backward][special]") {
   const std::vector<float> sinks(4);
   const ssmax::Rope<float> rope({.width = 4}, 700);
   check_hidden<float>(Where(is_picked), is_picked, Softcap(3),
@@ -147,7 +147,7 @@ TEST_CASE("scores, sinks and rope let nothing hidden into gradients", "[attentio
   check_hidden<float>(Causal{}, before, Softcap(3), {.rope = &rope, .key_position = 50, .sinks = sinks});
 }
 
-TEST_CASE("another document's numbers are not read into gradients", "[attention][backward][special]") {
+TEST_CASE("other documents do not affect gradients", "[attention][backward][special]") {
   const Shape shape{1, 2, 1, 90, 90, 8, 5};
   const std::vector<index_t> begins{0, 20, 21, 60, 90};
   const ssmax::Documents mask(begins, true);
@@ -156,7 +156,7 @@ TEST_CASE("another document's numbers are not read into gradients", "[attention]
     const All<float> expected = run_all(clean, mask, Identity{}, {});
     for (std::size_t document = 0; document + 1 < begins.size(); ++document) {
       INFO(target << " document " << document);
-      // All of one document is spoiled; the others' gradients stay what they are.
+      // One whole document is poisoned. The gradients of the others must not change.
       Problem<float> problem = clean;
       const index_t first = begins[document], count = begins[document + 1] - first;
       for (index_t head = 0; head < 2; ++head) {
@@ -186,7 +186,7 @@ TEST_CASE("another document's numbers are not read into gradients", "[attention]
 
 // ---- Where NaN spreads ------------------------------------------------------------------------------------
 
-/// NaN where the reference has it, and the bits of a clean run everywhere else.
+/// Checks that values are NaN where the reference is NaN, and bit-identical to a clean run elsewhere.
 template <class T, class A>
 void check_nan(std::vector<T> values, std::vector<T> clean, const std::vector<A>& expected) {
   int misplaced = 0;
@@ -231,7 +231,7 @@ void check_spread(const Shape& shape, const M& mask, const Visible& visible) {
   }
 }
 
-TEST_CASE("NaN in what is seen spreads to what depends on it, and no further",
+TEST_CASE("NaN in visible inputs affects only the results that depend on them",
           "[attention][backward][special][slow]") {
   for (const Shape& shape : shapes) {
     if (shape.heads == 4) continue;  // whose fourth multiplier is 0
@@ -245,11 +245,11 @@ TEST_CASE("NaN in what is seen spreads to what depends on it, and no further",
   check_spread<ssmax::half>(shapes[1], Causal{}, before);
 }
 
-TEST_CASE("NaN in dlse spoils its row", "[attention][backward][special]") {
+TEST_CASE("NaN in dlse affects only its row", "[attention][backward][special]") {
   const Shape shape{1, 1, 1, 33, 40, 4, 3};
   const Problem<float> clean(shape);
   Problem<float> problem = clean;
-  problem.dlse[20] = nan<float>;  // which sees keys 0 to 27
+  problem.dlse[20] = nan<float>;  // this query sees keys 0 to 27
   for_each_target([&](const std::string& target) {
     INFO(target);
     const Result<float> expected = run_backward(clean, Softmax{}, Causal{}),

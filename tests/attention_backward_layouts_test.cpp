@@ -1,5 +1,5 @@
-// The same gradients, bit for bit, wherever inputs and gradients lie: any strides, gaps full of NaN, columns
-// of one packed matrix; nothing is written beside the gradients, and what was in them does not matter.
+// Gradients are bit-identical for any strides, with gaps full of NaN and as columns of a packed matrix. Backward
+// writes only the gradients, and their old contents do not affect the result.
 
 #include <algorithm>
 #include <array>
@@ -41,7 +41,7 @@ void check_placed(const Shape& s, const std::array<std::size_t, 3>& order, index
             out = place(of_out, output.out), dout = place(of_out, problem.dout),
             dq(of_q, order, gap, backwards, untouched), dk(of_k, order, gap, backwards, untouched),
             dv(of_v, order, gap, backwards, untouched);
-  // Rows of lse and dlse lie apart as well.
+  // Rows of lse and dlse have gaps as well.
   const index_t pitch = s.queries + gap;
   std::vector<Compute<T>> lse(static_cast<std::size_t>(s.batch * s.heads * pitch), nan<Compute<T>>),
       dlse = lse;
@@ -69,7 +69,7 @@ void check_placed(const Shape& s, const std::array<std::size_t, 3>& order, index
   CHECK(dv.differences(expected.dv, untouched) == 0);
 }
 
-TEST_CASE("gradients with dimensions in any order, with gaps and backwards",
+TEST_CASE("gradients are bit-identical for any dimension order, gaps and negative strides",
           "[attention][backward][layouts][slow]") {
   for_each_target_of<ssmax::bfloat16>([](const std::string& target) {
     for (const Shape& shape : shapes) {
@@ -157,7 +157,7 @@ void check_packed(const Shape& s) {
   CHECK(differences(gradients.v(), expected.dv) == 0);
 }
 
-TEST_CASE("gradients of a packed qkv go into columns of a packed matrix", "[attention][backward][layouts]") {
+TEST_CASE("gradients of a packed qkv can be columns of a packed matrix", "[attention][backward][layouts]") {
   for_each_target([](const std::string& target) {
     for (const Shape& shape :
          {Shape{2, 4, 2, 53, 53, 6, 5}, {1, 1, 1, 130, 130, 8, 8}, {2, 2, 2, 3, 3, 1, 1}}) {
@@ -169,7 +169,7 @@ TEST_CASE("gradients of a packed qkv go into columns of a packed matrix", "[atte
   });
 }
 
-TEST_CASE("columns of a packed matrix may say what they like of dimensions of one",
+TEST_CASE("strides of dimensions of extent 1 are ignored in a packed matrix",
           "[attention][backward][layouts]") {
   const Shape s{2, 3, 1, 20, 20, 8, 8};
   const Problem<float> problem(s);
@@ -202,7 +202,7 @@ TEST_CASE("columns of a packed matrix may say what they like of dimensions of on
   CHECK(wrong == 0);
 }
 
-TEST_CASE("keys that a batch shares by a stride of zero still have gradients of their own",
+TEST_CASE("keys shared by a batch stride of 0 have separate gradients per batch entry",
           "[attention][backward][layouts]") {
   const Problem<float> problem({3, 2, 1, 5, 40, 8, 4});
   Problem<float> copied = problem;

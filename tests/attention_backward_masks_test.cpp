@@ -1,5 +1,4 @@
-// Attention's backward under every mask: what is hidden gets nothing, and n, which ds goes by, is what is
-// left.
+// Attention's backward under every mask: masked keys get gradient 0, and ds uses the number n of visible keys.
 
 #include <array>
 #include <limits>
@@ -42,7 +41,7 @@ TEST_CASE("gradients under a sliding window", "[attention][backward][masks][slow
   });
 }
 
-TEST_CASE("gradients with a prefix that all see", "[attention][backward][masks]") {
+TEST_CASE("gradients with a prefix visible to all queries", "[attention][backward][masks]") {
   for (const Shape& shape : shapes) {
     for (const auto& prefix : {std::vector<index_t>{0, 1}, {17, 1000}, {130, -4}}) {
       check(Problem<float>(shape), PrefixLM{prefix}, [&](const Query& query, index_t key) {
@@ -65,7 +64,7 @@ TEST_CASE("gradients with padding", "[attention][backward][masks]") {
   }
 }
 
-TEST_CASE("gradients of ragged rows, and of what a window leaves of them", "[attention][backward][masks]") {
+TEST_CASE("gradients under Lengths alone and with a window", "[attention][backward][masks]") {
   for (const Shape& shape : shapes) {
     std::vector<index_t> lengths;
     for (index_t row = 0; row < shape.batch * shape.heads * shape.queries; ++row) {
@@ -83,7 +82,7 @@ TEST_CASE("gradients of ragged rows, and of what a window leaves of them", "[att
   }
 }
 
-TEST_CASE("gradients under ranges of one's own", "[attention][backward][masks]") {
+TEST_CASE("gradients under a user mask with ranges", "[attention][backward][masks]") {
   for (const Shape& shape : shapes) {
     const auto range = [](const Query& query, index_t key) {
       const KeyRange keys = Careless{}.keys(query);
@@ -99,10 +98,10 @@ TEST_CASE("gradients under ranges of one's own", "[attention][backward][masks]")
 bool is_picked(const Query& query, index_t key) {
   return (query.index * 7919 + query.head * 31 + query.batch + key * 104729) % 5 < 2;
 }
-/// Shows keys far apart only, and to most queries of some blocks nothing.
+/// Shows few, distant keys, and no key to most queries.
 bool is_rare(const Query& query, index_t key) { return key % 61 == 60 && query.index % 17 < 3; }
 
-TEST_CASE("gradients where a function shows keys", "[attention][backward][masks]") {
+TEST_CASE("gradients under a predicate function", "[attention][backward][masks]") {
   for (const Shape& shape : shapes) {
     check(Problem<float>(shape), Where(is_picked), is_picked);
     check(Problem<float>(shape), Where(is_rare), is_rare);
@@ -112,7 +111,7 @@ TEST_CASE("gradients where a function shows keys", "[attention][backward][masks]
   }
 }
 
-TEST_CASE("gradients where a matrix shows keys", "[attention][backward][masks]") {
+TEST_CASE("gradients under a matrix mask", "[attention][backward][masks]") {
   for (const Shape& shape : shapes) {
     const std::array<index_t, 4> extents{shape.batch, shape.heads, shape.queries, shape.keys};
     std::vector<char> matrix(
@@ -132,7 +131,7 @@ TEST_CASE("gradients where a matrix shows keys", "[attention][backward][masks]")
 
 // ---- Documents --------------------------------------------------------------------------------------------
 
-/// Where documents begin and end, and all that follows from that, written down plainly.
+/// The borders of documents, and a plain implementation of the visibility and positions that follow.
 struct Packed {
   std::vector<index_t> queries, keys;
   bool causal;
@@ -142,7 +141,7 @@ struct Packed {
     while (index >= cumulative[i + 1]) ++i;
     return i;
   }
-  /// Bottom-right in the document.
+  /// Returns the position in the document, with bottom-right alignment.
   index_t position(const Query& query) const {
     const std::size_t i = document_of(queries, query.index);
     return query.index - queries[i + 1] + keys[i + 1] - keys[i];
@@ -189,7 +188,7 @@ TEST_CASE("gradients of packed documents", "[attention][backward][masks]") {
   }
 }
 
-TEST_CASE("gradients of documents turn back by positions in the document", "[attention][backward][masks]") {
+TEST_CASE("gradients rotate back by the position in the document", "[attention][backward][masks]") {
   for (std::size_t i = 0; i + 1 < cases.size(); ++i) {
     const Packed packed{cases[i].queries, cases[i].keys, true};
     const auto sees = [&](const Query& query, index_t key) { return packed.sees(query, key); };
@@ -199,7 +198,7 @@ TEST_CASE("gradients of documents turn back by positions in the document", "[att
   }
 }
 
-/// Positions of its own for every batch entry and kv head, as a mask of a user's may have them.
+/// A user mask with its own positions for each head.
 struct Moved {
   KeyRange keys(const Query& query) const { return {0, query.shape.keys}; }
   index_t query_position(const Query& query) const { return 3 * query.index + query.head + 5; }
@@ -208,7 +207,7 @@ struct Moved {
   }
 };
 
-TEST_CASE("gradients turn back by the positions of one's own mask", "[attention][backward][masks]") {
+TEST_CASE("gradients rotate back by the positions of a user mask", "[attention][backward][masks]") {
   const Shape shape{2, 4, 2, 40, 70, 6, 5};
   const ssmax::Rope<double> rope({.width = 6, .theta = 100}, 400);
   const AttentionOptions<double> options{.rope = &rope, .key_position = 7};

@@ -1,5 +1,5 @@
-// What attention's backward should give: the formulas written as plain loops in any precision, formulas of
-// scores with their derivatives, and how far from that a result may be.
+// Expected results of attention's backward: plain loops in any precision, score formulas with derivatives, and error
+// bounds.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +27,7 @@ enum class Dlse { given, left_out };
 template <class T>
 struct Problem : attention_problem::Problem<T> {
   std::vector<T> dout;
-  std::vector<Compute<T>> dlse;  // empty where it is left out
+  std::vector<Compute<T>> dlse;  // empty if omitted
 
   explicit Problem(const Shape& s, double deviation = 1, Dlse of_lse = Dlse::given)
       : attention_problem::Problem<T>(s, deviation) {
@@ -38,12 +38,12 @@ struct Problem : attention_problem::Problem<T> {
   }
 };
 
-/// The gradients that are as large as the inputs, with something in them to be overwritten.
+/// dq, dk and dv, filled with values that the call must overwrite.
 template <class T>
 struct Result {
   std::vector<T> dq, dk, dv;
   std::vector<Compute<T>> dsinks;
-  Explanation explanation{};  // of the call, not compared
+  Explanation explanation{};  // explanation of the call, not compared
 
   explicit Result(const attention_problem::Problem<T>& problem, std::size_t sinks = 0)
       : dq(problem.q.size(), T(-77)),
@@ -56,7 +56,7 @@ struct Result {
   }
 };
 
-/// The backward of a forward that gave `output`.
+/// Runs the backward of a forward call whose result is `output`.
 template <class T, class S, class M, class C, class E = ssmax::Serial>
 Result<T> backward(const Problem<T>& problem, const Output<T>& output, const S& scaling, const M& mask,
                    const C& score, const AttentionOptions<T>& options = {}, E&& executor = E{}) {
@@ -83,7 +83,7 @@ Result<T> backward(const Problem<T>& problem, const Output<T>& output, const S& 
   return result;
 }
 
-/// Forward, then backward.
+/// Runs forward, then backward.
 template <class T, class S, class M, class C, class E = ssmax::Serial>
 requires ssmax::Score<C> Result<T> run_backward(const Problem<T>& problem, const S& scaling, const M& mask,
                                                 const C& score, const AttentionOptions<T>& options = {},
@@ -98,20 +98,20 @@ Result<T> run_backward(const Problem<T>& problem, const S& scaling, const M& mas
   return run_backward(problem, scaling, mask, ssmax::Identity{}, options, executor);
 }
 
-// ---- What should come out ---------------------------------------------------------------------------------
+// ---- Expected results -------------------------------------------------------------------------------------
 
 template <class T>
 struct Expected {
   Gradients<Real> exact;
   Gradients<Compute<T>> naive;
-  // Where a target's products may be in 16 bits: what dq and dk, dv and sums may err by for that, in parts of
-  // their terms' sizes.
+  // Additional error bounds of dq and dk, of dv and of sums on the bf16 path, relative to the magnitudes of their
+  // terms.
   Real of_dq = 0, of_dv = 0, of_sums = 0;
 };
 
-/// What should come of a forward's output. The naive loops take it as it is. The exact gradients are those of
-/// attention itself; but where `out` is stored with fewer digits than it was computed with, they are what the
-/// formulas make of it.
+/// Returns the expected gradients for a forward's output. The naive loops use the output unchanged. The exact gradients
+/// are the gradients of attention. Exception: if `out` is rounded to a narrower type, the formulas use the rounded
+/// `out`.
 template <class T>
 using Expectation = std::function<Expected<T>(const Output<T>&)>;
 
@@ -130,7 +130,7 @@ Gradients<R> gradients_of(const Problem<T>& problem, const reference::Definition
   auto result = reference::differentiate(inputs, widened<R>(problem.dout), widened<R>(problem.dlse), forward,
                                          definition);
   attention_problem::turn_both(result.dq, result.dk, problem, options, positions, -1);
-  if (options.rope != nullptr) {  // an error in one channel becomes one in two
+  if (options.rope != nullptr) {  // rotation spreads an error in one channel to two channels
     for (std::vector<R>* sizes : {&result.dq_sizes, &result.dk_sizes}) {
       const std::size_t d = static_cast<std::size_t>(problem.shape.d);
       for (auto row = sizes->begin(); row != sizes->end(); row += static_cast<std::ptrdiff_t>(d)) {
@@ -141,7 +141,7 @@ Gradients<R> gradients_of(const Problem<T>& problem, const reference::Definition
   return result;
 }
 
-/// What roundings of weights and gradients, of the lse's sum and, with RoPE, of rotated rows cost.
+/// Adds the error bounds of the bf16 path: rounding of weights, gradients, the lse's sum and, with RoPE, rotated rows.
 template <class T>
 Expected<T> bounded(Expected<T> expected, const AttentionOptions<T>& options) {
   if (std::same_as<T, ssmax::bfloat16> && !options.float_products) {
@@ -152,7 +152,7 @@ Expected<T> bounded(Expected<T> expected, const AttentionOptions<T>& options) {
   return expected;
 }
 
-/// As attention_problem::expect.
+/// Returns the expectation for a problem, like attention_problem::expect.
 template <class T>
 Expectation<T> expect(const Problem<T>& problem, const Visible& visible, const Multiplier& multiplier,
                       const AttentionOptions<T>& options = {}, const Formula& score = {},
@@ -172,7 +172,7 @@ Expectation<T> expect(const Problem<T>& problem, const Visible& visible, const M
   }
 }
 
-/// Σ weight(n) · dc over the rows of each head: the gradient of a parameter that heads have for themselves.
+/// Returns Σ weight(n) · dc over the rows of each head: the gradient of a per-head parameter.
 template <class R, class Weight>
 Sums<R> per_head(const Gradients<R>& gradients, const Shape& shape, const Weight& weight) {
   Sums<R> sums;
@@ -188,9 +188,9 @@ Sums<R> per_head(const Gradients<R>& gradients, const Shape& shape, const Weight
 inline constexpr auto ln = [](index_t n) { return std::log(static_cast<Real>(n)); };
 inline constexpr auto unweighted = [](index_t) { return Real(1); };
 
-// ---- How far off a result may be --------------------------------------------------------------------------
+// ---- Error bounds -----------------------------------------------------------------------------------------
 
-/// Of sums over many rows and keys: at most twice the naive loop's largest error, and a rounding of the
+/// The error bound for sums over many rows and keys: twice the naive loop's largest error plus one rounding of the
 /// terms.
 template <class A>
 struct SumRule {
@@ -223,7 +223,7 @@ struct Rules {
   attention_problem::Rule<A> dq, dk, dv;
   SumRule<A> sums;
 
-  /// Rounding the lse, or the logits that make it, is what all of a row's weights may be off by.
+  /// Takes a result. Rounding the lse, or the logits it sums, changes all weights of a row by that relative error.
   void take(const Result<T>& result, const Expected<T>& expected, const std::string& name) {
     dq.roundings = dk.roundings = dv.roundings = 8 + 2 * expected.exact.largest_lse;
     const Gradients<Real>& exact = expected.exact;
@@ -232,7 +232,7 @@ struct Rules {
     dv.take(result.dv, expected.naive.dv, exact.dv, name + " dv", parts(exact.dv_sizes, expected.of_dv));
     sums.take(result.dsinks, expected.naive.dsinks, exact.dsinks, name + " dsinks", part(expected.of_sums));
   }
-  /// Sums that `of` takes from the expected gradients.
+  /// Takes sums. `of` selects the expected sums from the expected gradients.
   template <class G, class Of>
   void take(const std::vector<G>& computed, const Expected<T>& expected, const Of& of,
             const std::string& name) {
@@ -275,15 +275,15 @@ struct Rules {
 
 // ---- SSMax against the reference --------------------------------------------------------------------------
 
-/// Where a score puts the gradients of its parameters.
+/// Outputs for the gradients of a score's parameters.
 template <class G>
 struct ScoreGradients {
   std::vector<double> dslopes{};
   std::vector<G> dbias{};
 };
 
-/// The backward of SSMax under a mask and a score is, on every target, what their definitions say: all
-/// gradients, among them ds, db and those that the score was made to put into `learnt`.
+/// Checks the backward of SSMax with a mask and a score against their definitions on every target: all gradients,
+/// including ds, db and the score's parameter gradients in `learnt`.
 template <class T, class M, class C = ssmax::Identity, class G = double>
 void check(const Problem<T>& problem, const M& mask, const Visible& visible, const C& score = {},
            const Formula& formula = {}, const AttentionOptions<T>& options = {},

@@ -1,5 +1,5 @@
-// Attention's backward with every score, compositions, scores and scalings of one's own, and sinks: gradients
-// of q, k and v, and of all that is learnt.
+// Attention's backward with every score, compositions, user scores, user scalings and sinks: gradients of q, k, v and
+// all parameters.
 
 #include <algorithm>
 #include <array>
@@ -58,7 +58,7 @@ void check_alibi(const Shape& shape, const M& mask, const Visible& visible,
   check(Problem<T>(shape), mask, visible, Alibi(slopes), Sloped{slopes}, options);
 }
 
-TEST_CASE("the slopes of ALiBi learn", "[attention][backward][scores][slow]") {
+TEST_CASE("the slopes of ALiBi get gradients", "[attention][backward][scores][slow]") {
   for (const Shape& shape : shapes) {
     check_alibi<float>(shape, Full{}, all_keys);
     check_alibi<float>(shape, Causal{}, keys_before);
@@ -69,7 +69,7 @@ TEST_CASE("the slopes of ALiBi learn", "[attention][backward][scores][slow]") {
   check_alibi<ssmax::bfloat16>(shapes[1], Causal{}, keys_before);
 }
 
-TEST_CASE("slopes learn from positions in documents", "[attention][backward][scores]") {
+TEST_CASE("gradients of slopes use positions in documents", "[attention][backward][scores]") {
   const std::vector<index_t> begins{0, 30, 31, 70};
   const auto document_of = [&](index_t i) { return i < 30 ? 0U : i < 31 ? 1U : 2U; };
   const std::vector<double> slopes{0.5, -0.25};
@@ -99,7 +99,7 @@ struct Biased {
   View<const float, 4> broadcast() const { return {values.data(), extents, {0, extents[3], 0, 1}}; }
 };
 
-TEST_CASE("gradients go back through scores from right to left", "[attention][backward][scores]") {
+TEST_CASE("gradients pass through scores from right to left", "[attention][backward][scores]") {
   for (const Shape& shape : shapes) {
     Biased bias(shape);
     bias.values[bias.values.size() / 2] = -infinity<float>;
@@ -147,9 +147,9 @@ TEST_CASE("gradients through scores with a predicate, a window, rope and a scale
   }
 }
 
-// ---- Of one's own -----------------------------------------------------------------------------------------
+// ---- User scores and scalings -----------------------------------------------------------------------------
 
-/// Looks at all that a key has to tell, and is not linear.
+/// A non-linear score that uses all members of Key.
 struct Curious {
   static index_t number(const Key& key) {
     return (key.query.batch + 2 * key.query.head + 3 * key.query.index + 5 * key.index +
@@ -166,7 +166,7 @@ struct Curious {
   }
 };
 
-/// In double alone, whatever the logits are.
+/// A score that computes in double for every type of logit.
 struct Double {
   double operator()(double z, const Key&) const { return 0.1 * z * z; }
   double derivative(double z, const Key&) const { return 0.2 * z; }
@@ -183,7 +183,7 @@ struct Squared {
   }
 };
 
-/// A score of the library's kind, as a formula.
+/// A formula that calls a score of the library.
 template <class C>
 struct Plain {
   C score{};
@@ -201,7 +201,7 @@ struct Plain {
   void collect(Z, Z, Z, const Query&, index_t, Gradients<Z>&) const {}
 };
 
-TEST_CASE("gradients through scores of one's own", "[attention][backward][scores]") {
+TEST_CASE("gradients through user scores", "[attention][backward][scores]") {
   for (const Shape& shape : shapes) {
     check(Problem<float>(shape), Causal{}, keys_before, Curious{}, Plain<Curious>{});
     check(Problem<double>(shape), Full{}, all_keys, Curious{}, Plain<Curious>{});
@@ -212,7 +212,7 @@ TEST_CASE("gradients through scores of one's own", "[attention][backward][scores
   }
 }
 
-/// c = t·√n + position/100 with t per head, learnt.
+/// c = t·√n + position/100 with t per head. The scaling accumulates the gradient of t.
 struct Root {
   const std::vector<double>* t;
   std::vector<double>* dt;
@@ -226,7 +226,7 @@ struct Root {
   }
 };
 
-TEST_CASE("a scaling of one's own learns", "[attention][backward][scores]") {
+TEST_CASE("a user scaling gets the gradient of its parameters", "[attention][backward][scores]") {
   const std::vector<double> t{0.5, -0.25, 0, 1};
   for (const Shape& shape : shapes) {
     const Problem<double> problem(shape);
@@ -246,7 +246,7 @@ TEST_CASE("a scaling of one's own learns", "[attention][backward][scores]") {
   }
 }
 
-/// A scaling that counts how often it is told of a row.
+/// A scaling that counts the calls for each row.
 struct Counting {
   std::vector<int>* rows;
 
@@ -256,7 +256,7 @@ struct Counting {
   }
 };
 
-TEST_CASE("a scaling is told of every row that sees something, once", "[attention][backward][scores]") {
+TEST_CASE("a scaling gets each row with a visible key exactly once", "[attention][backward][scores]") {
   for_each_target([](const std::string& target) {
     for (const Shape& shape : {shapes[0], shapes[1], shapes[2]}) {
       INFO(target << ' ' << name_of(shape));
@@ -284,18 +284,18 @@ void check_sinks(const std::vector<T>& sinks) {
   }
 }
 
-TEST_CASE("sinks learn", "[attention][backward][scores][sinks]") {
+TEST_CASE("sinks get gradients", "[attention][backward][scores][sinks]") {
   check_sinks<float>({0.5F, -3, 4, 0});
   check_sinks<double>({0.5, -3, 4, 0});
 }
 
-TEST_CASE("gradients of sinks that outweigh all keys, that weigh nothing, and none",
+TEST_CASE("gradients of very large and very small sinks and without sinks",
           "[attention][backward][scores][sinks]") {
   check_sinks<float>({50, -50, 8, -infinity<float>});
   check_sinks<double>({-infinity<double>, 30, -500, 500});
 }
 
-TEST_CASE("what belongs to sinks is added, and may be left out", "[attention][backward][scores][sinks]") {
+TEST_CASE("dsinks is accumulated and optional", "[attention][backward][scores][sinks]") {
   const Shape s{2, 4, 2, 33, 40, 6, 5};
   const Problem<float> problem(s);
   const std::vector<float> sinks{0.5F, -3, 4, -infinity<float>};

@@ -1,5 +1,5 @@
-// Gradients of short sequences, many of them: dk and dv are summed up in the results themselves where these
-// have the kernels' layout and one sum takes all queries, and by parts elsewhere.
+// Gradients of many short sequences. dk and dv are summed directly in the outputs if the outputs have the kernels'
+// layout and one sum covers all queries, and in partial sums otherwise.
 
 #include <array>
 #include <ssmax/ssmax.hpp>
@@ -14,10 +14,10 @@ constexpr std::array<Shape, 9> shapes{{
     {40, 2, 2, 4, 24, 16, 16},
     {9, 4, 4, 16, 16, 16, 32},
     {3, 4, 2, 24, 24, 32, 16},
-    {2, 2, 2, 7, 18, 16, 16},    // keys that fill no pass
-    {2, 2, 1, 9, 24, 16, 20},    // channels that fill no vector
-    {1, 2, 2, 500, 32, 16, 16},  // three pieces, one sum
-    {1, 1, 1, 2100, 8, 16, 16},  // nine pieces, two sums
+    {2, 2, 2, 7, 18, 16, 16},    // keys that do not fill a pass
+    {2, 2, 1, 9, 24, 16, 20},    // channels that do not fill a vector
+    {1, 2, 2, 500, 32, 16, 16},  // three query blocks, one sum
+    {1, 1, 1, 2100, 8, 16, 16},  // nine query blocks, two sums
     {2, 1, 1, 5, 0, 16, 16},
     {2, 1, 1, 0, 8, 16, 16},
 }};

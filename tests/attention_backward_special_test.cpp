@@ -1,4 +1,4 @@
-// Attention's backward at its edges: rows of one key and of none, zeros of either sign, huge logits.
+// Attention's backward in special cases: rows of one key or no key, zeros of both signs, huge logits.
 
 #include <algorithm>
 #include <array>
@@ -24,7 +24,7 @@ constexpr std::array<Shape, 5> shapes{{
 
 // ---- Lanes without a query, and infinities ----------------------------------------------------------------
 
-/// Has no value at 0, where no logit is.
+/// A score that is undefined at 0. No logit of the test is 0.
 struct Reciprocal {
   template <class T>
   T operator()(T z, const ssmax::Key&) const {
@@ -36,7 +36,7 @@ struct Reciprocal {
   }
 };
 
-TEST_CASE("a score is not asked of what is no query", "[attention][backward][special]") {
+TEST_CASE("a score is not called for unused lanes", "[attention][backward][special]") {
   Problem<float> problem({1, 1, 1, 17, 3, 2, 2});
   for (float& x : problem.q) x = 1 + std::abs(x);
   for (float& x : problem.k) x = 1 + std::abs(x);
@@ -54,8 +54,7 @@ TEST_CASE("a score is not asked of what is no query", "[attention][backward][spe
   });
 }
 
-TEST_CASE("an infinite key without weight gives nothing to gradients, whatever else is hidden",
-          "[attention][backward][special]") {
+TEST_CASE("an infinite key of weight 0 does not affect gradients", "[attention][backward][special]") {
   Problem<float> problem({1, 1, 1, 2, 2, 1, 1});
   problem.q = {1, 1};
   problem.k = {0, -infinity<float>};
@@ -86,7 +85,7 @@ TEST_CASE("huge logits give finite gradients", "[attention][backward][special]")
   }
 }
 
-// ---- One key, and none ------------------------------------------------------------------------------------
+// ---- One key or no key ------------------------------------------------------------------------------------
 
 template <class T>
 void check_single() {
@@ -102,7 +101,7 @@ void check_single() {
       CHECK(std::ranges::all_of(zero.dk, is_zero));
       CHECK(std::ranges::all_of(ds, is_zero));
       const Result<T> some = run_backward(problem, SSMax<T>{T(2), T(0.5)}, SlidingWindow(0));
-      // Of two sums of up to 17 products below 9, the same but for roundings.
+      // The difference of two equal sums of up to 17 products below 9: only roundings remain.
       const auto is_small = [](T x) { return std::abs(Real(x)) <= 2000 * std::numeric_limits<T>::epsilon(); };
       CHECK(std::ranges::all_of(some.dq, is_small));
       CHECK(std::ranges::all_of(some.dk, is_small));
@@ -112,12 +111,13 @@ void check_single() {
   }
 }
 
-TEST_CASE("a row of one key has no gradient but that of its value", "[attention][backward][special]") {
+TEST_CASE("a row with one key has a gradient only for its value", "[attention][backward][special]") {
   check_single<float>();
   check_single<double>();
 }
 
-TEST_CASE("a query that sees nothing has gradient 0 and gives none", "[attention][backward][special]") {
+TEST_CASE("a query without visible keys has gradient 0 and adds 0 to other gradients",
+          "[attention][backward][special]") {
   const auto every_third = [](const Query& query, index_t key) {
     return query.index % 3 == 0 && key % 7 != 5;
   };
@@ -149,7 +149,7 @@ TEST_CASE("a query that sees nothing has gradient 0 and gives none", "[attention
   }
 }
 
-TEST_CASE("an infinite sink takes everything, also the gradients", "[attention][backward][special]") {
+TEST_CASE("an infinite sink makes all other gradients 0", "[attention][backward][special]") {
   for (const Shape& shape : {Shape{1, 2, 2, 3, 40, 8, 5}, {1, 2, 2, 33, 40, 8, 5}}) {
     const Problem<float> problem(shape);
     const std::vector<float> infinite{infinity<float>, 0.5F}, finite{0.5F, 0.5F};

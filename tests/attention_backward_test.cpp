@@ -1,5 +1,5 @@
 // Attention's backward against long double and the naive loops in the same precision, on every target: shapes
-// around the borders of its blocks, element types, scalings, the scale, rope.
+// around the borders of its blocks, element types, scalings, the scale and rope.
 
 #include <array>
 #include <cmath>
@@ -26,7 +26,7 @@ constexpr std::array<Shape, 16> shapes{{
     {1, 4, 1, 2, 1, 3, 1},
     {2, 4, 2, 5, 300, 8, 5},
     {2, 4, 2, 31, 130, 9, 24},
-    {1, 4, 1, 70, 33, 8, 9},  // queries that see nothing under the causal mask
+    {1, 4, 1, 70, 33, 8, 9},  // queries without visible keys under the causal mask
     {1, 2, 2, 33, 257, 65, 1},
     {1, 1, 1, 70, 300, 7, 65},
     {1, 1, 1, 32, 256, 64, 64},
@@ -35,7 +35,7 @@ constexpr std::array<Shape, 16> shapes{{
     {1, 1, 1, 20, 41, 128, 96},
     {1, 4, 1, 1, 1, 16, 16},
     {1, 1, 1, 53, 53, 5, 7},
-    {2, 2, 1, 5, 0, 3, 8},  // no key at all
+    {2, 2, 1, 5, 0, 3, 8},  // no keys
 }};
 
 template <class T>
@@ -47,16 +47,16 @@ void check_shapes() {
   }
 }
 
-TEST_CASE("attention's gradients are as good as naive loops: float", "[attention][backward][slow]") {
+TEST_CASE("gradients are as accurate as naive loops: float", "[attention][backward][slow]") {
   check_shapes<float>();
 }
-TEST_CASE("attention's gradients are as good as naive loops: double", "[attention][backward][slow]") {
+TEST_CASE("gradients are as accurate as naive loops: double", "[attention][backward][slow]") {
   check_shapes<double>();
 }
-TEST_CASE("gradients are as good as naive loops: half", "[attention][backward][slow]") {
+TEST_CASE("gradients are as accurate as naive loops: half", "[attention][backward][slow]") {
   check_shapes<half>();
 }
-TEST_CASE("gradients are as good as naive loops: bfloat16", "[attention][backward][slow]") {
+TEST_CASE("gradients are as accurate as naive loops: bfloat16", "[attention][backward][slow]") {
   check_shapes<bfloat16>();
 }
 
@@ -95,7 +95,7 @@ TEST_CASE("widths around the sizes of vectors and blocks", "[attention][backward
   }
 }
 
-/// The widened inputs in float are the same problem: only the last rounding differs.
+/// Checks that inputs converted to float give the same result, apart from the last rounding.
 template <class T>
 void check_widened() {
   for (const Shape& shape : shapes) {
@@ -126,12 +126,12 @@ void check_widened() {
   }
 }
 
-TEST_CASE("half and bfloat16 are the bits of float, rounded once", "[attention][backward]") {
+TEST_CASE("gradients of half and bfloat16 are the float gradients rounded once", "[attention][backward]") {
   check_widened<half>();
   check_widened<bfloat16>();
 }
 
-TEST_CASE("without a score, a mask or a scaling, and with nothing to do", "[attention][backward]") {
+TEST_CASE("backward without a score, mask or scaling, and on empty inputs", "[attention][backward]") {
   for (const Shape& shape : {Shape{0, 2, 1, 3, 4, 8, 5}, {1, 2, 1, 0, 4, 8, 5}, {1, 0, 0, 3, 4, 8, 5}}) {
     INFO(name_of(shape));
     const Problem<float> problem(shape);
@@ -156,9 +156,9 @@ TEST_CASE("without a score, a mask or a scaling, and with nothing to do", "[atte
   CHECK(result == expected);
 }
 
-TEST_CASE("without query heads, keys are turned by no rope", "[attention][backward]") {
+TEST_CASE("keys are not rotated if there are no query heads", "[attention][backward]") {
   const std::vector<index_t> offsets{0, 5};
-  const ssmax::Rope<float> rope({.width = 4}, 2);  // which would be too wide and too short
+  const ssmax::Rope<float> rope({.width = 4}, 2);  // too wide and too short for the call
   const Problem<float> problem(Shape{1, 0, 1, 5, 5, 2, 3});
   std::vector<float> dk(10, -1.0F), dv(15, -1.0F);
   ssmax::attention_backward<float>({.q = problem.q_view(),
@@ -218,7 +218,7 @@ void check_scalings() {
     check_scaling<T>(ssmax::LogN{},
                      [](index_t, index_t, index_t n) { return std::log(static_cast<Real>(n)); });
   }
-  SECTION("SSMax, one s and b, not learnt") {
+  SECTION("SSMax with one s and b, without gradients") {
     check_scaling<T>(SSMax<T>{T(-0.5), T(0.25)}, [](index_t, index_t, index_t n) {
       return Real(0.25) - std::log(static_cast<Real>(n)) / 2;
     });
@@ -238,14 +238,14 @@ void check_scalings() {
 TEST_CASE("gradients under every scaling: float", "[attention][backward]") { check_scalings<float>(); }
 TEST_CASE("gradients under every scaling: double", "[attention][backward]") { check_scalings<double>(); }
 
-TEST_CASE("one s and b for all heads, learnt per head", "[attention][backward]") {
+TEST_CASE("one s and b for all heads with gradients per head", "[attention][backward]") {
   for (const Shape& shape : middle) {
     const Problem<double> problem(shape);
     const auto expected = expect(problem, keys_before, [](index_t, index_t, index_t n) {
       return Real(0.5) * std::log(static_cast<Real>(n)) + Real(0.25);
     });
     for_each_target([&](const std::string& target) {
-      // db is left out, ds holds something already.
+      // db is omitted, and ds holds old values.
       std::vector<double> ds{1, 2, 3, 4};
       Rules<double> rules;
       const auto got = rules.run(problem, expected, SSMax<double>{0.5, 0.25}.gradient(ds), Causal{});
@@ -296,7 +296,7 @@ void check_size_table() {
   }
 }
 
-TEST_CASE("a table of sizes learns", "[attention][backward]") {
+TEST_CASE("SizeTable gets its gradient", "[attention][backward]") {
   SECTION("float") { check_size_table<float>(); }
   SECTION("double") { check_size_table<double>(); }
 }
@@ -319,7 +319,7 @@ void check_ropes() {
   check_rope<T>({1, 4, 1, 3, 7, 5, 3}, {.width = 2}, 1);
 }
 
-TEST_CASE("dq and dk are those of the queries and keys before they are turned", "[attention][backward]") {
+TEST_CASE("dq and dk are the gradients before rotation", "[attention][backward]") {
   SECTION("float") { check_ropes<float>(); }
   SECTION("double") { check_ropes<double>(); }
   SECTION("half") { check_ropes<half>(); }

@@ -1,5 +1,5 @@
-// The same gradients for every executor, bit for bit: many heads and few, short sequences and long ones, and
-// all that is learnt. And memory: one allocation a call, none with a workspace that has been here before.
+// Gradients are bit-identical for every executor: many and few heads, short and long sequences, all parameters. A call
+// allocates once, and not at all with a reused workspace.
 
 #include <algorithm>
 #include <array>
@@ -24,7 +24,7 @@ constexpr std::array<Shape, 9> shapes{{
     {1, 1, 1, 1, 1, 1, 1},
     {2, 8, 4, 5, 130, 8, 5},
     {2, 12, 3, 37, 70, 9, 24},
-    {1, 1, 1, 1030, 530, 5, 3},  // few heads: what is shared are queries and keys
+    {1, 1, 1, 1030, 530, 5, 3},  // few heads: threads divide queries and keys
     {1, 1, 1, 1, 5000, 16, 8},
     {1, 4, 1, 4, 2100, 6, 5},
     {1, 1, 1, 2100, 20, 6, 5},
@@ -32,7 +32,7 @@ constexpr std::array<Shape, 9> shapes{{
     {1, 2, 1, 70, 33, 6, 5},
 }};
 
-/// Everything that a backward gives, under SSMax, a bias that is summed over batch and queries, and slopes.
+/// All results of a backward call with SSMax, slopes, and a bias that is summed over some dimensions.
 template <class T>
 struct Everything {
   Result<T> result;
@@ -54,7 +54,7 @@ struct Call {
   std::vector<float> bias;
   std::array<index_t, 4> extents, strides;
 
-  /// `summed`: bits of the dimensions that the bias is broadcast along.
+  /// `summed`: one bit for each dimension that the bias is broadcast along.
   explicit Call(const Shape& shape, int summed = 5)
       : problem(shape), extents{shape.batch, shape.heads, shape.queries, shape.keys}, strides{} {
     using A = Compute<T>;
@@ -85,7 +85,7 @@ struct Call {
     all.result = run_backward(problem, scaling, mask, score, options, executor);
     return all;
   }
-  /// Without anything but dq, dk and dv.
+  /// Runs a call that writes only dq, dk and dv.
   template <class M, class E>
   Result<T> plain(const M& mask, E&& executor) const {
     return run_backward(problem, SSMax<Compute<T>>{s, b}, mask, AttentionOptions<T>{}, executor);
@@ -112,7 +112,8 @@ void check_same(const Call<T>& call, const M& mask, const AttentionOptions<T>& o
   });
 }
 
-TEST_CASE("the same gradients for every executor: full and causal", "[attention][backward][threads][slow]") {
+TEST_CASE("gradients are bit-identical for every executor: full and causal",
+          "[attention][backward][threads][slow]") {
   for (const Shape& shape : shapes) {
     check_same(Call<float>(shape), Full{});
     check_same(Call<float>(shape), Causal{});
@@ -123,7 +124,7 @@ TEST_CASE("the same gradients for every executor: full and causal", "[attention]
   check_same(Call<ssmax::half>(shapes[7]), Causal{});
 }
 
-TEST_CASE("the same gradients for every executor: windows and predicates",
+TEST_CASE("gradients are bit-identical for every executor: windows and predicates",
           "[attention][backward][threads][slow]") {
   const auto picked = [](const Query& query, index_t key) {
     return (query.index * 7919 + key * 104729) % 7 < 3;
@@ -135,7 +136,7 @@ TEST_CASE("the same gradients for every executor: windows and predicates",
   }
 }
 
-TEST_CASE("the same gradients for every executor: rope, and a bias summed over anything",
+TEST_CASE("gradients are bit-identical for every executor: rope and a broadcast bias",
           "[attention][backward][threads][slow]") {
   const ssmax::Rope<float> rope({.width = 4}, 6000);
   for (const Shape& shape : {shapes[1], shapes[2], shapes[8]}) {
@@ -151,7 +152,8 @@ TEST_CASE("the same gradients for every executor: rope, and a bias summed over a
   }
 }
 
-TEST_CASE("the same gradients where logits are huge or not finite", "[attention][backward][threads]") {
+TEST_CASE("gradients are bit-identical for every executor: huge and infinite logits",
+          "[attention][backward][threads]") {
   ThreadPool three(3);
   for (const Shape& shape : {shapes[1], shapes[3], shapes[7]}) {
     Problem<float> problem(shape, 3);
@@ -164,7 +166,7 @@ TEST_CASE("the same gradients where logits are huge or not finite", "[attention]
   }
 }
 
-TEST_CASE("threads that live for one call, and calls from the tasks of a pool",
+TEST_CASE("backward runs on threads of one call and inside the tasks of a pool",
           "[attention][backward][threads]") {
   ThreadPool pool(3);
   std::vector<Problem<float>> problems;
@@ -182,7 +184,7 @@ TEST_CASE("threads that live for one call, and calls from the tasks of a pool",
   CHECK(results == expected);
 }
 
-TEST_CASE("backward uses an executor, and not for nothing", "[attention][backward][threads]") {
+TEST_CASE("backward uses an executor, except for empty inputs", "[attention][backward][threads]") {
   index_t runs = 0;
   const auto call = [&](const Shape& shape) {
     const Problem<float> problem(shape);
@@ -195,7 +197,7 @@ TEST_CASE("backward uses an executor, and not for nothing", "[attention][backwar
   CHECK(call({0, 2, 1, 3, 30, 8, 5}) == 0);
 }
 
-/// Throws for one key of one query.
+/// A score that throws for one key of one query.
 struct Throws {
   template <class T>
   T operator()(T z, const ssmax::Key&) const {
@@ -208,7 +210,8 @@ struct Throws {
   }
 };
 
-TEST_CASE("an exception of a score's derivative reaches the caller", "[attention][backward][threads]") {
+TEST_CASE("an exception from the derivative of a score reaches the caller",
+          "[attention][backward][threads]") {
   ThreadPool pool(3);
   for (const Shape& shape : {shapes[1], shapes[2], shapes[5]}) {
     const Problem<float> problem(shape);
@@ -219,7 +222,7 @@ TEST_CASE("an exception of a score's derivative reaches the caller", "[attention
 
 // ---- Memory -----------------------------------------------------------------------------------------------
 
-/// A backward with everything that it reads and writes made beforehand.
+/// A backward call whose inputs and outputs are allocated beforehand.
 template <class T>
 struct Prepared {
   using A = Compute<T>;
@@ -288,7 +291,7 @@ void check_allocations(E&& executor) {
     call.options.workspace = &workspace;
     CHECK(allocations([&] { call(executor); }) <= 1);
     const std::size_t size = workspace.size();
-    // What lay in it makes no difference: all bytes 0xff are NaN.
+    // Old contents do not affect the result: bytes of 0xff are NaN.
     std::fill_n(workspace.reserve(size), size, std::byte{0xff});
     CHECK(allocations([&] { call(executor); }) == 0);
     CHECK(workspace.size() == size);
@@ -296,7 +299,7 @@ void check_allocations(E&& executor) {
   }
 }
 
-TEST_CASE("backward allocates once, and not at all in a workspace that has been here before",
+TEST_CASE("backward allocates once, and not at all with a reused workspace",
           "[attention][backward][workspace][slow]") {
   ThreadPool pool(3);
   for_each_target([&](const std::string& target) {

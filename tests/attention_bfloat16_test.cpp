@@ -1,5 +1,5 @@
-// Attention whose products are in 16 bits: bfloat16 on targets that have pair dots or matrix units. Nothing
-// happens here on others. Errors against long double on the same inputs.
+// Attention on the bf16 path, on targets with pair dots or AMX tiles. Other targets skip these tests. Errors are
+// measured against long double on the same inputs.
 
 #include <algorithm>
 #include <array>
@@ -26,7 +26,7 @@ constexpr std::array<Shape, 14> shapes{{
     // batch, heads, kv_heads, queries, keys, d, dv
     {1, 1, 1, 17, 129, 64, 64},
     {1, 1, 1, 17, 130, 1, 1},
-    {1, 20, 1, 1, 133, 32, 32},  // one query, twenty heads
+    {1, 20, 1, 1, 133, 32, 32},  // one query, twenty heads per kv head
     {1, 1, 1, 48, 256, 64, 64},
     {2, 2, 1, 49, 129, 64, 96},
     {1, 2, 2, 50, 257, 33, 31},
@@ -34,7 +34,7 @@ constexpr std::array<Shape, 14> shapes{{
     {1, 3, 1, 20, 140, 16, 17},
     {1, 1, 1, 145, 170, 128, 128},
     {1, 1, 1, 33, 1100, 80, 40},
-    {1, 1, 1, 170, 133, 5, 100},  // queries that see nothing
+    {1, 1, 1, 170, 133, 5, 100},  // queries without visible keys
     {1, 1, 1, 20, 0, 8, 8},       // short_keys
     {1, 1, 1, 20, 140, 0, 8},
     {1, 1, 1, 20, 140, 8, 0},
@@ -46,8 +46,8 @@ void check_path(const R& result, ssmax::Path path = ssmax::Path::prefill_bf16) {
   CHECK(result.explanation.path == path);
 }
 
-/// The multipliers of the four heads of SSMax are of any sign, and 0.
-TEST_CASE("products of bfloat16 cost what rounding the weights costs", "[attention][bfloat16]") {
+/// The multipliers of the four heads of SSMax are positive, negative and 0.
+TEST_CASE("the bf16 path stays within the bound of rounding the weights", "[attention][bfloat16]") {
   const std::vector<float> sinks(20, 0.5F);
   for (const Shape& shape : shapes) {
     const Problem<bfloat16> problem(shape);
@@ -71,8 +71,8 @@ TEST_CASE("products of bfloat16 cost what rounding the weights costs", "[attenti
   }
 }
 
-/// Rounded to bfloat16, turned queries and keys would give logits an error that lse shows ten times.
-TEST_CASE("RoPE costs nothing that a multiplier could enlarge", "[attention][bfloat16]") {
+/// Rounding rotated queries and keys to bfloat16 would make the error of lse ten times larger.
+TEST_CASE("RoPE on the bf16 path adds no error that grows with the multiplier", "[attention][bfloat16]") {
   const ssmax::Rope<float> rope({.width = 64}, 400);
   const Problem<bfloat16> problem({1, 2, 1, 40, 300, 64, 32});
   const auto ten = [](index_t, index_t, index_t) { return Real(10); };
@@ -86,8 +86,8 @@ TEST_CASE("RoPE costs nothing that a multiplier could enlarge", "[attention][bfl
   });
 }
 
-/// A cache's keys were rounded after they were turned: the query alone comes in parts.
-TEST_CASE("a cache with RoPE differs from float's arithmetic by the rounding of weights",
+/// A cache rounds its keys after rotation, so only the query is split into parts.
+TEST_CASE("a cache with RoPE on the bf16 path differs from float by the rounding of weights",
           "[attention][bfloat16]") {
   constexpr index_t queries = 40, keys = 300, d = 48;
   const ssmax::Rope<float> rope({.width = d}, keys);
@@ -120,8 +120,7 @@ TEST_CASE("a cache with RoPE differs from float's arithmetic by the rounding of 
   });
 }
 
-TEST_CASE("float's arithmetic is an option, with the bits that it has on any target",
-          "[attention][bfloat16]") {
+TEST_CASE("float_products is bit-identical to float on every target", "[attention][bfloat16]") {
   const Problem<bfloat16> problem({1, 2, 1, 40, 300, 64, 32});
   Problem<float> wide(problem.shape);
   wide.q.assign(problem.q.begin(), problem.q.end());
@@ -140,7 +139,7 @@ TEST_CASE("float's arithmetic is an option, with the bits that it has on any tar
   });
 }
 
-TEST_CASE("products of bfloat16 have the same bits on any number of threads", "[attention][bfloat16]") {
+TEST_CASE("the bf16 path is bit-identical for any number of threads", "[attention][bfloat16]") {
   const Problem<bfloat16> problem({1, 4, 2, 100, 2300, 40, 24});
   for_each_target_of_products([&](const std::string& target) {
     INFO(target);
@@ -154,9 +153,9 @@ TEST_CASE("products of bfloat16 have the same bits on any number of threads", "[
   });
 }
 
-// ---- What is not a usual number ---------------------------------------------------------------------------
+// ---- NaN, infinity and subnormal numbers ------------------------------------------------------------------
 
-TEST_CASE("NaN and infinity behind a mask stay there, in bfloat16's products too", "[attention][bfloat16]") {
+TEST_CASE("NaN and infinity in masked keys do not affect the bf16 path", "[attention][bfloat16]") {
   const Shape shape{1, 1, 1, 200, 200, 32, 32};
   const Problem<bfloat16> clean(shape);
   for (const float poison : {std::numeric_limits<float>::quiet_NaN(), infinity<float>, -infinity<float>}) {
@@ -176,7 +175,7 @@ TEST_CASE("NaN and infinity behind a mask stay there, in bfloat16's products too
   }
 }
 
-TEST_CASE("an infinite value reaches the queries that see it, and no others", "[attention][bfloat16]") {
+TEST_CASE("an infinite value reaches only the queries that see the value", "[attention][bfloat16]") {
   const Shape shape{1, 1, 1, 200, 200, 32, 32};
   Problem<bfloat16> problem(shape);
   problem.v[50 * 32 + 3] = bfloat16(infinity<float>);
@@ -192,7 +191,7 @@ TEST_CASE("an infinite value reaches the queries that see it, and no others", "[
   });
 }
 
-/// The units take subnormal numbers for 0.
+/// The hardware treats subnormal numbers as 0.
 TEST_CASE("subnormal numbers of bfloat16 count as 0 in products", "[attention][bfloat16]") {
   Problem<bfloat16> problem({1, 1, 1, 20, 140, 32, 32});
   bfloat16 subnormal;
@@ -208,7 +207,7 @@ TEST_CASE("subnormal numbers of bfloat16 count as 0 in products", "[attention][b
   });
 }
 
-TEST_CASE("logits that no integer shift holds are left to double", "[attention][bfloat16]") {
+TEST_CASE("logits beyond the range of an integer shift use double", "[attention][bfloat16]") {
   const Problem<bfloat16> problem({1, 1, 1, 40, 200, 16, 8}, 40);
   const auto thousand = [](index_t, index_t, index_t) { return Real(1000); };
   const Expected<bfloat16> expected = expect(problem, all_keys, thousand);
@@ -223,7 +222,8 @@ TEST_CASE("logits that no integer shift holds are left to double", "[attention][
 
 // ---- The kernel of weights --------------------------------------------------------------------------------
 
-TEST_CASE("weights are 2^x rounded to bfloat16, and summed as rounded", "[attention][bfloat16]") {
+TEST_CASE("weights are 2^x rounded to bfloat16, and the sum adds the rounded weights",
+          "[attention][bfloat16]") {
   for_each_target_of_products([&](const std::string& target) {
     INFO(target);
     const Products& products = kernels<Products>();
@@ -272,7 +272,7 @@ TEST_CASE("weights are 2^x rounded to bfloat16, and summed as rounded", "[attent
   });
 }
 
-/// The last `queries` of a problem's, of one batch entry.
+/// Returns the last `queries` queries of a problem with one batch entry.
 Problem<bfloat16> last_queries(const Problem<bfloat16>& problem, index_t queries) {
   Shape shape = problem.shape;
   const index_t left_out = shape.queries - queries;
@@ -310,7 +310,7 @@ void check_cuts(const Shape& shape, const S& scaling) {
   });
 }
 
-TEST_CASE("16-bit products: a query's bits do not depend on its neighbours in a vector",
+TEST_CASE("the bf16 path is bit-identical for a query whatever its neighbours in a vector",
           "[attention][bfloat16]") {
   check_cuts({1, 1, 1, 192, 192, 64, 64}, Constant{4.3});
   check_cuts({1, 2, 2, 200, 300, 32, 32}, Constant{37});

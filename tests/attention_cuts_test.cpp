@@ -1,5 +1,4 @@
-// Queries cut into several calls give the bits of one call, as long as each has more than 16 queries per kv
-// head.
+// Queries split into several calls are bit-identical to one call if each call has more than 16 queries per kv head.
 
 #include <array>
 #include <ssmax/ssmax.hpp>
@@ -10,7 +9,7 @@
 
 namespace attention_problem::attention_cuts_test {
 
-/// Queries [begin, end) of all, against as many keys as bring the last of them to its position.
+/// Runs queries [begin, end). The number of keys gives the last query its original position.
 template <class T, class M, class C>
 void run_part(const Problem<T>& problem, index_t begin, index_t end, bool whole, const M& mask,
               const C& score, const AttentionOptions<T>& options, Output<T>& output) {
@@ -41,7 +40,7 @@ constexpr std::array<Shape, 4> shapes{{
     {1, 4, 1, 60, 1100, 6, 3},
 }};
 
-/// Where queries are cut: in the middle of vectors, at their borders, into even parts and uneven ones.
+/// Returns ways to split the queries: inside vectors, at vector borders, evenly and unevenly.
 std::vector<std::vector<index_t>> cuts(const Shape& s) {
   const index_t least = 16 / (s.heads / s.kv_heads) + 1, q = s.queries;
   std::vector<std::vector<index_t>> result{
@@ -52,7 +51,7 @@ std::vector<std::vector<index_t>> cuts(const Shape& s) {
   return result;
 }
 
-/// `whole`: the mask does not go by positions, so that every part is given all keys.
+/// `whole`: the mask does not depend on positions, so every call gets all keys.
 template <class T, class M, class C = ssmax::Identity>
 void check_cuts(const Shape& shape, bool whole, const M& mask, const C& score = {},
                 const AttentionOptions<T>& options = {}) {
@@ -97,8 +96,8 @@ TEST_CASE("queries in several calls: rope, scores and sinks", "[attention][cuts]
   }
 }
 
-TEST_CASE("queries in several calls: keys that only some rows see", "[attention][cuts][slow]") {
-  // By position, which a part knows.
+TEST_CASE("queries in several calls: a predicate", "[attention][cuts][slow]") {
+  // The predicate uses positions, which are the same in each call.
   const auto picked = [](const Query& query, index_t key) {
     return key <= query.position() && (query.position() * 7919 + key * 104729) % 7 < 3;
   };

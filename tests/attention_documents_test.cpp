@@ -1,5 +1,5 @@
-// Attention under masks that restart positions: packed documents, and one's own. n, RoPE, ALiBi and what a
-// scaling is told go by the document.
+// Attention under masks that restart positions: packed documents and user masks. n, RoPE, ALiBi and scalings use
+// positions in the document.
 
 #include <array>
 #include <ssmax/ssmax.hpp>
@@ -11,7 +11,7 @@
 
 namespace attention_problem::attention_documents_test {
 
-/// Where documents begin and end, and all that follows from that, written down plainly.
+/// The borders of documents, and a plain implementation of the visibility and positions that follow.
 struct Packed {
   std::vector<index_t> queries, keys;
   bool causal;
@@ -27,7 +27,7 @@ struct Packed {
     while (key >= keys[i + 1]) ++i;
     return i;
   }
-  /// Bottom-right in the document.
+  /// Returns the position in the document, with bottom-right alignment.
   index_t position(const Query& query) const {
     const std::size_t i = document_of_query(query.index);
     return query.index - queries[i] + (keys[i + 1] - keys[i]) - (queries[i + 1] - queries[i]);
@@ -59,7 +59,7 @@ const std::array<Case, 7> cases{{
     {{1, 1, 1, 40, 1200, 4, 3}, {0, 20, 40}, {0, 1023, 1200}},
 }};
 
-/// Documents with more queries than keys: their first queries stand before the document, and see nothing.
+/// Documents with more queries than keys: the first queries precede the document and see no key.
 const std::array<Case, 2> short_of_keys{{
     {{1, 2, 1, 50, 30, 8, 5}, {0, 20, 30, 50}, {0, 7, 30, 30}},
     {{1, 2, 1, 6, 5, 8, 5}, {0, 4, 6}, {0, 3, 5}},
@@ -74,7 +74,8 @@ void check_documents(const Case& test) {
   }
 }
 
-TEST_CASE("documents attend to themselves, and n is counted in each", "[attention][documents]") {
+TEST_CASE("queries attend to their own document, and n counts the keys in the document",
+          "[attention][documents]") {
   for (const Case& test : cases) check_documents<float>(test);
   for (const Case& test : short_of_keys) check_documents<float>(test);
   check_documents<double>(cases[2]);
@@ -101,7 +102,7 @@ TEST_CASE("a window within documents", "[attention][documents]") {
   }
 }
 
-TEST_CASE("RoPE turns by positions in the document", "[attention][documents]") {
+TEST_CASE("RoPE rotates by positions in the document", "[attention][documents]") {
   for (const Case& test : cases) {
     const Packed packed{test.queries, test.keys, true};
     const auto sees = [&](const Query& query, index_t key) { return packed.sees(query, key); };
@@ -113,7 +114,7 @@ TEST_CASE("RoPE turns by positions in the document", "[attention][documents]") {
   }
 }
 
-TEST_CASE("ALiBi's distances are those in the document", "[attention][documents]") {
+TEST_CASE("ALiBi uses distances in the document", "[attention][documents]") {
   const std::vector<double> slopes = ssmax::Alibi::slopes(4);
   for (const Case& test : cases) {
     const Packed packed{test.queries, test.keys, false};
@@ -129,7 +130,7 @@ TEST_CASE("ALiBi's distances are those in the document", "[attention][documents]
   }
 }
 
-TEST_CASE("a scaling is told the position in the document", "[attention][documents]") {
+TEST_CASE("a scaling gets the position in the document", "[attention][documents]") {
   const auto scaling = [](const ssmax::Row& row) {
     return 0.4 + 0.01 * static_cast<double>(row.position) + 0.002 * static_cast<double>(row.n);
   };
@@ -151,9 +152,9 @@ TEST_CASE("a scaling is told the position in the document", "[attention][documen
   }
 }
 
-// ---- Positions of one's own -------------------------------------------------------------------------------
+// ---- Positions of user masks ------------------------------------------------------------------------------
 
-/// Padding on the left, in each batch entry and head its own: positions begin behind it.
+/// Left padding per batch entry and kv head. Positions begin after the padding.
 struct LeftPadding {
   static index_t padding(const Query& query) { return 3 * query.batch + 5 * (query.head / 2); }
 
@@ -162,7 +163,7 @@ struct LeftPadding {
   index_t key_position(const Query& query, index_t key) const { return key - padding(query); }
 };
 
-TEST_CASE("positions of one's own may differ from head to head", "[attention][documents]") {
+TEST_CASE("positions of a user mask can differ between heads", "[attention][documents]") {
   const Positions positions{
       [](const Query& query) { return LeftPadding{}.query_position(query); },
       [](const Query& query, index_t key) { return LeftPadding{}.key_position(query, key); }};
@@ -175,14 +176,14 @@ TEST_CASE("positions of one's own may differ from head to head", "[attention][do
   }
 }
 
-/// Positions that lie within a rope's tables for the first head alone.
+/// Positions that exceed a rope's tables in the last head only.
 struct FarInTheLastHead {
   KeyRange keys(const Query& query) const { return {0, query.shape.keys}; }
   index_t query_position(const Query& query) const { return query.index + (query.head == 3 ? 30 : 0); }
   index_t key_position(const Query& query, index_t key) const { return key + (query.head / 2 == 1 ? 30 : 0); }
 };
 
-TEST_CASE("positions beyond the rope are refused, whichever head has them", "[attention][documents]") {
+TEST_CASE("throws for positions beyond the rope in any head", "[attention][documents]") {
   const Rope<float> rope({.width = 8}, 100);
   for (const index_t queries : {3, 40}) {
     const Problem<float> problem({1, 4, 2, queries, 80, 8, 5});

@@ -1,4 +1,4 @@
-// What attention refuses: std::invalid_argument that names the argument, before anything is written.
+// attention throws std::invalid_argument that names the argument, before it writes.
 
 #include <algorithm>
 #include <array>
@@ -17,7 +17,7 @@ using namespace ssmax;
 using untouched_memory::Memory;
 using untouched_memory::untouched;
 
-/// A call that fits: 2 batches, 4 heads on 2, 5 queries on 7 keys, width 8 and 6. Tests spoil one thing.
+/// A valid call: batch 2, 4 heads, 2 kv heads, 5 queries, 7 keys, widths 8 and 6. Each test changes one argument.
 struct Call : Memory {
   View<const float, 4> q{inputs.data(), {2, 4, 5, 8}}, k{inputs.data() + 512, {2, 2, 7, 8}},
       v{inputs.data() + 1024, {2, 2, 7, 6}};
@@ -40,7 +40,7 @@ struct Call : Memory {
   }
 };
 
-TEST_CASE("attention names what does not fit and writes nothing", "[attention]") {
+TEST_CASE("attention throws for an invalid argument, names it and writes nothing", "[attention]") {
   Call call;
   SECTION("heads") {
     call.k = {call.inputs.data(), {2, 3, 7, 8}};
@@ -118,15 +118,15 @@ TEST_CASE("attention names what does not fit and writes nothing", "[attention]")
     call.out = {call.outputs.data(), {2, 4, 5, 6}, {240, 60, 12, 2}};
     call.refuses({"out", "stride 2", "1"});
   }
-  SECTION("rows of out on each other") {
+  SECTION("rows of out that overlap") {
     call.out = {call.outputs.data(), {2, 4, 5, 6}, {120, 30, 5, 1}};
     call.refuses({"out", "stride 5", "6"});
   }
-  SECTION("heads of lse on each other") {
+  SECTION("heads of lse that overlap") {
     call.lse = {call.outputs.data() + 512, {2, 4, 5}, {20, 0, 1}};
     call.refuses({"lse", "stride 0"});
   }
-  SECTION("lse on out") {
+  SECTION("lse overlaps out") {
     call.lse = {call.outputs.data() + 239, {2, 4, 5}};
     call.refuses({"lse", "overlaps out", "4 bytes"});
   }
@@ -144,7 +144,7 @@ TEST_CASE("attention names what does not fit and writes nothing", "[attention]")
   }
 }
 
-TEST_CASE("attention refuses to write where it reads", "[attention]") {
+TEST_CASE("attention throws for outputs that overlap inputs", "[attention]") {
   Call call;
   float* const shared = call.outputs.data();
   SECTION("q") {
@@ -163,14 +163,14 @@ TEST_CASE("attention refuses to write where it reads", "[attention]") {
     call.k = {shared + 512, {2, 2, 7, 8}};
     call.refuses({"lse", "overlaps k"});
   }
-  SECTION("neighbours are no overlap") {
+  SECTION("adjacent tensors do not overlap") {
     call.q = {shared + 240, {2, 4, 5, 8}, {4, 4, 8, 1}};  // ends before lse begins
     CHECK_NOTHROW(call.run());
     CHECK(std::ranges::count(call.outputs, untouched) == 4096 - 240 - 40);
   }
 }
 
-TEST_CASE("attention refuses a rope that does not reach its keys or queries", "[attention]") {
+TEST_CASE("attention throws for a rope with too few positions", "[attention]") {
   Call call;
   const Rope<float> wide({.width = 10}, 20), brief({.width = 8}, 6),
       late({.width = 8, .first_position = 3}, 20);
@@ -180,21 +180,21 @@ TEST_CASE("attention refuses a rope that does not reach its keys or queries", "[
   call.refuses({"position 0", "first is 3"}, Causal{}, Identity{}, {.rope = &late});
   call.refuses({"position 23", "last is 22"}, Causal{}, Identity{}, {.rope = &late, .key_position = 17});
   call.refuses({"position -1", "first is 0"}, Causal{}, Identity{}, {.rope = &enough, .key_position = -1});
-  // More queries than keys: the first ones would lie before position 0.
+  // More queries than keys: the first queries would have positions below 0.
   call.k = {call.inputs.data() + 512, {2, 2, 4, 8}};
   call.v = {call.inputs.data() + 1024, {2, 2, 4, 6}};
   call.refuses({"q has position -1", "first is 0"}, Causal{}, Identity{}, {.rope = &enough});
   CHECK_NOTHROW(call.run(Softmax{}, Causal{}, Identity{}, {.rope = &enough, .key_position = 1}));
 }
 
-TEST_CASE("attention refuses windows that do not fit", "[attention][errors]") {
+TEST_CASE("attention throws for invalid windows", "[attention][errors]") {
   Call call;
   call.refuses({"left", "-1"}, ssmax::SlidingWindow(-1));
   call.refuses({"right", "-2"}, ssmax::SlidingWindow(0, -2));
   call.refuses({"left", "-1"}, ssmax::Causal{} & ssmax::SlidingWindow(-1));
 }
 
-TEST_CASE("attention refuses spans of masks that do not fit", "[attention][errors]") {
+TEST_CASE("attention throws for mismatched spans of masks", "[attention][errors]") {
   Call call;
   const std::vector<index_t> three{1, 2, 3}, queries{0, 2, 5}, keys{0, 2, 7}, too_many{0, 2, 8},
       falling{0, 3, 1, 7}, late{1, 7};
@@ -209,7 +209,7 @@ TEST_CASE("attention refuses spans of masks that do not fit", "[attention][error
   call.refuses({"cumulative_queries", "0"}, ssmax::Documents({}, false));
 }
 
-TEST_CASE("attention refuses matrices that do not fit", "[attention][errors]") {
+TEST_CASE("attention throws for mismatched matrices", "[attention][errors]") {
   Call call;
   const std::vector<char> bools(4096);
   const bool* const data = reinterpret_cast<const bool*>(bools.data());
@@ -231,7 +231,7 @@ TEST_CASE("attention refuses matrices that do not fit", "[attention][errors]") {
   call.refuses({"bias", "stride", "2"}, Full{}, ssmax::Bias(strided));
 }
 
-TEST_CASE("attention refuses scores and sinks that do not fit", "[attention][errors]") {
+TEST_CASE("attention throws for mismatched scores and sinks", "[attention][errors]") {
   Call call;
   const std::vector<double> three_slopes(3), five_slopes(5);
   call.refuses({"slopes", "3", "4"}, Full{}, ssmax::Alibi(three_slopes));
@@ -244,7 +244,7 @@ TEST_CASE("attention refuses scores and sinks that do not fit", "[attention][err
   call.refuses({"lse", "overlaps sinks"}, Full{}, Identity{}, {.sinks = {call.outputs.data() + 512, 4}});
 }
 
-TEST_CASE("attention refuses scalings that do not fit", "[attention][errors]") {
+TEST_CASE("attention throws for mismatched scalings", "[attention][errors]") {
   Call call;
   const std::vector<float> three(3), four(4);
   call.refuses_scaling({"s has extent 3", "4"}, ssmax::SSMax<float>{three});
@@ -252,14 +252,14 @@ TEST_CASE("attention refuses scalings that do not fit", "[attention][errors]") {
   call.refuses_scaling({"p has extent 4", "7"}, ssmax::SizeTable<float>{four});
 }
 
-TEST_CASE("attention refuses heads without kv heads", "[attention][errors]") {
+TEST_CASE("attention throws for query heads without kv heads", "[attention][errors]") {
   Call call;
   call.k = {call.inputs.data(), {2, 0, 7, 8}};
   call.v = {call.inputs.data(), {2, 0, 7, 6}};
   call.refuses({"q has heads 4", "multiple", "0"});
 }
 
-TEST_CASE("attention refuses positions of documents that lie beyond the rope", "[attention][errors]") {
+TEST_CASE("attention throws for document positions beyond the rope", "[attention][errors]") {
   Call call;
   const ssmax::Rope<float> brief({.width = 8}, 4), late({.width = 8, .first_position = 1}, 20),
       enough({.width = 8}, 5);
@@ -268,7 +268,7 @@ TEST_CASE("attention refuses positions of documents that lie beyond the rope", "
                {.rope = &brief});
   call.refuses({"position 0", "first is 1"}, ssmax::Documents(queries, keys, true), Identity{},
                {.rope = &late});
-  // Four queries on two keys: the first two would stand before the document.
+  // Four queries and two keys: the first two queries would precede the document.
   call.refuses({"q has position -2", "first is 0"}, ssmax::Documents(queries, short_keys, true), Identity{},
                {.rope = &enough});
   CHECK_NOTHROW(

@@ -1,6 +1,5 @@
-// What queries do not see never reaches them: NaN and infinities in hidden keys and values leave the bits as
-// they were, under every kind of mask, for few queries and many, with scores, sinks and in every type. In
-// visible ones they spread.
+// NaN and infinity in masked keys and values leave the result bit-identical: every kind of mask, few and many
+// queries, scores, sinks and every type. In visible keys and values, they affect the result.
 
 #include <array>
 #include <cmath>
@@ -12,7 +11,7 @@
 
 namespace attention_problem::attention_hidden_test {
 
-/// 6 and 16 rows of a kv head go one way, 17 and 82 the other; widths that fill vectors and that do not.
+/// 6 and 16 rows per kv head take one path, 17 and 82 the other. Some widths fill vectors, others do not.
 constexpr std::array<Shape, 5> shapes{{
     // batch, heads, kv_heads, queries, keys, d, dv
     {1, 4, 2, 3, 300, 8, 5},
@@ -22,7 +21,7 @@ constexpr std::array<Shape, 5> shapes{{
     {1, 1, 1, 10, 1100, 8, 17},
 }};
 
-/// Keys at the borders of blocks, vectors and chunks, that there are.
+/// Returns the keys of the shape that lie at borders of blocks, vectors and chunks.
 std::vector<index_t> keys_of(const Shape& shape) {
   std::vector<index_t> keys;
   for (const index_t key : {0, 1, 30, 127, 128, 131, 255, 256, 263, 289, 1023, 1024, 1099}) {
@@ -36,7 +35,7 @@ struct Count {
   int leaked = 0, lost = 0;
 };
 
-/// Compares runs with poison in one key, or in its value's odd channels, with the clean run.
+/// Compares the clean run with runs that have poison in one key or in the odd channels of its value.
 template <class T, class M, class C, class Visible>
 void count_leaks(const Problem<T>& clean, const M& mask, const C& score, const Visible& visible,
                  const AttentionOptions<T>& options, Count& count) {
@@ -94,12 +93,12 @@ bool is_picked(const Query& query, index_t key) {
   return (query.index * 7919 + query.head * 31 + key * 104729) % 5 < 2;
 }
 
-/// Hidden from some; from all; from none but one.
+/// Returns true for visible keys. Every 128th key is masked for all queries, other even keys for all but query 1.
 bool is_far(const Query& query, index_t key) {
   return key % 128 == 0 ? false : key % 2 == 1 || query.index == 1;
 }
 
-TEST_CASE("what a causal mask or a window hides stays hidden", "[attention][hidden]") {
+TEST_CASE("keys masked by a causal mask or a window do not affect the result", "[attention][hidden]") {
   for (const Shape& shape : shapes) {
     check_hidden<float>(shape, Causal{},
                         [](const Query& query, index_t key) { return key <= query.position(); });
@@ -109,7 +108,7 @@ TEST_CASE("what a causal mask or a window hides stays hidden", "[attention][hidd
   }
 }
 
-TEST_CASE("what padding and documents hide stays hidden", "[attention][hidden][slow]") {
+TEST_CASE("keys masked by padding or documents do not affect the result", "[attention][hidden][slow]") {
   for (const Shape& shape : shapes) {
     const std::vector<index_t> lengths{shape.keys - 40};
     check_hidden<float>(shape, KeyLengths{lengths},
@@ -120,7 +119,7 @@ TEST_CASE("what padding and documents hide stays hidden", "[attention][hidden][s
   }
 }
 
-TEST_CASE("what a function hides stays hidden", "[attention][hidden][slow]") {
+TEST_CASE("keys masked by a function do not affect the result", "[attention][hidden][slow]") {
   for (const Shape& shape : shapes) {
     check_hidden<float>(shape, Where(is_picked), is_picked);
     check_hidden<float>(shape, Where(is_far), is_far);
@@ -129,7 +128,8 @@ TEST_CASE("what a function hides stays hidden", "[attention][hidden][slow]") {
   check_hidden<double>(shapes[3], Where(is_picked), is_picked);
 }
 
-TEST_CASE("what a matrix or -inf hides stays hidden, in compositions too", "[attention][hidden][slow]") {
+TEST_CASE("keys masked by a matrix, by -inf or by compositions do not affect the result",
+          "[attention][hidden][slow]") {
   for (const Shape& shape : shapes) {
     std::vector<char> matrix;
     std::vector<float> values;
@@ -150,7 +150,7 @@ TEST_CASE("what a matrix or -inf hides stays hidden, in compositions too", "[att
   }
 }
 
-TEST_CASE("scores, sinks and rope let nothing hidden through", "[attention][hidden][slow]") {
+TEST_CASE("masked keys do not affect the result with scores, sinks and rope", "[attention][hidden][slow]") {
   const std::vector<float> sinks{0.5F, -2, 1, 3};
   const ssmax::Rope<float> rope({.width = 2}, 1200);
   for (const Shape& shape : shapes) {
@@ -161,7 +161,7 @@ TEST_CASE("scores, sinks and rope let nothing hidden through", "[attention][hidd
   }
 }
 
-TEST_CASE("half precision lets nothing hidden through", "[attention][hidden][slow]") {
+TEST_CASE("masked keys do not affect the result in half precision", "[attention][hidden][slow]") {
   for (const Shape& shape : {shapes[0], shapes[1], shapes[3]}) {
     check_hidden<ssmax::half>(shape, Where(is_picked), is_picked);
     check_hidden<ssmax::bfloat16>(shape, Causal{},
@@ -169,7 +169,7 @@ TEST_CASE("half precision lets nothing hidden through", "[attention][hidden][slo
   }
 }
 
-TEST_CASE("a poisoned query spoils itself alone", "[attention][hidden]") {
+TEST_CASE("NaN in a query affects only its row", "[attention][hidden]") {
   for (const Shape& shape : shapes) {
     const Problem<float> clean(shape);
     for (const float poison : {nan<float>, infinity<float>}) {

@@ -1,4 +1,4 @@
-// Long sequences in little memory, and tensors whose offsets no 32 bits hold.
+// Long sequences in little memory, and tensors whose offsets exceed 32 bits.
 
 #include <algorithm>
 #include <array>
@@ -21,7 +21,7 @@ namespace attention_problem::attention_large_test {
 
 constexpr index_t positions = 131'072, width = 64, left = 60;
 
-/// Numbers in [-1, 1), cheaply.
+/// Returns pseudo-random numbers in [-1, 1) from a fast generator.
 std::vector<float> numbers(std::uint32_t state) {
   std::vector<float> result(static_cast<std::size_t>(positions * width));
   for (float& x : result) {
@@ -31,7 +31,7 @@ std::vector<float> numbers(std::uint32_t state) {
   return result;
 }
 
-/// Row i of the window, in R.
+/// Computes row i under the window in type R.
 template <class R>
 std::vector<R> row_of_window(index_t i, const std::vector<float>& q, const std::vector<float>& k,
                              const std::vector<float>& v) {
@@ -56,7 +56,7 @@ std::vector<R> row_of_window(index_t i, const std::vector<float>& q, const std::
   return sums;
 }
 
-TEST_CASE("131072 positions in the memory of inputs and output and little more", "[attention][slow]") {
+TEST_CASE("attention over 131072 positions allocates about 1 MiB", "[attention][slow]") {
   const std::vector<float> q = numbers(1), k = numbers(2), v = numbers(3);
   std::vector<float> out(q.size());
   const std::array<index_t, 4> extents{1, 1, positions, width};
@@ -80,11 +80,12 @@ TEST_CASE("131072 positions in the memory of inputs and output and little more",
   }
   INFO(rule.where);
   CHECK(rule.excess <= 0);
-  CHECK(call(ssmax::Serial{}) <= (1LL << 20) * 11 / 10);  // as attention.hpp says of one thread
+  CHECK(call(ssmax::Serial{}) <=
+        (1LL << 20) * 11 / 10);  // the bound that attention.hpp states for one thread
   CHECK(same_bits(out, expected));
 }
 
-TEST_CASE("131072 keys for one query, shared among threads", "[attention][slow]") {
+TEST_CASE("one query on 131072 keys, split between threads", "[attention][slow]") {
   const std::vector<float> k = numbers(2), v = numbers(3);
   const std::vector<float> q(k.begin(), k.begin() + width);
   std::vector<float> out(static_cast<std::size_t>(width)), shared = out;
@@ -105,7 +106,7 @@ TEST_CASE("131072 keys for one query, shared among threads", "[attention][slow]"
 
 #if __has_include(<sys/mman.h>)
 
-/// Address space for more elements than 32 bits count; memory is taken only where it is touched.
+/// Address space for more than 2^32 elements. Only touched pages take memory.
 template <class T>
 class Vast {
  public:
@@ -149,7 +150,7 @@ void check_offsets(const Shape& s, std::size_t dimension) {
     WARN("no address space for this test");
     return;
   }
-  // Tensors lie one behind the other in memory, with rows packed in the dimensions that are not far apart.
+  // Tensors follow each other in memory. Rows are packed in the dimensions without the huge stride.
   T* next = memory.data();
   const auto vast = [&](index_t heads, index_t positions_of, index_t channels) {
     const std::array<index_t, 4> extents{s.batch, heads, positions_of, channels};

@@ -1,5 +1,5 @@
-// The same bits wherever tensors lie: any strides, also negative ones and zero, gaps full of NaN, columns of
-// one packed matrix; and nothing is written beside the output.
+// Attention is bit-identical for any strides (also negative and 0), gaps full of NaN and columns of a packed matrix.
+// Attention writes only the output.
 
 #include <algorithm>
 #include <array>
@@ -48,7 +48,8 @@ void check_placed(const Shape& s, const std::array<std::size_t, 3>& order, index
   CHECK(std::ranges::all_of(out.storage, [&](const T& x) { return same_bits(x, untouched); }));
 }
 
-TEST_CASE("dimensions in any order, with gaps and backwards", "[attention][layouts][slow]") {
+TEST_CASE("attention is bit-identical for any dimension order, gaps and negative strides",
+          "[attention][layouts][slow]") {
   for_each_target_of<ssmax::bfloat16>([](const std::string& target) {
     for (const Shape& shape : shapes) {
       for (const auto& order : {std::array<std::size_t, 3>{2, 1, 0}, {1, 2, 0}, {0, 2, 1}, {1, 0, 2}}) {
@@ -112,7 +113,7 @@ TEST_CASE("columns of a packed qkv", "[attention][layouts]") {
   });
 }
 
-TEST_CASE("queries, heads and keys of stride zero are the same ones again", "[attention][layouts]") {
+TEST_CASE("strides of 0 repeat queries, heads and keys", "[attention][layouts]") {
   for_each_target([](const std::string& target) {
     for (const Shape& s : shapes) {
       INFO(target << ' ' << name_of(s));
@@ -135,7 +136,7 @@ TEST_CASE("queries, heads and keys of stride zero are the same ones again", "[at
   });
 }
 
-TEST_CASE("without an lse the output is the same", "[attention][layouts]") {
+TEST_CASE("the output is bit-identical without an lse", "[attention][layouts]") {
   for_each_target([](const std::string& target) {
     for (const Shape& s : shapes) {
       INFO(target << ' ' << name_of(s));
@@ -152,7 +153,7 @@ TEST_CASE("without an lse the output is the same", "[attention][layouts]") {
   });
 }
 
-TEST_CASE("the bits of one row do not depend on the rows around it", "[attention][layouts]") {
+TEST_CASE("a row is bit-identical whatever the other rows", "[attention][layouts]") {
   // One head of many, one batch entry of many, alone.
   const Shape s{3, 4, 2, 37, 290, 6, 5}, alone{1, 2, 1, 37, 290, 6, 5};
   const Problem<float> problem(s);

@@ -1,5 +1,5 @@
-// Logits of any size and multipliers of any sign, through both ways that attention has: up to 16 queries of a
-// kv head, and more. What one query's logits are makes no difference to its neighbours.
+// Logits of any size and multipliers of any sign, on both paths: up to 16 queries per kv head, and more. The logits of
+// one query do not affect other queries.
 
 #include <algorithm>
 #include <array>
@@ -50,7 +50,7 @@ void check_multipliers(double magnitude, const C& score, const reference::Formul
   });
 }
 
-TEST_CASE("multipliers from nothing to a billion, of both signs", "[attention][logits][slow]") {
+TEST_CASE("multipliers of both signs from 0 to a billion", "[attention][logits][slow]") {
   for (const double c : {0.0, 1e-30, 1e-3, 1.0, 30.0, 1e3, 1e5, 5e5, 1e6, 1e7, 1e9}) {
     check_multipliers<float>(c, ssmax::Identity{}, {});
   }
@@ -62,7 +62,7 @@ TEST_CASE("multipliers of double, beyond what float holds", "[attention][logits]
   }
 }
 
-TEST_CASE("scores meet multipliers of any size and sign", "[attention][logits][slow]") {
+TEST_CASE("scores with multipliers of any size and sign", "[attention][logits][slow]") {
   const auto capped = [](auto z, const Query&, index_t) {
     using Z = decltype(z);
     return Z(2) * std::tanh(z / Z(2));
@@ -85,10 +85,10 @@ TEST_CASE("a scale of any size and sign", "[attention][logits]") {
   }
 }
 
-/// Multiplied by this, a query's logits are beyond what the fast way holds.
+/// A factor that moves a query's logits beyond the range of the fast path.
 constexpr float far = 1e7F;
 
-TEST_CASE("queries with huge logits leave those beside them as they were", "[attention][logits]") {
+TEST_CASE("queries with huge logits do not affect other queries", "[attention][logits]") {
   for (const Shape& shape : shapes) {
     const Problem<float> clean(shape);
     Problem<float> mixed = clean;
@@ -116,8 +116,8 @@ TEST_CASE("queries with huge logits leave those beside them as they were", "[att
   }
 }
 
-TEST_CASE("keys with huge logits come and go", "[attention][logits]") {
-  // Logits that rise beyond the fast way's range in the middle of the keys, or start there.
+TEST_CASE("huge logits at the first, a middle and the last key", "[attention][logits]") {
+  // The huge logits exceed the range of the fast path at the first, a middle or the last key.
   for (const Shape& shape : shapes) {
     for (const index_t huge : {index_t{0}, index_t{130}, shape.keys - 1}) {
       for (const float factor : {far, -far}) {
@@ -139,7 +139,7 @@ TEST_CASE("keys with huge logits come and go", "[attention][logits]") {
   }
 }
 
-TEST_CASE("weights that vanish leave no trace", "[attention][logits]") {
+TEST_CASE("weights that underflow do not affect the result", "[attention][logits]") {
   // One key ahead of all others by 1000: it has all the weight, up to an ulp.
   for_each_target([](const std::string& target) {
     for (const index_t queries : {1, 16, 17, 40}) {

@@ -35,7 +35,7 @@ TEST_CASE("SSMax counts the keys of a full and of a causal mask", "[attention][m
   }
 }
 
-TEST_CASE("a sliding window is attended to and no more", "[attention][masks][slow]") {
+TEST_CASE("queries attend only to keys in a sliding window", "[attention][masks][slow]") {
   for (const Shape& shape : shapes) {
     for (const index_t left : {index_t{0}, index_t{1}, index_t{2}, index_t{63}, index_t{200}, unlimited}) {
       for (const index_t right : {index_t{0}, index_t{1}, index_t{40}, unlimited}) {
@@ -52,7 +52,7 @@ TEST_CASE("a sliding window is attended to and no more", "[attention][masks][slo
   });
 }
 
-TEST_CASE("a prefix of each batch entry's own is seen by all", "[attention][masks][slow]") {
+TEST_CASE("a prefix per batch entry is visible to all queries", "[attention][masks][slow]") {
   for (const Shape& shape : shapes) {
     for (const auto& prefix : {std::vector<index_t>{0, 1}, {17, 1000}, {130, -4}}) {
       check_mask<float>(shape, PrefixLM{prefix}, [&](const Query& query, index_t key) {
@@ -62,7 +62,7 @@ TEST_CASE("a prefix of each batch entry's own is seen by all", "[attention][mask
   }
 }
 
-TEST_CASE("padding of each batch entry's own is seen by none", "[attention][masks][slow]") {
+TEST_CASE("padding per batch entry is masked for all queries", "[attention][masks][slow]") {
   for (const Shape& shape : shapes) {
     for (const auto& lengths : {std::vector<index_t>{0, 1}, {129, 2}, {-3, 5000}}) {
       const auto kept = [&](const Query& query, index_t key) {
@@ -76,7 +76,7 @@ TEST_CASE("padding of each batch entry's own is seen by none", "[attention][mask
   }
 }
 
-TEST_CASE("ragged rows and a window show what both show", "[attention][masks]") {
+TEST_CASE("Lengths and a window show only keys visible under both", "[attention][masks]") {
   for (const Shape& shape : shapes) {
     std::vector<index_t> lengths;
     for (index_t row = 0; row < shape.batch * shape.heads * shape.queries; ++row) {
@@ -90,7 +90,7 @@ TEST_CASE("ragged rows and a window show what both show", "[attention][masks]") 
   }
 }
 
-TEST_CASE("a range of one's own may reach beyond the keys, and end before it begins", "[attention][masks]") {
+TEST_CASE("the range of a user mask may exceed the keys and may be reversed", "[attention][masks]") {
   for (const Shape& shape : shapes) {
     const auto range = [](const Query& query, index_t key) {
       const KeyRange keys = Careless{}.keys(query);

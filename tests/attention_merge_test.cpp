@@ -1,4 +1,4 @@
-// merge and finish: the order of merging, parts that nobody sees, what is not finite, states with strides.
+// merge and finish: the order of merging, fully masked key ranges, NaN and infinity, states with strides.
 
 #include <algorithm>
 #include <array>
@@ -22,7 +22,7 @@ using attention_problem::Expected;
 using attention_problem::Problem;
 using attention_problem::Rules;
 
-/// Σ exp(c·z) and Σ exp(c·z)·v of states, exactly.
+/// The exact sums Σ exp(c·z) and Σ exp(c·z)·v of states.
 template <class A>
 struct Sums {
   std::vector<Real> sum, o;
@@ -38,13 +38,13 @@ struct Sums {
   }
 };
 
-/// At most one rounding of a sum per merge, relative to Σ exp(c·z) and to Σ exp(c·z)·|v|.
+/// Counts errors above one rounding per merge, relative to Σ exp(c·z) and Σ exp(c·z)·|v|.
 template <class A>
 int count_above_bound(const State<A>& merged_state, const Sums<A>& exact, const Sums<A>& magnitude,
                       int merges) {
   Sums<A> ours(merged_state);
   ours.add(merged_state);
-  // (1 + ε/2)^merges - 1: later merges round what earlier ones have added.
+  // (1 + ε/2)^merges - 1: later merges round the results of earlier merges.
   const Real bound = std::expm1(static_cast<Real>(merges) * std::log1p(rounding<A>));
   int above = 0;
   for (std::size_t i = 0; i < ours.sum.size(); ++i) {
@@ -90,13 +90,13 @@ void check_orders(double deviation) {
   }
 }
 
-TEST_CASE("each merge costs one rounding of the sums, in any order", "[attention][state]") {
+TEST_CASE("each merge adds at most one rounding of the sums, in any order", "[attention][state]") {
   check_orders<float>(1);
   check_orders<float>(3);
   check_orders<double>(1);
 }
 
-TEST_CASE("merging two states does not depend on which is first", "[attention][state]") {
+TEST_CASE("merge of two states is commutative", "[attention][state]") {
   for (const Shape& shape : shapes) {
     const Problem<float> problem(shape, 3);
     const FourHeads<float> heads(shape.heads);
@@ -108,7 +108,7 @@ TEST_CASE("merging two states does not depend on which is first", "[attention][s
   }
 }
 
-TEST_CASE("a span of states is merged in its order", "[attention][state]") {
+TEST_CASE("merge of a span merges the states in order", "[attention][state]") {
   const Problem<float> problem(shapes[1]);
   const FourHeads<float> heads;
   State<float> a = partial(problem, 0, 100, heads.scaling(), Full{}),
@@ -122,7 +122,7 @@ TEST_CASE("a span of states is merged in its order", "[attention][state]") {
   CHECK(a == expected);
 }
 
-TEST_CASE("a span with a state that does not fit is not merged at all", "[attention][state]") {
+TEST_CASE("merge of a span throws for one mismatched state and changes nothing", "[attention][state]") {
   const Problem<float> problem(shapes[1]);
   State<float> a = partial(problem, 0, 100, ssmax::Softmax{}, Full{}),
                b = partial(problem, 100, 300, ssmax::Softmax{}, Full{}), other({1, 1, 1, 1, 1, 1, 1});
@@ -142,9 +142,9 @@ TEST_CASE("a state without values has shifts and sums", "[attention][state]") {
   }
 }
 
-// ---- Nothing seen, and what is not finite -----------------------------------------------------------------
+// ---- Fully masked ranges, NaN and infinity ----------------------------------------------------------------
 
-TEST_CASE("a part that nobody sees is the neutral state", "[attention][state]") {
+TEST_CASE("keys that are masked for all queries give the neutral state", "[attention][state]") {
   for (const Shape& shape : shapes) {
     const FourHeads<float> heads(shape.heads);
     const Problem<float> problem(shape);
@@ -172,7 +172,7 @@ TEST_CASE("a part that nobody sees is the neutral state", "[attention][state]") 
   }
 }
 
-TEST_CASE("NaN in one part is NaN in the whole", "[attention][state]") {
+TEST_CASE("NaN in one state makes the merged result NaN", "[attention][state]") {
   for (const Shape& shape : {shapes[0], shapes[1]}) {
     Problem<float> problem(shape);
     std::fill_n(problem.k.begin() + 200 * shape.d, shape.d, nan<float>);
@@ -183,7 +183,7 @@ TEST_CASE("NaN in one part is NaN in the whole", "[attention][state]") {
                          spoiled = partial(problem, 150, 300, heads.scaling(), Full{});
       for (const State<float>& state : {merged(clean, spoiled), merged(spoiled, clean)}) {
         const Output<float> output = finished(state);
-        // Of the first batch entry, the heads that read kv head 0.
+        // The heads of the first batch entry that read kv head 0.
         const auto rows = static_cast<std::size_t>(2 * shape.queries);
         CHECK(std::all_of(output.lse.begin(), output.lse.begin() + static_cast<index_t>(rows),
                           [](float x) { return std::isnan(x); }));
@@ -195,7 +195,7 @@ TEST_CASE("NaN in one part is NaN in the whole", "[attention][state]") {
   }
 }
 
-TEST_CASE("parts with logits far apart", "[attention][state][slow]") {
+TEST_CASE("merge of states whose logits differ widely", "[attention][state][slow]") {
   for (const Shape& shape : {shapes[0], shapes[1]}) {
     for (const float factor : {30.0F, 3e3F, 1e7F}) {
       Problem<float> problem(shape);
@@ -220,7 +220,7 @@ TEST_CASE("parts with logits far apart", "[attention][state][slow]") {
   }
 }
 
-TEST_CASE("finish may write over the state, and need not give the lse", "[attention][state]") {
+TEST_CASE("finish can write into the state, and lse is optional", "[attention][state]") {
   const Problem<float> problem(shapes[1]);
   const FourHeads<float> heads;
   for_each_target([&](const std::string& target) {

@@ -1,4 +1,4 @@
-// NaN and infinities in keys, values and queries: they spread to what sees them, and no further.
+// NaN and infinity in keys, values and queries affect only the rows that see them.
 
 #include <algorithm>
 #include <cmath>
@@ -25,8 +25,7 @@ void check_poison() {
       const Constant scaling{multiplier};
       const Output<T> expected = run(clean, scaling, Causal{});
       int leaked = 0, lost = 0;
-      // Key 260 + i is the last that query i sees. These lie in the block of the last visible key and after
-      // it.
+      // Key 260 + i is the last key visible to query i. The keys below lie in the last visible block and after it.
       for (const index_t key : {5, 255, 256, 261, 270, 291, 292, 298, 299}) {
         for (const T poison : {nan<T>, std::numeric_limits<T>::infinity()}) {
           Problem<T> in_k = clean, in_v = clean;
@@ -55,17 +54,17 @@ void check_poison() {
   });
 }
 
-TEST_CASE("NaN in hidden keys and values stays there, in visible ones it spreads", "[attention]") {
+TEST_CASE("NaN affects the result in visible keys and values only", "[attention]") {
   SECTION("float") { check_poison<float>(); }
   SECTION("double") { check_poison<double>(); }
 }
 
-TEST_CASE("NaN in a query reaches no other query, and none at all without keys", "[attention]") {
+TEST_CASE("NaN in a query affects only its row, and only if a key is visible", "[attention]") {
   for_each_target([](const std::string& target) {
     INFO(target);
     const Problem<float> clean({1, 1, 1, 40, 30, 8, 5});
     Problem<float> poisoned = clean;
-    poisoned.q[3 * 8] = poisoned.q[25 * 8 + 7] = nan<float>;  // query 3 sees nothing, query 25 does
+    poisoned.q[3 * 8] = poisoned.q[25 * 8 + 7] = nan<float>;  // query 3 sees no key, query 25 sees keys
     const Output<float> expected = run(clean, Softmax{}, Causal{}),
                         output = run(poisoned, Softmax{}, Causal{});
     int wrong = 0;
@@ -78,7 +77,7 @@ TEST_CASE("NaN in a query reaches no other query, and none at all without keys",
   });
 }
 
-TEST_CASE("padding that no query sees is never read into a result", "[attention]") {
+TEST_CASE("padding that is masked for all queries does not affect the result", "[attention]") {
   for_each_target([](const std::string& target) {
     INFO(target);
     const Problem<float> clean({1, 2, 2, 33, 600, 8, 5});

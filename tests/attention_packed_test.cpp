@@ -1,4 +1,4 @@
-// The same bits for [batch, position, head, channel], columns of a packed qkv, and keys that batches share.
+// Attention is bit-identical for [batch, position, head, channel], columns of a packed qkv and shared keys.
 
 #include <algorithm>
 #include <array>
@@ -14,8 +14,7 @@
 
 namespace attention_problem::attention_packed_test {
 
-/// A tensor [batch, head, position, channel] somewhere in memory; what lies between its elements is
-/// `between`.
+/// A tensor [batch, head, position, channel] with any strides. `between` fills the gaps.
 template <class T>
 struct Tensor {
   using Extents = std::array<index_t, 4>;
@@ -62,7 +61,7 @@ struct Tensor {
   }
 };
 
-/// The same problem with its tensors elsewhere in memory must give the same bits, and touch nothing beside.
+/// Checks that other layouts of the tensors give bit-identical results and leave the gaps unchanged.
 template <class T>
 void check_layout(const Problem<T>& problem, Tensor<T> q, Tensor<T> k, Tensor<T> v, Tensor<T> out) {
   const Shape& s = problem.shape;
@@ -112,7 +111,7 @@ void check_layouts() {
                by_position(s.batch, s.heads, s.queries, s.dv, 2, sentinel));
 }
 
-TEST_CASE("[batch, position, head, channel] with gaps gives the same bits", "[attention]") {
+TEST_CASE("[batch, position, head, channel] with gaps is bit-identical", "[attention]") {
   for_each_target([](const std::string& target) {
     INFO(target);
     check_layouts<float>();
@@ -120,7 +119,7 @@ TEST_CASE("[batch, position, head, channel] with gaps gives the same bits", "[at
   });
 }
 
-TEST_CASE("columns of a packed qkv give the same bits", "[attention]") {
+TEST_CASE("columns of a packed qkv are bit-identical", "[attention]") {
   for_each_target([](const std::string& target) {
     INFO(target);
     const Shape s{2, 4, 2, 270, 270, 6, 5};
@@ -151,7 +150,7 @@ TEST_CASE("columns of a packed qkv give the same bits", "[attention]") {
   });
 }
 
-TEST_CASE("a batch whose stride is zero shares its keys", "[attention]") {
+TEST_CASE("a batch stride of 0 shares the keys", "[attention]") {
   const Problem<float> problem({3, 2, 1, 5, 40, 8, 4});
   Problem<float> copied = problem;
   for (index_t batch = 1; batch < 3; ++batch) {

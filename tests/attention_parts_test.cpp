@@ -1,4 +1,4 @@
-// Parts of the queries and of the keys: states that continue, and gradients that add up, to those of the whole.
+// Query ranges and key ranges: continued states and summed gradients agree with one call.
 
 #include <algorithm>
 #include <array>
@@ -20,7 +20,7 @@ namespace attention_problem::backward_problem::attention_parts_test {
 using state_problem::finished;
 using state_problem::State;
 
-/// Rows [begin, end) of [batch, heads, positions, channels], or of [batch, heads, positions].
+/// Returns rows [begin, end) of [batch, heads, positions, channels] or [batch, heads, positions].
 template <class X, int Rank>
 View<X, Rank> rows(const View<X, Rank>& view, index_t begin, index_t end) {
   std::array<index_t, Rank> extents, strides;
@@ -36,7 +36,7 @@ ssmax::AttentionState<A> rows(const ssmax::AttentionState<A>& state, index_t beg
   return {rows(state.shift, begin, end), rows(state.sum, begin, end), rows(state.o, begin, end)};
 }
 
-/// The state of all queries, a part of them at a time, each continued over parts of the keys.
+/// Computes the state of each query range in turn, continued over the key ranges.
 template <class T, class M, class C>
 State<Compute<T>> in_parts(const Problem<T>& problem, std::vector<index_t> queries, std::vector<index_t> keys,
                            const SSMax<float>& scaling, const M& mask, const C& score,
@@ -75,7 +75,7 @@ void check_continued(const Problem<T>& problem, const M& mask, const C& score) {
 const std::vector<double> slopes = Alibi::slopes(2);
 const std::array<index_t, 4> documents{0, 900, 2000, 3300};
 
-TEST_CASE("Parts of the queries, continued over whole chunks of the keys, give the bits of the whole",
+TEST_CASE("query ranges continued over whole key chunks are bit-identical to one call",
           "[attention][state]") {
   for_each_target([](const std::string&) {
     const Problem<float> few({1, 2, 1, 120, 3300, 8, 5});
@@ -87,7 +87,7 @@ TEST_CASE("Parts of the queries, continued over whole chunks of the keys, give t
   });
 }
 
-TEST_CASE("A state of few queries continues as well", "[attention][state]") {
+TEST_CASE("a state of few queries can be continued", "[attention][state]") {
   for_each_target([](const std::string&) {
     const Problem<float> problem({1, 2, 1, 8, 2500, 8, 5});
     const Output<float> whole = run<float>(problem, SSMax<float>{0.4f}, Causal{});
@@ -97,8 +97,7 @@ TEST_CASE("A state of few queries continues as well", "[attention][state]") {
   });
 }
 
-TEST_CASE("Parts of the queries have the states of the whole in products of bfloat16, too",
-          "[attention][state][bfloat16]") {
+TEST_CASE("query ranges are bit-identical to one call on the bf16 path", "[attention][state][bfloat16]") {
   const Problem<bfloat16> problem({1, 2, 1, 120, 300, 8, 5});
   for_each_target_of<bfloat16>([&](const std::string& target) {
     INFO(target);
@@ -192,7 +191,7 @@ void check_added_up(const Problem<double>& problem, const M& mask, const C& scor
   CHECK(distance(sum.db, whole.db) < 1e-10);
 }
 
-TEST_CASE("Gradients of parts of the queries and of the keys add up to those of the whole",
+TEST_CASE("gradients of query ranges and key ranges sum to the gradients of one call",
           "[attention][backward]") {
   for_each_target([](const std::string&) {
     const Problem<double> problem({2, 2, 1, 310, 600, 8, 5});
@@ -204,7 +203,8 @@ TEST_CASE("Gradients of parts of the queries and of the keys add up to those of 
   });
 }
 
-TEST_CASE("A backward of parts refuses what does not fit into the whole", "[attention][backward][errors]") {
+TEST_CASE("backward throws for query ranges and key ranges outside the whole problem",
+          "[attention][backward][errors]") {
   const Problem<double> problem({1, 1, 1, 4, 6, 2, 2});
   const Output<double> output = run<double>(problem, ssmax::Softmax{}, Full{});
   Result<double> result(problem);

@@ -1,5 +1,4 @@
-// Attention under masks that pick keys one by one: Where, MaskMatrix, Finite, one's own, and compositions,
-// with SSMax.
+// Attention with SSMax under masks with predicates: Where, MaskMatrix, Finite, user masks and compositions.
 
 #include <array>
 #include <limits>
@@ -20,7 +19,7 @@ constexpr std::array<Shape, 5> shapes{{
     {1, 2, 1, 10, 1100, 6, 3},
 }};
 
-/// Some keys of some queries, in no order, and none of every eleventh query.
+/// Shows scattered keys, and no key to every eleventh query.
 bool is_picked(const Query& query, index_t key) {
   const index_t number = (query.batch * 5 + query.head * 3 + query.index);
   return number % 11 != 3 && (number * 7919 + key * 104729) % 7 < 3;
@@ -45,14 +44,14 @@ struct Matrix {
   View<const bool, 4> view() const { return {data(), extents}; }
 };
 
-TEST_CASE("a function picks keys, for SSMax to count", "[attention][masks]") {
+TEST_CASE("SSMax counts the keys visible under a predicate function", "[attention][masks]") {
   for (const Shape& shape : shapes) {
     check_mask<float>(shape, Where(is_picked), is_picked);
     check_mask<double>(shape, Where(is_picked), is_picked);
   }
 }
 
-TEST_CASE("a mask of one's own with a range and a predicate", "[attention][masks]") {
+TEST_CASE("a user mask with a range and a predicate", "[attention][masks]") {
   for (const Shape& shape : shapes) {
     check_mask<float>(shape, Picky{}, [](const Query& query, index_t key) {
       return key >= query.index % 50 && is_picked(query, key);
@@ -60,7 +59,7 @@ TEST_CASE("a mask of one's own with a range and a predicate", "[attention][masks
   }
 }
 
-TEST_CASE("a matrix of bool picks keys, whole or broadcast", "[attention][masks]") {
+TEST_CASE("a matrix of bool selects keys, with and without broadcast", "[attention][masks]") {
   for (const Shape& shape : shapes) {
     const Matrix matrix(shape);
     check_mask<float>(shape, MaskMatrix(matrix.view()), [&](const Query& query, index_t key) {
@@ -82,7 +81,7 @@ void check_finite(const Shape& shape) {
   const Matrix matrix(shape);
   std::vector<T> values;
   for (const char visible : matrix.storage) {
-    // The lowest of float hides nothing.
+    // A large negative finite value does not mask a key.
     values.push_back(visible != 0 ? T(-3e38F) : T(-std::numeric_limits<float>::infinity()));
   }
   const View<const T, 4> view(values.data(), matrix.extents);
@@ -91,7 +90,7 @@ void check_finite(const Shape& shape) {
   });
 }
 
-TEST_CASE("an additive mask picks the keys where it is not -inf", "[attention][masks]") {
+TEST_CASE("an additive mask selects the keys where the mask is not -inf", "[attention][masks]") {
   for (const Shape& shape : shapes) {
     check_finite<float>(shape);
     check_finite<ssmax::bfloat16>(shape);
@@ -122,7 +121,7 @@ TEST_CASE("predicates and ranges compose", "[attention][masks]") {
   }
 }
 
-TEST_CASE("a predicate that hides nothing gives what its range gives", "[attention][masks]") {
+TEST_CASE("a predicate that is always true is bit-identical to its range", "[attention][masks]") {
   for (const Shape& shape : shapes) {
     const Problem<float> problem(shape);
     const auto everything = Where([](const Query&, index_t) { return true; });
@@ -134,8 +133,8 @@ TEST_CASE("a predicate that hides nothing gives what its range gives", "[attenti
   }
 }
 
-/// Scalings are told the position of the last visible key, also where the mask's range goes on behind it.
-TEST_CASE("a scaling's position is that of the last key that a predicate shows", "[attention][masks]") {
+/// Scalings get the position of the last visible key, even if the mask's range continues after the key.
+TEST_CASE("a scaling gets the position of the last key that a predicate shows", "[attention][masks]") {
   const auto by_position = [](const ssmax::Row& row) {
     return 0.5 + 0.01 * static_cast<double>(row.position);
   };

@@ -1,4 +1,4 @@
-// A problem for attention, what should come out of it, and how far from that a result may be.
+// A problem for attention, its expected results, and error bounds.
 #pragma once
 
 #include <array>
@@ -29,7 +29,7 @@ using reference::Sums;
 using reference::widen;
 using reference::worse;
 
-/// What elements of T are computed in.
+/// The type in which elements of T are computed.
 template <class T>
 using Compute = std::conditional_t<std::same_as<T, double>, double, float>;
 
@@ -55,17 +55,17 @@ inline std::string name_of(const Shape& s) {
   return name;
 }
 
-/// One for each way through the drivers. All have four heads.
+/// One shape for each driver. All shapes have four heads.
 constexpr std::array<Shape, 5> every_driver{{
     // batch, heads, kv_heads, queries, keys, d, dv
     {2, 4, 2, 5, 300, 8, 5},     // few queries
     {2, 4, 4, 40, 70, 9, 24},    // a short sequence
     {2, 4, 2, 61, 300, 8, 8},    // many queries
-    {1, 4, 1, 70, 33, 8, 9},     // some of which see nothing
-    {1, 4, 2, 300, 600, 16, 4},  // more than one piece of the backward
+    {1, 4, 1, 70, 33, 8, 9},     // some queries without visible keys
+    {1, 4, 2, 300, 600, 16, 4},  // more than one query block of the backward
 }};
 
-/// Of numbers for more heads, those for a shape's.
+/// Returns the first `shape.heads` of the values.
 template <class T>
 std::span<const T> for_heads_of(const Shape& shape, const std::vector<T>& values) {
   return std::span(values).first(static_cast<std::size_t>(shape.heads));
@@ -95,7 +95,7 @@ template <class T>
 struct Output {
   std::vector<T> out;
   std::vector<Compute<T>> lse;
-  Explanation explanation{};  // of the call, not compared
+  Explanation explanation{};  // explanation of the call, not compared
 
   explicit Output(const Shape& s)
       : out(static_cast<std::size_t>(s.batch * s.heads * s.queries * s.dv), T(-77)),
@@ -128,16 +128,16 @@ Output<T> run(const Problem<T>& problem, const S& scaling, const M& mask,
   return run(problem, scaling, mask, ssmax::Identity{}, options, executor);
 }
 
-// ---- What should come out ---------------------------------------------------------------------------------
+// ---- Expected results -------------------------------------------------------------------------------------
 
-/// Positions, where a mask moves them.
+/// Positions of queries and keys. The default is the position without a mask.
 struct Positions {
   std::function<index_t(const Query&)> of_query = [](const Query& query) { return query.position(); };
   std::function<index_t(const Query&, index_t)> of_key = [](const Query&, index_t key) { return key; };
 };
 
-/// Turns every row of [batch, head, row, channel] to position(batch, head, row): exactly, as the library
-/// documents it, or in R with angles formed in double.
+/// Rotates every row of [batch, head, row, channel] by position(batch, head, row): exactly, as the library documents
+/// the rotation, or in R with angles computed in double.
 template <class R, class Position>
 void turn(std::vector<R>& values, const std::array<index_t, 4>& extents, const ssmax::RopeOptions& options,
           const Position& position) {
@@ -171,7 +171,7 @@ std::vector<R> widened(const std::vector<T>& values) {
   return result;
 }
 
-/// Turns q and k to their positions or, where sign is -1, back.
+/// Rotates q and k by their positions. With sign -1, rotates them back.
 template <class R, class T>
 void turn_both(std::vector<R>& q, std::vector<R>& k, const Problem<T>& problem,
                const AttentionOptions<T>& options, const Positions& positions, index_t sign) {
@@ -203,7 +203,7 @@ Inputs<R> inputs_of(const Problem<T>& problem, const AttentionOptions<T>& option
   return inputs;
 }
 
-/// visible(query) -> KeyRange, or visible(query, key) -> bool.
+/// The visible keys of a query, from visible(query) -> KeyRange or visible(query, key) -> bool.
 class Visible {
  public:
   template <class F>
@@ -223,10 +223,10 @@ class Visible {
   std::function<bool(const Query&, index_t)> sees_;
 };
 
-/// multiplier(head, the query's own position, n) -> c.
+/// The multiplier: (head, position of the query, n) -> c.
 using Multiplier = std::function<Real(index_t, index_t, index_t)>;
 
-/// A call, as the loops of the reference take it.
+/// Returns the call as input of the reference loops.
 template <class T>
 reference::Definition define(const Problem<T>& problem, const Visible& visible, const Multiplier& multiplier,
                              const AttentionOptions<T>& options, const Formula& score,
@@ -245,26 +245,26 @@ reference::Definition define(const Problem<T>& problem, const Visible& visible, 
 template <class T>
 struct Expected {
   reference::Attended<Real> exact;
-  reference::Attended<Compute<T>> naive;  // the loops that anyone would write
-  // Where a target's products may be in 16 bits: Σ p·|v|, which scales the error that they add.
+  reference::Attended<Compute<T>> naive;  // naive loops
+  // On the bf16 path: Σ p·|v|, which scales the additional error.
   bool may_be_in_16_bits = false;
   std::vector<Real> magnitudes{};
 };
 
-/// Whether the active target has products of bfloat16.
+/// Returns true if the active target has the bf16 path.
 inline bool has_bfloat16_products() {
   return ssmax::detail::bf16_capabilities(ssmax::active_target()).has_products;
 }
 
-/// The path of a bfloat16 call of so many rows per kv head, on a target that has products of bfloat16. More than 128
-/// keys or a cache.
+/// Returns the path of a bfloat16 call with `rows` rows per kv head on a target with the bf16 path. Assumes more than
+/// 128 keys or a cache.
 inline ssmax::Path bfloat16_path(index_t rows) {
   if (rows < 5) return ssmax::Path::decode;
   const ssmax::Target target = ssmax::active_target();
   return rows <= 16 && target != ssmax::Target::amx ? ssmax::Path::decode_bf16 : ssmax::Path::prefill_bf16;
 }
 
-/// Calls the test on every target that has products of bfloat16, and says once if there is none.
+/// Runs the test on every target with the bf16 path. Warns once if this machine has no such target.
 template <class Test>
 void for_each_target_of_products(Test test) {
   static bool has_said = false;
@@ -278,8 +278,8 @@ void for_each_target_of_products(Test test) {
   WARN("No target of this machine has products of bfloat16: nothing was tested.");
 }
 
-/// What rounding the weights to bfloat16 may cost: each is within 2^-8 of itself, and so is their sum. The
-/// exponential in front errs by 1.1e-4.
+/// Relative error bounds of rounding the weights to bfloat16: 2^-8 for each weight and for their sum. The exponential
+/// adds 1.1e-4.
 constexpr Real rounded_weights = 2 * (0x1p-8L + 1.1e-4L), rounded_sum = 0x1p-8L + 2e-4L;
 
 template <class T>
@@ -306,9 +306,9 @@ inline constexpr auto keys_before = [](const Query& query) {
 inline constexpr auto before = [](const Query& query, index_t key) { return key <= query.position(); };
 inline constexpr auto one = [](index_t, index_t, index_t) { return Real(1); };
 
-// ---- How far off a result may be --------------------------------------------------------------------------
+// ---- Error bounds -----------------------------------------------------------------------------------------
 
-/// What storing a number near `value` as T may cost: nothing, but for the types that are computed in float.
+/// Returns the error bound of storing a number near `value` as T. The bound is 0 for types that compute in T.
 template <class T>
 Real storing(Real value) {
   if (std::same_as<T, Compute<T>> || !std::isfinite(value) || value == 0) return 0;
@@ -331,8 +331,8 @@ Real largest_error(const std::vector<T>& computed, const std::vector<Real>& exac
   return worst;
 }
 
-/// At most twice the naive loop's largest error, and a few roundings of the largest value where that one was
-/// lucky. Kept as its excess over that, so that many shapes make one assertion.
+/// The error bound: twice the naive loop's largest error plus a few roundings of the largest value. The rule keeps the
+/// excess over the bound, so that many shapes need one assertion.
 template <class A>
 struct Rule {
   Real roundings = 4;
@@ -375,10 +375,9 @@ struct Rules {
   }
 };
 
-/// Where logits are large, or products long, the rounding of one logit decides between two keys that nearly
-/// tie. Which row that hits is luck, for the naive loop as for the library: then errors are compared on
-/// average. At most twice those of the naive loop, and two roundings of the value and of one where that one
-/// was exact.
+/// The bound for average errors. With large logits or long products, the rounding of one logit decides between two keys
+/// that nearly tie. The affected row is arbitrary, so average errors are compared. The bound is twice the naive loop's
+/// average error plus two roundings of the value and of 1.
 template <class A>
 struct Average {
   Real ours = 0, naive = 0, roundings = 0;
@@ -417,12 +416,12 @@ struct Averages {
 
 // ---- SSMax against the reference --------------------------------------------------------------------------
 
-/// Scalings of up to four heads, one of them negative and one of them zero, which tell an n from n + 1.
+/// Scalings of up to four heads, one negative and one zero. Their multipliers differ between n and n + 1.
 template <class T>
 struct FourHeads {
   std::vector<T> s{T(0.9), T(-0.4), T(1.2), T(0)}, b{T(0.1), T(0), T(-0.2), T(0)};
 
-  /// The first `count` of them.
+  /// Creates the scalings of the first `count` heads.
   explicit FourHeads(index_t count = 4) {
     s.resize(static_cast<std::size_t>(count));
     b.resize(static_cast<std::size_t>(count));
@@ -436,7 +435,7 @@ struct FourHeads {
   }
 };
 
-/// Attention under a mask is, on every target, what the mask's definition says.
+/// Checks attention under a mask against the mask's definition on every target.
 template <class T, class M>
 void check_mask(const Shape& shape, const M& mask, const Visible& visible,
                 const AttentionOptions<T>& options = {}, const Positions& positions = {}) {
@@ -450,7 +449,7 @@ void check_mask(const Shape& shape, const M& mask, const Visible& visible,
   });
 }
 
-/// The same with a score and its formula.
+/// Checks attention with a score against the score's formula on every target.
 template <class T, class M, class C>
 void check_score(const Problem<T>& problem, const M& mask, const Visible& visible, const C& score,
                  const Formula& formula, const AttentionOptions<T>& options = {},

@@ -1,4 +1,4 @@
-// Sinks as logits: c multiplies them as it does a key's, and learns from them.
+// Scaled sinks: c multiplies a sink like the logit of a key, and the sink adds to the gradient of c.
 
 #include <array>
 #include <cmath>
@@ -15,7 +15,7 @@
 
 namespace attention_problem::backward_problem::attention_scaled_sinks_test {
 
-/// Forward and backward are what the definition says, on every target.
+/// Checks forward and backward against the definition on every target.
 template <class T, class M, class C = Identity>
 void check(const Shape& shape, const M& mask, const Visible& visible, const std::vector<Compute<T>>& sinks,
            const C& score = {}, const Formula& formula = {}) {
@@ -49,7 +49,7 @@ void check(const Shape& shape, const M& mask, const Visible& visible, const std:
   });
 }
 
-TEST_CASE("a scaled sink is a logit, and what multiplies it learns", "[attention][backward][sinks][slow]") {
+TEST_CASE("a scaled sink is a logit and adds to the gradient of c", "[attention][backward][sinks][slow]") {
   for (const Shape& shape : every_driver) {
     check<float>(shape, Causal{}, keys_before, {0.5F, -3, 2, 0});
     check<double>(shape, Full{}, all_keys, {0.5, -infinity<double>, 2, 7});
@@ -57,8 +57,9 @@ TEST_CASE("a scaled sink is a logit, and what multiplies it learns", "[attention
   }
 }
 
-TEST_CASE("a scaled sink has the weight of a key with its logit and no value", "[attention][decode][sinks]") {
-  // One key more, orthogonal to none: k gives the logit 0.75, v is 0. c is the same for both n.
+TEST_CASE("a scaled sink has the weight of a key with the same logit and value 0",
+          "[attention][decode][sinks]") {
+  // One additional key with logit 0.75 and value 0. c is the same for both n.
   const Shape shape{1, 2, 2, 20, 30, 4, 3}, larger{1, 2, 2, 20, 31, 4, 3};
   const Problem<double> problem(shape);
   Problem<double> with_key(larger);
@@ -100,7 +101,7 @@ TEST_CASE("a scaled sink has the weight of a key with its logit and no value", "
   CHECK(same_bits(scaled.lse, plain.lse));
 }
 
-TEST_CASE("parts of the keys count a scaled sink once", "[attention][backward][sinks]") {
+TEST_CASE("states over key ranges count a scaled sink once", "[attention][backward][sinks]") {
   const Shape shape{1, 2, 1, 20, 50, 8, 6};
   const Problem<double> problem(shape);
   const std::vector<double> sinks{0.5, 2}, s{0.9, -0.4};

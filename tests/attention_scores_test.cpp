@@ -1,4 +1,4 @@
-// Attention with every score, compositions and scores of one's own, and SSMax's multiplier after them.
+// Attention with every score, compositions and user scores, followed by SSMax's multiplier.
 
 #include <array>
 #include <cmath>
@@ -20,7 +20,7 @@ constexpr std::array<Shape, 4> shapes{{
     {1, 4, 4, 3, 1100, 6, 3},
 }};
 
-/// [batch, heads, queries, keys] of numbers; of those where `hides` says so, -inf.
+/// Numbers [batch, heads, queries, keys], -inf where `hides` is true.
 template <class B>
 struct Numbers {
   std::vector<B> values;
@@ -64,7 +64,7 @@ TEST_CASE("a softcap caps logits before SSMax multiplies them", "[attention][sco
   }
 }
 
-TEST_CASE("ALiBi prefers what is near", "[attention][scores]") {
+TEST_CASE("ALiBi lowers logits by distance", "[attention][scores]") {
   for (const Shape& shape : shapes) {
     check_score(Problem<float>(shape), Full{}, all_keys, Alibi(slopes), nearby);
     check_score(Problem<float>(shape), Causal{}, keys_before, Alibi(slopes), nearby);
@@ -100,13 +100,13 @@ TEST_CASE("a bias may be broadcast along any of its dimensions", "[attention][sc
   }
 }
 
-TEST_CASE("a bias of -inf gives no weight, yet the key counts", "[attention][scores]") {
+TEST_CASE("a bias of -inf gives weight 0, and n counts the key", "[attention][scores]") {
   for (const Shape& shape : shapes) {
     Numbers<float> bias(shape);
     for (std::size_t i = 0; i < bias.values.size(); ++i) {
       if (i * i % 13 < 6) bias.values[i] = -infinity<float>;
     }
-    // Rows of nothing else, the first, the last and one between.
+    // The first, a middle and the last row contain only -inf.
     for (const index_t row : {index_t{0}, shape.queries / 2, shape.queries - 1}) {
       for (index_t key = 0; key < shape.keys; ++key) bias.view()(0, 1, row, key) = -infinity<float>;
     }
@@ -119,7 +119,7 @@ TEST_CASE("a bias of -inf gives no weight, yet the key counts", "[attention][sco
   }
 }
 
-TEST_CASE("the same -inf as a mask takes keys out of n as well", "[attention][scores]") {
+TEST_CASE("a mask of -inf gives weight 0, and n does not count the key", "[attention][scores]") {
   const Shape shape = shapes[1];
   Numbers<float> bias(shape);
   for (std::size_t i = 0; i < bias.values.size(); ++i) {
@@ -151,7 +151,7 @@ TEST_CASE("scores are applied from left to right, then the multiplier", "[attent
   }
 }
 
-TEST_CASE("scores go with predicates, windows and rope", "[attention][scores]") {
+TEST_CASE("scores work with predicates, windows and rope", "[attention][scores]") {
   const auto picked = [](const Query& query, index_t key) {
     return (query.index * 7919 + key * 104729 + query.head) % 7 < 3;
   };
@@ -174,9 +174,9 @@ TEST_CASE("scores go with predicates, windows and rope", "[attention][scores]") 
   }
 }
 
-// ---- Scores of one's own ----------------------------------------------------------------------------------
+// ---- User scores ------------------------------------------------------------------------------------------
 
-/// In double alone, whatever the logits are.
+/// A score that computes in double for every type of logit.
 struct Double {
   double operator()(double z, const Key& key) const {
     return 0.1 * z * z - 0.001 * static_cast<double>(key.index);
@@ -184,7 +184,7 @@ struct Double {
   double derivative(double z, const Key&) const { return 0.2 * z; }
 };
 
-/// Looks at all that a key has to tell.
+/// A score that uses all members of Key.
 struct Curious {
   template <class T>
   T operator()(T z, const Key& key) const {
@@ -198,7 +198,7 @@ struct Curious {
   }
 };
 
-TEST_CASE("scores of one's own", "[attention][scores]") {
+TEST_CASE("user scores", "[attention][scores]") {
   for (const Shape& shape : shapes) {
     const Problem<float> problem(shape);
     check_score(problem, Causal{}, keys_before, Curious{}, [](auto z, const Query& query, index_t key) {
@@ -213,7 +213,7 @@ TEST_CASE("scores of one's own", "[attention][scores]") {
   }
 }
 
-/// Fails where it is asked of a key that its query does not see.
+/// A score that records its calls and fails for masked keys.
 struct Watchful {
   std::vector<char>* asked;
 
@@ -232,7 +232,7 @@ struct Watchful {
   }
 };
 
-TEST_CASE("a score is asked of visible keys only, and of all of them", "[attention][scores]") {
+TEST_CASE("a score is called for every visible key and for no masked key", "[attention][scores]") {
   const auto picked = [](const Query& query, index_t key) {
     return key <= query.position() && (query.index + key + query.head) % 3 != 0;
   };
@@ -253,7 +253,7 @@ TEST_CASE("a score is asked of visible keys only, and of all of them", "[attenti
   }
 }
 
-/// Identity by another name, so that the library must go the way of scores.
+/// A user-defined identity, so that the library takes the path of scores.
 struct Nothing {
   template <class T>
   T operator()(T z, const Key&) const {
@@ -265,14 +265,14 @@ struct Nothing {
   }
 };
 
-TEST_CASE("a score that changes nothing is as good as none", "[attention][scores]") {
+TEST_CASE("a score that returns its logit is as accurate as no score", "[attention][scores]") {
   for (const Shape& shape : shapes) {
     check_score(Problem<float>(shape), Causal{}, keys_before, Nothing{}, {});
     check_score(Problem<double>(shape), Causal{}, keys_before, Nothing{}, {});
   }
 }
 
-/// NaN and +inf for one key.
+/// A score that returns NaN or +inf for one key.
 struct Spoils {
   index_t key;
   float by;
@@ -287,7 +287,7 @@ struct Spoils {
   }
 };
 
-TEST_CASE("a score's NaN and +inf spoil the rows that see the key, and no other", "[attention][scores]") {
+TEST_CASE("NaN and +inf from a score affect only the rows that see the key", "[attention][scores]") {
   for (const Shape& shape : shapes) {
     if (shape.queries > shape.keys) continue;
     const Problem<float> problem(shape);

@@ -1,5 +1,5 @@
-// Short sequences, many of them: kv heads of at most 128 keys go a way of their own. It gives what the formula
-// says, and the bits of long sequences of which no more than that is seen.
+// Many short sequences: kv heads of at most 128 keys take their own path. The path agrees with the formula and is
+// bit-identical to long sequences with the same visible keys.
 
 #include <array>
 #include <ssmax/ssmax.hpp>
@@ -44,7 +44,7 @@ TEST_CASE("short sequences: full, causal and padded", "[attention][short]") {
   check_mask<ssmax::bfloat16>(shapes[5], Full{}, all_keys);
 }
 
-/// The same keys with `extra` poisoned ones behind them in every kv head.
+/// Appends `extra` poisoned keys to every kv head.
 template <class T>
 Problem<T> lengthened(const Problem<T>& problem, index_t extra) {
   Shape shape = problem.shape;
@@ -80,9 +80,9 @@ void check_bits(const Shape& shape, const C& score = {}, const AttentionOptions<
     CHECK(run(problem, heads.scaling(), Full{}, score, options, three) == result);
     CHECK(run(problem, heads.scaling(), Full{}, score, options, test_executors::Reverse{64}) == result);
     CHECK(run(problem, heads.scaling(), KeyLengths{lengths}, score, options) == result);
-    // Fewer queries against more keys go by keys; queries stand at other positions.
+    // Few queries on more keys take another path, and with a rope the queries have other positions.
     if (shape.queries * shape.heads / shape.kv_heads <= 16 || options.rope != nullptr) return;
-    AttentionOptions<T> in_float = options;  // as short sequences are
+    AttentionOptions<T> in_float = options;  // short sequences also use float products
     in_float.float_products = true;
     const Output<T> of_longer = run(longer, heads.scaling(), KeyLengths{lengths}, score, in_float);
     const index_t rows = shape.queries * shape.heads / shape.kv_heads;
@@ -91,7 +91,7 @@ void check_bits(const Shape& shape, const C& score = {}, const AttentionOptions<
   });
 }
 
-TEST_CASE("short sequences: the bits of any executor and of long sequences", "[attention][short]") {
+TEST_CASE("short sequences: bit-identical for any executor and to long sequences", "[attention][short]") {
   const ssmax::Rope<float> rope({.width = 8}, 800);
   const std::vector<float> sinks{0.5F, -1, -infinity<float>, 3};
   for (const Shape& shape : shapes) {
@@ -105,7 +105,8 @@ TEST_CASE("short sequences: the bits of any executor and of long sequences", "[a
   }
 }
 
-TEST_CASE("short sequences: poison reaches those that see it, and no others", "[attention][short]") {
+TEST_CASE("short sequences: NaN and infinity affect only the queries that see the key",
+          "[attention][short]") {
   for (const Shape& shape : shapes) {
     if (shape.keys < 16) continue;
     const FourHeads<float> heads(shape.heads);
@@ -138,12 +139,12 @@ TEST_CASE("short sequences: poison reaches those that see it, and no others", "[
   }
 }
 
-/// The first queries see some of the keys, those behind them all.
+/// A mask under which the first queries see some keys and later queries see all keys.
 struct Growing {
   ssmax::KeyRange keys(const Query& query) const { return {0, std::min(query.index + 1, query.shape.keys)}; }
 };
 
-TEST_CASE("short sequences: poison reaches groups of queries that see all keys", "[attention][short]") {
+TEST_CASE("short sequences: NaN and infinity reach query blocks that see all keys", "[attention][short]") {
   const Shape shape{2, 2, 1, 150, 40, 8, 24};
   Problem<float> problem(shape);
   for (index_t batch = 0; batch < shape.batch; ++batch) {

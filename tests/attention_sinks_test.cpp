@@ -1,5 +1,5 @@
-// A sink is one more term of the denominator: exp(sink), neither multiplied by c nor counted in n. And rows
-// in which everything is hidden, as ONNX's Attention has them: 0, not NaN.
+// A sink adds exp(sink) to the denominator; c does not multiply the sink, and n does not count it. Fully masked rows
+// are 0, as in ONNX's Attention.
 
 #include <array>
 #include <cmath>
@@ -29,17 +29,17 @@ void check_sinks(const std::vector<T>& sinks) {
   }
 }
 
-TEST_CASE("a sink takes weight and is in the lse", "[attention][sinks][slow]") {
+TEST_CASE("a sink takes weight and is included in lse", "[attention][sinks][slow]") {
   check_sinks<float>({0.5F, -3, 4, 0});
   check_sinks<double>({0.5, -3, 4, 0});
 }
 
-TEST_CASE("sinks that outweigh all keys, that weigh nothing, and none", "[attention][sinks][slow]") {
+TEST_CASE("very large and very small sinks, and no sinks", "[attention][sinks][slow]") {
   check_sinks<float>({500, -500, 80, -80});
   check_sinks<float>({-infinity<float>, 1e30F, -1e30F, 3e6F});
 }
 
-TEST_CASE("a sink is no logit: no score and no mask touches it", "[attention][sinks]") {
+TEST_CASE("scores and masks do not affect a sink", "[attention][sinks]") {
   const std::vector<float> sinks{2.5F, -1, 0, 7};
   const auto capped = [](auto z, const Query&, index_t) { return std::tanh(z); };
   const auto picked = [](const Query& query, index_t key) {
@@ -51,7 +51,7 @@ TEST_CASE("a sink is no logit: no score and no mask touches it", "[attention][si
   }
 }
 
-TEST_CASE("a query that sees nothing gives 0, and the sink for its lse", "[attention][sinks]") {
+TEST_CASE("a query without visible keys gives out 0 and lse equal to the sink", "[attention][sinks]") {
   const std::vector<float> sinks{2.5F, -1, -infinity<float>, 1e4F};
   const auto every_third = [](const Query& query, index_t) { return query.index % 3 == 0; };
   for (const Shape& shape : shapes) {
@@ -76,7 +76,7 @@ TEST_CASE("a query that sees nothing gives 0, and the sink for its lse", "[atten
   }
 }
 
-TEST_CASE("an infinite sink takes everything, one that is NaN spreads", "[attention][sinks]") {
+TEST_CASE("a sink of +inf takes all weight, and a sink of NaN makes its rows NaN", "[attention][sinks]") {
   const std::vector<float> sinks{infinity<float>, nan<float>, 0, 0};
   for (const Shape& shape : {shapes[0], shapes[1]}) {
     const Problem<float> problem(shape);
@@ -101,7 +101,7 @@ TEST_CASE("an infinite sink takes everything, one that is NaN spreads", "[attent
 
 // ---- Small cases to be checked by eye ---------------------------------------------------------------------
 
-/// Two queries on two keys, as attn_mask of ONNX gives them; `copies` of them make many queries.
+/// Two queries on two keys with an attn_mask of ONNX, repeated `copies` times.
 struct TwoByTwo {
   index_t copies;
   std::vector<float> q, k{1, 0, 0, 1}, v{10, 20, 30, 40}, out, lse;
@@ -127,7 +127,7 @@ bool is_near(float value, double expected) {
   return std::abs(static_cast<double>(value) - expected) <= 4e-6 * std::abs(expected);
 }
 
-TEST_CASE("a row of attn_mask that is all false gives 0", "[attention][sinks]") {
+TEST_CASE("a row of attn_mask with only false gives out 0", "[attention][sinks]") {
   for_each_target([](const std::string& target) {
     for (const index_t copies : {1, 20}) {
       INFO(target << ' ' << copies);
@@ -157,7 +157,7 @@ TEST_CASE("a row of attn_mask that is all false gives 0", "[attention][sinks]") 
   });
 }
 
-TEST_CASE("two keys, one of them ahead by one", "[attention][sinks]") {
+TEST_CASE("two keys whose logits differ by one", "[attention][sinks]") {
   const double e = std::exp(1.0);
   for_each_target([&](const std::string& target) {
     for (const index_t copies : {1, 20}) {

@@ -1,4 +1,4 @@
-// Attention over a source of keys: against the reference and against attention over views of the same keys.
+// Attention over a key source, against the reference and against attention over views of the same keys.
 
 #include <array>
 #include <cstddef>
@@ -73,7 +73,7 @@ Output<T> run_over(const K& source, const Problem<T>& problem, const S& scaling,
 constexpr std::array<Shape, 10> shapes{{
     // batch, heads, kv_heads, queries, keys, d, dv
     {1, 1, 1, 0, 3, 1, 1},
-    {2, 4, 2, 3, 0, 4, 5},  // no key
+    {2, 4, 2, 3, 0, 4, 5},  // no keys
     {1, 2, 1, 40, 0, 4, 5},
     {1, 1, 1, 1, 1, 1, 1},
     {2, 4, 2, 7, 2, 8, 5},  // more queries than keys, few and many
@@ -84,7 +84,7 @@ constexpr std::array<Shape, 10> shapes{{
     {1, 4, 4, 40, 70, 9, 24},
 }};
 
-/// Every way to ask for positions: none, keys rotated in the call, and keys that the test rotates.
+/// Checks each use of positions: no rope, keys rotated by the call, and keys rotated by the test.
 template <class T>
 void check_source(const Shape& shape) {
   const FourHeads<Compute<T>> heads(shape.heads);
@@ -108,7 +108,7 @@ void check_source(const Shape& shape) {
   check(Causal{}, keys_before);
 }
 
-TEST_CASE("attention over a source of keys is the reference's, also with more queries than keys",
+TEST_CASE("attention over a key source agrees with the reference, also with more queries than keys",
           "[attention][key_source]") {
   for (const Shape& shape : shapes) {
     check_source<float>(shape);
@@ -118,7 +118,7 @@ TEST_CASE("attention over a source of keys is the reference's, also with more qu
   }
 }
 
-TEST_CASE("attention over a source has the bits of attention over views", "[attention][key_source]") {
+TEST_CASE("attention over a key source is bit-identical to attention over views", "[attention][key_source]") {
   for_each_target([](const std::string& target) {
     for (const Shape& shape : shapes) {
       if (shape.queries * shape.heads <= 16 * shape.kv_heads) continue;
@@ -134,8 +134,7 @@ TEST_CASE("attention over a source has the bits of attention over views", "[atte
   });
 }
 
-TEST_CASE("a rope rotates queries alone, or keys as well where an option asks for it",
-          "[attention][key_source]") {
+TEST_CASE("a rope rotates only queries, and also keys if the option is set", "[attention][key_source]") {
   const ssmax::Rope<float> rope({.width = 8, .theta = 100}, 2000);
   const FourHeads<float> heads(4);
   for (const Shape& shape :
@@ -166,7 +165,7 @@ TEST_CASE("a rope rotates queries alone, or keys as well where an option asks fo
   }
 }
 
-TEST_CASE("positions of a rope in the call are the mask's, as for views", "[attention][key_source]") {
+TEST_CASE("a rope rotates by the positions of the mask, as for views", "[attention][key_source]") {
   const ssmax::Rope<float> rope({.width = 8, .theta = 100}, 2000);
   const std::vector<index_t> ends{0, 100, 130, 300};
   const ssmax::Documents mask(ends, true);
@@ -180,7 +179,7 @@ TEST_CASE("positions of a rope in the call are the mask's, as for views", "[atte
   });
 }
 
-TEST_CASE("attention over a cache is decode where both are allowed", "[attention][key_source]") {
+TEST_CASE("attention over a cache is bit-identical to decode", "[attention][key_source]") {
   const Problem<float> problem({2, 4, 2, 40, 300, 8, 5});
   KvCache<float> cache({.batch = 2, .kv_heads = 2, .width = 8, .value_width = 5, .capacity = 300});
   const std::array<index_t, 2> lengths{300, 41};
@@ -193,7 +192,8 @@ TEST_CASE("attention over a cache is decode where both are allowed", "[attention
   CHECK(run_over(cache, problem, SSMax<float>{0.4f}, Causal{}, ssmax::Identity{}) == expected);
 }
 
-TEST_CASE("attention over a source names what does not fit", "[attention][key_source][errors]") {
+TEST_CASE("attention over a key source throws for an invalid argument and names it",
+          "[attention][key_source][errors]") {
   const Problem<float> problem({1, 2, 1, 3, 4, 8, 5});
   Pages<float> pages(problem, 2);
   const auto message = [&](const AttentionOptions<float>& options = {}) {

@@ -1,5 +1,4 @@
-// What attention_partial, merge and finish refuse: std::invalid_argument that names the argument, before
-// anything is written.
+// attention_partial, merge and finish throw std::invalid_argument that names the argument, before they write.
 
 #include <algorithm>
 #include <array>
@@ -21,7 +20,7 @@ using untouched_memory::untouched;
 
 // ---- attention_partial ------------------------------------------------------------------------------------
 
-/// Keys 3 … 9 of 20.
+/// A valid call on keys 3 … 9 of 20.
 struct PartialCall : Memory {
   View<const float, 4> q{inputs.data(), {2, 4, 5, 8}}, k{inputs.data() + 512, {2, 2, 7, 8}},
       v{inputs.data() + 1024, {2, 2, 7, 6}};
@@ -42,23 +41,23 @@ struct PartialCall : Memory {
   }
 };
 
-TEST_CASE("attention_partial takes a call that fits", "[attention][errors]") {
+TEST_CASE("attention_partial accepts a valid call", "[attention][errors]") {
   PartialCall call;
   CHECK_NOTHROW(call.run());
   CHECK(std::ranges::count(call.outputs, untouched) == 4096 - 240 - 2 * 40);
 }
 
-TEST_CASE("attention_partial refuses keys that do not fit into all keys", "[attention][errors]") {
+TEST_CASE("attention_partial throws for keys outside the range of all keys", "[attention][errors]") {
   PartialCall call;
   SECTION("before the first") {
     call.first_key = -1;
     call.refuses({"first_key", "-1", "0"});
   }
-  SECTION("behind the last") {
+  SECTION("after the last") {
     call.first_key = 14;
     call.refuses({"first_key", "14", "20"});
   }
-  SECTION("fewer keys than the part has") {
+  SECTION("fewer keys in total than in the call") {
     call.first_key = 0;
     call.keys = 6;
     call.refuses({"first_key", "6"});
@@ -69,7 +68,7 @@ TEST_CASE("attention_partial refuses keys that do not fit into all keys", "[atte
     call.keys = std::numeric_limits<index_t>::min();
     call.refuses({"first_key"});
   }
-  SECTION("the last place there is") {
+  SECTION("accepts the last valid first_key") {
     call.first_key = 13;
     CHECK_NOTHROW(call.run());
   }
@@ -84,9 +83,9 @@ TEST_CASE("attention_partial checks masks and ropes against all keys", "[attenti
   CHECK_NOTHROW(call.run(Full{}, {.rope = &enough}));
 }
 
-TEST_CASE("attention_partial refuses states that do not fit", "[attention][errors]") {
+TEST_CASE("attention_partial throws for mismatched states", "[attention][errors]") {
   PartialCall call;
-  SECTION("no state at all") {
+  SECTION("an empty state") {
     call.state = {};
     call.refuses({"state", "has extent 0", "q has 2"});
   }
@@ -122,33 +121,33 @@ TEST_CASE("attention_partial refuses states that do not fit", "[attention][error
     call.state.o = {call.outputs.data(), {2, 4, 5, 7}};
     call.refuses({"o has extent 7", "6"});
   }
-  SECTION("rows of o on each other") {
+  SECTION("rows of o that overlap") {
     call.state.o = {call.outputs.data(), {2, 4, 5, 6}, {120, 30, 5, 1}};
     call.refuses({"state", "is an output with stride 5", "6"});
   }
-  SECTION("o on the keys") {
+  SECTION("o overlaps the keys") {
     call.k = {call.outputs.data() + 200, {2, 2, 7, 8}};
     call.refuses({"state.o", "overlaps k"});
   }
-  SECTION("sums on the queries") {
+  SECTION("sums overlap the queries") {
     call.q = {call.outputs.data() + 1024 - 319, {2, 4, 5, 8}};
     call.refuses({"state.sum", "overlaps q", "4 bytes"});
   }
-  SECTION("shifts on the values") {
+  SECTION("shifts overlap the values") {
     call.v = {call.outputs.data() + 540, {2, 2, 7, 6}};
     call.refuses({"state.shift", "overlaps v"});
   }
-  SECTION("sums on shifts") {
+  SECTION("sums overlap shifts") {
     call.state.sum = {call.outputs.data() + 512, {2, 4, 5}};
     call.refuses({"overlaps"});
   }
-  SECTION("sums on o") {
+  SECTION("sums overlap o") {
     call.state.sum = {call.outputs.data() + 239, {2, 4, 5}};
     call.refuses({"overlaps", "4 bytes"});
   }
 }
 
-TEST_CASE("attention_partial refuses inputs that do not fit", "[attention][errors]") {
+TEST_CASE("attention_partial throws for mismatched inputs", "[attention][errors]") {
   PartialCall call;
   SECTION("heads") {
     call.q = {call.inputs.data(), {2, 3, 5, 8}};
@@ -174,7 +173,7 @@ AttentionState<float> state_at(float* memory) {
   return {{memory, {2, 4, 5}}, {memory + 40, {2, 4, 5}}, {memory + 80, {2, 4, 5, 6}}};
 }
 
-TEST_CASE("merge refuses states that do not fit each other", "[attention][errors]") {
+TEST_CASE("merge throws for mismatched states", "[attention][errors]") {
   Memory memory;
   const AttentionState<float> into = state_at(memory.outputs.data());
   AttentionState<float> other = state_at(memory.inputs.data());
@@ -191,7 +190,7 @@ TEST_CASE("merge refuses states that do not fit each other", "[attention][errors
              {memory.inputs.data(), {2, 4, 6, 6}}};
     refuses({"other.o has extent 6 in dimension 2", "5"});
   }
-  SECTION("sums of another extent than o") {
+  SECTION("sums and o of different extents") {
     other.sum = {memory.inputs.data(), {2, 3, 5}};
     refuses({"sum", "3", "4"});
   }
@@ -213,7 +212,7 @@ TEST_CASE("merge refuses states that do not fit each other", "[attention][errors
   }
 }
 
-TEST_CASE("finish refuses what does not fit its state", "[attention][errors]") {
+TEST_CASE("finish throws for arguments that do not match the state", "[attention][errors]") {
   Memory memory;
   float* const outputs = memory.outputs.data();
   AttentionState<float> state = state_at(memory.inputs.data());
@@ -251,21 +250,21 @@ TEST_CASE("finish refuses what does not fit its state", "[attention][errors]") {
     sinks.resize(3);
     refuses({"sinks", "3", "4"});
   }
-  SECTION("out beside o by one") {
+  SECTION("out overlaps o at an offset of one element") {
     out = {memory.inputs.data() + 81, {2, 4, 5, 6}};
     refuses({"out", "overlaps state.o"});
   }
-  SECTION("out on the sums") {
+  SECTION("out overlaps the sums") {
     state = state_at(outputs);
     out = {outputs + 40, {2, 4, 5, 6}};
     state.o = {memory.inputs.data(), {2, 4, 5, 6}};
     refuses({"overlaps"});
   }
-  SECTION("lse on out") {
+  SECTION("lse overlaps out") {
     lse = {outputs + 239, {2, 4, 5}};
     refuses({"lse", "overlaps out", "4 bytes"});
   }
-  SECTION("lse on o") {
+  SECTION("lse overlaps o") {
     state = state_at(outputs + 1024);
     lse = {outputs + 1024 + 80 + 239, {2, 4, 5}};
     refuses({"lse", "overlaps"});

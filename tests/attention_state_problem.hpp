@@ -1,4 +1,4 @@
-// States of attention over a part of the keys, and their memory.
+// States of attention over a range of keys, and their memory.
 #pragma once
 
 #include <array>
@@ -30,7 +30,7 @@ struct State {
   }
 };
 
-/// Attention over keys [begin, end) of the problem's.
+/// Runs attention_partial over keys [begin, end) of the problem.
 template <class T, class S, class M, class C = Identity>
 State<Compute<T>> partial(const Problem<T>& problem, index_t begin, index_t end, const S& scaling,
                           const M& mask, const C& score = {}, const AttentionOptions<T>& options = {}) {

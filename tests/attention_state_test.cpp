@@ -1,4 +1,4 @@
-// attention_partial, merge and finish: keys in any cut are attention over all of them, with n of the row.
+// attention_partial, merge and finish over any key ranges agree with attention over all keys, with n of the row.
 
 #include <cmath>
 #include <span>
@@ -19,8 +19,8 @@ using attention_problem::Expected;
 using attention_problem::Problem;
 using attention_problem::Rules;
 
-/// Where keys are cut, ends included: nowhere, at borders of blocks and beside them, anywhere, with empty
-/// parts.
+/// Returns lists of range borders, with both ends: one range, block borders, next to block borders, elsewhere, and
+/// empty ranges.
 std::vector<std::vector<index_t>> cuts(index_t keys) {
   std::vector<std::vector<index_t>> result{
       {0, keys}, {0, 0, 1, 1, keys - 1, keys, keys}, {0, keys / 2, keys}};
@@ -33,7 +33,7 @@ std::vector<std::vector<index_t>> cuts(index_t keys) {
   return result;
 }
 
-/// Any cut, merged in order, is as good as the whole.
+/// Checks that states over any key ranges, merged in order, are as accurate as one call.
 template <class T, class M, class C = Identity>
 void check_cuts(const Shape& shape, const M& mask, const Visible& visible, const C& score = {},
                 const reference::Formula& formula = {}, const AttentionOptions<T>& options = {}) {
@@ -60,7 +60,8 @@ bool is_picked(const Query& query, index_t key) {
   return query.index % 5 != 4 && (query.index * 7919 + key * 104729) % 7 < 3;
 }
 
-TEST_CASE("any cut of the keys gives the whole, with SSMax's n of the whole", "[attention][state][slow]") {
+TEST_CASE("states over any key ranges merge to attention over all keys, with n of all keys",
+          "[attention][state][slow]") {
   for (const Shape& shape : shapes) {
     check_cuts<float>(shape, Full{}, all_keys);
     check_cuts<float>(shape, Causal{}, keys_before);
@@ -68,7 +69,7 @@ TEST_CASE("any cut of the keys gives the whole, with SSMax's n of the whole", "[
   }
 }
 
-TEST_CASE("any cut: windows, predicates and documents", "[attention][state][slow]") {
+TEST_CASE("states over any key ranges: windows, predicates and documents", "[attention][state][slow]") {
   for (const Shape& shape : shapes) {
     check_cuts<float>(shape, SlidingWindow(20, 1), [](const Query& query, index_t key) {
       return key >= query.position() - 20 && key <= query.position() + 1;
@@ -80,7 +81,7 @@ TEST_CASE("any cut: windows, predicates and documents", "[attention][state][slow
   }
 }
 
-TEST_CASE("any cut: rope, scores and sinks", "[attention][state]") {
+TEST_CASE("states over any key ranges: rope, scores and sinks", "[attention][state]") {
   const std::vector<float> sinks{1, -2, 0, 3};
   const ssmax::Rope<float> rope({.width = 4, .theta = 100}, 2200);
   const std::vector<double> slopes = ssmax::Alibi::slopes(4);
@@ -96,7 +97,7 @@ TEST_CASE("any cut: rope, scores and sinks", "[attention][state]") {
   }
 }
 
-TEST_CASE("a matrix speaks of all keys, not of the part", "[attention][state]") {
+TEST_CASE("a matrix mask has the extent of all keys, not of the key range", "[attention][state]") {
   for (const Shape& shape : shapes) {
     std::vector<char> storage(static_cast<std::size_t>(shape.queries * shape.keys));
     for (std::size_t i = 0; i < storage.size(); ++i) storage[i] = i * i % 13 < 6 ? 1 : 0;
@@ -108,7 +109,7 @@ TEST_CASE("a matrix speaks of all keys, not of the part", "[attention][state]") 
   }
 }
 
-TEST_CASE("one part, finished, has the bits of attention", "[attention][state]") {
+TEST_CASE("finish of one state over all keys is bit-identical to attention", "[attention][state]") {
   const std::vector<float> of_four{1, -2, 0, 3};
   for (const Shape& shape : shapes) {
     const FourHeads<float> heads(shape.heads);
@@ -119,7 +120,7 @@ TEST_CASE("one part, finished, has the bits of attention", "[attention][state]")
       const State<float> state = partial(problem, 0, shape.keys, heads.scaling(), Causal{});
       CHECK(finished(state) == run(problem, heads.scaling(), Causal{}));
       CHECK(finished(state, sinks) == run(problem, heads.scaling(), Causal{}, {.sinks = sinks}));
-      // Options' sinks are not the part's.
+      // attention_partial ignores the sinks in the options.
       CHECK(partial(problem, 0, shape.keys, heads.scaling(), Causal{}, Identity{}, {.sinks = sinks}) ==
             state);
     });

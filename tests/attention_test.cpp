@@ -31,8 +31,8 @@ constexpr std::array<Shape, 13> shapes{{
     {1, 1, 1, 70, 600, 8, 65},
     {1, 1, 1, 32, 257, 64, 64},
     {2, 4, 1, 33, 31, 1, 64},
-    {2, 4, 2, 70, 33, 8, 65},  // queries that see nothing under the causal mask, a block of them and more
-    {2, 2, 1, 5, 0, 3, 8},     // no key at all
+    {2, 4, 2, 70, 33, 8, 65},  // more than one block of queries without visible keys
+    {2, 2, 1, 5, 0, 3, 8},     // no keys
     {1, 2, 1, 70, 1, 65, 3},
     {3, 1, 1, 2, 513, 3, 1},
     {1, 2, 1, 257, 257, 3, 3},
@@ -55,20 +55,20 @@ void check_shapes(const M& mask, const Visible& visible) {
   });
 }
 
-TEST_CASE("attention is as good as a naive loop, full: float", "[attention]") {
+TEST_CASE("attention is as accurate as a naive loop, full: float", "[attention]") {
   check_shapes<float>(Full{}, all_keys);
 }
-TEST_CASE("attention is as good as a naive loop, full: double", "[attention]") {
+TEST_CASE("attention is as accurate as a naive loop, full: double", "[attention]") {
   check_shapes<double>(Full{}, all_keys);
 }
-TEST_CASE("attention is as good as a naive loop, causal: float", "[attention]") {
+TEST_CASE("attention is as accurate as a naive loop, causal: float", "[attention]") {
   check_shapes<float>(Causal{}, keys_before);
 }
-TEST_CASE("attention is as good as a naive loop, causal: double", "[attention]") {
+TEST_CASE("attention is as accurate as a naive loop, causal: double", "[attention]") {
   check_shapes<double>(Causal{}, keys_before);
 }
 
-TEST_CASE("queries that see nothing give zero and an lse of -inf", "[attention]") {
+TEST_CASE("queries without visible keys give out 0 and lse -inf", "[attention]") {
   for_each_target([](const std::string& target) {
     INFO(target);
     const Problem<float> causal({2, 2, 1, 70, 30, 8, 5});
@@ -94,13 +94,13 @@ TEST_CASE("queries that see nothing give zero and an lse of -inf", "[attention]"
   });
 }
 
-TEST_CASE("nothing to do is done without complaint", "[attention]") {
+TEST_CASE("attention accepts empty inputs", "[attention]") {
   CHECK(run(Problem<float>({0, 2, 1, 3, 4, 8, 5}), Softmax{}, Full{}).out.empty());
   CHECK(run(Problem<float>({1, 2, 1, 0, 4, 8, 5}), Softmax{}, Causal{}).out.empty());
   CHECK(run(Problem<float>({1, 0, 0, 3, 4, 8, 5}), Softmax{}, Causal{}).out.empty());
 }
 
-TEST_CASE("values of no width still give the lse, queries of no width see all keys alike", "[attention]") {
+TEST_CASE("attention accepts a width of 0 for values and for queries", "[attention]") {
   const Output<float> no_values = run(Problem<float>({1, 2, 1, 3, 300, 8, 0}), Softmax{}, Causal{});
   const Output<float> values = run(Problem<float>({1, 2, 1, 3, 300, 8, 2}), Softmax{}, Causal{});
   CHECK(no_values.lse == values.lse);
@@ -206,7 +206,7 @@ void check_ropes() {
   check_rope<T>({1, 1, 1, 40, 33, 9, 3}, {.width = 6, .pairing = ssmax::Pairing::interleaved}, 7);
 }
 
-TEST_CASE("attention turns queries and keys to their positions", "[attention]") {
+TEST_CASE("attention rotates queries and keys by their positions", "[attention]") {
   SECTION("float") { check_ropes<float>(); }
   SECTION("double") { check_ropes<double>(); }
 }
@@ -249,7 +249,7 @@ void check_masks() {
   });
 }
 
-TEST_CASE("lengths and a mask of one's own hide keys, and n counts what is left", "[attention]") {
+TEST_CASE("Lengths and a user mask mask keys, and n counts the visible keys", "[attention]") {
   SECTION("float") { check_masks<float>(); }
   SECTION("double") { check_masks<double>(); }
 }

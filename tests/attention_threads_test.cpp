@@ -1,5 +1,5 @@
-// The same bits for every executor: however many threads there are, in whichever order the calls are made,
-// and whether or not keys are shared among them.
+// Attention is bit-identical for every executor: any number of threads, any order of calls, with keys split between
+// threads or not.
 
 #include <array>
 #include <atomic>
@@ -23,7 +23,7 @@ constexpr std::array<Shape, 9> shapes{{
     {2, 4, 2, 5, 300, 8, 5},
     {2, 4, 2, 61, 300, 9, 24},
     {1, 1, 1, 257, 257, 5, 3},
-    {1, 1, 1, 1, 5000, 16, 8},  // few tasks: keys are shared
+    {1, 1, 1, 1, 5000, 16, 8},  // few tasks: threads divide the keys
     {1, 4, 1, 4, 3100, 6, 5},
     {1, 1, 1, 20, 2100, 6, 5},
     {2, 2, 1, 50, 1500, 6, 24},
@@ -48,7 +48,7 @@ void check_same(const Shape& shape, const M& mask, const C& score = {},
   });
 }
 
-TEST_CASE("the same bits for every executor: full and causal", "[attention][threads][slow]") {
+TEST_CASE("attention is bit-identical for every executor: full and causal", "[attention][threads][slow]") {
   for (const Shape& shape : shapes) {
     check_same<float>(shape, Full{});
     check_same<float>(shape, Causal{});
@@ -59,7 +59,8 @@ TEST_CASE("the same bits for every executor: full and causal", "[attention][thre
   check_same<ssmax::half>(shapes[4], Causal{});
 }
 
-TEST_CASE("the same bits for every executor: windows and predicates", "[attention][threads][slow]") {
+TEST_CASE("attention is bit-identical for every executor: windows and predicates",
+          "[attention][threads][slow]") {
   const auto picked = [](const Query& query, index_t key) {
     return (query.index * 7919 + key * 104729) % 7 < 3;
   };
@@ -70,7 +71,8 @@ TEST_CASE("the same bits for every executor: windows and predicates", "[attentio
   }
 }
 
-TEST_CASE("the same bits for every executor: scores, rope and sinks", "[attention][threads][slow]") {
+TEST_CASE("attention is bit-identical for every executor: scores, rope and sinks",
+          "[attention][threads][slow]") {
   const std::vector<float> sinks{1, -2, 0, 3};
   const ssmax::Rope<float> rope({.width = 4}, 6000);
   for (const Shape& shape : shapes) {
@@ -80,7 +82,7 @@ TEST_CASE("the same bits for every executor: scores, rope and sinks", "[attentio
   }
 }
 
-TEST_CASE("the same bits where logits are huge or not finite", "[attention][threads]") {
+TEST_CASE("attention is bit-identical for every executor: huge and infinite logits", "[attention][threads]") {
   static ThreadPool three(3);
   for (const Shape& shape : shapes) {
     Problem<float> problem(shape, 3);
@@ -95,7 +97,7 @@ TEST_CASE("the same bits where logits are huge or not finite", "[attention][thre
   }
 }
 
-TEST_CASE("partial states are the same for every executor", "[attention][threads]") {
+TEST_CASE("attention_partial is bit-identical for every executor", "[attention][threads]") {
   ThreadPool three(3);
   for (const Shape& s : shapes) {
     const Problem<float> problem(s);
@@ -122,7 +124,7 @@ TEST_CASE("partial states are the same for every executor", "[attention][threads
   }
 }
 
-TEST_CASE("threads that live for one call", "[attention][threads]") {
+TEST_CASE("attention runs on threads of one call", "[attention][threads]") {
   for (const Shape& shape : {shapes[2], shapes[4], shapes[7]}) {
     const Problem<float> problem(shape);
     INFO(name_of(shape));
@@ -130,7 +132,7 @@ TEST_CASE("threads that live for one call", "[attention][threads]") {
   }
 }
 
-TEST_CASE("an executor is used, and not for nothing", "[attention][threads]") {
+TEST_CASE("attention uses an executor, except for empty inputs", "[attention][threads]") {
   index_t runs = 0;
   run(Problem<float>(shapes[2]), SSMax<float>{}, Causal{}, {}, Reverse{4, &runs});
   CHECK(runs > 0);
@@ -139,7 +141,7 @@ TEST_CASE("an executor is used, and not for nothing", "[attention][threads]") {
   CHECK(runs == 0);
 }
 
-TEST_CASE("calls from the tasks of a pool", "[attention][threads]") {
+TEST_CASE("attention runs inside the tasks of a pool", "[attention][threads]") {
   ThreadPool pool(3);
   std::vector<Problem<float>> problems;
   std::vector<Output<float>> expected, outputs;
@@ -155,7 +157,8 @@ TEST_CASE("calls from the tasks of a pool", "[attention][threads]") {
   CHECK(outputs == expected);
 }
 
-TEST_CASE("keys that threads share are counted a few times, not for every piece", "[attention][threads]") {
+TEST_CASE("keys split between threads are counted once per thread, not per key chunk",
+          "[attention][threads]") {
   const Problem<float> problem({1, 1, 1, 1, 20'000, 2, 2});
   std::atomic<index_t> calls = 0;
   const ssmax::Where mask([&calls](const ssmax::Query&, index_t key) {
@@ -168,10 +171,10 @@ TEST_CASE("keys that threads share are counted a few times, not for every piece"
   run(problem, SSMax<float>{}, mask, {}, pool);
   CHECK(alone >= 20'000);
   CHECK(static_cast<double>(calls.load()) <
-        2.1 * static_cast<double>(alone));  // each thread counts n, and who merges does
+        2.1 * static_cast<double>(alone));  // each thread counts n, and the merging thread counts it again
 }
 
-/// Throws for one key of one query.
+/// A score that throws for one key of one query.
 struct Throws {
   template <class T>
   T operator()(T z, const ssmax::Key& key) const {
@@ -184,7 +187,7 @@ struct Throws {
   }
 };
 
-TEST_CASE("an exception of a score's reaches the caller", "[attention][threads]") {
+TEST_CASE("an exception from a score reaches the caller", "[attention][threads]") {
   ThreadPool pool(3);
   for (const Shape& shape : {shapes[1], shapes[2], shapes[5]}) {
     const Problem<float> problem(shape);

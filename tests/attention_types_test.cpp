@@ -56,7 +56,7 @@ TEST_CASE("half and bfloat16 with rope, a predicate and a score", "[attention][t
   check_policies<bfloat16>();
 }
 
-/// The widened inputs in float are the same problem: only the last rounding differs.
+/// Checks that inputs converted to float give the same result, apart from the last rounding.
 template <class T>
 void check_widened() {
   for (const Shape& shape : shapes) {
@@ -77,17 +77,17 @@ void check_widened() {
   }
 }
 
-TEST_CASE("the bits are those of float, rounded to nearest even", "[attention][types]") {
+TEST_CASE("half and bfloat16 results are float results rounded to nearest even", "[attention][types]") {
   check_widened<half>();
   check_widened<bfloat16>();
 }
 
-TEST_CASE("results that half cannot hold become what half has for them", "[attention][types]") {
+TEST_CASE("half results round to subnormal numbers and infinity", "[attention][types]") {
   for_each_target([](const std::string& target) {
     for (const index_t queries : {1, 20}) {
       INFO(target << ' ' << queries);
       Problem<half> problem({1, 1, 1, queries, 3, 4, 4});
-      // Subnormal values; the largest ones; infinity that is seen.
+      // Subnormal values, the largest values, and a visible infinity.
       for (std::size_t key = 0; key < 3; ++key) {
         problem.v[key * 4] = half(0x3p-24F);
         problem.v[key * 4 + 1] = half(65504.0F);

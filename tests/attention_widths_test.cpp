@@ -1,5 +1,4 @@
-// Heads of every width from 1 to 576, values of another, and the awkward shapes that other libraries'
-// attention is tested with.
+// Heads of many widths from 1 to 576, values of other widths, and shapes from the tests of other libraries.
 
 #include <array>
 #include <ssmax/ssmax.hpp>
@@ -29,8 +28,7 @@ void check_shapes(const std::vector<Shape>& shapes, const M& mask, const Visible
   });
 }
 
-/// Every width up to a little more than two of the largest vectors, then those around the borders of what
-/// follows.
+/// Returns every width up to slightly more than two of the largest vectors, then widths around later borders.
 std::vector<index_t> widths() {
   std::vector<index_t> result;
   for (index_t width = 1; width <= 36; ++width) result.push_back(width);
@@ -97,7 +95,7 @@ TEST_CASE("shapes of ggml's tests, with their softcap and ALiBi", "[attention][w
                                                         {256, 256}, {576, 512}};
   std::size_t next = 0;
   for (const auto& [d, dv] : head_widths) {
-    // Keys, queries and heads of a kv head take turns.
+    // Cycles through keys, queries and heads per kv head.
     const std::array<index_t, 3> keys{113, 256, 64}, groups{1, 4, 3};
     const std::array<index_t, 4> queries{1, 3, 35, 7};
     const index_t group = groups[next % 3];

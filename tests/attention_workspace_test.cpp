@@ -1,5 +1,5 @@
-// Memory: one allocation a call, none with a workspace that has what the call needs; and the same bits
-// whatever lay in it.
+// Attention allocates once per call, and not at all with a large enough workspace. The old contents of the workspace
+// do not affect the result.
 
 #include <algorithm>
 #include <array>
@@ -17,11 +17,11 @@ constexpr std::array<Shape, 5> shapes{{
     {1, 1, 1, 1, 1, 1, 1},
     {2, 4, 2, 5, 300, 8, 5},
     {2, 4, 2, 61, 300, 9, 7},
-    {1, 1, 1, 1, 5000, 16, 8},  // keys are shared among threads
+    {1, 1, 1, 1, 5000, 16, 8},  // threads divide the keys
     {1, 1, 1, 20, 5000, 16, 8},
 }};
 
-/// A call with everything that it writes to, made beforehand.
+/// A call whose outputs are allocated beforehand.
 template <class T>
 struct Call {
   Problem<T> problem;
@@ -64,7 +64,7 @@ void check_allocations(E&& executor) {
   }
 }
 
-TEST_CASE("one allocation a call, none where a workspace has been here before",
+TEST_CASE("attention allocates once per call, and not at all with a reused workspace",
           "[attention][workspace][slow]") {
   ssmax::ThreadPool pool(3);
   for_each_target([&](const std::string& target) {
@@ -75,7 +75,7 @@ TEST_CASE("one allocation a call, none where a workspace has been here before",
   });
 }
 
-TEST_CASE("a workspace grows, and keeps what it has", "[attention][workspace]") {
+TEST_CASE("a workspace grows and keeps its memory", "[attention][workspace]") {
   for_each_target([](const std::string& target) {
     INFO(target);
     Workspace workspace;
@@ -90,7 +90,7 @@ TEST_CASE("a workspace grows, and keeps what it has", "[attention][workspace]") 
   });
 }
 
-TEST_CASE("what lay in a workspace makes no difference", "[attention][workspace]") {
+TEST_CASE("attention is bit-identical for any contents of the workspace", "[attention][workspace]") {
   for_each_target([](const std::string& target) {
     for (const Shape& shape : shapes) {
       INFO(target << ' ' << name_of(shape));
@@ -122,17 +122,17 @@ TEST_CASE("memory is the same for hundreds of keys and for thousands", "[attenti
     }
     CHECK(sizes[0] == sizes[1]);
     CHECK(sizes[0] == sizes[2]);
-    CHECK(sizes[0] < std::size_t{1} << 18);  // one group's: little is kept for few queries
+    CHECK(sizes[0] < std::size_t{1} << 18);  // memory for one kv head: few queries need little
   });
 }
 
-TEST_CASE("calls with nothing to do allocate nothing", "[attention][workspace]") {
+TEST_CASE("calls on empty inputs do not allocate", "[attention][workspace]") {
   Call<float> no_queries({1, 2, 1, 0, 30, 8, 5}), no_batch({0, 2, 1, 3, 30, 8, 5});
   CHECK(allocations([&] { no_queries(); }) == 0);
   CHECK(allocations([&] { no_batch(); }) == 0);
 }
 
-TEST_CASE("partial states allocate once, merging and finishing do not", "[attention][workspace]") {
+TEST_CASE("attention_partial allocates once; merge and finish do not allocate", "[attention][workspace]") {
   for (const Shape& s : {shapes[1], shapes[2]}) {
     const Problem<float> problem(s);
     Output<float> output(s);
@@ -157,7 +157,7 @@ TEST_CASE("partial states allocate once, merging and finishing do not", "[attent
   }
 }
 
-TEST_CASE("a workspace that was moved from is an empty one", "[attention][workspace]") {
+TEST_CASE("a moved-from workspace is empty", "[attention][workspace]") {
   Workspace first;
   Call<float> call({1, 1, 1, 40, 100, 8, 8});
   call.workspace = &first;
@@ -174,7 +174,8 @@ TEST_CASE("a workspace that was moved from is an empty one", "[attention][worksp
   CHECK(allocations([&] { call(); }) == 0);
 }
 
-TEST_CASE("a part of very many keys takes the memory of the part", "[attention][workspace]") {
+TEST_CASE("attention_partial allocates for the keys of the call, not for all keys",
+          "[attention][workspace]") {
   const index_t held = 4096;
   const Problem<float> problem({1, 1, 1, 20, held, 8, 8});
   ssmax::ThreadPool pool(2);

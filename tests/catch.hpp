@@ -1,4 +1,4 @@
-// Catch2 under either of its include paths: version 3 if it is there, else version 2.
+// Includes Catch2 version 3 if it is available, else version 2.
 #pragma once
 
 #if __has_include(<catch2/catch_all.hpp>)

@@ -1,4 +1,4 @@
-// What cross_entropy refuses: std::invalid_argument that names the argument, before anything is written.
+// cross_entropy throws std::invalid_argument that names the argument, before it writes.
 
 #include <algorithm>
 #include <array>
@@ -27,7 +27,7 @@ struct Buffers {
   View<float, 2> in(std::array<index_t, 2> extents = {4, 8}) { return {logits.data() + 64, extents}; }
   View<float, 2> out(std::array<index_t, 2> extents = {4, 8}) { return {dlogits.data() + 64, extents}; }
 
-  /// The call must be refused with a message that holds all the words, and write nothing.
+  /// Checks that the call throws a message with all the words and leaves its outputs unchanged.
   void refused(const View<const float, 2>& from, std::span<const index_t> to, const View<float, 2>& gradient,
                std::initializer_list<std::string_view> words, index_t ignored_target = ignored) {
     index_t runs = 0;
@@ -45,7 +45,7 @@ struct Buffers {
   }
 };
 
-TEST_CASE("cross_entropy refuses shapes that do not fit", "[cross_entropy][errors]") {
+TEST_CASE("cross_entropy throws for mismatched shapes", "[cross_entropy][errors]") {
   Buffers m;
   const auto& t = m.targets;
   const std::span<const index_t> all(t);
@@ -72,19 +72,20 @@ TEST_CASE("cross_entropy refuses shapes that do not fit", "[cross_entropy][error
   m.refused(m.in({0, 8}), all.first(0), {nullptr, {0, 7}}, {"dlogits", "7", "logits", "8"});
 }
 
-TEST_CASE("cross_entropy refuses memory that overlaps other than as a whole", "[cross_entropy][errors]") {
+TEST_CASE("cross_entropy throws for partly overlapping memory", "[cross_entropy][errors]") {
   Buffers m;
   const auto& t = m.targets;
   m.refused(m.in(), t, {m.logits.data() + 65, {4, 8}}, {"dlogits", "logits", "128", "124"});
   m.refused(m.in(), t, {m.logits.data() + 40, {4, 8}}, {"dlogits", "logits", "128", "32"});
   m.refused(m.in(), t, {m.logits.data() + 64, {4, 8}, {16, 1}}, {"dlogits", "logits", "224", "128"});
-  // Rows of the gradient where the targets lie.
+  // The gradient's rows overlap the targets.
   auto* over_targets = reinterpret_cast<float*>(m.targets.data());
   m.refused(m.in({4, 1}), std::span<const index_t>(t), {over_targets, {4, 1}},
             {"dlogits", "targets", "16", "32"});
 }
 
-TEST_CASE("cross_entropy refuses targets that are no class, and says where", "[cross_entropy][errors]") {
+TEST_CASE("cross_entropy throws for a target that is not a class and names its row",
+          "[cross_entropy][errors]") {
   constexpr index_t lowest = std::numeric_limits<index_t>::min(),
                     highest = std::numeric_limits<index_t>::max();
   Buffers m;

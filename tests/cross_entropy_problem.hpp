@@ -1,5 +1,4 @@
-// A problem for cross_entropy, what should come out of it by loops in long double, and how far from that a
-// result may be.
+// A problem for cross_entropy, its expected results from loops in long double, and error bounds.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +25,7 @@ inline constexpr double inf = std::numeric_limits<double>::infinity();
 inline constexpr double nan = std::numeric_limits<double>::quiet_NaN();
 inline constexpr index_t ignored = -100;
 
-/// What an output holds that was not written.
+/// The value of output elements before a call.
 template <class T>
 T sentinel() {
   return narrow<T>(-1234.5L);
@@ -38,8 +37,8 @@ template <class T>
 struct Result {
   double loss = nan;
   index_t count = -1;
-  std::vector<T> gradient{};  // contiguous, empty if left out
-  bool kept = true;           // whether what lies between the rows is as it was
+  std::vector<T> gradient{};  // contiguous, empty if omitted
+  bool kept = true;           // true if the gaps between the rows are unchanged
 
   bool operator==(const Result& other) const {
     const auto same = [](double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); };
@@ -67,7 +66,7 @@ struct Problem {
   T& logit(index_t row, index_t column) { return logits[static_cast<std::size_t>(row * classes + column)]; }
   index_t& target(index_t row) { return targets[static_cast<std::size_t>(row)]; }
 
-  /// `gap` elements lie between the rows; `up` says whether later rows lie further up.
+  /// Runs with `gap` elements between the rows. `up`: later rows have higher addresses.
   template <class E = Serial>
   Result<T> run(Where where, index_t gap = 0, bool up = true, E&& executor = E{}) const {
     const index_t pitch = classes + gap;
@@ -89,7 +88,7 @@ struct Problem {
       const T* begin = classes == 0 ? nullptr : &gradient(row, 0);
       result.gradient.insert(result.gradient.end(), begin, begin + classes);
     }
-    // With the gradient taken out again, everything must be as before.
+    // After the gradient's elements are restored, the whole buffer must be unchanged.
     std::vector<T>& written = where == Where::in_place ? in : out;
     const std::vector<T>& before = where == Where::in_place ? in_before : out_before;
     if (where != Where::left_out) {
@@ -114,7 +113,7 @@ struct Expected {
   std::vector<Real> gradient{};
 };
 
-/// The definition in long double. Where no class can be, the gradient is 0.
+/// Computes the definition in long double. Exception: if all logits are -inf, the gradient is 0.
 template <class T>
 Expected expected_of(const Problem<T>& problem) {
   Expected expected;
@@ -145,7 +144,7 @@ Expected expected_of(const Problem<T>& problem) {
   return expected;
 }
 
-/// Errors as parts of what the top of the header allows; at most 1 is right.
+/// Errors relative to the bounds at the top of the header. At most 1 is correct.
 struct Errors {
   Real loss = 0, gradient = 0, target = 0;
 

@@ -1,4 +1,4 @@
-// Cross-entropy of huge, impossible and missing logits: -inf, +inf and NaN, losses of any size.
+// Cross-entropy of huge and special logits (-inf, +inf and NaN), and losses of any size.
 
 #include <algorithm>
 #include <cmath>
@@ -20,7 +20,7 @@ void check_huge(Real largest) {
       for (const Real size : {Real(1e3), Real(3e4), Real(8e5), Real(1e9), Real(1e30), largest}) {
         if (size > largest) continue;
         Problem<T> problem(6, classes, 5, 2);
-        // A few logits are huge, one row has them all huge, one all huge and negative.
+        // One row has only huge logits, one only huge negative logits; other rows have a few.
         problem.logit(0, 0) = narrow<T>(size);
         problem.logit(1, classes - 1) = narrow<T>(-size);
         problem.target(1) = 0;
@@ -44,7 +44,7 @@ TEST_CASE("huge logits: double", "[cross_entropy][slow]") { check_huge<double>(1
 TEST_CASE("huge logits: half", "[cross_entropy][slow]") { check_huge<half>(65504); }
 TEST_CASE("huge logits: bfloat16", "[cross_entropy][slow]") { check_huge<bfloat16>(3e38L); }
 
-TEST_CASE("stretches of a long row may lie any distance apart", "[cross_entropy][slow]") {
+TEST_CASE("chunks of a long row may differ by any magnitude", "[cross_entropy][slow]") {
   for_each_target([](const std::string& name) {
     INFO(name);
     for (const float distance : {50.f, 1e4f, 1e6f, 1e9f, 1e20f, 3e38f}) {
@@ -63,7 +63,7 @@ TEST_CASE("stretches of a long row may lie any distance apart", "[cross_entropy]
   });
 }
 
-TEST_CASE("double keeps its digits where logits are large and near", "[cross_entropy]") {
+TEST_CASE("double stays accurate for large logits that are close together", "[cross_entropy]") {
   for_each_target([](const std::string& name) {
     INFO(name);
     Problem<double> problem(20, 37, 8);
@@ -74,7 +74,7 @@ TEST_CASE("double keeps its digits where logits are large and near", "[cross_ent
   });
 }
 
-TEST_CASE("an unlikely target has a finite loss, a sure one none below 0", "[cross_entropy]") {
+TEST_CASE("an unlikely target has a finite loss and a certain one a loss of at least 0", "[cross_entropy]") {
   for_each_target([](const std::string& name) {
     INFO(name);
     for (const index_t classes : {2, 5, 16, 100, 5000}) {
@@ -109,7 +109,7 @@ void check_impossible() {
     for (const index_t classes : {2, 3, 8, 17, 100, 4096, 10'007}) {
       INFO(classes << " classes");
       Problem<T> problem(5, classes, 9);
-      // Other classes that cannot be: all but the target and one, or one, or a whole stretch of a long row.
+      // Impossible classes: all but the target and one other, a single one, or a whole chunk of a long row.
       problem.target(0) = 0;
       problem.target(1) = classes - 1;
       problem.target(2) = classes - 1;
@@ -120,7 +120,7 @@ void check_impossible() {
       CHECK(std::isfinite(problem.run(Where::left_out).loss));
       CHECK(widen(problem.run(Where::apart).gradient[static_cast<std::size_t>(classes)]) == 0);
 
-      // The target cannot be: the loss is infinite, and the gradient pushes it up all the same.
+      // The target is impossible: the loss is infinite, and the gradient still raises the target's logit.
       problem.target(1) = 0;
       check_against_reference(problem);
       for (const Where where : {Where::apart, Where::in_place}) {
@@ -129,7 +129,7 @@ void check_impossible() {
         CHECK(result.gradient[static_cast<std::size_t>(classes)] == narrow<T>(-0.2L));
       }
 
-      // No class can be.
+      // All classes are impossible.
       for (index_t i = 0; i < classes; ++i) problem.logit(3, i) = never;
       check_against_reference(problem);
       for (const Where where : {Where::apart, Where::in_place}) {
@@ -182,7 +182,7 @@ void check_poison(double poison) {
   });
 }
 
-TEST_CASE("NaN and +inf make the loss NaN, and no gradient but their own row's", "[cross_entropy]") {
+TEST_CASE("NaN and +inf make the loss NaN and affect only the gradient of their row", "[cross_entropy]") {
   for (const double poison : {nan, inf}) {
     check_poison<float>(poison);
     check_poison<double>(poison);
@@ -191,7 +191,7 @@ TEST_CASE("NaN and +inf make the loss NaN, and no gradient but their own row's",
   }
 }
 
-TEST_CASE("NaN beside -inf, and beside a row that loses everything", "[cross_entropy]") {
+TEST_CASE("NaN beside -inf, and beside a row of infinite loss", "[cross_entropy]") {
   Problem<float> problem(2, 5);
   for (index_t i = 0; i < 5; ++i) problem.logit(0, i) = static_cast<float>(-inf);
   problem.logit(0, 3) = static_cast<float>(nan);

@@ -41,12 +41,20 @@ void check_shapes() {
   });
 }
 
-TEST_CASE("cross_entropy meets long double: float", "[cross_entropy]") { check_shapes<float>(); }
-TEST_CASE("cross_entropy meets long double: double", "[cross_entropy]") { check_shapes<double>(); }
-TEST_CASE("cross_entropy meets long double: half", "[cross_entropy]") { check_shapes<half>(); }
-TEST_CASE("cross_entropy meets long double: bfloat16", "[cross_entropy]") { check_shapes<bfloat16>(); }
+TEST_CASE("cross_entropy agrees with the long double reference: float", "[cross_entropy]") {
+  check_shapes<float>();
+}
+TEST_CASE("cross_entropy agrees with the long double reference: double", "[cross_entropy]") {
+  check_shapes<double>();
+}
+TEST_CASE("cross_entropy agrees with the long double reference: half", "[cross_entropy]") {
+  check_shapes<half>();
+}
+TEST_CASE("cross_entropy agrees with the long double reference: bfloat16", "[cross_entropy]") {
+  check_shapes<bfloat16>();
+}
 
-TEST_CASE("every class may be the target", "[cross_entropy]") {
+TEST_CASE("any class can be the target", "[cross_entropy]") {
   for_each_target([](const std::string& name) {
     INFO(name);
     for (const index_t classes : {2, 3, 8, 17, 33}) {
@@ -54,7 +62,7 @@ TEST_CASE("every class may be the target", "[cross_entropy]") {
       for (index_t row = 0; row < classes; ++row) problem.target(row) = row;
       check_against_reference(problem);
     }
-    // On both sides of where a long row is cut.
+    // Targets on both sides of the chunk borders of a long row.
     Problem<float> long_rows(6, 9000, 4);
     long_rows.targets = {0, 4095, 4096, 8191, 8192, 8999};
     check_against_reference(long_rows);
@@ -91,10 +99,10 @@ TEST_CASE("cross_entropy of (1, 2, 3)", "[cross_entropy]") {
   CHECK(worst <= 1e-16);
 }
 
-TEST_CASE("equal logits lose ln(classes)", "[cross_entropy]") {
+TEST_CASE("equal logits have loss ln(classes)", "[cross_entropy]") {
   for_each_target([](const std::string& name) {
     INFO(name);
-    // The last is one more than a row that keeps its exponentials.
+    // The last is one class more than the longest row whose exponentials are kept.
     for (const index_t classes : {1, 2, 10, 1000, 32'000, 4096 * 1024 + 1}) {
       const auto size = static_cast<std::size_t>(classes);
       const std::vector<float> logits(size, 7.25f);
@@ -131,7 +139,7 @@ TEST_CASE("a single class has loss 0 and gradient 0", "[cross_entropy]") {
   });
 }
 
-TEST_CASE("the gradient of the loss by finite differences", "[cross_entropy]") {
+TEST_CASE("the gradient of the loss agrees with finite differences", "[cross_entropy]") {
   for_each_target([](const std::string& name) {
     for (const auto& [rows, classes] : {std::array<index_t, 2>{1, 2}, {3, 5}, {4, 9}, {5, 33}}) {
       for (const double dloss : {1.0, -2.5}) {
@@ -148,7 +156,7 @@ TEST_CASE("the gradient of the loss by finite differences", "[cross_entropy]") {
   });
 }
 
-TEST_CASE("a gradient too small for half arrives with a scale", "[cross_entropy]") {
+TEST_CASE("a scale keeps a gradient that is too small for half", "[cross_entropy]") {
   Problem<half> problem(1000, 50);
   problem.options.dloss = 1e-4;
   CHECK(problem.run(Where::apart).gradient[0] == half(0.0f));
@@ -159,7 +167,7 @@ TEST_CASE("a gradient too small for half arrives with a scale", "[cross_entropy]
 
 // ---- Shapes and ignored rows ------------------------------------------------------------------------------
 
-TEST_CASE("nothing to lose", "[cross_entropy]") {
+TEST_CASE("loss is 0 without rows and with all rows ignored", "[cross_entropy]") {
   const std::vector<index_t> none, all_ignored(3, ignored);
   std::vector<float> memory(8, sentinel<float>());
   const auto check_nothing = [&](const CrossEntropy& answer) {
@@ -182,7 +190,7 @@ template <class T>
 void check_ignored_rows() {
   for_each_target([](const std::string& name) {
     INFO(name);
-    // Rows that are ignored hold what would spoil everything if it were read.
+    // Ignored rows hold values that would change all results if they were read.
     Problem<T> problem(11, 19), rest(0, 19);
     for (index_t row = 0; row < problem.rows; ++row) {
       const bool is_ignored = row % 2 == 0 || row == 7;
@@ -224,10 +232,10 @@ void check_ignored_rows() {
   });
 }
 
-TEST_CASE("ignored rows are not read, count for nothing and get 0: float", "[cross_entropy]") {
+TEST_CASE("ignored rows are not read, are not counted and get gradient 0: float", "[cross_entropy]") {
   check_ignored_rows<float>();
 }
-TEST_CASE("ignored rows are not read, count for nothing and get 0: bfloat16", "[cross_entropy]") {
+TEST_CASE("ignored rows are not read, are not counted and get gradient 0: bfloat16", "[cross_entropy]") {
   check_ignored_rows<bfloat16>();
 }
 
@@ -247,7 +255,7 @@ TEST_CASE("all rows ignored: loss 0 and gradient 0", "[cross_entropy]") {
   }
 }
 
-TEST_CASE("the ignored target may be any number, also a class", "[cross_entropy]") {
+TEST_CASE("the ignored target may be any number, including a class", "[cross_entropy]") {
   for (const index_t special : {index_t{0}, index_t{6}, index_t{-1}, std::numeric_limits<index_t>::max()}) {
     Problem<float> problem(5, 7), usual(5, 7);
     problem.targets = {3, special, 2, special, 4};
@@ -257,7 +265,7 @@ TEST_CASE("the ignored target may be any number, also a class", "[cross_entropy]
   }
 }
 
-TEST_CASE("one row of logits for all targets, and gradients beside their logits", "[cross_entropy]") {
+TEST_CASE("cross_entropy accepts a row stride of 0 and interleaved logits and gradients", "[cross_entropy]") {
   const index_t rows = 6, classes = 21;
   const Problem<float> one(1, classes);
   Problem<float> all(rows, classes);
@@ -272,7 +280,7 @@ TEST_CASE("one row of logits for all targets, and gradients beside their logits"
   CHECK(answer.loss == expected.loss);
   CHECK(gradient == expected.gradient);
 
-  // Columns of one matrix.
+  // Logits and gradients are columns of one matrix.
   std::vector<float> both(2 * all.logits.size());
   const View<float, 2> logits(both.data(), {rows, classes}, {2 * classes, 1});
   const View<float, 2> dlogits(both.data() + classes, {rows, classes}, {2 * classes, 1});

@@ -1,4 +1,4 @@
-// Cross-entropy on many threads, which gives the same bits, and without memory of its own.
+// Cross-entropy is bit-identical for any number of threads and does not allocate.
 
 #include <algorithm>
 #include <array>
@@ -19,7 +19,7 @@ namespace cross_entropy_problem::cross_entropy_threads_test {
 
 using test_executors::Reverse;
 
-/// A thread for every eighth call.
+/// An executor that runs every eighth call on the same thread.
 struct Threads {
   index_t concurrency() const { return 8; }
   template <class F>
@@ -57,12 +57,12 @@ void check_executors() {
   });
 }
 
-TEST_CASE("cross_entropy gives the same bits for every executor", "[cross_entropy][threads][slow]") {
+TEST_CASE("cross_entropy is bit-identical for every executor", "[cross_entropy][threads][slow]") {
   check_executors<float>();
   check_executors<half>();
 }
 
-TEST_CASE("losses of any size add up in the same order", "[cross_entropy][threads]") {
+TEST_CASE("losses of any size are added in the same order", "[cross_entropy][threads]") {
   ThreadPool three(3);
   Problem<float> problem(20'011, 3, 33);
   for (index_t row = 0; row < problem.rows; ++row) {
@@ -74,7 +74,7 @@ TEST_CASE("losses of any size add up in the same order", "[cross_entropy][thread
   CHECK(problem.run(Where::left_out, 0, true, Threads{}).loss == expected.loss);
 }
 
-/// Keeps how many calls each run makes.
+/// An executor that records the number of calls of each run.
 struct Recording {
   std::vector<index_t>* runs;
 
@@ -86,7 +86,7 @@ struct Recording {
   }
 };
 
-TEST_CASE("cross_entropy makes as many calls as there is work", "[cross_entropy][threads][slow]") {
+TEST_CASE("cross_entropy limits the number of tasks to the work", "[cross_entropy][threads][slow]") {
   const auto calls_of = [](index_t rows, index_t classes, index_t row_that_counts = 0) {
     std::vector<index_t> runs;
     Problem<float> problem(rows, classes);
@@ -103,7 +103,7 @@ TEST_CASE("cross_entropy makes as many calls as there is work", "[cross_entropy]
   CHECK(calls_of(10, 10, -1).empty());
 }
 
-/// Fails in the middle of a run.
+/// An executor that throws in the middle of a run.
 struct Fails {
   index_t concurrency() const { return 1; }
   template <class F>
@@ -113,12 +113,12 @@ struct Fails {
   }
 };
 
-TEST_CASE("an exception of the executor's reaches the caller", "[cross_entropy][threads]") {
+TEST_CASE("an exception from the executor reaches the caller", "[cross_entropy][threads]") {
   const Problem<float> problem(4, 20'000);
   CHECK_THROWS_AS(problem.run(Where::apart, 0, true, Fails{}), std::domain_error);
 }
 
-TEST_CASE("cross_entropy allocates nothing", "[cross_entropy][slow]") {
+TEST_CASE("cross_entropy does not allocate", "[cross_entropy][slow]") {
   ThreadPool pool(3);
   for_each_target([&](const std::string& name) {
     INFO(name);

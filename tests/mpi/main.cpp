@@ -1,4 +1,4 @@
-// Every rank runs the same tests, in the same order.
+// Runs the same tests in the same order on every rank.
 #include <mpi.h>
 
 #include "../run_tests.hpp"

@@ -1,4 +1,4 @@
-// Policies that differ between ranks, and policies that throw on one rank: every rank throws the same error.
+// Every rank throws the same error for policies that differ between ranks or throw on one rank.
 
 #include <algorithm>
 #include <array>
@@ -29,7 +29,7 @@ void check_compared(const S& scaling, const M& mask, const C& score, const char*
   }
 }
 
-TEST_CASE("Policies are compared for every batch entry, head and query", "[mpi][errors]") {
+TEST_CASE("ranks compare policies for every batch entry, head and query", "[mpi][errors]") {
   if (world().ranks() == 1) return;
   SECTION("lengths of keys in batch entry 1") {
     const std::array<index_t, 2> lengths{n, is_last() ? index_t{20} : index_t{21}};
@@ -117,8 +117,8 @@ bool begins_with(const std::string& message, const std::string& prefix) {
   return begins;
 }
 
-TEST_CASE("Errors begin with the function's name once", "[mpi][errors]") {
-  SECTION("an argument that does not fit") {
+TEST_CASE("errors begin with the function's name exactly once", "[mpi][errors]") {
+  SECTION("an invalid argument") {
     Call call;
     call.layout = Layout::contiguous(n, world().ranks() + 1, 1);
     CHECK(everywhere(begins_with(call.refused(), "ssmax::mpi::attention: layout")));
@@ -182,7 +182,7 @@ struct ThrowingScore {
   }
 };
 
-TEST_CASE("A policy that throws on one rank throws on all ranks", "[mpi][errors]") {
+TEST_CASE("a policy that throws on one rank throws on all ranks", "[mpi][errors]") {
   if (world().ranks() == 1) return;  // A call of attention.hpp, whose error is the policy's own.
   const std::string rank = "(on rank " + std::to_string(world().ranks() - 1) + ")";
   const auto check_thrown = [&](const auto& call, const std::string& function, const std::string& text) {

@@ -1,4 +1,4 @@
-// Attention over ranks against one process: the same bits where chunks are whole, and bounds elsewhere.
+// Attention over ranks against one process: bit-identical for whole chunks, within bounds otherwise.
 
 #include <array>
 #include <cmath>
@@ -15,7 +15,7 @@ const std::vector<float> strength{0.4f, 0.5f, 0.3f, 0.2f, 0.6f, 0.1f, 0.7f},
     bias{0.1f, -0.2f, 0, 0.3f, 0.2f, -0.1f, 0}, sinks{0.5f, -1, 0, 2};
 const std::vector<double> slopes = Alibi::slopes(4);
 
-/// Whether every rank's rows of out and lse are, bit for bit, those of one process.
+/// Returns true if out and lse of every rank are bit-identical to one process.
 template <class T, class M, class C = Identity>
 bool has_same_bits(const Problem<T>& problem, const Layout& layout, const M& mask, const C& score = {},
                    const AttentionOptions<T>& options = {}) {
@@ -33,7 +33,7 @@ bool has_same_bits(const Problem<T>& problem, const Layout& layout, const M& mas
                     same_bits(share.lse, share_of(whole.lse, outer, 1, layout, rank)));
 }
 
-TEST_CASE("Whole chunks give the bits of one process", "[mpi]") {
+TEST_CASE("attention on whole chunks is bit-identical to one process", "[mpi]") {
   const int ranks = world().ranks();
   const index_t n = 7 * 1024 + 300;
   const ssmax::Rope<float> rope({.width = 8}, n);
@@ -44,7 +44,7 @@ TEST_CASE("Whole chunks give the bits of one process", "[mpi]") {
   }
 }
 
-TEST_CASE("Documents, 16 bits and batches give the bits of one process", "[mpi]") {
+TEST_CASE("attention with documents, bfloat16 and batches is bit-identical to one process", "[mpi]") {
   const int ranks = world().ranks();
   const index_t n = 3 * 1024 + 100;
   const std::array<index_t, 4> documents{0, 900, 2000, n};
@@ -62,10 +62,10 @@ TEST_CASE("Documents, 16 bits and batches give the bits of one process", "[mpi]"
   CHECK(has_same_bits<ssmax::half>(half, layout, Causal{}, Identity{}, {.rope = &rope}));
 }
 
-TEST_CASE("Sinks that c multiplies give the bits of one process", "[mpi][heads]") {
+TEST_CASE("attention with scaled sinks is bit-identical to one process", "[mpi][heads]") {
   const int ranks = world().ranks();
   const index_t n = 1024 + 300;
-  const std::array<index_t, 2> seen{n - 50, 0};  // all, or nothing
+  const std::array<index_t, 2> seen{n - 50, 0};  // all keys, or no key
   const AttentionOptions<float> options{.sinks = sinks, .scaled_sinks = true};
   const Problem<float> problem({2, 4, 2, n, n, 8, 5});
   const Layout layout = Layout::contiguous(n, ranks, 1024);
@@ -77,7 +77,7 @@ TEST_CASE("Sinks that c multiplies give the bits of one process", "[mpi][heads]"
                                        {.sinks = sinks, .scaled_sinks = true}));
 }
 
-TEST_CASE("By heads, every cut gives the bits of one process", "[mpi][heads]") {
+TEST_CASE("attention by heads is bit-identical to one process for every layout", "[mpi][heads]") {
   const int ranks = world().ranks();
   const index_t n = 700;
   const ssmax::Rope<float> rope({.width = 8}, n);
@@ -86,7 +86,7 @@ TEST_CASE("By heads, every cut gives the bits of one process", "[mpi][heads]") {
   for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<float>(i % 17) / 8 - 1;
   const ssmax::Bias bias_of_heads(View<const float, 4>{numbers.data(), {2, 4, n, n}, {0, n * n, n, 1}});
   std::vector<index_t> uneven(static_cast<std::size_t>(ranks));
-  uneven.back() = n;  // the others hold nothing, and get heads
+  uneven.back() = n;  // the other ranks hold no positions, but get heads
   for (const Layout& layout :
        {Layout::zigzag(n, ranks, 1), Layout::contiguous(n, ranks), Layout::contiguous(uneven)}) {
     CHECK(has_same_bits<float>(problem, layout.by_heads(), Causal{}, bias_of_heads,
@@ -101,8 +101,8 @@ TEST_CASE("By heads, every cut gives the bits of one process", "[mpi][heads]") {
   CHECK(has_same_bits<ssmax::bfloat16>(seven, Layout::zigzag(40, ranks, 1).by_heads(), Full{}));
 }
 
-/// Against the reference in long double, however the sequence is cut.
-TEST_CASE("However a sequence is cut, attention is within its bound of the exact one", "[mpi]") {
+/// Compares with the reference in long double for several layouts.
+TEST_CASE("attention stays within its error bound for every layout", "[mpi]") {
   const index_t n = 157;
   const int ranks = world().ranks(), rank = world().rank();
   const Problem<double> problem({2, 4, 2, n, n, 6, 5});
@@ -115,7 +115,7 @@ TEST_CASE("However a sequence is cut, attention is within its bound of the exact
                                                })
                          .exact;
   std::vector<index_t> uneven(static_cast<std::size_t>(ranks));
-  uneven[uneven.size() / 2] = n;  // the others hold nothing
+  uneven[uneven.size() / 2] = n;  // the other ranks hold no positions
   for (const Layout& layout : {Layout::zigzag(n, ranks, 1), Layout::contiguous(n, ranks, 10),
                                Layout::contiguous(uneven), Layout::zigzag(n, ranks, 3).by_heads()}) {
     Share<double> share(problem, layout, rank);

@@ -1,4 +1,4 @@
-// Gradients over ranks against one process: the same bits where sums are not cut, and bounds elsewhere.
+// Gradients over ranks against one process: bit-identical if sums are not split, within bounds otherwise.
 
 #include <algorithm>
 #include <array>
@@ -26,7 +26,7 @@ double distance(const std::vector<T>& a, const std::vector<T>& b) {
   return worst;
 }
 
-/// Forward and backward of one process and over ranks; the latter with `score_here`.
+/// Runs forward and backward in one process and over ranks. The runs over ranks use `score_here`.
 template <class T, class M, class C>
 Run compare(const Problem<T>& problem, const Layout& layout, const M& mask, const C& score,
             const C& score_here, const AttentionOptions<T>& options) {
@@ -68,7 +68,7 @@ Run compare(const Problem<T>& problem, const Layout& layout, const M& mask, cons
   return compare<T>(problem, layout, mask, score, score, options);
 }
 
-TEST_CASE("Where no sum is cut, gradients have the bits of one process", "[mpi][backward]") {
+TEST_CASE("gradients are bit-identical to one process if no sum is split between ranks", "[mpi][backward]") {
   const index_t n = 3 * 2048 + 500;
   const std::vector<float> sinks{0.5f, -1, 0, 2};
   const std::array<index_t, 4> documents{0, 900, 4000, n};
@@ -90,8 +90,7 @@ TEST_CASE("Where no sum is cut, gradients have the bits of one process", "[mpi][
                        {.rope = &rope, .sinks = sinks}));
 }
 
-TEST_CASE("Gradients of keys keep their bits where sums are begun by one rank and ended by others",
-          "[mpi][backward]") {
+TEST_CASE("gradients of keys are bit-identical if a sum continues on other ranks", "[mpi][backward]") {
   const index_t n = 2 * 2048 + 300;
   const int ranks = world().ranks();
   const Problem<float> problem({1, 3, 1, n, n, 8, 8});
@@ -100,13 +99,13 @@ TEST_CASE("Gradients of keys keep their bits where sums are begun by one rank an
   const auto window =
       compare<float>(problem, Layout::contiguous(n, ranks, 1024), SlidingWindow{200}, Identity{}, {});
   CHECK(window.same_keys);
-  // Sums of all heads of a piece would take more memory than they may.
+  // The sums of all heads would exceed the memory limit.
   const Problem<float> wide({1, 12, 12, 2100, 2100, 64, 64});
   const auto units = compare<float>(wide, Layout::contiguous(2100, ranks, 1024), Causal{}, Identity{}, {});
   CHECK(units.same_keys);
 }
 
-TEST_CASE("Gradients of 16 bits by keys are rounded once, to the bits of one process", "[mpi][backward]") {
+TEST_CASE("bfloat16 gradients by keys are rounded once and bit-identical to one process", "[mpi][backward]") {
   using ssmax::bfloat16, ssmax::half;
   const index_t n = 2 * 2048 + 300;
   const ssmax::Rope<float> rope({.width = 8}, n);
@@ -126,13 +125,13 @@ TEST_CASE("Gradients of 16 bits by keys are rounded once, to the bits of one pro
   });
   check_all(Problem<bfloat16>({1, 2, 1, n, n, 8, 8}), [](const Run& result, bool in_float) {
     CHECK(result.same_queries);
-    // Products of 16 bits add up many rows at once, and here a rank may begin with others.
+    // The bf16 path adds several rows at once, and here ranks may begin with different rows.
     CHECK((result.same_keys || (!in_float && attention_problem::has_bfloat16_products())));
     CHECK(result.distance_of_keys < 0.05);
   });
 }
 
-TEST_CASE("Gradients of keys by 16-bit products keep their bits where no piece of queries is cut",
+TEST_CASE("gradients of keys on the bf16 path are bit-identical if no query block is split",
           "[mpi][backward]") {
   const index_t n = 30720 + 400;
   const Problem<ssmax::bfloat16> problem({1, 1, 1, n, n, 8, 8});
@@ -142,12 +141,11 @@ TEST_CASE("Gradients of keys by 16-bit products keep their bits where no piece o
   CHECK(result.same_keys);
 }
 
-TEST_CASE("Gradients of sinks that c multiplies, and of c, have the bits of one process",
-          "[mpi][backward][heads]") {
+TEST_CASE("gradients of scaled sinks and of c are bit-identical to one process", "[mpi][backward][heads]") {
   const index_t n = 2048 + 300;
   const int ranks = world().ranks();
   const std::vector<float> sinks{0.5f, -1, 0, 2};
-  const std::array<index_t, 2> seen{n - 50, 0};  // all, or nothing
+  const std::array<index_t, 2> seen{n - 50, 0};  // all keys, or no key
   const AttentionOptions<float> options{.sinks = sinks, .scaled_sinks = true};
   const Problem<float> problem({2, 4, 2, n, n, 8, 8});
   const Layout layout = Layout::contiguous(n, ranks);
@@ -163,7 +161,7 @@ TEST_CASE("Gradients of sinks that c multiplies, and of c, have the bits of one 
                              {.sinks = sinks, .scaled_sinks = true}));
 }
 
-TEST_CASE("By heads, all gradients have the bits of one process", "[mpi][backward][heads]") {
+TEST_CASE("all gradients by heads are bit-identical to one process", "[mpi][backward][heads]") {
   const int ranks = world().ranks();
   const index_t n = 500;
   const std::vector<float> sinks{0.5f, -1, 0, 2, 1, 0.25f};
@@ -173,7 +171,7 @@ TEST_CASE("By heads, all gradients have the bits of one process", "[mpi][backwar
   const ssmax::Rope<float> rope({.width = 8}, n);
   const Problem<float> problem({2, 6, 3, n, n, 8, 5});
   std::vector<index_t> uneven(static_cast<std::size_t>(ranks));
-  uneven.back() = n;  // the others hold nothing, and get heads
+  uneven.back() = n;  // the other ranks hold no positions, but get heads
   const auto check = [&](const Run& result) { CHECK((result.same_queries && result.same_keys)); };
   for (const Layout& layout : {Layout::zigzag(n, ranks, 1), Layout::contiguous(uneven)}) {
     check(compare<float>(problem, layout.by_heads(), Causal{}, Identity{}, {.rope = &rope, .sinks = sinks}));
@@ -187,14 +185,14 @@ TEST_CASE("By heads, all gradients have the bits of one process", "[mpi][backwar
                                  Identity{}, {}));
 }
 
-TEST_CASE("However a sequence is cut, gradients agree with one process", "[mpi][backward]") {
+TEST_CASE("gradients agree with one process for every layout", "[mpi][backward]") {
   const index_t n = 203;
   const std::vector<double> sinks{0.5, -1};
   const ssmax::Rope<double> rope({.width = 6}, n);
   const Problem<double> problem({2, 2, 1, n, n, 6, 5});
   const int ranks = world().ranks();
   std::vector<index_t> uneven(static_cast<std::size_t>(ranks));
-  uneven.back() = n;  // the others hold nothing
+  uneven.back() = n;  // the other ranks hold no positions
   for (std::size_t i = 0; i + 1 < uneven.size(); i += 2) {
     uneven[i] = 11;
     uneven.back() -= 11;

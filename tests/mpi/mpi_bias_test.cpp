@@ -1,5 +1,5 @@
-// The gradient of a Bias over ranks: all of it on every rank, with the bits of one process where one rank has all
-// queries of a row.
+// The gradient of a Bias over ranks: every rank gets the whole gradient. A row is bit-identical to one process
+// if one rank has all its queries.
 
 #include <algorithm>
 #include <array>
@@ -18,7 +18,7 @@ using Strides = std::array<index_t, 4>;
 
 const std::vector<float> strength{0.4f, 0.5f, 0.3f, 0.2f};
 
-/// A bias of [batch, heads, n, n] and its gradient, both with some strides.
+/// A bias of [batch, heads, n, n] and its gradient, with the same strides.
 struct Matrix {
   std::array<index_t, 4> extents;
   Strides strides;
@@ -37,7 +37,7 @@ struct Matrix {
   }
 };
 
-/// The gradient by one process, and over ranks; then(score) is the score.
+/// Returns the gradient of one process and the gradient over ranks. then(score) returns the score.
 template <class Then>
 std::array<std::vector<float>, 2> gradients(const Shape& shape, const Layout& layout, const Strides& strides,
                                             const Then& then) {
@@ -64,7 +64,7 @@ void check_same(const Shape& shape, const Layout& layout, const Strides& strides
   check(gradients(shape, layout, strides, capped));
 }
 
-/// Within sums' roundings of one process, and the same on all ranks.
+/// Checks that the gradient is within rounding of one process and equal on all ranks.
 void check_close(const Shape& shape, const Layout& layout, const Strides& strides) {
   const auto both = gradients(shape, layout, strides, alone);
   float worst = 0;
@@ -75,8 +75,7 @@ void check_close(const Shape& shape, const Layout& layout, const Strides& stride
   CHECK(everywhere(same_bits(first, both[1])));
 }
 
-TEST_CASE("The gradient of a Bias by keys is on every rank, with the bits of one process",
-          "[mpi][backward]") {
+TEST_CASE("every rank gets the gradient of a Bias by keys, bit-identical to one process", "[mpi][backward]") {
   const index_t n = 1024 + 200;
   const Layout layout = Layout::contiguous(n, world().ranks(), 1024);
   check_same({1, 2, 1, n, n, 8, 8}, layout, {2 * n * n, n * n, n, 1});
@@ -84,7 +83,7 @@ TEST_CASE("The gradient of a Bias by keys is on every rank, with the bits of one
   check_same({1, 4, 2, n, n, 8, 8}, layout, {0, 0, n, 1});
 }
 
-TEST_CASE("The gradient of a Bias by heads is on every rank, with the bits of one process",
+TEST_CASE("every rank gets the gradient of a Bias by heads, bit-identical to one process",
           "[mpi][backward][heads]") {
   const index_t n = 130;
   const Layout layout = Layout::zigzag(n, world().ranks(), 1).by_heads();
@@ -92,7 +91,7 @@ TEST_CASE("The gradient of a Bias by heads is on every rank, with the bits of on
   check_same({2, 4, 2, n, n, 8, 8}, layout, {0, n, 0, 1});
 }
 
-TEST_CASE("A row of a Bias' gradient that ranks share is the sum of what they add",
+TEST_CASE("a row of the gradient of a Bias is the sum of the contributions of all ranks",
           "[mpi][backward][heads]") {
   const index_t n = 130;
   const Layout layout = Layout::zigzag(n, world().ranks(), 1);
@@ -101,7 +100,7 @@ TEST_CASE("A row of a Bias' gradient that ranks share is the sum of what they ad
   check_close({2, 4, 2, n, n, 8, 8}, layout.by_heads(), {n * n, 0, n, 1});
 }
 
-TEST_CASE("A Bias' gradient whose rows are shared differently is refused", "[mpi][backward][errors]") {
+TEST_CASE("throws if ranks sum the gradient of a Bias over different dimensions", "[mpi][backward][errors]") {
   if (world().ranks() == 1) return;
   const index_t n = 40;
   const Shape shape{1, 2, 1, n, n, 4, 4};

@@ -1,4 +1,4 @@
-// A call over ranks whose arguments a test changes on one rank, and the error that all ranks must throw.
+// A call over ranks whose arguments a test changes on one rank, and a check of the error on all ranks.
 #pragma once
 
 #include <array>

@@ -1,4 +1,4 @@
-// Decoding with keys spread over ranks against one cache: the same bits.
+// Decode with keys distributed over ranks is bit-identical to decode with one cache.
 
 #include <ssmax/mpi.hpp>
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace mpi_problem::mpi_decode_test {
 
-/// Prefill of `prefilled` positions at once, then a few at a time, as X, over ranks and in one cache.
+/// Appends `prefilled` positions at once, then a few at a time, in type X, over ranks and in one cache.
 template <class X, class M>
 void check_decode(const M& mask, bool scaled_sinks) {
   const index_t n = 2 * 1024 + 700, prefilled = 2 * 1024 + 600, heads = 4, kv_heads = 2, d = 8;
@@ -48,13 +48,13 @@ void check_decode(const M& mask, bool scaled_sinks) {
   }
 }
 
-TEST_CASE("Decoding over ranks gives the bits of one cache", "[mpi][decode]") {
+TEST_CASE("decode over ranks is bit-identical to decode with one cache", "[mpi][decode]") {
   check_decode<float>(Causal{}, false);
   check_decode<float>(Causal{}, true);
   check_decode<ssmax::bfloat16>(SlidingWindow{1200}, true);
 }
 
-TEST_CASE("A cache that does not hold a rank's share is refused", "[mpi][decode][errors]") {
+TEST_CASE("mpi::decode throws for a cache that does not hold the keys of its rank", "[mpi][decode][errors]") {
   const Layout layout = Layout::contiguous(64, world().ranks(), 1);
   KvCache<float> cache({.width = 4, .capacity = 64});
   const std::vector<float> k(64 * 4, 1.0f);
@@ -73,7 +73,7 @@ TEST_CASE("A cache that does not hold a rank's share is refused", "[mpi][decode]
   CHECK(everywhere(mentions(message, "cache")));
 }
 
-TEST_CASE("mpi::decode throws for a ring that has forgotten keys", "[mpi][decode][errors]") {
+TEST_CASE("mpi::decode throws for a ring that has overwritten keys", "[mpi][decode][errors]") {
   const index_t n = 64 * world().ranks();
   const Layout layout = Layout::contiguous(n, world().ranks(), 64);
   const std::vector<float> rows(static_cast<std::size_t>(n) * 4, 1.0f);
@@ -93,7 +93,7 @@ TEST_CASE("mpi::decode throws for a ring that has forgotten keys", "[mpi][decode
   }
 }
 
-TEST_CASE("mpi::decode takes float products where asked", "[mpi][decode]") {
+TEST_CASE("mpi::decode uses float products if the option asks for float products", "[mpi][decode]") {
   using ssmax::bfloat16;
   const index_t n = 2048, heads = 8, d = 64;
   const Problem<bfloat16> problem({1, heads, 1, n, n, d, d});

@@ -1,4 +1,4 @@
-// What does not fit, or differs between ranks, throws the same error everywhere, and nobody hangs.
+// Invalid arguments and arguments that differ between ranks throw the same error on every rank without deadlock.
 
 #include <array>
 #include <ssmax/mpi.hpp>
@@ -10,19 +10,19 @@
 
 namespace mpi_problem::mpi_call::mpi_errors_test {
 
-TEST_CASE("A rank whose arguments do not fit refuses for all", "[mpi][errors]") {
+TEST_CASE("invalid arguments on one rank throw on all ranks", "[mpi][errors]") {
   Call call;
   if (is_last()) call.arguments.out = {call.share.out.data(), {1, 2, call.share.shape.queries, 3}};
   check_refused_alike(call, call.refused(), {"mpi::attention", "out", "3", "4", "rank"});
 }
 
-TEST_CASE("Gradients that are to be accumulated are refused", "[mpi][errors]") {
+TEST_CASE("throws for accumulate", "[mpi][errors]") {
   Call call;
   call.accumulate = is_last();
   check_refused_alike(call, call.refused_backward(), {"mpi::attention_backward", "accumulate"});
 }
 
-TEST_CASE("A layout of other ranks or lengths is refused", "[mpi][errors]") {
+TEST_CASE("throws for a layout with another number of ranks or another length", "[mpi][errors]") {
   Call call;
   call.layout = Layout::contiguous(40, world().ranks() + 1, 1);
   check_refused_alike(call, call.refused(), {"layout", "ranks"});
@@ -30,7 +30,7 @@ TEST_CASE("A layout of other ranks or lengths is refused", "[mpi][errors]") {
   check_refused_alike(call, call.refused(), {"positions", "layout"});
 }
 
-TEST_CASE("What differs between ranks is named", "[mpi][errors]") {
+TEST_CASE("the error names the argument that differs between ranks", "[mpi][errors]") {
   if (world().ranks() == 1) return;
   SECTION("a shape") {
     Call call;
@@ -76,12 +76,12 @@ TEST_CASE("What differs between ranks is named", "[mpi][errors]") {
     Call call;
     check_refused_alike(call, call.refused(Full{}, Identity{}, {.scale = is_last() ? 0.5 : 0.25}), {"scale"});
   }
-  SECTION("what becomes of sinks") {
+  SECTION("scaled_sinks or sinks") {
     Call call;
     check_refused_alike(call, call.refused(Full{}, Identity{}, {.scaled_sinks = is_last()}),
                         {"scaled_sinks"});
   }
-  SECTION("which products are taken") {
+  SECTION("float_products") {
     Call call;
     const AttentionOptions<double> options{.float_products = is_last()};
     check_refused_alike(call, call.refused(Full{}, Identity{}, options),
@@ -93,7 +93,7 @@ TEST_CASE("What differs between ranks is named", "[mpi][errors]") {
     const ssmax::Rope<double> rope({.width = 4, .theta = is_last() ? 10'000.0 : 500'000.0}, 40);
     check_refused_alike(call, call.refused(Full{}, Identity{}, {.rope = &rope}), {"the", "rope"});
   }
-  SECTION("what a cache stores") {
+  SECTION("the contents of a cache") {
     const Layout layout = Layout::contiguous(0, world().ranks());
     const std::array<float, 4> q{};
     std::array<float, 4> out{};
@@ -115,7 +115,7 @@ TEST_CASE("What differs between ranks is named", "[mpi][errors]") {
   }
 }
 
-TEST_CASE("Layouts refuse what cannot be", "[mpi][errors]") {
+TEST_CASE("Layout throws for invalid arguments", "[mpi][errors]") {
   check_refused_with_words([] { (void)Layout::contiguous(10, 0); }, {"ranks", "0"});
   check_refused_with_words([] { (void)Layout::zigzag(-1, 2); }, {"positions", "-1"});
   check_refused_with_words([] { (void)Layout::zigzag(5, 2, 0); }, {"unit", "0"});
@@ -124,7 +124,7 @@ TEST_CASE("Layouts refuse what cannot be", "[mpi][errors]") {
   check_refused_with_words([&] { (void)Layout(rank, 2); }, {"rank", "2"});
 }
 
-TEST_CASE("Layouts are even in whole units", "[mpi]") {
+TEST_CASE("Layout distributes whole units evenly", "[mpi]") {
   const Layout a = Layout::contiguous(10, 3, 2);
   CHECK((a.count(0) == 4 && a.count(1) == 4 && a.count(2) == 2));
   const Layout b = Layout::zigzag(8, 2, 1);
@@ -133,7 +133,7 @@ TEST_CASE("Layouts are even in whole units", "[mpi]") {
   CHECK((c.count(0) == 100 && c.count(1) == 0 && c.positions() == 100 && c.segments().size() == 1));
 }
 
-TEST_CASE("MPI's errors are exceptions with its text", "[mpi][errors]") {
+TEST_CASE("MPI errors become exceptions with the text from MPI", "[mpi][errors]") {
   try {
     ssmax::detail::check_mpi("MPI_Isend", MPI_ERR_COUNT);
     FAIL("nothing was thrown");

@@ -1,4 +1,4 @@
-// Masks with runs over ranks: bit-identical to one process, and pieces of keys that no run touches do not travel.
+// Masks with runs over ranks: bit-identical to one process. Ranks do not send keys outside all runs.
 
 #include <mpi.h>
 
@@ -56,7 +56,7 @@ void check_bits(const Problem<T>& problem, const Layout& layout, const M& mask,
   CHECK(everywhere(same_bits(ds_here, ds)));
 }
 
-TEST_CASE("Masks with runs give the bits of one process", "[mpi][backward]") {
+TEST_CASE("masks with runs are bit-identical to one process", "[mpi][backward]") {
   const int ranks = world().ranks();
   const index_t n = 4 * 2048 + 300;
   const ssmax::Rope<float> rope({.width = 8}, n);
@@ -64,7 +64,7 @@ TEST_CASE("Masks with runs give the bits of one process", "[mpi][backward]") {
   for (const Layout& layout : {Layout::zigzag(n, ranks), Layout::contiguous(n, ranks)}) {
     check_bits<float>(problem, layout, SinkWindow{4, 512}, {.rope = &rope});
   }
-  // Every third block of 1024 keys, shifted by the query's block, and two heads that see different ones.
+  // Every third block of 1024 keys, shifted by the query block. The two heads see different blocks.
   const SparseBlocks blocks{
       .query_block = 512, .key_block = 1024, .query_blocks = 17, .key_blocks = 9, .bitmaps = 2};
   std::vector<std::uint64_t> bitmap(static_cast<std::size_t>(blocks.words()));
@@ -78,13 +78,13 @@ TEST_CASE("Masks with runs give the bits of one process", "[mpi][backward]") {
   check_bits<ssmax::bfloat16>(narrow, Layout::contiguous(shorter, ranks), SinkWindow{4, 200});
 }
 
-TEST_CASE("Keys that no run touches do not travel", "[mpi]") {
+TEST_CASE("keys outside all runs are not sent", "[mpi]") {
   const int ranks = world().ranks();
   const index_t n = 2048 * ranks;
   const Shape shape{1, 1, 1, n, n, 4, 4};
   const Problem<float> problem(shape);
   const Layout layout = Layout::contiguous(n, ranks, 2048);
-  // The queries of a rank see its own keys and those of the rank after the next one.
+  // The queries of a rank see its own keys and the keys of the rank after the next one.
   const SparseBlocks blocks{
       .query_block = 2048, .key_block = 2048, .query_blocks = ranks, .key_blocks = ranks};
   std::vector<std::uint64_t> bitmap(static_cast<std::size_t>(blocks.words()));

@@ -1,4 +1,4 @@
-// What a rank allocates beyond its shares: no more than docs/cluster.md says.
+// Memory that a rank allocates beyond its inputs and outputs stays within the bound in docs/cluster.md.
 
 #include <algorithm>
 #include <ssmax/mpi.hpp>
@@ -12,7 +12,7 @@ namespace mpi_problem::mpi_memory_test {
 
 constexpr double MiB = 1 << 20;
 
-/// What a call allocates in all, in MiB, which is at least what it has at a time.
+/// Returns the total allocations of a call in MiB, an upper bound for its peak.
 template <class Call>
 double allocated(const Call& call) {
   const long long before = allocated_bytes();
@@ -20,10 +20,10 @@ double allocated(const Call& call) {
   return static_cast<double>(allocated_bytes() - before) / MiB;
 }
 
-TEST_CASE("Beyond its shares a rank takes two of K and V and 64 MiB", "[mpi][backward][memory]") {
+TEST_CASE("a rank allocates at most two copies of its K and V and 64 MiB", "[mpi][backward][memory]") {
   const int ranks = world().ranks(), rank = world().rank();
-  if (ranks == 1) return;  // which is attention of one process
-  // Shares of 128 MiB / ranks. The window keeps it short: what is allocated does not depend on it.
+  if (ranks == 1) return;  // attention of one process
+  // K and V take 128 MiB / ranks on each rank. The window shortens the test; allocations do not depend on it.
   const index_t n = 32768, heads = 8, d = 64;
   const Layout layout = Layout::zigzag(n, ranks);
   const index_t rows = layout.count(rank);
@@ -41,7 +41,7 @@ TEST_CASE("Beyond its shares a rank takes two of K and V and 64 MiB", "[mpi][bac
   const double bytes_of_key = 4 * 2.0 * heads * d, piece = 2048 * bytes_of_key / MiB,
                share = static_cast<double>(rows) * bytes_of_key / MiB,
                of_queries = static_cast<double>(heads * rows) / MiB, scratch = 2,
-               lists = 0.5;  // of pieces, messages, the sums of one head
+               lists = 0.5;  // lists of pieces and messages, sums of one head
   double largest_share = share;
   for (int r = 0; r < ranks; ++r) {
     largest_share = std::max(largest_share, static_cast<double>(layout.count(r)) * bytes_of_key / MiB);
@@ -50,8 +50,8 @@ TEST_CASE("Beyond its shares a rank takes two of K and V and 64 MiB", "[mpi][bac
 
   std::size_t scratch_bytes = 0;
   const double forward = allocated([&] {
-    Communicator comm(MPI_COMM_WORLD);  // whose buffers are new
-    comm.scratch().reserve(2 << 20);    // which stays as large as that
+    Communicator comm(MPI_COMM_WORLD);  // with new buffers
+    comm.scratch().reserve(2 << 20);    // keeps this size
     ssmax::mpi::attention<float>(comm, layout,
                                  {.q = view(in.data()),
                                   .k = view(in.data()),
@@ -85,7 +85,7 @@ TEST_CASE("Beyond its shares a rank takes two of K and V and 64 MiB", "[mpi][bac
   CHECK(everywhere(scratch_bytes == 2 << 20));
 }
 
-/// Forward, backward and decode, all with the workspace: what they allocate, in MiB.
+/// Returns the allocations in MiB of forward, backward and decode with the workspace.
 template <class T>
 double allocated_with(ssmax::Workspace& workspace, Communicator& comm, const Problem<T>& problem,
                       Layout layout) {
@@ -114,7 +114,7 @@ double allocated_with(ssmax::Workspace& workspace, Communicator& comm, const Pro
   });
 }
 
-TEST_CASE("With a workspace, a second call allocates nothing large",
+TEST_CASE("a second call with a workspace allocates only small lists",
           "[mpi][backward][heads][decode][memory]") {
   if (world().ranks() == 1) return;
   const index_t n = 4096;

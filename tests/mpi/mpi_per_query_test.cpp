@@ -1,5 +1,5 @@
-// A multiplier for every query, over ranks: c and dc have all queries of the sequence, on every rank, and all of dc has
-// the bits of one process.
+// A multiplier for each query, over ranks: c and dc cover all queries of the sequence on every rank. dc is
+// bit-identical to one process.
 
 #include <array>
 #include <ssmax/mpi.hpp>
@@ -12,7 +12,7 @@
 
 namespace mpi_problem::mpi_per_query_test {
 
-/// Numbers of both signs for [batch, heads, queries].
+/// Multipliers [batch, heads, queries] of both signs.
 struct Multipliers {
   std::array<index_t, 3> extents;
   std::vector<float> values;
@@ -52,14 +52,15 @@ void check(const Shape& shape, const Layout& layout) {
   CHECK(everywhere(same_bits(dc_here, dc)));
 }
 
-TEST_CASE("A multiplier for every query gives the bits of one process", "[mpi][backward][heads]") {
+TEST_CASE("a multiplier for each query is bit-identical to one process", "[mpi][backward][heads]") {
   const int ranks = world().ranks();
   const index_t n = 2 * 2048 + 300, shorter = 300;
   check({1, 2, 1, n, n, 8, 8}, Layout::zigzag(n, ranks));
   check({2, 4, 2, shorter, shorter, 8, 5}, Layout::zigzag(shorter, ranks, 1).by_heads());
 }
 
-TEST_CASE("Decoding with a multiplier for every query gives the bits of one cache", "[mpi][decode]") {
+TEST_CASE("decode with a multiplier for each query is bit-identical to decode with one cache",
+          "[mpi][decode]") {
   const index_t n = 1024 + 300, queries = 3;
   const Shape shape{1, 2, 1, queries, n, 8, 8};
   const Problem<float> problem(shape);
@@ -81,7 +82,7 @@ TEST_CASE("Decoding with a multiplier for every query gives the bits of one cach
   CHECK(everywhere(one == many));
 }
 
-TEST_CASE("Multipliers of a rank's own queries alone are refused", "[mpi][errors]") {
+TEST_CASE("throws for multipliers that cover only the rank's own queries", "[mpi][errors]") {
   if (world().ranks() == 1) return;
   const Shape shape{1, 2, 1, 41, 41, 4, 4};
   const Problem<float> problem(shape);

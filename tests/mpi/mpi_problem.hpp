@@ -1,4 +1,4 @@
-// A problem that every rank has as a whole, its share of it, and what one process makes of it.
+// A problem that every rank holds as a whole, the rank's rows of it, and the result of one process.
 #pragma once
 
 #include <mpi.h>
@@ -29,7 +29,7 @@ inline Communicator& world() {
   return comm;
 }
 
-/// The rows [batch, heads, positions, channels] of a rank, one segment behind the other.
+/// Returns the rows [batch, heads, positions, channels] of a rank, its segments concatenated.
 template <class X>
 std::vector<X> share_of(const std::vector<X>& whole, index_t outer, index_t channels, const Layout& layout,
                         int rank) {
@@ -44,7 +44,7 @@ std::vector<X> share_of(const std::vector<X>& whole, index_t outer, index_t chan
   return share;
 }
 
-/// Whether this holds on all ranks.
+/// Returns true if `here` is true on all ranks.
 inline bool everywhere(bool here) {
   int all = here ? 1 : 0;
   MPI_Allreduce(MPI_IN_PLACE, &all, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);

@@ -1,5 +1,4 @@
-// A score that throws on the last rank in the middle of an exchange. MPI_Abort must end all ranks, with the error's
-// text.
+// A score throws on the last rank in the middle of an exchange. MPI_Abort must end all ranks with the error's text.
 //     mpirun -n 2 ssmax_tests_mpi_abort attention|backward|heads
 #include <array>
 #include <atomic>
@@ -15,7 +14,7 @@ namespace {
 using ssmax::index_t;
 using ssmax::View;
 
-/// The identity, which throws after `calls_left` calls.
+/// An identity score that throws after `calls_left` calls.
 struct Throwing {
   std::atomic<index_t>* calls_left;
 
