@@ -156,7 +156,7 @@ TEST_CASE("the gradient of a growing sink tends to the gradient of a sink of +in
   CHECK(std::abs(dsinks(5) - dsinks(infinity<double>)) > 1e-3);
 }
 
-TEST_CASE("a sink of +inf gives out 0 and lse +inf in attention, finish and decode",
+TEST_CASE("a sink of +inf makes out 0 and lse +inf in attention, finish and decode",
           "[attention][decode][arguments]") {
   const std::vector<float> sinks{infinity<float>, -infinity<float>};
   for (const index_t queries : {3, 40}) {

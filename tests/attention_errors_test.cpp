@@ -40,7 +40,7 @@ struct Call : Memory {
   }
 };
 
-TEST_CASE("attention throws for an invalid argument, names it and writes nothing", "[attention]") {
+TEST_CASE("attention throws for an invalid argument and names it, before the first write", "[attention]") {
   Call call;
   SECTION("heads") {
     call.k = {call.inputs.data(), {2, 3, 7, 8}};

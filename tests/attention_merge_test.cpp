@@ -122,7 +122,7 @@ TEST_CASE("merge of a span merges the states in order", "[attention][state]") {
   CHECK(a == expected);
 }
 
-TEST_CASE("merge of a span throws for one mismatched state and changes nothing", "[attention][state]") {
+TEST_CASE("merge of a span throws for one mismatched state before it changes a state", "[attention][state]") {
   const Problem<float> problem(shapes[1]);
   State<float> a = partial(problem, 0, 100, ssmax::Softmax{}, Full{}),
                b = partial(problem, 100, 300, ssmax::Softmax{}, Full{}), other({1, 1, 1, 1, 1, 1, 1});

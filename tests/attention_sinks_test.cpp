@@ -51,7 +51,7 @@ TEST_CASE("scores and masks do not affect a sink", "[attention][sinks]") {
   }
 }
 
-TEST_CASE("a query without visible keys gives out 0 and lse equal to the sink", "[attention][sinks]") {
+TEST_CASE("for a query without visible keys, out is 0 and lse is the sink", "[attention][sinks]") {
   const std::vector<float> sinks{2.5F, -1, -infinity<float>, 1e4F};
   const auto every_third = [](const Query& query, index_t) { return query.index % 3 == 0; };
   for (const Shape& shape : shapes) {
@@ -127,7 +127,7 @@ bool is_near(float value, double expected) {
   return std::abs(static_cast<double>(value) - expected) <= 4e-6 * std::abs(expected);
 }
 
-TEST_CASE("a row of attn_mask with only false gives out 0", "[attention][sinks]") {
+TEST_CASE("for a row of attn_mask with only false, out is 0", "[attention][sinks]") {
   for_each_target([](const std::string& target) {
     for (const index_t copies : {1, 20}) {
       INFO(target << ' ' << copies);

@@ -68,7 +68,7 @@ TEST_CASE("attention is as accurate as a naive loop, causal: double", "[attentio
   check_shapes<double>(Causal{}, keys_before);
 }
 
-TEST_CASE("queries without visible keys give out 0 and lse -inf", "[attention]") {
+TEST_CASE("for queries without visible keys, out is 0 and lse is -inf", "[attention]") {
   for_each_target([](const std::string& target) {
     INFO(target);
     const Problem<float> causal({2, 2, 1, 70, 30, 8, 5});

@@ -78,7 +78,7 @@ TEST_CASE("decode by pair dots has float's lse, and up to four queries all of fl
   }
 }
 
-TEST_CASE("a rotated query loses nothing against rotated keys of a bfloat16 cache", "[decode][bfloat16]") {
+TEST_CASE("a rotated query is not rounded against rotated keys of a bfloat16 cache", "[decode][bfloat16]") {
   const Data<bfloat16> data({8, 1, 1, 48, 32, {400}});
   const ssmax::Rope<float> rope({.width = 48}, 400);
   const KvCache<bfloat16> cache = filled<bfloat16>(data, &rope);

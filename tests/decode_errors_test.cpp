@@ -54,7 +54,7 @@ TEST_CASE("decode refuses queries whose positions the cache does not have", "[de
   cleared.refused({"q has positions 3", "0"});
 }
 
-TEST_CASE("decode refuses shapes that do not fit, and writes nothing", "[decode]") {
+TEST_CASE("decode throws for shapes that do not fit, before the first write", "[decode]") {
   Call call;
   SECTION("it is a call that fits") {
     CHECK_NOTHROW(call.run());
@@ -117,7 +117,7 @@ TEST_CASE("decode refuses shapes that do not fit, and writes nothing", "[decode]
   }
 }
 
-TEST_CASE("decode refuses policies and options that do not fit, and writes nothing", "[decode]") {
+TEST_CASE("decode throws for policies and options that do not fit, before the first write", "[decode]") {
   Call call;  // lengths 7 and 4, three queries
   SECTION("sinks") {
     const std::vector<float> sinks(3, 1.F);

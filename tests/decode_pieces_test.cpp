@@ -77,7 +77,7 @@ void check_same_bits_in_pieces(const Shape& shape, const std::vector<index_t>& s
   CHECK(in_pieces<X>(data, steps, scaling, window, options, 60 + largest_step) == expected);
 }
 
-TEST_CASE("a prefill in pieces of more than 16 queries of a kv head has the bits of one", "[decode]") {
+TEST_CASE("a prefill in calls of more than 16 queries per kv head is bit-identical to one call", "[decode]") {
   for_each_target_of<bfloat16>([](const std::string& target) {
     INFO(target);
     check_same_bits_in_pieces<float>(whole(1, 1, 8, 9, 300), {17, 40, 33, 70, 18, 23, 99}, true);

@@ -137,7 +137,7 @@ TEST_CASE("masks show keys of each sequence", "[decode]") {
       return key < at(more, query) && key <= query.position();
     });
   }
-  SECTION("Where, with queries that see nothing") {
+  SECTION("Where, with queries without a visible key") {
     const auto pick = [](const Query& query, index_t key) {
       return query.head != 4 && (key % 3 == 1 || key == query.position() || key > 290);
     };
@@ -162,7 +162,7 @@ TEST_CASE("a document's queries are rotated as its keys in the cache were", "[de
   }
 }
 
-TEST_CASE("scores know positions of each sequence", "[decode]") {
+TEST_CASE("score functions receive the positions of each sequence", "[decode]") {
   const std::vector<double> slopes = ssmax::Alibi::slopes(6);
   const auto alibi = [&](Real z, index_t head, index_t distance) {
     return z + Real(slopes[static_cast<std::size_t>(head)]) * static_cast<Real>(distance);

@@ -136,7 +136,7 @@ TEST_CASE("decode is by default causal softmax", "[decode]") {
   CHECK(std::ranges::all_of(result.lse, [](float x) { return x == -77; }));
 }
 
-TEST_CASE("nothing to decode is done without complaint", "[decode]") {
+TEST_CASE("decode accepts 0 queries, sequences and heads", "[decode]") {
   const Data<float> no_sequences({2, 1, 3, 8, 4, {}}), no_queries({2, 1, 0, 8, 4, {5, 0}}),
       no_heads({0, 1, 1, 8, 4, {3}});
   CHECK(run(no_sequences, filled<float>(no_sequences)).out.empty());
@@ -146,7 +146,7 @@ TEST_CASE("nothing to decode is done without complaint", "[decode]") {
 
 // ---- Layouts ----------------------------------------------------------------------------------------------
 
-TEST_CASE("[batch, position, head, channel] gives the same bits and touches nothing beside", "[decode]") {
+TEST_CASE("[batch, position, head, channel] is bit-identical and writes only the rows of out", "[decode]") {
   for_each_target([](const std::string& target) {
     INFO(target);
     for (const Shape& shape : few_and_many) {

@@ -199,7 +199,7 @@ TEST_CASE("an out that overlaps the logits other than as a whole is refused", "[
   check_overlap_refused(vector.head(20), even, vector);
 }
 
-TEST_CASE("an out that is the logits, or lies apart from them, is accepted", "[eigen]") {
+TEST_CASE("out may be the logits or must not overlap them", "[eigen]") {
   for (const Axis axis : {Axis::rows, Axis::columns}) {
     const auto exact = [&](const Eigen::MatrixXf& x) {
       const Eigen::MatrixXd wide = x.cast<double>();

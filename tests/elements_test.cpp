@@ -137,7 +137,7 @@ void check_is_float(const Explanation& e) {
   CHECK(std::string_view(e.operands) == "float");
 }
 
-TEST_CASE("attention of tensors of different types has the bits of float", "[attention][elements]") {
+TEST_CASE("attention of tensors of different types is bit-identical to float", "[attention][elements]") {
   for (const Extents& extents : shapes) {
     for_each_target_of<bfloat16>([&](const std::string& target) {
       for_each_mixture(extents, [&](auto tensors) {
@@ -213,7 +213,7 @@ TEST_CASE("explanations name the tensor of another type", "[attention][elements]
   });
 }
 
-TEST_CASE("gradients of tensors of different types have the bits of float", "[backward][elements]") {
+TEST_CASE("gradients of tensors of different types are bit-identical to float", "[backward][elements]") {
   for (const Extents& extents : shapes) {
     for_each_target_of<bfloat16>([&](const std::string& target) {
       for_each_mixture(extents, [&](auto tensors) {

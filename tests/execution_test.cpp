@@ -92,7 +92,7 @@ TEST_CASE("every call is made once", "[execution]") {
   }
 }
 
-TEST_CASE("an executor of one's own is used as it is", "[execution]") {
+TEST_CASE("a user's executor is used without a copy", "[execution]") {
   Backwards executor;
   check_each_once(executor);
   CHECK(executor.runs == 9);

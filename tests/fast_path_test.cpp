@@ -261,7 +261,7 @@ inline constexpr bool ssmax::by_row<attention_problem::backward_problem::fast_pa
 
 namespace attention_problem::backward_problem::fast_path_test {
 
-TEST_CASE("a score that asks for a fast path gets it", "[attention][fast_path]") {
+TEST_CASE("a score that requests a fast path is called by its fast path", "[attention][fast_path]") {
   const Shape many = shapes[1];
   int alone = 0, together = 0;
   const auto check = [&](const auto& score, const auto& formula) {
@@ -420,8 +420,7 @@ void check_own_keys(const M& mask) {
   });
 }
 
-TEST_CASE("a mask that looks as if all queries saw the same keys is asked for each",
-          "[attention][fast_path]") {
+TEST_CASE("a mask that does not request same_keys is called for each query", "[attention][fast_path]") {
   SECTION("a member uniform") { check_own_keys(HasUniform{}); }
   SECTION("a static function uniform") { check_own_keys(HasUniformFunction{}); }
   SECTION("derived from Full") { check_own_keys(FromFull{}); }

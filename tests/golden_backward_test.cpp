@@ -138,7 +138,7 @@ void check_all() {
   SECTION("a predicate, a bias with -inf for all batches") {
     check(model, golden::gradients_picked_bias, model.ssmax(), Where(is_picked), model.bias_by_head());
   }
-  SECTION("sinks, rows that see nothing") {
+  SECTION("sinks, rows without a visible key") {
     check(model, golden::gradients_some_sinks, model.ssmax(), Where(is_some), Identity{},
           {.sinks = model.sinks});
   }

@@ -80,7 +80,7 @@ TEST_CASE("qkv_views has q, k and v of one packed tensor", "[view]") {
   }
 }
 
-TEST_CASE("attention of packed views is the one of tensors copied apart", "[view][attention]") {
+TEST_CASE("attention of packed views is bit-identical to attention of copied tensors", "[view][attention]") {
   constexpr index_t batch = 2, tokens = 7, heads = 4, kv_heads = 2, d = 8,
                     channels = (heads + 2 * kv_heads) * d;
   std::vector<float> qkv = numbered(batch * tokens * channels);

@@ -46,7 +46,7 @@ TEST_CASE("append stores what it is given, rounded as the scalar conversions rou
   SECTION("bfloat16") { check_append_stores<bfloat16, float>(); }
 }
 
-TEST_CASE("append takes rows that have the cache's type already as they are", "[kv_cache]") {
+TEST_CASE("append copies rows of the cache's type without rounding", "[kv_cache]") {
   SECTION("half") { check_append_stores<half, half>(); }
   SECTION("bfloat16") { check_append_stores<bfloat16, bfloat16>(); }
 }
@@ -194,7 +194,7 @@ TEST_CASE("append takes any strides", "[kv_cache]") {
   check_layouts<bfloat16, bfloat16>();
 }
 
-TEST_CASE("append allocates nothing", "[kv_cache]") {
+TEST_CASE("append does not allocate", "[kv_cache]") {
   const Rows<float> k(2, 2, 5, 9, 1), v(2, 2, 5, 9, 2);
   const Rope<float> rope({.width = 8}, 40);
   const std::vector<index_t> counts{5, 3};

@@ -60,7 +60,7 @@ struct Append {
   }
 };
 
-TEST_CASE("append refuses views that do not fit, and changes nothing", "[kv_cache]") {
+TEST_CASE("append throws for views that do not fit, before it changes the cache", "[kv_cache]") {
   Append call;
   float* const at = call.data.data();
   SECTION("batch of k") {
@@ -113,7 +113,7 @@ TEST_CASE("append refuses views that do not fit, and changes nothing", "[kv_cach
   }
 }
 
-TEST_CASE("append refuses counts out of range, and changes nothing", "[kv_cache]") {
+TEST_CASE("append throws for counts out of range, before it changes the cache", "[kv_cache]") {
   Append call;
   SECTION("too many") {
     call.counts = {2, 3};
@@ -133,7 +133,7 @@ TEST_CASE("append refuses counts out of range, and changes nothing", "[kv_cache]
   }
 }
 
-TEST_CASE("append refuses what a full cache cannot take, and changes nothing", "[kv_cache]") {
+TEST_CASE("append throws if the cache is full, before it changes the cache", "[kv_cache]") {
   Append call;  // lengths 2 and 1 of 6
   SECTION("all sequences") {
     call.k = {call.data.data(), {2, 3, 6, 4}};
@@ -161,7 +161,8 @@ TEST_CASE("append refuses what a full cache cannot take, and changes nothing", "
   }
 }
 
-TEST_CASE("append refuses positions that the rope does not have, and changes nothing", "[kv_cache]") {
+TEST_CASE("append throws for positions outside the rope's tables, before it changes the cache",
+          "[kv_cache]") {
   Append call;  // lengths 2 and 1
   const Rope<float> brief({.width = 4}, 3), enough({.width = 4}, 4), wide({.width = 6}, 20),
       late({.width = 2, .first_position = 2}, 9);

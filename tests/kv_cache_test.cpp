@@ -150,7 +150,7 @@ TEST_CASE("a copy is a cache of its own", "[kv_cache]") {
   CHECK(holds(copy, 2, v.view(), k.view()));
 }
 
-TEST_CASE("a cache without sequences, and appending nothing", "[kv_cache]") {
+TEST_CASE("a cache without sequences, and appending 0 positions", "[kv_cache]") {
   KvCache<float> none({.batch = 0, .width = 3, .capacity = 4});
   none.append({nullptr, {0, 1, 2, 3}}, {nullptr, {0, 1, 2, 3}});
   none.clear();

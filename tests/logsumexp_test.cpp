@@ -66,7 +66,7 @@ TEST_CASE("logsumexp of one row under a mask, and of no key", "[logsumexp]") {
   CHECK_THROWS_AS(ssmax::logsumexp(row, Softmax{}, Lengths{two_rows}), std::invalid_argument);
 }
 
-TEST_CASE("out of logsumexp lies apart from the logits", "[logsumexp][errors]") {
+TEST_CASE("out of logsumexp must not overlap the logits", "[logsumexp][errors]") {
   const std::vector<float> before = reference::normals<float>(64, 7);
   std::vector<float> memory = before;
   const View<const float, 2> logits(memory.data(), {4, 8});

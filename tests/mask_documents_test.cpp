@@ -122,7 +122,7 @@ TEST_CASE("documents that do not fit are refused", "[mask]") {
   CHECK(refusal(Documents(queries, true), shape) == start + "cumulative_keys ends with 6, keys are 8");
 }
 
-TEST_CASE("masks joined with documents go by the document's positions", "[mask]") {
+TEST_CASE("masks joined with Documents use the positions of the document", "[mask]") {
   const Where is_before([](const Query& query, index_t key) { return key <= query.position(); });
   for_each_packing([&](const QueryShape& shape, const Packed& packed) {
     const Documents whole(packed.queries, packed.keys, false), causal(packed.queries, packed.keys, true);

@@ -186,7 +186,7 @@ TEST_CASE("a prefix is seen by all queries, the rest causally", "[mask]") {
   CHECK(picture(PrefixLM(extreme), {2, 1, 2, 2}) == "xx\nxx\nx.\nxx\n");
 }
 
-TEST_CASE("padding hides the keys behind each batch entry's length", "[mask]") {
+TEST_CASE("KeyLengths masks the keys after the length of each batch entry", "[mask]") {
   for_each_shape([](const QueryShape& shape) {
     for (index_t length = -2; length <= 12; ++length) {
       const std::vector<index_t> lengths{2, length};
@@ -247,7 +247,7 @@ TEST_CASE("two masks show what both show", "[mask]") {
   });
 }
 
-TEST_CASE("ranges that do not meet show nothing", "[mask]") {
+TEST_CASE("ranges that do not intersect show no key", "[mask]") {
   const std::vector<index_t> lengths{1};
   CHECK(picture(SlidingWindow(0) & KeyLengths(lengths), {1, 1, 3, 3}) == "x..\n...\n...\n");
   CHECK(picture(SlidingWindow(0) & SlidingWindow(1), {1, 1, 2, 2}) == "x.\n.x\n");

@@ -139,7 +139,7 @@ TEST_CASE("any cut gives the weights and the lse of the row", "[online][long_dou
   SECTION("double") { check_cuts<double>(0, 3, {1, 0.37, 6.5, -1, -6.5, 0, 1e-30, 1e-320}); }
 }
 
-TEST_CASE("logits far from zero, and far apart", "[online][slow]") {
+TEST_CASE("logits far from zero, and far from each other", "[online][slow]") {
   // 7.27e5 is where c z log2(e) passes 2^20 and shifts stop being integers: rows on either side, and across.
   SECTION("float") {
     for (const double mean : {-1e6, -7.27e5, 7.27e5, 1e6}) check_cuts<float>(mean, 4, {1, -1, 0});
@@ -199,7 +199,7 @@ void check_factors() {
   });
 }
 
-TEST_CASE("a larger logit rescales by a power of two, a smaller one by nothing", "[online]") {
+TEST_CASE("a larger logit rescales by a power of two, a smaller one does not rescale", "[online]") {
   SECTION("float") { check_factors<float>(); }
   SECTION("double") { check_factors<double>(); }
 }

@@ -98,7 +98,7 @@ void check_in_place() {
   });
 }
 
-TEST_CASE("in place gives the bits of out of place", "[properties]") {
+TEST_CASE("in place is bit-identical to out of place", "[properties]") {
   SECTION("float") { check_in_place<float>(); }
   SECTION("double") { check_in_place<double>(); }
   SECTION("half") { check_in_place<half>(); }
@@ -170,7 +170,7 @@ void check_invariances() {
   });
 }
 
-TEST_CASE("shifts change nothing, permutations permute, sums are one", "[properties]") {
+TEST_CASE("a shift keeps the result, a permutation permutes it, sums are one", "[properties]") {
   SECTION("float") { check_invariances<float>(); }
   SECTION("double") { check_invariances<double>(); }
 }
@@ -244,7 +244,7 @@ TEST_CASE("a row's result does not depend on where it lies", "[properties]") {
   });
 }
 
-TEST_CASE("ragged rows equal rows of that length, and hidden keys are 0", "[properties]") {
+TEST_CASE("ragged rows equal rows of that length, and masked keys are 0", "[properties]") {
   constexpr index_t n = 70, rows = n + 1;
   const std::vector<float> logits = reference::normals<float>(rows * n, 31, 2);
   std::vector<index_t> visible;
@@ -335,7 +335,7 @@ TEST_CASE("input and output may be stored differently", "[properties]") {
   SECTION("half to bfloat16") { check_storage_pair<half, bfloat16>(); }
 }
 
-TEST_CASE("nothing to do is fine", "[properties]") {
+TEST_CASE("empty views are accepted", "[properties]") {
   std::vector<float> none, lse;
   ssmax::softmax(View<const float, 1>(none), View<float, 1>(none));
   ssmax::softmax(View<const float, 2>(nullptr, {0, 8}), View<float, 2>(nullptr, {0, 8}));

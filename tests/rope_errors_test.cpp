@@ -43,7 +43,8 @@ TEST_CASE("options that make no rotation are refused", "[rope]") {
   refused({.width = 8, .scaling = RopeScaling::llama3(2, 4096, 0, 4)}, 4, {"low", "high"});
 }
 
-TEST_CASE("calls outside of the tables or with views that do not fit write nothing", "[rope]") {
+TEST_CASE("calls outside of the tables or with views that do not fit throw before the first write",
+          "[rope]") {
   constexpr float sentinel = -1234;
   const Rope<float> rope({.width = 8, .first_position = 5}, 10);  // positions 5 to 14
   const std::vector<float> in(256, 1.f);

@@ -50,7 +50,7 @@ TEST_CASE("frequencies without a scaling", "[rope]") {
   }
 }
 
-TEST_CASE("linear scaling stretches positions", "[rope]") {
+TEST_CASE("linear scaling divides positions by the factor", "[rope]") {
   std::vector<double> expected = unscaled(64, 10'000);
   for (double& omega : expected) omega /= 3;
   CHECK(worst_ratio(frequencies_of({.width = 64, .scaling = RopeScaling::linear(3)}), expected) <= close);

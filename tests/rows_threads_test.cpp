@@ -176,7 +176,7 @@ TEST_CASE("an exception of a scaling on another thread reaches the caller of sof
                   std::runtime_error);
 }
 
-TEST_CASE("rows that threads share allocate for what is learnt alone", "[softmax][threads]") {
+TEST_CASE("rows that threads share allocate only for gradients of parameters", "[softmax][threads]") {
   std::vector<float> y(2000 * 64, 0.5f), dz(y.size());
   std::array<float, 1> ds{};
   ssmax::ThreadPool pool(2);

@@ -185,7 +185,7 @@ TEST_CASE("SSMax's bounds on the largest probability", "[scaling]") {
   }
 }
 
-TEST_CASE("adding s ln n or b to the logits does nothing, multiplying does", "[scaling]") {
+TEST_CASE("adding s ln n or b to the logits keeps the weights, multiplying changes them", "[scaling]") {
   constexpr std::size_t n = 257;
   const double s = 0.7, b = 0.4, ln_n = std::log(static_cast<double>(n));
   const std::vector<double> z = reference::normals<double>(n, 1);

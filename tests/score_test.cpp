@@ -89,7 +89,7 @@ std::vector<T> ramp(index_t count) {
   return result;
 }
 
-TEST_CASE("identity leaves logits as they are", "[score]") {
+TEST_CASE("Identity keeps logits", "[score]") {
   for (const double z : {-infinity, -3.0, 0.0, 1e300, infinity}) CHECK(Identity{}(z, Key{}) == z);
   CHECK(std::isnan(Identity{}(Limits::quiet_NaN(), Key{})));
   check_derivative(Identity{}, Key{});
@@ -110,7 +110,7 @@ TEST_CASE("softcap is cap·tanh(z / cap)", "[score]") {
   CHECK(is_close(Softcap(30)(1.0, Key{}), 0.99962979, 1e-8));
 }
 
-TEST_CASE("softcap keeps a hidden key hidden, and hides no other", "[score]") {
+TEST_CASE("Softcap keeps -inf, and makes -inf of no other logit", "[score]") {
   const Softcap score(2);
   CHECK(score(-infinity, Key{}) == -infinity);
   CHECK(score(-std::numeric_limits<float>::infinity(), Key{}) == -std::numeric_limits<float>::infinity());
@@ -188,7 +188,7 @@ TEST_CASE("ALiBi adds slope times distance, by head", "[score]") {
   CHECK(refusal(score, {1, 2, 1, 1}) == "ssmax::Alibi: slopes have extent 3, heads are 2");
 }
 
-TEST_CASE("ALiBi goes by the positions that it is given", "[score]") {
+TEST_CASE("ALiBi uses the positions of the mask", "[score]") {
   const std::vector<index_t> queries{0, 1, 2}, keys{0, 5, 7};
   const ssmax::Documents documents(queries, keys, true);
   const Query query{0, 0, 0, {1, 1, 2, 7}};
@@ -270,7 +270,7 @@ TEST_CASE("a score of one's own in double composes with those of any precision",
   CHECK(ssmax::Composed(Square{}, Square{}).derivative(3.0f, Key{}) == 108);
 }
 
-TEST_CASE("a key that a bias hides stays hidden, without a gradient that is not a number", "[score]") {
+TEST_CASE("a key with a bias of -inf has the weight 0 and the gradient 0", "[score]") {
   const std::vector<float> values(120, -std::numeric_limits<float>::infinity());
   const Bias bias(View<const float, 4>(values.data(), {2, 3, 4, 5}));
   const std::vector<double> slopes{0.5, 0.25, 3.0};

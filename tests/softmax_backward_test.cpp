@@ -141,7 +141,7 @@ TEST_CASE("gradients under Causal", "[softmax_backward]") { check_scalings(Causa
 TEST_CASE("gradients under Lengths", "[softmax_backward]") { check_scalings(Lengths{ragged}); }
 TEST_CASE("gradients under a window of the user's own", "[softmax_backward]") { check_scalings(Window{}); }
 
-TEST_CASE("hidden keys are not read by backward and get 0", "[softmax_backward]") {
+TEST_CASE("the backward does not read masked keys and writes 0 for them", "[softmax_backward]") {
   const SSMax<double> scaling{0.5, 0.25};
   const auto hidden = [](std::size_t i, const auto& mask) {
     const auto at = static_cast<index_t>(i);
@@ -177,7 +177,7 @@ TEST_CASE("hidden keys are not read by backward and get 0", "[softmax_backward]"
   check(Window{});
 }
 
-TEST_CASE("a logit of -inf gets no gradient and gives none to s and b", "[softmax_backward]") {
+TEST_CASE("a logit of -inf has the gradient 0 and adds 0 to ds and db", "[softmax_backward]") {
   for (const Form form : {Form::softmax, Form::log_softmax}) {
     for (const double c : {1.5, 0.0, -1.5}) {
       Rows rows;
@@ -227,7 +227,7 @@ TEST_CASE("dlogits may be the memory of dout or of out", "[softmax_backward]") {
   }
 }
 
-TEST_CASE("logits are not needed where nothing is learnt", "[softmax_backward]") {
+TEST_CASE("logits are not needed if no parameter has a gradient", "[softmax_backward]") {
   Rows rows;
   rows.forward(Form::softmax, Constant{0.5}, Full{});
   rows.backward(Form::softmax, Constant{0.5}, Full{}, rows.dz.data());

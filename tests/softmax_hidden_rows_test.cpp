@@ -79,7 +79,7 @@ bool is_right(const Result& result, const std::vector<float>& logits, index_t r,
   return right && (seen.size() == 0 ? lse == -inf : std::isfinite(lse));
 }
 
-TEST_CASE("a mask is asked for positions of queries that see a key, and of no others", "[softmax][hidden]") {
+TEST_CASE("a mask is called for positions of queries with a visible key only", "[softmax][hidden]") {
   constexpr index_t rows = 9, n = 5;
   // Empty at the front, in the middle, at the end, before it begins, outside; and ordinary rows between them.
   const std::array<KeyRange, rows> ranges{

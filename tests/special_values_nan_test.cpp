@@ -101,7 +101,7 @@ TEST_CASE("NaN beside infinities, under any multiplier", "[special]") {
   });
 }
 
-TEST_CASE("NaN behind the visible keys never leaks", "[special]") {
+TEST_CASE("NaN after the visible keys does not affect the result", "[special]") {
   struct Window {
     KeyRange keys(const Query& query) const { return {query.index % 3, query.shape.keys - 2}; }
   };
@@ -188,7 +188,7 @@ void check_minus_infinity() {
   });
 }
 
-TEST_CASE("-inf is a hidden key under every multiplier, and a row of them is 0", "[special]") {
+TEST_CASE("a logit of -inf has the weight 0 under every multiplier, and a row of -inf is 0", "[special]") {
   SECTION("float") { check_minus_infinity<float>(); }
   SECTION("double") { check_minus_infinity<double>(); }
   SECTION("half") { check_minus_infinity<half>(); }

@@ -12,7 +12,7 @@ namespace {
 
 using ssmax::Workspace;
 
-TEST_CASE("a workspace grows to what is asked for and keeps that", "[workspace]") {
+TEST_CASE("a workspace grows to the largest request and keeps its memory", "[workspace]") {
   Workspace workspace;
   CHECK(workspace.size() == 0);
   std::byte* const first = workspace.reserve(100);
@@ -25,7 +25,7 @@ TEST_CASE("a workspace grows to what is asked for and keeps that", "[workspace]"
   CHECK(workspace.size() == 10'000);
 }
 
-TEST_CASE("a workspace that is moved leaves an empty one behind", "[workspace]") {
+TEST_CASE("a workspace is empty after a move", "[workspace]") {
   Workspace source;
   std::byte* const memory = source.reserve(100);
   Workspace made(std::move(source));

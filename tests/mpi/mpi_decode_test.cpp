@@ -93,7 +93,7 @@ TEST_CASE("mpi::decode throws for a ring that has overwritten keys", "[mpi][deco
   }
 }
 
-TEST_CASE("mpi::decode uses float products if the option asks for float products", "[mpi][decode]") {
+TEST_CASE("mpi::decode multiplies in float if float_products is set", "[mpi][decode]") {
   using ssmax::bfloat16;
   const index_t n = 2048, heads = 8, d = 64;
   const Problem<bfloat16> problem({1, heads, 1, n, n, d, d});
