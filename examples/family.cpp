@@ -120,6 +120,10 @@ int main() {
                       biased));
   }
   {
+    attention<float>({.q = q, .k = k, .v = v, .out = out}, QwenLogN{8}, Causal{});
+    is_scaled("Qwen", [](index_t, index_t i) {
+      return std::max(1.0, std::log(static_cast<double>(i + 1)) / std::log(8.0));
+    });
     attention<float>({.q = q, .k = k, .v = v, .out = out}, Llama4Temperature{0.1, 8}, Causal{});
     is_scaled("Llama 4",
               [](index_t, index_t i) { return 1 + 0.1 * std::log(1.0 + static_cast<double>((i + 1) / 8)); });

@@ -21,6 +21,9 @@
 ///     G* gradient_row(const Query&) const                           where accumulate adds dz' of the query's keys,
 ///                                                                   contiguous, for all queries or null for all
 ///
+/// Lanes without a visible key hold any number, and differentiate may return any number for them. The same holds for
+/// lanes where z' is -inf: their weight is 0.
+///
 /// apply and differentiate take T = float and double. A score that reads the distance or the head of a logit takes
 /// PlacedLanes (lanes.hpp) in place of Lanes. Exception: under a mask with the member key_position, the library calls the
 /// formula of such a score for each logit.
