@@ -17,9 +17,9 @@
 /// The last stride is 1. You choose the other strides, so [batch, position, head, channel] and packed qkv need no
 /// copy. `heads` is a multiple of `kv_heads`. Head h reads kv head h / (heads / kv_heads).
 ///
-/// T is the storage type: float, double, half or bfloat16. If the tensors have different storage types, T is Elements
-/// (elements.hpp). The call computes in `detail::ComputeType<T>`: double for double, float for the others. lse and sinks
-/// have this type. Exception: the bf16 path multiplies bfloat16 operands.
+/// T is the storage type: float, double, half or bfloat16. If the tensors have different storage types, T is
+/// Elements (elements.hpp). The call computes in `detail::ComputeType<T>`: double for double, float for the
+/// others. lse and sinks have this type. Exception: the bf16 path multiplies bfloat16 operands.
 ///
 /// | name | meaning |
 /// |---|---|

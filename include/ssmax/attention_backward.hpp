@@ -29,10 +29,10 @@
 /// The gradient of a masked key is 0. NaN in a masked key or value does not affect the result. NaN in a query, or in
 /// a key or value that is visible to the query, makes all gradients NaN that depend on it.
 ///
-/// Memory is linear in the sequence. Each kv head at work takes the memory of the first four lines. At most one kv
-/// head per thread is at work. Exception: sequences of few blocks have up to eight per thread. For width 64 and 32768 queries and keys, the first line is 26 MiB. A query here is a
-/// row: a query of one query head. The figures are for computation in float. Computation in double takes twice as
-/// much.
+/// Memory is linear in the sequence. Each kv head at work takes the memory of the first four lines. At most one
+/// kv head per thread is at work. Exception: sequences of few blocks have up to eight per thread. For width 64
+/// and 32768 queries and keys, the first line is 26 MiB. A query here is a row: a query of one query head. The
+/// figures are for computation in float. Computation in double takes twice as much.
 ///
 /// | bytes per query | bytes per key | condition |
 /// |---|---|---|

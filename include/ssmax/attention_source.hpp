@@ -4,9 +4,9 @@
 ///
 ///     attention<float>({.q = q, .out = out}, source, SSMax<float>{s}, Full{}, {.rope = &rope}, pool);
 ///
-/// Formula and options are those of attention.hpp. n and positions count the keys of the sequence in the source: query i
-/// has position length - queries + i. There may be more queries than keys, as in cross attention. A sequence may have no
-/// keys. decode.hpp has the call for the newest positions of a sequence.
+/// Formula and options are those of attention.hpp. n and positions count the keys of the sequence in the source:
+/// query i has position length - queries + i. There may be more queries than keys, as in cross attention. A
+/// sequence may have no keys. decode.hpp has the call for the newest positions of a sequence.
 ///
 /// | option | rope |
 /// |---|---|
@@ -44,9 +44,9 @@ struct DecodeArguments {
   View<detail::ComputeType<T>, 3> lse{};       ///< [batch, heads, queries], or left out.
 };
 
-/// Writes out = attention of q over each sequence of the source. Throws std::invalid_argument before the first write if an
-/// extent differs from the source's, if the mask shows a key that the source no longer stores, or if out or lse overlaps
-/// the source's memory.
+/// Writes out = attention of q over each sequence of the source. Throws std::invalid_argument before the first
+/// write if an extent differs from the source's, if the mask shows a key that the source no longer stores, or if
+/// out or lse overlaps the source's memory.
 template <class T, class K, class S, class M, class C, class E = Serial>
 requires KeySource<K> && Scaling<S> && Mask<M> && Score<C> && Executor<E>
 void attention(const std::type_identity_t<DecodeArguments<T>>& a, const K& source, const S& scaling,

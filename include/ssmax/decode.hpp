@@ -1,16 +1,17 @@
 /// @defgroup decode Decoding (decode.hpp)
 /// decode computes attention of new queries over a cache or another source of keys. It is attention over a source
-/// (attention_source.hpp) with two differences: the mask is Causal unless given, and each sequence must have at least as
-/// many keys as queries.
+/// (attention_source.hpp) with two differences: the mask is Causal unless given, and each sequence must have at
+/// least as many keys as queries.
 ///
 ///     cache.append(k_new, v_new, &rope);
 ///     decode<float>({.q = q_new, .out = out}, cache, scaling, Causal{}, {.rope = &rope}, pool);
 ///
-/// Numbers are widened in registers and computed in float, or in double for a source of double. Exception: if q and the
-/// source are bfloat16, five or more queries per kv head take the bf16 path (attention.hpp), if the processor has it.
+/// Numbers are widened in registers and computed in float, or in double for a source of double. Exception: if q
+/// and the source are bfloat16, five or more queries per kv head take the bf16 path (attention.hpp), if the
+/// processor has it.
 ///
-/// n and positions count the keys of the sequence in the cache. Queries are rotated to their places in the sequence, also
-/// under masks whose positions restart.
+/// n and positions count the keys of the sequence in the cache. Queries are rotated to their places in the
+/// sequence, also under masks whose positions restart.
 ///
 /// Prefill in chunks (append, decode, append, decode, …) compared with one call of attention:
 ///
@@ -36,9 +37,9 @@
 /// @{
 SSMAX_BEGIN_CODE
 
-/// Writes out = attention of the new queries over each sequence of the cache or source. The queries have the last positions
-/// of each sequence: append their keys first. Options and errors are those of attention over a source. Also throws
-/// std::invalid_argument if a sequence has fewer keys than queries.
+/// Writes out = attention of the new queries over each sequence of the cache or source. The queries have the last
+/// positions of each sequence: append their keys first. Options and errors are those of attention over a source.
+/// Also throws std::invalid_argument if a sequence has fewer keys than queries.
 template <class T, class K, class S, class M, class C, class E = Serial>
 requires KeySource<K> && Scaling<S> && Mask<M> && Score<C> && Executor<E>
 void decode(const std::type_identity_t<DecodeArguments<T>>& a, const K& cache, const S& scaling,

@@ -1,6 +1,6 @@
 /// @defgroup fast_path Fast paths (fast_path.hpp)
-/// Fast paths of scores, masks and scalings. By default the library calls a policy for each logit or each query. A type
-/// that requests a fast path by name is called for many of them at once.
+/// Fast paths of scores, masks and scalings. By default the library calls a policy for each logit or each query.
+/// A type that requests a fast path by name is called for many of them at once.
 ///
 ///     template <>
 ///     inline constexpr bool ssmax::by_lanes<Clipped> = true;
@@ -24,12 +24,13 @@
 /// Lanes without a visible key hold any number, and differentiate may return any number for them. The same holds for
 /// lanes where z' is -inf: their weight is 0.
 ///
-/// apply and differentiate take T = float and double. A score that reads the distance or the head of a logit takes
-/// PlacedLanes (lanes.hpp) in place of Lanes. Exception: under a mask with the member key_position, the library calls the
-/// formula of such a score for each logit.
+/// apply and differentiate take T = float and double. A score that reads the distance or the head of a logit
+/// takes PlacedLanes (lanes.hpp) in place of Lanes. Exception: under a mask with the member key_position, the
+/// library calls the formula of such a score for each logit.
 ///
-/// The formula of the score must agree with the fast path up to rounding: the number of queries, the types and the mask
-/// decide which of the two is called. A missing member, or one with another signature, is a compile error.
+/// The formula of the score must agree with the fast path up to rounding: the number of queries, the types and
+/// the mask decide which of the two is called. A missing member, or one with another signature, is a compile
+/// error.
 ///
 /// A class does not inherit the fast path of its base, since it may have a formula of its own.
 #pragma once

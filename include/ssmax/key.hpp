@@ -13,8 +13,8 @@
 ///
 ///     void check(const QueryShape&) const  called before any write; throws if the score does not fit
 ///
-/// A score function with learnable parameters holds views of the gradients. If each query has one parameter θ, such as
-/// the slope of its head (`Alibi{…}.gradient(…)`):
+/// A score function with learnable parameters holds views of the gradients. If each query has one parameter θ,
+/// such as the slope of its head (`Alibi{…}.gradient(…)`):
 ///
 ///     parameter_derivative(z, key) const           returns dz'/dθ at z
 ///     void accumulate(const Query&, double) const  receives ∂loss/∂θ of each query, one query after the other

@@ -22,9 +22,10 @@
 ///                                                     returns the memory of keys and values. Calls throw if a result
 ///                                                     overlaps it
 ///
-/// attention (attention_source.hpp), decode (decode.hpp) and SourcePlan (plan_source.hpp) take a source. KvCache is a
-/// source. examples/custom_key_source.cpp is a source of pages: `run` looks up the page of `key` in the page table and
-/// returns the rest of that page. A source must not change during a call. Several threads call its members.
+/// attention (attention_source.hpp), decode (decode.hpp) and SourcePlan (plan_source.hpp) take a source. KvCache
+/// is a source. examples/custom_key_source.cpp is a source of pages: `run` looks up the page of `key` in the page
+/// table and returns the rest of that page. A source must not change during a call. Several threads call its
+/// members.
 #pragma once
 
 #include "detail/checks/key_source.hpp"
@@ -43,8 +44,8 @@ struct KeySourceShape {
       value_width = 0;  ///< Channels of a value, in one head.
 };
 
-/// `count` contiguous keys: key i lies at k + i·k_stride, its value at v + i·v_stride. `count` is at least 1 and must not
-/// exceed the number of stored keys.
+/// `count` contiguous keys: key i lies at k + i·k_stride, its value at v + i·v_stride. `count` is at least 1 and
+/// must not exceed the number of stored keys.
 template <class K, class V = K>
 struct KeyRun {
   const K* k = nullptr;  ///< The first key.
@@ -61,8 +62,8 @@ SSMAX_END
 
 SSMAX_BEGIN_CODE
 
-/// A type with the members of a source of keys: the top of key_source.hpp. A type with `Element` and a member of one of
-/// these names with another signature is a compile error.
+/// A type with the members of a source of keys: the top of key_source.hpp. A type with `Element` and a member of
+/// one of these names with another signature is a compile error.
 template <class S>
 concept KeySource = detail::is_key_source<S>() && detail::KeyStorage<detail::SourceKey<S>> &&
     detail::KeyStorage<detail::SourceValue<S>>;

@@ -16,8 +16,8 @@
 /// | bind | tensors against the shapes, scaling, score, sinks | O(1) |
 /// | run | size of the memory | no allocation |
 ///
-/// Results are bit-identical to those of `attention`, with any executor and any number of threads. plan_source.hpp has
-/// plans of calls over a source of keys.
+/// Results are bit-identical to those of `attention`, with any executor and any number of threads.
+/// plan_source.hpp has plans of calls over a source of keys.
 #pragma once
 
 #include <cstddef>
@@ -48,8 +48,8 @@ SSMAX_BEGIN_CODE
 template <class T, class M>
 class AttentionPlan;
 
-/// A planned call with its tensors. AttentionPlan::bind returns it. The plan, the scaling, the score and the tensors must
-/// outlive it.
+/// A planned call with its tensors. AttentionPlan::bind returns it. The plan, the scaling, the score and the
+/// tensors must outlive it.
 template <class T, class S, class M, class C>
 class BoundAttention {
  public:
@@ -58,9 +58,10 @@ class BoundAttention {
   /// Not copied.
   BoundAttention& operator=(const BoundAttention&) = delete;
 
-  /// Computes the call. May be called any number of times. `memory` must begin at a multiple of 64 bytes and have at least
-  /// `AttentionPlan::bytes()` bytes. The executor may have fewer threads than planned. If it has more, the call uses the
-  /// planned number. Throws std::invalid_argument before the first write if the memory does not fit.
+  /// Computes the call. May be called any number of times. `memory` must begin at a multiple of 64 bytes and have
+  /// at least `AttentionPlan::bytes()` bytes. The executor may have fewer threads than planned. If it has more,
+  /// the call uses the planned number. Throws std::invalid_argument before the first write if the memory does not
+  /// fit.
   template <class E = Serial>
   requires Executor<E>
   void run(std::span<std::byte> memory, E&& executor = E{}) const {
@@ -89,7 +90,8 @@ class BoundAttention {
   const detail::Result<Compute> result_;
 };
 
-/// A plan of calls with shapes, mask and options in common. The spans and the rope in mask and options must outlive it.
+/// A plan of calls with shapes, mask and options in common. The spans and the rope in mask and options must
+/// outlive it.
 template <class T, class M = Full>
 class AttentionPlan {
   static_assert(detail::CallElements<T>,
@@ -98,8 +100,9 @@ class AttentionPlan {
   static_assert(Mask<M>);
 
  public:
-  /// Plans calls on at most `max_threads` threads. Throws std::invalid_argument if shapes, mask, lengths or the positions
-  /// of the rope do not fit, or if max_threads is below 1. `workspace` and `explanation` in the options are ignored.
+  /// Plans calls on at most `max_threads` threads. Throws std::invalid_argument if shapes, mask, lengths or the
+  /// positions of the rope do not fit, or if max_threads is below 1. `workspace` and `explanation` in the options
+  /// are ignored.
   AttentionPlan(const AttentionShape& shape, const M& mask, const AttentionOptions<T>& options = {},
                 index_t max_threads = 1)
       : shape_(shape), state_("AttentionPlan", mask, options, max_threads) {
@@ -126,8 +129,8 @@ class AttentionPlan {
   /// Returns how the calls are computed on max_threads threads.
   [[nodiscard]] const Explanation& explanation() const { return state_.explanation; }
 
-  /// Returns a call of the plan with tensors, a scaling and a score. Throws std::invalid_argument if an extent differs from
-  /// the plan's, if an output overlaps an input, or if scaling, score or sinks do not fit.
+  /// Returns a call of the plan with tensors, a scaling and a score. Throws std::invalid_argument if an extent
+  /// differs from the plan's, if an output overlaps an input, or if scaling, score or sinks do not fit.
   template <class S = Softmax, class C = Identity>
   requires Scaling<S> && Score<C>
   [[nodiscard]] BoundAttention<T, S, M, C> bind(const AttentionArguments<T>& arguments, const S& scaling,

@@ -46,8 +46,8 @@ SSMAX_BEGIN_CODE
 template <class T, class K, class M>
 class SourcePlan;
 
-/// A planned call with its tensors and source. SourcePlan::bind returns it. The plan, the source, the scaling, the score
-/// and the tensors must outlive it.
+/// A planned call with its tensors and source. SourcePlan::bind returns it. The plan, the source, the scaling,
+/// the score and the tensors must outlive it.
 template <class T, class K, class S, class M, class C>
 class BoundSource {
  public:
@@ -92,10 +92,10 @@ class SourcePlan {
                 "queries float, half or bfloat16");
 
  public:
-  /// Plans calls on at most `max_threads` threads. `source` is an example of the sources of all calls. It need not outlive
-  /// the plan. Throws std::invalid_argument if shape, source, mask, lengths or the positions of the rope do not fit, if the
-  /// mask shows a key that the source no longer stores, or if max_threads is below 1. `workspace` and `explanation` in the
-  /// options are ignored.
+  /// Plans calls on at most `max_threads` threads. `source` is an example of the sources of all calls. It need
+  /// not outlive the plan. Throws std::invalid_argument if shape, source, mask, lengths or the positions of the
+  /// rope do not fit, if the mask shows a key that the source no longer stores, or if max_threads is below 1.
+  /// `workspace` and `explanation` in the options are ignored.
   SourcePlan(const SourcePlanShape& shape, const K& source, const M& mask,
              const AttentionOptions<T>& options = {}, index_t max_threads = 1)
       : shape_(shape), state_("SourcePlan", mask, options, max_threads), source_shape_(source.shape()) {
@@ -119,9 +119,9 @@ class SourcePlan {
   /// Returns how the calls are computed on max_threads threads.
   [[nodiscard]] const Explanation& explanation() const { return state_.explanation; }
 
-  /// Returns a call of the plan with tensors, a source, a scaling and a score. Throws std::invalid_argument if an extent, a
-  /// length or a range of stored keys differs from the plan's. It also throws if an output overlaps q or the source's
-  /// memory, or if scaling, score or sinks do not fit.
+  /// Returns a call of the plan with tensors, a source, a scaling and a score. Throws std::invalid_argument if an
+  /// extent, a length or a range of stored keys differs from the plan's. It also throws if an output overlaps q
+  /// or the source's memory, or if scaling, score or sinks do not fit.
   template <class S, class C>
   requires Scaling<S> && Score<C>
   [[nodiscard]] BoundSource<T, K, S, M, C> bind(const DecodeArguments<T>& arguments, const K& source,

@@ -24,8 +24,8 @@
 ///     bool same_runs(query, other) const      of a mask with `run`: returns true if two queries of a batch entry have
 ///                                             the same runs; false is always right
 ///
-/// `keys` and `sees` define the mask: n is the number of keys that `sees` shows. `run` must agree with `sees`. With `run`,
-/// attention skips key blocks that no run touches, and does not call `sees` for each logit.
+/// `keys` and `sees` define the mask: n is the number of keys that `sees` shows. `run` must agree with `sees`.
+/// With `run`, attention skips key blocks that no run touches, and does not call `sees` for each logit.
 ///
 /// A member of these names with another signature is a compile error. If all queries see the same keys, specialise
 /// same_keys (fast_path.hpp): short rows are then computed several per vector.
@@ -70,8 +70,8 @@ struct Query {
   /// Added to position(). A mask sets it in `aligned` if its queries are not aligned bottom-right.
   index_t shift = 0;
 
-  /// Returns the query's place among the keys. Aligned bottom-right: the last query has the place of the last key. The
-  /// place is negative for the first queries if there are more queries than keys.
+  /// Returns the query's place among the keys. Aligned bottom-right: the last query has the place of the last
+  /// key. The place is negative for the first queries if there are more queries than keys.
   SSMAX_INLINE constexpr index_t position() const { return index + shape.keys - shape.queries + shift; }
 };
 
@@ -84,8 +84,8 @@ SSMAX_INLINE void check_mask(const M& mask, const QueryShape& shape) {
   if constexpr (has_mask_check<M>) mask.check(shape);
 }
 
-/// Returns mask.keys(query), cut to [0, keys). A mask of the user's may return a larger range, or one that ends before
-/// it begins.
+/// Returns mask.keys(query), cut to [0, keys). A mask of the user's may return a larger range, or one that ends
+/// before it begins.
 template <class M>
 SSMAX_INLINE constexpr KeyRange visible_keys(const M& mask, const Query& query) {
   const KeyRange keys = mask.keys(query);
@@ -166,8 +166,8 @@ constexpr index_t visible_count(const M& mask, const Query& query, const KeyRang
   }
 }
 
-/// Returns the first visible key of a range, or the end of the range. Requires a range within visible_keys(mask, query).
-/// O(1) or, with `sees` alone, O(range).
+/// Returns the first visible key of a range, or the end of the range. Requires a range within visible_keys(mask,
+/// query). O(1) or, with `sees` alone, O(range).
 template <class M>
 constexpr index_t first_visible(const M& mask, const Query& query, KeyRange range) {
   if constexpr (has_run<M>) {

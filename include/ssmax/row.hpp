@@ -2,8 +2,8 @@
 /// @ingroup scaling
 /// The argument of a scaling, and the members of a scaling of your own. scaling.hpp has the library's scalings.
 ///
-/// A scaling is a callable that takes a Row and returns a number, such as a lambda. The number is the multiplier c of the
-/// row's logits, y = softmax(c·z). c may be negative or zero. Optional members:
+/// A scaling is a callable that takes a Row and returns a number, such as a lambda. The number is the multiplier
+/// c of the row's logits, y = softmax(c·z). c may be negative or zero. Optional members:
 ///
 ///     void check(index_t heads, index_t largest_n) const  called before any write; throws on bad sizes
 ///     void check_shape(const QueryShape&) const           the same, for scalings with a number per query
@@ -23,11 +23,12 @@
 ///
 /// `key_position` in the options changes the rope's positions only. n is the number of visible keys.
 ///
-/// The library calls a scaling once per query. Exception: if the scaling's type specialises by_size (fast_path.hpp), the
-/// library calls it once for all queries that see the same keys. Short rows share vectors only in that case.
+/// The library calls a scaling once per query. Exception: if the scaling's type specialises by_size
+/// (fast_path.hpp), the library calls it once for all queries that see the same keys. Short rows share vectors
+/// only in that case.
 ///
-/// check and check_shape may take one more argument, `const char* function` with a default. The library passes the name
-/// of the called function, such as "attention", for error messages.
+/// check and check_shape may take one more argument, `const char* function` with a default. The library passes
+/// the name of the called function, such as "attention", for error messages.
 ///
 /// A member of these names with another signature, or an operator() that is not const, is a compile error.
 ///
@@ -143,8 +144,9 @@ SSMAX_END
 
 SSMAX_BEGIN_CODE
 
-/// Lets functors take a container X. softmax.hpp has adaptors of spans, vectors and views, eigen.hpp of Eigen's types.
-/// An adaptor has `apply(scaling, in, out, axis)` and `apply(scaling, in, axis)`, which returns the result.
+/// Lets functors take a container X. softmax.hpp has adaptors of spans, vectors and views, eigen.hpp of Eigen's
+/// types. An adaptor has `apply(scaling, in, out, axis)` and `apply(scaling, in, axis)`, which returns the
+/// result.
 template <class X>
 struct Adaptor;
 

@@ -12,9 +12,9 @@
 ///
 /// key.hpp lists the members of a score function of your own.
 ///
-/// A Bias of -inf gives a key the weight 0. All score functions keep a logit of -inf. The key still counts in n, which
-/// comes from the mask, and NaN in the key or its value still reaches the result. Exception: with the mask Finite
-/// (mask_matrix.hpp), the key does not count and its NaN does not matter.
+/// A Bias of -inf gives a key the weight 0. All score functions keep a logit of -inf. The key still counts in n,
+/// which comes from the mask, and NaN in the key or its value still reaches the result. Exception: with the mask
+/// Finite (mask_matrix.hpp), the key does not count and its NaN does not matter.
 #pragma once
 
 #include <algorithm>
@@ -119,8 +119,8 @@ struct Alibi {
   /// The slopes.
   SSMAX_INLINE constexpr explicit Alibi(std::span<const double> slopes) : slopes_per_head(slopes) {}
 
-  /// Returns the slopes of the paper. If heads is a power of two: 2^(-8·i/heads) for i from 1 to heads. Otherwise: the
-  /// slopes of the next lower power of two, then every other slope of the next higher one.
+  /// Returns the slopes of the paper. If heads is a power of two: 2^(-8·i/heads) for i from 1 to heads.
+  /// Otherwise: the slopes of the next lower power of two, then every other slope of the next higher one.
   [[nodiscard]] SSMAX_INLINE static std::vector<double> slopes(index_t heads) {
     if (heads < 0) detail::fail_value("Alibi::slopes", "heads", "are", heads, "must be at least", 0);
     constexpr index_t most = std::numeric_limits<index_t>::max() / static_cast<index_t>(sizeof(double));
@@ -225,8 +225,8 @@ class Bias {
     detail::check_matrix("Bias", "bias", bias_, shape);
   }
 
-  /// Returns the score for attention_backward, which adds ∂bias to dbias. dbias has the extents of the bias. G is float
-  /// or double. A dimension of stride 0 is summed over: give dbias stride 0 where the bias is broadcast.
+  /// Returns the score for attention_backward, which adds ∂bias to dbias. dbias has the extents of the bias. G is
+  /// float or double. A dimension of stride 0 is summed over: give dbias stride 0 where the bias is broadcast.
   template <class G>
   [[nodiscard]] SSMAX_INLINE constexpr BiasGradient<T, G> gradient(const View<G, 4>& dbias) const {
     return {*this, dbias};
@@ -351,12 +351,13 @@ SSMAX_END
 
 SSMAX_BEGIN_CODE
 
-/// z' = a·z + 1 - a² with a² = 1 + 2·ln(1 + t/τ), t = |query position - key position|. With normally distributed logits,
-/// each range of distances [t, 10·t] gets about the same weight at every length of the context.
+/// z' = a·z + 1 - a² with a² = 1 + 2·ln(1 + t/τ), t = |query position - key position|. With normally distributed
+/// logits, each range of distances [t, 10·t] gets about the same weight at every length of the context.
 ///
-/// A table of 24 bytes per position holds a for distances below `positions`. For larger distances a is computed at each
-/// use. Make one score for all calls and heads, with the positions of the longest context. The class holds tables, so its
-/// name carries the compile flags of the translation unit: units with different -m flags each have their own class.
+/// A table of 24 bytes per position holds a for distances below `positions`. For larger distances a is computed
+/// at each use. Make one score for all calls and heads, with the positions of the longest context. The class
+/// holds tables, so its name carries the compile flags of the translation unit: units with different -m flags
+/// each have their own class.
 class ScaleInvariant {
  public:
   /// Makes the table. Throws std::invalid_argument unless τ is above 0 and finite and positions are at least 0. For
@@ -376,8 +377,8 @@ class ScaleInvariant {
     }
   }
 
-  /// Returns a of the distances [from, from + count). Exception: if the table lacks one of them, writes a to scratch[count]
-  /// and returns scratch.
+  /// Returns a of the distances [from, from + count). Exception: if the table lacks one of them, writes a to
+  /// scratch[count] and returns scratch.
   template <std::floating_point T>
   SSMAX_INLINE const T* factors(index_t from, index_t count, T* scratch) const {
     if (from > -positions_ && from <= positions_ - count) return table<T>() + (from + positions_ - 1);

@@ -12,8 +12,8 @@
 /// | packed | [1, heads, all queries, d] | rows [cumulative_queries[b], cumulative_queries[b + 1]) |
 ///
 /// k and v have the same layout, with `keys` and `cumulative_keys`. `heads_view` makes the packed views of
-/// [tokens, heads·d]. out, lse, dout and dq have the rows of q, dk and dv the rows of k. Rows of the padding are neither
-/// read nor written.
+/// [tokens, heads·d]. out, lse, dout and dq have the rows of q, dk and dv the rows of k. Rows of the padding are
+/// neither read nor written.
 ///
 /// A call over a source of keys (attention_source.hpp, decode.hpp) takes lengths of queries alone. The source has the
 /// lengths of keys:
@@ -45,8 +45,8 @@
 /// | over MPI, in parts | no | yes |
 /// | over a source of keys | yes | only positions that the source has |
 ///
-/// The explanation of a call describes the path that ran last. attention allocates once for each path of its sequences,
-/// attention_backward once. With a workspace that is large enough, both allocate no memory.
+/// The explanation of a call describes the path that ran last. attention allocates once for each path of its
+/// sequences, attention_backward once. With a workspace that is large enough, both allocate no memory.
 #pragma once
 
 #include <span>

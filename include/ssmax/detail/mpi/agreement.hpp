@@ -226,8 +226,9 @@ void for_each_query(const QueryShape& shape, const F& f) {
   }
 }
 
-/// Returns variant.row(query) for a mask that has `sees`. Adds the runs of the mask to the hash. Exception: for a mask
-/// without `run`, adds one bit per key of the range and counts the bits, so that `sees` is called once per key.
+/// Returns variant.row(query) for a mask that has `sees`. Adds the runs of the mask to the hash. Exception: for a
+/// mask without `run`, adds one bit per key of the range and counts the bits, so that `sees` is called once per
+/// key.
 template <class V>
 QueryRow add_visible(Fingerprint& to, const V& variant, const Query& query) {
   QueryRow row{.query = query, .keys = visible_keys(variant.mask, query)};

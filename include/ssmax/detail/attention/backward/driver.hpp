@@ -8,8 +8,8 @@
 
 SSMAX_BEGIN_COMPILED
 
-/// Runs the backward pass of a call. Requires checked arguments. Allocates once if `workspace` is null. Operand is defined
-/// as for run_attention.
+/// Runs the backward pass of a call. Requires checked arguments. Allocates once if `workspace` is null. Operand
+/// is defined as for run_attention.
 template <class Operand, class Compute>
 void run_backward(const shared::BackwardProblem<Compute>& problem,
                   const shared::GradientVariant<Compute>& variant, Workspace* workspace,

@@ -59,8 +59,8 @@ BackwardScratch<Compute, Operand> take_scratch(Arena& arena, const Problem<Compu
                                            Multipliers(forward.scale, variant).has_score());
 }
 
-/// The backward pass of a call, or of one of its sequences: its split into tasks, and the memory that it needs. Operand is
-/// the type of the products' operands, see BackwardTask.
+/// The backward pass of a call, or of one of its sequences: its split into tasks, and the memory that it needs.
+/// Operand is the type of the products' operands, see BackwardTask.
 template <class Operand, class Compute>
 class BackwardRun {
  public:

@@ -20,7 +20,8 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// The backward pass on one kv head. Operand is the type of the products' operands: Compute, or bfloat16 (see route.hpp).
+/// The backward pass on one kv head. Operand is the type of the products' operands: Compute, or bfloat16 (see
+/// route.hpp).
 template <class Compute, class Operand = Compute>
 class BackwardTask {
  public:

@@ -33,8 +33,8 @@ struct BackwardStage {
   bool continues = false;
 };
 
-/// The arrays for the sums of a backward in stages whose results are stored with fewer digits than Compute. The last stage
-/// rounds dq. The caller rotates dk and dv back and rounds them. Rows of dk and dv must be contiguous.
+/// The arrays for the sums of a backward in stages whose results are stored with fewer digits than Compute. The
+/// last stage rounds dq. The caller rotates dk and dv back and rounds them. Rows of dk and dv must be contiguous.
 template <class Compute>
 struct StageSums {
   OutputRows<Compute> dq{}, dk{}, dv{};

@@ -31,8 +31,8 @@ struct PlanState {
     options.explanation = nullptr;
   }
 
-  /// Plans a call of the problem without reading its tensors. Calls check(problem, variant). Operand is defined as for
-  /// run_attention.
+  /// Plans a call of the problem without reading its tensors. Calls check(problem, variant). Operand is defined
+  /// as for run_attention.
   template <class Operand, class Check>
   void plan(const char* function, Problem<ComputeType<T>> problem, const Check& check) {
     problem.caller = {function, &explanation, true};

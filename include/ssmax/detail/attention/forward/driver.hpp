@@ -8,8 +8,8 @@
 
 SSMAX_BEGIN_COMPILED
 
-/// Runs a call of attention. Requires checked arguments. Allocates once if `workspace` is null. Operand is the operand
-/// type that the call may have (route.hpp, OperandsOf): Compute or bfloat16.
+/// Runs a call of attention. Requires checked arguments. Allocates once if `workspace` is null. Operand is the
+/// operand type that the call may have (route.hpp, OperandsOf): Compute or bfloat16.
 template <class Operand, class Compute>
 void run_attention(const shared::Problem<Compute>& problem, const shared::Variant<Compute>& variant,
                    const shared::Result<Compute>& result, Workspace* workspace,

@@ -22,8 +22,8 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// The attention of some tiles of queries of a kv head. Operand is the type of the products' operands: Compute, or bfloat16 (see
-/// route.hpp).
+/// The attention of some tiles of queries of a kv head. Operand is the type of the products' operands: Compute,
+/// or bfloat16 (see route.hpp).
 template <class Compute, class Operand = Compute>
 class PrefillTask {
  public:

@@ -212,8 +212,8 @@ constexpr bool has_operands(Path path) {
   return (path == Path::prefill_bf16 || path == Path::decode_bf16) != std::same_as<Operand, Compute>;
 }
 
-/// Runs the paths with operands of type Operand that sequences take, one after the other. Returns whether some sequences
-/// take a path with the other operand type.
+/// Runs the paths with operands of type Operand that sequences take, one after the other. Returns whether some
+/// sequences take a path with the other operand type.
 template <class Operand, class Compute>
 bool run_sequences(const Problem<Compute>& problem, const Variant<Compute>& variant,
                    const Result<Compute>& result, Workspace& workspace, const AnyExecutor& executor,
