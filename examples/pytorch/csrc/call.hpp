@@ -21,7 +21,7 @@ struct Options {
   /// Sinks have one number per head; a position is the last key's at most.
   Options(const Arguments& a, index_t heads, index_t keys) {
     const index_t first = rope_key_position(a.rope);
-    if (first < 0 || first > ssmax::detail::most_counted - keys) {
+    if (first < 0 || first > ssmax::detail::max_counted - keys) {
       fail("rope has " + std::to_string(first) + " for the position of the first key");
     }
     rope = rope_tables<Compute<T>>(a.rope, first + keys);
