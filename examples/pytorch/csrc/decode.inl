@@ -46,7 +46,7 @@ TensorKeys<X> make_keys(const CacheInputs& in) {
   if (std::ssize(keys.lengths) != keys.k.extent(0)) {
     fail("lengths has shape " + shape_of(in.lengths) + ", sequences are " + std::to_string(keys.k.extent(0)));
   }
-  const index_t most = in.ring ? ssmax::detail::most_counted : keys.capacity();
+  const index_t most = in.ring ? ssmax::detail::max_counted : keys.capacity();
   for (index_t length : keys.lengths) {
     if (length < 0 || length > most || (length > 0 && keys.capacity() == 0)) {
       fail("lengths has " + std::to_string(length) + ", the capacity is " + std::to_string(keys.capacity()));
