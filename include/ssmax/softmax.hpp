@@ -16,7 +16,7 @@
 ///
 /// The last stride is 1. You choose the other strides. Rows of float, half and bfloat16 are computed in float, rows
 /// of double in double. The sums run over the visible keys of the row (mask.hpp), and n is the number of visible
-/// keys. The position of the row is that of its last visible key. The functions do not read masked keys. The result
+/// keys. row.hpp defines the position of a row. The functions do not read masked keys. The result
 /// of a masked key is 0, or -inf in log form. For rank 2 to 4, logsumexp writes one number per row. For one row,
 /// logsumexp returns the number.
 ///
