@@ -260,8 +260,8 @@ inline bool has_bfloat16_products() {
 /// 128 keys or a cache.
 inline ssmax::Path bfloat16_path(index_t rows) {
   if (rows < 5) return ssmax::Path::decode;
-  const ssmax::Target target = ssmax::active_target();
-  return rows <= 16 && target != ssmax::Target::amx ? ssmax::Path::decode_bf16 : ssmax::Path::prefill_bf16;
+  const auto target = ssmax::detail::bf16_capabilities(ssmax::active_target());
+  return rows <= target.decode_rows_max ? ssmax::Path::decode_bf16 : ssmax::Path::prefill_bf16;
 }
 
 /// Runs the test on every target with the bf16 path. Warns once if this machine has no such target.

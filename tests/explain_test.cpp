@@ -187,7 +187,7 @@ TEST_CASE("the sizes are those that the call takes", "[attention][explain]") {
           CHECK(e.tasks >= shape.batch * shape.kv_heads / (e.path == Path::short_keys ? 64 : 1));
           CHECK(e.query_block > 0);
           CHECK(e.key_block >= 64);
-          const bool has_tiles = e.path != Path::decode && e.path != Path::decode_bf16;
+          const bool has_tiles = e.path != Path::decode;
           CHECK((e.tile_lanes > 0) == has_tiles);
           CHECK(e.key_chunks == 1);
         }

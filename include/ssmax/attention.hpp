@@ -63,9 +63,9 @@
 /// | double | 5e-11·Σ p abs(v) | 5e-11·(1 + abs(lse)) |
 ///
 /// Results are bit-identical for every executor and for all strides. Results are also bit-identical if you split the
-/// queries into several calls that have more than 16 rows each. A row is a query of a kv head: a call has queries ·
-/// heads / kv_heads rows. Exception: on targets with bfloat16 products, a bfloat16 call with at most 128 keys takes
-/// the short_keys path. Its results can differ from those of a longer call.
+/// queries into several calls that have more than 16 rows each (bf16 path: 5 rows each). A row is a query of a kv
+/// head: a call has queries · heads / kv_heads rows. Exception: on targets with bfloat16 products, a bfloat16 call
+/// with at most 128 keys takes the short_keys path. Its results can differ from those of a longer call.
 ///
 /// The first path of this table whose condition holds computes the call (explain.hpp reports the path). ε is 2^-8.
 /// The errors are those before out is rounded to its storage type.
@@ -73,18 +73,18 @@
 /// | path | condition | rounded to bfloat16 | error of out | error of lse |
 /// |---|---|---|---|---|
 /// | short_keys | at most 128 keys, 4 rows or more; no cache, no `continues` | - | as float | as float |
-/// | prefill_bf16 | bf16 (below); amx: 5 rows or more; others: 17 or more | weights | 2.1 ε·Σ p abs(v) | 1.1 ε |
-/// | decode_bf16 | bf16 (below); not amx; 5 to 16 rows; keys not rotated | weights | ε·Σ p abs(v) | as float |
+/// | prefill_bf16 | bf16 (below); amx: 5 rows or more; others: above 16 | weights | 2.1 ε·Σ p abs(v) | 1.1 ε |
+/// | decode_bf16 | bf16 (below); not amx; 5 to 16 rows; keys not rotated | weights | 2.1 ε·Σ p abs(v) | 1.1 ε |
 /// | decode | at most 16 rows | - | as float | as float |
 /// | prefill | all other calls | - | as float | as float |
 ///
 /// "bf16" means: q, k and v are bfloat16, the target is amx, avx512_bf16 or neon_bf16, and `float_products` is false.
 /// "Keys not rotated" means: the call has no rope, or a cache holds keys that are rotated already. The bf16 path
-/// multiplies bfloat16 operands and adds the products in float. Logits, states and multipliers are float.
-/// prefill_bf16 adds the rounded weights to the sum, decode_bf16 adds the weights before they are rounded. The bf16
-/// path splits a rotated q or k into two bfloat16 numbers, high and low. So a multiplier enlarges the error of a
-/// logit no more than in float. The bf16 path treats subnormal numbers as 0. An infinity in a rotated q or k gives
-/// NaN.
+/// multiplies bfloat16 operands and adds the products in float. Logits, states and multipliers are float. The sum
+/// adds the rounded weights. decode_bf16 is bit-identical to prefill_bf16. Exception: rotated rows of odd width. On
+/// neon_bf16, decode_bf16 takes 5 to 12 rows. The bf16 path splits a rotated q or k into two bfloat16 numbers, high
+/// and low. So a multiplier enlarges the error of a logit no more than in float. The bf16 path treats subnormal
+/// numbers as 0. An infinity in a rotated q or k gives NaN.
 ///
 /// A call allocates once. Exception: with a workspace, a call does not allocate. `out` and `lse` must not overlap the
 /// inputs. To omit lse, pass `View{}`: a null pointer with extents is an error. Throws std::invalid_argument for

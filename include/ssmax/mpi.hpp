@@ -34,7 +34,7 @@
 ///
 /// Exception: bfloat16 with at most 128 keys on targets with bfloat16 products, without `float_products`. A single
 /// process then computes `attention` in float. Ranks that exchange keys, and `decode`, take the bf16 path. Exception:
-/// bfloat16 with more than 16 rows in mpi::decode on such targets. Its lse can differ by 1 ulp from that of `decode`.
+/// bfloat16 with 5 rows or more in mpi::decode on such targets. Its lse can differ by 1 ulp from that of `decode`.
 ///
 /// **By heads**, with `layout.by_heads()`: the ranks exchange heads in rounds of an all-to-all. In a round, a rank
 /// receives all positions of one kv head and of its query heads. The rank computes the heads as a single process does

@@ -18,16 +18,28 @@ struct DecodeKernels {
                      index_t dv, T* o, index_t o_stride);
 };
 
-/// Kernels of attention with few queries by pair dots. In the tables of AMX and of targets without pair dots,
-/// both functions are null (dispatch/bf16.hpp lists the targets).
+/// The number of keys that are packed together.
+inline constexpr index_t packed_keys = 16;
+
+/// Kernels of attention with few queries by pair dots. s, weights and states are those of PrefillKernels<T, E>:
+/// s is [key][group], weights are [key / 2][group][2]. In the tables of AMX and of targets without pair dots, all
+/// functions are null (dispatch/bf16.hpp lists the targets).
 template <class T, class E>
 struct PairDecodeKernels {
-  /// Writes s as DecodeKernels::logits does. A row of q consists of `parts` rows, each padded with 0 to
-  /// q_pitch. The logits of the parts are added.
-  void (*logits)(const E* q, index_t q_pitch, index_t parts, index_t rows, const E* k, index_t k_stride,
-                 index_t keys, index_t d, T* s, index_t s_stride) = nullptr;
-  void (*accumulate)(const E* weights, index_t stride, index_t rows, index_t keys, const E* v,
-                     index_t v_stride, index_t dv, T* o, index_t o_stride) = nullptr;
+  /// Packs the rows k[keys] of d channels: [key / packed_keys][pair of channels][packed_keys][2]. A missing
+  /// channel is 0. `keys` is a multiple of packed_keys. Prefetches the rows
+  /// that lie `ahead` bytes after k, unless `ahead` is 0.
+  void (*pack_keys)(const E* const* k, index_t keys, index_t d, index_t ahead, E* packed) = nullptr;
+  /// Writes s[keys][rows] = packed k · qᵀ. A query is `parts` rows of q, each padded with 0 to `pitch`. The
+  /// products of the parts are added. Rows of q are padded with 0 to a whole vector.
+  void (*logits)(const E* q, index_t pitch, index_t parts, index_t rows, const E* k, index_t keys, index_t d,
+                 T* s) = nullptr;
+  /// Computes o[rows] += weightsᵀ · v[keys]. `keys` is even. `pitch` is a multiple of two vectors. The rows of o
+  /// are padded to a multiple of 8. Prefetches as pack_keys does.
+  void (*accumulate)(const E* weights, index_t rows, const E* const* v, index_t keys, index_t dv,
+                     index_t ahead, T* o, index_t pitch) = nullptr;
+  /// Computes out[n] = out · factor + in · in_factor. n is a multiple of two vectors.
+  void (*merge)(T* out, const T* in, index_t n, T factor, T in_factor) = nullptr;
 };
 
 template <class T>

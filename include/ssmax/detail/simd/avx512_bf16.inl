@@ -63,14 +63,11 @@ struct Pairs {
     const __m512i b = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(high)));
     return _mm512_or_si512(a, _mm512_slli_epi32(b, 16));
   }
-  /// Returns pairs of the numbers in even places of two rows, or of the numbers in odd places.
-  static V even(V low, V high) {
-    return _mm512_ternarylogic_epi32(_mm512_slli_epi32(high, 16), low, _mm512_set1_epi32(0xFFFF), 0xF8);
-  }
-  static V odd(V low, V high) {
-    const __m512i top = _mm512_set1_epi32(static_cast<int>(0xFFFF0000u));
-    return _mm512_ternarylogic_epi32(_mm512_srli_epi32(low, 16), high, top, 0xF8);
-  }
+  /// Returns (low[i], high[i]) for the first or the last 16 of 32 numbers of two rows.
+  static V interleave_low(V low, V high) { return _mm512_permutex2var_epi16(low, interleaved<0>(), high); }
+  static V interleave_high(V low, V high) { return _mm512_permutex2var_epi16(low, interleaved<16>(), high); }
+  static __m512 as_floats(V v) { return _mm512_castsi512_ps(v); }
+  static V as_pairs(__m512 v) { return _mm512_castps_si512(v); }
   static V zero() { return _mm512_setzero_si512(); }
   /// Returns the larger magnitudes. NaN is the largest magnitude. The signs of a must be 0.
   static V max_magnitude(V a, V b) {
@@ -84,6 +81,13 @@ struct Pairs {
   }
 
  private:
+  /// Returns the indices (first + i, 32 + first + i).
+  template <int first>
+  static __m512i interleaved() {
+    const __m512i pairs = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    return _mm512_add_epi32(_mm512_mullo_epi32(pairs, _mm512_set1_epi32(0x10001)),
+                            _mm512_set1_epi32(((32 + first) << 16) + first));
+  }
   /// Replaces x = n + f, where n is the integer below, by polynomial(f) · 2^n. The coefficient of the highest
   /// power is first.
   template <int size, int count>

@@ -70,13 +70,15 @@ struct Pairs {
     const uint16x4x2_t zipped = vzip_u16(vld1_u16(&low->bits), vld1_u16(&high->bits));
     return vreinterpretq_u32_u16(vcombine_u16(zipped.val[0], zipped.val[1]));
   }
-  /// Returns pairs of the numbers in even places of two rows, or of the numbers in odd places.
-  static V even(V low, V high) {
-    return vreinterpretq_u32_u16(vtrn1q_u16(vreinterpretq_u16_u32(low), vreinterpretq_u16_u32(high)));
+  /// Returns (low[i], high[i]) for the first or the last 4 of 8 numbers of two rows.
+  static V interleave_low(V low, V high) {
+    return vreinterpretq_u32_u16(vzip1q_u16(vreinterpretq_u16_u32(low), vreinterpretq_u16_u32(high)));
   }
-  static V odd(V low, V high) {
-    return vreinterpretq_u32_u16(vtrn2q_u16(vreinterpretq_u16_u32(low), vreinterpretq_u16_u32(high)));
+  static V interleave_high(V low, V high) {
+    return vreinterpretq_u32_u16(vzip2q_u16(vreinterpretq_u16_u32(low), vreinterpretq_u16_u32(high)));
   }
+  static float32x4_t as_floats(V v) { return vreinterpretq_f32_u32(v); }
+  static V as_pairs(float32x4_t v) { return vreinterpretq_u32_f32(v); }
   static V zero() { return vdupq_n_u32(0); }
   /// Returns the larger magnitudes. NaN is the largest magnitude. The signs of a must be 0.
   static V max_magnitude(V a, V b) {

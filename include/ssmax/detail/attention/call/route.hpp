@@ -22,8 +22,7 @@ inline constexpr index_t decode_rows = 16;
 /// The smallest number of rows of the short_keys path: with fewer rows, its vectors would be nearly empty.
 inline constexpr index_t min_short_rows = 4;
 
-/// The smallest number of rows of the decode_bf16 path. Float is faster for fewer rows: four heads on one kv head
-/// take 95 ms in float and 110 ms by pair dots (Zen 5, 32 heads, 4096 keys).
+/// The smallest number of rows of the decode_bf16 path.
 inline constexpr index_t min_bf16_decode_rows = 5;
 
 /// The reason why a path does not take a call. Null if the path takes the call, "" if the path is not faster for

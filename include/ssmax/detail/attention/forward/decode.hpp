@@ -20,22 +20,19 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// The scratch memory of one thread. Operand is defined as for DecodeTask.
-template <class Compute, class Operand = Compute>
+/// The scratch memory of one thread.
+template <class Compute>
 struct DecodeScratch {
-  static constexpr bool is_bf16 = !std::same_as<Compute, Operand>;
   static constexpr index_t block_keys = key_chunk, tile_lanes = 0;  // for Explanation: keys are in lanes
 
   DecodeScratch(Arena& arena, index_t, const Problem<Compute>& problem)
-      : DecodeScratch(arena, problem.width(), problem.value_width(), logit_parts(problem)) {}
+      : DecodeScratch(arena, problem.width(), problem.value_width()) {}
 
-  DecodeScratch(Arena& arena, index_t d, index_t value_width, index_t a_parts)
+  DecodeScratch(Arena& arena, index_t d, index_t value_width)
       : pitch((d + 31) / 32 * 32),
         dv(value_width),
-        parts(a_parts),
         rows(arena.take<QueryRow>(decode_rows)),
-        q(arena.take<Operand>(decode_rows * (is_bf16 ? parts : 1) * pitch)),
-        weights(arena.take<Operand>(is_bf16 ? decode_rows * key_chunk : 0)),
+        q(arena.take<Compute>(decode_rows * pitch)),
         wide(arena.take<Compute>(key_chunk * std::max(d, dv))),
         s(arena.take<Compute>(decode_rows * key_chunk)),
         block_o(arena.take<Compute>(decode_rows * dv)) {
@@ -49,28 +46,19 @@ struct DecodeScratch {
   }
 
   index_t pitch, dv;  // pitch: numbers per row of q, whole vectors of every target
-  index_t parts;      // bf16 path: rows that a query is split into
   QueryRow* rows;
-  Operand* q;        // [decode_rows][pitch]; bf16 path: [decode_rows][parts][pitch]
-  Operand* weights;  // bf16 path: [decode_rows][key_chunk]
+  Compute* q;        // [decode_rows][pitch]
   Compute* wide;     // [key_chunk]: rows of K or V that cannot be read in place
   Compute* s;        // [decode_rows][key_chunk]: logits, then weights
   Compute* block_o;  // [decode_rows][dv]: product with V of rows under a mask
   Compute *chunk, *total;
 };
 
-/// The attention of at most decode_rows queries of a kv head. Operand is the type of the products' operands:
-///
-/// | Operand | condition | what is rounded |
-/// |---|---|---|
-/// | Compute | all calls | |
-/// | bfloat16 | q, k and v are bfloat16, and the target has pair dots | weights, in their product with V |
-///
-/// The sum of the weights adds float weights, before rounding.
-template <class Compute, class Operand = Compute>
+/// The attention of at most decode_rows queries of a kv head.
+template <class Compute>
 class DecodeTask {
  public:
-  using Memory = DecodeScratch<Compute, Operand>;
+  using Memory = DecodeScratch<Compute>;
 
   static index_t max_queries() { return decode_rows; }
   static index_t min_queries() { return decode_rows; }
@@ -89,8 +77,7 @@ class DecodeTask {
     count_ = count;
     const index_t d = problem_.width();
     KeyRange seen{problem_.keys.length(batch), 0};
-    const index_t row_size = memory_.pitch * (is_bf16 ? memory_.parts : 1);
-    std::fill_n(memory_.q, count * row_size, Operand{});
+    std::fill_n(memory_.q, count * memory_.pitch, Compute{0});
     const KeyRange stored = problem_.keys.stored(batch);
     QueryCursor cursor(problem_, batch, kv_head, first);
     for (index_t r = 0; r < count; ++r, cursor.next()) {
@@ -98,22 +85,11 @@ class DecodeTask {
       row = variant_.row(*cursor, stored);
       if (row.keys.size() == 0) continue;
       seen = {std::min(seen.begin, row.keys.begin), std::max(seen.end, row.keys.end)};
-      Operand* q = memory_.q + r * row_size;
-      if constexpr (is_bf16) {
-        if (memory_.parts == 1) {
-          const Query& query = row.query;
-          std::copy_n(problem_.q.template stored_as<Operand>(query.batch, query.head, problem_.row_of(query)),
-                      d, q);
-        } else {
-          Compute* wide = memory_.wide;
-          split_row(load_query(problem_, variant_, row.query, wide), d, q, q + memory_.pitch, wide + d);
-        }
-      } else {
-        const Compute* loaded = load_query(problem_, variant_, row.query, q);
-        if (loaded != q) std::copy_n(loaded, d, q);
-        if (multipliers_.has_score()) {
-          for (index_t c = 0; c < d; ++c) q[c] *= static_cast<Compute>(problem_.scale);
-        }
+      Compute* q = memory_.q + r * memory_.pitch;
+      const Compute* loaded = load_query(problem_, variant_, row.query, q);
+      if (loaded != q) std::copy_n(loaded, d, q);
+      if (multipliers_.has_score()) {
+        for (index_t c = 0; c < d; ++c) q[c] *= static_cast<Compute>(problem_.scale);
       }
       softmax_[r] = OnlineSoftmax<Compute>(multipliers_.of_softmax(row));
     }
@@ -153,17 +129,16 @@ class DecodeTask {
     reset(states);
     for (index_t r = 0; r < count_; ++r) {
       softmax_[r].reset();
-      tops_[r] = 1;
     }
     weigh_values(keys, state.o);
     for (index_t r = 0; r < count_; ++r) {
       // `lost` is the rounding error of the shift in Compute. Multiplying sum and o by 2^lost corrects the error.
       // Exception: if |lost| >= 64, the error stays.
-      const double shift = softmax_[r].shift() + std::log2(tops_[r]);
+      const double shift = softmax_[r].shift();
       state.shift[r] = static_cast<Compute>(shift);
       const double lost = shift - static_cast<double>(state.shift[r]);
       const double factor = std::abs(lost) < 64 ? std::exp2(lost) : 1;
-      state.sum[r] = static_cast<Compute>(softmax_[r].sum() / tops_[r] * factor);
+      state.sum[r] = static_cast<Compute>(softmax_[r].sum() * factor);
       Compute* o = state.o + r * memory_.dv;
       if (factor != 1)
         kernels<RowKernels<Compute>>().multiply(o, memory_.dv, static_cast<Compute>(factor), o);
@@ -188,8 +163,6 @@ class DecodeTask {
   }
 
  private:
-  static constexpr bool is_bf16 = !std::same_as<Operand, Compute>;
-
   /// The keys of a chunk from the first to the last that is visible to a row.
   struct Seen {
     KeyRange keys{};
@@ -234,25 +207,9 @@ class DecodeTask {
       same_seen.masks = same_seen.masks || seen.masks;
       if (keys.size() == 0) continue;
       Compute* s = memory_.s + r * key_chunk + (keys.begin - chunk.begin);
-      if (is_bf16 && multipliers_.has_score()) {  // float: q is multiplied by scale
-        kernels<RowKernels<Compute>>().multiply(s, keys.size(), static_cast<Compute>(problem_.scale), s);
-      }
       if (multipliers_.has_score() || seen.masks) variant_.apply(s, keys, memory_.rows[r]);
       softmax_[r].update(s, keys.size(), s);
-      if constexpr (is_bf16) round_weights(r, s, keys.size());
     }
-  }
-
-  /// Divides row r's weights s[n] by the largest of them, and rounds the quotients. The largest weight becomes 1,
-  /// which is exact.
-  void round_weights(index_t r, Compute* s, index_t n) {
-    const auto& row_kernels = kernels<RowKernels<Compute>>();
-    const Compute top = row_kernels.max(s, n).value;
-    if (top > 0) {
-      tops_[r] = static_cast<double>(top);
-      row_kernels.multiply(s, n, 1 / top, s);
-    }
-    narrow(s, n, memory_.weights + (s - memory_.s));
   }
 
   /// Calls f(range) for the ranges of keys that are visible to some row, in whole visible blocks. Exception: unless
@@ -278,19 +235,11 @@ class DecodeTask {
   void logits(KeyRange range, index_t chunk_begin) const {
     for_each_visible_range(range, [&](KeyRange keys) {
       Compute* s = memory_.s + (keys.begin - chunk_begin);
-      if constexpr (is_bf16) {
-        for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const AnyKeyRun& run) {
-          kernels<PairDecodeKernels<Compute, Operand>>().logits(
-              memory_.q, memory_.pitch, memory_.parts, count_, static_cast<const Operand*>(run.k),
-              run.k_stride, run.count, problem_.width(), s + (key - keys.begin), key_chunk);
-        });
-      } else {
-        float_logits(keys, s);
-      }
+      range_logits(keys, s);
     });
   }
 
-  void float_logits(KeyRange keys, Compute* s) const {
+  void range_logits(KeyRange keys, Compute* s) const {
     const index_t d = problem_.width();
     const auto logits = problem_.stored_products.logits;
     if (logits == nullptr || (problem_.has_rope() && problem_.rotate_keys)) {
@@ -328,12 +277,7 @@ class DecodeTask {
   /// Adds weights times the values of `keys`. The weights start at number `first`.
   void add_values(index_t first, index_t rows, KeyRange keys, Compute* to) const {
     const index_t dv = memory_.dv;
-    if constexpr (is_bf16) {
-      for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const AnyKeyRun& run) {
-        add_rounded(first + (key - keys.begin), rows, run.count, static_cast<const Operand*>(run.v),
-                    run.v_stride, to);
-      });
-    } else if (const auto add = problem_.stored_products.accumulate; add != nullptr) {
+    if (const auto add = problem_.stored_products.accumulate; add != nullptr) {
       for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const AnyKeyRun& run) {
         add(memory_.s + first + (key - keys.begin), key_chunk, rows, run.count, run.v, run.v_stride, dv, to,
             dv);
@@ -343,13 +287,6 @@ class DecodeTask {
       kernels<DecodeKernels<Compute, Compute>>().accumulate(memory_.s + first, key_chunk, rows, keys.size(),
                                                             memory_.wide, dv, dv, to, dv);
     }
-  }
-
-  /// Adds rounded weights times `count` rows of V. The weights start at number `first`.
-  void add_rounded(index_t first, index_t rows, index_t count, const Operand* v, index_t v_stride,
-                   Compute* to) const {
-    kernels<PairDecodeKernels<Compute, Operand>>().accumulate(memory_.weights + first, key_chunk, rows, count,
-                                                              v, v_stride, memory_.dv, to, memory_.dv);
   }
 
   /// Computes the product of `accumulate` with 0 for NaN and infinities in V. Adds NaN and infinities only to rows
@@ -375,26 +312,17 @@ class DecodeTask {
   void add_finite_values(index_t first, index_t rows, KeyRange keys, Compute* to) const {
     const index_t dv = memory_.dv;
     Compute* const values = memory_.wide;
-    if constexpr (is_bf16) {
-      Operand* finite = reinterpret_cast<Operand*>(values);
-      for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const AnyKeyRun& run) {
-        const Operand* v = static_cast<const Operand*>(run.v);
-        for (index_t i = 0; i < run.count; ++i) copy_finite(v + i * run.v_stride, dv, finite + i * dv);
-        add_rounded(first + (key - keys.begin), rows, run.count, finite, dv, to);
-      });
-    } else {
-      const auto add = [&](KeyRange part) {
-        load_values(problem_.keys, batch_, kv_head_, part, values);
-        copy_finite(values, part.size() * dv, values);
-        kernels<DecodeKernels<Compute, Compute>>().accumulate(memory_.s + first + (part.begin - keys.begin),
-                                                              key_chunk, rows, part.size(), values, dv, dv,
-                                                              to, dv);
-      };
-      if (problem_.stored_products.accumulate == nullptr) return add(keys);
-      for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const AnyKeyRun& run) {
-        add({key, key + run.count});
-      });
-    }
+    const auto add = [&](KeyRange part) {
+      load_values(problem_.keys, batch_, kv_head_, part, values);
+      copy_finite(values, part.size() * dv, values);
+      kernels<DecodeKernels<Compute, Compute>>().accumulate(memory_.s + first + (part.begin - keys.begin),
+                                                            key_chunk, rows, part.size(), values, dv, dv, to,
+                                                            dv);
+    };
+    if (problem_.stored_products.accumulate == nullptr) return add(keys);
+    for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const AnyKeyRun& run) {
+      add({key, key + run.count});
+    });
   }
 
   const Problem<Compute>& problem_;
@@ -402,7 +330,6 @@ class DecodeTask {
   const Memory& memory_;
   const Multipliers multipliers_;
   OnlineSoftmax<Compute> softmax_[decode_rows];
-  double tops_[decode_rows];          // divisor of a row's weights; 1 except on the bf16 path
   Seen seen_[decode_rows];            // visible keys of the chunk, per row
   index_t distinct_rows_ = 0;         // under a mask with runs: 1 if all rows have the same runs, else count_
   std::uint32_t visible_blocks_ = 0;  // under a mask with runs: one bit per visible_block keys of the chunk

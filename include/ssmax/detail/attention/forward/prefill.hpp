@@ -164,11 +164,6 @@ class PrefillTask {
     return visible_part(blocks, keys);
   }
 
-  /// Returns the address of the weight of a key and a lane. Weights overwrite the logits.
-  Operand* weights_of(index_t key, index_t lane) const {
-    return reinterpret_cast<Operand*>(memory_.s) + tuple_at<Compute, Operand>(key, lane, memory_.tile_lanes);
-  }
-
   /// Float, double: points held_ at keys in place and returns true if all of these conditions hold:
   /// - The whole block lies in one key run, is stored as A and needs no rotation.
   /// - The values fill whole panels, and are finite if keys are masked.
@@ -267,62 +262,17 @@ class PrefillTask {
     // 1. Compute the logits, and replace them by weights.
     scores_.multiply(needed, memory_.block_keys, k, held_.k_stride, memory_.depth,
                      memory_.q + tile * memory_.depth * tile_lanes, memory_.s);
-    if (form_weights(tile, block, needed, hulls, state)) {
+    if (form_weights(scores_, memory_, tile, block, problem_.keys.length(batch_), needed, hulls, state)) {
       kernels_.rescale(state.o, memory_.channels, memory_.lane.rescale);
     }
     // 2. Multiply the weights by V.
     needed.for_each_rectangle(memory_.block_keys, [&](index_t vectors, index_t v, KeyRange keys) {
       kernels_.accumulate[vectors - 1](values + keys.begin * held_.v_stride, held_.v_stride,
                                        held_.panel_stride, memory_.channels / kernels_.rows,
-                                       weights_of(keys.begin, v * kernels_.width), keys.size(),
+                                       weights_of(memory_, keys.begin, v * kernels_.width), keys.size(),
                                        state.o + v * kernels_.width);
     });
     if (!held_.values_are_finite) accumulate_nonfinite(tile, block, state);
-  }
-
-  /// Replaces the logits of a key block by weights. Returns whether earlier sums must be multiplied by lane.rescale.
-  bool form_weights(index_t tile, KeyRange block, const NeededKeys& needed, const Hull* hulls,
-                    const SoftmaxState<Compute>& state) {
-    const index_t tile_lanes = memory_.tile_lanes;
-    Compute* rescale = memory_.lane.rescale;
-    std::fill_n(rescale, tile_lanes, Compute{1});
-    if constexpr (Op::is_bf16) {
-      const KeyRange all = needed.of[0];
-      if (takes_vectors_at_once(hulls, block, needed)) {
-        const TileChange change = kernels_.group_weights[needed.vectors - 1](
-            memory_.s + all.begin * tile_lanes, all.size(),
-            {state.shift, state.sum, rescale, memory_.multipliers + tile * tile_lanes},
-            weights_of(all.begin, 0));
-        if (change != TileChange::irregular) return change == TileChange::raised;
-      }
-    }
-    bool raised = false;
-    for (index_t v = 0; v < needed.vectors; ++v) {
-      const KeyRange part = needed.of[v];
-      if (part.size() == 0) continue;
-      const index_t lane = v * kernels_.width;
-      Logits<Compute> logits{.s = memory_.s + part.begin * tile_lanes + lane,
-                             .keys = {block.begin + part.begin, block.begin + part.end},
-                             .rows = memory_.rows + tile * tile_lanes + lane,
-                             .length = problem_.keys.length(batch_)};
-      if constexpr (Op::is_bf16) logits.multiplier = memory_.multipliers + tile * tile_lanes + lane;
-      scores_.form(logits, hulls[v]);
-      raised |=
-          update_states(scores_, kernels_, memory_, logits,
-                        {state.shift + lane, state.sum + lane, rescale + lane}, weights_of(part.begin, lane));
-    }
-    return raised;
-  }
-
-  /// Returns whether all vectors of a tile need the same keys of a block, and their logits are plain.
-  bool takes_vectors_at_once(const Hull* hulls, KeyRange block, const NeededKeys& needed) const {
-    if (!scores_.are_plain() || needed.of[0].size() == 0) return false;
-    const KeyRange keys{block.begin + needed.of[0].begin, block.begin + needed.of[0].end};
-    for (index_t v = 0; v < needed.vectors; ++v) {
-      const bool is_same = needed.of[v].begin == needed.of[0].begin && needed.of[v].end == needed.of[0].end;
-      if (!is_same || hulls[v].masks(keys)) return false;
-    }
-    return true;
   }
 
   /// Adds NaN and infinities in V to the queries to which the key is visible. The panels hold 0 in their place.
@@ -334,7 +284,7 @@ class PrefillTask {
       for_each_nonfinite(variant_, memory_.rows + tile * tile_lanes, queries, key, memory_.staged,
                          problem_.value_width(), [&](index_t lane, index_t c, Compute x) {
                            state.o[c * tile_lanes + lane] +=
-                               static_cast<Compute>(*weights_of(key - block.begin, lane)) * x;
+                               static_cast<Compute>(*weights_of(memory_, key - block.begin, lane)) * x;
                          });
     }
   }

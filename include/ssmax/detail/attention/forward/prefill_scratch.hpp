@@ -2,15 +2,15 @@
 #pragma once
 
 #include "../tile/queries.hpp"
-#include "../tile/state.hpp"
+#include "../tile/softmax.hpp"
 
 SSMAX_BEGIN_DETAIL
 
 /// The scratch memory of one thread. Operand is the type of the products' operands.
 template <class Compute, class Operand = Compute>
-struct PrefillScratch : LaneScratch<Compute, Operand> {
-  using LaneScratch<Compute, Operand>::tile_lanes;
-  using LaneScratch<Compute, Operand>::tiles;
+struct PrefillScratch : ForwardScratch<Compute, Operand> {
+  using Base = ForwardScratch<Compute, Operand>;
+  using Base::channels, Base::depth, Base::products, Base::tile_lanes, Base::tiles;
   using Op = Operands<Compute, Operand>;
 
   PrefillScratch(Arena& arena, index_t queries, const Problem<Compute>& problem)
@@ -21,19 +21,10 @@ struct PrefillScratch : LaneScratch<Compute, Operand> {
 
   PrefillScratch(Arena& arena, index_t queries, index_t d, index_t dv, index_t a_depth,
                  const PrefillKernels<Compute, Operand>& a_products)
-      : LaneScratch<Compute, Operand>(arena, queries, d, dv, a_depth),
-        products(a_products),
-        depth(a_depth),
-        channels((dv + products.rows - 1) / products.rows * products.rows),
+      : Base(arena, queries, d, dv, a_depth, a_products),
         k(arena.take<Operand>(Op::held_keys * depth)),
         panel(Op::held_keys * products.rows + 64 / static_cast<index_t>(sizeof(Operand))),
-        v(arena.take<Operand>(channels / products.rows * panel)),
-        block_keys(Op::block_keys(depth, channels)),
-        s(arena.take<Compute>(key_block * tile_lanes)) {
-    if constexpr (Op::is_bf16) {
-      multipliers = arena.take<Compute>(tiles * tile_lanes);
-      widened_row = arena.take<Compute>(2 * d);
-    }
+        v(arena.take<Operand>(channels / products.rows * panel)) {
     chunk = arena.take<Compute>(states_size());
     total = arena.take<Compute>(states_size());
   }
@@ -47,20 +38,11 @@ struct PrefillScratch : LaneScratch<Compute, Operand> {
     return {at, at + tile_lanes, at + 2 * tile_lanes};
   }
 
-  const PrefillKernels<Compute, Operand>& products;
-  index_t depth;     // channels of the product of q and k
-  index_t channels;  // channels of V, rounded up to whole panels
-  Operand* k;        // [held_keys][depth]
+  Operand* k;  // [held_keys][depth]
   index_t
       panel;  // stride of panels: a panel and one cache line, so that the panels of a row use different cache sets
-  Operand* v;  // [panel][held_keys][rows of a panel]: the layout of pack_values
-  index_t block_keys;
-  /// [block_keys][tile_lanes]: logits. Weights, in tuples, overwrite the logits of the same keys, so that both stay
-  /// in the first-level cache.
-  Compute* s;
-  Compute* multipliers = nullptr;  // bf16 path: [tiles · tile_lanes], multipliers of logits
-  Compute* widened_row = nullptr;  // [2][d]: a row to be rotated, and its rounding error
-  Compute *chunk, *total;          // states
+  Operand* v;              // [panel][held_keys][rows of a panel]: the layout of pack_values
+  Compute *chunk, *total;  // states
 };
 
 SSMAX_END

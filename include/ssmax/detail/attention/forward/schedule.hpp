@@ -10,6 +10,7 @@
 
 #include "../call/explain.hpp"
 #include "decode.hpp"
+#include "decode_bf16.hpp"
 #include "driver.hpp"
 #include "path_sequences.hpp"
 #include "prefill.hpp"
@@ -202,7 +203,7 @@ void run_path(Path path, const Problem<Compute>& problem, const PathSequences<Co
   } else if (path == Path::prefill_bf16) {
     run_all(std::type_identity<PrefillTask<Compute, Operand>>{});
   } else {
-    run_all(std::type_identity<DecodeTask<Compute, Operand>>{});
+    run_all(std::type_identity<DecodeBf16Task<Compute, Operand>>{});
   }
 }
 

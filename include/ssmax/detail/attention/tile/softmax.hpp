@@ -8,6 +8,39 @@
 
 SSMAX_BEGIN_DETAIL
 
+/// The scratch memory of one thread for the forward pass.
+template <class Compute, class Operand = Compute>
+struct ForwardScratch : LaneScratch<Compute, Operand> {
+  using LaneScratch<Compute, Operand>::tile_lanes;
+  using LaneScratch<Compute, Operand>::tiles;
+  using Op = Operands<Compute, Operand>;
+
+  /// Takes memory for `queries` queries with `a_depth` channels per product.
+  ForwardScratch(Arena& arena, index_t queries, index_t d, index_t dv, index_t a_depth,
+                 const PrefillKernels<Compute, Operand>& a_products)
+      : LaneScratch<Compute, Operand>(arena, queries, d, dv, a_depth),
+        products(a_products),
+        depth(a_depth),
+        channels((dv + products.rows - 1) / products.rows * products.rows),
+        block_keys(Op::block_keys(depth, channels)),
+        s(arena.take<Compute>(key_block * tile_lanes)) {
+    if constexpr (Op::is_bf16) {
+      multipliers = arena.take<Compute>(tiles * tile_lanes);
+      widened_row = arena.take<Compute>(2 * d);
+    }
+  }
+
+  const PrefillKernels<Compute, Operand>& products;
+  index_t depth;       // channels of the product of q and k
+  index_t channels;    // channels of V, rounded up to whole panels
+  index_t block_keys;  // keys of a key block
+  /// [block_keys][tile_lanes]: logits. Weights, in tuples, overwrite the logits of the same keys, so that both stay
+  /// in the first-level cache.
+  Compute* s;
+  Compute* multipliers = nullptr;  // bf16 path: [tiles · tile_lanes], multipliers of logits
+  Compute* widened_row = nullptr;  // [2][d]: a row to be rotated, and its rounding error
+};
+
 /// Replaces the logits of one vector of queries by weights and updates shift and sum. Writes the factors of the
 /// earlier sums to `state.factor`. Returns whether a shift was raised, that is, whether a factor is not 1.
 template <class Compute, class Operand, class V>
@@ -22,6 +55,64 @@ bool update_states(const Scores<Compute, Operand, V>& scores,
     irregular_weights(products, memory, logits.s, logits.keys.size(), state, weights);
   }
   return change != TileChange::none;
+}
+
+/// Returns the address of the weight of a key and a lane. Weights, in tuples, overwrite the logits memory.s.
+template <class Compute, class Operand>
+Operand* weights_of(const ForwardScratch<Compute, Operand>& memory, index_t key, index_t lane) {
+  return reinterpret_cast<Operand*>(memory.s) + tuple_at<Compute, Operand>(key, lane, memory.tile_lanes);
+}
+
+/// Returns whether all vectors of a tile need the same keys of a block, and their logits are plain.
+template <class Compute, class Operand, class V>
+bool takes_vectors_at_once(const Scores<Compute, Operand, V>& scores, const Hull* hulls, KeyRange block,
+                           const NeededKeys& needed) {
+  if (!scores.are_plain() || needed.of[0].size() == 0) return false;
+  const KeyRange keys{block.begin + needed.of[0].begin, block.begin + needed.of[0].end};
+  for (index_t v = 0; v < needed.vectors; ++v) {
+    const bool is_same = needed.of[v].begin == needed.of[0].begin && needed.of[v].end == needed.of[0].end;
+    if (!is_same || hulls[v].masks(keys)) return false;
+  }
+  return true;
+}
+
+/// Replaces the logits memory.s of a tile and a key block by weights, and updates the tile's state. `length` is the
+/// number of keys of the sequence. Returns whether earlier sums must be multiplied by memory.lane.rescale.
+template <class Compute, class Operand, class V>
+bool form_weights(const Scores<Compute, Operand, V>& scores, const ForwardScratch<Compute, Operand>& memory,
+                  index_t tile, KeyRange block, index_t length, const NeededKeys& needed, const Hull* hulls,
+                  const SoftmaxState<Compute>& state) {
+  constexpr bool is_bf16 = Operands<Compute, Operand>::is_bf16;
+  const PrefillKernels<Compute, Operand>& products = memory.products;
+  const index_t tile_lanes = memory.tile_lanes;
+  Compute* rescale = memory.lane.rescale;
+  std::fill_n(rescale, tile_lanes, Compute{1});
+  if constexpr (is_bf16) {
+    const KeyRange all = needed.of[0];
+    if (takes_vectors_at_once(scores, hulls, block, needed)) {
+      const TileChange change = products.group_weights[needed.vectors - 1](
+          memory.s + all.begin * tile_lanes, all.size(),
+          {state.shift, state.sum, rescale, memory.multipliers + tile * tile_lanes},
+          weights_of(memory, all.begin, 0));
+      if (change != TileChange::irregular) return change == TileChange::raised;
+    }
+  }
+  bool raised = false;
+  for (index_t v = 0; v < needed.vectors; ++v) {
+    const KeyRange part = needed.of[v];
+    if (part.size() == 0) continue;
+    const index_t lane = v * products.width;
+    Logits<Compute> logits{.s = memory.s + part.begin * tile_lanes + lane,
+                           .keys = {block.begin + part.begin, block.begin + part.end},
+                           .rows = memory.rows + tile * tile_lanes + lane,
+                           .length = length};
+    if constexpr (is_bf16) logits.multiplier = memory.multipliers + tile * tile_lanes + lane;
+    scores.form(logits, hulls[v]);
+    raised |= update_states(scores, products, memory, logits,
+                            {state.shift + lane, state.sum + lane, rescale + lane},
+                            weights_of(memory, part.begin, lane));
+  }
+  return raised;
 }
 
 /// Merges the states of a tile's queries: adds `chunk` to `total`. o is [channels][tile_lanes].

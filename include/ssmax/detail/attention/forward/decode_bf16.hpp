@@ -1,0 +1,281 @@
+// Computes attention of few queries by pair dots of bfloat16, as in decoding. A tile is all queries of a task.
+//
+// The steps are those of prefill (prefill.hpp), and so are states, weights and key blocks. The products differ
+// (kernels/decode_pairs.inl): logits are computed with keys in lanes, and o has channels in lanes. All sums add their
+// terms in the same order. So the results are bit-identical to those of prefill.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "../../kernels/decode.hpp"
+#include "../nonfinite/values.hpp"
+#include "../tile/queries.hpp"
+#include "../tile/softmax.hpp"
+#include "epilogue.hpp"
+#include "prefetch.hpp"
+
+SSMAX_BEGIN_DETAIL
+
+/// The scratch memory of one thread. q is [tile_lanes][parts][q_pitch].
+template <class Compute, class Operand>
+struct DecodeBf16Scratch : ForwardScratch<Compute, Operand> {
+  using Base = ForwardScratch<Compute, Operand>;
+  using Base::block_keys, Base::products, Base::tile_lanes;
+
+  DecodeBf16Scratch(Arena& arena, index_t queries, const Problem<Compute>& problem)
+      : DecodeBf16Scratch(arena, queries, problem.width(), problem.value_width(), logit_parts(problem)) {}
+
+  DecodeBf16Scratch(Arena& arena, index_t queries, index_t d, index_t dv, index_t a_parts)
+      : Base(arena, queries, d, dv, a_parts * ((d + 1) / 2 * 2),
+             detail::kernels<PrefillKernels<Compute, Operand>>()),
+        parts(a_parts),
+        q_pitch((d + 1) / 2 * 2),
+        pitch((dv + 31) / 32 * 32),
+        k(arena.take<Operand>(block_keys * q_pitch)),
+        finite(arena.take<Operand>(block_keys * dv)),
+        zeros(arena.take<Operand>(std::max(d, dv))),
+        k_rows(arena.take<const Operand*>(block_keys)),
+        v_rows(arena.take<const Operand*>(block_keys)),
+        before(arena.take<Compute>(tile_lanes * pitch)),
+        chunk(arena.take<Compute>(states_size())),
+        total(arena.take<Compute>(states_size())) {
+    if (zeros != nullptr)
+      std::fill_n(zeros, std::max(d, dv), Operand{});  // null while the arena counts bytes
+  }
+
+  index_t states_size() const { return tile_lanes * (pitch + 2); }
+  /// o is [tile_lanes][pitch].
+  SoftmaxState<Compute> state(Compute* states) const {
+    return {states, states + tile_lanes, states + 2 * tile_lanes};
+  }
+
+  index_t parts, q_pitch, pitch;     // rows per query; numbers per row of q; numbers per row of o
+  Operand* k;                        // packed keys of a block
+  Operand* finite;                   // [block_keys][dv]: values with 0 for NaN and infinities
+  Operand* zeros;                    // the row of a key that is not stored
+  const Operand **k_rows, **v_rows;  // [block_keys]
+  Compute* before;                   // [tile_lanes][pitch]: o before the last product
+  Compute *chunk, *total;
+};
+
+/// The attention of at most decode_rows queries of a kv head by pair dots of Operand, which is bfloat16.
+template <class Compute, class Operand>
+class DecodeBf16Task {
+ public:
+  using Memory = DecodeBf16Scratch<Compute, Operand>;
+
+  static index_t max_queries() { return bf16_capabilities(active_target()).decode_rows_max; }
+  static index_t min_queries() { return max_queries(); }
+
+  DecodeBf16Task(const Problem<Compute>& problem, const Variant<Compute>& variant, const Memory& memory)
+      : problem_(problem),
+        variant_(variant),
+        kernels_(kernels<PairDecodeKernels<Compute, Operand>>()),
+        memory_(memory),
+        scores_(variant, problem.scale, memory.products, memory) {}
+
+  /// Loads the queries of the task, rows [first, first + count) of a kv head. Returns the hull of their visible
+  /// keys.
+  KeyRange prepare(index_t batch, index_t kv_head, index_t first, index_t count) {
+    batch_ = batch;
+    kv_head_ = kv_head;
+    count_ = count;
+    const KeyRange stored = problem_.keys.stored(batch);
+    QueryCursor cursor(problem_, batch, kv_head, first);
+    const index_t lanes = list_queries(memory_, count, UnusedLanes::repeat_last, [&](index_t) {
+      const QueryRow row = variant_.row(*cursor, stored);
+      cursor.next();
+      return row;
+    });
+    list_runs(variant_, memory_, lanes);
+    load_queries(lanes);
+    Hull hull;
+    for (index_t i = 0; i < lanes; i += memory_.products.width)
+      hull.add(memory_.hulls[i / memory_.products.width]);
+    prefetch_ = keys_to_prefetch(problem_, hull.any);
+    return hull.any;
+  }
+
+  void reset(Compute* states) const { memory_.state(states).reset(memory_.tile_lanes, memory_.pitch); }
+
+  /// Initializes the states: to the state before the first key or, if the result continues a state, to that state.
+  void begin(Compute* states, const Result<Compute>& result) const {
+    reset(states);
+    if (!result.continues) return;
+    const SoftmaxState<Compute> state = memory_.state(states);
+    for (index_t r = 0; r < count_; ++r) {
+      const Query& query = memory_.rows[r].query;
+      const index_t row = problem_.row_of(query);
+      state.shift[r] = result.state.shift(query.batch, query.head, row);
+      state.sum[r] = result.state.sum(query.batch, query.head, row);
+      std::copy_n(row_of(result.state.o, query.batch, query.head, row), problem_.value_width(),
+                  state.o + r * memory_.pitch);
+    }
+  }
+
+  /// Returns whether a key of a chunk may be visible to a query. Always returns true unless the mask has runs.
+  /// attend_chunk requires a call of sees_chunk for the same keys.
+  bool sees_chunk(KeyRange keys) const {
+    return !variant_.has_runs || find_visible_blocks(variant_, memory_, count_, keys);
+  }
+
+  /// Writes the states after the keys of one chunk.
+  void attend_chunk(KeyRange keys, Compute* states) {
+    reset(states);
+    const SoftmaxState<Compute> state = memory_.state(states);
+    const index_t length = problem_.keys.length(batch_), block_keys = memory_.block_keys;
+    for (index_t first = keys.begin / block_keys * block_keys; first < keys.end; first += block_keys) {
+      const KeyRange block{first, std::min(first + block_keys, length)};
+      KeyRange seen{std::max(block.begin, keys.begin), std::min(block.end, keys.end)};
+      if (variant_.has_runs) seen = visible_part(memory_.visible_blocks[0], seen);
+      if (seen.size() > 0) attend_block(block, seen, state);
+    }
+  }
+
+  void merge(Compute* totals, Compute* chunks) const {
+    const SoftmaxState<Compute> total = memory_.state(totals), chunk = memory_.state(chunks);
+    for (index_t r = 0; r < count_; ++r) {
+      Compute factor, chunk_factor;
+      merge_sums(total.shift[r], total.sum[r], chunk.shift[r], chunk.sum[r], factor, chunk_factor);
+      kernels_.merge(row(total.o, r), row(chunk.o, r), memory_.pitch, factor, chunk_factor);
+    }
+  }
+
+  void store(Compute* states, const Result<Compute>& result) const {
+    const SoftmaxState<Compute> state = memory_.state(states);
+    for (index_t r = 0; r < count_; ++r) {
+      const QueryRow& seen = memory_.rows[r];
+      store_result(result, seen, problem_.row_of(seen.query), state.shift[r], state.sum[r], row(state.o, r),
+                   problem_.value_width());
+    }
+  }
+
+ private:
+  using Op = Operands<Compute, Operand>;
+
+  Compute* row(Compute* o, index_t r) const { return o + r * memory_.pitch; }
+
+  /// Loads the queries into q, padded with 0, and their multipliers.
+  void load_queries(index_t lanes) const {
+    const index_t d = problem_.width(), parts = memory_.parts, size = parts * memory_.q_pitch;
+    std::fill_n(memory_.q, lanes * size, Operand{});
+    Operand* staged = reinterpret_cast<Operand*>(memory_.staged);
+    for (index_t lane = 0; lane < lanes; ++lane) {
+      const QueryRow& seen = memory_.rows[lane];
+      const Compute factor = static_cast<Compute>(scores_.multipliers.of_product(seen));
+      if (lane >= count_ || seen.keys.size() == 0) {
+        std::fill_n(staged, parts * d, Operand{});
+      } else {
+        load_query_parts(problem_, variant_, seen.query, parts * d, memory_.widened_row, staged);
+      }
+      memory_.multipliers[lane] = Op::positive_multiplier(factor, staged, parts * d);
+      for (index_t part = 0; part < parts; ++part)
+        std::copy_n(staged + part * d, d, memory_.q + lane * size + part * memory_.q_pitch);
+    }
+  }
+
+  /// Points k_rows and v_rows at the keys `seen` of a block. Other keys read zeros.
+  void find_rows(KeyRange block, KeyRange seen) {
+    const auto fill = [&](index_t begin, index_t end) {
+      std::fill(memory_.k_rows + begin, memory_.k_rows + end, memory_.zeros);
+      std::fill(memory_.v_rows + begin, memory_.v_rows + end, memory_.zeros);
+    };
+    fill(0, seen.begin - block.begin);
+    for_each_run(problem_.keys, batch_, kv_head_, seen, [&](index_t key, const AnyKeyRun& run) {
+      k_ahead_ = prefetch_ * run.k_stride * static_cast<index_t>(sizeof(Operand));
+      v_ahead_ = prefetch_ * run.v_stride * static_cast<index_t>(sizeof(Operand));
+      const Operand *k = static_cast<const Operand*>(run.k), *v = static_cast<const Operand*>(run.v);
+      for (index_t i = 0, at = key - block.begin; i < run.count; ++i, ++at) {
+        memory_.k_rows[at] = k + i * run.k_stride;
+        memory_.v_rows[at] = v + i * run.v_stride;
+      }
+    });
+    fill(seen.end - block.begin, memory_.block_keys);
+  }
+
+  /// Adds the keys `seen` of a key block to the states.
+  void attend_block(KeyRange block, KeyRange seen, const SoftmaxState<Compute>& state) {
+    const Hull* hulls = hulls_of(variant_, memory_, 0, count_, block);
+    const NeededKeys needed(hulls, count_, memory_.products.width, block, memory_.products.rows);
+    KeyRange keys{memory_.block_keys, 0};  // that some vector of queries needs
+    for (index_t v = 0; v < needed.vectors; ++v) {
+      if (needed.of[v].size() > 0)
+        keys = {std::min(keys.begin, needed.of[v].begin), std::max(keys.end, needed.of[v].end)};
+    }
+    if (keys.size() <= 0) return;
+    find_rows(block, seen);
+    // 1. Compute the logits, and replace them by weights.
+    const index_t begin = keys.begin / packed_keys * packed_keys,
+                  packed = (keys.end - begin + packed_keys - 1) / packed_keys * packed_keys;
+    kernels_.pack_keys(memory_.k_rows + begin, packed, problem_.width(), k_ahead_, memory_.k);
+    kernels_.logits(memory_.q, memory_.q_pitch, memory_.parts, count_, memory_.k, packed, problem_.width(),
+                    memory_.s + begin * memory_.tile_lanes);
+    if (form_weights(scores_, memory_, 0, block, problem_.keys.length(batch_), needed, hulls, state)) {
+      for (index_t r = 0; r < count_; ++r) {
+        const Compute factor = memory_.lane.rescale[r];
+        if (factor != 1)
+          kernels<RowKernels<Compute>>().multiply(row(state.o, r), memory_.pitch, factor, row(state.o, r));
+      }
+    }
+    // 2. Multiply the weights by V.
+    const bool masks = variant_.has_predicate || masks_any(hulls, needed, block);
+    if (masks) std::copy_n(state.o, count_ * memory_.pitch, memory_.before);
+    add_values(needed, state.o);
+    // A weight of 0 times NaN is NaN, also if the key is masked.
+    if (masks &&
+        !std::all_of(state.o, state.o + count_ * memory_.pitch, [](Compute x) { return std::isfinite(x); }))
+      add_nonfinite_values(needed, block, seen, state.o);
+  }
+
+  bool masks_any(const Hull* hulls, const NeededKeys& needed, KeyRange block) const {
+    for (index_t v = 0; v < needed.vectors; ++v) {
+      const KeyRange part = needed.of[v];
+      if (part.size() > 0 && hulls[v].masks({block.begin + part.begin, block.begin + part.end})) return true;
+    }
+    return false;
+  }
+
+  /// Adds weights · V to o.
+  void add_values(const NeededKeys& needed, Compute* o) const {
+    for (index_t v = 0; v < needed.vectors; ++v) {
+      const KeyRange part = needed.of[v];
+      if (part.size() <= 0) continue;
+      const index_t first = v * memory_.products.width;
+      kernels_.accumulate(weights_of(memory_, part.begin, first),
+                          std::min(memory_.products.width, count_ - first), memory_.v_rows + part.begin,
+                          part.size(), problem_.value_width(), v_ahead_, row(o, first), memory_.pitch);
+    }
+  }
+
+  /// Does what add_values does, with 0 for NaN and infinities in V. Adds NaN and infinities to the queries to which
+  /// the key is visible.
+  void add_nonfinite_values(const NeededKeys& needed, KeyRange block, KeyRange seen, Compute* o) const {
+    const index_t dv = problem_.value_width();
+    std::copy_n(memory_.before, count_ * memory_.pitch, o);
+    for (index_t key = seen.begin - block.begin; key < seen.end - block.begin; ++key) {
+      Operand* finite = memory_.finite + key * dv;
+      copy_finite(memory_.v_rows[key], dv, finite);
+      memory_.v_rows[key] = finite;
+    }
+    add_values(needed, o);
+    for (index_t key = seen.begin; key < seen.end; ++key) {
+      load_values(problem_.keys, batch_, kv_head_, {key, key + 1}, memory_.staged);
+      for_each_nonfinite(
+          variant_, memory_.rows, count_, key, memory_.staged, dv, [&](index_t r, index_t c, Compute x) {
+            row(o, r)[c] += static_cast<Compute>(*weights_of(memory_, key - block.begin, r)) * x;
+          });
+    }
+  }
+
+  const Problem<Compute>& problem_;
+  const Variant<Compute>& variant_;
+  const PairDecodeKernels<Compute, Operand>& kernels_;
+  const Memory& memory_;
+  const Scores<Compute, Operand, Variant<Compute>> scores_;
+  index_t batch_ = 0, kv_head_ = 0, count_ = 0;
+  index_t prefetch_ = 0;               // keys
+  index_t k_ahead_ = 0, v_ahead_ = 0;  // the same in bytes
+};
+
+SSMAX_END

@@ -1,0 +1,25 @@
+// Decides whether few queries prefetch keys and values.
+#pragma once
+
+#include "../call/problem.hpp"
+
+SSMAX_BEGIN_DETAIL
+
+/// The largest count of numbers in the keys and values of a task that are not prefetched. They may lie in the
+/// second-level cache, where prefetching costs a tenth of the time.
+inline constexpr index_t max_cached_numbers = index_t{128} << 10;
+
+/// Returns how many keys before its use a task over `keys` prefetches a key. 0: it does not prefetch. Measured on Zen 5
+/// with bfloat16, 8 queries, from memory:
+///
+/// | keys | width 64 | width 128 |
+/// |---|---|---|
+/// | 0 | 12 GB/s | 14 GB/s |
+/// | 64 | 22 GB/s | 20 GB/s |
+/// | 128 | 21 GB/s | 22 GB/s |
+template <class Compute>
+index_t keys_to_prefetch(const Problem<Compute>& problem, KeyRange keys) {
+  return keys.size() * (problem.width() + problem.value_width()) <= max_cached_numbers ? 0 : 64;
+}
+
+SSMAX_END
