@@ -25,15 +25,6 @@ struct SoftmaxGradientKernels {
   const RowGradientKernels<T>& gradients;
 };
 
-/// The arrays of `rows` rows of n elements. Each array has its own stride from row to row.
-template <class X>
-struct GradientRows {
-  const X *out, *dout, *logits;  // logits is null if dc is not wanted
-  X* dlogits;                    // may be out or dout
-  index_t out_stride, dout_stride, logits_stride, dlogits_stride;
-  index_t rows, n;
-};
-
 SSMAX_END
 
 SSMAX_BEGIN_COMPILED
