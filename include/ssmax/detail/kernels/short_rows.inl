@@ -143,6 +143,59 @@ index_t group_rows(const typename S::Value* in, index_t in_stride, typename S::V
   return row;
 }
 
+/// Computes softmax of at most w rows of different lengths, one row per lane of the maxima and sums.
+template <class S>
+bool ragged_rows(const RaggedRow<typename S::Value>* rows, index_t count) {
+  using T = typename S::Value;
+  using V = typename S::V;
+  constexpr index_t w = S::width;
+  constexpr T inf = std::numeric_limits<T>::infinity();
+  V lanes[w];
+  T scales[w], numbers[w];
+  typename S::M nan = S::none();
+  for (index_t r = 0; r < w; ++r) {
+    // 1. Find the maximum. An absent row has the maximum 0.
+    lanes[r] = S::set(r < count ? -inf : T{0});
+    scales[r] = r < count ? rows[r].scale.high : T{1};
+    if (r >= count) continue;
+    for (index_t i = 0; i < rows[r].n; i += w) {
+      const V v = load_up_to<S>(rows[r].in + i, rows[r].n - i, -inf);
+      nan = S::either(nan, S::unordered(v, v));
+      lanes[r] = S::max(lanes[r], v);
+    }
+  }
+  const V top = S::mul(fold<S, Maximum>(lanes), S::load(scales));
+  if (S::any(nan) || !shifts_exactly<S>(top)) return false;
+  const V magic = S::set(ExpConstants<T>::magic);
+  S::store(numbers, S::sub(S::add(top, magic), magic));
+  // 2. Write the exponentials.
+  for (index_t r = 0; r < w; ++r) {
+    lanes[r] = S::set(r < count ? T{0} : T{1});
+    if (r >= count) continue;
+    const Exp<S> exp(rows[r].scale, numbers[r]);
+    for (index_t i = 0; i < rows[r].n; i += w) {
+      const V e = exp(load_up_to<S>(rows[r].in + i, rows[r].n - i, -inf));
+      store_up_to<S>(rows[r].out + i, e, rows[r].n - i);
+      lanes[r] = S::add(lanes[r], e);
+    }
+  }
+  S::store(numbers, S::div(S::set(T{1}), fold<S, Sum>(lanes)));
+  // 3. Divide the rows by their sums.
+  for (index_t r = 0; r < count; ++r) {
+    T* y = rows[r].out;
+    const V factor = S::set(numbers[r]);
+    if (rows[r].n == 1) {
+      *y = 1;  // e · (1 / e) may differ from 1 by an ulp
+      continue;
+    }
+    for (index_t i = 0; i < rows[r].n; i += w) {
+      const index_t left = rows[r].n - i;
+      store_up_to<S>(y + i, S::mul(factor, load_up_to<S>(y + i, left, T{0})), left);
+    }
+  }
+  return true;
+}
+
 /// Spreads the reduction of every `n` neighbouring lanes over these lanes.
 template <class S, class Operation, int n, int distance = 1>
 SSMAX_INLINE typename S::V spread(typename S::V v) {
@@ -221,5 +274,6 @@ struct KernelTable<ShortRowKernels<T>> {
       .longest = S::width > 1 ? 256 : 4,
       .group = group_rows<S>,
       .packed = packed_rows<S>,
+      .ragged = ragged_rows<S>,
   };
 };

@@ -17,6 +17,18 @@ struct SoftmaxKernels {
   const ShortRowKernels<T>& short_rows;
 };
 
+/// Upper bound of a vector's lanes.
+inline constexpr index_t most_lone_rows = 16;
+
+/// A row whose neighbours see other keys, with its multiplier c.
+template <class T>
+struct LoneRow {
+  const T* in;
+  T* out;
+  index_t n;
+  double c;
+};
+
 /// The kernels of a gradient call, looked up once.
 template <class T>
 struct SoftmaxGradientKernels {
@@ -35,6 +47,11 @@ template <class X, class Y>
 void softmax_group(const shared::SoftmaxKernels<shared::ComputeType<X>>& kernels, const X* in,
                    index_t in_stride, Y* out, index_t out_stride, index_t rows, index_t n, double c,
                    bool alone);
+
+/// Writes out = softmax(c·in) for at most a vector's lanes of short rows that see different keys.
+template <class T>
+void softmax_lone_rows(const shared::SoftmaxKernels<T>& kernels, const shared::LoneRow<T>* rows,
+                       index_t count);
 
 /// Writes out = c·in - ln Σ exp(c·in) for one row.
 template <class X, class Y>
