@@ -54,8 +54,10 @@
 /// bytes per row.
 #pragma once
 
+#include <concepts>
 #include <numeric>
 #include <span>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
