@@ -145,7 +145,8 @@ struct SoftmaxGroups {
       to += group.keys.begin;
       const auto c = static_cast<double>(call.scaling(group.row));
       if constexpr (std::same_as<std::remove_const_t<X>, T> && std::same_as<Y, T>) {
-        if (group.group_rows == 1 && lone_rows.takes(group.keys.size()))
+        const bool has_neighbours = call.out.extent(2) > 1;
+        if (group.group_rows == 1 && has_neighbours && lone_rows.takes(group.keys.size()))
           return lone_rows.add({from, to, group.keys.size(), c});
       }
       compiled::softmax_group(call.kernels, from, call.logits.stride(2), to, call.out.stride(2), group.rows,
