@@ -1,7 +1,8 @@
 // Implements the dot product Σ a·b. Included once per target.
 
+/// Returns a vector whose lanes add up to Σ a·b.
 template <class S>
-typename S::Value dot(const typename S::Value* a, const typename S::Value* b, index_t n) {
+SSMAX_INLINE typename S::V dot_lanes(const typename S::Value* a, const typename S::Value* b, index_t n) {
   using T = typename S::Value;
   constexpr index_t w = S::width;
   typename S::V s0 = S::set(T{0}), s1 = s0, s2 = s0, s3 = s0;
@@ -14,7 +15,12 @@ typename S::Value dot(const typename S::Value* a, const typename S::Value* b, in
   }
   for (; i + w <= n; i += w) s0 = S::fma(S::load(a + i), S::load(b + i), s0);
   if (i < n) s1 = S::fma(S::load_part(a + i, n - i, T{0}), S::load_part(b + i, n - i, T{0}), s1);
-  return S::reduce_sum(S::add(S::add(s0, s1), S::add(s2, s3)));
+  return S::add(S::add(s0, s1), S::add(s2, s3));
+}
+
+template <class S>
+typename S::Value dot(const typename S::Value* a, const typename S::Value* b, index_t n) {
+  return S::reduce_sum(dot_lanes<S>(a, b, n));
 }
 
 template <class T>

@@ -70,6 +70,16 @@ SSMAX_INLINE typename S::V fold(typename S::V* v) {
   }
 }
 
+/// Returns the sum of all lanes in every lane. Adds in the order of fold, with the same bits.
+template <class S, int stage = 0>
+SSMAX_INLINE typename S::V fold_one(typename S::V v) {
+  if constexpr ((index_t{1} << stage) >= S::width) {
+    return v;
+  } else {
+    return fold_one<S, stage + 1>(S::add(v, S::template swap<S::fold_step[stage]>(v)));
+  }
+}
+
 /// Transposes rows v[r] in place to columns, in the order of transposed_column. Each stage separates pairs as
 /// a stage of fold does, and keeps both halves.
 template <class S, int stage = 0>

@@ -1,8 +1,13 @@
-// Implements the kernels for gradients of rows. Included once per target.
+// Implements the kernels for gradients of rows. Included once per target. w is the number of lanes.
+//
+// A short row spends its time on the reduction of a vector to one number. Short rows are therefore computed w
+// at a time. Their w partial sums are folded into one vector, with about 2 shuffles per row and no latency to
+// wait for. Rows that are computed alone add their lanes in the same order, so that all rows have the same bits.
 
-/// Returns the sum of the elements whose log-probability is not -inf.
+/// Returns a vector whose lanes add up to the sum of the elements whose log-probability is not -inf.
 template <class S>
-typename S::Value row_sum_unmasked(const typename S::Value* in, const typename S::Value* log_p, index_t n) {
+SSMAX_INLINE typename S::V unmasked_lanes(const typename S::Value* in, const typename S::Value* log_p,
+                                          index_t n) {
   using T = typename S::Value;
   typename S::V s = S::set(T{0});
   index_t i = 0;
@@ -13,64 +18,217 @@ typename S::Value row_sum_unmasked(const typename S::Value* in, const typename S
     s = S::add(s,
                S::keep(unmasked<S>(S::load_part(log_p + i, n - i, T{0})), S::load_part(in + i, n - i, T{0})));
   }
-  return S::reduce_sum(s);
+  return s;
 }
 
-/// An accumulator of Σ u·z that returns c·u for each u. A masked logit is -inf with u = 0. It is raised to
-/// the lowest finite number, because 0·(-inf) is NaN.
+template <class S>
+typename S::Value row_sum_unmasked(const typename S::Value* in, const typename S::Value* log_p, index_t n) {
+  return S::reduce_sum(unmasked_lanes<S>(in, log_p, n));
+}
+
+/// An accumulator of Σ u·sign·z that returns c·u for each u. A logit of -inf, and with a negative c also one of
+/// +inf, has u = 0. It becomes finite, because 0·inf is NaN.
 template <class S>
 struct LogitGradient {
   using T = typename S::Value;
   using V = typename S::V;
 
-  V factor, sum, lowest;
+  V factor, sign, sum, lowest;
 
-  SSMAX_INLINE explicit LogitGradient(T c)
-      : factor(S::set(c)), sum(S::set(T{0})), lowest(S::set(std::numeric_limits<T>::lowest())) {}
+  SSMAX_INLINE LogitGradient(T c, T sign_of_c)
+      : factor(S::set(c)),
+        sign(S::set(sign_of_c)),
+        sum(S::set(T{0})),
+        lowest(S::set(std::numeric_limits<T>::lowest())) {}
 
   SSMAX_INLINE V whole(V u, const T* z) {
-    if (z != nullptr) sum = S::fma(u, S::max(S::load(z), lowest), sum);
+    if (z != nullptr) add(u, S::load(z));
     return S::mul(factor, u);
   }
   SSMAX_INLINE V part(V u, const T* z, index_t count) {
-    if (z != nullptr) sum = S::fma(u, S::max(S::load_part(z, count, T{0}), lowest), sum);
+    if (z != nullptr) add(u, S::load_part(z, count, T{0}));
     return S::mul(factor, u);
+  }
+  SSMAX_INLINE void add(V u, V z) { sum = S::fma(u, S::max(S::mul(sign, S::max(z, lowest)), lowest), sum); }
+};
+
+/// The gradient of one row's softmax. The functions return vectors whose lanes add up to the sum. `vectors` is
+/// the number of vectors of n elements, for unrolled code, or 0 for any number.
+template <class S>
+struct SoftmaxRowGradient {
+  using T = typename S::Value;
+  using V = typename S::V;
+  static constexpr index_t w = S::width;
+
+  template <int vectors>
+  SSMAX_INLINE static V total(const T* y, const T* dy, index_t n) {
+    if constexpr (vectors == 0) return dot_lanes<S>(y, dy, n);
+    V sum[2] = {S::set(T{0}), S::set(T{0})};
+    SSMAX_UNROLL
+    for (int i = 0; i + 1 < vectors; ++i)
+      sum[i % 2] = S::fma(S::load(y + i * w), S::load(dy + i * w), sum[i % 2]);
+    constexpr index_t last = (vectors - 1) * w;
+    const V product =
+        S::mul(load_up_to<S>(y + last, n - last, T{0}), load_up_to<S>(dy + last, n - last, T{0}));
+    if constexpr (vectors <= 1) return product;
+    return S::add(S::add(sum[0], sum[1]), product);
+  }
+
+  template <int vectors, bool with_logits>
+  SSMAX_INLINE static V write(const T* y, const T* dy, const T* z, index_t n, V mean, T c, T sign, T* dz) {
+    LogitGradient<S> even(c, sign), odd(c, sign);
+    if constexpr (vectors > 0) {
+      SSMAX_UNROLL
+      for (int i = 0; i + 1 < vectors; ++i) {
+        const V u = S::mul(S::load(y + i * w), S::sub(S::load(dy + i * w), mean));
+        S::store(dz + i * w, even.whole(u, with_logits ? z + i * w : nullptr));
+      }
+      constexpr index_t last = (vectors - 1) * w;
+      const index_t count = n - last;
+      const V u =
+          S::mul(load_up_to<S>(y + last, count, T{0}), S::sub(load_up_to<S>(dy + last, count, T{0}), mean));
+      if (with_logits) odd.add(u, load_up_to<S>(z + last, count, T{0}));
+      store_up_to<S>(dz + last, S::mul(odd.factor, u), count);
+      return S::add(even.sum, odd.sum);
+    }
+    index_t i = 0;
+    for (; i + 2 * w <= n; i += 2 * w) {
+      const V u0 = S::mul(S::load(y + i), S::sub(S::load(dy + i), mean));
+      const V u1 = S::mul(S::load(y + i + w), S::sub(S::load(dy + i + w), mean));
+      S::store(dz + i, even.whole(u0, with_logits ? z + i : nullptr));
+      S::store(dz + i + w, odd.whole(u1, with_logits ? z + i + w : nullptr));
+    }
+    for (; i + w <= n; i += w) {
+      const V u = S::mul(S::load(y + i), S::sub(S::load(dy + i), mean));
+      S::store(dz + i, even.whole(u, with_logits ? z + i : nullptr));
+    }
+    if (i < n) {
+      const V u = S::mul(S::load_part(y + i, n - i, T{0}), S::sub(S::load_part(dy + i, n - i, T{0}), mean));
+      S::store_part(dz + i, odd.part(u, with_logits ? z + i : nullptr, n - i), n - i);
+    }
+    return S::add(even.sum, odd.sum);
   }
 };
 
-template <class S, bool with_logits>
-SSMAX_INLINE typename S::Value backward_row(const typename S::Value* y, const typename S::Value* dy,
-                                            const typename S::Value* z, index_t n, typename S::Value mean,
-                                            typename S::Value c, typename S::Value* dz) {
+/// The gradient of the logarithm of one row's softmax, for rows whose probabilities are not stored.
+template <class S>
+struct LogSoftmaxRowGradient {
   using T = typename S::Value;
   using V = typename S::V;
+  static constexpr index_t w = S::width;
+  static constexpr Scale<T> log2e{
+      sizeof(T) == sizeof(double) ? T(1.4426950408889634) : T(0x1.715476p+0f),
+      sizeof(T) == sizeof(double) ? T(2.0355273740931033e-17) : T(0x1.4ae0cp-26f)};
+
+  template <int vectors>
+  SSMAX_INLINE static V total(const T* log_p, const T* dy, index_t n) {
+    return unmasked_lanes<S>(dy, log_p, n);
+  }
+
+  SSMAX_INLINE static V difference(const Exp<S>& exp, V log_p, V dy, V total) {
+    return S::keep(unmasked<S>(log_p), S::sub(dy, S::mul(total, exp(log_p))));
+  }
+
+  template <int vectors, bool with_logits>
+  SSMAX_INLINE static V write(const T* log_p, const T* dy, const T* z, index_t n, V total, T c, T sign,
+                              T* dz) {
+    const Exp<S> exp(log2e, T{0});
+    LogitGradient<S> gradient(c, sign);
+    index_t i = 0;
+    for (; i + w <= n; i += w) {
+      const V u = difference(exp, S::load(log_p + i), S::load(dy + i), total);
+      S::store(dz + i, gradient.whole(u, with_logits ? z + i : nullptr));
+    }
+    if (i < n) {
+      const V u =
+          difference(exp, S::load_part(log_p + i, n - i, T{0}), S::load_part(dy + i, n - i, T{0}), total);
+      S::store_part(dz + i, gradient.part(u, with_logits ? z + i : nullptr, n - i), n - i);
+    }
+    return gradient.sum;
+  }
+};
+
+/// Longest row that is computed w rows at a time. A longer row is computed alone: its y and dy are then read
+/// from the first-level cache in the second pass, and its reduction overlaps the next row's first pass.
+inline constexpr index_t longest_in_group = 128;
+
+/// Computes `count` rows, where count is w or 1. `vectors` is the number of a row's vectors, or 0 for any.
+template <class S, class Row, int vectors, bool with_logits, index_t count>
+SSMAX_INLINE void gradients_of_group(const GradientRows<typename S::Value>& rows, index_t first,
+                                     typename S::Value c, typename S::Value* sums) {
+  using T = typename S::Value;
   constexpr index_t w = S::width;
-  const V m = S::set(mean);
-  LogitGradient<S> even(c), odd(c);
-  index_t i = 0;
-  for (; i + 2 * w <= n; i += 2 * w) {
-    const V u0 = S::mul(S::load(y + i), S::sub(S::load(dy + i), m));
-    const V u1 = S::mul(S::load(y + i + w), S::sub(S::load(dy + i + w), m));
-    S::store(dz + i, even.whole(u0, with_logits ? z + i : nullptr));
-    S::store(dz + i + w, odd.whole(u1, with_logits ? z + i + w : nullptr));
+  const T* out = rows.out + first * rows.out_stride;
+  const T* dout = rows.dout + first * rows.dout_stride;
+  const T sign = c < 0 ? T{-1} : T{1};
+  typename S::V lanes[w];
+  T numbers[w];
+  SSMAX_UNROLL
+  for (index_t k = 0; k < count; ++k)
+    lanes[k] = Row::template total<vectors>(out + k * rows.out_stride, dout + k * rows.dout_stride, rows.n);
+  if (count > 1) S::store(numbers, fold<S, Sum>(lanes));
+  for (index_t k = 0; k < count; ++k) {
+    const typename S::V total = count > 1 ? S::set(numbers[k]) : fold_one<S>(lanes[k]);
+    lanes[k] = Row::template write<vectors, with_logits>(
+        out + k * rows.out_stride, dout + k * rows.dout_stride,
+        with_logits ? rows.logits + (first + k) * rows.logits_stride : nullptr, rows.n, total, c, sign,
+        rows.dlogits + (first + k) * rows.dlogits_stride);
   }
-  for (; i + w <= n; i += w) {
-    const V u = S::mul(S::load(y + i), S::sub(S::load(dy + i), m));
-    S::store(dz + i, even.whole(u, with_logits ? z + i : nullptr));
+  if (!with_logits) return;
+  if (count > 1) {
+    S::store(sums + first, fold<S, Sum>(lanes));
+  } else {
+    S::store(numbers, fold_one<S>(lanes[0]));
+    sums[first] = numbers[0];
   }
-  if (i < n) {
-    const V u = S::mul(S::load_part(y + i, n - i, T{0}), S::sub(S::load_part(dy + i, n - i, T{0}), m));
-    S::store_part(dz + i, odd.part(u, with_logits ? z + i : nullptr, n - i), n - i);
+}
+
+template <class S, class Row, int vectors, bool with_logits>
+void gradients_of_rows(const GradientRows<typename S::Value>& rows, typename S::Value c,
+                       typename S::Value* sums) {
+  index_t r = 0;
+  if (rows.n <= longest_in_group) {
+    for (; r + S::width <= rows.rows; r += S::width)
+      gradients_of_group<S, Row, vectors, with_logits, S::width>(rows, r, c, sums);
   }
-  return S::reduce_sum(S::add(even.sum, odd.sum));
+  for (; r < rows.rows; ++r) gradients_of_group<S, Row, vectors, with_logits, 1>(rows, r, c, sums);
+}
+
+template <class S>
+void softmax_gradients(const GradientRows<typename S::Value>& rows, typename S::Value c,
+                       typename S::Value* sums) {
+  using Row = SoftmaxRowGradient<S>;
+  const index_t vectors = (rows.n + S::width - 1) / S::width;
+  if (rows.logits != nullptr) {
+    if (vectors == 1) return gradients_of_rows<S, Row, 1, true>(rows, c, sums);
+    return gradients_of_rows<S, Row, 0, true>(rows, c, sums);
+  }
+  if (vectors == 1) return gradients_of_rows<S, Row, 1, false>(rows, c, sums);
+  if (vectors == 2) return gradients_of_rows<S, Row, 2, false>(rows, c, sums);
+  if (vectors == 4) return gradients_of_rows<S, Row, 4, false>(rows, c, sums);
+  gradients_of_rows<S, Row, 0, false>(rows, c, sums);
+}
+
+template <class S>
+void log_softmax_gradients(const GradientRows<typename S::Value>& rows, typename S::Value c,
+                           typename S::Value* sums) {
+  using Row = LogSoftmaxRowGradient<S>;
+  if (rows.logits == nullptr) {
+    gradients_of_rows<S, Row, 0, false>(rows, c, sums);
+  } else {
+    gradients_of_rows<S, Row, 0, true>(rows, c, sums);
+  }
 }
 
 template <class S>
 typename S::Value row_backward(const typename S::Value* y, const typename S::Value* dy,
                                const typename S::Value* z, index_t n, typename S::Value mean,
                                typename S::Value c, typename S::Value* dz) {
-  return z == nullptr ? backward_row<S, false>(y, dy, z, n, mean, c, dz)
-                      : backward_row<S, true>(y, dy, z, n, mean, c, dz);
+  using T = typename S::Value;
+  using Row = SoftmaxRowGradient<S>;
+  const typename S::V m = S::set(mean);
+  return S::reduce_sum(z == nullptr ? Row::template write<0, false>(y, dy, z, n, m, c, T{1}, dz)
+                                    : Row::template write<0, true>(y, dy, z, n, m, c, T{1}, dz));
 }
 
 template <class S>
@@ -81,7 +239,7 @@ typename S::Value row_log_backward(const typename S::Value* log_p, const typenam
   using V = typename S::V;
   constexpr index_t w = S::width;
   const V k = S::set(total);
-  LogitGradient<S> gradient(c);
+  LogitGradient<S> gradient(c, T{1});
   index_t i = 0;
   for (; i + w <= n; i += w) {
     const V u = S::keep(unmasked<S>(S::load(log_p + i)), S::sub(S::load(dy + i), S::mul(k, S::load(p + i))));
@@ -103,5 +261,8 @@ struct KernelTable<RowGradientKernels<T>> {
       .sum_unmasked = row_sum_unmasked<S>,
       .backward = row_backward<S>,
       .log_backward = row_log_backward<S>,
+      .longest = 256,
+      .backward_rows = softmax_gradients<S>,
+      .log_backward_rows = log_softmax_gradients<S>,
   };
 };

@@ -5,6 +5,15 @@
 
 SSMAX_BEGIN_SHARED
 
+/// A row of n elements with its own scale.
+template <class T>
+struct RaggedRow {
+  const T* in;
+  T* out;
+  index_t n;
+  Scale<T> scale;
+};
+
 template <class T>
 struct ShortRowKernels {
   /// Longest row that these kernels compute: as many such rows as a vector has lanes, in and out, fill a
@@ -20,6 +29,9 @@ struct ShortRowKernels {
   /// Computes softmax of contiguous rows of n = 1, 2, 4, … < width elements, several per vector, including
   /// the remainder. Returns the number of rows done.
   index_t (*packed)(const T* in, T* out, index_t rows, index_t n, Scale<T> scale);
+  /// Computes softmax of at most a vector's lanes of rows of different lengths n >= 1. Returns false and writes
+  /// no row if a row needs the general path.
+  bool (*ragged)(const RaggedRow<T>* rows, index_t count);
 };
 
 SSMAX_END

@@ -1,11 +1,12 @@
 // Implements softmax of many short rows. Included once per target. w is the number of lanes.
 //
 // A short row spends its time on the reduction of a vector to one number and on the way back: 3 shuffles and
-// 3 dependent maxima, twice. Two methods avoid this cost:
+// 3 dependent maxima, twice. Three methods avoid this cost:
 // - group_rows computes w rows at a time. The w partial maxima are folded into one vector that holds all w
 //   maxima, with about 2 shuffles per row and no latency to wait for. One division serves w rows.
 // - packed_rows computes rows of 1, 2, 4, … < w elements, which are side by side in a vector. Swaps of
 //   neighbours spread each row's maximum and sum over the row's own lanes.
+// - ragged_rows folds maxima and sums as group_rows does, for rows of different lengths and scales.
 
 template <class S>
 SSMAX_INLINE bool shifts_exactly(typename S::V top_times_scale) {
@@ -143,6 +144,81 @@ index_t group_rows(const typename S::Value* in, index_t in_stride, typename S::V
   return row;
 }
 
+/// Longest row of the kernels.
+template <class S>
+inline constexpr index_t longest_short_row = S::width > 1 ? 256 : 4;
+
+/// Computes softmax of at most w rows of different lengths, one row per lane of the maxima and sums. Keeps the
+/// exponentials in whole vectors: a load that follows a masked store to the same memory waits for the store.
+template <class S>
+bool ragged_rows(const RaggedRow<typename S::Value>* rows, index_t count) {
+  using T = typename S::Value;
+  using V = typename S::V;
+  constexpr index_t w = S::width;
+  constexpr T inf = std::numeric_limits<T>::infinity();
+  V lanes[w];
+  T numbers[w], exponentials[w * longest_short_row<S>];
+  typename S::M nan = S::none();
+  // 1. Find the largest product with the scale of each row. An absent row has the product 0.
+  for (index_t r = count; r < w; ++r) lanes[r] = S::set(T{0});
+  for (index_t r = 0; r < count; ++r) {
+    const T* x = rows[r].in;
+    const index_t n = rows[r].n, whole = n / w * w;
+    V top = S::set(-inf);
+    for (index_t i = 0; i < whole; i += w) {
+      const V v = S::load(x + i);
+      nan = S::either(nan, S::unordered(v, v));
+      top = S::max(top, v);
+    }
+    if (whole < n) {
+      const V v = S::load_part(x + whole, n - whole, -inf);
+      nan = S::either(nan, S::unordered(v, v));
+      top = S::max(top, v);
+    }
+    lanes[r] = S::mul(top, S::set(rows[r].scale.high));
+  }
+  const V top = fold<S, Maximum>(lanes);
+  if (S::any(nan) || !shifts_exactly<S>(top)) return false;
+  const V magic = S::set(ExpConstants<T>::magic);
+  S::store(numbers, S::sub(S::add(top, magic), magic));
+  // 2. Compute the exponentials. An absent row has the sum w.
+  for (index_t r = count; r < w; ++r) lanes[r] = S::set(T{1});
+  T* e = exponentials;
+  for (index_t r = 0; r < count; ++r) {
+    const T* x = rows[r].in;
+    const index_t n = rows[r].n, whole = n / w * w;
+    const Exp<S> exp(rows[r].scale, numbers[r]);
+    V sum = S::set(T{0});
+    for (index_t i = 0; i < whole; i += w, e += w) {
+      const V v = exp(S::load(x + i));
+      S::store(e, v);
+      sum = S::add(sum, v);
+    }
+    if (whole < n) {
+      const V v = exp(S::load_part(x + whole, n - whole, -inf));
+      S::store(e, v);
+      sum = S::add(sum, v);
+      e += w;
+    }
+    lanes[r] = sum;
+  }
+  S::store(numbers, S::div(S::set(T{1}), fold<S, Sum>(lanes)));
+  // 3. Divide the rows by their sums.
+  e = exponentials;
+  for (index_t r = 0; r < count; ++r) {
+    T* y = rows[r].out;
+    const index_t n = rows[r].n, whole = n / w * w;
+    const V factor = S::set(numbers[r]);
+    for (index_t i = 0; i < whole; i += w, e += w) S::store(y + i, S::mul(factor, S::load(e)));
+    if (whole < n) {
+      S::store_part(y + whole, S::mul(factor, S::load(e)), n - whole);
+      e += w;
+    }
+    if (n == 1) *y = 1;  // e · (1 / e) may differ from 1 by an ulp
+  }
+  return true;
+}
+
 /// Spreads the reduction of every `n` neighbouring lanes over these lanes.
 template <class S, class Operation, int n, int distance = 1>
 SSMAX_INLINE typename S::V spread(typename S::V v) {
@@ -218,8 +294,9 @@ template <class T>
 struct KernelTable<ShortRowKernels<T>> {
   using S = Simd<T>;
   static constexpr ShortRowKernels<T> value{
-      .longest = S::width > 1 ? 256 : 4,
+      .longest = longest_short_row<S>,
       .group = group_rows<S>,
       .packed = packed_rows<S>,
+      .ragged = ragged_rows<S>,
   };
 };

@@ -23,6 +23,9 @@ SSMAX_INSTANTIATE(bfloat16, bfloat16)
 SSMAX_INSTANTIATE(double, double)
 #undef SSMAX_INSTANTIATE
 
+template void softmax_lone_rows(const SoftmaxKernels<float>&, const LoneRow<float>*, index_t);
+template void softmax_lone_rows(const SoftmaxKernels<double>&, const LoneRow<double>*, index_t);
+
 #define SSMAX_INSTANTIATE(X)                                                                               \
   template double logsumexp_row(const RowKernels<ComputeType<X>>&, const X*, index_t, double);             \
   template double softmax_gradient(const SoftmaxGradientKernels<ComputeType<X>>&, const GradientRows<X>&,  \

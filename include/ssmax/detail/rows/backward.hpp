@@ -21,6 +21,9 @@ class GradientFactor {
   /// `finish` then multiplies by c in double.
   T factor() const { return factor_; }
 
+  /// Returns true if factor() is c.
+  bool applies() const { return applies_; }
+
   /// Returns the logits of a block, times -1 if c is negative, or null if z is null. With a negative c, a
   /// logit of +inf has weight 0. The sign turns it into -inf, which the kernels treat as a masked key.
   template <class X>
@@ -53,6 +56,11 @@ class GradientFactor {
 /// Writes dz = c·y ⊙ (dy - ⟨dy, y⟩). Returns ⟨y ⊙ (dy - ⟨dy, y⟩), sign·z⟩, or 0 if z is null. dz may be dy or
 /// y.
 struct SoftmaxGradient {
+  template <class T>
+  static void rows(const RowGradientKernels<T>& kernels, const GradientRows<T>& rows, T c, T* sums) {
+    kernels.backward_rows(rows, c, sums);
+  }
+
   template <class T, class X>
   SSMAX_INLINE static double row(const SoftmaxGradientKernels<T>& kernels, const X* y, const X* dy,
                                  const X* z, index_t n, const GradientFactor<T>& factor, X* dz) {
@@ -81,6 +89,11 @@ struct SoftmaxGradient {
 /// Writes dz = c·(dy - p·Σdy) with p = exp(log_p). Returns ⟨dy - p·Σdy, sign·z⟩, or 0 if z is null. dz may be
 /// dy or log_p.
 struct LogSoftmaxGradient {
+  template <class T>
+  static void rows(const RowGradientKernels<T>& kernels, const GradientRows<T>& rows, T c, T* sums) {
+    kernels.log_backward_rows(rows, c, sums);
+  }
+
   template <class T, class X>
   SSMAX_INLINE static double row(const SoftmaxGradientKernels<T>& kernels, const X* log_p, const X* dy,
                                  const X* z, index_t n, const GradientFactor<T>& factor, X* dz) {
@@ -130,9 +143,41 @@ double gradient_of_rows(const SoftmaxGradientKernels<T> kernels, const GradientR
   return factor.sign() * sum;
 }
 
+/// Computes the gradients of short rows as gradient_of_rows does, several rows at a time. Requires that the
+/// factor applies.
+template <class Gradient, class T>
+double gradient_of_short_rows(const RowGradientKernels<T>& kernels, GradientRows<T> rows,
+                              const GradientFactor<T>& factor, double* dc) {
+  if (rows.logits == nullptr) {
+    Gradient::template rows<T>(kernels, rows, factor.factor(), nullptr);
+    return 0;
+  }
+  constexpr index_t rows_of_call = 64;
+  T sums[rows_of_call];
+  double sum = 0;
+  for (index_t left = rows.rows; left > 0; left -= rows.rows) {
+    rows.rows = std::min(rows_of_call, left);
+    Gradient::rows(kernels, rows, factor.factor(), sums);
+    for (index_t r = 0; r < rows.rows; ++r) {
+      if (dc != nullptr) *dc++ = factor.sign() * static_cast<double>(sums[r]);
+      sum += static_cast<double>(sums[r]);
+    }
+    rows.out += rows.rows * rows.out_stride;
+    rows.dout += rows.rows * rows.dout_stride;
+    rows.logits += rows.rows * rows.logits_stride;
+    rows.dlogits += rows.rows * rows.dlogits_stride;
+  }
+  return factor.sign() * sum;
+}
+
 template <class Gradient, class T, class X>
 double gradient_of_group(const SoftmaxGradientKernels<T>& kernels, const GradientRows<X>& rows, double c,
                          double* dc) {
+  if constexpr (std::same_as<X, T>) {
+    const GradientFactor<T> factor(c);
+    if (rows.n <= kernels.gradients.longest && factor.applies())
+      return gradient_of_short_rows<Gradient>(kernels.gradients, rows, factor, dc);
+  }
   return rows.logits == nullptr ? gradient_of_rows<Gradient, false>(kernels, rows, c, dc)
                                 : gradient_of_rows<Gradient, true>(kernels, rows, c, dc);
 }

@@ -17,21 +17,24 @@ struct SoftmaxKernels {
   const ShortRowKernels<T>& short_rows;
 };
 
+/// Upper bound of a vector's lanes.
+inline constexpr index_t most_lone_rows = 16;
+
+/// A row whose neighbours see other keys, with its multiplier c.
+template <class T>
+struct LoneRow {
+  const T* in;
+  T* out;
+  index_t n;
+  double c;
+};
+
 /// The kernels of a gradient call, looked up once.
 template <class T>
 struct SoftmaxGradientKernels {
   const RowKernels<T>& rows;
   const DotKernels<T>& dot;
   const RowGradientKernels<T>& gradients;
-};
-
-/// The arrays of `rows` rows of n elements. Each array has its own stride from row to row.
-template <class X>
-struct GradientRows {
-  const X *out, *dout, *logits;  // logits is null if dc is not wanted
-  X* dlogits;                    // may be out or dout
-  index_t out_stride, dout_stride, logits_stride, dlogits_stride;
-  index_t rows, n;
 };
 
 SSMAX_END
@@ -44,6 +47,11 @@ template <class X, class Y>
 void softmax_group(const shared::SoftmaxKernels<shared::ComputeType<X>>& kernels, const X* in,
                    index_t in_stride, Y* out, index_t out_stride, index_t rows, index_t n, double c,
                    bool alone);
+
+/// Writes out = softmax(c·in) for at most a vector's lanes of short rows that see different keys.
+template <class T>
+void softmax_lone_rows(const shared::SoftmaxKernels<T>& kernels, const shared::LoneRow<T>* rows,
+                       index_t count);
 
 /// Writes out = c·in - ln Σ exp(c·in) for one row.
 template <class X, class Y>

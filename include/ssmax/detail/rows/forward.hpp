@@ -49,6 +49,28 @@ void softmax_group(const shared::SoftmaxKernels<shared::ComputeType<X>>& tables,
   }
 }
 
+template <class T>
+void softmax_lone_rows(const shared::SoftmaxKernels<T>& tables, const shared::LoneRow<T>* rows,
+                       index_t count) {
+  using namespace detail;
+  RaggedRow<T> ragged[most_lone_rows] = {};
+  bool plain[most_lone_rows] = {}, all_plain = true;
+  for (index_t r = 0; r < count; ++r) {
+    // A single key has the weight 1 under any finite c, also under one that is not plain.
+    const bool single = rows[r].n == 1 && std::isfinite(rows[r].c);
+    const Multiplier<T> multiplier(single ? 1.0 : rows[r].c);
+    plain[r] = multiplier.is_plain() && std::isfinite(rows[r].c);
+    all_plain = all_plain && plain[r];
+    ragged[r] = {rows[r].in, rows[r].out, rows[r].n, multiplier.scale};
+  }
+  if (all_plain && tables.short_rows.ragged(ragged, count)) return;
+  // Computes each row alone, so that a row's bits do not depend on the rows that need the general path.
+  for (index_t r = 0; r < count; ++r) {
+    if (plain[r] && tables.short_rows.ragged(ragged + r, 1)) continue;
+    softmax_row<T>(tables.rows, rows[r].in, rows[r].n, rows[r].c, rows[r].out);
+  }
+}
+
 template <class X, class Y>
 void log_softmax_row(const shared::RowKernels<shared::ComputeType<X>>& kernels, const X* in, index_t n,
                      double c, Y* out) {

@@ -79,6 +79,8 @@ void visit_groups(const QueryShape& shape, const M& mask, index_t batch, index_t
   }
 }
 
+/// Calls visit(group) for every group. Exception: if visit.of_piece() exists, it is called for each run of rows that
+/// one thread visits. The groups of the run are passed to its result, whose finish() is called at the end.
 template <class S, class M, class E, class Visit>
 void for_each_group(const QueryShape& shape, const M& mask, E& executor, const Visit& visit) {
   static_assert(
@@ -100,8 +102,15 @@ void for_each_group(const QueryShape& shape, const M& mask, E& executor, const V
     const index_t last = std::min(pieces, (call + 1) * pieces_of_call);
     for (index_t piece = call * pieces_of_call; piece < last; ++piece) {
       const index_t head = piece / pieces_of_head, begin = piece % pieces_of_head * rows_of_piece;
-      visit_groups<S>(shape, mask, head / shape.heads, head % shape.heads, begin,
-                      std::min(begin + rows_of_piece, shape.queries), visit);
+      const index_t end = std::min(begin + rows_of_piece, shape.queries);
+      if constexpr (requires { visit.of_piece(); }) {
+        auto of_piece = visit.of_piece();
+        visit_groups<S>(shape, mask, head / shape.heads, head % shape.heads, begin, end,
+                        [&](const RowGroup& group) { of_piece(group); });
+        of_piece.finish();
+      } else {
+        visit_groups<S>(shape, mask, head / shape.heads, head % shape.heads, begin, end, visit);
+      }
     }
   });
 }
