@@ -120,7 +120,7 @@ class LoneRows {
  private:
   const SoftmaxKernels<T>& kernels_;
   index_t count_ = 0;
-  LoneRow<T> rows_[most_lone_rows];
+  LoneRow<T> rows_[max_lone_rows];
 };
 
 /// Computes softmax of the groups of one call.

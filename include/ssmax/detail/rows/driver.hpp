@@ -18,7 +18,7 @@ struct SoftmaxKernels {
 };
 
 /// Upper bound of a vector's lanes.
-inline constexpr index_t most_lone_rows = 16;
+inline constexpr index_t max_lone_rows = 16;
 
 /// A row whose neighbours see other keys, with its multiplier c.
 template <class T>

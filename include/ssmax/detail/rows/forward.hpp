@@ -53,8 +53,8 @@ template <class T>
 void softmax_lone_rows(const shared::SoftmaxKernels<T>& tables, const shared::LoneRow<T>* rows,
                        index_t count) {
   using namespace detail;
-  RaggedRow<T> ragged[most_lone_rows] = {};
-  bool plain[most_lone_rows] = {}, all_plain = true;
+  RaggedRow<T> ragged[max_lone_rows] = {};
+  bool plain[max_lone_rows] = {}, all_plain = true;
   for (index_t r = 0; r < count; ++r) {
     // A single key has the weight 1 under any finite c, also under one that is not plain.
     const bool single = rows[r].n == 1 && std::isfinite(rows[r].c);

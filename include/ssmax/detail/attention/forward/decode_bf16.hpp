@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "../../kernels/decode.hpp"
+#include "../call/route.hpp"
 #include "../nonfinite/values.hpp"
 #include "../tile/queries.hpp"
 #include "../tile/softmax.hpp"
