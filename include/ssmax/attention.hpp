@@ -83,8 +83,9 @@
 /// multiplies bfloat16 operands and adds the products in float. Logits, states and multipliers are float. The sum
 /// adds the rounded weights. decode_bf16 is bit-identical to prefill_bf16. Exception: rotated rows of odd width. On
 /// neon_bf16, decode_bf16 takes 5 to 12 rows. The bf16 path splits a rotated q or k into two bfloat16 numbers, high
-/// and low. So a multiplier enlarges the error of a logit no more than in float. The bf16 path treats subnormal
-/// numbers as 0. An infinity in a rotated q or k gives NaN.
+/// and low. So a multiplier enlarges the error of a logit no more than in float. With `rounded_rotation`, the path
+/// rounds a rotated q or k to one bfloat16 number. The result is then that of a call without a rope over the rounded
+/// rows. The bf16 path treats subnormal numbers as 0. An infinity in a rotated q or k gives NaN.
 ///
 /// A call allocates once. Exception: with a workspace, a call does not allocate. `out` and `lse` must not overlap the
 /// inputs. To omit lse, pass `View{}`: a null pointer with extents is an error. Throws std::invalid_argument for
@@ -133,6 +134,7 @@ struct AttentionOptions {
   std::span<const detail::ComputeType<T>> sinks{};     ///< One number per head.
   Workspace* workspace = nullptr;                      ///< Memory that calls reuse.
   bool float_products = false;      ///< If true, bfloat16 is multiplied in float on every target.
+  bool rounded_rotation = false;    ///< If true, the bf16 path rounds rotated q and k to bfloat16.
   bool scaled_sinks = false;        ///< If true, a sink is a logit: c·sink. (Not in finish.)
   bool rotate_source_keys = false;  ///< If true, the rope rotates the keys of a source in the call.
   /// Numbers of queries and keys of each sequence. (Not in attention_partial, finish and over MPI.)

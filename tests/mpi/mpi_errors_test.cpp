@@ -88,6 +88,12 @@ TEST_CASE("the error names the argument that differs between ranks", "[mpi][erro
                         {"mpi::attention", "float_products"});
     check_refused_alike(call, call.refused_backward(options), {"mpi::attention_backward", "float_products"});
   }
+  SECTION("rounded_rotation") {
+    Call call;
+    const AttentionOptions<double> options{.rounded_rotation = is_last()};
+    check_refused_alike(call, call.refused(Full{}, Identity{}, options),
+                        {"mpi::attention", "rounded_rotation"});
+  }
   SECTION("the rope") {
     Call call;
     const ssmax::Rope<double> rope({.width = 4, .theta = is_last() ? 10'000.0 : 500'000.0}, 40);

@@ -162,7 +162,7 @@ class BackwardTask {
         std::fill_n(head_sums_.value_sums(problem_, batch_, kv_head_, key), forward_.value_width(),
                     Compute{0});
       }
-      if (forward_.has_rope() && forward_.rotate_keys && forward_.rows() > 0) {
+      if (forward_.rotates_keys() && forward_.rows() > 0) {
         const index_t position =
             forward_.key_position + variant_.key_position(query, problem_.first_key() + key);
         rotate(forward_.rope, dk, d, dk, d, 1, d, position, true);

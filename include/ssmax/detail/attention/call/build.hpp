@@ -32,6 +32,7 @@ Problem<ComputeType<T>> make_problem(const View<const Q, 4>& q, const AnyKeys<Co
                                   .scale = logit_scale(options, q.extent(3)),
                                   .key_position = options.key_position,
                                   .float_products = options.float_products,
+                                  .rounded_rotation = options.rounded_rotation,
                                   .lengths = options.lengths};
   if (options.rope != nullptr) problem.rope = options.rope->tables();
   return problem;

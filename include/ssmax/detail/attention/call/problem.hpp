@@ -43,7 +43,8 @@ struct Problem {
   bool rotate_keys = true;   // false: keys were rotated when stored or sent
   bool from_source = false;  // whether a source of the caller holds the keys
   index_t key_position = 0;
-  bool float_products = false;  // use float products even for bfloat16
+  bool float_products = false;    // use float products even for bfloat16
+  bool rounded_rotation = false;  // bf16 path: a rotated row has one part
   /// The number of queries of the sequence before the queries of q, and after them. Query::index counts all queries.
   index_t first_query = 0, queries_after = 0;
   /// The number of heads of the call after the heads of q. Query::head counts all heads. kv heads are counted from
@@ -56,6 +57,8 @@ struct Problem {
   Caller caller{};
 
   SSMAX_INLINE bool has_rope() const { return rope.cosine != nullptr; }
+  /// Returns whether the call rotates keys.
+  SSMAX_INLINE bool rotates_keys() const { return has_rope() && rotate_keys; }
   /// Returns whether the mask gives the positions for the rope. Exception: keys that a source stored rotated keep
   /// their positions in the sequence.
   SSMAX_INLINE bool mask_defines_positions() const { return rotate_keys || !from_source; }

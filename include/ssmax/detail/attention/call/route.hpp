@@ -71,7 +71,7 @@ WhyNot why_not_bf16_decode(const Problem<Compute>& problem, const Bf16Capabiliti
   if (const WhyNot why_not = why_not_bf16(problem, target)) return why_not;
   if (problem.rows() < min_bf16_decode_rows) return "bfloat16: fewer than 5 rows per kv head";
   if (!target.has_pair_dots) return "bfloat16: this target has no pair dots";
-  if (problem.has_rope() && problem.rotate_keys) return "bfloat16: keys are rotated in the call";
+  if (problem.rotates_keys()) return "bfloat16: keys are rotated in the call";
   return nullptr;
 }
 

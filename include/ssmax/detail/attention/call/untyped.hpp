@@ -29,8 +29,8 @@ struct UntypedGradients {
   Anything dout{}, dlse{}, dq{}, dk{}, dv{}, dsinks{}, accumulate{};
 };
 struct UntypedOptions {
-  Anything scale{}, rope{}, key_position{}, sinks{}, workspace{}, float_products{}, scaled_sinks{},
-      rotate_source_keys{}, lengths{}, explanation{};
+  Anything scale{}, rope{}, key_position{}, sinks{}, workspace{}, float_products{}, rounded_rotation{},
+      scaled_sinks{}, rotate_source_keys{}, lengths{}, explanation{};
 };
 
 }  // namespace detail

@@ -242,7 +242,7 @@ class DecodeTask {
   void range_logits(KeyRange keys, Compute* s) const {
     const index_t d = problem_.width();
     const auto logits = problem_.stored_products.logits;
-    if (logits == nullptr || (problem_.has_rope() && problem_.rotate_keys)) {
+    if (logits == nullptr || (problem_.rotates_keys())) {
       load_keys(problem_, variant_, batch_, kv_head_, keys, memory_.wide);
       kernels<DecodeKernels<Compute, Compute>>().logits(memory_.q, memory_.pitch, count_, memory_.wide, d,
                                                         keys.size(), d, s, key_chunk);

@@ -172,7 +172,7 @@ class PrefillTask {
     if constexpr (!Op::is_bf16) {
       const index_t dv = problem_.value_width();
       if (!problem_.keys.are_both(ElementKind::compute)) return false;
-      if (problem_.has_rope() && problem_.rotate_keys) return false;
+      if (problem_.rotates_keys()) return false;
       if (held.size() < Op::held_keys || held.begin < stored_.begin || held.end > stored_.end) return false;
       if (dv % kernels_.rows != 0) return false;
       const AnyKeyRun run = problem_.keys.run(batch_, kv_head_, held.begin);
@@ -194,12 +194,13 @@ class PrefillTask {
   }
 
   /// bf16 path: points held_ at rows of K in place and returns true if all of these conditions hold:
-  /// - Rows have one part and need no padding.
+  /// - Rows have one part, and need no rotation and no padding.
   /// - The keys are whole key blocks of one key run, so that no product reads past the last key.
   /// - The rows are close to each other (are_far returns false).
   bool point_at_rows_of_k([[maybe_unused]] KeyRange keys) {
     if constexpr (Op::is_bf16) {
-      if (logit_parts(problem_) > 1 || memory_.depth != problem_.width()) return false;
+      if (logit_parts(problem_) > 1 || problem_.rotates_keys() || memory_.depth != problem_.width())
+        return false;
       if (keys.begin % memory_.block_keys != 0 || keys.size() % memory_.block_keys != 0) return false;
       const AnyKeyRun run = problem_.keys.run(batch_, kv_head_, keys.begin);
       if (run.count < keys.size() || are_far(run.k_stride, problem_.width())) return false;

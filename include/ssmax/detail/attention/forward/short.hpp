@@ -115,7 +115,7 @@ class ShortTask {
     bool k_in_place = false, v_in_place = false;
     if (stored_.begin == 0 && stored_.end == length_ && length_ > 0) {
       const AnyKeyRun run = problem_.keys.run(batch_, kv_head_, 0);
-      const bool whole = run.count >= length_, rotates = problem_.has_rope() && problem_.rotate_keys;
+      const bool whole = run.count >= length_, rotates = problem_.rotates_keys();
       k_in_place =
           whole && problem_.keys.k_kind() == ElementKind::compute && length_ % kernels_.rows == 0 && !rotates;
       v_in_place = whole && problem_.keys.v_kind() == ElementKind::compute && dv % kernels_.width == 0;

@@ -25,7 +25,7 @@ void load_keys(const Problem<Compute>& problem, const Variant<Compute>& variant,
   const index_t d = problem.width();
   const Query query{batch, problem.first_head() + kv_head * problem.heads_per_kv_head(), 0,
                     problem.shape(batch)};
-  const bool rotated = problem.has_rope() && problem.rotate_keys;
+  const bool rotated = problem.rotates_keys();
   for_each_run(problem.keys, batch, kv_head, range, [&](index_t key, const AnyKeyRun& run) {
     for (index_t i = 0; i < run.count; ++i, out += d) {
       const Compute* row = problem.keys.load_k(run, i, out);

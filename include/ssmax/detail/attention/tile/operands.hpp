@@ -11,7 +11,7 @@
 //
 // A rotated row is not exact in bfloat16. Rounding the row would add an error of 2^-9 to each term of its logits,
 // and SSMax multiplies logits by 4 to 10. So the bf16 path splits a rotated row into two parts, x = high + low. The
-// two parts hold 16 bits of x. The channels of the product are:
+// two parts hold 16 bits of x. With the option rounded_rotation, a rotated row has one part. The channels of the product are:
 //
 // | keys | channels of q | channels of k |
 // |---|---|---|
@@ -32,7 +32,8 @@ SSMAX_BEGIN_DETAIL
 /// Returns the number of parts of a row of q or k.
 template <class Compute>
 index_t logit_parts(const Problem<Compute>& problem) {
-  return !problem.has_rope() ? 1 : problem.rotate_keys ? 3 : 2;
+  if (!problem.has_rope() || problem.rounded_rotation) return 1;
+  return problem.rotate_keys ? 3 : 2;
 }
 
 /// Returns the number of channels that the product of q and k sums over. On the bf16 path the number is rounded up
@@ -60,12 +61,14 @@ void load_query_parts(const Problem<Compute>& problem, const Variant<Compute>& v
                       index_t depth, Compute* widened_row, bfloat16* out) {
   const index_t d = problem.width(), parts = logit_parts(problem);
   std::fill(out + parts * d, out + depth, bfloat16{});
-  if (parts == 1) {
+  if (!problem.has_rope()) {
     std::copy_n(problem.q.template stored_as<bfloat16>(query.batch, query.head, problem.row_of(query)), d,
                 out);
     return;
   }
-  split_row(load_query(problem, variant, query, widened_row), d, out, out + d, widened_row + d);
+  const Compute* row = load_query(problem, variant, query, widened_row);
+  if (parts == 1) return narrow(row, d, out);
+  split_row(row, d, out, out + d, widened_row + d);
   if (parts == 3) std::copy_n(out, d, out + 2 * d);
 }
 
@@ -76,10 +79,14 @@ void load_key_parts(const Problem<Compute>& problem, const Variant<Compute>& var
   const index_t d = problem.width(), parts = logit_parts(problem);
   for_each_run(problem.keys, batch, kv_head, range, [&](index_t key, const AnyKeyRun& run) {
     for (index_t i = 0; i < run.count; ++i, out += depth) {
-      if (parts == 3) {
+      if (problem.rotates_keys()) {
         load_keys(problem, variant, batch, kv_head, {key + i, key + i + 1}, widened_row);
-        split_row(widened_row, d, out, out + 2 * d, widened_row + d);
-        std::copy_n(out, d, out + d);
+        if (parts == 1) {
+          narrow(widened_row, d, out);
+        } else {
+          split_row(widened_row, d, out, out + 2 * d, widened_row + d);
+          std::copy_n(out, d, out + d);
+        }
       } else {
         for (index_t part = 0; part < parts; ++part) {
           std::copy_n(static_cast<const bfloat16*>(run.k) + i * run.k_stride, d, out + part * d);
