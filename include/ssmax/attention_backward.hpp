@@ -63,7 +63,8 @@
 /// | dk | dz; with a rope also q | 2.1 ε · scale Σ_i abs(dz_ij) abs(q_i) |
 /// | dc | - | 1.1 ε · abs(dc_i), so ds, db and others: the sum of the bounds of the rows |
 ///
-/// With a rope, the bounds of dq and dk are larger by ε, and abs means the norm of a rotated pair of channels.
+/// With a rope, the bounds of dq and dk are larger by ε, and abs means the norm of a rotated pair of channels. With
+/// `rounded_rotation`, the bounds hold against the gradients of the rounded rows.
 /// Logits, δ and u are float. The bf16 path adds dc before it rounds. For logits, it splits a rotated q or k into two
 /// bfloat16 numbers, high and low. So a multiplier enlarges the error no more than in float. For dk and dq, it uses
 /// the high part only. The lse of the prefill_bf16 path is the logarithm of a sum of rounded weights. Its error is up

@@ -10,12 +10,13 @@ SSMAX_BEGIN_SHARED
 /// to whole vectors.
 template <class T, class X>
 struct DecodeKernels {
-  /// Writes s[rows × keys] = q[rows × d] · k[keys × d]ᵀ.
+  /// Writes s[rows × keys] = q[rows × d] · k[keys × d]ᵀ. Several rows prefetch the key that lies `ahead` keys
+  /// later, unless `ahead` is 0.
   void (*logits)(const T* q, index_t q_stride, index_t rows, const X* k, index_t k_stride, index_t keys,
-                 index_t d, T* s, index_t s_stride);
-  /// Computes o[rows × dv] += s[rows × keys] · v[keys × dv].
+                 index_t d, index_t ahead, T* s, index_t s_stride);
+  /// Computes o[rows × dv] += s[rows × keys] · v[keys × dv]. Prefetches as `logits` does.
   void (*accumulate)(const T* s, index_t s_stride, index_t rows, index_t keys, const X* v, index_t v_stride,
-                     index_t dv, T* o, index_t o_stride);
+                     index_t dv, index_t ahead, T* o, index_t o_stride);
 };
 
 /// The number of keys that are packed together.

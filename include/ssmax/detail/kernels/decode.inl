@@ -15,7 +15,7 @@
 // | 4 KiB | 17 GB/s | 23 GB/s | 24 GB/s |
 
 /// Number of queries that share one reading of K and V. Eight queries with AVX-512's registers were slower,
-/// in the cache (16 instead of 19 GB/s) and from memory (10 instead of 12). Prefetching was slower as well.
+/// in the cache (16 instead of 19 GB/s) and from memory (10 instead of 12).
 template <class S>
 inline constexpr int decode_most_rows = S::width < 4 ? static_cast<int>(S::width) : 4;
 
@@ -51,19 +51,28 @@ SSMAX_INLINE typename S::V load_stored_part(const X* p, index_t count) {
   }
 }
 
+/// The number of keys that more queries read together, before the next keys. So only the first of these queries read
+/// the keys from beyond the first-level cache.
+inline constexpr index_t decode_tile = 64;
+
 inline constexpr index_t prefetched_keys = 64;
 
 /// Prefetches `count` numbers of the row that is prefetched_keys rows after p. The row may lie past the end. With
 /// one query, 16-bit rows are widened and multiplied about as fast as memory delivers the rows. Prefetching
 /// brings 23 instead of 11 GB/s on an Intel processor with AMX (32 rows ahead: 17). Rows of float became 16 %
 /// slower. Only targets with AVX-512 prefetch, because the others were not measured.
+///
+/// Several queries prefetch `ahead` rows, unless `ahead` is 0.
 template <class S, int rows, class X>
-SSMAX_INLINE void prefetch_row(const X* p, index_t stride, index_t count) {
-  if constexpr (S::width == 16 && rows == 1 && sizeof(X) < sizeof(typename S::Value)) {
-    const auto ahead = reinterpret_cast<std::uintptr_t>(p) +
-                       static_cast<std::uintptr_t>(prefetched_keys * stride) * sizeof(X);
-    const std::uintptr_t end = ahead + static_cast<std::uintptr_t>(count) * sizeof(X);
-    for (std::uintptr_t line = ahead / 64 * 64; line < end; line += 64)
+SSMAX_INLINE void prefetch_row(const X* p, index_t stride, index_t count, index_t ahead) {
+  constexpr bool always = rows == 1 && sizeof(X) < sizeof(typename S::Value);
+  if constexpr (S::width == 16 && (always || rows > 1)) {
+    if (!always && ahead == 0) return;
+    const auto ahead_bytes =
+        static_cast<std::uintptr_t>((always ? prefetched_keys : ahead) * stride) * sizeof(X);
+    const auto ahead_of_p = reinterpret_cast<std::uintptr_t>(p) + ahead_bytes;
+    const std::uintptr_t end = ahead_of_p + static_cast<std::uintptr_t>(count) * sizeof(X);
+    for (std::uintptr_t line = ahead_of_p / 64 * 64; line < end; line += 64)
       __builtin_prefetch(reinterpret_cast<const void*>(line));
   }
 }
@@ -71,7 +80,7 @@ SSMAX_INLINE void prefetch_row(const X* p, index_t stride, index_t count) {
 /// Writes s[rows][·] = q[rows × d] · k[·][d] for width / rows keys at a time.
 template <class S, int rows, class X>
 void decode_logits_rows(const typename S::Value* q, index_t q_stride, const X* k, index_t k_stride,
-                        index_t keys, index_t d, typename S::Value* s, index_t s_stride) {
+                        index_t keys, index_t d, index_t ahead, typename S::Value* s, index_t s_stride) {
   using T = typename S::Value;
   using V = typename S::V;
   constexpr int step = static_cast<int>(S::width) / rows;
@@ -81,7 +90,7 @@ void decode_logits_rows(const typename S::Value* q, index_t q_stride, const X* k
     const X* key[step];
     SSMAX_UNROLL
     for (int j = 0; j < step; ++j) key[j] = k + (first + std::min<index_t>(j, count - 1)) * k_stride;
-    for (int j = 0; j < step; ++j) prefetch_row<S, rows>(key[j], k_stride, d);
+    for (int j = 0; j < step; ++j) prefetch_row<S, rows>(key[j], k_stride, d, ahead);
     V sum[rows * step];
     SSMAX_UNROLL
     for (int i = 0; i < rows * step; ++i) sum[i] = S::set(0);
@@ -138,23 +147,29 @@ void decode_logits_rows(const typename S::Value* q, index_t q_stride, const X* k
 
 template <class S, class X>
 void decode_logits(const typename S::Value* q, index_t q_stride, index_t rows, const X* k, index_t k_stride,
-                   index_t keys, index_t d, typename S::Value* s, index_t s_stride) {
-  index_t r = 0;
-  if constexpr (decode_most_rows<S> >= 4) {
-    for (; r + 4 <= rows; r += 4)
-      decode_logits_rows<S, 4>(q + r * q_stride, q_stride, k, k_stride, keys, d, s + r * s_stride, s_stride);
+                   index_t keys, index_t d, index_t ahead, typename S::Value* s, index_t s_stride) {
+  const index_t tile = rows > decode_most_rows<S> ? decode_tile : keys;
+  for (index_t first = 0; first < keys; first += tile, k += tile * k_stride, s += tile) {
+    const index_t count = std::min(tile, keys - first);
+    index_t r = 0;
+    const auto step = [&]<int step_rows>(std::integral_constant<int, step_rows>) {
+      decode_logits_rows<S, step_rows>(q + r * q_stride, q_stride, k, k_stride, count, d, r == 0 ? ahead : 0,
+                                       s + r * s_stride, s_stride);
+      r += step_rows;
+    };
+    if constexpr (decode_most_rows<S> >= 4) {
+      while (r + 4 <= rows) step(std::integral_constant<int, 4>{});
+    }
+    if constexpr (decode_most_rows<S> >= 2) {
+      while (r + 2 <= rows) step(std::integral_constant<int, 2>{});
+    }
+    while (r < rows) step(std::integral_constant<int, 1>{});
   }
-  if constexpr (decode_most_rows<S> >= 2) {
-    for (; r + 2 <= rows; r += 2)
-      decode_logits_rows<S, 2>(q + r * q_stride, q_stride, k, k_stride, keys, d, s + r * s_stride, s_stride);
-  }
-  for (; r < rows; ++r)
-    decode_logits_rows<S, 1>(q + r * q_stride, q_stride, k, k_stride, keys, d, s + r * s_stride, s_stride);
 }
 
 template <class S, int rows, int vectors, class X>
 SSMAX_INLINE void decode_accumulate_block(const typename S::Value* s, index_t s_stride, index_t keys,
-                                          const X* v, index_t v_stride, typename S::Value* o,
+                                          const X* v, index_t v_stride, index_t ahead, typename S::Value* o,
                                           index_t o_stride) {
   using V = typename S::V;
   V sum[rows][vectors];
@@ -164,7 +179,7 @@ SSMAX_INLINE void decode_accumulate_block(const typename S::Value* s, index_t s_
     for (int j = 0; j < vectors; ++j) sum[i][j] = S::set(0);
   }
   for (index_t key = 0; key < keys; ++key) {
-    prefetch_row<S, rows>(v + key * v_stride, v_stride, vectors * S::width);
+    prefetch_row<S, rows>(v + key * v_stride, v_stride, vectors * S::width, ahead);
     V x[vectors];
     SSMAX_UNROLL
     for (int j = 0; j < vectors; ++j) x[j] = load_stored<S>(v + key * v_stride + j * S::width);
@@ -187,24 +202,25 @@ SSMAX_INLINE void decode_accumulate_block(const typename S::Value* s, index_t s_
 
 template <class S, int rows, class X>
 void decode_accumulate_rows(const typename S::Value* s, index_t s_stride, index_t keys, const X* v,
-                            index_t v_stride, index_t dv, typename S::Value* o, index_t o_stride) {
+                            index_t v_stride, index_t dv, index_t ahead, typename S::Value* o,
+                            index_t o_stride) {
   using V = typename S::V;
   index_t c = 0;
   if constexpr (2 * S::tile_rows / rows >= 8) {
     for (; c + 8 * S::width <= dv; c += 8 * S::width) {
-      decode_accumulate_block<S, rows, 8>(s, s_stride, keys, v + c, v_stride, o + c, o_stride);
+      decode_accumulate_block<S, rows, 8>(s, s_stride, keys, v + c, v_stride, ahead, o + c, o_stride);
     }
   }
   if constexpr (2 * S::tile_rows / rows >= 4) {
     for (; c + 4 * S::width <= dv; c += 4 * S::width) {
-      decode_accumulate_block<S, rows, 4>(s, s_stride, keys, v + c, v_stride, o + c, o_stride);
+      decode_accumulate_block<S, rows, 4>(s, s_stride, keys, v + c, v_stride, ahead, o + c, o_stride);
     }
   }
   for (; c + 2 * S::width <= dv; c += 2 * S::width) {
-    decode_accumulate_block<S, rows, 2>(s, s_stride, keys, v + c, v_stride, o + c, o_stride);
+    decode_accumulate_block<S, rows, 2>(s, s_stride, keys, v + c, v_stride, ahead, o + c, o_stride);
   }
   for (; c + S::width <= dv; c += S::width) {
-    decode_accumulate_block<S, rows, 1>(s, s_stride, keys, v + c, v_stride, o + c, o_stride);
+    decode_accumulate_block<S, rows, 1>(s, s_stride, keys, v + c, v_stride, ahead, o + c, o_stride);
   }
   if (c == dv) return;
   V sum[rows];
@@ -221,21 +237,24 @@ void decode_accumulate_rows(const typename S::Value* s, index_t s_stride, index_
 
 template <class S, class X>
 void decode_accumulate(const typename S::Value* s, index_t s_stride, index_t rows, index_t keys, const X* v,
-                       index_t v_stride, index_t dv, typename S::Value* o, index_t o_stride) {
-  index_t r = 0;
-  if constexpr (decode_most_rows<S> >= 4) {
-    for (; dv <= decode_narrow<S> && r + 4 <= rows; r += 4)
-      decode_accumulate_rows<S, 4>(s + r * s_stride, s_stride, keys, v, v_stride, dv, o + r * o_stride,
-                                   o_stride);
+                       index_t v_stride, index_t dv, index_t ahead, typename S::Value* o, index_t o_stride) {
+  const index_t tile = rows > decode_most_rows<S> ? decode_tile : keys;
+  for (index_t first = 0; first < keys; first += tile, v += tile * v_stride, s += tile) {
+    const index_t count = std::min(tile, keys - first);
+    index_t r = 0;
+    const auto step = [&]<int step_rows>(std::integral_constant<int, step_rows>) {
+      decode_accumulate_rows<S, step_rows>(s + r * s_stride, s_stride, count, v, v_stride, dv,
+                                           r == 0 ? ahead : 0, o + r * o_stride, o_stride);
+      r += step_rows;
+    };
+    if constexpr (decode_most_rows<S> >= 4) {
+      while (dv <= decode_narrow<S> && r + 4 <= rows) step(std::integral_constant<int, 4>{});
+    }
+    if constexpr (decode_most_rows<S> >= 2) {
+      while (r + 2 <= rows) step(std::integral_constant<int, 2>{});
+    }
+    while (r < rows) step(std::integral_constant<int, 1>{});
   }
-  if constexpr (decode_most_rows<S> >= 2) {
-    for (; r + 2 <= rows; r += 2)
-      decode_accumulate_rows<S, 2>(s + r * s_stride, s_stride, keys, v, v_stride, dv, o + r * o_stride,
-                                   o_stride);
-  }
-  for (; r < rows; ++r)
-    decode_accumulate_rows<S, 1>(s + r * s_stride, s_stride, keys, v, v_stride, dv, o + r * o_stride,
-                                 o_stride);
 }
 
 /// The empty table of targets without pair dots.

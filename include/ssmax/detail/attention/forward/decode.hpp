@@ -17,6 +17,7 @@
 #include "../tile/state.hpp"
 #include "../tile/visibility.hpp"
 #include "epilogue.hpp"
+#include "prefetch.hpp"
 
 SSMAX_BEGIN_DETAIL
 
@@ -94,6 +95,7 @@ class DecodeTask {
       softmax_[r] = OnlineSoftmax<Compute>(multipliers_.of_softmax(row));
     }
     if (variant_.has_runs) distinct_rows_ = variant_.has_same_runs(memory_.rows, count) ? 1 : count;
+    prefetch_ = keys_to_prefetch(problem_, seen);
     return seen;
   }
 
@@ -245,12 +247,12 @@ class DecodeTask {
     if (logits == nullptr || (problem_.rotates_keys())) {
       load_keys(problem_, variant_, batch_, kv_head_, keys, memory_.wide);
       kernels<DecodeKernels<Compute, Compute>>().logits(memory_.q, memory_.pitch, count_, memory_.wide, d,
-                                                        keys.size(), d, s, key_chunk);
+                                                        keys.size(), d, 0, s, key_chunk);
       return;
     }
     for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const AnyKeyRun& run) {
-      logits(memory_.q, memory_.pitch, count_, run.k, run.k_stride, run.count, d, s + (key - keys.begin),
-             key_chunk);
+      logits(memory_.q, memory_.pitch, count_, run.k, run.k_stride, run.count, d, prefetch_,
+             s + (key - keys.begin), key_chunk);
     });
   }
 
@@ -279,13 +281,13 @@ class DecodeTask {
     const index_t dv = memory_.dv;
     if (const auto add = problem_.stored_products.accumulate; add != nullptr) {
       for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const AnyKeyRun& run) {
-        add(memory_.s + first + (key - keys.begin), key_chunk, rows, run.count, run.v, run.v_stride, dv, to,
-            dv);
+        add(memory_.s + first + (key - keys.begin), key_chunk, rows, run.count, run.v, run.v_stride, dv,
+            prefetch_, to, dv);
       });
     } else {
       load_values(problem_.keys, batch_, kv_head_, keys, memory_.wide);
       kernels<DecodeKernels<Compute, Compute>>().accumulate(memory_.s + first, key_chunk, rows, keys.size(),
-                                                            memory_.wide, dv, dv, to, dv);
+                                                            memory_.wide, dv, dv, 0, to, dv);
     }
   }
 
@@ -316,8 +318,7 @@ class DecodeTask {
       load_values(problem_.keys, batch_, kv_head_, part, values);
       copy_finite(values, part.size() * dv, values);
       kernels<DecodeKernels<Compute, Compute>>().accumulate(memory_.s + first + (part.begin - keys.begin),
-                                                            key_chunk, rows, part.size(), values, dv, dv, to,
-                                                            dv);
+                                                            key_chunk, rows, part.size(), values, dv, dv, 0, to, dv);
     };
     if (problem_.stored_products.accumulate == nullptr) return add(keys);
     for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const AnyKeyRun& run) {
@@ -333,7 +334,7 @@ class DecodeTask {
   Seen seen_[decode_rows];            // visible keys of the chunk, per row
   index_t distinct_rows_ = 0;         // under a mask with runs: 1 if all rows have the same runs, else count_
   std::uint32_t visible_blocks_ = 0;  // under a mask with runs: one bit per visible_block keys of the chunk
-  index_t batch_ = 0, kv_head_ = 0, count_ = 0;
+  index_t batch_ = 0, kv_head_ = 0, count_ = 0, prefetch_ = 0;
 };
 
 SSMAX_END

@@ -17,6 +17,8 @@ inline constexpr index_t max_cached_numbers = index_t{128} << 10;
 /// | 0 | 12 GB/s | 14 GB/s |
 /// | 64 | 22 GB/s | 20 GB/s |
 /// | 128 | 21 GB/s | 22 GB/s |
+///
+/// With float, 8 queries and width 64: 37 instead of 21 GB/s from the third-level cache, 27 instead of 18 from memory.
 template <class Compute>
 index_t keys_to_prefetch(const Problem<Compute>& problem, KeyRange keys) {
   return keys.size() * (problem.width() + problem.value_width()) <= max_cached_numbers ? 0 : 64;

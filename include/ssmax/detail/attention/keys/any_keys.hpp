@@ -23,9 +23,9 @@ struct AnyKeyRun {
 template <class Compute>
 struct StoredProducts {
   void (*logits)(const Compute* q, index_t q_stride, index_t rows, const void* k, index_t k_stride,
-                 index_t keys, index_t d, Compute* s, index_t s_stride) = nullptr;
+                 index_t keys, index_t d, index_t ahead, Compute* s, index_t s_stride) = nullptr;
   void (*accumulate)(const Compute* s, index_t s_stride, index_t rows, index_t keys, const void* v,
-                     index_t v_stride, index_t dv, Compute* o, index_t o_stride) = nullptr;
+                     index_t v_stride, index_t dv, index_t ahead, Compute* o, index_t o_stride) = nullptr;
 };
 
 SSMAX_END

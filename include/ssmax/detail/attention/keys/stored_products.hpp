@@ -10,15 +10,15 @@ SSMAX_BEGIN_DETAIL
 
 template <class Compute, class X>
 void stored_logits(const Compute* q, index_t q_stride, index_t rows, const void* k, index_t k_stride,
-                   index_t keys, index_t d, Compute* s, index_t s_stride) {
+                   index_t keys, index_t d, index_t ahead, Compute* s, index_t s_stride) {
   kernels<DecodeKernels<Compute, X>>().logits(q, q_stride, rows, static_cast<const X*>(k), k_stride, keys, d,
-                                              s, s_stride);
+                                              ahead, s, s_stride);
 }
 template <class Compute, class X>
 void accumulate_stored(const Compute* s, index_t s_stride, index_t rows, index_t keys, const void* v,
-                       index_t v_stride, index_t dv, Compute* o, index_t o_stride) {
+                       index_t v_stride, index_t dv, index_t ahead, Compute* o, index_t o_stride) {
   kernels<DecodeKernels<Compute, X>>().accumulate(s, s_stride, rows, keys, static_cast<const X*>(v), v_stride,
-                                                  dv, o, o_stride);
+                                                  dv, ahead, o, o_stride);
 }
 
 /// Returns the products with keys of type K and values of type V. Exception: the pointer is null for your own
