@@ -130,7 +130,8 @@ void register_decode() {
     index_t width;
   };
   for (const auto [heads, kv_heads, width] : {Heads{12, 12, 64}, Heads{16, 2, 64}, Heads{16, 2, 128}}) {
-    for (const index_t n : {1024, 8192, 32768}) {
+    for (const index_t n : {1024, 8192, 32768, 131072}) {
+      if (n == 131072 && (heads == kv_heads || width > 64)) continue;  // 134 MB of keys and values in float
       for (const ElementType type : {ElementType::f32, ElementType::bf16, ElementType::f16}) {
         for (const int threads : {1, 2}) {
           register_shape({heads, kv_heads, width, n, 1}, type, threads);

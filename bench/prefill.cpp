@@ -32,26 +32,33 @@ ssmax::AttentionArguments<T> our_arguments(const AttentionArguments& a) {
 
 template <class T, class Scaling, class Mask>
 Run attend(const AttentionArguments& a, const Scaling& scaling, const Mask& mask,
-           const std::shared_ptr<const ssmax::Rope<float>>& rope) {
+           const std::shared_ptr<const ssmax::Rope<float>>& rope, bool rounds_rotation) {
   const ssmax::AttentionArguments<T> arguments = our_arguments<T>(a);
   if (a.threads == 1) {
-    return [=] { ssmax::attention<T>(arguments, scaling, mask, {.rope = rope.get()}); };
+    return [=] {
+      ssmax::attention<T>(arguments, scaling, mask,
+                          {.rope = rope.get(), .rounded_rotation = rounds_rotation});
+    };
   }
   const auto pool = std::make_shared<ssmax::ThreadPool>(a.threads);
-  return [=] { ssmax::attention<T>(arguments, scaling, mask, {.rope = rope.get()}, *pool); };
+  return [=] {
+    ssmax::attention<T>(arguments, scaling, mask, {.rope = rope.get(), .rounded_rotation = rounds_rotation},
+                        *pool);
+  };
 }
 
 template <class T, class Scaling>
-Run attend(const AttentionArguments& a, const Scaling& scaling, bool with_rope) {
+Run attend(const AttentionArguments& a, const Scaling& scaling, const AttentionFormula& formula) {
+  const bool rounds = formula.rounds_rotation;
   std::shared_ptr<const ssmax::Rope<float>> rope;
-  if (with_rope) {
+  if (formula.rope) {
     rope = std::make_shared<const ssmax::Rope<float>>(ssmax::RopeOptions{.width = a.shape.width}, a.shape.n);
   }
   if (a.visibility.window > 0) {
-    return attend<T>(a, scaling, ssmax::SlidingWindow{a.visibility.window - 1}, rope);
+    return attend<T>(a, scaling, ssmax::SlidingWindow{a.visibility.window - 1}, rope, rounds);
   }
-  if (a.visibility.causal) return attend<T>(a, scaling, ssmax::Causal{}, rope);
-  return attend<T>(a, scaling, ssmax::Full{}, rope);
+  if (a.visibility.causal) return attend<T>(a, scaling, ssmax::Causal{}, rope, rounds);
+  return attend<T>(a, scaling, ssmax::Full{}, rope, rounds);
 }
 
 template <class Scaling>
@@ -59,8 +66,8 @@ Implementation<AttentionArguments> ours(const std::string& name, const Scaling& 
                                         AttentionFormula formula) {
   return {name,
           [=](const AttentionArguments& a) -> Run {
-            if (a.type == ElementType::bf16) return attend<ssmax::bfloat16>(a, scaling, formula.rope);
-            return attend<float>(a, scaling, formula.rope);
+            if (a.type == ElementType::bf16) return attend<ssmax::bfloat16>(a, scaling, formula);
+            return attend<float>(a, scaling, formula);
           },
           [formula](const AttentionArguments& a) { return compare_attention(a, formula); },
           [](const AttentionArguments&) { return std::string(ssmax::target_name(ssmax::active_target())); }};
@@ -70,12 +77,15 @@ Implementation<AttentionArguments> plain() {
   return ours("softmax", ssmax::Softmax{}, {softmax_multiplier, false});
 }
 
-Implementations variants() {
+Implementations variants(ElementType type) {
   const ssmax::SSMax<float> ssmax{s};
-  return {ours("ssmax", ssmax, {ssmax_multiplier, false}),
-          ours("ssmax_bias", ssmax::SSMax<float>{s, b}, {ssmax_bias_multiplier, false}),
-          ours("ssmax_rope", ssmax, {ssmax_multiplier, true}),
-          ours("softmax_rope", ssmax::Softmax{}, {softmax_multiplier, true})};
+  Implementations all{ours("ssmax", ssmax, {ssmax_multiplier, false}),
+                      ours("ssmax_bias", ssmax::SSMax<float>{s, b}, {ssmax_bias_multiplier, false}),
+                      ours("ssmax_rope", ssmax, {ssmax_multiplier, true}),
+                      ours("softmax_rope", ssmax::Softmax{}, {softmax_multiplier, true})};
+  if (type == ElementType::bf16)
+    all.push_back(ours("ssmax_rope_rounded", ssmax, {ssmax_multiplier, true, true}));
+  return all;
 }
 
 // Returns true if the peer is fast enough for the shape. Peers that store all logits would need minutes and gigabytes for
@@ -107,7 +117,7 @@ void register_shape(const AttentionShape& shape, Visibility visibility, ElementT
       shape.name() + "_" + visibility.name() + "_" + ssmax_bench::name(type) + "_t" + std::to_string(threads);
   Implementations all{plain()};
   if (threads == 1 && visibility.window == 0 && (shape.n == 2048 || shape.n == 4096)) {
-    for (auto& variant : variants()) all.push_back(std::move(variant));
+    for (auto& variant : variants(type)) all.push_back(std::move(variant));
   }
   const AttentionArguments probe{
       .shape = shape, .visibility = visibility, .type = type, .threads = threads, .fold = true};
@@ -147,7 +157,7 @@ void register_short() {
   for (const AttentionShape& shape : short_shapes) {
     const AttentionArguments probe{
         .shape = shape, .visibility = {}, .type = ElementType::f32, .threads = 1, .fold = true};
-    Implementations all{plain(), variants().front()};
+    Implementations all{plain(), variants(ElementType::f32).front()};
     for (auto& peer : peers_for(probe)) {
       if (peer.name == "torch") all.push_back(std::move(peer));
     }

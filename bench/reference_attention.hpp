@@ -15,6 +15,7 @@ namespace ssmax_bench {
 struct AttentionFormula {
   double (*multiplier)(index_t n);
   bool rope;
+  bool rounds_rotation = false;  // rotated q and k are rounded to bfloat16
 };
 
 namespace detail {
@@ -70,6 +71,9 @@ inline double attention_row_error(const AttentionArguments& a, const AttentionFo
   const auto load = [&](std::vector<double>& row, const void* data, index_t at, index_t row_position) {
     for (index_t i = 0; i < width; ++i) row[static_cast<std::size_t>(i)] = read(data, a.type, at + i);
     if (formula.rope) rotation.rotate(row, row_position);
+    if (formula.rounds_rotation) {
+      for (double& x : row) x = static_cast<double>(ssmax::bfloat16(static_cast<float>(x)));
+    }
   };
 
   std::vector<double> q(size);
