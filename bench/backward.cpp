@@ -109,9 +109,10 @@ class BackwardData {
 
   AttentionBackwardArguments arguments(const Variant& variant, Visibility visibility, int threads) {
     AttentionBackwardArguments a{AttentionData::of(shape_, type_).arguments(visibility, threads)};
-    const auto [multiplier, rope] = variant.formula;
+    const AttentionFormula& formula = variant.formula;
     const Forward& forward =
-        forwards_.try_emplace({visibility.causal, multiplier, rope}, a, variant.formula).first->second;
+        forwards_.try_emplace({visibility.causal, formula.multiplier, formula.rope}, a, formula)
+            .first->second;
     a.out = forward.out.data();
     a.lse = forward.lse.data();
     a.dout = dout_.data();

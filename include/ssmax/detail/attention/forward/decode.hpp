@@ -318,7 +318,8 @@ class DecodeTask {
       load_values(problem_.keys, batch_, kv_head_, part, values);
       copy_finite(values, part.size() * dv, values);
       kernels<DecodeKernels<Compute, Compute>>().accumulate(memory_.s + first + (part.begin - keys.begin),
-                                                            key_chunk, rows, part.size(), values, dv, dv, 0, to, dv);
+                                                            key_chunk, rows, part.size(), values, dv, dv, 0,
+                                                            to, dv);
     };
     if (problem_.stored_products.accumulate == nullptr) return add(keys);
     for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const AnyKeyRun& run) {
