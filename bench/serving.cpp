@@ -199,8 +199,9 @@ void attend_packed(Batch& batch, ThreadPool& pool) {
 
 void register_batch(index_t count, index_t shortest, index_t longest) {
   using Work = std::shared_ptr<Batch>;
-  const std::string shape = "s" + std::to_string(count) + "_h8_d64_n" + std::to_string(shortest) + "-" +
-                            std::to_string(longest) + "_causal_f32_t2";
+  // GCC 12 warns of "s" + std::to_string(…).
+  const std::string shape = std::string("s") + std::to_string(count) + "_h8_d64_n" +
+                            std::to_string(shortest) + "-" + std::to_string(longest) + "_causal_f32_t2";
   const auto batch = std::make_shared<std::shared_ptr<Batch>>();
   const auto work = [=] {
     if (*batch == nullptr) *batch = std::make_shared<Batch>(count, shortest, longest);
