@@ -18,7 +18,7 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// The scratch memory of one thread. q is [tile_lanes][parts][q_pitch].
+/// The scratch memory of one thread. Operand is bfloat16. q is [tile_lanes][parts][q_pitch].
 template <class Compute, class Operand>
 struct DecodeBf16Scratch : ForwardScratch<Compute, Operand> {
   using Base = ForwardScratch<Compute, Operand>;
@@ -41,8 +41,8 @@ struct DecodeBf16Scratch : ForwardScratch<Compute, Operand> {
         before(arena.take<Compute>(tile_lanes * pitch)),
         chunk(arena.take<Compute>(states_size())),
         total(arena.take<Compute>(states_size())) {
-    if (zeros != nullptr)
-      std::fill_n(zeros, std::max(d, dv), Operand{});  // null while the arena counts bytes
+    // Null while the arena counts bytes.
+    if (zeros != nullptr) std::fill_n(zeros, std::max(d, dv), Operand{});
   }
 
   index_t states_size() const { return tile_lanes * (pitch + 2); }
@@ -60,7 +60,7 @@ struct DecodeBf16Scratch : ForwardScratch<Compute, Operand> {
   Compute *chunk, *total;
 };
 
-/// The attention of at most decode_rows queries of a kv head by pair dots of Operand, which is bfloat16.
+/// The attention of at most max_queries() queries of a kv head by pair dots of Operand, which is bfloat16.
 template <class Compute, class Operand>
 class DecodeBf16Task {
  public:
@@ -229,6 +229,7 @@ class DecodeBf16Task {
       add_nonfinite_values(needed, block, seen, state.o);
   }
 
+  /// Returns whether a vector of queries needs a key that is masked for one of them.
   bool masks_any(const Hull* hulls, const NeededKeys& needed, KeyRange block) const {
     for (index_t v = 0; v < needed.vectors; ++v) {
       const KeyRange part = needed.of[v];
