@@ -48,7 +48,7 @@ struct Explanation {
   index_t rows = 0;                 ///< Queries per kv head: queries · heads / kv_heads.
   index_t query_block = 0;          ///< Maximum number of rows that are computed together.
   index_t key_block = 0;            ///< Maximum number of keys that are computed together.
-  index_t tile_lanes = 0;           ///< Rows of a tile; 0 on the decode paths, where keys are in lanes.
+  index_t tile_lanes = 0;           ///< Rows of a tile; 0 on the decode path.
   index_t tasks = 0;                ///< Tasks of the executor before the keys are split.
   index_t key_chunks = 1;           ///< Chunks that the keys of a task are split into; 1: not split.
   index_t threads = 0;              ///< Number of threads that have memory.
