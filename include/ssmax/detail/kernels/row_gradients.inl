@@ -68,10 +68,11 @@ struct SoftmaxRowGradient {
     for (int i = 0; i + 1 < vectors; ++i)
       sum[i % 2] = S::fma(S::load(y + i * w), S::load(dy + i * w), sum[i % 2]);
     constexpr index_t last = (vectors - 1) * w;
-    const V product =
-        S::mul(load_up_to<S>(y + last, n - last, T{0}), load_up_to<S>(dy + last, n - last, T{0}));
-    if constexpr (vectors <= 1) return product;
-    return S::add(S::add(sum[0], sum[1]), product);
+    // A product that is added is part of an FMA: the compiler would choose per caller whether to make it one.
+    V& to = sum[(vectors - 1) % 2];
+    to = S::fma(load_up_to<S>(y + last, n - last, T{0}), load_up_to<S>(dy + last, n - last, T{0}), to);
+    if constexpr (vectors <= 1) return to;
+    return S::add(sum[0], sum[1]);
   }
 
   template <int vectors, bool with_logits>
@@ -126,7 +127,7 @@ struct LogSoftmaxRowGradient {
   }
 
   SSMAX_INLINE static V difference(const Exp<S>& exp, V log_p, V dy, V total) {
-    return S::keep(unmasked<S>(log_p), S::sub(dy, S::mul(total, exp(log_p))));
+    return S::keep(unmasked<S>(log_p), S::fma(S::sub(S::set(T{0}), total), exp(log_p), dy));
   }
 
   template <int vectors, bool with_logits>

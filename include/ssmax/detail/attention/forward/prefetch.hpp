@@ -1,6 +1,8 @@
 // Decides whether few queries prefetch keys and values.
 #pragma once
 
+#include <algorithm>
+
 #include "../call/problem.hpp"
 
 SSMAX_BEGIN_DETAIL
@@ -21,7 +23,8 @@ inline constexpr index_t max_cached_numbers = index_t{128} << 10;
 /// With float, 8 queries and width 64: 37 instead of 21 GB/s from the third-level cache, 27 instead of 18 from memory.
 template <class Compute>
 index_t keys_to_prefetch(const Problem<Compute>& problem, KeyRange keys) {
-  return keys.size() * (problem.width() + problem.value_width()) <= max_cached_numbers ? 0 : 64;
+  const index_t width = std::max<index_t>(1, problem.width() + problem.value_width());
+  return keys.size() <= max_cached_numbers / width ? 0 : 64;
 }
 
 SSMAX_END
