@@ -11,7 +11,8 @@
 //
 // A rotated row is not exact in bfloat16. Rounding the row would add an error of 2^-9 to each term of its logits,
 // and SSMax multiplies logits by 4 to 10. So the bf16 path splits a rotated row into two parts, x = high + low. The
-// two parts hold 16 bits of x. With the option rounded_rotation, a rotated row has one part. The channels of the product are:
+// two parts hold 16 bits of x. With the option rounded_rotation, a rotated row has one part. The channels of the
+// product are:
 //
 // | keys | channels of q | channels of k |
 // |---|---|---|
