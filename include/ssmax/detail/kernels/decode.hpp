@@ -10,7 +10,7 @@ SSMAX_BEGIN_SHARED
 /// to whole vectors.
 template <class T, class X>
 struct DecodeKernels {
-  /// Writes s[rows × keys] = q[rows × d] · k[keys × d]ᵀ. Many rows prefetch the key that lies `ahead` keys
+  /// Writes s[rows × keys] = q[rows × d] · k[keys × d]ᵀ. More than four rows prefetch the key that lies `ahead` keys
   /// later, unless `ahead` is 0.
   void (*logits)(const T* q, index_t q_stride, index_t rows, const X* k, index_t k_stride, index_t keys,
                  index_t d, index_t ahead, T* s, index_t s_stride);

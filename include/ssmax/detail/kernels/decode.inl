@@ -51,8 +51,8 @@ SSMAX_INLINE typename S::V load_stored_part(const X* p, index_t count) {
   }
 }
 
-/// The number of keys that more queries read together, before the next keys. So only the first of these queries read
-/// the keys from beyond the first-level cache.
+/// The number of keys that more than decode_most_rows queries read before the next keys. So only the first of these
+/// queries read the keys from beyond the first-level cache.
 inline constexpr index_t decode_tile = 64;
 
 inline constexpr index_t prefetched_keys = 64;
