@@ -3,6 +3,7 @@
 
 #include "exp.hpp"  // for simd/neon_bf16.inl, whose region includes no headers
 #include "lanes.hpp"
+#include "prefill.hpp"
 
 SSMAX_BEGIN_SHARED
 
@@ -22,23 +23,49 @@ struct DecodeKernels {
 /// The number of keys that are packed together.
 inline constexpr index_t packed_keys = 16;
 
-/// Kernels of attention with few queries by pair dots. s, weights and states are those of PrefillKernels<T, E>:
-/// s is [key][group], weights are [key / 2][group][2]. In the tables of AMX and of targets without pair dots, all
-/// functions are null (dispatch/bf16.hpp lists the targets).
+/// Numbers from one row of logits to the next: the largest number of keys of a block.
+inline constexpr index_t logit_pitch = 128;
+
+/// Pairs of weights: the weight of a key and a row is at
+/// key / 2 · pair_step + row / 8 · group_step + row % 8 · 2 + key % 2.
+template <class E>
+struct PairWeights {
+  const E* weights;
+  index_t pair_step, group_step;
+
+  SSMAX_INLINE const E* at(index_t key, index_t row) const {
+    return weights + key / 2 * pair_step + row / 8 * group_step + row % 8 * 2 + key % 2;
+  }
+};
+
+/// Rows that a kernel prefetches while it computes key i: rows[i] of `size` numbers, `bytes` bytes later. They may lie
+/// past the end. 0 bytes: no prefetching.
+template <class E>
+struct RowsAhead {
+  const E* const* rows = nullptr;
+  index_t size = 0, bytes = 0;
+};
+
+/// Kernels of attention with few queries by pair dots. States are those of PrefillKernels<T, E>. In the tables of AMX
+/// and of targets without pair dots, all functions are null (dispatch/bf16.hpp lists the targets).
 template <class T, class E>
 struct PairDecodeKernels {
   /// Packs the rows k[keys] of d channels: [key / packed_keys][pair of channels][packed_keys][2]. A missing
-  /// channel is 0. `keys` is a multiple of packed_keys. Prefetches the rows
-  /// that lie `ahead` bytes after k, unless `ahead` is 0.
-  void (*pack_keys)(const E* const* k, index_t keys, index_t d, index_t ahead, E* packed) = nullptr;
-  /// Writes s[keys][rows] = packed k · qᵀ. A query is `parts` rows of q, each padded with 0 to `pitch`. The
-  /// products of the parts are added. Rows of q are padded with 0 to a whole vector.
-  void (*logits)(const E* q, index_t pitch, index_t parts, index_t rows, const E* k, index_t keys, index_t d,
-                 T* s) = nullptr;
+  /// channel is 0. `keys` is a multiple of packed_keys.
+  void (*pack_keys)(const E* const* k, index_t keys, index_t d, E* packed) = nullptr;
+  /// Writes s[rows][keys] = q · packed kᵀ, with logit_pitch numbers from row to row. q is
+  /// [parts][pair of channels][group][2]. The products of the parts are added. Rows of s are padded to a whole vector.
+  void (*logits)(const E* q, index_t parts, index_t rows, const E* k, index_t keys, index_t d,
+                 const RowsAhead<E>& ahead, T* s) = nullptr;
+  /// Does what PrefillKernels::weights does, for at most 16 rows s[rows][keys]. Writes weights
+  /// [rows / 8][logit_pitch / 2][8][2]. `keys` is a multiple of 32. The rows of s and of the state are padded to a
+  /// multiple of 8 with finite numbers. Null on targets whose vectors do not hold 16 numbers.
+  TileChange (*weights)(const T* s, index_t keys, index_t rows, const TileState<T>& state,
+                        E* weights) = nullptr;
   /// Computes o[rows] += weightsᵀ · v[keys]. `keys` is even. `pitch` is a multiple of two vectors. The rows of o
-  /// are padded to a multiple of 8. Prefetches as pack_keys does.
-  void (*accumulate)(const E* weights, index_t rows, const E* const* v, index_t keys, index_t dv,
-                     index_t ahead, T* o, index_t pitch) = nullptr;
+  /// are padded to a multiple of 8.
+  void (*accumulate)(const PairWeights<E>& weights, index_t rows, const E* const* v, index_t keys, index_t dv,
+                     const RowsAhead<E>& ahead, T* o, index_t pitch) = nullptr;
   /// Computes out[n] = out · factor + in · in_factor. n is a multiple of two vectors.
   void (*merge)(T* out, const T* in, index_t n, T factor, T in_factor) = nullptr;
 };

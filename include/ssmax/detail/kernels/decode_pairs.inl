@@ -18,24 +18,24 @@ SSMAX_INLINE typename P::V load_pairs_up_to(const bfloat16* p, index_t left) {
   return left >= 2 * S::width ? P::load(p) : P::load_part(p, left);
 }
 
-/// Prefetches the row of `count` numbers that lies `ahead` bytes after p, unless `ahead` is 0. The row may lie past
-/// the end. Prefetches between products bring more than many in a row.
-SSMAX_INLINE void prefetch_row_ahead(const bfloat16* p, index_t count, index_t ahead) {
-  if (ahead == 0) return;
-  const std::uintptr_t begin = reinterpret_cast<std::uintptr_t>(p) + static_cast<std::uintptr_t>(ahead),
-                       end = begin + static_cast<std::uintptr_t>(count) * sizeof(bfloat16);
-  for (std::uintptr_t line = begin / 64 * 64; line < end; line += 64)
-    __builtin_prefetch(reinterpret_cast<const void*>(line));
+/// Prefetches channels [first, last) of the rows of keys [begin, end).
+SSMAX_INLINE void prefetch_rows(const RowsAhead<bfloat16>& of, index_t begin, index_t end, index_t first,
+                                index_t last) {
+  for (index_t i = begin; i < end; ++i) {
+    const std::uintptr_t row =
+        reinterpret_cast<std::uintptr_t>(of.rows[i]) + static_cast<std::uintptr_t>(of.bytes);
+    for (index_t c = first; c < last; c += 32)
+      __builtin_prefetch(reinterpret_cast<const void*>(row + static_cast<std::uintptr_t>(2 * c)));
+  }
 }
 
 /// Packs the rows k[keys] of d channels. A missing channel of the last pair is 0. `keys` is a multiple of
 /// packed_keys.
 template <class S, class P>
-void decode_pack_keys(const bfloat16* const* k, index_t keys, index_t d, index_t ahead, bfloat16* packed) {
+void decode_pack_keys(const bfloat16* const* k, index_t keys, index_t d, bfloat16* packed) {
   constexpr int width = static_cast<int>(S::width);
   const index_t pairs = (d + 1) / 2;
   for (index_t key = 0; key < keys; key += S::width) {
-    for (int i = 0; i < width; ++i) prefetch_row_ahead(k[key + i], d, ahead);
     bfloat16* block = packed + key / packed_keys * packed_keys * 2 * pairs + key % packed_keys * 2;
     for (index_t first = 0; first < pairs; first += S::width) {
       const index_t c = 2 * first, left = d - c;
@@ -52,97 +52,157 @@ void decode_pack_keys(const bfloat16* const* k, index_t keys, index_t d, index_t
   }
 }
 
-/// Writes s[key][lane] for `blocks` blocks of packed keys and `rows` queries. A query is `parts` rows of q, whose
-/// products are added one after the other.
+/// Writes s[row][key] for `blocks` blocks of packed keys, of which `key` is the first key, and `rows` queries.
 template <class S, class P, int rows, int blocks>
-SSMAX_INLINE void decode_pair_logits_block(const bfloat16* q, index_t pitch, index_t parts, const bfloat16* k,
-                                           index_t pairs, float* s) {
+SSMAX_INLINE void decode_pair_logits_block(const bfloat16* q, index_t parts, const bfloat16* k, index_t key,
+                                           index_t pairs, const RowsAhead<bfloat16>& ahead, float* s) {
   constexpr int width = static_cast<int>(S::width);
   constexpr int in_block = static_cast<int>(packed_keys) / width, vectors = blocks * in_block;
   const index_t block = pairs * 2 * packed_keys;
+  k += key / packed_keys * block;
   typename S::V sum[rows][vectors];
   SSMAX_UNROLL
   for (int i = 0; i < rows; ++i) {
     SSMAX_UNROLL
     for (int j = 0; j < vectors; ++j) sum[i][j] = S::set(0);
   }
-  for (index_t part = 0; part < parts; ++part, q += pitch) {
-    for (index_t pair = 0; pair < pairs; ++pair) {
-      typename P::V y[vectors];
-      SSMAX_UNROLL
-      for (int j = 0; j < vectors; ++j) {
-        y[j] = P::load(k + j / in_block * block + pair * 2 * packed_keys + j % in_block * 2 * width);
-      }
-      SSMAX_UNROLL
-      for (int i = 0; i < rows; ++i) {
-        const typename P::V x = P::set(q + i * parts * pitch + 2 * pair);
+  for (index_t part = 0; part < parts; ++part) {
+    const index_t prefetched = part > 0 || ahead.bytes == 0 ? 0 : blocks * packed_keys;
+    for (index_t pair = 0, end = 0; pair < pairs;) {
+      const index_t begin = end;
+      end = std::min(begin + 8, pairs);
+      prefetch_rows(ahead, key + begin * prefetched / pairs, key + end * prefetched / pairs, 0, ahead.size);
+      for (; pair < end; ++pair, q += 2 * group_width<S>) {
+        typename P::V y[vectors];
         SSMAX_UNROLL
-        for (int j = 0; j < vectors; ++j) sum[i][j] = P::dot(y[j], x, sum[i][j]);
+        for (int j = 0; j < vectors; ++j) {
+          y[j] = P::load(k + j / in_block * block + pair * 2 * packed_keys + j % in_block * 2 * width);
+        }
+        SSMAX_UNROLL
+        for (int i = 0; i < rows; ++i) {
+          const typename P::V x = P::set(q + 2 * i);
+          SSMAX_UNROLL
+          for (int j = 0; j < vectors; ++j) sum[i][j] = P::dot(y[j], x, sum[i][j]);
+        }
       }
     }
   }
   SSMAX_UNROLL
-  for (int j = 0; j < vectors; ++j) {
-    typename S::V v[width];
+  for (int i = 0; i < rows; ++i) {
     SSMAX_UNROLL
-    for (int i = 0; i < width; ++i) v[i] = i < rows ? sum[i < rows ? i : 0][j] : S::set(0);
-    transpose_block<S>(v);
-    SSMAX_UNROLL
-    for (int i = 0; i < width; ++i) {
-      S::store(s + (index_t{j} * S::width + transposed_column<S>(i)) * group_width<S>, v[i]);
-    }
+    for (int j = 0; j < vectors; ++j) S::store(s + i * logit_pitch + key + j * width, sum[i][j]);
   }
 }
 
 template <class S, class P, int rows, int blocks>
-void decode_pair_logits_rows(const bfloat16* q, index_t pitch, index_t parts, const bfloat16* k, index_t keys,
-                             index_t pairs, float* s) {
+void decode_pair_logits_rows(const bfloat16* q, index_t parts, const bfloat16* k, index_t keys, index_t pairs,
+                             const RowsAhead<bfloat16>& ahead, float* s) {
   index_t key = 0;
   const auto step = [&]<int count>(std::integral_constant<int, count>) {
-    decode_pair_logits_block<S, P, rows, count>(q, pitch, parts, k + key * 2 * pairs, pairs,
-                                                s + key * group_width<S>);
+    decode_pair_logits_block<S, P, rows, count>(q, parts, k, key, pairs, ahead, s);
     key += count * packed_keys;
   };
   while (key + blocks * packed_keys <= keys) step(std::integral_constant<int, blocks>{});
   while (key < keys) step(std::integral_constant<int, 1>{});
 }
 
-/// Writes s[keys][·] = q[rows] · k[keys]ᵀ. The rows of q are padded with 0 to whole vectors of queries.
+/// Writes s[rows][keys] = q · kᵀ. The rows of s are padded to whole vectors of queries.
 template <class S, class P>
-void decode_pair_logits(const bfloat16* q, index_t pitch, index_t parts, index_t rows, const bfloat16* k,
-                        index_t keys, index_t d, float* s) {
+void decode_pair_logits(const bfloat16* q, index_t parts, index_t rows, const bfloat16* k, index_t keys,
+                        index_t d, const RowsAhead<bfloat16>& ahead, float* s) {
   const index_t pairs = (d + 1) / 2;
-  for (index_t r = 0; r < rows; r += S::width) {
-    const bfloat16* from = q + r * parts * pitch;
+  RowsAhead<bfloat16> first = ahead;  // the first rows alone prefetch
+  for (index_t r = 0; r < rows; r += S::width, first = {}) {
+    const bfloat16* from = q + 2 * r;
+    float* to = s + r * logit_pitch;
     if constexpr (S::width == 16) {
       if (rows - r <= 4) {
-        decode_pair_logits_rows<S, P, 4, 4>(from, pitch, parts, k, keys, pairs, s + r);
+        decode_pair_logits_rows<S, P, 4, 4>(from, parts, k, keys, pairs, first, to);
       } else if (rows - r <= 8) {
-        decode_pair_logits_rows<S, P, 8, 2>(from, pitch, parts, k, keys, pairs, s + r);
+        decode_pair_logits_rows<S, P, 8, 2>(from, parts, k, keys, pairs, first, to);
       } else {
-        decode_pair_logits_rows<S, P, 16, 1>(from, pitch, parts, k, keys, pairs, s + r);
+        decode_pair_logits_rows<S, P, 16, 1>(from, parts, k, keys, pairs, first, to);
       }
     } else {
-      decode_pair_logits_rows<S, P, static_cast<int>(S::width), 1>(from, pitch, parts, k, keys, pairs, s + r);
+      decode_pair_logits_rows<S, P, static_cast<int>(S::width), 1>(from, parts, k, keys, pairs, first, to);
     }
   }
 }
 
+/// Computes weights as pair_weights does, with the same bits: the weights of a query are added in the same order. 8
+/// rows fill the vectors: a vector of weights holds two pairs of keys.
+template <class S, class P>
+TileChange decode_pair_weights(const float* s, index_t keys, index_t rows, const TileState<float>& state,
+                               bfloat16* weights) {
+  using V = typename S::V;
+  V largest[2] = {S::set(0), S::set(0)};  // of rows 0 to 7, of rows 8 to 15
+  auto nan = S::none();
+  for (index_t r = 0; r < rows; r += 8) {
+    V top[8];
+    SSMAX_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      const float* row = s + (r + i) * logit_pitch;
+      top[i] = S::set(-std::numeric_limits<float>::infinity());
+      for (index_t key = 0; key < keys; key += 2 * S::width) {
+        const V a = S::load(row + key), b = S::load(row + key + S::width);
+        nan = S::either(nan, S::unordered(a, b));
+        top[i] = S::max(top[i], S::max(a, b));
+      }
+    }
+    largest[r / 8] = P::row_maxima(top);
+  }
+  const V multiplier = pair_multiplier<S>(state, 0), before = S::load(state.shift),
+          raised = S::max(before, S::mul(P::first_halves(largest[0], largest[1]), multiplier)),
+          base = pair_base<S>(raised);
+  nan = S::either(
+      nan, S::either(S::unordered(raised, raised), S::not_less(S::abs(base), S::set(largest_shift<float>))));
+  if (S::any(nan)) return TileChange::irregular;
+
+  alignas(64) float multipliers[S::width], back[S::width];
+  S::store(multipliers, multiplier);
+  S::store(back, S::sub(S::set(0), base));
+  const typename P::V ones = P::ones();
+  V sums[2] = {S::set(0), S::set(0)};
+  for (index_t r = 0; r < rows; r += 8, weights += 8 * logit_pitch) {
+    for (index_t key = 0; key < keys; key += 2 * S::width) {
+      typename P::V pair[8];
+      SSMAX_UNROLL
+      for (int i = 0; i < 8; ++i) {
+        const float* row = s + (r + i) * logit_pitch + key;
+        const V factor = S::set(multipliers[r + i]), offset = S::set(back[r + i]);
+        V x[2] = {S::fma(S::load(row), factor, offset), S::fma(S::load(row + S::width), factor, offset)};
+        pair[i] = P::exp2_neighbours(x);
+      }
+      P::transpose_neighbours(pair);
+      SSMAX_UNROLL
+      for (int i = 0; i < 8; ++i) {
+        sums[r / 8] = P::dot(pair[i], ones, sums[r / 8]);
+        P::store(weights + key * 8 + i * 32, pair[i]);
+      }
+    }
+  }
+  V factor = S::sub(before, base);
+  Exp2<S>(S::set(0)).template apply<1>(&factor);
+  S::store(state.factor, factor);
+  S::store(state.shift, raised);
+  S::store(state.sum, S::fma(S::load(state.sum), factor, P::add_halves(sums[0], sums[1])));
+  return S::any(S::less(before, raised)) ? TileChange::raised : TileChange::none;
+}
+
 /// Adds weights · values to 2 · width · vectors channels of o, of which `left` exist.
-template <class S, class P, int rows, int vectors>
-SSMAX_INLINE void decode_pair_values_block(const bfloat16* weights, const bfloat16* const* v, index_t keys,
-                                           index_t first, index_t left, index_t ahead, float* o,
-                                           index_t pitch) {
+template <class S, class P, int rows, int vectors, bool prefetches>
+void decode_pair_values_block(const bfloat16* weights, index_t pair_step, const bfloat16* const* v,
+                              index_t keys, index_t first, index_t left, const RowsAhead<bfloat16>& ahead,
+                              index_t last_ahead, float* o, index_t pitch) {
   typename S::V sum[rows][2 * vectors];
   SSMAX_UNROLL
   for (int i = 0; i < rows; ++i) {
     SSMAX_UNROLL
     for (int j = 0; j < 2 * vectors; ++j) sum[i][j] = S::load(o + i * pitch + j * S::width);
   }
-  for (index_t key = 0; key < keys; key += 2, weights += 2 * group_width<S>) {
+  for (index_t key = 0; key < keys; key += 2, weights += pair_step) {
     const bfloat16 *low = v[key] + first, *high = v[key + 1] + first;
-    prefetch_row_ahead(low, left, ahead);
-    prefetch_row_ahead(high, left, ahead);
+    if constexpr (prefetches) prefetch_rows(ahead, key, key + 2, first, last_ahead);
     typename P::V x[2 * vectors];
     SSMAX_UNROLL
     for (int j = 0; j < vectors; ++j) {
@@ -167,27 +227,34 @@ SSMAX_INLINE void decode_pair_values_block(const bfloat16* weights, const bfloat
 }
 
 template <class S, class P, int rows, int vectors>
-void decode_pair_values_rows(const bfloat16* weights, const bfloat16* const* v, index_t keys, index_t dv,
-                             index_t ahead, float* o, index_t pitch) {
-  constexpr index_t step = vectors * 2 * S::width;
+void decode_pair_values_rows(const bfloat16* weights, index_t pair_step, const bfloat16* const* v,
+                             index_t keys, index_t dv, const RowsAhead<bfloat16>& ahead, float* o,
+                             index_t pitch) {
   index_t c = 0;
-  for (; c + step <= dv; c += step)
-    decode_pair_values_block<S, P, rows, vectors>(weights, v, keys, c, step, ahead, o + c, pitch);
-  for (; c < dv; c += 2 * S::width)
-    decode_pair_values_block<S, P, rows, 1>(weights, v, keys, c, std::min(dv - c, 2 * S::width), ahead, o + c,
-                                            pitch);
+  const auto step = [&]<int count>(std::integral_constant<int, count>) {
+    constexpr index_t channels = count * 2 * S::width;
+    const index_t last = std::min(c + channels, dv);
+    const auto compute = ahead.bytes == 0 ? decode_pair_values_block<S, P, rows, count, false>
+                                          : decode_pair_values_block<S, P, rows, count, true>;
+    compute(weights, pair_step, v, keys, c, last - c, ahead, last < dv ? last : ahead.size, o + c, pitch);
+    c += channels;
+  };
+  while (c + vectors * 2 * S::width <= dv) step(std::integral_constant<int, vectors>{});
+  while (c < dv) step(std::integral_constant<int, 1>{});
 }
 
-/// Computes o[rows] += weights[keys / 2][·][2]ᵀ · v[keys].
+/// Computes o[rows] += weightsᵀ · v[keys].
 template <class S, class P>
-void decode_pair_accumulate(const bfloat16* weights, index_t rows, const bfloat16* const* v, index_t keys,
-                            index_t dv, index_t ahead, float* o, index_t pitch) {
-  for (index_t r = 0; r < rows; r += 8, ahead = 0) {
-    const bfloat16* from = weights + 2 * r;
+void decode_pair_accumulate(const PairWeights<bfloat16>& weights, index_t rows, const bfloat16* const* v,
+                            index_t keys, index_t dv, const RowsAhead<bfloat16>& ahead, float* o,
+                            index_t pitch) {
+  RowsAhead<bfloat16> first = ahead;  // the first rows alone prefetch
+  for (index_t r = 0; r < rows; r += 8, first = {}) {
+    const bfloat16* from = weights.at(0, r);
     if (rows - r > 4) {
-      decode_pair_values_rows<S, P, 8, 1>(from, v, keys, dv, ahead, o + r * pitch, pitch);
+      decode_pair_values_rows<S, P, 8, 1>(from, weights.pair_step, v, keys, dv, first, o + r * pitch, pitch);
     } else {
-      decode_pair_values_rows<S, P, 4, 2>(from, v, keys, dv, ahead, o + r * pitch, pitch);
+      decode_pair_values_rows<S, P, 4, 2>(from, weights.pair_step, v, keys, dv, first, o + r * pitch, pitch);
     }
   }
 }
@@ -200,12 +267,22 @@ void decode_pair_merge(float* out, const float* in, index_t n, float factor, flo
     S::store(out + c, S::fma(S::load(out + c), f, S::mul(S::load(in + c), g)));
 }
 
+template <class S, class P>
+constexpr auto decode_pair_weights_if_wide() -> decltype(&decode_pair_weights<S, P>) {
+  if constexpr (S::width == 16) {
+    return decode_pair_weights<S, P>;
+  } else {
+    return nullptr;
+  }
+}
+
 template <class T>
 struct KernelTable<PairDecodeKernels<T, bfloat16>> {
   using S = Simd<T>;
   using P = Pairs;
   static constexpr PairDecodeKernels<T, bfloat16> value{.pack_keys = decode_pack_keys<S, P>,
                                                         .logits = decode_pair_logits<S, P>,
+                                                        .weights = decode_pair_weights_if_wide<S, P>(),
                                                         .accumulate = decode_pair_accumulate<S, P>,
                                                         .merge = decode_pair_merge<S>};
 };

@@ -24,20 +24,70 @@ struct Pairs {
   }
   /// Writes the pairs (low, high) of 2^x, rounded to nearest. x is at most about 0 and may be -inf. Before
   /// rounding, the relative error of 2^x is at most 7.5e-5.
-  ///
-  /// The fraction f of x is in [0, 1) and 2^f in [1, 2), where the spacing of bfloat16 is 2^-7. The
-  /// polynomial includes half of the spacing, 2^-8. So cutting off the lower 16 bits rounds to nearest.
   template <int pairs>
   SSMAX_INLINE static void exp2(const __m512* x, V* out) {
-    constexpr float polynomial[] = {0x1.3f96a4p-4f, 0x1.cefc4cp-3f, 0x1.64444cp-1f, 0x1.fff632p-1f + 0x1p-8f};
     __m512 p[2 * pairs];
     SSMAX_UNROLL
     for (int i = 0; i < 2 * pairs; ++i) p[i] = x[i];
-    scaled_polynomial(polynomial, p);
+    scaled_polynomial(rounded_polynomial, p);
     SSMAX_UNROLL
     for (int i = 0; i < pairs; ++i)
       out[i] = join(_mm512_castps_si512(p[2 * i]), _mm512_castps_si512(p[2 * i + 1]));
   }
+  /// Returns pairs of neighbours (2^x[i], 2^x[i + 1]) for 32 numbers, as exp2 does. The order is that of
+  /// transpose_neighbours.
+  SSMAX_INLINE static V exp2_neighbours(__m512 (&x)[2]) {
+    scaled_polynomial(rounded_polynomial, x);
+    const __m512i order =
+        _mm512_set_epi32(0x3F003D, 0x370035, 0x2F002D, 0x270025, 0x3B0039, 0x330031, 0x2B0029, 0x230021,
+                         0x1F001D, 0x170015, 0xF000D, 0x70005, 0x1B0019, 0x130011, 0xB0009, 0x30001);
+    return _mm512_permutex2var_epi16(_mm512_castps_si512(x[0]), order, _mm512_castps_si512(x[1]));
+  }
+  /// Transposes 8 rows of 16 pairs. v[i] becomes pairs 2i of all rows, then pairs 2i + 1. In a row, the pairs are
+  /// 0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15.
+  SSMAX_INLINE static void transpose_neighbours(V (&v)[8]) {
+    V quad[2][4];  // four rows: quad[i][c] holds places c, 4 + c, 8 + c, 12 + c
+    SSMAX_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const V *row = v + 4 * i, low01 = _mm512_unpacklo_epi32(row[0], row[1]),
+              low23 = _mm512_unpacklo_epi32(row[2], row[3]), high01 = _mm512_unpackhi_epi32(row[0], row[1]),
+              high23 = _mm512_unpackhi_epi32(row[2], row[3]);
+      quad[i][0] = _mm512_unpacklo_epi64(low01, low23);
+      quad[i][1] = _mm512_unpackhi_epi64(low01, low23);
+      quad[i][2] = _mm512_unpacklo_epi64(high01, high23);
+      quad[i][3] = _mm512_unpackhi_epi64(high01, high23);
+    }
+    const __m512i first = _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0),
+                  last = _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4);
+    SSMAX_UNROLL
+    for (int c = 0; c < 4; ++c) {
+      v[c] = _mm512_permutex2var_epi64(quad[0][c], first, quad[1][c]);
+      v[4 + c] = _mm512_permutex2var_epi64(quad[0][c], last, quad[1][c]);
+    }
+  }
+  /// Returns the largest number of each of 8 rows, twice.
+  SSMAX_INLINE static __m512 row_maxima(const __m512 (&v)[8]) {
+    __m512 two[4], four[2];
+    SSMAX_UNROLL
+    for (int i = 0; i < 4; ++i)
+      two[i] = _mm512_max_ps(_mm512_unpacklo_ps(v[2 * i], v[2 * i + 1]),
+                             _mm512_unpackhi_ps(v[2 * i], v[2 * i + 1]));
+    SSMAX_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const __m512d a = _mm512_castps_pd(two[2 * i]), b = _mm512_castps_pd(two[2 * i + 1]);
+      four[i] = _mm512_max_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)),
+                              _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+    }
+    const __m512 eight = _mm512_max_ps(_mm512_shuffle_f32x4(four[0], four[1], 0x44),
+                                       _mm512_shuffle_f32x4(four[0], four[1], 0xEE));
+    return _mm512_max_ps(_mm512_shuffle_f32x4(eight, eight, 0x88), _mm512_shuffle_f32x4(eight, eight, 0xDD));
+  }
+  /// Returns the sum of the halves of `first`, then the sum of the halves of `last`.
+  static __m512 add_halves(__m512 first, __m512 last) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(first, last, 0x44), _mm512_shuffle_f32x4(first, last, 0xEE));
+  }
+  /// Returns the first half of `first`, then the first half of `last`.
+  static __m512 first_halves(__m512 first, __m512 last) { return _mm512_shuffle_f32x4(first, last, 0x44); }
   /// Replaces x by 2^x with a relative error of at most 2.1e-7. x may be -inf.
   template <int count>
   SSMAX_INLINE static void exp2_float(__m512 (&x)[count]) {
@@ -81,6 +131,11 @@ struct Pairs {
   }
 
  private:
+  /// 2^f for f in [0, 1), plus 2^-8. 2^f is in [1, 2), where the spacing of bfloat16 is 2^-7. The polynomial includes
+  /// half of the spacing. So cutting off the lower 16 bits rounds to nearest.
+  static constexpr float rounded_polynomial[] = {0x1.3f96a4p-4f, 0x1.cefc4cp-3f, 0x1.64444cp-1f,
+                                                 0x1.fff632p-1f + 0x1p-8f};
+
   /// Returns the indices (first + i, 32 + first + i).
   template <int first>
   static __m512i interleaved() {

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "../../kernels/decode.hpp"
 #include "../call/route.hpp"
@@ -18,11 +19,12 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// The scratch memory of one thread. Operand is bfloat16. q is [tile_lanes][parts][q_pitch].
+/// The scratch memory of one thread. Operand is bfloat16.
 template <class Compute, class Operand>
 struct DecodeBf16Scratch : ForwardScratch<Compute, Operand> {
   using Base = ForwardScratch<Compute, Operand>;
   using Base::block_keys, Base::products, Base::tile_lanes;
+  static_assert(logit_pitch >= key_block);
 
   DecodeBf16Scratch(Arena& arena, index_t queries, const Problem<Compute>& problem)
       : DecodeBf16Scratch(arena, queries, problem.width(), problem.value_width(), logit_parts(problem)) {}
@@ -31,13 +33,14 @@ struct DecodeBf16Scratch : ForwardScratch<Compute, Operand> {
       : Base(arena, queries, d, dv, a_parts * ((d + 1) / 2 * 2),
              detail::kernels<PrefillKernels<Compute, Operand>>()),
         parts(a_parts),
-        q_pitch((d + 1) / 2 * 2),
         pitch((dv + 31) / 32 * 32),
-        k(arena.take<Operand>(block_keys * q_pitch)),
+        k(arena.take<Operand>(block_keys * ((d + 1) / 2 * 2))),
         finite(arena.take<Operand>(block_keys * dv)),
         zeros(arena.take<Operand>(std::max(d, dv))),
         k_rows(arena.take<const Operand*>(block_keys)),
         v_rows(arena.take<const Operand*>(block_keys)),
+        row_logits(arena.take<Compute>(tile_lanes * logit_pitch)),
+        row_weights(arena.take<Operand>(tile_lanes * logit_pitch)),
         before(arena.take<Compute>(tile_lanes * pitch)),
         chunk(arena.take<Compute>(states_size())),
         total(arena.take<Compute>(states_size())) {
@@ -51,11 +54,13 @@ struct DecodeBf16Scratch : ForwardScratch<Compute, Operand> {
     return {states, states + tile_lanes, states + 2 * tile_lanes};
   }
 
-  index_t parts, q_pitch, pitch;     // rows per query; numbers per row of q; numbers per row of o
+  index_t parts, pitch;              // parts of a query; numbers per row of o
   Operand* k;                        // packed keys of a block
   Operand* finite;                   // [block_keys][dv]: values with 0 for NaN and infinities
   Operand* zeros;                    // the row of a key that is not stored
   const Operand **k_rows, **v_rows;  // [block_keys]
+  Compute* row_logits;               // [tile_lanes][logit_pitch]
+  Operand* row_weights;              // [tile_lanes / 8][logit_pitch / 2][8][2]
   Compute* before;                   // [tile_lanes][pitch]: o before the last product
   Compute *chunk, *total;
 };
@@ -90,11 +95,15 @@ class DecodeBf16Task {
       return row;
     });
     list_runs(variant_, memory_, lanes);
-    load_queries(lanes);
+    load_queries(problem_, variant_, scores_.multipliers, memory_, lanes, count, memory_.depth,
+                 memory_.multipliers, memory_.widened_row);
     Hull hull;
     for (index_t i = 0; i < lanes; i += memory_.products.width)
       hull.add(memory_.hulls[i / memory_.products.width]);
     prefetch_ = keys_to_prefetch(problem_, hull.any);
+    // The kernels read 8 or 16 rows of logits, and write those of the queries.
+    std::fill_n(memory_.row_logits + count * logit_pitch, (memory_.tile_lanes - count) * logit_pitch,
+                Compute{0});
     return hull.any;
   }
 
@@ -157,25 +166,6 @@ class DecodeBf16Task {
 
   Compute* row(Compute* o, index_t r) const { return o + r * memory_.pitch; }
 
-  /// Loads the queries into q, padded with 0, and their multipliers.
-  void load_queries(index_t lanes) const {
-    const index_t d = problem_.width(), parts = memory_.parts, size = parts * memory_.q_pitch;
-    std::fill_n(memory_.q, lanes * size, Operand{});
-    Operand* staged = reinterpret_cast<Operand*>(memory_.staged);
-    for (index_t lane = 0; lane < lanes; ++lane) {
-      const QueryRow& seen = memory_.rows[lane];
-      const Compute factor = static_cast<Compute>(scores_.multipliers.of_product(seen));
-      if (lane >= count_ || seen.keys.size() == 0) {
-        std::fill_n(staged, parts * d, Operand{});
-      } else {
-        load_query_parts(problem_, variant_, seen.query, parts * d, memory_.widened_row, staged);
-      }
-      memory_.multipliers[lane] = Op::positive_multiplier(factor, staged, parts * d);
-      for (index_t part = 0; part < parts; ++part)
-        std::copy_n(staged + part * d, d, memory_.q + lane * size + part * memory_.q_pitch);
-    }
-  }
-
   /// Points k_rows and v_rows at the keys `seen` of a block. Other keys read zeros.
   void find_rows(KeyRange block, KeyRange seen) {
     const auto fill = [&](index_t begin, index_t end) {
@@ -184,7 +174,7 @@ class DecodeBf16Task {
     };
     fill(0, seen.begin - block.begin);
     for_each_run(problem_.keys, batch_, kv_head_, seen, [&](index_t key, const AnyKeyRun& run) {
-      k_ahead_ = prefetch_ * run.k_stride * static_cast<index_t>(sizeof(Operand));
+      k_ahead_ = 2 * prefetch_ * run.k_stride * static_cast<index_t>(sizeof(Operand));
       v_ahead_ = prefetch_ * run.v_stride * static_cast<index_t>(sizeof(Operand));
       const Operand *k = static_cast<const Operand*>(run.k), *v = static_cast<const Operand*>(run.v);
       for (index_t i = 0, at = key - block.begin; i < run.count; ++i, ++at) {
@@ -209,10 +199,16 @@ class DecodeBf16Task {
     // 1. Compute the logits, and replace them by weights.
     const index_t begin = keys.begin / packed_keys * packed_keys,
                   packed = (keys.end - begin + packed_keys - 1) / packed_keys * packed_keys;
-    kernels_.pack_keys(memory_.k_rows + begin, packed, problem_.width(), k_ahead_, memory_.k);
-    kernels_.logits(memory_.q, memory_.q_pitch, memory_.parts, count_, memory_.k, packed, problem_.width(),
-                    memory_.s + begin * memory_.tile_lanes);
-    if (form_weights(scores_, memory_, 0, block, problem_.keys.length(batch_), needed, hulls, state)) {
+    kernels_.pack_keys(memory_.k_rows + begin, packed, problem_.width(), memory_.k);
+    kernels_.logits(memory_.q, memory_.parts, count_, memory_.k, packed, problem_.width(),
+                    {memory_.v_rows + begin, problem_.value_width(), v_ahead_}, memory_.row_logits);
+    bool rescales = false;
+    if (!form_row_weights({begin, begin + packed}, needed, hulls, block, state, rescales)) {
+      put_logits_in_lanes({begin, begin + packed});
+      rescales = form_weights(scores_, memory_, 0, block, problem_.keys.length(batch_), needed, hulls, state);
+      weights_ = {weights_of(memory_, 0, 0), 2 * memory_.tile_lanes, 2 * 8};
+    }
+    if (rescales) {
       for (index_t r = 0; r < count_; ++r) {
         const Compute factor = memory_.lane.rescale[r];
         if (factor != 1)
@@ -227,6 +223,42 @@ class DecodeBf16Task {
     if (masks &&
         !std::all_of(state.o, state.o + count_ * memory_.pitch, [](Compute x) { return std::isfinite(x); }))
       add_nonfinite_values(needed, block, seen, state.o);
+  }
+
+  /// Replaces the logits of the packed keys `keys` by weights, in rows. Writes to `rescales` whether earlier sums must
+  /// be multiplied by memory_.lane.rescale. Does nothing and returns false if a logit is masked, has a score function or
+  /// is irregular.
+  [[nodiscard]] bool form_row_weights(KeyRange keys, const NeededKeys& needed, const Hull* hulls,
+                                      KeyRange block, const SoftmaxState<Compute>& state, bool& rescales) {
+    if (kernels_.weights == nullptr || !takes_vectors_at_once(scores_, hulls, block, needed)) return false;
+    // The kernel computes 32 keys at once.
+    const index_t end = keys.begin + (keys.size() + 31) / 32 * 32;
+    const KeyRange seen = needed.of[0];
+    if (seen.begin > keys.begin || seen.end < end) {
+      for (index_t r = 0; r < memory_.products.width; ++r) {
+        Compute* logits = memory_.row_logits + r * logit_pitch;
+        std::fill(logits, logits + seen.begin - keys.begin, -std::numeric_limits<Compute>::infinity());
+        std::fill(logits + seen.end - keys.begin, logits + end - keys.begin,
+                  -std::numeric_limits<Compute>::infinity());
+      }
+    }
+    const TileChange change = kernels_.weights(
+        memory_.row_logits, end - keys.begin, count_,
+        {state.shift, state.sum, memory_.lane.rescale, memory_.multipliers}, memory_.row_weights);
+    if (change == TileChange::irregular) return false;
+    weights_ = {memory_.row_weights - keys.begin * 8, 16, 8 * logit_pitch};
+    rescales = change == TileChange::raised;
+    return true;
+  }
+
+  /// Writes the logits of the packed keys `keys`, counted from the block, to memory_.s.
+  void put_logits_in_lanes(KeyRange keys) const {
+    for (index_t lane = 0; lane < count_; lane += memory_.products.width) {
+      for (index_t r = 0; r < memory_.products.width; ++r)
+        memory_.in[r] = memory_.row_logits + (lane + r) * logit_pitch;
+      memory_.kernels.transpose(memory_.in, memory_.products.width, keys.size(), nullptr,
+                                memory_.s + keys.begin * memory_.tile_lanes + lane, memory_.tile_lanes);
+    }
   }
 
   /// Returns whether a vector of queries needs a key that is masked for one of them.
@@ -244,9 +276,11 @@ class DecodeBf16Task {
       const KeyRange part = needed.of[v];
       if (part.size() <= 0) continue;
       const index_t first = v * memory_.products.width;
-      kernels_.accumulate(weights_of(memory_, part.begin, first),
+      kernels_.accumulate({weights_.at(part.begin, first), weights_.pair_step, weights_.group_step},
                           std::min(memory_.products.width, count_ - first), memory_.v_rows + part.begin,
-                          part.size(), problem_.value_width(), v_ahead_, row(o, first), memory_.pitch);
+                          part.size(), problem_.value_width(),
+                          {memory_.k_rows + part.begin, problem_.width(), k_ahead_}, row(o, first),
+                          memory_.pitch);
     }
   }
 
@@ -263,10 +297,10 @@ class DecodeBf16Task {
     add_values(needed, o);
     for (index_t key = seen.begin; key < seen.end; ++key) {
       load_values(problem_.keys, batch_, kv_head_, {key, key + 1}, memory_.staged);
-      for_each_nonfinite(
-          variant_, memory_.rows, count_, key, memory_.staged, dv, [&](index_t r, index_t c, Compute x) {
-            row(o, r)[c] += static_cast<Compute>(*weights_of(memory_, key - block.begin, r)) * x;
-          });
+      for_each_nonfinite(variant_, memory_.rows, count_, key, memory_.staged, dv,
+                         [&](index_t r, index_t c, Compute x) {
+                           row(o, r)[c] += static_cast<Compute>(*weights_.at(key - block.begin, r)) * x;
+                         });
     }
   }
 
@@ -276,6 +310,7 @@ class DecodeBf16Task {
   const Memory& memory_;
   const Scores<Compute, Operand, Variant<Compute>> scores_;
   index_t batch_ = 0, kv_head_ = 0, count_ = 0;
+  PairWeights<Operand> weights_{};     // of the keys of a block
   index_t prefetch_ = 0;               // keys
   index_t k_ahead_ = 0, v_ahead_ = 0;  // the same in bytes
 };

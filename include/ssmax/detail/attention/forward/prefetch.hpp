@@ -11,14 +11,17 @@ SSMAX_BEGIN_DETAIL
 /// second-level cache, where prefetching costs a tenth of the time.
 inline constexpr index_t max_cached_numbers = index_t{128} << 10;
 
-/// Returns how many keys before its use a task over `keys` prefetches a key. 0: it does not prefetch. Measured on Zen 5
-/// with bfloat16, 8 queries, from memory:
+/// Returns how many keys before its use a task over `keys` prefetches a value or, in float, a key. 0: it does not
+/// prefetch. Keys of bfloat16 are prefetched at twice the distance. Measured on Zen 5 with bfloat16, 8 queries, from
+/// memory:
 ///
-/// | keys | width 64 | width 128 |
+/// | distance of values, of keys | width 64 | width 128 |
 /// |---|---|---|
 /// | 0 | 12 GB/s | 14 GB/s |
-/// | 64 | 22 GB/s | 20 GB/s |
-/// | 128 | 21 GB/s | 22 GB/s |
+/// | 64, 64 | 24 GB/s | 21 GB/s |
+/// | 64, 128 | 26 GB/s | 28 GB/s |
+/// | 128, 192 | 26 GB/s | 28 GB/s |
+/// | 128, 256 | 25 GB/s | 27 GB/s |
 ///
 /// With float, 8 queries and width 64: 37 instead of 21 GB/s from the third-level cache, 27 instead of 18 from memory.
 template <class Compute>
