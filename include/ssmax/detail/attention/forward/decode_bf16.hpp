@@ -25,6 +25,7 @@ struct DecodeBf16Scratch : ForwardScratch<Compute, Operand> {
   using Base = ForwardScratch<Compute, Operand>;
   using Base::block_keys, Base::products, Base::tile_lanes;
   static_assert(logit_pitch >= key_block);
+  static constexpr index_t max_rows = 16;  // whole vectors of the queries of a task
 
   DecodeBf16Scratch(Arena& arena, index_t queries, const Problem<Compute>& problem)
       : DecodeBf16Scratch(arena, queries, problem.width(), problem.value_width(), logit_parts(problem)) {}
@@ -39,8 +40,8 @@ struct DecodeBf16Scratch : ForwardScratch<Compute, Operand> {
         zeros(arena.take<Operand>(std::max(d, dv))),
         k_rows(arena.take<const Operand*>(block_keys)),
         v_rows(arena.take<const Operand*>(block_keys)),
-        row_logits(arena.take<Compute>(tile_lanes * logit_pitch)),
-        row_weights(arena.take<Operand>(tile_lanes * logit_pitch)),
+        row_logits(arena.take<Compute>(max_rows * logit_pitch)),
+        row_weights(arena.take<Operand>(max_rows * logit_pitch)),
         before(arena.take<Compute>(tile_lanes * pitch)),
         chunk(arena.take<Compute>(states_size())),
         total(arena.take<Compute>(states_size())) {
@@ -59,8 +60,8 @@ struct DecodeBf16Scratch : ForwardScratch<Compute, Operand> {
   Operand* finite;                   // [block_keys][dv]: values with 0 for NaN and infinities
   Operand* zeros;                    // the row of a key that is not stored
   const Operand **k_rows, **v_rows;  // [block_keys]
-  Compute* row_logits;               // [tile_lanes][logit_pitch]
-  Operand* row_weights;              // [tile_lanes / 8][logit_pitch / 2][8][2]
+  Compute* row_logits;               // [max_rows][logit_pitch]
+  Operand* row_weights;              // [max_rows / 8][logit_pitch / 2][8][2]
   Compute* before;                   // [tile_lanes][pitch]: o before the last product
   Compute *chunk, *total;
 };
@@ -226,8 +227,8 @@ class DecodeBf16Task {
   }
 
   /// Replaces the logits of the packed keys `keys` by weights, in rows. Writes to `rescales` whether earlier sums must
-  /// be multiplied by memory_.lane.rescale. Does nothing and returns false if a logit is masked, has a score function or
-  /// is irregular.
+  /// be multiplied by memory_.lane.rescale. Returns false and leaves the state unchanged if a logit is masked, has a
+  /// score function or is irregular.
   [[nodiscard]] bool form_row_weights(KeyRange keys, const NeededKeys& needed, const Hull* hulls,
                                       KeyRange block, const SoftmaxState<Compute>& state, bool& rescales) {
     if (kernels_.weights == nullptr || !takes_vectors_at_once(scores_, hulls, block, needed)) return false;
