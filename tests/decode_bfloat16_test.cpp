@@ -152,7 +152,7 @@ TEST_CASE("decode is bit-identical to prefill on the bf16 path", "[decode][bfloa
       const auto compare = [&](const auto& mask, const auto& score) {
         const Output<bfloat16> all = run(data, cache, ssmax::Constant{2.5}, mask, score, {.rope = used});
         CHECK(all.explanation.path == ssmax::Path::prefill_bf16);
-        for (const index_t few : {index_t{3}, index_t{4}, index_t{6}}) {
+        for (const index_t few : {index_t{3}, index_t{4}, index_t{6}, index_t{8}}) {
           INFO(target << ' ' << c.d << ' ' << few);
           // The last queries of all: they see the same keys.
           Data<bfloat16> part({2, 1, few, c.d, c.dv, {c.keys}});
