@@ -103,7 +103,7 @@ class DecodeBf16Task {
       hull.add(memory_.hulls[i / memory_.products.width]);
     prefetch_ = keys_to_prefetch(problem_, hull.any);
     // The kernels read 8 or 16 rows of logits, and write those of the queries.
-    std::fill_n(memory_.row_logits + count * logit_pitch, (memory_.tile_lanes - count) * logit_pitch,
+    std::fill_n(memory_.row_logits + count * logit_pitch, (Memory::max_rows - count) * logit_pitch,
                 Compute{0});
     return hull.any;
   }
@@ -271,7 +271,7 @@ class DecodeBf16Task {
     return false;
   }
 
-  /// Adds weights · V to o.
+  /// Adds the weights weights_ times V to o.
   void add_values(const NeededKeys& needed, Compute* o) const {
     for (index_t v = 0; v < needed.vectors; ++v) {
       const KeyRange part = needed.of[v];
