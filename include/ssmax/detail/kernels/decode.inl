@@ -51,19 +51,30 @@ SSMAX_INLINE typename S::V load_stored_part(const X* p, index_t count) {
   }
 }
 
-/// The number of keys that more than decode_most_rows queries read before the next keys. So only the first of these
-/// queries read the keys from beyond the first-level cache.
+/// The number of keys that queries read before the next keys if they read keys more than once. So only the first of
+/// these queries read the keys from beyond the first-level cache.
 inline constexpr index_t decode_tile = 64;
 
+/// Returns whether `rows` queries read their keys more than once. At most `most` queries share one reading: 4, 2 or 1.
+SSMAX_INLINE constexpr bool reads_keys_again(index_t rows, index_t most) { return rows > most || rows == 3; }
+
+/// The number of rows from a prefetched 16-bit row to the row that one query reads.
 inline constexpr index_t prefetched_keys = 64;
 
-/// Prefetches `count` numbers of the row that is prefetched_keys rows after p. The row may lie past the end. With
-/// one query, 16-bit rows are widened and multiplied about as fast as memory delivers the rows. Prefetching
-/// brings 23 instead of 11 GB/s on an Intel processor with AMX (32 rows ahead: 17). Rows of float became 16 %
-/// slower. Only targets with AVX-512 prefetch, because the others were not measured.
+/// Prefetches `count` numbers of the row that lies `ahead` rows after p, unless `ahead` is 0. The row may lie past the
+/// end. Only targets with AVX-512 prefetch, because the others were not measured.
 ///
-/// More than decode_most_rows queries prefetch `ahead` rows, unless `ahead` is 0. Four queries of float, width 128,
-/// took 1.2 times as long with prefetching.
+/// With one query, 16-bit rows are widened and multiplied about as fast as memory delivers the rows. So one query
+/// always prefetches them: 23 instead of 11 GB/s on an Intel processor with AMX (32 rows ahead: 17). One query does
+/// not prefetch rows of float, which became 16 % slower. More queries prefetch `ahead` rows. Measured on Zen 5 with
+/// 8 kv heads and 32768 keys, from memory:
+///
+/// | queries, width | float: without; with | bfloat16: without; with |
+/// |---|---|---|
+/// | 2, width 64 | 32; 35 GB/s | 22; 42 GB/s |
+/// | 4, width 64 | 29; 37 GB/s | 27; 37 GB/s |
+/// | 2, width 128 | 27; 38 GB/s | 33; 39 GB/s |
+/// | 4, width 128 | 35; 36 GB/s | 28; 34 GB/s |
 template <class S, int rows, class X>
 SSMAX_INLINE void prefetch_row(const X* p, index_t stride, index_t count, index_t ahead) {
   constexpr bool always = rows == 1 && sizeof(X) < sizeof(typename S::Value);
@@ -91,13 +102,13 @@ void decode_logits_rows(const typename S::Value* q, index_t q_stride, const X* k
     const X* key[step];
     SSMAX_UNROLL
     for (int j = 0; j < step; ++j) key[j] = k + (first + std::min<index_t>(j, count - 1)) * k_stride;
-    for (int j = 0; j < step; ++j) prefetch_row<S, rows>(key[j], k_stride, d, ahead);
     V sum[rows * step];
     SSMAX_UNROLL
     for (int i = 0; i < rows * step; ++i) sum[i] = S::set(0);
     if (rows == 1 || d > decode_narrow<S>) {
       SSMAX_UNROLL
       for (int j = 0; j < step; ++j) {
+        prefetch_row<S, rows>(key[j], k_stride, d, ahead);
         for (index_t c = 0; c < whole; c += S::width) {
           const V y = load_stored<S>(key[j] + c);
           SSMAX_UNROLL
@@ -106,6 +117,10 @@ void decode_logits_rows(const typename S::Value* q, index_t q_stride, const X* k
         }
       }
     } else {
+      if (ahead != 0) {
+        SSMAX_UNROLL
+        for (int j = 0; j < step; ++j) prefetch_row<S, rows>(key[j], k_stride, d, ahead);
+      }
       for (index_t c = 0; c < whole; c += S::width) {
         V x[rows];
         SSMAX_UNROLL
@@ -149,13 +164,12 @@ void decode_logits_rows(const typename S::Value* q, index_t q_stride, const X* k
 template <class S, class X>
 void decode_logits(const typename S::Value* q, index_t q_stride, index_t rows, const X* k, index_t k_stride,
                    index_t keys, index_t d, index_t ahead, typename S::Value* s, index_t s_stride) {
-  const bool shares = rows > decode_most_rows<S>;
-  const index_t tile = shares ? decode_tile : keys, next = shares ? ahead : 0;
+  const index_t tile = reads_keys_again(rows, decode_most_rows<S>) ? decode_tile : keys;
   for (index_t first = 0; first < keys; first += tile, k += tile * k_stride, s += tile) {
     const index_t count = std::min(tile, keys - first);
     index_t r = 0;
     const auto step = [&]<int step_rows>(std::integral_constant<int, step_rows>) {
-      decode_logits_rows<S, step_rows>(q + r * q_stride, q_stride, k, k_stride, count, d, r == 0 ? next : 0,
+      decode_logits_rows<S, step_rows>(q + r * q_stride, q_stride, k, k_stride, count, d, r == 0 ? ahead : 0,
                                        s + r * s_stride, s_stride);
       r += step_rows;
     };
@@ -240,14 +254,15 @@ void decode_accumulate_rows(const typename S::Value* s, index_t s_stride, index_
 template <class S, class X>
 void decode_accumulate(const typename S::Value* s, index_t s_stride, index_t rows, index_t keys, const X* v,
                        index_t v_stride, index_t dv, index_t ahead, typename S::Value* o, index_t o_stride) {
-  const bool shares = rows > decode_most_rows<S>;
-  const index_t tile = shares ? decode_tile : keys, next = shares ? ahead : 0;
+  const index_t most =
+      dv <= decode_narrow<S> ? decode_most_rows<S> : std::min<index_t>(2, decode_most_rows<S>);
+  const index_t tile = reads_keys_again(rows, most) ? decode_tile : keys;
   for (index_t first = 0; first < keys; first += tile, v += tile * v_stride, s += tile) {
     const index_t count = std::min(tile, keys - first);
     index_t r = 0;
     const auto step = [&]<int step_rows>(std::integral_constant<int, step_rows>) {
       decode_accumulate_rows<S, step_rows>(s + r * s_stride, s_stride, count, v, v_stride, dv,
-                                           r == 0 ? next : 0, o + r * o_stride, o_stride);
+                                           r == 0 ? ahead : 0, o + r * o_stride, o_stride);
       r += step_rows;
     };
     if constexpr (decode_most_rows<S> >= 4) {
