@@ -22,7 +22,9 @@ constexpr const char *no_products = "bfloat16: this target has no bfloat16 produ
                      *other_keys = "bfloat16: keys are stored in another type",
                      *rotated = "bfloat16: keys are rotated in the call",
                      *cached = "short_keys: keys are in a cache",
-                     *continued = "short_keys: the state continues another one";
+                     *continued = "short_keys: the state continues another one",
+                     *invariant = "decode: batch_invariant is set",
+                     *invariant_short = "short_keys: batch_invariant is set";
 
 void check(const Explanation& e, const char* function, Path path, const char* reason) {
   INFO(to_string(e));
@@ -63,6 +65,19 @@ TEST_CASE("attention reports its path and the reason against a faster one", "[at
     bf16(explain<bfloat16>(shape_of(5, 300), {.rope = &rope}), products && !dots, Path::prefill_bf16,
          Path::decode, rotated);
     check(explain<bfloat16>(shape_of(4, 128)), "attention", Path::short_keys, "");
+
+    // batch_invariant: rows of a bf16 call without rotated keys may take decode_bf16.
+    bf16(explain<bfloat16>(shape_of(1, 300), {.batch_invariant = true}), products,
+         dots ? Path::decode_bf16 : Path::prefill_bf16, Path::prefill, "");
+    bf16(explain<bfloat16>(shape_of(1, 300), {.rope = &rope, .batch_invariant = true}), products,
+         Path::prefill_bf16, Path::prefill, "");
+    check(explain<double>(shape_of(1, 300), {.batch_invariant = true}), "attention", Path::prefill,
+          invariant);
+    check(explain<double>(shape_of(1, 100), {.batch_invariant = true}), "attention", Path::prefill,
+          invariant);
+    check(explain<double>(shape_of(9, 100), {.batch_invariant = true}), "attention", Path::prefill,
+          invariant_short);
+    check(explain<double>(shape_of(17, 300), {.batch_invariant = true}), "attention", Path::prefill, "");
 
     const char* const of_float = products ? other_queries : "";
     check(explain<float>(shape_of(17, 129)), "attention", Path::prefill, of_float);

@@ -67,6 +67,10 @@
 /// head: a call has queries · heads / kv_heads rows. Exception: on targets with bfloat16 products, a bfloat16 call
 /// with at most 128 keys takes the short_keys path. Its results can differ from those of a longer call.
 ///
+/// With `batch_invariant`, results are bit-identical if you split the queries into any calls, also over a cache. A
+/// query takes the bf16 path or prefill for any number of rows. docs/numerics.md has the price. The backward ignores
+/// the option.
+///
 /// The first path of this table whose condition holds computes the call (explain.hpp reports the path). ε is 2^-8.
 /// The errors are those before out is rounded to its storage type.
 ///
@@ -135,6 +139,7 @@ struct AttentionOptions {
   Workspace* workspace = nullptr;                      ///< Memory that calls reuse.
   bool float_products = false;      ///< If true, bfloat16 is multiplied in float on every target.
   bool rounded_rotation = false;    ///< If true, the bf16 path rounds rotated q and k to bfloat16.
+  bool batch_invariant = false;     ///< If true, the bits of a query do not depend on the number of queries.
   bool scaled_sinks = false;        ///< If true, a sink is a logit: c·sink. (Not in finish.)
   bool rotate_source_keys = false;  ///< If true, the rope rotates the keys of a source in the call.
   /// Numbers of queries and keys of each sequence. (Not in attention_partial, finish and over MPI.)

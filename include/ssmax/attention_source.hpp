@@ -21,6 +21,7 @@
 /// | condition | result |
 /// |---|---|
 /// | more than 16 queries per kv head | bit-identical |
+/// | both calls have `batch_invariant` | bit-identical |
 /// | bfloat16 with at most 128 keys | the bf16 path here, float in attention |
 /// | fewer queries | products are summed in another order: decode.hpp has the bound |
 #pragma once

@@ -19,6 +19,7 @@
 /// |---|---|
 /// | each call has more than 16 queries per kv head, and the cache does not round | bit-identical |
 /// | bfloat16 with at most 128 keys | decode takes the bf16 path, attention computes in float |
+/// | every call has `batch_invariant`, and the cache does not round | bit-identical |
 /// | fewer queries | products are summed in another order: error ≤ 4·(d + 1024 + n / 1024)·ε·Σ p·abs(v) |
 /// | the same on the bf16 path | within the bounds of both paths (attention.hpp) |
 ///

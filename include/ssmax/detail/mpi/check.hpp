@@ -61,6 +61,7 @@ Agreement agreement_of(const char* function, const mpi::Layout& layout, const Vi
   all.add("scaled_sinks", options.scaled_sinks);
   all.add("float_products", options.float_products);
   all.add("rounded_rotation", options.rounded_rotation);
+  all.add("batch_invariant", options.batch_invariant);
   all.add("rotate_source_keys", options.rotate_source_keys);
   return all;
 }

@@ -33,6 +33,7 @@ Problem<ComputeType<T>> make_problem(const View<const Q, 4>& q, const AnyKeys<Co
                                   .key_position = options.key_position,
                                   .float_products = options.float_products,
                                   .rounded_rotation = options.rounded_rotation,
+                                  .batch_invariant = options.batch_invariant,
                                   .lengths = options.lengths};
   if (options.rope != nullptr) problem.rope = options.rope->tables();
   return problem;

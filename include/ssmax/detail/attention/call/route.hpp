@@ -22,7 +22,7 @@ inline constexpr index_t decode_rows = 16;
 /// The smallest number of rows of the short_keys path: with fewer rows, its vectors would be nearly empty.
 inline constexpr index_t min_short_rows = 4;
 
-/// The smallest number of rows of the decode_bf16 path.
+/// The smallest number of rows of the decode_bf16 path. Exception: with batch_invariant, any number.
 inline constexpr index_t min_bf16_decode_rows = 5;
 
 /// The reason why a path does not take a call. Null if the path takes the call, "" if the path is not faster for
@@ -46,6 +46,7 @@ WhyNot why_not_short_keys(const Problem<Compute>& problem, const Result<Compute>
   }
   if (in_cache) return "short_keys: keys are in a cache";
   if (result.continues) return "short_keys: the state continues another one";
+  if (problem.batch_invariant) return "short_keys: batch_invariant is set";
   return nullptr;
 }
 
@@ -69,10 +70,20 @@ WhyNot why_not_bf16(const Problem<Compute>& problem, const Bf16Capabilities& tar
 template <class Compute>
 WhyNot why_not_bf16_decode(const Problem<Compute>& problem, const Bf16Capabilities& target) {
   if (const WhyNot why_not = why_not_bf16(problem, target)) return why_not;
-  if (problem.rows() < min_bf16_decode_rows) return "bfloat16: fewer than 5 rows per kv head";
+  if (problem.rows() < min_bf16_decode_rows && !problem.batch_invariant)
+    return "bfloat16: fewer than 5 rows per kv head";
   if (!target.has_pair_dots) return "bfloat16: this target has no pair dots";
   if (problem.rotates_keys()) return "bfloat16: keys are rotated in the call";
   return nullptr;
+}
+
+/// Returns whether the bf16 path of a call is prefill_bf16 rather than decode_bf16. With batch_invariant, decode_bf16
+/// takes only calls for which it is bit-identical to prefill_bf16.
+template <class Compute>
+bool is_bf16_prefill(const Problem<Compute>& problem, const Bf16Capabilities& target) {
+  if (problem.rows() > target.decode_rows_max) return true;
+  const bool rotates_odd_width = problem.has_rope() && problem.width() % 2 != 0;
+  return problem.batch_invariant && (!target.has_pair_dots || problem.rotates_keys() || rotates_odd_width);
 }
 
 /// Returns the path of a call: the first path in this table without a reason against it. Rows are the queries of a
@@ -86,18 +97,24 @@ WhyNot why_not_bf16_decode(const Problem<Compute>& problem, const Bf16Capabiliti
 /// | decode       |                      | at most 16 rows                                                        |
 /// | prefill      |                      | all other calls                                                        |
 ///
+/// With batch_invariant, a query takes the same products for any number of rows: prefill_bf16 or decode_bf16 if
+/// why_not_bf16 returns null, else prefill.
+///
 /// The reason of the route is the reason against bfloat16. Exception: if that reason is empty, the reason of the
-/// route is the one against short_keys.
+/// route is the one against short_keys or decode.
 template <class Compute>
 Route route(const Problem<Compute>& problem, const Result<Compute>& result, bool explains = false) {
   const index_t rows = problem.rows();
   const WhyNot not_short = why_not_short_keys(problem, result, explains);
   if (not_short == nullptr) return {Path::short_keys, ""};
   const Bf16Capabilities target = bf16_capabilities(active_target());
-  const bool is_prefill = rows > target.decode_rows_max;
+  const bool is_prefill = is_bf16_prefill(problem, target);
   const WhyNot not_bf16 = is_prefill ? why_not_bf16(problem, target) : why_not_bf16_decode(problem, target);
   if (not_bf16 == nullptr) return {is_prefill ? Path::prefill_bf16 : Path::decode_bf16, not_short};
-  return {rows <= decode_rows ? Path::decode : Path::prefill, *not_bf16 != '\0' ? not_bf16 : not_short};
+  const bool is_decode = rows <= decode_rows && !problem.batch_invariant;
+  if (*not_bf16 != '\0') return {is_decode ? Path::decode : Path::prefill, not_bf16};
+  if (is_decode || rows > decode_rows) return {is_decode ? Path::decode : Path::prefill, not_short};
+  return {Path::prefill, *not_short != '\0' ? not_short : "decode: batch_invariant is set"};
 }
 
 /// Returns the path of a backward pass.

@@ -30,7 +30,7 @@ struct UntypedGradients {
 };
 struct UntypedOptions {
   Anything scale{}, rope{}, key_position{}, sinks{}, workspace{}, float_products{}, rounded_rotation{},
-      scaled_sinks{}, rotate_source_keys{}, lengths{}, explanation{};
+      batch_invariant{}, scaled_sinks{}, rotate_source_keys{}, lengths{}, explanation{};
 };
 
 }  // namespace detail

@@ -1,0 +1,174 @@
+// The option batch_invariant: a prompt cut into calls of any number of queries has the bits of one call, over views
+// and over a cache.
+
+#include <algorithm>
+#include <array>
+#include <ssmax/ssmax.hpp>
+#include <string>
+#include <vector>
+
+#include "attention_problem.hpp"
+#include "catch.hpp"
+
+namespace attention_problem::batch_invariant_test {
+
+using ssmax::KvCache;
+using ssmax::Rope;
+using ssmax::View;
+
+struct EveryThirdKeyIsHidden {
+  KeyRange keys(const Query& query) const { return {0, query.position() + 1}; }
+  bool sees(const Query&, index_t key) const { return key % 3 != 0; }
+};
+
+/// Numbers of queries of the calls that a prompt is cut into. Their sum is `queries`.
+constexpr std::array<index_t, 12> pieces{1, 2, 17, 1, 3, 1, 5, 24, 1, 16, 4, 1};
+constexpr index_t queries = 76;
+
+/// Heads of rows, contiguous. `part` returns rows [first, first + count) of every head.
+template <class T>
+struct Heads {
+  index_t heads, rows, width;
+  std::vector<T> numbers;
+
+  Heads(index_t a_heads, index_t a_rows, index_t a_width, unsigned seed, double deviation = 1)
+      : heads(a_heads),
+        rows(a_rows),
+        width(a_width),
+        numbers(reference::normals<T>(static_cast<std::size_t>(heads * rows * width), seed, deviation)) {}
+
+  View<const T, 4> part(index_t first, index_t count) const {
+    return {numbers.data() + first * width, {1, heads, count, width}, strides()};
+  }
+  View<T, 4> part(index_t first, index_t count) {
+    return {numbers.data() + first * width, {1, heads, count, width}, strides()};
+  }
+
+ private:
+  std::array<index_t, 4> strides() const { return {heads * rows * width, rows * width, width, 1}; }
+};
+
+struct Case {
+  index_t heads, kv_heads, keys, d, dv;
+};
+
+constexpr std::array<Case, 5> cases{{
+    {1, 1, 76, 64, 64},    // short_keys would take a call of at most 128 keys
+    {2, 1, 300, 40, 33},   // 34 rows and 2
+    {4, 2, 1500, 16, 16},  // more than one key chunk
+    {16, 2, 420, 64, 64},  // eight rows per query
+    {3, 3, 200, 33, 5},    // odd width
+}};
+
+template <class T>
+struct Result {
+  Heads<T> out;
+  std::vector<Compute<T>> lse;
+  std::vector<Path> paths;
+
+  explicit Result(const Case& c)
+      : out(c.heads, queries, c.dv, 9), lse(static_cast<std::size_t>(c.heads * queries)) {}
+  View<Compute<T>, 3> lse_part(index_t first, index_t count) {
+    return {lse.data() + first, {1, out.heads, count}, {out.heads * queries, queries, 1}};
+  }
+  bool operator==(const Result& other) const {
+    return same_bits(out.numbers, other.out.numbers) && same_bits(lse, other.lse);
+  }
+};
+
+/// Calls attend(first query, number of queries, executor, result) for one piece, or for each piece of the prompt.
+template <class T, class Attend>
+Result<T> computed(const Case& c, bool is_cut, const Attend& attend) {
+  Result<T> result(c);
+  if (!is_cut) {
+    attend(index_t{0}, queries, ssmax::Serial{}, result);
+    return result;
+  }
+  ssmax::ThreadPool pool(3);
+  index_t first = 0;
+  for (const index_t count : pieces) {
+    if (first % 2 == 0)
+      attend(first, count, ssmax::Serial{}, result);
+    else
+      attend(first, count, pool, result);
+    first += count;
+  }
+  REQUIRE(first == queries);
+  return result;
+}
+
+template <class T>
+AttentionOptions<T> options_of(const Rope<Compute<T>>* rope, Explanation& explanation) {
+  return {.rope = rope, .batch_invariant = true, .explanation = &explanation};
+}
+
+template <class T, class M, class C>
+void compare(const Case& c, const Rope<Compute<T>>* rope, const M& mask, const C& score) {
+  const Heads<T> q(c.heads, queries, c.d, 1, 2), k(c.kv_heads, c.keys, c.d, 2, 2),
+      v(c.kv_heads, c.keys, c.dv, 3);
+  const std::vector<Compute<T>> s(static_cast<std::size_t>(c.heads), Compute<T>(0.43));
+  const ssmax::SSMax<Compute<T>> scaling{s};
+  const index_t before = c.keys - queries;
+
+  const auto over_views = [&](index_t first, index_t count, auto&& executor, Result<T>& result) {
+    Explanation explanation;
+    ssmax::attention<T>({.q = q.part(first, count),
+                         .k = k.part(0, before + first + count),
+                         .v = v.part(0, before + first + count),
+                         .out = result.out.part(first, count),
+                         .lse = result.lse_part(first, count)},
+                        scaling, mask, score, options_of<T>(rope, explanation), executor);
+    result.paths.push_back(explanation.path);
+  };
+  const Result<T> whole = computed<T>(c, false, over_views);
+  const Result<T> cut = computed<T>(c, true, over_views);
+  CHECK(whole == cut);
+  const bool is_bf16 = std::same_as<T, bfloat16> && has_bfloat16_products();
+  CHECK(whole.paths == std::vector{is_bf16 ? Path::prefill_bf16 : Path::prefill});
+  for (const Path path : cut.paths) {
+    CHECK((is_bf16 ? path == Path::prefill_bf16 || path == Path::decode_bf16 : path == Path::prefill));
+  }
+
+  const auto over_cache = [&](KvCache<T>& cache) {
+    return [&](index_t first, index_t count, auto&& executor, Result<T>& result) {
+      const index_t stored = cache.length(0), added = before + first + count - stored;
+      cache.append(k.part(stored, added), v.part(stored, added), rope);
+      Explanation explanation;
+      ssmax::decode<T>({.q = q.part(first, count),
+                        .out = result.out.part(first, count),
+                        .lse = result.lse_part(first, count)},
+                       cache, scaling, mask, score, options_of<T>(rope, explanation), executor);
+      result.paths.push_back(explanation.path);
+    };
+  };
+  const ssmax::KvCacheOptions of_cache{
+      .batch = 1, .kv_heads = c.kv_heads, .width = c.d, .value_width = c.dv, .capacity = c.keys};
+  KvCache<T> for_whole(of_cache), for_cut(of_cache);
+  const Result<T> decoded = computed<T>(c, false, over_cache(for_whole));
+  CHECK(decoded == computed<T>(c, true, over_cache(for_cut)));
+  // A cache rounds rotated keys of 16 bits.
+  if (rope == nullptr || sizeof(T) != 2) CHECK(decoded == whole);
+}
+
+template <class T>
+void compare_all() {
+  for (const Case& c : cases) {
+    const Rope<Compute<T>> rope({.width = c.d / 2 * 2}, c.keys);
+    for_each_target_of<T>([&](const std::string& target) {
+      INFO(target << ' ' << c.heads << ' ' << c.keys << ' ' << c.d);
+      compare<T>(c, nullptr, Causal{}, ssmax::Identity{});
+      compare<T>(c, &rope, Causal{}, ssmax::Softcap{20});
+      compare<T>(c, nullptr, EveryThirdKeyIsHidden{}, ssmax::Identity{});
+      compare<T>(c, &rope, ssmax::SlidingWindow{50}, ssmax::Identity{});
+    });
+  }
+}
+
+TEST_CASE("batch_invariant: a cut prompt has the bits of one call", "[attention][decode][batch_invariant]") {
+  SECTION("float") { compare_all<float>(); }
+  SECTION("double") { compare_all<double>(); }
+  SECTION("half") { compare_all<ssmax::half>(); }
+  SECTION("bfloat16") { compare_all<bfloat16>(); }
+}
+
+}  // namespace attention_problem::batch_invariant_test
