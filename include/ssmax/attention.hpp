@@ -139,7 +139,7 @@ struct AttentionOptions {
   Workspace* workspace = nullptr;                      ///< Memory that calls reuse.
   bool float_products = false;      ///< If true, bfloat16 is multiplied in float on every target.
   bool rounded_rotation = false;    ///< If true, the bf16 path rounds rotated q and k to bfloat16.
-  bool batch_invariant = false;     ///< If true, the bits of a query do not depend on the number of queries.
+  bool batch_invariant = false;     ///< If true, results are bit-identical for any number of queries.
   bool scaled_sinks = false;        ///< If true, a sink is a logit: c·sink. (Not in finish.)
   bool rotate_source_keys = false;  ///< If true, the rope rotates the keys of a source in the call.
   /// Numbers of queries and keys of each sequence. (Not in attention_partial, finish and over MPI.)

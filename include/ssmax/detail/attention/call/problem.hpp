@@ -45,7 +45,7 @@ struct Problem {
   index_t key_position = 0;
   bool float_products = false;    // use float products even for bfloat16
   bool rounded_rotation = false;  // bf16 path: a rotated row has one part
-  bool batch_invariant = false;   // the bits of a row do not depend on the number of rows
+  bool batch_invariant = false;   // results are bit-identical for any number of rows
   /// The number of queries of the sequence before the queries of q, and after them. Query::index counts all queries.
   index_t first_query = 0, queries_after = 0;
   /// The number of heads of the call after the heads of q. Query::head counts all heads. kv heads are counted from
