@@ -40,10 +40,16 @@ Compute* place_result(const Result<Compute>& result, const QueryRow& seen, index
   return result.out.stage(query.batch, query.head, row, scratch);
 }
 
+/// Returns whether place_result returns scratch.
+template <class Compute>
+bool narrows_results(const Result<Compute>& result) {
+  return result.state.o.data_handle() == nullptr && result.out.kind() != ElementKind::compute;
+}
+
 /// Converts and stores a query's row, if place_result returned scratch.
 template <class Compute>
 void narrow_result(const Result<Compute>& result, const Query& query, index_t row, const Compute* numbers) {
-  if (result.state.o.data_handle() != nullptr) return;
+  if (!narrows_results(result)) return;
   result.out.store(query.batch, query.head, row, numbers);
 }
 

@@ -91,6 +91,7 @@ class ShortTask {
                     problem_.value_width(), memory_.factor + lane, memory_.out + lane);
     }
     if (has_nonfinite) add_nonfinite();
+    if (!narrows_results(result_)) return;
     for (index_t i = 0; i < count_; ++i) {
       const Query& query = memory_.rows[i].query;
       narrow_result(result_, query, problem_.row_of(query), memory_.out[i]);

@@ -46,12 +46,20 @@ index_t list_queries(const LaneScratch<Compute, Operand>& memory, index_t count,
 template <class Compute, class Operand, class Load>
 void gather_rows(const LaneScratch<Compute, Operand>& memory, index_t i, index_t count, index_t depth,
                  const Load& load) {
+  const Compute* zeros = nullptr;
   for (index_t lane = 0; lane < memory.kernels.width; ++lane) {
     const QueryRow& row = memory.rows[i + lane];
     Compute* scratch = memory.staged + lane * memory.pitch;
-    const bool exists = i + lane < count && row.keys.size() > 0;
-    if (!exists) std::fill_n(reinterpret_cast<Operand*>(scratch), depth, Operand{});
-    memory.in[lane] = exists ? load(row.query, scratch) : scratch;
+    if (i + lane < count && row.keys.size() > 0) {
+      memory.in[lane] = load(row.query, scratch);
+      continue;
+    }
+    // The bf16 path moves signs of multipliers into each row: a row of its own for each lane.
+    if (zeros == nullptr || Operands<Compute, Operand>::is_bf16) {
+      std::fill_n(reinterpret_cast<Operand*>(scratch), depth, Operand{});
+      zeros = scratch;
+    }
+    memory.in[lane] = zeros;
   }
 }
 
