@@ -129,7 +129,8 @@ void register_decode() {
     index_t kv_heads;
     index_t width;
   };
-  for (const auto [heads, kv_heads, width] : {Heads{12, 12, 64}, Heads{16, 2, 64}, Heads{16, 2, 128}}) {
+  for (const auto [heads, kv_heads, width] :
+       {Heads{12, 12, 64}, Heads{16, 2, 64}, Heads{16, 2, 128}, Heads{32, 8, 128}}) {
     for (const index_t n : {1024, 8192, 32768, 131072}) {
       if (n == 131072 && (heads == kv_heads || width > 64)) continue;  // 134 MB of keys and values in float
       for (const ElementType type : {ElementType::f32, ElementType::bf16, ElementType::f16}) {

@@ -29,12 +29,14 @@ BEGIN, END = "<!-- made by bench/measure.py: begin -->\n", "<!-- made by bench/m
 
 # The benchmarks of a run: limits, rows, and those of attention whose nine repetitions take minutes.
 FILTER = "|".join((
-    r"^limit/(fma|read_l3|read_mem)_t",
+    r"^limit/(fma|dot_bf16|amx_bf16|read_l3|read_mem)_t",
     r"^rows/(softmax|ssmax|onednn|torch|eigen_native|naive|copy)/(1024x64|64x1024|1x65536|16384x1024)/",
     r"^rows_backward/(softmax|onednn|torch|copy)/(1024x64|64x1024|16384x1024)/",
     r"^prefill/(softmax|ssmax_rope|onednn_tile|torch|onednn|eigen_native)/.*_n(512|1024|2048|4096)_(full|causal)_f32_t1",
     r"^backward/(softmax|onednn_tile|torch)/.*_d64_n(512|1024|2048)_causal_f32_t1",
-    r"^decode/(softmax|onednn|torch)/.*_d64_n(1024|32768)_f32_t1",
+    r"^prefill/(softmax|ssmax_rope|ssmax_rope_rounded|torch)/.*_n2048_(full|causal)_bf16_t1",
+    r"^decode/(softmax|onednn|torch)/.*_d64_n(1024|32768)_(f32|bf16)_t1",
+    r"^decode/(softmax|onednn|torch)/h32_kv8_d128_n(1024|32768)_(f32|bf16)_t1",
 ))
 
 # counter of a family -> unit, counts per unit, decimals, True if less is better
@@ -44,7 +46,8 @@ UNITS = {
     "bytes_per_second": ("GB/s", 1e9, 0, False),
 }
 
-NAMES = {"softmax": "`Softmax`", "ssmax": "`SSMax`", "ssmax_rope": "`SSMax` and rope", "onednn": "oneDNN, unfused",
+NAMES = {"softmax": "`Softmax`", "ssmax": "`SSMax`", "ssmax_rope": "`SSMax` and rope",
+         "ssmax_rope_rounded": "`SSMax` and rope, `rounded_rotation`", "onednn": "oneDNN, unfused",
          "onednn_tile": "tiles over oneDNN", "torch": "PyTorch", "eigen_native": "Eigen, -march=native",
          "naive": "loop, -O3"}
 
@@ -140,12 +143,13 @@ def cell(row):
 
 def shape(text):
     """Returns the third part of a row's name as text."""
-    match = re.fullmatch(r"h(\d+)_kv(\d+)_d(\d+)_n(\d+)_(?:(full|causal)_)?f32_t1", text)
+    match = re.fullmatch(r"h(\d+)_kv(\d+)_d(\d+)_n(\d+)_(?:(full|causal)_)?(f32|bf16)_t1", text)
     if not match:
         return text.replace("x", " × ")
-    heads, kv_heads, width, n, mask = match.groups()
+    heads, kv_heads, width, n, mask, type_name = match.groups()
     kv = f", {kv_heads} kv heads" if kv_heads != heads else ""
-    return ", ".join(part for part in (mask, f"{heads} heads{kv} of width {width}", f"n {n}") if part)
+    parts = ("bfloat16" if type_name == "bf16" else "", mask, f"{heads} heads{kv} of width {width}", f"n {n}")
+    return ", ".join(part for part in parts if part)
 
 
 def in_order(name):
@@ -153,7 +157,7 @@ def in_order(name):
     family, implementation, *rest = name.split("/")
     numbers = re.split(r"(\d+)", rest[0] if rest else "")
     key = [(int(part), "") if part.isdigit() else (-1, part) for part in numbers]
-    return (list(TITLES).index(family), "causal" in name, key,
+    return (list(TITLES).index(family), "bf16" in name, "causal" in name, key,
             list(NAMES).index(implementation) if implementation in NAMES else len(NAMES), implementation)
 
 
@@ -161,7 +165,8 @@ def label(name):
     family, implementation, *rest = name.split("/")
     if family == "limit":
         kind, _, threads = implementation.rpartition("_t")
-        what = {"fma": "float FMA", "read_l3": "read from the last-level cache", "read_mem": "read from memory"}[kind]
+        what = {"fma": "float FMA", "dot_bf16": "pair dots of bfloat16", "amx_bf16": "AMX tiles of bfloat16",
+                "read_l3": "read from the last-level cache", "read_mem": "read from memory"}[kind]
         return f"{what}, {threads} thread{'s' if threads != '1' else ''}"
     return f"{shape(rest[0])}: {NAMES.get(implementation, implementation)}"
 

@@ -3,7 +3,7 @@
 
   plot.py run.json docs/prefill.png
 
-The picture shows medians of one thread. Full and causal are side by side, with one row per head width. The dashed line is
+The picture shows medians of one thread and float. Full and causal are side by side, with one row per head width. The dashed line is
 the FMA peak.
 """
 
@@ -51,7 +51,7 @@ def panel(run, shapes, mask, width, number):
 
 
 def script(run, output):
-    shapes = [a for a in attention_shapes(run, "prefill") if a.threads == 1]
+    shapes = [a for a in attention_shapes(run, "prefill") if a.threads == 1 and a.type == "f32"]
     sizes = sorted({a.n for a in shapes})
     peak = run.median("limit/fma_t1", "GFLOPS") or 0
     top = 1.05 * max([peak] + [value for name in CURVES for _, value in points(run, name, shapes)])
