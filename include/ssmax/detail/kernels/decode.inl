@@ -66,11 +66,13 @@ inline constexpr index_t prefetched_keys = 64;
 ///
 /// With one query, 16-bit rows are widened and multiplied about as fast as memory delivers the rows. So one query
 /// always prefetches them: 23 instead of 11 GB/s on an Intel processor with AMX (32 rows ahead: 17). One query does
-/// not prefetch rows of float, which became 16 % slower. More queries prefetch `ahead` rows. Measured on Zen 5 with
-/// 8 kv heads and 32768 keys, from memory:
+/// not prefetch rows of float, which became 16 % slower on that processor. More queries prefetch `ahead` rows.
+/// Measured on Zen 5 with 8 kv heads (one query, width 64: 12) and 32768 keys, from memory:
 ///
 /// | queries, width | float: without; with | bfloat16: without; with |
 /// |---|---|---|
+/// | 1, width 64 | 34; 38 GB/s (the test of `ahead`: 4 % in the cache) | always |
+/// | 1, width 128 | 40; 38 GB/s | always |
 /// | 2, width 64 | 32; 35 GB/s | 22; 42 GB/s |
 /// | 4, width 64 | 29; 37 GB/s | 27; 37 GB/s |
 /// | 2, width 128 | 27; 38 GB/s | 33; 39 GB/s |
