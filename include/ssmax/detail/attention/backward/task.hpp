@@ -210,11 +210,10 @@ class BackwardTask {
   /// with 16 channels and 1200 queries). The row may lie past the end.
   SSMAX_INLINE void prefetch_rows(const Query& query) const {
     const index_t row = forward_.row_of(query) + 16;
-    for (const Rows* tensor :
-         {static_cast<const Rows*>(&problem_.dout), static_cast<const Rows*>(&problem_.out),
-          static_cast<const Rows*>(&forward_.q), static_cast<const Rows*>(&problem_.dq)}) {
-      tensor->prefetch(query.batch, query.head, row);
-    }
+    problem_.dout.prefetch(query.batch, query.head, row);
+    problem_.out.prefetch(query.batch, query.head, row);
+    forward_.q.prefetch(query.batch, query.head, row);
+    problem_.dq.prefetch(query.batch, query.head, row);
   }
 
   /// Computes the facts about a query from its row of the variant. Writes the facts in place: a copy would stall on
