@@ -35,6 +35,7 @@ struct AttentionCase {
   bool scaled_sinks = false;
   bool wants_lse = true, keeps_workspace = false;
   bool float_products = true;  // or bfloat16's own, where the target has them
+  bool batch_invariant = false;
   Layout of_q, of_k, of_v, of_out, of_lse, of_dout, of_dq, of_dk, of_dv;
   bool packed = false;  // q, k and v lie in one matrix
   AnyExecutor executor;

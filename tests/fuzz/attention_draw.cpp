@@ -201,6 +201,7 @@ AttentionCase draw_attention(Random& random, Call call, const Options& options) 
   c.wants_lse = call == Call::backward || random.chance(0.7);
   c.keeps_workspace = random.chance(0.5);
   c.float_products = c.element != Element::bf16 || random.chance(0.3);
+  c.batch_invariant = random.chance(0.3);
   c.executor = draw_executor(random);
   if (call == Call::partial) {
     for (index_t i = random.between(0, 3); i > 0; --i) c.cuts.push_back(random.between(0, c.keys));
@@ -244,7 +245,7 @@ std::string AttentionCase::words() const {
             std::to_string(rope->first_position) + ", key_position " + std::to_string(key_position);
   }
   text += "; " + executor.words() + (keeps_workspace ? "; workspace" : "") +
-          (float_products ? "" : "; products of bfloat16");
+          (float_products ? "" : "; products of bfloat16") + (batch_invariant ? "; batch_invariant" : "");
   if (call == Call::partial) {
     text += "; cut at";
     for (const index_t cut : cuts) text += " " + std::to_string(cut);

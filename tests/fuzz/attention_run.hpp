@@ -88,6 +88,7 @@ struct Settings {
             .sinks = sinks,
             .workspace = c.keeps_workspace ? &workspace : nullptr,
             .float_products = c.float_products,
+            .batch_invariant = c.batch_invariant,
             .scaled_sinks = c.scaled_sinks};
   }
 };
