@@ -77,13 +77,11 @@ WhyNot why_not_bf16_decode(const Problem<Compute>& problem, const Bf16Capabiliti
   return nullptr;
 }
 
-/// Returns whether the bf16 path of a call is prefill_bf16 rather than decode_bf16. With batch_invariant, decode_bf16
-/// takes only calls for which it is bit-identical to prefill_bf16.
+/// Returns whether the bf16 path of a call is prefill_bf16 rather than decode_bf16.
 template <class Compute>
 bool is_bf16_prefill(const Problem<Compute>& problem, const Bf16Capabilities& target) {
   if (problem.rows() > target.decode_rows_max) return true;
-  const bool rotates_odd_width = problem.has_rope() && problem.width() % 2 != 0;
-  return problem.batch_invariant && (!target.has_pair_dots || problem.rotates_keys() || rotates_odd_width);
+  return problem.batch_invariant && (!target.has_pair_dots || problem.rotates_keys());
 }
 
 /// Returns the path of a call: the first path in this table without a reason against it. Rows are the queries of a

@@ -31,11 +31,11 @@ struct DecodeBf16Scratch : ForwardScratch<Compute, Operand> {
       : DecodeBf16Scratch(arena, queries, problem.width(), problem.value_width(), logit_parts(problem)) {}
 
   DecodeBf16Scratch(Arena& arena, index_t queries, index_t d, index_t dv, index_t a_parts)
-      : Base(arena, queries, d, dv, a_parts * ((d + 1) / 2 * 2),
+      : Base(arena, queries, d, dv, a_parts * part_width(d),
              detail::kernels<PrefillKernels<Compute, Operand>>()),
         parts(a_parts),
         pitch((dv + 31) / 32 * 32),
-        k(arena.take<Operand>(block_keys * ((d + 1) / 2 * 2))),
+        k(arena.take<Operand>(block_keys * part_width(d))),
         finite(arena.take<Operand>(block_keys * dv)),
         zeros(arena.take<Operand>(std::max(d, dv))),
         k_rows(arena.take<const Operand*>(block_keys)),

@@ -37,6 +37,10 @@ index_t logit_parts(const Problem<Compute>& problem) {
   return problem.rotate_keys ? 3 : 2;
 }
 
+/// Returns the number of channels of a part of width d: the products take pairs of channels, so an odd width has one
+/// more channel, which is 0.
+SSMAX_INLINE constexpr index_t part_width(index_t d) { return (d + 1) / 2 * 2; }
+
 /// Returns the number of channels that the product of q and k sums over. On the bf16 path the number is rounded up
 /// to a multiple of `unit`.
 template <class Operand, class Compute>
@@ -44,7 +48,7 @@ index_t product_depth(const Problem<Compute>& problem, index_t unit) {
   if constexpr (std::same_as<Operand, Compute>) {
     return problem.width();
   } else {
-    return (problem.width() * logit_parts(problem) + unit - 1) / unit * unit;
+    return (part_width(problem.width()) * logit_parts(problem) + unit - 1) / unit * unit;
   }
 }
 
@@ -56,12 +60,20 @@ inline void split_row(const float* in, index_t n, bfloat16* high, bfloat16* low,
   narrow(scratch, n, low);
 }
 
+/// Writes 0 to the channels of `parts` parts of width d that hold no number, and to the channels up to `depth`.
+inline void pad_parts(bfloat16* row, index_t d, index_t parts, index_t depth) {
+  const index_t w = part_width(d);
+  for (index_t part = 0; part < parts; ++part)
+    std::fill(row + part * w + d, row + (part + 1) * w, bfloat16{});
+  std::fill(row + parts * w, row + depth, bfloat16{});
+}
+
 /// Writes the parts of a query, padded with 0 to `depth`. Requires widened_row[2 · d].
 template <class Compute>
 void load_query_parts(const Problem<Compute>& problem, const Variant<Compute>& variant, const Query& query,
                       index_t depth, Compute* widened_row, bfloat16* out) {
-  const index_t d = problem.width(), parts = logit_parts(problem);
-  std::fill(out + parts * d, out + depth, bfloat16{});
+  const index_t d = problem.width(), w = part_width(d), parts = logit_parts(problem);
+  pad_parts(out, d, parts, depth);
   if (!problem.has_rope()) {
     std::copy_n(problem.q.template stored_as<bfloat16>(query.batch, query.head, problem.row_of(query)), d,
                 out);
@@ -69,15 +81,15 @@ void load_query_parts(const Problem<Compute>& problem, const Variant<Compute>& v
   }
   const Compute* row = load_query(problem, variant, query, widened_row);
   if (parts == 1) return narrow(row, d, out);
-  split_row(row, d, out, out + d, widened_row + d);
-  if (parts == 3) std::copy_n(out, d, out + 2 * d);
+  split_row(row, d, out, out + w, widened_row + d);
+  if (parts == 3) std::copy_n(out, d, out + 2 * w);
 }
 
 /// Writes the parts of keys [range), as rows of `depth` numbers. Requires widened_row[2 · d].
 template <class Compute>
 void load_key_parts(const Problem<Compute>& problem, const Variant<Compute>& variant, index_t batch,
                     index_t kv_head, KeyRange range, index_t depth, Compute* widened_row, bfloat16* out) {
-  const index_t d = problem.width(), parts = logit_parts(problem);
+  const index_t d = problem.width(), w = part_width(d), parts = logit_parts(problem);
   for_each_run(problem.keys, batch, kv_head, range, [&](index_t key, const AnyKeyRun& run) {
     for (index_t i = 0; i < run.count; ++i, out += depth) {
       if (problem.rotates_keys()) {
@@ -85,15 +97,15 @@ void load_key_parts(const Problem<Compute>& problem, const Variant<Compute>& var
         if (parts == 1) {
           narrow(widened_row, d, out);
         } else {
-          split_row(widened_row, d, out, out + 2 * d, widened_row + d);
-          std::copy_n(out, d, out + d);
+          split_row(widened_row, d, out, out + 2 * w, widened_row + d);
+          std::copy_n(out, d, out + w);
         }
       } else {
         for (index_t part = 0; part < parts; ++part) {
-          std::copy_n(static_cast<const bfloat16*>(run.k) + i * run.k_stride, d, out + part * d);
+          std::copy_n(static_cast<const bfloat16*>(run.k) + i * run.k_stride, d, out + part * w);
         }
       }
-      std::fill(out + parts * d, out + depth, bfloat16{});
+      pad_parts(out, d, parts, depth);
     }
   });
 }
