@@ -3,8 +3,8 @@
 
   plot.py run.json docs/prefill.png
 
-The picture shows medians of one thread and float. Full and causal are side by side, with one row per head width. The dashed line is
-the FMA peak.
+The picture shows medians of one thread and float. Full and causal are side by side, with one row per head width. The
+dashed line is the FMA peak.
 """
 
 import argparse
