@@ -19,6 +19,7 @@
 #include "mask.hpp"
 #include "mask_runs.hpp"
 #include "online_softmax.hpp"
+#include "paged_keys.hpp"
 #include "plan.hpp"
 #include "plan_source.hpp"
 #include "rope.hpp"

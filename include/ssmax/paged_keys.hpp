@@ -1,0 +1,223 @@
+/// @defgroup paged_keys Pages of keys (paged_keys.hpp)
+/// Keys and values in the pages of somebody else's pool: the memory and the page tables of a server, without a copy.
+///
+///     const PagedKeys keys(k, v, PageTable(table, lengths));
+///     decode<float>({.q = q, .out = out}, keys, SSMax<float>{s});
+///
+/// | argument | shape |
+/// |---|---|
+/// | k | [pages, keys of a page, kv_heads, width] |
+/// | v | [pages, keys of a page, kv_heads, value_width] |
+/// | table | [batch, most pages of a sequence], with any strides |
+/// | lengths | [batch]: the number of keys of each sequence |
+///
+/// P is the number of keys of a page. Key i of sequence b is key i mod P of page table(b, i / P). The last stride of k
+/// and v is 1. You choose the other strides:
+///
+/// | pool | views |
+/// |---|---|
+/// | [pages, P, kv_heads, d], as in FlashAttention | contiguous |
+/// | [pages, 2, P, kv_heads, d], keys and values in one tensor | strides {2·P·kv_heads·d, kv_heads·d, d, 1}; v begins P·kv_heads·d later |
+/// | [pages, kv_heads, P, d], as in OpenVINO | strides {kv_heads·P·d, d, P·d, 1} |
+///
+/// A table may also be in compressed rows: `PageTable(pages, begins, lengths)`, where entries
+/// [begins[b], begins[b + 1]) of `pages` belong to sequence b.
+///
+/// A negative entry is a page that the pool no longer holds, for instance one outside a window. A mask must not show
+/// its keys. Negative entries lie at the start of a sequence, or in one gap. Entries beyond the length are not read.
+/// Keys that no query sees never affect a result, NaN included.
+///
+/// Pages that are neighbours in the table and in memory make one run of keys, of at most 1024 keys. With
+/// `batch_invariant` or more than 16 queries per kv head, results are bit-identical to those over a KvCache of the
+/// same keys.
+///
+/// The constructor checks everything in O(pages of the sequences) and throws std::invalid_argument with the name of
+/// the argument. It allocates only if an entry is negative. Pool, table and lengths must outlive the source, and must
+/// not change while it is used.
+#pragma once
+
+#include <concepts>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "detail/checks/views.hpp"
+#include "key_source.hpp"
+#include "view.hpp"
+
+/// @addtogroup paged_keys
+/// @{
+SSMAX_BEGIN_CODE
+
+/// The pages of each sequence, in your memory: integers of any type.
+template <std::integral Index, std::integral Length = Index>
+class PageTable {
+ public:
+  /// A table [batch, most pages of a sequence].
+  PageTable(const View<const Index, 2>& table, std::span<const Length> lengths)
+      : table_(table), lengths_(lengths) {
+    detail::check_extents("PageTable", "table", table_);
+    if (!table_.empty()) detail::check_reach("PageTable", "table", table_);
+    if (!table_.empty() && table_.data_handle() == nullptr)
+      detail::fail_value("PageTable", "table", "is null but has size", table_.size(), "must be", 0);
+    if (table_.extent(0) != std::ssize(lengths_)) {
+      detail::fail_value("PageTable", "lengths", "has size", std::ssize(lengths_),
+                         "must be the number of rows of table", table_.extent(0));
+    }
+  }
+  /// A table in compressed rows: sequence b has entries [begins[b], begins[b + 1]) of `pages`.
+  PageTable(std::span<const Index> pages, std::span<const Index> begins, std::span<const Length> lengths)
+      : table_(pages.data(), {1, std::ssize(pages)}), begins_(begins), lengths_(lengths) {
+    if (std::ssize(begins_) != std::ssize(lengths_) + 1) {
+      detail::fail_value("PageTable", "begins", "has size", std::ssize(begins_),
+                         "must be one more than the size of lengths", std::ssize(lengths_));
+    }
+    for (std::size_t b = 0; b < lengths_.size(); ++b) {
+      const auto begin = static_cast<index_t>(begins_[b]), end = static_cast<index_t>(begins_[b + 1]);
+      if (begin < 0 || end < begin)
+        detail::fail_value("PageTable", "begins", "has entry", end, "must be at least the one before",
+                           std::max<index_t>(begin, 0));
+      if (end > std::ssize(pages))
+        detail::fail_value("PageTable", "begins", "has entry", end, "must be at most the size of pages",
+                           std::ssize(pages));
+    }
+  }
+
+  /// Returns the number of sequences.
+  [[nodiscard]] index_t batch() const { return std::ssize(lengths_); }
+  /// Returns the number of keys of a sequence.
+  [[nodiscard]] index_t length(index_t b) const {
+    return static_cast<index_t>(lengths_[static_cast<std::size_t>(b)]);
+  }
+  /// Returns the number of entries of a sequence.
+  [[nodiscard]] index_t entries(index_t b) const {
+    return begins_.empty() ? table_.extent(1) : begin_of(b + 1) - begin_of(b);
+  }
+  /// Returns entry i of a sequence. Below 0: the pool no longer holds the page.
+  [[nodiscard]] index_t page(index_t b, index_t i) const {
+    return static_cast<index_t>(begins_.empty() ? table_(b, i) : table_(0, begin_of(b) + i));
+  }
+
+ private:
+  index_t begin_of(index_t b) const { return static_cast<index_t>(begins_[static_cast<std::size_t>(b)]); }
+
+  View<const Index, 2> table_;     // compressed: [1, all entries]
+  std::span<const Index> begins_;  // empty unless compressed
+  std::span<const Length> lengths_;
+};
+
+/// A source of keys in pages. K and V are the storage types of keys and values.
+template <class K, class V = K, class Index = int, class Length = Index>
+class PagedKeys {
+ public:
+  using Element = K;       ///< Storage type of keys.
+  using ValueElement = V;  ///< Storage type of values.
+
+  /// Refers to a pool and a table: the top of paged_keys.hpp.
+  PagedKeys(const View<const K, 4>& k, const View<const V, 4>& v, const PageTable<Index, Length>& table)
+      : k_(k), v_(v), table_(table) {
+    detail::check_view("PagedKeys", "k", k_);
+    detail::check_view("PagedKeys", "v", v_);
+    for (int i = 0; i < 3; ++i) detail::check_extent("PagedKeys", "v", v_, i, "k", k_, i);
+    for (index_t b = 0; b < table_.batch(); ++b) check_sequence(b);
+  }
+
+  /// Returns batch, kv heads and widths.
+  [[nodiscard]] KeySourceShape shape() const {
+    return {table_.batch(), k_.extent(2), k_.extent(3), v_.extent(3)};
+  }
+  /// Returns the number of keys that sequence b has had.
+  [[nodiscard]] index_t length(index_t b) const { return table_.length(b); }
+  /// Returns the positions whose keys are stored. Exception: positions in forgotten(b).
+  [[nodiscard]] KeyRange stored(index_t b) const {
+    const KeyRange gone = missing(b);
+    return {gone.begin == 0 ? gone.end : 0, length(b)};
+  }
+  /// Returns positions in a gap of the table.
+  [[nodiscard]] KeyRange forgotten(index_t b) const {
+    const KeyRange gone = missing(b);
+    return gone.begin == 0 ? KeyRange{gone.end, gone.end} : gone;
+  }
+  /// Returns a run of keys that starts at `key`, of sequence b and kv head h.
+  [[nodiscard]] KeyRun<K, V> run(index_t b, index_t h, index_t key) const {
+    const index_t size = page_size(), entry = key / size, at = key % size,
+                  page = std::max<index_t>(table_.page(b, entry), 0);
+    index_t end = (entry + 1) * size;
+    const index_t last = std::min(length(b), key + longest_run);
+    if (joins_pages()) {
+      for (index_t next = page + 1; end < last && table_.page(b, end / size) == next; ++next) end += size;
+    }
+    return {.k = detail::row_of(k_, page, at, h),
+            .k_stride = k_.stride(1),
+            .v = detail::row_of(v_, page, at, h),
+            .v_stride = v_.stride(1),
+            .count = std::min(end, length(b)) - key};
+  }
+  /// Returns the memory of the pool.
+  [[nodiscard]] std::pair<std::span<const K>, std::span<const V>> memory() const {
+    return {span_over(k_), span_over(v_)};
+  }
+
+ private:
+  static constexpr index_t longest_run = 1024;
+
+  template <class X>
+  static std::span<const X> span_over(const View<const X, 4>& view) {
+    if (view.empty()) return {};
+    const detail::Bytes bytes = detail::span_of(view);
+    return {reinterpret_cast<const X*>(bytes.begin),
+            static_cast<std::size_t>(bytes.end - bytes.begin) / sizeof(X)};
+  }
+
+  index_t page_size() const { return k_.extent(1); }
+  /// Returns whether page p + 1 follows page p in memory.
+  bool joins_pages() const {
+    return k_.stride(0) == page_size() * k_.stride(1) && v_.stride(0) == page_size() * v_.stride(1);
+  }
+  KeyRange missing(index_t b) const {
+    return missing_.empty() ? KeyRange{} : missing_[static_cast<std::size_t>(b)];
+  }
+
+  /// Checks the length and the entries of a sequence, and finds its missing pages.
+  void check_sequence(index_t b) {
+    const index_t length = table_.length(b), size = page_size();
+    if (length < 0) detail::fail_value("PagedKeys", "lengths", "has entry", length, "must be at least", 0);
+    if (length > 0 && size == 0)
+      detail::fail_value("PagedKeys", "k", "has extent 0 in dimension 1 but a length is", length, "must be",
+                         0);
+    const index_t pages = length > 0 ? (length - 1) / size + 1 : 0;
+    if (pages > table_.entries(b)) {
+      detail::fail_value("PagedKeys", "lengths", "needs pages", pages, "the table has entries",
+                         table_.entries(b));
+    }
+    KeyRange gap{0, 0};
+    for (index_t i = 0; i < pages; ++i) {
+      const index_t page = table_.page(b, i);
+      if (page >= k_.extent(0))
+        detail::fail_value("PagedKeys", "table", "has entry", page, "must be below the pages of k",
+                           k_.extent(0));
+      if (page >= 0) continue;
+      if (gap.size() > 0 && gap.end != i * size) {
+        detail::fail_value("PagedKeys", "table", "has a second gap at entry", i, "may have one that ends at",
+                           gap.end / size);
+      }
+      if (gap.size() == 0) gap.begin = i * size;
+      gap.end = std::min((i + 1) * size, length);
+    }
+    if (gap.size() == 0) return;
+    missing_.resize(static_cast<std::size_t>(table_.batch()));
+    missing_[static_cast<std::size_t>(b)] = gap;
+  }
+
+  View<const K, 4> k_;
+  View<const V, 4> v_;
+  PageTable<Index, Length> table_;
+  std::vector<KeyRange> missing_;  // [batch], or empty
+};
+
+template <class K, class V, class Index, class Length>
+PagedKeys(const View<K, 4>&, const View<V, 4>&, const PageTable<Index, Length>&)
+    -> PagedKeys<std::remove_const_t<K>, std::remove_const_t<V>, Index, Length>;
+
+SSMAX_END
+/// @}
