@@ -96,6 +96,7 @@ class DecodeTask {
     }
     if (variant_.has_runs) distinct_rows_ = variant_.has_same_runs(memory_.rows, count) ? 1 : count;
     prefetch_ = keys_to_prefetch(problem_, seen);
+    exceeds_cache_ = exceeds_cache(problem_, seen);
     return seen;
   }
 
@@ -251,6 +252,7 @@ class DecodeTask {
       return;
     }
     for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const AnyKeyRun& run) {
+      if (exceeds_cache_) prefetch_next_runs<false>(problem_, batch_, kv_head_, {key, key + run.count}, keys);
       logits(memory_.q, memory_.pitch, count_, run.k, run.k_stride, run.count, d, prefetch_,
              s + (key - keys.begin), key_chunk);
     });
@@ -281,6 +283,8 @@ class DecodeTask {
     const index_t dv = memory_.dv;
     if (const auto add = problem_.stored_products.accumulate; add != nullptr) {
       for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const AnyKeyRun& run) {
+        if (exceeds_cache_)
+          prefetch_next_runs<true>(problem_, batch_, kv_head_, {key, key + run.count}, keys);
         add(memory_.s + first + (key - keys.begin), key_chunk, rows, run.count, run.v, run.v_stride, dv,
             prefetch_, to, dv);
       });
@@ -336,6 +340,7 @@ class DecodeTask {
   index_t distinct_rows_ = 0;         // under a mask with runs: 1 if all rows have the same runs, else count_
   std::uint32_t visible_blocks_ = 0;  // under a mask with runs: one bit per visible_block keys of the chunk
   index_t batch_ = 0, kv_head_ = 0, count_ = 0, prefetch_ = 0;
+  bool exceeds_cache_ = false;
 };
 
 SSMAX_END

@@ -72,6 +72,8 @@ class AnyKeys {
         shape_(source.shape()),
         k_kind_(element_kind<Compute, detail::SourceKey<S>>),
         v_kind_(element_kind<Compute, detail::SourceValue<S>>),
+        k_size_(sizeof(detail::SourceKey<S>)),
+        v_size_(sizeof(detail::SourceValue<S>)),
         length_(detail::length_of<S>),
         stored_(detail::stored_in<S>),
         run_(detail::run_of<S>),
@@ -81,6 +83,9 @@ class AnyKeys {
   SSMAX_INLINE const KeySourceShape& shape() const { return shape_; }
   SSMAX_INLINE ElementKind k_kind() const { return k_kind_; }
   SSMAX_INLINE ElementKind v_kind() const { return v_kind_; }
+  /// Returns the bytes of an element of the keys, of the values.
+  SSMAX_INLINE index_t k_size() const { return k_size_; }
+  SSMAX_INLINE index_t v_size() const { return v_size_; }
   SSMAX_INLINE bool are_both(ElementKind kind) const { return k_kind_ == kind && v_kind_ == kind; }
   SSMAX_INLINE index_t length(index_t batch) const { return length_(source_, batch); }
   SSMAX_INLINE KeyRange stored(index_t batch) const { return stored_(source_, batch); }
@@ -104,6 +109,7 @@ class AnyKeys {
   const void* source_;
   KeySourceShape shape_;
   ElementKind k_kind_, v_kind_;
+  index_t k_size_, v_size_;  // bytes of an element
   index_t (*length_)(const void* source, index_t batch);
   KeyRange (*stored_)(const void* source, index_t batch);
   AnyKeyRun (*run_)(const void* source, index_t batch, index_t kv_head, index_t key);
