@@ -1,14 +1,22 @@
 // Registers the benchmarks of decode.
 #include "decode.hpp"
 
+#include <algorithm>
 #include <array>
+#include <cstdint>
 #include <memory>
+#include <numeric>
+#include <random>
+#include <span>
 #include <ssmax/attention.hpp>
 #include <ssmax/decode.hpp>
+#include <ssmax/detail/memory/pages.hpp>
 #include <ssmax/execution.hpp>
 #include <ssmax/kv_cache.hpp>
+#include <ssmax/paged_keys.hpp>
 #include <ssmax/target.hpp>
 #include <utility>
+#include <vector>
 
 #include "attention_data.hpp"
 #include "measure.hpp"
@@ -53,6 +61,69 @@ Run decode(const AttentionArguments& a, const Scaling& scaling, bool rope) {
   };
 }
 
+// Keys and values in pages of 16 keys [page][key][kv head][channel], in random order, in the kind of memory that a cache
+// uses.
+template <class T>
+struct FilledPages {
+  static constexpr index_t page_size = 16;
+  using Pool = std::vector<T, ssmax::detail::HugePages<T>>;
+
+  explicit FilledPages(const AttentionArguments& a)
+      : shape(a.shape),
+        table(static_cast<std::size_t>((a.shape.n + page_size - 1) / page_size)),
+        lengths{static_cast<std::int32_t>(a.shape.n)},
+        k(table.size() * static_cast<std::size_t>(page_size * a.shape.kv_heads * a.shape.width)),
+        v(k.size()) {
+    std::iota(table.begin(), table.end(), 0);
+    std::shuffle(table.begin(), table.end(), std::mt19937(1));
+    fill(static_cast<const T*>(a.k), k);
+    fill(static_cast<const T*>(a.v), v);
+  }
+
+  void fill(const T* from, Pool& pool) const {
+    for (index_t h = 0; h < shape.kv_heads; ++h) {
+      for (index_t key = 0; key < shape.n; ++key, from += shape.width) {
+        const index_t page = table[static_cast<std::size_t>(key / page_size)],
+                      row = (page * page_size + key % page_size) * shape.kv_heads + h;
+        std::copy_n(from, shape.width, pool.data() + row * shape.width);
+      }
+    }
+  }
+  ssmax::PagedKeys<T, T, std::int32_t> keys() const {
+    const auto pages = static_cast<index_t>(table.size());
+    const std::array<index_t, 4> extents{pages, page_size, shape.kv_heads, shape.width};
+    return {{k.data(), extents},
+            {v.data(), extents},
+            {ssmax::View<const std::int32_t, 2>(table.data(), {1, pages}), std::span(lengths)}};
+  }
+
+  AttentionShape shape;
+  std::vector<std::int32_t> table, lengths;
+  Pool k, v;
+};
+
+template <class T>
+Run decode_pages(const AttentionArguments& a) {
+  const std::array<index_t, 4> rows{1, a.shape.heads, a.shape.queries, a.shape.width};
+  const ssmax::DecodeArguments<T> arguments{.q = {static_cast<const T*>(a.q), rows},
+                                            .out = {static_cast<T*>(a.out), rows}};
+  const auto filled = std::make_shared<FilledPages<T>>(a);
+  return [=] { ssmax::decode<T>(arguments, filled->keys(), ssmax::Softmax{}); };
+}
+
+// Softmax over pages, on one thread.
+Implementation<AttentionArguments> paged() {
+  return {"ssmax_paged",
+          [](const AttentionArguments& a) -> Run {
+            if (a.type == ElementType::bf16) return decode_pages<ssmax::bfloat16>(a);
+            return decode_pages<float>(a);
+          },
+          [](const AttentionArguments& a) {
+            return compare_attention(a, {softmax_multiplier, false});
+          },
+          [](const AttentionArguments&) { return std::string(ssmax::target_name(ssmax::active_target())); }};
+}
+
 template <class Scaling>
 Implementation<AttentionArguments> ours(const std::string& name, const Scaling& scaling,
                                         AttentionFormula formula) {
@@ -66,13 +137,14 @@ Implementation<AttentionArguments> ours(const std::string& name, const Scaling& 
           [](const AttentionArguments&) { return std::string(ssmax::target_name(ssmax::active_target())); }};
 }
 
-// Returns Softmax and, on one thread, other scalings: SSMax for bfloat16, and all variants for float. The cost of a scaling
+// Returns Softmax and, on one thread, pages and other scalings: SSMax for bfloat16, and all variants for float. The cost of a scaling
 // does not depend on the number of threads.
 Implementations all_of_ours(ElementType type, int threads) {
   Implementations all{ours("softmax", ssmax::Softmax{}, {softmax_multiplier, false})};
   if (type == ElementType::f16 || threads > 1) return all;
   const ssmax::SSMax<float> ssmax{s};
   all.push_back(ours("ssmax", ssmax, {ssmax_multiplier, false}));
+  all.push_back(paged());
   if (type != ElementType::f32) return all;
   all.push_back(ours("ssmax_bias", ssmax::SSMax<float>{s, b}, {ssmax_bias_multiplier, false}));
   all.push_back(ours("ssmax_rope", ssmax, {ssmax_multiplier, true}));

@@ -17,7 +17,7 @@ import sys
 from collections import defaultdict
 
 OURS = ("softmax", "ssmax", "ssmax_bias", "ssmax_rope", "ssmax_rope_rounded", "softmax_rope",
-        "softmax_native", "rope_half", "rope_interleaved")
+        "softmax_native", "ssmax_paged", "rope_half", "rope_interleaved")
 # Peers of the requirements. The tables also show the *_native peers, which need a compiler flag.
 PRODUCTS = ("naive", "eigen", "onednn", "torch")
 

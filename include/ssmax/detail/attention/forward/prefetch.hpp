@@ -50,9 +50,9 @@ SSMAX_INLINE void prefetch_rows_of(const void* rows, index_t stride_bytes, index
   }
 }
 
-/// For a run of at most 64 keys: prefetches the keys, or the values, of the positions 64 after those of the run, within
-/// `keys`. Kernels prefetch within a run only. Time relative to a KvCache, pages of 16 keys in random order from memory, one
-/// query per kv head, Zen 5:
+/// For a run of at most 64 keys: prefetches the keys, or the values, of the positions 64 after those of the run,
+/// within `keys`. Kernels prefetch within a run only. Time relative to a KvCache, pages of 16 keys in random order
+/// from memory, one query per kv head, Zen 5:
 ///
 /// | pool | bfloat16, 12 kv heads of width 64: without; with | float: without; with |
 /// |---|---|---|
