@@ -10,7 +10,7 @@
 
 using ssmax::index_t;
 
-struct PagedKeys {
+struct OwnPages {
   using Element = float;
 
   static constexpr index_t page = 16;
@@ -36,7 +36,7 @@ struct PagedKeys {
             .count = std::min(page - key % page, length(sequence) - key)};
   }
 };
-static_assert(ssmax::KeySource<PagedKeys>);
+static_assert(ssmax::KeySource<OwnPages>);
 
 namespace {
 
@@ -46,15 +46,15 @@ constexpr index_t kHeads = 4, kKvHeads = 2, kWidth = 32, kLengths[] = {100, 37};
 
 int main() {
   // Assign pages to two sequences in turn, from the end of the pool.
-  PagedKeys keys{.kv_heads = kKvHeads, .width = kWidth, .k = {}, .v = {}, .pages = {{}, {}}, .lengths = {}};
+  OwnPages keys{.kv_heads = kKvHeads, .width = kWidth, .k = {}, .v = {}, .pages = {{}, {}}, .lengths = {}};
   index_t free = 10;
   for (const index_t length : kLengths) keys.lengths.push_back(length);
-  for (index_t first = 0; first < 100; first += PagedKeys::page) {
+  for (index_t first = 0; first < 100; first += OwnPages::page) {
     for (std::size_t b = 0; b < 2; ++b) {
       if (first < kLengths[b]) keys.pages[b].push_back(--free);
     }
   }
-  const auto pool = static_cast<std::size_t>(10 * kKvHeads * PagedKeys::page * kWidth);
+  const auto pool = static_cast<std::size_t>(10 * kKvHeads * OwnPages::page * kWidth);
   examples::Random random(1);
   for (std::size_t i = 0; i < pool; ++i) {
     keys.k.push_back(random.standard());
