@@ -212,6 +212,14 @@ TEST_CASE("wrong pages are refused", "[paged_keys][errors]") {
   refused({"ssmax::PagedKeys: lengths needs pages 3, the table has entries 2"});
   lengths = {-1, 0};
   refused({"ssmax::PagedKeys: lengths has entry -1"});
+  const std::array<int, 1> entry{0};
+  const std::array<index_t, 1> too_long{std::numeric_limits<index_t>::max()};
+  check_refused(
+      [&] {
+        PagedKeys keys(
+            k, v, PageTable<int, index_t>(View<const int, 2>(entry.data(), {1, 1}), std::span(too_long)));
+      },
+      {"ssmax::PagedKeys: lengths has entry " + std::to_string(too_long[0]) + ", must be at most"});
   lengths = {1};
   refused({"ssmax::PageTable: lengths has size 1", "2"});
   lengths = {20, 32};

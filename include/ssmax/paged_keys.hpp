@@ -182,6 +182,8 @@ class PagedKeys {
   void check_sequence(index_t b) {
     const index_t length = table_.length(b), size = page_size();
     if (length < 0) detail::fail_value("PagedKeys", "lengths", "has entry", length, "must be at least", 0);
+    if (length > detail::max_counted)
+      detail::fail_value("PagedKeys", "lengths", "has entry", length, "must be at most", detail::max_counted);
     if (length > 0 && size == 0)
       detail::fail_value("PagedKeys", "k", "has extent 0 in dimension 1 but a length is", length, "must be",
                          0);
