@@ -15,6 +15,7 @@
 ///
 /// Products are computed in float for every storage type, or in double for double. Exception: five or more bfloat16
 /// queries per kv head with keys and values of bfloat16 take the bf16 path (attention.hpp), if the processor has it.
+/// With `batch_invariant`, any number of queries takes the bf16 path.
 ///
 /// Compared with attention over views of the same keys:
 ///

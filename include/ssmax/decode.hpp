@@ -8,7 +8,7 @@
 ///
 /// Numbers are widened in registers and computed in float, or in double for a source of double. Exception: if q
 /// and the source are bfloat16, five or more queries per kv head take the bf16 path (attention.hpp), if the
-/// processor has it.
+/// processor has it. With `batch_invariant`, any number of queries takes the bf16 path.
 ///
 /// n and positions count the keys of the sequence in the cache. Queries are rotated to their places in the
 /// sequence, also under masks whose positions restart.

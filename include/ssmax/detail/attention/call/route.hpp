@@ -109,10 +109,11 @@ Route route(const Problem<Compute>& problem, const Result<Compute>& result, bool
   const bool is_prefill = is_bf16_prefill(problem, target);
   const WhyNot not_bf16 = is_prefill ? why_not_bf16(problem, target) : why_not_bf16_decode(problem, target);
   if (not_bf16 == nullptr) return {is_prefill ? Path::prefill_bf16 : Path::decode_bf16, not_short};
-  const bool is_decode = rows <= decode_rows && !problem.batch_invariant;
-  if (*not_bf16 != '\0') return {is_decode ? Path::decode : Path::prefill, not_bf16};
-  if (is_decode || rows > decode_rows) return {is_decode ? Path::decode : Path::prefill, not_short};
-  return {Path::prefill, *not_short != '\0' ? not_short : "decode: batch_invariant is set"};
+  const bool are_few = rows <= decode_rows;
+  const WhyNot not_decode = are_few && problem.batch_invariant ? "decode: batch_invariant is set" : "";
+  const Path path = are_few && !problem.batch_invariant ? Path::decode : Path::prefill;
+  if (*not_bf16 != '\0') return {path, not_bf16};
+  return {path, *not_short != '\0' ? not_short : not_decode};
 }
 
 /// Returns the path of a backward pass.
