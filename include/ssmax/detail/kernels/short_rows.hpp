@@ -5,12 +5,12 @@
 
 SSMAX_BEGIN_SHARED
 
-/// A row of n elements with its own scale.
+/// A row of n elements with its own scale. Its result has `masked` zeros after the n weights.
 template <class T>
 struct RaggedRow {
   const T* in;
   T* out;
-  index_t n;
+  index_t n, masked;
   Scale<T> scale;
 };
 

@@ -148,8 +148,12 @@ index_t group_rows(const typename S::Value* in, index_t in_stride, typename S::V
 template <class S>
 inline constexpr index_t longest_short_row = S::width > 1 ? 256 : 4;
 
-/// Computes softmax of at most w rows of different lengths, one row per lane of the maxima and sums. Keeps the
-/// exponentials in whole vectors: a load that follows a masked store to the same memory waits for the store.
+/// Computes softmax of at most w rows of different lengths, one row per lane of the maxima and sums. All rows are
+/// computed with the number of vectors of the longest one, so that the processor predicts the loops. Works on copies in
+/// whole vectors: a load that follows a masked store to the same memory waits for the store.
+///
+/// Instructions per row bound the time, not latencies: rows in step, and several groups per step as in group_rows,
+/// took the same time (Zen 5). Causal rows of 64 keys take 21 ns per row on Zen 5, of which 9 are spent by the callers.
 template <class S>
 bool ragged_rows(const RaggedRow<typename S::Value>* rows, index_t count) {
   using T = typename S::Value;
@@ -157,25 +161,24 @@ bool ragged_rows(const RaggedRow<typename S::Value>* rows, index_t count) {
   constexpr index_t w = S::width;
   constexpr T inf = std::numeric_limits<T>::infinity();
   V lanes[w];
-  T numbers[w], exponentials[w * longest_short_row<S>];
+  T numbers[w], copies[w * longest_short_row<S>];
   typename S::M nan = S::none();
+  index_t longest = 0;
+  for (index_t r = 0; r < count; ++r) longest = std::max(longest, rows[r].n);
+  const index_t stride = (longest + w - 1) / w * w;
   // 1. Find the largest product with the scale of each row. An absent row has the product 0.
   for (index_t r = count; r < w; ++r) lanes[r] = S::set(T{0});
   for (index_t r = 0; r < count; ++r) {
-    const T* x = rows[r].in;
-    const index_t n = rows[r].n, whole = n / w * w;
+    const RaggedRow<T>& row = rows[r];
+    T* copy = copies + r * stride;
     V top = S::set(-inf);
-    for (index_t i = 0; i < whole; i += w) {
-      const V v = S::load(x + i);
+    for (index_t i = 0; i < stride; i += w) {
+      const V v = load_up_to<S>(row.in + i, row.n - i, -inf);
+      S::store(copy + i, v);
       nan = S::either(nan, S::unordered(v, v));
       top = S::max(top, v);
     }
-    if (whole < n) {
-      const V v = S::load_part(x + whole, n - whole, -inf);
-      nan = S::either(nan, S::unordered(v, v));
-      top = S::max(top, v);
-    }
-    lanes[r] = S::mul(top, S::set(rows[r].scale.high));
+    lanes[r] = S::mul(top, S::set(row.scale.high));
   }
   const V top = fold<S, Maximum>(lanes);
   if (S::any(nan) || !shifts_exactly<S>(top)) return false;
@@ -183,38 +186,29 @@ bool ragged_rows(const RaggedRow<typename S::Value>* rows, index_t count) {
   S::store(numbers, S::sub(S::add(top, magic), magic));
   // 2. Compute the exponentials. An absent row has the sum w.
   for (index_t r = count; r < w; ++r) lanes[r] = S::set(T{1});
-  T* e = exponentials;
   for (index_t r = 0; r < count; ++r) {
-    const T* x = rows[r].in;
-    const index_t n = rows[r].n, whole = n / w * w;
+    T* e = copies + r * stride;
     const Exp<S> exp(rows[r].scale, numbers[r]);
     V sum = S::set(T{0});
-    for (index_t i = 0; i < whole; i += w, e += w) {
-      const V v = exp(S::load(x + i));
-      S::store(e, v);
+    for (index_t i = 0; i < stride; i += w) {
+      const V v = exp(S::load(e + i));
+      S::store(e + i, v);
       sum = S::add(sum, v);
-    }
-    if (whole < n) {
-      const V v = exp(S::load_part(x + whole, n - whole, -inf));
-      S::store(e, v);
-      sum = S::add(sum, v);
-      e += w;
     }
     lanes[r] = sum;
   }
   S::store(numbers, S::div(S::set(T{1}), fold<S, Sum>(lanes)));
   // 3. Divide the rows by their sums.
-  e = exponentials;
   for (index_t r = 0; r < count; ++r) {
+    const T* e = copies + r * stride;
     T* y = rows[r].out;
-    const index_t n = rows[r].n, whole = n / w * w;
     const V factor = S::set(numbers[r]);
-    for (index_t i = 0; i < whole; i += w, e += w) S::store(y + i, S::mul(factor, S::load(e)));
-    if (whole < n) {
-      S::store_part(y + whole, S::mul(factor, S::load(e)), n - whole);
-      e += w;
-    }
-    if (n == 1) *y = 1;  // e · (1 / e) may differ from 1 by an ulp
+    const index_t columns = rows[r].n + rows[r].masked;
+    index_t i = 0;
+    for (; i < std::min(columns, stride); i += w)
+      store_up_to<S>(y + i, S::mul(factor, S::load(e + i)), columns - i);
+    for (; i < columns; i += w) store_up_to<S>(y + i, S::set(T{0}), columns - i);
+    if (rows[r].n == 1) *y = 1;  // e · (1 / e) may differ from 1 by an ulp
   }
   return true;
 }

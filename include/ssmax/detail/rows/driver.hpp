@@ -20,12 +20,12 @@ struct SoftmaxKernels {
 /// Upper bound of a vector's lanes.
 inline constexpr index_t max_lone_rows = 16;
 
-/// A row whose neighbours see other keys, with its multiplier c.
+/// A row whose neighbours see other keys, with its multiplier c. Its result has `masked` zeros after the n weights.
 template <class T>
 struct LoneRow {
   const T* in;
   T* out;
-  index_t n;
+  index_t n, masked;
   double c;
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "driver.hpp"
+#include "fill.hpp"
 #include "fused.hpp"
 #include "row.hpp"
 
@@ -55,19 +56,25 @@ void softmax_lone_rows(const shared::SoftmaxKernels<T>& tables, const shared::Lo
   using namespace detail;
   RaggedRow<T> ragged[max_lone_rows] = {};
   bool plain[max_lone_rows] = {}, all_plain = true;
+  double c = 1;
+  Multiplier<T> multiplier(c);
   for (index_t r = 0; r < count; ++r) {
     // A single key has the weight 1 under any finite c, also under one that is not plain.
-    const bool single = rows[r].n == 1 && std::isfinite(rows[r].c);
-    const Multiplier<T> multiplier(single ? 1.0 : rows[r].c);
-    plain[r] = multiplier.is_plain() && std::isfinite(rows[r].c);
+    const double of_row = rows[r].n == 1 && std::isfinite(rows[r].c) ? 1.0 : rows[r].c;
+    if (of_row != c) {
+      c = of_row;
+      multiplier = Multiplier<T>(c);
+    }
+    plain[r] = multiplier.is_plain() && std::isfinite(c);
     all_plain = all_plain && plain[r];
-    ragged[r] = {rows[r].in, rows[r].out, rows[r].n, multiplier.scale};
+    ragged[r] = {rows[r].in, rows[r].out, rows[r].n, rows[r].masked, multiplier.scale};
   }
   if (all_plain && tables.short_rows.ragged(ragged, count)) return;
   // Computes each row alone, so that a row's bits do not depend on the rows that need the general path.
   for (index_t r = 0; r < count; ++r) {
     if (plain[r] && tables.short_rows.ragged(ragged + r, 1)) continue;
     softmax_row<T>(tables.rows, rows[r].in, rows[r].n, rows[r].c, rows[r].out);
+    fill_row(rows[r].out + rows[r].n, rows[r].masked, 0.0f);
   }
 }
 

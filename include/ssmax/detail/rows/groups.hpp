@@ -28,18 +28,6 @@ inline constexpr index_t row_cut = 64;
 /// Lower bound of the logits per call of an executor: some microseconds of work.
 inline constexpr index_t min_row_call = 16'384;
 
-/// Returns the first query after `query` that sees other keys than `query`.
-template <class M>
-index_t end_of_group(const M& mask, const Query& query, KeyRange keys) {
-  if constexpr (same_keys<M>) return query.shape.queries;
-  Query next = query;
-  for (++next.index; next.index < query.shape.queries; ++next.index) {
-    const KeyRange other = visible_keys(mask, next);
-    if (other.begin != keys.begin || other.end != keys.end) break;
-  }
-  return next.index;
-}
-
 /// Returns the first query of the run of queries that ends at `query` and sees the same keys.
 template <class M>
 index_t begin_of_group(const M& mask, const Query& query, KeyRange keys) {
@@ -60,22 +48,30 @@ index_t begin_of_group(const M& mask, const Query& query, KeyRange keys) {
 template <class S, class M, class Visit>
 void visit_groups(const QueryShape& shape, const M& mask, index_t batch, index_t head, index_t begin,
                   index_t end, const Visit& visit) {
-  for (index_t query = begin; query < end;) {
-    const Query asked{batch, head, query, shape};
-    const KeyRange keys = visible_keys(mask, asked);
-    const bool begins = !depends_on_size_only<S> || query != begin;
-    const index_t group_begin = begins ? query : begin_of_group(mask, asked, keys);
-    const index_t group_end = depends_on_size_only<S> ? end_of_group(mask, asked, keys) : query + 1;
-    const auto up_to_cut = [&](index_t at) {
-      return std::min(group_end, group_begin + (at - group_begin + row_cut - 1) / row_cut * row_cut);
-    };
-    const index_t first = up_to_cut(query), last = group_end <= end ? group_end : up_to_cut(end);
-    if (first < last) {
-      PlacedRow row{{.head = head, .n = keys.size()}, batch, first};
-      if (row.n > 0) row.position = row_position(mask, asked);
-      visit(RowGroup{batch, head, first, last - first, group_end - group_begin, keys, row});
+  if (begin >= end) return;
+  const auto keys_of = [&](index_t query) { return visible_keys(mask, Query{batch, head, query, shape}); };
+  KeyRange next_keys = keys_of(begin);
+  for (index_t query = begin, next; query < end; query = next) {
+    const KeyRange keys = next_keys;
+    next = query + 1;
+    if constexpr (depends_on_size_only<S> && same_keys<M>) {
+      next = shape.queries;
+    } else {
+      for (; next < shape.queries; ++next) {
+        next_keys = keys_of(next);
+        if (!depends_on_size_only<S> || next_keys.begin != keys.begin || next_keys.end != keys.end) break;
+      }
     }
-    query = group_end;
+    const bool begins = !depends_on_size_only<S> || query != begin;
+    const index_t group_begin = begins ? query : begin_of_group(mask, Query{batch, head, query, shape}, keys);
+    const auto up_to_cut = [&](index_t at) {
+      return std::min(next, group_begin + (at - group_begin + row_cut - 1) / row_cut * row_cut);
+    };
+    const index_t first = up_to_cut(query), last = next <= end ? next : up_to_cut(end);
+    if (first >= last) continue;
+    PlacedRow row{{.head = head, .n = keys.size()}, batch, first};
+    if (row.n > 0) row.position = row_position(mask, Query{batch, head, query, shape});
+    visit(RowGroup{batch, head, first, last - first, next - group_begin, keys, row});
   }
 }
 

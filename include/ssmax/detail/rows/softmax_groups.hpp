@@ -48,20 +48,22 @@ struct SoftmaxGroups {
 
     void operator()(const RowGroup& group) {
       const index_t columns = call.logits.extent(3);
+      const X* from = &call.logits(group.batch, group.head, group.query, 0) + group.keys.begin;
       Y* to = &call.out(group.batch, group.head, group.query, 0);
+      const double c = group.keys.size() == 0 ? 0.0 : static_cast<double>(call.scaling(group.row));
+      if constexpr (std::same_as<std::remove_const_t<X>, T> && std::same_as<Y, T>) {
+        const bool has_neighbours = group.group_rows == 1 && call.out.extent(2) > 1;
+        if (has_neighbours && group.keys.size() > 0 && lone_rows.takes(group.keys.size())) {
+          if (group.keys.begin > 0) fill_row(to, group.keys.begin, 0.0f);
+          return lone_rows.add({from, to + group.keys.begin, group.keys.size(), columns - group.keys.end, c});
+        }
+      }
       if (group.keys.size() < columns) {
         for (index_t r = 0; r < group.rows; ++r)
           fill_masked(to + r * call.out.stride(2), columns, group.keys, 0.0f);
       }
       if (group.keys.size() == 0) return;
-      const X* from = &call.logits(group.batch, group.head, group.query, 0) + group.keys.begin;
       to += group.keys.begin;
-      const auto c = static_cast<double>(call.scaling(group.row));
-      if constexpr (std::same_as<std::remove_const_t<X>, T> && std::same_as<Y, T>) {
-        const bool has_neighbours = call.out.extent(2) > 1;
-        if (group.group_rows == 1 && has_neighbours && lone_rows.takes(group.keys.size()))
-          return lone_rows.add({from, to, group.keys.size(), c});
-      }
       compiled::softmax_group(call.kernels, from, call.logits.stride(2), to, call.out.stride(2), group.rows,
                               group.keys.size(), c, group.group_rows == 1);
     }
