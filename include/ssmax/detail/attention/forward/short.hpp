@@ -1,6 +1,10 @@
 // Computes attention over few keys. The keys of a kv head are one block, so the weights of a query are final at
 // once: no state is merged and no output is transposed. K and V are read in place unless they must be converted or
 // rotated. Results are bit-identical to prefill.
+//
+// A query of width 16 takes 17 ns and 0.38 ns per key on Zen 5 (1200 queries, 32 to 1024 keys). The arithmetic of a
+// logit bounds the second number at 0.34 ns: 32 FMAs and 15 operations of the weight. Of the first number, listing the
+// queries takes 4 ns, results 4 and loading and transposing the queries 6.
 #pragma once
 
 #include <algorithm>
