@@ -134,7 +134,7 @@ class PagedKvCache {
     std::span<const index_t> ids_;
   };
 
-  /// Makes a pool of free pages. Throws std::invalid_argument unless all options are at least 1, or if the number of
+  /// Makes a pool of free pages. Throws std::invalid_argument unless all extents are at least 1, or if the number of
   /// bytes overflows. Throws std::bad_alloc if the memory is not available.
   explicit PagedKvCache(const PagedKvCacheOptions& options)
       : options_(checked(options)),
