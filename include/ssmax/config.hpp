@@ -9,15 +9,15 @@
 /// | `SSMAX_CODE_NAMESPACE` | all compiled code; classes that own tables or belong to one call | version and modes |
 /// | `SSMAX_COMPILED_NAMESPACE` | kernels and drivers (the loops that call kernels) | version, `library` or modes |
 ///
-/// **Data**: views, scalings, masks, scores, pools, workspaces, states, explanations, RopeOptions, KvCacheOptions and
-/// CrossEntropyOptions. Units that you build with different -m flags can exchange them. Every member function there
+/// **Data**: views, scalings, masks, scores, pools, workspaces, states, explanations, RopeOptions, KvCacheOptions,
+/// PagedKvCacheOptions and CrossEntropyOptions. Units that you build with different -m flags can exchange them. Every member function there
 /// is `SSMAX_INLINE`. So no out-of-line copy exists that the linker could take from a unit built for a larger
 /// instruction set.
 ///
-/// **Code**: Rope, KvCache, ScaleInvariant, OnlineSoftmax; AttentionArguments, PartialArguments, AttentionOptions,
-/// BackwardArguments, AttentionGradients, DecodeArguments, RowsBackward; all of mpi. Make such an object in the unit
-/// that uses the object. The modes are: the baseline instruction set, exceptions, assertions, and which kernels the
-/// unit holds. So the linker never merges two different bodies. The name distinguishes baselines by AVX-512, AVX2,
+/// **Code**: Rope, KvCache, PagedKvCache, ScaleInvariant, OnlineSoftmax; AttentionArguments, PartialArguments,
+/// AttentionOptions, BackwardArguments, AttentionGradients, DecodeArguments, RowsBackward; all of mpi. Make such an
+/// object in the unit that uses the object. The modes are: the baseline instruction set, exceptions, assertions, and
+/// which kernels the unit holds. So the linker never merges two different bodies. The name distinguishes baselines by AVX-512, AVX2,
 /// FMA, AVX, SSE4 and WebAssembly's SIMD128. Units that differ in smaller steps (-msse3, -mbmi) share code, as with
 /// every other header.
 ///

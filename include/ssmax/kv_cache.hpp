@@ -18,14 +18,12 @@
 #pragma once
 
 #include <algorithm>
-#include <limits>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "detail/checks/views.hpp"
-#include "detail/memory/conversion.hpp"
-#include "detail/memory/pages.hpp"
+#include "detail/memory/stored_rows.hpp"
 #include "key_source.hpp"
 #include "rope.hpp"
 #include "view.hpp"
@@ -64,50 +62,13 @@ class KvCache {
   using ValueElement = V;                  ///< Storage type of values.
   using Compute = detail::ComputeType<K>;  ///< Type of computation: double for double, float for the others.
 
-  /// @cond
-  // True if `append` also accepts rows in their storage type, which differs from Compute.
-  static constexpr bool is_stored_unscaled =
-      !(std::same_as<K, Compute> && std::same_as<V, Compute>)&&!detail::ScaledStorage<K> &&
-      !detail::ScaledStorage<V>;
-  /// @endcond
-
   /// Makes empty sequences. Throws std::invalid_argument unless kv_heads, widths and capacity are at least 1 and
   /// `first` is in [0, capacity). Throws std::invalid_argument if `first` is not 0 without `ring`, or if the number
   /// of bytes overflows. Throws std::bad_alloc if the memory is not available.
-  explicit KvCache(const KvCacheOptions& options) : options_(options) {
-    if (options_.value_width == 0) options_.value_width = options_.width;
-    const auto at_least = [](const char* name, index_t value, index_t least) {
-      if (value < least) detail::fail_value("KvCache", name, "is", value, "must be at least", least);
-    };
-    at_least("batch", options_.batch, 0);
-    at_least("kv_heads", options_.kv_heads, 1);
-    at_least("width", options_.width, 1);
-    at_least("value_width", options_.value_width, 1);
-    at_least("capacity", options_.capacity, 1);
-    at_least("first", options_.first, 0);
-    if (options_.first > 0 && !options_.ring)
-      detail::fail_value("KvCache", "first", "is", options_.first, "without ring it must be", 0);
-    if (options_.first >= options_.capacity) {
-      detail::fail_value("KvCache", "first", "is", options_.first, "must be less than the capacity,",
-                         options_.capacity);
-    }
-    index_t elements = 1;
-    for (index_t extent : {options_.batch, options_.kv_heads, options_.capacity,
-                           std::max(options_.width, options_.value_width)}) {
-      if (extent > std::numeric_limits<index_t>::max() / 32 / elements) {
-        detail::fail_value("KvCache", "capacity", "is", options_.capacity,
-                           "too many bytes; elements before it are", elements);
-      }
-      elements *= std::max<index_t>(extent, 1);
-    }
-    const index_t rows = options_.batch * options_.kv_heads * options_.capacity;
-    k_.resize(static_cast<std::size_t>(rows * options_.width));
-    v_.resize(static_cast<std::size_t>(rows * options_.value_width));
-    row_.resize(static_cast<std::size_t>(std::max(options_.width, options_.value_width)));
-    if constexpr (detail::ScaledStorage<K>) k_scales_.resize(static_cast<std::size_t>(rows));
-    if constexpr (detail::ScaledStorage<V>) v_scales_.resize(static_cast<std::size_t>(rows));
-    lengths_.resize(static_cast<std::size_t>(options_.batch));
-  }
+  explicit KvCache(const KvCacheOptions& options)
+      : options_(checked(options)),
+        rows_(options_.batch * options_.kv_heads * options_.capacity, options_.width, options_.value_width),
+        lengths_(static_cast<std::size_t>(options_.batch)) {}
 
   /// Returns the options, with the actual value_width.
   [[nodiscard]] const KvCacheOptions& options() const { return options_; }
@@ -132,7 +93,7 @@ class KvCache {
   }
   /// Appends keys and values in their storage type. Rotated keys are rounded again, all other rows are copied.
   void append(View<const K, 4> k, View<const V, 4> v, const Rope<Compute>* rope = nullptr,
-              std::span<const index_t> counts = {}) requires(is_stored_unscaled) {
+              std::span<const index_t> counts = {}) requires(detail::StoredRows<K, V>::accepts_storage) {
     append_from(k, v, rope, counts);
   }
 
@@ -161,21 +122,32 @@ class KvCache {
   /// Returns the longest contiguous run of keys that starts at `key`, of sequence b and kv head h. For an overwritten
   /// key, returns the key that replaced it.
   [[nodiscard]] KeyRun<K, V> run(index_t b, index_t h, index_t key) const {
-    const index_t row = row_of(b, h, key), in_memory = options_.capacity - slot_of(key);
-    return {.k = k_.data() + row * options_.width,
-            .k_stride = options_.width,
-            .v = v_.data() + row * options_.value_width,
-            .v_stride = options_.value_width,
-            .count = std::min(in_memory, length(b) - key),
-            .k_scales = scales(k_scales_, row),
-            .v_scales = scales(v_scales_, row)};
+    return rows_.run(row_of(b, h, key), std::min(options_.capacity - slot_of(key), length(b) - key));
   }
   /// Returns the memory of keys and values, as a source of keys.
-  [[nodiscard]] std::pair<std::span<const K>, std::span<const V>> memory() const { return {k_, v_}; }
+  [[nodiscard]] std::pair<std::span<const K>, std::span<const V>> memory() const { return rows_.memory(); }
 
  private:
-  template <class X>
-  using Rows = std::vector<X, detail::HugePages<X>>;
+  /// Returns the options, with the actual value_width.
+  static KvCacheOptions checked(KvCacheOptions options) {
+    if (options.value_width == 0) options.value_width = options.width;
+    detail::check_at_least("KvCache", "batch", options.batch, 0);
+    detail::check_at_least("KvCache", "kv_heads", options.kv_heads, 1);
+    detail::check_at_least("KvCache", "width", options.width, 1);
+    detail::check_at_least("KvCache", "value_width", options.value_width, 1);
+    detail::check_at_least("KvCache", "capacity", options.capacity, 1);
+    detail::check_at_least("KvCache", "first", options.first, 0);
+    if (options.first > 0 && !options.ring)
+      detail::fail_value("KvCache", "first", "is", options.first, "without ring it must be", 0);
+    if (options.first >= options.capacity) {
+      detail::fail_value("KvCache", "first", "is", options.first, "must be less than the capacity,",
+                         options.capacity);
+    }
+    detail::check_bytes(
+        "KvCache", "capacity", options.capacity,
+        {options.batch, options.kv_heads, options.capacity, std::max(options.width, options.value_width)});
+    return options;
+  }
 
   /// Returns the place of a key among the `capacity` places of a sequence and head. Consecutive keys have consecutive
   /// places, up to the last place.
@@ -192,10 +164,6 @@ class KvCache {
   KeyRange forgotten_at(index_t length) const {
     const index_t first = options_.first, last = length - (options_.capacity - first);
     return {first, options_.ring ? std::max(first, last) : first};
-  }
-
-  static const float* scales(const std::vector<float>& all, index_t row) {
-    return all.empty() ? nullptr : all.data() + row;
   }
 
   void check_sequence(const char* function, index_t b) const {
@@ -248,8 +216,10 @@ class KvCache {
       const index_t start = length(b), end = start + added;
       const auto store_positions = [&](index_t first, index_t last) {
         for (index_t position = first; position < last; ++position) {
-          for (index_t h = 0; h < options_.kv_heads; ++h)
-            store(b, h, position, &k(b, h, position - start, 0), &v(b, h, position - start, 0), rope);
+          for (index_t h = 0; h < options_.kv_heads; ++h) {
+            rows_.store(row_of(b, h, position), &k(b, h, position - start, 0), &v(b, h, position - start, 0),
+                        rope, position);
+          }
         }
       };
       // Skip positions that the ring overwrites within this call.
@@ -260,42 +230,8 @@ class KvCache {
     }
   }
 
-  template <class NewKey, class NewValue>
-  void store(index_t b, index_t h, index_t position, const NewKey* k, const NewValue* v,
-             const Rope<Compute>* rope) {
-    const index_t row = row_of(b, h, position);
-    if (rope == nullptr) {
-      store_row(k, options_.width, k_, k_scales_, row);
-    } else {
-      const Compute* wide = detail::widened(k, options_.width, row_.data());
-      detail::rotate(rope->tables(), wide, options_.width, row_.data(), options_.width, 1, options_.width,
-                     position, false);
-      store_row(static_cast<const Compute*>(row_.data()), options_.width, k_, k_scales_, row);
-    }
-    store_row(v, options_.value_width, v_, v_scales_, row);
-  }
-
-  template <class U, class X>
-  void store_row(const U* in, index_t n, Rows<X>& rows, [[maybe_unused]] std::vector<float>& scales,
-                 index_t row) {
-    X* out = rows.data() + row * n;
-    if constexpr (std::same_as<U, X>) {
-      std::copy_n(in, n, out);
-    } else if constexpr (detail::ScaledStorage<X>) {
-      const float scale = StorageTraits<X>::scale(in, n);
-      scales[static_cast<std::size_t>(row)] = scale;
-      std::transform(in, in + n, row_.data(), [scale](Compute x) { return x / scale; });
-      detail::narrow_to(out, n, row_.data());
-    } else {
-      detail::narrow_to(out, n, in);
-    }
-  }
-
   KvCacheOptions options_;
-  Rows<K> k_;                               // [batch][kv_heads][capacity][width]
-  Rows<V> v_;                               // [batch][kv_heads][capacity][value_width]
-  std::vector<float> k_scales_, v_scales_;  // [batch][kv_heads][capacity], if each row has a scale
-  std::vector<Compute> row_;
+  detail::StoredRows<K, V> rows_;  // [batch][kv_heads][capacity]
   std::vector<index_t> lengths_;
 };
 

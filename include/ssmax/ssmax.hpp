@@ -20,6 +20,7 @@
 #include "mask_runs.hpp"
 #include "online_softmax.hpp"
 #include "paged_keys.hpp"
+#include "paged_kv_cache.hpp"
 #include "plan.hpp"
 #include "plan_source.hpp"
 #include "rope.hpp"

@@ -1,0 +1,113 @@
+// The rows of keys and values that a cache owns.
+#pragma once
+
+#include <algorithm>
+#include <concepts>
+#include <initializer_list>
+#include <limits>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "../../key_source.hpp"
+#include "../../rope.hpp"
+#include "conversion.hpp"
+#include "pages.hpp"
+
+SSMAX_BEGIN_DETAIL
+
+/// Throws unless the value of an option is at least `least`.
+inline void check_at_least(const char* cache, const char* name, index_t value, index_t least) {
+  if (value < least) fail_value(cache, name, "is", value, "must be at least", least);
+}
+
+/// Throws if the number of bytes of rows with these extents may overflow. The message names an option.
+inline void check_bytes(const char* cache, const char* name, index_t value,
+                        std::initializer_list<index_t> extents) {
+  index_t elements = 1;
+  for (index_t extent : extents) {
+    if (extent > std::numeric_limits<index_t>::max() / 32 / elements)
+      fail_value(cache, name, "is", value, "too many bytes; elements before it are", elements);
+    elements *= std::max<index_t>(extent, 1);
+  }
+}
+
+/// Rows of keys, stored as K, and of values, stored as V. A storage type with `scale` has one float per row.
+template <class K, class V>
+class StoredRows {
+ public:
+  using Compute = ComputeType<K>;
+
+  /// True if a cache also accepts rows in their storage type, which differs from Compute.
+  static constexpr bool accepts_storage =
+      !(std::same_as<K, Compute> && std::same_as<V, Compute>)&&!ScaledStorage<K> && !ScaledStorage<V>;
+
+  StoredRows(index_t rows, index_t width, index_t value_width)
+      : width_(width),
+        value_width_(value_width),
+        k_(static_cast<std::size_t>(rows * width)),
+        v_(static_cast<std::size_t>(rows * value_width)),
+        k_scales_(static_cast<std::size_t>(ScaledStorage<K> ? rows : 0)),
+        v_scales_(static_cast<std::size_t>(ScaledStorage<V> ? rows : 0)),
+        scratch_(static_cast<std::size_t>(std::max(width, value_width))) {}
+
+  /// Stores a key and its value. With a rope, rotates the key to `position`.
+  template <class NewKey, class NewValue>
+  void store(index_t row, const NewKey* k, const NewValue* v, const Rope<Compute>* rope, index_t position) {
+    if (rope == nullptr) {
+      store_row(k, width_, k_, k_scales_, row);
+    } else {
+      const Compute* wide = widened(k, width_, scratch_.data());
+      rotate(rope->tables(), wide, width_, scratch_.data(), width_, 1, width_, position, false);
+      store_row(static_cast<const Compute*>(scratch_.data()), width_, k_, k_scales_, row);
+    }
+    store_row(v, value_width_, v_, v_scales_, row);
+  }
+
+  /// Copies `count` stored keys and values to other rows.
+  void copy(index_t from, index_t to, index_t count) {
+    std::copy_n(k_.data() + from * width_, count * width_, k_.data() + to * width_);
+    std::copy_n(v_.data() + from * value_width_, count * value_width_, v_.data() + to * value_width_);
+    if (!k_scales_.empty()) std::copy_n(k_scales_.data() + from, count, k_scales_.data() + to);
+    if (!v_scales_.empty()) std::copy_n(v_scales_.data() + from, count, v_scales_.data() + to);
+  }
+
+  KeyRun<K, V> run(index_t row, index_t count) const {
+    return {.k = k_.data() + row * width_,
+            .k_stride = width_,
+            .v = v_.data() + row * value_width_,
+            .v_stride = value_width_,
+            .count = count,
+            .k_scales = k_scales_.empty() ? nullptr : k_scales_.data() + row,
+            .v_scales = v_scales_.empty() ? nullptr : v_scales_.data() + row};
+  }
+  std::pair<std::span<const K>, std::span<const V>> memory() const { return {k_, v_}; }
+
+ private:
+  template <class X>
+  using Elements = std::vector<X, HugePages<X>>;
+
+  template <class U, class X>
+  void store_row(const U* in, index_t n, Elements<X>& rows, [[maybe_unused]] std::vector<float>& scales,
+                 index_t row) {
+    X* out = rows.data() + row * n;
+    if constexpr (std::same_as<U, X>) {
+      std::copy_n(in, n, out);
+    } else if constexpr (ScaledStorage<X>) {
+      const float scale = StorageTraits<X>::scale(in, n);
+      scales[static_cast<std::size_t>(row)] = scale;
+      std::transform(in, in + n, scratch_.data(), [scale](Compute x) { return x / scale; });
+      narrow_to(out, n, scratch_.data());
+    } else {
+      narrow_to(out, n, in);
+    }
+  }
+
+  index_t width_, value_width_;
+  Elements<K> k_;                           // [rows][width]
+  Elements<V> v_;                           // [rows][value_width]
+  std::vector<float> k_scales_, v_scales_;  // [rows], or empty
+  std::vector<Compute> scratch_;            // one row
+};
+
+SSMAX_END
