@@ -58,16 +58,13 @@ inline constexpr index_t decode_tile = 64;
 /// Returns whether `rows` queries read their keys more than once. At most `most` queries share one reading: 4, 2 or 1.
 SSMAX_INLINE constexpr bool reads_keys_again(index_t rows, index_t most) { return rows > most || rows == 3; }
 
-/// The number of rows from a prefetched 16-bit row to the row that one query reads.
-inline constexpr index_t prefetched_keys = 64;
-
-/// Prefetches `count` numbers of the row that lies `ahead` rows after p, unless `ahead` is 0. The row may lie past the
-/// end. Only targets with AVX-512 prefetch, because the others were not measured.
+/// Prefetches `count` numbers of the row that lies `ahead` bytes after p, unless `ahead` is 0. Only targets with AVX-512
+/// prefetch, because the others were not measured.
 ///
 /// With one query, 16-bit rows are widened and multiplied about as fast as memory delivers the rows. So one query
-/// always prefetches them: 23 instead of 11 GB/s on an Intel processor with AMX (32 rows ahead: 17). One query does
-/// not prefetch rows of float, which became 16 % slower on that processor. More queries prefetch `ahead` rows.
-/// Measured on Zen 5 with 8 kv heads (one query, width 64: 12) and 32768 keys, from memory:
+/// always prefetches them: 23 instead of 11 GB/s on an Intel processor with AMX. One query does not prefetch rows of
+/// float, which became 16 % slower on that processor. Measured on Zen 5 with 8 kv heads (one query, width 64: 12) and
+/// 32768 keys, from memory:
 ///
 /// | queries, width | float: without; with | bfloat16: without; with |
 /// |---|---|---|
@@ -76,15 +73,13 @@ inline constexpr index_t prefetched_keys = 64;
 /// | 2, width 64 | 32; 35 GB/s | 22; 42 GB/s |
 /// | 4, width 64 | 29; 37 GB/s | 27; 37 GB/s |
 /// | 2, width 128 | 27; 38 GB/s | 33; 39 GB/s |
-/// | 4, width 128 | 35; 36 GB/s | 28; 34 GB/s |
+/// | 4, width 128 | 22; 34 GB/s | 28; 34 GB/s |
 template <class S, int rows, class X>
-SSMAX_INLINE void prefetch_row(const X* p, index_t stride, index_t count, index_t ahead) {
+SSMAX_INLINE void prefetch_row(const X* p, index_t count, index_t ahead) {
   constexpr bool always = rows == 1 && sizeof(X) < sizeof(typename S::Value);
-  if constexpr (S::width == 16 && (always || rows > 1)) {
+  if constexpr (S::width == 16) {
     if (!always && ahead == 0) return;
-    const auto ahead_bytes =
-        static_cast<std::uintptr_t>((always ? prefetched_keys : ahead) * stride) * sizeof(X);
-    const auto ahead_of_p = reinterpret_cast<std::uintptr_t>(p) + ahead_bytes;
+    const auto ahead_of_p = reinterpret_cast<std::uintptr_t>(p) + static_cast<std::uintptr_t>(ahead);
     const std::uintptr_t end = ahead_of_p + static_cast<std::uintptr_t>(count) * sizeof(X);
     for (std::uintptr_t line = ahead_of_p / 64 * 64; line < end; line += 64)
       __builtin_prefetch(reinterpret_cast<const void*>(line));
@@ -110,7 +105,7 @@ void decode_logits_rows(const typename S::Value* q, index_t q_stride, const X* k
     if (rows == 1 || d > decode_narrow<S>) {
       SSMAX_UNROLL
       for (int j = 0; j < step; ++j) {
-        prefetch_row<S, rows>(key[j], k_stride, d, ahead);
+        prefetch_row<S, rows>(key[j], d, ahead);
         for (index_t c = 0; c < whole; c += S::width) {
           const V y = load_stored<S>(key[j] + c);
           SSMAX_UNROLL
@@ -121,7 +116,7 @@ void decode_logits_rows(const typename S::Value* q, index_t q_stride, const X* k
     } else {
       if (ahead != 0) {
         SSMAX_UNROLL
-        for (int j = 0; j < step; ++j) prefetch_row<S, rows>(key[j], k_stride, d, ahead);
+        for (int j = 0; j < step; ++j) prefetch_row<S, rows>(key[j], d, ahead);
       }
       for (index_t c = 0; c < whole; c += S::width) {
         V x[rows];
@@ -197,7 +192,7 @@ SSMAX_INLINE void decode_accumulate_block(const typename S::Value* s, index_t s_
     for (int j = 0; j < vectors; ++j) sum[i][j] = S::set(0);
   }
   for (index_t key = 0; key < keys; ++key) {
-    prefetch_row<S, rows>(v + key * v_stride, v_stride, vectors * S::width, ahead);
+    prefetch_row<S, rows>(v + key * v_stride, vectors * S::width, ahead);
     V x[vectors];
     SSMAX_UNROLL
     for (int j = 0; j < vectors; ++j) x[j] = load_stored<S>(v + key * v_stride + j * S::width);

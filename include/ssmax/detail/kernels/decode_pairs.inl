@@ -67,7 +67,7 @@ SSMAX_INLINE void decode_pair_logits_block(const bfloat16* q, index_t parts, con
     for (int j = 0; j < vectors; ++j) sum[i][j] = S::set(0);
   }
   for (index_t part = 0; part < parts; ++part) {
-    const index_t prefetched = part > 0 || ahead.bytes == 0 ? 0 : blocks * packed_keys;
+    const index_t prefetched = part > 0 || ahead.rows == nullptr ? 0 : blocks * packed_keys;
     for (index_t pair = 0, end = 0; pair < pairs;) {
       const index_t begin = end;
       end = std::min(begin + 8, pairs);
@@ -234,8 +234,8 @@ void decode_pair_values_rows(const bfloat16* weights, index_t pair_step, const b
   const auto step = [&]<int count>(std::integral_constant<int, count>) {
     constexpr index_t channels = count * 2 * S::width;
     const index_t last = std::min(c + channels, dv);
-    const auto compute = ahead.bytes == 0 ? decode_pair_values_block<S, P, rows, count, false>
-                                          : decode_pair_values_block<S, P, rows, count, true>;
+    const auto compute = ahead.rows == nullptr ? decode_pair_values_block<S, P, rows, count, false>
+                                               : decode_pair_values_block<S, P, rows, count, true>;
     compute(weights, pair_step, v, keys, c, last - c, ahead, last < dv ? last : ahead.size, o + c, pitch);
     c += channels;
   };

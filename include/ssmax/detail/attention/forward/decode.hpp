@@ -252,10 +252,18 @@ class DecodeTask {
       return;
     }
     for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const AnyKeyRun& run) {
-      if (exceeds_cache_) prefetch_next_runs<false>(problem_, batch_, kv_head_, {key, key + run.count}, keys);
-      logits(memory_.q, memory_.pitch, count_, run.k, run.k_stride, run.count, d, prefetch_,
+      logits(memory_.q, memory_.pitch, count_, run.k, run.k_stride, run.count, d, ahead<false>(key, run),
              s + (key - keys.begin), key_chunk);
     });
+  }
+
+  /// Returns how far after the keys, or the values, of a run the kernels prefetch, in bytes.
+  template <bool are_values>
+  index_t ahead(index_t key, const AnyKeyRun& run) const {
+    const AnyKeys<Compute>& source = problem_.keys;
+    if (exceeds_cache_ && run.count <= short_run)
+      return bytes_to_later_run<are_values>(source, batch_, kv_head_, key, run);
+    return prefetch_ * (are_values ? run.v_stride * source.v_size() : run.k_stride * source.k_size());
   }
 
   /// Adds the weights of rows [r, r + rows) times V to o. All these rows have the visible keys `seen`.
@@ -283,10 +291,8 @@ class DecodeTask {
     const index_t dv = memory_.dv;
     if (const auto add = problem_.stored_products.accumulate; add != nullptr) {
       for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const AnyKeyRun& run) {
-        if (exceeds_cache_)
-          prefetch_next_runs<true>(problem_, batch_, kv_head_, {key, key + run.count}, keys);
         add(memory_.s + first + (key - keys.begin), key_chunk, rows, run.count, run.v, run.v_stride, dv,
-            prefetch_, to, dv);
+            ahead<true>(key, run), to, dv);
       });
     } else {
       load_values(problem_.keys, batch_, kv_head_, keys, memory_.wide);

@@ -40,6 +40,8 @@ struct DecodeBf16Scratch : ForwardScratch<Compute, Operand> {
         zeros(arena.take<Operand>(std::max(d, dv))),
         k_rows(arena.take<const Operand*>(block_keys)),
         v_rows(arena.take<const Operand*>(block_keys)),
+        later_k_rows(arena.take<const Operand*>(block_keys)),
+        later_v_rows(arena.take<const Operand*>(block_keys)),
         row_logits(arena.take<Compute>(max_rows * logit_pitch)),
         row_weights(arena.take<Operand>(max_rows * logit_pitch)),
         before(arena.take<Compute>(tile_lanes * pitch)),
@@ -55,14 +57,15 @@ struct DecodeBf16Scratch : ForwardScratch<Compute, Operand> {
     return {states, states + tile_lanes, states + 2 * tile_lanes};
   }
 
-  index_t parts, pitch;              // parts of a query; numbers per row of o
-  Operand* k;                        // packed keys of a block
-  Operand* finite;                   // [block_keys][dv]: values with 0 for NaN and infinities
-  Operand* zeros;                    // the row of a key that is not stored
-  const Operand **k_rows, **v_rows;  // [block_keys]
-  Compute* row_logits;               // [max_rows][logit_pitch]
-  Operand* row_weights;              // [max_rows / 8][logit_pitch / 2][8][2]
-  Compute* before;                   // [tile_lanes][pitch]: o before the last product
+  index_t parts, pitch;                          // parts of a query; numbers per row of o
+  Operand* k;                                    // packed keys of a block
+  Operand* finite;                               // [block_keys][dv]: values with 0 for NaN and infinities
+  Operand* zeros;                                // the row of a key that is not stored
+  const Operand **k_rows, **v_rows;              // [block_keys]
+  const Operand **later_k_rows, **later_v_rows;  // [block_keys]: rows to prefetch
+  Compute* row_logits;                           // [max_rows][logit_pitch]
+  Operand* row_weights;                          // [max_rows / 8][logit_pitch / 2][8][2]
+  Compute* before;                               // [tile_lanes][pitch]: o before the last product
   Compute *chunk, *total;
 };
 
@@ -167,6 +170,12 @@ class DecodeBf16Task {
 
   Compute* row(Compute* o, index_t r) const { return o + r * memory_.pitch; }
 
+  /// Returns the rows that key `begin` and the keys after it prefetch.
+  static RowsAhead<Operand> from(RowsAhead<Operand> rows, index_t begin) {
+    if (rows.rows != nullptr) rows.rows += begin;
+    return rows;
+  }
+
   /// Points k_rows and v_rows at the keys `seen` of a block. Other keys read zeros.
   void find_rows(KeyRange block, KeyRange seen) {
     const auto fill = [&](index_t begin, index_t end) {
@@ -174,16 +183,45 @@ class DecodeBf16Task {
       std::fill(memory_.v_rows + begin, memory_.v_rows + end, memory_.zeros);
     };
     fill(0, seen.begin - block.begin);
+    bool has_short_runs = false;
     for_each_run(problem_.keys, batch_, kv_head_, seen, [&](index_t key, const AnyKeyRun& run) {
-      k_ahead_ = 2 * prefetch_ * run.k_stride * static_cast<index_t>(sizeof(Operand));
-      v_ahead_ = prefetch_ * run.v_stride * static_cast<index_t>(sizeof(Operand));
+      has_short_runs = has_short_runs || run.count < std::min(seen.size(), short_run);
       const Operand *k = static_cast<const Operand*>(run.k), *v = static_cast<const Operand*>(run.v);
       for (index_t i = 0, at = key - block.begin; i < run.count; ++i, ++at) {
         memory_.k_rows[at] = k + i * run.k_stride;
         memory_.v_rows[at] = v + i * run.v_stride;
       }
+      const auto size = static_cast<index_t>(sizeof(Operand));
+      k_ahead_ = {memory_.k_rows, problem_.width(), 2 * prefetch_ * run.k_stride * size};
+      v_ahead_ = {memory_.v_rows, problem_.value_width(), prefetch_ * run.v_stride * size};
     });
+    if (prefetch_ == 0) {
+      k_ahead_ = v_ahead_ = {};
+    } else if (has_short_runs) {
+      find_later_rows(block.begin);
+    }
     fill(seen.end - block.begin, memory_.block_keys);
+  }
+
+  /// Points k_ahead_ and v_ahead_ at the rows that lie as many positions later as those of a long run.
+  void find_later_rows(index_t block) {
+    const index_t end = problem_.keys.stored(batch_).end;
+    const auto for_each_row = [&](index_t first, const auto& f) {
+      const KeyRange later{std::min(first, end), std::min(first + memory_.block_keys, end)};
+      for_each_run(problem_.keys, batch_, kv_head_, later, [&](index_t key, const AnyKeyRun& run) {
+        for (index_t i = 0; i < run.count; ++i) f(key - first + i, run, i);
+      });
+    };
+    std::copy_n(memory_.k_rows, memory_.block_keys, memory_.later_k_rows);
+    std::copy_n(memory_.v_rows, memory_.block_keys, memory_.later_v_rows);
+    for_each_row(block + 2 * prefetch_, [&](index_t at, const AnyKeyRun& run, index_t i) {
+      memory_.later_k_rows[at] = static_cast<const Operand*>(run.k) + i * run.k_stride;
+    });
+    for_each_row(block + prefetch_, [&](index_t at, const AnyKeyRun& run, index_t i) {
+      memory_.later_v_rows[at] = static_cast<const Operand*>(run.v) + i * run.v_stride;
+    });
+    k_ahead_ = {memory_.later_k_rows, problem_.width(), 0};
+    v_ahead_ = {memory_.later_v_rows, problem_.value_width(), 0};
   }
 
   /// Adds the keys `seen` of a key block to the states.
@@ -202,7 +240,7 @@ class DecodeBf16Task {
                   packed = (keys.end - begin + packed_keys - 1) / packed_keys * packed_keys;
     kernels_.pack_keys(memory_.k_rows + begin, packed, problem_.width(), memory_.k);
     kernels_.logits(memory_.q, memory_.parts, count_, memory_.k, packed, problem_.width(),
-                    {memory_.v_rows + begin, problem_.value_width(), v_ahead_}, memory_.row_logits);
+                    from(v_ahead_, begin), memory_.row_logits);
     bool rescales = false;
     if (!form_row_weights({begin, begin + packed}, needed, hulls, block, state, rescales)) {
       put_logits_in_lanes({begin, begin + packed});
@@ -279,8 +317,7 @@ class DecodeBf16Task {
       const index_t first = v * memory_.products.width;
       kernels_.accumulate({weights_.at(part.begin, first), weights_.pair_step, weights_.group_step},
                           std::min(memory_.products.width, count_ - first), memory_.v_rows + part.begin,
-                          part.size(), problem_.value_width(),
-                          {memory_.k_rows + part.begin, problem_.width(), k_ahead_}, row(o, first),
+                          part.size(), problem_.value_width(), from(k_ahead_, part.begin), row(o, first),
                           memory_.pitch);
     }
   }
@@ -311,9 +348,9 @@ class DecodeBf16Task {
   const Memory& memory_;
   const Scores<Compute, Operand, Variant<Compute>> scores_;
   index_t batch_ = 0, kv_head_ = 0, count_ = 0;
-  PairWeights<Operand> weights_{};     // of the keys of a block
-  index_t prefetch_ = 0;               // keys
-  index_t k_ahead_ = 0, v_ahead_ = 0;  // the same in bytes
+  PairWeights<Operand> weights_{};        // of the keys of a block
+  index_t prefetch_ = 0;                  // keys
+  RowsAhead<Operand> k_ahead_, v_ahead_;  // of the keys of a block
 };
 
 SSMAX_END

@@ -1,4 +1,4 @@
-// Decides whether few queries prefetch keys and values, and prefetches those in short runs.
+// Decides which keys and values few queries prefetch.
 #pragma once
 
 #include <algorithm>
@@ -31,51 +31,30 @@ bool exceeds_cache(const Problem<Compute>& problem, KeyRange keys) {
 /// | 128, 256 | 25 GB/s | 27 GB/s |
 ///
 /// With float, 8 queries and width 64: 37 instead of 21 GB/s from the third-level cache, 27 instead of 18 from memory.
-/// kernels/decode.inl has the figures of 1 to 4 queries. Exception: four queries of float rows of more than 64
-/// channels do not prefetch. With prefetching, they reach 0.85 of the rate from the third-level cache and 1.03 from
-/// memory.
+/// With float, 4 queries and width 128: 44 instead of 31, and 34 instead of 22. kernels/decode.inl has the figures of
+/// 1 to 4 queries.
 template <class Compute>
 index_t keys_to_prefetch(const Problem<Compute>& problem, KeyRange keys) {
-  const bool is_wide = problem.keys.k_kind() == ElementKind::compute && problem.width() > 64;
-  if (problem.rows() == 4 && is_wide) return 0;
-  return exceeds_cache(problem, keys) ? 64 : 0;
-}
-
-/// Prefetches `count` rows. Always inlined: GCC removes calls of a function that only prefetches.
-SSMAX_INLINE void prefetch_rows_of(const void* rows, index_t stride_bytes, index_t row_bytes, index_t count) {
-  for (index_t i = 0; i < count; ++i) {
-    const auto row = reinterpret_cast<std::uintptr_t>(rows) + static_cast<std::uintptr_t>(i * stride_bytes);
-    for (std::uintptr_t byte = 0; byte < static_cast<std::uintptr_t>(row_bytes); byte += 64)
-      __builtin_prefetch(reinterpret_cast<const void*>(row + byte));
-  }
-}
-
-/// For a run of at most 64 keys: prefetches the keys, or the values, of the positions 64 after those of the run,
-/// within `keys`. Kernels prefetch within a run only. Time relative to a KvCache, pages of 16 keys in random order
-/// from memory, one query per kv head, Zen 5:
-///
-/// | pool | bfloat16, 12 kv heads of width 64: without; with | float: without; with |
-/// |---|---|---|
-/// | [pages, 16, kv_heads, d] | 5.8; 2.7 | 2.7; 1.9 |
-/// | [pages, kv_heads, 16, d] | 5.1; 2.8 | 2.1; 1.7 |
-template <bool are_values, class Compute>
-SSMAX_INLINE void prefetch_next_runs(const Problem<Compute>& problem, index_t batch, index_t kv_head,
-                                     KeyRange run, KeyRange keys) {
   constexpr index_t distance = 64;
-  if (run.size() > distance) return;
-  const AnyKeys<Compute>& source = problem.keys;
-  const index_t end = std::min(run.end + distance, keys.end);
-  for (index_t key = run.begin + distance; key < end;) {
-    const AnyKeyRun next = source.run(batch, kv_head, key);
-    const index_t count = std::min(next.count, end - key);
-    if constexpr (are_values) {
-      prefetch_rows_of(next.v, next.v_stride * source.v_size(), problem.value_width() * source.v_size(),
-                       count);
-    } else {
-      prefetch_rows_of(next.k, next.k_stride * source.k_size(), problem.width() * source.k_size(), count);
-    }
-    key += count;
-  }
+  const bool is_compute = problem.keys.k_kind() == ElementKind::compute;
+  if (problem.rows() == 1) return is_compute ? 0 : distance;
+  return exceeds_cache(problem, keys) ? distance : 0;
+}
+
+/// The longest run of keys whose kernels prefetch the runs after it. Kernels of longer runs prefetch within the run.
+inline constexpr index_t short_run = 256;
+
+/// Returns the distance in bytes from the keys, or the values, of a short run to those that its kernels prefetch: at
+/// least 64 positions later, in the same place of a later run if all runs are equally long. `key` is the first position
+/// of the run.
+template <bool are_values, class Compute>
+index_t bytes_to_later_run(const AnyKeys<Compute>& source, index_t batch, index_t kv_head, index_t key,
+                           const AnyKeyRun& run) {
+  const index_t later = key + (63 / run.count + 1) * run.count;
+  if (later >= source.stored(batch).end) return 0;
+  const AnyKeyRun to = source.run(batch, kv_head, later);
+  const auto address = [](const void* rows) { return reinterpret_cast<std::intptr_t>(rows); };
+  return are_values ? address(to.v) - address(run.v) : address(to.k) - address(run.k);
 }
 
 SSMAX_END
