@@ -90,6 +90,21 @@ struct F32 {
     const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
   }
+  static V load_widened(const Int8* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+  }
+  // Moves the bits to a half, whose bias of the exponent is larger by 8. `carried` has bit 7, the top bit of half's
+  // exponent, changed for NaN only.
+  static V load_widened(const Fp8E4M3* p) {
+    const __m256i code = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    const __m256i carried = _mm256_add_epi16(code, _mm256_set1_epi16(1));
+    const __m256i bits = _mm256_xor_si256(code, _mm256_and_si256(carried, _mm256_set1_epi16(0x80)));
+    return mul(_mm512_cvtph_ps(_mm256_slli_epi16(bits, 7)), set(256));
+  }
+  static V load_widened(const Fp8E5M2* p) {
+    const __m128i code = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(code), 8));
+  }
   static void store_narrowed(half* p, V v) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
   }

@@ -253,7 +253,7 @@ class DecodeTask {
     }
     for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const AnyKeyRun& run) {
       if (exceeds_cache_) prefetch_next_runs<false>(problem_, batch_, kv_head_, {key, key + run.count}, keys);
-      logits(memory_.q, memory_.pitch, count_, run.k, run.k_stride, run.count, d, prefetch_,
+      logits(memory_.q, memory_.pitch, count_, run.k, run.k_stride, run.k_scales, run.count, d, prefetch_,
              s + (key - keys.begin), key_chunk);
     });
   }
@@ -285,8 +285,8 @@ class DecodeTask {
       for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const AnyKeyRun& run) {
         if (exceeds_cache_)
           prefetch_next_runs<true>(problem_, batch_, kv_head_, {key, key + run.count}, keys);
-        add(memory_.s + first + (key - keys.begin), key_chunk, rows, run.count, run.v, run.v_stride, dv,
-            prefetch_, to, dv);
+        add(memory_.s + first + (key - keys.begin), key_chunk, rows, run.count, run.v, run.v_stride,
+            run.v_scales, dv, prefetch_, to, dv);
       });
     } else {
       load_values(problem_.keys, batch_, kv_head_, keys, memory_.wide);
