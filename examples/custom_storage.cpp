@@ -1,4 +1,4 @@
-// Adds a storage type: keys and values in 8 bits, with one factor per row.
+// Adds a storage type: keys and values in 8 bits, with one factor per row. eight_bit.hpp has such types of the library.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
