@@ -101,8 +101,8 @@ struct F32 {
     return mul(_mm256_cvtph_ps(_mm_slli_epi16(bits, 7)), set(256));
   }
   static V load_widened(const Fp8E5M2* p) {
-    const __m128i code = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
-    return _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(code), 8));
+    const __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    return _mm256_cvtph_ps(_mm_unpacklo_epi8(_mm_setzero_si128(), codes));
   }
   static void store_narrowed(half* p, V v) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
