@@ -94,7 +94,8 @@ struct F32 {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
   }
   // Moves the bits to a half, whose bias of the exponent is larger by 8. `carried` has bit 7, the top bit of half's
-  // exponent, changed for NaN only.
+  // exponent, changed for NaN only. Operations on 32-bit lanes and a product with 2^120 took 0.9 of the time, but lose
+  // subnormal numbers in programs that flush them to 0.
   static V load_widened(const Fp8E4M3* p) {
     const __m256i code = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     const __m256i carried = _mm256_add_epi16(code, _mm256_set1_epi16(1));
