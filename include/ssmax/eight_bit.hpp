@@ -17,12 +17,12 @@
 /// | Fp8E5M2 | M / 57344 | max(abs(x) / 8, M / 7516192768) | 2 bits of mantissa, infinities and NaN as in half |
 ///
 /// The rounding of the quotient and of the factor adds at most M / 2^22 to the error. Exception: the smallest factor is
-/// 2^-126, so rows with M below 2^-110 may have an error of 2^-127. The factor of a row of zeros is 1. A row with a NaN or an infinity has the factor NaN: the results of queries
-/// that see the row are NaN.
+/// 2^-126, so rows with M below 2^-110 may have an error of 2^-127. The factor of a row of zeros is 1. A row with a NaN
+/// or an infinity has the factor NaN: the results of queries that see the row are NaN.
 ///
-/// Decode of at most 16 rows reads the 8-bit numbers in place. Prefill widens each row to float first. The types are for
-/// caches and for sources that return k_scales and v_scales (key_source.hpp). A NaN code of a source stays NaN. Queries,
-/// results and rows of logits cannot have these types.
+/// Decode of at most 16 rows reads the 8-bit numbers in place. Prefill widens each row to float first. The types are
+/// for caches and for sources that return k_scales and v_scales (key_source.hpp). A NaN code of a source stays NaN.
+/// Queries, results and rows of logits cannot have these types.
 #pragma once
 
 #include <concepts>
