@@ -11,10 +11,12 @@
 #include <ssmax/attention.hpp>
 #include <ssmax/decode.hpp>
 #include <ssmax/detail/memory/pages.hpp>
+#include <ssmax/eight_bit.hpp>
 #include <ssmax/execution.hpp>
 #include <ssmax/kv_cache.hpp>
 #include <ssmax/paged_keys.hpp>
 #include <ssmax/target.hpp>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -29,7 +31,7 @@ namespace {
 using Implementations = std::vector<Implementation<AttentionArguments>>;
 
 // The cache and the table of the rotary embedding: they outlive a call.
-template <class T>
+template <class X, class T>
 struct FilledCache {
   FilledCache(const AttentionArguments& a, bool with_rope)
       : cache({.kv_heads = a.shape.kv_heads, .width = a.shape.width, .capacity = a.shape.n}) {
@@ -40,16 +42,17 @@ struct FilledCache {
     cache.append({static_cast<const T*>(a.k), keys}, {static_cast<const T*>(a.v), keys}, rope.get());
   }
 
-  ssmax::KvCache<T> cache;
+  ssmax::KvCache<X> cache;
   std::unique_ptr<const ssmax::Rope<float>> rope;
 };
 
-template <class T, class Scaling>
+// Queries are T, and the cache stores X.
+template <class T, class X = T, class Scaling>
 Run decode(const AttentionArguments& a, const Scaling& scaling, bool rope) {
   const std::array<index_t, 4> rows{1, a.shape.heads, a.shape.queries, a.shape.width};
   const ssmax::DecodeArguments<T> arguments{.q = {static_cast<const T*>(a.q), rows},
                                             .out = {static_cast<T*>(a.out), rows}};
-  const auto filled = std::make_shared<FilledCache<T>>(a, rope);
+  const auto filled = std::make_shared<FilledCache<X, T>>(a, rope);
   if (a.threads == 1) {
     return [=] {
       ssmax::decode<T>(arguments, filled->cache, scaling, ssmax::Causal{}, {.rope = filled->rope.get()});
@@ -124,6 +127,17 @@ Implementation<AttentionArguments> paged() {
           [](const AttentionArguments&) { return std::string(ssmax::target_name(ssmax::active_target())); }};
 }
 
+// Softmax over a cache in 8 bits. The error is that of the storage.
+template <class X>
+Implementation<AttentionArguments> eight_bit(double bound) {
+  return {"softmax", [](const AttentionArguments& a) { return decode<float, X>(a, ssmax::Softmax{}, false); },
+          [bound](const AttentionArguments& a) -> Accuracy {
+            const double error = compare_attention(a, {softmax_multiplier, false}).error;
+            return {error, error <= bound};
+          },
+          [](const AttentionArguments&) { return std::string(ssmax::target_name(ssmax::active_target())); }};
+}
+
 template <class Scaling>
 Implementation<AttentionArguments> ours(const std::string& name, const Scaling& scaling,
                                         AttentionFormula formula) {
@@ -193,6 +207,14 @@ void register_shape(const AttentionShape& shape, ElementType type, int threads) 
   }
 }
 
+template <class X>
+void register_eight_bit(const AttentionShape& shape, const char* type, double bound, int threads) {
+  add_benchmark<AttentionArguments>(
+      "decode", shape.name() + "_" + type + "_t" + std::to_string(threads), eight_bit<X>(bound),
+      [=] { return AttentionData::of(shape, ElementType::f32).arguments({}, threads); },
+      bytes_per_second(2 * shape.key_size()));
+}
+
 }  // namespace
 
 void register_decode() {
@@ -209,6 +231,10 @@ void register_decode() {
         for (const int threads : {1, 2}) {
           register_shape({heads, kv_heads, width, n, 1}, type, threads);
         }
+      }
+      for (const int threads : {1, 2}) {
+        register_eight_bit<ssmax::Int8>({heads, kv_heads, width, n, 1}, "int8", 0.01, threads);
+        register_eight_bit<ssmax::Fp8E4M3>({heads, kv_heads, width, n, 1}, "fp8", 0.03, threads);
       }
     }
   }

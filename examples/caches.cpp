@@ -17,6 +17,11 @@ KvCache<half, bfloat16> small_cache(index_t batch, index_t kv_heads, index_t d, 
   return KvCache<half, bfloat16>({.batch = batch, .kv_heads = kv_heads, .width = d, .capacity = capacity});
 }
 
+// Keys and values in 8 bits, with a float factor for each key and each value.
+KvCache<Int8> eight_bit_cache(index_t batch, index_t kv_heads, index_t d, index_t capacity) {
+  return KvCache<Int8>({.batch = batch, .kv_heads = kv_heads, .width = d, .capacity = capacity});
+}
+
 // A batch of prompts of different lengths, padded at the end: lengths[b] positions of sequence b are stored.
 void append_prompts(KvCache<half, bfloat16>& cache, View<const float, 4> k, View<const float, 4> v,
                     std::span<const index_t> lengths, const Rope<float>& rope) {
@@ -149,6 +154,22 @@ int main() {
                    kKvHeads, std::vector<index_t>{0, 12});
     check.holds("packed sequences",
                 std::equal(alone.begin(), alone.end(), out.begin() + 5 * kHeads * kWidth));
+  }
+  {
+    auto cache = eight_bit_cache(kBatch, kKvHeads, kWidth, kTotal);
+    KvCache<float> same({.batch = kBatch, .kv_heads = kKvHeads, .width = kWidth, .capacity = kTotal});
+    std::vector<float> out(kBatch * kHeads * kWidth), expected(out.size());
+    const auto next_token = [&](auto& any_cache, std::vector<float>& result) {
+      any_cache.append(positions(k, kKvHeads, 0, kTotal), positions(v, kKvHeads, 0, kTotal), &rope);
+      decode<float>({.q = positions(q, kHeads, kTotal - 1, 1),
+                     .out = View<float, 4>(result.data(), {kBatch, kHeads, 1, kWidth})},
+                    any_cache, SSMax<float>{0.43f}, Causal{}, {.rope = &rope});
+    };
+    next_token(cache, out);
+    next_token(same, expected);
+    float worst = 0;
+    for (std::size_t i = 0; i < out.size(); ++i) worst = std::max(worst, std::abs(out[i] - expected[i]));
+    check.holds("8 bits are close to float", worst > 0 && worst < 0.02f);
   }
   return check.exit_code();
 }

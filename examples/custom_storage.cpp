@@ -1,4 +1,4 @@
-// Adds a storage type: keys and values in 8 bits, with one factor per row.
+// Adds a storage type: keys and values in 8 bits, with one factor per row. eight_bit.hpp has such types of the library.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -9,17 +9,17 @@
 #include "check.hpp"
 #include "random.hpp"
 
-struct Int8 {
+struct Byte {
   std::int8_t value;
 };
 
 template <>
-struct ssmax::StorageTraits<Int8> {
+struct ssmax::StorageTraits<Byte> {
   using Compute = float;
-  static void load(const Int8* in, index_t n, float* out) {
+  static void load(const Byte* in, index_t n, float* out) {
     for (index_t i = 0; i < n; ++i) out[i] = static_cast<float>(in[i].value);
   }
-  static void store(const float* in, index_t n, Int8* out) {
+  static void store(const float* in, index_t n, Byte* out) {
     for (index_t i = 0; i < n; ++i) out[i].value = static_cast<std::int8_t>(std::lrint(in[i]));
   }
   // Returns the factor by which the row is divided before `store`. Leave `scale` out for a type without a factor.
@@ -55,7 +55,7 @@ int main() {
   for (auto* values : {&q, &k, &v}) {
     for (float& value : *values) value = random.standard();
   }
-  const std::vector<float> exact = decoded<float>(q, k, v), out = decoded<Int8>(q, k, v);
+  const std::vector<float> exact = decoded<float>(q, k, v), out = decoded<Byte>(q, k, v);
   float worst = 0, largest = 0;
   for (std::size_t i = 0; i < out.size(); ++i) {
     worst = std::max(worst, std::abs(out[i] - exact[i]));

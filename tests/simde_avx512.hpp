@@ -192,6 +192,22 @@ inline __m512i _mm512_cvtepu16_epi32(__m256i v) {
   std::memcpy(&result, r.data(), sizeof result);
   return result;
 }
+inline __m512i _mm512_cvtepi8_epi32(__m128i v) {
+  std::array<std::int8_t, 16> a;
+  std::memcpy(a.data(), &v, sizeof v);
+  simde_avx512::Words r;
+  for (std::size_t i = 0; i < r.size(); ++i) r[i] = static_cast<std::uint32_t>(std::int32_t{a[i]});
+  __m512i result;
+  std::memcpy(&result, r.data(), sizeof result);
+  return result;
+}
+inline __m512 _mm512_cvtepi32_ps(__m512i v) {
+  std::array<std::int32_t, 16> a;
+  std::memcpy(a.data(), &v, sizeof v);
+  simde_avx512::Floats r;
+  for (std::size_t i = 0; i < r.size(); ++i) r[i] = static_cast<float>(a[i]);
+  return simde_avx512::vector(r);
+}
 inline __m256i _mm512_cvtepi32_epi16(__m512i v) {
   simde_avx512::Words a;
   std::memcpy(a.data(), &v, sizeof v);

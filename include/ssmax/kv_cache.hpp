@@ -4,8 +4,9 @@
 ///     KvCache<bfloat16> cache({.batch = 1, .kv_heads = 2, .width = 64, .capacity = 32'768});
 ///     cache.append(k_new, v_new, &rope);                        // rotated to their positions, then stored
 ///
-/// Storage is float, double, half or bfloat16, or a type of your own (storage.hpp). append rounds to nearest even.
-/// KvCache<K, V> stores keys as K and values as V. Each sequence of the batch has its own length.
+/// Storage is float, double, half, bfloat16, a type of 8 bits (eight_bit.hpp), or a type of your own (storage.hpp).
+/// append rounds to nearest even. KvCache<K, V> stores keys as K and values as V. Each sequence of the batch has its
+/// own length.
 ///
 /// A ring keeps the last `capacity` keys of a sequence and overwrites older keys, for sliding windows. A ring with
 /// `first` also keeps the first keys of a sequence (attention sinks), for SinkWindow (mask_runs.hpp):
@@ -53,7 +54,8 @@ SSMAX_BEGIN_CODE
 template <class K, class V = K>
 class KvCache {
   static_assert(detail::KeyStorage<K> && detail::KeyStorage<V>,
-                "ssmax::KvCache: storage is float, double, half, bfloat16, or a type with StorageTraits");
+                "ssmax::KvCache: storage is float, double, half, bfloat16, Int8, Fp8E4M3, Fp8E5M2, or a type "
+                "with StorageTraits");
   static_assert(std::same_as<detail::ComputeType<K>, detail::ComputeType<V>>,
                 "ssmax::KvCache: keys and values are computed in one type: double keys need double values");
 

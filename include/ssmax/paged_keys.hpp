@@ -109,6 +109,9 @@ class PageTable {
 /// A source of keys in pages. K and V are the storage types of keys and values.
 template <class K, class V = K, class Index = int, class Length = Index>
 class PagedKeys {
+  static_assert(!detail::ScaledStorage<K> && !detail::ScaledStorage<V>,
+                "ssmax::PagedKeys: pages store no factors: storage is a type without StorageTraits::scale");
+
  public:
   using Element = K;       ///< Storage type of keys.
   using ValueElement = V;  ///< Storage type of values.

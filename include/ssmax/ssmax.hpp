@@ -8,6 +8,7 @@
 #include "config.hpp"
 #include "cross_entropy.hpp"
 #include "decode.hpp"
+#include "eight_bit.hpp"
 #include "elements.hpp"
 #include "entmax.hpp"
 #include "execution.hpp"

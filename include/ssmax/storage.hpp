@@ -7,14 +7,15 @@
 /// | float | float | - |
 /// | double | double | - |
 /// | half, bfloat16 | float | rounded once when stored, to nearest even |
+/// | Int8, Fp8E4M3, Fp8E5M2 | float | for caches only: the same, with a factor per row (eight_bit.hpp) |
 ///
 /// You add a storage type by one specialisation in namespace ssmax:
 ///
 ///     template <>
-///     struct StorageTraits<Int8> {
+///     struct StorageTraits<Byte> {
 ///       using Compute = float;
-///       static void load(const Int8* in, index_t n, float* out);     // widens n elements
-///       static void store(const float* in, index_t n, Int8* out);    // rounds n elements
+///       static void load(const Byte* in, index_t n, float* out);     // widens n elements
+///       static void store(const float* in, index_t n, Byte* out);    // rounds n elements
 ///       static float scale(const float* in, index_t n);              // may be left out
 ///     };
 ///
@@ -26,13 +27,17 @@
 /// If the type has `scale`, a KvCache divides each row of keys or values by scale(row) and stores one float per row.
 /// Attention multiplies the result of `load` by this float. A type with `scale` is for caches only. A type without
 /// `scale` is for rows, queries, keys and values. Exception: with `SSMAX_COMPILED`, the functions over rows of logits
-/// accept the four types above only.
+/// accept float, double, half and bfloat16 only.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <concepts>
+#include <limits>
 #include <type_traits>
 
 #include "config.hpp"
+#include "eight_bit.hpp"
 #include "half.hpp"
 
 /// @addtogroup storage
@@ -71,6 +76,29 @@ struct StorageTraits<X> {
   SSMAX_INLINE static void load(const X* in, index_t n, float* out) { detail::widen(in, n, out); }
   /// Rounds n elements to nearest even.
   SSMAX_INLINE static void store(const float* in, index_t n, X* out) { detail::narrow(in, n, out); }
+};
+
+/// Int8, Fp8E4M3 and Fp8E5M2: divided by a factor per row, widened by the kernels.
+template <detail::EightBitStorage X>
+struct StorageTraits<X> {
+  using Compute = float;  ///< The type that rows of X are computed in.
+  /// Converts n elements to float.
+  SSMAX_INLINE static void load(const X* in, index_t n, float* out) { detail::widen(in, n, out); }
+  /// Rounds n elements to nearest even.
+  SSMAX_INLINE static void store(const float* in, index_t n, X* out) {
+    for (index_t i = 0; i < n; ++i) out[i] = X(in[i]);
+  }
+  /// Returns the factor of a row: max|x| / X::largest, at least 2^-126. Exception: 1 for a row of zeros. Exception: NaN
+  /// for a row with a NaN or an infinity.
+  SSMAX_INLINE static float scale(const float* in, index_t n) {
+    float most = 0, sum = 0;  // the sum of x · 0 is NaN if a number is not finite
+    for (index_t i = 0; i < n; ++i) {
+      most = std::max(most, std::abs(in[i]));
+      sum += in[i] * 0;
+    }
+    if (std::isnan(sum)) return sum;
+    return most == 0 ? 1 : std::max(most / X::largest, std::numeric_limits<float>::min());
+  }
 };
 
 namespace SSMAX_VISIBLE shared {

@@ -17,6 +17,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "../../eight_bit.hpp"
 #include "../../half.hpp"
 #include "../../target.hpp"
 #include "instruction_sets.hpp"

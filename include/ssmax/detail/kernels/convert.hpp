@@ -1,4 +1,4 @@
-// Declares the kernels that convert from and to 16-bit storage types.
+// Declares the kernels that convert from and to 16-bit storage types, and from 8-bit storage types.
 #pragma once
 
 #include "lanes.hpp"
@@ -11,6 +11,15 @@ struct ConversionKernels {
   void (*widen_bfloat16)(const bfloat16* in, index_t n, float* out);
   void (*narrow_half)(const float* in, index_t n, half* out);
   void (*narrow_bfloat16)(const float* in, index_t n, bfloat16* out);
+};
+
+/// Kernels of storage of 8 bits with a factor per row.
+template <class X>
+struct EightBitKernels {
+  /// Widens n elements to float. The result lacks the factor.
+  void (*widen)(const X* in, index_t n, float* out);
+  /// Computes out[i] = in[i] · factors[i] for n logits or weights of a query.
+  void (*multiply)(const float* in, const float* factors, index_t n, float* out);
 };
 
 SSMAX_END

@@ -1,4 +1,5 @@
-// Implements the kernels that widen 16-bit storage to float and round float to it. Included once per target.
+// Implements the kernels that widen 16-bit and 8-bit storage to float and round float to 16-bit storage. Included once
+// per target.
 
 template <class S, class Storage>
 void widen(const Storage* in, index_t n, float* out) {
@@ -14,6 +15,13 @@ void narrow(const float* in, index_t n, Storage* out) {
   for (; i < n; ++i) out[i] = Storage(in[i]);
 }
 
+template <class S>
+void multiply_each(const float* in, const float* factors, index_t n, float* out) {
+  index_t i = 0;
+  for (; i + S::width <= n; i += S::width) S::store(out + i, S::mul(S::load(in + i), S::load(factors + i)));
+  for (; i < n; ++i) out[i] = in[i] * factors[i];
+}
+
 template <>
 struct KernelTable<ConversionKernels> {
   static constexpr ConversionKernels value{
@@ -22,4 +30,9 @@ struct KernelTable<ConversionKernels> {
       .narrow_half = narrow<F32, half>,
       .narrow_bfloat16 = narrow<F32, bfloat16>,
   };
+};
+
+template <class X>
+struct KernelTable<EightBitKernels<X>> {
+  static constexpr EightBitKernels<X> value{.widen = widen<F32, X>, .multiply = multiply_each<F32>};
 };

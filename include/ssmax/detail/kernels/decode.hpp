@@ -12,7 +12,7 @@ SSMAX_BEGIN_SHARED
 template <class T, class X>
 struct DecodeKernels {
   /// Writes s[rows × keys] = q[rows × d] · k[keys × d]ᵀ. Prefetches the rows that lie `ahead` bytes after those of k,
-  /// unless `ahead` is 0. The memory there need not be readable.
+  /// unless `ahead` is 0. They may lie past the end.
   void (*logits)(const T* q, index_t q_stride, index_t rows, const X* k, index_t k_stride, index_t keys,
                  index_t d, index_t ahead, T* s, index_t s_stride);
   /// Computes o[rows × dv] += s[rows × keys] · v[keys × dv]. Prefetches as `logits` does.
@@ -38,8 +38,8 @@ struct PairWeights {
   }
 };
 
-/// Rows that a kernel prefetches while it computes key i: rows[i] of `size` numbers, `bytes` bytes later. The memory
-/// there need not be readable. rows is null: no prefetching.
+/// Rows that a kernel prefetches while it computes key i: rows[i] of `size` numbers, `bytes` bytes later. They may lie
+/// past the end. If rows is null, the kernel does not prefetch.
 template <class E>
 struct RowsAhead {
   const E* const* rows = nullptr;

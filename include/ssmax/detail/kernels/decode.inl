@@ -28,6 +28,9 @@ inline constexpr int decode_most_rows = S::width < 4 ? static_cast<int>(S::width
 /// | one | 22 GB/s | 40 GB/s |
 /// | two | 16 GB/s | 38 GB/s |
 /// | four, side by side | 12 GB/s | 45 GB/s |
+///
+/// One query reads rows one after another. Int8 rows of width 64 side by side took 0.93 of the time in the cache and
+/// 1.04 from memory.
 template <class S>
 inline constexpr index_t decode_narrow = 4 * S::width;
 

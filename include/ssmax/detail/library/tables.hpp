@@ -19,6 +19,8 @@
       apply(RopeKernels<T>) apply(PrefillKernels<T>) apply(PrefillBackwardKernels<T>) apply(ScoreKernels<T>) \
           apply(ShortAttentionKernels<T>) apply(EntmaxKernels<T>)
 
+#define SSMAX_EIGHT_BIT_TABLES(X, apply) apply(EightBitKernels<X>) apply(DecodeKernels<float, X>)
+
 /// Expands to apply(type) for every table that an extension defines itself.
 #define SSMAX_EXTENSION_TABLES(apply)                                                   \
   apply(PrefillKernels<float, bfloat16>) apply(RoundedBackwardKernels<float, bfloat16>) \
@@ -29,5 +31,8 @@
   SSMAX_EXTENSION_TABLES(apply)                                                                 \
   SSMAX_TABLES_OF(float, apply)                                                                 \
   SSMAX_TABLES_OF(double, apply)                                                                \
+  SSMAX_EIGHT_BIT_TABLES(Int8, apply)                                                           \
+  SSMAX_EIGHT_BIT_TABLES(Fp8E4M3, apply)                                                        \
+  SSMAX_EIGHT_BIT_TABLES(Fp8E5M2, apply)                                                        \
   apply(ConversionKernels) apply(DecodeKernels<float, float>) apply(DecodeKernels<float, half>) \
       apply(DecodeKernels<float, bfloat16>) apply(DecodeKernels<double, double>)

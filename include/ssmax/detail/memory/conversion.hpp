@@ -8,7 +8,9 @@ SSMAX_BEGIN_DETAIL
 
 template <class X>
 void widen(const X* in, index_t n, float* out) {
-  if constexpr (std::same_as<X, half>) {
+  if constexpr (EightBitStorage<X>) {
+    kernels<EightBitKernels<X>>().widen(in, n, out);
+  } else if constexpr (std::same_as<X, half>) {
     kernels<ConversionKernels>().widen_half(in, n, out);
   } else {
     kernels<ConversionKernels>().widen_bfloat16(in, n, out);

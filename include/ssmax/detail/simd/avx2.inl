@@ -89,6 +89,21 @@ struct F32 {
     const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
   }
+  static V load_widened(const Int8* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+  }
+  // Moves the bits to a half, whose bias of the exponent is larger by 8. `carried` has bit 7, the top bit of half's
+  // exponent, changed for NaN only.
+  static V load_widened(const Fp8E4M3* p) {
+    const __m128i code = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    const __m128i carried = _mm_add_epi16(code, _mm_set1_epi16(1));
+    const __m128i bits = _mm_xor_si128(code, _mm_and_si128(carried, _mm_set1_epi16(0x80)));
+    return mul(_mm256_cvtph_ps(_mm_slli_epi16(bits, 7)), set(256));
+  }
+  static V load_widened(const Fp8E5M2* p) {
+    const __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    return _mm256_cvtph_ps(_mm_unpacklo_epi8(_mm_setzero_si128(), codes));
+  }
   static void store_narrowed(half* p, V v) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
   }

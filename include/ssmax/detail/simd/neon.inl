@@ -73,6 +73,27 @@ struct F32 {
   static V load_widened(const bfloat16* p) {
     return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(reinterpret_cast<const std::uint16_t*>(p)), 16));
   }
+  static V load_widened(const Int8* p) {
+    return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(load_codes(p)))));
+  }
+  // Moves the bits to a half, whose bias of the exponent is larger by 8. `carried` has bit 7, the top bit of half's
+  // exponent, changed for NaN only.
+  static V load_widened(const Fp8E4M3* p) {
+    const int16x4_t code = vget_low_s16(vmovl_s8(load_codes(p)));
+    const int16x4_t carried = vadd_s16(code, vdup_n_s16(1));
+    const int16x4_t bits = veor_s16(code, vand_s16(carried, vdup_n_s16(0x80)));
+    return mul(vcvt_f32_f16(vreinterpret_f16_s16(vshl_n_s16(bits, 7))), set(256));
+  }
+  static V load_widened(const Fp8E5M2* p) {
+    const int16x8_t bits = vshll_n_s8(load_codes(p), 8);
+    return vcvt_f32_f16(vreinterpret_f16_s16(vget_low_s16(bits)));
+  }
+  /// Loads 4 numbers of 8 bits.
+  static int8x8_t load_codes(const void* p) {
+    std::uint32_t codes;
+    __builtin_memcpy(&codes, p, sizeof(codes));
+    return vreinterpret_s8_u32(vdup_n_u32(codes));
+  }
   static void store_narrowed(half* p, V v) {
     vst1_u16(reinterpret_cast<std::uint16_t*>(p), vreinterpret_u16_f16(vcvt_f16_f32(v)));
   }

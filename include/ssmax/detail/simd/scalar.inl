@@ -59,8 +59,10 @@ struct ScalarLane {
 };
 
 struct F32 : ScalarLane<float, std::uint32_t, 23> {
-  static V load_widened(const half* p) { return static_cast<float>(*p); }
-  static V load_widened(const bfloat16* p) { return static_cast<float>(*p); }
+  template <class X>
+  static V load_widened(const X* p) {
+    return static_cast<float>(*p);
+  }
   static void store_narrowed(half* p, V v) { *p = half(v); }
   static void store_narrowed(bfloat16* p, V v) { *p = bfloat16(v); }
 };

@@ -74,8 +74,8 @@ struct F32 {
 
   // Converts half with integer operations, as in half.hpp. Subnormals and powers of two are exact in float,
   // so a product with 2^112 changes the exponent bias of all finite numbers.
-  static V load_widened(const half* p) {
-    const V bits = wasm_u32x4_load16x4(p);
+  static V load_widened(const half* p) { return widen_half(wasm_u32x4_load16x4(p)); }
+  static V widen_half(V bits) {
     const V magnitude = wasm_i32x4_shl(wasm_v128_and(bits, wasm_i32x4_splat(0x7FFF)), 13);
     const V sign = wasm_i32x4_shl(wasm_v128_and(bits, wasm_i32x4_splat(0x8000)), 16);
     const M special = wasm_i32x4_ge(magnitude, wasm_i32x4_splat(0x0F800000));  // infinite or NaN
@@ -83,6 +83,20 @@ struct F32 {
     return wasm_v128_or(wasm_v128_or(mul(magnitude, set(0x1p112f)), infinity), sign);
   }
   static V load_widened(const bfloat16* p) { return wasm_i32x4_shl(wasm_u32x4_load16x4(p), 16); }
+  static V load_widened(const Int8* p) { return wasm_f32x4_convert_i32x4(load_codes(p)); }
+  // Moves the bits to a half, whose bias of the exponent is larger by 8. `carried` has bit 7, the top bit of half's
+  // exponent, changed for NaN only.
+  static V load_widened(const Fp8E4M3* p) {
+    const V code = load_codes(p);
+    const V carried = wasm_i32x4_add(code, wasm_i32x4_splat(1));
+    const V bits = wasm_v128_xor(code, wasm_v128_and(carried, wasm_i32x4_splat(0x80)));
+    return mul(widen_half(wasm_i32x4_shl(bits, 7)), set(256));
+  }
+  static V load_widened(const Fp8E5M2* p) { return widen_half(wasm_i32x4_shl(load_codes(p), 8)); }
+  /// Loads 4 signed numbers of 8 bits.
+  static V load_codes(const void* p) {
+    return wasm_i32x4_extend_low_i16x8(wasm_i16x8_extend_low_i8x16(wasm_v128_load32_zero(p)));
+  }
   static void store_narrowed(half* p, V v) {
     const V magnitude = abs(v);
     const V sign = wasm_v128_and(wasm_u32x4_shr(v, 16), wasm_i32x4_splat(0x8000));

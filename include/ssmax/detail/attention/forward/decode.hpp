@@ -95,7 +95,8 @@ class DecodeTask {
       softmax_[r] = OnlineSoftmax<Compute>(multipliers_.of_softmax(row));
     }
     if (variant_.has_runs) distinct_rows_ = variant_.has_same_runs(memory_.rows, count) ? 1 : count;
-    prefetch_ = keys_to_prefetch(problem_, seen);
+    k_prefetch_ = keys_to_prefetch(problem_, seen, problem_.keys.k_size());
+    v_prefetch_ = keys_to_prefetch(problem_, seen, problem_.keys.v_size());
     exceeds_cache_ = exceeds_cache(problem_, seen);
     return seen;
   }
@@ -252,8 +253,8 @@ class DecodeTask {
       return;
     }
     for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const AnyKeyRun& run) {
-      logits(memory_.q, memory_.pitch, count_, run.k, run.k_stride, run.count, d, ahead<false>(key, run),
-             s + (key - keys.begin), key_chunk);
+      logits(memory_.q, memory_.pitch, count_, run.k, run.k_stride, run.k_scales, run.count, d,
+             ahead<false>(key, run), s + (key - keys.begin), key_chunk);
     });
   }
 
@@ -263,7 +264,8 @@ class DecodeTask {
     const AnyKeys<Compute>& source = problem_.keys;
     if (exceeds_cache_ && run.count <= short_run)
       return bytes_to_later_run<are_values>(source, batch_, kv_head_, key, run);
-    return prefetch_ * (are_values ? run.v_stride * source.v_size() : run.k_stride * source.k_size());
+    return are_values ? v_prefetch_ * run.v_stride * source.v_size()
+                      : k_prefetch_ * run.k_stride * source.k_size();
   }
 
   /// Adds the weights of rows [r, r + rows) times V to o. All these rows have the visible keys `seen`.
@@ -291,8 +293,8 @@ class DecodeTask {
     const index_t dv = memory_.dv;
     if (const auto add = problem_.stored_products.accumulate; add != nullptr) {
       for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const AnyKeyRun& run) {
-        add(memory_.s + first + (key - keys.begin), key_chunk, rows, run.count, run.v, run.v_stride, dv,
-            ahead<true>(key, run), to, dv);
+        add(memory_.s + first + (key - keys.begin), key_chunk, rows, run.count, run.v, run.v_stride,
+            run.v_scales, dv, ahead<true>(key, run), to, dv);
       });
     } else {
       load_values(problem_.keys, batch_, kv_head_, keys, memory_.wide);
@@ -345,7 +347,8 @@ class DecodeTask {
   Seen seen_[decode_rows];            // visible keys of the chunk, per row
   index_t distinct_rows_ = 0;         // under a mask with runs: 1 if all rows have the same runs, else count_
   std::uint32_t visible_blocks_ = 0;  // under a mask with runs: one bit per visible_block keys of the chunk
-  index_t batch_ = 0, kv_head_ = 0, count_ = 0, prefetch_ = 0;
+  index_t batch_ = 0, kv_head_ = 0, count_ = 0;
+  index_t k_prefetch_ = 0, v_prefetch_ = 0;  // keys
   bool exceeds_cache_ = false;
 };
 

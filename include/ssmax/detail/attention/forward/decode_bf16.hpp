@@ -104,7 +104,7 @@ class DecodeBf16Task {
     Hull hull;
     for (index_t i = 0; i < lanes; i += memory_.products.width)
       hull.add(memory_.hulls[i / memory_.products.width]);
-    prefetch_ = keys_to_prefetch(problem_, hull.any);
+    prefetch_ = keys_to_prefetch(problem_, hull.any, sizeof(Operand));
     // The kernels read 8 or 16 rows of logits, and write those of the queries.
     std::fill_n(memory_.row_logits + count * logit_pitch, (Memory::max_rows - count) * logit_pitch,
                 Compute{0});

@@ -19,13 +19,16 @@ struct AnyKeyRun {
   const float *k_scales = nullptr, *v_scales = nullptr;
 };
 
-/// The products of few queries with keys and values in their storage type (kernels/decode.hpp).
+/// The products of few queries with keys and values in their storage type (kernels/decode.hpp). `factors` are those of
+/// the keys or values, if the type has a factor per row.
 template <class Compute>
 struct StoredProducts {
   void (*logits)(const Compute* q, index_t q_stride, index_t rows, const void* k, index_t k_stride,
-                 index_t keys, index_t d, index_t ahead, Compute* s, index_t s_stride) = nullptr;
+                 const float* factors, index_t keys, index_t d, index_t ahead, Compute* s,
+                 index_t s_stride) = nullptr;
   void (*accumulate)(const Compute* s, index_t s_stride, index_t rows, index_t keys, const void* v,
-                     index_t v_stride, index_t dv, index_t ahead, Compute* o, index_t o_stride) = nullptr;
+                     index_t v_stride, const float* factors, index_t dv, index_t ahead, Compute* o,
+                     index_t o_stride) = nullptr;
 };
 
 SSMAX_END

@@ -3,6 +3,9 @@
 // kernels.
 #pragma once
 
+#include <algorithm>
+
+#include "../../kernels/convert.hpp"
 #include "../../kernels/decode.hpp"
 #include "any_keys.hpp"
 
@@ -10,15 +13,39 @@ SSMAX_BEGIN_DETAIL
 
 template <class Compute, class X>
 void stored_logits(const Compute* q, index_t q_stride, index_t rows, const void* k, index_t k_stride,
-                   index_t keys, index_t d, index_t ahead, Compute* s, index_t s_stride) {
+                   [[maybe_unused]] const float* factors, index_t keys, index_t d, index_t ahead, Compute* s,
+                   index_t s_stride) {
   kernels<DecodeKernels<Compute, X>>().logits(q, q_stride, rows, static_cast<const X*>(k), k_stride, keys, d,
                                               ahead, s, s_stride);
+  if constexpr (EightBitStorage<X>) {
+    for (index_t r = 0; r < rows; ++r, s += s_stride)
+      kernels<EightBitKernels<X>>().multiply(s, factors, keys, s);
+  }
 }
+
+/// Multiplies copies of the weights by the factors, because the caller needs the weights again.
 template <class Compute, class X>
 void accumulate_stored(const Compute* s, index_t s_stride, index_t rows, index_t keys, const void* v,
-                       index_t v_stride, index_t dv, index_t ahead, Compute* o, index_t o_stride) {
-  kernels<DecodeKernels<Compute, X>>().accumulate(s, s_stride, rows, keys, static_cast<const X*>(v), v_stride,
-                                                  dv, ahead, o, o_stride);
+                       index_t v_stride, [[maybe_unused]] const float* factors, index_t dv, index_t ahead,
+                       Compute* o, index_t o_stride) {
+  const auto& products = kernels<DecodeKernels<Compute, X>>();
+  const X* values = static_cast<const X*>(v);
+  if constexpr (EightBitStorage<X>) {
+    constexpr index_t most_weights = 1024;
+    Compute weights[most_weights];
+    const index_t most_keys = most_weights / rows;
+    for (index_t key = 0; key < keys; key += most_keys) {
+      const index_t count = std::min(most_keys, keys - key);
+      for (index_t r = 0; r < rows; ++r) {
+        kernels<EightBitKernels<X>>().multiply(s + r * s_stride + key, factors + key, count,
+                                               weights + r * most_keys);
+      }
+      products.accumulate(weights, most_keys, rows, count, values + key * v_stride, v_stride, dv, ahead, o,
+                          o_stride);
+    }
+  } else {
+    products.accumulate(s, s_stride, rows, keys, values, v_stride, dv, ahead, o, o_stride);
+  }
 }
 
 /// Returns the products with keys of type K and values of type V. Exception: the pointer is null for your own
@@ -27,8 +54,8 @@ template <class Compute, class K, class V>
 StoredProducts<Compute> stored_products() {
   decltype(StoredProducts<Compute>::logits) logits = nullptr;
   decltype(StoredProducts<Compute>::accumulate) accumulate = nullptr;
-  if constexpr (BuiltInStorage<K>) logits = stored_logits<Compute, K>;
-  if constexpr (BuiltInStorage<V>) accumulate = accumulate_stored<Compute, V>;
+  if constexpr (BuiltInStorage<K> || EightBitStorage<K>) logits = stored_logits<Compute, K>;
+  if constexpr (BuiltInStorage<V> || EightBitStorage<V>) accumulate = accumulate_stored<Compute, V>;
   return {logits, accumulate};
 }
 

@@ -1,0 +1,138 @@
+/// @defgroup eight_bit Caches in 8 bits (eight_bit.hpp)
+/// @ingroup kv_cache
+/// Storage types of 8 bits for caches: Int8, Fp8E4M3 and Fp8E5M2. A cache stores one float factor per row of keys or
+/// values, beside the numbers of the row.
+///
+///     KvCache<Int8> cache({.kv_heads = 2, .width = 64, .capacity = 32'768});
+///     cache.append(k_new, v_new, &rope);                        // rounds to 8 bits
+///     decode<float>({.q = q_new, .out = out}, cache, scaling, Causal{}, {.rope = &rope});
+///
+/// `append` divides a row by its factor and rounds the quotients to nearest even. decode multiplies the products of a
+/// row by its factor. M is the largest magnitude of the row:
+///
+/// | type | factor | largest error of an element x | codes |
+/// |---|---|---|---|
+/// | Int8 | M / 127 | M / 254 | integers in [-127, 127] |
+/// | Fp8E4M3 | M / 448 | max(abs(x) / 16, M / 458752) | 3 bits of mantissa, no infinity, NaN is 0x7F and 0xFF |
+/// | Fp8E5M2 | M / 57344 | max(abs(x) / 8, M / 7516192768) | 2 bits of mantissa, infinities and NaN as in half |
+///
+/// The rounding of the quotient and of the factor adds at most M / 2^22 to the error. Exception: the smallest factor is
+/// 2^-126, so rows with M below 2^-110 may have an error of 2^-127. The factor of a row of zeros is 1. A row with a NaN
+/// or an infinity has the factor NaN: the results of queries that see the row are NaN.
+///
+/// Decode of at most 16 rows reads the 8-bit numbers in place. Prefill widens each row to float first. The types are
+/// for caches and for sources that return k_scales and v_scales (key_source.hpp). A NaN code of a source stays NaN.
+/// Queries, results and rows of logits cannot have these types.
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+
+#include "config.hpp"
+#include "half.hpp"
+
+/// @addtogroup eight_bit
+/// @{
+SSMAX_BEGIN_DETAIL
+
+/// Rounds to a float of 8 bits with `mantissa` bits of mantissa, to nearest even. Finite values saturate: `largest` is
+/// the bit pattern of the largest finite value, as float. Returns `infinity` for infinities.
+template <int mantissa, std::uint32_t largest, std::uint32_t infinity>
+SSMAX_INLINE constexpr std::uint8_t to_fp8(float value) {
+  constexpr std::uint32_t bias = (1u << (6 - mantissa)) - 1u, dropped = 23 - mantissa;
+  constexpr std::uint32_t smallest_normal = (128u - bias) << 23;
+  const auto u = __builtin_bit_cast(std::uint32_t, value);
+  const std::uint32_t sign = (u >> 24) & 0x80u, magnitude = u & 0x7FFFFFFFu;
+  std::uint32_t result;
+  if (magnitude > 0x7F800000u) {
+    result = 0x7Fu;
+  } else if (magnitude == 0x7F800000u) {
+    result = infinity;
+  } else if (magnitude < smallest_normal) {
+    // The last bit of this power of two is the smallest subnormal. The addition rounds to nearest even.
+    constexpr std::uint32_t power = smallest_normal + (dropped << 23);
+    result = __builtin_bit_cast(std::uint32_t,
+                                __builtin_bit_cast(float, magnitude) + __builtin_bit_cast(float, power)) -
+             power;
+  } else {
+    const std::uint32_t finite = magnitude < largest ? magnitude : largest;
+    const std::uint32_t odd = (finite >> dropped) & 1u;
+    result = (finite - ((127u - bias) << 23) + (1u << (dropped - 1)) - 1u + odd) >> dropped;
+  }
+  return static_cast<std::uint8_t>(sign | result);
+}
+
+SSMAX_END
+
+SSMAX_BEGIN_DATA
+
+/// An integer in [-127, 127].
+struct SSMAX_VISIBLE Int8 {
+  /// The integer in memory.
+  std::int8_t value = 0;
+  /// The largest value.
+  static constexpr float largest = 127;
+
+  /// Makes 0.
+  SSMAX_INLINE constexpr Int8() = default;
+  /// Rounds to nearest even and saturates. NaN becomes 0.
+  SSMAX_INLINE constexpr explicit Int8(float x) {
+    const float bounded = x < -largest ? -largest : x > largest ? largest : x == x ? x : 0;
+    // The last bit of a float near 1.5·2^23 is 1.
+    const float sum = bounded + 0x1.8p23f;
+    value = static_cast<std::int8_t>(__builtin_bit_cast(std::int32_t, sum) - 0x4B400000);
+  }
+  /// Returns the value. Exact.
+  SSMAX_INLINE constexpr operator float() const { return static_cast<float>(value); }
+};
+
+/// e4m3 of the Open Compute Project: 4 bits of precision, up to 448, subnormal below 2^-6. It has no infinity.
+struct SSMAX_VISIBLE Fp8E4M3 {
+  /// The bits in memory.
+  std::uint8_t bits = 0;
+  /// The largest value.
+  static constexpr float largest = 448;
+
+  /// Makes 0.
+  SSMAX_INLINE constexpr Fp8E4M3() = default;
+  /// Rounds to nearest even and saturates. An infinity becomes NaN.
+  SSMAX_INLINE constexpr explicit Fp8E4M3(float x) : bits(detail::to_fp8<3, 0x43E00000u, 0x7Fu>(x)) {}
+  /// Returns the value. Exact.
+  SSMAX_INLINE constexpr operator float() const {
+    // Half's bias of the exponent is larger by 8. Bit 7 of `high`, the top bit of half's exponent, is set for NaN only.
+    const unsigned magnitude = bits & 0x7Fu, high = (bits & 0x80u) << 1 | ((magnitude + 1) & 0x80u);
+    half scaled;
+    scaled.bits = static_cast<std::uint16_t>((high | magnitude) << 7);
+    return static_cast<float>(scaled) * 256;
+  }
+};
+
+/// e5m2 of the Open Compute Project: the upper 8 bits of a half. 3 bits of precision, up to 57344, subnormal below
+/// 2^-14.
+struct SSMAX_VISIBLE Fp8E5M2 {
+  /// The bits in memory.
+  std::uint8_t bits = 0;
+  /// The largest finite value.
+  static constexpr float largest = 57344;
+
+  /// Makes 0.
+  SSMAX_INLINE constexpr Fp8E5M2() = default;
+  /// Rounds to nearest even. Finite values saturate.
+  SSMAX_INLINE constexpr explicit Fp8E5M2(float x) : bits(detail::to_fp8<2, 0x47600000u, 0x7Cu>(x)) {}
+  /// Returns the value. Exact.
+  SSMAX_INLINE constexpr operator float() const {
+    half same;
+    same.bits = static_cast<std::uint16_t>(bits << 8);
+    return static_cast<float>(same);
+  }
+};
+
+SSMAX_END
+
+SSMAX_BEGIN_DETAIL
+
+template <class X>
+concept EightBitStorage = std::same_as<X, Int8> || std::same_as<X, Fp8E4M3> || std::same_as<X, Fp8E5M2>;
+
+SSMAX_END
+/// @}
