@@ -122,8 +122,8 @@ void check_near(const Output<T>& a, const Output<T>& b) {
 }
 
 template <class T, class Index>
-void compare(index_t size, Layout layout, index_t queries) {
-  const Data<T> data({4, 2, queries, 24, layout == Layout::both_in_one ? 24 : 9, {1300, queries, 517}});
+void compare(index_t size, Layout layout, index_t queries, index_t longest = 1300) {
+  const Data<T> data({4, 2, queries, 24, layout == Layout::both_in_one ? 24 : 9, {longest, queries, 517}});
   const KvCache<T> cache = filled<T>(data);
   const Pool<T, Index> pool(cache, size, layout, {}, 3), windowed(cache, size, layout, {0, 350}, 4),
       gapped(cache, size, layout, {64, 350}, 5);
@@ -162,6 +162,12 @@ TEST_CASE("attention over pages is attention over a cache", "[decode][paged_keys
   }
   SECTION("half, int16") { compare<half, std::int16_t>(7, Layout::heads_first, 5); }
   SECTION("double") { compare<double, int>(128, Layout::rows, 12); }
+  SECTION("keys beyond the second-level cache, which kernels prefetch across pages") {
+    compare<float, int>(16, Layout::both_in_one, 1, 6000);
+    compare<bfloat16, int>(16, Layout::both_in_one, 4, 6000);
+    compare<bfloat16, int>(48, Layout::both_in_one, 1, 6000);
+    compare<half, int>(200, Layout::both_in_one, 2, 6000);
+  }
 }
 
 TEST_CASE("pages that are neighbours in memory are one run of at most 1024 keys", "[paged_keys]") {

@@ -23,9 +23,10 @@
 ///                                                     overlaps it
 ///
 /// attention (attention_source.hpp), decode (decode.hpp) and SourcePlan (plan_source.hpp) take a source. KvCache
-/// (kv_cache.hpp), PagedKvCache::Source (paged_kv_cache.hpp) and PagedKeys (paged_keys.hpp) are sources. The
-/// example custom_key_source.cpp defines a source: `run` looks up the page of `key` in the page table and returns the
-/// rest of that page. A source must not change during a call. Several threads call its members.
+/// (kv_cache.hpp), PagedKvCache::Source (paged_kv_cache.hpp), PagedKeys (paged_keys.hpp) and IndexedKeys
+/// (indexed_keys.hpp) are sources. The example custom_key_source.cpp defines a source: `run` looks up the page of `key` in
+/// the page table and returns the rest of that page. A source must not change during a call. Several threads call its
+/// members.
 #pragma once
 
 #include "detail/checks/key_source.hpp"

@@ -158,19 +158,11 @@ class PagedKeys {
   }
   /// Returns the memory of the pool.
   [[nodiscard]] std::pair<std::span<const K>, std::span<const V>> memory() const {
-    return {span_over(k_), span_over(v_)};
+    return {detail::memory_of(k_), detail::memory_of(v_)};
   }
 
  private:
   static constexpr index_t longest_run = 1024;
-
-  template <class X>
-  static std::span<const X> span_over(const View<const X, 4>& view) {
-    if (view.empty()) return {};
-    const detail::Bytes bytes = detail::span_of(view);
-    return {reinterpret_cast<const X*>(bytes.begin),
-            static_cast<std::size_t>(bytes.end - bytes.begin) / sizeof(X)};
-  }
 
   index_t page_size() const { return k_.extent(1); }
   /// Returns whether page p + 1 follows page p in memory.

@@ -15,6 +15,7 @@
 #include "explain.hpp"
 #include "half.hpp"
 #include "heads_view.hpp"
+#include "indexed_keys.hpp"
 #include "key_source.hpp"
 #include "kv_cache.hpp"
 #include "mask.hpp"

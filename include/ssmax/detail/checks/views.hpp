@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
+#include <span>
 
 #include "../../view.hpp"
 #include "error.hpp"
@@ -146,6 +147,15 @@ Bytes span_of(const View<T, Rank>& view) {
   const auto base = reinterpret_cast<std::uintptr_t>(view.data_handle());
   const auto size = static_cast<index_t>(sizeof(T));
   return {base + static_cast<std::uintptr_t>(low * size), base + static_cast<std::uintptr_t>(high * size)};
+}
+
+/// Returns the memory from the first to the last element of a view.
+template <class T, int Rank>
+std::span<const std::remove_const_t<T>> memory_of(const View<T, Rank>& view) {
+  if (view.empty()) return {};
+  const Bytes bytes = span_of(view);
+  return {reinterpret_cast<const T*>(bytes.begin),
+          static_cast<std::size_t>(bytes.end - bytes.begin) / sizeof(T)};
 }
 
 /// Returns true if both views are disjoint columns of one matrix, in any order of their dimensions. Example:

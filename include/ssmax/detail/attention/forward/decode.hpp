@@ -17,6 +17,7 @@
 #include "../tile/state.hpp"
 #include "../tile/visibility.hpp"
 #include "epilogue.hpp"
+#include "gather.hpp"
 #include "prefetch.hpp"
 
 SSMAX_BEGIN_DETAIL
@@ -35,6 +36,8 @@ struct DecodeScratch {
         rows(arena.take<QueryRow>(decode_rows)),
         q(arena.take<Compute>(decode_rows * pitch)),
         wide(arena.take<Compute>(key_chunk * std::max(d, dv))),
+        k_rows(arena.take<const std::byte*>(key_chunk)),
+        v_rows(arena.take<const std::byte*>(key_chunk)),
         s(arena.take<Compute>(decode_rows * key_chunk)),
         block_o(arena.take<Compute>(decode_rows * dv)) {
     chunk = arena.take<Compute>(states_size());
@@ -48,10 +51,11 @@ struct DecodeScratch {
 
   index_t pitch, dv;  // pitch: numbers per row of q, whole vectors of every target
   QueryRow* rows;
-  Compute* q;        // [decode_rows][pitch]
-  Compute* wide;     // [key_chunk]: rows of K or V that cannot be read in place
-  Compute* s;        // [decode_rows][key_chunk]: logits, then weights
-  Compute* block_o;  // [decode_rows][dv]: product with V of rows under a mask
+  Compute* q;                          // [decode_rows][pitch]
+  Compute* wide;                       // [key_chunk]: rows of K or V that cannot be read in place
+  const std::byte **k_rows, **v_rows;  // [key_chunk]: rows that are copied
+  Compute* s;                          // [decode_rows][key_chunk]: logits, then weights
+  Compute* block_o;                    // [decode_rows][dv]: product with V of rows under a mask
   Compute *chunk, *total;
 };
 
@@ -98,6 +102,7 @@ class DecodeTask {
     k_prefetch_ = keys_to_prefetch(problem_, seen, problem_.keys.k_size());
     v_prefetch_ = keys_to_prefetch(problem_, seen, problem_.keys.v_size());
     exceeds_cache_ = exceeds_cache(problem_, seen);
+    has_single_keys_ = has_single_keys(problem_.keys, batch, kv_head, seen);
     return seen;
   }
 
@@ -252,9 +257,32 @@ class DecodeTask {
                                                         keys.size(), d, 0, s, key_chunk);
       return;
     }
+    if (has_single_keys_) {
+      const std::byte** values = memory_.v_rows + (s - memory_.s);
+      find_rows(keys, values);
+      return for_each_copy(memory_.k_rows, keys.size(), d * problem_.keys.k_size(), copies(),
+                           [&](index_t first, index_t count) {
+                             logits(memory_.q, memory_.pitch, count_, memory_.wide, d, nullptr, count, d, 0,
+                                    s + first, key_chunk);
+                           });
+    }
     for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const AnyKeyRun& run) {
       logits(memory_.q, memory_.pitch, count_, run.k, run.k_stride, run.k_scales, run.count, d,
              ahead<false>(key, run), s + (key - keys.begin), key_chunk);
+    });
+  }
+
+  std::byte* copies() const { return reinterpret_cast<std::byte*>(memory_.wide); }
+
+  /// Points k_rows at the keys of a range and `values` at its values. Prefetches the first rows.
+  void find_rows(KeyRange keys, const std::byte** values) const {
+    const AnyKeys<Compute>& source = problem_.keys;
+    for_each_row(source, batch_, kv_head_, keys, [&](index_t i, const std::byte* k, const std::byte* v) {
+      memory_.k_rows[i] = k;
+      values[i] = v;
+      if (i >= copied_rows) return;
+      for (index_t byte = 0; byte < problem_.width() * source.k_size(); byte += 64)
+        __builtin_prefetch(k + byte);
     });
   }
 
@@ -292,6 +320,13 @@ class DecodeTask {
   void add_values(index_t first, index_t rows, KeyRange keys, Compute* to) const {
     const index_t dv = memory_.dv;
     if (const auto add = problem_.stored_products.accumulate; add != nullptr) {
+      if (has_single_keys_) {
+        return for_each_copy(memory_.v_rows + first % key_chunk, keys.size(), dv * problem_.keys.v_size(),
+                             copies(), [&](index_t from, index_t count) {
+                               add(memory_.s + first + from, key_chunk, rows, count, memory_.wide, dv,
+                                   nullptr, dv, 0, to, dv);
+                             });
+      }
       for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const AnyKeyRun& run) {
         add(memory_.s + first + (key - keys.begin), key_chunk, rows, run.count, run.v, run.v_stride,
             run.v_scales, dv, ahead<true>(key, run), to, dv);
@@ -349,7 +384,7 @@ class DecodeTask {
   std::uint32_t visible_blocks_ = 0;  // under a mask with runs: one bit per visible_block keys of the chunk
   index_t batch_ = 0, kv_head_ = 0, count_ = 0;
   index_t k_prefetch_ = 0, v_prefetch_ = 0;  // keys
-  bool exceeds_cache_ = false;
+  bool exceeds_cache_ = false, has_single_keys_ = false;
 };
 
 SSMAX_END

@@ -1,0 +1,135 @@
+/// @defgroup indexed_keys Keys by index (indexed_keys.hpp)
+/// Keys and values at the indices of a list, in the memory of somebody else's pool. A list has one index per token, or the
+/// tokens that a selection chose for a query.
+///
+///     const IndexedKeys keys(k, v, indices, lengths);
+///     decode<float>({.q = q, .out = out}, keys, SSMax<float>{s}, Full{});
+///
+/// | argument | shape |
+/// |---|---|
+/// | k | [tokens, kv_heads, width] |
+/// | v | [tokens, kv_heads, value_width] |
+/// | indices | [batch, lists, most]: lists is 1 if all kv heads share a list, else kv_heads |
+/// | lengths | [batch]: the number of indices of each list |
+///
+/// Key i of kv head h in sequence b is token indices(b, h, i) of the pool, or indices(b, 0, i) if all kv heads share a
+/// list. Strides are yours. Exception: the last stride of k and v is 1. Indices and lengths are integers of any type.
+/// Indices may repeat, in any order. Entries beyond the length are not read.
+///
+/// n and positions count the entries of the list: a query that sees all entries has n = lengths[b]. For another n, such as
+/// the length of the whole sequence, compute the multipliers and pass them by PerQuery (scaling_per_query.hpp). Keys must
+/// be rotated before they are stored.
+///
+/// With `batch_invariant` or more than 16 queries per kv head, results are bit-identical to those over a KvCache of the
+/// same keys.
+///
+/// The constructor checks everything in O(entries) and throws std::invalid_argument with the name of the argument. Pool,
+/// indices and lengths must outlive the source, and must not change while it is used.
+#pragma once
+
+#include <algorithm>
+#include <concepts>
+#include <span>
+#include <type_traits>
+#include <utility>
+
+#include "detail/checks/views.hpp"
+#include "key_source.hpp"
+#include "view.hpp"
+
+/// @addtogroup indexed_keys
+/// @{
+SSMAX_BEGIN_CODE
+
+/// A source of keys by index. K and V are the storage types of keys and values.
+template <class K, class V = K, std::integral Index = int, std::integral Length = Index>
+class IndexedKeys {
+  static_assert(!detail::ScaledStorage<K> && !detail::ScaledStorage<V>,
+                "ssmax::IndexedKeys: storage types with a factor per row need a source that returns factors");
+
+ public:
+  using Element = K;       ///< Storage type of keys.
+  using ValueElement = V;  ///< Storage type of values.
+
+  /// Refers to a pool and lists: the top of indexed_keys.hpp.
+  IndexedKeys(const View<const K, 3>& k, const View<const V, 3>& v, const View<const Index, 3>& indices,
+              std::span<const Length> lengths)
+      : k_(k), v_(v), indices_(indices), lengths_(lengths) {
+    detail::check_view("IndexedKeys", "k", k_);
+    detail::check_view("IndexedKeys", "v", v_);
+    for (int i = 0; i < 2; ++i) detail::check_extent("IndexedKeys", "v", v_, i, "k", k_, i);
+    detail::check_view("IndexedKeys", "indices", indices_);
+    if (indices_.extent(0) != std::ssize(lengths_)) {
+      detail::fail_value("IndexedKeys", "lengths", "has size", std::ssize(lengths_),
+                         "must be the batch of indices", indices_.extent(0));
+    }
+    if (indices_.extent(1) != 1 && indices_.extent(1) != k_.extent(1)) {
+      detail::fail_value("IndexedKeys", "indices", "has lists", indices_.extent(1),
+                         "must be 1 or the heads of k", k_.extent(1));
+    }
+    for (index_t b = 0; b < std::ssize(lengths_); ++b) check_sequence(b);
+  }
+
+  /// Returns batch, kv heads and widths.
+  [[nodiscard]] KeySourceShape shape() const {
+    return {std::ssize(lengths_), k_.extent(1), k_.extent(2), v_.extent(2)};
+  }
+  /// Returns the number of entries of the lists of sequence b.
+  [[nodiscard]] index_t length(index_t b) const {
+    return static_cast<index_t>(lengths_[static_cast<std::size_t>(b)]);
+  }
+  /// Returns all entries of the lists of sequence b.
+  [[nodiscard]] KeyRange stored(index_t b) const { return {0, length(b)}; }
+  /// Returns a run of keys that starts at entry `key` of kv head h in sequence b. Indices that follow one another make
+  /// one run.
+  [[nodiscard]] KeyRun<K, V> run(index_t b, index_t h, index_t key) const {
+    const Index* entry = &indices_(b, indices_.extent(1) == 1 ? 0 : h, key);
+    const auto token = static_cast<index_t>(*entry);
+    const index_t most = std::min(length(b) - key, longest_run), step = indices_.stride(2);
+    index_t count = 1;
+    while (count < most && static_cast<index_t>(entry[count * step]) == token + count) ++count;
+    return {.k = k_.data_handle() + token * k_.stride(0) + h * k_.stride(1),
+            .k_stride = k_.stride(0),
+            .v = v_.data_handle() + token * v_.stride(0) + h * v_.stride(1),
+            .v_stride = v_.stride(0),
+            .count = count};
+  }
+  /// Returns the memory of the pool.
+  [[nodiscard]] std::pair<std::span<const K>, std::span<const V>> memory() const {
+    return {detail::memory_of(k_), detail::memory_of(v_)};
+  }
+
+ private:
+  static constexpr index_t longest_run = 1024;
+
+  void check_sequence(index_t b) const {
+    const index_t n = length(b);
+    if (n < 0) detail::fail_value("IndexedKeys", "lengths", "has entry", n, "must be at least", 0);
+    if (n > indices_.extent(2)) {
+      detail::fail_value("IndexedKeys", "lengths", "has entry", n, "must be at most the entries of a list",
+                         indices_.extent(2));
+    }
+    for (index_t list = 0; list < indices_.extent(1); ++list) {
+      for (index_t i = 0; i < n; ++i) {
+        const auto token = static_cast<index_t>(indices_(b, list, i));
+        if (token < 0 || token >= k_.extent(0)) {
+          detail::fail_value("IndexedKeys", "indices", "has entry", token,
+                             "must be at least 0 and below the tokens of k", k_.extent(0));
+        }
+      }
+    }
+  }
+
+  View<const K, 3> k_;
+  View<const V, 3> v_;
+  View<const Index, 3> indices_;
+  std::span<const Length> lengths_;
+};
+
+template <class K, class V, class Index, class Lengths>
+IndexedKeys(const View<K, 3>&, const View<V, 3>&, const View<Index, 3>&, const Lengths&) -> IndexedKeys<
+    std::remove_const_t<K>, std::remove_const_t<V>, std::remove_const_t<Index>,
+    std::remove_const_t<typename decltype(std::span(std::declval<const Lengths&>()))::value_type>>;
+
+SSMAX_END
+/// @}

@@ -1,0 +1,190 @@
+// IndexedKeys: attention over the keys of lists is attention over a cache of the same keys. Tokens of the pool that no
+// list names hold NaN.
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <span>
+#include <ssmax/ssmax.hpp>
+#include <string>
+#include <vector>
+
+#include "catch.hpp"
+#include "decode_problem.hpp"
+#include "refusal.hpp"
+#include "test_executors.hpp"
+
+namespace decode_problem::indexed_keys_test {
+
+using ssmax::IndexedKeys;
+
+/// The keys of a cache at random tokens of a pool, `run` neighbours at a time.
+template <class X, class Index>
+struct Pool {
+  index_t lists, heads, d, dv, most = 0, tokens;
+  std::vector<X> k, v;
+  std::vector<Index> indices;
+  std::vector<std::int64_t> lengths;
+
+  Pool(const KvCache<X>& cache, index_t a_lists, index_t run, unsigned seed)
+      : lists(a_lists), heads(cache.shape().kv_heads), d(cache.shape().width), dv(cache.shape().value_width) {
+    const index_t batch = cache.shape().batch;
+    for (index_t b = 0; b < batch; ++b) {
+      lengths.push_back(cache.length(b));
+      most = std::max(most, cache.length(b));
+    }
+    most = (most + run - 1) / run * run;
+    tokens = 2 * batch * most;
+    const X nan(std::numeric_limits<float>::quiet_NaN());
+    k.assign(static_cast<std::size_t>(tokens * heads * d), nan);
+    v.assign(static_cast<std::size_t>(tokens * heads * dv), nan);
+    // Entries beyond the length would be out of the pool.
+    indices.assign(static_cast<std::size_t>(batch * lists * most), std::numeric_limits<Index>::max());
+    std::mt19937 random(seed);
+    for (index_t list = 0; list < lists; ++list) {
+      std::vector<Index> free(static_cast<std::size_t>(tokens / run));
+      std::iota(free.begin(), free.end(), Index{0});
+      std::shuffle(free.begin(), free.end(), random);
+      for (index_t b = 0; b < batch; ++b) {
+        for (index_t i = 0; i < cache.length(b); ++i) {
+          const index_t token = static_cast<index_t>(free.back()) * run + i % run;
+          if (i % run == run - 1 || i + 1 == cache.length(b)) free.pop_back();
+          indices[static_cast<std::size_t>((b * lists + list) * most + i)] = static_cast<Index>(token);
+          for (index_t h = lists == 1 ? 0 : list; h < (lists == 1 ? heads : list + 1); ++h) {
+            const KeyRun<X> from = cache.run(b, h, i);
+            std::copy_n(from.k, d, k.data() + (token * heads + h) * d);
+            std::copy_n(from.v, dv, v.data() + (token * heads + h) * dv);
+          }
+        }
+      }
+    }
+  }
+
+  auto keys() const {
+    return IndexedKeys(
+        View<const X, 3>(k.data(), {tokens, heads, d}), View<const X, 3>(v.data(), {tokens, heads, dv}),
+        View<const Index, 3>(indices.data(), {std::ssize(lengths), lists, most}), std::span(lengths));
+  }
+};
+
+template <class T, class K, class M>
+Output<T> attend(const Data<T>& data, const K& keys, const M& mask, bool batch_invariant, auto&& executor) {
+  const Shape& s = data.shape;
+  Output<T> result(s);
+  ssmax::decode<T>({.q = data.q_view(),
+                    .out = {result.out.data(), {s.batch(), s.heads, s.queries, s.dv}},
+                    .lse = {result.lse.data(), {s.batch(), s.heads, s.queries}}},
+                   keys, ssmax::SSMax<Compute<T>>{Compute<T>(0.4)}, mask,
+                   {.batch_invariant = batch_invariant, .explanation = &result.explanation}, executor);
+  return result;
+}
+
+template <class T>
+void check_near(const Output<T>& a, const Output<T>& b) {
+  Real worst = 0;
+  for (std::size_t i = 0; i < a.lse.size(); ++i)
+    worst = worse(worst, std::abs(Real(a.lse[i]) - Real(b.lse[i])));
+  for (std::size_t i = 0; i < a.out.size(); ++i) {
+    const Real x = reference::widen(a.out[i]), y = reference::widen(b.out[i]);
+    worst = worse(worst, std::abs(x - y) - rounding<T> * 2 * std::abs(x));
+  }
+  CHECK(worst <= 8e-6L);
+}
+
+template <class T, class Index>
+void compare(index_t lists, index_t run, index_t queries, index_t width = 24) {
+  const Data<T> data({4, 2, queries, width, width - 7, {1300, queries, 517}});
+  const KvCache<T> cache = filled<T>(data);
+  const Pool<T, Index> pool(cache, lists, run, 3);
+  for_each_target_of<T>([&](const std::string& target) {
+    INFO(target << ", lists " << lists << ", runs of " << run << ", queries " << queries);
+    const auto check = [&](const auto& mask) {
+      for (const bool invariant : {true, false}) {
+        const Output<T> expected = attend(data, cache, mask, invariant, ssmax::Serial{});
+        const Output<T> got = attend(data, pool.keys(), mask, invariant, ssmax::Serial{});
+        if (invariant || queries * 2 > 16) {
+          CHECK(got == expected);
+        } else {
+          check_near(got, expected);
+        }
+        CHECK(attend(data, pool.keys(), mask, invariant, test_executors::Threads{3}) == got);
+      }
+    };
+    check(ssmax::Causal{});
+    check(ssmax::SinkWindow{8, 300});
+  });
+}
+
+TEST_CASE("attention over keys by index is attention over a cache", "[decode][indexed_keys]") {
+  SECTION("float, int32") {
+    for (const index_t run : {1, 5, 64}) compare<float, std::int32_t>(1, run, 1);
+    compare<float, std::int32_t>(2, 1, 1, 80);
+    compare<float, std::int32_t>(2, 1, 9);
+  }
+  SECTION("bfloat16, int64") {
+    compare<bfloat16, std::int64_t>(2, 1, 1);
+    compare<bfloat16, std::int64_t>(1, 1, 3, 64);
+    compare<bfloat16, std::int64_t>(2, 3, 40);
+  }
+  SECTION("half, uint16") { compare<half, std::uint16_t>(1, 2, 2); }
+  SECTION("double") { compare<double, int>(2, 1, 2); }
+}
+
+TEST_CASE("indices that follow one another are one run, and indices may repeat", "[indexed_keys]") {
+  const std::vector<float> memory(100 * 2 * 4);
+  const std::vector<int> indices{5, 6, 7, 7, 8, 3}, lengths{6};
+  const View<const float, 3> rows(memory.data(), {100, 2, 4});
+  const IndexedKeys keys(rows, rows, View<const int, 3>(indices.data(), {1, 1, 6}), lengths);
+  CHECK(keys.run(0, 1, 0).count == 3);
+  CHECK(keys.run(0, 1, 3).count == 2);
+  CHECK(keys.run(0, 1, 5).count == 1);
+  CHECK(keys.run(0, 1, 3).k == memory.data() + (7 * 2 + 1) * 4);
+  CHECK(keys.run(0, 1, 3).k_stride == 8);
+}
+
+TEST_CASE("wrong indices are refused", "[indexed_keys][errors]") {
+  const std::vector<float> memory(400);
+  std::vector<int> indices{0, 1, 2, 3}, lengths{2, 2};
+  View<const float, 3> k(memory.data(), {10, 2, 8}), v = k;
+  View<const int, 3> lists(indices.data(), {2, 1, 2});
+  const auto refused = [&](std::initializer_list<std::string_view> parts) {
+    check_refused([&] { IndexedKeys keys(k, v, lists, lengths); }, parts);
+  };
+  v = {memory.data(), {10, 1, 8}};
+  refused({"ssmax::IndexedKeys: v has extent 1 in dimension 1, k has 2"});
+  v = {nullptr, {10, 2, 8}};
+  refused({"ssmax::IndexedKeys: v is null"});
+  v = k;
+  indices[3] = 10;
+  refused({"ssmax::IndexedKeys: indices has entry 10", "tokens of k 10"});
+  indices[3] = -1;
+  refused({"ssmax::IndexedKeys: indices has entry -1"});
+  lengths = {2, 1};
+  CHECK(refusal([&] { IndexedKeys keys(k, v, lists, lengths); }) == "(nothing was thrown)");
+  lengths = {3, 0};
+  refused({"ssmax::IndexedKeys: lengths has entry 3", "2"});
+  lengths = {-1, 0};
+  refused({"ssmax::IndexedKeys: lengths has entry -1"});
+  lengths = {1};
+  refused({"ssmax::IndexedKeys: lengths has size 1", "2"});
+  lengths = {1, 1};
+  k = v = {memory.data(), {10, 3, 8}};
+  lists = {indices.data(), {2, 2, 1}};
+  refused({"ssmax::IndexedKeys: indices has lists 2", "3"});
+}
+
+TEST_CASE("results that overlap the pool are refused", "[indexed_keys][errors]") {
+  std::vector<float> memory(10 * 8), q(8);
+  const std::vector<int> indices{4, 2}, lengths{2};
+  const View<const float, 3> k(memory.data(), {10, 1, 8});
+  const IndexedKeys keys(k, k, View<const int, 3>(indices.data(), {1, 1, 2}), lengths);
+  check_refused(
+      [&] {
+        ssmax::decode<float>({.q = {q.data(), {1, 1, 1, 8}}, .out = {memory.data() + 8, {1, 1, 1, 8}}}, keys);
+      },
+      {"ssmax::decode: out", "overlaps"});
+}
+
+}  // namespace decode_problem::indexed_keys_test
