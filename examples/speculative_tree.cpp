@@ -19,10 +19,10 @@ void verify(KvCache<float>& cache, std::span<const index_t> parents, View<const 
   decode<float>({.q = q, .out = out}, cache, SSMax<float>{0.43f}, tree, {.rope = &rope});
 }
 
-// Keeps the keys of the accepted candidates, a path from a root. Removes all other candidates.
-void accept(KvCache<float>& cache, index_t committed, std::span<const index_t> path) {
+// Keeps the keys of the accepted candidates, a branch from a root. Removes all other candidates.
+void accept(KvCache<float>& cache, index_t committed, std::span<const index_t> branch) {
   std::vector<index_t> keys;
-  for (index_t candidate : path) keys.push_back(committed + candidate);
+  for (index_t candidate : branch) keys.push_back(committed + candidate);
   cache.keep(0, committed, keys);
 }
 
@@ -99,15 +99,15 @@ std::vector<index_t> generate(const Model& model, std::span<const index_t> promp
     const index_t committed = cache.length(0);
     const std::vector<index_t> next = model.next(cache, words, parents);
     // 3. Follow the model's words through the tree.
-    std::vector<index_t> path{0};
+    std::vector<index_t> branch{0};
     result.push_back(next[0]);
     for (index_t i = 1; i < std::ssize(words); ++i) {
       const auto at = static_cast<std::size_t>(i);
-      if (parents[at] != path.back() || words[at] != result.back()) continue;
-      path.push_back(i);
+      if (parents[at] != branch.back() || words[at] != result.back()) continue;
+      branch.push_back(i);
       result.push_back(next[at]);
     }
-    accept(cache, committed, path);
+    accept(cache, committed, branch);
   }
   result.resize(static_cast<std::size_t>(kGenerated));
   return result;

@@ -1,5 +1,5 @@
 // Tree: attention computes what the definition of the tree says, over views and caches. A cache that keeps an accepted
-// path continues like a cache that only had the path.
+// branch continues like a cache that only had the branch.
 
 #include <algorithm>
 #include <array>
@@ -25,7 +25,7 @@ constexpr index_t unbounded = std::numeric_limits<index_t>::max();
 struct Trees {
   index_t trees, candidates, window = unbounded;
   std::vector<index_t> parents{}, depths{};  // [trees][candidates]
-  std::vector<bool> paths{};                 // [trees][candidates][candidates]
+  std::vector<bool> branches{};              // [trees][candidates][candidates]
 
   /// Adds the next candidate of a tree.
   void add(index_t parent) {
@@ -33,10 +33,10 @@ struct Trees {
     parents.push_back(parent);
     depths.push_back(parent < 0 ? 1 : depths[static_cast<std::size_t>(first + parent)] + 1);
     for (index_t i = 0; i < candidates; ++i)
-      paths.push_back(first + i == row || (parent >= 0 && is_on_path(first + parent, i)));
+      branches.push_back(first + i == row || (parent >= 0 && is_on_branch(first + parent, i)));
   }
-  bool is_on_path(index_t row, index_t candidate) const {
-    return paths[static_cast<std::size_t>(row * candidates + candidate)];
+  bool is_on_branch(index_t row, index_t candidate) const {
+    return branches[static_cast<std::size_t>(row * candidates + candidate)];
   }
   index_t row(const Query& query, index_t candidate) const {
     return (trees == 1 ? 0 : query.batch) * candidates + candidate;
@@ -52,7 +52,7 @@ struct Trees {
   bool shows(const Query& query, index_t key) const {
     const index_t candidate = key - (query.shape.keys - query.shape.queries);
     return position(query) - position(query, key) < window &&
-           (candidate < 0 || is_on_path(row(query, query.index), candidate));
+           (candidate < 0 || is_on_branch(row(query, query.index), candidate));
   }
   auto visible() const {
     return [this](const Query& query, index_t key) { return shows(query, key); };
@@ -364,8 +364,8 @@ TEST_CASE("sequences with trees of their own, in one call over pages", "[decode]
   CHECK(same_bits(out, separate));
 }
 
-/// Returns the path of a candidate, as keys of the cache.
-std::vector<index_t> path_of(const Trees& trees, index_t committed, index_t candidate) {
+/// Returns the branch of a candidate, as keys of the cache.
+std::vector<index_t> branch_of(const Trees& trees, index_t committed, index_t candidate) {
   std::vector<index_t> result;
   for (index_t i = candidate; i >= 0; i = trees.parents[static_cast<std::size_t>(i)])
     result.push_back(committed + i);
@@ -373,17 +373,17 @@ std::vector<index_t> path_of(const Trees& trees, index_t committed, index_t cand
   return result;
 }
 
-TEST_CASE("a cache that keeps a path continues like a cache of the path", "[decode][kv_cache]") {
+TEST_CASE("a cache that keeps a branch continues like a cache of the branch", "[decode][kv_cache]") {
   const index_t committed = 50, candidates = 40;
   const Rope<float> rope({.width = 8}, 400);
   const auto check = [&]<class T>(const Problem<T>& problem, const Trees& trees, index_t candidate) {
     const auto k = problem.k_view(), v = problem.v_view();
-    const std::vector<index_t> path = path_of(trees, committed, candidate);
+    const std::vector<index_t> branch = branch_of(trees, committed, candidate);
     KvCache<T> cache = filled(problem, trees.mask(), &rope);
     KvCache<T> expected(cache.options());
     expected.append(part(k, 0, committed), part(v, 0, committed), &rope);
-    for (const index_t key : path) expected.append(part(k, key, key + 1), part(v, key, key + 1), &rope);
-    for (index_t b = 0; b < 2; ++b) cache.keep(b, committed, path);
+    for (const index_t key : branch) expected.append(part(k, key, key + 1), part(v, key, key + 1), &rope);
+    for (index_t b = 0; b < 2; ++b) cache.keep(b, committed, branch);
     const Problem<T> next({2, 4, 2, 3, 3, 8, 5});
     for (KvCache<T>* each : {&cache, &expected}) each->append(next.k_view(), next.v_view(), &rope);
     CHECK(cache.length(1) == expected.length(1));
@@ -399,7 +399,7 @@ TEST_CASE("a cache that keeps a path continues like a cache of the path", "[deco
   }
 }
 
-TEST_CASE("a ring keeps a path until it has forgotten keys", "[kv_cache][errors]") {
+TEST_CASE("a ring keeps a branch until it has forgotten keys", "[kv_cache][errors]") {
   KvCache<float> ring({.width = 1, .capacity = 6, .ring = true, .first = 2});
   std::vector<float> rows{0, 1, 2, 3, 4, 5};
   const View<const float, 4> view(rows.data(), {1, 1, 6, 1});

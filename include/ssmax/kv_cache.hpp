@@ -120,7 +120,7 @@ class KvCache {
   }
 
   /// Keeps the first `length` keys of sequence b and the keys `kept`, in place of all keys from `length` on. For
-  /// example the accepted path of a Tree (tree_mask.hpp). Key kept[i] becomes key length + i and is not rotated again.
+  /// example the accepted branch of a Tree (tree_mask.hpp). Key kept[i] becomes key length + i and is not rotated again.
   /// Throws std::invalid_argument unless `kept` rises from `length` on and each key is stored. Throws
   /// std::invalid_argument if the ring has overwritten keys of the sequence.
   void keep(index_t b, index_t length, std::span<const index_t> kept) {

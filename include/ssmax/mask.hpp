@@ -13,7 +13,7 @@
 /// | SinkWindow | the first keys and a window (mask_runs.hpp) |
 /// | BlockSparse | the key blocks that a bitmap selects for the query block (mask_runs.hpp) |
 /// | MatrixRuns | the keys that a matrix selects; the constructor reads the matrix once (mask_runs.hpp) |
-/// | Tree | earlier keys, and the path to a candidate of speculative decoding (tree_mask.hpp) |
+/// | Tree | committed keys, and the branch of a candidate of speculative decoding (tree_mask.hpp) |
 /// | `a & b` | the keys that are visible under both a and b |
 /// | MaskMatrix | the keys where a matrix of bool is true (mask_matrix.hpp) |
 /// | Finite | the keys where an additive mask is not -inf (mask_matrix.hpp) |

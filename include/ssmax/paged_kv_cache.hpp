@@ -199,7 +199,7 @@ class PagedKvCache {
   }
 
   /// Keeps the first `length` keys of sequence `id` and the keys `kept`, in place of all keys from `length` on. For
-  /// example the accepted path of a Tree (tree_mask.hpp). Key kept[i] becomes key length + i and is not rotated again.
+  /// example the accepted branch of a Tree (tree_mask.hpp). Key kept[i] becomes key length + i and is not rotated again.
   /// Throws std::invalid_argument unless `kept` rises from `length` on and each key is stored. Throws PagedKvCacheFull
   /// if too few pages are free. The cache is then unchanged.
   void keep(index_t id, index_t length, std::span<const index_t> kept) {

@@ -37,9 +37,9 @@ SSMAX_BEGIN_CODE
 
 /// A mask for a tree of candidates. The constructor reads the parents once.
 ///
-/// With a `window`, only the keys at the last `window` positions of a candidate's path are visible. In `tree & other`,
+/// With a `window`, only the keys at the last `window` positions of a candidate's branch are visible. In `tree & other`,
 /// the other mask places candidate i at key `committed + i`. So SlidingWindow and SinkWindow do not count positions of
-/// the path there.
+/// the branch there.
 ///
 /// With the option `lengths`, a sequence with fewer queries has the first candidates of its tree. The longest sequence
 /// has all T. Memory: T · (T / 8 + 8) bytes per tree.
@@ -56,7 +56,7 @@ class Tree {
     if (window < 1) detail::fail_value("Tree", "window", "is", window, "must be at least", 1);
     const auto rows = static_cast<std::size_t>(trees_ * candidates_);
     offsets_.reserve(rows);
-    paths_.resize(rows * static_cast<std::size_t>(words()));
+    branches_.resize(rows * static_cast<std::size_t>(words()));
     for (index_t tree = 0; tree < trees_; ++tree) {
       for (index_t i = 0; i < candidates_; ++i) add(parents, tree, i);
     }
@@ -70,15 +70,15 @@ class Tree {
   /// Returns true for a committed key within the window, an ancestor or the candidate's own key.
   bool sees(const Query& query, index_t key) const {
     const index_t candidate = key - committed(query);
-    return candidate < 0 ? key >= first(query) : detail::has_bit(path(query), candidate);
+    return candidate < 0 ? key >= first(query) : detail::has_bit(branch(query), candidate);
   }
-  /// Returns the committed keys from `from` on or, after them, the next candidates of the path.
+  /// Returns the committed keys from `from` on or, after them, the next candidates of the branch.
   KeyRange run(const Query& query, index_t from) const {
     const index_t keys = committed(query), end = query.index + 1;
     from = std::max(from, first(query));
     if (from < keys) return {from, keys};
-    const index_t begin = detail::next_bit(path(query), from - keys, end, 0);
-    return {keys + begin, keys + detail::next_bit(path(query), begin, end, ~std::uint64_t{0})};
+    const index_t begin = detail::next_bit(branch(query), from - keys, end, 0);
+    return {keys + begin, keys + detail::next_bit(branch(query), begin, end, ~std::uint64_t{0})};
   }
   /// Returns n.
   index_t count(const Query& query) const { return std::min(query_position(query) + 1, window_); }
@@ -112,10 +112,10 @@ class Tree {
       detail::fail_format("ssmax::Tree: parents of tree %td has %td for candidate %td, must be -1 to %td",
                           tree, parent(candidate), candidate, candidate - 1);
     }
-    std::uint64_t* const words_of_path = paths_.data() + row(tree, candidate) * words();
+    std::uint64_t* const words_of_branch = branches_.data() + row(tree, candidate) * words();
     index_t depth = 0;
     for (index_t i = candidate; i >= 0; i = parent(i), ++depth) {
-      if (depth < window_) words_of_path[i / 64] |= std::uint64_t{1} << (i % 64);
+      if (depth < window_) words_of_branch[i / 64] |= std::uint64_t{1} << (i % 64);
     }
     offsets_.push_back(depth - 1);
   }
@@ -134,13 +134,13 @@ class Tree {
     return offsets_[static_cast<std::size_t>(row(query.batch, candidate))];
   }
   /// Returns the bitmap of the visible candidates.
-  const std::uint64_t* path(const Query& query) const {
-    return paths_.data() + row(query.batch, query.index) * words();
+  const std::uint64_t* branch(const Query& query) const {
+    return branches_.data() + row(query.batch, query.index) * words();
   }
 
   index_t trees_, candidates_, window_;
-  std::vector<index_t> offsets_;      // [trees][candidates]
-  std::vector<std::uint64_t> paths_;  // [trees][candidates][words]
+  std::vector<index_t> offsets_;         // [trees][candidates]
+  std::vector<std::uint64_t> branches_;  // [trees][candidates][words]
 };
 
 SSMAX_END
