@@ -164,6 +164,24 @@ TEST_CASE("attention under Tree, more than a key chunk of committed keys", "[att
   }
 }
 
+TEST_CASE("attention under Tree and another mask", "[attention][masks]") {
+  const Trees trees = random_trees(2, 20, 5);
+  const Shape shape{2, 4, 2, 20, 170, 8, 5};
+  check_mask<float>(
+      shape, trees.mask() & SlidingWindow{30},
+      [&](const Query& query, index_t key) {
+        return trees.shows(query, key) && query.position() - key <= 30;
+      },
+      {}, trees.positions());
+  const std::vector<index_t> lengths{170, 100};
+  check_mask<float>(
+      shape, KeyLengths(lengths) & trees.mask(),
+      [&](const Query& query, index_t key) {
+        return trees.shows(query, key) && key < lengths[static_cast<std::size_t>(query.batch)];
+      },
+      {}, trees.positions());
+}
+
 TEST_CASE("attention under Tree is bit-identical to attention under its matrix", "[attention][masks]") {
   const FourHeads<float> heads;
   for (const index_t candidates : sizes) {
@@ -300,6 +318,26 @@ TEST_CASE("decode under Tree over a cache", "[decode][masks]") {
       check_decode<double>(shape, trees, rope_of_double);
     }
   }
+}
+
+TEST_CASE("decode under Tree over pages is bit-identical to a cache", "[decode][masks][paged_keys]") {
+  const Rope<float> rope({.width = 8}, 400);
+  const Trees trees = random_trees(1, 30, 6);
+  const Problem<float> problem({1, 4, 2, 30, 90, 8, 8});
+  const KvCache<float> cache =
+      filled(problem, trees.mask(), &rope);  // [kv head][10 pages of 10 keys][channel]
+  const auto [k, v] = cache.memory();
+  const View<const float, 4> k_pool(k.data(), {10, 10, 2, 8}, {80, 8, 800, 1}),
+      v_pool(v.data(), {10, 10, 2, 8}, {80, 8, 800, 1});
+  const std::vector<index_t> pages{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}, lengths{90};
+  const PagedKeys keys(k_pool, v_pool,
+                       PageTable<index_t>(View<const index_t, 2>(pages.data(), {1, 10}), lengths));
+  for_each_target([&](const std::string& target) {
+    INFO(target);
+    const AttentionOptions<float> options{.rope = &rope, .batch_invariant = true};
+    CHECK(decoded(problem, keys, SSMax<float>{0.5f}, trees.mask(), options) ==
+          decoded(problem, cache, SSMax<float>{0.5f}, trees.mask(), options));
+  });
 }
 
 /// The parts of a step of a server: sequences with trees and committed keys of their own.
