@@ -1,4 +1,4 @@
-// Registers the benchmarks of sparse masks and of batches of sequences.
+// Registers the benchmarks of sparse masks, trees of candidates and batches of sequences.
 #include "serving.hpp"
 
 #include <algorithm>
@@ -9,8 +9,11 @@
 #include <numeric>
 #include <random>
 #include <ssmax/attention_backward.hpp>
+#include <ssmax/decode.hpp>
 #include <ssmax/execution.hpp>
+#include <ssmax/kv_cache.hpp>
 #include <ssmax/mask_runs.hpp>
+#include <ssmax/tree_mask.hpp>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -145,6 +148,60 @@ void register_masks(const std::string& type) {
   add_masked<T>("sinks4_window512", shape, SinkWindow{4, 512}, window, tensors);
 }
 
+// ---- Trees of candidates ------------------------------------------------------------------------------------
+
+// 64 candidates after 8192 keys in a cache.
+template <class T>
+struct TreeCall {
+  static constexpr index_t heads = 8, kv_heads = 2, candidates = 64, keys = 8192 + candidates, width = 64;
+  Tensors<T> tensors{{1, heads, candidates, width}};
+  KvCache<T> cache{{.kv_heads = kv_heads, .width = width, .capacity = keys}};
+
+  TreeCall() {
+    const Tensors<T> stored({1, kv_heads, keys, width});
+    cache.append(stored.in(stored.k), stored.in(stored.v));
+  }
+  template <class M>
+  void decode(const M& mask) {
+    ssmax::decode<T>({.q = tensors.in(tensors.q), .out = tensors.to(tensors.out)}, cache, Softmax{}, mask);
+  }
+};
+
+// Returns a tree in which each candidate follows a random earlier candidate, or the last key.
+Tree random_tree(index_t candidates) {
+  std::mt19937 random(1);
+  std::vector<index_t> parents;
+  for (index_t i = 0; i < candidates; ++i)
+    parents.push_back(std::uniform_int_distribution<index_t>(-1, i - 1)(random));
+  return Tree(parents);
+}
+
+template <class T, class M>
+void add_tree(const std::string& name, const std::string& type, const M& mask) {
+  using Call = TreeCall<T>;
+  using Work = std::shared_ptr<Call>;
+  const Implementation<Work> implementation{
+      name, [mask](const Work& call) -> Run { return [mask, call] { call->decode(mask); }; },
+      [mask](const Work& call) {
+        const std::vector<T> out = call->tensors.out;
+        if constexpr (requires { mask.sees(Query{}, index_t{}); }) {
+          call->decode(WithoutRuns<M>{mask});
+        } else {
+          call->decode(mask);
+        }
+        return compare(out, call->tensors.out);
+      }};
+  add_benchmark<Work>(
+      "tree", "h8_kv2_d64_n8192_q64_" + type + "_t1", implementation, [] { return std::make_shared<Call>(); },
+      gflops(4.0 * Call::heads * Call::candidates * Call::keys * Call::width));
+}
+
+template <class T>
+void register_trees(const std::string& type) {
+  add_tree<T>("causal", type, Causal{});
+  add_tree<T>("ssmax", type, random_tree(TreeCall<T>::candidates));
+}
+
 // ---- Batches of sequences of different lengths --------------------------------------------------------------
 
 // Packed sequences of `count` random lengths from `shortest` to `longest`, and their first positions.
@@ -234,6 +291,8 @@ void register_serving() {
   register_batch(64, 16, 2048);
   register_masks<float>("f32");
   register_masks<bfloat16>("bf16");
+  register_trees<float>("f32");
+  register_trees<bfloat16>("bf16");
 }
 
 }  // namespace ssmax_bench

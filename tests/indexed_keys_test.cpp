@@ -70,14 +70,19 @@ struct Pool {
 };
 
 template <class T, class K, class M>
-Output<T> attend(const Data<T>& data, const K& keys, const M& mask, bool batch_invariant, auto&& executor) {
+Output<T> attend(const Data<T>& data, const K& keys, const M& mask, bool batch_invariant, auto&& executor,
+                 const ssmax::Rope<Compute<T>>* rope = nullptr) {
   const Shape& s = data.shape;
   Output<T> result(s);
   ssmax::decode<T>({.q = data.q_view(),
                     .out = {result.out.data(), {s.batch(), s.heads, s.queries, s.dv}},
                     .lse = {result.lse.data(), {s.batch(), s.heads, s.queries}}},
                    keys, ssmax::SSMax<Compute<T>>{Compute<T>(0.4)}, mask,
-                   {.batch_invariant = batch_invariant, .explanation = &result.explanation}, executor);
+                   {.rope = rope,
+                    .rotate_source_keys = rope != nullptr,
+                    .batch_invariant = batch_invariant,
+                    .explanation = &result.explanation},
+                   executor);
   return result;
 }
 
@@ -130,6 +135,18 @@ TEST_CASE("attention over keys by index is attention over a cache", "[decode][in
   }
   SECTION("half, uint16") { compare<half, std::uint16_t>(1, 2, 2); }
   SECTION("double") { compare<double, int>(2, 1, 2); }
+}
+
+TEST_CASE("keys by index that are rotated while they are read", "[decode][indexed_keys]") {
+  const Data<float> data({4, 2, 1, 24, 17, {300, 1, 90}});
+  const KvCache<float> cache = filled<float>(data);
+  const Pool<float, int> pool(cache, 2, 1, 3);
+  const ssmax::Rope<float> rope({.width = 24}, 300);
+  for_each_target_of<float>([&](const std::string& target) {
+    INFO(target);
+    check_near(attend(data, pool.keys(), Causal{}, false, ssmax::Serial{}, &rope),
+               attend(data, cache, Causal{}, false, ssmax::Serial{}, &rope));
+  });
 }
 
 TEST_CASE("indices that follow one another are one run, and indices may repeat", "[indexed_keys]") {

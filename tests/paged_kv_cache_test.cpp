@@ -463,6 +463,59 @@ TEST_CASE("a full pool refuses append and stays unchanged", "[paged_kv_cache][er
   CHECK(holds(cache, d, {1, 2, 3, 4, 5, 9}));
 }
 
+TEST_CASE("keep copies a shared page only if a key moves to the page", "[paged_kv_cache]") {
+  PagedKvCache<float> cache = empty_cache<float>(options_of(4, 5));
+  const index_t a = cache.add();
+  append(cache, {1, 2, 3, 4, 5, 6, 7, 8, 9}, a);
+  const index_t b = cache.fork(a);
+  cache.keep(b, 2, std::array<index_t, 3>{2, 3, 4});
+  CHECK(holds(cache, b, {1, 2, 3, 4, 5}));
+  CHECK(cache.free_pages() == 2);
+  cache.keep(b, 1, std::array<index_t, 3>{1, 2, 4});
+  CHECK(holds(cache, b, {1, 2, 3, 5}));
+  CHECK(cache.free_pages() == 1);
+  const index_t c = cache.fork(a);
+  cache.keep(c, 3, std::array<index_t, 1>{8});
+  CHECK(holds(cache, c, {1, 2, 3, 9}));
+  CHECK(cache.free_pages() == 0);
+  const index_t d = cache.fork(a);
+  try {
+    cache.keep(d, 3, std::array<index_t, 3>{4, 6, 8});
+    FAIL("nothing was thrown");
+  } catch (const PagedKvCacheFull& error) {
+    CHECK(error.what() == std::string("ssmax::PagedKvCache::keep: kept needs pages 2, free pages are 0"));
+  }
+  CHECK(holds(cache, d, {1, 2, 3, 4, 5, 6, 7, 8, 9}));
+  CHECK(holds(cache, a, {1, 2, 3, 4, 5, 6, 7, 8, 9}));
+}
+
+TEST_CASE("keep moves the factors of rows", "[kv_cache][paged_kv_cache]") {
+  KvCache<Int8> cache({.kv_heads = 2, .width = 8, .capacity = 9});
+  PagedKvCache<Int8> pages({.kv_heads = 2, .width = 8, .page = 4, .pages = 3});
+  const index_t id = pages.add();
+  std::vector<float> rows = reference::normals<float>(2 * 9 * 8, 1);
+  const View<const float, 4> all(rows.data(), {1, 2, 9, 8}, {0, 8, 16, 1});
+  cache.append(all, all);
+  pages.append({rows.data(), {9, 2, 8}}, {rows.data(), {9, 2, 8}}, std::vector<index_t>(9, id));
+  const KvCache<Int8> before = cache;
+  const std::vector<index_t> kept{3, 6, 7};
+  cache.keep(0, 2, kept);
+  pages.keep(id, 2, kept);
+  CHECK(cache.length(0) == 5);
+  for (index_t i = 0; i < 3; ++i) {
+    for (index_t h = 0; h < 2; ++h) {
+      const auto expected = before.run(0, h, kept[static_cast<std::size_t>(i)]);
+      for (const auto& run : {cache.run(0, h, 2 + i), pages.source(std::array{id}).run(0, h, 2 + i)}) {
+        CHECK(run.k_scales[0] == expected.k_scales[0]);
+        CHECK(run.v_scales[0] == expected.v_scales[0]);
+        const auto same = [](const Int8& x, const Int8& y) { return x.value == y.value; };
+        CHECK(std::equal(run.k, run.k + 8, expected.k, same));
+        CHECK(std::equal(run.v, run.v + 8, expected.v, same));
+      }
+    }
+  }
+}
+
 // ---- Errors -----------------------------------------------------------------------------------------------
 
 TEST_CASE("a paged cache refuses options that make no sense", "[paged_kv_cache][errors]") {
@@ -578,8 +631,9 @@ TEST_CASE("append to a paged cache allocates only for longer page tables", "[pag
 
 // ---- Many random steps ------------------------------------------------------------------------------------
 
-TEST_CASE("random appends, forks, truncations and removals of a paged cache agree with a model",
-          "[paged_kv_cache]") {
+TEST_CASE(
+    "random appends, forks, kept branches, truncations and removals of a paged cache agree with a model",
+    "[paged_kv_cache]") {
   for (const index_t page : {1, 3, 16}) {
     CAPTURE(page);
     const index_t pages = 300 / page;
@@ -591,7 +645,7 @@ TEST_CASE("random appends, forks, truncations and removals of a paged cache agre
     };
     const auto any = [&] { return std::next(model.begin(), below(std::ssize(model))); };
     float token = 0;
-    int full = 0, wrong = 0, step = 0;
+    int full = 0, full_keep = 0, wrong = 0, step = 0;
     for (; step < 20'000 && wrong == 0; ++step) {
       const index_t action = model.empty() ? 0 : below(10);
       if (action == 0 && model.size() < 12) {
@@ -608,6 +662,24 @@ TEST_CASE("random appends, forks, truncations and removals of a paged cache agre
         const auto chosen = any();
         cache.remove(chosen->first);
         model.erase(chosen);
+      } else if (action == 4 && below(4) == 0) {
+        const auto chosen = any();
+        Tokens& tokens = chosen->second;
+        const index_t length = below(std::ssize(tokens) + 1);
+        std::vector<index_t> kept;
+        Tokens after(tokens.begin(), tokens.begin() + length);
+        for (index_t key = length; key < std::ssize(tokens); ++key) {
+          if (below(3) == 0) continue;
+          kept.push_back(key);
+          after.push_back(tokens[static_cast<std::size_t>(key)]);
+        }
+        try {
+          cache.keep(chosen->first, length, kept);
+          tokens = std::move(after);
+        } catch (const PagedKvCacheFull& error) {
+          wrong += error.needed <= error.free || error.free != cache.free_pages();
+          ++full_keep;
+        }
       } else if (action > 3) {
         Tokens tokens(static_cast<std::size_t>(below(2 * page + 6)));
         std::vector<index_t> sequences;
@@ -639,6 +711,7 @@ TEST_CASE("random appends, forks, truncations and removals of a paged cache agre
     CAPTURE(step);
     CHECK(wrong == 0);
     CHECK(full > 100);
+    CHECK((page == 1 || full_keep > 0));
   }
 }
 

@@ -13,6 +13,8 @@
 /// | default | rotates q to its positions in the sequence. The keys of the source are already rotated. key_position must be 0 |
 /// | `rotate_source_keys` | rotates keys and queries in the call, with key_position and the mask's positions, as for views |
 ///
+/// Exception: under a mask with `rotated_to_positions` (query.hpp), the default rotates q to the mask's positions.
+///
 /// Products are computed in float for every storage type, or in double for double. Exception: five or more bfloat16
 /// queries per kv head with keys and values of bfloat16 take the bf16 path (attention.hpp), if the processor has it.
 /// With `batch_invariant`, any number of queries takes the bf16 path.

@@ -11,7 +11,8 @@
 /// processor has it. With `batch_invariant`, any number of queries takes the bf16 path.
 ///
 /// n and positions count the keys of the sequence in the cache. Queries are rotated to their places in the
-/// sequence, also under masks whose positions restart.
+/// sequence, also under masks whose positions restart. Exception: under Tree (tree_mask.hpp), queries are rotated to
+/// the positions of the tree.
 ///
 /// Prefill in chunks (append, decode, append, decode, …) compared with one call of attention:
 ///

@@ -89,14 +89,18 @@ class KvCache {
   /// first counts[b] of the new positions. If `counts` is empty, appends all of them. With a rope, rotates keys to
   /// their positions. Throws std::invalid_argument if an extent does not fit or the cache is full. The cache is then
   /// unchanged.
+  ///
+  /// `offsets` [new] or [batch, new] are for candidates of a Tree (tree_mask.hpp): the rope rotates new key i to
+  /// position length(b) + offsets[i] instead of length(b) + i.
   void append(View<const Compute, 4> k, View<const Compute, 4> v, const Rope<Compute>* rope = nullptr,
-              std::span<const index_t> counts = {}) {
-    append_from(k, v, rope, counts);
+              std::span<const index_t> counts = {}, std::span<const index_t> offsets = {}) {
+    append_from(k, v, rope, counts, offsets);
   }
   /// Appends keys and values in their storage type. Rotated keys are rounded again, all other rows are copied.
   void append(View<const K, 4> k, View<const V, 4> v, const Rope<Compute>* rope = nullptr,
-              std::span<const index_t> counts = {}) requires(detail::StoredRows<K, V>::accepts_storage) {
-    append_from(k, v, rope, counts);
+              std::span<const index_t> counts = {},
+              std::span<const index_t> offsets = {}) requires(detail::StoredRows<K, V>::accepts_storage) {
+    append_from(k, v, rope, counts, offsets);
   }
 
   /// Sets the length of every sequence to 0.
@@ -113,6 +117,25 @@ class KvCache {
     if (length < this->length(b) && forgotten(b).size() > 0) {
       detail::fail_value("KvCache::truncate", "length", "is", length,
                          "but the ring has forgotten keys before", forgotten(b).end);
+    }
+    lengths_[static_cast<std::size_t>(b)] = length;
+  }
+
+  /// Keeps the first `length` keys of sequence b and the keys `kept`, in place of all keys from `length` on. For
+  /// example the accepted branch of a Tree (tree_mask.hpp). Key kept[i] becomes key length + i and is not rotated again.
+  /// Throws std::invalid_argument unless `kept` rises from `length` on and each key is stored. Throws
+  /// std::invalid_argument if the ring has overwritten keys of the sequence.
+  void keep(index_t b, index_t length, std::span<const index_t> kept) {
+    const char* function = "KvCache::keep";
+    check_sequence(function, b);
+    detail::check_kept(function, length, kept, this->length(b));
+    if (forgotten(b).size() > 0) {
+      detail::fail_value(function, "length", "is", length, "but the ring has forgotten keys before",
+                         forgotten(b).end);
+    }
+    for (index_t key : kept) {
+      for (index_t h = 0; h < options_.kv_heads; ++h) rows_.copy(row_of(b, h, key), row_of(b, h, length), 1);
+      ++length;
     }
     lengths_[static_cast<std::size_t>(b)] = length;
   }
@@ -192,7 +215,8 @@ class KvCache {
 
   template <class NewKey, class NewValue>
   void append_from(const View<const NewKey, 4>& k, const View<const NewValue, 4>& v,
-                   const Rope<Compute>* rope, std::span<const index_t> counts) {
+                   const Rope<Compute>* rope, std::span<const index_t> counts,
+                   std::span<const index_t> offsets) {
     const char* function = "KvCache::append";
     check_new("k", k, options_.width);
     check_new("v", v, options_.value_width);
@@ -202,6 +226,13 @@ class KvCache {
       detail::fail_value(function, "counts", "has extent", static_cast<index_t>(counts.size()),
                          "sequences are", options_.batch);
     }
+    const index_t offsets_given = std::ssize(offsets);
+    if (!offsets.empty() && offsets_given != most && offsets_given != options_.batch * most)
+      detail::fail_value(function, "offsets", "has extent", offsets_given, "new positions are", most);
+    const auto offset = [&](index_t b, index_t i) {
+      if (offsets.empty()) return i;
+      return offsets[static_cast<std::size_t>(offsets_given == most ? i : b * most + i)];
+    };
     for (index_t b = 0; b < options_.batch; ++b) {
       const index_t added = count(counts, b, most);
       if (added < 0 || added > most)
@@ -211,23 +242,25 @@ class KvCache {
         detail::fail_value(function, "k", "would bring a sequence to length", length(b) + added,
                            options_.ring ? "it must be at most" : "the capacity is", longest);
       }
-      if (rope != nullptr && added > 0) rope->check(function, "k", length(b), added, options_.width);
+      if (rope == nullptr || added == 0) continue;
+      if (offsets.empty()) rope->check(function, "k", length(b), added, options_.width);
+      for (index_t i = 0; i < added && !offsets.empty(); ++i)
+        detail::check_offset(function, *rope, length(b), offset(b, i), options_.width);
     }
     for (index_t b = 0; b < options_.batch; ++b) {
       const index_t added = count(counts, b, most);
       const index_t start = length(b), end = start + added;
-      const auto store_positions = [&](index_t first, index_t last) {
-        for (index_t position = first; position < last; ++position) {
-          for (index_t h = 0; h < options_.kv_heads; ++h) {
-            rows_.store(row_of(b, h, position), &k(b, h, position - start, 0), &v(b, h, position - start, 0),
-                        rope, position);
-          }
+      const auto store_keys = [&](index_t first, index_t last) {
+        for (index_t key = first; key < last; ++key) {
+          const index_t i = key - start, position = start + offset(b, i);
+          for (index_t h = 0; h < options_.kv_heads; ++h)
+            rows_.store(row_of(b, h, key), &k(b, h, i, 0), &v(b, h, i, 0), rope, position);
         }
       };
       // Skip positions that the ring overwrites within this call.
       const KeyRange lost = forgotten_at(end);
-      store_positions(start, std::min(end, lost.begin));
-      store_positions(std::max(start, lost.end), end);
+      store_keys(start, std::min(end, lost.begin));
+      store_keys(std::max(start, lost.end), end);
       lengths_[static_cast<std::size_t>(b)] += added;
     }
   }

@@ -13,6 +13,7 @@
 /// | SinkWindow | the first keys and a window (mask_runs.hpp) |
 /// | BlockSparse | the key blocks that a bitmap selects for the query block (mask_runs.hpp) |
 /// | MatrixRuns | the keys that a matrix selects; the constructor reads the matrix once (mask_runs.hpp) |
+/// | Tree | committed keys, and the branch of a candidate of speculative decoding (tree_mask.hpp) |
 /// | `a & b` | the keys that are visible under both a and b |
 /// | MaskMatrix | the keys where a matrix of bool is true (mask_matrix.hpp) |
 /// | Finite | the keys where an additive mask is not -inf (mask_matrix.hpp) |
@@ -313,6 +314,10 @@ class Both {
 /// The same keys for all queries of a head, if both masks declare it.
 template <Mask A, Mask B>
 inline constexpr bool same_keys<Both<A, B>> = same_keys<A>&& same_keys<B>;
+
+/// Positions of keys in a source, by the mask that defines positions.
+template <Mask A, Mask B>
+inline constexpr bool rotated_to_positions<Both<A, B>> = rotated_to_positions<A> || rotated_to_positions<B>;
 
 /// Returns a mask with the keys that are visible under both masks. (For two masks in your own namespace, lookup does
 /// not find this operator: write `Both(a, b)`.)

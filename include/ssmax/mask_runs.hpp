@@ -19,6 +19,7 @@
 
 #include "config.hpp"
 #include "detail/checks/error.hpp"
+#include "detail/memory/bits.hpp"
 #include "query.hpp"
 #include "view.hpp"
 
@@ -107,7 +108,7 @@ class BlockSparse {
   /// Returns true if the bit of the key's block is set.
   SSMAX_INLINE constexpr bool sees(const Query& query, index_t key) const {
     const index_t block = key_block_of(key);
-    return (row(query)[block / 64] >> (block % 64) & 1) != 0;
+    return detail::has_bit(row(query), block);
   }
   /// Returns the next run of blocks whose bits are set.
   SSMAX_INLINE constexpr KeyRange run(const Query& query, index_t from) const {
@@ -127,7 +128,7 @@ class BlockSparse {
     if (whole % 64 != 0) n += std::popcount(words[whole / 64] << (64 - whole % 64));
     n *= blocks_.key_block;
     const index_t rest = query.shape.keys % blocks_.key_block;
-    return rest > 0 && (words[whole / 64] >> (whole % 64) & 1) != 0 ? n + rest : n;
+    return rest > 0 && detail::has_bit(words, whole) ? n + rest : n;
   }
   /// Returns true if both queries read the same row of the same bitmap.
   SSMAX_INLINE constexpr bool same_runs(const Query& query, const Query& other) const {
@@ -188,14 +189,7 @@ class BlockSparse {
   }
   /// Returns the first block at or after `block` whose bit, xored with `flip`, is set, or else key_blocks.
   SSMAX_INLINE constexpr index_t next(const std::uint64_t* words, index_t block, std::uint64_t flip) const {
-    if (block >= blocks_.key_blocks) return blocks_.key_blocks;
-    index_t i = block / 64;
-    std::uint64_t word = (words[i] ^ flip) & (~std::uint64_t{0} << (block % 64));
-    while (word == 0) {
-      if (++i == blocks_.row_words()) return blocks_.key_blocks;
-      word = words[i] ^ flip;
-    }
-    return std::min(i * 64 + static_cast<index_t>(std::countr_zero(word)), blocks_.key_blocks);
+    return detail::next_bit(words, block, blocks_.key_blocks, flip);
   }
 
   SparseBlocks blocks_;

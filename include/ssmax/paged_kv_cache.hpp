@@ -17,14 +17,14 @@
 /// The pool has keys [pages, kv_heads, page, width] and values [pages, kv_heads, page, value_width]. P is the number of
 /// keys of a page. Key i of a sequence is key i mod P of its page i / P. A key run ends where its page ends.
 ///
-/// The cache counts the sequences that use each page. append copies a shared page before it writes to the page
-/// (copy on write). truncate and remove free the pages that no sequence uses any more. Memory that no sequence uses
-/// never affects a result, NaN included.
+/// The cache counts the sequences that use each page. The functions append and keep copy a shared page before the first
+/// write (copy on write). The functions keep, truncate and remove free the pages that no sequence uses any more. Memory
+/// that no sequence uses never affects a result, NaN included.
 ///
 /// Storage types and rounding are those of KvCache (kv_cache.hpp). With `batch_invariant` or more than 16 queries per
 /// kv head, results are bit-identical to those over a KvCache of the same keys.
 ///
-/// Functions throw std::invalid_argument with the name of the argument. If too few pages are free, append throws
+/// Functions throw std::invalid_argument with the name of the argument. If too few pages are free, append and keep throw
 /// PagedKvCacheFull. The cache is then unchanged.
 #pragma once
 
@@ -59,13 +59,13 @@ SSMAX_END
 
 SSMAX_BEGIN_CODE
 
-/// The error of PagedKvCache::append if too few pages are free.
+/// The error of PagedKvCache::append and keep if too few pages are free.
 class PagedKvCacheFull : public std::runtime_error {
  public:
-  /// Makes the error of a call.
-  PagedKvCacheFull(index_t needed_pages, index_t free_pages)
-      : std::runtime_error("ssmax::PagedKvCache::append: k needs pages " + std::to_string(needed_pages) +
-                           ", free pages are " + std::to_string(free_pages)),
+  /// Makes the error of a call. `argument` names the function and the argument that needs the pages.
+  PagedKvCacheFull(const char* argument, index_t needed_pages, index_t free_pages)
+      : std::runtime_error("ssmax::PagedKvCache::" + std::string(argument) + " needs pages " +
+                           std::to_string(needed_pages) + ", free pages are " + std::to_string(free_pages)),
         needed(needed_pages),
         free(free_pages) {}
 
@@ -75,8 +75,8 @@ class PagedKvCacheFull : public std::runtime_error {
 
 namespace detail {
 
-[[noreturn]] SSMAX_COLD inline void fail_full(index_t needed, index_t free) {
-  const PagedKvCacheFull error(needed, free);
+[[noreturn]] SSMAX_COLD inline void fail_full(const char* argument, index_t needed, index_t free) {
+  const PagedKvCacheFull error(argument, needed, free);
 #if defined(__cpp_exceptions)
   throw error;
 #else
@@ -198,6 +198,35 @@ class PagedKvCache {
     }
   }
 
+  /// Keeps the first `length` keys of sequence `id` and the keys `kept`, in place of all keys from `length` on. For
+  /// example the accepted branch of a Tree (tree_mask.hpp). Key kept[i] becomes key length + i and is not rotated again.
+  /// Throws std::invalid_argument unless `kept` rises from `length` on and each key is stored. Throws PagedKvCacheFull
+  /// if too few pages are free. The cache is then unchanged.
+  void keep(index_t id, index_t length, std::span<const index_t> kept) {
+    const char* function = "PagedKvCache::keep";
+    check_id(function, "id", id);
+    Sequence& s = sequence(id);
+    detail::check_kept(function, length, kept, s.length);
+    // 1. Find the pages to which keys move, and count the shared ones.
+    const index_t end = length + std::ssize(kept);
+    index_t moved = length;
+    while (moved < end && kept[static_cast<std::size_t>(moved - length)] == moved) ++moved;
+    const auto pages_end = static_cast<std::size_t>(pages_for(end));
+    const auto first = moved < end ? static_cast<std::size_t>(moved / options_.page) : pages_end;
+    const std::span<index_t> written(s.pages.data() + first, pages_end - first);
+    const index_t needed = std::ranges::count_if(written, [this](index_t page) { return users(page) > 1; });
+    if (needed > free_pages()) detail::fail_full("keep: kept", needed, free_pages());
+    // 2. Copy the shared pages.
+    for (index_t& page : written) own(page, options_.page);
+    // 3. Move the keys.
+    for (index_t to = moved; to < end; ++to) {
+      const index_t key = kept[static_cast<std::size_t>(to - length)];
+      for (index_t h = 0; h < options_.kv_heads; ++h)
+        rows_.copy(row_of(page_of(s, key), h, key), row_of(page_of(s, to), h, to), 1);
+    }
+    truncate(id, end);
+  }
+
   /// Removes sequence `id`. Its id is free for a new sequence.
   void remove(index_t id) {
     check_id("PagedKvCache::remove", "id", id);
@@ -210,14 +239,18 @@ class PagedKvCache {
   /// the order of the tokens. Skips the token if sequences[t] is below 0. With a rope, rotates each key to its position
   /// in its sequence. Throws std::invalid_argument if an argument does not fit, and PagedKvCacheFull if too few pages
   /// are free. The cache is then unchanged.
+  ///
+  /// `offsets` [tokens] are for candidates of a Tree (tree_mask.hpp): the rope rotates token t to the position L +
+  /// offsets[t]. L is the length of its sequence before the call.
   void append(View<const Compute, 3> k, View<const Compute, 3> v, std::span<const index_t> sequences,
-              const Rope<Compute>* rope = nullptr) {
-    append_from(k, v, sequences, rope);
+              const Rope<Compute>* rope = nullptr, std::span<const index_t> offsets = {}) {
+    append_from(k, v, sequences, rope, offsets);
   }
   /// Appends keys and values in their storage type. Rotated keys are rounded again, all other rows are copied.
   void append(View<const K, 3> k, View<const V, 3> v, std::span<const index_t> sequences,
-              const Rope<Compute>* rope = nullptr) requires(detail::StoredRows<K, V>::accepts_storage) {
-    append_from(k, v, sequences, rope);
+              const Rope<Compute>* rope = nullptr,
+              std::span<const index_t> offsets = {}) requires(detail::StoredRows<K, V>::accepts_storage) {
+    append_from(k, v, sequences, rope, offsets);
   }
 
   /// Returns a source of the keys of these sequences, one per batch entry. Cache and ids must outlive the source.
@@ -232,6 +265,7 @@ class PagedKvCache {
     std::vector<index_t> pages;
     index_t length = 0;
     index_t added = 0;  // tokens of the present call of append
+    index_t start = 0;  // length before the present call of append
     bool exists = true;
   };
 
@@ -261,10 +295,14 @@ class PagedKvCache {
     return (page * options_.kv_heads + h) * options_.page + key % options_.page;
   }
 
+  index_t page_of(const Sequence& s, index_t key) const {
+    return s.pages[static_cast<std::size_t>(key / options_.page)];
+  }
+
   KeyRun<K, V> run(index_t id, index_t h, index_t key) const {
     const Sequence& s = sequence(id);
-    const index_t page = s.pages[static_cast<std::size_t>(key / options_.page)];
-    return rows_.run(row_of(page, h, key), std::min(options_.page - key % options_.page, s.length - key));
+    return rows_.run(row_of(page_of(s, key), h, key),
+                     std::min(options_.page - key % options_.page, s.length - key));
   }
 
   void check_id(const char* function, const char* name, index_t id) const {
@@ -290,7 +328,8 @@ class PagedKvCache {
 
   template <class NewKey, class NewValue>
   void append_from(const View<const NewKey, 3>& k, const View<const NewValue, 3>& v,
-                   std::span<const index_t> sequences, const Rope<Compute>* rope) {
+                   std::span<const index_t> sequences, const Rope<Compute>* rope,
+                   std::span<const index_t> offsets) {
     const char* function = "PagedKvCache::append";
     const index_t tokens = std::ssize(sequences);
     check_new("k", k, options_.width, tokens);
@@ -298,19 +337,29 @@ class PagedKvCache {
     for (index_t id : sequences) {
       if (id >= 0) check_id(function, "sequences", id);
     }
+    if (!offsets.empty() && std::ssize(offsets) != tokens)
+      detail::fail_value(function, "offsets", "has extent", std::ssize(offsets), "sequences has", tokens);
     // 1. Count the tokens of each sequence, and the pages that the call needs.
-    for (Sequence& s : sequences_) s.added = 0;
+    for (Sequence& s : sequences_) {
+      s.added = 0;
+      s.start = s.length;
+    }
     for (index_t id : sequences) {
       if (id >= 0) ++sequence(id).added;
     }
     index_t needed = 0;
     for (Sequence& s : sequences_) {
       if (s.added == 0) continue;
-      if (rope != nullptr) rope->check(function, "k", s.length, s.added, options_.width);
+      if (rope != nullptr && offsets.empty()) rope->check(function, "k", s.length, s.added, options_.width);
       needed += pages_for(s.length + s.added) - std::ssize(s.pages);
     }
+    for (index_t token = 0; rope != nullptr && token < std::ssize(offsets); ++token) {
+      const auto t = static_cast<std::size_t>(token);
+      if (sequences[t] < 0) continue;
+      detail::check_offset(function, *rope, sequence(sequences[t]).length, offsets[t], options_.width);
+    }
     needed += copies();
-    if (needed > free_pages()) detail::fail_full(needed, free_pages());
+    if (needed > free_pages()) detail::fail_full("append: k", needed, free_pages());
     // 2. Allocate the memory of the page tables.
     for (Sequence& s : sequences_) {
       const auto pages = static_cast<std::size_t>(pages_for(s.length + s.added));
@@ -318,12 +367,13 @@ class PagedKvCache {
     }
     // 3. Store the tokens.
     for (index_t token = 0; token < tokens; ++token) {
-      const index_t id = sequences[static_cast<std::size_t>(token)];
-      if (id < 0) continue;
-      Sequence& s = sequence(id);
+      const auto t = static_cast<std::size_t>(token);
+      if (sequences[t] < 0) continue;
+      Sequence& s = sequence(sequences[t]);
+      const index_t position = offsets.empty() ? s.length : s.start + offsets[t];
       prepare_page(s);
       for (index_t h = 0; h < options_.kv_heads; ++h)
-        rows_.store(row_of(s.pages.back(), h, s.length), &k(token, h, 0), &v(token, h, 0), rope, s.length);
+        rows_.store(row_of(s.pages.back(), h, s.length), &k(token, h, 0), &v(token, h, 0), rope, position);
       ++s.length;
     }
   }
@@ -346,14 +396,19 @@ class PagedKvCache {
 
   /// Adds a page for the next key of a sequence, or copies a shared page.
   void prepare_page(Sequence& s) {
-    if (!ends_within_page(s)) {
+    if (ends_within_page(s)) {
+      own(s.pages.back(), s.length % options_.page);
+    } else {
       s.pages.push_back(take_page());
-    } else if (const index_t shared = s.pages.back(); users(shared) > 1) {
-      s.pages.back() = take_page();
-      for (index_t h = 0; h < options_.kv_heads; ++h)
-        rows_.copy(row_of(shared, h, 0), row_of(s.pages.back(), h, 0), s.length % options_.page);
-      release(shared);
     }
+  }
+  /// Replaces a shared page by a copy of its first `count` keys.
+  void own(index_t& page, index_t count) {
+    if (users(page) == 1) return;
+    const index_t shared = std::exchange(page, take_page());
+    for (index_t h = 0; h < options_.kv_heads; ++h)
+      rows_.copy(row_of(shared, h, 0), row_of(page, h, 0), count);
+    release(shared);
   }
   index_t take_page() {
     const index_t page = free_.back();

@@ -11,6 +11,7 @@
 
 #include "../../key_source.hpp"
 #include "../../rope.hpp"
+#include "../checks/views.hpp"
 #include "conversion.hpp"
 #include "pages.hpp"
 
@@ -30,6 +31,24 @@ inline void check_bytes(const char* cache, const char* name, index_t value,
       fail_value(cache, name, "is", value, "too many bytes; elements before it are", elements);
     elements *= std::max<index_t>(extent, 1);
   }
+}
+
+/// Throws unless the keys `kept` of a sequence rise and lie in [length, stored).
+inline void check_kept(const char* function, index_t length, std::span<const index_t> kept, index_t stored) {
+  if (length < 0 || length > stored)
+    fail_value(function, "length", "is", length, "must be within 0 and", stored);
+  for (index_t least = length; index_t key : kept) {
+    if (key < least) fail_value(function, "kept", "has key", key, "must rise and be at least", least);
+    if (key >= stored) fail_value(function, "kept", "has key", key, "stored keys are", stored);
+    least = key + 1;
+  }
+}
+
+/// Throws unless the rope has the position `length + offset`.
+template <class T>
+void check_offset(const char* function, const Rope<T>& rope, index_t length, index_t offset, index_t width) {
+  if (offset > max_counted) fail_value(function, "offsets", "has", offset, "must be at most", max_counted);
+  rope.check(function, "k", length + offset, 1, width);
 }
 
 /// Rows of keys, stored as K, and of values, stored as V. A storage type with `scale` has one float per row.
@@ -64,8 +83,9 @@ class StoredRows {
     store_row(v, value_width_, v_, v_scales_, row);
   }
 
-  /// Copies `count` stored keys and values to other rows.
+  /// Copies `count` stored keys and values to other rows, or to the same.
   void copy(index_t from, index_t to, index_t count) {
+    if (from == to) return;
     std::copy_n(k_.data() + from * width_, count * width_, k_.data() + to * width_);
     std::copy_n(v_.data() + from * value_width_, count * value_width_, v_.data() + to * value_width_);
     if (!k_scales_.empty()) std::copy_n(k_scales_.data() + from, count, k_scales_.data() + to);

@@ -102,7 +102,7 @@ class DecodeTask {
     k_prefetch_ = keys_to_prefetch(problem_, seen, problem_.keys.k_size());
     v_prefetch_ = keys_to_prefetch(problem_, seen, problem_.keys.v_size());
     exceeds_cache_ = exceeds_cache(problem_, seen);
-    has_single_keys_ = has_single_keys(problem_.keys, batch, kv_head, seen);
+    has_single_keys_ = reads_keys_in_place() && has_single_keys(problem_.keys, batch, kv_head, seen);
     return seen;
   }
 
@@ -248,10 +248,16 @@ class DecodeTask {
     });
   }
 
+  /// Returns whether the kernels read keys in their storage type. Rotated keys, and keys of your own storage type, are
+  /// copied.
+  bool reads_keys_in_place() const {
+    return problem_.stored_products.logits != nullptr && !problem_.rotates_keys();
+  }
+
   void range_logits(KeyRange keys, Compute* s) const {
     const index_t d = problem_.width();
     const auto logits = problem_.stored_products.logits;
-    if (logits == nullptr || (problem_.rotates_keys())) {
+    if (!reads_keys_in_place()) {
       load_keys(problem_, variant_, batch_, kv_head_, keys, memory_.wide);
       kernels<DecodeKernels<Compute, Compute>>().logits(memory_.q, memory_.pitch, count_, memory_.wide, d,
                                                         keys.size(), d, 0, s, key_chunk);
