@@ -79,8 +79,8 @@ Output<T> attend(const Data<T>& data, const K& keys, const M& mask, bool batch_i
                     .lse = {result.lse.data(), {s.batch(), s.heads, s.queries}}},
                    keys, ssmax::SSMax<Compute<T>>{Compute<T>(0.4)}, mask,
                    {.rope = rope,
-                    .rotate_source_keys = rope != nullptr,
                     .batch_invariant = batch_invariant,
+                    .rotate_source_keys = rope != nullptr,
                     .explanation = &result.explanation},
                    executor);
   return result;

@@ -534,7 +534,7 @@ TEST_CASE("a paged cache refuses options that make no sense", "[paged_kv_cache][
   check({.width = 2, .page = huge, .pages = 2}, {"too many bytes"});
   const PagedKvCache<half> cache({.width = 3, .pages = 2});
   CHECK(cache.options().value_width == 3);
-  CHECK(cache.options().page == 16);
+  CHECK(cache.options().page == 64);
   CHECK(cache.free_pages() == 2);
 }
 
