@@ -1,4 +1,4 @@
-// Registers the benchmarks of sparse masks, trees of candidates and batches of sequences.
+// Registers the benchmarks of sparse masks, trees of candidates, latent attention and batches of sequences.
 #include "serving.hpp"
 
 #include <algorithm>
@@ -13,6 +13,7 @@
 #include <ssmax/execution.hpp>
 #include <ssmax/kv_cache.hpp>
 #include <ssmax/mask_runs.hpp>
+#include <ssmax/paged_kv_cache.hpp>
 #include <ssmax/tree_mask.hpp>
 #include <string>
 #include <type_traits>
@@ -202,6 +203,48 @@ void register_trees(const std::string& type) {
   add_tree<T>("ssmax", type, random_tree(TreeCall<T>::candidates));
 }
 
+// ---- Latent attention -----------------------------------------------------------------------------------------
+
+// One query for each of 128 heads. The values are the first 512 of the 576 channels of the keys.
+template <class T>
+struct LatentCall {
+  static constexpr index_t heads = 128, keys = 8192, width = 576, value_width = 512;
+  Tensors<T> q{{1, heads, 1, width}}, stored{{1, 1, keys, width}};
+  std::vector<T> out = std::vector<T>(heads * value_width);
+
+  void attend(const View<const T, 4>& values) {
+    ssmax::attention<T>({.q = q.in(q.q),
+                         .k = stored.in(stored.k),
+                         .v = values,
+                         .out = {out.data(), {1, heads, 1, value_width}}});
+  }
+  View<const T, 4> values_in_keys() const {
+    return {stored.k.data(), {1, 1, keys, value_width}, {keys * width, keys * width, width, 1}};
+  }
+};
+
+template <class T>
+void register_latent(const std::string& type) {
+  using Call = LatentCall<T>;
+  using Work = std::shared_ptr<Call>;
+  const Implementation<Work> implementation{
+      "softmax", [](const Work& call) -> Run { return [call] { call->attend(call->values_in_keys()); }; },
+      [](const Work& call) {
+        const std::vector<T> out = call->out;
+        std::vector<T> values;
+        for (index_t key = 0; key < Call::keys; ++key) {
+          const auto row = call->stored.k.begin() + key * Call::width;
+          values.insert(values.end(), row, row + Call::value_width);
+        }
+        call->attend({values.data(), {1, 1, Call::keys, Call::value_width}});
+        return compare(out, call->out);
+      }};
+  add_benchmark<Work>(
+      "latent", "h128_kv1_d576_v512_n8192_" + type + "_t1", implementation,
+      [] { return std::make_shared<Call>(); },
+      gflops(2.0 * Call::heads * Call::keys * (Call::width + Call::value_width)));
+}
+
 // ---- Batches of sequences of different lengths --------------------------------------------------------------
 
 // Packed sequences of `count` random lengths from `shortest` to `longest`, and their first positions.
@@ -284,6 +327,75 @@ void register_batch(index_t count, index_t shortest, index_t longest) {
   }
 }
 
+// A step of a server: 4 prompts of 2048 tokens, and one token of each of 60 sequences of 4096 keys.
+struct Step {
+  static constexpr index_t heads = 8, kv_heads = 2, width = 64, prompt = 2048, keys = 4096, prompts = 4,
+                           others = 60;
+  PagedKvCache<float> cache{
+      {.kv_heads = kv_heads, .width = width, .pages = (prompts * prompt + others * keys) / 64}};
+  std::vector<index_t> ids, cumulative{0};
+  Tensors<float> tensors{{1, heads, prompts* prompt + others, width}};
+
+  Step() {
+    const Tensors<float> stored({1, keys, kv_heads, width});
+    for (index_t i = 0; i < prompts + others; ++i) {
+      // Prompts stand between the other sequences.
+      const index_t length = i % 16 == 0 ? prompt : keys;
+      const View<const float, 3> rows(stored.k.data(), {length, kv_heads, width});
+      ids.push_back(cache.add());
+      cache.append(rows, rows, std::vector<index_t>(static_cast<std::size_t>(length), ids.back()));
+      cumulative.push_back(cumulative.back() + (i % 16 == 0 ? prompt : 1));
+    }
+  }
+  // Computes sequences [begin, end) in one call.
+  void decode(std::size_t begin, std::size_t end, ThreadPool& pool) {
+    const index_t first = cumulative[begin], count = cumulative[end] - first;
+    std::vector<index_t> lengths;
+    for (std::size_t i = begin; i <= end; ++i) lengths.push_back(cumulative[i] - first);
+    const auto rows_of = [&](auto* data) {
+      return View<std::remove_pointer_t<decltype(data)>, 4>(data + first * width, {1, heads, count, width},
+                                                            {0, tensors.extents[2] * width, width, 1});
+    };
+    ssmax::decode<float>({.q = rows_of(std::as_const(tensors.q).data()), .out = rows_of(tensors.out.data())},
+                         cache.source(std::span(ids).subspan(begin, end - begin)), SSMax<float>{0.43f},
+                         Causal{}, {.lengths = SequenceLengths::packed_queries(lengths)}, pool);
+  }
+  static double logits() {
+    return static_cast<double>(heads) * (prompts * 0.5 * prompt * (prompt + 1) + double{others} * keys);
+  }
+};
+
+void register_step() {
+  using Work = std::shared_ptr<Step>;
+  const auto run = [](auto decode) {
+    return [decode](const Work& step) -> Run {
+      const auto pool = std::make_shared<ThreadPool>(2);
+      return [=] { decode(*step, *pool); };
+    };
+  };
+  const auto packed = [](Step& step, ThreadPool& pool) { step.decode(0, step.ids.size(), pool); };
+  const auto each = [](Step& step, ThreadPool& pool) {
+    for (std::size_t i = 0; i < step.ids.size(); ++i) step.decode(i, i + 1, pool);
+  };
+  const auto same = [each](const Work& step) {
+    const std::vector<float> out = step->tensors.out;
+    ThreadPool pool(2);
+    each(*step, pool);
+    return compare(step->tensors.out, out);
+  };
+  const auto step = std::make_shared<Work>();
+  const auto work = [=] {
+    if (*step == nullptr) *step = std::make_shared<Step>();
+    return *step;
+  };
+  const double operations = 4.0 * Step::width * Step::logits();
+  for (const Implementation<Work>& implementation :
+       {Implementation<Work>{"packed", run(packed), same}, Implementation<Work>{"each", run(each), same}}) {
+    add_benchmark<Work>("mixed", "s64_q4x2048-60x1_h8_kv2_d64_n4096_f32_t2", implementation, work,
+                        gflops(operations));
+  }
+}
+
 }  // namespace
 
 void register_serving() {
@@ -293,6 +405,9 @@ void register_serving() {
   register_masks<bfloat16>("bf16");
   register_trees<float>("f32");
   register_trees<bfloat16>("bf16");
+  register_latent<float>("f32");
+  register_latent<bfloat16>("bf16");
+  register_step();
 }
 
 }  // namespace ssmax_bench

@@ -1,0 +1,87 @@
+// Latent attention: keys of 576 channels whose first 512 channels are the values, many heads on one kv head. The values
+// are a view of the memory of the keys.
+
+#include <algorithm>
+#include <cstdint>
+#include <ssmax/ssmax.hpp>
+#include <string>
+#include <vector>
+
+#include "catch.hpp"
+#include "decode_problem.hpp"
+#include "test_executors.hpp"
+
+namespace decode_problem::latent_attention_test {
+
+using ssmax::PagedKeys, ssmax::PageTable;
+
+constexpr index_t width = 576, value_width = 512, page = 16;
+
+/// A problem whose values are the first channels of the keys.
+template <class T>
+Data<T> latent(index_t heads, index_t queries, index_t keys) {
+  Data<T> data({heads, 1, queries, width, value_width, {keys}}, 0.2);
+  for (index_t key = 0; key < keys; ++key)
+    std::copy_n(data.k.data() + key * width, value_width, data.v.data() + key * value_width);
+  return data;
+}
+
+template <class T, class K>
+Output<T> attend(const Data<T>& data, const K& keys, bool batch_invariant, auto&& executor) {
+  const Shape& s = data.shape;
+  Output<T> result(s);
+  ssmax::decode<T>({.q = data.q_view(),
+                    .out = {result.out.data(), {1, s.heads, s.queries, s.dv}},
+                    .lse = {result.lse.data(), {1, s.heads, s.queries}}},
+                   keys, ssmax::SSMax<Compute<T>>{Compute<T>(0.4)}, Causal{},
+                   {.batch_invariant = batch_invariant, .explanation = &result.explanation}, executor);
+  return result;
+}
+
+template <class T>
+void compare(index_t heads, index_t queries, index_t keys) {
+  const Data<T> data = latent<T>(heads, queries, keys);
+  const KvCache<T> cache = filled<T>(data);
+  // Page i of the sequence is page order[i] of the pool.
+  const index_t pages = (keys + page - 1) / page;
+  std::vector<std::int32_t> order;
+  for (index_t i = 0; i < pages; ++i) order.push_back(static_cast<std::int32_t>(pages - 1 - i));
+  std::vector<T> pool(static_cast<std::size_t>(pages * page * width));
+  for (index_t key = 0; key < keys; ++key) {
+    const index_t place = order[static_cast<std::size_t>(key / page)] * page + key % page;
+    std::copy_n(data.k_row(0, 0, key), width, pool.data() + place * width);
+  }
+  const std::vector<std::int32_t> lengths{static_cast<std::int32_t>(keys)};
+  const PagedKeys stored_once(
+      View<const T, 4>(pool.data(), {pages, page, 1, width}),
+      View<const T, 4>(pool.data(), {pages, page, 1, value_width}, {page * width, width, width, 1}),
+      PageTable<std::int32_t>(View<const std::int32_t, 2>(order.data(), {1, pages}), lengths));
+  for_each_target_of<T>([&](const std::string& target) {
+    INFO(target << ", heads " << heads << ", queries " << queries << ", keys " << keys);
+    for (const bool invariant : {true, false}) {
+      const Output<T> expected = attend(data, cache, invariant, ssmax::Serial{});
+      const Output<T> got = attend(data, stored_once, invariant, ssmax::Serial{});
+      if (invariant || heads * queries > 16) {
+        CHECK(got == expected);
+      } else {
+        Real worst = 0;
+        for (std::size_t i = 0; i < got.out.size(); ++i) {
+          const Real x = reference::widen(expected.out[i]), y = reference::widen(got.out[i]);
+          worst = worse(worst, std::abs(x - y) - rounding<T> * 2 * std::abs(x));
+        }
+        CHECK(worst <= 8e-6L);
+      }
+      CHECK(attend(data, stored_once, invariant, test_executors::Threads{3}) == got);
+    }
+  });
+}
+
+TEST_CASE("values may be a view of the keys: latent attention", "[decode][latent]") {
+  compare<float>(16, 1, 300);
+  compare<float>(40, 3, 130);
+  compare<bfloat16>(16, 1, 300);
+  compare<bfloat16>(128, 2, 70);
+  compare<double>(3, 1, 40);
+}
+
+}  // namespace decode_problem::latent_attention_test
