@@ -131,8 +131,8 @@ struct Output {
   }
 };
 
-template <class T, class X, class S = Softmax, class M = Causal, class C = Identity, class E = ssmax::Serial>
-Output<T> run(const Data<T>& data, const KvCache<X>& cache, const S& scaling = {}, const M& mask = {},
+template <class T, class K, class S = Softmax, class M = Causal, class C = Identity, class E = ssmax::Serial>
+Output<T> run(const Data<T>& data, const K& keys, const S& scaling = {}, const M& mask = {},
               const C& score = {}, const AttentionOptions<T>& options = {}, E&& executor = {}) {
   const Shape& s = data.shape;
   Output<T> result(s);
@@ -141,7 +141,7 @@ Output<T> run(const Data<T>& data, const KvCache<X>& cache, const S& scaling = {
   decode<T>({.q = data.q_view(),
              .out = {result.out.data(), {s.batch(), s.heads, s.queries, s.dv}},
              .lse = {result.lse.data(), {s.batch(), s.heads, s.queries}}},
-            cache, scaling, mask, score, explained, executor);
+            keys, scaling, mask, score, explained, executor);
   return result;
 }
 

@@ -12,9 +12,8 @@
 #include <vector>
 
 #include "catch.hpp"
-#include "decode_problem.hpp"
+#include "decode_sources.hpp"
 #include "refusal.hpp"
-#include "test_executors.hpp"
 
 namespace decode_problem::indexed_keys_test {
 
@@ -69,35 +68,6 @@ struct Pool {
   }
 };
 
-template <class T, class K, class M>
-Output<T> attend(const Data<T>& data, const K& keys, const M& mask, bool batch_invariant, auto&& executor,
-                 const ssmax::Rope<Compute<T>>* rope = nullptr) {
-  const Shape& s = data.shape;
-  Output<T> result(s);
-  ssmax::decode<T>({.q = data.q_view(),
-                    .out = {result.out.data(), {s.batch(), s.heads, s.queries, s.dv}},
-                    .lse = {result.lse.data(), {s.batch(), s.heads, s.queries}}},
-                   keys, ssmax::SSMax<Compute<T>>{Compute<T>(0.4)}, mask,
-                   {.rope = rope,
-                    .batch_invariant = batch_invariant,
-                    .rotate_source_keys = rope != nullptr,
-                    .explanation = &result.explanation},
-                   executor);
-  return result;
-}
-
-template <class T>
-void check_near(const Output<T>& a, const Output<T>& b) {
-  Real worst = 0;
-  for (std::size_t i = 0; i < a.lse.size(); ++i)
-    worst = worse(worst, std::abs(Real(a.lse[i]) - Real(b.lse[i])));
-  for (std::size_t i = 0; i < a.out.size(); ++i) {
-    const Real x = reference::widen(a.out[i]), y = reference::widen(b.out[i]);
-    worst = worse(worst, std::abs(x - y) - rounding<T> * 2 * std::abs(x));
-  }
-  CHECK(worst <= 8e-6L);
-}
-
 template <class T, class Index>
 void compare(index_t lists, index_t run, index_t queries, index_t width = 24) {
   const Data<T> data({4, 2, queries, width, width - 7, {1300, queries, 517}});
@@ -105,18 +75,7 @@ void compare(index_t lists, index_t run, index_t queries, index_t width = 24) {
   const Pool<T, Index> pool(cache, lists, run, 3);
   for_each_target_of<T>([&](const std::string& target) {
     INFO(target << ", lists " << lists << ", runs of " << run << ", queries " << queries);
-    const auto check = [&](const auto& mask) {
-      for (const bool invariant : {true, false}) {
-        const Output<T> expected = attend(data, cache, mask, invariant, ssmax::Serial{});
-        const Output<T> got = attend(data, pool.keys(), mask, invariant, ssmax::Serial{});
-        if (invariant || queries * 2 > 16) {
-          CHECK(got == expected);
-        } else {
-          check_near(got, expected);
-        }
-        CHECK(attend(data, pool.keys(), mask, invariant, test_executors::Threads{3}) == got);
-      }
-    };
+    const auto check = [&](const auto& mask) { check_source(data, cache, pool.keys(), mask); };
     check(ssmax::Causal{});
     check(ssmax::SinkWindow{8, 300});
   });
@@ -144,8 +103,7 @@ TEST_CASE("keys by index that are rotated while they are read", "[decode][indexe
   const ssmax::Rope<float> rope({.width = 24}, 300);
   for_each_target_of<float>([&](const std::string& target) {
     INFO(target);
-    check_near(attend(data, pool.keys(), Causal{}, false, ssmax::Serial{}, &rope),
-               attend(data, cache, Causal{}, false, ssmax::Serial{}, &rope));
+    check_source(data, cache, pool.keys(), Causal{}, {.rope = &rope, .rotate_source_keys = true});
   });
 }
 

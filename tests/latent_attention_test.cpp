@@ -8,8 +8,7 @@
 #include <vector>
 
 #include "catch.hpp"
-#include "decode_problem.hpp"
-#include "test_executors.hpp"
+#include "decode_sources.hpp"
 
 namespace decode_problem::latent_attention_test {
 
@@ -24,18 +23,6 @@ Data<T> latent(index_t heads, index_t queries, index_t keys) {
   for (index_t key = 0; key < keys; ++key)
     std::copy_n(data.k.data() + key * width, value_width, data.v.data() + key * value_width);
   return data;
-}
-
-template <class T, class K>
-Output<T> attend(const Data<T>& data, const K& keys, bool batch_invariant, auto&& executor) {
-  const Shape& s = data.shape;
-  Output<T> result(s);
-  ssmax::decode<T>({.q = data.q_view(),
-                    .out = {result.out.data(), {1, s.heads, s.queries, s.dv}},
-                    .lse = {result.lse.data(), {1, s.heads, s.queries}}},
-                   keys, ssmax::SSMax<Compute<T>>{Compute<T>(0.4)}, Causal{},
-                   {.batch_invariant = batch_invariant, .explanation = &result.explanation}, executor);
-  return result;
 }
 
 template <class T>
@@ -58,21 +45,7 @@ void compare(index_t heads, index_t queries, index_t keys) {
       PageTable<std::int32_t>(View<const std::int32_t, 2>(order.data(), {1, pages}), lengths));
   for_each_target_of<T>([&](const std::string& target) {
     INFO(target << ", heads " << heads << ", queries " << queries << ", keys " << keys);
-    for (const bool invariant : {true, false}) {
-      const Output<T> expected = attend(data, cache, invariant, ssmax::Serial{});
-      const Output<T> got = attend(data, stored_once, invariant, ssmax::Serial{});
-      if (invariant || heads * queries > 16) {
-        CHECK(got == expected);
-      } else {
-        Real worst = 0;
-        for (std::size_t i = 0; i < got.out.size(); ++i) {
-          const Real x = reference::widen(expected.out[i]), y = reference::widen(got.out[i]);
-          worst = worse(worst, std::abs(x - y) - rounding<T> * 2 * std::abs(x));
-        }
-        CHECK(worst <= 8e-6L);
-      }
-      CHECK(attend(data, stored_once, invariant, test_executors::Threads{3}) == got);
-    }
+    check_source(data, cache, stored_once);
   });
 }
 

@@ -13,9 +13,8 @@
 #include <vector>
 
 #include "catch.hpp"
-#include "decode_problem.hpp"
+#include "decode_sources.hpp"
 #include "refusal.hpp"
-#include "test_executors.hpp"
 
 namespace decode_problem::paged_keys_test {
 
@@ -97,30 +96,6 @@ struct Pool {
   }
 };
 
-template <class T, class K, class M>
-Output<T> attend(const Data<T>& data, const K& keys, const M& mask, bool batch_invariant, auto&& executor) {
-  const Shape& s = data.shape;
-  Output<T> result(s);
-  ssmax::decode<T>({.q = data.q_view(),
-                    .out = {result.out.data(), {s.batch(), s.heads, s.queries, s.dv}},
-                    .lse = {result.lse.data(), {s.batch(), s.heads, s.queries}}},
-                   keys, ssmax::SSMax<Compute<T>>{Compute<T>(0.4)}, mask,
-                   {.batch_invariant = batch_invariant, .explanation = &result.explanation}, executor);
-  return result;
-}
-
-template <class T>
-void check_near(const Output<T>& a, const Output<T>& b) {
-  Real worst = 0;
-  for (std::size_t i = 0; i < a.lse.size(); ++i)
-    worst = worse(worst, std::abs(Real(a.lse[i]) - Real(b.lse[i])));
-  for (std::size_t i = 0; i < a.out.size(); ++i) {
-    const Real x = reference::widen(a.out[i]), y = reference::widen(b.out[i]);
-    worst = worse(worst, std::abs(x - y) - rounding<T> * 2 * std::abs(x));
-  }
-  CHECK(worst <= 8e-6L);
-}
-
 template <class T, class Index>
 void compare(index_t size, Layout layout, index_t queries, index_t longest = 1300) {
   const Data<T> data({4, 2, queries, 24, layout == Layout::both_in_one ? 24 : 9, {longest, queries, 517}});
@@ -130,19 +105,7 @@ void compare(index_t size, Layout layout, index_t queries, index_t longest = 130
   for_each_target_of<T>([&](const std::string& target) {
     INFO(target << " pages of " << size << ", layout " << static_cast<int>(layout) << ", queries "
                 << queries);
-    const auto check = [&](const auto& keys, const auto& mask) {
-      for (const bool invariant : {true, false}) {
-        const Output<T> expected = attend(data, cache, mask, invariant, ssmax::Serial{});
-        const Output<T> got = attend(data, keys, mask, invariant, ssmax::Serial{});
-        if (invariant || queries * 2 > 16) {
-          CHECK(got == expected);
-        } else {
-          check_near(got, expected);
-        }
-        CHECK(attend(data, keys, mask, invariant, test_executors::Threads{3}) == got);
-        CHECK(got.explanation.path == expected.explanation.path);
-      }
-    };
+    const auto check = [&](const auto& keys, const auto& mask) { check_source(data, cache, keys, mask); };
     check(pool.keys(), Causal{});
     check(pool.keys_of_compressed_table(), ssmax::SlidingWindow{200});
     check(windowed.keys(), ssmax::SlidingWindow{60});

@@ -18,9 +18,8 @@
 
 #include "allocation_count.hpp"
 #include "catch.hpp"
-#include "decode_problem.hpp"
+#include "decode_sources.hpp"
 #include "refusal.hpp"
-#include "test_executors.hpp"
 
 namespace decode_problem::paged_kv_cache_test {
 
@@ -110,32 +109,6 @@ void append_positions(PagedKvCache<X>& cache, const Data<T>& data, index_t b, in
   cache.append(tokens(k), tokens(v), sequences, rope);
 }
 
-template <class T, class S>
-Output<T> attend(const Data<T>& data, const S& keys, const Rope<Compute<T>>* rope, bool batch_invariant,
-                 auto&& executor) {
-  const Shape& s = data.shape;
-  Output<T> result(s);
-  ssmax::decode<T>({.q = data.q_view(),
-                    .out = {result.out.data(), {s.batch(), s.heads, s.queries, s.dv}},
-                    .lse = {result.lse.data(), {s.batch(), s.heads, s.queries}}},
-                   keys, ssmax::SSMax<Compute<T>>{Compute<T>(0.4)}, Causal{},
-                   {.rope = rope, .batch_invariant = batch_invariant, .explanation = &result.explanation},
-                   executor);
-  return result;
-}
-
-template <class T>
-void check_near(const Output<T>& a, const Output<T>& b) {
-  Real worst = 0;
-  for (std::size_t i = 0; i < a.lse.size(); ++i)
-    worst = worse(worst, std::abs(Real(a.lse[i]) - Real(b.lse[i])));
-  for (std::size_t i = 0; i < a.out.size(); ++i) {
-    const Real x = reference::widen(a.out[i]), y = reference::widen(b.out[i]);
-    worst = worse(worst, std::abs(x - y) - rounding<T> * 2 * std::abs(x));
-  }
-  CHECK(worst <= 8e-6L);
-}
-
 /// X: storage of the cache. T: storage of q, k, v and out.
 template <class X, class T>
 void compare(index_t page, index_t queries, bool rotated) {
@@ -161,17 +134,7 @@ void compare(index_t page, index_t queries, bool rotated) {
   forget_free_pages<X, X>(cache, ids);
   for_each_target_of<X>([&](const std::string& target) {
     INFO(target << " pages of " << page << ", queries " << queries << ", rotated " << rotated);
-    for (const bool invariant : {true, false}) {
-      const Output<T> expected = attend(data, expected_cache, rope, invariant, ssmax::Serial{});
-      const Output<T> got = attend(data, cache.source(ids), rope, invariant, ssmax::Serial{});
-      if (invariant || queries * 2 > 16) {
-        CHECK(got == expected);
-      } else {
-        check_near(got, expected);
-      }
-      CHECK(attend(data, cache.source(ids), rope, invariant, test_executors::Threads{3}) == got);
-      CHECK(got.explanation.path == expected.explanation.path);
-    }
+    check_source(data, expected_cache, cache.source(ids), Causal{}, {.rope = rope});
   });
 }
 
@@ -205,12 +168,14 @@ TEST_CASE("a batch entry may repeat a sequence of a paged cache", "[decode][page
   const index_t id = cache.add();
   append_positions(cache, data, 0, id, 0, 40, nullptr);
   const std::array<index_t, 2> ids{id, id};
-  const Output<float> one =
-      attend(data, cache.source(std::span(ids).first(1)), nullptr, true, ssmax::Serial{});
+  const auto attend = [](const Data<float>& of, const auto& keys) {
+    return run(of, keys, ssmax::SSMax<float>{0.4f}, Causal{}, Identity{}, {.batch_invariant = true});
+  };
+  const Output<float> one = attend(data, cache.source(std::span(ids).first(1)));
   Output<float> expected = one;
   expected.out.insert(expected.out.end(), one.out.begin(), one.out.end());
   expected.lse.insert(expected.lse.end(), one.lse.begin(), one.lse.end());
-  CHECK(attend(repeated, cache.source(ids), nullptr, true, ssmax::Serial{}) == expected);
+  CHECK(attend(repeated, cache.source(ids)) == expected);
 }
 
 // ---- Contents ---------------------------------------------------------------------------------------------
