@@ -24,7 +24,8 @@ using ssmax::shared::GradientRows;
 enum class Form { softmax, log_softmax };
 
 constexpr index_t most_rows = 33;
-constexpr index_t lengths[] = {0, 1, 2, 3, 15, 16, 17, 31, 33, 48, 64, 80, 90, 100, 128, 129, 255, 256, 257};
+constexpr index_t lengths[] = {0,  1,  2,   3,   15,  16,  17,  31,  33,  48,   64,
+                               80, 90, 100, 128, 129, 255, 256, 257, 700, 2048, 2049};
 
 std::size_t index(index_t i) { return static_cast<std::size_t>(i); }
 

@@ -14,6 +14,9 @@
 // | 128 | 0.072 | 0.072 | 0.058 |
 // | 192 | - | 0.071 | 0.063 |
 // | 256 | - | 0.072 | 0.065 |
+//
+// Rows of up to 2048 elements take these kernels. The general path, which adds blocks in double, takes 1.03 to 1.07 of
+// their time at 1024 elements, and 1.2 for log-probabilities.
 
 /// Returns a vector whose lanes add up to the sum of the elements whose log-probability is not -inf.
 template <class S>
@@ -328,7 +331,7 @@ struct KernelTable<RowGradientKernels<T>> {
       .sum_unmasked = row_sum_unmasked<S>,
       .backward = row_backward<S>,
       .log_backward = row_log_backward<S>,
-      .longest = 256,
+      .longest = 2048,
       .backward_rows = softmax_gradients<S>,
       .log_backward_rows = log_softmax_gradients<S>,
   };
