@@ -1,4 +1,4 @@
-// What a server measures: a table with a column per server, and a plot of the times of tokens.
+// Measurements of a server: a table with a column per server, and a plot of the times of tokens.
 #pragma once
 
 #include <algorithm>
