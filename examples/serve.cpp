@@ -192,7 +192,7 @@ class Server {
     return generated;
   }
 
-  const Options& options_;
+  Options options_;
   examples::Caches caches_;
   examples::Decoder decoder_;
   std::vector<index_t> systems_;   // the sequences of the system prompts
@@ -204,7 +204,8 @@ class Server {
 
 // ---- The program. ---------------------------------------------------------------------------------------
 
-// A workload for a pool that is too small for all slots. All requests arrive almost at once.
+// A workload for a pool that is too small for all slots. All requests arrive almost at once. Both servers must
+// generate the same tokens although only the first one preempts sequences.
 Options small_workload(Options options) {
   options.requests = 12, options.slots = 12, options.budget = 64, options.pages = 44;
   options.prompt.longest = 200, options.outputs.longest = 50;
@@ -238,7 +239,9 @@ int run(const Options& options) {
   for (const Calls calls : {Calls::batched, Calls::one_by_one}) {
     const bool other_only = calls == Calls::batched ? options.one_by_one : options.batched;
     if (other_only) continue;
-    all.emplace_back(calls, model, systems, requests, options, pool);
+    Options own = options;
+    if (options.check && calls == Calls::one_by_one) own.pages *= 10;  // this server preempts no sequence
+    all.emplace_back(calls, model, systems, requests, own, pool);
     for (const Request& request : requests) outputs += static_cast<double>(request.outputs);
   }
   examples::Progress progress(outputs);
@@ -263,7 +266,7 @@ int run(const Options& options) {
     if (equal) std::printf("Both servers generated the same tokens, with bit-identical logits.\n");
   }
   if (options.check) {
-    check.holds("the pool was full", served.front().preempted > 0);
+    check.holds("the pool was full", options.one_by_one || served.front().preempted > 0);
     check.holds("sequences shared steps", served.front().sequences > 2 * served.front().steps);
   }
   return check.exit_code();
@@ -292,7 +295,7 @@ int main(int argc, char** argv) {
   auto* batched = app.add_flag("--batched", options.batched, "Only the server with one call per layer");
   app.add_flag("--one-by-one", options.one_by_one, "Only the server with one call per layer and sequence")
       ->excludes(batched);
-  app.add_flag("--check", options.check, "Serve a small workload, and fail if the pool is never full");
+  app.add_flag("--check", options.check, "Serve a small workload, and fail unless the first pool was full");
   app.add_option("--plot", options.plot, "Write serve.gp and serve.png to this folder");
   CLI11_PARSE(app, argc, argv);
   try {
