@@ -61,27 +61,34 @@ inline constexpr index_t decode_tile = 64;
 /// Returns whether `rows` queries read their keys more than once. At most `most` queries share one reading: 4, 2 or 1.
 SSMAX_INLINE constexpr bool reads_keys_again(index_t rows, index_t most) { return rows > most || rows == 3; }
 
-/// Prefetches `count` numbers of the row that lies `ahead` bytes after p, unless `ahead` is 0. Only targets with AVX-512
-/// prefetch, because the others were not measured.
+/// Only targets with AVX-512 prefetch, because the others were not measured.
+template <class S>
+inline constexpr bool decode_prefetches = S::width == 16;
+
+/// True if the kernels of `rows` queries have a form that does not prefetch.
+template <class S, int rows>
+inline constexpr bool decode_has_forms = rows == 1 && decode_prefetches<S>;
+
+/// Prefetches `count` numbers of the row that lies `ahead` bytes after p, unless `ahead` is 0. Exception: the kernels of
+/// one query do not test `ahead`, which would take a fifth of the time of float from memory. They have two forms.
 ///
 /// With one query, 16-bit rows are widened and multiplied about as fast as memory delivers the rows. So one query
-/// always prefetches them: 23 instead of 11 GB/s on an Intel processor with AMX. One query does not prefetch rows of
+/// always prefetches them: 23 instead of 11 GB/s on an Intel processor with AMX. One query does not prefetch long runs of
 /// float, which became 16 % slower on that processor. Measured on Zen 5 with 8 kv heads (one query, width 64: 12) and
 /// 32768 keys, from memory:
 ///
 /// | queries, width | float: without; with | bfloat16: without; with |
 /// |---|---|---|
-/// | 1, width 64 | 34; 38 GB/s (the test of `ahead`: 4 % in the cache) | always |
+/// | 1, width 64 | 34; 38 GB/s | always |
 /// | 1, width 128 | 40; 38 GB/s | always |
 /// | 2, width 64 | 32; 35 GB/s | 22; 42 GB/s |
 /// | 4, width 64 | 29; 37 GB/s | 27; 37 GB/s |
 /// | 2, width 128 | 27; 38 GB/s | 33; 39 GB/s |
-/// | 4, width 128 | 22; 34 GB/s | 28; 34 GB/s |
-template <class S, int rows, class X>
+/// | 4, width 128 | 29; 33 GB/s | 28; 34 GB/s |
+template <class S, int rows, bool prefetches, class X>
 SSMAX_INLINE void prefetch_row(const X* p, index_t count, index_t ahead) {
-  constexpr bool always = rows == 1 && sizeof(X) < sizeof(typename S::Value);
-  if constexpr (S::width == 16) {
-    if (!always && ahead == 0) return;
+  if constexpr (decode_prefetches<S> && prefetches) {
+    if (rows > 1 && ahead == 0) return;
     const auto ahead_of_p = reinterpret_cast<std::uintptr_t>(p) + static_cast<std::uintptr_t>(ahead);
     const std::uintptr_t end = ahead_of_p + static_cast<std::uintptr_t>(count) * sizeof(X);
     for (std::uintptr_t line = ahead_of_p / 64 * 64; line < end; line += 64)
@@ -90,7 +97,7 @@ SSMAX_INLINE void prefetch_row(const X* p, index_t count, index_t ahead) {
 }
 
 /// Writes s[rows][·] = q[rows × d] · k[·][d] for width / rows keys at a time.
-template <class S, int rows, class X>
+template <class S, int rows, bool prefetches, class X>
 void decode_logits_rows(const typename S::Value* q, index_t q_stride, const X* k, index_t k_stride,
                         index_t keys, index_t d, index_t ahead, typename S::Value* s, index_t s_stride) {
   using T = typename S::Value;
@@ -108,7 +115,7 @@ void decode_logits_rows(const typename S::Value* q, index_t q_stride, const X* k
     if (rows == 1 || d > decode_narrow<S>) {
       SSMAX_UNROLL
       for (int j = 0; j < step; ++j) {
-        prefetch_row<S, rows>(key[j], d, ahead);
+        prefetch_row<S, rows, prefetches>(key[j], d, ahead);
         for (index_t c = 0; c < whole; c += S::width) {
           const V y = load_stored<S>(key[j] + c);
           SSMAX_UNROLL
@@ -119,7 +126,7 @@ void decode_logits_rows(const typename S::Value* q, index_t q_stride, const X* k
     } else {
       if (ahead != 0) {
         SSMAX_UNROLL
-        for (int j = 0; j < step; ++j) prefetch_row<S, rows>(key[j], d, ahead);
+        for (int j = 0; j < step; ++j) prefetch_row<S, rows, prefetches>(key[j], d, ahead);
       }
       for (index_t c = 0; c < whole; c += S::width) {
         V x[rows];
@@ -169,8 +176,11 @@ void decode_logits(const typename S::Value* q, index_t q_stride, index_t rows, c
     const index_t count = std::min(tile, keys - first);
     index_t r = 0;
     const auto step = [&]<int step_rows>(std::integral_constant<int, step_rows>) {
-      decode_logits_rows<S, step_rows>(q + r * q_stride, q_stride, k, k_stride, count, d, r == 0 ? ahead : 0,
-                                       s + r * s_stride, s_stride);
+      const index_t rows_ahead = r == 0 ? ahead : 0;
+      const auto compute = rows_ahead == 0
+                               ? decode_logits_rows<S, step_rows, !decode_has_forms<S, step_rows>, X>
+                               : decode_logits_rows<S, step_rows, true, X>;
+      compute(q + r * q_stride, q_stride, k, k_stride, count, d, rows_ahead, s + r * s_stride, s_stride);
       r += step_rows;
     };
     if constexpr (decode_most_rows<S> >= 4) {
@@ -183,7 +193,7 @@ void decode_logits(const typename S::Value* q, index_t q_stride, index_t rows, c
   }
 }
 
-template <class S, int rows, int vectors, class X>
+template <class S, int rows, int vectors, bool prefetches, class X>
 SSMAX_INLINE void decode_accumulate_block(const typename S::Value* s, index_t s_stride, index_t keys,
                                           const X* v, index_t v_stride, index_t ahead, typename S::Value* o,
                                           index_t o_stride) {
@@ -195,7 +205,7 @@ SSMAX_INLINE void decode_accumulate_block(const typename S::Value* s, index_t s_
     for (int j = 0; j < vectors; ++j) sum[i][j] = S::set(0);
   }
   for (index_t key = 0; key < keys; ++key) {
-    prefetch_row<S, rows>(v + key * v_stride, vectors * S::width, ahead);
+    prefetch_row<S, rows, prefetches>(v + key * v_stride, vectors * S::width, ahead);
     V x[vectors];
     SSMAX_UNROLL
     for (int j = 0; j < vectors; ++j) x[j] = load_stored<S>(v + key * v_stride + j * S::width);
@@ -216,7 +226,7 @@ SSMAX_INLINE void decode_accumulate_block(const typename S::Value* s, index_t s_
   }
 }
 
-template <class S, int rows, class X>
+template <class S, int rows, bool prefetches, class X>
 void decode_accumulate_rows(const typename S::Value* s, index_t s_stride, index_t keys, const X* v,
                             index_t v_stride, index_t dv, index_t ahead, typename S::Value* o,
                             index_t o_stride) {
@@ -224,19 +234,23 @@ void decode_accumulate_rows(const typename S::Value* s, index_t s_stride, index_
   index_t c = 0;
   if constexpr (2 * S::tile_rows / rows >= 8) {
     for (; c + 8 * S::width <= dv; c += 8 * S::width) {
-      decode_accumulate_block<S, rows, 8>(s, s_stride, keys, v + c, v_stride, ahead, o + c, o_stride);
+      decode_accumulate_block<S, rows, 8, prefetches>(s, s_stride, keys, v + c, v_stride, ahead, o + c,
+                                                      o_stride);
     }
   }
   if constexpr (2 * S::tile_rows / rows >= 4) {
     for (; c + 4 * S::width <= dv; c += 4 * S::width) {
-      decode_accumulate_block<S, rows, 4>(s, s_stride, keys, v + c, v_stride, ahead, o + c, o_stride);
+      decode_accumulate_block<S, rows, 4, prefetches>(s, s_stride, keys, v + c, v_stride, ahead, o + c,
+                                                      o_stride);
     }
   }
   for (; c + 2 * S::width <= dv; c += 2 * S::width) {
-    decode_accumulate_block<S, rows, 2>(s, s_stride, keys, v + c, v_stride, ahead, o + c, o_stride);
+    decode_accumulate_block<S, rows, 2, prefetches>(s, s_stride, keys, v + c, v_stride, ahead, o + c,
+                                                    o_stride);
   }
   for (; c + S::width <= dv; c += S::width) {
-    decode_accumulate_block<S, rows, 1>(s, s_stride, keys, v + c, v_stride, ahead, o + c, o_stride);
+    decode_accumulate_block<S, rows, 1, prefetches>(s, s_stride, keys, v + c, v_stride, ahead, o + c,
+                                                    o_stride);
   }
   if (c == dv) return;
   V sum[rows];
@@ -261,8 +275,11 @@ void decode_accumulate(const typename S::Value* s, index_t s_stride, index_t row
     const index_t count = std::min(tile, keys - first);
     index_t r = 0;
     const auto step = [&]<int step_rows>(std::integral_constant<int, step_rows>) {
-      decode_accumulate_rows<S, step_rows>(s + r * s_stride, s_stride, count, v, v_stride, dv,
-                                           r == 0 ? ahead : 0, o + r * o_stride, o_stride);
+      const index_t rows_ahead = r == 0 ? ahead : 0;
+      const auto compute = rows_ahead == 0
+                               ? decode_accumulate_rows<S, step_rows, !decode_has_forms<S, step_rows>, X>
+                               : decode_accumulate_rows<S, step_rows, true, X>;
+      compute(s + r * s_stride, s_stride, count, v, v_stride, dv, rows_ahead, o + r * o_stride, o_stride);
       r += step_rows;
     };
     if constexpr (decode_most_rows<S> >= 4) {

@@ -31,8 +31,7 @@ bool exceeds_cache(const Problem<Compute>& problem, KeyRange keys) {
 /// | 128, 256 | 25 GB/s | 27 GB/s |
 ///
 /// With float, 8 queries and width 64: 37 instead of 21 GB/s from the third-level cache, 27 instead of 18 from memory.
-/// With float, 4 queries and width 128: 44 instead of 31, and 34 instead of 22. kernels/decode.inl has the figures of
-/// 1 to 4 queries.
+/// kernels/decode.inl has the figures of 1 to 4 queries.
 ///
 /// One query does not prefetch float. It prefetches rows of 8 bits 192 keys before their use. From memory, with 12 kv
 /// heads of width 64, best of 21 runs:
