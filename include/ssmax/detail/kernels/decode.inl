@@ -65,12 +65,9 @@ SSMAX_INLINE constexpr bool reads_keys_again(index_t rows, index_t most) { retur
 template <class S>
 inline constexpr bool decode_prefetches = S::width == 16;
 
-/// True if the kernels of `rows` queries have a form that does not prefetch.
-template <class S, int rows>
-inline constexpr bool decode_has_forms = rows == 1 && decode_prefetches<S>;
-
-/// Prefetches `count` numbers of the row that lies `ahead` bytes after p, unless `ahead` is 0. Exception: the kernels of
-/// one query do not test `ahead`, which would take a fifth of the time of float from memory. They have two forms.
+/// Prefetches `count` numbers of the row that lies `ahead` bytes after p. Kernels have a form that does not prefetch: a
+/// test of `ahead` per row takes a fifth of the time of one float query from memory, and 5 % of four from the third-level
+/// cache.
 ///
 /// With one query, 16-bit rows are widened and multiplied about as fast as memory delivers the rows. So one query
 /// always prefetches them: 23 instead of 11 GB/s on an Intel processor with AMX. One query does not prefetch long runs of
@@ -85,10 +82,9 @@ inline constexpr bool decode_has_forms = rows == 1 && decode_prefetches<S>;
 /// | 4, width 64 | 29; 37 GB/s | 27; 37 GB/s |
 /// | 2, width 128 | 27; 38 GB/s | 33; 39 GB/s |
 /// | 4, width 128 | 29; 33 GB/s | 28; 34 GB/s |
-template <class S, int rows, bool prefetches, class X>
+template <bool prefetches, class X>
 SSMAX_INLINE void prefetch_row(const X* p, index_t count, index_t ahead) {
-  if constexpr (decode_prefetches<S> && prefetches) {
-    if (rows > 1 && ahead == 0) return;
+  if constexpr (prefetches) {
     const auto ahead_of_p = reinterpret_cast<std::uintptr_t>(p) + static_cast<std::uintptr_t>(ahead);
     const std::uintptr_t end = ahead_of_p + static_cast<std::uintptr_t>(count) * sizeof(X);
     for (std::uintptr_t line = ahead_of_p / 64 * 64; line < end; line += 64)
@@ -115,7 +111,7 @@ void decode_logits_rows(const typename S::Value* q, index_t q_stride, const X* k
     if (rows == 1 || d > decode_narrow<S>) {
       SSMAX_UNROLL
       for (int j = 0; j < step; ++j) {
-        prefetch_row<S, rows, prefetches>(key[j], d, ahead);
+        prefetch_row<prefetches>(key[j], d, ahead);
         for (index_t c = 0; c < whole; c += S::width) {
           const V y = load_stored<S>(key[j] + c);
           SSMAX_UNROLL
@@ -124,10 +120,8 @@ void decode_logits_rows(const typename S::Value* q, index_t q_stride, const X* k
         }
       }
     } else {
-      if (ahead != 0) {
-        SSMAX_UNROLL
-        for (int j = 0; j < step; ++j) prefetch_row<S, rows, prefetches>(key[j], d, ahead);
-      }
+      SSMAX_UNROLL
+      for (int j = 0; j < step; ++j) prefetch_row<prefetches>(key[j], d, ahead);
       for (index_t c = 0; c < whole; c += S::width) {
         V x[rows];
         SSMAX_UNROLL
@@ -177,9 +171,8 @@ void decode_logits(const typename S::Value* q, index_t q_stride, index_t rows, c
     index_t r = 0;
     const auto step = [&]<int step_rows>(std::integral_constant<int, step_rows>) {
       const index_t rows_ahead = r == 0 ? ahead : 0;
-      const auto compute = rows_ahead == 0
-                               ? decode_logits_rows<S, step_rows, !decode_has_forms<S, step_rows>, X>
-                               : decode_logits_rows<S, step_rows, true, X>;
+      const auto compute = rows_ahead == 0 ? decode_logits_rows<S, step_rows, false, X>
+                                           : decode_logits_rows<S, step_rows, decode_prefetches<S>, X>;
       compute(q + r * q_stride, q_stride, k, k_stride, count, d, rows_ahead, s + r * s_stride, s_stride);
       r += step_rows;
     };
@@ -202,10 +195,10 @@ SSMAX_INLINE void decode_accumulate_block(const typename S::Value* s, index_t s_
   SSMAX_UNROLL
   for (int i = 0; i < rows; ++i) {
     SSMAX_UNROLL
-    for (int j = 0; j < vectors; ++j) sum[i][j] = S::set(0);
+    for (int j = 0; j < vectors; ++j) sum[i][j] = S::load(o + i * o_stride + j * S::width);
   }
   for (index_t key = 0; key < keys; ++key) {
-    prefetch_row<S, rows, prefetches>(v + key * v_stride, vectors * S::width, ahead);
+    prefetch_row<prefetches>(v + key * v_stride, vectors * S::width, ahead);
     V x[vectors];
     SSMAX_UNROLL
     for (int j = 0; j < vectors; ++j) x[j] = load_stored<S>(v + key * v_stride + j * S::width);
@@ -219,10 +212,7 @@ SSMAX_INLINE void decode_accumulate_block(const typename S::Value* s, index_t s_
   SSMAX_UNROLL
   for (int i = 0; i < rows; ++i) {
     SSMAX_UNROLL
-    for (int j = 0; j < vectors; ++j) {
-      typename S::Value* to = o + i * o_stride + j * S::width;
-      S::store(to, S::add(S::load(to), sum[i][j]));
-    }
+    for (int j = 0; j < vectors; ++j) S::store(o + i * o_stride + j * S::width, sum[i][j]);
   }
 }
 
@@ -254,15 +244,12 @@ void decode_accumulate_rows(const typename S::Value* s, index_t s_stride, index_
   }
   if (c == dv) return;
   V sum[rows];
-  for (int i = 0; i < rows; ++i) sum[i] = S::set(0);
+  for (int i = 0; i < rows; ++i) sum[i] = S::load_part(o + i * o_stride + c, dv - c, 0);
   for (index_t key = 0; key < keys; ++key) {
     const V x = load_stored_part<S>(v + key * v_stride + c, dv - c);
     for (int i = 0; i < rows; ++i) sum[i] = S::fma(S::set(s[i * s_stride + key]), x, sum[i]);
   }
-  for (int i = 0; i < rows; ++i) {
-    typename S::Value* to = o + i * o_stride + c;
-    S::store_part(to, S::add(S::load_part(to, dv - c, 0), sum[i]), dv - c);
-  }
+  for (int i = 0; i < rows; ++i) S::store_part(o + i * o_stride + c, sum[i], dv - c);
 }
 
 template <class S, class X>
@@ -276,9 +263,8 @@ void decode_accumulate(const typename S::Value* s, index_t s_stride, index_t row
     index_t r = 0;
     const auto step = [&]<int step_rows>(std::integral_constant<int, step_rows>) {
       const index_t rows_ahead = r == 0 ? ahead : 0;
-      const auto compute = rows_ahead == 0
-                               ? decode_accumulate_rows<S, step_rows, !decode_has_forms<S, step_rows>, X>
-                               : decode_accumulate_rows<S, step_rows, true, X>;
+      const auto compute = rows_ahead == 0 ? decode_accumulate_rows<S, step_rows, false, X>
+                                           : decode_accumulate_rows<S, step_rows, decode_prefetches<S>, X>;
       compute(s + r * s_stride, s_stride, count, v, v_stride, dv, rows_ahead, o + r * o_stride, o_stride);
       r += step_rows;
     };

@@ -12,6 +12,10 @@ SSMAX_BEGIN_DETAIL
 /// second-level cache, where prefetching costs a tenth of the time.
 inline constexpr index_t max_cached_numbers = index_t{256} << 10;
 
+/// The largest number of bytes of keys and values, of all sequences and kv heads, that two to four queries do not
+/// prefetch. They may lie in the third-level cache, if it holds the layers of the model.
+inline constexpr index_t max_shared_bytes = index_t{8} << 20;
+
 /// Returns whether the keys and values of a task may lie beyond the second-level cache.
 template <class Compute>
 bool exceeds_cache(const Problem<Compute>& problem, KeyRange keys) {
@@ -33,6 +37,15 @@ bool exceeds_cache(const Problem<Compute>& problem, KeyRange keys) {
 /// With float, 8 queries and width 64: 37 instead of 21 GB/s from the third-level cache, 27 instead of 18 from memory.
 /// kernels/decode.inl has the figures of 1 to 4 queries.
 ///
+/// Two to four queries do not prefetch from the third-level cache. With four float queries, width 128 and 2 kv heads:
+///
+/// | distance | 8 MiB | 16 MiB | 32 MiB | 128 MiB |
+/// |---|---|---|---|---|
+/// | 0 | 66 GB/s | 38 GB/s | 34 GB/s | 30 GB/s |
+/// | 16 | 64 GB/s | 45 GB/s | 40 GB/s | 36 GB/s |
+/// | 32 | 61 GB/s | 52 GB/s | 40 GB/s | 35 GB/s |
+/// | 64 | 55 GB/s | 49 GB/s | 40 GB/s | 35 GB/s |
+///
 /// One query does not prefetch float. It prefetches rows of 8 bits 192 keys before their use. From memory, with 12 kv
 /// heads of width 64, best of 21 runs:
 ///
@@ -46,7 +59,12 @@ template <class Compute>
 index_t keys_to_prefetch(const Problem<Compute>& problem, KeyRange keys, index_t element_size) {
   const bool is_wide = element_size >= static_cast<index_t>(sizeof(float));
   if (problem.rows() == 1) return is_wide ? 0 : element_size == 1 ? 192 : 64;
-  return exceeds_cache(problem, keys) ? 64 : 0;
+  if (!exceeds_cache(problem, keys)) return 0;
+  if (problem.rows() > 4) return 64;
+  const KeySourceShape shape = problem.keys.shape();
+  const index_t bytes =
+      shape.batch * shape.kv_heads * keys.size() * (shape.width + shape.value_width) * element_size;
+  return bytes <= max_shared_bytes ? 0 : is_wide ? 32 : 64;
 }
 
 /// The longest run of keys whose kernels prefetch the runs after it. Kernels of longer runs prefetch within the run.
