@@ -1,4 +1,5 @@
-// Registers the benchmarks of sparse masks, trees of candidates, latent attention and batches of sequences.
+// Registers the benchmarks of sparse masks, trees of candidates, latent attention, batches of sequences and common
+// prompts.
 #include "serving.hpp"
 
 #include <algorithm>
@@ -396,6 +397,82 @@ void register_step() {
   }
 }
 
+// A source without common keys: each sequence is computed alone.
+template <class K>
+struct Alone {
+  using Element = typename K::Element;
+  const K& keys;
+
+  KeySourceShape shape() const { return keys.shape(); }
+  index_t length(index_t b) const { return keys.length(b); }
+  KeyRange stored(index_t b) const { return keys.stored(b); }
+  KeyRun<Element> run(index_t b, index_t h, index_t key) const { return keys.run(b, h, key); }
+};
+
+// 32 sequences with a common prompt of 8192 keys and 100 keys of their own. One new token each.
+template <class T>
+struct Prompted {
+  static constexpr index_t width = 64, prompt = 8192, own = 100, count = 32;
+  index_t heads;
+  PagedKvCache<T> cache;
+  std::vector<index_t> ids;
+  Tensors<T> tensors;
+
+  Prompted(index_t a_heads, index_t kv_heads)
+      : heads(a_heads),
+        cache({.kv_heads = kv_heads, .width = width, .pages = prompt / 64 + 2 * count}),
+        tensors({count, heads, 1, width}) {
+    const Tensors<T> stored({1, prompt, kv_heads, width});
+    const auto append = [&](index_t id, index_t keys) {
+      const View<const T, 3> rows(stored.k.data(), {keys, kv_heads, width});
+      cache.append(rows, rows, std::vector<index_t>(static_cast<std::size_t>(keys), id));
+    };
+    const index_t root = cache.add();
+    append(root, prompt);
+    for (index_t i = 0; i < count; ++i) {
+      ids.push_back(cache.fork(root));
+      append(ids.back(), own);
+    }
+  }
+  template <class K>
+  void decode(const K& keys) {
+    ssmax::decode<T>({.q = tensors.in(tensors.q), .out = tensors.to(tensors.out)}, keys, SSMax<float>{0.43f});
+  }
+};
+
+template <class T>
+void register_common_prompt(index_t heads, index_t kv_heads, const std::string& type) {
+  using Work = std::shared_ptr<Prompted<T>>;
+  const auto once = [](const Work& work) -> Run {
+    return [=] { work->decode(work->cache.source(work->ids)); };
+  };
+  const auto alone = [](const Work& work) -> Run {
+    return [=] {
+      const auto keys = work->cache.source(work->ids);
+      work->decode(Alone<std::remove_const_t<decltype(keys)>>{keys});
+    };
+  };
+  const auto same = [alone](const Work& work) {
+    const std::vector<T> out = work->tensors.out;
+    alone(work)();
+    return compare(work->tensors.out, out);
+  };
+  const auto shared = std::make_shared<Work>();
+  const auto work = [=] {
+    if (*shared == nullptr) *shared = std::make_shared<Prompted<T>>(heads, kv_heads);
+    return *shared;
+  };
+  using P = Prompted<T>;
+  const double operations =
+      4.0 * P::width * static_cast<double>(heads) * double{P::count} * (double{P::prompt} + double{P::own});
+  const std::string shape = "s32_p8192_own100_h" + std::to_string(heads) + "_kv" + std::to_string(kv_heads) +
+                            "_d64_" + type + "_t1";
+  for (const Implementation<Work>& implementation :
+       {Implementation<Work>{"ssmax", once, same}, Implementation<Work>{"alone", alone, same}}) {
+    add_benchmark<Work>("shared", shape, implementation, work, gflops(operations));
+  }
+}
+
 }  // namespace
 
 void register_serving() {
@@ -408,6 +485,9 @@ void register_serving() {
   register_latent<float>("f32");
   register_latent<bfloat16>("bf16");
   register_step();
+  register_common_prompt<float>(12, 12, "f32");
+  register_common_prompt<bfloat16>(12, 12, "bf16");
+  register_common_prompt<bfloat16>(16, 2, "bf16");
 }
 
 }  // namespace ssmax_bench

@@ -52,6 +52,7 @@ struct Explanation {
   index_t tasks = 0;                ///< Tasks of the executor before the keys are split.
   index_t key_chunks = 1;           ///< Chunks that the keys of a task are split into; 1: not split.
   index_t threads = 0;              ///< Number of threads that have memory.
+  index_t shared_sequences = 0;     ///< Sequences whose first keys are computed once for several sequences.
   std::size_t workspace_bytes = 0;  ///< Memory of the call, in bytes; the size a Workspace needs.
   const char* reason = "";  ///< Why a faster path does not take the call; "" if this path is the fastest.
 };
@@ -79,9 +80,9 @@ SSMAX_COLD inline void write_line(const Explanation& e, char (&line)[max_of_a_li
   if (e.path == Path::none) return;
   std::snprintf(line + length, sizeof(line) - static_cast<std::size_t>(length),
                 " target=%s operands=%s rows=%td query_block=%td key_block=%td tile_lanes=%td tasks=%td "
-                "key_chunks=%td threads=%td workspace_bytes=%zu reason=\"%s\"",
+                "key_chunks=%td threads=%td shared_sequences=%td workspace_bytes=%zu reason=\"%s\"",
                 target_name(e.target), e.operands, e.rows, e.query_block, e.key_block, e.tile_lanes, e.tasks,
-                e.key_chunks, e.threads, e.workspace_bytes, e.reason);
+                e.key_chunks, e.threads, e.shared_sequences, e.workspace_bytes, e.reason);
 }
 
 }  // namespace detail

@@ -20,8 +20,7 @@
 /// the length of the whole sequence, compute the multipliers and pass them by PerQuery (scaling_per_query.hpp). Keys must
 /// be rotated before they are stored.
 ///
-/// With `batch_invariant` or more than 16 queries per kv head, results are bit-identical to those over a KvCache of the
-/// same keys.
+/// Results are bit-identical to those over a KvCache of the same keys.
 ///
 /// The constructor checks everything in O(entries) and throws std::invalid_argument with the name of the argument. Pool,
 /// indices and lengths must outlive the source, and must not change while it is used.

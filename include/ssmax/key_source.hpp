@@ -18,6 +18,10 @@
 ///     KeyRange forgotten(batch) const                 returns positions within stored(batch) whose keys are no longer
 ///                                                     stored. A mask must not show them. `run` must return readable
 ///                                                     memory for them (default: no position)
+///     bool shares_keys() const                        returns whether several sequences may have keys in the same memory,
+///                                                     as sequences with common pages do. If two sequences have a key in
+///                                                     the same memory for kv head 0, they have it for all kv heads
+///                                                     (default: false)
 ///     std::pair<std::span<const Element>, std::span<const ValueElement>> memory() const
 ///                                                     returns the memory of keys and values. Calls throw if a result
 ///                                                     overlaps it

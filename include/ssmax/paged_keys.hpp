@@ -27,9 +27,9 @@
 /// its keys. Negative entries lie at the start of a sequence, or in one gap. Entries beyond the length are not read.
 /// Keys that no query sees never affect a result, NaN included.
 ///
-/// Pages that are neighbours in the table and in memory make one run of keys, of at most 1024 keys. With
-/// `batch_invariant` or more than 16 queries per kv head, results are bit-identical to those over a KvCache of the
-/// same keys.
+/// Pages that are neighbours in the table and in memory make one run of keys, of at most 1024 keys. Results are
+/// bit-identical to those over a KvCache of the same keys. Keys of pages that several sequences begin with are computed
+/// once (docs/kv_cache.md).
 ///
 /// The constructor checks everything in O(pages of the sequences) and throws std::invalid_argument with the name of
 /// the argument. It allocates only if an entry is negative. Pool, table and lengths must outlive the source, and must
@@ -136,6 +136,8 @@ class PagedKeys {
     const KeyRange gone = missing(b);
     return {gone.begin == 0 ? gone.end : 0, length(b)};
   }
+  /// Returns true: several sequences may have the same pages.
+  [[nodiscard]] bool shares_keys() const { return true; }
   /// Returns positions in a gap of the table.
   [[nodiscard]] KeyRange forgotten(index_t b) const {
     const KeyRange gone = missing(b);

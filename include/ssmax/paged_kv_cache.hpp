@@ -21,8 +21,8 @@
 /// write (copy on write). The functions keep, truncate and remove free the pages that no sequence uses any more. Memory
 /// that no sequence uses never affects a result, NaN included.
 ///
-/// Storage types and rounding are those of KvCache (kv_cache.hpp). With `batch_invariant` or more than 16 queries per
-/// kv head, results are bit-identical to those over a KvCache of the same keys.
+/// Storage types and rounding are those of KvCache (kv_cache.hpp). Results are bit-identical to those over a
+/// KvCache of the same keys. Keys that several sequences have in common since `fork` are computed once.
 ///
 /// Functions throw std::invalid_argument with the name of the argument. If too few pages are free, append and keep throw
 /// PagedKvCacheFull. The cache is then unchanged.
@@ -116,6 +116,8 @@ class PagedKvCache {
     [[nodiscard]] index_t length(index_t b) const { return cache_->sequence(id(b)).length; }
     /// Returns all positions of batch entry b.
     [[nodiscard]] KeyRange stored(index_t b) const { return {0, length(b)}; }
+    /// Returns true: sequences made by `fork` have the same pages.
+    [[nodiscard]] bool shares_keys() const { return true; }
     /// Returns the keys from `key` to the end of its page, of batch entry b and kv head h.
     [[nodiscard]] KeyRun<K, V> run(index_t b, index_t h, index_t key) const {
       return cache_->run(id(b), h, key);

@@ -62,6 +62,8 @@ SSMAX_SOURCE_MEMBER(has_source_stored, stored, std::same_as<KeyRange>, "KeyRange
 SSMAX_SOURCE_MEMBER(has_source_run, run, std::same_as<SourceRun<S>>,
                     "KeyRun<Element> run(index_t batch, index_t kv_head, index_t key) const", i, i, i)
 
+SSMAX_OPTIONAL_MEMBER(has_shares_keys, "source of keys", shares_keys, std::same_as<bool>,
+                      "bool shares_keys() const")
 SSMAX_OPTIONAL_MEMBER(has_forgotten, "source of keys", forgotten, std::same_as<KeyRange>,
                       "KeyRange forgotten(index_t batch) const", index_t{})
 

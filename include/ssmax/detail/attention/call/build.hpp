@@ -122,7 +122,9 @@ Result<ComputeType<T>> make_result(const View<Out, 4>& out, const View<ComputeTy
 /// Returns a result that is a state, to be merged with other states.
 template <class Compute>
 Result<Compute> make_state_result(const AttentionState<Compute>& state, bool continues) {
-  return {.state = addressable(state), .continues = continues};
+  Result<Compute> result{.state = addressable(state)};
+  if (continues) result.start = result.state;
+  return result;
 }
 
 template <class T>

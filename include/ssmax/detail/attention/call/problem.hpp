@@ -32,6 +32,15 @@ struct Caller {
   bool only_explains = false;  // a plan: the drivers return after they have explained the call
 };
 
+/// Keys at the start of sequences that lie in the same memory. The call computes them in a pass of its own, for the
+/// queries of all these sequences together (forward/shared_keys.hpp).
+struct SharedKeys {
+  const index_t* counts = nullptr;     // [entries]: the number of shared keys of a sequence. Null: no pass
+  std::span<const index_t> members{};  // the pass of shared keys: the batch entries whose queries it computes
+  index_t sequences = 0;               // sequences with shared keys
+  bool is_searched = false;            // whether the driver has searched for shared keys
+};
+
 /// One call of attention. A is the type that the call computes in.
 template <class Compute>
 struct Problem {
@@ -55,6 +64,7 @@ struct Problem {
   /// sequence.
   SequenceLengths lengths{};
   index_t sequence = -1;  // the only batch entry of this problem, or -1 for all
+  SharedKeys shared{};
   Caller caller{};
 
   SSMAX_INLINE bool has_rope() const { return rope.cosine != nullptr; }
@@ -82,8 +92,27 @@ struct Problem {
   SSMAX_INLINE index_t kv_heads() const { return keys.shape().kv_heads; }
   /// Returns the number of query heads per kv head.
   SSMAX_INLINE index_t heads_per_kv_head() const { return q.extent(1) / std::max<index_t>(kv_heads(), 1); }
+  /// Returns the number of rows of a batch entry: its queries of a kv head.
+  SSMAX_INLINE index_t entry_rows() const { return q.extent(2) * heads_per_kv_head(); }
   /// Returns the number of rows: the queries of a kv head.
-  SSMAX_INLINE index_t rows() const { return q.extent(2) * heads_per_kv_head(); }
+  SSMAX_INLINE index_t rows() const {
+    return entry_rows() * std::max<index_t>(1, std::ssize(shared.members));
+  }
+  /// Returns whether a batch entry has a state in Result::start, if that is given.
+  SSMAX_INLINE bool has_start(index_t batch) const {
+    return shared.counts == nullptr || shared.counts[batch] > 0;
+  }
+  /// Returns the keys of a batch entry that are stored and that this pass computes.
+  SSMAX_INLINE KeyRange stored(index_t batch) const {
+    KeyRange range = keys.stored(batch);
+    if (shared.counts == nullptr) return range;
+    if (shared.members.empty()) {
+      range.begin = std::max(range.begin, shared.counts[batch]);
+    } else {
+      range.end = std::min(range.end, shared.counts[batch]);
+    }
+    return range;
+  }
 };
 
 /// The outputs of a call: normalized out and lse, or a state to be merged with other states.
@@ -94,7 +123,9 @@ struct Result {
   std::span<const Compute> sinks{};  // of all heads of the call, as is the state
   bool scaled_sinks = false;         // whether sinks are logits, to be multiplied by c
   AttentionState<Compute> state{};   // if given, the members above are not
-  bool continues = false;            // whether the state holds the sums of earlier keys
+  AttentionState<Compute> start{};   // if given, the state after earlier keys
+
+  SSMAX_INLINE bool continues() const { return start.shift.data_handle() != nullptr; }
 };
 
 struct QueryRow {
@@ -109,16 +140,25 @@ SSMAX_END
 SSMAX_BEGIN_DETAIL
 
 /// Iterates over the queries of a kv head. The query heads of one position are neighbours, so that the rows of one
-/// vector have nearly the same visible keys.
+/// vector have nearly the same visible keys. In a pass of shared keys, the queries of one sequence follow another.
+template <class Compute>
 class QueryCursor {
  public:
-  template <class Compute>
   QueryCursor(const Problem<Compute>& problem, index_t batch, index_t kv_head, index_t row)
-      : first_head_(problem.first_head() + kv_head * problem.heads_per_kv_head()),
+      : problem_(problem),
+        first_head_(problem.first_head() + kv_head * problem.heads_per_kv_head()),
         last_head_(first_head_ + problem.heads_per_kv_head() - 1),
-        head_(first_head_ + row % problem.heads_per_kv_head()),
-        index_(problem.first_query + row / problem.heads_per_kv_head()),
-        query_{.batch = batch, .shape = problem.shape(batch)} {}
+        end_index_(problem.first_query + problem.q.extent(2)) {
+    const auto members = problem.shared.members;
+    if (!members.empty()) {
+      member_ = row / problem.entry_rows();
+      batch = members[static_cast<std::size_t>(member_)];
+      row %= problem.entry_rows();
+    }
+    head_ = first_head_ + row % problem.heads_per_kv_head();
+    index_ = problem.first_query + row / problem.heads_per_kv_head();
+    enter(batch);
+  }
 
   Query operator*() const {
     Query query = query_;
@@ -126,16 +166,28 @@ class QueryCursor {
     query.index = index_;
     return query;
   }
+  /// Returns the keys that the problem computes for the query.
+  KeyRange stored() const { return stored_; }
   void next() {
-    if (head_++ == last_head_) {
-      head_ = first_head_;
-      ++index_;
-    }
+    if (head_++ < last_head_) return;
+    head_ = first_head_;
+    if (++index_ < end_index_) return;
+    const auto members = problem_.shared.members;
+    if (++member_ >= std::ssize(members)) return;
+    index_ = problem_.first_query;
+    enter(members[static_cast<std::size_t>(member_)]);
   }
 
  private:
-  index_t first_head_, last_head_, head_, index_;
+  void enter(index_t batch) {
+    query_ = {.batch = batch, .shape = problem_.shape(batch)};
+    stored_ = problem_.stored(batch);
+  }
+
+  const Problem<Compute>& problem_;
+  index_t first_head_, last_head_, head_, index_, end_index_, member_ = 0;
   Query query_;  // without head and index: copying a fresh write stalls on store forwarding
+  KeyRange stored_;
 };
 
 SSMAX_END

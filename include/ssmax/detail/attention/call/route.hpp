@@ -36,16 +36,16 @@ using WhyNot = const char*;
 /// `explains` requests the texts of the exceptions.
 template <class Compute>
 WhyNot why_not_short_keys(const Problem<Compute>& problem, const Result<Compute>& result, bool explains) {
-  if (problem.rows() < min_short_rows) return "";
+  if (problem.entry_rows() < min_short_rows) return "";
   const bool in_cache = problem.from_source || !problem.rotate_keys,
-             is_exception = in_cache || result.continues;
+             is_exception = in_cache || result.continues();
   if (is_exception && !explains) return "";
   const index_t first = problem.first_entry(), end = first + problem.entries();
   for (index_t batch = first; batch < end; ++batch) {
     if (problem.keys.length(batch) > key_block) return "";
   }
   if (in_cache) return "short_keys: keys are in a cache";
-  if (result.continues) return "short_keys: the state continues another one";
+  if (result.continues()) return "short_keys: the state continues another one";
   if (problem.batch_invariant) return "short_keys: batch_invariant is set";
   return nullptr;
 }
@@ -70,17 +70,17 @@ WhyNot why_not_bf16(const Problem<Compute>& problem, const Bf16Capabilities& tar
 template <class Compute>
 WhyNot why_not_bf16_decode(const Problem<Compute>& problem, const Bf16Capabilities& target) {
   if (const WhyNot why_not = why_not_bf16(problem, target)) return why_not;
-  if (problem.rows() < min_bf16_decode_rows && !problem.batch_invariant)
+  if (problem.entry_rows() < min_bf16_decode_rows && !problem.batch_invariant)
     return "bfloat16: fewer than 5 rows per kv head";
   if (!target.has_pair_dots) return "bfloat16: this target has no pair dots";
   if (problem.rotates_keys()) return "bfloat16: keys are rotated in the call";
   return nullptr;
 }
 
-/// Returns whether the bf16 path of a call is prefill_bf16 rather than decode_bf16.
+/// Returns whether the bf16 path of `rows` rows is prefill_bf16 rather than decode_bf16.
 template <class Compute>
-bool is_bf16_prefill(const Problem<Compute>& problem, const Bf16Capabilities& target) {
-  if (problem.rows() > target.decode_rows_max) return true;
+bool is_bf16_prefill(const Problem<Compute>& problem, const Bf16Capabilities& target, index_t rows) {
+  if (rows > target.decode_rows_max) return true;
   return problem.batch_invariant && (!target.has_pair_dots || problem.rotates_keys());
 }
 
@@ -102,13 +102,16 @@ bool is_bf16_prefill(const Problem<Compute>& problem, const Bf16Capabilities& ta
 /// route is the one against short_keys or decode.
 template <class Compute>
 Route route(const Problem<Compute>& problem, const Result<Compute>& result, bool explains = false) {
-  const index_t rows = problem.rows();
+  // A pass of shared keys takes the path of its sequences, or one with the same bits.
+  const index_t rows = problem.entry_rows();
   const WhyNot not_short = why_not_short_keys(problem, result, explains);
   if (not_short == nullptr) return {Path::short_keys, ""};
   const Bf16Capabilities target = bf16_capabilities(active_target());
-  const bool is_prefill = is_bf16_prefill(problem, target);
+  const bool is_prefill = is_bf16_prefill(problem, target, rows);
   const WhyNot not_bf16 = is_prefill ? why_not_bf16(problem, target) : why_not_bf16_decode(problem, target);
-  if (not_bf16 == nullptr) return {is_prefill ? Path::prefill_bf16 : Path::decode_bf16, not_short};
+  if (not_bf16 == nullptr)
+    return {is_bf16_prefill(problem, target, problem.rows()) ? Path::prefill_bf16 : Path::decode_bf16,
+            not_short};
   const bool are_few = rows <= decode_rows;
   const WhyNot not_decode = are_few && problem.batch_invariant ? "decode: batch_invariant is set" : "";
   const Path path = are_few && !problem.batch_invariant ? Path::decode : Path::prefill;

@@ -78,7 +78,7 @@ class UserVariant : public Interface {
   bool has_same_runs(const QueryRow* rows, index_t count) const override {
     const auto is_same = [this, first = rows](const QueryRow& row) {
       return row.keys.begin == first->keys.begin && row.keys.end == first->keys.end &&
-             same_runs(mask, first->query, row.query);
+             row.query.batch == first->query.batch && same_runs(mask, first->query, row.query);
     };
     return std::all_of(rows, rows + count, is_same);
   }

@@ -83,11 +83,10 @@ class DecodeTask {
     const index_t d = problem_.width();
     KeyRange seen{problem_.keys.length(batch), 0};
     std::fill_n(memory_.q, count * memory_.pitch, Compute{0});
-    const KeyRange stored = problem_.keys.stored(batch);
     QueryCursor cursor(problem_, batch, kv_head, first);
     for (index_t r = 0; r < count; ++r, cursor.next()) {
       QueryRow& row = memory_.rows[r];
-      row = variant_.row(*cursor, stored);
+      row = variant_.row(*cursor, cursor.stored());
       if (row.keys.size() == 0) continue;
       seen = {std::min(seen.begin, row.keys.begin), std::max(seen.end, row.keys.end)};
       Compute* q = memory_.q + r * memory_.pitch;
@@ -111,14 +110,14 @@ class DecodeTask {
   /// Initializes the states: to the state before the first key or, if the result continues a state, to that state.
   void begin(Compute* states, const Result<Compute>& result) const {
     reset(states);
-    if (!result.continues) return;
+    if (!result.continues() || !problem_.has_start(batch_)) return;
     const SoftmaxState<Compute> state = memory_.state(states);
     for (index_t r = 0; r < count_; ++r) {
       const Query& query = memory_.rows[r].query;
       const index_t row = problem_.row_of(query);
-      state.shift[r] = result.state.shift(query.batch, query.head, row);
-      state.sum[r] = result.state.sum(query.batch, query.head, row);
-      std::copy_n(row_of(result.state.o, query.batch, query.head, row), memory_.dv, state.o + r * memory_.dv);
+      state.shift[r] = result.start.shift(query.batch, query.head, row);
+      state.sum[r] = result.start.sum(query.batch, query.head, row);
+      std::copy_n(row_of(result.start.o, query.batch, query.head, row), memory_.dv, state.o + r * memory_.dv);
     }
   }
 

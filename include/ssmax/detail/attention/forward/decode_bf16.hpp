@@ -91,10 +91,9 @@ class DecodeBf16Task {
     batch_ = batch;
     kv_head_ = kv_head;
     count_ = count;
-    const KeyRange stored = problem_.keys.stored(batch);
     QueryCursor cursor(problem_, batch, kv_head, first);
     const index_t lanes = list_queries(memory_, count, UnusedLanes::repeat_last, [&](index_t) {
-      const QueryRow row = variant_.row(*cursor, stored);
+      const QueryRow row = variant_.row(*cursor, cursor.stored());
       cursor.next();
       return row;
     });
@@ -116,14 +115,14 @@ class DecodeBf16Task {
   /// Initializes the states: to the state before the first key or, if the result continues a state, to that state.
   void begin(Compute* states, const Result<Compute>& result) const {
     reset(states);
-    if (!result.continues) return;
+    if (!result.continues() || !problem_.has_start(batch_)) return;
     const SoftmaxState<Compute> state = memory_.state(states);
     for (index_t r = 0; r < count_; ++r) {
       const Query& query = memory_.rows[r].query;
       const index_t row = problem_.row_of(query);
-      state.shift[r] = result.state.shift(query.batch, query.head, row);
-      state.sum[r] = result.state.sum(query.batch, query.head, row);
-      std::copy_n(row_of(result.state.o, query.batch, query.head, row), problem_.value_width(),
+      state.shift[r] = result.start.shift(query.batch, query.head, row);
+      state.sum[r] = result.start.sum(query.batch, query.head, row);
+      std::copy_n(row_of(result.start.o, query.batch, query.head, row), problem_.value_width(),
                   state.o + r * memory_.pitch);
     }
   }

@@ -54,7 +54,7 @@ class PathSequences {
     SequenceQueue queue(reinterpret_cast<QueuedSequence*>(memory));
     for_each([&](index_t b, const Problem<Compute>& sequence) {
       queue.add(b, blocks_of(sequence, queries) * kv_heads,
-                static_cast<double>(sequence.rows()) * static_cast<double>(sequence.keys.length(b)));
+                static_cast<double>(sequence.rows()) * static_cast<double>(sequence.stored(b).size()));
     });
     queue.sort();
     return queue;

@@ -49,10 +49,10 @@ class PrefillTask {
     kv_head_ = kv_head;
     count_ = count;
     tiles_ = (count + memory_.tile_lanes - 1) / memory_.tile_lanes;
-    stored_ = problem_.keys.stored(batch);
+    stored_ = problem_.stored(batch);
     QueryCursor cursor(problem_, batch, kv_head, first);
     const index_t lanes = list_queries(memory_, count, UnusedLanes::repeat_last, [&](index_t) {
-      const QueryRow row = variant_.row(*cursor, stored_);
+      const QueryRow row = variant_.row(*cursor, cursor.stored());
       cursor.next();
       return row;
     });
@@ -74,16 +74,16 @@ class PrefillTask {
   /// Initializes the states: to the state before the first key or, if the result continues a state, to that state.
   void begin(Compute* states, const Result<Compute>& result) const {
     reset(states);
-    if (!result.continues) return;
+    if (!result.continues() || !problem_.has_start(batch_)) return;
     for (index_t i = 0; i < count_; i += kernels_.width) {
       const SoftmaxState<Compute> state = memory_.state(states, i / memory_.tile_lanes);
       const index_t first_lane = i % memory_.tile_lanes, lanes = std::min(kernels_.width, count_ - i);
       for (index_t lane = 0; lane < lanes; ++lane) {
         const Query& query = memory_.rows[i + lane].query;
         const index_t row = problem_.row_of(query);
-        state.shift[first_lane + lane] = result.state.shift(query.batch, query.head, row);
-        state.sum[first_lane + lane] = result.state.sum(query.batch, query.head, row);
-        memory_.in[lane] = row_of(result.state.o, query.batch, query.head, row);
+        state.shift[first_lane + lane] = result.start.shift(query.batch, query.head, row);
+        state.sum[first_lane + lane] = result.start.sum(query.batch, query.head, row);
+        memory_.in[lane] = row_of(result.start.o, query.batch, query.head, row);
       }
       memory_.kernels.transpose(memory_.in, lanes, problem_.value_width(), nullptr, state.o + first_lane,
                                 memory_.tile_lanes);

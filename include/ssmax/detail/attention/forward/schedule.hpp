@@ -14,6 +14,7 @@
 #include "driver.hpp"
 #include "path_sequences.hpp"
 #include "prefill.hpp"
+#include "shared_keys.hpp"
 #include "short.hpp"
 
 SSMAX_BEGIN_DETAIL
@@ -82,7 +83,7 @@ void run_tasks(const Problem<Compute>& problem, const PathSequences<Compute>& se
   KeyRange chunks{std::numeric_limits<index_t>::max(), 0};  // chunks with stored keys of any batch entry
   const index_t first_entry = problem.first_entry();
   for (index_t batch = first_entry; batch < first_entry + problem.entries(); ++batch) {
-    const KeyRange stored = problem.keys.stored(batch);
+    const KeyRange stored = problem.stored(batch);
     if (stored.size() <= 0) continue;
     chunks = {std::min(chunks.begin, stored.begin / key_chunk),
               std::max(chunks.end, (stored.end - 1) / key_chunk + 1)};
@@ -108,6 +109,7 @@ void run_tasks(const Problem<Compute>& problem, const PathSequences<Compute>& se
     e.key_chunks = cut.chunks;
     e.threads = lanes;
     e.workspace_bytes = all_bytes;
+    e.shared_sequences = problem.shared.sequences;
     explainer.publish(e);
     if (explainer.only_explains) return;
   }
@@ -157,7 +159,7 @@ void run_tasks(const Problem<Compute>& problem, const PathSequences<Compute>& se
           if (!has_totals) task->begin(own.total, *to);
           has_totals = true;
         };
-        if (result.continues && pass != Pass::chunks) begin_totals();
+        if (result.continues() && pass != Pass::chunks) begin_totals();
         const KeyRange keys = pass == Pass::chunks ? part_of(seen, chunks.begin + i % parts) : seen;
         for_each_chunk(keys, [&](index_t chunk, KeyRange range) {
           if (!task->sees_chunk(range)) return;
@@ -236,6 +238,69 @@ bool run_sequences(const Problem<Compute>& problem, const Variant<Compute>& vari
   return has_others;
 }
 
+/// Returns the bytes of a workspace that a call needs.
+template <class Operand, class Compute>
+std::size_t workspace_bytes(Problem<Compute> problem, const Variant<Compute>& variant,
+                            const Result<Compute>& result, const AnyExecutor& executor) {
+  Explanation explanation;
+  problem.caller.explanation = &explanation;
+  problem.caller.only_explains = true;
+  compiled::run_attention<Operand>(problem, variant, result, nullptr, executor);
+  return explanation.workspace_bytes;
+}
+
+/// Computes a call whose sequences may have shared keys. Returns false, and has no effect, if no sequence has.
+template <class Operand, class Compute>
+bool run_shared(const Problem<Compute>& problem, const Variant<Compute>& variant,
+                const Result<Compute>& result, Workspace& workspace, const AnyExecutor& executor) {
+  // 1. Find the groups of sequences.
+  using Groups = SharedKeyGroups<Compute>;
+  Arena count;
+  const Groups counted(count, problem);
+  std::byte* memory = workspace.reserve(count.used());
+  Arena first(memory);
+  Groups groups(first, problem);
+  if (groups.is_empty()) return false;
+  // 2. Reserve memory for the groups, the states and the largest pass.
+  take_states(count, problem, groups.most_queries());
+  std::size_t pass_bytes = workspace_bytes<Operand>(groups.of_other_keys(), variant, result, executor);
+  for (index_t i = 0; i < groups.size(); ++i)
+    pass_bytes =
+        std::max(pass_bytes, workspace_bytes<Operand>(groups.of_group(i), variant, result, executor));
+  const Caller& caller = problem.caller;
+  if (caller.only_explains) {
+    // The source of a planned call may have no shared keys.
+    Problem<Compute> unshared = problem;
+    unshared.shared.is_searched = true;
+    pass_bytes = std::max(pass_bytes, workspace_bytes<Operand>(unshared, variant, result, executor));
+    compiled::run_attention<Operand>(groups.of_other_keys(), variant, result, nullptr, executor);
+    caller.explanation->workspace_bytes = add_bytes(count.used(), pass_bytes);
+    return true;
+  }
+  std::byte* const reserved = workspace.reserve(add_bytes(count.used(), pass_bytes));
+  Arena arena(reserved);
+  if (reserved != memory) {
+    groups = Groups(arena, problem);
+  } else {
+    arena.take<std::byte>(static_cast<index_t>(first.used()));
+  }
+  // 3. Compute the states after the shared keys, and continue from them.
+  const index_t queries = groups.most_queries();
+  const AttentionState<Compute> states = take_states(arena, problem, queries);
+  SoftmaxState<Compute>{states.shift.data_handle(), states.sum.data_handle(), states.o.data_handle()}.reset(
+      states.shift.size(), problem.value_width());
+  Workspace rest(std::span(reserved + count.used(), pass_bytes));
+  for (index_t i = 0; i < groups.size(); ++i)
+    compiled::run_attention<Operand>(groups.of_group(i), variant, Result<Compute>{.state = states}, &rest,
+                                     executor);
+  Result<Compute> continued = result;
+  continued.start = states;
+  compiled::run_attention<Operand>(groups.of_other_keys(), variant, continued, &rest, executor);
+  if (caller.explanation != nullptr)
+    caller.explanation->workspace_bytes = add_bytes(count.used(), pass_bytes);
+  return true;
+}
+
 SSMAX_END
 
 SSMAX_BEGIN_COMPILED
@@ -251,6 +316,9 @@ void run_attention(const shared::Problem<Compute>& problem, const shared::Varian
   }
   Workspace own;
   if (workspace == nullptr) workspace = &own;
+  if (detail::SharedKeyGroups<Compute>::may_share(problem, result) &&
+      detail::run_shared<Operand>(problem, variant, result, *workspace, executor))
+    return;
   bool is_others = false;  // whether a path needs operands Compute in place of Operand
   if (problem.lengths.is_given()) {
     is_others = detail::run_sequences<Operand>(problem, variant, result, *workspace, executor, explainer);
@@ -263,7 +331,10 @@ void run_attention(const shared::Problem<Compute>& problem, const shared::Varian
     }
   }
   if constexpr (!std::same_as<Operand, Compute>) {
-    if (is_others) run_attention<Compute>(problem, variant, result, workspace, executor);
+    if (!is_others) return;
+    shared::Problem<Compute> others = problem;
+    others.shared.is_searched = true;
+    run_attention<Compute>(others, variant, result, workspace, executor);
   }
 }
 

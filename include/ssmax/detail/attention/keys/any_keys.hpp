@@ -49,6 +49,15 @@ AnyKeyRun run_of(const void* source, index_t batch, index_t kv_head, index_t key
   return {run.k, run.k_stride, run.v, run.v_stride, run.count, run.k_scales, run.v_scales};
 }
 
+template <class S>
+bool shares_keys([[maybe_unused]] const S& source) {
+  if constexpr (has_shares_keys<S>) {
+    return source.shares_keys();
+  } else {
+    return false;
+  }
+}
+
 /// Returns row i of keys or values: in place if the row needs no conversion and no scale factor, else in scratch.
 template <class Compute, class X>
 const Compute* load_stored(const void* rows, index_t stride, [[maybe_unused]] const float* scales, index_t i,
@@ -75,6 +84,7 @@ class AnyKeys {
         shape_(source.shape()),
         k_kind_(element_kind<Compute, detail::SourceKey<S>>),
         v_kind_(element_kind<Compute, detail::SourceValue<S>>),
+        shares_keys_(detail::shares_keys(source)),
         k_size_(sizeof(detail::SourceKey<S>)),
         v_size_(sizeof(detail::SourceValue<S>)),
         length_(detail::length_of<S>),
@@ -86,6 +96,8 @@ class AnyKeys {
   SSMAX_INLINE const KeySourceShape& shape() const { return shape_; }
   SSMAX_INLINE ElementKind k_kind() const { return k_kind_; }
   SSMAX_INLINE ElementKind v_kind() const { return v_kind_; }
+  /// Returns whether several sequences may have keys in the same memory.
+  SSMAX_INLINE bool shares_keys() const { return shares_keys_; }
   /// Returns the bytes of an element of the keys, of the values.
   SSMAX_INLINE index_t k_size() const { return k_size_; }
   SSMAX_INLINE index_t v_size() const { return v_size_; }
@@ -112,6 +124,7 @@ class AnyKeys {
   const void* source_;
   KeySourceShape shape_;
   ElementKind k_kind_, v_kind_;
+  bool shares_keys_;
   index_t k_size_, v_size_;  // bytes of an element
   index_t (*length_)(const void* source, index_t batch);
   KeyRange (*stored_)(const void* source, index_t batch);
