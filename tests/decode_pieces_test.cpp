@@ -122,6 +122,28 @@ TEST_CASE("a prefill, then one position after the other, is as good as one prefi
   check_bounded_in_pieces<double>(whole(4, 2, 8, 5, 150), {100, 1, 1, 1, 2, 3, 1});
 }
 
+/// Compares calls with one position each with calls that have at most 16 rows.
+template <class T>
+void check_few_rows(index_t heads, index_t kv_heads, index_t d, index_t dv) {
+  for_each_target([&](const std::string& target) {
+    INFO(target << " " << heads << " on " << kv_heads << ", " << d << ", " << dv);
+    const Data<T> data(whole(heads, kv_heads, d, dv, 1200));
+    const SSMax<Compute<T>> scaling{Compute<T>(0.4)};
+    const AttentionOptions<T> options{.float_products = true};
+    const Output<T> one = in_pieces<T>(data, {1}, scaling, Causal{}, options);
+    CHECK(in_pieces<T>(data, {16 / (heads / kv_heads), 1, 2}, scaling, Causal{}, options) == one);
+  });
+}
+
+TEST_CASE("decode: results are bit-identical for any number of rows up to 16", "[decode][pieces]") {
+  check_few_rows<float>(2, 2, 24, 9);
+  check_few_rows<float>(3, 1, 64, 64);
+  check_few_rows<float>(4, 1, 130, 128);
+  check_few_rows<half>(4, 2, 16, 33);
+  check_few_rows<bfloat16>(2, 1, 64, 64);
+  check_few_rows<double>(2, 2, 24, 9);
+}
+
 // ---- Speculation ------------------------------------------------------------------------------------------
 
 TEST_CASE("what was speculated and taken back leaves no trace", "[decode]") {

@@ -14,6 +14,8 @@
 /// sequence, also under masks whose positions restart. Exception: under Tree (tree_mask.hpp), queries are rotated to
 /// the positions of the tree.
 ///
+/// Calls on the decode path are bit-identical for any number of rows, which is at most 16 per kv head.
+///
 /// Prefill in chunks (append, decode, append, decode, …) compared with one call of attention:
 ///
 /// | condition | result |

@@ -98,9 +98,7 @@ class DecodeTask {
       softmax_[r] = OnlineSoftmax<Compute>(multipliers_.of_softmax(row));
     }
     if (variant_.has_runs) distinct_rows_ = variant_.has_same_runs(memory_.rows, count) ? 1 : count;
-    k_prefetch_ = keys_to_prefetch(problem_, seen, problem_.keys.k_size());
-    v_prefetch_ = keys_to_prefetch(problem_, seen, problem_.keys.v_size());
-    exceeds_cache_ = exceeds_cache(problem_, seen);
+    prefetching_ = Prefetching(problem_, seen);
     has_single_keys_ = reads_keys_in_place() && has_single_keys(problem_.keys, batch, kv_head, seen);
     return seen;
   }
@@ -273,7 +271,8 @@ class DecodeTask {
     }
     for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const AnyKeyRun& run) {
       logits(memory_.q, memory_.pitch, count_, run.k, run.k_stride, run.k_scales, run.count, d,
-             ahead<false>(key, run), s + (key - keys.begin), key_chunk);
+             prefetching_.template bytes<false>(problem_.keys, batch_, kv_head_, key, run),
+             s + (key - keys.begin), key_chunk);
     });
   }
 
@@ -289,16 +288,6 @@ class DecodeTask {
       for (index_t byte = 0; byte < problem_.width() * source.k_size(); byte += 64)
         __builtin_prefetch(k + byte);
     });
-  }
-
-  /// Returns how far after the keys, or the values, of a run the kernels prefetch, in bytes.
-  template <bool are_values>
-  index_t ahead(index_t key, const AnyKeyRun& run) const {
-    const AnyKeys<Compute>& source = problem_.keys;
-    if (exceeds_cache_ && run.count <= short_run)
-      return bytes_to_later_run<are_values>(source, batch_, kv_head_, key, run);
-    return are_values ? v_prefetch_ * run.v_stride * source.v_size()
-                      : k_prefetch_ * run.k_stride * source.k_size();
   }
 
   /// Adds the weights of rows [r, r + rows) times V to o. All these rows have the visible keys `seen`.
@@ -334,7 +323,8 @@ class DecodeTask {
       }
       for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const AnyKeyRun& run) {
         add(memory_.s + first + (key - keys.begin), key_chunk, rows, run.count, run.v, run.v_stride,
-            run.v_scales, dv, ahead<true>(key, run), to, dv);
+            run.v_scales, dv, prefetching_.template bytes<true>(problem_.keys, batch_, kv_head_, key, run),
+            to, dv);
       });
     } else {
       load_values(problem_.keys, batch_, kv_head_, keys, memory_.wide);
@@ -388,8 +378,8 @@ class DecodeTask {
   index_t distinct_rows_ = 0;         // under a mask with runs: 1 if all rows have the same runs, else count_
   std::uint32_t visible_blocks_ = 0;  // under a mask with runs: one bit per visible_block keys of the chunk
   index_t batch_ = 0, kv_head_ = 0, count_ = 0;
-  index_t k_prefetch_ = 0, v_prefetch_ = 0;  // keys
-  bool exceeds_cache_ = false, has_single_keys_ = false;
+  Prefetching prefetching_;
+  bool has_single_keys_ = false;
 };
 
 SSMAX_END

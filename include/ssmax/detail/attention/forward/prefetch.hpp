@@ -97,4 +97,26 @@ index_t bytes_to_later_run(const AnyKeys<Compute>& source, index_t batch, index_
   return are_values ? address(to.v) - address(run.v) : address(to.k) - address(run.k);
 }
 
+/// The distances at which a task of few queries prefetches.
+struct Prefetching {
+  index_t k_keys = 0, v_keys = 0;  // in a long run
+  bool exceeds_cache = false;
+
+  Prefetching() = default;
+  template <class Compute>
+  Prefetching(const Problem<Compute>& problem, KeyRange keys)
+      : k_keys(keys_to_prefetch(problem, keys, problem.keys.k_size())),
+        v_keys(keys_to_prefetch(problem, keys, problem.keys.v_size())),
+        exceeds_cache(detail::exceeds_cache(problem, keys)) {}
+
+  /// Returns the distance in bytes from the keys, or the values, of a run to those that its kernels prefetch.
+  template <bool are_values, class Compute>
+  index_t bytes(const AnyKeys<Compute>& source, index_t batch, index_t kv_head, index_t key,
+                const AnyKeyRun& run) const {
+    if (exceeds_cache && run.count <= short_run)
+      return bytes_to_later_run<are_values>(source, batch, kv_head, key, run);
+    return are_values ? v_keys * run.v_stride * source.v_size() : k_keys * run.k_stride * source.k_size();
+  }
+};
+
 SSMAX_END
