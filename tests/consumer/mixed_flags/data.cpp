@@ -30,7 +30,9 @@ void use_data() {
   const View<float, 3> rows(numbers.data(), std::array<index_t, 3>{1, 1, 1});
   use(view), use(half(1)), use(bfloat16(1)), use(Int8(1)), use(Fp8E4M3(1)), use(Fp8E5M2(1)), use(KeyRange{}),
       use(QueryShape{}), use(Query{}), use(Key{});
-  use(Row{}), use(PlacedRow{}), use(KeySourceShape{}), use(KvCacheOptions{}), use(PagedKvCacheOptions{});
+  use(Row{}), use(PlacedRow{}), use(KeySourceShape{}), use(KvCacheOptions{}), use(PagedKvCacheOptions{}),
+      use(KeyScales<3>{});
+  use(KeyScales<3>::per_tensor(view, numbers.data(), view, nullptr));
   use(RopeScaling{}), use(RopeOptions{}), use(CrossEntropyOptions{}), use(CrossEntropy{}), use(Serial{});
   use(AttentionState<float>{rows, rows, view}), use(KeyRun<float>{}), use(Lanes<float>(numbers.data(), 1)),
       use(PlacedLanes<float>(Lanes<float>(numbers.data(), 1), numbers.data(), 0, nullptr, 0)),
