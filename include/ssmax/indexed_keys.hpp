@@ -13,6 +13,8 @@
 /// | lengths | [batch]: the number of indices of each list |
 /// | scales | storage types with a factor per row only (eight_bit.hpp): KeyScales<2> (key_source.hpp) |
 ///
+/// For storage types with `group` (storage.hpp), such as Q8_0, the last extent and the strides count elements.
+///
 /// Key i of kv head h in sequence b is token indices(b, h, i) of the pool, or indices(b, 0, i) if all kv heads share a
 /// list. Strides are yours. Exception: the last stride of k and v is 1. Indices and lengths are integers of any type.
 /// Indices may repeat, in any order. Entries beyond the length are not read.
@@ -34,7 +36,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "detail/checks/key_scales.hpp"
+#include "detail/checks/key_storage.hpp"
 #include "detail/checks/views.hpp"
 #include "key_source.hpp"
 #include "view.hpp"
@@ -73,7 +75,8 @@ class IndexedKeys {
 
   /// Returns batch, kv heads and widths.
   [[nodiscard]] KeySourceShape shape() const {
-    return {std::ssize(lengths_), k_.extent(1), k_.extent(2), v_.extent(2)};
+    return {std::ssize(lengths_), k_.extent(1), k_.extent(2) * detail::group_of<K>,
+            v_.extent(2) * detail::group_of<V>};
   }
   /// Returns the number of entries of the lists of sequence b.
   [[nodiscard]] index_t length(index_t b) const {

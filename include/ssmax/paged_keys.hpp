@@ -12,6 +12,8 @@
 /// | lengths | [batch]: the number of keys of each sequence |
 /// | scales | storage types with a factor per row only (eight_bit.hpp): KeyScales<3> (key_source.hpp) |
 ///
+/// For storage types with `group` (storage.hpp), such as Q8_0, the last extent and the strides count elements.
+///
 /// P is the number of keys of a page. Key i of sequence b is key i mod P of page table(b, i / P). The last stride of k
 /// and v is 1. You choose the other strides:
 ///
@@ -42,7 +44,7 @@
 #include <utility>
 #include <vector>
 
-#include "detail/checks/key_scales.hpp"
+#include "detail/checks/key_storage.hpp"
 #include "detail/checks/views.hpp"
 #include "key_source.hpp"
 #include "view.hpp"
@@ -129,7 +131,8 @@ class PagedKeys {
 
   /// Returns batch, kv heads and widths.
   [[nodiscard]] KeySourceShape shape() const {
-    return {table_.batch(), k_.extent(2), k_.extent(3), v_.extent(3)};
+    return {table_.batch(), k_.extent(2), k_.extent(3) * detail::group_of<K>,
+            v_.extent(3) * detail::group_of<V>};
   }
   /// Returns the number of keys that sequence b has had.
   [[nodiscard]] index_t length(index_t b) const { return table_.length(b); }

@@ -1,10 +1,21 @@
-// Checks the factors of keys and values in a pool (KeyScales).
+// Checks what the storage types of keys and values require: factors of rows (KeyScales) and whole groups of channels.
 #pragma once
 
 #include "../../storage.hpp"
 #include "views.hpp"
 
 SSMAX_BEGIN_DETAIL
+
+/// Throws unless the width is a multiple of the number of channels that an element of X holds.
+template <class X>
+void check_group(const char* function, const char* name, const char* what, index_t width) {
+  if constexpr (group_of<X> != 1) {
+    if (width % group_of<X> != 0) {
+      fail_value(function, name, what, width, "must be a multiple of the channels of an element,",
+                 group_of<X>);
+    }
+  }
+}
 
 /// Throws unless `scales` has a factor for each row of `rows`. Exception: if X has no factors, throws if `scales` is given.
 /// Exception: without rows, `scales` may be left out.
