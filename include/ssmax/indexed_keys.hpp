@@ -27,7 +27,7 @@
 /// same keys.
 ///
 /// The constructor checks everything in O(entries) and throws std::invalid_argument with the name of the argument. Pool,
-/// indices and lengths must outlive the source, and must not change while it is used.
+/// factors, indices and lengths must outlive the source, and must not change while it is used.
 #pragma once
 
 #include <algorithm>

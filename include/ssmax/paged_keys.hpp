@@ -35,7 +35,7 @@
 /// over a KvCache of the same keys.
 ///
 /// The constructor checks everything in O(pages of the sequences) and throws std::invalid_argument with the name of
-/// the argument. It allocates only if an entry is negative. Pool, table and lengths must outlive the source, and must
+/// the argument. It allocates only if an entry is negative. Pool, factors, table and lengths must outlive the source, and must
 /// not change while it is used.
 #pragma once
 
