@@ -1,5 +1,5 @@
 // Attends over the pages of a server: one pool for keys and values, a page table with int32 entries, a prompt chunk and
-// a decoded token in one call.
+// a decoded token in one call. A second pool stores keys and values in 8 bits, with one factor per tensor.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -35,6 +35,50 @@ void attend(const Server& server, const View<const float, 2>& q, const View<floa
   const std::vector<index_t> cumulative{0, 40, 41};
   decode<float>({.q = heads_view(q, kHeads), .out = heads_view(out, kHeads)}, keys, SSMax<float>{0.43f},
                 Causal{}, {.batch_invariant = true, .lengths = SequenceLengths::packed_queries(cumulative)});
+}
+
+// The pool of another server: keys and values in 8 bits. All keys have one factor, and all values have one.
+struct EightBitServer {
+  std::vector<Fp8E4M3> k, v;  // [page][key of the page][kv head][channel]
+  float k_scale = 1, v_scale = 1;
+};
+
+// Attention of one new token of each sequence over such a pool.
+void attend(const EightBitServer& server, const PageTable<std::int32_t>& table, const View<const float, 4>& q,
+            const View<float, 4>& out) {
+  const View<const Fp8E4M3, 4> k(server.k.data(), {kPages, kPageSize, kKvHeads, kWidth}),
+      v(server.v.data(), {kPages, kPageSize, kKvHeads, kWidth});
+  const PagedKeys keys(k, v, table, KeyScales<3>::per_tensor(k, &server.k_scale, v, &server.v_scale));
+  decode<float>({.q = q, .out = out}, keys, SSMax<float>{0.43f});
+}
+
+// Returns the error of these calls, relative to the float pool whose numbers are rounded to 8 bits.
+float error_of_eight_bits(const Server& server, const std::vector<float>& q) {
+  const index_t row = kKvHeads * kWidth, page = kPageSize * row;
+  EightBitServer rounded;
+  Server widened = server;
+  rounded.k_scale = rounded.v_scale = 4.0f / Fp8E4M3::largest;
+  for (index_t p = 0; p < kPages; ++p) {
+    for (index_t i = 0; i < 2 * page; ++i) {
+      float& x = widened.pool[static_cast<std::size_t>(2 * p * page + i)];
+      const Fp8E4M3 code(x / rounded.k_scale);
+      (i < page ? rounded.k : rounded.v).push_back(code);
+      x = static_cast<float>(code) * rounded.k_scale;
+    }
+  }
+  const View<const std::int32_t, 2> entries(server.table.data(), {2, 8});
+  const PageTable<std::int32_t> table(entries, server.lengths);
+  const View<const float, 4> k(widened.pool.data(), {kPages, kPageSize, kKvHeads, kWidth},
+                               {2 * page, row, kWidth, 1}),
+      v(widened.pool.data() + page, {kPages, kPageSize, kKvHeads, kWidth}, {2 * page, row, kWidth, 1});
+  std::vector<float> out(2 * kHeads * kWidth), expected(out);
+  const View<const float, 4> q_view(q.data(), {2, kHeads, 1, kWidth});
+  attend(rounded, table, q_view, {out.data(), {2, kHeads, 1, kWidth}});
+  decode<float>({.q = q_view, .out = {expected.data(), {2, kHeads, 1, kWidth}}}, PagedKeys(k, v, table),
+                SSMax<float>{0.43f});
+  float worst = 0;
+  for (std::size_t i = 0; i < out.size(); ++i) worst = std::max(worst, std::abs(out[i] - expected[i]));
+  return worst;
 }
 
 }  // namespace
@@ -74,5 +118,7 @@ int main() {
                 std::equal(expected.begin(), expected.end(), out.begin() + first));
     first += queries * kHeads * kWidth;
   }
+  check.holds("8 bits with a factor per tensor agree with their numbers in float",
+              error_of_eight_bits(server, q) < 1e-5f);
   return check.exit_code();
 }

@@ -24,6 +24,10 @@ struct Fixed {
 struct Int8 {
   std::int8_t value;
 };
+/// Two integers of 4 bits in a byte, which a factor of the row multiplies.
+struct Nibbles {
+  std::uint8_t both;
+};
 /// Halves. The first channel of a row of n has the value n, which no other channel has.
 struct Watched {
   std::int16_t halves;
@@ -70,6 +74,25 @@ struct ssmax::StorageTraits<storage_test::Int8> {
     float largest = 1e-30f;
     for (index_t i = 0; i < n; ++i) largest = std::max(largest, std::abs(in[i]));
     return largest / 127;
+  }
+};
+
+template <>
+struct ssmax::StorageTraits<storage_test::Nibbles> {
+  using Compute = float;
+  static constexpr index_t group = 2;
+  static void load(const storage_test::Nibbles* in, index_t n, float* out) {
+    for (index_t i = 0; i < n; ++i) out[i] = static_cast<float>((in[i / 2].both >> (4 * (i % 2))) & 15) - 8;
+  }
+  static void store(const float* in, index_t n, storage_test::Nibbles* out) {
+    const auto bits = [](float x) { return static_cast<unsigned>(std::lrint(x) + 8); };
+    for (index_t i = 0; i < n / 2; ++i)
+      out[i].both = static_cast<std::uint8_t>(bits(in[2 * i]) | bits(in[2 * i + 1]) << 4);
+  }
+  static float scale(const float* in, index_t n) {
+    float largest = 1e-30f;
+    for (index_t i = 0; i < n; ++i) largest = std::max(largest, std::abs(in[i]));
+    return largest / 7;
   }
 };
 
@@ -166,28 +189,29 @@ TEST_CASE("attention over a user's storage type is that over the widened numbers
   });
 }
 
-/// What a row becomes that is stored as Int8 with a factor.
+/// Returns rows that were stored as X with a factor.
+template <class X = Int8>
 std::vector<float> quantised(std::vector<float> values, index_t n) {
-  std::vector<Int8> stored(static_cast<std::size_t>(n));
+  std::vector<X> stored(static_cast<std::size_t>(n));
   for (std::size_t at = 0; at < values.size(); at += static_cast<std::size_t>(n)) {
     float* row = values.data() + at;
-    const float scale = ssmax::StorageTraits<Int8>::scale(row, n);
+    const float scale = ssmax::StorageTraits<X>::scale(row, n);
     for (index_t i = 0; i < n; ++i) row[i] /= scale;
-    ssmax::StorageTraits<Int8>::store(row, n, stored.data());
-    ssmax::StorageTraits<Int8>::load(stored.data(), n, row);
+    ssmax::StorageTraits<X>::store(row, n, stored.data());
+    ssmax::StorageTraits<X>::load(stored.data(), n, row);
     for (index_t i = 0; i < n; ++i) row[i] *= scale;
   }
   return values;
 }
 
-/// Decode from a cache of X, as a ring or not.
-template <class X>
+/// Decode from a cache of K and V, as a ring or not.
+template <class K, class V = K>
 std::vector<float> decoded(std::vector<float> k, std::vector<float> v, index_t queries, bool ring) {
-  KvCache<X> cache({.kv_heads = kv_heads,
-                    .width = width,
-                    .value_width = value_width,
-                    .capacity = ring ? 200 : keys,
-                    .ring = ring});
+  KvCache<K, V> cache({.kv_heads = kv_heads,
+                       .width = width,
+                       .value_width = value_width,
+                       .capacity = ring ? 200 : keys,
+                       .ring = ring});
   cache.append(view<const float>(k, kv_heads, width), view<const float>(v, kv_heads, value_width));
   auto q = reference::normals<float>(static_cast<std::size_t>(heads * queries * width), 4);
   std::vector<float> out(static_cast<std::size_t>(heads * queries * value_width));
@@ -217,6 +241,20 @@ TEST_CASE("a cache of integers with a factor for each row", "[storage][decode]")
         // Few queries read a ring of float where it lies, so that sums are cut where it wraps.
         CHECK(largest <= (ring && queries < 9 ? 1e-5 : 0));
       }
+    }
+  });
+}
+
+TEST_CASE("a cache of keys in groups of two channels with a factor for each row", "[storage][decode]") {
+  static_assert(!ssmax::detail::Storage<Nibbles> && ssmax::detail::KeyStorage<Nibbles>);
+  const auto k = reference::normals<float>(static_cast<std::size_t>(kv_heads * keys * width), 2);
+  const auto v = reference::normals<float>(static_cast<std::size_t>(kv_heads * keys * value_width), 3);
+  CHECK((KvCache<Nibbles, float>({.width = width, .capacity = 1}).run(0, 0, 0).k_stride == width / 2));
+  for_each_target([&](const std::string& target) {
+    for (const index_t queries : {1, 40}) {
+      CAPTURE(target, queries);
+      CHECK(differences(decoded<Nibbles, float>(k, v, queries, false),
+                        decoded<float>(quantised<Nibbles>(k, width), v, queries, false)) == 0);
     }
   });
 }

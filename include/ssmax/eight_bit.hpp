@@ -21,8 +21,9 @@
 /// or an infinity has the factor NaN: the results of queries that see the row are NaN.
 ///
 /// Decode of at most 16 rows reads the 8-bit numbers in place. Prefill widens each row to float first. The types are
-/// for caches and for sources that return k_scales and v_scales (key_source.hpp). A NaN code of a source stays NaN.
-/// Queries, results and rows of logits cannot have these types.
+/// for caches and for sources that return k_scales and v_scales (key_source.hpp), such as PagedKeys and IndexedKeys with
+/// the factors of a pool (KeyScales). A NaN code of a source stays NaN. Queries, results and
+/// rows of logits cannot have these types.
 #pragma once
 
 #include <concepts>

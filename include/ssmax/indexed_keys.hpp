@@ -11,6 +11,9 @@
 /// | v | [tokens, kv_heads, value_width] |
 /// | indices | [batch, lists, most]: lists is 1 if all kv heads share a list, else kv_heads |
 /// | lengths | [batch]: the number of indices of each list |
+/// | scales | storage types with a factor per row only (eight_bit.hpp): KeyScales<2> (key_source.hpp) |
+///
+/// For storage types with `group` (storage.hpp), such as Q8_0, the last extent and the strides count elements.
 ///
 /// Key i of kv head h in sequence b is token indices(b, h, i) of the pool, or indices(b, 0, i) if all kv heads share a
 /// list. Strides are yours. Exception: the last stride of k and v is 1. Indices and lengths are integers of any type.
@@ -23,7 +26,7 @@
 /// Results are bit-identical to those over a KvCache of the same keys.
 ///
 /// The constructor checks everything in O(entries) and throws std::invalid_argument with the name of the argument. Pool,
-/// indices and lengths must outlive the source, and must not change while it is used.
+/// factors, indices and lengths must outlive the source, and must not change while it is used.
 #pragma once
 
 #include <algorithm>
@@ -32,6 +35,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "detail/checks/key_storage.hpp"
 #include "detail/checks/views.hpp"
 #include "key_source.hpp"
 #include "view.hpp"
@@ -43,20 +47,19 @@ SSMAX_BEGIN_CODE
 /// A source of keys by index. K and V are the storage types of keys and values.
 template <class K, class V = K, std::integral Index = int, std::integral Length = Index>
 class IndexedKeys {
-  static_assert(!detail::ScaledStorage<K> && !detail::ScaledStorage<V>,
-                "ssmax::IndexedKeys: storage types with a factor per row need a source that returns factors");
-
  public:
   using Element = K;       ///< Storage type of keys.
   using ValueElement = V;  ///< Storage type of values.
 
   /// Refers to a pool and lists: the top of indexed_keys.hpp.
   IndexedKeys(const View<const K, 3>& k, const View<const V, 3>& v, const View<const Index, 3>& indices,
-              std::span<const Length> lengths)
-      : k_(k), v_(v), indices_(indices), lengths_(lengths) {
+              std::span<const Length> lengths, const KeyScales<2>& scales = {})
+      : k_(k), v_(v), scales_(scales), indices_(indices), lengths_(lengths) {
     detail::check_view("IndexedKeys", "k", k_);
     detail::check_view("IndexedKeys", "v", v_);
     for (int i = 0; i < 2; ++i) detail::check_extent("IndexedKeys", "v", v_, i, "k", k_, i);
+    detail::check_scales("IndexedKeys", "k_scales", scales_.k, "k", k_);
+    detail::check_scales("IndexedKeys", "v_scales", scales_.v, "v", v_);
     detail::check_view("IndexedKeys", "indices", indices_);
     if (indices_.extent(0) != std::ssize(lengths_)) {
       detail::fail_value("IndexedKeys", "lengths", "has size", std::ssize(lengths_),
@@ -71,7 +74,8 @@ class IndexedKeys {
 
   /// Returns batch, kv heads and widths.
   [[nodiscard]] KeySourceShape shape() const {
-    return {std::ssize(lengths_), k_.extent(1), k_.extent(2), v_.extent(2)};
+    return {std::ssize(lengths_), k_.extent(1), k_.extent(2) * detail::group_of<K>,
+            v_.extent(2) * detail::group_of<V>};
   }
   /// Returns the number of entries of the lists of sequence b.
   [[nodiscard]] index_t length(index_t b) const {
@@ -91,7 +95,11 @@ class IndexedKeys {
             .k_stride = k_.stride(0),
             .v = v_.data_handle() + token * v_.stride(0) + h * v_.stride(1),
             .v_stride = v_.stride(0),
-            .count = count};
+            .count = count,
+            .k_scales = scale_of(scales_.k, token, h),
+            .v_scales = scale_of(scales_.v, token, h),
+            .k_scales_stride = scales_.k.stride(0),
+            .v_scales_stride = scales_.v.stride(0)};
   }
   /// Returns the memory of the pool.
   [[nodiscard]] std::pair<std::span<const K>, std::span<const V>> memory() const {
@@ -100,6 +108,11 @@ class IndexedKeys {
 
  private:
   static constexpr index_t longest_run = 1024;
+
+  /// Returns the factor of a row. A view that is not given has no factors: null.
+  static const float* scale_of(const View<const float, 2>& scales, index_t token, index_t h) {
+    return scales.data_handle() + token * scales.stride(0) + h * scales.stride(1);
+  }
 
   void check_sequence(index_t b) const {
     const index_t n = length(b);
@@ -121,14 +134,17 @@ class IndexedKeys {
 
   View<const K, 3> k_;
   View<const V, 3> v_;
+  KeyScales<2> scales_;
   View<const Index, 3> indices_;
   std::span<const Length> lengths_;
 };
 
 template <class K, class V, class Index, class Lengths>
-IndexedKeys(const View<K, 3>&, const View<V, 3>&, const View<Index, 3>&, const Lengths&) -> IndexedKeys<
-    std::remove_const_t<K>, std::remove_const_t<V>, std::remove_const_t<Index>,
-    std::remove_const_t<typename decltype(std::span(std::declval<const Lengths&>()))::value_type>>;
+IndexedKeys(const View<K, 3>&, const View<V, 3>&, const View<Index, 3>&, const Lengths&,
+            const KeyScales<2>& = {})
+    -> IndexedKeys<
+        std::remove_const_t<K>, std::remove_const_t<V>, std::remove_const_t<Index>,
+        std::remove_const_t<typename decltype(std::span(std::declval<const Lengths&>()))::value_type>>;
 
 SSMAX_END
 /// @}

@@ -36,6 +36,7 @@
 #include "detail/checks/key_source.hpp"
 #include "query.hpp"
 #include "storage.hpp"
+#include "view.hpp"
 
 /// @addtogroup key_source
 /// @{
@@ -58,9 +59,48 @@ struct KeyRun {
   const V* v = nullptr;  ///< Its value.
   index_t v_stride = 0;  ///< Elements from one value to the next.
   index_t count = 0;     ///< The number of keys.
-  /// For storage types with a factor per row (`StorageTraits::scale`): the factors of the keys, [count].
+  /// For storage types with a factor per row (`StorageTraits::scale`): the factor of the first key.
   const float *k_scales = nullptr,
-              *v_scales = nullptr;  ///< The factors of the values, [count].
+              *v_scales = nullptr;  ///< The factor of its value.
+  /// Floats from the factor of one key to the factor of the next. 0: one factor for all keys of the run.
+  index_t k_scales_stride = 1,
+          v_scales_stride = 1;  ///< Floats from the factor of one value to the factor of the next.
+};
+
+/// The factors of keys and values in somebody else's pool, for storage types with a factor per row: [pages, keys of a
+/// page, kv_heads] for PagedKeys (Rank 3), [tokens, kv_heads] for IndexedKeys (Rank 2). Strides are yours.
+///
+/// | the pool has | strides of PagedKeys' factors | strides of IndexedKeys' factors |
+/// |---|---|---|
+/// | one factor per key and kv head, contiguous | {P·kv_heads, kv_heads, 1} | {kv_heads, 1} |
+/// | one factor per key | {P, 1, 0} | {1, 0} |
+/// | one factor per kv head | {0, 0, 1} | {0, 1} |
+/// | one factor per tensor: per_tensor | {0, 0, 0} | {0, 0} |
+///
+/// If the type of the keys, or of the values, has no factors, leave the view out. The source refers to the factors, so
+/// the factors must outlive the source.
+template <int Rank>
+struct KeyScales {
+  View<const float, Rank> k{},  ///< The factors of the keys.
+      v{};                      ///< The factors of the values.
+
+  /// Returns views with the factor *k_scale for all rows of k and *v_scale for all rows of v. A null pointer omits
+  /// the view.
+  template <class K, class V>
+  SSMAX_INLINE static constexpr KeyScales per_tensor(const View<K, Rank + 1>& k, const float* k_scale,
+                                                     const View<V, Rank + 1>& v, const float* v_scale) {
+    return {same_for_all(k, k_scale), same_for_all(v, v_scale)};
+  }
+
+ private:
+  template <class X>
+  SSMAX_INLINE static constexpr View<const float, Rank> same_for_all(const View<X, Rank + 1>& rows,
+                                                                     const float* scale) {
+    if (scale == nullptr) return {};
+    typename View<const float, Rank>::Extents extents{};
+    for (int i = 0; i < Rank; ++i) extents[static_cast<std::size_t>(i)] = rows.extent(i);
+    return {scale, extents, {}};
+  }
 };
 
 SSMAX_END

@@ -4,9 +4,9 @@
 ///     KvCache<bfloat16> cache({.batch = 1, .kv_heads = 2, .width = 64, .capacity = 32'768});
 ///     cache.append(k_new, v_new, &rope);                        // rotated to their positions, then stored
 ///
-/// Storage is float, double, half, bfloat16, a type of 8 bits (eight_bit.hpp), or a type of your own (storage.hpp).
-/// append rounds to nearest even. KvCache<K, V> stores keys as K and values as V. Each sequence of the batch has its
-/// own length.
+/// Storage is float, double, half, bfloat16, a type of 8 bits (eight_bit.hpp), Q8_0 (q8_0.hpp), or a type of your
+/// own (storage.hpp). append rounds to nearest even. Exception: Q8_0 rounds as ggml does. KvCache<K, V> stores keys as K
+/// and values as V. Each sequence of the batch has its own length.
 ///
 /// A ring keeps the last `capacity` keys of a sequence and overwrites older keys, for sliding windows. A ring with
 /// `first` also keeps the first keys of a sequence (attention sinks), for SinkWindow (mask_runs.hpp):
@@ -50,12 +50,13 @@ SSMAX_BEGIN_CODE
 
 /// A cache of keys, stored as K, and values, stored as V. A source of keys (key_source.hpp).
 ///
-/// Memory: batch · kv_heads · capacity · (width + value_width) elements, allocated once.
+/// Memory: batch · kv_heads · capacity · (width + value_width) numbers, allocated once.
 template <class K, class V = K>
 class KvCache {
-  static_assert(detail::KeyStorage<K> && detail::KeyStorage<V>,
-                "ssmax::KvCache: storage is float, double, half, bfloat16, Int8, Fp8E4M3, Fp8E5M2, or a type "
-                "with StorageTraits");
+  static_assert(
+      detail::KeyStorage<K> && detail::KeyStorage<V>,
+      "ssmax::KvCache: storage is float, double, half, bfloat16, Int8, Fp8E4M3, Fp8E5M2, Q8_0, or a type "
+      "with StorageTraits");
   static_assert(std::same_as<detail::ComputeType<K>, detail::ComputeType<V>>,
                 "ssmax::KvCache: keys and values are computed in one type: double keys need double values");
 
@@ -65,8 +66,9 @@ class KvCache {
   using Compute = detail::ComputeType<K>;  ///< Type of computation: double for double, float for the others.
 
   /// Makes empty sequences. Throws std::invalid_argument unless kv_heads, widths and capacity are at least 1 and
-  /// `first` is in [0, capacity). Throws std::invalid_argument if `first` is not 0 without `ring`, or if the number
-  /// of bytes overflows. Throws std::bad_alloc if the memory is not available.
+  /// `first` is in [0, capacity). Throws std::invalid_argument if `first` is not 0 without `ring`, if the number of
+  /// bytes overflows, or if a width is no multiple of the storage type's `group`. Throws std::bad_alloc if the memory is
+  /// not available.
   explicit KvCache(const KvCacheOptions& options)
       : options_(checked(options)),
         rows_(options_.batch * options_.kv_heads * options_.capacity, options_.width, options_.value_width),
@@ -160,6 +162,8 @@ class KvCache {
     detail::check_at_least("KvCache", "kv_heads", options.kv_heads, 1);
     detail::check_at_least("KvCache", "width", options.width, 1);
     detail::check_at_least("KvCache", "value_width", options.value_width, 1);
+    detail::check_group<K>("KvCache", "width", "is", options.width);
+    detail::check_group<V>("KvCache", "value_width", "is", options.value_width);
     detail::check_at_least("KvCache", "capacity", options.capacity, 1);
     detail::check_at_least("KvCache", "first", options.first, 0);
     if (options.first > 0 && !options.ring)

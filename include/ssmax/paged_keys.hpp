@@ -10,6 +10,9 @@
 /// | v | [pages, keys of a page, kv_heads, value_width] |
 /// | table | [batch, most pages of a sequence], with any strides |
 /// | lengths | [batch]: the number of keys of each sequence |
+/// | scales | storage types with a factor per row only (eight_bit.hpp): KeyScales<3> (key_source.hpp) |
+///
+/// For storage types with `group` (storage.hpp), such as Q8_0, the last extent and the strides count elements.
 ///
 /// P is the number of keys of a page. Key i of sequence b is key i mod P of page table(b, i / P). The last stride of k
 /// and v is 1. You choose the other strides:
@@ -27,13 +30,13 @@
 /// its keys. Negative entries lie at the start of a sequence, or in one gap. Entries beyond the length are not read.
 /// Keys that no query sees never affect a result, NaN included.
 ///
-/// Pages that are neighbours in the table and in memory make one run of keys, of at most 1024 keys. Results are
-/// bit-identical to those over a KvCache of the same keys. Keys of pages that several sequences begin with are computed
-/// once (docs/kv_cache.md).
+/// Pages that are neighbours in the table and in memory make one run of keys, of at most 1024 keys. Factors must be
+/// neighbours as well. Results are bit-identical to those over a KvCache of the same keys. Keys of pages that several
+/// sequences begin with are computed once (docs/kv_cache.md).
 ///
 /// The constructor checks everything in O(pages of the sequences) and throws std::invalid_argument with the name of
-/// the argument. It allocates only if an entry is negative. Pool, table and lengths must outlive the source, and must
-/// not change while it is used.
+/// the argument. It allocates only if an entry is negative. Pool, factors, table and lengths must outlive the source, and
+/// must not change while it is used.
 #pragma once
 
 #include <concepts>
@@ -41,6 +44,7 @@
 #include <utility>
 #include <vector>
 
+#include "detail/checks/key_storage.hpp"
 #include "detail/checks/views.hpp"
 #include "key_source.hpp"
 #include "view.hpp"
@@ -109,25 +113,26 @@ class PageTable {
 /// A source of keys in pages. K and V are the storage types of keys and values.
 template <class K, class V = K, class Index = int, class Length = Index>
 class PagedKeys {
-  static_assert(!detail::ScaledStorage<K> && !detail::ScaledStorage<V>,
-                "ssmax::PagedKeys: pages store no factors: storage is a type without StorageTraits::scale");
-
  public:
   using Element = K;       ///< Storage type of keys.
   using ValueElement = V;  ///< Storage type of values.
 
   /// Refers to a pool and a table: the top of paged_keys.hpp.
-  PagedKeys(const View<const K, 4>& k, const View<const V, 4>& v, const PageTable<Index, Length>& table)
-      : k_(k), v_(v), table_(table) {
+  PagedKeys(const View<const K, 4>& k, const View<const V, 4>& v, const PageTable<Index, Length>& table,
+            const KeyScales<3>& scales = {})
+      : k_(k), v_(v), scales_(scales), table_(table) {
     detail::check_view("PagedKeys", "k", k_);
     detail::check_view("PagedKeys", "v", v_);
     for (int i = 0; i < 3; ++i) detail::check_extent("PagedKeys", "v", v_, i, "k", k_, i);
+    detail::check_scales("PagedKeys", "k_scales", scales_.k, "k", k_);
+    detail::check_scales("PagedKeys", "v_scales", scales_.v, "v", v_);
     for (index_t b = 0; b < table_.batch(); ++b) check_sequence(b);
   }
 
   /// Returns batch, kv heads and widths.
   [[nodiscard]] KeySourceShape shape() const {
-    return {table_.batch(), k_.extent(2), k_.extent(3), v_.extent(3)};
+    return {table_.batch(), k_.extent(2), k_.extent(3) * detail::group_of<K>,
+            v_.extent(3) * detail::group_of<V>};
   }
   /// Returns the number of keys that sequence b has had.
   [[nodiscard]] index_t length(index_t b) const { return table_.length(b); }
@@ -156,7 +161,11 @@ class PagedKeys {
             .k_stride = k_.stride(1),
             .v = detail::row_of(v_, page, at, h),
             .v_stride = v_.stride(1),
-            .count = std::min(end, length(b)) - key};
+            .count = std::min(end, length(b)) - key,
+            .k_scales = scale_of(scales_.k, page, at, h),
+            .v_scales = scale_of(scales_.v, page, at, h),
+            .k_scales_stride = scales_.k.stride(1),
+            .v_scales_stride = scales_.v.stride(1)};
   }
   /// Returns the memory of the pool.
   [[nodiscard]] std::pair<std::span<const K>, std::span<const V>> memory() const {
@@ -167,9 +176,14 @@ class PagedKeys {
   static constexpr index_t longest_run = 1024;
 
   index_t page_size() const { return k_.extent(1); }
-  /// Returns whether page p + 1 follows page p in memory.
+  /// Returns whether page p + 1 follows page p in memory, and so do the factors.
   bool joins_pages() const {
-    return k_.stride(0) == page_size() * k_.stride(1) && v_.stride(0) == page_size() * v_.stride(1);
+    const auto joins = [this](const auto& view) { return view.stride(0) == page_size() * view.stride(1); };
+    return joins(k_) && joins(v_) && joins(scales_.k) && joins(scales_.v);
+  }
+  /// Returns the factor of a row. A view that is not given has no factors: null.
+  static const float* scale_of(const View<const float, 3>& scales, index_t page, index_t at, index_t h) {
+    return scales.data_handle() + page * scales.stride(0) + at * scales.stride(1) + h * scales.stride(2);
   }
   KeyRange missing(index_t b) const {
     return missing_.empty() ? KeyRange{} : missing_[static_cast<std::size_t>(b)];
@@ -210,12 +224,13 @@ class PagedKeys {
 
   View<const K, 4> k_;
   View<const V, 4> v_;
+  KeyScales<3> scales_;
   PageTable<Index, Length> table_;
   std::vector<KeyRange> missing_;  // [batch], or empty
 };
 
 template <class K, class V, class Index, class Length>
-PagedKeys(const View<K, 4>&, const View<V, 4>&, const PageTable<Index, Length>&)
+PagedKeys(const View<K, 4>&, const View<V, 4>&, const PageTable<Index, Length>&, const KeyScales<3>& = {})
     -> PagedKeys<std::remove_const_t<K>, std::remove_const_t<V>, Index, Length>;
 
 SSMAX_END

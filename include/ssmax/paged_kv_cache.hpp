@@ -88,7 +88,7 @@ namespace detail {
 
 /// A cache of keys, stored as K, and values, stored as V, in pages.
 ///
-/// Memory: pages · page · kv_heads · (width + value_width) elements, allocated once. Each sequence has a page table.
+/// Memory: pages · page · kv_heads · (width + value_width) numbers, allocated once. Each sequence has a page table.
 template <class K, class V = K>
 class PagedKvCache {
   static_assert(
@@ -136,8 +136,9 @@ class PagedKvCache {
     std::span<const index_t> ids_;
   };
 
-  /// Makes a pool of free pages. Throws std::invalid_argument unless all extents are at least 1, or if the number of
-  /// bytes overflows. Throws std::bad_alloc if the memory is not available.
+  /// Makes a pool of free pages. Throws std::invalid_argument unless all extents are at least 1, if the number of bytes
+  /// overflows, or if a width is no multiple of the storage type's `group`. Throws std::bad_alloc if the memory is not
+  /// available.
   explicit PagedKvCache(const PagedKvCacheOptions& options)
       : options_(checked(options)),
         rows_(options_.pages * options_.kv_heads * options_.page, options_.width, options_.value_width),
@@ -277,6 +278,8 @@ class PagedKvCache {
     detail::check_at_least("PagedKvCache", "kv_heads", options.kv_heads, 1);
     detail::check_at_least("PagedKvCache", "width", options.width, 1);
     detail::check_at_least("PagedKvCache", "value_width", options.value_width, 1);
+    detail::check_group<K>("PagedKvCache", "width", "is", options.width);
+    detail::check_group<V>("PagedKvCache", "value_width", "is", options.value_width);
     detail::check_at_least("PagedKvCache", "page", options.page, 1);
     detail::check_at_least("PagedKvCache", "pages", options.pages, 1);
     detail::check_bytes(

@@ -25,6 +25,7 @@
 #include "paged_kv_cache.hpp"
 #include "plan.hpp"
 #include "plan_source.hpp"
+#include "q8_0.hpp"
 #include "rope.hpp"
 #include "scaling.hpp"
 #include "score.hpp"

@@ -8,6 +8,7 @@
 /// | double | double | - |
 /// | half, bfloat16 | float | rounded once when stored, to nearest even |
 /// | Int8, Fp8E4M3, Fp8E5M2 | float | for caches only: the same, with a factor per row (eight_bit.hpp) |
+/// | Q8_0 | float | for caches only: groups of 32 numbers with a factor, rounded as in ggml (q8_0.hpp) |
 ///
 /// You add a storage type by one specialisation in namespace ssmax:
 ///
@@ -17,12 +18,16 @@
 ///       static void load(const Byte* in, index_t n, float* out);     // widens n elements
 ///       static void store(const float* in, index_t n, Byte* out);    // rounds n elements
 ///       static float scale(const float* in, index_t n);              // may be left out
+///       static constexpr index_t group = 1;                          // channels of an element; may be left out
 ///     };
 ///
 /// Attention, its backward, decode and KvCache::append call `load` and `store` with the whole row of a query, key or
-/// value. The pointer `in` (or `out`) points to the first channel, and n is the width. So a type may keep several
-/// elements in a block, as q8_0 does, if the width is a multiple of the block. Exception: the functions over rows of
-/// logits, such as softmax, convert a long row in ranges that begin at any element.
+/// value. The pointer `in` (or `out`) points to the first channel, and n is the width. Exception: the functions over rows
+/// of logits, such as softmax, convert a long row in ranges that begin at any element.
+///
+/// With `group`, an element holds `group` channels, as Q8_0 does. n still counts channels. The caches, and extents and
+/// strides of views and key runs, count elements. Widths are multiples of `group`: caches throw std::invalid_argument for
+/// other widths. A type with `group` is for caches and sources of keys only.
 ///
 /// If the type has `scale`, a KvCache divides each row of keys or values by scale(row) and stores one float per row.
 /// Attention multiplies the result of `load` by this float. A type with `scale` is for caches only. A type without
@@ -39,6 +44,7 @@
 #include "config.hpp"
 #include "eight_bit.hpp"
 #include "half.hpp"
+#include "q8_0.hpp"
 
 /// @addtogroup storage
 /// @{
@@ -101,6 +107,17 @@ struct StorageTraits<X> {
   }
 };
 
+/// Q8_0: converted in groups of 32.
+template <>
+struct StorageTraits<Q8_0> {
+  using Compute = float;                         ///< The type that rows of Q8_0 are computed in.
+  static constexpr index_t group = Q8_0::group;  ///< The channels of an element.
+  /// Converts n / 32 groups to n floats.
+  SSMAX_INLINE static void load(const Q8_0* in, index_t n, float* out) { detail::widen(in, n, out); }
+  /// Rounds n floats to n / 32 groups: q8_0.hpp.
+  SSMAX_INLINE static void store(const float* in, index_t n, Q8_0* out) { detail::narrow(in, n, out); }
+};
+
 namespace SSMAX_VISIBLE shared {
 
 /// The type that rows of X are computed in.
@@ -131,13 +148,25 @@ concept ScaledStorage = ConvertedStorage<X> && requires(const ComputeType<X>* in
   { StorageTraits<X>::scale(in, n) } -> std::convertible_to<float>;
 };
 
+template <class X>
+consteval index_t find_group() {
+  if constexpr (requires { StorageTraits<X>::group; }) {
+    return StorageTraits<X>::group;
+  } else {
+    return 1;
+  }
+}
+/// The number of channels that an element of X holds.
+template <class X>
+inline constexpr index_t group_of = find_group<X>();
+
 /// A storage type of keys and values.
 template <class X>
 concept KeyStorage = BuiltInStorage<X> || ConvertedStorage<X>;
 
 /// A storage type of all other tensors.
 template <class X>
-concept Storage = KeyStorage<X> && !ScaledStorage<X>;
+concept Storage = KeyStorage<X> && !ScaledStorage<X> && group_of<X> == 1;
 
 /// A storage type of rows of logits. Drivers of rows are compiled for each storage type: with SSMAX_COMPILED only for
 /// the library's own types.

@@ -28,9 +28,11 @@ void use_data() {
   const View<float, 4> view(numbers.data(), one);
   const View<const bool, 4> matrix(bits.data(), one);
   const View<float, 3> rows(numbers.data(), std::array<index_t, 3>{1, 1, 1});
-  use(view), use(half(1)), use(bfloat16(1)), use(Int8(1)), use(Fp8E4M3(1)), use(Fp8E5M2(1)), use(KeyRange{}),
-      use(QueryShape{}), use(Query{}), use(Key{});
-  use(Row{}), use(PlacedRow{}), use(KeySourceShape{}), use(KvCacheOptions{}), use(PagedKvCacheOptions{});
+  use(view), use(half(1)), use(bfloat16(1)), use(Int8(1)), use(Fp8E4M3(1)), use(Fp8E5M2(1)), use(Q8_0{}),
+      use(KeyRange{}), use(QueryShape{}), use(Query{}), use(Key{});
+  use(Row{}), use(PlacedRow{}), use(KeySourceShape{}), use(KvCacheOptions{}), use(PagedKvCacheOptions{}),
+      use(KeyScales<3>{});
+  use(KeyScales<3>::per_tensor(view, numbers.data(), view, nullptr));
   use(RopeScaling{}), use(RopeOptions{}), use(CrossEntropyOptions{}), use(CrossEntropy{}), use(Serial{});
   use(AttentionState<float>{rows, rows, view}), use(KeyRun<float>{}), use(Lanes<float>(numbers.data(), 1)),
       use(PlacedLanes<float>(Lanes<float>(numbers.data(), 1), numbers.data(), 0, nullptr, 0)),
@@ -78,7 +80,7 @@ void use_data() {
 #if defined(_OPENMP)
   use(OpenMP(2));
 #endif
-  use(StorageTraits<half>{}), use(StorageTraits<bfloat16>{}), use(Explanation{});
+  use(StorageTraits<half>{}), use(StorageTraits<bfloat16>{}), use(StorageTraits<Q8_0>{}), use(Explanation{});
   use(SequenceLengths::packed(ends)), use(shared::SequenceRows{});
 
   // And the data that the library's parts hand each other.

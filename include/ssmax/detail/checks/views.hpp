@@ -62,10 +62,11 @@ void check_extents(const char* function, const char* name, const View<T, Rank>& 
 }
 
 /// Returns true if extents and strides are so small that their products cannot overflow. This test is cheaper
-/// than check_extents and check_reach.
+/// than check_extents and check_reach. Exception: returns false for elements of more than 8 bytes.
 template <class T, int Rank>
 bool is_small(const View<T, Rank>& view) {
-  static_assert(Rank <= 4 && sizeof(T) <= 8);
+  static_assert(Rank <= 4);
+  if constexpr (sizeof(T) > 8) return false;
   constexpr int digits = std::numeric_limits<index_t>::digits;
   constexpr int of_extent = digits / 4,
                 of_stride = digits - 6 - of_extent;  // 4 extents × 8 bytes: 5 bits, and 1 spare

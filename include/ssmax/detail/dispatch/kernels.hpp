@@ -19,6 +19,7 @@
 
 #include "../../eight_bit.hpp"
 #include "../../half.hpp"
+#include "../../q8_0.hpp"
 #include "../../target.hpp"
 #include "instruction_sets.hpp"
 

@@ -1,11 +1,22 @@
-// Implements the kernels that widen 16-bit and 8-bit storage to float and round float to 16-bit storage. Included once
-// per target.
+// Implements the kernels that widen 16-bit storage, 8-bit storage and Q8_0 to float and round float to 16-bit storage.
+// Included once per target.
 
 template <class S, class Storage>
 void widen(const Storage* in, index_t n, float* out) {
   index_t i = 0;
   for (; i + S::width <= n; i += S::width) S::store(out + i, S::load_widened(in + i));
   for (; i < n; ++i) out[i] = static_cast<float>(in[i]);
+}
+
+template <class S>
+void widen_groups(const Q8_0* in, index_t n, float* out) {
+  static_assert(Q8_0::group % S::width == 0);
+  for (index_t first = 0; first < n; first += Q8_0::group, ++in) {
+    const typename S::V factor = S::set(static_cast<float>(in->scale));
+    SSMAX_UNROLL
+    for (index_t i = 0; i < Q8_0::group; i += S::width)
+      S::store(out + first + i, S::mul(S::load_widened(in->values + i), factor));
+  }
 }
 
 template <class S, class Storage>
@@ -27,6 +38,7 @@ struct KernelTable<ConversionKernels> {
   static constexpr ConversionKernels value{
       .widen_half = widen<F32, half>,
       .widen_bfloat16 = widen<F32, bfloat16>,
+      .widen_q8_0 = widen_groups<F32>,
       .narrow_half = narrow<F32, half>,
       .narrow_bfloat16 = narrow<F32, bfloat16>,
   };

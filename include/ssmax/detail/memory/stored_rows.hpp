@@ -11,6 +11,7 @@
 
 #include "../../key_source.hpp"
 #include "../../rope.hpp"
+#include "../checks/key_storage.hpp"
 #include "../checks/views.hpp"
 #include "conversion.hpp"
 #include "pages.hpp"
@@ -51,7 +52,8 @@ void check_offset(const char* function, const Rope<T>& rope, index_t length, ind
   rope.check(function, "k", length + offset, 1, width);
 }
 
-/// Rows of keys, stored as K, and of values, stored as V. A storage type with `scale` has one float per row.
+/// Rows of keys, stored as K, and of values, stored as V. A storage type with `scale` has one float per row. Widths count
+/// channels.
 template <class K, class V>
 class StoredRows {
  public:
@@ -59,13 +61,14 @@ class StoredRows {
 
   /// True if a cache also accepts rows in their storage type, which differs from Compute.
   static constexpr bool accepts_storage =
-      !(std::same_as<K, Compute> && std::same_as<V, Compute>)&&!ScaledStorage<K> && !ScaledStorage<V>;
+      !(std::same_as<K, Compute> && std::same_as<V, Compute>)&&!ScaledStorage<K> && !ScaledStorage<V> &&
+      group_of<K> == 1 && group_of<V> == 1;
 
   StoredRows(index_t rows, index_t width, index_t value_width)
       : width_(width),
         value_width_(value_width),
-        k_(static_cast<std::size_t>(rows * width)),
-        v_(static_cast<std::size_t>(rows * value_width)),
+        k_(static_cast<std::size_t>(rows * elements<K>(width))),
+        v_(static_cast<std::size_t>(rows * elements<V>(value_width))),
         k_scales_(static_cast<std::size_t>(ScaledStorage<K> ? rows : 0)),
         v_scales_(static_cast<std::size_t>(ScaledStorage<V> ? rows : 0)),
         scratch_(static_cast<std::size_t>(std::max(width, value_width))) {}
@@ -86,17 +89,19 @@ class StoredRows {
   /// Copies `count` stored keys and values to other rows, or to the same.
   void copy(index_t from, index_t to, index_t count) {
     if (from == to) return;
-    std::copy_n(k_.data() + from * width_, count * width_, k_.data() + to * width_);
-    std::copy_n(v_.data() + from * value_width_, count * value_width_, v_.data() + to * value_width_);
+    const index_t of_k = elements<K>(width_), of_v = elements<V>(value_width_);
+    std::copy_n(k_.data() + from * of_k, count * of_k, k_.data() + to * of_k);
+    std::copy_n(v_.data() + from * of_v, count * of_v, v_.data() + to * of_v);
     if (!k_scales_.empty()) std::copy_n(k_scales_.data() + from, count, k_scales_.data() + to);
     if (!v_scales_.empty()) std::copy_n(v_scales_.data() + from, count, v_scales_.data() + to);
   }
 
   KeyRun<K, V> run(index_t row, index_t count) const {
-    return {.k = k_.data() + row * width_,
-            .k_stride = width_,
-            .v = v_.data() + row * value_width_,
-            .v_stride = value_width_,
+    const index_t of_k = elements<K>(width_), of_v = elements<V>(value_width_);
+    return {.k = k_.data() + row * of_k,
+            .k_stride = of_k,
+            .v = v_.data() + row * of_v,
+            .v_stride = of_v,
             .count = count,
             .k_scales = k_scales_.empty() ? nullptr : k_scales_.data() + row,
             .v_scales = v_scales_.empty() ? nullptr : v_scales_.data() + row};
@@ -107,10 +112,16 @@ class StoredRows {
   template <class X>
   using Elements = std::vector<X, HugePages<X>>;
 
+  /// Returns the number of elements of a row.
+  template <class X>
+  static index_t elements(index_t width) {
+    return width / group_of<X>;
+  }
+
   template <class U, class X>
   void store_row(const U* in, index_t n, Elements<X>& rows, [[maybe_unused]] std::vector<float>& scales,
                  index_t row) {
-    X* out = rows.data() + row * n;
+    X* out = rows.data() + row * elements<X>(n);
     if constexpr (std::same_as<U, X>) {
       std::copy_n(in, n, out);
     } else if constexpr (ScaledStorage<X>) {
@@ -124,8 +135,8 @@ class StoredRows {
   }
 
   index_t width_, value_width_;
-  Elements<K> k_;                           // [rows][width]
-  Elements<V> v_;                           // [rows][value_width]
+  Elements<K> k_;                           // [rows][elements of a key]
+  Elements<V> v_;                           // [rows][elements of a value]
   std::vector<float> k_scales_, v_scales_;  // [rows], or empty
   std::vector<Compute> scratch_;            // one row
 };

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "../../../attention_state.hpp"
+#include "../../checks/key_storage.hpp"
 #include "../../checks/sequence_lengths.hpp"
 #include "../../checks/sinks.hpp"
 #include "../../checks/views.hpp"
@@ -134,6 +135,8 @@ template <class T, class K>
 void check_source_tensors(const char* function, const DecodeArguments<T>& a, const K& source,
                           const AttentionOptions<T>& options) {
   const KeySourceShape keys = source.shape();
+  check_group<SourceKey<K>>(function, "k", "has channels", keys.width);
+  check_group<SourceValue<K>>(function, "v", "has channels", keys.value_width);
   check_queries(function, a.q, keys, options.lengths.is_packed());
   check_out_and_lse(function, a.out, a.lse, a.q, keys.value_width);
   check_no_overlap_with_source(function, "out", a.out, source);

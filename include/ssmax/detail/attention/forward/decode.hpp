@@ -265,13 +265,13 @@ class DecodeTask {
       find_rows(keys, values);
       return for_each_copy(memory_.k_rows, keys.size(), d * problem_.keys.k_size(), copies(),
                            [&](index_t first, index_t count) {
-                             logits(memory_.q, memory_.pitch, count_, memory_.wide, d, nullptr, count, d, 0,
-                                    s + first, key_chunk);
+                             logits(memory_.q, memory_.pitch, count_, memory_.wide, d, nullptr, 1, count, d,
+                                    0, s + first, key_chunk);
                            });
     }
     for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const AnyKeyRun& run) {
-      logits(memory_.q, memory_.pitch, count_, run.k, run.k_stride, run.k_scales, run.count, d,
-             prefetching_.template bytes<false>(problem_.keys, batch_, kv_head_, key, run),
+      logits(memory_.q, memory_.pitch, count_, run.k, run.k_stride, run.k_scales, run.k_scales_stride,
+             run.count, d, prefetching_.template bytes<false>(problem_.keys, batch_, kv_head_, key, run),
              s + (key - keys.begin), key_chunk);
     });
   }
@@ -318,13 +318,13 @@ class DecodeTask {
         return for_each_copy(memory_.v_rows + first % key_chunk, keys.size(), dv * problem_.keys.v_size(),
                              copies(), [&](index_t from, index_t count) {
                                add(memory_.s + first + from, key_chunk, rows, count, memory_.wide, dv,
-                                   nullptr, dv, 0, to, dv);
+                                   nullptr, 1, dv, 0, to, dv);
                              });
       }
       for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const AnyKeyRun& run) {
         add(memory_.s + first + (key - keys.begin), key_chunk, rows, run.count, run.v, run.v_stride,
-            run.v_scales, dv, prefetching_.template bytes<true>(problem_.keys, batch_, kv_head_, key, run),
-            to, dv);
+            run.v_scales, run.v_scales_stride, dv,
+            prefetching_.template bytes<true>(problem_.keys, batch_, kv_head_, key, run), to, dv);
       });
     } else {
       load_values(problem_.keys, batch_, kv_head_, keys, memory_.wide);

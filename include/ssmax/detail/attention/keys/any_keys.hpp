@@ -17,18 +17,20 @@ struct AnyKeyRun {
   const void* v = nullptr;
   index_t v_stride = 0, count = 0;
   const float *k_scales = nullptr, *v_scales = nullptr;
+  index_t k_scales_stride = 1, v_scales_stride = 1;
 };
 
 /// The products of few queries with keys and values in their storage type (kernels/decode.hpp). `factors` are those of
-/// the keys or values, if the type has a factor per row.
+/// the keys or values, if the type has a factor per row. `factors_stride` is the number of floats from one factor to the
+/// next, or 0.
 template <class Compute>
 struct StoredProducts {
   void (*logits)(const Compute* q, index_t q_stride, index_t rows, const void* k, index_t k_stride,
-                 const float* factors, index_t keys, index_t d, index_t ahead, Compute* s,
-                 index_t s_stride) = nullptr;
+                 const float* factors, index_t factors_stride, index_t keys, index_t d, index_t ahead,
+                 Compute* s, index_t s_stride) = nullptr;
   void (*accumulate)(const Compute* s, index_t s_stride, index_t rows, index_t keys, const void* v,
-                     index_t v_stride, const float* factors, index_t dv, index_t ahead, Compute* o,
-                     index_t o_stride) = nullptr;
+                     index_t v_stride, const float* factors, index_t factors_stride, index_t dv,
+                     index_t ahead, Compute* o, index_t o_stride) = nullptr;
 };
 
 SSMAX_END
@@ -46,7 +48,9 @@ KeyRange stored_in(const void* source, index_t batch) {
 template <class S>
 AnyKeyRun run_of(const void* source, index_t batch, index_t kv_head, index_t key) {
   const auto run = static_cast<const S*>(source)->run(batch, kv_head, key);
-  return {run.k, run.k_stride, run.v, run.v_stride, run.count, run.k_scales, run.v_scales};
+  return {run.k,        run.k_stride,        run.v,
+          run.v_stride, run.count,           run.k_scales,
+          run.v_scales, run.k_scales_stride, run.v_scales_stride};
 }
 
 template <class S>
@@ -60,11 +64,12 @@ bool shares_keys([[maybe_unused]] const S& source) {
 
 /// Returns row i of keys or values: in place if the row needs no conversion and no scale factor, else in scratch.
 template <class Compute, class X>
-const Compute* load_stored(const void* rows, index_t stride, [[maybe_unused]] const float* scales, index_t i,
-                           index_t n, Compute* scratch) {
+const Compute* load_stored(const void* rows, index_t stride, [[maybe_unused]] const float* scales,
+                           [[maybe_unused]] index_t scales_stride, index_t i, index_t n, Compute* scratch) {
   const Compute* numbers = widened(static_cast<const X*>(rows) + i * stride, n, scratch);
   if constexpr (ScaledStorage<X>) {
-    kernels<RowKernels<Compute>>().multiply(numbers, n, static_cast<Compute>(scales[i]), scratch);
+    kernels<RowKernels<Compute>>().multiply(numbers, n, static_cast<Compute>(scales[i * scales_stride]),
+                                            scratch);
   }
   return numbers;
 }
@@ -110,16 +115,16 @@ class AnyKeys {
   /// Returns row i of a run's keys or values: in place if the row is stored as Compute, else converted in scratch.
   SSMAX_INLINE const Compute* load_k(const AnyKeyRun& run, index_t i, Compute* scratch) const {
     if (k_kind_ == ElementKind::compute) return static_cast<const Compute*>(run.k) + i * run.k_stride;
-    return load_k_(run.k, run.k_stride, run.k_scales, i, shape_.width, scratch);
+    return load_k_(run.k, run.k_stride, run.k_scales, run.k_scales_stride, i, shape_.width, scratch);
   }
   SSMAX_INLINE const Compute* load_v(const AnyKeyRun& run, index_t i, Compute* scratch) const {
     if (v_kind_ == ElementKind::compute) return static_cast<const Compute*>(run.v) + i * run.v_stride;
-    return load_v_(run.v, run.v_stride, run.v_scales, i, shape_.value_width, scratch);
+    return load_v_(run.v, run.v_stride, run.v_scales, run.v_scales_stride, i, shape_.value_width, scratch);
   }
 
  private:
-  using Load = const Compute* (*)(const void* rows, index_t stride, const float* scales, index_t i, index_t n,
-                                  Compute* scratch);
+  using Load = const Compute* (*)(const void* rows, index_t stride, const float* scales,
+                                  index_t scales_stride, index_t i, index_t n, Compute* scratch);
 
   const void* source_;
   KeySourceShape shape_;

@@ -8,38 +8,47 @@
 #include "../../kernels/convert.hpp"
 #include "../../kernels/decode.hpp"
 #include "any_keys.hpp"
+#include "factors.hpp"
 
 SSMAX_BEGIN_DETAIL
 
 template <class Compute, class X>
 void stored_logits(const Compute* q, index_t q_stride, index_t rows, const void* k, index_t k_stride,
-                   [[maybe_unused]] const float* factors, index_t keys, index_t d, index_t ahead, Compute* s,
-                   index_t s_stride) {
+                   [[maybe_unused]] const float* factors, [[maybe_unused]] index_t factors_stride,
+                   index_t keys, index_t d, index_t ahead, Compute* s, index_t s_stride) {
   kernels<DecodeKernels<Compute, X>>().logits(q, q_stride, rows, static_cast<const X*>(k), k_stride, keys, d,
                                               ahead, s, s_stride);
   if constexpr (EightBitStorage<X>) {
-    for (index_t r = 0; r < rows; ++r, s += s_stride)
-      kernels<EightBitKernels<X>>().multiply(s, factors, keys, s);
+    const auto& multiply = kernels<EightBitKernels<X>>().multiply;
+    for_contiguous_factors(factors, factors_stride, keys, [&](index_t key, const float* some, index_t count) {
+      for (index_t r = 0; r < rows; ++r)
+        multiply(s + r * s_stride + key, some, count, s + r * s_stride + key);
+    });
   }
 }
 
 /// Multiplies copies of the weights by the factors, because the caller needs the weights again.
 template <class Compute, class X>
 void accumulate_stored(const Compute* s, index_t s_stride, index_t rows, index_t keys, const void* v,
-                       index_t v_stride, [[maybe_unused]] const float* factors, index_t dv, index_t ahead,
-                       Compute* o, index_t o_stride) {
+                       index_t v_stride, [[maybe_unused]] const float* factors,
+                       [[maybe_unused]] index_t factors_stride, index_t dv, index_t ahead, Compute* o,
+                       index_t o_stride) {
   const auto& products = kernels<DecodeKernels<Compute, X>>();
   const X* values = static_cast<const X*>(v);
   if constexpr (EightBitStorage<X>) {
     constexpr index_t most_weights = 1024;
     Compute weights[most_weights];
     const index_t most_keys = most_weights / rows;
+    const auto& multiply = kernels<EightBitKernels<X>>().multiply;
     for (index_t key = 0; key < keys; key += most_keys) {
       const index_t count = std::min(most_keys, keys - key);
-      for (index_t r = 0; r < rows; ++r) {
-        kernels<EightBitKernels<X>>().multiply(s + r * s_stride + key, factors + key, count,
-                                               weights + r * most_keys);
-      }
+      for_contiguous_factors(factors + key * factors_stride, factors_stride, count,
+                             [&](index_t first, const float* some, index_t n) {
+                               for (index_t r = 0; r < rows; ++r) {
+                                 multiply(s + r * s_stride + key + first, some, n,
+                                          weights + r * most_keys + first);
+                               }
+                             });
       products.accumulate(weights, most_keys, rows, count, values + key * v_stride, v_stride, dv, ahead, o,
                           o_stride);
     }
