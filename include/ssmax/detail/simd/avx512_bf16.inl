@@ -105,6 +105,10 @@ struct Pairs {
                          0x170007, 0x160006, 0x150005, 0x140004, 0x130003, 0x120002, 0x110001, 0x100000);
     return _mm512_permutexvar_epi16(order, rows);
   }
+  /// Rounds 32 numbers to nearest and stores them. Subnormal numbers become 0.
+  static void store_rounded(bfloat16* p, __m512 low, __m512 high) {
+    store(p, __builtin_bit_cast(__m512i, _mm512_cvtne2ps_pbh(high, low)));
+  }
   /// Returns the lanes that hold NaN or a number other than 0.
   static __mmask16 not_zero(__m512 v) { return _mm512_cmp_ps_mask(v, _mm512_setzero_ps(), _CMP_NEQ_UQ); }
   /// Returns (low[i], high[i]) for 16 numbers of two rows.

@@ -63,6 +63,11 @@ struct Pairs {
     split(pairs, low_row, high_row);
     return pairs;
   }
+  /// Rounds 8 numbers to nearest even and stores them.
+  static void store_rounded(bfloat16* p, float32x4_t low, float32x4_t high) {
+    F32::store_narrowed(p, low);
+    F32::store_narrowed(p + 4, high);
+  }
   /// Returns the lanes that hold NaN or a number other than 0.
   static uint32x4_t not_zero(float32x4_t v) { return vmvnq_u32(vceqzq_f32(v)); }
   /// Returns (low[i], high[i]) for 4 numbers of two rows.

@@ -5,6 +5,7 @@
 #include "../../../key_source.hpp"
 #include "../../../sequence_lengths.hpp"
 #include "../../../view.hpp"
+#include "../../kernels/dequantize.hpp"
 #include "../../kernels/rows.hpp"
 #include "../call/rows.hpp"
 
@@ -60,6 +61,24 @@ const Compute* load_stored(const void* rows, index_t stride, [[maybe_unused]] co
   return numbers;
 }
 
+/// Writes rows [first, first + count) of keys or values to `out`, dequantized and rounded to bfloat16.
+template <class X>
+void dequantize_stored(const void* rows, index_t stride, const float* factors, index_t first, index_t count,
+                       index_t n, index_t ahead, bfloat16* out, index_t out_stride) {
+  kernels<DequantizeKernels<X>>().dequantize(static_cast<const X*>(rows) + first * stride, stride,
+                                             factors + first, count, n, ahead, out, out_stride);
+}
+
+/// Returns dequantize_stored of a type of 8 bits, else null.
+template <class X>
+constexpr auto dequantize_if_eight_bit() -> decltype(&dequantize_stored<Int8>) {
+  if constexpr (EightBitStorage<X>) {
+    return dequantize_stored<X>;
+  } else {
+    return nullptr;
+  }
+}
+
 SSMAX_END
 
 SSMAX_BEGIN_SHARED
@@ -81,7 +100,9 @@ class AnyKeys {
         stored_(detail::stored_in<S>),
         run_(detail::run_of<S>),
         load_k_(detail::load_stored<Compute, detail::SourceKey<S>>),
-        load_v_(detail::load_stored<Compute, detail::SourceValue<S>>) {}
+        load_v_(detail::load_stored<Compute, detail::SourceValue<S>>),
+        dequantize_k_(detail::dequantize_if_eight_bit<detail::SourceKey<S>>()),
+        dequantize_v_(detail::dequantize_if_eight_bit<detail::SourceValue<S>>()) {}
 
   SSMAX_INLINE const KeySourceShape& shape() const { return shape_; }
   SSMAX_INLINE ElementKind k_kind() const { return k_kind_; }
@@ -104,10 +125,21 @@ class AnyKeys {
     if (v_kind_ == ElementKind::compute) return static_cast<const Compute*>(run.v) + i * run.v_stride;
     return load_v_(run.v, run.v_stride, run.v_scales, i, shape_.value_width, scratch);
   }
+  /// Writes rows [first, first + count) of a run's keys or values to `out`, as bfloat16: element times factor, rounded
+  /// once. Prefetches the rows `ahead` bytes later, unless `ahead` is 0. Requires elements of 8 bits.
+  SSMAX_INLINE void dequantize_k(const AnyKeyRun& run, index_t first, index_t count, index_t ahead,
+                                 bfloat16* out, index_t stride) const {
+    dequantize_k_(run.k, run.k_stride, run.k_scales, first, count, shape_.width, ahead, out, stride);
+  }
+  SSMAX_INLINE void dequantize_v(const AnyKeyRun& run, index_t first, index_t count, index_t ahead,
+                                 bfloat16* out, index_t stride) const {
+    dequantize_v_(run.v, run.v_stride, run.v_scales, first, count, shape_.value_width, ahead, out, stride);
+  }
 
  private:
   using Load = const Compute* (*)(const void* rows, index_t stride, const float* scales, index_t i, index_t n,
                                   Compute* scratch);
+  using Dequantize = decltype(&detail::dequantize_stored<Int8>);
 
   const void* source_;
   KeySourceShape shape_;
@@ -117,6 +149,7 @@ class AnyKeys {
   KeyRange (*stored_)(const void* source, index_t batch);
   AnyKeyRun (*run_)(const void* source, index_t batch, index_t kv_head, index_t key);
   Load load_k_, load_v_;
+  Dequantize dequantize_k_, dequantize_v_;  // null unless the elements have 8 bits
 };
 
 SSMAX_END
