@@ -1,29 +1,24 @@
 // Implements the kernels that convert rows of 8 bits to operands of the bf16 path. Included once for each extension that
 // has pair dots.
 
-/// Writes 2 · width elements.
-template <class S, class P, class X>
-SSMAX_INLINE void dequantize_pairs(const X* in, typename S::V factor, bfloat16* out) {
-  P::store_rounded(out, S::mul(S::load_widened(in), factor), S::mul(S::load_widened(in + S::width), factor));
-}
-
 template <class S, class P, class X>
 void dequantize_rows(const X* in, index_t stride, const float* factors, index_t rows, index_t n,
                      index_t ahead, bfloat16* out, index_t out_stride) {
   constexpr index_t step = 2 * S::width;
+  constexpr float unit = P::template dequantize_unit<X>;
   for (index_t row = 0; row < rows; ++row, in += stride, out += out_stride) {
     if (ahead != 0) {
       const auto later = reinterpret_cast<std::uintptr_t>(in) + static_cast<std::uintptr_t>(ahead);
       for (index_t i = 0; i < n; i += 64)
         __builtin_prefetch(reinterpret_cast<const void*>(later + static_cast<std::uintptr_t>(i)));
     }
-    const typename S::V factor = S::set(factors[row]);
     index_t i = 0;
-    for (; i + step <= n; i += step) dequantize_pairs<S, P>(in + i, factor, out + i);
-    if (i == n) continue;
-    // The last elements end at n: some are computed twice.
-    if (n >= step) {
-      dequantize_pairs<S, P>(in + n - step, factor, out + n - step);
+    const bool overflows = unit != 1 && std::abs(factors[row]) >= 0x1p127f / unit;
+    if (n >= step && !overflows) {
+      const typename S::V factor = S::set(factors[row] * unit);
+      for (; i + step <= n; i += step) P::dequantize(in + i, factor, out + i);
+      // The last elements end at n: some are computed twice.
+      if (i < n) P::dequantize(in + n - step, factor, out + n - step);
     } else {
       for (; i < n; ++i) out[i] = bfloat16(static_cast<float>(in[i]) * factors[row]);
     }

@@ -193,43 +193,50 @@ class DecodeBf16Task {
     k_ahead_ = v_ahead_ = {};
     bool has_short_runs = false;
     for_each_run(problem_.keys, batch_, kv_head_, read, [&](index_t key, const AnyKeyRun& run) {
-      has_short_runs = has_short_runs || run.count < std::min(read.size(), short_run);
-      const index_t at = key - block.begin;
-      find_rows_of_run<false>(run, at);
-      find_rows_of_run<true>(run, at);
+      const bool is_short = run.count < std::min(read.size(), short_run);
+      has_short_runs = has_short_runs || is_short;
+      find_rows_of_run<false>(run, key, key - block.begin, is_short);
+      find_rows_of_run<true>(run, key, key - block.begin, is_short);
     });
     if (prefetch_ != 0 && has_short_runs) find_later_rows(block.begin);
     fill(read.end - block.begin, memory_.block_keys);
   }
 
-  /// Points k_rows or v_rows at the keys of a run from row `at` of the block on. Sets k_ahead_ or v_ahead_ to the rows
-  /// that are prefetched. Exception: rows of 8 bits are prefetched while they are dequantized.
+  /// Points rows of k_rows or v_rows at the keys of a run, from row `first` on. `key` is the first key. Points k_ahead_
+  /// or v_ahead_ at the rows that are prefetched. Exception: rows of 8 bits are dequantized, and prefetched meanwhile.
   template <bool are_values>
-  void find_rows_of_run(const AnyKeyRun& run, index_t at) {
-    const AnyKeys<Compute>& keys = problem_.keys;
-    const ElementKind kind = are_values ? keys.v_kind() : keys.k_kind();
-    const index_t n = are_values ? problem_.value_width() : problem_.width(),
-                  distance = are_values ? prefetch_ : 2 * prefetch_;
-    const Operand** rows = are_values ? memory_.v_rows : memory_.k_rows;
-    index_t stride = are_values ? run.v_stride : run.k_stride;
-    const auto* first = static_cast<const Operand*>(are_values ? run.v : run.k);
-    if (kind == ElementKind::eight_bit) {
-      Operand* to = (are_values ? memory_.dequantized_v : memory_.dequantized_k) + at * n;
+  void find_rows_of_run(const AnyKeyRun& run, index_t key, index_t first, bool is_short) {
+    const index_t n = are_values ? problem_.value_width() : problem_.width();
+    const Operand** rows = (are_values ? memory_.v_rows : memory_.k_rows) + first;
+    const auto point = [&](const Operand* at, index_t stride) {
+      for (index_t i = 0; i < run.count; ++i) rows[i] = at + i * stride;
+    };
+    const index_t stride = are_values ? run.v_stride : run.k_stride;
+    if (are_values ? dequantizes_v() : dequantizes_k()) {
+      Operand* to = (are_values ? memory_.dequantized_v : memory_.dequantized_k) + first * n;
+      index_t ahead = 2 * prefetch_ * stride;
+      if (prefetch_ != 0 && is_short)
+        ahead = bytes_to_later_run<are_values>(problem_.keys, batch_, kv_head_, key, run);
       if constexpr (are_values) {
-        keys.dequantize_v(run, 0, run.count, distance * stride, to, n);
+        problem_.keys.dequantize_v(run, ahead, to);
       } else {
-        keys.dequantize_k(run, 0, run.count, distance * stride, to, n);
+        problem_.keys.dequantize_k(run, ahead, to, n);
       }
-      first = to;
-      stride = n;
-    } else if (prefetch_ != 0) {
-      (are_values ? v_ahead_ : k_ahead_) = {rows, n,
-                                            distance * stride * static_cast<index_t>(sizeof(Operand))};
+      return point(to, n);
     }
-    for (index_t i = 0; i < run.count; ++i) rows[at + i] = first + i * stride;
+    point(static_cast<const Operand*>(are_values ? run.v : run.k), stride);
+    if (prefetch_ == 0) return;
+    const index_t distance = are_values ? prefetch_ : 2 * prefetch_;
+    RowsAhead<Operand>& ahead = are_values ? v_ahead_ : k_ahead_;
+    ahead = {are_values ? memory_.v_rows : memory_.k_rows, n,
+             distance * stride * static_cast<index_t>(sizeof(Operand))};
   }
 
-  /// Points k_ahead_ and v_ahead_ at the rows that lie as many positions later as those of a long run.
+  bool dequantizes_k() const { return problem_.keys.k_kind() == ElementKind::eight_bit; }
+  bool dequantizes_v() const { return problem_.keys.v_kind() == ElementKind::eight_bit; }
+
+  /// Points k_ahead_ and v_ahead_ at the rows that lie as many positions later as those of a long run. Exception: rows of
+  /// 8 bits are prefetched while they are dequantized.
   void find_later_rows(index_t block) {
     const index_t end = problem_.keys.stored(batch_).end;
     const auto for_each_row = [&](index_t first, const auto& f) {
@@ -238,16 +245,20 @@ class DecodeBf16Task {
         for (index_t i = 0; i < run.count; ++i) f(key - first + i, run, i);
       });
     };
-    std::copy_n(memory_.k_rows, memory_.block_keys, memory_.later_k_rows);
-    std::copy_n(memory_.v_rows, memory_.block_keys, memory_.later_v_rows);
-    for_each_row(block + 2 * prefetch_, [&](index_t at, const AnyKeyRun& run, index_t i) {
-      memory_.later_k_rows[at] = static_cast<const Operand*>(run.k) + i * run.k_stride;
-    });
-    for_each_row(block + prefetch_, [&](index_t at, const AnyKeyRun& run, index_t i) {
-      memory_.later_v_rows[at] = static_cast<const Operand*>(run.v) + i * run.v_stride;
-    });
-    k_ahead_ = {memory_.later_k_rows, problem_.width(), 0};
-    v_ahead_ = {memory_.later_v_rows, problem_.value_width(), 0};
+    if (!dequantizes_k()) {
+      std::copy_n(memory_.k_rows, memory_.block_keys, memory_.later_k_rows);
+      for_each_row(block + 2 * prefetch_, [&](index_t at, const AnyKeyRun& run, index_t i) {
+        memory_.later_k_rows[at] = static_cast<const Operand*>(run.k) + i * run.k_stride;
+      });
+      k_ahead_ = {memory_.later_k_rows, problem_.width(), 0};
+    }
+    if (!dequantizes_v()) {
+      std::copy_n(memory_.v_rows, memory_.block_keys, memory_.later_v_rows);
+      for_each_row(block + prefetch_, [&](index_t at, const AnyKeyRun& run, index_t i) {
+        memory_.later_v_rows[at] = static_cast<const Operand*>(run.v) + i * run.v_stride;
+      });
+      v_ahead_ = {memory_.later_v_rows, problem_.value_width(), 0};
+    }
   }
 
   /// Adds the keys `seen` of a key block to the states.
@@ -262,8 +273,8 @@ class DecodeBf16Task {
     if (keys.size() <= 0) return;
     const index_t begin = keys.begin / packed_keys * packed_keys,
                   packed = (keys.end - begin + packed_keys - 1) / packed_keys * packed_keys;
-    find_rows(block,
-              {std::max(seen.begin, block.begin + begin), std::min(seen.end, block.begin + begin + packed)});
+    const index_t first_read = std::max(seen.begin, block.begin + begin);
+    find_rows(block, {first_read, std::max(first_read, std::min(seen.end, block.begin + begin + packed))});
     // 1. Compute the logits, and replace them by weights.
     kernels_.pack_keys(memory_.k_rows + begin, packed, problem_.width(), memory_.k);
     kernels_.logits(memory_.q, memory_.parts, count_, memory_.k, packed, problem_.width(),

@@ -245,7 +245,7 @@ class PrefillTask {
         auto* rows = reinterpret_cast<Operand*>(memory_.staged);
         for (index_t i = 0, count; i < run.count; i += count) {
           count = std::min(kernels_.width - (row + i) % 2, run.count - i);
-          problem_.keys.dequantize_v(run, i, count, 0, rows, dv);
+          problem_.keys.dequantize_v(values_of(run, i, count), 0, rows);
           kernels_.pack_values(rows, dv, row + i, count, dv, memory_.v, memory_.panel);
         }
       } else {
@@ -261,6 +261,14 @@ class PrefillTask {
       Operand* v = memory_.v + p * memory_.panel + from;
       copy_finite(v, panel, v);
     }
+  }
+
+  /// Returns the values [first, first + count) of a run of keys of 8 bits.
+  static AnyKeyRun values_of(AnyKeyRun run, index_t first, index_t count) {
+    run.v = static_cast<const char*>(run.v) + first * run.v_stride;
+    run.v_scales += first;
+    run.count = count;
+    return run;
   }
 
   /// Adds a key block to the states of one tile.

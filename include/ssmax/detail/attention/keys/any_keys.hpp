@@ -61,12 +61,12 @@ const Compute* load_stored(const void* rows, index_t stride, [[maybe_unused]] co
   return numbers;
 }
 
-/// Writes rows [first, first + count) of keys or values to `out`, dequantized and rounded to bfloat16.
+/// Writes `count` rows of keys or values to `out`, dequantized and rounded to bfloat16.
 template <class X>
-void dequantize_stored(const void* rows, index_t stride, const float* factors, index_t first, index_t count,
-                       index_t n, index_t ahead, bfloat16* out, index_t out_stride) {
-  kernels<DequantizeKernels<X>>().dequantize(static_cast<const X*>(rows) + first * stride, stride,
-                                             factors + first, count, n, ahead, out, out_stride);
+void dequantize_stored(const void* rows, index_t stride, const float* factors, index_t count, index_t n,
+                       index_t ahead, bfloat16* out, index_t out_stride) {
+  kernels<DequantizeKernels<X>>().dequantize(static_cast<const X*>(rows), stride, factors, count, n, ahead,
+                                             out, out_stride);
 }
 
 /// Returns dequantize_stored of a type of 8 bits, else null.
@@ -125,15 +125,15 @@ class AnyKeys {
     if (v_kind_ == ElementKind::compute) return static_cast<const Compute*>(run.v) + i * run.v_stride;
     return load_v_(run.v, run.v_stride, run.v_scales, i, shape_.value_width, scratch);
   }
-  /// Writes rows [first, first + count) of a run's keys or values to `out`, as bfloat16: element times factor, rounded
-  /// once. Prefetches the rows `ahead` bytes later, unless `ahead` is 0. Requires elements of 8 bits.
-  SSMAX_INLINE void dequantize_k(const AnyKeyRun& run, index_t first, index_t count, index_t ahead,
-                                 bfloat16* out, index_t stride) const {
-    dequantize_k_(run.k, run.k_stride, run.k_scales, first, count, shape_.width, ahead, out, stride);
+  /// Writes the keys or values of a run to `out`, as bfloat16: element times factor, rounded once. Rows of k have
+  /// `stride` numbers, rows of v are contiguous. Prefetches the rows `ahead` bytes later, unless `ahead` is 0. Requires
+  /// elements of 8 bits.
+  SSMAX_INLINE void dequantize_k(const AnyKeyRun& run, index_t ahead, bfloat16* out, index_t stride) const {
+    dequantize_k_(run.k, run.k_stride, run.k_scales, run.count, shape_.width, ahead, out, stride);
   }
-  SSMAX_INLINE void dequantize_v(const AnyKeyRun& run, index_t first, index_t count, index_t ahead,
-                                 bfloat16* out, index_t stride) const {
-    dequantize_v_(run.v, run.v_stride, run.v_scales, first, count, shape_.value_width, ahead, out, stride);
+  SSMAX_INLINE void dequantize_v(const AnyKeyRun& run, index_t ahead, bfloat16* out) const {
+    dequantize_v_(run.v, run.v_stride, run.v_scales, run.count, shape_.value_width, ahead, out,
+                  shape_.value_width);
   }
 
  private:

@@ -92,7 +92,7 @@ void load_key_parts(const Problem<Compute>& problem, const Variant<Compute>& var
   const index_t d = problem.width(), w = part_width(d), parts = logit_parts(problem);
   const bool dequantizes = !problem.rotates_keys() && problem.keys.k_kind() == ElementKind::eight_bit;
   for_each_run(problem.keys, batch, kv_head, range, [&](index_t key, const AnyKeyRun& run) {
-    if (dequantizes) problem.keys.dequantize_k(run, 0, run.count, 0, out, depth);
+    if (dequantizes) problem.keys.dequantize_k(run, 0, out, depth);
     for (index_t i = 0; i < run.count; ++i, out += depth) {
       if (problem.rotates_keys()) {
         load_keys(problem, variant, batch, kv_head, {key + i, key + i + 1}, widened_row);
@@ -160,7 +160,7 @@ struct Operands {
       const index_t dv = keys.shape().value_width;
       for_each_run(keys, batch, kv_head, range, [&](index_t, const AnyKeyRun& run) {
         if (keys.v_kind() == ElementKind::eight_bit) {
-          keys.dequantize_v(run, 0, run.count, 0, out, dv);
+          keys.dequantize_v(run, 0, out);
           out += run.count * dv;
           return;
         }
