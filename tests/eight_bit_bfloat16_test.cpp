@@ -131,8 +131,9 @@ void check_shapes(const std::vector<Shape>& of_shapes = shapes) {
   }
 }
 
-TEMPLATE_TEST_CASE("bfloat16 queries over 8 bits give the bits of a bfloat16 cache of the dequantized rows",
-                   "[eight_bit][bfloat16]", Int8, Fp8E4M3, Fp8E5M2) {
+TEMPLATE_TEST_CASE(
+    "bfloat16 queries over 8 bits are bit-identical to a bfloat16 cache of the dequantized rows",
+    "[eight_bit][bfloat16]", Int8, Fp8E4M3, Fp8E5M2) {
   check_shapes<TestType, TestType>();
 }
 
@@ -142,7 +143,7 @@ TEST_CASE("keys and values of different types, one of 8 bits, take the bf16 path
   check_shapes<Fp8E5M2, Int8>();
 }
 
-TEST_CASE("bfloat16 queries over Q8_0 give the bits of a bfloat16 cache of the dequantized rows",
+TEST_CASE("bfloat16 queries over Q8_0 are bit-identical to a bfloat16 cache of the dequantized rows",
           "[q8_0][bfloat16]") {
   using ssmax::Q8_0;
   const std::vector<Shape> whole_groups{{16, 2, 1, 64, 64, {1025, 130, 17, 2, 1}},
