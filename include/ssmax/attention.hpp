@@ -82,7 +82,8 @@
 /// | decode | at most 16 rows | - | as float | as float |
 /// | prefill | all other calls | - | as float | as float |
 ///
-/// "bf16" means: q, k and v are bfloat16, the target is amx, avx512_bf16 or neon_bf16, and `float_products` is false.
+/// "bf16" means: q, k and v are bfloat16, the target is amx, avx512_bf16 or neon_bf16, and `float_products` is false. The
+/// keys and values of a cache may also have 8 bits (eight_bit.hpp): the path dequantizes their rows to bfloat16.
 /// "Keys not rotated" means: the call has no rope, or a cache holds keys that are rotated already. The bf16 path
 /// multiplies bfloat16 operands and adds the products in float. Logits, states and multipliers are float. The sum
 /// adds the rounded weights. decode_bf16 is bit-identical to prefill_bf16. On neon_bf16, decode_bf16 takes 5 to 12

@@ -20,10 +20,21 @@
 /// 2^-126, so rows with M below 2^-110 may have an error of 2^-127. The factor of a row of zeros is 1. A row with a NaN
 /// or an infinity has the factor NaN: the results of queries that see the row are NaN.
 ///
-/// Decode of at most 16 rows reads the 8-bit numbers in place. Prefill widens each row to float first. The types are
-/// for caches and for sources that return k_scales and v_scales (key_source.hpp), such as PagedKeys and IndexedKeys with
-/// the factors of a pool (KeyScales). A NaN code of a source stays NaN. Queries, results and
-/// rows of logits cannot have these types.
+/// The types of q, k and v decide how the numbers are read:
+///
+/// | q | rows (queries per kv head) | numbers of 8 bits |
+/// |---|---|---|
+/// | any | the decode path | read in place |
+/// | any | the prefill path | each row is widened to float first |
+/// | bfloat16 | the bf16 path (attention.hpp) | each row is dequantized to bfloat16 first |
+///
+/// Dequantizing rounds element · factor once to nearest even. So the bf16 path gives the bits of a bfloat16 cache of the
+/// dequantized numbers. The rounding changes an element x by at most abs(x) / 512, less than the error of the table.
+/// Exception: with `rotate_source_keys`, the call rotates keys before it rounds them.
+///
+/// The types are for caches and for sources that return k_scales and v_scales (key_source.hpp), such as PagedKeys and
+/// IndexedKeys with the factors of a pool (KeyScales). A NaN code of a source stays NaN. Queries, results and rows of
+/// logits cannot have these types.
 #pragma once
 
 #include <concepts>

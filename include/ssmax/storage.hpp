@@ -135,6 +135,10 @@ template <class X>
 concept BuiltInStorage =
     std::same_as<X, float> || std::same_as<X, double> || std::same_as<X, half> || std::same_as<X, bfloat16>;
 
+/// The library's types of 8 bits: rows have factors, or groups of their channels have.
+template <class X>
+concept QuantizedStorage = EightBitStorage<X> || std::same_as<X, Q8_0>;
+
 template <class X>
 concept ConvertedStorage = requires(const X* in, X* out, const ComputeType<X>* wide, ComputeType<X>* to,
                                     index_t n) {

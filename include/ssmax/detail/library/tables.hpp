@@ -3,6 +3,7 @@
 
 #include "../kernels/convert.hpp"
 #include "../kernels/decode.hpp"
+#include "../kernels/dequantize.hpp"
 #include "../kernels/dot.hpp"
 #include "../kernels/entmax.hpp"
 #include "../kernels/prefill.hpp"
@@ -24,7 +25,8 @@
 /// Expands to apply(type) for every table that an extension defines itself.
 #define SSMAX_EXTENSION_TABLES(apply)                                                   \
   apply(PrefillKernels<float, bfloat16>) apply(RoundedBackwardKernels<float, bfloat16>) \
-      apply(PairDecodeKernels<float, bfloat16>)
+      apply(PairDecodeKernels<float, bfloat16>) apply(DequantizeKernels<Int8>)          \
+          apply(DequantizeKernels<Fp8E4M3>) apply(DequantizeKernels<Fp8E5M2>) apply(DequantizeKernels<Q8_0>)
 
 /// Expands to apply(type) for every table.
 #define SSMAX_FOR_EACH_TABLE(apply)                                                             \

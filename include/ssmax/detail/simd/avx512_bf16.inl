@@ -105,6 +105,24 @@ struct Pairs {
                          0x170007, 0x160006, 0x150005, 0x140004, 0x130003, 0x120002, 0x110001, 0x100000);
     return _mm512_permutexvar_epi16(order, rows);
   }
+  /// The power of two that `dequantize` expects in the factor.
+  template <class X>
+  static constexpr float dequantize_unit = std::is_same_v<X, Fp8E4M3> ? 256 : 1;
+  /// Multiplies 32 numbers by a factor, rounds the products to nearest and stores them. Subnormal products become 0.
+  template <class X>
+  static void dequantize(const X* p, __m512 factor, bfloat16* out) {
+    store_rounded(out, F32::load_widened(p) * factor, F32::load_widened(p + 16) * factor);
+  }
+  /// Converts to half as load_widened does, 32 numbers at once. The factor contains the 256.
+  static void dequantize(const Fp8E4M3* p, __m512 factor, bfloat16* out) {
+    const __m512i code = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    const __m512i carried = _mm512_add_epi16(code, _mm512_set1_epi16(1));
+    const __m512i bits =
+        _mm512_slli_epi16(_mm512_ternarylogic_epi32(code, carried, _mm512_set1_epi16(0x80), 0x78),
+                          7);  // code ^ (carried & 0x80)
+    store_rounded(out, _mm512_cvtph_ps(_mm512_castsi512_si256(bits)) * factor,
+                  _mm512_cvtph_ps(_mm512_extracti64x4_epi64(bits, 1)) * factor);
+  }
   /// Returns the lanes that hold NaN or a number other than 0.
   static __mmask16 not_zero(__m512 v) { return _mm512_cmp_ps_mask(v, _mm512_setzero_ps(), _CMP_NEQ_UQ); }
   /// Returns (low[i], high[i]) for 16 numbers of two rows.
@@ -131,6 +149,9 @@ struct Pairs {
   }
 
  private:
+  static void store_rounded(bfloat16* p, __m512 low, __m512 high) {
+    store(p, __builtin_bit_cast(__m512i, _mm512_cvtne2ps_pbh(high, low)));
+  }
   /// 2^f for f in [0, 1), plus 2^-8. 2^f is in [1, 2), where the spacing of bfloat16 is 2^-7. The polynomial includes
   /// half of the spacing. So cutting off the lower 16 bits rounds to nearest.
   static constexpr float rounded_polynomial[] = {0x1.3f96a4p-4f, 0x1.cefc4cp-3f, 0x1.64444cp-1f,

@@ -63,6 +63,15 @@ struct Pairs {
     split(pairs, low_row, high_row);
     return pairs;
   }
+  /// The power of two that `dequantize` expects in the factor.
+  template <class X>
+  static constexpr float dequantize_unit = 1;
+  /// Multiplies 8 numbers by a factor, rounds the products to nearest even and stores them.
+  template <class X>
+  static void dequantize(const X* p, float32x4_t factor, bfloat16* out) {
+    F32::store_narrowed(out, F32::mul(F32::load_widened(p), factor));
+    F32::store_narrowed(out + 4, F32::mul(F32::load_widened(p + 4), factor));
+  }
   /// Returns the lanes that hold NaN or a number other than 0.
   static uint32x4_t not_zero(float32x4_t v) { return vmvnq_u32(vceqzq_f32(v)); }
   /// Returns (low[i], high[i]) for 4 numbers of two rows.

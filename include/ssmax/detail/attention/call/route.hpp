@@ -50,16 +50,21 @@ WhyNot why_not_short_keys(const Problem<Compute>& problem, const Result<Compute>
   return nullptr;
 }
 
+/// Returns whether keys or values of this kind may be operands of the bf16 path.
+SSMAX_INLINE constexpr bool may_be_bf16(ElementKind kind) {
+  return kind == ElementKind::bfloat16 || kind == ElementKind::quantized;
+}
+
 /// Returns why the products of a call are not in bfloat16, for any number of rows.
 template <class Compute>
 WhyNot why_not_bf16(const Problem<Compute>& problem, const Bf16Capabilities& target) {
   const bool q_is_bf16 = problem.q.kind() == ElementKind::bfloat16,
-             k_is_bf16 = problem.keys.k_kind() == ElementKind::bfloat16;
-  if (!q_is_bf16 || !problem.keys.are_both(ElementKind::bfloat16)) {
+             k_may_be_bf16 = may_be_bf16(problem.keys.k_kind());
+  if (!q_is_bf16 || !k_may_be_bf16 || !may_be_bf16(problem.keys.v_kind())) {
     if (!target.has_products || std::same_as<Compute, double>) return "";
     if (!q_is_bf16) return "bfloat16: queries are stored in another type";
-    return k_is_bf16 ? "bfloat16: values are stored in another type"
-                     : "bfloat16: keys are stored in another type";
+    return k_may_be_bf16 ? "bfloat16: values are stored in another type"
+                         : "bfloat16: keys are stored in another type";
   }
   if (!target.has_products) return "bfloat16: this target has no bfloat16 products";
   if (problem.float_products) return "bfloat16: float_products is set";

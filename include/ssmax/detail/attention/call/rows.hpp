@@ -15,26 +15,32 @@ SSMAX_BEGIN_SHARED
 
 /// The kind of a tensor's storage type.
 enum class ElementKind {
-  compute,   // Compute: rows are read and written in place
-  bfloat16,  // rows may be operands of the bf16 path
+  compute,    // Compute: rows are read and written in place
+  bfloat16,   // rows may be operands of the bf16 path
+  quantized,  // rows of 8 bits with factors: dequantized, they may be operands of the bf16 path
   other
 };
 
 template <class Compute, class T>
-inline constexpr ElementKind element_kind = std::same_as<T, Compute>    ? ElementKind::compute
-                                            : std::same_as<T, bfloat16> ? ElementKind::bfloat16
-                                                                        : ElementKind::other;
+inline constexpr ElementKind element_kind = std::same_as<T, Compute>      ? ElementKind::compute
+                                            : std::same_as<T, bfloat16>   ? ElementKind::bfloat16
+                                            : detail::QuantizedStorage<T> ? ElementKind::quantized
+                                                                          : ElementKind::other;
 
 SSMAX_END
 
 SSMAX_BEGIN_DETAIL
 
-/// The operand type that a call with q, k and v of these types may have: bfloat16 if all three are bfloat16, else
-/// the compute type.
+/// The storage types of keys and values that may be operands of the bf16 path.
+template <class X>
+concept Bf16KeyStorage = std::same_as<X, bfloat16> || QuantizedStorage<X>;
+
+/// The operand type that a call with q, k and v of these types may have: bfloat16 if q is bfloat16 and k and v are
+/// bfloat16 or quantized, else the compute type.
 template <class Q, class K, class V>
 using OperandsOfTypes =
-    std::conditional_t<std::same_as<Q, bfloat16> && std::same_as<K, bfloat16> && std::same_as<V, bfloat16>,
-                       bfloat16, ComputeType<Q>>;
+    std::conditional_t<std::same_as<Q, bfloat16> && Bf16KeyStorage<K> && Bf16KeyStorage<V>, bfloat16,
+                       ComputeType<Q>>;
 /// The operand type of attention<T> over views. SourceOperands is the operand type over a source S.
 template <class T>
 using OperandsOf = OperandsOfTypes<QueryElement<T>, KeyElement<T>, ValueElement<T>>;

@@ -70,10 +70,11 @@ class DecodeTask {
 
   DecodeTask(const Problem<Compute>& problem, const Variant<Compute>& variant, const Memory& memory)
       : problem_(problem), variant_(variant), memory_(memory), multipliers_(problem.scale, variant) {
-    // If a product is null, its keys or values are copied. Only your own storage type lacks these products.
-    SSMAX_ASSERT(problem.stored_products.logits != nullptr || problem.keys.k_kind() == ElementKind::other);
+    // If a product is null, its keys or values are copied. Only Q8_0 and your own storage types lack these products.
+    SSMAX_ASSERT(problem.stored_products.logits != nullptr ||
+                 problem.keys.k_kind() >= ElementKind::quantized);
     SSMAX_ASSERT(problem.stored_products.accumulate != nullptr ||
-                 problem.keys.v_kind() == ElementKind::other);
+                 problem.keys.v_kind() >= ElementKind::quantized);
   }
 
   KeyRange prepare(index_t batch, index_t kv_head, index_t first, index_t count) {

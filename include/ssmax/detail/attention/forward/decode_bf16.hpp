@@ -28,14 +28,19 @@ struct DecodeBf16Scratch : ForwardScratch<Compute, Operand> {
   static constexpr index_t max_rows = 16;  // whole vectors of the queries of a task
 
   DecodeBf16Scratch(Arena& arena, index_t queries, const Problem<Compute>& problem)
-      : DecodeBf16Scratch(arena, queries, problem.width(), problem.value_width(), logit_parts(problem)) {}
+      : DecodeBf16Scratch(arena, queries, problem.width(), problem.value_width(), logit_parts(problem),
+                          problem.keys.k_kind() == ElementKind::quantized,
+                          problem.keys.v_kind() == ElementKind::quantized) {}
 
-  DecodeBf16Scratch(Arena& arena, index_t queries, index_t d, index_t dv, index_t a_parts)
+  DecodeBf16Scratch(Arena& arena, index_t queries, index_t d, index_t dv, index_t a_parts, bool dequantizes_k,
+                    bool dequantizes_v)
       : Base(arena, queries, d, dv, a_parts * part_width(d),
              detail::kernels<PrefillKernels<Compute, Operand>>()),
         parts(a_parts),
         pitch((dv + 31) / 32 * 32),
         k(arena.take<Operand>(block_keys * part_width(d))),
+        dequantized_k(dequantizes_k ? arena.take<Operand>(block_keys * d) : nullptr),
+        dequantized_v(dequantizes_v ? arena.take<Operand>(block_keys * dv) : nullptr),
         finite(arena.take<Operand>(block_keys * dv)),
         zeros(arena.take<Operand>(std::max(d, dv))),
         k_rows(arena.take<const Operand*>(block_keys)),
@@ -57,11 +62,13 @@ struct DecodeBf16Scratch : ForwardScratch<Compute, Operand> {
     return {states, states + tile_lanes, states + 2 * tile_lanes};
   }
 
-  index_t parts, pitch;                          // parts of a query; numbers per row of o
-  Operand* k;                                    // packed keys of a block
-  Operand* finite;                               // [block_keys][dv]: values with 0 for NaN and infinities
-  Operand* zeros;                                // the row of a key that is not stored
-  const Operand **k_rows, **v_rows;              // [block_keys]
+  index_t parts, pitch;  // parts of a query; numbers per row of o
+  Operand* k;            // packed keys of a block
+  Operand *dequantized_k,
+      *dequantized_v;                // [block_keys][d], [block_keys][dv]: only for keys, values of 8 bits
+  Operand* finite;                   // [block_keys][dv]: values with 0 for NaN and infinities
+  Operand* zeros;                    // the row of a key that is not stored
+  const Operand **k_rows, **v_rows;  // [block_keys]
   const Operand **later_k_rows, **later_v_rows;  // [block_keys]: rows to prefetch
   Compute* row_logits;                           // [max_rows][logit_pitch]
   Operand* row_weights;                          // [max_rows / 8][logit_pitch / 2][8][2]
@@ -175,34 +182,60 @@ class DecodeBf16Task {
     return rows;
   }
 
-  /// Points k_rows and v_rows at the keys `seen` of a block. Other keys read zeros.
-  void find_rows(KeyRange block, KeyRange seen) {
+  /// Points k_rows and v_rows at the keys `read` of a block. Other keys read zeros. Dequantizes rows of 8 bits.
+  void find_rows(KeyRange block, KeyRange read) {
     const auto fill = [&](index_t begin, index_t end) {
       std::fill(memory_.k_rows + begin, memory_.k_rows + end, memory_.zeros);
       std::fill(memory_.v_rows + begin, memory_.v_rows + end, memory_.zeros);
     };
-    fill(0, seen.begin - block.begin);
+    fill(0, read.begin - block.begin);
+    k_ahead_ = v_ahead_ = {};
     bool has_short_runs = false;
-    for_each_run(problem_.keys, batch_, kv_head_, seen, [&](index_t key, const AnyKeyRun& run) {
-      has_short_runs = has_short_runs || run.count < std::min(seen.size(), short_run);
-      const Operand *k = static_cast<const Operand*>(run.k), *v = static_cast<const Operand*>(run.v);
-      for (index_t i = 0, at = key - block.begin; i < run.count; ++i, ++at) {
-        memory_.k_rows[at] = k + i * run.k_stride;
-        memory_.v_rows[at] = v + i * run.v_stride;
-      }
-      const auto size = static_cast<index_t>(sizeof(Operand));
-      k_ahead_ = {memory_.k_rows, problem_.width(), 2 * prefetch_ * run.k_stride * size};
-      v_ahead_ = {memory_.v_rows, problem_.value_width(), prefetch_ * run.v_stride * size};
+    for_each_run(problem_.keys, batch_, kv_head_, read, [&](index_t key, const AnyKeyRun& run) {
+      const bool is_short = run.count < std::min(read.size(), short_run);
+      has_short_runs = has_short_runs || is_short;
+      find_rows_of_run<false>(run, key, key - block.begin, is_short);
+      find_rows_of_run<true>(run, key, key - block.begin, is_short);
     });
-    if (prefetch_ == 0) {
-      k_ahead_ = v_ahead_ = {};
-    } else if (has_short_runs) {
-      find_later_rows(block.begin);
-    }
-    fill(seen.end - block.begin, memory_.block_keys);
+    if (prefetch_ != 0 && has_short_runs) find_later_rows(block.begin);
+    fill(read.end - block.begin, memory_.block_keys);
   }
 
-  /// Points k_ahead_ and v_ahead_ at the rows that lie as many positions later as those of a long run.
+  /// Points rows of k_rows or v_rows at the keys of a run, from row `first` on. `key` is the first key. Points k_ahead_
+  /// or v_ahead_ at the rows that are prefetched. Exception: rows of 8 bits are dequantized, and prefetched meanwhile.
+  template <bool are_values>
+  void find_rows_of_run(const AnyKeyRun& run, index_t key, index_t first, bool is_short) {
+    const index_t n = are_values ? problem_.value_width() : problem_.width();
+    const Operand** rows = (are_values ? memory_.v_rows : memory_.k_rows) + first;
+    const auto point = [&](const Operand* at, index_t stride) {
+      for (index_t i = 0; i < run.count; ++i) rows[i] = at + i * stride;
+    };
+    const index_t stride = are_values ? run.v_stride : run.k_stride;
+    if (are_values ? dequantizes_v() : dequantizes_k()) {
+      Operand* to = (are_values ? memory_.dequantized_v : memory_.dequantized_k) + first * n;
+      index_t ahead = 2 * prefetch_ * stride * (are_values ? problem_.keys.v_size() : problem_.keys.k_size());
+      if (prefetch_ != 0 && is_short)
+        ahead = bytes_to_later_run<are_values>(problem_.keys, batch_, kv_head_, key, run);
+      if constexpr (are_values) {
+        problem_.keys.dequantize_v(run, ahead, to);
+      } else {
+        problem_.keys.dequantize_k(run, ahead, to, n);
+      }
+      return point(to, n);
+    }
+    point(static_cast<const Operand*>(are_values ? run.v : run.k), stride);
+    if (prefetch_ == 0) return;
+    const index_t distance = are_values ? prefetch_ : 2 * prefetch_;
+    RowsAhead<Operand>& ahead = are_values ? v_ahead_ : k_ahead_;
+    ahead = {are_values ? memory_.v_rows : memory_.k_rows, n,
+             distance * stride * static_cast<index_t>(sizeof(Operand))};
+  }
+
+  bool dequantizes_k() const { return problem_.keys.k_kind() == ElementKind::quantized; }
+  bool dequantizes_v() const { return problem_.keys.v_kind() == ElementKind::quantized; }
+
+  /// Points k_ahead_ and v_ahead_ at the rows that lie as many positions later as those of a long run. Exception: rows of
+  /// 8 bits are prefetched while they are dequantized.
   void find_later_rows(index_t block) {
     const index_t end = problem_.keys.stored(batch_).end;
     const auto for_each_row = [&](index_t first, const auto& f) {
@@ -211,16 +244,20 @@ class DecodeBf16Task {
         for (index_t i = 0; i < run.count; ++i) f(key - first + i, run, i);
       });
     };
-    std::copy_n(memory_.k_rows, memory_.block_keys, memory_.later_k_rows);
-    std::copy_n(memory_.v_rows, memory_.block_keys, memory_.later_v_rows);
-    for_each_row(block + 2 * prefetch_, [&](index_t at, const AnyKeyRun& run, index_t i) {
-      memory_.later_k_rows[at] = static_cast<const Operand*>(run.k) + i * run.k_stride;
-    });
-    for_each_row(block + prefetch_, [&](index_t at, const AnyKeyRun& run, index_t i) {
-      memory_.later_v_rows[at] = static_cast<const Operand*>(run.v) + i * run.v_stride;
-    });
-    k_ahead_ = {memory_.later_k_rows, problem_.width(), 0};
-    v_ahead_ = {memory_.later_v_rows, problem_.value_width(), 0};
+    if (!dequantizes_k()) {
+      std::copy_n(memory_.k_rows, memory_.block_keys, memory_.later_k_rows);
+      for_each_row(block + 2 * prefetch_, [&](index_t at, const AnyKeyRun& run, index_t i) {
+        memory_.later_k_rows[at] = static_cast<const Operand*>(run.k) + i * run.k_stride;
+      });
+      k_ahead_ = {memory_.later_k_rows, problem_.width(), 0};
+    }
+    if (!dequantizes_v()) {
+      std::copy_n(memory_.v_rows, memory_.block_keys, memory_.later_v_rows);
+      for_each_row(block + prefetch_, [&](index_t at, const AnyKeyRun& run, index_t i) {
+        memory_.later_v_rows[at] = static_cast<const Operand*>(run.v) + i * run.v_stride;
+      });
+      v_ahead_ = {memory_.later_v_rows, problem_.value_width(), 0};
+    }
   }
 
   /// Adds the keys `seen` of a key block to the states.
@@ -233,10 +270,11 @@ class DecodeBf16Task {
         keys = {std::min(keys.begin, needed.of[v].begin), std::max(keys.end, needed.of[v].end)};
     }
     if (keys.size() <= 0) return;
-    find_rows(block, seen);
-    // 1. Compute the logits, and replace them by weights.
     const index_t begin = keys.begin / packed_keys * packed_keys,
                   packed = (keys.end - begin + packed_keys - 1) / packed_keys * packed_keys;
+    const index_t first_read = std::max(seen.begin, block.begin + begin);
+    find_rows(block, {first_read, std::max(first_read, std::min(seen.end, block.begin + begin + packed))});
+    // 1. Compute the logits, and replace them by weights.
     kernels_.pack_keys(memory_.k_rows + begin, packed, problem_.width(), memory_.k);
     kernels_.logits(memory_.q, memory_.parts, count_, memory_.k, packed, problem_.width(),
                     from(v_ahead_, begin), memory_.row_logits);

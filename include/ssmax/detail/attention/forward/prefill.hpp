@@ -194,11 +194,12 @@ class PrefillTask {
   }
 
   /// bf16 path: points held_ at rows of K in place and returns true if all of these conditions hold:
-  /// - Rows have one part, and need no rotation and no padding.
+  /// - Rows are stored as bfloat16, have one part, and need no rotation and no padding.
   /// - The keys are whole key blocks of one key run, so that no product reads past the last key.
   /// - The rows are close to each other (are_far returns false).
   bool point_at_rows_of_k([[maybe_unused]] KeyRange keys) {
     if constexpr (Op::is_bf16) {
+      if (problem_.keys.k_kind() != ElementKind::bfloat16) return false;
       if (logit_parts(problem_) > 1 || problem_.rotates_keys() || memory_.depth != problem_.width())
         return false;
       if (keys.begin % memory_.block_keys != 0 || keys.size() % memory_.block_keys != 0) return false;
@@ -232,13 +233,22 @@ class PrefillTask {
       for (index_t p = 0; p < panels; ++p)
         std::fill_n(memory_.v + p * memory_.panel + from, panel, Operand{});
     }
-    const bool as_stored = Op::is_bf16 || problem_.keys.v_kind() == ElementKind::compute;
+    const bool as_stored =
+        problem_.keys.v_kind() == (Op::is_bf16 ? ElementKind::bfloat16 : ElementKind::compute);
     for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const AnyKeyRun& run) {
       const index_t row = key - first;
       if (as_stored) {
         kernels_.pack_values(static_cast<const Operand*>(run.v), run.v_stride, row, run.count, dv, memory_.v,
                              memory_.panel);
-      } else if constexpr (!Op::is_bf16) {
+      } else if constexpr (Op::is_bf16) {
+        // Few rows at a time stay in the first-level cache. All but the first rows begin with a pair of keys.
+        auto* rows = reinterpret_cast<Operand*>(memory_.staged);
+        for (index_t i = 0, count; i < run.count; i += count) {
+          count = std::min(kernels_.width - (row + i) % 2, run.count - i);
+          problem_.keys.dequantize_v(values_of(run, i, count), 0, rows);
+          kernels_.pack_values(rows, dv, row + i, count, dv, memory_.v, memory_.panel);
+        }
+      } else {
         for (index_t i = 0; i < run.count; ++i) {
           const Compute* value = problem_.keys.load_v(run, i, memory_.staged);
           kernels_.pack_values(value, 0, row + i, 1, dv, memory_.v, memory_.panel);
@@ -251,6 +261,14 @@ class PrefillTask {
       Operand* v = memory_.v + p * memory_.panel + from;
       copy_finite(v, panel, v);
     }
+  }
+
+  /// Returns the values [first, first + count) of a run of quantized keys.
+  AnyKeyRun values_of(AnyKeyRun run, index_t first, index_t count) const {
+    run.v = static_cast<const char*>(run.v) + first * run.v_stride * problem_.keys.v_size();
+    if (run.v_scales != nullptr) run.v_scales += first * run.v_scales_stride;
+    run.count = count;
+    return run;
   }
 
   /// Adds a key block to the states of one tile.

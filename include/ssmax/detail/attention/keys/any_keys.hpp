@@ -5,8 +5,10 @@
 #include "../../../key_source.hpp"
 #include "../../../sequence_lengths.hpp"
 #include "../../../view.hpp"
+#include "../../kernels/dequantize.hpp"
 #include "../../kernels/rows.hpp"
 #include "../call/rows.hpp"
+#include "factors.hpp"
 
 SSMAX_BEGIN_SHARED
 
@@ -74,6 +76,34 @@ const Compute* load_stored(const void* rows, index_t stride, [[maybe_unused]] co
   return numbers;
 }
 
+/// Writes `count` rows of keys or values to `out`, dequantized and rounded to bfloat16.
+template <class X>
+void dequantize_stored(const void* rows, index_t stride, [[maybe_unused]] const float* factors,
+                       [[maybe_unused]] index_t factors_stride, index_t count, index_t n, index_t ahead,
+                       bfloat16* out, index_t out_stride) {
+  const auto dequantize = kernels<DequantizeKernels<X>>().dequantize;
+  const X* in = static_cast<const X*>(rows);
+  if constexpr (ScaledStorage<X>) {
+    for_contiguous_factors(factors, factors_stride, count,
+                           [&](index_t first, const float* some, index_t rows_of) {
+                             dequantize(in + first * stride, stride, some, rows_of, n, ahead,
+                                        out + first * out_stride, out_stride);
+                           });
+  } else {
+    dequantize(in, stride, nullptr, count, n, ahead, out, out_stride);
+  }
+}
+
+/// Returns dequantize_stored of a quantized type, else null.
+template <class X>
+constexpr auto dequantize_if_quantized() -> decltype(&dequantize_stored<Int8>) {
+  if constexpr (QuantizedStorage<X>) {
+    return dequantize_stored<X>;
+  } else {
+    return nullptr;
+  }
+}
+
 SSMAX_END
 
 SSMAX_BEGIN_SHARED
@@ -96,7 +126,9 @@ class AnyKeys {
         stored_(detail::stored_in<S>),
         run_(detail::run_of<S>),
         load_k_(detail::load_stored<Compute, detail::SourceKey<S>>),
-        load_v_(detail::load_stored<Compute, detail::SourceValue<S>>) {}
+        load_v_(detail::load_stored<Compute, detail::SourceValue<S>>),
+        dequantize_k_(detail::dequantize_if_quantized<detail::SourceKey<S>>()),
+        dequantize_v_(detail::dequantize_if_quantized<detail::SourceValue<S>>()) {}
 
   SSMAX_INLINE const KeySourceShape& shape() const { return shape_; }
   SSMAX_INLINE ElementKind k_kind() const { return k_kind_; }
@@ -121,10 +153,22 @@ class AnyKeys {
     if (v_kind_ == ElementKind::compute) return static_cast<const Compute*>(run.v) + i * run.v_stride;
     return load_v_(run.v, run.v_stride, run.v_scales, run.v_scales_stride, i, shape_.value_width, scratch);
   }
+  /// Writes the keys or values of a run to `out`, as bfloat16: element times factor, rounded once. Rows of k have
+  /// `stride` numbers, rows of v are contiguous. Prefetches the rows `ahead` bytes later, unless `ahead` is 0. Requires
+  /// a quantized type.
+  SSMAX_INLINE void dequantize_k(const AnyKeyRun& run, index_t ahead, bfloat16* out, index_t stride) const {
+    dequantize_k_(run.k, run.k_stride, run.k_scales, run.k_scales_stride, run.count, shape_.width, ahead, out,
+                  stride);
+  }
+  SSMAX_INLINE void dequantize_v(const AnyKeyRun& run, index_t ahead, bfloat16* out) const {
+    dequantize_v_(run.v, run.v_stride, run.v_scales, run.v_scales_stride, run.count, shape_.value_width,
+                  ahead, out, shape_.value_width);
+  }
 
  private:
   using Load = const Compute* (*)(const void* rows, index_t stride, const float* scales,
                                   index_t scales_stride, index_t i, index_t n, Compute* scratch);
+  using Dequantize = decltype(&detail::dequantize_stored<Int8>);
 
   const void* source_;
   KeySourceShape shape_;
@@ -135,6 +179,7 @@ class AnyKeys {
   KeyRange (*stored_)(const void* source, index_t batch);
   AnyKeyRun (*run_)(const void* source, index_t batch, index_t kv_head, index_t key);
   Load load_k_, load_v_;
+  Dequantize dequantize_k_, dequantize_v_;  // null unless the elements have 8 bits
 };
 
 SSMAX_END

@@ -90,7 +90,9 @@ template <class Compute>
 void load_key_parts(const Problem<Compute>& problem, const Variant<Compute>& variant, index_t batch,
                     index_t kv_head, KeyRange range, index_t depth, Compute* widened_row, bfloat16* out) {
   const index_t d = problem.width(), w = part_width(d), parts = logit_parts(problem);
+  const bool dequantizes = !problem.rotates_keys() && problem.keys.k_kind() == ElementKind::quantized;
   for_each_run(problem.keys, batch, kv_head, range, [&](index_t key, const AnyKeyRun& run) {
+    if (dequantizes) problem.keys.dequantize_k(run, 0, out, depth);
     for (index_t i = 0; i < run.count; ++i, out += depth) {
       if (problem.rotates_keys()) {
         load_keys(problem, variant, batch, kv_head, {key + i, key + i + 1}, widened_row);
@@ -100,6 +102,8 @@ void load_key_parts(const Problem<Compute>& problem, const Variant<Compute>& var
           split_row(widened_row, d, out, out + 2 * w, widened_row + d);
           std::copy_n(out, d, out + w);
         }
+      } else if (dequantizes) {
+        for (index_t part = 1; part < parts; ++part) std::copy_n(out, d, out + part * w);
       } else {
         for (index_t part = 0; part < parts; ++part) {
           std::copy_n(static_cast<const bfloat16*>(run.k) + i * run.k_stride, d, out + part * w);
@@ -155,6 +159,11 @@ struct Operands {
     if constexpr (is_bf16) {
       const index_t dv = keys.shape().value_width;
       for_each_run(keys, batch, kv_head, range, [&](index_t, const AnyKeyRun& run) {
+        if (keys.v_kind() == ElementKind::quantized) {
+          keys.dequantize_v(run, 0, out);
+          out += run.count * dv;
+          return;
+        }
         for (index_t i = 0; i < run.count; ++i, out += dv) {
           std::copy_n(static_cast<const Operand*>(run.v) + i * run.v_stride, dv, out);
         }

@@ -1,0 +1,54 @@
+// Implements the kernels that convert rows of 8 bits to operands of the bf16 path. Included once for each extension that
+// has pair dots.
+
+template <class S, class P, class X>
+void dequantize_rows(const X* in, index_t stride, const float* factors, index_t rows, index_t n,
+                     index_t ahead, bfloat16* out, index_t out_stride) {
+  constexpr index_t step = 2 * S::width;
+  constexpr float unit = P::template dequantize_unit<X>;
+  for (index_t row = 0; row < rows; ++row, in += stride, out += out_stride) {
+    if (ahead != 0) {
+      const auto later = reinterpret_cast<std::uintptr_t>(in) + static_cast<std::uintptr_t>(ahead);
+      for (index_t i = 0; i < n; i += 64)
+        __builtin_prefetch(reinterpret_cast<const void*>(later + static_cast<std::uintptr_t>(i)));
+    }
+    index_t i = 0;
+    const bool overflows = unit != 1 && std::abs(factors[row]) >= 0x1p127f / unit;
+    if (n >= step && !overflows) {
+      const typename S::V factor = S::set(factors[row] * unit);
+      for (; i + step <= n; i += step) P::dequantize(in + i, factor, out + i);
+      // The last elements end at n: some are computed twice.
+      if (i < n) P::dequantize(in + n - step, factor, out + n - step);
+    } else {
+      for (; i < n; ++i) out[i] = bfloat16(static_cast<float>(in[i]) * factors[row]);
+    }
+  }
+}
+
+template <class S, class P>
+void dequantize_groups(const Q8_0* in, index_t stride, const float*, index_t rows, index_t n, index_t ahead,
+                       bfloat16* out, index_t out_stride) {
+  constexpr index_t step = 2 * S::width;
+  static_assert(Q8_0::group % step == 0);
+  for (index_t row = 0; row < rows; ++row, in += stride, out += out_stride) {
+    for (index_t g = 0; g < n / Q8_0::group; ++g) {
+      if (ahead != 0)
+        __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(in + g) +
+                                                         static_cast<std::uintptr_t>(ahead)));
+      const typename S::V factor = S::set(static_cast<float>(in[g].scale));
+      SSMAX_UNROLL
+      for (index_t i = 0; i < Q8_0::group; i += step)
+        P::dequantize(in[g].values + i, factor, out + g * Q8_0::group + i);
+    }
+  }
+}
+
+template <class X>
+struct KernelTable<DequantizeKernels<X>> {
+  static constexpr DequantizeKernels<X> value{.dequantize = dequantize_rows<F32, Pairs, X>};
+};
+
+template <>
+struct KernelTable<DequantizeKernels<Q8_0>> {
+  static constexpr DequantizeKernels<Q8_0> value{.dequantize = dequantize_groups<F32, Pairs>};
+};
