@@ -37,4 +37,5 @@
   SSMAX_EIGHT_BIT_TABLES(Fp8E4M3, apply)                                                        \
   SSMAX_EIGHT_BIT_TABLES(Fp8E5M2, apply)                                                        \
   apply(ConversionKernels) apply(DecodeKernels<float, float>) apply(DecodeKernels<float, half>) \
-      apply(DecodeKernels<float, bfloat16>) apply(DecodeKernels<double, double>)
+      apply(DecodeKernels<float, bfloat16>) apply(DecodeKernels<float, Q8_0>)                   \
+          apply(DecodeKernels<double, double>)
