@@ -36,3 +36,9 @@ template <class X>
 struct KernelTable<EightBitKernels<X>> {
   static constexpr EightBitKernels<X> value{.widen = widen<F32, X>, .multiply = multiply_each<F32>};
 };
+
+/// The empty table of targets without products of bfloat16.
+template <class X>
+struct KernelTable<DequantizeKernels<X>> {
+  static constexpr DequantizeKernels<X> value{};
+};
