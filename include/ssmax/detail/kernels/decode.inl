@@ -41,7 +41,7 @@ SSMAX_INLINE typename S::V load_stored(const X* row, index_t c) {
     return S::load(row + c);
   } else if constexpr (std::is_same_v<X, Q8_0>) {
     const Q8_0& group = row[c / Q8_0::group];
-    return S::mul(S::load_widened(group.values + c % Q8_0::group), S::set(static_cast<float>(group.scale)));
+    return S::mul(S::load_widened(group.values + c % Q8_0::group), S::set_widened(group.scale));
   } else {
     return S::load_widened(row + c);
   }

@@ -3,7 +3,6 @@
 
 #include "../kernels/convert.hpp"
 #include "../kernels/decode.hpp"
-#include "../kernels/dequantize.hpp"
 #include "../kernels/dot.hpp"
 #include "../kernels/entmax.hpp"
 #include "../kernels/prefill.hpp"

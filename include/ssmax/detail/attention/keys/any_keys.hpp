@@ -5,7 +5,7 @@
 #include "../../../key_source.hpp"
 #include "../../../sequence_lengths.hpp"
 #include "../../../view.hpp"
-#include "../../kernels/dequantize.hpp"
+#include "../../kernels/convert.hpp"
 #include "../../kernels/rows.hpp"
 #include "../call/rows.hpp"
 #include "factors.hpp"
