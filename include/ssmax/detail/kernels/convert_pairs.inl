@@ -1,8 +1,8 @@
 // Implements the kernels that convert rows of 8 bits to operands of the bf16 path. Included once for each extension that
 // has pair dots.
 
-/// Rows of fewer than two vectors are converted one element at a time. So are rows with a factor that overflows in units
-/// of P::dequantize.
+/// Converts one element at a time if a row has fewer than two vectors, or if its factor overflows in units of
+/// P::dequantize.
 template <class S, class P, class X>
 void dequantize_rows(const X* in, index_t stride, const float* factors, index_t rows, index_t n,
                      index_t ahead, bfloat16* out, index_t out_stride) {
