@@ -9,12 +9,14 @@
 #include <random>
 #include <span>
 #include <ssmax/attention.hpp>
+#include <ssmax/attention_source.hpp>
 #include <ssmax/decode.hpp>
 #include <ssmax/detail/memory/pages.hpp>
 #include <ssmax/eight_bit.hpp>
 #include <ssmax/execution.hpp>
 #include <ssmax/kv_cache.hpp>
 #include <ssmax/paged_keys.hpp>
+#include <ssmax/q8_0.hpp>
 #include <ssmax/target.hpp>
 #include <string>
 #include <utility>
@@ -127,10 +129,30 @@ Implementation<AttentionArguments> paged() {
           [](const AttentionArguments&) { return std::string(ssmax::target_name(ssmax::active_target())); }};
 }
 
-// Softmax over a cache in 8 bits. The error is that of the storage.
+// Softmax of bfloat16 queries over a cache of X. All keys are visible.
 template <class X>
-Implementation<AttentionArguments> eight_bit(double bound) {
-  return {"softmax", [](const AttentionArguments& a) { return decode<float, X>(a, ssmax::Softmax{}, false); },
+Run attend_stored(const AttentionArguments& a) {
+  using ssmax::bfloat16;
+  const std::array<index_t, 4> rows{1, a.shape.heads, a.shape.queries, a.shape.width},
+      keys{1, a.shape.kv_heads, a.shape.n, a.shape.width};
+  const ssmax::DecodeArguments<bfloat16> arguments{.q = {static_cast<const bfloat16*>(a.q), rows},
+                                                   .out = {static_cast<bfloat16*>(a.out), rows}};
+  const auto widened = [&](const void* in) {
+    const auto* numbers = static_cast<const bfloat16*>(in);
+    return std::vector<float>(numbers, numbers + a.shape.key_size());
+  };
+  const std::vector<float> k = widened(a.k), v = widened(a.v);
+  const auto cache = std::make_shared<ssmax::KvCache<X>>(
+      ssmax::KvCacheOptions{.kv_heads = a.shape.kv_heads, .width = a.shape.width, .capacity = a.shape.n});
+  cache->append({k.data(), keys}, {v.data(), keys});
+  const auto pool = std::make_shared<ssmax::ThreadPool>(a.threads);
+  return [=] { ssmax::attention<bfloat16>(arguments, *cache, ssmax::Softmax{}, ssmax::Full{}, {}, *pool); };
+}
+
+// The error is that of the storage.
+template <class X>
+Implementation<AttentionArguments> stored_as(double bound) {
+  return {"softmax", [](const AttentionArguments& a) { return attend_stored<X>(a); },
           [bound](const AttentionArguments& a) -> Accuracy {
             const double error = compare_attention(a, {softmax_multiplier, false}).error;
             return {error, error <= bound};
@@ -208,11 +230,20 @@ void register_shape(const AttentionShape& shape, ElementType type, int threads) 
 }
 
 template <class X>
-void register_eight_bit(const AttentionShape& shape, const char* type, double bound, int threads) {
+void register_stored(const AttentionShape& shape, const char* type, double bound, int threads) {
+  const std::string queries = shape.queries == 1 ? "" : "_q" + std::to_string(shape.queries);
   add_benchmark<AttentionArguments>(
-      "decode", shape.name() + "_" + type + "_t" + std::to_string(threads), eight_bit<X>(bound),
-      [=] { return AttentionData::of(shape, ElementType::f32).arguments({}, threads); },
+      "decode", shape.name() + queries + "_" + type + "_t" + std::to_string(threads), stored_as<X>(bound),
+      [=] { return AttentionData::of(shape, ElementType::bf16).arguments({}, threads); },
       bytes_per_second(2 * shape.key_size()));
+}
+
+// Registers caches of 8 bits and, for prompts, the cache of bfloat16 to compare with.
+void register_stored(const AttentionShape& shape, int threads) {
+  if (shape.queries > 1) register_stored<ssmax::bfloat16>(shape, "bf16", 0.01, threads);
+  register_stored<ssmax::Int8>(shape, "int8", 0.01, threads);
+  register_stored<ssmax::Fp8E4M3>(shape, "fp8", 0.03, threads);
+  register_stored<ssmax::Q8_0>(shape, "q8_0", 0.01, threads);
 }
 
 }  // namespace
@@ -233,11 +264,11 @@ void register_decode() {
         }
       }
       for (const int threads : {1, 2}) {
-        register_eight_bit<ssmax::Int8>({heads, kv_heads, width, n, 1}, "int8", 0.01, threads);
-        register_eight_bit<ssmax::Fp8E4M3>({heads, kv_heads, width, n, 1}, "fp8", 0.03, threads);
+        register_stored({heads, kv_heads, width, n, 1}, threads);
       }
     }
   }
+  for (const index_t n : {4096, 16384}) register_stored({16, 2, 64, n, 512}, 1);
 }
 
 }  // namespace ssmax_bench

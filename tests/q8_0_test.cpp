@@ -253,6 +253,35 @@ TEST_CASE("a paged cache and pools of groups are a cache of groups", "[decode][q
   }
 }
 
+TEST_CASE("lists of single tokens of groups", "[decode][q8_0]") {
+  for (const index_t queries : {1, 3}) {
+    const Shape shape{4, 2, queries, 96, 64, {300}};
+    const Data<float> data(shape);
+    const KvCache<Q8_0> cache = filled<Q8_0>(data);
+    const index_t tokens = 311;  // token 7·i mod 311 of the pool is key i
+    std::vector<Q8_0> k(static_cast<std::size_t>(tokens * 2 * 3)),
+        v(static_cast<std::size_t>(tokens * 2 * 2));
+    std::vector<int> list;
+    for (index_t i = 0; i < 300; ++i) {
+      const index_t token = 7 * i % tokens;
+      list.push_back(static_cast<int>(token));
+      for (index_t h = 0; h < 2; ++h) {
+        const auto run = cache.run(0, h, i);
+        std::copy_n(run.k, 3, k.begin() + (token * 2 + h) * 3);
+        std::copy_n(run.v, 2, v.begin() + (token * 2 + h) * 2);
+      }
+    }
+    const std::vector<int> lengths{300};
+    const ssmax::IndexedKeys keys(View<const Q8_0, 3>(k.data(), {tokens, 2, 3}),
+                                  View<const Q8_0, 3>(v.data(), {tokens, 2, 2}),
+                                  View<const int, 3>(list.data(), {1, 1, 300}), lengths);
+    for_each_target([&](const std::string& target) {
+      INFO(target << ", queries " << queries);
+      check_source(data, cache, keys);
+    });
+  }
+}
+
 TEST_CASE("a ring and kept keys of groups", "[decode][q8_0]") {
   const Data<float> data({2, 1, 1, 96, 64, {90}});
   KvCache<Q8_0> ring = filled<Q8_0>(data, nullptr, 40, true, 4);

@@ -1,6 +1,8 @@
-// Declares the kernels that convert from and to 16-bit storage types, from 8-bit storage types and from Q8_0.
+// Declares the kernels that convert from and to 16-bit storage types, and from 8-bit storage types and Q8_0 to float and
+// to operands of the bf16 path.
 #pragma once
 
+#include "exp.hpp"  // for simd/neon_bf16.inl, whose region includes no headers
 #include "lanes.hpp"
 
 SSMAX_BEGIN_SHARED
@@ -24,8 +26,40 @@ struct EightBitKernels {
   void (*multiply)(const float* in, const float* factors, index_t n, float* out);
 };
 
+/// Kernels of rows of 8 bits with a factor per row, and of rows of Q8_0. In the tables of targets without products of
+/// bfloat16, the function is null (dispatch/bf16.hpp lists the targets).
+template <class X>
+struct DequantizeKernels {
+  /// Writes out[row][i] = in[row][i] · factors[row] for n channels of each row, rounded once to nearest even. Subnormal
+  /// results may become 0: products count them as 0. Rows of Q8_0 contain their factors: `factors` is not read. Prefetches
+  /// the rows that lie `ahead` bytes after those of `in`,
+  /// unless `ahead` is 0. They may lie past the end.
+  void (*dequantize)(const X* in, index_t stride, const float* factors, index_t rows, index_t n,
+                     index_t ahead, bfloat16* out, index_t out_stride) = nullptr;
+};
+
+template <class X>
+inline constexpr bool has_extensions<DequantizeKernels<X>> = true;
+
 SSMAX_END
 
 #define SSMAX_KERNELS "../kernels/convert.inl"
 #include "../dispatch/for_each_target.inl"
 #undef SSMAX_KERNELS
+
+#define SSMAX_PAIR_KERNELS "../kernels/convert_pairs.inl"
+#include "../dispatch/for_each_extension.inl"
+#undef SSMAX_PAIR_KERNELS
+
+#if defined(SSMAX_COMPILES_AMX)
+SSMAX_BEGIN_DETAIL
+namespace amx {
+
+/// AMX converts by the kernels of AVX512_BF16.
+template <class X>
+struct KernelTable<DequantizeKernels<X>> : avx512_bf16::KernelTable<DequantizeKernels<X>> {};
+
+}  // namespace amx
+
+SSMAX_END
+#endif

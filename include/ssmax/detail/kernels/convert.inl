@@ -12,7 +12,7 @@ template <class S>
 void widen_groups(const Q8_0* in, index_t n, float* out) {
   static_assert(Q8_0::group % S::width == 0);
   for (index_t first = 0; first < n; first += Q8_0::group, ++in) {
-    const typename S::V factor = S::set(static_cast<float>(in->scale));
+    const typename S::V factor = S::set_widened(in->scale);
     SSMAX_UNROLL
     for (index_t i = 0; i < Q8_0::group; i += S::width)
       S::store(out + first + i, S::mul(S::load_widened(in->values + i), factor));
@@ -47,4 +47,10 @@ struct KernelTable<ConversionKernels> {
 template <class X>
 struct KernelTable<EightBitKernels<X>> {
   static constexpr EightBitKernels<X> value{.widen = widen<F32, X>, .multiply = multiply_each<F32>};
+};
+
+/// The empty table of targets without products of bfloat16.
+template <class X>
+struct KernelTable<DequantizeKernels<X>> {
+  static constexpr DequantizeKernels<X> value{};
 };

@@ -34,22 +34,29 @@ inline constexpr int decode_most_rows = S::width < 4 ? static_cast<int>(S::width
 template <class S>
 inline constexpr index_t decode_narrow = 4 * S::width;
 
+/// Returns channels [c, c + width) of a row.
 template <class S, class X>
-SSMAX_INLINE typename S::V load_stored(const X* p) {
+SSMAX_INLINE typename S::V load_stored(const X* row, index_t c) {
   if constexpr (std::is_same_v<X, typename S::Value>) {
-    return S::load(p);
+    return S::load(row + c);
+  } else if constexpr (std::is_same_v<X, Q8_0>) {
+    const Q8_0& group = row[c / Q8_0::group];
+    return S::mul(S::load_widened(group.values + c % Q8_0::group), S::set_widened(group.scale));
   } else {
-    return S::load_widened(p);
+    return S::load_widened(row + c);
   }
 }
 
+/// Returns the last `count` channels of a row, from c on. Rows of Q8_0 have whole groups, which fill vectors.
 template <class S, class X>
-SSMAX_INLINE typename S::V load_stored_part(const X* p, index_t count) {
+SSMAX_INLINE typename S::V load_stored_part(const X* row, index_t c, index_t count) {
   if constexpr (std::is_same_v<X, typename S::Value>) {
-    return S::load_part(p, count, 0);
+    return S::load_part(row + c, count, 0);
+  } else if constexpr (std::is_same_v<X, Q8_0>) {
+    return S::set(0);
   } else {
     typename S::Value lanes[S::width] = {};
-    for (index_t i = 0; i < count; ++i) lanes[i] = static_cast<float>(p[i]);
+    for (index_t i = 0; i < count; ++i) lanes[i] = static_cast<float>(row[c + i]);
     return S::load(lanes);
   }
 }
@@ -65,7 +72,7 @@ SSMAX_INLINE constexpr bool reads_keys_again(index_t rows, index_t most) { retur
 template <class S>
 inline constexpr bool decode_prefetches = S::width == 16;
 
-/// Prefetches `count` numbers of the row that lies `ahead` bytes after p. Kernels have a form that does not prefetch: a
+/// Prefetches channels [c, c + count) of the row that lies `ahead` bytes after `row`. Kernels have a form that does not prefetch: a
 /// test of `ahead` per row takes a fifth of the time of one float query from memory, and 5 % of four from the third-level
 /// cache.
 ///
@@ -83,10 +90,13 @@ inline constexpr bool decode_prefetches = S::width == 16;
 /// | 2, width 128 | 27; 38 GB/s | 33; 39 GB/s |
 /// | 4, width 128 | 29; 33 GB/s | 28; 34 GB/s |
 template <bool prefetches, class X>
-SSMAX_INLINE void prefetch_row(const X* p, index_t count, index_t ahead) {
+SSMAX_INLINE void prefetch_row(const X* row, index_t c, index_t count, index_t ahead) {
   if constexpr (prefetches) {
-    const auto ahead_of_p = reinterpret_cast<std::uintptr_t>(p) + static_cast<std::uintptr_t>(ahead);
-    const std::uintptr_t end = ahead_of_p + static_cast<std::uintptr_t>(count) * sizeof(X);
+    constexpr index_t group = std::is_same_v<X, Q8_0> ? Q8_0::group : 1;
+    const auto ahead_of_p =
+        reinterpret_cast<std::uintptr_t>(row + c / group) + static_cast<std::uintptr_t>(ahead);
+    const std::uintptr_t end =
+        ahead_of_p + static_cast<std::uintptr_t>((count + group - 1) / group) * sizeof(X);
     for (std::uintptr_t line = ahead_of_p / 64 * 64; line < end; line += 64)
       __builtin_prefetch(reinterpret_cast<const void*>(line));
   }
@@ -111,9 +121,9 @@ void decode_logits_rows(const typename S::Value* q, index_t q_stride, const X* k
     if (rows == 1 || d > decode_narrow<S>) {
       SSMAX_UNROLL
       for (int j = 0; j < step; ++j) {
-        prefetch_row<prefetches>(key[j], d, ahead);
+        prefetch_row<prefetches>(key[j], 0, d, ahead);
         for (index_t c = 0; c < whole; c += S::width) {
-          const V y = load_stored<S>(key[j] + c);
+          const V y = load_stored<S>(key[j], c);
           SSMAX_UNROLL
           for (int i = 0; i < rows; ++i)
             sum[i * step + j] = S::fma(S::load(q + i * q_stride + c), y, sum[i * step + j]);
@@ -121,14 +131,14 @@ void decode_logits_rows(const typename S::Value* q, index_t q_stride, const X* k
       }
     } else {
       SSMAX_UNROLL
-      for (int j = 0; j < step; ++j) prefetch_row<prefetches>(key[j], d, ahead);
+      for (int j = 0; j < step; ++j) prefetch_row<prefetches>(key[j], 0, d, ahead);
       for (index_t c = 0; c < whole; c += S::width) {
         V x[rows];
         SSMAX_UNROLL
         for (int i = 0; i < rows; ++i) x[i] = S::load(q + i * q_stride + c);
         SSMAX_UNROLL
         for (int j = 0; j < step; ++j) {
-          const V y = load_stored<S>(key[j] + c);
+          const V y = load_stored<S>(key[j], c);
           SSMAX_UNROLL
           for (int i = 0; i < rows; ++i) sum[i * step + j] = S::fma(x[i], y, sum[i * step + j]);
         }
@@ -137,7 +147,7 @@ void decode_logits_rows(const typename S::Value* q, index_t q_stride, const X* k
     if (whole < d) {
       SSMAX_UNROLL
       for (int j = 0; j < step; ++j) {
-        const V y = load_stored_part<S>(key[j] + whole, d - whole);
+        const V y = load_stored_part<S>(key[j], whole, d - whole);
         SSMAX_UNROLL
         for (int i = 0; i < rows; ++i)
           sum[i * step + j] = S::fma(S::load(q + i * q_stride + whole), y, sum[i * step + j]);
@@ -188,8 +198,8 @@ void decode_logits(const typename S::Value* q, index_t q_stride, index_t rows, c
 
 template <class S, int rows, int vectors, bool prefetches, class X>
 SSMAX_INLINE void decode_accumulate_block(const typename S::Value* s, index_t s_stride, index_t keys,
-                                          const X* v, index_t v_stride, index_t ahead, typename S::Value* o,
-                                          index_t o_stride) {
+                                          const X* v, index_t v_stride, index_t c, index_t ahead,
+                                          typename S::Value* o, index_t o_stride) {
   using V = typename S::V;
   V sum[rows][vectors];
   SSMAX_UNROLL
@@ -198,10 +208,10 @@ SSMAX_INLINE void decode_accumulate_block(const typename S::Value* s, index_t s_
     for (int j = 0; j < vectors; ++j) sum[i][j] = S::load(o + i * o_stride + j * S::width);
   }
   for (index_t key = 0; key < keys; ++key) {
-    prefetch_row<prefetches>(v + key * v_stride, vectors * S::width, ahead);
+    prefetch_row<prefetches>(v + key * v_stride, c, vectors * S::width, ahead);
     V x[vectors];
     SSMAX_UNROLL
-    for (int j = 0; j < vectors; ++j) x[j] = load_stored<S>(v + key * v_stride + j * S::width);
+    for (int j = 0; j < vectors; ++j) x[j] = load_stored<S>(v + key * v_stride, c + j * S::width);
     SSMAX_UNROLL
     for (int i = 0; i < rows; ++i) {
       const V weight = S::set(s[i * s_stride + key]);
@@ -224,29 +234,29 @@ void decode_accumulate_rows(const typename S::Value* s, index_t s_stride, index_
   index_t c = 0;
   if constexpr (2 * S::tile_rows / rows >= 8) {
     for (; c + 8 * S::width <= dv; c += 8 * S::width) {
-      decode_accumulate_block<S, rows, 8, prefetches>(s, s_stride, keys, v + c, v_stride, ahead, o + c,
+      decode_accumulate_block<S, rows, 8, prefetches>(s, s_stride, keys, v, v_stride, c, ahead, o + c,
                                                       o_stride);
     }
   }
   if constexpr (2 * S::tile_rows / rows >= 4) {
     for (; c + 4 * S::width <= dv; c += 4 * S::width) {
-      decode_accumulate_block<S, rows, 4, prefetches>(s, s_stride, keys, v + c, v_stride, ahead, o + c,
+      decode_accumulate_block<S, rows, 4, prefetches>(s, s_stride, keys, v, v_stride, c, ahead, o + c,
                                                       o_stride);
     }
   }
   for (; c + 2 * S::width <= dv; c += 2 * S::width) {
-    decode_accumulate_block<S, rows, 2, prefetches>(s, s_stride, keys, v + c, v_stride, ahead, o + c,
+    decode_accumulate_block<S, rows, 2, prefetches>(s, s_stride, keys, v, v_stride, c, ahead, o + c,
                                                     o_stride);
   }
   for (; c + S::width <= dv; c += S::width) {
-    decode_accumulate_block<S, rows, 1, prefetches>(s, s_stride, keys, v + c, v_stride, ahead, o + c,
+    decode_accumulate_block<S, rows, 1, prefetches>(s, s_stride, keys, v, v_stride, c, ahead, o + c,
                                                     o_stride);
   }
   if (c == dv) return;
   V sum[rows];
   for (int i = 0; i < rows; ++i) sum[i] = S::load_part(o + i * o_stride + c, dv - c, 0);
   for (index_t key = 0; key < keys; ++key) {
-    const V x = load_stored_part<S>(v + key * v_stride + c, dv - c);
+    const V x = load_stored_part<S>(v + key * v_stride, c, dv - c);
     for (int i = 0; i < rows; ++i) sum[i] = S::fma(S::set(s[i * s_stride + key]), x, sum[i]);
   }
   for (int i = 0; i < rows; ++i) S::store_part(o + i * o_stride + c, sum[i], dv - c);

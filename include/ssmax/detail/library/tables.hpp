@@ -3,7 +3,6 @@
 
 #include "../kernels/convert.hpp"
 #include "../kernels/decode.hpp"
-#include "../kernels/dequantize.hpp"
 #include "../kernels/dot.hpp"
 #include "../kernels/entmax.hpp"
 #include "../kernels/prefill.hpp"
@@ -37,4 +36,5 @@
   SSMAX_EIGHT_BIT_TABLES(Fp8E4M3, apply)                                                        \
   SSMAX_EIGHT_BIT_TABLES(Fp8E5M2, apply)                                                        \
   apply(ConversionKernels) apply(DecodeKernels<float, float>) apply(DecodeKernels<float, half>) \
-      apply(DecodeKernels<float, bfloat16>) apply(DecodeKernels<double, double>)
+      apply(DecodeKernels<float, bfloat16>) apply(DecodeKernels<float, Q8_0>)                   \
+          apply(DecodeKernels<double, double>)

@@ -85,6 +85,7 @@ struct F32 {
   static V load_widened(const half* p) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   }
+  static V set_widened(half x) { return _mm256_cvtph_ps(_mm_set1_epi16(static_cast<short>(x.bits))); }
   static V load_widened(const bfloat16* p) {
     const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));

@@ -86,6 +86,7 @@ struct F32 {
   static V load_widened(const half* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   }
+  static V set_widened(half x) { return _mm512_cvtph_ps(_mm256_set1_epi16(static_cast<short>(x.bits))); }
   static V load_widened(const bfloat16* p) {
     const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));

@@ -70,6 +70,7 @@ struct F32 {
   static V load_widened(const half* p) {
     return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(reinterpret_cast<const std::uint16_t*>(p))));
   }
+  static V set_widened(half x) { return vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(x.bits))); }
   static V load_widened(const bfloat16* p) {
     return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(reinterpret_cast<const std::uint16_t*>(p)), 16));
   }

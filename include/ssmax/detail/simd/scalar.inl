@@ -63,6 +63,7 @@ struct F32 : ScalarLane<float, std::uint32_t, 23> {
   static V load_widened(const X* p) {
     return static_cast<float>(*p);
   }
+  static V set_widened(half x) { return static_cast<float>(x); }
   static void store_narrowed(half* p, V v) { *p = half(v); }
   static void store_narrowed(bfloat16* p, V v) { *p = bfloat16(v); }
 };

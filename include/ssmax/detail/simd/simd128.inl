@@ -74,6 +74,7 @@ struct F32 {
 
   // Converts half with integer operations, as in half.hpp. Subnormals and powers of two are exact in float,
   // so a product with 2^112 changes the exponent bias of all finite numbers.
+  static V set_widened(half x) { return set(static_cast<float>(x)); }
   static V load_widened(const half* p) { return widen_half(wasm_u32x4_load16x4(p)); }
   static V widen_half(V bits) {
     const V magnitude = wasm_i32x4_shl(wasm_v128_and(bits, wasm_i32x4_splat(0x7FFF)), 13);

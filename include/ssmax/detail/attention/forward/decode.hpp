@@ -70,11 +70,10 @@ class DecodeTask {
 
   DecodeTask(const Problem<Compute>& problem, const Variant<Compute>& variant, const Memory& memory)
       : problem_(problem), variant_(variant), memory_(memory), multipliers_(problem.scale, variant) {
-    // If a product is null, its keys or values are copied. Only Q8_0 and your own storage types lack these products.
-    SSMAX_ASSERT(problem.stored_products.logits != nullptr ||
-                 problem.keys.k_kind() >= ElementKind::quantized);
+    // If a product is null, its keys or values are copied. Only your own storage types lack these products.
+    SSMAX_ASSERT(problem.stored_products.logits != nullptr || problem.keys.k_kind() == ElementKind::other);
     SSMAX_ASSERT(problem.stored_products.accumulate != nullptr ||
-                 problem.keys.v_kind() >= ElementKind::quantized);
+                 problem.keys.v_kind() == ElementKind::other);
   }
 
   KeyRange prepare(index_t batch, index_t kv_head, index_t first, index_t count) {
@@ -264,9 +263,10 @@ class DecodeTask {
     if (has_single_keys_) {
       const std::byte** values = memory_.v_rows + (s - memory_.s);
       find_rows(keys, values);
-      return for_each_copy(memory_.k_rows, keys.size(), d * problem_.keys.k_size(), copies(),
+      const index_t row = problem_.keys.k_row();
+      return for_each_copy(memory_.k_rows, keys.size(), row * problem_.keys.k_size(), copies(),
                            [&](index_t first, index_t count) {
-                             logits(memory_.q, memory_.pitch, count_, memory_.wide, d, nullptr, 1, count, d,
+                             logits(memory_.q, memory_.pitch, count_, memory_.wide, row, nullptr, 1, count, d,
                                     0, s + first, key_chunk);
                            });
     }
@@ -286,7 +286,7 @@ class DecodeTask {
       memory_.k_rows[i] = k;
       values[i] = v;
       if (i >= copied_rows) return;
-      for (index_t byte = 0; byte < problem_.width() * source.k_size(); byte += 64)
+      for (index_t byte = 0; byte < source.k_row() * source.k_size(); byte += 64)
         __builtin_prefetch(k + byte);
     });
   }
@@ -316,9 +316,10 @@ class DecodeTask {
     const index_t dv = memory_.dv;
     if (const auto add = problem_.stored_products.accumulate; add != nullptr) {
       if (has_single_keys_) {
-        return for_each_copy(memory_.v_rows + first % key_chunk, keys.size(), dv * problem_.keys.v_size(),
+        const index_t row = problem_.keys.v_row();
+        return for_each_copy(memory_.v_rows + first % key_chunk, keys.size(), row * problem_.keys.v_size(),
                              copies(), [&](index_t from, index_t count) {
-                               add(memory_.s + first + from, key_chunk, rows, count, memory_.wide, dv,
+                               add(memory_.s + first + from, key_chunk, rows, count, memory_.wide, row,
                                    nullptr, 1, dv, 0, to, dv);
                              });
       }

@@ -62,13 +62,13 @@ struct DecodeBf16Scratch : ForwardScratch<Compute, Operand> {
     return {states, states + tile_lanes, states + 2 * tile_lanes};
   }
 
-  index_t parts, pitch;  // parts of a query; numbers per row of o
-  Operand* k;            // packed keys of a block
-  Operand *dequantized_k,
-      *dequantized_v;                // [block_keys][d], [block_keys][dv]: only for keys, values of 8 bits
-  Operand* finite;                   // [block_keys][dv]: values with 0 for NaN and infinities
-  Operand* zeros;                    // the row of a key that is not stored
-  const Operand **k_rows, **v_rows;  // [block_keys]
+  index_t parts, pitch;                          // parts of a query; numbers per row of o
+  Operand* k;                                    // packed keys of a block
+  Operand* dequantized_k;                        // [block_keys][d]: keys of 8 bits, else null
+  Operand* dequantized_v;                        // [block_keys][dv]: values of 8 bits, else null
+  Operand* finite;                               // [block_keys][dv]: values with 0 for NaN and infinities
+  Operand* zeros;                                // the row of a key that is not stored
+  const Operand **k_rows, **v_rows;              // [block_keys]
   const Operand **later_k_rows, **later_v_rows;  // [block_keys]: rows to prefetch
   Compute* row_logits;                           // [max_rows][logit_pitch]
   Operand* row_weights;                          // [max_rows / 8][logit_pitch / 2][8][2]

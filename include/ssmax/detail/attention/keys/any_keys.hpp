@@ -5,7 +5,7 @@
 #include "../../../key_source.hpp"
 #include "../../../sequence_lengths.hpp"
 #include "../../../view.hpp"
-#include "../../kernels/dequantize.hpp"
+#include "../../kernels/convert.hpp"
 #include "../../kernels/rows.hpp"
 #include "../call/rows.hpp"
 #include "factors.hpp"
@@ -120,6 +120,8 @@ class AnyKeys {
         k_kind_(element_kind<Compute, detail::SourceKey<S>>),
         v_kind_(element_kind<Compute, detail::SourceValue<S>>),
         shares_keys_(detail::shares_keys(source)),
+        k_row_(shape_.width / detail::group_of<detail::SourceKey<S>>),
+        v_row_(shape_.value_width / detail::group_of<detail::SourceValue<S>>),
         k_size_(sizeof(detail::SourceKey<S>)),
         v_size_(sizeof(detail::SourceValue<S>)),
         length_(detail::length_of<S>),
@@ -135,6 +137,9 @@ class AnyKeys {
   SSMAX_INLINE ElementKind v_kind() const { return v_kind_; }
   /// Returns whether several sequences may have keys in the same memory.
   SSMAX_INLINE bool shares_keys() const { return shares_keys_; }
+  /// Returns the elements of a key, of a value.
+  SSMAX_INLINE index_t k_row() const { return k_row_; }
+  SSMAX_INLINE index_t v_row() const { return v_row_; }
   /// Returns the bytes of an element of the keys, of the values.
   SSMAX_INLINE index_t k_size() const { return k_size_; }
   SSMAX_INLINE index_t v_size() const { return v_size_; }
@@ -174,6 +179,7 @@ class AnyKeys {
   KeySourceShape shape_;
   ElementKind k_kind_, v_kind_;
   bool shares_keys_;
+  index_t k_row_, v_row_;    // elements of a row
   index_t k_size_, v_size_;  // bytes of an element
   index_t (*length_)(const void* source, index_t batch);
   KeyRange (*stored_)(const void* source, index_t batch);

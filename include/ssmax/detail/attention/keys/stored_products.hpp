@@ -63,8 +63,8 @@ template <class Compute, class K, class V>
 StoredProducts<Compute> stored_products() {
   decltype(StoredProducts<Compute>::logits) logits = nullptr;
   decltype(StoredProducts<Compute>::accumulate) accumulate = nullptr;
-  if constexpr (BuiltInStorage<K> || EightBitStorage<K>) logits = stored_logits<Compute, K>;
-  if constexpr (BuiltInStorage<V> || EightBitStorage<V>) accumulate = accumulate_stored<Compute, V>;
+  if constexpr (BuiltInStorage<K> || QuantizedStorage<K>) logits = stored_logits<Compute, K>;
+  if constexpr (BuiltInStorage<V> || QuantizedStorage<V>) accumulate = accumulate_stored<Compute, V>;
   return {logits, accumulate};
 }
 

@@ -1,6 +1,8 @@
 // Implements the kernels that convert rows of 8 bits to operands of the bf16 path. Included once for each extension that
 // has pair dots.
 
+/// Converts one element at a time if a row has fewer than two vectors, or if its factor overflows in units of
+/// P::dequantize.
 template <class S, class P, class X>
 void dequantize_rows(const X* in, index_t stride, const float* factors, index_t rows, index_t n,
                      index_t ahead, bfloat16* out, index_t out_stride) {
@@ -35,7 +37,7 @@ void dequantize_groups(const Q8_0* in, index_t stride, const float*, index_t row
       if (ahead != 0)
         __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(in + g) +
                                                          static_cast<std::uintptr_t>(ahead)));
-      const typename S::V factor = S::set(static_cast<float>(in[g].scale));
+      const typename S::V factor = S::set_widened(in[g].scale);
       SSMAX_UNROLL
       for (index_t i = 0; i < Q8_0::group; i += step)
         P::dequantize(in[g].values + i, factor, out + g * Q8_0::group + i);
