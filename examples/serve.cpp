@@ -46,10 +46,10 @@ constexpr index_t pages_for(index_t tokens) { return (tokens + kPage - 1) / kPag
 struct Options {
   index_t requests = 100, slots = 32, budget = 128, pages = 300;
   index_t layers = 4;
-  int steps = 700;
+  int steps = 800;
   examples::Length prompt{.median = 100, .deviation = 1, .shortest = 16, .longest = 1500};
   examples::Length outputs{.median = 40, .deviation = 0.8, .shortest = 1, .longest = 256};
-  double rate = 20;
+  double rate = 100;
   std::uint64_t seed = 1;
   index_t threads = std::clamp<index_t>(std::thread::hardware_concurrency(), 1, 2);
   bool batched = false, one_by_one = false, check = false;
@@ -89,7 +89,7 @@ struct Losses {
   double first = 0, last = 0;  // last: the mean of the last twentieth of the steps
 };
 
-// Trains with short texts, and in the last quarter of the steps with texts of all lengths.
+// Trains with short texts, and in the last third of the steps with texts of all lengths.
 Losses train(ServedModel& model, int steps, Random& random) {
   Losses losses;
   double right = 0;
@@ -97,7 +97,7 @@ Losses train(ServedModel& model, int steps, Random& random) {
   const auto start = examples::Clock::now();
   examples::Progress progress(steps);
   for (int step = 1; step <= steps; ++step) {
-    const index_t doublings = 4 * step <= 3 * steps ? 0 : random.below(kDoublings + 1);
+    const index_t doublings = 3 * step <= 2 * steps ? 0 : random.below(kDoublings + 1);
     const index_t length = kShortText << doublings;
     const examples::Result result =
         model.train(examples::draw_batch(kBatchTokens / length, length, random), step, steps);
