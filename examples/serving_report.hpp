@@ -69,7 +69,7 @@ inline Plot figure(const std::string& name, const std::list<Served>& servers) {
             .title = "Continuous batching: how long tokens take",
             .x_label = "time of a token at most, ms",
             .y_label = "part of the tokens",
-            .settings = {"set logscale x", "set yrange [0:1.02]", "set key bottom right"},
+            .settings = {"set logscale x", "set yrange [0:1.02]", "set key top left"},
             .curves = {}};
   for (const Served& s : servers) {
     plot.curves.push_back(distribution("output token, " + s.name, s.colour, s.next));
