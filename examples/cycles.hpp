@@ -21,7 +21,7 @@ struct Cycle {
 
   index_t size() const { return std::ssize(words); }
 
-  // Whether `word` follows `previous`.
+  // Returns true if `word` follows `previous` in the cycle.
   bool follows(index_t word, index_t previous) const {
     const auto at = std::ranges::find(words, previous);
     if (at == words.end()) return false;

@@ -39,7 +39,7 @@ using ssmax::index_t;
 constexpr index_t kPage = 32, kSystems = 3, kSystemLength = 1100;
 constexpr index_t kShortText = 64, kDoublings = 4;  // lengths of the texts of the training
 constexpr index_t kBatchTokens = 1280;
-constexpr int kCheckSteps = 500;
+constexpr int kCheckSteps = 450;
 
 constexpr index_t pages_for(index_t tokens) { return (tokens + kPage - 1) / kPage; }
 
