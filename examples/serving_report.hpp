@@ -17,6 +17,8 @@ struct Served {
   double seconds = 0, busy = 0;  // busy: without the time in which the server waits for the next arrival
   double attention = 0;          // seconds in attention
   double steps = 0, sequences = 0, tokens = 0, preempted = 0;
+  double right = 0;   // tokens that follow the rule of the language
+  double shared = 0;  // of all steps: sequences whose first keys are computed once for several sequences
   double used_mebibytes = 0, contiguous_mebibytes = 0;
   std::vector<double> first, next;  // milliseconds to the first token of a request, and to each other token
 };
@@ -35,6 +37,7 @@ inline void print_table(const std::list<Served>& servers) {
     std::printf("\n%-38s", name);
     for (const Served& s : servers) std::printf("%14.*f", digits, value(s));
   };
+  row("right tokens, %", 1, [](const Served& s) { return 100 * s.right / s.tokens; });
   row("tokens/s while busy", 0, [](const Served& s) { return s.tokens / s.busy; });
   row("busy part of the time, %", 0, [](const Served& s) { return 100 * s.busy / s.seconds; });
   row("time to first token, p50, ms", 1, [](const Served& s) { return percentile(s.first, 0.5); });
@@ -45,6 +48,7 @@ inline void print_table(const std::list<Served>& servers) {
   row("attention per step, ms", 2, [](const Served& s) { return 1e3 * s.attention / s.steps; });
   row("steps", 0, [](const Served& s) { return s.steps; });
   row("sequences per step", 1, [](const Served& s) { return s.sequences / s.steps; });
+  row("with common keys computed once", 1, [](const Served& s) { return s.shared / s.steps; });
   row("preempted sequences", 0, [](const Served& s) { return s.preempted; });
   row("peak memory of used pages, MiB", 1, [](const Served& s) { return s.used_mebibytes; });
   row("contiguous caches of all slots, MiB", 1, [](const Served& s) { return s.contiguous_mebibytes; });
@@ -65,7 +69,7 @@ inline Plot figure(const std::string& name, const std::list<Served>& servers) {
             .title = "Continuous batching: how long tokens take",
             .x_label = "time of a token at most, ms",
             .y_label = "part of the tokens",
-            .settings = {"set logscale x", "set yrange [0:1.02]", "set key bottom right"},
+            .settings = {"set logscale x", "set yrange [0:1.02]", "set key top left"},
             .curves = {}};
   for (const Served& s : servers) {
     plot.curves.push_back(distribution("output token, " + s.name, s.colour, s.next));
