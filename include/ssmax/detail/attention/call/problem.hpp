@@ -186,8 +186,8 @@ class QueryCursor {
 
   const Problem<Compute>& problem_;
   index_t first_head_, last_head_, head_, index_, end_index_, member_ = 0;
-  Query query_;  // without head and index: copying a fresh write stalls on store forwarding
-  KeyRange stored_;
+  Query query_{};  // without head and index: copying a fresh write stalls on store forwarding
+  KeyRange stored_{};
 };
 
 SSMAX_END
