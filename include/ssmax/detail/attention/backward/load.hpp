@@ -34,7 +34,7 @@ class BackwardLoader {
 
   /// Loads `count` queries from the cursor on, and their dout. `facts` points at the facts of the first query. A
   /// query without a visible key is loaded as 0.
-  void load_queries(QueryCursor<Compute> cursor, index_t count, const QueryFacts<Compute>* facts) const {
+  void load_queries(QueryCursor cursor, index_t count, const QueryFacts<Compute>* facts) const {
     const UnusedLanes unused =
         Op::is_bf16 || multipliers_.has_score() ? UnusedLanes::empty : UnusedLanes::left_out;
     const index_t lanes = list_queries(memory_, count, unused, [&](index_t i) {

@@ -35,7 +35,9 @@ struct Caller {
 /// Keys at the start of sequences that lie in the same memory. The call computes them in a pass of its own, for the
 /// queries of all these sequences together (forward/shared_keys.hpp).
 struct SharedKeys {
-  const index_t* counts = nullptr;     // [entries]: the number of shared keys of a sequence. Null: no pass
+  const index_t* counts = nullptr;  // [entries]: the number of shared keys of a sequence. Null: no pass
+  const index_t* first_rows =
+      nullptr;  // the pass of shared keys over packed rows: the first row of a sequence
   std::span<const index_t> members{};  // the pass of shared keys: the batch entries whose queries it computes
   index_t sequences = 0;               // sequences with shared keys
   bool is_searched = false;            // whether the driver has searched for shared keys
@@ -85,8 +87,12 @@ struct Problem {
   }
   /// Returns the first head of q.
   SSMAX_INLINE index_t first_head() const { return q.first_head(); }
-  /// Returns the row of a query in q, and in every tensor with a row per query.
+  /// Returns the row of a query in every tensor with a row per query, and in q. Exception: q_row_of returns its row in q
+  /// if q has packed rows of several sequences.
   SSMAX_INLINE index_t row_of(const Query& query) const { return query.index - first_query; }
+  SSMAX_INLINE index_t q_row_of(const Query& query) const {
+    return row_of(query) + (shared.first_rows == nullptr ? 0 : shared.first_rows[query.batch]);
+  }
   SSMAX_INLINE index_t width() const { return q.extent(3); }
   SSMAX_INLINE index_t value_width() const { return keys.shape().value_width; }
   SSMAX_INLINE index_t kv_heads() const { return keys.shape().kv_heads; }
@@ -140,25 +146,16 @@ SSMAX_END
 SSMAX_BEGIN_DETAIL
 
 /// Iterates over the queries of a kv head. The query heads of one position are neighbours, so that the rows of one
-/// vector have nearly the same visible keys. In a pass of shared keys, the queries of one sequence follow another.
-template <class Compute>
+/// vector have nearly the same visible keys.
 class QueryCursor {
  public:
+  template <class Compute>
   QueryCursor(const Problem<Compute>& problem, index_t batch, index_t kv_head, index_t row)
-      : problem_(problem),
-        first_head_(problem.first_head() + kv_head * problem.heads_per_kv_head()),
+      : first_head_(problem.first_head() + kv_head * problem.heads_per_kv_head()),
         last_head_(first_head_ + problem.heads_per_kv_head() - 1),
-        end_index_(problem.first_query + problem.q.extent(2)) {
-    const auto members = problem.shared.members;
-    if (!members.empty()) {
-      member_ = row / problem.entry_rows();
-      batch = members[static_cast<std::size_t>(member_)];
-      row %= problem.entry_rows();
-    }
-    head_ = first_head_ + row % problem.heads_per_kv_head();
-    index_ = problem.first_query + row / problem.heads_per_kv_head();
-    enter(batch);
-  }
+        head_(first_head_ + row % problem.heads_per_kv_head()),
+        index_(problem.first_query + row / problem.heads_per_kv_head()),
+        query_{.batch = batch, .shape = problem.shape(batch)} {}
 
   Query operator*() const {
     Query query = query_;
@@ -166,28 +163,54 @@ class QueryCursor {
     query.index = index_;
     return query;
   }
-  /// Returns the keys that the problem computes for the query.
-  KeyRange stored() const { return stored_; }
   void next() {
-    if (head_++ < last_head_) return;
-    head_ = first_head_;
-    if (++index_ < end_index_) return;
-    const auto members = problem_.shared.members;
-    if (++member_ >= std::ssize(members)) return;
-    index_ = problem_.first_query;
-    enter(members[static_cast<std::size_t>(member_)]);
+    if (head_++ == last_head_) {
+      head_ = first_head_;
+      ++index_;
+    }
   }
 
  private:
-  void enter(index_t batch) {
-    query_ = {.batch = batch, .shape = problem_.shape(batch)};
+  index_t first_head_, last_head_, head_, index_;
+  Query query_;  // without head and index: copying a fresh write stalls on store forwarding
+};
+
+/// Iterates over the rows of a forward pass. In a pass of shared keys, the queries of one sequence follow those of
+/// another.
+template <class Compute>
+class RowCursor {
+ public:
+  RowCursor(const Problem<Compute>& problem, index_t batch, index_t kv_head, index_t row)
+      : problem_(problem),
+        kv_head_(kv_head),
+        cursor_(problem, batch, kv_head, row),
+        stored_(problem.stored(batch)) {
+    if (problem.shared.members.empty()) return;
+    member_ = row / problem.entry_rows();
+    enter(row % problem.entry_rows());
+  }
+
+  Query operator*() const { return *cursor_; }
+  /// Returns the keys that the pass computes for the query.
+  const KeyRange& stored() const { return stored_; }
+  void next() {
+    cursor_.next();
+    if (--left_ == 0 && ++member_ < std::ssize(problem_.shared.members)) enter(0);
+  }
+
+ private:
+  void enter(index_t row) {
+    const index_t batch = problem_.shared.members[static_cast<std::size_t>(member_)];
+    cursor_ = QueryCursor(problem_, batch, kv_head_, row);
     stored_ = problem_.stored(batch);
+    left_ = problem_.entry_rows() - row;
   }
 
   const Problem<Compute>& problem_;
-  index_t first_head_, last_head_, head_, index_, end_index_, member_ = 0;
-  Query query_{};  // without head and index: copying a fresh write stalls on store forwarding
-  KeyRange stored_{};
+  index_t kv_head_, member_ = 0;
+  index_t left_ = 0;  // rows up to the next sequence; 0 or below: no other sequence
+  QueryCursor cursor_;
+  KeyRange stored_;
 };
 
 SSMAX_END

@@ -103,12 +103,12 @@ class Rows {
     strides_[0] = 0;
   }
 
-  /// Keeps the first `count` rows of each sequence. The lengths are given or each sequence is a batch entry.
+  /// Keeps the first `count` rows of each sequence. Rows of packed sequences keep their places in the first batch entry.
   SSMAX_INLINE void keep_rows_of_each(const SequenceLengths& lengths, index_t count) {
     extents_[2] = count;
     if (!lengths.is_packed()) return;
     extents_[0] = lengths.count();
-    first_rows_ = lengths.queries().data();
+    strides_[0] = 0;
   }
 
   /// Prefetches the first numbers of a row. The row need not exist.
@@ -126,15 +126,10 @@ class Rows {
  private:
   /// Returns the number of bytes before a row.
   SSMAX_INLINE index_t offset(index_t batch, index_t head, index_t i) const {
-    if (first_rows_ != nullptr) {
-      i += first_rows_[batch];
-      batch = 0;
-    }
     return (batch * strides_[0] + (head - first_head_) * strides_[1] + i * strides_[2]) * size_;
   }
 
   const void* data_ = nullptr;
-  const index_t* first_rows_ = nullptr;  // if given: the first row of each sequence, in packed rows
   index_t first_head_ = 0, size_ = 0;
   ElementKind kind_ = ElementKind::compute;
   index_t extents_[4]{}, strides_[4]{};

@@ -83,7 +83,7 @@ class DecodeTask {
     const index_t d = problem_.width();
     KeyRange seen{problem_.keys.length(batch), 0};
     std::fill_n(memory_.q, count * memory_.pitch, Compute{0});
-    QueryCursor cursor(problem_, batch, kv_head, first);
+    RowCursor cursor(problem_, batch, kv_head, first);
     for (index_t r = 0; r < count; ++r, cursor.next()) {
       QueryRow& row = memory_.rows[r];
       row = variant_.row(*cursor, cursor.stored());

@@ -98,7 +98,7 @@ class DecodeBf16Task {
     batch_ = batch;
     kv_head_ = kv_head;
     count_ = count;
-    QueryCursor cursor(problem_, batch, kv_head, first);
+    RowCursor cursor(problem_, batch, kv_head, first);
     const index_t lanes = list_queries(memory_, count, UnusedLanes::repeat_last, [&](index_t) {
       const QueryRow row = variant_.row(*cursor, cursor.stored());
       cursor.next();

@@ -50,7 +50,7 @@ class PrefillTask {
     count_ = count;
     tiles_ = (count + memory_.tile_lanes - 1) / memory_.tile_lanes;
     stored_ = problem_.stored(batch);
-    QueryCursor cursor(problem_, batch, kv_head, first);
+    RowCursor cursor(problem_, batch, kv_head, first);
     const index_t lanes = list_queries(memory_, count, UnusedLanes::repeat_last, [&](index_t) {
       const QueryRow row = variant_.row(*cursor, cursor.stored());
       cursor.next();

@@ -56,14 +56,18 @@ class SharedKeyGroups {
     result.q.keep_rows_of_each(problem_->lengths, queries(leader));
     result.lengths = {};
     result.sequence = leader;
-    result.shared = {
-        counts_, {members_ + group.first, static_cast<std::size_t>(group.count)}, sequences_, true};
+    const SequenceLengths& lengths = problem_->lengths;
+    result.shared = {counts_,
+                     lengths.is_packed() ? lengths.queries().data() : nullptr,
+                     {members_ + group.first, static_cast<std::size_t>(group.count)},
+                     sequences_,
+                     true};
     return result;
   }
   /// Returns the problem of all other keys.
   Problem<Compute> of_other_keys() const {
     Problem<Compute> result = *problem_;
-    result.shared = {counts_, {}, sequences_, true};
+    result.shared = {counts_, nullptr, {}, sequences_, true};
     return result;
   }
 

@@ -12,7 +12,7 @@ template <class Compute>
 const Compute* load_query(const Problem<Compute>& problem, const Variant<Compute>& variant,
                           const Query& query, Compute* scratch) {
   const index_t d = problem.width();
-  const Compute* row = problem.q.load(query.batch, query.head, problem.row_of(query), scratch);
+  const Compute* row = problem.q.load(query.batch, query.head, problem.q_row_of(query), scratch);
   if (!problem.has_rope()) return row;
   rotate(problem.rope, row, d, scratch, d, 1, d, rope_position(problem, variant, query), false);
   return scratch;

@@ -75,7 +75,7 @@ void load_query_parts(const Problem<Compute>& problem, const Variant<Compute>& v
   const index_t d = problem.width(), w = part_width(d), parts = logit_parts(problem);
   pad_parts(out, d, parts, depth);
   if (!problem.has_rope()) {
-    std::copy_n(problem.q.template stored_as<bfloat16>(query.batch, query.head, problem.row_of(query)), d,
+    std::copy_n(problem.q.template stored_as<bfloat16>(query.batch, query.head, problem.q_row_of(query)), d,
                 out);
     return;
   }
