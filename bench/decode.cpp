@@ -33,7 +33,7 @@ namespace {
 using Implementations = std::vector<Implementation<AttentionArguments>>;
 
 // The cache and the table of the rotary embedding: they outlive a call.
-template <class X, class T>
+template <class T>
 struct FilledCache {
   FilledCache(const AttentionArguments& a, bool with_rope)
       : cache({.kv_heads = a.shape.kv_heads, .width = a.shape.width, .capacity = a.shape.n}) {
@@ -44,25 +44,26 @@ struct FilledCache {
     cache.append({static_cast<const T*>(a.k), keys}, {static_cast<const T*>(a.v), keys}, rope.get());
   }
 
-  ssmax::KvCache<X> cache;
+  ssmax::KvCache<T> cache;
   std::unique_ptr<const ssmax::Rope<float>> rope;
 };
 
-// Queries are T, and the cache stores X.
-template <class T, class X = T, class Scaling>
+// All keys are visible to all queries.
+template <class T, class Scaling>
 Run decode(const AttentionArguments& a, const Scaling& scaling, bool rope) {
   const std::array<index_t, 4> rows{1, a.shape.heads, a.shape.queries, a.shape.width};
   const ssmax::DecodeArguments<T> arguments{.q = {static_cast<const T*>(a.q), rows},
                                             .out = {static_cast<T*>(a.out), rows}};
-  const auto filled = std::make_shared<FilledCache<X, T>>(a, rope);
+  const auto filled = std::make_shared<FilledCache<T>>(a, rope);
   if (a.threads == 1) {
     return [=] {
-      ssmax::decode<T>(arguments, filled->cache, scaling, ssmax::Causal{}, {.rope = filled->rope.get()});
+      ssmax::attention<T>(arguments, filled->cache, scaling, ssmax::Full{}, {.rope = filled->rope.get()});
     };
   }
   const auto pool = std::make_shared<ssmax::ThreadPool>(a.threads);
   return [=] {
-    ssmax::decode<T>(arguments, filled->cache, scaling, ssmax::Causal{}, {.rope = filled->rope.get()}, *pool);
+    ssmax::attention<T>(arguments, filled->cache, scaling, ssmax::Full{}, {.rope = filled->rope.get()},
+                        *pool);
   };
 }
 
@@ -214,8 +215,13 @@ Implementations all_peers(AttentionArguments probe) {
   return all;
 }
 
+// Returns the shape in the name of a row.
+std::string row_name(const AttentionShape& shape) {
+  return shape.name() + (shape.queries == 1 ? "" : "_q" + std::to_string(shape.queries));
+}
+
 void register_shape(const AttentionShape& shape, ElementType type, int threads) {
-  const std::string benchmark = shape.name() + "_" + name(type) + "_t" + std::to_string(threads);
+  const std::string benchmark = row_name(shape) + "_" + name(type) + "_t" + std::to_string(threads);
   Implementations all = all_of_ours(type, threads);
   for (auto& peer :
        all_peers({.shape = shape, .visibility = {}, .type = type, .threads = threads, .fold = true})) {
@@ -231,9 +237,8 @@ void register_shape(const AttentionShape& shape, ElementType type, int threads) 
 
 template <class X>
 void register_stored(const AttentionShape& shape, const char* type, double bound, int threads) {
-  const std::string queries = shape.queries == 1 ? "" : "_q" + std::to_string(shape.queries);
   add_benchmark<AttentionArguments>(
-      "decode", shape.name() + queries + "_" + type + "_t" + std::to_string(threads), stored_as<X>(bound),
+      "decode", row_name(shape) + "_" + type + "_t" + std::to_string(threads), stored_as<X>(bound),
       [=] { return AttentionData::of(shape, ElementType::bf16).arguments({}, threads); },
       bytes_per_second(2 * shape.key_size()));
 }
@@ -269,6 +274,7 @@ void register_decode() {
     }
   }
   for (const index_t n : {4096, 16384}) register_stored({16, 2, 64, n, 512}, 1);
+  for (const index_t queries : {2, 8, 32, 63}) register_shape({8, 2, 64, 8192, queries}, ElementType::f16, 1);
 }
 
 }  // namespace ssmax_bench

@@ -19,6 +19,10 @@ constexpr KnownPeer known_peers[] = {
     {"eigen_native", "apt install libeigen3-dev and configure with -DSSMAX_BENCH_PEERS=ON"},
     {"onednn", "apt install libdnnl-dev and configure with -DSSMAX_BENCH_PEERS=ON"},
     {"onednn_tile", "apt install libdnnl-dev and configure with -DSSMAX_BENCH_PEERS=ON"},
+    {"ggml",
+     "pip install libggml-python==0.20.2.post1 (or build ggml, which then has the instructions of this "
+     "processor) and "
+     "configure with -DSSMAX_BENCH_PEERS=ON and -DCMAKE_PREFIX_PATH=<the folder libggml of the package>"},
     {"torch",
      "pip install torch==2.13.0 (or apt install libtorch-dev) and configure with -DSSMAX_BENCH_PEERS=ON and "
      "-DCMAKE_PREFIX_PATH=$(python3 -c 'import torch; print(torch.utils.cmake_prefix_path)')"},
