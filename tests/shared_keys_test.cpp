@@ -284,4 +284,26 @@ TEST_CASE("common pages: a plan and a workspace have the memory of the pass",
   CHECK(same_bits(out, expected.out));
 }
 
+TEST_CASE("common pages: sinks", "[attention][source][shared_keys]") {
+  const Pool<float> pool(64, 2, 24, 24, sequences);
+  const auto keys = pool.keys();
+  const std::vector<float> sinks{0.5f, -1, 3, 0}, q = reference::normals<float>(9 * 4 * 24, 9);
+  std::vector<float> out(q.size()), expected(q.size());
+  Explanation explanation;
+  for (const bool scaled : {false, true}) {
+    AttentionOptions<float> options;
+    options.sinks = sinks;
+    options.scaled_sinks = scaled;
+    options.explanation = &explanation;
+    const auto attend = [&](const auto& source, std::vector<float>& to) {
+      decode<float>({.q = {q.data(), {9, 4, 1, 24}}, .out = {to.data(), {9, 4, 1, 24}}}, source,
+                    SSMax<float>{0.3f}, Causal{}, options);
+    };
+    attend(Unshared<std::remove_cvref_t<decltype(keys)>>{keys}, expected);
+    attend(keys, out);
+    CHECK(explanation.shared_sequences == sharing_sequences);
+    CHECK(same_bits(out, expected));
+  }
+}
+
 }  // namespace shared_keys_test

@@ -35,12 +35,12 @@ struct Caller {
 /// Keys at the start of sequences that lie in the same memory. The call computes them in a pass of its own, for the
 /// queries of all these sequences together (forward/shared_keys.hpp).
 struct SharedKeys {
-  const index_t* counts = nullptr;  // [entries]: the number of shared keys of a sequence. Null: no pass
+  const index_t* counts = nullptr;     // [entries]: the number of shared keys of a sequence. Null: no pass
+  std::span<const index_t> members{};  // in the pass: the batch entries whose queries it computes
   const index_t* first_rows =
-      nullptr;  // the pass of shared keys over packed rows: the first row of a sequence
-  std::span<const index_t> members{};  // the pass of shared keys: the batch entries whose queries it computes
-  index_t sequences = 0;               // sequences with shared keys
-  bool is_searched = false;            // whether the driver has searched for shared keys
+      nullptr;               // in the pass, if rows are packed: [entries], the first row of a sequence
+  index_t sequences = 0;     // sequences with shared keys
+  bool is_searched = false;  // whether the driver has searched for shared keys
 };
 
 /// One call of attention. A is the type that the call computes in.

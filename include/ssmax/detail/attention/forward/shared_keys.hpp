@@ -31,6 +31,7 @@ class SharedKeyGroups {
       : problem_(&problem),
         entries_(problem.entries()),
         counts_(arena.take<index_t>(entries_)),
+        firsts_(arena.take<const void*>(entries_)),
         leaders_(arena.take<index_t>(entries_)),
         members_(arena.take<index_t>(entries_)),
         groups_(arena.take<SharingGroup>(entries_)) {
@@ -57,17 +58,17 @@ class SharedKeyGroups {
     result.lengths = {};
     result.sequence = leader;
     const SequenceLengths& lengths = problem_->lengths;
-    result.shared = {counts_,
-                     lengths.is_packed() ? lengths.queries().data() : nullptr,
-                     {members_ + group.first, static_cast<std::size_t>(group.count)},
-                     sequences_,
-                     true};
+    result.shared = {.counts = counts_,
+                     .members = {members_ + group.first, static_cast<std::size_t>(group.count)},
+                     .first_rows = lengths.is_packed() ? lengths.queries().data() : nullptr,
+                     .sequences = sequences_,
+                     .is_searched = true};
     return result;
   }
   /// Returns the problem of all other keys.
   Problem<Compute> of_other_keys() const {
     Problem<Compute> result = *problem_;
-    result.shared = {counts_, nullptr, {}, sequences_, true};
+    result.shared = {.counts = counts_, .sequences = sequences_, .is_searched = true};
     return result;
   }
 
@@ -78,9 +79,11 @@ class SharedKeyGroups {
     for (index_t b = 0; b < entries_; ++b) {
       leaders_[b] = -1;
       if (!takes_part(b)) continue;
+      firsts_[b] = problem_->keys.run(b, 0, 0).k;
       leaders_[b] = b;
       for (index_t other = 0; other < b; ++other) {
-        if (leaders_[other] != other || queries(other) != queries(b)) continue;
+        if (leaders_[other] != other || firsts_[other] != firsts_[b] || queries(other) != queries(b))
+          continue;
         const index_t count = common_keys(other, b);
         if (count == 0) continue;
         leaders_[b] = other;
@@ -127,9 +130,10 @@ class SharedKeyGroups {
 
   const Problem<Compute>* problem_;
   index_t entries_;
-  index_t* counts_;   // [entries]: shared keys of a sequence
-  index_t* leaders_;  // [entries]: the first sequence of the group, or -1
-  index_t* members_;  // [entries]: the sequences of all groups
+  index_t* counts_;      // [entries]: shared keys of a sequence
+  const void** firsts_;  // [entries]: the first key
+  index_t* leaders_;     // [entries]: the first sequence of the group, or -1
+  index_t* members_;     // [entries]: the sequences of all groups
   SharingGroup* groups_;
   index_t group_count_ = 0, sequences_ = 0, most_queries_ = 0;
 };
