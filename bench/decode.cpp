@@ -195,8 +195,10 @@ Implementation<AttentionArguments> peer_as(const std::string& name, const Peer* 
     return a;
   };
   return {name, [=](const AttentionArguments& a) { return peer->attention(as_asked(a)); },
-          [](const AttentionArguments& a) {
-            return compare_attention(a, {softmax_multiplier, false});
+          [=](const AttentionArguments& a) -> Accuracy {
+            const Accuracy result = compare_attention(a, {softmax_multiplier, false});
+            const double accepted = peer->attention_error(a);
+            return accepted == 0 ? result : Accuracy{result.error, result.error <= accepted};
           },
           [=](const AttentionArguments& a) { return peer->attention_label(as_asked(a)); }};
 }

@@ -122,6 +122,11 @@ class Ggml final : public Peer {
     return run;
   }
 
+  // ggml adds the products with V in half if V is half, and rounds queries to the type of K.
+  double attention_error(const AttentionArguments& a) const override {
+    return a.type == ElementType::f32 ? 0 : 0.01;
+  }
+
   std::string attention_label(const AttentionArguments&) const override {
     return ggml_cpu_has_avx512_bf16() != 0 ? "avx512_bf16"
            : ggml_cpu_has_avx512() != 0    ? "avx512"

@@ -71,6 +71,8 @@ class Peer {
   virtual Run rows_backward(const RowsBackwardArguments&) const { return {}; }
   virtual Run rope(const RopeArguments&) const { return {}; }
   virtual Run attention(const AttentionArguments&) const { return {}; }
+  // Returns the largest error that is accepted, or 0 for the bound of the type.
+  virtual double attention_error(const AttentionArguments&) const { return 0; }
   // Returns the name of the method that the peer uses for the arguments.
   virtual std::string attention_label(const AttentionArguments&) const { return {}; }
   virtual Run attention_backward(const AttentionBackwardArguments&) const { return {}; }
