@@ -122,7 +122,7 @@ TEST_CASE("a prefill, then one position after the other, is as good as one prefi
   check_bounded_in_pieces<double>(whole(4, 2, 8, 5, 150), {100, 1, 1, 1, 2, 3, 1});
 }
 
-/// Compares calls with one position each with calls that have at most 16 rows.
+/// Compares calls with one position each with calls of at most 16 rows, after a prompt.
 template <class T>
 void check_few_rows(index_t heads, index_t kv_heads, index_t d, index_t dv) {
   for_each_target([&](const std::string& target) {
@@ -130,8 +130,12 @@ void check_few_rows(index_t heads, index_t kv_heads, index_t d, index_t dv) {
     const Data<T> data(whole(heads, kv_heads, d, dv, 1200));
     const SSMax<Compute<T>> scaling{Compute<T>(0.4)};
     const AttentionOptions<T> options{.float_products = true};
-    const Output<T> one = in_pieces<T>(data, {1}, scaling, Causal{}, options);
-    CHECK(in_pieces<T>(data, {16 / (heads / kv_heads), 1, 2}, scaling, Causal{}, options) == one);
+    // A prompt of 1160 positions, then 40 positions.
+    std::vector<index_t> one(41, 1), several{1160, 16 / (heads / kv_heads), 1, 2, 3, 1};
+    one[0] = 1160;
+    several.resize(41, 4);
+    CHECK(in_pieces<T>(data, several, scaling, Causal{}, options) ==
+          in_pieces<T>(data, one, scaling, Causal{}, options));
   });
 }
 
