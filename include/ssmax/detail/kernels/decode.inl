@@ -72,9 +72,9 @@ SSMAX_INLINE constexpr bool reads_keys_again(index_t rows, index_t most) { retur
 template <class S>
 inline constexpr bool decode_prefetches = S::width == 16;
 
-/// Prefetches channels [c, c + count) of the row that lies `ahead` bytes after `row`. Kernels have a form that does not prefetch: a
-/// test of `ahead` per row takes a fifth of the time of one float query from memory, and 5 % of four from the third-level
-/// cache.
+/// Prefetches channels [c, c + count) of the row that lies `ahead` bytes after `row`. Kernels have a form that does not
+/// prefetch: a test of `ahead` per row takes a fifth of the time of one float query from memory, and 5 % of four from the
+/// third-level cache.
 ///
 /// With one query, 16-bit rows are widened and multiplied about as fast as memory delivers the rows. So one query
 /// always prefetches them: 23 instead of 11 GB/s on an Intel processor with AMX. One query does not prefetch long runs of
