@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <functional>
 #include <limits>
 #include <numeric>
+#include <random>
 #include <ssmax/ssmax.hpp>
 #include <string>
 #include <vector>
@@ -269,6 +271,97 @@ TEST_CASE("weights are 2^x rounded to bfloat16, and the sum adds the rounded wei
     CHECK(worst <= rounded_weights / 2);
     CHECK(worst >= 0x1p-9L);
     CHECK(wrong_sums <= 1e-5L);
+  });
+}
+
+/// A group of queries, a block of keys and the state before it.
+struct Block {
+  std::vector<float> s, shift, sum, factor, multiplier, o;
+  std::vector<bfloat16> values;
+
+  Block(const Products& products, index_t keys, index_t channels, bool is_first) {
+    const index_t group = products.width * ssmax::detail::tile_vectors;
+    std::mt19937 generator(static_cast<unsigned>(keys));
+    std::normal_distribution<float> normal;
+    const auto fill = [&](auto& numbers, index_t size) {
+      for (index_t i = 0; i < size; ++i)
+        numbers.push_back(typename std::decay_t<decltype(numbers)>::value_type(normal(generator)));
+    };
+    fill(s, keys * group);
+    fill(o, channels * group);
+    fill(values, keys * channels);
+    shift.assign(static_cast<std::size_t>(group), is_first ? -infinity<float> : 1.5F);
+    sum.assign(shift.size(), is_first ? 0.F : 7.F);
+    factor.assign(shift.size(), 1.F);
+    multiplier.assign(shift.size(), 0.8F);
+  }
+  ssmax::detail::TileState<float> state() {
+    return {shift.data(), sum.data(), factor.data(), multiplier.data()};
+  }
+  bfloat16* weights() { return reinterpret_cast<bfloat16*>(s.data()); }
+  bool operator==(const Block& other) const {
+    return s == other.s && shift == other.shift && sum == other.sum && o == other.o;
+  }
+};
+
+TEST_CASE("attend_group is bit-identical to its three steps, and leaves an irregular block unchanged",
+          "[attention][bfloat16]") {
+  for_each_target_of_products([&](const std::string& target) {
+    const Products& products = kernels<Products>();
+    CHECK((products.attend_group[0] != nullptr) == (target == "amx"));
+    if (products.attend_group[0] == nullptr) return;
+    const ssmax::detail::AcquiredProducts acquired(products);
+    for (const index_t vectors : {1, 2, 3}) {
+      for (const index_t keys : {32, 64}) {
+        for (const bool is_first : {false, true}) {
+          INFO(target << ", " << vectors << " vectors, " << keys << " keys");
+          const index_t panels = 3, channels = panels * products.rows, panel = keys * products.rows;
+          const auto i = static_cast<std::size_t>(vectors - 1);
+          Block steps(products, keys, channels, is_first), at_once = steps;
+          const auto attend = [&](Block& block) {
+            return products.attend_group[i](block.s.data(), keys, block.state(), block.weights(),
+                                            block.values.data(), panel, panels, block.o.data());
+          };
+          const auto change = products.group_weights[i](steps.s.data(), keys, steps.state(), steps.weights());
+          products.rescale(steps.o.data(), channels, steps.factor.data());
+          products.accumulate[i](steps.values.data(), products.rows, panel, panels, steps.weights(), keys,
+                                 steps.o.data());
+          CHECK(attend(at_once) == change);
+          CHECK(at_once == steps);
+          Block irregular(products, keys, channels, is_first);
+          irregular.s[static_cast<std::size_t>(vectors * products.width - 1)] = infinity<float>;
+          const Block before = irregular;
+          CHECK(attend(irregular) == ssmax::detail::TileChange::irregular);
+          CHECK(irregular == before);
+        }
+      }
+    }
+  });
+}
+
+/// A target may copy rows of K that are not aligned.
+TEST_CASE("the bf16 path is bit-identical for every alignment of the keys", "[attention][bfloat16]") {
+  const Shape shape{1, 2, 2, 100, 200, 64, 64};
+  const Problem<bfloat16> problem(shape);
+  for_each_target_of_products([&](const std::string& target) {
+    INFO(target);
+    const auto size = static_cast<std::size_t>(shape.queries * shape.heads * shape.dv);
+    std::vector<std::vector<bfloat16>> results;
+    for (const std::size_t offset : {0, 1, 8, 32}) {
+      std::vector<bfloat16> memory(problem.k.size() + 64), out(size);
+      const std::size_t to_aligned =
+          (64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64) % 64 / sizeof(bfloat16);
+      bfloat16* k = memory.data() + to_aligned + offset;
+      std::copy(problem.k.begin(), problem.k.end(), k);
+      ssmax::attention<bfloat16>({.q = {problem.q.data(), {1, shape.heads, shape.queries, shape.d}},
+                                  .k = {k, {1, shape.kv_heads, shape.keys, shape.d}},
+                                  .v = {problem.v.data(), {1, shape.kv_heads, shape.keys, shape.dv}},
+                                  .out = {out.data(), {1, shape.heads, shape.queries, shape.dv}}},
+                                 ssmax::Softmax{}, ssmax::Full{});
+      results.push_back(std::move(out));
+    }
+    for (const auto& result : results)
+      CHECK(std::memcmp(result.data(), results[0].data(), size * sizeof(bfloat16)) == 0);
   });
 }
 

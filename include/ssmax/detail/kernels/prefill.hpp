@@ -49,6 +49,7 @@ struct PrefillKernels {
   index_t rows = 0;             // keys, or channels of V, per pass: counts are multiples of it
   index_t width = 0;            // queries per vector
   index_t depth = 1;            // channels of q and k are padded with 0 to a multiple of it
+  index_t alignment = 1;        // bytes: products read rows of K fastest if they start at multiples of it
   void (*acquire)() = nullptr;  // if given: call before a thread's first product, release after the last
   void (*release)() = nullptr;
 
@@ -79,6 +80,10 @@ struct PrefillKernels {
   /// % rows.
   void (*accumulate[tile_vectors])(const E* v, index_t v_stride, index_t panel_stride, index_t panels,
                                    const E* weights, index_t keys, T* o);
+  /// Computes group_weights, rescale and accumulate for one vector after the other. If one vector is
+  /// irregular, has no effect. Null: the three kernels are as fast.
+  TileChange (*attend_group[tile_vectors])(T* s, index_t keys, const TileState<T>& state, E* weights,
+                                           const E* v, index_t panel_stride, index_t panels, T* o) = {};
   /// Computes out[rows][group] = out · factor[group] + in · in_factor[group].
   void (*merge)(T* out, const T* in, index_t rows, const T* factor, const T* in_factor);
   /// Returns true if all numbers of in[rows × columns] are finite.

@@ -150,12 +150,13 @@ TileChange tile_weights(typename S::Value* s, index_t keys, const TileState<type
   return S::any(S::less(before, raised)) ? TileChange::raised : TileChange::none;
 }
 
-template <class S>
+/// Computes o[rows][·] *= factor for the first `vectors` vectors of a group.
+template <class S, int vectors>
 void tile_rescale(typename S::Value* o, index_t rows, const typename S::Value* factor) {
-  typename S::V f[S::tile_vectors];
-  for (int v = 0; v < S::tile_vectors; ++v) f[v] = S::load(factor + v * S::width);
+  typename S::V f[vectors];
+  for (int v = 0; v < vectors; ++v) f[v] = S::load(factor + v * S::width);
   for (index_t r = 0; r < rows; ++r) {
-    for (int v = 0; v < S::tile_vectors; ++v) {
+    for (int v = 0; v < vectors; ++v) {
       typename S::Value* p = o + r * group_width<S> + v * S::width;
       S::store(p, S::mul(S::load(p), f[v]));
     }
@@ -223,7 +224,7 @@ struct KernelTable<PrefillKernels<T>> {
       .logits = {tile_logits<S, 1>, tile_logits<S, 2>, tile_logits<S, 3>},
       .mask_logits = tile_mask<S>,
       .weights = tile_weights<S>,
-      .rescale = tile_rescale<S>,
+      .rescale = tile_rescale<S, S::tile_vectors>,
       .accumulate = {tile_accumulate<S, 1>, tile_accumulate<S, 2>, tile_accumulate<S, 3>},
       .merge = tile_merge<S>,
       .all_finite = all_finite<S>,

@@ -36,6 +36,26 @@ void matrix_accumulate(const bfloat16* values, index_t, index_t panel_stride, in
   tiles_see_memory();
 }
 
+/// Computes weights and their products vector by vector, so that the unit never pauses for long. If it starts
+/// after a pause of more than 0.3 µs, its products take 0.3 µs longer. The weights of three vectors are such a
+/// pause.
+template <class S, class P, int vectors>
+TileChange matrix_attend(float* s, index_t keys, const TileState<float>& state, bfloat16* weights,
+                         const bfloat16* values, index_t panel_stride, index_t panels, float* o) {
+  typename S::V shifts[vectors];
+  if (!pair_shifts<S, vectors>(s, keys, state, shifts)) return TileChange::irregular;
+  bool rises = false;
+  for (int v = 0; v < vectors; ++v) {
+    float* const sums = o + v * S::width;
+    if (vector_weights<S, P>(s, keys, state, v, shifts[v], weights)) {
+      rises = true;
+      tile_rescale<S, 1>(sums, 32 * panels, state.factor + v * S::width);
+    }
+    matrix_accumulate<S, 1>(values, 32, panel_stride, panels, weights + 2 * v * S::width, keys, sums);
+  }
+  return rises ? TileChange::raised : TileChange::none;
+}
+
 /// Packs rows of V into panels [key/32][32 channels][32 keys]. Blocks of 32 keys are transposed by 8 channels
 /// at a time, all other keys are packed number by number.
 inline void matrix_pack_values(const bfloat16* v, index_t v_stride, index_t first, index_t keys,
@@ -75,6 +95,7 @@ struct KernelTable<PrefillKernels<T, bfloat16>> {
       .rows = 32,
       .width = S::width,
       .depth = 32,
+      .alignment = 64,
       .acquire = matrix_acquire<S>,
       .release = matrix_release<S>,
       .transpose = transpose<S>,
@@ -84,8 +105,9 @@ struct KernelTable<PrefillKernels<T, bfloat16>> {
       .mask_logits = tile_mask<S>,
       .weights = pair_weights<S, P, 1>,
       .group_weights = {pair_weights<S, P, 1>, pair_weights<S, P, 2>, pair_weights<S, P, 3>},
-      .rescale = tile_rescale<S>,
+      .rescale = tile_rescale<S, S::tile_vectors>,
       .accumulate = {matrix_accumulate<S, 1>, matrix_accumulate<S, 2>, matrix_accumulate<S, 3>},
+      .attend_group = {matrix_attend<S, P, 1>, matrix_attend<S, P, 2>, matrix_attend<S, P, 3>},
       .merge = tile_merge<S>,
       .all_finite = pairs_finite<S, P>,
       .pack_values = matrix_pack_values,

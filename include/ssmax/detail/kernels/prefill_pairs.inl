@@ -97,6 +97,60 @@ SSMAX_INLINE typename S::V pair_base(typename S::V shift) {
   return S::select(S::less(shift, S::set(std::numeric_limits<float>::lowest())), S::set(0), shift);
 }
 
+/// Computes the shifts of vectors of queries after a block: the largest logit of each query. Returns false if a
+/// vector is irregular.
+template <class S, int vectors>
+SSMAX_INLINE bool pair_shifts(const float* s, index_t keys, const TileState<float>& state,
+                              typename S::V (&shifts)[vectors]) {
+  using V = typename S::V;
+  bool regular = true;
+  SSMAX_UNROLL
+  for (int v = 0; v < vectors; ++v) {
+    V largest;
+    regular = tile_top<S>(s + v * S::width, keys, largest) && regular;
+    largest = S::mul(largest, pair_multiplier<S>(state, v));
+    shifts[v] = S::max(S::load(state.shift + v * S::width), largest);
+    const auto is_odd = S::either(S::unordered(largest, largest),
+                                  S::not_less(S::abs(pair_base<S>(shifts[v])), S::set(largest_shift<float>)));
+    regular = regular && !S::any(is_odd);
+  }
+  return regular;
+}
+
+/// Replaces the logits of vector v by weights and updates its state. `s` and `weights` begin with the first
+/// vector. Returns whether the shift rises.
+template <class S, class P>
+SSMAX_INLINE bool vector_weights(const float* s, index_t keys, const TileState<float>& state, int v,
+                                 typename S::V raised, bfloat16* weights) {
+  using V = typename S::V;
+  s += v * S::width;
+  weights += 2 * v * S::width;
+  const typename P::V ones = P::ones();
+  const V multiplier = pair_multiplier<S>(state, v), base = pair_base<S>(raised);
+  const V back = S::sub(S::set(0), base);
+  V sums[2] = {S::set(0), S::set(0)};
+  for (index_t key = 0; key < keys; key += 4) {
+    V x[4];
+    typename P::V pair[2];
+    SSMAX_UNROLL
+    for (int i = 0; i < 4; ++i) x[i] = S::fma(S::load(s + (key + i) * group_width<S>), multiplier, back);
+    P::template exp2<2>(x, pair);
+    SSMAX_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      sums[i] = P::dot(pair[i], ones, sums[i]);
+      P::store(weights + (key + 2 * i) * group_width<S>, pair[i]);
+    }
+  }
+  float *shift = state.shift + v * S::width, *sum = state.sum + v * S::width;
+  const V before = S::load(shift);
+  V factor = S::sub(before, base);
+  Exp2<S>(S::set(0)).template apply<1>(&factor);
+  S::store(state.factor + v * S::width, factor);
+  S::store(shift, raised);
+  S::store(sum, S::fma(S::load(sum), factor, S::add(sums[0], sums[1])));
+  return S::any(S::less(before, raised));
+}
+
 /// Computes weights as tile_weights does, with two differences. Weights are rounded and stored in pairs. The
 /// sum adds the rounded weights, so that the weights of a query sum to 1.
 ///
@@ -115,47 +169,10 @@ SSMAX_INLINE typename S::V pair_base(typename S::V shift) {
 /// memory of s. Multipliers must be above 0. keys must be a multiple of 4.
 template <class S, class P, int vectors>
 TileChange pair_weights(float* s, index_t keys, const TileState<float>& state, bfloat16* weights) {
-  using V = typename S::V;
-  V raised[vectors];
-  bool regular = true, rises = false;
-  SSMAX_UNROLL
-  for (int v = 0; v < vectors; ++v) {
-    V largest;
-    regular = tile_top<S>(s + v * S::width, keys, largest) && regular;
-    largest = S::mul(largest, pair_multiplier<S>(state, v));
-    const V before = S::load(state.shift + v * S::width);
-    raised[v] = S::max(before, largest);
-    const auto is_odd = S::either(S::unordered(largest, largest),
-                                  S::not_less(S::abs(pair_base<S>(raised[v])), S::set(largest_shift<float>)));
-    regular = regular && !S::any(is_odd);
-    rises = rises || S::any(S::less(before, raised[v]));
-  }
-  if (!regular) return TileChange::irregular;
-
-  const typename P::V ones = P::ones();
-  for (int v = 0; v < vectors; ++v, s += S::width, weights += 2 * S::width) {
-    const V multiplier = pair_multiplier<S>(state, v), base = pair_base<S>(raised[v]);
-    const V back = S::sub(S::set(0), base);
-    V sums[2] = {S::set(0), S::set(0)};
-    for (index_t key = 0; key < keys; key += 4) {
-      V x[4];
-      typename P::V pair[2];
-      SSMAX_UNROLL
-      for (int i = 0; i < 4; ++i) x[i] = S::fma(S::load(s + (key + i) * group_width<S>), multiplier, back);
-      P::template exp2<2>(x, pair);
-      SSMAX_UNROLL
-      for (int i = 0; i < 2; ++i) {
-        sums[i] = P::dot(pair[i], ones, sums[i]);
-        P::store(weights + (key + 2 * i) * group_width<S>, pair[i]);
-      }
-    }
-    float *shift = state.shift + v * S::width, *sum = state.sum + v * S::width;
-    V factor = S::sub(S::load(shift), base);
-    Exp2<S>(S::set(0)).template apply<1>(&factor);
-    S::store(state.factor + v * S::width, factor);
-    S::store(shift, raised[v]);
-    S::store(sum, S::fma(S::load(sum), factor, S::add(sums[0], sums[1])));
-  }
+  typename S::V shifts[vectors];
+  if (!pair_shifts<S, vectors>(s, keys, state, shifts)) return TileChange::irregular;
+  bool rises = false;
+  for (int v = 0; v < vectors; ++v) rises |= vector_weights<S, P>(s, keys, state, v, shifts[v], weights);
   return rises ? TileChange::raised : TileChange::none;
 }
 
@@ -232,7 +249,7 @@ struct KernelTable<PrefillKernels<T, bfloat16>> {
       .mask_logits = tile_mask<S>,
       .weights = pair_weights<S, P, 1>,
       .group_weights = {pair_weights<S, P, 1>, pair_weights<S, P, 2>, pair_weights<S, P, 3>},
-      .rescale = tile_rescale<S>,
+      .rescale = tile_rescale<S, S::tile_vectors>,
       .accumulate = {pair_accumulate<S, P, 1>, pair_accumulate<S, P, 2>, pair_accumulate<S, P, 3>},
       .merge = tile_merge<S>,
       .all_finite = pairs_finite<S, P>,

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 
 #include "../nonfinite/values.hpp"
 #include "../tile/acquired_products.hpp"
@@ -193,10 +194,19 @@ class PrefillTask {
     return stride >= 2 * width && tiles_ >= tiles_for_a_copy;
   }
 
+  /// Returns whether all rows of K of a run are aligned as the products read them fastest.
+  bool is_aligned(const AnyKeyRun& run) const {
+    const auto bytes = static_cast<std::uintptr_t>(run.k_stride) * sizeof(Operand);
+    return (reinterpret_cast<std::uintptr_t>(run.k) | bytes) %
+               static_cast<std::uintptr_t>(kernels_.alignment) ==
+           0;
+  }
+
   /// bf16 path: points held_ at rows of K in place and returns true if all of these conditions hold:
   /// - Rows are stored as bfloat16, have one part, and need no rotation and no padding.
   /// - The keys are whole key blocks of one key run, so that no product reads past the last key.
   /// - The rows are close to each other (are_far returns false).
+  /// - The rows are aligned as the products read them fastest, or a single tile reads them.
   bool point_at_rows_of_k([[maybe_unused]] KeyRange keys) {
     if constexpr (Op::is_bf16) {
       if (problem_.keys.k_kind() != ElementKind::bfloat16) return false;
@@ -205,6 +215,7 @@ class PrefillTask {
       if (keys.begin % memory_.block_keys != 0 || keys.size() % memory_.block_keys != 0) return false;
       const AnyKeyRun run = problem_.keys.run(batch_, kv_head_, keys.begin);
       if (run.count < keys.size() || are_far(run.k_stride, problem_.width())) return false;
+      if (tiles_ > 1 && !is_aligned(run)) return false;
       held_.first_row = keys.begin;
       held_.k = static_cast<const Operand*>(run.k);
       held_.k_stride = run.k_stride;
@@ -281,17 +292,41 @@ class PrefillTask {
     // 1. Compute the logits, and replace them by weights.
     scores_.multiply(needed, memory_.block_keys, k, held_.k_stride, memory_.depth,
                      memory_.q + tile * memory_.depth * tile_lanes, memory_.s);
-    if (form_weights(scores_, memory_, tile, block, problem_.keys.length(batch_), needed, hulls, state)) {
-      kernels_.rescale(state.o, memory_.channels, memory_.lane.rescale);
+    if (!attend_group(tile, block, needed, hulls, values, state)) {
+      if (form_weights(scores_, memory_, tile, block, problem_.keys.length(batch_), needed, hulls, state)) {
+        kernels_.rescale(state.o, memory_.channels, memory_.lane.rescale);
+      }
+      // 2. Multiply the weights by V.
+      needed.for_each_rectangle(memory_.block_keys, [&](index_t vectors, index_t v, KeyRange keys) {
+        kernels_.accumulate[vectors - 1](values + keys.begin * held_.v_stride, held_.v_stride,
+                                         held_.panel_stride, memory_.channels / kernels_.rows,
+                                         weights_of(memory_, keys.begin, v * kernels_.width), keys.size(),
+                                         state.o + v * kernels_.width);
+      });
     }
-    // 2. Multiply the weights by V.
-    needed.for_each_rectangle(memory_.block_keys, [&](index_t vectors, index_t v, KeyRange keys) {
-      kernels_.accumulate[vectors - 1](values + keys.begin * held_.v_stride, held_.v_stride,
-                                       held_.panel_stride, memory_.channels / kernels_.rows,
-                                       weights_of(memory_, keys.begin, v * kernels_.width), keys.size(),
-                                       state.o + v * kernels_.width);
-    });
     if (!held_.values_are_finite) accumulate_nonfinite(tile, block, state);
+  }
+
+  /// Computes both steps after the logits at once if the kernels can, and all vectors of the tile need the same keys.
+  /// Returns false, and has no effect, otherwise. Exception: in blocks of more than 64 keys, each vector would read V
+  /// from the second-level cache. There the function always returns false.
+  bool attend_group([[maybe_unused]] index_t tile, [[maybe_unused]] KeyRange block,
+                    [[maybe_unused]] const NeededKeys& needed, [[maybe_unused]] const Hull* hulls,
+                    [[maybe_unused]] const Operand* values,
+                    [[maybe_unused]] const SoftmaxState<Compute>& state) {
+    if constexpr (Op::is_bf16) {
+      const auto attend = kernels_.attend_group[needed.vectors - 1];
+      if (attend == nullptr || memory_.block_keys > 64) return false;
+      if (!takes_vectors_at_once(scores_, hulls, block, needed)) return false;
+      const KeyRange keys = needed.of[0];
+      const TileState<Compute> sums{state.shift, state.sum, memory_.lane.rescale,
+                                    memory_.multipliers + tile * memory_.tile_lanes};
+      return attend(memory_.s + keys.begin * memory_.tile_lanes, keys.size(), sums,
+                    weights_of(memory_, keys.begin, 0), values + keys.begin * held_.v_stride,
+                    held_.panel_stride, memory_.channels / kernels_.rows, state.o) != TileChange::irregular;
+    } else {
+      return false;
+    }
   }
 
   /// Adds NaN and infinities in V to the queries to which the key is visible. The panels hold 0 in their place.
