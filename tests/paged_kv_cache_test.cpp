@@ -611,7 +611,7 @@ TEST_CASE(
     const auto any = [&] { return std::next(model.begin(), below(std::ssize(model))); };
     float token = 0;
     int full = 0, full_keep = 0, wrong = 0, step = 0;
-    for (; step < 20'000 && wrong == 0; ++step) {
+    for (; step < 34'000 && wrong == 0; ++step) {
       const index_t action = model.empty() ? 0 : below(10);
       if (action == 0 && model.size() < 12) {
         wrong += !model.emplace(cache.add(), Tokens{}).second;
