@@ -88,7 +88,17 @@ struct PathCall {
   const Result<Compute>& result;
   index_t threads;
   Route route;
-  PathSequences<Compute> sequences{};
+  PathSequences<Compute> sequences;
+
+  PathCall(const Problem<Compute>& a_problem, const Variant<Compute>& a_variant,
+           const Result<Compute>& a_result, index_t a_threads, const Route& a_route,
+           const PathSequences<Compute>& of = {})
+      : problem(a_problem),
+        variant(a_variant),
+        result(a_result),
+        threads(a_threads),
+        route(a_route),
+        sequences(of) {}
 
   /// Returns the largest number of rows of a kv head.
   index_t rows() const { return sequences ? sequences.max_rows() : problem.rows(); }

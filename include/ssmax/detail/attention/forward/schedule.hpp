@@ -7,12 +7,13 @@
 // memory and prefill by arithmetic, so threads that compute different paths at the same time end earlier.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <limits>
-#include <optional>
 #include <tuple>
 #include <type_traits>
 
+#include "../../memory/slot.hpp"
 #include "../call/explain.hpp"
 #include "decode.hpp"
 #include "decode_bf16.hpp"
@@ -79,7 +80,7 @@ enum class Pass {
   merge    // merges the chunks' states and stores results
 };
 
-/// The tasks of a call on one path, for the lanes of an executor.
+/// The tasks of a call on one path, for the lanes of an executor. The call must outlive it.
 ///
 ///     bind(memory);
 ///     do {
@@ -145,8 +146,8 @@ class TaskRun {
     if (i >= cut_.tasks * parts) return;
     Arena arena(scratch);
     const Memory own(arena, cut_.queries, problem);
-    std::optional<SequenceCall<Compute>> sequence;
-    std::optional<Task> task;
+    Slot<SequenceCall<Compute>> sequence;
+    Slot<Task> task;
     const Result<Compute>* to = &call_.result;
     KeyRange seen{};
     index_t prepared = -1;
@@ -215,7 +216,7 @@ class TaskRun {
     return waiting_ + (task * cut_.chunks + chunk - first_chunk_) * states_size_;
   }
 
-  const PathCall<Compute> call_;
+  const PathCall<Compute>& call_;
   Partition cut_;
   index_t first_chunk_ = 0;
   std::size_t lane_bytes_ = 0, waiting_bytes_ = 0;
@@ -230,7 +231,7 @@ class TaskRun {
 template <class Operand, class Compute>
 class PathRuns {
  public:
-  /// Adds a path. Requires that it has not been added.
+  /// Adds a path that has not been added. `call` must outlive the runs.
   void add(const PathCall<Compute>& call) {
     const Path path = call.route.path;
     if constexpr (std::same_as<Operand, Compute>) {
@@ -287,8 +288,9 @@ class PathRuns {
     // 3. Compute. Lane i begins with path i, so that lanes compute different paths at the same time.
     const auto run_lane = [&](index_t lane) {
       std::byte* const scratch = memory + static_cast<std::size_t>(lane) * lane_bytes;
+      const index_t first = lane % count;
       for (index_t i = 0; i < count; ++i) {
-        index_t skipped = (lane + i) % count;
+        index_t skipped = first + i < count ? first + i : first + i - count;
         for_each([&](auto& run) {
           if (skipped-- == 0) run.run(scratch);
         });
@@ -304,11 +306,11 @@ class PathRuns {
 
  private:
   template <class... Runs>
-  using Optionals = std::tuple<std::optional<Runs>...>;
+  using Slots = std::tuple<Slot<Runs>...>;
   template <class Task>
   using Tasks = TaskRun<Task, Compute>;
-  using Bf16Runs = Optionals<Tasks<DecodeBf16Task<Compute, Operand>>, Tasks<PrefillTask<Compute, Operand>>>;
-  using OtherRuns = Optionals<ShortRun<Compute>, Tasks<DecodeTask<Compute>>, Tasks<PrefillTask<Compute>>>;
+  using Bf16Runs = Slots<Tasks<DecodeBf16Task<Compute, Operand>>, Tasks<PrefillTask<Compute, Operand>>>;
+  using OtherRuns = Slots<ShortRun<Compute>, Tasks<DecodeTask<Compute>>, Tasks<PrefillTask<Compute>>>;
 
   /// Calls f for every run.
   template <class F>
@@ -325,21 +327,28 @@ constexpr bool has_operands(Path path) {
   return (path == Path::prefill_bf16 || path == Path::decode_bf16) != std::same_as<Operand, Compute>;
 }
 
+/// The paths of a call: at most three have the same operand type.
+template <class Compute>
+using PathCalls = std::array<Slot<PathCall<Compute>>, 3>;
+
 /// Adds the paths with operands of type Operand that sequences take. Returns whether some sequences take a path with
 /// the other operand type.
 template <class Operand, class Compute>
-bool add_paths_of_sequences(PathRuns<Operand, Compute>& runs, PathCall<Compute> call, bool explains) {
+bool add_paths_of_sequences(PathRuns<Operand, Compute>& runs, PathCalls<Compute>& calls,
+                            const Problem<Compute>& problem, const Variant<Compute>& variant,
+                            const Result<Compute>& result, index_t threads, bool explains) {
   bool has_others = false;
+  auto* call = calls.data();
   for (const Path path :
        {Path::short_keys, Path::decode, Path::prefill, Path::decode_bf16, Path::prefill_bf16}) {
-    call.sequences = PathSequences<Compute>(call.problem, call.result, path, explains);
-    if (!call.sequences) continue;
-    call.route = {path, call.sequences.reason()};
-    if (has_operands<Operand, Compute>(path)) {
-      runs.add(call);
-    } else {
+    const PathSequences<Compute> sequences(problem, result, path, explains);
+    if (!sequences) continue;
+    if (!has_operands<Operand, Compute>(path)) {
       has_others = true;
+      continue;
     }
+    const Route route{path, sequences.reason()};
+    runs.add((call++)->emplace(problem, variant, result, threads, route, sequences));
   }
   return has_others;
 }
@@ -427,13 +436,15 @@ void run_attention(const shared::Problem<Compute>& problem, const shared::Varian
     return;
   bool is_others = false;  // whether a path needs operands Compute in place of Operand
   detail::PathRuns<Operand, Compute> runs;
-  detail::PathCall<Compute> call{problem, variant, result, executor.concurrency(), {}};
+  detail::PathCalls<Compute> calls;
+  const index_t threads = executor.concurrency();
   if (problem.lengths.is_given()) {
-    is_others = detail::add_paths_of_sequences(runs, call, explainer.explains);
+    is_others =
+        detail::add_paths_of_sequences(runs, calls, problem, variant, result, threads, explainer.explains);
   } else {
-    call.route = detail::route(problem, result, explainer.explains);
-    is_others = !detail::has_operands<Operand, Compute>(call.route.path);
-    if (!is_others) runs.add(call);
+    const detail::Route route = detail::route(problem, result, explainer.explains);
+    is_others = !detail::has_operands<Operand, Compute>(route.path);
+    if (!is_others) runs.add(calls[0].emplace(problem, variant, result, threads, route));
   }
   if (!runs.is_empty()) {
     runs.run(*workspace, executor, explainer);
@@ -444,7 +455,11 @@ void run_attention(const shared::Problem<Compute>& problem, const shared::Varian
     if (!is_others) return;
     shared::Problem<Compute> others = problem;
     others.shared.is_searched = true;
+    Explanation* const explanation = problem.caller.explanation;
+    const std::size_t bytes = explanation != nullptr && !runs.is_empty() ? explanation->workspace_bytes : 0;
     run_attention<Compute>(others, variant, result, workspace, executor);
+    // Both operand types use the same memory, one after the other.
+    if (explanation != nullptr) explanation->workspace_bytes = std::max(explanation->workspace_bytes, bytes);
   }
 }
 

@@ -10,9 +10,9 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
-#include <optional>
 
 #include "../../kernels/short_attention.hpp"
+#include "../../memory/slot.hpp"
 #include "../call/explain.hpp"
 #include "../nonfinite/values.hpp"
 #include "../tile/queries.hpp"
@@ -266,8 +266,8 @@ class ShortRun {
     if (i >= tasks) return;
     Arena arena(scratch);
     const Memory own(arena, problem.width(), problem.value_width());
-    std::optional<SequenceCall<Compute>> sequence;
-    std::optional<ShortTask<Compute>> task;
+    Slot<SequenceCall<Compute>> sequence;
+    Slot<ShortTask<Compute>> task;
     if (!call_.sequences) task.emplace(problem, call_.variant, call_.result, own);
     for (; i < tasks; i = next_++) {
       for (index_t g = i * share_; g < std::min(all_, (i + 1) * share_); ++g) {
@@ -291,7 +291,7 @@ class ShortRun {
  private:
   using Memory = ShortScratch<Compute>;
 
-  const PathCall<Compute> call_;
+  const PathCall<Compute>& call_;
   const index_t size_ = Memory::tile_size();
   index_t tiles_;  // per kv head, without sequence lengths
   index_t all_;    // tiles of all kv heads
