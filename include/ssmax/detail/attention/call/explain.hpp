@@ -1,7 +1,6 @@
 // Writes and prints the explanation of a call. Only the drivers include this file.
 #pragma once
 
-#include <algorithm>
 #include <concepts>
 #include <cstdio>
 #include <cstdlib>
@@ -50,9 +49,6 @@ class Explainer {
     e.operands = is_bf16 ? "bfloat16" : is_double_ ? "double" : "float";
     e.rows = rows_;
     e.reason = path == Path::none ? "" : route_.reason;
-    if (only_explains) {  // a call that takes several paths needs the memory of the largest
-      e.workspace_bytes = std::max(e.workspace_bytes, caller_.explanation->workspace_bytes);
-    }
     if (caller_.explanation != nullptr) *caller_.explanation = e;
     if (only_explains || !traces_calls()) return;
     char line[max_of_a_line];

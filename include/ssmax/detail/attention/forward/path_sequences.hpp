@@ -6,6 +6,7 @@
 #include "../../memory/arena.hpp"
 #include "../call/route.hpp"
 #include "../call/sequences.hpp"
+#include "../call/variant.hpp"
 
 SSMAX_BEGIN_DETAIL
 
@@ -76,6 +77,31 @@ class PathSequences {
   Path path_ = Path::none;
   index_t max_rows_ = 0;
   const char* reason_ = "";
+};
+
+/// A call on one path. Exception: if the sequences of the call have their own lengths, the sequences that take the
+/// path. The references must outlive it.
+template <class Compute>
+struct PathCall {
+  const Problem<Compute>& problem;
+  const Variant<Compute>& variant;
+  const Result<Compute>& result;
+  index_t threads;
+  Route route;
+  PathSequences<Compute> sequences;
+
+  PathCall(const Problem<Compute>& a_problem, const Variant<Compute>& a_variant,
+           const Result<Compute>& a_result, index_t a_threads, const Route& a_route,
+           const PathSequences<Compute>& of = {})
+      : problem(a_problem),
+        variant(a_variant),
+        result(a_result),
+        threads(a_threads),
+        route(a_route),
+        sequences(of) {}
+
+  /// Returns the largest number of rows of a kv head.
+  index_t rows() const { return sequences ? sequences.max_rows() : problem.rows(); }
 };
 
 SSMAX_END

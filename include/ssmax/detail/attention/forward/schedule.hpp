@@ -2,12 +2,18 @@
 //
 // Each chunk's sums are computed separately and added in the order of the keys. So results are bit-identical for
 // every split and every executor.
+//
+// The sequences of a call may take several paths. All these paths share the runs of the executor: decode is bound by
+// memory and prefill by arithmetic, so threads that compute different paths at the same time end earlier.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <limits>
-#include <optional>
+#include <tuple>
+#include <type_traits>
 
+#include "../../memory/slot.hpp"
 #include "../call/explain.hpp"
 #include "decode.hpp"
 #include "decode_bf16.hpp"
@@ -30,10 +36,12 @@ struct Partition {
 /// The limit on the memory of states that wait for a merge. Above this limit, keys are not split.
 inline constexpr index_t max_waiting_bytes = index_t{32} << 20;
 
+/// Splits a call on one path. The tasks of other paths do not count: their costs differ too much.
 template <class Task, class Compute>
-Partition partition_tasks(const Problem<Compute>& problem, const PathSequences<Compute>& sequences,
-                          index_t threads, index_t chunks) {
-  const index_t unit = Task::min_queries(), rows = sequences ? sequences.max_rows() : problem.rows();
+Partition partition_tasks(const PathCall<Compute>& call, index_t chunks) {
+  const Problem<Compute>& problem = call.problem;
+  const PathSequences<Compute>& sequences = call.sequences;
+  const index_t unit = Task::min_queries(), rows = call.rows(), threads = call.threads;
   Partition cut{.queries = std::min(Task::max_queries(), (rows + unit - 1) / unit * unit)};
   const auto count = [&] {
     cut.blocks = (rows + cut.queries - 1) / cut.queries;
@@ -72,142 +80,246 @@ enum class Pass {
   merge    // merges the chunks' states and stores results
 };
 
-/// Computes a call. Exception: if the sequences of the call have their own lengths, computes the sequences that take
-/// one path.
+/// The tasks of a call on one path, for the lanes of an executor. The call must outlive it.
+///
+///     bind(memory);
+///     do {
+///       // any number of lanes: run(scratch of the lane)
+///     } while (next_pass());
 template <class Task, class Compute>
-void run_tasks(const Problem<Compute>& problem, const PathSequences<Compute>& sequences,
-               const Variant<Compute>& variant, const Result<Compute>& result, Workspace& workspace,
-               const AnyExecutor& executor, const Explainer& explainer) {
-  using Memory = typename Task::Memory;
-  const index_t threads = executor.concurrency();
-  KeyRange chunks{std::numeric_limits<index_t>::max(), 0};  // chunks with stored keys of any batch entry
-  const index_t first_entry = problem.first_entry();
-  for (index_t batch = first_entry; batch < first_entry + problem.entries(); ++batch) {
-    const KeyRange stored = problem.stored(batch);
-    if (stored.size() <= 0) continue;
-    chunks = {std::min(chunks.begin, stored.begin / key_chunk),
-              std::max(chunks.end, (stored.end - 1) / key_chunk + 1)};
-  }
-  const Partition cut = partition_tasks<Task>(problem, sequences, threads, chunks.size());
-  const index_t pieces = cut.tasks * cut.chunks, lanes = std::min(threads, pieces);
-
-  Arena count;
-  const Memory counted(count, cut.queries, problem);
-  const index_t states_size = counted.states_size();
-  const std::size_t bytes = count.used();
-  const index_t waiting_size = cut.chunks > 1 ? pieces * states_size : 0;
-  const std::size_t lane_bytes = multiply_bytes(static_cast<std::size_t>(lanes), bytes);
-  const std::size_t queued_bytes = add_bytes(lane_bytes, sequences.queue_bytes());
-  const std::size_t all_bytes =
-      add_bytes(queued_bytes, static_cast<std::size_t>(waiting_size) * sizeof(Compute));
-  if (explainer.explains) {
-    Explanation e;
-    e.query_block = cut.queries;
-    e.key_block = counted.block_keys;
-    e.tile_lanes = counted.tile_lanes;
-    e.tasks = cut.tasks;
-    e.key_chunks = cut.chunks;
-    e.threads = lanes;
-    e.workspace_bytes = all_bytes;
-    e.shared_sequences = problem.shared.sequences;
-    explainer.publish(e);
-    if (explainer.only_explains) return;
-  }
-  std::byte* memory = workspace.reserve(all_bytes);
-  const SequenceQueue queue = sequences.queue(memory + lane_bytes, cut.queries, problem.kv_heads());
-  Compute* waiting = reinterpret_cast<Compute*>(memory + queued_bytes);
-
-  const auto waiting_states = [&](index_t task, index_t chunk) {
-    return waiting + (task * cut.chunks + chunk - chunks.begin) * states_size;
-  };
-  // Each thread has memory of its own. The query blocks with the highest cost come first. All passes share one loop,
-  // so that its body, which holds the task, is compiled once.
-  const auto run = [&](Pass pass) {
-    const index_t parts = pass == Pass::chunks ? cut.chunks : 1;  // per task
-    std::atomic<index_t> next{0};
-    executor.run(lanes, [&](index_t lane) {
-      Arena arena(memory + static_cast<std::size_t>(lane) * bytes);
-      const Memory own(arena, cut.queries, problem);
-      std::optional<SequenceCall<Compute>> sequence;
-      std::optional<Task> task;
-      const Result<Compute>* to = &result;
-      KeyRange seen{};
-      index_t prepared = -1;
-      for (index_t i = next++; i < cut.tasks * parts; i = next++) {
-        const index_t index = i / parts;
-        if (index != prepared) {
-          index_t heads = problem.entries() * problem.kv_heads(), blocks = cut.blocks, place = index;
-          const Problem<Compute>* from = &problem;
-          if (sequences) {
-            const SequenceQueue::Place at = queue[index];
-            sequence.emplace(problem, result, at.sequence);
-            from = &sequence->problem;
-            to = &sequence->result;
-            heads = problem.kv_heads();
-            blocks = (from->rows() + cut.queries - 1) / cut.queries;
-            place = at.task;
-          }
-          const index_t head = place % heads, first = (blocks - 1 - place / heads) * cut.queries;
-          task.emplace(*from, variant, own);
-          seen = task->prepare(from->first_entry() + head / from->kv_heads(), head % from->kv_heads(), first,
-                               std::min(cut.queries, from->rows() - first));
-          prepared = index;
-        }
-        // A task over all keys computes the states of its first chunk directly in its totals.
-        bool has_totals = false;
-        const auto begin_totals = [&] {
-          if (!has_totals) task->begin(own.total, *to);
-          has_totals = true;
-        };
-        if (result.continues() && pass != Pass::chunks) begin_totals();
-        const KeyRange keys = pass == Pass::chunks ? part_of(seen, chunks.begin + i % parts) : seen;
-        for_each_chunk(keys, [&](index_t chunk, KeyRange range) {
-          if (!task->sees_chunk(range)) return;
-          Compute* states = pass != Pass::whole ? waiting_states(index, chunk)
-                            : has_totals        ? own.chunk
-                                                : own.total;
-          if (pass != Pass::merge) task->attend_chunk(range, states);
-          if (pass == Pass::chunks) return;
-          if (states == own.total) {
-            has_totals = true;
-          } else {
-            begin_totals();
-            task->merge(own.total, states);
-          }
-        });
-        if (pass == Pass::chunks) continue;
-        begin_totals();
-        task->store(own.total, *to);
-      }
-    });
-  };
-  if (cut.chunks == 1) return run(Pass::whole);
-  run(Pass::chunks);
-  run(Pass::merge);
-}
-
-/// Runs the driver of a path with operands of type Operand.
-template <class Operand, class Compute>
-void run_path(Path path, const Problem<Compute>& problem, const PathSequences<Compute>& sequences,
-              const Variant<Compute>& variant, const Result<Compute>& result, Workspace& workspace,
-              const AnyExecutor& executor, const Explainer& explainer) {
-  const auto run_all = [&]<class Task>(std::type_identity<Task>) {
-    run_tasks<Task>(problem, sequences, variant, result, workspace, executor, explainer);
-  };
-  if constexpr (std::same_as<Operand, Compute>) {
-    if (path == Path::short_keys) {
-      run_short(problem, sequences, variant, result, workspace, executor, explainer);
-    } else if (path == Path::decode) {
-      run_all(std::type_identity<DecodeTask<Compute>>{});
-    } else {
-      run_all(std::type_identity<PrefillTask<Compute>>{});
+class TaskRun {
+ public:
+  /// Splits the call into tasks and counts their memory.
+  explicit TaskRun(const PathCall<Compute>& call) : call_(call) {
+    const Problem<Compute>& problem = call_.problem;
+    KeyRange chunks{std::numeric_limits<index_t>::max(), 0};  // chunks with stored keys of any batch entry
+    const index_t first_entry = problem.first_entry();
+    for (index_t batch = first_entry; batch < first_entry + problem.entries(); ++batch) {
+      const KeyRange stored = problem.stored(batch);
+      if (stored.size() <= 0) continue;
+      chunks = {std::min(chunks.begin, stored.begin / key_chunk),
+                std::max(chunks.end, (stored.end - 1) / key_chunk + 1)};
     }
-  } else if (path == Path::prefill_bf16) {
-    run_all(std::type_identity<PrefillTask<Compute, Operand>>{});
-  } else {
-    run_all(std::type_identity<DecodeBf16Task<Compute, Operand>>{});
+    first_chunk_ = chunks.begin;
+    cut_ = partition_tasks<Task>(call_, chunks.size());
+    if (cut_.chunks > 1) pass_ = Pass::chunks;
+    Arena count;
+    const Memory counted(count, cut_.queries, problem);
+    lane_bytes_ = count.used();
+    block_keys_ = counted.block_keys;
+    tile_lanes_ = counted.tile_lanes;
+    states_size_ = counted.states_size();
+    Arena waiting;
+    if (cut_.chunks > 1) waiting.take<Compute>(pieces() * states_size_);
+    waiting_bytes_ = waiting.used();
   }
-}
+
+  const PathCall<Compute>& call() const { return call_; }
+  /// Returns the number of tasks, key chunks counted separately. More lanes would be idle.
+  index_t pieces() const { return cut_.tasks * cut_.chunks; }
+  /// Returns the bytes of the scratch memory of a lane.
+  std::size_t lane_bytes() const { return lane_bytes_; }
+  /// Returns the bytes of the memory that all lanes share.
+  std::size_t common_bytes() const { return add_bytes(waiting_bytes_, call_.sequences.queue_bytes()); }
+
+  /// Writes the sizes of the tasks.
+  void explain(Explanation& e) const {
+    e.query_block = cut_.queries;
+    e.key_block = block_keys_;
+    e.tile_lanes = tile_lanes_;
+    e.tasks = cut_.tasks;
+    e.key_chunks = cut_.chunks;
+    e.shared_sequences = call_.problem.shared.sequences;
+  }
+
+  /// Takes memory of common_bytes(), and lists the tasks of sequences.
+  void bind(std::byte* common) {
+    waiting_ = reinterpret_cast<Compute*>(common);
+    queue_ = call_.sequences.queue(common + waiting_bytes_, cut_.queries, call_.problem.kv_heads());
+  }
+
+  /// Computes tasks of the pass until all are taken. `scratch` is memory of lane_bytes().
+  void run(std::byte* scratch) {
+    const Problem<Compute>& problem = call_.problem;
+    const index_t parts = pass_ == Pass::chunks ? cut_.chunks : 1;  // per task
+    index_t i = next_++;
+    if (i >= cut_.tasks * parts) return;
+    Arena arena(scratch);
+    const Memory own(arena, cut_.queries, problem);
+    Slot<SequenceCall<Compute>> sequence;
+    Slot<Task> task;
+    const Result<Compute>* to = &call_.result;
+    KeyRange seen{};
+    index_t prepared = -1;
+    // The query blocks with the highest cost come first. All passes share one loop, so that its body, which holds the
+    // task, is compiled once.
+    for (; i < cut_.tasks * parts; i = next_++) {
+      const index_t index = i / parts;
+      if (index != prepared) {
+        index_t heads = problem.entries() * problem.kv_heads(), blocks = cut_.blocks, place = index;
+        const Problem<Compute>* from = &problem;
+        if (call_.sequences) {
+          const SequenceQueue::Place at = queue_[index];
+          sequence.emplace(problem, call_.result, at.sequence);
+          from = &sequence->problem;
+          to = &sequence->result;
+          heads = problem.kv_heads();
+          blocks = (from->rows() + cut_.queries - 1) / cut_.queries;
+          place = at.task;
+        }
+        const index_t head = place % heads, first = (blocks - 1 - place / heads) * cut_.queries;
+        task.emplace(*from, call_.variant, own);
+        seen = task->prepare(from->first_entry() + head / from->kv_heads(), head % from->kv_heads(), first,
+                             std::min(cut_.queries, from->rows() - first));
+        prepared = index;
+      }
+      // A task over all keys computes the states of its first chunk directly in its totals.
+      bool has_totals = false;
+      const auto begin_totals = [&] {
+        if (!has_totals) task->begin(own.total, *to);
+        has_totals = true;
+      };
+      if (call_.result.continues() && pass_ != Pass::chunks) begin_totals();
+      const KeyRange keys = pass_ == Pass::chunks ? part_of(seen, first_chunk_ + i % parts) : seen;
+      for_each_chunk(keys, [&](index_t chunk, KeyRange range) {
+        if (!task->sees_chunk(range)) return;
+        Compute* states = pass_ != Pass::whole ? waiting_states(index, chunk)
+                          : has_totals         ? own.chunk
+                                               : own.total;
+        if (pass_ != Pass::merge) task->attend_chunk(range, states);
+        if (pass_ == Pass::chunks) return;
+        if (states == own.total) {
+          has_totals = true;
+        } else {
+          begin_totals();
+          task->merge(own.total, states);
+        }
+      });
+      if (pass_ == Pass::chunks) continue;
+      begin_totals();
+      task->store(own.total, *to);
+    }
+  }
+
+  /// Begins the next pass. Returns false if the last pass has ended. Requires that all lanes have ended.
+  bool next_pass() {
+    if (pass_ != Pass::chunks) return false;
+    pass_ = Pass::merge;
+    next_ = 0;
+    return true;
+  }
+
+ private:
+  using Memory = typename Task::Memory;
+
+  Compute* waiting_states(index_t task, index_t chunk) const {
+    return waiting_ + (task * cut_.chunks + chunk - first_chunk_) * states_size_;
+  }
+
+  const PathCall<Compute>& call_;
+  Partition cut_;
+  index_t first_chunk_ = 0;
+  std::size_t lane_bytes_ = 0, waiting_bytes_ = 0;
+  index_t block_keys_ = 0, tile_lanes_ = 0, states_size_ = 0;
+  Compute* waiting_ = nullptr;  // the states of key chunks
+  SequenceQueue queue_;
+  Pass pass_ = Pass::whole;
+  std::atomic<index_t> next_{0};
+};
+
+/// The runs of the paths with operands of type Operand that a call takes.
+template <class Operand, class Compute>
+class PathRuns {
+ public:
+  /// Adds a path that has not been added. `call` must outlive the runs.
+  void add(const PathCall<Compute>& call) {
+    const Path path = call.route.path;
+    if constexpr (std::same_as<Operand, Compute>) {
+      if (path == Path::short_keys) {
+        std::get<0>(runs_).emplace(call);
+      } else if (path == Path::decode) {
+        std::get<1>(runs_).emplace(call);
+      } else {
+        std::get<2>(runs_).emplace(call);
+      }
+    } else if (path == Path::decode_bf16) {
+      std::get<0>(runs_).emplace(call);
+    } else {
+      std::get<1>(runs_).emplace(call);
+    }
+  }
+
+  bool is_empty() const {
+    return std::apply([](const auto&... runs) { return (!runs && ...); }, runs_);
+  }
+
+  /// Computes all paths. The executor runs once. Exception: if the keys of a path are split, it runs twice.
+  void run(Workspace& workspace, const AnyExecutor& executor, Explainer& explainer) {
+    // 1. Count lanes and bytes. A lane uses its scratch memory for one path at a time.
+    index_t count = 0, pieces = 0;
+    std::size_t lane_bytes = 0, common_bytes = 0;
+    for_each([&](auto& run) {
+      ++count;
+      pieces += run.pieces();
+      lane_bytes = std::max(lane_bytes, run.lane_bytes());
+      common_bytes = add_bytes(common_bytes, run.common_bytes());
+    });
+    const index_t lanes = std::min(executor.concurrency(), pieces);
+    const std::size_t all_lane_bytes = multiply_bytes(static_cast<std::size_t>(lanes), lane_bytes);
+    const std::size_t bytes = add_bytes(all_lane_bytes, common_bytes);
+    if (explainer.explains) {
+      for_each([&](auto& run) {
+        Explanation e;
+        run.explain(e);
+        e.threads = lanes;
+        e.workspace_bytes = bytes;
+        explainer.set<Compute>(run.call().route, run.call().rows());
+        explainer.publish(e);
+      });
+      if (explainer.only_explains) return;
+    }
+    // 2. Reserve memory.
+    std::byte* const memory = workspace.reserve(bytes);
+    std::byte* common = memory + all_lane_bytes;
+    for_each([&](auto& run) {
+      run.bind(common);
+      common += run.common_bytes();
+    });
+    // 3. Compute. Lane i begins with path i, so that lanes compute different paths at the same time.
+    const auto run_lane = [&](index_t lane) {
+      std::byte* const scratch = memory + static_cast<std::size_t>(lane) * lane_bytes;
+      const index_t first = lane % count;
+      for (index_t i = 0; i < count; ++i) {
+        index_t skipped = first + i < count ? first + i : first + i - count;
+        for_each([&](auto& run) {
+          if (skipped-- == 0) run.run(scratch);
+        });
+      }
+    };
+    bool has_next = true;
+    while (has_next) {
+      executor.run(lanes, run_lane);
+      has_next = false;
+      for_each([&](auto& run) { has_next |= run.next_pass(); });
+    }
+  }
+
+ private:
+  template <class... Runs>
+  using Slots = std::tuple<Slot<Runs>...>;
+  template <class Task>
+  using Tasks = TaskRun<Task, Compute>;
+  using Bf16Runs = Slots<Tasks<DecodeBf16Task<Compute, Operand>>, Tasks<PrefillTask<Compute, Operand>>>;
+  using OtherRuns = Slots<ShortRun<Compute>, Tasks<DecodeTask<Compute>>, Tasks<PrefillTask<Compute>>>;
+
+  /// Calls f for every run.
+  template <class F>
+  void for_each(const F& f) {
+    std::apply([&](auto&... runs) { ((runs ? f(*runs) : void()), ...); }, runs_);
+  }
+
+  std::conditional_t<std::same_as<Operand, Compute>, OtherRuns, Bf16Runs> runs_;
+};
 
 /// Returns whether the operands of a path are of type Operand, in a call that computes in Compute.
 template <class Operand, class Compute>
@@ -215,26 +327,29 @@ constexpr bool has_operands(Path path) {
   return (path == Path::prefill_bf16 || path == Path::decode_bf16) != std::same_as<Operand, Compute>;
 }
 
-/// Runs the paths with operands of type Operand that sequences take, one after the other. Returns whether some
-/// sequences take a path with the other operand type.
+/// The paths of a call: at most three have the same operand type.
+template <class Compute>
+using PathCalls = std::array<Slot<PathCall<Compute>>, 3>;
+
+/// Adds the paths with operands of type Operand that sequences take. Returns whether some sequences take a path with
+/// the other operand type.
 template <class Operand, class Compute>
-bool run_sequences(const Problem<Compute>& problem, const Variant<Compute>& variant,
-                   const Result<Compute>& result, Workspace& workspace, const AnyExecutor& executor,
-                   Explainer& explainer) {
-  bool has_run = false, has_others = false;
+bool add_paths_of_sequences(PathRuns<Operand, Compute>& runs, PathCalls<Compute>& calls,
+                            const Problem<Compute>& problem, const Variant<Compute>& variant,
+                            const Result<Compute>& result, index_t threads, bool explains) {
+  bool has_others = false;
+  auto* call = calls.data();
   for (const Path path :
        {Path::short_keys, Path::decode, Path::prefill, Path::decode_bf16, Path::prefill_bf16}) {
-    const PathSequences<Compute> sequences(problem, result, path, explainer.explains);
+    const PathSequences<Compute> sequences(problem, result, path, explains);
     if (!sequences) continue;
     if (!has_operands<Operand, Compute>(path)) {
       has_others = true;
       continue;
     }
-    explainer.set<Compute>({path, sequences.reason()}, sequences.max_rows());
-    run_path<Operand>(path, problem, sequences, variant, result, workspace, executor, explainer);
-    has_run = true;
+    const Route route{path, sequences.reason()};
+    runs.add((call++)->emplace(problem, variant, result, threads, route, sequences));
   }
-  if (!has_run && !has_others && explainer.explains) explainer.publish(Explanation());
   return has_others;
 }
 
@@ -320,21 +435,31 @@ void run_attention(const shared::Problem<Compute>& problem, const shared::Varian
       detail::run_shared<Operand>(problem, variant, result, *workspace, executor))
     return;
   bool is_others = false;  // whether a path needs operands Compute in place of Operand
+  detail::PathRuns<Operand, Compute> runs;
+  detail::PathCalls<Compute> calls;
+  const index_t threads = executor.concurrency();
   if (problem.lengths.is_given()) {
-    is_others = detail::run_sequences<Operand>(problem, variant, result, *workspace, executor, explainer);
+    is_others =
+        detail::add_paths_of_sequences(runs, calls, problem, variant, result, threads, explainer.explains);
   } else {
     const detail::Route route = detail::route(problem, result, explainer.explains);
     is_others = !detail::has_operands<Operand, Compute>(route.path);
-    if (!is_others) {
-      explainer.set<Compute>(route, problem.rows());
-      detail::run_path<Operand>(route.path, problem, {}, variant, result, *workspace, executor, explainer);
-    }
+    if (!is_others) runs.add(calls[0].emplace(problem, variant, result, threads, route));
+  }
+  if (!runs.is_empty()) {
+    runs.run(*workspace, executor, explainer);
+  } else if (!is_others && explainer.explains) {
+    explainer.publish(Explanation());
   }
   if constexpr (!std::same_as<Operand, Compute>) {
     if (!is_others) return;
     shared::Problem<Compute> others = problem;
     others.shared.is_searched = true;
+    Explanation* const explanation = problem.caller.explanation;
+    const std::size_t bytes = explanation != nullptr && !runs.is_empty() ? explanation->workspace_bytes : 0;
     run_attention<Compute>(others, variant, result, workspace, executor);
+    // Both operand types use the same memory, one after the other.
+    if (explanation != nullptr) explanation->workspace_bytes = std::max(explanation->workspace_bytes, bytes);
   }
 }
 

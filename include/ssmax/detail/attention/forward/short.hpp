@@ -10,11 +10,9 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
-#include <optional>
 
-#include "../../../workspace.hpp"
 #include "../../kernels/short_attention.hpp"
-#include "../../threads/any_executor.hpp"
+#include "../../memory/slot.hpp"
 #include "../call/explain.hpp"
 #include "../nonfinite/values.hpp"
 #include "../tile/queries.hpp"
@@ -231,59 +229,76 @@ class ShortTask {
   index_t k_stride_ = 0, v_stride_ = 0;
 };
 
-/// Computes a call on the short_keys path. A task is a run of at most 64 neighbouring tiles, which may belong to
-/// several kv heads.
+/// A call on the short_keys path. A task is a run of at most 64 neighbouring tiles, which may belong to several kv
+/// heads. The members are those of TaskRun (schedule.hpp).
 template <class Compute>
-void run_short(const Problem<Compute>& problem, const PathSequences<Compute>& sequences,
-               const Variant<Compute>& variant, const Result<Compute>& result, Workspace& workspace,
-               const AnyExecutor& executor, const Explainer& explainer) {
-  using Memory = ShortScratch<Compute>;
-  const index_t d = problem.width(), dv = problem.value_width(), threads = executor.concurrency();
-  const index_t size = Memory::tile_size(), groups = (problem.rows() + size - 1) / size;
-  const index_t all = problem.kv_heads() * (sequences ? sequences.blocks(size) : problem.entries() * groups);
-  const index_t share = std::clamp<index_t>(all / (8 * threads), 1, 64), tasks = (all + share - 1) / share;
-  const index_t lanes = std::min(threads, tasks);
-  Arena count;
-  const Memory counted(count, d, dv);
-  const std::size_t lane_bytes = multiply_bytes(static_cast<std::size_t>(lanes), count.used());
-  const std::size_t bytes = add_bytes(lane_bytes, sequences.queue_bytes());
-  if (explainer.explains) {
-    Explanation e;
-    e.query_block = size;
-    e.key_block = key_block;
-    e.tile_lanes = size;
-    e.tasks = tasks;
-    e.threads = lanes;
-    e.workspace_bytes = bytes;
-    explainer.publish(e);
-    if (explainer.only_explains) return;
+class ShortRun {
+ public:
+  explicit ShortRun(const PathCall<Compute>& call)
+      : call_(call),
+        tiles_((call.problem.rows() + size_ - 1) / size_),
+        all_(call.problem.kv_heads() *
+             (call.sequences ? call.sequences.blocks(size_) : call.problem.entries() * tiles_)),
+        share_(std::clamp<index_t>(all_ / (8 * call.threads), 1, 64)) {
+    Arena count;
+    const Memory counted(count, call.problem.width(), call.problem.value_width());
+    lane_bytes_ = count.used();
   }
-  std::byte* memory = workspace.reserve(bytes);
-  const SequenceQueue queue = sequences.queue(memory + lane_bytes, size, problem.kv_heads());
-  std::atomic<index_t> next{0};
-  executor.run(lanes, [&](index_t lane) {
-    Arena arena(memory + static_cast<std::size_t>(lane) * count.used());
-    const Memory own(arena, d, dv);
-    std::optional<SequenceCall<Compute>> sequence;
-    std::optional<ShortTask<Compute>> task;
-    if (!sequences) task.emplace(problem, variant, result, own);
-    for (index_t i = next++; i < tasks; i = next++) {
-      for (index_t g = i * share; g < std::min(all, (i + 1) * share); ++g) {
-        if (!sequences) {
-          task->attend(problem.first_entry() * problem.kv_heads() + g / groups, g % groups, groups);
+
+  const PathCall<Compute>& call() const { return call_; }
+  index_t pieces() const { return (all_ + share_ - 1) / share_; }
+  std::size_t lane_bytes() const { return lane_bytes_; }
+  std::size_t common_bytes() const { return call_.sequences.queue_bytes(); }
+
+  void explain(Explanation& e) const {
+    e.query_block = size_;
+    e.key_block = key_block;
+    e.tile_lanes = size_;
+    e.tasks = pieces();
+  }
+
+  void bind(std::byte* common) { queue_ = call_.sequences.queue(common, size_, call_.problem.kv_heads()); }
+
+  void run(std::byte* scratch) {
+    const Problem<Compute>& problem = call_.problem;
+    const index_t tasks = pieces();
+    index_t i = next_++;
+    if (i >= tasks) return;
+    Arena arena(scratch);
+    const Memory own(arena, problem.width(), problem.value_width());
+    Slot<SequenceCall<Compute>> sequence;
+    Slot<ShortTask<Compute>> task;
+    if (!call_.sequences) task.emplace(problem, call_.variant, call_.result, own);
+    for (; i < tasks; i = next_++) {
+      for (index_t g = i * share_; g < std::min(all_, (i + 1) * share_); ++g) {
+        if (!call_.sequences) {
+          task->attend(problem.first_entry() * problem.kv_heads() + g / tiles_, g % tiles_, tiles_);
           continue;
         }
-        const SequenceQueue::Place at = queue[g];
+        const SequenceQueue::Place at = queue_[g];
         if (!sequence || sequence->problem.sequence != at.sequence) {
-          sequence.emplace(problem, result, at.sequence);
-          task.emplace(sequence->problem, variant, sequence->result, own);
+          sequence.emplace(problem, call_.result, at.sequence);
+          task.emplace(sequence->problem, call_.variant, sequence->result, own);
         }
-        const index_t own_groups = (sequence->problem.rows() + size - 1) / size;
-        task->attend(at.sequence * problem.kv_heads() + at.task / own_groups, at.task % own_groups,
-                     own_groups);
+        const index_t own_tiles = (sequence->problem.rows() + size_ - 1) / size_;
+        task->attend(at.sequence * problem.kv_heads() + at.task / own_tiles, at.task % own_tiles, own_tiles);
       }
     }
-  });
-}
+  }
+
+  bool next_pass() { return false; }
+
+ private:
+  using Memory = ShortScratch<Compute>;
+
+  const PathCall<Compute>& call_;
+  const index_t size_ = Memory::tile_size();
+  index_t tiles_;  // per kv head, without sequence lengths
+  index_t all_;    // tiles of all kv heads
+  index_t share_;  // tiles of a task
+  std::size_t lane_bytes_ = 0;
+  SequenceQueue queue_;
+  std::atomic<index_t> next_{0};
+};
 
 SSMAX_END
