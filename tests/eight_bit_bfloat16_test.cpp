@@ -26,20 +26,6 @@ using ssmax::Softmax;
 
 constexpr float nan = std::numeric_limits<float>::quiet_NaN();
 
-/// Keys and values whose rows have different sizes: a wrong factor changes every result.
-Data<float> uneven(const Shape& shape) {
-  Data<float> data(shape);
-  const auto grow = [](std::vector<float>& rows, index_t n, int period) {
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-      const auto row = static_cast<int>(i) / static_cast<int>(n);
-      rows[i] *= std::exp2(static_cast<float>(row % period) / 2 - 1);
-    }
-  };
-  grow(data.k, shape.d, 3);
-  grow(data.v, shape.dv, 7);
-  return data;
-}
-
 /// Writes bf16(element · factor) of a stored row.
 template <class X>
 void dequantize(const X* row, const float* factor, index_t n, bfloat16* out) {
