@@ -21,6 +21,28 @@
 
 namespace decode_problem::channel_scales_test {
 
+/// A storage type of a user, with a factor per row.
+struct Own {
+  std::int8_t code = 0;
+};
+
+}  // namespace decode_problem::channel_scales_test
+
+template <>
+struct ssmax::StorageTraits<decode_problem::channel_scales_test::Own> {
+  using Own = decode_problem::channel_scales_test::Own;
+  using Compute = float;
+  static void load(const Own* in, index_t n, float* out) {
+    for (index_t i = 0; i < n; ++i) out[i] = in[i].code;
+  }
+  static void store(const float* in, index_t n, Own* out) {
+    for (index_t i = 0; i < n; ++i) out[i].code = static_cast<std::int8_t>(std::lrint(in[i]));
+  }
+  static float scale(const float*, index_t) { return 1; }
+};
+
+namespace decode_problem::channel_scales_test {
+
 using attention_problem::for_each_target_of_products;
 using ssmax::ChannelScales, ssmax::KeyScales, ssmax::PagedKeys, ssmax::PageTable;
 
@@ -66,14 +88,14 @@ struct Tensor {
   }
   /// Writes a row of codes and its factors, and replaces the numbers by those that the codes and factors stand for.
   /// `block` chooses the factors of the channels.
-  void write(index_t page, index_t at, index_t head, index_t block, float* numbers) {
-    const float of_row = 0.03f * std::exp2(static_cast<float>((at + head) % 3));
+  void write(index_t page, index_t at, index_t head, index_t key, index_t block, float* numbers) {
+    const float of_row = 0.008f * std::exp2(static_cast<float>((key + head) % 3));
     if (has_rows(factors)) const_cast<float&>(rows()(page, at, head)) = of_row;
     for (index_t c = 0; c < n; ++c) {
       const float of_channel =
-          (has_rows(factors) ? 1.1f : 0.07f) * std::exp2(static_cast<float>((3 * block + head + c) % 5) / 2);
+          (has_rows(factors) ? 1.1f : 0.02f) * std::exp2(static_cast<float>((3 * block + head + c) % 5) / 2);
       if (has_channels(factors)) const_cast<float&>(channels()(page, head, c)) = of_channel;
-      const X code(numbers[c] * (std::is_same_v<X, Int8> ? 20 : 4));
+      const X code(numbers[c] * 20);
       codes[static_cast<std::size_t>(((page * size + at) * heads + head) * n + c)] = code;
       numbers[c] = static_cast<float>(code);
       if (has_rows(factors)) numbers[c] *= of_row;
@@ -87,6 +109,7 @@ struct Form {
   index_t size;  // keys of a page
   Factors k, v;
   bool strided = false;
+  index_t block = 0;  // keys that share the factors of channels, 0: those of a page
 };
 
 /// Sequences of a shape in the pages of a pool, and the numbers that codes and factors stand for.
@@ -109,10 +132,11 @@ struct Pool {
     for (index_t b = 0; b < shape.batch(); ++b) {
       lengths.push_back(static_cast<int>(shape.length(b)));
       for (index_t key = 0; key < shape.length(b); ++key) {
-        const index_t block = b * columns + key / form.size, page = table[static_cast<std::size_t>(block)];
+        const index_t page = table[static_cast<std::size_t>(b * columns + key / form.size)],
+                      block = b + key / (form.block == 0 ? form.size : form.block);
         for (index_t h = 0; h < shape.kv_heads; ++h) {
-          k.write(page, key % form.size, h, block, numbers.k_row(b, h, key));
-          v.write(page, key % form.size, h, block, numbers.v_row(b, h, key));
+          k.write(page, key % form.size, h, key, block, numbers.k_row(b, h, key));
+          v.write(page, key % form.size, h, key, block, numbers.v_row(b, h, key));
         }
       }
     }
@@ -155,7 +179,9 @@ const std::vector<Case> cases{
 TEMPLATE_TEST_CASE("attention over pages with factors of channels is attention over the dequantized numbers",
                    "[decode][channel_scales]", Int8, Fp8E4M3, Fp8E5M2) {
   std::set<Path> paths;
-  for (const auto& [shape, form] : cases) {
+  for (const Case& one : cases) {
+    const Shape& shape = one.shape;
+    const Form& form = one.form;
     const Pool<TestType> pool(shape, form), in_order(shape, form, Order::neighbours);
     const Expected<float> expected(pool.numbers, Plan{});
     for_each_target([&](const std::string& target) {
@@ -168,6 +194,10 @@ TEMPLATE_TEST_CASE("attention over pages with factors of channels is attention o
         CHECK(got == run(pool.numbers, in_order.keys(), Softmax{}, Causal{}, Identity{}, options));
         CHECK(got == run(pool.numbers, pool.keys(), Softmax{}, Causal{}, Identity{}, options,
                          test_executors::Threads{3}));
+        if (invariant) {
+          CHECK(got ==
+                run(pool.numbers, filled<float>(pool.numbers), Softmax{}, Causal{}, Identity{}, options));
+        }
         paths.insert(got.explanation.path);
       }
       rule.check(target);
@@ -200,7 +230,9 @@ TEMPLATE_TEST_CASE("bfloat16 queries over pages with factors of channels", "[bfl
   std::vector<Case> wide = cases;  // at least 5 rows per kv head, for the bf16 path
   for (Case& one : wide) one.shape.heads = one.shape.kv_heads * std::max<index_t>(6, one.shape.heads);
   wide.push_back({{8, 1, 1, 96, 136, {1300}}, {16, channels, channels}});  // prefetches
-  for (const auto& [shape, form] : wide) {
+  for (const Case& one : wide) {
+    const Shape& shape = one.shape;
+    const Form& form = one.form;
     const Data<bfloat16> data(shape);
     const Pool<TestType> pool(shape, form), in_order(shape, form, Order::neighbours);
     const KvCache<bfloat16> rounded = pool.rounded();
@@ -292,6 +324,25 @@ TEST_CASE("only keys have 8 bits and factors of channels", "[decode][channel_sca
   });
 }
 
+TEST_CASE("a user's storage type with factors of channels", "[decode][channel_scales]") {
+  for (const index_t queries : {2, 20}) {
+    const Shape shape{2, 1, queries, 24, 17, {100}};
+    const Pool<Int8> pool(shape, {16, both, channels});
+    std::vector<Own> k, v;
+    for (const Int8 x : pool.k.codes) k.push_back({x.value});
+    for (const Int8 x : pool.v.codes) v.push_back({x.value});
+    const View<const Own, 4> k_view(k.data(), {pool.k.pages, 16, 1, 24}),
+        v_view(v.data(), {pool.v.pages, 16, 1, 17});
+    const PagedKeys keys(k_view, v_view, pool.pages(), pool.scales(), pool.channel_scales());
+    const Expected<float> expected(pool.numbers, Plan{});
+    for_each_target([&](const std::string& target) {
+      Rule rule;
+      rule.take(run(pool.numbers, keys), expected, name_of(shape));
+      rule.check(target);
+    });
+  }
+}
+
 TEMPLATE_TEST_CASE("pages with factors of channels and keys that are rotated in the call",
                    "[decode][channel_scales]", Int8, Fp8E4M3, Fp8E5M2) {
   for (const index_t queries : {1, 20}) {
@@ -311,28 +362,43 @@ TEMPLATE_TEST_CASE("pages with factors of channels and keys that are rotated in 
   }
 }
 
-/// Pages of 200 keys reach over several blocks that the mask of runs skips for one query and not for another.
-TEST_CASE("factors of channels: a query's result does not depend on the other queries",
+TEMPLATE_TEST_CASE("factors of channels: with batch_invariant, results do not depend on the size of pages",
+                   "[channel_scales]", Int8, Fp8E4M3) {
+  for (const index_t queries : {1, 20}) {
+    const Shape shape{4, 2, queries, 64, 72, {300, 40}};
+    const Pool<TestType> large(shape, {48, both, channels}), small(shape, {16, both, channels, false, 48});
+    const Data<bfloat16> rounded(shape);
+    for_each_target_of<bfloat16>([&](const std::string& target) {
+      INFO(target << ", queries " << queries);
+      CHECK(run(large.numbers, large.keys(), Softmax{}, Causal{}, Identity{}, {.batch_invariant = true}) ==
+            run(large.numbers, small.keys(), Softmax{}, Causal{}, Identity{}, {.batch_invariant = true}));
+      CHECK(run(rounded, large.keys(), Softmax{}, Causal{}, Identity{}, {.batch_invariant = true}) ==
+            run(rounded, small.keys(), Softmax{}, Causal{}, Identity{}, {.batch_invariant = true}));
+    });
+  }
+}
+
+/// Pages of 200 keys reach over several blocks that the mask of runs skips for one sequence and not for the other.
+TEST_CASE("factors of channels: results are bit-identical with and without common keys, under a mask of runs",
           "[decode][channel_scales]") {
-  const Pool<Int8> pool({2, 1, 2, 64, 72, {600}}, {200, channels, channels});
+  const index_t queries = 1, longest = 1230;
+  const Pool<Int8> pool({2, 1, queries, 64, 72, {longest}}, {200, channels, channels});
+  std::vector<int> table = pool.table, lengths{1200, longest};
+  table.insert(table.begin(), pool.table.begin(), pool.table.begin() + pool.columns);
+  const View<const int, 2> entries(table.data(), {2, pool.columns});
+  const Data<float> both_sequences({2, 1, queries, 64, 72, {1200, longest}});
+  const ssmax::SinkWindow mask{4, 1100};
   for_each_target([&](const std::string& target) {
-    for (const index_t window : {408, 471, 472, 473}) {
-      INFO(target << ", window " << window);
-      const ssmax::SinkWindow mask{4, window};
-      const AttentionOptions<float> invariant{.batch_invariant = true};
-      const auto together = run(pool.numbers, pool.keys(), Softmax{}, mask, Identity{}, invariant);
-      Data<float> first({2, 1, 1, 64, 72, {599}});
-      for (index_t head = 0; head < 2; ++head)
-        std::copy_n(pool.numbers.q.data() + head * 2 * 64, 64, first.q.data() + head * 64);
-      const std::vector<int> lengths{599};
-      const PageTable<int> pages(View<const int, 2>(pool.table.data(), {1, pool.columns}), lengths);
-      const PagedKeys keys(pool.k.view(), pool.v.view(), pages, {}, pool.channel_scales());
-      const auto alone = run(first, keys, Softmax{}, mask, Identity{}, invariant);
-      for (index_t head = 0; head < 2; ++head) {
-        CHECK(std::equal(alone.out.begin() + head * 72, alone.out.begin() + (head + 1) * 72,
-                         together.out.begin() + head * 2 * 72));
-      }
-    }
+    INFO(target);
+    const PagedKeys keys(pool.k.view(), pool.v.view(), PageTable<int>(entries, lengths), {},
+                         pool.channel_scales());
+    const auto together = run(both_sequences, keys, Softmax{}, mask);
+    CHECK(together.explanation.shared_sequences == 2);
+    Data<float> last({2, 1, queries, 64, 72, {longest}});
+    std::copy_n(both_sequences.q.data() + last.q.size(), last.q.size(), last.q.data());
+    const auto alone = run(last, pool.keys(), Softmax{}, mask);
+    CHECK(alone.explanation.path == Path::decode);
+    CHECK(std::equal(alone.out.begin(), alone.out.end(), together.out.begin() + std::ssize(alone.out)));
   });
 }
 
