@@ -1,5 +1,6 @@
 // Attends over the pages of a server: one pool for keys and values, a page table with int32 entries, a prompt chunk and
-// a decoded token in one call. A second pool stores keys and values in 8 bits, with one factor per tensor.
+// a decoded token in one call. A second pool stores keys and values in 8 bits, with one factor per tensor. In a third pool
+// each page of keys has a factor per channel.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -52,22 +53,29 @@ void attend(const EightBitServer& server, const PageTable<std::int32_t>& table, 
   decode<float>({.q = q, .out = out}, keys, SSMax<float>{0.43f});
 }
 
-// Returns the error of these calls, relative to the float pool whose numbers are rounded to 8 bits.
-float error_of_eight_bits(const Server& server, const std::vector<float>& q) {
+// A third pool: the keys of a page share a factor per kv head and channel, and each value has a factor per kv head.
+struct ChannelServer {
+  std::vector<Int8> k, v;                   // [page][key of the page][kv head][channel]
+  std::vector<float> k_factors, v_factors;  // [page][kv head][channel], [page][key of the page][kv head]
+};
+
+// Attention of one new token of each sequence over the third pool.
+void attend(const ChannelServer& server, const PageTable<std::int32_t>& table, const View<const float, 4>& q,
+            const View<float, 4>& out) {
+  const View<const Int8, 4> k(server.k.data(), {kPages, kPageSize, kKvHeads, kWidth}),
+      v(server.v.data(), {kPages, kPageSize, kKvHeads, kWidth});
+  const View<const float, 3> of_channels(server.k_factors.data(), {kPages, kKvHeads, kWidth}),
+      of_rows(server.v_factors.data(), {kPages, kPageSize, kKvHeads});
+  const PagedKeys keys(k, v, table, {.v = of_rows}, {.k = of_channels});
+  decode<float>({.q = q, .out = out}, keys, SSMax<float>{0.43f});
+}
+
+// Returns the error of a call over a pool in 8 bits, relative to the float pool whose numbers are rounded to 8 bits.
+template <class Pool>
+float error_of(const Pool& rounded, const Server& widened, const std::vector<float>& q) {
   const index_t row = kKvHeads * kWidth, page = kPageSize * row;
-  EightBitServer rounded;
-  Server widened = server;
-  rounded.k_scale = rounded.v_scale = 4.0f / Fp8E4M3::largest;
-  for (index_t p = 0; p < kPages; ++p) {
-    for (index_t i = 0; i < 2 * page; ++i) {
-      float& x = widened.pool[static_cast<std::size_t>(2 * p * page + i)];
-      const Fp8E4M3 code(x / rounded.k_scale);
-      (i < page ? rounded.k : rounded.v).push_back(code);
-      x = static_cast<float>(code) * rounded.k_scale;
-    }
-  }
-  const View<const std::int32_t, 2> entries(server.table.data(), {2, 8});
-  const PageTable<std::int32_t> table(entries, server.lengths);
+  const View<const std::int32_t, 2> entries(widened.table.data(), {2, 8});
+  const PageTable<std::int32_t> table(entries, widened.lengths);
   const View<const float, 4> k(widened.pool.data(), {kPages, kPageSize, kKvHeads, kWidth},
                                {2 * page, row, kWidth, 1}),
       v(widened.pool.data() + page, {kPages, kPageSize, kKvHeads, kWidth}, {2 * page, row, kWidth, 1});
@@ -79,6 +87,47 @@ float error_of_eight_bits(const Server& server, const std::vector<float>& q) {
   float worst = 0;
   for (std::size_t i = 0; i < out.size(); ++i) worst = std::max(worst, std::abs(out[i] - expected[i]));
   return worst;
+}
+
+float error_of_eight_bits(const Server& server, const std::vector<float>& q) {
+  const index_t page = kPageSize * kKvHeads * kWidth;
+  EightBitServer rounded;
+  Server widened = server;
+  rounded.k_scale = rounded.v_scale = 4.0f / Fp8E4M3::largest;
+  for (index_t p = 0; p < kPages; ++p) {
+    for (index_t i = 0; i < 2 * page; ++i) {
+      float& x = widened.pool[static_cast<std::size_t>(2 * p * page + i)];
+      const Fp8E4M3 code(x / rounded.k_scale);
+      (i < page ? rounded.k : rounded.v).push_back(code);
+      x = static_cast<float>(code) * rounded.k_scale;
+    }
+  }
+  return error_of(rounded, widened, q);
+}
+
+float error_of_channels(const Server& server, const std::vector<float>& q) {
+  constexpr index_t row = kKvHeads * kWidth, page = kPageSize * row;
+  ChannelServer rounded;
+  Server widened = server;
+  const auto round = [](float& x, float factor, std::vector<Int8>& codes) {
+    codes.push_back(Int8(x / factor));
+    x = static_cast<float>(codes.back()) * factor;
+  };
+  for (index_t p = 0; p < kPages; ++p) {
+    float* k = widened.pool.data() + 2 * p * page;
+    for (index_t c = 0; c < row; ++c) {
+      float most = 0;
+      for (index_t key = 0; key < kPageSize; ++key) most = std::max(most, std::abs(k[key * row + c]));
+      rounded.k_factors.push_back(most / Int8::largest);
+    }
+    for (index_t i = 0; i < page; ++i)
+      round(k[i], rounded.k_factors[static_cast<std::size_t>(p * row + i % row)], rounded.k);
+    for (float* v = k + page; v < k + 2 * page; v += kWidth) {
+      rounded.v_factors.push_back(StorageTraits<Int8>::scale(v, kWidth));
+      for (index_t c = 0; c < kWidth; ++c) round(v[c], rounded.v_factors.back(), rounded.v);
+    }
+  }
+  return error_of(rounded, widened, q);
 }
 
 }  // namespace
@@ -120,5 +169,7 @@ int main() {
   }
   check.holds("8 bits with a factor per tensor agree with their numbers in float",
               error_of_eight_bits(server, q) < 1e-5f);
+  check.holds("8 bits with a factor per channel agree with their numbers in float",
+              error_of_channels(server, q) < 1e-5f);
   return check.exit_code();
 }

@@ -97,6 +97,20 @@ struct Data {
   }
 };
 
+/// Keys and values whose rows have different sizes: a wrong factor changes every result.
+inline Data<float> uneven(const Shape& shape) {
+  Data<float> data(shape);
+  const auto grow = [](std::vector<float>& rows, index_t n, int period) {
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      const auto row = static_cast<int>(i) / static_cast<int>(n);
+      rows[i] *= std::exp2(static_cast<float>(row % period) / 2 - 1);
+    }
+  };
+  grow(data.k, shape.d, 3);
+  grow(data.v, shape.dv, 7);
+  return data;
+}
+
 inline KvCacheOptions options_of(const Shape& s, index_t capacity = 0, bool ring = false, index_t first = 0) {
   return {.batch = s.batch(),
           .kv_heads = s.kv_heads,

@@ -149,20 +149,6 @@ Data<float> rounded(Data<float> data) {
   return data;
 }
 
-/// Data whose rows have different sizes: a wrong factor changes every result.
-Data<float> uneven(const Shape& shape) {
-  Data<float> data(shape);
-  const auto grow = [](std::vector<float>& rows, index_t n, int period) {
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-      const auto row = static_cast<int>(i) / static_cast<int>(n);
-      rows[i] *= std::exp2(static_cast<float>(row % period) / 2 - 1);
-    }
-  };
-  grow(data.k, shape.d, 3);
-  grow(data.v, shape.dv, 7);
-  return data;
-}
-
 const std::vector<Shape> shapes{
     // heads, kv_heads, queries, d, dv, lengths
     {1, 1, 1, 1, 1, {1}},          {2, 1, 1, 7, 1, {2, 17}},       {3, 3, 2, 16, 7, {129, 2, 40}},

@@ -34,8 +34,9 @@
 /// Exception: with `rotate_source_keys`, the call rotates keys before it rounds them.
 ///
 /// The types are for caches and for sources that return k_scales and v_scales (key_source.hpp), such as PagedKeys and
-/// IndexedKeys with the factors of a pool (KeyScales). A NaN code of a source stays NaN. Queries, results and rows of
-/// logits cannot have these types.
+/// IndexedKeys with the factors of a pool (KeyScales). A source may also return a factor per channel for the keys of a run,
+/// as PagedKeys does with ChannelScales: dequantizing then rounds element · factor of the row · factor of the channel.
+/// A NaN code of a source stays NaN. Queries, results and rows of logits cannot have these types.
 #pragma once
 
 #include <concepts>

@@ -65,6 +65,12 @@ struct KeyRun {
   /// Floats from the factor of one key to the factor of the next. 0: one factor for all keys of the run.
   index_t k_scales_stride = 1,
           v_scales_stride = 1;  ///< Floats from the factor of one value to the factor of the next.
+  /// For the same storage types: the factors of the channels of all keys of the run, `width` floats. A number is
+  /// element · factor of the row · factor of the channel. Null: no factors per channel. If factors per channel are given,
+  /// the factors per row may be null: then each of them is 1.
+  const float *k_channel_scales = nullptr,
+              *v_channel_scales =
+                  nullptr;  ///< The factors of the channels of its values, `value_width` floats.
 };
 
 /// The factors of keys and values in somebody else's pool, for storage types with a factor per row: [pages, keys of a
@@ -101,6 +107,14 @@ struct KeyScales {
     for (int i = 0; i < Rank; ++i) extents[static_cast<std::size_t>(i)] = rows.extent(i);
     return {scale, extents, {}};
   }
+};
+
+/// The factors of the channels of keys and values in somebody else's pages, for storage types with a factor per row: one
+/// per page, kv head and channel. The last stride is 1, the other strides are yours. A view that is left out has no
+/// factors. The source refers to the factors, so the factors must outlive the source.
+struct ChannelScales {
+  View<const float, 3> k{},  ///< The factors of the keys, [pages, kv_heads, width].
+      v{};                   ///< The factors of the values, [pages, kv_heads, value_width].
 };
 
 SSMAX_END

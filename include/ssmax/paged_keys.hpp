@@ -11,6 +11,7 @@
 /// | table | [batch, most pages of a sequence], with any strides |
 /// | lengths | [batch]: the number of keys of each sequence |
 /// | scales | storage types with a factor per row only (eight_bit.hpp): KeyScales<3> (key_source.hpp) |
+/// | channel_scales | the same storage types: ChannelScales (key_source.hpp) |
 ///
 /// For storage types with `group` (storage.hpp), such as Q8_0, the last extent and the strides count elements.
 ///
@@ -33,6 +34,13 @@
 /// Pages that are neighbours in the table and in memory make one run of keys, of at most 1024 keys. Factors must be
 /// neighbours as well. Results are bit-identical to those over a KvCache of the same keys. Keys of pages that several
 /// sequences begin with are computed once (docs/kv_cache.md).
+///
+/// With `channel_scales`, the keys of a page share one factor per channel, and so may the values:
+///
+///     const PagedKeys keys(k, v, PageTable(table, lengths), {.v = v_factors}, {.k = k_channel_factors});
+///
+/// A number is element · factor of the row · factor of the channel, multiplied in this order. With factors per channel,
+/// the factors per row may be left out. Each page then makes a run of its own.
 ///
 /// The constructor checks everything in O(pages of the sequences) and throws std::invalid_argument with the name of
 /// the argument. It allocates only if an entry is negative. Pool, factors, table and lengths must outlive the source, and
@@ -119,13 +127,16 @@ class PagedKeys {
 
   /// Refers to a pool and a table: the top of paged_keys.hpp.
   PagedKeys(const View<const K, 4>& k, const View<const V, 4>& v, const PageTable<Index, Length>& table,
-            const KeyScales<3>& scales = {})
-      : k_(k), v_(v), scales_(scales), table_(table) {
+            const KeyScales<3>& scales = {}, const ChannelScales& channel_scales = {})
+      : k_(k), v_(v), scales_(scales), channel_scales_(channel_scales), table_(table) {
     detail::check_view("PagedKeys", "k", k_);
     detail::check_view("PagedKeys", "v", v_);
     for (int i = 0; i < 3; ++i) detail::check_extent("PagedKeys", "v", v_, i, "k", k_, i);
-    detail::check_scales("PagedKeys", "k_scales", scales_.k, "k", k_);
-    detail::check_scales("PagedKeys", "v_scales", scales_.v, "v", v_);
+    detail::check_scales("PagedKeys", "k_scales", scales_.k, "k", k_, channel_scales_.k);
+    detail::check_scales("PagedKeys", "v_scales", scales_.v, "v", v_, channel_scales_.v);
+    detail::check_channel_scales("PagedKeys", "k_channel_scales", channel_scales_.k, "k", k_);
+    detail::check_channel_scales("PagedKeys", "v_channel_scales", channel_scales_.v, "v", v_);
+    has_channel_scales_ = detail::is_given(channel_scales_.k) || detail::is_given(channel_scales_.v);
     for (index_t b = 0; b < table_.batch(); ++b) check_sequence(b);
   }
 
@@ -165,7 +176,9 @@ class PagedKeys {
             .k_scales = scale_of(scales_.k, page, at, h),
             .v_scales = scale_of(scales_.v, page, at, h),
             .k_scales_stride = scales_.k.stride(1),
-            .v_scales_stride = scales_.v.stride(1)};
+            .v_scales_stride = scales_.v.stride(1),
+            .k_channel_scales = channel_scales_of(channel_scales_.k, page, h),
+            .v_channel_scales = channel_scales_of(channel_scales_.v, page, h)};
   }
   /// Returns the memory of the pool.
   [[nodiscard]] std::pair<std::span<const K>, std::span<const V>> memory() const {
@@ -176,14 +189,19 @@ class PagedKeys {
   static constexpr index_t longest_run = 1024;
 
   index_t page_size() const { return k_.extent(1); }
-  /// Returns whether page p + 1 follows page p in memory, and so do the factors.
+  /// Returns whether page p + 1 follows page p in memory, and so do the factors. Returns false with factors per channel.
   bool joins_pages() const {
+    if (has_channel_scales_) return false;
     const auto joins = [this](const auto& view) { return view.stride(0) == page_size() * view.stride(1); };
     return joins(k_) && joins(v_) && joins(scales_.k) && joins(scales_.v);
   }
   /// Returns the factor of a row. A view that is not given has no factors: null.
   static const float* scale_of(const View<const float, 3>& scales, index_t page, index_t at, index_t h) {
     return scales.data_handle() + page * scales.stride(0) + at * scales.stride(1) + h * scales.stride(2);
+  }
+  /// Returns the factors of a page's channels, or null.
+  static const float* channel_scales_of(const View<const float, 3>& scales, index_t page, index_t h) {
+    return scales.data_handle() + page * scales.stride(0) + h * scales.stride(1);
   }
   KeyRange missing(index_t b) const {
     return missing_.empty() ? KeyRange{} : missing_[static_cast<std::size_t>(b)];
@@ -225,12 +243,15 @@ class PagedKeys {
   View<const K, 4> k_;
   View<const V, 4> v_;
   KeyScales<3> scales_;
+  ChannelScales channel_scales_;
+  bool has_channel_scales_ = false;
   PageTable<Index, Length> table_;
   std::vector<KeyRange> missing_;  // [batch], or empty
 };
 
 template <class K, class V, class Index, class Length>
-PagedKeys(const View<K, 4>&, const View<V, 4>&, const PageTable<Index, Length>&, const KeyScales<3>& = {})
+PagedKeys(const View<K, 4>&, const View<V, 4>&, const PageTable<Index, Length>&, const KeyScales<3>& = {},
+          const ChannelScales& = {})
     -> PagedKeys<std::remove_const_t<K>, std::remove_const_t<V>, Index, Length>;
 
 SSMAX_END

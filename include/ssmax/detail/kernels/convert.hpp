@@ -22,20 +22,22 @@ template <class X>
 struct EightBitKernels {
   /// Widens n elements to float. The result lacks the factor.
   void (*widen)(const X* in, index_t n, float* out);
-  /// Computes out[i] = in[i] · factors[i] for n logits or weights of a query.
+  /// Computes out[i] = in[i] · factors[i] for n logits or weights of a query, or n channels of a row.
   void (*multiply)(const float* in, const float* factors, index_t n, float* out);
+  /// Adds in[i] · factors[i] to out[i] for n channels of a sum.
+  void (*add_products)(const float* in, const float* factors, index_t n, float* out);
 };
 
 /// Kernels of rows of 8 bits with a factor per row, and of rows of Q8_0. In the tables of targets without products of
 /// bfloat16, the function is null (dispatch/bf16.hpp lists the targets).
 template <class X>
 struct DequantizeKernels {
-  /// Writes out[row][i] = in[row][i] · factors[row] for n channels of each row, rounded once to nearest even. Subnormal
-  /// results may become 0: products count them as 0. Rows of Q8_0 contain their factors: `factors` is not read. Prefetches
-  /// the rows that lie `ahead` bytes after those of `in`,
-  /// unless `ahead` is 0. They may lie past the end.
-  void (*dequantize)(const X* in, index_t stride, const float* factors, index_t rows, index_t n,
-                     index_t ahead, bfloat16* out, index_t out_stride) = nullptr;
+  /// Writes out[row][i] = in[row][i] · factors[row] for n channels of each row, rounded once to nearest even. With
+  /// `channel_factors`, multiplies the product, rounded to float, by channel_factors[i] first. Subnormal results may become
+  /// 0: products count them as 0. Rows of Q8_0 contain their factors: neither pointer is read. Prefetches the rows that lie
+  /// `ahead` bytes after those of `in`, unless `ahead` is 0. They may lie past the end.
+  void (*dequantize)(const X* in, index_t stride, const float* factors, const float* channel_factors,
+                     index_t rows, index_t n, index_t ahead, bfloat16* out, index_t out_stride) = nullptr;
 };
 
 template <class X>

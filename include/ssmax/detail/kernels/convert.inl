@@ -33,6 +33,14 @@ void multiply_each(const float* in, const float* factors, index_t n, float* out)
   for (; i < n; ++i) out[i] = in[i] * factors[i];
 }
 
+template <class S>
+void add_products(const float* in, const float* factors, index_t n, float* out) {
+  index_t i = 0;
+  for (; i + S::width <= n; i += S::width)
+    S::store(out + i, S::fma(S::load(in + i), S::load(factors + i), S::load(out + i)));
+  for (; i < n; ++i) out[i] += in[i] * factors[i];
+}
+
 template <>
 struct KernelTable<ConversionKernels> {
   static constexpr ConversionKernels value{
@@ -46,7 +54,8 @@ struct KernelTable<ConversionKernels> {
 
 template <class X>
 struct KernelTable<EightBitKernels<X>> {
-  static constexpr EightBitKernels<X> value{.widen = widen<F32, X>, .multiply = multiply_each<F32>};
+  static constexpr EightBitKernels<X> value{
+      .widen = widen<F32, X>, .multiply = multiply_each<F32>, .add_products = add_products<F32>};
 };
 
 /// The empty table of targets without products of bfloat16.

@@ -3,9 +3,11 @@
 
 /// Converts one element at a time if a row has fewer than two vectors, or if its factor overflows in units of
 /// P::dequantize.
-template <class S, class P, class X>
-void dequantize_rows(const X* in, index_t stride, const float* factors, index_t rows, index_t n,
-                     index_t ahead, bfloat16* out, index_t out_stride) {
+template <class S, class P, bool has_channels, class X>
+void dequantize_each_row(const X* in, index_t stride, const float* factors,
+                         [[maybe_unused]] const float* channel_factors, index_t rows, index_t n,
+                         index_t ahead, bfloat16* out, index_t out_stride) {
+  const auto channels_from = [&](index_t i) { return has_channels ? channel_factors + i : nullptr; };
   constexpr index_t step = 2 * S::width;
   constexpr float unit = P::template dequantize_unit<X>;
   for (index_t row = 0; row < rows; ++row, in += stride, out += out_stride) {
@@ -18,18 +20,33 @@ void dequantize_rows(const X* in, index_t stride, const float* factors, index_t 
     const bool overflows = unit != 1 && std::abs(factors[row]) >= 0x1p127f / unit;
     if (n >= step && !overflows) {
       const typename S::V factor = S::set(factors[row] * unit);
-      for (; i + step <= n; i += step) P::dequantize(in + i, factor, out + i);
+      for (; i + step <= n; i += step)
+        P::template dequantize<has_channels>(in + i, factor, channels_from(i), out + i);
       // The last elements end at n: some are computed twice.
-      if (i < n) P::dequantize(in + n - step, factor, out + n - step);
+      if (i < n) {
+        i = n - step;
+        P::template dequantize<has_channels>(in + i, factor, channels_from(i), out + i);
+      }
     } else {
-      for (; i < n; ++i) out[i] = bfloat16(static_cast<float>(in[i]) * factors[row]);
+      for (; i < n; ++i) {
+        const float number = static_cast<float>(in[i]) * factors[row];
+        out[i] = bfloat16(has_channels ? number * channel_factors[i] : number);
+      }
     }
   }
 }
 
+template <class S, class P, class X>
+void dequantize_rows(const X* in, index_t stride, const float* factors, const float* channel_factors,
+                     index_t rows, index_t n, index_t ahead, bfloat16* out, index_t out_stride) {
+  const auto dequantize =
+      channel_factors == nullptr ? dequantize_each_row<S, P, false, X> : dequantize_each_row<S, P, true, X>;
+  dequantize(in, stride, factors, channel_factors, rows, n, ahead, out, out_stride);
+}
+
 template <class S, class P>
-void dequantize_groups(const Q8_0* in, index_t stride, const float*, index_t rows, index_t n, index_t ahead,
-                       bfloat16* out, index_t out_stride) {
+void dequantize_groups(const Q8_0* in, index_t stride, const float*, const float*, index_t rows, index_t n,
+                       index_t ahead, bfloat16* out, index_t out_stride) {
   constexpr index_t step = 2 * S::width;
   static_assert(Q8_0::group % step == 0);
   for (index_t row = 0; row < rows; ++row, in += stride, out += out_stride) {
@@ -40,7 +57,7 @@ void dequantize_groups(const Q8_0* in, index_t stride, const float*, index_t row
       const typename S::V factor = S::set_widened(in[g].scale);
       SSMAX_UNROLL
       for (index_t i = 0; i < Q8_0::group; i += step)
-        P::dequantize(in[g].values + i, factor, out + g * Q8_0::group + i);
+        P::template dequantize<false>(in[g].values + i, factor, nullptr, out + g * Q8_0::group + i);
     }
   }
 }

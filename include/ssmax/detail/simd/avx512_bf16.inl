@@ -108,20 +108,34 @@ struct Pairs {
   /// The power of two that `dequantize` expects in the factor.
   template <class X>
   static constexpr float dequantize_unit = std::is_same_v<X, Fp8E4M3> ? 256 : 1;
-  /// Multiplies 32 numbers by a factor, rounds the products to nearest and stores them. Subnormal products become 0.
-  template <class X>
-  static void dequantize(const X* p, __m512 factor, bfloat16* out) {
-    store_rounded(out, F32::load_widened(p) * factor, F32::load_widened(p + 16) * factor);
+  /// Rounds 32 numbers to nearest and stores them. With channels, multiplies them by the factors of the channels first.
+  template <bool has_channels>
+  static void store_dequantized(__m512 low, __m512 high, [[maybe_unused]] const float* channels,
+                                bfloat16* out) {
+    if constexpr (has_channels) {
+      low *= _mm512_loadu_ps(channels);
+      high *= _mm512_loadu_ps(channels + 16);
+    }
+    store_rounded(out, low, high);
+  }
+  /// Multiplies 32 numbers by a factor and, with channels, by the factors of the channels. Rounds the products to nearest
+  /// and stores them. Subnormal results become 0.
+  template <bool has_channels, class X>
+  static void dequantize(const X* p, __m512 factor, const float* channels, bfloat16* out) {
+    store_dequantized<has_channels>(F32::load_widened(p) * factor, F32::load_widened(p + 16) * factor,
+                                    channels, out);
   }
   /// Converts to half as load_widened does, 32 numbers at once. The factor contains the 256.
-  static void dequantize(const Fp8E4M3* p, __m512 factor, bfloat16* out) {
+  template <bool has_channels>
+  static void dequantize(const Fp8E4M3* p, __m512 factor, const float* channels, bfloat16* out) {
     const __m512i code = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
     const __m512i carried = _mm512_add_epi16(code, _mm512_set1_epi16(1));
     const __m512i bits =
         _mm512_slli_epi16(_mm512_ternarylogic_epi32(code, carried, _mm512_set1_epi16(0x80), 0x78),
                           7);  // code ^ (carried & 0x80)
-    store_rounded(out, _mm512_cvtph_ps(_mm512_castsi512_si256(bits)) * factor,
-                  _mm512_cvtph_ps(_mm512_extracti64x4_epi64(bits, 1)) * factor);
+    store_dequantized<has_channels>(_mm512_cvtph_ps(_mm512_castsi512_si256(bits)) * factor,
+                                    _mm512_cvtph_ps(_mm512_extracti64x4_epi64(bits, 1)) * factor, channels,
+                                    out);
   }
   /// Returns the lanes that hold NaN or a number other than 0.
   static __mmask16 not_zero(__m512 v) { return _mm512_cmp_ps_mask(v, _mm512_setzero_ps(), _CMP_NEQ_UQ); }

@@ -66,11 +66,16 @@ struct Pairs {
   /// The power of two that `dequantize` expects in the factor.
   template <class X>
   static constexpr float dequantize_unit = 1;
-  /// Multiplies 8 numbers by a factor, rounds the products to nearest even and stores them.
-  template <class X>
-  static void dequantize(const X* p, float32x4_t factor, bfloat16* out) {
-    F32::store_narrowed(out, F32::mul(F32::load_widened(p), factor));
-    F32::store_narrowed(out + 4, F32::mul(F32::load_widened(p + 4), factor));
+  /// Multiplies 8 numbers by a factor and, with channels, by the factors of the channels. Rounds the products to nearest
+  /// even and stores them.
+  template <bool has_channels, class X>
+  static void dequantize(const X* p, float32x4_t factor, [[maybe_unused]] const float* channels,
+                         bfloat16* out) {
+    for (int i = 0; i < 8; i += 4) {
+      float32x4_t product = F32::mul(F32::load_widened(p + i), factor);
+      if constexpr (has_channels) product = F32::mul(product, F32::load(channels + i));
+      F32::store_narrowed(out + i, product);
+    }
   }
   /// Returns the lanes that hold NaN or a number other than 0.
   static uint32x4_t not_zero(float32x4_t v) { return vmvnq_u32(vceqzq_f32(v)); }

@@ -39,7 +39,8 @@ struct DecodeScratch {
         k_rows(arena.take<const std::byte*>(key_chunk)),
         v_rows(arena.take<const std::byte*>(key_chunk)),
         s(arena.take<Compute>(decode_rows * key_chunk)),
-        block_o(arena.take<Compute>(decode_rows * dv)) {
+        block_o(arena.take<Compute>(decode_rows * dv)),
+        scaled(arena.take<Compute>(decode_rows * std::max(pitch, dv))) {
     chunk = arena.take<Compute>(states_size());
     total = arena.take<Compute>(states_size());
   }
@@ -56,6 +57,7 @@ struct DecodeScratch {
   const std::byte **k_rows, **v_rows;  // [key_chunk]: rows that are copied
   Compute* s;                          // [decode_rows][key_chunk]: logits, then weights
   Compute* block_o;                    // [decode_rows][dv]: product with V of rows under a mask
+  Compute* scaled;  // [decode_rows][pitch] or [dv]: scratch of products with factors of channels
   Compute *chunk, *total;
 };
 
@@ -266,13 +268,13 @@ class DecodeTask {
       const index_t row = problem_.keys.k_row();
       return for_each_copy(memory_.k_rows, keys.size(), row * problem_.keys.k_size(), copies(),
                            [&](index_t first, index_t count) {
-                             logits(memory_.q, memory_.pitch, count_, memory_.wide, row, nullptr, 1, count, d,
-                                    0, s + first, key_chunk);
+                             logits(memory_.q, memory_.pitch, count_, memory_.wide, row, {}, count, d, 0,
+                                    nullptr, s + first, key_chunk);
                            });
     }
     for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const AnyKeyRun& run) {
-      logits(memory_.q, memory_.pitch, count_, run.k, run.k_stride, run.k_scales, run.k_scales_stride,
-             run.count, d, prefetching_.template bytes<false>(problem_.keys, batch_, kv_head_, key, run),
+      logits(memory_.q, memory_.pitch, count_, run.k, run.k_stride, run.k_factors, run.count, d,
+             prefetching_.template bytes<false>(problem_.keys, batch_, kv_head_, key, run), memory_.scaled,
              s + (key - keys.begin), key_chunk);
     });
   }
@@ -311,6 +313,21 @@ class DecodeTask {
     }
   }
 
+  /// Calls f(first key, run) for the runs of the range. With factors of channels, each run has a sum of its own. Under a mask
+  /// with runs, the call cuts such a run at visible blocks: so the sums do not depend on what other queries see.
+  template <class F>
+  void for_each_run_of_values(KeyRange keys, const F& f) const {
+    for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, AnyKeyRun run) {
+      if (!variant_.has_runs || run.v_factors.channels == nullptr) return f(key, run);
+      for (const index_t end = key + run.count; key < end; key += run.count) {
+        run.count = std::min(end, (key / visible_block + 1) * visible_block) - key;
+        f(key, run);
+        run.v = static_cast<const std::byte*>(run.v) + run.count * run.v_stride * problem_.keys.v_size();
+        if (run.v_factors.rows != nullptr) run.v_factors.rows += run.count * run.v_factors.rows_stride;
+      }
+    });
+  }
+
   /// Adds weights times the values of `keys`. The weights start at number `first`.
   void add_values(index_t first, index_t rows, KeyRange keys, Compute* to) const {
     const index_t dv = memory_.dv;
@@ -319,14 +336,14 @@ class DecodeTask {
         const index_t row = problem_.keys.v_row();
         return for_each_copy(memory_.v_rows + first % key_chunk, keys.size(), row * problem_.keys.v_size(),
                              copies(), [&](index_t from, index_t count) {
-                               add(memory_.s + first + from, key_chunk, rows, count, memory_.wide, row,
-                                   nullptr, 1, dv, 0, to, dv);
+                               add(memory_.s + first + from, key_chunk, rows, count, memory_.wide, row, {},
+                                   dv, 0, nullptr, to, dv);
                              });
       }
-      for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const AnyKeyRun& run) {
+      for_each_run_of_values(keys, [&](index_t key, const AnyKeyRun& run) {
         add(memory_.s + first + (key - keys.begin), key_chunk, rows, run.count, run.v, run.v_stride,
-            run.v_scales, run.v_scales_stride, dv,
-            prefetching_.template bytes<true>(problem_.keys, batch_, kv_head_, key, run), to, dv);
+            run.v_factors, dv, prefetching_.template bytes<true>(problem_.keys, batch_, kv_head_, key, run),
+            memory_.scaled, to, dv);
       });
     } else {
       load_values(problem_.keys, batch_, kv_head_, keys, memory_.wide);

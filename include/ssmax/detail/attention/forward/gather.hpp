@@ -17,7 +17,10 @@ bool has_single_keys(const AnyKeys<Compute>& source, index_t batch, index_t kv_h
   constexpr index_t few = 8;
   if (keys.size() < 2 * few) return false;
   const AnyKeyRun first = source.run(batch, kv_head, keys.begin);
-  if (first.k_scales != nullptr || first.v_scales != nullptr || first.count >= few) return false;
+  const auto has_factors = [](const StoredFactors& factors) {
+    return factors.rows != nullptr || factors.channels != nullptr;
+  };
+  if (has_factors(first.k_factors) || has_factors(first.v_factors) || first.count >= few) return false;
   return source.run(batch, kv_head, keys.begin + first.count).count < few;
 }
 

@@ -277,7 +277,7 @@ class PrefillTask {
   /// Returns the values [first, first + count) of a run of quantized keys.
   AnyKeyRun values_of(AnyKeyRun run, index_t first, index_t count) const {
     run.v = static_cast<const char*>(run.v) + first * run.v_stride * problem_.keys.v_size();
-    if (run.v_scales != nullptr) run.v_scales += first * run.v_scales_stride;
+    if (run.v_factors.rows != nullptr) run.v_factors.rows += first * run.v_factors.rows_stride;
     run.count = count;
     return run;
   }

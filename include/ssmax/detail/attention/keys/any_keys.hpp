@@ -18,21 +18,20 @@ struct AnyKeyRun {
   index_t k_stride = 0;
   const void* v = nullptr;
   index_t v_stride = 0, count = 0;
-  const float *k_scales = nullptr, *v_scales = nullptr;
-  index_t k_scales_stride = 1, v_scales_stride = 1;
+  StoredFactors k_factors{}, v_factors{};
 };
 
 /// The products of few queries with keys and values in their storage type (kernels/decode.hpp). `factors` are those of
-/// the keys or values, if the type has a factor per row. `factors_stride` is the number of floats from one factor to the
-/// next, or 0.
+/// the keys or values, if the type has a factor per row. With factors of channels, `logits` requires
+/// scratch[rows][q_stride], and `accumulate` requires scratch[rows][dv].
 template <class Compute>
 struct StoredProducts {
   void (*logits)(const Compute* q, index_t q_stride, index_t rows, const void* k, index_t k_stride,
-                 const float* factors, index_t factors_stride, index_t keys, index_t d, index_t ahead,
+                 const StoredFactors& factors, index_t keys, index_t d, index_t ahead, Compute* scratch,
                  Compute* s, index_t s_stride) = nullptr;
   void (*accumulate)(const Compute* s, index_t s_stride, index_t rows, index_t keys, const void* v,
-                     index_t v_stride, const float* factors, index_t factors_stride, index_t dv,
-                     index_t ahead, Compute* o, index_t o_stride) = nullptr;
+                     index_t v_stride, const StoredFactors& factors, index_t dv, index_t ahead,
+                     Compute* scratch, Compute* o, index_t o_stride) = nullptr;
 };
 
 SSMAX_END
@@ -50,9 +49,13 @@ KeyRange stored_in(const void* source, index_t batch) {
 template <class S>
 AnyKeyRun run_of(const void* source, index_t batch, index_t kv_head, index_t key) {
   const auto run = static_cast<const S*>(source)->run(batch, kv_head, key);
-  return {run.k,        run.k_stride,        run.v,
-          run.v_stride, run.count,           run.k_scales,
-          run.v_scales, run.k_scales_stride, run.v_scales_stride};
+  return {run.k,
+          run.k_stride,
+          run.v,
+          run.v_stride,
+          run.count,
+          {run.k_scales, run.k_scales_stride, run.k_channel_scales},
+          {run.v_scales, run.v_scales_stride, run.v_channel_scales}};
 }
 
 template <class S>
@@ -64,33 +67,45 @@ bool shares_keys([[maybe_unused]] const S& source) {
   }
 }
 
+/// Multiplies a row by the factors of its channels.
+template <class X, class Compute>
+void multiply_channels(Compute* row, const float* factors, index_t n) {
+  if constexpr (EightBitStorage<X>) {
+    kernels<EightBitKernels<X>>().multiply(row, factors, n, row);
+  } else {
+    for (index_t i = 0; i < n; ++i) row[i] *= static_cast<Compute>(factors[i]);
+  }
+}
+
 /// Returns row i of keys or values: in place if the row needs no conversion and no scale factor, else in scratch.
 template <class Compute, class X>
-const Compute* load_stored(const void* rows, index_t stride, [[maybe_unused]] const float* scales,
-                           [[maybe_unused]] index_t scales_stride, index_t i, index_t n, Compute* scratch) {
+const Compute* load_stored(const void* rows, index_t stride, [[maybe_unused]] const StoredFactors& factors,
+                           index_t i, index_t n, Compute* scratch) {
   const Compute* numbers = widened(static_cast<const X*>(rows) + i * stride, n, scratch);
   if constexpr (ScaledStorage<X>) {
-    kernels<RowKernels<Compute>>().multiply(numbers, n, static_cast<Compute>(scales[i * scales_stride]),
-                                            scratch);
+    SSMAX_ASSERT(factors.rows != nullptr || factors.channels != nullptr);
+    if (factors.rows != nullptr) {
+      const auto factor = static_cast<Compute>(factors.rows[i * factors.rows_stride]);
+      kernels<RowKernels<Compute>>().multiply(numbers, n, factor, scratch);
+    }
+    if (factors.channels != nullptr) multiply_channels<X>(scratch, factors.channels, n);
   }
   return numbers;
 }
 
 /// Writes `count` rows of keys or values to `out`, dequantized and rounded to bfloat16.
 template <class X>
-void dequantize_stored(const void* rows, index_t stride, [[maybe_unused]] const float* factors,
-                       [[maybe_unused]] index_t factors_stride, index_t count, index_t n, index_t ahead,
-                       bfloat16* out, index_t out_stride) {
+void dequantize_stored(const void* rows, index_t stride, [[maybe_unused]] const StoredFactors& factors,
+                       index_t count, index_t n, index_t ahead, bfloat16* out, index_t out_stride) {
   const auto dequantize = kernels<DequantizeKernels<X>>().dequantize;
   const X* in = static_cast<const X*>(rows);
   if constexpr (ScaledStorage<X>) {
-    for_contiguous_factors(factors, factors_stride, count,
-                           [&](index_t first, const float* some, index_t rows_of) {
-                             dequantize(in + first * stride, stride, some, rows_of, n, ahead,
-                                        out + first * out_stride, out_stride);
-                           });
+    for_contiguous_factors(factors, count, [&](index_t first, const float* some, index_t rows_of) {
+      dequantize(in + first * stride, stride, some, factors.channels, rows_of, n, ahead,
+                 out + first * out_stride, out_stride);
+    });
   } else {
-    dequantize(in, stride, nullptr, count, n, ahead, out, out_stride);
+    dequantize(in, stride, nullptr, nullptr, count, n, ahead, out, out_stride);
   }
 }
 
@@ -152,27 +167,26 @@ class AnyKeys {
   /// Returns row i of a run's keys or values: in place if the row is stored as Compute, else converted in scratch.
   SSMAX_INLINE const Compute* load_k(const AnyKeyRun& run, index_t i, Compute* scratch) const {
     if (k_kind_ == ElementKind::compute) return static_cast<const Compute*>(run.k) + i * run.k_stride;
-    return load_k_(run.k, run.k_stride, run.k_scales, run.k_scales_stride, i, shape_.width, scratch);
+    return load_k_(run.k, run.k_stride, run.k_factors, i, shape_.width, scratch);
   }
   SSMAX_INLINE const Compute* load_v(const AnyKeyRun& run, index_t i, Compute* scratch) const {
     if (v_kind_ == ElementKind::compute) return static_cast<const Compute*>(run.v) + i * run.v_stride;
-    return load_v_(run.v, run.v_stride, run.v_scales, run.v_scales_stride, i, shape_.value_width, scratch);
+    return load_v_(run.v, run.v_stride, run.v_factors, i, shape_.value_width, scratch);
   }
-  /// Writes the keys or values of a run to `out`, as bfloat16: element times factor, rounded once. Rows of k have
+  /// Writes the keys or values of a run to `out`, as bfloat16: element times factors, rounded once. Rows of k have
   /// `stride` numbers, rows of v are contiguous. Prefetches the rows `ahead` bytes later, unless `ahead` is 0. Requires
   /// a quantized type.
   SSMAX_INLINE void dequantize_k(const AnyKeyRun& run, index_t ahead, bfloat16* out, index_t stride) const {
-    dequantize_k_(run.k, run.k_stride, run.k_scales, run.k_scales_stride, run.count, shape_.width, ahead, out,
-                  stride);
+    dequantize_k_(run.k, run.k_stride, run.k_factors, run.count, shape_.width, ahead, out, stride);
   }
   SSMAX_INLINE void dequantize_v(const AnyKeyRun& run, index_t ahead, bfloat16* out) const {
-    dequantize_v_(run.v, run.v_stride, run.v_scales, run.v_scales_stride, run.count, shape_.value_width,
-                  ahead, out, shape_.value_width);
+    dequantize_v_(run.v, run.v_stride, run.v_factors, run.count, shape_.value_width, ahead, out,
+                  shape_.value_width);
   }
 
  private:
-  using Load = const Compute* (*)(const void* rows, index_t stride, const float* scales,
-                                  index_t scales_stride, index_t i, index_t n, Compute* scratch);
+  using Load = const Compute* (*)(const void* rows, index_t stride, const StoredFactors& factors, index_t i,
+                                  index_t n, Compute* scratch);
   using Dequantize = decltype(&detail::dequantize_stored<Int8>);
 
   const void* source_;

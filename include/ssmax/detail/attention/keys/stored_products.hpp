@@ -12,48 +12,76 @@
 
 SSMAX_BEGIN_DETAIL
 
+/// Multiplies copies of the queries by the factors of channels, and the logits by the factors of rows.
 template <class Compute, class X>
 void stored_logits(const Compute* q, index_t q_stride, index_t rows, const void* k, index_t k_stride,
-                   [[maybe_unused]] const float* factors, [[maybe_unused]] index_t factors_stride,
-                   index_t keys, index_t d, index_t ahead, Compute* s, index_t s_stride) {
+                   [[maybe_unused]] const StoredFactors& factors, index_t keys, index_t d, index_t ahead,
+                   [[maybe_unused]] Compute* scratch, Compute* s, index_t s_stride) {
+  if constexpr (EightBitStorage<X>) {
+    SSMAX_ASSERT(factors.rows != nullptr || factors.channels != nullptr);
+    if (factors.channels != nullptr) {
+      const auto& multiply = kernels<EightBitKernels<X>>().multiply;
+      for (index_t r = 0; r < rows; ++r) {
+        multiply(q + r * q_stride, factors.channels, d, scratch + r * q_stride);
+        std::fill(scratch + r * q_stride + d, scratch + (r + 1) * q_stride, Compute{0});
+      }
+      q = scratch;
+    }
+  }
   kernels<DecodeKernels<Compute, X>>().logits(q, q_stride, rows, static_cast<const X*>(k), k_stride, keys, d,
                                               ahead, s, s_stride);
   if constexpr (EightBitStorage<X>) {
+    if (factors.rows == nullptr) return;
     const auto& multiply = kernels<EightBitKernels<X>>().multiply;
-    for_contiguous_factors(factors, factors_stride, keys, [&](index_t key, const float* some, index_t count) {
+    for_contiguous_factors(factors, keys, [&](index_t key, const float* some, index_t count) {
       for (index_t r = 0; r < rows; ++r)
         multiply(s + r * s_stride + key, some, count, s + r * s_stride + key);
     });
   }
 }
 
-/// Multiplies copies of the weights by the factors, because the caller needs the weights again.
+/// Multiplies copies of the weights by the factors of rows, because the caller needs the weights again. Returns the sums
+/// over the values in o, without the factors of channels.
+template <class Compute, class X>
+void accumulate_rows(const Compute* s, index_t s_stride, index_t rows, index_t keys, const X* v,
+                     index_t v_stride, const StoredFactors& factors, index_t dv, index_t ahead, Compute* o,
+                     index_t o_stride) {
+  const auto& products = kernels<DecodeKernels<Compute, X>>();
+  if (factors.rows == nullptr)
+    return products.accumulate(s, s_stride, rows, keys, v, v_stride, dv, ahead, o, o_stride);
+  constexpr index_t most_weights = 1024;
+  Compute weights[most_weights];
+  const index_t most_keys = most_weights / rows;
+  const auto& multiply = kernels<EightBitKernels<X>>().multiply;
+  for (index_t key = 0; key < keys; key += most_keys) {
+    const index_t count = std::min(most_keys, keys - key);
+    const StoredFactors of_rows{factors.rows + key * factors.rows_stride, factors.rows_stride};
+    for_contiguous_factors(of_rows, count, [&](index_t first, const float* some, index_t n) {
+      for (index_t r = 0; r < rows; ++r)
+        multiply(s + r * s_stride + key + first, some, n, weights + r * most_keys + first);
+    });
+    products.accumulate(weights, most_keys, rows, count, v + key * v_stride, v_stride, dv, ahead, o,
+                        o_stride);
+  }
+}
+
+/// With factors of channels: multiplies the sums over the values by the factors, and adds the products to o.
 template <class Compute, class X>
 void accumulate_stored(const Compute* s, index_t s_stride, index_t rows, index_t keys, const void* v,
-                       index_t v_stride, [[maybe_unused]] const float* factors,
-                       [[maybe_unused]] index_t factors_stride, index_t dv, index_t ahead, Compute* o,
-                       index_t o_stride) {
-  const auto& products = kernels<DecodeKernels<Compute, X>>();
+                       index_t v_stride, [[maybe_unused]] const StoredFactors& factors, index_t dv,
+                       index_t ahead, [[maybe_unused]] Compute* scratch, Compute* o, index_t o_stride) {
   const X* values = static_cast<const X*>(v);
   if constexpr (EightBitStorage<X>) {
-    constexpr index_t most_weights = 1024;
-    Compute weights[most_weights];
-    const index_t most_keys = most_weights / rows;
-    const auto& multiply = kernels<EightBitKernels<X>>().multiply;
-    for (index_t key = 0; key < keys; key += most_keys) {
-      const index_t count = std::min(most_keys, keys - key);
-      for_contiguous_factors(factors + key * factors_stride, factors_stride, count,
-                             [&](index_t first, const float* some, index_t n) {
-                               for (index_t r = 0; r < rows; ++r) {
-                                 multiply(s + r * s_stride + key + first, some, n,
-                                          weights + r * most_keys + first);
-                               }
-                             });
-      products.accumulate(weights, most_keys, rows, count, values + key * v_stride, v_stride, dv, ahead, o,
-                          o_stride);
-    }
+    SSMAX_ASSERT(factors.rows != nullptr || factors.channels != nullptr);
+    if (factors.channels == nullptr)
+      return accumulate_rows(s, s_stride, rows, keys, values, v_stride, factors, dv, ahead, o, o_stride);
+    std::fill_n(scratch, rows * dv, Compute{0});
+    accumulate_rows(s, s_stride, rows, keys, values, v_stride, factors, dv, ahead, scratch, dv);
+    const auto& add_products = kernels<EightBitKernels<X>>().add_products;
+    for (index_t r = 0; r < rows; ++r) add_products(scratch + r * dv, factors.channels, dv, o + r * o_stride);
   } else {
-    products.accumulate(s, s_stride, rows, keys, values, v_stride, dv, ahead, o, o_stride);
+    kernels<DecodeKernels<Compute, X>>().accumulate(s, s_stride, rows, keys, values, v_stride, dv, ahead, o,
+                                                    o_stride);
   }
 }
 
