@@ -310,7 +310,7 @@ TEST_CASE("attend_group is bit-identical to its three steps, and leaves an irreg
     const Products& products = kernels<Products>();
     CHECK((products.attend_group[0] != nullptr) == (target == "amx"));
     if (products.attend_group[0] == nullptr) return;
-    const ssmax::detail::AcquiredProducts acquired(products);
+    products.acquire();
     for (const index_t vectors : {1, 2, 3}) {
       for (const index_t keys : {32, 64}) {
         for (const bool is_first : {false, true}) {
@@ -336,6 +336,7 @@ TEST_CASE("attend_group is bit-identical to its three steps, and leaves an irreg
         }
       }
     }
+    products.release();
   });
 }
 
