@@ -56,34 +56,43 @@ TileChange matrix_attend(float* s, index_t keys, const TileState<float>& state, 
   return rises ? TileChange::raised : TileChange::none;
 }
 
-/// Packs rows of V into panels [key/32][32 channels][32 keys]. Blocks of 32 keys are transposed by 8 channels
-/// at a time, all other keys are packed number by number.
+/// Packs `keys` keys of a block of 32, a multiple of 8: channels [0, padded) of panels of `panel_stride` numbers.
+template <bool whole>
+inline void matrix_pack_block(const bfloat16* v, index_t v_stride, index_t first, index_t keys,
+                              index_t channels, bfloat16* to, index_t panel_stride) {
+  for (index_t c = 0; c < (channels + 31) / 32 * 32; c += 8) {
+    bfloat16* tile = to + c / 32 * panel_stride + c % 32 * 32;
+    if (c + 8 <= channels) {
+      transpose_words<whole>(v + c, v_stride, tile, first / 8, keys / 8);
+    } else {
+      bfloat16 rest[32][8] = {};
+      for (index_t i = 0; i < keys; ++i) {
+        for (index_t left = c; left < channels; ++left) rest[i][left - c] = v[i * v_stride + left];
+      }
+      transpose_words<whole>(rest[0], 8, tile, first / 8, keys / 8);
+    }
+  }
+}
+
+/// Packs rows of V into panels [key/32][32 channels][32 keys]. Blocks of 32 keys, and parts of 8 keys of a block, are
+/// transposed by 8 channels at a time. All other keys are packed number by number.
 inline void matrix_pack_values(const bfloat16* v, index_t v_stride, index_t first, index_t keys,
                                index_t channels, bfloat16* panels, index_t panel_stride) {
   const index_t padded = (channels + 31) / 32 * 32, last = first + keys;
-  for (index_t key = first; key < last;) {
+  for (index_t key = first, count; key < last; key += count) {
     bfloat16* to = panels + key / 32 * 32 * 32;
     const bfloat16* row = v + (key - first) * v_stride;
-    if (key % 32 != 0 || key + 32 > last) {
+    count = std::min(32 - key % 32, (last - key) / 8 * 8);
+    if (count == 32) {
+      matrix_pack_block<true>(row, v_stride, 0, 32, channels, to, panel_stride);
+    } else if (key % 8 == 0 && count > 0) {
+      matrix_pack_block<false>(row, v_stride, key % 32, count, channels, to, panel_stride);
+    } else {
       for (index_t c = 0; c < padded; ++c) {
         to[c / 32 * panel_stride + c % 32 * 32 + key % 32] = c < channels ? row[c] : bfloat16{};
       }
-      ++key;
-      continue;
+      count = 1;
     }
-    for (index_t c = 0; c < padded; c += 8) {
-      bfloat16* tile = to + c / 32 * panel_stride + c % 32 * 32;
-      if (c + 8 <= channels) {
-        transpose_words(row + c, v_stride, tile);
-      } else {
-        bfloat16 rest[32][8] = {};
-        for (index_t i = 0; i < 32; ++i) {
-          for (index_t left = c; left < channels; ++left) rest[i][left - c] = row[i * v_stride + left];
-        }
-        transpose_words(rest[0], 8, tile);
-      }
-    }
-    key += 32;
   }
 }
 

@@ -157,16 +157,19 @@ SSMAX_INLINE __m128i eight_words(const bfloat16* from) {
 }
 
 /// Writes out[channel][32 keys] = v[key][channel] for 8 channels, with 24 shuffles. Each 128-bit part holds 8
-/// keys, and the keys stay in their part.
-SSMAX_INLINE void transpose_words(const bfloat16* v, index_t stride, bfloat16* out) {
+/// keys, and the keys stay in their part. Exception: unless `whole`, reads and writes `parts` parts from
+/// `first_part` on, and v is the first of their keys.
+template <bool whole>
+SSMAX_INLINE void transpose_words(const bfloat16* v, index_t stride, bfloat16* out, index_t first_part = 0,
+                                  index_t parts = 4) {
   __m512i key[8], pair[8], four[8];
   SSMAX_UNROLL
   for (int i = 0; i < 8; ++i) {
     const bfloat16* row = v + i * stride;
     key[i] = _mm512_castsi128_si512(eight_words(row));
-    key[i] = _mm512_inserti32x4(key[i], eight_words(row + 8 * stride), 1);
-    key[i] = _mm512_inserti32x4(key[i], eight_words(row + 16 * stride), 2);
-    key[i] = _mm512_inserti32x4(key[i], eight_words(row + 24 * stride), 3);
+    if (whole || parts > 1) key[i] = _mm512_inserti32x4(key[i], eight_words(row + 8 * stride), 1);
+    if (whole || parts > 2) key[i] = _mm512_inserti32x4(key[i], eight_words(row + 16 * stride), 2);
+    if (whole || parts > 3) key[i] = _mm512_inserti32x4(key[i], eight_words(row + 24 * stride), 3);
   }
   SSMAX_UNROLL
   for (int i = 0; i < 4; ++i) {
@@ -180,10 +183,18 @@ SSMAX_INLINE void transpose_words(const bfloat16* v, index_t stride, bfloat16* o
   }
   // four[2i] holds two channels of keys 0 to 3 of each part, four[2i + 1] the same channels of keys 4 to 7.
   constexpr int channel[4] = {0, 4, 2, 6};
+  const auto written = static_cast<__mmask16>((1u << 4 * parts) - 1u);
   SSMAX_UNROLL
   for (int i = 0; i < 4; ++i) {
-    bfloat16* to = out + channel[i] * 32;
-    _mm512_storeu_si512(to, _mm512_unpacklo_epi64(four[2 * i], four[2 * i + 1]));
-    _mm512_storeu_si512(to + 32, _mm512_unpackhi_epi64(four[2 * i], four[2 * i + 1]));
+    bfloat16* to = out + channel[i] * 32 + first_part * 8;
+    const __m512i low = _mm512_unpacklo_epi64(four[2 * i], four[2 * i + 1]),
+                  high = _mm512_unpackhi_epi64(four[2 * i], four[2 * i + 1]);
+    if constexpr (whole) {
+      _mm512_storeu_si512(to, low);
+      _mm512_storeu_si512(to + 32, high);
+    } else {
+      _mm512_mask_storeu_ps(to, written, _mm512_castsi512_ps(low));
+      _mm512_mask_storeu_ps(to + 32, written, _mm512_castsi512_ps(high));
+    }
   }
 }

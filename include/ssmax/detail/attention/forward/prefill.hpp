@@ -252,10 +252,11 @@ class PrefillTask {
         kernels_.pack_values(static_cast<const Operand*>(run.v), run.v_stride, row, run.count, dv, memory_.v,
                              memory_.panel);
       } else if constexpr (Op::is_bf16) {
-        // Few rows at a time stay in the first-level cache. All but the first rows begin with a pair of keys.
+        // Few rows at a time stay in the first-level cache. All but the first rows begin as pack_values packs fastest.
         auto* rows = reinterpret_cast<Operand*>(memory_.staged);
+        const index_t most = std::max(kernels_.width, kernels_.rows);
         for (index_t i = 0, count; i < run.count; i += count) {
-          count = std::min(kernels_.width - (row + i) % 2, run.count - i);
+          count = std::min(most - (row + i) % most, run.count - i);
           problem_.keys.dequantize_v(values_of(run, i, count), 0, rows);
           kernels_.pack_values(rows, dv, row + i, count, dv, memory_.v, memory_.panel);
         }
