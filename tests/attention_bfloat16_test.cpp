@@ -348,7 +348,7 @@ TEST_CASE("the bf16 path is bit-identical for every alignment of the keys", "[at
     INFO(target);
     const auto size = static_cast<std::size_t>(shape.queries * shape.heads * shape.dv);
     std::vector<std::vector<bfloat16>> results;
-    for (const std::size_t offset : {0, 1, 8, 32}) {
+    for (const int offset : {0, 1, 8, 32}) {
       std::vector<bfloat16> memory(problem.k.size() + 64), out(size);
       const std::size_t to_aligned =
           (64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64) % 64 / sizeof(bfloat16);

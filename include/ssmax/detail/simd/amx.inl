@@ -193,8 +193,8 @@ SSMAX_INLINE void transpose_words(const bfloat16* v, index_t stride, bfloat16* o
       _mm512_storeu_si512(to, low);
       _mm512_storeu_si512(to + 32, high);
     } else {
-      _mm512_mask_storeu_ps(to, written, _mm512_castsi512_ps(low));
-      _mm512_mask_storeu_ps(to + 32, written, _mm512_castsi512_ps(high));
+      _mm512_mask_storeu_ps(reinterpret_cast<float*>(to), written, _mm512_castsi512_ps(low));
+      _mm512_mask_storeu_ps(reinterpret_cast<float*>(to + 32), written, _mm512_castsi512_ps(high));
     }
   }
 }
