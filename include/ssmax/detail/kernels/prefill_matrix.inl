@@ -37,7 +37,7 @@ void matrix_accumulate(const bfloat16* values, index_t, index_t panel_stride, in
 }
 
 /// Computes weights and their products vector by vector, so that the unit never pauses for long. If it starts
-/// after a pause of more than 0.3 µs, its products take 0.3 µs longer. The weights of three vectors are such a
+/// after a pause of more than 0.4 µs, its products take about 0.3 µs longer. The weights of three vectors are such a
 /// pause.
 template <class S, class P, int vectors>
 TileChange matrix_attend(float* s, index_t keys, const TileState<float>& state, bfloat16* weights,
@@ -56,7 +56,7 @@ TileChange matrix_attend(float* s, index_t keys, const TileState<float>& state, 
   return rises ? TileChange::raised : TileChange::none;
 }
 
-/// Packs `keys` keys of a block of 32, a multiple of 8: channels [0, padded) of panels of `panel_stride` numbers.
+/// Packs keys [first, first + keys) of the block of 32 keys at `to`. Both numbers are multiples of 8.
 template <bool whole>
 inline void matrix_pack_block(const bfloat16* v, index_t v_stride, index_t first, index_t keys,
                               index_t channels, bfloat16* to, index_t panel_stride) {

@@ -230,7 +230,7 @@ class ShortTask {
 };
 
 /// A call on the short_keys path. A task is a run of at most 64 neighbouring tiles, which may belong to several kv
-/// heads. The members are those of TaskRun (schedule.hpp).
+/// heads. The members are those of TaskRun (task_run.hpp).
 template <class Compute>
 class ShortRun {
  public:
