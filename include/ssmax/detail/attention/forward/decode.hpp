@@ -313,17 +313,15 @@ class DecodeTask {
     }
   }
 
-  /// Calls f(first key, run) for the runs of the range. With factors of channels, each run has a sum of its own. Under a mask
-  /// with runs, the call cuts such a run at visible blocks: so the sums do not depend on what other queries see.
+  /// Calls f(first key, run) for the runs of the range. With factors of channels, each run has a sum of its own. Under
+  /// a mask with runs, the call cuts such a run at visible blocks: so the sums do not depend on what other queries see.
   template <class F>
   void for_each_run_of_values(KeyRange keys, const F& f) const {
-    for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, AnyKeyRun run) {
+    for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const AnyKeyRun& run) {
       if (!variant_.has_runs || run.v_factors.channels == nullptr) return f(key, run);
-      for (const index_t end = key + run.count; key < end; key += run.count) {
-        run.count = std::min(end, (key / visible_block + 1) * visible_block) - key;
-        f(key, run);
-        run.v = static_cast<const std::byte*>(run.v) + run.count * run.v_stride * problem_.keys.v_size();
-        if (run.v_factors.rows != nullptr) run.v_factors.rows += run.count * run.v_factors.rows_stride;
+      for (index_t i = 0, count; i < run.count; i += count) {
+        count = std::min(run.count - i, visible_block - (key + i) % visible_block);
+        f(key + i, values_of(problem_.keys, run, i, count));
       }
     });
   }

@@ -257,7 +257,7 @@ class PrefillTask {
         const index_t most = std::max(kernels_.width, kernels_.rows);
         for (index_t i = 0, count; i < run.count; i += count) {
           count = std::min(most - (row + i) % most, run.count - i);
-          problem_.keys.dequantize_v(values_of(run, i, count), 0, rows);
+          problem_.keys.dequantize_v(values_of(problem_.keys, run, i, count), 0, rows);
           kernels_.pack_values(rows, dv, row + i, count, dv, memory_.v, memory_.panel);
         }
       } else {
@@ -273,14 +273,6 @@ class PrefillTask {
       Operand* v = memory_.v + p * memory_.panel + from;
       copy_finite(v, panel, v);
     }
-  }
-
-  /// Returns the values [first, first + count) of a run of quantized keys.
-  AnyKeyRun values_of(AnyKeyRun run, index_t first, index_t count) const {
-    run.v = static_cast<const char*>(run.v) + first * run.v_stride * problem_.keys.v_size();
-    if (run.v_factors.rows != nullptr) run.v_factors.rows += first * run.v_factors.rows_stride;
-    run.count = count;
-    return run;
   }
 
   /// Adds a key block to the states of one tile.

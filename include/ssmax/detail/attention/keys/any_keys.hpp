@@ -2,6 +2,8 @@
 // views. AnyKeys hides the types of source and storage, so that drivers are compiled once per compute type Compute.
 #pragma once
 
+#include <cstddef>
+
 #include "../../../key_source.hpp"
 #include "../../../sequence_lengths.hpp"
 #include "../../../view.hpp"
@@ -248,6 +250,15 @@ void for_each_run(const AnyKeys<Compute>& keys, index_t batch, index_t kv_head, 
     f(range.begin, run);
     range.begin += run.count;
   }
+}
+
+/// Returns the values [first, first + count) of a run. The keys stay those of the whole run.
+template <class Compute>
+AnyKeyRun values_of(const AnyKeys<Compute>& keys, AnyKeyRun run, index_t first, index_t count) {
+  run.v = static_cast<const std::byte*>(run.v) + first * run.v_stride * keys.v_size();
+  if (run.v_factors.rows != nullptr) run.v_factors.rows += first * run.v_factors.rows_stride;
+  run.count = count;
+  return run;
 }
 
 SSMAX_END
