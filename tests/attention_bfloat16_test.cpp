@@ -49,7 +49,7 @@ void check_path(const R& result, ssmax::Path path = ssmax::Path::prefill_bf16) {
 }
 
 /// The multipliers of the four heads of SSMax are positive, negative and 0.
-TEST_CASE("the bf16 path stays within the bound of rounding the weights", "[attention][bfloat16]") {
+TEST_CASE("the bf16 path stays within the bound of rounding the weights", "[attention][bfloat16][slow]") {
   const std::vector<float> sinks(20, 0.5F);
   for (const Shape& shape : shapes) {
     const Problem<bfloat16> problem(shape);

@@ -213,7 +213,8 @@ TEST_CASE("explanations name the tensor of another type", "[attention][elements]
   });
 }
 
-TEST_CASE("gradients of tensors of different types are bit-identical to float", "[backward][elements]") {
+TEST_CASE("gradients of tensors of different types are bit-identical to float",
+          "[backward][elements][slow]") {
   for (const Extents& extents : shapes) {
     for_each_target_of<bfloat16>([&](const std::string& target) {
       for_each_mixture(extents, [&](auto tensors) {

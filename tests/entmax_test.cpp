@@ -274,7 +274,7 @@ void check_views(const M& mask, const std::string& name) {
   }
 }
 
-TEST_CASE("views, masks, scalings and gradients of sparse rows", "[entmax]") {
+TEST_CASE("views, masks, scalings and gradients of sparse rows", "[entmax][slow]") {
   for_each_target([&](const std::string& target) {
     check_views<1, float>(Causal{}, target + " sparsemax float");
     check_views<2, float>(Causal{}, target + " entmax15 float");

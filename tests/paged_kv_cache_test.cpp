@@ -598,7 +598,7 @@ TEST_CASE("append to a paged cache allocates only for longer page tables", "[pag
 
 TEST_CASE(
     "random appends, forks, kept branches, truncations and removals of a paged cache agree with a model",
-    "[paged_kv_cache]") {
+    "[decode][paged_kv_cache]") {
   for (const index_t page : {1, 3, 16}) {
     CAPTURE(page);
     const index_t pages = 300 / page;

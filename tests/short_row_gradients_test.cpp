@@ -186,7 +186,7 @@ void check_divisions() {
   });
 }
 
-TEST_CASE("gradients of a short row do not depend on the number of rows", "[softmax_backward]") {
+TEST_CASE("gradients of a short row do not depend on the number of rows", "[softmax_backward][slow]") {
   SECTION("float") { check_divisions<float>(); }
   SECTION("double") { check_divisions<double>(); }
 }

@@ -141,7 +141,7 @@ TEST_CASE("negative multipliers are as exact as positive ones", "[softmax][multi
   });
 }
 
-TEST_CASE("a million normals under a negative multiplier", "[softmax][multiplier]") {
+TEST_CASE("a million normals under a negative multiplier", "[softmax][multiplier][slow]") {
   constexpr std::size_t n = 1'000'000;
   const std::vector<float> z = reference::normals<float>(n, 10);
   const std::vector<Real> exact = reference::softmax(reference::whole_row(std::span<const float>(z), -1));

@@ -184,7 +184,7 @@ TEST_CASE("-0.0 is 0.0", "[special]") {
 
 // ---- Long rows --------------------------------------------------------------------------------------------
 
-TEST_CASE("a million normals stay within 5e-7", "[special]") {
+TEST_CASE("a million normals stay within 5e-7", "[special][slow]") {
   constexpr std::size_t n = 1'000'000;
   const std::vector<float> z = reference::normals<float>(n, 10);
   const std::vector<Real> exact = reference::softmax(reference::whole_row(std::span<const float>(z), 1));

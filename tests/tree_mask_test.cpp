@@ -114,7 +114,7 @@ struct Matrix {
 
 constexpr std::array<index_t, 6> sizes{1, 2, 7, 64, 65, 130};
 
-TEST_CASE("the members of Tree agree with the definition of the tree", "[mask]") {
+TEST_CASE("the members of Tree agree with the definition of the tree", "[attention][mask]") {
   for (const index_t candidates : sizes) {
     for (const index_t committed : {0, 1, 70}) {
       const QueryShape shape{2, 2, candidates, committed + candidates};
