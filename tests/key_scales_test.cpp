@@ -189,7 +189,7 @@ void compare(const Data<float>& data, const A& got, const B& contiguous, const E
 }
 
 TEMPLATE_TEST_CASE("attention over a pool with factors is attention over contiguous codes and factors",
-                   "[decode][key_scales]", Int8, Fp8E4M3, Fp8E5M2) {
+                   "[decode][key_scales][slow]", Int8, Fp8E4M3, Fp8E5M2) {
   using X = TestType;
   for (const index_t queries : {1, 3, 20}) {
     const Data<float> data({4, 2, queries, 24, 17, {queries == 1 ? 1300 : 400, 20, 90}});

@@ -140,7 +140,7 @@ TEST_CASE("scores under masks with runs", "[attention][masks][score]") {
   }
 }
 
-TEST_CASE("gradients under masks with runs", "[attention][backward][masks]") {
+TEST_CASE("gradients under masks with runs", "[attention][backward][masks][slow]") {
   for (const Shape& shape : shapes) {
     for_each_mask(shape, [&](const auto& mask, const auto& visible) {
       backward_problem::check(backward_problem::Problem<float>(shape), mask, visible);

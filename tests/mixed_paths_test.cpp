@@ -141,7 +141,7 @@ void check_paths(const Sequences& sequences, const Sizes& sizes, const std::set<
   });
 }
 
-TEST_CASE("mixed paths: one run of the executor if no keys are split", "[attention][lengths]") {
+TEST_CASE("mixed paths: one run of the executor if no keys are split", "[attention][lengths][slow]") {
   static ThreadPool three(3);
   const auto check = [](const auto& mixed) {
     for (const index_t threads : {1, 2, 3, 7}) mixed.check(threads, 1);

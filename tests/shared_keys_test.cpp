@@ -161,7 +161,7 @@ void check_types(index_t heads, index_t kv_heads, index_t d, index_t dv, index_t
 }
 
 TEST_CASE("common pages: results are bit-identical with and without the pass of shared keys",
-          "[attention][source][shared_keys]") {
+          "[attention][source][shared_keys][slow]") {
   check_types<float, float>(3, 3, 24, 9, 16);
   check_types<float, float>(16, 2, 64, 64, 96);
   check_types<bfloat16, bfloat16>(3, 3, 24, 9, 16);
