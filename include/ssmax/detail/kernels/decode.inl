@@ -293,8 +293,8 @@ void decode_accumulate(const typename S::Value* s, index_t s_stride, index_t row
     const index_t count = std::min(tile, keys - first);
     index_t r = 0;
     const auto step = [&]<int step_rows>(std::integral_constant<int, step_rows>) {
-      decode_accumulate_of<S, step_rows>(s + r * s_stride, s_stride, count, v, v_stride, dv, r == 0 ? ahead : 0,
-                                         o + r * o_stride, o_stride);
+      decode_accumulate_of<S, step_rows>(s + r * s_stride, s_stride, count, v, v_stride, dv,
+                                         r == 0 ? ahead : 0, o + r * o_stride, o_stride);
       r += step_rows;
     };
     if constexpr (decode_most_rows<S> >= 4) {
