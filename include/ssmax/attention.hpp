@@ -82,15 +82,15 @@
 /// | decode | at most 16 rows | - | as float | as float |
 /// | prefill | all other calls | - | as float | as float |
 ///
-/// "bf16" means: q, k and v are bfloat16, the target is amx, avx512_bf16 or neon_bf16, and `float_products` is false. The
-/// keys and values of a cache may also have 8 bits (eight_bit.hpp): the path dequantizes their rows to bfloat16.
+/// "bf16" means: q, k and v are bfloat16, the target is amx, avx512_bf16 or neon_bf16, and `float_products` is false.
+/// The keys and values of a cache may also have 8 bits (eight_bit.hpp): the path dequantizes their rows to bfloat16.
 /// "Keys not rotated" means: the call has no rope, or a cache holds keys that are rotated already. The bf16 path
-/// multiplies bfloat16 operands and adds the products in float. Logits, states and multipliers are float. The sum
-/// adds the rounded weights. decode_bf16 is bit-identical to prefill_bf16. On neon_bf16, decode_bf16 takes 5 to 12
-/// rows. The bf16 path splits a rotated q or k into two bfloat16 numbers, high and low. So a multiplier enlarges the
-/// error of a logit no more than in float. With `rounded_rotation`, the path rounds a rotated q or k to one bfloat16
-/// number. The result is then that of a call without a rope over the rounded rows. The bf16 path treats subnormal
-/// numbers as 0. An infinity in a rotated q or k gives NaN.
+/// multiplies bfloat16 operands and adds the products in float. Logits, states and multipliers are float. The sum adds
+/// the rounded weights. decode_bf16 is bit-identical to prefill_bf16. On neon_bf16, decode_bf16 takes 5 to 12 rows. The
+/// bf16 path splits a rotated q or k into two bfloat16 numbers, high and low. So a multiplier enlarges the error of a
+/// logit no more than in float. With `rounded_rotation`, the path rounds a rotated q or k to one bfloat16 number. The
+/// result is then that of a call without a rope over the rounded rows. The bf16 path treats subnormal numbers as 0. An
+/// infinity in a rotated q or k gives NaN.
 ///
 /// A call allocates once. Exception: with a workspace, a call does not allocate. `out` and `lse` must not overlap the
 /// inputs. To omit lse, pass `View{}`: a null pointer with extents is an error. Throws std::invalid_argument for

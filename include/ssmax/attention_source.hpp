@@ -17,7 +17,8 @@
 ///
 /// Products are computed in float for every storage type, or in double for double. Exception: five or more bfloat16
 /// queries per kv head take the bf16 path (attention.hpp), if keys and values are bfloat16 or have 8 bits
-/// (eight_bit.hpp), and if the processor has the path. With `batch_invariant`, any number of queries takes the bf16 path.
+/// (eight_bit.hpp), and if the processor has the path. With `batch_invariant`, any number of queries takes the bf16
+/// path.
 ///
 /// Compared with attention over views of the same keys:
 ///

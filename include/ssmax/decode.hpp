@@ -8,7 +8,8 @@
 ///
 /// Numbers are widened in registers and computed in float, or in double for a source of double. Exception: five or more
 /// bfloat16 queries per kv head take the bf16 path (attention.hpp), if keys and values are bfloat16 or have 8 bits
-/// (eight_bit.hpp), and if the processor has the path. With `batch_invariant`, any number of queries takes the bf16 path.
+/// (eight_bit.hpp), and if the processor has the path. With `batch_invariant`, any number of queries takes the bf16
+/// path.
 ///
 /// n and positions count the keys of the sequence in the cache. Queries are rotated to their places in the
 /// sequence, also under masks whose positions restart. Exception: under Tree (tree_mask.hpp), queries are rotated to

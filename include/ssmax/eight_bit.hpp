@@ -28,15 +28,14 @@
 /// | any | the prefill path | each row is widened to float first |
 /// | bfloat16 | the bf16 path (attention.hpp) | each row is dequantized to bfloat16 first |
 ///
-/// Dequantizing rounds element · factor once to nearest even. So the results of the bf16 path are bit-identical to those
-/// over a bfloat16 cache of the dequantized numbers. The rounding changes an element x by at most abs(x) / 512, less
-/// than the error of the table.
-/// Exception: with `rotate_source_keys`, the call rotates keys before it rounds them.
+/// Dequantizing rounds element · factor once to nearest even. So the results of the bf16 path are bit-identical to
+/// those over a bfloat16 cache of the dequantized numbers. The rounding changes an element x by at most abs(x) / 512,
+/// less than the error of the table. Exception: with `rotate_source_keys`, the call rotates keys before it rounds them.
 ///
 /// The types are for caches and for sources that return k_scales and v_scales (key_source.hpp), such as PagedKeys and
-/// IndexedKeys with the factors of a pool (KeyScales). A source may also return a factor per channel for the keys of a run,
-/// as PagedKeys does with ChannelScales: dequantizing then rounds element · factor of the row · factor of the channel.
-/// A NaN code of a source stays NaN. Queries, results and rows of logits cannot have these types.
+/// IndexedKeys with the factors of a pool (KeyScales). A source may also return a factor per channel for the keys of a
+/// run, as PagedKeys does with ChannelScales: dequantizing then rounds element · factor of the row · factor of the
+/// channel. A NaN code of a source stays NaN. Queries, results and rows of logits cannot have these types.
 #pragma once
 
 #include <concepts>

@@ -1,6 +1,6 @@
 /// @defgroup indexed_keys Keys by index (indexed_keys.hpp)
-/// Keys and values at the indices of a list, in the memory of somebody else's pool. A list has one index per token, or the
-/// tokens that a selection chose for a query.
+/// Keys and values at the indices of a list, in the memory of somebody else's pool. A list has one index per token, or
+/// the tokens that a selection chose for a query.
 ///
 ///     const IndexedKeys keys(k, v, indices, lengths);
 ///     decode<float>({.q = q, .out = out}, keys, SSMax<float>{s}, Full{});
@@ -19,14 +19,14 @@
 /// list. Strides are yours. Exception: the last stride of k and v is 1. Indices and lengths are integers of any type.
 /// Indices may repeat, in any order. Entries beyond the length are not read.
 ///
-/// n and positions count the entries of the list: a query that sees all entries has n = lengths[b]. For another n, such as
-/// the length of the whole sequence, compute the multipliers and pass them by PerQuery (scaling_per_query.hpp). Keys must
-/// be rotated before they are stored.
+/// n and positions count the entries of the list: a query that sees all entries has n = lengths[b]. For another n, such
+/// as the length of the whole sequence, compute the multipliers and pass them by PerQuery (scaling_per_query.hpp). Keys
+/// must be rotated before they are stored.
 ///
 /// Results are bit-identical to those over a KvCache of the same keys.
 ///
-/// The constructor checks everything in O(entries) and throws std::invalid_argument with the name of the argument. Pool,
-/// factors, indices and lengths must outlive the source, and must not change while it is used.
+/// The constructor checks everything in O(entries) and throws std::invalid_argument with the name of the argument.
+/// Pool, factors, indices and lengths must outlive the source, and must not change while it is used.
 #pragma once
 
 #include <algorithm>

@@ -28,9 +28,9 @@
 ///
 /// attention (attention_source.hpp), decode (decode.hpp) and SourcePlan (plan_source.hpp) take a source. KvCache
 /// (kv_cache.hpp), PagedKvCache::Source (paged_kv_cache.hpp), PagedKeys (paged_keys.hpp) and IndexedKeys
-/// (indexed_keys.hpp) are sources. The example custom_key_source.cpp defines a source: `run` looks up the page of `key` in
-/// the page table and returns the rest of that page. A source must not change during a call. Several threads call its
-/// members.
+/// (indexed_keys.hpp) are sources. The example custom_key_source.cpp defines a source: `run` looks up the page of `key`
+/// in the page table and returns the rest of that page. A source must not change during a call. Several threads call
+/// its members.
 #pragma once
 
 #include "detail/checks/key_source.hpp"
@@ -66,8 +66,8 @@ struct KeyRun {
   index_t k_scales_stride = 1,
           v_scales_stride = 1;  ///< Floats from the factor of one value to the factor of the next.
   /// For the same storage types: the factors of the channels of all keys of the run, `width` floats. A number is
-  /// element · factor of the row · factor of the channel. Null: no factors per channel. If factors per channel are given,
-  /// the factors per row may be null: then each of them is 1.
+  /// element · factor of the row · factor of the channel. Null: no factors per channel. If factors per channel are
+  /// given, the factors per row may be null: then each of them is 1.
   const float *k_channel_scales = nullptr,
               *v_channel_scales =
                   nullptr;  ///< The factors of the channels of its values, `value_width` floats.
@@ -109,8 +109,8 @@ struct KeyScales {
   }
 };
 
-/// The factors of the channels of keys and values in somebody else's pages, for storage types with a factor per row: one
-/// per page, kv head and channel. The last stride is 1, the other strides are yours. A view that is left out has no
+/// The factors of the channels of keys and values in somebody else's pages, for storage types with a factor per row:
+/// one per page, kv head and channel. The last stride is 1, the other strides are yours. A view that is left out has no
 /// factors. The source refers to the factors, so the factors must outlive the source.
 struct ChannelScales {
   View<const float, 3> k{},  ///< The factors of the keys, [pages, kv_heads, width].

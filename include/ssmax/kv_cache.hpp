@@ -5,8 +5,8 @@
 ///     cache.append(k_new, v_new, &rope);                        // rotated to their positions, then stored
 ///
 /// Storage is float, double, half, bfloat16, a type of 8 bits (eight_bit.hpp), Q8_0 (q8_0.hpp), or a type of your
-/// own (storage.hpp). append rounds to nearest even. Exception: Q8_0 rounds as ggml does. KvCache<K, V> stores keys as K
-/// and values as V. Each sequence of the batch has its own length.
+/// own (storage.hpp). append rounds to nearest even. Exception: Q8_0 rounds as ggml does. KvCache<K, V> stores keys as
+/// K and values as V. Each sequence of the batch has its own length.
 ///
 /// A ring keeps the last `capacity` keys of a sequence and overwrites older keys, for sliding windows. A ring with
 /// `first` also keeps the first keys of a sequence (attention sinks), for SinkWindow (mask_runs.hpp):
@@ -67,8 +67,8 @@ class KvCache {
 
   /// Makes empty sequences. Throws std::invalid_argument unless kv_heads, widths and capacity are at least 1 and
   /// `first` is in [0, capacity). Throws std::invalid_argument if `first` is not 0 without `ring`, if the number of
-  /// bytes overflows, or if a width is no multiple of the storage type's `group`. Throws std::bad_alloc if the memory is
-  /// not available.
+  /// bytes overflows, or if a width is no multiple of the storage type's `group`. Throws std::bad_alloc if the memory
+  /// is not available.
   explicit KvCache(const KvCacheOptions& options)
       : options_(checked(options)),
         rows_(options_.batch * options_.kv_heads * options_.capacity, options_.width, options_.value_width),
@@ -124,8 +124,8 @@ class KvCache {
   }
 
   /// Keeps the first `length` keys of sequence b and the keys `kept`, in place of all keys from `length` on. For
-  /// example the accepted branch of a Tree (tree_mask.hpp). Key kept[i] becomes key length + i and is not rotated again.
-  /// Throws std::invalid_argument unless `kept` rises from `length` on and each key is stored. Throws
+  /// example the accepted branch of a Tree (tree_mask.hpp). Key kept[i] becomes key length + i and is not rotated
+  /// again. Throws std::invalid_argument unless `kept` rises from `length` on and each key is stored. Throws
   /// std::invalid_argument if the ring has overwritten keys of the sequence.
   void keep(index_t b, index_t length, std::span<const index_t> kept) {
     const char* function = "KvCache::keep";

@@ -43,8 +43,8 @@
 /// the factors per row may be left out. Each page then makes a run of its own.
 ///
 /// The constructor checks everything in O(pages of the sequences) and throws std::invalid_argument with the name of
-/// the argument. It allocates only if an entry is negative. Pool, factors, table and lengths must outlive the source, and
-/// must not change while it is used.
+/// the argument. It allocates only if an entry is negative. Pool, factors, table and lengths must outlive the source,
+/// and must not change while it is used.
 #pragma once
 
 #include <concepts>
@@ -189,7 +189,8 @@ class PagedKeys {
   static constexpr index_t longest_run = 1024;
 
   index_t page_size() const { return k_.extent(1); }
-  /// Returns whether page p + 1 follows page p in memory, and so do the factors. Returns false with factors per channel.
+  /// Returns whether page p + 1 follows page p in memory, and so do the factors. Returns false with factors per
+  /// channel.
   bool joins_pages() const {
     if (has_channel_scales_) return false;
     const auto joins = [this](const auto& view) { return view.stride(0) == page_size() * view.stride(1); };

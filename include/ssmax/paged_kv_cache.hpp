@@ -24,8 +24,8 @@
 /// Storage types and rounding are those of KvCache (kv_cache.hpp). Results are bit-identical to those over a
 /// KvCache of the same keys. Keys that several sequences have in common since `fork` are computed once.
 ///
-/// Functions throw std::invalid_argument with the name of the argument. If too few pages are free, append and keep throw
-/// PagedKvCacheFull. The cache is then unchanged.
+/// Functions throw std::invalid_argument with the name of the argument. If too few pages are free, append and keep
+/// throw PagedKvCacheFull. The cache is then unchanged.
 #pragma once
 
 #include <algorithm>
@@ -202,9 +202,9 @@ class PagedKvCache {
   }
 
   /// Keeps the first `length` keys of sequence `id` and the keys `kept`, in place of all keys from `length` on. For
-  /// example the accepted branch of a Tree (tree_mask.hpp). Key kept[i] becomes key length + i and is not rotated again.
-  /// Throws std::invalid_argument unless `kept` rises from `length` on and each key is stored. Throws PagedKvCacheFull
-  /// if too few pages are free. The cache is then unchanged.
+  /// example the accepted branch of a Tree (tree_mask.hpp). Key kept[i] becomes key length + i and is not rotated
+  /// again. Throws std::invalid_argument unless `kept` rises from `length` on and each key is stored. Throws
+  /// PagedKvCacheFull if too few pages are free. The cache is then unchanged.
   void keep(index_t id, index_t length, std::span<const index_t> kept) {
     const char* function = "PagedKvCache::keep";
     check_id(function, "id", id);

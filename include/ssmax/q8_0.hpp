@@ -1,6 +1,7 @@
 /// @defgroup q8_0 Caches in groups of 32 (q8_0.hpp)
 /// @ingroup kv_cache
-/// The storage type of ggml's q8_0: groups of 32 numbers with one half factor, in 34 bytes. The bytes are those of ggml.
+/// The storage type of ggml's q8_0: groups of 32 numbers with one half factor, in 34 bytes. The bytes are those of
+/// ggml.
 ///
 ///     KvCache<Q8_0> cache({.kv_heads = 2, .width = 64, .capacity = 32'768});
 ///     cache.append(k_new, v_new, &rope);                        // rounds to groups
@@ -21,8 +22,8 @@
 /// | below 127 · 65520 (8 million) | M / 254 + M / 2^11 |
 /// | larger | the factor is infinity: the numbers are infinite or NaN |
 ///
-/// A group with a NaN or an infinity has the factor NaN: all its numbers are NaN. The results of queries that see the row
-/// are then NaN.
+/// A group with a NaN or an infinity has the factor NaN: all its numbers are NaN. The results of queries that see the
+/// row are then NaN.
 ///
 /// Widths of keys and values must be multiples of 32. In a view over Q8_0, extents and strides count groups: PagedKeys
 /// and IndexedKeys over a view with 4 groups in the last extent have width 128. Decode in float reads

@@ -22,12 +22,12 @@
 ///     };
 ///
 /// Attention, its backward, decode and KvCache::append call `load` and `store` with the whole row of a query, key or
-/// value. The pointer `in` (or `out`) points to the first channel, and n is the width. Exception: the functions over rows
-/// of logits, such as softmax, convert a long row in ranges that begin at any element.
+/// value. The pointer `in` (or `out`) points to the first channel, and n is the width. Exception: the functions over
+/// rows of logits, such as softmax, convert a long row in ranges that begin at any element.
 ///
 /// With `group`, an element holds `group` channels, as Q8_0 does. n still counts channels. The caches, and extents and
-/// strides of views and key runs, count elements. Widths are multiples of `group`: caches throw std::invalid_argument for
-/// other widths. A type with `group` is for caches and sources of keys only.
+/// strides of views and key runs, count elements. Widths are multiples of `group`: caches throw std::invalid_argument
+/// for other widths. A type with `group` is for caches and sources of keys only.
 ///
 /// If the type has `scale`, a KvCache divides each row of keys or values by scale(row) and stores one float per row.
 /// Attention multiplies the result of `load` by this float. A type with `scale` is for caches only. A type without

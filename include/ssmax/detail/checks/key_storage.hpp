@@ -17,8 +17,8 @@ void check_group(const char* function, const char* name, const char* what, index
   }
 }
 
-/// Throws unless `scales` has a factor for each row of `rows`. Exception: if X has no factors, throws if `scales` is given.
-/// Exception: without rows, or with factors per channel, `scales` may be left out.
+/// Throws unless `scales` has a factor for each row of `rows`. Exception: if X has no factors, throws if `scales` is
+/// given. Exception: without rows, or with factors per channel, `scales` may be left out.
 template <class X, int Rank>
 void check_scales(const char* source, const char* name, const View<const float, Rank>& scales,
                   const char* rows_name, const View<const X, Rank + 1>& rows,
@@ -41,8 +41,8 @@ void check_scales(const char* source, const char* name, const View<const float, 
   }
 }
 
-/// Throws unless `scales` is left out or has a factor for each page, kv head and channel of `rows`, [pages, keys of a page,
-/// kv_heads, elements of a row]. If X has no factors, throws if `scales` is given.
+/// Throws unless `scales` is left out or has a factor for each page, kv head and channel of `rows`, [pages, keys of a
+/// page, kv_heads, elements of a row]. If X has no factors, throws if `scales` is given.
 template <class X>
 void check_channel_scales(const char* source, const char* name, const View<const float, 3>& scales,
                           [[maybe_unused]] const char* rows_name,

@@ -1,5 +1,5 @@
-// Declares the kernels that convert from and to 16-bit storage types, and from 8-bit storage types and Q8_0 to float and
-// to operands of the bf16 path.
+// Declares the kernels that convert from and to 16-bit storage types, and from 8-bit storage types and Q8_0 to float
+// and to operands of the bf16 path.
 #pragma once
 
 #include "exp.hpp"  // for simd/neon_bf16.inl, whose region includes no headers
@@ -33,9 +33,9 @@ struct EightBitKernels {
 template <class X>
 struct DequantizeKernels {
   /// Writes out[row][i] = in[row][i] · factors[row] for n channels of each row, rounded once to nearest even. With
-  /// `channel_factors`, multiplies the product, rounded to float, by channel_factors[i] first. Subnormal results may become
-  /// 0: products count them as 0. Rows of Q8_0 contain their factors: neither pointer is read. Prefetches the rows that lie
-  /// `ahead` bytes after those of `in`, unless `ahead` is 0. They may lie past the end.
+  /// `channel_factors`, multiplies the product, rounded to float, by channel_factors[i] first. Subnormal results may
+  /// become 0: products count them as 0. Rows of Q8_0 contain their factors: neither pointer is read. Prefetches the
+  /// rows that lie `ahead` bytes after those of `in`, unless `ahead` is 0. They may lie past the end.
   void (*dequantize)(const X* in, index_t stride, const float* factors, const float* channel_factors,
                      index_t rows, index_t n, index_t ahead, bfloat16* out, index_t out_stride) = nullptr;
 };

@@ -1,5 +1,5 @@
-// Implements the kernels that convert rows of 8 bits to operands of the bf16 path. Included once for each extension that
-// has pair dots.
+// Implements the kernels that convert rows of 8 bits to operands of the bf16 path. Included once for each extension
+// that has pair dots.
 
 /// Converts one element at a time if a row has fewer than two vectors, or if its factor overflows in units of
 /// P::dequantize.

@@ -73,13 +73,13 @@ template <class S>
 inline constexpr bool decode_prefetches = S::width == 16;
 
 /// Prefetches channels [c, c + count) of the row that lies `ahead` bytes after `row`. Kernels have a form that does not
-/// prefetch: a test of `ahead` per row takes a fifth of the time of one float query from memory, and 5 % of four from the
-/// third-level cache.
+/// prefetch: a test of `ahead` per row takes a fifth of the time of one float query from memory, and 5 % of four from
+/// the third-level cache.
 ///
 /// With one query, 16-bit rows are widened and multiplied about as fast as memory delivers the rows. So one query
-/// always prefetches them: 23 instead of 11 GB/s on an Intel processor with AMX. One query does not prefetch long runs of
-/// float, which became 16 % slower on that processor. Measured on Zen 5 with 8 kv heads (one query, width 64: 12) and
-/// 32768 keys, from memory:
+/// always prefetches them: 23 instead of 11 GB/s on an Intel processor with AMX. One query does not prefetch long runs
+/// of float, which became 16 % slower on that processor. Measured on Zen 5 with 8 kv heads (one query, width 64: 12)
+/// and 32768 keys, from memory:
 ///
 /// | queries, width | float: without; with | bfloat16: without; with |
 /// |---|---|---|
@@ -172,18 +172,28 @@ void decode_logits_rows(const typename S::Value* q, index_t q_stride, const X* k
   }
 }
 
+/// Computes the logits of queries that read the keys together.
+template <class S, int rows, class X>
+SSMAX_INLINE void decode_logits_of(const typename S::Value* q, index_t q_stride, const X* k, index_t k_stride,
+                                   index_t keys, index_t d, index_t ahead, typename S::Value* s,
+                                   index_t s_stride) {
+  const auto compute = ahead == 0 ? decode_logits_rows<S, rows, false, X>
+                                  : decode_logits_rows<S, rows, decode_prefetches<S>, X>;
+  compute(q, q_stride, k, k_stride, keys, d, ahead, s, s_stride);
+}
+
 template <class S, class X>
 void decode_logits(const typename S::Value* q, index_t q_stride, index_t rows, const X* k, index_t k_stride,
                    index_t keys, index_t d, index_t ahead, typename S::Value* s, index_t s_stride) {
+  // With 32 keys, the loops below would take 4 % of a task with one query.
+  if (rows == 1) return decode_logits_of<S, 1>(q, q_stride, k, k_stride, keys, d, ahead, s, s_stride);
   const index_t tile = reads_keys_again(rows, decode_most_rows<S>) ? decode_tile : keys;
   for (index_t first = 0; first < keys; first += tile, k += tile * k_stride, s += tile) {
     const index_t count = std::min(tile, keys - first);
     index_t r = 0;
     const auto step = [&]<int step_rows>(std::integral_constant<int, step_rows>) {
-      const index_t rows_ahead = r == 0 ? ahead : 0;
-      const auto compute = rows_ahead == 0 ? decode_logits_rows<S, step_rows, false, X>
-                                           : decode_logits_rows<S, step_rows, decode_prefetches<S>, X>;
-      compute(q + r * q_stride, q_stride, k, k_stride, count, d, rows_ahead, s + r * s_stride, s_stride);
+      decode_logits_of<S, step_rows>(q + r * q_stride, q_stride, k, k_stride, count, d, r == 0 ? ahead : 0,
+                                     s + r * s_stride, s_stride);
       r += step_rows;
     };
     if constexpr (decode_most_rows<S> >= 4) {
@@ -262,9 +272,20 @@ void decode_accumulate_rows(const typename S::Value* s, index_t s_stride, index_
   for (int i = 0; i < rows; ++i) S::store_part(o + i * o_stride + c, sum[i], dv - c);
 }
 
+/// Adds the weights of queries that read the values together, times V.
+template <class S, int rows, class X>
+SSMAX_INLINE void decode_accumulate_of(const typename S::Value* s, index_t s_stride, index_t keys, const X* v,
+                                       index_t v_stride, index_t dv, index_t ahead, typename S::Value* o,
+                                       index_t o_stride) {
+  const auto compute = ahead == 0 ? decode_accumulate_rows<S, rows, false, X>
+                                  : decode_accumulate_rows<S, rows, decode_prefetches<S>, X>;
+  compute(s, s_stride, keys, v, v_stride, dv, ahead, o, o_stride);
+}
+
 template <class S, class X>
 void decode_accumulate(const typename S::Value* s, index_t s_stride, index_t rows, index_t keys, const X* v,
                        index_t v_stride, index_t dv, index_t ahead, typename S::Value* o, index_t o_stride) {
+  if (rows == 1) return decode_accumulate_of<S, 1>(s, s_stride, keys, v, v_stride, dv, ahead, o, o_stride);
   const index_t most =
       dv <= decode_narrow<S> ? decode_most_rows<S> : std::min<index_t>(2, decode_most_rows<S>);
   const index_t tile = reads_keys_again(rows, most) ? decode_tile : keys;
@@ -272,10 +293,8 @@ void decode_accumulate(const typename S::Value* s, index_t s_stride, index_t row
     const index_t count = std::min(tile, keys - first);
     index_t r = 0;
     const auto step = [&]<int step_rows>(std::integral_constant<int, step_rows>) {
-      const index_t rows_ahead = r == 0 ? ahead : 0;
-      const auto compute = rows_ahead == 0 ? decode_accumulate_rows<S, step_rows, false, X>
-                                           : decode_accumulate_rows<S, step_rows, decode_prefetches<S>, X>;
-      compute(s + r * s_stride, s_stride, count, v, v_stride, dv, rows_ahead, o + r * o_stride, o_stride);
+      decode_accumulate_of<S, step_rows>(s + r * s_stride, s_stride, count, v, v_stride, dv,
+                                         r == 0 ? ahead : 0, o + r * o_stride, o_stride);
       r += step_rows;
     };
     if constexpr (decode_most_rows<S> >= 4) {

@@ -52,8 +52,8 @@ void check_offset(const char* function, const Rope<T>& rope, index_t length, ind
   rope.check(function, "k", length + offset, 1, width);
 }
 
-/// Rows of keys, stored as K, and of values, stored as V. A storage type with `scale` has one float per row. Widths count
-/// channels.
+/// Rows of keys, stored as K, and of values, stored as V. A storage type with `scale` has one float per row. Widths
+/// count channels.
 template <class K, class V>
 class StoredRows {
  public:

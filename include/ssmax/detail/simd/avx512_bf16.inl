@@ -118,8 +118,8 @@ struct Pairs {
     }
     store_rounded(out, low, high);
   }
-  /// Multiplies 32 numbers by a factor and, with channels, by the factors of the channels. Rounds the products to nearest
-  /// and stores them. Subnormal results become 0.
+  /// Multiplies 32 numbers by a factor and, with channels, by the factors of the channels. Rounds the products to
+  /// nearest and stores them. Subnormal results become 0.
   template <bool has_channels, class X>
   static void dequantize(const X* p, __m512 factor, const float* channels, bfloat16* out) {
     store_dequantized<has_channels>(F32::load_widened(p) * factor, F32::load_widened(p + 16) * factor,

@@ -66,8 +66,8 @@ struct Pairs {
   /// The power of two that `dequantize` expects in the factor.
   template <class X>
   static constexpr float dequantize_unit = 1;
-  /// Multiplies 8 numbers by a factor and, with channels, by the factors of the channels. Rounds the products to nearest
-  /// even and stores them.
+  /// Multiplies 8 numbers by a factor and, with channels, by the factors of the channels. Rounds the products to
+  /// nearest even and stores them.
   template <bool has_channels, class X>
   static void dequantize(const X* p, float32x4_t factor, [[maybe_unused]] const float* channels,
                          bfloat16* out) {

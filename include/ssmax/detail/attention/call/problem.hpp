@@ -87,8 +87,8 @@ struct Problem {
   }
   /// Returns the first head of q.
   SSMAX_INLINE index_t first_head() const { return q.first_head(); }
-  /// Returns the row of a query in every tensor with a row per query, and in q. Exception: q_row_of returns its row in q
-  /// if q has packed rows of several sequences.
+  /// Returns the row of a query in every tensor with a row per query, and in q. Exception: q_row_of returns its row in
+  /// q if q has packed rows of several sequences.
   SSMAX_INLINE index_t row_of(const Query& query) const { return query.index - first_query; }
   SSMAX_INLINE index_t q_row_of(const Query& query) const {
     return row_of(query) + (shared.first_rows == nullptr ? 0 : shared.first_rows[query.batch]);

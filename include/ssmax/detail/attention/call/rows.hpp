@@ -103,7 +103,8 @@ class Rows {
     strides_[0] = 0;
   }
 
-  /// Keeps the first `count` rows of each sequence. Rows of packed sequences keep their places in the first batch entry.
+  /// Keeps the first `count` rows of each sequence. Rows of packed sequences keep their places in the first batch
+  /// entry.
   SSMAX_INLINE void keep_rows_of_each(const SequenceLengths& lengths, index_t count) {
     extents_[2] = count;
     if (!lengths.is_packed()) return;

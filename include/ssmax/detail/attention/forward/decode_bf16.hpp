@@ -234,8 +234,8 @@ class DecodeBf16Task {
   bool dequantizes_k() const { return problem_.keys.k_kind() == ElementKind::quantized; }
   bool dequantizes_v() const { return problem_.keys.v_kind() == ElementKind::quantized; }
 
-  /// Points k_ahead_ and v_ahead_ at the rows that lie as many positions later as those of a long run. Exception: rows of
-  /// 8 bits are prefetched while they are dequantized.
+  /// Points k_ahead_ and v_ahead_ at the rows that lie as many positions later as those of a long run. Exception: rows
+  /// of 8 bits are prefetched while they are dequantized.
   void find_later_rows(index_t block) {
     const index_t end = problem_.keys.stored(batch_).end;
     const auto for_each_row = [&](index_t first, const auto& f) {

@@ -1,5 +1,5 @@
-// Copies the rows of single keys side by side, for products with few queries. A source with an index per key has runs of
-// one key, for which a call of a kernel would cost more than the products.
+// Copies the rows of single keys side by side, for products with few queries. A source with an index per key has runs
+// of one key, for which a call of a kernel would cost more than the products.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +10,8 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// Returns whether the first two runs of `keys` have fewer than 8 keys each. Exception: returns false for keys or values
-/// with factors, which would have to be copied as well.
+/// Returns whether the first two runs of `keys` have fewer than 8 keys each. Exception: returns false for keys or
+/// values with factors, which would have to be copied as well.
 template <class Compute>
 bool has_single_keys(const AnyKeys<Compute>& source, index_t batch, index_t kv_head, KeyRange keys) {
   constexpr index_t few = 8;

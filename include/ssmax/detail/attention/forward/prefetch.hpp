@@ -19,7 +19,7 @@ inline constexpr index_t max_shared_bytes = index_t{8} << 20;
 /// Returns whether the keys and values of a task may lie beyond the second-level cache.
 template <class Compute>
 bool exceeds_cache(const Problem<Compute>& problem, KeyRange keys) {
-  return keys.size() > max_cached_numbers / std::max<index_t>(1, problem.width() + problem.value_width());
+  return keys.size() * (problem.width() + problem.value_width()) > max_cached_numbers;
 }
 
 /// Returns how many keys before its use a task over `keys` prefetches a value or, in float, a key. 0: it does not
@@ -75,8 +75,8 @@ inline constexpr index_t short_run = 256;
 /// lie at least 64 positions later, in the same place of a later run if all runs are equally long. `key` is the first
 /// position of the run.
 ///
-/// Time relative to a KvCache, pages of 16 and 64 keys in random order, from memory, Zen 5. Before: a run prefetched the
-/// next 64 keys at once, or rows at the distance of a long run (8 queries per kv head).
+/// Time relative to a KvCache, pages of 16 and 64 keys in random order, from memory, Zen 5. Before: a run prefetched
+/// the next 64 keys at once, or rows at the distance of a long run (8 queries per kv head).
 ///
 /// | kv heads, queries per kv head, width, type | [pages, P, kv_heads, d], P = 16: before; now | P = 64 | [pages, kv_heads, P, d], P = 16 | P = 64 |
 /// |---|---|---|---|---|
@@ -86,8 +86,8 @@ inline constexpr index_t short_run = 256;
 /// | 12, 1, 64, float | 1.7; 1.4 | 1.7; 1.3 | 1.4; 1.5 | 1.3; 0.9 |
 /// | 2, 8, 64, float | 2.6; 2.0 | 2.3; 1.3 | 2.1; 1.6 | 2.0; 1.0 |
 ///
-/// Rejected alternatives: one task for all kv heads of a sequence, which reads a page in the order of memory, and a copy
-/// of short runs side by side before the products. Both were slower for 12 kv heads of bfloat16.
+/// Rejected alternatives: one task for all kv heads of a sequence, which reads a page in the order of memory, and a
+/// copy of short runs side by side before the products. Both were slower for 12 kv heads of bfloat16.
 template <bool are_values, class Compute>
 index_t bytes_to_later_run(const AnyKeys<Compute>& source, index_t batch, index_t kv_head, index_t key,
                            const AnyKeyRun& run) {

@@ -7,7 +7,8 @@
 
 SSMAX_BEGIN_SHARED
 
-/// The factors of the keys, or of the values, of a run. A number is element · factor of the row · factor of the channel.
+/// The factors of the keys, or of the values, of a run. A number is element · factor of the row · factor of the
+/// channel.
 struct StoredFactors {
   const float* rows = nullptr;      // null: each is 1
   index_t rows_stride = 1;          // floats from one factor to the next, or 0
@@ -18,8 +19,8 @@ SSMAX_END
 
 SSMAX_BEGIN_DETAIL
 
-/// Calls f(first key, factors, count) with contiguous factors of rows: in place if the stride is 1, else with copies of up
-/// to 256 factors.
+/// Calls f(first key, factors, count) with contiguous factors of rows: in place if the stride is 1, else with copies of
+/// up to 256 factors.
 template <class F>
 void for_contiguous_factors(const StoredFactors& factors, index_t keys, const F& f) {
   const float* rows = factors.rows;

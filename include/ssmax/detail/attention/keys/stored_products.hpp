@@ -40,8 +40,8 @@ void stored_logits(const Compute* q, index_t q_stride, index_t rows, const void*
   }
 }
 
-/// Multiplies copies of the weights by the factors of rows, because the caller needs the weights again. Returns the sums
-/// over the values in o, without the factors of channels.
+/// Multiplies copies of the weights by the factors of rows, because the caller needs the weights again. Returns the
+/// sums over the values in o, without the factors of channels.
 template <class Compute, class X>
 void accumulate_rows(const Compute* s, index_t s_stride, index_t rows, index_t keys, const X* v,
                      index_t v_stride, const StoredFactors& factors, index_t dv, index_t ahead, Compute* o,
