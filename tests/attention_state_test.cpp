@@ -97,7 +97,7 @@ TEST_CASE("states over any key ranges: rope, scores and sinks", "[attention][sta
   }
 }
 
-TEST_CASE("a matrix mask has the extent of all keys, not of the key range", "[attention][state]") {
+TEST_CASE("a matrix mask has the extent of all keys, not of the key range", "[attention][state][slow]") {
   for (const Shape& shape : shapes) {
     std::vector<char> storage(static_cast<std::size_t>(shape.queries * shape.keys));
     for (std::size_t i = 0; i < storage.size(); ++i) storage[i] = i * i % 13 < 6 ? 1 : 0;

@@ -55,7 +55,7 @@ bool in_sink_window(const Query& query, index_t key, index_t first, index_t wind
 
 bool is_before(const Query& query, index_t key) { return key <= query.position(); }
 
-TEST_CASE("the members of masks with runs agree", "[attention][mask]") {
+TEST_CASE("the members of masks with runs agree", "[attention][mask][slow]") {
   for (const QueryShape& shape :
        {QueryShape{1, 4, 1, 1}, {1, 4, 70, 70}, {2, 4, 5, 131}, {1, 4, 40, 9}, {1, 2, 33, 129}}) {
     for (const index_t first : {0, 1, 4, 200}) {

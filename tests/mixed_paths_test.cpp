@@ -168,7 +168,7 @@ TEST_CASE("mixed paths: paths of two operand types take one run each", "[attenti
   });
 }
 
-TEST_CASE("mixed paths: two runs of the executor if keys are split", "[attention][lengths]") {
+TEST_CASE("mixed paths: two runs of the executor if keys are split", "[attention][lengths][slow]") {
   const auto check = [](const auto& mixed) {
     mixed.check(1, 1);
     mixed.check(7, 2);  // two and three threads split keys only if the vectors of the target are long

@@ -174,7 +174,7 @@ void check_types(const Data<float>& data, const Expected<float>& expected) {
   });
 }
 
-TEST_CASE("keys and values of different storage types, one of them groups", "[decode][q8_0]") {
+TEST_CASE("keys and values of different storage types, one of them groups", "[decode][q8_0][slow]") {
   for (const index_t queries : {1, 20}) {
     const Data<float> data({6, 3, queries, 64, 96, {300, 1100}});
     Data<float> k_held = data, v_held = data;

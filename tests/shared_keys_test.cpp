@@ -172,7 +172,7 @@ TEST_CASE("common pages: results are bit-identical with and without the pass of 
   check_types<double, double>(4, 2, 16, 7, 64);
 }
 
-TEST_CASE("common pages: masks, scores and scalings", "[attention][source][shared_keys]") {
+TEST_CASE("common pages: masks, scores and scalings", "[attention][source][shared_keys][slow]") {
   const std::vector<double> slopes{0.5, 0.1, 0.02, 0.3};
   const std::vector<float> s{0.2f, 0.4f, -0.1f, 0.f}, b{1, 0.5f, 0, 2};
   for_each_target_of<bfloat16>([&](const std::string& target) {
