@@ -16,10 +16,11 @@ inline constexpr index_t max_cached_numbers = index_t{256} << 10;
 /// prefetch. They may lie in the third-level cache, if it holds the layers of the model.
 inline constexpr index_t max_shared_bytes = index_t{8} << 20;
 
-/// Returns whether the keys and values of a task may lie beyond the second-level cache.
+/// Returns whether the keys and values of a task may lie beyond the second-level cache. `keys` may be reversed.
 template <class Compute>
 bool exceeds_cache(const Problem<Compute>& problem, KeyRange keys) {
-  return keys.size() * (problem.width() + problem.value_width()) > max_cached_numbers;
+  const index_t count = std::clamp<index_t>(keys.size(), 0, max_cached_numbers + 1);  // the product fits
+  return count * (problem.width() + problem.value_width()) > max_cached_numbers;
 }
 
 /// Returns how many keys before its use a task over `keys` prefetches a value or, in float, a key. 0: it does not
