@@ -80,7 +80,7 @@ struct QueuedSequence {
 };
 
 /// A queue of the tasks of some sequences. The sequences with the highest cost come first, so that all threads end
-/// at nearly the same time.
+/// at nearly the same time. Sequences of equal cost keep their order.
 class SequenceQueue {
  public:
   struct Place {

@@ -49,13 +49,17 @@ class PathSequences {
     if (max_rows_ > 0) arena.take<QueuedSequence>(problem_->entries());
     return arena.used();
   }
-  /// Returns the queue of kv heads × query blocks, in memory of queue_bytes().
+  /// Returns the queue of kv heads × query blocks, in memory of queue_bytes(). On the short-keys path, where a task
+  /// takes microseconds, the sequences stay in their order. The processor prefetches neighbouring rows: 512 packed
+  /// sequences of 16 to 128 tokens, from memory on two threads, take 7 to 15 % more time in the order of their costs.
   SequenceQueue queue(std::byte* memory, index_t queries, index_t kv_heads) const {
     if (max_rows_ == 0) return {};
     SequenceQueue queue(reinterpret_cast<QueuedSequence*>(memory));
     for_each([&](index_t b, const Problem<Compute>& sequence) {
       queue.add(b, blocks_of(sequence, queries) * kv_heads,
-                static_cast<double>(sequence.rows()) * static_cast<double>(sequence.stored(b).size()));
+                path_ == Path::short_keys
+                    ? 0
+                    : static_cast<double>(sequence.rows()) * static_cast<double>(sequence.stored(b).size()));
     });
     queue.sort();
     return queue;
