@@ -17,8 +17,8 @@ SSMAX_BEGIN_DETAIL
 /// Sets `factor`: the missing row is factor · o. Returns where to write this row. Returns `scratch` if the row must
 /// be converted afterwards.
 template <class Compute>
-Compute* place_result(const Result<Compute>& result, const QueryRow& seen, index_t row, Compute shift,
-                      Compute sum, Compute* scratch, Compute& factor) {
+SSMAX_INLINE Compute* place_result(const Result<Compute>& result, const QueryRow& seen, index_t row,
+                                   Compute shift, Compute sum, Compute* scratch, Compute& factor) {
   const Query& query = seen.query;
   const AttentionState<Compute>& state = result.state;
   if (state.shift.data_handle() != nullptr) {

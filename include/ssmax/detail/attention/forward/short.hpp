@@ -139,9 +139,8 @@ class ShortTask {
     }
     if (!v_in_place) {
       std::fill_n(memory_.v, length_ * memory_.v_pitch, Compute{0});
-      for_each_stored_value([&](index_t key, const Compute* value) {
-        std::copy_n(value, dv, memory_.v + key * memory_.v_pitch);
-      });
+      load_values(problem_.keys, batch_, kv_head_, stored_, memory_.v + stored_.begin * memory_.v_pitch,
+                  memory_.v_pitch);
     }
   }
 

@@ -2,6 +2,7 @@
 // views. AnyKeys hides the types of source and storage, so that drivers are compiled once per compute type Compute.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 
 #include "../../../key_source.hpp"
@@ -79,20 +80,22 @@ void multiply_channels(Compute* row, const float* factors, index_t n) {
   }
 }
 
-/// Returns row i of keys or values: in place if the row needs no conversion and no scale factor, else in scratch.
+/// Writes rows [range) of keys or values, converted and multiplied by their factors, to `out`.
 template <class Compute, class X>
-const Compute* load_stored(const void* rows, index_t stride, [[maybe_unused]] const StoredFactors& factors,
-                           index_t i, index_t n, Compute* scratch) {
-  const Compute* numbers = widened(static_cast<const X*>(rows) + i * stride, n, scratch);
-  if constexpr (ScaledStorage<X>) {
-    SSMAX_ASSERT(factors.rows != nullptr || factors.channels != nullptr);
-    if (factors.rows != nullptr) {
-      const auto factor = static_cast<Compute>(factors.rows[i * factors.rows_stride]);
-      kernels<RowKernels<Compute>>().multiply(numbers, n, factor, scratch);
+void load_stored(const void* rows, index_t stride, [[maybe_unused]] const StoredFactors& factors,
+                 KeyRange range, index_t n, Compute* out, index_t out_stride) {
+  for (index_t i = range.begin; i < range.end; ++i, out += out_stride) {
+    const Compute* numbers = widened(static_cast<const X*>(rows) + i * stride, n, out);
+    if (numbers != out) std::copy_n(numbers, n, out);
+    if constexpr (ScaledStorage<X>) {
+      SSMAX_ASSERT(factors.rows != nullptr || factors.channels != nullptr);
+      if (factors.rows != nullptr) {
+        const auto factor = static_cast<Compute>(factors.rows[i * factors.rows_stride]);
+        kernels<RowKernels<Compute>>().multiply(out, n, factor, out);
+      }
+      if (factors.channels != nullptr) multiply_channels<X>(out, factors.channels, n);
     }
-    if (factors.channels != nullptr) multiply_channels<X>(scratch, factors.channels, n);
   }
-  return numbers;
 }
 
 /// Writes `count` rows of keys or values to `out`, dequantized and rounded to bfloat16.
@@ -169,11 +172,20 @@ class AnyKeys {
   /// Returns row i of a run's keys or values: in place if the row is stored as Compute, else converted in scratch.
   SSMAX_INLINE const Compute* load_k(const AnyKeyRun& run, index_t i, Compute* scratch) const {
     if (k_kind_ == ElementKind::compute) return static_cast<const Compute*>(run.k) + i * run.k_stride;
-    return load_k_(run.k, run.k_stride, run.k_factors, i, shape_.width, scratch);
+    load_k_(run.k, run.k_stride, run.k_factors, {i, i + 1}, shape_.width, scratch, 0);
+    return scratch;
   }
   SSMAX_INLINE const Compute* load_v(const AnyKeyRun& run, index_t i, Compute* scratch) const {
     if (v_kind_ == ElementKind::compute) return static_cast<const Compute*>(run.v) + i * run.v_stride;
-    return load_v_(run.v, run.v_stride, run.v_factors, i, shape_.value_width, scratch);
+    load_v_(run.v, run.v_stride, run.v_factors, {i, i + 1}, shape_.value_width, scratch, 0);
+    return scratch;
+  }
+  /// Writes the keys or values of a run, converted, to `out`, whose rows begin `stride` numbers apart.
+  SSMAX_INLINE void copy_k(const AnyKeyRun& run, Compute* out, index_t stride) const {
+    load_k_(run.k, run.k_stride, run.k_factors, {0, run.count}, shape_.width, out, stride);
+  }
+  SSMAX_INLINE void copy_v(const AnyKeyRun& run, Compute* out, index_t stride) const {
+    load_v_(run.v, run.v_stride, run.v_factors, {0, run.count}, shape_.value_width, out, stride);
   }
   /// Writes the keys or values of a run to `out`, as bfloat16: element times factors, rounded once. Rows of k have
   /// `stride` numbers, rows of v are contiguous. Prefetches the rows `ahead` bytes later, unless `ahead` is 0. Requires
@@ -187,8 +199,7 @@ class AnyKeys {
   }
 
  private:
-  using Load = const Compute* (*)(const void* rows, index_t stride, const StoredFactors& factors, index_t i,
-                                  index_t n, Compute* scratch);
+  using Load = decltype(&detail::load_stored<Compute, Compute>);
   using Dequantize = decltype(&detail::dequantize_stored<Int8>);
 
   const void* source_;

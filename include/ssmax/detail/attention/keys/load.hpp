@@ -9,8 +9,8 @@ SSMAX_BEGIN_DETAIL
 
 /// Returns a query, converted and rotated: in place if the row needs neither, else in scratch.
 template <class Compute>
-const Compute* load_query(const Problem<Compute>& problem, const Variant<Compute>& variant,
-                          const Query& query, Compute* scratch) {
+SSMAX_INLINE const Compute* load_query(const Problem<Compute>& problem, const Variant<Compute>& variant,
+                                       const Query& query, Compute* scratch) {
   const index_t d = problem.width();
   const Compute* row = problem.q.load(query.batch, query.head, problem.q_row_of(query), scratch);
   if (!problem.has_rope()) return row;
@@ -27,28 +27,29 @@ void load_keys(const Problem<Compute>& problem, const Variant<Compute>& variant,
                     problem.shape(batch)};
   const bool rotated = problem.rotates_keys();
   for_each_run(problem.keys, batch, kv_head, range, [&](index_t key, const AnyKeyRun& run) {
-    for (index_t i = 0; i < run.count; ++i, out += d) {
-      const Compute* row = problem.keys.load_k(run, i, out);
-      if (rotated) {
-        const index_t position = problem.key_position + variant.key_position(query, key + i);
-        rotate(problem.rope, row, d, out, d, 1, d, position, false);
-      } else if (row != out) {
-        std::copy_n(row, d, out);
-      }
+    if (!rotated) problem.keys.copy_k(run, out, d);
+    for (index_t i = 0; rotated && i < run.count; ++i) {
+      const Compute* row = problem.keys.load_k(run, i, out + i * d);
+      const index_t position = problem.key_position + variant.key_position(query, key + i);
+      rotate(problem.rope, row, d, out + i * d, d, 1, d, position, false);
     }
+    out += run.count * d;
   });
 }
 
+/// Writes the values of keys [range), converted, to `out`, whose rows begin `stride` numbers apart.
+template <class Compute>
+void load_values(const AnyKeys<Compute>& keys, index_t batch, index_t kv_head, KeyRange range, Compute* out,
+                 index_t stride) {
+  for_each_run(keys, batch, kv_head, range, [&](index_t, const AnyKeyRun& run) {
+    keys.copy_v(run, out, stride);
+    out += run.count * stride;
+  });
+}
 /// Writes the values of keys [range), converted, as contiguous rows to `out`.
 template <class Compute>
 void load_values(const AnyKeys<Compute>& keys, index_t batch, index_t kv_head, KeyRange range, Compute* out) {
-  const index_t dv = keys.shape().value_width;
-  for_each_run(keys, batch, kv_head, range, [&](index_t, const AnyKeyRun& run) {
-    for (index_t i = 0; i < run.count; ++i, out += dv) {
-      const Compute* row = keys.load_v(run, i, out);
-      if (row != out) std::copy_n(row, dv, out);
-    }
-  });
+  load_values(keys, batch, kv_head, range, out, keys.shape().value_width);
 }
 
 SSMAX_END
