@@ -180,7 +180,7 @@ class AnyKeys {
     load_v_(run.v, run.v_stride, run.v_factors, {i, i + 1}, shape_.value_width, scratch, 0);
     return scratch;
   }
-  /// Writes the keys or values of a run, converted, to `out`, whose rows begin `stride` numbers apart.
+  /// Writes the keys or values of a run, converted, to `out`. A row of `out` has `stride` numbers.
   SSMAX_INLINE void copy_k(const AnyKeyRun& run, Compute* out, index_t stride) const {
     load_k_(run.k, run.k_stride, run.k_factors, {0, run.count}, shape_.width, out, stride);
   }

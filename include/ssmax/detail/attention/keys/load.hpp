@@ -37,7 +37,7 @@ void load_keys(const Problem<Compute>& problem, const Variant<Compute>& variant,
   });
 }
 
-/// Writes the values of keys [range), converted, to `out`, whose rows begin `stride` numbers apart.
+/// Writes the values of keys [range), converted, to `out`. A row of `out` has `stride` numbers.
 template <class Compute>
 void load_values(const AnyKeys<Compute>& keys, index_t batch, index_t kv_head, KeyRange range, Compute* out,
                  index_t stride) {
