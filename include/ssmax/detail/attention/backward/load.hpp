@@ -54,10 +54,11 @@ class BackwardLoader {
     }
   }
 
-  /// Copies a key and its value to `k` and `v`.
-  void load_key(index_t batch, index_t kv_head, index_t key, Operand* k, Operand* v) const {
-    Op::load_keys(forward_, variant_, batch, kv_head, {key, key + 1}, memory_.depth, widened_row(), k);
-    Op::load_values(forward_.keys, batch, kv_head, {key, key + 1}, v);
+  /// Copies keys and their values to rows of `k_stride` and `v_stride` numbers.
+  void load_keys(index_t batch, index_t kv_head, KeyRange keys, Operand* k, index_t k_stride, Operand* v,
+                 index_t v_stride) const {
+    Op::load_keys(forward_, variant_, batch, kv_head, keys, widened_row(), k, k_stride);
+    Op::load_values(forward_.keys, batch, kv_head, keys, v, v_stride);
   }
 
   /// bf16 path: packs rows of K into panels, with 0 for NaN and infinities. Packs the first part of rotated rows.

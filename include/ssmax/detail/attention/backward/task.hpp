@@ -311,9 +311,8 @@ class BackwardTask {
     Operand* v = head_sums_.v + first * head_sums_.v_stride;
     std::fill_n(k, in_passes(count) * head_sums_.k_stride, Operand{});
     std::fill_n(v, in_passes(count) * head_sums_.v_stride, Operand{});
-    for (index_t i = 0; i < count; ++i, k += head_sums_.k_stride, v += head_sums_.v_stride) {
-      loader_.load_key(batch_, kv_head_, problem_.first_key() + first + i, k, v);
-    }
+    const index_t key = problem_.first_key() + first;
+    loader_.load_keys(batch_, kv_head_, {key, key + count}, k, head_sums_.k_stride, v, head_sums_.v_stride);
   }
 
   /// Finds NaN and infinities in a block of K. The bf16 path also packs its panels, with 0 for NaN and infinities.

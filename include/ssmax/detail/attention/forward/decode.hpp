@@ -257,7 +257,7 @@ class DecodeTask {
     const index_t d = problem_.width();
     const auto logits = problem_.stored_products.logits;
     if (!reads_keys_in_place()) {
-      load_keys(problem_, variant_, batch_, kv_head_, keys, memory_.wide);
+      load_keys(problem_, variant_, batch_, kv_head_, keys, memory_.wide, d);
       kernels<DecodeKernels<Compute, Compute>>().logits(memory_.q, memory_.pitch, count_, memory_.wide, d,
                                                         keys.size(), d, 0, s, key_chunk);
       return;
@@ -344,7 +344,7 @@ class DecodeTask {
             memory_.scaled, to, dv);
       });
     } else {
-      load_values(problem_.keys, batch_, kv_head_, keys, memory_.wide);
+      load_values(problem_.keys, batch_, kv_head_, keys, memory_.wide, dv);
       kernels<DecodeKernels<Compute, Compute>>().accumulate(memory_.s + first, key_chunk, rows, keys.size(),
                                                             memory_.wide, dv, dv, 0, to, dv);
     }
@@ -360,7 +360,7 @@ class DecodeTask {
     for_each_visible_range(keys, [&](KeyRange range) {
       add_finite_values(first + (range.begin - keys.begin), rows, range, out);
     });
-    load_values(problem_.keys, batch_, kv_head_, keys, values);
+    load_values(problem_.keys, batch_, kv_head_, keys, values, dv);
     for (index_t key = keys.begin; key < keys.end; ++key) {
       const index_t at = key - keys.begin;
       for_each_nonfinite(
@@ -374,7 +374,7 @@ class DecodeTask {
     const index_t dv = memory_.dv;
     Compute* const values = memory_.wide;
     const auto add = [&](KeyRange part) {
-      load_values(problem_.keys, batch_, kv_head_, part, values);
+      load_values(problem_.keys, batch_, kv_head_, part, values, dv);
       copy_finite(values, part.size() * dv, values);
       kernels<DecodeKernels<Compute, Compute>>().accumulate(memory_.s + first + (part.begin - keys.begin),
                                                             key_chunk, rows, part.size(), values, dv, dv, 0,

@@ -217,7 +217,7 @@ class DecodeBf16Task {
       if (prefetch_ != 0 && is_short)
         ahead = bytes_to_later_run<are_values>(problem_.keys, batch_, kv_head_, key, run);
       if constexpr (are_values) {
-        problem_.keys.dequantize_v(run, ahead, to);
+        problem_.keys.dequantize_v(run, ahead, to, n);
       } else {
         problem_.keys.dequantize_k(run, ahead, to, n);
       }
@@ -371,7 +371,7 @@ class DecodeBf16Task {
     }
     add_values(needed, o);
     for (index_t key = seen.begin; key < seen.end; ++key) {
-      load_values(problem_.keys, batch_, kv_head_, {key, key + 1}, memory_.staged);
+      load_values(problem_.keys, batch_, kv_head_, {key, key + 1}, memory_.staged, dv);
       for_each_nonfinite(variant_, memory_.rows, count_, key, memory_.staged, dv,
                          [&](index_t r, index_t c, Compute x) {
                            row(o, r)[c] += static_cast<Compute>(*weights_.at(key - block.begin, r)) * x;

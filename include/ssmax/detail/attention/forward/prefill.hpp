@@ -235,8 +235,8 @@ class PrefillTask {
     held_ = {first, first, memory_.k, depth, memory_.v, kernels_.rows, memory_.panel, true};
     if (!point_at_rows_of_k(keys)) {
       std::fill_n(memory_.k + begin * depth, (at - begin) * depth, Operand{});
-      Op::load_keys(problem_, variant_, batch_, kv_head_, keys, depth, memory_.widened_row,
-                    memory_.k + at * depth);
+      Op::load_keys(problem_, variant_, batch_, kv_head_, keys, memory_.widened_row, memory_.k + at * depth,
+                    depth);
       std::fill_n(memory_.k + (at + keys.size()) * depth, (end - at - keys.size()) * depth, Operand{});
     }
     const index_t from = begin * kernels_.rows, panel = (end - begin) * kernels_.rows;
@@ -257,7 +257,7 @@ class PrefillTask {
         const index_t most = std::max(kernels_.width, kernels_.rows);
         for (index_t i = 0, count; i < run.count; i += count) {
           count = std::min(most - (row + i) % most, run.count - i);
-          problem_.keys.dequantize_v(values_of(problem_.keys, run, i, count), 0, rows);
+          problem_.keys.dequantize_v(values_of(problem_.keys, run, i, count), 0, rows, dv);
           kernels_.pack_values(rows, dv, row + i, count, dv, memory_.v, memory_.panel);
         }
       } else {
@@ -327,7 +327,7 @@ class PrefillTask {
     const index_t tile_lanes = memory_.tile_lanes, queries = std::min(tile_lanes, count_ - tile * tile_lanes);
     for (index_t key = std::max(block.begin, hull_.any.begin); key < std::min(block.end, hull_.any.end);
          ++key) {
-      load_values(problem_.keys, batch_, kv_head_, {key, key + 1}, memory_.staged);
+      load_values(problem_.keys, batch_, kv_head_, {key, key + 1}, memory_.staged, problem_.value_width());
       for_each_nonfinite(variant_, memory_.rows + tile * tile_lanes, queries, key, memory_.staged,
                          problem_.value_width(), [&](index_t lane, index_t c, Compute x) {
                            state.o[c * tile_lanes + lane] +=

@@ -134,7 +134,7 @@ class ShortTask {
     if (!k_in_place) {
       const index_t passes = (length_ + kernels_.rows - 1) / kernels_.rows * kernels_.rows;
       std::fill_n(memory_.k, stored_.begin * d, Compute{0});
-      load_keys(problem_, variant_, batch_, kv_head_, stored_, memory_.k + stored_.begin * d);
+      load_keys(problem_, variant_, batch_, kv_head_, stored_, memory_.k + stored_.begin * d, d);
       std::fill_n(memory_.k + stored_.end * d, (passes - stored_.end) * d, Compute{0});
     }
     if (!v_in_place) {

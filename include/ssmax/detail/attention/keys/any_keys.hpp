@@ -187,15 +187,13 @@ class AnyKeys {
   SSMAX_INLINE void copy_v(const AnyKeyRun& run, Compute* out, index_t stride) const {
     load_v_(run.v, run.v_stride, run.v_factors, {0, run.count}, shape_.value_width, out, stride);
   }
-  /// Writes the keys or values of a run to `out`, as bfloat16: element times factors, rounded once. Rows of k have
-  /// `stride` numbers, rows of v are contiguous. Prefetches the rows `ahead` bytes later, unless `ahead` is 0. Requires
-  /// a quantized type.
+  /// Writes the keys or values of a run to `out`, as bfloat16: element times factors, rounded once. A row of `out` has
+  /// `stride` numbers. Prefetches the rows `ahead` bytes later, unless `ahead` is 0. Requires a quantized type.
   SSMAX_INLINE void dequantize_k(const AnyKeyRun& run, index_t ahead, bfloat16* out, index_t stride) const {
     dequantize_k_(run.k, run.k_stride, run.k_factors, run.count, shape_.width, ahead, out, stride);
   }
-  SSMAX_INLINE void dequantize_v(const AnyKeyRun& run, index_t ahead, bfloat16* out) const {
-    dequantize_v_(run.v, run.v_stride, run.v_factors, run.count, shape_.value_width, ahead, out,
-                  shape_.value_width);
+  SSMAX_INLINE void dequantize_v(const AnyKeyRun& run, index_t ahead, bfloat16* out, index_t stride) const {
+    dequantize_v_(run.v, run.v_stride, run.v_factors, run.count, shape_.value_width, ahead, out, stride);
   }
 
  private:

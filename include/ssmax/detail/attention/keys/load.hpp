@@ -18,22 +18,22 @@ SSMAX_INLINE const Compute* load_query(const Problem<Compute>& problem, const Va
   return scratch;
 }
 
-/// Writes keys [range), converted and rotated, as contiguous rows to `out`.
+/// Writes keys [range), converted and rotated, to `out`. A row of `out` has `stride` numbers.
 template <class Compute>
 void load_keys(const Problem<Compute>& problem, const Variant<Compute>& variant, index_t batch,
-               index_t kv_head, KeyRange range, Compute* out) {
+               index_t kv_head, KeyRange range, Compute* out, index_t stride) {
   const index_t d = problem.width();
   const Query query{batch, problem.first_head() + kv_head * problem.heads_per_kv_head(), 0,
                     problem.shape(batch)};
   const bool rotated = problem.rotates_keys();
   for_each_run(problem.keys, batch, kv_head, range, [&](index_t key, const AnyKeyRun& run) {
-    if (!rotated) problem.keys.copy_k(run, out, d);
+    if (!rotated) problem.keys.copy_k(run, out, stride);
     for (index_t i = 0; rotated && i < run.count; ++i) {
-      const Compute* row = problem.keys.load_k(run, i, out + i * d);
+      const Compute* row = problem.keys.load_k(run, i, out + i * stride);
       const index_t position = problem.key_position + variant.key_position(query, key + i);
-      rotate(problem.rope, row, d, out + i * d, d, 1, d, position, false);
+      rotate(problem.rope, row, d, out + i * stride, d, 1, d, position, false);
     }
-    out += run.count * d;
+    out += run.count * stride;
   });
 }
 
@@ -45,11 +45,6 @@ void load_values(const AnyKeys<Compute>& keys, index_t batch, index_t kv_head, K
     keys.copy_v(run, out, stride);
     out += run.count * stride;
   });
-}
-/// Writes the values of keys [range), converted, as contiguous rows to `out`.
-template <class Compute>
-void load_values(const AnyKeys<Compute>& keys, index_t batch, index_t kv_head, KeyRange range, Compute* out) {
-  load_values(keys, batch, kv_head, range, out, keys.shape().value_width);
 }
 
 SSMAX_END

@@ -62,6 +62,7 @@ inline void split_row(const float* in, index_t n, bfloat16* high, bfloat16* low,
 
 /// Writes 0 to the channels of `parts` parts of width d that hold no number, and to the channels up to `depth`.
 inline void pad_parts(bfloat16* row, index_t d, index_t parts, index_t depth) {
+  if (parts * d == depth) return;
   const index_t w = part_width(d);
   for (index_t part = 0; part < parts; ++part)
     std::fill(row + part * w + d, row + (part + 1) * w, bfloat16{});
@@ -85,17 +86,17 @@ void load_query_parts(const Problem<Compute>& problem, const Variant<Compute>& v
   if (parts == 3) std::copy_n(out, d, out + 2 * w);
 }
 
-/// Writes the parts of keys [range), as rows of `depth` numbers. Requires widened_row[2 · d].
+/// Writes the parts of keys [range), padded with 0 to `stride`. Requires widened_row[2 · d].
 template <class Compute>
 void load_key_parts(const Problem<Compute>& problem, const Variant<Compute>& variant, index_t batch,
-                    index_t kv_head, KeyRange range, index_t depth, Compute* widened_row, bfloat16* out) {
+                    index_t kv_head, KeyRange range, Compute* widened_row, bfloat16* out, index_t stride) {
   const index_t d = problem.width(), w = part_width(d), parts = logit_parts(problem);
   const bool dequantizes = !problem.rotates_keys() && problem.keys.k_kind() == ElementKind::quantized;
   for_each_run(problem.keys, batch, kv_head, range, [&](index_t key, const AnyKeyRun& run) {
-    if (dequantizes) problem.keys.dequantize_k(run, 0, out, depth);
-    for (index_t i = 0; i < run.count; ++i, out += depth) {
+    if (dequantizes) problem.keys.dequantize_k(run, 0, out, stride);
+    for (index_t i = 0; i < run.count; ++i, out += stride) {
       if (problem.rotates_keys()) {
-        load_keys(problem, variant, batch, kv_head, {key + i, key + i + 1}, widened_row);
+        load_keys(problem, variant, batch, kv_head, {key + i, key + i + 1}, widened_row, d);
         if (parts == 1) {
           narrow(widened_row, d, out);
         } else {
@@ -109,7 +110,7 @@ void load_key_parts(const Problem<Compute>& problem, const Variant<Compute>& var
           std::copy_n(static_cast<const bfloat16*>(run.k) + i * run.k_stride, d, out + part * w);
         }
       }
-      pad_parts(out, d, parts, depth);
+      pad_parts(out, d, parts, stride);
     }
   });
 }
@@ -142,34 +143,35 @@ struct Operands {
     }
   }
 
-  /// Writes the rows of keys [range) for their products.
+  /// Writes the rows of keys [range) for their products. A row of `out` has `stride` numbers: on the bf16 path the
+  /// depth of the products, in float and double at least d.
   static void load_keys(const Problem<Compute>& problem, const Variant<Compute>& variant, index_t batch,
-                        index_t kv_head, KeyRange range, [[maybe_unused]] index_t depth,
-                        [[maybe_unused]] Compute* widened_row, Operand* out) {
+                        index_t kv_head, KeyRange range, [[maybe_unused]] Compute* widened_row, Operand* out,
+                        index_t stride) {
     if constexpr (is_bf16) {
-      load_key_parts(problem, variant, batch, kv_head, range, depth, widened_row, out);
+      load_key_parts(problem, variant, batch, kv_head, range, widened_row, out, stride);
     } else {
-      detail::load_keys(problem, variant, batch, kv_head, range, out);
+      detail::load_keys(problem, variant, batch, kv_head, range, out, stride);
     }
   }
 
-  /// Writes the rows of the values of keys [range) for their products.
+  /// Writes the rows of the values of keys [range) for their products. A row of `out` has `stride` numbers.
   static void load_values(const AnyKeys<Compute>& keys, index_t batch, index_t kv_head, KeyRange range,
-                          Operand* out) {
+                          Operand* out, index_t stride) {
     if constexpr (is_bf16) {
       const index_t dv = keys.shape().value_width;
       for_each_run(keys, batch, kv_head, range, [&](index_t, const AnyKeyRun& run) {
         if (keys.v_kind() == ElementKind::quantized) {
-          keys.dequantize_v(run, 0, out);
-          out += run.count * dv;
+          keys.dequantize_v(run, 0, out, stride);
+          out += run.count * stride;
           return;
         }
-        for (index_t i = 0; i < run.count; ++i, out += dv) {
+        for (index_t i = 0; i < run.count; ++i, out += stride) {
           std::copy_n(static_cast<const Operand*>(run.v) + i * run.v_stride, dv, out);
         }
       });
     } else {
-      detail::load_values(keys, batch, kv_head, range, out);
+      detail::load_values(keys, batch, kv_head, range, out, stride);
     }
   }
 
