@@ -244,34 +244,38 @@ class PrefillTask {
       for (index_t p = 0; p < panels; ++p)
         std::fill_n(memory_.v + p * memory_.panel + from, panel, Operand{});
     }
-    const bool as_stored =
-        problem_.keys.v_kind() == (Op::is_bf16 ? ElementKind::bfloat16 : ElementKind::compute);
-    for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const AnyKeyRun& run) {
-      const index_t row = key - first;
-      if (as_stored) {
-        kernels_.pack_values(static_cast<const Operand*>(run.v), run.v_stride, row, run.count, dv, memory_.v,
-                             memory_.panel);
-      } else if constexpr (Op::is_bf16) {
-        // Few rows at a time stay in the first-level cache. All but the first rows begin as pack_values packs fastest.
-        auto* rows = reinterpret_cast<Operand*>(memory_.staged);
-        const index_t most = std::max(kernels_.width, kernels_.rows);
-        for (index_t i = 0, count; i < run.count; i += count) {
-          count = std::min(most - (row + i) % most, run.count - i);
-          problem_.keys.dequantize_v(values_of(problem_.keys, run, i, count), 0, rows, dv);
-          kernels_.pack_values(rows, dv, row + i, count, dv, memory_.v, memory_.panel);
-        }
-      } else {
-        for (index_t i = 0; i < run.count; ++i) {
-          const Compute* value = problem_.keys.load_v(run, i, memory_.staged);
-          kernels_.pack_values(value, 0, row + i, 1, dv, memory_.v, memory_.panel);
-        }
-      }
-    });
+    pack_values(first, keys);
     held_.values_are_finite = kernels_.all_finite(memory_.v + from, memory_.panel, panels, panel);
     if (held_.values_are_finite) return;
     for (index_t p = 0; p < panels; ++p) {
       Operand* v = memory_.v + p * memory_.panel + from;
       copy_finite(v, panel, v);
+    }
+  }
+
+  /// Packs the values of `keys` as panels. Values that are converted, and values of short runs, are copied side by side
+  /// first, `most` rows at a time: so few rows stay in the first-level cache, and all but the first copies begin as
+  /// pack_values packs fastest.
+  void pack_values(index_t first, KeyRange keys) {
+    constexpr index_t short_values = 8;
+    const index_t dv = problem_.value_width(), most = std::max(kernels_.width, kernels_.rows);
+    const bool as_stored =
+        problem_.keys.v_kind() == (Op::is_bf16 ? ElementKind::bfloat16 : ElementKind::compute);
+    auto* const rows = reinterpret_cast<Operand*>(memory_.staged);
+    for (index_t key = keys.begin, count; key < keys.end; key += count) {
+      const index_t row = key - first, left = keys.end - key;
+      if (as_stored) {
+        const AnyKeyRun run = problem_.keys.run(batch_, kv_head_, key);
+        count = std::min(run.count, left);
+        if (count >= std::min(short_values, left)) {
+          kernels_.pack_values(static_cast<const Operand*>(run.v), run.v_stride, row, count, dv, memory_.v,
+                               memory_.panel);
+          continue;
+        }
+      }
+      count = std::min(most - row % most, left);
+      Op::load_values(problem_.keys, batch_, kv_head_, {key, key + count}, rows, dv);
+      kernels_.pack_values(rows, dv, row, count, dv, memory_.v, memory_.panel);
     }
   }
 
