@@ -107,7 +107,7 @@ class IndexedKeys {
   }
 
  private:
-  static constexpr index_t longest_run = 1024;
+  static constexpr index_t longest_run = 512;  // no kernel reads more keys at once
 
   /// Returns the factor of a row. A view that is not given has no factors: null.
   static const float* scale_of(const View<const float, 2>& scales, index_t token, index_t h) {

@@ -287,9 +287,7 @@ class DecodeTask {
     for_each_row(source, batch_, kv_head_, keys, [&](index_t i, const std::byte* k, const std::byte* v) {
       memory_.k_rows[i] = k;
       values[i] = v;
-      if (i >= copied_rows) return;
-      for (index_t byte = 0; byte < source.k_row() * source.k_size(); byte += 64)
-        __builtin_prefetch(k + byte);
+      if (i < copied_rows) prefetch_bytes(k, source.k_row() * source.k_size());
     });
   }
 

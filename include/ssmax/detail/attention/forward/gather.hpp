@@ -44,6 +44,27 @@ void for_each_row(const AnyKeys<Compute>& source, index_t batch, index_t kv_head
   });
 }
 
+/// Prefetches `bytes` bytes. Always inline, and called from loops that have other effects: GCC 12 removes calls of a
+/// function that only prefetches.
+SSMAX_INLINE void prefetch_bytes(const std::byte* first, index_t bytes) {
+  for (index_t i = 0; i < bytes; i += 64) __builtin_prefetch(first + i);
+}
+
+/// Prefetches the keys and values of a range.
+template <class Compute>
+void prefetch_rows(const AnyKeys<Compute>& source, index_t batch, index_t kv_head, KeyRange keys) {
+  while (keys.begin < keys.end) {
+    const AnyKeyRun run = source.run(batch, kv_head, keys.begin);
+    const index_t count = std::min(run.count, keys.size());
+    const auto *k = static_cast<const std::byte*>(run.k), *v = static_cast<const std::byte*>(run.v);
+    for (index_t i = 0; i < count; ++i) {
+      prefetch_bytes(k + i * run.k_stride * source.k_size(), source.k_row() * source.k_size());
+      prefetch_bytes(v + i * run.v_stride * source.v_size(), source.v_row() * source.v_size());
+    }
+    keys.begin += count;
+  }
+}
+
 /// Rows that are copied side by side at a time.
 inline constexpr index_t copied_rows = 64;
 
@@ -55,9 +76,7 @@ void for_each_copy(const std::byte* const* rows, index_t count, index_t bytes, s
     const index_t copied = std::min(copied_rows, count - first);
     const index_t next = std::min(copied_rows, count - first - copied);
     for (index_t i = 0; i < copied; ++i) {
-      if (i < next) {
-        for (index_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(rows[first + copied + i] + byte);
-      }
+      if (i < next) prefetch_bytes(rows[first + copied + i], bytes);
       copy_row(copy + i * bytes, rows[first + i], bytes);
     }
     f(first, copied);
