@@ -284,11 +284,8 @@ class DecodeTask {
   /// Points k_rows at the keys of a range and `values` at its values. Prefetches the first rows.
   void find_rows(KeyRange keys, const std::byte** values) const {
     const AnyKeys<Compute>& source = problem_.keys;
-    for_each_row(source, batch_, kv_head_, keys, [&](index_t i, const std::byte* k, const std::byte* v) {
-      memory_.k_rows[i] = k;
-      values[i] = v;
-      if (i < copied_rows) prefetch_bytes(k, source.k_row() * source.k_size());
-    });
+    source.find_rows(batch_, kv_head_, keys, memory_.k_rows, values);
+    prefetch_rows(memory_.k_rows, std::min(copied_rows, keys.size()), source.k_row() * source.k_size());
   }
 
   /// Adds the weights of rows [r, r + rows) times V to o. All these rows have the visible keys `seen`.

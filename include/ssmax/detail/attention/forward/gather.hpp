@@ -24,24 +24,13 @@ bool has_single_keys(const AnyKeys<Compute>& source, index_t batch, index_t kv_h
   return source.run(batch, kv_head, keys.begin + first.count).count < few;
 }
 
-inline void copy_row(std::byte* to, const std::byte* from, index_t bytes) {
-  index_t i = 0;
-  for (; i + 64 <= bytes; i += 64) std::memcpy(to + i, from + i, 64);
-  std::memcpy(to + i, from + i, static_cast<std::size_t>(bytes - i));
-}
-
-/// Finds the rows of keys and values of a range, and calls f(i, key row, value row) for the i-th position.
-template <class Compute, class F>
-void for_each_row(const AnyKeys<Compute>& source, index_t batch, index_t kv_head, KeyRange keys, const F& f) {
-  index_t i = 0;
-  for_each_run(source, batch, kv_head, keys, [&](index_t, const AnyKeyRun& run) {
-    const auto *k = static_cast<const std::byte*>(run.k), *v = static_cast<const std::byte*>(run.v);
-    for (index_t row = 0; row < run.count; ++row, ++i) {
-      f(i, k, v);
-      k += run.k_stride * source.k_size();
-      v += run.v_stride * source.v_size();
-    }
-  });
+/// Copies rows of `n` numbers. A row of `out` has `stride` numbers: those after the first `n` become 0.
+template <class T>
+void copy_rows(const std::byte* const* rows, index_t count, index_t n, T* out, index_t stride) {
+  for (index_t i = 0; i < count; ++i, out += stride) {
+    std::memcpy(out, rows[i], static_cast<std::size_t>(n) * sizeof(T));
+    std::fill(out + n, out + stride, T{});
+  }
 }
 
 /// Prefetches `bytes` bytes. Always inline, and called from loops that have other effects: GCC 12 removes calls of a
@@ -50,19 +39,8 @@ SSMAX_INLINE void prefetch_bytes(const std::byte* first, index_t bytes) {
   for (index_t i = 0; i < bytes; i += 64) __builtin_prefetch(first + i);
 }
 
-/// Prefetches the keys and values of a range.
-template <class Compute>
-void prefetch_rows(const AnyKeys<Compute>& source, index_t batch, index_t kv_head, KeyRange keys) {
-  while (keys.begin < keys.end) {
-    const AnyKeyRun run = source.run(batch, kv_head, keys.begin);
-    const index_t count = std::min(run.count, keys.size());
-    const auto *k = static_cast<const std::byte*>(run.k), *v = static_cast<const std::byte*>(run.v);
-    for (index_t i = 0; i < count; ++i) {
-      prefetch_bytes(k + i * run.k_stride * source.k_size(), source.k_row() * source.k_size());
-      prefetch_bytes(v + i * run.v_stride * source.v_size(), source.v_row() * source.v_size());
-    }
-    keys.begin += count;
-  }
+SSMAX_INLINE void prefetch_rows(const std::byte* const* rows, index_t count, index_t bytes) {
+  for (index_t i = 0; i < count; ++i) prefetch_bytes(rows[i], bytes);
 }
 
 /// Rows that are copied side by side at a time.
@@ -77,7 +55,7 @@ void for_each_copy(const std::byte* const* rows, index_t count, index_t bytes, s
     const index_t next = std::min(copied_rows, count - first - copied);
     for (index_t i = 0; i < copied; ++i) {
       if (i < next) prefetch_bytes(rows[first + copied + i], bytes);
-      copy_row(copy + i * bytes, rows[first + i], bytes);
+      std::memcpy(copy + i * bytes, rows[first + i], static_cast<std::size_t>(bytes));
     }
     f(first, copied);
   }

@@ -63,7 +63,9 @@ class PrefillTask {
     list_runs(variant_, memory_, lanes);
     hull_ = {};
     for (index_t i = 0; i < lanes; i += kernels_.width) hull_.add(memory_.hulls[i / kernels_.width]);
-    prefetches_ = should_prefetch();
+    finds_rows_ = has_short_runs();
+    rows_ = {memory_.k_rows, memory_.v_rows};
+    next_rows_ = {memory_.k_rows + key_block, memory_.v_rows + key_block};
     return hull_.any;
   }
 
@@ -107,18 +109,22 @@ class PrefillTask {
     // A single tile loads one key block at a time: the tile reads the block while it is still in the first-level
     // cache.
     const index_t at_once = tiles_ == 1 ? block_keys : Op::held_keys;
-    const auto prefetch = [&](index_t first) {
-      if (!prefetches_) return;
-      prefetch_rows(problem_.keys, batch_, kv_head_,
-                    {std::clamp(first, keys.begin, keys.end), std::clamp(first + at_once, keys.begin, keys.end)});
+    const auto seen_from = [&](index_t first) {
+      const KeyRange held{std::max(first, keys.begin), std::min({first + at_once, length, keys.end})};
+      return held.size() > 0 ? seen_of(held) : KeyRange{};
     };
-    prefetch(keys.begin / at_once * at_once);
-    for (index_t first = keys.begin / at_once * at_once; first < keys.end; first += at_once) {
-      const KeyRange held{first, std::min(first + at_once, length)},
-          seen = seen_of({std::max(held.begin, keys.begin), std::min(held.end, keys.end)});
+    const index_t first_held = keys.begin / at_once * at_once;
+    KeyRange seen, next = seen_from(first_held);
+    if (finds_rows_) find_next_rows(next);
+    for (index_t first = first_held; first < keys.end; first += at_once) {
+      seen = next;
+      next = seen_from(first + at_once);
+      if (finds_rows_) {
+        std::swap(rows_, next_rows_);
+        find_next_rows(next);
+      }
       if (seen.size() == 0) continue;
-      prefetch(first + at_once);
-      if (!point_at_keys(held)) load_held_keys(first, seen);
+      if (!point_at_keys({first, std::min(first + at_once, length)})) load_held_keys(first, seen);
       for (index_t tile = 0; tile < tiles_; ++tile) {
         for (index_t begin = seen.begin / block_keys * block_keys; begin < seen.end; begin += block_keys) {
           const KeyRange block{begin, std::min(begin + block_keys, length)};
@@ -157,23 +163,33 @@ class PrefillTask {
 
  private:
   using Op = Operands<Compute, Operand>;
+  static constexpr ElementKind stored_kind = Op::is_bf16 ? ElementKind::bfloat16 : ElementKind::compute;
   /// The number of tiles from which on rows with a large stride are copied. If heads are closer in memory than
   /// positions, rows fill the first-level TLB with pages. On Zen 3, a copy is 1.08 times as fast at 8 heads of width
   /// 64, 1.15 times at 32 of 128.
   static constexpr index_t tiles_for_a_copy = 4;
 
-  /// Returns whether the rows of the next keys are prefetched: if a single tile reads runs that are shorter than its
-  /// key blocks. Time of 8 queries per kv head, bfloat16, with AMX, from memory, without and with prefetching:
-  ///
-  /// | kv heads, width, keys | without | with |
-  /// |---|---|---|
-  /// | 2, 64, token list of 1024 in random order | TBD | TBD |
+  /// The addresses of keys and values.
+  struct Rows {
+    const std::byte **k = nullptr, **v = nullptr;
+  };
+
+  /// Returns whether a single tile reads runs that are shorter than its key blocks. It finds the rows of a block, and
+  /// prefetches them, while it computes the block before.
   ///
   /// Long runs are not prefetched: from the third-level cache this costs 10 %, from memory it gains at most 10 %.
-  bool should_prefetch() const {
+  bool has_short_runs() const {
     const KeyRange keys = hull_.any;
     return tiles_ == 1 && keys.size() > memory_.block_keys &&
            problem_.keys.run(batch_, kv_head_, keys.begin).count < memory_.block_keys;
+  }
+
+  void find_next_rows(KeyRange keys) const {
+    const AnyKeys<Compute>& source = problem_.keys;
+    if (keys.size() <= 0) return;
+    source.find_rows(batch_, kv_head_, keys, next_rows_.k, next_rows_.v);
+    prefetch_rows(next_rows_.k, keys.size(), source.k_row() * source.k_size());
+    prefetch_rows(next_rows_.v, keys.size(), source.v_row() * source.v_size());
   }
 
   /// Returns whether a key of a block may be visible to a tile.
@@ -258,8 +274,12 @@ class PrefillTask {
     held_ = {first, first, memory_.k, depth, memory_.v, kernels_.rows, memory_.panel, true};
     if (!point_at_rows_of_k(keys)) {
       std::fill_n(memory_.k + begin * depth, (at - begin) * depth, Operand{});
-      Op::load_keys(problem_, variant_, batch_, kv_head_, keys, memory_.widened_row, memory_.k + at * depth,
-                    depth);
+      if (finds_rows_ && copies_keys_as_stored()) {
+        copy_rows(rows_.k, keys.size(), problem_.width(), memory_.k + at * depth, depth);
+      } else {
+        Op::load_keys(problem_, variant_, batch_, kv_head_, keys, memory_.widened_row, memory_.k + at * depth,
+                      depth);
+      }
       std::fill_n(memory_.k + (at + keys.size()) * depth, (end - at - keys.size()) * depth, Operand{});
     }
     const index_t from = begin * kernels_.rows, panel = (end - begin) * kernels_.rows;
@@ -276,14 +296,19 @@ class PrefillTask {
     }
   }
 
+  /// Returns whether the operand of a key is its row.
+  bool copies_keys_as_stored() const {
+    return problem_.keys.k_kind() == stored_kind && !problem_.rotates_keys() &&
+           (!Op::is_bf16 || logit_parts(problem_) == 1);
+  }
+
   /// Packs the values of `keys` as panels. Values that are converted, and values of short runs, are copied side by side
   /// first, `most` rows at a time: so few rows stay in the first-level cache, and all but the first copies begin as
   /// pack_values packs fastest.
   void pack_values(index_t first, KeyRange keys) {
     constexpr index_t short_values = 8;
     const index_t dv = problem_.value_width(), most = std::max(kernels_.width, kernels_.rows);
-    const bool as_stored =
-        problem_.keys.v_kind() == (Op::is_bf16 ? ElementKind::bfloat16 : ElementKind::compute);
+    const bool as_stored = problem_.keys.v_kind() == stored_kind;
     auto* const rows = reinterpret_cast<Operand*>(memory_.staged);
     for (index_t key = keys.begin, count; key < keys.end; key += count) {
       const index_t row = key - first, left = keys.end - key;
@@ -297,7 +322,11 @@ class PrefillTask {
         }
       }
       count = std::min(most - row % most, left);
-      Op::load_values(problem_.keys, batch_, kv_head_, {key, key + count}, rows, dv);
+      if (as_stored && finds_rows_) {
+        copy_rows(rows_.v + (key - keys.begin), count, dv, rows, dv);
+      } else {
+        Op::load_values(problem_.keys, batch_, kv_head_, {key, key + count}, rows, dv);
+      }
       kernels_.pack_values(rows, dv, row, count, dv, memory_.v, memory_.panel);
     }
   }
@@ -383,7 +412,8 @@ class PrefillTask {
   KeyRange stored_{};
   Hull hull_{};  // of all queries of the task
   HeldKeys held_{};
-  bool prefetches_ = false;
+  bool finds_rows_ = false;
+  Rows rows_, next_rows_;  // of the held keys, and of those that are loaded next
 };
 
 SSMAX_END

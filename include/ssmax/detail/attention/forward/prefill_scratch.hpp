@@ -24,7 +24,9 @@ struct PrefillScratch : ForwardScratch<Compute, Operand> {
       : Base(arena, queries, d, dv, a_depth, a_products),
         k(arena.take<Operand>(Op::held_keys * depth)),
         panel(Op::held_keys * products.rows + 64 / static_cast<index_t>(sizeof(Operand))),
-        v(arena.take<Operand>(channels / products.rows * panel)) {
+        v(arena.take<Operand>(channels / products.rows * panel)),
+        k_rows(arena.take<const std::byte*>(2 * key_block)),
+        v_rows(arena.take<const std::byte*>(2 * key_block)) {
     chunk = arena.take<Compute>(states_size());
     total = arena.take<Compute>(states_size());
   }
@@ -42,6 +44,7 @@ struct PrefillScratch : ForwardScratch<Compute, Operand> {
   index_t
       panel;  // stride of panels: a panel and one cache line, so that the panels of a row use different cache sets
   Operand* v;              // [panel][held_keys][rows of a panel]: the layout of pack_values
+  const std::byte **k_rows, **v_rows;  // [2][key_block]: rows of a single tile's key blocks
   Compute *chunk, *total;  // states
 };
 

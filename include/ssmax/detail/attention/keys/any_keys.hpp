@@ -61,6 +61,21 @@ AnyKeyRun run_of(const void* source, index_t batch, index_t kv_head, index_t key
           {run.v_scales, run.v_scales_stride, run.v_channel_scales}};
 }
 
+/// Writes the addresses of the keys and values of a range.
+template <class S>
+void find_rows_of(const void* source, index_t batch, index_t kv_head, KeyRange keys, const std::byte** k_rows,
+                  const std::byte** v_rows) {
+  while (keys.begin < keys.end) {
+    const auto run = static_cast<const S*>(source)->run(batch, kv_head, keys.begin);
+    const index_t count = std::min(static_cast<index_t>(run.count), keys.size());
+    for (index_t i = 0; i < count; ++i) {
+      *k_rows++ = reinterpret_cast<const std::byte*>(run.k + i * run.k_stride);
+      *v_rows++ = reinterpret_cast<const std::byte*>(run.v + i * run.v_stride);
+    }
+    keys.begin += count;
+  }
+}
+
 template <class S>
 bool shares_keys([[maybe_unused]] const S& source) {
   if constexpr (has_shares_keys<S>) {
@@ -147,6 +162,7 @@ class AnyKeys {
         length_(detail::length_of<S>),
         stored_(detail::stored_in<S>),
         run_(detail::run_of<S>),
+        find_rows_(detail::find_rows_of<S>),
         load_k_(detail::load_stored<Compute, detail::SourceKey<S>>),
         load_v_(detail::load_stored<Compute, detail::SourceValue<S>>),
         dequantize_k_(detail::dequantize_if_quantized<detail::SourceKey<S>>()),
@@ -168,6 +184,12 @@ class AnyKeys {
   SSMAX_INLINE KeyRange stored(index_t batch) const { return stored_(source_, batch); }
   SSMAX_INLINE AnyKeyRun run(index_t batch, index_t kv_head, index_t key) const {
     return run_(source_, batch, kv_head, key);
+  }
+  /// Writes the addresses of the keys and values of a range. A source with an index per key has runs of one key, for
+  /// which a call of `run` would cost as much as the copy of a row.
+  SSMAX_INLINE void find_rows(index_t batch, index_t kv_head, KeyRange keys, const std::byte** k_rows,
+                              const std::byte** v_rows) const {
+    find_rows_(source_, batch, kv_head, keys, k_rows, v_rows);
   }
   /// Returns row i of a run's keys or values: in place if the row is stored as Compute, else converted in scratch.
   SSMAX_INLINE const Compute* load_k(const AnyKeyRun& run, index_t i, Compute* scratch) const {
@@ -209,6 +231,8 @@ class AnyKeys {
   index_t (*length_)(const void* source, index_t batch);
   KeyRange (*stored_)(const void* source, index_t batch);
   AnyKeyRun (*run_)(const void* source, index_t batch, index_t kv_head, index_t key);
+  void (*find_rows_)(const void* source, index_t batch, index_t kv_head, KeyRange keys,
+                     const std::byte** k_rows, const std::byte** v_rows);
   Load load_k_, load_v_;
   Dequantize dequantize_k_, dequantize_v_;  // null unless the elements have 8 bits
 };
