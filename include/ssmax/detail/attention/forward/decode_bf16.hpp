@@ -15,6 +15,7 @@
 #include "../tile/queries.hpp"
 #include "../tile/softmax.hpp"
 #include "epilogue.hpp"
+#include "gather.hpp"
 #include "prefetch.hpp"
 
 SSMAX_BEGIN_DETAIL
@@ -47,6 +48,8 @@ struct DecodeBf16Scratch : ForwardScratch<Compute, Operand> {
         v_rows(arena.take<const Operand*>(block_keys)),
         later_k_rows(arena.take<const Operand*>(block_keys)),
         later_v_rows(arena.take<const Operand*>(block_keys)),
+        found_k(arena.take<const std::byte*>(block_keys)),
+        found_v(arena.take<const std::byte*>(block_keys)),
         row_logits(arena.take<Compute>(max_rows * logit_pitch)),
         row_weights(arena.take<Operand>(max_rows * logit_pitch)),
         before(arena.take<Compute>(tile_lanes * pitch)),
@@ -70,6 +73,7 @@ struct DecodeBf16Scratch : ForwardScratch<Compute, Operand> {
   Operand* zeros;                                // the row of a key that is not stored
   const Operand **k_rows, **v_rows;              // [block_keys]
   const Operand **later_k_rows, **later_v_rows;  // [block_keys]: rows to prefetch
+  const std::byte **found_k, **found_v;          // [block_keys]
   Compute* row_logits;                           // [max_rows][logit_pitch]
   Operand* row_weights;                          // [max_rows / 8][logit_pitch / 2][8][2]
   Compute* before;                               // [tile_lanes][pitch]: o before the last product
@@ -110,7 +114,8 @@ class DecodeBf16Task {
     Hull hull;
     for (index_t i = 0; i < lanes; i += memory_.products.width)
       hull.add(memory_.hulls[i / memory_.products.width]);
-    prefetch_ = keys_to_prefetch(problem_, hull.any, sizeof(Operand));
+    has_short_runs_ = has_short_runs(problem_.keys, batch, kv_head, hull.any, short_run);
+    prefetch_ = has_short_runs_ ? 64 : keys_to_prefetch(problem_, hull.any, sizeof(Operand));
     // The kernels read 8 or 16 rows of logits, and write those of the queries.
     std::fill_n(memory_.row_logits + count * logit_pitch, (Memory::max_rows - count) * logit_pitch,
                 Compute{0});
@@ -190,21 +195,23 @@ class DecodeBf16Task {
     };
     fill(0, read.begin - block.begin);
     k_ahead_ = v_ahead_ = {};
-    bool has_short_runs = false;
-    for_each_run(problem_.keys, batch_, kv_head_, read, [&](index_t key, const AnyKeyRun& run) {
-      const bool is_short = run.count < std::min(read.size(), short_run);
-      has_short_runs = has_short_runs || is_short;
-      find_rows_of_run<false>(run, key, key - block.begin, is_short);
-      find_rows_of_run<true>(run, key, key - block.begin, is_short);
-    });
-    if (prefetch_ != 0 && has_short_runs) find_later_rows(block.begin);
+    if (has_short_runs_ && !dequantizes_k() && !dequantizes_v()) {
+      find_stored_rows(read, memory_.k_rows + (read.begin - block.begin),
+                       memory_.v_rows + (read.begin - block.begin));
+    } else {
+      for_each_run(problem_.keys, batch_, kv_head_, read, [&](index_t key, const AnyKeyRun& run) {
+        find_rows_of_run<false>(run, key, key - block.begin);
+        find_rows_of_run<true>(run, key, key - block.begin);
+      });
+    }
+    if (has_short_runs_) find_later_rows(block.begin);
     fill(read.end - block.begin, memory_.block_keys);
   }
 
   /// Points rows of k_rows or v_rows at the keys of a run, from row `first` on. `key` is the first key. Points k_ahead_
   /// or v_ahead_ at the rows that are prefetched. Exception: rows of 8 bits are dequantized, and prefetched meanwhile.
   template <bool are_values>
-  void find_rows_of_run(const AnyKeyRun& run, index_t key, index_t first, bool is_short) {
+  void find_rows_of_run(const AnyKeyRun& run, index_t key, index_t first) {
     const index_t n = are_values ? problem_.value_width() : problem_.width();
     const Operand** rows = (are_values ? memory_.v_rows : memory_.k_rows) + first;
     const auto point = [&](const Operand* at, index_t stride) {
@@ -214,8 +221,7 @@ class DecodeBf16Task {
     if (are_values ? dequantizes_v() : dequantizes_k()) {
       Operand* to = (are_values ? memory_.dequantized_v : memory_.dequantized_k) + first * n;
       index_t ahead = 2 * prefetch_ * stride * (are_values ? problem_.keys.v_size() : problem_.keys.k_size());
-      if (prefetch_ != 0 && is_short)
-        ahead = bytes_to_later_run<are_values>(problem_.keys, batch_, kv_head_, key, run);
+      if (has_short_runs_) ahead = bytes_to_later_run<are_values>(problem_.keys, batch_, kv_head_, key, run);
       if constexpr (are_values) {
         problem_.keys.dequantize_v(run, ahead, to, n);
       } else {
@@ -234,28 +240,32 @@ class DecodeBf16Task {
   bool dequantizes_k() const { return problem_.keys.k_kind() == ElementKind::quantized; }
   bool dequantizes_v() const { return problem_.keys.v_kind() == ElementKind::quantized; }
 
+  /// Points `k` and `v` at the keys and values of a range of at most block_keys keys. Null: not written.
+  void find_stored_rows(KeyRange keys, const Operand** k, const Operand** v) const {
+    problem_.keys.find_rows(batch_, kv_head_, keys, memory_.found_k, memory_.found_v);
+    const auto point = [&](const std::byte* const* found, const Operand** rows) {
+      if (rows == nullptr) return;
+      for (index_t i = 0; i < keys.size(); ++i) rows[i] = reinterpret_cast<const Operand*>(found[i]);
+    };
+    point(memory_.found_k, k);
+    point(memory_.found_v, v);
+  }
+
   /// Points k_ahead_ and v_ahead_ at the rows that lie as many positions later as those of a long run. Exception: rows
   /// of 8 bits are prefetched while they are dequantized.
   void find_later_rows(index_t block) {
     const index_t end = problem_.keys.stored(batch_).end;
-    const auto for_each_row = [&](index_t first, const auto& f) {
-      const KeyRange later{std::min(first, end), std::min(first + memory_.block_keys, end)};
-      for_each_run(problem_.keys, batch_, kv_head_, later, [&](index_t key, const AnyKeyRun& run) {
-        for (index_t i = 0; i < run.count; ++i) f(key - first + i, run, i);
-      });
+    const auto later = [&](index_t distance) {
+      return KeyRange{std::min(block + distance, end), std::min(block + distance + memory_.block_keys, end)};
     };
     if (!dequantizes_k()) {
       std::copy_n(memory_.k_rows, memory_.block_keys, memory_.later_k_rows);
-      for_each_row(block + 2 * prefetch_, [&](index_t at, const AnyKeyRun& run, index_t i) {
-        memory_.later_k_rows[at] = static_cast<const Operand*>(run.k) + i * run.k_stride;
-      });
+      find_stored_rows(later(2 * prefetch_), memory_.later_k_rows, nullptr);
       k_ahead_ = {memory_.later_k_rows, problem_.width(), 0};
     }
     if (!dequantizes_v()) {
       std::copy_n(memory_.v_rows, memory_.block_keys, memory_.later_v_rows);
-      for_each_row(block + prefetch_, [&](index_t at, const AnyKeyRun& run, index_t i) {
-        memory_.later_v_rows[at] = static_cast<const Operand*>(run.v) + i * run.v_stride;
-      });
+      find_stored_rows(later(prefetch_), nullptr, memory_.later_v_rows);
       v_ahead_ = {memory_.later_v_rows, problem_.value_width(), 0};
     }
   }
@@ -387,6 +397,7 @@ class DecodeBf16Task {
   index_t batch_ = 0, kv_head_ = 0, count_ = 0;
   PairWeights<Operand> weights_{};        // of the keys of a block
   index_t prefetch_ = 0;                  // keys
+  bool has_short_runs_ = false;           // these always prefetch
   RowsAhead<Operand> k_ahead_, v_ahead_;  // of the keys of a block
 };
 

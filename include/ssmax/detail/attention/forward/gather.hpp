@@ -1,5 +1,5 @@
-// Copies the rows of single keys side by side, for products with few queries. A source with an index per key has runs
-// of one key, for which a call of a kernel would cost more than the products.
+// Finds, prefetches and copies the rows of short runs. A source with an index per key has runs of one key, for which a
+// call of a kernel would cost more than the products. So single keys are copied side by side.
 #pragma once
 
 #include <algorithm>
@@ -10,18 +10,27 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// Returns whether the first two runs of `keys` have fewer than 8 keys each. Exception: returns false for keys or
-/// values with factors, which would have to be copied as well.
+/// Returns whether the first two runs of `keys` have fewer than `few` keys each.
+template <class Compute>
+bool has_short_runs(const AnyKeys<Compute>& source, index_t batch, index_t kv_head, KeyRange keys,
+                    index_t few) {
+  if (keys.size() <= 0) return false;
+  const index_t first = source.run(batch, kv_head, keys.begin).count;
+  if (first >= std::min(few, keys.size())) return false;
+  return source.run(batch, kv_head, keys.begin + first).count < few;
+}
+
+/// Returns whether the rows of single keys should be copied side by side. Exception: returns false for keys or values
+/// with factors, which would have to be copied as well.
 template <class Compute>
 bool has_single_keys(const AnyKeys<Compute>& source, index_t batch, index_t kv_head, KeyRange keys) {
   constexpr index_t few = 8;
-  if (keys.size() < 2 * few) return false;
+  if (keys.size() < 2 * few || !has_short_runs(source, batch, kv_head, keys, few)) return false;
   const AnyKeyRun first = source.run(batch, kv_head, keys.begin);
   const auto has_factors = [](const StoredFactors& factors) {
     return factors.rows != nullptr || factors.channels != nullptr;
   };
-  if (has_factors(first.k_factors) || has_factors(first.v_factors) || first.count >= few) return false;
-  return source.run(batch, kv_head, keys.begin + first.count).count < few;
+  return !has_factors(first.k_factors) && !has_factors(first.v_factors);
 }
 
 /// Copies rows of `n` numbers. A row of `out` has `stride` numbers: those after the first `n` become 0.
@@ -33,8 +42,8 @@ void copy_rows(const std::byte* const* rows, index_t count, index_t n, T* out, i
   }
 }
 
-/// Prefetches `bytes` bytes. Always inline, and called from loops that have other effects: GCC 12 removes calls of a
-/// function that only prefetches.
+/// Prefetches `bytes` bytes. This function and prefetch_rows must be inlined into a function that has effects: GCC 12
+/// removes calls of functions that only prefetch.
 SSMAX_INLINE void prefetch_bytes(const std::byte* first, index_t bytes) {
   for (index_t i = 0; i < bytes; i += 64) __builtin_prefetch(first + i);
 }

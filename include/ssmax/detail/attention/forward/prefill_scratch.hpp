@@ -43,9 +43,9 @@ struct PrefillScratch : ForwardScratch<Compute, Operand> {
   Operand* k;  // [held_keys][depth]
   index_t
       panel;  // stride of panels: a panel and one cache line, so that the panels of a row use different cache sets
-  Operand* v;              // [panel][held_keys][rows of a panel]: the layout of pack_values
+  Operand* v;                          // [panel][held_keys][rows of a panel]: the layout of pack_values
   const std::byte **k_rows, **v_rows;  // [2][key_block]: rows of a single tile's key blocks
-  Compute *chunk, *total;  // states
+  Compute *chunk, *total;              // states
 };
 
 SSMAX_END
