@@ -91,20 +91,36 @@ TEST_CASE("attention over keys by index is attention over a cache", "[decode][in
     compare<bfloat16, std::int64_t>(2, 1, 1);
     compare<bfloat16, std::int64_t>(1, 1, 3, 64);
     compare<bfloat16, std::int64_t>(2, 3, 40);
+    for (const index_t run : {1, 7, 16}) {
+      compare<bfloat16, std::int64_t>(1, run, 3);
+      compare<bfloat16, std::int64_t>(2, run, 3, 80);
+    }
   }
   SECTION("half, uint16") { compare<half, std::uint16_t>(1, 2, 2); }
   SECTION("double") { compare<double, int>(2, 1, 2); }
 }
 
-TEST_CASE("keys by index that are rotated while they are read", "[decode][indexed_keys]") {
-  const Data<float> data({4, 2, 1, 24, 17, {300, 1, 90}});
-  const KvCache<float> cache = filled<float>(data);
-  const Pool<float, int> pool(cache, 2, 1, 3);
+template <class T>
+void compare_rotated(index_t queries, bool in_call) {
+  const Data<T> data({4, 2, queries, 24, 17, {300, queries, 90}});
+  const KvCache<T> cache = filled<T>(data);
+  const Pool<T, int> pool(cache, 2, 1, 3);
   const ssmax::Rope<float> rope({.width = 24}, 300);
-  for_each_target_of<float>([&](const std::string& target) {
-    INFO(target);
-    check_source(data, cache, pool.keys(), Causal{}, {.rope = &rope, .rotate_source_keys = true});
+  for_each_target_of<T>([&](const std::string& target) {
+    INFO(target << ", queries " << queries << ", rotated in the call " << in_call);
+    check_source(data, cache, pool.keys(), Causal{}, {.rope = &rope, .rotate_source_keys = in_call});
   });
+}
+
+TEST_CASE("keys by index that are rotated while they are read", "[decode][indexed_keys]") {
+  compare_rotated<float>(1, true);
+  compare_rotated<float>(9, true);
+  compare_rotated<bfloat16>(3, true);
+}
+
+TEST_CASE("keys by index that were rotated before", "[decode][indexed_keys]") {
+  compare_rotated<float>(9, false);
+  compare_rotated<bfloat16>(3, false);
 }
 
 TEST_CASE("indices that follow one another are one run, and indices may repeat", "[indexed_keys]") {

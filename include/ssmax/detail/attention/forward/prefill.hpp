@@ -258,7 +258,7 @@ class PrefillTask {
   /// Loads rows of K and panels of V. Key i has the index i - first. Pads the first and the last key block with 0.
   /// Key blocks without a key stay unchanged.
   void load_held_keys(index_t first, KeyRange keys) {
-    const index_t depth = memory_.depth, dv = problem_.value_width(), block_keys = memory_.block_keys,
+    const index_t depth = memory_.depth, block_keys = memory_.block_keys,
                   panels = memory_.channels / kernels_.rows;
     const index_t at = keys.begin - first, begin = at / block_keys * block_keys,
                   end = (at + keys.size() + block_keys - 1) / block_keys * block_keys;
