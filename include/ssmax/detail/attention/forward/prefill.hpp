@@ -20,6 +20,7 @@
 #include "../tile/softmax.hpp"
 #include "epilogue.hpp"
 #include "gather.hpp"
+#include "prefetch.hpp"
 #include "prefill_scratch.hpp"
 
 SSMAX_BEGIN_DETAIL
@@ -64,6 +65,7 @@ class PrefillTask {
     hull_ = {};
     for (index_t i = 0; i < lanes; i += kernels_.width) hull_.add(memory_.hulls[i / kernels_.width]);
     finds_rows_ = tiles_ == 1 && has_short_runs(problem_.keys, batch, kv_head, hull_.any, memory_.block_keys);
+    keys_ahead_ = tiles_ == 1 && !finds_rows_ ? 2 * keys_to_prefetch(problem_, hull_.any, 1) : 0;
     rows_ = {memory_.k_rows, memory_.v_rows};
     next_rows_ = {memory_.k_rows + key_block, memory_.v_rows + key_block};
     return hull_.any;
@@ -269,7 +271,7 @@ class PrefillTask {
         copy_rows(rows_.k, keys.size(), problem_.width(), memory_.k + at * depth, depth);
       } else {
         Op::load_keys(problem_, variant_, batch_, kv_head_, keys, memory_.widened_row, memory_.k + at * depth,
-                      depth);
+                      depth, keys_ahead_);
       }
       std::fill_n(memory_.k + (at + keys.size()) * depth, (end - at - keys.size()) * depth, Operand{});
     }
@@ -318,7 +320,7 @@ class PrefillTask {
       if (as_stored && finds_rows_) {
         copy_rows(rows_.v + (key - keys.begin), count, dv, rows, dv);
       } else {
-        Op::load_values(problem_.keys, batch_, kv_head_, {key, key + count}, rows, dv);
+        Op::load_values(problem_.keys, batch_, kv_head_, {key, key + count}, rows, dv, keys_ahead_);
       }
       kernels_.pack_values(rows, dv, row, count, dv, memory_.v, memory_.panel);
     }
@@ -409,7 +411,8 @@ class PrefillTask {
   // block. Longer runs are not prefetched: from the third-level cache this costs 10 %, from memory it gains at most
   // 10 %.
   bool finds_rows_ = false;
-  Rows rows_, next_rows_;  // of the held keys, and of those that are loaded next
+  index_t keys_ahead_ = 0;  // distance at which a single tile prefetches long runs of 8 bits
+  Rows rows_, next_rows_;   // of the held keys, and of those that are loaded next
 };
 
 SSMAX_END

@@ -86,14 +86,22 @@ void load_query_parts(const Problem<Compute>& problem, const Variant<Compute>& v
   if (parts == 3) std::copy_n(out, d, out + 2 * w);
 }
 
-/// Writes the parts of keys [range), padded with 0 to `stride`. Requires widened_row[2 · d].
+/// Writes the parts of keys [range), padded with 0 to `stride`. Prefetches keys of 8 bits `ahead` keys later, unless
+/// `ahead` is 0. Requires widened_row[2 · d].
 template <class Compute>
 void load_key_parts(const Problem<Compute>& problem, const Variant<Compute>& variant, index_t batch,
-                    index_t kv_head, KeyRange range, Compute* widened_row, bfloat16* out, index_t stride) {
+                    index_t kv_head, KeyRange range, Compute* widened_row, bfloat16* out, index_t stride,
+                    index_t ahead) {
   const index_t d = problem.width(), w = part_width(d), parts = logit_parts(problem);
   const bool dequantizes = !problem.rotates_keys() && problem.keys.k_kind() == ElementKind::quantized;
   for_each_run(problem.keys, batch, kv_head, range, [&](index_t key, const AnyKeyRun& run) {
-    if (dequantizes) problem.keys.dequantize_k(run, 0, out, stride);
+    if (dequantizes) {
+      problem.keys.dequantize_k(run, ahead * run.k_stride * problem.keys.k_size(), out, stride);
+      if (parts == 1 && d == stride) {
+        out += run.count * stride;
+        return;
+      }
+    }
     for (index_t i = 0; i < run.count; ++i, out += stride) {
       if (problem.rotates_keys()) {
         load_keys(problem, variant, batch, kv_head, {key + i, key + i + 1}, widened_row, d);
@@ -144,25 +152,27 @@ struct Operands {
   }
 
   /// Writes the rows of keys [range) for their products. A row of `out` has `stride` numbers: on the bf16 path the
-  /// depth of the products, in float and double at least d.
+  /// depth of the products, in float and double at least d. Keys of 8 bits are prefetched `ahead` keys before they are
+  /// loaded.
   static void load_keys(const Problem<Compute>& problem, const Variant<Compute>& variant, index_t batch,
                         index_t kv_head, KeyRange range, [[maybe_unused]] Compute* widened_row, Operand* out,
-                        index_t stride) {
+                        index_t stride, [[maybe_unused]] index_t ahead = 0) {
     if constexpr (is_bf16) {
-      load_key_parts(problem, variant, batch, kv_head, range, widened_row, out, stride);
+      load_key_parts(problem, variant, batch, kv_head, range, widened_row, out, stride, ahead);
     } else {
       detail::load_keys(problem, variant, batch, kv_head, range, out, stride);
     }
   }
 
-  /// Writes the rows of the values of keys [range) for their products. A row of `out` has `stride` numbers.
+  /// Writes the rows of the values of keys [range) for their products. A row of `out` has `stride` numbers. Values of 8
+  /// bits are prefetched `ahead` keys before they are loaded.
   static void load_values(const AnyKeys<Compute>& keys, index_t batch, index_t kv_head, KeyRange range,
-                          Operand* out, index_t stride) {
+                          Operand* out, index_t stride, [[maybe_unused]] index_t ahead = 0) {
     if constexpr (is_bf16) {
       const index_t dv = keys.shape().value_width;
       for_each_run(keys, batch, kv_head, range, [&](index_t, const AnyKeyRun& run) {
         if (keys.v_kind() == ElementKind::quantized) {
-          keys.dequantize_v(run, 0, out, stride);
+          keys.dequantize_v(run, ahead * run.v_stride * keys.v_size(), out, stride);
           out += run.count * stride;
           return;
         }
