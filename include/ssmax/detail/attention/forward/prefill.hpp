@@ -296,8 +296,8 @@ class PrefillTask {
   }
 
   /// Packs the values of `keys` as panels. Values that are converted, and values of short runs, are copied side by side
-  /// first, `most` rows at a time: so few rows stay in the first-level cache, and all but the first copies begin as
-  /// pack_values packs fastest.
+  /// first, `most` rows at a time. Few rows stay in the first-level cache. All but the first copies begin as pack_values
+  /// packs fastest.
   void pack_values(index_t first, KeyRange keys) {
     constexpr index_t short_values = 8;
     // `staged` holds `width` rows of Compute, or twice as many of bfloat16.
@@ -407,9 +407,8 @@ class PrefillTask {
   KeyRange stored_{};
   Hull hull_{};  // of all queries of the task
   HeldKeys held_{};
-  // Whether a single tile reads runs that are shorter than its key blocks. It finds and prefetches the rows of the next
-  // block. Longer runs are not prefetched: from the third-level cache this costs 10 %, from memory it gains at most
-  // 10 %.
+  // A single tile that reads runs shorter than its key blocks finds and prefetches the rows of the next block. Longer
+  // runs are not prefetched: from the third-level cache this costs 10 %, from memory it gains at most 10 %.
   bool finds_rows_ = false;
   index_t keys_ahead_ = 0;  // distance at which a single tile prefetches long runs of 8 bits
   Rows rows_, next_rows_;   // of the held keys, and of those that are loaded next
