@@ -116,10 +116,10 @@ class PrefillTask {
       return held.size() > 0 ? seen_of(held) : KeyRange{};
     };
     const index_t first_held = keys.begin / at_once * at_once;
-    KeyRange seen, next = seen_from(first_held);
+    KeyRange next = seen_from(first_held);
     if (finds_rows_) find_next_rows(next);
     for (index_t first = first_held; first < keys.end; first += at_once) {
-      seen = next;
+      const KeyRange seen = next;
       next = seen_from(first + at_once);
       if (finds_rows_) {
         std::swap(rows_, next_rows_);
