@@ -57,7 +57,8 @@ SSMAX_INLINE typename S::V load_stored(const X* row, index_t c) {
   }
 }
 
-/// Returns the last `count` channels of a row, from c on, divided by stored_unit. Rows of Q8_0 have whole groups, which fill vectors.
+/// Returns the last `count` channels of a row, from c on, divided by stored_unit. Rows of Q8_0 have whole groups, which
+/// fill vectors.
 template <class S, class X>
 SSMAX_INLINE typename S::V load_stored_part(const X* row, index_t c, index_t count) {
   if constexpr (std::is_same_v<X, typename S::Value>) {

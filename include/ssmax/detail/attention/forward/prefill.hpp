@@ -295,9 +295,9 @@ class PrefillTask {
            (!Op::is_bf16 || logit_parts(problem_) == 1);
   }
 
-  /// Packs the values of `keys` as panels. Values that are converted, and values of short runs, are copied side by side
-  /// first, `most` rows at a time. Few rows stay in the first-level cache. All but the first copies begin as pack_values
-  /// packs fastest.
+  /// Packs the values of `keys` as panels. Values that are converted, and values of short runs, are copied side by
+  /// side first, `most` rows at a time. Few rows stay in the first-level cache. All but the first copies begin as
+  /// pack_values packs fastest.
   void pack_values(index_t first, KeyRange keys) {
     constexpr index_t short_values = 8;
     // `staged` holds `width` rows of Compute, or twice as many of bfloat16.
