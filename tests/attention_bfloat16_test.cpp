@@ -24,7 +24,7 @@ using ssmax::detail::kernels;
 
 using Products = ssmax::detail::PrefillKernels<float, bfloat16>;
 
-constexpr std::array<Shape, 14> shapes{{
+constexpr std::array<Shape, 15> shapes{{
     // batch, heads, kv_heads, queries, keys, d, dv
     {1, 1, 1, 17, 129, 64, 64},
     {1, 1, 1, 17, 130, 1, 1},
@@ -40,6 +40,7 @@ constexpr std::array<Shape, 14> shapes{{
     {1, 1, 1, 20, 0, 8, 8},       // short_keys
     {1, 1, 1, 20, 140, 0, 8},
     {1, 1, 1, 20, 140, 8, 0},
+    {1, 75, 1, 1, 300, 576, 72},  // long sums, 256 keys held at once, a tile of three vectors and one of two
 }};
 
 template <class R>
@@ -50,7 +51,7 @@ void check_path(const R& result, ssmax::Path path = ssmax::Path::prefill_bf16) {
 
 /// The multipliers of the four heads of SSMax are positive, negative and 0.
 TEST_CASE("the bf16 path stays within the bound of rounding the weights", "[attention][bfloat16][slow]") {
-  const std::vector<float> sinks(20, 0.5F);
+  const std::vector<float> sinks(75, 0.5F);
   for (const Shape& shape : shapes) {
     const Problem<bfloat16> problem(shape);
     const ssmax::AttentionOptions<bfloat16> options{.scale = 0.3, .sinks = for_heads_of(shape, sinks)};

@@ -8,7 +8,7 @@ void matrix_add_product(const bfloat16* a, index_t a_stride, index_t lanes, inde
   tiles_see_memory();
   for (index_t key = 0; key < keys; key += 32) {
     TileOperands t{a + key * a_stride, a_stride, 16 * a_stride, 32, b, out + key * pitch};
-    for (index_t c = 0; c < pitch; c += 32, t.b += 64, t.c += 32) tile_square(t, lanes / 32, pitch);
+    for (index_t c = 0; c < pitch; c += 32, t.b += 64, t.c += 32) tile_square<true>(t, lanes / 32, pitch);
   }
 }
 

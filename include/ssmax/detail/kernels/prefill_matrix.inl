@@ -15,13 +15,32 @@ void matrix_release() {
   _tile_release();
 }
 
+/// The number of channels from which on two vectors of logits are computed at once. Such operands exceed the
+/// first-level cache, so loads bound the products: 576 channels take 7 % less time. At 256 channels or fewer, strips
+/// are faster.
+inline constexpr index_t long_sums = 384;
+
 template <class S, int vectors>
 void matrix_logits(const bfloat16* k, index_t k_stride, index_t d, index_t keys, const bfloat16* q,
                    float* s) {
   constexpr index_t group = group_width<S>;
   tiles_see_memory();
-  const TileOperands first{k, k_stride, 16 * k_stride, 32, q, s};
-  tile_strips<false>({first, vectors, 32 * k_stride, 32 * group}, keys / 32 * vectors, d / 32, group);
+  TileOperands rows{k, k_stride, 16 * k_stride, 32, q, s};
+  if (vectors == 1 || d < long_sums) {
+    tile_strips<false>({rows, vectors, 32 * k_stride, 32 * group}, keys / 32 * vectors, d / 32, group);
+  } else {
+    for (index_t key = 0; key < keys; key += 32) {
+      tile_square<false>(rows, d / 32, group);
+      if constexpr (vectors == 3) {
+        TileOperands last = rows;
+        last.b += 64;
+        last.c += 32;
+        tile_strips<false>({last, 1, 0, 0}, 1, d / 32, group);
+      }
+      rows.a += 32 * k_stride;
+      rows.c += 32 * group;
+    }
+  }
   tiles_see_memory();
 }
 

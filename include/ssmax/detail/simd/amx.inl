@@ -125,16 +125,24 @@ SSMAX_INLINE void tile_strips(TileWalk walk, index_t strips, index_t steps, inde
   tile_store_second<1>(before, group);
 }
 
-/// Computes C += A·B for 32 rows of 32 lanes. It suits long sums: it has as many loads as products. It
+/// Computes C = A·B, or C += A·B, for 32 rows of 32 lanes. It suits long sums: it has as many loads as products. It
 /// computes four sums at a time, because a product takes as long as three other products need to start.
+template <bool adds>
 SSMAX_INLINE void tile_square(const TileOperands& t, index_t steps, index_t group) {
   const index_t b_bytes = tile_row_bytes(group), c_bytes = b_bytes;
   const index_t a_bytes = t.a_stride * static_cast<index_t>(sizeof(bfloat16));
   float* const below = t.c + 16 * group;
-  _tile_loadd(0, t.c, c_bytes);
-  _tile_loadd(1, t.c + 16, c_bytes);
-  _tile_loadd(2, below, c_bytes);
-  _tile_loadd(3, below + 16, c_bytes);
+  if constexpr (adds) {
+    _tile_loadd(0, t.c, c_bytes);
+    _tile_loadd(1, t.c + 16, c_bytes);
+    _tile_loadd(2, below, c_bytes);
+    _tile_loadd(3, below + 16, c_bytes);
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
   const bfloat16 *a = t.a, *b = t.b;
   for (index_t step = 0; step < steps; ++step, a += t.a_step, b += 32 * group) {
     _tile_loadd(6, b, b_bytes);

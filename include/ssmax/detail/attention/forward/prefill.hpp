@@ -110,7 +110,7 @@ class PrefillTask {
     const index_t length = problem_.keys.length(batch_), block_keys = memory_.block_keys;
     // A single tile loads one key block at a time: the tile reads the block while it is still in the first-level
     // cache.
-    const index_t at_once = tiles_ == 1 ? block_keys : Op::held_keys;
+    const index_t at_once = tiles_ == 1 ? block_keys : memory_.held_keys;
     const auto seen_from = [&](index_t first) {
       const KeyRange held{std::max(first, keys.begin), std::min({first + at_once, length, keys.end})};
       return held.size() > 0 ? seen_of(held) : KeyRange{};
@@ -206,14 +206,14 @@ class PrefillTask {
       const index_t dv = problem_.value_width();
       if (!problem_.keys.are_both(ElementKind::compute)) return false;
       if (problem_.rotates_keys()) return false;
-      if (held.size() < Op::held_keys || held.begin < stored_.begin || held.end > stored_.end) return false;
+      if (held.size() < memory_.held_keys || held.begin < stored_.begin || held.end > stored_.end) return false;
       if (dv % kernels_.rows != 0) return false;
       const AnyKeyRun run = problem_.keys.run(batch_, kv_head_, held.begin);
-      if (run.count < Op::held_keys) return false;
+      if (run.count < memory_.held_keys) return false;
       if (are_far(run.k_stride, problem_.width()) || are_far(run.v_stride, dv)) return false;
       const bool masks = variant_.has_predicate || hull_.masks(held);
       const Compute *k = static_cast<const Compute*>(run.k), *v = static_cast<const Compute*>(run.v);
-      if (masks && !kernels_.all_finite(v, run.v_stride, Op::held_keys, dv)) return false;
+      if (masks && !kernels_.all_finite(v, run.v_stride, memory_.held_keys, dv)) return false;
       held_ = {held.begin, held.begin, k, run.k_stride, v, run.v_stride, kernels_.rows, true};
       return true;
     } else {

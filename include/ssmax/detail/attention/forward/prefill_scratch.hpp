@@ -22,8 +22,9 @@ struct PrefillScratch : ForwardScratch<Compute, Operand> {
   PrefillScratch(Arena& arena, index_t queries, index_t d, index_t dv, index_t a_depth,
                  const PrefillKernels<Compute, Operand>& a_products)
       : Base(arena, queries, d, dv, a_depth, a_products),
-        k(arena.take<Operand>(Op::held_keys * depth)),
-        panel(Op::held_keys * products.rows + 64 / static_cast<index_t>(sizeof(Operand))),
+        held_keys(Op::held_keys(depth, channels)),
+        k(arena.take<Operand>(held_keys * depth)),
+        panel(held_keys * products.rows + 64 / static_cast<index_t>(sizeof(Operand))),
         v(arena.take<Operand>(channels / products.rows * panel)),
         k_rows(arena.take<const std::byte*>(2 * key_block)),
         v_rows(arena.take<const std::byte*>(2 * key_block)) {
@@ -40,7 +41,8 @@ struct PrefillScratch : ForwardScratch<Compute, Operand> {
     return {at, at + tile_lanes, at + 2 * tile_lanes};
   }
 
-  Operand* k;  // [held_keys][depth]
+  index_t held_keys;  // keys that are loaded at once
+  Operand* k;         // [held_keys][depth]
   index_t
       panel;  // stride of panels: a panel and one cache line, so that the panels of a row use different cache sets
   Operand* v;                          // [panel][held_keys][rows of a panel]: the layout of pack_values
