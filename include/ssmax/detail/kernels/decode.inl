@@ -83,7 +83,39 @@ SSMAX_INLINE constexpr bool reads_keys_again(index_t rows, index_t most) { retur
 template <class S>
 inline constexpr bool decode_prefetches = S::width == 16;
 
-/// Prefetches channels [c, c + count) of the row that lies `ahead` bytes after `row`. Kernels have a form that does not
+/// Rows at equal distances. Row i prefetches what lies `ahead` bytes later.
+template <class X>
+struct StridedRows {
+  using Element = X;
+  const X* first;
+  index_t stride, ahead;
+
+  SSMAX_INLINE const X* operator[](index_t i) const { return first + i * stride; }
+  SSMAX_INLINE std::uintptr_t later(index_t i) const {
+    return reinterpret_cast<std::uintptr_t>(first + i * stride) + static_cast<std::uintptr_t>(ahead);
+  }
+  SSMAX_INLINE StridedRows from(index_t i) const { return {first + i * stride, stride, ahead}; }
+  SSMAX_INLINE StridedRows without_prefetch() const { return {first, stride, 0}; }
+  SSMAX_INLINE bool prefetches() const { return ahead != 0; }
+};
+
+/// Rows at any addresses. Row i prefetches row i + listed_ahead.
+template <class X>
+struct ListedRows {
+  using Element = X;
+  const std::byte* const* rows;
+  bool ahead = true;
+
+  SSMAX_INLINE const X* operator[](index_t i) const { return reinterpret_cast<const X*>(rows[i]); }
+  SSMAX_INLINE std::uintptr_t later(index_t i) const {
+    return reinterpret_cast<std::uintptr_t>(rows[i + listed_ahead]);
+  }
+  SSMAX_INLINE ListedRows from(index_t i) const { return {rows + i, ahead}; }
+  SSMAX_INLINE ListedRows without_prefetch() const { return {rows, false}; }
+  SSMAX_INLINE bool prefetches() const { return ahead; }
+};
+
+/// Prefetches channels [c, c + count) of the row that lies ahead of row i. Kernels have a form that does not
 /// prefetch: a test of `ahead` per row takes a fifth of the time of one float query from memory, and 5 % of four from
 /// the third-level cache.
 ///
@@ -100,23 +132,23 @@ inline constexpr bool decode_prefetches = S::width == 16;
 /// | 4, width 64 | 29; 37 GB/s | 27; 37 GB/s |
 /// | 2, width 128 | 27; 38 GB/s | 33; 39 GB/s |
 /// | 4, width 128 | 29; 33 GB/s | 28; 34 GB/s |
-template <bool prefetches, class X>
-SSMAX_INLINE void prefetch_row(const X* row, index_t c, index_t count, index_t ahead) {
+template <bool prefetches, class Rows>
+SSMAX_INLINE void prefetch_row(const Rows& rows, index_t i, index_t c, index_t count) {
   if constexpr (prefetches) {
+    using X = typename Rows::Element;
     constexpr index_t group = std::is_same_v<X, Q8_0> ? Q8_0::group : 1;
-    const auto ahead_of_p =
-        reinterpret_cast<std::uintptr_t>(row + c / group) + static_cast<std::uintptr_t>(ahead);
-    const std::uintptr_t end =
-        ahead_of_p + static_cast<std::uintptr_t>((count + group - 1) / group) * sizeof(X);
-    for (std::uintptr_t line = ahead_of_p / 64 * 64; line < end; line += 64)
+    const std::uintptr_t first = rows.later(i) + static_cast<std::uintptr_t>(c / group) * sizeof(X);
+    const std::uintptr_t end = first + static_cast<std::uintptr_t>((count + group - 1) / group) * sizeof(X);
+    for (std::uintptr_t line = first / 64 * 64; line < end; line += 64)
       __builtin_prefetch(reinterpret_cast<const void*>(line));
   }
 }
 
 /// Writes s[rows][·] = q[rows × d] · k[·][d] for width / rows keys at a time.
-template <class S, int rows, bool prefetches, class X>
-void decode_logits_rows(const typename S::Value* q, index_t q_stride, const X* k, index_t k_stride,
-                        index_t keys, index_t d, index_t ahead, typename S::Value* s, index_t s_stride) {
+template <class S, int rows, bool prefetches, class Rows>
+void decode_logits_rows(const typename S::Value* q, index_t q_stride, Rows k, index_t keys, index_t d,
+                        typename S::Value* s, index_t s_stride) {
+  using X = typename Rows::Element;
   using T = typename S::Value;
   using V = typename S::V;
   constexpr int step = static_cast<int>(S::width) / rows;
@@ -125,14 +157,14 @@ void decode_logits_rows(const typename S::Value* q, index_t q_stride, const X* k
     const index_t count = std::min<index_t>(step, keys - first);
     const X* key[step];
     SSMAX_UNROLL
-    for (int j = 0; j < step; ++j) key[j] = k + (first + std::min<index_t>(j, count - 1)) * k_stride;
+    for (int j = 0; j < step; ++j) key[j] = k[first + std::min<index_t>(j, count - 1)];
     V sum[rows * step];
     SSMAX_UNROLL
     for (int i = 0; i < rows * step; ++i) sum[i] = S::set(0);
     if (rows == 1 || d > decode_narrow<S>) {
       SSMAX_UNROLL
       for (int j = 0; j < step; ++j) {
-        prefetch_row<prefetches>(key[j], 0, d, ahead);
+        prefetch_row<prefetches>(k, first + std::min<index_t>(j, count - 1), 0, d);
         for (index_t c = 0; c < whole; c += S::width) {
           const V y = load_stored<S>(key[j], c);
           SSMAX_UNROLL
@@ -142,7 +174,8 @@ void decode_logits_rows(const typename S::Value* q, index_t q_stride, const X* k
       }
     } else {
       SSMAX_UNROLL
-      for (int j = 0; j < step; ++j) prefetch_row<prefetches>(key[j], 0, d, ahead);
+      for (int j = 0; j < step; ++j)
+        prefetch_row<prefetches>(k, first + std::min<index_t>(j, count - 1), 0, d);
       for (index_t c = 0; c < whole; c += S::width) {
         V x[rows];
         SSMAX_UNROLL
@@ -185,26 +218,25 @@ void decode_logits_rows(const typename S::Value* q, index_t q_stride, const X* k
 }
 
 /// Computes the logits of queries that read the keys together.
-template <class S, int rows, class X>
-SSMAX_INLINE void decode_logits_of(const typename S::Value* q, index_t q_stride, const X* k, index_t k_stride,
-                                   index_t keys, index_t d, index_t ahead, typename S::Value* s,
-                                   index_t s_stride) {
-  const auto compute = ahead == 0 ? decode_logits_rows<S, rows, false, X>
-                                  : decode_logits_rows<S, rows, decode_prefetches<S>, X>;
-  compute(q, q_stride, k, k_stride, keys, d, ahead, s, s_stride);
+template <class S, int rows, class Rows>
+SSMAX_INLINE void decode_logits_of(const typename S::Value* q, index_t q_stride, Rows k, index_t keys,
+                                   index_t d, typename S::Value* s, index_t s_stride) {
+  const auto compute = k.prefetches() ? decode_logits_rows<S, rows, decode_prefetches<S>, Rows>
+                                      : decode_logits_rows<S, rows, false, Rows>;
+  compute(q, q_stride, k, keys, d, s, s_stride);
 }
 
-template <class S, class X>
-void decode_logits(const typename S::Value* q, index_t q_stride, index_t rows, const X* k, index_t k_stride,
-                   index_t keys, index_t d, index_t ahead, typename S::Value* s, index_t s_stride) {
+template <class S, class Rows>
+SSMAX_INLINE void decode_all_logits(const typename S::Value* q, index_t q_stride, index_t rows, Rows k,
+                                    index_t keys, index_t d, typename S::Value* s, index_t s_stride) {
   // With 32 keys, the loops below would take 4 % of a task with one query.
-  if (rows == 1) return decode_logits_of<S, 1>(q, q_stride, k, k_stride, keys, d, ahead, s, s_stride);
+  if (rows == 1) return decode_logits_of<S, 1>(q, q_stride, k, keys, d, s, s_stride);
   const index_t tile = reads_keys_again(rows, decode_most_rows<S>) ? decode_tile : keys;
-  for (index_t first = 0; first < keys; first += tile, k += tile * k_stride, s += tile) {
+  for (index_t first = 0; first < keys; first += tile, k = k.from(tile), s += tile) {
     const index_t count = std::min(tile, keys - first);
     index_t r = 0;
     const auto step = [&]<int step_rows>(std::integral_constant<int, step_rows>) {
-      decode_logits_of<S, step_rows>(q + r * q_stride, q_stride, k, k_stride, count, d, r == 0 ? ahead : 0,
+      decode_logits_of<S, step_rows>(q + r * q_stride, q_stride, r == 0 ? k : k.without_prefetch(), count, d,
                                      s + r * s_stride, s_stride);
       r += step_rows;
     };
@@ -218,10 +250,23 @@ void decode_logits(const typename S::Value* q, index_t q_stride, index_t rows, c
   }
 }
 
-template <class S, int rows, int vectors, bool prefetches, class X>
-SSMAX_INLINE void decode_accumulate_block(const typename S::Value* s, index_t s_stride, index_t keys,
-                                          const X* v, index_t v_stride, index_t c, index_t ahead,
-                                          typename S::Value* o, index_t o_stride) {
+template <class S, class X>
+void decode_logits(const typename S::Value* q, index_t q_stride, index_t rows, const X* k, index_t k_stride,
+                   index_t keys, index_t d, index_t ahead, typename S::Value* s, index_t s_stride) {
+  decode_all_logits<S>(q, q_stride, rows, StridedRows<X>{k, k_stride, ahead}, keys, d, s, s_stride);
+}
+
+template <class S, class X>
+void decode_listed_logits(const typename S::Value* q, index_t q_stride, index_t rows,
+                          const std::byte* const* k, index_t keys, index_t d, typename S::Value* s,
+                          index_t s_stride) {
+  decode_all_logits<S>(q, q_stride, rows, ListedRows<X>{k}, keys, d, s, s_stride);
+}
+
+template <class S, int rows, int vectors, bool prefetches, class Rows>
+SSMAX_INLINE void decode_accumulate_block(const typename S::Value* s, index_t s_stride, index_t keys, Rows v,
+                                          index_t c, typename S::Value* o, index_t o_stride) {
+  using X = typename Rows::Element;
   using V = typename S::V;
   V sum[rows][vectors];
   SSMAX_UNROLL
@@ -230,10 +275,11 @@ SSMAX_INLINE void decode_accumulate_block(const typename S::Value* s, index_t s_
     for (int j = 0; j < vectors; ++j) sum[i][j] = S::load(o + i * o_stride + j * S::width);
   }
   for (index_t key = 0; key < keys; ++key) {
-    prefetch_row<prefetches>(v + key * v_stride, c, vectors * S::width, ahead);
+    prefetch_row<prefetches>(v, key, c, vectors * S::width);
+    const X* row = v[key];
     V x[vectors];
     SSMAX_UNROLL
-    for (int j = 0; j < vectors; ++j) x[j] = load_stored<S>(v + key * v_stride, c + j * S::width);
+    for (int j = 0; j < vectors; ++j) x[j] = load_stored<S>(row, c + j * S::width);
     SSMAX_UNROLL
     for (int i = 0; i < rows; ++i) {
       const V weight = S::set(s[i * s_stride + key] * stored_unit<S, X>);
@@ -248,37 +294,33 @@ SSMAX_INLINE void decode_accumulate_block(const typename S::Value* s, index_t s_
   }
 }
 
-template <class S, int rows, bool prefetches, class X>
-void decode_accumulate_rows(const typename S::Value* s, index_t s_stride, index_t keys, const X* v,
-                            index_t v_stride, index_t dv, index_t ahead, typename S::Value* o,
-                            index_t o_stride) {
+template <class S, int rows, bool prefetches, class Rows>
+void decode_accumulate_rows(const typename S::Value* s, index_t s_stride, index_t keys, Rows v, index_t dv,
+                            typename S::Value* o, index_t o_stride) {
+  using X = typename Rows::Element;
   using V = typename S::V;
   index_t c = 0;
   if constexpr (2 * S::tile_rows / rows >= 8) {
     for (; c + 8 * S::width <= dv; c += 8 * S::width) {
-      decode_accumulate_block<S, rows, 8, prefetches>(s, s_stride, keys, v, v_stride, c, ahead, o + c,
-                                                      o_stride);
+      decode_accumulate_block<S, rows, 8, prefetches>(s, s_stride, keys, v, c, o + c, o_stride);
     }
   }
   if constexpr (2 * S::tile_rows / rows >= 4) {
     for (; c + 4 * S::width <= dv; c += 4 * S::width) {
-      decode_accumulate_block<S, rows, 4, prefetches>(s, s_stride, keys, v, v_stride, c, ahead, o + c,
-                                                      o_stride);
+      decode_accumulate_block<S, rows, 4, prefetches>(s, s_stride, keys, v, c, o + c, o_stride);
     }
   }
   for (; c + 2 * S::width <= dv; c += 2 * S::width) {
-    decode_accumulate_block<S, rows, 2, prefetches>(s, s_stride, keys, v, v_stride, c, ahead, o + c,
-                                                    o_stride);
+    decode_accumulate_block<S, rows, 2, prefetches>(s, s_stride, keys, v, c, o + c, o_stride);
   }
   for (; c + S::width <= dv; c += S::width) {
-    decode_accumulate_block<S, rows, 1, prefetches>(s, s_stride, keys, v, v_stride, c, ahead, o + c,
-                                                    o_stride);
+    decode_accumulate_block<S, rows, 1, prefetches>(s, s_stride, keys, v, c, o + c, o_stride);
   }
   if (c == dv) return;
   V sum[rows];
   for (int i = 0; i < rows; ++i) sum[i] = S::load_part(o + i * o_stride + c, dv - c, 0);
   for (index_t key = 0; key < keys; ++key) {
-    const V x = load_stored_part<S>(v + key * v_stride, c, dv - c);
+    const V x = load_stored_part<S>(v[key], c, dv - c);
     for (int i = 0; i < rows; ++i)
       sum[i] = S::fma(S::set(s[i * s_stride + key] * stored_unit<S, X>), x, sum[i]);
   }
@@ -286,28 +328,28 @@ void decode_accumulate_rows(const typename S::Value* s, index_t s_stride, index_
 }
 
 /// Adds the weights of queries that read the values together, times V.
-template <class S, int rows, class X>
-SSMAX_INLINE void decode_accumulate_of(const typename S::Value* s, index_t s_stride, index_t keys, const X* v,
-                                       index_t v_stride, index_t dv, index_t ahead, typename S::Value* o,
-                                       index_t o_stride) {
-  const auto compute = ahead == 0 ? decode_accumulate_rows<S, rows, false, X>
-                                  : decode_accumulate_rows<S, rows, decode_prefetches<S>, X>;
-  compute(s, s_stride, keys, v, v_stride, dv, ahead, o, o_stride);
+template <class S, int rows, class Rows>
+SSMAX_INLINE void decode_accumulate_of(const typename S::Value* s, index_t s_stride, index_t keys, Rows v,
+                                       index_t dv, typename S::Value* o, index_t o_stride) {
+  const auto compute = v.prefetches() ? decode_accumulate_rows<S, rows, decode_prefetches<S>, Rows>
+                                      : decode_accumulate_rows<S, rows, false, Rows>;
+  compute(s, s_stride, keys, v, dv, o, o_stride);
 }
 
-template <class S, class X>
-void decode_accumulate(const typename S::Value* s, index_t s_stride, index_t rows, index_t keys, const X* v,
-                       index_t v_stride, index_t dv, index_t ahead, typename S::Value* o, index_t o_stride) {
-  if (rows == 1) return decode_accumulate_of<S, 1>(s, s_stride, keys, v, v_stride, dv, ahead, o, o_stride);
+template <class S, class Rows>
+SSMAX_INLINE void decode_accumulate_all(const typename S::Value* s, index_t s_stride, index_t rows,
+                                        index_t keys, Rows v, index_t dv, typename S::Value* o,
+                                        index_t o_stride) {
+  if (rows == 1) return decode_accumulate_of<S, 1>(s, s_stride, keys, v, dv, o, o_stride);
   const index_t most =
       dv <= decode_narrow<S> ? decode_most_rows<S> : std::min<index_t>(2, decode_most_rows<S>);
   const index_t tile = reads_keys_again(rows, most) ? decode_tile : keys;
-  for (index_t first = 0; first < keys; first += tile, v += tile * v_stride, s += tile) {
+  for (index_t first = 0; first < keys; first += tile, v = v.from(tile), s += tile) {
     const index_t count = std::min(tile, keys - first);
     index_t r = 0;
     const auto step = [&]<int step_rows>(std::integral_constant<int, step_rows>) {
-      decode_accumulate_of<S, step_rows>(s + r * s_stride, s_stride, count, v, v_stride, dv,
-                                         r == 0 ? ahead : 0, o + r * o_stride, o_stride);
+      decode_accumulate_of<S, step_rows>(s + r * s_stride, s_stride, count, r == 0 ? v : v.without_prefetch(),
+                                         dv, o + r * o_stride, o_stride);
       r += step_rows;
     };
     if constexpr (decode_most_rows<S> >= 4) {
@@ -320,6 +362,18 @@ void decode_accumulate(const typename S::Value* s, index_t s_stride, index_t row
   }
 }
 
+template <class S, class X>
+void decode_accumulate(const typename S::Value* s, index_t s_stride, index_t rows, index_t keys, const X* v,
+                       index_t v_stride, index_t dv, index_t ahead, typename S::Value* o, index_t o_stride) {
+  decode_accumulate_all<S>(s, s_stride, rows, keys, StridedRows<X>{v, v_stride, ahead}, dv, o, o_stride);
+}
+
+template <class S, class X>
+void decode_accumulate_listed(const typename S::Value* s, index_t s_stride, index_t rows, index_t keys,
+                              const std::byte* const* v, index_t dv, typename S::Value* o, index_t o_stride) {
+  decode_accumulate_all<S>(s, s_stride, rows, keys, ListedRows<X>{v}, dv, o, o_stride);
+}
+
 /// The empty table of targets without pair dots.
 template <class T>
 struct KernelTable<PairDecodeKernels<T, bfloat16>> {
@@ -330,5 +384,7 @@ template <class T, class X>
 struct KernelTable<DecodeKernels<T, X>> {
   using S = Simd<T>;
   static constexpr DecodeKernels<T, X> value{.logits = decode_logits<S, X>,
-                                             .accumulate = decode_accumulate<S, X>};
+                                             .accumulate = decode_accumulate<S, X>,
+                                             .listed_logits = decode_listed_logits<S, X>,
+                                             .accumulate_listed = decode_accumulate_listed<S, X>};
 };

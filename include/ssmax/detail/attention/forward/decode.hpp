@@ -36,8 +36,8 @@ struct DecodeScratch {
         rows(arena.take<QueryRow>(decode_rows)),
         q(arena.take<Compute>(decode_rows * pitch)),
         wide(arena.take<Compute>(key_chunk * std::max(d, dv))),
-        k_rows(arena.take<const std::byte*>(key_chunk)),
-        v_rows(arena.take<const std::byte*>(key_chunk)),
+        k_rows(arena.take<const std::byte*>(key_chunk + listed_ahead)),
+        v_rows(arena.take<const std::byte*>(key_chunk + listed_ahead)),
         s(arena.take<Compute>(decode_rows * key_chunk)),
         block_o(arena.take<Compute>(decode_rows * dv)),
         scaled(arena.take<Compute>(decode_rows * std::max(pitch, dv))) {
@@ -54,7 +54,7 @@ struct DecodeScratch {
   QueryRow* rows;
   Compute* q;                          // [decode_rows][pitch]
   Compute* wide;                       // [key_chunk]: rows of K or V that cannot be read in place
-  const std::byte **k_rows, **v_rows;  // [key_chunk]: rows that are copied
+  const std::byte **k_rows, **v_rows;  // [key_chunk + listed_ahead]: the rows of short runs
   Compute* s;                          // [decode_rows][key_chunk]: logits, then weights
   Compute* block_o;                    // [decode_rows][dv]: product with V of rows under a mask
   Compute* scaled;  // [decode_rows][pitch] or [dv]: scratch of products with factors of channels
@@ -101,7 +101,8 @@ class DecodeTask {
     }
     if (variant_.has_runs) distinct_rows_ = variant_.has_same_runs(memory_.rows, count) ? 1 : count;
     prefetching_ = Prefetching(problem_, seen);
-    has_single_keys_ = reads_keys_in_place() && has_single_keys(problem_.keys, batch, kv_head, seen);
+    lists_rows_ = reads_keys_in_place() && problem_.stored_products.accumulate != nullptr &&
+                  can_list_rows(problem_.keys, batch, kv_head, seen);
     return seen;
   }
 
@@ -262,15 +263,11 @@ class DecodeTask {
                                                         keys.size(), d, 0, s, key_chunk);
       return;
     }
-    if (has_single_keys_) {
-      const std::byte** values = memory_.v_rows + (s - memory_.s);
-      find_rows(keys, values);
-      const index_t row = problem_.keys.k_row();
-      return for_each_copy(memory_.k_rows, keys.size(), row * problem_.keys.k_size(), copies(),
-                           [&](index_t first, index_t count) {
-                             logits(memory_.q, memory_.pitch, count_, memory_.wide, row, {}, count, d, 0,
-                                    nullptr, s + first, key_chunk);
-                           });
+    if (lists_rows_) {
+      const index_t first = s - memory_.s;
+      list_rows(keys, first);
+      return problem_.stored_products.listed_logits(memory_.q, memory_.pitch, count_, memory_.k_rows + first,
+                                                    keys.size(), d, s, key_chunk);
     }
     for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const AnyKeyRun& run) {
       logits(memory_.q, memory_.pitch, count_, run.k, run.k_stride, run.k_factors, run.count, d,
@@ -279,13 +276,16 @@ class DecodeTask {
     });
   }
 
-  std::byte* copies() const { return reinterpret_cast<std::byte*>(memory_.wide); }
-
-  /// Points k_rows at the keys of a range and `values` at its values. Prefetches the first rows.
-  void find_rows(KeyRange keys, const std::byte** values) const {
+  /// Lists the rows of keys and values from number `first` of the chunk on. The last keys prefetch the first values.
+  /// Prefetches the first keys.
+  void list_rows(KeyRange keys, index_t first) const {
     const AnyKeys<Compute>& source = problem_.keys;
-    source.find_rows(batch_, kv_head_, keys, memory_.k_rows, values);
-    prefetch_rows(memory_.k_rows, std::min(copied_rows, keys.size()), source.k_row() * source.k_size());
+    const std::byte **k = memory_.k_rows + first, **v = memory_.v_rows + first;
+    source.find_rows(batch_, kv_head_, keys, k, v);
+    const index_t count = keys.size();
+    std::fill_n(v + count, listed_ahead, v[count - 1]);
+    std::copy_n(v, listed_ahead, k + count);
+    prefetch_rows(k, std::min(listed_ahead, count), source.k_row() * source.k_size());
   }
 
   /// Adds the weights of rows [r, r + rows) times V to o. All these rows have the visible keys `seen`.
@@ -325,13 +325,9 @@ class DecodeTask {
   void add_values(index_t first, index_t rows, KeyRange keys, Compute* to) const {
     const index_t dv = memory_.dv;
     if (const auto add = problem_.stored_products.accumulate; add != nullptr) {
-      if (has_single_keys_) {
-        const index_t row = problem_.keys.v_row();
-        return for_each_copy(memory_.v_rows + first % key_chunk, keys.size(), row * problem_.keys.v_size(),
-                             copies(), [&](index_t from, index_t count) {
-                               add(memory_.s + first + from, key_chunk, rows, count, memory_.wide, row, {},
-                                   dv, 0, nullptr, to, dv);
-                             });
+      if (lists_rows_) {
+        return problem_.stored_products.accumulate_listed(memory_.s + first, key_chunk, rows, keys.size(),
+                                                          memory_.v_rows + first % key_chunk, dv, to, dv);
       }
       for_each_run_of_values(keys, [&](index_t key, const AnyKeyRun& run) {
         add(memory_.s + first + (key - keys.begin), key_chunk, rows, run.count, run.v, run.v_stride,
@@ -391,7 +387,7 @@ class DecodeTask {
   std::uint32_t visible_blocks_ = 0;  // under a mask with runs: one bit per visible_block keys of the chunk
   index_t batch_ = 0, kv_head_ = 0, count_ = 0;
   Prefetching prefetching_;
-  bool has_single_keys_ = false;
+  bool lists_rows_ = false;  // of short runs
 };
 
 SSMAX_END

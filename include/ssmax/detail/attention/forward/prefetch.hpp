@@ -76,19 +76,9 @@ inline constexpr index_t short_run = 256;
 /// lie at least 64 positions later, in the same place of a later run if all runs are equally long. `key` is the first
 /// position of the run.
 ///
-/// Time relative to a KvCache, pages of 16 and 64 keys in random order, from memory, Zen 5. Before: a run prefetched
-/// the next 64 keys at once, or rows at the distance of a long run (8 queries per kv head).
-///
-/// | kv heads, queries per kv head, width, type | [pages, P, kv_heads, d], P = 16: before; now | P = 64 | [pages, kv_heads, P, d], P = 16 | P = 64 |
-/// |---|---|---|---|---|
-/// | 12, 1, 64, bfloat16 | 2.8; 1.9 | 3.1; 1.7 | 2.9; 2.1 | 2.9; 1.3 |
-/// | 8, 4, 128, bfloat16 | 4.1; 2.4 | 4.1; 2.2 | 3.3; 1.7 | 2.6; 1.2 |
-/// | 8, 8, 128, bfloat16 | 4.0; 2.7 | 3.2; 2.1 | 3.4; 1.3 | 2.6; 1.0 |
-/// | 12, 1, 64, float | 1.7; 1.4 | 1.7; 1.3 | 1.4; 1.5 | 1.3; 0.9 |
-/// | 2, 8, 64, float | 2.6; 2.0 | 2.3; 1.3 | 2.1; 1.6 | 2.0; 1.0 |
-///
-/// Rejected alternatives: one task for all kv heads of a sequence, which reads a page in the order of memory, and a
-/// copy of short runs side by side before the products. Both were slower for 12 kv heads of bfloat16.
+/// Only keys and values with factors are prefetched in this way. The rows of other short runs are listed (gather.hpp).
+/// Rejected alternatives, for pages: one task for all kv heads of a sequence, which reads a page in the order of memory,
+/// and a copy of short runs side by side before the products. Both were slower for 12 kv heads of bfloat16.
 template <bool are_values, class Compute>
 index_t bytes_to_later_run(const AnyKeys<Compute>& source, index_t batch, index_t kv_head, index_t key,
                            const AnyKeyRun& run) {

@@ -35,6 +35,11 @@ struct StoredProducts {
   void (*accumulate)(const Compute* s, index_t s_stride, index_t rows, index_t keys, const void* v,
                      index_t v_stride, const StoredFactors& factors, index_t dv, index_t ahead,
                      Compute* scratch, Compute* o, index_t o_stride) = nullptr;
+  /// Rows at any addresses, without factors.
+  void (*listed_logits)(const Compute* q, index_t q_stride, index_t rows, const std::byte* const* k,
+                        index_t keys, index_t d, Compute* s, index_t s_stride) = nullptr;
+  void (*accumulate_listed)(const Compute* s, index_t s_stride, index_t rows, index_t keys,
+                            const std::byte* const* v, index_t dv, Compute* o, index_t o_stride) = nullptr;
 };
 
 SSMAX_END
@@ -185,8 +190,7 @@ class AnyKeys {
   SSMAX_INLINE AnyKeyRun run(index_t batch, index_t kv_head, index_t key) const {
     return run_(source_, batch, kv_head, key);
   }
-  /// Writes the addresses of the keys and values of a range. A source with an index per key has runs of one key, for
-  /// which a call of `run` would cost as much as the copy of a row.
+  /// Writes the addresses of the keys and values of a range, with one call for all runs.
   SSMAX_INLINE void find_rows(index_t batch, index_t kv_head, KeyRange keys, const std::byte** k_rows,
                               const std::byte** v_rows) const {
     find_rows_(source_, batch, kv_head, keys, k_rows, v_rows);

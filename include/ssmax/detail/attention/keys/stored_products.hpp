@@ -85,15 +85,32 @@ void accumulate_stored(const Compute* s, index_t s_stride, index_t rows, index_t
   }
 }
 
+template <class Compute, class X>
+void listed_logits(const Compute* q, index_t q_stride, index_t rows, const std::byte* const* k, index_t keys,
+                   index_t d, Compute* s, index_t s_stride) {
+  kernels<DecodeKernels<Compute, X>>().listed_logits(q, q_stride, rows, k, keys, d, s, s_stride);
+}
+
+template <class Compute, class X>
+void accumulate_listed(const Compute* s, index_t s_stride, index_t rows, index_t keys,
+                       const std::byte* const* v, index_t dv, Compute* o, index_t o_stride) {
+  kernels<DecodeKernels<Compute, X>>().accumulate_listed(s, s_stride, rows, keys, v, dv, o, o_stride);
+}
+
 /// Returns the products with keys of type K and values of type V. Exception: the pointer is null for your own
 /// storage type, and the caller converts the rows.
 template <class Compute, class K, class V>
 StoredProducts<Compute> stored_products() {
-  decltype(StoredProducts<Compute>::logits) logits = nullptr;
-  decltype(StoredProducts<Compute>::accumulate) accumulate = nullptr;
-  if constexpr (BuiltInStorage<K> || QuantizedStorage<K>) logits = stored_logits<Compute, K>;
-  if constexpr (BuiltInStorage<V> || QuantizedStorage<V>) accumulate = accumulate_stored<Compute, V>;
-  return {logits, accumulate};
+  StoredProducts<Compute> products;
+  if constexpr (BuiltInStorage<K> || QuantizedStorage<K>) {
+    products.logits = stored_logits<Compute, K>;
+    products.listed_logits = listed_logits<Compute, K>;
+  }
+  if constexpr (BuiltInStorage<V> || QuantizedStorage<V>) {
+    products.accumulate = accumulate_stored<Compute, V>;
+    products.accumulate_listed = accumulate_listed<Compute, V>;
+  }
+  return products;
 }
 
 SSMAX_END
