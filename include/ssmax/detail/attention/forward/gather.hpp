@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 
 #include "../keys/any_keys.hpp"
@@ -41,12 +42,30 @@ bool can_list_rows(const AnyKeys<Compute>& source, index_t batch, index_t kv_hea
   return !has_factors(first.k_factors) && !has_factors(first.v_factors);
 }
 
+/// Returns how many of the first rows lie at equal distances, and writes the distance in bytes to `distance`.
+inline index_t equally_distant(const std::byte* const* rows, index_t count, index_t& distance) {
+  distance = 0;
+  if (count < 2) return count;
+  const auto from_last = [&](index_t i) {
+    return static_cast<index_t>(reinterpret_cast<std::intptr_t>(rows[i]) -
+                                reinterpret_cast<std::intptr_t>(rows[i - 1]));
+  };
+  distance = from_last(1);
+  index_t i = 2;
+  while (i < count && from_last(i) == distance) ++i;
+  return i;
+}
+
 /// Copies rows of `n` numbers. A row of `out` has `stride` numbers: those after the first `n` become 0.
 template <class T>
 void copy_rows(const std::byte* const* rows, index_t count, index_t n, T* out, index_t stride) {
-  for (index_t i = 0; i < count; ++i, out += stride) {
-    std::memcpy(out, rows[i], static_cast<std::size_t>(n) * sizeof(T));
-    std::fill(out + n, out + stride, T{});
+  const index_t bytes = n * static_cast<index_t>(sizeof(T));
+  for (index_t i = 0, copied; i < count; i += copied, out += copied * stride) {
+    index_t distance;
+    copied = equally_distant(rows + i, count - i, distance);
+    if (distance != bytes || n != stride) copied = 1;
+    std::memcpy(out, rows[i], static_cast<std::size_t>(copied * bytes));
+    std::fill(out + copied * n, out + copied * stride, T{});
   }
 }
 

@@ -206,7 +206,8 @@ class PrefillTask {
       const index_t dv = problem_.value_width();
       if (!problem_.keys.are_both(ElementKind::compute)) return false;
       if (problem_.rotates_keys()) return false;
-      if (held.size() < memory_.held_keys || held.begin < stored_.begin || held.end > stored_.end) return false;
+      if (held.size() < memory_.held_keys || held.begin < stored_.begin || held.end > stored_.end)
+        return false;
       if (dv % kernels_.rows != 0) return false;
       const AnyKeyRun run = problem_.keys.run(batch_, kv_head_, held.begin);
       if (run.count < memory_.held_keys) return false;
@@ -307,7 +308,16 @@ class PrefillTask {
     auto* const rows = reinterpret_cast<Operand*>(memory_.staged);
     for (index_t key = keys.begin, count; key < keys.end; key += count) {
       const index_t row = key - first, left = keys.end - key;
-      if (as_stored) {
+      if (as_stored && finds_rows_) {
+        const std::byte* const* const v = rows_.v + (key - keys.begin);
+        index_t distance;
+        count = equally_distant(v, left, distance);
+        if (count >= std::min(short_values, left)) {
+          kernels_.pack_values(reinterpret_cast<const Operand*>(*v), distance / index_t{sizeof(Operand)}, row,
+                               count, dv, memory_.v, memory_.panel);
+          continue;
+        }
+      } else if (as_stored) {
         const AnyKeyRun run = problem_.keys.run(batch_, kv_head_, key);
         count = std::min(run.count, left);
         if (count >= std::min(short_values, left)) {
