@@ -85,8 +85,8 @@ TEST_CASE("attention over keys by index is attention over a cache", "[decode][in
   SECTION("float, int32") {
     for (const index_t run : {1, 5, 64}) compare<float, std::int32_t>(1, run, 1);
     compare<float, std::int32_t>(2, 1, 1, 80);
-    for (const index_t queries : {2, 3, 5})
-      compare<float, std::int32_t>(1, 1, queries);  // several read keys again
+    for (const index_t queries : {2, 3, 5})  // several read keys again
+      compare<float, std::int32_t>(1, 1, queries);
     compare<float, std::int32_t>(2, 1, 9);
   }
   SECTION("bfloat16, int64") {
