@@ -101,7 +101,7 @@ void accumulate_listed(const Compute* s, index_t s_stride, index_t rows, index_t
 /// storage type, and the caller converts the rows.
 template <class Compute, class K, class V>
 StoredProducts<Compute> stored_products() {
-  StoredProducts<Compute> products;
+  StoredProducts<Compute> products{};
   if constexpr (BuiltInStorage<K> || QuantizedStorage<K>) {
     products.logits = stored_logits<Compute, K>;
     products.listed_logits = listed_logits<Compute, K>;
