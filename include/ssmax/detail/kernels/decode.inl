@@ -388,3 +388,11 @@ struct KernelTable<DecodeKernels<T, X>> {
                                              .listed_logits = decode_listed_logits<S, X>,
                                              .accumulate_listed = decode_accumulate_listed<S, X>};
 };
+
+/// Rows with factors are not listed.
+template <class T, EightBitStorage X>
+struct KernelTable<DecodeKernels<T, X>> {
+  using S = Simd<T>;
+  static constexpr DecodeKernels<T, X> value{.logits = decode_logits<S, X>,
+                                             .accumulate = decode_accumulate<S, X>};
+};

@@ -8,7 +8,6 @@
 #include <cstring>
 
 #include "../keys/any_keys.hpp"
-#include "prefetch.hpp"
 
 SSMAX_BEGIN_DETAIL
 
@@ -20,26 +19,6 @@ bool has_short_runs(const AnyKeys<Compute>& source, index_t batch, index_t kv_he
   const index_t first = source.run(batch, kv_head, keys.begin).count;
   if (first >= std::min(few, keys.size())) return false;
   return source.run(batch, kv_head, keys.begin + first).count < few;
-}
-
-/// Returns whether the keys have short runs whose rows can be listed. Exception: returns false for keys or values with
-/// factors, which the lists do not have. Time of one decoded position relative to a KvCache, pages of 16 in random
-/// order, from memory, on an Intel processor with AMX:
-///
-/// | heads, kv heads, width, type | [pages, P, kv_heads, d]: a call per run; lists | [pages, kv_heads, P, d] |
-/// |---|---|---|
-/// | 12, 12, 64, bfloat16 | 1.66 to 1.79; 1.38 to 1.41 | 1.33 to 1.42; 0.99 to 1.10 |
-/// | 32, 8, 128, bfloat16 | 1.44 to 1.52; 1.18 to 1.19 | 1.03 to 1.14; 0.87 to 0.97 |
-/// | 12, 12, 64, float | 1.65; 1.48 to 1.51 | 1.12 to 1.17; 0.99 to 1.10 |
-/// | 32, 8, 128, float | 1.17 to 1.32; 1.10 to 1.16 | 0.90 to 0.98; 0.84 to 0.86 |
-template <class Compute>
-bool can_list_rows(const AnyKeys<Compute>& source, index_t batch, index_t kv_head, KeyRange keys) {
-  if (!has_short_runs(source, batch, kv_head, keys, short_run)) return false;
-  const AnyKeyRun first = source.run(batch, kv_head, keys.begin);
-  const auto has_factors = [](const StoredFactors& factors) {
-    return factors.rows != nullptr || factors.channels != nullptr;
-  };
-  return !has_factors(first.k_factors) && !has_factors(first.v_factors);
 }
 
 /// Returns how many of the first rows lie at equal distances, and writes the distance in bytes to `distance`.

@@ -97,18 +97,18 @@ void accumulate_listed(const Compute* s, index_t s_stride, index_t rows, index_t
   kernels<DecodeKernels<Compute, X>>().accumulate_listed(s, s_stride, rows, keys, v, dv, o, o_stride);
 }
 
-/// Returns the products with keys of type K and values of type V. Exception: the pointer is null for your own
-/// storage type, and the caller converts the rows.
+/// Returns the products with keys of type K and values of type V. Exceptions: the pointers are null for your own
+/// storage type, and the caller converts the rows. Those of listed rows are null for types with factors.
 template <class Compute, class K, class V>
 StoredProducts<Compute> stored_products() {
   StoredProducts<Compute> products{};
   if constexpr (BuiltInStorage<K> || QuantizedStorage<K>) {
     products.logits = stored_logits<Compute, K>;
-    products.listed_logits = listed_logits<Compute, K>;
+    if constexpr (!EightBitStorage<K>) products.listed_logits = listed_logits<Compute, K>;
   }
   if constexpr (BuiltInStorage<V> || QuantizedStorage<V>) {
     products.accumulate = accumulate_stored<Compute, V>;
-    products.accumulate_listed = accumulate_listed<Compute, V>;
+    if constexpr (!EightBitStorage<V>) products.accumulate_listed = accumulate_listed<Compute, V>;
   }
   return products;
 }
