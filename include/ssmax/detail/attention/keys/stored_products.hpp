@@ -98,7 +98,7 @@ void accumulate_listed(const Compute* s, index_t s_stride, index_t rows, index_t
 }
 
 /// Returns the products with keys of type K and values of type V. Exceptions: the pointers are null for your own
-/// storage type, and the caller converts the rows. Those of listed rows are null for types with factors.
+/// storage type, and the caller converts the rows. The products with listed rows are null for types with factors.
 template <class Compute, class K, class V>
 StoredProducts<Compute> stored_products() {
   StoredProducts<Compute> products{};
