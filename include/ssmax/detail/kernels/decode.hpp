@@ -21,7 +21,8 @@ struct DecodeKernels {
   /// Computes o[rows × dv] += s[rows × keys] · v[keys × dv]. Prefetches as `logits` does.
   void (*accumulate)(const T* s, index_t s_stride, index_t rows, index_t keys, const X* v, index_t v_stride,
                      index_t dv, index_t ahead, T* o, index_t o_stride);
-  /// The same for rows at any addresses. Null for types with factors. The lists have listed_ahead more rows, which are prefetched only.
+  /// The same for rows at any addresses. The lists have listed_ahead more rows, which are prefetched only. Null for
+  /// types with factors.
   void (*listed_logits)(const T* q, index_t q_stride, index_t rows, const std::byte* const* k, index_t keys,
                         index_t d, T* s, index_t s_stride) = nullptr;
   void (*accumulate_listed)(const T* s, index_t s_stride, index_t rows, index_t keys,

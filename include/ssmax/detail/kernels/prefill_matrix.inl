@@ -16,8 +16,8 @@ void matrix_release() {
 }
 
 /// The number of channels from which on two vectors of logits are computed at once. So many channels exceed the
-/// first-level cache, and loads bound the products. A latent call with 576 channels takes 7 % less time. At 256 channels
-/// or fewer, strips are faster.
+/// first-level cache, and loads bound the products. A latent call with 576 channels takes 7 % less time. At 256
+/// channels or fewer, strips are faster.
 inline constexpr index_t long_sums = 384;
 
 template <class S, int vectors>

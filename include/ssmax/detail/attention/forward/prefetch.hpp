@@ -76,9 +76,9 @@ inline constexpr index_t short_run = 256;
 /// lie at least 64 positions later, in the same place of a later run if all runs are equally long. `key` is the first
 /// position of the run.
 ///
-/// Only keys and values with factors are prefetched in this way. The rows of other short runs are listed (gather.hpp).
-/// Rejected alternatives, for pages: one task for all kv heads of a sequence, which reads a page in the order of memory,
-/// and a copy of short runs side by side before the products. Both were slower for 12 kv heads of bfloat16.
+/// Only keys and values of 8 bits are prefetched in this way. The rows of other short runs are listed (decode.hpp).
+/// Rejected alternatives, for pages: one task for all kv heads of a sequence, which reads a page in the order of
+/// memory, and a copy of short runs side by side before the products. Both were slower for 12 kv heads of bfloat16.
 template <bool are_values, class Compute>
 index_t bytes_to_later_run(const AnyKeys<Compute>& source, index_t batch, index_t kv_head, index_t key,
                            const AnyKeyRun& run) {
