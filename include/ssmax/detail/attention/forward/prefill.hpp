@@ -296,6 +296,23 @@ class PrefillTask {
            (!Op::is_bf16 || logit_parts(problem_) == 1);
   }
 
+  /// Values at equal distances.
+  struct ValueRun {
+    const Operand* first;
+    index_t stride, count;
+  };
+
+  /// Returns at most `most` stored values from `key` on, which is number i of the held keys.
+  ValueRun stored_values(index_t key, index_t i, index_t most) const {
+    if (finds_rows_) {
+      index_t distance;
+      const index_t count = equally_distant(rows_.v + i, most, distance);
+      return {reinterpret_cast<const Operand*>(rows_.v[i]), distance / index_t{sizeof(Operand)}, count};
+    }
+    const AnyKeyRun run = problem_.keys.run(batch_, kv_head_, key);
+    return {static_cast<const Operand*>(run.v), run.v_stride, std::min(run.count, most)};
+  }
+
   /// Packs the values of `keys` as panels. Values that are converted, and values of short runs, are copied side by
   /// side first, `most` rows at a time. Few rows stay in the first-level cache. All but the first copies begin as
   /// pack_values packs fastest.
@@ -308,21 +325,11 @@ class PrefillTask {
     auto* const rows = reinterpret_cast<Operand*>(memory_.staged);
     for (index_t key = keys.begin, count; key < keys.end; key += count) {
       const index_t row = key - first, left = keys.end - key;
-      if (as_stored && finds_rows_) {
-        const std::byte* const* const v = rows_.v + (key - keys.begin);
-        index_t distance;
-        count = equally_distant(v, left, distance);
+      if (as_stored) {
+        const ValueRun run = stored_values(key, key - keys.begin, left);
+        count = run.count;
         if (count >= std::min(short_values, left)) {
-          kernels_.pack_values(reinterpret_cast<const Operand*>(*v), distance / index_t{sizeof(Operand)}, row,
-                               count, dv, memory_.v, memory_.panel);
-          continue;
-        }
-      } else if (as_stored) {
-        const AnyKeyRun run = problem_.keys.run(batch_, kv_head_, key);
-        count = std::min(run.count, left);
-        if (count >= std::min(short_values, left)) {
-          kernels_.pack_values(static_cast<const Operand*>(run.v), run.v_stride, row, count, dv, memory_.v,
-                               memory_.panel);
+          kernels_.pack_values(run.first, run.stride, row, count, dv, memory_.v, memory_.panel);
           continue;
         }
       }

@@ -127,7 +127,6 @@ template <class Compute, class Operand>
 struct Operands {
   static constexpr bool is_bf16 = !std::same_as<Compute, Operand>;
   static constexpr index_t tuple = tuple_size<Compute, Operand>;
-  static_assert(key_chunk % 512 == 0 && 256 % key_block == 0);
   static constexpr bool adds_tiles_together = is_bf16;  // applies to dk and dv
 
   /// Returns the number of keys of a key block. On the bf16 path, 64 keys of width 64 and the operands of their
@@ -146,8 +145,10 @@ struct Operands {
   /// | 256 | 1 | 1 |
   /// | 512 | 1.05 | 0.98 |
   static index_t held_keys(index_t depth, index_t channels) {
+    constexpr index_t most = 512, of_wide_heads = 256;
+    static_assert(key_chunk % most == 0 && key_chunk % of_wide_heads == 0 && of_wide_heads % key_block == 0);
     if (!is_bf16) return key_block;
-    return depth + channels <= 512 ? 512 : 256;
+    return depth + channels <= 512 ? most : of_wide_heads;
   }
 
   /// Returns a query's row for its products: in place or in scratch. Requires widened_row[2 · d] on the bf16 path.
