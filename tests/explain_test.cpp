@@ -269,13 +269,14 @@ TEST_CASE("an explanation is one line of text", "[explain]") {
   e.tile_lanes = 0;
   e.tasks = 3;
   e.key_chunks = 2;
+  e.heads_together = 5;
   e.threads = 4;
   e.workspace_bytes = 1234;
   e.reason = "short_keys: keys are in a cache";
   CHECK(
       to_string(e) ==
       "ssmax::decode: path=decode_bf16 target=scalar operands=bfloat16 rows=8 query_block=16 key_block=1024 "
-      "tile_lanes=0 tasks=3 key_chunks=2 threads=4 shared_sequences=0 workspace_bytes=1234 "
+      "tile_lanes=0 tasks=3 key_chunks=2 heads_together=5 threads=4 shared_sequences=0 workspace_bytes=1234 "
       "reason=\"short_keys: keys are in a "
       "cache\"");
   CHECK(std::strcmp(path_name(Path::none), "none") == 0);

@@ -69,6 +69,7 @@ class DecodeTask {
 
   static index_t max_queries() { return decode_rows; }
   static index_t min_queries() { return decode_rows; }
+  static bool has_few_queries(index_t) { return true; }
 
   DecodeTask(const Problem<Compute>& problem, const Variant<Compute>& variant, const Memory& memory)
       : problem_(problem), variant_(variant), memory_(memory), multipliers_(problem.scale, variant) {
@@ -100,7 +101,7 @@ class DecodeTask {
       softmax_[r] = OnlineSoftmax<Compute>(multipliers_.of_softmax(row));
     }
     if (variant_.has_runs) distinct_rows_ = variant_.has_same_runs(memory_.rows, count) ? 1 : count;
-    prefetching_ = Prefetching(problem_, seen);
+    prefetching_ = Prefetching(problem_, batch, seen);
     lists_rows_ = reads_keys_in_place() && problem_.stored_products.listed_logits != nullptr &&
                   problem_.stored_products.accumulate_listed != nullptr &&
                   has_short_runs(problem_.keys, batch, kv_head, seen, short_run);

@@ -88,6 +88,7 @@ class DecodeBf16Task {
 
   static index_t max_queries() { return bf16_capabilities(active_target()).decode_rows_max; }
   static index_t min_queries() { return max_queries(); }
+  static bool has_few_queries(index_t) { return true; }
 
   DecodeBf16Task(const Problem<Compute>& problem, const Variant<Compute>& variant, const Memory& memory)
       : problem_(problem),

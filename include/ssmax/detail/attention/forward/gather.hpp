@@ -5,9 +5,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 
-#include "../keys/any_keys.hpp"
+#include "../call/problem.hpp"
 
 SSMAX_BEGIN_DETAIL
 
@@ -19,6 +20,16 @@ bool has_short_runs(const AnyKeys<Compute>& source, index_t batch, index_t kv_he
   const index_t first = source.run(batch, kv_head, keys.begin).count;
   if (first >= std::min(few, keys.size())) return false;
   return source.run(batch, kv_head, keys.begin + first).count < few;
+}
+
+/// Returns whether the keys of kv heads lie between each other: the keys of kv heads 0 and 1 at one position lie nearer
+/// than a chunk of keys is long. So do those of pages, and of tensors [batch, key, kv_heads, channel].
+template <class Compute>
+bool interleaves_heads(const AnyKeys<Compute>& source, index_t batch, index_t key) {
+  if (source.shape().kv_heads < 2) return false;
+  const AnyKeyRun first = source.run(batch, 0, key), second = source.run(batch, 1, key);
+  const auto address = [](const AnyKeyRun& run) { return reinterpret_cast<std::intptr_t>(run.k); };
+  return std::abs(address(second) - address(first)) < key_chunk * std::abs(first.k_stride) * source.k_size();
 }
 
 /// Returns how many of the first rows lie at equal distances, and writes the distance in bytes to `distance`.

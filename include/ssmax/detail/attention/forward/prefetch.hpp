@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "../call/problem.hpp"
+#include "gather.hpp"
 
 SSMAX_BEGIN_DETAIL
 
@@ -77,8 +77,8 @@ inline constexpr index_t short_run = 256;
 /// position of the run.
 ///
 /// Only keys and values of 8 bits are prefetched in this way. The rows of other short runs are listed (decode.hpp).
-/// Rejected alternatives, for pages: one task for all kv heads of a sequence, which reads a page in the order of
-/// memory, and a copy of short runs side by side before the products. Both were slower for 12 kv heads of bfloat16.
+/// Rejected alternative, for pages: a copy of short runs side by side before the products. It was slower for 12 kv heads
+/// of bfloat16.
 template <bool are_values, class Compute>
 index_t bytes_to_later_run(const AnyKeys<Compute>& source, index_t batch, index_t kv_head, index_t key,
                            const AnyKeyRun& run) {
@@ -89,6 +89,12 @@ index_t bytes_to_later_run(const AnyKeys<Compute>& source, index_t batch, index_
   return are_values ? address(to.v) - address(run.v) : address(to.k) - address(run.k);
 }
 
+/// Returns keys_to_prefetch for the long runs of kv heads whose keys lie between each other. Rows of a kv head then map
+/// to few sets of the caches.
+inline index_t interleaved_keys_to_prefetch(index_t row_bytes) {
+  return std::clamp<index_t>(2048 / std::max<index_t>(row_bytes, 1), 8, 16);
+}
+
 /// The distances at which a task of few queries prefetches.
 struct Prefetching {
   index_t k_keys = 0, v_keys = 0;  // in a long run
@@ -96,10 +102,14 @@ struct Prefetching {
 
   Prefetching() = default;
   template <class Compute>
-  Prefetching(const Problem<Compute>& problem, KeyRange keys)
+  Prefetching(const Problem<Compute>& problem, index_t batch, KeyRange keys)
       : k_keys(keys_to_prefetch(problem, keys, problem.keys.k_size())),
         v_keys(keys_to_prefetch(problem, keys, problem.keys.v_size())),
-        exceeds_cache(detail::exceeds_cache(problem, keys)) {}
+        exceeds_cache(detail::exceeds_cache(problem, keys)) {
+    if (keys.size() <= 0 || !interleaves_heads(problem.keys, batch, keys.begin)) return;
+    k_keys = interleaved_keys_to_prefetch(problem.keys.k_row() * problem.keys.k_size());
+    v_keys = interleaved_keys_to_prefetch(problem.keys.v_row() * problem.keys.v_size());
+  }
 
   /// Returns the distance in bytes from the keys, or the values, of a run to those that its kernels prefetch.
   template <bool are_values, class Compute>

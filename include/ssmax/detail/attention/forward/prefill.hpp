@@ -37,6 +37,8 @@ class PrefillTask {
   /// the next block, the task's queries or the rows of its results did not change the time.
   static index_t max_queries() { return 24 * min_queries(); }
   static index_t min_queries() { return kernels<PrefillKernels<Compute>>().width * tile_vectors; }
+  /// Returns whether few queries share loaded keys: those of one tile.
+  static bool has_few_queries(index_t rows) { return rows <= min_queries(); }
 
   PrefillTask(const Problem<Compute>& problem, const Variant<Compute>& variant, const Memory& memory)
       : problem_(problem),

@@ -1,0 +1,164 @@
+// kv heads whose keys lie between each other are computed together, chunk by chunk. Results are those of a cache, in
+// which each kv head lies apart.
+
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "catch.hpp"
+#include "decode_problem.hpp"
+#include "own_policies.hpp"
+#include "test_executors.hpp"
+
+namespace decode_problem::heads_together_test {
+
+using ssmax::KeyRange, ssmax::KeyRun, ssmax::KeySourceShape, ssmax::PagedKeys, ssmax::PageTable;
+using ssmax::SlidingWindow;
+using test_executors::Threads;
+
+/// The keys of a cache in memory [batch, key, kv_heads, channel].
+template <class X>
+class TokenMajor {
+ public:
+  using Element = X;
+
+  explicit TokenMajor(const KvCache<X>& cache) : cache_(cache) {
+    for (index_t b = 0; b < shape().batch; ++b) longest_ = std::max(longest_, cache.length(b));
+    k_.resize(static_cast<std::size_t>(shape().batch * longest_ * shape().kv_heads * shape().width));
+    v_.resize(static_cast<std::size_t>(shape().batch * longest_ * shape().kv_heads * shape().value_width));
+    for (index_t b = 0; b < shape().batch; ++b) {
+      for (index_t key = 0; key < cache.length(b); ++key) {
+        for (index_t h = 0; h < shape().kv_heads; ++h) {
+          const KeyRun<X> from = cache.run(b, h, key), to = run(b, h, key);
+          std::copy_n(from.k, shape().width, const_cast<X*>(to.k));
+          std::copy_n(from.v, shape().value_width, const_cast<X*>(to.v));
+        }
+      }
+    }
+  }
+  TokenMajor(const TokenMajor&) = delete;
+  TokenMajor& operator=(const TokenMajor&) = delete;
+
+  KeySourceShape shape() const { return cache_.shape(); }
+  index_t length(index_t batch) const { return cache_.length(batch); }
+  KeyRange stored(index_t batch) const { return {0, length(batch)}; }
+  KeyRun<X> run(index_t batch, index_t kv_head, index_t key) const {
+    const index_t heads = shape().kv_heads, row = (batch * longest_ + key) * heads + kv_head;
+    return {.k = k_.data() + row * shape().width,
+            .k_stride = heads * shape().width,
+            .v = v_.data() + row * shape().value_width,
+            .v_stride = heads * shape().value_width,
+            .count = length(batch) - key};
+  }
+
+ private:
+  const KvCache<X>& cache_;
+  index_t longest_ = 0;
+  std::vector<X> k_, v_;
+};
+
+/// Checks the bits of decode over [batch, key, kv_heads, channel], and how many heads one and three threads compute
+/// together.
+template <class T, class M = Causal>
+void check(const Shape& shape, index_t alone, index_t together, const M& mask = {}) {
+  const Data<T> data(shape);
+  const KvCache<T> cache = filled<T>(data);
+  const TokenMajor<T> keys(cache);
+  const ssmax::SSMax<Compute<T>> scaling{Compute<T>(0.4)};
+  for_each_target_of<T>([&](const std::string& target) {
+    INFO(target << " " << name_of(shape));
+    const Output<T> expected = run(data, cache, scaling, mask);
+    CHECK(expected.explanation.heads_together == 1);
+    const Output<T> serial = run(data, keys, scaling, mask);
+    CHECK(serial.explanation.heads_together == alone);
+    CHECK(serial == expected);
+    const Output<T> parallel = run(data, keys, scaling, mask, Identity{}, {}, Threads{3});
+    CHECK(parallel.explanation.heads_together == together);
+    CHECK(parallel == expected);
+  });
+}
+
+TEST_CASE("kv heads between each other are computed together, bit by bit as alone", "[decode]") {
+  SECTION("numbers of kv heads") {
+    check<float>({12, 12, 1, 24, 9, {2500}}, 12, 3);
+    check<float>({3, 3, 1, 8, 8, {4096}}, 3, 1);
+    check<float>({17, 17, 1, 8, 8, {1100}}, 1, 1);
+    check<float>({32, 32, 1, 8, 8, {1100, 2049}}, 16, 16);
+  }
+  SECTION("types and numbers of queries") {
+    check<bfloat16>({6, 6, 1, 64, 64, {3000}}, 6, 1);
+    check<bfloat16>({12, 6, 2, 64, 64, {3000}}, 6, 1);
+    check<bfloat16>({16, 2, 1, 64, 64, {5000}}, 2, 1);
+    check<half>({8, 4, 1, 40, 24, {1500}}, 4, 1);
+    check<double>({4, 4, 3, 24, 24, {1500}}, 4, 1);
+    check<float>({8, 2, 4, 24, 24, {3000}}, 2, 1);
+  }
+  SECTION("sequences of different lengths") {
+    check<float>({4, 4, 1, 24, 9, {1, 2500, 1024, 3, 1025, 700, 2048, 64, 512, 9, 1300, 2, 44}}, 4, 1);
+    check<float>({4, 4, 1, 24, 24, std::vector<index_t>(40, 1100)}, 4, 4);
+    check<bfloat16>({16, 2, 1, 64, 64, {5000, 6, 1025}}, 2, 2);
+  }
+  SECTION("masks") {
+    check<float>({8, 4, 1, 24, 24, {4000, 1200}}, 4, 2, SlidingWindow{60});
+    check<bfloat16>({16, 2, 1, 64, 64, {4000, 1200}}, 2, 1, SlidingWindow{60});
+    check<float>({8, 8, 5, 24, 24, {4000, 1200}}, 8, 4, own_policies::Careless{});
+    check<float>({8, 4, 1, 24, 24, {4000, 1200}}, 4, 2, ssmax::SinkWindow{32, 60});
+  }
+  SECTION("keys of one chunk are read one kv head after the other") {
+    check<float>({4, 4, 1, 24, 24, {1024, 5}}, 1, 1);
+  }
+}
+
+TEST_CASE("a plan over one layout of the keys runs over another", "[decode][plan]") {
+  constexpr index_t size = 16, pages = 160, heads = 6, d = 24;
+  const Data<float> data({heads, heads, 1, d, d, {size * pages}});
+  const KvCache<float> cache = filled<float>(data);
+  std::vector<int> table(pages), lengths{size * pages};
+  for (std::size_t i = 0; i < table.size(); ++i) table[i] = static_cast<int>(i * 7 % table.size());
+  std::vector<float> apart_k(static_cast<std::size_t>(heads * size * pages * d)), apart_v(apart_k),
+      k(apart_k), v(k);
+  const std::array<index_t, 4> extents{pages, size, heads, d};
+  // The kv heads of the first layout lie apart, those of the second between each other.
+  const std::array<index_t, 4> apart{size * d, d, pages * size * d, 1},
+      between{size * heads * d, heads * d, d, 1};
+  const auto pool = [&](std::vector<float>& of_k, std::vector<float>& of_v,
+                        const std::array<index_t, 4>& strides) {
+    for (index_t h = 0; h < heads; ++h) {
+      for (index_t key = 0; key < size * pages; ++key) {
+        const index_t page = table[static_cast<std::size_t>(key / size)];
+        const auto at = page * strides[0] + key % size * strides[1] + h * strides[2];
+        const KeyRun<float> from = cache.run(0, h, key);
+        std::copy_n(from.k, d, of_k.data() + at);
+        std::copy_n(from.v, d, of_v.data() + at);
+      }
+    }
+    return PagedKeys(
+        View<const float, 4>(of_k.data(), extents, strides),
+        View<const float, 4>(of_v.data(), extents, strides),
+        PageTable<int>(View<const int, 2>(table.data(), {1, pages}), std::span<const int>(lengths)));
+  };
+  const auto first = pool(apart_k, apart_v, apart), second = pool(k, v, between);
+  const Output<float> expected = run(data, cache);
+  CHECK(run(data, first).explanation.heads_together == 1);
+  CHECK(run(data, second).explanation.heads_together == heads);
+  for (const index_t threads : {1, 2, 5}) {
+    INFO(threads << " threads");
+    const auto check_plan = [&](const auto& planned, const auto& bound) {
+      const ssmax::SourcePlan<float, std::remove_cvref_t<decltype(planned)>, Causal> plan(
+          {.heads = heads, .queries = 1}, planned, Causal{}, {}, threads);
+      ssmax::Workspace workspace;
+      Output<float> got(data.shape);
+      plan.bind({.q = data.q_view(),
+                 .out = {got.out.data(), {1, heads, 1, d}},
+                 .lse = {got.lse.data(), {1, heads, 1}}},
+                bound, ssmax::Softmax{})
+          .run(std::span(workspace.reserve(plan.bytes()), plan.bytes()), Threads{threads});
+      CHECK(got == expected);
+    };
+    check_plan(first, second);
+    check_plan(second, first);
+  }
+}
+
+}  // namespace decode_problem::heads_together_test
