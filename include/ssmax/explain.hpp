@@ -41,19 +41,18 @@ struct Explanation {
   /// Makes an empty explanation.
   SSMAX_INLINE Explanation() = default;
 
-  const char* function = "";       ///< "attention", "attention_partial", "decode", "mpi::attention", …
-  Path path = Path::none;          ///< `Path::none`: only `function` and `target` are set.
-  Target target = Target::scalar;  ///< The instruction set.
-  const char* operands = "";       ///< Operands of the products: "float", "double" or "bfloat16".
-  index_t rows = 0;                ///< Queries per kv head: queries · heads / kv_heads.
-  index_t query_block = 0;         ///< Maximum number of rows that are computed together.
-  index_t key_block = 0;           ///< Maximum number of keys that are computed together.
-  index_t tile_lanes = 0;          ///< Rows of a tile; 0 on the decode path.
-  index_t tasks = 0;               ///< Tasks of the executor before the keys are split.
-  index_t key_chunks = 1;          ///< Chunks that the keys of a task are split into; 1: not split.
-  index_t heads_together =
-      1;                ///< kv heads that a thread computes together, chunk by chunk (forward/task_run.hpp).
-  index_t threads = 0;  ///< Number of threads that have memory.
+  const char* function = "";        ///< "attention", "attention_partial", "decode", "mpi::attention", …
+  Path path = Path::none;           ///< `Path::none`: only `function` and `target` are set.
+  Target target = Target::scalar;   ///< The instruction set.
+  const char* operands = "";        ///< Operands of the products: "float", "double" or "bfloat16".
+  index_t rows = 0;                 ///< Queries per kv head: queries · heads / kv_heads.
+  index_t query_block = 0;          ///< Maximum number of rows that are computed together.
+  index_t key_block = 0;            ///< Maximum number of keys that are computed together.
+  index_t tile_lanes = 0;           ///< Rows of a tile; 0 on the decode path.
+  index_t tasks = 0;                ///< Tasks of the executor before the keys are split.
+  index_t key_chunks = 1;           ///< Chunks that the keys of a task are split into; 1: not split.
+  index_t heads_together = 1;       ///< kv heads that a thread computes chunk by chunk.
+  index_t threads = 0;              ///< Number of threads that have memory.
   index_t shared_sequences = 0;     ///< Sequences whose first keys are computed once for several sequences.
   std::size_t workspace_bytes = 0;  ///< Memory of the call, in bytes; the size a Workspace needs.
   const char* reason = "";  ///< Why a faster path does not take the call; "" if this path is the fastest.

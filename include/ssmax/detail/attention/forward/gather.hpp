@@ -3,9 +3,9 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 
 #include "../call/problem.hpp"
@@ -28,8 +28,11 @@ template <class Compute>
 bool interleaves_heads(const AnyKeys<Compute>& source, index_t batch, index_t key) {
   if (source.shape().kv_heads < 2) return false;
   const AnyKeyRun first = source.run(batch, 0, key), second = source.run(batch, 1, key);
-  const auto address = [](const AnyKeyRun& run) { return reinterpret_cast<std::intptr_t>(run.k); };
-  return std::abs(address(second) - address(first)) < key_chunk * std::abs(first.k_stride) * source.k_size();
+  // In double: the stride of a single key may be any number.
+  const auto bytes = static_cast<double>(reinterpret_cast<std::intptr_t>(second.k)) -
+                     static_cast<double>(reinterpret_cast<std::intptr_t>(first.k));
+  const auto key_bytes = static_cast<double>(first.k_stride) * static_cast<double>(source.k_size());
+  return std::abs(bytes) < static_cast<double>(key_chunk) * std::abs(key_bytes);
 }
 
 /// Returns how many of the first rows lie at equal distances, and writes the distance in bytes to `distance`.

@@ -72,8 +72,8 @@ void group_heads(const PathCall<Compute>& call, index_t chunks, Partition& cut) 
     most = std::max(most, static_cast<double>(stored.size()));
   }
   if (!interleaves || chunks < 2) return;
-  const auto parts =
-      static_cast<double>(4 * call.threads);  // a thread takes at least four groups or chunks of groups
+  // A thread takes four groups or more.
+  const auto parts = static_cast<double>(4 * call.threads);
   if (call.threads == 1) {
     cut.heads = divisor_up_to(kv_heads, max_heads_together);
   } else if (cut.max_chunks > 1) {
@@ -103,7 +103,9 @@ Partition partition_tasks(const PathCall<Compute>& call, index_t chunks) {
     count();
   }
   const bool few_queries = Task::has_few_queries(rows), idle = cut.tasks < 2 * threads;
-  if (threads > 1 && (idle || (few_queries && cut.tasks < 4 * threads * problem.kv_heads()))) {
+  // Groups of kv heads are split if they are few and long: the merge takes another run of the executor.
+  const bool splits_groups = few_queries && chunks >= 4 && cut.tasks < 4 * threads * problem.kv_heads();
+  if (threads > 1 && (idle || splits_groups)) {
     const index_t state = cut.queries * (problem.value_width() + 8) * static_cast<index_t>(sizeof(Compute));
     if (chunks > 1 && chunks <= max_waiting_bytes / state / cut.tasks) cut.max_chunks = chunks;
     if (idle) cut.chunks = cut.max_chunks;
