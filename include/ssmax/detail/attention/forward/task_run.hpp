@@ -27,7 +27,7 @@ struct Partition {
   index_t blocks = 0;   // largest number of query blocks per kv head
   index_t tasks = 0;
   index_t chunks = 1;      // key chunks that are separate tasks; 1: a task computes all keys
-  index_t max_chunks = 1;  // the same for any layout of the keys: a plan may run with other keys
+  index_t max_chunks = 1;  // chunks that have memory: a plan may run with keys of another layout
   index_t heads = 1;       // kv heads that a lane computes together, chunk by chunk
 
   index_t groups() const { return tasks / heads; }
