@@ -61,6 +61,8 @@ inline index_t divisor_up_to(index_t kv_heads, double limit) {
 template <class Compute>
 void group_heads(const PathCall<Compute>& call, index_t chunks, Partition& cut) {
   const Problem<Compute>& problem = call.problem;
+  if (chunks < 2 || (problem.caller.only_explains && !problem.from_source))
+    return;  // a plan over views has no keys
   const index_t kv_heads = problem.kv_heads(), first_entry = problem.first_entry();
   double all = 0, most = 0;  // stored keys
   bool interleaves = false;
@@ -71,7 +73,7 @@ void group_heads(const PathCall<Compute>& call, index_t chunks, Partition& cut) 
     all += static_cast<double>(stored.size());
     most = std::max(most, static_cast<double>(stored.size()));
   }
-  if (!interleaves || chunks < 2) return;
+  if (!interleaves) return;
   // A thread takes four groups or more.
   const auto parts = static_cast<double>(4 * call.threads);
   if (call.threads == 1) {
