@@ -58,6 +58,11 @@ class TokenMajor {
   std::vector<X> k_, v_;
 };
 
+struct EveryOther {
+  KeyRange keys(const ssmax::Query& query) const { return Causal{}.keys(query); }
+  bool sees(const ssmax::Query&, index_t key) const { return key % 2 == 0; }
+};
+
 /// Checks the bits of decode over [batch, key, kv_heads, channel], and how many heads one and three threads compute
 /// together.
 template <class T, class M = Causal>
@@ -75,6 +80,7 @@ void check(const Shape& shape, index_t alone, index_t together, const M& mask = 
     CHECK(serial == expected);
     const Output<T> parallel = run(data, keys, scaling, mask, Identity{}, {}, Threads{3});
     CHECK(parallel.explanation.heads_together == together);
+    if (shape.kv_heads >= 6 && together == 1) CHECK(parallel.explanation.key_chunks == 1);
     CHECK(parallel == expected);
   });
 }
@@ -85,6 +91,7 @@ TEST_CASE("kv heads between each other are computed together, bit by bit as alon
     check<float>({12, 12, 1, 24, 9, {2500}}, 12, 1);
     check<float>({3, 3, 1, 8, 8, {4096}}, 3, 1);
     check<float>({17, 17, 1, 8, 8, {1100}}, 1, 1);
+    check<float>({17, 17, 1, 8, 8, {5000}}, 1, 1);
     check<float>({32, 32, 1, 8, 8, {1100, 2049}}, 16, 4);
   }
   SECTION("types and numbers of queries") {
@@ -101,10 +108,14 @@ TEST_CASE("kv heads between each other are computed together, bit by bit as alon
     check<bfloat16>({16, 2, 1, 64, 64, {5000, 6, 1025}}, 2, 2);
   }
   SECTION("masks") {
-    check<float>({8, 4, 1, 24, 24, {4000, 1200}}, 4, 2, SlidingWindow{60});
-    check<bfloat16>({16, 2, 1, 64, 64, {4000, 1200}}, 2, 1, SlidingWindow{60});
-    check<float>({8, 8, 5, 24, 24, {4000, 1200}}, 8, 4, own_policies::Careless{});
-    check<float>({8, 4, 1, 24, 24, {4000, 1200}}, 4, 2, ssmax::SinkWindow{32, 60});
+    check<float>({8, 4, 1, 24, 24, {4000, 1200}}, 4, 2, SlidingWindow{3000});
+    check<bfloat16>({16, 2, 1, 64, 64, {4000, 1200}}, 2, 1, SlidingWindow{3000});
+    check<float>({8, 8, 5, 24, 24, {4000, 1200}}, 8, 4, ssmax::Full{});
+    // Few of the keys are visible, or the mask has runs or a predicate.
+    check<float>({8, 4, 1, 24, 24, {4000, 1200}}, 1, 1, SlidingWindow{60});
+    check<float>({8, 8, 5, 24, 24, {4000, 1200}}, 1, 1, own_policies::Careless{});
+    check<float>({8, 4, 1, 24, 24, {4000, 1200}}, 1, 1, ssmax::SinkWindow{32, 60});
+    check<float>({8, 4, 1, 24, 24, {4000, 1200}}, 1, 1, EveryOther{});
   }
   SECTION("keys of one chunk are read one kv head after the other") {
     check<float>({4, 4, 1, 24, 24, {1024, 5}}, 1, 1);

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "../call/problem.hpp"
+#include "../keys/any_keys.hpp"
 
 SSMAX_BEGIN_DETAIL
 
@@ -22,17 +22,17 @@ bool has_short_runs(const AnyKeys<Compute>& source, index_t batch, index_t kv_he
   return source.run(batch, kv_head, keys.begin + first).count < few;
 }
 
-/// Returns whether the keys of kv heads lie between each other: the keys of kv heads 0 and 1 at one position lie nearer
-/// than a chunk of keys is long. So do those of pages, and of tensors [batch, key, kv_heads, channel].
+/// Returns whether the keys of kv heads 0 and 1 at one position lie nearer than `count` keys of a kv head are long. For one
+/// key: in tensors [batch, key, kv_heads, channel]. For a chunk of keys: also in pages.
 template <class Compute>
-bool interleaves_heads(const AnyKeys<Compute>& source, index_t batch, index_t key) {
+bool interleaves_heads(const AnyKeys<Compute>& source, index_t batch, index_t key, index_t count) {
   if (source.shape().kv_heads < 2) return false;
   const AnyKeyRun first = source.run(batch, 0, key), second = source.run(batch, 1, key);
   // In double: the stride of a single key may be any number.
   const auto bytes = static_cast<double>(reinterpret_cast<std::intptr_t>(second.k)) -
                      static_cast<double>(reinterpret_cast<std::intptr_t>(first.k));
   const auto key_bytes = static_cast<double>(first.k_stride) * static_cast<double>(source.k_size());
-  return std::abs(bytes) < static_cast<double>(key_chunk) * std::abs(key_bytes);
+  return std::abs(bytes) < static_cast<double>(count) * std::abs(key_bytes);
 }
 
 /// Returns how many of the first rows lie at equal distances, and writes the distance in bytes to `distance`.

@@ -34,6 +34,13 @@ class PathSequences {
   }
 
   explicit operator bool() const { return max_rows_ > 0; }
+  /// Calls f(sequence, its problem) for every sequence of the path.
+  template <class F>
+  void for_each(const F& f) const {
+    for_each_sequence(*problem_, problem_->lengths, [&](index_t b, const Problem<Compute>& sequence) {
+      if (sequence.rows() > 0 && route(sequence, *result_).path == path_) f(b, sequence);
+    });
+  }
   /// Returns the number of rows (queries of a kv head) of the sequence with the most rows.
   index_t max_rows() const { return max_rows_; }
   /// Returns why no faster path takes the sequence with the most rows.
@@ -70,13 +77,6 @@ class PathSequences {
   static index_t blocks_of(const Problem<Compute>& sequence, index_t queries) {
     return (sequence.rows() + queries - 1) / queries;
   }
-  template <class F>
-  void for_each(const F& f) const {
-    for_each_sequence(*problem_, problem_->lengths, [&](index_t b, const Problem<Compute>& sequence) {
-      if (sequence.rows() > 0 && route(sequence, *result_).path == path_) f(b, sequence);
-    });
-  }
-
   const Problem<Compute>* problem_ = nullptr;
   const Result<Compute>* result_ = nullptr;
   Path path_ = Path::none;

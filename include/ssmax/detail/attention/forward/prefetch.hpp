@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "../call/problem.hpp"
 #include "gather.hpp"
 
 SSMAX_BEGIN_DETAIL
@@ -89,7 +90,7 @@ index_t bytes_to_later_run(const AnyKeys<Compute>& source, index_t batch, index_
   return are_values ? address(to.v) - address(run.v) : address(to.k) - address(run.k);
 }
 
-/// Returns keys_to_prefetch for long runs of kv heads whose keys lie between each other. Time of one query per kv head
+/// Returns keys_to_prefetch on the decode path for long runs of tensors [batch, key, kv_heads, channel]. Time of one query per kv head
 /// over [key, kv_heads, channel] relative to [kv_heads, key, channel], on one thread of an Intel processor with AMX:
 ///
 /// | kv heads, bytes of a row, keys | distance 8 | distance 16 | distance 192 |
@@ -117,7 +118,7 @@ struct Prefetching {
       : k_keys(keys_to_prefetch(problem, keys, problem.keys.k_size())),
         v_keys(keys_to_prefetch(problem, keys, problem.keys.v_size())),
         exceeds_cache(detail::exceeds_cache(problem, keys)) {
-    if (keys.size() <= 0 || !interleaves_heads(problem.keys, batch, keys.begin)) return;
+    if (keys.size() <= 0 || !interleaves_heads(problem.keys, batch, keys.begin, 1)) return;
     k_keys = interleaved_keys_to_prefetch(problem.keys.k_row() * problem.keys.k_size());
     v_keys = interleaved_keys_to_prefetch(problem.keys.v_row() * problem.keys.v_size());
   }
@@ -128,7 +129,13 @@ struct Prefetching {
                 const AnyKeyRun& run) const {
     if (exceeds_cache && run.count <= short_run)
       return bytes_to_later_run<are_values>(source, batch, kv_head, key, run);
-    return are_values ? v_keys * run.v_stride * source.v_size() : k_keys * run.k_stride * source.k_size();
+    // Unsigned: the stride of a single key may be any number.
+    const auto distance = [](index_t keys, index_t stride, index_t size) {
+      return static_cast<index_t>(static_cast<std::uintptr_t>(keys) * static_cast<std::uintptr_t>(stride) *
+                                  static_cast<std::uintptr_t>(size));
+    };
+    return are_values ? distance(v_keys, run.v_stride, source.v_size())
+                      : distance(k_keys, run.k_stride, source.k_size());
   }
 };
 

@@ -4,7 +4,7 @@
 // every split and every executor.
 //
 // Few queries read each key once. If the keys of several kv heads lie near each other, a lane computes a group of kv
-// heads chunk by chunk, in the order of memory.
+// heads chunk by chunk, in the order of memory. It prepares the task of a kv head again for each chunk.
 //
 // The sequences of a call may take several paths. All these paths share the runs of the executor: decode is bound by
 // memory and prefill by arithmetic, so threads that compute different paths at the same time end earlier.
@@ -29,8 +29,6 @@ struct Partition {
   index_t chunks = 1;      // key chunks that are separate tasks; 1: a task computes all keys
   index_t max_chunks = 1;  // chunks that have memory: a plan may run with keys of another layout
   index_t heads = 1;       // kv heads that a lane computes together, chunk by chunk
-
-  index_t groups() const { return tasks / heads; }
 };
 
 /// The limit on the memory of states that wait for a merge. Above this limit, keys are not split.
@@ -58,29 +56,42 @@ inline index_t divisor_up_to(index_t kv_heads, double limit) {
 /// | 12, 12, 64, float | 1.47 to 1.55; 1.04 to 1.23 | 0.98 to 1.01; 0.90 to 1.00 |
 /// | 32, 8, 128, float | 1.09 to 1.17; 1.06 to 1.19 | 0.81 to 0.97; 0.77 to 0.87 |
 /// | 16, 2, 64, float | 1.47 to 1.53; 1.14 to 1.23 | 1.06 to 1.16; 1.00 to 1.07 |
+///
+/// kv heads are not grouped if the mask has runs or a predicate, or if the first query sees less than half of its keys: a task
+/// of a group is prepared again for each chunk.
 template <class Compute>
 void group_heads(const PathCall<Compute>& call, index_t chunks, Partition& cut) {
   const Problem<Compute>& problem = call.problem;
-  if (chunks < 2 || (problem.caller.only_explains && !problem.from_source))
-    return;  // a plan over views has no keys
-  const index_t kv_heads = problem.kv_heads(), first_entry = problem.first_entry();
-  double all = 0, most = 0;  // stored keys
-  bool interleaves = false;
-  for (index_t batch = first_entry; batch < first_entry + problem.entries(); ++batch) {
-    const KeyRange stored = problem.stored(batch);
-    if (stored.size() <= 0) continue;
-    if (all == 0) interleaves = interleaves_heads(problem.keys, batch, stored.begin);
+  if (chunks < 2 || call.variant.has_runs || call.variant.has_predicate) return;
+  if (problem.caller.only_explains && !problem.from_source) return;  // a plan over views has no keys
+  double all = 0, most = 0;                                          // stored keys
+  bool groups = false;
+  const auto add = [&](index_t batch, const Problem<Compute>& of) {
+    const KeyRange stored = of.stored(batch);
+    if (stored.size() <= 0) return;
+    if (all == 0) {
+      const KeyRange seen = call.variant.row(*RowCursor<Compute>(of, batch, 0, 0), stored).keys;
+      groups =
+          2 * seen.size() >= stored.size() && interleaves_heads(problem.keys, batch, stored.begin, key_chunk);
+    }
     all += static_cast<double>(stored.size());
     most = std::max(most, static_cast<double>(stored.size()));
+  };
+  if (call.sequences) {
+    call.sequences.for_each(add);
+  } else {
+    const index_t first = problem.first_entry();
+    for (index_t batch = first; batch < first + problem.entries(); ++batch) add(batch, problem);
   }
-  if (!interleaves) return;
+  if (!groups) return;
   // A thread takes four groups or more.
+  const index_t kv_heads = problem.kv_heads();
   const auto parts = static_cast<double>(4 * call.threads);
   if (call.threads == 1) {
     cut.heads = divisor_up_to(kv_heads, max_heads_together);
   } else if (cut.max_chunks > 1) {
-    cut.chunks = cut.max_chunks;
     cut.heads = divisor_up_to(kv_heads, static_cast<double>(cut.tasks) * static_cast<double>(chunks) / parts);
+    if (cut.heads > 1) cut.chunks = cut.max_chunks;
   } else {
     cut.heads = divisor_up_to(kv_heads, static_cast<double>(kv_heads) * all / (most * parts));
   }
@@ -156,6 +167,8 @@ class TaskRun {
                 std::max(chunks.end, (stored.end - 1) / key_chunk + 1)};
     }
     first_chunk_ = chunks.begin;
+    if (Task::has_few_queries(call_.rows()) && chunks.size() > 1)
+      more_totals_ = std::clamp<index_t>(problem.kv_heads() - 1, 0, max_heads_together - 1);
     cut_ = partition_tasks<Task>(call_, chunks.size());
     if (cut_.chunks > 1) pass_ = Pass::chunks;
     Arena count;
@@ -163,7 +176,7 @@ class TaskRun {
     block_keys_ = counted.block_keys;
     tile_lanes_ = counted.tile_lanes;
     states_size_ = counted.states_size();
-    take_totals(count);
+    count.take<Compute>(more_totals_ * states_size_);
     lane_bytes_ = count.used();
     Arena waiting;
     if (cut_.max_chunks > 1) waiting.take<Compute>(cut_.tasks * cut_.max_chunks * states_size_);
@@ -198,22 +211,23 @@ class TaskRun {
   /// Computes tasks of the pass until all are taken. `scratch` is memory of lane_bytes().
   void run(std::byte* scratch) {
     const index_t parts = pass_ == Pass::chunks ? cut_.chunks : 1;  // per group
+    const index_t together = pass_ == Pass::merge ? 1 : cut_.heads, pieces = cut_.tasks / together * parts;
     index_t i = next_++;
-    if (i >= cut_.groups() * parts) return;
+    if (i >= pieces) return;
     Arena arena(scratch);
     const Memory own(arena, cut_.queries, call_.problem);
-    Compute* const totals = take_totals(arena);
+    Compute* const totals = arena.take<Compute>(more_totals_ * states_size_);
     Lane lane(*this, own);
     Head heads[max_heads_together];
     KeyRange all_seen{};
     index_t entered = -1;  // group
     // The query blocks with the highest cost come first. All passes share one loop, so that its body, which holds the
     // task, is compiled once.
-    for (; i < cut_.groups() * parts; i = next_++) {
+    for (; i < pieces; i = next_++) {
       if (const index_t group = i / parts; group != entered) {
         all_seen = {std::numeric_limits<index_t>::max(), 0};
-        for (index_t h = 0; h < cut_.heads; ++h) {
-          const index_t task = group * cut_.heads + h;
+        for (index_t h = 0; h < together; ++h) {
+          const index_t task = group * together + h;
           heads[h] = {task, lane.prepare(task), h == 0 ? own.total : totals + (h - 1) * states_size_};
           if (heads[h].seen.size() <= 0) continue;
           all_seen = {std::min(all_seen.begin, heads[h].seen.begin),
@@ -227,17 +241,21 @@ class TaskRun {
         head.has_totals = true;
       };
       const auto for_each_head = [&](const auto& f) {
-        for (index_t h = 0; h < cut_.heads; ++h) {
-          lane.prepare(heads[h].task);
-          f(heads[h]);
-        }
+        for (index_t h = 0; h < together; ++h) f(heads[h]);
       };
-      if (call_.result.continues() && pass_ != Pass::chunks) for_each_head(begin_totals);
+      if (call_.result.continues() && pass_ != Pass::chunks) {
+        for_each_head([&](Head& head) {
+          lane.prepare(head.task);
+          begin_totals(head);
+        });
+      }
       const KeyRange keys = pass_ == Pass::chunks ? part_of(all_seen, first_chunk_ + i % parts) : all_seen;
       for_each_chunk(keys, [&](index_t chunk, KeyRange) {
         for_each_head([&](Head& head) {
           const KeyRange range = part_of(head.seen, chunk);
-          if (range.size() <= 0 || !lane.task->sees_chunk(range)) return;
+          if (range.size() <= 0) return;
+          lane.prepare(head.task);
+          if (!lane.task->sees_chunk(range)) return;
           Compute* states = pass_ != Pass::whole ? waiting_states(head.task, chunk)
                             : head.has_totals    ? own.chunk
                                                  : head.total;
@@ -253,6 +271,7 @@ class TaskRun {
       });
       if (pass_ == Pass::chunks) continue;
       for_each_head([&](Head& head) {
+        lane.prepare(head.task);
         begin_totals(head);
         lane.task->store(head.total, *lane.result);
       });
@@ -315,14 +334,6 @@ class TaskRun {
     }
   };
 
-  /// Takes the totals of the kv heads of a group after the first one. Their number must not depend on the layout of the
-  /// keys, because a plan may run with other keys.
-  Compute* take_totals(Arena& arena) const {
-    if (!Task::has_few_queries(call_.rows())) return nullptr;
-    return arena.take<Compute>(std::clamp<index_t>(call_.problem.kv_heads() - 1, 0, max_heads_together - 1) *
-                               states_size_);
-  }
-
   Compute* waiting_states(index_t task, index_t chunk) const {
     return waiting_ + (task * cut_.chunks + chunk - first_chunk_) * states_size_;
   }
@@ -330,6 +341,9 @@ class TaskRun {
   const PathCall<Compute>& call_;
   Partition cut_;
   index_t first_chunk_ = 0;
+  /// The totals of a lane after the first one. Their number does not depend on the layout of the keys: a plan may run
+  /// with other keys.
+  index_t more_totals_ = 0;
   std::size_t lane_bytes_ = 0, waiting_bytes_ = 0;
   index_t block_keys_ = 0, tile_lanes_ = 0, states_size_ = 0;
   Compute* waiting_ = nullptr;  // the states of key chunks
