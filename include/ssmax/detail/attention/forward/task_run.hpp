@@ -57,8 +57,8 @@ inline index_t divisor_up_to(index_t kv_heads, double limit) {
 /// | 32, 8, 128, float | 1.09 to 1.17; 1.06 to 1.19 | 0.81 to 0.97; 0.77 to 0.87 |
 /// | 16, 2, 64, float | 1.47 to 1.53; 1.14 to 1.23 | 1.06 to 1.16; 1.00 to 1.07 |
 ///
-/// kv heads are not grouped if the mask has runs or a predicate, or if the first query sees less than half of its keys: a task
-/// of a group is prepared again for each chunk.
+/// A task of a group is prepared again for each chunk. So kv heads are not grouped if the mask has runs or a predicate, or
+/// if the first query sees less than half of its keys.
 template <class Compute>
 void group_heads(const PathCall<Compute>& call, index_t chunks, Partition& cut) {
   const Problem<Compute>& problem = call.problem;
