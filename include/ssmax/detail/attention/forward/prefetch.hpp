@@ -103,6 +103,9 @@ index_t bytes_to_later_run(const AnyKeys<Compute>& source, index_t batch, index_
 /// | 8, 256, 32768 | 1.25 to 1.30 | 1.22 to 1.33 | — |
 /// | 8, 512, 8192 | 1.34 to 1.76 | 1.36 to 2.01 | — |
 /// | 8, 512, 32768 | 1.10 to 1.25 | 1.41 to 1.44 | — |
+///
+/// A distance of 64 keys is better for rows of 128 bytes from memory, and worse in the caches. With 12 kv heads, 32768 keys
+/// take 6.1 ms in place of 7.4 ms (medians of 21). At 1024 and 8192 keys the ratios are 1.5 and 1.25.
 inline index_t interleaved_keys_to_prefetch(index_t row_bytes) {
   return std::clamp<index_t>(2048 / std::max<index_t>(row_bytes, 1), 8, 16);
 }
