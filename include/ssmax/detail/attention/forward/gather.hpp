@@ -22,8 +22,8 @@ bool has_short_runs(const AnyKeys<Compute>& source, index_t batch, index_t kv_he
   return source.run(batch, kv_head, keys.begin + first).count < few;
 }
 
-/// Returns whether the keys of kv heads 0 and 1 at one position lie nearer than `count` keys of a kv head are long. For one
-/// key: in tensors [batch, key, kv_heads, channel]. For a chunk of keys: also in pages.
+/// Returns whether the keys of kv heads 0 and 1 at one position lie nearer than `count` keys of a kv head are long. For
+/// one key: in tensors [batch, key, kv_heads, channel]. For a chunk of keys: also in pages.
 template <class Compute>
 bool interleaves_heads(const AnyKeys<Compute>& source, index_t batch, index_t key, index_t count) {
   if (source.shape().kv_heads < 2) return false;

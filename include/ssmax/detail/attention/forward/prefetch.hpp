@@ -78,8 +78,8 @@ inline constexpr index_t short_run = 256;
 /// position of the run.
 ///
 /// Only keys and values of 8 bits are prefetched in this way. The rows of other short runs are listed (decode.hpp).
-/// Rejected alternative, for pages: a copy of short runs side by side before the products. It was slower for 12 kv heads
-/// of bfloat16.
+/// Rejected alternative, for pages: a copy of short runs side by side before the products. It was slower for 12 kv
+/// heads of bfloat16.
 template <bool are_values, class Compute>
 index_t bytes_to_later_run(const AnyKeys<Compute>& source, index_t batch, index_t kv_head, index_t key,
                            const AnyKeyRun& run) {
@@ -90,8 +90,9 @@ index_t bytes_to_later_run(const AnyKeys<Compute>& source, index_t batch, index_
   return are_values ? address(to.v) - address(run.v) : address(to.k) - address(run.k);
 }
 
-/// Returns keys_to_prefetch on the decode path for long runs of tensors [batch, key, kv_heads, channel]. Time of one query per kv head
-/// over [key, kv_heads, channel] relative to [kv_heads, key, channel], on one thread of an Intel processor with AMX:
+/// Returns keys_to_prefetch on the decode path for long runs of tensors [batch, key, kv_heads, channel]. Time of one
+/// query per kv head over [key, kv_heads, channel] relative to [kv_heads, key, channel], on one thread of an Intel
+/// processor with AMX:
 ///
 /// | kv heads, bytes of a row, keys | distance 8 | distance 16 | distance 192 |
 /// |---|---|---|---|
@@ -104,8 +105,8 @@ index_t bytes_to_later_run(const AnyKeys<Compute>& source, index_t batch, index_
 /// | 8, 512, 8192 | 1.34 to 1.76 | 1.36 to 2.01 | — |
 /// | 8, 512, 32768 | 1.10 to 1.25 | 1.41 to 1.44 | — |
 ///
-/// A distance of 64 keys is better for rows of 128 bytes from memory, and worse in the caches. With 12 kv heads, 32768 keys
-/// take 6.1 ms in place of 7.4 ms (medians of 21). At 1024 and 8192 keys the ratios are 1.5 and 1.25.
+/// A distance of 64 keys is better for rows of 128 bytes from memory, and worse in the caches. With 12 kv heads, 32768
+/// keys take 6.1 ms in place of 7.4 ms (medians of 21). At 1024 and 8192 keys the ratios are 1.5 and 1.25.
 inline index_t interleaved_keys_to_prefetch(index_t row_bytes) {
   return std::clamp<index_t>(2048 / std::max<index_t>(row_bytes, 1), 8, 16);
 }

@@ -45,8 +45,8 @@ inline index_t divisor_up_to(index_t kv_heads, double limit) {
 }
 
 /// Chooses the kv heads that a lane computes together, and whether their key chunks are separate tasks. Time of one
-/// decoded position relative to a KvCache, pages of 16 in random order, from memory, on one thread of an Intel processor
-/// with AMX:
+/// decoded position relative to a KvCache, pages of 16 in random order, from memory, on one thread of an Intel
+/// processor with AMX:
 ///
 /// | heads, kv heads, width, type | [pages, P, kv_heads, d]: heads one by one; together | [pages, kv_heads, P, d] |
 /// |---|---|---|
@@ -57,8 +57,8 @@ inline index_t divisor_up_to(index_t kv_heads, double limit) {
 /// | 32, 8, 128, float | 1.09 to 1.18; 1.04 to 1.19 | 0.81 to 0.97; 0.77 to 0.87 |
 /// | 16, 2, 64, float | 1.47 to 1.55; 1.14 to 1.24 | 1.06 to 1.19; 1.00 to 1.08 |
 ///
-/// A task of a group is prepared again for each chunk. So kv heads are not grouped if the mask has runs or a predicate, or
-/// if the first query sees less than half of its keys.
+/// A task of a group is prepared again for each chunk. So kv heads are not grouped if the mask has runs or a predicate,
+/// or if the first query sees less than half of its keys.
 template <class Compute>
 void group_heads(const PathCall<Compute>& call, index_t chunks, Partition& cut) {
   const Problem<Compute>& problem = call.problem;
