@@ -1,6 +1,6 @@
 // Runs the tests on the target that SSMAX_TARGET names. A target which this build or this CPU lacks is
 // skipped (exit status 77, as ctest is told); a name that no target has is left to the library, which rejects
-// it.
+// it. A part of the filter that matches no test is an error.
 
 #if !__has_include(<catch2/catch_all.hpp>)
 #define CATCH_CONFIG_RUNNER
@@ -19,6 +19,12 @@ namespace {
 
 constexpr int skipped = 77;
 
+#if CATCH_VERSION_MAJOR < 3
+constexpr auto no_match = Catch::WarnAbout::NoTests;
+#else
+constexpr auto no_match = Catch::WarnAbout::UnmatchedTestSpec;
+#endif
+
 bool is_known_but_unavailable(std::string_view name) {
   using ssmax::Target;
   const auto has_this_name = [name](Target target) { return ssmax::target_name(target) == name; };
@@ -35,5 +41,8 @@ int run_tests(int argc, char** argv) {
     std::printf("Skipped: target %s is not available on this machine.\n", target);
     return skipped;
   }
-  return Catch::Session().run(argc, argv);
+  Catch::Session session;
+  auto& warnings = session.configData().warnings;
+  warnings = static_cast<Catch::WarnAbout::What>(warnings | no_match);
+  return session.run(argc, argv);
 }
