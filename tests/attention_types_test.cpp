@@ -32,7 +32,7 @@ void check_type() {
   }
 }
 
-TEST_CASE("half in and out", "[attention][types]") { check_type<half>(); }
+TEST_CASE("half in and out", "[attention][types][bfloat16]") { check_type<half>(); }
 TEST_CASE("bfloat16 in and out", "[attention][types]") { check_type<bfloat16>(); }
 
 template <class T>
@@ -51,7 +51,7 @@ void check_policies() {
   }
 }
 
-TEST_CASE("half and bfloat16 with rope, a predicate and a score", "[attention][types]") {
+TEST_CASE("half and bfloat16 with rope, a predicate and a score", "[attention][types][bfloat16]") {
   check_policies<half>();
   check_policies<bfloat16>();
 }
@@ -77,7 +77,8 @@ void check_widened() {
   }
 }
 
-TEST_CASE("half and bfloat16 results are float results rounded to nearest even", "[attention][types]") {
+TEST_CASE("half and bfloat16 results are float results rounded to nearest even",
+          "[attention][types][bfloat16]") {
   check_widened<half>();
   check_widened<bfloat16>();
 }

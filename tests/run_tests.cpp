@@ -1,6 +1,6 @@
 // Runs the tests on the target that SSMAX_TARGET names. A target which this build or this CPU lacks is
 // skipped (exit status 77, as ctest is told); a name that no target has is left to the library, which rejects
-// it.
+// it. Tests with the tag [products] are left out where no target has products of bfloat16.
 
 #if !__has_include(<catch2/catch_all.hpp>)
 #define CATCH_CONFIG_RUNNER
@@ -12,8 +12,11 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <ssmax/detail/dispatch/bf16.hpp>
 #include <ssmax/target.hpp>
+#include <string>
 #include <string_view>
+#include <vector>
 
 namespace {
 
@@ -27,6 +30,21 @@ bool is_known_but_unavailable(std::string_view name) {
          !std::ranges::any_of(ssmax::available_targets(), has_this_name);
 }
 
+bool has_products(ssmax::Target target) { return ssmax::detail::bf16_capabilities(target).has_products; }
+
+/// Adds ~[products] to each alternative of the test specs.
+void leave_out_products(std::vector<std::string>& specs) {
+  std::printf(
+      "No target of this machine has products of bfloat16: tests with the tag [products] are left out.\n");
+  if (specs.empty()) specs.emplace_back();
+  for (std::string& spec : specs) {
+    for (std::size_t i = spec.size(); i > 0; --i) {
+      if (spec[i - 1] == ',') spec.insert(i - 1, "~[products]");
+    }
+    spec += "~[products]";
+  }
+}
+
 }  // namespace
 
 int run_tests(int argc, char** argv) {
@@ -35,5 +53,10 @@ int run_tests(int argc, char** argv) {
     std::printf("Skipped: target %s is not available on this machine.\n", target);
     return skipped;
   }
-  return Catch::Session().run(argc, argv);
+  Catch::Session session;
+  if (const int status = session.applyCommandLine(argc, argv)) return status;
+  if (!std::ranges::any_of(ssmax::available_targets(), has_products)) {
+    leave_out_products(session.configData().testsOrTags);
+  }
+  return session.run();
 }

@@ -1,0 +1,54 @@
+// Runs the tests in emulation. A test case with the tag [bfloat16] fails the run unless it has met the pair dot on
+// avx512_bf16 and the tile product on amx.
+
+#if !__has_include(<catch2/catch_all.hpp>)
+#define CATCH_CONFIG_EXTERNAL_INTERFACES
+#endif
+#include "catch.hpp"
+
+#include <cstdio>
+#include <string>
+
+#include "emulation.hpp"
+#include "run_tests.hpp"
+
+namespace {
+
+#if __has_include(<catch2/catch_all.hpp>)
+using Listener = Catch::EventListenerBase;
+#else
+using Listener = Catch::TestEventListenerBase;
+#endif
+
+std::string missed;
+
+struct Units : Listener {
+  using Listener::Listener;
+
+  void testCaseStarting(const Catch::TestCaseInfo& test) override {
+    name_ = test.name;
+    has_to_meet_ = test.tagsAsString().find("[bfloat16]") != std::string::npos;
+    emulation::pair_dot = emulation::tile_product = false;
+  }
+  void testCaseEnded(const Catch::TestCaseStats&) override {
+    if (getenv("DISCOVER")) { std::printf("MET %d %d %d %s\n", has_to_meet_, emulation::pair_dot.load(), emulation::tile_product.load(), name_.c_str()); std::fflush(stdout);}
+    if (!has_to_meet_) return;
+    if (!emulation::pair_dot) missed += "no pair dot on avx512_bf16: " + name_ + '\n';
+    if (!emulation::tile_product) missed += "no tile product on amx: " + name_ + '\n';
+  }
+
+ private:
+  std::string name_;
+  bool has_to_meet_ = false;
+};
+
+CATCH_REGISTER_LISTENER(Units)
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  emulation::is_emulated = true;
+  const int status = run_tests(argc, argv);
+  std::fputs(missed.c_str(), stderr);
+  return status != 0 || missed.empty() ? status : 1;
+}
