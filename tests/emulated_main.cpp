@@ -27,19 +27,22 @@ struct Units : Listener {
 
   void testCaseStarting(const Catch::TestCaseInfo& test) override {
     name_ = test.name;
-    has_to_meet_ = test.tagsAsString().find("[bfloat16]") != std::string::npos;
+    emulation::has_to_meet = test.tagsAsString().find("[bfloat16]") != std::string::npos;
     emulation::pair_dot = emulation::tile_product = false;
   }
   void testCaseEnded(const Catch::TestCaseStats&) override {
-    if (getenv("DISCOVER")) { std::printf("MET %d %d %d %s\n", has_to_meet_, emulation::pair_dot.load(), emulation::tile_product.load(), name_.c_str()); std::fflush(stdout);}
-    if (!has_to_meet_) return;
+    if (getenv("DISCOVER")) {
+      std::printf("MET %d %d %d %s\n", emulation::has_to_meet, emulation::pair_dot.load(),
+                  emulation::tile_product.load(), name_.c_str());
+      std::fflush(stdout);
+    }
+    if (!emulation::has_to_meet) return;
     if (!emulation::pair_dot) missed += "no pair dot on avx512_bf16: " + name_ + '\n';
     if (!emulation::tile_product) missed += "no tile product on amx: " + name_ + '\n';
   }
 
  private:
   std::string name_;
-  bool has_to_meet_ = false;
 };
 
 CATCH_REGISTER_LISTENER(Units)

@@ -8,6 +8,8 @@ namespace emulation {
 
 /// Is true in the binary whose library runs in emulation (emulated_main.cpp).
 inline bool is_emulated = false;
+/// Is true in a test case that has to meet the units. The test case then visits no other targets.
+inline bool has_to_meet = false;
 
 /// Whether a unit has computed a product on its target.
 using Met = std::atomic<bool>;
