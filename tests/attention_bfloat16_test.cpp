@@ -229,7 +229,7 @@ TEST_CASE("logits beyond the range of an integer shift use double", "[attention]
 // ---- The kernel of weights --------------------------------------------------------------------------------
 
 TEST_CASE("weights are 2^x rounded to bfloat16, and the sum adds the rounded weights",
-          "[attention][bfloat16][products]") {
+          "[attention][bfloat16][products][pair_dot]") {
   for_each_target_of_products([&](const std::string& target) {
     INFO(target);
     const Products& products = kernels<Products>();
@@ -309,7 +309,7 @@ struct Block {
 };
 
 TEST_CASE("attend_group is bit-identical to its three steps, and leaves an irregular block unchanged",
-          "[attention][bfloat16][products]") {
+          "[attention][bfloat16][products][tile_product]") {
   for_each_target_of_products([&](const std::string& target) {
     const Products& products = kernels<Products>();
     CHECK((products.attend_group[0] != nullptr) == (target == "amx"));

@@ -34,8 +34,7 @@ const std::vector<Shape> shapes{
     {4, 2, 7, 48, 70, {160, 7, 90}},
 };
 
-TEST_CASE("decode in products of bfloat16 costs what rounding the weights costs",
-          "[decode][bfloat16][products]") {
+TEST_CASE("decode in products of bfloat16 costs what rounding the weights costs", "[decode][bfloat16]") {
   for (const Shape& shape : shapes) {
     const Data<bfloat16> data(shape);
     const KvCache<bfloat16> cache = filled<bfloat16>(data);

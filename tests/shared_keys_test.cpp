@@ -237,7 +237,8 @@ TEST_CASE("common pages: NaN affects only the sequences that see it", "[attentio
   });
 }
 
-TEST_CASE("common pages: forks of a PagedKvCache", "[attention][source][shared_keys][bfloat16]") {
+TEST_CASE("common pages: forks of a PagedKvCache",
+          "[attention][source][shared_keys][bfloat16][tile_product]") {
   PagedKvCache<bfloat16> cache({.kv_heads = 2, .width = 16, .page = 64, .pages = 80});
   const std::vector<float> numbers = reference::normals<float>(2 * 2100 * 16, 3);
   const auto append = [&](index_t id, index_t count) {
