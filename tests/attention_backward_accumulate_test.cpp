@@ -150,7 +150,8 @@ void check_all() {
   }
 }
 
-TEST_CASE("accumulate: dq, dk and dv are old value + gradient", "[attention][backward][accumulate][slow]") {
+TEST_CASE("accumulate: dq, dk and dv are old value + gradient",
+          "[attention][backward][accumulate][bfloat16][slow]") {
   check_all<float>();
   check_all<double>();
   check_all<ssmax::half>();
@@ -180,7 +181,8 @@ TEST_CASE("accumulate: NaN in old values stays in its channel", "[attention][bac
   CHECK((nan_count(dq) == 1 && nan_count(dk) == 1 && nan_count(dv) == 1));
 }
 
-TEST_CASE("accumulate: the bf16 path rounds old value + gradient once", "[attention][backward][accumulate]") {
+TEST_CASE("accumulate: the bf16 path rounds old value + gradient once",
+          "[attention][backward][accumulate][bfloat16][products]") {
   const Problem<ssmax::bfloat16> problem(shapes[0]);
   for_each_target_of_products([&](const std::string& target) {
     INFO(target);

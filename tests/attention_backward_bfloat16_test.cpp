@@ -55,7 +55,7 @@ void check_products(const Problem<bfloat16>& problem, const M& mask, const Visib
 }
 
 TEST_CASE("gradients on the bf16 path stay within the bound of their roundings",
-          "[attention][backward][bfloat16]") {
+          "[attention][backward][bfloat16][products]") {
   const std::vector<float> sinks{0.5F, -1, 2, 0};
   for (const Shape& shape : shapes) {
     const AttentionOptions<bfloat16> options{.scale = 0.3, .sinks = for_heads_of(shape, sinks)};
@@ -65,14 +65,15 @@ TEST_CASE("gradients on the bf16 path stay within the bound of their roundings",
 }
 
 TEST_CASE("gradients of rotated rows stay within the bound of one more rounding",
-          "[attention][backward][bfloat16]") {
+          "[attention][backward][bfloat16][products]") {
   const ssmax::Rope<float> rope({.width = 64}, 400);
   check_products(Problem<bfloat16>({1, 2, 1, 60, 300, 64, 32}), Causal{}, keys_before, {.rope = &rope});
 }
 
 /// Rounding the weights changes each row's lse, and dc by the same relative error. Roundings of the products do not
 /// affect dc.
-TEST_CASE("gradients of s and b are summed before rounding to bfloat16", "[attention][backward][bfloat16]") {
+TEST_CASE("gradients of s and b are summed before rounding to bfloat16",
+          "[attention][backward][bfloat16][products]") {
   const Problem<bfloat16> problem({1, 4, 2, 60, 200, 64, 32}, 2, Dlse::left_out);
   const FourHeads<float> heads;
   const auto expectation = expect(problem, keys_before, heads.multiplier());
@@ -100,7 +101,7 @@ TEST_CASE("gradients of s and b are summed before rounding to bfloat16", "[atten
 }
 
 /// Computes the loss in double on the same inputs. δ uses `out` after rounding to bfloat16.
-TEST_CASE("gradients of s and b agree with finite differences", "[attention][backward][bfloat16]") {
+TEST_CASE("gradients of s and b agree with finite differences", "[attention][backward][bfloat16][products]") {
   const Shape shape{1, 2, 1, 40, 90, 32, 16};
   const Problem<bfloat16> problem(shape, 1, Dlse::left_out);
   Problem<double> wide(shape, 1, Dlse::left_out);
@@ -139,7 +140,7 @@ TEST_CASE("gradients of s and b agree with finite differences", "[attention][bac
 }
 
 TEST_CASE("gradients on the bf16 path are bit-identical for any number of threads",
-          "[attention][backward][bfloat16]") {
+          "[attention][backward][bfloat16][products]") {
   const Problem<bfloat16> problem({1, 4, 2, 300, 600, 40, 24});
   const Causal mask;
   for_each_target_of_products([&](const std::string& target) {
@@ -153,7 +154,7 @@ TEST_CASE("gradients on the bf16 path are bit-identical for any number of thread
   });
 }
 
-TEST_CASE("float_products computes gradients in float", "[attention][backward][bfloat16]") {
+TEST_CASE("float_products computes gradients in float", "[attention][backward][bfloat16][products]") {
   const Problem<bfloat16> problem({1, 2, 1, 40, 300, 64, 32});
   Problem<float> wide(problem.shape);
   wide.q.assign(problem.q.begin(), problem.q.end());
@@ -183,7 +184,7 @@ TEST_CASE("float_products computes gradients in float", "[attention][backward][b
 // ---- NaN, infinity and subnormal numbers ------------------------------------------------------------------
 
 TEST_CASE("NaN and infinity in a query or its dout reach only the keys visible to the query",
-          "[attention][backward][bfloat16]") {
+          "[attention][backward][bfloat16][products]") {
   const Shape shape{1, 1, 1, 300, 300, 32, 32};
   const Problem<bfloat16> clean(shape, 1, Dlse::left_out);
   for (const float poison : {std::numeric_limits<float>::quiet_NaN(), infinity<float>, -infinity<float>}) {
@@ -209,7 +210,7 @@ TEST_CASE("NaN and infinity in a query or its dout reach only the keys visible t
 }
 
 TEST_CASE("NaN and infinity in K reach only the queries that see the key",
-          "[attention][backward][bfloat16]") {
+          "[attention][backward][bfloat16][products]") {
   const Shape shape{1, 1, 1, 300, 300, 32, 32};
   const Problem<bfloat16> clean(shape, 1, Dlse::left_out);
   for (const float poison : {std::numeric_limits<float>::quiet_NaN(), infinity<float>}) {
@@ -227,7 +228,7 @@ TEST_CASE("NaN and infinity in K reach only the queries that see the key",
 }
 
 /// The NaN's payload is all ones: rounding its bits as a number would give 0.
-TEST_CASE("NaN in dlse or lse reaches the gradients", "[attention][backward][bfloat16]") {
+TEST_CASE("NaN in dlse or lse reaches the gradients", "[attention][backward][bfloat16][products]") {
   const std::uint32_t bits = 0x7FFFFFFF;
   float full;
   std::memcpy(&full, &bits, sizeof(full));
@@ -244,7 +245,8 @@ TEST_CASE("NaN in dlse or lse reaches the gradients", "[attention][backward][bfl
 }
 
 /// The hardware treats subnormal numbers as 0.
-TEST_CASE("subnormal numbers count as 0 in products of gradients", "[attention][backward][bfloat16]") {
+TEST_CASE("subnormal numbers count as 0 in products of gradients",
+          "[attention][backward][bfloat16][products]") {
   Problem<bfloat16> problem({1, 1, 1, 20, 40, 32, 32});
   std::fill(problem.q.begin(), problem.q.end(), std::numeric_limits<bfloat16>::denorm_min());
   for_each_target_of_products([&](const std::string& target) {

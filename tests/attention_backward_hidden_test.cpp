@@ -111,7 +111,8 @@ bool is_picked(const Query& query, index_t key) {
   return query.index % 5 != 2 && key % 11 != 3 && (query.index * 7919 + query.head + key * 104729) % 5 < 3;
 }
 
-TEST_CASE("keys that are masked for all queries do not affect gradients", "[attention][backward][special]") {
+TEST_CASE("keys that are masked for all queries do not affect gradients",
+          "[attention][backward][special][bfloat16]") {
   check_hidden<float>(Causal{}, before);
   check_hidden<float>(SlidingWindow(3, 1), [](const Query& query, index_t key) {
     return key >= query.position() - 3 && key <= query.position() + 1;

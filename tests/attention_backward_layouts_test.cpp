@@ -70,7 +70,7 @@ void check_placed(const Shape& s, const std::array<std::size_t, 3>& order, index
 }
 
 TEST_CASE("gradients are bit-identical for any dimension order, gaps and negative strides",
-          "[attention][backward][layouts][slow]") {
+          "[attention][backward][layouts][bfloat16][slow]") {
   for_each_target_of<ssmax::bfloat16>([](const std::string& target) {
     for (const Shape& shape : shapes) {
       // [batch, head, position, channel], [batch, position, head, channel] and two more.

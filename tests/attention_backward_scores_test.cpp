@@ -58,7 +58,7 @@ void check_alibi(const Shape& shape, const M& mask, const Visible& visible,
   check(Problem<T>(shape), mask, visible, Alibi(slopes), Sloped{slopes}, options);
 }
 
-TEST_CASE("the slopes of ALiBi get gradients", "[attention][backward][scores][slow]") {
+TEST_CASE("the slopes of ALiBi get gradients", "[attention][backward][scores][bfloat16][slow]") {
   for (const Shape& shape : shapes) {
     check_alibi<float>(shape, Full{}, all_keys);
     check_alibi<float>(shape, Causal{}, keys_before);

@@ -22,7 +22,7 @@ constexpr std::array<Shape, 9> shapes{{
     {2, 1, 1, 0, 8, 16, 16},
 }};
 
-TEST_CASE("gradients of short sequences", "[attention][backward][short]") {
+TEST_CASE("gradients of short sequences", "[attention][backward][short][bfloat16]") {
   for (const Shape& shape : shapes) {
     check(Problem<float>(shape), Full{}, all_keys);
     check(Problem<float>(shape), Causal{}, before);

@@ -56,7 +56,7 @@ TEST_CASE("gradients are as accurate as naive loops: double", "[attention][backw
 TEST_CASE("gradients are as accurate as naive loops: half", "[attention][backward][slow]") {
   check_shapes<half>();
 }
-TEST_CASE("gradients are as accurate as naive loops: bfloat16", "[attention][backward][slow]") {
+TEST_CASE("gradients are as accurate as naive loops: bfloat16", "[attention][backward][bfloat16][slow]") {
   check_shapes<bfloat16>();
 }
 
@@ -126,7 +126,8 @@ void check_widened() {
   }
 }
 
-TEST_CASE("gradients of half and bfloat16 are the float gradients rounded once", "[attention][backward]") {
+TEST_CASE("gradients of half and bfloat16 are the float gradients rounded once",
+          "[attention][backward][bfloat16]") {
   check_widened<half>();
   check_widened<bfloat16>();
 }
@@ -319,7 +320,7 @@ void check_ropes() {
   check_rope<T>({1, 4, 1, 3, 7, 5, 3}, {.width = 2}, 1);
 }
 
-TEST_CASE("dq and dk are the gradients before rotation", "[attention][backward]") {
+TEST_CASE("dq and dk are the gradients before rotation", "[attention][backward][bfloat16]") {
   SECTION("float") { check_ropes<float>(); }
   SECTION("double") { check_ropes<double>(); }
   SECTION("half") { check_ropes<half>(); }

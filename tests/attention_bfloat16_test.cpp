@@ -50,7 +50,8 @@ void check_path(const R& result, ssmax::Path path = ssmax::Path::prefill_bf16) {
 }
 
 /// The multipliers of the four heads of SSMax are positive, negative and 0.
-TEST_CASE("the bf16 path stays within the bound of rounding the weights", "[attention][bfloat16][slow]") {
+TEST_CASE("the bf16 path stays within the bound of rounding the weights",
+          "[attention][bfloat16][products][slow]") {
   const std::vector<float> sinks(75, 0.5F);
   for (const Shape& shape : shapes) {
     const Problem<bfloat16> problem(shape);
@@ -75,7 +76,8 @@ TEST_CASE("the bf16 path stays within the bound of rounding the weights", "[atte
 }
 
 /// Rounding rotated queries and keys to bfloat16 would make the error of lse ten times larger.
-TEST_CASE("RoPE on the bf16 path adds no error that grows with the multiplier", "[attention][bfloat16]") {
+TEST_CASE("RoPE on the bf16 path adds no error that grows with the multiplier",
+          "[attention][bfloat16][products]") {
   const ssmax::Rope<float> rope({.width = 64}, 400);
   const Problem<bfloat16> problem({1, 2, 1, 40, 300, 64, 32});
   const auto ten = [](index_t, index_t, index_t) { return Real(10); };
@@ -91,7 +93,7 @@ TEST_CASE("RoPE on the bf16 path adds no error that grows with the multiplier", 
 
 /// A cache rounds its keys after rotation, so only the query is split into parts.
 TEST_CASE("a cache with RoPE on the bf16 path differs from float by the rounding of weights",
-          "[attention][bfloat16]") {
+          "[attention][bfloat16][products]") {
   constexpr index_t queries = 40, keys = 300, d = 48;
   const ssmax::Rope<float> rope({.width = d}, keys);
   const std::vector<float> k = reference::normals<float>(keys * d, 1),
@@ -123,7 +125,7 @@ TEST_CASE("a cache with RoPE on the bf16 path differs from float by the rounding
   });
 }
 
-TEST_CASE("float_products is bit-identical to float on every target", "[attention][bfloat16]") {
+TEST_CASE("float_products is bit-identical to float on every target", "[attention][bfloat16][products]") {
   const Problem<bfloat16> problem({1, 2, 1, 40, 300, 64, 32});
   Problem<float> wide(problem.shape);
   wide.q.assign(problem.q.begin(), problem.q.end());
@@ -142,7 +144,7 @@ TEST_CASE("float_products is bit-identical to float on every target", "[attentio
   });
 }
 
-TEST_CASE("the bf16 path is bit-identical for any number of threads", "[attention][bfloat16]") {
+TEST_CASE("the bf16 path is bit-identical for any number of threads", "[attention][bfloat16][products]") {
   const Problem<bfloat16> problem({1, 4, 2, 100, 2300, 40, 24});
   for_each_target_of_products([&](const std::string& target) {
     INFO(target);
@@ -158,7 +160,7 @@ TEST_CASE("the bf16 path is bit-identical for any number of threads", "[attentio
 
 // ---- NaN, infinity and subnormal numbers ------------------------------------------------------------------
 
-TEST_CASE("NaN and infinity in masked keys do not affect the bf16 path", "[attention][bfloat16]") {
+TEST_CASE("NaN and infinity in masked keys do not affect the bf16 path", "[attention][bfloat16][products]") {
   const Shape shape{1, 1, 1, 200, 200, 32, 32};
   const Problem<bfloat16> clean(shape);
   for (const float poison : {std::numeric_limits<float>::quiet_NaN(), infinity<float>, -infinity<float>}) {
@@ -178,7 +180,8 @@ TEST_CASE("NaN and infinity in masked keys do not affect the bf16 path", "[atten
   }
 }
 
-TEST_CASE("an infinite value reaches only the queries that see the value", "[attention][bfloat16]") {
+TEST_CASE("an infinite value reaches only the queries that see the value",
+          "[attention][bfloat16][products]") {
   const Shape shape{1, 1, 1, 200, 200, 32, 32};
   Problem<bfloat16> problem(shape);
   problem.v[50 * 32 + 3] = bfloat16(infinity<float>);
@@ -195,7 +198,7 @@ TEST_CASE("an infinite value reaches only the queries that see the value", "[att
 }
 
 /// The hardware treats subnormal numbers as 0.
-TEST_CASE("subnormal numbers of bfloat16 count as 0 in products", "[attention][bfloat16]") {
+TEST_CASE("subnormal numbers of bfloat16 count as 0 in products", "[attention][bfloat16][products]") {
   Problem<bfloat16> problem({1, 1, 1, 20, 140, 32, 32});
   bfloat16 subnormal;
   subnormal.bits = 0x0001;
@@ -210,7 +213,7 @@ TEST_CASE("subnormal numbers of bfloat16 count as 0 in products", "[attention][b
   });
 }
 
-TEST_CASE("logits beyond the range of an integer shift use double", "[attention][bfloat16]") {
+TEST_CASE("logits beyond the range of an integer shift use double", "[attention][bfloat16][products]") {
   const Problem<bfloat16> problem({1, 1, 1, 40, 200, 16, 8}, 40);
   const auto thousand = [](index_t, index_t, index_t) { return Real(1000); };
   const Expected<bfloat16> expected = expect(problem, all_keys, thousand);
@@ -226,7 +229,7 @@ TEST_CASE("logits beyond the range of an integer shift use double", "[attention]
 // ---- The kernel of weights --------------------------------------------------------------------------------
 
 TEST_CASE("weights are 2^x rounded to bfloat16, and the sum adds the rounded weights",
-          "[attention][bfloat16]") {
+          "[attention][bfloat16][products][pair_dot]") {
   for_each_target_of_products([&](const std::string& target) {
     INFO(target);
     const Products& products = kernels<Products>();
@@ -306,7 +309,7 @@ struct Block {
 };
 
 TEST_CASE("attend_group is bit-identical to its three steps, and leaves an irregular block unchanged",
-          "[attention][bfloat16]") {
+          "[attention][bfloat16][products][tile_product]") {
   for_each_target_of_products([&](const std::string& target) {
     const Products& products = kernels<Products>();
     CHECK((products.attend_group[0] != nullptr) == (target == "amx"));
@@ -342,7 +345,8 @@ TEST_CASE("attend_group is bit-identical to its three steps, and leaves an irreg
 }
 
 /// A target may copy rows of K that are not aligned.
-TEST_CASE("the bf16 path is bit-identical for every alignment of the keys", "[attention][bfloat16]") {
+TEST_CASE("the bf16 path is bit-identical for every alignment of the keys",
+          "[attention][bfloat16][products]") {
   const Shape shape{1, 2, 2, 100, 200, 64, 64};
   const Problem<bfloat16> problem(shape);
   for_each_target_of_products([&](const std::string& target) {
@@ -406,7 +410,7 @@ void check_cuts(const Shape& shape, const S& scaling) {
 }
 
 TEST_CASE("the bf16 path is bit-identical for a query whatever its neighbours in a vector",
-          "[attention][bfloat16]") {
+          "[attention][bfloat16][products]") {
   check_cuts({1, 1, 1, 192, 192, 64, 64}, Constant{4.3});
   check_cuts({1, 2, 2, 200, 300, 32, 32}, Constant{37});
   check_cuts({1, 2, 2, 200, 300, 32, 32}, Constant{-3.7});

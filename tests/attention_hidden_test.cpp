@@ -161,7 +161,7 @@ TEST_CASE("masked keys do not affect the result with scores, sinks and rope", "[
   }
 }
 
-TEST_CASE("masked keys do not affect the result in half precision", "[attention][hidden][slow]") {
+TEST_CASE("masked keys do not affect the result in half precision", "[attention][hidden][bfloat16][slow]") {
   for (const Shape& shape : {shapes[0], shapes[1], shapes[3]}) {
     check_hidden<ssmax::half>(shape, Where(is_picked), is_picked);
     check_hidden<ssmax::bfloat16>(shape, Causal{},

@@ -76,7 +76,7 @@ TEST_CASE("attention over 131072 positions allocates about 1 MiB", "[attention][
   for (const index_t i : {0, 1, 59, 60, 61, 1023, 1024, 65'535, 65'536, 131'000, 131'070, 131'071}) {
     const auto begin = out.begin() + i * width;
     rule.take(std::vector<float>(begin, begin + width), row_of_window<float>(i, q, k, v),
-              row_of_window<Real>(i, q, k, v), "row " + std::to_string(i));
+              row_of_window<Real>(i, q, k, v), width, "row " + std::to_string(i));
   }
   INFO(rule.where);
   CHECK(rule.excess <= 0);

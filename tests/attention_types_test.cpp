@@ -51,7 +51,7 @@ void check_policies() {
   }
 }
 
-TEST_CASE("half and bfloat16 with rope, a predicate and a score", "[attention][types]") {
+TEST_CASE("half and bfloat16 with rope, a predicate and a score", "[attention][types][bfloat16]") {
   check_policies<half>();
   check_policies<bfloat16>();
 }

@@ -164,7 +164,7 @@ void check(const M& mask) {
 }
 
 TEST_CASE("batch_invariant: a request has the same bits alone and in any steps of a server",
-          "[attention][source][batch_invariance][slow]") {
+          "[attention][source][batch_invariance][bfloat16][slow]") {
   SECTION("float") { check<float, float>(Causal{}); }
   SECTION("bfloat16") { check<bfloat16, bfloat16>(Causal{}); }
   SECTION("bfloat16, a window") { check<bfloat16, bfloat16>(SlidingWindow{700}); }

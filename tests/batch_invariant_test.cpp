@@ -165,7 +165,7 @@ void compare_all() {
 }
 
 TEST_CASE("batch_invariant: a cut prompt is bit-identical to one call",
-          "[attention][decode][batch_invariant][slow]") {
+          "[attention][decode][batch_invariant][bfloat16][slow]") {
   SECTION("float") { compare_all<float>(); }
   SECTION("double") { compare_all<double>(); }
   SECTION("half") { compare_all<ssmax::half>(); }

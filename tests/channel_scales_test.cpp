@@ -225,8 +225,8 @@ TEMPLATE_TEST_CASE("a call of attention over pages with factors of channels", "[
   });
 }
 
-TEMPLATE_TEST_CASE("bfloat16 queries over pages with factors of channels", "[bfloat16][channel_scales]", Int8,
-                   Fp8E4M3, Fp8E5M2) {
+TEMPLATE_TEST_CASE("bfloat16 queries over pages with factors of channels",
+                   "[bfloat16][products][channel_scales]", Int8, Fp8E4M3, Fp8E5M2) {
   std::vector<Case> wide = cases;  // at least 5 rows per kv head, for the bf16 path
   for (Case& one : wide) one.shape.heads = one.shape.kv_heads * std::max<index_t>(6, one.shape.heads);
   wide.push_back({{8, 1, 1, 96, 136, {1300}}, {16, channels, channels}});  // prefetches
@@ -275,7 +275,7 @@ TEMPLATE_TEST_CASE("few bfloat16 queries over pages with factors of channels", "
 
 TEMPLATE_TEST_CASE(
     "every code, factor of a row and factor of a channel is dequantized to the nearest bfloat16",
-    "[bfloat16][channel_scales]", Int8, Fp8E4M3, Fp8E5M2) {
+    "[bfloat16][products][channel_scales]", Int8, Fp8E4M3, Fp8E5M2) {
   using X = TestType;
   std::vector<X> codes(256);
   for (unsigned bits = 0; bits < 256; ++bits) codes[bits] = std::bit_cast<X>(static_cast<std::uint8_t>(bits));
@@ -363,7 +363,7 @@ TEMPLATE_TEST_CASE("pages with factors of channels and keys that are rotated in 
 }
 
 TEMPLATE_TEST_CASE("factors of channels: with batch_invariant, results do not depend on the size of pages",
-                   "[channel_scales]", Int8, Fp8E4M3) {
+                   "[channel_scales][bfloat16]", Int8, Fp8E4M3) {
   for (const index_t queries : {1, 20}) {
     const Shape shape{4, 2, queries, 64, 72, {300, 40}};
     const Pool<TestType> large(shape, {48, both, channels}), small(shape, {16, both, channels, false, 48});
@@ -439,7 +439,7 @@ TEMPLATE_TEST_CASE("common pages with factors of channels", "[decode][channel_sc
 }
 
 TEMPLATE_TEST_CASE("NaN and infinities in the factors of masked pages do not reach a result",
-                   "[decode][channel_scales]", Int8, Fp8E4M3, Fp8E5M2) {
+                   "[decode][channel_scales][bfloat16]", Int8, Fp8E4M3, Fp8E5M2) {
   const auto without_second_page = [](const Query& query, index_t key) {
     return key <= query.index + query.shape.keys - query.shape.queries && (key < 16 || key >= 32);
   };

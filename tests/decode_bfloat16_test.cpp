@@ -48,7 +48,7 @@ TEST_CASE("decode in products of bfloat16 costs what rounding the weights costs"
 }
 
 TEST_CASE("decode has float's results up to four queries, and the bf16 path's bounds from five on",
-          "[decode][bfloat16]") {
+          "[decode][bfloat16][products]") {
   for (const index_t heads : {4, 5, 8}) {
     const Data<bfloat16> data({heads, 1, 1, 64, 32, {700}});
     const KvCache<bfloat16> cache = filled<bfloat16>(data);
@@ -78,7 +78,8 @@ TEST_CASE("decode has float's results up to four queries, and the bf16 path's bo
   }
 }
 
-TEST_CASE("a rotated query is not rounded against rotated keys of a bfloat16 cache", "[decode][bfloat16]") {
+TEST_CASE("a rotated query is not rounded against rotated keys of a bfloat16 cache",
+          "[decode][bfloat16][products]") {
   const index_t d = GENERATE(48, 47, 7);
   const Data<bfloat16> data({8, 1, 1, d, 32, {400}});
   const ssmax::Rope<float> rope({.width = d / 2 * 2}, 400);
@@ -104,7 +105,7 @@ struct EveryThirdKeyIsHidden {
   bool sees(const ssmax::Query&, index_t key) const { return key % 3 != 0; }
 };
 
-TEST_CASE("what a query of a few does not see never enters its result", "[decode][bfloat16]") {
+TEST_CASE("what a query of a few does not see never enters its result", "[decode][bfloat16][products]") {
   for (const Shape& shape : {Shape{8, 1, 1, 64, 40, {301}}, Shape{3, 1, 4, 32, 64, {150}}}) {
     const Data<bfloat16> data(shape);
     for (const float poison :
@@ -125,7 +126,8 @@ TEST_CASE("what a query of a few does not see never enters its result", "[decode
   }
 }
 
-TEST_CASE("decode in products of bfloat16 has the same bits on any number of threads", "[decode][bfloat16]") {
+TEST_CASE("decode in products of bfloat16 has the same bits on any number of threads",
+          "[decode][bfloat16][products]") {
   const Data<bfloat16> data({8, 1, 1, 64, 64, {3000}});
   const KvCache<bfloat16> cache = filled<bfloat16>(data);
   for_each_target_of_products([&](const std::string& target) {
@@ -137,7 +139,7 @@ TEST_CASE("decode in products of bfloat16 has the same bits on any number of thr
   });
 }
 
-TEST_CASE("decode is bit-identical to prefill on the bf16 path", "[decode][bfloat16]") {
+TEST_CASE("decode is bit-identical to prefill on the bf16 path", "[decode][bfloat16][products]") {
   struct Case {
     index_t d, dv, keys;
     bool rotates;

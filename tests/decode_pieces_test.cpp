@@ -77,7 +77,8 @@ void check_same_bits_in_pieces(const Shape& shape, const std::vector<index_t>& s
   CHECK(in_pieces<X>(data, steps, scaling, window, options, 60 + largest_step) == expected);
 }
 
-TEST_CASE("a prefill in calls of more than 16 queries per kv head is bit-identical to one call", "[decode]") {
+TEST_CASE("a prefill in calls of more than 16 queries per kv head is bit-identical to one call",
+          "[decode][bfloat16]") {
   for_each_target_of<bfloat16>([](const std::string& target) {
     INFO(target);
     check_same_bits_in_pieces<float>(whole(1, 1, 8, 9, 300), {17, 40, 33, 70, 18, 23, 99}, true);
@@ -139,7 +140,8 @@ void check_few_rows(index_t heads, index_t kv_heads, index_t d, index_t dv) {
   });
 }
 
-TEST_CASE("decode: results are bit-identical for any number of rows up to 16", "[decode][pieces][slow]") {
+TEST_CASE("decode: results are bit-identical for any number of rows up to 16",
+          "[decode][pieces][bfloat16][slow]") {
   check_few_rows<float>(2, 2, 24, 9);
   check_few_rows<float>(3, 1, 64, 64);
   check_few_rows<float>(4, 1, 130, 128);

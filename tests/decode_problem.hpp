@@ -21,8 +21,8 @@
 namespace decode_problem {
 
 using namespace ssmax;
+using attention_problem::largest_error;
 using reference::Real;
-using reference::worse;
 
 template <class X>
 using Compute = ssmax::detail::ComputeType<X>;
@@ -267,23 +267,11 @@ template <class T>
 struct Expected {
   Loops<Real> exact;
   Loops<Compute<T>> naive;
+  index_t width;  // of values
 
   Expected(const Data<T>& data, const Plan& plan)
-      : exact(loops<Real>(data, plan)), naive(loops<Compute<T>>(data, plan)) {}
+      : exact(loops<Real>(data, plan)), naive(loops<Compute<T>>(data, plan)), width(data.shape.dv) {}
 };
-
-template <class T>
-Real largest_error(const std::vector<T>& computed, const std::vector<Real>& exact,
-                   const std::vector<Real>& allowed = {}) {
-  Real worst = computed.size() == exact.size() ? 0 : reference::infinity;
-  for (std::size_t i = 0; i < std::min(computed.size(), exact.size()); ++i) {
-    const Real value = reference::widen(computed[i]);
-    const Real error =
-        value == exact[i] ? 0 : std::abs(value - exact[i]) - (allowed.empty() ? 0 : allowed[i]);
-    worst = worse(worst, error);
-  }
-  return worst;
-}
 
 inline Real largest(const std::vector<Real>& values) {
   Real result = 0;
@@ -293,28 +281,23 @@ inline Real largest(const std::vector<Real>& values) {
   return result;
 }
 
-/// At most twice the naive loop's largest error, two ulps of the largest value where that one was lucky (of
-/// lse: or of one, as the sum's relative error is the absolute one of its logarithm), and, where T is
-/// narrower than its arithmetic, the rounding of the result. Kept as the excess over that, so that many
-/// shapes make one assertion.
+/// The error bound of a row: twice the naive loop's error plus two ulps of the row's largest value. Exception: for lse,
+/// the value is at least one, because the sum's relative error is the absolute error of its logarithm. The rule keeps
+/// the excess over the bound, so that many shapes need one assertion.
 struct Rule {
   Real excess = -reference::infinity;
   std::string where;
 
   template <class T>
   void take(const Output<T>& output, const Expected<T>& expected, const std::string& name) {
-    using A = Compute<T>;
-    const Real stored = std::is_same_v<A, T> ? 0 : rounding<T>;
-    const Real out = largest(expected.exact.out), lse = std::max(largest(expected.exact.lse), Real(1));
     std::vector<Real> of_out, of_lse;  // where products may be in 16 bits
     if (std::is_same_v<T, ssmax::bfloat16> && attention_problem::has_bfloat16_products()) {
       for (const Real sum : expected.exact.value_sums)
         of_out.push_back(attention_problem::rounded_weights * sum);
       of_lse.assign(output.lse.size(), attention_problem::rounded_sum);
     }
-    take(output.out, expected.naive.out, expected.exact.out, (4 * rounding<A> + stored) * out, name + " out",
-         of_out);
-    take(output.lse, expected.naive.lse, expected.exact.lse, 4 * rounding<A> * lse, name + " lse", of_lse);
+    take(output.out, expected.naive.out, expected.exact.out, expected.width, 0, name + " out", of_out);
+    take(output.lse, expected.naive.lse, expected.exact.lse, 1, 1, name + " lse", of_lse);
   }
   void check(const std::string& target) const {
     INFO(target << ", " << where);
@@ -324,13 +307,14 @@ struct Rule {
  private:
   template <class U, class A>
   void take(const std::vector<U>& computed, const std::vector<A>& naive, const std::vector<Real>& exact,
-            Real allowed, const std::string& name, const std::vector<Real>& of_each) {
-    const Real ours = largest_error(computed, exact, of_each), theirs = largest_error(naive, exact);
-    const Real over = ours - (2 * theirs + allowed);
-    if (over <= excess) return;
-    excess = over;
-    where = name + ": " + std::to_string(static_cast<double>(ours / rounding<A>)) + ", naive " +
-            std::to_string(static_cast<double>(theirs / rounding<A>));
+            index_t width, Real least, const std::string& name, const std::vector<Real>& allowed) {
+    for (const auto& row : attention_problem::row_errors(computed, naive, exact, width, allowed)) {
+      const Real over = row.ours - (2 * row.theirs + 4 * rounding<A> * std::max(row.largest, least));
+      if (over <= excess) continue;
+      excess = over;
+      where = name + ": " + std::to_string(static_cast<double>(row.ours / rounding<A>)) + ", naive " +
+              std::to_string(static_cast<double>(row.theirs / rounding<A>));
+    }
   }
 };
 

@@ -86,7 +86,8 @@ index_t check_window(const Shape& shape, index_t window, index_t capacity, Rule&
   return check_ring<X>(shape, {0, window, capacity}, SlidingWindow{window - 1}, rule, bits);
 }
 
-TEST_CASE("a window on a ring gives the numbers of one on a cache that holds all", "[decode][slow]") {
+TEST_CASE("a window on a ring gives the numbers of one on a cache that holds all",
+          "[decode][bfloat16][slow]") {
   for_each_target_of<bfloat16>([](const std::string& target) {
     Rule rule;
     check_window<float>({6, 2, 1, 16, 9, {300, 141}}, 50, 50, rule, false);
@@ -114,7 +115,7 @@ index_t check_sinks(const Shape& shape, const Kept& kept, Rule& rule, bool bits)
 }
 
 TEST_CASE("first keys and a window on a ring give the results of a cache that holds all keys",
-          "[decode][slow]") {
+          "[decode][bfloat16][slow]") {
   for_each_target_of<bfloat16>([](const std::string& target) {
     Rule rule;
     check_sinks<float>({6, 2, 1, 16, 9, {300, 141}}, {4, 50, 54}, rule, false);
@@ -163,7 +164,7 @@ void check_sinks_of_lengths() {
   }
 }
 
-TEST_CASE("first keys and a window on a ring, for all lengths and types", "[decode]") {
+TEST_CASE("first keys and a window on a ring, for all lengths and types", "[decode][bfloat16]") {
   SECTION("float") { check_sinks_of_lengths<float>(); }
   SECTION("half") { check_sinks_of_lengths<half>(); }
   SECTION("bfloat16") { check_sinks_of_lengths<bfloat16>(); }

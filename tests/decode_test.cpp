@@ -68,14 +68,16 @@ void check_shapes() {
   });
 }
 
-TEST_CASE("decode is as good as a naive loop: float", "[decode][slow]") { check_shapes<float, float>(); }
+TEST_CASE("decode is as good as a naive loop: float", "[decode][bfloat16][slow]") {
+  check_shapes<float, float>();
+}
 TEST_CASE("decode is as good as a naive loop: double", "[decode][slow]") { check_shapes<double, double>(); }
 TEST_CASE("decode from a 16-bit cache is as good as a naive loop in float on what it holds",
           "[decode][slow]") {
   SECTION("half") { check_shapes<float, half>(); }
   SECTION("bfloat16") { check_shapes<float, bfloat16>(); }
 }
-TEST_CASE("decode of 16-bit queries computes in float and rounds once", "[decode][slow]") {
+TEST_CASE("decode of 16-bit queries computes in float and rounds once", "[decode][bfloat16][slow]") {
   SECTION("half") { check_shapes<half, half>(); }
   SECTION("bfloat16") { check_shapes<bfloat16, bfloat16>(); }
 }

@@ -119,18 +119,19 @@ void check_shapes(const std::vector<Shape>& of_shapes = shapes) {
 
 TEMPLATE_TEST_CASE(
     "bfloat16 queries over 8 bits are bit-identical to a bfloat16 cache of the dequantized rows",
-    "[eight_bit][bfloat16]", Int8, Fp8E4M3, Fp8E5M2) {
+    "[eight_bit][bfloat16][products]", Int8, Fp8E4M3, Fp8E5M2) {
   check_shapes<TestType, TestType>();
 }
 
-TEST_CASE("keys and values of different types, one of 8 bits, take the bf16 path", "[eight_bit][bfloat16]") {
+TEST_CASE("keys and values of different types, one of 8 bits, take the bf16 path",
+          "[eight_bit][bfloat16][products]") {
   check_shapes<Int8, bfloat16>();
   check_shapes<bfloat16, Fp8E4M3>();
   check_shapes<Fp8E5M2, Int8>();
 }
 
 TEST_CASE("bfloat16 queries over Q8_0 are bit-identical to a bfloat16 cache of the dequantized rows",
-          "[q8_0][bfloat16]") {
+          "[q8_0][bfloat16][products]") {
   using ssmax::Q8_0;
   const std::vector<Shape> whole_groups{{16, 2, 1, 64, 64, {1025, 130, 17, 2, 1}},
                                         {5, 1, 1, 128, 32, {300}},
@@ -142,8 +143,8 @@ TEST_CASE("bfloat16 queries over Q8_0 are bit-identical to a bfloat16 cache of t
   check_shapes<bfloat16, Q8_0>(whole_groups);
 }
 
-TEMPLATE_TEST_CASE("every code and factor is dequantized to the nearest bfloat16", "[eight_bit][bfloat16]",
-                   Int8, Fp8E4M3, Fp8E5M2) {
+TEMPLATE_TEST_CASE("every code and factor is dequantized to the nearest bfloat16",
+                   "[eight_bit][bfloat16][products]", Int8, Fp8E4M3, Fp8E5M2) {
   using X = TestType;
   std::vector<X> codes(256);
   for (unsigned bits = 0; bits < 256; ++bits) codes[bits] = std::bit_cast<X>(static_cast<std::uint8_t>(bits));
@@ -171,7 +172,7 @@ TEMPLATE_TEST_CASE("every code and factor is dequantized to the nearest bfloat16
 }
 
 TEMPLATE_TEST_CASE("rows with NaN in 8 bits reach the bfloat16 queries that see them, and only those",
-                   "[eight_bit][bfloat16]", Int8, Fp8E4M3, Fp8E5M2) {
+                   "[eight_bit][bfloat16][products]", Int8, Fp8E4M3, Fp8E5M2) {
   using X = TestType;
   for (const Shape& shape : {Shape{5, 1, 3, 40, 20, {300}}, Shape{2, 1, 40, 64, 65, {300}}}) {
     const Data<bfloat16> data(shape);
@@ -212,7 +213,7 @@ TEMPLATE_TEST_CASE("rows with NaN in 8 bits reach the bfloat16 queries that see 
 }
 
 TEMPLATE_TEST_CASE("decode over 8 bits is bit-identical to prefill, and for any number of threads",
-                   "[eight_bit][bfloat16]", Int8, Fp8E4M3, Fp8E5M2) {
+                   "[eight_bit][bfloat16][products]", Int8, Fp8E4M3, Fp8E5M2) {
   using X = TestType;
   const Shape shape{2, 1, 24, 40, 65, {1300}};
   const Data<bfloat16> data(shape);
@@ -243,7 +244,8 @@ TEMPLATE_TEST_CASE("decode over 8 bits is bit-identical to prefill, and for any 
 }
 
 /// A paged cache has short runs of keys, a ring has two runs. 2500 keys are more than the number without prefetching.
-TEMPLATE_TEST_CASE("rows of 8 bits in pages and rings", "[eight_bit][bfloat16]", Int8, Fp8E4M3, Fp8E5M2) {
+TEMPLATE_TEST_CASE("rows of 8 bits in pages and rings", "[eight_bit][bfloat16][products]", Int8, Fp8E4M3,
+                   Fp8E5M2) {
   using X = TestType;
   for (const index_t queries : {1, 6}) {
     const Shape shape{8, 1, queries, 64, 80, {2500}};
@@ -264,8 +266,8 @@ TEMPLATE_TEST_CASE("rows of 8 bits in pages and rings", "[eight_bit][bfloat16]",
   }
 }
 
-TEMPLATE_TEST_CASE("8 bits with a rope: rotated when stored, or in the call", "[eight_bit][bfloat16]", Int8,
-                   Fp8E4M3, Fp8E5M2) {
+TEMPLATE_TEST_CASE("8 bits with a rope: rotated when stored, or in the call",
+                   "[eight_bit][bfloat16][products]", Int8, Fp8E4M3, Fp8E5M2) {
   using X = TestType;
   for (const Shape& shape : {Shape{8, 1, 1, 48, 40, {400}}, Shape{2, 1, 40, 47, 64, {400}}}) {
     const Data<bfloat16> data(shape);

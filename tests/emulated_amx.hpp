@@ -5,11 +5,13 @@
 #pragma once
 
 #include <array>
-#include <cmath>
+#include <bit>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+
+#include "emulation.hpp"
 
 namespace emulated_amx {
 
@@ -61,30 +63,32 @@ inline void store(int number, void* to, std::ptrdiff_t stride) {
   }
 }
 
-inline float flushed(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0F, x) : x; }
-
-inline float widened(std::uint16_t bits) {
-  const std::uint32_t word = std::uint32_t{bits} << 16;
-  float x;
-  std::memcpy(&x, &word, sizeof(x));
-  return flushed(x);
+inline float flushed(float x) {
+  const auto bits = std::bit_cast<std::uint32_t>(x);
+  return std::bit_cast<float>((bits & 0x7F800000u) == 0 ? bits & 0x80000000u : bits);
 }
 
+/// Products of two of these are exact: a multiply and an add round as a fused step does.
+inline float widened(std::uint32_t bits) { return flushed(std::bit_cast<float>(bits << 16)); }
+
 inline void dot(int c_number, int a_number, int b_number) {
+  emulation::meet(emulation::tile_product, ssmax::Target::amx);
   float c[16][16];
-  std::uint16_t a[16][32], b[16][32];
+  std::uint16_t a[16][32];
+  std::uint32_t b[16][16];  // pairs
   std::memcpy(c, tile(c_number), sizeof(c));
   std::memcpy(a, tile(a_number), sizeof(a));
   std::memcpy(b, tile(b_number), sizeof(b));
   for (int m = 0; m < 16; ++m) {
-    for (int n = 0; n < 16; ++n) {
-      float even = 0, odd = 0;
-      for (int k = 0; k < 16; ++k) {
-        even = flushed(std::fma(widened(a[m][2 * k]), widened(b[k][2 * n]), even));
-        odd = flushed(std::fma(widened(a[m][2 * k + 1]), widened(b[k][2 * n + 1]), odd));
+    float even[16] = {}, odd[16] = {};
+    for (int k = 0; k < 16; ++k) {
+      const float a_even = widened(a[m][2 * k]), a_odd = widened(a[m][2 * k + 1]);
+      for (int n = 0; n < 16; ++n) {
+        even[n] = flushed(even[n] + a_even * widened(b[k][n] & 0xFFFFu));
+        odd[n] = flushed(odd[n] + a_odd * widened(b[k][n] >> 16));
       }
-      c[m][n] = flushed(flushed(c[m][n]) + flushed(even + odd));
     }
+    for (int n = 0; n < 16; ++n) c[m][n] = flushed(flushed(c[m][n]) + flushed(even[n] + odd[n]));
   }
   std::memcpy(tile(c_number), c, sizeof(c));
 }

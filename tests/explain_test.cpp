@@ -46,7 +46,8 @@ Explanation explain(const Shape& shape, const AttentionOptions<T>& options = {})
 
 bool has_pair_dots() { return has_bfloat16_products() && ssmax::active_target() != Target::amx; }
 
-TEST_CASE("attention reports its path and the reason against a faster one", "[attention][explain]") {
+TEST_CASE("attention reports its path and the reason against a faster one",
+          "[attention][explain][bfloat16]") {
   const ssmax::Rope<float> rope({.width = 16}, 400);
   for_each_target_of<bfloat16>([&](const std::string& target) {
     INFO(target);
@@ -98,7 +99,7 @@ Explanation explain_decode(index_t queries, index_t keys, const AttentionOptions
   return decode_problem::run(data, cache, ssmax::Softmax{}, Causal{}, Identity{}, options).explanation;
 }
 
-TEST_CASE("decode reports its path and the reason against a faster one", "[decode][explain]") {
+TEST_CASE("decode reports its path and the reason against a faster one", "[decode][explain][bfloat16]") {
   const ssmax::Rope<float> rope({.width = 16}, 400);
   for_each_target_of<bfloat16>([&](const std::string& target) {
     INFO(target);
@@ -125,7 +126,7 @@ TEST_CASE("decode reports its path and the reason against a faster one", "[decod
 }
 
 TEST_CASE("attention_backward reports its path and the reason against a faster one",
-          "[attention][backward][explain]") {
+          "[attention][backward][explain][bfloat16]") {
   using Problem = backward_problem::Problem<bfloat16>;
   const auto explain_backward = [](const Shape& shape, const AttentionOptions<bfloat16>& options = {}) {
     return backward_problem::run_backward(Problem(shape), ssmax::Softmax{}, Causal{}, options).explanation;
@@ -175,7 +176,7 @@ TEST_CASE("attention_partial reports its path; a state that continues does not t
   check(explanation, "attention_partial", Path::prefill, continued);
 }
 
-TEST_CASE("the sizes are those that the call takes", "[attention][explain]") {
+TEST_CASE("the sizes are those that the call takes", "[attention][explain][bfloat16]") {
   ThreadPool pool(3);
   for_each_target_of<bfloat16>([&](const std::string& target) {
     for (const Shape& shape : every_driver) {
@@ -239,7 +240,7 @@ TEST_CASE("a call without queries has no path, and overwrites an older explanati
   CHECK(to_string(explanation) == "ssmax::attention: path=none");
 }
 
-TEST_CASE("an explanation changes no result", "[attention][explain]") {
+TEST_CASE("an explanation changes no result", "[attention][explain][bfloat16]") {
   for_each_target_of<bfloat16>([&](const std::string& target) {
     for (const Shape& shape : every_driver) {
       INFO(target << ' ' << name_of(shape));

@@ -86,7 +86,7 @@ void check(const Shape& shape, index_t alone, index_t together, const M& mask = 
   });
 }
 
-TEST_CASE("kv heads between each other are computed together, bit by bit as alone", "[decode]") {
+TEST_CASE("kv heads between each other are computed together, bit by bit as alone", "[decode][bfloat16]") {
   SECTION("numbers of kv heads") {
     check<float>({12, 12, 1, 24, 9, {4500}}, 12, 4);
     check<float>({12, 12, 1, 24, 9, {2500}}, 12, 1);

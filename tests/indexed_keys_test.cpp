@@ -81,7 +81,7 @@ void compare(index_t lists, index_t run, index_t queries, index_t width = 24) {
   });
 }
 
-TEST_CASE("attention over keys by index is attention over a cache", "[decode][indexed_keys]") {
+TEST_CASE("attention over keys by index is attention over a cache", "[decode][indexed_keys][bfloat16]") {
   SECTION("float, int32") {
     for (const index_t run : {1, 5, 64}) compare<float, std::int32_t>(1, run, 1);
     compare<float, std::int32_t>(2, 1, 1, 80);
@@ -114,13 +114,13 @@ void compare_rotated(index_t queries, bool in_call) {
   });
 }
 
-TEST_CASE("keys by index that are rotated while they are read", "[decode][indexed_keys]") {
+TEST_CASE("keys by index that are rotated while they are read", "[decode][indexed_keys][bfloat16]") {
   compare_rotated<float>(1, true);
   compare_rotated<float>(9, true);
   compare_rotated<bfloat16>(3, true);
 }
 
-TEST_CASE("keys by index that were rotated before", "[decode][indexed_keys]") {
+TEST_CASE("keys by index that were rotated before", "[decode][indexed_keys][bfloat16]") {
   compare_rotated<float>(9, false);
   compare_rotated<bfloat16>(3, false);
 }

@@ -212,8 +212,8 @@ TEMPLATE_TEST_CASE("attention over a pool with factors is attention over contigu
   }
 }
 
-TEMPLATE_TEST_CASE("bfloat16 queries over a pool with factors", "[decode][key_scales]", Int8, Fp8E4M3,
-                   Fp8E5M2) {
+TEMPLATE_TEST_CASE("bfloat16 queries over a pool with factors", "[decode][key_scales][bfloat16]", Int8,
+                   Fp8E4M3, Fp8E5M2) {
   using X = TestType;
   for (const index_t queries : {1, 3, 20}) {
     const Shape shape{4, 2, queries, 64, 32, {400, 20, 90}};

@@ -49,7 +49,7 @@ void compare(index_t heads, index_t queries, index_t keys) {
   });
 }
 
-TEST_CASE("values may be a view of the keys: latent attention", "[decode][latent]") {
+TEST_CASE("values may be a view of the keys: latent attention", "[decode][latent][bfloat16]") {
   compare<float>(16, 1, 300);
   compare<float>(40, 3, 130);
   compare<bfloat16>(16, 1, 300);

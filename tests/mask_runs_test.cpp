@@ -120,7 +120,7 @@ void for_each_mask(const Shape& s, const F& f) {
   });
 }
 
-TEST_CASE("attention under masks with runs", "[attention][masks]") {
+TEST_CASE("attention under masks with runs", "[attention][masks][bfloat16]") {
   for (const Shape& shape : shapes) {
     for_each_mask(shape, [&](const auto& mask, const auto& visible) {
       check_mask<float>(shape, mask, visible);
@@ -140,7 +140,7 @@ TEST_CASE("scores under masks with runs", "[attention][masks][score]") {
   }
 }
 
-TEST_CASE("gradients under masks with runs", "[attention][backward][masks][slow]") {
+TEST_CASE("gradients under masks with runs", "[attention][backward][masks][bfloat16][slow]") {
   for (const Shape& shape : shapes) {
     for_each_mask(shape, [&](const auto& mask, const auto& visible) {
       backward_problem::check(backward_problem::Problem<float>(shape), mask, visible);
@@ -149,7 +149,7 @@ TEST_CASE("gradients under masks with runs", "[attention][backward][masks][slow]
   }
 }
 
-TEST_CASE("decode under masks with runs", "[decode][masks]") {
+TEST_CASE("decode under masks with runs", "[decode][masks][bfloat16]") {
   using decode_problem::Data;
   for (const decode_problem::Shape& shape : {decode_problem::Shape{4, 2, 1, 8, 5, {2300, 40}},
                                              decode_problem::Shape{4, 1, 3, 16, 8, {1400, 300}}}) {

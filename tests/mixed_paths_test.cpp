@@ -141,7 +141,8 @@ void check_paths(const Sequences& sequences, const Sizes& sizes, const std::set<
   });
 }
 
-TEST_CASE("mixed paths: one run of the executor if no keys are split", "[attention][lengths][slow]") {
+TEST_CASE("mixed paths: one run of the executor if no keys are split",
+          "[attention][lengths][bfloat16][slow]") {
   static ThreadPool three(3);
   const auto check = [](const auto& mixed) {
     for (const index_t threads : {1, 2, 3, 7}) mixed.check(threads, 1);
@@ -157,7 +158,7 @@ TEST_CASE("mixed paths: one run of the executor if no keys are split", "[attenti
   }
 }
 
-TEST_CASE("mixed paths: paths of two operand types take one run each", "[attention][lengths]") {
+TEST_CASE("mixed paths: paths of two operand types take one run each", "[attention][lengths][bfloat16]") {
   for_each_target_of<bfloat16>([&](const std::string& target) {
     INFO(target);
     // Single tokens have one row per kv head. Their products are in float.
@@ -168,7 +169,7 @@ TEST_CASE("mixed paths: paths of two operand types take one run each", "[attenti
   });
 }
 
-TEST_CASE("mixed paths: two runs of the executor if keys are split", "[attention][lengths][slow]") {
+TEST_CASE("mixed paths: two runs of the executor if keys are split", "[attention][lengths][bfloat16][slow]") {
   const auto check = [](const auto& mixed) {
     mixed.check(1, 1);
     mixed.check(7, 2);  // two and three threads split keys only if the vectors of the target are long

@@ -113,7 +113,7 @@ void compare(index_t size, Layout layout, index_t queries, index_t longest = 130
   });
 }
 
-TEST_CASE("attention over pages is attention over a cache", "[decode][paged_keys]") {
+TEST_CASE("attention over pages is attention over a cache", "[decode][paged_keys][bfloat16]") {
   SECTION("float, int32") {
     for (const index_t size : {1, 16, 48, 2048}) compare<float, std::int32_t>(size, Layout::rows, 1);
     compare<float, std::int32_t>(16, Layout::both_in_one, 9);

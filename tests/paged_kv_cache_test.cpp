@@ -138,7 +138,7 @@ void compare(index_t page, index_t queries, bool rotated) {
   });
 }
 
-TEST_CASE("attention over a paged cache is attention over a cache", "[decode][paged_kv_cache]") {
+TEST_CASE("attention over a paged cache is attention over a cache", "[decode][paged_kv_cache][bfloat16]") {
   SECTION("float") {
     for (const index_t page : {1, 3, 16, 1000}) compare<float, float>(page, 1, page == 3);
     compare<float, float>(16, 9, true);

@@ -92,7 +92,7 @@ void check_plan(const Shape& shape, const AttentionOptions<T>& options) {
   });
 }
 
-TEST_CASE("a plan is bit-identical to attention and uses exactly bytes()", "[attention][plan]") {
+TEST_CASE("a plan is bit-identical to attention and uses exactly bytes()", "[attention][plan][bfloat16]") {
   for (const Shape& shape : shapes) {
     const Rope<float> rope({.width = shape.d / 2 * 2}, shape.keys + shape.queries + 1);
     const std::vector<float> sinks(static_cast<std::size_t>(shape.heads), 0.3F);
@@ -173,7 +173,7 @@ void check_source_plan(const Shape& shape, const M& mask, const AttentionOptions
   });
 }
 
-TEST_CASE("a plan over a source is bit-identical to attention", "[decode][plan]") {
+TEST_CASE("a plan over a source is bit-identical to attention", "[decode][plan][bfloat16]") {
   for (const Shape& shape : {Shape{2, 4, 2, 5, 300, 8, 5}, Shape{2, 4, 2, 61, 300, 8, 8},
                              Shape{1, 1, 1, 1, 5000, 16, 8}, Shape{3, 2, 1, 0, 30, 8, 5}}) {
     const Rope<float> rope({.width = 8}, shape.keys + 1);

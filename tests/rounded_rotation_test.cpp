@@ -65,7 +65,7 @@ std::vector<std::uint16_t> bits_of(const std::vector<bfloat16>& numbers) {
 }
 
 TEST_CASE("rounded_rotation is bit-identical to attention over rotated and rounded rows",
-          "[attention][rope][bfloat16]") {
+          "[attention][rope][bfloat16][products]") {
   for (const Case& c : cases) {
     const Heads q(c.heads, c.queries, c.width, 1), k(c.kv_heads, c.keys, c.width, 2),
         v(c.kv_heads, c.keys, c.width, 3);
@@ -91,7 +91,7 @@ TEST_CASE("rounded_rotation is bit-identical to attention over rotated and round
 }
 
 TEST_CASE("rounded_rotation rounds the queries over a cache, and its keys if the call rotates them",
-          "[decode][rope][bfloat16]") {
+          "[decode][rope][bfloat16][products]") {
   for (const index_t queries : {index_t{8}, index_t{30}}) {
     const index_t keys = 400, width = 64;
     const Heads q(1, queries, width, 1), k(1, keys, width, 2), v(1, keys, width, 3);
@@ -120,7 +120,7 @@ TEST_CASE("rounded_rotation rounds the queries over a cache, and its keys if the
 }
 
 TEST_CASE("rounded_rotation has the gradients of rotated and rounded rows, rotated back",
-          "[attention][backward][rope][bfloat16]") {
+          "[attention][backward][rope][bfloat16][products]") {
   const index_t n = 200, width = 64;
   const Heads q(1, n, width, 1), k(1, n, width, 2), v(1, n, width, 3), dout(1, n, width, 5);
   const Rope<float> rope({.width = width}, n);

@@ -1,6 +1,7 @@
 // Runs the tests on the target that SSMAX_TARGET names. A target which this build or this CPU lacks is
 // skipped (exit status 77, as ctest is told); a name that no target has is left to the library, which rejects
-// it. A part of the filter that matches no test is an error.
+// it. A part of the filter that matches no test is an error. Tests with the tag [products] are left out where no target
+// has products of bfloat16.
 
 #if !__has_include(<catch2/catch_all.hpp>)
 #define CATCH_CONFIG_RUNNER
@@ -12,8 +13,11 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <ssmax/detail/dispatch/bf16.hpp>
 #include <ssmax/target.hpp>
+#include <string>
 #include <string_view>
+#include <vector>
 
 namespace {
 
@@ -33,6 +37,21 @@ bool is_known_but_unavailable(std::string_view name) {
          !std::ranges::any_of(ssmax::available_targets(), has_this_name);
 }
 
+bool has_products(ssmax::Target target) { return ssmax::detail::bf16_capabilities(target).has_products; }
+
+/// Adds ~[products] to each alternative of the test specs.
+void leave_out_products(std::vector<std::string>& specs) {
+  std::printf(
+      "No target of this machine has products of bfloat16: tests with the tag [products] are left out.\n");
+  if (specs.empty()) specs.emplace_back();
+  for (std::string& spec : specs) {
+    for (std::size_t i = spec.size(); i > 0; --i) {
+      if (spec[i - 1] == ',') spec.insert(i - 1, "~[products]");
+    }
+    spec += "~[products]";
+  }
+}
+
 }  // namespace
 
 int run_tests(int argc, char** argv) {
@@ -44,5 +63,9 @@ int run_tests(int argc, char** argv) {
   Catch::Session session;
   auto& warnings = session.configData().warnings;
   warnings = static_cast<Catch::WarnAbout::What>(warnings | no_match);
-  return session.run(argc, argv);
+  if (const int status = session.applyCommandLine(argc, argv)) return status;
+  if (!std::ranges::any_of(ssmax::available_targets(), has_products)) {
+    leave_out_products(session.configData().testsOrTags);
+  }
+  return session.run();
 }

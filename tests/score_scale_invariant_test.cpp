@@ -50,7 +50,7 @@ TEST_CASE("the formula, by table and beyond it", "[score]") {
   check_refused([] { return ScaleInvariant(10, -1); }, {"ScaleInvariant", "positions", "-1"});
 }
 
-TEST_CASE("scale-invariant attention and its backward", "[attention][backward][score][slow]") {
+TEST_CASE("scale-invariant attention and its backward", "[attention][backward][score][bfloat16][slow]") {
   const ScaleInvariant score(10);
   const ScaleInvariant short_table(10, 100);  // the same formula, key by key beyond it
   // One head for each kv head: the queries of a vector stand side by side.

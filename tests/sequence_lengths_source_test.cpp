@@ -135,7 +135,7 @@ void check_all(const Sizes& sizes) {
 }
 
 TEST_CASE("lengths of queries over a source: bit-identical to calls with each sequence alone",
-          "[decode][lengths][slow]") {
+          "[decode][lengths][bfloat16][slow]") {
   check_all<float>({4, 2, 16, 16});
   check_all<double>({4, 1, 8, 8});
   check_all<ssmax::half>({4, 4, 8, 9});

@@ -161,7 +161,7 @@ void check_types(index_t heads, index_t kv_heads, index_t d, index_t dv, index_t
 }
 
 TEST_CASE("common pages: results are bit-identical with and without the pass of shared keys",
-          "[attention][source][shared_keys][slow]") {
+          "[attention][source][shared_keys][bfloat16][slow]") {
   check_types<float, float>(3, 3, 24, 9, 16);
   check_types<float, float>(16, 2, 64, 64, 96);
   check_types<bfloat16, bfloat16>(3, 3, 24, 9, 16);
@@ -172,7 +172,7 @@ TEST_CASE("common pages: results are bit-identical with and without the pass of 
   check_types<double, double>(4, 2, 16, 7, 64);
 }
 
-TEST_CASE("common pages: masks, scores and scalings", "[attention][source][shared_keys][slow]") {
+TEST_CASE("common pages: masks, scores and scalings", "[attention][source][shared_keys][bfloat16][slow]") {
   const std::vector<double> slopes{0.5, 0.1, 0.02, 0.3};
   const std::vector<float> s{0.2f, 0.4f, -0.1f, 0.f}, b{1, 0.5f, 0, 2};
   for_each_target_of<bfloat16>([&](const std::string& target) {
@@ -197,7 +197,8 @@ TEST_CASE("common pages: masks, scores and scalings", "[attention][source][share
   });
 }
 
-TEST_CASE("common pages: sequences with their own numbers of queries", "[attention][source][shared_keys]") {
+TEST_CASE("common pages: sequences with their own numbers of queries",
+          "[attention][source][shared_keys][bfloat16]") {
   // Sequences 1, 4 and 2, 6 share keys. The prompt of 40 queries and the sequence with 2 queries do not take part.
   const std::vector<index_t> cumulative{0, 40, 41, 42, 42, 43, 44, 45, 45, 47};
   for_each_target_of<bfloat16>([&](const std::string& target) {
@@ -236,7 +237,8 @@ TEST_CASE("common pages: NaN affects only the sequences that see it", "[attentio
   });
 }
 
-TEST_CASE("common pages: forks of a PagedKvCache", "[attention][source][shared_keys]") {
+TEST_CASE("common pages: forks of a PagedKvCache",
+          "[attention][source][shared_keys][bfloat16][tile_product]") {
   PagedKvCache<bfloat16> cache({.kv_heads = 2, .width = 16, .page = 64, .pages = 80});
   const std::vector<float> numbers = reference::normals<float>(2 * 2100 * 16, 3);
   const auto append = [&](index_t id, index_t count) {

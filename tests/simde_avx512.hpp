@@ -65,12 +65,18 @@ void mask_store(Value* p, unsigned mask, const Lanes& a) {
   }
 }
 
-template <class Lanes>
-Lanes fused_multiply_add(const Lanes& a, const Lanes& b, const Lanes& c) {
-  Lanes r;
-  for (std::size_t i = 0; i < r.size(); ++i) r[i] = std::fma(a[i], b[i], c[i]);
-  return r;
-}
+// Vectorized where the CPU has FMA: emulation would take most of its time in calls of std::fma. Static, because Clang 14
+// defines the resolver of an inline function in each unit.
+#define SIMDE_AVX512_FMA(Lanes)                                                     \
+  [[gnu::target_clones("arch=haswell", "default")]] static void fused_multiply_add( \
+      const Lanes& a, const Lanes& b, Lanes& c) {                                   \
+    Lanes r;                                                                        \
+    for (std::size_t i = 0; i < r.size(); ++i) r[i] = std::fma(a[i], b[i], c[i]);   \
+    c = r;                                                                          \
+  }
+SIMDE_AVX512_FMA(Floats)
+SIMDE_AVX512_FMA(Doubles)
+#undef SIMDE_AVX512_FMA
 
 // Quarters of 128 bits: two of a, then two of b.
 template <class Lanes>
@@ -269,10 +275,30 @@ inline __m512bh _mm512_cvtne2ps_pbh(__m512 high, __m512 low) {
 #undef _mm512_fmadd_ps
 inline __m512 _mm512_fmadd_ps(__m512 a, __m512 b, __m512 c) {
   using namespace simde_avx512;
-  return vector(fused_multiply_add(lanes(a), lanes(b), lanes(c)));
+  auto r = lanes(c);
+  fused_multiply_add(lanes(a), lanes(b), r);
+  return vector(r);
 }
 #undef _mm512_fmadd_pd
 inline __m512d _mm512_fmadd_pd(__m512d a, __m512d b, __m512d c) {
   using namespace simde_avx512;
-  return vector(fused_multiply_add(lanes(a), lanes(b), lanes(c)));
+  auto r = lanes(c);
+  fused_multiply_add(lanes(a), lanes(b), r);
+  return vector(r);
+}
+
+/// Two steps, the odd place first; subnormal numbers as 0.
+#undef _mm512_dpbf16_ps
+inline __m512 _mm512_dpbf16_ps(__m512 sum, __m512bh a, __m512bh b) {
+  using emulated_amx::flushed, emulated_amx::widened;
+  emulation::meet(emulation::pair_dot, ssmax::Target::avx512_bf16);
+  simde_avx512::Floats r = simde_avx512::lanes(sum);
+  simde_avx512::Words x, y;
+  std::memcpy(x.data(), &a, sizeof a);
+  std::memcpy(y.data(), &b, sizeof b);
+  for (std::size_t i = 0; i < r.size(); ++i) {
+    r[i] = flushed(flushed(r[i]) + widened(x[i] >> 16) * widened(y[i] >> 16));
+    r[i] = flushed(r[i] + widened(x[i] & 0xFFFFu) * widened(y[i] & 0xFFFFu));
+  }
+  return simde_avx512::vector(r);
 }

@@ -47,7 +47,7 @@ void check_same(const Call& call) {
   }
 }
 
-TEST_CASE("a team gives the same bits: attention", "[attention][spmd]") {
+TEST_CASE("a team gives the same bits: attention", "[attention][spmd][bfloat16]") {
   for (const attention_problem::Shape& shape : shapes) {
     const attention_problem::Problem<float> problem(shape);
     const attention_problem::Problem<bfloat16> rounded(shape);
@@ -62,7 +62,7 @@ TEST_CASE("a team gives the same bits: attention", "[attention][spmd]") {
   }
 }
 
-TEST_CASE("a team gives the same bits: the backward", "[attention][backward][spmd]") {
+TEST_CASE("a team gives the same bits: the backward", "[attention][backward][spmd][bfloat16]") {
   using namespace attention_problem::backward_problem;
   for (const attention_problem::Shape& shape : shapes) {
     const Problem<float> problem(shape);

@@ -144,7 +144,7 @@ TEST_CASE("Tree returns the offset of each candidate", "[mask]") {
                            std::array{0, 1, 2, 0, 0, 1}));
 }
 
-TEST_CASE("attention under Tree", "[attention][masks]") {
+TEST_CASE("attention under Tree", "[attention][masks][bfloat16]") {
   for (const index_t candidates : sizes) {
     const Shape shape{2, 4, 2, candidates, candidates + 150, 8, 5};
     for (const Trees& trees : all_kinds(2, candidates)) {
@@ -155,7 +155,7 @@ TEST_CASE("attention under Tree", "[attention][masks]") {
   }
 }
 
-TEST_CASE("attention under Tree, more than a key chunk of committed keys", "[attention][masks]") {
+TEST_CASE("attention under Tree, more than a key chunk of committed keys", "[attention][masks][bfloat16]") {
   for (const index_t committed : {1000, 1024, 2100}) {
     const Trees trees = random_trees(1, 61, 4);
     const Shape shape{1, 4, 1, 61, committed + 61, 8, 5};
@@ -216,7 +216,7 @@ TEST_CASE("rope and scores follow the positions of Tree", "[attention][masks][sc
   }
 }
 
-TEST_CASE("gradients under Tree", "[attention][backward][masks]") {
+TEST_CASE("gradients under Tree", "[attention][backward][masks][bfloat16]") {
   const Rope<float> rope({.width = 8}, 400);
   for (const index_t candidates : {7, 65}) {
     const Shape shape{2, 4, 2, candidates, candidates + 150, 8, 5};
@@ -229,7 +229,7 @@ TEST_CASE("gradients under Tree", "[attention][backward][masks]") {
   }
 }
 
-TEST_CASE("Tree of a chain is bit-identical to Causal", "[attention][masks]") {
+TEST_CASE("Tree of a chain is bit-identical to Causal", "[attention][masks][bfloat16]") {
   const Rope<float> rope({.width = 8}, 400);
   const FourHeads<float> heads;
   const auto check = [&]<class T>(const Problem<T>& problem, const Tree& tree) {
@@ -307,7 +307,7 @@ void check_decode(const Shape& shape, const Trees& trees, const Rope<Compute<T>>
   });
 }
 
-TEST_CASE("decode under Tree over a cache", "[decode][masks]") {
+TEST_CASE("decode under Tree over a cache", "[decode][masks][bfloat16]") {
   const Rope<float> rope({.width = 8}, 400);
   const Rope<double> rope_of_double({.width = 8}, 400);
   for (const index_t candidates : {1, 2, 7, 65}) {
@@ -411,7 +411,8 @@ std::vector<index_t> branch_of(const Trees& trees, index_t committed, index_t ca
   return result;
 }
 
-TEST_CASE("a cache that keeps a branch continues like a cache of the branch", "[decode][kv_cache]") {
+TEST_CASE("a cache that keeps a branch continues like a cache of the branch",
+          "[decode][kv_cache][bfloat16]") {
   const index_t committed = 50, candidates = 40;
   const Rope<float> rope({.width = 8}, 400);
   const auto check = [&]<class T>(const Problem<T>& problem, const Trees& trees, index_t candidate) {
