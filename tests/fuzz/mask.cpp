@@ -168,7 +168,9 @@ DrawnMask draw_mask(Random& random, QueryShape shape, const std::vector<index_t>
       return key >= range.begin && key < range.end && mask->sees(q, key);
     };
     definition.query_position = [mask](const Query& q) { return mask->query_position(q); };
-    definition.key_position = [mask](const Query& q, index_t key) { return mask->key_position(q, key); };
+    definition.key_position = [mask](const Query& q, index_t key) {
+      return key < q.shape.keys ? mask->key_position(q, key) : key;
+    };
   }
   switch (needs.runs ? -1 : choose()) {
     case -1:

@@ -54,11 +54,21 @@ void compare_runs(const AttentionCase& c) {
             {.q = in.q(), .k = in.k(), .v = in.v(), .out = out, .lse = forward[i].lse_view()}, scaling, mask,
             options, c.executor);
       }
-      ssmax::KvCache<T> cache({c.batch, c.kv_heads, c.d, c.dv, c.capacity});
+      ssmax::KvCache<T> cache({c.batch, c.kv_heads, c.d, c.dv, c.keys + 1});
       cache.append(in.k(), in.v(), nullptr, c.mask.keys);
       ssmax::decode<T>({.q = in.q(), .out = out, .lse = forward[i].lse_view()}, cache, scaling, mask, options,
                        c.executor);
     });
+    if (!forward[0].same_bits(forward[1])) {
+      auto a = forward[0].out.values(), b = forward[1].out.values();
+      int n = 0;
+      for (std::size_t i = 0; i < a.size(); ++i)
+        if (std::memcmp(&a[i], &b[i], 8) != 0 && n++ < 4) std::printf("DBG %zu %.9g %.9g\n", i, a[i], b[i]);
+      a = forward[0].lse.values();
+      b = forward[1].lse.values();
+      for (std::size_t i = 0; i < a.size(); ++i)
+        if (std::memcmp(&a[i], &b[i], 8) != 0 && n++ < 8) std::printf("DBGL %zu %.9g %.9g\n", i, a[i], b[i]);
+    }
     if (!forward[0].same_bits(forward[1])) throw Finding(target + ": other bits without runs");
     if (c.call != Call::backward) return;
     const Tensor<T> dout(c.out_extents(), c.of_dout);
@@ -75,6 +85,14 @@ void compare_runs(const AttentionCase& c) {
            .dsinks = gradients[i].dsinks},
           scaling, mask, options, c.executor);
     });
+    if (!gradients[0].same_bits(gradients[1]))
+      for (std::size_t t = 0; t < 3; ++t) {
+        auto a = gradients[0].all[t].values(), b = gradients[1].all[t].values();
+        int n = 0;
+        for (std::size_t i = 0; i < a.size(); ++i)
+          if (std::memcmp(&a[i], &b[i], 8) != 0 && n++ < 3)
+            std::printf("DBGG %zu %zu %.9g %.9g\n", t, i, a[i], b[i]);
+      }
     if (!gradients[0].same_bits(gradients[1]))
       throw Finding(target + ": other bits of a gradient without runs");
   });

@@ -261,31 +261,35 @@ inline constexpr bool ssmax::rotated_to_positions<fuzz::TreeMask> = true;
 
 namespace fuzz {
 
-/// Rows of all sequences between rows of NaN, where nothing may be read or written.
+/// Rows of all sequences. In each head, they lie between rows of NaN, where nothing may be read or written.
 template <class X>
 struct SequenceRows {
   static constexpr index_t guard = 8;  // rows
   const SequencesCase* c;
-  index_t width;
+  index_t width, head;  // head: elements of a head
   std::vector<X> memory;
 
   SequenceRows(const SequencesCase& of, index_t a_width)
-      : c(&of), width(a_width), memory(nans<X>((all_rows() + 2 * guard) * c->heads * width)) {}
-  index_t all_rows() const { return c->packed ? c->first_row(c->sequences()) : c->sequences() * c->rows; }
-  X* row(index_t i) { return memory.data() + (guard + i) * c->heads * width; }
+      : c(&of),
+        width(a_width),
+        head((of.first_row(of.sequences()) + 2 * guard) * width),
+        memory(nans<X>(of.heads * head)) {}
   View<X, 4> view() {
-    const index_t batch = c->packed ? 1 : c->sequences(), rows = c->packed ? all_rows() : c->rows;
-    return view_of(0, batch, rows);
+    if (c->packed) return view_of(0, 1, c->first_row(c->sequences()));
+    return view_of(0, c->sequences(), c->rows);
   }
   View<X, 4> sequence(index_t b) {
     return view_of(c->first_row(b), 1, c->queries[static_cast<std::size_t>(b)]);
   }
-  /// Calls f for each row of a sequence.
+  /// Calls f for each row of a query.
   template <class F>
   void for_each(const F& f) {
     for (index_t b = 0; b < c->sequences(); ++b) {
-      for (index_t i = 0; i < c->queries[static_cast<std::size_t>(b)]; ++i)
-        f(std::span(row(c->first_row(b) + i), static_cast<std::size_t>(c->heads * width)));
+      const View<X, 4> rows = sequence(b);
+      for (index_t h = 0; h < c->heads; ++h) {
+        for (index_t i = 0; i < rows.extent(2); ++i)
+          f(std::span(&rows(0, h, i, 0), static_cast<std::size_t>(width)));
+      }
     }
   }
   bool operator==(const SequenceRows& other) const {
@@ -294,8 +298,9 @@ struct SequenceRows {
 
  private:
   View<X, 4> view_of(index_t first, index_t batch, index_t rows) {
-    const index_t step = c->heads * width;
-    return {row(first), {batch, c->heads, rows, width}, {rows * step, width, step, 1}};
+    return {memory.data() + (guard + first) * width,
+            {batch, c->heads, rows, width},
+            {rows * width, head, width, 1}};
   }
 };
 
