@@ -41,13 +41,15 @@ Families draw_families(Random& random, const SequencesCase& c, index_t common) {
 }
 
 void draw_lengths(Random& random, SequencesCase& c, bool may_share, bool are_many) {
-  const index_t common = may_share ? random.pick<index_t>({1024, 1024, 2048}) + random.between(0, 40) : 0;
+  const index_t common =
+      may_share ? random.pick<index_t>({1024, 1024, 1024, 2048}) + random.between(0, 40) : 0;
   const index_t queries = may_share ? random.between(1, std::max<index_t>(1, 18 * c.kv_heads / c.heads))
                                     : random.pick<index_t>({1, 4, 9, 40});
   const bool fits = c.has_rope || c.kind == SequencesCase::Kind::tree || random.chance(0.8);
-  const index_t count = are_many ? random.between(300, 900) : random.between(may_share ? 2 : 1, 5);
+  const index_t count =
+      are_many ? random.between(300, 900) : random.between(may_share ? 2 : 1, may_share ? 3 : 5);
   for (index_t b = 0; b < count; ++b) {
-    const index_t most = are_many ? 3 : random.pick<index_t>({5, 40, 130, 300});
+    const index_t most = are_many ? 3 : random.pick<index_t>({5, 5, 40, 130, 300});
     c.lengths.push_back(may_share && random.chance(0.8) ? common + random.between(0, most)
                                                         : random.between(0, most));
     const index_t own = may_share && random.chance(0.7) ? queries
@@ -57,7 +59,7 @@ void draw_lengths(Random& random, SequencesCase& c, bool may_share, bool are_man
   }
   c.families = draw_families(random, c, common);
   c.others = draw_families(random, c, common);
-  c.has_others = random.chance(may_share ? 0.7 : 0.2);
+  c.has_others = random.chance(may_share ? 0.7 : 0.1);
 }
 
 }  // namespace
@@ -68,10 +70,10 @@ void run_sequences(Random& random, const Options& options, std::string& words) {
   c.types = static_cast<int>(random.between(0, std::ssize(all_types) - 1));
   const Types& types = all_types[c.types];
   const bool are_many = options.known.plan_bytes && random.chance(0.02),
-             may_share = !are_many && random.chance(0.25);
+             may_share = !are_many && random.chance(0.15);
   // 1. Extents.
   const auto width = [&] {
-    return types.group * (types.group > 1 ? random.between(1, 2) : random.between(1, 40));
+    return types.group * (types.group > 1 ? random.between(1, 2) : random.between(1, may_share ? 9 : 40));
   };
   c.kv_heads = are_many ? 1 : random.pick<index_t>({1, 1, 2, 3});
   c.heads = are_many ? 1 : c.kv_heads * random.pick<index_t>({1, 1, 2, 4, 8});
