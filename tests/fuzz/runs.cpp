@@ -73,8 +73,8 @@ void compare_runs(const AttentionCase& c) {
       ssmax::decode<T>({.q = in.q(), .out = out, .lse = forward[i].lse_view()}, cache, scaling, mask, options,
                        c.executor);
     });
-    // The decode path adds from the first visible key of a chunk to the last. Without runs, it adds the range `keys`.
-    if (explanation.path == ssmax::Path::decode) {
+    // The decode paths add from the first visible key of a chunk to the last. Without runs, they add the range `keys`.
+    if (explanation.path == ssmax::Path::decode || explanation.path == ssmax::Path::decode_bf16) {
       check_close(target + " out without runs", forward[0].out.values(), forward[1].out.values(), c,
                   c.element);
       check_close(target + " lse without runs", forward[0].lse.values(), forward[1].lse.values(), c,

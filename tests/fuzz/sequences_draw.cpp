@@ -69,7 +69,7 @@ void run_sequences(Random& random, const Options& options, std::string& words) {
   c.seed = random.next();
   c.types = static_cast<int>(random.between(0, std::ssize(all_types) - 1));
   const Types& types = all_types[c.types];
-  const bool are_many = options.known.plan_bytes && random.chance(0.02),
+  const bool are_many = options.known.plan_bytes && random.chance(0.04),
              may_share = !are_many && random.chance(0.15);
   // 1. Extents.
   const auto width = [&] {
