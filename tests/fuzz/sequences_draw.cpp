@@ -84,6 +84,7 @@ void run_sequences(Random& random, const Options& options, std::string& words) {
   c.kind = random.pick({SequencesCase::Kind::range, SequencesCase::Kind::range, SequencesCase::Kind::runs,
                         SequencesCase::Kind::tree});
   draw_lengths(random, c, may_share, are_many);
+  if (options.known.plan_bytes && random.chance(0.05)) c.queries.assign(c.queries.size(), 0);
   // 2. Options.
   if (c.has_rope) {
     c.rope.width = 2 * random.between(1, c.d / 2);

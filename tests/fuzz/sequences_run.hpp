@@ -26,7 +26,9 @@ class AnySource {
       : name(std::move(a_name)),
         shape_(source.shape()),
         memory_(source.memory()),
-        run_([source](index_t b, index_t h, index_t key) { return source.run(b, h, key); }) {
+        run_([held = std::make_shared<Source>(source)](index_t b, index_t h, index_t key) {
+          return held->run(b, h, key);
+        }) {
     for (index_t b = 0; b < shape_.batch; ++b) {
       sequences_.push_back({source.length(b), source.stored(b), {}});
       if constexpr (requires { source.forgotten(b); }) sequences_.back().forgotten = source.forgotten(b);
