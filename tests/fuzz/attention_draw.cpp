@@ -146,7 +146,7 @@ void draw_cache(Random& random, AttentionCase& c, std::vector<index_t>& lengths)
 
 }  // namespace
 
-AttentionCase draw_attention(Random& random, Call call, const Options& options) {
+AttentionCase draw_attention(Random& random, Call call, const Options& options, bool runs) {
   AttentionCase c{};
   c.call = call;
   c.element = random.pick({Element::f32, Element::f32, Element::f64, Element::f16, Element::bf16});
@@ -159,9 +159,10 @@ AttentionCase draw_attention(Random& random, Call call, const Options& options) 
     c.d = std::max<index_t>(c.d, 1);
     c.dv = std::max<index_t>(c.dv, 1);
     draw_cache(random, c, lengths);
+    if (runs) c.ring = false;
   }
   const index_t ring = c.ring && c.keys > c.capacity ? c.capacity : 0;
-  c.mask = draw_mask(random, {c.batch, c.heads, c.queries, c.keys}, lengths, {.ring = ring});
+  c.mask = draw_mask(random, {c.batch, c.heads, c.queries, c.keys}, lengths, {.ring = ring, .runs = runs});
   c.scaling = draw_scaling(random, c.mask.shape, call == Call::backward && random.chance(0.5));
   const bool is_16_bit = c.element == Element::f16 || c.element == Element::bf16;
   c.score = draw_score(random, c.mask,

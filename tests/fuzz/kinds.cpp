@@ -16,7 +16,9 @@ constexpr Kind kinds[] = {{"rows", 6, run_rows},
                           {"attention", 5, run_attention_kind<Call::attention>},
                           {"partial", 1, run_attention_kind<Call::partial>},
                           {"decode", 2, run_attention_kind<Call::decode>},
-                          {"backward", 3, run_attention_kind<Call::backward>}};
+                          {"backward", 3, run_attention_kind<Call::backward>},
+                          {"sequences", 2, run_sequences},
+                          {"runs", 1, run_runs}};
 
 }  // namespace
 

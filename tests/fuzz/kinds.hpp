@@ -19,5 +19,7 @@ const Kind& draw_kind(Random& random);
 void run_rows(Random& random, const Options& options, std::string& words);
 void run_cross_entropy(Random& random, const Options& options, std::string& words);
 void run_errors(Random& random, const Options& options, std::string& words);
+void run_sequences(Random& random, const Options& options, std::string& words);
+void run_runs(Random& random, const Options& options, std::string& words);
 
 }  // namespace fuzz

@@ -11,36 +11,6 @@ namespace {
 
 using ssmax::View;
 
-/// The library's or the user's mask M, and what its spans point to.
-template <class M>
-class Held final : public AnyMask {
- public:
-  Held(M mask, std::shared_ptr<const void> memory) : mask_(std::move(mask)), memory_(std::move(memory)) {}
-
-  KeyRange keys(const Query& query) const override { return mask_.keys(query); }
-  bool sees(const Query& query, index_t key) const override { return ssmax::detail::sees(mask_, query, key); }
-  index_t query_position(const Query& query) const override {
-    return ssmax::detail::query_position(mask_, query);
-  }
-  index_t key_position(const Query& query, index_t key) const override {
-    return ssmax::detail::key_position(mask_, query, key);
-  }
-  Query aligned(const Query& query) const override { return ssmax::detail::aligned(mask_, query); }
-  void check(const QueryShape& shape) const override { ssmax::detail::check_mask(mask_, shape); }
-
- private:
-  M mask_;
-  std::shared_ptr<const void> memory_;
-};
-
-template <class M>
-void hold(DrawnMask& drawn, const M& mask, std::shared_ptr<const void> memory = nullptr) {
-  drawn.mask = std::make_shared<Held<M>>(mask, std::move(memory));
-  drawn.full = std::is_same_v<M, ssmax::Full>;
-  drawn.predicate = ssmax::detail::has_predicate<M>;
-  drawn.positions = ssmax::detail::defines_positions<M>;
-}
-
 using Sees = std::function<bool(const Query&, index_t key)>;
 
 /// One part of a mask's definition, with p the key that the query stands at.
@@ -58,15 +28,6 @@ std::shared_ptr<std::vector<index_t>> lengths(Random& random, index_t count, ind
     result->push_back(random.chance(0.1) ? random.pick<index_t>({-1, 0, keys, keys + 3})
                                          : random.between(0, keys));
   }
-  return result;
-}
-
-/// Rising bounds of `documents` documents in `extent` elements; some are empty.
-std::vector<index_t> bounds(Random& random, index_t documents, index_t extent) {
-  std::vector<index_t> result{0};
-  for (index_t i = 1; i < documents; ++i) result.push_back(random.between(0, extent));
-  result.push_back(extent);
-  std::sort(result.begin(), result.end());
   return result;
 }
 
@@ -88,6 +49,14 @@ struct Matrix {
 };
 
 }  // namespace
+
+std::vector<index_t> draw_bounds(Random& random, index_t documents, index_t extent) {
+  std::vector<index_t> result{0};
+  for (index_t i = 1; i < documents; ++i) result.push_back(random.between(0, extent));
+  result.push_back(extent);
+  std::sort(result.begin(), result.end());
+  return result;
+}
 
 DrawnMask draw_mask(Random& random, QueryShape shape, const std::vector<index_t>& keys,
                     const MaskNeeds& needs) {
@@ -144,9 +113,9 @@ DrawnMask draw_mask(Random& random, QueryShape shape, const std::vector<index_t>
   const auto documents = [&](bool causal) {
     auto two = std::make_shared<TwoBounds>();
     const index_t count = random.between(1, 4);
-    two->keys = bounds(random, count, shape.keys);
+    two->keys = draw_bounds(random, count, shape.keys);
     const bool alike = shape.queries == shape.keys && random.chance(0.6);
-    two->queries = alike ? two->keys : bounds(random, count, shape.queries);
+    two->queries = alike ? two->keys : draw_bounds(random, count, shape.queries);
     const auto at = [two](const Query& q) {
       const std::size_t d = document_of(two->queries, q.index);
       return two->keys[d + 1] - 1 - (two->queries[d + 1] - 1 - q.index);
@@ -184,7 +153,28 @@ DrawnMask draw_mask(Random& random, QueryShape shape, const std::vector<index_t>
       return kind;
     }
   };
-  switch (choose()) {
+  if (needs.runs) {
+    const bool trees = shape.queries <= shape.keys;
+    DrawnMask found = draw_run_mask(random, shape,
+                                    !trees       ? RunMasks::of_any_queries
+                                    : !same_keys ? RunMasks::of_any_keys
+                                                 : RunMasks::all);
+    found.shape = drawn.shape;
+    found.keys = drawn.keys;
+    drawn = found;
+    const AnyMask* mask = drawn.mask.get();
+    definition.sees = [mask](const Query& q, index_t key) {
+      const KeyRange range = ssmax::detail::visible_keys(*mask, q);
+      return key >= range.begin && key < range.end && mask->sees(q, key);
+    };
+    definition.query_position = [mask](const Query& q) { return mask->query_position(q); };
+    definition.key_position = [mask](const Query& q, index_t key) {
+      return key < q.shape.keys ? mask->key_position(q, key) : key;
+    };
+  }
+  switch (needs.runs ? -1 : choose()) {
+    case -1:
+      break;
     case 0:
       drawn.words = "Full";
       hold(drawn, ssmax::Full{});

@@ -25,7 +25,41 @@ class AnyMask {
   virtual index_t query_position(const Query& query) const = 0;
   virtual index_t key_position(const Query& query, index_t key) const = 0;
   virtual Query aligned(const Query& query) const = 0;
+  virtual KeyRange run(const Query& query, index_t from) const = 0;
+  virtual index_t count(const Query& query) const = 0;
+  virtual bool same_runs(const Query& query, const Query& other) const = 0;
   virtual void check(const QueryShape& shape) const = 0;
+};
+
+/// The library's or the user's mask M, and what its spans point to.
+template <class M>
+class Held final : public AnyMask {
+ public:
+  Held(M mask, std::shared_ptr<const void> memory) : mask_(std::move(mask)), memory_(std::move(memory)) {}
+
+  KeyRange keys(const Query& query) const override { return mask_.keys(query); }
+  bool sees(const Query& query, index_t key) const override { return ssmax::detail::sees(mask_, query, key); }
+  index_t query_position(const Query& query) const override {
+    return ssmax::detail::query_position(mask_, query);
+  }
+  index_t key_position(const Query& query, index_t key) const override {
+    return ssmax::detail::key_position(mask_, query, key);
+  }
+  Query aligned(const Query& query) const override { return ssmax::detail::aligned(mask_, query); }
+  KeyRange run(const Query& query, index_t from) const override {
+    return ssmax::detail::next_run(mask_, query, from);
+  }
+  index_t count(const Query& query) const override {
+    return ssmax::detail::visible_count(mask_, query, ssmax::detail::visible_keys(mask_, query));
+  }
+  bool same_runs(const Query& query, const Query& other) const override {
+    return ssmax::detail::same_runs(mask_, query, other);
+  }
+  void check(const QueryShape& shape) const override { ssmax::detail::check_mask(mask_, shape); }
+
+ private:
+  M mask_;
+  std::shared_ptr<const void> memory_;
 };
 
 struct RangeMask {
@@ -44,11 +78,19 @@ struct PositionMask : RangeMask {
 struct PositionPredicateMask : PositionMask {
   bool sees(const Query& query, index_t key) const { return mask->sees(query, key); }
 };
+/// Of a mask that finds its runs.
+template <class Base>
+struct WithRuns : Base {
+  KeyRange run(const Query& query, index_t from) const { return this->mask->run(query, from); }
+  index_t count(const Query& query) const { return this->mask->count(query); }
+  bool same_runs(const Query& query, const Query& other) const { return this->mask->same_runs(query, other); }
+};
 
 /// What a mask may be for: rows take ranges only; a ring has forgotten the first keys.
 struct MaskNeeds {
   bool ranges_only = false;
-  index_t ring = 0;  // keys that are held of each sequence, where that is a ring
+  index_t ring = 0;   // keys that are held of each sequence, where that is a ring
+  bool runs = false;  // a mask that finds its runs
 };
 
 struct DrawnMask {
@@ -75,6 +117,26 @@ struct DrawnMask {
     return of_key[static_cast<std::size_t>(batch * shape.keys + key)];
   }
 };
+
+template <class M>
+void hold(DrawnMask& drawn, const M& mask, std::shared_ptr<const void> memory = nullptr) {
+  drawn.mask = std::make_shared<Held<M>>(mask, std::move(memory));
+  drawn.full = std::is_same_v<M, ssmax::Full>;
+  drawn.predicate = ssmax::detail::has_predicate<M>;
+  drawn.positions = ssmax::detail::defines_positions<M>;
+}
+
+/// Rising bounds of `documents` documents in `extent` elements; some are empty.
+std::vector<index_t> draw_bounds(Random& random, index_t documents, index_t extent);
+
+/// Which masks with runs a call may have.
+enum class RunMasks {
+  of_any_queries,  // whose sequences differ in queries and keys
+  of_any_keys,     // whose sequences have the same number of queries
+  all
+};
+/// Draws the mask and its words alone.
+DrawnMask draw_run_mask(Random& random, const QueryShape& shape, RunMasks masks);
 
 DrawnMask draw_mask(Random& random, QueryShape shape, const std::vector<index_t>& keys,
                     const MaskNeeds& needs);
