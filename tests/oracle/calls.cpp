@@ -40,10 +40,11 @@ struct Tensor {
     if (c.by_position)
       view = {memory.data(), {batch, heads, rows, width}, {heads * rows * pitch, pitch, heads * pitch, 1}};
   }
+  // The last three dimensions.
   View<T, 3> states() const {
     return {view.data_handle(),
-            {view.extent(0), view.extent(1), view.extent(2)},
-            {view.stride(0), view.stride(1), view.stride(2)}};
+            {view.extent(1), view.extent(2), view.extent(3)},
+            {view.stride(1), view.stride(2), 1}};
   }
   // Rows [begin, begin + count).
   View<const T, 4> rows(index_t begin, index_t count) const {
@@ -95,8 +96,8 @@ struct Problem {
         dq(c, c.batch, c.heads, c.queries, c.d, 5),
         dk(c, c.batch, c.kv_heads, c.keys, c.d, 6),
         dv(c, c.batch, c.kv_heads, c.keys, c.dv, 7),
-        lse(c, c.batch, c.heads, c.queries, 1),
-        dlse(c, c.batch, c.heads, c.queries, 1, 8) {
+        lse(c, 1, c.batch, c.heads, c.queries),
+        dlse(c, 1, c.batch, c.heads, c.queries, 8) {
     const auto heads = static_cast<std::size_t>(c.heads);
     s.resize(heads), b.resize(heads), ds.resize(heads), db.resize(heads), slopes.resize(heads),
         dslopes.resize(heads);
@@ -197,8 +198,8 @@ Call partial(const std::shared_ptr<Problem<T>>& p) {
   struct State {
     Tensor<A> shift, sum, o;
     explicit State(const Case& c)
-        : shift(c, c.batch, c.heads, c.queries, 1),
-          sum(c, c.batch, c.heads, c.queries, 1),
+        : shift(c, 1, c.batch, c.heads, c.queries),
+          sum(c, 1, c.batch, c.heads, c.queries),
           o(c, c.batch, c.heads, c.queries, c.dv) {}
     AttentionState<A> view() const { return {.shift = shift.states(), .sum = sum.states(), .o = o}; }
   };
@@ -438,7 +439,9 @@ Call rows(const Case& given) {
   if (kind == "log_softmax")
     with([=](const auto& s, const auto& m, auto& e) { log_softmax(logits, out, s, m, e); });
   if (kind == "logsumexp")
-    with([=](const auto& s, const auto& m, auto& e) { logsumexp(logits, r->out.states(), s, m, e); });
+    with([=](const auto& s, const auto& m, auto& e) {
+      logsumexp(logits, View<Y, 3>(r->out.memory.data(), {r->c.batch, r->c.heads, r->c.queries}), s, m, e);
+    });
   if (kind == "entmax")
     with([=](const auto& s, const auto& m, auto& e) {
       r->c.sinks ? entmax15(logits, out, s, m, e) : sparsemax(logits, out, s, m, e);
