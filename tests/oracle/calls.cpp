@@ -20,9 +20,10 @@ void fill(const Case& c, std::vector<T>& memory, std::uint64_t tensor) {
                                1e30F,    1e-41F,    -0.0F};
   Random random(c.seed + tensor);
   for (T& element : memory) {
-    const bool is_special = random.between(1, 1000) <= c.special;
-    element = T(is_special ? special[random.between(0, 5)]
-                           : static_cast<float>(random.between(-2'000'000, 2'000'000)) * 1e-6F);
+    const std::uint64_t bits = random.next();
+    const bool is_special = static_cast<int>(bits % 1024) < c.special;
+    const auto number = static_cast<float>(static_cast<std::int64_t>(bits >> 40) - (1 << 23)) * 0x1p-22F;
+    element = T(is_special ? special[bits / 1024 % 6] : number);
   }
 }
 

@@ -41,7 +41,7 @@ struct Case {
   int type = 0;            // float, double, half, bfloat16
   int stored = 0;          // storage type of a cache, or of the result of rows
   int policy = 0;          // scaling, mask and score
-  int special = 0;         // infinities, NaN and the like, per mille
+  int special = 0;         // of 1024 elements: infinities, NaN and the like
   int threads = 1;
   index_t batch = 1, heads = 1, kv_heads = 1, queries = 1, keys = 1, d = 64, dv = 64;
   Lengths lengths = Lengths::none;
