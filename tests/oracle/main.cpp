@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <ctime>
 #include <iterator>
 #include <map>
 #include <oracle/case.hpp>
@@ -208,30 +209,37 @@ std::vector<Family> families() {
           {"lengths", {mixed, packed, cached}}};
 }
 
+// Milliseconds of this process's CPU time, which other programs disturb least.
 double milliseconds(const Call& call, int calls) {
-  const auto start = Clock::now();
+  const std::clock_t start = std::clock();
   for (int i = 0; i < calls; ++i) call.run();
-  return seconds_since(start) * 1e3 / calls;
+  return static_cast<double>(std::clock() - start) * 1e3 / CLOCKS_PER_SEC / calls;
 }
 
 void compare_times() {
-  std::printf("%-14s %-22s %12s %12s %12s\n", "family", "kind", "older ms", "today ms", "older/today");
+  std::printf("%-14s %-20s %4s %7s %5s %10s %10s %12s\n", "family", "kind", "type", "queries", "keys",
+              "older ms", "today ms", "older/today");
   for (const Family& family : families()) {
     double sum = 0;
     for (const Case& c : family.cases) {
       const Call calls[] = {older.prepare(c), today.prepare(c)};
-      const int count = 1 + static_cast<int>(10 / std::max(milliseconds(calls[0], 2), 1e-3));
+      milliseconds(calls[1], 2);
+      const int count = 1 + static_cast<int>(2 / std::max(milliseconds(calls[0], 2), 1e-3));
       std::vector<double> times[2];
       for (int repetition = 0; repetition < 9; ++repetition) {
-        for (int i : {repetition % 2, 1 - repetition % 2}) times[i].push_back(milliseconds(calls[i], count));
+        double of_side[2] = {};
+        for (int turn = 0; turn < 8; ++turn) {
+          for (const int i : {turn % 2, 1 - turn % 2}) of_side[i] += milliseconds(calls[i], count) / 8;
+        }
+        for (const int i : {0, 1}) times[i].push_back(of_side[i]);
       }
       for (auto& of_side : times) std::nth_element(of_side.begin(), of_side.begin() + 4, of_side.end());
-      sum += times[0][4] / times[1][4];
-      std::printf("%-14s %-22s %12.4f %12.4f %12.3f\n", family.name,
-                  (c.kind + " " + std::to_string(c.type)).c_str(), times[0][4], times[1][4],
-                  times[0][4] / times[1][4]);
+      const double ratio = times[0][4] / times[1][4];
+      sum += ratio;
+      std::printf("%-14s %-20s %4d %7td %5td %10.4f %10.4f %12.3f\n", family.name, c.kind.c_str(), c.type,
+                  c.queries, c.keys, times[0][4], times[1][4], ratio);
     }
-    std::printf("%-14s mean %44.3f\n", family.name, sum / static_cast<double>(family.cases.size()));
+    std::printf("%-14s mean %71.3f\n", family.name, sum / static_cast<double>(family.cases.size()));
   }
 }
 
