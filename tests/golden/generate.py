@@ -30,17 +30,9 @@ def number(value):
 
 
 def array(name, values):
-    """One constexpr array, wrapped at 110 columns."""
-    lines, line = [], "   "
-    for value in torch.as_tensor(values, dtype=torch.float64).flatten().tolist():
-        word = " " + number(value) + ","
-        if len(line) + len(word) > 110:
-            lines.append(line)
-            line = "   "
-        line += word
-    lines.append(line)
-    lines[-1] = lines[-1][:-1] + "};"
-    return f"inline constexpr double {name}[] = {{\n" + "\n".join(lines) + "\n"
+    """One constexpr array, on one line: nobody reads the numbers, and a change shows which arrays differ."""
+    numbers = torch.as_tensor(values, dtype=torch.float64).flatten().tolist()
+    return f"inline constexpr double {name}[] = {{{', '.join(map(number, numbers))}}};\n"
 
 
 # --- rows -----------------------------------------------------------------------------------------------------
