@@ -23,6 +23,7 @@ namespace decode_problem {
 using namespace ssmax;
 using attention_problem::largest_error;
 using reference::Real;
+using reference::worse;
 
 template <class X>
 using Compute = ssmax::detail::ComputeType<X>;
