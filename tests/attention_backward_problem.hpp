@@ -223,7 +223,8 @@ struct Rules {
   attention_problem::Rule<A> dq, dk, dv;
   SumRule<A> sums;
 
-  /// Takes a result, each gradient as one row: heads with large logits have larger errors. Rounding the lse, or the logits it sums, changes all weights of a row by that relative error.
+  /// Takes a result, each gradient as one row: heads with large logits have larger errors. Rounding the lse, or the
+  /// logits it sums, changes all weights of a row by that relative error.
   void take(const Result<T>& result, const Expected<T>& expected, const std::string& name) {
     dq.roundings = dk.roundings = dv.roundings = 8 + 2 * expected.exact.largest_lse;
     const Gradients<Real>& exact = expected.exact;
