@@ -390,7 +390,8 @@ struct Rules {
     const index_t width =
         static_cast<index_t>(output.out.size() / std::max<std::size_t>(1, output.lse.size()));
     out.take(output.out, expected.naive.out, expected.exact.out, width, name + " out", of_out);
-    lse.take(output.lse, expected.naive.lse, expected.exact.lse, 1, name + " lse", of_lse);
+    lse.take(output.lse, expected.naive.lse, expected.exact.lse, static_cast<index_t>(output.lse.size()),
+             name + " lse", of_lse);
   }
   void check(const std::string& target) const {
     INFO(target << ", in half ulps of one: " << out.where << "; " << lse.where);

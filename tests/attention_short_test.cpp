@@ -29,7 +29,7 @@ constexpr std::array<Shape, 12> shapes{{
     {2, 2, 1, 6, 0, 4, 4},
 }};
 
-TEST_CASE("short sequences: full, causal and padded", "[attention][short][bfloat16]") {
+TEST_CASE("short sequences: full, causal and padded", "[attention][short]") {
   for (const Shape& shape : shapes) {
     check_mask<float>(shape, Full{}, all_keys);
     check_mask<float>(shape, Causal{}, before);
@@ -91,8 +91,7 @@ void check_bits(const Shape& shape, const C& score = {}, const AttentionOptions<
   });
 }
 
-TEST_CASE("short sequences: bit-identical for any executor and to long sequences",
-          "[attention][short][bfloat16]") {
+TEST_CASE("short sequences: bit-identical for any executor and to long sequences", "[attention][short]") {
   const ssmax::Rope<float> rope({.width = 8}, 800);
   const std::vector<float> sinks{0.5F, -1, -infinity<float>, 3};
   for (const Shape& shape : shapes) {

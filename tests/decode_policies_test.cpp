@@ -204,7 +204,7 @@ TEST_CASE("sinks and the scale", "[decode]") {
   }
 }
 
-TEST_CASE("masks and biases that are matrices, where all sequences are of one length", "[decode][bfloat16]") {
+TEST_CASE("masks and biases that are matrices, where all sequences are of one length", "[decode]") {
   const Shape shape{4, 2, 3, 8, 5, {70, 70}};
   const Data<float> data(shape);
   const KvCache<float> cache = filled<float>(data);

@@ -23,6 +23,7 @@ namespace decode_problem {
 using namespace ssmax;
 using attention_problem::largest_error;
 using reference::Real;
+using reference::worse;
 
 template <class X>
 using Compute = ssmax::detail::ComputeType<X>;
@@ -297,7 +298,8 @@ struct Rule {
       of_lse.assign(output.lse.size(), attention_problem::rounded_sum);
     }
     take(output.out, expected.naive.out, expected.exact.out, expected.width, 0, name + " out", of_out);
-    take(output.lse, expected.naive.lse, expected.exact.lse, 1, 1, name + " lse", of_lse);
+    take(output.lse, expected.naive.lse, expected.exact.lse, static_cast<index_t>(output.lse.size()), 1,
+         name + " lse", of_lse);
   }
   void check(const std::string& target) const {
     INFO(target << ", " << where);

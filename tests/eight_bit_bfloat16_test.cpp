@@ -143,8 +143,8 @@ TEST_CASE("bfloat16 queries over Q8_0 are bit-identical to a bfloat16 cache of t
   check_shapes<bfloat16, Q8_0>(whole_groups);
 }
 
-TEMPLATE_TEST_CASE("every code and factor is dequantized to the nearest bfloat16",
-                   "[eight_bit][bfloat16][products]", Int8, Fp8E4M3, Fp8E5M2) {
+TEMPLATE_TEST_CASE("every code and factor is dequantized to the nearest bfloat16", "[eight_bit][products]",
+                   Int8, Fp8E4M3, Fp8E5M2) {
   using X = TestType;
   std::vector<X> codes(256);
   for (unsigned bits = 0; bits < 256; ++bits) codes[bits] = std::bit_cast<X>(static_cast<std::uint8_t>(bits));
@@ -297,8 +297,7 @@ TEMPLATE_TEST_CASE("8 bits with a rope: rotated when stored, or in the call",
   }
 }
 
-TEST_CASE("8 bits take float products with few queries, float queries and float_products",
-          "[eight_bit][bfloat16]") {
+TEST_CASE("8 bits take float products with few queries, float queries and float_products", "[eight_bit]") {
   const auto path_of = [&]<class T>(T, index_t heads, bool float_products) {
     const Data<T> data({heads, 1, 1, 64, 64, {300}});
     const KvCache<Int8> cache = filled<Int8>(uneven(data.shape));

@@ -137,8 +137,7 @@ void check_is_float(const Explanation& e) {
   CHECK(std::string_view(e.operands) == "float");
 }
 
-TEST_CASE("attention of tensors of different types is bit-identical to float",
-          "[attention][elements][bfloat16]") {
+TEST_CASE("attention of tensors of different types is bit-identical to float", "[attention][elements]") {
   for (const Extents& extents : shapes) {
     for_each_target_of<bfloat16>([&](const std::string& target) {
       for_each_mixture(extents, [&](auto tensors) {
@@ -159,7 +158,7 @@ TEST_CASE("attention of tensors of different types is bit-identical to float",
   }
 }
 
-TEST_CASE("RoPE rotates keys of another type", "[attention][elements][bfloat16]") {
+TEST_CASE("RoPE rotates keys of another type", "[attention][elements]") {
   const Extents extents{1, 4, 2, 37, 300, 16, 8};
   const Rope<float> rope({.width = 16}, 300);
   for_each_target([&](const std::string& target) {
@@ -216,7 +215,7 @@ TEST_CASE("explanations name the tensor of another type", "[attention][elements]
 }
 
 TEST_CASE("gradients of tensors of different types are bit-identical to float",
-          "[backward][elements][bfloat16][slow]") {
+          "[backward][elements][slow]") {
   for (const Extents& extents : shapes) {
     for_each_target_of<bfloat16>([&](const std::string& target) {
       for_each_mixture(extents, [&](auto tensors) {
@@ -317,7 +316,7 @@ void check_cache(const Extents& e) {
   });
 }
 
-TEST_CASE("a cache stores keys and values in different types", "[decode][elements][bfloat16]") {
+TEST_CASE("a cache stores keys and values in different types", "[decode][elements]") {
   for (const Extents& extents : {Extents{2, 4, 2, 1, 1100, 24, 17}, Extents{1, 4, 2, 5, 300, 16, 16},
                                  Extents{1, 4, 2, 37, 300, 16, 8}, Extents{1, 1, 1, 1, 1, 1, 1}}) {
     check_cache<half, bfloat16, float, float>(extents);
@@ -338,7 +337,7 @@ TEST_CASE("an output must not overlap the values of a cache with another type", 
                     Catch::Contains("out (16 bytes) overlaps v"));
 }
 
-TEST_CASE("a plan takes tensors of different types", "[plan][elements][bfloat16]") {
+TEST_CASE("a plan takes tensors of different types", "[plan][elements]") {
   const Extents e{1, 4, 2, 37, 300, 16, 8};
   Tensors<float, half, bfloat16, half> tensors(e);
   tensors.attend();

@@ -2,9 +2,7 @@
 #pragma once
 
 #include <atomic>
-#include <cstddef>
 #include <ssmax/target.hpp>
-#include <vector>
 
 namespace emulation {
 
@@ -22,16 +20,6 @@ inline void meet(Met& unit, ssmax::Target target) {
   if (!unit.load(std::memory_order_relaxed) && ssmax::active_target() == target) {
     unit.store(true, std::memory_order_relaxed);
   }
-}
-
-/// Returns the values. Exception: emulation takes only `count` of them, at equal distances.
-template <class Values>
-auto some(const Values& values, std::size_t count) {
-  std::vector<typename Values::value_type> result(values.begin(), values.end());
-  if (!is_emulated || count >= result.size()) return result;
-  for (std::size_t i = 0; i < count; ++i) result[i] = values[i * values.size() / count];
-  result.resize(count);
-  return result;
 }
 
 }  // namespace emulation

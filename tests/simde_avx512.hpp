@@ -65,8 +65,8 @@ void mask_store(Value* p, unsigned mask, const Lanes& a) {
   }
 }
 
-// Vectorized where the CPU has FMA: emulation would take most of its time in calls of std::fma. Static, because Clang 14
-// defines the resolver of an inline function in each unit.
+// Vectorized where the CPU has FMA. The functions are static: Clang 14 defines the resolver of an inline function in
+// each unit.
 #define SIMDE_AVX512_FMA(Lanes)                                                     \
   [[gnu::target_clones("arch=haswell", "default")]] static void fused_multiply_add( \
       const Lanes& a, const Lanes& b, Lanes& c) {                                   \

@@ -412,7 +412,7 @@ std::vector<index_t> branch_of(const Trees& trees, index_t committed, index_t ca
 }
 
 TEST_CASE("a cache that keeps a branch continues like a cache of the branch",
-          "[decode][kv_cache][bfloat16]") {
+          "[decode][kv_cache][bfloat16][tile_product]") {
   const index_t committed = 50, candidates = 40;
   const Rope<float> rope({.width = 8}, 400);
   const auto check = [&]<class T>(const Problem<T>& problem, const Trees& trees, index_t candidate) {
