@@ -86,7 +86,7 @@ struct Recording {
   }
 };
 
-TEST_CASE("cross_entropy limits the number of tasks to the work", "[cross_entropy][threads][slow]") {
+TEST_CASE("cross_entropy limits the number of tasks to the work", "[cross_entropy][threads][once][slow]") {
   const auto calls_of = [](index_t rows, index_t classes, index_t row_that_counts = 0) {
     std::vector<index_t> runs;
     Problem<float> problem(rows, classes);
