@@ -71,11 +71,11 @@ void check_placed(const Shape& s, const std::array<std::size_t, 3>& order, index
 
 TEST_CASE("gradients are bit-identical for any dimension order, gaps and negative strides",
           "[attention][backward][layouts][bfloat16][slow]") {
-  for_each_target_of<ssmax::bfloat16>([](const std::string& target) {
-    for (const Shape& shape : shapes) {
-      // [batch, head, position, channel], [batch, position, head, channel] and two more.
-      for (const auto& order : {std::array<std::size_t, 3>{2, 1, 0}, {1, 2, 0}, {0, 2, 1}, {1, 0, 2}}) {
-        for (const index_t gap : {0, 1, 5}) {
+  for (const Shape& shape : shapes) {
+    // [batch, head, position, channel], [batch, position, head, channel] and two more.
+    for (const auto& order : {std::array<std::size_t, 3>{2, 1, 0}, {1, 2, 0}, {0, 2, 1}, {1, 0, 2}}) {
+      for (const index_t gap : {0, 1, 5}) {
+        for_each_target_of<ssmax::bfloat16>([&](const std::string& target) {
           for (const auto& backwards : {std::array<bool, 3>{}, {false, false, true}, {true, true, true}}) {
             INFO(target << ' ' << name_of(shape) << " innermost " << order[0] << " gap " << gap
                         << " backwards " << backwards[2] << backwards[0]);
@@ -84,10 +84,10 @@ TEST_CASE("gradients are bit-identical for any dimension order, gaps and negativ
           check_placed<double>(shape, order, gap, {});
           check_placed<ssmax::half>(shape, order, gap, {});
           check_placed<ssmax::bfloat16>(shape, order, gap, {});
-        }
+        });
       }
     }
-  });
+  }
 }
 
 /// Columns of [batch, position, q heads · d + k heads · d + v heads · dv].

@@ -152,12 +152,10 @@ Expected<T> bounded(Expected<T> expected, const AttentionOptions<T>& options) {
   return expected;
 }
 
-/// Returns the expectation for a problem, like attention_problem::expect.
+/// Returns the expectation for a problem and a definition.
 template <class T>
-Expectation<T> expect(const Problem<T>& problem, const Visible& visible, const Multiplier& multiplier,
-                      const AttentionOptions<T>& options = {}, const Formula& score = {},
-                      const Positions& positions = {}) {
-  const auto definition = attention_problem::define(problem, visible, multiplier, options, score, positions);
+Expectation<T> expect(const Problem<T>& problem, const reference::Definition& definition,
+                      const AttentionOptions<T>& options = {}, const Positions& positions = {}) {
   const auto gradients = [=, &problem]<class R>(R, const Output<T>* output) {
     return gradients_of<R>(problem, definition, options, positions, output);
   };
@@ -170,6 +168,15 @@ Expectation<T> expect(const Problem<T>& problem, const Visible& visible, const M
       return bounded(Expected<T>{gradients(Real(), &output), gradients(Compute<T>(), &output)}, options);
     };
   }
+}
+
+/// Returns the expectation for a problem, like attention_problem::expect.
+template <class T>
+Expectation<T> expect(const Problem<T>& problem, const Visible& visible, const Multiplier& multiplier,
+                      const AttentionOptions<T>& options = {}, const Formula& score = {},
+                      const Positions& positions = {}) {
+  const auto definition = attention_problem::define(problem, visible, multiplier, options, score, positions);
+  return expect(problem, definition, options, positions);
 }
 
 /// Returns Σ weight(n) · dc over the rows of each head: the gradient of a per-head parameter.

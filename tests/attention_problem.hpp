@@ -217,7 +217,7 @@ class Visible {
       sees_ = f;
     }
   }
-  operator const std::function<bool(const Query&, index_t)>&() const { return sees_; }
+  bool operator()(const Query& query, index_t key) const { return sees_(query, key); }
 
  private:
   std::function<bool(const Query&, index_t)> sees_;
@@ -239,7 +239,7 @@ reference::Definition define(const Problem<T>& problem, const Visible& visible, 
   };
   const Real scale =
       options.scale ? static_cast<Real>(*options.scale) : 1 / std::sqrt(static_cast<Real>(problem.shape.d));
-  return {scale, visible, score, c, sink};
+  return {scale, {problem.query_shape(), visible}, score, c, sink};
 }
 
 template <class T>

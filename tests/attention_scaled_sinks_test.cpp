@@ -28,11 +28,7 @@ void check(const Shape& shape, const M& mask, const Visible& visible, const std:
   const attention_problem::Expected<T> expected{
       reference::attend(inputs_of<Real>(problem, options, {}), definition),
       reference::attend(inputs_of<A>(problem, options, {}), definition)};
-  const Output<T>* const nothing = nullptr;
-  const Expectation<T> gradients = [&](const Output<T>& output) {
-    return Expected<T>{gradients_of<Real>(problem, definition, options, {}, nothing),
-                       gradients_of<A>(problem, definition, options, {}, &output)};
-  };
+  const Expectation<T> gradients = expect(problem, definition, options);
   for_each_target([&](const std::string& target) {
     attention_problem::Rules<T> rules;
     rules.take(run(problem, heads.scaling(), mask, score, options), expected, name_of(shape));

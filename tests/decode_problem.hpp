@@ -247,10 +247,11 @@ Loops<A> loops(const Data<T>& data, const Plan& plan) {
         }
         sum += sink == top ? A{1} : std::exp(sink - top);
         if (seen.empty() && plan.sinks.empty()) sum = 0;
+        for (A& weight : weights) weight /= sum;
         for (index_t i = 0; i < s.dv; ++i) {
           A value = 0, magnitude = 0;
           for (std::size_t j = 0; j < seen.size(); ++j) {
-            const A p = weights[j] / sum, v = static_cast<A>(data.v_row(b, kv_head, seen[j])[i]);
+            const A p = weights[j], v = static_cast<A>(data.v_row(b, kv_head, seen[j])[i]);
             value += p * v;
             magnitude += p * std::abs(v);
           }

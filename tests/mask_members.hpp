@@ -13,12 +13,17 @@ using namespace ssmax;
 /// Checks the queries of the last batch entry.
 template <class M>
 void check_members(const QueryShape& shape, const M& mask, const std::string& name) {
-  INFO(name);
+  std::string first_wrong;
   for (index_t head = 0; head < shape.heads; ++head) {
-    Query before{0, head, 0, shape};
+    Query before{shape.batch - 1, head, 0, shape};
     for (index_t i = 0; i < shape.queries; ++i) {
       const Query query{shape.batch - 1, head, i, shape};
-      const KeyRange keys = mask.keys(query);
+      const auto require = [&](bool holds, const char* member, index_t key) {
+        if (holds || !first_wrong.empty()) return;
+        first_wrong = std::string(member) + " of head " + std::to_string(head) + ", query " +
+                      std::to_string(i) + ", key " + std::to_string(key);
+      };
+      const KeyRange keys = mask.keys(query), others = mask.keys(before);
       index_t n = 0;
       bool same_as_before = true;
       for (index_t key = 0; key < shape.keys; ++key) {
@@ -27,19 +32,19 @@ void check_members(const QueryShape& shape, const M& mask, const std::string& na
         const KeyRange run = mask.run(query, key);
         index_t next = key;
         while (next < keys.end && (next < keys.begin || !mask.sees(query, next))) ++next;
-        const bool agrees = next >= keys.end ? run.size() <= 0 : run.begin == next && run.end > next;
-        for (index_t at = run.begin; at < run.end; ++at) REQUIRE(mask.sees(query, at));
-        REQUIRE(agrees);
-        before.batch = query.batch;
-        const KeyRange others = mask.keys(before);
+        require(next >= keys.end ? run.size() <= 0 : run.begin == next && run.end > next, "run", key);
+        for (index_t at = run.begin; at < run.end; ++at) require(mask.sees(query, at), "run", at);
         same_as_before &= sees == (key >= others.begin && key < others.end && mask.sees(before, key));
       }
-      if constexpr (requires { mask.count(query); }) REQUIRE(mask.count(query) == n);
-      REQUIRE(ssmax::detail::visible_count(mask, query, ssmax::detail::visible_keys(mask, query)) == n);
-      if (ssmax::detail::same_runs(mask, before, query)) REQUIRE(same_as_before);
+      if constexpr (requires { mask.count(query); }) require(mask.count(query) == n, "count", n);
+      require(ssmax::detail::visible_count(mask, query, ssmax::detail::visible_keys(mask, query)) == n,
+              "visible_count", n);
+      require(!ssmax::detail::same_runs(mask, before, query) || same_as_before, "same_runs", n);
       before = query;
     }
   }
+  INFO(name << " of " << shape.queries << " queries and " << shape.keys << " keys");
+  CHECK(first_wrong == "");
 }
 
 }  // namespace mask_members

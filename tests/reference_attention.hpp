@@ -109,10 +109,33 @@ class Formula {
   std::tuple<FormulaIn<float>, FormulaIn<double>, FormulaIn<Real>> in_;
 };
 
+/// The visible keys of every query. The constructor asks sees(query, key) once per query and key.
+class Visibility {
+ public:
+  template <class Sees>
+  Visibility(const ssmax::QueryShape& shape, const Sees& sees) {
+    for (Query query{0, 0, 0, shape}; query.batch < shape.batch; ++query.batch) {
+      for (query.head = 0; query.head < shape.heads; ++query.head) {
+        for (query.index = 0; query.index < shape.queries; ++query.index) {
+          for (index_t key = 0; key < shape.keys; ++key) visible_.push_back(sees(query, key));
+        }
+      }
+    }
+  }
+  bool operator()(const Query& query, index_t key) const {
+    const ssmax::QueryShape& shape = query.shape;
+    const index_t row = (query.batch * shape.heads + query.head) * shape.queries + query.index;
+    return visible_[static_cast<std::size_t>(row * shape.keys + key)];
+  }
+
+ private:
+  std::vector<bool> visible_;  // [batch, head, query, key]
+};
+
 /// What makes one attention differ from another, as plain functions.
 struct Definition {
   Real scale;
-  std::function<bool(const Query&, index_t key)> visible;
+  Visibility visible;
   Formula score;
   std::function<Real(const Query&, index_t n)> multiplier;  // n: the number of visible keys
   std::function<Real(index_t head)> sink;                   // its logit; -infinity: none

@@ -69,11 +69,7 @@ void check(const Shape& shape, const M& mask, const Visible& visible, const C& s
   const attention_problem::Expected<T> expected{
       reference::attend(inputs_of<Real>(problem, {}, {}), definition),
       reference::attend(inputs_of<A>(problem, {}, {}), definition)};
-  const Expectation<T> gradients = [&](const Output<T>& output) {
-    return Expected<T>{
-        gradients_of<Real>(problem, definition, {}, {}, std::same_as<T, A> ? nullptr : &output),
-        gradients_of<A>(problem, definition, {}, {}, &output)};
-  };
+  const Expectation<T> gradients = expect(problem, definition);
   for_each_target([&](const std::string& target) {
     attention_problem::Rules<T> rules;
     rules.take(run(problem, PerQuery(c.view()), mask, score), expected, name_of(shape));

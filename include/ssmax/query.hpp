@@ -135,25 +135,22 @@ SSMAX_INLINE constexpr bool same_runs(const M& mask, const Query& query, const Q
   }
 }
 
-/// Calls f(run) for the visible runs of a query within `keys`, in rising order. Runs that touch become one.
+/// Calls f(run) for the visible runs of a query within `keys`, in rising order. Runs that touch become one. Requires a
+/// mask with runs.
 template <class M, class F>
 SSMAX_INLINE void for_each_visible_run(const M& mask, const Query& query, KeyRange keys, const F& f) {
-  if constexpr (has_run<M>) {
-    KeyRange joined{keys.begin, keys.begin};
-    for (index_t from = keys.begin; from < keys.end;) {
-      const KeyRange next = mask.run(query, from);
-      const KeyRange run{std::max(next.begin, from), std::min(next.end, keys.end)};
-      if (run.size() <= 0) break;
-      if (run.begin > joined.end) {
-        if (joined.size() > 0) f(joined);
-        joined.begin = run.begin;
-      }
-      joined.end = from = run.end;
+  KeyRange joined{keys.begin, keys.begin};
+  for (index_t from = keys.begin; from < keys.end;) {
+    const KeyRange next = mask.run(query, from);
+    const KeyRange run{std::max(next.begin, from), std::min(next.end, keys.end)};
+    if (run.size() <= 0) break;
+    if (run.begin > joined.end) {
+      if (joined.size() > 0) f(joined);
+      joined.begin = run.begin;
     }
-    if (joined.size() > 0) f(joined);
-  } else if (keys.size() > 0) {
-    f(keys);
+    joined.end = from = run.end;
   }
+  if (joined.size() > 0) f(joined);
 }
 
 /// Returns n. `range` is visible_keys(mask, query). O(1), O(runs) or, with `sees` alone, O(range).

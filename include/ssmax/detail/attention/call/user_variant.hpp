@@ -76,71 +76,89 @@ class UserVariant : public Interface {
   }
 
   bool has_same_runs(const QueryRow* rows, index_t count) const override {
-    const auto is_same = [this, first = rows](const QueryRow& row) {
-      return row.keys.begin == first->keys.begin && row.keys.end == first->keys.end &&
-             row.query.batch == first->query.batch && same_runs(mask, first->query, row.query);
-    };
-    return std::all_of(rows, rows + count, is_same);
+    if constexpr (detail::has_run<M>) {
+      const auto is_same = [this, first = rows](const QueryRow& row) {
+        return row.keys.begin == first->keys.begin && row.keys.end == first->keys.end &&
+               row.query.batch == first->query.batch && same_runs(mask, first->query, row.query);
+      };
+      return std::all_of(rows, rows + count, is_same);
+    } else {
+      return false;
+    }
   }
 
   index_t next_visible(const QueryRow* rows, index_t count, index_t from) const override {
-    index_t next = std::numeric_limits<index_t>::max();
-    for (index_t i = 0; i < count; ++i) {
-      const KeyRange keys = rows[i].keys;
-      if (std::max(from, keys.begin) >= keys.end) continue;
-      const KeyRange run = next_run(mask, rows[i].query, std::max(from, keys.begin));
-      if (run.begin < std::min(run.end, keys.end)) next = std::min(next, run.begin);
+    if constexpr (detail::has_run<M>) {
+      index_t next = std::numeric_limits<index_t>::max();
+      for (index_t i = 0; i < count; ++i) {
+        const KeyRange keys = rows[i].keys;
+        if (std::max(from, keys.begin) >= keys.end) continue;
+        const KeyRange run = next_run(mask, rows[i].query, std::max(from, keys.begin));
+        if (run.begin < std::min(run.end, keys.end)) next = std::min(next, run.begin);
+      }
+      return next;
+    } else {
+      return std::numeric_limits<index_t>::max();
     }
-    return next;
   }
 
   std::uint32_t visible_blocks(const QueryRow* rows, index_t count, KeyRange keys,
                                index_t block_keys) const override {
-    std::uint32_t blocks = 0;
-    for (index_t i = 0; i < count; ++i) {
-      for_each_run(rows[i], keys, [&](KeyRange run) {
-        const index_t first = (run.begin - keys.begin) / block_keys,
-                      last = (run.end - 1 - keys.begin) / block_keys;
-        blocks |= (std::uint32_t{2} << last) - (std::uint32_t{1} << first);
-      });
+    if constexpr (detail::has_run<M>) {
+      std::uint32_t blocks = 0;
+      for (index_t i = 0; i < count; ++i) {
+        for_each_run(rows[i], keys, [&](KeyRange run) {
+          const index_t first = (run.begin - keys.begin) / block_keys,
+                        last = (run.end - 1 - keys.begin) / block_keys;
+          blocks |= (std::uint32_t{2} << last) - (std::uint32_t{1} << first);
+        });
+      }
+      return blocks;
+    } else {
+      return 0;
     }
-    return blocks;
   }
 
   Hull hull(const QueryRow* rows, index_t count, KeyRange keys) const override {
-    Hull result;
-    for (index_t i = 0; i < count; ++i) {
-      Hull row;
-      const KeyRange range = rows[i].keys;
-      for (index_t from = std::max(keys.begin, range.begin); from < std::min(keys.end, range.end);) {
-        const KeyRange next = next_run(mask, rows[i].query, from);
-        const KeyRange run{std::max(next.begin, from), std::min(next.end, range.end)};
-        if (run.size() <= 0 || run.begin >= keys.end) break;
-        row.add(run);
-        from = run.end;
+    if constexpr (detail::has_run<M>) {
+      Hull result;
+      for (index_t i = 0; i < count; ++i) {
+        Hull row;
+        const KeyRange range = rows[i].keys;
+        for (index_t from = std::max(keys.begin, range.begin); from < std::min(keys.end, range.end);) {
+          const KeyRange next = next_run(mask, rows[i].query, from);
+          const KeyRange run{std::max(next.begin, from), std::min(next.end, range.end)};
+          if (run.size() <= 0 || run.begin >= keys.end) break;
+          row.add(run);
+          from = run.end;
+        }
+        if (row.any.size() <= 0) row.all = {};
+        result.add(row);
       }
-      if (row.any.size() <= 0) row.all = {};
-      result.add(row);
+      return result;
+    } else {
+      return Hull();
     }
-    return result;
   }
 
   void mask_runs(const Logits<Compute>& logits, const TileScratch<Compute>& memory) const override {
-    const KeyRange keys = logits.keys;
-    Compute *first = memory.lane.first, *last = memory.lane.last;
-    for (index_t lane = 0; lane < memory.kernels.width; ++lane) {
-      KeyRange seen{keys.begin, keys.begin};
-      for_each_run(logits.rows[lane], keys, [&](KeyRange run) {
-        if (seen.size() == 0) seen = {run.begin, run.begin};
-        for (index_t key = seen.end; key < run.begin; ++key) {
-          logits.s[(key - keys.begin) * memory.tile_lanes + lane] = masked_logit;
-        }
-        seen.end = run.end;
-      });
-      first[lane] = static_cast<Compute>(seen.begin - keys.begin);
-      last[lane] = static_cast<Compute>(seen.end - keys.begin);
+    if constexpr (detail::has_run<M>) {
+      const KeyRange keys = logits.keys;
+      Compute *first = memory.lane.first, *last = memory.lane.last;
+      for (index_t lane = 0; lane < memory.kernels.width; ++lane) {
+        KeyRange seen{keys.begin, keys.begin};
+        for_each_run(logits.rows[lane], keys, [&](KeyRange run) {
+          if (seen.size() == 0) seen = {run.begin, run.begin};
+          for (index_t key = seen.end; key < run.begin; ++key) {
+            logits.s[(key - keys.begin) * memory.tile_lanes + lane] = masked_logit;
+          }
+          seen.end = run.end;
+        });
+        first[lane] = static_cast<Compute>(seen.begin - keys.begin);
+        last[lane] = static_cast<Compute>(seen.end - keys.begin);
+      }
+      memory.kernels.mask_logits(logits.s, keys.size(), first, last);
     }
-    memory.kernels.mask_logits(logits.s, keys.size(), first, last);
   }
 
  protected:
