@@ -13,6 +13,7 @@ To exclude a mutant that changes no result, replace its verdict by "equivalent: 
 """
 
 import argparse
+import fcntl
 import hashlib
 import json
 import math
@@ -75,10 +76,10 @@ class Mutant(NamedTuple):
 # ---- Commands. ---------------------------------------------------------------------------------------------
 
 
-def run(command, folder=TREE, timeout=7200, env=None, stop=lambda: False):
+def run(command, folder=None, timeout=7200, env=None, stop=lambda: False):
     """Returns the exit status and the output of a command. The status of one that hangs or that `stop` ends is None."""
     with tempfile.TemporaryFile("w+", errors="replace") as output:
-        process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+        process = subprocess.Popen(command, cwd=folder or TREE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
                                    shell=isinstance(command, str), env={**os.environ, **(env or {})})
         end = time.time() + timeout
         try:
@@ -92,7 +93,7 @@ def run(command, folder=TREE, timeout=7200, env=None, stop=lambda: False):
         return status, output.read(10_000_000)
 
 
-def must(command, folder=TREE):
+def must(command, folder=None):
     status, output = run(command, folder)
     if status != 0:
         sys.exit(f"Without a mutant, {command} ends with {status}:\n{output[-4000:]}")
@@ -144,7 +145,9 @@ def breaks_of(line):
             if m[0] in table:
                 yield kind, line[:m.start()] + table[m[0]] + line[m.end():]
     for m in re.finditer(r"(?<![.\w])\d+(?![.\w'])|(?<= < )\w+(?=;)", code):
-        yield from (("bound", f"{line[:m.start()]}{m[0]} {sign} 1{line[m.end():]}") for sign in "+-")
+        for change in 1, -1:
+            bound = str(int(m[0]) + change) if m[0].isdigit() else f"{m[0]} {'+-'[change < 0]} 1"
+            yield "bound", line[:m.start()] + bound + line[m.end():]
     if (re.match(r"\s*(\*?[\w.\[\]>-]+ [-+*/|&]?= .*|[\w.:>-]+(<.*>)?\(.*\)|(\+\+|--)\w+|continue|break);$", code)
             and code.count("(") == code.count(")")):
         yield "statement", re.match(r"\s*", line)[0] + "{}"
@@ -155,7 +158,7 @@ def breaks_of(line):
 
 def draw(executed, seed, count, verdicts):
     """Draws mutants. The place of a line in the draw depends on its text alone: a change elsewhere keeps the draw."""
-    weights, drawn = Counter(), defaultdict(dict)
+    weights, drawn = Counter(), defaultdict(lambda: defaultdict(dict))
     for file, numbers in executed.items():
         lines = (HEADERS / file).read_text().splitlines(keepends=True)
         folder = "/".join(file.split("/")[:2]) if file.startswith("detail/") else "public headers"
@@ -168,11 +171,13 @@ def draw(executed, seed, count, verdicts):
             kind = generator.choice(sorted(kinds) or [None])
             mutant = Mutant(file, len("".join(lines[:number - 1])), line, generator.choice(kinds[kind] or [line]), kind)
             if kind and not verdicts.get(mutant.id(), "").startswith(("does not compile", "equivalent")):
-                drawn[folder].setdefault(mutant.id(), (generator.random(), mutant))
+                drawn[folder][kind].setdefault(mutant.id(), (generator.random(), mutant))
+    queues = {folder: sorted((i, *m) for found in kinds.values() for i, m in enumerate(sorted(found.values())))
+              for folder, kinds in drawn.items()}  # the kinds of a folder take turns
     result, taken = [], Counter()
     while len(result) < count:  # the method of Sainte-Laguë, by which parties of any size get their seats
-        folder = max(drawn, key=lambda f: (taken[f] < len(drawn[f])) * weights[f] / (2 * taken[f] + 1))
-        result.append(sorted(drawn[folder].values())[taken[folder]][1])
+        folder = max(queues, key=lambda f: (taken[f] < len(queues[f])) * weights[f] / (2 * taken[f] + 1))
+        result.append(queues[folder][taken[folder]][-1])
         taken[folder] += 1
     return result
 
@@ -214,7 +219,8 @@ class Stage:
         """Restores the build folder without mutants. Builds and tests it before, if sources changed."""
         if self.saved.exists():
             must(f"rm -rf {self.folder} && cp -a {self.saved} {self.folder}")
-        if not self.tested.exists():
+        changed = max(p.stat().st_mtime for p in HEADERS.rglob("*"))  # by a run that was killed, too
+        if not self.tested.exists() or self.tested.stat().st_mtime < changed:
             must(["cmake", "--preset", self.configuration])
             must(["cmake", "--build", "--preset", self.preset, f"-j{JOBS}", *(["-t", "ssmax_tests"] if only_first else [])])
             if not only_first:
@@ -268,6 +274,8 @@ def verdict_of(mutant, stages, only_first):
             os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
         if found:
             return found if found == "does not compile" else f"{name}: {found}"
+        if only_first:
+            break
     return "survived"
 
 
@@ -281,7 +289,11 @@ def main():
     parser.add_argument("--only-first", action="store_true", help="run the first test files alone, and record nothing")
     parser.add_argument("--stop-after-minutes", type=float, default=math.inf)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     end = time.time() + 60 * options.stop_after_minutes
+    WORK.mkdir(parents=True, exist_ok=True)
+    lock = (WORK / "lock").open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a second run would change the tree of the first
     commit, headers = refresh_tree()
     executed, tried = executed_lines(headers), set()
     stages = {name: Stage(name, commit) for name in options.stages}
