@@ -234,11 +234,11 @@ class Stage:
         inputs = re.findall(r"(?m)^    (?:\|+ )?(\S+[.](?:o|a))$", must(["ninja", "-t", "query", binary], self.folder))
         objects = [name for name in inputs if name.endswith("_test.cpp.o")]
         left_out = set(objects) - set(rank(mutant, objects))
-        if run(["ninja", f"-j{JOBS}", *[name for name in inputs if name not in left_out]], self.folder)[0] != 0:
+        words = must(["ninja", "-t", "commands", "-s", binary], self.folder).split()
+        link = " ".join(word for word in words if word not in left_out).replace(f"-o {binary}", "-o tests/first")
+        build = ["ninja", f"-j{JOBS}", *[name for name in inputs if name not in left_out]]
+        if run(build, self.folder)[0] != 0 or run(link, self.folder)[0] != 0:
             return "does not compile"
-        link = must(["ninja", "-t", "commands", "-s", binary], self.folder)
-        must(" ".join(word for word in link.split() if word not in left_out).replace(f"-o {binary}", "-o tests/first"),
-             self.folder)
         tests, failures = json.loads(must(["ctest", "--preset", self.preset, "--show-only=json-v1"]))["tests"], []
 
         def run_test(test):
@@ -275,8 +275,8 @@ def verdict_of(mutant, stages, only_first):
         if found:
             return found if found == "does not compile" else f"{name}: {found}"
         if only_first:
-            break
-    return "survived"
+            return "passes the first step"
+    return f"survived {' '.join(stages)}"
 
 
 def main():
@@ -302,12 +302,11 @@ def main():
         verdicts = {line.split("\t")[0]: line.split("\t")[3] for line in lines}
         history = list(mutants_of_history())
         mutants = list(enumerate(draw(executed, options.seed, options.count - len(history), verdicts) + history, 1))
-        todo = [(i, m) for i, m in mutants if m.id() not in tried and i in (options.only or range(1, len(mutants) + 1))]
-        for i, m in todo if options.list else ():
+        chosen = [(i, m) for i, m in mutants if not options.only or i in options.only]
+        for i, m in chosen if options.list else ():
             context = "\n".join((HEADERS / m.file).read_text()[:m.offset].split("\n")[-4:-1])
-            print(f"[{i}/{len(mutants)}] {m.place()} ({m.kind}) {verdicts.get(m.id(), '')}", context, f"- {m.before}", f"+ {m.after}\n",
-                  sep="\n")
-        todo = [(i, m) for i, m in todo if m.id() not in verdicts]
+            print(f"[{i}/{len(mutants)}] {m.place()} ({m.kind}) {verdicts.get(m.id(), '')}\n{context}\n- {m.before}\n+ {m.after}\n")
+        todo = [(i, m) for i, m in chosen if m.id() not in verdicts.keys() | tried]
         if options.list or not todo or time.time() > end:
             return
         number, mutant = todo[0]
