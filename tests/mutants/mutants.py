@@ -45,8 +45,11 @@ SYNONYMS = {"bf16": "bfloat16", "pairs": "bfloat16", "matrix": "bfloat16 mask", 
             "rows": "softmax log", "route": "explain", "conversion": "half eight"}
 
 # Test files and test spec of the coverage build.
-COVERAGE = (r"a(rg|tt).*|batch_inv.*|[cd]ec.*|e(igh|n|r|x).*|gold.*|half|ind.*|kv_.*|log.*|mask.*|on.*|pa.*|pl.*|prop.*|q8_0|"
-            r"r(ag|op).*|s(ca|co|eq|ha|hort|of|pecial).*|tree.*|view", "~[exhaustive]~[slow]")
+COVERAGE = ("arguments|attention|attention_(backward|bfloat16|errors|hidden|masks|merge|nan|scores|short|sinks|source|state)|"
+            "attention_backward_(bfloat16|bias|errors|masks|scores|short|special)|cross_entropy|decode|decode_(bfloat16|ring)|"
+            "eight_bit|entmax|errors|execution|golden.*|indexed_keys|kv_cache|log.*|mask.*|online_softmax|paged_k.*|plan|q8_0|"
+            "ragged_rows|rope|rope_scaling|scaling.*|score|sequence_lengths|shared_keys|short_row_gradients|softmax_.*|"
+            "special_values_nan|tree_mask|view", "~[exhaustive]~[slow]")
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "tests/mutants/results.txt"
@@ -206,7 +209,7 @@ def rank(mutant, objects):
     names = {o: Path(o).name[:-len("_test.cpp.o")] for o in objects}
     frequency = Counter(word for name in names.values() for word in name.split("_"))
     score = {o: sum(1 / frequency[word] for word in set(name.split("_")) & words) for o, name in names.items()}
-    suited = sorted((o for o in objects if score[o] > 0), key=lambda o: -score[o])[:FIRST_COUNT - 3]
+    suited = sorted((o for o in objects if score[o] > 0), key=lambda o: (-score[o], len(o)))[:FIRST_COUNT - 3]
     return (suited + [o for o in objects if names[o] in FIRST_FILES and o not in suited])[:FIRST_COUNT]
 
 
