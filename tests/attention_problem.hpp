@@ -326,33 +326,40 @@ Real largest_error(const std::vector<T>& computed, const std::vector<Real>& exac
   return worst;
 }
 
-/// Largest errors of a row, and its largest finite value.
+/// Largest errors of a row, and the size of its values.
 struct RowErrors {
-  Real ours = 0, theirs = 0, largest = 0;
+  Real ours = 0, theirs = 0, size = 0;
 };
 
 /// Returns the errors of rows of `width` elements, beyond what each element is `allowed`. Theirs, the errors of the
-/// naive loop, are its largest error of all rows, but at most its largest relative error times the row's largest value:
-/// single rows of the naive loop may be lucky.
+/// naive loop, are its largest error of all rows, but at most four times its largest relative error times the row's
+/// size: single rows of the naive loop may be lucky, and logits of one row larger than those of another. The size is the row's largest finite value or, because terms may cancel, the
+/// largest of its `terms`, but at most the largest value of all rows.
 template <class T, class A>
 std::vector<RowErrors> row_errors(const std::vector<T>& computed, const std::vector<A>& naive,
                                   const std::vector<Real>& exact, index_t width,
-                                  const std::vector<Real>& allowed) {
+                                  const std::vector<Real>& allowed, const std::vector<Real>& terms = {}) {
   REQUIRE(computed.size() == exact.size());
   if (exact.empty()) return {};
   std::vector<RowErrors> rows(exact.size() / static_cast<std::size_t>(width));
+  Real largest_value = 0;
   for (std::size_t i = 0; i < exact.size(); ++i) {
     RowErrors& row = rows[i / static_cast<std::size_t>(width)];
     row.ours = worse(row.ours, error_of(computed[i], exact[i]) - (allowed.empty() ? 0 : allowed[i]));
     row.theirs = worse(row.theirs, error_of(naive[i], exact[i]));
-    if (std::isfinite(exact[i])) row.largest = std::max(row.largest, std::abs(exact[i]));
+    if (!std::isfinite(exact[i])) continue;
+    row.size = std::max(row.size, terms.empty() ? std::abs(exact[i]) : terms[i]);
+    largest_value = std::max(largest_value, std::abs(exact[i]));
   }
   Real largest = 0, relative = 0;
   for (const RowErrors& row : rows) {
     largest = std::max(largest, row.theirs);
-    relative = std::max(relative, row.theirs / row.largest);
+    relative = std::max(relative, row.theirs / row.size);
   }
-  for (RowErrors& row : rows) row.theirs = std::min(largest, relative * row.largest);
+  for (RowErrors& row : rows) {
+    row.size = std::min(row.size, largest_value);
+    row.theirs = std::min(largest, 4 * relative * row.size);
+  }
   return rows;
 }
 
@@ -368,7 +375,7 @@ struct Rule {
   void take(const std::vector<T>& computed, const std::vector<A>& naive, const std::vector<Real>& exact,
             index_t width, const std::string& name, const std::vector<Real>& allowed = {}) {
     for (const RowErrors& row : row_errors(computed, naive, exact, width, allowed)) {
-      const Real over = row.ours - (2 * row.theirs + roundings * rounding<A> * (row.largest + 1));
+      const Real over = row.ours - (2 * row.theirs + roundings * rounding<A> * (row.size + 1));
       if (std::isnan(excess) || over <= excess) continue;
       excess = over;
       where = name + ": " + std::to_string(static_cast<double>(row.ours / rounding<A>)) + ", naive " +

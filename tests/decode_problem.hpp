@@ -283,9 +283,9 @@ inline Real largest(const std::vector<Real>& values) {
   return result;
 }
 
-/// The error bound of a row: twice the naive loop's error plus two ulps of the row's largest value. Exception: for lse,
-/// the value is at least one, because the sum's relative error is the absolute error of its logarithm. The rule keeps
-/// the excess over the bound, so that many shapes need one assertion.
+/// The error bound of a row: twice the naive loop's error plus two ulps of the row's size. Exception: for lse, the size
+/// is at least one, because the sum's relative error is the absolute error of its logarithm. The rule keeps the excess
+/// over the bound, so that many shapes need one assertion.
 struct Rule {
   Real excess = -reference::infinity;
   std::string where;
@@ -298,9 +298,10 @@ struct Rule {
         of_out.push_back(attention_problem::rounded_weights * sum);
       of_lse.assign(output.lse.size(), attention_problem::rounded_sum);
     }
-    take(output.out, expected.naive.out, expected.exact.out, expected.width, 0, name + " out", of_out);
+    take(output.out, expected.naive.out, expected.exact.out, expected.width, 0, name + " out", of_out,
+         expected.exact.value_sums);
     take(output.lse, expected.naive.lse, expected.exact.lse, static_cast<index_t>(output.lse.size()), 1,
-         name + " lse", of_lse);
+         name + " lse", of_lse, {});
   }
   void check(const std::string& target) const {
     INFO(target << ", " << where);
@@ -310,9 +311,10 @@ struct Rule {
  private:
   template <class U, class A>
   void take(const std::vector<U>& computed, const std::vector<A>& naive, const std::vector<Real>& exact,
-            index_t width, Real least, const std::string& name, const std::vector<Real>& allowed) {
-    for (const auto& row : attention_problem::row_errors(computed, naive, exact, width, allowed)) {
-      const Real over = row.ours - (2 * row.theirs + 4 * rounding<A> * std::max(row.largest, least));
+            index_t width, Real least, const std::string& name, const std::vector<Real>& allowed,
+            const std::vector<Real>& terms) {
+    for (const auto& row : attention_problem::row_errors(computed, naive, exact, width, allowed, terms)) {
+      const Real over = row.ours - (2 * row.theirs + 4 * rounding<A> * std::max(row.size, least));
       if (over <= excess) continue;
       excess = over;
       where = name + ": " + std::to_string(static_cast<double>(row.ours / rounding<A>)) + ", naive " +
