@@ -143,7 +143,7 @@ void check_poison() {
   }
 }
 
-TEST_CASE("what a cache holds and a query does not see never enters its result", "[decode][bfloat16]") {
+TEST_CASE("what a cache holds and a query does not see never enters its result", "[decode]") {
   const TargetScope scope;
   for (const ssmax::Target target : ssmax::available_targets()) {
     SECTION(std::string(ssmax::target_name(target))) {

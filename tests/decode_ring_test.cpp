@@ -87,7 +87,7 @@ index_t check_window(const Shape& shape, index_t window, index_t capacity, Rule&
 }
 
 TEST_CASE("a window on a ring gives the numbers of one on a cache that holds all",
-          "[decode][bfloat16][slow]") {
+          "[decode][slow]") {
   for_each_target_of<bfloat16>([](const std::string& target) {
     Rule rule;
     check_window<float>({6, 2, 1, 16, 9, {300, 141}}, 50, 50, rule, false);
@@ -115,7 +115,7 @@ index_t check_sinks(const Shape& shape, const Kept& kept, Rule& rule, bool bits)
 }
 
 TEST_CASE("first keys and a window on a ring give the results of a cache that holds all keys",
-          "[decode][bfloat16][slow]") {
+          "[decode][slow]") {
   for_each_target_of<bfloat16>([](const std::string& target) {
     Rule rule;
     check_sinks<float>({6, 2, 1, 16, 9, {300, 141}}, {4, 50, 54}, rule, false);

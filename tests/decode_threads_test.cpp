@@ -38,7 +38,7 @@ TEST_CASE("any number of threads gives the same bits", "[decode][slow]") {
   });
 }
 
-TEST_CASE("a call allocates once, and with a workspace that was used before never", "[decode][bfloat16]") {
+TEST_CASE("a call allocates once, and with a workspace that was used before never", "[decode]") {
   ThreadPool pool(3);
   for (const Shape& shape : {Shape{8, 2, 1, 16, 9, {5000, 3}}, Shape{3, 1, 40, 16, 8, {2500, 70}}}) {
     const Data<float> data(shape), smaller(Shape{2, 1, 1, 8, 4, {1100}});

@@ -194,7 +194,7 @@ TEMPLATE_TEST_CASE("decode reads rows of 8 bits in place", "[eight_bit][decode]"
   });
 }
 
-TEST_CASE("keys and values of different storage types, one of 8 bits", "[eight_bit][decode][bfloat16]") {
+TEST_CASE("keys and values of different storage types, one of 8 bits", "[eight_bit][decode]") {
   const Data<float> data = uneven({6, 3, 2, 64, 80, {300, 1100}});
   const auto check_types = [&]<class K, class V>(K, V) {
     Data<float> held = data;

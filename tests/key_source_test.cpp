@@ -162,7 +162,7 @@ void check_pages() {
   });
 }
 
-TEST_CASE("keys in pages give what a cache gives", "[decode][key_source][bfloat16]") {
+TEST_CASE("keys in pages give what a cache gives", "[decode][key_source]") {
   check_pages<float>();
   check_pages<bfloat16>();
 }

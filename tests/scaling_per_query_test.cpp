@@ -104,7 +104,7 @@ std::vector<T> row_of(const std::vector<T>& values, std::size_t row, std::size_t
 }
 
 TEST_CASE("every query has the bits that its multiplier gives to all",
-          "[attention][decode][scaling][bfloat16]") {
+          "[attention][decode][scaling]") {
   // The library widens multipliers of 16 bits.
   const Shape shape{2, 4, 2, 21, 40, 8, 6};
   const Problem<float> problem(shape);
