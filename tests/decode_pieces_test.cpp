@@ -140,8 +140,7 @@ void check_few_rows(index_t heads, index_t kv_heads, index_t d, index_t dv) {
   });
 }
 
-TEST_CASE("decode: results are bit-identical for any number of rows up to 16",
-          "[decode][pieces][slow]") {
+TEST_CASE("decode: results are bit-identical for any number of rows up to 16", "[decode][pieces][slow]") {
   check_few_rows<float>(2, 2, 24, 9);
   check_few_rows<float>(3, 1, 64, 64);
   check_few_rows<float>(4, 1, 130, 128);

@@ -86,8 +86,7 @@ index_t check_window(const Shape& shape, index_t window, index_t capacity, Rule&
   return check_ring<X>(shape, {0, window, capacity}, SlidingWindow{window - 1}, rule, bits);
 }
 
-TEST_CASE("a window on a ring gives the numbers of one on a cache that holds all",
-          "[decode][slow]") {
+TEST_CASE("a window on a ring gives the numbers of one on a cache that holds all", "[decode][slow]") {
   for_each_target_of<bfloat16>([](const std::string& target) {
     Rule rule;
     check_window<float>({6, 2, 1, 16, 9, {300, 141}}, 50, 50, rule, false);

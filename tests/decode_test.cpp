@@ -68,9 +68,7 @@ void check_shapes() {
   });
 }
 
-TEST_CASE("decode is as good as a naive loop: float", "[decode][slow]") {
-  check_shapes<float, float>();
-}
+TEST_CASE("decode is as good as a naive loop: float", "[decode][slow]") { check_shapes<float, float>(); }
 TEST_CASE("decode is as good as a naive loop: double", "[decode][slow]") { check_shapes<double, double>(); }
 TEST_CASE("decode from a 16-bit cache is as good as a naive loop in float on what it holds",
           "[decode][slow]") {

@@ -103,8 +103,7 @@ std::vector<T> row_of(const std::vector<T>& values, std::size_t row, std::size_t
   return {first, first + static_cast<std::ptrdiff_t>(width)};
 }
 
-TEST_CASE("every query has the bits that its multiplier gives to all",
-          "[attention][decode][scaling]") {
+TEST_CASE("every query has the bits that its multiplier gives to all", "[attention][decode][scaling]") {
   // The library widens multipliers of 16 bits.
   const Shape shape{2, 4, 2, 21, 40, 8, 6};
   const Problem<float> problem(shape);
