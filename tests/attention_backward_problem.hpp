@@ -230,17 +230,17 @@ struct Rules {
   attention_problem::Rule<A> dq, dk, dv;
   SumRule<A> sums;
 
-  /// Takes a result, each gradient as one row: heads with large logits have larger errors. Rounding the lse, or the
-  /// logits it sums, changes all weights of a row by that relative error.
-  void take(const Result<T>& result, const Expected<T>& expected, const std::string& name) {
+  /// Takes a result: dq, dk and dv per head. Rounding the lse, or the logits it sums, changes all weights of a row by
+  /// that relative error.
+  void take(const Result<T>& result, const Expected<T>& expected, const Shape& s, const std::string& name) {
     dq.roundings = dk.roundings = dv.roundings = 8 + 2 * expected.exact.largest_lse;
     const Gradients<Real>& exact = expected.exact;
-    dq.take(result.dq, expected.naive.dq, exact.dq, static_cast<index_t>(exact.dq.size()), name + " dq",
-            parts(exact.dq_sizes, expected.of_dq));
-    dk.take(result.dk, expected.naive.dk, exact.dk, static_cast<index_t>(exact.dk.size()), name + " dk",
-            parts(exact.dk_sizes, expected.of_dq));
-    dv.take(result.dv, expected.naive.dv, exact.dv, static_cast<index_t>(exact.dv.size()), name + " dv",
-            parts(exact.dv_sizes, expected.of_dv));
+    dq.take(result.dq, expected.naive.dq, exact.dq, s.queries * s.d, name + " dq",
+            parts(exact.dq_sizes, expected.of_dq), exact.dq_sizes);
+    dk.take(result.dk, expected.naive.dk, exact.dk, s.keys * s.d, name + " dk",
+            parts(exact.dk_sizes, expected.of_dq), exact.dk_sizes);
+    dv.take(result.dv, expected.naive.dv, exact.dv, s.keys * s.dv, name + " dv",
+            parts(exact.dv_sizes, expected.of_dv), exact.dv_sizes);
     sums.take(result.dsinks, expected.naive.dsinks, exact.dsinks, name + " dsinks", part(expected.of_sums));
   }
   /// Takes sums. `of` selects the expected sums from the expected gradients.
@@ -259,7 +259,7 @@ struct Rules {
     const bool is_bf16 = std::same_as<T, ssmax::bfloat16> && attention_problem::has_bfloat16_products() &&
                          !options.float_products;
     CHECK(result.explanation.path == (is_bf16 ? ssmax::Path::backward_bf16 : ssmax::Path::backward));
-    take(result, expected, name_of(problem.shape));
+    take(result, expected, problem.shape, name_of(problem.shape));
     return expected;
   }
   template <class S, class M>

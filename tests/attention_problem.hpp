@@ -373,8 +373,9 @@ struct Rule {
 
   template <class T>
   void take(const std::vector<T>& computed, const std::vector<A>& naive, const std::vector<Real>& exact,
-            index_t width, const std::string& name, const std::vector<Real>& allowed = {}) {
-    for (const RowErrors& row : row_errors(computed, naive, exact, width, allowed)) {
+            index_t width, const std::string& name, const std::vector<Real>& allowed = {},
+            const std::vector<Real>& terms = {}) {
+    for (const RowErrors& row : row_errors(computed, naive, exact, width, allowed, terms)) {
       const Real over = row.ours - (2 * row.theirs + roundings * rounding<A> * (row.size + 1));
       if (std::isnan(excess) || over <= excess) continue;
       excess = over;
