@@ -333,8 +333,9 @@ struct RowErrors {
 
 /// Returns the errors of rows of `width` elements, beyond what each element is `allowed`. Theirs, the errors of the
 /// naive loop, are its largest error of all rows, but at most four times its largest relative error times the row's
-/// size: single rows of the naive loop may be lucky, and logits of one row larger than those of another. The size is the row's largest finite value or, because terms may cancel, the
-/// largest of its `terms`, but at most the largest value of all rows.
+/// size: single rows of the naive loop may be lucky, and logits of one row larger than those of another. The size is the
+/// row's largest finite value or, because terms may cancel, the largest of its `terms`, but at most the largest value of
+/// all rows.
 template <class T, class A>
 std::vector<RowErrors> row_errors(const std::vector<T>& computed, const std::vector<A>& naive,
                                   const std::vector<Real>& exact, index_t width,

@@ -21,7 +21,6 @@
 namespace decode_problem {
 
 using namespace ssmax;
-using attention_problem::largest_error;
 using reference::Real;
 using reference::worse;
 
@@ -274,6 +273,14 @@ struct Expected {
   Expected(const Data<T>& data, const Plan& plan)
       : exact(loops<Real>(data, plan)), naive(loops<Compute<T>>(data, plan)), width(data.shape.dv) {}
 };
+
+/// The rounding of a 16-bit result counts as an error.
+template <class T>
+Real largest_error(const std::vector<T>& computed, const std::vector<Real>& exact) {
+  std::vector<Real> widened;
+  for (const T value : computed) widened.push_back(reference::widen(value));
+  return attention_problem::largest_error(widened, exact);
+}
 
 inline Real largest(const std::vector<Real>& values) {
   Real result = 0;

@@ -105,11 +105,11 @@ def must(command, folder=None):
 
 
 def refresh_tree():
-    """Checks the commit of the user's checkout out into the clone, and returns the hashes of commit and headers."""
+    """Checks the commit of the user's checkout out into the clone, and returns the hashes of tests and headers."""
     must(["git", "init", "-q", str(TREE)], ROOT)
     must(["git", "fetch", "-q", "--depth", "1", f"file://{ROOT}", "HEAD"])
     must(["git", "checkout", "-qf", "--detach", "FETCH_HEAD"])
-    return must(["git", "rev-parse", "HEAD", "HEAD:include"]).split()
+    return must(["git", "rev-parse", "HEAD:tests", "HEAD:include"]).split()
 
 
 # ---- Mutants. ----------------------------------------------------------------------------------------------
@@ -215,8 +215,8 @@ def rank(mutant, objects):
 
 
 class Stage:
-    def __init__(self, name, commit):
-        (self.configuration, self.preset), self.tested = STAGES[name], WORK / f"tested_{name}_{commit}"
+    def __init__(self, name, tests, headers):
+        (self.configuration, self.preset), self.tested = STAGES[name], WORK / f"tested_{name}_{tests[:8]}_{headers[:8]}"
         self.folder, self.saved = TREE / "build" / self.configuration, WORK / "saved" / self.configuration
 
     def restore(self, only_first):
@@ -301,9 +301,9 @@ def main():
     WORK.mkdir(parents=True, exist_ok=True)
     lock = (WORK / "lock").open("w")
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a second run would change the tree of the first
-    commit, headers = refresh_tree()
+    tests, headers = refresh_tree()
     executed, tried = executed_lines(headers), set()
-    stages = {name: Stage(name, commit) for name in options.stages}
+    stages = {name: Stage(name, tests, headers) for name in options.stages}
     while True:
         lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
         verdicts = {line.split("\t")[0]: line.split("\t")[3] for line in lines}
