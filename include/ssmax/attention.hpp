@@ -44,6 +44,8 @@
 /// | NaN in a masked key or value | does not affect the result |
 /// | NaN in a visible key | NaN in out and lse of the queries that attend to the key |
 /// | NaN in a channel of a visible value | NaN in this channel of out, for the queries that attend to the key |
+/// | c·log2(e)·z of a visible key is above the range of the compute type | NaN in out and lse of the query |
+/// | c·log2(e)·z of a visible key is below this range | the key has the weight 0 |
 ///
 /// Attention computes an online softmax over key blocks, so its memory is linear in the sequence length. Attention
 /// skips keys that are masked for every query of a query block.
@@ -92,6 +94,10 @@
 /// result is then that of a call without a rope over the rounded rows. The bf16 path treats subnormal numbers as 0. An
 /// infinity in a rotated q or k gives NaN.
 ///
+/// The errors above hold for ordinary logits. If products of channels cancel (massive activations), the rounding of the
+/// logits adds 8·L·ε·Σ p abs(v) to the error of out and 4·L·ε to the error of lse, with ε = 2^-23. L is the largest
+/// abs(c)·scale·Σ_t abs(q_t k_t) over the visible keys.
+///
 /// A call allocates once. Exception: with a workspace, a call does not allocate. `out` and `lse` must not overlap the
 /// inputs. To omit lse, pass `View{}`: a null pointer with extents is an error. Throws std::invalid_argument for
 /// every error, before anything is written.
@@ -136,7 +142,7 @@ struct AttentionOptions {
   std::optional<double> scale{};                       ///< Factor of q·k; 1/√d by default.
   const Rope<detail::ComputeType<T>>* rope = nullptr;  ///< Rotates q, and the keys that are not in a source.
   index_t key_position = 0;                            ///< Position of the first key, for the rope.
-  std::span<const detail::ComputeType<T>> sinks{};     ///< One number per head.
+  KeptSpan<const detail::ComputeType<T>> sinks{};      ///< One number per head.
   Workspace* workspace = nullptr;                      ///< Memory that calls reuse.
   bool float_products = false;      ///< If true, bfloat16 is multiplied in float on every target.
   bool rounded_rotation = false;    ///< If true, the bf16 path rounds rotated q and k to bfloat16.
