@@ -95,7 +95,7 @@
 /// infinity in a rotated q or k gives NaN.
 ///
 /// The errors above hold for ordinary logits. If products of channels cancel (massive activations), the rounding of the
-/// logits adds 8·L·ε·Σ p abs(v) to the error of out and 4·L·ε to the error of lse, with ε = 2^-23. L is the largest
+/// logits adds 8·L·ε·Σ p abs(v) to the error of out and 4·L·ε to the error of lse. Here, ε is 2^-23. L is the largest
 /// abs(c)·scale·Σ_t abs(q_t k_t) over the visible keys.
 ///
 /// A call allocates once. Exception: with a workspace, a call does not allocate. `out` and `lse` must not overlap the
