@@ -144,7 +144,8 @@ TEST_CASE("indices with any strides", "[indexed_keys]") {
   const IndexedKeys forward(rows, rows, View<const int, 3>(indices.data(), {1, 1, 4}, {8, 8, 2}), lengths);
   CHECK(forward.run(0, 1, 0).count == 3);
   CHECK(forward.run(0, 1, 3).k == memory.data() + (9 * 2 + 1) * 4);
-  const IndexedKeys backward(rows, rows, View<const int, 3>(indices.data() + 6, {1, 1, 4}, {8, 8, -2}), lengths);
+  const IndexedKeys backward(rows, rows, View<const int, 3>(indices.data() + 6, {1, 1, 4}, {8, 8, -2}),
+                             lengths);
   CHECK(backward.run(0, 0, 0).k == memory.data() + 9 * 2 * 4);
   CHECK(backward.run(0, 0, 3).k == memory.data() + 5 * 2 * 4);
 }

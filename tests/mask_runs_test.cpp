@@ -299,7 +299,8 @@ TEST_CASE("masks with runs refuse extents that do not fit", "[mask][errors]") {
 
 TEST_CASE("MatrixRuns accepts a matrix without keys and refuses invalid views", "[mask][errors]") {
   const bool visible[] = {true, false, true, true};
-  for (const std::array<index_t, 4>& extents : {std::array<index_t, 4>{1, 2, 3, 0}, {0, 2, 3, 4}, {1, 2, 0, 4}}) {
+  for (const std::array<index_t, 4>& extents :
+       {std::array<index_t, 4>{1, 2, 3, 0}, {0, 2, 3, 4}, {1, 2, 0, 4}}) {
     const MatrixRuns mask(View<const bool, 4>(nullptr, extents));
     const QueryShape shape{extents[0], extents[1], extents[2], extents[3]};
     CHECK_NOTHROW(mask.check(shape));

@@ -96,7 +96,7 @@
 ///
 /// The errors above hold for ordinary logits. If products of channels cancel (massive activations), the rounding of the
 /// logits adds 8·L·ε·Σ p abs(v) to the error of out and 4·L·ε to the error of lse. Here, ε is 2^-23. L is the largest
-/// abs(c)·scale·Σ_t abs(q_t k_t) over the visible keys.
+/// abs(c)·scale·Σ_t abs(q_t k_t) over the visible keys, and L·ε must be below 1.
 ///
 /// A call allocates once. Exception: with a workspace, a call does not allocate. `out` and `lse` must not overlap the
 /// inputs. To omit lse, pass `View{}`: a null pointer with extents is an error. Throws std::invalid_argument for

@@ -28,7 +28,7 @@
 /// | the same on the bf16 path | within the bounds of both paths (attention.hpp) |
 ///
 /// ε is 2^-23, for double 2^-52. L is the largest abs(c)·scale·Σ_t abs(q_t k_t) over the visible keys: large where
-/// products of channels cancel (massive activations).
+/// products of channels cancel (massive activations). The bound holds if L·ε is below 1.
 ///
 /// A cache rounds rows of another type. It also rounds keys of half and bfloat16 after rotating them.
 #pragma once

@@ -66,8 +66,8 @@ TEST_CASE("mpi::decode throws for a cache that does not hold the keys of its ran
   // An error leaves the cache unchanged, also if the first segments of the rank would fit.
   const auto refused = [&](const View<const float, 4>& new_k, const View<const float, 4>& new_v,
                            std::initializer_list<std::string_view> words) {
-    check_refused_with_words(
-        [&] { ssmax::mpi::append(cache, layout, world().rank(), 0, new_k, new_v); }, words);
+    check_refused_with_words([&] { ssmax::mpi::append(cache, layout, world().rank(), 0, new_k, new_v); },
+                             words);
     CHECK(cache.length(0) == 0);
   };
   refused(rows, {k.data(), {1, 1, 63, 4}}, {"v", "63", "64"});
