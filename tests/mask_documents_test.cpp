@@ -96,7 +96,8 @@ TEST_CASE("documents of one length list serve queries and keys", "[mask]") {
     positions.push_back(ssmax::detail::query_position(Documents(cumulative, true), query));
   });
   CHECK(positions == std::vector<index_t>{0, 1, 0, 0, 1, 2});
-  CHECK(refusal(Documents(std::vector<index_t>{0}, true), {1, 1, 0, 0}) == "");
+  const std::vector<index_t> none{0};
+  CHECK(refusal(Documents(none, true), {1, 1, 0, 0}) == "");
 }
 
 TEST_CASE("documents that do not fit are refused", "[mask]") {
