@@ -41,7 +41,7 @@ TEST_CASE("any number of threads gives the same bits", "[decode][slow]") {
 TEST_CASE("a call allocates once, and with a workspace that was used before never", "[decode]") {
   ThreadPool pool(3);
   for (const Shape& shape : {Shape{8, 2, 1, 16, 9, {5000, 3}}, Shape{3, 1, 40, 16, 8, {2500, 70}}}) {
-    const Data<float> data(shape), smaller(Shape{2, 1, 1, 8, 4, {1100}});
+    const Data<float> data(shape), smaller(Shape{2, 1, shape.queries, 8, 4, {1100}});
     const KvCache<bfloat16> cache = filled<bfloat16>(data), smaller_cache = filled<bfloat16>(smaller);
     Output<float> result(shape);
     const auto call = [&](Workspace* workspace, auto&& executor) {
@@ -61,8 +61,8 @@ TEST_CASE("a call allocates once, and with a workspace that was used before neve
     CHECK(call(&workspace, ssmax::Serial{}) == 0);
     Output<float> other(smaller.shape);
     const long before = allocation_count();
-    decode<float>({.q = smaller.q_view(), .out = {other.out.data(), {1, 2, 1, 4}}}, smaller_cache, LogN{},
-                  Causal{}, {.workspace = &workspace});
+    decode<float>({.q = smaller.q_view(), .out = {other.out.data(), {1, 2, shape.queries, 4}}}, smaller_cache,
+                  LogN{}, Causal{}, {.workspace = &workspace});
     const long during = allocation_count() - before;
     CHECK(during == 0);
     CHECK(workspace.size() == size);
