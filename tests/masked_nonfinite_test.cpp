@@ -18,27 +18,26 @@
 
 namespace decode_problem::masked_nonfinite_test {
 
-constexpr index_t longest = 300, heads = 2, d = 32, dv = 32;
+constexpr index_t heads = 2, d = 32, dv = 32;
 
-/// Calls f(name, mask) for each kind of mask over `queries` queries and `longest` keys. None shows all of the keys to
-/// all queries.
+/// Calls f(name, mask) for each kind of mask. None shows all of the keys to all queries.
 template <class F>
-void for_each_mask(index_t queries, const F& f) {
+void for_each_mask(index_t queries, index_t keys, const F& f) {
   const auto shows = [](const Query& query, index_t key) { return (key * 7 + query.index * 3) % 5 != 2; };
-  const auto plane = static_cast<std::size_t>(queries * longest);
+  const auto plane = static_cast<std::size_t>(queries * keys);
   const auto visible = std::make_unique<bool[]>(plane);
   std::vector<float> additive(plane);
   for (index_t i = 0; i < queries; ++i) {
-    for (index_t key = 0; key < longest; ++key) {
-      const auto at = static_cast<std::size_t>(i * longest + key);
+    for (index_t key = 0; key < keys; ++key) {
+      const auto at = static_cast<std::size_t>(i * keys + key);
       visible[at] = shows({.index = i}, key);
       additive[at] = visible[at] ? 0 : -std::numeric_limits<float>::infinity();
     }
   }
-  const std::array<index_t, 4> extents{1, heads, queries, longest}, strides{0, 0, longest, 1};
+  const std::array<index_t, 4> extents{1, heads, queries, keys}, strides{0, 0, keys, 1};
   const View<const bool, 4> matrix(visible.get(), extents, strides);
   const View<const float, 4> addend(additive.data(), extents, strides);
-  const std::vector<index_t> lengths{210};
+  const std::vector<index_t> lengths{keys * 2 / 3};
   const ssmax::SparseBlocks blocks{.query_block = 16, .key_block = 32, .query_blocks = 19, .key_blocks = 10};
   const std::vector<std::uint64_t> bitmap(19, 0b1010011010);
   f("SlidingWindow", SlidingWindow{40, 3});
@@ -49,44 +48,45 @@ void for_each_mask(index_t queries, const F& f) {
   f("MaskMatrix", ssmax::MaskMatrix{matrix});
   f("Finite", ssmax::Finite{addend});
   f("Causal & Where", Causal{} & ssmax::Where(shows));
-  f("SlidingWindow & MatrixRuns", SlidingWindow{100} & ssmax::MatrixRuns{matrix});
+  f("SlidingWindow & MatrixRuns", SlidingWindow{70} & ssmax::MatrixRuns{matrix});
 }
 
 template <class M>
-bool sees(const M& mask, index_t queries, index_t query, index_t key) {
-  const Query q{0, 0, query, {.batch = 1, .heads = heads, .queries = queries, .keys = longest}};
+bool sees(const M& mask, const Shape& s, index_t query, index_t key) {
+  const Query q{0, 0, query, {.batch = 1, .heads = heads, .queries = s.queries, .keys = s.longest()}};
   const KeyRange keys = mask.keys(q);
   return key >= keys.begin && key < keys.end && ssmax::detail::sees(mask, q, key);
 }
 
 /// Stores NaN and infinities in every third key that the first query does not see. Returns these keys.
 template <class T, class M>
-std::vector<index_t> poison(Data<T>& data, index_t queries, const M& mask) {
-  constexpr T inf = std::numeric_limits<T>::infinity(), nan = std::numeric_limits<T>::quiet_NaN();
+std::vector<index_t> poison(Data<T>& data, const M& mask) {
+  using Limits = std::numeric_limits<float>;
+  const T inf(Limits::infinity()), minus_inf(-Limits::infinity()), nan(Limits::quiet_NaN());
   std::vector<index_t> keys;
-  for (index_t key = 0; key < longest; ++key) {
-    if (key % 3 != 0 || sees(mask, queries, 0, key)) continue;
+  for (index_t key = 0; key < data.shape.longest(); ++key) {
+    if (key % 3 != 0 || sees(mask, data.shape, 0, key)) continue;
     keys.push_back(key);
     data.k_row(0, 0, key)[key % d] = key % 2 == 0 ? nan : inf;
-    data.v_row(0, 0, key)[key % dv] = key % 4 < 2 ? nan : -inf;
+    data.v_row(0, 0, key)[key % dv] = key % 4 < 2 ? nan : minus_inf;
   }
   return keys;
 }
 
-/// Queries of T over a cache of X, in which `numbers` are stored.
-template <class X, class T>
-void check_rows(const Data<T>& data, const Data<Compute<X>>& numbers) {
-  const Shape& s = data.shape;
-  for_each_mask(s.queries, [&](const std::string& name, const auto& mask) {
-    Data<Compute<X>> bad = numbers;
-    const std::vector<index_t> poisoned = poison(bad, s.queries, mask);
-    CHECK(std::ssize(poisoned) >= 10);
-    const Output<T> clean = run(data, filled<X>(numbers), LogN{}, mask),
-                    result = run(data, filled<X>(bad), LogN{}, mask);
+/// Compares the bits of the queries that do not see poison. `call` computes a call over the keys and values of its
+/// argument, under a mask.
+template <class T, class N, class Call>
+void check_rows(const Data<N>& numbers, const Call& call) {
+  const Shape& s = numbers.shape;
+  for_each_mask(s.queries, s.longest(), [&](const std::string& name, const auto& mask) {
+    Data<N> bad = numbers;
+    const std::vector<index_t> poisoned = poison(bad, mask);
+    CHECK(std::ssize(poisoned) >= 5);
+    const Output<T> clean = call(numbers, mask), result = call(bad, mask);
     bool same = true, spreads = false;
     for (index_t row = 0; row < s.rows(); ++row) {
-      const bool reached = std::ranges::any_of(
-          poisoned, [&](index_t key) { return sees(mask, s.queries, row % s.queries, key); });
+      const bool reached =
+          std::ranges::any_of(poisoned, [&](index_t key) { return sees(mask, s, row % s.queries, key); });
       const auto at = static_cast<std::size_t>(row);
       spreads = spreads || (reached && std::isnan(result.lse[at]));
       if (reached) continue;
@@ -105,30 +105,78 @@ void check_rows(const Data<T>& data, const Data<Compute<X>>& numbers) {
   });
 }
 
+/// Queries of T over a cache of X.
+template <class X, class T>
+void check_cache(const Data<T>& data) {
+  const Data<Compute<X>> numbers(data.shape);
+  check_rows<T>(numbers, [&](const auto& stored, const auto& mask) {
+    return run(data, filled<X>(stored), LogN{}, mask);
+  });
+}
+
+template <class T>
+void check_views(const Data<T>& data) {
+  const Shape& s = data.shape;
+  check_rows<T>(data, [&](const Data<T>& numbers, const auto& mask) {
+    Output<T> result(s);
+    attention<T>({.q = data.q_view(),
+                  .k = numbers.k_view(0, s.longest()),
+                  .v = numbers.v_view(0, s.longest()),
+                  .out = {result.out.data(), {1, heads, s.queries, dv}},
+                  .lse = {result.lse.data(), {1, heads, s.queries}}},
+                 LogN{}, mask, {.explanation = &result.explanation});
+    return result;
+  });
+}
+
+Shape shape_of(index_t queries, index_t keys = 300) { return {heads, 1, queries, d, dv, {keys}}; }
+
 constexpr index_t query_counts[] = {1, 3, 12, 40};
 
-Shape shape_of(index_t queries) { return {heads, 1, queries, d, dv, {longest}}; }
-
-TEMPLATE_TEST_CASE("masked NaN and infinities do not change a bit", "[decode][eight_bit]", float, double,
-                   half, bfloat16, Int8, Fp8E4M3, Fp8E5M2, Q8_0) {
+TEMPLATE_TEST_CASE("masked NaN and infinities in a cache do not change a bit", "[decode][eight_bit]", float,
+                   double, half, bfloat16, Int8, Fp8E4M3, Fp8E5M2, Q8_0) {
   for (const index_t queries : query_counts) {
-    const Data<Compute<TestType>> numbers(shape_of(queries));
+    const Data<Compute<TestType>> data(shape_of(queries));
     for_each_target([&](const std::string& target) {
       INFO(target << ", queries " << queries);
-      check_rows<TestType>(numbers, numbers);
+      check_cache<TestType>(data);
     });
   }
 }
 
-TEMPLATE_TEST_CASE("masked NaN and infinities do not change a bit on the bf16 path",
+TEMPLATE_TEST_CASE("masked NaN and infinities in a cache do not change a bit on the bf16 path",
                    "[decode][eight_bit][bfloat16]", bfloat16, Int8, Fp8E4M3, Fp8E5M2, Q8_0) {
   for (const index_t queries : query_counts) {
-    const Data<float> numbers(shape_of(queries));
     const Data<bfloat16> data(shape_of(queries));
     attention_problem::for_each_target_of_products([&](const std::string& target) {
-      INFO(target << ", queries " << queries);
-      check_rows<TestType>(data, numbers);
+      INFO(target << ", queries of bfloat16 " << queries);
+      check_cache<TestType>(data);
     });
+  }
+}
+
+TEMPLATE_TEST_CASE("masked NaN and infinities in views do not change a bit", "[attention]", float, double,
+                   half) {
+  for (const index_t queries : query_counts) {
+    for (const index_t keys : {100, 300}) {
+      const Data<TestType> data(shape_of(queries, keys));
+      for_each_target([&](const std::string& target) {
+        INFO(target << ", queries " << queries << ", keys " << keys);
+        check_views(data);
+      });
+    }
+  }
+}
+
+TEST_CASE("masked NaN and infinities in views of bfloat16 do not change a bit", "[attention][bfloat16]") {
+  for (const index_t queries : query_counts) {
+    for (const index_t keys : {100, 300}) {
+      const Data<bfloat16> data(shape_of(queries, keys));
+      for_each_target_of<bfloat16>([&](const std::string& target) {
+        INFO(target << ", queries " << queries << ", keys " << keys);
+        check_views(data);
+      });
+    }
   }
 }
 
