@@ -203,6 +203,9 @@ TEST_CASE("KeyLengths masks the keys after the length of each batch entry", "[ma
   });
   const std::vector<index_t> extreme{unlimited, std::numeric_limits<index_t>::min()};
   CHECK(picture(KeyLengths(extreme), {2, 1, 1, 3}) == "xxx\n...\n");
+  // The mask itself cuts the range: a joined mask may read it.
+  CHECK(KeyLengths(extreme).keys({.batch = 0, .shape = {2, 1, 1, 3}}).end == 3);
+  CHECK(KeyLengths(extreme).keys({.batch = 1, .shape = {2, 1, 1, 3}}).end == 0);
 }
 
 TEST_CASE("windows and spans that do not fit are refused by name", "[mask]") {
