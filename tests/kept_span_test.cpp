@@ -1,8 +1,12 @@
 // Every public type that keeps a span refuses a temporary vector, and accepts a vector with a name.
 
+#include <cmath>
 #include <concepts>
+#include <cstdint>
+#include <span>
 #include <ssmax/ssmax.hpp>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "catch.hpp"
@@ -101,6 +105,9 @@ static_assert(refuse_temporaries<Function<source, Numbers>, Function<padded, Num
 // A span and a part of it are no owners: their temporaries are accepted.
 static_assert(std::is_constructible_v<KeyLengths, std::span<const index_t>>);
 static_assert(std::is_constructible_v<Alibi, std::span<double>>);
+static_assert(std::is_constructible_v<Alibi, KeptSpan<double>>);
+static_assert(std::is_trivially_copyable_v<KeptSpan<const float>>);
+static_assert(sizeof(KeptSpan<const float>) == sizeof(std::span<const float>));
 
 TEST_CASE("Alibi of a number of heads has the slopes of the paper", "[score]") {
   for (const index_t heads : {1, 2, 8, 12, 20}) {

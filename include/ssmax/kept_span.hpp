@@ -64,4 +64,8 @@ class KeptSpan : public std::span<T> {
 };
 
 SSMAX_END
+
+/// A temporary KeptSpan owns no elements.
+template <class T>
+inline constexpr bool std::ranges::enable_borrowed_range<ssmax::KeptSpan<T>> = true;
 /// @}
