@@ -148,8 +148,8 @@ TEST_CASE("the gradient of a growing sink tends to the gradient of a sink of +in
           "[attention][backward][arguments]") {
   const Problem<double> problem({1, 2, 2, 20, 30, 6, 5});
   const auto dsinks = [&](double sink) {
-    return run_backward(problem, SSMax<double>{}, Causal{}, {.sinks = std::vector<double>{sink, 0}})
-        .dsinks[0];
+    const std::vector<double> sinks{sink, 0};
+    return run_backward(problem, SSMax<double>{}, Causal{}, {.sinks = sinks}).dsinks[0];
   };
   CHECK(std::abs(dsinks(60) - dsinks(infinity<double>)) < 1e-12);
   CHECK(std::abs(dsinks(1e300) - dsinks(infinity<double>)) < 1e-12);

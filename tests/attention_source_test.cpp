@@ -201,7 +201,8 @@ TEST_CASE("attention over a key source throws for an invalid argument and names 
   };
   CHECK(message() == "(nothing was thrown)");
   CHECK(message({.key_position = 3}) == "ssmax::attention: key_position is 3, the source's is 0");
-  CHECK(message({.key_position = 3, .rotate_source_keys = true}) == "(nothing was thrown)");
+  const ssmax::Rope<float> rope({.width = 8}, 20);
+  CHECK(message({.rope = &rope, .key_position = 3, .rotate_source_keys = true}) == "(nothing was thrown)");
   pages.extents.d = 7;
   CHECK(message() == "ssmax::attention: k has extent 7 in dimension 3, q has 8");
   KvCache<float> ring({.kv_heads = 1, .width = 8, .value_width = 5, .capacity = 2, .ring = true});

@@ -30,10 +30,11 @@ struct State {
   }
 };
 
-/// Runs attention_partial over keys [begin, end) of the problem.
+/// Runs attention_partial over keys [begin, end) of the problem, without the sinks of the options: finish takes these.
 template <class T, class S, class M, class C = Identity>
 State<Compute<T>> partial(const Problem<T>& problem, index_t begin, index_t end, const S& scaling,
-                          const M& mask, const C& score = {}, const AttentionOptions<T>& options = {}) {
+                          const M& mask, const C& score = {}, AttentionOptions<T> options = {}) {
+  options.sinks = {};
   const Shape& s = problem.shape;
   State<Compute<T>> result(s);
   ssmax::attention_partial<T>({.q = problem.q_view(),

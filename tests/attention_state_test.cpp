@@ -120,9 +120,6 @@ TEST_CASE("finish of one state over all keys is bit-identical to attention", "[a
       const State<float> state = partial(problem, 0, shape.keys, heads.scaling(), Causal{});
       CHECK(finished(state) == run(problem, heads.scaling(), Causal{}));
       CHECK(finished(state, sinks) == run(problem, heads.scaling(), Causal{}, {.sinks = sinks}));
-      // attention_partial ignores the sinks in the options.
-      CHECK(partial(problem, 0, shape.keys, heads.scaling(), Causal{}, Identity{}, {.sinks = sinks}) ==
-            state);
     });
   }
 }

@@ -108,6 +108,14 @@ TEST_CASE("attention of packed views is bit-identical to attention of copied ten
   CHECK(copied(result) == out);
 }
 
+TEST_CASE("views of no tokens are null where the tensor is null", "[view]") {
+  const auto [q, k, v] = qkv_views(View<float, 2>(nullptr, {0, 24}), 2, 1);
+  for (const View<float, 4>& view : {q, k, v}) {
+    CHECK(view.data_handle() == nullptr);
+    CHECK(view.extent(2) == 0);
+  }
+}
+
 TEST_CASE("heads_view and qkv_views name the argument and both extents", "[view][errors]") {
   std::vector<float> x(96);
   const View<float, 2> rows(x.data(), {4, 24});

@@ -137,6 +137,19 @@ TEST_CASE("indices that follow one another are one run, and indices may repeat",
   CHECK(keys.run(0, 1, 3).k_stride == 8);
 }
 
+TEST_CASE("indices with any strides", "[indexed_keys]") {
+  const std::vector<float> memory(100 * 2 * 4);
+  const std::vector<int> indices{5, 0, 6, 0, 7, 0, 9, 0}, lengths{4};
+  const View<const float, 3> rows(memory.data(), {100, 2, 4});
+  const IndexedKeys forward(rows, rows, View<const int, 3>(indices.data(), {1, 1, 4}, {8, 8, 2}), lengths);
+  CHECK(forward.run(0, 1, 0).count == 3);
+  CHECK(forward.run(0, 1, 3).k == memory.data() + (9 * 2 + 1) * 4);
+  const IndexedKeys backward(rows, rows, View<const int, 3>(indices.data() + 6, {1, 1, 4}, {8, 8, -2}),
+                             lengths);
+  CHECK(backward.run(0, 0, 0).k == memory.data() + 9 * 2 * 4);
+  CHECK(backward.run(0, 0, 3).k == memory.data() + 5 * 2 * 4);
+}
+
 TEST_CASE("wrong indices are refused", "[indexed_keys][errors]") {
   const std::vector<float> memory(400);
   std::vector<int> indices{0, 1, 2, 3}, lengths{2, 2};

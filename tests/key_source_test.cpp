@@ -1,5 +1,6 @@
 // Sources of keys of the user's: decode over pages is decode over a cache that holds the same keys.
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
@@ -178,6 +179,43 @@ TEST_CASE("pages that a window has left are not asked for", "[decode][key_source
     const Results some = decoded(pages, queries, window, ssmax::Serial{});
     CHECK(largest_difference(some.out, expected.out) <= tolerance(queries));
     CHECK(largest_difference(some.lse, expected.lse) <= tolerance(queries));
+  }
+}
+
+/// Runs of one key, whose strides are as large as index_t: UndefinedBehaviorSanitizer reports an overflow.
+template <class X>
+struct SingleKeys {
+  using Element = X;
+  static constexpr index_t keys = 300, d = 64;
+  std::vector<X> rows = reference::normals<X>(keys * d, 5);
+  std::vector<float> factors = std::vector<float>(keys, 0.5F);
+
+  KeySourceShape shape() const { return {1, 1, d, d}; }
+  index_t length(index_t) const { return keys; }
+  KeyRange stored(index_t) const { return {0, keys}; }
+  KeyRun<X> run(index_t, index_t, index_t key) const {
+    constexpr index_t stride = std::numeric_limits<index_t>::max() / 2;
+    const X* row = rows.data() + key * d;
+    KeyRun<X> result{.k = row, .k_stride = stride, .v = row, .v_stride = stride, .count = 1};
+    if constexpr (requires { result.k_scales; }) {
+      if (sizeof(X) == 1) result.k_scales = result.v_scales = factors.data() + key;
+    }
+    return result;
+  }
+};
+
+TEMPLATE_TEST_CASE("a run of one key may have any stride", "[decode][key_source]", float, bfloat16, Int8) {
+  using T = std::conditional_t<std::is_same_v<TestType, float>, float, bfloat16>;
+  const SingleKeys<TestType> source;
+  for (const index_t queries : {1, 7, 40, 130}) {
+    const std::vector<T> q = reference::normals<T>(static_cast<std::size_t>(queries * 64), 6);
+    for_each_target_of<T>([&](const std::string& target) {
+      INFO(target << ", queries " << queries);
+      std::vector<T> out(q.size());
+      attention<T>({.q = {q.data(), {1, 1, queries, 64}}, .out = {out.data(), {1, 1, queries, 64}}}, source,
+                   Softmax{}, Full{});
+      CHECK(std::ranges::all_of(out, [](T x) { return std::isfinite(static_cast<float>(x)); }));
+    });
   }
 }
 

@@ -60,6 +60,16 @@ struct Append {
   }
 };
 
+TEST_CASE("a cache throws for a sequence index out of range", "[kv_cache]") {
+  const KvCache<float> cache({.batch = 2, .kv_heads = 1, .width = 4, .capacity = 8});
+  for (const index_t b : {index_t{-1}, index_t{2}, std::numeric_limits<index_t>::max()}) {
+    check_refused([&] { (void)cache.length(b); }, {"ssmax::KvCache::length: b is", "sequences are 2"});
+    check_refused([&] { (void)cache.stored(b); }, {"b is"});
+    check_refused([&] { (void)cache.forgotten(b); }, {"b is"});
+    check_refused([&] { (void)cache.run(b, 0, 0); }, {"b is"});
+  }
+}
+
 TEST_CASE("append throws for views that do not fit, before it changes the cache", "[kv_cache]") {
   Append call;
   float* const at = call.data.data();

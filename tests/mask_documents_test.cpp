@@ -96,7 +96,8 @@ TEST_CASE("documents of one length list serve queries and keys", "[mask]") {
     positions.push_back(ssmax::detail::query_position(Documents(cumulative, true), query));
   });
   CHECK(positions == std::vector<index_t>{0, 1, 0, 0, 1, 2});
-  CHECK(refusal(Documents(std::vector<index_t>{0}, true), {1, 1, 0, 0}) == "");
+  const std::vector<index_t> none{0};
+  CHECK(refusal(Documents(none, true), {1, 1, 0, 0}) == "");
 }
 
 TEST_CASE("documents that do not fit are refused", "[mask]") {
@@ -117,7 +118,8 @@ TEST_CASE("documents that do not fit are refused", "[mask]") {
   CHECK(keys_refusal({2, 5, 8}) == start + "cumulative_keys begins with 2, must begin with 0");
   CHECK(keys_refusal({0, -1, 8}) == start + "cumulative_keys falls from 0 to -1 in document 0");
   CHECK(keys_refusal({0, 5, 9}) == start + "cumulative_keys ends with 9, keys are 8");
-  CHECK(refusal(Documents(Span{}, true), {1, 1, 0, 0}) ==
+  const Span empty;
+  CHECK(refusal(Documents(empty, true), {1, 1, 0, 0}) ==
         start + "cumulative_queries has extent 0, must be at least 1");
   CHECK(refusal(Documents(queries, true), shape) == start + "cumulative_keys ends with 6, keys are 8");
 }

@@ -283,7 +283,8 @@ TEST_CASE("masks with runs refuse extents that do not fit", "[mask][errors]") {
     check_refused([&] { BlockSparse(blocks, bitmap).check(shape); }, parts);
   };
   const SparseBlocks fits{.query_blocks = 2, .key_blocks = 2};
-  CHECK_NOTHROW(BlockSparse(fits, std::vector<std::uint64_t>(2)).check(shape));
+  const std::vector<std::uint64_t> two_words(2);
+  CHECK_NOTHROW(BlockSparse(fits, two_words).check(shape));
   refuses(fits, 3, {"bitmap", "3", "1 * 2 * 1"});
   constexpr index_t most = std::numeric_limits<index_t>::max();
   refuses({.query_blocks = most, .key_blocks = most}, 2, {"bitmap", "2", std::to_string(most)});
@@ -294,6 +295,26 @@ TEST_CASE("masks with runs refuse extents that do not fit", "[mask][errors]") {
   refuses({.query_blocks = 2, .key_blocks = 2, .bitmaps = 3}, 6, {"bitmaps", "3", "4"});
   const Matrix matrix({1, 4, 4, 100, 99, 1, 1}, false);
   check_refused([&] { MatrixRuns(matrix.view).check(shape); }, {"MatrixRuns", "99", "100"});
+}
+
+TEST_CASE("MatrixRuns accepts a matrix without keys and refuses invalid views", "[mask][errors]") {
+  const bool visible[] = {true, false, true, true};
+  for (const std::array<index_t, 4>& extents :
+       {std::array<index_t, 4>{1, 2, 3, 0}, {0, 2, 3, 4}, {1, 2, 0, 4}}) {
+    const MatrixRuns mask(View<const bool, 4>(nullptr, extents));
+    const QueryShape shape{extents[0], extents[1], extents[2], extents[3]};
+    CHECK_NOTHROW(mask.check(shape));
+    if (extents[0] > 0 && extents[2] > 0) CHECK(mask.count({.shape = shape}) == 0);
+  }
+  const auto refuses = [](const View<const bool, 4>& view, std::initializer_list<std::string_view> parts) {
+    check_refused([&] { MatrixRuns{view}; }, parts);
+  };
+  refuses({nullptr, {1, 1, 2, 2}}, {"MatrixRuns", "is null but has size 4"});
+  refuses({visible, {1, 1, 2, -2}}, {"MatrixRuns", "extent -2"});
+  refuses({visible, {-1, 1, 2, 2}}, {"MatrixRuns", "extent -1"});
+  // Any last stride.
+  const MatrixRuns every_other(View<const bool, 4>(visible, {1, 1, 1, 2}, {0, 0, 0, 2}));
+  CHECK(every_other.count({.shape = {1, 1, 1, 2}}) == 2);
 }
 
 }  // namespace attention_problem::mask_runs_test

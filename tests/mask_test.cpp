@@ -184,6 +184,10 @@ TEST_CASE("a prefix is seen by all queries, the rest causally", "[mask]") {
   });
   const std::vector<index_t> extreme{unlimited, std::numeric_limits<index_t>::min()};
   CHECK(picture(PrefixLM(extreme), {2, 1, 2, 2}) == "xx\nxx\nx.\nxx\n");
+  // A query that another mask places beyond the keys.
+  Query beyond{.shape = {2, 1, 2, 2}};
+  beyond.shift = 5;
+  CHECK(PrefixLM(extreme).keys(beyond).end == Causal{}.keys(beyond).end);
 }
 
 TEST_CASE("KeyLengths masks the keys after the length of each batch entry", "[mask]") {

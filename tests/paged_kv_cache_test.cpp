@@ -373,7 +373,8 @@ TEST_CASE("append to a paged cache rotates each key to the position in its seque
   const std::array<index_t, 2> ids{a, b};
   CHECK(std::equal(expected.begin(), expected.end(), cache.source(ids).run(0, 1, 3).k));
   for (index_t key = 0; key < 3; ++key) {
-    const float* k = one.source(std::array{alone}).run(0, 1, key).k;
+    const std::array ids_of_one{alone};
+    const float* k = one.source(ids_of_one).run(0, 1, key).k;
     CHECK(std::equal(k, k + width, cache.source(ids).run(1, 1, key).k));
   }
 }
@@ -470,7 +471,8 @@ TEST_CASE("keep moves the factors of rows", "[kv_cache][paged_kv_cache]") {
   for (index_t i = 0; i < 3; ++i) {
     for (index_t h = 0; h < 2; ++h) {
       const auto expected = before.run(0, h, kept[static_cast<std::size_t>(i)]);
-      for (const auto& run : {cache.run(0, h, 2 + i), pages.source(std::array{id}).run(0, h, 2 + i)}) {
+      const std::array ids_of_pages{id};
+      for (const auto& run : {cache.run(0, h, 2 + i), pages.source(ids_of_pages).run(0, h, 2 + i)}) {
         CHECK(run.k_scales[0] == expected.k_scales[0]);
         CHECK(run.v_scales[0] == expected.v_scales[0]);
         const auto same = [](const Int8& x, const Int8& y) { return x.value == y.value; };
@@ -522,7 +524,10 @@ TEST_CASE("a paged cache refuses ids without a sequence", "[paged_kv_cache][erro
   check_negative("remove", "id", [&](index_t id) { cache.remove(id); });
   check_negative("length", "id", [&](index_t id) { static_cast<void>(cache.length(id)); });
   check_negative("pages_of", "id", [&](index_t id) { static_cast<void>(cache.pages_of(id)); });
-  check_negative("source", "ids", [&](index_t id) { static_cast<void>(cache.source(std::array{a, id})); });
+  check_negative("source", "ids", [&](index_t id) {
+    const std::array two{a, id};
+    static_cast<void>(cache.source(two));
+  });
   check("append", "sequences", [&](index_t id) { append(cache, {3, 4}, std::vector<index_t>{a, id}); });
   check_refused([&] { cache.truncate(a, 3); }, {"PagedKvCache::truncate: length is 3", "2"});
   check_refused([&] { cache.truncate(a, -1); }, {"length is -1"});

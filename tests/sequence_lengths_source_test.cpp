@@ -127,8 +127,7 @@ void check_all(const Sizes& sizes) {
     const Sequences sequences = every_path(is_packed);
     const KvCache<T> cache = cache_of<T>(sequences, sizes);
     check_bits<T>(sequences, sizes, cache, Causal{}, Identity{}, {.rope = &rope}, both);
-    check_bits<T>(sequences, sizes, Pages<T>{cache, 16}, Causal{}, Identity{},
-                  {.sinks = sinks, .rotate_source_keys = true}, both);
+    check_bits<T>(sequences, sizes, Pages<T>{cache, 16}, Causal{}, Identity{}, {.sinks = sinks}, both);
     check_bits<T>(sequences, sizes, Pages<T>{cache, 7}, SlidingWindow{50}, Softcap{5},
                   {.rope = &rope, .rotate_source_keys = true}, both);
   }

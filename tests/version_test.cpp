@@ -19,4 +19,7 @@ TEST_CASE("the version is the package's, in one number and in three", "[version]
   CHECK(SSMAX_VERSION / 100 % 100 == SSMAX_VERSION_MINOR);
   CHECK(SSMAX_VERSION % 100 == SSMAX_VERSION_PATCH);
   CHECK(TEXT(SSMAX_DATA_NAMESPACE) == "v" + major + "_" + minor);
+#if defined(SSMAX_COMPILED)
+  CHECK(TEXT(SSMAX_COMPILED_NAMESPACE) == "v" + major + "_" + minor + "_library_" + TEXT(SSMAX_LAYOUT));
+#endif
 }

@@ -44,6 +44,8 @@
 /// | NaN in a masked key or value | does not affect the result |
 /// | NaN in a visible key | NaN in out and lse of the queries that attend to the key |
 /// | NaN in a channel of a visible value | NaN in this channel of out, for the queries that attend to the key |
+/// | c·log2(e)·z of a visible key is above the range of the compute type | NaN in out and lse of the query |
+/// | c·log2(e)·z of a visible key is below this range | the key has the weight 0 |
 ///
 /// Attention computes an online softmax over key blocks, so its memory is linear in the sequence length. Attention
 /// skips keys that are masked for every query of a query block.
@@ -64,8 +66,9 @@
 ///
 /// Results are bit-identical for every executor and for all strides. Results are also bit-identical if you split the
 /// queries into several calls that have more than 16 rows each (bf16 path: 5 rows each). A row is a query of a kv
-/// head: a call has queries · heads / kv_heads rows. Exception: on targets with bfloat16 products, a bfloat16 call
-/// with at most 128 keys takes the short_keys path. Its results can differ from those of a longer call.
+/// head: a call has queries · heads / kv_heads rows. Exception: on avx512_bf16 and neon_bf16, calls that rotate keys need
+/// more than 16 rows. Exception: on targets with bfloat16 products, a bfloat16 call with at most 128 keys takes the
+/// short_keys path. Its results can differ from those of a longer call.
 ///
 /// With `batch_invariant`, results are bit-identical if you split the queries into any calls, also over a cache. A
 /// query takes the bf16 path or prefill for any number of rows. docs/numerics.md has the price. The backward ignores
@@ -91,6 +94,10 @@
 /// logit no more than in float. With `rounded_rotation`, the path rounds a rotated q or k to one bfloat16 number. The
 /// result is then that of a call without a rope over the rounded rows. The bf16 path treats subnormal numbers as 0. An
 /// infinity in a rotated q or k gives NaN.
+///
+/// The errors above hold for ordinary logits. If products of channels cancel (massive activations), the rounding of the
+/// logits adds 8·L·ε·Σ p abs(v) to the error of out and 4·L·ε to the error of lse. Here, ε is 2^-23. L is the largest
+/// abs(c)·scale·Σ_t abs(q_t k_t) over the visible keys, and L·ε must be below 1.
 ///
 /// A call allocates once. Exception: with a workspace, a call does not allocate. `out` and `lse` must not overlap the
 /// inputs. To omit lse, pass `View{}`: a null pointer with extents is an error. Throws std::invalid_argument for
@@ -136,7 +143,7 @@ struct AttentionOptions {
   std::optional<double> scale{};                       ///< Factor of q·k; 1/√d by default.
   const Rope<detail::ComputeType<T>>* rope = nullptr;  ///< Rotates q, and the keys that are not in a source.
   index_t key_position = 0;                            ///< Position of the first key, for the rope.
-  std::span<const detail::ComputeType<T>> sinks{};     ///< One number per head.
+  KeptSpan<const detail::ComputeType<T>> sinks{};      ///< One number per head.
   Workspace* workspace = nullptr;                      ///< Memory that calls reuse.
   bool float_products = false;      ///< If true, bfloat16 is multiplied in float on every target.
   bool rounded_rotation = false;    ///< If true, the bf16 path rounds rotated q and k to bfloat16.

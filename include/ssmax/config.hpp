@@ -7,7 +7,7 @@
 /// |---|---|---|
 /// | `SSMAX_DATA_NAMESPACE` | plain data that you pass through your own interfaces | version |
 /// | `SSMAX_CODE_NAMESPACE` | all compiled code; classes that own tables or belong to one call | version and modes |
-/// | `SSMAX_COMPILED_NAMESPACE` | kernels and drivers (the loops that call kernels) | version, `library` or modes |
+/// | `SSMAX_COMPILED_NAMESPACE` | kernels and drivers (the loops that call kernels) | version, `library` and layout, or modes |
 ///
 /// **Data**: views, scalings, masks, scores, pools, workspaces, states, explanations, RopeOptions, KvCacheOptions,
 /// PagedKvCacheOptions and CrossEntropyOptions. Units that you build with different -m flags can exchange them. Every
@@ -24,7 +24,8 @@
 /// **Compiled**: without `SSMAX_COMPILED`, this is the code namespace, and every unit compiles what it calls. The
 /// CMake target ssmax::compiled sets `SSMAX_COMPILED`. Then headers only declare the kernels and drivers, and the
 /// library compiles them once, whatever the flags of the calling units. A unit passes plain data (namespace shared)
-/// to the library. You may link units of both kinds into one program.
+/// to the library. The name carries the layout of this data: a unit does not link a library of another layout. You may
+/// link units of both kinds into one program.
 ///
 /// This reference omits the inline namespaces: it lists every name in namespace ssmax.
 /// @{
@@ -171,6 +172,9 @@
 #define SSMAX_ABI_EXTENSIONS
 #endif
 
+// Names the layout of the data that a unit passes to the library. tests/layout.py writes it.
+#define SSMAX_LAYOUT x94ef170d
+
 #define SSMAX_CONCATENATE_(a, b, c, d, e, f) a##b##c##d##e##f
 #define SSMAX_CONCATENATE(a, b, c, d, e, f) SSMAX_CONCATENATE_(a, b, c, d, e, f)
 #define SSMAX_DATA_NAMESPACE SSMAX_CONCATENATE(v, SSMAX_VERSION_MAJOR, _, SSMAX_VERSION_MINOR, , )
@@ -178,7 +182,7 @@
   SSMAX_CONCATENATE(SSMAX_DATA_NAMESPACE, SSMAX_ABI_BASELINE, SSMAX_ABI_EXCEPTIONS, SSMAX_ABI_ASSERTIONS, \
                     SSMAX_ABI_KERNELS, SSMAX_ABI_EXTENSIONS)
 #if defined(SSMAX_COMPILED)
-#define SSMAX_COMPILED_NAMESPACE SSMAX_CONCATENATE(SSMAX_DATA_NAMESPACE, _library, , , , )
+#define SSMAX_COMPILED_NAMESPACE SSMAX_CONCATENATE(SSMAX_DATA_NAMESPACE, _library_, SSMAX_LAYOUT, , , )
 #else
 #define SSMAX_COMPILED_NAMESPACE SSMAX_CODE_NAMESPACE
 #endif

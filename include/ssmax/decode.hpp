@@ -24,10 +24,11 @@
 /// | each call has more than 16 queries per kv head, and the cache does not round | bit-identical |
 /// | bfloat16 with at most 128 keys | decode takes the bf16 path, attention computes in float |
 /// | every call has `batch_invariant`, and the cache does not round | bit-identical |
-/// | fewer queries | products are summed in another order: error ≤ 4·(d + 1024 + n / 1024)·ε·Σ p·abs(v) |
+/// | fewer queries | products are summed in another order: error ≤ 4·(d + 1024 + n / 1024 + L)·ε·Σ p·abs(v) |
 /// | the same on the bf16 path | within the bounds of both paths (attention.hpp) |
 ///
-/// ε is 2^-23, for double 2^-52.
+/// ε is 2^-23, for double 2^-52. L is the largest abs(c)·scale·Σ_t abs(q_t k_t) over the visible keys: large where
+/// products of channels cancel (massive activations). The bound holds if L·ε is below 1.
 ///
 /// A cache rounds rows of another type. It also rounds keys of half and bfloat16 after rotating them.
 #pragma once

@@ -56,8 +56,8 @@ void check_heads_divide(const char* function, const char* name, const View<T, 3>
 /// Returns heads [first, first + count) of d channels each, of x [batch, tokens, channels].
 template <class T>
 View<T, 4> heads_of(const View<T, 3>& x, index_t first, index_t count, index_t d) {
-  return {
-      x.data_handle() + first * d, {x.extent(0), count, x.extent(1), d}, {x.stride(0), d, x.stride(1), 1}};
+  T* const data = x.data_handle() == nullptr ? nullptr : x.data_handle() + first * d;
+  return {data, {x.extent(0), count, x.extent(1), d}, {x.stride(0), d, x.stride(1), 1}};
 }
 
 /// Returns [tokens, channels] as [1, tokens, channels].

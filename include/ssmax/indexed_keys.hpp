@@ -37,6 +37,7 @@
 
 #include "detail/checks/key_storage.hpp"
 #include "detail/checks/views.hpp"
+#include "kept_span.hpp"
 #include "key_source.hpp"
 #include "view.hpp"
 
@@ -53,14 +54,14 @@ class IndexedKeys {
 
   /// Refers to a pool and lists: the top of indexed_keys.hpp.
   IndexedKeys(const View<const K, 3>& k, const View<const V, 3>& v, const View<const Index, 3>& indices,
-              std::span<const Length> lengths, const KeyScales<2>& scales = {})
+              KeptSpan<const Length> lengths, const KeyScales<2>& scales = {})
       : k_(k), v_(v), scales_(scales), indices_(indices), lengths_(lengths) {
     detail::check_view("IndexedKeys", "k", k_);
     detail::check_view("IndexedKeys", "v", v_);
     for (int i = 0; i < 2; ++i) detail::check_extent("IndexedKeys", "v", v_, i, "k", k_, i);
     detail::check_scales("IndexedKeys", "k_scales", scales_.k, "k", k_);
     detail::check_scales("IndexedKeys", "v_scales", scales_.v, "v", v_);
-    detail::check_view("IndexedKeys", "indices", indices_);
+    detail::check_strided_view("IndexedKeys", "indices", indices_);
     if (indices_.extent(0) != std::ssize(lengths_)) {
       detail::fail_value("IndexedKeys", "lengths", "has size", std::ssize(lengths_),
                          "must be the batch of indices", indices_.extent(0));
@@ -142,9 +143,8 @@ class IndexedKeys {
 template <class K, class V, class Index, class Lengths>
 IndexedKeys(const View<K, 3>&, const View<V, 3>&, const View<Index, 3>&, const Lengths&,
             const KeyScales<2>& = {})
-    -> IndexedKeys<
-        std::remove_const_t<K>, std::remove_const_t<V>, std::remove_const_t<Index>,
-        std::remove_const_t<typename decltype(std::span(std::declval<const Lengths&>()))::value_type>>;
+    -> IndexedKeys<std::remove_const_t<K>, std::remove_const_t<V>, std::remove_const_t<Index>,
+                   shared::ElementOf<const Lengths>>;
 
 SSMAX_END
 /// @}

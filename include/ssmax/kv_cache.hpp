@@ -76,8 +76,12 @@ class KvCache {
 
   /// Returns the options, with the actual value_width.
   [[nodiscard]] const KvCacheOptions& options() const { return options_; }
-  /// Returns the number of positions of sequence b, overwritten ones included.
-  [[nodiscard]] index_t length(index_t b) const { return lengths_[static_cast<std::size_t>(b)]; }
+  /// Returns the number of positions of sequence b, overwritten ones included. Throws std::invalid_argument unless b is
+  /// in [0, batch). So do stored, forgotten and run.
+  [[nodiscard]] index_t length(index_t b) const {
+    check_sequence("KvCache::length", b);
+    return lengths_[static_cast<std::size_t>(b)];
+  }
   /// Returns the range from the first to the last position of sequence b whose key is stored. With the option
   /// `first`, the range includes the positions of forgotten(b).
   [[nodiscard]] KeyRange stored(index_t b) const {
@@ -265,8 +269,10 @@ class KvCache {
       const KeyRange lost = forgotten_at(end);
       store_keys(start, std::min(end, lost.begin));
       store_keys(std::max(start, lost.end), end);
-      lengths_[static_cast<std::size_t>(b)] += added;
     }
+    // A storage type of a user may throw above. The lengths are then unchanged.
+    for (index_t b = 0; b < options_.batch; ++b)
+      lengths_[static_cast<std::size_t>(b)] += count(counts, b, most);
   }
 
   KvCacheOptions options_;

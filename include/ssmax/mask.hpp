@@ -27,6 +27,7 @@
 
 #include "config.hpp"
 #include "detail/checks/error.hpp"
+#include "kept_span.hpp"
 #include "mask_matrix.hpp"
 #include "query.hpp"
 
@@ -57,7 +58,7 @@ struct Lengths {
   std::span<const index_t> visible;  ///< One number per row.
 
   /// Stores the span, which must outlive the mask.
-  SSMAX_INLINE constexpr explicit Lengths(std::span<const index_t> lengths) : visible(lengths) {}
+  SSMAX_INLINE constexpr explicit Lengths(KeptSpan<const index_t> lengths) : visible(lengths) {}
   /// Returns [0, visible[r]). Clamps the value to [0, keys], because a check of all values would not be O(1).
   SSMAX_INLINE constexpr KeyRange keys(const Query& query) const {
     const auto row = (query.batch * query.shape.heads + query.head) * query.shape.queries + query.index;
@@ -102,11 +103,11 @@ struct PrefixLM {
   std::span<const index_t> prefix;  ///< One number per batch entry.
 
   /// Stores the span, which must outlive the mask.
-  SSMAX_INLINE constexpr explicit PrefixLM(std::span<const index_t> lengths) : prefix(lengths) {}
+  SSMAX_INLINE constexpr explicit PrefixLM(KeptSpan<const index_t> lengths) : prefix(lengths) {}
   /// Returns [0, max(p + 1, prefix[b])).
   SSMAX_INLINE constexpr KeyRange keys(const Query& query) const {
     const index_t seen_by_all = prefix[static_cast<std::size_t>(query.batch)];
-    return {0, std::clamp<index_t>(seen_by_all, Causal{}.keys(query).end, query.shape.keys)};
+    return {0, std::max(Causal{}.keys(query).end, std::min(seen_by_all, query.shape.keys))};
   }
   /// Throws std::invalid_argument unless there is one number per batch entry.
   SSMAX_INLINE void check(const QueryShape& shape) const {
@@ -124,7 +125,7 @@ struct KeyLengths {
   std::span<const index_t> lengths;  ///< One number per batch entry.
 
   /// Stores the span, which must outlive the mask.
-  SSMAX_INLINE constexpr explicit KeyLengths(std::span<const index_t> keys_per_entry)
+  SSMAX_INLINE constexpr explicit KeyLengths(KeptSpan<const index_t> keys_per_entry)
       : lengths(keys_per_entry) {}
   /// Returns [0, lengths[b]).
   SSMAX_INLINE constexpr KeyRange keys(const Query& query) const {
@@ -148,11 +149,11 @@ struct KeyLengths {
 class Documents {
  public:
   /// Queries and keys have the same boundaries. The span must outlive the mask.
-  SSMAX_INLINE constexpr Documents(std::span<const index_t> cumulative, bool causal)
+  SSMAX_INLINE constexpr Documents(KeptSpan<const index_t> cumulative, bool causal)
       : Documents(cumulative, cumulative, causal) {}
   /// Queries and keys have different boundaries. The spans must outlive the mask.
-  SSMAX_INLINE constexpr Documents(std::span<const index_t> cumulative_queries,
-                                   std::span<const index_t> cumulative_keys, bool causal)
+  SSMAX_INLINE constexpr Documents(KeptSpan<const index_t> cumulative_queries,
+                                   KeptSpan<const index_t> cumulative_keys, bool causal)
       : queries_(cumulative_queries), keys_(cumulative_keys), causal_(causal) {}
 
   /// Returns the keys of the query's document. Exception: if causal, returns those up to the query's position.

@@ -19,7 +19,9 @@
 
 #include "config.hpp"
 #include "detail/checks/error.hpp"
+#include "detail/checks/views.hpp"
 #include "detail/memory/bits.hpp"
+#include "kept_span.hpp"
 #include "query.hpp"
 #include "view.hpp"
 
@@ -97,7 +99,7 @@ struct SparseBlocks {
 class BlockSparse {
  public:
   /// Stores the shapes and the span, which must outlive the mask.
-  SSMAX_INLINE constexpr BlockSparse(const SparseBlocks& blocks, std::span<const std::uint64_t> bitmap)
+  SSMAX_INLINE constexpr BlockSparse(const SparseBlocks& blocks, KeptSpan<const std::uint64_t> bitmap)
       : blocks_(blocks),
         bitmap_(bitmap),
         query_shift_(shift_of(blocks.query_block)),
@@ -207,7 +209,8 @@ SSMAX_BEGIN_CODE
 /// Memory: 16 bytes per run and per row. A dimension of stride 0 is stored once.
 class MatrixRuns {
  public:
-  /// Reads a matrix that is true for visible keys.
+  /// Reads a matrix that is true for visible keys. Throws std::invalid_argument for a view that view.hpp rules out, but
+  /// accepts any last stride.
   explicit MatrixRuns(const View<const bool, 4>& visible) {
     read(visible, [](bool x) { return x; });
   }
@@ -261,22 +264,23 @@ class MatrixRuns {
 
   template <class T, class F>
   void read(const View<const T, 4>& matrix, const F& is_visible) {
+    detail::check_strided_view("MatrixRuns", "the matrix", matrix);
     for (int i = 0; i < 4; ++i) extents_[i] = matrix.extent(i);
     for (int i = 0; i < 3; ++i)
       rows_[i] = matrix.stride(i) == 0 ? std::min<index_t>(1, extents_[i]) : extents_[i];
     begins_.push_back(0);
     for (index_t b = 0; b < rows_[0]; ++b) {
       for (index_t h = 0; h < rows_[1]; ++h) {
-        for (index_t q = 0; q < rows_[2]; ++q) read_row(&matrix(b, h, q, 0), matrix.stride(3), is_visible);
+        for (index_t q = 0; q < rows_[2]; ++q) read_row(matrix, b, h, q, is_visible);
       }
     }
   }
   template <class T, class F>
-  void read_row(const T* row, index_t stride, const F& is_visible) {
+  void read_row(const View<const T, 4>& matrix, index_t b, index_t h, index_t q, const F& is_visible) {
     index_t count = 0;
     for (index_t key = 0; key < extents_[3];) {
       KeyRange run{key, key};
-      while (run.end < extents_[3] && is_visible(row[run.end * stride])) ++run.end;
+      while (run.end < extents_[3] && is_visible(matrix(b, h, q, run.end))) ++run.end;
       if (run.size() > 0) runs_.push_back({run, count += run.size()});
       key = run.end + 1;
     }

@@ -260,7 +260,8 @@ void attention_backward(Communicator& comm, const Layout& layout,
 /// Appends new positions to the cache of this rank, which holds the rank's positions of the layout, in their order.
 /// The tensors k and v [batch, kv_heads, new, channels] hold all of the rank's positions from `first` of the sequence
 /// on. With a rope, rotates keys to their positions in the sequence. A local call. Throws std::invalid_argument if
-/// the layout lacks the positions or the cache lacks earlier positions of the rank.
+/// the layout lacks the positions, the cache lacks earlier positions of the rank, or a tensor does not fit. The cache is
+/// then unchanged.
 template <class K, class V>
 void append(KvCache<K, V>& cache, const Layout& layout, int rank, index_t first,
             std::type_identity_t<View<const detail::ComputeType<K>, 4>> k,
@@ -270,6 +271,7 @@ void append(KvCache<K, V>& cache, const Layout& layout, int rank, index_t first,
   detail::check_part(function, "first", first, k.extent(2), "leaves no room for k in the layout's positions,",
                      "positions", layout.positions());
   detail::check_held(function, cache, layout, rank, first);
+  detail::check_append(function, cache, layout, rank, first, k, v, rope);
   std::vector<detail::ComputeType<K>> rotated;
   for (const Segment& segment : layout.segments()) {
     const index_t begin = std::max(segment.begin, first), end = std::min(segment.end, first + k.extent(2));

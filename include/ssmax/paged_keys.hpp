@@ -54,6 +54,7 @@
 
 #include "detail/checks/key_storage.hpp"
 #include "detail/checks/views.hpp"
+#include "kept_span.hpp"
 #include "key_source.hpp"
 #include "view.hpp"
 
@@ -66,19 +67,16 @@ template <std::integral Index, std::integral Length = Index>
 class PageTable {
  public:
   /// A table [batch, most pages of a sequence].
-  PageTable(const View<const Index, 2>& table, std::span<const Length> lengths)
+  PageTable(const View<const Index, 2>& table, KeptSpan<const Length> lengths)
       : table_(table), lengths_(lengths) {
-    detail::check_extents("PageTable", "table", table_);
-    if (!table_.empty()) detail::check_reach("PageTable", "table", table_);
-    if (!table_.empty() && table_.data_handle() == nullptr)
-      detail::fail_value("PageTable", "table", "is null but has size", table_.size(), "must be", 0);
+    detail::check_strided_view("PageTable", "table", table_);
     if (table_.extent(0) != std::ssize(lengths_)) {
       detail::fail_value("PageTable", "lengths", "has size", std::ssize(lengths_),
                          "must be the number of rows of table", table_.extent(0));
     }
   }
   /// A table in compressed rows: sequence b has entries [begins[b], begins[b + 1]) of `pages`.
-  PageTable(std::span<const Index> pages, std::span<const Index> begins, std::span<const Length> lengths)
+  PageTable(KeptSpan<const Index> pages, KeptSpan<const Index> begins, KeptSpan<const Length> lengths)
       : table_(pages.data(), {1, std::ssize(pages)}), begins_(begins), lengths_(lengths) {
     if (std::ssize(begins_) != std::ssize(lengths_) + 1) {
       detail::fail_value("PageTable", "begins", "has size", std::ssize(begins_),
@@ -117,6 +115,15 @@ class PageTable {
   std::span<const Index> begins_;  // empty unless compressed
   std::span<const Length> lengths_;
 };
+
+/// @cond
+template <class Index, class Lengths>
+PageTable(const View<Index, 2>&, const Lengths&)
+    -> PageTable<std::remove_const_t<Index>, shared::ElementOf<const Lengths>>;
+template <class Pages, class Lengths>
+PageTable(const Pages&, const Pages&, const Lengths&)
+    -> PageTable<shared::ElementOf<const Pages>, shared::ElementOf<const Lengths>>;
+/// @endcond
 
 /// A source of keys in pages. K and V are the storage types of keys and values.
 template <class K, class V = K, class Index = int, class Length = Index>

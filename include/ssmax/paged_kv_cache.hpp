@@ -194,11 +194,7 @@ class PagedKvCache {
     Sequence& s = sequence(id);
     if (length < 0 || length > s.length)
       detail::fail_value("PagedKvCache::truncate", "length", "is", length, "must be within 0 and", s.length);
-    s.length = length;
-    while (std::ssize(s.pages) > pages_for(length)) {
-      release(s.pages.back());
-      s.pages.pop_back();
-    }
+    shorten(s, length);
   }
 
   /// Keeps the first `length` keys of sequence `id` and the keys `kept`, in place of all keys from `length` on. For
@@ -258,7 +254,7 @@ class PagedKvCache {
 
   /// Returns a source of the keys of these sequences, one per batch entry. Cache and ids must outlive the source.
   /// Throws std::invalid_argument if an id has no sequence.
-  [[nodiscard]] Source source(std::span<const index_t> ids) const {
+  [[nodiscard]] Source source(KeptSpan<const index_t> ids) const {
     for (index_t id : ids) check_id("PagedKvCache::source", "ids", id);
     return {*this, ids};
   }
@@ -370,7 +366,8 @@ class PagedKvCache {
       const auto pages = static_cast<std::size_t>(pages_for(s.length + s.added));
       if (pages > s.pages.capacity()) s.pages.reserve(std::max(pages, 2 * s.pages.size()));
     }
-    // 3. Store the tokens.
+    // 3. Store the tokens. The storage type of a user may throw.
+    UndoneAppend undone{*this};
     for (index_t token = 0; token < tokens; ++token) {
       const auto t = static_cast<std::size_t>(token);
       if (sequences[t] < 0) continue;
@@ -380,6 +377,30 @@ class PagedKvCache {
       for (index_t h = 0; h < options_.kv_heads; ++h)
         rows_.store(row_of(s.pages.back(), h, s.length), &k(token, h, 0), &v(token, h, 0), rope, position);
       ++s.length;
+    }
+    undone.cache = nullptr;
+  }
+
+  /// Gives the sequences their lengths and pages back if storing a token throws.
+  struct UndoneAppend {
+    PagedKvCache* cache;
+
+    explicit UndoneAppend(PagedKvCache& appended) : cache(&appended) {}
+    UndoneAppend(const UndoneAppend&) = delete;
+    UndoneAppend& operator=(const UndoneAppend&) = delete;
+    ~UndoneAppend() {
+      if (cache == nullptr) return;
+      for (Sequence& s : cache->sequences_) {
+        if (s.added > 0) cache->shorten(s, s.start);
+      }
+    }
+  };
+
+  void shorten(Sequence& s, index_t length) {
+    s.length = length;
+    while (std::ssize(s.pages) > pages_for(length)) {
+      release(s.pages.back());
+      s.pages.pop_back();
     }
   }
 

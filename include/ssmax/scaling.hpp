@@ -92,7 +92,7 @@ class PerHead {
   /// Stores one number for all heads.
   SSMAX_INLINE constexpr PerHead(T value) : value_(value) {}
   /// Stores one number per head. The span must outlive this object.
-  SSMAX_INLINE constexpr PerHead(std::span<const T> values) : per_head_(true), values_(values) {}
+  SSMAX_INLINE constexpr PerHead(KeptSpan<const T> values) : per_head_(true), values_(values) {}
   /// Returns the number of a head.
   SSMAX_INLINE constexpr double operator[](index_t head) const {
     return static_cast<double>(per_head_ ? values_[static_cast<std::size_t>(head)] : value_);
@@ -125,11 +125,6 @@ SSMAX_INLINE constexpr void add_to_head(std::span<T> gradient, index_t head, dou
   gradient[gradient.size() == 1 ? 0 : static_cast<std::size_t>(head)] += static_cast<T>(value);
 }
 
-/// The element type of a std::vector, std::array or std::span.
-template <class Range>
-using ElementOf =
-    typename decltype(std::span(std::declval<std::add_lvalue_reference_t<Range>>()))::value_type;
-
 }  // namespace shared
 
 template <class T>
@@ -146,15 +141,8 @@ class SSMax : public RowFunctor<SSMax<T>> {
   SSMAX_INLINE constexpr explicit SSMax(std::type_identity_t<T> s = T{1}, std::type_identity_t<T> b = T{0})
       : s_(s), b_(b) {}
   /// Uses one s per head and one b per head. If the span of b is empty, b is 0.
-  SSMAX_INLINE constexpr explicit SSMax(std::span<const T> s, std::span<const T> b = {})
+  SSMAX_INLINE constexpr explicit SSMax(KeptSpan<const T> s, KeptSpan<const T> b = {})
       : s_(s), b_(b.empty() ? PerHead<T>(T{0}) : PerHead<T>(b)) {}
-  /// @cond
-  // clang-format off
-  template <class... Range>
-  requires(shared::Temporary<Range, const T> || ...)
-  explicit SSMax(Range&&...) = delete;  // a temporary ends before the scaling is used: give the vector a name
-  // clang-format on
-  /// @endcond
 
   /// Returns s·ln n + b.
   SSMAX_INLINE double operator()(const Row& row) const {
@@ -236,18 +224,11 @@ class SizeTable : public RowFunctor<SizeTable<T>> {
   using RowFunctor<SizeTable<T>>::operator();
 
   /// Uses the same s and b for all heads.
-  SSMAX_INLINE constexpr explicit SizeTable(std::span<const T> p, T s = T{1}, T b = T{0})
+  SSMAX_INLINE constexpr explicit SizeTable(KeptSpan<const T> p, T s = T{1}, T b = T{0})
       : p_(p), s_(s), b_(b) {}
   /// Uses one s per head and one b per head. If the span of b is empty, b is 0.
-  SSMAX_INLINE constexpr SizeTable(std::span<const T> p, std::span<const T> s, std::span<const T> b = {})
+  SSMAX_INLINE constexpr SizeTable(KeptSpan<const T> p, KeptSpan<const T> s, KeptSpan<const T> b = {})
       : p_(p), s_(s), b_(b.empty() ? PerHead<T>(T{0}) : PerHead<T>(b)) {}
-  /// @cond
-  // clang-format off
-  template <class... Range>
-  requires(shared::Temporary<Range, const T> || ...)
-  explicit SizeTable(Range&&...) = delete;  // a temporary ends before the scaling is used: give the vector a name
-  // clang-format on
-  /// @endcond
 
   /// Returns s·p_n + b.
   SSMAX_INLINE double operator()(const Row& row) const {

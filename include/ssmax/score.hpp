@@ -34,6 +34,7 @@
 #include "detail/checks/views.hpp"
 #include "detail/kernels/scores.hpp"
 #include "fast_path.hpp"
+#include "kept_span.hpp"
 #include "key.hpp"
 #include "lanes.hpp"
 #include "query.hpp"
@@ -111,13 +112,18 @@ inline constexpr bool by_lanes<Softcap> = true;
 
 struct AlibiGradient;
 
-/// z' = z + slope·(key position - query position), with one slope per head. The slopes must outlive the
-/// score.
+/// z' = z + slope·(key position - query position), with one slope per head.
 struct Alibi {
-  std::span<const double> slopes_per_head;  ///< One number per head.
+  std::span<const double> slopes_per_head;  ///< One number per head. Empty for the slopes of the paper.
+  index_t heads = 0;                        ///< Number of heads, of the slopes of the paper.
 
-  /// The slopes.
-  SSMAX_INLINE constexpr explicit Alibi(std::span<const double> slopes) : slopes_per_head(slopes) {}
+  /// Uses the slopes of the paper. Throws std::invalid_argument for a negative number of heads.
+  SSMAX_INLINE constexpr explicit Alibi(index_t number_of_heads) : heads(number_of_heads) {
+    if (heads < 0) detail::fail_value("Alibi", "heads", "are", heads, "must be at least", 0);
+  }
+  /// Uses slopes of your own, which must outlive the score.
+  SSMAX_INLINE constexpr explicit Alibi(KeptSpan<const double> slopes)
+      : slopes_per_head(slopes), heads(std::ssize(slopes)) {}
 
   /// Returns the slopes of the paper. If heads is a power of two: 2^(-8·i/heads) for i from 1 to heads.
   /// Otherwise: the slopes of the next lower power of two, then every other slope of the next higher one.
@@ -125,19 +131,18 @@ struct Alibi {
     if (heads < 0) detail::fail_value("Alibi::slopes", "heads", "are", heads, "must be at least", 0);
     constexpr index_t most = std::numeric_limits<index_t>::max() / static_cast<index_t>(sizeof(double));
     if (heads > most) detail::fail_value("Alibi::slopes", "heads", "are", heads, "must be at most", most);
-    const auto count = static_cast<std::size_t>(heads);
-    const std::size_t lower = std::bit_floor(count);
-    std::vector<double> result(count);
-    for (std::size_t i = 0; i < count; ++i) {
-      const double power = i < lower ? static_cast<double>(i + 1) : static_cast<double>(i - lower) + 0.5;
-      result[i] = std::exp2(-8.0 * power / static_cast<double>(lower));
-    }
+    std::vector<double> result;
+    for (const Alibi paper(heads); std::ssize(result) < heads;)
+      result.push_back(paper.slope(std::ssize(result)));
     return result;
   }
 
   /// Returns the slope of a head.
   SSMAX_INLINE constexpr double slope(index_t head) const {
-    return slopes_per_head[static_cast<std::size_t>(head)];
+    if (!slopes_per_head.empty()) return slopes_per_head[static_cast<std::size_t>(head)];
+    const auto lower = static_cast<double>(std::bit_floor(static_cast<std::size_t>(heads)));
+    const auto i = static_cast<double>(head);
+    return std::exp2(-8.0 * (i < lower ? i + 1 : i - lower + 0.5) / lower);
   }
   /// Returns z + slope·(key position - query position).
   template <std::floating_point T>
@@ -151,10 +156,8 @@ struct Alibi {
   }
   /// Throws std::invalid_argument unless there is one slope per head.
   SSMAX_INLINE void check(const QueryShape& shape) const {
-    if (static_cast<index_t>(slopes_per_head.size()) != shape.heads) {
-      detail::fail_value("Alibi", "slopes", "have extent", static_cast<index_t>(slopes_per_head.size()),
-                         "heads are", shape.heads);
-    }
+    if (heads != shape.heads)
+      detail::fail_value("Alibi", "slopes", "have extent", heads, "heads are", shape.heads);
   }
 
   /// Returns the score for attention_backward, which adds ∂slopes to dslopes, one element per head.

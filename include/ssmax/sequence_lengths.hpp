@@ -52,6 +52,7 @@
 #include <span>
 
 #include "config.hpp"
+#include "kept_span.hpp"
 #include "query.hpp"
 
 /// @addtogroup sequence_lengths
@@ -74,33 +75,33 @@ class SequenceLengths {
   SSMAX_INLINE constexpr SequenceLengths() = default;
 
   /// Batch entry b has `queries[b]` queries and `keys[b]` keys.
-  [[nodiscard]] SSMAX_INLINE static constexpr SequenceLengths padded(std::span<const index_t> queries,
-                                                                     std::span<const index_t> keys) {
+  [[nodiscard]] SSMAX_INLINE static constexpr SequenceLengths padded(KeptSpan<const index_t> queries,
+                                                                     KeptSpan<const index_t> keys) {
     return {Layout::padded, queries, keys};
   }
   /// Batch entry b has `lengths[b]` queries and as many keys.
-  [[nodiscard]] SSMAX_INLINE static constexpr SequenceLengths padded(std::span<const index_t> lengths) {
+  [[nodiscard]] SSMAX_INLINE static constexpr SequenceLengths padded(KeptSpan<const index_t> lengths) {
     return padded(lengths, lengths);
   }
   /// Sequence b has queries [cumulative_queries[b], cumulative_queries[b + 1]) and keys
   /// [cumulative_keys[b], cumulative_keys[b + 1]). Both spans begin with 0 and end with the number of rows.
   [[nodiscard]] SSMAX_INLINE static constexpr SequenceLengths packed(
-      std::span<const index_t> cumulative_queries, std::span<const index_t> cumulative_keys) {
+      KeptSpan<const index_t> cumulative_queries, KeptSpan<const index_t> cumulative_keys) {
     return {Layout::packed, cumulative_queries, cumulative_keys};
   }
   /// The same for sequences that have as many keys as queries.
-  [[nodiscard]] SSMAX_INLINE static constexpr SequenceLengths packed(std::span<const index_t> cumulative) {
+  [[nodiscard]] SSMAX_INLINE static constexpr SequenceLengths packed(KeptSpan<const index_t> cumulative) {
     return packed(cumulative, cumulative);
   }
 
   /// For calls over a source of keys, which has the lengths of keys: batch entry b has `queries[b]` queries.
   [[nodiscard]] SSMAX_INLINE static constexpr SequenceLengths padded_queries(
-      std::span<const index_t> queries) {
+      KeptSpan<const index_t> queries) {
     return {Layout::padded, queries, {}};
   }
   /// The same for packed queries: sequence b has queries [cumulative_queries[b], cumulative_queries[b + 1]).
   [[nodiscard]] SSMAX_INLINE static constexpr SequenceLengths packed_queries(
-      std::span<const index_t> cumulative_queries) {
+      KeptSpan<const index_t> cumulative_queries) {
     return {Layout::packed, cumulative_queries, {}};
   }
 

@@ -16,6 +16,7 @@
 #include "half.hpp"
 #include "heads_view.hpp"
 #include "indexed_keys.hpp"
+#include "kept_span.hpp"
 #include "key_source.hpp"
 #include "kv_cache.hpp"
 #include "mask.hpp"

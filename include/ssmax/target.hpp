@@ -78,8 +78,9 @@ namespace detail {
 }
 
 /// Selects another target for every thread, from now on. The selection applies to all units that are built with the
-/// same flags (header-only) or to all units that link ssmax::compiled. For tests and measurements. Throws
-/// std::invalid_argument if the target is not available.
+/// same flags (header-only) or to all units that link ssmax::compiled. For tests and measurements. No other thread may
+/// be in a call of the library: such a call could mix kernels of both targets. Throws std::invalid_argument if the
+/// target is not available.
 inline void set_active_target(Target target) {
   if (!compiled::is_available(target)) detail::fail_target("set_active_target", target_name(target));
   compiled::active_target_cell().store(target, std::memory_order_relaxed);

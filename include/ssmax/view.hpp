@@ -22,6 +22,7 @@
 #include <type_traits>
 
 #include "config.hpp"
+#include "kept_span.hpp"
 
 /// @addtogroup view
 /// @{
@@ -29,19 +30,6 @@ SSMAX_BEGIN_DATA
 
 template <class T, int Rank>
 class View;
-
-namespace shared {
-
-/// A range from which you can construct a span of T.
-template <class Range, class T>
-concept RangeOf = std::is_constructible_v<std::span<T>, std::add_lvalue_reference_t<Range>>;
-
-/// A temporary that owns its elements: a span of it would dangle after the expression.
-template <class Range, class T>
-concept Temporary = RangeOf<Range, T> && !std::is_lvalue_reference_v<Range> &&
-                    !std::ranges::enable_borrowed_range<std::remove_cvref_t<Range>>;
-
-}  // namespace shared
 
 /// A view with `Rank` extents and strides over elements of type T (`const T` for inputs).
 template <class T, int Rank>

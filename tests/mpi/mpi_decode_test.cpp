@@ -63,6 +63,20 @@ TEST_CASE("mpi::decode throws for a cache that does not hold the keys of its ran
     ssmax::mpi::append(cache, layout, world().rank(), first, rows, rows);
   };
   check_refused_with_words([&] { append(1); }, {"first", "1", "64"});
+  // An error leaves the cache unchanged, also if the first segments of the rank would fit.
+  const auto refused = [&](const View<const float, 4>& new_k, const View<const float, 4>& new_v,
+                           std::initializer_list<std::string_view> words) {
+    check_refused_with_words([&] { ssmax::mpi::append(cache, layout, world().rank(), 0, new_k, new_v); },
+                             words);
+    CHECK(cache.length(0) == 0);
+  };
+  refused(rows, {k.data(), {1, 1, 63, 4}}, {"v", "63", "64"});
+  refused(rows, {k.data(), {1, 1, 64, 3}}, {"v", "3", "4"});
+  refused({k.data(), {1, 2, 32, 4}}, {k.data(), {1, 2, 32, 4}}, {"k", "2", "1"});
+  KvCache<float> small({.width = 4, .capacity = 1});
+  const Layout by_turns = Layout::contiguous(64, 1, 1);
+  check_refused_with_words([&] { ssmax::mpi::append(small, by_turns, 0, 0, rows, rows); }, {"k", "64", "1"});
+  CHECK(small.length(0) == 0);
   append(0);
   check_refused_with_words([&] { append(0); }, {"cache", "length"});
   std::vector<float> out(4);

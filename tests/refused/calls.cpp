@@ -21,10 +21,10 @@
 // case DOUBLE_OUT_OF_SOURCE: double queries need a source of double and a result of double
 // case DOUBLE_VALUES_IN_CACHE: keys and values are computed in one type: double keys need double values
 // case VIEW_OF_TEMPORARY: the view of a temporary would dangle: give the vector a name
-// case SSMAX_OF_TEMPORARY: a temporary ends before the scaling is used: give the vector a name
-// case SSMAX_OF_TEMPORARY_B: a temporary ends before the scaling is used: give the vector a name
-// case SSMAX_OF_TEMPORARY_DEDUCED: a temporary ends before the scaling is used: give the vector a name
-// case TABLE_OF_TEMPORARY: a temporary ends before the scaling is used: give the vector a name
+// case SSMAX_OF_TEMPORARY: a temporary ends before the span is used: give the vector a name
+// case SSMAX_OF_TEMPORARY_B: a temporary ends before the span is used: give the vector a name
+// case SSMAX_OF_TEMPORARY_DEDUCED: a temporary ends before the span is used: give the vector a name
+// case TABLE_OF_TEMPORARY: a temporary ends before the span is used: give the vector a name
 #include <array>
 #include <ssmax/ssmax.hpp>
 #include <vector>

@@ -79,16 +79,21 @@ bool is_small(const View<T, Rank>& view) {
   return extents >> of_extent == 0 && strides >> of_stride == 0;
 }
 
+/// Throws as check_view does, but accepts any last stride.
 template <class T, int Rank>
-void check_view(const char* function, const char* name, const View<T, Rank>& view) {
+void check_strided_view(const char* function, const char* name, const View<T, Rank>& view) {
   if (!is_small(view)) {
     check_extents(function, name, view);
     if (!view.empty()) check_reach(function, name, view);
   }
-  if (view.empty()) return;
-  if (view.data_handle() == nullptr)
+  if (!view.empty() && view.data_handle() == nullptr)
     fail_value(function, name, "is null but has size", view.size(), "must be", 0);
-  if (view.extent(Rank - 1) > 1 && view.stride(Rank - 1) != 1) {
+}
+
+template <class T, int Rank>
+void check_view(const char* function, const char* name, const View<T, Rank>& view) {
+  check_strided_view(function, name, view);
+  if (!view.empty() && view.extent(Rank - 1) > 1 && view.stride(Rank - 1) != 1) {
     fail_value(function, name, "has last stride", view.stride(Rank - 1), "must be", 1);
   }
 }

@@ -4,7 +4,6 @@
 //
 // Rules inside a region:
 // - Standard headers must not be included.
-// - Lambdas are not allowed: GCC does not compile a lambda for the region's target.
 // - Feature names must exist in both compilers.
 //
 // With GCC the region sets tune=generic, so that the kernels do not depend on the unit's flags. GCC 12 with

@@ -1,6 +1,7 @@
 // Checks the arguments and policies of attention, attention_partial and decode, before anything is written.
 #pragma once
 
+#include <cmath>
 #include <limits>
 
 #include "../../../attention_state.hpp"
@@ -100,6 +101,32 @@ void check_query_part(const char* function, const Compute& a) {
              "queries", a.queries);
 }
 
+/// The functions that take AttentionOptions.
+enum class Entry { views, partial, backward, source };
+
+/// Throws if an option has no effect in a call, or if the scale is not finite. Exceptions: float_products,
+/// rounded_rotation and batch_invariant choose among paths, and are accepted by every call.
+template <class T>
+void check_options(const char* function, Entry entry, const AttentionOptions<T>& options, index_t heads) {
+  const bool has_rope = options.rope != nullptr;
+  if (options.scale && !std::isfinite(*options.scale))
+    fail_format("ssmax::%s: scale is %g, must be finite", function, *options.scale);
+  if (options.rotate_source_keys && entry != Entry::source)
+    fail_format("ssmax::%s: rotate_source_keys is true, must be false without a source of keys", function);
+  if (options.rotate_source_keys && !has_rope)
+    fail_format("ssmax::%s: rotate_source_keys is true, must be false without a rope", function);
+  if (options.key_position != 0 && entry == Entry::source && !options.rotate_source_keys)
+    fail_value(function, "key_position", "is", options.key_position, "the source's is", 0);
+  if (options.key_position != 0 && !has_rope)
+    fail_value(function, "key_position", "is", options.key_position, "without a rope it must be", 0);
+  if (entry == Entry::partial && !options.sinks.empty()) {
+    fail_value(function, "sinks", "have extent", std::ssize(options.sinks),
+               "finish takes the sinks of a state, here it must be", 0);
+  }
+  if (options.scaled_sinks && options.sinks.empty() && heads > 0)
+    fail_format("ssmax::%s: scaled_sinks is true, must be false without sinks", function);
+}
+
 /// Checks the tensors and the sinks of a call, but not the lengths of its sequences. O(1).
 template <class T>
 void check_tensors(const char* function, const AttentionArguments<T>& a, const AttentionOptions<T>& options) {
@@ -112,6 +139,7 @@ template <class T>
 void check_arguments(const char* function, const AttentionArguments<T>& a,
                      const AttentionOptions<T>& options) {
   check_tensors(function, a, options);
+  check_options(function, Entry::views, options, a.q.extent(1));
   check_lengths(function, options.lengths, a.q, a.k);
 }
 
@@ -119,6 +147,7 @@ template <class T>
 void check_arguments(const char* function, const PartialArguments<T>& a, const AttentionOptions<T>& options) {
   check_no_lengths(function, options.lengths);
   check_inputs(function, a.q, a.k, a.v);
+  check_options(function, Entry::partial, options, a.q.extent(1));
   const StateNames names{"state.shift", "state.sum", "state.o"};
   check_state(function, names, a.state);
   check_no_overlap_of_parts(function, names, a.state);
@@ -144,19 +173,12 @@ void check_source_tensors(const char* function, const DecodeArguments<T>& a, con
   check_sinks(function, options.sinks, a.out, a.lse);
 }
 
-template <class T>
-void check_source_options(const char* function, const AttentionOptions<T>& options) {
-  if (options.key_position != 0 && !options.rotate_source_keys) {
-    fail_value(function, "key_position", "is", options.key_position, "the source's is", 0);
-  }
-}
-
 template <class T, class K>
 void check_arguments(const char* function, const DecodeArguments<T>& a, const K& source,
                      const AttentionOptions<T>& options) {
   check_source_tensors(function, a, source, options);
   check_source_lengths(function, options.lengths, a.q, source.shape().batch);
-  check_source_options(function, options);
+  check_options(function, Entry::source, options, a.q.extent(1));
 }
 
 template <class P>

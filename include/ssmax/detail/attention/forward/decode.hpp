@@ -146,6 +146,11 @@ class DecodeTask {
       // `lost` is the rounding error of the shift in Compute. Multiplying sum and o by 2^lost corrects the error.
       // Exception: if |lost| >= 64, the error stays.
       const double shift = softmax_[r].shift();
+      if (std::abs(shift) > static_cast<double>(std::numeric_limits<Compute>::max()) &&
+          softmax_[r].sum() > 0) {
+        overflow(state, r, shift);
+        continue;
+      }
       state.shift[r] = static_cast<Compute>(shift);
       const double lost = shift - static_cast<double>(state.shift[r]);
       const double factor = std::abs(lost) < 64 ? std::exp2(lost) : 1;
@@ -174,6 +179,14 @@ class DecodeTask {
   }
 
  private:
+  /// Sets the state of a row whose largest logit is beyond the range of Compute. Above the range, the state is NaN. Below
+  /// the range, it is the state without keys. The other paths have these states, because their logits overflow.
+  void overflow(const SoftmaxState<Compute>& state, index_t r, double shift) const {
+    state.shift[r] = shift > 0 ? 0 : -std::numeric_limits<Compute>::infinity();
+    state.sum[r] = shift > 0 ? std::numeric_limits<Compute>::quiet_NaN() : Compute{0};
+    std::fill_n(state.o + r * memory_.dv, memory_.dv, state.sum[r]);
+  }
+
   /// The keys of a chunk from the first to the last that is visible to a row.
   struct Seen {
     KeyRange keys{};
@@ -382,6 +395,12 @@ class DecodeTask {
                                                             to, dv);
     };
     if (problem_.stored_products.accumulate == nullptr) return add(keys);
+    if (const auto add_finite = problem_.stored_products.accumulate_finite; add_finite != nullptr) {
+      return for_each_run_of_values(keys, [&](index_t key, const AnyKeyRun& run) {
+        add_finite(memory_.s + first + (key - keys.begin), key_chunk, rows, run.count, run.v, run.v_stride,
+                   run.v_factors, dv, values, memory_.scaled, to, dv);
+      });
+    }
     for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const AnyKeyRun& run) {
       add({key, key + run.count});
     });

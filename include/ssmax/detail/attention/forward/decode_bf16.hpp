@@ -221,7 +221,8 @@ class DecodeBf16Task {
     const index_t stride = are_values ? run.v_stride : run.k_stride;
     if (are_values ? dequantizes_v() : dequantizes_k()) {
       Operand* to = (are_values ? memory_.dequantized_v : memory_.dequantized_k) + first * n;
-      index_t ahead = 2 * prefetch_ * stride * (are_values ? problem_.keys.v_size() : problem_.keys.k_size());
+      index_t ahead =
+          bytes_ahead(2 * prefetch_, stride, are_values ? problem_.keys.v_size() : problem_.keys.k_size());
       if (has_short_runs_) ahead = bytes_to_later_run<are_values>(problem_.keys, batch_, kv_head_, key, run);
       if constexpr (are_values) {
         problem_.keys.dequantize_v(run, ahead, to, n);
@@ -235,7 +236,7 @@ class DecodeBf16Task {
     const index_t distance = are_values ? prefetch_ : 2 * prefetch_;
     RowsAhead<Operand>& ahead = are_values ? v_ahead_ : k_ahead_;
     ahead = {are_values ? memory_.v_rows : memory_.k_rows, n,
-             distance * stride * static_cast<index_t>(sizeof(Operand))};
+             bytes_ahead(distance, stride, static_cast<index_t>(sizeof(Operand)))};
   }
 
   bool dequantizes_k() const { return problem_.keys.k_kind() == ElementKind::quantized; }

@@ -133,13 +133,8 @@ struct Prefetching {
                 const AnyKeyRun& run) const {
     if (exceeds_cache && run.count <= short_run)
       return bytes_to_later_run<are_values>(source, batch, kv_head, key, run);
-    // Unsigned: the stride of a single key may be any number.
-    const auto distance = [](index_t keys, index_t stride, index_t size) {
-      return static_cast<index_t>(static_cast<std::uintptr_t>(keys) * static_cast<std::uintptr_t>(stride) *
-                                  static_cast<std::uintptr_t>(size));
-    };
-    return are_values ? distance(v_keys, run.v_stride, source.v_size())
-                      : distance(k_keys, run.k_stride, source.k_size());
+    return are_values ? bytes_ahead(v_keys, run.v_stride, source.v_size())
+                      : bytes_ahead(k_keys, run.k_stride, source.k_size());
   }
 };
 

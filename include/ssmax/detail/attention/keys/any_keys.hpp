@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 
 #include "../../../key_source.hpp"
 #include "../../../sequence_lengths.hpp"
@@ -35,6 +36,11 @@ struct StoredProducts {
   void (*accumulate)(const Compute* s, index_t s_stride, index_t rows, index_t keys, const void* v,
                      index_t v_stride, const StoredFactors& factors, index_t dv, index_t ahead,
                      Compute* scratch, Compute* o, index_t o_stride) = nullptr;
+  /// Does what `accumulate` does, with 0 for numbers that are not finite, factors included. copies[257][dv] is scratch.
+  /// Null for types without factors.
+  void (*accumulate_finite)(const Compute* s, index_t s_stride, index_t rows, index_t keys, const void* v,
+                            index_t v_stride, const StoredFactors& factors, index_t dv, Compute* copies,
+                            Compute* scratch, Compute* o, index_t o_stride) = nullptr;
   /// Rows at any addresses, without factors.
   void (*listed_logits)(const Compute* q, index_t q_stride, index_t rows, const std::byte* const* k,
                         index_t keys, index_t d, Compute* s, index_t s_stride) = nullptr;
@@ -88,6 +94,12 @@ bool shares_keys([[maybe_unused]] const S& source) {
   } else {
     return false;
   }
+}
+
+/// Returns the bytes from a row to the row `keys` later, modulo 2^64: the stride of a single key may be any number.
+inline index_t bytes_ahead(index_t keys, index_t stride, index_t size) {
+  return static_cast<index_t>(static_cast<std::uintptr_t>(keys) * static_cast<std::uintptr_t>(stride) *
+                              static_cast<std::uintptr_t>(size));
 }
 
 /// Multiplies a row by the factors of its channels.

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 
 #include "../../kernels/convert.hpp"
 #include "../../kernels/decode.hpp"
@@ -85,6 +86,44 @@ void accumulate_stored(const Compute* s, index_t s_stride, index_t rows, index_t
   }
 }
 
+/// Returns a factor, or 0 in place of NaN and infinities.
+inline float finite_or_0(float factor) { return std::isfinite(factor) ? factor : 0; }
+
+/// Copies up to 256 rows, with 0 for the elements and factors of numbers that are not finite. The sums are then those of
+/// accumulate_stored, in the same order.
+template <class Compute, EightBitStorage X>
+void accumulate_finite(const Compute* s, index_t s_stride, index_t rows, index_t keys, const void* v,
+                       index_t v_stride, const StoredFactors& factors, index_t dv, Compute* copies,
+                       Compute* scratch, Compute* o, index_t o_stride) {
+  constexpr index_t most_keys = 256, most_channels = 64;
+  const bool has_channels = factors.channels != nullptr;
+  if (has_channels) std::fill_n(scratch, rows * dv, Compute{0});
+  Compute* const sums = has_channels ? scratch : o;
+  const index_t sums_stride = has_channels ? dv : o_stride;
+  Compute* const numbers = copies;
+  X* const finite = reinterpret_cast<X*>(copies + dv);
+  float of_rows[most_keys];
+  for (index_t first = 0; first < keys; first += most_keys) {
+    const index_t count = std::min(most_keys, keys - first);
+    for (index_t i = 0; i < count; ++i) {
+      const X* row = static_cast<const X*>(v) + (first + i) * v_stride;
+      load_stored<Compute, X>(v, v_stride, factors, {first + i, first + i + 1}, dv, numbers, 0);
+      for (index_t c = 0; c < dv; ++c) finite[i * dv + c] = std::isfinite(numbers[c]) ? row[c] : X{};
+      if (factors.rows != nullptr) of_rows[i] = finite_or_0(factors.rows[(first + i) * factors.rows_stride]);
+    }
+    const StoredFactors finite_factors{factors.rows != nullptr ? of_rows : nullptr, 1};
+    accumulate_rows(s + first, s_stride, rows, count, static_cast<const X*>(finite), dv, finite_factors, dv,
+                    index_t{0}, sums, sums_stride);
+  }
+  for (index_t c = 0; has_channels && c < dv; c += most_channels) {
+    float of_channels[most_channels];
+    const index_t count = std::min(most_channels, dv - c);
+    std::transform(factors.channels + c, factors.channels + c + count, of_channels, finite_or_0);
+    for (index_t r = 0; r < rows; ++r)
+      kernels<EightBitKernels<X>>().add_products(sums + r * dv + c, of_channels, count, o + r * o_stride + c);
+  }
+}
+
 template <class Compute, class X>
 void listed_logits(const Compute* q, index_t q_stride, index_t rows, const std::byte* const* k, index_t keys,
                    index_t d, Compute* s, index_t s_stride) {
@@ -108,6 +147,7 @@ StoredProducts<Compute> stored_products() {
   }
   if constexpr (BuiltInStorage<V> || QuantizedStorage<V>) {
     products.accumulate = accumulate_stored<Compute, V>;
+    if constexpr (EightBitStorage<V>) products.accumulate_finite = accumulate_finite<Compute, V>;
     if constexpr (!EightBitStorage<V>) products.accumulate_listed = accumulate_listed<Compute, V>;
   }
   return products;

@@ -96,7 +96,7 @@ void load_key_parts(const Problem<Compute>& problem, const Variant<Compute>& var
   const bool dequantizes = !problem.rotates_keys() && problem.keys.k_kind() == ElementKind::quantized;
   for_each_run(problem.keys, batch, kv_head, range, [&](index_t key, const AnyKeyRun& run) {
     if (dequantizes) {
-      problem.keys.dequantize_k(run, ahead * run.k_stride * problem.keys.k_size(), out, stride);
+      problem.keys.dequantize_k(run, bytes_ahead(ahead, run.k_stride, problem.keys.k_size()), out, stride);
       if (parts == 1 && d == stride) {
         out += run.count * stride;
         return;
@@ -184,7 +184,7 @@ struct Operands {
       const index_t dv = keys.shape().value_width;
       for_each_run(keys, batch, kv_head, range, [&](index_t, const AnyKeyRun& run) {
         if (keys.v_kind() == ElementKind::quantized) {
-          keys.dequantize_v(run, ahead * run.v_stride * keys.v_size(), out, stride);
+          keys.dequantize_v(run, bytes_ahead(ahead, run.v_stride, keys.v_size()), out, stride);
           out += run.count * stride;
           return;
         }

@@ -1,0 +1,134 @@
+// Every public type that keeps a span refuses a temporary vector, and accepts a vector with a name.
+
+#include <cmath>
+#include <concepts>
+#include <cstdint>
+#include <span>
+#include <ssmax/ssmax.hpp>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "catch.hpp"
+
+namespace kept_span_test {
+
+using namespace ssmax;
+
+using Numbers = std::vector<index_t>;
+using Words = std::vector<std::uint64_t>;
+using Doubles = std::vector<double>;
+using Floats = std::vector<float>;
+using Integers = std::vector<int>;
+
+/// Type `Kept` made from Before..., then a vector, then After....
+template <class Kept, class Vector, class Before = void(), class After = void()>
+struct Constructor;
+template <class Kept, class Vector, class... Before, class... After>
+struct Constructor<Kept, Vector, void(Before...), void(After...)> {
+  static constexpr bool accepts_names = std::is_constructible_v<Kept, Before..., Vector&, After...> &&
+                                        std::is_constructible_v<Kept, Before..., const Vector&, After...>;
+  static constexpr bool accepts_temporaries =
+      std::is_constructible_v<Kept, Before..., Vector, After...> ||
+      std::is_constructible_v<Kept, Before..., const Vector, After...>;
+};
+
+/// A function whose argument a result keeps.
+template <auto call, class Vector>
+struct Function {
+  static constexpr bool accepts_names = std::invocable<decltype(call), Vector&>;
+  static constexpr bool accepts_temporaries = std::invocable<decltype(call), Vector>;
+};
+
+template <class... Cases>
+constexpr bool refuse_temporaries = ((Cases::accepts_names && !Cases::accepts_temporaries) && ...);
+
+using Pool = View<const float, 4>;
+using Rows = View<const float, 3>;
+using Indices = View<const int, 3>;
+using Table = View<const int, 2>;
+
+// Masks.
+static_assert(
+    refuse_temporaries<Constructor<Lengths, Numbers>, Constructor<PrefixLM, Numbers>,
+                       Constructor<KeyLengths, Numbers>, Constructor<Documents, Numbers, void(), void(bool)>,
+                       Constructor<Documents, Numbers, void(Numbers&), void(bool)>,
+                       Constructor<Documents, Numbers, void(), void(Numbers&, bool)>,
+                       Constructor<BlockSparse, Words, void(SparseBlocks)>>);
+// Scores.
+static_assert(refuse_temporaries<Constructor<Alibi, Doubles>>);
+// Scalings.
+static_assert(refuse_temporaries<
+              Constructor<SSMax<float>, Floats>, Constructor<SSMax<float>, Floats, void(Floats&)>,
+              Constructor<SSMax<float>, Floats, void(), void(Floats&)>, Constructor<PerHead<float>, Floats>,
+              Constructor<SizeTable<float>, Floats>, Constructor<SizeTable<float>, Floats, void(Floats&)>,
+              Constructor<SizeTable<float>, Floats, void(Floats&, Floats&)>,
+              Constructor<SizeTable<float>, Floats, void(), void(float, float)>>);
+// Sources of keys.
+static_assert(refuse_temporaries<Constructor<PageTable<int>, Integers, void(Table)>,
+                                 Constructor<PageTable<int>, Integers, void(), void(Integers&, Integers&)>,
+                                 Constructor<PageTable<int>, Integers, void(Integers&), void(Integers&)>,
+                                 Constructor<PageTable<int>, Integers, void(Integers&, Integers&)>,
+                                 Constructor<IndexedKeys<float>, Integers, void(Rows, Rows, Indices)>>);
+// Options and views.
+static_assert(refuse_temporaries<Constructor<decltype(AttentionOptions<float>::sinks), Floats>,
+                                 Constructor<View<const float, 1>, Floats>>);
+// Functions.
+constexpr auto source = []<class V>(V && ids) requires requires(const PagedKvCache<float>& cache) {
+  cache.source(std::forward<V>(ids));
+}
+{};
+constexpr auto padded = []<class V>(V && x) requires requires { SequenceLengths::padded(std::forward<V>(x)); }
+{};
+constexpr auto padded_queries = []<class V>(V && x) requires requires {
+  SequenceLengths::padded_queries(std::forward<V>(x));
+}
+{};
+constexpr auto packed = []<class V>(V && x) requires requires { SequenceLengths::packed(std::forward<V>(x)); }
+{};
+constexpr auto packed_queries = []<class V>(V && x) requires requires {
+  SequenceLengths::packed_queries(std::forward<V>(x));
+}
+{};
+constexpr auto padded_pair = []<class V>(V && x) requires requires(Numbers & other) {
+  SequenceLengths::padded(other, std::forward<V>(x));
+}
+{};
+constexpr auto packed_pair = []<class V>(V && x) requires requires(Numbers & other) {
+  SequenceLengths::packed(std::forward<V>(x), other);
+}
+{};
+static_assert(refuse_temporaries<Function<source, Numbers>, Function<padded, Numbers>,
+                                 Function<padded_queries, Numbers>, Function<packed, Numbers>,
+                                 Function<packed_queries, Numbers>, Function<padded_pair, Numbers>,
+                                 Function<packed_pair, Numbers>>);
+// A span and a part of it are no owners: their temporaries are accepted.
+static_assert(std::is_constructible_v<KeyLengths, std::span<const index_t>>);
+static_assert(std::is_constructible_v<Alibi, std::span<double>>);
+static_assert(std::is_constructible_v<Alibi, KeptSpan<double>>);
+static_assert(std::is_trivially_copyable_v<KeptSpan<const float>>);
+static_assert(sizeof(KeptSpan<const float>) == sizeof(std::span<const float>));
+
+TEST_CASE("Alibi of a number of heads has the slopes of the paper", "[score]") {
+  for (const index_t heads : {1, 2, 8, 12, 20}) {
+    const Doubles slopes = Alibi::slopes(heads);
+    REQUIRE(std::ssize(slopes) == heads);
+    const Alibi own(heads), given(slopes);
+    for (index_t h = 0; h < heads; ++h) {
+      CHECK(own.slope(h) == slopes[static_cast<std::size_t>(h)]);
+      CHECK(own.slope(h) == given.slope(h));
+    }
+  }
+  CHECK(Alibi(12).slope(8) == Approx(std::exp2(-0.5)));
+  CHECK_THROWS_WITH(Alibi(-1), "ssmax::Alibi: heads are -1, must be at least 0");
+}
+
+TEST_CASE("PageTable deduces its types from vectors", "[paged_keys]") {
+  const Integers table{0, 1, 2, 3}, begins{0, 1, 4}, lengths{2, 5};
+  const PageTable rows(Table(table.data(), {2, 2}), lengths);
+  const PageTable compressed(table, begins, lengths);
+  CHECK(rows.page(1, 0) == 2);
+  CHECK(compressed.entries(1) == 3);
+}
+
+}  // namespace kept_span_test
