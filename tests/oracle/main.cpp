@@ -45,7 +45,7 @@ Case draw(const std::string& kind, std::uint64_t seed) {
   bool* const flags[] = {&c.sinks,           &c.scaled_sinks, &c.float_products, &c.rounded_rotation,
                          &c.batch_invariant, &c.workspace,    &c.accumulate};
   for (bool* flag : flags) *flag = random.chance(30);
-  if (kind == "partial") c.scaled_sinks = false;
+  if (kind == "partial" || !c.sinks) c.scaled_sinks = false;
   // More queries than keys, or no keys, where no rope rotates a query to a position below 0.
   const bool few_keys = contains(views, kind) && random.chance(15);
   c.rope = !is_row && !few_keys && c.d > 1 && kind != "pages" && kind != "indexed" && random.chance(30);
