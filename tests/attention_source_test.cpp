@@ -192,6 +192,25 @@ TEST_CASE("attention over a cache is bit-identical to decode", "[attention][key_
   CHECK(run_over(cache, problem, SSMax<float>{0.4f}, Causal{}, ssmax::Identity{}) == expected);
 }
 
+/// A source with a length near the largest one, and no memory.
+struct EmptySource {
+  using Element = float;
+  KeySourceShape shape() const { return {1, 1, 8, 8}; }
+  index_t length(index_t) const { return index_t{1} << 60; }
+  ssmax::KeyRange stored(index_t) const { return {0, index_t{1} << 60}; }
+  ssmax::KeyRun<float> run(index_t, index_t, index_t) const { return {}; }
+};
+
+TEST_CASE("a long source without visible keys", "[attention][key_source]") {
+  const std::vector<float> q(8, 1);
+  std::vector<float> out(8, -7);
+  const std::vector<index_t> none{0};
+  // UndefinedBehaviorSanitizer reports products that overflow.
+  ssmax::attention<float>({.q = {q.data(), {1, 1, 1, 8}}, .out = {out.data(), {1, 1, 1, 8}}}, EmptySource{},
+                          ssmax::Softmax{}, ssmax::KeyLengths{none});
+  CHECK(out == std::vector<float>(8));
+}
+
 TEST_CASE("attention over a key source throws for an invalid argument and names it",
           "[attention][key_source][errors]") {
   const Problem<float> problem({1, 2, 1, 3, 4, 8, 5});
