@@ -65,7 +65,9 @@ class KeptSpan : public std::span<T> {
 
 SSMAX_END
 
-/// A temporary KeptSpan owns no elements.
+/// @cond
+// A temporary KeptSpan owns no elements.
 template <class T>
 inline constexpr bool std::ranges::enable_borrowed_range<ssmax::KeptSpan<T>> = true;
+/// @endcond
 /// @}
