@@ -232,12 +232,13 @@ SSMAX_INLINE void decode_all_logits(const typename S::Value* q, index_t q_stride
   // With 32 keys, the loops below would take 4 % of a task with one query.
   if (rows == 1) return decode_logits_of<S, 1>(q, q_stride, k, keys, d, s, s_stride);
   const index_t tile = reads_keys_again(rows, decode_most_rows<S>) ? decode_tile : keys;
-  for (index_t first = 0; first < keys; first += tile, k = k.from(tile), s += tile) {
+  for (index_t first = 0; first < keys; first += tile, s += tile) {
+    const Rows tile_k = k.from(first);
     const index_t count = std::min(tile, keys - first);
     index_t r = 0;
     const auto step = [&]<int step_rows>(std::integral_constant<int, step_rows>) {
-      decode_logits_of<S, step_rows>(q + r * q_stride, q_stride, r == 0 ? k : k.without_prefetch(), count, d,
-                                     s + r * s_stride, s_stride);
+      decode_logits_of<S, step_rows>(q + r * q_stride, q_stride, r == 0 ? tile_k : tile_k.without_prefetch(),
+                                     count, d, s + r * s_stride, s_stride);
       r += step_rows;
     };
     if constexpr (decode_most_rows<S> >= 4) {
@@ -344,12 +345,14 @@ SSMAX_INLINE void decode_accumulate_all(const typename S::Value* s, index_t s_st
   const index_t most =
       dv <= decode_narrow<S> ? decode_most_rows<S> : std::min<index_t>(2, decode_most_rows<S>);
   const index_t tile = reads_keys_again(rows, most) ? decode_tile : keys;
-  for (index_t first = 0; first < keys; first += tile, v = v.from(tile), s += tile) {
+  for (index_t first = 0; first < keys; first += tile, s += tile) {
+    const Rows tile_v = v.from(first);
     const index_t count = std::min(tile, keys - first);
     index_t r = 0;
     const auto step = [&]<int step_rows>(std::integral_constant<int, step_rows>) {
-      decode_accumulate_of<S, step_rows>(s + r * s_stride, s_stride, count, r == 0 ? v : v.without_prefetch(),
-                                         dv, o + r * o_stride, o_stride);
+      decode_accumulate_of<S, step_rows>(s + r * s_stride, s_stride, count,
+                                         r == 0 ? tile_v : tile_v.without_prefetch(), dv, o + r * o_stride,
+                                         o_stride);
       r += step_rows;
     };
     if constexpr (decode_most_rows<S> >= 4) {
