@@ -191,12 +191,17 @@ def test_other_objects(bad):
 
 
 def test_numbers_that_are_no_numbers():
-    """NaN and infinity raise no error."""
+    """NaN and infinity raise no error. Exception: the scale must be finite."""
     for value in (NAN, INF, -INF, 0.0, -3.0, 1e38):
         attention(Q, K, V, scaling=scaling.SSMax(value, value))
-        attention(Q, K, V, scaling=scaling.Constant(value), scale=value)
+        attention(Q, K, V, scaling=scaling.Constant(value))
         attention(Q, K, V, scaling=scaling.PerQuery(torch.full((4, 6), value)))
         attention(Q, K, V, sinks=torch.full((4,), value), score=score.Bias(torch.full((6, 6), value)))
+    for scale in (0.0, -3.0, 1e38):
+        attention(Q, K, V, scale=scale)
+    for scale in (NAN, INF, -INF):
+        with pytest.raises(ValueError, match="scale is -?(nan|inf), must be finite"):
+            attention(Q, K, V, scale=scale)
     assert attention(Q * NAN, K, V).isnan().all()
 
 
