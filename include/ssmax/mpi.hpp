@@ -268,24 +268,27 @@ void append(KvCache<K, V>& cache, const Layout& layout, int rank, index_t first,
             std::type_identity_t<View<const detail::ComputeType<K>, 4>> v,
             const Rope<detail::ComputeType<K>>* rope = nullptr) {
   const char* function = "mpi::append";
+  detail::check_view(function, "k", k);
+  detail::check_view(function, "v", v);
+  for (int i = 0; i < 3; ++i) detail::check_extent(function, "v", v, i, "k", k, i);
   detail::check_part(function, "first", first, k.extent(2), "leaves no room for k in the layout's positions,",
                      "positions", layout.positions());
-  detail::check_held(function, cache, layout, rank, first);
-  detail::check_append(function, cache, layout, rank, first, k, v, rope);
-  std::vector<detail::ComputeType<K>> rotated;
+  const index_t held = detail::check_held(function, cache, layout, rank, first);
+  std::vector<index_t> rows,
+      offsets;  // of the rank's positions: in k and v, and from the length of its sequences
   for (const Segment& segment : layout.segments()) {
-    const index_t begin = std::max(segment.begin, first), end = std::min(segment.end, first + k.extent(2));
-    if (segment.rank != rank || begin >= end) continue;
-    auto keys = detail::rows_of(k, begin - first, end - begin);
-    if (rope != nullptr) {
-      rotated.resize(static_cast<std::size_t>(keys.size()));
-      const View<detail::ComputeType<K>, 4> out{rotated.data(),
-                                                {k.extent(0), k.extent(1), end - begin, k.extent(3)}};
-      ssmax::rope(keys, out, *rope, begin);
-      keys = out;
+    if (segment.rank != rank) continue;
+    for (index_t at = std::max(segment.begin, first); at < std::min(segment.end, first + k.extent(2)); ++at) {
+      rows.push_back(at - first);
+      offsets.push_back(at - held);
     }
-    cache.append(keys, detail::rows_of(v, begin - first, end - begin));
   }
+  // A single append stores all positions or, after an error, no position.
+  const auto new_k = detail::gathered_rows(k, rows), new_v = detail::gathered_rows(v, rows);
+  using T = detail::ComputeType<K>;
+  cache.append(View<const T, 4>(new_k.data(), {k.extent(0), k.extent(1), std::ssize(rows), k.extent(3)}),
+               View<const T, 4>(new_v.data(), {v.extent(0), v.extent(1), std::ssize(rows), v.extent(3)}),
+               rope, {}, offsets);
 }
 
 /// Computes decode (decode.hpp) over the first `length` positions of a layout. Each rank has appended its own

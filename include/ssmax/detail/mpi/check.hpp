@@ -99,42 +99,11 @@ void check_segments(const char* function, int rank, const mpi::Layout& layout,
   if (row == 0) check({0, 0, rank}, 0);
 }
 
-/// Throws unless the cache takes the rank's share of k and v, positions from `first` on. So mpi::append stores all
-/// positions or, after an error, no position.
-template <class K, class V, class T>
-void check_append(const char* function, const KvCache<K, V>& cache, const mpi::Layout& layout, int rank,
-                  index_t first, const View<const T, 4>& k, const View<const T, 4>& v, const Rope<T>* rope) {
-  check_view(function, "k", k);
-  check_view(function, "v", v);
-  for (int i = 0; i < 3; ++i) check_extent(function, "v", v, i, "k", k, i);
-  const KvCacheOptions& options = cache.options();
-  const auto same = [&](const char* name, const View<const T, 4>& view, int i, const char* what,
-                        index_t extent) {
-    if (view.extent(i) != extent) fail_value(function, name, what, view.extent(i), "the cache's is", extent);
-  };
-  same("k", k, 0, "has batch", options.batch);
-  same("k", k, 1, "has heads", options.kv_heads);
-  same("k", k, 3, "has channels", options.width);
-  same("v", v, 3, "has channels", options.value_width);
-  index_t added = 0;
-  for (const mpi::Segment& segment : layout.segments()) {
-    const index_t begin = std::max(segment.begin, first), end = std::min(segment.end, first + k.extent(2));
-    if (segment.rank != rank || begin >= end) continue;
-    if (rope != nullptr) rope->check(function, "k", begin, end - begin, options.width);
-    added += end - begin;
-  }
-  for (index_t b = 0; b < options.batch && !options.ring; ++b) {
-    if (added > options.capacity - cache.length(b)) {
-      fail_value(function, "k", "would bring a sequence to length", cache.length(b) + added,
-                 "the capacity is", options.capacity);
-    }
-  }
-}
-
-/// Throws unless every sequence of the cache holds the rank's share of the first `length` positions.
+/// Throws unless every sequence of the cache holds the rank's share of the first `length` positions. Returns their
+/// number.
 template <class K, class V>
-void check_held(const char* function, const KvCache<K, V>& cache, const mpi::Layout& layout, int rank,
-                index_t length) {
+index_t check_held(const char* function, const KvCache<K, V>& cache, const mpi::Layout& layout, int rank,
+                   index_t length) {
   index_t held = 0;
   for (const mpi::Segment& segment : layout.segments()) {
     if (segment.rank == rank) held += std::max<index_t>(0, std::min(segment.end, length) - segment.begin);
@@ -150,6 +119,7 @@ void check_held(const char* function, const KvCache<K, V>& cache, const mpi::Lay
           function, forgotten.begin, forgotten.end, b, held);
     }
   }
+  return held;
 }
 
 SSMAX_END

@@ -26,6 +26,21 @@ KeyShare<T> key_share(const T* packed, const Piece& piece, const KeySourceShape&
                  piece.keys.begin);
 }
 
+/// Returns the given rows of each head, contiguous: [batch, heads, rows, channels].
+template <class T>
+std::vector<T> gathered_rows(const View<const T, 4>& view, const std::vector<index_t>& rows) {
+  std::vector<T> result;
+  for (index_t b = 0; b < view.extent(0); ++b) {
+    for (index_t h = 0; h < view.extent(1); ++h) {
+      for (const index_t row : rows) {
+        const T* first = row_of(view, b, h, row);
+        result.insert(result.end(), first, first + view.extent(3));
+      }
+    }
+  }
+  return result;
+}
+
 /// Packs the own keys and values of a piece. Rotates the keys if owner_rotates is true.
 template <class T>
 void pack_piece(const Problem<ComputeType<T>>& whole, const Variant<ComputeType<T>>& variant,
