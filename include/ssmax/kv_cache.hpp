@@ -153,8 +153,8 @@ class KvCache {
   /// Returns the longest contiguous run of keys that starts at `key`, of sequence b and kv head h. For an overwritten
   /// key, returns the key that replaced it.
   [[nodiscard]] KeyRun<K, V> run(index_t b, index_t h, index_t key) const {
-    const index_t left = length(b) - key;  // checks b
-    return rows_.run(row_of(b, h, key), std::min(options_.capacity - slot_of(key), left));
+    check_sequence("KvCache::run", b);
+    return rows_.run(row_of(b, h, key), std::min(options_.capacity - slot_of(key), length(b) - key));
   }
   /// Returns the memory of keys and values, as a source of keys.
   [[nodiscard]] std::pair<std::span<const K>, std::span<const V>> memory() const { return rows_.memory(); }

@@ -367,7 +367,7 @@ class PagedKvCache {
       if (pages > s.pages.capacity()) s.pages.reserve(std::max(pages, 2 * s.pages.size()));
     }
     // 3. Store the tokens. The storage type of a user may throw.
-    UndoneAppend undone{*this};
+    UndoneAppend undone{this};
     for (index_t token = 0; token < tokens; ++token) {
       const auto t = static_cast<std::size_t>(token);
       if (sequences[t] < 0) continue;
@@ -383,11 +383,8 @@ class PagedKvCache {
 
   /// Gives the sequences their lengths and pages back if storing a token throws.
   struct UndoneAppend {
-    PagedKvCache* cache;
+    PagedKvCache* cache;  // null after success
 
-    explicit UndoneAppend(PagedKvCache& appended) : cache(&appended) {}
-    UndoneAppend(const UndoneAppend&) = delete;
-    UndoneAppend& operator=(const UndoneAppend&) = delete;
     ~UndoneAppend() {
       if (cache == nullptr) return;
       for (Sequence& s : cache->sequences_) {
