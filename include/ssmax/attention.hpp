@@ -66,9 +66,9 @@
 ///
 /// Results are bit-identical for every executor and for all strides. Results are also bit-identical if you split the
 /// queries into several calls that have more than 16 rows each (bf16 path: 5 rows each). A row is a query of a kv
-/// head: a call has queries · heads / kv_heads rows. Exception: on avx512_bf16 and neon_bf16, calls that rotate keys need
-/// more than 16 rows. Exception: on targets with bfloat16 products, a bfloat16 call with at most 128 keys takes the
-/// short_keys path. Its results can differ from those of a longer call.
+/// head: a call has queries · heads / kv_heads rows. Exception: on avx512_bf16 and neon_bf16, calls that rotate keys
+/// need more than 16 rows. Exception: on targets with bfloat16 products, a bfloat16 call with at most 128 keys takes
+/// the short_keys path. Its results can differ from those of a longer call.
 ///
 /// With `batch_invariant`, results are bit-identical if you split the queries into any calls, also over a cache. A
 /// query takes the bf16 path or prefill for any number of rows. docs/numerics.md has the price. The backward ignores

@@ -7,7 +7,7 @@
 /// |---|---|---|
 /// | `SSMAX_DATA_NAMESPACE` | plain data that you pass through your own interfaces | version |
 /// | `SSMAX_CODE_NAMESPACE` | all compiled code; classes that own tables or belong to one call | version and modes |
-/// | `SSMAX_COMPILED_NAMESPACE` | kernels and drivers (the loops that call kernels) | version, `library` and layout, or modes |
+/// | `SSMAX_COMPILED_NAMESPACE` | kernels and drivers (the loops that call kernels) | version and layout, or modes |
 ///
 /// **Data**: views, scalings, masks, scores, pools, workspaces, states, explanations, RopeOptions, KvCacheOptions,
 /// PagedKvCacheOptions and CrossEntropyOptions. Units that you build with different -m flags can exchange them. Every

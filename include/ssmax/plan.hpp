@@ -117,7 +117,7 @@ class AttentionPlan {
         .k = {&key, {shape_.batch, shape_.kv_heads, shape_.keys, shape_.width}},
         .v = {&value, {shape_.batch, shape_.kv_heads, shape_.keys, shape_.value_width}}};
     detail::check_inputs(function, extents.q, extents.k, extents.v);
-    detail::check_options(function, detail::Entry::views, options, shape_.heads);
+    detail::check_options(function, detail::CallKind::views, options, shape_.heads);
     detail::check_lengths(function, options.lengths, extents.q, extents.k);
     const detail::KeyShareOf<T> keys = detail::keys_of(extents, options);
     state_.template plan<detail::OperandsOf<T>>(

@@ -105,7 +105,7 @@ class SourcePlan {
         &query, {batch(), shape.heads, shape.queries, source_shape_.width});
     detail::check_queries(function, q, source_shape_, options.lengths.is_packed());
     detail::check_source_lengths(function, options.lengths, q, source_shape_.batch);
-    detail::check_options(function, detail::Entry::source, options, shape.heads);
+    detail::check_options(function, detail::CallKind::source, options, shape.heads);
     for (index_t b = 0; b < source_shape_.batch; ++b) sequences_.push_back(sequence_of(source, b));
     state_.template plan<detail::SourceOperands<T, K>>(
         function, detail::make_source_problem(q, source, options),

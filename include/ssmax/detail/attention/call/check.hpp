@@ -101,25 +101,25 @@ void check_query_part(const char* function, const Compute& a) {
              "queries", a.queries);
 }
 
-/// The functions that take AttentionOptions.
-enum class Entry { views, partial, backward, source };
+/// The kinds of functions that take AttentionOptions.
+enum class CallKind { views, partial, backward, source };
 
 /// Throws if an option has no effect in a call, or if the scale is not finite. Exceptions: float_products,
 /// rounded_rotation and batch_invariant choose among paths, and are accepted by every call.
 template <class T>
-void check_options(const char* function, Entry entry, const AttentionOptions<T>& options, index_t heads) {
+void check_options(const char* function, CallKind kind, const AttentionOptions<T>& options, index_t heads) {
   const bool has_rope = options.rope != nullptr;
   if (options.scale && !std::isfinite(*options.scale))
     fail_format("ssmax::%s: scale is %g, must be finite", function, *options.scale);
-  if (options.rotate_source_keys && entry != Entry::source)
+  if (options.rotate_source_keys && kind != CallKind::source)
     fail_format("ssmax::%s: rotate_source_keys is true, must be false without a source of keys", function);
   if (options.rotate_source_keys && !has_rope)
     fail_format("ssmax::%s: rotate_source_keys is true, must be false without a rope", function);
-  if (options.key_position != 0 && entry == Entry::source && !options.rotate_source_keys)
+  if (options.key_position != 0 && kind == CallKind::source && !options.rotate_source_keys)
     fail_value(function, "key_position", "is", options.key_position, "the source's is", 0);
   if (options.key_position != 0 && !has_rope)
     fail_value(function, "key_position", "is", options.key_position, "without a rope it must be", 0);
-  if (entry == Entry::partial && !options.sinks.empty()) {
+  if (kind == CallKind::partial && !options.sinks.empty()) {
     fail_value(function, "sinks", "have extent", std::ssize(options.sinks),
                "finish takes the sinks of a state, here it must be", 0);
   }
@@ -139,7 +139,7 @@ template <class T>
 void check_arguments(const char* function, const AttentionArguments<T>& a,
                      const AttentionOptions<T>& options) {
   check_tensors(function, a, options);
-  check_options(function, Entry::views, options, a.q.extent(1));
+  check_options(function, CallKind::views, options, a.q.extent(1));
   check_lengths(function, options.lengths, a.q, a.k);
 }
 
@@ -147,7 +147,7 @@ template <class T>
 void check_arguments(const char* function, const PartialArguments<T>& a, const AttentionOptions<T>& options) {
   check_no_lengths(function, options.lengths);
   check_inputs(function, a.q, a.k, a.v);
-  check_options(function, Entry::partial, options, a.q.extent(1));
+  check_options(function, CallKind::partial, options, a.q.extent(1));
   const StateNames names{"state.shift", "state.sum", "state.o"};
   check_state(function, names, a.state);
   check_no_overlap_of_parts(function, names, a.state);
@@ -178,7 +178,7 @@ void check_arguments(const char* function, const DecodeArguments<T>& a, const K&
                      const AttentionOptions<T>& options) {
   check_source_tensors(function, a, source, options);
   check_source_lengths(function, options.lengths, a.q, source.shape().batch);
-  check_options(function, Entry::source, options, a.q.extent(1));
+  check_options(function, CallKind::source, options, a.q.extent(1));
 }
 
 template <class P>

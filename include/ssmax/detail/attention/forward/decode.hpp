@@ -179,8 +179,8 @@ class DecodeTask {
   }
 
  private:
-  /// Sets the state of a row whose largest logit is beyond the range of Compute. Above the range, the state is NaN. Below
-  /// the range, it is the state without keys. The other paths have these states, because their logits overflow.
+  /// Sets the state of a row whose largest logit is beyond the range of Compute. Above the range, the state is NaN.
+  /// Below the range, it is the state without keys. The other paths have these states, because their logits overflow.
   void overflow(const SoftmaxState<Compute>& state, index_t r, double shift) const {
     state.shift[r] = shift > 0 ? 0 : -std::numeric_limits<Compute>::infinity();
     state.sum[r] = shift > 0 ? std::numeric_limits<Compute>::quiet_NaN() : Compute{0};

@@ -89,8 +89,8 @@ void accumulate_stored(const Compute* s, index_t s_stride, index_t rows, index_t
 /// Returns a factor, or 0 in place of NaN and infinities.
 inline float finite_or_0(float factor) { return std::isfinite(factor) ? factor : 0; }
 
-/// Copies up to 256 rows, with 0 for the elements and factors of numbers that are not finite. The sums are then those of
-/// accumulate_stored, in the same order.
+/// Copies up to 256 rows, with 0 for the elements and factors of numbers that are not finite. The sums are then those
+/// of accumulate_stored, in the same order.
 template <class Compute, EightBitStorage X>
 void accumulate_finite(const Compute* s, index_t s_stride, index_t rows, index_t keys, const void* v,
                        index_t v_stride, const StoredFactors& factors, index_t dv, Compute* copies,
