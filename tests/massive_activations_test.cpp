@@ -2,125 +2,88 @@
 
 #include <algorithm>
 #include <cmath>
-#include <random>
 #include <ssmax/ssmax.hpp>
 #include <string>
 #include <vector>
 
 #include "attention_problem.hpp"
 #include "catch.hpp"
-#include "reference.hpp"
-#include "target_scope.hpp"
 
-namespace massive_activations_test {
+namespace attention_problem::massive_activations_test {
 
-using namespace ssmax;
-using reference::Real;
-
-constexpr index_t d = 64, n = 200;
+constexpr index_t d = 64, keys = 200;
 constexpr Real epsilon = 0x1p-23L, epsilon_16 = 0x1p-8L;
 
-/// Queries and keys with two channels near `size` whose products cancel. Other channels lie between the two.
+/// A problem with two channels near `size` whose products cancel. Other channels lie between the two.
 template <class T>
-struct Problem {
-  index_t queries;
-  std::vector<T> q, k, v;
-
-  Problem(index_t a_queries, double size, unsigned seed)
-      : queries(a_queries),
-        q(reference::normals<T>(static_cast<std::size_t>(queries * d), seed)),
-        k(reference::normals<T>(static_cast<std::size_t>(n * d), seed + 1)),
-        v(reference::normals<T>(static_cast<std::size_t>(n * d), seed + 2)) {
-    const auto set = [](std::vector<T>& rows, index_t row, double first, double second) {
-      rows[static_cast<std::size_t>(row * d)] = reference::narrow<T>(first);
-      rows[static_cast<std::size_t>(row * d + d / 2 + 1)] = reference::narrow<T>(second);
-    };
-    std::mt19937 generator(seed);
-    std::normal_distribution<double> normal(1, 0.01);
-    for (index_t i = 0; i < queries; ++i) set(q, i, size, size);
-    for (index_t j = 0; j < n; ++j) {
-      const double x = size * normal(generator);
-      set(k, j, x, -x);
-    }
+Problem<T> problem_of(index_t queries, double size) {
+  Problem<T> problem({1, 1, 1, queries, keys, d, d});
+  const auto set = [](std::vector<T>& rows, index_t row, double first, double second) {
+    rows[static_cast<std::size_t>(row * d)] = reference::narrow<T>(first);
+    rows[static_cast<std::size_t>(row * d + d / 2 + 1)] = reference::narrow<T>(second);
+  };
+  for (index_t i = 0; i < queries; ++i) set(problem.q, i, size, size);
+  for (index_t j = 0; j < keys; ++j) {
+    const double x = size * (1 + 0.01 * static_cast<double>(widen(problem.v[static_cast<std::size_t>(j)])));
+    set(problem.k, j, x, -x);
   }
-  Real at(const std::vector<T>& rows, index_t row, index_t channel) const {
-    return reference::widen(rows[static_cast<std::size_t>(row * d + channel)]);
-  }
-};
+  return problem;
+}
 
-/// Largest errors relative to the bounds, without and with the term L.
-struct Ratios {
-  Real plain = 0, out = 0, lse = 0;
-};
-
+/// Returns L of a query: the largest |c|·scale·Σ_t |q_t k_t| of all keys.
 template <class T>
-Ratios ratios_of(const Problem<T>& problem, double c) {
-  const index_t queries = problem.queries;
-  std::vector<T> out(problem.q.size());
-  std::vector<float> lse(static_cast<std::size_t>(queries));
-  Explanation explanation;
-  attention<T>({.q = {problem.q.data(), {1, 1, queries, d}},
-                .k = {problem.k.data(), {1, 1, n, d}},
-                .v = {problem.v.data(), {1, 1, n, d}},
-                .out = {out.data(), {1, 1, queries, d}},
-                .lse = {lse.data(), {1, 1, queries}}},
-               Constant(c), Full{}, {.explanation = &explanation});
-  const bool is_bf16 = explanation.path == Path::prefill_bf16 || explanation.path == Path::decode_bf16;
-  Ratios ratios;
-  for (index_t i = 0; i < queries; ++i) {
-    Real top = -reference::infinity, largest = 0, sum = 0;
-    std::vector<Real> p;
-    for (index_t j = 0; j < n; ++j) {
-      Real product = 0, magnitude = 0;
-      for (index_t t = 0; t < d; ++t) {
-        const Real term = problem.at(problem.q, i, t) * problem.at(problem.k, j, t);
-        product += term;
-        magnitude += std::abs(term);
-      }
-      const Real factor = static_cast<Real>(c) / 8;
-      p.push_back(product * factor);
-      top = std::max(top, p.back());
-      largest = std::max(largest, magnitude * factor);  // L
-    }
-    for (Real& x : p) sum += x = std::exp(x - top);
-    const Real exact_lse = top + std::log(sum);
-    const Real lse_bound =
-        (is_bf16 ? 1.1L * epsilon_16 : 4 * (1 + std::abs(exact_lse)) * epsilon) + 4 * largest * epsilon;
-    ratios.lse = std::max(ratios.lse, std::abs(lse[static_cast<std::size_t>(i)] - exact_lse) / lse_bound);
+Real largest_terms(const Problem<T>& problem, index_t query, double c) {
+  Real largest = 0;
+  for (index_t j = 0; j < keys; ++j) {
+    Real sum = 0;
     for (index_t t = 0; t < d; ++t) {
-      Real exact = 0, magnitude = 0;
-      for (index_t j = 0; j < n; ++j) {
-        const Real term = p[static_cast<std::size_t>(j)] / sum * problem.at(problem.v, j, t);
-        exact += term;
-        magnitude += std::abs(term);
-      }
-      const Real error = attention_problem::error_of(out[static_cast<std::size_t>(i * d + t)], exact);
-      const Real plain = (is_bf16 ? 2.1L * epsilon_16 : 4 * (d + 1024 + n / 1024) * epsilon) * magnitude;
-      const Real bound = plain + (is_bf16 ? 8 : 4) * largest * epsilon * magnitude;
-      ratios.plain = std::max(ratios.plain, error / plain);
-      ratios.out = std::max(ratios.out, error / bound);
+      sum += std::abs(widen(problem.q[static_cast<std::size_t>(query * d + t)]) *
+                      widen(problem.k[static_cast<std::size_t>(j * d + t)]));
     }
+    largest = std::max(largest, static_cast<Real>(c) / 8 * sum);
   }
-  return ratios;
+  return largest;
 }
 
 TEMPLATE_TEST_CASE("errors of massive activations are within the bounds", "[attention]", float, bfloat16) {
-  for_each_target_of<TestType>([](const std::string& target) {
-    Ratios all;
+  for (const double c : {1.0, 6.0}) {
+    Real largest_plain = 0;  // the largest error, relative to the bound without L
     for (const double size : {1.0, 100.0, 1000.0}) {
-      for (const double c : {1.0, 6.0}) {
-        for (const index_t queries : {1, 7, 40}) {
-          const Ratios ratios = ratios_of(Problem<TestType>(queries, size, 7), c);
-          INFO(target << ", size " << size << ", c " << c << ", queries " << queries << ": out "
-                      << static_cast<double>(ratios.out) << ", lse " << static_cast<double>(ratios.lse));
-          CHECK(ratios.out <= 0.5L);
-          CHECK(ratios.lse <= 0.5L);
-          all.plain = std::max(all.plain, ratios.plain);
-        }
+      for (const index_t queries : {1, 7, 40}) {
+        const Problem<TestType> problem = problem_of<TestType>(queries, size);
+        const auto multiplier = [c](index_t, index_t, index_t) { return static_cast<Real>(c); };
+        const auto exact = expect(problem, all_keys, multiplier).exact;
+        Problem<TestType> absolute = problem;
+        for (TestType& x : absolute.v) x = reference::narrow<TestType>(std::abs(widen(x)));
+        const std::vector<Real> magnitudes = expect(absolute, all_keys, multiplier).exact.out;  // Σ p·|v|
+        for_each_target_of<TestType>([&](const std::string& target) {
+          const Output<TestType> output = run(problem, ssmax::Constant(c), Full{});
+          const ssmax::Path path = output.explanation.path;
+          const bool is_bf16 = path == ssmax::Path::prefill_bf16 || path == ssmax::Path::decode_bf16;
+          Real of_out = 0, of_lse = 0;  // the largest errors, relative to the bounds
+          for (index_t i = 0; i < queries; ++i) {
+            const Real terms = largest_terms(problem, i, c);
+            const auto row = static_cast<std::size_t>(i);
+            const Real lse_bound =
+                (is_bf16 ? 1.1L * epsilon_16 : 4 * (1 + std::abs(exact.lse[row])) * epsilon) +
+                4 * terms * epsilon;
+            of_lse = std::max(of_lse, error_of(output.lse[row], exact.lse[row]) / lse_bound);
+            for (std::size_t at = row * d; at < (row + 1) * d; ++at) {
+              const Real error = error_of(output.out[at], exact.out[at]);
+              const Real plain = (is_bf16 ? 2.1L * epsilon_16 : 4 * (d + 1024) * epsilon) * magnitudes[at];
+              largest_plain = std::max(largest_plain, error / plain);
+              of_out =
+                  std::max(of_out, error / (plain + (is_bf16 ? 8 : 4) * terms * epsilon * magnitudes[at]));
+            }
+          }
+          INFO(target << ", size " << size << ", c " << c << ", queries " << queries);
+          CHECK(static_cast<double>(of_out) <= 0.5);
+          CHECK(static_cast<double>(of_lse) <= 0.5);
+        });
       }
     }
-    CHECK(static_cast<double>(all.plain) > 1);  // the term L is needed
-  });
+    CHECK(static_cast<double>(largest_plain) > 1);  // the term L is needed
+  }
 }
 
-}  // namespace massive_activations_test
+}  // namespace attention_problem::massive_activations_test
