@@ -43,7 +43,6 @@ struct Function {
 template <class... Cases>
 constexpr bool refuse_temporaries = ((Cases::accepts_names && !Cases::accepts_temporaries) && ...);
 
-using Pool = View<const float, 4>;
 using Rows = View<const float, 3>;
 using Indices = View<const int, 3>;
 using Table = View<const int, 2>;

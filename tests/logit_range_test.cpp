@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "reference.hpp"
 #include "target_scope.hpp"
 
 namespace logit_range_test {
@@ -27,13 +28,7 @@ struct Problem {
 
   Problem(index_t a_queries, index_t a_keys, Keys kind) : queries(a_queries), keys(a_keys) {
     const double large = std::is_same_v<T, double> ? 1e308 : 1e38;
-    const auto number = [](double x) {
-      if constexpr (std::is_same_v<T, double>) {
-        return x;
-      } else {
-        return T(static_cast<float>(x));
-      }
-    };
+    const auto number = [](double x) { return reference::narrow<T>(x); };
     const auto size = [](index_t rows) { return static_cast<std::size_t>(rows * d); };
     q.resize(size(queries), number(0));
     k.resize(size(keys), number(0));
@@ -43,9 +38,9 @@ struct Problem {
     for (index_t i = 0; i < queries; ++i) q[size(i)] = number(1);
     for (index_t j = 0; j < keys; ++j) {
       const bool is_odd = j % 2 == 1;
-      const double odd = kind == Keys::both_signs ? large : kind == Keys::small_and_0 ? 0 : 1;
       const double even = kind == Keys::large ? large : -large;
-      k[size(j)] = number(is_odd && odd != 1 ? odd : even);
+      const double odd = kind == Keys::both_signs ? large : kind == Keys::small_and_0 ? 0 : even;
+      k[size(j)] = number(is_odd ? odd : even);
       for (index_t c = 0; c < d; ++c) v[size(j) + static_cast<std::size_t>(c)] = number(is_odd ? 3 : 1);
     }
   }
