@@ -1,0 +1,51 @@
+// Every option on every function over ranks: the call takes the option, or throws with its name on every rank.
+
+#include <ssmax/mpi.hpp>
+#include <vector>
+
+#include "../options_table.hpp"
+#include "mpi_problem.hpp"
+
+namespace mpi_problem::mpi_options_test {
+
+using namespace options_table;
+
+/// The tensors of a small call over ranks: n positions on each.
+struct Call {
+  std::vector<float> q = std::vector<float>(heads * n * d, 0.5F), out = q, gradient = q;
+  std::vector<float> dq = q, dk = q, dv = q, lse = std::vector<float>(heads * n);
+  Layout layout = Layout::contiguous(n * world().ranks(), world().ranks(), 1);
+  KvCache<float> cache{{.batch = 1, .kv_heads = heads, .width = d, .capacity = n}};
+
+  Call() { cache.append(view(q), view(q)); }
+
+  template <class T>
+  static View<T, 4> view(std::vector<T>& tensor) {
+    return {tensor.data(), {1, heads, n, d}};
+  }
+  static View<float, 3> rows(std::vector<float>& numbers) { return {numbers.data(), {1, heads, n}}; }
+
+  void attention(const Options& options) {
+    ssmax::mpi::attention<float>(
+        world(), layout, {.q = view(q), .k = view(q), .v = view(q), .out = view(out), .lse = rows(lse)},
+        Softmax{}, Full{}, options);
+  }
+  void backward(const Options& options) {
+    attention({});
+    ssmax::mpi::attention_backward<float>(
+        world(), layout, {.q = view(q), .k = view(q), .v = view(q), .out = view(out), .lse = rows(lse)},
+        {.dout = view(gradient), .dq = view(dq), .dk = view(dk), .dv = view(dv)}, Softmax{}, Full{}, options);
+  }
+  void decoded(const Options& options) {
+    ssmax::mpi::decode<float>(world(), layout, n * world().ranks(), {.q = view(q), .out = view(out)}, cache,
+                              Softmax{}, Causal{}, options);
+  }
+};
+
+TEST_CASE("each function over ranks takes an option or throws with its name", "[mpi][errors]") {
+  check_options<Call>({{"mpi_attention", &Call::attention},
+                       {"mpi_backward", &Call::backward},
+                       {"mpi_decode", &Call::decoded}});
+}
+
+}  // namespace mpi_problem::mpi_options_test

@@ -1,0 +1,100 @@
+// Every option of a call, and the entry points that refuse it. An entry point takes a row's options, or throws with
+// the name of the option.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <ssmax/ssmax.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "catch.hpp"
+#include "refusal.hpp"
+
+namespace options_table {
+
+using namespace ssmax;
+using Options = AttentionOptions<float>;
+
+constexpr index_t heads = 2, n = 3, d = 4;
+
+/// An entry point of the object `Call`, which has its tensors.
+template <class Call>
+struct Entry {
+  std::string name;
+  void (Call::*call)(const Options&);
+};
+
+/// One row of the table: options, and the entry points that refuse them with these words. "all": every entry point.
+struct Row {
+  std::string name;
+  Options options;
+  std::vector<std::string> refused{};
+  std::vector<std::string_view> words{};
+};
+
+/// Checks each row of the table with each entry point.
+template <class Call>
+void check_options(const std::vector<Entry<Call>>& entries) {
+  const Rope<float> rope({.width = d}, 64);
+  const std::vector<float> sinks(heads, 0.25F);
+  const std::vector<index_t> lengths{n};
+  Workspace workspace;
+  Explanation explanation;
+  constexpr double nan = std::numeric_limits<double>::quiet_NaN(),
+                   inf = std::numeric_limits<double>::infinity();
+  const std::vector<std::string> all{"all"},
+      over_views{"views", "partial", "backward", "plan", "mpi_attention", "mpi_backward"},
+      over_sources{"source", "decode", "source_plan", "mpi_decode"};
+  const std::vector<Row> table{
+      {"none", {}},
+      {"scale", {.scale = 0.5}},
+      {"scale NaN", {.scale = nan}, all, {"scale is", "must be finite"}},
+      {"scale infinite", {.scale = -inf}, all, {"scale is -inf", "must be finite"}},
+      {"rope", {.rope = &rope}},
+      {"rope, key_position", {.rope = &rope, .key_position = 5}, over_sources, {"key_position is 5", "0"}},
+      {"key_position", {.key_position = 5}, all, {"key_position is 5", "0"}},
+      {"sinks", {.sinks = sinks}, {"partial"}, {"sinks have extent 2"}},
+      {"scaled_sinks", {.scaled_sinks = true}, all, {"scaled_sinks is true", "sinks"}},
+      {"sinks, scaled_sinks", {.sinks = sinks, .scaled_sinks = true}, {"partial"}, {"sinks have extent 2"}},
+      {"workspace", {.workspace = &workspace}},
+      {"float_products", {.float_products = true}},
+      {"rounded_rotation", {.rounded_rotation = true}},
+      {"batch_invariant", {.batch_invariant = true}},
+      {"rotate_source_keys", {.rotate_source_keys = true}, all, {"rotate_source_keys is true"}},
+      {"rope, rotate_source_keys",
+       {.rope = &rope, .rotate_source_keys = true},
+       over_views,
+       {"rotate_source_keys"}},
+      {"rope, key_position, rotate_source_keys",
+       {.rope = &rope, .key_position = 5, .rotate_source_keys = true},
+       over_views,
+       {"rotate_source_keys"}},
+      {"lengths",
+       {.lengths = SequenceLengths::padded(lengths)},
+       {"partial", "source", "decode", "source_plan", "mpi_attention", "mpi_backward", "mpi_decode"},
+       {"lengths"}},
+      {"lengths of queries",
+       {.lengths = SequenceLengths::padded_queries(lengths)},
+       {"views", "partial", "backward", "plan", "mpi_attention", "mpi_backward", "mpi_decode"},
+       {"lengths"}},
+      {"explanation", {.explanation = &explanation}},
+  };
+  for (const Row& row : table) {
+    for (const Entry<Call>& entry : entries) {
+      INFO(row.name << ", " << entry.name);
+      Call call;
+      const std::vector<float> before = call.out;
+      const std::string message = refusal([&] { (call.*entry.call)(row.options); });
+      INFO(message);
+      const bool refuses = row.refused == all || std::ranges::count(row.refused, entry.name) > 0;
+      CHECK((message != "(nothing was thrown)") == refuses);
+      if (!refuses) continue;
+      for (const std::string_view word : row.words) CHECK(message.find(word) != std::string::npos);
+      if (!entry.name.ends_with("backward")) CHECK(call.out == before);
+    }
+  }
+}
+
+}  // namespace options_table
