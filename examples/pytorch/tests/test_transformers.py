@@ -221,14 +221,40 @@ def test_a_compiled_model_is_one_graph():
 
 
 def test_masks_become_what_they_are():
-    """Tests the result of `_mask` for each mask of transformers. An unknown mask stays a matrix."""
+    """Tests the result of `make_mask` for each mask of transformers. An unknown mask stays a matrix."""
     settings = config("llama")
     settings._attn_implementation = "ssmax_softmax"
     embeddings = torch.empty(2, 6, 0)
     causal = create_causal_mask(settings, embeddings, None, None)
-    assert causal.causal and causal.window is None and causal.cu_queries is None
+    assert causal.mask.causal and causal.mask.window is None and causal.mask.cu_queries is None
     ones_own = create_causal_mask(settings, embeddings, None, None, or_mask_function=lambda b, h, q, k: k < 2)
     assert ones_own.dtype == torch.bool and ones_own.shape == (2, 1, 6, 6) and ones_own[0, 0, 0, 1]
+
+
+@torch.no_grad()
+def test_a_mask_is_used_as_a_tensor():
+    """What models do to a mask before attention gives the same as with sdpa's mask."""
+    shown = torch.arange(6) < torch.tensor([6, 4])[:, None]
+    settings, embeddings = config("llama"), torch.empty(2, 6, 0)
+    made = []
+    for settings._attn_implementation in ("sdpa", sweep.NAME):
+        made.append(create_causal_mask(settings, embeddings, shown, None))
+    expected, ours = made
+    assert type(ours) is not type(expected)
+    for each in (
+        lambda mask: torch.tensor([*mask.shape, mask.ndim, mask.size(-1), mask.dtype == torch.bool, mask.device.type == "cpu"]),
+        lambda mask: mask[:, :, :, :5],
+        lambda mask: mask[..., -1:, :].to(torch.float32),
+        lambda mask: ~mask | (mask == 0),
+        lambda mask: mask[:1].expand(2, 4, 6, 6),
+        lambda mask: torch.where(mask, 0.0, -1.0) + torch.zeros(2, 1, 6, 6).masked_fill(~mask, 3.0),
+        lambda mask: mask.repeat_interleave(2, dim=0).index_select(0, torch.tensor([3])),
+        lambda mask: torch.cat([mask, mask], dim=-1).sum(),
+        lambda mask: mask.clone().masked_fill_(torch.ones_like(mask), False),
+    ):
+        result = each(ours)
+        assert type(result) is torch.Tensor and torch.equal(result, each(expected))
+    assert ours.contiguous() is ours and ours.to("cpu") is ours and "True, False" in repr(ours)
 
 
 def test_what_is_not_possible_is_an_error():
@@ -302,8 +328,8 @@ IGNORE_THE_INTERFACE = [
 
 @pytest.mark.parametrize("settings", IGNORE_THE_INTERFACE)
 def test_a_model_that_would_ignore_a_scaling_is_an_error(settings):
-    with pytest.raises(ValueError, match="has attention of its own and ignores the scaling of 'ssmax', attn_implementation"):
-        hf.AutoModel.from_config(settings(), attn_implementation="ssmax")
+    with pytest.raises(ValueError, match="has attention of its own and ignores the scaling of 'own_s', attn_implementation"):
+        hf.AutoModel.from_config(settings(), attn_implementation="own_s")
     hf.AutoModel.from_config(settings(), attn_implementation=sweep.NAME)  # plain softmax raises no error
 
 
@@ -313,10 +339,32 @@ def interface(module=None, queries=6, keys=6, mask=None, name=sweep.NAME, **opti
     return hf.AttentionInterface()[name](module or nn.Identity(), q, k, v, mask, **options)[0]
 
 
-def test_a_tensor_that_is_not_known_is_an_error():
+def test_an_argument_that_eager_reads_and_ours_does_not_is_an_error():
+    """A layer's own eager attention says which arguments change attention. Other arguments only pass through."""
+    made = model("llama", sweep.NAME)
+    layer, one = made.model.layers[0].self_attn, torch.ones(1)
+    passed = {"num_items_in_batch": one, "labels": one, "cu_seq_lens_q": one, "token_type_ids": one, "anything": one}
+    assert torch.equal(interface(layer, **passed), interface(layer))
+    file = sys.modules[type(layer).__module__]
+    theirs = file.eager_attention_forward
+
+    def signature(module, query, key, value, attention_mask, first=None, **options):
+        return options.get("second")
+
+    adapter._read_by_eager.cache_clear()
+    file.eager_attention_forward = signature
+    try:
+        with pytest.raises(ValueError, match="LlamaAttention passes first, second, which"):
+            interface(layer, first=2.0, second=one, **passed)
+    finally:
+        file.eager_attention_forward = theirs
+        adapter._read_by_eager.cache_clear()
+
+
+def test_a_tensor_of_a_layer_without_eager_attention_is_an_error():
     with pytest.raises(ValueError, match="Identity passes first, second, which"):
         interface(first=torch.ones(1), second=torch.ones(1), position_ids=torch.arange(6), sliding_window=3)
-    interface(position_ids=torch.arange(6), sliding_window=3)
+    interface(position_ids=torch.arange(6), sliding_window=3, num_items_in_batch=torch.ones(1))
 
 
 def test_a_mask_for_another_number_of_keys_is_an_error():
@@ -357,7 +405,7 @@ def scaled(module, query, key, value, attention_mask, scaling, **_):
 
 hf.AttentionInterface.register("scaled_reference", scaled)
 hf.AttentionMaskInterface.register("scaled_reference", hf.AttentionMaskInterface()["eager"])
-adapter.register("ssmax", scaling=lambda module: SSMax(module.s))
+adapter.register("own_s", scaling=lambda module: SSMax(module.s))
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
@@ -365,7 +413,7 @@ adapter.register("ssmax", scaling=lambda module: SSMax(module.s))
 def test_a_scaling_is_learnt_by_every_layer(name, padded):
     x = tokens()
     shown = torch.arange(24) < torch.tensor([24, 15])[:, None]
-    made = [model(name, implementation).double() for implementation in ("scaled_reference", "ssmax")]
+    made = [model(name, implementation).double() for implementation in ("scaled_reference", "own_s")]
     for each in made:
         for i, layer in enumerate(each.model.layers):
             layer.self_attn.s = nn.Parameter(torch.linspace(0.3, 0.6, 4) + 0.1 * i)
@@ -388,7 +436,7 @@ def test_the_lowest_number_of_a_mask_is_not_a_key():
     module = nn.Identity()
     module.s = torch.tensor([0.7])
     visible = torch.ones(6, 6, dtype=torch.bool).tril()[None, None]
-    expected = interface(module, mask=visible, name="ssmax")
+    expected = interface(module, mask=visible, name="own_s")
     for dtype in (torch.float32, torch.bfloat16):
         additive = torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)
-        assert_close(expected, interface(module, mask=additive, name="ssmax"), 1e-6, dtype)
+        assert_close(expected, interface(module, mask=additive, name="own_s"), 1e-6, dtype)

@@ -13,12 +13,13 @@ class SSMax(nn.Module):
     """Attention with SSMax, c = s · ln n + b. The parameters are s and, with ``bias``, b: [heads] each.
 
     ``forward(query, key, value, **options)`` calls ``attention`` with this scaling. s starts at ``start``, b at 0. The
-    paper's trained models have a mean s near 0.43.
+    paper's trained models have a mean s near 0.43. ``scaling()`` is the scaling of other calls, such as KVCache.decode.
     """
 
     def __init__(self, heads: int, bias: bool = False, start: float = 0.43):
         super().__init__()
-        self.s = nn.Parameter(torch.full((heads,), float(start)))
+        self.start = float(start)
+        self.s = nn.Parameter(torch.full((heads,), self.start))
         self.b = nn.Parameter(torch.zeros(heads)) if bias else None
 
     def scaling(self) -> scaling.SSMax:
