@@ -333,6 +333,25 @@ def test_a_model_that_would_ignore_a_scaling_is_an_error(settings):
     hf.AutoModel.from_config(settings(), attn_implementation=sweep.NAME)  # plain softmax raises no error
 
 
+CHOOSE_A_CLASS = [
+    lambda: hf.FalconConfig(vocab_size=VOCABULARY, hidden_size=64, num_hidden_layers=1, num_attention_heads=4),
+    lambda: hf.GPTNeoConfig(vocab_size=VOCABULARY, hidden_size=64, num_layers=2, attention_types=[[["global", "local"], 1]]),
+    lambda: hf.GitConfig(),
+    lambda: hf.SamConfig(),
+    lambda: hf.SamHQConfig(),
+    lambda: hf.Data2VecVisionConfig(num_hidden_layers=1),
+]
+
+
+@pytest.mark.parametrize("settings", CHOOSE_A_CLASS)
+def test_a_model_that_chooses_a_class_of_attention_is_an_error(settings):
+    with pytest.raises(ValueError, match="has none for 'ssmax_softmax', attn_implementation must be one of .'eager'"):
+        with torch.device("meta"):
+            hf.AutoModel.from_config(settings(), attn_implementation=sweep.NAME)
+    with torch.device("meta"):
+        hf.AutoModel.from_config(settings(), attn_implementation="eager")
+
+
 def interface(module=None, queries=6, keys=6, mask=None, name=sweep.NAME, **options):
     """Calls the function of AttentionInterface, with one head of width 8."""
     q, k, v = (torch.randn(1, 1, n, 8, generator=torch.Generator().manual_seed(n)) for n in (queries, keys, keys))

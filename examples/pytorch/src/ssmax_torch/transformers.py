@@ -58,7 +58,8 @@ def register(
         _scaled.discard(name)
     else:
         _scaled.add(name)
-        _check_models_when_made()
+    _registered.add(name)
+    _check_models_when_made()
     AttentionInterface.register(name, partial(_attention, scaling_of))
     AttentionMaskInterface.register(name, make_mask)
 
@@ -90,26 +91,42 @@ def _own_scaling(module: nn.Module) -> Scaling:
 
 
 _log = logging.get_logger(__name__)
-# Names of the implementations with a scaling.
+# Names of the implementations, and of those with a scaling.
+_registered: set[str] = set()
 _scaled: set[str] = set()
 
 
 @cache
 def _check_models_when_made() -> None:
-    """Installs a check of models that get an implementation with a scaling. A model that ignores the interface does not
-    call this module, so a hook checks the model. PyTorch calls the hook for each module that becomes part of another."""
-    nn.modules.module.register_module_module_registration_hook(_check_model)
+    """Installs a check of every model that is made with an implementation of this module."""
+    theirs = PreTrainedModel._check_and_adjust_attn_implementation
+
+    def checked(model: PreTrainedModel, implementation: str | None, *arguments: object, **options: object) -> str:
+        if implementation in _registered:
+            _check_model(type(model), implementation)
+        return theirs(model, implementation, *arguments, **options)
+
+    PreTrainedModel._check_and_adjust_attn_implementation = checked
 
 
-def _check_model(model: nn.Module, *_: object) -> None:
-    if not isinstance(model, PreTrainedModel):
-        return
-    name = model.config._attn_implementation
-    if name in _scaled and not type(model)._can_set_attn_implementation():
+def _check_model(model: type[PreTrainedModel], name: str) -> None:
+    if name in _scaled and not model._can_set_attn_implementation():
         raise ValueError(
-            f"ssmax: {type(model).__name__} has attention of its own and ignores the scaling of {name!r}, "
+            f"ssmax: {model.__name__} has attention of its own and ignores the scaling of {name!r}, "
             "attn_implementation must be 'eager'"
         )
+    # Some models choose a class of attention by attn_implementation. The class for this name raises an error.
+    for variable, classes in vars(sys.modules[model.__module__]).items():
+        if variable.endswith("ATTENTION_CLASSES") and isinstance(classes, dict):
+            known = [each for each in classes if each not in _registered]
+            classes[name] = partial(_refuse, model.__name__, name, known)
+
+
+def _refuse(model: str, name: str, known: list[str], *_: object, **__: object) -> None:
+    raise ValueError(
+        f"ssmax: {model} chooses a class of attention by attn_implementation and has none for {name!r}, "
+        f"attn_implementation must be one of {known}"
+    )
 
 
 def _attention(
