@@ -1,4 +1,4 @@
-"""Compares every language model of transformers with the attention of ssmax_torch to its own eager attention.
+"""Compares every model of transformers with the attention of ssmax_torch to its own eager attention.
 
 Each model is small and has random weights. The checks of a model:
 
@@ -8,17 +8,20 @@ Each model is small and has random weights. The checks of a model:
     generation  the greedy tokens, with a cache
     static      the greedy tokens, with a static cache
     packed      the output for three sequences in one row
+    trainer     the loss, with the arguments that Trainer passes
     bfloat16    the output under autocast: its distance from float32 is at most twice that of eager's output. The distance
                 is the median over positions, because rounding sends one token in fifty to another expert
+    images      the output for a text with an image
 
 An output is equal within 5e-5 of the largest logit, or within twice the distance of eager's output from float64.
-A query that sees no key is 0 in both. The tokens of generation are equal.
+The tokens of generation are equal.
 
-The script prints one line per model, writes a table with --write, and exits with 1 if an output differs.
+The script prints one line per model, writes a table with --write, and exits with 1 if an output differs for another reason
+than the one that EXPECTED names.
 
 --perturb 1.05 multiplies the scale of our attention by 1.05: every model that calls our attention must then differ. Before a
-whole sweep, the script checks one model in this way. It exits with 2 unless logits, gradients, padding and packed sequences
-differ.
+whole sweep, the script checks one model in this way. It exits with 2 unless logits, gradients, padding, packed sequences and
+Trainer's loss differ.
 """
 
 import argparse
@@ -43,11 +46,19 @@ KINDS = {
     "masked": (modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, transformers.AutoModelForMaskedLM),
     "seq2seq": (modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, transformers.AutoModelForSeq2SeqLM),
 }
-CHECKS = ("logits", "gradients", "padding", "generation", "static", "packed", "bfloat16")
-BOUNDS = {"logits": 5e-5, "gradients": 1e-3, "padding": 5e-5, "packed": 5e-5}
+KINDS["image-text"] = modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, transformers.AutoModelForImageTextToText
+_named = {name for names, _ in KINDS.values() for name in names}
+KINDS["base"] = [name for name in modeling_auto.MODEL_MAPPING_NAMES if name not in _named], transformers.AutoModel
+# Configurations that no Auto class makes a model of.
+PARTS = sorted(set(transformers.CONFIG_MAPPING) - _named - set(KINDS["base"][0]))
+CHECKS = ("logits", "gradients", "padding", "generation", "static", "packed", "trainer", "bfloat16", "images")
+BOUNDS = {"logits": 5e-5, "gradients": 1e-3, "padding": 5e-5, "packed": 5e-5, "trainer": 5e-5, "images": 5e-5}
+NO_KEY = "a token sees no key: eager returns the mean of the values, ours returns 0"
+# Checks in which a model differs, and why.
+EXPECTED = {("minimax_m3_vl_text", "padding"): NO_KEY, ("minimax_m3_vl_text", "packed"): NO_KEY}
 OWN = "attends without the interface"
 NO_CLASS = "KeyError: the model chooses a class of attention by attn_implementation and has none for a registered name"
-VOCABULARY, LENGTH, LARGEST = 97, 24, 40_000_000
+VOCABULARY, LENGTH, LARGEST, IMAGE = 97, 24, 40_000_000, 95
 
 # Values of configurations. A configuration gets each value that its constructor accepts.
 SIZES = {
@@ -77,7 +88,10 @@ SIZES = {
     **dict.fromkeys(("forced_eos_token_id", "forced_bos_token_id"), None),
     **dict.fromkeys(("initializer_range", "init_std"), 0.2),  # large enough that attention's weights are not uniform
     **{"vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 8, "rel_extent": 12},
-    **{"log_scaling_n_floor": 4, "index_block_size": 4, "floor_scale": 4},
+    **{"log_scaling_n_floor": 4, "index_block_size": 4, "index_kpool": 5, "floor_scale": 4},
+    # Images and sound.
+    **{"image_size": 32, "patch_size": 8, "temporal_patch_size": 1, "out_hidden_size": 64, "projection_dim": 64},
+    **{"depth": 2, "embed_dim": 64, "max_source_positions": 32, "encoder_layers": 2, "encoder_attention_heads": 4},
 }
 # Values that replace or complete SIZES, per model.
 OF_ITS_OWN = {
@@ -88,6 +102,7 @@ OF_ITS_OWN = {
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "esm": {"vocab_size": VOCABULARY, "pad_token_id": 0},
     "esmc": {"num_key_value_heads": 4},
+    "gemma3": {"mm_tokens_per_image": 4},
     "gemma3n_text": {"num_kv_shared_layers": 0, "layer_types": ["sliding_attention", "full_attention"] * 2}
     | {"num_hidden_layers": 4, "intermediate_size": 96, "activation_sparsity_pattern": [0.0] * 4},
     "gpt_neo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]]},
@@ -104,12 +119,18 @@ OF_ITS_OWN = {
 
 def configuration(name):
     """Returns a small configuration of the model `name`, with a layer of every type of its default."""
-    kind = type(transformers.AutoConfig.for_model(name))
+    return small(type(transformers.AutoConfig.for_model(name)), **OF_ITS_OWN.get(name, {}))
+
+
+def small(kind, **own):
+    """Returns a small configuration of a class of configurations, with the values `own`."""
     parameters = inspect.signature(kind.__init__).parameters
-    default = kind().to_dict()
+    made = kind()
+    default = made.to_dict()
     optional = {"head_dim", "num_key_value_heads", "decoder_start_token_id", "bos_token_id", "eos_token_id"}
     sizes = {key: value for key, value in SIZES.items() if key in parameters}
     sizes = {key: value for key, value in sizes.items() if default.get(key) is not None or key in optional}
+    sizes = {key: value for key, value in sizes.items() if not isinstance(default.get(key), (list, tuple, dict))}
     if "kv_lora_rank" in parameters:  # every head has its own keys
         sizes["num_key_value_heads"] = 4
     layers = default.get("num_hidden_layers") or 0
@@ -119,7 +140,13 @@ def configuration(name):
             different = list(dict.fromkeys(types))
             sizes[key] = list(itertools.islice(itertools.cycle(different), max(3, len(different))))
             sizes["num_hidden_layers"] = len(sizes[key])
-    return kind(**sizes | OF_ITS_OWN.get(name, {}))
+    for key in getattr(kind, "sub_configs", {}):
+        if isinstance(part := getattr(made, key, None), transformers.PretrainedConfig):
+            sizes[key] = small(type(part)).to_dict()
+    for key in ("image_token_id", "image_token_index"):
+        if key in parameters:
+            sizes[key] = IMAGE
+    return kind(**sizes | own)
 
 
 class Model:
@@ -128,33 +155,65 @@ class Model:
     def __init__(self, kind, name):
         self.name, self.kind, self.rounding = name, kind, 0.0
         settings, factory = configuration(name), KINDS[kind][1]
-        if settings.get_text_config(decoder=kind == "causal") is not settings and not settings.is_encoder_decoder:
-            raise Skipped("has images or audio")
         if kind == "causal" and hasattr(settings, "is_decoder"):
             settings.is_decoder, settings.is_encoder_decoder = True, False
+        if kind == "seq2seq":
+            settings.decoder_start_token_id = settings.pad_token_id = 0
         with torch.device("meta"):
-            numbers = sum(p.numel() for p in factory.from_config(settings).parameters())
-        if numbers > LARGEST:
-            raise Skipped(f"its smallest configuration has {numbers:,} parameters")
+            count = sum(p.numel() for p in factory.from_config(settings).parameters())
+        if count > LARGEST:
+            raise Skipped(f"its smallest configuration has {count:,} parameters")
         torch.manual_seed(0)
         self.eager = factory.from_config(configuration_copy(settings), attn_implementation="eager").eval()
         generator = torch.Generator().manual_seed(1)
         for parameter in self.eager.parameters():
             if parameter.dim() < 2:  # biases, norms and sinks
                 parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
-        answer_empty_queries(sys.modules[type(self.eager).__module__])
         self.ours = factory.from_config(configuration_copy(settings), attn_implementation=NAME).eval()
         self.ours.load_state_dict(self.eager.state_dict())
-        accepted = inspect.signature(self.eager.forward).parameters
-        self.inputs = lambda x, **more: {"input_ids": x} | {k: v for k, v in more.items() if k in accepted}
-        self.decoder = {"decoder_input_ids": tokens(2, 9)} if kind == "seq2seq" else {}
+        self.accepted = inspect.signature(self.eager.forward).parameters
+        self.decoder = {"decoder_input_ids": tokens(2, 9)} if kind == "seq2seq" and self.reads_tokens() else {}
+
+    def reads_tokens(self):
+        return self.eager.main_input_name == "input_ids"
+
+    def inputs(self, x, **more):
+        """Returns the arguments of a forward for tokens x. A model that reads no tokens gets random numbers."""
+        main = {"input_ids": x}
+        if not self.reads_tokens():
+            main = {self.eager.main_input_name: numbers(self.eager.config, self.eager.main_input_name)}
+        elif self.kind == "base" and "pixel_values" in self.accepted:
+            main["pixel_values"] = numbers(self.eager.config, "pixel_values")
+        return main | {k: v for k, v in more.items() if k in self.accepted}
 
     def outputs(self, x, **more):
         """Returns eager's logits, and a function that returns ours."""
         more = self.inputs(x, **more, **{k: v[: len(x)] for k, v in self.decoder.items()}, use_cache=False)
         with eagers_own():
-            expected = self.eager(**more)[0]
-        return expected, lambda: self.ours(**more)[0]
+            expected = first(self.eager(**more))
+        return expected, lambda: first(self.ours(**more))
+
+
+def first(output):
+    """Returns the first floating tensor of a model's output."""
+    values = output.values() if isinstance(output, dict) else output
+    return next(x for x in values if isinstance(x, torch.Tensor) and x.is_floating_point())
+
+
+def numbers(settings, name):
+    """Returns random numbers as images, spectra or sound for a model."""
+    generator = torch.Generator().manual_seed(4)
+    part = getattr(settings, "vision_config", None) or getattr(settings, "audio_config", None) or settings
+    if name == "pixel_values":
+        size = getattr(part, "image_size", None) or getattr(settings, "image_size", None) or 32
+        height, width = size if isinstance(size, (list, tuple)) else (size, size)
+        return torch.rand(2, getattr(part, "num_channels", None) or 3, height, width, generator=generator)
+    if name == "input_features":
+        bins = getattr(part, "num_mel_bins", None) or getattr(part, "input_feat_per_channel", None) or 80
+        return torch.randn(2, bins, 2 * (getattr(part, "max_source_positions", None) or 32), generator=generator)
+    if name == "input_values":
+        return torch.randn(2, 4000, generator=generator)
+    raise Skipped(f"reads {name}")
 
 
 class Skipped(Exception):
@@ -170,21 +229,6 @@ def eagers_own():
         raise
     except Exception as error:
         raise Skipped(f"eager fails: {first_line(error)}") from error
-
-
-def answer_empty_queries(module):
-    """Makes eager attention return 0 for a query without a visible key, as ours does. Else it returns the mean value."""
-    eager = getattr(module, "eager_attention_forward", None)
-
-    def forward(caller, query, key, value, attention_mask, *arguments, **options):
-        out, weights = eager(caller, query, key, value, attention_mask, *arguments, **options)
-        if isinstance(attention_mask, torch.Tensor) and attention_mask.is_floating_point():
-            sees = attention_mask.detach() > torch.finfo(torch.bfloat16).min
-            out = out * sees.any(dim=-1).transpose(1, 2)[..., None]
-        return out, weights
-
-    if eager is not None and eager.__module__ != __name__:
-        module.eager_attention_forward = forward
 
 
 def configuration_copy(settings):
@@ -204,7 +248,8 @@ def logits(model):
     expected, ours = model.outputs(tokens())
     result = distance(expected, ours())
     if result > BOUNDS["logits"]:
-        exact = copy.deepcopy(model.eager).double()(**model.inputs(tokens(), **model.decoder), use_cache=False)[0]
+        exact = copy.deepcopy(model.eager).double()(**model.inputs(tokens(), **model.decoder, use_cache=False))
+        exact = first(exact)
         model.rounding = 2 * distance(exact, expected)
     return result
 
@@ -224,17 +269,59 @@ def gradients(model):
     return max(distances)
 
 
+def needs_tokens(model):
+    if not model.reads_tokens():
+        raise Skipped("reads no tokens")
+
+
+def trainer(model):
+    """Compares the losses with what Trainer passes, where the model passes it to attention."""
+    needs_tokens(model)
+    if "labels" not in model.accepted:
+        raise Skipped("has no labels")
+    more = {"labels": model.decoder.get("decoder_input_ids", tokens()), "use_cache": False}
+    more = model.inputs(tokens(), **more)
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in model.accepted.values()):
+        more["num_items_in_batch"] = torch.tensor(40)
+    with eagers_own():
+        expected = model.eager(**more).loss
+    return distance(expected[None], model.ours(**more).loss[None])
+
+
+def images(model):
+    """Compares the output for a text that has an image in it, where the model returns the features of an image."""
+    if model.kind not in ("image-text", "causal") or not hasattr(model.eager, "get_image_features"):
+        raise Skipped("reads no images")
+    pixels = numbers(model.eager.config, "pixel_values")
+    more = {"pixel_values": pixels}
+    if "image_grid_thw" in model.accepted:
+        side = model.eager.config.vision_config.image_size // 8
+        raise Skipped(f"reads patches of images, {side} on a side")
+    with eagers_own():
+        features = model.eager.get_image_features(pixels)
+        features = features if not isinstance(features, dict) else features.get("pooler_output", first(features))
+        length = sum(x.shape[:-1].numel() for x in features) // len(pixels)
+        x = torch.cat([tokens(2, 5), torch.full((2, length), IMAGE), tokens(2, 7)], dim=1)
+        more |= {"input_ids": x, "use_cache": False}
+        if "token_type_ids" in model.accepted:
+            more["token_type_ids"] = (x == IMAGE).long()
+        expected = first(model.eager(**more))
+    return distance(expected, first(model.ours(**more)))
+
+
 def padding(model):
+    needs_tokens(model)
     x, largest = tokens(), 0.0
     for position in (torch.arange(LENGTH), torch.arange(LENGTH).flip(0)):
         shown = position < torch.tensor([LENGTH, LENGTH - 9])[:, None]
         expected, ours = model.outputs(x.where(shown, 0), attention_mask=shown.long())
-        largest = max(largest, distance(expected, ours(), slice(None) if model.decoder else shown))
+        has_a_row_per_token = not model.decoder and expected.shape[:2] == shown.shape
+        largest = max(largest, distance(expected, ours(), shown if has_a_row_per_token else slice(None)))
     return largest
 
 
 def generation(model, **settings):
-    if model.kind == "masked":
+    if model.kind in ("masked", "base") or not model.reads_tokens():
         raise Skipped("does not generate")
     x = tokens(2, 9)
     settings |= {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False, "num_beams": 1}
@@ -246,14 +333,14 @@ def generation(model, **settings):
 
 
 def static(model):
-    if model.kind != "causal":
+    if model.kind not in ("causal", "image-text"):
         raise Skipped("does not generate")
     settings = {"cache_implementation": "static", "disable_compile": True}
     return generation(model, **settings)
 
 
 def packed(model):
-    if model.kind != "causal" or "position_ids" not in inspect.signature(model.eager.forward).parameters:
+    if model.kind not in ("causal", "image-text") or "position_ids" not in model.accepted:
         raise Skipped("does not take position_ids")
     positions = torch.cat([torch.arange(n) for n in (11, 1, 12)])[None]
     expected, ours = model.outputs(tokens(1), position_ids=positions)
@@ -277,7 +364,7 @@ BOUNDS |= {"generation": 0.0, "static": 0.0, "bfloat16": 2.0}
 
 
 def first_line(error):
-    return re.sub(r"\s+", " ", str(error).strip().split("\n")[0])[:160] or type(error).__name__
+    return re.sub(r"\s+", " ", str(error).strip())[:160] or type(error).__name__
 
 
 def expire(*_):
@@ -300,14 +387,14 @@ def check(kind, name, seconds, perturb=1.0):
     try:
         model = Model(kind, name)
         expected = model.outputs(tokens())[0]
-        if not expected.isfinite().all():
+        if not expected.numel() or not expected.isfinite().all():
             raise Skipped("eager's output is not finite")
         results = {}
         for each in CHECKS:
             try:
                 with torch.set_grad_enabled(each == "gradients"):
                     results[each] = globals()[each](model)
-                if each in ("logits", "padding", "packed") and results[each] <= model.rounding:
+                if each in ("logits", "padding", "packed", "images") and results[each] <= model.rounding:
                     results[each] = 0.0
             except Skipped:
                 results[each] = None
@@ -325,31 +412,33 @@ def check(kind, name, seconds, perturb=1.0):
         adapter.attention = attention
 
 
-def cell(each, result):
+def cell(each, result, name=None):
     if result is None:
         return "–"
     if isinstance(result, str):
         return "error"
+    if (name, each) in EXPECTED:
+        return f"*{result:.1e}*"
     return "equal" if result <= BOUNDS[each] else f"**differs: {result:.1e}**"
 
 
-def status(results):
+def status(results, name=None):
     """Returns one word for the results of a model."""
     if isinstance(results, str):
         return results if results == OWN else "not compared"
     errors = {result for result in results.values() if isinstance(result, str)}
     if errors and all("has attention of its own" in error for error in errors):
         return "refused"
-    cells = [cell(each, result) for each, result in results.items()]
+    cells = [cell(each, result, name) for each, result in results.items()]
     return "differs" if any("differs" in text for text in cells) else "error" if errors else "equal"
 
 
 def document(rows):
     """Yields the lines of the markdown file."""
-    named = {key: status(results) for key, results in rows.items()}
+    named = {key: status(results, key[1]) for key, results in rows.items()}
     names = lambda *kinds: ", ".join(f"{name} ({kind})" for (kind, name), value in named.items() if value in kinds)
     numbers = {value: list(named.values()).count(value) for value in ("equal", "error", "differs", "refused", OWN)}
-    yield "# Language models of transformers, compared to eager attention"
+    yield "# Models of transformers, compared to eager attention"
     yield ""
     yield f"`sweep_transformers.py` writes this file (transformers {transformers.__version__}, torch {torch.__version__})."
     yield "`python examples/pytorch/sweep_transformers.py --help` says what each check compares. – is: eager cannot do it either."
@@ -366,7 +455,12 @@ def document(rows):
     yield "|---" * (2 + len(CHECKS)) + "|"
     for (kind, name), results in rows.items():
         if named[kind, name] in ("equal", "error", "differs"):
-            yield f"| {name} | {kind} | {' | '.join(cell(each, results[each]) for each in CHECKS)} |"
+            yield f"| {name} | {kind} | {' | '.join(cell(each, results[each], name) for each in CHECKS)} |"
+    yield ""
+    yield "In italics: the distance is expected."
+    yield ""
+    for (name, each), reason in EXPECTED.items():
+        yield f"- {name}, {each}: {reason}"
     yield ""
     yield "## Errors"
     yield ""
@@ -387,6 +481,9 @@ def document(rows):
     for (kind, name), results in rows.items():
         if named[kind, name] == "not compared":
             yield f"- {name} ({kind}): {results}"
+    yield ""
+    yield "No Auto class makes a model of these configurations, which are parts of other models or of pipelines:"
+    yield f"{', '.join(PARTS)}."
 
 
 def main():
@@ -405,15 +502,15 @@ def main():
     if not options.models and options.perturb == 1.0:
         control = check("causal", "llama", options.seconds, perturb=1.05)
         print(f"control: {control}", flush=True)
-        if any(control[each] <= BOUNDS[each] for each in ("logits", "gradients", "padding", "packed")):
+        if any(control[each] <= BOUNDS[each] for each in ("logits", "gradients", "padding", "packed", "trainer")):
             sys.exit(2)
     rows, differing = {}, 0
     for i, (kind, name) in enumerate(todo, 1):
         rows[kind, name] = results = check(kind, name, options.seconds, options.perturb)
         text = results
         if isinstance(results, dict):
-            cells = {each: cell(each, results[each]) for each in CHECKS}
-            differing += status(results) == "differs"
+            cells = {each: cell(each, results[each], name) for each in CHECKS}
+            differing += status(results, name) == "differs"
             errors = " | ".join(dict.fromkeys(r for r in results.values() if isinstance(r, str)))
             text = " ".join(cells.values()) + (f" ({errors})" if errors else "")
         print(f"[{i}/{len(todo)}] {kind} {name}: {text}", flush=True)
