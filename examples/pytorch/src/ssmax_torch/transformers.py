@@ -200,15 +200,20 @@ def _changes_attention(module: type, name: str, value: object) -> bool:
     return name in read if read else isinstance(value, Tensor) and name not in TransformersKwargs.__annotations__
 
 
-@torch.compiler.assume_constant_result
-@cache
+@torch.compiler.assume_constant_result  # `cache` would warn in a compiled model
 def _read_by_eager(module: type) -> frozenset[str]:
     """Returns the parameters of eager attention of this class of layers, and the strings in its text."""
+    if module in _read:
+        return _read[module]
     files = [sys.modules[each.__module__] for each in module.__mro__ if each.__module__ in sys.modules]
     functions = [f for file in files for name, f in vars(file).items() if name.endswith("eager_attention_forward")]
     codes = [function.__code__ for function in functions]
     parameters = {name for code in codes for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]}
-    return frozenset(parameters | {x for code in codes for x in code.co_consts if isinstance(x, str)})
+    _read[module] = frozenset(parameters | {x for code in codes for x in code.co_consts if isinstance(x, str)})
+    return _read[module]
+
+
+_read: dict[type, frozenset[str]] = {}
 
 
 def _checked(mask: Tensor | None, queries: int, keys: int) -> Mask | Tensor | None:
