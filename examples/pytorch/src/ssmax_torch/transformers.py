@@ -155,7 +155,9 @@ def _attention(
         raise ValueError("ssmax: cache is paged, must be None: continuous batching has attention of its own")
     if others.get("output_attentions"):
         _log.warning_once("ssmax: output_attentions is True, the returned weights are None: only `eager` returns weights")
-    unknown = [name for name, x in others.items() if x is not None and _changes_attention(type(module), name, x)]
+    files = tuple(each.__module__ for each in type(module).__mro__)
+    others = {name: isinstance(x, Tensor) for name, x in others.items() if x is not None}
+    unknown = [name for name, is_tensor in others.items() if _changes_attention(files, name, is_tensor)]
     if unknown:
         raise ValueError(
             f"ssmax: {type(module).__name__} passes {', '.join(unknown)}, which this library's attention does not support"
@@ -191,29 +193,23 @@ def _attention(
     return out.transpose(1, 2).contiguous(), None
 
 
-def _changes_attention(module: type, name: str, value: object) -> bool:
-    """Tells if eager attention of this class of layers reads an argument. A class of layers without eager attention
-    may read every tensor, except those that transformers hands through all models."""
+@torch.compiler.assume_constant_result
+def _changes_attention(files: tuple[str, ...], name: str, is_tensor: bool) -> bool:
+    """Tells if eager attention in the Python modules of a class of layers reads an argument. A class of layers without
+    eager attention may read every tensor, except those that transformers hands through all models."""
     if name in _USED_BEFORE:
         return False
-    read = _read_by_eager(module)
-    return name in read if read else isinstance(value, Tensor) and name not in TransformersKwargs.__annotations__
+    read = _read_by_eager(files)
+    return name in read if read else is_tensor and name not in TransformersKwargs.__annotations__
 
 
-@torch.compiler.assume_constant_result  # `cache` would warn in a compiled model
-def _read_by_eager(module: type) -> frozenset[str]:
-    """Returns the parameters of eager attention of this class of layers, and the strings in its text."""
-    if module in _read:
-        return _read[module]
-    files = [sys.modules[each.__module__] for each in module.__mro__ if each.__module__ in sys.modules]
-    functions = [f for file in files for name, f in vars(file).items() if name.endswith("eager_attention_forward")]
-    codes = [function.__code__ for function in functions]
+@cache
+def _read_by_eager(files: tuple[str, ...]) -> frozenset[str]:
+    """Returns the parameters of eager attention in these Python modules, and the strings in its text."""
+    variables = (variable for file in files if file in sys.modules for variable in vars(sys.modules[file]).items())
+    codes = [f.__code__ for name, f in variables if name.endswith("eager_attention_forward")]
     parameters = {name for code in codes for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]}
-    _read[module] = frozenset(parameters | {x for code in codes for x in code.co_consts if isinstance(x, str)})
-    return _read[module]
-
-
-_read: dict[type, frozenset[str]] = {}
+    return frozenset(parameters | {x for code in codes for x in code.co_consts if isinstance(x, str)})
 
 
 def _checked(mask: Tensor | None, queries: int, keys: int) -> Mask | Tensor | None:
