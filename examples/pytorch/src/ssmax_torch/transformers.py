@@ -217,14 +217,13 @@ def _checked(mask: Tensor | None, queries: int, keys: int) -> Mask | Tensor | No
     if mask is None:
         return None
     extents = tuple(mask.shape[-2:])
-    is_matrix = not isinstance(mask, ModelMask)
-    if extents != (queries, keys) and (extents[1] != keys or extents[0] != 1 or not is_matrix):
+    if extents != (queries, keys) and extents != (1, keys):
         raise ValueError(
             f"ssmax: attention_mask has {extents[0]} queries and {extents[1]} keys, "
             f"query has {queries} and key has {keys}: must be equal"
         )
-    if not is_matrix:
-        return mask.mask
+    if isinstance(mask, ModelMask):
+        return mask.mask if extents[0] == queries else mask.matrix()
     if mask.is_floating_point():
         # Models mask keys by the lowest number of a type of at most 32 bits. A masked key must not count in n.
         lowest = max(torch.finfo(mask.dtype).min, torch.finfo(torch.bfloat16).min)
