@@ -33,6 +33,7 @@ _READ_MASK = {
     "heavily_compressed_attention",
     "doge",
     "bigbird_pegasus",
+    "gemma4_audio",
 }
 
 
