@@ -110,9 +110,7 @@ OF_ITS_OWN = {
     "qwen3_vl_moe_text": {"num_experts": 4},
     "glm5_next_text": {"qk_rope_head_dim": 0},
     "inkling2_vision": {"text_hidden_size": 64},
-    "mistral_large4_text": {"num_hidden_layers": 3},
     "molmo2_adapter": {"vision_feature_layers": [2, 1], "vision_feature_layer": [2, 1]},
-    "muse_glimmer_assistant": {"num_hidden_layers": 3},
     "gemma3": {"mm_tokens_per_image": 4},
     "gemma3n_text": {"num_kv_shared_layers": 0, "layer_types": ["sliding_attention", "full_attention"] * 2}
     | {"num_hidden_layers": 4, "intermediate_size": 96, "activation_sparsity_pattern": [0.0] * 4},
