@@ -122,6 +122,7 @@ OF_ITS_OWN = {
     "minimax_m3_vl_text": {"layer_types": ["minimax_m3_sparse", "full_attention", "minimax_m3_sparse"]},
     "mobilebert": {"initializer_range": 0.02},  # with 0.2, logits are 1e14 and their rounding is 1e7: no backward
     "xmod": {"default_language": "en_XX"},
+    "yolos": {"image_size": [32, 32]},
     "zaya": {"num_experts_per_tok": 1},
 }
 
