@@ -58,15 +58,15 @@ def attention(
     copied. Under autocast, query, key and value are cast as for PyTorch's own attention.
     """
     check_tensors(query, key, value)
-    out, lse = _attend(query, key, value, scaling, mask, score, sinks, scaled_sinks, rope, scale)
-    return (out, lse) if return_lse else out
+    given = arguments(query, scaling, mask, score, sinks, scaled_sinks, rope, scale)
+    return _attend(return_lse, query, key, value, *given)
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, *options: object) -> tuple[Tensor, Tensor]:
-    """Computes attention. Requires checked tensors; `options` are those of `arguments`."""
+def _attend(with_lse: bool, query: Tensor, key: Tensor, value: Tensor, *given: object) -> Tensor | tuple[Tensor, Tensor]:
+    """Computes attention. Requires checked tensors; `given` are the operators' arguments after value."""
     if torch.is_autocast_enabled("cpu"):
         query, key, value = _autocast(query), _autocast(key), _autocast(value)
-    return call_attention(query, key, value, *arguments(query, *options))
+    return call_attention(with_lse, query, key, value, *given)
 
 
 def _autocast(tensor: Tensor) -> Tensor:
@@ -94,6 +94,9 @@ def scaled_dot_product_attention(
     the values.
     """
     check_tensors(query, key, value)
+    plain = attn_mask is None and dropout_p == 0 and not isinstance(scale, Tensor)
+    if plain and _same_shape(query, key, value):
+        return _attend(False, query, key, value, scale, bool(is_causal))
     if dropout_p != 0:
         raise ValueError(f"{_NAME}: dropout_p is {dropout_p}, must be 0")
     if attn_mask is not None:
@@ -133,8 +136,19 @@ def scaled_dot_product_attention(
                 key, value = key[:, :, :queries], value[:, :, :queries]
         else:
             mask = MaskMatrix(torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril())
-    out, _ = _attend(query, key, value, None, mask, None, None, False, None, scale)
+    out = attention(query, key, value, mask=mask, scale=scale)
     return out if len(leading) == 2 else out.reshape(*leading, queries, out.shape[-1])
+
+
+def _same_shape(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Returns true if the tensors have one shape of four dimensions and the layout that the operators require."""
+    if not query.dim() == 4 or not query.shape == key.shape == value.shape:
+        return False
+    return _rows_contiguous(query) and _rows_contiguous(key) and _rows_contiguous(value)
+
+
+def _rows_contiguous(tensor: Tensor) -> bool:
+    return tensor.is_contiguous() or tensor.stride(-1) == 1
 
 
 def _shapes(query: Tensor, key: Tensor, value: Tensor) -> str:

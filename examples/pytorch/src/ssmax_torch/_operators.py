@@ -12,7 +12,13 @@ from ._checks import check_broadcast, check_entries, check_inputs, check_paramet
 torch.ops.load_library(Path(__file__).with_name("operators.so"))
 
 _attention = torch.ops.ssmax.attention.default
+_attention_forward = torch.ops.ssmax.attention_forward.default
 _attention_backward = torch.ops.ssmax.attention_backward.default
+
+# The same without OpOverload.__call__, which takes 0.3 us. torch.compile needs the OpOverload.
+_run_attention_forward = _attention_forward._op
+# Number of arguments of attention_forward without with_lse: query, key, value and the common arguments.
+_COMMON = len(_attention_forward._schema.arguments) - 1
 
 # Name and default of each argument of ssmax::attention after query, key and value.
 _DEFAULTS = {argument.name: argument.default_value for argument in _attention._schema.arguments[3:]}
@@ -53,10 +59,16 @@ def _check(query: Tensor, key: Tensor, value: Tensor, *arguments: object) -> Non
 
 
 @torch.library.register_fake("ssmax::attention")
-def _(query, key, value, *arguments):
+def _fake_attention(query, key, value, *arguments):
     _check(query, key, value, *arguments)
     out = _empty_like(query, (*query.shape[:3], value.shape[3]))
     return out, query.new_empty(query.shape[:3], dtype=compute_type(query.dtype))
+
+
+@torch.library.register_fake("ssmax::attention_forward")
+def _(with_lse, *inputs):
+    out, lse = _fake_attention(*inputs)
+    return out, lse if with_lse else None
 
 
 @torch.library.register_fake("ssmax::attention_backward")
@@ -92,10 +104,15 @@ def _(rows, rope, start):
 
 
 @register_flop_formula(torch.ops.ssmax.attention)
-def _(query_shape, key_shape, value_shape, *arguments, out_shape=None, **_) -> int:
+def _attention_flop(query_shape, key_shape, value_shape, *arguments, out_shape=None, **_) -> int:
     """Returns the FLOP of two products. As in PyTorch's own attention, masked keys count."""
     batch, heads, queries, width = query_shape
     return 2 * batch * heads * queries * key_shape[2] * (width + value_shape[3])
+
+
+@register_flop_formula(torch.ops.ssmax.attention_forward)
+def _(with_lse, *shapes, out_shape=None, **_) -> int:
+    return _attention_flop(*shapes)
 
 
 @register_flop_formula(torch.ops.ssmax.attention_backward)
@@ -114,21 +131,23 @@ def _(query, keys, values, lengths, *arguments, out_val=None, **_) -> int:
 
 
 def _setup_context(ctx, inputs, output):
+    query, key, value, *arguments = inputs
     ctx.set_materialize_grads(False)
-    ctx.others = [None if isinstance(x, Tensor) else x for x in inputs]
-    ctx.save_for_backward(*output, *(x if isinstance(x, Tensor) else None for x in inputs))
+    ctx.others = [None if isinstance(x, Tensor) else x for x in arguments]
+    ctx.save_for_backward(*output, query, key, value, *(x if isinstance(x, Tensor) else None for x in arguments))
 
 
-def _backward(ctx, grad_out, grad_lse):
-    out, lse, *tensors = ctx.saved_tensors
-    inputs = [other if tensor is None else tensor for tensor, other in zip(tensors, ctx.others, strict=True)]
+def _gradients(ctx, wanted, grad_out, grad_lse):
+    """Returns the gradients of the inputs for which `wanted` is true, None for the others."""
+    out, lse, query, key, value, *tensors = ctx.saved_tensors
+    arguments = [other if tensor is None else tensor for tensor, other in zip(tensors, ctx.others, strict=True)]
+    inputs = [query, key, value, *arguments]
     if grad_out is None:
         grad_out = torch.zeros_like(out)
     elif grad_out.stride(3) != 1:  # for example the gradient of a sum: one number, expanded
         grad_out = grad_out.contiguous()
     if grad_lse is not None:
         grad_lse = grad_lse.contiguous()
-    wanted = ctx.needs_input_grad
     learn = [i < len(wanted) and wanted[i] for i in _LEARNT.values()]
     gradients = _call_backward(grad_out, grad_lse, *inputs[:3], out, lse, learn, *inputs[3:])
     result = [None] * len(inputs)
@@ -141,6 +160,10 @@ def _backward(ctx, grad_out, grad_lse):
             whole = gradient.sum() if parameter.dim() == 0 else gradient.reshape(parameter.shape)
             result[i] = whole.to(parameter.dtype)
     return tuple(result)
+
+
+def _backward(ctx, grad_out, grad_lse):
+    return _gradients(ctx, ctx.needs_input_grad, grad_out, grad_lse)
 
 
 def _no_second_derivative(ctx, *gradients):
@@ -156,7 +179,7 @@ torch.library.register_autograd("ssmax::attention_backward", _no_second_derivati
 
 
 class _Attention(torch.autograd.Function):
-    """The autograd function of attention. It takes a tenth of register_autograd's time and works under torch.func."""
+    """The autograd function of attention under torch.func."""
 
     generate_vmap_rule = True
 
@@ -170,9 +193,25 @@ class _Attention(torch.autograd.Function):
     jvp = staticmethod(_no_forward_mode)
 
 
-# _Attention.apply without the inspection of forward's signature, which takes a third of a small call's time. Only default
-# arguments and torch.func need the inspection.
-_record = super(torch.autograd.Function, _Attention).apply
+class _Recorded(torch.autograd.Function):
+    """The autograd function of all other calls. It takes less time: a forward that has the context, and no lse among
+    the results unless the caller needs lse."""
+
+    @staticmethod
+    def forward(ctx, with_lse, *inputs):
+        output = _evaluate(True, *inputs)
+        _setup_context(ctx, inputs, output)
+        return output if with_lse else output[0]
+
+    @staticmethod
+    def backward(ctx, grad_out, grad_lse=None):
+        return None, *_gradients(ctx, ctx.needs_input_grad[1:], grad_out, grad_lse)
+
+    jvp = staticmethod(_no_forward_mode)
+
+
+# _Recorded.apply without the preparations for torch.func, which take a third of a small call's time.
+_record = super(torch.autograd.Function, _Recorded).apply
 
 
 class _AttentionBackward(torch.autograd.Function):
@@ -205,13 +244,28 @@ def _call_backward(*inputs):
         return _attention_backward(*inputs)
 
 
-def call_attention(*inputs):
-    """Calls ssmax::attention and returns out and lse."""
-    if _transformed():
-        return _Attention.apply(*inputs)
-    if torch.compiler.is_compiling():
-        return _attention(*inputs)
-    if torch.is_grad_enabled() and torch._C._any_requires_grad(*inputs):
-        return _record(*inputs)
+def _recorded(inputs: tuple) -> bool:
+    """Returns true if a gradient of one of the inputs is wanted. torch.compile can trace this function."""
+    return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
+
+
+def _evaluate(with_lse: bool, *inputs: object) -> tuple[Tensor, Tensor | None]:
+    """Computes out and lse without a graph. lse may be None unless `with_lse`."""
+    if len(inputs) <= _COMMON:
+        return _run_attention_forward(with_lse, *inputs)
     with torch._C._AutoDispatchBelowAutograd():
         return _attention(*inputs)
+
+
+def call_attention(with_lse: bool, *inputs: object) -> Tensor | tuple[Tensor, Tensor]:
+    """Computes attention of the operators' arguments. Returns out and, if `with_lse`, lse."""
+    if _transformed():
+        output = _Attention.apply(*inputs)
+    elif torch.compiler.is_compiling():
+        plain = len(inputs) <= _COMMON and not _recorded(inputs)
+        output = _attention_forward(with_lse, *inputs) if plain else _attention(*inputs)
+    elif torch.is_grad_enabled() and torch._C._any_requires_grad(*inputs):
+        return _record(with_lse, *inputs)
+    else:
+        output = _evaluate(with_lse, *inputs)
+    return output if with_lse else output[0]
