@@ -59,21 +59,7 @@ def attention(
     """
     check_tensors(query, key, value)
     given = arguments(query, scaling, mask, score, sinks, scaled_sinks, rope, scale)
-    return _attend(return_lse, query, key, value, *given)
-
-
-def _attend(with_lse: bool, query: Tensor, key: Tensor, value: Tensor, *given: object) -> Tensor | tuple[Tensor, Tensor]:
-    """Computes attention. Requires checked tensors; `given` are the operators' arguments after value."""
-    if torch.is_autocast_enabled("cpu"):
-        query, key, value = _autocast(query), _autocast(key), _autocast(value)
-    return call_attention(with_lse, query, key, value, *given)
-
-
-def _autocast(tensor: Tensor) -> Tensor:
-    """Returns the tensor in autocast's type. Exception: float64 is not converted."""
-    if tensor.dtype == torch.float64 or not tensor.is_floating_point():
-        return tensor
-    return tensor.to(torch.get_autocast_dtype("cpu"))
+    return call_attention(bool(return_lse), query, key, value, *given)
 
 
 def scaled_dot_product_attention(
@@ -96,7 +82,8 @@ def scaled_dot_product_attention(
     check_tensors(query, key, value)
     plain = attn_mask is None and dropout_p == 0 and not isinstance(scale, Tensor)
     if plain and _same_shape(query, key, value):
-        return _attend(False, query, key, value, scale, bool(is_causal))
+        given = (scale, True) if is_causal else (scale,)
+        return call_attention(False, query, key, value, *given)
     if dropout_p != 0:
         raise ValueError(f"{_NAME}: dropout_p is {dropout_p}, must be 0")
     if attn_mask is not None:
@@ -142,13 +129,12 @@ def scaled_dot_product_attention(
 
 def _same_shape(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Returns true if the tensors have one shape of four dimensions and the layout that the operators require."""
-    if not query.dim() == 4 or not query.shape == key.shape == value.shape:
+    shape = query.shape
+    if len(shape) != 4 or key.shape != shape or value.shape != shape:
         return False
-    return _rows_contiguous(query) and _rows_contiguous(key) and _rows_contiguous(value)
-
-
-def _rows_contiguous(tensor: Tensor) -> bool:
-    return tensor.is_contiguous() or tensor.stride(-1) == 1
+    if query.is_contiguous() and key.is_contiguous() and value.is_contiguous():
+        return True
+    return query.stride(3) == key.stride(3) == value.stride(3) == 1
 
 
 def _shapes(query: Tensor, key: Tensor, value: Tensor) -> str:

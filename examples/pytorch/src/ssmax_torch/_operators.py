@@ -20,8 +20,16 @@ _run_attention_forward = _attention_forward._op
 # Number of arguments of attention_forward without with_lse: query, key, value and the common arguments.
 _COMMON = len(_attention_forward._schema.arguments) - 1
 
+# Functions of every call. A name of this module saves a small call the look-ups in other modules.
+_any_requires_grad = torch._C._any_requires_grad
+_autocast_enabled = torch.is_autocast_enabled
+_compiling = torch.compiler.is_compiling
+_functorch_active = torch._C._are_functorch_transforms_active
+_grad_enabled = torch.is_grad_enabled
+
 # Name and default of each argument of ssmax::attention after query, key and value.
 _DEFAULTS = {argument.name: argument.default_value for argument in _attention._schema.arguments[3:]}
+_SCALARS = list(_DEFAULTS).index("s")  # the first arguments, which are no tensors
 # Places (from 0) of the arguments with a gradient, in the order of attention_backward's results.
 _LEARNT = {name: 3 + list(_DEFAULTS).index(name) for name in ("s", "b", "p", "c", "slopes", "bias", "sinks")}
 _STORED = (torch.float32, torch.float16, torch.bfloat16)  # types of a cache
@@ -130,17 +138,28 @@ def _(query, keys, values, lengths, *arguments, out_val=None, **_) -> int:
     return 2 * heads * queries * stored * (width + values.shape[3])
 
 
+def _save(ctx, inputs: tuple, output: tuple) -> None:
+    """Saves what _gradients needs."""
+    arguments, tensors = inputs[3:], ()
+    if len(arguments) > _SCALARS:
+        tensors = [x if isinstance(x, Tensor) else None for x in arguments]
+        arguments = [None if isinstance(x, Tensor) else x for x in arguments]
+    ctx.arguments = arguments
+    ctx.save_for_backward(*output, *inputs[:3], *tensors)
+
+
 def _setup_context(ctx, inputs, output):
-    query, key, value, *arguments = inputs
     ctx.set_materialize_grads(False)
-    ctx.others = [None if isinstance(x, Tensor) else x for x in arguments]
-    ctx.save_for_backward(*output, query, key, value, *(x if isinstance(x, Tensor) else None for x in arguments))
+    _save(ctx, inputs, output)
 
 
 def _gradients(ctx, wanted, grad_out, grad_lse):
     """Returns the gradients of the inputs for which `wanted` is true, None for the others."""
     out, lse, query, key, value, *tensors = ctx.saved_tensors
-    arguments = [other if tensor is None else tensor for tensor, other in zip(tensors, ctx.others, strict=True)]
+    arguments = list(ctx.arguments)
+    for i, tensor in enumerate(tensors):
+        if tensor is not None:
+            arguments[i] = tensor
     inputs = [query, key, value, *arguments]
     if grad_out is None:
         grad_out = torch.zeros_like(out)
@@ -193,15 +212,26 @@ class _Attention(torch.autograd.Function):
     jvp = staticmethod(_no_forward_mode)
 
 
+def _evaluate(with_lse: bool, *inputs: object) -> tuple[Tensor, Tensor | None]:
+    """Computes out and lse without a graph. lse may be None unless `with_lse`."""
+    if len(inputs) <= _COMMON:
+        return _run_attention_forward(with_lse, *inputs)
+    with torch._C._AutoDispatchBelowAutograd():
+        return _attention(*inputs)
+
+
 class _Recorded(torch.autograd.Function):
-    """The autograd function of all other calls. It takes less time: a forward that has the context, and no lse among
-    the results unless the caller needs lse."""
+    """The autograd function of all other calls. Its forward receives the context, and returns lse only if the caller
+    needs lse. Both take less time."""
 
     @staticmethod
     def forward(ctx, with_lse, *inputs):
         output = _evaluate(True, *inputs)
-        _setup_context(ctx, inputs, output)
-        return output if with_lse else output[0]
+        _save(ctx, inputs, output)
+        if not with_lse:
+            return output[0]
+        ctx.set_materialize_grads(False)
+        return output
 
     @staticmethod
     def backward(ctx, grad_out, grad_lse=None):
@@ -210,7 +240,7 @@ class _Recorded(torch.autograd.Function):
     jvp = staticmethod(_no_forward_mode)
 
 
-# _Recorded.apply without the preparations for torch.func, which take a third of a small call's time.
+# _Recorded.apply without the preparations for torch.func, which take 1.7 us.
 _record = super(torch.autograd.Function, _Recorded).apply
 
 
@@ -232,40 +262,38 @@ class _AttentionBackward(torch.autograd.Function):
     jvp = staticmethod(_no_forward_mode)
 
 
-def _transformed() -> bool:
-    """Returns true if a transform of torch.func or forward-mode differentiation is active."""
-    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
-
-
 def _call_backward(*inputs):
-    if torch.is_grad_enabled() or _transformed():
+    if _grad_enabled() or _functorch_active() or forward_ad._current_level >= 0:
         return _AttentionBackward.apply(*inputs)
     with torch._C._AutoDispatchBelowAutograd():
         return _attention_backward(*inputs)
 
 
-def _recorded(inputs: tuple) -> bool:
+def _autocast(tensor: Tensor) -> Tensor:
+    """Returns the tensor in autocast's type. Exception: float64 is not converted."""
+    if tensor.dtype == torch.float64 or not tensor.is_floating_point():
+        return tensor
+    return tensor.to(torch.get_autocast_dtype("cpu"))
+
+
+def _wants_gradient(inputs: tuple) -> bool:
     """Returns true if a gradient of one of the inputs is wanted. torch.compile can trace this function."""
     return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
 
 
-def _evaluate(with_lse: bool, *inputs: object) -> tuple[Tensor, Tensor | None]:
-    """Computes out and lse without a graph. lse may be None unless `with_lse`."""
-    if len(inputs) <= _COMMON:
-        return _run_attention_forward(with_lse, *inputs)
-    with torch._C._AutoDispatchBelowAutograd():
-        return _attention(*inputs)
-
-
 def call_attention(with_lse: bool, *inputs: object) -> Tensor | tuple[Tensor, Tensor]:
-    """Computes attention of the operators' arguments. Returns out and, if `with_lse`, lse."""
-    if _transformed():
+    """Computes attention of checked tensors and the operators' arguments. Returns out and, if `with_lse`, lse."""
+    if _autocast_enabled("cpu"):
+        inputs = *(_autocast(tensor) for tensor in inputs[:3]), *inputs[3:]
+    if _functorch_active() or forward_ad._current_level >= 0:
         output = _Attention.apply(*inputs)
-    elif torch.compiler.is_compiling():
-        plain = len(inputs) <= _COMMON and not _recorded(inputs)
+    elif _compiling():
+        plain = len(inputs) <= _COMMON and not _wants_gradient(inputs)
         output = _attention_forward(with_lse, *inputs) if plain else _attention(*inputs)
-    elif torch.is_grad_enabled() and torch._C._any_requires_grad(*inputs):
+    elif _grad_enabled() and _any_requires_grad(*inputs):
         return _record(with_lse, *inputs)
+    elif len(inputs) <= _COMMON:  # without the time that _evaluate takes
+        output = _run_attention_forward(with_lse, *inputs)
     else:
         output = _evaluate(with_lse, *inputs)
     return output if with_lse else output[0]
