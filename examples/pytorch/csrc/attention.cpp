@@ -8,20 +8,21 @@ Extents check_inputs(const Tensor& query, const Tensor& key, const Tensor& value
   check_rank("query", query, 4);
   check_rank("key", key, 4);
   check_rank("value", value, 4);
-  const index_t batch = query.size(0), heads = query.size(1), kv_heads = key.size(1);
-  check_shape("key", key, std::array{batch, kv_heads, key.size(2), query.size(3)});
-  check_shape("value", value, std::array{batch, kv_heads, key.size(2), value.size(3)});
+  const auto q = query.sizes(), k = key.sizes();
+  const index_t batch = q[0], heads = q[1], kv_heads = k[1];
+  check_shape("key", key, std::array{batch, kv_heads, k[2], q[3]});
+  check_shape("value", value, std::array{batch, kv_heads, k[2], value.size(3)});
   if (kv_heads == 0 ? heads != 0 : heads % kv_heads != 0) {
     fail("query has " + std::to_string(heads) + " heads, must be a multiple of key's " +
          std::to_string(kv_heads));
   }
-  return {batch, heads, query.size(2), key.size(2)};
+  return {batch, heads, q[2], k[2]};
 }
 
-std::pair<Tensor, Tensor> attention(const Tensor& query, const Tensor& key, const Tensor& value,
-                                    const Arguments& a) {
-  return with_type(query,
-                   [&]<class T>(std::type_identity<T>) { return attention_of<T>(query, key, value, a); });
+std::pair<Tensor, MaybeTensor> attention(const Tensor& query, const Tensor& key, const Tensor& value,
+                                         const Arguments& a, bool with_lse) {
+  return with_type(
+      query, [&]<class T>(std::type_identity<T>) { return attention_of<T>(query, key, value, a, with_lse); });
 }
 
 Gradients attention_backward(const Tensor& grad_out, const MaybeTensor& grad_lse, const Tensor& query,

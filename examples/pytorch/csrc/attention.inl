@@ -6,8 +6,8 @@
 namespace ssmax_torch {
 
 template <class T>
-std::pair<Tensor, Tensor> attention_of(const Tensor& query, const Tensor& key, const Tensor& value,
-                                       const Arguments& a) {
+std::pair<Tensor, MaybeTensor> attention_of(const Tensor& query, const Tensor& key, const Tensor& value,
+                                            const Arguments& a, bool with_lse) {
   using A = Compute<T>;
   const Extents extents = check_inputs(query, key, value);
   const auto [batch, heads, queries, keys] = extents;
@@ -17,9 +17,12 @@ std::pair<Tensor, Tensor> attention_of(const Tensor& query, const Tensor& key, c
   const Options<T> options(a, heads, keys);
 
   const Tensor out = new_tensor_like(query, {batch, heads, queries, value.size(3)});
-  const Tensor lse = new_tensor(std::array{batch, heads, queries}, scalar_type<A>);
-  const ssmax::AttentionArguments<T> arguments{
-      .q = q, .k = k, .v = v, .out = view<T, 4>("out", out), .lse = view<A, 3>("lse", lse)};
+  ssmax::AttentionArguments<T> arguments{.q = q, .k = k, .v = v, .out = view<T, 4>("out", out)};
+  MaybeTensor lse;
+  if (with_lse) {
+    lse = new_tensor(std::array{batch, heads, queries}, scalar_type<A>);
+    arguments.lse = view<A, 3>("lse", *lse);
+  }
   with_policies<A>(a, parameters, extents, [&](const auto& scaling, const auto& mask, const auto& score) {
     ssmax::attention<T>(arguments, scaling, mask, score, options.options, TorchThreads{});
   });

@@ -3,7 +3,7 @@
 
 namespace ssmax_torch {
 
-template std::pair<Tensor, Tensor> attention_of<double>(const Tensor&, const Tensor&, const Tensor&,
-                                                        const Arguments&);
+template std::pair<Tensor, MaybeTensor> attention_of<double>(const Tensor&, const Tensor&, const Tensor&,
+                                                             const Arguments&, bool);
 
 }  // namespace ssmax_torch

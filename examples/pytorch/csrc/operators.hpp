@@ -8,14 +8,15 @@
 
 namespace ssmax_torch {
 
-/// out [batch, heads, queries, value width], laid out as query, and lse [batch, heads, queries].
-std::pair<Tensor, Tensor> attention(const Tensor& query, const Tensor& key, const Tensor& value,
-                                    const Arguments& a);
+/// Returns out [batch, heads, queries, value width], laid out as query, and, if `with_lse`, lse
+/// [batch, heads, queries].
+std::pair<Tensor, MaybeTensor> attention(const Tensor& query, const Tensor& key, const Tensor& value,
+                                         const Arguments& a, bool with_lse);
 
 /// The same for queries of type T, which is float, double, half or bfloat16.
 template <class T>
-std::pair<Tensor, Tensor> attention_of(const Tensor& query, const Tensor& key, const Tensor& value,
-                                       const Arguments& a);
+std::pair<Tensor, MaybeTensor> attention_of(const Tensor& query, const Tensor& key, const Tensor& value,
+                                            const Arguments& a, bool with_lse);
 
 /// What attention_backward returns. Those that were not asked for have no elements.
 enum class Gradient { query, key, value, s, b, p, c, slopes, bias, sinks, count };

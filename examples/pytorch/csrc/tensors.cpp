@@ -43,20 +43,21 @@ void check_rank(const char* name, const Tensor& tensor, index_t rank) {
 
 void check_last_stride(const char* name, const Tensor& tensor, bool repeats) {
   const index_t rank = tensor.dim();
-  if (rank == 0 || tensor.size(rank - 1) <= 1 || tensor.numel() == 0) return;
+  if (rank == 0) return;
   const index_t stride = tensor.stride(rank - 1);
   if (stride == 1 || (repeats && stride == 0)) return;
+  if (tensor.size(rank - 1) <= 1 || tensor.numel() == 0) return;
   fail(std::string(name) + " has stride " + std::to_string(stride) +
        " in its last dimension, must be contiguous there");
 }
 
 void check_shape(const char* name, const Tensor& tensor, std::span<const index_t> extents) {
   check_rank(name, tensor, std::ssize(extents));
-  for (index_t i = 0; i < std::ssize(extents); ++i) {
-    const index_t wanted = extents[static_cast<std::size_t>(i)];
-    if (tensor.size(i) == wanted) continue;
+  const auto sizes = tensor.sizes();
+  for (std::size_t i = 0; i < extents.size(); ++i) {
+    if (sizes[i] == extents[i]) continue;
     fail(std::string(name) + " has shape " + shape_of(tensor) + ", must have extent " +
-         std::to_string(wanted) + " in dimension " + std::to_string(i));
+         std::to_string(extents[i]) + " in dimension " + std::to_string(i));
   }
 }
 

@@ -5,6 +5,7 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
 #include <optional>
 #include <span>
 #include <ssmax/half.hpp>
@@ -78,10 +79,8 @@ ssmax::View<T, Rank> view(const char* name, const Tensor& tensor) {
   check_type(name, tensor, scalar_type<std::remove_const_t<T>>);
   check_last_stride(name, tensor);
   typename ssmax::View<T, Rank>::Extents extents{}, strides{};
-  for (int i = 0; i < Rank; ++i) {
-    extents[static_cast<std::size_t>(i)] = tensor.size(i);
-    strides[static_cast<std::size_t>(i)] = tensor.stride(i);
-  }
+  std::ranges::copy_n(tensor.sizes().data(), Rank, extents.begin());
+  std::ranges::copy_n(tensor.strides().data(), Rank, strides.begin());
   strides[Rank - 1] = 1;
   return {static_cast<T*>(tensor.data_ptr()), extents, strides};
 }

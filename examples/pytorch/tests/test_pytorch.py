@@ -57,6 +57,29 @@ def test_arguments_that_are_left_out_have_their_defaults():
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("with_lse", [False, True])
+def test_attention_forward_is_bit_identical_to_attention(with_lse):
+    q, k, v = inputs(requires_grad=False)
+    given = arguments(q, scaling.SSMax(torch.rand(4), torch.rand(4)), mask.Causal(), None, None, False, None, 0.3)
+    for common in ((), given):
+        out, lse = torch.ops.ssmax.attention(q, k, v, *common)
+        out_forward, lse_forward = torch.ops.ssmax.attention_forward(with_lse, q, k, v, *common)
+        assert torch.equal(out_forward, out)
+        assert torch.equal(lse_forward, lse) if with_lse else lse_forward is None
+        opcheck(torch.ops.ssmax.attention_forward.default, (with_lse, q, k, v, *common))
+
+
+@pytest.mark.parametrize("layout", ["heads first", "heads last"])
+def test_compiled_call_without_a_gradient(layout):
+    q, k, v = inputs(layout=layout, requires_grad=False)
+
+    def call(q, k, v):
+        return attention(q, k, v), *attention(q, k, v, return_lse=True)
+
+    for a, b in zip(torch.compile(call, fullgraph=True)(q, k, v), call(q, k, v), strict=True):
+        assert torch.equal(a, b)
+
+
 def test_opcheck_of_the_others():
     q, k, v = inputs(requires_grad=False)
     operands = arguments(q, None, mask.Causal(), None, None, False, None, None)

@@ -20,16 +20,17 @@ _STRIDED = torch.strided
 
 def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
     """Throws unless all three are dense tensors on the CPU, or all three are on the meta device."""
-    on_cpu = True
+    for tensor in (query, key, value):
+        if not isinstance(tensor, Tensor) or not tensor.is_cpu or tensor.layout is not _STRIDED or tensor.is_nested:
+            break
+    else:
+        return
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor):
             raise TypeError(f"ssmax_torch.attention: {name} is a {type(tensor).__name__}, must be a tensor")
         if tensor.layout is not _STRIDED or tensor.is_nested:
             kind = "nested" if tensor.is_nested else str(tensor.layout)
             raise ValueError(f"ssmax_torch.attention: {name} is {kind}, must be a dense tensor")
-        on_cpu = on_cpu and tensor.is_cpu
-    if on_cpu:
-        return
     if query.device.type not in ("cpu", "meta"):
         raise ValueError(f"query is on {query.device}, must be on the CPU")
     for name, tensor in (("key", key), ("value", value)):

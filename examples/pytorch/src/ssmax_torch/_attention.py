@@ -58,22 +58,8 @@ def attention(
     copied. Under autocast, query, key and value are cast as for PyTorch's own attention.
     """
     check_tensors(query, key, value)
-    out, lse = _attend(query, key, value, scaling, mask, score, sinks, scaled_sinks, rope, scale)
-    return (out, lse) if return_lse else out
-
-
-def _attend(query: Tensor, key: Tensor, value: Tensor, *options: object) -> tuple[Tensor, Tensor]:
-    """Computes attention. Requires checked tensors; `options` are those of `arguments`."""
-    if torch.is_autocast_enabled("cpu"):
-        query, key, value = _autocast(query), _autocast(key), _autocast(value)
-    return call_attention(query, key, value, *arguments(query, *options))
-
-
-def _autocast(tensor: Tensor) -> Tensor:
-    """Returns the tensor in autocast's type. Exception: float64 is not converted."""
-    if tensor.dtype == torch.float64 or not tensor.is_floating_point():
-        return tensor
-    return tensor.to(torch.get_autocast_dtype("cpu"))
+    given = arguments(query, scaling, mask, score, sinks, scaled_sinks, rope, scale)
+    return call_attention(bool(return_lse), query, key, value, *given)
 
 
 def scaled_dot_product_attention(
@@ -94,6 +80,10 @@ def scaled_dot_product_attention(
     the values.
     """
     check_tensors(query, key, value)
+    plain = attn_mask is None and dropout_p == 0 and not isinstance(scale, Tensor)
+    if plain and _same_shape(query, key, value):
+        given = (scale, True) if is_causal else (scale,)
+        return call_attention(False, query, key, value, *given)
     if dropout_p != 0:
         raise ValueError(f"{_NAME}: dropout_p is {dropout_p}, must be 0")
     if attn_mask is not None:
@@ -133,8 +123,18 @@ def scaled_dot_product_attention(
                 key, value = key[:, :, :queries], value[:, :, :queries]
         else:
             mask = MaskMatrix(torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril())
-    out, _ = _attend(query, key, value, None, mask, None, None, False, None, scale)
+    out = attention(query, key, value, mask=mask, scale=scale)
     return out if len(leading) == 2 else out.reshape(*leading, queries, out.shape[-1])
+
+
+def _same_shape(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Returns true if the tensors have one shape of four dimensions and the layout that the operators require."""
+    shape = query.shape
+    if len(shape) != 4 or key.shape != shape or value.shape != shape:
+        return False
+    if query.is_contiguous() and key.is_contiguous() and value.is_contiguous():
+        return True
+    return query.stride(3) == key.stride(3) == value.stride(3) == 1
 
 
 def _shapes(query: Tensor, key: Tensor, value: Tensor) -> str:

@@ -12,10 +12,24 @@ from ._checks import check_broadcast, check_entries, check_inputs, check_paramet
 torch.ops.load_library(Path(__file__).with_name("operators.so"))
 
 _attention = torch.ops.ssmax.attention.default
+_attention_forward = torch.ops.ssmax.attention_forward.default
 _attention_backward = torch.ops.ssmax.attention_backward.default
+
+# The same without OpOverload.__call__, which takes 0.3 us. torch.compile needs the OpOverload.
+_run_attention_forward = _attention_forward._op
+# Number of arguments of attention_forward without with_lse: query, key, value and the common arguments.
+_COMMON = len(_attention_forward._schema.arguments) - 1
+
+# Functions of every call. A name of this module saves a small call the look-ups in other modules.
+_any_requires_grad = torch._C._any_requires_grad
+_autocast_enabled = torch.is_autocast_enabled
+_compiling = torch.compiler.is_compiling
+_functorch_active = torch._C._are_functorch_transforms_active
+_grad_enabled = torch.is_grad_enabled
 
 # Name and default of each argument of ssmax::attention after query, key and value.
 _DEFAULTS = {argument.name: argument.default_value for argument in _attention._schema.arguments[3:]}
+_SCALARS = list(_DEFAULTS).index("s")  # the first arguments, which are no tensors
 # Places (from 0) of the arguments with a gradient, in the order of attention_backward's results.
 _LEARNT = {name: 3 + list(_DEFAULTS).index(name) for name in ("s", "b", "p", "c", "slopes", "bias", "sinks")}
 _STORED = (torch.float32, torch.float16, torch.bfloat16)  # types of a cache
@@ -53,10 +67,16 @@ def _check(query: Tensor, key: Tensor, value: Tensor, *arguments: object) -> Non
 
 
 @torch.library.register_fake("ssmax::attention")
-def _(query, key, value, *arguments):
+def _fake_attention(query, key, value, *arguments):
     _check(query, key, value, *arguments)
     out = _empty_like(query, (*query.shape[:3], value.shape[3]))
     return out, query.new_empty(query.shape[:3], dtype=compute_type(query.dtype))
+
+
+@torch.library.register_fake("ssmax::attention_forward")
+def _(with_lse, *inputs):
+    out, lse = _fake_attention(*inputs)
+    return out, lse if with_lse else None
 
 
 @torch.library.register_fake("ssmax::attention_backward")
@@ -92,10 +112,15 @@ def _(rows, rope, start):
 
 
 @register_flop_formula(torch.ops.ssmax.attention)
-def _(query_shape, key_shape, value_shape, *arguments, out_shape=None, **_) -> int:
+def _attention_flop(query_shape, key_shape, value_shape, *arguments, out_shape=None, **_) -> int:
     """Returns the FLOP of two products. As in PyTorch's own attention, masked keys count."""
     batch, heads, queries, width = query_shape
     return 2 * batch * heads * queries * key_shape[2] * (width + value_shape[3])
+
+
+@register_flop_formula(torch.ops.ssmax.attention_forward)
+def _(with_lse, *shapes, out_shape=None, **_) -> int:
+    return _attention_flop(*shapes)
 
 
 @register_flop_formula(torch.ops.ssmax.attention_backward)
@@ -113,22 +138,35 @@ def _(query, keys, values, lengths, *arguments, out_val=None, **_) -> int:
     return 2 * heads * queries * stored * (width + values.shape[3])
 
 
+def _save(ctx, inputs: tuple, output: tuple) -> None:
+    """Saves what _gradients needs."""
+    arguments, tensors = inputs[3:], ()
+    if len(arguments) > _SCALARS:
+        tensors = [x if isinstance(x, Tensor) else None for x in arguments]
+        arguments = [None if isinstance(x, Tensor) else x for x in arguments]
+    ctx.arguments = arguments
+    ctx.save_for_backward(*output, *inputs[:3], *tensors)
+
+
 def _setup_context(ctx, inputs, output):
     ctx.set_materialize_grads(False)
-    ctx.others = [None if isinstance(x, Tensor) else x for x in inputs]
-    ctx.save_for_backward(*output, *(x if isinstance(x, Tensor) else None for x in inputs))
+    _save(ctx, inputs, output)
 
 
-def _backward(ctx, grad_out, grad_lse):
-    out, lse, *tensors = ctx.saved_tensors
-    inputs = [other if tensor is None else tensor for tensor, other in zip(tensors, ctx.others, strict=True)]
+def _gradients(ctx, wanted, grad_out, grad_lse):
+    """Returns the gradients of the inputs for which `wanted` is true, None for the others."""
+    out, lse, query, key, value, *tensors = ctx.saved_tensors
+    arguments = list(ctx.arguments)
+    for i, tensor in enumerate(tensors):
+        if tensor is not None:
+            arguments[i] = tensor
+    inputs = [query, key, value, *arguments]
     if grad_out is None:
         grad_out = torch.zeros_like(out)
     elif grad_out.stride(3) != 1:  # for example the gradient of a sum: one number, expanded
         grad_out = grad_out.contiguous()
     if grad_lse is not None:
         grad_lse = grad_lse.contiguous()
-    wanted = ctx.needs_input_grad
     learn = [i < len(wanted) and wanted[i] for i in _LEARNT.values()]
     gradients = _call_backward(grad_out, grad_lse, *inputs[:3], out, lse, learn, *inputs[3:])
     result = [None] * len(inputs)
@@ -141,6 +179,10 @@ def _backward(ctx, grad_out, grad_lse):
             whole = gradient.sum() if parameter.dim() == 0 else gradient.reshape(parameter.shape)
             result[i] = whole.to(parameter.dtype)
     return tuple(result)
+
+
+def _backward(ctx, grad_out, grad_lse):
+    return _gradients(ctx, ctx.needs_input_grad, grad_out, grad_lse)
 
 
 def _no_second_derivative(ctx, *gradients):
@@ -156,7 +198,7 @@ torch.library.register_autograd("ssmax::attention_backward", _no_second_derivati
 
 
 class _Attention(torch.autograd.Function):
-    """The autograd function of attention. It takes a tenth of register_autograd's time and works under torch.func."""
+    """The autograd function of attention under torch.func."""
 
     generate_vmap_rule = True
 
@@ -170,9 +212,36 @@ class _Attention(torch.autograd.Function):
     jvp = staticmethod(_no_forward_mode)
 
 
-# _Attention.apply without the inspection of forward's signature, which takes a third of a small call's time. Only default
-# arguments and torch.func need the inspection.
-_record = super(torch.autograd.Function, _Attention).apply
+def _evaluate(with_lse: bool, *inputs: object) -> tuple[Tensor, Tensor | None]:
+    """Computes out and lse without a graph. lse may be None unless `with_lse`."""
+    if len(inputs) <= _COMMON:
+        return _run_attention_forward(with_lse, *inputs)
+    with torch._C._AutoDispatchBelowAutograd():
+        return _attention(*inputs)
+
+
+class _Recorded(torch.autograd.Function):
+    """The autograd function of all other calls. Its forward receives the context, and returns lse only if the caller
+    needs lse. Both take less time."""
+
+    @staticmethod
+    def forward(ctx, with_lse, *inputs):
+        output = _evaluate(True, *inputs)
+        _save(ctx, inputs, output)
+        if not with_lse:
+            return output[0]
+        ctx.set_materialize_grads(False)
+        return output
+
+    @staticmethod
+    def backward(ctx, grad_out, grad_lse=None):
+        return None, *_gradients(ctx, ctx.needs_input_grad[1:], grad_out, grad_lse)
+
+    jvp = staticmethod(_no_forward_mode)
+
+
+# _Recorded.apply without the preparations for torch.func, which take 1.7 us.
+_record = super(torch.autograd.Function, _Recorded).apply
 
 
 class _AttentionBackward(torch.autograd.Function):
@@ -193,25 +262,38 @@ class _AttentionBackward(torch.autograd.Function):
     jvp = staticmethod(_no_forward_mode)
 
 
-def _transformed() -> bool:
-    """Returns true if a transform of torch.func or forward-mode differentiation is active."""
-    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
-
-
 def _call_backward(*inputs):
-    if torch.is_grad_enabled() or _transformed():
+    if _grad_enabled() or _functorch_active() or forward_ad._current_level >= 0:
         return _AttentionBackward.apply(*inputs)
     with torch._C._AutoDispatchBelowAutograd():
         return _attention_backward(*inputs)
 
 
-def call_attention(*inputs):
-    """Calls ssmax::attention and returns out and lse."""
-    if _transformed():
-        return _Attention.apply(*inputs)
-    if torch.compiler.is_compiling():
-        return _attention(*inputs)
-    if torch.is_grad_enabled() and torch._C._any_requires_grad(*inputs):
-        return _record(*inputs)
-    with torch._C._AutoDispatchBelowAutograd():
-        return _attention(*inputs)
+def _autocast(tensor: Tensor) -> Tensor:
+    """Returns the tensor in autocast's type. Exception: float64 is not converted."""
+    if tensor.dtype == torch.float64 or not tensor.is_floating_point():
+        return tensor
+    return tensor.to(torch.get_autocast_dtype("cpu"))
+
+
+def _wants_gradient(inputs: tuple) -> bool:
+    """Returns true if a gradient of one of the inputs is wanted. torch.compile can trace this function."""
+    return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
+
+
+def call_attention(with_lse: bool, *inputs: object) -> Tensor | tuple[Tensor, Tensor]:
+    """Computes attention of checked tensors and the operators' arguments. Returns out and, if `with_lse`, lse."""
+    if _autocast_enabled("cpu"):
+        inputs = *(_autocast(tensor) for tensor in inputs[:3]), *inputs[3:]
+    if _functorch_active() or forward_ad._current_level >= 0:
+        output = _Attention.apply(*inputs)
+    elif _compiling():
+        plain = len(inputs) <= _COMMON and not _wants_gradient(inputs)
+        output = _attention_forward(with_lse, *inputs) if plain else _attention(*inputs)
+    elif _grad_enabled() and _any_requires_grad(*inputs):
+        return _record(with_lse, *inputs)
+    elif len(inputs) <= _COMMON:  # without the time that _evaluate takes
+        output = _run_attention_forward(with_lse, *inputs)
+    else:
+        output = _evaluate(with_lse, *inputs)
+    return output if with_lse else output[0]
