@@ -215,3 +215,29 @@ def test_rope(pairing):
     )
     theirs = reference.attention(turn(q, positions[KEYS - QUERIES :]), turn(k, positions), v, seen, ones)
     check(ours, theirs, [q, k, v])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_bias_of_infinity_counts_in_n_beside_any_mask(dtype):
+    """The mask alone decides n. A key with a bias of -inf has weight 0 and counts."""
+    q, k, v = inputs()
+    bias = torch.where(MATRIX, BIAS.detach(), -torch.inf).requires_grad_()
+    bias.data[..., 0] = 0  # every query keeps a key
+    zeros = torch.zeros(QUERIES, KEYS, dtype=dtype)
+    lowest = zeros.masked_fill(~MATRIX[0, 0].roll(1), torch.finfo(dtype).min)
+    lowest[:, 0] = 0
+    rows = MATRIX[:, :, :1].clone()
+    rows[..., 0] = True
+    for given, seen in [
+        (None, {}),
+        (mask.MaskMatrix(zeros), {}),
+        (mask.MaskMatrix(lowest), dict(matrix=lowest == 0)),
+        (mask.Causal() & lowest & rows, dict(causal=True, matrix=(lowest == 0) & rows)),
+    ]:
+        ours = attention(q, k, v, scaling=scaling.SSMax(S), mask=given, score=score.Bias(bias), return_lse=True)
+        visible = reference.visible(*shape_of_seen(), **seen)
+        multiplier = S[:, None] * visible.sum(-1).double().log()
+        finite = torch.where(bias == -torch.inf, 0, bias)
+        weighted = visible & (bias > -torch.inf)
+        theirs = reference.attention(q, k, v, weighted, lambda n, p, c=multiplier: c, bias=finite)
+        check(ours, theirs, [q, k, v, S, bias])

@@ -9,7 +9,7 @@
 Tensors are [batch, heads, sequence, width], as in PyTorch's own ``scaled_dot_product_attention``.
 """
 
-from importlib.metadata import version
+from importlib.metadata import version as _version
 
 from . import mask, scaling, score
 from ._attention import attention, scaled_dot_product_attention
@@ -17,5 +17,5 @@ from ._cache import KVCache
 from ._modules import SSMax
 from ._rope import Rope, RopeScaling
 
-__version__ = version("ssmax-torch")
+__version__ = _version("ssmax-torch")
 __all__ = ["KVCache", "Rope", "RopeScaling", "SSMax", "attention", "mask", "scaled_dot_product_attention", "scaling", "score"]
