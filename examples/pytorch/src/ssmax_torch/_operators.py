@@ -218,6 +218,15 @@ _register_autograd("attention", _attention, _record)
 _register_autograd("attention_backward", _attention_backward, _record_backward)
 
 
+def differentiates(inputs: tuple) -> bool:
+    """Returns true if a derivative of a result is wanted with respect to one of the tensors in `inputs`."""
+    if torch.is_grad_enabled() and torch._C._any_requires_grad(*inputs):
+        return True
+    return forward_ad._current_level >= 0 and any(
+        isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in inputs
+    )
+
+
 def _call_backward(*inputs):
     if torch.is_grad_enabled() or _transformed():
         return _AttentionBackward.apply(*inputs)
