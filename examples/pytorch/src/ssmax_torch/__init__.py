@@ -11,6 +11,7 @@ Tensors are [batch, heads, sequence, width], as in PyTorch's own ``scaled_dot_pr
 
 from importlib.metadata import version as _version
 
+from . import _vmap as _vmap
 from . import mask, scaling, score
 from ._attention import attention, scaled_dot_product_attention
 from ._cache import KVCache
