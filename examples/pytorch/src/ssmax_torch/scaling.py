@@ -22,7 +22,7 @@ scaling                   c                              source
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 
 from torch import Tensor
 
@@ -52,7 +52,8 @@ class Scaling:
         return []
 
     def __repr__(self) -> str:
-        return call_text(type(self), {field.name: getattr(self, field.name) for field in fields(self)})
+        names = [field.name for field in fields(self)] if is_dataclass(self) else []
+        return call_text(type(self), {name: getattr(self, name) for name in names})
 
 
 @dataclass(frozen=True, eq=False, repr=False)
