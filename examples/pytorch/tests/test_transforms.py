@@ -126,17 +126,19 @@ def test_vmap_is_one_call(name, compiled, monkeypatch):
     from ssmax_torch import _vmap
 
     calls = []
-    monkeypatch.setattr(_vmap, "_attention", lambda *x: calls.append("forward") or torch.ops.ssmax.attention(*x))
-    monkeypatch.setattr(_vmap, "_attention_backward", lambda *x: calls.append("backward") or torch.ops.ssmax.attention_backward(*x))
+    for operator in ("attention", "attention_backward"):
+        call = getattr(torch.ops.ssmax, operator)
+        monkeypatch.setattr(_vmap, f"_{operator}", lambda *x, c=call, n=operator: calls.append(n) or c(*x))
     mapped = torch.func.vmap(torch.func.grad(loss, argnums=(0, 1, 2), has_aux=True), in_dims=tuple(dims))
     if compiled:
         torch._dynamo.reset()  # else the cases reach the limit of recompilations
         mapped = torch.compile(mapped, fullgraph=True, backend="aot_eager")
     results = mapped(*given, extra)
-    assert compiled or calls == ["forward", "backward"]
+    assert compiled or calls == ["attention", "attention_backward"]
     for i in range(3):
         one = [x if d is None else x.select(d, i).contiguous() for x, d in zip((*given, extra), dims)]
-        for mine, other in zip(results[0] + results[1], sum(torch.func.grad(loss, argnums=(0, 1, 2), has_aux=True)(*one), ())):
+        gradients, outs = torch.func.grad(loss, argnums=(0, 1, 2), has_aux=True)(*one)
+        for mine, other in zip(results[0] + results[1], gradients + outs, strict=True):
             torch.testing.assert_close(mine[i], other)
 
 
@@ -169,8 +171,9 @@ def test_grad_of_vmap():
 
 def test_nested_vmap():
     stacked = torch.stack([STACKED, STACKED + 1])
-    out = torch.func.vmap(torch.func.vmap(lambda q: attention(q, K.expand(2, -1, -1, -1), V.expand(2, -1, -1, -1))))(stacked)
-    expected = [[attention(q, K.expand(2, -1, -1, -1), V.expand(2, -1, -1, -1)) for q in qs] for qs in stacked]
+    k, v = K.expand(2, -1, -1, -1), V.expand(2, -1, -1, -1)
+    out = torch.func.vmap(torch.func.vmap(lambda q: attention(q, k, v)))(stacked)
+    expected = [[attention(q, k, v) for q in queries] for queries in stacked]
     torch.testing.assert_close(out, torch.stack([torch.stack(x) for x in expected]))
 
 

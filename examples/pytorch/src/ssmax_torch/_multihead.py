@@ -123,16 +123,16 @@ class MultiheadAttention(nn.MultiheadAttention):
         added: int,
         device: torch.device,
     ) -> Mask | None:
-        """Returns both masks as one. Every query sees the `added` keys. True masks a key, as in nn.MultiheadAttention."""
+        """Returns both masks as one. True masks a key, as in nn.MultiheadAttention. The `added` keys are visible."""
         mask = None
         if is_causal and queries == keys and added == 0:
             mask, attn_mask = Causal(), None  # is_causal states that attn_mask is the causal mask
         elif is_causal and attn_mask is None:
             attn_mask = torch.ones(queries, keys, dtype=torch.bool, device=device).triu(1)
         if attn_mask is not None:
-            shapes = ([queries, keys], [batch * self.num_heads, queries, keys])
-            if list(attn_mask.shape) not in shapes:
-                raise ValueError(f"{_NAME}: attn_mask has shape {list(attn_mask.shape)}, must be {shapes[0]} or {shapes[1]}")
+            shape, one, each = list(attn_mask.shape), [queries, keys], [batch * self.num_heads, queries, keys]
+            if shape not in (one, each):
+                raise ValueError(f"{_NAME}: attn_mask has shape {shape}, must be {one} or {each}")
             if attn_mask.dim() == 3:
                 attn_mask = attn_mask.unflatten(0, (batch, self.num_heads))
             mask = _shown("attn_mask", attn_mask, added)

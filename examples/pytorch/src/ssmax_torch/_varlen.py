@@ -43,8 +43,7 @@ def attention_varlen(
         mask: another mask, such as ``SlidingWindow``, which must hold too. A tensor broadcasts to [heads, all queries,
             all keys].
 
-    The other arguments are those of ``attention``. n and positions begin anew in each sequence. ``rope`` needs the same
-    places for queries and keys.
+    The other arguments are those of ``attention``. n and positions begin anew in each sequence.
 
     Returns:
         out [queries of all sequences, heads, d_value]. With ``return_lse`` also lse [heads, queries of all sequences].
@@ -55,12 +54,10 @@ def attention_varlen(
         if tensor.is_nested or tensor.dim() != 3:
             shape = "nested" if tensor.is_nested else f"of shape {list(tensor.shape)}"
             raise ValueError(f"{_NAME}: {name} is {shape}, must be [positions of all sequences, heads, width]")
-    if rope is not None and cu_seqlens_keys is not None:
-        raise ValueError(f"{_NAME}: rope and cu_seqlens_keys exclude each other")
     other = as_mask(mask)
     for name in ("prefix", "lengths", "cu_queries"):
         if getattr(other, name) is not None:
-            raise ValueError(f"{_NAME}: mask is {other}, must be Causal, SlidingWindow, MaskMatrix or these joined by &")
+            raise ValueError(f"{_NAME}: mask is {other}, must be of Causal, SlidingWindow and MaskMatrix")
     sequences = Documents(cu_seqlens, cu_seqlens_keys=cu_seqlens_keys, causal=causal)
     out, lse = attention(
         *(x.transpose(0, 1).unsqueeze(0) for x in (query, key, value)),
