@@ -1,6 +1,8 @@
 // The operators' schemas, and their registration by PyTorch's stable ABI.
+#include <stdexcept>
 #include <string>
 
+#include "messages.hpp"
 #include "operators.hpp"
 
 namespace ssmax_torch {
@@ -116,6 +118,16 @@ void boxed_rotate(StableIValue* values, std::uint64_t, std::uint64_t) {
   stack.put(0, rotate(rows, rope, stack.take<std::int64_t>()));
 }
 
+/// An operator whose messages have the names of the Python package.
+template <void (*Boxed)(StableIValue*, std::uint64_t, std::uint64_t)>
+void named(StableIValue* values, std::uint64_t arguments, std::uint64_t results) {
+  try {
+    Boxed(values, arguments, results);
+  } catch (const std::invalid_argument& error) {
+    throw std::invalid_argument(python_message(error.what()));
+  }
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY(ssmax, library) {
@@ -134,11 +146,11 @@ STABLE_TORCH_LIBRARY(ssmax, library) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(ssmax, CPU, library) {
-  library.impl("attention", boxed_attention);
-  library.impl("attention_forward", boxed_attention_forward);
-  library.impl("attention_backward", boxed_attention_backward);
-  library.impl("decode", boxed_decode);
-  library.impl("rotate", boxed_rotate);
+  library.impl("attention", named<boxed_attention>);
+  library.impl("attention_forward", named<boxed_attention_forward>);
+  library.impl("attention_backward", named<boxed_attention_backward>);
+  library.impl("decode", named<boxed_decode>);
+  library.impl("rotate", named<boxed_rotate>);
 }
 
 }  // namespace ssmax_torch

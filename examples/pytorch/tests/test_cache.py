@@ -75,3 +75,38 @@ def test_what_does_not_fit_changes_nothing():
     assert cache.lengths.tolist() == [1]
     with pytest.raises(ValueError, match="length"):
         cache.truncate(0, 2)
+
+
+def filled(x, **what):
+    cache = KVCache(1, 2, 8, capacity=4)
+    cache.append(x, x)
+    return cache.decode(x.detach(), **what)
+
+
+def of_query(query):
+    cache = KVCache(1, 2, 8, capacity=4)
+    cache.append(torch.ones(1, 2, 3, 8), torch.ones(1, 2, 3, 8))
+    return cache.decode(query)
+
+
+X = torch.ones(1, 2, 3, 8)
+
+
+@pytest.mark.parametrize("name, call", [
+    ("decode", lambda: of_query(X.clone().requires_grad_())),
+    ("decode", lambda: filled(X, scaling=scaling.SSMax(torch.ones(2, requires_grad=True)))),
+    ("decode", lambda: filled(X, sinks=torch.ones(2, requires_grad=True))),
+    ("append", lambda: filled(X.clone().requires_grad_())),
+    ("decode", lambda: torch.func.grad(lambda x: of_query(x).sum())(X)),
+    ("decode", lambda: torch.func.jvp(of_query, (X,), (X,))),
+    ("append", lambda: torch.func.jvp(filled, (X,), (X,))),
+])  # fmt: skip
+def test_derivatives_are_refused(name, call):
+    with pytest.raises(NotImplementedError, match=f"ssmax_torch.KVCache.{name}: derivatives are not implemented"):
+        call()
+
+
+def test_without_derivatives():
+    with torch.no_grad():
+        assert torch.equal(of_query(X.clone().requires_grad_()), of_query(X))
+        assert not filled(X.clone().requires_grad_()).requires_grad

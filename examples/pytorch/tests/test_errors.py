@@ -2,11 +2,12 @@
 
 import itertools
 import random
+import re
 
 import pytest
 import torch
 
-from ssmax_torch import Rope, RopeScaling, attention, mask, scaled_dot_product_attention, scaling, score
+from ssmax_torch import KVCache, Rope, RopeScaling, attention, mask, scaled_dot_product_attention, scaling, score
 
 
 def inputs():
@@ -72,15 +73,16 @@ WRONG = {
         lambda: attention(Q, K, V, mask=mask.KeyLengths(torch.tensor([-1, 6]))),
         lambda: attention(Q, K, V, mask=mask.KeyLengths(torch.ones(2, 1, dtype=torch.int64))),
     ],
-    "cumulative": [
+    "cu_seqlens": [
         lambda: attention(Q, K, V, mask=mask.Documents([0, 4, 2, 6])),
         lambda: attention(Q, K, V, mask=mask.Documents([1, 6])),
         lambda: attention(Q, K, V, mask=mask.Documents([0, 5])),
         lambda: attention(Q, K, V, mask=mask.Documents(torch.zeros(0, dtype=torch.int64))),
         lambda: attention(Q, K, V, mask=mask.Documents([0, 6], cu_seqlens_keys=[0, 3, 6])),
         lambda: attention(Q, K, V, mask=mask.Documents([0, -1, 6])),
+        lambda: mask.Documents([0, 6]) & mask.Documents([0, 6]),
+        lambda: mask.Documents([0.5, 6]),
     ],
-    "cu_seqlens": [lambda: mask.Documents([0, 6]) & mask.Documents([0, 6]), lambda: mask.Documents([0.5, 6])],
     "mask": [
         lambda: attention(Q, K, V, mask=torch.ones(5, 6, dtype=torch.bool)),
         lambda: attention(Q, K, V, mask=torch.ones(1, 2, 4, 6, 6, dtype=torch.bool)),
@@ -117,8 +119,65 @@ WRONG = {
 
 @pytest.mark.parametrize("name, call", [(name, call) for name, calls in WRONG.items() for call in calls])
 def test_the_argument_is_named(name, call):
-    with pytest.raises((ValueError, TypeError), match=rf"\b{name}"):
+    with pytest.raises((ValueError, TypeError), match=rf"\b{name}") as error:
         call()
+    assert not re.search(r"ssmax::|cumulative_|\b[qkv]\b", str(error.value))
+
+
+def decode(queries=6, **what):
+    cache = KVCache(2, 2, 8, capacity=8, **what)
+    cache.append(K, V)
+    return cache.decode(Q[:, :, :1].expand(-1, -1, queries, -1))
+
+
+# Messages of the C++ library, with the names of the package, after "ssmax_torch.".
+MESSAGES = {
+    "mask.Documents: cu_seqlens falls from 4 to 2 in document 1":
+        lambda: attention(Q, K, V, mask=mask.Documents([0, 4, 2, 6])),
+    "mask.Documents: cu_seqlens has extent 2, cu_seqlens_keys has 3":
+        lambda: attention(Q, K, V, mask=mask.Documents([0, 6], cu_seqlens_keys=[0, 3, 6])),
+    "mask.Documents: cu_seqlens_keys ends with 5, keys are 6":
+        lambda: attention(Q, K, V, mask=mask.Documents([0, 6], cu_seqlens_keys=[0, 5])),
+    "mask.SlidingWindow: left is -1, must be at least 0": lambda: attention(Q, K, V, mask=mask.SlidingWindow(-1)),
+    "mask.PrefixLM: prefix has extent 3, batch entries are 2":
+        lambda: attention(Q, K, V, mask=mask.PrefixLM([1, 2, 3])),
+    "mask.KeyLengths: lengths has extent 1, batch entries are 2": lambda: attention(Q, K, V, mask=mask.KeyLengths([1])),
+    "scaling.SizeTable: p has extent 5, the largest n is 6":
+        lambda: attention(Q, K, V, scaling=scaling.SizeTable(torch.rand(5))),
+    "scaling.QwenLogN: trained_length is 1, must be at least 2":
+        lambda: attention(Q, K, V, scaling=scaling.QwenLogN(1)),
+    "scaling.Llama4Temperature: floor_length is 0, must be at least 1":
+        lambda: attention(Q, K, V, scaling=scaling.Llama4Temperature(1, 0)),
+    "scaling.MinistralTemperature: trained_length is 0, must be at least 1":
+        lambda: attention(Q, K, V, scaling=scaling.MinistralTemperature(1, 0)),
+    "scaling.InklingTemperature: floor_length is 0, must be at least 1":
+        lambda: attention(Q, K, V, scaling=scaling.InklingTemperature(1, 0)),
+    "attention: floor is 0, must be at least 1":
+        lambda: attention(Q, K, V, scaling=scaling.AdjustedSize(scaling.LogN(), 0, 0)),
+    "score.Softcap: cap is inf, must be above 0 and finite": lambda: attention(Q, K, V, score=score.Softcap(INF)),
+    "score.ScaleInvariant: tau is inf, must be above 0 and finite":
+        lambda: attention(Q, K, V, score=score.ScaleInvariant(INF)),
+    "Rope: width is 7, must be even and at least 2": lambda: attention(Q, K, V, rope=Rope(7)),
+    "attention: key has channels 8, the rope's width is 16": lambda: attention(Q, K, V, rope=Rope(16)),
+    "attention: scaled_sinks is true, must be false without sinks":
+        lambda: attention(Q, K, V, mask=mask.SlidingWindow(1), scaled_sinks=True),
+    "KVCache.append: key has channels 8, the rope's width is 16": lambda: decode(rope=Rope(16)),
+    "KVCache.decode: query has positions 7, a sequence of the cache has 6": lambda: decode(7),
+    "KVCache.decode: mask shows key 0, key no longer stores keys [0, 2)": lambda: forgotten(),
+}  # fmt: skip
+
+
+def forgotten():
+    cache = KVCache(2, 2, 8, capacity=4, ring=True)
+    cache.append(K, V)
+    return cache.decode(Q[:, :, :5])
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_messages_of_the_library(message):
+    with pytest.raises(ValueError) as error:
+        MESSAGES[message]()
+    assert str(error.value).splitlines()[0] == f"ssmax_torch.{message}"
 
 
 @pytest.mark.parametrize("at", range(3))

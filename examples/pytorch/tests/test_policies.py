@@ -215,3 +215,64 @@ def test_rope(pairing):
     )
     theirs = reference.attention(turn(q, positions[KEYS - QUERIES :]), turn(k, positions), v, seen, ones)
     check(ours, theirs, [q, k, v])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_bias_of_infinity_counts_in_n_beside_any_mask(dtype):
+    """The mask alone decides n. A key with a bias of -inf has weight 0 and counts."""
+    q, k, v = inputs()
+    bias = torch.where(MATRIX, BIAS.detach(), -torch.inf).requires_grad_()
+    bias.data[..., 0] = 0  # every query keeps a key
+    zeros = torch.zeros(QUERIES, KEYS, dtype=dtype)
+    lowest = zeros.masked_fill(~MATRIX[0, 0].roll(1), torch.finfo(dtype).min)
+    lowest[:, 0] = 0
+    rows = MATRIX[:, :, :1].clone()
+    rows[..., 0] = True
+    for given, seen in [
+        (None, {}),
+        (mask.MaskMatrix(zeros), {}),
+        (mask.MaskMatrix(lowest), dict(matrix=lowest == 0)),
+        (mask.Causal() & lowest & rows, dict(causal=True, matrix=(lowest == 0) & rows)),
+    ]:
+        ours = attention(q, k, v, scaling=scaling.SSMax(S), mask=given, score=score.Bias(bias), return_lse=True)
+        visible = reference.visible(*shape_of_seen(), **seen)
+        multiplier = S[:, None] * visible.sum(-1).double().log()
+        finite = torch.where(bias == -torch.inf, 0, bias)
+        weighted = visible & (bias > -torch.inf)
+        theirs = reference.attention(q, k, v, weighted, lambda n, p, c=multiplier: c, bias=finite)
+        check(ours, theirs, [q, k, v, S, bias])
+
+
+SHOWN = {
+    "Softmax()": scaling.Softmax(),
+    "LogN()": scaling.LogN(),
+    "SSMax(s=Tensor([4], float64), b=0.0)": scaling.SSMax(S),
+    "SizeTable(p=Tensor([37], float64), s=1.0, b=0.0)": scaling.SizeTable(P),
+    "QwenLogN(trained_length=20)": scaling.QwenLogN(20),
+    "Llama4Temperature(scale=0.1, floor_length=8192)": scaling.Llama4Temperature(),
+    "MinistralTemperature(scale=0.1, trained_length=16384)": scaling.MinistralTemperature(),
+    "InklingTemperature(alpha=0.1, floor_length=128000)": scaling.InklingTemperature(),
+    "Constant(multiplier=0.7)": scaling.Constant(0.7),
+    "PerQuery(c=Tensor([2, 4, 21], float64))": scaling.PerQuery(C),
+    "AdjustedSize(scaling=LogN(), offset=1, floor=2)": scaling.AdjustedSize(scaling.LogN(), 1, 2),
+    "Mask()": mask.Mask(),
+    "Causal()": mask.Causal(),
+    "SlidingWindow(left=5, right=2)": mask.SlidingWindow(5, 2),
+    "PrefixLM(prefix=Tensor([2], int64))": mask.PrefixLM([1, 2]),
+    "Causal() & KeyLengths(lengths=Tensor([2], int64))": mask.Causal() & mask.KeyLengths([1, 2]),
+    "Documents(cu_seqlens=Tensor([3], int64), causal=True)": mask.Documents([0, 1, 2]),
+    "Documents(cu_seqlens=Tensor([2], int64), cu_seqlens_keys=Tensor([2], int64), causal=False)": mask.Documents(
+        [0, 1], cu_seqlens_keys=[0, 2], causal=False
+    ),
+    "MaskMatrix(matrix=Tensor([1, 4, 21, 37], bool))": mask.MaskMatrix(MATRIX),
+    "MaskMatrix(matrix=Tensor([1, 1, 21, 37], float64))": mask.MaskMatrix(ADDITIVE),
+    "Softcap(cap=0.7)": score.Softcap(0.7),
+    "ScaleInvariant(tau=10.0)": score.ScaleInvariant(),
+    "Alibi(slopes=Tensor([4], float64)) | Bias(bias=Tensor([2, 1, 1, 37], float64))": score.Alibi(SLOPES)
+    | score.Bias(BIAS_OF_KEYS),
+}
+
+
+@pytest.mark.parametrize("text", SHOWN)
+def test_repr(text):
+    assert repr(SHOWN[text]) == text

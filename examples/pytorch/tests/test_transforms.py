@@ -6,7 +6,7 @@ from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
 import ssmax_torch
-from ssmax_torch import attention, mask, scaling
+from ssmax_torch import attention, mask, scaling, score
 
 
 def inputs():
@@ -92,7 +92,91 @@ def test_func_vjp():
     assert torch.equal(pull(V)[0], gradient(lambda q: (out_of(q) * V).sum(), Q)[0])
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
+STACKED = torch.stack([Q, 2 * Q, -Q]).repeat(1, 2, 1, 1, 1)  # [3, 2, 2, 5, 4]
+KEYS, VALUES = STACKED.flip(0) + 1, STACKED.roll(1, -1)
+BIAS = torch.rand(3, 2, 2, 5, 5)
+
+# What is mapped, and its dimension: query, key, value and one more tensor.
+MAPPED = {
+    "query": (0, None, None, None, lambda x: {}),
+    "all": (0, 0, 0, None, lambda x: dict(mask=mask.Causal(), scaling=scaling.SSMax(0.5))),
+    "other dimensions": (2, 4, 3, None, lambda x: {}),
+    "lengths": (0, 0, 0, torch.tensor([[5, 2], [3, 0], [1, 4]]), lambda x: dict(mask=mask.KeyLengths(x))),
+    "lengths of one": (0, None, 0, None, lambda x: dict(mask=mask.KeyLengths([5, 2]))),
+    "a matrix": (0, 0, 0, BIAS[:, 0, 0] < 0.7, lambda x: dict(mask=x)),
+    "an additive mask": (0, 0, 0, BIAS[:, :, :1], lambda x: dict(mask=x)),
+    "a matrix of one": (0, 0, 0, None, lambda x: dict(mask=BIAS[0, :, :1] < 0.7)),
+    "a bias": (0, 0, 0, BIAS[:, 0], lambda x: dict(score=score.Bias(x), scaling=scaling.PerQuery(BIAS[0, :, :, 0]))),
+    "c": (None, 0, 0, BIAS[..., 0], lambda x: dict(scaling=scaling.PerQuery(x))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", MAPPED)
+def test_vmap_is_one_call(name, compiled, monkeypatch):
+    *dims, extra, options = MAPPED[name]
+    stacks = [STACKED, KEYS, VALUES]
+    given = [x[0] if d is None else x.movedim(0, d) for x, d in zip(stacks, dims)]
+    dims.append(None if extra is None else 0)
+
+    def loss(q, k, v, extra):
+        out, lse = attention(q, k, v, **options(extra), return_lse=True)
+        return out.square().sum() + torch.where(lse.isfinite(), lse, 0).sum(), (out, lse)
+
+    from ssmax_torch import _vmap
+
+    calls = []
+    for operator in ("attention", "attention_backward"):
+        call = getattr(torch.ops.ssmax, operator)
+        monkeypatch.setattr(_vmap, f"_{operator}", lambda *x, c=call, n=operator: calls.append(n) or c(*x))
+    mapped = torch.func.vmap(torch.func.grad(loss, argnums=(0, 1, 2), has_aux=True), in_dims=tuple(dims))
+    if compiled:
+        torch._dynamo.reset()  # else the cases reach the limit of recompilations
+        mapped = torch.compile(mapped, fullgraph=True, backend="aot_eager")
+    results = mapped(*given, extra)
+    assert compiled or calls == ["attention", "attention_backward"]
+    for i in range(3):
+        one = [x if d is None else x.select(d, i).contiguous() for x, d in zip((*given, extra), dims)]
+        gradients, outs = torch.func.grad(loss, argnums=(0, 1, 2), has_aux=True)(*one)
+        for mine, other in zip(results[0] + results[1], gradients + outs, strict=True):
+            torch.testing.assert_close(mine[i], other)
+
+
+@pytest.mark.parametrize("argnums", [0, (0, 1, 2, 3)])
+def test_compiled_grad(argnums):
+    s = torch.rand(2)
+
+    def loss(q, k, v, s):
+        out, lse = attention(q, k, v, scaling=scaling.SSMax(s), mask=mask.Causal(), return_lse=True)
+        return out.square().sum() + lse.sum()
+
+    gradients = torch.func.grad(loss, argnums)
+    compiled = torch.compile(gradients, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(Q, K, V, s), gradients(Q, K, V, s))
+
+
+def test_grad_of_vmap():
+    """Gradients of tensors outside of the mapped function, also of those that are not mapped."""
+    s = torch.rand(2)
+
+    def loss(q, k, s, each):
+        outs = each(lambda q: attention(q, k, V, scaling=scaling.SSMax(s), mask=mask.Causal()), q)
+        return outs.square().sum()
+
+    queries = STACKED[:, :1]
+    expected = gradient(lambda *x: loss(*x, lambda f, q: torch.stack([f(one) for one in q])), queries, K, s)
+    for mine, other in zip(gradient(lambda *x: loss(*x, lambda f, q: torch.func.vmap(f)(q)), queries, K, s), expected):
+        torch.testing.assert_close(mine, other)
+
+
+def test_nested_vmap():
+    stacked = torch.stack([STACKED, STACKED + 1])
+    k, v = K.expand(2, -1, -1, -1), V.expand(2, -1, -1, -1)
+    out = torch.func.vmap(torch.func.vmap(lambda q: attention(q, k, v)))(stacked)
+    expected = [[attention(q, k, v) for q in queries] for queries in stacked]
+    torch.testing.assert_close(out, torch.stack([torch.stack(x) for x in expected]))
+
+
 def test_vmap_of_grad():
     queries, s = torch.stack([Q, 2 * Q, -Q]), torch.tensor([0.5, 1.5])
 

@@ -9,13 +9,28 @@
 Tensors are [batch, heads, sequence, width], as in PyTorch's own ``scaled_dot_product_attention``.
 """
 
-from importlib.metadata import version
+from importlib.metadata import version as _version
 
+from . import _vmap as _vmap
 from . import mask, scaling, score
 from ._attention import attention, scaled_dot_product_attention
 from ._cache import KVCache
 from ._modules import SSMax
+from ._multihead import MultiheadAttention
 from ._rope import Rope, RopeScaling
+from ._varlen import attention_varlen
 
-__version__ = version("ssmax-torch")
-__all__ = ["KVCache", "Rope", "RopeScaling", "SSMax", "attention", "mask", "scaled_dot_product_attention", "scaling", "score"]
+__version__ = _version("ssmax-torch")
+__all__ = [
+    "KVCache",
+    "MultiheadAttention",
+    "Rope",
+    "RopeScaling",
+    "SSMax",
+    "attention",
+    "attention_varlen",
+    "mask",
+    "scaled_dot_product_attention",
+    "scaling",
+    "score",
+]

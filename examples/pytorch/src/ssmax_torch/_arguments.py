@@ -81,13 +81,18 @@ def arguments(
         return common
     if c is not None:
         c = c.to(compute_type(query.dtype))
-    bias, hides = score.bias, mask.additive is not None
+    bias, hides, visible = score.bias, mask.additive is not None, mask.visible
     if bias is not None:
         bias = bias.to(compute_type(query.dtype))
     if hides:
         additive = additive_as(mask.additive, compute_type(query.dtype))
-        bias = additive if bias is None else bias + additive
-    bias, visible = _readable(bias), _readable(mask.visible)
+        if bias is None:
+            bias = additive
+        else:  # the mask alone decides which keys count in n: a bias of -inf counts
+            hides, shown = False, ~(additive <= torch.finfo(additive.dtype).min)
+            visible = shown if visible is None else visible & shown
+            bias = bias + additive
+    bias, visible = _readable(bias), _readable(visible)
     tensors = (
         ("p", p),
         ("c", c),

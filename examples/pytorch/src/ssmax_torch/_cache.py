@@ -8,11 +8,19 @@ import torch
 from torch import Tensor
 
 from ._arguments import arguments, check_tensors
-from ._operators import compute_type
+from ._operators import compute_type, differentiates
 from ._rope import Rope
 from .mask import Causal, Mask
 from .scaling import Scaling
 from .score import Score
+
+
+def _check_no_derivative(function: str, *inputs: object) -> None:
+    """Throws if a derivative of a tensor would be lost."""
+    if differentiates(inputs):
+        raise NotImplementedError(
+            f"ssmax_torch.KVCache.{function}: derivatives are not implemented, call it under torch.no_grad()"
+        )
 
 
 class KVCache:
@@ -21,7 +29,8 @@ class KVCache:
     The constructor allocates batch · kv_heads · capacity · (width + value_width) elements of `dtype`: ``keys`` and
     ``values``, [batch, kv_heads, capacity, width]. With ``ring`` a sequence may grow beyond the capacity: the cache
     then forgets the oldest keys, which suits a sliding window. With ``rope`` the cache rotates keys before it stores
-    them, and decode rotates queries. The cache is not differentiable.
+    them, and decode rotates queries. The cache is not differentiable: tensors with a derivative raise
+    ``NotImplementedError`` unless you call the cache under ``torch.no_grad()``.
 
     >>> cache = KVCache(1, 2, 64, capacity=4096)
     >>> cache.append(key, value)                     # [1, 2, new, 64]
@@ -48,10 +57,14 @@ class KVCache:
         self.ring = ring
         self.rope = rope
 
-    @torch.no_grad()
     def append(self, key: Tensor, value: Tensor, counts: Sequence[int] | None = None) -> None:
         """Appends key [batch, kv_heads, new, width] and value [batch, kv_heads, new, value_width]. With counts, appends
         only the first counts[b] positions to sequence b. Throws before any change if an argument does not fit."""
+        _check_no_derivative("append", key, value)
+        with torch.no_grad():
+            self._append(key, value, counts)
+
+    def _append(self, key: Tensor, value: Tensor, counts: Sequence[int] | None) -> None:
         for name, new, stored in (("key", key, self.keys), ("value", value, self.values)):
             expected = (*stored.shape[:2], key.shape[2] if key.dim() == 4 else -1, stored.shape[3])
             if tuple(new.shape) != expected:
@@ -84,7 +97,6 @@ class KVCache:
                 first += fitting
         self.lengths += torch.tensor(added, dtype=torch.int64)
 
-    @torch.no_grad()
     def decode(
         self,
         query: Tensor,
@@ -103,7 +115,9 @@ class KVCache:
         mask = Causal() if mask is None else mask
         check_tensors(query, self.keys, self.values)
         operands = arguments(query, scaling, mask, score, sinks, scaled_sinks, self.rope, scale)
-        out, lse = torch.ops.ssmax.decode(query, self.keys, self.values, self.lengths, self.ring, *operands)
+        _check_no_derivative("decode", query, *operands)
+        with torch.no_grad():
+            out, lse = torch.ops.ssmax.decode(query, self.keys, self.values, self.lengths, self.ring, *operands)
         return (out, lse) if return_lse else out
 
     def clear(self) -> None:

@@ -1,4 +1,4 @@
-"""Checks of arguments that must be numbers."""
+"""Checks of arguments that must be numbers, and the text of arguments."""
 
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -9,3 +9,15 @@ def number(name: str, value: float | Tensor) -> float:
     if isinstance(value, Tensor) and (value.requires_grad or forward_ad._current_level >= 0):
         raise ValueError(f"ssmax_torch.attention: {name} is a tensor with a derivative, must be a number")
     return float(value)
+
+
+def shown(value: object) -> str:
+    """Returns the text of an argument. A tensor is shown by its shape and type."""
+    if isinstance(value, Tensor):
+        return f"Tensor({list(value.shape)}, {str(value.dtype).removeprefix('torch.')})"
+    return repr(value)
+
+
+def call_text(kind: type, arguments: dict[str, object]) -> str:
+    """Returns the call of a constructor: Softcap(cap=30.0)."""
+    return f"{kind.__name__}({', '.join(f'{name}={shown(value)}' for name, value in arguments.items())})"

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import register_flop_formula
 
@@ -193,12 +194,8 @@ def _no_forward_mode(ctx, *tangents):
     raise NotImplementedError("ssmax_torch.attention: forward-mode derivatives are not implemented, use reverse mode")
 
 
-torch.library.register_autograd("ssmax::attention", _backward, setup_context=_setup_context)
-torch.library.register_autograd("ssmax::attention_backward", _no_second_derivative)
-
-
 class _Attention(torch.autograd.Function):
-    """The autograd function of attention under torch.func."""
+    """The autograd function of attention in graphs and under torch.func."""
 
     generate_vmap_rule = True
 
@@ -262,8 +259,46 @@ class _AttentionBackward(torch.autograd.Function):
     jvp = staticmethod(_no_forward_mode)
 
 
+_record_attention = super(torch.autograd.Function, _Attention).apply
+_record_backward = super(torch.autograd.Function, _AttentionBackward).apply
+
+
+def _register_autograd(name: str, function, record) -> None:
+    """Registers `record` for graphs. Unlike torch.library.register_autograd, it works under torch.func's transforms."""
+
+    def autograd(keyset, *inputs):
+        if _transformed():
+            with enable_single_level_autograd_function():
+                return record(*inputs)
+        if _grad_enabled() and _any_requires_grad(*inputs):
+            return record(*inputs)
+        with torch._C._AutoDispatchBelowAutograd():
+            return function(*inputs)
+
+    _library.impl(name, autograd, "Autograd", with_keyset=True)
+
+
+def _transformed() -> bool:
+    """Returns true if a transform of torch.func or forward-mode differentiation is active."""
+    return _functorch_active() or forward_ad._current_level >= 0
+
+
+_library = torch.library.Library("ssmax", "FRAGMENT")
+_register_autograd("attention", _attention, _record_attention)
+_register_autograd("attention_backward", _attention_backward, _record_backward)
+
+
+def differentiates(inputs: tuple) -> bool:
+    """Returns true if a derivative of a result is wanted with respect to one of the tensors in `inputs`."""
+    if _grad_enabled() and _any_requires_grad(*inputs):
+        return True
+    return forward_ad._current_level >= 0 and any(
+        isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in inputs
+    )
+
+
 def _call_backward(*inputs):
-    if _grad_enabled() or _functorch_active() or forward_ad._current_level >= 0:
+    if _grad_enabled() or _transformed():
         return _AttentionBackward.apply(*inputs)
     with torch._C._AutoDispatchBelowAutograd():
         return _attention_backward(*inputs)
@@ -285,11 +320,11 @@ def call_attention(with_lse: bool, *inputs: object) -> Tensor | tuple[Tensor, Te
     """Computes attention of checked tensors and the operators' arguments. Returns out and, if `with_lse`, lse."""
     if _autocast_enabled("cpu"):
         inputs = *(_autocast(tensor) for tensor in inputs[:3]), *inputs[3:]
-    if _functorch_active() or forward_ad._current_level >= 0:
-        output = _Attention.apply(*inputs)
-    elif _compiling():
-        plain = len(inputs) <= _COMMON and not _wants_gradient(inputs)
+    if _compiling():
+        plain = len(inputs) <= _COMMON and not _wants_gradient(inputs) and not _transformed()
         output = _attention_forward(with_lse, *inputs) if plain else _attention(*inputs)
+    elif _transformed():
+        output = _Attention.apply(*inputs)
     elif _grad_enabled() and _any_requires_grad(*inputs):
         return _record(with_lse, *inputs)
     elif len(inputs) <= _COMMON:  # without the time that _evaluate takes

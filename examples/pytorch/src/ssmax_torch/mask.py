@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ._numbers import call_text
+
 if TYPE_CHECKING:
     from torch.nn.attention.bias import CausalVariant
 
@@ -92,6 +94,26 @@ class Mask:
         self.cu_keys = cu_keys
         self.visible = visible
         self.additive = additive
+
+    def __repr__(self) -> str:
+        return " & ".join(self._parts()) or "Mask()"
+
+    def _parts(self) -> list[str]:
+        """Returns the constructors whose masks & joined."""
+        parts = ["Causal()"] if self.causal and self.cu_queries is None else []
+        if self.window is not None:
+            parts.append(call_text(SlidingWindow, dict(zip(("left", "right"), self.window))))
+        if self.prefix is not None:
+            parts.append(call_text(PrefixLM, dict(prefix=self.prefix)))
+        if self.lengths is not None:
+            parts.append(call_text(KeyLengths, dict(lengths=self.lengths)))
+        if self.cu_queries is not None:
+            keys = {} if self.cu_keys is self.cu_queries else dict(cu_seqlens_keys=self.cu_keys)
+            parts.append(call_text(Documents, dict(cu_seqlens=self.cu_queries, **keys, causal=self.causal)))
+        for matrix in (self.visible, self.additive):
+            if matrix is not None:
+                parts.append(call_text(MaskMatrix, dict(matrix=matrix)))
+        return parts
 
     def __and__(self, other: Mask | Tensor) -> Mask:
         a, b = self, as_mask(other)

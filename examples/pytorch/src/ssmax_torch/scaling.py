@@ -22,11 +22,11 @@ scaling                   c                              source
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 
 from torch import Tensor
 
-from ._numbers import number
+from ._numbers import call_text, number
 
 
 def _number(value: float | Tensor) -> float:
@@ -51,22 +51,26 @@ class Scaling:
         """Returns the numbers in the order of csrc/scalings.hpp."""
         return []
 
+    def __repr__(self) -> str:
+        names = [field.name for field in fields(self)] if is_dataclass(self) else []
+        return call_text(type(self), {name: getattr(self, name) for name in names})
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Softmax(Scaling):
     """c = 1."""
 
     kind = 0
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LogN(Scaling):
     """c = ln n."""
 
     kind = 1
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SSMax(Scaling):
     """c = s · ln n + b. s and b are numbers or tensors, [heads] or without dimensions, of any floating type. Tensors are
     differentiable."""
@@ -79,7 +83,7 @@ class SSMax(Scaling):
         return _tensor(self.s), _tensor(self.b), None, None, [_number(self.s), _number(self.b)]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SizeTable(Scaling):
     """c = s · p[n - 1] + b. p is [at least the largest n] and shared by all heads. s, b and p are differentiable."""
 
@@ -92,7 +96,7 @@ class SizeTable(Scaling):
         return _tensor(self.s), _tensor(self.b), self.p, None, [_number(self.s), _number(self.b)]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class QwenLogN(Scaling):
     """c = max(1, ln(p + 1) / ln trained_length)."""
 
@@ -103,7 +107,7 @@ class QwenLogN(Scaling):
         return [float(self.trained_length)]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Llama4Temperature(Scaling):
     """c = 1 + scale · ln(1 + ⌊(p + 1) / floor_length⌋)."""
 
@@ -115,7 +119,7 @@ class Llama4Temperature(Scaling):
         return [number("scale", self.scale), float(self.floor_length)]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class MinistralTemperature(Scaling):
     """c = 1 + scale · ln(1 + ⌊p / trained_length⌋)."""
 
@@ -127,7 +131,7 @@ class MinistralTemperature(Scaling):
         return [number("scale", self.scale), float(self.trained_length)]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Constant(Scaling):
     """c = multiplier."""
 
@@ -138,7 +142,7 @@ class Constant(Scaling):
         return [number("multiplier", self.multiplier)]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class PerQuery(Scaling):
     """c = c[batch, head, query]: a differentiable tensor that broadcasts to [batch, heads, queries]. A tensor of another
     type than the attention is computed in is converted."""
@@ -150,7 +154,7 @@ class PerQuery(Scaling):
         return None, None, None, self.c, []
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class InklingTemperature(Scaling):
     """c = 1 + alpha · ln max(1, (p + 1) / floor_length). Inkling's position bias is the score, ``Bias``: c multiplies it."""
 
@@ -174,3 +178,6 @@ class AdjustedSize(Scaling):
 
     def operands(self):
         return self.scaling.operands()
+
+    def __repr__(self) -> str:
+        return call_text(type(self), dict(scaling=self.scaling, offset=self.size[0], floor=self.size[1]))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ._numbers import number
+from ._numbers import call_text, number
 
 
 class Score:
@@ -33,6 +33,12 @@ class Score:
         self.scale_invariant = scale_invariant
         self.slopes = slopes
         self.bias = bias
+
+    def __repr__(self) -> str:
+        names = ("softcap", "slopes", "bias", "scale_invariant")
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        parts = [call_text(_KINDS[name], {_KINDS[name].argument: value}) for name, value in given.items()]
+        return " | ".join(parts) or "Score()"
 
     def __or__(self, other: Score) -> Score:
         if self.scale_invariant or other.scale_invariant:
@@ -52,6 +58,8 @@ class Score:
 class Softcap(Score):
     """cap · tanh(z / cap), within ±cap. cap is above 0."""
 
+    argument = "cap"
+
     def __init__(self, cap: float):
         if not cap > 0:
             raise ValueError(f"Softcap: cap is {cap}, must be above 0")
@@ -61,6 +69,8 @@ class Softcap(Score):
 class Alibi(Score):
     """z + slopes[head] · (key position - query position). slopes: [heads], differentiable."""
 
+    argument = "slopes"
+
     def __init__(self, slopes: Tensor):
         super().__init__(slopes=slopes)
 
@@ -68,6 +78,8 @@ class Alibi(Score):
 class Bias(Score):
     """z + bias. bias broadcasts to [batch, heads, queries, keys] and is differentiable; its gradient is summed over the
     broadcast dimensions. A key with a bias of -inf has weight 0 and counts in n. A masked key does not count in n."""
+
+    argument = "bias"
 
     def __init__(self, bias: Tensor):
         super().__init__(bias=bias)
@@ -77,7 +89,12 @@ class ScaleInvariant(Score):
     """a · z + 1 - a² with a² = 1 + 2 ln(1 + t / tau). t is the distance of query and key. tau must be above 0. Limit: you
     cannot join ScaleInvariant with another score or an additive mask."""
 
+    argument = "tau"
+
     def __init__(self, tau: float = 10.0):
         if not tau > 0:
             raise ValueError(f"ScaleInvariant: tau is {tau}, must be above 0")
         super().__init__(scale_invariant=number("tau", tau))
+
+
+_KINDS = {"softcap": Softcap, "slopes": Alibi, "bias": Bias, "scale_invariant": ScaleInvariant}
