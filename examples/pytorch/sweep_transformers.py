@@ -112,7 +112,8 @@ OF_ITS_OWN = {
     "inkling2_vision": {"text_hidden_size": 64},
     "molmo2_adapter": {"vision_feature_layers": [2, 1], "vision_feature_layer": [2, 1]},
     "gemma3": {"mm_tokens_per_image": 4},
-    "gemma3n_text": {"num_kv_shared_layers": 0, "layer_types": ["sliding_attention", "full_attention"] * 2}
+    "gemma4_text": {"num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2, "num_hidden_layers": 4},
+    "gemma3n_text": {"num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2}
     | {"num_hidden_layers": 4, "intermediate_size": 96, "activation_sparsity_pattern": [0.0] * 4},
     "gpt_neo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]]},
     "granitemoehybrid": {"layer_types": ["mamba", "attention", "mamba"]},
