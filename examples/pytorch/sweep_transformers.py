@@ -502,7 +502,7 @@ def status(results, name=None):
     if isinstance(results, str):
         return results if results == OWN else "not compared"
     errors = {result for result in results.values() if isinstance(result, str)}
-    if errors and all("has attention of its own" in error for error in errors):
+    if any("has attention of its own" in error for error in errors):
         return "refused"
     cells = [cell(each, result, name) for each, result in results.items()]
     return "differs" if any("differs" in text for text in cells) else "error" if errors else "equal"
