@@ -125,6 +125,12 @@ def test_a_layer_without_parameters_is_an_error():
         made(torch.arange(1, 21)[None])
 
 
+def test_a_model_with_attention_of_its_own_gets_no_parameters():
+    made = hf.AutoModel.from_config(hf.XLNetConfig(vocab_size=61, d_model=32, n_layer=1, n_head=4, d_inner=48))
+    with pytest.raises(ValueError, match="XLNetModel has attention of its own, it cannot have parameters of SSMax"):
+        adapter.add_ssmax(made)
+
+
 def test_a_name_with_another_scaling_makes_no_parameters():
     adapter.register_ssmax()
     assert scalings(model("llama", "ssmax"))

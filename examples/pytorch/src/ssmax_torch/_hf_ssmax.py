@@ -26,11 +26,14 @@ def forget(name: str) -> None:
 
 
 def add(model: nn.Module, name: str) -> None:
-    """Gives each layer of attention of a model that has no module SSMax one."""
-    for module in list(model.modules()):
-        if _is_attention(module) and not hasattr(module, "ssmax"):
-            weight = next((x for x in module.parameters() if x.is_floating_point()), None)
-            module.ssmax = _made(module, name).to(None if weight is None else weight.device)
+    """Gives each layer of attention of a model that has no module SSMax one. Throws if the model has no such layer."""
+    layers = [module for module in model.modules() if _is_attention(module)]
+    if not layers:
+        raise ValueError(f"ssmax: {type(model).__name__} has attention of its own, it cannot have parameters of SSMax")
+    for layer in layers:
+        if not hasattr(layer, "ssmax"):
+            weight = next((x for x in layer.parameters() if x.is_floating_point()), None)
+            layer.ssmax = _made(layer, name).to(None if weight is None else weight.device)
 
 
 @cache
