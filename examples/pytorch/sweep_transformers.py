@@ -439,7 +439,9 @@ BOUNDS |= {"generation": 0.0, "static": 0.0, "bfloat16": 2.0}
 
 
 def first_line(error):
-    return re.sub(r"\s+", " ", str(error).strip())[:160] or type(error).__name__
+    """Returns the beginning of a message, without the paths of this machine."""
+    text = re.sub(r" from '/[^']*'", "", re.sub(r"\s+", " ", str(error).strip()))
+    return text[:160] or type(error).__name__
 
 
 def expire(*_):
