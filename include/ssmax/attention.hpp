@@ -108,10 +108,10 @@
 #include <span>
 
 #include "attention_state.hpp"
-#include "detail/attention/call/build.hpp"
-#include "detail/attention/call/untyped.hpp"
-#include "detail/attention/call/user_variant.hpp"
-#include "detail/attention/forward/driver.hpp"
+#include "detail/attention/desk/build.hpp"
+#include "detail/attention/desk/untyped.hpp"
+#include "detail/attention/desk/user_variant.hpp"
+#include "detail/attention/work/driver.hpp"
 #include "elements.hpp"
 #include "execution.hpp"
 #include "explain.hpp"

@@ -78,8 +78,8 @@
 
 #include "attention.hpp"
 #include "detail/attention/backward/driver.hpp"
-#include "detail/attention/call/build_backward.hpp"
-#include "detail/attention/call/user_gradient_variant.hpp"
+#include "detail/attention/desk/build_backward.hpp"
+#include "detail/attention/desk/user_gradient_variant.hpp"
 
 /// @addtogroup attention_backward
 /// @{

@@ -15,7 +15,7 @@
 #include <span>
 #include <type_traits>
 
-#include "detail/attention/tile/state.hpp"
+#include "detail/attention/terms/state.hpp"
 #include "detail/checks/sinks.hpp"
 #include "detail/checks/views.hpp"
 #include "detail/kernels/rows.hpp"

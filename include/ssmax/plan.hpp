@@ -24,7 +24,7 @@
 #include <span>
 
 #include "attention.hpp"
-#include "detail/attention/call/plan.hpp"
+#include "detail/attention/desk/plan.hpp"
 
 /// @addtogroup plan
 /// @{

@@ -27,7 +27,7 @@
 #include <vector>
 
 #include "attention_source.hpp"
-#include "detail/attention/call/plan.hpp"
+#include "detail/attention/desk/plan.hpp"
 
 /// @addtogroup plan_source
 /// @{

@@ -6,44 +6,20 @@
 #pragma once
 
 #include <atomic>
-#include <cstdio>
 #include <vector>
 
-#include "config.hpp"
-#include "detail/checks/error.hpp"
-#include "detail/dispatch/instruction_sets.hpp"
+#include "detail/dispatch/targets.hpp"
+#if !defined(SSMAX_COMPILED)
+#include "detail/dispatch/active_target.hpp"
+#endif
 
 /// @addtogroup target
 /// @{
-SSMAX_BEGIN_COMPILED
-
-/// Returns true if this build has the target's kernels and this processor runs them.
-SSMAX_ONCE bool is_available(Target target);
-/// Returns the target in use: at first the best one that is available, or the one in SSMAX_TARGET.
-SSMAX_ONCE std::atomic<Target>& active_target_cell();
-
-SSMAX_END
-
 SSMAX_BEGIN_CODE
-
-namespace detail {
-
-inline constexpr Target all_targets[] = {
-#define SSMAX_ELEMENT(name, NAME) Target::name,
-    SSMAX_TARGETS(SSMAX_ELEMENT)
-#undef SSMAX_ELEMENT
-};
-
-}  // namespace detail
 
 /// Returns the name: "scalar", "neon", "neon_bf16", "simd128", "avx2", "avx512", "avx512_bf16" or "amx".
 [[nodiscard]] inline const char* target_name(Target target) {
-  constexpr const char* names[] = {
-#define SSMAX_ELEMENT(name, NAME) #name,
-      SSMAX_TARGETS(SSMAX_ELEMENT)
-#undef SSMAX_ELEMENT
-  };
-  return names[static_cast<int>(target)];
+  return detail::target_names[static_cast<int>(target)];
 }
 
 /// Returns every target that this build has and this processor runs, in increasing order of preference.
@@ -54,22 +30,6 @@ inline constexpr Target all_targets[] = {
   }
   return targets;
 }
-
-namespace detail {
-
-/// Throws with the name of the target and the names of the available targets.
-[[noreturn]] SSMAX_COLD inline void fail_target(const char* function, const char* wanted) {
-  char names[96] = "";
-  std::size_t length = 0;
-  for (Target target : all_targets) {
-    if (!compiled::is_available(target)) continue;
-    length += static_cast<std::size_t>(std::snprintf(names + length, sizeof(names) - length, "%s%s",
-                                                     length == 0 ? "" : ", ", target_name(target)));
-  }
-  fail_format("ssmax: %s \"%s\" is not available, this machine has %s", function, wanted, names);
-}
-
-}  // namespace detail
 
 /// Returns the target in use. Throws std::invalid_argument if SSMAX_TARGET has an unknown name or a target that is
 /// not available.
@@ -88,7 +48,3 @@ inline void set_active_target(Target target) {
 
 SSMAX_END
 /// @}
-
-#if !defined(SSMAX_COMPILED)
-#include "detail/dispatch/active_target.hpp"
-#endif

@@ -6,8 +6,8 @@
 #include <cstring>
 #include <iterator>
 
-#include "../../target.hpp"
 #include "processor.hpp"
+#include "targets.hpp"
 
 SSMAX_BEGIN_COMPILED
 
@@ -28,7 +28,9 @@ SSMAX_COLD SSMAX_ONCE Target initial_target() {
   for (std::size_t i = std::size(detail::all_targets); i-- > 0;) {
     const Target target = detail::all_targets[i];
     if (!is_available(target)) continue;
-    if (any ? detail::is_worth_it(target) : std::strcmp(wanted, target_name(target)) == 0) return target;
+    if (any ? detail::is_worth_it(target)
+            : std::strcmp(wanted, detail::target_names[static_cast<int>(target)]) == 0)
+      return target;
   }
   detail::fail_target("SSMAX_TARGET", wanted);
 }

@@ -1,4 +1,4 @@
-// Lists the bf16 functions that each target offers. attention/call/route.hpp chooses by this list.
+// Lists the bf16 functions that each target offers. attention/work/route.hpp chooses by this list.
 #pragma once
 
 #include "../../target.hpp"

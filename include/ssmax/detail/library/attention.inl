@@ -3,7 +3,7 @@
 #include <type_traits>
 
 #include "../attention/backward/driver.hpp"
-#include "../attention/forward/driver.hpp"
+#include "../attention/work/driver.hpp"
 
 SSMAX_BEGIN_COMPILED
 

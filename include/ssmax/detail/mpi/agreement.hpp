@@ -19,7 +19,7 @@
 #include "../../mpi_communicator.hpp"
 #include "../../mpi_layout.hpp"
 #include "../../rope.hpp"
-#include "../attention/call/user_variant.hpp"
+#include "../attention/desk/user_variant.hpp"
 
 SSMAX_BEGIN_DETAIL
 

@@ -6,7 +6,7 @@
 #include "../../kv_cache.hpp"
 #include "../../mpi_communicator.hpp"
 #include "../../mpi_layout.hpp"
-#include "../attention/call/build.hpp"
+#include "../attention/desk/build.hpp"
 #include "agreement.hpp"
 #include "head_exchange.hpp"
 

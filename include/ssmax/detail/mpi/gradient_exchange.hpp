@@ -13,7 +13,7 @@
 #include <deque>
 #include <vector>
 
-#include "exchange.hpp"
+#include "requests.hpp"
 #include "sum_plan.hpp"
 
 SSMAX_BEGIN_DETAIL

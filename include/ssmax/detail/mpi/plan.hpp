@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "../attention/call/problem.hpp"
+#include "../attention/terms/problem.hpp"
 #include "agreement.hpp"
 
 SSMAX_BEGIN_DETAIL

@@ -3,9 +3,9 @@
 
 #include <vector>
 
-#include "../attention/call/build.hpp"
-#include "../attention/keys/any_keys.hpp"
-#include "../attention/keys/load.hpp"
+#include "../attention/desk/build.hpp"
+#include "../attention/operands/load.hpp"
+#include "../attention/terms/keys.hpp"
 #include "../memory/arena.hpp"
 #include "plan.hpp"
 

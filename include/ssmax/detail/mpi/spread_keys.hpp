@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
-#include "../attention/forward/driver.hpp"
 #include "../attention/forward/epilogue.hpp"
+#include "../attention/work/driver.hpp"
 #include "exchange.hpp"
 #include "reserve.hpp"
 #include "share.hpp"

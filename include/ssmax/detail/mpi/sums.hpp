@@ -6,8 +6,8 @@
 #include <span>
 #include <vector>
 
-#include "../attention/call/backward_problem.hpp"
-#include "../attention/call/gradient_variant.hpp"
+#include "../attention/terms/backward_problem.hpp"
+#include "../attention/terms/gradient_variant.hpp"
 #include "../memory/arena.hpp"
 #include "exchange.hpp"
 

@@ -19,11 +19,11 @@
 
 #include <algorithm>
 
-#include "../call/gradient_variant.hpp"
-#include "../nonfinite/gradients.hpp"
-#include "../nonfinite/rows.hpp"
+#include "../terms/gradient_variant.hpp"
 #include "../tile/acquired_products.hpp"
 #include "../tile/scores.hpp"
+#include "finite_rows.hpp"
+#include "irregular.hpp"
 #include "scratch.hpp"
 
 SSMAX_BEGIN_DETAIL

@@ -3,8 +3,8 @@
 
 #include "../../../workspace.hpp"
 #include "../../threads/any_executor.hpp"
-#include "../call/backward_problem.hpp"
-#include "../call/gradient_variant.hpp"
+#include "../terms/backward_problem.hpp"
+#include "../terms/gradient_variant.hpp"
 
 SSMAX_BEGIN_COMPILED
 

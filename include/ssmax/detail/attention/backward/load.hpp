@@ -10,11 +10,11 @@
 #include <numbers>
 
 #include "../../kernels/prefill_backward.hpp"
-#include "../call/backward_problem.hpp"
-#include "../call/gradient_variant.hpp"
-#include "../nonfinite/values.hpp"
+#include "../operands/finite.hpp"
+#include "../terms/backward_problem.hpp"
+#include "../terms/gradient_variant.hpp"
+#include "../terms/state.hpp"
 #include "../tile/queries.hpp"
-#include "../tile/state.hpp"
 #include "scratch.hpp"
 
 SSMAX_BEGIN_DETAIL

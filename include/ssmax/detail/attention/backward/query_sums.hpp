@@ -2,8 +2,8 @@
 #pragma once
 
 #include "../../memory/arena.hpp"
-#include "../call/gradient_variant.hpp"
-#include "../call/sequences.hpp"
+#include "../terms/gradient_variant.hpp"
+#include "../terms/sequences.hpp"
 
 SSMAX_BEGIN_DETAIL
 

@@ -1,7 +1,7 @@
 // Defines BackwardScratch, one thread's memory for the tiles of the backward pass.
 #pragma once
 
-#include "../tile/operands.hpp"
+#include "../operands/operands.hpp"
 #include "../tile/scratch.hpp"
 
 SSMAX_BEGIN_DETAIL

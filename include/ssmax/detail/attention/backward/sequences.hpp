@@ -6,7 +6,7 @@
 
 #include "../../../workspace.hpp"
 #include "../../threads/any_executor.hpp"
-#include "../call/explain.hpp"
+#include "../work/explain.hpp"
 #include "grid.hpp"
 #include "query_sums.hpp"
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "../../kernels/prefill.hpp"
-#include "../call/backward_problem.hpp"
+#include "../terms/backward_problem.hpp"
 #include "scratch.hpp"
 
 SSMAX_BEGIN_DETAIL

@@ -13,7 +13,7 @@
 
 #include "../../kernels/dot.hpp"
 #include "../../kernels/rows.hpp"
-#include "../tile/state.hpp"
+#include "../terms/state.hpp"
 #include "block.hpp"
 #include "load.hpp"
 #include "sums.hpp"

@@ -9,16 +9,15 @@
 #include "../../../online_softmax.hpp"
 #include "../../kernels/decode.hpp"
 #include "../../memory/arena.hpp"
-#include "../call/problem.hpp"
-#include "../call/route.hpp"
-#include "../call/variant.hpp"
-#include "../nonfinite/values.hpp"
+#include "../operands/finite.hpp"
+#include "../operands/gather.hpp"
+#include "../operands/prefetch.hpp"
+#include "../terms/problem.hpp"
+#include "../terms/state.hpp"
+#include "../terms/variant.hpp"
 #include "../tile/scores.hpp"
-#include "../tile/state.hpp"
 #include "../tile/visibility.hpp"
 #include "epilogue.hpp"
-#include "gather.hpp"
-#include "prefetch.hpp"
 
 SSMAX_BEGIN_DETAIL
 

@@ -9,14 +9,14 @@
 #include <cmath>
 #include <limits>
 
+#include "../../dispatch/bf16.hpp"
 #include "../../kernels/decode.hpp"
-#include "../call/route.hpp"
-#include "../nonfinite/values.hpp"
+#include "../operands/finite.hpp"
+#include "../operands/gather.hpp"
+#include "../operands/prefetch.hpp"
 #include "../tile/queries.hpp"
 #include "../tile/softmax.hpp"
 #include "epilogue.hpp"
-#include "gather.hpp"
-#include "prefetch.hpp"
 
 SSMAX_BEGIN_DETAIL
 

@@ -7,8 +7,8 @@
 #include "../../checks/views.hpp"
 #include "../../kernels/rows.hpp"
 #include "../../memory/conversion.hpp"
-#include "../call/problem.hpp"
-#include "../tile/state.hpp"
+#include "../terms/problem.hpp"
+#include "../terms/state.hpp"
 
 SSMAX_BEGIN_DETAIL
 

@@ -15,12 +15,12 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "../nonfinite/values.hpp"
+#include "../operands/finite.hpp"
+#include "../operands/gather.hpp"
+#include "../operands/prefetch.hpp"
 #include "../tile/acquired_products.hpp"
 #include "../tile/softmax.hpp"
 #include "epilogue.hpp"
-#include "gather.hpp"
-#include "prefetch.hpp"
 #include "prefill_scratch.hpp"
 
 SSMAX_BEGIN_DETAIL

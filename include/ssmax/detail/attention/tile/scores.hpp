@@ -4,7 +4,7 @@
 
 #include <numbers>
 
-#include "operands.hpp"
+#include "../operands/operands.hpp"
 #include "scratch.hpp"
 #include "visibility.hpp"
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "../../memory/arena.hpp"
-#include "../call/variant.hpp"
+#include "../terms/variant.hpp"
 #include "visibility.hpp"
 
 SSMAX_BEGIN_DETAIL

@@ -2,9 +2,9 @@
 // queries.
 #pragma once
 
-#include "../nonfinite/weights.hpp"
+#include "../terms/state.hpp"
+#include "irregular.hpp"
 #include "scores.hpp"
-#include "state.hpp"
 
 SSMAX_BEGIN_DETAIL
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "../call/variant.hpp"
+#include "../terms/variant.hpp"
 
 SSMAX_BEGIN_DETAIL
 

@@ -9,14 +9,14 @@
 #include <type_traits>
 
 #include "../../memory/slot.hpp"
-#include "../call/explain.hpp"
-#include "decode.hpp"
-#include "decode_bf16.hpp"
+#include "../forward/decode.hpp"
+#include "../forward/decode_bf16.hpp"
+#include "../forward/prefill.hpp"
 #include "driver.hpp"
+#include "explain.hpp"
 #include "path_sequences.hpp"
-#include "prefill.hpp"
 #include "shared_keys.hpp"
-#include "short.hpp"
+#include "short_run.hpp"
 #include "task_run.hpp"
 
 SSMAX_BEGIN_DETAIL

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "../call/variant.hpp"
+#include "../terms/variant.hpp"
 
 SSMAX_BEGIN_DETAIL
 

@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "../../kernels/prefill_backward.hpp"
-#include "../backward/scratch.hpp"
+#include "scratch.hpp"
 
 SSMAX_BEGIN_DETAIL
 

@@ -3,8 +3,8 @@
 
 #include "../../../workspace.hpp"
 #include "../../threads/any_executor.hpp"
-#include "../call/problem.hpp"
-#include "../call/variant.hpp"
+#include "../terms/problem.hpp"
+#include "../terms/variant.hpp"
 
 SSMAX_BEGIN_COMPILED
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "../call/problem.hpp"
+#include "../terms/problem.hpp"
 #include "gather.hpp"
 
 SSMAX_BEGIN_DETAIL

@@ -5,7 +5,7 @@
 
 #include "../../../scaling.hpp"
 #include "../../threads/any_executor.hpp"
-#include "../forward/driver.hpp"
+#include "../work/driver.hpp"
 #include "check.hpp"
 
 SSMAX_BEGIN_DETAIL

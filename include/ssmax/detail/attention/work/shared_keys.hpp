@@ -9,8 +9,8 @@
 #include <algorithm>
 
 #include "../../memory/arena.hpp"
-#include "../call/route.hpp"
-#include "../call/sequences.hpp"
+#include "../terms/sequences.hpp"
+#include "route.hpp"
 
 SSMAX_BEGIN_DETAIL
 

@@ -8,8 +8,8 @@
 
 #include "../../kernels/convert.hpp"
 #include "../../kernels/decode.hpp"
-#include "any_keys.hpp"
-#include "factors.hpp"
+#include "../terms/factors.hpp"
+#include "../terms/keys.hpp"
 
 SSMAX_BEGIN_DETAIL
 

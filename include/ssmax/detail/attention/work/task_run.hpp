@@ -15,8 +15,8 @@
 #include <limits>
 
 #include "../../memory/slot.hpp"
-#include "../call/explain.hpp"
-#include "gather.hpp"
+#include "../operands/gather.hpp"
+#include "explain.hpp"
 #include "path_sequences.hpp"
 
 SSMAX_BEGIN_DETAIL

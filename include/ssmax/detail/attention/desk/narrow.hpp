@@ -3,7 +3,7 @@
 
 #include <array>
 
-#include "problem.hpp"
+#include "../terms/problem.hpp"
 
 SSMAX_BEGIN_DETAIL
 

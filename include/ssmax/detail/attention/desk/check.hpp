@@ -9,8 +9,8 @@
 #include "../../checks/sequence_lengths.hpp"
 #include "../../checks/sinks.hpp"
 #include "../../checks/views.hpp"
+#include "../terms/sequences.hpp"
 #include "arguments.hpp"
-#include "sequences.hpp"
 #include "user_variant.hpp"
 
 SSMAX_BEGIN_DETAIL

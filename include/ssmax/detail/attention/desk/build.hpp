@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "../../../attention_state.hpp"
-#include "../keys/stored_products.hpp"
+#include "../operands/stored_products.hpp"
 #include "check.hpp"
 #include "narrow.hpp"
 

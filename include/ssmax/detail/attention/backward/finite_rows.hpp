@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "../operands/finite.hpp"
 #include "../tile/scratch.hpp"
-#include "values.hpp"
 
 SSMAX_BEGIN_DETAIL
 

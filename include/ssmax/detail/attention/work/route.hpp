@@ -4,8 +4,8 @@
 #include <concepts>
 
 #include "../../dispatch/bf16.hpp"
-#include "backward_problem.hpp"
-#include "problem.hpp"
+#include "../terms/backward_problem.hpp"
+#include "../terms/problem.hpp"
 
 SSMAX_BEGIN_DETAIL
 
@@ -14,10 +14,6 @@ struct Route {
   Path path = Path::none;
   const char* reason = "";
 };
-
-/// The largest number of rows (queries of a kv head) of the decode path. 17 rows fill a vector of queries. From 17
-/// rows on, the FMAs of the products cost more than copying K and V into tiles.
-inline constexpr index_t decode_rows = 16;
 
 /// The smallest number of rows of the short_keys path: with fewer rows, its vectors would be nearly empty.
 inline constexpr index_t min_short_rows = 4;

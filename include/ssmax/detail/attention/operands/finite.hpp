@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "../call/variant.hpp"
+#include "../terms/variant.hpp"
 
 SSMAX_BEGIN_DETAIL
 

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "../keys/any_keys.hpp"
+#include "../terms/keys.hpp"
 
 SSMAX_BEGIN_DETAIL
 

@@ -5,8 +5,8 @@
 #include <cmath>
 #include <limits>
 
-#include "../call/variant.hpp"
-#include "../tile/state.hpp"
+#include "../terms/state.hpp"
+#include "../terms/variant.hpp"
 
 SSMAX_BEGIN_DETAIL
 

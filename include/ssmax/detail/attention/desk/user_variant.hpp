@@ -10,7 +10,7 @@
 #include "../../../score.hpp"
 #include "../../kernels/scores.hpp"
 #include "../../memory/conversion.hpp"
-#include "variant.hpp"
+#include "../terms/variant.hpp"
 
 SSMAX_BEGIN_DETAIL
 

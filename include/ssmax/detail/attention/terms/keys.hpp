@@ -11,8 +11,8 @@
 #include "../../../view.hpp"
 #include "../../kernels/convert.hpp"
 #include "../../kernels/rows.hpp"
-#include "../call/rows.hpp"
 #include "factors.hpp"
+#include "tensors.hpp"
 
 SSMAX_BEGIN_SHARED
 

@@ -1,7 +1,7 @@
 // Builds BackwardProblem. No other file fills its members. BackwardCall checks the arguments first.
 #pragma once
 
-#include "backward_problem.hpp"
+#include "../terms/backward_problem.hpp"
 #include "build.hpp"
 #include "check_backward.hpp"
 

@@ -4,9 +4,9 @@
 #include <algorithm>
 
 #include "../../memory/arena.hpp"
-#include "../call/route.hpp"
-#include "../call/sequences.hpp"
-#include "../call/variant.hpp"
+#include "../terms/sequences.hpp"
+#include "../terms/variant.hpp"
+#include "route.hpp"
 
 SSMAX_BEGIN_DETAIL
 

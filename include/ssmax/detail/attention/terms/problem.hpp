@@ -10,8 +10,8 @@
 #include "../../../sequence_lengths.hpp"
 #include "../../../storage.hpp"
 #include "../../../view.hpp"
-#include "../keys/any_keys.hpp"
-#include "rows.hpp"
+#include "keys.hpp"
+#include "tensors.hpp"
 
 SSMAX_BEGIN_SHARED
 
@@ -25,6 +25,10 @@ SSMAX_BEGIN_SHARED
 /// | chunk | 1024 | 0.5 MiB of floats at width 64, read in 16 µs | enough for a task, small enough to share threads |
 inline constexpr index_t key_block = 128, key_chunk = 1024;
 
+/// The largest number of rows (queries of a kv head) of the decode path. 17 rows fill a vector of queries. From 17
+/// rows on, the FMAs of the products cost more than copying K and V into tiles.
+inline constexpr index_t decode_rows = 16;
+
 /// The public function that was called, and the place of its explanation.
 struct Caller {
   const char* function = "";
@@ -33,7 +37,7 @@ struct Caller {
 };
 
 /// Keys at the start of sequences that lie in the same memory. The call computes them in a pass of its own, for the
-/// queries of all these sequences together (forward/shared_keys.hpp).
+/// queries of all these sequences together (work/shared_keys.hpp).
 struct SharedKeys {
   const index_t* counts = nullptr;     // [entries]: the number of shared keys of a sequence. Null: no pass
   std::span<const index_t> members{};  // in the pass: the batch entries whose queries it computes

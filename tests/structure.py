@@ -1,0 +1,149 @@
+#!/usr/bin/env python3
+"""Measures the structure of the library's headers, and checks it.
+
+    tests/structure.py [REPOSITORY]            prints the figures; fails if an include breaks the order of folders, if
+                                               headers include each other in a circle, or if a limit is exceeded
+    tests/structure.py [REPOSITORY] --list     also names the functions behind the figures
+
+A code line holds more than a comment. A function's lines are those of its body, without the line of its last bracket.
+Declarations and definitions count separately.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+# A folder includes only itself and folders before it. Other folders, and public headers, are not in an order.
+ORDER = ["terms", "operands", "tile", "forward", "work", "backward", "desk"]
+MOST_PARAMETERS, MOST_LINES = 7, 80
+LIMITS = {"functions with more than 7 parameters": 52, "functions of more than 80 lines": 2}
+# A driver's declaration ends with its definition in units that compile drivers.
+DRIVERS = {"driver.hpp"}
+
+
+def without_comments(text):
+    """Returns the text with comments, strings and directives blanked. Lines keep their numbers."""
+    def blank(match):
+        return re.sub(r"[^\n]", " ", match.group(0))
+    text = re.sub(r'"(\\.|[^"\\\n])*"|\'(\\.|[^\'\\\n])\'|//[^\n]*|/\*.*?\*/', blank, text, flags=re.S)
+    return re.sub(r"(?m)^[ \t]*#(.*\\\n)*.*$", blank, text)
+
+
+def closing(text, at, brackets="()"):
+    depth = 0
+    for i in range(at, len(text)):
+        depth += (text[i] == brackets[0]) - (text[i] == brackets[1])
+        if depth == 0:
+            return i
+    return len(text)
+
+
+def count_parameters(text):
+    """Returns the number of parameters in the text between the brackets of a parameter list."""
+    depth = count = 0
+    for i, c in enumerate(text):
+        if c in "([{" or (c == "<" and re.match(r"[\w>:]", text[i - 1:i] or " ")):
+            depth += 1
+        elif c in ")]}" or (c == ">" and text[i - 1] not in "-=" and depth > 0):
+            depth -= 1
+        elif c == "," and depth == 0:
+            count += 1
+    return count + 1 if text.strip() else 0
+
+
+def functions(text):
+    """Returns (name, parameters, lines of the body) of every function that the text declares or defines."""
+    found = []
+    keywords = {"if", "for", "while", "switch", "return", "sizeof", "decltype", "alignas", "static_assert", "catch",
+                "requires", "defined", "noexcept", "constexpr", "new", "operator"}
+    for match in re.finditer(r"(operator\s*[^\s\w(]+|operator\(\)|~?\b[A-Za-z_]\w*)\s*\(", text):
+        name = match.group(1)
+        if name in keywords:
+            continue
+        opening = match.end() - 1
+        end = closing(text, opening)
+        rest = re.match(r"(\s*(const|override|final|noexcept|&&|&))*(\s*requires\s*\([^{;]*\))?(\s*->\s*[^;{]+?)?\s*(?<!:)(:(?!:)|[{;]|=\s*(0|default|delete)\s*;)",
+                        text[end + 1:end + 400])
+        before = text[:match.start()].rstrip()
+        # A declaration begins after the type of its result; a constructor after the end of a statement.
+        is_call = not before or before[-1] in "=(,!?&|+-/%[.:" or re.search(r"\b(return|else|throw|case)$", before)
+        if rest is None or is_call:
+            continue
+        tail = rest.group(5)
+        is_declaration = re.search(r"[\w>*&]$", before) is not None
+        if tail[0] in ";=" and not is_declaration:
+            continue
+        lines = 0
+        if tail[0] in ":{":
+            start = text.find("{", end)
+            if tail[0] == ":":  # initialisers of members
+                at = end + 1
+                while True:
+                    nxt = re.compile(r"\s*[:,]\s*[\w:<>,\s.]*?([({])").match(text, at)
+                    if nxt is None:
+                        break
+                    pair = "()" if nxt.group(1) == "(" else "{}"
+                    at = closing(text, nxt.end() - 1, pair) + 1
+                start = text.find("{", at)
+            body = closing(text, start, "{}")
+            lines = text.count("\n", start, body) - 1
+        found.append((name, count_parameters(text[opening + 1:end]), lines, text.count("\n", 0, match.start()) + 1))
+    return found
+
+
+def circles(edges):
+    """Returns the sets of nodes that reach each other."""
+    reach = {}
+    for start in edges:
+        seen, todo = set(), [start]
+        while todo:
+            for node in edges.get(todo.pop(), ()):
+                if node not in seen:
+                    seen.add(node)
+                    todo.append(node)
+        reach[start] = seen
+    found = {frozenset(b for b in reach[a] if a in reach.get(b, ())) for a in edges if a in reach[a]}
+    return sorted(sorted(map(str, circle)) for circle in found)
+
+
+def main():
+    arguments = [a for a in sys.argv[1:] if not a.startswith("--")]
+    root = Path(arguments[0] if arguments else Path(__file__).resolve().parents[1]).resolve() / "include/ssmax"
+    headers = {h: h.read_text() for h in sorted(root.rglob("*")) if h.suffix in (".hpp", ".inl")}
+    code = sum(len(re.findall(r"(?m)^(?!\s*(?://.*)?$).", text)) for text in headers.values())
+    edges, folders, up, long_lists, long_bodies = {}, {}, [], {}, {}
+    for header, text in headers.items():
+        targets = {(header.parent / name).resolve() for name in re.findall(r'(?m)^\s*#\s*include "([^"]+)"', text)}
+        is_driver = header.name in DRIVERS
+        edges[header.relative_to(root)] = {t.relative_to(root) for t in targets
+                                           if t in headers and not (is_driver and t.name != "driver.hpp" and t.parent == header.parent)}
+        own = header.parent.name
+        for target in targets & headers.keys():
+            other = target.parent.name
+            if own != other and own in ORDER and other in ORDER:
+                folders.setdefault(own, set()).add(other)
+                if ORDER.index(other) > ORDER.index(own):
+                    up.append(f"{header.relative_to(root)} -> {target.relative_to(root)}")
+        for name, parameters, lines, line in functions(without_comments(text)):
+            place = f"{header.relative_to(root)}:{line}: {name}"
+            if parameters > MOST_PARAMETERS:
+                long_lists[place] = parameters
+            if lines > MOST_LINES:
+                long_bodies[place] = lines
+    figures = {"code lines": code, "headers": len(headers), "functions with more than 7 parameters": len(long_lists),
+               "functions of more than 80 lines": len(long_bodies)}
+    for what, number in figures.items():
+        print(f"{what:40}{number:7}")
+    if "--list" in sys.argv:
+        for place, number in [*long_lists.items(), *long_bodies.items()]:
+            print(f"{number:5}  {place}")
+    wrong = [f"{what}: {figures[what]}, at most {limit}" for what, limit in LIMITS.items() if figures[what] > limit]
+    wrong += [f"circle of headers: {', '.join(c)}" for c in circles(edges)]
+    wrong += [f"circle of folders: {', '.join(c)}" for c in circles(folders)]
+    wrong += [f"against the order of folders: {arrow}" for arrow in up]
+    if wrong:
+        sys.exit("\n".join(wrong))
+
+
+if __name__ == "__main__":
+    main()
