@@ -309,7 +309,7 @@ void decode(Communicator& comm, const Layout& layout, index_t length,
                 "queries float, half or bfloat16");
   const char* function = "mpi::decode";
   const detail::ChunkOfKeys<KvCache<K, V>> none{cache, length, 0, {}};
-  const auto whole = detail::called_by(function, options, detail::make_source_problem(a.q, none, options));
+  const auto whole = detail::called_by(function, options, detail::make_source_problem<M>(a.q, none, options));
   const detail::UserVariant<detail::ComputeType<T>, S, M, C> variant(scaling, mask, score);
   const QueryShape shape{a.q.extent(0), a.q.extent(1), a.q.extent(2), length};
   std::int64_t policies = 0;

@@ -74,7 +74,7 @@ class BoundSource {
       : plan_(plan),
         variant_(scaling, plan.mask, score),
         problem_(detail::called_by("SourcePlan", plan.options,
-                                   detail::make_source_problem(a.q, source, plan.options))),
+                                   detail::make_source_problem<M>(a.q, source, plan.options))),
         result_(detail::make_result(a, plan.options)) {}
 
   const detail::PlanState<T, M>& plan_;
@@ -108,7 +108,7 @@ class SourcePlan {
     detail::check_options(function, detail::CallKind::source, options, shape.heads);
     for (index_t b = 0; b < source_shape_.batch; ++b) sequences_.push_back(sequence_of(source, b));
     state_.template plan<detail::SourceOperands<T, K>>(
-        function, detail::make_source_problem(q, source, options),
+        function, detail::make_source_problem<M>(q, source, options),
         [&](const auto& problem, const auto& variant) {
           detail::check_stored_keys(function, problem, source, variant.mask);
         });

@@ -23,7 +23,7 @@ index_t key_blocks(const BackwardProblem<Compute>& problem) {
 template <class Compute>
 bool packs_keys(const BackwardProblem<Compute>& problem, const PrefillKernels<Compute>& kernels) {
   if (!problem.forward.keys.are_both(ElementKind::compute)) return true;
-  if (problem.forward.has_rope() && problem.forward.rotate_keys) return true;
+  if (problem.forward.rotates_keys()) return true;
   return problem.keys() % kernels.rows != 0 || problem.forward.width() % kernels.rows != 0;
 }
 

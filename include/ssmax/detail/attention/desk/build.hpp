@@ -36,18 +36,20 @@ Problem<ComputeType<T>> make_problem(const View<const Q, 4>& q, const AnyKeys<Co
                                   .batch_invariant = options.batch_invariant,
                                   .lengths = options.lengths};
   if (options.rope != nullptr) problem.rope = options.rope->tables();
+  if (problem.rope.cosine != nullptr) problem.rotation = Rotation::in_call;
   return problem;
 }
 
-/// Returns the problem of all queries of a call over a source of keys. The keys were rotated to their positions in
-/// the sequence when they were stored. Exception: `rotate_source_keys` rotates the keys in the call.
-template <class T, class Q, class K>
+/// Returns the problem of all queries of a call over a source of keys. The keys were rotated when they were stored.
+/// Exception: `rotate_source_keys` rotates the keys in the call.
+template <class M, class T, class Q, class K>
 Problem<ComputeType<T>> make_source_problem(const View<const Q, 4>& q, const K& keys,
                                             const AttentionOptions<T>& options) {
   Problem<ComputeType<T>> problem = make_problem(q, AnyKeys<ComputeType<T>>(keys), options);
   problem.stored_products = stored_products<ComputeType<T>, SourceKey<K>, SourceValue<K>>();
-  problem.rotate_keys = options.rotate_source_keys;
-  problem.from_source = true;
+  if (problem.has_rope() && !options.rotate_source_keys)
+    problem.rotation = rotated_to_positions<M> ? Rotation::stored_by_mask : Rotation::stored;
+  problem.in_cache = true;
   return problem;
 }
 
@@ -170,11 +172,11 @@ struct SourceCall {
   const Problem<ComputeType<T>> problem;
   const Result<ComputeType<T>> result;
 
-  template <class K, class V>
+  template <class K, class S, class M, class C>
   SourceCall(const char* function, const DecodeArguments<T>& a, const K& source,
-             const AttentionOptions<T>& options, const V& variant)
+             const AttentionOptions<T>& options, const UserVariant<ComputeType<T>, S, M, C>& variant)
       : problem((check_arguments(function, a, source, options),
-                 called_by(function, options, make_source_problem(a.q, source, options)))),
+                 called_by(function, options, make_source_problem<M>(a.q, source, options)))),
         result(make_result(a, options)) {
     check_policies(function, problem, options.rope, variant);
     check_stored_keys(function, problem, source, variant.mask);

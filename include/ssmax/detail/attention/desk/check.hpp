@@ -234,7 +234,7 @@ void check_policies(const char* function, const Problem<Compute>& problem, const
     const index_t first = problem.first_query, queries = problem.q.extent(2);
     if (rope == nullptr || queries == 0 || shape.keys == 0) continue;
     const index_t d = problem.width();
-    const KeyRange stored = problem.rotate_keys ? problem.keys.stored(batch) : KeyRange{};
+    const KeyRange stored = problem.rotates_keys() ? problem.keys.stored(batch) : KeyRange{};
     if constexpr (P::has_positions) {
       const index_t first_head = problem.q.first_head(), end_head = problem.q.end_head();
       for (index_t head = first_head; head < end_head; ++head) {

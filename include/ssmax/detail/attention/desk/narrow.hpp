@@ -38,7 +38,8 @@ Problem<Compute> with_keys(Problem<Compute> problem, const K& keys) {
 /// Returns the problem of the same queries with other keys, which are already rotated.
 template <class Compute, class K>
 Problem<Compute> with_rotated_keys(Problem<Compute> problem, const K& keys) {
-  problem.rotate_keys = false;
+  if (problem.has_rope()) problem.rotation = Rotation::stored_by_mask;
+  problem.in_cache = true;
   return with_keys(problem, keys);
 }
 

@@ -41,7 +41,7 @@ struct PlanState {
     const UserVariant<ComputeType<T>, Softmax, M, Identity> variant(softmax, mask, identity);
     check_policies(function, problem, options.rope, variant);
     check(problem, variant);
-    const bool differ = problem.lengths.is_given() || problem.from_source;  // sequences may differ in length
+    const bool differ = problem.lengths.is_given() || problem.in_cache;  // sequences may differ in length
     largest = differ ? longest_shape(problem) : problem.shape(0);
     const NoThreads threads;
     compiled::run_attention<Operand>(problem, variant, Result<ComputeType<T>>{}, nullptr,

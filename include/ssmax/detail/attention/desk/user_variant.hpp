@@ -26,7 +26,7 @@ class UserVariant : public Interface {
 
   UserVariant(const S& a_scaling, const M& a_mask, const C& a_score)
       : Interface(!std::same_as<C, Identity>, detail::has_predicate<M>, detail::has_run<M>,
-                  same_keys<M> && detail::depends_on_size_only<S>, rotated_to_positions<M>),
+                  same_keys<M> && detail::depends_on_size_only<S>),
         scaling(a_scaling),
         mask(a_mask),
         score(a_score) {}

@@ -23,7 +23,7 @@ SSMAX_BEGIN_DETAIL
 template <class Compute>
 index_t logit_parts(const Problem<Compute>& problem) {
   if (!problem.has_rope() || problem.rounded_rotation) return 1;
-  return problem.rotate_keys ? 3 : 2;
+  return problem.rotates_keys() ? 3 : 2;
 }
 
 /// Returns the number of channels of a part of width d: the products take pairs of channels, so an odd width has one

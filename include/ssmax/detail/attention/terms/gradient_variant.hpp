@@ -38,8 +38,8 @@ class GradientVariant : public Variant<Compute> {
   virtual Sharing sharing(const QueryShape& shape) const = 0;
 
  protected:
-  SSMAX_INLINE GradientVariant(bool scores, bool predicates, bool runs, bool same_keys, bool stored_keys)
-      : Variant<Compute>(scores, predicates, runs, same_keys, stored_keys) {}
+  SSMAX_INLINE GradientVariant(bool scores, bool predicates, bool runs, bool same_keys)
+      : Variant<Compute>(scores, predicates, runs, same_keys) {}
   SSMAX_INLINE ~GradientVariant() = default;
 };
 

@@ -1,6 +1,7 @@
 // Defines Problem and Result: everything that the drivers of the forward pass read about one call.
 #pragma once
 
+#include <cstdint>
 #include <span>
 
 #include "../../../attention_state.hpp"
@@ -29,6 +30,14 @@ inline constexpr index_t key_block = 128, key_chunk = 1024;
 /// rows on, the FMAs of the products cost more than copying K and V into tiles.
 inline constexpr index_t decode_rows = 16;
 
+/// How keys are rotated, and to which positions a query is rotated: the mask's or, for `stored`, its own.
+enum class Rotation : std::uint8_t {
+  none,           // no rope
+  in_call,        // the call rotates keys to the mask's positions
+  stored,         // a source stored keys rotated to their places in the sequence
+  stored_by_mask  // keys were rotated to the mask's positions when they were stored or sent
+};
+
 /// The public function that was called, and the place of its explanation.
 struct Caller {
   const char* function = "";
@@ -55,8 +64,8 @@ struct Problem {
   StoredProducts<Compute> stored_products{};  // used by the forward pass only
   double scale = 1;
   RopeTables<Compute> rope{};
-  bool rotate_keys = true;   // false: keys were rotated when stored or sent
-  bool from_source = false;  // whether a source of the caller holds the keys
+  Rotation rotation = Rotation::none;
+  bool in_cache = false;  // whether a source of the caller, or a message, holds the keys
   index_t key_position = 0;
   bool float_products = false;    // use float products even for bfloat16
   bool rounded_rotation = false;  // bf16 path: a rotated row has one part
@@ -73,12 +82,9 @@ struct Problem {
   SharedKeys shared{};
   Caller caller{};
 
-  SSMAX_INLINE bool has_rope() const { return rope.cosine != nullptr; }
+  SSMAX_INLINE bool has_rope() const { return rotation != Rotation::none; }
   /// Returns whether the call rotates keys.
-  SSMAX_INLINE bool rotates_keys() const { return has_rope() && rotate_keys; }
-  /// Returns whether the mask gives the positions for the rope. Exception: keys that a source stored rotated keep
-  /// their positions in the sequence.
-  SSMAX_INLINE bool mask_defines_positions() const { return rotate_keys || !from_source; }
+  SSMAX_INLINE bool rotates_keys() const { return rotation == Rotation::in_call; }
   SSMAX_INLINE QueryShape shape(index_t batch) const {
     return {q.extent(0), q.end_head() + heads_after, first_query + q.extent(2) + queries_after,
             keys.length(batch)};

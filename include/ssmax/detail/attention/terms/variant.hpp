@@ -77,7 +77,6 @@ class Variant {
   const bool has_predicate;       // some keys of a query's range may be masked
   const bool has_runs;            // such a mask gives its runs, so that `sees` is not called per logit
   const bool shows_same_keys;     // all queries of a batch entry and head have the same visible keys and c
-  const bool places_stored_keys;  // a source stores its keys rotated to the mask's positions
 
   Variant(const Variant&) = delete;
   Variant& operator=(const Variant&) = delete;
@@ -112,12 +111,11 @@ class Variant {
   virtual void mask_runs(const Logits<Compute>& logits, const TileScratch<Compute>& memory) const = 0;
 
  protected:
-  SSMAX_INLINE Variant(bool scores, bool predicates, bool runs, bool same_keys, bool stored_keys)
+  SSMAX_INLINE Variant(bool scores, bool predicates, bool runs, bool same_keys)
       : has_score(scores),
         has_predicate(predicates),
         has_runs(runs),
-        shows_same_keys(same_keys),
-        places_stored_keys(stored_keys) {}
+        shows_same_keys(same_keys) {}
   SSMAX_INLINE ~Variant() = default;
 };
 
@@ -125,12 +123,10 @@ SSMAX_END
 
 SSMAX_BEGIN_DETAIL
 
-/// Returns the position to which a query is rotated: the mask's. Exception: if a source stored its keys rotated, and
-/// not to the mask's positions, the result is the query's place in the sequence, because the keys were rotated to
-/// theirs.
+/// Returns the position to which a query is rotated.
 template <class Compute>
 index_t rope_position(const Problem<Compute>& problem, const Variant<Compute>& variant, const Query& query) {
-  const bool by_mask = problem.mask_defines_positions() || variant.places_stored_keys;
+  const bool by_mask = problem.rotation != Rotation::stored;
   return problem.key_position + (by_mask ? variant.query_position(query) : query.position());
 }
 

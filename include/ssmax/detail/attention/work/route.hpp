@@ -33,14 +33,12 @@ using WhyNot = const char*;
 template <class Compute>
 WhyNot why_not_short_keys(const Problem<Compute>& problem, const Result<Compute>& result, bool explains) {
   if (problem.entry_rows() < min_short_rows) return "";
-  const bool in_cache = problem.from_source || !problem.rotate_keys,
-             is_exception = in_cache || result.continues();
-  if (is_exception && !explains) return "";
+  if ((problem.in_cache || result.continues()) && !explains) return "";
   const index_t first = problem.first_entry(), end = first + problem.entries();
   for (index_t batch = first; batch < end; ++batch) {
     if (problem.keys.length(batch) > key_block) return "";
   }
-  if (in_cache) return "short_keys: keys are in a cache";
+  if (problem.in_cache) return "short_keys: keys are in a cache";
   if (result.continues()) return "short_keys: the state continues another one";
   if (problem.batch_invariant) return "short_keys: batch_invariant is set";
   return nullptr;

@@ -63,7 +63,7 @@ template <class Compute>
 void group_heads(const PathCall<Compute>& call, index_t chunks, Partition& cut) {
   const Problem<Compute>& problem = call.problem;
   if (chunks < 2 || call.variant.has_runs || call.variant.has_predicate) return;
-  if (problem.caller.only_explains && !problem.from_source) return;  // a plan over views has no keys
+  if (problem.caller.only_explains && !problem.in_cache) return;  // a plan over views has no keys
   double all = 0, most = 0;                                          // stored keys
   bool groups = false;
   const auto add = [&](index_t batch, const Problem<Compute>& of) {
