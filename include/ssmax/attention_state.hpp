@@ -96,6 +96,12 @@ AttentionState<T> addressable(const AttentionState<T>& state) {
   return {.shift = state.shift, .sum = state.sum, .o = addressable(state.o)};
 }
 
+/// Returns the state of one query.
+template <class T>
+SoftmaxState<T> state_of(const AttentionState<T>& state, index_t batch, index_t head, index_t row) {
+  return {&state.shift(batch, head, row), &state.sum(batch, head, row), row_of(state.o, batch, head, row)};
+}
+
 /// Merges without checks. Both states are addressable.
 template <class T>
 void merge_state(const AttentionState<T>& into, const AttentionState<T>& other) {
@@ -103,8 +109,7 @@ void merge_state(const AttentionState<T>& into, const AttentionState<T>& other) 
   for (index_t b = 0; b < into.o.extent(0); ++b) {
     for (index_t h = 0; h < into.o.extent(1); ++h) {
       for (index_t i = 0; i < into.o.extent(2); ++i) {
-        merge_row(into.shift(b, h, i), into.sum(b, h, i), row_of(into.o, b, h, i), other.shift(b, h, i),
-                  other.sum(b, h, i), row_of(other.o, b, h, i), dv);
+        merge_row(state_of(into, b, h, i), state_of(other, b, h, i), dv);
       }
     }
   }

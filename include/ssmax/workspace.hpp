@@ -71,6 +71,16 @@ class Workspace {
     return memory_;
   }
 
+  /// @cond
+  /// Does what `reserve` does. Returns the workspace's own memory if it was too small, so that its content stays.
+  [[nodiscard]] SSMAX_INLINE Workspace grow(std::size_t bytes) {
+    Workspace old;
+    if (is_owner_ && bytes > size_) old = std::move(*this);
+    reserve(bytes);
+    return old;
+  }
+  /// @endcond
+
  private:
   static constexpr std::align_val_t alignment{64};
 

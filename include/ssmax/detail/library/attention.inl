@@ -9,11 +9,13 @@ SSMAX_BEGIN_COMPILED
 
 using namespace shared;
 
-#define SSMAX_INSTANTIATE(linkage, E)                                                                    \
-  linkage template void run_attention<E>(const Problem<ComputeType<E>>&, const Variant<ComputeType<E>>&, \
-                                         const Result<ComputeType<E>>&, Workspace*, const AnyExecutor&); \
-  linkage template void run_backward<E>(const BackwardProblem<ComputeType<E>>&,                          \
-                                        const GradientVariant<ComputeType<E>>&, Workspace*,              \
+#define SSMAX_INSTANTIATE(linkage, E)                                                                       \
+  linkage template void run_attention<E>(const Problem<ComputeType<E>>&, const Variant<ComputeType<E>>&,    \
+                                         const Result<ComputeType<E>>&, Workspace*, const AnyExecutor&);    \
+  linkage template std::size_t run_phase<E>(const detail::Phase<ComputeType<E>>&, const detail::PhaseStep&, \
+                                            const AnyExecutor&);                                            \
+  linkage template void run_backward<E>(const BackwardProblem<ComputeType<E>>&,                             \
+                                        const GradientVariant<ComputeType<E>>&, Workspace*,                 \
                                         const AnyExecutor&);
 #if defined(SSMAX_LIBRARY_BFLOAT16)
 SSMAX_INSTANTIATE(extern, float)  // the drivers of bfloat16 call those of float

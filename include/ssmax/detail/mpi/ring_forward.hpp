@@ -81,8 +81,8 @@ void ring_forward(mpi::Communicator& comm, const RingPlan& plan, const Attention
   }
   const Result<ComputeType<T>> result = make_result(a, options);
   for_each_row([&](const Query& query, index_t row) {
-    store_result(result, complete_row(result, variant, query), row, state.shift(query.batch, query.head, row),
-                 state.sum(query.batch, query.head, row), row_of(state.o, query.batch, query.head, row), dv);
+    store_result(result, complete_row(result, variant, query, row), row,
+                 state_of(state, query.batch, query.head, row), dv);
   });
   exchange.finish([] {});
 }

@@ -56,8 +56,9 @@ void pack_piece(const Problem<ComputeType<T>>& whole, const Variant<ComputeType<
     }
   };
   if constexpr (owner_rotates<T>) {
-    for_each_head(
-        [&](index_t b, index_t h) { load_keys(problem, variant, b, h, range, out, d), out += count * d; });
+    for_each_head([&](index_t b, index_t h) {
+      load_keys(problem, variant, sequence_of(problem, b), h, range, out, d), out += count * d;
+    });
     for_each_head(
         [&](index_t b, index_t h) { load_values(problem.keys, b, h, range, out, dv), out += count * dv; });
   } else {
@@ -106,11 +107,16 @@ Problem<ComputeType<T>> part_of_problem(const Problem<ComputeType<T>>& whole, co
   return owner_rotates<T> ? with_rotated_keys(queries, keys) : with_keys(queries, keys);
 }
 
-/// Returns the row of a query whose state is complete, for store_result. The row has a multiplier if sinks
-/// are scaled.
+/// Returns the row of a query whose state is complete, for store_result. Its result lies in row `row` of its batch entry.
+/// The row has a multiplier if sinks are scaled.
 template <class Compute>
-QueryRow complete_row(const Result<Compute>& result, const Variant<Compute>& variant, const Query& query) {
-  return result.scaled_sinks ? variant.row(query, {0, query.shape.keys}) : QueryRow{.query = query};
+QueryRow complete_row(const Result<Compute>& result, const Variant<Compute>& variant, const Query& query,
+                      index_t row) {
+  QueryRow complete =
+      result.scaled_sinks ? variant.row(query, {0, query.shape.keys}) : QueryRow{.query = query};
+  complete.entry = query.batch;
+  complete.row = row;
+  return complete;
 }
 
 /// Returns the blocks of keys that queries [begin, end) may see. Exception: if the mask's runs are not known,

@@ -122,8 +122,7 @@ void spread_decode(mpi::Communicator& comm, const mpi::Layout& layout, const Pro
     for (index_t h = 0; h < heads; ++h) {
       for (index_t i = 0; i < queries; ++i) {
         const Query query{b, h, i, {batch, heads, queries, length}};
-        store_result(result, complete_row(result, variant, query), i, total.shift(b, h, i),
-                     total.sum(b, h, i), row_of(total.o, b, h, i), dv);
+        store_result(result, complete_row(result, variant, query, i), i, state_of(total, b, h, i), dv);
       }
     }
   }

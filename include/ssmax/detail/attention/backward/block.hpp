@@ -32,6 +32,7 @@ SSMAX_BEGIN_DETAIL
 template <class Compute, class Operand = Compute>
 struct BlockKeys {
   KeyRange range{};
+  index_t length = 0;  // keys of the sequence
   const Operand* k = nullptr;
   index_t k_stride = 0;
   const Operand* v = nullptr;
@@ -50,7 +51,7 @@ class BackwardBlock {
   /// sums_dc: requests that the sums of the queries include dc. Exception: with a score function, the score's
   /// derivative adds dc.
   BackwardBlock(const GradientVariant<Compute>& variant, const BackwardScratch<Compute, Operand>& memory,
-                index_t d, index_t dv, index_t length, double scale, bool sums_dc)
+                index_t d, index_t dv, double scale, bool sums_dc)
       : variant_(variant),
         products_(memory.products),
         gradient_kernels_(detail::kernels<GradientKernels>()),
@@ -58,7 +59,6 @@ class BackwardBlock {
         scores_(variant, scale, memory.products, memory),
         d_(d),
         dv_(dv),
-        length_(length),
         scale_(scale),
         sums_dc_(sums_dc && !scores_.multipliers.has_score()) {}
 
@@ -104,7 +104,8 @@ class BackwardBlock {
                      memory_.dout + first * memory_.value_depth, memory_.u);
     // 2. Compute weights and gradients.
     for (index_t v = 0; v < needed.vectors; ++v) {
-      if (needed.of[v].size() > 0) form_gradients(first + v * length, keys.begin, needed.of[v], hulls[v]);
+      if (needed.of[v].size() > 0)
+        form_gradients(block, first + v * length, keys.begin, needed.of[v], hulls[v]);
     }
     // 3. Add the products of weights and gradients.
     needed.for_each_rectangle(tile_keys, [&](index_t vectors, index_t v, KeyRange part) {
@@ -122,7 +123,8 @@ class BackwardBlock {
 
   /// Replaces the logits of one vector of queries by weights, and dout·vᵀ by gradients. The vector starts at lane
   /// `lane`.
-  void form_gradients(index_t lane, index_t first_key, KeyRange part, const Hull& hull) const {
+  void form_gradients(const BlockKeys<Compute, Operand>& block, index_t lane, index_t first_key,
+                      KeyRange part, const Hull& hull) const {
     const index_t tile_lanes = memory_.tile_lanes, stride = memory_.sums_of_row, count = part.size();
     const index_t tile = part.begin * tile_lanes + lane % tile_lanes;
     Compute* u = memory_.u + tile;
@@ -130,7 +132,7 @@ class BackwardBlock {
     Logits<Compute> logits{.s = memory_.s + tile,
                            .keys = {first_key + part.begin, first_key + part.end},
                            .rows = memory_.rows + lane,
-                           .length = length_,
+                           .length = block.length,
                            .z = memory_.z + tile,
                            .slope = memory_.slope + tile};
     const bool regular = std::all_of(memory_.regular + lane, memory_.regular + lane + products_.width,
@@ -300,7 +302,6 @@ class BackwardBlock {
   const BackwardScratch<Compute, Operand>& memory_;
   const Scores<Compute, Operand, GradientVariant<Compute>> scores_;
   index_t d_, dv_;
-  index_t length_;  // number of keys of the sequence
   double scale_;
   bool sums_dc_;
 };

@@ -44,10 +44,8 @@ struct BackwardCut {
   }
 };
 
-template <class Compute>
-bool is_empty(const BackwardProblem<Compute>& problem) {
-  return problem.heads() == 0 || query_blocks(problem) + key_blocks(problem) == 0;
-}
+/// Returns whether a sequence has neither queries nor keys.
+inline bool is_empty(const BackwardSequence& sequence) { return sequence.rows + sequence.keys == 0; }
 
 /// Takes one thread's memory from the arena.
 template <class Operand, class Compute>
@@ -59,33 +57,34 @@ BackwardScratch<Compute, Operand> take_scratch(Arena& arena, const Problem<Compu
                                            Multipliers(forward.scale, variant).has_score());
 }
 
-/// The backward pass of a call, or of one of its sequences: its split into tasks, and the memory that it needs.
-/// Operand is the type of the products' operands, see BackwardTask.
+/// The backward pass of `entries` sequences of the same size, from `sequence` on: its split into tasks, and the memory
+/// that it needs. Operand is the type of the products' operands, see BackwardTask.
 template <class Operand, class Compute>
 class BackwardRun {
  public:
   using Task = BackwardTask<Compute, Operand>;
 
   BackwardRun(const BackwardProblem<Compute>& problem, const GradientVariant<Compute>& variant,
-              Sharing sharing, index_t threads)
+              const BackwardSequence& sequence, index_t entries, Sharing sharing, index_t threads)
       : problem_(problem),
         variant_(variant),
-        queries_(query_blocks(problem)),
-        keys_(key_blocks(problem)),
-        cut_(problem.heads(), queries_, keys_, sharing, threads),
-        lanes_(std::min(cut_.threads, cut_.whole_heads
-                                          ? problem.heads()
-                                          : cut_.at_once * std::min(queries_ + keys_, cut_.threads))),
+        sequence_(sequence),
+        heads_(entries * problem.forward.kv_heads()),
+        queries_(query_blocks(sequence)),
+        keys_(key_blocks(sequence)),
+        cut_(heads_, queries_, keys_, sharing, threads),
+        lanes_(std::min(cut_.threads,
+                        cut_.whole_heads ? heads_ : cut_.at_once * std::min(queries_ + keys_, cut_.threads))),
         counted_(take_scratch<Operand>(count_, problem.forward, variant)) {
     Arena count_sums;
-    HeadSums<Compute, Operand>(count_sums, problem, counted_);
+    HeadSums<Compute, Operand>(count_sums, problem, sequence, counted_);
     head_bytes_ = count_sums.used();
   }
   BackwardRun(const BackwardRun&) = delete;
   BackwardRun& operator=(const BackwardRun&) = delete;
 
   index_t lanes() const { return lanes_; }
-  index_t tasks() const { return cut_.whole_heads ? problem_.heads() : problem_.heads() * queries_ * keys_; }
+  index_t tasks() const { return cut_.whole_heads ? heads_ : heads_ * queries_ * keys_; }
   index_t tile_lanes() const { return counted_.tile_lanes; }
   std::size_t lane_bytes() const { return count_.used(); }
   std::size_t head_bytes() const { return head_bytes_; }
@@ -97,7 +96,7 @@ class BackwardRun {
   /// Runs all tasks. Requires memory of bytes().
   void run(std::byte* memory, const CallSums& sums, const AnyExecutor& executor) const {
     std::byte* const head_memory = memory + static_cast<std::size_t>(lanes_) * lane_bytes();
-    const index_t heads = problem_.heads(), first_head = problem_.first_head();
+    const index_t kv_heads = problem_.forward.kv_heads();
     // Calls f(task, lane, i) for i below n. Each thread has a task and memory of its own.
     const auto run = [&](index_t n, const auto& f) {
       std::atomic<index_t> next{0};
@@ -109,23 +108,25 @@ class BackwardRun {
         for (index_t i = next++; i < n; i = next++) f(task, lane, i);
       });
     };
-    const auto head_sums = [&](index_t slot) {
+    // Enters a kv head, counted over sequences, with the sums of a slot.
+    const auto enter = [&](Task& task, index_t head, index_t slot) {
       Arena arena(head_memory + static_cast<std::size_t>(slot) * head_bytes_);
-      return HeadSums<Compute, Operand>(arena, problem_, counted_);
+      task.enter(sequence_.batch + head / kv_heads, head % kv_heads,
+                 HeadSums<Compute, Operand>(arena, problem_, sequence_, counted_));
     };
 
     if (cut_.whole_heads) {
-      run(heads, [&](Task& task, index_t lane, index_t head) {
-        task.enter(first_head + head, head_sums(lane));
+      run(heads_, [&](Task& task, index_t lane, index_t head) {
+        enter(task, head, lane);
         compute_head(task, queries_, keys_);
       });
       return;
     }
-    for (index_t first = 0; first < heads; first += cut_.at_once) {
-      const index_t slots = std::min(cut_.at_once, heads - first);
+    for (index_t first = 0; first < heads_; first += cut_.at_once) {
+      const index_t slots = std::min(cut_.at_once, heads_ - first);
       const auto run_slots = [&](index_t pairs, const auto& f) {
         run(slots * pairs, [&](Task& task, index_t, index_t i) {
-          task.enter(first_head + first + i % slots, head_sums(i % slots));
+          enter(task, first + i % slots, i % slots);
           f(task, i / slots);
         });
       };
@@ -165,7 +166,8 @@ class BackwardRun {
  private:
   const BackwardProblem<Compute>& problem_;
   const GradientVariant<Compute>& variant_;
-  const index_t queries_, keys_;
+  const BackwardSequence sequence_;
+  const index_t heads_, queries_, keys_;  // queries_, keys_: blocks
   const BackwardCut cut_;
   const index_t lanes_;  // threads with memory of their own
   Arena count_;

@@ -38,7 +38,11 @@ class BackwardLoader {
     const UnusedLanes unused =
         Op::is_bf16 || multipliers_.has_score() ? UnusedLanes::empty : UnusedLanes::left_out;
     const index_t lanes = list_queries(memory_, count, unused, [&](index_t i) {
-      const QueryRow row{*cursor, facts[i].keys, facts[i].multiplier};
+      const QueryRow row{.query = *cursor,
+                         .keys = facts[i].keys,
+                         .multiplier = facts[i].multiplier,
+                         .entry = cursor.entry(),
+                         .row = cursor.row()};
       cursor.next();
       return row;
     });
@@ -55,10 +59,10 @@ class BackwardLoader {
   }
 
   /// Copies keys and their values to rows of `k_stride` and `v_stride` numbers.
-  void load_keys(index_t batch, index_t kv_head, KeyRange keys, Operand* k, index_t k_stride, Operand* v,
-                 index_t v_stride) const {
-    Op::load_keys(forward_, variant_, batch, kv_head, keys, widened_row(), k, k_stride);
-    Op::load_values(forward_.keys, batch, kv_head, keys, v, v_stride);
+  void load_keys(const Sequence& sequence, index_t kv_head, KeyRange keys, Operand* k, index_t k_stride,
+                 Operand* v, index_t v_stride) const {
+    Op::load_keys(forward_, variant_, sequence, kv_head, keys, widened_row(), k, k_stride);
+    Op::load_values(forward_.keys, sequence.batch, kv_head, keys, v, v_stride);
   }
 
   /// bf16 path: packs rows of K into panels, with 0 for NaN and infinities. Packs the first part of rotated rows.
@@ -85,8 +89,8 @@ class BackwardLoader {
   void load_q(index_t i) const {
     const index_t length = kernels_.width, d = forward_.width();
     Compute *factor = memory_.lane.q_factor, *row_factor = memory_.lane.row_factor;
-    gather_rows(memory_, i, i + length, memory_.depth, [&](const Query& query, Compute* scratch) {
-      return Op::load_query(forward_, variant_, query, memory_.depth, widened_row(), scratch);
+    gather_rows(memory_, i, i + length, memory_.depth, [&](const QueryRow& row, Compute* scratch) {
+      return Op::load_query(forward_, variant_, row, memory_.depth, widened_row(), scratch);
     });
     for (index_t lane = 0; lane < length; ++lane) {
       const QueryRow& row = memory_.rows[i + lane];
@@ -109,15 +113,14 @@ class BackwardLoader {
     const index_t length = kernels_.width, dv = forward_.value_width(), depth = memory_.value_depth;
     Compute* factor = memory_.lane.row_factor;
     Operand* rows = memory_.dout_rows + i * memory_.dv_pitch;
-    gather_rows(memory_, i, i + length, depth, [&](const Query& query, Compute* scratch) -> const Compute* {
-      const index_t at = forward_.row_of(query);
+    gather_rows(memory_, i, i + length, depth, [&](const QueryRow& of, Compute* scratch) -> const Compute* {
       if constexpr (Op::is_bf16) {
         Operand* row = reinterpret_cast<Operand*>(scratch);
-        std::copy_n(problem_.dout.template stored_as<Operand>(query.batch, query.head, at), dv, row);
+        std::copy_n(problem_.dout.template stored_as<Operand>(of.entry, of.query.head, of.row), dv, row);
         std::fill_n(row + dv, depth - dv, Operand{});
         return scratch;
       } else {
-        return problem_.dout.load(query.batch, query.head, at, scratch);
+        return problem_.dout.load(of.entry, of.query.head, of.row, scratch);
       }
     });
     for (index_t lane = i; lane < i + length; ++lane) {

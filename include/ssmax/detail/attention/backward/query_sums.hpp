@@ -2,10 +2,18 @@
 #pragma once
 
 #include "../../memory/arena.hpp"
+#include "../terms/backward_problem.hpp"
 #include "../terms/gradient_variant.hpp"
-#include "../terms/sequences.hpp"
 
 SSMAX_BEGIN_DETAIL
+
+/// Returns the place of a query among the queries of the call: sequence by sequence, head by head.
+template <class Compute>
+index_t place_of(const Problem<Compute>& problem, const Sequence& sequence, const Query& query) {
+  const InputRows<Compute>& q = problem.q;
+  const index_t rows_before = (sequence.entry * q.extent(2) + sequence.first_row) * q.extent(1);
+  return rows_before + (query.head - q.first_head()) * sequence.queries + problem.state_row(query);
+}
 
 /// Passes the sums of all queries, in their order, to the scaling and the score function, and adds the gradients of
 /// the sinks to dsinks.
@@ -13,19 +21,19 @@ template <class Compute>
 void hand_over(const BackwardProblem<Compute>& problem, const GradientVariant<Compute>& variant,
                const CallSums& sums) {
   const Problem<Compute>& forward = problem.forward;
-  const index_t sums_of_row = 1 + variant.parameters(), first = forward.first_query;
-  const index_t first_entry = forward.first_entry(), end_entry = first_entry + forward.entries();
   const InputRows<Compute>& q = forward.q;
-  Query query{0, 0, 0, forward.shape(first_entry)};
-  const double* row = sums.sums;
-  const QueryReport* report = sums.reports;
-  for (query.batch = first_entry; query.batch < end_entry; ++query.batch) {
+  for (index_t batch = 0; batch < forward.sequences(); ++batch) {
+    const Sequence sequence = sequence_of(forward, batch);
+    Query query{batch, 0, 0, sequence.shape};
     for (query.head = q.first_head(); query.head < q.end_head(); ++query.head) {
       double dsink = 0;
-      const index_t end = first + q.extent(2);
-      for (query.index = first; query.index < end; ++query.index, row += sums_of_row, ++report) {
-        variant.accumulate(query, {query.head, report->position, report->n}, row);
-        dsink += report->dsink;
+      for (index_t i = 0; i < sequence.queries; ++i) {
+        query.index = forward.first_query + i;
+        const index_t at = place_of(forward, sequence, query);
+        const QueryReport& report = sums.reports[at];
+        variant.accumulate(query, {query.head, report.position, report.n},
+                           sums.sums + at * (1 + variant.parameters()));
+        dsink += report.dsink;
       }
       if (!problem.dsinks.empty()) {
         problem.dsinks[static_cast<std::size_t>(query.head)] += static_cast<Compute>(dsink);
@@ -34,7 +42,7 @@ void hand_over(const BackwardProblem<Compute>& problem, const GradientVariant<Co
   }
 }
 
-/// The memory for the sums of all queries of a call, and the part of it that belongs to one sequence.
+/// The memory for the sums of all queries of a call.
 template <class Compute>
 class SumsMemory {
  public:
@@ -53,11 +61,6 @@ class SumsMemory {
     if (!is_needed_) return kept_;
     auto* sums = reinterpret_cast<double*>(memory);
     return {sums, reinterpret_cast<QueryReport*>(sums + rows() * sums_of_row_)};
-  }
-  CallSums of_rows(const CallSums& all, const SequenceRows& rows) const {
-    if (!all) return all;
-    const index_t before = (rows.entry * q_.extent(2) + rows.first) * q_.extent(1);
-    return {all.sums + before * sums_of_row_, all.reports + before};
   }
 
  private:

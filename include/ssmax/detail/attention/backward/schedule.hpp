@@ -9,11 +9,14 @@ SSMAX_BEGIN_DETAIL
 template <class Operand, class Compute>
 void run_backward_with(const BackwardProblem<Compute>& problem, const GradientVariant<Compute>& variant,
                        Workspace& workspace, const AnyExecutor& executor, const Explainer& explainer) {
-  if (is_empty(problem)) {
+  const Problem<Compute>& forward = problem.forward;
+  const index_t entries = forward.sequences();
+  const BackwardSequence first = entries > 0 ? sequence_of(problem, 0) : BackwardSequence();
+  if (forward.kv_heads() == 0 || is_empty(first)) {
     if (explainer.explains) explainer.publish(Explanation());
     return;
   }
-  const BackwardRun<Operand, Compute> run(problem, variant, variant.sharing(problem.forward.shape(0)),
+  const BackwardRun<Operand, Compute> run(problem, variant, first, entries, variant.sharing(first.shape),
                                           executor.concurrency());
   const SumsMemory<Compute> sums_memory(problem, variant);
   const std::size_t all_bytes = add_bytes(run.bytes(), sums_memory.bytes());
@@ -42,7 +45,7 @@ void run_backward(const shared::BackwardProblem<Compute>& problem,
     }
   }
   detail::Explainer explainer(problem.forward.caller);
-  explainer.set<Compute>(route, problem.forward.rows());
+  explainer.set<Compute>(route, problem.forward.q.extent(2) * problem.forward.heads_per_kv_head());
   Workspace own;
   if (workspace == nullptr) workspace = &own;
   if (problem.forward.lengths.is_given()) {

@@ -9,22 +9,21 @@
 
 SSMAX_BEGIN_DETAIL
 
-template <class Compute>
-index_t query_blocks(const BackwardProblem<Compute>& problem) {
-  return (problem.forward.rows() + query_block - 1) / query_block;
+inline index_t query_blocks(const BackwardSequence& sequence) {
+  return (sequence.rows + query_block - 1) / query_block;
 }
-template <class Compute>
-index_t key_blocks(const BackwardProblem<Compute>& problem) {
-  return (problem.keys() + backward_key_block - 1) / backward_key_block;
+inline index_t key_blocks(const BackwardSequence& sequence) {
+  return (sequence.keys + backward_key_block - 1) / backward_key_block;
 }
 
 /// Returns whether K and V must be copied into rows of HeadSums. The kernels read K and V in place if neither is
 /// converted or rotated and all passes are full: keys and channels of K are multiples of kernels.rows.
 template <class Compute>
-bool packs_keys(const BackwardProblem<Compute>& problem, const PrefillKernels<Compute>& kernels) {
+bool packs_keys(const BackwardProblem<Compute>& problem, const BackwardSequence& sequence,
+                const PrefillKernels<Compute>& kernels) {
   if (!problem.forward.keys.are_both(ElementKind::compute)) return true;
   if (problem.forward.rotates_keys()) return true;
-  return problem.keys() % kernels.rows != 0 || problem.forward.width() % kernels.rows != 0;
+  return sequence.keys % kernels.rows != 0 || problem.forward.width() % kernels.rows != 0;
 }
 
 /// The sums of one kv head's gradients. A partial sum adds blocks_per_sum blocks in the layout of the kernels. The
@@ -38,50 +37,53 @@ bool packs_keys(const BackwardProblem<Compute>& problem, const PrefillKernels<Co
 template <class Compute, class Operand = Compute>
 struct HeadSums {
   HeadSums() = default;
-  HeadSums(Arena& arena, const BackwardProblem<Compute>& problem,
+  HeadSums(Arena& arena, const BackwardProblem<Compute>& problem, const BackwardSequence& sequence,
            const BackwardScratch<Compute, Operand>& memory)
       : has_arrays(!problem.stores_sums()),
-        facts(arena.take<QueryFacts<Compute>>(problem.forward.rows())),
-        seen(arena.take<KeyRange>(query_blocks(problem))),
-        visible_words((key_blocks(problem) + 31) / 32),
-        visible_blocks(arena.take<std::uint32_t>(query_blocks(problem) * visible_words)),
-        blocks_are_finite(arena.take<bool>(key_blocks(problem))),
-        keys_are_finite(arena.take<bool>(key_blocks(problem) * backward_key_block)),
-        dq(arena.take<Compute>(query_blocks(problem) * memory.tiles * memory.tile_lanes * memory.d_pitch)),
-        dk(arena.take<Compute>(key_blocks(problem) * backward_key_block * memory.d_pitch)),
-        dvalues(arena.take<Compute>(key_blocks(problem) * backward_key_block * memory.dv_pitch)),
+        facts(arena.take<QueryFacts<Compute>>(sequence.rows)),
+        seen(arena.take<KeyRange>(query_blocks(sequence))),
+        visible_words((key_blocks(sequence) + 31) / 32),
+        visible_blocks(arena.take<std::uint32_t>(query_blocks(sequence) * visible_words)),
+        blocks_are_finite(arena.take<bool>(key_blocks(sequence))),
+        keys_are_finite(arena.take<bool>(key_blocks(sequence) * backward_key_block)),
+        dq(arena.take<Compute>(query_blocks(sequence) * memory.tiles * memory.tile_lanes * memory.d_pitch)),
+        dk(arena.take<Compute>(key_blocks(sequence) * backward_key_block * memory.d_pitch)),
+        dvalues(arena.take<Compute>(key_blocks(sequence) * backward_key_block * memory.dv_pitch)),
         k_stride(Operands<Compute, Operand>::is_bf16 ? memory.depth : memory.d_pitch),
         v_stride(Operands<Compute, Operand>::is_bf16 ? memory.value_depth : memory.dv_pitch),
-        k(arena.take<Operand>(
-            packs_keys(problem, memory.kernels) ? key_blocks(problem) * backward_key_block * k_stride : 0)),
-        v(arena.take<Operand>(
-            packs_keys(problem, memory.kernels) ? key_blocks(problem) * backward_key_block * v_stride : 0)),
+        k(arena.take<Operand>(packs_keys(problem, sequence, memory.kernels)
+                                  ? key_blocks(sequence) * backward_key_block * k_stride
+                                  : 0)),
+        v(arena.take<Operand>(packs_keys(problem, sequence, memory.kernels)
+                                  ? key_blocks(sequence) * backward_key_block * v_stride
+                                  : 0)),
         panel(backward_key_block * memory.products.rows + 64 / static_cast<index_t>(sizeof(Operand))),
-        panels(arena.take<Operand>(Operands<Compute, Operand>::is_bf16
-                                       ? key_blocks(problem) * (memory.d_pitch / memory.products.rows) * panel
-                                       : 0)),
-        all_dq(
-            arena.take<Compute>(takes_all(problem) ? problem.forward.rows() * problem.forward.width() : 0)),
-        all_dk(arena.take<Compute>(takes_all(problem) ? problem.keys() * problem.forward.width() : 0)),
+        panels(
+            arena.take<Operand>(Operands<Compute, Operand>::is_bf16
+                                    ? key_blocks(sequence) * (memory.d_pitch / memory.products.rows) * panel
+                                    : 0)),
+        all_dq(arena.take<Compute>(takes_all(problem) ? sequence.rows * problem.forward.width() : 0)),
+        all_dk(arena.take<Compute>(takes_all(problem) ? sequence.keys * problem.forward.width() : 0)),
         all_dvalues(
-            arena.take<Compute>(takes_all(problem) ? problem.keys() * problem.forward.value_width() : 0)) {}
+            arena.take<Compute>(takes_all(problem) ? sequence.keys * problem.forward.value_width() : 0)) {}
 
-  /// Returns the whole sum of the query in row `row` of the kv head. key_sums and value_sums return the sums of a
-  /// key.
-  Compute* query_sums(const BackwardProblem<Compute>& problem, const Query& query, index_t row) const {
+  /// Returns the whole sum of the query at the cursor, which is row `row` of the kv head. key_sums and value_sums return
+  /// the sums of a key.
+  Compute* query_sums(const BackwardProblem<Compute>& problem, const QueryCursor& at, index_t row) const {
     if (has_arrays && !problem.sums) return all_dq + row * problem.dq.extent(3);
-    const OutputRows<Compute>& sums = has_arrays ? problem.sums.dq : problem.dq;
-    return sums.in_place(query.batch, query.head, problem.forward.row_of(query));
+    return (has_arrays ? problem.sums.dq : problem.dq).in_place(at.entry(), at.head(), at.row());
   }
-  Compute* key_sums(const BackwardProblem<Compute>& problem, index_t batch, index_t kv_head,
-                    index_t key) const {
+  Compute* key_sums(const BackwardProblem<Compute>& problem, const BackwardSequence& sequence,
+                    index_t kv_head, index_t key) const {
     if (has_arrays && !problem.sums) return all_dk + key * problem.dk.extent(3);
-    return (has_arrays ? problem.sums.dk : problem.dk).in_place(batch, kv_head, key);
+    const OutputRows<Compute>& sums = has_arrays ? problem.sums.dk : problem.dk;
+    return sums.in_place(sequence.key_entry, kv_head, sequence.first_key_row + key);
   }
-  Compute* value_sums(const BackwardProblem<Compute>& problem, index_t batch, index_t kv_head,
-                      index_t key) const {
+  Compute* value_sums(const BackwardProblem<Compute>& problem, const BackwardSequence& sequence,
+                      index_t kv_head, index_t key) const {
     if (has_arrays && !problem.sums) return all_dvalues + key * problem.dv.extent(3);
-    return (has_arrays ? problem.sums.dv : problem.dv).in_place(batch, kv_head, key);
+    const OutputRows<Compute>& sums = has_arrays ? problem.sums.dv : problem.dv;
+    return sums.in_place(sequence.key_entry, kv_head, sequence.first_key_row + key);
   }
   /// Returns the stride of the whole sums of keys.
   index_t key_stride(const OutputRows<Compute>& gradient) const {

@@ -16,6 +16,7 @@
 #include "../terms/state.hpp"
 #include "block.hpp"
 #include "load.hpp"
+#include "query_sums.hpp"
 #include "sums.hpp"
 
 SSMAX_BEGIN_DETAIL
@@ -38,37 +39,38 @@ class BackwardTask {
         memory_(memory),
         loader_(problem, variant, memory),
         multipliers_(problem.forward.scale, variant),
-        block_(variant, memory, problem.forward.width(), problem.forward.value_width(),
-               problem.forward.keys.length(problem.forward.first_entry()), problem.forward.scale,
+        block_(variant, memory, problem.forward.width(), problem.forward.value_width(), problem.forward.scale,
                static_cast<bool>(sums)),
-        sums_(sums),
-        sums_in_place_(keys_have_one_sum()) {}
+        sums_(sums) {}
 
-  /// Selects the kv head for the other members, counted over batch entries, and the memory of its sums.
-  void enter(index_t head, const HeadSums<Compute, Operand>& sums) {
+  /// Selects a kv head of a sequence for the other members, and the memory of its sums.
+  void enter(index_t sequence, index_t kv_head, const HeadSums<Compute, Operand>& sums) {
     head_sums_ = sums;
-    if (head == head_) return;
-    head_ = head;
-    batch_ = head / forward_.kv_heads();
-    kv_head_ = head % forward_.kv_heads();
+    if (sequence == sequence_.batch && kv_head == kv_head_) return;
+    if (sequence != sequence_.batch) {
+      sequence_ = sequence_of(problem_, sequence);
+      sums_in_place_ = keys_have_one_sum();
+    }
+    batch_ = sequence;
+    kv_head_ = kv_head;
     loaded_queries_ = -1;
   }
 
   /// Computes the facts about a query block, and sets its partial sums to 0.
   void survey(index_t block) const {
     const index_t first = block * query_block;
-    const KeyRange stored = forward_.keys.stored(batch_);
+    const KeyRange stored = sequence_.stored;
     const bool asked_once = variant_.shows_same_keys && forward_.heads_per_kv_head() == 1;
     Hull seen;
     QueryRow seen_by{};
     std::uint32_t* visible = head_sums_.visible_blocks + block * head_sums_.visible_words;
     std::fill_n(visible, head_sums_.visible_words, std::uint32_t{0});
-    QueryCursor cursor(forward_, batch_, kv_head_, first);
+    QueryCursor cursor(forward_, sequence_, kv_head_, first);
     for (index_t row = first; row < first + queries_of(block); ++row, cursor.next()) {
       if (row == first || !asked_once) seen_by = variant_.row(*cursor, stored);
-      prefetch_rows(*cursor);
+      prefetch_rows(cursor);
       QueryFacts<Compute>& facts = head_sums_.facts[row];
-      find_facts(*cursor, seen_by, facts);
+      find_facts(cursor, seen_by, facts);
       seen.add(facts.keys);
       if (variant_.has_runs) find_visible_blocks(*cursor, facts.keys, visible);
       if (sums_) begin_sums(*cursor, seen_by, facts);
@@ -80,8 +82,8 @@ class BackwardTask {
   /// Copies a key block into rows if necessary, finds NaN and infinities in K, and sets the partial sums to 0.
   void prepare_keys(index_t block) const {
     const index_t first = block * backward_key_block, count = keys_of(block);
-    if (forward_.rows() > 0) {
-      if (packs_keys(problem_, kernels_)) copy_keys(block);
+    if (sequence_.rows > 0) {
+      if (packs_keys(problem_, sequence_, kernels_)) copy_keys(block);
       find_nonfinite_keys(block);
     }
     if (problem_.stage.continues && sums_in_place_) return;
@@ -106,17 +108,17 @@ class BackwardTask {
       return (i + 1) % blocks_per_sum == 0 || i + 1 == count;
     };
     bool has_any = false;
-    if (ends(keys, key_blocks(problem_))) {
+    if (ends(keys, key_blocks(sequence_))) {
       const index_t begin = keys / blocks_per_sum * blocks_per_sum;
       for (index_t j = begin; j <= keys; ++j) has_any |= sees_any(queries, j);
       const bool is_first = begin == 0 && problem_.stage.first;
-      if (has_any || is_first) add_queries(queries, is_first, keys + 1 == key_blocks(problem_));
+      if (has_any || is_first) add_queries(queries, is_first, keys + 1 == key_blocks(sequence_));
     }
-    if (!sums_in_place_ && ends(queries, query_blocks(problem_))) {
+    if (!sums_in_place_ && ends(queries, query_blocks(sequence_))) {
       const index_t begin = queries / blocks_per_sum * blocks_per_sum;
       has_any = false;
       for (index_t i = begin; i <= queries; ++i) has_any |= sees_any(i, keys);
-      if (has_any || begin == 0) add_keys(keys, begin == 0, queries + 1 == query_blocks(problem_));
+      if (has_any || begin == 0) add_keys(keys, begin == 0, queries + 1 == query_blocks(sequence_));
     }
   }
 
@@ -124,14 +126,14 @@ class BackwardTask {
   void finish_queries(index_t block) const {
     const index_t first = block * query_block, d = forward_.width();
     const auto multiply = detail::kernels<RowKernels<Compute>>().multiply;
-    QueryCursor cursor(forward_, batch_, kv_head_, first);
+    QueryCursor cursor(forward_, sequence_, kv_head_, first);
     for (index_t row = first; row < first + queries_of(block); ++row, cursor.next()) {
       const QueryFacts<Compute>& facts = head_sums_.facts[row];
-      Compute* sums = head_sums_.query_sums(problem_, *cursor, row);
-      if (problem_.keys() == 0 && problem_.stage.first) std::fill_n(sums, d, Compute{0});
+      Compute* sums = head_sums_.query_sums(problem_, cursor, row);
+      if (sequence_.keys == 0 && problem_.stage.first) std::fill_n(sums, d, Compute{0});
       if (!problem_.stage.last) continue;
       if (sums_ && !sums_dc_in_tiles() && facts.attends) {
-        const Compute* q = load_query(forward_, variant_, *cursor, memory_.staged);
+        const Compute* q = load_query(forward_, variant_, row_of(cursor), memory_.staged);
         sums_of(*cursor)[0] +=
             forward_.scale * static_cast<double>(detail::kernels<DotKernels<Compute>>().dot(q, sums, d));
       }
@@ -143,33 +145,33 @@ class BackwardTask {
           rotate(forward_.rope, sums, d, sums, d, 1, d, rope_position(forward_, variant_, *cursor), true);
         }
       }
-      const Query& query = *cursor;
-      store(problem_.dq, problem_.old_dq, query.batch, query.head, forward_.row_of(query), sums);
+      store(problem_.dq, problem_.old_dq, cursor.entry(), cursor.head(), cursor.row(), sums);
     }
   }
 
   /// Turns sums into dk and dv.
   void finish_keys(index_t block) const {
     if (problem_.sums) return;
-    if (forward_.rows() > 0 && !forward_.has_rope() && !head_sums_.has_arrays)
+    if (sequence_.rows > 0 && !forward_.has_rope() && !head_sums_.has_arrays)
       return;  // the results hold the sums
-    const Query query{batch_, kv_head_ * forward_.heads_per_kv_head(), 0, forward_.shape(batch_)};
+    const Query query{batch_, kv_head_ * forward_.heads_per_kv_head(), 0, sequence_.shape};
     const index_t first = block * backward_key_block, d = forward_.width();
     for (index_t key = first; key < first + keys_of(block); ++key) {
-      Compute* dk = head_sums_.key_sums(problem_, batch_, kv_head_, key);
-      if (forward_.rows() == 0) {
+      Compute* dk = head_sums_.key_sums(problem_, sequence_, kv_head_, key);
+      if (sequence_.rows == 0) {
         std::fill_n(dk, d, Compute{0});
-        std::fill_n(head_sums_.value_sums(problem_, batch_, kv_head_, key), forward_.value_width(),
+        std::fill_n(head_sums_.value_sums(problem_, sequence_, kv_head_, key), forward_.value_width(),
                     Compute{0});
       }
-      if (forward_.rotates_keys() && forward_.rows() > 0) {
+      if (forward_.rotates_keys() && sequence_.rows > 0) {
         const index_t position =
-            forward_.key_position + variant_.key_position(query, problem_.first_key() + key);
+            forward_.key_position + variant_.key_position(query, sequence_.stored.begin + key);
         rotate(forward_.rope, dk, d, dk, d, 1, d, position, true);
       }
-      Compute* dv = head_sums_.value_sums(problem_, batch_, kv_head_, key);
-      store(problem_.dk, problem_.old_dk, batch_, kv_head_, key, dk);
-      store(problem_.dv, problem_.old_dv, batch_, kv_head_, key, dv);
+      Compute* dv = head_sums_.value_sums(problem_, sequence_, kv_head_, key);
+      const index_t entry = sequence_.key_entry, row = sequence_.first_key_row + key;
+      store(problem_.dk, problem_.old_dk, entry, kv_head_, row, dk);
+      store(problem_.dv, problem_.old_dv, entry, kv_head_, row, dv);
     }
   }
 
@@ -181,7 +183,7 @@ class BackwardTask {
   bool sums_dc_in_tiles() const { return Op::is_bf16 || multipliers_.has_score(); }
 
   index_t queries_of(index_t block) const {
-    return std::min(query_block, forward_.rows() - block * query_block);
+    return std::min(query_block, sequence_.rows - block * query_block);
   }
   index_t in_tiles(index_t queries) const {
     return (queries + memory_.tile_lanes - 1) / memory_.tile_lanes * memory_.tile_lanes;
@@ -190,37 +192,37 @@ class BackwardTask {
     return (keys + products_.rows - 1) / products_.rows * products_.rows;
   }
   index_t keys_of(index_t block) const {
-    return std::min(backward_key_block, problem_.keys() - block * backward_key_block);
+    return std::min(backward_key_block, sequence_.keys - block * backward_key_block);
   }
-  index_t place_of(const Query& query) const {
-    const index_t entry = query.batch - forward_.first_entry();
-    const index_t head = entry * forward_.q.extent(1) + query.head - forward_.first_head();
-    return head * forward_.q.extent(2) + forward_.row_of(query);
-  }
+  index_t place_of(const Query& query) const { return detail::place_of(forward_, sequence_, query); }
   double* sums_of(const Query& query) const { return sums_.sums + place_of(query) * memory_.sums_of_row; }
+  /// Returns the row of the query at a cursor, without what it sees.
+  static QueryRow row_of(const QueryCursor& at) {
+    return {.query = *at, .entry = at.entry(), .row = at.row()};
+  }
 
   /// Returns whether this call adds the share of scaled sinks to dc. If the keys come in several calls, one call
   /// adds the share: the first stage or, without stages, the call with key 0.
   bool adds_sinks() const {
     if (!problem_.scaled_sinks) return false;
-    return problem_.stage.kept ? problem_.stage.first : problem_.first_key() == 0;
+    return problem_.stage.kept ? problem_.stage.first : sequence_.stored.begin == 0;
   }
 
   /// Prefetches row + 16: the hardware prefetcher does not follow rows of fewer than 32 channels (2 to 8 % of a call
   /// with 16 channels and 1200 queries). The row may lie past the end.
-  SSMAX_INLINE void prefetch_rows(const Query& query) const {
-    const index_t row = forward_.row_of(query) + 16;
-    problem_.dout.prefetch(query.batch, query.head, row);
-    problem_.out.prefetch(query.batch, query.head, row);
-    forward_.q.prefetch(query.batch, query.head, row);
-    problem_.dq.prefetch(query.batch, query.head, row);
+  SSMAX_INLINE void prefetch_rows(const QueryCursor& at) const {
+    const index_t row = at.row() + 16;
+    problem_.dout.prefetch(at.entry(), at.head(), row);
+    problem_.out.prefetch(at.entry(), at.head(), row);
+    forward_.q.prefetch(at.entry(), at.head(), row);
+    problem_.dq.prefetch(at.entry(), at.head(), row);
   }
 
   /// Computes the facts about a query from its row of the variant. Writes the facts in place: a copy would stall on
   /// store forwarding.
-  void find_facts(const Query& query, const QueryRow& seen_by, QueryFacts<Compute>& facts) const {
-    const index_t row = forward_.row_of(query), dv = forward_.value_width();
-    const Compute lse = problem_.lse(query.batch, query.head, row);
+  void find_facts(const QueryCursor& at, const QueryRow& seen_by, QueryFacts<Compute>& facts) const {
+    const index_t entry = at.entry(), head = at.head(), row = at.row(), dv = forward_.value_width();
+    const Compute lse = problem_.lse(entry, head, row);
     facts.lse = lse;
     facts.attends = seen_by.n > 0 && lse != -infinity;
     facts.keys = lse == -infinity ? KeyRange{} : seen_by.keys;
@@ -228,11 +230,10 @@ class BackwardTask {
     Compute delta{0};
     if (seen_by.n > 0) {
       Compute *wide = memory_.staged, *other = memory_.staged + memory_.pitch;
-      delta = detail::kernels<DotKernels<Compute>>().dot(
-          problem_.dout.load(query.batch, query.head, row, wide),
-          problem_.out.load(query.batch, query.head, row, other), dv);
+      delta = detail::kernels<DotKernels<Compute>>().dot(problem_.dout.load(entry, head, row, wide),
+                                                         problem_.out.load(entry, head, row, other), dv);
     }
-    if (problem_.dlse.is_given()) delta -= problem_.dlse(query.batch, query.head, row);
+    if (problem_.dlse.is_given()) delta -= problem_.dlse(entry, head, row);
     facts.delta = delta;
   }
 
@@ -254,7 +255,7 @@ class BackwardTask {
   /// Returns whether a key of the key block is visible to a query of the query block.
   bool sees_any(index_t queries, index_t keys) const {
     const KeyRange& seen = head_sums_.seen[queries];
-    const index_t first = problem_.first_key() + keys * backward_key_block;
+    const index_t first = sequence_.stored.begin + keys * backward_key_block;
     if (seen.begin >= first + backward_key_block || seen.end <= first) return false;
     if (!variant_.has_runs) return true;
     const std::uint32_t word = head_sums_.visible_blocks[queries * head_sums_.visible_words + keys / 32];
@@ -265,7 +266,7 @@ class BackwardTask {
   void find_visible_blocks(const Query& query, KeyRange keys, std::uint32_t* words) const {
     const QueryRow row{query, keys, 0};
     for (index_t i = 0; i < head_sums_.visible_words; ++i) {
-      const index_t first = problem_.first_key() + i * 32 * backward_key_block;
+      const index_t first = sequence_.stored.begin + i * 32 * backward_key_block;
       words[i] |=
           variant_.visible_blocks(&row, 1, {first, first + 32 * backward_key_block}, backward_key_block);
     }
@@ -278,18 +279,18 @@ class BackwardTask {
 
   /// Returns whether each key has one partial sum and the results have the layout of the partial sums.
   bool keys_have_one_sum() const {
-    return problem_.stores_sums() && query_blocks(problem_) <= blocks_per_sum &&
-           problem_.keys() % kernels_.rows == 0 && forward_.width() == memory_.d_pitch &&
+    return problem_.stores_sums() && query_blocks(sequence_) <= blocks_per_sum &&
+           sequence_.keys % kernels_.rows == 0 && forward_.width() == memory_.d_pitch &&
            forward_.value_width() == memory_.dv_pitch && problem_.dk.stride(2) == memory_.d_pitch &&
            problem_.dv.stride(2) == memory_.dv_pitch;
   }
   /// Returns the partial sums of the keys from `first` on: [keys][d_pitch]. dv_sums returns [keys][dv_pitch].
   Compute* dk_sums(index_t first) const {
-    return sums_in_place_ ? head_sums_.key_sums(problem_, batch_, kv_head_, first)
+    return sums_in_place_ ? head_sums_.key_sums(problem_, sequence_, kv_head_, first)
                           : head_sums_.dk + first * memory_.d_pitch;
   }
   Compute* dv_sums(index_t first) const {
-    return sums_in_place_ ? head_sums_.value_sums(problem_, batch_, kv_head_, first)
+    return sums_in_place_ ? head_sums_.value_sums(problem_, sequence_, kv_head_, first)
                           : head_sums_.dvalues + first * memory_.dv_pitch;
   }
 
@@ -298,9 +299,9 @@ class BackwardTask {
     const auto load = [&](const Compute* all, index_t stride, index_t columns, Compute* sums, index_t pitch) {
       gradient_kernels_.copy_rows(all, stride, count, columns, sums, pitch);
     };
-    load(head_sums_.key_sums(problem_, batch_, kv_head_, first), head_sums_.key_stride(problem_.dk),
+    load(head_sums_.key_sums(problem_, sequence_, kv_head_, first), head_sums_.key_stride(problem_.dk),
          forward_.width(), dk_sums(first), memory_.d_pitch);
-    load(head_sums_.value_sums(problem_, batch_, kv_head_, first), head_sums_.key_stride(problem_.dv),
+    load(head_sums_.value_sums(problem_, sequence_, kv_head_, first), head_sums_.key_stride(problem_.dv),
          forward_.value_width(), dv_sums(first), memory_.dv_pitch);
   }
 
@@ -311,8 +312,9 @@ class BackwardTask {
     Operand* v = head_sums_.v + first * head_sums_.v_stride;
     std::fill_n(k, in_passes(count) * head_sums_.k_stride, Operand{});
     std::fill_n(v, in_passes(count) * head_sums_.v_stride, Operand{});
-    const index_t key = problem_.first_key() + first;
-    loader_.load_keys(batch_, kv_head_, {key, key + count}, k, head_sums_.k_stride, v, head_sums_.v_stride);
+    const index_t key = sequence_.stored.begin + first;
+    loader_.load_keys(sequence_, kv_head_, {key, key + count}, k, head_sums_.k_stride, v,
+                      head_sums_.v_stride);
   }
 
   /// Finds NaN and infinities in a block of K. The bf16 path also packs its panels, with 0 for NaN and infinities.
@@ -333,8 +335,9 @@ class BackwardTask {
 
   /// Returns a key block. Its rows are read in place or, if they were copied, from the copy.
   BlockKeys<Compute, Operand> block_keys(index_t block) const {
-    const index_t first = block * backward_key_block, key = problem_.first_key() + first;
+    const index_t first = block * backward_key_block, key = sequence_.stored.begin + first;
     BlockKeys<Compute, Operand> keys{.range = {key, key + keys_of(block)},
+                                     .length = sequence_.shape.keys,
                                      .k = head_sums_.k + first * head_sums_.k_stride,
                                      .k_stride = head_sums_.k_stride,
                                      .v = head_sums_.v + first * head_sums_.v_stride,
@@ -345,7 +348,7 @@ class BackwardTask {
                                      .dv = dv_sums(first),
                                      .finite = head_sums_.blocks_are_finite[block],
                                      .are_finite = head_sums_.keys_are_finite + first};
-    if (packs_keys(problem_, kernels_)) return keys;
+    if (packs_keys(problem_, sequence_, kernels_)) return keys;
     const AnyKeyRun run = forward_.keys.run(batch_, kv_head_, key);
     keys.k = static_cast<const Operand*>(run.k);
     keys.k_stride = run.k_stride;
@@ -362,12 +365,12 @@ class BackwardTask {
     if (block == loaded_queries_) return;
     loaded_queries_ = block;
     const index_t first = block * query_block;
-    loader_.load_queries({forward_, batch_, kv_head_, first}, queries_of(block), head_sums_.facts + first);
+    loader_.load_queries({forward_, sequence_, kv_head_, first}, queries_of(block), head_sums_.facts + first);
   }
 
   /// Adds the sums of each query of the block to the sums of the call.
   void add_row_sums(index_t block) const {
-    QueryCursor cursor(forward_, batch_, kv_head_, block * query_block);
+    QueryCursor cursor(forward_, sequence_, kv_head_, block * query_block);
     for (index_t i = 0; i < queries_of(block); ++i, cursor.next()) {
       double* sums = sums_of(*cursor);
       for (index_t j = 0; j < memory_.sums_of_row; ++j) sums[j] += memory_.sums[i * memory_.sums_of_row + j];
@@ -381,7 +384,7 @@ class BackwardTask {
                   tile_lanes = memory_.tile_lanes;
     Compute* block_sums = queries_sums(block);
     const auto add_row = is_first ? gradient_kernels_.copy_rows : gradient_kernels_.add_rows;
-    QueryCursor cursor(forward_, batch_, kv_head_, first);
+    QueryCursor cursor(forward_, sequence_, kv_head_, first);
     for (index_t i = 0; i < count; i += kernels_.width) {
       const Compute* dq = block_sums + i / tile_lanes * memory_.d_pitch * tile_lanes + i % tile_lanes;
       const index_t lanes = std::min(kernels_.width, count - i);
@@ -392,7 +395,7 @@ class BackwardTask {
       }
       for (index_t lane = 0; lane < lanes; ++lane, cursor.next()) {
         add_row(memory_.staged + lane * memory_.pitch, 0, 1, d,
-                head_sums_.query_sums(problem_, *cursor, first + i + lane), 0);
+                head_sums_.query_sums(problem_, cursor, first + i + lane), 0);
       }
     }
     if (!is_last) std::fill_n(block_sums, sums_in_use(block), Compute{0});
@@ -422,9 +425,9 @@ class BackwardTask {
       if (!is_last) std::fill_n(sums + first * pitch, count * pitch, Compute{0});
     };
     add(head_sums_.dk, memory_.d_pitch, forward_.width(),
-        head_sums_.key_sums(problem_, batch_, kv_head_, first), head_sums_.key_stride(problem_.dk));
+        head_sums_.key_sums(problem_, sequence_, kv_head_, first), head_sums_.key_stride(problem_.dk));
     add(head_sums_.dvalues, memory_.dv_pitch, forward_.value_width(),
-        head_sums_.value_sums(problem_, batch_, kv_head_, first), head_sums_.key_stride(problem_.dv));
+        head_sums_.value_sums(problem_, sequence_, kv_head_, first), head_sums_.key_stride(problem_.dv));
   }
 
   const BackwardProblem<Compute>& problem_;
@@ -438,9 +441,10 @@ class BackwardTask {
   const Multipliers multipliers_;
   const BackwardBlock<Compute, Operand> block_;
   CallSums sums_;  // null if the call has no parameter gradients
-  const bool sums_in_place_;
+  bool sums_in_place_ = false;
   HeadSums<Compute, Operand> head_sums_{};
-  index_t head_ = -1, batch_ = 0, kv_head_ = 0;
+  BackwardSequence sequence_{};
+  index_t batch_ = -1, kv_head_ = 0;
   index_t loaded_queries_ = -1;
 };
 

@@ -9,7 +9,6 @@
 #include "../../checks/sequence_lengths.hpp"
 #include "../../checks/sinks.hpp"
 #include "../../checks/views.hpp"
-#include "../terms/sequences.hpp"
 #include "arguments.hpp"
 #include "user_variant.hpp"
 
@@ -210,31 +209,26 @@ template <class Compute, class P>
 void check_policies(const char* function, const Problem<Compute>& problem, const Rope<Compute>* rope,
                     const P& variant) {
   check_mask_takes_lengths(function, variant.mask, problem.lengths);
-  if (problem.lengths.is_given()) {
-    check_policies_fit(function, longest_shape(problem), variant);
-    for_each_sequence(problem, problem.lengths, [&](index_t, const Problem<Compute>& sequence) {
-      check_policies(function, sequence, rope, variant);
-    });
-    return;
-  }
+  const bool has_lengths = problem.lengths.is_given();
+  if (has_lengths) check_policies_fit(function, longest_shape(problem), variant);
   const index_t key_position = problem.key_position;
   // Larger than every table. Sums of this number and smaller numbers do not overflow.
   constexpr index_t furthest = std::numeric_limits<index_t>::max() / 4;
   if (rope != nullptr && (key_position < -furthest || key_position > furthest)) {
     fail_value(function, "key_position", "is", key_position, "positions are at most", furthest);
   }
-  const index_t first_entry = problem.first_entry();
-  for (index_t batch = first_entry; batch < first_entry + problem.entries(); ++batch) {
-    const QueryShape shape = problem.shape(batch);
-    if (problem.sequence < 0 && (batch == 0 || shape.keys != problem.keys.length(0))) {
+  for (index_t batch = 0; batch < problem.sequences(); ++batch) {
+    const Sequence sequence = sequence_of(problem, batch);
+    const QueryShape& shape = sequence.shape;
+    if (!has_lengths && (batch == 0 || shape.keys != problem.keys.length(0))) {
       check_policies_fit(function, shape, variant);
-    } else if (!P::has_positions && problem.sequence < 0) {
+    } else if (!P::has_positions && !has_lengths) {
       continue;  // same length as entry 0, which was checked
     }
-    const index_t first = problem.first_query, queries = problem.q.extent(2);
+    const index_t first = problem.first_query, queries = sequence.queries;
     if (rope == nullptr || queries == 0 || shape.keys == 0) continue;
     const index_t d = problem.width();
-    const KeyRange stored = problem.rotates_keys() ? problem.keys.stored(batch) : KeyRange{};
+    const KeyRange stored = problem.rotates_keys() ? sequence.stored : KeyRange{};
     if constexpr (P::has_positions) {
       const index_t first_head = problem.q.first_head(), end_head = problem.q.end_head();
       for (index_t head = first_head; head < end_head; ++head) {
@@ -258,8 +252,8 @@ void check_policies(const char* function, const Problem<Compute>& problem, const
 /// Throws unless every sequence of a source holds the positions of the queries.
 template <class Compute>
 void check_new_queries(const char* function, const Problem<Compute>& problem) {
-  for (index_t b = 0; b < problem.entries(); ++b) {
-    const QueryShape shape = entry_shape(problem, b);
+  for (index_t b = 0; b < problem.sequences(); ++b) {
+    const QueryShape shape = sequence_of(problem, b).shape;
     if (shape.queries > shape.keys)
       fail_value(function, "q", "has positions", shape.queries, "a sequence of the cache has", shape.keys);
   }
@@ -289,9 +283,10 @@ void check_masked(const char* function, const M& mask, index_t batch, const Quer
 template <class Compute, class K, class M>
 void check_stored_keys(const char* function, const Problem<Compute>& problem, const K& source,
                        const M& mask) {
-  for (index_t b = 0; b < problem.entries(); ++b) {
-    const QueryShape shape = entry_shape(problem, b);
-    const KeyRange stored = problem.keys.stored(b);
+  for (index_t b = 0; b < problem.sequences(); ++b) {
+    const Sequence sequence = sequence_of(problem, b);
+    const QueryShape& shape = sequence.shape;
+    const KeyRange stored = sequence.stored;
     if (shape.keys > max_counted)
       fail_value(function, "k", "has length", shape.keys, "must be at most", max_counted);
     if (stored.end != shape.keys)

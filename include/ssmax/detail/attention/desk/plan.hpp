@@ -42,7 +42,7 @@ struct PlanState {
     check_policies(function, problem, options.rope, variant);
     check(problem, variant);
     const bool differ = problem.lengths.is_given() || problem.in_cache;  // sequences may differ in length
-    largest = differ ? longest_shape(problem) : problem.shape(0);
+    largest = differ ? longest_shape(problem) : sequence_of(problem, 0).shape;
     const NoThreads threads;
     compiled::run_attention<Operand>(problem, variant, Result<ComputeType<T>>{}, nullptr,
                                      AnyExecutor(threads, max_threads));

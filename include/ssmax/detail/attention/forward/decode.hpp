@@ -17,7 +17,7 @@
 #include "../terms/variant.hpp"
 #include "../tile/scores.hpp"
 #include "../tile/visibility.hpp"
-#include "epilogue.hpp"
+#include "task.hpp"
 
 SSMAX_BEGIN_DETAIL
 
@@ -32,6 +32,7 @@ struct DecodeScratch {
   DecodeScratch(Arena& arena, index_t d, index_t value_width)
       : pitch((d + 31) / 32 * 32),
         dv(value_width),
+        layout{.rows = decode_rows, .channels = value_width},
         rows(arena.take<QueryRow>(decode_rows)),
         q(arena.take<Compute>(decode_rows * pitch)),
         wide(arena.take<Compute>(key_chunk * std::max(d, dv))),
@@ -40,16 +41,19 @@ struct DecodeScratch {
         s(arena.take<Compute>(decode_rows * key_chunk)),
         block_o(arena.take<Compute>(decode_rows * dv)),
         scaled(arena.take<Compute>(decode_rows * std::max(pitch, dv))) {
-    chunk = arena.take<Compute>(states_size());
-    total = arena.take<Compute>(states_size());
+    chunk = arena.take<Compute>(layout.size());
+    total = arena.take<Compute>(layout.size());
   }
 
-  index_t states_size() const { return decode_rows * (dv + 2); }
-  SoftmaxState<Compute> state(Compute* states) const {
-    return {states, states + decode_rows, states + 2 * decode_rows};
+  static constexpr bool in_lanes = false;  // states
+  void merge_outputs(Compute* o, const Compute* other, index_t count, const Compute* factors,
+                     const Compute* other_factors) const {
+    for (index_t r = 0; r < count; ++r)
+      detail::merge_outputs(o + r * dv, other + r * dv, dv, factors[r], other_factors[r]);
   }
 
   index_t pitch, dv;  // pitch: numbers per row of q, whole vectors of every target
+  StateLayout layout;
   QueryRow* rows;
   Compute* q;                          // [decode_rows][pitch]
   Compute* wide;                       // [key_chunk]: rows of K or V that cannot be read in place
@@ -62,7 +66,7 @@ struct DecodeScratch {
 
 /// The attention of at most decode_rows queries of a kv head.
 template <class Compute>
-class DecodeTask {
+class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
  public:
   using Memory = DecodeScratch<Compute>;
 
@@ -71,28 +75,26 @@ class DecodeTask {
   static bool has_few_queries(index_t) { return true; }
 
   DecodeTask(const Problem<Compute>& problem, const Variant<Compute>& variant, const Memory& memory)
-      : problem_(problem), variant_(variant), memory_(memory), multipliers_(problem.scale, variant) {
+      : Base(problem, variant, memory), multipliers_(problem.scale, variant) {
     // If a product is null, its keys or values are copied. Only your own storage types lack these products.
     SSMAX_ASSERT(problem.stored_products.logits != nullptr || problem.keys.k_kind() == ElementKind::other);
     SSMAX_ASSERT(problem.stored_products.accumulate != nullptr ||
                  problem.keys.v_kind() == ElementKind::other);
   }
 
-  KeyRange prepare(index_t batch, index_t kv_head, index_t first, index_t count) {
-    batch_ = batch;
-    kv_head_ = kv_head;
-    count_ = count;
+  /// Loads the queries of the task (ForwardTask::select). Returns the hull of their visible keys.
+  KeyRange prepare(std::span<const Sequence> sequences, index_t kv_head, index_t first, index_t count) {
+    RowCursor cursor = this->select(sequences, kv_head, first, count);
     const index_t d = problem_.width();
-    KeyRange seen{problem_.keys.length(batch), 0};
+    KeyRange seen{sequence_->shape.keys, 0};
     std::fill_n(memory_.q, count * memory_.pitch, Compute{0});
-    RowCursor cursor(problem_, batch, kv_head, first);
     for (index_t r = 0; r < count; ++r, cursor.next()) {
       QueryRow& row = memory_.rows[r];
-      row = variant_.row(*cursor, cursor.stored());
+      row = cursor.row(variant_);
       if (row.keys.size() == 0) continue;
       seen = {std::min(seen.begin, row.keys.begin), std::max(seen.end, row.keys.end)};
       Compute* q = memory_.q + r * memory_.pitch;
-      const Compute* loaded = load_query(problem_, variant_, row.query, q);
+      const Compute* loaded = load_query(problem_, variant_, row, q);
       if (loaded != q) std::copy_n(loaded, d, q);
       if (multipliers_.has_score()) {
         for (index_t c = 0; c < d; ++c) q[c] *= static_cast<Compute>(problem_.scale);
@@ -100,27 +102,11 @@ class DecodeTask {
       softmax_[r] = OnlineSoftmax<Compute>(multipliers_.of_softmax(row));
     }
     if (variant_.has_runs) distinct_rows_ = variant_.has_same_runs(memory_.rows, count) ? 1 : count;
-    prefetching_ = Prefetching(problem_, batch, seen);
+    prefetching_ = Prefetching(problem_, batch_, rows_, seen);
     lists_rows_ = reads_keys_in_place() && problem_.stored_products.listed_logits != nullptr &&
                   problem_.stored_products.accumulate_listed != nullptr &&
-                  has_short_runs(problem_.keys, batch, kv_head, seen, short_run);
+                  has_short_runs(problem_.keys, batch_, kv_head, seen, short_run);
     return seen;
-  }
-
-  void reset(Compute* states) const { memory_.state(states).reset(count_, memory_.dv); }
-
-  /// Initializes the states: to the state before the first key or, if the result continues a state, to that state.
-  void begin(Compute* states, const Result<Compute>& result) const {
-    reset(states);
-    if (!result.continues() || !problem_.has_start(batch_)) return;
-    const SoftmaxState<Compute> state = memory_.state(states);
-    for (index_t r = 0; r < count_; ++r) {
-      const Query& query = memory_.rows[r].query;
-      const index_t row = problem_.row_of(query);
-      state.shift[r] = result.start.shift(query.batch, query.head, row);
-      state.sum[r] = result.start.sum(query.batch, query.head, row);
-      std::copy_n(row_of(result.start.o, query.batch, query.head, row), memory_.dv, state.o + r * memory_.dv);
-    }
   }
 
   /// Returns whether a key of a chunk may be visible to a query. Always returns true unless the mask has runs.
@@ -135,8 +121,8 @@ class DecodeTask {
   /// Computes all logits of the chunk first, then weights and o. A split of the chunk into blocks would cost time
   /// that only few queries share.
   void attend_chunk(KeyRange keys, Compute* states) {
-    const SoftmaxState<Compute> state = memory_.state(states);
-    reset(states);
+    const SoftmaxState<Compute> state = memory_.layout.at(states, 0);
+    this->reset(states);
     for (index_t r = 0; r < count_; ++r) {
       softmax_[r].reset();
     }
@@ -160,24 +146,11 @@ class DecodeTask {
     }
   }
 
-  void merge(Compute* totals, Compute* chunks) const {
-    const SoftmaxState<Compute> total = memory_.state(totals), chunk = memory_.state(chunks);
-    for (index_t r = 0; r < count_; ++r) {
-      merge_row(total.shift[r], total.sum[r], total.o + r * memory_.dv, chunk.shift[r], chunk.sum[r],
-                chunk.o + r * memory_.dv, memory_.dv);
-    }
-  }
-
-  void store(Compute* states, const Result<Compute>& result) const {
-    const SoftmaxState<Compute> state = memory_.state(states);
-    for (index_t r = 0; r < count_; ++r) {
-      const QueryRow& seen = memory_.rows[r];
-      store_result(result, seen, problem_.row_of(seen.query), state.shift[r], state.sum[r],
-                   state.o + r * memory_.dv, memory_.dv);
-    }
-  }
-
  private:
+  using Base = ForwardTask<Compute, Memory>;
+  using Base::batch_, Base::count_, Base::kv_head_, Base::memory_, Base::problem_, Base::rows_,
+      Base::sequence_, Base::variant_;
+
   /// Sets the state of a row whose largest logit is beyond the range of Compute. Above the range, the state is NaN.
   /// Below the range, it is the state without keys. The other paths have these states, because their logits overflow.
   void overflow(const SoftmaxState<Compute>& state, index_t r, double shift) const {
@@ -217,7 +190,7 @@ class DecodeTask {
   /// Computes weights and adds weights · V to o.
   void weigh_values(KeyRange chunk, Compute* o) {
     if (const KeyRange seen = find_seen(chunk); seen.size() > 0) logits(seen, chunk.begin);
-    index_t first_same = 0;  // rows [first_alike, r) have the same visible keys and share one product with V
+    index_t first_same = 0;  // rows [first_same, r) have the same visible keys and share one product with V
     Seen same_seen{};
     for (index_t r = 0; r <= count_; ++r) {
       const Seen seen = r < count_ ? seen_[r] : Seen{};
@@ -272,7 +245,7 @@ class DecodeTask {
     const index_t d = problem_.width();
     const auto logits = problem_.stored_products.logits;
     if (!reads_keys_in_place()) {
-      load_keys(problem_, variant_, batch_, kv_head_, keys, memory_.wide, d);
+      load_keys(problem_, variant_, *sequence_, kv_head_, keys, memory_.wide, d);
       kernels<DecodeKernels<Compute, Compute>>().logits(memory_.q, memory_.pitch, count_, memory_.wide, d,
                                                         keys.size(), d, 0, s, key_chunk);
       return;
@@ -405,15 +378,11 @@ class DecodeTask {
     });
   }
 
-  const Problem<Compute>& problem_;
-  const Variant<Compute>& variant_;
-  const Memory& memory_;
   const Multipliers multipliers_;
   OnlineSoftmax<Compute> softmax_[decode_rows];
   Seen seen_[decode_rows];            // visible keys of the chunk, per row
   index_t distinct_rows_ = 0;         // under a mask with runs: 1 if all rows have the same runs, else count_
   std::uint32_t visible_blocks_ = 0;  // under a mask with runs: one bit per visible_block keys of the chunk
-  index_t batch_ = 0, kv_head_ = 0, count_ = 0;
   Prefetching prefetching_;
   bool lists_rows_ = false;  // of short runs
 };

@@ -16,7 +16,7 @@
 #include "../operands/prefetch.hpp"
 #include "../tile/queries.hpp"
 #include "../tile/softmax.hpp"
-#include "epilogue.hpp"
+#include "task.hpp"
 
 SSMAX_BEGIN_DETAIL
 
@@ -39,6 +39,7 @@ struct DecodeBf16Scratch : ForwardScratch<Compute, Operand> {
              detail::kernels<PrefillKernels<Compute, Operand>>()),
         parts(a_parts),
         pitch((dv + 31) / 32 * 32),
+        layout{.rows = tile_lanes, .channels = pitch},
         k(arena.take<Operand>(block_keys * part_width(d))),
         dequantized_k(dequantizes_k ? arena.take<Operand>(block_keys * d) : nullptr),
         dequantized_v(dequantizes_v ? arena.take<Operand>(block_keys * dv) : nullptr),
@@ -53,19 +54,22 @@ struct DecodeBf16Scratch : ForwardScratch<Compute, Operand> {
         row_logits(arena.take<Compute>(max_rows * logit_pitch)),
         row_weights(arena.take<Operand>(max_rows * logit_pitch)),
         before(arena.take<Compute>(tile_lanes * pitch)),
-        chunk(arena.take<Compute>(states_size())),
-        total(arena.take<Compute>(states_size())) {
+        chunk(arena.take<Compute>(layout.size())),
+        total(arena.take<Compute>(layout.size())) {
     // Null while the arena counts bytes.
     if (zeros != nullptr) std::fill_n(zeros, std::max(d, dv), Operand{});
   }
 
-  index_t states_size() const { return tile_lanes * (pitch + 2); }
-  /// o is [tile_lanes][pitch].
-  SoftmaxState<Compute> state(Compute* states) const {
-    return {states, states + tile_lanes, states + 2 * tile_lanes};
+  static constexpr bool in_lanes = false;  // states
+  void merge_outputs(Compute* o, const Compute* other, index_t count, const Compute* factors,
+                     const Compute* other_factors) const {
+    const auto merge = detail::kernels<PairDecodeKernels<Compute, Operand>>().merge;
+    for (index_t r = 0; r < count; ++r)
+      merge(o + r * pitch, other + r * pitch, pitch, factors[r], other_factors[r]);
   }
 
-  index_t parts, pitch;                          // parts of a query; numbers per row of o
+  index_t parts, pitch;  // parts of a query; numbers per row of o
+  StateLayout layout;
   Operand* k;                                    // packed keys of a block
   Operand* dequantized_k;                        // [block_keys][d]: keys of 8 bits, else null
   Operand* dequantized_v;                        // [block_keys][dv]: values of 8 bits, else null
@@ -82,7 +86,7 @@ struct DecodeBf16Scratch : ForwardScratch<Compute, Operand> {
 
 /// The attention of at most max_queries() queries of a kv head by pair dots of Operand, which is bfloat16.
 template <class Compute, class Operand>
-class DecodeBf16Task {
+class DecodeBf16Task : public ForwardTask<Compute, DecodeBf16Scratch<Compute, Operand>> {
  public:
   using Memory = DecodeBf16Scratch<Compute, Operand>;
 
@@ -91,21 +95,15 @@ class DecodeBf16Task {
   static bool has_few_queries(index_t) { return true; }
 
   DecodeBf16Task(const Problem<Compute>& problem, const Variant<Compute>& variant, const Memory& memory)
-      : problem_(problem),
-        variant_(variant),
+      : Base(problem, variant, memory),
         kernels_(kernels<PairDecodeKernels<Compute, Operand>>()),
-        memory_(memory),
         scores_(variant, problem.scale, memory.products, memory) {}
 
-  /// Loads the queries of the task, rows [first, first + count) of a kv head. Returns the hull of their visible
-  /// keys.
-  KeyRange prepare(index_t batch, index_t kv_head, index_t first, index_t count) {
-    batch_ = batch;
-    kv_head_ = kv_head;
-    count_ = count;
-    RowCursor cursor(problem_, batch, kv_head, first);
+  /// Loads the queries of the task (ForwardTask::select). Returns the hull of their visible keys.
+  KeyRange prepare(std::span<const Sequence> sequences, index_t kv_head, index_t first, index_t count) {
+    RowCursor cursor = this->select(sequences, kv_head, first, count);
     const index_t lanes = list_queries(memory_, count, UnusedLanes::repeat_last, [&](index_t) {
-      const QueryRow row = variant_.row(*cursor, cursor.stored());
+      const QueryRow row = cursor.row(variant_);
       cursor.next();
       return row;
     });
@@ -115,29 +113,12 @@ class DecodeBf16Task {
     Hull hull;
     for (index_t i = 0; i < lanes; i += memory_.products.width)
       hull.add(memory_.hulls[i / memory_.products.width]);
-    has_short_runs_ = has_short_runs(problem_.keys, batch, kv_head, hull.any, short_run);
-    prefetch_ = has_short_runs_ ? 64 : keys_to_prefetch(problem_, hull.any, sizeof(Operand));
+    has_short_runs_ = has_short_runs(problem_.keys, batch_, kv_head, hull.any, short_run);
+    prefetch_ = has_short_runs_ ? 64 : keys_to_prefetch(problem_, rows_, hull.any, sizeof(Operand));
     // The kernels read 8 or 16 rows of logits, and write those of the queries.
     std::fill_n(memory_.row_logits + count * logit_pitch, (Memory::max_rows - count) * logit_pitch,
                 Compute{0});
     return hull.any;
-  }
-
-  void reset(Compute* states) const { memory_.state(states).reset(memory_.tile_lanes, memory_.pitch); }
-
-  /// Initializes the states: to the state before the first key or, if the result continues a state, to that state.
-  void begin(Compute* states, const Result<Compute>& result) const {
-    reset(states);
-    if (!result.continues() || !problem_.has_start(batch_)) return;
-    const SoftmaxState<Compute> state = memory_.state(states);
-    for (index_t r = 0; r < count_; ++r) {
-      const Query& query = memory_.rows[r].query;
-      const index_t row = problem_.row_of(query);
-      state.shift[r] = result.start.shift(query.batch, query.head, row);
-      state.sum[r] = result.start.sum(query.batch, query.head, row);
-      std::copy_n(row_of(result.start.o, query.batch, query.head, row), problem_.value_width(),
-                  state.o + r * memory_.pitch);
-    }
   }
 
   /// Returns whether a key of a chunk may be visible to a query. Always returns true unless the mask has runs.
@@ -148,9 +129,9 @@ class DecodeBf16Task {
 
   /// Writes the states after the keys of one chunk.
   void attend_chunk(KeyRange keys, Compute* states) {
-    reset(states);
-    const SoftmaxState<Compute> state = memory_.state(states);
-    const index_t length = problem_.keys.length(batch_), block_keys = memory_.block_keys;
+    this->reset(states);
+    const SoftmaxState<Compute> state = memory_.layout.at(states, 0);
+    const index_t length = sequence_->shape.keys, block_keys = memory_.block_keys;
     for (index_t first = keys.begin / block_keys * block_keys; first < keys.end; first += block_keys) {
       const KeyRange block{first, std::min(first + block_keys, length)};
       KeyRange seen{std::max(block.begin, keys.begin), std::min(block.end, keys.end)};
@@ -159,25 +140,10 @@ class DecodeBf16Task {
     }
   }
 
-  void merge(Compute* totals, Compute* chunks) const {
-    const SoftmaxState<Compute> total = memory_.state(totals), chunk = memory_.state(chunks);
-    for (index_t r = 0; r < count_; ++r) {
-      Compute factor, chunk_factor;
-      merge_sums(total.shift[r], total.sum[r], chunk.shift[r], chunk.sum[r], factor, chunk_factor);
-      kernels_.merge(row(total.o, r), row(chunk.o, r), memory_.pitch, factor, chunk_factor);
-    }
-  }
-
-  void store(Compute* states, const Result<Compute>& result) const {
-    const SoftmaxState<Compute> state = memory_.state(states);
-    for (index_t r = 0; r < count_; ++r) {
-      const QueryRow& seen = memory_.rows[r];
-      store_result(result, seen, problem_.row_of(seen.query), state.shift[r], state.sum[r], row(state.o, r),
-                   problem_.value_width());
-    }
-  }
-
  private:
+  using Base = ForwardTask<Compute, Memory>;
+  using Base::batch_, Base::count_, Base::kv_head_, Base::memory_, Base::problem_, Base::rows_,
+      Base::sequence_, Base::variant_;
   using Op = Operands<Compute, Operand>;
 
   Compute* row(Compute* o, index_t r) const { return o + r * memory_.pitch; }
@@ -293,7 +259,7 @@ class DecodeBf16Task {
     bool rescales = false;
     if (!form_row_weights({begin, begin + packed}, needed, hulls, block, state, rescales)) {
       put_logits_in_lanes({begin, begin + packed});
-      rescales = form_weights(scores_, memory_, 0, block, problem_.keys.length(batch_), needed, hulls, state);
+      rescales = form_weights(scores_, memory_, 0, block, sequence_->shape.keys, needed, hulls, state);
       weights_ = {weights_of(memory_, 0, 0), 2 * memory_.tile_lanes, 2 * 8};
     }
     if (rescales) {
@@ -391,12 +357,8 @@ class DecodeBf16Task {
     }
   }
 
-  const Problem<Compute>& problem_;
-  const Variant<Compute>& variant_;
   const PairDecodeKernels<Compute, Operand>& kernels_;
-  const Memory& memory_;
   const Scores<Compute, Operand, Variant<Compute>> scores_;
-  index_t batch_ = 0, kv_head_ = 0, count_ = 0;
   PairWeights<Operand> weights_{};        // of the keys of a block
   index_t prefetch_ = 0;                  // keys
   bool has_short_runs_ = false;           // these always prefetch

@@ -12,20 +12,21 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// Writes the result of one query, except its row of out or o. `row` is the query's row in its head. The state is
+/// Writes the result of one query, except its row of out or o. `state_row` is its row in states. The state is
 /// Σ exp(c·z) = 2^shift · sum.
 /// Sets `factor`: the missing row is factor · o. Returns where to write this row. Returns `scratch` if the row must
 /// be converted afterwards.
 template <class Compute>
-SSMAX_INLINE Compute* place_result(const Result<Compute>& result, const QueryRow& seen, index_t row,
+SSMAX_INLINE Compute* place_result(const Result<Compute>& result, const QueryRow& seen, index_t state_row,
                                    Compute shift, Compute sum, Compute* scratch, Compute& factor) {
   const Query& query = seen.query;
   const AttentionState<Compute>& state = result.state;
   if (state.shift.data_handle() != nullptr) {
-    state.shift(query.batch, query.head, row) = shift;
-    state.sum(query.batch, query.head, row) = sum;
+    const SoftmaxState<Compute> to = state_of(state, query.batch, query.head, state_row);
+    *to.shift = shift;
+    *to.sum = sum;
     factor = 1;
-    return row_of(state.o, query.batch, query.head, row);
+    return to.o;
   }
   const auto sink = [&] {
     return sink_term(result.sinks[static_cast<std::size_t>(query.head)], result.scaled_sinks, seen.multiplier,
@@ -34,10 +35,10 @@ SSMAX_INLINE Compute* place_result(const Result<Compute>& result, const QueryRow
   const Normalizer normalizer =
       result.sinks.empty() ? Normalizer(shift, sum) : Normalizer(shift, sum, sink());
   if (result.lse.is_given()) {
-    result.lse(query.batch, query.head, row) = static_cast<Compute>(normalizer.lse());
+    result.lse(seen.entry, query.head, seen.row) = static_cast<Compute>(normalizer.lse());
   }
   factor = static_cast<Compute>(normalizer.factor);
-  return result.out.stage(query.batch, query.head, row, scratch);
+  return result.out.stage(seen.entry, query.head, seen.row, scratch);
 }
 
 /// Returns whether place_result returns scratch.
@@ -48,20 +49,20 @@ bool narrows_results(const Result<Compute>& result) {
 
 /// Converts and stores a query's row, if place_result returned scratch.
 template <class Compute>
-void narrow_result(const Result<Compute>& result, const Query& query, index_t row, const Compute* numbers) {
+void narrow_result(const Result<Compute>& result, const QueryRow& seen, const Compute* numbers) {
   if (!narrows_results(result)) return;
-  result.out.store(query.batch, query.head, row, numbers);
+  result.out.store(seen.entry, seen.query.head, seen.row, numbers);
 }
 
 /// Writes the whole result of one query. The state is Σ exp(c·z) = 2^shift · sum and Σ exp(c·z)·v = 2^shift · o.
 /// Overwrites o.
 template <class Compute>
-void store_result(const Result<Compute>& result, const QueryRow& seen, index_t row, Compute shift,
-                  Compute sum, Compute* o, index_t dv) {
+void store_result(const Result<Compute>& result, const QueryRow& seen, index_t state_row,
+                  const SoftmaxState<Compute>& state, index_t dv) {
   Compute factor;
-  Compute* numbers = place_result(result, seen, row, shift, sum, o, factor);
-  kernels<RowKernels<Compute>>().multiply(o, dv, factor, numbers);
-  narrow_result(result, seen.query, row, numbers);
+  Compute* numbers = place_result(result, seen, state_row, *state.shift, *state.sum, state.o, factor);
+  kernels<RowKernels<Compute>>().multiply(state.o, dv, factor, numbers);
+  narrow_result(result, seen, numbers);
 }
 
 SSMAX_END

@@ -14,21 +14,22 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 
 #include "../operands/finite.hpp"
 #include "../operands/gather.hpp"
 #include "../operands/prefetch.hpp"
 #include "../tile/acquired_products.hpp"
 #include "../tile/softmax.hpp"
-#include "epilogue.hpp"
 #include "prefill_scratch.hpp"
+#include "task.hpp"
 
 SSMAX_BEGIN_DETAIL
 
 /// The attention of some tiles of queries of a kv head. Operand is the type of the products' operands: Compute,
 /// or bfloat16 (see route.hpp).
 template <class Compute, class Operand = Compute>
-class PrefillTask {
+class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>> {
  public:
   using Memory = PrefillScratch<Compute, Operand>;
 
@@ -41,23 +42,17 @@ class PrefillTask {
   static bool has_few_queries(index_t rows) { return rows <= min_queries(); }
 
   PrefillTask(const Problem<Compute>& problem, const Variant<Compute>& variant, const Memory& memory)
-      : problem_(problem),
-        variant_(variant),
+      : Base(problem, variant, memory),
         kernels_(memory.products),
-        memory_(memory),
         scores_(variant, problem.scale, memory.products, memory) {}
 
-  /// Loads the queries of the task, rows [first, first + count) of a kv head. Returns the hull of their visible
-  /// keys.
-  KeyRange prepare(index_t batch, index_t kv_head, index_t first, index_t count) {
-    batch_ = batch;
-    kv_head_ = kv_head;
-    count_ = count;
+  /// Loads the queries of the task (ForwardTask::select). Returns the hull of their visible keys.
+  KeyRange prepare(std::span<const Sequence> sequences, index_t kv_head, index_t first, index_t count) {
+    RowCursor cursor = this->select(sequences, kv_head, first, count);
     tiles_ = (count + memory_.tile_lanes - 1) / memory_.tile_lanes;
-    stored_ = problem_.stored(batch);
-    RowCursor cursor(problem_, batch, kv_head, first);
+    stored_ = sequence_->stored;
     const index_t lanes = list_queries(memory_, count, UnusedLanes::repeat_last, [&](index_t) {
-      const QueryRow row = variant_.row(*cursor, cursor.stored());
+      const QueryRow row = cursor.row(variant_);
       cursor.next();
       return row;
     });
@@ -66,37 +61,12 @@ class PrefillTask {
     list_runs(variant_, memory_, lanes);
     hull_ = {};
     for (index_t i = 0; i < lanes; i += kernels_.width) hull_.add(memory_.hulls[i / kernels_.width]);
-    finds_rows_ = tiles_ == 1 && has_short_runs(problem_.keys, batch, kv_head, hull_.any, memory_.block_keys);
-    keys_ahead_ = tiles_ == 1 && !finds_rows_ ? 2 * keys_to_prefetch(problem_, hull_.any, 1) : 0;
-    rows_ = {memory_.k_rows, memory_.v_rows};
-    next_rows_ = {memory_.k_rows + key_block, memory_.v_rows + key_block};
+    finds_rows_ =
+        tiles_ == 1 && has_short_runs(problem_.keys, batch_, kv_head, hull_.any, memory_.block_keys);
+    keys_ahead_ = tiles_ == 1 && !finds_rows_ ? 2 * keys_to_prefetch(problem_, rows_, hull_.any, 1) : 0;
+    listed_ = {memory_.k_rows, memory_.v_rows};
+    next_listed_ = {memory_.k_rows + key_block, memory_.v_rows + key_block};
     return hull_.any;
-  }
-
-  /// Sets the states to the state before the first key.
-  void reset(Compute* states) const {
-    for (index_t tile = 0; tile < tiles_; ++tile) {
-      memory_.state(states, tile).reset(memory_.tile_lanes, memory_.channels);
-    }
-  }
-
-  /// Initializes the states: to the state before the first key or, if the result continues a state, to that state.
-  void begin(Compute* states, const Result<Compute>& result) const {
-    reset(states);
-    if (!result.continues() || !problem_.has_start(batch_)) return;
-    for (index_t i = 0; i < count_; i += kernels_.width) {
-      const SoftmaxState<Compute> state = memory_.state(states, i / memory_.tile_lanes);
-      const index_t first_lane = i % memory_.tile_lanes, lanes = std::min(kernels_.width, count_ - i);
-      for (index_t lane = 0; lane < lanes; ++lane) {
-        const Query& query = memory_.rows[i + lane].query;
-        const index_t row = problem_.row_of(query);
-        state.shift[first_lane + lane] = result.start.shift(query.batch, query.head, row);
-        state.sum[first_lane + lane] = result.start.sum(query.batch, query.head, row);
-        memory_.in[lane] = row_of(result.start.o, query.batch, query.head, row);
-      }
-      memory_.kernels.transpose(memory_.in, lanes, problem_.value_width(), nullptr, state.o + first_lane,
-                                memory_.tile_lanes);
-    }
   }
 
   /// Returns whether a key of a chunk may be visible to a query. Always returns true unless the mask has runs.
@@ -107,9 +77,9 @@ class PrefillTask {
 
   /// Writes the states after the keys of one chunk.
   void attend_chunk(KeyRange keys, Compute* states) {
-    reset(states);
+    this->reset(states);
     const AcquiredProducts products(kernels_);
-    const index_t length = problem_.keys.length(batch_), block_keys = memory_.block_keys;
+    const index_t length = sequence_->shape.keys, block_keys = memory_.block_keys;
     // A single tile loads one key block at a time: the tile reads the block while it is still in the first-level
     // cache.
     const index_t at_once = tiles_ == 1 ? block_keys : memory_.held_keys;
@@ -124,7 +94,7 @@ class PrefillTask {
       const KeyRange seen = next;
       next = seen_from(first + at_once);
       if (finds_rows_) {
-        std::swap(rows_, next_rows_);
+        std::swap(listed_, next_listed_);
         find_next_rows(next);
       }
       if (seen.size() == 0) continue;
@@ -132,40 +102,17 @@ class PrefillTask {
       for (index_t tile = 0; tile < tiles_; ++tile) {
         for (index_t begin = seen.begin / block_keys * block_keys; begin < seen.end; begin += block_keys) {
           const KeyRange block{begin, std::min(begin + block_keys, length)};
-          if (sees(tile, block)) attend_block(tile, block, memory_.state(states, tile));
+          if (sees(tile, block))
+            attend_block(tile, block, memory_.layout.at(states, tile * memory_.tile_lanes));
         }
-      }
-    }
-  }
-
-  void merge(Compute* totals, Compute* chunks) const {
-    for (index_t tile = 0; tile < tiles_; ++tile) {
-      merge_states(kernels_, memory_, memory_.channels, memory_.state(totals, tile),
-                   memory_.state(chunks, tile));
-    }
-  }
-
-  void store(Compute* states, const Result<Compute>& result) const {
-    const index_t dv = problem_.value_width(), length = kernels_.width;
-    for (index_t i = 0; i < count_; i += length) {
-      const SoftmaxState<Compute> state = memory_.state(states, i / memory_.tile_lanes);
-      const index_t first_lane = i % memory_.tile_lanes, lanes = std::min(length, count_ - i);
-      for (index_t c = 0; c < dv; c += length) {
-        const index_t channels = std::min(length, dv - c);
-        for (index_t r = 0; r < channels; ++r) {
-          memory_.in[r] = state.o + (c + r) * memory_.tile_lanes + first_lane;
-        }
-        kernels_.transpose(memory_.in, channels, lanes, nullptr, memory_.staged + c, memory_.pitch);
-      }
-      for (index_t lane = 0; lane < lanes; ++lane) {
-        const QueryRow& seen = memory_.rows[i + lane];
-        store_result(result, seen, problem_.row_of(seen.query), state.shift[first_lane + lane],
-                     state.sum[first_lane + lane], memory_.staged + lane * memory_.pitch, dv);
       }
     }
   }
 
  private:
+  using Base = ForwardTask<Compute, Memory>;
+  using Base::batch_, Base::count_, Base::kv_head_, Base::memory_, Base::problem_, Base::rows_,
+      Base::sequence_, Base::variant_;
   using Op = Operands<Compute, Operand>;
   static constexpr ElementKind stored_kind = Op::is_bf16 ? ElementKind::bfloat16 : ElementKind::compute;
   /// The number of tiles from which on rows with a large stride are copied. If heads are closer in memory than
@@ -174,7 +121,7 @@ class PrefillTask {
   static constexpr index_t tiles_for_a_copy = 4;
 
   /// The addresses of keys and values.
-  struct Rows {
+  struct ListedRows {
     const std::byte **k = nullptr, **v = nullptr;
   };
 
@@ -182,9 +129,9 @@ class PrefillTask {
   void find_next_rows(KeyRange keys) const {
     const AnyKeys<Compute>& source = problem_.keys;
     if (keys.size() <= 0) return;
-    source.find_rows(batch_, kv_head_, keys, next_rows_.k, next_rows_.v);
-    prefetch_rows(next_rows_.k, keys.size(), source.k_row() * source.k_size());
-    prefetch_rows(next_rows_.v, keys.size(), source.v_row() * source.v_size());
+    source.find_rows(batch_, kv_head_, keys, next_listed_.k, next_listed_.v);
+    prefetch_rows(next_listed_.k, keys.size(), source.k_row() * source.k_size());
+    prefetch_rows(next_listed_.v, keys.size(), source.v_row() * source.v_size());
   }
 
   /// Returns whether a key of a block may be visible to a tile.
@@ -271,10 +218,10 @@ class PrefillTask {
     if (!point_at_rows_of_k(keys)) {
       std::fill_n(memory_.k + begin * depth, (at - begin) * depth, Operand{});
       if (finds_rows_ && copies_keys_as_stored()) {
-        copy_rows(rows_.k, keys.size(), problem_.width(), memory_.k + at * depth, depth);
+        copy_rows(listed_.k, keys.size(), problem_.width(), memory_.k + at * depth, depth);
       } else {
-        Op::load_keys(problem_, variant_, batch_, kv_head_, keys, memory_.widened_row, memory_.k + at * depth,
-                      depth, keys_ahead_);
+        Op::load_keys(problem_, variant_, *sequence_, kv_head_, keys, memory_.widened_row,
+                      memory_.k + at * depth, depth, keys_ahead_);
       }
       std::fill_n(memory_.k + (at + keys.size()) * depth, (end - at - keys.size()) * depth, Operand{});
     }
@@ -308,8 +255,8 @@ class PrefillTask {
   ValueRun stored_values(index_t key, index_t i, index_t most) const {
     if (finds_rows_) {
       index_t distance;
-      const index_t count = equally_distant(rows_.v + i, most, distance);
-      return {reinterpret_cast<const Operand*>(rows_.v[i]), distance / index_t{sizeof(Operand)}, count};
+      const index_t count = equally_distant(listed_.v + i, most, distance);
+      return {reinterpret_cast<const Operand*>(listed_.v[i]), distance / index_t{sizeof(Operand)}, count};
     }
     const AnyKeyRun run = problem_.keys.run(batch_, kv_head_, key);
     return {static_cast<const Operand*>(run.v), run.v_stride, std::min(run.count, most)};
@@ -337,7 +284,7 @@ class PrefillTask {
       }
       count = std::min(most - row % most, left);
       if (as_stored && finds_rows_) {
-        copy_rows(rows_.v + (key - keys.begin), count, dv, rows, dv);
+        copy_rows(listed_.v + (key - keys.begin), count, dv, rows, dv);
       } else {
         Op::load_values(problem_.keys, batch_, kv_head_, {key, key + count}, rows, dv, keys_ahead_);
       }
@@ -356,7 +303,7 @@ class PrefillTask {
     scores_.multiply(needed, memory_.block_keys, k, held_.k_stride, memory_.depth,
                      memory_.q + tile * memory_.depth * tile_lanes, memory_.s);
     if (!attend_group(tile, block, needed, hulls, values, state)) {
-      if (form_weights(scores_, memory_, tile, block, problem_.keys.length(batch_), needed, hulls, state)) {
+      if (form_weights(scores_, memory_, tile, block, sequence_->shape.keys, needed, hulls, state)) {
         kernels_.rescale(state.o, memory_.channels, memory_.lane.rescale);
       }
       // 2. Multiply the weights by V.
@@ -417,20 +364,17 @@ class PrefillTask {
     bool values_are_finite = true;
   };
 
-  const Problem<Compute>& problem_;
-  const Variant<Compute>& variant_;
   const PrefillKernels<Compute, Operand>& kernels_;
-  const Memory& memory_;
   const Scores<Compute, Operand, Variant<Compute>> scores_;
-  index_t batch_ = 0, kv_head_ = 0, count_ = 0, tiles_ = 0;
+  index_t tiles_ = 0;
   KeyRange stored_{};
   Hull hull_{};  // of all queries of the task
   HeldKeys held_{};
   // A single tile that reads runs shorter than its key blocks finds and prefetches the rows of the next block. Longer
   // runs are not prefetched: from the third-level cache this costs 10 %, from memory it gains at most 10 %.
   bool finds_rows_ = false;
-  index_t keys_ahead_ = 0;  // distance at which a single tile prefetches long runs of 8 bits
-  Rows rows_, next_rows_;   // of the held keys, and of those that are loaded next
+  index_t keys_ahead_ = 0;           // distance at which a single tile prefetches long runs of 8 bits
+  ListedRows listed_, next_listed_;  // of the held keys, and of those that are loaded next
 };
 
 SSMAX_END

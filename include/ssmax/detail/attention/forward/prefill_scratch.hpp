@@ -23,26 +23,25 @@ struct PrefillScratch : ForwardScratch<Compute, Operand> {
                  const PrefillKernels<Compute, Operand>& a_products)
       : Base(arena, queries, d, dv, a_depth, a_products),
         held_keys(Op::held_keys(depth, channels)),
+        layout{.tiles = tiles, .rows = tile_lanes, .channels = channels, .in_lanes = true},
         k(arena.take<Operand>(held_keys * depth)),
         panel(held_keys * products.rows + 64 / static_cast<index_t>(sizeof(Operand))),
         v(arena.take<Operand>(channels / products.rows * panel)),
         k_rows(arena.take<const std::byte*>(2 * key_block)),
         v_rows(arena.take<const std::byte*>(2 * key_block)) {
-    chunk = arena.take<Compute>(states_size());
-    total = arena.take<Compute>(states_size());
+    chunk = arena.take<Compute>(layout.size());
+    total = arena.take<Compute>(layout.size());
   }
 
-  /// Returns the size of the states of all tiles. The states are contiguous: one query per lane, o is
-  /// [channel][tile_lanes].
-  index_t states_size() const { return tiles * state_size(); }
-  index_t state_size() const { return tile_lanes * (channels + 2); }
-  SoftmaxState<Compute> state(Compute* states, index_t tile) const {
-    Compute* at = states + tile * state_size();
-    return {at, at + tile_lanes, at + 2 * tile_lanes};
+  static constexpr bool in_lanes = true;  // states: one query per lane
+  void merge_outputs(Compute* o, const Compute* other, index_t, const Compute* factors,
+                     const Compute* other_factors) const {
+    products.merge(o, other, channels, factors, other_factors);
   }
 
   index_t held_keys;  // keys that are loaded at once
-  Operand* k;         // [held_keys][depth]
+  StateLayout layout;
+  Operand* k;  // [held_keys][depth]
   index_t
       panel;  // stride of panels: a panel and one cache line, so that the panels of a row use different cache sets
   Operand* v;                          // [panel][held_keys][rows of a panel]: the layout of pack_values

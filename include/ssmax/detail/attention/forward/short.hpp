@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <span>
 
 #include "../../kernels/short_attention.hpp"
 #include "../operands/finite.hpp"
@@ -62,49 +63,47 @@ class ShortTask {
         memory_(memory),
         scores_(variant, problem.scale, memory.kernels, memory) {}
 
-  /// Computes one of `tiles` tiles of a kv head. `head` counts kv heads over batch entries.
-  void attend(index_t head, index_t tile, index_t tiles) {
-    if (head != head_) enter(head);
+  /// Computes one of `tiles` tiles of a kv head of a sequence.
+  void attend(const Sequence& sequence, index_t kv_head, index_t tile, index_t tiles) {
+    if (sequence.batch != sequence_.batch || kv_head != kv_head_) enter(sequence, kv_head);
     // The tiles of a head differ by at most one vector: two vectors and two, not three and one.
-    const index_t length = kernels_.width, vectors = (problem_.rows() + length - 1) / length;
-    const index_t first = tile * vectors / tiles * length;
-    count_ = std::min((tile + 1) * vectors / tiles * length, problem_.rows()) - first;
+    const index_t width = kernels_.width, rows = sequence.queries * problem_.heads_per_kv_head(),
+                  vectors = (rows + width - 1) / width;
+    const index_t first = tile * vectors / tiles * width;
+    count_ = std::min((tile + 1) * vectors / tiles * width, rows) - first;
     load_tile(first);
     const KeyRange block{0, length_};
     const Hull* hulls = hulls_of(variant_, memory_, 0, count_, block);
-    const NeededKeys needed(hulls, count_, length, block, kernels_.rows);
+    const NeededKeys needed(hulls, count_, width, block, kernels_.rows);
     scores_.multiply(needed, key_block, k_, k_stride_, problem_.width(), memory_.q, memory_.s);
     bool masks = variant_.has_predicate;
     for (index_t v = 0; v < needed.vectors; ++v) {
       masks |= hulls[v].masks(block);
-      form_weights(v * length, needed.of[v], hulls[v]);
+      form_weights(v * width, needed.of[v], hulls[v]);
     }
     // After NaN and infinities were replaced by 0 in V, every later tile must add them.
     const bool has_nonfinite = finite_ == Finite::no || (masks && !values_are_finite());
     for (index_t i = 0; i < count_; ++i) memory_.out[i] = place_result(i);
     for (index_t v = 0; v < needed.vectors; ++v) {
-      const index_t lane = v * length, from = needed.of[v].begin;
-      weigh_values_(memory_.s + from * memory_.tile_lanes + lane, std::min(length, count_ - lane),
+      const index_t lane = v * width, from = needed.of[v].begin;
+      weigh_values_(memory_.s + from * memory_.tile_lanes + lane, std::min(width, count_ - lane),
                     std::min(needed.of[v].end, length_) - from, v_ + from * v_stride_, v_stride_,
                     problem_.value_width(), memory_.factor + lane, memory_.out + lane);
     }
     if (has_nonfinite) add_nonfinite();
     if (!narrows_results(result_)) return;
-    for (index_t i = 0; i < count_; ++i) {
-      const Query& query = memory_.rows[i].query;
-      narrow_result(result_, query, problem_.row_of(query), memory_.out[i]);
-    }
+    for (index_t i = 0; i < count_; ++i) narrow_result(result_, memory_.rows[i], memory_.out[i]);
   }
 
  private:
   /// Points k_ and v_ at the keys of a kv head: in place or, if they must be converted, rotated or padded, at
   /// copies.
-  void enter(index_t head) {
-    head_ = head;
-    batch_ = head / problem_.kv_heads();
-    kv_head_ = head % problem_.kv_heads();
-    length_ = problem_.keys.length(batch_);
-    stored_ = problem_.keys.stored(batch_);
+  void enter(const Sequence& sequence, index_t kv_head) {
+    sequence_ = sequence;
+    kv_head_ = kv_head;
+    batch_ = sequence.batch;
+    length_ = sequence.shape.keys;
+    stored_ = sequence.stored;
     finite_ = Finite::unknown;
     const index_t d = problem_.width(), dv = problem_.value_width();
     k_ = memory_.k;
@@ -130,7 +129,7 @@ class ShortTask {
     if (!k_in_place) {
       const index_t passes = (length_ + kernels_.rows - 1) / kernels_.rows * kernels_.rows;
       std::fill_n(memory_.k, stored_.begin * d, Compute{0});
-      load_keys(problem_, variant_, batch_, kv_head_, stored_, memory_.k + stored_.begin * d, d);
+      load_keys(problem_, variant_, sequence_, kv_head_, stored_, memory_.k + stored_.begin * d, d);
       std::fill_n(memory_.k + stored_.end * d, (passes - stored_.end) * d, Compute{0});
     }
     if (!v_in_place) {
@@ -152,10 +151,9 @@ class ShortTask {
   /// variant once per head.
   void load_tile(index_t first) {
     const index_t heads = variant_.shows_same_keys ? problem_.heads_per_kv_head() : count_;
-    QueryCursor cursor(problem_, batch_, kv_head_, first);
+    RowCursor cursor(problem_, std::span<const Sequence>(&sequence_, 1), kv_head_, first);
     const index_t lanes = list_queries(memory_, count_, UnusedLanes::repeat_last, [&](index_t i) {
-      QueryRow row = i < heads ? variant_.row(*cursor, stored_) : memory_.rows[i - heads];
-      if (i >= heads) row.query = *cursor;
+      const QueryRow row = i < heads ? cursor.row(variant_) : cursor.row_like(memory_.rows[i - heads]);
       cursor.next();
       return row;
     });
@@ -178,8 +176,8 @@ class ShortTask {
   /// Normalizes the query in lane i. Returns where its row is written in Compute.
   Compute* place_result(index_t i) const {
     const QueryRow& seen = memory_.rows[i];
-    return detail::place_result(result_, seen, problem_.row_of(seen.query), memory_.shift[i], memory_.sum[i],
-                                memory_.wide + i * memory_.v_pitch, memory_.factor[i]);
+    return detail::place_result(result_, seen, problem_.state_row(seen.query), memory_.shift[i],
+                                memory_.sum[i], memory_.wide + i * memory_.v_pitch, memory_.factor[i]);
   }
 
   /// Returns whether V is free of NaN and infinities. If V is not, points v_ at a copy with 0 in their place.
@@ -217,7 +215,8 @@ class ShortTask {
   decltype(ShortAttentionKernels<Compute>::weigh_values) weigh_values_;
   const Memory& memory_;
   const Scores<Compute, Compute, Variant<Compute>> scores_;
-  index_t head_ = -1, batch_ = 0, kv_head_ = 0, length_ = 0, count_ = 0;
+  Sequence sequence_{};  // that the task has entered
+  index_t batch_ = 0, kv_head_ = -1, length_ = 0, count_ = 0;
   KeyRange stored_{};
   Finite finite_ = Finite::unknown;
   const Compute *k_ = nullptr, *v_ = nullptr;

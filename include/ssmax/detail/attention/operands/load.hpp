@@ -10,23 +10,23 @@ SSMAX_BEGIN_DETAIL
 /// Returns a query, converted and rotated: in place if the row needs neither, else in scratch.
 template <class Compute>
 SSMAX_INLINE const Compute* load_query(const Problem<Compute>& problem, const Variant<Compute>& variant,
-                                       const Query& query, Compute* scratch) {
+                                       const QueryRow& of, Compute* scratch) {
   const index_t d = problem.width();
-  const Compute* row = problem.q.load(query.batch, query.head, problem.q_row_of(query), scratch);
+  const Compute* row = problem.q.load(of.entry, of.query.head, of.row, scratch);
   if (!problem.has_rope()) return row;
-  rotate(problem.rope, row, d, scratch, d, 1, d, rope_position(problem, variant, query), false);
+  rotate(problem.rope, row, d, scratch, d, 1, d, rope_position(problem, variant, of.query), false);
   return scratch;
 }
 
-/// Writes keys [range), converted and rotated, to `out`. A row of `out` has `stride` numbers.
+/// Writes keys [range) of a sequence, converted and rotated, to `out`. A row of `out` has `stride` numbers.
 template <class Compute>
-void load_keys(const Problem<Compute>& problem, const Variant<Compute>& variant, index_t batch,
+void load_keys(const Problem<Compute>& problem, const Variant<Compute>& variant, const Sequence& sequence,
                index_t kv_head, KeyRange range, Compute* out, index_t stride) {
   const index_t d = problem.width();
-  const Query query{batch, problem.first_head() + kv_head * problem.heads_per_kv_head(), 0,
-                    problem.shape(batch)};
+  const Query query{sequence.batch, problem.first_head() + kv_head * problem.heads_per_kv_head(), 0,
+                    sequence.shape};
   const bool rotated = problem.rotates_keys();
-  for_each_run(problem.keys, batch, kv_head, range, [&](index_t key, const AnyKeyRun& run) {
+  for_each_run(problem.keys, sequence.batch, kv_head, range, [&](index_t key, const AnyKeyRun& run) {
     if (!rotated) problem.keys.copy_k(run, out, stride);
     for (index_t i = 0; rotated && i < run.count; ++i) {
       const Compute* row = problem.keys.load_k(run, i, out + i * stride);

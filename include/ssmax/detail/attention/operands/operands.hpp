@@ -50,26 +50,27 @@ struct Operands {
 
   /// Returns a query's row for its products: in place or in scratch. Requires widened_row[2 · d] on the bf16 path.
   static const Compute* load_query(const Problem<Compute>& problem, const Variant<Compute>& variant,
-                                   const Query& query, [[maybe_unused]] index_t depth,
+                                   const QueryRow& of, [[maybe_unused]] index_t depth,
                                    [[maybe_unused]] Compute* widened_row, Compute* scratch) {
     if constexpr (is_bf16) {
-      load_query_parts(problem, variant, query, depth, widened_row, reinterpret_cast<Operand*>(scratch));
+      load_query_parts(problem, variant, of, depth, widened_row, reinterpret_cast<Operand*>(scratch));
       return scratch;
     } else {
-      return detail::load_query(problem, variant, query, scratch);
+      return detail::load_query(problem, variant, of, scratch);
     }
   }
 
   /// Writes the rows of keys [range) for their products. A row of `out` has `stride` numbers: on the bf16 path the
   /// depth of the products, in float and double at least d. Keys of 8 bits are prefetched `ahead` keys before they are
   /// loaded.
-  static void load_keys(const Problem<Compute>& problem, const Variant<Compute>& variant, index_t batch,
-                        index_t kv_head, KeyRange range, [[maybe_unused]] Compute* widened_row, Operand* out,
-                        index_t stride, [[maybe_unused]] index_t ahead = 0) {
+  static void load_keys(const Problem<Compute>& problem, const Variant<Compute>& variant,
+                        const Sequence& sequence, index_t kv_head, KeyRange range,
+                        [[maybe_unused]] Compute* widened_row, Operand* out, index_t stride,
+                        [[maybe_unused]] index_t ahead = 0) {
     if constexpr (is_bf16) {
-      load_key_parts(problem, variant, batch, kv_head, range, widened_row, out, stride, ahead);
+      load_key_parts(problem, variant, sequence, kv_head, range, widened_row, out, stride, ahead);
     } else {
-      detail::load_keys(problem, variant, batch, kv_head, range, out, stride);
+      detail::load_keys(problem, variant, sequence, kv_head, range, out, stride);
     }
   }
 

@@ -60,16 +60,15 @@ inline void pad_parts(bfloat16* row, index_t d, index_t parts, index_t depth) {
 
 /// Writes the parts of a query, padded with 0 to `depth`. Requires widened_row[2 · d].
 template <class Compute>
-void load_query_parts(const Problem<Compute>& problem, const Variant<Compute>& variant, const Query& query,
+void load_query_parts(const Problem<Compute>& problem, const Variant<Compute>& variant, const QueryRow& of,
                       index_t depth, Compute* widened_row, bfloat16* out) {
   const index_t d = problem.width(), w = part_width(d), parts = logit_parts(problem);
   pad_parts(out, d, parts, depth);
   if (!problem.has_rope()) {
-    std::copy_n(problem.q.template stored_as<bfloat16>(query.batch, query.head, problem.q_row_of(query)), d,
-                out);
+    std::copy_n(problem.q.template stored_as<bfloat16>(of.entry, of.query.head, of.row), d, out);
     return;
   }
-  const Compute* row = load_query(problem, variant, query, widened_row);
+  const Compute* row = load_query(problem, variant, of, widened_row);
   if (parts == 1) return narrow(row, d, out);
   split_row(row, d, out, out + w, widened_row + d);
   if (parts == 3) std::copy_n(out, d, out + 2 * w);
@@ -78,12 +77,12 @@ void load_query_parts(const Problem<Compute>& problem, const Variant<Compute>& v
 /// Writes the parts of keys [range), padded with 0 to `stride`. Prefetches keys of 8 bits `ahead` keys later, unless
 /// `ahead` is 0. Requires widened_row[2 · d].
 template <class Compute>
-void load_key_parts(const Problem<Compute>& problem, const Variant<Compute>& variant, index_t batch,
-                    index_t kv_head, KeyRange range, Compute* widened_row, bfloat16* out, index_t stride,
-                    index_t ahead) {
+void load_key_parts(const Problem<Compute>& problem, const Variant<Compute>& variant,
+                    const Sequence& sequence, index_t kv_head, KeyRange range, Compute* widened_row,
+                    bfloat16* out, index_t stride, index_t ahead) {
   const index_t d = problem.width(), w = part_width(d), parts = logit_parts(problem);
   const bool dequantizes = !problem.rotates_keys() && problem.keys.k_kind() == ElementKind::quantized;
-  for_each_run(problem.keys, batch, kv_head, range, [&](index_t key, const AnyKeyRun& run) {
+  for_each_run(problem.keys, sequence.batch, kv_head, range, [&](index_t key, const AnyKeyRun& run) {
     if (dequantizes) {
       problem.keys.dequantize_k(run, bytes_ahead(ahead, run.k_stride, problem.keys.k_size()), out, stride);
       if (parts == 1 && d == stride) {
@@ -93,7 +92,7 @@ void load_key_parts(const Problem<Compute>& problem, const Variant<Compute>& var
     }
     for (index_t i = 0; i < run.count; ++i, out += stride) {
       if (problem.rotates_keys()) {
-        load_keys(problem, variant, batch, kv_head, {key + i, key + i + 1}, widened_row, d);
+        load_keys(problem, variant, sequence, kv_head, {key + i, key + i + 1}, widened_row, d);
         if (parts == 1) {
           narrow(widened_row, d, out);
         } else {

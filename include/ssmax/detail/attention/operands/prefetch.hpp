@@ -24,7 +24,7 @@ bool exceeds_cache(const Problem<Compute>& problem, KeyRange keys) {
   return count * (problem.width() + problem.value_width()) > max_cached_numbers;
 }
 
-/// Returns how many keys before its use a task over `keys` prefetches a value or, in float, a key. 0: it does not
+/// Returns how many keys before its use a task over `keys`, of `rows` rows, prefetches a value or, in float, a key. 0: it does not
 /// prefetch. Keys of bfloat16 are prefetched at twice the distance. On the bf16 path, so are keys and values of 8 bits,
 /// which are dequantized before the products of a block. Measured on Zen 5 with bfloat16, 8 queries, from
 /// memory:
@@ -59,11 +59,11 @@ bool exceeds_cache(const Problem<Compute>& problem, KeyRange keys) {
 /// | 192 | 33 GB/s | 29 GB/s |
 /// | 256 | 33 GB/s | 28 GB/s |
 template <class Compute>
-index_t keys_to_prefetch(const Problem<Compute>& problem, KeyRange keys, index_t element_size) {
+index_t keys_to_prefetch(const Problem<Compute>& problem, index_t rows, KeyRange keys, index_t element_size) {
   const bool is_wide = element_size >= static_cast<index_t>(sizeof(float));
-  if (problem.rows() == 1) return is_wide ? 0 : element_size == 1 ? 192 : 64;
+  if (rows == 1) return is_wide ? 0 : element_size == 1 ? 192 : 64;
   if (!exceeds_cache(problem, keys)) return 0;
-  if (problem.rows() > 4) return 64;
+  if (rows > 4) return 64;
   const KeySourceShape shape = problem.keys.shape();
   const index_t bytes =
       shape.batch * shape.kv_heads * keys.size() * (shape.width + shape.value_width) * element_size;
@@ -118,9 +118,9 @@ struct Prefetching {
 
   Prefetching() = default;
   template <class Compute>
-  Prefetching(const Problem<Compute>& problem, index_t batch, KeyRange keys)
-      : k_keys(keys_to_prefetch(problem, keys, problem.keys.k_size())),
-        v_keys(keys_to_prefetch(problem, keys, problem.keys.v_size())),
+  Prefetching(const Problem<Compute>& problem, index_t batch, index_t rows, KeyRange keys)
+      : k_keys(keys_to_prefetch(problem, rows, keys, problem.keys.k_size())),
+        v_keys(keys_to_prefetch(problem, rows, keys, problem.keys.v_size())),
         exceeds_cache(detail::exceeds_cache(problem, keys)) {
     if (keys.size() <= 0 || !interleaves_heads(problem.keys, batch, keys.begin, 1)) return;
     k_keys = interleaved_keys_to_prefetch(problem.keys.k_row() * problem.keys.k_size());

@@ -62,12 +62,26 @@ struct BackwardProblem {
     const auto holds = [](const OutputRows<Compute>& rows) { return rows.kind() == ElementKind::compute; };
     return holds(dq) && holds(dk) && holds(dv) && !accumulates;
   }
-  /// kv heads [first_head, first_head + heads) are computed. kv heads are counted over batch entries.
-  SSMAX_INLINE index_t first_head() const { return forward.first_entry() * forward.kv_heads(); }
-  SSMAX_INLINE index_t heads() const { return forward.entries() * forward.kv_heads(); }
-  /// The number of keys in k and v, and the first of these keys.
-  SSMAX_INLINE index_t keys() const { return dk.extent(2); }
-  SSMAX_INLINE index_t first_key() const { return forward.keys.stored(forward.first_entry()).begin; }
 };
+
+SSMAX_END
+
+SSMAX_BEGIN_DETAIL
+
+/// One sequence of a backward pass.
+struct BackwardSequence : Sequence {
+  index_t rows = 0;                          // queries of a kv head
+  index_t key_entry = 0, first_key_row = 0;  // its rows in dk and dv: [key_entry, kv head, first_key_row + i]
+  index_t keys = 0;                          // number of these rows: keys stored.begin, stored.begin + 1, …
+};
+
+template <class Compute>
+BackwardSequence sequence_of(const BackwardProblem<Compute>& problem, index_t batch) {
+  const Problem<Compute>& forward = problem.forward;
+  const Sequence sequence = sequence_of(forward, batch);
+  const SequenceRows keys = forward.lengths.is_given() ? forward.lengths.key_rows(batch)
+                                                       : SequenceRows{batch, 0, problem.dk.extent(2)};
+  return {sequence, sequence.queries * forward.heads_per_kv_head(), keys.entry, keys.first, keys.count};
+}
 
 SSMAX_END

@@ -1,4 +1,5 @@
-// Defines Problem and Result: everything that the drivers of the forward pass read about one call.
+// Defines Problem and Result: everything that the drivers of the forward pass read about one call. Defines the cursors
+// over its rows.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +13,7 @@
 #include "../../../storage.hpp"
 #include "../../../view.hpp"
 #include "keys.hpp"
+#include "sequence.hpp"
 #include "tensors.hpp"
 
 SSMAX_BEGIN_SHARED
@@ -45,18 +47,7 @@ struct Caller {
   bool only_explains = false;  // a plan: the drivers return after they have explained the call
 };
 
-/// Keys at the start of sequences that lie in the same memory. The call computes them in a pass of its own, for the
-/// queries of all these sequences together (work/shared_keys.hpp).
-struct SharedKeys {
-  const index_t* counts = nullptr;     // [entries]: the number of shared keys of a sequence. Null: no pass
-  std::span<const index_t> members{};  // in the pass: the batch entries whose queries it computes
-  const index_t* first_rows =
-      nullptr;               // in the pass, if rows are packed: [entries], the first row of a sequence
-  index_t sequences = 0;     // sequences with shared keys
-  bool is_searched = false;  // whether the driver has searched for shared keys
-};
-
-/// One call of attention. A is the type that the call computes in.
+/// One call of attention.
 template <class Compute>
 struct Problem {
   InputRows<Compute> q;
@@ -75,60 +66,23 @@ struct Problem {
   /// The number of heads of the call after the heads of q. Query::head counts all heads. kv heads are counted from
   /// the first one of q.
   index_t heads_after = 0;
-  /// The lengths of the sequences, if they have their own. of_sequence (sequences.hpp) returns the problem of one
-  /// sequence.
-  SequenceLengths lengths{};
-  index_t sequence = -1;  // the only batch entry of this problem, or -1 for all
-  SharedKeys shared{};
+  SequenceLengths lengths{};  // of the sequences, if they have their own
   Caller caller{};
 
   SSMAX_INLINE bool has_rope() const { return rotation != Rotation::none; }
   /// Returns whether the call rotates keys.
   SSMAX_INLINE bool rotates_keys() const { return rotation == Rotation::in_call; }
-  SSMAX_INLINE QueryShape shape(index_t batch) const {
-    return {q.extent(0), q.end_head() + heads_after, first_query + q.extent(2) + queries_after,
-            keys.length(batch)};
-  }
-  /// Batch entries [first_entry, first_entry + entries) are computed.
-  SSMAX_INLINE index_t first_entry() const { return std::max<index_t>(0, sequence); }
-  SSMAX_INLINE index_t entries() const {
-    if (sequence >= 0) return 1;
-    return lengths.is_given() ? lengths.count() : q.extent(0);
-  }
+  /// Returns the number of sequences.
+  SSMAX_INLINE index_t sequences() const { return lengths.is_given() ? lengths.count() : q.extent(0); }
   /// Returns the first head of q.
   SSMAX_INLINE index_t first_head() const { return q.first_head(); }
-  /// Returns the row of a query in every tensor with a row per query, and in q. Exception: q_row_of returns its row in
-  /// q if q has packed rows of several sequences.
-  SSMAX_INLINE index_t row_of(const Query& query) const { return query.index - first_query; }
-  SSMAX_INLINE index_t q_row_of(const Query& query) const {
-    return row_of(query) + (shared.first_rows == nullptr ? 0 : shared.first_rows[query.batch]);
-  }
+  /// Returns the row of a query in a state.
+  SSMAX_INLINE index_t state_row(const Query& query) const { return query.index - first_query; }
   SSMAX_INLINE index_t width() const { return q.extent(3); }
   SSMAX_INLINE index_t value_width() const { return keys.shape().value_width; }
   SSMAX_INLINE index_t kv_heads() const { return keys.shape().kv_heads; }
   /// Returns the number of query heads per kv head.
   SSMAX_INLINE index_t heads_per_kv_head() const { return q.extent(1) / std::max<index_t>(kv_heads(), 1); }
-  /// Returns the number of rows of a batch entry: its queries of a kv head.
-  SSMAX_INLINE index_t entry_rows() const { return q.extent(2) * heads_per_kv_head(); }
-  /// Returns the number of rows: the queries of a kv head.
-  SSMAX_INLINE index_t rows() const {
-    return entry_rows() * std::max<index_t>(1, std::ssize(shared.members));
-  }
-  /// Returns whether a batch entry has a state in Result::start, if that is given.
-  SSMAX_INLINE bool has_start(index_t batch) const {
-    return shared.counts == nullptr || shared.counts[batch] > 0;
-  }
-  /// Returns the keys of a batch entry that are stored and that this pass computes.
-  SSMAX_INLINE KeyRange stored(index_t batch) const {
-    KeyRange range = keys.stored(batch);
-    if (shared.counts == nullptr) return range;
-    if (shared.members.empty()) {
-      range.begin = std::max(range.begin, shared.counts[batch]);
-    } else {
-      range.end = std::min(range.end, shared.counts[batch]);
-    }
-    return range;
-  }
 };
 
 /// The outputs of a call: normalized out and lse, or a state to be merged with other states.
@@ -149,23 +103,53 @@ struct QueryRow {
   KeyRange keys{};              // keys that may be visible and are stored
   double multiplier = 0;        // c
   index_t n = 0, position = 0;  // arguments with which the scaling was called
+  index_t entry = 0, row = 0;   // where the query lies in q, out and lse: [entry, query.head, row]
 };
 
 SSMAX_END
 
 SSMAX_BEGIN_DETAIL
 
-/// Iterates over the queries of a kv head. The query heads of one position are neighbours, so that the rows of one
-/// vector have nearly the same visible keys.
+/// Returns a sequence of a call, without its path.
+template <class Compute>
+Sequence sequence_of(const Problem<Compute>& problem, index_t batch) {
+  const InputRows<Compute>& q = problem.q;
+  const SequenceRows rows =
+      problem.lengths.is_given() ? problem.lengths.query_rows(batch) : SequenceRows{batch, 0, q.extent(2)};
+  return {.batch = batch,
+          .entry = rows.entry,
+          .first_row = rows.first,
+          .queries = rows.count,
+          .shape = {problem.sequences(), q.end_head() + problem.heads_after,
+                    problem.first_query + rows.count + problem.queries_after, problem.keys.length(batch)},
+          .stored = problem.keys.stored(batch)};
+}
+
+/// Returns the extents of a call whose sequences all have the length of the longest one.
+template <class Compute>
+QueryShape longest_shape(const Problem<Compute>& problem) {
+  QueryShape longest{problem.sequences(), problem.q.end_head() + problem.heads_after, 0, 0};
+  for (index_t b = 0; b < longest.batch; ++b) {
+    const QueryShape shape = sequence_of(problem, b).shape;
+    longest.queries = std::max(longest.queries, shape.queries);
+    longest.keys = std::max(longest.keys, shape.keys);
+  }
+  return longest;
+}
+
+/// Iterates over the queries of a kv head of a sequence. The query heads of one position are neighbours, so that the
+/// rows of one vector have nearly the same visible keys.
 class QueryCursor {
  public:
   template <class Compute>
-  QueryCursor(const Problem<Compute>& problem, index_t batch, index_t kv_head, index_t row)
+  QueryCursor(const Problem<Compute>& problem, const Sequence& sequence, index_t kv_head, index_t row)
       : first_head_(problem.first_head() + kv_head * problem.heads_per_kv_head()),
         last_head_(first_head_ + problem.heads_per_kv_head() - 1),
         head_(first_head_ + row % problem.heads_per_kv_head()),
         index_(problem.first_query + row / problem.heads_per_kv_head()),
-        query_{.batch = batch, .shape = problem.shape(batch)} {}
+        entry_(sequence.entry),
+        before_(sequence.first_row - problem.first_query),
+        query_{.batch = sequence.batch, .shape = sequence.shape} {}
 
   Query operator*() const {
     Query query = query_;
@@ -173,6 +157,10 @@ class QueryCursor {
     query.index = index_;
     return query;
   }
+  /// Returns where the query lies in q, out and lse.
+  index_t entry() const { return entry_; }
+  index_t head() const { return head_; }
+  index_t row() const { return index_ + before_; }
   void next() {
     if (head_++ == last_head_) {
       head_ = first_head_;
@@ -181,46 +169,62 @@ class QueryCursor {
   }
 
  private:
-  index_t first_head_, last_head_, head_, index_;
+  index_t first_head_, last_head_, head_, index_, entry_, before_;
   Query query_;  // without head and index: copying a fresh write stalls on store forwarding
 };
 
-/// Iterates over the rows of a forward pass. In a pass of shared keys, the queries of one sequence follow those of
-/// another.
+/// Iterates over the rows of a task: the queries of one sequence or, if a task computes several sequences, those of
+/// one after another.
 template <class Compute>
 class RowCursor {
  public:
-  RowCursor(const Problem<Compute>& problem, index_t batch, index_t kv_head, index_t row)
+  RowCursor(const Problem<Compute>& problem, std::span<const Sequence> sequences, index_t kv_head,
+            index_t row)
       : problem_(problem),
         kv_head_(kv_head),
-        cursor_(problem, batch, kv_head, row),
-        stored_(problem.stored(batch)) {
-    if (problem.shared.members.empty()) return;
-    member_ = row / problem.entry_rows();
-    enter(row % problem.entry_rows());
+        sequence_(&sequences.front()),
+        last_(&sequences.back()),
+        cursor_(problem, sequences.front(), kv_head, row) {
+    if (sequence_ == last_) return;
+    const index_t rows = problem.heads_per_kv_head() * sequence_->queries;
+    sequence_ += row / rows;
+    enter(row % rows);
   }
 
-  Query operator*() const { return *cursor_; }
-  /// Returns the keys that the pass computes for the query.
-  const KeyRange& stored() const { return stored_; }
+  /// Returns the row of the query: what it sees, and where it lies.
+  template <class V>
+  QueryRow row(const V& variant) const {
+    QueryRow result = variant.row(*cursor_, sequence_->stored);
+    result.entry = cursor_.entry();
+    result.row = cursor_.row();
+    return result;
+  }
+  /// Returns the row of the query if it sees what `other` sees.
+  QueryRow row_like(const QueryRow& other) const {
+    QueryRow result = other;
+    result.query = *cursor_;
+    result.entry = cursor_.entry();
+    result.row = cursor_.row();
+    return result;
+  }
   void next() {
     cursor_.next();
-    if (--left_ == 0 && ++member_ < std::ssize(problem_.shared.members)) enter(0);
+    if (--left_ != 0 || sequence_ == last_) return;
+    ++sequence_;
+    enter(0);
   }
 
  private:
   void enter(index_t row) {
-    const index_t batch = problem_.shared.members[static_cast<std::size_t>(member_)];
-    cursor_ = QueryCursor(problem_, batch, kv_head_, row);
-    stored_ = problem_.stored(batch);
-    left_ = problem_.entry_rows() - row;
+    cursor_ = QueryCursor(problem_, *sequence_, kv_head_, row);
+    left_ = problem_.heads_per_kv_head() * sequence_->queries - row;
   }
 
   const Problem<Compute>& problem_;
-  index_t kv_head_, member_ = 0;
-  index_t left_ = 0;  // rows up to the next sequence; 0 or below: no other sequence
+  index_t kv_head_;
+  index_t left_ = 0;  // rows up to the next sequence; 0 or below: there is no other sequence
+  const Sequence *sequence_, *last_;
   QueryCursor cursor_;
-  KeyRange stored_;
 };
 
 SSMAX_END

@@ -11,18 +11,41 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// The states of some queries after some keys. shift and sum are [queries], o is [queries · channels]. The owner
-/// chooses the order of o.
+/// The states of some queries after some keys. shift and sum are [queries], o is [queries · channels].
 template <class Compute>
 struct SoftmaxState {
   Compute *shift, *sum, *o;
+};
 
-  /// Sets the states to the state before the first key.
-  void reset(index_t queries, index_t channels) const {
-    std::fill_n(shift, queries, -std::numeric_limits<Compute>::infinity());
-    std::fill_n(sum, queries, Compute{0});
-    std::fill_n(o, queries * channels, Compute{0});
+/// The layout of states in contiguous memory, tile after tile. A tile is shift [rows], sum [rows] and o. o is
+/// [rows][channels] or, in lanes, [channels][rows].
+struct StateLayout {
+  index_t tiles = 1, rows = 0, channels = 0;
+  bool in_lanes = false;
+
+  /// Returns the number of numbers.
+  constexpr index_t size() const { return tiles * tile_size(); }
+  /// Returns the states of query i and of those after it in its tile.
+  template <class Compute>
+  SoftmaxState<Compute> at(Compute* states, index_t i) const {
+    Compute* tile = states + i / rows * tile_size();
+    const index_t row = i % rows;
+    return {tile + row, tile + rows + row, tile + 2 * rows + (in_lanes ? row : row * channels)};
   }
+  /// Sets the states of `count` queries to the state before the first key. In each of their tiles, sets all shifts and
+  /// sums.
+  template <class Compute>
+  void reset(Compute* states, index_t count) const {
+    for (index_t i = 0; i < count; i += rows) {
+      const SoftmaxState<Compute> state = at(states, i);
+      std::fill_n(state.shift, rows, -std::numeric_limits<Compute>::infinity());
+      std::fill_n(state.sum, rows, Compute{0});
+      std::fill_n(state.o, (in_lanes ? rows : std::min(rows, count - i)) * channels, Compute{0});
+    }
+  }
+
+ private:
+  constexpr index_t tile_size() const { return rows * (channels + 2); }
 };
 
 /// Returns 2^(from - to), which turns sums under the shift `from` into sums under `to`. Returns 1 where the shifts
@@ -43,12 +66,17 @@ void merge_sums(T& shift, T& sum, T other_shift, T other_sum, T& factor, T& othe
   sum = sum * factor + other_sum * other_factor;
 }
 
+template <class T>
+void merge_outputs(T* o, const T* other_o, index_t channels, T factor, T other_factor) {
+  for (index_t c = 0; c < channels; ++c) o[c] = o[c] * factor + other_o[c] * other_factor;
+}
+
 /// Merges two states of one query.
 template <class T>
-void merge_row(T& shift, T& sum, T* o, T other_shift, T other_sum, const T* other_o, index_t dv) {
+void merge_row(const SoftmaxState<T>& state, const SoftmaxState<T>& other, index_t channels) {
   T factor, other_factor;
-  merge_sums(shift, sum, other_shift, other_sum, factor, other_factor);
-  for (index_t c = 0; c < dv; ++c) o[c] = o[c] * factor + other_o[c] * other_factor;
+  merge_sums(*state.shift, *state.sum, *other.shift, *other.sum, factor, other_factor);
+  merge_outputs(state.o, other.o, channels, factor, other_factor);
 }
 
 /// Returns ln of the term that a query's sink adds to Σ exp(c·z): the sink or, for scaled sinks, c·sink. A sink of

@@ -95,23 +95,6 @@ class Rows {
     if (extents_[0] * extents_[1] * extents_[2] * extents_[3] == 0)
       strides_[0] = strides_[1] = strides_[2] = 0;
   }
-  /// Keeps the rows of one sequence. All `sequences` batch entries then refer to these rows.
-  SSMAX_INLINE void keep_sequence(const SequenceRows& rows, index_t sequences) {
-    data_ = static_cast<const char*>(data_) + (rows.entry * strides_[0] + rows.first * strides_[2]) * size_;
-    extents_[0] = sequences;
-    extents_[2] = rows.count;
-    strides_[0] = 0;
-  }
-
-  /// Keeps the first `count` rows of each sequence. Rows of packed sequences keep their places in the first batch
-  /// entry.
-  SSMAX_INLINE void keep_rows_of_each(const SequenceLengths& lengths, index_t count) {
-    extents_[2] = count;
-    if (!lengths.is_packed()) return;
-    extents_[0] = lengths.count();
-    strides_[0] = 0;
-  }
-
   /// Prefetches the first numbers of a row. The row need not exist.
   SSMAX_INLINE void prefetch(index_t batch, index_t head, index_t i) const {
     const auto address =
@@ -197,13 +180,6 @@ class RowNumbers {
   SSMAX_INLINE constexpr bool is_given() const { return numbers_.data_handle() != nullptr; }
   SSMAX_INLINE constexpr T& operator()(index_t batch, index_t head, index_t row) const {
     return numbers_(batch, head - first_head_, row);
-  }
-  /// Keeps the numbers of one sequence, see Rows::keep_sequence.
-  SSMAX_INLINE void keep_sequence(const SequenceRows& rows, index_t sequences) {
-    const index_t first = rows.entry * numbers_.stride(0) + rows.first * numbers_.stride(2);
-    numbers_ = {numbers_.data_handle() + first,
-                {sequences, numbers_.extent(1), rows.count},
-                {0, numbers_.stride(1), numbers_.stride(2)}};
   }
 
  private:

@@ -74,9 +74,9 @@ template <class Compute>
 class Variant {
  public:
   const bool has_score;
-  const bool has_predicate;       // some keys of a query's range may be masked
-  const bool has_runs;            // such a mask gives its runs, so that `sees` is not called per logit
-  const bool shows_same_keys;     // all queries of a batch entry and head have the same visible keys and c
+  const bool has_predicate;    // some keys of a query's range may be masked
+  const bool has_runs;         // such a mask gives its runs, so that `sees` is not called per logit
+  const bool shows_same_keys;  // all queries of a batch entry and head have the same visible keys and c
 
   Variant(const Variant&) = delete;
   Variant& operator=(const Variant&) = delete;
@@ -112,10 +112,7 @@ class Variant {
 
  protected:
   SSMAX_INLINE Variant(bool scores, bool predicates, bool runs, bool same_keys)
-      : has_score(scores),
-        has_predicate(predicates),
-        has_runs(runs),
-        shows_same_keys(same_keys) {}
+      : has_score(scores), has_predicate(predicates), has_runs(runs), shows_same_keys(same_keys) {}
   SSMAX_INLINE ~Variant() = default;
 };
 

@@ -41,7 +41,7 @@ index_t list_queries(const LaneScratch<Compute, Operand>& memory, index_t count,
   return lanes;
 }
 
-/// Points memory.in at the rows of one vector of queries, which starts at lane i. load(query, scratch) returns the
+/// Points memory.in at the rows of one vector of queries, which starts at lane i. load(row, scratch) returns the
 /// row of a query to which a key is visible. All other lanes, and lanes from `count` on, point at `depth` zeros.
 template <class Compute, class Operand, class Load>
 void gather_rows(const LaneScratch<Compute, Operand>& memory, index_t i, index_t count, index_t depth,
@@ -51,7 +51,7 @@ void gather_rows(const LaneScratch<Compute, Operand>& memory, index_t i, index_t
     const QueryRow& row = memory.rows[i + lane];
     Compute* scratch = memory.staged + lane * memory.pitch;
     if (i + lane < count && row.keys.size() > 0) {
-      memory.in[lane] = load(row.query, scratch);
+      memory.in[lane] = load(row, scratch);
       continue;
     }
     // The bf16 path moves signs of multipliers into each row: a row of its own for each lane.
@@ -85,8 +85,8 @@ void load_queries(const Problem<Compute>& problem, const Variant<Compute>& varia
   const index_t length = memory.kernels.width;
   Compute* factor = memory.lane.q_factor;
   for (index_t i = 0; i < lanes; i += length) {
-    gather_rows(memory, i, count, depth, [&](const Query& query, Compute* scratch) {
-      return Op::load_query(problem, variant, query, depth, widened_row, scratch);
+    gather_rows(memory, i, count, depth, [&](const QueryRow& row, Compute* scratch) {
+      return Op::load_query(problem, variant, row, depth, widened_row, scratch);
     });
     for (index_t lane = 0; lane < length; ++lane) {
       factor[lane] = static_cast<Compute>(multiply.of_product(memory.rows[i + lane]));

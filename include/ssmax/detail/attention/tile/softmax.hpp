@@ -115,15 +115,4 @@ bool form_weights(const Scores<Compute, Operand, V>& scores, const ForwardScratc
   return raised;
 }
 
-/// Merges the states of a tile's queries: adds `chunk` to `total`. o is [channels][tile_lanes].
-template <class Compute, class Operand>
-void merge_states(const PrefillKernels<Compute, Operand>& products, const TileScratch<Compute>& memory,
-                  index_t channels, const SoftmaxState<Compute>& total, const SoftmaxState<Compute>& chunk) {
-  Compute *factor = memory.lane.rescale, *chunk_factor = memory.lane.chunk_rescale;
-  for (index_t i = 0; i < memory.tile_lanes; ++i) {
-    merge_sums(total.shift[i], total.sum[i], chunk.shift[i], chunk.sum[i], factor[i], chunk_factor[i]);
-  }
-  products.merge(total.o, chunk.o, channels, factor, chunk_factor);
-}
-
 SSMAX_END

@@ -25,19 +25,17 @@ inline constexpr index_t min_bf16_decode_rows = 5;
 /// such calls.
 using WhyNot = const char*;
 
-/// Returns why the short_keys path does not take a call. The path requires that the keys of every batch entry are
-/// one block.
+/// Returns why the short_keys path does not take rows of a call. The path requires that the keys of every sequence of
+/// the path are one block: most_keys() returns the largest number of keys.
 /// Exception: the path takes no call over a cache, because the result of a sequence must not depend on the lengths
 /// of other sequences of the batch. Exception: the path takes no call with a state that continues.
 /// `explains` requests the texts of the exceptions.
-template <class Compute>
-WhyNot why_not_short_keys(const Problem<Compute>& problem, const Result<Compute>& result, bool explains) {
-  if (problem.entry_rows() < min_short_rows) return "";
+template <class Compute, class MostKeys>
+WhyNot why_not_short_keys(const Problem<Compute>& problem, const Result<Compute>& result, index_t rows,
+                          const MostKeys& most_keys, bool explains) {
+  if (rows < min_short_rows) return "";
   if ((problem.in_cache || result.continues()) && !explains) return "";
-  const index_t first = problem.first_entry(), end = first + problem.entries();
-  for (index_t batch = first; batch < end; ++batch) {
-    if (problem.keys.length(batch) > key_block) return "";
-  }
+  if (most_keys() > key_block) return "";
   if (problem.in_cache) return "short_keys: keys are in a cache";
   if (result.continues()) return "short_keys: the state continues another one";
   if (problem.batch_invariant) return "short_keys: batch_invariant is set";
@@ -67,9 +65,9 @@ WhyNot why_not_bf16(const Problem<Compute>& problem, const Bf16Capabilities& tar
 
 /// Returns why the products of few rows are not in bfloat16.
 template <class Compute>
-WhyNot why_not_bf16_decode(const Problem<Compute>& problem, const Bf16Capabilities& target) {
+WhyNot why_not_bf16_decode(const Problem<Compute>& problem, const Bf16Capabilities& target, index_t rows) {
   if (const WhyNot why_not = why_not_bf16(problem, target)) return why_not;
-  if (problem.entry_rows() < min_bf16_decode_rows && !problem.batch_invariant)
+  if (rows < min_bf16_decode_rows && !problem.batch_invariant)
     return "bfloat16: fewer than 5 rows per kv head";
   if (!target.has_pair_dots) return "bfloat16: this target has no pair dots";
   if (problem.rotates_keys()) return "bfloat16: keys are rotated in the call";
@@ -83,8 +81,9 @@ bool is_bf16_prefill(const Problem<Compute>& problem, const Bf16Capabilities& ta
   return problem.batch_invariant && (!target.has_pair_dots || problem.rotates_keys());
 }
 
-/// Returns the path of a call: the first path in this table without a reason against it. Rows are the queries of a
-/// kv head.
+/// Returns the path of rows of a call: the first path in this table without a reason against it. Rows are the queries
+/// of a kv head: `rows` of a sequence, `rows_together` of the sequences that a task computes together. These take the
+/// path of each sequence, or one with the same bits.
 ///
 /// | path         | reasons against it   | condition                                                              |
 /// |--------------|----------------------|------------------------------------------------------------------------|
@@ -99,23 +98,44 @@ bool is_bf16_prefill(const Problem<Compute>& problem, const Bf16Capabilities& ta
 ///
 /// The reason of the route is the reason against bfloat16. Exception: if that reason is empty, the reason of the
 /// route is the one against short_keys or decode.
-template <class Compute>
-Route route(const Problem<Compute>& problem, const Result<Compute>& result, bool explains = false) {
-  // A pass of shared keys takes the path of its sequences, or one with the same bits.
-  const index_t rows = problem.entry_rows();
-  const WhyNot not_short = why_not_short_keys(problem, result, explains);
+template <class Compute, class MostKeys>
+Route route(const Problem<Compute>& problem, const Result<Compute>& result, index_t rows,
+            index_t rows_together, const MostKeys& most_keys, bool explains) {
+  const WhyNot not_short = why_not_short_keys(problem, result, rows, most_keys, explains);
   if (not_short == nullptr) return {Path::short_keys, ""};
   const Bf16Capabilities target = bf16_capabilities(active_target());
   const bool is_prefill = is_bf16_prefill(problem, target, rows);
-  const WhyNot not_bf16 = is_prefill ? why_not_bf16(problem, target) : why_not_bf16_decode(problem, target);
+  const WhyNot not_bf16 =
+      is_prefill ? why_not_bf16(problem, target) : why_not_bf16_decode(problem, target, rows);
   if (not_bf16 == nullptr)
-    return {is_bf16_prefill(problem, target, problem.rows()) ? Path::prefill_bf16 : Path::decode_bf16,
+    return {is_bf16_prefill(problem, target, rows_together) ? Path::prefill_bf16 : Path::decode_bf16,
             not_short};
   const bool are_few = rows <= decode_rows;
   const WhyNot not_decode = are_few && problem.batch_invariant ? "decode: batch_invariant is set" : "";
   const Path path = are_few && !problem.batch_invariant ? Path::decode : Path::prefill;
   if (*not_bf16 != '\0') return {path, not_bf16};
   return {path, *not_short != '\0' ? not_short : not_decode};
+}
+
+/// Returns the path of a call whose batch entries are alike.
+template <class Compute>
+Route route(const Problem<Compute>& problem, const Result<Compute>& result, bool explains) {
+  const index_t rows = problem.q.extent(2) * problem.heads_per_kv_head();
+  const auto most_keys = [&] {
+    index_t most = 0;
+    for (index_t b = 0; b < problem.sequences(); ++b) most = std::max(most, problem.keys.length(b));
+    return most;
+  };
+  return route(problem, result, rows, rows, most_keys, explains);
+}
+
+/// Returns the path of `count` sequences like `sequence`, which a task computes together.
+template <class Compute>
+Route route(const Problem<Compute>& problem, const Result<Compute>& result, const Sequence& sequence,
+            index_t count, bool explains) {
+  const index_t rows = sequence.queries * problem.heads_per_kv_head();
+  return route(
+      problem, result, rows, count * rows, [&] { return sequence.shape.keys; }, explains);
 }
 
 /// Returns the path of a backward pass.

@@ -14,20 +14,97 @@
 #include "../forward/prefill.hpp"
 #include "driver.hpp"
 #include "explain.hpp"
-#include "path_sequences.hpp"
+#include "phase.hpp"
 #include "shared_keys.hpp"
 #include "short_run.hpp"
 #include "task_run.hpp"
 
 SSMAX_BEGIN_DETAIL
 
-/// The runs of the paths with operands of type Operand that a call takes.
+/// The runs of the paths with operands of type Operand that the sequences of a phase take.
 template <class Operand, class Compute>
 class PathRuns {
  public:
-  /// Adds a path that has not been added. `call` must outlive the runs.
+  PathRuns(const Phase<Compute>& phase, const AnyExecutor& executor) {
+    // 1. Find the paths.
+    auto* call = calls_.data();
+    for (const Path path :
+         {Path::short_keys, Path::decode, Path::prefill, Path::decode_bf16, Path::prefill_bf16}) {
+      if (phase.sequences.empty() && phase.route.path != path) continue;
+      const PathCall<Compute> found(phase, path, executor.concurrency());
+      if (!found) continue;
+      if (is_bf16(path) == std::same_as<Operand, Compute>) {
+        has_others_ = true;
+      } else {
+        add((call++)->emplace(found));
+      }
+    }
+    // 2. Count lanes and bytes. A lane uses its scratch memory for one path at a time.
+    index_t pieces = 0;
+    for_each([&](auto& run) {
+      ++count_;
+      pieces += run.pieces();
+      lane_bytes_ = std::max(lane_bytes_, run.lane_bytes());
+      common_bytes_ = add_bytes(common_bytes_, run.common_bytes());
+    });
+    lanes_ = std::min(executor.concurrency(), pieces);
+  }
+
+  /// Returns whether some sequences take a path with the other operand type.
+  bool has_others() const { return has_others_; }
+  std::size_t bytes() const { return add_bytes(all_lane_bytes(), common_bytes_); }
+
+  /// Publishes an explanation of every path.
+  void explain(Explainer& explainer, std::size_t workspace_bytes) {
+    for_each([&](auto& run) {
+      Explanation e;
+      run.explain(e);
+      e.threads = lanes_;
+      e.workspace_bytes = workspace_bytes;
+      explainer.set<Compute>(run.call().route(), run.call().rows());
+      explainer.publish(e);
+    });
+  }
+
+  /// Computes all paths in memory of bytes(). The executor runs once. Exception: if the keys of a path are split, it runs
+  /// twice.
+  void run(std::byte* memory, const AnyExecutor& executor) {
+    std::byte* common = memory + all_lane_bytes();
+    for_each([&](auto& run) {
+      run.bind(common);
+      common += run.common_bytes();
+    });
+    // Lane i begins with path i, so that lanes compute different paths at the same time.
+    const auto run_lane = [&](index_t lane) {
+      std::byte* const scratch = memory + static_cast<std::size_t>(lane) * lane_bytes_;
+      const index_t first = lane % count_;
+      for (index_t i = 0; i < count_; ++i) {
+        index_t skipped = first + i < count_ ? first + i : first + i - count_;
+        for_each([&](auto& run) {
+          if (skipped-- == 0) run.run(scratch);
+        });
+      }
+    };
+    bool has_next = count_ > 0;
+    while (has_next) {
+      executor.run(lanes_, run_lane);
+      has_next = false;
+      for_each([&](auto& run) { has_next |= run.next_pass(); });
+    }
+  }
+
+ private:
+  template <class... Runs>
+  using Slots = std::tuple<Slot<Runs>...>;
+  template <class Task>
+  using Tasks = TaskRun<Task, Compute>;
+  using Bf16Runs = Slots<Tasks<DecodeBf16Task<Compute, Operand>>, Tasks<PrefillTask<Compute, Operand>>>;
+  using OtherRuns = Slots<ShortRun<Compute>, Tasks<DecodeTask<Compute>>, Tasks<PrefillTask<Compute>>>;
+
+  static bool is_bf16(Path path) { return path == Path::prefill_bf16 || path == Path::decode_bf16; }
+
   void add(const PathCall<Compute>& call) {
-    const Path path = call.route.path;
+    const Path path = call.route().path;
     if constexpr (std::same_as<Operand, Compute>) {
       if (path == Path::short_keys) {
         std::get<0>(runs_).emplace(call);
@@ -42,173 +119,161 @@ class PathRuns {
       std::get<1>(runs_).emplace(call);
     }
   }
-
-  bool is_empty() const {
-    return std::apply([](const auto&... runs) { return (!runs && ...); }, runs_);
-  }
-
-  /// Computes all paths. The executor runs once. Exception: if the keys of a path are split, it runs twice.
-  void run(Workspace& workspace, const AnyExecutor& executor, Explainer& explainer) {
-    // 1. Count lanes and bytes. A lane uses its scratch memory for one path at a time.
-    index_t count = 0, pieces = 0;
-    std::size_t lane_bytes = 0, common_bytes = 0;
-    for_each([&](auto& run) {
-      ++count;
-      pieces += run.pieces();
-      lane_bytes = std::max(lane_bytes, run.lane_bytes());
-      common_bytes = add_bytes(common_bytes, run.common_bytes());
-    });
-    const index_t lanes = std::min(executor.concurrency(), pieces);
-    const std::size_t all_lane_bytes = multiply_bytes(static_cast<std::size_t>(lanes), lane_bytes);
-    const std::size_t bytes = add_bytes(all_lane_bytes, common_bytes);
-    if (explainer.explains) {
-      for_each([&](auto& run) {
-        Explanation e;
-        run.explain(e);
-        e.threads = lanes;
-        e.workspace_bytes = bytes;
-        explainer.set<Compute>(run.call().route, run.call().rows());
-        explainer.publish(e);
-      });
-      if (explainer.only_explains) return;
-    }
-    // 2. Reserve memory.
-    std::byte* const memory = workspace.reserve(bytes);
-    std::byte* common = memory + all_lane_bytes;
-    for_each([&](auto& run) {
-      run.bind(common);
-      common += run.common_bytes();
-    });
-    // 3. Compute. Lane i begins with path i, so that lanes compute different paths at the same time.
-    const auto run_lane = [&](index_t lane) {
-      std::byte* const scratch = memory + static_cast<std::size_t>(lane) * lane_bytes;
-      const index_t first = lane % count;
-      for (index_t i = 0; i < count; ++i) {
-        index_t skipped = first + i < count ? first + i : first + i - count;
-        for_each([&](auto& run) {
-          if (skipped-- == 0) run.run(scratch);
-        });
-      }
-    };
-    bool has_next = true;
-    while (has_next) {
-      executor.run(lanes, run_lane);
-      has_next = false;
-      for_each([&](auto& run) { has_next |= run.next_pass(); });
-    }
-  }
-
- private:
-  template <class... Runs>
-  using Slots = std::tuple<Slot<Runs>...>;
-  template <class Task>
-  using Tasks = TaskRun<Task, Compute>;
-  using Bf16Runs = Slots<Tasks<DecodeBf16Task<Compute, Operand>>, Tasks<PrefillTask<Compute, Operand>>>;
-  using OtherRuns = Slots<ShortRun<Compute>, Tasks<DecodeTask<Compute>>, Tasks<PrefillTask<Compute>>>;
-
   /// Calls f for every run.
   template <class F>
   void for_each(const F& f) {
     std::apply([&](auto&... runs) { ((runs ? f(*runs) : void()), ...); }, runs_);
   }
+  std::size_t all_lane_bytes() const { return multiply_bytes(static_cast<std::size_t>(lanes_), lane_bytes_); }
 
+  std::array<Slot<PathCall<Compute>>, 3> calls_;  // at most three paths have the same operand type
   std::conditional_t<std::same_as<Operand, Compute>, OtherRuns, Bf16Runs> runs_;
+  bool has_others_ = false;
+  index_t count_ = 0, lanes_ = 0;
+  std::size_t lane_bytes_ = 0, common_bytes_ = 0;
 };
 
-/// Returns whether the operands of a path are of type Operand, in a call that computes in Compute.
-template <class Operand, class Compute>
-constexpr bool has_operands(Path path) {
-  return (path == Path::prefill_bf16 || path == Path::decode_bf16) != std::same_as<Operand, Compute>;
-}
+/// What run_phase does with a phase, apart from counting its bytes.
+struct PhaseStep {
+  Workspace* workspace = nullptr;  // if given, run_phase computes the phase in this memory, from `offset` on
+  std::size_t offset = 0;
+  Explainer* explainer = nullptr;   // if given, run_phase explains the phase
+  std::size_t workspace_bytes = 0;  // for the explanation: of the whole call
+};
 
-/// The paths of a call: at most three have the same operand type.
-template <class Compute>
-using PathCalls = std::array<Slot<PathCall<Compute>>, 3>;
+SSMAX_END
 
-/// Adds the paths with operands of type Operand that sequences take. Returns whether some sequences take a path with
-/// the other operand type.
+SSMAX_BEGIN_COMPILED
+
+/// Returns the bytes of memory that a phase needs. Explains and computes the phase as `step` says.
 template <class Operand, class Compute>
-bool add_paths_of_sequences(PathRuns<Operand, Compute>& runs, PathCalls<Compute>& calls,
-                            const Problem<Compute>& problem, const Variant<Compute>& variant,
-                            const Result<Compute>& result, index_t threads, bool explains) {
-  bool has_others = false;
-  auto* call = calls.data();
-  for (const Path path :
-       {Path::short_keys, Path::decode, Path::prefill, Path::decode_bf16, Path::prefill_bf16}) {
-    const PathSequences<Compute> sequences(problem, result, path, explains);
-    if (!sequences) continue;
-    if (!has_operands<Operand, Compute>(path)) {
-      has_others = true;
-      continue;
-    }
-    const Route route{path, sequences.reason()};
-    runs.add((call++)->emplace(problem, variant, result, threads, route, sequences));
+std::size_t run_phase(const detail::Phase<Compute>& phase, const detail::PhaseStep& step,
+                      const shared::AnyExecutor& executor) {
+  detail::PathRuns<Operand, Compute> runs(phase, executor);
+  std::size_t bytes = runs.bytes();
+  if (step.explainer != nullptr) runs.explain(*step.explainer, step.workspace_bytes);
+  if (step.workspace != nullptr)
+    runs.run(step.workspace->reserve(detail::add_bytes(step.offset, bytes)) + step.offset, executor);
+  if constexpr (!std::same_as<Operand, Compute>) {
+    // Both operand types use the same memory, one after the other.
+    if (runs.has_others()) bytes = std::max(bytes, run_phase<Compute>(phase, step, executor));
   }
-  return has_others;
+  return bytes;
 }
 
-/// Returns the bytes of a workspace that a call needs.
-template <class Operand, class Compute>
-std::size_t workspace_bytes(Problem<Compute> problem, const Variant<Compute>& variant,
-                            const Result<Compute>& result, const AnyExecutor& executor) {
-  Explanation explanation;
-  problem.caller.explanation = &explanation;
-  problem.caller.only_explains = true;
-  compiled::run_attention<Operand>(problem, variant, result, nullptr, executor);
-  return explanation.workspace_bytes;
-}
+SSMAX_END
 
-/// Computes a call whose sequences may have shared keys. Returns false, and has no effect, if no sequence has.
+SSMAX_BEGIN_DETAIL
+
+/// The sequences of a call that have their own lengths or may have shared keys, and the phases that compute them.
 template <class Operand, class Compute>
-bool run_shared(const Problem<Compute>& problem, const Variant<Compute>& variant,
-                const Result<Compute>& result, Workspace& workspace, const AnyExecutor& executor) {
-  // 1. Find the groups of sequences.
-  using Groups = SharedKeyGroups<Compute>;
-  Arena count;
-  const Groups counted(count, problem);
-  std::byte* memory = workspace.reserve(count.used());
-  Arena first(memory);
-  Groups groups(first, problem);
-  if (groups.is_empty()) return false;
-  // 2. Reserve memory for the groups, the states and the largest pass.
-  take_states(count, problem, groups.most_queries());
-  std::size_t pass_bytes = workspace_bytes<Operand>(groups.of_other_keys(), variant, result, executor);
-  for (index_t i = 0; i < groups.size(); ++i)
-    pass_bytes =
-        std::max(pass_bytes, workspace_bytes<Operand>(groups.of_group(i), variant, result, executor));
-  const Caller& caller = problem.caller;
-  if (caller.only_explains) {
-    // The source of a planned call may have no shared keys.
-    Problem<Compute> unshared = problem;
-    unshared.shared.is_searched = true;
-    pass_bytes = std::max(pass_bytes, workspace_bytes<Operand>(unshared, variant, result, executor));
-    compiled::run_attention<Operand>(groups.of_other_keys(), variant, result, nullptr, executor);
-    caller.explanation->workspace_bytes = add_bytes(count.used(), pass_bytes);
+class SequenceRun {
+ public:
+  SequenceRun(const Problem<Compute>& problem, const Variant<Compute>& variant, const Result<Compute>& result)
+      : problem_(problem), variant_(variant), result_(result) {}
+
+  /// Returns whether the sequences of a call must be listed.
+  static bool is_needed(const Problem<Compute>& problem, const Result<Compute>& result) {
+    return problem.lengths.is_given() || SharedKeyGroups<Compute>::may_share(problem, result);
+  }
+
+  /// Computes the call. Returns false, and has no effect, if its batch entries are alike.
+  bool run(Workspace& workspace, const AnyExecutor& executor, Explainer& explainer) {
+    const bool may_share = SharedKeyGroups<Compute>::may_share(problem_, result_);
+    // 1. List and route the sequences, and find those with shared keys.
+    Arena count;
+    list(count, may_share, explainer.explains);
+    const std::size_t list_bytes = count.used();
+    Arena arena(workspace.reserve(list_bytes));
+    list(arena, may_share, explainer.explains);
+    const bool shares = may_share && !groups_->is_empty();
+    if (!shares && !problem_.lengths.is_given()) return false;
+    // 2. Count the bytes of the largest phase. The source of a planned call may have no shared keys.
+    std::size_t phase_bytes = 0;
+    if (shares) {
+      if (explainer.only_explains) phase_bytes = run_phase(rest(result_), {}, executor);
+      groups_->narrow(sequences_, result_, explainer.explains);
+      take_states(count, problem_, groups_->most_queries());
+    }
+    for_each_phase({}, [&](const Phase<Compute>& phase) {
+      phase_bytes = std::max(phase_bytes, run_phase(phase, {}, executor));
+    });
+    const std::size_t bytes = add_bytes(count.used(), phase_bytes);
+    // 3. Explain.
+    if (explainer.explains) {
+      const PhaseStep step{.explainer = &explainer, .workspace_bytes = bytes};
+      if (!has_rows_) explainer.publish(Explanation());
+      for_each_phase({}, [&](const Phase<Compute>& phase) { run_phase(phase, step, executor); });
+      if (explainer.only_explains) return true;
+    }
+    // 4. Compute. The list stays where it is.
+    const Workspace listed = workspace.grow(bytes);
+    AttentionState<Compute> states{};
+    if (shares) {
+      Arena rest(workspace.reserve(bytes));
+      rest.take<std::byte>(static_cast<index_t>(list_bytes));
+      states = take_states(rest, problem_, groups_->most_queries());
+    }
+    const PhaseStep step{.workspace = &workspace, .offset = count.used()};
+    for_each_phase(states, [&](const Phase<Compute>& phase) { run_phase(phase, step, executor); });
     return true;
   }
-  std::byte* const reserved = workspace.reserve(add_bytes(count.used(), pass_bytes));
-  Arena arena(reserved);
-  if (reserved != memory) {
-    groups = Groups(arena, problem);
-  } else {
-    arena.take<std::byte>(static_cast<index_t>(first.used()));
+
+ private:
+  /// Lists and routes the sequences. Without a block of memory, counts its bytes.
+  void list(Arena& arena, bool may_share, bool explains) {
+    const index_t count = problem_.sequences();
+    auto* const sequences = arena.take<Sequence>(count);
+    if (sequences != nullptr) {
+      sequences_ = {sequences, static_cast<std::size_t>(count)};
+      for (index_t b = 0; b < count; ++b) {
+        Sequence& sequence = sequences[b] = sequence_of(problem_, b);
+        if (sequence.queries == 0) continue;
+        has_rows_ = true;
+        const Route route = detail::route(problem_, result_, sequence, 1, explains);
+        sequence.path = route.path;
+        sequence.reason = route.reason;
+      }
+    }
+    if (may_share) groups_.emplace(arena, problem_, sequences_);
   }
-  // 3. Compute the states after the shared keys, and continue from them.
-  const index_t queries = groups.most_queries();
-  const AttentionState<Compute> states = take_states(arena, problem, queries);
-  SoftmaxState<Compute>{states.shift.data_handle(), states.sum.data_handle(), states.o.data_handle()}.reset(
-      states.shift.size(), problem.value_width());
-  Workspace rest(std::span(reserved + count.used(), pass_bytes));
-  for (index_t i = 0; i < groups.size(); ++i)
-    compiled::run_attention<Operand>(groups.of_group(i), variant, Result<Compute>{.state = states}, &rest,
-                                     executor);
-  Result<Compute> continued = result;
-  continued.start = states;
-  compiled::run_attention<Operand>(groups.of_other_keys(), variant, continued, &rest, executor);
-  if (caller.explanation != nullptr)
-    caller.explanation->workspace_bytes = add_bytes(count.used(), pass_bytes);
-  return true;
-}
+
+  /// Calls f(phase) for the groups of sequences with shared keys, which write `states`, and for all other keys.
+  template <class F>
+  void for_each_phase(const AttentionState<Compute>& states, const F& f) {
+    if (!groups_ || groups_->is_empty()) return f(rest(result_));
+    const Result<Compute> shared{.state = states};
+    for (index_t i = 0; i < groups_->size(); ++i) {
+      f(Phase<Compute>{.problem = problem_,
+                       .variant = variant_,
+                       .result = shared,
+                       .sequences = groups_->sequences(i),
+                       .are_together = true,
+                       .shared_sequences = groups_->shared_sequences()});
+    }
+    Result<Compute> continued = result_;
+    continued.start = states;
+    f(rest(continued));
+  }
+  Phase<Compute> rest(const Result<Compute>& result) {
+    return {.problem = problem_,
+            .variant = variant_,
+            .result = result,
+            .sequences = sequences_,
+            .shared_sequences = groups_ ? groups_->shared_sequences() : 0};
+  }
+  static std::size_t run_phase(const Phase<Compute>& phase, const PhaseStep& step,
+                               const AnyExecutor& executor) {
+    return compiled::run_phase<Operand>(phase, step, executor);
+  }
+
+  const Problem<Compute>& problem_;
+  const Variant<Compute>& variant_;
+  const Result<Compute>& result_;
+  std::span<Sequence> sequences_{};
+  Slot<SharedKeyGroups<Compute>> groups_;
+  bool has_rows_ = false;
+};
 
 SSMAX_END
 
@@ -219,42 +284,27 @@ void run_attention(const shared::Problem<Compute>& problem, const shared::Varian
                    const shared::Result<Compute>& result, Workspace* workspace,
                    const shared::AnyExecutor& executor) {
   detail::Explainer explainer(problem.caller);
-  if (problem.rows() == 0 || problem.entries() == 0 || problem.kv_heads() == 0) {
+  if (problem.q.extent(2) == 0 || problem.heads_per_kv_head() == 0 || problem.sequences() == 0 ||
+      problem.kv_heads() == 0) {
     if (explainer.explains) explainer.publish(Explanation());
     return;
   }
   Workspace own;
   if (workspace == nullptr) workspace = &own;
-  if (detail::SharedKeyGroups<Compute>::may_share(problem, result) &&
-      detail::run_shared<Operand>(problem, variant, result, *workspace, executor))
+  using Sequences = detail::SequenceRun<Operand, Compute>;
+  if (Sequences::is_needed(problem, result) &&
+      Sequences(problem, variant, result).run(*workspace, executor, explainer))
     return;
-  bool is_others = false;  // whether a path needs operands Compute in place of Operand
-  detail::PathRuns<Operand, Compute> runs;
-  detail::PathCalls<Compute> calls;
-  const index_t threads = executor.concurrency();
-  if (problem.lengths.is_given()) {
-    is_others =
-        detail::add_paths_of_sequences(runs, calls, problem, variant, result, threads, explainer.explains);
-  } else {
-    const detail::Route route = detail::route(problem, result, explainer.explains);
-    is_others = !detail::has_operands<Operand, Compute>(route.path);
-    if (!is_others) runs.add(calls[0].emplace(problem, variant, result, threads, route));
+  const detail::Phase<Compute> phase{.problem = problem,
+                                     .variant = variant,
+                                     .result = result,
+                                     .route = detail::route(problem, result, explainer.explains)};
+  detail::PhaseStep step{.workspace = explainer.only_explains ? nullptr : workspace};
+  if (explainer.explains) {
+    step.explainer = &explainer;
+    step.workspace_bytes = run_phase<Operand>(phase, {}, executor);
   }
-  if (!runs.is_empty()) {
-    runs.run(*workspace, executor, explainer);
-  } else if (!is_others && explainer.explains) {
-    explainer.publish(Explanation());
-  }
-  if constexpr (!std::same_as<Operand, Compute>) {
-    if (!is_others) return;
-    shared::Problem<Compute> others = problem;
-    others.shared.is_searched = true;
-    Explanation* const explanation = problem.caller.explanation;
-    const std::size_t bytes = explanation != nullptr && !runs.is_empty() ? explanation->workspace_bytes : 0;
-    run_attention<Compute>(others, variant, result, workspace, executor);
-    // Both operand types use the same memory, one after the other.
-    if (explanation != nullptr) explanation->workspace_bytes = std::max(explanation->workspace_bytes, bytes);
-  }
+  run_phase<Operand>(phase, step, executor);
 }
 
 SSMAX_END

@@ -4,10 +4,9 @@
 #include <algorithm>
 #include <atomic>
 
-#include "../../memory/slot.hpp"
 #include "../forward/short.hpp"
 #include "explain.hpp"
-#include "path_sequences.hpp"
+#include "phase.hpp"
 
 SSMAX_BEGIN_DETAIL
 
@@ -18,19 +17,17 @@ class ShortRun {
  public:
   explicit ShortRun(const PathCall<Compute>& call)
       : call_(call),
-        tiles_((call.problem.rows() + size_ - 1) / size_),
-        all_(call.problem.kv_heads() *
-             (call.sequences ? call.sequences.blocks(size_) : call.problem.entries() * tiles_)),
+        all_(call.phase.problem.kv_heads() * call.blocks(size_)),
         share_(std::clamp<index_t>(all_ / (8 * call.threads), 1, 64)) {
     Arena count;
-    const Memory counted(count, call.problem.width(), call.problem.value_width());
+    const Memory counted(count, call.phase.problem.width(), call.phase.problem.value_width());
     lane_bytes_ = count.used();
   }
 
   const PathCall<Compute>& call() const { return call_; }
   index_t pieces() const { return (all_ + share_ - 1) / share_; }
   std::size_t lane_bytes() const { return lane_bytes_; }
-  std::size_t common_bytes() const { return call_.sequences.queue_bytes(); }
+  std::size_t common_bytes() const { return call_.queue_bytes(); }
 
   void explain(Explanation& e) const {
     e.query_block = size_;
@@ -39,31 +36,32 @@ class ShortRun {
     e.tasks = pieces();
   }
 
-  void bind(std::byte* common) { queue_ = call_.sequences.queue(common, size_, call_.problem.kv_heads()); }
+  void bind(std::byte* common) { queue_ = call_.queue(common, size_); }
 
   void run(std::byte* scratch) {
-    const Problem<Compute>& problem = call_.problem;
-    const index_t tasks = pieces();
+    const Problem<Compute>& problem = call_.phase.problem;
+    const index_t tasks = pieces(), kv_heads = problem.kv_heads();
     index_t i = next_++;
     if (i >= tasks) return;
     Arena arena(scratch);
     const Memory own(arena, problem.width(), problem.value_width());
-    Slot<SequenceCall<Compute>> sequence;
-    Slot<ShortTask<Compute>> task;
-    if (!call_.sequences) task.emplace(problem, call_.variant, call_.result, own);
+    ShortTask<Compute> task(problem, call_.phase.variant, call_.phase.result, own);
+    const auto attend = [&](const Sequence& sequence, index_t at) {
+      const index_t tiles = call_.blocks_of(sequence, size_);
+      task.attend(sequence, at / tiles % kv_heads, at % tiles, tiles);
+    };
+    Sequence entry;
+    const index_t tiles_of_entry = all_ / std::max<index_t>(problem.sequences(), 1);
     for (; i < tasks; i = next_++) {
-      for (index_t g = i * share_; g < std::min(all_, (i + 1) * share_); ++g) {
-        if (!call_.sequences) {
-          task->attend(problem.first_entry() * problem.kv_heads() + g / tiles_, g % tiles_, tiles_);
+      for (index_t tile = i * share_; tile < std::min(all_, (i + 1) * share_); ++tile) {
+        if (call_.is_queued()) {
+          const SequenceQueue::Place at = queue_[tile];
+          attend(call_.together(at.sequence).front(), at.task);
           continue;
         }
-        const SequenceQueue::Place at = queue_[g];
-        if (!sequence || sequence->problem.sequence != at.sequence) {
-          sequence.emplace(problem, call_.result, at.sequence);
-          task.emplace(sequence->problem, call_.variant, sequence->result, own);
-        }
-        const index_t own_tiles = (sequence->problem.rows() + size_ - 1) / size_;
-        task->attend(at.sequence * problem.kv_heads() + at.task / own_tiles, at.task % own_tiles, own_tiles);
+        if (const index_t batch = tile / tiles_of_entry; batch != entry.batch)
+          entry = sequence_of(problem, batch);
+        attend(entry, tile % tiles_of_entry);
       }
     }
   }
@@ -75,7 +73,6 @@ class ShortRun {
 
   const PathCall<Compute>& call_;
   const index_t size_ = Memory::tile_size();
-  index_t tiles_;  // per kv head, without sequence lengths
   index_t all_;    // tiles of all kv heads
   index_t share_;  // tiles of a task
   std::size_t lane_bytes_ = 0;

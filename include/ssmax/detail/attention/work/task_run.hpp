@@ -17,14 +17,13 @@
 #include "../../memory/slot.hpp"
 #include "../operands/gather.hpp"
 #include "explain.hpp"
-#include "path_sequences.hpp"
+#include "phase.hpp"
 
 SSMAX_BEGIN_DETAIL
 
-/// The split of a call into tasks.
+/// The split of the sequences of a path into tasks.
 struct Partition {
   index_t queries = 0;  // largest number of queries of a task
-  index_t blocks = 0;   // largest number of query blocks per kv head
   index_t tasks = 0;
   index_t chunks = 1;      // key chunks that are separate tasks; 1: a task computes all keys
   index_t max_chunks = 1;  // chunks that have memory: a plan may run with keys of another layout
@@ -61,28 +60,23 @@ inline index_t divisor_up_to(index_t kv_heads, double limit) {
 /// or if the first query sees less than half of its keys.
 template <class Compute>
 void group_heads(const PathCall<Compute>& call, index_t chunks, Partition& cut) {
-  const Problem<Compute>& problem = call.problem;
-  if (chunks < 2 || call.variant.has_runs || call.variant.has_predicate) return;
+  const Problem<Compute>& problem = call.phase.problem;
+  const Variant<Compute>& variant = call.phase.variant;
+  if (chunks < 2 || variant.has_runs || variant.has_predicate) return;
   if (problem.caller.only_explains && !problem.in_cache) return;  // a plan over views has no keys
-  double all = 0, most = 0;                                          // stored keys
+  double all = 0, most = 0;                                       // stored keys
   bool groups = false;
-  const auto add = [&](index_t batch, const Problem<Compute>& of) {
-    const KeyRange stored = of.stored(batch);
+  call.for_each([&](const Sequence& sequence) {
+    const KeyRange stored = sequence.stored;
     if (stored.size() <= 0) return;
     if (all == 0) {
-      const KeyRange seen = call.variant.row(*RowCursor<Compute>(of, batch, 0, 0), stored).keys;
-      groups =
-          2 * seen.size() >= stored.size() && interleaves_heads(problem.keys, batch, stored.begin, key_chunk);
+      const KeyRange seen = variant.row(*QueryCursor(problem, sequence, 0, 0), stored).keys;
+      groups = 2 * seen.size() >= stored.size() &&
+               interleaves_heads(problem.keys, sequence.batch, stored.begin, key_chunk);
     }
     all += static_cast<double>(stored.size());
     most = std::max(most, static_cast<double>(stored.size()));
-  };
-  if (call.sequences) {
-    call.sequences.for_each(add);
-  } else {
-    const index_t first = problem.first_entry();
-    for (index_t batch = first; batch < first + problem.entries(); ++batch) add(batch, problem);
-  }
+  });
   if (!groups) return;
   // A thread takes four groups or more.
   const index_t kv_heads = problem.kv_heads();
@@ -100,15 +94,10 @@ void group_heads(const PathCall<Compute>& call, index_t chunks, Partition& cut) 
 /// Splits a call on one path. The tasks of other paths do not count: their costs differ too much.
 template <class Task, class Compute>
 Partition partition_tasks(const PathCall<Compute>& call, index_t chunks) {
-  const Problem<Compute>& problem = call.problem;
-  const PathSequences<Compute>& sequences = call.sequences;
+  const Problem<Compute>& problem = call.phase.problem;
   const index_t unit = Task::min_queries(), rows = call.rows(), threads = call.threads;
   Partition cut{.queries = std::min(Task::max_queries(), (rows + unit - 1) / unit * unit)};
-  const auto count = [&] {
-    cut.blocks = (rows + cut.queries - 1) / cut.queries;
-    cut.tasks = sequences ? sequences.blocks(cut.queries) * problem.kv_heads()
-                          : problem.entries() * problem.kv_heads() * cut.blocks;
-  };
+  const auto count = [&] { cut.tasks = call.blocks(cut.queries) * problem.kv_heads(); };
   count();
   // Under a causal mask the last query blocks cost the most. Four tasks per thread balance the load.
   while (threads > 1 && cut.tasks < 4 * threads && cut.queries > unit) {
@@ -140,7 +129,7 @@ void for_each_chunk(KeyRange keys, const F& f) {
 }
 
 /// The work of a task in one pass over all tasks.
-enum class Pass {
+enum class TaskPass {
   whole,   // computes all keys and stores results
   chunks,  // computes the states of one key chunk
   merge    // merges the chunks' states and stores results
@@ -157,25 +146,24 @@ class TaskRun {
  public:
   /// Splits the call into tasks and counts their memory.
   explicit TaskRun(const PathCall<Compute>& call) : call_(call) {
-    const Problem<Compute>& problem = call_.problem;
-    KeyRange chunks{std::numeric_limits<index_t>::max(), 0};  // chunks with stored keys of any batch entry
-    const index_t first_entry = problem.first_entry();
-    for (index_t batch = first_entry; batch < first_entry + problem.entries(); ++batch) {
-      const KeyRange stored = problem.stored(batch);
-      if (stored.size() <= 0) continue;
+    const Problem<Compute>& problem = call_.phase.problem;
+    KeyRange chunks{std::numeric_limits<index_t>::max(), 0};  // chunks with stored keys of any sequence
+    call_.phase.for_each([&](const Sequence& sequence) {
+      const KeyRange stored = sequence.stored;
+      if (stored.size() <= 0) return;
       chunks = {std::min(chunks.begin, stored.begin / key_chunk),
                 std::max(chunks.end, (stored.end - 1) / key_chunk + 1)};
-    }
+    });
     first_chunk_ = chunks.begin;
     if (Task::has_few_queries(call_.rows()) && chunks.size() > 1)
       more_totals_ = std::clamp<index_t>(problem.kv_heads() - 1, 0, max_heads_together - 1);
     cut_ = partition_tasks<Task>(call_, chunks.size());
-    if (cut_.chunks > 1) pass_ = Pass::chunks;
+    if (cut_.chunks > 1) pass_ = TaskPass::chunks;
     Arena count;
     const Memory counted(count, cut_.queries, problem);
     block_keys_ = counted.block_keys;
     tile_lanes_ = counted.tile_lanes;
-    states_size_ = counted.states_size();
+    states_size_ = counted.layout.size();
     count.take<Compute>(more_totals_ * states_size_);
     lane_bytes_ = count.used();
     Arena waiting;
@@ -189,7 +177,7 @@ class TaskRun {
   /// Returns the bytes of the scratch memory of a lane.
   std::size_t lane_bytes() const { return lane_bytes_; }
   /// Returns the bytes of the memory that all lanes share.
-  std::size_t common_bytes() const { return add_bytes(waiting_bytes_, call_.sequences.queue_bytes()); }
+  std::size_t common_bytes() const { return add_bytes(waiting_bytes_, call_.queue_bytes()); }
 
   /// Writes the sizes of the tasks.
   void explain(Explanation& e) const {
@@ -199,23 +187,24 @@ class TaskRun {
     e.tasks = cut_.tasks;
     e.key_chunks = cut_.chunks;
     e.heads_together = cut_.heads;
-    e.shared_sequences = call_.problem.shared.sequences;
+    e.shared_sequences = call_.phase.shared_sequences;
   }
 
   /// Takes memory of common_bytes(), and lists the tasks of sequences.
   void bind(std::byte* common) {
     waiting_ = reinterpret_cast<Compute*>(common);
-    queue_ = call_.sequences.queue(common + waiting_bytes_, cut_.queries, call_.problem.kv_heads());
+    queue_ = call_.queue(common + waiting_bytes_, cut_.queries);
   }
 
   /// Computes tasks of the pass until all are taken. `scratch` is memory of lane_bytes().
   void run(std::byte* scratch) {
-    const index_t parts = pass_ == Pass::chunks ? cut_.chunks : 1;  // per group
-    const index_t together = pass_ == Pass::merge ? 1 : cut_.heads, pieces = cut_.tasks / together * parts;
+    const index_t parts = pass_ == TaskPass::chunks ? cut_.chunks : 1;  // per group
+    const index_t together = pass_ == TaskPass::merge ? 1 : cut_.heads,
+                  pieces = cut_.tasks / together * parts;
     index_t i = next_++;
     if (i >= pieces) return;
     Arena arena(scratch);
-    const Memory own(arena, cut_.queries, call_.problem);
+    const Memory own(arena, cut_.queries, call_.phase.problem);
     Compute* const totals = arena.take<Compute>(more_totals_ * states_size_);
     Lane lane(*this, own);
     Head heads[max_heads_together];
@@ -237,51 +226,52 @@ class TaskRun {
       }
       // A task over all keys computes the states of its first chunk directly in its totals.
       const auto begin_totals = [&](Head& head) {
-        if (!head.has_totals) lane.task->begin(head.total, *lane.result);
+        if (!head.has_totals) lane.task.begin(head.total, call_.phase.result);
         head.has_totals = true;
       };
       const auto for_each_head = [&](const auto& f) {
         for (index_t h = 0; h < together; ++h) f(heads[h]);
       };
-      if (call_.result.continues() && pass_ != Pass::chunks) {
+      if (call_.phase.result.continues() && pass_ != TaskPass::chunks) {
         for_each_head([&](Head& head) {
           lane.prepare(head.task);
           begin_totals(head);
         });
       }
-      const KeyRange keys = pass_ == Pass::chunks ? part_of(all_seen, first_chunk_ + i % parts) : all_seen;
+      const KeyRange keys =
+          pass_ == TaskPass::chunks ? part_of(all_seen, first_chunk_ + i % parts) : all_seen;
       for_each_chunk(keys, [&](index_t chunk, KeyRange) {
         for_each_head([&](Head& head) {
           const KeyRange range = part_of(head.seen, chunk);
           if (range.size() <= 0) return;
           lane.prepare(head.task);
-          if (!lane.task->sees_chunk(range)) return;
-          Compute* states = pass_ != Pass::whole ? waiting_states(head.task, chunk)
-                            : head.has_totals    ? own.chunk
-                                                 : head.total;
-          if (pass_ != Pass::merge) lane.task->attend_chunk(range, states);
-          if (pass_ == Pass::chunks) return;
+          if (!lane.task.sees_chunk(range)) return;
+          Compute* states = pass_ != TaskPass::whole ? waiting_states(head.task, chunk)
+                            : head.has_totals        ? own.chunk
+                                                     : head.total;
+          if (pass_ != TaskPass::merge) lane.task.attend_chunk(range, states);
+          if (pass_ == TaskPass::chunks) return;
           if (states == head.total) {
             head.has_totals = true;
           } else {
             begin_totals(head);
-            lane.task->merge(head.total, states);
+            lane.task.merge(head.total, states);
           }
         });
       });
-      if (pass_ == Pass::chunks) continue;
+      if (pass_ == TaskPass::chunks) continue;
       for_each_head([&](Head& head) {
         lane.prepare(head.task);
         begin_totals(head);
-        lane.task->store(head.total, *lane.result);
+        lane.task.store(head.total, call_.phase.result);
       });
     }
   }
 
   /// Begins the next pass. Returns false if the last pass has ended. Requires that all lanes have ended.
   bool next_pass() {
-    if (pass_ != Pass::chunks) return false;
-    pass_ = Pass::merge;
+    if (pass_ != TaskPass::chunks) return false;
+    pass_ = TaskPass::merge;
     next_ = 0;
     return true;
   }
@@ -300,37 +290,35 @@ class TaskRun {
   /// The task that a lane computes now.
   struct Lane {
     const TaskRun& run;
-    const Memory& memory;
-    const Result<Compute>* result;
-    Slot<SequenceCall<Compute>> sequence;
-    Slot<Task> task;
+    Task task;
+    Sequence entry{};  // the batch entry, unless tasks come from a queue
     KeyRange seen{};
     index_t prepared = -1;
 
-    Lane(const TaskRun& a_run, const Memory& a_memory)
-        : run(a_run), memory(a_memory), result(&a_run.call_.result) {}
+    Lane(const TaskRun& a_run, const Memory& memory)
+        : run(a_run), task(a_run.call_.phase.problem, a_run.call_.phase.variant, memory) {}
 
     /// Prepares the task with number `index`, unless it is prepared. Returns the hull of its visible keys.
     KeyRange prepare(index_t index) {
       if (index == prepared) return seen;
-      const PathCall<Compute>& call = run.call_;
-      const Problem<Compute>* from = &call.problem;
-      index_t heads = from->entries() * from->kv_heads(), blocks = run.cut_.blocks, place = index;
-      const index_t queries = run.cut_.queries;
-      if (call.sequences) {
-        const SequenceQueue::Place at = run.queue_[index];
-        sequence.emplace(call.problem, call.result, at.sequence);
-        from = &sequence->problem;
-        result = &sequence->result;
-        heads = from->kv_heads();
-        blocks = (from->rows() + queries - 1) / queries;
-        place = at.task;
-      }
-      const index_t head = place % heads, first = (blocks - 1 - place / heads) * queries;
-      task.emplace(*from, call.variant, memory);
       prepared = index;
-      return seen = task->prepare(from->first_entry() + head / from->kv_heads(), head % from->kv_heads(),
-                                  first, std::min(queries, from->rows() - first));
+      const PathCall<Compute>& call = run.call_;
+      const Problem<Compute>& problem = call.phase.problem;
+      const index_t kv_heads = problem.kv_heads();
+      if (call.is_queued()) {
+        const SequenceQueue::Place at = run.queue_[index];
+        return enter(call.together(at.sequence), at.task % kv_heads, at.task / kv_heads);
+      }
+      const index_t heads = problem.sequences() * kv_heads, head = index % heads, batch = head / kv_heads;
+      if (entry.batch != batch) entry = sequence_of(problem, batch);
+      return enter({&entry, 1}, head % kv_heads, index / heads);
+    }
+
+    /// Prepares a query block, counted from the last one.
+    KeyRange enter(std::span<const Sequence> sequences, index_t kv_head, index_t block) {
+      const index_t queries = run.cut_.queries, rows = run.call_.rows_of(sequences.front()),
+                    first = (run.call_.blocks_of(sequences.front(), queries) - 1 - block) * queries;
+      return seen = task.prepare(sequences, kv_head, first, std::min(queries, rows - first));
     }
   };
 
@@ -348,7 +336,7 @@ class TaskRun {
   index_t block_keys_ = 0, tile_lanes_ = 0, states_size_ = 0;
   Compute* waiting_ = nullptr;  // the states of key chunks
   SequenceQueue queue_;
-  Pass pass_ = Pass::whole;
+  TaskPass pass_ = TaskPass::whole;
   std::atomic<index_t> next_{0};
 };
 
