@@ -152,8 +152,12 @@ std::size_t run_phase(const detail::Phase<Compute>& phase, const detail::PhaseSt
   detail::PathRuns<Operand, Compute> runs(phase, executor);
   std::size_t bytes = runs.bytes();
   if (step.explainer != nullptr) runs.explain(*step.explainer, step.workspace_bytes);
-  if (step.workspace != nullptr)
-    runs.run(step.workspace->reserve(detail::add_bytes(step.offset, bytes)) + step.offset, executor);
+  Workspace list_memory;  // keeps the sequences of the phase where they are
+  if (step.workspace != nullptr) {
+    const std::size_t end = detail::add_bytes(step.offset, bytes);
+    list_memory = step.workspace->grow(end);
+    runs.run(step.workspace->reserve(end) + step.offset, executor);
+  }
   if constexpr (!std::same_as<Operand, Compute>) {
     // Both operand types use the same memory, one after the other.
     if (runs.has_others()) bytes = std::max(bytes, run_phase<Compute>(phase, step, executor));
@@ -188,17 +192,18 @@ class SequenceRun {
     list(arena, may_share, explainer.explains);
     const bool shares = may_share && !groups_->is_empty();
     if (!shares && !problem_.lengths.is_given()) return false;
-    // 2. Count the bytes of the largest phase. The source of a planned call may have no shared keys.
-    std::size_t phase_bytes = 0;
+    // 2. Reserve memory for the list, the states after shared keys, and the largest phase.
+    std::size_t bytes = 0;
     if (shares) {
-      if (explainer.only_explains) phase_bytes = run_phase(rest(result_), {}, executor);
+      // The source of a planned call may have no shared keys.
+      if (explainer.only_explains) bytes = run_phase(rest(result_), {}, executor);
       groups_->narrow(sequences_, result_, explainer.explains);
       take_states(count, problem_, groups_->most_queries());
     }
-    for_each_phase({}, [&](const Phase<Compute>& phase) {
-      phase_bytes = std::max(phase_bytes, run_phase(phase, {}, executor));
-    });
-    const std::size_t bytes = add_bytes(count.used(), phase_bytes);
+    if (shares || explainer.explains)
+      for_each_phase(
+          {}, [&](const Phase<Compute>& phase) { bytes = std::max(bytes, run_phase(phase, {}, executor)); });
+    bytes = add_bytes(count.used(), bytes);
     // 3. Explain.
     if (explainer.explains) {
       const PhaseStep step{.explainer = &explainer, .workspace_bytes = bytes};
@@ -206,14 +211,12 @@ class SequenceRun {
       for_each_phase({}, [&](const Phase<Compute>& phase) { run_phase(phase, step, executor); });
       if (explainer.only_explains) return true;
     }
-    // 4. Compute. The list stays where it is.
-    const Workspace listed = workspace.grow(bytes);
-    AttentionState<Compute> states{};
-    if (shares) {
-      Arena rest(workspace.reserve(bytes));
-      rest.take<std::byte>(static_cast<index_t>(list_bytes));
-      states = take_states(rest, problem_, groups_->most_queries());
-    }
+    // 4. Compute.
+    const Workspace list_memory = workspace.grow(bytes);
+    Arena reserved(workspace.reserve(bytes));
+    reserved.take<std::byte>(static_cast<index_t>(list_bytes));
+    const auto states =
+        shares ? take_states(reserved, problem_, groups_->most_queries()) : AttentionState<Compute>{};
     const PhaseStep step{.workspace = &workspace, .offset = count.used()};
     for_each_phase(states, [&](const Phase<Compute>& phase) { run_phase(phase, step, executor); });
     return true;
