@@ -319,7 +319,7 @@ TEST_CASE("attend_group is bit-identical to its three steps, and leaves an irreg
       for (const index_t keys : {32, 64}) {
         for (const bool is_first : {false, true}) {
           INFO(target << ", " << vectors << " vectors, " << keys << " keys");
-          const index_t panels = 3, channels = panels * products.rows, panel = keys * products.rows;
+          const index_t panels = 3, channels = panels * products.pass, panel = keys * products.pass;
           const auto i = static_cast<std::size_t>(vectors - 1);
           Block steps(products, keys, channels, is_first), at_once = steps;
           const auto attend = [&](Block& block) {
@@ -328,7 +328,7 @@ TEST_CASE("attend_group is bit-identical to its three steps, and leaves an irreg
           };
           const auto change = products.group_weights[i](steps.s.data(), keys, steps.state(), steps.weights());
           products.rescale(steps.o.data(), channels, steps.factor.data());
-          products.accumulate[i](steps.values.data(), products.rows, panel, panels, steps.weights(), keys,
+          products.accumulate[i](steps.values.data(), products.pass, panel, panels, steps.weights(), keys,
                                  steps.o.data());
           CHECK(attend(at_once) == change);
           CHECK(at_once == steps);

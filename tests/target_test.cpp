@@ -64,7 +64,7 @@ TEST_CASE("a target's tables have the products of bfloat16 that its capabilities
     INFO(ssmax::target_name(target));
     const auto offers = ssmax::detail::bf16_capabilities(target);
     const auto& products = ssmax::detail::kernels<PrefillKernels<float, bfloat16>>();
-    CHECK((products.rows > 0 && products.logits[0] != nullptr) == offers.has_products);
+    CHECK((products.pass > 0 && products.logits[0] != nullptr) == offers.has_products);
     const auto& pair_dots = ssmax::detail::kernels<PairDecodeKernels<float, bfloat16>>();
     CHECK((pair_dots.logits != nullptr) == offers.has_pair_dots);
   }

@@ -46,7 +46,7 @@ SSMAX_INLINE constexpr index_t tuple_at(index_t row, index_t lane, index_t group
 /// functions are null (dispatch/bf16.hpp lists the targets).
 template <class T, class E = T>
 struct PrefillKernels {
-  index_t rows = 0;             // keys, or channels of V, per pass: counts are multiples of it
+  index_t pass = 0;             // keys, or channels of V, per pass: counts are multiples of it
   index_t width = 0;            // queries per vector
   index_t depth = 1;            // channels of q and k are padded with 0 to a multiple of it
   index_t alignment = 1;        // bytes: products read rows of K fastest if they start at multiples of it

@@ -218,7 +218,7 @@ struct KernelTable<PrefillKernels<T>> {
   using S = Simd<T>;
   static_assert(S::tile_vectors == tile_vectors);
   static constexpr PrefillKernels<T> value{
-      .rows = S::tile_rows,
+      .pass = S::tile_rows,
       .width = S::width,
       .transpose = transpose<S>,
       .logits = {tile_logits<S, 1>, tile_logits<S, 2>, tile_logits<S, 3>},

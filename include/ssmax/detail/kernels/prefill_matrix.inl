@@ -120,7 +120,7 @@ struct KernelTable<PrefillKernels<T, bfloat16>> {
   using S = Simd<T>;
   using P = Pairs;
   static constexpr PrefillKernels<T, bfloat16> value{
-      .rows = 32,
+      .pass = 32,
       .width = S::width,
       .depth = 32,
       .alignment = 64,

@@ -239,7 +239,7 @@ struct KernelTable<PrefillKernels<T, bfloat16>> {
   using S = Simd<T>;
   using P = Pairs;
   static constexpr PrefillKernels<T, bfloat16> value{
-      .rows = S::tile_rows,
+      .pass = S::tile_rows,
       .width = S::width,
       .depth = 2,
       .transpose = transpose<S>,

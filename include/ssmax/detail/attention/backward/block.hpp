@@ -90,11 +90,11 @@ class BackwardBlock {
   /// of the keys is visible to a query.
   bool attend_tile(const BlockKeys<Compute, Operand>& block, index_t tile, index_t queries, index_t at,
                    Compute* dq) const {
-    const index_t tile_lanes = memory_.tile_lanes, length = products_.width, first = tile * tile_lanes;
+    const index_t tile_lanes = memory_.tile_lanes, width = products_.width, first = tile * tile_lanes;
     const KeyRange keys{block.range.begin + at,
                         std::min(block.range.begin + at + tile_keys, block.range.end)};
     const Hull* hulls = hulls_of<Compute>(variant_, memory_, tile, queries - first, keys);
-    const NeededKeys needed(hulls, queries - first, length, keys, products_.rows);
+    const NeededKeys needed(hulls, queries - first, width, keys, products_.pass);
     if (!needed.any()) return false;
     if constexpr (Op::adds_tiles_together) clear_unneeded(needed, first);
     // 1. Multiply q·kᵀ and dout·vᵀ.
@@ -105,11 +105,11 @@ class BackwardBlock {
     // 2. Compute weights and gradients.
     for (index_t v = 0; v < needed.vectors; ++v) {
       if (needed.of[v].size() > 0)
-        form_gradients(block, first + v * length, keys.begin, needed.of[v], hulls[v]);
+        form_gradients(block, first + v * width, keys.begin, needed.of[v], hulls[v]);
     }
     // 3. Add the products of weights and gradients.
     needed.for_each_rectangle(tile_keys, [&](index_t vectors, index_t v, KeyRange part) {
-      const KeyRange lanes{v * length, (v + vectors) * length};
+      const KeyRange lanes{v * width, (v + vectors) * width};
       if constexpr (!Op::adds_tiles_together) {
         for_each_finite_run(
             {lanes.begin, std::min(lanes.end, queries - first)}, memory_.queries_are_finite + first,
@@ -195,7 +195,7 @@ class BackwardBlock {
   /// Adds the products of the keys `part` to dq of some lanes of a tile.
   void add_keys(const BlockKeys<Compute, Operand>& block, index_t first, KeyRange lanes, KeyRange part,
                 index_t at, Compute* dq) const {
-    const index_t tile_lanes = memory_.tile_lanes, rows = products_.rows;
+    const index_t tile_lanes = memory_.tile_lanes, rows = products_.pass;
     const auto accumulate = products_.accumulate[lanes.size() / products_.width - 1];
     Compute* sums = dq + lanes.begin;
     if constexpr (Op::is_bf16) {
@@ -280,7 +280,7 @@ class BackwardBlock {
   void add_lanes(const BlockKeys<Compute, Operand>& block, KeyRange lanes, index_t at) const {
     const auto& bf16 = memory_.bf16;
     const index_t keys = std::min(tile_keys, block.range.size() - at), first = lanes.begin,
-                  passes = (keys + products_.rows - 1) / products_.rows * products_.rows,
+                  passes = (keys + products_.pass - 1) / products_.pass * products_.pass,
                   depth = in_depths(lanes.size());
     Compute *dk = block.dk + at * memory_.d_pitch, *dv = block.dv + at * memory_.dv_pitch;
     gradient_kernels_.add_product(bf16.weights + first, bf16.lanes, depth, passes,

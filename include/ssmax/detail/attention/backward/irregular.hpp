@@ -10,8 +10,8 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// Does what the kernel `gradients` does if the lse of some lanes is NaN, infinite or too large for an integer in
-/// A. Computes these lanes in double. The kernel computes the other lanes.
+/// Does what the kernel `gradients` does if the lse of some lanes is NaN, infinite or too large for an
+/// integer in Compute. Computes these lanes in double. The kernel computes the other lanes.
 template <class Compute, class Operand>
 void irregular_gradients(const BackwardScratch<Compute, Operand>& memory, index_t lane, index_t keys,
                          Compute* s, Compute* u) {

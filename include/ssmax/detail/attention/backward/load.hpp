@@ -68,7 +68,7 @@ class BackwardLoader {
   /// bf16 path: packs rows of K into panels, with 0 for NaN and infinities. Packs the first part of rotated rows.
   void pack_panels(const Operand* k, index_t k_stride, index_t keys, bool finite, Operand* panels,
                    index_t panel) const {
-    const index_t count = memory_.d_pitch / products_.rows * panel;
+    const index_t count = memory_.d_pitch / products_.pass * panel;
     std::fill_n(panels, count, Operand{});
     products_.pack_values(k, k_stride, 0, keys, forward_.width(), panels, panel);
     if (!finite) copy_finite(panels, count, panels);
@@ -87,33 +87,33 @@ class BackwardLoader {
 
   /// Loads one vector of queries, from lane i on.
   void load_q(index_t i) const {
-    const index_t length = kernels_.width, d = forward_.width();
+    const index_t width = kernels_.width, d = forward_.width();
     Compute *factor = memory_.lane.q_factor, *row_factor = memory_.lane.row_factor;
-    gather_rows(memory_, i, i + length, memory_.depth, [&](const QueryRow& row, Compute* scratch) {
+    gather_rows(memory_, i, i + width, memory_.depth, [&](const QueryRow& row, Compute* scratch) {
       return Op::load_query(forward_, variant_, row, memory_.depth, widened_row(), scratch);
     });
-    for (index_t lane = 0; lane < length; ++lane) {
+    for (index_t lane = 0; lane < width; ++lane) {
       const QueryRow& row = memory_.rows[i + lane];
       factor[lane] = static_cast<Compute>(multipliers_.of_product(row));
       row_factor[lane] = static_cast<Compute>(multipliers_.of_gradient(row.multiplier));
     }
     put_in_lanes(memory_, i, memory_.depth, Op::is_bf16 ? nullptr : factor, memory_.q);
     if constexpr (Op::is_bf16) {
-      std::copy_n(factor, length, memory_.bf16.multiplier + i);
-      std::copy_n(row_factor, length, memory_.bf16.factor + i);
+      std::copy_n(factor, width, memory_.bf16.multiplier + i);
+      std::copy_n(row_factor, width, memory_.bf16.factor + i);
       keep_rows(i, d, memory_.q_rows, memory_.d_pitch);
     } else {
-      gradient_kernels().scale_rows(memory_.in, length, d, row_factor, memory_.q_rows + i * memory_.d_pitch,
+      gradient_kernels().scale_rows(memory_.in, width, d, row_factor, memory_.q_rows + i * memory_.d_pitch,
                                     memory_.d_pitch);
     }
   }
 
   /// Loads the dout of one vector of queries, and sets shift and delta of each query.
   void load_dout(index_t i, const QueryFacts<Compute>* facts) const {
-    const index_t length = kernels_.width, dv = forward_.value_width(), depth = memory_.value_depth;
+    const index_t width = kernels_.width, dv = forward_.value_width(), depth = memory_.value_depth;
     Compute* factor = memory_.lane.row_factor;
     Operand* rows = memory_.dout_rows + i * memory_.dv_pitch;
-    gather_rows(memory_, i, i + length, depth, [&](const QueryRow& of, Compute* scratch) -> const Compute* {
+    gather_rows(memory_, i, i + width, depth, [&](const QueryRow& of, Compute* scratch) -> const Compute* {
       if constexpr (Op::is_bf16) {
         Operand* row = reinterpret_cast<Operand*>(scratch);
         std::copy_n(problem_.dout.template stored_as<Operand>(of.entry, of.query.head, of.row), dv, row);
@@ -123,7 +123,7 @@ class BackwardLoader {
         return problem_.dout.load(of.entry, of.query.head, of.row, scratch);
       }
     });
-    for (index_t lane = i; lane < i + length; ++lane) {
+    for (index_t lane = i; lane < i + width; ++lane) {
       const bool sees_any = memory_.rows[lane].keys.size() > 0;
       factor[lane - i] = normalize(lane, sees_any ? facts[lane] : QueryFacts<Compute>{});
     }
@@ -131,8 +131,8 @@ class BackwardLoader {
       put_in_lanes(memory_, i, depth, nullptr, memory_.dout);
       keep_rows(i, dv, memory_.dout_rows, memory_.dv_pitch);
     } else {
-      gradient_kernels().scale_rows(memory_.in, length, dv, factor, rows, memory_.dv_pitch);
-      for (index_t lane = 0; lane < length; ++lane) memory_.in[lane] = rows + lane * memory_.dv_pitch;
+      gradient_kernels().scale_rows(memory_.in, width, dv, factor, rows, memory_.dv_pitch);
+      for (index_t lane = 0; lane < width; ++lane) memory_.in[lane] = rows + lane * memory_.dv_pitch;
       put_in_lanes(memory_, i, dv, nullptr, memory_.dout);
     }
   }

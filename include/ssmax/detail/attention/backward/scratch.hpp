@@ -100,7 +100,7 @@ struct BackwardScratch : LaneScratch<Compute, Operand> {
 
   /// Returns the width rounded up to whole vectors of every target and whole passes of the products.
   index_t in_pitch(index_t width) const {
-    const index_t unit = std::max<index_t>(16, products.rows);
+    const index_t unit = std::max<index_t>(16, products.pass);
     return (width + unit - 1) / unit * unit;
   }
 

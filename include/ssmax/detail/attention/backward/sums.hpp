@@ -17,13 +17,13 @@ inline index_t key_blocks(const BackwardSequence& sequence) {
 }
 
 /// Returns whether K and V must be copied into rows of HeadSums. The kernels read K and V in place if neither is
-/// converted or rotated and all passes are full: keys and channels of K are multiples of kernels.rows.
+/// converted or rotated and all passes are full: keys and channels of K are multiples of kernels.pass.
 template <class Compute>
 bool packs_keys(const BackwardProblem<Compute>& problem, const BackwardSequence& sequence,
                 const PrefillKernels<Compute>& kernels) {
   if (!problem.forward.keys.are_both(ElementKind::compute)) return true;
   if (problem.forward.rotates_keys()) return true;
-  return sequence.keys % kernels.rows != 0 || problem.forward.width() % kernels.rows != 0;
+  return sequence.keys % kernels.pass != 0 || problem.forward.width() % kernels.pass != 0;
 }
 
 /// The sums of one kv head's gradients. A partial sum adds blocks_per_sum blocks in the layout of the kernels. The
@@ -57,10 +57,10 @@ struct HeadSums {
         v(arena.take<Operand>(packs_keys(problem, sequence, memory.kernels)
                                   ? key_blocks(sequence) * backward_key_block * v_stride
                                   : 0)),
-        panel(backward_key_block * memory.products.rows + 64 / static_cast<index_t>(sizeof(Operand))),
+        panel(backward_key_block * memory.products.pass + 64 / static_cast<index_t>(sizeof(Operand))),
         panels(
             arena.take<Operand>(Operands<Compute, Operand>::is_bf16
-                                    ? key_blocks(sequence) * (memory.d_pitch / memory.products.rows) * panel
+                                    ? key_blocks(sequence) * (memory.d_pitch / memory.products.pass) * panel
                                     : 0)),
         all_dq(arena.take<Compute>(takes_all(problem) ? sequence.rows * problem.forward.width() : 0)),
         all_dk(arena.take<Compute>(takes_all(problem) ? sequence.keys * problem.forward.width() : 0)),

@@ -189,7 +189,7 @@ class BackwardTask {
     return (queries + memory_.tile_lanes - 1) / memory_.tile_lanes * memory_.tile_lanes;
   }
   index_t in_passes(index_t keys) const {
-    return (keys + products_.rows - 1) / products_.rows * products_.rows;
+    return (keys + products_.pass - 1) / products_.pass * products_.pass;
   }
   index_t keys_of(index_t block) const {
     return std::min(backward_key_block, sequence_.keys - block * backward_key_block);
@@ -280,7 +280,7 @@ class BackwardTask {
   /// Returns whether each key has one partial sum and the results have the layout of the partial sums.
   bool keys_have_one_sum() const {
     return problem_.stores_sums() && query_blocks(sequence_) <= blocks_per_sum &&
-           sequence_.keys % kernels_.rows == 0 && forward_.width() == memory_.d_pitch &&
+           sequence_.keys % kernels_.pass == 0 && forward_.width() == memory_.d_pitch &&
            forward_.value_width() == memory_.dv_pitch && problem_.dk.stride(2) == memory_.d_pitch &&
            problem_.dv.stride(2) == memory_.dv_pitch;
   }
@@ -357,7 +357,7 @@ class BackwardTask {
     return keys;
   }
   Operand* panels_of(index_t block) const {
-    return head_sums_.panels + block * (memory_.d_pitch / products_.rows) * head_sums_.panel;
+    return head_sums_.panels + block * (memory_.d_pitch / products_.pass) * head_sums_.panel;
   }
 
   /// Loads queries and dout of a block, unless the last call loaded the same block.

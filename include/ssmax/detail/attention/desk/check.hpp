@@ -93,8 +93,8 @@ inline void check_part(const char* function, const char* first_name, index_t fir
   if (all < count || first > all - count) fail_value(function, first_name, "is", first, what, all);
 }
 
-template <class Compute>
-void check_query_part(const char* function, const Compute& a) {
+template <class Arguments>
+void check_query_part(const char* function, const Arguments& a) {
   if (a.queries == 0 && a.first_query >= 0 && a.first_query <= max_counted - a.q.extent(2)) return;
   check_part(function, "first_query", a.first_query, a.q.extent(2), "leaves no room for q in queries,",
              "queries", a.queries);

@@ -42,20 +42,20 @@ template <int type = 0, class... More>
 void attention(const detail::UntypedArguments&, const More&...) {
   static_assert(type != 0, SSMAX_UNTYPED("attention"));
 }
-template <int type = 0, class S, class M, class... Operand>
+template <int type = 0, class S, class M, class... Rest>
 void attention(const detail::UntypedArguments&, const S&, const M&, const detail::UntypedOptions&,
-               const Operand&...) {
+               const Rest&...) {
   static_assert(type != 0, SSMAX_UNTYPED("attention"));
 }
-template <int type = 0, class S, class M, class C, class... Operand>
+template <int type = 0, class S, class M, class C, class... Rest>
 void attention(const detail::UntypedArguments&, const S&, const M&, const C&, const detail::UntypedOptions&,
-               const Operand&...) {
+               const Rest&...) {
   static_assert(type != 0, SSMAX_UNTYPED("attention"));
 }
 
-template <int type = 0, class Source, class S, class M, class C, class... Operand>
+template <int type = 0, class Source, class S, class M, class C, class... Rest>
 void attention(const detail::UntypedArguments&, const Source&, const S&, const M&, const C&,
-               const detail::UntypedOptions&, const Operand&...) {
+               const detail::UntypedOptions&, const Rest&...) {
   static_assert(type != 0, SSMAX_UNTYPED("attention"));
 }
 
@@ -63,14 +63,14 @@ template <int type = 0, class... More>
 void attention_partial(const detail::UntypedArguments&, const More&...) {
   static_assert(type != 0, SSMAX_UNTYPED("attention_partial"));
 }
-template <int type = 0, class S, class M, class... Operand>
+template <int type = 0, class S, class M, class... Rest>
 void attention_partial(const detail::UntypedArguments&, const S&, const M&, const detail::UntypedOptions&,
-                       const Operand&...) {
+                       const Rest&...) {
   static_assert(type != 0, SSMAX_UNTYPED("attention_partial"));
 }
-template <int type = 0, class S, class M, class C, class... Operand>
+template <int type = 0, class S, class M, class C, class... Rest>
 void attention_partial(const detail::UntypedArguments&, const S&, const M&, const C&,
-                       const detail::UntypedOptions&, const Operand&...) {
+                       const detail::UntypedOptions&, const Rest&...) {
   static_assert(type != 0, SSMAX_UNTYPED("attention_partial"));
 }
 
@@ -78,14 +78,14 @@ template <int type = 0, class... More>
 void attention_backward(const detail::UntypedArguments&, const detail::UntypedGradients&, const More&...) {
   static_assert(type != 0, SSMAX_UNTYPED("attention_backward"));
 }
-template <int type = 0, class S, class M, class... Operand>
+template <int type = 0, class S, class M, class... Rest>
 void attention_backward(const detail::UntypedArguments&, const detail::UntypedGradients&, const S&, const M&,
-                        const detail::UntypedOptions&, const Operand&...) {
+                        const detail::UntypedOptions&, const Rest&...) {
   static_assert(type != 0, SSMAX_UNTYPED("attention_backward"));
 }
-template <int type = 0, class S, class M, class C, class... Operand>
+template <int type = 0, class S, class M, class C, class... Rest>
 void attention_backward(const detail::UntypedArguments&, const detail::UntypedGradients&, const S&, const M&,
-                        const C&, const detail::UntypedOptions&, const Operand&...) {
+                        const C&, const detail::UntypedOptions&, const Rest&...) {
   static_assert(type != 0, SSMAX_UNTYPED("attention_backward"));
 }
 
@@ -93,14 +93,14 @@ template <int type = 0, class Cache, class... More>
 void decode(const detail::UntypedArguments&, const Cache&, const More&...) {
   static_assert(type != 0, SSMAX_UNTYPED("decode"));
 }
-template <int type = 0, class Cache, class S, class M, class... Operand>
+template <int type = 0, class Cache, class S, class M, class... Rest>
 void decode(const detail::UntypedArguments&, const Cache&, const S&, const M&, const detail::UntypedOptions&,
-            const Operand&...) {
+            const Rest&...) {
   static_assert(type != 0, SSMAX_UNTYPED("decode"));
 }
-template <int type = 0, class Cache, class S, class M, class C, class... Operand>
+template <int type = 0, class Cache, class S, class M, class C, class... Rest>
 void decode(const detail::UntypedArguments&, const Cache&, const S&, const M&, const C&,
-            const detail::UntypedOptions&, const Operand&...) {
+            const detail::UntypedOptions&, const Rest&...) {
   static_assert(type != 0, SSMAX_UNTYPED("decode"));
 }
 

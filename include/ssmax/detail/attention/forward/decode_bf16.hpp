@@ -241,7 +241,7 @@ class DecodeBf16Task : public ForwardTask<Compute, DecodeBf16Scratch<Compute, Op
   /// Adds the keys `seen` of a key block to the states.
   void attend_block(KeyRange block, KeyRange seen, const SoftmaxState<Compute>& state) {
     const Hull* hulls = hulls_of(variant_, memory_, 0, count_, block);
-    const NeededKeys needed(hulls, count_, memory_.products.width, block, memory_.products.rows);
+    const NeededKeys needed(hulls, count_, memory_.products.width, block, memory_.products.pass);
     KeyRange keys{memory_.block_keys, 0};  // that some vector of queries needs
     for (index_t v = 0; v < needed.vectors; ++v) {
       if (needed.of[v].size() > 0)

@@ -147,7 +147,7 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
   }
 
   /// Float, double: points held_ at keys in place and returns true if all of these conditions hold:
-  /// - The whole block lies in one key run, is stored as A and needs no rotation.
+  /// - The whole block lies in one key run, is stored as Compute and needs no rotation.
   /// - The values fill whole panels, and are finite if keys are masked.
   /// - The rows are close to each other (are_far returns false).
   bool point_at_keys([[maybe_unused]] KeyRange held) {
@@ -157,14 +157,14 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
       if (problem_.rotates_keys()) return false;
       if (held.size() < memory_.held_keys || held.begin < stored_.begin || held.end > stored_.end)
         return false;
-      if (dv % kernels_.rows != 0) return false;
+      if (dv % kernels_.pass != 0) return false;
       const AnyKeyRun run = problem_.keys.run(batch_, kv_head_, held.begin);
       if (run.count < memory_.held_keys) return false;
       if (are_far(run.k_stride, problem_.width()) || are_far(run.v_stride, dv)) return false;
       const bool masks = variant_.has_predicate || hull_.masks(held);
       const Compute *k = static_cast<const Compute*>(run.k), *v = static_cast<const Compute*>(run.v);
       if (masks && !kernels_.all_finite(v, run.v_stride, memory_.held_keys, dv)) return false;
-      held_ = {held.begin, held.begin, k, run.k_stride, v, run.v_stride, kernels_.rows, true};
+      held_ = {held.begin, held.begin, k, run.k_stride, v, run.v_stride, kernels_.pass, true};
       return true;
     } else {
       return false;
@@ -211,10 +211,10 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
   /// Key blocks without a key stay unchanged.
   void load_held_keys(index_t first, KeyRange keys) {
     const index_t depth = memory_.depth, block_keys = memory_.block_keys,
-                  panels = memory_.channels / kernels_.rows;
+                  panels = memory_.channels / kernels_.pass;
     const index_t at = keys.begin - first, begin = at / block_keys * block_keys,
                   end = (at + keys.size() + block_keys - 1) / block_keys * block_keys;
-    held_ = {first, first, memory_.k, depth, memory_.v, kernels_.rows, memory_.panel, true};
+    held_ = {first, first, memory_.k, depth, memory_.v, kernels_.pass, memory_.panel, true};
     if (!point_at_rows_of_k(keys)) {
       std::fill_n(memory_.k + begin * depth, (at - begin) * depth, Operand{});
       if (finds_rows_ && copies_keys_as_stored()) {
@@ -225,7 +225,7 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
       }
       std::fill_n(memory_.k + (at + keys.size()) * depth, (end - at - keys.size()) * depth, Operand{});
     }
-    const index_t from = begin * kernels_.rows, panel = (end - begin) * kernels_.rows;
+    const index_t from = begin * kernels_.pass, panel = (end - begin) * kernels_.pass;
     if (keys.size() < end - begin) {
       for (index_t p = 0; p < panels; ++p)
         std::fill_n(memory_.v + p * memory_.panel + from, panel, Operand{});
@@ -269,7 +269,7 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
     constexpr index_t short_values = 8;
     // `staged` holds `width` rows of Compute, or twice as many of bfloat16.
     const index_t dv = problem_.value_width(),
-                  most = Op::is_bf16 ? std::max(kernels_.width, kernels_.rows) : kernels_.width;
+                  most = Op::is_bf16 ? std::max(kernels_.width, kernels_.pass) : kernels_.width;
     const bool as_stored = problem_.keys.v_kind() == stored_kind;
     auto* const rows = reinterpret_cast<Operand*>(memory_.staged);
     for (index_t key = keys.begin, count; key < keys.end; key += count) {
@@ -298,7 +298,7 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
     const Hull* hulls = hulls_of(variant_, memory_, tile, queries, block);
     const Operand *k = held_.k + (block.begin - held_.first_row) * held_.k_stride,
                   *values = held_.v + (block.begin - held_.first) * held_.v_stride;
-    const NeededKeys needed(hulls, queries, kernels_.width, block, kernels_.rows);
+    const NeededKeys needed(hulls, queries, kernels_.width, block, kernels_.pass);
     // 1. Compute the logits, and replace them by weights.
     scores_.multiply(needed, memory_.block_keys, k, held_.k_stride, memory_.depth,
                      memory_.q + tile * memory_.depth * tile_lanes, memory_.s);
@@ -309,7 +309,7 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
       // 2. Multiply the weights by V.
       needed.for_each_rectangle(memory_.block_keys, [&](index_t vectors, index_t v, KeyRange keys) {
         kernels_.accumulate[vectors - 1](values + keys.begin * held_.v_stride, held_.v_stride,
-                                         held_.panel_stride, memory_.channels / kernels_.rows,
+                                         held_.panel_stride, memory_.channels / kernels_.pass,
                                          weights_of(memory_, keys.begin, v * kernels_.width), keys.size(),
                                          state.o + v * kernels_.width);
       });
@@ -333,7 +333,7 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
                                     memory_.multipliers + tile * memory_.tile_lanes};
       return attend(memory_.s + keys.begin * memory_.tile_lanes, keys.size(), sums,
                     weights_of(memory_, keys.begin, 0), values + keys.begin * held_.v_stride,
-                    held_.panel_stride, memory_.channels / kernels_.rows, state.o) != TileChange::irregular;
+                    held_.panel_stride, memory_.channels / kernels_.pass, state.o) != TileChange::irregular;
     } else {
       return false;
     }

@@ -25,8 +25,8 @@ struct PrefillScratch : ForwardScratch<Compute, Operand> {
         held_keys(Op::held_keys(depth, channels)),
         layout{.tiles = tiles, .rows = tile_lanes, .channels = channels, .in_lanes = true},
         k(arena.take<Operand>(held_keys * depth)),
-        panel(held_keys * products.rows + 64 / static_cast<index_t>(sizeof(Operand))),
-        v(arena.take<Operand>(channels / products.rows * panel)),
+        panel(held_keys * products.pass + 64 / static_cast<index_t>(sizeof(Operand))),
+        v(arena.take<Operand>(channels / products.pass * panel)),
         k_rows(arena.take<const std::byte*>(2 * key_block)),
         v_rows(arena.take<const std::byte*>(2 * key_block)) {
     chunk = arena.take<Compute>(layout.size());

@@ -74,7 +74,7 @@ class ShortTask {
     load_tile(first);
     const KeyRange block{0, length_};
     const Hull* hulls = hulls_of(variant_, memory_, 0, count_, block);
-    const NeededKeys needed(hulls, count_, width, block, kernels_.rows);
+    const NeededKeys needed(hulls, count_, width, block, kernels_.pass);
     scores_.multiply(needed, key_block, k_, k_stride_, problem_.width(), memory_.q, memory_.s);
     bool masks = variant_.has_predicate;
     for (index_t v = 0; v < needed.vectors; ++v) {
@@ -115,7 +115,7 @@ class ShortTask {
       const AnyKeyRun run = problem_.keys.run(batch_, kv_head_, 0);
       const bool whole = run.count >= length_, rotates = problem_.rotates_keys();
       k_in_place =
-          whole && problem_.keys.k_kind() == ElementKind::compute && length_ % kernels_.rows == 0 && !rotates;
+          whole && problem_.keys.k_kind() == ElementKind::compute && length_ % kernels_.pass == 0 && !rotates;
       v_in_place = whole && problem_.keys.v_kind() == ElementKind::compute && dv % kernels_.width == 0;
       if (k_in_place) {
         k_ = static_cast<const Compute*>(run.k);
@@ -127,7 +127,7 @@ class ShortTask {
       }
     }
     if (!k_in_place) {
-      const index_t passes = (length_ + kernels_.rows - 1) / kernels_.rows * kernels_.rows;
+      const index_t passes = (length_ + kernels_.pass - 1) / kernels_.pass * kernels_.pass;
       std::fill_n(memory_.k, stored_.begin * d, Compute{0});
       load_keys(problem_, variant_, sequence_, kv_head_, stored_, memory_.k + stored_.begin * d, d);
       std::fill_n(memory_.k + stored_.end * d, (passes - stored_.end) * d, Compute{0});

@@ -57,7 +57,7 @@ struct BackwardProblem {
   BackwardStage stage{};
   StageSums<Compute> sums{};  // given if the results of a stage are not stored as Compute
 
-  /// Returns whether the results can hold sums, that is, all are stored as A and gradients are not accumulated.
+  /// Returns whether the results can hold sums, that is, all are stored as Compute and gradients are not accumulated.
   SSMAX_INLINE bool stores_sums() const {
     const auto holds = [](const OutputRows<Compute>& rows) { return rows.kind() == ElementKind::compute; };
     return holds(dq) && holds(dk) && holds(dv) && !accumulates;

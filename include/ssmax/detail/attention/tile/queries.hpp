@@ -21,22 +21,22 @@ enum class UnusedLanes {
 template <class Compute, class Operand, class Row>
 index_t list_queries(const LaneScratch<Compute, Operand>& memory, index_t count, UnusedLanes unused,
                      const Row& row) {
-  const index_t length = memory.kernels.width, lanes = (count + length - 1) / length * length;
-  for (index_t i = 0; i < lanes; i += length) {
+  const index_t width = memory.kernels.width, lanes = (count + width - 1) / width * width;
+  for (index_t i = 0; i < lanes; i += width) {
     Hull hull;
-    const index_t real = std::min(i + length, count);
+    const index_t real = std::min(i + width, count);
     for (index_t lane = i; lane < real; ++lane) {
       // Constructed in place: a copy would stall on store forwarding.
       const QueryRow& made = *new (memory.rows + lane) QueryRow(row(lane));
       hull.add(made.keys);
     }
-    if (real < i + length) {
+    if (real < i + width) {
       QueryRow last = memory.rows[count - 1];
       if (unused != UnusedLanes::repeat_last) last = {last.query, {}, 0};
       if (unused != UnusedLanes::left_out) hull.add(last.keys);
-      std::fill(memory.rows + real, memory.rows + i + length, last);
+      std::fill(memory.rows + real, memory.rows + i + width, last);
     }
-    memory.hulls[i / length] = hull;
+    memory.hulls[i / width] = hull;
   }
   return lanes;
 }
@@ -82,13 +82,13 @@ void load_queries(const Problem<Compute>& problem, const Variant<Compute>& varia
                   index_t count, index_t depth, [[maybe_unused]] Compute* multipliers = nullptr,
                   Compute* widened_row = nullptr) {
   using Op = Operands<Compute, Operand>;
-  const index_t length = memory.kernels.width;
+  const index_t width = memory.kernels.width;
   Compute* factor = memory.lane.q_factor;
-  for (index_t i = 0; i < lanes; i += length) {
+  for (index_t i = 0; i < lanes; i += width) {
     gather_rows(memory, i, count, depth, [&](const QueryRow& row, Compute* scratch) {
       return Op::load_query(problem, variant, row, depth, widened_row, scratch);
     });
-    for (index_t lane = 0; lane < length; ++lane) {
+    for (index_t lane = 0; lane < width; ++lane) {
       factor[lane] = static_cast<Compute>(multiply.of_product(memory.rows[i + lane]));
       if constexpr (Op::is_bf16) {
         Operand* row = reinterpret_cast<Operand*>(memory.staged + lane * memory.pitch);

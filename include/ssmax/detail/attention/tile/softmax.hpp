@@ -21,7 +21,7 @@ struct ForwardScratch : LaneScratch<Compute, Operand> {
       : LaneScratch<Compute, Operand>(arena, queries, d, dv, a_depth),
         products(a_products),
         depth(a_depth),
-        channels((dv + products.rows - 1) / products.rows * products.rows),
+        channels((dv + products.pass - 1) / products.pass * products.pass),
         block_keys(Op::block_keys(depth, channels)),
         s(arena.take<Compute>(key_block * tile_lanes)) {
     if constexpr (Op::is_bf16) {

@@ -58,10 +58,10 @@ struct NeededKeys {
 template <class Compute, class Memory>
 void list_runs(const Variant<Compute>& variant, const Memory& memory, index_t lanes) {
   if (!variant.has_runs) return;
-  const index_t length = memory.kernels.width;
-  for (index_t i = 0; i < lanes; i += length) {
-    memory.distinct_rows[i / length] = variant.has_same_runs(memory.rows + i, length) ? 1 : length;
-    memory.block_hulls[i / length].all = {};
+  const index_t width = memory.kernels.width;
+  for (index_t i = 0; i < lanes; i += width) {
+    memory.distinct_rows[i / width] = variant.has_same_runs(memory.rows + i, width) ? 1 : width;
+    memory.block_hulls[i / width].all = {};
   }
   std::fill_n(memory.masked_keys, memory.tiles, KeyRange{});
 }
@@ -70,9 +70,9 @@ void list_runs(const Variant<Compute>& variant, const Memory& memory, index_t la
 /// vector have the same runs.
 template <class Memory, class F>
 void for_each_vector(const Memory& memory, index_t tile, index_t lanes, const F& f) {
-  const index_t length = memory.kernels.width, first = tile * memory.tile_lanes;
-  for (index_t i = 0; i < std::min(lanes, memory.tile_lanes); i += length) {
-    f(memory.rows + first + i, memory.distinct_rows[(first + i) / length], i / length);
+  const index_t width = memory.kernels.width, first = tile * memory.tile_lanes;
+  for (index_t i = 0; i < std::min(lanes, memory.tile_lanes); i += width) {
+    f(memory.rows + first + i, memory.distinct_rows[(first + i) / width], i / width);
   }
 }
 

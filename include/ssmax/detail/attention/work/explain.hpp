@@ -30,7 +30,7 @@ class Explainer {
         only_explains(caller.only_explains),
         caller_(caller) {}
 
-  /// Sets the values that are known before a driver runs. A is the type of sums.
+  /// Sets the values that are known before a driver runs. Compute is the type of sums.
   template <class Compute>
   void set(const Route& route, index_t rows) {
     route_ = route;
