@@ -10,23 +10,39 @@ SSMAX_BEGIN_SHARED
 /// The number of rows after which a row of a list is prefetched.
 inline constexpr index_t listed_ahead = 64;
 
+/// Keys or values of `width` channels, at any addresses. Row i prefetches row i + listed_ahead: the list has
+/// listed_ahead more rows, which are prefetched only.
+template <class X>
+struct ListedRows {
+  using Element = X;
+  const std::byte* const* rows;
+  index_t count, width;
+  bool ahead = true;
+
+  SSMAX_INLINE const X* operator[](index_t i) const { return reinterpret_cast<const X*>(rows[i]); }
+  SSMAX_INLINE std::uintptr_t later(index_t i) const {
+    return reinterpret_cast<std::uintptr_t>(rows[i + listed_ahead]);
+  }
+  SSMAX_INLINE ListedRows part(index_t begin, index_t size) const {
+    return {rows + begin, size, width, ahead};
+  }
+  SSMAX_INLINE ListedRows without_prefetch() const { return {rows, count, width, false}; }
+  SSMAX_INLINE bool prefetches() const { return ahead; }
+};
+
 /// Kernels of attention with few queries, for keys and values of storage type X. Rows of q are padded with 0
 /// to whole vectors.
 template <class T, class X>
 struct DecodeKernels {
-  /// Writes s[rows × keys] = q[rows × d] · k[keys × d]ᵀ. Prefetches the rows that lie `ahead` bytes after those of k,
-  /// unless `ahead` is 0. They may lie past the end.
-  void (*logits)(const T* q, index_t q_stride, index_t rows, const X* k, index_t k_stride, index_t keys,
-                 index_t d, index_t ahead, T* s, index_t s_stride);
-  /// Computes o[rows × dv] += s[rows × keys] · v[keys × dv]. Prefetches as `logits` does.
-  void (*accumulate)(const T* s, index_t s_stride, index_t rows, index_t keys, const X* v, index_t v_stride,
-                     index_t dv, index_t ahead, T* o, index_t o_stride);
-  /// The same for rows at any addresses. The lists have listed_ahead more rows, which are prefetched only. Null for
-  /// types with factors.
-  void (*listed_logits)(const T* q, index_t q_stride, index_t rows, const std::byte* const* k, index_t keys,
-                        index_t d, T* s, index_t s_stride) = nullptr;
-  void (*accumulate_listed)(const T* s, index_t s_stride, index_t rows, index_t keys,
-                            const std::byte* const* v, index_t dv, T* o, index_t o_stride) = nullptr;
+  /// Writes s[rows × keys] = q[rows × d] · k[keys × d]ᵀ.
+  void (*logits)(StridedRows<const T> q, index_t rows, const KeyRows<X>& k, StridedRows<T> s);
+  /// Computes o[rows × dv] += s[rows × keys] · v[keys × dv].
+  void (*accumulate)(StridedRows<const T> s, index_t rows, const KeyRows<X>& v, StridedRows<T> o);
+  /// The same for rows at any addresses. Null for types with factors.
+  void (*listed_logits)(StridedRows<const T> q, index_t rows, const ListedRows<X>& k,
+                        StridedRows<T> s) = nullptr;
+  void (*accumulate_listed)(StridedRows<const T> s, index_t rows, const ListedRows<X>& v,
+                            StridedRows<T> o) = nullptr;
 };
 
 /// The number of keys that are packed together.
