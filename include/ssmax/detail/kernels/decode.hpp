@@ -71,6 +71,21 @@ struct RowsAhead {
   index_t size = 0, bytes = 0;
 };
 
+/// Values of `width` channels at any addresses.
+template <class E>
+struct FoundRows {
+  const E* const* rows;
+  index_t count, width;
+  RowsAhead<E> ahead;
+};
+
+/// `count` keys of `width` channels that pack_keys has packed.
+template <class E>
+struct PackedKeys {
+  const E* keys;
+  index_t count, width;
+};
+
 /// Kernels of attention with few queries by pair dots. States are those of PrefillKernels<T, E>. In the tables of AMX
 /// and of targets without pair dots, all functions are null (dispatch/bf16.hpp lists the targets).
 template <class T, class E>
@@ -80,17 +95,17 @@ struct PairDecodeKernels {
   void (*pack_keys)(const E* const* k, index_t keys, index_t d, E* packed) = nullptr;
   /// Writes s[rows][keys] = q · packed kᵀ, with logit_pitch numbers from row to row. q is
   /// [parts][pair of channels][group][2]. The products of the parts are added. Rows of s are padded to a whole vector.
-  void (*logits)(const E* q, index_t parts, index_t rows, const E* k, index_t keys, index_t d,
-                 const RowsAhead<E>& ahead, T* s) = nullptr;
+  void (*logits)(const E* q, index_t parts, index_t rows, const PackedKeys<E>& k, const RowsAhead<E>& ahead,
+                 T* s) = nullptr;
   /// Does what PrefillKernels::weights does, for at most 16 rows s[rows][keys]. Writes weights
   /// [rows / 8][logit_pitch / 2][8][2]. `keys` is a multiple of 32. The rows of s and of the state are padded to a
   /// multiple of 8 with finite numbers. Null on targets whose vectors do not hold 16 numbers.
   TileChange (*weights)(const T* s, index_t keys, index_t rows, const TileState<T>& state,
                         E* weights) = nullptr;
-  /// Computes o[rows] += weightsᵀ · v[keys]. `keys` is even. `pitch` is a multiple of two vectors. The rows of o
-  /// are padded to a multiple of 8.
-  void (*accumulate)(const PairWeights<E>& weights, index_t rows, const E* const* v, index_t keys, index_t dv,
-                     const RowsAhead<E>& ahead, T* o, index_t pitch) = nullptr;
+  /// Computes o[rows] += weightsᵀ · v. The number of values is even. o.stride is a multiple of two vectors. The rows
+  /// of o are padded to a multiple of 8.
+  void (*accumulate)(const PairWeights<E>& weights, index_t rows, const FoundRows<E>& v,
+                     StridedRows<T> o) = nullptr;
   /// Computes out[n] = out · factor + in · in_factor. n is a multiple of two vectors.
   void (*merge)(T* out, const T* in, index_t n, T factor, T in_factor) = nullptr;
 };

@@ -54,11 +54,10 @@ class BackwardLoader {
     }
   }
 
-  /// Copies keys and their values to rows of `k_stride` and `v_stride` numbers.
-  void load_keys(index_t batch, index_t kv_head, KeyRange keys, Operand* k, index_t k_stride, Operand* v,
-                 index_t v_stride) const {
-    Op::load_keys(forward_, variant_, batch, kv_head, keys, widened_row(), k, k_stride);
-    Op::load_values(forward_.keys, batch, kv_head, keys, v, v_stride);
+  /// Copies keys to k and their values to v.
+  void load_keys(const HeadKeys& keys, StridedRows<Operand> k, StridedRows<Operand> v) const {
+    Op::load_keys(forward_, variant_, keys, memory_.widened_row, k);
+    Op::load_values(forward_.keys, keys, v);
   }
 
   /// bf16 path: packs rows of K into panels, with 0 for NaN and infinities. Packs the first part of rotated rows.
@@ -73,20 +72,12 @@ class BackwardLoader {
  private:
   using Op = Operands<Compute, Operand>;
 
-  Compute* widened_row() const {
-    if constexpr (Op::is_bf16) {
-      return memory_.bf16.widened_row;
-    } else {
-      return nullptr;
-    }
-  }
-
   /// Loads one vector of queries, from lane i on.
   void load_q(index_t i) const {
     const index_t length = kernels_.width, d = forward_.width();
     Compute *factor = memory_.lane.q_factor, *row_factor = memory_.lane.row_factor;
     gather_rows(memory_, i, i + length, memory_.depth, [&](const Query& query, Compute* scratch) {
-      return Op::load_query(forward_, variant_, query, memory_.depth, widened_row(), scratch);
+      return Op::load_query(forward_, variant_, query, memory_.depth, memory_.widened_row, scratch);
     });
     for (index_t lane = 0; lane < length; ++lane) {
       const QueryRow& row = memory_.rows[i + lane];

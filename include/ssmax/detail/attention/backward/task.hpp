@@ -140,7 +140,7 @@ class BackwardTask {
         const double factor = multipliers_.of_gradient(facts.multiplier);
         if (!Op::is_bf16) multiply(sums, d, static_cast<Compute>(factor), sums);
         if (forward_.has_rope()) {
-          rotate(forward_.rope, sums, d, sums, d, 1, d, rope_position(forward_, variant_, *cursor), true);
+          rotate(forward_.rope, {sums, d}, {sums, d}, 1, d, rope_position(forward_, variant_, *cursor), true);
         }
       }
       const Query& query = *cursor;
@@ -165,7 +165,7 @@ class BackwardTask {
       if (forward_.rotates_keys() && forward_.rows() > 0) {
         const index_t position =
             forward_.key_position + variant_.key_position(query, problem_.first_key() + key);
-        rotate(forward_.rope, dk, d, dk, d, 1, d, position, true);
+        rotate(forward_.rope, {dk, d}, {dk, d}, 1, d, position, true);
       }
       Compute* dv = head_sums_.value_sums(problem_, batch_, kv_head_, key);
       store(problem_.dk, problem_.old_dk, batch_, kv_head_, key, dk);
@@ -312,7 +312,8 @@ class BackwardTask {
     std::fill_n(k, in_passes(count) * head_sums_.k_stride, Operand{});
     std::fill_n(v, in_passes(count) * head_sums_.v_stride, Operand{});
     const index_t key = problem_.first_key() + first;
-    loader_.load_keys(batch_, kv_head_, {key, key + count}, k, head_sums_.k_stride, v, head_sums_.v_stride);
+    loader_.load_keys({batch_, kv_head_, {key, key + count}}, {k, head_sums_.k_stride},
+                      {v, head_sums_.v_stride});
   }
 
   /// Finds NaN and infinities in a block of K. The bf16 path also packs its panels, with 0 for NaN and infinities.

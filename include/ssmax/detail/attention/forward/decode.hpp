@@ -272,7 +272,7 @@ class DecodeTask {
     const index_t d = problem_.width();
     const auto logits = problem_.stored_products.logits;
     if (!reads_keys_in_place()) {
-      load_keys(problem_, variant_, batch_, kv_head_, keys, memory_.wide, d);
+      load_keys(problem_, variant_, {batch_, kv_head_, keys}, {memory_.wide, d});
       kernels<DecodeKernels<Compute, Compute>>().logits({memory_.q, memory_.pitch}, count_,
                                                         {memory_.wide, d, keys.size(), d}, {s, key_chunk});
       return;
@@ -283,7 +283,7 @@ class DecodeTask {
       return problem_.stored_products.listed_logits({memory_.q, memory_.pitch}, count_,
                                                     {memory_.k_rows + first, keys.size(), d}, {s, key_chunk});
     }
-    for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const AnyKeyRun& run) {
+    for_each_run(problem_.keys, {batch_, kv_head_, keys}, [&](index_t key, const AnyKeyRun& run) {
       logits({memory_.q, memory_.pitch}, count_,
              {run.k, run.k_stride, run.count, d,
               prefetching_.template bytes<false>(problem_.keys, batch_, kv_head_, key, run)},
@@ -335,7 +335,7 @@ class DecodeTask {
   /// a mask with runs, the call cuts such a run at visible blocks: so the sums do not depend on what other queries see.
   template <class F>
   void for_each_run_of_values(KeyRange keys, const F& f) const {
-    for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const AnyKeyRun& run) {
+    for_each_run(problem_.keys, {batch_, kv_head_, keys}, [&](index_t key, const AnyKeyRun& run) {
       if (!variant_.has_runs || run.v_factors.channels == nullptr) return f(key, run);
       for (index_t i = 0, count; i < run.count; i += count) {
         count = std::min(run.count - i, visible_block - (key + i) % visible_block);
@@ -360,7 +360,7 @@ class DecodeTask {
             run.v_factors, memory_.scaled, {to, dv});
       });
     } else {
-      load_values(problem_.keys, batch_, kv_head_, keys, memory_.wide, dv);
+      load_values(problem_.keys, {batch_, kv_head_, keys}, {memory_.wide, dv});
       kernels<DecodeKernels<Compute, Compute>>().accumulate({memory_.s + first, key_chunk}, rows,
                                                             {memory_.wide, dv, keys.size(), dv}, {to, dv});
     }
@@ -376,7 +376,7 @@ class DecodeTask {
     for_each_visible_range(keys, [&](KeyRange range) {
       add_finite_values(first + (range.begin - keys.begin), rows, range, out);
     });
-    load_values(problem_.keys, batch_, kv_head_, keys, values, dv);
+    load_values(problem_.keys, {batch_, kv_head_, keys}, {values, dv});
     for (index_t key = keys.begin; key < keys.end; ++key) {
       const index_t at = key - keys.begin;
       for_each_nonfinite(
@@ -390,7 +390,7 @@ class DecodeTask {
     const index_t dv = memory_.dv;
     Compute* const values = memory_.wide;
     const auto add = [&](KeyRange part) {
-      load_values(problem_.keys, batch_, kv_head_, part, values, dv);
+      load_values(problem_.keys, {batch_, kv_head_, part}, {values, dv});
       copy_finite(values, part.size() * dv, values);
       kernels<DecodeKernels<Compute, Compute>>().accumulate(
           {memory_.s + first + (part.begin - keys.begin), key_chunk}, rows, {values, dv, part.size(), dv},
@@ -403,7 +403,7 @@ class DecodeTask {
                    {run.v, run.v_stride, run.count, dv}, run.v_factors, values, memory_.scaled, {to, dv});
       });
     }
-    for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const AnyKeyRun& run) {
+    for_each_run(problem_.keys, {batch_, kv_head_, keys}, [&](index_t key, const AnyKeyRun& run) {
       add({key, key + run.count});
     });
   }

@@ -61,8 +61,7 @@ class PrefillTask {
       cursor.next();
       return row;
     });
-    load_queries(problem_, variant_, scores_.multipliers, memory_, lanes, count, memory_.depth,
-                 memory_.multipliers, memory_.widened_row);
+    load_queries(problem_, variant_, scores_.multipliers, memory_, lanes, count);
     list_runs(variant_, memory_, lanes);
     hull_ = {};
     for (index_t i = 0; i < lanes; i += kernels_.width) hull_.add(memory_.hulls[i / kernels_.width]);
@@ -273,8 +272,8 @@ class PrefillTask {
       if (finds_rows_ && copies_keys_as_stored()) {
         copy_rows(rows_.k, keys.size(), problem_.width(), memory_.k + at * depth, depth);
       } else {
-        Op::load_keys(problem_, variant_, batch_, kv_head_, keys, memory_.widened_row, memory_.k + at * depth,
-                      depth, keys_ahead_);
+        Op::load_keys(problem_, variant_, {batch_, kv_head_, keys}, memory_.widened_row,
+                      {memory_.k + at * depth, depth}, keys_ahead_);
       }
       std::fill_n(memory_.k + (at + keys.size()) * depth, (end - at - keys.size()) * depth, Operand{});
     }
@@ -339,30 +338,34 @@ class PrefillTask {
       if (as_stored && finds_rows_) {
         copy_rows(rows_.v + (key - keys.begin), count, dv, rows, dv);
       } else {
-        Op::load_values(problem_.keys, batch_, kv_head_, {key, key + count}, rows, dv, keys_ahead_);
+        Op::load_values(problem_.keys, {batch_, kv_head_, {key, key + count}}, {rows, dv}, keys_ahead_);
       }
       kernels_.pack_values(rows, dv, row, count, dv, memory_.v, memory_.panel);
     }
   }
 
+  /// Returns the panels of V from the row of a held key on.
+  ValuePanels<Operand> panels_from(const Operand* row) const {
+    return {row, held_.v_stride, held_.panel_stride, memory_.channels / kernels_.rows};
+  }
+
   /// Adds a key block to the states of one tile.
   void attend_block(index_t tile, KeyRange block, const SoftmaxState<Compute>& state) {
     const index_t tile_lanes = memory_.tile_lanes, queries = count_ - tile * tile_lanes;
-    const Hull* hulls = hulls_of(variant_, memory_, tile, queries, block);
     const Operand *k = held_.k + (block.begin - held_.first_row) * held_.k_stride,
                   *values = held_.v + (block.begin - held_.first) * held_.v_stride;
-    const NeededKeys needed(hulls, queries, kernels_.width, block, kernels_.rows);
+    const NeededKeys needed(hulls_of(variant_, memory_, tile, queries, block), queries, kernels_.width, block,
+                            kernels_.rows);
     // 1. Compute the logits, and replace them by weights.
     scores_.multiply(needed, memory_.block_keys, k, held_.k_stride, memory_.depth,
                      memory_.q + tile * memory_.depth * tile_lanes, memory_.s);
-    if (!attend_group(tile, block, needed, hulls, values, state)) {
-      if (form_weights(scores_, memory_, tile, block, problem_.keys.length(batch_), needed, hulls, state)) {
+    if (!attend_group(tile, needed, values, state)) {
+      if (form_weights(scores_, memory_, tile, problem_.keys.length(batch_), needed, state)) {
         kernels_.rescale(state.o, memory_.channels, memory_.lane.rescale);
       }
       // 2. Multiply the weights by V.
       needed.for_each_rectangle(memory_.block_keys, [&](index_t vectors, index_t v, KeyRange keys) {
-        kernels_.accumulate[vectors - 1](values + keys.begin * held_.v_stride, held_.v_stride,
-                                         held_.panel_stride, memory_.channels / kernels_.rows,
+        kernels_.accumulate[vectors - 1](panels_from(values + keys.begin * held_.v_stride),
                                          weights_of(memory_, keys.begin, v * kernels_.width), keys.size(),
                                          state.o + v * kernels_.width);
       });
@@ -373,20 +376,19 @@ class PrefillTask {
   /// Computes both steps after the logits at once if the kernels can, and all vectors of the tile need the same keys.
   /// Returns false, and has no effect, otherwise. Exception: in blocks of more than 64 keys, each vector would read V
   /// from the second-level cache. There the function always returns false.
-  bool attend_group([[maybe_unused]] index_t tile, [[maybe_unused]] KeyRange block,
-                    [[maybe_unused]] const NeededKeys& needed, [[maybe_unused]] const Hull* hulls,
+  bool attend_group([[maybe_unused]] index_t tile, [[maybe_unused]] const NeededKeys& needed,
                     [[maybe_unused]] const Operand* values,
                     [[maybe_unused]] const SoftmaxState<Compute>& state) {
     if constexpr (Op::is_bf16) {
       const auto attend = kernels_.attend_group[needed.vectors - 1];
       if (attend == nullptr || memory_.block_keys > 64) return false;
-      if (!takes_vectors_at_once(scores_, hulls, block, needed)) return false;
+      if (!takes_vectors_at_once(scores_, needed)) return false;
       const KeyRange keys = needed.of[0];
       const TileState<Compute> sums{state.shift, state.sum, memory_.lane.rescale,
                                     memory_.multipliers + tile * memory_.tile_lanes};
       return attend(memory_.s + keys.begin * memory_.tile_lanes, keys.size(), sums,
-                    weights_of(memory_, keys.begin, 0), values + keys.begin * held_.v_stride,
-                    held_.panel_stride, memory_.channels / kernels_.rows, state.o) != TileChange::irregular;
+                    weights_of(memory_, keys.begin, 0), panels_from(values + keys.begin * held_.v_stride),
+                    state.o) != TileChange::irregular;
     } else {
       return false;
     }
@@ -397,7 +399,8 @@ class PrefillTask {
     const index_t tile_lanes = memory_.tile_lanes, queries = std::min(tile_lanes, count_ - tile * tile_lanes);
     for (index_t key = std::max(block.begin, hull_.any.begin); key < std::min(block.end, hull_.any.end);
          ++key) {
-      load_values(problem_.keys, batch_, kv_head_, {key, key + 1}, memory_.staged, problem_.value_width());
+      load_values(problem_.keys, {batch_, kv_head_, {key, key + 1}},
+                  {memory_.staged, problem_.value_width()});
       for_each_nonfinite(variant_, memory_.rows + tile * tile_lanes, queries, key, memory_.staged,
                          problem_.value_width(), [&](index_t lane, index_t c, Compute x) {
                            state.o[c * tile_lanes + lane] +=

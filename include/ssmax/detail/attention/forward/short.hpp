@@ -85,8 +85,9 @@ class ShortTask {
     for (index_t v = 0; v < needed.vectors; ++v) {
       const index_t lane = v * length, from = needed.of[v].begin;
       weigh_values_(memory_.s + from * memory_.tile_lanes + lane, std::min(length, count_ - lane),
-                    std::min(needed.of[v].end, length_) - from, v_ + from * v_stride_, v_stride_,
-                    problem_.value_width(), memory_.factor + lane, memory_.out + lane);
+                    {v_ + from * v_stride_, v_stride_, std::min(needed.of[v].end, length_) - from,
+                     problem_.value_width()},
+                    memory_.factor + lane, memory_.out + lane);
     }
     if (has_nonfinite) add_nonfinite();
     if (!narrows_results(result_)) return;
@@ -130,20 +131,20 @@ class ShortTask {
     if (!k_in_place) {
       const index_t passes = (length_ + kernels_.rows - 1) / kernels_.rows * kernels_.rows;
       std::fill_n(memory_.k, stored_.begin * d, Compute{0});
-      load_keys(problem_, variant_, batch_, kv_head_, stored_, memory_.k + stored_.begin * d, d);
+      load_keys(problem_, variant_, {batch_, kv_head_, stored_}, {memory_.k + stored_.begin * d, d});
       std::fill_n(memory_.k + stored_.end * d, (passes - stored_.end) * d, Compute{0});
     }
     if (!v_in_place) {
       std::fill_n(memory_.v, length_ * memory_.v_pitch, Compute{0});
-      load_values(problem_.keys, batch_, kv_head_, stored_, memory_.v + stored_.begin * memory_.v_pitch,
-                  memory_.v_pitch);
+      load_values(problem_.keys, {batch_, kv_head_, stored_},
+                  {memory_.v + stored_.begin * memory_.v_pitch, memory_.v_pitch});
     }
   }
 
   /// Calls f(key, row of V) for every stored key.
   template <class F>
   void for_each_stored_value(const F& f) const {
-    for_each_run(problem_.keys, batch_, kv_head_, stored_, [&](index_t key, const AnyKeyRun& run) {
+    for_each_run(problem_.keys, {batch_, kv_head_, stored_}, [&](index_t key, const AnyKeyRun& run) {
       for (index_t i = 0; i < run.count; ++i) f(key + i, problem_.keys.load_v(run, i, memory_.staged));
     });
   }
@@ -160,7 +161,7 @@ class ShortTask {
       return row;
     });
     list_runs(variant_, memory_, lanes);
-    load_queries(problem_, variant_, scores_.multipliers, memory_, lanes, count_, problem_.width());
+    load_queries(problem_, variant_, scores_.multipliers, memory_, lanes, count_);
   }
 
   /// Replaces the logits of one vector of queries by weights, and sets shift and sum.

@@ -216,20 +216,20 @@ class AnyKeys {
     load_v_(run.v, run.v_stride, run.v_factors, {i, i + 1}, shape_.value_width, scratch, 0);
     return scratch;
   }
-  /// Writes the keys or values of a run, converted, to `out`. A row of `out` has `stride` numbers.
-  SSMAX_INLINE void copy_k(const AnyKeyRun& run, Compute* out, index_t stride) const {
-    load_k_(run.k, run.k_stride, run.k_factors, {0, run.count}, shape_.width, out, stride);
+  /// Writes the keys or values of a run, converted, to `out`.
+  SSMAX_INLINE void copy_k(const AnyKeyRun& run, StridedRows<Compute> out) const {
+    load_k_(run.k, run.k_stride, run.k_factors, {0, run.count}, shape_.width, out.first, out.stride);
   }
-  SSMAX_INLINE void copy_v(const AnyKeyRun& run, Compute* out, index_t stride) const {
-    load_v_(run.v, run.v_stride, run.v_factors, {0, run.count}, shape_.value_width, out, stride);
+  SSMAX_INLINE void copy_v(const AnyKeyRun& run, StridedRows<Compute> out) const {
+    load_v_(run.v, run.v_stride, run.v_factors, {0, run.count}, shape_.value_width, out.first, out.stride);
   }
-  /// Writes the keys or values of a run to `out`, as bfloat16: element times factors, rounded once. A row of `out` has
-  /// `stride` numbers. Prefetches the rows `ahead` bytes later, unless `ahead` is 0. Requires a quantized type.
-  SSMAX_INLINE void dequantize_k(const AnyKeyRun& run, index_t ahead, bfloat16* out, index_t stride) const {
-    dequantize_k_({run.k, run.k_stride, run.count, shape_.width, ahead}, run.k_factors, {out, stride});
+  /// Writes the keys or values of a run to `out`, as bfloat16: element times factors, rounded once. Prefetches the rows
+  /// `ahead` bytes later, unless `ahead` is 0. Requires a quantized type.
+  SSMAX_INLINE void dequantize_k(const AnyKeyRun& run, index_t ahead, StridedRows<bfloat16> out) const {
+    dequantize_k_({run.k, run.k_stride, run.count, shape_.width, ahead}, run.k_factors, out);
   }
-  SSMAX_INLINE void dequantize_v(const AnyKeyRun& run, index_t ahead, bfloat16* out, index_t stride) const {
-    dequantize_v_({run.v, run.v_stride, run.count, shape_.value_width, ahead}, run.v_factors, {out, stride});
+  SSMAX_INLINE void dequantize_v(const AnyKeyRun& run, index_t ahead, StridedRows<bfloat16> out) const {
+    dequantize_v_({run.v, run.v_stride, run.count, shape_.value_width, ahead}, run.v_factors, out);
   }
 
  private:
@@ -286,12 +286,19 @@ struct KeyShare {
   }
 };
 
+/// Keys [range) of a kv head, of one sequence.
+struct HeadKeys {
+  index_t batch, kv_head;
+  KeyRange range;
+};
+
 /// Calls f(first key, run) for the runs of the range, in the order of the keys. The last run is cut at the end of
 /// the range.
 template <class Compute, class F>
-void for_each_run(const AnyKeys<Compute>& keys, index_t batch, index_t kv_head, KeyRange range, const F& f) {
+void for_each_run(const AnyKeys<Compute>& source, const HeadKeys& keys, const F& f) {
+  KeyRange range = keys.range;
   while (range.begin < range.end) {
-    AnyKeyRun run = keys.run(batch, kv_head, range.begin);
+    AnyKeyRun run = source.run(keys.batch, keys.kv_head, range.begin);
     SSMAX_ASSERT(run.count > 0);
     run.count = std::min(run.count, range.size());
     f(range.begin, run);
