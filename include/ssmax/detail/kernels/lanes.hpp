@@ -11,8 +11,8 @@ inline constexpr int tile_vectors = 3;
 /// Rows of numbers at equal distances, which count numbers.
 template <class T>
 struct StridedRows {
-  T* first;
-  index_t stride;
+  T* first = nullptr;
+  index_t stride = 0;
 
   SSMAX_INLINE T* operator[](index_t i) const { return first + i * stride; }
 };

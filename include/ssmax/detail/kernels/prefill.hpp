@@ -30,8 +30,12 @@ struct TileState {
 /// Value c of a key is then at c / rows · panel_stride + key · stride + c % rows.
 template <class E>
 struct ValuePanels {
-  const E* first;
-  index_t stride, panel_stride, panels;
+  const E* first = nullptr;
+  index_t stride = 0, panel_stride = 0, panels = 0;
+
+  SSMAX_INLINE ValuePanels from(index_t key) const {
+    return {first + key * stride, stride, panel_stride, panels};
+  }
 };
 
 /// Number of E in the size of one A. The dimension that a product sums over is packed in tuples of this

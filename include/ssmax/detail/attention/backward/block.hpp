@@ -32,10 +32,7 @@ SSMAX_BEGIN_DETAIL
 template <class Compute, class Operand = Compute>
 struct BlockKeys {
   KeyRange range{};
-  const Operand* k = nullptr;
-  index_t k_stride = 0;
-  const Operand* v = nullptr;
-  index_t v_stride = 0;
+  StridedRows<const Operand> k{}, v{};
   const Operand* panels =
       nullptr;  // bf16 path: K in the layout of pack_values, with 0 for NaN and infinities
   index_t panel_stride = 0;
@@ -98,9 +95,9 @@ class BackwardBlock {
     if (!needed.any()) return false;
     if constexpr (Op::adds_tiles_together) clear_unneeded(needed, first);
     // 1. Multiply q·kᵀ and dout·vᵀ.
-    scores_.multiply(needed, tile_keys, block.k + at * block.k_stride, block.k_stride, memory_.depth,
+    scores_.multiply(needed, tile_keys, {block.k[at], block.k.stride}, memory_.depth,
                      memory_.q + first * memory_.depth, Op::is_bf16 ? memory_.z : memory_.s);
-    scores_.multiply(needed, tile_keys, block.v + at * block.v_stride, block.v_stride, memory_.value_depth,
+    scores_.multiply(needed, tile_keys, {block.v[at], block.v.stride}, memory_.value_depth,
                      memory_.dout + first * memory_.value_depth, memory_.u);
     // 2. Compute weights and gradients.
     for (index_t v = 0; v < needed.vectors; ++v) {
@@ -203,19 +200,18 @@ class BackwardBlock {
       for (index_t key = part.begin; !block.finite && key < part.end; ++key) {
         if (block.are_finite[at + key]) continue;
         add_nonfinite<Compute>({memory_.bf16.gradients + key * memory_.bf16.lanes + first + lanes.begin, 1},
-                               lanes.size(), block.k + (at + key) * block.k_stride, d_, {sums, 1},
-                               tile_lanes);
+                               lanes.size(), block.k[at + key], d_, {sums, 1}, tile_lanes);
       }
     } else {
       const index_t panels = (d_ + rows - 1) / rows;
       for_each_finite_run(
           part, block.are_finite + at, block.finite,
           [&](KeyRange run) {
-            accumulate({block.k + (at + run.begin) * block.k_stride, block.k_stride, rows, panels},
+            accumulate({block.k[at + run.begin], block.k.stride, rows, panels},
                        memory_.u + run.begin * tile_lanes + lanes.begin, run.size(), sums);
           },
           [&](index_t key) {
-            const Compute* k = block.k + (at + key) * block.k_stride;
+            const Compute* k = block.k[at + key];
             const Compute* factors = memory_.u + key * tile_lanes + lanes.begin;
             accumulate({finite_part(memory_, k, d_), 0, rows, panels}, factors, 1, sums);
             add_nonfinite<Compute>({factors, 1}, lanes.size(), k, d_, {sums, 1}, tile_lanes);

@@ -61,11 +61,11 @@ class BackwardLoader {
   }
 
   /// bf16 path: packs rows of K into panels, with 0 for NaN and infinities. Packs the first part of rotated rows.
-  void pack_panels(const Operand* k, index_t k_stride, index_t keys, bool finite, Operand* panels,
+  void pack_panels(StridedRows<const Operand> k, index_t keys, bool finite, Operand* panels,
                    index_t panel) const {
     const index_t count = memory_.d_pitch / products_.rows * panel;
     std::fill_n(panels, count, Operand{});
-    products_.pack_values(k, k_stride, 0, keys, forward_.width(), panels, panel);
+    products_.pack_values(k.first, k.stride, 0, keys, forward_.width(), panels, panel);
     if (!finite) copy_finite(panels, count, panels);
   }
 

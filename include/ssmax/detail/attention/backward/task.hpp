@@ -321,14 +321,13 @@ class BackwardTask {
     const index_t first = block * backward_key_block, count = keys_of(block), d = forward_.width();
     bool& finite = head_sums_.blocks_are_finite[block] = true;
     const BlockKeys<Compute, Operand> keys = block_keys(block);
-    finite = keys.k_stride == d ? products_.all_finite(keys.k, 0, 1, count * d)
-                                : products_.all_finite(keys.k, keys.k_stride, count, d);
+    finite = keys.k.stride == d ? products_.all_finite(keys.k.first, 0, 1, count * d)
+                                : products_.all_finite(keys.k.first, keys.k.stride, count, d);
     for (index_t i = 0; !finite && i < backward_key_block; ++i) {
-      head_sums_.keys_are_finite[first + i] =
-          i >= count || products_.all_finite(keys.k + i * keys.k_stride, 0, 1, d);
+      head_sums_.keys_are_finite[first + i] = i >= count || products_.all_finite(keys.k[i], 0, 1, d);
     }
     if constexpr (Op::is_bf16) {
-      loader_.pack_panels(keys.k, keys.k_stride, count, finite, panels_of(block), head_sums_.panel);
+      loader_.pack_panels(keys.k, count, finite, panels_of(block), head_sums_.panel);
     }
   }
 
@@ -336,10 +335,8 @@ class BackwardTask {
   BlockKeys<Compute, Operand> block_keys(index_t block) const {
     const index_t first = block * backward_key_block, key = problem_.first_key() + first;
     BlockKeys<Compute, Operand> keys{.range = {key, key + keys_of(block)},
-                                     .k = head_sums_.k + first * head_sums_.k_stride,
-                                     .k_stride = head_sums_.k_stride,
-                                     .v = head_sums_.v + first * head_sums_.v_stride,
-                                     .v_stride = head_sums_.v_stride,
+                                     .k = {head_sums_.k + first * head_sums_.k_stride, head_sums_.k_stride},
+                                     .v = {head_sums_.v + first * head_sums_.v_stride, head_sums_.v_stride},
                                      .panels = panels_of(block),
                                      .panel_stride = head_sums_.panel,
                                      .dk = dk_sums(first),
@@ -348,10 +345,8 @@ class BackwardTask {
                                      .are_finite = head_sums_.keys_are_finite + first};
     if (packs_keys(problem_, kernels_)) return keys;
     const AnyKeyRun run = forward_.keys.run(batch_, kv_head_, key);
-    keys.k = static_cast<const Operand*>(run.k);
-    keys.k_stride = run.k_stride;
-    keys.v = static_cast<const Operand*>(run.v);
-    keys.v_stride = run.v_stride;
+    keys.k = {static_cast<const Operand*>(run.k), run.k_stride};
+    keys.v = {static_cast<const Operand*>(run.v), run.v_stride};
     return keys;
   }
   Operand* panels_of(index_t block) const {

@@ -73,7 +73,7 @@ class ShortTask {
     const KeyRange block{0, length_};
     const Hull* hulls = hulls_of(variant_, memory_, 0, count_, block);
     const NeededKeys needed(hulls, count_, length, block, kernels_.rows);
-    scores_.multiply(needed, key_block, k_, k_stride_, problem_.width(), memory_.q, memory_.s);
+    scores_.multiply(needed, key_block, k_, problem_.width(), memory_.q, memory_.s);
     bool masks = variant_.has_predicate;
     for (index_t v = 0; v < needed.vectors; ++v) {
       masks |= hulls[v].masks(block);
@@ -85,8 +85,7 @@ class ShortTask {
     for (index_t v = 0; v < needed.vectors; ++v) {
       const index_t lane = v * length, from = needed.of[v].begin;
       weigh_values_(memory_.s + from * memory_.tile_lanes + lane, std::min(length, count_ - lane),
-                    {v_ + from * v_stride_, v_stride_, std::min(needed.of[v].end, length_) - from,
-                     problem_.value_width()},
+                    {v_[from], v_.stride, std::min(needed.of[v].end, length_) - from, problem_.value_width()},
                     memory_.factor + lane, memory_.out + lane);
     }
     if (has_nonfinite) add_nonfinite();
@@ -108,10 +107,8 @@ class ShortTask {
     stored_ = problem_.keys.stored(batch_);
     finite_ = Finite::unknown;
     const index_t d = problem_.width(), dv = problem_.value_width();
-    k_ = memory_.k;
-    k_stride_ = d;
-    v_ = memory_.v;
-    v_stride_ = memory_.v_pitch;
+    k_ = {memory_.k, d};
+    v_ = {memory_.v, memory_.v_pitch};
     bool k_in_place = false, v_in_place = false;
     if (stored_.begin == 0 && stored_.end == length_ && length_ > 0) {
       const AnyKeyRun run = problem_.keys.run(batch_, kv_head_, 0);
@@ -119,14 +116,8 @@ class ShortTask {
       k_in_place =
           whole && problem_.keys.k_kind() == ElementKind::compute && length_ % kernels_.rows == 0 && !rotates;
       v_in_place = whole && problem_.keys.v_kind() == ElementKind::compute && dv % kernels_.width == 0;
-      if (k_in_place) {
-        k_ = static_cast<const Compute*>(run.k);
-        k_stride_ = run.k_stride;
-      }
-      if (v_in_place) {
-        v_ = static_cast<const Compute*>(run.v);
-        v_stride_ = run.v_stride;
-      }
+      if (k_in_place) k_ = {static_cast<const Compute*>(run.k), run.k_stride};
+      if (v_in_place) v_ = {static_cast<const Compute*>(run.v), run.v_stride};
     }
     if (!k_in_place) {
       const index_t passes = (length_ + kernels_.rows - 1) / kernels_.rows * kernels_.rows;
@@ -187,13 +178,12 @@ class ShortTask {
   bool values_are_finite() {
     const index_t dv = problem_.value_width();
     if (finite_ == Finite::unknown) {
-      finite_ = kernels_.all_finite(v_, v_stride_, length_, dv) ? Finite::yes : Finite::no;
+      finite_ = kernels_.all_finite(v_.first, v_.stride, length_, dv) ? Finite::yes : Finite::no;
       if (finite_ == Finite::no) {
         for (index_t key = 0; key < length_; ++key) {
-          copy_finite(v_ + key * v_stride_, dv, memory_.v + key * memory_.v_pitch);
+          copy_finite(v_[key], dv, memory_.v + key * memory_.v_pitch);
         }
-        v_ = memory_.v;
-        v_stride_ = memory_.v_pitch;
+        v_ = {memory_.v, memory_.v_pitch};
       }
     }
     return finite_ == Finite::yes;
@@ -221,8 +211,7 @@ class ShortTask {
   index_t head_ = -1, batch_ = 0, kv_head_ = 0, length_ = 0, count_ = 0;
   KeyRange stored_{};
   Finite finite_ = Finite::unknown;
-  const Compute *k_ = nullptr, *v_ = nullptr;
-  index_t k_stride_ = 0, v_stride_ = 0;
+  StridedRows<const Compute> k_, v_;
 };
 
 SSMAX_END
