@@ -10,8 +10,8 @@ SSMAX_BEGIN_SHARED
 /// The number of rows after which a row of a list is prefetched.
 inline constexpr index_t listed_ahead = 64;
 
-/// Keys or values of `width` channels, at any addresses. Row i prefetches row i + listed_ahead: the list has
-/// listed_ahead more rows, which are prefetched only.
+/// `count` keys or values of `width` channels, at any addresses. If `ahead` is true, row i prefetches row
+/// i + listed_ahead: the list has listed_ahead more rows, which are prefetched only.
 template <class X>
 struct ListedRows {
   using Element = X;
@@ -71,7 +71,7 @@ struct RowsAhead {
   index_t size = 0, bytes = 0;
 };
 
-/// Values of `width` channels at any addresses.
+/// `count` values of `width` channels, at any addresses. `ahead` are the rows that they prefetch.
 template <class E>
 struct FoundRows {
   const E* const* rows;

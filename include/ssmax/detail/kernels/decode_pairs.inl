@@ -190,7 +190,7 @@ TileChange decode_pair_weights(const float* s, index_t keys, index_t rows, const
   return S::any(S::less(before, raised)) ? TileChange::raised : TileChange::none;
 }
 
-/// Adds weights · values to 2 · width · vectors channels of o from `first` on, of which v.width may exist.
+/// Adds weights · values to 2 · width · vectors channels of o from `first` on. Channels from v.width on are missing.
 template <class S, class P, int rows, int vectors, bool prefetches>
 void decode_pair_values_block(const bfloat16* weights, index_t pair_step, const FoundRows<bfloat16>& v,
                               index_t first, StridedRows<float> o) {

@@ -8,7 +8,7 @@ SSMAX_BEGIN_SHARED
 /// Number of vectors of queries in a group (prefill.inl).
 inline constexpr int tile_vectors = 3;
 
-/// Rows of numbers at equal distances, which count numbers.
+/// Rows of numbers, `stride` numbers from one row to the next.
 template <class T>
 struct StridedRows {
   T* first = nullptr;
@@ -17,8 +17,8 @@ struct StridedRows {
   SSMAX_INLINE T* operator[](index_t i) const { return first + i * stride; }
 };
 
-/// Keys or values of `width` channels, at distances of `stride` elements. Kernels that prefetch read the rows that lie
-/// `ahead` bytes later, unless `ahead` is 0. They may lie past the end.
+/// `count` keys or values of `width` channels, `stride` elements from one to the next. Kernels prefetch the rows that
+/// lie `ahead` bytes later, unless `ahead` is 0. They may lie past the end.
 template <class X>
 struct KeyRows {
   using Element = X;
@@ -34,7 +34,7 @@ struct KeyRows {
   }
   SSMAX_INLINE KeyRows without_prefetch() const { return {first, stride, count, width}; }
   SSMAX_INLINE bool prefetches() const { return ahead != 0; }
-  /// Returns the rows if their elements, here void, have type E.
+  /// Returns the same rows with their type of elements, if X is void.
   template <class E>
   SSMAX_INLINE KeyRows<E> as() const {
     return {static_cast<const E*>(first), stride, count, width, ahead};

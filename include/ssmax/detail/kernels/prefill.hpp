@@ -26,13 +26,14 @@ struct TileState {
   const T* multiplier = nullptr;  // bf16 path only, or null: multiplier of logits, above 0
 };
 
-/// Values of keys in panels of PrefillKernels::rows channels, from pack_values. Exception: if E is T, also plain rows.
-/// Value c of a key is then at c / rows · panel_stride + key · stride + c % rows.
+/// Values in panels of PrefillKernels::rows channels, which pack_values has packed. Exception: if E is T, also plain
+/// rows. Value c of a key is then at c / rows · panel_stride + key · stride + c % rows.
 template <class E>
 struct ValuePanels {
   const E* first = nullptr;
   index_t stride = 0, panel_stride = 0, panels = 0;
 
+  /// Returns the values from `key` on.
   SSMAX_INLINE ValuePanels from(index_t key) const {
     return {first + key * stride, stride, panel_stride, panels};
   }

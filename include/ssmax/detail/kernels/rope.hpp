@@ -5,11 +5,12 @@
 
 SSMAX_BEGIN_SHARED
 
-/// The cosines and sines of the rows of a rotation of 2·half channels. `inverse` rotates by the opposite angles.
+/// A rotation of rows of 2·half channels. The tables advance by `stride` numbers per row. `inverse` rotates by the
+/// opposite angles.
 template <class T>
 struct Rotation {
   const T *cosine, *sine;
-  index_t stride;  // of both tables, from row to row
+  index_t stride;
   index_t half;
   bool inverse;
 };

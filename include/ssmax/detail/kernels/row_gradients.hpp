@@ -6,8 +6,8 @@
 
 SSMAX_BEGIN_SHARED
 
-/// The arrays of `rows` rows of n elements. Each array has its own stride from row to row. One row needs no
-/// strides.
+/// The arrays of `rows` rows of n elements. Each array has its own stride from row to row. A single row needs
+/// no strides.
 template <class X>
 struct GradientRows {
   const X *out, *dout, *logits;  // logits is null if dc is not wanted
