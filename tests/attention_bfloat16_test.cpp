@@ -324,11 +324,12 @@ TEST_CASE("attend_group is bit-identical to its three steps, and leaves an irreg
           Block steps(products, keys, channels, is_first), at_once = steps;
           const auto attend = [&](Block& block) {
             return products.attend_group[i](block.s.data(), keys, block.state(), block.weights(),
-                                            block.values.data(), panel, panels, block.o.data());
+                                            {block.values.data(), products.pass, panel, panels},
+                                            block.o.data());
           };
           const auto change = products.group_weights[i](steps.s.data(), keys, steps.state(), steps.weights());
           products.rescale(steps.o.data(), channels, steps.factor.data());
-          products.accumulate[i](steps.values.data(), products.pass, panel, panels, steps.weights(), keys,
+          products.accumulate[i]({steps.values.data(), products.pass, panel, panels}, steps.weights(), keys,
                                  steps.o.data());
           CHECK(attend(at_once) == change);
           CHECK(at_once == steps);

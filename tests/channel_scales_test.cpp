@@ -291,8 +291,8 @@ TEMPLATE_TEST_CASE(
         int wrong = 0;
         for (index_t first = 0; first + n <= 256; first += n) {
           std::vector<bfloat16> out(static_cast<std::size_t>(n + 1), bfloat16(-1234.0f));
-          kernels.dequantize(codes.data() + first, n, &factor, channels.data() + first, 1, n, 0, out.data(),
-                             n);
+          kernels.dequantize({codes.data() + first, n, 1, n}, &factor, channels.data() + first,
+                             {out.data(), n});
           for (index_t i = 0; i < n; ++i) {
             const auto at = static_cast<std::size_t>(first + i);
             const float of_row = static_cast<float>(codes[at]) * factor, product = of_row * channels[at];

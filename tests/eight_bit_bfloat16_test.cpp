@@ -156,7 +156,7 @@ TEMPLATE_TEST_CASE("every code and factor is dequantized to the nearest bfloat16
         int wrong = 0;
         for (index_t first = 0; first + n <= 256; first += n) {
           std::vector<bfloat16> out(static_cast<std::size_t>(n + 1), bfloat16(-1234.0f));
-          kernels.dequantize(codes.data() + first, n, &factor, nullptr, 1, n, 0, out.data(), n);
+          kernels.dequantize({codes.data() + first, n, 1, n}, &factor, nullptr, {out.data(), n});
           for (index_t i = 0; i < n; ++i) {
             const float product = static_cast<float>(codes[static_cast<std::size_t>(first + i)]) * factor;
             const bfloat16 got = out[static_cast<std::size_t>(i)];

@@ -186,18 +186,14 @@ inline std::vector<double> rope_frequencies(const RopeOptions& options) {
 /// Rotates `rows` rows, the first at `position`, without checks. `in` may equal `out`, but must not overlap it
 /// otherwise.
 template <class T>
-void rotate(const RopeTables<T>& rope, const T* in, index_t in_stride, T* out, index_t out_stride,
-            index_t rows, index_t channels, index_t position, bool inverse) {
+void rotate(const RopeTables<T>& rope, StridedRows<const T> in, StridedRows<T> out, index_t rows,
+            index_t channels, index_t position, bool inverse) {
   const index_t at = (position - rope.first_position) * rope.pitch;
   const auto kernel = rope.pairing == Pairing::interleaved ? rope.kernels->rotate_interleaved
                                                            : rope.kernels->rotate_half_split;
-  kernel(in, in_stride, out, out_stride, rows, rope.width / 2, rope.cosine + at, rope.sine + at, rope.pitch,
-         inverse);
-  if (in == out) return;
-  for (index_t r = 0; r < rows; ++r) {
-    std::copy(in + r * in_stride + rope.width, in + r * in_stride + channels,
-              out + r * out_stride + rope.width);
-  }
+  kernel(in, out, rows, {rope.cosine + at, rope.sine + at, rope.pitch, rope.width / 2, inverse});
+  if (in.first == out.first) return;
+  for (index_t r = 0; r < rows; ++r) std::copy(in[r] + rope.width, in[r] + channels, out[r] + rope.width);
 }
 
 }  // namespace detail
@@ -294,8 +290,8 @@ void rotate_all(const View<const T, 4>& in, const View<T, 4>& out, const RopeTab
                 bool inverse) {
   for (index_t b = 0; b < in.extent(0); ++b) {
     for (index_t h = 0; h < in.extent(1); ++h) {
-      rotate(rope, &in(b, h, 0, 0), in.stride(2), &out(b, h, 0, 0), out.stride(2), in.extent(2), in.extent(3),
-             start, inverse);
+      rotate(rope, {&in(b, h, 0, 0), in.stride(2)}, {&out(b, h, 0, 0), out.stride(2)}, in.extent(2),
+             in.extent(3), start, inverse);
     }
   }
 }
@@ -324,7 +320,7 @@ void rope_at(const char* function, const View<const T, Rank>& in, const View<T, 
   for (index_t b = 0; b < from.extent(0); ++b) {
     for (index_t h = 0; h < from.extent(1); ++h) {
       for (index_t p = 0; p < rows; ++p) {
-        rotate(rope.tables(), &from(b, h, p, 0), from.stride(2), &to(b, h, p, 0), to.stride(2), 1,
+        rotate(rope.tables(), {&from(b, h, p, 0), from.stride(2)}, {&to(b, h, p, 0), to.stride(2)}, 1,
                from.extent(3), positions[static_cast<std::size_t>(p)], inverse);
       }
     }

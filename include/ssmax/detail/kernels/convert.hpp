@@ -32,12 +32,11 @@ struct EightBitKernels {
 /// bfloat16, the function is null (dispatch/bf16.hpp lists the targets).
 template <class X>
 struct DequantizeKernels {
-  /// Writes out[row][i] = in[row][i] · factors[row] for n channels of each row, rounded once to nearest even. With
+  /// Writes out[row][i] = in[row][i] · factors[row] for the channels of each row, rounded once to nearest even. With
   /// `channel_factors`, multiplies the product, rounded to float, by channel_factors[i] first. Subnormal results may
-  /// become 0: products count them as 0. Rows of Q8_0 contain their factors: neither pointer is read. Prefetches the
-  /// rows that lie `ahead` bytes after those of `in`, unless `ahead` is 0. They may lie past the end.
-  void (*dequantize)(const X* in, index_t stride, const float* factors, const float* channel_factors,
-                     index_t rows, index_t n, index_t ahead, bfloat16* out, index_t out_stride) = nullptr;
+  /// become 0: products count them as 0. Rows of Q8_0 contain their factors: neither pointer is read.
+  void (*dequantize)(const KeyRows<X>& in, const float* factors, const float* channel_factors,
+                     StridedRows<bfloat16> out) = nullptr;
 };
 
 template <class X>

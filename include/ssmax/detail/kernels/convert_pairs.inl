@@ -4,15 +4,18 @@
 /// Converts one element at a time if a row has fewer than two vectors, or if its factor overflows in units of
 /// P::dequantize.
 template <class S, class P, bool has_channels, class X>
-void dequantize_each_row(const X* in, index_t stride, const float* factors,
-                         [[maybe_unused]] const float* channel_factors, index_t rows, index_t n,
-                         index_t ahead, bfloat16* out, index_t out_stride) {
+void dequantize_each_row(const KeyRows<X>& rows, const float* factors,
+                         [[maybe_unused]] const float* channel_factors, StridedRows<bfloat16> to) {
   const auto channels_from = [&](index_t i) { return has_channels ? channel_factors + i : nullptr; };
   constexpr index_t step = 2 * S::width;
   constexpr float unit = P::template dequantize_unit<X>;
-  for (index_t row = 0; row < rows; ++row, in += stride, out += out_stride) {
-    if (ahead != 0) {
-      const auto later = reinterpret_cast<std::uintptr_t>(in) + static_cast<std::uintptr_t>(ahead);
+  const KeyRows<X> k = rows;  // a copy that no store can change
+  const index_t n = k.width;
+  for (index_t row = 0; row < k.count; ++row) {
+    const X* const in = k[row];
+    bfloat16* const out = to[row];
+    if (k.prefetches()) {
+      const std::uintptr_t later = k.later(row);
       for (index_t i = 0; i < n; i += 64)
         __builtin_prefetch(reinterpret_cast<const void*>(later + static_cast<std::uintptr_t>(i)));
     }
@@ -37,27 +40,28 @@ void dequantize_each_row(const X* in, index_t stride, const float* factors,
 }
 
 template <class S, class P, class X>
-void dequantize_rows(const X* in, index_t stride, const float* factors, const float* channel_factors,
-                     index_t rows, index_t n, index_t ahead, bfloat16* out, index_t out_stride) {
+void dequantize_rows(const KeyRows<X>& in, const float* factors, const float* channel_factors,
+                     StridedRows<bfloat16> out) {
   const auto dequantize =
       channel_factors == nullptr ? dequantize_each_row<S, P, false, X> : dequantize_each_row<S, P, true, X>;
-  dequantize(in, stride, factors, channel_factors, rows, n, ahead, out, out_stride);
+  dequantize(in, factors, channel_factors, out);
 }
 
 template <class S, class P>
-void dequantize_groups(const Q8_0* in, index_t stride, const float*, const float*, index_t rows, index_t n,
-                       index_t ahead, bfloat16* out, index_t out_stride) {
+void dequantize_groups(const KeyRows<Q8_0>& rows, const float*, const float*, StridedRows<bfloat16> to) {
   constexpr index_t step = 2 * S::width;
   static_assert(Q8_0::group % step == 0);
-  for (index_t row = 0; row < rows; ++row, in += stride, out += out_stride) {
-    for (index_t g = 0; g < n / Q8_0::group; ++g) {
-      if (ahead != 0)
-        __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(in + g) +
-                                                         static_cast<std::uintptr_t>(ahead)));
-      const typename S::V factor = S::set_widened(in[g].scale);
+  const KeyRows<Q8_0> k = rows;  // a copy that no store can change
+  for (index_t row = 0; row < k.count; ++row) {
+    const KeyRows<Q8_0> groups{k[row], 1, k.width / Q8_0::group, Q8_0::group, k.ahead};
+    bfloat16* out = to[row];
+    for (index_t g = 0; g < groups.count; ++g, out += Q8_0::group) {
+      if (k.prefetches()) __builtin_prefetch(reinterpret_cast<const void*>(groups.later(g)));
+      const Q8_0& group = *groups[g];
+      const typename S::V factor = S::set_widened(group.scale);
       SSMAX_UNROLL
       for (index_t i = 0; i < Q8_0::group; i += step)
-        P::template dequantize<false>(in[g].values + i, factor, nullptr, out + g * Q8_0::group + i);
+        P::template dequantize<false>(group.values + i, factor, nullptr, out + i);
     }
   }
 }

@@ -10,23 +10,39 @@ SSMAX_BEGIN_SHARED
 /// The number of rows after which a row of a list is prefetched.
 inline constexpr index_t listed_ahead = 64;
 
+/// `count` keys or values of `width` channels, at any addresses. If `ahead` is true, row i prefetches row
+/// i + listed_ahead: the list has listed_ahead more rows, which are prefetched only.
+template <class X>
+struct ListedRows {
+  using Element = X;
+  const std::byte* const* rows;
+  index_t count, width;
+  bool ahead = true;
+
+  SSMAX_INLINE const X* operator[](index_t i) const { return reinterpret_cast<const X*>(rows[i]); }
+  SSMAX_INLINE std::uintptr_t later(index_t i) const {
+    return reinterpret_cast<std::uintptr_t>(rows[i + listed_ahead]);
+  }
+  SSMAX_INLINE ListedRows part(index_t begin, index_t size) const {
+    return {rows + begin, size, width, ahead};
+  }
+  SSMAX_INLINE ListedRows without_prefetch() const { return {rows, count, width, false}; }
+  SSMAX_INLINE bool prefetches() const { return ahead; }
+};
+
 /// Kernels of attention with few queries, for keys and values of storage type X. Rows of q are padded with 0
 /// to whole vectors.
 template <class T, class X>
 struct DecodeKernels {
-  /// Writes s[rows × keys] = q[rows × d] · k[keys × d]ᵀ. Prefetches the rows that lie `ahead` bytes after those of k,
-  /// unless `ahead` is 0. They may lie past the end.
-  void (*logits)(const T* q, index_t q_stride, index_t rows, const X* k, index_t k_stride, index_t keys,
-                 index_t d, index_t ahead, T* s, index_t s_stride);
-  /// Computes o[rows × dv] += s[rows × keys] · v[keys × dv]. Prefetches as `logits` does.
-  void (*accumulate)(const T* s, index_t s_stride, index_t rows, index_t keys, const X* v, index_t v_stride,
-                     index_t dv, index_t ahead, T* o, index_t o_stride);
-  /// The same for rows at any addresses. The lists have listed_ahead more rows, which are prefetched only. Null for
-  /// types with factors.
-  void (*listed_logits)(const T* q, index_t q_stride, index_t rows, const std::byte* const* k, index_t keys,
-                        index_t d, T* s, index_t s_stride) = nullptr;
-  void (*accumulate_listed)(const T* s, index_t s_stride, index_t rows, index_t keys,
-                            const std::byte* const* v, index_t dv, T* o, index_t o_stride) = nullptr;
+  /// Writes s[rows × keys] = q[rows × d] · k[keys × d]ᵀ.
+  void (*logits)(StridedRows<const T> q, index_t rows, const KeyRows<X>& k, StridedRows<T> s);
+  /// Computes o[rows × dv] += s[rows × keys] · v[keys × dv].
+  void (*accumulate)(StridedRows<const T> s, index_t rows, const KeyRows<X>& v, StridedRows<T> o);
+  /// The same for rows at any addresses. Null for types with factors.
+  void (*listed_logits)(StridedRows<const T> q, index_t rows, const ListedRows<X>& k,
+                        StridedRows<T> s) = nullptr;
+  void (*accumulate_listed)(StridedRows<const T> s, index_t rows, const ListedRows<X>& v,
+                            StridedRows<T> o) = nullptr;
 };
 
 /// The number of keys that are packed together.
@@ -55,6 +71,21 @@ struct RowsAhead {
   index_t size = 0, bytes = 0;
 };
 
+/// `count` values of `width` channels, at any addresses. `ahead` are the rows that they prefetch.
+template <class E>
+struct FoundRows {
+  const E* const* rows;
+  index_t count, width;
+  RowsAhead<E> ahead;
+};
+
+/// `count` keys of `width` channels that pack_keys has packed.
+template <class E>
+struct PackedKeys {
+  const E* keys;
+  index_t count, width;
+};
+
 /// Kernels of attention with few queries by pair dots. States are those of PrefillKernels<T, E>. In the tables of AMX
 /// and of targets without pair dots, all functions are null (dispatch/bf16.hpp lists the targets).
 template <class T, class E>
@@ -64,17 +95,17 @@ struct PairDecodeKernels {
   void (*pack_keys)(const E* const* k, index_t keys, index_t d, E* packed) = nullptr;
   /// Writes s[rows][keys] = q · packed kᵀ, with logit_pitch numbers from row to row. q is
   /// [parts][pair of channels][group][2]. The products of the parts are added. Rows of s are padded to a whole vector.
-  void (*logits)(const E* q, index_t parts, index_t rows, const E* k, index_t keys, index_t d,
-                 const RowsAhead<E>& ahead, T* s) = nullptr;
+  void (*logits)(const E* q, index_t parts, index_t rows, const PackedKeys<E>& k, const RowsAhead<E>& ahead,
+                 T* s) = nullptr;
   /// Does what PrefillKernels::weights does, for at most 16 rows s[rows][keys]. Writes weights
   /// [rows / 8][logit_pitch / 2][8][2]. `keys` is a multiple of 32. The rows of s and of the state are padded to a
   /// multiple of 8 with finite numbers. Null on targets whose vectors do not hold 16 numbers.
   TileChange (*weights)(const T* s, index_t keys, index_t rows, const TileState<T>& state,
                         E* weights) = nullptr;
-  /// Computes o[rows] += weightsᵀ · v[keys]. `keys` is even. `pitch` is a multiple of two vectors. The rows of o
-  /// are padded to a multiple of 8.
-  void (*accumulate)(const PairWeights<E>& weights, index_t rows, const E* const* v, index_t keys, index_t dv,
-                     const RowsAhead<E>& ahead, T* o, index_t pitch) = nullptr;
+  /// Computes o[rows] += weightsᵀ · v. The number of values is even. o.stride is a multiple of two vectors. The rows
+  /// of o are padded to a multiple of 8.
+  void (*accumulate)(const PairWeights<E>& weights, index_t rows, const FoundRows<E>& v,
+                     StridedRows<T> o) = nullptr;
   /// Computes out[n] = out · factor + in · in_factor. n is a multiple of two vectors.
   void (*merge)(T* out, const T* in, index_t n, T factor, T in_factor) = nullptr;
 };

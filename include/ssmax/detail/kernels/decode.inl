@@ -83,38 +83,6 @@ SSMAX_INLINE constexpr bool reads_keys_again(index_t rows, index_t most) { retur
 template <class S>
 inline constexpr bool decode_prefetches = S::width == 16;
 
-/// Rows at equal distances. Row i prefetches what lies `ahead` bytes later.
-template <class X>
-struct StridedRows {
-  using Element = X;
-  const X* first;
-  index_t stride, ahead;
-
-  SSMAX_INLINE const X* operator[](index_t i) const { return first + i * stride; }
-  SSMAX_INLINE std::uintptr_t later(index_t i) const {
-    return reinterpret_cast<std::uintptr_t>(first + i * stride) + static_cast<std::uintptr_t>(ahead);
-  }
-  SSMAX_INLINE StridedRows from(index_t i) const { return {first + i * stride, stride, ahead}; }
-  SSMAX_INLINE StridedRows without_prefetch() const { return {first, stride, 0}; }
-  SSMAX_INLINE bool prefetches() const { return ahead != 0; }
-};
-
-/// Rows at any addresses. Row i prefetches row i + listed_ahead.
-template <class X>
-struct ListedRows {
-  using Element = X;
-  const std::byte* const* rows;
-  bool ahead = true;
-
-  SSMAX_INLINE const X* operator[](index_t i) const { return reinterpret_cast<const X*>(rows[i]); }
-  SSMAX_INLINE std::uintptr_t later(index_t i) const {
-    return reinterpret_cast<std::uintptr_t>(rows[i + listed_ahead]);
-  }
-  SSMAX_INLINE ListedRows from(index_t i) const { return {rows + i, ahead}; }
-  SSMAX_INLINE ListedRows without_prefetch() const { return {rows, false}; }
-  SSMAX_INLINE bool prefetches() const { return ahead; }
-};
-
 /// Prefetches channels [c, c + count) of the row that lies ahead of row i. Kernels have a form that does not
 /// prefetch: a test of `ahead` per row takes a fifth of the time of one float query from memory, and 5 % of four from
 /// the third-level cache.
@@ -146,15 +114,16 @@ SSMAX_INLINE void prefetch_row(const Rows& rows, index_t i, index_t c, index_t c
 
 /// Writes s[rows][·] = q[rows × d] · k[·][d] for width / rows keys at a time.
 template <class S, int rows, bool prefetches, class Rows>
-void decode_logits_rows(const typename S::Value* q, index_t q_stride, Rows k, index_t keys, index_t d,
-                        typename S::Value* s, index_t s_stride) {
+void decode_logits_rows(StridedRows<const typename S::Value> q, const Rows& key_rows,
+                        StridedRows<typename S::Value> s) {
   using X = typename Rows::Element;
   using T = typename S::Value;
   using V = typename S::V;
   constexpr int step = static_cast<int>(S::width) / rows;
-  const index_t whole = d / S::width * S::width;
-  for (index_t first = 0; first < keys; first += step) {
-    const index_t count = std::min<index_t>(step, keys - first);
+  const Rows k = key_rows;  // a copy that no store can change
+  const index_t d = k.width, whole = d / S::width * S::width;
+  for (index_t first = 0; first < k.count; first += step) {
+    const index_t count = std::min<index_t>(step, k.count - first);
     const X* key[step];
     SSMAX_UNROLL
     for (int j = 0; j < step; ++j) key[j] = k[first + std::min<index_t>(j, count - 1)];
@@ -168,8 +137,7 @@ void decode_logits_rows(const typename S::Value* q, index_t q_stride, Rows k, in
         for (index_t c = 0; c < whole; c += S::width) {
           const V y = load_stored<S>(key[j], c);
           SSMAX_UNROLL
-          for (int i = 0; i < rows; ++i)
-            sum[i * step + j] = S::fma(S::load(q + i * q_stride + c), y, sum[i * step + j]);
+          for (int i = 0; i < rows; ++i) sum[i * step + j] = S::fma(S::load(q[i] + c), y, sum[i * step + j]);
         }
       }
     } else {
@@ -179,7 +147,7 @@ void decode_logits_rows(const typename S::Value* q, index_t q_stride, Rows k, in
       for (index_t c = 0; c < whole; c += S::width) {
         V x[rows];
         SSMAX_UNROLL
-        for (int i = 0; i < rows; ++i) x[i] = S::load(q + i * q_stride + c);
+        for (int i = 0; i < rows; ++i) x[i] = S::load(q[i] + c);
         SSMAX_UNROLL
         for (int j = 0; j < step; ++j) {
           const V y = load_stored<S>(key[j], c);
@@ -194,20 +162,20 @@ void decode_logits_rows(const typename S::Value* q, index_t q_stride, Rows k, in
         const V y = load_stored_part<S>(key[j], whole, d - whole);
         SSMAX_UNROLL
         for (int i = 0; i < rows; ++i)
-          sum[i * step + j] = S::fma(S::load(q + i * q_stride + whole), y, sum[i * step + j]);
+          sum[i * step + j] = S::fma(S::load(q[i] + whole), y, sum[i * step + j]);
       }
     }
     V sums = fold<S, Sum>(sum);
     if constexpr (stored_unit<S, X> != 1) sums = S::mul(sums, S::set(stored_unit<S, X>));
     if (rows == 1 && count == step) {
-      S::store(s + first, sums);
+      S::store(s.first + first, sums);
       continue;
     }
     T lanes[S::width];
     S::store(lanes, sums);
     SSMAX_UNROLL
     for (int i = 0; i < rows; ++i) {
-      T* to = s + i * s_stride + first;
+      T* to = s[i] + first;
       if (count == step) {
         __builtin_memcpy(to, lanes + i * step, sizeof(T) * step);
       } else {
@@ -219,26 +187,25 @@ void decode_logits_rows(const typename S::Value* q, index_t q_stride, Rows k, in
 
 /// Computes the logits of queries that read the keys together.
 template <class S, int rows, class Rows>
-SSMAX_INLINE void decode_logits_of(const typename S::Value* q, index_t q_stride, Rows k, index_t keys,
-                                   index_t d, typename S::Value* s, index_t s_stride) {
+SSMAX_INLINE void decode_logits_of(StridedRows<const typename S::Value> q, const Rows& k,
+                                   StridedRows<typename S::Value> s) {
   const auto compute = k.prefetches() ? decode_logits_rows<S, rows, decode_prefetches<S>, Rows>
                                       : decode_logits_rows<S, rows, false, Rows>;
-  compute(q, q_stride, k, keys, d, s, s_stride);
+  compute(q, k, s);
 }
 
 template <class S, class Rows>
-SSMAX_INLINE void decode_all_logits(const typename S::Value* q, index_t q_stride, index_t rows, Rows k,
-                                    index_t keys, index_t d, typename S::Value* s, index_t s_stride) {
+void decode_logits(StridedRows<const typename S::Value> q, index_t rows, const Rows& k,
+                   StridedRows<typename S::Value> s) {
   // With 32 keys, the loops below would take 4 % of a task with one query.
-  if (rows == 1) return decode_logits_of<S, 1>(q, q_stride, k, keys, d, s, s_stride);
-  const index_t tile = reads_keys_again(rows, decode_most_rows<S>) ? decode_tile : keys;
-  for (index_t first = 0; first < keys; first += tile, s += tile) {
-    const Rows tile_k = k.from(first);
-    const index_t count = std::min(tile, keys - first);
+  if (rows == 1) return decode_logits_of<S, 1>(q, k, s);
+  const index_t tile = reads_keys_again(rows, decode_most_rows<S>) ? decode_tile : k.count;
+  for (index_t first = 0; first < k.count; first += tile) {
+    const Rows tile_k = k.part(first, std::min(tile, k.count - first));
     index_t r = 0;
     const auto step = [&]<int step_rows>(std::integral_constant<int, step_rows>) {
-      decode_logits_of<S, step_rows>(q + r * q_stride, q_stride, r == 0 ? tile_k : tile_k.without_prefetch(),
-                                     count, d, s + r * s_stride, s_stride);
+      decode_logits_of<S, step_rows>({q[r], q.stride}, r == 0 ? tile_k : tile_k.without_prefetch(),
+                                     {s[r] + first, s.stride});
       r += step_rows;
     };
     if constexpr (decode_most_rows<S> >= 4) {
@@ -251,31 +218,18 @@ SSMAX_INLINE void decode_all_logits(const typename S::Value* q, index_t q_stride
   }
 }
 
-template <class S, class X>
-void decode_logits(const typename S::Value* q, index_t q_stride, index_t rows, const X* k, index_t k_stride,
-                   index_t keys, index_t d, index_t ahead, typename S::Value* s, index_t s_stride) {
-  decode_all_logits<S>(q, q_stride, rows, StridedRows<X>{k, k_stride, ahead}, keys, d, s, s_stride);
-}
-
-template <class S, class X>
-void decode_listed_logits(const typename S::Value* q, index_t q_stride, index_t rows,
-                          const std::byte* const* k, index_t keys, index_t d, typename S::Value* s,
-                          index_t s_stride) {
-  decode_all_logits<S>(q, q_stride, rows, ListedRows<X>{k}, keys, d, s, s_stride);
-}
-
 template <class S, int rows, int vectors, bool prefetches, class Rows>
-SSMAX_INLINE void decode_accumulate_block(const typename S::Value* s, index_t s_stride, index_t keys, Rows v,
-                                          index_t c, typename S::Value* o, index_t o_stride) {
+SSMAX_INLINE void decode_accumulate_block(StridedRows<const typename S::Value> s, const Rows& v, index_t c,
+                                          StridedRows<typename S::Value> o) {
   using X = typename Rows::Element;
   using V = typename S::V;
   V sum[rows][vectors];
   SSMAX_UNROLL
   for (int i = 0; i < rows; ++i) {
     SSMAX_UNROLL
-    for (int j = 0; j < vectors; ++j) sum[i][j] = S::load(o + i * o_stride + j * S::width);
+    for (int j = 0; j < vectors; ++j) sum[i][j] = S::load(o[i] + c + j * S::width);
   }
-  for (index_t key = 0; key < keys; ++key) {
+  for (index_t key = 0; key < v.count; ++key) {
     prefetch_row<prefetches>(v, key, c, vectors * S::width);
     const X* row = v[key];
     V x[vectors];
@@ -283,7 +237,7 @@ SSMAX_INLINE void decode_accumulate_block(const typename S::Value* s, index_t s_
     for (int j = 0; j < vectors; ++j) x[j] = load_stored<S>(row, c + j * S::width);
     SSMAX_UNROLL
     for (int i = 0; i < rows; ++i) {
-      const V weight = S::set(s[i * s_stride + key] * stored_unit<S, X>);
+      const V weight = S::set(s[i][key] * stored_unit<S, X>);
       SSMAX_UNROLL
       for (int j = 0; j < vectors; ++j) sum[i][j] = S::fma(weight, x[j], sum[i][j]);
     }
@@ -291,90 +245,76 @@ SSMAX_INLINE void decode_accumulate_block(const typename S::Value* s, index_t s_
   SSMAX_UNROLL
   for (int i = 0; i < rows; ++i) {
     SSMAX_UNROLL
-    for (int j = 0; j < vectors; ++j) S::store(o + i * o_stride + j * S::width, sum[i][j]);
+    for (int j = 0; j < vectors; ++j) S::store(o[i] + c + j * S::width, sum[i][j]);
   }
 }
 
 template <class S, int rows, bool prefetches, class Rows>
-void decode_accumulate_rows(const typename S::Value* s, index_t s_stride, index_t keys, Rows v, index_t dv,
-                            typename S::Value* o, index_t o_stride) {
+void decode_accumulate_rows(StridedRows<const typename S::Value> s, const Rows& value_rows,
+                            StridedRows<typename S::Value> o) {
   using X = typename Rows::Element;
   using V = typename S::V;
+  const Rows v = value_rows;  // a copy that no store can change
+  const index_t dv = v.width;
   index_t c = 0;
   if constexpr (2 * S::tile_rows / rows >= 8) {
     for (; c + 8 * S::width <= dv; c += 8 * S::width) {
-      decode_accumulate_block<S, rows, 8, prefetches>(s, s_stride, keys, v, c, o + c, o_stride);
+      decode_accumulate_block<S, rows, 8, prefetches>(s, v, c, o);
     }
   }
   if constexpr (2 * S::tile_rows / rows >= 4) {
     for (; c + 4 * S::width <= dv; c += 4 * S::width) {
-      decode_accumulate_block<S, rows, 4, prefetches>(s, s_stride, keys, v, c, o + c, o_stride);
+      decode_accumulate_block<S, rows, 4, prefetches>(s, v, c, o);
     }
   }
   for (; c + 2 * S::width <= dv; c += 2 * S::width) {
-    decode_accumulate_block<S, rows, 2, prefetches>(s, s_stride, keys, v, c, o + c, o_stride);
+    decode_accumulate_block<S, rows, 2, prefetches>(s, v, c, o);
   }
   for (; c + S::width <= dv; c += S::width) {
-    decode_accumulate_block<S, rows, 1, prefetches>(s, s_stride, keys, v, c, o + c, o_stride);
+    decode_accumulate_block<S, rows, 1, prefetches>(s, v, c, o);
   }
   if (c == dv) return;
   V sum[rows];
-  for (int i = 0; i < rows; ++i) sum[i] = S::load_part(o + i * o_stride + c, dv - c, 0);
-  for (index_t key = 0; key < keys; ++key) {
+  for (int i = 0; i < rows; ++i) sum[i] = S::load_part(o[i] + c, dv - c, 0);
+  for (index_t key = 0; key < v.count; ++key) {
     const V x = load_stored_part<S>(v[key], c, dv - c);
-    for (int i = 0; i < rows; ++i)
-      sum[i] = S::fma(S::set(s[i * s_stride + key] * stored_unit<S, X>), x, sum[i]);
+    for (int i = 0; i < rows; ++i) sum[i] = S::fma(S::set(s[i][key] * stored_unit<S, X>), x, sum[i]);
   }
-  for (int i = 0; i < rows; ++i) S::store_part(o + i * o_stride + c, sum[i], dv - c);
+  for (int i = 0; i < rows; ++i) S::store_part(o[i] + c, sum[i], dv - c);
 }
 
 /// Adds the weights of queries that read the values together, times V.
 template <class S, int rows, class Rows>
-SSMAX_INLINE void decode_accumulate_of(const typename S::Value* s, index_t s_stride, index_t keys, Rows v,
-                                       index_t dv, typename S::Value* o, index_t o_stride) {
+SSMAX_INLINE void decode_accumulate_of(StridedRows<const typename S::Value> s, const Rows& v,
+                                       StridedRows<typename S::Value> o) {
   const auto compute = v.prefetches() ? decode_accumulate_rows<S, rows, decode_prefetches<S>, Rows>
                                       : decode_accumulate_rows<S, rows, false, Rows>;
-  compute(s, s_stride, keys, v, dv, o, o_stride);
+  compute(s, v, o);
 }
 
 template <class S, class Rows>
-SSMAX_INLINE void decode_accumulate_all(const typename S::Value* s, index_t s_stride, index_t rows,
-                                        index_t keys, Rows v, index_t dv, typename S::Value* o,
-                                        index_t o_stride) {
-  if (rows == 1) return decode_accumulate_of<S, 1>(s, s_stride, keys, v, dv, o, o_stride);
-  const index_t most =
-      dv <= decode_narrow<S> ? decode_most_rows<S> : std::min<index_t>(2, decode_most_rows<S>);
-  const index_t tile = reads_keys_again(rows, most) ? decode_tile : keys;
-  for (index_t first = 0; first < keys; first += tile, s += tile) {
-    const Rows tile_v = v.from(first);
-    const index_t count = std::min(tile, keys - first);
+void decode_accumulate(StridedRows<const typename S::Value> s, index_t rows, const Rows& v,
+                       StridedRows<typename S::Value> o) {
+  if (rows == 1) return decode_accumulate_of<S, 1>(s, v, o);
+  const bool narrow = v.width <= decode_narrow<S>;
+  const index_t most = narrow ? decode_most_rows<S> : std::min<index_t>(2, decode_most_rows<S>);
+  const index_t tile = reads_keys_again(rows, most) ? decode_tile : v.count;
+  for (index_t first = 0; first < v.count; first += tile) {
+    const Rows tile_v = v.part(first, std::min(tile, v.count - first));
     index_t r = 0;
     const auto step = [&]<int step_rows>(std::integral_constant<int, step_rows>) {
-      decode_accumulate_of<S, step_rows>(s + r * s_stride, s_stride, count,
-                                         r == 0 ? tile_v : tile_v.without_prefetch(), dv, o + r * o_stride,
-                                         o_stride);
+      decode_accumulate_of<S, step_rows>({s[r] + first, s.stride},
+                                         r == 0 ? tile_v : tile_v.without_prefetch(), {o[r], o.stride});
       r += step_rows;
     };
     if constexpr (decode_most_rows<S> >= 4) {
-      while (dv <= decode_narrow<S> && r + 4 <= rows) step(std::integral_constant<int, 4>{});
+      while (narrow && r + 4 <= rows) step(std::integral_constant<int, 4>{});
     }
     if constexpr (decode_most_rows<S> >= 2) {
       while (r + 2 <= rows) step(std::integral_constant<int, 2>{});
     }
     while (r < rows) step(std::integral_constant<int, 1>{});
   }
-}
-
-template <class S, class X>
-void decode_accumulate(const typename S::Value* s, index_t s_stride, index_t rows, index_t keys, const X* v,
-                       index_t v_stride, index_t dv, index_t ahead, typename S::Value* o, index_t o_stride) {
-  decode_accumulate_all<S>(s, s_stride, rows, keys, StridedRows<X>{v, v_stride, ahead}, dv, o, o_stride);
-}
-
-template <class S, class X>
-void decode_accumulate_listed(const typename S::Value* s, index_t s_stride, index_t rows, index_t keys,
-                              const std::byte* const* v, index_t dv, typename S::Value* o, index_t o_stride) {
-  decode_accumulate_all<S>(s, s_stride, rows, keys, ListedRows<X>{v}, dv, o, o_stride);
 }
 
 /// The empty table of targets without pair dots.
@@ -386,16 +326,16 @@ struct KernelTable<PairDecodeKernels<T, bfloat16>> {
 template <class T, class X>
 struct KernelTable<DecodeKernels<T, X>> {
   using S = Simd<T>;
-  static constexpr DecodeKernels<T, X> value{.logits = decode_logits<S, X>,
-                                             .accumulate = decode_accumulate<S, X>,
-                                             .listed_logits = decode_listed_logits<S, X>,
-                                             .accumulate_listed = decode_accumulate_listed<S, X>};
+  static constexpr DecodeKernels<T, X> value{.logits = decode_logits<S, KeyRows<X>>,
+                                             .accumulate = decode_accumulate<S, KeyRows<X>>,
+                                             .listed_logits = decode_logits<S, ListedRows<X>>,
+                                             .accumulate_listed = decode_accumulate<S, ListedRows<X>>};
 };
 
 /// Rows with factors are not listed.
 template <class T, EightBitStorage X>
 struct KernelTable<DecodeKernels<T, X>> {
   using S = Simd<T>;
-  static constexpr DecodeKernels<T, X> value{.logits = decode_logits<S, X>,
-                                             .accumulate = decode_accumulate<S, X>};
+  static constexpr DecodeKernels<T, X> value{.logits = decode_logits<S, KeyRows<X>>,
+                                             .accumulate = decode_accumulate<S, KeyRows<X>>};
 };

@@ -108,9 +108,10 @@ void decode_pair_logits_rows(const bfloat16* q, index_t parts, const bfloat16* k
 
 /// Writes s[rows][keys] = q · kᵀ. The rows of s are padded to whole vectors of queries.
 template <class S, class P>
-void decode_pair_logits(const bfloat16* q, index_t parts, index_t rows, const bfloat16* k, index_t keys,
-                        index_t d, const RowsAhead<bfloat16>& ahead, float* s) {
-  const index_t pairs = (d + 1) / 2;
+void decode_pair_logits(const bfloat16* q, index_t parts, index_t rows, const PackedKeys<bfloat16>& packed,
+                        const RowsAhead<bfloat16>& ahead, float* s) {
+  const bfloat16* const k = packed.keys;
+  const index_t keys = packed.count, pairs = (packed.width + 1) / 2;
   RowsAhead<bfloat16> first = ahead;  // the first rows alone prefetch
   for (index_t r = 0; r < rows; r += S::width, first = {}) {
     const bfloat16* from = q + 2 * r;
@@ -189,20 +190,21 @@ TileChange decode_pair_weights(const float* s, index_t keys, index_t rows, const
   return S::any(S::less(before, raised)) ? TileChange::raised : TileChange::none;
 }
 
-/// Adds weights · values to 2 · width · vectors channels of o, of which `left` exist.
+/// Adds weights · values to 2 · width · vectors channels of o from `first` on. Channels from v.width on are missing.
 template <class S, class P, int rows, int vectors, bool prefetches>
-void decode_pair_values_block(const bfloat16* weights, index_t pair_step, const bfloat16* const* v,
-                              index_t keys, index_t first, index_t left, const RowsAhead<bfloat16>& ahead,
-                              index_t last_ahead, float* o, index_t pitch) {
+void decode_pair_values_block(const bfloat16* weights, index_t pair_step, const FoundRows<bfloat16>& v,
+                              index_t first, StridedRows<float> o) {
+  const index_t left = v.width - first, end = first + vectors * 2 * S::width,
+                last_ahead = end < v.width ? end : v.ahead.size;
   typename S::V sum[rows][2 * vectors];
   SSMAX_UNROLL
   for (int i = 0; i < rows; ++i) {
     SSMAX_UNROLL
-    for (int j = 0; j < 2 * vectors; ++j) sum[i][j] = S::load(o + i * pitch + j * S::width);
+    for (int j = 0; j < 2 * vectors; ++j) sum[i][j] = S::load(o[i] + first + j * S::width);
   }
-  for (index_t key = 0; key < keys; key += 2, weights += pair_step) {
-    const bfloat16 *low = v[key] + first, *high = v[key + 1] + first;
-    if constexpr (prefetches) prefetch_rows(ahead, key, key + 2, first, last_ahead);
+  for (index_t key = 0; key < v.count; key += 2, weights += pair_step) {
+    const bfloat16 *low = v.rows[key] + first, *high = v.rows[key + 1] + first;
+    if constexpr (prefetches) prefetch_rows(v.ahead, key, key + 2, first, last_ahead);
     typename P::V x[2 * vectors];
     SSMAX_UNROLL
     for (int j = 0; j < vectors; ++j) {
@@ -222,39 +224,35 @@ void decode_pair_values_block(const bfloat16* weights, index_t pair_step, const 
   SSMAX_UNROLL
   for (int i = 0; i < rows; ++i) {
     SSMAX_UNROLL
-    for (int j = 0; j < 2 * vectors; ++j) S::store(o + i * pitch + j * S::width, sum[i][j]);
+    for (int j = 0; j < 2 * vectors; ++j) S::store(o[i] + first + j * S::width, sum[i][j]);
   }
 }
 
 template <class S, class P, int rows, int vectors>
-void decode_pair_values_rows(const bfloat16* weights, index_t pair_step, const bfloat16* const* v,
-                             index_t keys, index_t dv, const RowsAhead<bfloat16>& ahead, float* o,
-                             index_t pitch) {
+void decode_pair_values_rows(const bfloat16* weights, index_t pair_step, const FoundRows<bfloat16>& v,
+                             StridedRows<float> o) {
   index_t c = 0;
   const auto step = [&]<int count>(std::integral_constant<int, count>) {
-    constexpr index_t channels = count * 2 * S::width;
-    const index_t last = std::min(c + channels, dv);
-    const auto compute = ahead.rows == nullptr ? decode_pair_values_block<S, P, rows, count, false>
-                                               : decode_pair_values_block<S, P, rows, count, true>;
-    compute(weights, pair_step, v, keys, c, last - c, ahead, last < dv ? last : ahead.size, o + c, pitch);
-    c += channels;
+    const auto compute = v.ahead.rows == nullptr ? decode_pair_values_block<S, P, rows, count, false>
+                                                 : decode_pair_values_block<S, P, rows, count, true>;
+    compute(weights, pair_step, v, c, o);
+    c += count * 2 * S::width;
   };
-  while (c + vectors * 2 * S::width <= dv) step(std::integral_constant<int, vectors>{});
-  while (c < dv) step(std::integral_constant<int, 1>{});
+  while (c + vectors * 2 * S::width <= v.width) step(std::integral_constant<int, vectors>{});
+  while (c < v.width) step(std::integral_constant<int, 1>{});
 }
 
 /// Computes o[rows] += weightsᵀ · v[keys].
 template <class S, class P>
-void decode_pair_accumulate(const PairWeights<bfloat16>& weights, index_t rows, const bfloat16* const* v,
-                            index_t keys, index_t dv, const RowsAhead<bfloat16>& ahead, float* o,
-                            index_t pitch) {
-  RowsAhead<bfloat16> first = ahead;  // the first rows alone prefetch
-  for (index_t r = 0; r < rows; r += 8, first = {}) {
+void decode_pair_accumulate(const PairWeights<bfloat16>& weights, index_t rows, const FoundRows<bfloat16>& v,
+                            StridedRows<float> o) {
+  FoundRows<bfloat16> values = v;
+  for (index_t r = 0; r < rows; r += 8, values.ahead = {}) {  // the first rows alone prefetch
     const bfloat16* from = weights.at(0, r);
     if (rows - r > 4) {
-      decode_pair_values_rows<S, P, 8, 1>(from, weights.pair_step, v, keys, dv, first, o + r * pitch, pitch);
+      decode_pair_values_rows<S, P, 8, 1>(from, weights.pair_step, values, {o[r], o.stride});
     } else {
-      decode_pair_values_rows<S, P, 4, 2>(from, weights.pair_step, v, keys, dv, first, o + r * pitch, pitch);
+      decode_pair_values_rows<S, P, 4, 2>(from, weights.pair_step, values, {o[r], o.stride});
     }
   }
 }

@@ -26,6 +26,19 @@ struct TileState {
   const T* multiplier = nullptr;  // bf16 path only, or null: multiplier of logits, above 0
 };
 
+/// Values in panels of PrefillKernels::rows channels, which pack_values has packed. Exception: if E is T, also plain
+/// rows. Value c of a key is then at c / rows · panel_stride + key · stride + c % rows.
+template <class E>
+struct ValuePanels {
+  const E* first = nullptr;
+  index_t stride = 0, panel_stride = 0, panels = 0;
+
+  /// Returns the values from `key` on.
+  SSMAX_INLINE ValuePanels from(index_t key) const {
+    return {first + key * stride, stride, panel_stride, panels};
+  }
+};
+
 /// Number of E in the size of one A. The dimension that a product sums over is packed in tuples of this
 /// number: channels in Q, keys in the weights. The layout is [row / tuple][group][tuple].
 template <class A, class E>
@@ -75,15 +88,12 @@ struct PrefillKernels {
   TileChange (*group_weights[tile_vectors])(T* s, index_t keys, const TileState<T>& state, E* weights) = {};
   /// Computes o[rows][group] *= factor[group].
   void (*rescale)(T* o, index_t rows, const T* factor);
-  /// Computes o[panels · rows][·] += Vᵀ · weights[keys][·]. V is the result of pack_values. Exception: if E
-  /// is T, V may also be plain rows. Value c of a key is then at c / rows · panel_stride + key · v_stride + c
-  /// % rows.
-  void (*accumulate[tile_vectors])(const E* v, index_t v_stride, index_t panel_stride, index_t panels,
-                                   const E* weights, index_t keys, T* o);
+  /// Computes o[panels · rows][·] += Vᵀ · weights[keys][·].
+  void (*accumulate[tile_vectors])(const ValuePanels<E>& v, const E* weights, index_t keys, T* o);
   /// Computes group_weights, rescale and accumulate for one vector after the other. If one vector is
   /// irregular, has no effect. Null: the three kernels are as fast.
   TileChange (*attend_group[tile_vectors])(T* s, index_t keys, const TileState<T>& state, E* weights,
-                                           const E* v, index_t panel_stride, index_t panels, T* o) = {};
+                                           const ValuePanels<E>& v, T* o) = {};
   /// Computes out[rows][group] = out · factor[group] + in · in_factor[group].
   void (*merge)(T* out, const T* in, index_t rows, const T* factor, const T* in_factor);
   /// Returns true if all numbers of in[rows × columns] are finite.

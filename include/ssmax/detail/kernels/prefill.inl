@@ -47,9 +47,10 @@ void tile_logits(const typename S::Value* k, index_t k_stride, index_t d, index_
 /// Adds to o key by key. So results are bit-identical for any division of a chunk's keys into calls. The
 /// division depends on the keys that are visible to other queries of the group.
 template <class S, int vectors>
-void tile_accumulate(const typename S::Value* values, index_t v_stride, index_t panel_stride, index_t panels,
-                     const typename S::Value* s, index_t keys, typename S::Value* o) {
-  for (index_t panel = 0; panel < panels; ++panel) {
+void tile_accumulate(const ValuePanels<typename S::Value>& values, const typename S::Value* s, index_t keys,
+                     typename S::Value* o) {
+  const ValuePanels<typename S::Value> v_panels = values;  // a copy that no store can change
+  for (index_t panel = 0; panel < v_panels.panels; ++panel) {
     typename S::V sum[S::tile_rows][vectors];
     typename S::Value* rows = o + panel * S::tile_rows * group_width<S>;
     SSMAX_UNROLL
@@ -57,7 +58,8 @@ void tile_accumulate(const typename S::Value* values, index_t v_stride, index_t 
       SSMAX_UNROLL
       for (int v = 0; v < vectors; ++v) sum[r][v] = S::load(rows + r * group_width<S> + v * S::width);
     }
-    tile_product<S, vectors, true>(values + panel * panel_stride, v_stride, s, group_width<S>, keys, sum);
+    tile_product<S, vectors, true>(v_panels.first + panel * v_panels.panel_stride, v_panels.stride, s,
+                                   group_width<S>, keys, sum);
     SSMAX_UNROLL
     for (int r = 0; r < S::tile_rows; ++r) {
       SSMAX_UNROLL

@@ -46,12 +46,11 @@ void matrix_logits(const bfloat16* k, index_t k_stride, index_t d, index_t keys,
 
 /// Reads V from panels [key/32][32 channels][32 keys].
 template <class S, int vectors>
-void matrix_accumulate(const bfloat16* values, index_t, index_t panel_stride, index_t panels,
-                       const bfloat16* weights, index_t keys, float* o) {
+void matrix_accumulate(const ValuePanels<bfloat16>& v, const bfloat16* weights, index_t keys, float* o) {
   constexpr index_t group = group_width<S>;
   tiles_see_memory();
-  const TileOperands first{values, 32, 16 * 32, 32 * 32, weights, o};
-  tile_strips<true>({first, vectors, panel_stride, 32 * group}, panels * vectors, keys / 32, group);
+  const TileOperands first{v.first, 32, 16 * 32, 32 * 32, weights, o};
+  tile_strips<true>({first, vectors, v.panel_stride, 32 * group}, v.panels * vectors, keys / 32, group);
   tiles_see_memory();
 }
 
@@ -60,7 +59,7 @@ void matrix_accumulate(const bfloat16* values, index_t, index_t panel_stride, in
 /// pause.
 template <class S, class P, int vectors>
 TileChange matrix_attend(float* s, index_t keys, const TileState<float>& state, bfloat16* weights,
-                         const bfloat16* values, index_t panel_stride, index_t panels, float* o) {
+                         const ValuePanels<bfloat16>& values, float* o) {
   typename S::V shifts[vectors];
   if (!pair_shifts<S, vectors>(s, keys, state, shifts)) return TileChange::irregular;
   bool rises = false;
@@ -68,9 +67,9 @@ TileChange matrix_attend(float* s, index_t keys, const TileState<float>& state, 
     float* const sums = o + v * S::width;
     if (vector_weights<S, P>(s, keys, state, v, shifts[v], weights)) {
       rises = true;
-      tile_rescale<S, 1>(sums, 32 * panels, state.factor + v * S::width);
+      tile_rescale<S, 1>(sums, 32 * values.panels, state.factor + v * S::width);
     }
-    matrix_accumulate<S, 1>(values, 32, panel_stride, panels, weights + 2 * v * S::width, keys, sums);
+    matrix_accumulate<S, 1>(values, weights + 2 * v * S::width, keys, sums);
   }
   return rises ? TileChange::raised : TileChange::none;
 }

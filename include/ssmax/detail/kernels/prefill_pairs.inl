@@ -49,9 +49,9 @@ void pair_logits(const bfloat16* k, index_t k_stride, index_t d, index_t keys, c
 
 /// Reads V from panels [key/2][tile_rows][2].
 template <class S, class P, int vectors>
-void pair_accumulate(const bfloat16* values, index_t, index_t panel_stride, index_t panels,
-                     const bfloat16* weights, index_t keys, float* o) {
-  for (index_t panel = 0; panel < panels; ++panel) {
+void pair_accumulate(const ValuePanels<bfloat16>& values, const bfloat16* weights, index_t keys, float* o) {
+  const ValuePanels<bfloat16> v_panels = values;  // a copy that no store can change
+  for (index_t panel = 0; panel < v_panels.panels; ++panel) {
     typename S::V sum[S::tile_rows][vectors];
     float* rows = o + panel * S::tile_rows * group_width<S>;
     SSMAX_UNROLL
@@ -59,7 +59,7 @@ void pair_accumulate(const bfloat16* values, index_t, index_t panel_stride, inde
       SSMAX_UNROLL
       for (int v = 0; v < vectors; ++v) sum[r][v] = S::load(rows + r * group_width<S> + v * S::width);
     }
-    pair_product<S, P, vectors>(values + panel * panel_stride, 2, 2 * S::tile_rows, weights,
+    pair_product<S, P, vectors>(v_panels.first + panel * v_panels.panel_stride, 2, 2 * S::tile_rows, weights,
                                 2 * group_width<S>, keys / 2, sum);
     SSMAX_UNROLL
     for (int r = 0; r < S::tile_rows; ++r) {

@@ -5,17 +5,23 @@
 
 SSMAX_BEGIN_SHARED
 
+/// The angles of a rotation of rows of 2·half channels. The tables advance by `stride` numbers per row. `inverse` rotates by the
+/// opposite angles.
+template <class T>
+struct Angles {
+  const T *cosine, *sine;
+  index_t stride;
+  index_t half;
+  bool inverse;
+};
+
 template <class T>
 struct RopeKernels {
-  /// Rotates `rows` rows of 2·half elements: (a, b) = (in[i], in[i + half]) -> (a·cos - b·sin, b·cos +
-  /// a·sin). The tables advance by table_stride per row. `inverse` rotates by the opposite angle.
-  void (*rotate_half_split)(const T* in, index_t in_stride, T* out, index_t out_stride, index_t rows,
-                            index_t half, const T* cosine, const T* sine, index_t table_stride, bool inverse);
+  /// Rotates `rows` rows of 2·half elements: (a, b) = (in[i], in[i + half]) -> (a·cos - b·sin, b·cos + a·sin).
+  void (*rotate_half_split)(StridedRows<const T> in, StridedRows<T> out, index_t rows, const Angles<T>& by);
   /// Rotates neighbours (in[2i], in[2i + 1]) in the same way. The tables hold every cosine twice, and the
   /// sines as -sin, +sin.
-  void (*rotate_interleaved)(const T* in, index_t in_stride, T* out, index_t out_stride, index_t rows,
-                             index_t half, const T* cosine, const T* sine, index_t table_stride,
-                             bool inverse);
+  void (*rotate_interleaved)(StridedRows<const T> in, StridedRows<T> out, index_t rows, const Angles<T>& by);
 };
 
 SSMAX_END

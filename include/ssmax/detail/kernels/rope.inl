@@ -10,13 +10,15 @@ SSMAX_INLINE void rotate_pair(typename S::V& a, typename S::V& b, typename S::V 
 }
 
 template <class S, bool inverse>
-SSMAX_INLINE void rotate_half_split_rows(const typename S::Value* in, index_t in_stride,
-                                         typename S::Value* out, index_t out_stride, index_t rows,
-                                         index_t half, const typename S::Value* cosine,
-                                         const typename S::Value* sine, index_t table_stride) {
+SSMAX_INLINE void rotate_half_split_rows(StridedRows<const typename S::Value> from,
+                                         StridedRows<typename S::Value> to, index_t rows,
+                                         const Angles<typename S::Value>& by) {
   using T = typename S::Value;
   using V = typename S::V;
   constexpr index_t w = S::width;
+  const index_t half = by.half, stride = by.stride;
+  const T *in = from.first, *cosine = by.cosine, *sine = by.sine;
+  T* out = to.first;
   for (index_t r = 0; r < rows; ++r) {
     index_t i = 0;
     for (; i + w <= half; i += w) {
@@ -33,21 +35,20 @@ SSMAX_INLINE void rotate_half_split_rows(const typename S::Value* in, index_t in
       S::store_part(out + i, a, count);
       S::store_part(out + half + i, b, count);
     }
-    in += in_stride;
-    out += out_stride;
-    cosine += table_stride;
-    sine += table_stride;
+    in += from.stride;
+    out += to.stride;
+    cosine += stride;
+    sine += stride;
   }
 }
 
 template <class S>
-void rotate_half_split(const typename S::Value* in, index_t in_stride, typename S::Value* out,
-                       index_t out_stride, index_t rows, index_t half, const typename S::Value* cosine,
-                       const typename S::Value* sine, index_t table_stride, bool inverse) {
-  if (inverse) {
-    rotate_half_split_rows<S, true>(in, in_stride, out, out_stride, rows, half, cosine, sine, table_stride);
+void rotate_half_split(StridedRows<const typename S::Value> in, StridedRows<typename S::Value> out,
+                       index_t rows, const Angles<typename S::Value>& by) {
+  if (by.inverse) {
+    rotate_half_split_rows<S, true>(in, out, rows, by);
   } else {
-    rotate_half_split_rows<S, false>(in, in_stride, out, out_stride, rows, half, cosine, sine, table_stride);
+    rotate_half_split_rows<S, false>(in, out, rows, by);
   }
 }
 
@@ -60,13 +61,15 @@ SSMAX_INLINE typename S::V rotate_neighbours(typename S::V x, typename S::V cosi
 }
 
 template <class S, bool inverse>
-SSMAX_INLINE void rotate_interleaved_rows(const typename S::Value* in, index_t in_stride,
-                                          typename S::Value* out, index_t out_stride, index_t rows,
-                                          index_t width, const typename S::Value* cosine,
-                                          const typename S::Value* sine, index_t table_stride) {
+SSMAX_INLINE void rotate_interleaved_rows(StridedRows<const typename S::Value> from,
+                                          StridedRows<typename S::Value> to, index_t rows,
+                                          const Angles<typename S::Value>& by) {
   using T = typename S::Value;
   using V = typename S::V;
   constexpr index_t w = S::width;
+  const index_t width = 2 * by.half, stride = by.stride;
+  const T *in = from.first, *cosine = by.cosine, *sine = by.sine;
+  T* out = to.first;
   for (index_t r = 0; r < rows; ++r) {
     index_t i = 0;
     for (; i + w <= width; i += w) {
@@ -80,36 +83,31 @@ SSMAX_INLINE void rotate_interleaved_rows(const typename S::Value* in, index_t i
                                                 S::load_part(sine + i, count, T{0}));
       S::store_part(out + i, y, count);
     }
-    in += in_stride;
-    out += out_stride;
-    cosine += table_stride;
-    sine += table_stride;
+    in += from.stride;
+    out += to.stride;
+    cosine += stride;
+    sine += stride;
   }
 }
 
 template <class S>
-void rotate_interleaved(const typename S::Value* in, index_t in_stride, typename S::Value* out,
-                        index_t out_stride, index_t rows, index_t half, const typename S::Value* cosine,
-                        const typename S::Value* sine, index_t table_stride, bool inverse) {
+void rotate_interleaved(StridedRows<const typename S::Value> in, StridedRows<typename S::Value> out,
+                        index_t rows, const Angles<typename S::Value>& by) {
   if constexpr (S::width == 1) {  // one lane has no neighbour to swap with
-    const typename S::Value sign = inverse ? -1 : 1;
+    using T = typename S::Value;
+    const T sign = by.inverse ? -1 : 1;
     for (index_t r = 0; r < rows; ++r) {
-      for (index_t i = 0; i < 2 * half; i += 2) {
-        const typename S::Value a = in[i], b = in[i + 1];
-        out[i] = a * cosine[i] + sign * (b * sine[i]);
-        out[i + 1] = b * cosine[i + 1] + sign * (a * sine[i + 1]);
+      const T *cosine = by.cosine + r * by.stride, *sine = by.sine + r * by.stride;
+      for (index_t i = 0; i < 2 * by.half; i += 2) {
+        const T a = in[r][i], b = in[r][i + 1];
+        out[r][i] = a * cosine[i] + sign * (b * sine[i]);
+        out[r][i + 1] = b * cosine[i + 1] + sign * (a * sine[i + 1]);
       }
-      in += in_stride;
-      out += out_stride;
-      cosine += table_stride;
-      sine += table_stride;
     }
-  } else if (inverse) {
-    rotate_interleaved_rows<S, true>(in, in_stride, out, out_stride, rows, 2 * half, cosine, sine,
-                                     table_stride);
+  } else if (by.inverse) {
+    rotate_interleaved_rows<S, true>(in, out, rows, by);
   } else {
-    rotate_interleaved_rows<S, false>(in, in_stride, out, out_stride, rows, 2 * half, cosine, sine,
-                                      table_stride);
+    rotate_interleaved_rows<S, false>(in, out, rows, by);
   }
 }
 

@@ -6,23 +6,25 @@
 
 SSMAX_BEGIN_SHARED
 
-/// The arrays of `rows` rows of n elements. Each array has its own stride from row to row.
+/// The arrays of `rows` rows of n elements. Each array has its own stride from row to row. A single row needs
+/// no strides.
 template <class X>
 struct GradientRows {
   const X *out, *dout, *logits;  // logits is null if dc is not wanted
   X* dlogits;                    // may be out or dout
-  index_t out_stride, dout_stride, logits_stride, dlogits_stride;
-  index_t rows, n;
+  index_t out_stride = 0, dout_stride = 0, logits_stride = 0, dlogits_stride = 0;
+  index_t rows = 1, n = 0;
 };
 
 template <class T>
 struct RowGradientKernels {
   /// Returns the sum of the elements of `in` whose log-probability is not -inf.
   T (*sum_unmasked)(const T* in, const T* log_p, index_t n);
-  /// Writes dz = c·u with u = y·(dy - mean). Returns Σ u·z, or 0 if z is null.
-  T (*backward)(const T* y, const T* dy, const T* z, index_t n, T mean, T c, T* dz);
-  /// Writes dz = c·u with u = dy - total·p, and u = 0 where log_p is -inf. Returns Σ u·z, or 0 if z is null.
-  T (*log_backward)(const T* log_p, const T* p, const T* dy, const T* z, index_t n, T total, T c, T* dz);
+  /// Writes dlogits = c·u with u = out·(dout - mean) for one row. Returns Σ u·logits, or 0 without logits.
+  T (*backward)(const GradientRows<T>& row, T mean, T c);
+  /// Writes dlogits = c·u with u = dout - total·p for one row, and u = 0 where out = log p is -inf. Returns what
+  /// `backward` returns.
+  T (*log_backward)(const GradientRows<T>& row, const T* p, T total, T c);
 
   /// Longest row of backward_rows and log_backward_rows.
   index_t longest;

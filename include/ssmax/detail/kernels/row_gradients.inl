@@ -82,8 +82,9 @@ struct SoftmaxRowGradient {
   }
 
   template <int vectors, bool with_logits>
-  SSMAX_INLINE static V write(const T* y, const T* dy, const T* z, index_t n, V mean, T c, T sign, T* dz) {
-    LogitGradient<S> even(c, sign), odd(c, sign);
+  SSMAX_INLINE static V write(const T* y, const T* dy, const T* z, index_t n, V mean,
+                              const LogitGradient<S>& gradient, T* dz) {
+    LogitGradient<S> even = gradient, odd = gradient;
     if constexpr (vectors == 1) {
       const V u = S::mul(load_up_to<S>(y, n, T{0}), S::sub(load_up_to<S>(dy, n, T{0}), mean));
       if (with_logits) even.add(u, load_up_to<S>(z, n, T{0}));
@@ -129,10 +130,9 @@ struct LogSoftmaxRowGradient {
   }
 
   template <int vectors, bool with_logits>
-  SSMAX_INLINE static V write(const T* log_p, const T* dy, const T* z, index_t n, V total, T c, T sign,
-                              T* dz) {
+  SSMAX_INLINE static V write(const T* log_p, const T* dy, const T* z, index_t n, V total,
+                              LogitGradient<S> gradient, T* dz) {
     const Exp<S> exp(log2e, T{0});
-    LogitGradient<S> gradient(c, sign);
     index_t i = 0;
     for (; i + w <= n; i += w) {
       const V u = difference(exp, S::load(log_p + i), S::load(dy + i), total);
@@ -170,8 +170,8 @@ SSMAX_INLINE void gradients_of_group(const GradientRows<typename S::Value>& rows
     const typename S::V total = count > 1 ? S::set(numbers[k]) : fold_one<S>(lanes[k]);
     lanes[k] = Row::template write<vectors, with_logits>(
         out + k * rows.out_stride, dout + k * rows.dout_stride,
-        with_logits ? rows.logits + (first + k) * rows.logits_stride : nullptr, rows.n, total, c, sign,
-        rows.dlogits + (first + k) * rows.dlogits_stride);
+        with_logits ? rows.logits + (first + k) * rows.logits_stride : nullptr, rows.n, total,
+        LogitGradient<S>(c, sign), rows.dlogits + (first + k) * rows.dlogits_stride);
   }
   if (!with_logits) return;
   if (count > 1) {
@@ -233,9 +233,9 @@ void gradients_in_registers(const GradientRows<typename S::Value>& rows, typenam
     }
     lanes = gradient.sum;
     if (rest > 0) {
-      lanes =
-          S::add(lanes, Row::template write<0, with_logits>(y + kept, dy + kept, with_logits ? z + kept : z,
-                                                            rest, mean, c, sign, dz + kept));
+      lanes = S::add(
+          lanes, Row::template write<0, with_logits>(y + kept, dy + kept, with_logits ? z + kept : z, rest,
+                                                     mean, LogitGradient<S>(c, sign), dz + kept));
     }
     if (with_logits) {
       T numbers[w];
@@ -291,23 +291,27 @@ void log_softmax_gradients(const GradientRows<typename S::Value>& rows, typename
 }
 
 template <class S>
-typename S::Value row_backward(const typename S::Value* y, const typename S::Value* dy,
-                               const typename S::Value* z, index_t n, typename S::Value mean,
-                               typename S::Value c, typename S::Value* dz) {
+typename S::Value row_backward(const GradientRows<typename S::Value>& row, typename S::Value mean,
+                               typename S::Value c) {
   using T = typename S::Value;
   using Row = SoftmaxRowGradient<S>;
+  const T *y = row.out, *dy = row.dout, *z = row.logits;
   const typename S::V m = S::set(mean);
-  return S::reduce_sum(z == nullptr ? Row::template write<0, false>(y, dy, z, n, m, c, T{1}, dz)
-                                    : Row::template write<0, true>(y, dy, z, n, m, c, T{1}, dz));
+  const LogitGradient<S> gradient(c, T{1});
+  return S::reduce_sum(z == nullptr
+                           ? Row::template write<0, false>(y, dy, z, row.n, m, gradient, row.dlogits)
+                           : Row::template write<0, true>(y, dy, z, row.n, m, gradient, row.dlogits));
 }
 
 template <class S>
-typename S::Value row_log_backward(const typename S::Value* log_p, const typename S::Value* p,
-                                   const typename S::Value* dy, const typename S::Value* z, index_t n,
-                                   typename S::Value total, typename S::Value c, typename S::Value* dz) {
+typename S::Value row_log_backward(const GradientRows<typename S::Value>& row, const typename S::Value* p,
+                                   typename S::Value total, typename S::Value c) {
   using T = typename S::Value;
   using V = typename S::V;
   constexpr index_t w = S::width;
+  const T *log_p = row.out, *dy = row.dout, *z = row.logits;
+  T* dz = row.dlogits;
+  const index_t n = row.n;
   const V k = S::set(total);
   LogitGradient<S> gradient(c, T{1});
   index_t i = 0;

@@ -1,6 +1,7 @@
 // Declares the kernels of attention with few keys, where the weights of a query are final at once.
 #pragma once
 
+#include "lanes.hpp"
 #include "prefill.hpp"
 
 SSMAX_BEGIN_SHARED
@@ -9,10 +10,8 @@ SSMAX_BEGIN_SHARED
 template <class T>
 struct ShortAttentionKernels {
   /// Writes, for one vector of queries, out[query][·] = factor[query] · Σ_keys s[key][query] · v[key][·].
-  /// Only the first `queries` queries are written. Rows of v have `channels` elements and must be readable up
-  /// to whole vectors.
-  void (*weigh_values)(const T* s, index_t queries, index_t keys, const T* v, index_t v_stride,
-                       index_t channels, const T* factor, T* const* out);
+  /// Only the first `queries` queries are written. Rows of v must be readable up to whole vectors.
+  void (*weigh_values)(const T* s, index_t queries, const KeyRows<T>& v, const T* factor, T* const* out);
 };
 
 SSMAX_END

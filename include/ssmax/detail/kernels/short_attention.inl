@@ -4,10 +4,9 @@
 /// Computes `rows` queries against `vectors` vectors of channels. The sums add key by key, as in
 /// tile_accumulate, and are bit-identical to its sums.
 template <class S, int rows, int vectors>
-SSMAX_INLINE void weigh_values_tile(const typename S::Value* s, index_t queries, index_t keys,
-                                    const typename S::Value* v, index_t v_stride, index_t first,
-                                    index_t channels, const typename S::Value* factor,
-                                    typename S::Value* const* out) {
+SSMAX_INLINE void weigh_values_tile(const typename S::Value* s, index_t queries,
+                                    const KeyRows<typename S::Value>& values, index_t first,
+                                    const typename S::Value* factor, typename S::Value* const* out) {
   using V = typename S::V;
   V sum[rows][vectors];
   SSMAX_UNROLL
@@ -15,8 +14,8 @@ SSMAX_INLINE void weigh_values_tile(const typename S::Value* s, index_t queries,
     SSMAX_UNROLL
     for (int i = 0; i < vectors; ++i) sum[r][i] = S::set(0);
   }
-  v += first;
-  for (index_t key = 0; key < keys; ++key, s += group_width<S>, v += v_stride) {
+  const typename S::Value* v = values.first + first;
+  for (index_t key = 0; key < values.count; ++key, s += group_width<S>, v += values.stride) {
     V x[vectors];
     SSMAX_UNROLL
     for (int i = 0; i < vectors; ++i) x[i] = S::load(v + i * S::width);
@@ -35,28 +34,29 @@ SSMAX_INLINE void weigh_values_tile(const typename S::Value* s, index_t queries,
     for (int i = 0; i + 1 < vectors; ++i) S::store(out[r] + first + i * S::width, S::mul(sum[r][i], f));
     // Only the last vector may end past the channels.
     const index_t c = first + (vectors - 1) * S::width;
-    store_up_to<S>(out[r] + c, S::mul(sum[r][vectors - 1], f), channels - c);
+    store_up_to<S>(out[r] + c, S::mul(sum[r][vectors - 1], f), values.width - c);
   }
 }
 
 template <class S>
-void weigh_values(const typename S::Value* s, index_t queries, index_t keys, const typename S::Value* v,
-                  index_t v_stride, index_t channels, const typename S::Value* factor,
-                  typename S::Value* const* out) {
+void weigh_values(const typename S::Value* s, index_t queries, const KeyRows<typename S::Value>& values,
+                  const typename S::Value* factor, typename S::Value* const* out) {
   constexpr index_t w = S::width;
   constexpr int rows = std::min<int>(S::tile_rows, S::width);
+  const KeyRows<typename S::Value> v = values;  // a copy that no store can change
+  const index_t channels = v.width;
   for (index_t r = 0; r < queries; r += rows) {
     const index_t left = queries - r;
     index_t c = 0;
     // Divides four vectors into two and two, as in tile_add_product.
     for (; c + 2 * w < channels && (channels - c <= 3 * w || channels - c > 4 * w); c += 3 * w) {
-      weigh_values_tile<S, rows, 3>(s + r, left, keys, v, v_stride, c, channels, factor + r, out + r);
+      weigh_values_tile<S, rows, 3>(s + r, left, v, c, factor + r, out + r);
     }
     for (; c + w < channels; c += 2 * w) {
-      weigh_values_tile<S, rows, 2>(s + r, left, keys, v, v_stride, c, channels, factor + r, out + r);
+      weigh_values_tile<S, rows, 2>(s + r, left, v, c, factor + r, out + r);
     }
     if (c < channels) {
-      weigh_values_tile<S, rows, 1>(s + r, left, keys, v, v_stride, c, channels, factor + r, out + r);
+      weigh_values_tile<S, rows, 1>(s + r, left, v, c, factor + r, out + r);
     }
   }
 }

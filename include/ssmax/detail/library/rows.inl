@@ -7,9 +7,9 @@ SSMAX_BEGIN_COMPILED
 
 using namespace shared;
 
-#define SSMAX_INSTANTIATE(X, Y)                                                                      \
-  template void softmax_group(const SoftmaxKernels<ComputeType<X>>&, const X*, index_t, Y*, index_t, \
-                              index_t, index_t, double, bool);                                       \
+#define SSMAX_INSTANTIATE(X, Y)                                                                            \
+  template void softmax_group(const SoftmaxKernels<ComputeType<X>>&, StridedRows<const X>, StridedRows<Y>, \
+                              index_t, index_t, double, bool);                                             \
   template void log_softmax_row(const RowKernels<ComputeType<X>>&, const X*, index_t, double, Y*);
 SSMAX_INSTANTIATE(float, float)
 SSMAX_INSTANTIATE(float, half)

@@ -80,7 +80,7 @@ class StoredRows {
       store_row(k, width_, k_, k_scales_, row);
     } else {
       const Compute* wide = widened(k, width_, scratch_.data());
-      rotate(rope->tables(), wide, width_, scratch_.data(), width_, 1, width_, position, false);
+      rotate(rope->tables(), {wide, width_}, {scratch_.data(), width_}, 1, width_, position, false);
       store_row(static_cast<const Compute*>(scratch_.data()), width_, k_, k_scales_, row);
     }
     store_row(v, value_width_, v_, v_scales_, row);

@@ -189,7 +189,7 @@ void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const Backward
           for (index_t i = 0; i < piece.keys.size(); ++i) {
             Compute* dk = row_of(memory.dk, b, h, piece.row + i);
             const index_t position = whole.key_position + variant.key_position(query, piece.keys.begin + i);
-            rotate(whole.rope, dk, shape.width, dk, shape.width, 1, shape.width, position, true);
+            rotate(whole.rope, {dk, shape.width}, {dk, shape.width}, 1, shape.width, position, true);
           }
         }
       }

@@ -57,10 +57,11 @@ void pack_piece(const Problem<ComputeType<T>>& whole, const Variant<ComputeType<
   };
   if constexpr (owner_rotates<T>) {
     for_each_head([&](index_t b, index_t h) {
-      load_keys(problem, variant, sequence_of(problem, b), h, range, out, d), out += count * d;
+      load_keys(problem, variant, sequence_of(problem, b).shape, {b, h, range}, {out, d}), out += count * d;
     });
-    for_each_head(
-        [&](index_t b, index_t h) { load_values(problem.keys, b, h, range, out, dv), out += count * dv; });
+    for_each_head([&](index_t b, index_t h) {
+      load_values(problem.keys, {b, h, range}, {out, dv}), out += count * dv;
+    });
   } else {
     const auto copy = [&](const View<const T, 4>& view, index_t channels) {
       for_each_head([&](index_t b, index_t h) {

@@ -76,9 +76,12 @@ struct SoftmaxGradient {
       const index_t count = std::min(row_block, n - begin);
       T* to = staging<T>(dz + begin, dz_scratch);
       const T* logits = factor.logits(z == nullptr ? nullptr : z + begin, count, z_scratch);
-      dc += static_cast<double>(kernels.gradients.backward(widened<T>(y + begin, count, y_scratch),
-                                                           widened<T>(dy + begin, count, dy_scratch), logits,
-                                                           count, static_cast<T>(mean), factor.factor(), to));
+      const GradientRows<T> block{.out = widened<T>(y + begin, count, y_scratch),
+                                  .dout = widened<T>(dy + begin, count, dy_scratch),
+                                  .logits = logits,
+                                  .dlogits = to,
+                                  .n = count};
+      dc += static_cast<double>(kernels.gradients.backward(block, static_cast<T>(mean), factor.factor()));
       factor.finish(to, count);
       narrow_to<T>(dz + begin, count, to);
     }
@@ -113,9 +116,13 @@ struct LogSoftmaxGradient {
       kernels.rows.exp_store(log, count, split_scale<T>(1.0), T{0}, p_scratch, nothing);
       T* to = staging<T>(dz + begin, dz_scratch);
       const T* logits = factor.logits(z == nullptr ? nullptr : z + begin, count, z_scratch);
+      const GradientRows<T> block{.out = log,
+                                  .dout = widened<T>(dy + begin, count, dy_scratch),
+                                  .logits = logits,
+                                  .dlogits = to,
+                                  .n = count};
       dc += static_cast<double>(
-          kernels.gradients.log_backward(log, p_scratch, widened<T>(dy + begin, count, dy_scratch), logits,
-                                         count, static_cast<T>(total), factor.factor(), to));
+          kernels.gradients.log_backward(block, p_scratch, static_cast<T>(total), factor.factor()));
       factor.finish(to, count);
       narrow_to<T>(dz + begin, count, to);
     }

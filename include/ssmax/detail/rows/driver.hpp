@@ -44,9 +44,9 @@ SSMAX_BEGIN_COMPILED
 /// Writes out = softmax(c·in) for rows that see the same n keys. `alone` is true for a single row whose
 /// neighbours see other keys.
 template <class X, class Y>
-void softmax_group(const shared::SoftmaxKernels<shared::ComputeType<X>>& kernels, const X* in,
-                   index_t in_stride, Y* out, index_t out_stride, index_t rows, index_t n, double c,
-                   bool alone);
+void softmax_group(const shared::SoftmaxKernels<shared::ComputeType<X>>& kernels,
+                   shared::StridedRows<const X> in, shared::StridedRows<Y> out, index_t rows, index_t n,
+                   double c, bool alone);
 
 /// Writes out = softmax(c·in) for at most a vector's lanes of short rows that see different keys.
 template <class T>

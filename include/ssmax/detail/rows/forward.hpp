@@ -9,9 +9,9 @@
 SSMAX_BEGIN_COMPILED
 
 template <class X, class Y>
-void softmax_group(const shared::SoftmaxKernels<shared::ComputeType<X>>& tables, const X* in,
-                   index_t in_stride, Y* out, index_t out_stride, index_t rows, index_t n, double c,
-                   bool alone) {
+void softmax_group(const shared::SoftmaxKernels<shared::ComputeType<X>>& tables,
+                   shared::StridedRows<const X> in, shared::StridedRows<Y> out, index_t rows, index_t n,
+                   double c, bool alone) {
   using namespace detail;
   using T = ComputeType<X>;
   const RowKernels<T>& kernels = tables.rows;
@@ -22,7 +22,7 @@ void softmax_group(const shared::SoftmaxKernels<shared::ComputeType<X>>& tables,
     if (is_block && multiplier.is_plain()) {
       // A kernel of one lane waits for its exponentials, so overlap helps it wherever the rows are stored.
       const bool near = kernels.width == 1 || 2 * rows * n * static_cast<index_t>(sizeof(T)) <= far_bytes;
-      return softmax_block_rows<T>(kernels, in, in_stride, out, out_stride, rows, n, c, near && rows > 1);
+      return softmax_block_rows<T>(kernels, in, out, rows, n, c, near && rows > 1);
     }
   }
   while (rows > 0) {
@@ -30,22 +30,23 @@ void softmax_group(const shared::SoftmaxKernels<shared::ComputeType<X>>& tables,
     if constexpr (std::same_as<X, T> && std::same_as<Y, T>) {
       const Scale<T> scale = multiplier.scale;
       if (!alone && n <= short_rows.longest && multiplier.is_plain()) {
-        const bool packs = n < kernels.width && (n & (n - 1)) == 0 && in_stride == n && out_stride == n;
+        const bool packs = n < kernels.width && (n & (n - 1)) == 0 && in.stride == n && out.stride == n;
         if (packs) {
-          done = short_rows.packed(in, out, rows, n, scale);
+          done = short_rows.packed(in.first, out.first, rows, n, scale);
         } else if (n > 1) {
-          done = short_rows.group(in, in_stride, out, out_stride, rows, n, scale);
+          done = short_rows.group(in.first, in.stride, out.first, out.stride, rows, n, scale);
         }
       }
     }
-    in += done * in_stride;
-    out += done * out_stride;
+    in.first = in[done];
+    out.first = out[done];
     rows -= done;
     // Computes the rows that the short kernels skipped, at most one vector of rows. The short kernels then
     // continue.
-    for (index_t r = std::min<index_t>(rows, kernels.width); r > 0;
-         --r, --rows, in += in_stride, out += out_stride) {
-      softmax_row<T>(kernels, in, n, c, out);
+    for (index_t r = std::min<index_t>(rows, kernels.width); r > 0; --r, --rows) {
+      softmax_row<T>(kernels, in.first, n, c, out.first);
+      in.first = in[1];
+      out.first = out[1];
     }
   }
 }

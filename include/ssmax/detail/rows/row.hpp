@@ -342,17 +342,19 @@ void softmax_row(const RowKernels<T>& kernels, const X* in, index_t n, double c,
 ///
 /// From memory, the hardware prefetcher follows one row at a time.
 template <class T>
-void softmax_block_rows(const RowKernels<T>& kernels, const T* in, index_t in_stride, T* out,
-                        index_t out_stride, index_t rows, index_t n, double c, bool overlaps) {
+void softmax_block_rows(const RowKernels<T>& kernels, StridedRows<const T> from, StridedRows<T> to,
+                        index_t rows, index_t n, double c, bool overlaps) {
   const Scale<T> scale = Multiplier<T>(c).scale;
+  const T* in = from.first;
+  T* out = to.first;
   OverlappedWork<T> overlapped{.next_top = kernels.max(in, n)};
-  for (index_t r = 0; r < rows; ++r, in += in_stride, out += out_stride) {
+  for (index_t r = 0; r < rows; ++r, in += from.stride, out += to.stride) {
     const bool is_last = r + 1 == rows;
     const Extremum<T> top = overlapped.next_top;
     const T product = top.value * scale.high;
     const bool regular = !top.has_nan && std::abs(product) < largest_shift<T>;
     if (regular) {
-      overlapped.next = overlaps && !is_last ? in + in_stride : nullptr;
+      overlapped.next = overlaps && !is_last ? in + from.stride : nullptr;
       const T sum = kernels.exp_store(in, n, scale, round_shift(product), out, overlapped);
       if (overlaps) {
         overlapped.waiting = out;
@@ -363,7 +365,7 @@ void softmax_block_rows(const RowKernels<T>& kernels, const T* in, index_t in_st
     } else {
       softmax_row<T>(kernels, in, n, c, out);
     }
-    if (!is_last) overlapped.next_top = kernels.max(in + in_stride, n);
+    if (!is_last) overlapped.next_top = kernels.max(in + from.stride, n);
   }
   if (overlapped.waiting != nullptr)
     kernels.multiply(overlapped.waiting, n, overlapped.factor, overlapped.waiting);

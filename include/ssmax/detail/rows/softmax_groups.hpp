@@ -64,8 +64,9 @@ struct SoftmaxGroups {
       }
       if (group.keys.size() == 0) return;
       to += group.keys.begin;
-      compiled::softmax_group(call.kernels, from, call.logits.stride(2), to, call.out.stride(2), group.rows,
-                              group.keys.size(), c, group.group_rows == 1);
+      compiled::softmax_group<std::remove_const_t<X>, Y>(call.kernels, {from, call.logits.stride(2)},
+                                                         {to, call.out.stride(2)}, group.rows,
+                                                         group.keys.size(), c, group.group_rows == 1);
     }
 
     void finish() {

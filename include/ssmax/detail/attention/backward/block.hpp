@@ -33,10 +33,7 @@ template <class Compute, class Operand = Compute>
 struct BlockKeys {
   KeyRange range{};
   index_t length = 0;  // keys of the sequence
-  const Operand* k = nullptr;
-  index_t k_stride = 0;
-  const Operand* v = nullptr;
-  index_t v_stride = 0;
+  StridedRows<const Operand> k{}, v{};
   const Operand* panels =
       nullptr;  // bf16 path: K in the layout of pack_values, with 0 for NaN and infinities
   index_t panel_stride = 0;
@@ -98,9 +95,9 @@ class BackwardBlock {
     if (!needed.any()) return false;
     if constexpr (Op::adds_tiles_together) clear_unneeded(needed, first);
     // 1. Multiply q·kᵀ and dout·vᵀ.
-    scores_.multiply(needed, tile_keys, block.k + at * block.k_stride, block.k_stride, memory_.depth,
+    scores_.multiply(needed, tile_keys, {block.k[at], block.k.stride}, memory_.depth,
                      memory_.q + first * memory_.depth, Op::is_bf16 ? memory_.z : memory_.s);
-    scores_.multiply(needed, tile_keys, block.v + at * block.v_stride, block.v_stride, memory_.value_depth,
+    scores_.multiply(needed, tile_keys, {block.v[at], block.v.stride}, memory_.value_depth,
                      memory_.dout + first * memory_.value_depth, memory_.u);
     // 2. Compute weights and gradients.
     for (index_t v = 0; v < needed.vectors; ++v) {
@@ -186,7 +183,7 @@ class BackwardBlock {
       Compute* sums = all + (at + part.begin) * pitch;
       gradient_kernels_.add_product(factors, 1, part.size(), finite_part(memory_, row, channels), pitch,
                                     sums);
-      add_nonfinite(factors, tile_lanes, part.size(), row, channels, sums, pitch, 1);
+      add_nonfinite<Compute>({factors, tile_lanes}, part.size(), row, channels, {sums, pitch}, 1);
     };
     add(memory_.s, memory_.dout_rows + query * memory_.dv_pitch, dv_, block.dv, memory_.dv_pitch);
     add(memory_.u, memory_.q_rows + query * memory_.d_pitch, d_, block.dk, memory_.d_pitch);
@@ -199,27 +196,27 @@ class BackwardBlock {
     const auto accumulate = products_.accumulate[lanes.size() / products_.width - 1];
     Compute* sums = dq + lanes.begin;
     if constexpr (Op::is_bf16) {
-      accumulate(block.panels + (at + part.begin) * rows, rows, block.panel_stride, memory_.d_pitch / rows,
+      accumulate({block.panels + (at + part.begin) * rows, rows, block.panel_stride, memory_.d_pitch / rows},
                  memory_.bf16.pairs + tuple_at<Compute, Operand>(part.begin, lanes.begin, tile_lanes),
                  part.size(), sums);
       for (index_t key = part.begin; !block.finite && key < part.end; ++key) {
         if (block.are_finite[at + key]) continue;
-        add_nonfinite(memory_.bf16.gradients + key * memory_.bf16.lanes + first + lanes.begin, 1,
-                      lanes.size(), block.k + (at + key) * block.k_stride, d_, sums, 1, tile_lanes);
+        add_nonfinite<Compute>({memory_.bf16.gradients + key * memory_.bf16.lanes + first + lanes.begin, 1},
+                               lanes.size(), block.k[at + key], d_, {sums, 1}, tile_lanes);
       }
     } else {
       const index_t panels = (d_ + rows - 1) / rows;
       for_each_finite_run(
           part, block.are_finite + at, block.finite,
           [&](KeyRange run) {
-            accumulate(block.k + (at + run.begin) * block.k_stride, block.k_stride, rows, panels,
+            accumulate({block.k[at + run.begin], block.k.stride, rows, panels},
                        memory_.u + run.begin * tile_lanes + lanes.begin, run.size(), sums);
           },
           [&](index_t key) {
-            const Compute* k = block.k + (at + key) * block.k_stride;
+            const Compute* k = block.k[at + key];
             const Compute* factors = memory_.u + key * tile_lanes + lanes.begin;
-            accumulate(finite_part(memory_, k, d_), 0, rows, panels, factors, 1, sums);
-            add_nonfinite(factors, 1, lanes.size(), k, d_, sums, 1, tile_lanes);
+            accumulate({finite_part(memory_, k, d_), 0, rows, panels}, factors, 1, sums);
+            add_nonfinite<Compute>({factors, 1}, lanes.size(), k, d_, {sums, 1}, tile_lanes);
           });
     }
   }
@@ -289,10 +286,10 @@ class BackwardBlock {
                                   bf16.q_pairs + first * memory_.d_pitch, memory_.d_pitch, dk);
     for (index_t lane = lanes.begin; lane < lanes.end; ++lane) {
       if (memory_.finite[lane / memory_.tile_lanes] || memory_.queries_are_finite[lane]) continue;
-      add_nonfinite(bf16.weights + lane, bf16.lanes, keys, memory_.dout_rows + lane * memory_.dv_pitch, dv_,
-                    dv, memory_.dv_pitch, 1);
-      add_nonfinite(bf16.gradients + lane, bf16.lanes, keys, memory_.q_rows + lane * memory_.d_pitch, d_, dk,
-                    memory_.d_pitch, 1);
+      add_nonfinite<Compute>({bf16.weights + lane, bf16.lanes}, keys,
+                             memory_.dout_rows + lane * memory_.dv_pitch, dv_, {dv, memory_.dv_pitch}, 1);
+      add_nonfinite<Compute>({bf16.gradients + lane, bf16.lanes}, keys,
+                             memory_.q_rows + lane * memory_.d_pitch, d_, {dk, memory_.d_pitch}, 1);
     }
   }
 

@@ -34,17 +34,17 @@ const Compute* finite_part(const LaneScratch<Compute>& memory, const Compute* ro
   return memory.staged;
 }
 
-/// Adds factors[i · factor_stride] · row[c] to sums[i · sum_stride + c · channel_stride], for each c where row[c]
-/// is NaN or infinite and each i below `count` whose factor is not 0.
+/// Adds *factors[i] · row[c] to sums[i][c · channel_stride], for each c where row[c] is NaN or infinite and each i
+/// below `count` whose factor is not 0.
 template <class Compute, class Operand>
-void add_nonfinite(const Operand* factors, index_t factor_stride, index_t count, const Operand* row,
-                   index_t channels, Compute* sums, index_t sum_stride, index_t channel_stride) {
+void add_nonfinite(StridedRows<const Operand> factors, index_t count, const Operand* row, index_t channels,
+                   StridedRows<Compute> sums, index_t channel_stride) {
   for (index_t c = 0; c < channels; ++c) {
     const Compute value = static_cast<Compute>(row[c]);
     if (std::isfinite(value)) continue;
     for (index_t i = 0; i < count; ++i) {
-      const Compute factor = static_cast<Compute>(factors[i * factor_stride]);
-      if (factor != 0) sums[i * sum_stride + c * channel_stride] += factor * value;
+      const Compute factor = static_cast<Compute>(*factors[i]);
+      if (factor != 0) sums[i][c * channel_stride] += factor * value;
     }
   }
 }

@@ -58,39 +58,31 @@ class BackwardLoader {
     }
   }
 
-  /// Copies keys and their values to rows of `k_stride` and `v_stride` numbers.
-  void load_keys(const Sequence& sequence, index_t kv_head, KeyRange keys, Operand* k, index_t k_stride,
-                 Operand* v, index_t v_stride) const {
-    Op::load_keys(forward_, variant_, sequence, kv_head, keys, widened_row(), k, k_stride);
-    Op::load_values(forward_.keys, sequence.batch, kv_head, keys, v, v_stride);
+  /// Copies keys to k and their values to v.
+  void load_keys(const QueryShape& shape, const HeadKeys& keys, StridedRows<Operand> k,
+                 StridedRows<Operand> v) const {
+    Op::load_keys(forward_, variant_, shape, keys, memory_.widened_row, k);
+    Op::load_values(forward_.keys, keys, v);
   }
 
   /// bf16 path: packs rows of K into panels, with 0 for NaN and infinities. Packs the first part of rotated rows.
-  void pack_panels(const Operand* k, index_t k_stride, index_t keys, bool finite, Operand* panels,
+  void pack_panels(StridedRows<const Operand> k, index_t keys, bool finite, Operand* panels,
                    index_t panel) const {
     const index_t count = memory_.d_pitch / products_.pass * panel;
     std::fill_n(panels, count, Operand{});
-    products_.pack_values(k, k_stride, 0, keys, forward_.width(), panels, panel);
+    products_.pack_values(k.first, k.stride, 0, keys, forward_.width(), panels, panel);
     if (!finite) copy_finite(panels, count, panels);
   }
 
  private:
   using Op = Operands<Compute, Operand>;
 
-  Compute* widened_row() const {
-    if constexpr (Op::is_bf16) {
-      return memory_.bf16.widened_row;
-    } else {
-      return nullptr;
-    }
-  }
-
   /// Loads one vector of queries, from lane i on.
   void load_q(index_t i) const {
     const index_t width = kernels_.width, d = forward_.width();
     Compute *factor = memory_.lane.q_factor, *row_factor = memory_.lane.row_factor;
     gather_rows(memory_, i, i + width, memory_.depth, [&](const QueryRow& row, Compute* scratch) {
-      return Op::load_query(forward_, variant_, row, memory_.depth, widened_row(), scratch);
+      return Op::load_query(forward_, variant_, row, memory_.depth, memory_.widened_row, scratch);
     });
     for (index_t lane = 0; lane < width; ++lane) {
       const QueryRow& row = memory_.rows[i + lane];

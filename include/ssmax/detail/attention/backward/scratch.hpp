@@ -43,7 +43,6 @@ struct Bf16Scratch {
         pairs(arena.take<Operand>(tile_keys * tile_lanes)),
         q_pairs(arena.take<Operand>(lanes * d_pitch)),
         dout_pairs(arena.take<Operand>(lanes * dv_pitch)),
-        widened_row(arena.take<Compute>(2 * d_pitch)),
         multiplier(arena.take<Compute>(queries)),
         offset(arena.take<Compute>(queries)),
         factor(arena.take<Compute>(queries)) {}
@@ -52,7 +51,6 @@ struct Bf16Scratch {
   Operand *weights = nullptr, *gradients = nullptr;  // [tile_keys][lanes]
   Operand* pairs = nullptr;  // [tile_keys / 2][tile_lanes][2]: the gradients in pairs of keys
   Operand *q_pairs = nullptr, *dout_pairs = nullptr;  // [lanes / 2][pitch][2], with 0 for NaN and infinities
-  Compute* widened_row = nullptr;                     // [2][d]: a row to be rotated, and its rounding error
   Compute *multiplier = nullptr, *offset = nullptr;   // [queries]: members of Logits
   Compute* factor = nullptr;  // [queries]: factor of the gradients, in both of their products
 };
@@ -74,7 +72,6 @@ struct BackwardScratch : LaneScratch<Compute, Operand> {
                                       std::max(value_width, a_value_depth / tuple_size<Compute, Operand>),
                                       a_depth),
         products(detail::kernels<PrefillKernels<Compute, Operand>>()),
-        depth(a_depth),
         value_depth(a_value_depth),
         d_pitch(in_pitch(d)),
         dv_pitch(in_pitch(value_width)),
@@ -94,8 +91,10 @@ struct BackwardScratch : LaneScratch<Compute, Operand> {
         queries_are_finite(arena.take<bool>(tiles * tile_lanes)),
         sums_of_row(sums_count),
         sums(arena.take<double>(tiles * tile_lanes * sums_count)) {
-    if constexpr (Op::is_bf16)
+    if constexpr (Op::is_bf16) {
       bf16 = {arena, tiles * tile_lanes, tile_lanes, d_pitch, dv_pitch, products.depth};
+      this->widened_row = arena.take<Compute>(2 * d_pitch);
+    }
   }
 
   /// Returns the width rounded up to whole vectors of every target and whole passes of the products.
@@ -105,7 +104,7 @@ struct BackwardScratch : LaneScratch<Compute, Operand> {
   }
 
   const PrefillKernels<Compute, Operand>& products;
-  index_t depth, value_depth;
+  index_t value_depth;
   index_t d_pitch, dv_pitch;  // row lengths; channels past d and dv are 0
   Operand*
       q_rows;  // [queries][d_pitch]; float, double: multiplied by scale and, without a score function, by c

@@ -142,7 +142,7 @@ class BackwardTask {
         const double factor = multipliers_.of_gradient(facts.multiplier);
         if (!Op::is_bf16) multiply(sums, d, static_cast<Compute>(factor), sums);
         if (forward_.has_rope()) {
-          rotate(forward_.rope, sums, d, sums, d, 1, d, rope_position(forward_, variant_, *cursor), true);
+          rotate(forward_.rope, {sums, d}, {sums, d}, 1, d, rope_position(forward_, variant_, *cursor), true);
         }
       }
       store(problem_.dq, problem_.old_dq, cursor.entry(), cursor.head(), cursor.row(), sums);
@@ -166,7 +166,7 @@ class BackwardTask {
       if (forward_.rotates_keys() && sequence_.rows > 0) {
         const index_t position =
             forward_.key_position + variant_.key_position(query, sequence_.stored.begin + key);
-        rotate(forward_.rope, dk, d, dk, d, 1, d, position, true);
+        rotate(forward_.rope, {dk, d}, {dk, d}, 1, d, position, true);
       }
       Compute* dv = head_sums_.value_sums(problem_, sequence_, kv_head_, key);
       const index_t entry = sequence_.key_entry, row = sequence_.first_key_row + key;
@@ -313,8 +313,8 @@ class BackwardTask {
     std::fill_n(k, in_passes(count) * head_sums_.k_stride, Operand{});
     std::fill_n(v, in_passes(count) * head_sums_.v_stride, Operand{});
     const index_t key = sequence_.stored.begin + first;
-    loader_.load_keys(sequence_, kv_head_, {key, key + count}, k, head_sums_.k_stride, v,
-                      head_sums_.v_stride);
+    loader_.load_keys(sequence_.shape, {batch_, kv_head_, {key, key + count}}, {k, head_sums_.k_stride},
+                      {v, head_sums_.v_stride});
   }
 
   /// Finds NaN and infinities in a block of K. The bf16 path also packs its panels, with 0 for NaN and infinities.
@@ -322,14 +322,13 @@ class BackwardTask {
     const index_t first = block * backward_key_block, count = keys_of(block), d = forward_.width();
     bool& finite = head_sums_.blocks_are_finite[block] = true;
     const BlockKeys<Compute, Operand> keys = block_keys(block);
-    finite = keys.k_stride == d ? products_.all_finite(keys.k, 0, 1, count * d)
-                                : products_.all_finite(keys.k, keys.k_stride, count, d);
+    finite = keys.k.stride == d ? products_.all_finite(keys.k.first, 0, 1, count * d)
+                                : products_.all_finite(keys.k.first, keys.k.stride, count, d);
     for (index_t i = 0; !finite && i < backward_key_block; ++i) {
-      head_sums_.keys_are_finite[first + i] =
-          i >= count || products_.all_finite(keys.k + i * keys.k_stride, 0, 1, d);
+      head_sums_.keys_are_finite[first + i] = i >= count || products_.all_finite(keys.k[i], 0, 1, d);
     }
     if constexpr (Op::is_bf16) {
-      loader_.pack_panels(keys.k, keys.k_stride, count, finite, panels_of(block), head_sums_.panel);
+      loader_.pack_panels(keys.k, count, finite, panels_of(block), head_sums_.panel);
     }
   }
 
@@ -338,10 +337,8 @@ class BackwardTask {
     const index_t first = block * backward_key_block, key = sequence_.stored.begin + first;
     BlockKeys<Compute, Operand> keys{.range = {key, key + keys_of(block)},
                                      .length = sequence_.shape.keys,
-                                     .k = head_sums_.k + first * head_sums_.k_stride,
-                                     .k_stride = head_sums_.k_stride,
-                                     .v = head_sums_.v + first * head_sums_.v_stride,
-                                     .v_stride = head_sums_.v_stride,
+                                     .k = {head_sums_.k + first * head_sums_.k_stride, head_sums_.k_stride},
+                                     .v = {head_sums_.v + first * head_sums_.v_stride, head_sums_.v_stride},
                                      .panels = panels_of(block),
                                      .panel_stride = head_sums_.panel,
                                      .dk = dk_sums(first),
@@ -350,10 +347,8 @@ class BackwardTask {
                                      .are_finite = head_sums_.keys_are_finite + first};
     if (packs_keys(problem_, sequence_, kernels_)) return keys;
     const AnyKeyRun run = forward_.keys.run(batch_, kv_head_, key);
-    keys.k = static_cast<const Operand*>(run.k);
-    keys.k_stride = run.k_stride;
-    keys.v = static_cast<const Operand*>(run.v);
-    keys.v_stride = run.v_stride;
+    keys.k = {static_cast<const Operand*>(run.k), run.k_stride};
+    keys.v = {static_cast<const Operand*>(run.v), run.v_stride};
     return keys;
   }
   Operand* panels_of(index_t block) const {

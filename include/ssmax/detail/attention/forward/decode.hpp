@@ -245,21 +245,22 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
     const index_t d = problem_.width();
     const auto logits = problem_.stored_products.logits;
     if (!reads_keys_in_place()) {
-      load_keys(problem_, variant_, *sequence_, kv_head_, keys, memory_.wide, d);
-      kernels<DecodeKernels<Compute, Compute>>().logits(memory_.q, memory_.pitch, count_, memory_.wide, d,
-                                                        keys.size(), d, 0, s, key_chunk);
+      load_keys(problem_, variant_, sequence_->shape, {batch_, kv_head_, keys}, {memory_.wide, d});
+      kernels<DecodeKernels<Compute, Compute>>().logits({memory_.q, memory_.pitch}, count_,
+                                                        {memory_.wide, d, keys.size(), d}, {s, key_chunk});
       return;
     }
     if (lists_rows_) {
       const index_t first = s - memory_.s;
       list_rows(keys, first);
-      return problem_.stored_products.listed_logits(memory_.q, memory_.pitch, count_, memory_.k_rows + first,
-                                                    keys.size(), d, s, key_chunk);
+      return problem_.stored_products.listed_logits({memory_.q, memory_.pitch}, count_,
+                                                    {memory_.k_rows + first, keys.size(), d}, {s, key_chunk});
     }
-    for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const AnyKeyRun& run) {
-      logits(memory_.q, memory_.pitch, count_, run.k, run.k_stride, run.k_factors, run.count, d,
-             prefetching_.template bytes<false>(problem_.keys, batch_, kv_head_, key, run), memory_.scaled,
-             s + (key - keys.begin), key_chunk);
+    for_each_run(problem_.keys, {batch_, kv_head_, keys}, [&](index_t key, const AnyKeyRun& run) {
+      logits({memory_.q, memory_.pitch}, count_,
+             {run.k, run.k_stride, run.count, d,
+              prefetching_.template bytes<false>(problem_.keys, batch_, kv_head_, key, run)},
+             run.k_factors, memory_.scaled, {s + (key - keys.begin), key_chunk});
     });
   }
 
@@ -307,7 +308,7 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
   /// a mask with runs, the call cuts such a run at visible blocks: so the sums do not depend on what other queries see.
   template <class F>
   void for_each_run_of_values(KeyRange keys, const F& f) const {
-    for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const AnyKeyRun& run) {
+    for_each_run(problem_.keys, {batch_, kv_head_, keys}, [&](index_t key, const AnyKeyRun& run) {
       if (!variant_.has_runs || run.v_factors.channels == nullptr) return f(key, run);
       for (index_t i = 0, count; i < run.count; i += count) {
         count = std::min(run.count - i, visible_block - (key + i) % visible_block);
@@ -321,18 +322,20 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
     const index_t dv = memory_.dv;
     if (const auto add = problem_.stored_products.accumulate; add != nullptr) {
       if (lists_rows_) {
-        return problem_.stored_products.accumulate_listed(memory_.s + first, key_chunk, rows, keys.size(),
-                                                          memory_.v_rows + first % key_chunk, dv, to, dv);
+        return problem_.stored_products.accumulate_listed(
+            {memory_.s + first, key_chunk}, rows, {memory_.v_rows + first % key_chunk, keys.size(), dv},
+            {to, dv});
       }
       for_each_run_of_values(keys, [&](index_t key, const AnyKeyRun& run) {
-        add(memory_.s + first + (key - keys.begin), key_chunk, rows, run.count, run.v, run.v_stride,
-            run.v_factors, dv, prefetching_.template bytes<true>(problem_.keys, batch_, kv_head_, key, run),
-            memory_.scaled, to, dv);
+        add({memory_.s + first + (key - keys.begin), key_chunk}, rows,
+            {run.v, run.v_stride, run.count, dv,
+             prefetching_.template bytes<true>(problem_.keys, batch_, kv_head_, key, run)},
+            run.v_factors, memory_.scaled, {to, dv});
       });
     } else {
-      load_values(problem_.keys, batch_, kv_head_, keys, memory_.wide, dv);
-      kernels<DecodeKernels<Compute, Compute>>().accumulate(memory_.s + first, key_chunk, rows, keys.size(),
-                                                            memory_.wide, dv, dv, 0, to, dv);
+      load_values(problem_.keys, {batch_, kv_head_, keys}, {memory_.wide, dv});
+      kernels<DecodeKernels<Compute, Compute>>().accumulate({memory_.s + first, key_chunk}, rows,
+                                                            {memory_.wide, dv, keys.size(), dv}, {to, dv});
     }
   }
 
@@ -346,7 +349,7 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
     for_each_visible_range(keys, [&](KeyRange range) {
       add_finite_values(first + (range.begin - keys.begin), rows, range, out);
     });
-    load_values(problem_.keys, batch_, kv_head_, keys, values, dv);
+    load_values(problem_.keys, {batch_, kv_head_, keys}, {values, dv});
     for (index_t key = keys.begin; key < keys.end; ++key) {
       const index_t at = key - keys.begin;
       for_each_nonfinite(
@@ -360,20 +363,20 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
     const index_t dv = memory_.dv;
     Compute* const values = memory_.wide;
     const auto add = [&](KeyRange part) {
-      load_values(problem_.keys, batch_, kv_head_, part, values, dv);
+      load_values(problem_.keys, {batch_, kv_head_, part}, {values, dv});
       copy_finite(values, part.size() * dv, values);
-      kernels<DecodeKernels<Compute, Compute>>().accumulate(memory_.s + first + (part.begin - keys.begin),
-                                                            key_chunk, rows, part.size(), values, dv, dv, 0,
-                                                            to, dv);
+      kernels<DecodeKernels<Compute, Compute>>().accumulate(
+          {memory_.s + first + (part.begin - keys.begin), key_chunk}, rows, {values, dv, part.size(), dv},
+          {to, dv});
     };
     if (problem_.stored_products.accumulate == nullptr) return add(keys);
     if (const auto add_finite = problem_.stored_products.accumulate_finite; add_finite != nullptr) {
       return for_each_run_of_values(keys, [&](index_t key, const AnyKeyRun& run) {
-        add_finite(memory_.s + first + (key - keys.begin), key_chunk, rows, run.count, run.v, run.v_stride,
-                   run.v_factors, dv, values, memory_.scaled, to, dv);
+        add_finite({memory_.s + first + (key - keys.begin), key_chunk}, rows,
+                   {run.v, run.v_stride, run.count, dv}, run.v_factors, values, memory_.scaled, {to, dv});
       });
     }
-    for_each_run(problem_.keys, batch_, kv_head_, keys, [&](index_t key, const AnyKeyRun& run) {
+    for_each_run(problem_.keys, {batch_, kv_head_, keys}, [&](index_t key, const AnyKeyRun& run) {
       add({key, key + run.count});
     });
   }

@@ -108,8 +108,7 @@ class DecodeBf16Task : public ForwardTask<Compute, DecodeBf16Scratch<Compute, Op
       return row;
     });
     list_runs(variant_, memory_, lanes);
-    load_queries(problem_, variant_, scores_.multipliers, memory_, lanes, count, memory_.depth,
-                 memory_.multipliers, memory_.widened_row);
+    load_queries(problem_, variant_, scores_.multipliers, memory_, lanes, count);
     Hull hull;
     for (index_t i = 0; i < lanes; i += memory_.products.width)
       hull.add(memory_.hulls[i / memory_.products.width]);
@@ -166,7 +165,7 @@ class DecodeBf16Task : public ForwardTask<Compute, DecodeBf16Scratch<Compute, Op
       find_stored_rows(read, memory_.k_rows + (read.begin - block.begin),
                        memory_.v_rows + (read.begin - block.begin));
     } else {
-      for_each_run(problem_.keys, batch_, kv_head_, read, [&](index_t key, const AnyKeyRun& run) {
+      for_each_run(problem_.keys, {batch_, kv_head_, read}, [&](index_t key, const AnyKeyRun& run) {
         find_rows_of_run<false>(run, key, key - block.begin);
         find_rows_of_run<true>(run, key, key - block.begin);
       });
@@ -191,9 +190,9 @@ class DecodeBf16Task : public ForwardTask<Compute, DecodeBf16Scratch<Compute, Op
           bytes_ahead(2 * prefetch_, stride, are_values ? problem_.keys.v_size() : problem_.keys.k_size());
       if (has_short_runs_) ahead = bytes_to_later_run<are_values>(problem_.keys, batch_, kv_head_, key, run);
       if constexpr (are_values) {
-        problem_.keys.dequantize_v(run, ahead, to, n);
+        problem_.keys.dequantize_v(run, ahead, {to, n});
       } else {
-        problem_.keys.dequantize_k(run, ahead, to, n);
+        problem_.keys.dequantize_k(run, ahead, {to, n});
       }
       return point(to, n);
     }
@@ -240,8 +239,8 @@ class DecodeBf16Task : public ForwardTask<Compute, DecodeBf16Scratch<Compute, Op
 
   /// Adds the keys `seen` of a key block to the states.
   void attend_block(KeyRange block, KeyRange seen, const SoftmaxState<Compute>& state) {
-    const Hull* hulls = hulls_of(variant_, memory_, 0, count_, block);
-    const NeededKeys needed(hulls, count_, memory_.products.width, block, memory_.products.pass);
+    const NeededKeys needed(hulls_of(variant_, memory_, 0, count_, block), count_, memory_.products.width,
+                            block, memory_.products.pass);
     KeyRange keys{memory_.block_keys, 0};  // that some vector of queries needs
     for (index_t v = 0; v < needed.vectors; ++v) {
       if (needed.of[v].size() > 0)
@@ -254,12 +253,12 @@ class DecodeBf16Task : public ForwardTask<Compute, DecodeBf16Scratch<Compute, Op
     find_rows(block, {first_read, std::max(first_read, std::min(seen.end, block.begin + begin + packed))});
     // 1. Compute the logits, and replace them by weights.
     kernels_.pack_keys(memory_.k_rows + begin, packed, problem_.width(), memory_.k);
-    kernels_.logits(memory_.q, memory_.parts, count_, memory_.k, packed, problem_.width(),
+    kernels_.logits(memory_.q, memory_.parts, count_, {memory_.k, packed, problem_.width()},
                     from(v_ahead_, begin), memory_.row_logits);
     bool rescales = false;
-    if (!form_row_weights({begin, begin + packed}, needed, hulls, block, state, rescales)) {
+    if (!form_row_weights({begin, begin + packed}, needed, state, rescales)) {
       put_logits_in_lanes({begin, begin + packed});
-      rescales = form_weights(scores_, memory_, 0, block, sequence_->shape.keys, needed, hulls, state);
+      rescales = form_weights(scores_, memory_, 0, sequence_->shape.keys, needed, state);
       weights_ = {weights_of(memory_, 0, 0), 2 * memory_.tile_lanes, 2 * 8};
     }
     if (rescales) {
@@ -270,7 +269,7 @@ class DecodeBf16Task : public ForwardTask<Compute, DecodeBf16Scratch<Compute, Op
       }
     }
     // 2. Multiply the weights by V.
-    const bool masks = variant_.has_predicate || masks_any(hulls, needed, block);
+    const bool masks = variant_.has_predicate || masks_any(needed);
     if (masks) std::copy_n(state.o, count_ * memory_.pitch, memory_.before);
     add_values(needed, state.o);
     // A weight of 0 times NaN is NaN, also if the key is masked.
@@ -282,9 +281,9 @@ class DecodeBf16Task : public ForwardTask<Compute, DecodeBf16Scratch<Compute, Op
   /// Replaces the logits of the packed keys `keys` by weights, in rows. Writes to `rescales` whether earlier sums must
   /// be multiplied by memory_.lane.rescale. Returns false and leaves the state unchanged if a logit is masked, has a
   /// score function or is irregular.
-  [[nodiscard]] bool form_row_weights(KeyRange keys, const NeededKeys& needed, const Hull* hulls,
-                                      KeyRange block, const SoftmaxState<Compute>& state, bool& rescales) {
-    if (kernels_.weights == nullptr || !takes_vectors_at_once(scores_, hulls, block, needed)) return false;
+  [[nodiscard]] bool form_row_weights(KeyRange keys, const NeededKeys& needed,
+                                      const SoftmaxState<Compute>& state, bool& rescales) {
+    if (kernels_.weights == nullptr || !takes_vectors_at_once(scores_, needed)) return false;
     // The kernel computes 32 keys at once.
     const index_t end = keys.begin + (keys.size() + 31) / 32 * 32;
     const KeyRange seen = needed.of[0];
@@ -316,10 +315,11 @@ class DecodeBf16Task : public ForwardTask<Compute, DecodeBf16Scratch<Compute, Op
   }
 
   /// Returns whether a vector of queries needs a key that is masked for one of them.
-  bool masks_any(const Hull* hulls, const NeededKeys& needed, KeyRange block) const {
+  bool masks_any(const NeededKeys& needed) const {
+    const index_t first = needed.block.begin;
     for (index_t v = 0; v < needed.vectors; ++v) {
       const KeyRange part = needed.of[v];
-      if (part.size() > 0 && hulls[v].masks({block.begin + part.begin, block.begin + part.end})) return true;
+      if (part.size() > 0 && needed.hulls[v].masks({first + part.begin, first + part.end})) return true;
     }
     return false;
   }
@@ -330,10 +330,11 @@ class DecodeBf16Task : public ForwardTask<Compute, DecodeBf16Scratch<Compute, Op
       const KeyRange part = needed.of[v];
       if (part.size() <= 0) continue;
       const index_t first = v * memory_.products.width;
-      kernels_.accumulate({weights_.at(part.begin, first), weights_.pair_step, weights_.group_step},
-                          std::min(memory_.products.width, count_ - first), memory_.v_rows + part.begin,
-                          part.size(), problem_.value_width(), from(k_ahead_, part.begin), row(o, first),
-                          memory_.pitch);
+      kernels_.accumulate(
+          {weights_.at(part.begin, first), weights_.pair_step, weights_.group_step},
+          std::min(memory_.products.width, count_ - first),
+          {memory_.v_rows + part.begin, part.size(), problem_.value_width(), from(k_ahead_, part.begin)},
+          {row(o, first), memory_.pitch});
     }
   }
 
@@ -349,7 +350,7 @@ class DecodeBf16Task : public ForwardTask<Compute, DecodeBf16Scratch<Compute, Op
     }
     add_values(needed, o);
     for (index_t key = seen.begin; key < seen.end; ++key) {
-      load_values(problem_.keys, batch_, kv_head_, {key, key + 1}, memory_.staged, dv);
+      load_values(problem_.keys, {batch_, kv_head_, {key, key + 1}}, {memory_.staged, dv});
       for_each_nonfinite(variant_, memory_.rows, count_, key, memory_.staged, dv,
                          [&](index_t r, index_t c, Compute x) {
                            row(o, r)[c] += static_cast<Compute>(*weights_.at(key - block.begin, r)) * x;

@@ -56,8 +56,7 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
       cursor.next();
       return row;
     });
-    load_queries(problem_, variant_, scores_.multipliers, memory_, lanes, count, memory_.depth,
-                 memory_.multipliers, memory_.widened_row);
+    load_queries(problem_, variant_, scores_.multipliers, memory_, lanes, count);
     list_runs(variant_, memory_, lanes);
     hull_ = {};
     for (index_t i = 0; i < lanes; i += kernels_.width) hull_.add(memory_.hulls[i / kernels_.width]);
@@ -164,7 +163,7 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
       const bool masks = variant_.has_predicate || hull_.masks(held);
       const Compute *k = static_cast<const Compute*>(run.k), *v = static_cast<const Compute*>(run.v);
       if (masks && !kernels_.all_finite(v, run.v_stride, memory_.held_keys, dv)) return false;
-      held_ = {held.begin, held.begin, k, run.k_stride, v, run.v_stride, kernels_.pass, true};
+      held_ = {held.begin, held.begin, {k, run.k_stride}, {v, run.v_stride, kernels_.pass, panels()}, true};
       return true;
     } else {
       return false;
@@ -199,8 +198,7 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
       if (run.count < keys.size() || are_far(run.k_stride, problem_.width())) return false;
       if (tiles_ > 1 && !is_aligned(run)) return false;
       held_.first_row = keys.begin;
-      held_.k = static_cast<const Operand*>(run.k);
-      held_.k_stride = run.k_stride;
+      held_.k = {static_cast<const Operand*>(run.k), run.k_stride};
       return true;
     } else {
       return false;
@@ -210,32 +208,32 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
   /// Loads rows of K and panels of V. Key i has the index i - first. Pads the first and the last key block with 0.
   /// Key blocks without a key stay unchanged.
   void load_held_keys(index_t first, KeyRange keys) {
-    const index_t depth = memory_.depth, block_keys = memory_.block_keys,
-                  panels = memory_.channels / kernels_.pass;
+    const index_t depth = memory_.depth, block_keys = memory_.block_keys;
     const index_t at = keys.begin - first, begin = at / block_keys * block_keys,
                   end = (at + keys.size() + block_keys - 1) / block_keys * block_keys;
-    held_ = {first, first, memory_.k, depth, memory_.v, kernels_.pass, memory_.panel, true};
+    const ValuePanels<Operand> v{memory_.v, kernels_.pass, memory_.panel, panels()};
+    held_ = {first, first, {memory_.k, depth}, v, true};
     if (!point_at_rows_of_k(keys)) {
       std::fill_n(memory_.k + begin * depth, (at - begin) * depth, Operand{});
       if (finds_rows_ && copies_keys_as_stored()) {
         copy_rows(listed_.k, keys.size(), problem_.width(), memory_.k + at * depth, depth);
       } else {
-        Op::load_keys(problem_, variant_, *sequence_, kv_head_, keys, memory_.widened_row,
-                      memory_.k + at * depth, depth, keys_ahead_);
+        Op::load_keys(problem_, variant_, sequence_->shape, {batch_, kv_head_, keys}, memory_.widened_row,
+                      {memory_.k + at * depth, depth}, keys_ahead_);
       }
       std::fill_n(memory_.k + (at + keys.size()) * depth, (end - at - keys.size()) * depth, Operand{});
     }
     const index_t from = begin * kernels_.pass, panel = (end - begin) * kernels_.pass;
     if (keys.size() < end - begin) {
-      for (index_t p = 0; p < panels; ++p)
+      for (index_t p = 0; p < v.panels; ++p)
         std::fill_n(memory_.v + p * memory_.panel + from, panel, Operand{});
     }
     pack_values(first, keys);
-    held_.values_are_finite = kernels_.all_finite(memory_.v + from, memory_.panel, panels, panel);
+    held_.values_are_finite = kernels_.all_finite(memory_.v + from, memory_.panel, v.panels, panel);
     if (held_.values_are_finite) return;
-    for (index_t p = 0; p < panels; ++p) {
-      Operand* v = memory_.v + p * memory_.panel + from;
-      copy_finite(v, panel, v);
+    for (index_t p = 0; p < v.panels; ++p) {
+      Operand* values = memory_.v + p * memory_.panel + from;
+      copy_finite(values, panel, values);
     }
   }
 
@@ -245,21 +243,16 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
            (!Op::is_bf16 || logit_parts(problem_) == 1);
   }
 
-  /// Values at equal distances.
-  struct ValueRun {
-    const Operand* first;
-    index_t stride, count;
-  };
-
   /// Returns at most `most` stored values from `key` on, which is number i of the held keys.
-  ValueRun stored_values(index_t key, index_t i, index_t most) const {
+  KeyRows<Operand> stored_values(index_t key, index_t i, index_t most) const {
+    const index_t dv = problem_.value_width();
     if (finds_rows_) {
       index_t distance;
       const index_t count = equally_distant(listed_.v + i, most, distance);
-      return {reinterpret_cast<const Operand*>(listed_.v[i]), distance / index_t{sizeof(Operand)}, count};
+      return {reinterpret_cast<const Operand*>(listed_.v[i]), distance / index_t{sizeof(Operand)}, count, dv};
     }
     const AnyKeyRun run = problem_.keys.run(batch_, kv_head_, key);
-    return {static_cast<const Operand*>(run.v), run.v_stride, std::min(run.count, most)};
+    return {static_cast<const Operand*>(run.v), run.v_stride, std::min(run.count, most), dv};
   }
 
   /// Packs the values of `keys` as panels. Values that are converted, and values of short runs, are copied side by
@@ -275,7 +268,7 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
     for (index_t key = keys.begin, count; key < keys.end; key += count) {
       const index_t row = key - first, left = keys.end - key;
       if (as_stored) {
-        const ValueRun run = stored_values(key, key - keys.begin, left);
+        const KeyRows<Operand> run = stored_values(key, key - keys.begin, left);
         count = run.count;
         if (count >= std::min(short_values, left)) {
           kernels_.pack_values(run.first, run.stride, row, count, dv, memory_.v, memory_.panel);
@@ -286,30 +279,30 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
       if (as_stored && finds_rows_) {
         copy_rows(listed_.v + (key - keys.begin), count, dv, rows, dv);
       } else {
-        Op::load_values(problem_.keys, batch_, kv_head_, {key, key + count}, rows, dv, keys_ahead_);
+        Op::load_values(problem_.keys, {batch_, kv_head_, {key, key + count}}, {rows, dv}, keys_ahead_);
       }
       kernels_.pack_values(rows, dv, row, count, dv, memory_.v, memory_.panel);
     }
   }
 
+  index_t panels() const { return memory_.channels / kernels_.pass; }
+
   /// Adds a key block to the states of one tile.
   void attend_block(index_t tile, KeyRange block, const SoftmaxState<Compute>& state) {
     const index_t tile_lanes = memory_.tile_lanes, queries = count_ - tile * tile_lanes;
-    const Hull* hulls = hulls_of(variant_, memory_, tile, queries, block);
-    const Operand *k = held_.k + (block.begin - held_.first_row) * held_.k_stride,
-                  *values = held_.v + (block.begin - held_.first) * held_.v_stride;
-    const NeededKeys needed(hulls, queries, kernels_.width, block, kernels_.pass);
+    const ValuePanels<Operand> values = held_.v.from(block.begin - held_.first);
+    const NeededKeys needed(hulls_of(variant_, memory_, tile, queries, block), queries, kernels_.width, block,
+                            kernels_.pass);
     // 1. Compute the logits, and replace them by weights.
-    scores_.multiply(needed, memory_.block_keys, k, held_.k_stride, memory_.depth,
-                     memory_.q + tile * memory_.depth * tile_lanes, memory_.s);
-    if (!attend_group(tile, block, needed, hulls, values, state)) {
-      if (form_weights(scores_, memory_, tile, block, sequence_->shape.keys, needed, hulls, state)) {
+    scores_.multiply(needed, memory_.block_keys, {held_.k[block.begin - held_.first_row], held_.k.stride},
+                     memory_.depth, memory_.q + tile * memory_.depth * tile_lanes, memory_.s);
+    if (!attend_group(tile, needed, values, state)) {
+      if (form_weights(scores_, memory_, tile, sequence_->shape.keys, needed, state)) {
         kernels_.rescale(state.o, memory_.channels, memory_.lane.rescale);
       }
       // 2. Multiply the weights by V.
       needed.for_each_rectangle(memory_.block_keys, [&](index_t vectors, index_t v, KeyRange keys) {
-        kernels_.accumulate[vectors - 1](values + keys.begin * held_.v_stride, held_.v_stride,
-                                         held_.panel_stride, memory_.channels / kernels_.pass,
+        kernels_.accumulate[vectors - 1](values.from(keys.begin),
                                          weights_of(memory_, keys.begin, v * kernels_.width), keys.size(),
                                          state.o + v * kernels_.width);
       });
@@ -320,20 +313,19 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
   /// Computes both steps after the logits at once if the kernels can, and all vectors of the tile need the same keys.
   /// Returns false, and has no effect, otherwise. Exception: in blocks of more than 64 keys, each vector would read V
   /// from the second-level cache. There the function always returns false.
-  bool attend_group([[maybe_unused]] index_t tile, [[maybe_unused]] KeyRange block,
-                    [[maybe_unused]] const NeededKeys& needed, [[maybe_unused]] const Hull* hulls,
-                    [[maybe_unused]] const Operand* values,
+  bool attend_group([[maybe_unused]] index_t tile, [[maybe_unused]] const NeededKeys& needed,
+                    [[maybe_unused]] const ValuePanels<Operand>& values,
                     [[maybe_unused]] const SoftmaxState<Compute>& state) {
     if constexpr (Op::is_bf16) {
       const auto attend = kernels_.attend_group[needed.vectors - 1];
       if (attend == nullptr || memory_.block_keys > 64) return false;
-      if (!takes_vectors_at_once(scores_, hulls, block, needed)) return false;
+      if (!takes_vectors_at_once(scores_, needed)) return false;
       const KeyRange keys = needed.of[0];
       const TileState<Compute> sums{state.shift, state.sum, memory_.lane.rescale,
                                     memory_.multipliers + tile * memory_.tile_lanes};
       return attend(memory_.s + keys.begin * memory_.tile_lanes, keys.size(), sums,
-                    weights_of(memory_, keys.begin, 0), values + keys.begin * held_.v_stride,
-                    held_.panel_stride, memory_.channels / kernels_.pass, state.o) != TileChange::irregular;
+                    weights_of(memory_, keys.begin, 0), values.from(keys.begin),
+                    state.o) != TileChange::irregular;
     } else {
       return false;
     }
@@ -344,7 +336,8 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
     const index_t tile_lanes = memory_.tile_lanes, queries = std::min(tile_lanes, count_ - tile * tile_lanes);
     for (index_t key = std::max(block.begin, hull_.any.begin); key < std::min(block.end, hull_.any.end);
          ++key) {
-      load_values(problem_.keys, batch_, kv_head_, {key, key + 1}, memory_.staged, problem_.value_width());
+      load_values(problem_.keys, {batch_, kv_head_, {key, key + 1}},
+                  {memory_.staged, problem_.value_width()});
       for_each_nonfinite(variant_, memory_.rows + tile * tile_lanes, queries, key, memory_.staged,
                          problem_.value_width(), [&](index_t lane, index_t c, Compute x) {
                            state.o[c * tile_lanes + lane] +=
@@ -357,10 +350,8 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
   struct HeldKeys {
     index_t first = 0;      // the first key of v
     index_t first_row = 0;  // the first key of k
-    const Operand* k = nullptr;
-    index_t k_stride = 0;
-    const Operand* v = nullptr;
-    index_t v_stride = 0, panel_stride = 0;
+    StridedRows<const Operand> k;
+    ValuePanels<Operand> v;
     bool values_are_finite = true;
   };
 

@@ -75,7 +75,7 @@ class ShortTask {
     const KeyRange block{0, length_};
     const Hull* hulls = hulls_of(variant_, memory_, 0, count_, block);
     const NeededKeys needed(hulls, count_, width, block, kernels_.pass);
-    scores_.multiply(needed, key_block, k_, k_stride_, problem_.width(), memory_.q, memory_.s);
+    scores_.multiply(needed, key_block, k_, problem_.width(), memory_.q, memory_.s);
     bool masks = variant_.has_predicate;
     for (index_t v = 0; v < needed.vectors; ++v) {
       masks |= hulls[v].masks(block);
@@ -87,8 +87,8 @@ class ShortTask {
     for (index_t v = 0; v < needed.vectors; ++v) {
       const index_t lane = v * width, from = needed.of[v].begin;
       weigh_values_(memory_.s + from * memory_.tile_lanes + lane, std::min(width, count_ - lane),
-                    std::min(needed.of[v].end, length_) - from, v_ + from * v_stride_, v_stride_,
-                    problem_.value_width(), memory_.factor + lane, memory_.out + lane);
+                    {v_[from], v_.stride, std::min(needed.of[v].end, length_) - from, problem_.value_width()},
+                    memory_.factor + lane, memory_.out + lane);
     }
     if (has_nonfinite) add_nonfinite();
     if (!narrows_results(result_)) return;
@@ -106,10 +106,8 @@ class ShortTask {
     stored_ = sequence.stored;
     finite_ = Finite::unknown;
     const index_t d = problem_.width(), dv = problem_.value_width();
-    k_ = memory_.k;
-    k_stride_ = d;
-    v_ = memory_.v;
-    v_stride_ = memory_.v_pitch;
+    k_ = {memory_.k, d};
+    v_ = {memory_.v, memory_.v_pitch};
     bool k_in_place = false, v_in_place = false;
     if (stored_.begin == 0 && stored_.end == length_ && length_ > 0) {
       const AnyKeyRun run = problem_.keys.run(batch_, kv_head_, 0);
@@ -117,32 +115,27 @@ class ShortTask {
       k_in_place =
           whole && problem_.keys.k_kind() == ElementKind::compute && length_ % kernels_.pass == 0 && !rotates;
       v_in_place = whole && problem_.keys.v_kind() == ElementKind::compute && dv % kernels_.width == 0;
-      if (k_in_place) {
-        k_ = static_cast<const Compute*>(run.k);
-        k_stride_ = run.k_stride;
-      }
-      if (v_in_place) {
-        v_ = static_cast<const Compute*>(run.v);
-        v_stride_ = run.v_stride;
-      }
+      if (k_in_place) k_ = {static_cast<const Compute*>(run.k), run.k_stride};
+      if (v_in_place) v_ = {static_cast<const Compute*>(run.v), run.v_stride};
     }
     if (!k_in_place) {
       const index_t passes = (length_ + kernels_.pass - 1) / kernels_.pass * kernels_.pass;
       std::fill_n(memory_.k, stored_.begin * d, Compute{0});
-      load_keys(problem_, variant_, sequence_, kv_head_, stored_, memory_.k + stored_.begin * d, d);
+      load_keys(problem_, variant_, sequence_.shape, {batch_, kv_head_, stored_},
+                {memory_.k + stored_.begin * d, d});
       std::fill_n(memory_.k + stored_.end * d, (passes - stored_.end) * d, Compute{0});
     }
     if (!v_in_place) {
       std::fill_n(memory_.v, length_ * memory_.v_pitch, Compute{0});
-      load_values(problem_.keys, batch_, kv_head_, stored_, memory_.v + stored_.begin * memory_.v_pitch,
-                  memory_.v_pitch);
+      load_values(problem_.keys, {batch_, kv_head_, stored_},
+                  {memory_.v + stored_.begin * memory_.v_pitch, memory_.v_pitch});
     }
   }
 
   /// Calls f(key, row of V) for every stored key.
   template <class F>
   void for_each_stored_value(const F& f) const {
-    for_each_run(problem_.keys, batch_, kv_head_, stored_, [&](index_t key, const AnyKeyRun& run) {
+    for_each_run(problem_.keys, {batch_, kv_head_, stored_}, [&](index_t key, const AnyKeyRun& run) {
       for (index_t i = 0; i < run.count; ++i) f(key + i, problem_.keys.load_v(run, i, memory_.staged));
     });
   }
@@ -158,7 +151,7 @@ class ShortTask {
       return row;
     });
     list_runs(variant_, memory_, lanes);
-    load_queries(problem_, variant_, scores_.multipliers, memory_, lanes, count_, problem_.width());
+    load_queries(problem_, variant_, scores_.multipliers, memory_, lanes, count_);
   }
 
   /// Replaces the logits of one vector of queries by weights, and sets shift and sum.
@@ -184,13 +177,12 @@ class ShortTask {
   bool values_are_finite() {
     const index_t dv = problem_.value_width();
     if (finite_ == Finite::unknown) {
-      finite_ = kernels_.all_finite(v_, v_stride_, length_, dv) ? Finite::yes : Finite::no;
+      finite_ = kernels_.all_finite(v_.first, v_.stride, length_, dv) ? Finite::yes : Finite::no;
       if (finite_ == Finite::no) {
         for (index_t key = 0; key < length_; ++key) {
-          copy_finite(v_ + key * v_stride_, dv, memory_.v + key * memory_.v_pitch);
+          copy_finite(v_[key], dv, memory_.v + key * memory_.v_pitch);
         }
-        v_ = memory_.v;
-        v_stride_ = memory_.v_pitch;
+        v_ = {memory_.v, memory_.v_pitch};
       }
     }
     return finite_ == Finite::yes;
@@ -219,8 +211,7 @@ class ShortTask {
   index_t batch_ = 0, kv_head_ = -1, length_ = 0, count_ = 0;
   KeyRange stored_{};
   Finite finite_ = Finite::unknown;
-  const Compute *k_ = nullptr, *v_ = nullptr;
-  index_t k_stride_ = 0, v_stride_ = 0;
+  StridedRows<const Compute> k_, v_;
 };
 
 SSMAX_END

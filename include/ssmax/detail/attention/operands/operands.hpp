@@ -60,38 +60,35 @@ struct Operands {
     }
   }
 
-  /// Writes the rows of keys [range) for their products. A row of `out` has `stride` numbers: on the bf16 path the
-  /// depth of the products, in float and double at least d. Keys of 8 bits are prefetched `ahead` keys before they are
-  /// loaded.
+  /// Writes the rows of keys for their products. out.stride is the depth of the products on the bf16 path, and at
+  /// least d in float and double. Keys of 8 bits are prefetched `ahead` keys before they are loaded.
   static void load_keys(const Problem<Compute>& problem, const Variant<Compute>& variant,
-                        const Sequence& sequence, index_t kv_head, KeyRange range,
-                        [[maybe_unused]] Compute* widened_row, Operand* out, index_t stride,
-                        [[maybe_unused]] index_t ahead = 0) {
+                        const QueryShape& shape, const HeadKeys& keys, [[maybe_unused]] Compute* widened_row,
+                        StridedRows<Operand> out, [[maybe_unused]] index_t ahead = 0) {
     if constexpr (is_bf16) {
-      load_key_parts(problem, variant, sequence, kv_head, range, widened_row, out, stride, ahead);
+      load_key_parts(problem, variant, shape, keys, widened_row, out, ahead);
     } else {
-      detail::load_keys(problem, variant, sequence, kv_head, range, out, stride);
+      detail::load_keys(problem, variant, shape, keys, out);
     }
   }
 
-  /// Writes the rows of the values of keys [range) for their products. A row of `out` has `stride` numbers. Values of 8
-  /// bits are prefetched `ahead` keys before they are loaded.
-  static void load_values(const AnyKeys<Compute>& keys, index_t batch, index_t kv_head, KeyRange range,
-                          Operand* out, index_t stride, [[maybe_unused]] index_t ahead = 0) {
+  /// Writes the rows of the values of keys for their products. Values of 8 bits are prefetched `ahead` keys before they
+  /// are loaded.
+  static void load_values(const AnyKeys<Compute>& source, const HeadKeys& keys, StridedRows<Operand> out,
+                          [[maybe_unused]] index_t ahead = 0) {
     if constexpr (is_bf16) {
-      const index_t dv = keys.shape().value_width;
-      for_each_run(keys, batch, kv_head, range, [&](index_t, const AnyKeyRun& run) {
-        if (keys.v_kind() == ElementKind::quantized) {
-          keys.dequantize_v(run, bytes_ahead(ahead, run.v_stride, keys.v_size()), out, stride);
-          out += run.count * stride;
-          return;
+      const index_t dv = source.shape().value_width;
+      for_each_run(source, keys, [&](index_t, const AnyKeyRun& run) {
+        if (source.v_kind() == ElementKind::quantized) {
+          source.dequantize_v(run, bytes_ahead(ahead, run.v_stride, source.v_size()), out);
+        } else {
+          for (index_t i = 0; i < run.count; ++i)
+            std::copy_n(static_cast<const Operand*>(run.v) + i * run.v_stride, dv, out[i]);
         }
-        for (index_t i = 0; i < run.count; ++i, out += stride) {
-          std::copy_n(static_cast<const Operand*>(run.v) + i * run.v_stride, dv, out);
-        }
+        out.first = out[run.count];
       });
     } else {
-      detail::load_values(keys, batch, kv_head, range, out, stride);
+      detail::load_values(source, keys, out);
     }
   }
 

@@ -74,25 +74,26 @@ void load_query_parts(const Problem<Compute>& problem, const Variant<Compute>& v
   if (parts == 3) std::copy_n(out, d, out + 2 * w);
 }
 
-/// Writes the parts of keys [range), padded with 0 to `stride`. Prefetches keys of 8 bits `ahead` keys later, unless
+/// Writes the parts of keys, padded with 0 to rows.stride. Prefetches keys of 8 bits `ahead` keys later, unless
 /// `ahead` is 0. Requires widened_row[2 · d].
 template <class Compute>
-void load_key_parts(const Problem<Compute>& problem, const Variant<Compute>& variant,
-                    const Sequence& sequence, index_t kv_head, KeyRange range, Compute* widened_row,
-                    bfloat16* out, index_t stride, index_t ahead) {
+void load_key_parts(const Problem<Compute>& problem, const Variant<Compute>& variant, const QueryShape& shape,
+                    const HeadKeys& keys, Compute* widened_row, StridedRows<bfloat16> rows, index_t ahead) {
   const index_t d = problem.width(), w = part_width(d), parts = logit_parts(problem);
   const bool dequantizes = !problem.rotates_keys() && problem.keys.k_kind() == ElementKind::quantized;
-  for_each_run(problem.keys, sequence.batch, kv_head, range, [&](index_t key, const AnyKeyRun& run) {
+  for_each_run(problem.keys, keys, [&](index_t key, const AnyKeyRun& run) {
     if (dequantizes) {
-      problem.keys.dequantize_k(run, bytes_ahead(ahead, run.k_stride, problem.keys.k_size()), out, stride);
-      if (parts == 1 && d == stride) {
-        out += run.count * stride;
+      problem.keys.dequantize_k(run, bytes_ahead(ahead, run.k_stride, problem.keys.k_size()), rows);
+      if (parts == 1 && d == rows.stride) {
+        rows.first = rows[run.count];
         return;
       }
     }
-    for (index_t i = 0; i < run.count; ++i, out += stride) {
+    for (index_t i = 0; i < run.count; ++i, rows.first = rows[1]) {
+      bfloat16* const out = rows.first;
       if (problem.rotates_keys()) {
-        load_keys(problem, variant, sequence, kv_head, {key + i, key + i + 1}, widened_row, d);
+        load_keys(problem, variant, shape, {keys.batch, keys.kv_head, {key + i, key + i + 1}},
+                  {widened_row, d});
         if (parts == 1) {
           narrow(widened_row, d, out);
         } else {
@@ -106,7 +107,7 @@ void load_key_parts(const Problem<Compute>& problem, const Variant<Compute>& var
           std::copy_n(static_cast<const bfloat16*>(run.k) + i * run.k_stride, d, out + part * w);
         }
       }
-      pad_parts(out, d, parts, stride);
+      pad_parts(out, d, parts, rows.stride);
     }
   });
 }

@@ -10,6 +10,7 @@
 #include "../../../sequence_lengths.hpp"
 #include "../../../view.hpp"
 #include "../../kernels/convert.hpp"
+#include "../../kernels/decode.hpp"
 #include "../../kernels/rows.hpp"
 #include "factors.hpp"
 #include "tensors.hpp"
@@ -27,25 +28,23 @@ struct AnyKeyRun {
 
 /// The products of few queries with keys and values in their storage type (kernels/decode.hpp). `factors` are those of
 /// the keys or values, if the type has a factor per row. With factors of channels, `logits` requires
-/// scratch[rows][q_stride], and `accumulate` requires scratch[rows][dv].
+/// scratch[rows][q.stride], and `accumulate` requires scratch[rows][v.width].
 template <class Compute>
 struct StoredProducts {
-  void (*logits)(const Compute* q, index_t q_stride, index_t rows, const void* k, index_t k_stride,
-                 const StoredFactors& factors, index_t keys, index_t d, index_t ahead, Compute* scratch,
-                 Compute* s, index_t s_stride) = nullptr;
-  void (*accumulate)(const Compute* s, index_t s_stride, index_t rows, index_t keys, const void* v,
-                     index_t v_stride, const StoredFactors& factors, index_t dv, index_t ahead,
-                     Compute* scratch, Compute* o, index_t o_stride) = nullptr;
-  /// Does what `accumulate` does, with 0 for numbers that are not finite, factors included. copies[257][dv] is scratch.
-  /// Null for types without factors.
-  void (*accumulate_finite)(const Compute* s, index_t s_stride, index_t rows, index_t keys, const void* v,
-                            index_t v_stride, const StoredFactors& factors, index_t dv, Compute* copies,
-                            Compute* scratch, Compute* o, index_t o_stride) = nullptr;
+  void (*logits)(StridedRows<const Compute> q, index_t rows, const KeyRows<void>& k,
+                 const StoredFactors& factors, Compute* scratch, StridedRows<Compute> s) = nullptr;
+  void (*accumulate)(StridedRows<const Compute> s, index_t rows, const KeyRows<void>& v,
+                     const StoredFactors& factors, Compute* scratch, StridedRows<Compute> o) = nullptr;
+  /// Does what `accumulate` does, with 0 for numbers that are not finite, factors included. copies[257][v.width] is
+  /// scratch. Null for types without factors.
+  void (*accumulate_finite)(StridedRows<const Compute> s, index_t rows, const KeyRows<void>& v,
+                            const StoredFactors& factors, Compute* copies, Compute* scratch,
+                            StridedRows<Compute> o) = nullptr;
   /// Rows at any addresses, without factors.
-  void (*listed_logits)(const Compute* q, index_t q_stride, index_t rows, const std::byte* const* k,
-                        index_t keys, index_t d, Compute* s, index_t s_stride) = nullptr;
-  void (*accumulate_listed)(const Compute* s, index_t s_stride, index_t rows, index_t keys,
-                            const std::byte* const* v, index_t dv, Compute* o, index_t o_stride) = nullptr;
+  void (*listed_logits)(StridedRows<const Compute> q, index_t rows, const ListedRows<void>& k,
+                        StridedRows<Compute> s) = nullptr;
+  void (*accumulate_listed)(StridedRows<const Compute> s, index_t rows, const ListedRows<void>& v,
+                            StridedRows<Compute> o) = nullptr;
 };
 
 SSMAX_END
@@ -130,19 +129,18 @@ void load_stored(const void* rows, index_t stride, [[maybe_unused]] const Stored
   }
 }
 
-/// Writes `count` rows of keys or values to `out`, dequantized and rounded to bfloat16.
+/// Writes keys or values to `out`, dequantized and rounded to bfloat16.
 template <class X>
-void dequantize_stored(const void* rows, index_t stride, [[maybe_unused]] const StoredFactors& factors,
-                       index_t count, index_t n, index_t ahead, bfloat16* out, index_t out_stride) {
+void dequantize_stored(const KeyRows<void>& rows, [[maybe_unused]] const StoredFactors& factors,
+                       StridedRows<bfloat16> out) {
   const auto dequantize = kernels<DequantizeKernels<X>>().dequantize;
-  const X* in = static_cast<const X*>(rows);
+  const KeyRows<X> in = rows.as<X>();
   if constexpr (ScaledStorage<X>) {
-    for_contiguous_factors(factors, count, [&](index_t first, const float* some, index_t rows_of) {
-      dequantize(in + first * stride, stride, some, factors.channels, rows_of, n, ahead,
-                 out + first * out_stride, out_stride);
+    for_contiguous_factors(factors, in.count, [&](index_t first, const float* some, index_t count) {
+      dequantize(in.part(first, count), some, factors.channels, {out[first], out.stride});
     });
   } else {
-    dequantize(in, stride, nullptr, nullptr, count, n, ahead, out, out_stride);
+    dequantize(in, nullptr, nullptr, out);
   }
 }
 
@@ -218,20 +216,20 @@ class AnyKeys {
     load_v_(run.v, run.v_stride, run.v_factors, {i, i + 1}, shape_.value_width, scratch, 0);
     return scratch;
   }
-  /// Writes the keys or values of a run, converted, to `out`. A row of `out` has `stride` numbers.
-  SSMAX_INLINE void copy_k(const AnyKeyRun& run, Compute* out, index_t stride) const {
-    load_k_(run.k, run.k_stride, run.k_factors, {0, run.count}, shape_.width, out, stride);
+  /// Writes the keys or values of a run, converted, to `out`.
+  SSMAX_INLINE void copy_k(const AnyKeyRun& run, StridedRows<Compute> out) const {
+    load_k_(run.k, run.k_stride, run.k_factors, {0, run.count}, shape_.width, out.first, out.stride);
   }
-  SSMAX_INLINE void copy_v(const AnyKeyRun& run, Compute* out, index_t stride) const {
-    load_v_(run.v, run.v_stride, run.v_factors, {0, run.count}, shape_.value_width, out, stride);
+  SSMAX_INLINE void copy_v(const AnyKeyRun& run, StridedRows<Compute> out) const {
+    load_v_(run.v, run.v_stride, run.v_factors, {0, run.count}, shape_.value_width, out.first, out.stride);
   }
-  /// Writes the keys or values of a run to `out`, as bfloat16: element times factors, rounded once. A row of `out` has
-  /// `stride` numbers. Prefetches the rows `ahead` bytes later, unless `ahead` is 0. Requires a quantized type.
-  SSMAX_INLINE void dequantize_k(const AnyKeyRun& run, index_t ahead, bfloat16* out, index_t stride) const {
-    dequantize_k_(run.k, run.k_stride, run.k_factors, run.count, shape_.width, ahead, out, stride);
+  /// Writes the keys or values of a run to `out`, as bfloat16: element times factors, rounded once. Prefetches the rows
+  /// `ahead` bytes later, unless `ahead` is 0. Requires a quantized type.
+  SSMAX_INLINE void dequantize_k(const AnyKeyRun& run, index_t ahead, StridedRows<bfloat16> out) const {
+    dequantize_k_({run.k, run.k_stride, run.count, shape_.width, ahead}, run.k_factors, out);
   }
-  SSMAX_INLINE void dequantize_v(const AnyKeyRun& run, index_t ahead, bfloat16* out, index_t stride) const {
-    dequantize_v_(run.v, run.v_stride, run.v_factors, run.count, shape_.value_width, ahead, out, stride);
+  SSMAX_INLINE void dequantize_v(const AnyKeyRun& run, index_t ahead, StridedRows<bfloat16> out) const {
+    dequantize_v_({run.v, run.v_stride, run.count, shape_.value_width, ahead}, run.v_factors, out);
   }
 
  private:
@@ -288,12 +286,19 @@ struct KeyShare {
   }
 };
 
+/// Keys [range) of a kv head, of one sequence.
+struct HeadKeys {
+  index_t batch, kv_head;
+  KeyRange range;
+};
+
 /// Calls f(first key, run) for the runs of the range, in the order of the keys. The last run is cut at the end of
 /// the range.
 template <class Compute, class F>
-void for_each_run(const AnyKeys<Compute>& keys, index_t batch, index_t kv_head, KeyRange range, const F& f) {
+void for_each_run(const AnyKeys<Compute>& source, const HeadKeys& keys, const F& f) {
+  KeyRange range = keys.range;
   while (range.begin < range.end) {
-    AnyKeyRun run = keys.run(batch, kv_head, range.begin);
+    AnyKeyRun run = source.run(keys.batch, keys.kv_head, range.begin);
     SSMAX_ASSERT(run.count > 0);
     run.count = std::min(run.count, range.size());
     f(range.begin, run);

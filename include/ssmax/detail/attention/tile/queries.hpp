@@ -75,24 +75,23 @@ void put_in_lanes(const LaneScratch<Compute, Operand>& memory, index_t i, index_
 }
 
 /// Loads the queries of `lanes` lanes into memory.q. The first `count` lanes hold a query. The bf16 path writes the
-/// queries' multipliers to multipliers[lanes] and requires widened_row[2 · d].
+/// queries' multipliers to memory.multipliers.
 template <class Compute, class Operand>
 void load_queries(const Problem<Compute>& problem, const Variant<Compute>& variant,
                   const Multipliers& multiply, const LaneScratch<Compute, Operand>& memory, index_t lanes,
-                  index_t count, index_t depth, [[maybe_unused]] Compute* multipliers = nullptr,
-                  Compute* widened_row = nullptr) {
+                  index_t count) {
   using Op = Operands<Compute, Operand>;
-  const index_t width = memory.kernels.width;
+  const index_t width = memory.kernels.width, depth = memory.depth;
   Compute* factor = memory.lane.q_factor;
   for (index_t i = 0; i < lanes; i += width) {
     gather_rows(memory, i, count, depth, [&](const QueryRow& row, Compute* scratch) {
-      return Op::load_query(problem, variant, row, depth, widened_row, scratch);
+      return Op::load_query(problem, variant, row, depth, memory.widened_row, scratch);
     });
     for (index_t lane = 0; lane < width; ++lane) {
       factor[lane] = static_cast<Compute>(multiply.of_product(memory.rows[i + lane]));
       if constexpr (Op::is_bf16) {
         Operand* row = reinterpret_cast<Operand*>(memory.staged + lane * memory.pitch);
-        multipliers[i + lane] = Op::positive_multiplier(factor[lane], row, depth);
+        memory.multipliers[i + lane] = Op::positive_multiplier(factor[lane], row, depth);
       }
     }
     put_in_lanes(memory, i, depth, Op::is_bf16 ? nullptr : factor, memory.q);

@@ -65,11 +65,11 @@ class Scores {
 
   /// Multiplies rows of K (or V) by the lanes of a tile (q or dout). Writes s[key][lane] for the needed keys of a
   /// block.
-  void multiply(const NeededKeys& needed, index_t keys, const Operand* k, index_t k_stride, index_t depth,
+  void multiply(const NeededKeys& needed, index_t keys, StridedRows<const Operand> k, index_t depth,
                 const Operand* lanes, Compute* s) const {
     const index_t tile_lanes = memory_.tile_lanes, width = products_.width;
     needed.for_each_rectangle(keys, [&](index_t vectors, index_t v, KeyRange part) {
-      products_.logits[vectors - 1](k + part.begin * k_stride, k_stride, depth, part.size(),
+      products_.logits[vectors - 1](k[part.begin], k.stride, depth, part.size(),
                                     lanes + v * width * Operands<Compute, Operand>::tuple,
                                     s + part.begin * tile_lanes + v * width);
     });

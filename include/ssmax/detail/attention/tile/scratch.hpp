@@ -30,10 +30,11 @@ struct LaneScratch : TileScratch<Compute> {
   using TileScratch<Compute>::kernels;
   using TileScratch<Compute>::tile_lanes;
 
-  /// Takes memory for `queries` queries with `depth` channels per lane. `d` and `dv` are the widths of keys and
+  /// Takes memory for `queries` queries with `a_depth` channels per lane. `d` and `dv` are the widths of keys and
   /// values.
-  LaneScratch(Arena& arena, index_t queries, index_t d, index_t dv, index_t depth)
+  LaneScratch(Arena& arena, index_t queries, index_t d, index_t dv, index_t a_depth)
       : TileScratch<Compute>(take_tile_scratch(arena, detail::kernels<PrefillKernels<Compute>>())),
+        depth(a_depth),
         tiles((queries + tile_lanes - 1) / tile_lanes),
         rows(arena.take<QueryRow>(tiles * tile_lanes)),
         hulls(arena.take<Hull>(tiles * tile_vectors)),
@@ -55,6 +56,7 @@ struct LaneScratch : TileScratch<Compute> {
             arena.take<Compute>(kernels.width * key_block)};
   }
 
+  index_t depth;  // channels of the product of q and k
   index_t tiles;
   QueryRow* rows;  // [tiles · tile_lanes]
   Hull* hulls;     // [tiles · tile_vectors]: hulls over all keys
@@ -66,6 +68,9 @@ struct LaneScratch : TileScratch<Compute> {
   Operand* q;                     // [tiles][depth / tuple][tile_lanes][tuple]
   index_t pitch;    // numbers per row of K or V: a multiple of the vector length of every target
   Compute* staged;  // [vector length][pitch]: staging buffer of queries and of results
+  // On the bf16 path only, from the derived scratch:
+  Compute* multipliers = nullptr;  // forward pass: [tiles · tile_lanes], multipliers of logits
+  Compute* widened_row = nullptr;  // [2][d]: a row to be rotated, and its rounding error
 };
 
 SSMAX_END

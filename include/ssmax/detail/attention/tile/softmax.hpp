@@ -11,6 +11,7 @@ SSMAX_BEGIN_DETAIL
 /// The scratch memory of one thread for the forward pass.
 template <class Compute, class Operand = Compute>
 struct ForwardScratch : LaneScratch<Compute, Operand> {
+  using LaneScratch<Compute, Operand>::depth;
   using LaneScratch<Compute, Operand>::tile_lanes;
   using LaneScratch<Compute, Operand>::tiles;
   using Op = Operands<Compute, Operand>;
@@ -20,25 +21,21 @@ struct ForwardScratch : LaneScratch<Compute, Operand> {
                  const PrefillKernels<Compute, Operand>& a_products)
       : LaneScratch<Compute, Operand>(arena, queries, d, dv, a_depth),
         products(a_products),
-        depth(a_depth),
         channels((dv + products.pass - 1) / products.pass * products.pass),
         block_keys(Op::block_keys(depth, channels)),
         s(arena.take<Compute>(key_block * tile_lanes)) {
     if constexpr (Op::is_bf16) {
-      multipliers = arena.take<Compute>(tiles * tile_lanes);
-      widened_row = arena.take<Compute>(2 * d);
+      this->multipliers = arena.take<Compute>(tiles * tile_lanes);
+      this->widened_row = arena.take<Compute>(2 * d);
     }
   }
 
   const PrefillKernels<Compute, Operand>& products;
-  index_t depth;       // channels of the product of q and k
   index_t channels;    // channels of V, rounded up to whole panels
   index_t block_keys;  // keys of a key block
   /// [block_keys][tile_lanes]: logits. Weights, in tuples, overwrite the logits of the same keys, so that both stay
   /// in the first-level cache.
   Compute* s;
-  Compute* multipliers = nullptr;  // bf16 path: [tiles · tile_lanes], multipliers of logits
-  Compute* widened_row = nullptr;  // [2][d]: a row to be rotated, and its rounding error
 };
 
 /// Replaces the logits of one vector of queries by weights and updates shift and sum. Writes the factors of the
@@ -65,13 +62,13 @@ Operand* weights_of(const ForwardScratch<Compute, Operand>& memory, index_t key,
 
 /// Returns whether all vectors of a tile need the same keys of a block, and their logits are plain.
 template <class Compute, class Operand, class V>
-bool takes_vectors_at_once(const Scores<Compute, Operand, V>& scores, const Hull* hulls, KeyRange block,
-                           const NeededKeys& needed) {
+bool takes_vectors_at_once(const Scores<Compute, Operand, V>& scores, const NeededKeys& needed) {
   if (!scores.are_plain() || needed.of[0].size() == 0) return false;
-  const KeyRange keys{block.begin + needed.of[0].begin, block.begin + needed.of[0].end};
+  const index_t first = needed.block.begin;
+  const KeyRange keys{first + needed.of[0].begin, first + needed.of[0].end};
   for (index_t v = 0; v < needed.vectors; ++v) {
     const bool is_same = needed.of[v].begin == needed.of[0].begin && needed.of[v].end == needed.of[0].end;
-    if (!is_same || hulls[v].masks(keys)) return false;
+    if (!is_same || needed.hulls[v].masks(keys)) return false;
   }
   return true;
 }
@@ -80,7 +77,7 @@ bool takes_vectors_at_once(const Scores<Compute, Operand, V>& scores, const Hull
 /// number of keys of the sequence. Returns whether earlier sums must be multiplied by memory.lane.rescale.
 template <class Compute, class Operand, class V>
 bool form_weights(const Scores<Compute, Operand, V>& scores, const ForwardScratch<Compute, Operand>& memory,
-                  index_t tile, KeyRange block, index_t length, const NeededKeys& needed, const Hull* hulls,
+                  index_t tile, index_t length, const NeededKeys& needed,
                   const SoftmaxState<Compute>& state) {
   constexpr bool is_bf16 = Operands<Compute, Operand>::is_bf16;
   const PrefillKernels<Compute, Operand>& products = memory.products;
@@ -89,7 +86,7 @@ bool form_weights(const Scores<Compute, Operand, V>& scores, const ForwardScratc
   std::fill_n(rescale, tile_lanes, Compute{1});
   if constexpr (is_bf16) {
     const KeyRange all = needed.of[0];
-    if (takes_vectors_at_once(scores, hulls, block, needed)) {
+    if (takes_vectors_at_once(scores, needed)) {
       const TileChange change = products.group_weights[needed.vectors - 1](
           memory.s + all.begin * tile_lanes, all.size(),
           {state.shift, state.sum, rescale, memory.multipliers + tile * tile_lanes},
@@ -103,11 +100,11 @@ bool form_weights(const Scores<Compute, Operand, V>& scores, const ForwardScratc
     if (part.size() == 0) continue;
     const index_t lane = v * products.width;
     Logits<Compute> logits{.s = memory.s + part.begin * tile_lanes + lane,
-                           .keys = {block.begin + part.begin, block.begin + part.end},
+                           .keys = {needed.block.begin + part.begin, needed.block.begin + part.end},
                            .rows = memory.rows + tile * tile_lanes + lane,
                            .length = length};
     if constexpr (is_bf16) logits.multiplier = memory.multipliers + tile * tile_lanes + lane;
-    scores.form(logits, hulls[v]);
+    scores.form(logits, needed.hulls[v]);
     raised |= update_states(scores, products, memory, logits,
                             {state.shift + lane, state.sum + lane, rescale + lane},
                             weights_of(memory, part.begin, lane));

@@ -13,12 +13,16 @@ SSMAX_BEGIN_DETAIL
 /// The keys of a block that each vector of a tile needs. Key ranges are whole passes of `pass` keys and count from
 /// the first key of the block.
 struct NeededKeys {
+  const Hull* hulls;  // of the vectors of the tile
+  KeyRange block;
   KeyRange of[tile_vectors]{};
   index_t vectors;  // vectors with queries
 
   /// Computes the needed keys of a tile of `queries` queries, with `vector_length` queries per vector.
-  NeededKeys(const Hull* hulls, index_t queries, index_t vector_length, KeyRange block, index_t pass)
-      : vectors(std::min<index_t>(tile_vectors, (queries + vector_length - 1) / vector_length)) {
+  NeededKeys(const Hull* a_hulls, index_t queries, index_t vector_length, KeyRange a_block, index_t pass)
+      : hulls(a_hulls),
+        block(a_block),
+        vectors(std::min<index_t>(tile_vectors, (queries + vector_length - 1) / vector_length)) {
     for (index_t v = 0; v < vectors; ++v) {
       const index_t first = std::max(hulls[v].any.begin, block.begin) - block.begin;
       const index_t last = std::min(hulls[v].any.end, block.end) - block.begin;
