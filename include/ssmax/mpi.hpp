@@ -154,9 +154,9 @@ void attention(Communicator& comm, const Layout& layout, const std::type_identit
     }
     const index_t row = a.k.extent(0) * a.k.extent(1) * (a.k.extent(3) + a.v.extent(3));
     const index_t size = static_cast<index_t>(sizeof(T));
-    const detail::RingPlan plan(comm, layout, detail::travel_unit(row * size), seen);
+    const detail::Pieces pieces(comm, layout, detail::travel_unit(row * size), seen);
     const auto whole = detail::whole_problem(function, a.q, none, layout, options);
-    detail::ring_forward<T>(comm, plan, a, whole, variant, options, n, any);
+    detail::ring_forward<T>(comm, pieces, a, whole, variant, options, n, any);
   });
 }
 
@@ -237,9 +237,9 @@ void attention_backward(Communicator& comm, const Layout& layout,
     if (layout.is_by_heads()) {
       detail::backward_by_heads<T>(comm, layout, a, g, agreement.last_agreed() != 0, variant, options, any);
     } else {
-      const detail::RingPlan plan(comm, layout, detail::travel_keys, seen);
+      const detail::Pieces pieces(comm, layout, detail::travel_keys, seen);
       const auto whole = detail::whole_problem(function, a.q, none, layout, options);
-      detail::ring_backward<T>(comm, plan, a, g, whole, variant, options, n, any);
+      detail::ring_backward<T>(comm, pieces, a, g, whole, variant, options, n, any);
     }
     rows.add_up(comm);
   });

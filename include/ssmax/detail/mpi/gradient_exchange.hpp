@@ -1,5 +1,5 @@
 // Exchanges sums of dk and dv. A rank sends a sum to the rank that continues it, or to the owner of the keys.
-// The owner adds the sums in the order of the queries (sum_plan.hpp).
+// The owner adds the sums in the order of the queries (sum_order.hpp).
 //
 // The exchange is deadlock-free:
 // - Every rank forms sums in the order of pieces, units and queries.
@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "requests.hpp"
-#include "sum_plan.hpp"
+#include "sum_order.hpp"
 
 SSMAX_BEGIN_DETAIL
 
@@ -26,19 +26,19 @@ class GradientExchange {
   /// `row` is the number of elements per key of one kv head, in all batch entries. `outgoing` must have space
   /// for `slots` sums of the longest piece and the largest unit, `incoming` for two. `slots` must exceed the
   /// number of segments of this rank.
-  GradientExchange(mpi::Communicator& comm, const RingPlan& plan, const SumPlan& sums,
+  GradientExchange(mpi::Communicator& comm, const Pieces& pieces, const SumOrder& sums,
                    const std::vector<HeadUnit>& units, index_t row, Compute* outgoing, index_t slots,
                    Compute* incoming)
-      : plan_(plan), sums_(sums), units_(units), requests_(comm), row_(row), outgoing_(outgoing) {
+      : pieces_(pieces), sums_(sums), units_(units), requests_(comm), row_(row), outgoing_(outgoing) {
     for (const HeadUnit& unit : units) slot_size_ = std::max(slot_size_, unit.count);
-    slot_size_ *= plan.longest_piece() * row;
+    slot_size_ *= pieces.longest() * row;
     sending_.assign(static_cast<std::size_t>(slots), MPI_REQUEST_NULL);
     for (std::size_t i = 0; i < incoming_.size(); ++i) {
       incoming_[i].sum = incoming + static_cast<index_t>(i) * slot_size_;
     }
-    for (std::size_t i = 0; i < plan.pieces().size(); ++i) {
-      if (plan.pieces()[i].keys.rank != plan.rank()) continue;
-      const std::vector<int> senders = sums.senders(plan.pieces()[i]);
+    for (std::size_t i = 0; i < pieces.list().size(); ++i) {
+      if (pieces.list()[i].keys.rank != pieces.rank()) continue;
+      const std::vector<int> senders = sums.senders(pieces.list()[i]);
       if (!senders.empty()) own_.push_back(i);
     }
     receive_next(), receive_next();
@@ -64,7 +64,7 @@ class GradientExchange {
   /// Sends the sum in the slot that `room` returned. Exception: a finished sum for this rank's own keys stays
   /// in its slot until poll adds it.
   void send(const SumPart& part, std::size_t piece, std::size_t unit) {
-    if (part.ends && part.to == plan_.rank()) {
+    if (part.ends && part.to == pieces_.rank()) {
       staying_.push_back(slot_);
       return;
     }
@@ -111,7 +111,7 @@ class GradientExchange {
   static int tag_of_piece(std::size_t piece) { return 8192 + static_cast<int>(piece % 8192); }
   static int tag_of_share(std::size_t share) { return 16384 + static_cast<int>(share); }
   [[nodiscard]] std::size_t size_of(std::size_t piece, std::size_t unit) const {
-    return static_cast<std::size_t>(plan_.pieces()[piece].keys.size() * units_[unit].count * row_) *
+    return static_cast<std::size_t>(pieces_.list()[piece].keys.size() * units_[unit].count * row_) *
            sizeof(Compute);
   }
   [[nodiscard]] Compute* slot_at(std::size_t slot) const {
@@ -130,12 +130,12 @@ class GradientExchange {
   void receive_next() {
     if (own_at_ == own_.size()) return;
     const std::size_t piece = own_[own_at_];
-    if (senders_.empty()) senders_ = sums_.senders(plan_.pieces()[piece]);
+    if (senders_.empty()) senders_ = sums_.senders(pieces_.list()[piece]);
     Incoming& next = incoming_[asked_++ % incoming_.size()];
     next.piece = piece;
     next.unit = unit_at_;
     const int from = senders_[sender_at_];
-    next.is_own = from == plan_.rank();
+    next.is_own = from == pieces_.rank();
     if (!next.is_own) {
       next.request = requests_.receive(next.sum, size_of(piece, unit_at_), from, tag_of_piece(piece));
     }
@@ -147,8 +147,8 @@ class GradientExchange {
     senders_.clear();
   }
 
-  const RingPlan& plan_;
-  const SumPlan& sums_;
+  const Pieces& pieces_;
+  const SumOrder& sums_;
   const std::vector<HeadUnit>& units_;
   Requests requests_;
   index_t row_;

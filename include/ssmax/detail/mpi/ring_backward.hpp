@@ -53,7 +53,7 @@ void add_packed(const Compute* from, const View<Compute, 4>& to) {
 }
 
 template <class T>
-void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const BackwardArguments<T>& a,
+void ring_backward(mpi::Communicator& comm, const Pieces& pieces, const BackwardArguments<T>& a,
                    const AttentionGradients<T>& g, const Problem<ComputeType<T>>& whole,
                    const GradientVariant<ComputeType<T>>& variant, const AttentionOptions<T>& options,
                    index_t positions, const AnyExecutor& executor) {
@@ -66,28 +66,28 @@ void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const Backward
 
   // All ranks compute the same number of kv heads at once: as many as leave space for all sums of a piece, at
   // least one.
-  const SumPlan sums(plan, group);
+  const SumOrder sums(pieces, group);
   index_t largest = 0;
-  for (int r = 0; r < plan.ranks(); ++r) largest = std::max(largest, plan.count(r));
-  const index_t sum_size = plan.longest_piece() * row, bytes = static_cast<index_t>(sizeof(Compute)),
+  for (int r = 0; r < pieces.ranks(); ++r) largest = std::max(largest, pieces.count(r));
+  const index_t sum_size = pieces.longest() * row, bytes = static_cast<index_t>(sizeof(Compute)),
                 max_sums = std::max(max_sum_bytes, largest * shape.kv_heads * row * bytes) /
                            std::max<index_t>(1, sum_size * bytes),
                 parts = sums.max_parts() + 1;
   const std::vector<HeadUnit> units =
       head_units(shape.kv_heads, std::clamp<index_t>(max_sums / parts, 1, shape.kv_heads));
   const index_t at_once = std::ranges::max(units, {}, &HeadUnit::count).count;
-  const index_t slots = std::max(std::min(parts, max_sums / at_once), plan.segments_of_rank() + 2);
+  const index_t slots = std::max(std::min(parts, max_sums / at_once), pieces.segments_of_rank() + 2);
 
   const auto memory = reserve_on_all<RingBackwardMemory<T>>(
       comm, "mpi::attention_backward", options.workspace, local * shape.kv_heads * row,
       shape.kv_heads * sum_size, slots * at_once * sum_size, 2 * at_once * sum_size, g,
       wants_gradients ? query_shape.batch * query_shape.heads * local : 0, 1 + variant.parameters());
-  pack_share(plan, whole, variant, a.k, a.v, memory.own);
-  KeyExchange<T> exchange(comm, plan, shape.kv_heads * row, memory.own, memory.pieces);
-  GradientExchange<Compute> gradients(comm, plan, sums, units, row, memory.outgoing_sums, slots,
+  pack_share(pieces, whole, variant, a.k, a.v, memory.own);
+  KeyExchange<T> exchange(comm, pieces, shape.kv_heads * row, memory.own, memory.pieces);
+  GradientExchange<Compute> gradients(comm, pieces, sums, units, row, memory.outgoing_sums, slots,
                                       memory.incoming_sums);
   const auto add_to_own = [&](std::size_t i, std::size_t u, const Compute* sum) {
-    const Piece& piece = plan.pieces()[i];
+    const Piece& piece = pieces.list()[i];
     const HeadUnit& unit = units[u];
     const auto own_part = [&](const View<Compute, 4>& view) {
       return heads_of(rows_of(view, piece.row, piece.keys.size()), unit.first, unit.count);
@@ -101,7 +101,7 @@ void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const Backward
   };
 
   const auto kept_of = [&](const Share& share, KeyRange queries, const HeadUnit& unit, index_t further) {
-    if (share.segment.rank != plan.rank()) return CallSums{};
+    if (share.segment.rank != pieces.rank()) return CallSums{};
     const index_t first = share.row + queries.begin - share.segment.begin;
     return memory.kept.from(
         query_shape.batch * (first * query_shape.heads + unit.first * group * queries.size()) + further);
@@ -110,8 +110,8 @@ void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const Backward
   // `sum`.
   const auto attend = [&](std::size_t i, KeyRange queries, const HeadUnit& unit, const KeyShare<T>& keys,
                           Compute* sum, BackwardStage stage) {
-    const Share& share = plan.shares()[i];
-    const Share part{{queries.begin, queries.end, plan.rank()},
+    const Share& share = pieces.shares()[i];
+    const Share part{{queries.begin, queries.end, pieces.rank()},
                      share.row + queries.begin - share.segment.begin};
     const index_t first = unit.first * group, count = unit.count * group, length = keys.k.extent(2);
     const auto rows = [&](const auto& view) {
@@ -140,9 +140,9 @@ void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const Backward
   };
   const auto without_keys = [&](bool first, bool last) {
     const KeyShare<T> none = key_share<T>(memory.own, Piece{}, shape, positions);
-    for (std::size_t i = 0; i < plan.shares().size(); ++i) {
-      if (plan.shares()[i].segment.rank != plan.rank()) continue;
-      sums.for_each_part(plan.shares()[i], [&](KeyRange queries) {
+    for (std::size_t i = 0; i < pieces.shares().size(); ++i) {
+      if (pieces.shares()[i].segment.rank != pieces.rank()) continue;
+      sums.for_each_part(pieces.shares()[i], [&](KeyRange queries) {
         for (const HeadUnit& unit : units)
           attend(i, queries, unit, none, memory.outgoing_sums, {first, last});
       });
@@ -163,7 +163,7 @@ void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const Backward
 
   without_keys(true, false);
   for (const std::size_t step : exchange.steps()) {
-    const Piece& piece = plan.pieces()[step];
+    const Piece& piece = pieces.list()[step];
     const KeyShare<T> keys = key_share<T>(exchange.next(poll), piece, shape, positions);
     const std::vector<SumPart> parts_here = sums.parts(piece);
     for (std::size_t u = 0; u < units.size(); ++u) {
@@ -181,8 +181,8 @@ void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const Backward
   exchange.finish([] {});
 
   if (whole.has_rope()) {
-    for (const Piece& piece : plan.pieces()) {
-      if (piece.keys.rank != plan.rank()) continue;
+    for (const Piece& piece : pieces.list()) {
+      if (piece.keys.rank != pieces.rank()) continue;
       for (index_t b = 0; b < shape.batch; ++b) {
         for (index_t h = 0; h < shape.kv_heads; ++h) {
           const Query query{b, h * (query_shape.heads / shape.kv_heads), 0, query_shape};
@@ -207,7 +207,7 @@ void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const Backward
     const HeadUnit& unit =
         *std::ranges::find_if(units, [&](const HeadUnit& any) { return kv_head < any.first + any.count; });
     std::vector<KeptQueries> all;
-    for (const Share& share : plan.shares()) {
+    for (const Share& share : pieces.shares()) {
       sums.for_each_part(share, [&](KeyRange queries) {
         const index_t row_of_head = (batch * unit.count * group + head - unit.first * group) * queries.size();
         all.push_back(

@@ -31,7 +31,7 @@ struct RingForwardMemory {
 };
 
 template <class T>
-void ring_forward(mpi::Communicator& comm, const RingPlan& plan, const AttentionArguments<T>& a,
+void ring_forward(mpi::Communicator& comm, const Pieces& pieces, const AttentionArguments<T>& a,
                   const Problem<ComputeType<T>>& whole, const Variant<ComputeType<T>>& variant,
                   const AttentionOptions<T>& options, index_t positions, const AnyExecutor& executor) {
   using Compute = ComputeType<T>;
@@ -39,13 +39,13 @@ void ring_forward(mpi::Communicator& comm, const RingPlan& plan, const Attention
   const KeySourceShape shape{batch, a.k.extent(1), a.k.extent(3), dv};
   const index_t key_size = shape.batch * shape.kv_heads * (shape.width + dv);
   const auto memory = reserve_on_all<RingForwardMemory<T>>(
-      comm, "mpi::attention", options.workspace, local * key_size, plan.longest_piece() * key_size, a.out);
+      comm, "mpi::attention", options.workspace, local * key_size, pieces.longest() * key_size, a.out);
   const AttentionState<Compute>& state = memory.state;
   const QueryShape query_shape{batch, heads, positions, positions};
   // Calls f(query, row) for each query of the rank.
   const auto for_each_row = [&](const auto& f) {
-    for (const Share& share : plan.shares()) {
-      if (share.segment.rank != plan.rank()) continue;
+    for (const Share& share : pieces.shares()) {
+      if (share.segment.rank != pieces.rank()) continue;
       for (index_t b = 0; b < batch; ++b) {
         for (index_t h = 0; h < heads; ++h) {
           for (index_t i = 0; i < share.segment.size(); ++i) {
@@ -60,15 +60,15 @@ void ring_forward(mpi::Communicator& comm, const RingPlan& plan, const Attention
     state.sum(query.batch, query.head, row) = 0;
     std::fill_n(row_of(state.o, query.batch, query.head, row), dv, Compute{0});
   });
-  pack_share(plan, whole, variant, a.k, a.v, memory.own);
-  KeyExchange<T> exchange(comm, plan, key_size, memory.own, memory.pieces);
+  pack_share(pieces, whole, variant, a.k, a.v, memory.own);
+  KeyExchange<T> exchange(comm, pieces, key_size, memory.own, memory.pieces);
   const auto poll = [&] { exchange.sent(); };
   for (const std::size_t step : exchange.steps()) {
-    const Piece& piece = plan.pieces()[step];
+    const Piece& piece = pieces.list()[step];
     const KeyShare<T> keys = key_share(exchange.next(poll), piece, shape, positions);
-    for (std::size_t i = 0; i < plan.shares().size(); ++i) {
-      const Share& share = plan.shares()[i];
-      if (share.segment.rank != plan.rank() || !plan.sees(i, piece)) continue;
+    for (std::size_t i = 0; i < pieces.shares().size(); ++i) {
+      const Share& share = pieces.shares()[i];
+      if (share.segment.rank != pieces.rank() || !pieces.sees(i, piece)) continue;
       const index_t count = share.segment.size();
       const AttentionState<Compute> part{rows_of(state.shift, share.row, count),
                                          rows_of(state.sum, share.row, count),

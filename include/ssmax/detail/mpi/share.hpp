@@ -7,7 +7,7 @@
 #include "../attention/operands/load.hpp"
 #include "../attention/terms/keys.hpp"
 #include "../memory/arena.hpp"
-#include "plan.hpp"
+#include "pieces.hpp"
 
 SSMAX_BEGIN_DETAIL
 
@@ -73,12 +73,12 @@ void pack_piece(const Problem<ComputeType<T>>& whole, const Variant<ComputeType<
 
 /// Packs all keys and values of this rank.
 template <class T>
-void pack_share(const RingPlan& plan, const Problem<ComputeType<T>>& whole,
+void pack_share(const Pieces& pieces, const Problem<ComputeType<T>>& whole,
                 const Variant<ComputeType<T>>& variant, const View<const T, 4>& k, const View<const T, 4>& v,
                 T* out) {
   const index_t row = k.extent(0) * k.extent(1) * (k.extent(3) + v.extent(3));
-  for (const Piece& piece : plan.pieces()) {
-    if (piece.keys.rank == plan.rank()) pack_piece(whole, variant, k, v, piece, out + piece.row * row);
+  for (const Piece& piece : pieces.list()) {
+    if (piece.keys.rank == pieces.rank()) pack_piece(whole, variant, k, v, piece, out + piece.row * row);
   }
 }
 

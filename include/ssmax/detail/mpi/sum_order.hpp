@@ -1,4 +1,4 @@
-// Plans which rank forms which sums of dk and dv.
+// Divides the sums of dk and dv among ranks, and orders them.
 //
 // A single process adds the gradients of a key from 1920 rows of a kv head at a time (a row is a query of one
 // of its heads). It then adds these sums in the order of the queries. Over ranks, the rank of the queries
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "../attention/backward/scratch.hpp"
-#include "plan.hpp"
+#include "pieces.hpp"
 
 SSMAX_BEGIN_DETAIL
 
@@ -24,12 +24,13 @@ struct SumPart {
   std::size_t next = 0;  // share that continues the sum
 };
 
-class SumPlan {
+/// The parts of the sums of each piece, and the order in which its owner adds the sums.
+class SumOrder {
  public:
   /// `group` is the number of heads per kv head. If it does not divide 1920, sums have fewer rows than in a
   /// single-process run.
-  SumPlan(const RingPlan& plan, index_t group)
-      : plan_(plan), queries_(std::max<index_t>(1, query_block * blocks_per_sum / group)) {}
+  SumOrder(const Pieces& pieces, index_t group)
+      : pieces_(pieces), queries_(std::max<index_t>(1, query_block * blocks_per_sum / group)) {}
 
   /// Calls f(queries) for the parts of a share, in order.
   template <class F>
@@ -47,9 +48,10 @@ class SumPlan {
   /// which the owner takes them.
   [[nodiscard]] std::vector<SumPart> parts(const Piece& piece) const {
     std::vector<SumPart> result;
-    for (std::size_t i = 0; i < plan_.shares().size(); ++i) {
-      if (plan_.shares()[i].segment.rank != plan_.rank() || !plan_.sees(i, piece)) continue;
-      for_each_part(plan_.shares()[i], [&](KeyRange queries) { result.push_back(part(i, queries, piece)); });
+    for (std::size_t i = 0; i < pieces_.shares().size(); ++i) {
+      if (pieces_.shares()[i].segment.rank != pieces_.rank() || !pieces_.sees(i, piece)) continue;
+      for_each_part(pieces_.shares()[i],
+                    [&](KeyRange queries) { result.push_back(part(i, queries, piece)); });
     }
     std::stable_partition(result.begin(), result.end(),
                           [](const SumPart& part) { return part.from < 0 && !part.ends; });
@@ -60,12 +62,12 @@ class SumPlan {
   [[nodiscard]] std::vector<int> senders(const Piece& piece) const {
     std::vector<int> result;
     index_t last = -1;
-    for (std::size_t i = 0; i < plan_.shares().size(); ++i) {
-      if (!plan_.sees(i, piece)) continue;
-      for_each_part(plan_.shares()[i], [&](KeyRange queries) {
+    for (std::size_t i = 0; i < pieces_.shares().size(); ++i) {
+      if (!pieces_.sees(i, piece)) continue;
+      for_each_part(pieces_.shares()[i], [&](KeyRange queries) {
         if (queries.begin / queries_ == last) result.pop_back();
         last = queries.begin / queries_;
-        result.push_back(plan_.shares()[i].segment.rank);
+        result.push_back(pieces_.shares()[i].segment.rank);
       });
     }
     return result;
@@ -73,8 +75,8 @@ class SumPlan {
 
   /// Returns the largest number of parts of a rank.
   [[nodiscard]] index_t max_parts() const {
-    std::vector<index_t> parts(static_cast<std::size_t>(plan_.ranks()));
-    for (const Share& share : plan_.shares()) {
+    std::vector<index_t> parts(static_cast<std::size_t>(pieces_.ranks()));
+    for (const Share& share : pieces_.shares()) {
       for_each_part(share, [&](KeyRange) { ++parts[static_cast<std::size_t>(share.segment.rank)]; });
     }
     return *std::max_element(parts.begin(), parts.end());
@@ -82,14 +84,14 @@ class SumPlan {
 
  private:
   [[nodiscard]] SumPart part(std::size_t share, KeyRange queries, const Piece& piece) const {
-    const std::vector<Share>& shares = plan_.shares();
+    const std::vector<Share>& shares = pieces_.shares();
     const index_t begin = queries.begin / queries_ * queries_, end = begin + queries_;
     SumPart result{.share = share, .queries = queries, .to = piece.keys.rank};
     for (std::size_t i = share; i-- > 0 && shares[i].segment.end > begin && result.from < 0;) {
-      if (plan_.sees(i, piece)) result.from = shares[i].segment.rank;
+      if (pieces_.sees(i, piece)) result.from = shares[i].segment.rank;
     }
     for (std::size_t i = share + 1; i < shares.size() && shares[i].segment.begin < end && result.ends; ++i) {
-      if (!plan_.sees(i, piece)) continue;
+      if (!pieces_.sees(i, piece)) continue;
       result.to = shares[i].segment.rank;
       result.ends = false;
       result.next = i;
@@ -97,7 +99,7 @@ class SumPlan {
     return result;
   }
 
-  const RingPlan& plan_;
+  const Pieces& pieces_;
   index_t queries_;  // queries per sum
 };
 

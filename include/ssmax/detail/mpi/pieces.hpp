@@ -1,4 +1,4 @@
-// Plans which rank needs which keys: the pieces in which keys are sent, and the pieces that each rank needs.
+// Divides the keys into pieces, in which they are sent, and lists the pieces that each rank needs.
 #pragma once
 
 #include <algorithm>
@@ -31,18 +31,19 @@ struct Share {
 struct Piece {
   mpi::Segment keys;
   index_t row = 0;        // row of its first key in the arrays of its rank
-  std::size_t index = 0;  // index among the pieces of the plan
+  std::size_t index = 0;  // index in Pieces::list()
 };
 
 /// A byte per travel_keys positions of the sequence: 1 if a query of a segment may see one of these keys.
 using SeenBlocks = std::vector<std::uint8_t>;
 
-class RingPlan {
+/// The pieces of all ranks, and the segments whose queries may see them.
+class Pieces {
  public:
   /// Collective. Pieces begin where segments begin and at multiples of `unit`. `unit` must be a multiple of
   /// travel_keys. `seen` holds the seen blocks of each segment of this rank.
-  RingPlan(const mpi::Communicator& comm, const mpi::Layout& layout, index_t unit,
-           const std::vector<SeenBlocks>& seen)
+  Pieces(const mpi::Communicator& comm, const mpi::Layout& layout, index_t unit,
+         const std::vector<SeenBlocks>& seen)
       : rank_(comm.rank()), ranks_(comm.ranks()) {
     std::vector<index_t> rows(static_cast<std::size_t>(comm.ranks()));
     for (const mpi::Segment& segment : layout.segments()) {
@@ -50,18 +51,18 @@ class RingPlan {
       shares_.push_back({segment, row});
       for (index_t begin = segment.begin; begin < segment.end;) {
         const index_t end = std::min(segment.end, (begin / unit + 1) * unit);
-        pieces_.push_back({{begin, end, segment.rank}, row, pieces_.size()});
+        list_.push_back({{begin, end, segment.rank}, row, list_.size()});
         row += end - begin;
         begin = end;
       }
     }
     // Each rank sets entries for its own segments, and MPI combines the entries of all ranks.
-    seen_.resize((shares_.size() * pieces_.size() + 63) / 64);
+    seen_.resize((shares_.size() * list_.size() + 63) / 64);
     std::size_t own = 0;
     for (std::size_t share = 0; share < shares_.size(); ++share) {
       if (shares_[share].segment.rank != rank_) continue;
       const SeenBlocks& blocks = seen[own++];
-      for (const Piece& piece : pieces_) {
+      for (const Piece& piece : list_) {
         const auto first = blocks.begin() + piece.keys.begin / travel_keys,
                    last = blocks.begin() + (piece.keys.end - 1) / travel_keys + 1;
         if (std::find(first, last, std::uint8_t{1}) == last) continue;
@@ -77,7 +78,7 @@ class RingPlan {
   [[nodiscard]] int ranks() const { return ranks_; }
   /// Returns the segments in the order of their positions.
   [[nodiscard]] const std::vector<Share>& shares() const { return shares_; }
-  [[nodiscard]] const std::vector<Piece>& pieces() const { return pieces_; }
+  [[nodiscard]] const std::vector<Piece>& list() const { return list_; }
 
   /// Returns true if queries of a segment may see keys of a piece.
   [[nodiscard]] bool sees(std::size_t share, const Piece& piece) const {
@@ -101,20 +102,20 @@ class RingPlan {
   [[nodiscard]] index_t segments_of_rank() const {
     return std::ranges::count(shares_, rank_, [](const Share& share) { return share.segment.rank; });
   }
-  [[nodiscard]] index_t longest_piece() const {
+  [[nodiscard]] index_t longest() const {
     index_t longest = 0;
-    for (const Piece& piece : pieces_) longest = std::max(longest, piece.keys.size());
+    for (const Piece& piece : list_) longest = std::max(longest, piece.keys.size());
     return longest;
   }
 
  private:
   [[nodiscard]] std::size_t bit_of(std::size_t share, const Piece& piece) const {
-    return share * pieces_.size() + piece.index;
+    return share * list_.size() + piece.index;
   }
 
   int rank_, ranks_;
   std::vector<Share> shares_;
-  std::vector<Piece> pieces_;
+  std::vector<Piece> list_;
   std::vector<std::uint64_t> seen_;  // one bit per share and piece
 };
 
