@@ -18,28 +18,37 @@
 
 SSMAX_BEGIN_DETAIL
 
+/// The memory of a GradientExchange: sums of the longest piece and the largest unit.
+template <class Compute>
+struct SumMemory {
+  Compute* outgoing;  // [slots]
+  index_t slots;
+  Compute* incoming;  // [2]
+};
+
 /// An exchange of sums of type Compute. A sum has the layout of a piece of keys with the heads of one unit: dk,
 /// then dv.
 template <class Compute>
 class GradientExchange {
  public:
-  /// `row` is the number of elements per key of one kv head, in all batch entries. `outgoing` must have space
-  /// for `slots` sums of the longest piece and the largest unit, `incoming` for two. `slots` must exceed the
-  /// number of segments of this rank.
-  GradientExchange(mpi::Communicator& comm, const Pieces& pieces, const SumOrder& sums,
-                   const std::vector<HeadUnit>& units, index_t row, Compute* outgoing, index_t slots,
-                   Compute* incoming)
-      : pieces_(pieces), sums_(sums), units_(units), requests_(comm), row_(row), outgoing_(outgoing) {
+  /// `row` is the number of elements per key of one kv head, in all batch entries. The memory must have space for
+  /// more sums than this rank has segments.
+  GradientExchange(mpi::Communicator& comm, const SumOrder& order, const std::vector<HeadUnit>& units,
+                   index_t row, const SumMemory<Compute>& memory)
+      : pieces_(order.pieces()),
+        order_(order),
+        units_(units),
+        requests_(comm),
+        row_(row),
+        outgoing_(memory.outgoing) {
     for (const HeadUnit& unit : units) slot_size_ = std::max(slot_size_, unit.count);
-    slot_size_ *= pieces.longest() * row;
-    sending_.assign(static_cast<std::size_t>(slots), MPI_REQUEST_NULL);
+    slot_size_ *= pieces_.longest() * row;
+    sending_.assign(static_cast<std::size_t>(memory.slots), MPI_REQUEST_NULL);
     for (std::size_t i = 0; i < incoming_.size(); ++i) {
-      incoming_[i].sum = incoming + static_cast<index_t>(i) * slot_size_;
+      incoming_[i].sum = memory.incoming + static_cast<index_t>(i) * slot_size_;
     }
-    for (std::size_t i = 0; i < pieces.list().size(); ++i) {
-      if (pieces.list()[i].keys.rank != pieces.rank()) continue;
-      const std::vector<int> senders = sums.senders(pieces.list()[i]);
-      if (!senders.empty()) own_.push_back(i);
+    for (const Piece& piece : pieces_.list()) {
+      if (piece.keys.rank == pieces_.rank() && !order.senders(piece).empty()) own_.push_back(piece.index);
     }
     receive_next(), receive_next();
   }
@@ -130,7 +139,7 @@ class GradientExchange {
   void receive_next() {
     if (own_at_ == own_.size()) return;
     const std::size_t piece = own_[own_at_];
-    if (senders_.empty()) senders_ = sums_.senders(pieces_.list()[piece]);
+    if (senders_.empty()) senders_ = order_.senders(pieces_.list()[piece]);
     Incoming& next = incoming_[asked_++ % incoming_.size()];
     next.piece = piece;
     next.unit = unit_at_;
@@ -148,7 +157,7 @@ class GradientExchange {
   }
 
   const Pieces& pieces_;
-  const SumOrder& sums_;
+  const SumOrder& order_;
   const std::vector<HeadUnit>& units_;
   Requests requests_;
   index_t row_;

@@ -8,6 +8,7 @@
 #include "../../attention.hpp"
 #include "../attention/forward/epilogue.hpp"
 #include "exchange.hpp"
+#include "rank_call.hpp"
 #include "reserve.hpp"
 #include "share.hpp"
 
@@ -30,24 +31,26 @@ struct RingForwardMemory {
   AttentionState<Compute> state{};
 };
 
+/// Collective. Computes out and lse of the queries of this rank.
 template <class T>
-void ring_forward(mpi::Communicator& comm, const Pieces& pieces, const AttentionArguments<T>& a,
-                  const Problem<ComputeType<T>>& whole, const Variant<ComputeType<T>>& variant,
-                  const AttentionOptions<T>& options, index_t positions, const AnyExecutor& executor) {
+void ring_forward(const AttentionOverRanks<T>& call, const Pieces& pieces) {
   using Compute = ComputeType<T>;
-  const index_t batch = a.q.extent(0), heads = a.q.extent(1), local = a.q.extent(2), dv = a.v.extent(3);
-  const KeySourceShape shape{batch, a.k.extent(1), a.k.extent(3), dv};
-  const index_t key_size = shape.batch * shape.kv_heads * (shape.width + dv);
-  const auto memory = reserve_on_all<RingForwardMemory<T>>(
-      comm, "mpi::attention", options.workspace, local * key_size, pieces.longest() * key_size, a.out);
+  const QueryShape query_shape = call.shape();
+  const KeySourceShape shape = call.key_shape();
+  const index_t positions = call.layout.positions(), dv = shape.value_width,
+                key_size = shape.batch * shape.kv_heads * (shape.width + dv);
+  const KeyShare<T> no_keys = call.keys_without_data();
+  const Problem<Compute> whole = whole_problem(call, no_keys);
+  const auto memory = reserve_on_all<RingForwardMemory<T>>(call.comm, call.function, call.options.workspace,
+                                                           call.a.q.extent(2) * key_size,
+                                                           pieces.longest() * key_size, call.a.out);
   const AttentionState<Compute>& state = memory.state;
-  const QueryShape query_shape{batch, heads, positions, positions};
   // Calls f(query, row) for each query of the rank.
   const auto for_each_row = [&](const auto& f) {
     for (const Share& share : pieces.shares()) {
       if (share.segment.rank != pieces.rank()) continue;
-      for (index_t b = 0; b < batch; ++b) {
-        for (index_t h = 0; h < heads; ++h) {
+      for (index_t b = 0; b < query_shape.batch; ++b) {
+        for (index_t h = 0; h < query_shape.heads; ++h) {
           for (index_t i = 0; i < share.segment.size(); ++i) {
             f(Query{b, h, share.segment.begin + i, query_shape}, share.row + i);
           }
@@ -60,8 +63,8 @@ void ring_forward(mpi::Communicator& comm, const Pieces& pieces, const Attention
     state.sum(query.batch, query.head, row) = 0;
     std::fill_n(row_of(state.o, query.batch, query.head, row), dv, Compute{0});
   });
-  pack_share(pieces, whole, variant, a.k, a.v, memory.own);
-  KeyExchange<T> exchange(comm, pieces, key_size, memory.own, memory.pieces);
+  pack_share(pieces, whole, call.variant, call.a.k, call.a.v, memory.own);
+  KeyExchange<T> exchange(call.comm, pieces, key_size, memory.own, memory.pieces);
   const auto poll = [&] { exchange.sent(); };
   for (const std::size_t step : exchange.steps()) {
     const Piece& piece = pieces.list()[step];
@@ -74,15 +77,16 @@ void ring_forward(mpi::Communicator& comm, const Pieces& pieces, const Attention
                                          rows_of(state.sum, share.row, count),
                                          rows_of(state.o, share.row, count)};
       compiled::run_attention<OperandsOf<T>>(for_forward<T>(part_of_problem(whole, share, positions, keys)),
-                                             variant, make_state_result(part, true), &comm.scratch(),
-                                             executor);
+                                             call.variant, make_state_result(part, true),
+                                             &call.comm.scratch(), call.executor);
       poll();
     }
   }
-  const Result<ComputeType<T>> result = make_result(a, options);
+  const Result<ComputeType<T>> result = make_result(call.a, call.options);
   for_each_row([&](const Query& query, index_t row) {
-    store_result(result, complete_row(result, variant, query), row, state.shift(query.batch, query.head, row),
-                 state.sum(query.batch, query.head, row), row_of(state.o, query.batch, query.head, row), dv);
+    store_result(result, complete_row(result, call.variant, query), row,
+                 state.shift(query.batch, query.head, row), state.sum(query.batch, query.head, row),
+                 row_of(state.o, query.batch, query.head, row), dv);
   });
   exchange.finish([] {});
 }

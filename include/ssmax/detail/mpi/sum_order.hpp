@@ -32,6 +32,8 @@ class SumOrder {
   SumOrder(const Pieces& pieces, index_t group)
       : pieces_(pieces), queries_(std::max<index_t>(1, query_block * blocks_per_sum / group)) {}
 
+  [[nodiscard]] const Pieces& pieces() const { return pieces_; }
+
   /// Calls f(queries) for the parts of a share, in order.
   template <class F>
   void for_each_part(const Share& share, const F& f) const {
