@@ -44,20 +44,17 @@ void check_segments(const RankCall<T, A, B>& call, const V& variant) {
   const index_t positions = call.layout.positions();
   const KeyShare<T> no_keys = call.keys_without_data();
   const Problem<ComputeType<T>> whole = whole_problem(call, no_keys);
-  const auto check = [&](const mpi::Segment& segment, index_t row) {
+  const auto check = [&](const Piece& segment) {
     const index_t count = segment.size();
-    const KeyShare<T> keys =
-        keys_in(rows_of(call.a.k, row, count), rows_of(call.a.v, row, count), positions, segment.begin);
-    const auto problem = with_keys(with_queries(whole, row, count, segment.begin, positions), keys);
-    check_policies(call.function, problem, call.options.rope, variant);
+    const KeyShare<T> keys = keys_in(rows_of(call.a.k, segment.row, count),
+                                     rows_of(call.a.v, segment.row, count), positions, segment.begin);
+    const auto queries = with_queries(whole, segment.row, count, segment.begin, positions);
+    check_policies(call.function, with_keys(queries, keys), call.options.rope, variant);
   };
-  index_t row = 0;
-  for (const mpi::Segment& segment : call.layout.segments()) {
-    if (segment.rank != call.comm.rank()) continue;
-    check(segment, row);
-    row += segment.size();
+  if (call.layout.count(call.comm.rank()) == 0) check({});
+  for (const Piece& segment : segments_of(call.layout)) {
+    if (segment.rank == call.comm.rank()) check(segment);
   }
-  if (row == 0) check({0, 0, call.comm.rank()}, 0);
 }
 
 /// The facts that a rank derives from the policies of a call before the exchange.

@@ -32,7 +32,7 @@ class KeyExchange {
     }
     receive_next(), receive_next();
     for (const Piece& piece : pieces.list()) {
-      if (piece.keys.rank != pieces.rank()) continue;
+      if (piece.rank != pieces.rank()) continue;
       // Each rank sends to its next neighbour first, so that ranks do not all send to rank 0 at once.
       for (int j = 1; j < pieces.ranks(); ++j) {
         const int to = (pieces.rank() + j) % pieces.ranks();
@@ -75,17 +75,17 @@ class KeyExchange {
   // MPI guarantees tags up to 32767. Keys use tags below 8192, sums of gradients use tags from 8192 on.
   static int tag(std::size_t piece) { return static_cast<int>(piece % 8192); }
   [[nodiscard]] std::size_t size_of(const Piece& piece) const {
-    return static_cast<std::size_t>(piece.keys.size() * row_) * sizeof(X);
+    return static_cast<std::size_t>(piece.size() * row_) * sizeof(X);
   }
   [[nodiscard]] bool is_foreign(std::size_t piece) const {
-    return pieces_.list()[piece].keys.rank != pieces_.rank();
+    return pieces_.list()[piece].rank != pieces_.rank();
   }
   void receive_next() {
     while (asked_step_ < steps_.size() && !is_foreign(steps_[asked_step_])) ++asked_step_;
     if (asked_step_ == steps_.size()) return;
     const std::size_t i = steps_[asked_step_++];
     const Piece& piece = pieces_.list()[i];
-    incoming_[asked_ % 2] = requests_.receive(buffers_[asked_ % 2], size_of(piece), piece.keys.rank, tag(i));
+    incoming_[asked_ % 2] = requests_.receive(buffers_[asked_ % 2], size_of(piece), piece.rank, tag(i));
     ++asked_;
   }
 

@@ -48,7 +48,7 @@ class GradientExchange {
       incoming_[i].sum = memory.incoming + static_cast<index_t>(i) * slot_size_;
     }
     for (const Piece& piece : pieces_.list()) {
-      if (piece.keys.rank == pieces_.rank() && !order.senders(piece).empty()) own_.push_back(piece.index);
+      if (piece.rank == pieces_.rank() && !order.senders(piece).empty()) own_.push_back(piece.index);
     }
     receive_next(), receive_next();
   }
@@ -65,7 +65,8 @@ class GradientExchange {
     });
     Compute* sum = slot_at(slot_);
     if (part.from >= 0) {
-      MPI_Request begun = requests_.receive(sum, size_of(piece, unit), part.from, tag_of_share(part.share));
+      MPI_Request begun =
+          requests_.receive(sum, size_of(piece, unit), part.from, tag_of_segment(part.queries.index));
       wait_for(begun, add);
     }
     return sum;
@@ -78,7 +79,7 @@ class GradientExchange {
       return;
     }
     sending_[slot_] = requests_.send(slot_at(slot_), size_of(piece, unit), part.to,
-                                     part.ends ? tag_of_piece(piece) : tag_of_share(part.next));
+                                     part.ends ? tag_of_piece(piece) : tag_of_segment(part.next));
   }
 
   /// Adds the sums that have arrived, in their order.
@@ -115,12 +116,12 @@ class GradientExchange {
     MPI_Request request = MPI_REQUEST_NULL;
   };
 
-  // Tags may repeat. Sums of one piece arrive in their order, sums that a share continues in the order of
+  // Tags may repeat. Sums of one piece arrive in their order, sums that a segment continues in the order of
   // pieces.
   static int tag_of_piece(std::size_t piece) { return 8192 + static_cast<int>(piece % 8192); }
-  static int tag_of_share(std::size_t share) { return 16384 + static_cast<int>(share); }
+  static int tag_of_segment(std::size_t segment) { return 16384 + static_cast<int>(segment); }
   [[nodiscard]] std::size_t size_of(std::size_t piece, std::size_t unit) const {
-    return static_cast<std::size_t>(pieces_.list()[piece].keys.size() * units_[unit].count * row_) *
+    return static_cast<std::size_t>(pieces_.list()[piece].size() * units_[unit].count * row_) *
            sizeof(Compute);
   }
   [[nodiscard]] Compute* slot_at(std::size_t slot) const {

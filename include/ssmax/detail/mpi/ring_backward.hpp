@@ -20,20 +20,25 @@ inline constexpr index_t max_sum_bytes = index_t{32} << 20;
 
 /// The sums that a rank forms at once, and the sizes of the arrays of a rank.
 struct RingBackwardSizes {
-  /// `bytes` is the size of a number of a sum.
-  RingBackwardSizes(const Pieces& pieces, const SumOrder& sums, const KeySourceShape& keys, index_t bytes)
-      : row(keys.batch * (keys.width + keys.value_width)) {
+  template <class T>
+  RingBackwardSizes(const BackwardOverRanks<T>& call, const AttentionGradients<T>& g, const SumOrder& order)
+      : row(call.key_shape().batch * (call.a.k.extent(3) + call.a.v.extent(3))) {
+    const Pieces& pieces = order.pieces();
+    const index_t kv_heads = call.a.k.extent(1), bytes = static_cast<index_t>(sizeof(ComputeType<T>));
     index_t largest = 0;
-    for (int r = 0; r < pieces.ranks(); ++r) largest = std::max(largest, pieces.count(r));
-    const index_t sum = pieces.longest() * row, parts = sums.max_parts() + 1,
-                  max_sums = std::max(max_sum_bytes, largest * keys.kv_heads * row * bytes) /
+    for (int r = 0; r < pieces.ranks(); ++r) largest = std::max(largest, call.layout.count(r));
+    const index_t sum = pieces.longest() * row, parts = order.max_parts() + 1,
+                  max_sums = std::max(max_sum_bytes, largest * kv_heads * row * bytes) /
                              std::max<index_t>(1, sum * bytes);
-    units = head_units(keys.kv_heads, std::clamp<index_t>(max_sums / parts, 1, keys.kv_heads));
+    units = head_units(kv_heads, std::clamp<index_t>(max_sums / parts, 1, kv_heads));
     const index_t at_once = std::ranges::max(units, {}, &HeadUnit::count).count;
     slots = std::max(std::min(parts, max_sums / at_once), pieces.segments_of_rank() + 2);
-    own = pieces.count(pieces.rank()) * keys.kv_heads * row;
-    piece = keys.kv_heads * sum;
+    own = call.a.k.extent(2) * kv_heads * row;
+    piece = kv_heads * sum;
     slot = at_once * sum;
+    wants_gradients = call.variant.wants_gradients() || !g.dsinks.empty();
+    kept_rows = wants_gradients ? call.a.q.extent(0) * call.a.q.extent(1) * call.a.q.extent(2) : 0;
+    sums_of_row = 1 + call.variant.parameters();
   }
 
   /// All ranks compute the same number of kv heads at once: as many as leave space for all sums of a piece, at
@@ -42,6 +47,7 @@ struct RingBackwardSizes {
   index_t row;                             // elements per key of one kv head
   index_t slots = 0;                       // number of outgoing sums
   index_t own = 0, piece = 0, slot = 0;    // elements of the own keys, of a piece and of a sum
+  bool wants_gradients = false;            // of parameters
   index_t kept_rows = 0, sums_of_row = 0;  // of KeptSums
 };
 
@@ -93,7 +99,7 @@ class RingBackward {
         no_keys_(call.keys_without_data()),
         whole_(whole_problem(call, no_keys_)),
         order_(pieces, call.group()),
-        sizes_(sizes()),
+        sizes_(call, g, order_),
         memory_(reserve_on_all<RingBackwardMemory<T>>(call.comm, call.function, call.options.workspace,
                                                       sizes_, g)) {}
   RingBackward(const RingBackward&) = delete;
@@ -106,18 +112,10 @@ class RingBackward {
     add_up_pieces();
     if (whole_.has_rope()) rotate_back();
     if constexpr (!std::same_as<T, Compute>) round_keys();
-    if (wants_gradients()) hand_over();
+    if (sizes_.wants_gradients) hand_over();
   }
 
  private:
-  [[nodiscard]] bool wants_gradients() const { return call_.variant.wants_gradients() || !g_.dsinks.empty(); }
-  [[nodiscard]] RingBackwardSizes sizes() const {
-    RingBackwardSizes sizes(pieces_, order_, shape_, static_cast<index_t>(sizeof(Compute)));
-    if (wants_gradients()) sizes.kept_rows = call_.a.q.extent(0) * call_.a.q.extent(1) * call_.a.q.extent(2);
-    sizes.sums_of_row = 1 + call_.variant.parameters();
-    return sizes;
-  }
-
   /// Computes the gradients against one piece after another. Sends the sums of dk and dv, and adds those that arrive.
   void add_up_pieces() {
     KeyExchange<T> exchange(call_.comm, pieces_, shape_.kv_heads * sizes_.row, memory_.own, memory_.pieces);
@@ -137,7 +135,7 @@ class RingBackward {
       for (std::size_t u = 0; u < sizes_.units.size(); ++u) {
         for (const SumPart& part : parts) {
           Compute* sum = gradients.room(part, step, u, add);
-          attend(part_of(pieces_.shares()[part.share], part.queries), sizes_.units[u], keys, sum,
+          attend(part.queries, sizes_.units[u], keys, sum,
                  {.first = false, .last = false, .continues = part.from >= 0});
           gradients.send(part, step, u);
           poll();
@@ -152,45 +150,40 @@ class RingBackward {
   /// Adds a sum to dk and dv of own keys.
   void add_to_own(const Piece& piece, const HeadUnit& unit, const Compute* sum) const {
     const auto own_part = [&](const View<Compute, 4>& view) {
-      return heads_of(rows_of(view, piece.row, piece.keys.size()), unit.first, unit.count);
+      return heads_of(rows_of(view, piece.row, piece.size()), unit.first, unit.count);
     };
     add_packed(sum, own_part(memory_.dk));
-    add_packed(sum + shape_.batch * unit.count * piece.keys.size() * shape_.width, own_part(memory_.dv));
+    add_packed(sum + shape_.batch * unit.count * piece.size() * shape_.width, own_part(memory_.dv));
   }
 
-  static Share part_of(const Share& share, KeyRange queries) {
-    return {{queries.begin, queries.end, share.segment.rank},
-            share.row + queries.begin - share.segment.begin};
-  }
-  /// Returns the kept sums of a part from row `row` of its unit on. Empty for parts of other ranks.
-  [[nodiscard]] CallSums kept_of(const Share& part, const HeadUnit& unit, index_t row) const {
-    if (part.segment.rank != pieces_.rank()) return {};
-    const index_t before = part.row * call_.a.q.extent(1) + unit.first * call_.group() * part.segment.size();
+  /// Returns the kept sums of queries from row `row` of the unit on. Empty for queries of other ranks.
+  [[nodiscard]] CallSums kept_of(const Piece& queries, const HeadUnit& unit, index_t row) const {
+    if (queries.rank != pieces_.rank()) return {};
+    const index_t before = queries.row * call_.a.q.extent(1) + unit.first * call_.group() * queries.size();
     return memory_.kept.from(shape_.batch * before + row);
   }
 
   /// Calls a stage of every query of the rank that has no keys: the first or the last one.
   void attend_without_keys(const BackwardStage& stage) const {
     const KeyShare<T> none = key_share<T>(memory_.own, Piece{}, shape_, call_.layout.positions());
-    for (const Share& share : pieces_.shares()) {
-      if (share.segment.rank != pieces_.rank()) continue;
-      order_.for_each_part(share, [&](KeyRange queries) {
-        for (const HeadUnit& unit : sizes_.units)
-          attend(part_of(share, queries), unit, none, memory_.sums.outgoing, stage);
+    for (const Piece& segment : pieces_.segments()) {
+      if (segment.rank != pieces_.rank()) continue;
+      order_.for_each_part(segment, [&](const Piece& queries) {
+        for (const HeadUnit& unit : sizes_.units) attend(queries, unit, none, memory_.sums.outgoing, stage);
       });
     }
   }
-  /// Computes the gradients of the queries of a part against `keys`, and adds the gradients of the keys to `sum`.
-  void attend(const Share& part, const HeadUnit& unit, const KeyShare<T>& keys, Compute* sum,
+  /// Computes the gradients of queries against `keys`, and adds the gradients of the keys to `sum`.
+  void attend(const Piece& queries, const HeadUnit& unit, const KeyShare<T>& keys, Compute* sum,
               BackwardStage stage) const {
     const index_t first = unit.first * call_.group(), count = unit.count * call_.group(),
                   length = keys.k.extent(2);
     const auto rows = [&](const auto& view) {
-      return heads_of(rows_of(view, part.row, part.segment.size()), first, count);
+      return heads_of(rows_of(view, queries.row, queries.size()), first, count);
     };
     const KeyShare<T> own_keys = keys_in(heads_of(keys.k, unit.first, unit.count),
                                          heads_of(keys.v, unit.first, unit.count), keys.keys, keys.first);
-    stage.kept = kept_of(part, unit, 0);
+    stage.kept = kept_of(queries, unit, 0);
     const View<Compute, 4> dk{sum, {shape_.batch, unit.count, length, shape_.width}},
         dv{sum + dk.size(), {shape_.batch, unit.count, length, shape_.value_width}};
     AttentionGradients<T> gradients{
@@ -205,7 +198,7 @@ class RingBackward {
       sums = {{rows(memory_.dq), first}, addressable(dk), addressable(dv)};
     }
     const BackwardProblem<Compute> problem = make_backward_problem<T>(
-        with_heads(part_of_problem(whole_, part, keys.keys, own_keys), first, count),
+        with_heads(part_of_problem(whole_, queries, keys.keys, own_keys), first, count),
         {.out = rows(call_.a.out), .lse = rows(call_.a.lse)}, gradients, call_.options, stage, sums);
     compiled::run_backward<OperandsOf<T>>(problem, call_.variant, &call_.comm.scratch(), call_.executor);
   }
@@ -228,14 +221,13 @@ class RingBackward {
   /// Rotates dk of own keys back.
   void rotate_back() const {
     for (const Piece& piece : pieces_.list()) {
-      if (piece.keys.rank != pieces_.rank()) continue;
+      if (piece.rank != pieces_.rank()) continue;
       for (index_t b = 0; b < shape_.batch; ++b) {
         for (index_t h = 0; h < shape_.kv_heads; ++h) {
           const Query query{b, h * call_.group(), 0, call_.shape()};
-          for (index_t i = 0; i < piece.keys.size(); ++i) {
+          for (index_t i = 0; i < piece.size(); ++i) {
             Compute* dk = row_of(memory_.dk, b, h, piece.row + i);
-            const index_t position =
-                whole_.key_position + call_.variant.key_position(query, piece.keys.begin + i);
+            const index_t position = whole_.key_position + call_.variant.key_position(query, piece.begin + i);
             rotate(whole_.rope, dk, shape_.width, dk, shape_.width, 1, shape_.width, position, true);
           }
         }
@@ -257,10 +249,9 @@ class RingBackward {
           sizes_.units, [&](const HeadUnit& any) { return head / group < any.first + any.count; });
       const index_t head_of_unit = (batch * unit.count - unit.first) * group + head;
       std::vector<KeptQueries> all;
-      for (const Share& share : pieces_.shares()) {
-        order_.for_each_part(share, [&](KeyRange queries) {
-          const Share part = part_of(share, queries);
-          all.push_back({part.segment, kept_of(part, unit, head_of_unit * queries.size())});
+      for (const Piece& segment : pieces_.segments()) {
+        order_.for_each_part(segment, [&](const Piece& queries) {
+          all.push_back({queries, kept_of(queries, unit, head_of_unit * queries.size())});
         });
       }
       return all;

@@ -47,15 +47,14 @@ void ring_forward(const AttentionOverRanks<T>& call, const Pieces& pieces) {
   const AttentionState<Compute>& state = memory.state;
   // Calls f(query, row) for each query of the rank.
   const auto for_each_row = [&](const auto& f) {
-    for (const Share& share : pieces.shares()) {
-      if (share.segment.rank != pieces.rank()) continue;
-      for (index_t b = 0; b < query_shape.batch; ++b) {
-        for (index_t h = 0; h < query_shape.heads; ++h) {
-          for (index_t i = 0; i < share.segment.size(); ++i) {
-            f(Query{b, h, share.segment.begin + i, query_shape}, share.row + i);
-          }
-        }
-      }
+    for (const Piece& segment : pieces.segments()) {
+      if (segment.rank != pieces.rank()) continue;
+      for_each_query({query_shape.batch, query_shape.heads, segment.size(), positions}, [&](Query query) {
+        const index_t row = segment.row + query.index;
+        query.index += segment.begin;
+        query.shape = query_shape;
+        f(query, row);
+      });
     }
   };
   for_each_row([&](const Query& query, index_t row) {
@@ -69,14 +68,12 @@ void ring_forward(const AttentionOverRanks<T>& call, const Pieces& pieces) {
   for (const std::size_t step : exchange.steps()) {
     const Piece& piece = pieces.list()[step];
     const KeyShare<T> keys = key_share(exchange.next(poll), piece, shape, positions);
-    for (std::size_t i = 0; i < pieces.shares().size(); ++i) {
-      const Share& share = pieces.shares()[i];
-      if (share.segment.rank != pieces.rank() || !pieces.sees(i, piece)) continue;
-      const index_t count = share.segment.size();
-      const AttentionState<Compute> part{rows_of(state.shift, share.row, count),
-                                         rows_of(state.sum, share.row, count),
-                                         rows_of(state.o, share.row, count)};
-      compiled::run_attention<OperandsOf<T>>(for_forward<T>(part_of_problem(whole, share, positions, keys)),
+    for (const Piece& segment : pieces.segments()) {
+      if (segment.rank != pieces.rank() || !pieces.sees(segment, piece)) continue;
+      const index_t first = segment.row, count = segment.size();
+      const AttentionState<Compute> part{rows_of(state.shift, first, count), rows_of(state.sum, first, count),
+                                         rows_of(state.o, first, count)};
+      compiled::run_attention<OperandsOf<T>>(for_forward<T>(part_of_problem(whole, segment, positions, keys)),
                                              call.variant, make_state_result(part, true),
                                              &call.comm.scratch(), call.executor);
       poll();

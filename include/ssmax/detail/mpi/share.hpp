@@ -19,11 +19,11 @@ inline constexpr bool owner_rotates = std::same_as<T, ComputeType<T>>;
 /// Returns the packed keys of a piece, in the layout of KeyExchange.
 template <class T>
 KeyShare<T> key_share(const T* packed, const Piece& piece, const KeySourceShape& shape, index_t keys) {
-  const index_t count = piece.keys.size();
+  const index_t count = piece.size();
   const T* v = packed + shape.batch * shape.kv_heads * count * shape.width;
   return keys_in(View<const T, 4>{packed, {shape.batch, shape.kv_heads, count, shape.width}},
                  View<const T, 4>{v, {shape.batch, shape.kv_heads, count, shape.value_width}}, keys,
-                 piece.keys.begin);
+                 piece.begin);
 }
 
 /// Returns the given rows of each head, contiguous: [batch, heads, rows, channels].
@@ -45,11 +45,11 @@ std::vector<T> gathered_rows(const View<const T, 4>& view, const std::vector<ind
 template <class T>
 void pack_piece(const Problem<ComputeType<T>>& whole, const Variant<ComputeType<T>>& variant,
                 const View<const T, 4>& k, const View<const T, 4>& v, const Piece& piece, T* out) {
-  const index_t count = piece.keys.size(), d = k.extent(3), dv = v.extent(3);
-  const KeyShare<T> keys = keys_in(rows_of(k, piece.row, count), rows_of(v, piece.row, count),
-                                   whole.keys.length(0), piece.keys.begin);
+  const index_t count = piece.size(), d = k.extent(3), dv = v.extent(3);
+  const KeyShare<T> keys =
+      keys_in(rows_of(k, piece.row, count), rows_of(v, piece.row, count), whole.keys.length(0), piece.begin);
   const Problem<ComputeType<T>> problem = with_keys(whole, keys);
-  const KeyRange range{piece.keys.begin, piece.keys.end};
+  const KeyRange range{piece.begin, piece.end};
   const auto for_each_head = [&](const auto& f) {
     for (index_t b = 0; b < k.extent(0); ++b) {
       for (index_t h = 0; h < k.extent(1); ++h) f(b, h);
@@ -78,7 +78,7 @@ void pack_share(const Pieces& pieces, const Problem<ComputeType<T>>& whole,
                 T* out) {
   const index_t row = k.extent(0) * k.extent(1) * (k.extent(3) + v.extent(3));
   for (const Piece& piece : pieces.list()) {
-    if (piece.keys.rank == pieces.rank()) pack_piece(whole, variant, k, v, piece, out + piece.row * row);
+    if (piece.rank == pieces.rank()) pack_piece(whole, variant, k, v, piece, out + piece.row * row);
   }
 }
 
@@ -98,11 +98,10 @@ View<ComputeType<T>, 4> sums_of(Arena& arena, const View<T, 4>& result) {
 /// Returns the problem of a segment's queries against packed keys. `whole` is the problem of all rows of this
 /// rank.
 template <class T>
-Problem<ComputeType<T>> part_of_problem(const Problem<ComputeType<T>>& whole, const Share& share,
+Problem<ComputeType<T>> part_of_problem(const Problem<ComputeType<T>>& whole, const Piece& segment,
                                         index_t positions, const KeyShare<T>& keys) {
-  const mpi::Segment& segment = share.segment;
   const Problem<ComputeType<T>> queries =
-      with_queries(whole, share.row, segment.size(), segment.begin, positions);
+      with_queries(whole, segment.row, segment.size(), segment.begin, positions);
   return owner_rotates<T> ? with_rotated_keys(queries, keys) : with_keys(queries, keys);
 }
 

@@ -42,15 +42,9 @@ struct ChunkOfKeys {
 /// ends of segments and at `length`.
 inline std::vector<Piece> chunks_of(const mpi::Layout& layout, index_t length) {
   std::vector<Piece> chunks;
-  std::vector<index_t> rows(static_cast<std::size_t>(layout.ranks()));
-  for (const mpi::Segment& segment : layout.segments()) {
-    index_t& row = rows[static_cast<std::size_t>(segment.rank)];
-    for (index_t begin = segment.begin; begin < std::min(segment.end, length);) {
-      const index_t end = std::min({segment.end, length, (begin / key_chunk + 1) * key_chunk});
-      chunks.push_back({{begin, end, segment.rank}, row});
-      row += end - begin;
-      begin = end;
-    }
+  for (Piece segment : segments_of(layout)) {
+    segment.end = std::min(segment.end, length);
+    for_each_part(segment, key_chunk, [&](const Piece& chunk) { chunks.push_back(chunk); });
   }
   return chunks;
 }
@@ -63,7 +57,7 @@ class StatePlaces {
   StatePlaces(const std::vector<Piece>& chunks, int ranks, index_t size)
       : size_(size), counts_(static_cast<std::size_t>(ranks)), first_(counts_.size()) {
     (void)Requests::count(chunks.size());
-    for (const Piece& chunk : chunks) ++counts_[static_cast<std::size_t>(chunk.keys.rank)];
+    for (const Piece& chunk : chunks) ++counts_[static_cast<std::size_t>(chunk.rank)];
     std::exclusive_scan(counts_.begin(), counts_.end(), first_.begin(), 0);
   }
 
@@ -136,8 +130,8 @@ class SpreadDecode {
   /// Computes the states of this rank's chunks.
   void compute(Compute* next) const {
     for (const Piece& chunk : chunks_) {
-      if (chunk.keys.rank != call_.comm.rank()) continue;
-      const ChunkOfKeys<K> keys{cache_, shape_.keys, chunk.row, {chunk.keys.begin, chunk.keys.end}};
+      if (chunk.rank != call_.comm.rank()) continue;
+      const ChunkOfKeys<K> keys{cache_, shape_.keys, chunk.row, {chunk.begin, chunk.end}};
       compiled::run_attention<SourceOperands<T, K>>(with_keys(problem_, keys), call_.variant,
                                                     make_state_result(state_at(next), false),
                                                     &call_.comm.scratch(), call_.executor);
@@ -164,7 +158,7 @@ class SpreadDecode {
     std::vector<Compute*> at;
     for (int r = 0; r < call_.comm.ranks(); ++r) at.push_back(states + places.offset(r));
     for (const Piece& chunk : chunks_) {
-      Compute*& state = at[static_cast<std::size_t>(chunk.keys.rank)];
+      Compute*& state = at[static_cast<std::size_t>(chunk.rank)];
       merge_state(state_at(sum), state_at(state));
       state += size_;
     }

@@ -14,14 +14,13 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// The queries of one sum that are in one share.
+/// The queries of one sum that are in one segment.
 struct SumPart {
-  std::size_t share = 0;
-  KeyRange queries{};
+  Piece queries{};
   int from = -1;         // rank that sends the begun sum, or -1
   int to = -1;           // rank that continues the sum, or owner of the keys
   bool ends = true;      // true for the last part of a sum
-  std::size_t next = 0;  // share that continues the sum
+  std::size_t next = 0;  // segment that continues the sum
 };
 
 /// The parts of the sums of each piece, and the order in which its owner adds the sums.
@@ -34,15 +33,10 @@ class SumOrder {
 
   [[nodiscard]] const Pieces& pieces() const { return pieces_; }
 
-  /// Calls f(queries) for the parts of a share, in order.
+  /// Calls f(queries) for the parts of a segment, in order.
   template <class F>
-  void for_each_part(const Share& share, const F& f) const {
-    const mpi::Segment& segment = share.segment;
-    for (index_t begin = segment.begin; begin < segment.end;) {
-      const index_t end = std::min(segment.end, (begin / queries_ + 1) * queries_);
-      f(KeyRange{begin, end});
-      begin = end;
-    }
+  void for_each_part(const Piece& segment, const F& f) const {
+    detail::for_each_part(segment, queries_, f);
   }
 
   /// Returns the parts that this rank computes for a piece. The parts that this rank begins for another rank
@@ -50,10 +44,9 @@ class SumOrder {
   /// which the owner takes them.
   [[nodiscard]] std::vector<SumPart> parts(const Piece& piece) const {
     std::vector<SumPart> result;
-    for (std::size_t i = 0; i < pieces_.shares().size(); ++i) {
-      if (pieces_.shares()[i].segment.rank != pieces_.rank() || !pieces_.sees(i, piece)) continue;
-      for_each_part(pieces_.shares()[i],
-                    [&](KeyRange queries) { result.push_back(part(i, queries, piece)); });
+    for (const Piece& segment : pieces_.segments()) {
+      if (segment.rank != pieces_.rank() || !pieces_.sees(segment, piece)) continue;
+      for_each_part(segment, [&](const Piece& queries) { result.push_back(part(queries, piece)); });
     }
     std::stable_partition(result.begin(), result.end(),
                           [](const SumPart& part) { return part.from < 0 && !part.ends; });
@@ -64,12 +57,12 @@ class SumOrder {
   [[nodiscard]] std::vector<int> senders(const Piece& piece) const {
     std::vector<int> result;
     index_t last = -1;
-    for (std::size_t i = 0; i < pieces_.shares().size(); ++i) {
-      if (!pieces_.sees(i, piece)) continue;
-      for_each_part(pieces_.shares()[i], [&](KeyRange queries) {
+    for (const Piece& segment : pieces_.segments()) {
+      if (!pieces_.sees(segment, piece)) continue;
+      for_each_part(segment, [&](const Piece& queries) {
         if (queries.begin / queries_ == last) result.pop_back();
         last = queries.begin / queries_;
-        result.push_back(pieces_.shares()[i].segment.rank);
+        result.push_back(segment.rank);
       });
     }
     return result;
@@ -78,23 +71,24 @@ class SumOrder {
   /// Returns the largest number of parts of a rank.
   [[nodiscard]] index_t max_parts() const {
     std::vector<index_t> parts(static_cast<std::size_t>(pieces_.ranks()));
-    for (const Share& share : pieces_.shares()) {
-      for_each_part(share, [&](KeyRange) { ++parts[static_cast<std::size_t>(share.segment.rank)]; });
+    for (const Piece& segment : pieces_.segments()) {
+      for_each_part(segment, [&](const Piece&) { ++parts[static_cast<std::size_t>(segment.rank)]; });
     }
     return *std::max_element(parts.begin(), parts.end());
   }
 
  private:
-  [[nodiscard]] SumPart part(std::size_t share, KeyRange queries, const Piece& piece) const {
-    const std::vector<Share>& shares = pieces_.shares();
+  [[nodiscard]] SumPart part(const Piece& queries, const Piece& piece) const {
+    const std::vector<Piece>& segments = pieces_.segments();
     const index_t begin = queries.begin / queries_ * queries_, end = begin + queries_;
-    SumPart result{.share = share, .queries = queries, .to = piece.keys.rank};
-    for (std::size_t i = share; i-- > 0 && shares[i].segment.end > begin && result.from < 0;) {
-      if (pieces_.sees(i, piece)) result.from = shares[i].segment.rank;
+    SumPart result{.queries = queries, .to = piece.rank};
+    for (std::size_t i = queries.index; i-- > 0 && segments[i].end > begin && result.from < 0;) {
+      if (pieces_.sees(segments[i], piece)) result.from = segments[i].rank;
     }
-    for (std::size_t i = share + 1; i < shares.size() && shares[i].segment.begin < end && result.ends; ++i) {
-      if (!pieces_.sees(i, piece)) continue;
-      result.to = shares[i].segment.rank;
+    for (std::size_t i = queries.index + 1; i < segments.size() && segments[i].begin < end && result.ends;
+         ++i) {
+      if (!pieces_.sees(segments[i], piece)) continue;
+      result.to = segments[i].rank;
       result.ends = false;
       result.next = i;
     }
