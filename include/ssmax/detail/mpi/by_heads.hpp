@@ -9,7 +9,6 @@
 #include "../../attention_backward.hpp"
 #include "../memory/arena.hpp"
 #include "head_exchange.hpp"
-#include "rank_call.hpp"
 #include "reserve.hpp"
 #include "share.hpp"
 #include "sums.hpp"

@@ -7,7 +7,6 @@
 #include "../attention/desk/build.hpp"
 #include "agreement.hpp"
 #include "head_exchange.hpp"
-#include "rank_call.hpp"
 #include "share.hpp"
 
 SSMAX_BEGIN_DETAIL
@@ -42,8 +41,7 @@ auto computing_rank(const Call& call) {
 template <class T, class A, class B, class V>
 void check_segments(const RankCall<T, A, B>& call, const V& variant) {
   const index_t positions = call.layout.positions();
-  const KeyShare<T> no_keys = call.keys_without_data();
-  const Problem<ComputeType<T>> whole = whole_problem(call, no_keys);
+  const Problem<ComputeType<T>> whole = whole_problem(call);
   const auto check = [&](const Piece& segment) {
     const index_t count = segment.size();
     const KeyShare<T> keys = keys_in(rows_of(call.a.k, segment.row, count),
@@ -89,14 +87,10 @@ Agreement agreement_of(const RankCall<T, A, B>& call, const KeySourceShape& keys
   all.add("the number of heads of k", keys.kv_heads);
   all.add("the width of q and k", call.a.q.extent(3));
   all.add("the width of v", keys.value_width);
-  Fingerprint scale;
-  scale.add(logit_scale(options, call.a.q.extent(3)));
-  all.add("the scale", scale.value());
+  all.add("the scale", Fingerprint().add(logit_scale(options, call.a.q.extent(3))).value());
   all.add("the rope", options.rope != nullptr ? fingerprint(options.rope->options()) : 0);
   all.add("key_position", options.key_position);
-  Fingerprint sinks;
-  sinks.add(options.sinks.data(), options.sinks.size_bytes());
-  all.add("sinks", sinks.value());
+  all.add("sinks", Fingerprint().add_bytes(options.sinks.data(), options.sinks.size_bytes()).value());
   all.add("scaled_sinks", options.scaled_sinks);
   all.add("float_products", options.float_products);
   all.add("rounded_rotation", options.rounded_rotation);

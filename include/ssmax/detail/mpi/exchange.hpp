@@ -63,12 +63,8 @@ class KeyExchange {
   }
 
   bool sent() { return sends_.done(); }
-  template <class Poll>
-  void finish(const Poll& poll) {
-    requests_.wait([&] {
-      poll();
-      return sends_.done();
-    });
+  void finish() {
+    requests_.wait([&] { return sends_.done(); });
   }
 
  private:

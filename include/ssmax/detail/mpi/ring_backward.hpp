@@ -72,18 +72,6 @@ struct RingBackwardMemory {
   KeptSums kept;  // per segment: [parts][units][batch, heads, queries]
 };
 
-/// Adds packed rows to a view: to += from.
-template <class Compute>
-void add_packed(const Compute* from, const View<Compute, 4>& to) {
-  const auto add_rows = kernels<PrefillBackwardKernels<Compute>>().add_rows;
-  const index_t rows = to.extent(2), width = to.extent(3);
-  for (index_t b = 0; b < to.extent(0); ++b) {
-    for (index_t h = 0; h < to.extent(1); ++h, from += rows * width) {
-      add_rows(from, width, rows, width, row_of(to, b, h, 0), to.stride(2));
-    }
-  }
-}
-
 /// The backward of attention on one rank. Requires that the arguments of the constructor outlive the object.
 template <class T>
 class RingBackward {
@@ -96,22 +84,32 @@ class RingBackward {
         g_(g),
         pieces_(pieces),
         shape_(call.key_shape()),
-        no_keys_(call.keys_without_data()),
-        whole_(whole_problem(call, no_keys_)),
+        whole_(whole_problem(call)),
         order_(pieces, call.group()),
         sizes_(call, g, order_),
         memory_(reserve_on_all<RingBackwardMemory<T>>(call.comm, call.function, call.options.workspace,
                                                       sizes_, g)) {}
-  RingBackward(const RingBackward&) = delete;
-  RingBackward& operator=(const RingBackward&) = delete;
 
   /// Collective. Computes all gradients.
   void run() {
     pack_share(pieces_, whole_, call_.variant, call_.a.k, call_.a.v, memory_.own);
-    clear_keys();
+    const QueryShape own_keys{shape_.batch, shape_.kv_heads, call_.a.k.extent(2)};
+    for_each_query(own_keys, [&](const Query& key) {
+      std::fill_n(row_of(memory_.dk, key.batch, key.head, key.index), shape_.width, Compute{0});
+      std::fill_n(row_of(memory_.dv, key.batch, key.head, key.index), shape_.value_width, Compute{0});
+    });
     add_up_pieces();
     if (whole_.has_rope()) rotate_back();
-    if constexpr (!std::same_as<T, Compute>) round_keys();
+    if constexpr (!std::same_as<T, Compute>) {
+      for_each_query(own_keys, [&](const Query& key) {
+        const auto narrow = [&](const View<T, 4>& to, const View<Compute, 4>& from) {
+          narrow_to(row_of(to, key.batch, key.head, key.index), to.extent(3),
+                    row_of(from, key.batch, key.head, key.index));
+        };
+        narrow(g_.dk, memory_.dk);
+        narrow(g_.dv, memory_.dv);
+      });
+    }
     if (sizes_.wants_gradients) hand_over();
   }
 
@@ -144,16 +142,21 @@ class RingBackward {
     }
     attend_without_keys({.first = false, .last = true});
     gradients.finish(add);
-    exchange.finish([] {});
+    exchange.finish();
   }
 
   /// Adds a sum to dk and dv of own keys.
   void add_to_own(const Piece& piece, const HeadUnit& unit, const Compute* sum) const {
-    const auto own_part = [&](const View<Compute, 4>& view) {
-      return heads_of(rows_of(view, piece.row, piece.size()), unit.first, unit.count);
-    };
-    add_packed(sum, own_part(memory_.dk));
-    add_packed(sum + shape_.batch * unit.count * piece.size() * shape_.width, own_part(memory_.dv));
+    const auto add_rows = kernels<PrefillBackwardKernels<Compute>>().add_rows;
+    const index_t rows = piece.size();
+    for (const View<Compute, 4>& to : {memory_.dk, memory_.dv}) {
+      const index_t width = to.extent(3);
+      for (index_t b = 0; b < shape_.batch; ++b) {
+        for (index_t h = unit.first; h < unit.first + unit.count; ++h, sum += rows * width) {
+          add_rows(sum, width, rows, width, row_of(to, b, h, piece.row), to.stride(2));
+        }
+      }
+    }
   }
 
   /// Returns the kept sums of queries from row `row` of the unit on. Empty for queries of other ranks.
@@ -203,43 +206,18 @@ class RingBackward {
     compiled::run_backward<OperandsOf<T>>(problem, call_.variant, &call_.comm.scratch(), call_.executor);
   }
 
-  /// Calls f(b, h, i) for each own key.
-  template <class F>
-  void for_each_key(const F& f) const {
-    for (index_t b = 0; b < shape_.batch; ++b) {
-      for (index_t h = 0; h < shape_.kv_heads; ++h) {
-        for (index_t i = 0; i < call_.a.k.extent(2); ++i) f(b, h, i);
-      }
-    }
-  }
-  void clear_keys() const {
-    for_each_key([&](index_t b, index_t h, index_t i) {
-      std::fill_n(row_of(memory_.dk, b, h, i), shape_.width, Compute{0});
-      std::fill_n(row_of(memory_.dv, b, h, i), shape_.value_width, Compute{0});
-    });
-  }
   /// Rotates dk of own keys back.
   void rotate_back() const {
     for (const Piece& piece : pieces_.list()) {
       if (piece.rank != pieces_.rank()) continue;
-      for (index_t b = 0; b < shape_.batch; ++b) {
-        for (index_t h = 0; h < shape_.kv_heads; ++h) {
-          const Query query{b, h * call_.group(), 0, call_.shape()};
-          for (index_t i = 0; i < piece.size(); ++i) {
-            Compute* dk = row_of(memory_.dk, b, h, piece.row + i);
-            const index_t position = whole_.key_position + call_.variant.key_position(query, piece.begin + i);
-            rotate(whole_.rope, dk, shape_.width, dk, shape_.width, 1, shape_.width, position, true);
-          }
-        }
-      }
+      for_each_query({shape_.batch, shape_.kv_heads, piece.size()}, [&](const Query& key) {
+        const Query query{key.batch, key.head * call_.group(), 0, call_.shape()};
+        const index_t position =
+            whole_.key_position + call_.variant.key_position(query, piece.begin + key.index);
+        Compute* dk = row_of(memory_.dk, key.batch, key.head, piece.row + key.index);
+        rotate(whole_.rope, dk, shape_.width, dk, shape_.width, 1, shape_.width, position, true);
+      });
     }
-  }
-  /// Writes dk and dv of 16 bits.
-  void round_keys() const {
-    for_each_key([&](index_t b, index_t h, index_t i) {
-      narrow_to(row_of(g_.dk, b, h, i), shape_.width, row_of(memory_.dk, b, h, i));
-      narrow_to(row_of(g_.dv, b, h, i), shape_.value_width, row_of(memory_.dv, b, h, i));
-    });
   }
   /// Collective. Passes the gradients of the parameters to every rank.
   void hand_over() const {
@@ -262,7 +240,6 @@ class RingBackward {
   const AttentionGradients<T>& g_;
   const Pieces& pieces_;
   const KeySourceShape shape_;
-  const KeyShare<T> no_keys_;  // whole_ refers to it
   const Problem<Compute> whole_;
   const SumOrder order_;
   const RingBackwardSizes sizes_;

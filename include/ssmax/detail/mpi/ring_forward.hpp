@@ -8,7 +8,6 @@
 #include "../../attention.hpp"
 #include "../attention/forward/epilogue.hpp"
 #include "exchange.hpp"
-#include "rank_call.hpp"
 #include "reserve.hpp"
 #include "share.hpp"
 
@@ -39,8 +38,7 @@ void ring_forward(const AttentionOverRanks<T>& call, const Pieces& pieces) {
   const KeySourceShape shape = call.key_shape();
   const index_t positions = call.layout.positions(), dv = shape.value_width,
                 key_size = shape.batch * shape.kv_heads * (shape.width + dv);
-  const KeyShare<T> no_keys = call.keys_without_data();
-  const Problem<Compute> whole = whole_problem(call, no_keys);
+  const Problem<Compute> whole = whole_problem(call);
   const auto memory = reserve_on_all<RingForwardMemory<T>>(call.comm, call.function, call.options.workspace,
                                                            call.a.q.extent(2) * key_size,
                                                            pieces.longest() * key_size, call.a.out);
@@ -85,7 +83,7 @@ void ring_forward(const AttentionOverRanks<T>& call, const Pieces& pieces) {
                  state.shift(query.batch, query.head, row), state.sum(query.batch, query.head, row),
                  row_of(state.o, query.batch, query.head, row), dv);
   });
-  exchange.finish([] {});
+  exchange.finish();
 }
 
 SSMAX_END

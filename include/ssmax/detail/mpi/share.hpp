@@ -1,15 +1,58 @@
-// Builds a rank's share of a call: its rows, its packed keys, and its queries against a piece of keys.
+// Defines RankCall, a call on one of several ranks, and builds the rank's share of it: its rows, its packed keys, and
+// its queries against a piece of keys.
 #pragma once
 
 #include <vector>
 
-#include "../attention/desk/build.hpp"
+#include "../../attention_backward.hpp"
+#include "../../decode.hpp"
 #include "../attention/operands/load.hpp"
 #include "../attention/terms/keys.hpp"
 #include "../memory/arena.hpp"
 #include "pieces.hpp"
 
 SSMAX_BEGIN_DETAIL
+
+/// A call over ranks. A is the type of the public function's arguments, V is Variant or GradientVariant. The objects
+/// that it refers to must outlive it.
+template <class T, class A, class V>
+struct RankCall {
+  const char* function;  // name in messages
+  mpi::Communicator& comm;
+  const mpi::Layout& layout;
+  const A& a;  // of this rank
+  const AttentionOptions<T>& options;
+  const V& variant;
+  const AnyExecutor& executor;
+  const KeyShare<T> whole_keys{.k = {}, .v = {}, .keys = layout.positions()};  // without data
+
+  /// Returns the shape of the queries of the whole sequence.
+  [[nodiscard]] QueryShape shape() const {
+    return {a.q.extent(0), a.q.extent(1), layout.positions(), layout.positions()};
+  }
+  [[nodiscard]] KeySourceShape key_shape() const {
+    return {a.k.extent(0), a.k.extent(1), a.k.extent(3), a.v.extent(3)};
+  }
+  /// Returns the number of query heads per kv head.
+  [[nodiscard]] index_t group() const { return a.q.extent(1) / std::max<index_t>(1, a.k.extent(1)); }
+};
+
+template <class T>
+using AttentionOverRanks = RankCall<T, AttentionArguments<T>, Variant<ComputeType<T>>>;
+template <class T>
+using BackwardOverRanks = RankCall<T, BackwardArguments<T>, GradientVariant<ComputeType<T>>>;
+template <class T>
+using DecodeOverRanks = RankCall<T, DecodeArguments<T>, Variant<ComputeType<T>>>;
+
+/// Returns the problem of all rows of this rank. It refers to keys of the call that have no data: with_keys replaces
+/// them later.
+template <class T, class A, class V>
+Problem<ComputeType<T>> whole_problem(const RankCall<T, A, V>& call) {
+  check_no_lengths(call.function, call.options.lengths);
+  const AnyKeys<ComputeType<T>> keys(call.whole_keys);
+  return queries_among(called_by(call.function, call.options, make_problem(call.a.q, keys, call.options)), 0,
+                       call.layout.positions());
+}
 
 /// True if the owner rotates its keys before it sends them. The receiver rotates 16-bit keys, as a single
 /// process does after loading them: a rotated key has more bits and would have to be sent as floats.

@@ -11,7 +11,6 @@
 #include "../attention/forward/epilogue.hpp"
 #include "../attention/work/driver.hpp"
 #include "datatype.hpp"
-#include "rank_call.hpp"
 #include "reserve.hpp"
 #include "share.hpp"
 
@@ -51,28 +50,19 @@ inline std::vector<Piece> chunks_of(const mpi::Layout& layout, index_t length) {
 
 /// The memory of the states of all chunks: rank by rank, chunk by chunk. MPI counts in states, because it counts in
 /// int.
-class StatePlaces {
- public:
-  /// `size` is the number of elements of a state. Throws if MPI cannot count the chunks.
-  StatePlaces(const std::vector<Piece>& chunks, int ranks, index_t size)
-      : size_(size), counts_(static_cast<std::size_t>(ranks)), first_(counts_.size()) {
+struct StatePlaces {
+  /// `a_size` is the number of elements of a state. Throws if MPI cannot count the chunks.
+  StatePlaces(const std::vector<Piece>& chunks, int ranks, index_t a_size)
+      : size(a_size), counts(static_cast<std::size_t>(ranks)), first(counts.size()) {
     (void)Requests::count(chunks.size());
-    for (const Piece& chunk : chunks) ++counts_[static_cast<std::size_t>(chunk.rank)];
-    std::exclusive_scan(counts_.begin(), counts_.end(), first_.begin(), 0);
+    for (const Piece& chunk : chunks) ++counts[static_cast<std::size_t>(chunk.rank)];
+    std::exclusive_scan(counts.begin(), counts.end(), first.begin(), 0);
   }
-
-  /// Returns the number of states of each rank.
-  [[nodiscard]] const std::vector<int>& counts() const { return counts_; }
-  /// Returns the index of the first state of each rank.
-  [[nodiscard]] const std::vector<int>& first() const { return first_; }
   /// Returns the number of elements before the states of a rank.
-  [[nodiscard]] index_t offset(int rank) const { return first_[static_cast<std::size_t>(rank)] * size_; }
-  /// Returns the number of elements of a rank's states.
-  [[nodiscard]] index_t size(int rank) const { return counts_[static_cast<std::size_t>(rank)] * size_; }
+  [[nodiscard]] index_t offset(int rank) const { return first[static_cast<std::size_t>(rank)] * size; }
 
- private:
-  index_t size_;
-  std::vector<int> counts_, first_;
+  index_t size;
+  std::vector<int> counts, first;  // [ranks]: the number of states of a rank, and the index of its first one
 };
 
 /// The states of all chunks, and the merged state.
@@ -144,11 +134,11 @@ class SpreadDecode {
     mpi::Communicator& comm = call_.comm;
     const double start = MPI_Wtime();
     check_mpi("MPI_Allgatherv",
-              MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, states, places.counts().data(),
-                             places.first().data(), state.get(), comm.handle()));
+              MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, states, places.counts.data(),
+                             places.first.data(), state.get(), comm.handle()));
     comm.traffic().seconds_waiting += MPI_Wtime() - start;
-    comm.traffic().bytes_sent +=
-        static_cast<double>(places.size(comm.rank())) * sizeof(Compute) * (comm.ranks() - 1);
+    comm.traffic().bytes_sent += static_cast<double>(size_) * sizeof(Compute) *
+                                 places.counts[static_cast<std::size_t>(comm.rank())] * (comm.ranks() - 1);
   }
 
   /// Merges the states of all chunks in the order of the keys.
