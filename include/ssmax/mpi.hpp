@@ -116,8 +116,8 @@ void attention(Communicator& comm, const Layout& layout, const std::type_identit
                const S& scaling, const M& mask, const C& score,
                const std::type_identity_t<AttentionOptions<T>>& options = {}, E&& executor = E{}) {
   const detail::UserVariant<detail::ComputeType<T>, S, M, C> variant(scaling, mask, score);
-  const detail::AnyExecutor any(executor);
-  const detail::AttentionOverRanks<T> call{"mpi::attention", comm, layout, a, options, variant, any};
+  const detail::AttentionOverRanks<T> call{
+      "mpi::attention", comm, layout, a, options, variant, detail::AnyExecutor(executor)};
   detail::PolicyFacts policies;
   const detail::Complaint complaint = detail::complaint_of(call.function, [&] {
     detail::check_arguments(call.function, a, options);
@@ -134,11 +134,11 @@ void attention(Communicator& comm, const Layout& layout, const std::type_identit
   detail::compare_and_exchange(call, variant, [&] {
     if (layout.is_by_heads()) {
       detail::forward_by_heads<T>(call, agreement.last_agreed() != 0);
-      return;
+    } else {
+      const index_t row = a.k.extent(0) * a.k.extent(1) * (a.k.extent(3) + a.v.extent(3));
+      const index_t unit = detail::travel_unit(row * static_cast<index_t>(sizeof(T)));
+      detail::ring_forward<T>(call, detail::Pieces(comm, layout, unit, policies.seen));
     }
-    const index_t row = a.k.extent(0) * a.k.extent(1) * (a.k.extent(3) + a.v.extent(3));
-    const index_t unit = detail::travel_unit(row * static_cast<index_t>(sizeof(T)));
-    detail::ring_forward<T>(call, detail::Pieces(comm, layout, unit, policies.seen));
   });
 }
 
@@ -174,8 +174,8 @@ void attention_backward(Communicator& comm, const Layout& layout,
                         E&& executor = E{}) {
   static_assert(detail::Storage<T>, "ssmax::mpi::attention_backward: T is float, double, half or bfloat16");
   const detail::UserGradientVariant<detail::ComputeType<T>, S, M, C> variant(scaling, mask, score);
-  const detail::AnyExecutor any(executor);
-  const detail::BackwardOverRanks<T> call{"mpi::attention_backward", comm, layout, a, options, variant, any};
+  const detail::BackwardOverRanks<T> call{"mpi::attention_backward",    comm, layout, a, options, variant,
+                                          detail::AnyExecutor(executor)};
   detail::RowGradientSums<C> rows(score);
   detail::PolicyFacts policies;
   const detail::Complaint complaint = detail::complaint_of(call.function, [&] {
@@ -273,8 +273,8 @@ void decode(Communicator& comm, const Layout& layout, index_t length,
                 "ssmax::mpi::decode: double queries need a cache of double and a result of double, other "
                 "queries float, half or bfloat16");
   const detail::UserVariant<detail::ComputeType<T>, S, M, C> variant(scaling, mask, score);
-  const detail::AnyExecutor any(executor);
-  const detail::DecodeOverRanks<T> call{"mpi::decode", comm, layout, a, options, variant, any};
+  const detail::DecodeOverRanks<T> call{
+      "mpi::decode", comm, layout, a, options, variant, detail::AnyExecutor(executor)};
   const detail::ChunkOfKeys<KvCache<K, V>> none{cache, length, 0, {}};
   const auto problem =
       detail::called_by(call.function, options, detail::make_source_problem(a.q, none, options));

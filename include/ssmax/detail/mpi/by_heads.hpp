@@ -6,7 +6,6 @@
 #include <array>
 #include <type_traits>
 
-#include "../../attention_backward.hpp"
 #include "../memory/arena.hpp"
 #include "head_exchange.hpp"
 #include "reserve.hpp"
@@ -64,15 +63,6 @@ View<Compute, 3> as_numbers(const View<Compute, 4>& rows) {
   return {rows.data_handle(), {rows.extent(0), rows.extent(1), rows.extent(2)}};
 }
 
-/// Collective. Gathers q, k and v of the heads that this rank computes in a round.
-template <class T, class A, class V>
-void gather_inputs(HeadExchange& exchange, const RankCall<T, A, V>& call, const WholeHeads<T>& whole,
-                   index_t round) {
-  exchange.gather(call.a.q, whole.q, round);
-  exchange.gather(call.a.k, whole.k, round);
-  exchange.gather(call.a.v, whole.v, round);
-}
-
 /// Returns the problem of the heads from `first` on that `whole` holds. `keys` are those of `whole`.
 template <class T, class A, class V>
 Problem<ComputeType<T>> problem_of_heads(const RankCall<T, A, V>& call, const WholeHeads<T>& whole,
@@ -86,11 +76,12 @@ Problem<ComputeType<T>> problem_of_heads(const RankCall<T, A, V>& call, const Wh
 template <class T>
 void forward_by_heads(const AttentionOverRanks<T>& call, bool has_lse) {
   const auto whole =
-      reserve_on_all<WholeHeads<T>>(call.comm, call.function, call.options.workspace, call.shape(),
-                                    call.key_shape(), WantedArrays{.lse = has_lse});
+      reserve_on_all<WholeHeads<T>>(call, call.shape(), call.key_shape(), WantedArrays{.lse = has_lse});
   HeadExchange exchange(call.comm, call.layout, call.key_shape().kv_heads);
   for (index_t round = 0; round < exchange.rounds(); ++round) {
-    gather_inputs(exchange, call, whole, round);
+    exchange.gather(call.a.q, whole.q, round);
+    exchange.gather(call.a.k, whole.k, round);
+    exchange.gather(call.a.v, whole.v, round);
     if (exchange.has_head(call.comm.rank(), round)) {
       const index_t first = (exchange.first_of(call.comm.rank()) + round) * call.group();
       const KeyShare<T> keys = keys_in<T, T>(whole.k, whole.v, call.layout.positions());
@@ -112,14 +103,16 @@ void backward_by_heads(const BackwardOverRanks<T>& call, const AttentionGradient
   const bool wants_gradients = call.variant.wants_gradients() || !g.dsinks.empty();
   HeadExchange exchange(call.comm, call.layout, call.key_shape().kv_heads);
   const auto whole =
-      reserve_on_all<WholeHeads<T>>(call.comm, call.function, call.options.workspace, shape, call.key_shape(),
+      reserve_on_all<WholeHeads<T>>(call, shape, call.key_shape(),
                                     WantedArrays{.lse = true,
                                                  .gradients = true,
                                                  .dlse = has_dlse,
                                                  .kept_rows = wants_gradients ? exchange.rounds() * rows : 0,
                                                  .sums_of_row = 1 + call.variant.parameters()});
   for (index_t round = 0; round < exchange.rounds(); ++round) {
-    gather_inputs(exchange, call, whole, round);
+    exchange.gather(call.a.q, whole.q, round);
+    exchange.gather(call.a.k, whole.k, round);
+    exchange.gather(call.a.v, whole.v, round);
     exchange.gather(call.a.out, whole.out, round);
     exchange.gather(as_rows(call.a.lse), whole.lse, round);
     exchange.gather(g.dout, whole.dout, round);

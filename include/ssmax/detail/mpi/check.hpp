@@ -67,8 +67,7 @@ PolicyFacts checked_policies(const RankCall<T, A, B>& call, const V& variant) {
   check_share(call);
   check_segments(call, variant);
   if (call.comm.ranks() == 1) return {};
-  PolicyFacts facts;
-  facts.fingerprint = fingerprint_of_ranges<ComputeType<T>>(variant, call.shape(), call.a.k.extent(1));
+  PolicyFacts facts{{}, fingerprint_of_ranges<ComputeType<T>>(variant, call.shape(), call.a.k.extent(1))};
   if (!call.layout.is_by_heads()) {
     facts.seen = blocks_seen_by(variant, call.shape(), call.layout, call.comm.rank());
   }

@@ -8,7 +8,6 @@
 // MPI moves messages only inside its own functions. So the code that computes calls poll() between its steps.
 #pragma once
 
-#include <algorithm>
 #include <vector>
 
 #include "pieces.hpp"

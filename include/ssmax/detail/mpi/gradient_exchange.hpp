@@ -18,12 +18,11 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// The memory of a GradientExchange: sums of the longest piece and the largest unit.
+/// The memory of a GradientExchange. A slot has space for a sum of the longest piece and the largest unit.
 template <class Compute>
 struct SumMemory {
-  Compute* outgoing;  // [slots]
-  index_t slots;
-  Compute* incoming;  // [2]
+  Compute *outgoing, *incoming;  // [slots] and [2]
+  index_t slots, slot_size;
 };
 
 /// An exchange of sums of type Compute. A sum has the layout of a piece of keys with the heads of one unit: dk,
@@ -35,17 +34,10 @@ class GradientExchange {
   /// more sums than this rank has segments.
   GradientExchange(mpi::Communicator& comm, const SumOrder& order, const std::vector<HeadUnit>& units,
                    index_t row, const SumMemory<Compute>& memory)
-      : pieces_(order.pieces()),
-        order_(order),
-        units_(units),
-        requests_(comm),
-        row_(row),
-        outgoing_(memory.outgoing) {
-    for (const HeadUnit& unit : units) slot_size_ = std::max(slot_size_, unit.count);
-    slot_size_ *= pieces_.longest() * row;
+      : pieces_(order.pieces()), order_(order), units_(units), requests_(comm), row_(row), memory_(memory) {
     sending_.assign(static_cast<std::size_t>(memory.slots), MPI_REQUEST_NULL);
     for (std::size_t i = 0; i < incoming_.size(); ++i) {
-      incoming_[i].sum = memory.incoming + static_cast<index_t>(i) * slot_size_;
+      incoming_[i].sum = memory.incoming + static_cast<index_t>(i) * memory_.slot_size;
     }
     for (const Piece& piece : pieces_.list()) {
       if (piece.rank == pieces_.rank() && !order.senders(piece).empty()) own_.push_back(piece.index);
@@ -87,14 +79,9 @@ class GradientExchange {
   void poll(const Add& add) {
     while (taken_ < asked_) {
       Incoming& next = incoming_[taken_ % incoming_.size()];
-      if (next.is_own) {
-        if (staying_.empty()) return;
-        add(next.piece, next.unit, slot_at(staying_.front()));
-        staying_.pop_front();
-      } else {
-        if (!Requests::test(next.request)) return;
-        add(next.piece, next.unit, next.sum);
-      }
+      if (next.is_own ? staying_.empty() : !Requests::test(next.request)) return;
+      add(next.piece, next.unit, next.is_own ? slot_at(staying_.front()) : next.sum);
+      if (next.is_own) staying_.pop_front();
       ++taken_;
       receive_next();
     }
@@ -125,7 +112,7 @@ class GradientExchange {
            sizeof(Compute);
   }
   [[nodiscard]] Compute* slot_at(std::size_t slot) const {
-    return outgoing_ + static_cast<index_t>(slot) * slot_size_;
+    return memory_.outgoing + static_cast<index_t>(slot) * memory_.slot_size;
   }
   bool is_free(std::size_t slot) {
     return std::ranges::find(staying_, slot) == staying_.end() && Requests::test(sending_[slot]);
@@ -162,8 +149,7 @@ class GradientExchange {
   const std::vector<HeadUnit>& units_;
   Requests requests_;
   index_t row_;
-  Compute* outgoing_;
-  index_t slot_size_ = 0;
+  SumMemory<Compute> memory_;
   std::vector<MPI_Request> sending_;  // [slots]
   std::deque<std::size_t> staying_;   // slots with sums for own keys, in the order in which poll adds them
   std::array<Incoming, 2> incoming_{};

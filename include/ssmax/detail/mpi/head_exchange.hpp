@@ -2,7 +2,6 @@
 // that describe the views let MPI read and write rows in place, without packing.
 #pragma once
 
-#include <algorithm>
 #include <vector>
 
 #include "datatype.hpp"

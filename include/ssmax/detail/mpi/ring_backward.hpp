@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <vector>
 
-#include "../../attention_backward.hpp"
 #include "gradient_exchange.hpp"
 #include "reserve.hpp"
 #include "ring_forward.hpp"
@@ -58,9 +57,8 @@ struct RingBackwardMemory {
   RingBackwardMemory(Arena& arena, const RingBackwardSizes& sizes, const AttentionGradients<T>& g)
       : own(arena.take<T>(sizes.own)),
         pieces(arena.take<T>(2 * sizes.piece)),
-        sums{.outgoing = arena.take<Compute>(sizes.slots * sizes.slot),
-             .slots = sizes.slots,
-             .incoming = arena.take<Compute>(2 * sizes.slot)},
+        sums{arena.take<Compute>(sizes.slots * sizes.slot), arena.take<Compute>(2 * sizes.slot), sizes.slots,
+             sizes.slot},
         dq(sums_of(arena, g.dq)),
         dk(sums_of(arena, g.dk)),
         dv(sums_of(arena, g.dv)),
@@ -87,12 +85,11 @@ class RingBackward {
         whole_(whole_problem(call)),
         order_(pieces, call.group()),
         sizes_(call, g, order_),
-        memory_(reserve_on_all<RingBackwardMemory<T>>(call.comm, call.function, call.options.workspace,
-                                                      sizes_, g)) {}
+        memory_(reserve_on_all<RingBackwardMemory<T>>(call, sizes_, g)) {}
 
   /// Collective. Computes all gradients.
   void run() {
-    pack_share(pieces_, whole_, call_.variant, call_.a.k, call_.a.v, memory_.own);
+    pack_share(call_, pieces_, whole_, memory_.own);
     const QueryShape own_keys{shape_.batch, shape_.kv_heads, call_.a.k.extent(2)};
     for_each_query(own_keys, [&](const Query& key) {
       std::fill_n(row_of(memory_.dk, key.batch, key.head, key.index), shape_.width, Compute{0});
@@ -102,12 +99,9 @@ class RingBackward {
     if (whole_.has_rope()) rotate_back();
     if constexpr (!std::same_as<T, Compute>) {
       for_each_query(own_keys, [&](const Query& key) {
-        const auto narrow = [&](const View<T, 4>& to, const View<Compute, 4>& from) {
-          narrow_to(row_of(to, key.batch, key.head, key.index), to.extent(3),
-                    row_of(from, key.batch, key.head, key.index));
-        };
-        narrow(g_.dk, memory_.dk);
-        narrow(g_.dv, memory_.dv);
+        const index_t b = key.batch, h = key.head, i = key.index;
+        narrow_to(row_of(g_.dk, b, h, i), shape_.width, row_of(memory_.dk, b, h, i));
+        narrow_to(row_of(g_.dv, b, h, i), shape_.value_width, row_of(memory_.dv, b, h, i));
       });
     }
     if (sizes_.wants_gradients) hand_over();
@@ -171,7 +165,7 @@ class RingBackward {
     const KeyShare<T> none = key_share<T>(memory_.own, Piece{}, shape_, call_.layout.positions());
     for (const Piece& segment : pieces_.segments()) {
       if (segment.rank != pieces_.rank()) continue;
-      order_.for_each_part(segment, [&](const Piece& queries) {
+      for_each_part(segment, order_.queries(), [&](const Piece& queries) {
         for (const HeadUnit& unit : sizes_.units) attend(queries, unit, none, memory_.sums.outgoing, stage);
       });
     }
@@ -228,7 +222,7 @@ class RingBackward {
       const index_t head_of_unit = (batch * unit.count - unit.first) * group + head;
       std::vector<KeptQueries> all;
       for (const Piece& segment : pieces_.segments()) {
-        order_.for_each_part(segment, [&](const Piece& queries) {
+        for_each_part(segment, order_.queries(), [&](const Piece& queries) {
           all.push_back({queries, kept_of(queries, unit, head_of_unit * queries.size())});
         });
       }

@@ -39,8 +39,7 @@ void ring_forward(const AttentionOverRanks<T>& call, const Pieces& pieces) {
   const index_t positions = call.layout.positions(), dv = shape.value_width,
                 key_size = shape.batch * shape.kv_heads * (shape.width + dv);
   const Problem<Compute> whole = whole_problem(call);
-  const auto memory = reserve_on_all<RingForwardMemory<T>>(call.comm, call.function, call.options.workspace,
-                                                           call.a.q.extent(2) * key_size,
+  const auto memory = reserve_on_all<RingForwardMemory<T>>(call, call.a.q.extent(2) * key_size,
                                                            pieces.longest() * key_size, call.a.out);
   const AttentionState<Compute>& state = memory.state;
   // Calls f(query, row) for each query of the rank.
@@ -60,7 +59,7 @@ void ring_forward(const AttentionOverRanks<T>& call, const Pieces& pieces) {
     state.sum(query.batch, query.head, row) = 0;
     std::fill_n(row_of(state.o, query.batch, query.head, row), dv, Compute{0});
   });
-  pack_share(pieces, whole, call.variant, call.a.k, call.a.v, memory.own);
+  pack_share(call, pieces, whole, memory.own);
   KeyExchange<T> exchange(call.comm, pieces, key_size, memory.own, memory.pieces);
   const auto poll = [&] { exchange.sent(); };
   for (const std::size_t step : exchange.steps()) {

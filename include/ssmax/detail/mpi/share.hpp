@@ -23,7 +23,7 @@ struct RankCall {
   const A& a;  // of this rank
   const AttentionOptions<T>& options;
   const V& variant;
-  const AnyExecutor& executor;
+  const AnyExecutor executor;
   const KeyShare<T> whole_keys{.k = {}, .v = {}, .keys = layout.positions()};  // without data
 
   /// Returns the shape of the queries of the whole sequence.
@@ -115,13 +115,14 @@ void pack_piece(const Problem<ComputeType<T>>& whole, const Variant<ComputeType<
 }
 
 /// Packs all keys and values of this rank.
-template <class T>
-void pack_share(const Pieces& pieces, const Problem<ComputeType<T>>& whole,
-                const Variant<ComputeType<T>>& variant, const View<const T, 4>& k, const View<const T, 4>& v,
+template <class T, class A, class V>
+void pack_share(const RankCall<T, A, V>& call, const Pieces& pieces, const Problem<ComputeType<T>>& whole,
                 T* out) {
-  const index_t row = k.extent(0) * k.extent(1) * (k.extent(3) + v.extent(3));
+  const KeySourceShape shape = call.key_shape();
+  const index_t row = shape.batch * shape.kv_heads * (shape.width + shape.value_width);
   for (const Piece& piece : pieces.list()) {
-    if (piece.rank == pieces.rank()) pack_piece(whole, variant, k, v, piece, out + piece.row * row);
+    if (piece.rank == pieces.rank())
+      pack_piece(whole, call.variant, call.a.k, call.a.v, piece, out + piece.row * row);
   }
 }
 

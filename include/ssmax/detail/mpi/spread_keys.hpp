@@ -93,17 +93,23 @@ class SpreadDecode {
 
   /// Collective. Writes out and lse on every rank.
   void run() const {
+    mpi::Communicator& comm = call_.comm;
     std::optional<StatePlaces> places;
     std::optional<SpreadMemory<Compute>> memory;
     Datatype state;
-    agree(call_.comm, complaint_of(call_.function, [&] {
-            places.emplace(chunks_, call_.comm.ranks(), size_);
+    agree(comm, complaint_of(call_.function, [&] {
+            places.emplace(chunks_, comm.ranks(), size_);
             state = bytes_type(static_cast<std::size_t>(size_) * sizeof(Compute));
-            memory.emplace(reserve<SpreadMemory<Compute>>(call_.comm, call_.options.workspace,
-                                                          std::ssize(chunks_), size_));
-            compute(memory->states + places->offset(call_.comm.rank()));
+            memory.emplace(reserve<SpreadMemory<Compute>>(call_, std::ssize(chunks_), size_));
+            compute(memory->states + places->offset(comm.rank()));
           }));
-    exchange(*places, state, memory->states);
+    const double start = MPI_Wtime();
+    check_mpi("MPI_Allgatherv",
+              MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, memory->states, places->counts.data(),
+                             places->first.data(), state.get(), comm.handle()));
+    comm.traffic().seconds_waiting += MPI_Wtime() - start;
+    comm.traffic().bytes_sent += static_cast<double>(size_) * sizeof(Compute) *
+                                 places->counts[static_cast<std::size_t>(comm.rank())] * (comm.ranks() - 1);
     merge(*places, memory->states, memory->sum);
     store(state_at(memory->sum));
   }
@@ -127,18 +133,6 @@ class SpreadDecode {
                                                     &call_.comm.scratch(), call_.executor);
       next += size_;
     }
-  }
-
-  /// Sends the states of this rank to all ranks.
-  void exchange(const StatePlaces& places, const Datatype& state, Compute* states) const {
-    mpi::Communicator& comm = call_.comm;
-    const double start = MPI_Wtime();
-    check_mpi("MPI_Allgatherv",
-              MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, states, places.counts.data(),
-                             places.first.data(), state.get(), comm.handle()));
-    comm.traffic().seconds_waiting += MPI_Wtime() - start;
-    comm.traffic().bytes_sent += static_cast<double>(size_) * sizeof(Compute) *
-                                 places.counts[static_cast<std::size_t>(comm.rank())] * (comm.ranks() - 1);
   }
 
   /// Merges the states of all chunks in the order of the keys.

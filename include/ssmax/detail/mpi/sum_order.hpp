@@ -33,11 +33,8 @@ class SumOrder {
 
   [[nodiscard]] const Pieces& pieces() const { return pieces_; }
 
-  /// Calls f(queries) for the parts of a segment, in order.
-  template <class F>
-  void for_each_part(const Piece& segment, const F& f) const {
-    detail::for_each_part(segment, queries_, f);
-  }
+  /// Returns the number of queries per sum. A part of a segment (for_each_part) belongs to one sum.
+  [[nodiscard]] index_t queries() const { return queries_; }
 
   /// Returns the parts that this rank computes for a piece. The parts that this rank begins for another rank
   /// come first, so that the other rank does not wait. The other parts follow in the order of the queries, in
@@ -46,7 +43,7 @@ class SumOrder {
     std::vector<SumPart> result;
     for (const Piece& segment : pieces_.segments()) {
       if (segment.rank != pieces_.rank() || !pieces_.sees(segment, piece)) continue;
-      for_each_part(segment, [&](const Piece& queries) { result.push_back(part(queries, piece)); });
+      for_each_part(segment, queries_, [&](const Piece& queries) { result.push_back(part(queries, piece)); });
     }
     std::stable_partition(result.begin(), result.end(),
                           [](const SumPart& part) { return part.from < 0 && !part.ends; });
@@ -59,7 +56,7 @@ class SumOrder {
     index_t last = -1;
     for (const Piece& segment : pieces_.segments()) {
       if (!pieces_.sees(segment, piece)) continue;
-      for_each_part(segment, [&](const Piece& queries) {
+      for_each_part(segment, queries_, [&](const Piece& queries) {
         if (queries.begin / queries_ == last) result.pop_back();
         last = queries.begin / queries_;
         result.push_back(segment.rank);
@@ -72,7 +69,8 @@ class SumOrder {
   [[nodiscard]] index_t max_parts() const {
     std::vector<index_t> parts(static_cast<std::size_t>(pieces_.ranks()));
     for (const Piece& segment : pieces_.segments()) {
-      for_each_part(segment, [&](const Piece&) { ++parts[static_cast<std::size_t>(segment.rank)]; });
+      for_each_part(segment, queries_,
+                    [&](const Piece&) { ++parts[static_cast<std::size_t>(segment.rank)]; });
     }
     return *std::max_element(parts.begin(), parts.end());
   }
