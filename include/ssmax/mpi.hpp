@@ -115,48 +115,30 @@ requires Scaling<S> && Mask<M> && Score<C> && Executor<E>
 void attention(Communicator& comm, const Layout& layout, const std::type_identity_t<AttentionArguments<T>>& a,
                const S& scaling, const M& mask, const C& score,
                const std::type_identity_t<AttentionOptions<T>>& options = {}, E&& executor = E{}) {
-  using Compute = detail::ComputeType<T>;
-  const char* function = "mpi::attention";
-  const index_t n = layout.positions();
-  const detail::KeyShare<T> none{.k = {}, .v = {}, .keys = n};
-  const detail::UserVariant<Compute, S, M, C> variant(scaling, mask, score);
-  const QueryShape shape{a.q.extent(0), a.q.extent(1), n, n};
-  std::vector<detail::SeenBlocks> seen;
-  std::int64_t policies = 0;
-  const detail::Complaint complaint = detail::complaint_of(function, [&] {
-    detail::check_arguments(function, a, options);
-    detail::check_share(function, comm, layout, a.q, a.k);
-    const auto whole = detail::whole_problem(function, a.q, none, layout, options);
-    detail::check_segments<T>(function, comm.rank(), layout, whole, a.k, a.v, options, variant);
-    if (comm.ranks() > 1) policies = detail::fingerprint_of_ranges<Compute>(variant, shape, a.k.extent(1));
-    if (comm.ranks() > 1 && !layout.is_by_heads()) {
-      seen = detail::blocks_seen_by(variant, shape, layout, comm.rank());
-    }
+  const detail::UserVariant<detail::ComputeType<T>, S, M, C> variant(scaling, mask, score);
+  const detail::AttentionOverRanks<T> call{
+      "mpi::attention", comm, layout, a, options, variant, detail::AnyExecutor(executor)};
+  detail::PolicyFacts policies;
+  const detail::Complaint complaint = detail::complaint_of(call.function, [&] {
+    detail::check_arguments(call.function, a, options);
+    policies = detail::checked_policies(call, variant);
   });
-  auto agreement = detail::agreement_of<T, decltype(variant)>(function, layout, a.q, a.k, a.v, options);
-  agreement.add("a result of scaling, mask or score", policies);
+  auto agreement = detail::agreement_of<decltype(variant)>(call, call.key_shape());
+  agreement.add("a result of scaling, mask or score", policies.fingerprint);
   agreement.add_if(a.q.extent(2) > 0, "the presence of lse", detail::is_given(a.lse) ? 1 : 0);
   agreement.settle(comm, complaint);
   if (comm.ranks() == 1) {
     ssmax::attention<T>(a, scaling, mask, score, options, std::forward<E>(executor));
     return;
   }
-  if (a.q.extent(0) == 0 || a.q.extent(1) == 0) return;
-  if (variant.has_predicate) {
-    detail::compare_by_neighbours<Compute>(
-        comm, function, variant, shape, detail::computing_rank(comm, layout, a.q.extent(1), a.k.extent(1)));
-  }
-  detail::exchange_or_abort(comm, function, [&] {
-    const detail::AnyExecutor any(executor);
+  detail::compare_and_exchange(call, variant, [&] {
     if (layout.is_by_heads()) {
-      detail::forward_by_heads<T>(comm, layout, a, agreement.last_agreed() != 0, variant, options, any);
-      return;
+      detail::forward_by_heads<T>(call, agreement.last_agreed() != 0);
+    } else {
+      const index_t row = a.k.extent(0) * a.k.extent(1) * (a.k.extent(3) + a.v.extent(3));
+      const index_t unit = detail::travel_unit(row * static_cast<index_t>(sizeof(T)));
+      detail::ring_forward<T>(call, detail::Pieces(comm, layout, unit, policies.seen));
     }
-    const index_t row = a.k.extent(0) * a.k.extent(1) * (a.k.extent(3) + a.v.extent(3));
-    const index_t size = static_cast<index_t>(sizeof(T));
-    const detail::RingPlan plan(comm, layout, detail::travel_unit(row * size), seen);
-    const auto whole = detail::whole_problem(function, a.q, none, layout, options);
-    detail::ring_forward<T>(comm, plan, a, whole, variant, options, n, any);
   });
 }
 
@@ -191,33 +173,23 @@ void attention_backward(Communicator& comm, const Layout& layout,
                         const C& score, const std::type_identity_t<AttentionOptions<T>>& options = {},
                         E&& executor = E{}) {
   static_assert(detail::Storage<T>, "ssmax::mpi::attention_backward: T is float, double, half or bfloat16");
-  using Compute = detail::ComputeType<T>;
-  const char* function = "mpi::attention_backward";
-  const index_t n = layout.positions();
-  const detail::KeyShare<T> none{.k = {}, .v = {}, .keys = n};
-  const detail::UserGradientVariant<Compute, S, M, C> variant(scaling, mask, score);
-  const QueryShape shape{a.q.extent(0), a.q.extent(1), n, n};
+  const detail::UserGradientVariant<detail::ComputeType<T>, S, M, C> variant(scaling, mask, score);
+  const detail::BackwardOverRanks<T> call{"mpi::attention_backward",    comm, layout, a, options, variant,
+                                          detail::AnyExecutor(executor)};
   detail::RowGradientSums<C> rows(score);
-  std::vector<detail::SeenBlocks> seen;
-  std::int64_t policies = 0;
-  const detail::Complaint complaint = detail::complaint_of(function, [&] {
-    if (g.accumulate) detail::fail_value(function, "accumulate", "is", 1, "over ranks it must be", 0);
-    detail::check_arguments(function, a, g, options);
-    detail::check_share(function, comm, layout, a.q, a.k);
-    if (layout.segments().size() > 16384) {
-      detail::fail_value(function, "layout", "has segments", std::ssize(layout.segments()), "must be at most",
-                         16384);
+  detail::PolicyFacts policies;
+  const detail::Complaint complaint = detail::complaint_of(call.function, [&] {
+    if (g.accumulate) detail::fail_value(call.function, "accumulate", "is", 1, "over ranks it must be", 0);
+    detail::check_arguments(call.function, a, g, options);
+    const index_t segments = std::ssize(layout.segments());
+    if (segments > 16384) {
+      detail::fail_value(call.function, "layout", "has segments", segments, "must be at most", 16384);
     }
-    const auto whole = detail::whole_problem(function, a.q, none, layout, options);
-    detail::check_segments<T>(function, comm.rank(), layout, whole, a.k, a.v, options, variant);
-    if (comm.ranks() > 1) policies = detail::fingerprint_of_ranges<Compute>(variant, shape, a.k.extent(1));
-    if (comm.ranks() > 1 && !layout.is_by_heads()) {
-      seen = detail::blocks_seen_by(variant, shape, layout, comm.rank());
-    }
-    rows.list(shape, detail::computing_rank(comm, layout, a.q.extent(1), a.k.extent(1)));
+    policies = detail::checked_policies(call, variant);
+    rows.list(call.shape(), detail::computing_rank(call));
   });
-  auto agreement = detail::agreement_of<T, decltype(variant)>(function, layout, a.q, a.k, a.v, options);
-  agreement.add("a result of scaling, mask or score", policies);
+  auto agreement = detail::agreement_of<decltype(variant)>(call, call.key_shape());
+  agreement.add("a result of scaling, mask or score", policies.fingerprint);
   agreement.add("the set of queries that share a gradient row of the score", rows.fingerprint());
   agreement.add("the presence of dsinks", g.dsinks.empty() ? 0 : 1);
   agreement.add_if(a.q.extent(2) > 0, "the presence of dlse", detail::is_given(g.dlse) ? 1 : 0);
@@ -226,20 +198,13 @@ void attention_backward(Communicator& comm, const Layout& layout,
     ssmax::attention_backward<T>(a, g, scaling, mask, score, options, std::forward<E>(executor));
     return;
   }
-  if (a.q.extent(0) == 0 || a.q.extent(1) == 0) return;
-  if (variant.has_predicate) {
-    detail::compare_by_neighbours<Compute>(
-        comm, function, variant, shape, detail::computing_rank(comm, layout, a.q.extent(1), a.k.extent(1)));
-  }
-  detail::exchange_or_abort(comm, function, [&] {
-    const detail::AnyExecutor any(executor);
+  detail::compare_and_exchange(call, variant, [&] {
     rows.begin(comm.rank());
     if (layout.is_by_heads()) {
-      detail::backward_by_heads<T>(comm, layout, a, g, agreement.last_agreed() != 0, variant, options, any);
+      detail::backward_by_heads<T>(call, g, agreement.last_agreed() != 0);
     } else {
-      const detail::RingPlan plan(comm, layout, detail::travel_keys, seen);
-      const auto whole = detail::whole_problem(function, a.q, none, layout, options);
-      detail::ring_backward<T>(comm, plan, a, g, whole, variant, options, n, any);
+      const detail::Pieces pieces(comm, layout, detail::travel_keys, policies.seen);
+      detail::RingBackward<T>(call, g, pieces).run();
     }
     rows.add_up(comm);
   });
@@ -307,41 +272,38 @@ void decode(Communicator& comm, const Layout& layout, index_t length,
   static_assert(detail::Storage<T> && detail::SourceFits<T, KvCache<K, V>>,
                 "ssmax::mpi::decode: double queries need a cache of double and a result of double, other "
                 "queries float, half or bfloat16");
-  const char* function = "mpi::decode";
-  const detail::ChunkOfKeys<KvCache<K, V>> none{cache, length, 0, {}};
-  const auto whole = detail::called_by(function, options, detail::make_source_problem<M>(a.q, none, options));
   const detail::UserVariant<detail::ComputeType<T>, S, M, C> variant(scaling, mask, score);
+  const detail::DecodeOverRanks<T> call{
+      "mpi::decode", comm, layout, a, options, variant, detail::AnyExecutor(executor)};
+  const detail::ChunkOfKeys<KvCache<K, V>> none{cache, length, 0, {}};
+  const auto problem =
+      detail::called_by(call.function, options, detail::make_source_problem<M>(a.q, none, options));
   const QueryShape shape{a.q.extent(0), a.q.extent(1), a.q.extent(2), length};
   std::int64_t policies = 0;
-  const detail::Complaint complaint = detail::complaint_of(function, [&] {
-    if (layout.ranks() != comm.ranks()) {
-      detail::fail_value(function, "layout", "has ranks", layout.ranks(), "the communicator has",
-                         comm.ranks());
-    }
-    detail::check_part(function, "length", 0, length, "must be at most the layout's positions,", "positions",
-                       layout.positions());
-    detail::check_held(function, cache, layout, comm.rank(), length);
-    detail::check_no_lengths(function, options.lengths);
-    detail::check_arguments(function, a, cache, options);
+  const detail::Complaint complaint = detail::complaint_of(call.function, [&] {
+    detail::check_ranks(call.function, comm, layout);
+    detail::check_part(call.function, "length", 0, length, "must be at most the layout's positions,",
+                       "positions", layout.positions());
+    detail::check_held(call.function, cache, layout, comm.rank(), length);
+    detail::check_no_lengths(call.function, options.lengths);
+    detail::check_arguments(call.function, a, cache, options);
     if (a.q.extent(2) > length) {
-      detail::fail_value(function, "q", "has positions", a.q.extent(2), "the sequence has", length);
+      detail::fail_value(call.function, "q", "has positions", a.q.extent(2), "the sequence has", length);
     }
-    detail::check_policies(function, whole, options.rope, variant);
+    detail::check_policies(call.function, problem, options.rope, variant);
     if (comm.ranks() > 1)
       policies = detail::fingerprint_of_all<detail::ComputeType<T>>(variant, shape, cache.shape().kv_heads);
   });
-  auto agreement = detail::agreement_of<T, decltype(variant)>(
-      function, layout, a.q, View<const T, 4>{nullptr, {0, cache.shape().kv_heads, 0, 0}}, View<const T, 4>{},
-      options);
+  auto agreement =
+      detail::agreement_of<decltype(variant)>(call, KeySourceShape{.kv_heads = cache.shape().kv_heads});
   agreement.add("the type that the cache stores", detail::fingerprint_of_types<K, V>());
   agreement.add("length", length);
   agreement.add("the number of positions of q", a.q.extent(2));
   agreement.add("a result of scaling, mask or score", policies);
   agreement.settle(comm, complaint);
   if (shape.rows() == 0) return;
-  detail::exchange_or_abort(comm, function, [&] {
-    detail::spread_decode<T>(comm, layout, whole, cache, length, variant, detail::make_result(a, options),
-                             options.workspace, detail::AnyExecutor(executor));
+  detail::exchange_or_abort(comm, call.function, [&] {
+    detail::SpreadDecode<T, KvCache<K, V>>(call, problem, cache, length).run();
   });
 }
 

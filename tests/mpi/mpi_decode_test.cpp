@@ -1,5 +1,6 @@
 // Decode with keys distributed over ranks is bit-identical to decode with one cache.
 
+#include <limits>
 #include <ssmax/mpi.hpp>
 #include <string>
 #include <vector>
@@ -85,6 +86,28 @@ TEST_CASE("mpi::decode throws for a cache that does not hold the keys of its ran
                               {.q = {k.data(), {1, 1, 1, 4}}, .out = {out.data(), {1, 1, 1, 4}}}, cache);
   });
   CHECK(everywhere(mentions(message, "cache")));
+}
+
+TEST_CASE("the places of states beyond 2 GiB are exact", "[mpi][decode]") {
+  using ssmax::detail::StatePlaces;
+  // Each of 3 ranks computes 1024 chunks. A state has 2^20 floats, so the states of a rank take 4 GiB.
+  const index_t per_rank = index_t{1} << 20, size = index_t{1} << 20;
+  const Layout layout = Layout::contiguous(3 * per_rank, 3, 1024);
+  const auto chunks = ssmax::detail::chunks_of(layout, 3 * per_rank - 1024);
+  const StatePlaces places(chunks, 3, size);
+  CHECK(places.counts == std::vector<int>{1024, 1024, 1023});
+  CHECK(places.first == std::vector<int>{0, 1024, 2048});
+  for (const int rank : {0, 1, 2}) CHECK(places.offset(rank) == rank * 1024 * size);
+  // Chunks of other ranks between those of a rank do not change its places.
+  const StatePlaces zigzag(ssmax::detail::chunks_of(Layout::zigzag(8192, 2, 1024), 5000), 2, 3 * size);
+  CHECK(zigzag.counts == std::vector<int>{2, 3});
+  CHECK(zigzag.offset(1) == 6 * size);
+}
+
+TEST_CASE("a state that MPI cannot count is refused", "[mpi][decode][errors]") {
+  const std::size_t most = std::numeric_limits<int>::max();
+  CHECK(ssmax::detail::bytes_type(most).get() != MPI_DATATYPE_NULL);
+  check_refused_with_words([&] { (void)ssmax::detail::bytes_type(most + 1); }, {"2147483648", "2147483647"});
 }
 
 TEST_CASE("mpi::decode throws for a ring that has overwritten keys", "[mpi][decode][errors]") {

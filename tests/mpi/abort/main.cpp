@@ -40,7 +40,7 @@ void call(std::string_view what) {
   std::vector<float> out = rows, dq = rows, dk = rows, dv = rows;
   const std::array<index_t, 4> extents{1, 2, own, d};
   const View<const float, 4> in{rows.data(), extents};
-  // The comparison of policies and the ranks' plan call the score 3 times for each of 2·n queries.
+  // The comparison of policies and the list of needed pieces call the score 3 times for each of 2·n queries.
   const bool is_last = comm.rank() == comm.ranks() - 1;
   std::atomic<index_t> calls_left = is_last ? 6 * n + 1000 : index_t{1} << 40;
   const Throwing score{&calls_left};

@@ -26,21 +26,28 @@ SSMAX_BEGIN_DETAIL
 /// A hash of numbers. The value has 62 bits, so that its negative fits std::int64_t as well.
 class Fingerprint {
  public:
+  template <class... Numbers>
+  Fingerprint& add(const Numbers&... numbers) {
+    (add_word(numbers), ...);
+    return *this;
+  }
+  Fingerprint& add_bytes(const void* data, std::size_t bytes) {
+    const auto* at = static_cast<const unsigned char*>(data);
+    for (std::size_t i = 0; i < bytes; ++i) add_word(at[i]);
+    return *this;
+  }
+  [[nodiscard]] std::int64_t value() const { return static_cast<std::int64_t>(hash_ >> 2); }
+
+ private:
   template <class Number>
-  void add(Number value) {
+  void add_word(Number value) {
     static_assert(sizeof(Number) <= sizeof(std::uint64_t));
     std::uint64_t word = 0;
     std::memcpy(&word, &value, sizeof(value));
     hash_ = (hash_ ^ word) * 0x9E3779B97F4A7C15ULL;
     hash_ ^= hash_ >> 32;
   }
-  void add(const void* data, std::size_t bytes) {
-    const auto* at = static_cast<const unsigned char*>(data);
-    for (std::size_t i = 0; i < bytes; ++i) add(at[i]);
-  }
-  [[nodiscard]] std::int64_t value() const { return static_cast<std::int64_t>(hash_ >> 2); }
 
- private:
   std::uint64_t hash_ = 14695981039346656037ULL;
 };
 
@@ -67,12 +74,14 @@ struct Complaint {
   Complaint() = default;
 };
 
-/// Calls `call` and returns its error.
+/// Calls `call` and returns its error. Throws an error that every rank throws.
 template <class F>
 Complaint complaint_of(const char* function, const F& call) {
 #if defined(__cpp_exceptions)
   try {
     call();
+  } catch (const IsAgreed&) {
+    throw;
   } catch (const std::invalid_argument& error) {
     return {Complaint::argument, function, error.what()};
   } catch (const std::exception& error) {
@@ -115,9 +124,13 @@ inline void agree(const mpi::Communicator& comm, const Complaint& complaint) {
   throw_claimed(comm, claim, complaint);
 }
 
-[[noreturn]] SSMAX_COLD inline void abort_all(const mpi::Communicator& comm, const char* function,
-                                              const char* error) {
-  const Complaint complaint(Complaint::other, function, error);
+/// Calls `call`, during which ranks wait for each other's messages. An error on one rank would leave the
+/// other ranks waiting, so the function prints the error and aborts all ranks. Exception: an Agreed error, because
+/// every rank has it.
+template <class F>
+void exchange_or_abort(const mpi::Communicator& comm, const char* function, const F& call) {
+  const Complaint complaint = complaint_of(function, call);
+  if (complaint.kind == Complaint::none) return;
   std::fprintf(stderr, "%s (on rank %d, during the exchange: MPI_Abort ends all ranks)\n",
                complaint.text.data(), comm.rank());
   std::fflush(stderr);
@@ -125,34 +138,11 @@ inline void agree(const mpi::Communicator& comm, const Complaint& complaint) {
   std::abort();
 }
 
-/// Calls `call`, during which ranks wait for each other's messages. An error on one rank would leave the
-/// other ranks waiting, so the function prints the error and aborts all ranks. Exception: the function
-/// rethrows an Agreed error, because every rank has it.
-template <class F>
-void exchange_or_abort(const mpi::Communicator& comm, const char* function, const F& call) {
-#if defined(__cpp_exceptions)
-  try {
-    call();
-  } catch (const IsAgreed&) {
-    throw;
-  } catch (const std::exception& error) {
-    abort_all(comm, function, error.what());
-  } catch (...) {
-    abort_all(comm, function, "an exception that is not a std::exception");
-  }
-#else
-  (void)comm, (void)function;
-  call();
-#endif
-}
-
 /// A list of named numbers that must be the same on all ranks.
 class Agreement {
  public:
   explicit Agreement(const char* function) : function_(function) {
-    Fingerprint called;
-    called.add(function, std::strlen(function));
-    add("the function called", called.value());
+    add("the function called", Fingerprint().add_bytes(function, std::strlen(function)).value());
   }
 
   void add(const char* name, std::int64_t value) { add_if(true, name, value); }
@@ -201,19 +191,18 @@ inline std::int64_t fingerprint(const mpi::Layout& layout) {
   Fingerprint result;
   result.add(layout.is_by_heads());
   for (const mpi::Segment& segment : layout.segments()) {
-    result.add(segment.begin), result.add(segment.end), result.add(segment.rank);
+    result.add(segment.begin, segment.end, segment.rank);
   }
   return result.value();
 }
 
 /// Returns a hash of the options that determine the angles.
 inline std::int64_t fingerprint(const RopeOptions& options) {
-  Fingerprint result;
   const RopeScaling& scaling = options.scaling;
-  result.add(options.width), result.add(options.theta), result.add(options.pairing);
-  result.add(scaling.method), result.add(scaling.factor), result.add(scaling.original_positions);
-  result.add(scaling.low), result.add(scaling.high);
-  return result.value();
+  return Fingerprint()
+      .add(options.width, options.theta, options.pairing, scaling.method, scaling.factor)
+      .add(scaling.original_positions, scaling.low, scaling.high)
+      .value();
 }
 
 /// Calls f(query) for every query of every batch entry and head.
@@ -233,8 +222,7 @@ template <class V>
 QueryRow add_visible(Fingerprint& to, const V& variant, const Query& query) {
   QueryRow row{.query = query, .keys = visible_keys(variant.mask, query)};
   if constexpr (has_run<std::remove_cvref_t<decltype(variant.mask)>>) {
-    for_each_visible_run(variant.mask, query, row.keys,
-                         [&](KeyRange run) { to.add(run.begin), to.add(run.end); });
+    for_each_visible_run(variant.mask, query, row.keys, [&](KeyRange run) { to.add(run.begin, run.end); });
     row.n = visible_count(variant.mask, query, row.keys);
   } else {
     for (index_t key = row.keys.begin; key < row.keys.end;) {
@@ -264,8 +252,7 @@ void add_query(Fingerprint& to, const V& variant, const Query& query) {
   } else {
     row = variant.row(query, {0, query.shape.keys});
   }
-  to.add(row.keys.begin), to.add(row.keys.end), to.add(row.n), to.add(row.position), to.add(row.multiplier);
-  to.add(variant.query_position(query));
+  to.add(row.keys.begin, row.keys.end, row.n, row.position, row.multiplier, variant.query_position(query));
   if (!variant.has_score || row.keys.size() == 0) return;
   const auto varying = static_cast<index_t>(static_cast<std::uint64_t>(query.index) * 2654435761U %
                                             static_cast<std::uint64_t>(row.keys.size()));
@@ -280,7 +267,7 @@ void add_query(Fingerprint& to, const V& variant, const Query& query) {
 template <class V>
 Fingerprint fingerprint_of_keys(const V& variant, const QueryShape& shape, index_t kv_heads) {
   Fingerprint result;
-  result.add(variant.has_score), result.add(variant.has_predicate);
+  result.add(variant.has_score, variant.has_predicate);
   if constexpr (V::has_positions) {
     const index_t group = std::max<index_t>(1, shape.heads / std::max<index_t>(1, kv_heads));
     for (Query query{0, 0, 0, shape}; query.batch < shape.batch; ++query.batch) {
@@ -345,11 +332,11 @@ void compare_by_neighbours(const mpi::Communicator& comm, const char* function, 
 /// Clang.
 template <class... Types>
 std::int64_t fingerprint_of_types() {
-  Fingerprint result;
 #if defined(__GNUC__) || defined(__clang__)
-  result.add(__PRETTY_FUNCTION__, sizeof(__PRETTY_FUNCTION__));
+  return Fingerprint().add_bytes(__PRETTY_FUNCTION__, sizeof(__PRETTY_FUNCTION__)).value();
+#else
+  return 0;
 #endif
-  return result.value();
 }
 
 SSMAX_END

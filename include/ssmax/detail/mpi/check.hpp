@@ -4,60 +4,92 @@
 #include <algorithm>
 
 #include "../../kv_cache.hpp"
-#include "../../mpi_communicator.hpp"
-#include "../../mpi_layout.hpp"
 #include "../attention/desk/build.hpp"
 #include "agreement.hpp"
 #include "head_exchange.hpp"
+#include "share.hpp"
 
 SSMAX_BEGIN_DETAIL
 
-/// Throws unless the layout has as many ranks as the communicator, and q and k have as many positions as the
-/// layout gives this rank.
-template <class T>
-void check_share(const char* function, const mpi::Communicator& comm, const mpi::Layout& layout,
-                 const View<const T, 4>& q, const View<const T, 4>& k) {
+/// Throws unless the layout has as many ranks as the communicator.
+inline void check_ranks(const char* function, const mpi::Communicator& comm, const mpi::Layout& layout) {
   if (layout.ranks() != comm.ranks()) {
     fail_value(function, "layout", "has ranks", layout.ranks(), "the communicator has", comm.ranks());
   }
-  const index_t count = layout.count(comm.rank());
-  if (q.extent(2) != count)
-    fail_value(function, "q", "has positions", q.extent(2), "the layout's share is", count);
-  if (k.extent(2) != count)
-    fail_value(function, "k", "has positions", k.extent(2), "the layout's share is", count);
+}
+
+/// Throws unless q and k have as many positions as the layout gives this rank.
+template <class Call>
+void check_share(const Call& call) {
+  check_ranks(call.function, call.comm, call.layout);
+  const index_t count = call.layout.count(call.comm.rank()), q = call.a.q.extent(2), k = call.a.k.extent(2);
+  if (q != count) fail_value(call.function, "q", "has positions", q, "the layout's share is", count);
+  if (k != count) fail_value(call.function, "k", "has positions", k, "the layout's share is", count);
 }
 
 /// Returns a function that returns the rank that computes a query.
-inline auto computing_rank(mpi::Communicator& comm, const mpi::Layout& layout, index_t heads,
-                           index_t kv_heads) {
-  return [&, exchange = HeadExchange(comm, layout, kv_heads),
-          group = heads / std::max<index_t>(1, kv_heads)](const Query& query) {
+template <class Call>
+auto computing_rank(const Call& call) {
+  return [&layout = call.layout, group = call.group(),
+          exchange = HeadExchange(call.comm, call.layout, call.a.k.extent(1))](const Query& query) {
     if (layout.is_by_heads()) return exchange.rank_of(query.head / group);
     return std::ranges::upper_bound(layout.segments(), query.index, {}, &mpi::Segment::end)->rank;
   };
 }
 
-/// Returns the list of arguments and options that must be equal on all ranks.
-template <class T, class V>
-Agreement agreement_of(const char* function, const mpi::Layout& layout, const View<const T, 4>& q,
-                       const View<const T, 4>& k, const View<const T, 4>& v,
-                       const AttentionOptions<T>& options) {
-  Agreement all(function);
+/// Calls check_policies for each segment of this rank. V is the type that holds the policies.
+template <class T, class A, class B, class V>
+void check_segments(const RankCall<T, A, B>& call, const V& variant) {
+  const index_t positions = call.layout.positions();
+  const Problem<ComputeType<T>> whole = whole_problem(call);
+  const auto check = [&](const Piece& segment) {
+    const index_t count = segment.size();
+    const KeyShare<T> keys = keys_in(rows_of(call.a.k, segment.row, count),
+                                     rows_of(call.a.v, segment.row, count), positions, segment.begin);
+    const auto queries = with_queries(whole, segment.row, count, segment.begin, positions);
+    check_policies(call.function, with_keys(queries, keys), call.options.rope, variant);
+  };
+  if (call.layout.count(call.comm.rank()) == 0) check({});
+  for (const Piece& segment : segments_of(call.layout)) {
+    if (segment.rank == call.comm.rank()) check(segment);
+  }
+}
+
+/// The facts that a rank derives from the policies of a call before the exchange.
+struct PolicyFacts {
+  std::vector<SeenBlocks> seen;  // of each segment of this rank, if ranks exchange keys
+  std::int64_t fingerprint = 0;  // 0 for a single rank
+};
+
+/// Checks the share and the policies of this rank, and returns the facts of the policies.
+template <class T, class A, class B, class V>
+PolicyFacts checked_policies(const RankCall<T, A, B>& call, const V& variant) {
+  check_share(call);
+  check_segments(call, variant);
+  if (call.comm.ranks() == 1) return {};
+  PolicyFacts facts{{}, fingerprint_of_ranges<ComputeType<T>>(variant, call.shape(), call.a.k.extent(1))};
+  if (!call.layout.is_by_heads()) {
+    facts.seen = blocks_seen_by(variant, call.shape(), call.layout, call.comm.rank());
+  }
+  return facts;
+}
+
+/// Returns the list of arguments and options that must be equal on all ranks. V is the type that holds the policies.
+template <class V, class T, class A, class B>
+Agreement agreement_of(const RankCall<T, A, B>& call, const KeySourceShape& keys) {
+  const AttentionOptions<T>& options = call.options;
+  Agreement all(call.function);
   all.add("the element type, or a type of a policy", fingerprint_of_types<T, V>());
-  all.add("the layout", fingerprint(layout));
-  all.add("the batch", q.extent(0));
-  all.add("the number of heads of q", q.extent(1));
-  all.add("the number of heads of k", k.extent(1));
-  all.add("the width of q and k", q.extent(3));
-  all.add("the width of v", v.extent(3));
-  Fingerprint scale;
-  scale.add(logit_scale(options, q.extent(3)));
-  all.add("the scale", scale.value());
+  all.add("the layout", fingerprint(call.layout));
+  all.add("the batch", call.a.q.extent(0));
+  all.add("the number of heads of q", call.a.q.extent(1));
+  all.add("the number of heads of k", keys.kv_heads);
+  all.add("the width of q and k", call.a.q.extent(3));
+  all.add("the width of v", keys.value_width);
+  all.add("the scale", Fingerprint().add(logit_scale(options, call.a.q.extent(3))).value());
   all.add("the rope", options.rope != nullptr ? fingerprint(options.rope->options()) : 0);
   all.add("key_position", options.key_position);
-  Fingerprint sinks;
-  sinks.add(options.sinks.data(), options.sinks.size_bytes());
-  all.add("sinks", sinks.value());
+  all.add("sinks", Fingerprint().add_bytes(options.sinks.data(), options.sinks.size_bytes()).value());
   all.add("scaled_sinks", options.scaled_sinks);
   all.add("float_products", options.float_products);
   all.add("rounded_rotation", options.rounded_rotation);
@@ -66,37 +98,15 @@ Agreement agreement_of(const char* function, const mpi::Layout& layout, const Vi
   return all;
 }
 
-/// Returns the problem of all rows of this rank. `keys` describes the whole sequence and has no data:
-/// with_keys replaces it later.
-template <class T>
-Problem<ComputeType<T>> whole_problem(const char* function, const View<const T, 4>& q,
-                                      const KeyShare<T>& keys, const mpi::Layout& layout,
-                                      const AttentionOptions<T>& options) {
-  check_no_lengths(function, options.lengths);
-  return queries_among(called_by(function, options, make_problem(q, AnyKeys<ComputeType<T>>(keys), options)),
-                       0, layout.positions());
-}
-
-/// Calls check_policies for each segment of this rank.
-template <class T, class V>
-void check_segments(const char* function, int rank, const mpi::Layout& layout,
-                    const Problem<ComputeType<T>>& whole, const View<const T, 4>& k,
-                    const View<const T, 4>& v, const AttentionOptions<T>& options, const V& variant) {
-  const index_t positions = layout.positions();
-  const auto check = [&](const mpi::Segment& segment, index_t row) {
-    const index_t count = segment.size();
-    const KeyShare<T> keys =
-        keys_in(rows_of(k, row, count), rows_of(v, row, count), positions, segment.begin);
-    const auto problem = with_keys(with_queries(whole, row, count, segment.begin, positions), keys);
-    check_policies(function, problem, options.rope, variant);
-  };
-  index_t row = 0;
-  for (const mpi::Segment& segment : layout.segments()) {
-    if (segment.rank != rank) continue;
-    check(segment, row);
-    row += segment.size();
+/// Collective. Compares masks that have `sees`, then calls `exchange`. Returns at once if the call has no queries.
+template <class T, class A, class B, class V, class F>
+void compare_and_exchange(const RankCall<T, A, B>& call, const V& variant, const F& exchange) {
+  const QueryShape shape = call.shape();
+  if (shape.batch == 0 || shape.heads == 0) return;
+  if (variant.has_predicate) {
+    compare_by_neighbours<ComputeType<T>>(call.comm, call.function, variant, shape, computing_rank(call));
   }
-  if (row == 0) check({0, 0, rank}, 0);
+  exchange_or_abort(call.comm, call.function, exchange);
 }
 
 /// Throws unless every sequence of the cache holds the rank's share of the first `length` positions. Returns their

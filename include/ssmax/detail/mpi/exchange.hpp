@@ -8,10 +8,9 @@
 // MPI moves messages only inside its own functions. So the code that computes calls poll() between its steps.
 #pragma once
 
-#include <algorithm>
 #include <vector>
 
-#include "plan.hpp"
+#include "pieces.hpp"
 #include "requests.hpp"
 
 SSMAX_BEGIN_DETAIL
@@ -23,27 +22,26 @@ class KeyExchange {
  public:
   /// `own` holds this rank's pieces, packed one after another, with `row` elements per key. `incoming` must
   /// have space for two pieces.
-  KeyExchange(mpi::Communicator& comm, const RingPlan& plan, index_t row, const X* own, X* incoming)
-      : plan_(plan), requests_(comm), row_(row), own_(own) {
+  KeyExchange(mpi::Communicator& comm, const Pieces& pieces, index_t row, const X* own, X* incoming)
+      : pieces_(pieces), requests_(comm), row_(row), own_(own) {
     buffers_[0] = incoming;
-    buffers_[1] = incoming + plan.longest_piece() * row;
-    const std::vector<Piece>& pieces = plan.pieces();
-    for (std::size_t i = 0; i < pieces.size(); ++i) {
-      if (plan.needs(plan.rank(), pieces[i])) steps_.push_back(i);
+    buffers_[1] = incoming + pieces.longest() * row;
+    for (const Piece& piece : pieces.list()) {
+      if (pieces.needs(pieces.rank(), piece)) steps_.push_back(piece.index);
     }
     receive_next(), receive_next();
-    for (std::size_t i = 0; i < pieces.size(); ++i) {
-      if (pieces[i].keys.rank != plan.rank()) continue;
+    for (const Piece& piece : pieces.list()) {
+      if (piece.rank != pieces.rank()) continue;
       // Each rank sends to its next neighbour first, so that ranks do not all send to rank 0 at once.
-      for (int j = 1; j < plan.ranks(); ++j) {
-        const int to = (plan.rank() + j) % plan.ranks();
-        if (plan.needs(to, pieces[i]))
-          sends_.add(requests_.send(own_ + pieces[i].row * row_, size_of(pieces[i]), to, tag(i)));
+      for (int j = 1; j < pieces.ranks(); ++j) {
+        const int to = (pieces.rank() + j) % pieces.ranks();
+        if (pieces.needs(to, piece))
+          sends_.add(requests_.send(own_ + piece.row * row_, size_of(piece), to, tag(piece.index)));
       }
     }
   }
 
-  /// Returns the pieces that this rank needs, in the order of the keys, as indices of plan.pieces().
+  /// Returns the pieces that this rank needs, in the order of the keys, as indices of pieces.list().
   [[nodiscard]] const std::vector<std::size_t>& steps() const { return steps_; }
 
   /// Returns the keys of the next step and releases the keys of the step before. Calls poll() while it waits.
@@ -54,7 +52,7 @@ class KeyExchange {
       receive_next();
     }
     const std::size_t piece = steps_[step_++];
-    if (!is_foreign(piece)) return own_ + plan_.pieces()[piece].row * row_;
+    if (!is_foreign(piece)) return own_ + pieces_.list()[piece].row * row_;
     MPI_Request& request = incoming_[taken_ % 2];
     requests_.wait([&] {
       poll();
@@ -64,33 +62,29 @@ class KeyExchange {
   }
 
   bool sent() { return sends_.done(); }
-  template <class Poll>
-  void finish(const Poll& poll) {
-    requests_.wait([&] {
-      poll();
-      return sends_.done();
-    });
+  void finish() {
+    requests_.wait([&] { return sends_.done(); });
   }
 
  private:
   // MPI guarantees tags up to 32767. Keys use tags below 8192, sums of gradients use tags from 8192 on.
   static int tag(std::size_t piece) { return static_cast<int>(piece % 8192); }
   [[nodiscard]] std::size_t size_of(const Piece& piece) const {
-    return static_cast<std::size_t>(piece.keys.size() * row_) * sizeof(X);
+    return static_cast<std::size_t>(piece.size() * row_) * sizeof(X);
   }
   [[nodiscard]] bool is_foreign(std::size_t piece) const {
-    return plan_.pieces()[piece].keys.rank != plan_.rank();
+    return pieces_.list()[piece].rank != pieces_.rank();
   }
   void receive_next() {
     while (asked_step_ < steps_.size() && !is_foreign(steps_[asked_step_])) ++asked_step_;
     if (asked_step_ == steps_.size()) return;
     const std::size_t i = steps_[asked_step_++];
-    const Piece& piece = plan_.pieces()[i];
-    incoming_[asked_ % 2] = requests_.receive(buffers_[asked_ % 2], size_of(piece), piece.keys.rank, tag(i));
+    const Piece& piece = pieces_.list()[i];
+    incoming_[asked_ % 2] = requests_.receive(buffers_[asked_ % 2], size_of(piece), piece.rank, tag(i));
     ++asked_;
   }
 
-  const RingPlan& plan_;
+  const Pieces& pieces_;
   Requests requests_;
   index_t row_;
   const X* own_;

@@ -1,5 +1,5 @@
 // Exchanges sums of dk and dv. A rank sends a sum to the rank that continues it, or to the owner of the keys.
-// The owner adds the sums in the order of the queries (sum_plan.hpp).
+// The owner adds the sums in the order of the queries (sum_order.hpp).
 //
 // The exchange is deadlock-free:
 // - Every rank forms sums in the order of pieces, units and queries.
@@ -14,32 +14,33 @@
 #include <vector>
 
 #include "requests.hpp"
-#include "sum_plan.hpp"
+#include "sum_order.hpp"
 
 SSMAX_BEGIN_DETAIL
+
+/// The memory of a GradientExchange. A slot has space for a sum of the longest piece and the largest unit.
+template <class Compute>
+struct SumMemory {
+  Compute *outgoing, *incoming;  // [slots] and [2]
+  index_t slots, slot_size;
+};
 
 /// An exchange of sums of type Compute. A sum has the layout of a piece of keys with the heads of one unit: dk,
 /// then dv.
 template <class Compute>
 class GradientExchange {
  public:
-  /// `row` is the number of elements per key of one kv head, in all batch entries. `outgoing` must have space
-  /// for `slots` sums of the longest piece and the largest unit, `incoming` for two. `slots` must exceed the
-  /// number of segments of this rank.
-  GradientExchange(mpi::Communicator& comm, const RingPlan& plan, const SumPlan& sums,
-                   const std::vector<HeadUnit>& units, index_t row, Compute* outgoing, index_t slots,
-                   Compute* incoming)
-      : plan_(plan), sums_(sums), units_(units), requests_(comm), row_(row), outgoing_(outgoing) {
-    for (const HeadUnit& unit : units) slot_size_ = std::max(slot_size_, unit.count);
-    slot_size_ *= plan.longest_piece() * row;
-    sending_.assign(static_cast<std::size_t>(slots), MPI_REQUEST_NULL);
+  /// `row` is the number of elements per key of one kv head, in all batch entries. The memory must have space for
+  /// more sums than this rank has segments.
+  GradientExchange(mpi::Communicator& comm, const SumOrder& order, const std::vector<HeadUnit>& units,
+                   index_t row, const SumMemory<Compute>& memory)
+      : pieces_(order.pieces()), order_(order), units_(units), requests_(comm), row_(row), memory_(memory) {
+    sending_.assign(static_cast<std::size_t>(memory.slots), MPI_REQUEST_NULL);
     for (std::size_t i = 0; i < incoming_.size(); ++i) {
-      incoming_[i].sum = incoming + static_cast<index_t>(i) * slot_size_;
+      incoming_[i].sum = memory.incoming + static_cast<index_t>(i) * memory_.slot_size;
     }
-    for (std::size_t i = 0; i < plan.pieces().size(); ++i) {
-      if (plan.pieces()[i].keys.rank != plan.rank()) continue;
-      const std::vector<int> senders = sums.senders(plan.pieces()[i]);
-      if (!senders.empty()) own_.push_back(i);
+    for (const Piece& piece : pieces_.list()) {
+      if (piece.rank == pieces_.rank() && !order.senders(piece).empty()) own_.push_back(piece.index);
     }
     receive_next(), receive_next();
   }
@@ -56,7 +57,8 @@ class GradientExchange {
     });
     Compute* sum = slot_at(slot_);
     if (part.from >= 0) {
-      MPI_Request begun = requests_.receive(sum, size_of(piece, unit), part.from, tag_of_share(part.share));
+      MPI_Request begun =
+          requests_.receive(sum, size_of(piece, unit), part.from, tag_of_segment(part.queries.index));
       wait_for(begun, add);
     }
     return sum;
@@ -64,12 +66,12 @@ class GradientExchange {
   /// Sends the sum in the slot that `room` returned. Exception: a finished sum for this rank's own keys stays
   /// in its slot until poll adds it.
   void send(const SumPart& part, std::size_t piece, std::size_t unit) {
-    if (part.ends && part.to == plan_.rank()) {
+    if (part.ends && part.to == pieces_.rank()) {
       staying_.push_back(slot_);
       return;
     }
     sending_[slot_] = requests_.send(slot_at(slot_), size_of(piece, unit), part.to,
-                                     part.ends ? tag_of_piece(piece) : tag_of_share(part.next));
+                                     part.ends ? tag_of_piece(piece) : tag_of_segment(part.next));
   }
 
   /// Adds the sums that have arrived, in their order.
@@ -77,14 +79,9 @@ class GradientExchange {
   void poll(const Add& add) {
     while (taken_ < asked_) {
       Incoming& next = incoming_[taken_ % incoming_.size()];
-      if (next.is_own) {
-        if (staying_.empty()) return;
-        add(next.piece, next.unit, slot_at(staying_.front()));
-        staying_.pop_front();
-      } else {
-        if (!Requests::test(next.request)) return;
-        add(next.piece, next.unit, next.sum);
-      }
+      if (next.is_own ? staying_.empty() : !Requests::test(next.request)) return;
+      add(next.piece, next.unit, next.is_own ? slot_at(staying_.front()) : next.sum);
+      if (next.is_own) staying_.pop_front();
       ++taken_;
       receive_next();
     }
@@ -106,16 +103,16 @@ class GradientExchange {
     MPI_Request request = MPI_REQUEST_NULL;
   };
 
-  // Tags may repeat. Sums of one piece arrive in their order, sums that a share continues in the order of
+  // Tags may repeat. Sums of one piece arrive in their order, sums that a segment continues in the order of
   // pieces.
   static int tag_of_piece(std::size_t piece) { return 8192 + static_cast<int>(piece % 8192); }
-  static int tag_of_share(std::size_t share) { return 16384 + static_cast<int>(share); }
+  static int tag_of_segment(std::size_t segment) { return 16384 + static_cast<int>(segment); }
   [[nodiscard]] std::size_t size_of(std::size_t piece, std::size_t unit) const {
-    return static_cast<std::size_t>(plan_.pieces()[piece].keys.size() * units_[unit].count * row_) *
+    return static_cast<std::size_t>(pieces_.list()[piece].size() * units_[unit].count * row_) *
            sizeof(Compute);
   }
   [[nodiscard]] Compute* slot_at(std::size_t slot) const {
-    return outgoing_ + static_cast<index_t>(slot) * slot_size_;
+    return memory_.outgoing + static_cast<index_t>(slot) * memory_.slot_size;
   }
   bool is_free(std::size_t slot) {
     return std::ranges::find(staying_, slot) == staying_.end() && Requests::test(sending_[slot]);
@@ -130,12 +127,12 @@ class GradientExchange {
   void receive_next() {
     if (own_at_ == own_.size()) return;
     const std::size_t piece = own_[own_at_];
-    if (senders_.empty()) senders_ = sums_.senders(plan_.pieces()[piece]);
+    if (senders_.empty()) senders_ = order_.senders(pieces_.list()[piece]);
     Incoming& next = incoming_[asked_++ % incoming_.size()];
     next.piece = piece;
     next.unit = unit_at_;
     const int from = senders_[sender_at_];
-    next.is_own = from == plan_.rank();
+    next.is_own = from == pieces_.rank();
     if (!next.is_own) {
       next.request = requests_.receive(next.sum, size_of(piece, unit_at_), from, tag_of_piece(piece));
     }
@@ -147,13 +144,12 @@ class GradientExchange {
     senders_.clear();
   }
 
-  const RingPlan& plan_;
-  const SumPlan& sums_;
+  const Pieces& pieces_;
+  const SumOrder& order_;
   const std::vector<HeadUnit>& units_;
   Requests requests_;
   index_t row_;
-  Compute* outgoing_;
-  index_t slot_size_ = 0;
+  SumMemory<Compute> memory_;
   std::vector<MPI_Request> sending_;  // [slots]
   std::deque<std::size_t> staying_;   // slots with sums for own keys, in the order in which poll adds them
   std::array<Incoming, 2> incoming_{};

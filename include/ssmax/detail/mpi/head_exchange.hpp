@@ -2,42 +2,12 @@
 // that describe the views let MPI read and write rows in place, without packing.
 #pragma once
 
-#include <algorithm>
-#include <utility>
 #include <vector>
 
+#include "datatype.hpp"
 #include "exchange.hpp"
 
 SSMAX_BEGIN_DETAIL
-
-/// An owner of an MPI datatype: the destructor frees it. Null stands for no data.
-class Datatype {
- public:
-  Datatype() = default;
-  explicit Datatype(MPI_Datatype type) : type_(type) {}
-  Datatype(Datatype&& other) noexcept : type_(std::exchange(other.type_, MPI_DATATYPE_NULL)) {}
-  Datatype& operator=(Datatype&& other) noexcept {
-    std::swap(type_, other.type_);
-    return *this;
-  }
-  ~Datatype() {
-    if (type_ != MPI_DATATYPE_NULL) MPI_Type_free(&type_);
-  }
-  [[nodiscard]] MPI_Datatype get() const { return type_; }
-
- private:
-  MPI_Datatype type_ = MPI_DATATYPE_NULL;
-};
-
-/// Returns the datatype that `create` makes, ready to be sent. `call` is the name of the MPI function in
-/// errors.
-template <class Create>
-Datatype make_datatype(const char* call, const Create& create) {
-  MPI_Datatype type = MPI_DATATYPE_NULL;
-  check_mpi(call, create(&type));
-  check_mpi("MPI_Type_commit", MPI_Type_commit(&type));
-  return Datatype(type);
-}
 
 /// Returns a datatype for `heads` heads of a view from `head` on, in all batch entries: the rows of `ranges`
 /// of each head. The datatype contains the view's address.
@@ -61,9 +31,7 @@ Datatype rows_type(const View<X, 4>& view, index_t head, index_t heads, const st
                                     to);
     });
   };
-  const int bytes = Requests::count(static_cast<std::size_t>(view.extent(3)) * sizeof(X));
-  const Datatype row = make_datatype(
-      "MPI_Type_contiguous", [&](MPI_Datatype* to) { return MPI_Type_contiguous(bytes, MPI_BYTE, to); });
+  const Datatype row = bytes_type(static_cast<std::size_t>(view.extent(3)) * sizeof(X));
   std::vector<Datatype> rows;
   std::vector<MPI_Aint> places;
   for (const KeyRange& range : ranges) {

@@ -11,21 +11,20 @@ SSMAX_BEGIN_DETAIL
 
 /// Returns Memory(arena, arguments...), which takes its arrays from the arena. A first construction counts
 /// the bytes, a second one takes them from the workspace.
-template <class Memory, class... Arguments>
-Memory reserve(mpi::Communicator& comm, Workspace* workspace, const Arguments&... arguments) {
+template <class Memory, class Call, class... Arguments>
+Memory reserve(const Call& call, const Arguments&... arguments) {
   Arena count;
   Memory(count, arguments...);
-  Arena arena((workspace != nullptr ? *workspace : comm.buffers()).reserve(count.used()));
+  Workspace& workspace = call.options.workspace != nullptr ? *call.options.workspace : call.comm.buffers();
+  Arena arena(workspace.reserve(count.used()));
   return Memory(arena, arguments...);
 }
 
 /// Collective. Returns the same as reserve, and every rank throws if one rank lacks the memory.
-template <class Memory, class... Arguments>
-Memory reserve_on_all(mpi::Communicator& comm, const char* function, Workspace* workspace,
-                      const Arguments&... arguments) {
+template <class Memory, class Call, class... Arguments>
+Memory reserve_on_all(const Call& call, const Arguments&... arguments) {
   std::optional<Memory> memory;
-  agree(comm,
-        complaint_of(function, [&] { memory.emplace(reserve<Memory>(comm, workspace, arguments...)); }));
+  agree(call.comm, complaint_of(call.function, [&] { memory.emplace(reserve<Memory>(call, arguments...)); }));
   return *memory;
 }
 

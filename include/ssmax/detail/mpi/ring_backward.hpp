@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <vector>
 
-#include "../../attention_backward.hpp"
 #include "gradient_exchange.hpp"
 #include "reserve.hpp"
 #include "ring_forward.hpp"
@@ -18,204 +17,227 @@ SSMAX_BEGIN_DETAIL
 /// ComputeType<T> if they need more.
 inline constexpr index_t max_sum_bytes = index_t{32} << 20;
 
+/// The sums that a rank forms at once, and the sizes of the arrays of a rank.
+struct RingBackwardSizes {
+  template <class T>
+  RingBackwardSizes(const BackwardOverRanks<T>& call, const AttentionGradients<T>& g, const SumOrder& order)
+      : row(call.key_shape().batch * (call.a.k.extent(3) + call.a.v.extent(3))) {
+    const Pieces& pieces = order.pieces();
+    const index_t kv_heads = call.a.k.extent(1), bytes = static_cast<index_t>(sizeof(ComputeType<T>));
+    index_t largest = 0;
+    for (int r = 0; r < pieces.ranks(); ++r) largest = std::max(largest, call.layout.count(r));
+    const index_t sum = pieces.longest() * row, parts = order.max_parts() + 1,
+                  max_sums = std::max(max_sum_bytes, largest * kv_heads * row * bytes) /
+                             std::max<index_t>(1, sum * bytes);
+    units = head_units(kv_heads, std::clamp<index_t>(max_sums / parts, 1, kv_heads));
+    const index_t at_once = std::ranges::max(units, {}, &HeadUnit::count).count;
+    slots = std::max(std::min(parts, max_sums / at_once), pieces.segments_of_rank() + 2);
+    own = call.a.k.extent(2) * kv_heads * row;
+    piece = kv_heads * sum;
+    slot = at_once * sum;
+    wants_gradients = call.variant.wants_gradients() || !g.dsinks.empty();
+    kept_rows = wants_gradients ? call.a.q.extent(0) * call.a.q.extent(1) * call.a.q.extent(2) : 0;
+    sums_of_row = 1 + call.variant.parameters();
+  }
+
+  /// All ranks compute the same number of kv heads at once: as many as leave space for all sums of a piece, at
+  /// least one.
+  std::vector<HeadUnit> units;
+  index_t row;                             // elements per key of one kv head
+  index_t slots = 0;                       // number of outgoing sums
+  index_t own = 0, piece = 0, slot = 0;    // elements of the own keys, of a piece and of a sum
+  bool wants_gradients = false;            // of parameters
+  index_t kept_rows = 0, sums_of_row = 0;  // of KeptSums
+};
+
 /// The memory of a rank in addition to its arguments.
 template <class T>
 struct RingBackwardMemory {
   using Compute = ComputeType<T>;
-  RingBackwardMemory(Arena& arena, index_t key_numbers, index_t piece_numbers, index_t outgoing_numbers,
-                     index_t incoming_numbers, const AttentionGradients<T>& g, index_t kept_rows,
-                     index_t sums_of_row)
-      : own(arena.take<T>(key_numbers)),
-        pieces(arena.take<T>(2 * piece_numbers)),
-        outgoing_sums(arena.take<Compute>(outgoing_numbers)),
-        incoming_sums(arena.take<Compute>(incoming_numbers)),
+  RingBackwardMemory(Arena& arena, const RingBackwardSizes& sizes, const AttentionGradients<T>& g)
+      : own(arena.take<T>(sizes.own)),
+        pieces(arena.take<T>(2 * sizes.piece)),
+        sums{arena.take<Compute>(sizes.slots * sizes.slot), arena.take<Compute>(2 * sizes.slot), sizes.slots,
+             sizes.slot},
         dq(sums_of(arena, g.dq)),
         dk(sums_of(arena, g.dk)),
         dv(sums_of(arena, g.dv)),
-        kept(arena, kept_rows, sums_of_row) {}
+        kept(arena, sizes.kept_rows, sizes.sums_of_row) {}
 
   T *own, *pieces;  // packed
-  Compute *outgoing_sums, *incoming_sums;
+  SumMemory<Compute> sums;
   View<Compute, 4> dq, dk, dv;
   KeptSums kept;  // per segment: [parts][units][batch, heads, queries]
 };
 
-/// Adds packed rows to a view: to += from.
-template <class Compute>
-void add_packed(const Compute* from, const View<Compute, 4>& to) {
-  const auto add_rows = kernels<PrefillBackwardKernels<Compute>>().add_rows;
-  const index_t rows = to.extent(2), width = to.extent(3);
-  for (index_t b = 0; b < to.extent(0); ++b) {
-    for (index_t h = 0; h < to.extent(1); ++h, from += rows * width) {
-      add_rows(from, width, rows, width, row_of(to, b, h, 0), to.stride(2));
-    }
-  }
-}
-
+/// The backward of attention on one rank. Requires that the arguments of the constructor outlive the object.
 template <class T>
-void ring_backward(mpi::Communicator& comm, const RingPlan& plan, const BackwardArguments<T>& a,
-                   const AttentionGradients<T>& g, const Problem<ComputeType<T>>& whole,
-                   const GradientVariant<ComputeType<T>>& variant, const AttentionOptions<T>& options,
-                   index_t positions, const AnyExecutor& executor) {
+class RingBackward {
   using Compute = ComputeType<T>;
-  const index_t local = a.q.extent(2), group = a.q.extent(1) / a.k.extent(1);
-  const QueryShape query_shape{a.q.extent(0), a.q.extent(1), positions, positions};
-  const KeySourceShape shape{a.k.extent(0), a.k.extent(1), a.k.extent(3), a.v.extent(3)};
-  const index_t row = shape.batch * (shape.width + shape.value_width);  // elements per key of one kv head
-  const bool wants_gradients = variant.wants_gradients() || !g.dsinks.empty();
 
-  // All ranks compute the same number of kv heads at once: as many as leave space for all sums of a piece, at
-  // least one.
-  const SumPlan sums(plan, group);
-  index_t largest = 0;
-  for (int r = 0; r < plan.ranks(); ++r) largest = std::max(largest, plan.count(r));
-  const index_t sum_size = plan.longest_piece() * row, bytes = static_cast<index_t>(sizeof(Compute)),
-                max_sums = std::max(max_sum_bytes, largest * shape.kv_heads * row * bytes) /
-                           std::max<index_t>(1, sum_size * bytes),
-                parts = sums.max_parts() + 1;
-  const std::vector<HeadUnit> units =
-      head_units(shape.kv_heads, std::clamp<index_t>(max_sums / parts, 1, shape.kv_heads));
-  const index_t at_once = std::ranges::max(units, {}, &HeadUnit::count).count;
-  const index_t slots = std::max(std::min(parts, max_sums / at_once), plan.segments_of_rank() + 2);
+ public:
+  /// Collective. Every rank throws if one rank lacks the memory.
+  RingBackward(const BackwardOverRanks<T>& call, const AttentionGradients<T>& g, const Pieces& pieces)
+      : call_(call),
+        g_(g),
+        pieces_(pieces),
+        shape_(call.key_shape()),
+        whole_(whole_problem(call)),
+        order_(pieces, call.group()),
+        sizes_(call, g, order_),
+        memory_(reserve_on_all<RingBackwardMemory<T>>(call, sizes_, g)) {}
 
-  const auto memory = reserve_on_all<RingBackwardMemory<T>>(
-      comm, "mpi::attention_backward", options.workspace, local * shape.kv_heads * row,
-      shape.kv_heads * sum_size, slots * at_once * sum_size, 2 * at_once * sum_size, g,
-      wants_gradients ? query_shape.batch * query_shape.heads * local : 0, 1 + variant.parameters());
-  pack_share(plan, whole, variant, a.k, a.v, memory.own);
-  KeyExchange<T> exchange(comm, plan, shape.kv_heads * row, memory.own, memory.pieces);
-  GradientExchange<Compute> gradients(comm, plan, sums, units, row, memory.outgoing_sums, slots,
-                                      memory.incoming_sums);
-  const auto add_to_own = [&](std::size_t i, std::size_t u, const Compute* sum) {
-    const Piece& piece = plan.pieces()[i];
-    const HeadUnit& unit = units[u];
-    const auto own_part = [&](const View<Compute, 4>& view) {
-      return heads_of(rows_of(view, piece.row, piece.keys.size()), unit.first, unit.count);
-    };
-    add_packed(sum, own_part(memory.dk));
-    add_packed(sum + shape.batch * unit.count * piece.keys.size() * shape.width, own_part(memory.dv));
-  };
-  const auto poll = [&] {
-    exchange.sent();
-    gradients.poll(add_to_own);
-  };
-
-  const auto kept_of = [&](const Share& share, KeyRange queries, const HeadUnit& unit, index_t further) {
-    if (share.segment.rank != plan.rank()) return CallSums{};
-    const index_t first = share.row + queries.begin - share.segment.begin;
-    return memory.kept.from(
-        query_shape.batch * (first * query_shape.heads + unit.first * group * queries.size()) + further);
-  };
-  // Computes the gradients of the queries of a part against `keys`, and adds the gradients of the keys to
-  // `sum`.
-  const auto attend = [&](std::size_t i, KeyRange queries, const HeadUnit& unit, const KeyShare<T>& keys,
-                          Compute* sum, BackwardStage stage) {
-    const Share& share = plan.shares()[i];
-    const Share part{{queries.begin, queries.end, plan.rank()},
-                     share.row + queries.begin - share.segment.begin};
-    const index_t first = unit.first * group, count = unit.count * group, length = keys.k.extent(2);
-    const auto rows = [&](const auto& view) {
-      return heads_of(rows_of(view, part.row, queries.size()), first, count);
-    };
-    const KeyShare<T> own_keys = keys_in(heads_of(keys.k, unit.first, unit.count),
-                                         heads_of(keys.v, unit.first, unit.count), keys.keys, keys.first);
-    stage.kept = kept_of(share, queries, unit, 0);
-    const View<Compute, 4> dk{sum, {shape.batch, unit.count, length, shape.width}},
-        dv{sum + dk.size(), {shape.batch, unit.count, length, shape.value_width}};
-    AttentionGradients<T> gradients_here{
-        .dout = rows(g.dout), .dlse = rows(g.dlse), .dq = rows(g.dq), .dsinks = g.dsinks};
-    StageSums<Compute> sums_here{};
-    if constexpr (std::same_as<T, Compute>) {
-      gradients_here.dk = dk;
-      gradients_here.dv = dv;
-    } else {
-      gradients_here.dk = {nullptr, {shape.batch, unit.count, length, shape.width}};
-      gradients_here.dv = {nullptr, {shape.batch, unit.count, length, shape.value_width}};
-      sums_here = {{rows(memory.dq), first}, addressable(dk), addressable(dv)};
-    }
-    const BackwardProblem<ComputeType<T>> problem = make_backward_problem<T>(
-        with_heads(part_of_problem(whole, part, positions, own_keys), first, count),
-        {.out = rows(a.out), .lse = rows(a.lse)}, gradients_here, options, stage, sums_here);
-    compiled::run_backward<OperandsOf<T>>(problem, variant, &comm.scratch(), executor);
-  };
-  const auto without_keys = [&](bool first, bool last) {
-    const KeyShare<T> none = key_share<T>(memory.own, Piece{}, shape, positions);
-    for (std::size_t i = 0; i < plan.shares().size(); ++i) {
-      if (plan.shares()[i].segment.rank != plan.rank()) continue;
-      sums.for_each_part(plan.shares()[i], [&](KeyRange queries) {
-        for (const HeadUnit& unit : units)
-          attend(i, queries, unit, none, memory.outgoing_sums, {first, last});
+  /// Collective. Computes all gradients.
+  void run() {
+    pack_share(call_, pieces_, whole_, memory_.own);
+    const QueryShape own_keys{shape_.batch, shape_.kv_heads, call_.a.k.extent(2)};
+    for_each_query(own_keys, [&](const Query& key) {
+      std::fill_n(row_of(memory_.dk, key.batch, key.head, key.index), shape_.width, Compute{0});
+      std::fill_n(row_of(memory_.dv, key.batch, key.head, key.index), shape_.value_width, Compute{0});
+    });
+    add_up_pieces();
+    if (whole_.has_rope()) rotate_back();
+    if constexpr (!std::same_as<T, Compute>) {
+      for_each_query(own_keys, [&](const Query& key) {
+        const index_t b = key.batch, h = key.head, i = key.index;
+        narrow_to(row_of(g_.dk, b, h, i), shape_.width, row_of(memory_.dk, b, h, i));
+        narrow_to(row_of(g_.dv, b, h, i), shape_.value_width, row_of(memory_.dv, b, h, i));
       });
     }
-  };
-  // Calls f(b, h, i) for each key of the rank.
-  const auto for_each_key = [&](const auto& f) {
-    for (index_t b = 0; b < shape.batch; ++b) {
-      for (index_t h = 0; h < shape.kv_heads; ++h) {
-        for (index_t i = 0; i < local; ++i) f(b, h, i);
-      }
-    }
-  };
-  for_each_key([&](index_t b, index_t h, index_t i) {
-    std::fill_n(row_of(memory.dk, b, h, i), shape.width, Compute{0});
-    std::fill_n(row_of(memory.dv, b, h, i), shape.value_width, Compute{0});
-  });
-
-  without_keys(true, false);
-  for (const std::size_t step : exchange.steps()) {
-    const Piece& piece = plan.pieces()[step];
-    const KeyShare<T> keys = key_share<T>(exchange.next(poll), piece, shape, positions);
-    const std::vector<SumPart> parts_here = sums.parts(piece);
-    for (std::size_t u = 0; u < units.size(); ++u) {
-      for (const SumPart& part : parts_here) {
-        Compute* sum = gradients.room(part, step, u, add_to_own);
-        attend(part.share, part.queries, units[u], keys, sum,
-               {.first = false, .last = false, .continues = part.from >= 0});
-        gradients.send(part, step, u);
-        poll();
-      }
-    }
+    if (sizes_.wants_gradients) hand_over();
   }
-  without_keys(false, true);
-  gradients.finish(add_to_own);
-  exchange.finish([] {});
 
-  if (whole.has_rope()) {
-    for (const Piece& piece : plan.pieces()) {
-      if (piece.keys.rank != plan.rank()) continue;
-      for (index_t b = 0; b < shape.batch; ++b) {
-        for (index_t h = 0; h < shape.kv_heads; ++h) {
-          const Query query{b, h * (query_shape.heads / shape.kv_heads), 0, query_shape};
-          for (index_t i = 0; i < piece.keys.size(); ++i) {
-            Compute* dk = row_of(memory.dk, b, h, piece.row + i);
-            const index_t position = whole.key_position + variant.key_position(query, piece.keys.begin + i);
-            rotate(whole.rope, {dk, shape.width}, {dk, shape.width}, 1, shape.width, position, true);
-          }
+ private:
+  /// Computes the gradients against one piece after another. Sends the sums of dk and dv, and adds those that arrive.
+  void add_up_pieces() {
+    KeyExchange<T> exchange(call_.comm, pieces_, shape_.kv_heads * sizes_.row, memory_.own, memory_.pieces);
+    GradientExchange<Compute> gradients(call_.comm, order_, sizes_.units, sizes_.row, memory_.sums);
+    const auto add = [&](std::size_t piece, std::size_t unit, const Compute* sum) {
+      add_to_own(pieces_.list()[piece], sizes_.units[unit], sum);
+    };
+    const auto poll = [&] {
+      exchange.sent();
+      gradients.poll(add);
+    };
+    attend_without_keys({.first = true, .last = false});
+    for (const std::size_t step : exchange.steps()) {
+      const Piece& piece = pieces_.list()[step];
+      const KeyShare<T> keys = key_share<T>(exchange.next(poll), piece, shape_, call_.layout.positions());
+      const std::vector<SumPart> parts = order_.parts(piece);
+      for (std::size_t u = 0; u < sizes_.units.size(); ++u) {
+        for (const SumPart& part : parts) {
+          Compute* sum = gradients.room(part, step, u, add);
+          attend(part.queries, sizes_.units[u], keys, sum,
+                 {.first = false, .last = false, .continues = part.from >= 0});
+          gradients.send(part, step, u);
+          poll();
+        }
+      }
+    }
+    attend_without_keys({.first = false, .last = true});
+    gradients.finish(add);
+    exchange.finish();
+  }
+
+  /// Adds a sum to dk and dv of own keys.
+  void add_to_own(const Piece& piece, const HeadUnit& unit, const Compute* sum) const {
+    const auto add_rows = kernels<PrefillBackwardKernels<Compute>>().add_rows;
+    const index_t rows = piece.size();
+    for (const View<Compute, 4>& to : {memory_.dk, memory_.dv}) {
+      const index_t width = to.extent(3);
+      for (index_t b = 0; b < shape_.batch; ++b) {
+        for (index_t h = unit.first; h < unit.first + unit.count; ++h, sum += rows * width) {
+          add_rows(sum, width, rows, width, row_of(to, b, h, piece.row), to.stride(2));
         }
       }
     }
   }
-  if constexpr (!std::same_as<T, Compute>) {
-    for_each_key([&](index_t b, index_t h, index_t i) {
-      narrow_to(row_of(g.dk, b, h, i), shape.width, row_of(memory.dk, b, h, i));
-      narrow_to(row_of(g.dv, b, h, i), shape.value_width, row_of(memory.dv, b, h, i));
-    });
+
+  /// Returns the kept sums of queries from row `row` of the unit on. Empty for queries of other ranks.
+  [[nodiscard]] CallSums kept_of(const Piece& queries, const HeadUnit& unit, index_t row) const {
+    if (queries.rank != pieces_.rank()) return {};
+    const index_t before = queries.row * call_.a.q.extent(1) + unit.first * call_.group() * queries.size();
+    return memory_.kept.from(shape_.batch * before + row);
   }
-  if (!wants_gradients) return;
-  hand_over_all(comm, variant, query_shape, g.dsinks, [&](index_t batch, index_t head) {
-    const index_t kv_head = head / group;
-    const HeadUnit& unit =
-        *std::ranges::find_if(units, [&](const HeadUnit& any) { return kv_head < any.first + any.count; });
-    std::vector<KeptQueries> all;
-    for (const Share& share : plan.shares()) {
-      sums.for_each_part(share, [&](KeyRange queries) {
-        const index_t row_of_head = (batch * unit.count * group + head - unit.first * group) * queries.size();
-        all.push_back(
-            {{queries.begin, queries.end, share.segment.rank}, kept_of(share, queries, unit, row_of_head)});
+
+  /// Calls a stage of every query of the rank that has no keys: the first or the last one.
+  void attend_without_keys(const BackwardStage& stage) const {
+    const KeyShare<T> none = key_share<T>(memory_.own, Piece{}, shape_, call_.layout.positions());
+    for (const Piece& segment : pieces_.segments()) {
+      if (segment.rank != pieces_.rank()) continue;
+      for_each_part(segment, order_.queries(), [&](const Piece& queries) {
+        for (const HeadUnit& unit : sizes_.units) attend(queries, unit, none, memory_.sums.outgoing, stage);
       });
     }
-    return all;
-  });
-}
+  }
+  /// Computes the gradients of queries against `keys`, and adds the gradients of the keys to `sum`.
+  void attend(const Piece& queries, const HeadUnit& unit, const KeyShare<T>& keys, Compute* sum,
+              BackwardStage stage) const {
+    const index_t first = unit.first * call_.group(), count = unit.count * call_.group(),
+                  length = keys.k.extent(2);
+    const auto rows = [&](const auto& view) {
+      return heads_of(rows_of(view, queries.row, queries.size()), first, count);
+    };
+    const KeyShare<T> own_keys = keys_in(heads_of(keys.k, unit.first, unit.count),
+                                         heads_of(keys.v, unit.first, unit.count), keys.keys, keys.first);
+    stage.kept = kept_of(queries, unit, 0);
+    const View<Compute, 4> dk{sum, {shape_.batch, unit.count, length, shape_.width}},
+        dv{sum + dk.size(), {shape_.batch, unit.count, length, shape_.value_width}};
+    AttentionGradients<T> gradients{
+        .dout = rows(g_.dout), .dlse = rows(g_.dlse), .dq = rows(g_.dq), .dsinks = g_.dsinks};
+    StageSums<Compute> sums{};
+    if constexpr (std::same_as<T, Compute>) {
+      gradients.dk = dk;
+      gradients.dv = dv;
+    } else {
+      gradients.dk = {nullptr, {shape_.batch, unit.count, length, shape_.width}};
+      gradients.dv = {nullptr, {shape_.batch, unit.count, length, shape_.value_width}};
+      sums = {{rows(memory_.dq), first}, addressable(dk), addressable(dv)};
+    }
+    const BackwardProblem<Compute> problem = make_backward_problem<T>(
+        with_heads(part_of_problem(whole_, queries, keys.keys, own_keys), first, count),
+        {.out = rows(call_.a.out), .lse = rows(call_.a.lse)}, gradients, call_.options, stage, sums);
+    compiled::run_backward<OperandsOf<T>>(problem, call_.variant, &call_.comm.scratch(), call_.executor);
+  }
+
+  /// Rotates dk of own keys back.
+  void rotate_back() const {
+    for (const Piece& piece : pieces_.list()) {
+      if (piece.rank != pieces_.rank()) continue;
+      for_each_query({shape_.batch, shape_.kv_heads, piece.size()}, [&](const Query& key) {
+        const Query query{key.batch, key.head * call_.group(), 0, call_.shape()};
+        const index_t position =
+            whole_.key_position + call_.variant.key_position(query, piece.begin + key.index);
+        Compute* dk = row_of(memory_.dk, key.batch, key.head, piece.row + key.index);
+        rotate(whole_.rope, {dk, shape_.width}, {dk, shape_.width}, 1, shape_.width, position, true);
+      });
+    }
+  }
+  /// Collective. Passes the gradients of the parameters to every rank.
+  void hand_over() const {
+    const index_t group = call_.group();
+    hand_over_all(call_.comm, call_.variant, call_.shape(), g_.dsinks, [&](index_t batch, index_t head) {
+      const HeadUnit& unit = *std::ranges::find_if(
+          sizes_.units, [&](const HeadUnit& any) { return head / group < any.first + any.count; });
+      const index_t head_of_unit = (batch * unit.count - unit.first) * group + head;
+      std::vector<KeptQueries> all;
+      for (const Piece& segment : pieces_.segments()) {
+        for_each_part(segment, order_.queries(), [&](const Piece& queries) {
+          all.push_back({queries, kept_of(queries, unit, head_of_unit * queries.size())});
+        });
+      }
+      return all;
+    });
+  }
+
+  const BackwardOverRanks<T>& call_;
+  const AttentionGradients<T>& g_;
+  const Pieces& pieces_;
+  const KeySourceShape shape_;
+  const Problem<Compute> whole_;
+  const SumOrder order_;
+  const RingBackwardSizes sizes_;
+  const RingBackwardMemory<T> memory_;
+};
 
 SSMAX_END

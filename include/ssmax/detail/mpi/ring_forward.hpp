@@ -30,29 +30,28 @@ struct RingForwardMemory {
   AttentionState<Compute> state{};
 };
 
+/// Collective. Computes out and lse of the queries of this rank.
 template <class T>
-void ring_forward(mpi::Communicator& comm, const RingPlan& plan, const AttentionArguments<T>& a,
-                  const Problem<ComputeType<T>>& whole, const Variant<ComputeType<T>>& variant,
-                  const AttentionOptions<T>& options, index_t positions, const AnyExecutor& executor) {
+void ring_forward(const AttentionOverRanks<T>& call, const Pieces& pieces) {
   using Compute = ComputeType<T>;
-  const index_t batch = a.q.extent(0), heads = a.q.extent(1), local = a.q.extent(2), dv = a.v.extent(3);
-  const KeySourceShape shape{batch, a.k.extent(1), a.k.extent(3), dv};
-  const index_t key_size = shape.batch * shape.kv_heads * (shape.width + dv);
-  const auto memory = reserve_on_all<RingForwardMemory<T>>(
-      comm, "mpi::attention", options.workspace, local * key_size, plan.longest_piece() * key_size, a.out);
+  const QueryShape query_shape = call.shape();
+  const KeySourceShape shape = call.key_shape();
+  const index_t positions = call.layout.positions(), dv = shape.value_width,
+                key_size = shape.batch * shape.kv_heads * (shape.width + dv);
+  const Problem<Compute> whole = whole_problem(call);
+  const auto memory = reserve_on_all<RingForwardMemory<T>>(call, call.a.q.extent(2) * key_size,
+                                                           pieces.longest() * key_size, call.a.out);
   const AttentionState<Compute>& state = memory.state;
-  const QueryShape query_shape{batch, heads, positions, positions};
   // Calls f(query, row) for each query of the rank.
   const auto for_each_row = [&](const auto& f) {
-    for (const Share& share : plan.shares()) {
-      if (share.segment.rank != plan.rank()) continue;
-      for (index_t b = 0; b < batch; ++b) {
-        for (index_t h = 0; h < heads; ++h) {
-          for (index_t i = 0; i < share.segment.size(); ++i) {
-            f(Query{b, h, share.segment.begin + i, query_shape}, share.row + i);
-          }
-        }
-      }
+    for (const Piece& segment : pieces.segments()) {
+      if (segment.rank != pieces.rank()) continue;
+      for_each_query({query_shape.batch, query_shape.heads, segment.size(), positions}, [&](Query query) {
+        const index_t row = segment.row + query.index;
+        query.index += segment.begin;
+        query.shape = query_shape;
+        f(query, row);
+      });
     }
   };
   for_each_row([&](const Query& query, index_t row) {
@@ -60,31 +59,29 @@ void ring_forward(mpi::Communicator& comm, const RingPlan& plan, const Attention
     state.sum(query.batch, query.head, row) = 0;
     std::fill_n(row_of(state.o, query.batch, query.head, row), dv, Compute{0});
   });
-  pack_share(plan, whole, variant, a.k, a.v, memory.own);
-  KeyExchange<T> exchange(comm, plan, key_size, memory.own, memory.pieces);
+  pack_share(call, pieces, whole, memory.own);
+  KeyExchange<T> exchange(call.comm, pieces, key_size, memory.own, memory.pieces);
   const auto poll = [&] { exchange.sent(); };
   for (const std::size_t step : exchange.steps()) {
-    const Piece& piece = plan.pieces()[step];
+    const Piece& piece = pieces.list()[step];
     const KeyShare<T> keys = key_share(exchange.next(poll), piece, shape, positions);
-    for (std::size_t i = 0; i < plan.shares().size(); ++i) {
-      const Share& share = plan.shares()[i];
-      if (share.segment.rank != plan.rank() || !plan.sees(i, piece)) continue;
-      const index_t count = share.segment.size();
-      const AttentionState<Compute> part{rows_of(state.shift, share.row, count),
-                                         rows_of(state.sum, share.row, count),
-                                         rows_of(state.o, share.row, count)};
-      compiled::run_attention<OperandsOf<T>>(for_forward<T>(part_of_problem(whole, share, positions, keys)),
-                                             variant, make_state_result(part, true), &comm.scratch(),
-                                             executor);
+    for (const Piece& segment : pieces.segments()) {
+      if (segment.rank != pieces.rank() || !pieces.sees(segment, piece)) continue;
+      const index_t first = segment.row, count = segment.size();
+      const AttentionState<Compute> part{rows_of(state.shift, first, count), rows_of(state.sum, first, count),
+                                         rows_of(state.o, first, count)};
+      compiled::run_attention<OperandsOf<T>>(for_forward<T>(part_of_problem(whole, segment, positions, keys)),
+                                             call.variant, make_state_result(part, true),
+                                             &call.comm.scratch(), call.executor);
       poll();
     }
   }
-  const Result<ComputeType<T>> result = make_result(a, options);
+  const Result<ComputeType<T>> result = make_result(call.a, call.options);
   for_each_row([&](const Query& query, index_t row) {
-    store_result(result, complete_row(result, variant, query, row), row,
+    store_result(result, complete_row(result, call.variant, query, row), row,
                  state_of(state, query.batch, query.head, row), dv);
   });
-  exchange.finish([] {});
+  exchange.finish();
 }
 
 SSMAX_END

@@ -54,7 +54,7 @@ class RowGradientSums {
   [[nodiscard]] std::int64_t fingerprint() const {
     Fingerprint result;
     for (const std::vector<RowShare>& shares : shares_) {
-      for (const RowShare& share : shares) result.add(share.number), result.add(share.rank);
+      for (const RowShare& share : shares) result.add(share.number, share.rank);
     }
     return result.value();
   }
@@ -113,16 +113,12 @@ class RowGradientSums {
   static std::vector<RowShare> shares_of(const Part& part, const QueryShape& shape, const RankOf& rank_of) {
     std::unordered_map<void*, std::size_t> numbers;
     std::vector<RowShare> all;
-    for (Query query{0, 0, 0, shape}; query.batch < shape.batch; ++query.batch) {
-      for (query.head = 0; query.head < shape.heads; ++query.head) {
-        for (query.index = 0; query.index < shape.queries; ++query.index) {
-          void* row = part.gradient_row(query);
-          if (row == nullptr) continue;
-          const RowShare share{row, numbers.try_emplace(row, numbers.size()).first->second, rank_of(query)};
-          if (all.empty() || all.back() != share) all.push_back(share);
-        }
-      }
-    }
+    for_each_query(shape, [&](const Query& query) {
+      void* row = part.gradient_row(query);
+      if (row == nullptr) return;
+      const RowShare share{row, numbers.try_emplace(row, numbers.size()).first->second, rank_of(query)};
+      if (all.empty() || all.back() != share) all.push_back(share);
+    });
     std::ranges::stable_sort(all, {}, &RowShare::number);
     std::vector<RowShare> once;
     auto first = once.begin();  // first entry of the current row

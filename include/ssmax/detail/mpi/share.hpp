@@ -1,15 +1,58 @@
-// Builds a rank's share of a call: its rows, its packed keys, and its queries against a piece of keys.
+// Defines RankCall, a call on one of several ranks, and builds the rank's share of it: its rows, its packed keys, and
+// its queries against a piece of keys.
 #pragma once
 
 #include <vector>
 
-#include "../attention/desk/build.hpp"
+#include "../../attention_backward.hpp"
+#include "../../decode.hpp"
 #include "../attention/operands/load.hpp"
 #include "../attention/terms/keys.hpp"
 #include "../memory/arena.hpp"
-#include "plan.hpp"
+#include "pieces.hpp"
 
 SSMAX_BEGIN_DETAIL
+
+/// A call over ranks. A is the type of the public function's arguments, V is Variant or GradientVariant. The objects
+/// that it refers to must outlive it.
+template <class T, class A, class V>
+struct RankCall {
+  const char* function;  // name in messages
+  mpi::Communicator& comm;
+  const mpi::Layout& layout;
+  const A& a;  // of this rank
+  const AttentionOptions<T>& options;
+  const V& variant;
+  const AnyExecutor executor;
+  const KeyShare<T> whole_keys{.k = {}, .v = {}, .keys = layout.positions()};  // without data
+
+  /// Returns the shape of the queries of the whole sequence.
+  [[nodiscard]] QueryShape shape() const {
+    return {a.q.extent(0), a.q.extent(1), layout.positions(), layout.positions()};
+  }
+  [[nodiscard]] KeySourceShape key_shape() const {
+    return {a.k.extent(0), a.k.extent(1), a.k.extent(3), a.v.extent(3)};
+  }
+  /// Returns the number of query heads per kv head.
+  [[nodiscard]] index_t group() const { return a.q.extent(1) / std::max<index_t>(1, a.k.extent(1)); }
+};
+
+template <class T>
+using AttentionOverRanks = RankCall<T, AttentionArguments<T>, Variant<ComputeType<T>>>;
+template <class T>
+using BackwardOverRanks = RankCall<T, BackwardArguments<T>, GradientVariant<ComputeType<T>>>;
+template <class T>
+using DecodeOverRanks = RankCall<T, DecodeArguments<T>, Variant<ComputeType<T>>>;
+
+/// Returns the problem of all rows of this rank. It refers to keys of the call that have no data: with_keys replaces
+/// them later.
+template <class T, class A, class V>
+Problem<ComputeType<T>> whole_problem(const RankCall<T, A, V>& call) {
+  check_no_lengths(call.function, call.options.lengths);
+  const AnyKeys<ComputeType<T>> keys(call.whole_keys);
+  return queries_among(called_by(call.function, call.options, make_problem(call.a.q, keys, call.options)), 0,
+                       call.layout.positions());
+}
 
 /// True if the owner rotates its keys before it sends them. The receiver rotates 16-bit keys, as a single
 /// process does after loading them: a rotated key has more bits and would have to be sent as floats.
@@ -19,11 +62,11 @@ inline constexpr bool owner_rotates = std::same_as<T, ComputeType<T>>;
 /// Returns the packed keys of a piece, in the layout of KeyExchange.
 template <class T>
 KeyShare<T> key_share(const T* packed, const Piece& piece, const KeySourceShape& shape, index_t keys) {
-  const index_t count = piece.keys.size();
+  const index_t count = piece.size();
   const T* v = packed + shape.batch * shape.kv_heads * count * shape.width;
   return keys_in(View<const T, 4>{packed, {shape.batch, shape.kv_heads, count, shape.width}},
                  View<const T, 4>{v, {shape.batch, shape.kv_heads, count, shape.value_width}}, keys,
-                 piece.keys.begin);
+                 piece.begin);
 }
 
 /// Returns the given rows of each head, contiguous: [batch, heads, rows, channels].
@@ -45,11 +88,11 @@ std::vector<T> gathered_rows(const View<const T, 4>& view, const std::vector<ind
 template <class T>
 void pack_piece(const Problem<ComputeType<T>>& whole, const Variant<ComputeType<T>>& variant,
                 const View<const T, 4>& k, const View<const T, 4>& v, const Piece& piece, T* out) {
-  const index_t count = piece.keys.size(), d = k.extent(3), dv = v.extent(3);
-  const KeyShare<T> keys = keys_in(rows_of(k, piece.row, count), rows_of(v, piece.row, count),
-                                   whole.keys.length(0), piece.keys.begin);
+  const index_t count = piece.size(), d = k.extent(3), dv = v.extent(3);
+  const KeyShare<T> keys =
+      keys_in(rows_of(k, piece.row, count), rows_of(v, piece.row, count), whole.keys.length(0), piece.begin);
   const Problem<ComputeType<T>> problem = with_keys(whole, keys);
-  const KeyRange range{piece.keys.begin, piece.keys.end};
+  const KeyRange range{piece.begin, piece.end};
   const auto for_each_head = [&](const auto& f) {
     for (index_t b = 0; b < k.extent(0); ++b) {
       for (index_t h = 0; h < k.extent(1); ++h) f(b, h);
@@ -74,13 +117,14 @@ void pack_piece(const Problem<ComputeType<T>>& whole, const Variant<ComputeType<
 }
 
 /// Packs all keys and values of this rank.
-template <class T>
-void pack_share(const RingPlan& plan, const Problem<ComputeType<T>>& whole,
-                const Variant<ComputeType<T>>& variant, const View<const T, 4>& k, const View<const T, 4>& v,
+template <class T, class A, class V>
+void pack_share(const RankCall<T, A, V>& call, const Pieces& pieces, const Problem<ComputeType<T>>& whole,
                 T* out) {
-  const index_t row = k.extent(0) * k.extent(1) * (k.extent(3) + v.extent(3));
-  for (const Piece& piece : plan.pieces()) {
-    if (piece.keys.rank == plan.rank()) pack_piece(whole, variant, k, v, piece, out + piece.row * row);
+  const KeySourceShape shape = call.key_shape();
+  const index_t row = shape.batch * shape.kv_heads * (shape.width + shape.value_width);
+  for (const Piece& piece : pieces.list()) {
+    if (piece.rank == pieces.rank())
+      pack_piece(whole, call.variant, call.a.k, call.a.v, piece, out + piece.row * row);
   }
 }
 
@@ -100,11 +144,10 @@ View<ComputeType<T>, 4> sums_of(Arena& arena, const View<T, 4>& result) {
 /// Returns the problem of a segment's queries against packed keys. `whole` is the problem of all rows of this
 /// rank.
 template <class T>
-Problem<ComputeType<T>> part_of_problem(const Problem<ComputeType<T>>& whole, const Share& share,
+Problem<ComputeType<T>> part_of_problem(const Problem<ComputeType<T>>& whole, const Piece& segment,
                                         index_t positions, const KeyShare<T>& keys) {
-  const mpi::Segment& segment = share.segment;
   const Problem<ComputeType<T>> queries =
-      with_queries(whole, share.row, segment.size(), segment.begin, positions);
+      with_queries(whole, segment.row, segment.size(), segment.begin, positions);
   return owner_rotates<T> ? with_rotated_keys(queries, keys) : with_keys(queries, keys);
 }
 

@@ -4,12 +4,13 @@
 
 #include <algorithm>
 #include <limits>
-#include <span>
+#include <numeric>
+#include <optional>
 #include <vector>
 
 #include "../attention/forward/epilogue.hpp"
 #include "../attention/work/driver.hpp"
-#include "exchange.hpp"
+#include "datatype.hpp"
 #include "reserve.hpp"
 #include "share.hpp"
 
@@ -40,92 +41,129 @@ struct ChunkOfKeys {
 /// ends of segments and at `length`.
 inline std::vector<Piece> chunks_of(const mpi::Layout& layout, index_t length) {
   std::vector<Piece> chunks;
-  std::vector<index_t> rows(static_cast<std::size_t>(layout.ranks()));
-  for (const mpi::Segment& segment : layout.segments()) {
-    index_t& row = rows[static_cast<std::size_t>(segment.rank)];
-    for (index_t begin = segment.begin; begin < std::min(segment.end, length);) {
-      const index_t end = std::min({segment.end, length, (begin / key_chunk + 1) * key_chunk});
-      chunks.push_back({{begin, end, segment.rank}, row});
-      row += end - begin;
-      begin = end;
-    }
+  for (Piece segment : segments_of(layout)) {
+    segment.end = std::min(segment.end, length);
+    for_each_part(segment, key_chunk, [&](const Piece& chunk) { chunks.push_back(chunk); });
   }
   return chunks;
 }
+
+/// The memory of the states of all chunks: rank by rank, chunk by chunk. MPI counts in states, because it counts in
+/// int.
+struct StatePlaces {
+  /// `a_size` is the number of elements of a state. Throws if MPI cannot count the chunks.
+  StatePlaces(const std::vector<Piece>& chunks, int ranks, index_t a_size)
+      : size(a_size), counts(static_cast<std::size_t>(ranks)), first(counts.size()) {
+    (void)Requests::count(chunks.size());
+    for (const Piece& chunk : chunks) ++counts[static_cast<std::size_t>(chunk.rank)];
+    std::exclusive_scan(counts.begin(), counts.end(), first.begin(), 0);
+  }
+  /// Returns the number of elements before the states of a rank.
+  [[nodiscard]] index_t offset(int rank) const { return first[static_cast<std::size_t>(rank)] * size; }
+
+  index_t size;
+  std::vector<int> counts, first;  // [ranks]: the number of states of a rank, and the index of its first one
+};
 
 /// The states of all chunks, and the merged state.
 template <class Compute>
 struct SpreadMemory {
   SpreadMemory(Arena& arena, index_t chunks, index_t size)
-      : states(arena.take<Compute>(chunks * size)), sums(arena.take<Compute>(size)) {}
+      : states(arena.take<Compute>(chunks * size)), sum(arena.take<Compute>(size)) {}
 
-  Compute *states, *sums;
+  Compute *states, *sum;
 };
 
+/// Decode over the keys of all ranks. `problem` is the problem of all queries. Requires that the arguments of the
+/// constructor outlive the object.
 template <class T, class K>
-void spread_decode(mpi::Communicator& comm, const mpi::Layout& layout, const Problem<ComputeType<T>>& whole,
-                   const K& cache, index_t length, const Variant<ComputeType<T>>& variant,
-                   const Result<ComputeType<T>>& result, Workspace* workspace, const AnyExecutor& executor) {
+class SpreadDecode {
   using Compute = ComputeType<T>;
-  const index_t batch = whole.q.extent(0), heads = whole.q.extent(1), queries = whole.q.extent(2),
-                dv = whole.value_width(), rows = batch * heads * queries;
-  const std::vector<Piece> chunks = chunks_of(layout, length);
-  // Layout of the states: rank by rank, chunk by chunk. A state is shift [rows], sum [rows], o [rows][dv].
-  const index_t size = rows * (dv + 2);
-  std::vector<int> bytes(static_cast<std::size_t>(comm.ranks())), first(bytes.size());
-  for (const Piece& chunk : chunks) {
-    bytes[static_cast<std::size_t>(chunk.keys.rank)] +=
-        Requests::count(static_cast<std::size_t>(size) * sizeof(Compute));
-  }
-  for (std::size_t r = 1; r < bytes.size(); ++r) first[r] = first[r - 1] + bytes[r - 1];
-  const auto state_at = [&](Compute* at) {
-    return AttentionState<Compute>{{at, {batch, heads, queries}},
-                                   {at + rows, {batch, heads, queries}},
-                                   addressable(View<Compute, 4>{at + 2 * rows, {batch, heads, queries, dv}})};
-  };
-  const auto place_of = [&](Compute* states, int rank) {
-    return states + first[static_cast<std::size_t>(rank)] / static_cast<int>(sizeof(Compute));
-  };
-  Compute *states = nullptr, *sums = nullptr;
-  agree(comm, complaint_of("mpi::decode", [&] {
-          const auto memory = reserve<SpreadMemory<Compute>>(comm, workspace, std::ssize(chunks), size);
-          states = memory.states;
-          sums = memory.sums;
-          Compute* next = place_of(states, comm.rank());
-          for (const Piece& chunk : chunks) {
-            if (chunk.keys.rank != comm.rank()) continue;
-            const ChunkOfKeys<K> keys{cache, length, chunk.row, {chunk.keys.begin, chunk.keys.end}};
-            compiled::run_attention<SourceOperands<T, K>>(with_keys(whole, keys), variant,
-                                                          make_state_result(state_at(next), false),
-                                                          &comm.scratch(), executor);
-            next += size;
-          }
-        }));
-  const double start = MPI_Wtime();
-  check_mpi("MPI_Allgatherv", MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, states, bytes.data(),
-                                             first.data(), MPI_BYTE, comm.handle()));
-  comm.traffic().seconds_waiting += MPI_Wtime() - start;
-  comm.traffic().bytes_sent +=
-      static_cast<double>(bytes[static_cast<std::size_t>(comm.rank())]) * (comm.ranks() - 1);
 
-  const AttentionState<Compute> total = state_at(sums);
-  std::fill_n(sums, rows, -std::numeric_limits<Compute>::infinity());
-  std::fill_n(sums + rows, size - rows, Compute{0});
-  std::vector<Compute*> at;
-  for (int r = 0; r < comm.ranks(); ++r) at.push_back(place_of(states, r));
-  for (const Piece& chunk : chunks) {
-    Compute*& state = at[static_cast<std::size_t>(chunk.keys.rank)];
-    merge_state(total, state_at(state));
-    state += size;
+ public:
+  SpreadDecode(const DecodeOverRanks<T>& call, const Problem<Compute>& problem, const K& cache,
+               index_t length)
+      : call_(call),
+        problem_(problem),
+        cache_(cache),
+        shape_{problem.q.extent(0), problem.q.extent(1), problem.q.extent(2), length},
+        states_{.rows = shape_.rows(), .channels = problem.value_width()},
+        size_(states_.size()),
+        chunks_(chunks_of(call.layout, length)) {}
+
+  /// Collective. Writes out and lse on every rank.
+  void run() const {
+    mpi::Communicator& comm = call_.comm;
+    std::optional<StatePlaces> places;
+    std::optional<SpreadMemory<Compute>> memory;
+    Datatype state;
+    agree(comm, complaint_of(call_.function, [&] {
+            places.emplace(chunks_, comm.ranks(), size_);
+            state = bytes_type(static_cast<std::size_t>(size_) * sizeof(Compute));
+            memory.emplace(reserve<SpreadMemory<Compute>>(call_, std::ssize(chunks_), size_));
+            compute(memory->states + places->offset(comm.rank()));
+          }));
+    const double start = MPI_Wtime();
+    check_mpi("MPI_Allgatherv",
+              MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, memory->states, places->counts.data(),
+                             places->first.data(), state.get(), comm.handle()));
+    comm.traffic().seconds_waiting += MPI_Wtime() - start;
+    comm.traffic().bytes_sent += static_cast<double>(size_) * sizeof(Compute) *
+                                 places->counts[static_cast<std::size_t>(comm.rank())] * (comm.ranks() - 1);
+    merge(*places, memory->states, memory->sum);
+    store(state_at(memory->sum));
   }
-  for (index_t b = 0; b < batch; ++b) {
-    for (index_t h = 0; h < heads; ++h) {
-      for (index_t i = 0; i < queries; ++i) {
-        const Query query{b, h, i, {batch, heads, queries, length}};
-        store_result(result, complete_row(result, variant, query, i), i, state_of(total, b, h, i), dv);
-      }
+
+ private:
+  /// Returns the states in memory of states_.size().
+  [[nodiscard]] AttentionState<Compute> state_at(Compute* memory) const {
+    const index_t batch = shape_.batch, heads = shape_.heads, queries = shape_.queries;
+    const SoftmaxState<Compute> first = states_.at(memory, 0);
+    return {{first.shift, {batch, heads, queries}},
+            {first.sum, {batch, heads, queries}},
+            addressable(View<Compute, 4>{first.o, {batch, heads, queries, problem_.value_width()}})};
+  }
+
+  /// Computes the states of this rank's chunks.
+  void compute(Compute* next) const {
+    for (const Piece& chunk : chunks_) {
+      if (chunk.rank != call_.comm.rank()) continue;
+      const ChunkOfKeys<K> keys{cache_, shape_.keys, chunk.row, {chunk.begin, chunk.end}};
+      compiled::run_attention<SourceOperands<T, K>>(with_keys(problem_, keys), call_.variant,
+                                                    make_state_result(state_at(next), false),
+                                                    &call_.comm.scratch(), call_.executor);
+      next += size_;
     }
   }
-}
+
+  /// Merges the states of all chunks in the order of the keys.
+  void merge(const StatePlaces& places, Compute* states, Compute* sum) const {
+    states_.reset(sum, states_.rows);
+    std::vector<Compute*> at;
+    for (int r = 0; r < call_.comm.ranks(); ++r) at.push_back(states + places.offset(r));
+    for (const Piece& chunk : chunks_) {
+      Compute*& state = at[static_cast<std::size_t>(chunk.rank)];
+      merge_state(state_at(sum), state_at(state));
+      state += size_;
+    }
+  }
+
+  void store(const AttentionState<Compute>& total) const {
+    const Result<Compute> result = make_result(call_.a, call_.options);
+    for_each_query(shape_, [&](const Query& query) {
+      const index_t b = query.batch, h = query.head, i = query.index;
+      store_result(result, complete_row(result, call_.variant, query, i), i, state_of(total, b, h, i),
+                   problem_.value_width());
+    });
+  }
+
+  const DecodeOverRanks<T>& call_;
+  const Problem<Compute>& problem_;
+  const K& cache_;
+  const QueryShape shape_;
+  const StateLayout states_;  // of all queries
+  const index_t size_;
+  const std::vector<Piece> chunks_;
+};
 
 SSMAX_END

@@ -1,4 +1,4 @@
-// Plans which rank forms which sums of dk and dv.
+// Divides the sums of dk and dv among ranks, and orders them.
 //
 // A single process adds the gradients of a key from 1920 rows of a kv head at a time (a row is a query of one
 // of its heads). It then adds these sums in the order of the queries. Over ranks, the rank of the queries
@@ -10,46 +10,40 @@
 #include <vector>
 
 #include "../attention/backward/scratch.hpp"
-#include "plan.hpp"
+#include "pieces.hpp"
 
 SSMAX_BEGIN_DETAIL
 
-/// The queries of one sum that are in one share.
+/// The queries of one sum that are in one segment.
 struct SumPart {
-  std::size_t share = 0;
-  KeyRange queries{};
+  Piece queries{};
   int from = -1;         // rank that sends the begun sum, or -1
   int to = -1;           // rank that continues the sum, or owner of the keys
   bool ends = true;      // true for the last part of a sum
-  std::size_t next = 0;  // share that continues the sum
+  std::size_t next = 0;  // segment that continues the sum
 };
 
-class SumPlan {
+/// The parts of the sums of each piece, and the order in which its owner adds the sums.
+class SumOrder {
  public:
   /// `group` is the number of heads per kv head. If it does not divide 1920, sums have fewer rows than in a
   /// single-process run.
-  SumPlan(const RingPlan& plan, index_t group)
-      : plan_(plan), queries_(std::max<index_t>(1, query_block * blocks_per_sum / group)) {}
+  SumOrder(const Pieces& pieces, index_t group)
+      : pieces_(pieces), queries_(std::max<index_t>(1, query_block * blocks_per_sum / group)) {}
 
-  /// Calls f(queries) for the parts of a share, in order.
-  template <class F>
-  void for_each_part(const Share& share, const F& f) const {
-    const mpi::Segment& segment = share.segment;
-    for (index_t begin = segment.begin; begin < segment.end;) {
-      const index_t end = std::min(segment.end, (begin / queries_ + 1) * queries_);
-      f(KeyRange{begin, end});
-      begin = end;
-    }
-  }
+  [[nodiscard]] const Pieces& pieces() const { return pieces_; }
+
+  /// Returns the number of queries per sum. A part of a segment (for_each_part) belongs to one sum.
+  [[nodiscard]] index_t queries() const { return queries_; }
 
   /// Returns the parts that this rank computes for a piece. The parts that this rank begins for another rank
   /// come first, so that the other rank does not wait. The other parts follow in the order of the queries, in
   /// which the owner takes them.
   [[nodiscard]] std::vector<SumPart> parts(const Piece& piece) const {
     std::vector<SumPart> result;
-    for (std::size_t i = 0; i < plan_.shares().size(); ++i) {
-      if (plan_.shares()[i].segment.rank != plan_.rank() || !plan_.sees(i, piece)) continue;
-      for_each_part(plan_.shares()[i], [&](KeyRange queries) { result.push_back(part(i, queries, piece)); });
+    for (const Piece& segment : pieces_.segments()) {
+      if (segment.rank != pieces_.rank() || !pieces_.sees(segment, piece)) continue;
+      for_each_part(segment, queries_, [&](const Piece& queries) { result.push_back(part(queries, piece)); });
     }
     std::stable_partition(result.begin(), result.end(),
                           [](const SumPart& part) { return part.from < 0 && !part.ends; });
@@ -60,12 +54,12 @@ class SumPlan {
   [[nodiscard]] std::vector<int> senders(const Piece& piece) const {
     std::vector<int> result;
     index_t last = -1;
-    for (std::size_t i = 0; i < plan_.shares().size(); ++i) {
-      if (!plan_.sees(i, piece)) continue;
-      for_each_part(plan_.shares()[i], [&](KeyRange queries) {
+    for (const Piece& segment : pieces_.segments()) {
+      if (!pieces_.sees(segment, piece)) continue;
+      for_each_part(segment, queries_, [&](const Piece& queries) {
         if (queries.begin / queries_ == last) result.pop_back();
         last = queries.begin / queries_;
-        result.push_back(plan_.shares()[i].segment.rank);
+        result.push_back(segment.rank);
       });
     }
     return result;
@@ -73,31 +67,33 @@ class SumPlan {
 
   /// Returns the largest number of parts of a rank.
   [[nodiscard]] index_t max_parts() const {
-    std::vector<index_t> parts(static_cast<std::size_t>(plan_.ranks()));
-    for (const Share& share : plan_.shares()) {
-      for_each_part(share, [&](KeyRange) { ++parts[static_cast<std::size_t>(share.segment.rank)]; });
+    std::vector<index_t> parts(static_cast<std::size_t>(pieces_.ranks()));
+    for (const Piece& segment : pieces_.segments()) {
+      for_each_part(segment, queries_,
+                    [&](const Piece&) { ++parts[static_cast<std::size_t>(segment.rank)]; });
     }
     return *std::max_element(parts.begin(), parts.end());
   }
 
  private:
-  [[nodiscard]] SumPart part(std::size_t share, KeyRange queries, const Piece& piece) const {
-    const std::vector<Share>& shares = plan_.shares();
+  [[nodiscard]] SumPart part(const Piece& queries, const Piece& piece) const {
+    const std::vector<Piece>& segments = pieces_.segments();
     const index_t begin = queries.begin / queries_ * queries_, end = begin + queries_;
-    SumPart result{.share = share, .queries = queries, .to = piece.keys.rank};
-    for (std::size_t i = share; i-- > 0 && shares[i].segment.end > begin && result.from < 0;) {
-      if (plan_.sees(i, piece)) result.from = shares[i].segment.rank;
+    SumPart result{.queries = queries, .to = piece.rank};
+    for (std::size_t i = queries.index; i-- > 0 && segments[i].end > begin && result.from < 0;) {
+      if (pieces_.sees(segments[i], piece)) result.from = segments[i].rank;
     }
-    for (std::size_t i = share + 1; i < shares.size() && shares[i].segment.begin < end && result.ends; ++i) {
-      if (!plan_.sees(i, piece)) continue;
-      result.to = shares[i].segment.rank;
+    for (std::size_t i = queries.index + 1; i < segments.size() && segments[i].begin < end && result.ends;
+         ++i) {
+      if (!pieces_.sees(segments[i], piece)) continue;
+      result.to = segments[i].rank;
       result.ends = false;
       result.next = i;
     }
     return result;
   }
 
-  const RingPlan& plan_;
+  const Pieces& pieces_;
   index_t queries_;  // queries per sum
 };
 
