@@ -16,7 +16,7 @@ from pathlib import Path
 # A folder includes only itself and folders before it. Other folders, and public headers, are not in an order.
 ORDER = ["terms", "operands", "tile", "forward", "work", "backward", "desk"]
 MOST_PARAMETERS, MOST_LINES = 7, 80
-LIMITS = {"functions with more than 7 parameters": 13, "functions of more than 80 lines": 2}
+LIMITS = {"functions with more than 7 parameters": 5, "functions of more than 80 lines": 0}
 # A driver's declaration ends with its definition in units that compile drivers.
 DRIVERS = {"driver.hpp"}
 
