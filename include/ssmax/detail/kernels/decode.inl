@@ -7,12 +7,7 @@
 //
 // Weights times V: vectors hold channels, in 16 sums. Exception: 8 sums on targets with 16 registers.
 
-// K and V are read in the order of memory, in one stream. Measured from memory:
-//
-// | pages | one stream | four streams | peak |
-// |---|---|---|---|
-// | huge, as in a cache (memory/pages.hpp) | 30 GB/s | 28 GB/s | 32 GB/s |
-// | 4 KiB | 17 GB/s | 23 GB/s | 24 GB/s |
+// K and V are read in the order of memory, in one stream. docs/measured.md has the measurements of this file.
 
 /// Number of queries that share one reading of K and V. Eight queries with AVX-512's registers were slower,
 /// in the cache (16 instead of 19 GB/s) and from memory (10 instead of 12).
@@ -21,16 +16,7 @@ inline constexpr int decode_most_rows = S::width < 4 ? static_cast<int>(S::width
 
 /// Widest rows that may be read side by side. Rows of K side by side load the queries once for several keys.
 /// Narrow rows of V are read in passes, each over some of the channels. The hardware prefetcher still follows
-/// such reads. Wider rows are read one after another, each whole. Measured at width 128 with four queries:
-///
-/// | rows at a time | from memory | in the cache |
-/// |---|---|---|
-/// | one | 22 GB/s | 40 GB/s |
-/// | two | 16 GB/s | 38 GB/s |
-/// | four, side by side | 12 GB/s | 45 GB/s |
-///
-/// One query reads rows one after another. Int8 rows of width 64 side by side took 0.93 of the time in the cache and
-/// 1.04 from memory.
+/// such reads. Wider rows are read one after another, each whole. One query reads rows one after another.
 template <class S>
 inline constexpr index_t decode_narrow = 4 * S::width;
 
@@ -89,17 +75,7 @@ inline constexpr bool decode_prefetches = S::width == 16;
 ///
 /// With one query, 16-bit rows are widened and multiplied about as fast as memory delivers the rows. So one query
 /// always prefetches them: 23 instead of 11 GB/s on an Intel processor with AMX. One query does not prefetch long runs
-/// of float, which became 16 % slower on that processor. Measured on Zen 5 with 8 kv heads (one query, width 64: 12)
-/// and 32768 keys, from memory:
-///
-/// | queries, width | float: without; with | bfloat16: without; with |
-/// |---|---|---|
-/// | 1, width 64 | 34; 38 GB/s | always |
-/// | 1, width 128 | 40; 38 GB/s | always |
-/// | 2, width 64 | 32; 35 GB/s | 22; 42 GB/s |
-/// | 4, width 64 | 29; 37 GB/s | 27; 37 GB/s |
-/// | 2, width 128 | 27; 38 GB/s | 33; 39 GB/s |
-/// | 4, width 128 | 29; 33 GB/s | 28; 34 GB/s |
+/// of float, which became 16 % slower on that processor.
 template <bool prefetches, class Rows>
 SSMAX_INLINE void prefetch_row(const Rows& rows, index_t i, index_t c, index_t count) {
   if constexpr (prefetches) {

@@ -4,19 +4,8 @@
 // at a time. Their w partial sums are folded into one vector, with about 2 shuffles per row and no latency to
 // wait for. Rows that are computed alone add their lanes in the same order, so that all rows have the same bits.
 //
-// Softmax of 2 to 16 vectors keeps y and dy in registers between its two passes. Measured on Zen 5 (AVX-512):
-//
-// | n | w rows at a time | alone, read twice | alone, in registers |
-// |---|---|---|---|
-// | 32 | 0.090 ns per element | 0.093 | 0.069 |
-// | 48 | 0.089 | 0.091 | 0.064 |
-// | 64 | 0.075 | 0.073 | 0.062 |
-// | 128 | 0.072 | 0.072 | 0.058 |
-// | 192 | - | 0.071 | 0.063 |
-// | 256 | - | 0.072 | 0.065 |
-//
-// Rows of up to 2048 elements take these kernels. The general path, which adds blocks in double, takes 1.02 to 1.08 of
-// their time at 1024 elements, and 1.2 for log-probabilities.
+// Softmax of 2 to 16 vectors keeps y and dy in registers between its two passes. Rows of up to 2048 elements take these
+// kernels. Measured: docs/measured.md.
 
 /// Returns a vector whose lanes add up to the sum of the elements whose log-probability is not -inf.
 template <class S>

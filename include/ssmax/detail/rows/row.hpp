@@ -17,17 +17,7 @@
 //
 // Rows of one block each are computed one after another or, while they stay in the cache, overlapped.
 //
-// Rejected alternatives for results larger than the caches (16384 rows of 1024, Zen 4):
-//
-// | alternative | ns per element |
-// |---|---|
-// | plain stores (in use) | 0.34 |
-// | stores that bypass the caches, from a buffer or with recomputed exponentials | 0.39 to 0.50 |
-// | software prefetch of the next row | 0.45 |
-//
-// A burst of stores that bypass the caches fills the store queue while the core computes no exponentials.
-// With plain stores, the exponentials overlap the additional memory traffic. On two threads of Zen 3, both
-// alternatives are as fast as plain stores: the arithmetic takes 1.25 times as long as a copy of the rows.
+// Rejected alternatives for results larger than the caches: docs/measured.md.
 #pragma once
 
 #include <algorithm>
@@ -333,14 +323,8 @@ void softmax_row(const RowKernels<T>& kernels, const X* in, index_t n, double c,
 /// that are not regular.
 ///
 /// With `overlaps`, the next row's maximum and the previous row's product are computed between the
-/// exponentials of a row. No row then waits for a reduction. Measured at n = 1024, in ns per element:
-///
-/// | rows | overlapped | one after another |
-/// |---|---|---|
-/// | in the cache | 0.25 | 0.33 |
-/// | from memory | 0.53 | 0.34 |
-///
-/// From memory, the hardware prefetcher follows one row at a time.
+/// exponentials of a row. No row then waits for a reduction. From memory, the hardware prefetcher follows one row at a
+/// time, and overlapped rows are slower. Measured: docs/measured.md.
 template <class T>
 void softmax_block_rows(const RowKernels<T>& kernels, StridedRows<const T> from, StridedRows<T> to,
                         index_t rows, index_t n, double c, bool overlaps) {

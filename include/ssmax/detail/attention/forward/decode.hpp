@@ -265,15 +265,7 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
   }
 
   /// Lists the rows of keys and values from number `first` of the chunk on. The last keys prefetch the first values.
-  /// Prefetches the first keys. Time of one decoded position relative to a KvCache, pages of 16 in random order, from
-  /// memory, on an Intel processor with AMX:
-  ///
-  /// | heads, kv heads, width, type | [pages, P, kv_heads, d]: a call per run; lists | [pages, kv_heads, P, d] |
-  /// |---|---|---|
-  /// | 12, 12, 64, bfloat16 | 1.66 to 1.79; 1.38 to 1.41 | 1.33 to 1.42; 0.99 to 1.10 |
-  /// | 32, 8, 128, bfloat16 | 1.44 to 1.52; 1.18 to 1.19 | 1.03 to 1.14; 0.87 to 0.97 |
-  /// | 12, 12, 64, float | 1.65; 1.48 to 1.51 | 1.12 to 1.17; 0.99 to 1.10 |
-  /// | 32, 8, 128, float | 1.17 to 1.32; 1.10 to 1.16 | 0.90 to 0.98; 0.84 to 0.86 |
+  /// Prefetches the first keys. Measured: docs/measured.md.
   void list_rows(KeyRange keys, index_t first) const {
     const AnyKeys<Compute>& source = problem_.keys;
     const std::byte **k = memory_.k_rows + first, **v = memory_.v_rows + first;

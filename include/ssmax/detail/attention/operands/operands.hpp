@@ -33,14 +33,8 @@ struct Operands {
   }
 
   /// Returns the number of keys that are loaded at once, for all tiles of a query block. On the bf16 path a tile
-  /// processes several key blocks before the next tile. So its queries and its state stay in the caches. Keys of width
-  /// 576 with values of width 512, on an Intel processor with AMX, relative time:
-  ///
-  /// | keys at once | 128 queries | 1152 queries |
-  /// |---|---|---|
-  /// | 128 | 1 | 1.11 |
-  /// | 256 | 1 | 1 |
-  /// | 512 | 1.05 | 0.98 |
+  /// processes several key blocks before the next tile. So its queries and its state stay in the caches. Measured:
+  /// docs/measured.md.
   static index_t held_keys(index_t depth, index_t channels) {
     constexpr index_t most = 512, of_wide_heads = 256;
     static_assert(key_chunk % most == 0 && key_chunk % of_wide_heads == 0 && of_wide_heads % key_block == 0);

@@ -26,38 +26,9 @@ bool exceeds_cache(const Problem<Compute>& problem, KeyRange keys) {
 
 /// Returns how many keys before its use a task over `keys`, of `rows` rows, prefetches a value or, in float, a key. 0: it does not
 /// prefetch. Keys of bfloat16 are prefetched at twice the distance. On the bf16 path, so are keys and values of 8 bits,
-/// which are dequantized before the products of a block. Measured on Zen 5 with bfloat16, 8 queries, from
-/// memory:
-///
-/// | distance of values, of keys | width 64 | width 128 |
-/// |---|---|---|
-/// | 0 | 12 GB/s | 14 GB/s |
-/// | 64, 64 | 24 GB/s | 21 GB/s |
-/// | 64, 128 | 26 GB/s | 28 GB/s |
-/// | 128, 192 | 26 GB/s | 28 GB/s |
-/// | 128, 256 | 25 GB/s | 27 GB/s |
-///
-/// With float, 8 queries and width 64: 37 instead of 21 GB/s from the third-level cache, 27 instead of 18 from memory.
-/// kernels/decode.inl has the figures of 1 to 4 queries.
-///
-/// Two to four queries do not prefetch from the third-level cache. With four float queries, width 128 and 2 kv heads:
-///
-/// | distance | 8 MiB | 16 MiB | 32 MiB | 128 MiB |
-/// |---|---|---|---|---|
-/// | 0 | 66 GB/s | 38 GB/s | 34 GB/s | 30 GB/s |
-/// | 16 | 64 GB/s | 45 GB/s | 40 GB/s | 36 GB/s |
-/// | 32 | 61 GB/s | 52 GB/s | 40 GB/s | 35 GB/s |
-/// | 64 | 55 GB/s | 49 GB/s | 40 GB/s | 35 GB/s |
-///
-/// One query does not prefetch float. It prefetches rows of 8 bits 192 keys before their use. From memory, with 12 kv
-/// heads of width 64, best of 21 runs:
-///
-/// | distance | Int8 | Fp8E5M2 |
-/// |---|---|---|
-/// | 64 | 29 GB/s | 27 GB/s |
-/// | 128 | 32 GB/s | 29 GB/s |
-/// | 192 | 33 GB/s | 29 GB/s |
-/// | 256 | 33 GB/s | 28 GB/s |
+/// which are dequantized before the products of a block. Two to four queries do not prefetch from the third-level cache.
+/// One query does not prefetch float. It prefetches rows of 8 bits 192 keys before their use. Measured:
+/// docs/measured.md.
 template <class Compute>
 index_t keys_to_prefetch(const Problem<Compute>& problem, index_t rows, KeyRange keys, index_t element_size) {
   const bool is_wide = element_size >= static_cast<index_t>(sizeof(float));
@@ -90,23 +61,8 @@ index_t bytes_to_later_run(const AnyKeys<Compute>& source, index_t batch, index_
   return are_values ? address(to.v) - address(run.v) : address(to.k) - address(run.k);
 }
 
-/// Returns keys_to_prefetch on the decode path for long runs of tensors [batch, key, kv_heads, channel]. Time of one
-/// query per kv head over [key, kv_heads, channel] relative to [kv_heads, key, channel], on one thread of an Intel
-/// processor with AMX:
-///
-/// | kv heads, bytes of a row, keys | distance 8 | distance 16 | distance 192 |
-/// |---|---|---|---|
-/// | 12, 64 (Int8), 8192 | — | 1.5 to 1.6 | 1.7 to 2.0 |
-/// | 12, 64 (Int8), 65536 | — | 1.7 | 1.7 |
-/// | 12, 128, 8192 | 1.09 to 1.11 | 1.04 to 1.08 | — |
-/// | 12, 128, 32768 | 1.64 to 1.78 | 1.25 to 1.29 | — |
-/// | 8, 256, 8192 | 1.13 to 1.21 | 1.23 to 1.37 | — |
-/// | 8, 256, 32768 | 1.25 to 1.30 | 1.22 to 1.33 | — |
-/// | 8, 512, 8192 | 1.34 to 1.76 | 1.36 to 2.01 | — |
-/// | 8, 512, 32768 | 1.10 to 1.25 | 1.41 to 1.44 | — |
-///
-/// A distance of 64 keys is better for rows of 128 bytes from memory, and worse in the caches. With 12 kv heads, 32768
-/// keys take 6.1 ms in place of 7.4 ms (medians of 21). At 1024 and 8192 keys the ratios are 1.5 and 1.25.
+/// Returns keys_to_prefetch on the decode path for long runs of tensors [batch, key, kv_heads, channel]. A distance of 64
+/// keys is better for rows of 128 bytes from memory, and worse in the caches. Measured: docs/measured.md.
 inline index_t interleaved_keys_to_prefetch(index_t row_bytes) {
   return std::clamp<index_t>(2048 / std::max<index_t>(row_bytes, 1), 8, 16);
 }

@@ -12,13 +12,13 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// What one run of the executor computes. The references must outlive it.
+/// The part of a call that one run of the executor computes. The references must outlive it.
 template <class Compute>
 struct Phase {
   const Problem<Compute>& problem;
   const Variant<Compute>& variant;
   const Result<Compute>& result;
-  /// The sequences, with their paths. Empty: the sequences are the batch entries of q, which are alike and take `route`.
+  /// The sequences, with their paths. Empty: the sequences are the batch entries of q, and all take `route`.
   std::span<const Sequence> sequences{};
   Route route{};
   bool are_together =
@@ -98,8 +98,7 @@ class PathCall {
   }
   /// Returns the queue of kv heads × query blocks, in memory of queue_bytes(). On the short-keys path, where a task
   /// takes microseconds, the sequences stay in their order, because the processor prefetches neighbouring rows. In the
-  /// order of their costs, 512 packed sequences of 16 to 128 tokens take 5 to 18 % more time. This was measured from
-  /// memory, on two threads of an Intel Xeon with AMX, as the best of 21 calls in five runs.
+  /// order of their costs they take more time. Measured: docs/measured.md.
   SequenceQueue queue(std::byte* memory, index_t queries) const {
     if (!is_queued()) return {};
     SequenceQueue queue(reinterpret_cast<QueuedSequence*>(memory));

@@ -117,7 +117,7 @@ Route route(const Problem<Compute>& problem, const Result<Compute>& result, inde
   return {path, *not_short != '\0' ? not_short : not_decode};
 }
 
-/// Returns the path of a call whose batch entries are alike.
+/// Returns the one path of all batch entries of a call.
 template <class Compute>
 Route route(const Problem<Compute>& problem, const Result<Compute>& result, bool explains) {
   const index_t rows = problem.q.extent(2) * problem.heads_per_kv_head();

@@ -43,18 +43,8 @@ inline index_t divisor_up_to(index_t kv_heads, double limit) {
   return std::max<index_t>(heads, 1);
 }
 
-/// Chooses the kv heads that a lane computes together, and whether their key chunks are separate tasks. Time of one
-/// decoded position relative to a KvCache, pages of 16 in random order, from memory, on one thread of an Intel
-/// processor with AMX:
-///
-/// | heads, kv heads, width, type | [pages, P, kv_heads, d]: heads one by one; together | [pages, kv_heads, P, d] |
-/// |---|---|---|
-/// | 12, 12, 64, bfloat16 | 1.41 to 1.59; 1.09 to 1.19 | 1.03 to 1.21; 0.95 to 1.02 |
-/// | 32, 8, 128, bfloat16 | 1.18 to 1.28; 1.10 to 1.24 | 0.85 to 0.96; 0.75 to 0.95 |
-/// | 16, 2, 64, bfloat16 | 1.51 to 1.62; 1.33 to 1.43 | 1.16 to 1.29; 1.03 to 1.13 |
-/// | 12, 12, 64, float | 1.31 to 1.55; 1.04 to 1.23 | 0.98 to 1.06; 0.90 to 1.02 |
-/// | 32, 8, 128, float | 1.09 to 1.18; 1.04 to 1.19 | 0.81 to 0.97; 0.77 to 0.89 |
-/// | 16, 2, 64, float | 1.47 to 1.55; 1.14 to 1.24 | 1.06 to 1.19; 1.00 to 1.08 |
+/// Chooses the kv heads that a lane computes together, and whether their key chunks are separate tasks. Measured:
+/// docs/measured.md.
 ///
 /// A task of a group is prepared again for each chunk. So kv heads are not grouped if the mask has runs or a predicate,
 /// or if the first query sees less than half of its keys.
