@@ -26,18 +26,13 @@ class PathRuns {
  public:
   PathRuns(const Phase<Compute>& phase, const AnyExecutor& executor) {
     // 1. Find the paths.
-    auto* call = calls_.data();
-    for (const Path path :
-         {Path::short_keys, Path::decode, Path::prefill, Path::decode_bf16, Path::prefill_bf16}) {
-      if (phase.sequences.empty() && phase.route.path != path) continue;
-      const PathCall<Compute> found(phase, path, executor.concurrency());
-      if (!found) continue;
-      if (is_bf16(path) == std::same_as<Operand, Compute>) {
-        has_others_ = true;
-      } else {
-        add((call++)->emplace(found));
-      }
-    }
+    const auto* path = paths.data();
+    std::apply([&](auto&... slots) { (find(phase, *path++, executor.concurrency(), slots), ...); }, runs_);
+    const auto is_other = [](Path taken) { return is_bf16(taken) == std::same_as<Operand, Compute>; };
+    has_others_ = phase.sequences.empty()
+                      ? is_other(phase.route.path)
+                      : std::any_of(phase.sequences.begin(), phase.sequences.end(),
+                                    [&](const Sequence& s) { return s.queries > 0 && is_other(s.path); });
     // 2. Count lanes and bytes. A lane uses its scratch memory for one path at a time.
     index_t pieces = 0;
     for_each([&](auto& run) {
@@ -100,23 +95,16 @@ class PathRuns {
   using Bf16Runs = Slots<Tasks<DecodeBf16Task<Compute, Operand>>, Tasks<PrefillTask<Compute, Operand>>>;
   using OtherRuns = Slots<ShortRun<Compute>, Tasks<DecodeTask<Compute>>, Tasks<PrefillTask<Compute>>>;
 
+  /// The paths of `runs_`, in its order.
+  static constexpr std::array<Path, 3> paths =
+      std::same_as<Operand, Compute> ? std::array{Path::short_keys, Path::decode, Path::prefill}
+                                     : std::array{Path::decode_bf16, Path::prefill_bf16, Path::none};
   static bool is_bf16(Path path) { return path == Path::prefill_bf16 || path == Path::decode_bf16; }
 
-  void add(const PathCall<Compute>& call) {
-    const Path path = call.route().path;
-    if constexpr (std::same_as<Operand, Compute>) {
-      if (path == Path::short_keys) {
-        std::get<0>(runs_).emplace(call);
-      } else if (path == Path::decode) {
-        std::get<1>(runs_).emplace(call);
-      } else {
-        std::get<2>(runs_).emplace(call);
-      }
-    } else if (path == Path::decode_bf16) {
-      std::get<0>(runs_).emplace(call);
-    } else {
-      std::get<1>(runs_).emplace(call);
-    }
+  template <class Run>
+  static void find(const Phase<Compute>& phase, Path path, index_t threads, Slot<Run>& run) {
+    if (phase.sequences.empty() && phase.route.path != path) return;
+    if (const PathCall<Compute> call(phase, path, threads); call) run.emplace(call);
   }
   /// Calls f for every run.
   template <class F>
@@ -125,7 +113,6 @@ class PathRuns {
   }
   std::size_t all_lane_bytes() const { return multiply_bytes(static_cast<std::size_t>(lanes_), lane_bytes_); }
 
-  std::array<Slot<PathCall<Compute>>, 3> calls_;  // at most three paths have the same operand type
   std::conditional_t<std::same_as<Operand, Compute>, OtherRuns, Bf16Runs> runs_;
   bool has_others_ = false;
   index_t count_ = 0, lanes_ = 0;

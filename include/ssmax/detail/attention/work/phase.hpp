@@ -36,18 +36,16 @@ struct Phase {
   }
 };
 
-/// The sequences of a phase that take one path.
+/// The sequences of a phase that take one path. Without a list of sequences, the path is that of the phase.
 template <class Compute>
 class PathCall {
  public:
   PathCall(const Phase<Compute>& a_phase, Path path, index_t a_threads)
       : phase(a_phase), threads(a_threads), route_{path, ""} {
-    const Problem<Compute>& problem = phase.problem;
     if (!is_queued()) {
       route_ = phase.route;
-      if (route_.path != path) return;
-      count_ = problem.sequences();
-      rows_ = problem.q.extent(2) * problem.heads_per_kv_head();
+      count_ = phase.problem.sequences();
+      rows_ = phase.problem.q.extent(2) * phase.problem.heads_per_kv_head();
       return;
     }
     for_each([&](const Sequence& sequence) {

@@ -30,9 +30,10 @@ class SequenceQueue {
   /// Adds a sequence that has at least one task. Requires a call of `sort` after the last call.
   void add(index_t sequence, index_t tasks, double cost) { *last_++ = {sequence, tasks, 0, cost}; }
   void sort() {
-    std::sort(first_, last_, [](const QueuedSequence& a, const QueuedSequence& b) {
+    const auto is_before = [](const QueuedSequence& a, const QueuedSequence& b) {
       return a.cost != b.cost ? a.cost > b.cost : a.sequence < b.sequence;
-    });
+    };
+    if (!std::is_sorted(first_, last_, is_before)) std::sort(first_, last_, is_before);
     index_t end = 0;
     for (QueuedSequence* at = first_; at != last_; ++at) at->end = end += at->tasks;
   }

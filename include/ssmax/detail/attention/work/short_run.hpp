@@ -71,7 +71,7 @@ class ShortRun {
  private:
   using Memory = ShortScratch<Compute>;
 
-  const PathCall<Compute>& call_;
+  const PathCall<Compute> call_;
   const index_t size_ = Memory::tile_size();
   index_t all_;    // tiles of all kv heads
   index_t share_;  // tiles of a task

@@ -125,7 +125,7 @@ enum class TaskPass {
   merge    // merges the chunks' states and stores results
 };
 
-/// The tasks of a call on one path, for the lanes of an executor. The call must outlive it.
+/// The tasks of the sequences of one path, for the lanes of an executor.
 ///
 ///     bind(memory);
 ///     do {
@@ -316,7 +316,7 @@ class TaskRun {
     return waiting_ + (task * cut_.chunks + chunk - first_chunk_) * states_size_;
   }
 
-  const PathCall<Compute>& call_;
+  const PathCall<Compute> call_;
   Partition cut_;
   index_t first_chunk_ = 0;
   /// The totals of a lane after the first one. Their number does not depend on the layout of the keys: a plan may run
